@@ -5,7 +5,7 @@
 
 #include <benchmark/benchmark.h>
 
-#include "chapters/02_ddp/trainer.h"
+#include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/common/run/worlds.h"
 
 namespace shardbook {
@@ -23,12 +23,13 @@ void simulate(benchmark::State& state, bool folds) {
   double step_s = 0;
   for (auto _ : state) {
     const Report report = run_chapter(
-        options, [](const Options& as, ProcessGroup& world, Report& result) {
-          ddp::Trainer trainer(as, {}, world);
+        options,
+        [](const Options& options, ProcessGroup& world, Report& result) {
+          ddp::DdpStrategy strategy(options, {}, world);
           const TrainingLog log =
-              train(as, trainer.optimizer(), false,
-                    [&](std::int64_t step) { return trainer.step(step); });
-          finish_rank(as, world, log, trainer.bills()[0], result);
+              train(options, strategy.optimizer(), false,
+                    [&](std::int64_t step) { return strategy.step(step); });
+          finish_rank(options, world, log, strategy.bills()[0], result);
         });
     step_s = report.time.step_s;
   }

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/11_dtensor/picture.h"
+#include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/common/run/report.h"
 #include "chapters/pictures/charts.h"
 #include "chapters/pictures/layouts.h"
@@ -51,7 +51,7 @@ Picture claims(const Report& report);
 /// Calls of one rank, in order; calls that repeat are one line.
 Picture ledger(const std::vector<CommRecord>& records);
 
-/// Which ranks hold which blocks (chapters/11_dtensor/picture.h).
+/// Which ranks hold which blocks (chapters/11_dtensor/placement_picture.h).
 Picture holders(const std::vector<dtensor::Held>& all);
 
 /// Rows of equal length; the first one has the titles.

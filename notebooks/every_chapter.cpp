@@ -15,7 +15,7 @@
 #include "chapters/09_tensor_parallel_2p5d/tesseract.h"
 #include "chapters/10_tensor_parallel_3d/cube.h"
 #include "chapters/11_dtensor/placement.h"
-#include "chapters/12_sequence_parallel/layout.h"
+#include "chapters/12_sequence_parallel/sequence_layout.h"
 #include "chapters/13_moe/load.h"
 #include "chapters/14_hybrid_3d/degrees.h"
 #include "chapters/15_engine/lr_schedules.h"

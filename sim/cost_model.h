@@ -32,7 +32,7 @@ struct Cost {
   Trust trust = Trust::kInterpolated;
   /// The choice: "ring, LL128"; for operations the bound: "matrix units",
   /// "memory", "kernel".
-  const char* how = "";
+  const char* setup = "";
   /// Messages: the last part of `seconds`, in which links carry bytes; 0 where
   /// others cannot slow it down.
   double transfer_s = 0;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/context.h"
-#include "sim/emulated_group.h"
+#include "sim/timed_group.h"
 
 namespace shardbook::sim {
 namespace {
@@ -45,7 +45,7 @@ bool is_on_shapes() { return RankContext::current().device.is_meta(); }
 }  // namespace
 
 SteadyState::SteadyState(ProcessGroup& world) : world_(world) {
-  const auto* group = dynamic_cast<const EmulatedGroup*>(&world);
+  const auto* group = dynamic_cast<const TimedGroup*>(&world);
   const bool sees_all =
       group == nullptr || !group->shares_links() || group->has_all_that_run();
   if (is_on_shapes() && sees_all) clock_ = VirtualClock::current();

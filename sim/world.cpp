@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "core/check.h"
-#include "sim/emulated_group.h"
 #include "sim/fiber_world.h"
 #include "sim/shared_network.h"
+#include "sim/timed_group.h"
 
 namespace shardbook::sim {
 namespace {
@@ -71,8 +71,8 @@ void run_sim(int world_size, const std::function<void(ProcessGroup&)>& body,
         // The group does not own what is on this stack.
         const std::shared_ptr<ProcessGroup> inner(&running,
                                                   [](ProcessGroup*) {});
-        EmulatedGroup group(inner, scope.clock(), rank, ranks, "world",
-                            folding.representatives, network.get());
+        TimedGroup group(inner, scope.clock(), rank, ranks, "world",
+                         folding.representatives, network.get());
         body(group);
       },
       options.launch, /*on_meta=*/true, hooks);
@@ -102,7 +102,7 @@ void run_world(int world_size, const std::function<void(ProcessGroup&)>& body,
       [&](ProcessGroup& real) {
         ClockScope scope(*options.cost, real.rank(),
                          options.num_recorded_ranks);
-        EmulatedGroup group(real, scope.clock());
+        TimedGroup group(real, scope.clock());
         body(group);
       },
       options.launch);

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <memory>
 
-#include "bench/gpu/work.h"
+#include "bench/gpu/gpu_work.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"

@@ -25,7 +25,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "bench/gpu/work.h"
+#include "bench/gpu/gpu_work.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/gpus.h"

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "bench/gpu/work.h"
+#include "bench/gpu/gpu_work.h"
 #include "core/check.h"
 
 namespace shardbook::bench {

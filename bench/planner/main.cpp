@@ -13,7 +13,7 @@
 
 #include "bench/planner/published.h"
 #include "chapters/common/run/options.h"
-#include "chapters/planner/report.h"
+#include "chapters/planner/plan_report.h"
 
 using namespace shardbook;
 

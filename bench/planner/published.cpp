@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "bench/validate/rows.h"
+#include "bench/validate/table_rows.h"
 #include "chapters/planner/on_shapes.h"
-#include "chapters/planner/report.h"
+#include "chapters/planner/plan_report.h"
 #include "core/check.h"
 
 namespace shardbook::bench {
@@ -32,23 +32,23 @@ PublishedRow row_of(const std::string& model, const HybridJob& job) {
   question.dropout = job.layout.dropout;
 
   Plan& plan = row.plan;
-  plan.how.tp = job.layout.tp;
-  plan.how.cp = job.layout.cp;
-  plan.how.pp = job.pp;
-  plan.how.dp = job.dp;
-  if (job.layout.cp > 1) plan.how.cp_layout = "zigzag";
-  plan.how.sequence_parallel = job.layout.cuts_tokens;
-  plan.how.zero_stage = job.zero_stage;
-  plan.how.micro_batches = job.micro_batches;
-  plan.how.schedule = job.chunks > 1 ? "interleaved" : "1f1b";
-  plan.how.chunks = job.chunks;
+  plan.setup.tp = job.layout.tp;
+  plan.setup.cp = job.layout.cp;
+  plan.setup.pp = job.pp;
+  plan.setup.dp = job.dp;
+  if (job.layout.cp > 1) plan.setup.cp_layout = "zigzag";
+  plan.setup.sequence_parallel = job.layout.cuts_tokens;
+  plan.setup.zero_stage = job.zero_stage;
+  plan.setup.micro_batches = job.micro_batches;
+  plan.setup.schedule = job.chunks > 1 ? "interleaved" : "1f1b";
+  plan.setup.chunks = job.chunks;
   plan.micro_batch = job.layout.micro_batch;
   plan.recompute = job.layout.recompute == Recompute::kBlocks      ? "blocks"
                    : job.layout.recompute == Recompute::kAttention ? "attention"
                                                                    : "never";
   question.limits.offloads = false;
   question.limits.has_zero_bubble = false;
-  question.limits.zero_stage = plan.how.zero_stage;
+  question.limits.zero_stage = plan.setup.zero_stage;
   question.limits.max_tp = job.cluster.devices_per_node;
   row.open = question;
   row.open.limits = {};
@@ -63,9 +63,9 @@ PublishedRow row_of(const std::string& model, const HybridJob& job) {
 planner::Prediction best_of(Question question, const std::string& model,
                             double memory_bytes) {
   question.memory_bytes = memory_bytes;
-  planner::SearchOptions how;
-  how.top = 1;
-  const planner::Answer answer = planner::search(question, how);
+  planner::SearchOptions options;
+  options.top = 1;
+  const planner::Answer answer = planner::search(question, options);
   SB_CHECK(!answer.best.empty(), model, ": no plan fits");
   return answer.best[0];
 }

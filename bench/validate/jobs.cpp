@@ -4,11 +4,11 @@
 #include <map>
 
 #include "chapters/00_single_device/single_device.h"
-#include "chapters/02_ddp/trainer.h"
-#include "chapters/03_zero_fsdp/trainer.h"
-#include "chapters/05_gpipe/trainer.h"
-#include "chapters/07_tensor_parallel/trainer.h"
-#include "chapters/12_sequence_parallel/trainer.h"
+#include "chapters/02_ddp/ddp_strategy.h"
+#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
+#include "chapters/05_gpipe/gpipe_strategy.h"
+#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
+#include "chapters/12_sequence_parallel/sequence_strategy.h"
 #include "chapters/planner/on_shapes.h"
 
 namespace shardbook::validate {
@@ -44,15 +44,15 @@ void keep_masters(const Options& options, Strategy& strategy) {
 }
 
 /// Of a chapter's trainer, with its options.
-template <typename Trainer, typename... How>
+template <typename StrategyType, typename... Setups>
 StepTime step_of_trainer(const Options& options, bool keeps_masters,
-                         const FoldClass& fold_class, const How&... how) {
+                         const FoldClass& fold_class, const Setups&... setups) {
   return step_of(
       options,
-      [&](const Options& as, ProcessGroup& world, Run& run) {
-        Trainer trainer(as, how..., world);
-        if (keeps_masters) keep_masters(as, trainer);
-        run.train(as, trainer);
+      [&](const Options& options, ProcessGroup& world, Run& run) {
+        StrategyType strategy(options, setups..., world);
+        if (keeps_masters) keep_masters(options, strategy);
+        run.train(options, strategy);
       },
       fold_class);
 }
@@ -82,86 +82,88 @@ Options options_of(const HybridJob& job) {
 }
 
 StepTime on_one_device(const HybridJob& job) {
-  single_device::SingleDeviceOptions how;
-  how.num_micro_batches = job.micro_batches;
-  how.recompute = recomputes(job);
-  how.master_weights = dtype_bytes(job.layout.dtype) == 2;
+  single_device::SingleDeviceOptions setup;
+  setup.num_micro_batches = job.micro_batches;
+  setup.recompute = recomputes(job);
+  setup.master_weights = dtype_bytes(job.layout.dtype) == 2;
   return step_of(options_of(job),
-                 [&](const Options& as, ProcessGroup&, Run& run) {
-                   single_device::SingleDevice strategy(as, how);
-                   run.train(as, strategy);
+                 [&](const Options& options, ProcessGroup&, Run& run) {
+                   single_device::SingleDevice strategy(options, setup);
+                   run.train(options, strategy);
                  });
 }
 
 StepTime with_ddp(const HybridJob& job) {
-  ddp::TrainerOptions how;
-  how.micro_batches = job.micro_batches;
+  ddp::StrategyOptions setup;
+  setup.micro_batches = job.micro_batches;
   return step_of(options_of(job),
-                 [&](const Options& as, ProcessGroup& world, Run& run) {
-                   ddp::Trainer trainer(as, how, world);
-                   set_recompute(*trainer.model().model, recomputes(job));
-                   keep_masters(as, trainer);
-                   run.train(as, trainer);
+                 [&](const Options& options, ProcessGroup& world, Run& run) {
+                   ddp::DdpStrategy strategy(options, setup, world);
+                   set_recompute(*strategy.model().model, recomputes(job));
+                   keep_masters(options, strategy);
+                   run.train(options, strategy);
                  });
 }
 
 StepTime with_zero3(const HybridJob& job, bool is_of_2021) {
-  zero_fsdp::TrainerOptions how;
-  how.strategy = "zero3";
-  how.micro_batches = job.micro_batches;
-  how.recompute = recomputes(job);
-  how.zero = zero::ZeroOptions{};  // DeepSpeed's defaults
+  zero_fsdp::StrategyOptions setup;
+  setup.strategy = "zero3";
+  setup.micro_batches = job.micro_batches;
+  setup.recompute = recomputes(job);
+  setup.zero = zero::ZeroOptions{};  // DeepSpeed's defaults
   if (is_of_2021) {
-    how.zero.unit_types.clear();
-    how.zero.prefetch_bucket_size = 0;
-    how.zero.overlap_comm = false;
+    setup.zero.unit_types.clear();
+    setup.zero.prefetch_bucket_size = 0;
+    setup.zero.overlap_comm = false;
   }
-  return step_of_trainer<zero_fsdp::Trainer>(options_of(job), false, one_class,
-                                             how);
+  return step_of_trainer<zero_fsdp::ZeroFsdpStrategy>(options_of(job), false,
+                                                      one_class, setup);
 }
 
 StepTime with_fsdp(const HybridJob& job) {
-  zero_fsdp::TrainerOptions how;
-  how.strategy = "fsdp";
-  how.micro_batches = job.micro_batches;
-  how.recompute = recomputes(job);
-  how.param_dtype = how.reduce_dtype = dtype_name(job.layout.dtype);
+  zero_fsdp::StrategyOptions setup;
+  setup.strategy = "fsdp";
+  setup.micro_batches = job.micro_batches;
+  setup.recompute = recomputes(job);
+  setup.param_dtype = setup.reduce_dtype = dtype_name(job.layout.dtype);
   Options options = options_of(job);
   options.dtype = DType::kF32;  // of the shards
-  return step_of_trainer<zero_fsdp::Trainer>(options, false, one_class, how);
+  return step_of_trainer<zero_fsdp::ZeroFsdpStrategy>(options, false, one_class,
+                                                      setup);
 }
 
 StepTime with_gpipe(const HybridJob& job, const Options& options,
                     const std::string& checkpoint) {
-  gpipe::TrainerOptions how;
-  how.micro_batches = job.micro_batches;
-  how.recompute = checkpoint;
-  how.partition = "time";
-  return step_of_trainer<gpipe::Trainer>(
-      options, false, [](int rank) { return rank; }, how);
+  gpipe::StrategyOptions setup;
+  setup.micro_batches = job.micro_batches;
+  setup.recompute = checkpoint;
+  setup.partition = "time";
+  return step_of_trainer<gpipe::GpipeStrategy>(
+      options, false, [](int rank) { return rank; }, setup);
 }
 
 StepTime with_tensor(const HybridJob& job) {
-  tensor_parallel::TrainerOptions how;
-  how.micro_batches = job.micro_batches;
-  how.recompute = recomputes(job);
-  return step_of_trainer<tensor_parallel::Trainer>(options_of(job), true,
-                                                   one_class, how);
+  tensor_parallel::StrategyOptions setup;
+  setup.micro_batches = job.micro_batches;
+  setup.recompute = recomputes(job);
+  return step_of_trainer<tensor_parallel::TensorParallelStrategy>(
+      options_of(job), true, one_class, setup);
 }
 
 StepTime with_megatron(const HybridJob& job) {
-  return step_of_trainer<sequence_parallel::MegatronTrainer>(
+  return step_of_trainer<sequence_parallel::MegatronStrategy>(
       options_of(job), true, one_class, sequence_parallel::MegatronOptions(),
       job.micro_batches);
 }
 
 StepTime with_sequence(const HybridJob& job, sequence_parallel::Kind kind) {
-  sequence_parallel::TrainerOptions how;
-  how.micro_batches = job.micro_batches;
-  how.sequence.kind = kind;
-  how.sequence.all_reduce = kind == sequence_parallel::Kind::kRsa;
-  return step_of_trainer<sequence_parallel::Trainer>(
-      options_of(job), true, sequence_parallel::fold_class(how.sequence), how);
+  sequence_parallel::StrategyOptions setup;
+  setup.micro_batches = job.micro_batches;
+  setup.sequence.kind = kind;
+  setup.sequence.all_reduce = kind == sequence_parallel::Kind::kRsa;
+  return step_of_trainer<sequence_parallel::SequenceStrategy>(
+      options_of(job), true, sequence_parallel::fold_class(setup.sequence),
+      setup);
 }
 
 }  // namespace shardbook::validate

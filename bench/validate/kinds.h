@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/validate/statistics.h"
-#include "bench/validate/table.h"
+#include "bench/validate/error_statistics.h"
+#include "bench/validate/published_table.h"
 
 namespace shardbook::validate {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/validate/rows.h"
+#include "bench/validate/table_rows.h"
 #include "core/check.h"
 
 namespace shardbook::validate {

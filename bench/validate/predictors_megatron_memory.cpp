@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "bench/validate/megatron_memory.h"
-#include "bench/validate/rows.h"
+#include "bench/validate/table_rows.h"
 #include "chapters/common/sharded/parts.h"
 
 namespace shardbook::validate {

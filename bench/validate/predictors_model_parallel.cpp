@@ -7,7 +7,7 @@
 #include <string>
 
 #include "bench/validate/kinds.h"
-#include "chapters/04_model_parallel/sweep.h"
+#include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/planner/on_shapes.h"
 #include "core/check.h"
 

@@ -7,8 +7,8 @@
 #include <map>
 #include <regex>
 
-#include "bench/validate/attention.h"
-#include "bench/validate/rows.h"
+#include "bench/validate/attention_time.h"
+#include "bench/validate/table_rows.h"
 #include "core/check.h"
 
 namespace shardbook::validate {

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "bench/validate/rows.h"
+#include "bench/validate/table_rows.h"
 #include "core/check.h"
 
 namespace shardbook::validate {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "bench/validate/rows.h"
+#include "bench/validate/table_rows.h"
 
 namespace shardbook::validate {
 namespace {

@@ -16,21 +16,21 @@ int main(int argc, char** argv) {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
     options.chapter = "00_single_device";
-    single_device::SingleDeviceOptions how;
+    single_device::SingleDeviceOptions setup;
     CommandLine line("ch00_single_device", "One device: the yardstick.");
     add_shared_options(line, options, {"threads", "sim"});
-    line.add("--micro-batches", &how.num_micro_batches,
+    line.add("--micro-batches", &setup.num_micro_batches,
              "pieces of a batch, one after another", 1);
-    line.add("--recompute", &how.recompute,
+    line.add("--recompute", &setup.recompute,
              "keep only the blocks' inputs; compute the rest again");
-    line.add("--master-weights", &how.master_weights,
+    line.add("--master-weights", &setup.master_weights,
              "f32 copies of 16-bit weights");
-    line.add("--cuda-graphs", &how.cuda_graphs,
+    line.add("--cuda-graphs", &setup.cuda_graphs,
              "with --device cuda: record forward and backward, then launch "
              "them as a whole");
     line.parse(argc, argv);
     check_options(options);
-    if (how.cuda_graphs) check_cuda_graphs(options);
+    if (setup.cuda_graphs) check_cuda_graphs(options);
     SB_CHECK(options.world_size == 1, "--world-size ", options.world_size,
              ": this chapter has one device; see 01_data_parallel");
 
@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
       // 3. Name the axes of the device mesh: none.
       // 4. Build the model from the seed.
       // 5. Apply the strategy: pieces, recomputation, precision.
-      single_device::SingleDevice strategy(options, how);
+      single_device::SingleDevice strategy(options, setup);
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
@@ -48,10 +48,10 @@ int main(int argc, char** argv) {
 
     // 7. Compare with the plain run: the whole batch at once, nothing twice.
     // Batch norm sees pieces, so a ResNet's plain run has the same ones.
-    chapter.reference = [&](const Options& as) {
-      const bool in_pieces = model_config(as).is_image();
-      return single_device::train_plain(as,
-                                        in_pieces ? how.num_micro_batches : 1);
+    chapter.reference = [&](const Options& options) {
+      const bool in_pieces = model_config(options).is_image();
+      return single_device::train_plain(
+          options, in_pieces ? setup.num_micro_batches : 1);
     };
 
     // 8. Report loss, largest difference, bytes sent, memory, time.

@@ -12,21 +12,21 @@ namespace shardbook::single_device {
 // --- Training --------------------------------------------------------------------
 
 SingleDevice::SingleDevice(const Options& options,
-                           const SingleDeviceOptions& how)
+                           const SingleDeviceOptions& setup)
     : options_(options),
-      how_(how),
+      setup_(setup),
       loaded_(build_model(options)),
       data_(Dataset::open(options, loaded_.config)),
       optimizer_(make_optimizer(options.optimizer, loaded_.model->parameters(),
                                 options.optimizer_options)),
-      scaler_(options.dtype == DType::kF16 ? DynamicLossScaler(how.loss_scale)
+      scaler_(options.dtype == DType::kF16 ? DynamicLossScaler(setup.loss_scale)
                                            : DynamicLossScaler(1)) {
-  strided_micro_batches(options.batch, how.num_micro_batches);  // or an Error
+  strided_micro_batches(options.batch, setup.num_micro_batches);  // or an Error
   // Recompute activations
-  set_recompute(*loaded_.model, how.recompute);
+  set_recompute(*loaded_.model, setup.recompute);
 
   // Keep f32 copies of 16-bit weights
-  if (how.master_weights) {
+  if (setup.master_weights) {
     SB_CHECK(options.dtype == DType::kBF16 || options.dtype == DType::kF16,
              "--master-weights: needs --dtype bf16 or f16; ",
              dtype_name(options.dtype), " weights are their own masters");
@@ -34,7 +34,7 @@ SingleDevice::SingleDevice(const Options& options,
   }
 
   // Launch graphs
-  if (how.cuda_graphs && RankContext::current().device.is_cuda()) {
+  if (setup.cuda_graphs && RankContext::current().device.is_cuda()) {
     graphs_ = std::make_unique<PieceGraphs>(options, *loaded_.model, data_);
   }
 }
@@ -43,12 +43,12 @@ StepResult SingleDevice::step(std::int64_t step) {
   StepResult result;
   if (graphs_ != nullptr) {
     result.loss =
-        graphs_->accumulate(step, how_.num_micro_batches, scaler_.scale());
+        graphs_->accumulate(step, setup_.num_micro_batches, scaler_.scale());
     return update(result);
   }
   // Accumulate the gradients of all pieces
   result.loss = accumulate_gradients(options_, *loaded_.model, data_, step,
-                                     how_.num_micro_batches, scaler_.scale());
+                                     setup_.num_micro_batches, scaler_.scale());
 
   return update(result);
 }
@@ -74,7 +74,7 @@ TrainingState SingleDevice::state() {
   add_whole(state, state_of(*loaded_.model), *optimizer_);
   agree_on_images(
       state, options_,
-      strided_micro_batches(options_.batch, how_.num_micro_batches)[0]);
+      strided_micro_batches(options_.batch, setup_.num_micro_batches)[0]);
   if (options_.dtype != DType::kF16) return state;
   state.numbers = scaler_.state();
   state.numbers["updates"] = static_cast<double>(num_updates_);
@@ -113,13 +113,13 @@ ReferenceRun train_plain(const Options& options, std::int64_t num_micro_batches,
 MemoryBill SingleDevice::bill() const {
   MemoryBill bill = single_device_bill(
       options_, loaded_.config,
-      strided_micro_batches(options_.batch, how_.num_micro_batches),
-      how_.recompute);
+      strided_micro_batches(options_.batch, setup_.num_micro_batches),
+      setup_.recompute);
   // The first update creates the optimizer's state: f16 may have had none
   if (options_.dtype == DType::kF16 && num_updates_ == 0) {
     bill[MemoryKind::kGradient] = bill[MemoryKind::kOptimizerState] = 0;
   }
-  if (how_.master_weights) {
+  if (setup_.master_weights) {
     bill[MemoryKind::kOptimizerState] +=
         4 * static_cast<double>(loaded_.model->num_parameters());
   }
@@ -133,7 +133,7 @@ double SingleDevice::step_s() const {
   // However the batch is cut
   const auto whole = textbook::model_times(options_, loaded_.config,
                                            static_cast<double>(options_.batch),
-                                           how_.recompute);
+                                           setup_.recompute);
   return whole.forward() + whole.backward();
 }
 

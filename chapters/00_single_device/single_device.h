@@ -31,7 +31,7 @@ struct SingleDeviceOptions {
 class SingleDevice : public Strategy {
  public:
   /// Builds model, data and optimizer as `options` say.
-  SingleDevice(const Options& options, const SingleDeviceOptions& how);
+  SingleDevice(const Options& options, const SingleDeviceOptions& setup);
 
   /// One optimizer step on global batch `step`. A step whose gradients overflow
   /// in f16 changes nothing; its grad_norm is infinite.
@@ -60,7 +60,7 @@ class SingleDevice : public Strategy {
   StepResult update(StepResult result);
 
   Options options_;
-  SingleDeviceOptions how_;
+  SingleDeviceOptions setup_;
   LoadedModel loaded_;
   Dataset data_;
   std::unique_ptr<Optimizer> optimizer_;

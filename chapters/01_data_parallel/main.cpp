@@ -6,7 +6,7 @@
 //
 // Read before: 00_single_device. Read next: 02_ddp.
 
-#include "chapters/01_data_parallel/trainer.h"
+#include "chapters/01_data_parallel/data_parallel_strategy.h"
 #include "chapters/common/run/program.h"
 
 using namespace shardbook;
@@ -32,14 +32,16 @@ int main(int argc, char** argv) {
       // 3. Name the axes of the device mesh: none, the devices are a list.
       // 4. Build the model from the seed, once, on the main device.
       // 5. Apply the strategy: replicas come and go with every forward.
-      data_parallel::Trainer strategy(options, devices);
+      data_parallel::DataParallelStrategy strategy(options, devices);
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with the single-device run.
-    chapter.reference = [](const Options& as) { return train_one_device(as); };
+    chapter.reference = [](const Options& options) {
+      return train_one_device(options);
+    };
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.
     return run_program(options, line, chapter);

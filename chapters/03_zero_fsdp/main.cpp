@@ -9,7 +9,7 @@
 //
 // Read before: 02_ddp. Read next: 04_model_parallel.
 
-#include "chapters/03_zero_fsdp/trainer.h"
+#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 
@@ -20,33 +20,35 @@ int main(int argc, char** argv) {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
     options.chapter = "03_zero_fsdp";
-    zero_fsdp::TrainerOptions how;
+    zero_fsdp::StrategyOptions setup;
     CommandLine line("ch03_zero_fsdp", "ZeRO stages 1 to 3, and FSDP.");
     add_shared_options(line, options);
-    zero_fsdp::add_options(line, how);
+    zero_fsdp::add_options(line, setup);
     line.parse(argc, argv);
     check_options(options);
-    zero_fsdp::check_given(how, line.given());
-    narrow(options, zero_fsdp::shortest_dtype(options.dtype, how));
+    zero_fsdp::check_given(setup, line.given());
+    narrow(options, zero_fsdp::shortest_dtype(options.dtype, setup));
     refuse_image_models(options, kBatchNormDiffers);
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;
-    chapter.fold_class = zero_fsdp::fold_class(options, how);
+    chapter.fold_class = zero_fsdp::fold_class(options, setup);
     chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
       // 3. Name the axes of the device mesh: one, over the whole world.
       DeviceMesh mesh(world, Topology({"dp"}, {world.size()}));
 
       // 4. Build the same model from the same seed on every rank's host.
       // 5. Apply the strategy: move shards to the device, register hooks.
-      zero_fsdp::Trainer strategy(options, how, mesh.group("dp"));
+      zero_fsdp::ZeroFsdpStrategy strategy(options, setup, mesh.group("dp"));
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with the single-device run.
-    chapter.reference = [](const Options& as) { return train_one_device(as); };
+    chapter.reference = [](const Options& options) {
+      return train_one_device(options);
+    };
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.
     return run_program(options, line, chapter);

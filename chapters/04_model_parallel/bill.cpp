@@ -86,46 +86,47 @@ double boundary_numel(const Options& options, const LayerList& layers,
 }
 
 std::vector<double> step_traffic(const Options& options,
-                                 const Settings& settings, Trainer& trainer) {
+                                 const Settings& settings,
+                                 ModelParallelStrategy& strategy) {
   if (settings.num_devices() == 1) return {0};
   const double boundary =
       static_cast<double>(options.batch) *
-      boundary_numel(options, trainer.layers(), trainer.cut()) *
+      boundary_numel(options, strategy.layers(), strategy.cut()) *
       static_cast<double>(dtype_bytes(options.dtype));
   return {boundary + label_bytes(options), boundary};
 }
 
 std::vector<MemoryBill> memory_bills(const Options& options,
                                      const Settings& settings,
-                                     Trainer& trainer) {
+                                     ModelParallelStrategy& strategy) {
   const int n = settings.num_devices();
   const double states = optimizer_states(options);
   std::vector<MemoryBill> bills(static_cast<std::size_t>(n));
   for (int i = 0; i < n; ++i) {
     MemoryBill& bill = bills[static_cast<std::size_t>(i)];
-    const Tensors weights = trainer.part(i).parameters();
+    const Tensors weights = strategy.part(i).parameters();
     bill.bytes.fill(0);
     bill[MemoryKind::kParameter] =
-        bytes_of(weights) + bytes_of(trainer.part(i).buffers());
+        bytes_of(weights) + bytes_of(strategy.part(i).buffers());
     if (options.steps == 0) continue;
     bill[MemoryKind::kGradient] = bytes_of(weights);
     bill[MemoryKind::kOptimizerState] =
         states * elements_of(weights) *
         (options.dtype == DType::kF64 ? 8.0 : 4.0);
-    const int size = trainer.layers().size();
-    const int begin = i == 0 ? 0 : trainer.cut();
-    const int end = i + 1 == n ? size : trainer.cut();
+    const int size = strategy.layers().size();
+    const int begin = i == 0 ? 0 : strategy.cut();
+    const int end = i + 1 == n ? size : strategy.cut();
     double& kept = bill[MemoryKind::kActivation];
     for (const auto& [first, last] :
          fixed_splits(options.batch, rows_of_split(options, settings))) {
       const KeptSizes sizes = kept_sizes(options, last - first);
       for (int layer = begin; layer < end; ++layer) {
-        kept += kept_by_layer(trainer.config(), layer, sizes);
+        kept += kept_by_layer(strategy.config(), layer, sizes);
       }
     }
     // The last block's output, whose ReLU's mask it is, beside its copy; the loss
-    if (i + 1 < n && trainer.config().is_image() && trainer.cut() > 1) {
-      kept += step_traffic(options, settings, trainer)[1];
+    if (i + 1 < n && strategy.config().is_image() && strategy.cut() > 1) {
+      kept += step_traffic(options, settings, strategy)[1];
     }
     if (i + 1 < n) continue;
     // The mean square has no logarithms of the softmax's sums, and is of the
@@ -139,8 +140,8 @@ std::vector<MemoryBill> memory_bills(const Options& options,
 }
 
 double step_s(const Options& options, const Settings& settings,
-              Trainer& trainer) {
-  const ModelConfig& config = trainer.config();
+              ModelParallelStrategy& strategy) {
+  const ModelConfig& config = strategy.config();
   const std::int64_t rows = rows_of_split(options, settings);
   if (!textbook::is_chosen(options) || config.type == "gpt2" ||
       options.batch % rows != 0) {
@@ -148,7 +149,7 @@ double step_s(const Options& options, const Settings& settings,
   }
   const auto splits = static_cast<double>(options.batch / rows);
   const auto time_of = [&](int device) {
-    return half_time(options, config, trainer.part(device),
+    return half_time(options, config, strategy.part(device),
                      static_cast<double>(rows));
   };
   const HalfTime first = time_of(0);
@@ -158,7 +159,7 @@ double step_s(const Options& options, const Settings& settings,
   const HalfTime second = time_of(1);
   const double boundary =
       static_cast<double>(rows) *
-      boundary_numel(options, trainer.layers(), trainer.cut()) *
+      boundary_numel(options, strategy.layers(), strategy.cut()) *
       static_cast<double>(dtype_bytes(options.dtype));
   const double copy = textbook::message(boundary);
   // Forward: both devices stop for a copy, then work on neighbouring splits

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "chapters/04_model_parallel/trainer.h"
+#include "chapters/04_model_parallel/model_parallel_strategy.h"
 #include "chapters/common/run/report.h"
 
 namespace shardbook::model_parallel {
@@ -15,17 +15,18 @@ double boundary_numel(const Options& options, const LayerList& layers, int cut);
 /// Bytes that each device sends in one step: the first sends its activations
 /// and the labels, the second sends the gradients of these activations.
 std::vector<double> step_traffic(const Options& options,
-                                 const Settings& settings, Trainer& trainer);
+                                 const Settings& settings,
+                                 ModelParallelStrategy& strategy);
 
 /// What each device holds: its own parameters, gradients and optimizer state, and
 /// the activations that its layers keep of all splits.
 std::vector<MemoryBill> memory_bills(const Options& options,
                                      const Settings& settings,
-                                     Trainer& trainer);
+                                     ModelParallelStrategy& strategy);
 
 /// Seconds of a step on the cluster `textbook`: the products of each half, and
 /// its copies. Not predicted for a GPT, and for splits of unequal size.
 double step_s(const Options& options, const Settings& settings,
-              Trainer& trainer);
+              ModelParallelStrategy& strategy);
 
 }  // namespace shardbook::model_parallel

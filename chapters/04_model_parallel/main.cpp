@@ -7,9 +7,9 @@
 //
 // Read before: 01_data_parallel. Read next: 05_gpipe.
 
-#include "chapters/04_model_parallel/options.h"
-#include "chapters/04_model_parallel/sweep.h"
-#include "chapters/04_model_parallel/trainer.h"
+#include "chapters/04_model_parallel/model_parallel_options.h"
+#include "chapters/04_model_parallel/model_parallel_strategy.h"
+#include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/common/run/program.h"
 
 using namespace shardbook;
@@ -52,16 +52,16 @@ int main(int argc, char** argv) {
       // 3. Name the axes of the device mesh: none; the devices are a list.
       // 4. Build the model from the seed, each half on its device.
       // 5. Apply the strategy: a queue per device, a copy between the halves.
-      model_parallel::Trainer strategy(options, settings, devices,
-                                       num_threads());
+      model_parallel::ModelParallelStrategy strategy(options, settings, devices,
+                                                     num_threads());
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with the single-device run, over the same splits.
-    chapter.reference = [&](const Options& as) {
-      return model_parallel::train_reference(as, settings);
+    chapter.reference = [&](const Options& options) {
+      return model_parallel::train_reference(options, settings);
     };
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.

@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "chapters/05_gpipe/trainer.h"
+#include "chapters/05_gpipe/gpipe_strategy.h"
 #include "chapters/common/pipeline/partition.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
@@ -21,28 +21,29 @@ int main(int argc, char** argv) {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
     options.chapter = "05_gpipe";
-    gpipe::TrainerOptions how;
+    gpipe::StrategyOptions setup;
     bool print_schedule = false;
     CommandLine line("ch05_gpipe", "GPipe: micro-batches through stages.");
     add_shared_options(line, options);
-    line.add("--micro-batches", &how.micro_batches,
+    line.add("--micro-batches", &setup.micro_batches,
              "pieces of a batch, each ceil(batch / n) samples", 1);
-    line.add("--partition", &how.partition, kPartitionHelp);
-    add_recompute(line, how.recompute, how.early_recompute);
-    line.add("--long-skips", &how.long_skips,
+    line.add("--partition", &setup.partition, kPartitionHelp);
+    add_recompute(line, setup.recompute, setup.early_recompute);
+    line.add("--long-skips", &setup.long_skips,
              "connect block i with block L-1-i, as U-Nets do");
     line.add("--print-schedule", &print_schedule, "draw the schedule and exit");
     line.refuse("--balance", "this option is called --partition");
     line.parse(argc, argv);
     check_options(options);
-    SB_CHECK(!how.long_skips || (options.save.empty() && options.load.empty()),
-             "--long-skips: a saved model does not record them; leave out "
-             "--save and --load");
+    SB_CHECK(
+        !setup.long_skips || (options.save.empty() && options.load.empty()),
+        "--long-skips: a saved model does not record them; leave out "
+        "--save and --load");
     if (print_schedule) {
-      fmt::print("{}", gpipe::figure(options, how));
+      fmt::print("{}", gpipe::figure(options, setup));
       return 0;
     }
-    gpipe::check_trainer_options(options, how);
+    gpipe::check_trainer_options(options, setup);
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;
@@ -56,15 +57,15 @@ int main(int argc, char** argv) {
       // layers.
       // 5. Apply the strategy: cut the layers into stages, the batch into
       // micro-batches.
-      gpipe::Trainer strategy(options, how, mesh.group("pp"));
+      gpipe::GpipeStrategy strategy(options, setup, mesh.group("pp"));
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with the single-device run.
-    chapter.reference = [&](const Options& as) {
-      return gpipe::train_one_device_in_reverse(as, how);
+    chapter.reference = [&](const Options& options) {
+      return gpipe::train_one_device_in_reverse(options, setup);
     };
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.

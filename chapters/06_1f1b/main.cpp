@@ -13,8 +13,8 @@
 //
 // Read before: 05_gpipe. Read next: 07_tensor_parallel.
 
-#include "chapters/06_1f1b/picture.h"
-#include "chapters/06_1f1b/trainer.h"
+#include "chapters/06_1f1b/pipeline_strategy.h"
+#include "chapters/06_1f1b/schedule_picture.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 
@@ -25,17 +25,17 @@ int main(int argc, char** argv) {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
     options.chapter = "06_1f1b";
-    pipeline::TrainerOptions how;
+    pipeline::StrategyOptions setup;
     CommandLine line("ch06_1f1b",
                      "PipeDream, 1F1B, interleaved, zero bubble, DualPipe.");
     add_shared_options(line, options);
-    pipeline::add_options(line, how);
+    pipeline::add_options(line, setup);
     line.parse(argc, argv);
     check_options(options);
-    for (const auto& [flag, value] : line.given()) how.given.push_back(flag);
-    const pipeline::Plan plan = pipeline::make_plan(options, how);
-    if (how.only_shows()) {
-      pipeline::show_schedule(plan, how);
+    for (const auto& [flag, value] : line.given()) setup.given.push_back(flag);
+    const pipeline::Plan plan = pipeline::make_plan(options, setup);
+    if (setup.only_shows()) {
+      pipeline::show_schedule(plan, setup);
       return 0;
     }
 
@@ -53,15 +53,16 @@ int main(int argc, char** argv) {
 
       // 4. Build the same model from the same seed: only this rank's stages.
       // 5. Apply the strategy: an engine that runs this rank's list.
-      pipeline::Trainer strategy(options, how, here, mesh.group("pp"));
+      pipeline::PipelineStrategy strategy(options, setup, here,
+                                          mesh.group("pp"));
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with the single-device run.
-    chapter.reference = [&](const Options& as) {
-      return pipeline::reference_run(as, how, plan);
+    chapter.reference = [&](const Options& options) {
+      return pipeline::reference_run(options, setup, plan);
     };
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.

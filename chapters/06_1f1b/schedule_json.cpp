@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "chapters/common/pipeline/check.h"
 #include "chapters/common/pipeline/schedule.h"
+#include "chapters/common/pipeline/schedule_check.h"
 #include "core/check.h"
 #include "sim/json_object.h"
 

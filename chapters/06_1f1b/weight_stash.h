@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "chapters/common/pipeline/dependencies.h"
-#include "chapters/common/pipeline/engine.h"
+#include "chapters/common/pipeline/pipeline_engine.h"
 #include "core/optim.h"
 
 namespace shardbook::pipeline {

@@ -15,7 +15,7 @@
 #include <memory>
 #include <string>
 
-#include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "core/layers.h"
 
 namespace shardbook::tensor_parallel {

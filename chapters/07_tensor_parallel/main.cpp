@@ -7,7 +7,7 @@
 //
 // Read before: 05_gpipe. Read next: 08_tensor_parallel_2d.
 
-#include "chapters/07_tensor_parallel/trainer.h"
+#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
 #include "chapters/common/run/program.h"
 #include "chapters/common/run/training.h"
 #include "comm/device_mesh.h"
@@ -16,18 +16,20 @@ using namespace shardbook;
 
 namespace {
 
-void add_options(CommandLine& line, tensor_parallel::TrainerOptions& how) {
-  line.add("--micro-batches", &how.micro_batches, "micro-batches per step", 1);
+void add_options(CommandLine& line, tensor_parallel::StrategyOptions& setup) {
+  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step",
+           1);
   line.add(
-      "--recompute", &how.recompute,
+      "--recompute", &setup.recompute,
       "keep the inputs of blocks only, and compute them again in backward");
-  line.add("--distribute-saved-activations", &how.distribute_saved_activations,
+  line.add("--distribute-saved-activations",
+           &setup.distribute_saved_activations,
            "--recompute: keep a part of each block's input on every rank, and "
            "gather it in backward");
-  line.add("--rng", &how.rng,
+  line.add("--rng", &setup.rng,
            "dropout's masks: those of one device, or two streams per rank",
            {"global", "megatron"});
-  line.add("--vocabulary-divisible-by", &how.vocabulary_divisible_by,
+  line.add("--vocabulary-divisible-by", &setup.vocabulary_divisible_by,
            "pad the vocabulary to a multiple of this times --world-size "
            "(Megatron-LM: 128)",
            1);
@@ -40,16 +42,16 @@ int main(int argc, char** argv) {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
     options.chapter = "07_tensor_parallel";
-    tensor_parallel::TrainerOptions how;
+    tensor_parallel::StrategyOptions setup;
     CommandLine line("ch07_tensor_parallel",
                      "Tensor parallelism: columns, rows, vocabulary.");
     add_shared_options(line, options);
-    add_options(line, how);
+    add_options(line, setup);
     line.parse(argc, argv);
     check_options(options);
-    check_micro_batches(options.batch, how.micro_batches);
+    check_micro_batches(options.batch, setup.micro_batches);
     // Nothing to compare with: one device draws other masks
-    if (!tensor_parallel::draws_as_one_device(options, how)) {
+    if (!tensor_parallel::draws_as_one_device(options, setup)) {
       options.check = false;
     }
 
@@ -61,15 +63,16 @@ int main(int argc, char** argv) {
 
       // 4. Build this rank's columns and rows of the same model.
       // 5. Apply the strategy: the layers communicate by f and g.
-      tensor_parallel::Trainer strategy(options, how, mesh.group("tp"));
+      tensor_parallel::TensorParallelStrategy strategy(options, setup,
+                                                       mesh.group("tp"));
 
       // 6. Train a few steps; every rank reads the same samples.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with the single-device run.
-    chapter.reference = [&](const Options& as) {
-      return train_one_device(as, how.micro_batches);
+    chapter.reference = [&](const Options& options) {
+      return train_one_device(options, setup.micro_batches);
     };
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.

@@ -28,23 +28,23 @@ void bring_back(const Tensor& x, const Tensor& part, ProcessGroup& group) {
 
 }  // namespace
 
-DroppedForward::DroppedForward(const Tensor& x, const RecomputeOptions& how)
+DroppedForward::DroppedForward(const Tensor& x, const RecomputeOptions& options)
     : x_(x),
-      how_(how),
-      streams_(how.rng->states()),
+      setup_(options),
+      streams_(options.rng->states()),
       unrecorded_(std::in_place) {}
 
 Tensor DroppedForward::finish(const Tensor& y,
                               std::function<Tensor(const Tensor& x)> again) {
   unrecorded_.reset();
-  ProcessGroup* group = how_.distribute_over;
+  ProcessGroup* group = setup_.distribute_over;
   if (group != nullptr && group->size() == 1) group = nullptr;
   // autograd::recompute calls the function twice: now, when the result exists,
   // and in backward
   const auto result = std::make_shared<Tensor>(y);
   const auto part = std::make_shared<Tensor>();
   const Tensor linked = autograd::recompute(
-      [result, part, group, again, rng = how_.rng,
+      [result, part, group, again, rng = setup_.rng,
        streams = streams_](const Tensors& inputs) {
         const Tensor first = std::exchange(*result, Tensor());
         if (first.defined()) return Tensors{first};
@@ -62,13 +62,13 @@ Tensor DroppedForward::finish(const Tensor& y,
   return linked;
 }
 
-void recompute_blocks(Module& model, const RecomputeOptions& how) {
+void recompute_blocks(Module& model, const RecomputeOptions& options) {
   for (const NamedModule& each : model.named_modules()) {
     if (dynamic_cast<GptBlock*>(each.module) == nullptr) continue;
     const auto under_way = std::make_shared<std::optional<DroppedForward>>();
     each.module->add_forward_pre_hook([=](Module&, Tensors& inputs) {
       if (RankContext::current().grad_enabled) {
-        under_way->emplace(inputs[0], how);
+        under_way->emplace(inputs[0], options);
       }
     });
     each.module->add_forward_hook([=](Module& block, Tensors& outputs) {

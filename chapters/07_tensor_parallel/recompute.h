@@ -32,7 +32,7 @@ struct RecomputeOptions {
 class DroppedForward {
  public:
   /// x: the input of the forward that comes next.
-  DroppedForward(const Tensor& x, const RecomputeOptions& how);
+  DroppedForward(const Tensor& x, const RecomputeOptions& options);
   /// y: what the forward made of x. Returns y linked to x by one node, whose
   /// backward calls `again(x)`. With distribute_over, x's array is freed until
   /// then: nothing else may need it, and its elements divide by the ranks.
@@ -41,12 +41,12 @@ class DroppedForward {
 
  private:
   const Tensor x_;
-  const RecomputeOptions how_;
+  const RecomputeOptions setup_;
   const RngTracker::States streams_;
   std::optional<NoGrad> unrecorded_;
 };
 
 /// Every GptBlock of the model does so from now on, by hooks.
-void recompute_blocks(Module& model, const RecomputeOptions& how);
+void recompute_blocks(Module& model, const RecomputeOptions& options);
 
 }  // namespace shardbook::tensor_parallel

@@ -5,7 +5,7 @@
 //
 // Read before: 07_tensor_parallel. Read next: 09_tensor_parallel_2p5d.
 
-#include "chapters/08_tensor_parallel_2d/trainer.h"
+#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 
@@ -33,15 +33,16 @@ int main(int argc, char** argv) {
 
       // 4. Build the same model from the same seed on every rank.
       // 5. Apply the strategy: each rank draws its blocks, layers multiply them.
-      summa::Trainer strategy(options, summa::grid_of(mesh), world, passes);
+      summa::SummaStrategy strategy(options, summa::grid_of(mesh), world,
+                                    passes);
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with the single-device run.
-    chapter.reference = [&](const Options& as) {
-      return train_one_device(as, passes.micro_batches);
+    chapter.reference = [&](const Options& options) {
+      return train_one_device(options, passes.micro_batches);
     };
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.

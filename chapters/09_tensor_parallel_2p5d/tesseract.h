@@ -15,7 +15,7 @@
 // Wang et al. 2021, "Tesseract: Parallelize the Tensor Parallelism Efficiently",
 // section 3.
 
-#include "chapters/08_tensor_parallel_2d/trainer.h"
+#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 
 namespace shardbook::tesseract {
 

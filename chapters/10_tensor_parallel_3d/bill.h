@@ -2,7 +2,7 @@
 
 // What a step costs on a cube of l x l x l ranks: the formulas of the page.
 
-#include "chapters/common/sharded/sharded_trainer.h"
+#include "chapters/common/sharded/sharded_strategy.h"
 
 namespace shardbook::cube {
 

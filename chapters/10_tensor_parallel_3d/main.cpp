@@ -7,8 +7,8 @@
 //
 // Read before: 09_tensor_parallel_2p5d. Read next: 11_dtensor.
 
-#include "chapters/10_tensor_parallel_3d/comparison.h"
-#include "chapters/10_tensor_parallel_3d/trainer.h"
+#include "chapters/10_tensor_parallel_3d/cube_strategy.h"
+#include "chapters/10_tensor_parallel_3d/tensor_parallel_comparison.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 #include "core/check.h"
@@ -54,15 +54,15 @@ int main(int argc, char** argv) {
       // 5. Apply the strategy: each rank draws its parts, layers gather them.
       cube::Cube place = cube::cube_on(mesh);
       place.keep_gathered = keep_gathered;
-      cube::Trainer strategy(options, place, world, passes);
+      cube::CubeStrategy strategy(options, place, world, passes);
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with the single-device run.
-    chapter.reference = [&](const Options& as) {
-      return train_one_device(as, passes.micro_batches);
+    chapter.reference = [&](const Options& options) {
+      return train_one_device(options, passes.micro_batches);
     };
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.

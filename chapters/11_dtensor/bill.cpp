@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "chapters/11_dtensor/trainer.h"
+#include "chapters/11_dtensor/dtensor_strategy.h"
 #include "chapters/common/run/kept.h"
 #include "chapters/common/run/textbook.h"
 
@@ -44,7 +44,7 @@ double elements(const std::vector<Matrices>& parameters,
 
 }  // namespace
 
-double Trainer::predicted_bytes() const {
+double DTensorStrategy::predicted_bytes() const {
   const auto element = static_cast<double>(dtype_bytes(options_.dtype));
   const auto h = static_cast<double>(config().n_embd);
   const auto v = static_cast<double>(config().vocab_size);
@@ -57,7 +57,7 @@ double Trainer::predicted_bytes() const {
   // dp: every use of a parameter, of which wte has two. R: an all-reduce; S(0):
   // an all-gather and a reduce-scatter of parts of ceil(n / d) rows.
   const auto travels = [this](double n) {
-    return how_.data_parallel == "fsdp" ? d_ * std::ceil(n / d_) : n;
+    return setup_.data_parallel == "fsdp" ? d_ * std::ceil(n / d_) : n;
   };
   const double dp =
       2 * (d_ - 1) / d_ *
@@ -69,8 +69,8 @@ double Trainer::predicted_bytes() const {
          (m * ((tp + dp) * element + loss) + predicted_norm_bytes());
 }
 
-MemoryBill Trainer::memory() const {
-  const bool is_fsdp = how_.data_parallel == "fsdp";
+MemoryBill DTensorStrategy::memory() const {
+  const bool is_fsdp = setup_.data_parallel == "fsdp";
   const auto element = static_cast<double>(dtype_bytes(options_.dtype));
   const double stat = options_.dtype == DType::kF64 ? 8 : 4;
   const auto h = static_cast<double>(config().n_embd);
@@ -115,7 +115,7 @@ MemoryBill Trainer::memory() const {
 }
 
 // Nothing hides: each operation waits for the layout that it needs.
-double Trainer::step_s() const {
+double DTensorStrategy::step_s() const {
   if (!textbook::is_chosen(options_)) return kNotPredicted;
   const auto element = static_cast<double>(dtype_bytes(options_.dtype));
   const double stat = options_.dtype == DType::kF64 ? 8 : 4;
@@ -130,7 +130,7 @@ double Trainer::step_s() const {
   // A use of n rows: an all-reduce, or a gather and a scatter, which take as long
   const auto used = [&](double n, double width) {
     const double rows =
-        how_.data_parallel == "fsdp" ? d_ * std::ceil(n / d_) : n;
+        setup_.data_parallel == "fsdp" ? d_ * std::ceil(n / d_) : n;
     return textbook::all_reduce(d_, rows * width * element);
   };
   double uses = used(times.vocabulary, times.h);  // the table's second

@@ -3,7 +3,7 @@
 // DTensor: one tensor that lies over many ranks.
 //
 // A DTensor is the array of this rank, and how the arrays of all ranks make up
-// one tensor. Operations (ops.h) compute on the local arrays and know which
+// one tensor. Operations (dtensor_ops.h) compute on the local arrays and know which
 // layout comes out; `redistribute` is the only place that communicates.
 //
 //   DTensor x = distribute_tensor(whole, mesh, {shard(0), replicate()});

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "chapters/11_dtensor/ops.h"
+#include "chapters/11_dtensor/dtensor_ops.h"
 #include "chapters/11_dtensor/parallelize.h"
 #include "core/check.h"
 #include "core/layers.h"

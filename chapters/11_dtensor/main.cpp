@@ -9,7 +9,7 @@
 // Read before: 07_tensor_parallel, 03_zero_fsdp. Read next:
 // 12_sequence_parallel.
 
-#include "chapters/11_dtensor/trainer.h"
+#include "chapters/11_dtensor/dtensor_strategy.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 
@@ -17,13 +17,14 @@ using namespace shardbook;
 
 namespace {
 
-void add_options(CommandLine& line, dtensor::TrainerOptions& how) {
-  line.add("--mesh", &how.mesh,
+void add_options(CommandLine& line, dtensor::StrategyOptions& setup) {
+  line.add("--mesh", &setup.mesh,
            "ranks as DPxTP, such as 2x2; TP alone: tensor parallelism");
-  line.add("--data-parallel", &how.data_parallel,
+  line.add("--data-parallel", &setup.data_parallel,
            "what dp does with parameters: shards or replicas", {"fsdp", "ddp"});
-  line.add("--micro-batches", &how.micro_batches, "micro-batches per step", 1);
-  line.add("--picture", &how.picture,
+  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step",
+           1);
+  line.add("--picture", &setup.picture,
            "a file for the picture of who holds which block, as SVG");
   line.refuse("--accumulate", "this option is called --micro-batches");
 }
@@ -35,33 +36,35 @@ int main(int argc, char** argv) {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
     options.chapter = "11_dtensor";
-    dtensor::TrainerOptions how;
+    dtensor::StrategyOptions setup;
     CommandLine line("ch11_dtensor",
                      "DeviceMesh, placements, redistribute, "
                      "parallelize_module.");
     add_shared_options(line, options);
-    add_options(line, how);
+    add_options(line, setup);
     line.parse(argc, argv);
     check_options(options);
-    dtensor::topology_of(how, options.world_size);
+    dtensor::topology_of(setup, options.world_size);
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;
-    chapter.fold_class = dtensor::fold_class(options, how);
+    chapter.fold_class = dtensor::fold_class(options, setup);
     chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
       // 3. Name the axes of the device mesh: dp and tp.
-      DeviceMesh mesh(world, dtensor::topology_of(how, world.size()));
+      DeviceMesh mesh(world, dtensor::topology_of(setup, world.size()));
 
       // 4. Build the same model from the same seed on every rank.
       // 5. Apply the strategy: cut parameters, add the hooks of the plan.
-      dtensor::Trainer strategy(options, how, mesh);
+      dtensor::DTensorStrategy strategy(options, setup, mesh);
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with the single-device run.
-    chapter.reference = [](const Options& as) { return train_one_device(as); };
+    chapter.reference = [](const Options& options) {
+      return train_one_device(options);
+    };
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.
     return run_program(options, line, chapter);

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "chapters/11_dtensor/ops.h"
+#include "chapters/11_dtensor/dtensor_ops.h"
 #include "core/context.h"
 #include "core/ops.h"
 

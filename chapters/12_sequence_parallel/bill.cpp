@@ -34,17 +34,17 @@ Sizes sizes_of(const Options& options, const ModelConfig& config, int c,
 
 /// What one rank keeps of a forward.
 double kept_bytes(const Options& own, const ModelConfig& config,
-                  const SequenceOptions& how, const Sizes& z,
+                  const SequenceOptions& setup, const Sizes& z,
                   std::int64_t rows) {
   // Each layer keeps what it keeps of as many tokens on one device
   const KeptSizes sizes = kept_sizes(own, rows);
   const double kept = kept_by_model(config, sizes);
   const double tokens = sizes.rows * sizes.tokens;
-  if (how.kind == Kind::kUlysses) {
+  if (setup.kind == Kind::kUlysses) {
     // And the output of attention by heads, beside the same by tokens
     return kept + z.layers * tokens * z.h * z.element;
   }
-  if (how.kind != Kind::kRsa) return kept;
+  if (setup.kind != Kind::kRsa) return kept;
   // Rows of scores in place of the logarithms of their sums; with dropout twice,
   // before and after it
   const double copies = own.dropout > 0 ? 2 : 1;
@@ -54,15 +54,15 @@ double kept_bytes(const Options& own, const ModelConfig& config,
 
 }  // namespace
 
-LayerElements layer_elements(const SequenceOptions& how, double c, double z,
+LayerElements layer_elements(const SequenceOptions& setup, double c, double z,
                              double kv_share) {
   const double part = (c - 1) / c * z;
-  switch (how.kind) {
+  switch (setup.kind) {
     case Kind::kUlysses:
       // Q and O, K and V: all-to-alls of z / c
       return {(2 + 2 * kv_share) * part / c, (2 + 2 * kv_share) * part / c, 0};
     case Kind::kRsa:
-      return {2 * part, (how.all_reduce ? 6 : 4) * part, 0};
+      return {2 * part, (setup.all_reduce ? 6 : 4) * part, 0};
     default:
       // K and V make c - 1 hops, dK and dV one more
       return {2 * part * kv_share, 2 * part * kv_share, 2 * z * kv_share};
@@ -70,12 +70,12 @@ LayerElements layer_elements(const SequenceOptions& how, double c, double z,
 }
 
 double predicted_bytes(const Options& options, const ModelConfig& config,
-                       const SequenceOptions& how, int c,
+                       const SequenceOptions& setup, int c,
                        std::int64_t num_parameters,
                        std::int64_t micro_batches) {
   if (c == 1) return 0;
   const Sizes z = sizes_of(options, config, c, num_parameters, options.batch);
-  const LayerElements layer = layer_elements(how, z.c, z.z());
+  const LayerElements layer = layer_elements(setup, z.c, z.z());
   const double attention =
       z.layers * ((layer.forward + layer.backward) * z.element +
                   layer.backward_sums * z.sum);
@@ -87,7 +87,7 @@ double predicted_bytes(const Options& options, const ModelConfig& config,
 }
 
 MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
-                            const SequenceOptions& how, int c,
+                            const SequenceOptions& setup, int c,
                             std::int64_t num_parameters,
                             std::int64_t micro_batches) {
   // One device with the rank's tokens
@@ -99,7 +99,7 @@ MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
   if (c == 1 || options.steps == 0) return bill;
   const Sizes z = sizes_of(options, config, c, num_parameters, pieces[0].rows);
   bill[MemoryKind::kActivation] =
-      kept_bytes(own, config, how, z, pieces[0].rows);
+      kept_bytes(own, config, setup, z, pieces[0].rows);
   return bill;
 }
 
@@ -123,7 +123,7 @@ double ring_s(double c, double first, double other, double hop,
 }
 
 /// Attention of one layer, forward and backward.
-double attention_s(const SequenceOptions& how, const Sizes& z) {
+double attention_s(const SequenceOptions& setup, const Sizes& z) {
   // One product of so many pairs of query and key, for all heads
   const auto a = [&](double pairs) {
     return 2 * pairs * z.h * z.rows / textbook::kRate;
@@ -131,22 +131,22 @@ double attention_s(const SequenceOptions& how, const Sizes& z) {
   const double c = z.c, n = z.s / c, part = z.z() / c;
   const double all = a(z.s * (z.s + 1) / 2);
   if (c == 1) return 7 * all;
-  if (how.kind == Kind::kUlysses) {
+  if (setup.kind == Kind::kUlysses) {
     // An exchange takes as long as a gather of as much as one rank has
     return 7 * all / c + 8 * all_gather(c, part * z.element);
   }
-  if (how.kind == Kind::kRsa) {
+  if (setup.kind == Kind::kRsa) {
     const double block = a(n * n);
     const double ring =
         (c - 1) * std::max(block, textbook::message(part * z.element)) + block;
-    const double sum = (how.all_reduce ? 2 : 1) *
+    const double sum = (setup.all_reduce ? 2 : 1) *
                        textbook::reduce_scatter(c, c * part * z.element);
     return 4 * ring + 2 * (c * block + sum);
   }
   double first = a(n * (n + 1) / 2);  // half of a square
   double other = first;               // striped: each step sees half
-  if (how.layout == Layout::kContiguous) other = a(n * n);
-  if (how.layout == Layout::kZigzag) {
+  if (setup.layout == Layout::kContiguous) other = a(n * n);
+  if (setup.layout == Layout::kZigzag) {
     first = a(n * (n + 1) / 2);
     other = a(n * n / 2);
   }
@@ -157,10 +157,10 @@ double attention_s(const SequenceOptions& how, const Sizes& z) {
 }  // namespace
 
 double step_s(const Options& options, const ModelConfig& config,
-              const SequenceOptions& how, int c, std::int64_t num_parameters,
+              const SequenceOptions& setup, int c, std::int64_t num_parameters,
               std::int64_t micro_batches) {
   // RSA's masks come from the host in the first step
-  const bool sends_masks = how.kind == Kind::kRsa && options.steps == 1;
+  const bool sends_masks = setup.kind == Kind::kRsa && options.steps == 1;
   if (!textbook::is_chosen(options) || sends_masks) return kNotPredicted;
   double sum = 0;
   for (const MicroBatch& piece :
@@ -169,7 +169,7 @@ double step_s(const Options& options, const ModelConfig& config,
     textbook::GptTimes times = textbook::gpt_times(options, config, z.rows);
     times.t = c;  // a rank has 1/c of the tokens, and of all products
     sum += 3 * (z.layers * times.product(24 * z.h * z.h) + times.head()) +
-           z.layers * attention_s(how, z) + all_reduce(c, 2 * z.sum);
+           z.layers * attention_s(setup, z) + all_reduce(c, 2 * z.sum);
   }
   const Sizes z = sizes_of(options, config, c, num_parameters, 0);
   return sum + all_reduce(c, z.parameters * z.element) + all_reduce(c, 8);

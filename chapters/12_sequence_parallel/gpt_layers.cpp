@@ -87,14 +87,14 @@ Kind kind_of(const std::string& name) {
   return found->second;
 }
 
-void check_sizes(const SequenceOptions& how, int c, std::int64_t s,
+void check_sizes(const SequenceOptions& setup, int c, std::int64_t s,
                  std::int64_t heads) {
-  check_sequence(how.layout, c, s);
-  SB_CHECK(how.kind == Kind::kRing || how.layout == Layout::kContiguous,
-           "--layout ", layout_name(how.layout),
+  check_sequence(setup.layout, c, s);
+  SB_CHECK(setup.kind == Kind::kRing || setup.layout == Layout::kContiguous,
+           "--layout ", layout_name(setup.layout),
            ": only --kind ring computes blocks that a layout can balance; give "
            "contiguous");
-  SB_CHECK(how.kind != Kind::kUlysses || heads % c == 0, "--world-size ", c,
+  SB_CHECK(setup.kind != Kind::kUlysses || heads % c == 0, "--world-size ", c,
            ": Ulysses gives each rank equally many of ", heads,
            " heads; give a number of ranks that divides them");
 }
@@ -114,11 +114,11 @@ AnyModule cut_dropout(double p, Layout layout, int rank, int c) {
   return {std::make_unique<CutDropout>(p, Place{layout, rank, c})};
 }
 
-LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
+LayerFactory sequence_layers(const SequenceOptions& setup, std::int64_t s,
                              ProcessGroup& cp) {
   LayerFactory layers;
   if (cp.size() == 1) return layers;
-  const Place place{how.layout, cp.rank(), cp.size()};
+  const Place place{setup.layout, cp.rank(), cp.size()};
 
   // Cut ids, positions and targets in the same way
   layers.embedding = [place](const std::string& name, std::int64_t rows,
@@ -140,20 +140,21 @@ LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
   };
 
   // Let every query meet every key
-  switch (how.kind) {
+  switch (setup.kind) {
     case Kind::kRing:
-      layers.attention = [how, &cp](const Tensor& qkv,
-                                    const AttentionOptions& options) {
+      layers.attention = [setup, &cp](const Tensor& qkv,
+                                      const AttentionOptions& options) {
         const Tensors parts = split_qkv(qkv);
         return ring_attention(parts[0], parts[1], parts[2],
-                              {options, how.layout}, cp);
+                              {options, setup.layout}, cp);
       };
       break;
     case Kind::kRsa: {
       // One mask for all layers of a device, made before the first step
       const auto mask = std::make_shared<Tensor>();
-      layers.attention = [how, s, &cp, mask](const Tensor& qkv,
-                                             const AttentionOptions& options) {
+      layers.attention = [setup, s, &cp, mask](
+                             const Tensor& qkv,
+                             const AttentionOptions& options) {
         const std::int64_t n = s / cp.size();
         const bool has_mask = mask->defined() && mask->device() == qkv.device();
         if (options.causal && !has_mask) {
@@ -162,7 +163,7 @@ LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
         }
         const Tensors parts = split_qkv(qkv);
         return ring_self_attention(parts[0], parts[1], parts[2],
-                                   {options, how.all_reduce, *mask}, cp);
+                                   {options, setup.all_reduce, *mask}, cp);
       };
       break;
     }

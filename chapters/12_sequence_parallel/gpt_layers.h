@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <string>
 
-#include "chapters/12_sequence_parallel/layout.h"
+#include "chapters/12_sequence_parallel/sequence_layout.h"
 #include "chapters/common/models/models.h"
 #include "comm/process_group.h"
 
@@ -33,7 +33,7 @@ struct SequenceOptions {
 
 /// Throws Error, with the sizes that would work, where a group of c ranks cannot
 /// share sequences of s tokens and `heads` heads.
-void check_sizes(const SequenceOptions& how, int c, std::int64_t s,
+void check_sizes(const SequenceOptions& setup, int c, std::int64_t s,
                  std::int64_t heads);
 
 /// [b, n, 3h] -> q, k, v [b, n, h], each in an array of its own.
@@ -44,7 +44,7 @@ AnyModule cut_dropout(double p, Layout layout, int rank, int c);
 
 /// The layers of one rank, for sequences of s tokens. Those of one device where
 /// c = 1.
-LayerFactory sequence_layers(const SequenceOptions& how, std::int64_t s,
+LayerFactory sequence_layers(const SequenceOptions& setup, std::int64_t s,
                              ProcessGroup& cp);
 
 }  // namespace shardbook::sequence_parallel

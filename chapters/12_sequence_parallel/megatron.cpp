@@ -143,9 +143,9 @@ Tensor gathered_linear(const Tensor& x, const Tensor& weight,
 }
 
 LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
-                             const MegatronOptions& how) {
+                             const MegatronOptions& setup) {
   LayerFactory made = tensor_parallel::layers(config, tp);
-  if (how.recompute_attention) {
+  if (setup.recompute_attention) {
     made.attention = [inner = made.attention](const Tensor& qkv,
                                               const AttentionOptions& options) {
       return autograd::recompute(

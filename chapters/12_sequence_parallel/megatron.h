@@ -16,7 +16,7 @@
 
 #include <string>
 
-#include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/common/models/models.h"
 #include "comm/process_group.h"
 
@@ -43,7 +43,7 @@ struct MegatronOptions {
 
 /// The layers of one rank; those of tensor parallelism in a group of one.
 LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
-                             const MegatronOptions& how = {});
+                             const MegatronOptions& setup = {});
 
 /// True for parameters that are used on cut tokens: LayerNorms, biases behind a
 /// reduce_scatter, positions. Their gradients are parts of sums over the group.

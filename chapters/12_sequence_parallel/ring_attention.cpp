@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/12_sequence_parallel/ring.h"
+#include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"

@@ -9,7 +9,7 @@
 // Liu, Zaharia, Abbeel 2023, "Ring Attention with Blockwise Transformers for
 // Near-Infinite Context"; zhuzilin/ring-flash-attention.
 
-#include "chapters/12_sequence_parallel/layout.h"
+#include "chapters/12_sequence_parallel/sequence_layout.h"
 #include "comm/process_group.h"
 #include "core/ops.h"
 

@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "chapters/12_sequence_parallel/ring.h"
+#include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/inplace.h"
@@ -132,14 +132,14 @@ Tensor ring_av(const Tensor& weights, const Tensor& v, ProcessGroup& cp,
 
 Tensor ring_self_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const RsaOptions& options, ProcessGroup& cp) {
-  const AttentionOptions& how = options.attention;
+  const AttentionOptions& setup = options.attention;
   SB_CHECK(q.shape() == k.shape() && q.shape() == v.shape() && q.ndim() == 3 &&
-               q.size(2) % how.heads == 0,
+               q.size(2) % setup.heads == 0,
            "ring_self_attention: shapes q ", shape_text(q.shape()), ", k ",
            shape_text(k.shape()), ", v ", shape_text(v.shape()), " with ",
-           how.heads, " heads; give three of [b, s/c, heads d]");
-  if (cp.size() == 1) return attention(q, k, v, how);
-  const std::int64_t b = q.size(0), n = q.size(1), a = how.heads;
+           setup.heads, " heads; give three of [b, s/c, heads d]");
+  if (cp.size() == 1) return attention(q, k, v, setup);
+  const std::int64_t b = q.size(0), n = q.size(1), a = setup.heads;
   const std::int64_t d = q.size(2) / a, s = n * cp.size();
   const auto by_head = [&](const Tensor& x) {
     return reshape(permute(reshape(x, {b, n, a, d}), {0, 2, 1, 3}),
@@ -149,9 +149,9 @@ Tensor ring_self_attention(const Tensor& q, const Tensor& k, const Tensor& v,
   // Fill the rows of scores
   Tensor scores = ring_qk(by_head(q), by_head(k), cp, options.all_reduce);
   scores =
-      scale(scores,
-            how.scale != 0 ? how.scale : 1 / std::sqrt(static_cast<double>(d)));
-  if (how.causal) {
+      scale(scores, setup.scale != 0 ? setup.scale
+                                     : 1 / std::sqrt(static_cast<double>(d)));
+  if (setup.causal) {
     scores =
         add(scores, options.mask.defined()
                         ? options.mask
@@ -160,8 +160,8 @@ Tensor ring_self_attention(const Tensor& q, const Tensor& k, const Tensor& v,
 
   // Softmax and dropout over full rows
   Tensor weights = softmax(scores);
-  if (how.dropout > 0) {
-    weights = dropout(reshape(weights, {b, a, n, s}), how.dropout,
+  if (setup.dropout > 0) {
+    weights = dropout(reshape(weights, {b, a, n, s}), setup.dropout,
                       {{b, a, s, s}, {0, 0, cp.rank() * n, 0}, {}});
     weights = reshape(weights, {b * a, n, s});
   }

@@ -4,7 +4,7 @@
 
 #include "chapters/13_moe/groups.h"
 #include "chapters/13_moe/load.h"
-#include "chapters/common/sharded/sharded_trainer.h"
+#include "chapters/common/sharded/sharded_strategy.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/optim.h"

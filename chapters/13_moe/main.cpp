@@ -9,7 +9,7 @@
 //
 // Read before: 07_tensor_parallel, 03_zero_fsdp. Read next: 14_hybrid_3d.
 
-#include "chapters/13_moe/trainer.h"
+#include "chapters/13_moe/moe_strategy.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 
@@ -20,34 +20,35 @@ int main(int argc, char** argv) {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
     options.chapter = "13_moe";
-    moe::TrainerOptions how;
+    moe::StrategyOptions setup;
     CommandLine line("ch13_moe", "Mixture of experts, expert parallelism.");
     add_shared_options(line, options);
-    moe::add_options(line, how);
+    moe::add_options(line, setup);
     line.parse(argc, argv);
     check_options(options);
     refuse_image_models(options, "experts stand in the place of a GPT's MLPs");
-    moe::check_trainer(options, how);
-    const Topology grid = moe::expert_topology(moe::group_sizes(options, how));
+    moe::check_trainer(options, setup);
+    const Topology grid =
+        moe::expert_topology(moe::group_sizes(options, setup));
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;
-    chapter.fold_class = moe::fold_class(options, how);
+    chapter.fold_class = moe::fold_class(options, setup);
     chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
       // 3. Name the axes of the device mesh: experts, their copies, TP.
       DeviceMesh mesh(world, grid);
 
       // 4. Build the same model from the same seed on every rank.
       // 5. Apply the strategy: experts over EP, dense parameters over DP.
-      moe::Trainer strategy(options, how, mesh);
+      moe::MoeStrategy strategy(options, setup, mesh);
 
       // 6. Train a few steps on the same data.
       run.train(options, strategy);
     };
 
     // 7. Compare parameters with one device that routes the same groups.
-    chapter.reference = [&](const Options& as) {
-      return moe::train_reference(as, how);
+    chapter.reference = [&](const Options& options) {
+      return moe::train_reference(options, setup);
     };
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.

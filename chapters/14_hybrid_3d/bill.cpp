@@ -30,21 +30,21 @@ BucketElements elements_of(const UpdateBucket& bucket) {
 
 }  // namespace
 
-BillSizes bill_sizes(const Options& options, const HybridOptions& how,
+BillSizes bill_sizes(const Options& options, const HybridOptions& setup,
                      const RankLayers& layers,
                      const pipeline::Schedule& schedule,
                      const std::vector<int>& cuts, int pp_rank) {
   BillSizes sizes;
   sizes.options = &options;
-  sizes.how = &how;
+  sizes.setup = &setup;
   sizes.layers = &layers;
   sizes.rows =
-      static_cast<double>(options.batch / (how.dp * how.micro_batches));
+      static_cast<double>(options.batch / (setup.dp * setup.micro_batches));
   sizes.element = static_cast<double>(dtype_bytes(options.dtype));
   sizes.sum = options.dtype == DType::kF64 ? 8 : 4;
   const int last = layers.list->size() - 1;
   const pipeline::Recomputed recomputed(schedule, pp_rank,
-                                        how.recomputed_stages());
+                                        setup.recomputed_stages());
   for (int b = 0; b < schedule.num_micro_batches; ++b) {
     for (int stage = 0; stage < schedule.num_stages; ++stage) {
       const pipeline::Place& place = schedule.place(b, stage);
@@ -63,31 +63,31 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& how,
       }
     }
   }
-  if (how.recompute == "blocks") sizes.blocks_again = sizes.blocks;
-  if (how.recompute == "attention") sizes.attentions_again = sizes.blocks;
+  if (setup.recompute == "blocks") sizes.blocks_again = sizes.blocks;
+  if (setup.recompute == "attention") sizes.attentions_again = sizes.blocks;
   return sizes;
 }
 
 // --- Bytes -------------------------------------------------------------------
 
 double expert_bytes(const BillSizes& z) {
-  const moe::MoeOptions moe = z.how->moe();
+  const moe::MoeOptions moe = z.setup->moe();
   moe::BillSizes groups;
-  groups.ep = z.how->ep, groups.t = z.how->tp;
+  groups.ep = z.setup->ep, groups.t = z.setup->tp;
   const auto slots = static_cast<double>(moe::capacity(
       static_cast<std::int64_t>(z.tokens()), moe.gate, /*is_training=*/true));
   // Half of the messages are those of forward
   return z.element * (z.blocks + z.blocks_again / 2) *
-         moe::layer_elements(moe, z.how->experts, slots, z.h(), groups);
+         moe::layer_elements(moe, z.setup->experts, slots, z.h(), groups);
 }
 
 double layer_bytes(const BillSizes& z) {
-  const bool has_experts = z.how->has_experts();
+  const bool has_experts = z.setup->has_experts();
   double bytes = has_experts ? expert_bytes(z) : 0;
   const double passes = z.heads + z.heads_again;  // of the loss
   if (z.t() > 1) {
     const double x = z.tokens() * z.h() * z.element;
-    if (z.how->sequence_parallel) {
+    if (z.setup->sequence_parallel) {
       // Gathers and scatters, half an all-reduce each: four forward and six
       // backward per block; one of each for embedding and head. Experts have
       // one of each in the place of an MLP's two and three
@@ -109,7 +109,7 @@ double layer_bytes(const BillSizes& z) {
   if (z.c() > 1) {
     const double whole = z.tokens() * z.c() * z.h() / z.t();
     const sequence_parallel::LayerElements layer =
-        sequence_parallel::layer_elements(z.how->sequence(), z.c(), whole);
+        sequence_parallel::layer_elements(z.setup->sequence(), z.c(), whole);
     bytes +=
         (z.blocks + z.blocks_again + z.attentions_again) * layer.forward *
             z.element +
@@ -158,7 +158,7 @@ double step_bytes(const BillSizes& z) {
 namespace {
 
 bool keeps_known_bytes(const BillSizes& z) {
-  return !z.how->has_experts() || moe::keeps_known_bytes(z.how->moe());
+  return !z.setup->has_experts() || moe::keeps_known_bytes(z.setup->moe());
 }
 
 /// What the weights' gradients of one layer need where they are put off.
@@ -166,21 +166,21 @@ double layer_deferred(const BillSizes& z, int layer, std::int64_t rows) {
   const KeptSizes sizes = z.kept_sizes_of(rows);
   const int last = z.layers->list->size() - 1;
   const double x = sizes.rows * sizes.tokens * z.h() * z.element;
-  const bool is_cut = z.how->sequence_parallel;
+  const bool is_cut = z.setup->sequence_parallel;
   if (layer == 0 || layer == last) {
     return deferred_by_layer(z.layers->padded, layer, sizes);
   }
   // The input of a block that is computed again stays
   const double input =
-      z.how->recompute == "blocks" ? x / (is_cut ? z.t() : 1) : 0;
-  if (!is_cut && !z.how->has_experts()) {
+      z.setup->recompute == "blocks" ? x / (is_cut ? z.t() : 1) : 0;
+  if (!is_cut && !z.setup->has_experts()) {
     return deferred_by_layer(z.layers->padded, layer, sizes) + input;
   }
-  if (z.how->has_experts()) {
+  if (z.setup->has_experts()) {
     // Those of attention: its c_proj, and c_attn where it does not gather
     return input + x * (is_cut ? 1 + 1 / z.t() : 2 + 4 / z.t()) +
-           moe::deferred_by_experts(z.layers->padded, z.how->moe(),
-                                    z.how->experts, sizes);
+           moe::deferred_by_experts(z.layers->padded, z.setup->moe(),
+                                    z.setup->experts, sizes);
   }
   // Both c_proj: their inputs, h/t and 4h/t, and gradients that were gathered. A
   // layer that gathers its input computes its weight's gradient at once
@@ -208,19 +208,19 @@ MemoryBill memory(const BillSizes& z, PipelineModel& model,
   const double masters = dtype_bytes(options.dtype) == 2 ? 4 : 0;
   bill[MemoryKind::kOptimizerState] =
       updated * (z.updates > 0 ? state.optimizer : masters);
-  if (z.how->zero_stage == 1) {
+  if (z.setup->zero_stage == 1) {
     // Running statistics stay beside the flat parameters
     bill[MemoryKind::kParameter] += flats - whole;
     bill[MemoryKind::kGradient] = shards;
   }
-  if (z.how->accumulate_f32) bill[MemoryKind::kGradient] = sums;
+  if (z.setup->accumulate_f32) bill[MemoryKind::kGradient] = sums;
   if (z.updates == 0) bill[MemoryKind::kGradient] = 0;
   if (options.steps == 0) return bill;
   // What zero bubbles leave between I and W has a formula for GPTs
   const bool splits = engine.schedule().splits_backward();
   const bool is_known =
       !splits || !(z.layers->padded.is_image() ||
-                   (z.how->has_experts() && z.how->recompute == "blocks"));
+                   (z.setup->has_experts() && z.setup->recompute == "blocks"));
   if (!is_known || !keeps_known_bytes(z)) {
     bill[MemoryKind::kActivation] = kNotPredicted;
     return bill;
@@ -234,11 +234,11 @@ MemoryBill memory(const BillSizes& z, PipelineModel& model,
 }
 
 double layer_kept(const BillSizes& z, int layer, std::int64_t rows) {
-  const HybridOptions& how = *z.how;
+  const HybridOptions& setup = *z.setup;
   ModelConfig config = z.layers->padded;
   KeptSizes sizes = z.kept_sizes_of(rows);
   const int last = z.layers->list->size() - 1;
-  const bool is_cut = how.sequence_parallel && z.t() > 1;
+  const bool is_cut = setup.sequence_parallel && z.t() > 1;
   if (layer == 0 || config.is_image()) {
     return kept_by_layer(config, layer, sizes);
   }
@@ -249,17 +249,17 @@ double layer_kept(const BillSizes& z, int layer, std::int64_t rows) {
     const double norm = x + 2 * tokens * z.sum;
     return kept_by_head(config, sizes) - (is_cut ? norm * (1 - 1 / z.t()) : 0);
   }
-  if (how.recompute == "blocks") return is_cut ? x / z.t() : x;
-  const bool is_rsa = z.c() > 1 && how.cp_kind == "rsa";
+  if (setup.recompute == "blocks") return is_cut ? x / z.t() : x;
+  const bool is_rsa = z.c() > 1 && setup.cp_kind == "rsa";
   const double heads = static_cast<double>(config.n_head) / z.t();
   // Attention that is computed again keeps nothing beside its inputs
-  const bool again = how.recompute == "attention";
+  const bool again = setup.recompute == "attention";
   if (again || is_rsa) config.n_head = 0;
   if (is_cut) sizes.t = 1;
   double kept = kept_by_block(config, sizes) / (is_cut ? z.t() : 1);
-  if (how.has_experts()) {
+  if (setup.has_experts()) {
     const double mlp = 8 * x / z.t();
-    kept += moe::kept_by_experts(config, how.moe(), how.experts,
+    kept += moe::kept_by_experts(config, setup.moe(), setup.experts,
                                  z.kept_sizes_of(rows)) -
             mlp;
     // The gate reads all tokens of ln_2's output
@@ -270,7 +270,7 @@ double layer_kept(const BillSizes& z, int layer, std::int64_t rows) {
   if (is_rsa) {
     kept += tokens * heads * static_cast<double>(z.options->seq) * z.element *
             (z.options->dropout > 0 ? 2 : 1);
-  } else if (how.cp_kind == "ulysses") {
+  } else if (setup.cp_kind == "ulysses") {
     kept += x / z.t();
   }
   return kept;
@@ -301,12 +301,12 @@ MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
 MemoryBill expert_zero_memory(const BillSizes& z) {
   // The formulas of the experts' chapter, whose replicas are dp x cp here
   moe::BillSizes sizes;
-  sizes.dp = z.how->dp * z.how->cp;
-  sizes.ep = z.how->ep, sizes.t = z.how->tp;
+  sizes.dp = z.setup->dp * z.setup->cp;
+  sizes.ep = z.setup->ep, sizes.t = z.setup->tp;
   sizes.zero_stage = 2;
-  sizes.micro_batches = z.how->micro_batches;
+  sizes.micro_batches = z.setup->micro_batches;
   MemoryBill bill = moe::predicted_bill(*z.options, model_config(*z.options),
-                                        z.how->moe(), sizes, {})
+                                        z.setup->moe(), sizes, {})
                         .memory;
   bill[MemoryKind::kActivation] = model_kept(z);
   return bill;

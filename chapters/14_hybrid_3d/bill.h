@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "chapters/03_zero_fsdp/zero/zero.h"
-#include "chapters/14_hybrid_3d/layers.h"
+#include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/14_hybrid_3d/update.h"
-#include "chapters/common/pipeline/engine.h"
+#include "chapters/common/pipeline/pipeline_engine.h"
 #include "chapters/common/run/kept.h"
 #include "chapters/common/run/strategy.h"
 
@@ -17,7 +17,7 @@ namespace shardbook::hybrid {
 /// How often a rank runs what in one step, and on which sizes.
 struct BillSizes {
   const Options* options = nullptr;
-  const HybridOptions* how = nullptr;
+  const HybridOptions* setup = nullptr;
   const RankLayers* layers = nullptr;
   double rows = 0;     ///< samples of a micro-batch
   double element = 0;  ///< bytes
@@ -30,9 +30,9 @@ struct BillSizes {
   /// Of the update; none with ZeRO-2 and -3.
   const std::vector<UpdateBucket>* buckets = nullptr;
 
-  double d() const { return how->dp * how->cp; }
-  double t() const { return how->tp; }
-  double c() const { return how->cp; }
+  double d() const { return setup->dp * setup->cp; }
+  double t() const { return setup->tp; }
+  double c() const { return setup->cp; }
   double world() const { return options->world_size; }
   double h() const { return static_cast<double>(layers->padded.n_embd); }
   double vocabulary() const {
@@ -43,7 +43,7 @@ struct BillSizes {
     KeptSizes sizes = kept_sizes(*options, rows);
     sizes.tokens /= c();
     sizes.t = t();
-    sizes.recompute = how->recompute == "blocks";
+    sizes.recompute = setup->recompute == "blocks";
     return sizes;
   }
   /// Tokens of a micro-batch on one context-parallel rank.
@@ -53,7 +53,7 @@ struct BillSizes {
 };
 
 /// Of rank `pp_rank` of a pipeline. Keeps references.
-BillSizes bill_sizes(const Options& options, const HybridOptions& how,
+BillSizes bill_sizes(const Options& options, const HybridOptions& setup,
                      const RankLayers& layers,
                      const pipeline::Schedule& schedule,
                      const std::vector<int>& cuts, int pp_rank);

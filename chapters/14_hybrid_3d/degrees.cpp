@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/13_moe/trainer.h"
+#include "chapters/13_moe/moe_strategy.h"
 #include "chapters/common/pipeline/stages.h"
 #include "core/check.h"
 
@@ -38,25 +38,25 @@ std::int64_t divisor_below(std::int64_t n, std::int64_t most) {
 
 // --- Rules, in the order in which they are tried -----------------------------
 
-void check_product(const Options& options, HybridOptions& how) {
+void check_product(const Options& options, HybridOptions& setup) {
   // Each is at most 2^20
-  const std::int64_t others = std::int64_t{how.tp} * how.cp * how.pp;
+  const std::int64_t others = std::int64_t{setup.tp} * setup.cp * setup.pp;
   SB_CHECK(others <= options.world_size &&
-               (how.dp > 0 || options.world_size % others == 0),
-           "--world-size ", options.world_size, ": --tp ", how.tp, ", --cp ",
-           how.cp, ", --pp ", how.pp, " make replicas of ", others,
+               (setup.dp > 0 || options.world_size % others == 0),
+           "--world-size ", options.world_size, ": --tp ", setup.tp, ", --cp ",
+           setup.cp, ", --pp ", setup.pp, " make replicas of ", others,
            " ranks; give a multiple of ", others);
-  if (how.dp == 0) how.dp = static_cast<int>(options.world_size / others);
-  SB_CHECK(how.dp * others == options.world_size, "--world-size ",
-           options.world_size, ": --dp ", how.dp, " x --tp ", how.tp,
-           " x --cp ", how.cp, " x --pp ", how.pp, " are ", how.dp * others,
-           " ranks; give --world-size ", how.dp * others);
+  if (setup.dp == 0) setup.dp = static_cast<int>(options.world_size / others);
+  SB_CHECK(setup.dp * others == options.world_size, "--world-size ",
+           options.world_size, ": --dp ", setup.dp, " x --tp ", setup.tp,
+           " x --cp ", setup.cp, " x --pp ", setup.pp, " are ",
+           setup.dp * others, " ranks; give --world-size ", setup.dp * others);
 }
 
-void check_zero(const HybridOptions& how) {
-  SB_CHECK(how.zero_stage <= 1 || how.pp == 1, "--zero-stage ", how.zero_stage,
-           ", --pp ", how.pp,
-           how.zero_stage == 2
+void check_zero(const HybridOptions& setup) {
+  SB_CHECK(setup.zero_stage <= 1 || setup.pp == 1, "--zero-stage ",
+           setup.zero_stage, ", --pp ", setup.pp,
+           setup.zero_stage == 2
                ? ": a stage accumulates gradients over all micro-batches, so "
                  "shards of them would be reduced after every one: m times "
                  "the traffic; give --zero-stage 1"
@@ -65,148 +65,148 @@ void check_zero(const HybridOptions& how) {
                  "--zero-stage 1");
 }
 
-void check_schedule(const HybridOptions& how) {
-  SB_CHECK(how.schedule != "pipedream" && how.schedule != "pipedream-2bw",
-           "--schedule ", how.schedule,
+void check_schedule(const HybridOptions& setup) {
+  SB_CHECK(setup.schedule != "pipedream" && setup.schedule != "pipedream-2bw",
+           "--schedule ", setup.schedule,
            ": each stage updates by itself, and there is no point at which the "
            "gradients of all replicas are complete; give a schedule that "
            "flushes, such as 1f1b");
-  SB_CHECK(how.zero_stage <= 1 || how.schedule == "1f1b", "--schedule ",
-           how.schedule, ": with --zero-stage ", how.zero_stage,
+  SB_CHECK(setup.zero_stage <= 1 || setup.schedule == "1f1b", "--schedule ",
+           setup.schedule, ": with --zero-stage ", setup.zero_stage,
            " there is one stage, which no schedule changes; leave it out");
-  SB_CHECK(how.zero_stage <= 1 ||
-               how.recomputed_stages() == pipeline::Recompute::kNever,
-           "--recompute ", how.recompute, ": not with --zero-stage ",
-           how.zero_stage, ", which has no stages; give blocks or attention");
+  SB_CHECK(setup.zero_stage <= 1 ||
+               setup.recomputed_stages() == pipeline::Recompute::kNever,
+           "--recompute ", setup.recompute, ": not with --zero-stage ",
+           setup.zero_stage, ", which has no stages; give blocks or attention");
 }
 
 /// Convolutions and batch norms go with replicas and stages alone.
-void check_image_model(const HybridOptions& how, const ModelConfig& config) {
-  SB_CHECK(how.tp == 1, "--tp ", how.tp,
+void check_image_model(const HybridOptions& setup, const ModelConfig& config) {
+  SB_CHECK(setup.tp == 1, "--tp ", setup.tp,
            ": this tensor parallelism cuts the matrices, heads and vocabulary "
            "of a GPT, and no convolution of a ",
            config.type, "; give 1");
-  SB_CHECK(how.cp == 1, "--cp ", how.cp,
+  SB_CHECK(setup.cp == 1, "--cp ", setup.cp,
            ": images have no sequence of tokens to cut; give 1");
-  SB_CHECK(how.cp_kind == "ring" && how.cp_layout == "contiguous", "--cp-kind ",
-           how.cp_kind, ", --cp-layout ", how.cp_layout,
+  SB_CHECK(setup.cp_kind == "ring" && setup.cp_layout == "contiguous",
+           "--cp-kind ", setup.cp_kind, ", --cp-layout ", setup.cp_layout,
            ": images have no sequence of tokens to cut; leave them out");
-  SB_CHECK(!how.sequence_parallel,
+  SB_CHECK(!setup.sequence_parallel,
            "--sequence-parallel: images have no sequence of tokens to cut; "
            "leave it out");
-  SB_CHECK(!how.has_experts(), "--num-experts ", how.experts,
+  SB_CHECK(!setup.has_experts(), "--num-experts ", setup.experts,
            ": experts take the place of a GPT's MLPs, and a ", config.type,
            " has none; give 1");
-  SB_CHECK(how.zero_stage <= 1, "--zero-stage ", how.zero_stage,
+  SB_CHECK(setup.zero_stage <= 1, "--zero-stage ", setup.zero_stage,
            ": stages 2 and 3 train a GPT only here; give "
            "0 or 1");
-  SB_CHECK(how.recompute != "attention", "--recompute attention: a ",
+  SB_CHECK(setup.recompute != "attention", "--recompute attention: a ",
            config.type, " has none; give blocks");
-  SB_CHECK(!how.accumulate_f32,
+  SB_CHECK(!setup.accumulate_f32,
            "--accumulate-f32: one device sums in 16 bits, and batch norms make "
            "every difference grow from step to step; leave it out");
 }
 
-void check_model(const Options& options, const HybridOptions& how,
+void check_model(const Options& options, const HybridOptions& setup,
                  const ModelConfig& config) {
-  if (config.is_image()) return check_image_model(how, config);
+  if (config.is_image()) return check_image_model(setup, config);
   SB_CHECK(config.type == "gpt2", "--model ", options.model,
            ": this chapter cuts the layers of a GPT and the stages of a "
            "ResNet; give gpt-nano, gpt2 or resnet18, or another one of their "
            "families");
-  SB_CHECK(config.n_head % how.tp == 0, "--tp ", how.tp, ": ", config.n_head,
-           " heads do not divide by it; give ",
-           divisor_below(config.n_head, how.tp));
-  SB_CHECK(!how.sequence_parallel || how.tp > 1,
+  SB_CHECK(config.n_head % setup.tp == 0, "--tp ", setup.tp, ": ",
+           config.n_head, " heads do not divide by it; give ",
+           divisor_below(config.n_head, setup.tp));
+  SB_CHECK(!setup.sequence_parallel || setup.tp > 1,
            "--sequence-parallel: tokens are cut inside the tensor-parallel "
            "group, which has one rank; give --tp 2 or more");
-  SB_CHECK(
-      how.cp > 1 || (how.cp_layout == "contiguous" && how.cp_kind == "ring"),
-      "--cp-kind ", how.cp_kind, ", --cp-layout ", how.cp_layout,
-      ": the sequence is not cut; give --cp 2 or more");
-  const auto sequence = how.sequence();
+  SB_CHECK(setup.cp > 1 ||
+               (setup.cp_layout == "contiguous" && setup.cp_kind == "ring"),
+           "--cp-kind ", setup.cp_kind, ", --cp-layout ", setup.cp_layout,
+           ": the sequence is not cut; give --cp 2 or more");
+  const auto sequence = setup.sequence();
   SB_CHECK(sequence.kind == sequence_parallel::Kind::kRing ||
                sequence.layout == sequence_parallel::Layout::kContiguous,
-           "--cp-layout ", how.cp_layout,
+           "--cp-layout ", setup.cp_layout,
            ": only --cp-kind ring computes blocks that a layout can balance; "
            "give contiguous");
-  const std::int64_t heads = config.n_head / how.tp;
-  SB_CHECK(
-      sequence.kind != sequence_parallel::Kind::kUlysses || heads % how.cp == 0,
-      "--cp ", how.cp, ": Ulysses gives each rank equally many of ", heads,
-      " heads; give ", divisor_below(heads, how.cp));
+  const std::int64_t heads = config.n_head / setup.tp;
+  SB_CHECK(sequence.kind != sequence_parallel::Kind::kUlysses ||
+               heads % setup.cp == 0,
+           "--cp ", setup.cp, ": Ulysses gives each rank equally many of ",
+           heads, " heads; give ", divisor_below(heads, setup.cp));
   const bool has_halves = sequence.layout == sequence_parallel::Layout::kZigzag;
-  const std::int64_t parts = std::int64_t{how.cp} * (has_halves ? 2 : 1) *
-                             (how.sequence_parallel ? how.tp : 1);
+  const std::int64_t parts = std::int64_t{setup.cp} * (has_halves ? 2 : 1) *
+                             (setup.sequence_parallel ? setup.tp : 1);
   SB_CHECK(options.seq % parts == 0, "--seq ", options.seq,
            ": the tokens are cut into ", parts, " equal parts; give ",
            (options.seq / parts + 1) * parts);
-  SB_CHECK(options.dropout == 0 || how.cp == 1 || how.tp == 1, "--dropout ",
-           options.dropout, ": not with both --tp ", how.tp, " and --cp ",
-           how.cp, "; give 0");
+  SB_CHECK(options.dropout == 0 || setup.cp == 1 || setup.tp == 1, "--dropout ",
+           options.dropout, ": not with both --tp ", setup.tp, " and --cp ",
+           setup.cp, "; give 0");
 }
 
-void check_experts(const Options& options, const HybridOptions& how) {
-  if (!how.has_experts()) {
-    SB_CHECK(how.experts == 1, "--num-experts ", how.experts,
+void check_experts(const Options& options, const HybridOptions& setup) {
+  if (!setup.has_experts()) {
+    SB_CHECK(setup.experts == 1, "--num-experts ", setup.experts,
              ": give the experts of each layer, or 1 for an ordinary MLP");
-    SB_CHECK(
-        how.ep == 1 && how.top_k == 1 && !how.expert_tp && how.noise == "none",
-        "--ep ", how.ep, ", --top-k ", how.top_k, ", --noise ", how.noise,
-        how.expert_tp ? ", --expert-tp" : "",
-        ": there are no experts; give --num-experts 2 or more");
+    SB_CHECK(setup.ep == 1 && setup.top_k == 1 && !setup.expert_tp &&
+                 setup.noise == "none",
+             "--ep ", setup.ep, ", --top-k ", setup.top_k, ", --noise ",
+             setup.noise, setup.expert_tp ? ", --expert-tp" : "",
+             ": there are no experts; give --num-experts 2 or more");
     return;
   }
-  SB_CHECK(how.dp % how.ep == 0, "--ep ", how.ep, ": the ", how.dp,
+  SB_CHECK(setup.dp % setup.ep == 0, "--ep ", setup.ep, ": the ", setup.dp,
            " replicas do not divide into groups that share experts; give ",
-           divisor_below(how.dp, how.ep));
-  SB_CHECK(how.experts % how.ep == 0, "--ep ", how.ep, ": ", how.experts,
-           " experts do not divide by it; give ",
-           divisor_below(how.experts, how.ep));
-  SB_CHECK(!how.expert_tp || how.tp > 1,
+           divisor_below(setup.dp, setup.ep));
+  SB_CHECK(setup.experts % setup.ep == 0, "--ep ", setup.ep, ": ",
+           setup.experts, " experts do not divide by it; give ",
+           divisor_below(setup.experts, setup.ep));
+  SB_CHECK(!setup.expert_tp || setup.tp > 1,
            "--expert-tp: cuts experts over tensor-parallel ranks; give --tp 2 "
            "or more");
-  SB_CHECK(how.zero_stage <= 2, "--zero-stage ", how.zero_stage,
-           ", --num-experts ", how.experts,
+  SB_CHECK(setup.zero_stage <= 2, "--zero-stage ", setup.zero_stage,
+           ", --num-experts ", setup.experts,
            ": stage 3 would gather all experts of a rank for each micro-batch, "
            "when a token visits ",
-           how.top_k,
+           setup.top_k,
            " of them (DeepSpeed refuses it, too); give 1 or 2, and --ep to cut "
            "the experts");
-  const moe::MoeOptions moe = how.moe();
+  const moe::MoeOptions moe = setup.moe();
   moe::check_gate(moe.gate);
-  const std::int64_t rows = options.batch / (how.dp * how.micro_batches);
-  moe::check_slots(moe.gate, rows * options.seq / how.cp, how.tp);
+  const std::int64_t rows = options.batch / (setup.dp * setup.micro_batches);
+  moe::check_slots(moe.gate, rows * options.seq / setup.cp, setup.tp);
 }
 
-void check_precision(const Options& options, const HybridOptions& how) {
-  SB_CHECK(!how.accumulate_f32 || dtype_bytes(options.dtype) == 2,
+void check_precision(const Options& options, const HybridOptions& setup) {
+  SB_CHECK(!setup.accumulate_f32 || dtype_bytes(options.dtype) == 2,
            "--accumulate-f32: gradients of ", dtype_name(options.dtype),
            " are summed as they are; give --dtype bf16 or f16");
-  SB_CHECK(!how.accumulate_f32 || how.zero_stage <= 1,
+  SB_CHECK(!setup.accumulate_f32 || setup.zero_stage <= 1,
            "--accumulate-f32: not "
            "with --zero-stage ",
-           how.zero_stage, "; give 0 or 1");
+           setup.zero_stage, "; give 0 or 1");
 }
 
-void check_batch(const Options& options, const HybridOptions& how) {
-  const std::int64_t parts = how.dp * how.micro_batches;
-  SB_CHECK(options.batch % parts == 0, "--batch ", options.batch, ": ", how.dp,
-           " replicas with ", how.micro_batches,
+void check_batch(const Options& options, const HybridOptions& setup) {
+  const std::int64_t parts = setup.dp * setup.micro_batches;
+  SB_CHECK(options.batch % parts == 0, "--batch ", options.batch, ": ",
+           setup.dp, " replicas with ", setup.micro_batches,
            " micro-batches each need equally many samples; give ",
            (options.batch / parts + 1) * parts);
 }
 
 /// A batch norm needs two values of each channel.
-void check_statistics(const Options& options, const HybridOptions& how,
+void check_statistics(const Options& options, const HybridOptions& setup,
                       const ModelConfig& config) {
   if (!config.is_image()) return;
   // The stem halves height and width twice, each later stage once
   std::int64_t side = options.image_size;
   for (std::size_t i = 0; i <= config.depths.size(); ++i) side = (side + 1) / 2;
-  const std::int64_t parts = how.dp * how.micro_batches;
+  const std::int64_t parts = setup.dp * setup.micro_batches;
   SB_CHECK(options.batch / parts * side * side > 1, "--batch ", options.batch,
-           ": ", how.dp, " replicas with ", how.micro_batches,
+           ": ", setup.dp, " replicas with ", setup.micro_batches,
            " micro-batches each leave one image to a micro-batch, and the last "
            "batch norms one value of each channel, which is its own mean; give "
            "--batch ",
@@ -260,26 +260,27 @@ DynamicLossScaler HybridOptions::loss_scaler(DType dtype) const {
   return DynamicLossScaler(options);
 }
 
-Topology topology_of(const HybridOptions& how) {
-  std::string order = axes_of(how.order);
-  if (how.ep == 1) {
-    return Topology::from_order(
-        order,
-        {{"tp", how.tp}, {"cp", how.cp}, {"dp", how.dp}, {"pp", how.pp}});
+Topology topology_of(const HybridOptions& setup) {
+  std::string order = axes_of(setup.order);
+  if (setup.ep == 1) {
+    return Topology::from_order(order, {{"tp", setup.tp},
+                                        {"cp", setup.cp},
+                                        {"dp", setup.dp},
+                                        {"pp", setup.pp}});
   }
   order.replace(order.find("dp"), 2, "ep-edp");
-  return Topology::from_order(order, {{"tp", how.tp},
-                                      {"cp", how.cp},
-                                      {"ep", how.ep},
-                                      {"edp", how.dp / how.ep},
-                                      {"pp", how.pp}});
+  return Topology::from_order(order, {{"tp", setup.tp},
+                                      {"cp", setup.cp},
+                                      {"ep", setup.ep},
+                                      {"edp", setup.dp / setup.ep},
+                                      {"pp", setup.pp}});
 }
 
-Topology parts_topology(const HybridOptions& how) {
-  const std::string order = axes_of(how.order);
+Topology parts_topology(const HybridOptions& setup) {
+  const std::string order = axes_of(setup.order);
   const bool tp_is_faster = order.find("tp") < order.find("dp");
   return Topology::from_order(tp_is_faster ? "tp-ep" : "ep-tp",
-                              {{"tp", how.tp}, {"ep", how.ep}});
+                              {{"tp", setup.tp}, {"ep", setup.ep}});
 }
 
 int replica_of(const Topology& topology, int rank) {
@@ -288,46 +289,47 @@ int replica_of(const Topology& topology, int rank) {
          topology.coordinate(rank, "ep");
 }
 
-void check_legal(const Options& options, HybridOptions& how) {
-  check_product(options, how);
-  check_zero(how);
-  check_schedule(how);
-  check_model(options, how, model_config(options));
-  check_batch(options, how);
-  check_statistics(options, how, model_config(options));
-  check_experts(options, how);
-  check_precision(options, how);
-  topology_of(how);
-  const pipeline::Schedule schedule = schedule_of(how);
+void check_legal(const Options& options, HybridOptions& setup) {
+  check_product(options, setup);
+  check_zero(setup);
+  check_schedule(setup);
+  check_model(options, setup, model_config(options));
+  check_batch(options, setup);
+  check_statistics(options, setup, model_config(options));
+  check_experts(options, setup);
+  check_precision(options, setup);
+  topology_of(setup);
+  const pipeline::Schedule schedule = schedule_of(setup);
   const int layers = layers_of(model_config(options))->size();
-  SB_CHECK(schedule.num_stages <= layers, "--pp ", how.pp, ", --schedule ",
-           how.schedule, ": ", schedule.num_stages, " stages; ", options.model,
-           " has ", layers, " layers; give at most one stage per layer");
+  SB_CHECK(schedule.num_stages <= layers, "--pp ", setup.pp, ", --schedule ",
+           setup.schedule, ": ", schedule.num_stages, " stages; ",
+           options.model, " has ", layers,
+           " layers; give at most one stage per layer");
 }
 
-std::string refusal(const Options& options, HybridOptions how) {
+std::string refusal(const Options& options, HybridOptions setup) {
   try {
-    check_legal(options, how);
+    check_legal(options, setup);
   } catch (const Error& error) {
     return error.what();
   }
   return "";
 }
 
-pipeline::Schedule schedule_of(const HybridOptions& how) {
-  pipeline::schedules::ScheduleOptions as;
-  as.num_ranks = how.pp;
-  as.micro_batches = static_cast<int>(how.micro_batches);
-  as.chunks = how.chunks;
-  return pipeline::schedules::make_schedule(how.schedule, as);
+pipeline::Schedule schedule_of(const HybridOptions& setup) {
+  pipeline::schedules::ScheduleOptions schedule;
+  schedule.num_ranks = setup.pp;
+  schedule.micro_batches = static_cast<int>(setup.micro_batches);
+  schedule.chunks = setup.chunks;
+  return pipeline::schedules::make_schedule(setup.schedule, schedule);
 }
 
 std::vector<MicroBatch> pieces_of(const Options& options,
-                                  const HybridOptions& how, int dp_rank) {
-  const std::int64_t rows = options.batch / (how.dp * how.micro_batches);
+                                  const HybridOptions& setup, int dp_rank) {
+  const std::int64_t rows = options.batch / (setup.dp * setup.micro_batches);
   std::vector<MicroBatch> pieces;
-  for (std::int64_t b = 0; b < how.micro_batches; ++b) {
-    const std::int64_t first = (dp_rank * how.micro_batches + b) * rows;
+  for (std::int64_t b = 0; b < setup.micro_batches; ++b) {
+    const std::int64_t first = (dp_rank * setup.micro_batches + b) * rows;
     pieces.push_back({BatchSlice{first, 1}, rows});
   }
   return pieces;
@@ -354,7 +356,7 @@ std::string combinations_text() {
        << "axes above 1 ZeRO   0   1   2   3     0   1   2   3     0   1   2   "
           "3\n";
   for (int set = 0; set < 16; ++set) {
-    HybridOptions how;
+    HybridOptions setup;
     std::string axes;
     const auto degree = [&](int bit, const char* name) {
       if ((set >> bit & 1) == 0) return 1;
@@ -362,23 +364,23 @@ std::string combinations_text() {
       return 2;
     };
     const int dp = degree(0, "dp");
-    how.tp = degree(1, "tp");
-    how.cp = degree(2, "cp");
-    how.pp = degree(3, "pp");
+    setup.tp = degree(1, "tp");
+    setup.cp = degree(2, "cp");
+    setup.pp = degree(3, "pp");
     if (axes.empty()) axes = "none";
     axes.resize(17, ' ');
     text << axes;
     for (const Column& column : kColumns) {
-      how.ep = column.ep;
-      how.experts = column.experts;
-      how.dp = dp * how.ep;
+      setup.ep = column.ep;
+      setup.experts = column.experts;
+      setup.dp = dp * setup.ep;
       if (&column != kColumns) text << "  ";
-      for (how.zero_stage = 0; how.zero_stage < 4; ++how.zero_stage) {
+      for (setup.zero_stage = 0; setup.zero_stage < 4; ++setup.zero_stage) {
         Options options;
         options.model = column.model;
-        options.world_size = how.dp * how.tp * how.cp * how.pp;
-        options.batch = 4 * how.dp * how.micro_batches;
-        const std::string reason = refusal(options, how);
+        options.world_size = setup.dp * setup.tp * setup.cp * setup.pp;
+        options.batch = 4 * setup.dp * setup.micro_batches;
+        const std::string reason = refusal(options, setup);
         std::string cell = "yes";
         if (!reason.empty()) {
           const auto found = std::find(reasons.begin(), reasons.end(), reason);

@@ -76,24 +76,24 @@ extern const char* const kOrderHelp;
 /// "megatron", "megatron-pp-dp", "deepspeed", "colossal-ai", or the axes
 /// themselves ("tp-cp-dp-pp"). Throws Error unless each axis comes once. With ep
 /// above 1, ep and edp stand in the place of dp, and move no rank.
-Topology topology_of(const HybridOptions& how);
+Topology topology_of(const HybridOptions& setup);
 /// The ranks of one replica's stage, and with ep of the ep replicas that share
 /// experts: axes tp and ep, in their order.
-Topology parts_topology(const HybridOptions& how);
+Topology parts_topology(const HybridOptions& setup);
 /// The replica that a rank belongs to, 0 .. dp-1.
 int replica_of(const Topology& topology, int rank);
 
 /// Sets dp where it was left open. Throws Error, with sizes that would work, for
 /// options that are not legal together.
-void check_legal(const Options& options, HybridOptions& how);
+void check_legal(const Options& options, HybridOptions& setup);
 /// The message of check_legal; empty where the options are legal.
-std::string refusal(const Options& options, HybridOptions how);
+std::string refusal(const Options& options, HybridOptions setup);
 
 /// The schedule of each pipeline. Throws Error where it has none.
-pipeline::Schedule schedule_of(const HybridOptions& how);
+pipeline::Schedule schedule_of(const HybridOptions& setup);
 /// The rows of micro-batches 0 .. m-1 of a replica: consecutive ones.
 std::vector<MicroBatch> pieces_of(const Options& options,
-                                  const HybridOptions& how, int dp_rank);
+                                  const HybridOptions& setup, int dp_rank);
 
 /// Which axes go together, as text: a row for each set of axes above one, a
 /// column for each stage of ZeRO, without experts, with experts over ep, and for

@@ -15,8 +15,8 @@
 
 #include <cstdio>
 
-#include "chapters/14_hybrid_3d/options.h"
-#include "chapters/14_hybrid_3d/trainer.h"
+#include "chapters/14_hybrid_3d/hybrid_options.h"
+#include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 
@@ -27,13 +27,13 @@ int main(int argc, char** argv) {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
     options.chapter = "14_hybrid_3d";
-    hybrid::HybridOptions how;
+    hybrid::HybridOptions setup;
     bool prints_combinations = false;
     CommandLine line("ch14_hybrid_3d",
                      "Data, tensor, context, expert and pipeline parallelism "
                      "together, with ZeRO.");
     add_shared_options(line, options);
-    hybrid::add_options(line, how);
+    hybrid::add_options(line, setup);
     line.add("--print-combinations", &prints_combinations,
              "print which axes and stages of ZeRO go together, and exit");
     line.parse(argc, argv);
@@ -42,26 +42,26 @@ int main(int argc, char** argv) {
       return 0;
     }
     check_options(options);
-    hybrid::check_legal(options, how);
+    hybrid::check_legal(options, setup);
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;
-    chapter.fold_class = hybrid::fold_class(how);
+    chapter.fold_class = hybrid::fold_class(setup);
     chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
       // 3. Name the axes of the device mesh.
-      DeviceMesh mesh(world, hybrid::topology_of(how));
+      DeviceMesh mesh(world, hybrid::topology_of(setup));
 
       // 4. Build this rank's parts of this rank's stage of the same model.
       // 5. Apply the strategy: a pipeline, then the sums over all axes.
-      const auto strategy = hybrid::make_trainer(options, how, mesh);
+      const auto strategy = hybrid::make_trainer(options, setup, mesh);
 
       // 6. Train a few steps; replicas read different samples.
       run.train(options, *strategy);
     };
 
     // 7. Compare parameters with the single-device run.
-    chapter.reference = [&](const Options& as) {
-      return hybrid::reference_run(as, how);
+    chapter.reference = [&](const Options& options) {
+      return hybrid::reference_run(options, setup);
     };
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.

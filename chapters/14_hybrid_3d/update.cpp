@@ -50,11 +50,11 @@ std::int64_t UpdateBucket::updated_numel() const {
   return own.defined() ? own.numel() : numel();
 }
 
-Update::Update(const Options& options, const HybridOptions& how,
+Update::Update(const Options& options, const HybridOptions& setup,
                PipelineModel& model, const RankLayers& layers,
                const Groups& groups)
-    : groups_(groups), is_sharded_(how.zero_stage == 1) {
-  make_buckets(model, layers, how);
+    : groups_(groups), is_sharded_(setup.zero_stage == 1) {
+  make_buckets(model, layers, setup);
   Tensors updated;
   for (UpdateBucket& bucket : buckets_) {
     if (!is_sharded_) {
@@ -78,7 +78,7 @@ Update::Update(const Options& options, const HybridOptions& how,
   optimizer_ = make_optimizer(options.optimizer, std::move(updated),
                               options.optimizer_options);
   optimizer_->keep_master_copies();
-  if (how.accumulate_f32) sum_in_f32();
+  if (setup.accumulate_f32) sum_in_f32();
 }
 
 Update::~Update() {
@@ -118,7 +118,7 @@ Tensor Update::gradient(const NamedTensor& parameter) const {
 }
 
 void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
-                          const HybridOptions& how) {
+                          const HybridOptions& setup) {
   // Parameters that are summed over the same groups, by their first member
   std::vector<UpdateBucket> kinds;
   for (const NamedTensor& each : named_parameters(model)) {
@@ -127,7 +127,7 @@ void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
     kind.data = moe::is_expert(each.name) ? &groups_.experts : &groups_.data;
     kind.is_replicated = layers.is_whole(each.name);
     // Experts and their gates see all tokens on every rank of tp
-    kind.is_partial = kind.is_replicated && how.sequence_parallel &&
+    kind.is_partial = kind.is_replicated && setup.sequence_parallel &&
                       sequence_parallel::has_partial_gradient(each.name) &&
                       !moe::is_expert(each.name);
     const auto found =
@@ -157,7 +157,7 @@ void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
     }
     std::vector<int> order(items.size());
     std::iota(order.begin(), order.end(), 0);
-    const ddp::BucketLimits limits{how.bucket_bytes, how.bucket_bytes};
+    const ddp::BucketLimits limits{setup.bucket_bytes, setup.bucket_bytes};
     for (const ddp::BucketMembers& members :
          ddp::assign_buckets(items, order, limits)) {
       UpdateBucket bucket = kind;

@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "chapters/03_zero_fsdp/flat_buffer.h"
-#include "chapters/14_hybrid_3d/layers.h"
+#include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/run/training_state.h"
 #include "comm/device_mesh.h"
@@ -66,8 +66,8 @@ class Update {
  public:
   /// Collective over the groups. Parameters become views of buckets with
   /// ZeRO-1.
-  Update(const Options& options, const HybridOptions& how, PipelineModel& model,
-         const RankLayers& layers, const Groups& groups);
+  Update(const Options& options, const HybridOptions& setup,
+         PipelineModel& model, const RankLayers& layers, const Groups& groups);
 
   /// Sums the gradients. Order of collectives: all buckets over dp x cp, then
   /// over tp, then over stages (Megatron-LM, finalize_model_grads.py).
@@ -95,7 +95,7 @@ class Update {
 
  private:
   void make_buckets(PipelineModel& model, const RankLayers& layers,
-                    const HybridOptions& how);
+                    const HybridOptions& setup);
   void sum_in_f32();
   void scatter(UpdateBucket& bucket);
   Tensor gradient(const NamedTensor& parameter) const;

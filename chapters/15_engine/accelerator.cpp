@@ -56,12 +56,12 @@ std::unique_ptr<internal::Backend> Accelerator::make_backend(
   const internal::Plan plan{model, world_, optimizer, options_.mixed_precision,
                             options_.gradient_accumulation_steps};
   const Plugin& plugin = options_.plugin;
-  const ShardOptions how = shard_options(loader);
+  const ShardOptions setup = shard_options(loader);
 
   // The engine: a config with the script's values, in which "auto" is filled
   if (const auto* deepspeed = std::get_if<DeepSpeedPlugin>(&plugin)) {
     KnownValues known;
-    known.micro_batch_size = internal::batch_of_a_rank(how, world_.size());
+    known.micro_batch_size = internal::batch_of_a_rank(setup, world_.size());
     known.accumulation = plan.accumulation;
     known.data_parallel_ranks = world_.size();
     known.mixed_precision = options_.mixed_precision;
@@ -86,7 +86,7 @@ std::unique_ptr<internal::Backend> Accelerator::make_backend(
   if (const auto* megatron = std::get_if<MegatronLMPlugin>(&plugin)) {
     const int dp = hybrid_options(*megatron, world_.size()).dp;
     std::vector<std::int64_t> samples(
-        static_cast<std::size_t>(internal::batch_of_a_rank(how, dp)));
+        static_cast<std::size_t>(internal::batch_of_a_rank(setup, dp)));
     for (std::size_t i = 0; i < samples.size(); ++i) {
       samples[i] = static_cast<std::int64_t>(i) % loader.data.num_samples;
     }
@@ -107,7 +107,7 @@ PreparedLoader Accelerator::shard(const DataLoader& loader,
            "prepare: the loader has no samples; give one or more");
   auto state = std::make_shared<internal::LoaderState>();
   state->loader = loader;
-  state->how = shard_options(loader);
+  state->setup = shard_options(loader);
   state->ranks = group.size();
   state->rank = group.rank();
   state->loop = loop_;

@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "chapters/15_engine/config.h"
+#include "chapters/15_engine/deepspeed_config.h"
 #include "core/check.h"
 #include "sim/json_object.h"
 

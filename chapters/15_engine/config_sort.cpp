@@ -4,7 +4,7 @@
 #include <map>
 #include <sstream>
 
-#include "chapters/15_engine/internal/config_keys.h"
+#include "chapters/15_engine/internal/deepspeed_keys.h"
 #include "sim/json_object.h"
 
 namespace shardbook::engine::internal {

@@ -41,7 +41,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/15_engine/config.h"
+#include "chapters/15_engine/deepspeed_config.h"
 #include "chapters/15_engine/loader.h"
 #include "chapters/15_engine/lr_schedules.h"
 #include "chapters/common/models/models.h"

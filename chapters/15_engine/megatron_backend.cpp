@@ -5,12 +5,12 @@
 #include <map>
 #include <optional>
 
-#include "chapters/14_hybrid_3d/layers.h"
+#include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/14_hybrid_3d/update.h"
 #include "chapters/15_engine/internal/backend.h"
 #include "chapters/common/models/checkpoint.h"
-#include "chapters/common/pipeline/engine.h"
 #include "chapters/common/pipeline/partition.h"
+#include "chapters/common/pipeline/pipeline_engine.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -106,15 +106,15 @@ Options options_of(const Plan& plan, const Batch& example, int dp) {
 
 hybrid::HybridOptions legal(const Options& options,
                             const MegatronLMPlugin& plugin) {
-  hybrid::HybridOptions how = hybrid_options(plugin, options.world_size);
-  const std::string refusal = hybrid::refusal(options, how);
+  hybrid::HybridOptions setup = hybrid_options(plugin, options.world_size);
+  const std::string refusal = hybrid::refusal(options, setup);
   SB_CHECK(refusal.empty(), "MegatronLMPlugin with tp_degree ",
            plugin.tp_degree, ", pp_degree ", plugin.pp_degree,
            ", num_micro_batches ", plugin.num_micro_batches,
            ", sequence_parallelism ",
            plugin.sequence_parallelism ? "true" : "false", ": ", refusal);
-  hybrid::check_legal(options, how);
-  return how;
+  hybrid::check_legal(options, setup);
+  return setup;
 }
 
 class Megatron : public Backend {
@@ -124,26 +124,26 @@ class Megatron : public Backend {
       : plan_(plan),
         options_(options_of(plan, example,
                             hybrid_options(plugin, plan.world.size()).dp)),
-        how_(legal(options_, plugin)),
-        mesh_(plan.world, hybrid::topology_of(how_)),
-        groups_(hybrid::groups_of(mesh_, how_)),
-        layers_(hybrid::rank_layers(options_, how_, groups_)),
-        schedule_(hybrid::schedule_of(how_)),
-        batches_per_step_(static_cast<double>(plan.accumulation * how_.dp)),
-        feed_(how_.micro_batches, 1 / batches_per_step_, options_.dtype,
+        setup_(legal(options_, plugin)),
+        mesh_(plan.world, hybrid::topology_of(setup_)),
+        groups_(hybrid::groups_of(mesh_, setup_)),
+        layers_(hybrid::rank_layers(options_, setup_, groups_)),
+        schedule_(hybrid::schedule_of(setup_)),
+        batches_per_step_(static_cast<double>(plan.accumulation * setup_.dp)),
+        feed_(setup_.micro_batches, 1 / batches_per_step_, options_.dtype,
               layers_.factory.loss),
-        scaler_(how_.loss_scaler(options_.dtype)) {
+        scaler_(setup_.loss_scaler(options_.dtype)) {
     feed_.set(example, 1);
     const std::vector<int> cuts =
-        cuts_of(options_, how_.partition, *layers_.list, schedule_.num_stages,
+        cuts_of(options_, setup_.partition, *layers_.list, schedule_.num_stages,
                 [&] { return feed_.example(feed_.piece(0).rows); });
     model_ = std::make_unique<PipelineModel>(
         options_, layers_.list, pipeline::layout_of(schedule_, cuts),
         groups_.pp);
     copy_weights();
-    update_.emplace(options_, how_, *model_, layers_, groups_);
+    update_.emplace(options_, setup_, *model_, layers_, groups_);
     pipeline::EngineOptions engine;
-    engine.recompute = how_.recomputed_stages();
+    engine.recompute = setup_.recomputed_stages();
     engine_.emplace(schedule_, *model_, groups_.pp, feed_, nullptr, engine);
   }
 
@@ -253,7 +253,7 @@ class Megatron : public Backend {
 
   const Plan plan_;
   const Options options_;
-  const hybrid::HybridOptions how_;
+  const hybrid::HybridOptions setup_;
   DeviceMesh mesh_;
   const hybrid::Groups groups_;
   hybrid::RankLayers layers_;

@@ -38,18 +38,18 @@ fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
   using fsdp::BackwardPrefetch;
   using fsdp::ShardingStrategy;
   const std::string name = "FullyShardedDataParallelPlugin: ";
-  fsdp::FsdpOptions how;
+  fsdp::FsdpOptions setup;
   SB_CHECK(plugin.fsdp_version == 1 || plugin.fsdp_version == 2, name,
            "fsdp_version ", plugin.fsdp_version, " is unknown; give 1 or 2");
-  how.per_parameter = plugin.fsdp_version == 2;
-  how.sharding_strategy = choose<ShardingStrategy>(
+  setup.per_parameter = plugin.fsdp_version == 2;
+  setup.sharding_strategy = choose<ShardingStrategy>(
       name + "sharding_strategy", plugin.sharding_strategy,
       {{"FULL_SHARD", ShardingStrategy::kFullShard},
        {"SHARD_GRAD_OP", ShardingStrategy::kShardGradOp},
        {"NO_SHARD", ShardingStrategy::kNoShard},
        {"HYBRID_SHARD", ShardingStrategy::kHybridShard}});
   const bool is_hybrid =
-      how.sharding_strategy == ShardingStrategy::kHybridShard;
+      setup.sharding_strategy == ShardingStrategy::kHybridShard;
   SB_CHECK(is_hybrid == (plugin.shard_size > 0), name, "shard_size ",
            plugin.shard_size, " with sharding_strategy ",
            plugin.sharding_strategy,
@@ -58,7 +58,7 @@ fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
   SB_CHECK(!is_hybrid || num_ranks % plugin.shard_size == 0, name,
            "shard_size ", plugin.shard_size, ": does not divide ", num_ranks,
            " ranks; give a divisor");
-  how.shard_size = plugin.shard_size;
+  setup.shard_size = plugin.shard_size;
 
   const auto wraps = choose<fsdp::WrapPolicy>(
       name + "auto_wrap_policy", plugin.auto_wrap_policy,
@@ -71,9 +71,9 @@ fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
         fsdp::transformer_auto_wrap_policy(
             {plugin.transformer_cls_names_to_wrap.begin(),
              plugin.transformer_cls_names_to_wrap.end()})}});
-  how.auto_wrap_policy = wraps;
-  how.cpu_offload.offload_params = plugin.cpu_offload;
-  how.backward_prefetch = choose<BackwardPrefetch>(
+  setup.auto_wrap_policy = wraps;
+  setup.cpu_offload.offload_params = plugin.cpu_offload;
+  setup.backward_prefetch = choose<BackwardPrefetch>(
       name + "backward_prefetch", plugin.backward_prefetch,
       {{"BACKWARD_PRE", BackwardPrefetch::kPre},
        {"BACKWARD_POST", BackwardPrefetch::kPost},
@@ -84,13 +84,13 @@ fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
       ": save_state writes every rank's own part, which any number of "
       "ranks can load; give SHARDED_STATE_DICT, and get_state_dict for the "
       "whole model");
-  how.use_orig_params = plugin.use_orig_params;
-  how.sync_module_states = plugin.sync_module_states;
+  setup.use_orig_params = plugin.use_orig_params;
+  setup.sync_module_states = plugin.sync_module_states;
   if (mixed_precision != "no") {
     const DType dtype = mixed_precision == "bf16" ? DType::kBF16 : DType::kF16;
-    how.mixed_precision = {dtype, dtype, dtype};
+    setup.mixed_precision = {dtype, dtype, dtype};
   }
-  return how;
+  return setup;
 }
 
 // --- DeepSpeed ---------------------------------------------------------------
@@ -257,16 +257,16 @@ hybrid::HybridOptions hybrid_options(const MegatronLMPlugin& plugin,
   SB_CHECK(!plugin.sequence_parallelism || plugin.tp_degree > 1, name,
            "sequence_parallelism true with tp_degree 1: tokens are cut among "
            "the ranks that share layers; give tp_degree 2 or more");
-  hybrid::HybridOptions how;
-  how.tp = plugin.tp_degree;
-  how.pp = plugin.pp_degree;
-  how.dp = static_cast<int>(world_size / shared);
-  how.order = "megatron";
-  how.micro_batches = plugin.num_micro_batches;
-  how.sequence_parallel = plugin.sequence_parallelism;
-  how.recompute = plugin.recompute_activations ? "always" : "never";
-  how.zero_stage = plugin.use_distributed_optimizer ? 1 : 0;
-  return how;
+  hybrid::HybridOptions setup;
+  setup.tp = plugin.tp_degree;
+  setup.pp = plugin.pp_degree;
+  setup.dp = static_cast<int>(world_size / shared);
+  setup.order = "megatron";
+  setup.micro_batches = plugin.num_micro_batches;
+  setup.sequence_parallel = plugin.sequence_parallelism;
+  setup.recompute = plugin.recompute_activations ? "always" : "never";
+  setup.zero_stage = plugin.use_distributed_optimizer ? 1 : 0;
+  return setup;
 }
 
 }  // namespace shardbook::accelerate

@@ -26,7 +26,7 @@
 #include "chapters/02_ddp/ddp.h"
 #include "chapters/03_zero_fsdp/fsdp/fsdp.h"
 #include "chapters/14_hybrid_3d/degrees.h"
-#include "chapters/15_engine/config.h"
+#include "chapters/15_engine/deepspeed_config.h"
 
 namespace shardbook::accelerate {
 

@@ -59,12 +59,12 @@ void LoaderState::begin_epoch(std::int64_t number) {
   all.set_epoch(number);
   epoch = number;
   next = 0;
-  batches = shard_batches(all.indices(), how, ranks, rank);
-  remainder = how.drop_last ? 0 : loader.data.num_samples % round();
+  batches = shard_batches(all.indices(), setup, ranks, rank);
+  remainder = setup.drop_last ? 0 : loader.data.num_samples % round();
 }
 
 bool LoaderState::gives_even_batches() const {
-  return how.even_batches || how.drop_last || remainder == 0;
+  return setup.even_batches || setup.drop_last || remainder == 0;
 }
 
 void Loop::set_lr() {
@@ -88,7 +88,7 @@ std::optional<Batch> PreparedLoader::next() {
   const std::vector<std::int64_t>& samples = state.batches[state.next];
   Batch batch = state.loader.data.batch(samples);
   batch.slice = BatchSlice{
-      state.rank * internal::batch_of_a_rank(state.how, state.ranks), 1};
+      state.rank * internal::batch_of_a_rank(state.setup, state.ranks), 1};
   RandomState& random = RankContext::current().random;
   random.step = static_cast<std::uint64_t>(state.epoch * size()) + state.next;
   random.next_op = 0;

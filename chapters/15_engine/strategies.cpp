@@ -5,14 +5,14 @@
 #include <algorithm>
 
 #include "chapters/00_single_device/single_device.h"
-#include "chapters/03_zero_fsdp/trainer.h"
-#include "chapters/08_tensor_parallel_2d/trainer.h"
+#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
+#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 #include "chapters/09_tensor_parallel_2p5d/tesseract.h"
-#include "chapters/10_tensor_parallel_3d/trainer.h"
-#include "chapters/13_moe/trainer.h"
-#include "chapters/14_hybrid_3d/trainer.h"
+#include "chapters/10_tensor_parallel_3d/cube_strategy.h"
+#include "chapters/13_moe/moe_strategy.h"
+#include "chapters/14_hybrid_3d/hybrid_strategy.h"
+#include "chapters/15_engine/engine_strategy.h"
 #include "chapters/15_engine/internal/config_rules.h"
-#include "chapters/15_engine/trainer.h"
 #include "core/check.h"
 
 namespace shardbook::engine {
@@ -50,8 +50,8 @@ template <typename Make>
 auto under_engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
                   Make make) {
   return [=](const Options& options, DeviceMesh& mesh) {
-    return std::make_unique<StrategyTrainer>(options, config, sizes,
-                                             mesh.world(), make(options, mesh));
+    return std::make_unique<ConfiguredStrategy>(
+        options, config, sizes, mesh.world(), make(options, mesh));
   };
 }
 
@@ -124,26 +124,26 @@ void choose_data_parallel(const Options& options, DeepSpeedConfig config,
   if (stage == 2 && config.zero.offload_optimizer.device == "cpu") {
     choice.fold_class = [](int rank) { return rank; };
   }
-  choice.make = [config](const Options& as, DeviceMesh& mesh) {
-    return std::make_unique<ModuleTrainer>(as, config, mesh.group("dp"));
+  choice.make = [config](const Options& options, DeviceMesh& mesh) {
+    return std::make_unique<ModuleStrategy>(options, config, mesh.group("dp"));
   };
   const int dp = choice.dp;
   const std::int64_t pieces = dp * choice.sizes.accumulation;
-  choice.reference = [=](const Options& as) {
+  choice.reference = [=](const Options& options) {
     // In f16 one device scales its loss, too, and skips the same steps
-    if (as.dtype == DType::kF16 && config.divides_first()) {
-      return train_mean_of_replicas(as, pieces, dp, config.fp16.scale());
+    if (options.dtype == DType::kF16 && config.divides_first()) {
+      return train_mean_of_replicas(options, pieces, dp, config.fp16.scale());
     }
     // By as much more as the ranks' sum is larger than their mean
-    if (as.dtype == DType::kF16) {
+    if (options.dtype == DType::kF16) {
       const double sum_over_mean = dp / config.gradient_predivide_factor;
       LossScaleOptions scale = config.fp16.scale();
       scale.scale *= sum_over_mean;
       scale.min_scale *= sum_over_mean;
-      return single_device::train_plain(as, pieces, scale);
+      return single_device::train_plain(options, pieces, scale);
     }
-    const bool in_pieces = model_config(as).is_image();
-    return train_one_device(as, in_pieces ? pieces : 1);
+    const bool in_pieces = model_config(options).is_image();
+    return train_one_device(options, in_pieces ? pieces : 1);
   };
 }
 
@@ -161,20 +161,23 @@ void choose_fsdp(const Options& options, const DeepSpeedConfig& config,
            ": /zero_optimization/offload_optimizer with FSDP: shards and "
            "optimizer move together; give "
            "/zero_optimization/offload_param as well");
-  zero_fsdp::TrainerOptions how;
-  how.strategy = config.book.sharding;
-  how.micro_batches = choice.sizes.accumulation;
-  how.cpu_offload = is_offloaded;
+  zero_fsdp::StrategyOptions setup;
+  setup.strategy = config.book.sharding;
+  setup.micro_batches = choice.sizes.accumulation;
+  setup.cpu_offload = is_offloaded;
   SB_CHECK(config.recompute() != "attention", config.label,
            ": /shardbook/recompute \"attention\" with FSDP, which runs whole "
            "blocks again; give \"blocks\"");
-  how.recompute = config.recompute() == "blocks";
-  choice.fold_class = zero_fsdp::fold_class(options, how);
+  setup.recompute = config.recompute() == "blocks";
+  choice.fold_class = zero_fsdp::fold_class(options, setup);
   choice.make = under_engine(
-      config, choice.sizes, [=](const Options& as, DeviceMesh& mesh) {
-        return std::make_unique<zero_fsdp::Trainer>(as, how, mesh.group("dp"));
+      config, choice.sizes, [=](const Options& options, DeviceMesh& mesh) {
+        return std::make_unique<zero_fsdp::ZeroFsdpStrategy>(options, setup,
+                                                             mesh.group("dp"));
       });
-  choice.reference = [](const Options& as) { return train_one_device(as); };
+  choice.reference = [](const Options& options) {
+    return train_one_device(options);
+  };
 }
 
 // --- Models whose layers are replaced or cut -------------------------------------
@@ -190,30 +193,30 @@ void choose_experts(const Options& options, const DeepSpeedConfig& config,
   SB_CHECK(book.tensor_parallel_mode == "1d", config.label,
            ": /shardbook/experts with /shardbook/tensor_parallel mode \"",
            book.tensor_parallel_mode, "\": experts go with 1d");
-  moe::TrainerOptions how;
-  how.ep = book.ep_size;
-  how.tp = book.tensor_parallel;
-  how.data_before_expert = book.use_data_before_expert_parallelism;
-  how.zero_stage = config.zero.stage;
-  how.cpu_offload = config.zero.offload_optimizer.device == "cpu";
-  how.micro_batches = choice.sizes.accumulation;
-  how.moe.num_experts = book.num_experts;
-  how.moe.gate.num_experts = book.num_experts.back();
-  how.moe.gate.k = book.top_k;
-  how.moe.gate.capacity_factor = book.capacity_factor;
-  how.moe.gate.min_capacity = book.min_capacity;
-  how.moe.use_residual = book.use_residual;
-  how.moe.expert_tensor_parallel = book.enable_expert_tensor_parallelism;
+  moe::StrategyOptions setup;
+  setup.ep = book.ep_size;
+  setup.tp = book.tensor_parallel;
+  setup.data_before_expert = book.use_data_before_expert_parallelism;
+  setup.zero_stage = config.zero.stage;
+  setup.cpu_offload = config.zero.offload_optimizer.device == "cpu";
+  setup.micro_batches = choice.sizes.accumulation;
+  setup.moe.num_experts = book.num_experts;
+  setup.moe.gate.num_experts = book.num_experts.back();
+  setup.moe.gate.k = book.top_k;
+  setup.moe.gate.capacity_factor = book.capacity_factor;
+  setup.moe.gate.min_capacity = book.min_capacity;
+  setup.moe.use_residual = book.use_residual;
+  setup.moe.expert_tensor_parallel = book.enable_expert_tensor_parallelism;
   refuse_image_models(options, "experts take the place of a GPT's MLPs");
-  moe::check_trainer(options, how);
-  choice.topology = moe::expert_topology(moe::group_sizes(options, how));
-  choice.fold_class = moe::fold_class(options, how);
+  moe::check_trainer(options, setup);
+  choice.topology = moe::expert_topology(moe::group_sizes(options, setup));
+  choice.fold_class = moe::fold_class(options, setup);
   choice.make = under_engine(
-      config, choice.sizes, [=](const Options& as, DeviceMesh& mesh) {
-        return std::make_unique<moe::Trainer>(as, how, mesh);
+      config, choice.sizes, [=](const Options& options, DeviceMesh& mesh) {
+        return std::make_unique<moe::MoeStrategy>(options, setup, mesh);
       });
-  choice.reference = [=](const Options& as) {
-    return moe::train_reference(as, how);
+  choice.reference = [=](const Options& options) {
+    return moe::train_reference(options, setup);
   };
 }
 
@@ -236,17 +239,17 @@ void choose_grid(const Options& options, const DeepSpeedConfig& config,
       options.world_size, " and nothing else");
   Passes passes;
   passes.micro_batches = choice.sizes.accumulation;
-  choice.reference = [=](const Options& as) {
-    return train_one_device(as, passes.micro_batches);
+  choice.reference = [=](const Options& options) {
+    return train_one_device(options, passes.micro_batches);
   };
   if (mode == "3d") {
     const int l = cube::side_of(options.world_size, "--world-size");
     choice.chapter = "10_tensor_parallel_3d";
     choice.topology = cube::cube_of(l);
     choice.make = under_engine(
-        config, choice.sizes, [=](const Options& as, DeviceMesh& mesh) {
-          return std::make_unique<cube::Trainer>(as, cube::cube_on(mesh),
-                                                 mesh.world(), passes);
+        config, choice.sizes, [=](const Options& options, DeviceMesh& mesh) {
+          return std::make_unique<cube::CubeStrategy>(
+              options, cube::cube_on(mesh), mesh.world(), passes);
         });
     return;
   }
@@ -257,9 +260,9 @@ void choose_grid(const Options& options, const DeepSpeedConfig& config,
   choice.topology =
       mode == "2d" ? summa::square(q) : tesseract::squares(q, depth);
   choice.make = under_engine(
-      config, choice.sizes, [=](const Options& as, DeviceMesh& mesh) {
-        return std::make_unique<summa::Trainer>(as, summa::grid_of(mesh),
-                                                mesh.world(), passes);
+      config, choice.sizes, [=](const Options& options, DeviceMesh& mesh) {
+        return std::make_unique<summa::SummaStrategy>(
+            options, summa::grid_of(mesh), mesh.world(), passes);
       });
 }
 
@@ -271,30 +274,30 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
   refuse_reduction_keys(config, book.recompute == "attention"
                                     ? "/shardbook/recompute \"attention\""
                                     : "/pipeline/stages or parallel layers");
-  hybrid::HybridOptions how;
-  how.dp = choice.dp;
-  how.tp = book.tensor_parallel;
-  how.pp = config.pipeline.stages;
-  how.cp = book.context_parallel;
-  how.order = "deepspeed";
-  how.zero_stage = config.zero.stage;
-  how.sequence_parallel = book.sequence_parallel;
-  how.cp_kind = book.context_parallel_kind;
-  how.cp_layout = book.context_parallel_layout;
-  how.schedule = book.schedule;
-  how.chunks = book.chunks;
-  how.micro_batches = choice.sizes.accumulation;
-  how.partition = config.pipeline.partition;
-  how.recompute = config.pipeline.activation_checkpoint_interval > 0
-                      ? "always"
-                      : config.recompute();
-  how.accumulate_f32 =
+  hybrid::HybridOptions setup;
+  setup.dp = choice.dp;
+  setup.tp = book.tensor_parallel;
+  setup.pp = config.pipeline.stages;
+  setup.cp = book.context_parallel;
+  setup.order = "deepspeed";
+  setup.zero_stage = config.zero.stage;
+  setup.sequence_parallel = book.sequence_parallel;
+  setup.cp_kind = book.context_parallel_kind;
+  setup.cp_layout = book.context_parallel_layout;
+  setup.schedule = book.schedule;
+  setup.chunks = book.chunks;
+  setup.micro_batches = choice.sizes.accumulation;
+  setup.partition = config.pipeline.partition;
+  setup.recompute = config.pipeline.activation_checkpoint_interval > 0
+                        ? "always"
+                        : config.recompute();
+  setup.accumulate_f32 =
       sums_in_f32(config, options.dtype, choice.sizes.accumulation);
   const auto element = static_cast<std::int64_t>(dtype_bytes(options.dtype));
-  how.bucket_bytes =
+  setup.bucket_bytes =
       std::max<std::int64_t>(1, config.zero.reduce_bucket_size) * element;
-  how.loss_scale = config.fp16.scale();
-  if (!config.fp16.is_dynamic()) how.scaler = "megatron";
+  setup.loss_scale = config.fp16.scale();
+  if (!config.fp16.is_dynamic()) setup.scaler = "megatron";
   if (!book.num_experts.empty()) {
     SB_CHECK(book.num_experts.size() == 1 && !book.use_residual &&
                  !book.use_data_before_expert_parallelism &&
@@ -304,21 +307,21 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
              "num_experts, use_residual, min_capacity and "
              "use_data_before_expert_parallelism are chapter 13's alone; leave "
              "them out");
-    how.experts = book.num_experts[0];
-    how.ep = std::max(book.ep_size, 1);
-    how.top_k = book.top_k;
-    how.capacity_factor = book.capacity_factor;
-    how.expert_tp = book.enable_expert_tensor_parallelism;
+    setup.experts = book.num_experts[0];
+    setup.ep = std::max(book.ep_size, 1);
+    setup.top_k = book.top_k;
+    setup.capacity_factor = book.capacity_factor;
+    setup.expert_tp = book.enable_expert_tensor_parallelism;
   }
-  hybrid::check_legal(options, how);
-  choice.topology = hybrid::topology_of(how);
-  choice.fold_class = hybrid::fold_class(how);
-  choice.make = under_engine(config, choice.sizes,
-                             [=](const Options& as, DeviceMesh& mesh) {
-                               return hybrid::make_trainer(as, how, mesh);
-                             });
-  choice.reference = [=](const Options& as) {
-    return hybrid::reference_run(as, how);
+  hybrid::check_legal(options, setup);
+  choice.topology = hybrid::topology_of(setup);
+  choice.fold_class = hybrid::fold_class(setup);
+  choice.make = under_engine(
+      config, choice.sizes, [=](const Options& options, DeviceMesh& mesh) {
+        return hybrid::make_trainer(options, setup, mesh);
+      });
+  choice.reference = [=](const Options& options) {
+    return hybrid::reference_run(options, setup);
   };
 }
 

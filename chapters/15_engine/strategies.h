@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/15_engine/config.h"
+#include "chapters/15_engine/deepspeed_config.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 

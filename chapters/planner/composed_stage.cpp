@@ -30,19 +30,21 @@ constexpr Field kFields[] = {&StageRun::forward_s,
 }  // namespace
 
 const StageRun& known_stage(const sim::Cluster& cluster, const DecoderSizes& of,
-                            const StageLayout& how, const StageParts& parts) {
+                            const StageLayout& options,
+                            const StageParts& parts) {
   auto key = std::make_tuple(
       cluster.name, cluster.device.sustained, of.hidden, of.heads, of.seq,
       of.vocabulary, of.kv_heads, of.head_dim, of.window, of.experts,
       of.experts_per_token, of.mlp, of.is_llama, of.is_gated,
-      of.normalizes_heads, how.tp, how.cp, how.ep, how.sends_once_per_node,
-      how.cuts_tokens, how.recompute, how.micro_batch, how.converts_to_fp8,
-      how.scales_by_maximum, how.splits_backward, how.dtype, how.dropout,
-      parts.blocks, parts.has_embedding, parts.has_head);
+      of.normalizes_heads, options.tp, options.cp, options.ep,
+      options.sends_once_per_node, options.cuts_tokens, options.recompute,
+      options.micro_batch, options.converts_to_fp8, options.scales_by_maximum,
+      options.splits_backward, options.dtype, options.dropout, parts.blocks,
+      parts.has_embedding, parts.has_head);
   static std::map<decltype(key), StageRun> known;
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
-  return known[key] = run_stage(cluster, of, how, parts);
+  return known[key] = run_stage(cluster, of, options, parts);
 }
 
 StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/12_sequence_parallel/ring_attention.h"
 #include "chapters/13_moe/dispatch.h"

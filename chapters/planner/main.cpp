@@ -12,7 +12,7 @@
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/options.h"
 #include "chapters/common/run/worlds.h"
-#include "chapters/planner/report.h"
+#include "chapters/planner/plan_report.h"
 
 using namespace shardbook;
 

@@ -33,22 +33,23 @@ std::string Plan::layout_text() const {
     if (degree == 1) return;
     text += fmt::format("{}{} {}", text.empty() ? "" : " x ", axis, degree);
   };
-  add("tp", how.tp);
-  add("cp", how.cp);
-  add("pp", how.pp);
-  add("dp", how.dp);
+  add("tp", setup.tp);
+  add("cp", setup.cp);
+  add("pp", setup.pp);
+  add("dp", setup.dp);
   if (text.empty()) text = "one device";
-  if (how.sequence_parallel) text += ", SP";
-  if (how.zero_stage > 0) text += fmt::format(", ZeRO-{}", how.zero_stage);
+  if (setup.sequence_parallel) text += ", SP";
+  if (setup.zero_stage > 0) text += fmt::format(", ZeRO-{}", setup.zero_stage);
   if (offloads) text += ", offload";
   return text;
 }
 
 std::string Plan::work_text() const {
-  std::string text = fmt::format("{} x {}", how.micro_batches, micro_batch);
-  if (how.pp > 1) {
-    text += ", " + how.schedule;
-    if (how.schedule == "interleaved") text += fmt::format(" {}", how.chunks);
+  std::string text = fmt::format("{} x {}", setup.micro_batches, micro_batch);
+  if (setup.pp > 1) {
+    text += ", " + setup.schedule;
+    if (setup.schedule == "interleaved")
+      text += fmt::format(" {}", setup.chunks);
   }
   if (recompute != "never") text += ", recompute " + recompute;
   return text;
@@ -82,39 +83,40 @@ void read_model(Question& question, const sim::Cluster& cluster) {
 
 hybrid::HybridOptions chapter_options(const Question& question,
                                       const Plan& plan) {
-  hybrid::HybridOptions how = plan.how;
-  how.recompute = plan.recompute;
-  if (how.pp == 1) return how;
-  const int chunks = how.schedule == "interleaved" ? how.chunks : 1;
+  hybrid::HybridOptions setup = plan.setup;
+  setup.recompute = plan.recompute;
+  if (setup.pp == 1) return setup;
+  const int chunks = setup.schedule == "interleaved" ? setup.chunks : 1;
   std::vector<std::int64_t> layers =
-      balanced_blocks(question.base.layers, how.pp * chunks);
+      balanced_blocks(question.base.layers, setup.pp * chunks);
   ++layers.front();  // the embedding
   ++layers.back();   // the head
-  how.partition.clear();
+  setup.partition.clear();
   for (const std::int64_t each : layers) {
-    how.partition += (how.partition.empty() ? "" : ",") + std::to_string(each);
+    setup.partition +=
+        (setup.partition.empty() ? "" : ",") + std::to_string(each);
   }
-  return how;
+  return setup;
 }
 
 HybridJob job_of(const Question& question, const Plan& plan) {
   HybridJob job = question.base;
   job.sizes.seq = question.seq;
-  job.sizes.vocabulary = padded_vocabulary(job.sizes.vocabulary, plan.how.tp);
-  job.layout.tp = plan.how.tp;
-  job.layout.cp = plan.how.cp;
-  job.layout.cuts_tokens = plan.how.sequence_parallel;
+  job.sizes.vocabulary = padded_vocabulary(job.sizes.vocabulary, plan.setup.tp);
+  job.layout.tp = plan.setup.tp;
+  job.layout.cp = plan.setup.cp;
+  job.layout.cuts_tokens = plan.setup.sequence_parallel;
   job.layout.recompute = recompute_of(plan.recompute);
   job.layout.micro_batch = plan.micro_batch;
   job.layout.dtype = job.gradient_dtype = question.dtype;
   job.layout.dropout = question.dropout;
-  job.pp = plan.how.pp;
-  job.dp = plan.how.dp;
-  job.micro_batches = plan.how.micro_batches;
-  job.chunks = plan.how.schedule == "interleaved" ? plan.how.chunks : 1;
-  job.is_zero_bubble = plan.how.schedule == "zb-h1";
+  job.pp = plan.setup.pp;
+  job.dp = plan.setup.dp;
+  job.micro_batches = plan.setup.micro_batches;
+  job.chunks = plan.setup.schedule == "interleaved" ? plan.setup.chunks : 1;
+  job.is_zero_bubble = plan.setup.schedule == "zb-h1";
   job.blocks = balanced_blocks(job.layers, job.pp * job.chunks);
-  job.zero_stage = plan.how.zero_stage;
+  job.zero_stage = plan.setup.zero_stage;
   job.offloads = plan.offloads;
   job.composes_stages = true;
   return job;

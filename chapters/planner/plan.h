@@ -62,7 +62,7 @@ void read_model(Question& question, const sim::Cluster& cluster);
 constexpr double kUsableMemory = 0.95;
 
 struct Plan {
-  hybrid::HybridOptions how;
+  hybrid::HybridOptions setup;
   std::int64_t micro_batch = 1;
   /// "never"; "attention" (selective) or "blocks" (full) in backward again.
   std::string recompute = "never";

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "chapters/14_hybrid_3d/trainer.h"
+#include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/common/models/models.h"
 #include "chapters/planner/on_shapes.h"
 #include "comm/device_mesh.h"
@@ -42,15 +42,15 @@ void count_unfit(const Plan& plan, double excess, Answer& answer) {
 }
 
 Answer search_among(const Question& question, const std::vector<Plan>& plans,
-                    const SearchOptions& how) {
+                    const SearchOptions& setup) {
   Answer answer;
   const double capacity = kUsableMemory * question.capacity();
   std::vector<Candidate> candidates;
   for (const Plan& plan : plans) {
-    if (how.keeps && !how.keeps(plan)) continue;
+    if (setup.keeps && !setup.keeps(plan)) continue;
     answer.num_plans += 1;
     const double excess = least_bytes(question, plan) - capacity;
-    if (how.prunes && excess > 0) {
+    if (setup.prunes && excess > 0) {
       count_unfit(plan, excess, answer);
     } else {
       candidates.push_back({plan, least_seconds(question, plan)});
@@ -60,12 +60,12 @@ Answer search_among(const Question& question, const std::vector<Plan>& plans,
       candidates.begin(), candidates.end(),
       [](const auto& a, const auto& b) { return a.least_s < b.least_s; });
 
-  const auto top = static_cast<std::size_t>(how.top);
+  const auto top = static_cast<std::size_t>(setup.top);
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& each = candidates[i];
     // Stop at a bound: behind it, all are slower than the best so far
     const bool is_full = answer.best.size() >= top;
-    if (how.prunes && is_full &&
+    if (setup.prunes && is_full &&
         each.least_s >= answer.best.back().step.seconds) {
       answer.slower_bound.count +=
           static_cast<std::int64_t>(candidates.size() - i);
@@ -136,28 +136,28 @@ void check_question(const Question& question) {
            question.base.cluster.device.name, " is not known in it");
 }
 
-Answer search(const Question& question, const SearchOptions& how) {
+Answer search(const Question& question, const SearchOptions& setup) {
   check_question(question);
   std::map<std::string, Lost> illegal;
   const std::vector<Plan> plans = plans_of(question, &illegal);
-  Answer answer = search_among(question, plans, how);
+  Answer answer = search_among(question, plans, setup);
   answer.illegal = std::move(illegal);
   return answer;
 }
 
 std::vector<Strategy> search_by_strategy(const Question& question,
-                                         SearchOptions how) {
+                                         SearchOptions setup) {
   check_question(question);
   const std::vector<Plan> plans = plans_of(question);
-  how.top = 1;
+  setup.top = 1;
   std::vector<Strategy> found;
   const auto add = [&](const std::string& name, auto keeps) {
-    how.keeps = keeps;
-    Answer answer = search_among(question, plans, how);
+    setup.keeps = keeps;
+    Answer answer = search_among(question, plans, setup);
     if (answer.num_plans > 0) found.push_back({name, std::move(answer)});
   };
   const auto is_data_parallel = [](const Plan& plan) {
-    return plan.how.tp * plan.how.pp * plan.how.cp == 1;
+    return plan.setup.tp * plan.setup.pp * plan.setup.cp == 1;
   };
   for (int stage = 0; stage <= 3; ++stage) {
     const std::string name = stage > 0 ? fmt::format("ZeRO-{}", stage)
@@ -165,20 +165,20 @@ std::vector<Strategy> search_by_strategy(const Question& question,
                                                         : "DDP";
     add(name, [=](const Plan& plan) {
       return is_data_parallel(plan) && !plan.offloads &&
-             plan.how.zero_stage == stage;
+             plan.setup.zero_stage == stage;
     });
   }
   add("offload", [](const Plan& plan) { return plan.offloads; });
   const auto with = [&](const std::string& name, bool tp, bool pp) {
     add(name, [=](const Plan& plan) {
-      return (plan.how.tp > 1) == tp && (plan.how.pp > 1) == pp &&
-             plan.how.cp == 1;
+      return (plan.setup.tp > 1) == tp && (plan.setup.pp > 1) == pp &&
+             plan.setup.cp == 1;
     });
   };
   with("TP", true, false);
   with("PP", false, true);
   with("TP x PP", true, true);
-  add("CP", [](const Plan& plan) { return plan.how.cp > 1; });
+  add("CP", [](const Plan& plan) { return plan.setup.cp > 1; });
   return found;
 }
 
@@ -186,22 +186,22 @@ bool can_confirm(const Question& question, const Plan& plan) {
   if (plan.offloads) return false;
   // ZeRO-2 and -3, and rings, run every rank
   constexpr int kMostFibers = 64;
-  const int different = plan.how.zero_stage >= 2
-                            ? question.world_size / plan.how.tp
-                            : plan.how.pp * plan.how.cp;
+  const int different = plan.setup.zero_stage >= 2
+                            ? question.world_size / plan.setup.tp
+                            : plan.setup.pp * plan.setup.cp;
   return different <= kMostFibers;
 }
 
 void confirm(const Question& question, Prediction& prediction) {
   const Options options = options_of(question);
-  hybrid::HybridOptions how = chapter_options(question, prediction.plan);
-  hybrid::check_legal(options, how);
-  const Report report =
-      train_on_shapes(options, hybrid::fold_class(how),
-                      [&](const Options& as, ProcessGroup& world, Run& run) {
-                        DeviceMesh mesh(world, hybrid::topology_of(how));
-                        run.train(as, *hybrid::make_trainer(as, how, mesh));
-                      });
+  hybrid::HybridOptions setup = chapter_options(question, prediction.plan);
+  hybrid::check_legal(options, setup);
+  const Report report = train_on_shapes(
+      options, hybrid::fold_class(setup),
+      [&](const Options& options, ProcessGroup& world, Run& run) {
+        DeviceMesh mesh(world, hybrid::topology_of(setup));
+        run.train(options, *hybrid::make_trainer(options, setup, mesh));
+      });
   prediction.confirmed_s = report.time.step_s;
   for (const RankReport& rank : report.ranks) {
     prediction.confirmed_bytes =

@@ -54,27 +54,27 @@ class Space {
   void degrees(int tp, int pp, int cp) {
     const Limits& only = question_.limits;
     Plan plan;
-    plan.how.tp = tp;
-    plan.how.pp = pp;
-    plan.how.cp = cp;
-    plan.how.dp = question_.world_size / (tp * pp * cp);
-    if (cp > 1) plan.how.cp_layout = "zigzag";
+    plan.setup.tp = tp;
+    plan.setup.pp = pp;
+    plan.setup.cp = cp;
+    plan.setup.dp = question_.world_size / (tp * pp * cp);
+    if (cp > 1) plan.setup.cp_layout = "zigzag";
     for (int stage = 0; stage <= 3; ++stage) {
       if (only.zero_stage >= 0 && stage != only.zero_stage) continue;
       // Nothing to share, except with a host
-      const bool is_alone = plan.how.dp * cp == 1;
+      const bool is_alone = plan.setup.dp * cp == 1;
       if (is_alone && stage > 0 && stage != only.zero_stage &&
           !(only.offloads && tp * pp == 1 && stage >= 2)) {
         continue;
       }
-      plan.how.zero_stage = stage;
+      plan.setup.zero_stage = stage;
       for (const bool sp : {false, true}) {
         if (sp && (tp == 1 || only.sequence_parallel == 0)) continue;
         if (!sp && tp > 1 && only.sequence_parallel == 1) continue;
-        plan.how.sequence_parallel = sp;
-        plan.how.micro_batches = 1;
-        if (question_.batch % plan.how.dp == 0) {
-          plan.how.micro_batches = question_.batch / plan.how.dp;
+        plan.setup.sequence_parallel = sp;
+        plan.setup.micro_batches = 1;
+        if (question_.batch % plan.setup.dp == 0) {
+          plan.setup.micro_batches = question_.batch / plan.setup.dp;
         }
         if (is_legal(plan)) micro_batches(plan, is_alone);
       }
@@ -83,12 +83,12 @@ class Space {
 
   void micro_batches(Plan plan, bool is_alone) {
     const Limits& only = question_.limits;
-    const std::int64_t of_replica = question_.batch / plan.how.dp;
+    const std::int64_t of_replica = question_.batch / plan.setup.dp;
     for (const int size : divisors(of_replica)) {
       if (only.micro_batch > 0 && size != only.micro_batch) continue;
       if (only.micro_batch == 0 && size > only.max_micro_batch) continue;
       plan.micro_batch = size;
-      plan.how.micro_batches = of_replica / size;
+      plan.setup.micro_batches = of_replica / size;
       for (const char* recompute : {"never", "attention", "blocks"}) {
         if (!only.recompute.empty() && recompute != only.recompute) continue;
         plan.recompute = recompute;
@@ -99,31 +99,31 @@ class Space {
 
   void schedules(Plan plan, bool is_alone) {
     const Limits& only = question_.limits;
-    const bool has_pipeline = plan.how.pp > 1;
+    const bool has_pipeline = plan.setup.pp > 1;
     const auto offer = [&](const std::string& name, int chunks) {
       if (has_pipeline && !only.schedule.empty() && name != only.schedule) {
         return;
       }
-      plan.how.schedule = name;
-      plan.how.chunks = chunks;
+      plan.setup.schedule = name;
+      plan.setup.chunks = chunks;
       if (!has_pipeline || is_legal(plan)) with_offload(plan, is_alone);
     };
-    if (plan.how.pp > layers_) return;
+    if (plan.setup.pp > layers_) return;
     offer("1f1b", 2);
     if (!has_pipeline) return;
     if (only.has_zero_bubble && plan.recompute == "never") offer("zb-h1", 2);
-    for (int chunks = 2; plan.how.pp * chunks <= layers_ + 2; ++chunks) {
+    for (int chunks = 2; plan.setup.pp * chunks <= layers_ + 2; ++chunks) {
       if (chunks > only.max_chunks) break;
-      const int stages = plan.how.pp * chunks;
+      const int stages = plan.setup.pp * chunks;
       const bool is_even = layers_ % stages == 0 || (layers_ + 2) % stages == 0;
       if (is_even) offer("interleaved", chunks);
     }
   }
 
   void with_offload(Plan plan, bool is_alone) {
-    const bool is_plain = plan.how.tp * plan.how.pp * plan.how.cp == 1;
-    if (!is_alone || plan.how.zero_stage < 2) plans_.push_back(plan);
-    if (!question_.limits.offloads || !is_plain || plan.how.zero_stage < 2) {
+    const bool is_plain = plan.setup.tp * plan.setup.pp * plan.setup.cp == 1;
+    if (!is_alone || plan.setup.zero_stage < 2) plans_.push_back(plan);
+    if (!question_.limits.offloads || !is_plain || plan.setup.zero_stage < 2) {
       return;
     }
     if (plan.recompute == "attention") return;  // the ZeRO chapter has blocks

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/common/models/models.h"

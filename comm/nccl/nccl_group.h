@@ -19,7 +19,7 @@ namespace shardbook::internal {
 /// One rank's end of a group. Its collectives run on a communicator and a
 /// stream of their own, in the order of their issue; nccl_world.h tells how
 /// they follow and precede the caller's work without the host waiting.
-/// messages.h tells how messages are matched; a send completes at once when the
+/// nccl_messages.h tells how messages are matched; a send completes at once when the
 /// message has at most 64 KiB. Texts, barriers and the comparison of calls go
 /// over the line to the coordinator, as with gloo.
 class NcclGroup : public ProcessGroup {

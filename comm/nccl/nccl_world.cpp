@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "comm/internal/arguments.h"
-#include "comm/nccl/messages.h"
+#include "comm/nccl/nccl_messages.h"
 #include "comm/processes/control_fields.h"
 #include "comm/processes/joining.h"
 #include "core/check.h"

@@ -7,7 +7,7 @@
 // that stands for all that the rank's current stream has been given so far. The
 // host goes on. wait() puts a second event, recorded after the call, in front
 // of the rank's current stream; the host does not wait. A message is issued
-// later, when both ends are known (messages.h), and its wait() waits until
+// later, when both ends are known (nccl_messages.h), and its wait() waits until
 // then.
 //
 // The coordinator hears of every call, as with gloo, so it finds calls that

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <exception>
 
-#include "comm/nccl/messages.h"
+#include "comm/nccl/nccl_messages.h"
 #include "comm/nccl/nccl_world.h"
 #include "core/check.h"
 

@@ -65,17 +65,17 @@ constexpr double kExpectedStepS = 3.4e-6;
 constexpr double kTreeBandwidth = 0.9;
 
 void set(Cost& cost, double latency_s, double transfer_s, double share,
-         const char* how) {
+         const char* setup) {
   cost.seconds = latency_s + transfer_s;
   cost.transfer_s = transfer_s;
   cost.rate = cost.max_rate = share;
-  cost.how = how;
+  cost.setup = setup;
 }
 
 void keep_faster(Cost& best, double latency_s, double transfer_s, double share,
-                 const char* how) {
+                 const char* setup) {
   if (best.seconds == 0 || latency_s + transfer_s < best.seconds) {
-    set(best, latency_s, transfer_s, share, how);
+    set(best, latency_s, transfer_s, share, setup);
   }
 }
 

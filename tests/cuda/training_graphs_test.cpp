@@ -26,20 +26,20 @@ struct Outcome {
   MemoryBill bill;
 };
 
-Outcome train_with(const Case& how, bool cuda_graphs) {
+Outcome train_with(const Case& setup, bool cuda_graphs) {
   Options options;
   options.device = "cuda";
   options.data = "random";
-  options.model = how.model;
-  options.batch = how.batch;
-  options.dtype = how.dtype;
-  options.steps = how.steps;
+  options.model = setup.model;
+  options.batch = setup.batch;
+  options.dtype = setup.dtype;
+  options.steps = setup.steps;
   options.seq = 2;
   options.clip = 0.5;
   SingleDeviceOptions single;
-  single.num_micro_batches = how.micro_batches;
-  single.recompute = how.recompute;
-  single.master_weights = how.dtype == DType::kBF16;
+  single.num_micro_batches = setup.micro_batches;
+  single.recompute = setup.recompute;
+  single.master_weights = setup.dtype == DType::kBF16;
   single.cuda_graphs = cuda_graphs;
   RankContext context(Device::cuda());
   const RankContext::Scope scope(context);
@@ -57,12 +57,12 @@ Outcome train_with(const Case& how, bool cuda_graphs) {
   return outcome;
 }
 
-void expect_same(const Case& how) {
+void expect_same(const Case& setup) {
   SCOPED_TRACE(testing::Message()
-               << how.model << " " << how.batch << " in " << how.micro_batches
-               << " " << dtype_name(how.dtype));
-  const Outcome plain = train_with(how, false);
-  const Outcome graphs = train_with(how, true);
+               << setup.model << " " << setup.batch << " in "
+               << setup.micro_batches << " " << dtype_name(setup.dtype));
+  const Outcome plain = train_with(setup, false);
+  const Outcome graphs = train_with(setup, true);
   EXPECT_EQ(graphs.log.losses, plain.log.losses);
   EXPECT_EQ(graphs.log.grad_norms, plain.log.grad_norms);
   // Batches differ, or a repeated one would pass

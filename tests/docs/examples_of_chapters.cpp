@@ -12,8 +12,8 @@
 #include "chapters/01_data_parallel/value.h"
 #include "chapters/02_ddp/comm_hooks.h"
 #include "chapters/02_ddp/ddp.h"
+#include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/02_ddp/naive_ddp.h"
-#include "chapters/02_ddp/trainer.h"
 #include "chapters/03_zero_fsdp/fsdp/fsdp.h"
 #include "chapters/03_zero_fsdp/fsdp/fully_shard.h"
 #include "chapters/03_zero_fsdp/fsdp/wrap.h"
@@ -23,20 +23,20 @@
 #include "chapters/05_gpipe/gpipe.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/weight_stash.h"
-#include "chapters/07_tensor_parallel/layers.h"
-#include "chapters/08_tensor_parallel_2d/layers.h"
-#include "chapters/10_tensor_parallel_3d/layers.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
+#include "chapters/08_tensor_parallel_2d/summa_layers.h"
+#include "chapters/10_tensor_parallel_3d/cube_layers.h"
 #include "chapters/14_hybrid_3d/update.h"
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/models/resnet.h"
-#include "chapters/common/pipeline/check.h"
-#include "chapters/common/pipeline/engine.h"
 #include "chapters/common/pipeline/mailbox.h"
 #include "chapters/common/pipeline/partition.h"
+#include "chapters/common/pipeline/pipeline_engine.h"
 #include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/common/pipeline/schedule.h"
+#include "chapters/common/pipeline/schedule_check.h"
 #include "chapters/common/pipeline/stages.h"
 #include "chapters/common/run/command_line.h"
 #include "chapters/common/run/options.h"
@@ -101,9 +101,9 @@ void naive_ddp(Module& model, ProcessGroup& dp, const Tensor& inputs,
 void fsdp(Module& model, ProcessGroup& world,
           const std::vector<Batch>& batches) {
   using namespace fsdp;
-  FsdpOptions how;
-  how.auto_wrap_policy = transformer_auto_wrap_policy({"GptBlock"});
-  FullyShardedDataParallel fsdp(model, world, how);
+  FsdpOptions setup;
+  setup.auto_wrap_policy = transformer_auto_wrap_policy({"GptBlock"});
+  FullyShardedDataParallel fsdp(model, world, setup);
   auto optimizer = make_optimizer("adamw", fsdp.parameters(), {});
   for (const Batch& batch : batches) {
     language_loss(fsdp(batch.inputs), batch.targets).backward();
@@ -209,7 +209,7 @@ void weight_stash(Module& model, Optimizer& optimizer) {
   optimizer.step();
 }
 
-// --- chapters/08_tensor_parallel_2d/layers.h
+// --- chapters/08_tensor_parallel_2d/summa_layers.h
 void blocks(DeviceMesh& mesh, const Tensor& x, const Tensor& weight,
             const Tensor& bias, const ModelConfig& config,
             const InitOptions& init) {
@@ -219,7 +219,7 @@ void blocks(DeviceMesh& mesh, const Tensor& x, const Tensor& weight,
   Gpt model(config, init, layers(grid));
 }
 
-// --- chapters/10_tensor_parallel_3d/layers.h
+// --- chapters/10_tensor_parallel_3d/cube_layers.h
 void on_a_cube(DeviceMesh& mesh, const Tensor& x, const Tensor& weight,
                const Tensor& bias, const ModelConfig& config,
                const InitOptions& init) {
@@ -248,13 +248,13 @@ void figure() {
   figure.svg("one step of one rank");
 }
 
-// --- chapters/common/pipeline/check.h
+// --- chapters/common/pipeline/schedule_check.h
 void check(const Schedule& s) {
   using pipeline::check;
   check(s);
 }
 
-// --- chapters/common/pipeline/engine.h
+// --- chapters/common/pipeline/pipeline_engine.h
 void engine(const Options& options, std::shared_ptr<const LayerList> layers,
             const std::vector<int>& cuts, ProcessGroup& world, Feed& feed) {
   Schedule schedule = schedules::one_f_one_b(4, 8);
@@ -332,35 +332,37 @@ int main(int argc, char** argv) {
 
 // --- chapters/common/run/program.h
 int program(const Options& options, const CommandLine& line,
-            const ddp::TrainerOptions& how) {
+            const ddp::StrategyOptions& setup) {
   ChapterRun chapter;
   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
     DeviceMesh mesh(world, Topology({"dp"}, {world.size()}));
-    ddp::Trainer strategy(options, how, mesh.group("dp"));
+    ddp::DdpStrategy strategy(options, setup, mesh.group("dp"));
     run.train(options, strategy);
   };
-  chapter.reference = [](const Options& as) { return train_one_device(as); };
+  chapter.reference = [](const Options& options) {
+    return train_one_device(options);
+  };
   return run_program(options, line, chapter);
 }
 
 // --- chapters/common/run/strategy.h
-void strategy(const Options& options, const ddp::TrainerOptions& how,
+void strategy(const Options& options, const ddp::StrategyOptions& setup,
               DeviceMesh& mesh, Run& run) {
-  using ddp::Trainer;
-  Trainer strategy(options, how, mesh.group("dp"));
+  using ddp::DdpStrategy;
+  DdpStrategy strategy(options, setup, mesh.group("dp"));
   run.train(options, strategy);
 }
 
 // --- chapters/common/run/worlds.h
-void worlds(const Options& options, const ddp::TrainerOptions& how,
+void worlds(const Options& options, const ddp::StrategyOptions& setup,
             const Bill& bill) {
-  using ddp::Trainer;
+  using ddp::DdpStrategy;
   const ChapterBody body = [&](const Options& options, ProcessGroup& world,
                                Report& report) {
-    Trainer trainer(options, how, world);
+    DdpStrategy strategy(options, setup, world);
     const TrainingLog log =
-        train(options, trainer.optimizer(), world.rank() == 0,
-              [&](std::int64_t step) { return trainer.step(step); });
+        train(options, strategy.optimizer(), world.rank() == 0,
+              [&](std::int64_t step) { return strategy.step(step); });
     finish_rank(options, world, log, bill, report);
   };
   Report report = run_chapter(options, body);

@@ -4,9 +4,9 @@
 #include <memory>
 
 #include "chapters/11_dtensor/dtensor.h"
-#include "chapters/11_dtensor/ops.h"
+#include "chapters/11_dtensor/dtensor_ops.h"
 #include "chapters/11_dtensor/parallelize.h"
-#include "chapters/11_dtensor/picture.h"
+#include "chapters/11_dtensor/placement_picture.h"
 #include "comm/device_mesh.h"
 #include "core/optim.h"
 
@@ -32,7 +32,7 @@ void dtensor(const Tensor& whole, const Mesh& mesh) {
   y.full_tensor();
 }
 
-// --- chapters/11_dtensor/ops.h
+// --- chapters/11_dtensor/dtensor_ops.h
 void ops(const DTensor& x, const Parameter& w1, const Parameter& b1,
          const Parameter& w2, const Parameter& b2) {
   const DTensor hidden = gelu(add(matmul(x, w1()), b1()));
@@ -42,14 +42,14 @@ void ops(const DTensor& x, const Parameter& w1, const Parameter& b1,
 
 // --- chapters/11_dtensor/parallelize.h
 void parallelize(Module& gpt, DeviceMesh& devices,
-                 const OptimizerOptions& how) {
+                 const OptimizerOptions& options) {
   parallelize_module(gpt, Mesh(devices, {"tp"}),
                      {{"transformer.h.*.attn", pairwise()},
                       {"transformer.h.*.mlp", pairwise()}});
-  auto optimizer = make_optimizer("adamw", gpt.parameters(), how);
+  auto optimizer = make_optimizer("adamw", gpt.parameters(), options);
 }
 
-// --- chapters/11_dtensor/picture.h
+// --- chapters/11_dtensor/placement_picture.h
 void picture() {
   picture_text({held_by("w", {4, 4}, {shard(0), replicate()}, {2, 2})});
 }

@@ -8,7 +8,7 @@
 
 namespace shardbook::engine::examples {
 
-// --- chapters/15_engine/config.h
+// --- chapters/15_engine/deepspeed_config.h
 void config_of_a_text(const std::string& text) {
   DeepSpeedConfig config = DeepSpeedConfig::parse(text, "ds.json");
   BatchSizes sizes = resolve_batch(config.batch, /*dp=*/4);

@@ -141,8 +141,8 @@ int main(int argc, char** argv) {
       LocalSgd strategy(options, every, mesh.group("dp"));
       run.train(options, strategy);
     };
-    chapter.reference = [&](const Options& as) {
-      return train_in_turns(as, every);
+    chapter.reference = [&](const Options& options) {
+      return train_in_turns(options, every);
     };
     return run_program(options, line, chapter);
   });

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "chapters/15_engine/config.h"
-#include "chapters/15_engine/internal/config_keys.h"
+#include "chapters/15_engine/deepspeed_config.h"
+#include "chapters/15_engine/internal/deepspeed_keys.h"
 #include "core/check.h"
 #include "sim/json_object.h"
 #include "tests/fuzz/fuzz.h"

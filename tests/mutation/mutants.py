@@ -317,13 +317,13 @@ shared_by_pipelines(
 model_parallel = chapter("04_model_parallel", "pipelines")
 
 model_parallel(
-    "sweep.cpp", "time.sd_s = n > 1 ? std::sqrt(squares / (n - 1)) : 0;",
+    "split_sweep.cpp", "time.sd_s = n > 1 ? std::sqrt(squares / (n - 1)) : 0;",
     "time.sd_s = 0;", "ModelParallel*Sweep*")
 model_parallel(
-    "sweep.cpp", "const auto begin = seconds.begin() + 1;",
+    "split_sweep.cpp", "const auto begin = seconds.begin() + 1;",
     "const auto begin = seconds.begin();", "ModelParallel*Sweep*")
 model_parallel(
-    "sweep.cpp", "? a.mean_s < b.mean_s", "? a.mean_s > b.mean_s",
+    "split_sweep.cpp", "? a.mean_s < b.mean_s", "? a.mean_s > b.mean_s",
     "ModelParallel*Sweep*")
 model_parallel(
     "model_parallel.cpp",
@@ -366,10 +366,10 @@ step_of["02_ddp"](
     "bill.cpp", "options.steps == 2 && !finds_unused(ddp.options())", "false",
     "TextbookDdp.*")
 step_of["03_zero_fsdp"](
-    "step_time.cpp", "std::max(head, loss_s + last)",
+    "zero_fsdp_step_time.cpp", "std::max(head, loss_s + last)",
     "std::max(head, loss_s) + last", "*TextbookSharded.*")
 step_of["03_zero_fsdp"](
-    "step_time.cpp", "model.layer_backward, before + next)",
+    "zero_fsdp_step_time.cpp", "model.layer_backward, before + next)",
     "model.layer_backward, std::max(before, next))", "*TextbookSharded.*")
 step_of["03_zero_fsdp"](
     "zero/zero_time.cpp", "(options.stage == 1 ? 1 : micro_steps) * reduce",
@@ -387,7 +387,7 @@ step_of["04_model_parallel"](
 
 gpipe = chapter("05_gpipe", "pipelines")
 
-gpipe("trainer.cpp", "loss += engine_->loss(b);", "loss = engine_->loss(b);",
+gpipe("gpipe_strategy.cpp", "loss += engine_->loss(b);", "loss = engine_->loss(b);",
       "GpipeParity.*")
 gpipe("gpipe.cpp",
       "for (int b = num_micro_batches; b-- > 0;) list.push_back(backward(b));",
@@ -410,24 +410,24 @@ pipeline("dependencies.cpp",
     "if (each.rank == rank && each.chunk == a.chunk) continue;",
     "if (each.rank != rank || each.chunk == a.chunk) continue;",
     "Check.*:PipeDream.*:Replays.*:Asynchronous*")
-pipeline("engine.cpp", "commit_batch_norms(model_.stage(stage));", "",
+pipeline("pipeline_engine.cpp", "commit_batch_norms(model_.stage(stage));", "",
          "GpipeBatchNorm.*")
-pipeline("engine.cpp", "if (schedule_.flushes) defer_batch_norms(model_.stage(stage));",
+pipeline("pipeline_engine.cpp", "if (schedule_.flushes) defer_batch_norms(model_.stage(stage));",
          "", "GpipeBatchNorm.*")
-pipeline("engine.cpp", "outputs = std::exchange(live.run.outputs, {});",
+pipeline("pipeline_engine.cpp", "outputs = std::exchange(live.run.outputs, {});",
          "outputs = live.run.outputs;",
          "EngineWorlds.SchedulesCount*")
-pipeline("engine.cpp", "live.inputs.clear();\n  live.run.outputs.clear();",
+pipeline("pipeline_engine.cpp", "live.inputs.clear();\n  live.run.outputs.clear();",
          "live.inputs.clear();", "GpipeBill.RecomputedOutputs*")
-pipeline("engine.cpp", "if (versions_ != nullptr) versions_->before_recompute(b);",
+pipeline("pipeline_engine.cpp", "if (versions_ != nullptr) versions_->before_recompute(b);",
          "", "RecomputeWorlds.*")
-pipeline("engine.cpp", "return loss.read * loss.share;",
+pipeline("pipeline_engine.cpp", "return loss.read * loss.share;",
          "return loss.read / schedule_.num_micro_batches;", "GpipeParity.*")
 pipeline("schedule.cpp", "backward_is_next_.count({micro_batch, chunk}) == 0;",
          "true;", "Recomputed.*")
-pipeline("engine.cpp", "random.next_op = spec(b, stage).first_random_op;", "",
+pipeline("pipeline_engine.cpp", "random.next_op = spec(b, stage).first_random_op;", "",
          "EngineTest.*")
-pipeline("engine.cpp", "later.flush();", "", "ZeroBubbleTest.*")
+pipeline("pipeline_engine.cpp", "later.flush();", "", "ZeroBubbleTest.*")
 pipeline("pipeline_bill.cpp", "if (stage > 0 && !is_here(b, stage - 1)) {",
          "if (stage > 0) {", "*EngineRanks*")
 kin("schedules.cpp", "std::min(p - 1 - stage, m)", "std::min(p - stage, m)",
@@ -454,15 +454,15 @@ kin("post_validation.cpp",
 kin("post_validation.cpp", "if (is_amended && has_stepped_) roll_back();", "",
     "*PostValidation*")
 kin("post_validation.cpp", "optimizer_.set_lr(lr_);", "", "*PostValidation*")
-pipeline("check.cpp",
+pipeline("schedule_check.cpp",
     "if (a.kind != ActionKind::kForward || !is_backward(b)) {",
     "if (!is_backward(b)) {", "Check.*")
-pipeline("check.cpp", "if (b.overlaps_next) return both", "if (false) return both",
+pipeline("schedule_check.cpp", "if (b.overlaps_next) return both", "if (false) return both",
     "Check.*")
-pipeline("check.cpp",
+pipeline("schedule_check.cpp",
     "if (per_step < 1 || s.num_micro_batches % per_step != 0) {",
     "if (per_step < 1) {", "Check.*")
-pipeline("check.cpp", "if (s.flushes && per_step != s.num_micro_batches) {",
+pipeline("schedule_check.cpp", "if (s.flushes && per_step != s.num_micro_batches) {",
     "if (false) {", "Check.*:ScheduleJson.*")
 pipeline("replay.cpp", "if (each.rank == rank) {", "if (each.rank != rank) {",
     "Replays.*")

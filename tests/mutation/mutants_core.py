@@ -62,9 +62,9 @@ kernels("matmul_dnnl.cpp", "sgemm(!args.trans_b, false,",
 # --- Where chapter 04 cuts -----------------------------------------------------------
 
 cut = chapter("04_model_parallel", "pipelines")
-cut("trainer.cpp", 'if (settings.partition == "half") return half_of(',
+cut("model_parallel_strategy.cpp", 'if (settings.partition == "half") return half_of(',
     "if (true) return half_of(", "ModelParallelCut.*")
-cut("trainer.cpp", "std::min(settings.split_size, options.batch)",
+cut("model_parallel_strategy.cpp", "std::min(settings.split_size, options.batch)",
     "options.batch", "ModelParallelCut.*")
 cut("bill.cpp", "[static_cast<std::size_t>(cut)]", "[1]",
     "ModelParallelBill.*")
@@ -78,9 +78,9 @@ zero = chapter("03_zero_fsdp/zero", "engine")
 zero("zero_memory.cpp", "has_updates || (trains && is_resumed)", "trains",
      SKIPS)
 hybrid = chapter("14_hybrid_3d", "hybrid")
-hybrid("trainer.cpp", "one.averages_replicas = how.zero_stage >= 2;", "",
+hybrid("hybrid_strategy.cpp", "one.averages_replicas = setup.zero_stage >= 2;", "",
        "HybridPrecision.OneDevice*")
-hybrid("trainer.cpp",
-       "const DynamicLossScaler scaler = how.loss_scaler(options.dtype);",
-       "const DynamicLossScaler scaler(how.loss_scale);",
+hybrid("hybrid_strategy.cpp",
+       "const DynamicLossScaler scaler = setup.loss_scaler(options.dtype);",
+       "const DynamicLossScaler scaler(setup.loss_scale);",
        "HybridPrecision.OneDevice*")

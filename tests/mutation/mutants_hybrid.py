@@ -27,7 +27,7 @@ moe("routing.cpp", "priority[at(a)] > priority[at(b)]",
 moe("routing.cpp", "slot < routing.capacity ? slot : -1", "slot",
     "*Top*:*MoeForms*")
 # The one device does not scale the losses of gates
-routing("reference.cpp", "scaler.scale() / parts", "1 / parts",
+routing("moe_reference.cpp", "scaler.scale() / parts", "1 / parts",
         "HybridPrecision.TheScale*")
 
 # --- 14: which sums, over which ranks -------------------------------------------
@@ -50,18 +50,18 @@ hybrid("update.cpp", "optimizer_->step_one(i, buckets_[i].grad, factor)",
        "optimizer_->step_one(i, buckets_[i].grad, 1.0)", "HybridBuckets.OfAny*")
 # Experts of all sizes are summed over tp as if their tokens were cut
 hybrid("update.cpp", "!moe::is_expert(each.name)", "true", EXPERTS)
-hybrid("layers.cpp", 'mesh.group(cuts_slots ? "edp-cp-tp" : "edp-cp")',
+hybrid("hybrid_layers.cpp", 'mesh.group(cuts_slots ? "edp-cp-tp" : "edp-cp")',
        'mesh.group("edp-cp")', TRAPS)
-hybrid("layers.cpp", 'mesh.group(cuts_slots ? "dp-cp-tp" : "dp-cp")',
+hybrid("hybrid_layers.cpp", 'mesh.group(cuts_slots ? "dp-cp-tp" : "dp-cp")',
        'mesh.group("dp-cp")', EXPERTS)
 # The all-to-all of other ranks
-hybrid("layers.cpp", '&mesh.group("ep")', '&mesh.group("edp")', EXPERTS)
-hybrid("layers.cpp",
-       "how.expert_tp && moe::expert_layout(name, 0, 1, 0, t) ==\n"
-       "                                moe::expert_layout(name, 0, 1, 1, t)",
+hybrid("hybrid_layers.cpp", '&mesh.group("ep")', '&mesh.group("edp")', EXPERTS)
+hybrid("hybrid_layers.cpp",
+       "setup.expert_tp && moe::expert_layout(name, 0, 1, 0, t) ==\n"
+       "                                  moe::expert_layout(name, 0, 1, 1, t)",
        "false", "HybridExpertNorm.*")
-hybrid("layers.cpp",
-       "part_of_samples(options.seq, how.sequence().layout,\n"
+hybrid("hybrid_layers.cpp",
+       "part_of_samples(options.seq, setup.sequence().layout,\n"
        "                                   cp.rank(), cp.size())",
        "moe::SamplePart()", NOISE)
 
@@ -73,34 +73,34 @@ hybrid("update.cpp", "(!kind.is_replicated || groups_.tp.rank() == 0)", "true",
        NORM)
 hybrid("update.cpp", "(kind.tied == nullptr || kind.tied->rank() == 0)", "true",
        NORM)
-hybrid("zero_trainer.cpp",
+hybrid("hybrid_zero_strategy.cpp",
        "groups_.tp.rank() == 0 || !layers_.is_whole(each.name)", "true",
        "HybridExperts.*Zero2")
 
 # --- 14: factors -------------------------------------------------------------------
 
 SHARE = ("scaler_.scale() /\n"
-         "      static_cast<double>(how_.dp * how_.micro_batches * how_.cp)")
-hybrid("trainer.cpp", SHARE,
+         "      static_cast<double>(setup_.dp * setup_.micro_batches * setup_.cp)")
+hybrid("hybrid_strategy.cpp", SHARE,
        "scaler_.scale() /\n"
-       "      static_cast<double>(how_.dp * how_.micro_batches)",
+       "      static_cast<double>(setup_.dp * setup_.micro_batches)",
        "HybridExperts.EachPart*")
-hybrid("trainer.cpp", SHARE,
-       "1.0 / static_cast<double>(how_.dp * how_.micro_batches * how_.cp)",
+hybrid("hybrid_strategy.cpp", SHARE,
+       "1.0 / static_cast<double>(setup_.dp * setup_.micro_batches * setup_.cp)",
        "HybridPrecision.TheScale*")
-hybrid("zero_trainer.cpp",
-       "scaler_.scale() / static_cast<double>(how_.micro_batches)",
+hybrid("hybrid_zero_strategy.cpp",
+       "scaler_.scale() / static_cast<double>(setup_.micro_batches)",
        "scaler_.scale()", "HybridExperts.*Zero2")
 # Experts divided by the ranks that sum them
-hybrid("zero_trainer.cpp",
+hybrid("hybrid_zero_strategy.cpp",
        "scaler_.scale() * groups_.data.size() / zero.group().size()",
        "scaler_.scale()", "HybridExpertTraps.Updates*")
-hybrid("trainer.cpp",
+hybrid("hybrid_strategy.cpp",
        "result.was_skipped = !std::isfinite(result.grad_norm);",
        "result.was_skipped = false;", "HybridPrecision.AnOverflow*")
-hybrid("trainer.cpp", "groups_.tp.rank() == 0 && groups_.cp.rank() == 0",
+hybrid("hybrid_strategy.cpp", "groups_.tp.rank() == 0 && groups_.cp.rank() == 0",
        "groups_.tp.rank() == 0", "HybridExperts.EachPart*")
-hybrid("degrees.cpp", "(dp_rank * how.micro_batches + b) * rows", "b * rows",
+hybrid("degrees.cpp", "(dp_rank * setup.micro_batches + b) * rows", "b * rows",
        "HybridDegrees.MicroBatches*")
 hybrid("degrees.cpp",
        'topology.coordinate(rank, "edp") * topology.size("ep") +\n'
@@ -112,7 +112,7 @@ hybrid("degrees.cpp",
 hybrid("bill.cpp", "(z.blocks + z.blocks_again / 2)",
        "(z.blocks + z.blocks_again)", "HybridExperts.RouteAlike*")
 hybrid("bill.cpp", "(has_experts ? 1 : 2)", "2", EXPERTS)
-hybrid("zero_trainer.cpp",
+hybrid("hybrid_zero_strategy.cpp",
        "static_cast<double>(zero->num_skipped_steps()) *\n"
        "                  zero->predicted_load_bytes()",
        "0.0", "HybridPrecision.AnOverflow*")
@@ -120,16 +120,16 @@ hybrid("zero_trainer.cpp",
 # --- 14: the time of a step ------------------------------------------------------------
 
 TIME = "HybridTextbook.*"
-hybrid("step_time.cpp", "{q, q + std::max(q, a), q + a, q}",
+hybrid("hybrid_step_time.cpp", "{q, q + std::max(q, a), q + a, q}",
        "{q, q + q + a, q + a, q}", TIME)
-hybrid("step_time.cpp", "z.options->steps > 1 ? each.gather : 0", "0", TIME)
-hybrid("step_time.cpp", "std::max(5 * other, sums) + sums",
+hybrid("hybrid_step_time.cpp", "z.options->steps > 1 ? each.gather : 0", "0", TIME)
+hybrid("hybrid_step_time.cpp", "std::max(5 * other, sums) + sums",
        "std::max(5 * other, sums)", TIME)
-hybrid("step_time.cpp", "if (bucket.is_partial) {", "if (false) {", TIME)
-hybrid("step_time.cpp", "replay.flushed[rank] +",
+hybrid("hybrid_step_time.cpp", "if (bucket.is_partial) {", "if (false) {", TIME)
+hybrid("hybrid_step_time.cpp", "replay.flushed[rank] +",
        "replay.spans[rank].back().end +", TIME)
-hybrid("step_time.cpp", "z.element == 2 ? expert", "false ? expert", TIME)
-hybrid("step_time.cpp", "2 * textbook::all_gather(how.ep,",
-       "1 * textbook::all_gather(how.ep,", TIME)
+hybrid("hybrid_step_time.cpp", "z.element == 2 ? expert", "false ? expert", TIME)
+hybrid("hybrid_step_time.cpp", "2 * textbook::all_gather(setup.ep,",
+       "1 * textbook::all_gather(setup.ep,", TIME)
 hybrid("bill.cpp", "sums += 4 * static_cast<double>(bucket.own.numel());", "",
        "HybridPrecision.SumsInF32Hold*")

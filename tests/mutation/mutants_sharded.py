@@ -16,7 +16,7 @@ shared("loss.cpp", "return Tensors{div(grads[0], total_count)};", "return grads;
 shared("loss.cpp", "return sum(sub(relu(add_scalar(t, 1)), relu(t)));",
        "return sum(square(sub(add_scalar(t, 1), t)));", LOSSES)
 norms = chapter("common/sharded", "tensor_parallel_3d")
-norms("sharded_trainer.cpp",
+norms("sharded_strategy.cpp",
       "if (is_first_holder(sharded_.layout, each.name, group_.rank())) {",
       "if (group_.rank() >= 0) {", "DimensionsTraining.*")
 
@@ -30,12 +30,12 @@ flat("mappings.cpp", "if (around.before > 1) parts = transpose(parts, 0, 1);",
 flat("mappings.cpp", "return reshape(transpose(parts, 0, 1), shape);",
      "return reshape(parts, shape);", "*Mappings*")
 # The bias counts t times
-flat("layers.cpp", "return add(reduce_from(linear(part, weight), *tp_), bias);",
+flat("megatron_layers.cpp", "return add(reduce_from(linear(part, weight), *tp_), bias);",
      "return reduce_from(linear(part, weight, bias), *tp_);",
      "*TensorParallel*")
-flat("layers.cpp", 'if (is(".c_attn.bias")) return {{0, rank, t, 3}};',
+flat("megatron_layers.cpp", 'if (is(".c_attn.bias")) return {{0, rank, t, 3}};',
      'if (is(".c_attn.bias")) return {{0, rank, t}};', "*Trainer*:*Checkpoints*")
-flat("layers.cpp",
+flat("megatron_layers.cpp",
      "{qkv.size(0), options.heads, s, s}, {0, tp.rank() * own, 0, 0}, {}};",
      "{qkv.size(0), options.heads, s, s}, {0, 0, 0, 0}, {}};",
      "*Trainer*:TensorParallel*:*Rng*")
@@ -55,13 +55,13 @@ flat("bill.cpp", "if (sizes.recompute) backward += forward;", "",
 # --- 08 -----------------------------------------------------------------------
 
 square = chapter("08_tensor_parallel_2d", "tensor_parallel_2d")
-square("layers.cpp",
+square("summa_layers.cpp",
        "embedding_part(rows, rows_of_depth(ids, grid), grid.i() * rows.size(0))",
        "embedding_part(rows, rows_of_depth(ids, grid), grid.j() * rows.size(0))",
        "*SummaLayers*")
-square("layers.cpp", "first = grid.j() * own;", "first = grid.i() * own;",
+square("summa_layers.cpp", "first = grid.j() * own;", "first = grid.i() * own;",
        "*SummaLayers*")
-square("layers.cpp", "{b * grid.row_part(), own.heads * grid.j(), 0, 0},",
+square("summa_layers.cpp", "{b * grid.row_part(), own.heads * grid.j(), 0, 0},",
        "{b * grid.row_part(), own.heads * grid.i(), 0, 0},", "*SummaGpt*")
 square("operators.cpp",
        "sub(means.rows_view(1, 2), square(mean));", "means.rows_view(1, 2);",
@@ -88,9 +88,9 @@ stacked = chapter("08_tensor_parallel_2d", "tensor_parallel_2p5d")
 # Each depth trains a model of its own
 stacked("operators.cpp", "group->all_reduce(grads[0]).wait();", "",
         "*Tesseract*")
-stacked("layers.cpp", "const Tensor w = replicated(weight, grid.depth);\n  const Tensor b",
+stacked("summa_layers.cpp", "const Tensor w = replicated(weight, grid.depth);\n  const Tensor b",
         "const Tensor w = weight;\n  const Tensor b", "*Tesseract*")
-stacked("layers.cpp", "const Tensor rows = replicated(table, grid.depth);",
+stacked("summa_layers.cpp", "const Tensor rows = replicated(table, grid.depth);",
         "const Tensor rows = table;", "*Tesseract*")
 stacked("grid.h", "int row_part() const { return k() * q() + i(); }",
         "int row_part() const { return i() * d() + k(); }", "*Tesseract*")
@@ -108,17 +108,17 @@ cube("cube.cpp",
      "*Cube*")
 cube("cube.cpp", "cube.swapped = {&k, &j, &i, &ik, &ij};",
      "cube.swapped = {&j, &k, &i, &ij, &ik};", "*Cube*")
-cube("layers.cpp", "return with_layout(y, swapped(layout));\n}\n\nTensor linear",
+cube("cube_layers.cpp", "return with_layout(y, swapped(layout));\n}\n\nTensor linear",
      "return with_layout(y, layout);\n}\n\nTensor linear", "*Cube*")
-cube("layers.cpp",
+cube("cube_layers.cpp",
      "add(y, replicated(bias, cube.roles(layout).output_weight));",
      "add(y, bias);", "*Cube*")
-cube("layers.cpp", "embedding_part(block, own, cube.place.j * block.size(0))",
+cube("cube_layers.cpp", "embedding_part(block, own, cube.place.j * block.size(0))",
      "embedding_part(block, own, cube.place.k * block.size(0))", "*Cube*")
-cube("layers.cpp",
+cube("cube_layers.cpp",
      "view.offset.front() = cube.place.row_part(layout) * x.size(0);",
      "view.offset.front() = 0;", "*Cube*")
-cube("layers.cpp", "InFlight::scatter(dw, *roles.weight).wait();",
+cube("cube_layers.cpp", "InFlight::scatter(dw, *roles.weight).wait();",
      "InFlight::scatter(dw, *roles.output).wait();", "*Cube*")
 cube("bill.cpp", "(keeps ? gathered : 0);", "gathered;", "CubeBill.*")
 cube("bill.cpp", "return dx + std::max(g, x) + w;", "return dx + g + x + w;",
@@ -143,12 +143,12 @@ dtensor("redistribute.cpp",
         "move(axis, to[axis]);", GRAPHS + ":*Redistribute*")
 dtensor("redistribute.cpp", "return cut(mine, dim, 0, part.size);\n  }\n\n  //",
         "return mine;\n  }\n\n  //", GRAPHS + ":*Redistribute*")
-dtensor("ops_reduce.cpp",
+dtensor("dtensor_ops_reduce.cpp",
         "shardbook::cross_entropy(x[0], x[1], Reduction::kSum);",
         "shardbook::cross_entropy(x[0], x[1]);", "DTensorLoss.*:DTensor*")
 dtensor("layout_hooks.cpp", ".to_local({partial()});\n    });\n  }\n  if",
         ".to_local();\n    });\n  }\n  if", "*Trainer*:DTensor*")
-dtensor("trainer.cpp", "{0, options.heads * tp.coordinate()[0], 0, 0},",
+dtensor("dtensor_strategy.cpp", "{0, options.heads * tp.coordinate()[0], 0, 0},",
         "{0, 0, 0, 0},", "*DTensorTrainer*")
 
 # FSDP gathers parts of equal lengths; the table's second use
@@ -162,12 +162,12 @@ dtensor("bill.cpp", "double uses = used(times.vocabulary, times.h);",
 # --- 12 -----------------------------------------------------------------------
 
 sequence = chapter("12_sequence_parallel", "sequence_parallel")
-sequence("ring.h", "return (rank - step + c) % c;", "return (rank + step) % c;",
+sequence("ring_exchange.h", "return (rank - step + c) % c;", "return (rank + step) % c;",
          "*Ring*:*Rsa*")
 sequence("ring_attention.cpp", "add_into(own[1], earlier[1]);", "", "*Ring*")
-sequence("layout.cpp", "if (source < rank) return {{all, {0, n / 2}, false, 0}};",
+sequence("sequence_layout.cpp", "if (source < rank) return {{all, {0, n / 2}, false, 0}};",
          "if (source < rank) return {{all, all, false, 0}};", "*Ring*:*Layout*")
-sequence("layout.cpp", "return {{all, all, true, source < rank ? 0 : -1}};",
+sequence("sequence_layout.cpp", "return {{all, all, true, source < rank ? 0 : -1}};",
          "return {{all, all, true, 0}};", "*Ring*:*Layout*")
 sequence("ring_self_attention.cpp", "source * n, (source + 1) * n);\n}",
          "(rows.size(2) / n - 1 - source) * n,\n"
@@ -197,22 +197,22 @@ sequence("bill.cpp", "return x + g + 2 * std::max(x, g);",
 
 moe = chapter("13_moe", "moe")
 # Experts divided by the ranks that sum them, not by all that have tokens
-moe("trainer.cpp", 'sum_gradients(replicas_, experts_, "experts", share);',
+moe("moe_strategy.cpp", 'sum_gradients(replicas_, experts_, "experts", share);',
     'sum_gradients(replicas_, experts_, "experts", 1.0 / replicas_.size());',
     "MoeTraps.*:*MoeForms*")
-moe("trainer.cpp",
+moe("moe_strategy.cpp",
     "const double left = static_cast<double>(dp_.size()) / replicas_.size();",
     "const double left = 1;", "MoeTraps.*:*MoeForms*")
 # Losses of the gate count m times
-moe("trainer.cpp",
-    "record_->loss_scale = 1 / static_cast<double>(how_.micro_batches);",
+moe("moe_strategy.cpp",
+    "record_->loss_scale = 1 / static_cast<double>(setup_.micro_batches);",
     "record_->loss_scale = 1;", "*MoeForms*")
 # The norm counts what TP does not cut t times
-moe("trainer.cpp",
+moe("moe_strategy.cpp",
     'const bool is_first = mesh_.coordinate("tp") == 0;',
     "const bool is_first = true;", "*MoeForms*")
 # Ranks of TP with experts of their own slots are not summed
-moe("trainer.cpp", ': mesh.group("edp-tp")),', ': mesh.group("edp")),',
+moe("moe_strategy.cpp", ': mesh.group("edp-tp")),', ': mesh.group("edp")),',
     "*MoeForms*")
 moe("routing.cpp", "std::ceil(even - 1e-6)",
     "std::ceil(static_cast<float>(even) + 1e-6)", "Capacity.*")

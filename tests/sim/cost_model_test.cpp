@@ -9,7 +9,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "bench/validate/table.h"
+#include "bench/validate/published_table.h"
 #include "core/check.h"
 
 namespace shardbook::sim {
@@ -84,7 +84,7 @@ TEST(CostModel, EveryCollectiveTakesTimeAndMoreBytesMore) {
           EXPECT_GT(cost.seconds, 1e-6);
           EXPECT_GE(cost.seconds, last)
               << preset << ": " << comm_op_name(op) << " over " << size;
-          EXPECT_STRNE(cost.how, "");
+          EXPECT_STRNE(cost.setup, "");
           last = cost.seconds;
         }
         EXPECT_TRUE(op == CommOp::kBarrier || last > 1e-3);
@@ -138,16 +138,17 @@ TEST(CostModel, GroupsShareTheirNodesNetwork) {
 
 TEST(CostModel, ChoosesAsNcclDoes) {
   const CostModel a100(Cluster::read("dgx-a100"));
-  auto how = [](const CostModel& costs, double bytes, int ranks) {
+  auto setup = [](const CostModel& costs, double bytes, int ranks) {
     return std::string(
-        costs.collective(CommOp::kAllReduce, bytes, first_ranks(ranks)).how);
+        costs.collective(CommOp::kAllReduce, bytes, first_ranks(ranks)).setup);
   };
-  EXPECT_EQ(how(a100, 1e3, 8), "ring, LL");
-  EXPECT_EQ(how(a100, 4e6, 8), "ring, LL128");
-  EXPECT_EQ(how(a100, 1e9, 8), "ring, Simple");
-  EXPECT_EQ(how(a100, 1e3, 1024), "tree, LL");
-  EXPECT_EQ(how(a100, 8e9, 1024), "ring, Simple");
-  EXPECT_EQ(how(CostModel(Cluster::read("dgx-h100")), 1e9, 8), "in the switch");
+  EXPECT_EQ(setup(a100, 1e3, 8), "ring, LL");
+  EXPECT_EQ(setup(a100, 4e6, 8), "ring, LL128");
+  EXPECT_EQ(setup(a100, 1e9, 8), "ring, Simple");
+  EXPECT_EQ(setup(a100, 1e3, 1024), "tree, LL");
+  EXPECT_EQ(setup(a100, 8e9, 1024), "ring, Simple");
+  EXPECT_EQ(setup(CostModel(Cluster::read("dgx-h100")), 1e9, 8),
+            "in the switch");
 }
 
 TEST(CostModel, LatencyGrowsWithTheRing) {

@@ -65,7 +65,7 @@ TEST(CostModel, ProductsAreAsFastAsTheirTilesFillTheDevice) {
             costs.operation(product(8192, 50257, 768)).seconds);
   // One row reads the weight: memory bounds it.
   const Cost row = costs.operation(product(1, 8192, 8192));
-  EXPECT_STREQ(row.how, "memory");
+  EXPECT_STREQ(row.setup, "memory");
   // Matrix units are for narrow types.
   EXPECT_GT(large,
             5 * flops_per_s(costs, product(8192, 8192, 8192, DType::kF32)));

@@ -1,7 +1,7 @@
 // An attention, run alone: its time on the cluster `textbook`, against closed
 // forms.
 
-#include "bench/validate/attention.h"
+#include "bench/validate/attention_time.h"
 
 #include <gtest/gtest.h>
 

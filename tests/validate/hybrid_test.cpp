@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "bench/validate/jobs.h"
-#include "chapters/14_hybrid_3d/trainer.h"
+#include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/planner/on_shapes.h"
 #include "comm/device_mesh.h"
 
@@ -57,18 +57,18 @@ TEST(HybridStep, AgreesWithTheHybridChapter) {
     job.dp = 2;
     job.micro_batches = 16;
 
-    hybrid::HybridOptions how;
-    how.tp = tp;
-    how.pp = pp;
-    how.micro_batches = job.micro_batches;
-    how.recompute = "always";
+    hybrid::HybridOptions setup;
+    setup.tp = tp;
+    setup.pp = pp;
+    setup.micro_batches = job.micro_batches;
+    setup.recompute = "always";
     const Options options = options_of(job);
-    hybrid::check_legal(options, how);
+    hybrid::check_legal(options, setup);
     const Report report = planner::train_on_shapes(
-        options, hybrid::fold_class(how),
-        [&](const Options& as, ProcessGroup& world, shardbook::Run& run) {
-          DeviceMesh mesh(world, hybrid::topology_of(how));
-          run.train(as, *hybrid::make_trainer(as, how, mesh));
+        options, hybrid::fold_class(setup),
+        [&](const Options& options, ProcessGroup& world, shardbook::Run& run) {
+          DeviceMesh mesh(world, hybrid::topology_of(setup));
+          run.train(options, *hybrid::make_trainer(options, setup, mesh));
         });
     EXPECT_NEAR(hybrid_step(job).seconds / report.time.step_s, 1, 0.07)
         << "tp " << tp << ", pp " << pp;

@@ -1,4 +1,4 @@
-#include "bench/validate/statistics.h"
+#include "bench/validate/error_statistics.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 #include "chapters/03_zero_fsdp/fsdp/fsdp_bill.h"
 
-#include "chapters/03_zero_fsdp/step_time.h"
+#include "chapters/03_zero_fsdp/zero_fsdp_step_time.h"
 
 namespace shardbook::fsdp {
 namespace {

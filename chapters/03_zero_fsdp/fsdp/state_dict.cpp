@@ -28,8 +28,8 @@ std::vector<NamedTensor> in_order(Module& module,
   return ordered;
 }
 
-bool keeps(FullyShardedDataParallel& fsdp, const FullStateDictOptions& how) {
-  return !how.rank0_only || fsdp.group().rank() == 0;
+bool keeps(FullyShardedDataParallel& fsdp, const FullStateDictOptions& setup) {
+  return !setup.rank0_only || fsdp.group().rank() == 0;
 }
 
 /// One state tensor of a unit in the layout of its shard, made of the slots

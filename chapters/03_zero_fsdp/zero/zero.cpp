@@ -139,8 +139,8 @@ Tensor ZeroOptimizer::sent_as(const Tensor& bucket) const {
   return sent;
 }
 
-void ZeroOptimizer::make_sharded_optimizer(const std::string& name,
-                                           const OptimizerOptions& how) {
+void ZeroOptimizer::make_sharded_optimizer(
+    const std::string& name, const OptimizerOptions& optimizer_options) {
   // Trained groups come first, so that optimizer slot i is group i
   std::stable_sort(groups_.begin(), groups_.end(), [](auto& a, auto& b) {
     return a.is_trained > b.is_trained;
@@ -150,7 +150,7 @@ void ZeroOptimizer::make_sharded_optimizer(const std::string& name,
     if (group.is_trained) shards.push_back(group.shard);
   }
   optimizer_name_ = name;
-  optimizer_ = make_optimizer(name, shards, how);
+  optimizer_ = make_optimizer(name, shards, optimizer_options);
   if (options_.master_copies) optimizer_->keep_master_copies();
 }
 
@@ -331,14 +331,15 @@ void ZeroOptimizer::publish_loaded() {
   publish(/*with_frozen=*/true);
 }
 
-std::unique_ptr<ZeroOptimizer> make_zero(Module& module, ProcessGroup& group,
-                                         const ZeroOptions& options,
-                                         const std::string& optimizer,
-                                         const OptimizerOptions& how) {
+std::unique_ptr<ZeroOptimizer> make_zero(
+    Module& module, ProcessGroup& group, const ZeroOptions& options,
+    const std::string& optimizer, const OptimizerOptions& optimizer_options) {
   if (options.stage == 3) {
-    return std::make_unique<ZeroStage3>(module, group, options, optimizer, how);
+    return std::make_unique<ZeroStage3>(module, group, options, optimizer,
+                                        optimizer_options);
   }
-  return std::make_unique<ZeroStage12>(module, group, options, optimizer, how);
+  return std::make_unique<ZeroStage12>(module, group, options, optimizer,
+                                       optimizer_options);
 }
 
 }  // namespace shardbook::zero

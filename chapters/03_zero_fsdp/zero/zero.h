@@ -211,9 +211,8 @@ class ZeroOptimizer {
 /// ZeRO of stage options.stage. Begins with rank 0's values on every rank.
 /// Throws Error on every rank when models differ, and for options that make no
 /// sense. Collective.
-std::unique_ptr<ZeroOptimizer> make_zero(Module& module, ProcessGroup& group,
-                                         const ZeroOptions& options,
-                                         const std::string& optimizer,
-                                         const OptimizerOptions& how);
+std::unique_ptr<ZeroOptimizer> make_zero(
+    Module& module, ProcessGroup& group, const ZeroOptions& options,
+    const std::string& optimizer, const OptimizerOptions& optimizer_options);
 
 }  // namespace shardbook::zero

@@ -14,13 +14,13 @@ namespace shardbook::zero {
 ZeroStage12::ZeroStage12(Module& module, ProcessGroup& group,
                          const ZeroOptions& options,
                          const std::string& optimizer,
-                         const OptimizerOptions& how)
+                         const OptimizerOptions& optimizer_options)
     : ZeroOptimizer(module, group, options) {
   groups_ = group_parameters(/*with_frozen=*/false);
   for (std::size_t i = 0; i < groups_.size(); ++i) make_flat(i);
   broadcast_coalesced(group, module.buffers(), 0, "buffers");
   make_buckets();
-  make_sharded_optimizer(optimizer, how);
+  make_sharded_optimizer(optimizer, optimizer_options);
 
   // One hook per parameter
   slots_.resize(groups_.size());

@@ -28,7 +28,8 @@ namespace shardbook::zero {
 class ZeroStage12 : public ZeroOptimizer {
  public:
   ZeroStage12(Module& module, ProcessGroup& group, const ZeroOptions& options,
-              const std::string& optimizer, const OptimizerOptions& how);
+              const std::string& optimizer,
+              const OptimizerOptions& optimizer_options);
   ~ZeroStage12() override;
 
   double predicted_bytes(std::int64_t steps,

@@ -14,7 +14,7 @@ namespace shardbook::zero {
 
 ZeroStage3::ZeroStage3(Module& module, ProcessGroup& group,
                        const ZeroOptions& options, const std::string& optimizer,
-                       const OptimizerOptions& how)
+                       const OptimizerOptions& optimizer_options)
     : ZeroOptimizer(module, group, options),
       self_(std::make_shared<ZeroStage3*>(this)) {
   move_to_host(module.named_parameters());
@@ -24,7 +24,7 @@ ZeroStage3::ZeroStage3(Module& module, ProcessGroup& group,
     for (Slot& slot : unit->slots) partition(slot);
   }
   broadcast_coalesced(group, module.buffers(), 0, "buffers");
-  make_sharded_optimizer(optimizer, how);
+  make_sharded_optimizer(optimizer, optimizer_options);
   add_hooks();
 }
 

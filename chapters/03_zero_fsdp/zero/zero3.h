@@ -56,7 +56,8 @@ std::vector<UnitPlan> plan_units(Module& module,
 class ZeroStage3 : public ZeroOptimizer {
  public:
   ZeroStage3(Module& module, ProcessGroup& group, const ZeroOptions& options,
-             const std::string& optimizer, const OptimizerOptions& how);
+             const std::string& optimizer,
+             const OptimizerOptions& optimizer_options);
   ~ZeroStage3() override;
 
   /// Exact where every unit runs once per forward and in every backward.

@@ -11,10 +11,11 @@ namespace shardbook::zero {
 // --- The paper's table -------------------------------------------------------
 
 StateBytes state_bytes(DType dtype, const std::string& optimizer,
-                       const OptimizerOptions& how) {
+                       const OptimizerOptions& optimizer_options) {
   const auto element = static_cast<double>(dtype_bytes(dtype));
   const double stat = dtype == DType::kF64 ? 8 : 4;
-  const double moments = optimizer != "sgd" ? 2 : (how.momentum > 0 ? 1 : 0);
+  const double moments =
+      optimizer != "sgd" ? 2 : (optimizer_options.momentum > 0 ? 1 : 0);
   const double master = element < 4 ? 4 : 0;
   return {element, element, moments * stat + master};
 }

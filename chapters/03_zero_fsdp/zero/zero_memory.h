@@ -37,7 +37,7 @@ struct StateBytes {
 /// K and b of the table: `dtype` is the parameters', `optimizer` "sgd", "adam"
 /// or "adamw".
 StateBytes state_bytes(DType dtype, const std::string& optimizer,
-                       const OptimizerOptions& how);
+                       const OptimizerOptions& optimizer_options);
 
 /// Model states of `parameters` elements on `ranks` ranks; stage 0 is DDP.
 ModelStates model_states(int stage, double parameters, int ranks,

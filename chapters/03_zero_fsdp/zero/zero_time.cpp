@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "chapters/03_zero_fsdp/step_time.h"
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero3.h"
+#include "chapters/03_zero_fsdp/zero_fsdp_step_time.h"
 #include "chapters/common/run/report.h"
 
 namespace shardbook::zero {

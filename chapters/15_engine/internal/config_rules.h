@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/15_engine/config.h"
+#include "chapters/15_engine/deepspeed_config.h"
 #include "sim/json_object.h"
 
 namespace shardbook::engine::internal {

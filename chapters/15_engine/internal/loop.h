@@ -17,7 +17,7 @@ std::int64_t batch_of_a_rank(const ShardOptions& options, int ranks);
 
 struct LoaderState {
   DataLoader loader;
-  ShardOptions how;
+  ShardOptions setup;
   int ranks = 1;
   int rank = 0;
   std::int64_t epoch = 0;
@@ -28,7 +28,7 @@ struct LoaderState {
 
   void begin_epoch(std::int64_t number);
   /// Samples of one batch of every process.
-  std::int64_t round() const { return batch_of_a_rank(how, ranks) * ranks; }
+  std::int64_t round() const { return batch_of_a_rank(setup, ranks) * ranks; }
   std::int64_t samples_done() const {
     return static_cast<std::int64_t>(next) * round();
   }

@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "chapters/15_engine/config.h"
+#include "chapters/15_engine/deepspeed_config.h"
 #include "core/optim.h"
 
 namespace shardbook::engine::internal {

@@ -142,12 +142,12 @@ Replay Engine::predicted_times(const LayerCosts& layers,
   for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
     dropped.emplace_back(schedule_, rank, options_.recompute);
   }
-  ReplayOptions how;
-  how.recomputes = [&](int rank, const Action& backward) {
+  ReplayOptions setup;
+  setup.recomputes = [&](int rank, const Action& backward) {
     return dropped[at(rank)].contains(backward.micro_batch, backward.chunk);
   };
-  how.early_recompute = options_.early_recompute;
-  how.messages = [this](int stage, int b, bool is_forward) {
+  setup.early_recompute = options_.early_recompute;
+  setup.messages = [this](int stage, int b, bool is_forward) {
     std::vector<Message> sent;
     const int to = is_forward ? stage + 1 : stage - 1;
     if (to >= 0 && to < schedule_.num_stages) {
@@ -165,7 +165,7 @@ Replay Engine::predicted_times(const LayerCosts& layers,
     }
     return sent;
   };
-  how.begins = begins;
+  setup.begins = begins;
   const auto stage_costs = [&](int stage, int b) {
     Costs sum{0, 0, 0, 0};
     const PipelineLayout& layout = model_.layout();
@@ -178,7 +178,7 @@ Replay Engine::predicted_times(const LayerCosts& layers,
     }
     return sum;
   };
-  return replay(schedule_, stage_costs, how);
+  return replay(schedule_, stage_costs, setup);
 }
 
 // --- Bills -------------------------------------------------------------------

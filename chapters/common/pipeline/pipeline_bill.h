@@ -2,7 +2,7 @@
 
 // The memory that a rank of a pipeline holds and the time of a step, as formulas.
 
-#include "chapters/common/pipeline/engine.h"
+#include "chapters/common/pipeline/pipeline_engine.h"
 #include "chapters/common/run/report.h"
 #include "chapters/common/run/textbook.h"
 

@@ -5,9 +5,9 @@
 #include <tuple>
 #include <utility>
 
-#include "chapters/common/pipeline/check.h"
 #include "chapters/common/pipeline/dependencies.h"
 #include "chapters/common/pipeline/schedule.h"
+#include "chapters/common/pipeline/schedule_check.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {

@@ -60,25 +60,25 @@ ReferenceRun train_one_device(const Options& options,
 
 ReferenceRun train_one_device(const Options& options,
                               const std::vector<MicroBatch>& pieces,
-                              const OneDevice& how) {
+                              const OneDevice& setup) {
   Options quiet = options;
   quiet.log.clear();
   const LoadedModel loaded = build_model(quiet);
-  if (how.defers_statistics) defer_batch_norms(*loaded.model);
+  if (setup.defers_statistics) defer_batch_norms(*loaded.model);
   const Dataset data = Dataset::open(options, loaded.config);
   const auto optimizer = make_optimizer(
       options.optimizer, loaded.model->parameters(), options.optimizer_options);
   std::optional<DynamicLossScaler> scaler;
-  if (how.scaler != nullptr) scaler = *how.scaler;
-  const double copies = how.averages_replicas ? how.replicas : 1;
+  if (setup.scaler != nullptr) scaler = *setup.scaler;
+  const double copies = setup.averages_replicas ? setup.replicas : 1;
   ReplicaSums sums(loaded.model->parameters(), 1 / copies);
   const std::size_t each =
-      pieces.size() / static_cast<std::size_t>(how.replicas);
+      pieces.size() / static_cast<std::size_t>(setup.replicas);
   std::size_t next = 0;
   return train_yardstick(
       quiet, *optimizer,
-      how.defers_statistics ? state_of(*loaded.model)
-                            : loaded.model->named_parameters(),
+      setup.defers_statistics ? state_of(*loaded.model)
+                              : loaded.model->named_parameters(),
       [&](std::int64_t step) {
         StepResult result;
         result.loss = accumulate_gradients(
@@ -86,10 +86,10 @@ ReferenceRun train_one_device(const Options& options,
             copies * (scaler ? scaler->scale() : 1),
             [&](const Tensor& logits, const Tensor& targets) {
               // The first loss of a replica ends the one before it
-              if (how.replicas > 1 && next++ % each == 0) sums.take();
+              if (setup.replicas > 1 && next++ % each == 0) sums.take();
               return language_loss(logits, targets);
             });
-        if (how.replicas > 1) {
+        if (setup.replicas > 1) {
           sums.take();
           sums.give();
         }

@@ -145,14 +145,14 @@ Report run_on_devices(const Options& options, const ChapterRun& chapter,
   const auto cost = cost_model(options);
   const int sharing = chapter.cores_shared_by > 0 ? chapter.cores_shared_by : n;
   const int cores = std::max(1, num_threads() / sharing);
-  return with_prediction(options, [&](const Options& as, Report& report) {
+  return with_prediction(options, [&](const Options& options, Report& report) {
     std::vector<Device> devices;
     for (int i = 0; i < n; ++i) {
-      devices.push_back(make_device(as, i));
+      devices.push_back(make_device(options, i));
     }
     RankContext context(devices[0], /*rank=*/0, cores);
-    context.deterministic = as.deterministic;
-    context.allow_tf32 = as.tf32;
+    context.deterministic = options.deterministic;
+    context.allow_tf32 = options.tf32;
     const RankContext::Scope scope(context);
     std::optional<sim::ClockScope> clock;
     if (cost != nullptr && !devices[0].is_cuda()) {
@@ -161,7 +161,7 @@ Report run_on_devices(const Options& options, const ChapterRun& chapter,
     }
     RunOnDevices run(devices, clock ? &clock->clock() : nullptr, report,
                      trained);
-    chapter.devices(as, devices, run);
+    chapter.devices(options, devices, run);
   });
 }
 
@@ -183,23 +183,23 @@ Report run_and_compare(const Options& given, const ChapterRun& chapter) {
   whole.checkpoint.clear();
   const Options options = at_checkpoint(given);
   Trained trained;
-  Report report =
-      chapter.devices
-          ? run_on_devices(options, chapter, trained)
-          : run_chapter(
-                options,
-                [&](const Options& as, ProcessGroup& world, Report& report) {
-                  RunOnRank run(as, world, report, trained);
-                  chapter.rank(as, world, run);
-                },
-                chapter.fold_class);
+  Report report = chapter.devices
+                      ? run_on_devices(options, chapter, trained)
+                      : run_chapter(
+                            options,
+                            [&](const Options& options, ProcessGroup& world,
+                                Report& report) {
+                              RunOnRank run(options, world, report, trained);
+                              chapter.rank(options, world, run);
+                            },
+                            chapter.fold_class);
   if (report.ranks.empty()) return report;
   if (!trained.has_predictable_time)
     report.time.simulated_step_s = kNotPredicted;
   compare_with_reference(
       whole, trained.state,
-      [&](const Options& as) {
-        return reference_of(as, options.first_step, chapter);
+      [&](const Options& alone) {
+        return reference_of(alone, options.first_step, chapter);
       },
       report);
   return report;

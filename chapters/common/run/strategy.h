@@ -3,8 +3,8 @@
 // A chapter's part beside the shell (program.h): a way to train one model on
 // several devices, and the bill for it.
 //
-//   class Trainer : public Strategy { ... };
-//   Trainer strategy(options, how, mesh.group("dp"));
+//   class DdpStrategy : public Strategy { ... };
+//   DdpStrategy strategy(options, setup, mesh.group("dp"));
 //   run.train(options, strategy);
 //
 // Each rank has a strategy of its own. Every call on it is collective: all

@@ -105,7 +105,7 @@ struct OneDevice {
 };
 ReferenceRun train_one_device(const Options& options,
                               const std::vector<MicroBatch>& pieces,
-                              const OneDevice& how = {});
+                              const OneDevice& setup = {});
 /// In strided pieces.
 ReferenceRun train_one_device(const Options& options,
                               std::int64_t num_micro_batches = 1);

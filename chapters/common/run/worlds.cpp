@@ -233,16 +233,16 @@ Report run_chapter(const Options& options, const ChapterBody& body,
   // Clocks that travel with data do not see messages of other groups. Such a run
   // is compared with a prediction by the same rule.
   world.shares_links = options.backend == "sim";
-  return with_prediction(options, [&](const Options& as, Report& report) {
-    world.launch.backend = as.backend;
-    world.cost = keeps_virtual_time(as) ? cost : nullptr;
+  return with_prediction(options, [&](const Options& options, Report& report) {
+    world.launch.backend = options.backend;
+    world.cost = keeps_virtual_time(options) ? cost : nullptr;
     std::mutex mutex;
     std::vector<sim::RankTimeline> timelines;
     sim::run_world(
-        as.world_size,
+        options.world_size,
         [&](ProcessGroup& group) {
-          RankContext::current().allow_tf32 = as.tf32;
-          body(as, group, report);
+          RankContext::current().allow_tf32 = options.tf32;
+          body(options, group, report);
           const sim::VirtualClock* clock = sim::VirtualClock::current();
           if (clock == nullptr) return;
           const std::lock_guard<std::mutex> lock(mutex);

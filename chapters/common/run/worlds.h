@@ -4,7 +4,7 @@
 //
 //   const ChapterBody body = [&](const Options& options, ProcessGroup& world,
 //                                Report& report) {
-//     Trainer trainer(options, how, world);
+//     DdpStrategy strategy(options, setup, world);
 //     const TrainingLog log = train(options, ...);
 //     finish_rank(options, world, log, bill, report);
 //   };

@@ -7,7 +7,7 @@
 
 #include "core/kernels/attention.h"
 #include "core/kernels/attention_args.h"
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 #include "core/kernels/loops.h"
 #include "core/kernels/philox.h"
 

@@ -5,7 +5,7 @@
 
 #include "core/kernels/attention.h"
 #include "core/kernels/cuda/attention_common.h"
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 
 namespace shardbook::kernels::cuda {
 

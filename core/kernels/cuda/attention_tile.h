@@ -28,7 +28,7 @@
 #include <type_traits>
 
 #include "core/kernels/cuda/attention_common.h"
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 
 namespace shardbook::kernels::cuda {
 

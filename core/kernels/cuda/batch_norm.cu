@@ -12,7 +12,7 @@
 
 #include <cmath>
 
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 #include "core/kernels/cuda/vector.h"
 
 namespace shardbook::kernels::cuda {

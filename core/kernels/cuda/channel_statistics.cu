@@ -2,7 +2,7 @@
 
 #include "core/kernels/channel_statistics.h"
 
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 
 namespace shardbook::kernels::cuda {
 

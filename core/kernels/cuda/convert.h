@@ -7,7 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 
 namespace shardbook::kernels::cuda {
 

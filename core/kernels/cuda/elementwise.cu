@@ -6,8 +6,8 @@
 #include <type_traits>
 
 #include "core/kernels/cuda/convert.h"
+#include "core/kernels/cuda/device_state.h"
 #include "core/kernels/cuda/map.h"
-#include "core/kernels/cuda/state.h"
 #include "core/kernels/loops.h"
 
 namespace shardbook::kernels::cuda {

@@ -16,8 +16,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/kernels/cuda/launch.h"
-#include "core/kernels/cuda/state.h"
+#include "core/kernels/cuda/device_state.h"
+#include "core/kernels/cuda/kernel_launch.h"
 #include "core/kernels/cuda/vector.h"
 
 namespace shardbook::kernels::cuda {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 #include "core/kernels/cuda/vector.h"
 #include "core/kernels/loops.h"
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 #include "core/kernels/cuda/vector.h"
 
 namespace shardbook::kernels::cuda {

@@ -14,10 +14,10 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/kernels/cuda/check.h"
+#include "core/kernels/cuda/device_state.h"
 #include "core/kernels/cuda/matmul_layout.h"
 #include "core/kernels/cuda/owner.h"
-#include "core/kernels/cuda/state.h"
+#include "core/kernels/cuda/status_check.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/layout.h"
 #include "core/kernels/matmul_args.h"

@@ -20,7 +20,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 
 #ifdef SHARDBOOK_CUDA_EMULATOR
 #include <mma_emulator.h>

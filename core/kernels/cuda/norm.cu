@@ -1,5 +1,5 @@
 // Layer normalisation. A warp works on a row of up to 1024 elements, a block on
-// a longer one (rows.h). channel_norm.cu has the pieces of batch normalisation.
+// a longer one (warp_rows.h). channel_norm.cu has the pieces of batch normalisation.
 
 #include "core/kernels/norm.h"
 
@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "core/kernels/cuda/rows.h"
+#include "core/kernels/cuda/warp_rows.h"
 
 namespace shardbook::kernels::cuda {
 

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 #include "core/kernels/cuda/vector.h"
 #include "core/kernels/optimizer_args.h"
 

@@ -6,7 +6,7 @@
 
 #include <limits>
 
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 #include "core/kernels/cuda/vector.h"
 
 namespace shardbook::kernels::cuda {

@@ -3,7 +3,7 @@
 // Sums and maxima over the threads of a warp or of a block. Every thread gets
 // the result. The order of additions is fixed, so results repeat bit for bit.
 
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 #include "core/kernels/cuda/vector.h"
 
 namespace shardbook::kernels::cuda {

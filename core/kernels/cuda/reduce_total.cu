@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/kernels/cuda/device_state.h"
 #include "core/kernels/cuda/reduce_block.h"
-#include "core/kernels/cuda/state.h"
 #include "core/kernels/reduce.h"
 
 namespace shardbook::kernels::cuda {

@@ -11,8 +11,8 @@
 
 #include "core/check.h"
 #include "core/internal/device_runtime.h"
-#include "core/kernels/cuda/check.h"
-#include "core/kernels/cuda/state.h"
+#include "core/kernels/cuda/device_state.h"
+#include "core/kernels/cuda/status_check.h"
 
 namespace shardbook::kernels::cuda {
 

@@ -1,6 +1,6 @@
 // Kernels whose input or output is one value that stays on the device.
 
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 #include "core/kernels/cuda/vector.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/reduce.h"

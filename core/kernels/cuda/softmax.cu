@@ -1,13 +1,13 @@
 // Softmax and its loss. A warp works on a row of up to 1024 elements, a block
-// on a longer one (rows.h).
+// on a longer one (warp_rows.h).
 
 #include "core/kernels/softmax.h"
 
 #include <cmath>
 #include <limits>
 
-#include "core/kernels/cuda/rows.h"
-#include "core/kernels/cuda/state.h"
+#include "core/kernels/cuda/device_state.h"
+#include "core/kernels/cuda/warp_rows.h"
 
 namespace shardbook::kernels::cuda {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/kernels/cuda/launch.h"
+#include "core/kernels/cuda/kernel_launch.h"
 
 namespace shardbook::kernels::cuda {
 

@@ -1,5 +1,5 @@
 // The cross-entropy of logits whose vocabulary is cut over ranks. A warp works
-// on a row of up to 1024 columns, a block on a longer one (rows.h). Each kernel
+// on a row of up to 1024 columns, a block on a longer one (warp_rows.h). Each kernel
 // reads the logits once, so all of them run at the rate of memory.
 
 #include "core/kernels/vocabulary.h"
@@ -7,8 +7,8 @@
 #include <cmath>
 #include <limits>
 
-#include "core/kernels/cuda/rows.h"
-#include "core/kernels/cuda/state.h"
+#include "core/kernels/cuda/device_state.h"
+#include "core/kernels/cuda/warp_rows.h"
 #include "core/kernels/softmax.h"
 
 namespace shardbook::kernels::cuda {

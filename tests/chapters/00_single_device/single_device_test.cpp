@@ -34,10 +34,10 @@ struct TrainedRun {
 };
 
 TrainedRun train_with(const Options& options,
-                      const SingleDeviceOptions& how = {}) {
+                      const SingleDeviceOptions& setup = {}) {
   RankContext context(Device::cpu(0));
   RankContext::Scope scope(context);
-  SingleDevice device(options, how);
+  SingleDevice device(options, setup);
   TrainedRun run;
   run.losses = train(options, device.optimizer(), false, [&](std::int64_t k) {
                  return device.step(k);
@@ -70,10 +70,10 @@ class SingleDevicePieces : public testing::TestWithParam<int> {};
 TEST_P(SingleDevicePieces, MicroBatchesEqualTheWholeBatch) {
   Options options = small_options();
   options.dtype = DType::kF64;
-  SingleDeviceOptions how;
-  how.num_micro_batches = GetParam();
+  SingleDeviceOptions setup;
+  setup.num_micro_batches = GetParam();
   const TrainedRun whole = train_with(options);
-  const TrainedRun pieces = train_with(options, how);
+  const TrainedRun pieces = train_with(options, setup);
   // Also 3 pieces of 8 samples, of 3, 3 and 2: each has its share of the mean.
   EXPECT_LT(largest_relative_difference(options, pieces, whole), 1e-10);
 }
@@ -87,10 +87,10 @@ TEST_P(SingleDevicePieces, MemoryHeldEqualsTheBill) {
         Options options = small_options();
         options.model = model;
         options.dropout = dropout;
-        SingleDeviceOptions how;
-        how.num_micro_batches = GetParam();
-        how.recompute = recompute;
-        const TrainedRun run = train_with(options, how);
+        SingleDeviceOptions setup;
+        setup.num_micro_batches = GetParam();
+        setup.recompute = recompute;
+        const TrainedRun run = train_with(options, setup);
         for (std::size_t k = 0; k < kNumHeldKinds; ++k) {
           const auto kind = static_cast<MemoryKind>(k);
           EXPECT_EQ(static_cast<double>(run.memory.held(kind)),
@@ -127,9 +127,9 @@ TEST(SingleDevice, OptimizerStateInSixteenBitsEqualsTheBill) {
     for (const std::int64_t steps : {1, 8}) {
       options.dtype = dtype;
       options.steps = steps;
-      SingleDeviceOptions how;
-      how.master_weights = true;
-      TrainedRun run = train_with(options, how);
+      SingleDeviceOptions setup;
+      setup.master_weights = true;
+      TrainedRun run = train_with(options, setup);
       EXPECT_EQ(
           static_cast<double>(run.memory.held(MemoryKind::kOptimizerState)),
           run.bill[MemoryKind::kOptimizerState])
@@ -196,9 +196,9 @@ TEST(SingleDevice, SixteenBitsStayNearF32) {
   const TrainedRun f32 = train_with(options);
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     options.dtype = dtype;
-    SingleDeviceOptions how;
-    how.master_weights = true;
-    TrainedRun run = train_with(options, how);
+    SingleDeviceOptions setup;
+    setup.master_weights = true;
+    TrainedRun run = train_with(options, setup);
     for (std::size_t i = 0; i < run.losses.size(); ++i) {
       EXPECT_NEAR(run.losses[i], f32.losses[i], 1e-2 * f32.losses[i]);
     }
@@ -219,9 +219,9 @@ TEST(SingleDevice, SkippedStepsAreSkippedByThePlainRunToo) {
   options.optimizer_options.lr = 0.1;
   RankContext context(Device::cpu(0));
   RankContext::Scope scope(context);
-  SingleDeviceOptions how;
-  how.num_micro_batches = 2;
-  SingleDevice device(options, how);
+  SingleDeviceOptions setup;
+  setup.num_micro_batches = 2;
+  SingleDevice device(options, setup);
   std::vector<bool> updates, is_regular;
   for (std::int64_t k = 0; k < 8; ++k) {
     updates.push_back(std::isfinite(device.step(k).grad_norm));
@@ -235,7 +235,7 @@ TEST(SingleDevice, SkippedStepsAreSkippedByThePlainRunToo) {
   EXPECT_EQ(is_regular[at + 1], updates[at + 1]);
 
   options.steps = 8;
-  const TrainedRun run = train_with(options, how);
+  const TrainedRun run = train_with(options, setup);
   const ReferenceRun plain = train_plain(options, 2);
   EXPECT_TRUE(same_bits(run, {plain.losses, plain.parameters, {}, {}}));
   const ReferenceRun unscaled = train_one_device(options, 2);

@@ -6,7 +6,7 @@
 #include <map>
 
 #include "chapters/01_data_parallel/bill.h"
-#include "chapters/01_data_parallel/trainer.h"
+#include "chapters/01_data_parallel/data_parallel_strategy.h"
 #include "chapters/common/run/trace.h"
 #include "tests/chapters/01_data_parallel/data_parallel_support.h"
 #include "tests/support/errors.h"
@@ -139,10 +139,10 @@ TEST_P(DataParallelParity, MemoryHeldFollowsTheFormula) {
         options.dtype = DType::kF32;
         options.seq = 16;
         World world(GetParam());
-        Trainer trainer(options, world.devices);
-        train(options, trainer.optimizer(), false,
-              [&](std::int64_t step) { return trainer.step(step); });
-        const std::vector<Bill> bills = trainer.bills();
+        DataParallelStrategy strategy(options, world.devices);
+        train(options, strategy.optimizer(), false,
+              [&](std::int64_t step) { return strategy.step(step); });
+        const std::vector<Bill> bills = strategy.bills();
         for (std::size_t i = 0; i < world.devices.size(); ++i) {
           const MemoryStats memory = world.devices[i].memory();
           for (std::size_t k = 0; k < kNumHeldKinds; ++k) {
@@ -164,8 +164,8 @@ TEST(DataParallelBill, AReplicasPeakIsInItsLastLayer) {
   options.model = "mlp";
   options.dtype = DType::kF32;
   World world(2);
-  Trainer trainer(options, world.devices);
-  trainer.step(0);
+  DataParallelStrategy strategy(options, world.devices);
+  strategy.step(0);
   const double tokens = 4 * static_cast<double>(options.seq), h = 64;
   EXPECT_EQ(static_cast<double>(
                 world.devices[1].memory().peak(MemoryKind::kActivation)),

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <memory>
 
-#include "chapters/01_data_parallel/trainer.h"
+#include "chapters/01_data_parallel/data_parallel_strategy.h"
 #include "core/autograd.h"
 #include "tests/chapters/01_data_parallel/data_parallel_support.h"
 #include "tests/support/errors.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "chapters/01_data_parallel/trainer.h"
+#include "chapters/01_data_parallel/data_parallel_strategy.h"
 #include "sim/virtual_clock.h"
 #include "tests/chapters/01_data_parallel/data_parallel_support.h"
 #include "tests/support/sanitized.h"
@@ -49,10 +49,10 @@ std::string timeline(int slow) {
     options.model =
         R"({"n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 8})";
     options.dropout = 0.1;
-    Trainer trainer(options, world.devices);
+    DataParallelStrategy strategy(options, world.devices);
     scope.clock().begin_steps();
     for (int step = 0; step < 2; ++step) {
-      trainer.step(step);
+      strategy.step(step);
       scope.clock().end_step();
     }
     for (const auto& device : scope.clock().devices()) {

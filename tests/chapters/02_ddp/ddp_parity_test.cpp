@@ -4,8 +4,8 @@
 
 #include <cmath>
 
+#include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/02_ddp/sync_batch_norm.h"
-#include "chapters/02_ddp/trainer.h"
 #include "tests/chapters/02_ddp/ddp_support.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/support/sanitized.h"
@@ -45,14 +45,14 @@ INSTANTIATE_TEST_SUITE_P(WorldSizes, DdpParity,
 
 /// State after `steps` steps on each rank.
 std::vector<Values> train_ddp(int d, DType dtype, const std::string& optimizer,
-                              const OptimizerOptions& how, int steps,
+                              const OptimizerOptions& setup, int steps,
                               const DdpOptions& options) {
   return on_ranks(d, [&](ProcessGroup& world) {
     // Different weights on each rank: construction makes them rank 0's
     Sequential model =
         make_mlp(dtype, 1 + static_cast<std::uint64_t>(world.rank()));
     DistributedDataParallel ddp(model, world, options);
-    const auto optim = make_optimizer(optimizer, model.parameters(), how);
+    const auto optim = make_optimizer(optimizer, model.parameters(), setup);
     for (int step = 0; step < steps; ++step) {
       const Samples mine =
           every(make_samples(24, dtype, 10 + static_cast<std::uint64_t>(step)),
@@ -67,12 +67,12 @@ std::vector<Values> train_ddp(int d, DType dtype, const std::string& optimizer,
 
 /// The same on one device: `chunks` chunks, one after another.
 Values train_chunks(int chunks, DType dtype, const std::string& optimizer,
-                    const OptimizerOptions& how, int steps) {
+                    const OptimizerOptions& setup, int steps) {
   RankContext context(Device::cpu(), 0, 1);
   context.deterministic = true;
   RankContext::Scope scope(context);
   Sequential model = make_mlp(dtype);
-  const auto optim = make_optimizer(optimizer, model.parameters(), how);
+  const auto optim = make_optimizer(optimizer, model.parameters(), setup);
   for (int step = 0; step < steps; ++step) {
     chunk_gradients(
         model, make_samples(24, dtype, 10 + static_cast<std::uint64_t>(step)),
@@ -113,18 +113,18 @@ TEST_P(DdpParity, EqualsTheChunksOneAfterAnotherBitForBit) {
 // [RED] against the whole batch at once.
 TEST_P(DdpParity, EqualsOneDeviceAfterTenSteps) {
   const int d = GetParam();
-  for (const auto& [optimizer, how] :
+  for (const auto& [optimizer, setup] :
        {std::pair<std::string, OptimizerOptions>{"sgd", sgd_options()},
         std::pair<std::string, OptimizerOptions>{"adamw", {}}}) {
-    EXPECT_LT(
-        largest_difference(train_ddp(d, DType::kF64, optimizer, how, 10, {})[0],
-                           train_chunks(1, DType::kF64, optimizer, how, 10)),
-        1e-10)
+    EXPECT_LT(largest_difference(
+                  train_ddp(d, DType::kF64, optimizer, setup, 10, {})[0],
+                  train_chunks(1, DType::kF64, optimizer, setup, 10)),
+              1e-10)
         << optimizer;
-    EXPECT_LT(
-        largest_difference(train_ddp(d, DType::kF32, optimizer, how, 10, {})[0],
-                           train_chunks(1, DType::kF32, optimizer, how, 10)),
-        1e-3)
+    EXPECT_LT(largest_difference(
+                  train_ddp(d, DType::kF32, optimizer, setup, 10, {})[0],
+                  train_chunks(1, DType::kF32, optimizer, setup, 10)),
+              1e-3)
         << optimizer;
   }
 }
@@ -247,9 +247,10 @@ Options tiny_options(DType dtype, const std::string& model) {
   return options;
 }
 
-Report train_language(int d, Options options, const ddp::TrainerOptions& how) {
+Report train_language(int d, Options options,
+                      const ddp::StrategyOptions& setup) {
   options.world_size = d;
-  return sharded_test::report_of<ddp::Trainer>(options, how);
+  return sharded_test::report_of<ddp::DdpStrategy>(options, setup);
 }
 
 TEST_P(DdpParity, ATiedGptEqualsOneDeviceAlsoWithDropout) {
@@ -258,9 +259,9 @@ TEST_P(DdpParity, ATiedGptEqualsOneDeviceAlsoWithDropout) {
   for (const double dropout : {0.0, 0.1}) {
     options.dropout = dropout;
     for (const std::int64_t accumulate : {1, d == 3 ? 4 : 3}) {
-      ddp::TrainerOptions how;
-      how.micro_batches = accumulate;
-      sharded_test::expect_claims(train_language(d, options, how),
+      ddp::StrategyOptions setup;
+      setup.micro_batches = accumulate;
+      sharded_test::expect_claims(train_language(d, options, setup),
                                   "dropout " + std::to_string(dropout) +
                                       ", accumulate " +
                                       std::to_string(accumulate));
@@ -273,10 +274,10 @@ TEST(DdpParityOfOne, WorldSizeOneEqualsTheSingleDeviceBitForBit) {
        sized<DType>({DType::kF32, DType::kF64, DType::kBF16}, {DType::kF32})) {
     for (const char* model : {kTinyGpt, "mlp"}) {
       for (const bool view : {false, true}) {
-        ddp::TrainerOptions how;
-        how.ddp.gradient_as_bucket_view = view;
+        ddp::StrategyOptions setup;
+        setup.ddp.gradient_as_bucket_view = view;
         const Report report =
-            train_language(1, tiny_options(dtype, model), how);
+            train_language(1, tiny_options(dtype, model), setup);
         EXPECT_TRUE(report.parity.checked);
         EXPECT_EQ(report.parity.max_abs, 0) << dtype_name(dtype) << model;
       }
@@ -303,7 +304,7 @@ TEST(DdpTrap, WithoutGlobalPositionsDropoutMasksRepeatOnEveryRank) {
 
 TEST_P(DdpParity, BytesAndMemoryAreAsPredicted) {
   const int d = GetParam();
-  std::vector<ddp::TrainerOptions> all(7);
+  std::vector<ddp::StrategyOptions> all(7);
   all[1].ddp.gradient_as_bucket_view = true;
   all[2].ddp.find_unused_parameters = true;
   all[3].ddp.static_graph = true;
@@ -328,9 +329,9 @@ TEST(DdpBill, BucketsAreTheGradientsOnceMore) {
   const Options options = tiny_options(DType::kF32, "mlp");
   const double numbers = 4 * 64 * 256 + 256 + 64 + 256;
   for (const bool view : {false, true}) {
-    ddp::TrainerOptions how;
-    how.ddp.gradient_as_bucket_view = view;
-    for (const RankReport& rank : train_language(2, options, how).ranks) {
+    ddp::StrategyOptions setup;
+    setup.ddp.gradient_as_bucket_view = view;
+    for (const RankReport& rank : train_language(2, options, setup).ranks) {
       const auto kind = static_cast<std::size_t>(MemoryKind::kCommunication);
       EXPECT_EQ(rank.peak[kind].counted, 4 * numbers + (view ? 0 : 7 * 4));
     }
@@ -341,17 +342,17 @@ TEST(DdpBill, ABatchThatDoesNotDivideIsRefused) {
   Options options = tiny_options(DType::kF32, "mlp");
   options.batch = 25;
   const std::string error = error_on_ranks(4, [&](ProcessGroup& world) {
-    ddp::Trainer trainer(options, {}, world);
+    ddp::DdpStrategy strategy(options, {}, world);
   });
   EXPECT_TRUE(has_text(error, "--batch 25: does not divide by --world-size 4"))
       << error;
   options.batch = 24;
-  ddp::TrainerOptions how;
-  how.micro_batches = 4;
+  ddp::StrategyOptions setup;
+  setup.micro_batches = 4;
   EXPECT_TRUE(has_text(error_on_ranks(4,
                                       [&](ProcessGroup& world) {
-                                        ddp::Trainer trainer(options, how,
-                                                             world);
+                                        ddp::DdpStrategy strategy(options,
+                                                                  setup, world);
                                       }),
                        "--micro-batches 4: a rank's 6 samples"));
 }

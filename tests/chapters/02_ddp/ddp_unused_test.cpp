@@ -55,10 +55,11 @@ TEST(DdpUnused, UsedNowhereTheGradientStaysUndefinedAndMomentumAtRest) {
       model.use = "a";
       const Values before = values_of(model.b.parameters());
       DistributedDataParallel ddp(model, world, finding(view));
-      OptimizerOptions how;
-      how.momentum = 0.9;
-      how.weight_decay = 0.1;
-      const auto optimizer = make_optimizer("sgd", model.parameters(), how);
+      OptimizerOptions optimizer_options;
+      optimizer_options.momentum = 0.9;
+      optimizer_options.weight_decay = 0.1;
+      const auto optimizer =
+          make_optimizer("sgd", model.parameters(), optimizer_options);
       const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
       for (int step = 0; step < 2; ++step) {
         mse_loss(ddp(mine.x), mine.y).backward();

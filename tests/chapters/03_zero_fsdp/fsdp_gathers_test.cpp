@@ -129,11 +129,11 @@ struct Prefetched {
   bool is_outer_gathered_at_the_root = false;
 };
 
-Prefetched prefetched(BackwardPrefetch how) {
-  return on_ranks(2, [how](ProcessGroup& world) {
+Prefetched prefetched(BackwardPrefetch setup) {
+  return on_ranks(2, [setup](ProcessGroup& world) {
     Nested model;
     FsdpOptions options;
-    options.backward_prefetch = how;
+    options.backward_prefetch = setup;
     options.auto_wrap_policy =
         fsdp::transformer_auto_wrap_policy({"Linear", "Outer"});
     FullyShardedDataParallel fsdp(model, world, options);

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/03_zero_fsdp/trainer.h"
+#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "tests/chapters/03_zero_fsdp/fsdp_support.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/support/sanitized.h"
@@ -10,8 +10,8 @@
 namespace shardbook::fsdp_test {
 namespace {
 
-using zero_fsdp::Trainer;
-using zero_fsdp::TrainerOptions;
+using zero_fsdp::StrategyOptions;
+using zero_fsdp::ZeroFsdpStrategy;
 
 /// The text of its config.
 std::string tiny_gpt() {
@@ -32,56 +32,56 @@ Options tiny_options(const std::string& model) {
   return options;
 }
 
-Report train_language(int d, Options options, const TrainerOptions& how) {
+Report train_language(int d, Options options, const StrategyOptions& setup) {
   options.world_size = d;
-  return sharded_test::report_of<Trainer>(options, how);
+  return sharded_test::report_of<ZeroFsdpStrategy>(options, setup);
 }
 
 struct TrainerVariant {
   std::string name;
-  TrainerOptions how;
+  StrategyOptions setup;
 };
 
 std::vector<TrainerVariant> variants(int d) {
   std::vector<TrainerVariant> all;
   for (const char* strategy : {"zero1", "zero2", "zero3", "fsdp", "fsdp2"}) {
-    TrainerOptions how;
-    how.strategy = strategy;
-    all.push_back({strategy, how});
-    how.recompute = true;
-    all.push_back({std::string(strategy) + " recompute", how});
-    how.recompute = false;
-    how.micro_batches = d == 3 ? 4 : 3;
-    all.push_back({std::string(strategy) + " accumulate", how});
-    if (how.strategy[0] == 'z') continue;
-    how.no_sync = true;
-    all.push_back({std::string(strategy) + " no_sync", how});
-    how.micro_batches = 1;
-    how.no_sync = false;
+    StrategyOptions setup;
+    setup.strategy = strategy;
+    all.push_back({strategy, setup});
+    setup.recompute = true;
+    all.push_back({std::string(strategy) + " recompute", setup});
+    setup.recompute = false;
+    setup.micro_batches = d == 3 ? 4 : 3;
+    all.push_back({std::string(strategy) + " accumulate", setup});
+    if (setup.strategy[0] == 'z') continue;
+    setup.no_sync = true;
+    all.push_back({std::string(strategy) + " no_sync", setup});
+    setup.micro_batches = 1;
+    setup.no_sync = false;
     for (const char* sharding : {"shard_grad_op", "no_shard"}) {
-      TrainerOptions other = how;
+      StrategyOptions other = setup;
       other.sharding_strategy = sharding;
       all.push_back({std::string(strategy) + " " + sharding, other});
       other.micro_batches = d == 3 ? 4 : 3;
       all.push_back({std::string(strategy) + " accumulate " + sharding, other});
     }
-    TrainerOptions ahead = how;
+    StrategyOptions ahead = setup;
     ahead.fsdp.forward_prefetch = true;
     ahead.backward_prefetch = "post";
     all.push_back({std::string(strategy) + " forward prefetch, post", ahead});
-    TrainerOptions late = how;
+    StrategyOptions late = setup;
     late.backward_prefetch = "none";
     late.cpu_offload = true;
     all.push_back({std::string(strategy) + " no prefetch, offload", late});
-    TrainerOptions one = how;
+    StrategyOptions one = setup;
     one.wrap = "none";
     all.push_back({std::string(strategy) + " one unit", one});
-    TrainerOptions size = how;
+    StrategyOptions size = setup;
     size.wrap = "size";
     size.min_num_params = 3000;
     all.push_back({std::string(strategy) + " by size", size});
     if (d % 2 == 0) {
-      TrainerOptions hybrid = how;
+      StrategyOptions hybrid = setup;
       hybrid.sharding_strategy = "hybrid_shard";
       hybrid.fsdp.shard_size = d / 2;
       all.push_back({std::string(strategy) + " hybrid", hybrid});
@@ -99,9 +99,9 @@ TEST_P(FsdpTrainer, NumbersBytesAndMemoryAreAsPredicted) {
   for (const std::string& model : {tiny_gpt(), std::string("mlp")}) {
     for (const TrainerVariant& variant : variants(d)) {
       const bool is_gpt = model != "mlp";
-      if (!is_gpt && (variant.how.recompute || (d != 2 && d != 3))) continue;
+      if (!is_gpt && (variant.setup.recompute || (d != 2 && d != 3))) continue;
       sharded_test::expect_claims(
-          train_language(d, tiny_options(model), variant.how),
+          train_language(d, tiny_options(model), variant.setup),
           variant.name + ", " + model);
     }
   }
@@ -115,12 +115,12 @@ TEST_P(FsdpTrainer, MixedPrecisionIsPredictedToTheByte) {
       for (const bool offload : {false, true}) {
         SCOPED_TRACE(testing::Message() << strategy << " reduce '" << reduce
                                         << "' offload " << offload);
-        TrainerOptions how;
-        how.strategy = strategy;
-        how.param_dtype = "bf16";
-        how.reduce_dtype = reduce;
-        how.cpu_offload = offload;
-        sharded_test::expect_bill(train_language(GetParam(), options, how));
+        StrategyOptions setup;
+        setup.strategy = strategy;
+        setup.param_dtype = "bf16";
+        setup.reduce_dtype = reduce;
+        setup.cpu_offload = offload;
+        sharded_test::expect_bill(train_language(GetParam(), options, setup));
       }
     }
   }
@@ -133,17 +133,17 @@ TEST(FsdpCapacity, AModelThatDdpCannotHoldTrains) {
   options.batch = 4;
   options.optimizer = "adamw";
   auto fits = [&](const std::string& strategy, const std::string& sharding) {
-    TrainerOptions how;
-    how.strategy = strategy;
-    how.sharding_strategy = sharding;
-    how.zero.persistence_threshold = 0;
+    StrategyOptions setup;
+    setup.strategy = strategy;
+    setup.sharding_strategy = sharding;
+    setup.zero.persistence_threshold = 0;
     LaunchOptions launch;
     launch.device_memory_bytes = 2500 << 10;
     try {
       run_ranks(
           4,
           [&](ProcessGroup& world) {
-            Trainer trainer(options, how, world);
+            ZeroFsdpStrategy trainer(options, setup, world);
             train(options, trainer.optimizer(), false,
                   [&](std::int64_t k) { return trainer.step(k); });
           },
@@ -162,27 +162,28 @@ TEST(FsdpCapacity, AModelThatDdpCannotHoldTrains) {
 
 TEST(FsdpTrainerOptions, WhatDoesNotGoTogetherIsRefused) {
   Options options = tiny_options(tiny_gpt());
-  auto error_of = [&](const TrainerOptions& how, int d = 2) {
-    return error_on_ranks(
-        d, [&](ProcessGroup& world) { Trainer trainer(options, how, world); });
+  auto error_of = [&](const StrategyOptions& setup, int d = 2) {
+    return error_on_ranks(d, [&](ProcessGroup& world) {
+      ZeroFsdpStrategy trainer(options, setup, world);
+    });
   };
-  TrainerOptions how;
-  how.strategy = "zero3";
-  how.micro_batches = 5;
-  EXPECT_TRUE(has_text(error_of(how), "--micro-batches 5"));
-  how.micro_batches = 1;
-  how.param_dtype = "bf16";
-  EXPECT_TRUE(has_text(error_of(how), "--strategy zero3: --param-dtype"));
-  how.param_dtype = "";
-  how.strategy = "fsdp";
-  how.sharding_strategy = "hybrid_shard";
-  EXPECT_TRUE(has_text(error_of(how),
+  StrategyOptions setup;
+  setup.strategy = "zero3";
+  setup.micro_batches = 5;
+  EXPECT_TRUE(has_text(error_of(setup), "--micro-batches 5"));
+  setup.micro_batches = 1;
+  setup.param_dtype = "bf16";
+  EXPECT_TRUE(has_text(error_of(setup), "--strategy zero3: --param-dtype"));
+  setup.param_dtype = "";
+  setup.strategy = "fsdp";
+  setup.sharding_strategy = "hybrid_shard";
+  EXPECT_TRUE(has_text(error_of(setup),
                        "--shard-size 0: hybrid_shard needs a "
                        "divisor of --world-size 2"));
-  how.sharding_strategy = "full_shard";
-  how.strategy = "zero1";
-  how.cpu_offload = true;
-  EXPECT_TRUE(has_text(error_of(how), "--cpu-offload: with zero2"));
+  setup.sharding_strategy = "full_shard";
+  setup.strategy = "zero1";
+  setup.cpu_offload = true;
+  EXPECT_TRUE(has_text(error_of(setup), "--cpu-offload: with zero2"));
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "chapters/03_zero_fsdp/naive_zero3.h"
-#include "chapters/03_zero_fsdp/trainer.h"
+#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "chapters/common/run/parity.h"
 #include "tests/chapters/03_zero_fsdp/fsdp_support.h"
 #include "tests/support/sanitized.h"
@@ -84,11 +84,11 @@ TEST_P(NaiveZero3Parity, EqualsOneDeviceAndTheRealOne) {
   const Parity parity = compare_runs(options, ranks[0].run, one);
   EXPECT_TRUE(parity.passed) << parity.max_rel;
 
-  zero_fsdp::TrainerOptions how;
-  how.strategy = "zero3";
-  how.zero.persistence_threshold = 0;
+  zero_fsdp::StrategyOptions setup;
+  setup.strategy = "zero3";
+  setup.zero.persistence_threshold = 0;
   const auto real = on_ranks(d, [&](ProcessGroup& dp) {
-    zero_fsdp::Trainer trainer(options, how, dp);
+    zero_fsdp::ZeroFsdpStrategy trainer(options, setup, dp);
     ReferenceRun run;
     run.losses =
         train(options, trainer.optimizer(), false, [&](std::int64_t k) {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "chapters/03_zero_fsdp/trainer.h"
+#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "tests/chapters/03_zero_fsdp/fsdp_support.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/support/errors.h"
@@ -16,8 +16,8 @@ namespace {
 
 using zero_fsdp::check_given;
 using zero_fsdp::shortest_dtype;
-using zero_fsdp::Trainer;
-using zero_fsdp::TrainerOptions;
+using zero_fsdp::StrategyOptions;
+using zero_fsdp::ZeroFsdpStrategy;
 
 Options language_options(const std::string& model = "gpt-nano") {
   Options options;
@@ -32,9 +32,9 @@ Options language_options(const std::string& model = "gpt-nano") {
   return options;
 }
 
-Report run(int d, Options options, const TrainerOptions& how) {
+Report run(int d, Options options, const StrategyOptions& setup) {
   options.world_size = d;
-  return sharded_test::report_of<Trainer>(options, how);
+  return sharded_test::report_of<ZeroFsdpStrategy>(options, setup);
 }
 
 void expect_predicted(const Report& report, const std::string& name) {
@@ -42,21 +42,21 @@ void expect_predicted(const Report& report, const std::string& name) {
   sharded_test::expect_bill(report);
 }
 
-TrainerOptions of(const std::string& strategy) {
-  TrainerOptions how;
-  how.strategy = strategy;
-  return how;
+StrategyOptions of(const std::string& strategy) {
+  StrategyOptions setup;
+  setup.strategy = strategy;
+  return setup;
 }
 
 TEST(ZeroFsdpBill, UnitsInsideUnitsArePredicted) {
   // 10000: blocks, their MLPs or attentions, alone and inside one another
   for (const std::int64_t numel : {10000, 17000, 30000}) {
     for (const char* strategy : {"fsdp", "fsdp2"}) {
-      TrainerOptions how = of(strategy);
-      how.wrap = "size";
-      how.min_num_params = numel;
-      how.recompute = numel == 17000;
-      expect_predicted(run(2, language_options(), how),
+      StrategyOptions setup = of(strategy);
+      setup.wrap = "size";
+      setup.min_num_params = numel;
+      setup.recompute = numel == 17000;
+      expect_predicted(run(2, language_options(), setup),
                        std::string(strategy) + " by " + std::to_string(numel));
     }
   }
@@ -65,13 +65,13 @@ TEST(ZeroFsdpBill, UnitsInsideUnitsArePredicted) {
 TEST(ZeroFsdpBill, UnitsInsideUnitsAccumulateAsPredicted) {
   for (const char* sharding : {"full_shard", "shard_grad_op", "no_shard"}) {
     for (const bool no_sync : {false, true}) {
-      TrainerOptions how = of("fsdp");
-      how.wrap = "size";
-      how.min_num_params = 17000;
-      how.sharding_strategy = sharding;
-      how.micro_batches = 2;
-      how.no_sync = no_sync;
-      expect_predicted(run(2, language_options(), how),
+      StrategyOptions setup = of("fsdp");
+      setup.wrap = "size";
+      setup.min_num_params = 17000;
+      setup.sharding_strategy = sharding;
+      setup.micro_batches = 2;
+      setup.no_sync = no_sync;
+      expect_predicted(run(2, language_options(), setup),
                        std::string(sharding) + (no_sync ? ", no_sync" : ""));
     }
   }
@@ -83,10 +83,10 @@ TEST(ZeroFsdpBill, GradientsLargerThanABucketArePredicted) {
       for (const bool overlaps : {true, false}) {
         // All, most, some matrices of a block, the table, only the head's
         for (const std::int64_t size : {1, 5000, 13000, 16383, 16640}) {
-          TrainerOptions how = of(strategy);
-          how.zero.reduce_bucket_size = size;
-          how.zero.overlap_comm = overlaps;
-          expect_predicted(run(2, language_options(model), how),
+          StrategyOptions setup = of(strategy);
+          setup.zero.reduce_bucket_size = size;
+          setup.zero.overlap_comm = overlaps;
+          expect_predicted(run(2, language_options(model), setup),
                            std::string(strategy) + " " + model +
                                ", buckets of " + std::to_string(size) +
                                (overlaps ? "" : ", no overlap"));
@@ -103,9 +103,9 @@ TEST(ZeroFsdpBill, ConstructionAloneIsPredicted) {
         if (offload && std::string(strategy) == "zero1") continue;
         Options options = language_options(model);
         options.steps = 0;
-        TrainerOptions how = of(strategy);
-        how.cpu_offload = offload;
-        expect_predicted(run(2, options, how),
+        StrategyOptions setup = of(strategy);
+        setup.cpu_offload = offload;
+        expect_predicted(run(2, options, setup),
                          std::string(strategy) + " " + model);
       }
     }
@@ -116,12 +116,12 @@ TEST(ZeroFsdpBill, EveryThresholdOfZero3IsPredicted) {
   for (const char* model : {"gpt-nano", "mlp"}) {
     for (const std::int64_t threshold : {-1, 0, 300, 20000, 100000}) {
       for (const std::int64_t prefetch : {-1, 0, 60'000, 1 << 30}) {
-        TrainerOptions how = of("zero3");
-        how.zero.persistence_threshold = threshold;
-        how.zero.prefetch_bucket_size = prefetch;
+        StrategyOptions setup = of("zero3");
+        setup.zero.persistence_threshold = threshold;
+        setup.zero.prefetch_bucket_size = prefetch;
         // One block of gpt-nano is less, and two are more
-        if (prefetch == 60'000) how.zero.max_live_parameters = 90'000;
-        expect_predicted(run(2, language_options(model), how),
+        if (prefetch == 60'000) setup.zero.max_live_parameters = 90'000;
+        expect_predicted(run(2, language_options(model), setup),
                          std::string(model) + ", threshold " +
                              std::to_string(threshold) + ", prefetch " +
                              std::to_string(prefetch));
@@ -167,24 +167,24 @@ TEST(ZeroFsdpDefaults, Zero3GathersWhatItUses) {
 }
 
 TEST(ZeroFsdpDefaults, ResultsAreComparedInTheShortestDtypeInUse) {
-  TrainerOptions how = of("fsdp");
-  EXPECT_EQ(shortest_dtype(DType::kF64, how), DType::kF64);
-  how.reduce_dtype = "f32";
-  EXPECT_EQ(shortest_dtype(DType::kF64, how), DType::kF32);
-  EXPECT_EQ(shortest_dtype(DType::kF32, how), DType::kF32);
-  EXPECT_EQ(shortest_dtype(DType::kBF16, how), DType::kBF16);
-  how.param_dtype = "f16";
-  EXPECT_EQ(shortest_dtype(DType::kF64, how), DType::kF16);
-  how.param_dtype = "f32";
-  how.reduce_dtype = "";
-  EXPECT_EQ(shortest_dtype(DType::kF64, how), DType::kF32);
+  StrategyOptions setup = of("fsdp");
+  EXPECT_EQ(shortest_dtype(DType::kF64, setup), DType::kF64);
+  setup.reduce_dtype = "f32";
+  EXPECT_EQ(shortest_dtype(DType::kF64, setup), DType::kF32);
+  EXPECT_EQ(shortest_dtype(DType::kF32, setup), DType::kF32);
+  EXPECT_EQ(shortest_dtype(DType::kBF16, setup), DType::kBF16);
+  setup.param_dtype = "f16";
+  EXPECT_EQ(shortest_dtype(DType::kF64, setup), DType::kF16);
+  setup.param_dtype = "f32";
+  setup.reduce_dtype = "";
+  EXPECT_EQ(shortest_dtype(DType::kF64, setup), DType::kF32);
 }
 
 TEST(ZeroFsdpDefaults, OptionsOfAnotherStrategyAreRefusedByName) {
-  auto error_of = [](const TrainerOptions& how, const std::string& flag,
+  auto error_of = [](const StrategyOptions& setup, const std::string& flag,
                      const std::string& value) -> std::string {
     return shardbook::error_of([&] {
-      check_given(how, {{"--steps", "3"}, {flag, value}});
+      check_given(setup, {{"--steps", "3"}, {flag, value}});
     });
   };
   EXPECT_EQ(error_of(of("zero3"), "--sharding-strategy", "no_shard"),
@@ -201,19 +201,19 @@ TEST(ZeroFsdpDefaults, OptionsOfAnotherStrategyAreRefusedByName) {
               {"belongs to hybrid_shard"});
   expect_text(error_of(of("fsdp"), "--min-num-params", "2"),
               {"belongs to size"});
-  TrainerOptions how = of("fsdp2");
-  how.wrap = "size";
-  how.sharding_strategy = "hybrid_shard";
-  EXPECT_EQ(error_of(how, "--min-num-params", "2"), "");
-  EXPECT_EQ(error_of(how, "--shard-size", "2"), "");
+  StrategyOptions setup = of("fsdp2");
+  setup.wrap = "size";
+  setup.sharding_strategy = "hybrid_shard";
+  EXPECT_EQ(error_of(setup, "--min-num-params", "2"), "");
+  EXPECT_EQ(error_of(setup, "--shard-size", "2"), "");
   EXPECT_EQ(error_of(of("zero1"), "--overlap-comm", "true"), "");
 }
 
 TEST(ZeroFsdpFolding, FewRanksStandForAThousand) {
   Options options = language_options("gpt-175b");
   options.world_size = 1024;
-  auto classes = [&](const TrainerOptions& how) {
-    const FoldClass class_of = zero_fsdp::fold_class(options, how);
+  auto classes = [&](const StrategyOptions& setup) {
+    const FoldClass class_of = zero_fsdp::fold_class(options, setup);
     std::vector<int> all;
     for (int rank = 0; rank < options.world_size; ++rank) {
       all.push_back(class_of(rank));

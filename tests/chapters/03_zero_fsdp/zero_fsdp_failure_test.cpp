@@ -84,22 +84,22 @@ class Sharded {
  public:
   Sharded(const std::string& strategy, ProcessGroup& world)
       : fuse(std::make_shared<Fuse>()), world_(world), net_(fuse) {
-    OptimizerOptions how;
-    how.weight_decay = 0.1;
+    OptimizerOptions optimizer_options;
+    optimizer_options.weight_decay = 0.1;
     if (strategy[0] == 'z') {
       ZeroOptions options = stage(strategy.back() - '0');
       options.unit_types = {"Block"};
       options.reduce_bucket_size = 60;
       options.persistence_threshold = 8;
       options.allgather_bucket_size = 40;
-      zero = make_zero(net_, world, options, "adamw", how);
+      zero = make_zero(net_, world, options, "adamw", optimizer_options);
       return;
     }
     fsdp::FsdpOptions options;
     options.auto_wrap_policy = fsdp::transformer_auto_wrap_policy({"Block"});
     options.per_parameter = strategy == "fsdp2";
     fsdp = std::make_unique<FullyShardedDataParallel>(net_, world, options);
-    optimizer_ = make_optimizer("adamw", fsdp->parameters(), how);
+    optimizer_ = make_optimizer("adamw", fsdp->parameters(), optimizer_options);
   }
 
   /// Micro-batch `micro` of 2.

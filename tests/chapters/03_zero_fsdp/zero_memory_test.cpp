@@ -73,12 +73,13 @@ Tensor tokens(int first, std::int64_t seq) {
 }
 
 /// Two steps of `micro_steps` micro-steps on 2 samples each.
-std::vector<Held> held_by(int d, const Options& options, const ZeroOptions& how,
-                          std::int64_t micro_steps, bool recompute = false) {
+std::vector<Held> held_by(int d, const Options& options,
+                          const ZeroOptions& setup, std::int64_t micro_steps,
+                          bool recompute = false) {
   return on_ranks(d, [&](ProcessGroup& world) {
     LoadedModel loaded = build_model(options);
     set_recompute(*loaded.model, recompute);
-    const auto zero = make_zero(*loaded.model, world, how, options.optimizer,
+    const auto zero = make_zero(*loaded.model, world, setup, options.optimizer,
                                 options.optimizer_options);
     for (std::int64_t step = 0; step < options.steps; ++step) {
       for (std::int64_t i = 0; i < micro_steps; ++i) {
@@ -115,11 +116,11 @@ TEST_P(ZeroHeld, EqualsTheFormulaePerKind) {
       if (d > 3 && (model == "mlp" || dtype == DType::kBF16)) continue;
       for (const std::int64_t micro_steps : {1, 2}) {
         for (int number = 1; number <= 3; ++number) {
-          ZeroOptions how = stage(number);
-          how.persistence_threshold = 300;
-          if (micro_steps == 2) how.max_reuse_distance = 1'000'000;
+          ZeroOptions setup = stage(number);
+          setup.persistence_threshold = 300;
+          if (micro_steps == 2) setup.max_reuse_distance = 1'000'000;
           expect_exact(
-              held_by(d, options_of(model, dtype), how, micro_steps,
+              held_by(d, options_of(model, dtype), setup, micro_steps,
                       /*recompute=*/model != "mlp" && micro_steps == 2),
               "stage " + std::to_string(number) + ", " + model + " " +
                   dtype_name(dtype) + ", " + std::to_string(micro_steps));
@@ -159,12 +160,12 @@ TEST(ZeroMemory, WhatIsKeptBetweenStepsIsTheTableWithPadding) {
 
 TEST(ZeroMemory, OffloadMovesTheOptimizerToTheHost) {
   for (int number = 2; number <= 3; ++number) {
-    ZeroOptions how = stage(number);
-    how.offload_optimizer = true;
-    how.offload_parameters = number == 3;
-    how.sub_group_size = 100;
+    ZeroOptions setup = stage(number);
+    setup.offload_optimizer = true;
+    setup.offload_parameters = number == 3;
+    setup.sub_group_size = 100;
     const Options options = options_of(tiny_gpt(), DType::kBF16);
-    const auto ranks = held_by(3, options, how, 2);
+    const auto ranks = held_by(3, options, setup, 2);
     expect_exact(ranks, "offload, stage " + std::to_string(number));
     const auto plain = held_by(3, options, stage(number), 2);
     for (std::size_t r = 0; r < ranks.size(); ++r) {

@@ -267,7 +267,7 @@ TEST(ZeroWire, GradientsTravelInTheDtypeOfTheWire) {
 TEST(ZeroWire, OnlyTheWireRounds) {
   Training run;
   run.optimizer = "sgd";
-  run.how.lr = 0.05;
+  run.optimizer_options.lr = 0.05;
   run.dtype = DType::kF64;
   run.micro_steps = 2;
   for (const int number : {1, 2, 3}) {
@@ -288,7 +288,7 @@ TEST(ZeroWire, OnlyTheWireRounds) {
 TEST(ZeroWire, ASumIsDividedOnceWhereverItIsDivided) {
   Training run;
   run.optimizer = "sgd";
-  run.how.lr = 0.05;
+  run.optimizer_options.lr = 0.05;
   run.dtype = DType::kF64;
   run.micro_steps = 2;
   for (const int number : {1, 2}) {

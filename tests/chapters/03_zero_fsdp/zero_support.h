@@ -23,7 +23,7 @@ using State = std::map<std::string, Values>;
 
 struct Training {
   std::string optimizer = "adamw";
-  OptimizerOptions how;
+  OptimizerOptions optimizer_options;
   DType dtype = DType::kF32;
   int steps = 3;
   int micro_steps = 1;
@@ -43,10 +43,10 @@ inline OptimizerOptions momentum_sgd() {
 inline std::vector<Training> optimizers(DType dtype, int micro_steps = 1) {
   Training sgd, adam, adamw;
   sgd.optimizer = "sgd";
-  sgd.how = momentum_sgd();
+  sgd.optimizer_options = momentum_sgd();
   adam.optimizer = "adam";
-  adam.how.weight_decay = 0.01;
-  adamw.how.weight_decay = 0.1;
+  adam.optimizer_options.weight_decay = 0.01;
+  adamw.optimizer_options.weight_decay = 0.1;
   std::vector<Training> all = {sgd, adam, adamw};
   for (Training& run : all) {
     run.dtype = dtype;
@@ -124,8 +124,8 @@ inline std::vector<State> train_ddp(int d, const Training& run,
   return on_ranks(d, [&](ProcessGroup& world) {
     Sequential model = make(run.dtype, 1);
     ddp::DistributedDataParallel ddp(model, world);
-    const auto optimizer =
-        make_optimizer(run.optimizer, model.parameters(), run.how);
+    const auto optimizer = make_optimizer(run.optimizer, model.parameters(),
+                                          run.optimizer_options);
     optimizer->keep_master_copies();
     for (int step = 0; step < run.steps; ++step) {
       for (int i = 0; i < run.micro_steps; ++i) {
@@ -193,7 +193,8 @@ inline std::vector<State> train_zero(int d, const Training& run,
     // Different weights on each rank: construction makes them rank 0's
     Sequential model =
         make(run.dtype, 1 + static_cast<std::uint64_t>(world.rank()));
-    const auto zero = make_zero(model, world, options, run.optimizer, run.how);
+    const auto zero =
+        make_zero(model, world, options, run.optimizer, run.optimizer_options);
     train_zero(*zero, run, 0, run.steps);
     return state_of_zero(*zero);
   });

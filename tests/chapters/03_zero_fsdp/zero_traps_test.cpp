@@ -112,7 +112,8 @@ TEST(ZeroTrap, OneBucketWithOverlapIsOverwrittenInFlight) {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
       });
     }
-    const auto zero = make_zero(model, world, options, run.optimizer, run.how);
+    const auto zero =
+        make_zero(model, world, options, run.optimizer, run.optimizer_options);
     train_zero(*zero, run, 0, run.steps);
     return state_of_zero(*zero);
   });
@@ -223,7 +224,7 @@ TEST(ZeroTrap, KeepingTheOwnSliceUnreducedLosesTheOthersGradients) {
     Sequential model = make_mlp(run.dtype);
     ddp::DistributedDataParallel ddp_model(model, world);
     const auto optimizer =
-        make_optimizer(run.optimizer, model.parameters(), run.how);
+        make_optimizer(run.optimizer, model.parameters(), run.optimizer_options);
     for (int i = 0; i < 2; ++i) {
       const Samples mine = samples_of(run, 0, i, world);
       model.clear_grad();  // the first micro-step was never reduced

@@ -24,11 +24,11 @@ Sent sent_by(int device, const Settings& settings) {
   const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
   RankContext context(devices[0]);
   RankContext::Scope scope(context);
-  Trainer trainer(options, settings, devices, 1);
-  trainer.step(trainer.batch(0));
+  ModelParallelStrategy strategy(options, settings, devices, 1);
+  strategy.step(strategy.batch(0));
   Sent sent;
   for (const CommRecord& record :
-       trainer.copies()->records(devices[static_cast<std::size_t>(device)])) {
+       strategy.copies()->records(devices[static_cast<std::size_t>(device)])) {
     if (record.numel_to_peers > 0)
       sent.emplace_back(record.label, record.numel);
   }
@@ -77,8 +77,8 @@ TEST(ModelParallelBill, TrafficIsTheBoundaryOfTheBatch) {
     const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
     RankContext context(devices[0]);
     RankContext::Scope scope(context);
-    Trainer trainer(options, settings, devices, 1);
-    EXPECT_EQ(step_traffic(options, settings, trainer),
+    ModelParallelStrategy strategy(options, settings, devices, 1);
+    EXPECT_EQ(step_traffic(options, settings, strategy),
               (std::vector<double>{10 * boundary + 10 * 8, 10 * boundary}));
   }
 }
@@ -114,9 +114,9 @@ TEST(ModelParallelBill, MemoryHeldIsAsPredicted) {
       const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
       RankContext context(devices[0], 0, 1);
       RankContext::Scope scope(context);
-      Trainer trainer(options, settings, devices, 1);
-      trainer.step(trainer.batch(0));
-      const std::vector<Bill> bills = trainer.bills();
+      ModelParallelStrategy strategy(options, settings, devices, 1);
+      strategy.step(strategy.batch(0));
+      const std::vector<Bill> bills = strategy.bills();
       for (std::size_t i = 0; i < 2; ++i) {
         for (std::size_t k = 0; k < kNumHeldKinds; ++k) {
           const auto kind = static_cast<MemoryKind>(k);
@@ -140,8 +140,8 @@ TEST(ModelParallelBill, ThePeakIsAtTheLoss) {
   const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
   RankContext context(devices[0], 0, 1);
   RankContext::Scope scope(context);
-  Trainer trainer(options, naive, devices, 1);
-  trainer.step(trainer.batch(0));
+  ModelParallelStrategy strategy(options, naive, devices, 1);
+  strategy.step(strategy.batch(0));
   const double tokens = 10 * 8, h = 64;
   EXPECT_EQ(
       static_cast<double>(devices[1].memory().peak(MemoryKind::kActivation)),

@@ -8,7 +8,7 @@
 #include <functional>
 #include <string>
 
-#include "chapters/04_model_parallel/trainer.h"
+#include "chapters/04_model_parallel/model_parallel_strategy.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"
 #include "tests/support/errors.h"
@@ -54,27 +54,27 @@ inline Outcome run(const Options& options, const Settings& settings) {
   RankContext context(devices[0], 0, 1);
   context.deterministic = true;
   RankContext::Scope scope(context);
-  Trainer trainer(options, settings, devices, 1);
+  ModelParallelStrategy strategy(options, settings, devices, 1);
   Outcome outcome;
   outcome.losses =
-      train(options, trainer.optimizer(), false, [&](std::int64_t step) {
-        return trainer.step(trainer.batch(step));
+      train(options, strategy.optimizer(), false, [&](std::int64_t step) {
+        return strategy.step(strategy.batch(step));
       }).losses;
-  if (trainer.copies() != nullptr) {
+  if (strategy.copies() != nullptr) {
     for (const Device& device : devices) {
-      outcome.records.push_back(trainer.copies()->records(device));
+      outcome.records.push_back(strategy.copies()->records(device));
     }
   }
   for (int i = 0; i < settings.num_devices(); ++i) {
-    for (const auto& each : trainer.part(i).named_parameters()) {
+    for (const auto& each : strategy.part(i).named_parameters()) {
       outcome.values.push_back(each);
     }
-    for (const auto& each : trainer.part(i).named_buffers()) {
+    for (const auto& each : strategy.part(i).named_buffers()) {
       outcome.values.push_back(each);
     }
   }
   NoGrad no_grad;
-  outcome.output = trainer.forward(trainer.batch(0).inputs);
+  outcome.output = strategy.forward(strategy.batch(0).inputs);
   return outcome;
 }
 

@@ -1,6 +1,6 @@
 // One device, two in turn, and splits of every size: the experiment of PyTorch's tutorial.
 
-#include "chapters/04_model_parallel/sweep.h"
+#include "chapters/04_model_parallel/split_sweep.h"
 
 #include <gtest/gtest.h>
 

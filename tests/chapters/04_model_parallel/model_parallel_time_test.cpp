@@ -140,10 +140,11 @@ TEST_P(ModelParallelStepTime, OfTwoDevicesRepeatsExactly) {
     RankContext::Scope scope(context);
     sim::ClockScope clock(costs, 0, 2);
     clock.clock().add_device(devices[1], 1);
-    Trainer trainer(options, {.variant = "pipeline", .split_size = 2}, devices,
-                    1);
-    train(options, trainer.optimizer(), false,
-          [&](std::int64_t step) { return trainer.step(trainer.batch(step)); });
+    ModelParallelStrategy strategy(
+        options, {.variant = "pipeline", .split_size = 2}, devices, 1);
+    train(options, strategy.optimizer(), false, [&](std::int64_t step) {
+      return strategy.step(strategy.batch(step));
+    });
     std::vector<double> result;
     for (int i = 0; i < 2; ++i) {
       const auto& device = clock.clock().devices()[static_cast<std::size_t>(i)];

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/04_model_parallel/sweep.h"
+#include "chapters/04_model_parallel/split_sweep.h"
 #include "tests/chapters/04_model_parallel/model_parallel_support.h"
 
 namespace shardbook::model_parallel {

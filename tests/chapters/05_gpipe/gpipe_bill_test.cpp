@@ -35,9 +35,10 @@ std::vector<double> peaks(int m, std::int64_t rows, Recompute recompute) {
     PipelineModel model(options, layers, one_stage_per_rank({0, 3, 6}), world);
     const auto pieces = ceil_micro_batches(rows * m, m);
     RowsFeed feed(pieces, kBillWidth, DType::kF32);
-    EngineOptions how;
-    how.recompute = recompute;
-    Engine engine(gpipe::schedule(2, m), model, world, feed, nullptr, how);
+    EngineOptions engine_options;
+    engine_options.recompute = recompute;
+    Engine engine(gpipe::schedule(2, m), model, world, feed, nullptr,
+                  engine_options);
     RankContext::current().device.reset_peak_memory();
     engine.run();
     return static_cast<double>(
@@ -151,9 +152,10 @@ TEST(GpipeBill, RecomputedOutputsDoNotWaitForTheirGradients) {
     PipelineModel model(Options{}, std::make_shared<WideInside>(wide),
                         one_stage_per_rank({0, 1, 2}), world);
     RowsFeed feed(ceil_micro_batches(rows, 1), kBillWidth, DType::kF32);
-    EngineOptions how;
-    how.recompute = Recompute::kAlways;
-    Engine engine(gpipe::schedule(2, 1), model, world, feed, nullptr, how);
+    EngineOptions engine_options;
+    engine_options.recompute = Recompute::kAlways;
+    Engine engine(gpipe::schedule(2, 1), model, world, feed, nullptr,
+                  engine_options);
     engine.run();
     return RankContext::current().device.memory().peak(MemoryKind::kActivation);
   })[0];
@@ -184,11 +186,12 @@ Timed timed(int p, int m, Recompute recompute, bool early,
                             one_stage_per_rank(cut_uniform(16 * p, p)), world);
         const auto pieces = ceil_micro_batches(rows * m, m);
         RowsFeed feed(pieces, width, DType::kF32);
-        EngineOptions how;
-        how.recompute = recompute;
-        how.early_recompute = early;
-        how.reads_losses_late = true;
-        Engine engine(gpipe::schedule(p, m), model, world, feed, nullptr, how);
+        EngineOptions engine_options;
+        engine_options.recompute = recompute;
+        engine_options.early_recompute = early;
+        engine_options.reads_losses_late = true;
+        Engine engine(gpipe::schedule(p, m), model, world, feed, nullptr,
+                      engine_options);
         sim::VirtualClock* clock = sim::VirtualClock::current();
         clock->begin_steps();
         for (int step = 0; step < 2; ++step) {

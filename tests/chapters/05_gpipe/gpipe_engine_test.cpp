@@ -82,17 +82,17 @@ TEST(GpipeCut, TensorsOfAMiniBatchAreCutTogether) {
 constexpr std::int64_t kWidth = 6;
 
 EngineOptions with(Recompute recompute, bool early = true) {
-  EngineOptions how;
-  how.recompute = recompute;
-  how.early_recompute = early;
-  how.reads_losses_late = true;
-  return how;
+  EngineOptions engine_options;
+  engine_options.recompute = recompute;
+  engine_options.early_recompute = early;
+  engine_options.reads_losses_late = true;
+  return engine_options;
 }
 
 struct Case {
   int rows = 8;
   int chunks = 4;
-  EngineOptions how = with(Recompute::kExceptLast);
+  EngineOptions engine_options = with(Recompute::kExceptLast);
   DType dtype = DType::kF64;
   /// A schedule of this many stages and micro-batches.
   std::function<pipeline::Schedule(int, int)> schedule = gpipe::schedule;
@@ -139,7 +139,7 @@ Trained on_one_rank(const LayerList& net, const Case& c, ProcessGroup& world) {
                       world);
   PiecesFeed feed(c);
   Engine engine(c.schedule(world.size(), feed.num_pieces()), model, world, feed,
-                nullptr, c.how);
+                nullptr, c.engine_options);
   Trained result;
   engine.run();
   if (world.rank() == world.size() - 1) {
@@ -239,7 +239,7 @@ TEST_P(GpipeEngine, RecomputationChangesNoBitAlsoWithDropout) {
        {Recompute::kAlways, Recompute::kExceptLast, Recompute::kNever}) {
     for (const bool early : {true, false}) {
       Case other = c;
-      other.how = with(mode, early);
+      other.engine_options = with(mode, early);
       expect_same_bits(on_pipeline(net, GetParam(), other), reference,
                        "mode " + std::to_string(static_cast<int>(mode)));
     }

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/common/pipeline/engine.h"
+#include "chapters/common/pipeline/pipeline_engine.h"
 #include "chapters/common/pipeline/stages.h"
 #include "comm/launch.h"
 #include "core/check.h"

@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-#include "chapters/05_gpipe/trainer.h"
+#include "chapters/05_gpipe/gpipe_strategy.h"
 #include "chapters/common/pipeline/partition.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
 #include "tests/chapters/common/sharded_support.h"
@@ -15,8 +15,8 @@
 namespace shardbook::gpipe_test {
 namespace {
 
-using gpipe::Trainer;
-using gpipe::TrainerOptions;
+using gpipe::GpipeStrategy;
+using gpipe::StrategyOptions;
 using testing::HasSubstr;
 
 Options gpipe_options(const std::string& model) {
@@ -41,12 +41,13 @@ std::string small_resnet() {
          R"( "embedding_size": 8, "num_labels": 10})";
 }
 
-Report train_ranks(int p, Options options, const TrainerOptions& how) {
+Report train_ranks(int p, Options options, const StrategyOptions& setup) {
   options.world_size = p;
   options.cluster = "none";
-  return sharded_test::report_of<Trainer>(options, how, [&](const Options& as) {
-    return gpipe::train_one_device_in_reverse(as, how);
-  });
+  return sharded_test::report_of<GpipeStrategy>(
+      options, setup, [&](const Options& options) {
+        return gpipe::train_one_device_in_reverse(options, setup);
+      });
 }
 
 class GpipeTrainer : public testing::TestWithParam<int> {};
@@ -67,14 +68,14 @@ TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
           options.dtype = dtype;
           options.dropout = dtype == DType::kF64 ? 0.1 : 0;
           options.batch = m == 4 ? 5 : 6;  // 2 2 1
-          TrainerOptions how;
-          how.micro_batches = m;
-          how.recompute = recompute;
-          how.long_skips = skips;
+          StrategyOptions setup;
+          setup.micro_batches = m;
+          setup.recompute = recompute;
+          setup.long_skips = skips;
           const auto what = std::string(recompute) + " " + dtype_name(dtype) +
                             " m " + std::to_string(m) + " skips " +
                             std::to_string(skips);
-          const Report report = train_ranks(p, options, how);
+          const Report report = train_ranks(p, options, setup);
           sharded_test::expect_claims(report, what);
           // Tied embeddings on two ranks are summed in another order
           if (p == 1) {
@@ -94,9 +95,9 @@ TEST(GpipeParity, AnMlpHasTheBitsOfOneDevice) {
       options.dtype = dtype;
       options.steps = 3;
       options.batch = 7;
-      TrainerOptions how;
-      how.micro_batches = 3;
-      const Report report = train_ranks(p, options, how);
+      StrategyOptions setup;
+      setup.micro_batches = 3;
+      const Report report = train_ranks(p, options, setup);
       sharded_test::expect_claims(report, "mlp");
       EXPECT_EQ(report.parity.max_abs, 0);
     }
@@ -108,8 +109,8 @@ TEST(GpipeParity, ClippingUsesTheNormOfAllStages) {
   Options options = gpipe_options("mlp");
   options.optimizer = "sgd";
   options.clip = 0.01;
-  const TrainerOptions how{3, "always"};
-  sharded_test::expect_claims(train_ranks(4, options, how), "clipped");
+  const StrategyOptions setup{3, "always"};
+  sharded_test::expect_claims(train_ranks(4, options, setup), "clipped");
 }
 
 // Batch norms use the micro-batch's own statistics, as on one device.
@@ -118,9 +119,9 @@ TEST(GpipeParity, ImagesTrainToo) {
   options.image_size = 32;
   options.dtype = DType::kF64;
   for (const char* recompute : {"always", "never"}) {
-    const TrainerOptions how{3, recompute};
+    const StrategyOptions setup{3, recompute};
     for (const int p : sized<int>({1, 2, 4}, {2})) {
-      sharded_test::expect_claims(train_ranks(p, options, how), recompute);
+      sharded_test::expect_claims(train_ranks(p, options, setup), recompute);
     }
   }
 }
@@ -147,9 +148,9 @@ TEST(GpipeBatchNorm, StatisticsAreThoseOfTheMiniBatch) {
     // 4 chunks give 2 2 1
     for (const std::int64_t chunks : sized<std::int64_t>({1, 4, 5}, {4})) {
       const auto ranks = on_ranks(2, [&](ProcessGroup& world) {
-        Trainer trainer(options, {chunks, recompute}, world);
-        trainer.step(0);
-        const Tensors buffers = trainer.model().stage(world.rank()).buffers();
+        GpipeStrategy strategy(options, {chunks, recompute}, world);
+        strategy.step(0);
+        const Tensors buffers = strategy.model().stage(world.rank()).buffers();
         return std::vector{buffers.at(0).to_vector<double>(),
                            buffers.at(1).to_vector<double>()};
       });
@@ -229,12 +230,12 @@ TEST(GpipeFigure, OfFourStages) {
 }
 
 TEST(GpipeOptions, ImpossibleOnesAreKnownBeforeThereAreRanks) {
-  const auto error = [](int world_size, const TrainerOptions& how,
+  const auto error = [](int world_size, const StrategyOptions& setup,
                         const std::string& cluster = "dgx-a100") {
     Options options = gpipe_options("gpt-nano");
     options.world_size = world_size;
     options.cluster = cluster;
-    return error_of([&] { gpipe::check_trainer_options(options, how); });
+    return error_of([&] { gpipe::check_trainer_options(options, setup); });
   };
   EXPECT_EQ(error(6, {6}), "");
   EXPECT_THAT(error(6, {7}), HasSubstr("--micro-batches 7: give 1 to 6"));
@@ -246,10 +247,10 @@ TEST(GpipeOptions, ImpossibleOnesAreOneSentence) {
   Options options = gpipe_options("mlp");
   EXPECT_THAT(error_of([&] { train_ranks(2, options, {7}); }),
               HasSubstr("--micro-batches 7: give 1 to 6"));
-  TrainerOptions how;
-  how.micro_batches = 2;
-  how.long_skips = true;
-  EXPECT_THAT(error_of([&] { train_ranks(2, options, how); }),
+  StrategyOptions setup;
+  setup.micro_batches = 2;
+  setup.long_skips = true;
+  EXPECT_THAT(error_of([&] { train_ranks(2, options, setup); }),
               HasSubstr("--long-skips: the layers of a model of type mlp"));
 }
 
@@ -259,13 +260,13 @@ TEST(GpipeFiles, AModelInPiecesIsSavedWhole) {
   const std::string path = folder / "gpipe.safetensors";
   Options options = gpipe_options(small_gpt());
   on_ranks(4, [&](ProcessGroup& world) {
-    Trainer trainer(options, {3}, world);
-    trainer.step(0);
-    const std::vector<NamedTensor> state = trainer.full_state();
+    GpipeStrategy strategy(options, {3}, world);
+    strategy.step(0);
+    const std::vector<NamedTensor> state = strategy.full_state();
     if (world.rank() != 0) return 0;
     Options save = options;
     save.save = path;
-    save_results(save, model_with(options, state), trainer.data());
+    save_results(save, model_with(options, state), strategy.data());
     return 0;
   });
   options.load = path;

@@ -4,13 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "chapters/06_1f1b/reference.h"
+#include "chapters/06_1f1b/asynchronous_reference.h"
 #include "chapters/06_1f1b/untied.h"
 #include "chapters/06_1f1b/weight_stash.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/pipeline/partition.h"
 #include "core/check.h"
-#include "tests/chapters/common/pipeline/engine_support.h"
+#include "tests/chapters/common/pipeline/pipeline_engine_support.h"
 #include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "chapters/common/pipeline/partition.h"
-#include "tests/chapters/common/pipeline/engine_support.h"
+#include "tests/chapters/common/pipeline/pipeline_engine_support.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::pipeline_test {

@@ -7,9 +7,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "chapters/06_1f1b/picture.h"
+#include "chapters/06_1f1b/pipeline_strategy.h"
 #include "chapters/06_1f1b/schedule_json.h"
-#include "chapters/06_1f1b/trainer.h"
+#include "chapters/06_1f1b/schedule_picture.h"
 #include "chapters/common/pipeline/partition.h"
 #include "chapters/common/run/worlds.h"
 #include "core/check.h"
@@ -30,10 +30,10 @@ std::vector<Variant> few_variants() {
       variant("dualpipe", 2),     variant("zb-h2", 3),
       variant("pipedream", 3),    variant("pipedream", 3),
       variant("pipedream-2bw", 3)};
-  few[1].how.group = 3;
-  few[3].how.post_validation = true;
-  few[4].how.vertical_sync = true;
-  few[5].how.replicas = "2,1";
+  few[1].setup.group = 3;
+  few[3].setup.post_validation = true;
+  few[4].setup.vertical_sync = true;
+  few[5].setup.replicas = "2,1";
   return few;
 }
 
@@ -50,11 +50,11 @@ std::vector<Variant> variants() {
       variant("pipedream", 4),    variant("pipedream", 3),
       variant("pipedream", 3),    variant("pipedream-2bw", 4),
       variant("zb-auto", 4),      variant("zb-h1", 8)};
-  all[9].how.group = 3;
-  all[15].how.vertical_sync = true;
-  all[16].how.replicas = "2,1";
+  all[9].setup.group = 3;
+  all[15].setup.vertical_sync = true;
+  all[16].setup.replicas = "2,1";
   all.push_back(variant("zb-h2", 4));
-  all.back().how.post_validation = true;
+  all.back().setup.post_validation = true;
   return all;
 }
 
@@ -63,9 +63,9 @@ TEST(EngineWorlds, SchedulesCountOnThreadsWhatSimCharges) {
   for (const Variant& each : variants()) {
     SCOPED_TRACE(each.name + " on " + std::to_string(each.world_size));
     Options options = worlds_options(each.world_size);
-    const Plan plan = pipeline::make_plan(options, each.how);
+    const Plan plan = pipeline::make_plan(options, each.setup);
     options.backend = "threads";
-    const WorldRun threads = run_trainer(options, each.how);
+    const WorldRun threads = run_trainer(options, each.setup);
     expect_claims(threads.report);
     EXPECT_NEAR(threads.report.time.simulated_step_s,
                 threads.report.time.step_s, 1e-9 * threads.report.time.step_s);
@@ -74,7 +74,7 @@ TEST(EngineWorlds, SchedulesCountOnThreadsWhatSimCharges) {
     const RankContext::Scope scope(one);
     const Parity parity = compare_with_one_device(
         options, threads.report.losses, threads.parameters,
-        pipeline::reference_run(options, each.how, plan));
+        pipeline::reference_run(options, each.setup, plan));
     EXPECT_TRUE(parity.passed) << parity.max_rel;
     if (plan.is_asynchronous()) {
       // Sums over the micro-batches of a loss are rounded in another place
@@ -82,7 +82,7 @@ TEST(EngineWorlds, SchedulesCountOnThreadsWhatSimCharges) {
     }
 
     options.backend = "sim";
-    const WorldRun shapes = run_trainer(options, each.how);
+    const WorldRun shapes = run_trainer(options, each.setup);
     expect_claims(shapes.report);
     ASSERT_EQ(shapes.report.ranks.size(), threads.report.ranks.size());
     for (std::size_t r = 0; r < shapes.report.ranks.size(); ++r) {
@@ -106,12 +106,12 @@ TEST(EngineWorlds, AUsersOwnScheduleRuns) {
                              "ranks": ["F0 F1 B0 B1", "F0 F1 B0 B1"]})";
   Options options = worlds_options(2);
   options.batch = 4;
-  TrainerOptions how;
-  how.schedule = file;
-  const Plan plan = pipeline::make_plan(options, how);
+  StrategyOptions setup;
+  setup.schedule = file;
+  const Plan plan = pipeline::make_plan(options, setup);
   EXPECT_EQ(plan.schedule.name, "mine");
   EXPECT_EQ(plan.pieces.size(), 2u);
-  expect_trained_as_one_device(options, how);
+  expect_trained_as_one_device(options, setup);
 }
 
 // The last stage sends the loss before its update, because rank 0 receives the
@@ -124,33 +124,33 @@ TEST(EngineWorlds, LossesDoNotWaitForUpdates) {
   Options options = worlds_options(2);
   options.steps = 2;
   options.timeout_s = 20;
-  TrainerOptions how;
-  how.schedule = file;
-  expect_trained_as_one_device(options, how);
+  StrategyOptions setup;
+  setup.schedule = file;
+  expect_trained_as_one_device(options, setup);
 }
 
 TEST(EngineWorlds, WrittenSchedulesRun) {
   const TempFolder folder;
-  TrainerOptions how;
-  how.schedule = "zb-auto";
-  how.memory_limit = 3;
-  how.micro_batches = 6;
-  how.write_schedule = folder / "found.json";
+  StrategyOptions setup;
+  setup.schedule = "zb-auto";
+  setup.memory_limit = 3;
+  setup.micro_batches = 6;
+  setup.write_schedule = folder / "found.json";
   Options options = worlds_options(2);
   options.batch = 6;
-  const Plan written = pipeline::make_plan(options, how);
-  pipeline::show_schedule(written, how);
-  TrainerOptions again;
-  again.schedule = how.write_schedule;
+  const Plan written = pipeline::make_plan(options, setup);
+  pipeline::show_schedule(written, setup);
+  StrategyOptions again;
+  again.schedule = setup.write_schedule;
   EXPECT_EQ(to_json(pipeline::make_plan(options, again).schedule),
             to_json(written.schedule));
   expect_trained_as_one_device(options, again);
   const auto error = [&](const std::string& path, std::int64_t steps) {
-    how.schedule = "pipedream";
-    how.write_schedule = path;
+    setup.schedule = "pipedream";
+    setup.write_schedule = path;
     options.steps = steps;
     return error_of([&] {
-      pipeline::show_schedule(pipeline::make_plan(options, how), how);
+      pipeline::show_schedule(pipeline::make_plan(options, setup), setup);
     });
   };
   EXPECT_THAT(error(folder / "mine.txt", 4),
@@ -167,14 +167,14 @@ TEST(EngineWorlds, LongRunsHaveShortLists) {
        {std::pair("pipedream", ""), std::pair("pipedream", "2,1,1"),
         std::pair("pipedream-2bw", "")}) {
     SCOPED_TRACE(std::string(schedule) + " " + replicas);
-    TrainerOptions how;
-    how.schedule = schedule;
-    how.replicas = replicas;
+    StrategyOptions setup;
+    setup.schedule = schedule;
+    setup.replicas = replicas;
     Options options = worlds_options(4);
     std::vector<std::size_t> sizes;
     for (const std::int64_t steps : {1000, 1000000}) {
       options.steps = steps;
-      const Plan plan = pipeline::make_plan(options, how);
+      const Plan plan = pipeline::make_plan(options, setup);
       const auto m = static_cast<int>(plan.pieces.size());
       EXPECT_EQ(plan.schedule.total_micro_batches(), steps * m);
       sizes.push_back(plan.schedule.actions[0].size());
@@ -185,22 +185,22 @@ TEST(EngineWorlds, LongRunsHaveShortLists) {
     }
     EXPECT_EQ(sizes[0], sizes[1]);
     options.steps = std::int64_t{1} << 39;
-    EXPECT_THROW(pipeline::make_plan(options, how), Error);
+    EXPECT_THROW(pipeline::make_plan(options, setup), Error);
   }
 }
 
 TEST(EngineWorlds, LongRunsKeepTheirClaims) {
   for (const char* replicas : sized<const char*>({"", "2,1"}, {"2,1"})) {
-    TrainerOptions how;
-    how.schedule = "pipedream";
-    how.replicas = replicas;
+    StrategyOptions setup;
+    setup.schedule = "pipedream";
+    setup.replicas = replicas;
     Options options = worlds_options(3);
     options.model = "mlp";
     options.batch = 2;
     options.seq = 4;
     options.steps = 90;
-    ASSERT_GT(pipeline::make_plan(options, how).schedule.repeats, 0);
-    expect_trained_as_one_device(options, how);
+    ASSERT_GT(pipeline::make_plan(options, setup).schedule.repeats, 0);
+    expect_trained_as_one_device(options, setup);
   }
 }
 
@@ -210,12 +210,12 @@ TEST(EngineWorlds, ReplicasLogEveryStep) {
   Options options = worlds_options(3);
   options.steps = 8;
   options.log = folder / "log.jsonl";
-  TrainerOptions how;
-  how.schedule = "pipedream";
-  how.replicas = "2,1";
-  const WorldRun threads = run_trainer(options, how);
-  const ReferenceRun one =
-      pipeline::reference_run(options, how, pipeline::make_plan(options, how));
+  StrategyOptions setup;
+  setup.schedule = "pipedream";
+  setup.replicas = "2,1";
+  const WorldRun threads = run_trainer(options, setup);
+  const ReferenceRun one = pipeline::reference_run(
+      options, setup, pipeline::make_plan(options, setup));
   ASSERT_EQ(threads.report.losses.size(), 8u);
   std::ifstream log(options.log);
   std::vector<nlohmann::json> lines;
@@ -241,98 +241,98 @@ TEST(EngineWorlds, ReplicasLogEveryStep) {
 
 TEST(EngineWorlds, BadOptionsAreSentences) {
   const auto error =
-      [](const std::function<void(Options&, TrainerOptions&)>& change) {
+      [](const std::function<void(Options&, StrategyOptions&)>& change) {
         Options options = worlds_options(4);
-        TrainerOptions how;
-        change(options, how);
-        return error_of([&] { pipeline::make_plan(options, how); });
+        StrategyOptions setup;
+        change(options, setup);
+        return error_of([&] { pipeline::make_plan(options, setup); });
       };
   using ::testing::HasSubstr;
-  EXPECT_THAT(error([](auto&, auto& how) { how.schedule = "2f2b"; }),
+  EXPECT_THAT(error([](auto&, auto& setup) { setup.schedule = "2f2b"; }),
               HasSubstr("--schedule 2f2b: give one of"));
   EXPECT_THAT(error([](auto& o, auto&) { o.world_size = 9; }),
               HasSubstr("at most one stage per layer"));
-  EXPECT_THAT(error([](auto&, auto& how) { how.partition = "even"; }),
+  EXPECT_THAT(error([](auto&, auto& setup) { setup.partition = "even"; }),
               HasSubstr("--partition even: give uniform"));
-  EXPECT_THAT(error([](auto&, auto& how) { how.partition = "type:("; }),
+  EXPECT_THAT(error([](auto&, auto& setup) { setup.partition = "type:("; }),
               HasSubstr("not a regular expression"));
-  EXPECT_THAT(error([](auto&, auto& how) { how.partition = "type:conv"; }),
+  EXPECT_THAT(error([](auto&, auto& setup) { setup.partition = "type:conv"; }),
               HasSubstr("matches 0 layers for 4 stages"));
-  EXPECT_THAT(error([](auto&, auto& how) { how.partition = "4,4"; }),
+  EXPECT_THAT(error([](auto&, auto& setup) { setup.partition = "4,4"; }),
               HasSubstr("2 stages; there are 4"));
-  EXPECT_THAT(error([](auto&, auto& how) { how.stash = false; }),
+  EXPECT_THAT(error([](auto&, auto& setup) { setup.stash = false; }),
               HasSubstr("has no stash to leave out"));
-  EXPECT_THAT(error([](auto&, auto& how) { how.vertical_sync = true; }),
+  EXPECT_THAT(error([](auto&, auto& setup) { setup.vertical_sync = true; }),
               HasSubstr("only --schedule pipedream has it"));
-  EXPECT_THAT(error([](auto&, auto& how) { how.replicas = "2,2"; }),
+  EXPECT_THAT(error([](auto&, auto& setup) { setup.replicas = "2,2"; }),
               HasSubstr("only --schedule pipedream has stages on several"));
-  EXPECT_THAT(error([](auto& o, auto& how) {
-                how.schedule = "pipedream";
+  EXPECT_THAT(error([](auto& o, auto& setup) {
+                setup.schedule = "pipedream";
                 o.clip = 1;
               }),
               HasSubstr("so the norm of the whole gradient is not known"));
-  EXPECT_THAT(error([](auto&, auto& how) {
-                how.schedule = "pipedream";
-                how.replicas = "2,1";
+  EXPECT_THAT(error([](auto&, auto& setup) {
+                setup.schedule = "pipedream";
+                setup.replicas = "2,1";
               }),
               HasSubstr("--world-size 4"));
-  EXPECT_THAT(error([](auto&, auto& how) {
-                how.schedule = "gpipe";
-                how.post_validation = true;
+  EXPECT_THAT(error([](auto&, auto& setup) {
+                setup.schedule = "gpipe";
+                setup.post_validation = true;
               }),
               HasSubstr("give 1f1b, zb-h1 or zb-h2"));
-  EXPECT_THAT(error([](auto& o, auto& how) {
-                how.schedule = "interleaved";
-                o.batch = how.micro_batches = 6;
+  EXPECT_THAT(error([](auto& o, auto& setup) {
+                setup.schedule = "interleaved";
+                o.batch = setup.micro_batches = 6;
               }),
               HasSubstr("6 micro-batches do not divide over 4 ranks"));
   // Options that the schedule does not read, or that the batch cannot satisfy
-  EXPECT_THAT(error([](auto&, auto& how) { how.given = {"--chunks"}; }),
+  EXPECT_THAT(error([](auto&, auto& setup) { setup.given = {"--chunks"}; }),
               HasSubstr("--chunks: --schedule 1f1b does not read it"));
-  EXPECT_THAT(error([](auto&, auto& how) {
-                how.schedule = "interleaved";
-                how.given = {"--group"};
+  EXPECT_THAT(error([](auto&, auto& setup) {
+                setup.schedule = "interleaved";
+                setup.given = {"--group"};
               }),
               HasSubstr("--group: --schedule interleaved does not read it; "
                         "give it with --schedule interleaved-grouped"));
-  EXPECT_THAT(error([](auto&, auto& how) {
-                how.schedule = "zb-h1";
-                how.given = {"--memory-limit"};
+  EXPECT_THAT(error([](auto&, auto& setup) {
+                setup.schedule = "zb-h1";
+                setup.given = {"--memory-limit"};
               }),
               HasSubstr("give it with --schedule zb-auto"));
-  EXPECT_THAT(error([](auto&, auto& how) {
-                how.schedule = "pipedream";
-                how.given = {"--micro-batches"};
+  EXPECT_THAT(error([](auto&, auto& setup) {
+                setup.schedule = "pipedream";
+                setup.given = {"--micro-batches"};
               }),
               HasSubstr("--micro-batches 8: --schedule pipedream updates after "
                         "every mini-batch"));
-  EXPECT_THAT(error([](auto& o, auto& how) {
+  EXPECT_THAT(error([](auto& o, auto& setup) {
                 o.batch = 24;
-                how.micro_batches = 16;
-                how.given = {"--micro-batches"};
+                setup.micro_batches = 16;
+                setup.given = {"--micro-batches"};
               }),
               HasSubstr("--batch 24: makes 12 micro-batches of 2 samples (rule "
                         "CEIL), not 16; give a multiple of 16, or "
                         "--micro-batches 12"));
-  EXPECT_THAT(error([](auto& o, auto& how) {
+  EXPECT_THAT(error([](auto& o, auto& setup) {
                 o.batch = 24;
-                how.schedule = "dualpipe";
-                how.micro_batches = 7;
-                how.given = {"--micro-batches"};
+                setup.schedule = "dualpipe";
+                setup.micro_batches = 7;
+                setup.given = {"--micro-batches"};
               }),
               HasSubstr("--schedule dualpipe: 7 micro-batches on 4 ranks"));
-  EXPECT_THAT(error([](auto& o, auto& how) {
+  EXPECT_THAT(error([](auto& o, auto& setup) {
                 o.steps = 5;
-                how.schedule = "pipedream";
-                how.replicas = "2,2";
+                setup.schedule = "pipedream";
+                setup.replicas = "2,2";
               }),
               HasSubstr("--steps 5: mini-batches do not divide over --replicas "
                         "2,2; give a multiple of 2"));
   // A default adapts to the batch, and drawing a schedule needs no layers
   EXPECT_EQ(error([](auto& o, auto&) { o.batch = 4; }), "");
-  EXPECT_EQ(error([](auto& o, auto& how) {
+  EXPECT_EQ(error([](auto& o, auto& setup) {
               o.world_size = 16;
-              how.print_schedule = true;
+              setup.print_schedule = true;
             }),
             "");
   EXPECT_THAT(error([](auto& o, auto&) { o.model = "resnet18"; }),

@@ -18,11 +18,11 @@ TEST(IdleTime, PlacesOfTheBubbleAreTheFormulas) {
   options.batch = 16;
   options.seq = 1024;
   const auto idle = [&](const std::string& schedule) {
-    TrainerOptions how;
-    how.schedule = schedule;
-    how.micro_batches = 16;
-    how.partition = "type:block";
-    return run_trainer(options, how).report.time;
+    StrategyOptions setup;
+    setup.schedule = schedule;
+    setup.micro_batches = 16;
+    setup.partition = "type:block";
+    return run_trainer(options, setup).report.time;
   };
   const auto one = idle("1f1b"), gpipe = idle("gpipe");
   const auto zero = idle("zb-h1");
@@ -44,13 +44,13 @@ TEST(IdleTime, PostValidationTakesTheWaitAway) {
   options.batch = 36;
   options.seq = 1024;
   options.steps = 3;
-  TrainerOptions how;
-  how.schedule = "zb-h2";
-  how.micro_batches = 12;
-  how.partition = "2,1,1";
-  const VirtualTime before = run_trainer(options, how).report.time;
-  how.post_validation = true;
-  const VirtualTime after = run_trainer(options, how).report.time;
+  StrategyOptions setup;
+  setup.schedule = "zb-h2";
+  setup.micro_batches = 12;
+  setup.partition = "2,1,1";
+  const VirtualTime before = run_trainer(options, setup).report.time;
+  setup.post_validation = true;
+  const VirtualTime after = run_trainer(options, setup).report.time;
   EXPECT_LT(after.step_s, 0.97 * before.step_s);
   EXPECT_LT(after.idle_share, before.idle_share - 0.03);
 }

@@ -28,25 +28,25 @@ Options memory_options(int world_size, std::int64_t micro_batches) {
   return options;
 }
 
-TrainerOptions trainer_options(const std::string& schedule,
-                               std::int64_t micro_batches) {
-  TrainerOptions how;
-  how.schedule = schedule;
-  how.micro_batches = micro_batches;
-  return how;
+StrategyOptions trainer_options(const std::string& schedule,
+                                std::int64_t micro_batches) {
+  StrategyOptions setup;
+  setup.schedule = schedule;
+  setup.micro_batches = micro_batches;
+  return setup;
 }
 
 /// With and without recomputation, and in two dtypes.
-void expect_predicted(Options options, TrainerOptions how) {
+void expect_predicted(Options options, StrategyOptions setup) {
   for (const char* mode : {"never", "never, bf16", "always", "except_last"}) {
-    SCOPED_TRACE(how.schedule + ", " + std::to_string(options.world_size) +
-                 " ranks, " + std::to_string(how.chunks) +
+    SCOPED_TRACE(setup.schedule + ", " + std::to_string(options.world_size) +
+                 " ranks, " + std::to_string(setup.chunks) +
                  " chunks, recompute " + mode);
     const std::string name = mode;
     options.dtype = name == "never, bf16" ? DType::kBF16 : DType::kF32;
-    how.recompute = name.substr(0, name.find(','));
-    how.early_recompute = name == "always";
-    expect_claims(run_trainer(options, how).report);
+    setup.recompute = name.substr(0, name.find(','));
+    setup.early_recompute = name == "always";
+    expect_claims(run_trainer(options, setup).report);
   }
 }
 
@@ -56,14 +56,14 @@ TEST_P(MemoryRanks, OfInterleavedSchedulesIsPredicted) {
   const int p = GetParam();
   for (const int chunks : {2, 3}) {
     for (const int m : {p, 2 * p}) {
-      TrainerOptions how = trainer_options("interleaved", m);
-      how.chunks = chunks;
-      expect_predicted(memory_options(p, m), how);
+      StrategyOptions setup = trainer_options("interleaved", m);
+      setup.chunks = chunks;
+      expect_predicted(memory_options(p, m), setup);
     }
-    TrainerOptions how = trainer_options("interleaved-grouped", 2 * p + 1);
-    how.chunks = chunks;
-    how.group = p + 1;
-    expect_predicted(memory_options(p, 2 * p + 1), how);
+    StrategyOptions setup = trainer_options("interleaved-grouped", 2 * p + 1);
+    setup.chunks = chunks;
+    setup.group = p + 1;
+    expect_predicted(memory_options(p, 2 * p + 1), setup);
   }
 }
 
@@ -77,9 +77,9 @@ TEST_P(MemoryRanks, OfSchedulesWithOneStagePerRankIsPredicted) {
 
 TEST_P(MemoryRanks, WithoutStashIsPredicted) {
   const int p = GetParam();
-  TrainerOptions how = trainer_options("pipedream", 1);
+  StrategyOptions setup = trainer_options("pipedream", 1);
   for (const bool stash : {true, false}) {
-    how.stash = stash;
+    setup.stash = stash;
     // Too few steps to be stale, as many as it takes, and a steady state
     for (const int steps : {1, 2, p + 3, 40}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -89,7 +89,7 @@ TEST_P(MemoryRanks, WithoutStashIsPredicted) {
         options.dtype = dtype;
         options.dropout = steps == 2 ? 0.1 : 0;
         SCOPED_TRACE(std::to_string(steps) + " steps");
-        expect_claims(run_trainer(options, how).report);
+        expect_claims(run_trainer(options, setup).report);
       }
     }
   }
@@ -112,26 +112,26 @@ TEST(MemoryWorlds, OfAnMlpIsPredicted) {
     const int m = 2 * p;
     Options options = memory_options(p, m);
     options.model = kMlp;
-    TrainerOptions how = trainer_options(schedule, m);
-    how.chunks = chunks;
-    expect_predicted(options, how);
+    StrategyOptions setup = trainer_options(schedule, m);
+    setup.chunks = chunks;
+    expect_predicted(options, setup);
   };
   for (const int chunks : {2, 3, 4}) expect_mlp(1, chunks, "interleaved");
   expect_mlp(2, 2, "interleaved");
   expect_mlp(2, 0, "dualpipe");
   expect_mlp(4, 0, "dualpipe");
-  TrainerOptions how = trainer_options("pipedream", 1);
-  how.stash = false;
+  StrategyOptions setup = trainer_options("pipedream", 1);
+  setup.stash = false;
   for (const char* replicas :
        {"1,1", "2,1", "1,2", "2,1,1", "2,2", "1,1,1,1"}) {
     SCOPED_TRACE(replicas);
-    how.replicas = replicas;
+    setup.replicas = replicas;
     int ranks = 0;
-    for (const char c : how.replicas) ranks += c == ',' ? 0 : c - '0';
+    for (const char c : setup.replicas) ranks += c == ',' ? 0 : c - '0';
     Options options = memory_options(ranks, 2);
     options.model = kMlp;
     options.steps = 12;
-    expect_claims(run_trainer(options, how).report);
+    expect_claims(run_trainer(options, setup).report);
   }
 }
 
@@ -146,18 +146,19 @@ TEST(MemoryWorlds, OfAUsersOwnScheduleIsPredicted) {
     return file;
   };
   Options options = memory_options(1, 2);
-  TrainerOptions how =
+  StrategyOptions setup =
       trainer_options(file_of("F0 F1 F0.1 F1.1 B1.1 B0.1 B1 B0"), 2);
-  expect_predicted(options, how);
+  expect_predicted(options, setup);
   for (const char* partition : {"1,3", "2,2", "3,1"}) {
     options.model = kMlp;
-    how.partition = partition;
-    expect_predicted(options, how);
+    setup.partition = partition;
+    expect_predicted(options, setup);
   }
   // Backwards in two parts between stages of one rank have no formula
-  how.schedule = file_of("F0 F0.1 I0.1 I0 W0 F1 W0.1 F1.1 I1.1 W1.1 B1");
+  setup.schedule = file_of("F0 F0.1 I0.1 I0 W0 F1 W0.1 F1.1 I1.1 W1.1 B1");
   const auto kind = static_cast<std::size_t>(MemoryKind::kActivation);
-  EXPECT_LT(run_trainer(options, how).report.ranks[0].held[kind].predicted, 0);
+  EXPECT_LT(run_trainer(options, setup).report.ranks[0].held[kind].predicted,
+            0);
 }
 
 // The lab in a list whose backwards are in two parts: the comparison leaves
@@ -172,9 +173,9 @@ TEST(MemoryWorlds, OfTheLabWithSplitBackwardsIsPredicted) {
     Options options = worlds_options(2);
     options.batch = 3;
     options.steps = 3;
-    TrainerOptions how = trainer_options(file, 1);
-    how.stash = false;
-    return run_trainer(options, how).report;
+    StrategyOptions setup = trainer_options(file, 1);
+    setup.stash = false;
+    return run_trainer(options, setup).report;
   };
   const Report whole = run("F0 F1 B0 U0 F2 B1 U1 B2 U2");
   const Report split = run("F0 F1 I0 W0 U0 F2 I1 W1 U1 I2 W2 U2");
@@ -187,11 +188,11 @@ TEST(MemoryWorlds, OfTheLabWithSplitBackwardsIsPredicted) {
 TEST(MemoryWorlds, WithDataIsPredicted) {
   std::vector<Variant> all = {variant("interleaved", 1), variant("dualpipe", 4),
                               variant("pipedream", 4)};
-  all[2].how.stash = false;
+  all[2].setup.stash = false;
   for (const Variant& each : all) {
     SCOPED_TRACE(each.name);
     expect_claims(
-        run_trainer(worlds_options(each.world_size), each.how).report);
+        run_trainer(worlds_options(each.world_size), each.setup).report);
   }
 }
 

@@ -49,7 +49,7 @@ TEST(Recomputed, AreNotThoseWhoseBackwardIsNext) {
 std::vector<Variant> few_recomputing_variants() {
   std::vector<Variant> few = {variant("gpipe", 3), variant("zb-h1", 3),
                               variant("dualpipe", 2), variant("pipedream", 3)};
-  few[3].how.replicas = "2,1";
+  few[3].setup.replicas = "2,1";
   return few;
 }
 
@@ -62,11 +62,11 @@ std::vector<Variant> recomputing_variants() {
       variant("zb-auto", 3),      variant("dualpipe", 2),
       variant("pipedream", 3),    variant("pipedream", 3),
       variant("pipedream-2bw", 3)};
-  all[9].how.replicas = "2,1";
+  all[9].setup.replicas = "2,1";
   all.push_back(variant("interleaved-grouped", 2));
-  all.back().how.group = 3;
+  all.back().setup.group = 3;
   all.push_back(variant("zb-h2", 3));
-  all.back().how.post_validation = true;
+  all.back().setup.post_validation = true;
   return all;
 }
 
@@ -90,14 +90,14 @@ TEST(RecomputeWorlds, EveryScheduleKeepsItsClaimsAndLessActivations) {
   for (Variant each : recomputing_variants()) {
     Options options = worlds_options(each.world_size);
     options.dropout = 0.1;
-    each.how.recompute = "never";
-    const WorldRun kept = run_trainer(options, each.how);
+    each.setup.recompute = "never";
+    const WorldRun kept = run_trainer(options, each.setup);
     for (const bool is_early : {true, false}) {
       SCOPED_TRACE(each.name + (is_early ? " early" : " late"));
-      each.how.recompute = is_early ? "always" : "except_last";
-      each.how.early_recompute = is_early;
+      each.setup.recompute = is_early ? "always" : "except_last";
+      each.setup.early_recompute = is_early;
       options.backend = "threads";
-      const WorldRun threads = run_trainer(options, each.how);
+      const WorldRun threads = run_trainer(options, each.setup);
       expect_claims(threads.report);
       EXPECT_NEAR(threads.report.time.simulated_step_s,
                   threads.report.time.step_s,
@@ -105,7 +105,7 @@ TEST(RecomputeWorlds, EveryScheduleKeepsItsClaimsAndLessActivations) {
       expect_same_numbers(threads, kept);
       EXPECT_LT(activations(threads, 0), activations(kept, 0));
       options.backend = "sim";
-      const WorldRun shapes = run_trainer(options, each.how);
+      const WorldRun shapes = run_trainer(options, each.setup);
       expect_claims(shapes.report);
       for (std::size_t r = 0; r < shapes.report.ranks.size(); ++r) {
         EXPECT_EQ(activations(shapes, r), activations(threads, r)) << r;
@@ -121,17 +121,18 @@ TEST(RecomputeWorlds, TrainsAsOneDevice) {
        sized<const char*>({"1f1b", "zb-h1", "pipedream"}, {"zb-h1"})) {
     SCOPED_TRACE(schedule);
     Variant each = variant(schedule, 3);
-    each.how.recompute = "always";
-    expect_trained_as_one_device(worlds_options(3), each.how);
+    each.setup.recompute = "always";
+    expect_trained_as_one_device(worlds_options(3), each.setup);
   }
 }
 
 TEST(RecomputeWorlds, ModesWithoutAMeaningAreOneSentence) {
   const auto error = [](const std::string& schedule, bool stash) {
     Variant each = variant(schedule, 2);
-    each.how.recompute = "always";
-    each.how.stash = stash;
-    return error_of([&] { pipeline::make_plan(worlds_options(2), each.how); });
+    each.setup.recompute = "always";
+    each.setup.stash = stash;
+    return error_of(
+        [&] { pipeline::make_plan(worlds_options(2), each.setup); });
   };
   EXPECT_EQ(error("1f1b", true), "");
   EXPECT_THAT(error("naive", true),

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "chapters/common/pipeline/check.h"
+#include "chapters/common/pipeline/schedule_check.h"
 #include "core/check.h"
 #include "tests/support/errors.h"
 

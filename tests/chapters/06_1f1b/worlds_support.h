@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "chapters/06_1f1b/trainer.h"
+#include "chapters/06_1f1b/pipeline_strategy.h"
 #include "chapters/common/run/worlds.h"
 
 namespace shardbook::pipeline_test {
 
 using pipeline::Plan;
-using pipeline::TrainerOptions;
+using pipeline::StrategyOptions;
 
 inline Options worlds_options(int world_size) {
   Options options;
@@ -34,26 +34,27 @@ struct WorldRun {
   std::vector<NamedTensor> parameters;
 };
 
-inline WorldRun run_trainer(const Options& options, const TrainerOptions& how) {
+inline WorldRun run_trainer(const Options& options,
+                            const StrategyOptions& setup) {
   WorldRun run;
-  const Plan plan = pipeline::make_plan(options, how);
+  const Plan plan = pipeline::make_plan(options, setup);
   run.report = run_chapter(
       options,
-      [&](const Options& as, ProcessGroup& world, Report& report) {
-        Options here = as;
+      [&](const Options& in_world, ProcessGroup& world, Report& report) {
+        Options here = in_world;
         const bool is_foreseen =
-            as.backend == "sim" && options.backend != "sim";
+            here.backend == "sim" && options.backend != "sim";
         const Plan mine = is_foreseen ? plan.on_shapes(&here) : plan;
-        pipeline::Trainer trainer(here, how, mine, world);
+        pipeline::PipelineStrategy strategy(here, setup, mine, world);
         const TrainingLog log =
-            train(here, trainer.optimizer(), world.rank() == 0,
-                  [&](std::int64_t step) { return trainer.step(step); });
-        trainer.finish();
-        finish_rank(here, world, log, trainer.bills()[0], report);
-        if (as.backend == "sim") return;
+            train(here, strategy.optimizer(), world.rank() == 0,
+                  [&](std::int64_t step) { return strategy.step(step); });
+        strategy.finish();
+        finish_rank(here, world, log, strategy.bills()[0], report);
+        if (here.backend == "sim") return;
         ContextValue<Device> on_host(&RankContext::device,
                                      RankContext::current().host());
-        const auto whole = trainer.full_state();
+        const auto whole = strategy.full_state();
         if (world.rank() == 0) run.parameters = whole;
       },
       [](int rank) { return rank; });
@@ -72,8 +73,8 @@ inline void expect_claims(const Report& report) {
 }
 
 inline void expect_trained_as_one_device(const Options& options,
-                                         const TrainerOptions& how) {
-  const WorldRun threads = run_trainer(options, how);
+                                         const StrategyOptions& setup) {
+  const WorldRun threads = run_trainer(options, setup);
   expect_claims(threads.report);
   EXPECT_NEAR(threads.report.time.simulated_step_s, threads.report.time.step_s,
               1e-9 * threads.report.time.step_s);
@@ -82,20 +83,22 @@ inline void expect_trained_as_one_device(const Options& options,
   const RankContext::Scope scope(one);
   const Parity parity = compare_with_one_device(
       options, threads.report.losses, threads.parameters,
-      pipeline::reference_run(options, how, pipeline::make_plan(options, how)));
+      pipeline::reference_run(options, setup,
+                              pipeline::make_plan(options, setup)));
   EXPECT_TRUE(parity.passed) << parity.max_rel;
 }
 
 struct Variant {
   std::string name;
   int world_size;
-  TrainerOptions how;
+  StrategyOptions setup;
 };
 
 inline Variant variant(const std::string& schedule, int world_size) {
   Variant result{schedule, world_size, {}};
-  result.how.schedule = schedule;
-  result.how.micro_batches = 8;  // of 15 samples: 8 pieces, the last one short
+  result.setup.schedule = schedule;
+  result.setup.micro_batches =
+      8;  // of 15 samples: 8 pieces, the last one short
   return result;
 }
 

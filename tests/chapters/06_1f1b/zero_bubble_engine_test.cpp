@@ -5,7 +5,7 @@
 #include "chapters/common/models/models.h"
 #include "chapters/common/pipeline/partition.h"
 #include "core/check.h"
-#include "tests/chapters/common/pipeline/engine_support.h"
+#include "tests/chapters/common/pipeline/pipeline_engine_support.h"
 #include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "chapters/07_tensor_parallel/layers.h"
-#include "chapters/07_tensor_parallel/trainer.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
+#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
@@ -117,13 +117,13 @@ TEST(RngStreams, NamesAndSeedsAreTakenOnce) {
 // --- A model -----------------------------------------------------------------
 
 /// A GPT whose ranks have two streams; `wrong` may change its layers.
-class Streams : public ShardedTrainer {
+class Streams : public ShardedStrategy {
  public:
   using Change = std::function<void(LayerFactory& layers, RngTracker& rng)>;
   Streams(const Options& options, bool recompute, ProcessGroup& tp,
           RngTracker& rng, const Change& wrong)
-      : ShardedTrainer(options, sharded(options, tp, rng, wrong), tp,
-                       {1, recompute}) {}
+      : ShardedStrategy(options, sharded(options, tp, rng, wrong), tp,
+                        {1, recompute}) {}
   std::vector<Bill> bills() override { return {}; }
 
  private:
@@ -144,12 +144,12 @@ class Streams : public ShardedTrainer {
 
 /// The parameters of this rank after training: all, or those that all ranks
 /// have.
-std::vector<double> trained(const Options& options, ShardedTrainer& trainer,
+std::vector<double> trained(const Options& options, ShardedStrategy& strategy,
                             int t, bool replicated_only) {
-  train(options, trainer.optimizer(), false,
-        [&](std::int64_t k) { return trainer.step(k); });
+  train(options, strategy.optimizer(), false,
+        [&](std::int64_t k) { return strategy.step(k); });
   std::vector<double> values;
-  for (const NamedTensor& each : trainer.model().named_parameters()) {
+  for (const NamedTensor& each : strategy.model().named_parameters()) {
     if (replicated_only && !layout(each.name, 0, t).empty()) continue;
     const auto mine = each.tensor.to_vector<double>();
     values.insert(values.end(), mine.begin(), mine.end());
@@ -164,27 +164,30 @@ Options with_dropout(int t) {
   return options;
 }
 
-TrainerOptions with_streams() {
-  TrainerOptions how;
-  how.rng = "megatron";
-  return how;
+StrategyOptions with_streams() {
+  StrategyOptions setup;
+  setup.rng = "megatron";
+  return setup;
 }
 
 class RngStreamsOfRanks : public ::testing::TestWithParam<int> {};
 
 TEST_P(RngStreamsOfRanks, WithoutDropoutTheRunIsThatOfOneDevice) {
-  TrainerOptions how = with_streams();
-  expect_claims(report_of<Trainer>(small_gpt(GetParam()), how), "streams");
-  how.recompute = true;
-  how.micro_batches = 2;
-  expect_claims(report_of<Trainer>(small_gpt(GetParam()), how), "recompute");
+  StrategyOptions setup = with_streams();
+  expect_claims(report_of<TensorParallelStrategy>(small_gpt(GetParam()), setup),
+                "streams");
+  setup.recompute = true;
+  setup.micro_batches = 2;
+  expect_claims(report_of<TensorParallelStrategy>(small_gpt(GetParam()), setup),
+                "recompute");
 }
 
 TEST_P(RngStreamsOfRanks, DropoutCostsWhatItCostsOtherwise) {
   for (const bool recompute : {false, true}) {
-    TrainerOptions how = with_streams();
-    how.recompute = recompute;
-    const Report report = report_of<Trainer>(with_dropout(GetParam()), how);
+    StrategyOptions setup = with_streams();
+    setup.recompute = recompute;
+    const Report report =
+        report_of<TensorParallelStrategy>(with_dropout(GetParam()), setup);
     EXPECT_FALSE(report.parity.checked);
     SCOPED_TRACE(recompute);
     sharded_test::expect_bill(report);
@@ -193,12 +196,12 @@ TEST_P(RngStreamsOfRanks, DropoutCostsWhatItCostsOtherwise) {
 
 TEST_P(RngStreamsOfRanks, ReplicasStayEqualBitForBit) {
   const int t = GetParam();
-  TrainerOptions how = with_streams();
-  how.micro_batches = 2;
+  StrategyOptions setup = with_streams();
+  setup.micro_batches = 2;
   const Options options = with_dropout(t);
   const auto replicas = on_ranks(t, [&](ProcessGroup& tp) {
-    Trainer trainer(options, how, tp);
-    return trained(options, trainer, t, true);
+    TensorParallelStrategy strategy(options, setup, tp);
+    return trained(options, strategy, t, true);
   });
   for (const auto& each : replicas) EXPECT_EQ(each, replicas[0]);
 }
@@ -208,11 +211,11 @@ TEST_P(RngStreamsOfRanks, RecomputationDrawsTheSameMasks) {
   const Options options = with_dropout(t);
   const auto parameters = [&](bool recompute) {
     return on_ranks(t, [&](ProcessGroup& tp) {
-      TrainerOptions how = with_streams();
-      how.recompute = recompute;
-      how.micro_batches = 2;
-      Trainer trainer(options, how, tp);
-      return trained(options, trainer, t, false);
+      StrategyOptions setup = with_streams();
+      setup.recompute = recompute;
+      setup.micro_batches = 2;
+      TensorParallelStrategy strategy(options, setup, tp);
+      return trained(options, strategy, t, false);
     });
   };
   EXPECT_EQ(parameters(true), parameters(false));
@@ -246,13 +249,13 @@ TEST(RngStreams, TheTensorStreamDiffersBetweenRanksAndTheDefaultDoesNot) {
 TEST(RngStreams, TheTrainerDrawsFromTheStreamsOfItsRank) {
   const Options options = with_dropout(2);
   const auto found = on_ranks(2, [&](ProcessGroup& tp) {
-    Trainer trainer(options, with_streams(), tp);
-    return trained(options, trainer, 2, false);
+    TensorParallelStrategy strategy(options, with_streams(), tp);
+    return trained(options, strategy, 2, false);
   });
   const auto expected = on_ranks(2, [&](ProcessGroup& tp) {
     RngTracker rng;
-    Streams trainer(options, false, tp, rng, nullptr);
-    return trained(options, trainer, 2, false);
+    Streams strategy(options, false, tp, rng, nullptr);
+    return trained(options, strategy, 2, false);
   });
   EXPECT_EQ(found, expected);
 }
@@ -284,8 +287,8 @@ std::vector<std::vector<double>> replicas_of(const Streams::Change& wrong) {
   const Options options = with_dropout(2);
   return on_ranks(2, [&](ProcessGroup& tp) {
     RngTracker rng;
-    Streams trainer(options, false, tp, rng, wrong);
-    return trained(options, trainer, 2, true);
+    Streams strategy(options, false, tp, rng, wrong);
+    return trained(options, strategy, 2, true);
   });
 }
 
@@ -306,8 +309,8 @@ TEST(RngStreamTraps, RecomputationOfTheDefaultStreamAloneDrawsOtherMasks) {
   const auto parameters = [&](bool recompute) {
     return on_ranks(2, [&](ProcessGroup& tp) {
       RngTracker rng;
-      Streams trainer(options, recompute, tp, rng, nullptr);
-      return trained(options, trainer, 2, false);
+      Streams strategy(options, recompute, tp, rng, nullptr);
+      return trained(options, strategy, 2, false);
     });
   };
   EXPECT_NE(parameters(true), parameters(false));

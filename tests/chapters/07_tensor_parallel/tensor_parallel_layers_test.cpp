@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "core/autograd.h"
 #include "tests/support/on_ranks.h"
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "chapters/07_tensor_parallel/bill.h"
-#include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/07_tensor_parallel/recompute.h"
-#include "chapters/07_tensor_parallel/trainer.h"
+#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
 #include "core/autograd.h"
 #include "core/ops.h"
 #include "tests/chapters/common/sharded_support.h"
@@ -25,25 +25,27 @@ using sharded_test::expect_claims;
 using sharded_test::report_of;
 using sharded_test::small_gpt;
 
-TrainerOptions distributed() {
-  TrainerOptions how;
-  how.recompute = true;
-  how.distribute_saved_activations = true;
-  return how;
+StrategyOptions distributed() {
+  StrategyOptions setup;
+  setup.recompute = true;
+  setup.distribute_saved_activations = true;
+  return setup;
 }
 
 class DistributedInputs : public ::testing::TestWithParam<int> {};
 
 TEST_P(DistributedInputs, EveryClaimHolds) {
-  TrainerOptions how = distributed();
-  expect_claims(report_of<Trainer>(small_gpt(GetParam()), how), "f64");
+  StrategyOptions setup = distributed();
+  expect_claims(report_of<TensorParallelStrategy>(small_gpt(GetParam()), setup),
+                "f64");
   Options options = small_gpt(GetParam(), DType::kF32);
   options.dropout = 0.2;
-  how.micro_batches = 2;
-  expect_claims(report_of<Trainer>(options, how), "dropout, micro-batches");
+  setup.micro_batches = 2;
+  expect_claims(report_of<TensorParallelStrategy>(options, setup),
+                "dropout, micro-batches");
   options.check = false;
-  how.rng = "megatron";
-  report_of<Trainer>(options, how);
+  setup.rng = "megatron";
+  report_of<TensorParallelStrategy>(options, setup);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DistributedInputs,
@@ -61,12 +63,13 @@ TEST(DistributedInputs, TheyCostOneAllGatherPerBlockAndSaveMemory) {
       options.cluster = "dgx-a100";
       options.seq = 64;
       options.dropout = dropout;
-      TrainerOptions how = distributed();
-      const Report report = report_of<Trainer>(options, how);
+      StrategyOptions setup = distributed();
+      const Report report = report_of<TensorParallelStrategy>(options, setup);
       sharded_test::expect_bill(report);
       const RankReport& parts = report.ranks[0];
-      how.distribute_saved_activations = false;
-      const RankReport whole = report_of<Trainer>(options, how).ranks[0];
+      setup.distribute_saved_activations = false;
+      const RankReport whole =
+          report_of<TensorParallelStrategy>(options, setup).ranks[0];
       // 15 of 16 inputs are parts at the peak, which is in the last block
       const double x = 8 * 64 * 96 * 2, share = (t - 1.0) / t;
       EXPECT_DOUBLE_EQ(activation_peak(whole) - activation_peak(parts),
@@ -101,9 +104,9 @@ TEST(DistributedInputs, BytesAreThoseOfThePage) {
 TEST(DistributedInputs, SeveralMayBeKeptAtOnce) {
   const auto differences = on_ranks(3, [](ProcessGroup& tp) {
     RngTracker rng;
-    RecomputeOptions how;
-    how.rng = &rng;
-    how.distribute_over = &tp;
+    RecomputeOptions setup;
+    setup.rng = &rng;
+    setup.distribute_over = &tp;
     const auto square_of = [](const Tensor& x) { return mul(x, x); };
     Tensors leaves, results;
     for (int i = 0; i < 3; ++i) {
@@ -111,7 +114,7 @@ TEST(DistributedInputs, SeveralMayBeKeptAtOnce) {
                            .set_requires_grad());
       // Not the leaf itself, whose array goes
       const Tensor x = scale(leaves.back(), 2);
-      DroppedForward forward(x, how);
+      DroppedForward forward(x, setup);
       const Tensor y = square_of(x);
       results.push_back(forward.finish(y, square_of));
     }
@@ -130,9 +133,9 @@ TEST(DistributedInputs, SeveralMayBeKeptAtOnce) {
 
 TEST(DistributedInputs, AreRefusedWithoutRecomputation) {
   const std::string error = error_on_ranks(2, [](ProcessGroup& tp) {
-    TrainerOptions how;
-    how.distribute_saved_activations = true;
-    Trainer trainer(small_gpt(2), how, tp);
+    StrategyOptions setup;
+    setup.distribute_saved_activations = true;
+    TensorParallelStrategy strategy(small_gpt(2), setup, tp);
   });
   EXPECT_NE(error.find("kept with --recompute only; give that as well"),
             std::string::npos)

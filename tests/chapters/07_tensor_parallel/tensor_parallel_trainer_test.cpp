@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "chapters/07_tensor_parallel/bill.h"
-#include "chapters/07_tensor_parallel/layers.h"
-#include "chapters/07_tensor_parallel/trainer.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
+#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/chapters/common/textbook_support.h"
 #include "tests/support/on_ranks.h"
@@ -28,22 +28,25 @@ class TensorParallelTrainer : public ::testing::TestWithParam<int> {};
 
 TEST_P(TensorParallelTrainer, EveryClaimHolds) {
   const int t = GetParam();
-  TrainerOptions how;
-  expect_claims(report_of<Trainer>(small_gpt(t), how), "f64");
+  StrategyOptions setup;
+  expect_claims(report_of<TensorParallelStrategy>(small_gpt(t), setup), "f64");
   Options options = small_gpt(t);
   options.dropout = 0.2;
-  how.micro_batches = 2;
+  setup.micro_batches = 2;
   options.clip = 0.05;
-  expect_claims(report_of<Trainer>(options, how), "dropout, micro-batches");
-  how.recompute = true;
-  expect_claims(report_of<Trainer>(options, how), "recomputation");
+  expect_claims(report_of<TensorParallelStrategy>(options, setup),
+                "dropout, micro-batches");
+  setup.recompute = true;
+  expect_claims(report_of<TensorParallelStrategy>(options, setup),
+                "recomputation");
   options = small_gpt(t, DType::kF32);
   options.optimizer = "sgd";
   options.optimizer_options.momentum = 0.9;
   options.steps = 10;
-  how = {};
-  how.vocabulary_divisible_by = 7;  // pads 96 tokens to a multiple of 7 t
-  expect_claims(report_of<Trainer>(options, how), "f32, ten steps");
+  setup = {};
+  setup.vocabulary_divisible_by = 7;  // pads 96 tokens to a multiple of 7 t
+  expect_claims(report_of<TensorParallelStrategy>(options, setup),
+                "f32, ten steps");
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallelTrainer,
@@ -52,7 +55,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallelTrainer,
 TEST(TensorParallelTrainer, ExactGeluEqualsOneDevice) {
   Options options = small_gpt(3);
   options.model.replace(0, 1, R"({"activation_function":"gelu",)");
-  expect_claims(report_of<Trainer>(options, TrainerOptions{}), "gelu");
+  expect_claims(report_of<TensorParallelStrategy>(options, StrategyOptions{}),
+                "gelu");
 }
 
 // Per block: two all-reduces of every token's vector in forward, two in
@@ -62,9 +66,9 @@ TEST(TensorParallelTrainer, ABlockAllReducesFourTimes) {
   Options options = small_gpt(4);
   options.steps = 1;
   const auto logs = on_ranks(4, [&](ProcessGroup& tp) {
-    Trainer trainer(options, {}, tp);
+    TensorParallelStrategy strategy(options, {}, tp);
     tp.clear_records();
-    trainer.step(0);
+    strategy.step(0);
     std::vector<std::string> log;
     for (const CommRecord& record : tp.records()) {
       log.push_back(comm_op_name(record.op) +
@@ -82,11 +86,11 @@ TEST(TensorParallelTrainer, ABlockAllReducesFourTimes) {
 }
 
 /// A GPT whose layers `change` may make wrong.
-class ChangedLayers : public ShardedTrainer {
+class ChangedLayers : public ShardedStrategy {
  public:
   using Change = std::function<void(LayerFactory& layers, ProcessGroup& tp)>;
   ChangedLayers(const Options& options, ProcessGroup& tp, const Change& change)
-      : ShardedTrainer(options, sharded(options, tp, change), tp) {}
+      : ShardedStrategy(options, sharded(options, tp, change), tp) {}
   std::vector<Bill> bills() override { return {}; }
 
  private:
@@ -124,11 +128,11 @@ std::vector<std::vector<double>> replicas_after_ten_steps(
   options.dropout = 0.1;
   options.steps = 10;
   return on_ranks(3, [&](ProcessGroup& tp) {
-    ChangedLayers trainer(options, tp, change);
-    train(options, trainer.optimizer(), false,
-          [&](std::int64_t k) { return trainer.step(k); });
+    ChangedLayers strategy(options, tp, change);
+    train(options, strategy.optimizer(), false,
+          [&](std::int64_t k) { return strategy.step(k); });
     std::vector<double> values;
-    for (const NamedTensor& each : trainer.model().named_parameters()) {
+    for (const NamedTensor& each : strategy.model().named_parameters()) {
       if (!layout(each.name, 0, 3).empty()) continue;
       const auto mine = each.tensor.to_vector<double>();
       values.insert(values.end(), mine.begin(), mine.end());
@@ -158,15 +162,16 @@ TEST(TensorParallelTraps, WithoutFReplicasDrift) {
 }
 
 TEST(TensorParallelTrainer, HeadsThatDoNotDivideAreRefusedWithASizeThatWould) {
-  const std::string error = error_on_ranks(
-      5, [](ProcessGroup& tp) { Trainer trainer(small_gpt(5), {}, tp); });
+  const std::string error = error_on_ranks(5, [](ProcessGroup& tp) {
+    TensorParallelStrategy strategy(small_gpt(5), {}, tp);
+  });
   EXPECT_NE(error.find("the ranks share 24 heads; give a divisor of 24"),
             std::string::npos)
       << error;
   const std::string model = error_on_ranks(1, [](ProcessGroup& tp) {
     Options options = small_gpt(1);
     options.model = "mlp";
-    Trainer trainer(options, {}, tp);
+    TensorParallelStrategy strategy(options, {}, tp);
   });
   EXPECT_NE(model.find("shards the layers of a GPT"), std::string::npos);
 }
@@ -206,8 +211,8 @@ TEST(TensorParallelBill, ThePeakIsWhatForwardKeepsAndTheLogitsGradient) {
       R"({"vocab_size":1024,"n_positions":64,"n_embd":8,"n_layer":1,)"
       R"("n_head":4})";
   options.batch = 2, options.seq = 64;
-  const Report report =
-      textbook::run_on_textbook<Trainer>(options, TrainerOptions{});
+  const Report report = textbook::run_on_textbook<TensorParallelStrategy>(
+      options, StrategyOptions{});
   for (const RankReport& rank : report.ranks) {
     EXPECT_EQ(sharded_test::activation_peak(rank),
               4 * (128 * (10 * 8 + 6 + 2 * 8 + 2 + 1 + 2 * 512) + 2));
@@ -230,12 +235,12 @@ TEST(TensorParallelBill, AStepOnTheTextbookClusterTakesTheClosedForm) {
               R"("n_embd":)" +
               std::to_string(width) + "}";
           options.seq = 40;
-          TrainerOptions how;
-          how.micro_batches = recompute ? 3 : 1;  // of 3, 3 and 2 samples
-          how.recompute = recompute;
-          how.distribute_saved_activations = distribute;
+          StrategyOptions setup;
+          setup.micro_batches = recompute ? 3 : 1;  // of 3, 3 and 2 samples
+          setup.recompute = recompute;
+          setup.distribute_saved_activations = distribute;
           const Report report =
-              textbook::run_on_textbook<Trainer>(options, how);
+              textbook::run_on_textbook<TensorParallelStrategy>(options, setup);
           sharded_test::expect_bill(report);
           textbook::expect_closed_form(report);
         }

@@ -48,10 +48,12 @@ inline double gpt_difference(const GptParts& parts, DType dtype, int steps,
   init.dtype = dtype;
   Gpt whole(config, init), split(padded, init, parts.layers);
   set_recompute(split, recompute);
-  OptimizerOptions how;
-  how.lr = 1e-2;
-  const auto whole_optimizer = make_optimizer("adamw", whole.parameters(), how);
-  const auto split_optimizer = make_optimizer("adamw", split.parameters(), how);
+  OptimizerOptions options;
+  options.lr = 1e-2;
+  const auto whole_optimizer =
+      make_optimizer("adamw", whole.parameters(), options);
+  const auto split_optimizer =
+      make_optimizer("adamw", split.parameters(), options);
   double largest = 0;
   for (int step = 0; step < steps; ++step) {
     const Tensor tokens = drawn_ids({12, 6 + step % 2}, config.vocab_size);

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
-#include "chapters/08_tensor_parallel_2d/trainer.h"
+#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 #include "tests/chapters/08_tensor_parallel_2d/gpt_support.h"
 #include "tests/support/larger.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/08_tensor_parallel_2d/layers.h"
+#include "chapters/08_tensor_parallel_2d/summa_layers.h"
 #include "core/autograd.h"
 #include "tests/support/larger.h"
 #include "tests/support/on_ranks.h"
@@ -71,9 +71,9 @@ inline Tensor uneven_targets(const Shape& shape, std::int64_t below) {
 /// How a tensor lies on the grid.
 enum class Lies { kBlock, kMatrix, kVector, kTable, kRows, kWhole };
 
-inline Tensor part_of(const Tensor& whole, Lies how, const Grid& grid) {
+inline Tensor part_of(const Tensor& whole, Lies setup, const Grid& grid) {
   const NoGrad no_grad;
-  switch (how) {
+  switch (setup) {
     case Lies::kBlock:
       return summa::own_block(whole, grid).clone();
     case Lies::kMatrix:

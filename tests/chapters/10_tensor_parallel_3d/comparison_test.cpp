@@ -1,7 +1,7 @@
 // One layer in 1D, 2D, 2.5D and 3D: what the runs count against the formulas of
 // the four pages, and the numbers of tokens at which two of them are equal.
 
-#include "chapters/10_tensor_parallel_3d/comparison.h"
+#include "chapters/10_tensor_parallel_3d/tensor_parallel_comparison.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 
 // Cubes of ranks for tests, and layers held against one device.
 
-#include "chapters/10_tensor_parallel_3d/layers.h"
+#include "chapters/10_tensor_parallel_3d/cube_layers.h"
 #include "core/marks.h"
 #include "tests/chapters/08_tensor_parallel_2d/summa_support.h"
 #include "tests/support/larger.h"
@@ -40,10 +40,10 @@ enum class Lies {
   kWhole
 };
 
-inline Tensor part_of(const Tensor& whole, Lies how, const Cube& cube,
+inline Tensor part_of(const Tensor& whole, Lies setup, const Cube& cube,
                       Layout layout) {
   const NoGrad no_grad;
-  switch (how) {
+  switch (setup) {
     case Lies::kBlock:
       return cube::with_layout(cube::own_block(whole, cube, layout).clone(),
                                layout);

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/10_tensor_parallel_3d/trainer.h"
+#include "chapters/10_tensor_parallel_3d/cube_strategy.h"
 #include "chapters/common/run/worlds.h"
 #include "sim/world.h"
 #include "tests/chapters/10_tensor_parallel_3d/cube_support.h"

@@ -8,7 +8,7 @@
 
 #include "chapters/02_ddp/ddp.h"
 #include "chapters/03_zero_fsdp/fsdp/fsdp.h"
-#include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/11_dtensor/parallelize.h"
 #include "chapters/11_dtensor/recipes.h"
 #include "core/layers.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/11_dtensor/ops.h"
+#include "chapters/11_dtensor/dtensor_ops.h"
 #include "tests/chapters/11_dtensor/dtensor_support.h"
 
 namespace shardbook::dtensor_test {

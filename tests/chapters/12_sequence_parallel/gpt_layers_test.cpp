@@ -6,8 +6,8 @@
 #include <tuple>
 
 #include "chapters/common/sharded/loss.h"
-#include "chapters/common/sharded/sharded_trainer.h"
-#include "tests/chapters/12_sequence_parallel/support.h"
+#include "chapters/common/sharded/sharded_strategy.h"
+#include "tests/chapters/12_sequence_parallel/sequence_support.h"
 #include "tests/support/larger.h"
 
 namespace shardbook::sequence_parallel {
@@ -68,11 +68,11 @@ void sum_all(Gpt& model, ProcessGroup& cp) {
 
 /// Each rank's result with its layers changed by `change`.
 std::vector<Found> on_cut(
-    int c, const SequenceOptions& how, double dropout, DType dtype,
+    int c, const SequenceOptions& setup, double dropout, DType dtype,
     const Tensor& targets,
     const std::function<void(LayerFactory&, ProcessGroup&)>& change = nullptr) {
   return on_ranks(c, [&](ProcessGroup& world) {
-    LayerFactory layers = sequence_layers(how, kSequence, world);
+    LayerFactory layers = sequence_layers(setup, kSequence, world);
     if (change) change(layers, world);
     return run(layers, dropout, dtype, targets,
                [&](Gpt& model) { sum_all(model, world); });
@@ -91,13 +91,14 @@ using Case = std::tuple<int, Kind, Layout>;
 class CutGpt : public testing::TestWithParam<Case> {
  protected:
   int c = std::get<0>(GetParam());
-  SequenceOptions how{std::get<1>(GetParam()), std::get<2>(GetParam()), false};
+  SequenceOptions setup{std::get<1>(GetParam()), std::get<2>(GetParam()),
+                        false};
 };
 
 TEST_P(CutGpt, EqualsOneDevice) {
   for (double dropout : {0.0, 0.2}) {
     const Found expected = run(LayerFactory(), dropout, DType::kF64, ids(8));
-    for (const Found& found : on_cut(c, how, dropout, DType::kF64, ids(8))) {
+    for (const Found& found : on_cut(c, setup, dropout, DType::kF64, ids(8))) {
       EXPECT_NEAR(found.loss, expected.loss, 1e-12);
       expect_close(found.gradients, expected.gradients, 1e-10);
     }
@@ -106,7 +107,7 @@ TEST_P(CutGpt, EqualsOneDevice) {
 
 TEST_P(CutGpt, HoldsInF32) {
   const Found expected = run(LayerFactory(), 0, DType::kF32, ids(8));
-  for (const Found& found : on_cut(c, how, 0, DType::kF32, ids(8))) {
+  for (const Found& found : on_cut(c, setup, 0, DType::kF32, ids(8))) {
     EXPECT_NEAR(found.loss, expected.loss, 1e-5);
     expect_close(found.gradients, expected.gradients, 1e-5);
   }
@@ -156,10 +157,10 @@ TEST(CutGptLoss, CountsTheTargetsOfAllRanks) {
 TEST(CutGptTraps, PositionsMustBeCutWithTheTokens) {
   // Each rank counts its own tokens 0, 1, 2, ...
   const Found expected = run(LayerFactory(), 0, DType::kF64, ids(8));
-  for (const SequenceOptions& how :
+  for (const SequenceOptions& setup :
        {kZigzagRing, kStripedRing, kUlyssesHeads}) {
     const auto wrong = on_cut(
-        4, how, 0, DType::kF64, ids(8),
+        4, setup, 0, DType::kF64, ids(8),
         [](LayerFactory& layers, ProcessGroup&) {
           layers.positions = [](AnyModule& wpe, const Tensor& tokens) {
             return slice(wpe.as<Embedding>().weight, 0, 0, tokens.size(1) / 4);
@@ -176,16 +177,16 @@ TEST(CutGptTraps, TargetsAreShiftedBeforeTheCut) {
   const Tensor shifted =
       concat({slice(tokens, 1, 1, kSequence), slice(tokens, 1, 0, 1)}, 1);
   const Found expected = run(LayerFactory(), 0, DType::kF64, shifted);
-  for (const SequenceOptions& how :
+  for (const SequenceOptions& setup :
        {kZigzagRing, kStripedRing, kUlyssesHeads}) {
-    EXPECT_LT(worst(on_cut(4, how, 0, DType::kF64, shifted)[0], expected),
+    EXPECT_LT(worst(on_cut(4, setup, 0, DType::kF64, shifted)[0], expected),
               1e-12);
     const auto wrong = on_cut(
-        4, how, 0, DType::kF64, tokens,
+        4, setup, 0, DType::kF64, tokens,
         [&](LayerFactory& layers, ProcessGroup& cp) {
           layers.loss = [&](const Tensor& logits, const Tensor& all) {
             const Tensor own =
-                cut_sequence(all, 1, how.layout, cp.rank(), cp.size());
+                cut_sequence(all, 1, setup.layout, cp.rank(), cp.size());
             const std::int64_t n = own.size(1);
             return mean_loss_over_ranks(
                 logits, concat({slice(own, 1, 1, n), slice(own, 1, 0, 1)}, 1),

@@ -13,7 +13,7 @@
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/common/models/models.h"
 #include "core/autograd.h"
-#include "tests/chapters/12_sequence_parallel/support.h"
+#include "tests/chapters/12_sequence_parallel/sequence_support.h"
 #include "tests/chapters/common/textbook_support.h"
 
 namespace shardbook::sequence_parallel {
@@ -67,10 +67,10 @@ Tensor attention_with_scores(const Tensor& qkv, std::int64_t heads) {
 
 LayerFactory layers_of(const ModelConfig& config, const Variant& variant,
                        ProcessGroup& tp) {
-  MegatronOptions how;
-  how.recompute_attention = variant.selective;
+  MegatronOptions setup;
+  setup.recompute_attention = variant.selective;
   LayerFactory made = variant.has_sequence
-                          ? megatron_layers(config, tp, how)
+                          ? megatron_layers(config, tp, setup)
                           : tensor_parallel::layers(config, tp);
   const auto again = [](const LayerFactory& layers) {
     return [inner = layers.attention](const Tensor& qkv,

@@ -4,9 +4,9 @@
 
 #include <map>
 
-#include "chapters/common/sharded/sharded_trainer.h"
+#include "chapters/common/sharded/sharded_strategy.h"
 #include "core/check.h"
-#include "tests/chapters/12_sequence_parallel/support.h"
+#include "tests/chapters/12_sequence_parallel/sequence_support.h"
 #include "tests/support/larger.h"
 
 namespace shardbook::sequence_parallel {
@@ -75,10 +75,10 @@ Finish sum_partial(ProcessGroup& tp) {
 }
 
 std::vector<Result> run_cut(
-    int t, const GptSizes& sizes, const MegatronOptions& how = {},
+    int t, const GptSizes& sizes, const MegatronOptions& setup = {},
     const std::function<void(LayerFactory&, ProcessGroup&)>& change = nullptr) {
   return on_ranks(t, [&](ProcessGroup& world) {
-    LayerFactory layers = megatron_layers(config_of(sizes), world, how);
+    LayerFactory layers = megatron_layers(config_of(sizes), world, setup);
     if (change) change(layers, world);
     Result result = run_gpt(sizes, layers, sum_partial(world));
     result.records = world.records();

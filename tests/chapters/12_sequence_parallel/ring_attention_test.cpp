@@ -2,7 +2,7 @@
 
 #include "chapters/12_sequence_parallel/ring_attention.h"
 
-#include "tests/chapters/12_sequence_parallel/support.h"
+#include "tests/chapters/12_sequence_parallel/sequence_support.h"
 
 namespace shardbook::sequence_parallel {
 namespace {

@@ -2,8 +2,8 @@
 
 #include "chapters/12_sequence_parallel/ring_self_attention.h"
 
-#include "chapters/12_sequence_parallel/ring.h"
-#include "tests/chapters/12_sequence_parallel/support.h"
+#include "chapters/12_sequence_parallel/ring_exchange.h"
+#include "tests/chapters/12_sequence_parallel/sequence_support.h"
 
 namespace shardbook::sequence_parallel {
 namespace {

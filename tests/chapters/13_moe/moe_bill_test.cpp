@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/13_moe/trainer.h"
+#include "chapters/13_moe/moe_strategy.h"
 #include "comm/device_mesh.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/chapters/common/textbook_support.h"
@@ -25,20 +25,20 @@ struct Combination {
   bool offload = false, expert_tp = false;
 };
 
-TrainerOptions how_of(const ModelShape& shape, const Combination& form) {
-  TrainerOptions how;
-  how.ep = form.ep, how.tp = form.t, how.zero_stage = form.zero;
-  how.cpu_offload = form.offload;
-  how.micro_batches = shape.micro_batches;
-  how.moe.expert_tensor_parallel = form.expert_tp;
-  how.moe.gate.num_experts = shape.experts;
-  how.moe.gate.k = shape.k;
-  how.moe.gate.capacity_factor = shape.factor;
-  return how;
+StrategyOptions how_of(const ModelShape& shape, const Combination& form) {
+  StrategyOptions setup;
+  setup.ep = form.ep, setup.tp = form.t, setup.zero_stage = form.zero;
+  setup.cpu_offload = form.offload;
+  setup.micro_batches = shape.micro_batches;
+  setup.moe.expert_tensor_parallel = form.expert_tp;
+  setup.moe.gate.num_experts = shape.experts;
+  setup.moe.gate.k = shape.k;
+  setup.moe.gate.capacity_factor = shape.factor;
+  return setup;
 }
 
 Report report_of(const ModelShape& shape, const Combination& form,
-                 const TrainerOptions& how, double dropout = 0) {
+                 const StrategyOptions& setup, double dropout = 0) {
   Options options =
       textbook::mlp_options(form.ep * form.edp * form.t,
                             form.ep * form.edp * shape.micro_batches * shape.b);
@@ -52,12 +52,12 @@ Report report_of(const ModelShape& shape, const Combination& form,
   options.dtype = shape.dtype;
   options.dropout = dropout;
   ChapterRun chapter;
-  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, expert_topology(group_sizes(as, how)));
-    Trainer strategy(as, how, mesh);
-    run.train(as, strategy);
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, expert_topology(group_sizes(options, setup)));
+    MoeStrategy strategy(options, setup, mesh);
+    run.train(options, strategy);
   };
-  chapter.fold_class = fold_class(options, how);
+  chapter.fold_class = fold_class(options, setup);
   return run_and_compare(options, chapter);
 }
 
@@ -119,12 +119,13 @@ TEST(MoeBill, HoldsForOtherLayers) {
          {Combination{"E", 4}, Combination{"E+M", 2, 1, 2}}) {
       for (const int kind : {0, 1, 2, 3}) {
         SCOPED_TRACE(form.name + " " + std::to_string(kind));
-        TrainerOptions how = how_of(shape, form);
-        how.moe.use_residual = kind == 0;
-        how.moe.shared_expert = kind == 1 || kind == 2;
-        how.moe.gate_shared_expert = kind == 2;
-        if (kind == 3) how.moe.num_experts = {1, 4, 8};
-        sharded_test::expect_bill(report_of(shape, form, how, /*dropout=*/0.1));
+        StrategyOptions setup = how_of(shape, form);
+        setup.moe.use_residual = kind == 0;
+        setup.moe.shared_expert = kind == 1 || kind == 2;
+        setup.moe.gate_shared_expert = kind == 2;
+        if (kind == 3) setup.moe.num_experts = {1, 4, 8};
+        sharded_test::expect_bill(
+            report_of(shape, form, setup, /*dropout=*/0.1));
       }
     }
   }

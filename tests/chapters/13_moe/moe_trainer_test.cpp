@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "chapters/13_moe/trainer.h"
+#include "chapters/13_moe/moe_strategy.h"
 
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/program.h"
@@ -26,33 +26,33 @@ struct Form {
   bool swapped = false, expert_tp = false, offload = false;
 };
 
-TrainerOptions how_of(const Form& form) {
-  TrainerOptions how;
-  how.ep = form.ep, how.tp = form.tp, how.zero_stage = form.zero;
-  how.micro_batches = form.micro;
-  how.data_before_expert = form.swapped;
-  how.cpu_offload = form.offload;
-  how.moe.expert_tensor_parallel = form.expert_tp;
-  how.moe.gate.k = form.k;
-  how.moe.gate.num_experts = form.world % 3 == 0 ? 6 : 8;
-  how.moe.gate.capacity_factor = 1;
-  how.moe.aux_coefficient = 0.3;  // large, so that its scale shows
-  return how;
+StrategyOptions how_of(const Form& form) {
+  StrategyOptions setup;
+  setup.ep = form.ep, setup.tp = form.tp, setup.zero_stage = form.zero;
+  setup.micro_batches = form.micro;
+  setup.data_before_expert = form.swapped;
+  setup.cpu_offload = form.offload;
+  setup.moe.expert_tensor_parallel = form.expert_tp;
+  setup.moe.gate.k = form.k;
+  setup.moe.gate.num_experts = form.world % 3 == 0 ? 6 : 8;
+  setup.moe.gate.capacity_factor = 1;
+  setup.moe.aux_coefficient = 0.3;  // large, so that its scale shows
+  return setup;
 }
 
 using Reference = std::function<ReferenceRun(const Options&)>;
 
-Report train_on(const Options& options, const TrainerOptions& how,
+Report train_on(const Options& options, const StrategyOptions& setup,
                 const Reference& reference = {}) {
   ChapterRun chapter;
-  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, expert_topology(group_sizes(as, how)));
-    Trainer strategy(as, how, mesh);
-    run.train(as, strategy);
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, expert_topology(group_sizes(options, setup)));
+    MoeStrategy strategy(options, setup, mesh);
+    run.train(options, strategy);
   };
-  chapter.fold_class = fold_class(options, how);
-  chapter.reference = [&](const Options& as) {
-    return reference ? reference(as) : train_reference(as, how);
+  chapter.fold_class = fold_class(options, setup);
+  chapter.reference = [&](const Options& options) {
+    return reference ? reference(options) : train_reference(options, setup);
   };
   return run_and_compare(options, chapter);
 }
@@ -63,12 +63,12 @@ TEST_P(MoeForms, EveryClaimHolds) {
   const Form& form = GetParam();
   Options options = small_options(form.world);
   options.cluster = "textbook";
-  const TrainerOptions how = how_of(form);
-  const Report report = train_on(options, how);
+  const StrategyOptions setup = how_of(form);
+  const Report report = train_on(options, setup);
   expect_claims(report);
   textbook::expect_closed_form(report);
   // Every element counts once in the norm
-  const ReferenceRun one = train_reference(options, how);
+  const ReferenceRun one = train_reference(options, setup);
   for (std::size_t k = 0; k < one.grad_norms.size(); ++k) {
     EXPECT_NEAR(report.grad_norms[k], one.grad_norms[k],
                 1e-9 * one.grad_norms[k]);
@@ -113,10 +113,10 @@ TEST(MoeTrainer, ClipsByTheGlobalNorm) {
 TEST(MoeTrainer, CopiesStayEqualBitForBit) {
   for (const int zero : {0, 1, 2}) {
     const Options options = small_options(4);
-    const TrainerOptions how = how_of({"", 4, 2, 1, zero});
+    const StrategyOptions setup = how_of({"", 4, 2, 1, zero});
     const auto found = on_ranks(4, [&](ProcessGroup& world) {
-      DeviceMesh mesh(world, expert_topology(group_sizes(options, how)));
-      Trainer trainer(options, how, mesh);
+      DeviceMesh mesh(world, expert_topology(group_sizes(options, setup)));
+      MoeStrategy trainer(options, setup, mesh);
       for (std::int64_t k = 0; k < 3; ++k) trainer.step(k);
       std::map<std::string, std::vector<double>> state;
       for (const NamedTensor& each : trainer.model().named_parameters()) {
@@ -146,10 +146,10 @@ TEST(MoeTrainer, TenStepsEqualOneDevice) {
       options.optimizer_options.lr = 0.1;
       options.optimizer_options.momentum = 0.9;
     }
-    const TrainerOptions how = how_of({"", 4, 2, 1, 1, 2});
-    const ReferenceRun one = train_reference(options, how);
+    const StrategyOptions setup = how_of({"", 4, 2, 1, 1, 2});
+    const ReferenceRun one = train_reference(options, setup);
     const Report report =
-        train_on(options, how, [&](const Options&) { return one; });
+        train_on(options, setup, [&](const Options&) { return one; });
     expect_claims(report);
     ASSERT_EQ(report.losses.size(), 10U);
     for (std::size_t k = 0; k < one.losses.size(); ++k) {
@@ -160,12 +160,12 @@ TEST(MoeTrainer, TenStepsEqualOneDevice) {
 
 TEST(MoeTrainer, EveryGateHasItsRun) {
   const auto with = [](auto change) {
-    TrainerOptions how = how_of({"", 4, 2});
-    change(how.moe);
-    return how;
+    StrategyOptions setup = how_of({"", 4, 2});
+    change(setup.moe);
+    return setup;
   };
   const Options options = small_options(4);
-  for (const TrainerOptions& how : {
+  for (const StrategyOptions& setup : {
            with([](MoeOptions& m) { m.gate.noise = Noise::kJitter; }),
            with([](MoeOptions& m) { m.gate.noise = Noise::kRSample; }),
            with([](MoeOptions& m) { m.gate.noise = Noise::kNoisyTopK; }),
@@ -186,19 +186,19 @@ TEST(MoeTrainer, EveryGateHasItsRun) {
            with([](MoeOptions& m) { m.gate.drop_tokens = false; }),
            with([](MoeOptions& m) { m.z_coefficient = 0.1; }),
        }) {
-    expect_claims(train_on(options, how));
+    expect_claims(train_on(options, setup));
   }
 }
 
 TEST(MoeTrainer, WithTensorParallelismEveryGateHasItsRun) {
   for (const bool expert_tp : {false, true}) {
     for (const bool residual : {false, true}) {
-      TrainerOptions how = how_of({"", 4, 2, 2});
-      how.moe.expert_tensor_parallel = expert_tp;
-      how.moe.use_residual = residual;
-      how.moe.gate.noise = Noise::kJitter;
-      how.moe.gate.drop_tokens = residual;
-      expect_claims(train_on(small_options(4), how));
+      StrategyOptions setup = how_of({"", 4, 2, 2});
+      setup.moe.expert_tensor_parallel = expert_tp;
+      setup.moe.use_residual = residual;
+      setup.moe.gate.noise = Noise::kJitter;
+      setup.moe.gate.drop_tokens = residual;
+      expect_claims(train_on(small_options(4), setup));
     }
   }
 }
@@ -209,11 +209,11 @@ TEST(MoeTrainer, WithTensorParallelismEveryGateHasItsRun) {
 // once computes something else.
 TEST(MoeTraps, AReferenceThatRoutesTheWholeBatchDiffers) {
   const Options options = small_options(4);
-  const TrainerOptions how = how_of({"", 4, 2});
-  const Report report = train_on(options, how, [&](const Options& as) {
-    Options alone = as;
+  const StrategyOptions setup = how_of({"", 4, 2});
+  const Report report = train_on(options, setup, [&](const Options& options) {
+    Options alone = options;
     alone.world_size = 1;
-    TrainerOptions one = how;
+    StrategyOptions one = setup;
     one.ep = 1;
     return train_reference(alone, one);
   });
@@ -226,12 +226,12 @@ TEST(MoeTraps, ExpertUpdatesDoNotDependOnEp) {
   Options options = small_options(4);
   options.optimizer = "sgd";
   options.optimizer_options.lr = 0.3;
-  TrainerOptions how = how_of({"", 4, 1});
-  const ReferenceRun one = train_reference(options, how);
+  StrategyOptions setup = how_of({"", 4, 1});
+  const ReferenceRun one = train_reference(options, setup);
   for (int zero : {0, 1, 2}) {
     for (int ep : {1, 2, 4}) {
-      how.ep = ep, how.zero_stage = zero;
-      EXPECT_TRUE(train_on(options, how, [&](const Options&) { return one; })
+      setup.ep = ep, setup.zero_stage = zero;
+      EXPECT_TRUE(train_on(options, setup, [&](const Options&) { return one; })
                       .parity.passed)
           << "ep " << ep << " zero " << zero;
     }
@@ -239,21 +239,22 @@ TEST(MoeTraps, ExpertUpdatesDoNotDependOnEp) {
 }
 
 TEST(MoeTrainer, RefusesWhatDoesNotWork) {
-  const auto error_of = [](const Options& options, const TrainerOptions& how) {
-    return shardbook::error_of([&] { train_on(options, how); });
+  const auto error_of = [](const Options& options,
+                           const StrategyOptions& setup) {
+    return shardbook::error_of([&] { train_on(options, setup); });
   };
-  TrainerOptions how = how_of({"", 4, 2});
-  how.zero_stage = 3;
-  expect_text(error_of(small_options(4), how), {"--zero-stage 3"});
-  how = how_of({"", 4, 4});
-  how.moe.gate.num_experts = 6;
-  expect_text(error_of(small_options(4), how), {"--ep 4"});
-  how = how_of({"", 4, 2, 2});
-  how.moe.gate.capacity_factor = 1.03;  // an odd number of slots
-  expect_text(error_of(small_options(4), how), {"--tp 2"});
-  how = how_of({"", 4, 2});
-  how.cpu_offload = true;
-  expect_text(error_of(small_options(4), how), {"--cpu-offload"});
+  StrategyOptions setup = how_of({"", 4, 2});
+  setup.zero_stage = 3;
+  expect_text(error_of(small_options(4), setup), {"--zero-stage 3"});
+  setup = how_of({"", 4, 4});
+  setup.moe.gate.num_experts = 6;
+  expect_text(error_of(small_options(4), setup), {"--ep 4"});
+  setup = how_of({"", 4, 2, 2});
+  setup.moe.gate.capacity_factor = 1.03;  // an odd number of slots
+  expect_text(error_of(small_options(4), setup), {"--tp 2"});
+  setup = how_of({"", 4, 2});
+  setup.cpu_offload = true;
+  expect_text(error_of(small_options(4), setup), {"--cpu-offload"});
 }
 
 // Every rank counts other pieces of its shard: none stands for another.
@@ -276,10 +277,10 @@ TEST(MoeTrainer, RunsOnShapes) {
   options.cluster = "dgx-a100";
   for (bool dropless : {false, true}) {
     for (bool drop_tokens : {true, false}) {
-      TrainerOptions how = how_of({"", 4, 2, 1, 0, 2, 2});
-      how.moe.is_dropless = dropless;
-      how.moe.gate.drop_tokens = drop_tokens;
-      EXPECT_GT(train_on(options, how).time.step_s, 0);
+      StrategyOptions setup = how_of({"", 4, 2, 1, 0, 2, 2});
+      setup.moe.is_dropless = dropless;
+      setup.moe.gate.drop_tokens = drop_tokens;
+      EXPECT_GT(train_on(options, setup).time.step_s, 0);
     }
   }
 }

@@ -1,19 +1,19 @@
 // Experts on a mesh: the groups of the book's example, the page's bill worked out
 // by hand, and what would go unnoticed if the tests were too coarse.
 
-#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/chapters/14_hybrid_3d/hybrid_support.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::hybrid {
 namespace {
 
 HybridOptions two_replicas() {
-  HybridOptions how;
-  how.dp = how.ep = 2;
-  how.micro_batches = 2;
-  how.experts = 4;
-  how.aux_coefficient = 0.3;
-  return how;
+  HybridOptions setup;
+  setup.dp = setup.ep = 2;
+  setup.micro_batches = 2;
+  setup.experts = 4;
+  setup.aux_coefficient = 0.3;
+  return setup;
 }
 
 // --- Groups --------------------------------------------------------------------
@@ -21,9 +21,9 @@ HybridOptions two_replicas() {
 using Groups = std::vector<std::vector<int>>;
 
 TEST(HybridExpertGroups, AreThoseOfSixteenRanks) {
-  HybridOptions how;
-  how.dp = 16, how.ep = 2;
-  const Topology pairs = topology_of(how);
+  HybridOptions setup;
+  setup.dp = 16, setup.ep = 2;
+  const Topology pairs = topology_of(setup);
   EXPECT_EQ(pairs.groups({"ep"}), (Groups{{0, 1},
                                           {2, 3},
                                           {4, 5},
@@ -34,8 +34,8 @@ TEST(HybridExpertGroups, AreThoseOfSixteenRanks) {
                                           {14, 15}}));
   EXPECT_EQ(pairs.groups({"edp"}),
             (Groups{{0, 2, 4, 6, 8, 10, 12, 14}, {1, 3, 5, 7, 9, 11, 13, 15}}));
-  how.dp = 8, how.ep = 4, how.tp = 2;
-  const Topology with_tp = topology_of(how);
+  setup.dp = 8, setup.ep = 4, setup.tp = 2;
+  const Topology with_tp = topology_of(setup);
   EXPECT_EQ(
       with_tp.groups({"ep"}),
       (Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}}));
@@ -52,11 +52,11 @@ TEST(HybridExpertGroups, AreThoseOfSixteenRanks) {
 // Experts never leave their stage, their tensor-parallel place, or their part of
 // the sequence.
 TEST(HybridExpertGroups, CrossReplicasAlone) {
-  HybridOptions how;
-  how.dp = 4, how.ep = 2, how.tp = 2, how.cp = 2, how.pp = 2;
+  HybridOptions setup;
+  setup.dp = 4, setup.ep = 2, setup.tp = 2, setup.cp = 2, setup.pp = 2;
   for (const char* order : {"megatron", "colossal-ai", "pp-dp-cp-tp"}) {
-    how.order = order;
-    const Topology grid = topology_of(how);
+    setup.order = order;
+    const Topology grid = topology_of(setup);
     for (const std::vector<int>& group : grid.groups({"ep"})) {
       ASSERT_EQ(group.size(), 2u);
       for (const char* axis : {"edp", "tp", "cp", "pp"}) {
@@ -76,14 +76,14 @@ double bytes_of_all_reduce(double k, double bytes) {
 }
 
 /// Bytes that each rank of one stage without context parallelism sends.
-double bytes_of_the_page(const Options& options, const HybridOptions& how) {
+double bytes_of_the_page(const Options& options, const HybridOptions& setup) {
   const ModelConfig config = model_config(options);
   const auto h = static_cast<double>(config.n_embd);
   const auto l = static_cast<double>(config.n_layer);
   const auto v = static_cast<double>(config.vocab_size);
-  const auto m = static_cast<double>(how.micro_batches);
-  const double t = how.tp, ep = how.ep, d = how.dp;
-  const auto e_count = static_cast<double>(how.experts);
+  const auto m = static_cast<double>(setup.micro_batches);
+  const double t = setup.tp, ep = setup.ep, d = setup.dp;
+  const auto e_count = static_cast<double>(setup.experts);
   const double n = static_cast<double>(options.batch) / d / m *
                    static_cast<double>(options.seq);
   const double e = 8, z = 8;  // f64
@@ -93,7 +93,7 @@ double bytes_of_the_page(const Options& options, const HybridOptions& how) {
   step += bytes_of_all_reduce(t, 3 * n * z * m);
   const double all = e_count * slots * h;
   step += l * m * (4 * (ep - 1) / ep * all / t + 2 * (t - 1) / t * all) * e;
-  step += bytes_of_all_reduce(how.dp * how.tp, 16);
+  step += bytes_of_all_reduce(setup.dp * setup.tp, 16);
   // Gradients and parameters
   const auto positions = static_cast<double>(config.n_positions);
   const double dense = v * h / t + positions * h + 2 * h +
@@ -103,21 +103,21 @@ double bytes_of_the_page(const Options& options, const HybridOptions& how) {
   const double sums =
       bytes_of_all_reduce(d, dense * e) + bytes_of_all_reduce(r, experts * e);
   const auto steps = static_cast<double>(options.steps);
-  if (how.zero_stage < 2) return steps * (step + sums);
+  if (setup.zero_stage < 2) return steps * (step + sums);
   return steps * (step + (m + 1) / 2 * sums) + sums / 2;
 }
 
 TEST(HybridExpertBill, IsThatOfThePage) {
   for (const int zero : {0, 1, 2}) {
     for (const int tp : {1, 2}) {
-      HybridOptions how = two_replicas();
-      how.tp = tp, how.zero_stage = zero;
-      how.dp = tp == 1 && !kSanitized ? 4 : 2;
-      SCOPED_TRACE(name_of(how));
-      Options options = nano_options(ranks_of(how));
+      HybridOptions setup = two_replicas();
+      setup.tp = tp, setup.zero_stage = zero;
+      setup.dp = tp == 1 && !kSanitized ? 4 : 2;
+      SCOPED_TRACE(name_of(setup));
+      Options options = nano_options(ranks_of(setup));
       options.check = false;
-      const double bytes = bytes_of_the_page(options, how);
-      for (const RankReport& rank : train_on(options, how).ranks) {
+      const double bytes = bytes_of_the_page(options, setup);
+      for (const RankReport& rank : train_on(options, setup).ranks) {
         EXPECT_NEAR(rank.bytes.counted, bytes, 1e-12 * bytes);
       }
     }
@@ -127,15 +127,15 @@ TEST(HybridExpertBill, IsThatOfThePage) {
 /// Bytes of the states of a model of experts, in the page's symbols.
 TEST(HybridExpertBill, StatesAreThoseOfThePage) {
   for (const int zero : {0, 1, 2}) {
-    HybridOptions how = two_replicas();
-    how.zero_stage = zero;
+    HybridOptions setup = two_replicas();
+    setup.zero_stage = zero;
     Options options = nano_options(2);
     options.check = false;
     const double h = 64, l = 4, v = 256, positions = 256;
     const double dense =
         v * h + positions * h + 2 * h + l * (4 * h * h + 3 * h + 5 * h + 4 * h);
     const double experts = l * 2 * (8 * h * h + 5 * h);
-    for (const RankReport& rank : train_on(options, how).ranks) {
+    for (const RankReport& rank : train_on(options, setup).ranks) {
       const auto& held = rank.held;
       EXPECT_EQ(held[static_cast<std::size_t>(MemoryKind::kParameter)].counted,
                 8 * (dense + experts));
@@ -159,10 +159,10 @@ TEST(HybridExpertBill, StatesAreThoseOfThePage) {
 // --- Traps ---------------------------------------------------------------------
 
 /// How far the mesh's numbers are from one device with other options.
-double distance_from(const HybridOptions& how, const HybridOptions& other) {
-  Options options = nano_options(ranks_of(how));
+double distance_from(const HybridOptions& setup, const HybridOptions& other) {
+  Options options = nano_options(ranks_of(setup));
   options.batch = 8, options.steps = 2;
-  const ReferenceRun right = reference_run(options, how);
+  const ReferenceRun right = reference_run(options, setup);
   const ReferenceRun wrong = reference_run(options, other);
   double most = 0;
   for (std::size_t k = 0; k < right.losses.size(); ++k) {
@@ -173,44 +173,44 @@ double distance_from(const HybridOptions& how, const HybridOptions& other) {
 
 // Each variant below is far beyond the 1e-9 at which losses are compared.
 TEST(HybridExpertTraps, CapacityIsNotThatOfTheGlobalBatch) {
-  HybridOptions how = two_replicas();
-  HybridOptions whole = how;
+  HybridOptions setup = two_replicas();
+  HybridOptions whole = setup;
   whole.dp = whole.ep = 1, whole.micro_batches = 1;
-  EXPECT_GT(distance_from(how, whole), 1e-6);
+  EXPECT_GT(distance_from(setup, whole), 1e-6);
   HybridOptions replica =
-      how;  // capacity of a replica's part, all micro-batches
+      setup;  // capacity of a replica's part, all micro-batches
   replica.micro_batches = 1;
-  EXPECT_GT(distance_from(how, replica), 1e-6);
+  EXPECT_GT(distance_from(setup, replica), 1e-6);
 }
 
 TEST(HybridExpertTraps, LossesOfGatesCountOncePerGroupOfTokens) {
-  const HybridOptions how = two_replicas();
-  HybridOptions twice = how;  // divided by d m / 2
+  const HybridOptions setup = two_replicas();
+  HybridOptions twice = setup;  // divided by d m / 2
   twice.aux_coefficient *= 2;
-  EXPECT_GT(distance_from(how, twice), 1e-6);
-  HybridOptions none = how;
+  EXPECT_GT(distance_from(setup, twice), 1e-6);
+  HybridOptions none = setup;
   none.aux_coefficient = 0;
-  EXPECT_GT(distance_from(how, none), 1e-6);
+  EXPECT_GT(distance_from(setup, none), 1e-6);
 }
 
 // By SGD, which shows the scale of gradients, and clipped by a norm in which
 // experts count once: updates do not depend on ep. Divided by the expert-data
 // group they would be ep times too large.
 TEST(HybridExpertTraps, UpdatesDoNotDependOnEp) {
-  HybridOptions how = two_replicas();
-  how.dp = 4, how.micro_batches = 1;
+  HybridOptions setup = two_replicas();
+  setup.dp = 4, setup.micro_batches = 1;
   for (const double clip : {0.0, 0.2}) {
     Options options = nano_options(4);
     options.batch = 8, options.steps = 2;
     options.optimizer = "sgd";
     options.optimizer_options.lr = 0.3;
     options.clip = clip;
-    ReferenceRun one = reference_run(options, how);
+    ReferenceRun one = reference_run(options, setup);
     for (const int zero : sized<int>({0, 1, 2}, {1, 2})) {
       for (const int ep : sized<int>({1, 2, 4}, {2})) {
-        how.zero_stage = zero, how.ep = ep;
-        SCOPED_TRACE(name_of(how));
-        const Report report = train_on(options, how, &one);
+        setup.zero_stage = zero, setup.ep = ep;
+        SCOPED_TRACE(name_of(setup));
+        const Report report = train_on(options, setup, &one);
         expect_losses(report, one);
         EXPECT_TRUE(report.parity.passed);
       }

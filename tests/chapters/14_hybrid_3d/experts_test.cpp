@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/chapters/14_hybrid_3d/hybrid_support.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
 
@@ -18,24 +18,24 @@ struct ExpertMesh {
 };
 
 HybridOptions with_experts(const ExpertMesh& mesh) {
-  HybridOptions how;
-  how.dp = mesh.ep * mesh.edp, how.ep = mesh.ep;
-  how.tp = mesh.tp, how.cp = mesh.cp, how.pp = mesh.pp;
-  how.zero_stage = mesh.zero;
-  how.sequence_parallel = mesh.sequence_parallel;
-  how.expert_tp = mesh.expert_tp;
-  how.micro_batches = 2;
-  how.experts = 4;
-  how.aux_coefficient = 0.3;  // large, so that its scale shows
-  return how;
+  HybridOptions setup;
+  setup.dp = mesh.ep * mesh.edp, setup.ep = mesh.ep;
+  setup.tp = mesh.tp, setup.cp = mesh.cp, setup.pp = mesh.pp;
+  setup.zero_stage = mesh.zero;
+  setup.sequence_parallel = mesh.sequence_parallel;
+  setup.expert_tp = mesh.expert_tp;
+  setup.micro_batches = 2;
+  setup.experts = 4;
+  setup.aux_coefficient = 0.3;  // large, so that its scale shows
+  return setup;
 }
 
-void expect_routed_as_one_device(const HybridOptions& how) {
-  SCOPED_TRACE(name_of(how));
-  const Options options = nano_options(ranks_of(how));
-  const ReferenceRun& one = reference_with_experts(options, how);
+void expect_routed_as_one_device(const HybridOptions& setup) {
+  SCOPED_TRACE(name_of(setup));
+  const Options options = nano_options(ranks_of(setup));
+  const ReferenceRun& one = reference_with_experts(options, setup);
   ReferenceRun known = one;
-  const Report report = train_on(options, how, &known);
+  const Report report = train_on(options, setup, &known);
   expect_losses(report, one);
   expect_claims(report);
 }
@@ -92,20 +92,20 @@ TEST(HybridExperts, TrainAsOneDeviceUnderZero2) {
   for (const ExpertMesh& mesh : sized(all, few)) {
     expect_routed_as_one_device(with_experts(mesh));
   }
-  HybridOptions how = with_experts({2, 1, 1, 1, 1, 2});
-  how.recompute = "blocks";
-  how.bucket_bytes = 20000;
-  expect_routed_as_one_device(how);
+  HybridOptions setup = with_experts({2, 1, 1, 1, 1, 2});
+  setup.recompute = "blocks";
+  setup.bucket_bytes = 20000;
+  expect_routed_as_one_device(setup);
 }
 
 TEST(HybridExperts, RunUnderEverySchedule) {
   for (const std::string& schedule : sized<std::string>(
            {"gpipe", "interleaved", "zb-h1", "zb-auto", "dualpipe"},
            {"zb-h1", "dualpipe"})) {
-    HybridOptions how = with_experts({2, 1, 1, 1, 2, 1});
-    how.schedule = schedule;
-    how.micro_batches = 4;
-    expect_routed_as_one_device(how);
+    HybridOptions setup = with_experts({2, 1, 1, 1, 2, 1});
+    setup.schedule = schedule;
+    setup.micro_batches = 4;
+    expect_routed_as_one_device(setup);
   }
 }
 
@@ -115,37 +115,37 @@ TEST(HybridExperts, RouteAlikeWhenForwardRunsAgain) {
        sized<const char*>({"always", "except_last"}, {"always"})) {
     for (const ExpertMesh& mesh :
          {ExpertMesh{2, 1, 1, 1, 2}, ExpertMesh{2, 1, 2, 1, 2, 1, true}}) {
-      HybridOptions how = with_experts(mesh);
-      how.recompute = recompute;
-      expect_routed_as_one_device(how);
+      HybridOptions setup = with_experts(mesh);
+      setup.recompute = recompute;
+      expect_routed_as_one_device(setup);
     }
   }
 }
 
 TEST(HybridExperts, ChooseSeveral) {
   for (const std::int64_t k : {2, 3}) {
-    HybridOptions how = with_experts({2, 1, 2, 1, 2, 1});
-    how.top_k = k;
-    how.capacity_factor = 1.3;
-    how.experts = 6;
-    how.tp = 1;
-    expect_routed_as_one_device(how);
+    HybridOptions setup = with_experts({2, 1, 2, 1, 2, 1});
+    setup.top_k = k;
+    setup.capacity_factor = 1.3;
+    setup.experts = 6;
+    setup.tp = 1;
+    expect_routed_as_one_device(setup);
   }
 }
 
 TEST(HybridExperts, MoveWithTheOrderOfRanks) {
   for (const std::string& order : sized<std::string>(
            {"megatron-pp-dp", "dp-tp-pp-cp", "pp-dp-cp-tp"}, {"dp-tp-pp-cp"})) {
-    HybridOptions how = with_experts({2, 2, 2, 1, 2, 1});
-    how.order = order;
-    expect_routed_as_one_device(how);
+    HybridOptions setup = with_experts({2, 2, 2, 1, 2, 1});
+    setup.order = order;
+    expect_routed_as_one_device(setup);
   }
-  HybridOptions how = with_experts({2, 3, 2, 1, 2});
-  EXPECT_EQ(topology_of(how).text(), "pp=2 x edp=3 x ep=2 x cp=1 x tp=2");
+  HybridOptions setup = with_experts({2, 3, 2, 1, 2});
+  EXPECT_EQ(topology_of(setup).text(), "pp=2 x edp=3 x ep=2 x cp=1 x tp=2");
   for (int rank = 0; rank < 24; ++rank) {
-    HybridOptions dense = how;
+    HybridOptions dense = setup;
     dense.ep = 1;
-    EXPECT_EQ(replica_of(topology_of(how), rank),
+    EXPECT_EQ(replica_of(topology_of(setup), rank),
               topology_of(dense).coordinate(rank, "dp"));
   }
 }
@@ -153,16 +153,16 @@ TEST(HybridExperts, MoveWithTheOrderOfRanks) {
 TEST(HybridExperts, EachPartOfASequenceIsRoutedByItself) {
   for (const char* layout :
        sized<const char*>({"contiguous", "zigzag", "striped"}, {"zigzag"})) {
-    HybridOptions how = with_experts({2, 1, 1, 2, 2, 1});
-    how.cp_layout = layout;
-    expect_routed_as_one_device(how);
+    HybridOptions setup = with_experts({2, 1, 1, 2, 2, 1});
+    setup.cp_layout = layout;
+    expect_routed_as_one_device(setup);
     // One device that routes the two parts together drops other tokens
-    HybridOptions joined = how;
+    HybridOptions joined = setup;
     joined.cp = 1, joined.cp_layout = "contiguous";
-    const Options options = nano_options(ranks_of(how));
+    const Options options = nano_options(ranks_of(setup));
     const ReferenceRun one = reference_run(options, joined);
     EXPECT_GT(std::abs(one.losses.back() -
-                       reference_with_experts(options, how).losses.back()),
+                       reference_with_experts(options, setup).losses.back()),
               1e-6);
   }
 }
@@ -170,21 +170,21 @@ TEST(HybridExperts, EachPartOfASequenceIsRoutedByItself) {
 /// All experts have room for all tokens, and no loss depends on which of them
 /// are routed together: what is left of cuts is the random numbers.
 HybridOptions without_drops(const ExpertMesh& mesh) {
-  HybridOptions how = with_experts(mesh);
-  how.capacity_factor = static_cast<double>(how.experts);
-  how.aux_coefficient = 0;
-  return how;
+  HybridOptions setup = with_experts(mesh);
+  setup.capacity_factor = static_cast<double>(setup.experts);
+  setup.aux_coefficient = 0;
+  return setup;
 }
 
 /// Losses of the mesh, and of one device that has the whole sequences.
-void expect_noise_of_whole_sequences(const HybridOptions& how) {
-  SCOPED_TRACE(name_of(how));
-  HybridOptions joined = how;
+void expect_noise_of_whole_sequences(const HybridOptions& setup) {
+  SCOPED_TRACE(name_of(setup));
+  HybridOptions joined = setup;
   joined.cp = 1, joined.cp_layout = "contiguous";
-  Options options = nano_options(ranks_of(how));
+  Options options = nano_options(ranks_of(setup));
   options.batch = 8, options.steps = 2;
   ReferenceRun one = reference_run(options, joined);
-  const Report report = train_on(options, how, &one);
+  const Report report = train_on(options, setup, &one);
   expect_losses(report, one);
   expect_claims(report);
   joined.noise = "none", joined.top_k = 1;
@@ -203,10 +203,10 @@ TEST(HybridExperts, NoiseIsKeyedByTheTokenNotByItsRank) {
                                        {"noisy-top-k", "contiguous", 1},
                                        {"none", "zigzag", 2}},
                                       {{"jitter", "zigzag", 1}})) {
-    HybridOptions how = without_drops({2, 1, 1, 2, 1});
-    how.noise = each.noise, how.cp_layout = each.layout;
-    how.top_k = each.top_k;
-    expect_noise_of_whole_sequences(how);
+    HybridOptions setup = without_drops({2, 1, 1, 2, 1});
+    setup.noise = each.noise, setup.cp_layout = each.layout;
+    setup.top_k = each.top_k;
+    expect_noise_of_whole_sequences(setup);
   }
 }
 
@@ -214,10 +214,10 @@ TEST(HybridExperts, NoiseIsKeyedByTheTokenNotByItsRank) {
 TEST(HybridExperts, NoiseIsReplayedOnEveryAxis) {
   for (const ExpertMesh& mesh : sized<ExpertMesh>(
            {{2, 1, 2, 2, 1, 1, true}, {2, 1, 1, 2, 2}}, {{2, 1, 1, 2, 2}})) {
-    HybridOptions how = without_drops(mesh);
-    how.noise = "jitter", how.recompute = "blocks";
-    how.cp_layout = "zigzag";
-    expect_noise_of_whole_sequences(how);
+    HybridOptions setup = without_drops(mesh);
+    setup.noise = "jitter", setup.recompute = "blocks";
+    setup.cp_layout = "zigzag";
+    expect_noise_of_whole_sequences(setup);
   }
 }
 
@@ -225,11 +225,11 @@ TEST(HybridExperts, DropoutDrawsAsOneDevice) {
   for (const ExpertMesh& mesh :
        {ExpertMesh{2, 1, 2, 1, 2, 1}, ExpertMesh{2, 1, 2, 1, 1, 0, true},
         ExpertMesh{2, 1, 1, 2, 2}}) {
-    const HybridOptions how = with_experts(mesh);
-    SCOPED_TRACE(name_of(how));
-    Options options = nano_options(ranks_of(how));
+    const HybridOptions setup = with_experts(mesh);
+    SCOPED_TRACE(name_of(setup));
+    Options options = nano_options(ranks_of(setup));
     options.dropout = 0.2;
-    expect_claims(train_on(options, how));
+    expect_claims(train_on(options, setup));
   }
 }
 
@@ -237,17 +237,17 @@ TEST(HybridExperts, DropoutDrawsAsOneDevice) {
 
 /// "gradients" of each bucket: the group that sums them, and whether it has
 /// experts.
-std::set<std::string> groups_of_sums(const HybridOptions& how) {
-  Options options = nano_options(ranks_of(how));
+std::set<std::string> groups_of_sums(const HybridOptions& setup) {
+  Options options = nano_options(ranks_of(setup));
   std::set<std::string> found;
   for (const auto& here :
        on_ranks(options.world_size, [&](ProcessGroup& world) {
-         HybridOptions legal = how;
+         HybridOptions legal = setup;
          check_legal(options, legal);
          DeviceMesh mesh(world, topology_of(legal));
-         Trainer trainer(options, legal, mesh);
+         HybridStrategy strategy(options, legal, mesh);
          std::set<std::string> sums;
-         for (const UpdateBucket& bucket : trainer.update().buckets()) {
+         for (const UpdateBucket& bucket : strategy.update().buckets()) {
            for (const NamedTensor& each : bucket.parameters) {
              sums.insert(
                  (moe::is_expert(each.name) ? "experts over " : "dense over ") +
@@ -282,22 +282,22 @@ TEST(HybridExpertNorm, CountsEachElementOnce) {
         ExpertMesh{2, 1, 2, 1, 2, 0, true, true},
         ExpertMesh{2, 1, 2, 1, 1, 1, true, true},
         ExpertMesh{2, 1, 1, 2, 2, 1}}) {
-    const HybridOptions how = with_experts(mesh);
-    SCOPED_TRACE(name_of(how));
-    const Options options = nano_options(ranks_of(how));
+    const HybridOptions setup = with_experts(mesh);
+    SCOPED_TRACE(name_of(setup));
+    const Options options = nano_options(ranks_of(setup));
     LayerFactory layers =
-        reference_layers(how, std::make_shared<moe::MoeRecord>());
+        reference_layers(setup, std::make_shared<moe::MoeRecord>());
     const std::int64_t whole =
         Gpt(model_config(options), InitOptions{}, layers).num_parameters();
     std::int64_t counted = 0;
     for (const std::int64_t here :
          on_ranks(options.world_size, [&](ProcessGroup& world) {
-           HybridOptions legal = how;
+           HybridOptions legal = setup;
            check_legal(options, legal);
            DeviceMesh grid(world, topology_of(legal));
-           Trainer trainer(options, legal, grid);
+           HybridStrategy strategy(options, legal, grid);
            std::int64_t numel = 0;
-           for (const UpdateBucket& bucket : trainer.update().buckets()) {
+           for (const UpdateBucket& bucket : strategy.update().buckets()) {
              if (!bucket.counts) continue;
              if (mesh.zero == 0) {
                numel += bucket.numel();
@@ -323,24 +323,24 @@ TEST(HybridExperts, CopiesStayEqualBitForBit) {
   for (const ExpertMesh& mesh :
        {ExpertMesh{2, 2, 2, 1, 1, 0}, ExpertMesh{2, 2, 2, 1, 1, 1},
         ExpertMesh{2, 1, 1, 2, 2, 1}}) {
-    const HybridOptions how = with_experts(mesh);
-    SCOPED_TRACE(name_of(how));
-    const Options options = nano_options(ranks_of(how));
+    const HybridOptions setup = with_experts(mesh);
+    SCOPED_TRACE(name_of(setup));
+    const Options options = nano_options(ranks_of(setup));
     const auto found = on_ranks(options.world_size, [&](ProcessGroup& world) {
-      HybridOptions legal = how;
+      HybridOptions legal = setup;
       check_legal(options, legal);
       DeviceMesh grid(world, topology_of(legal));
-      Trainer trainer(options, legal, grid);
-      for (std::int64_t k = 0; k < 3; ++k) trainer.step(k);
+      HybridStrategy strategy(options, legal, grid);
+      for (std::int64_t k = 0; k < 3; ++k) strategy.step(k);
       std::map<std::string, std::vector<double>> state;
-      for (const UpdateBucket& bucket : trainer.update().buckets()) {
+      for (const UpdateBucket& bucket : strategy.update().buckets()) {
         for (const NamedTensor& each : bucket.parameters) {
           state[each.name] = each.tensor.to_vector<double>();
         }
       }
       return state;
     });
-    const Topology grid = topology_of(how);
+    const Topology grid = topology_of(setup);
     int compared = 0;
     for (int a = 0; a < options.world_size; ++a) {
       for (int b = a + 1; b < options.world_size; ++b) {
@@ -363,15 +363,15 @@ TEST(HybridExperts, CopiesStayEqualBitForBit) {
 
 // --- What is kept ------------------------------------------------------------
 
-std::string saved_experts(const HybridOptions& how, const std::string& load,
+std::string saved_experts(const HybridOptions& setup, const std::string& load,
                           std::int64_t steps) {
   const TempFolder folder;
-  Options options = nano_options(ranks_of(how));
+  Options options = nano_options(ranks_of(setup));
   options.steps = steps;
   options.load = load;
   options.save = folder / "saved.safetensors";
   options.check = false;
-  train_on(options, how);
+  train_on(options, setup);
   std::ifstream file(options.save, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
@@ -396,34 +396,34 @@ TEST(HybridExperts, MoveToOtherMeshes) {
 }
 
 TEST(HybridExperts, RefuseWhatDoesNotWork) {
-  const auto expect_refusal = [](HybridOptions how,
+  const auto expect_refusal = [](HybridOptions setup,
                                  const std::vector<std::string>& parts) {
-    const std::string reason = refusal(nano_options(ranks_of(how)), how);
+    const std::string reason = refusal(nano_options(ranks_of(setup)), setup);
     for (const std::string& part : parts) {
       EXPECT_NE(reason.find(part), std::string::npos) << reason << "\n" << part;
     }
   };
-  HybridOptions how = with_experts({2, 2});
-  how.ep = 3;
-  expect_refusal(how, {"--ep 3", "4 replicas", "give 2"});
-  how = with_experts({4, 1});
-  how.experts = 6;
-  expect_refusal(how, {"--ep 4", "6 experts", "give 3"});
-  how = with_experts({2, 1});
-  how.experts = 1;
-  expect_refusal(how, {"--ep 2", "--num-experts 2"});
-  how = with_experts({2, 1});
-  how.zero_stage = 3;
-  expect_refusal(how, {"--zero-stage 3, --num-experts 4", "give 1 or 2"});
-  how = with_experts({2, 1});
-  how.expert_tp = true;
-  expect_refusal(how, {"--expert-tp", "--tp 2"});
-  how = with_experts({2, 1, 2});
-  how.experts = 4, how.capacity_factor = 1.01;
-  expect_refusal(how, {"--tp 2", "slots", "--capacity-factor"});
-  how = with_experts({2, 1});
-  how.top_k = 5;
-  expect_refusal(how, {"--top-k 5", "4 experts"});
+  HybridOptions setup = with_experts({2, 2});
+  setup.ep = 3;
+  expect_refusal(setup, {"--ep 3", "4 replicas", "give 2"});
+  setup = with_experts({4, 1});
+  setup.experts = 6;
+  expect_refusal(setup, {"--ep 4", "6 experts", "give 3"});
+  setup = with_experts({2, 1});
+  setup.experts = 1;
+  expect_refusal(setup, {"--ep 2", "--num-experts 2"});
+  setup = with_experts({2, 1});
+  setup.zero_stage = 3;
+  expect_refusal(setup, {"--zero-stage 3, --num-experts 4", "give 1 or 2"});
+  setup = with_experts({2, 1});
+  setup.expert_tp = true;
+  expect_refusal(setup, {"--expert-tp", "--tp 2"});
+  setup = with_experts({2, 1, 2});
+  setup.experts = 4, setup.capacity_factor = 1.01;
+  expect_refusal(setup, {"--tp 2", "slots", "--capacity-factor"});
+  setup = with_experts({2, 1});
+  setup.top_k = 5;
+  expect_refusal(setup, {"--top-k 5", "4 experts"});
 }
 
 TEST(HybridExperts, FoldedRanksTakeTheTimeOfAll) {

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/chapters/14_hybrid_3d/hybrid_support.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::hybrid {
@@ -27,40 +27,41 @@ class Draws {
   }
 
   HybridOptions next(int most_ranks) {
-    HybridOptions how;
+    HybridOptions setup;
     do {
-      how.dp = one_of<int>({1, 1, 2, 3, 4});
-      how.tp = one_of<int>({1, 1, 2, 2, 3, 4});
-      how.cp = one_of<int>({1, 1, 1, 2, 4});
-      how.pp = one_of<int>({1, 1, 2, 2, 3, 4, 6});
-    } while (ranks_of(how) > most_ranks);
-    how.order = one_of<std::string>({"megatron", "megatron-pp-dp", "deepspeed",
-                                     "colossal-ai", "pp-tp-dp-cp",
-                                     "dp-pp-tp-cp", "tp-pp", "tp-tp-dp-pp"});
-    how.zero_stage = one_of<int>({0, 0, 1, 1, 1, 2, 3});
-    how.sequence_parallel = one_of<bool>({false, true});
-    if (how.cp > 1) {
-      how.cp_kind = one_of<std::string>({"ring", "ring", "rsa", "ulysses"});
-      how.cp_layout = one_of<std::string>({"contiguous", "zigzag", "striped"});
+      setup.dp = one_of<int>({1, 1, 2, 3, 4});
+      setup.tp = one_of<int>({1, 1, 2, 2, 3, 4});
+      setup.cp = one_of<int>({1, 1, 1, 2, 4});
+      setup.pp = one_of<int>({1, 1, 2, 2, 3, 4, 6});
+    } while (ranks_of(setup) > most_ranks);
+    setup.order = one_of<std::string>(
+        {"megatron", "megatron-pp-dp", "deepspeed", "colossal-ai",
+         "pp-tp-dp-cp", "dp-pp-tp-cp", "tp-pp", "tp-tp-dp-pp"});
+    setup.zero_stage = one_of<int>({0, 0, 1, 1, 1, 2, 3});
+    setup.sequence_parallel = one_of<bool>({false, true});
+    if (setup.cp > 1) {
+      setup.cp_kind = one_of<std::string>({"ring", "ring", "rsa", "ulysses"});
+      setup.cp_layout =
+          one_of<std::string>({"contiguous", "zigzag", "striped"});
     }
-    how.schedule = one_of<std::string>(
+    setup.schedule = one_of<std::string>(
         {"1f1b", "1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-auto",
          "dualpipe", "naive", "interleaved-grouped", "pipedream"});
-    how.micro_batches = one_of<std::int64_t>({1, 2, 3, 4, 6, 8});
-    how.chunks = one_of<int>({2, 3});
-    how.partition = one_of<std::string>({"uniform", "parameters"});
-    how.recompute = one_of<std::string>(
+    setup.micro_batches = one_of<std::int64_t>({1, 2, 3, 4, 6, 8});
+    setup.chunks = one_of<int>({2, 3});
+    setup.partition = one_of<std::string>({"uniform", "parameters"});
+    setup.recompute = one_of<std::string>(
         {"never", "never", "always", "except_last", "blocks", "attention"});
-    how.bucket_bytes = one_of<std::int64_t>({1, 20000, 1 << 25});
-    how.experts = one_of<std::int64_t>({1, 1, 4, 6, 8});
-    if (how.experts == 1 && one_of<int>({0, 0, 0, 1}) == 0) return how;
-    how.ep = one_of<int>({1, 2, 2, 3, 4});
-    how.top_k = one_of<std::int64_t>({1, 1, 2, 3});
-    how.capacity_factor = one_of<double>({1, 1.3, 2});
-    how.expert_tp = one_of<bool>({false, false, true});
-    how.noise = one_of<std::string>(
+    setup.bucket_bytes = one_of<std::int64_t>({1, 20000, 1 << 25});
+    setup.experts = one_of<std::int64_t>({1, 1, 4, 6, 8});
+    if (setup.experts == 1 && one_of<int>({0, 0, 0, 1}) == 0) return setup;
+    setup.ep = one_of<int>({1, 2, 2, 3, 4});
+    setup.top_k = one_of<std::int64_t>({1, 1, 2, 3});
+    setup.capacity_factor = one_of<double>({1, 1.3, 2});
+    setup.expert_tp = one_of<bool>({false, false, true});
+    setup.noise = one_of<std::string>(
         {"none", "none", "jitter", "rsample", "noisy-top-k"});
-    return how;
+    return setup;
   }
 
  private:
@@ -73,9 +74,9 @@ void run_draws(unsigned seed, int count, int most_ranks,
   Draws draws(seed);
   int refused = 0, over_ep = 0;
   for (int legal = 0; legal < count;) {
-    const HybridOptions how = draws.next(most_ranks);
-    SCOPED_TRACE(name_of(how));
-    const std::string reason = refusal(nano_options(ranks_of(how)), how);
+    const HybridOptions setup = draws.next(most_ranks);
+    SCOPED_TRACE(name_of(setup));
+    const std::string reason = refusal(nano_options(ranks_of(setup)), setup);
     if (!reason.empty()) {
       // Names an option, and says what would be legal
       EXPECT_EQ(reason.rfind("--", 0), 0u) << reason;
@@ -84,8 +85,8 @@ void run_draws(unsigned seed, int count, int most_ranks,
       continue;
     }
     ++legal;
-    over_ep += how.ep > 1 ? 1 : 0;
-    run(how);
+    over_ep += setup.ep > 1 ? 1 : 0;
+    run(setup);
     if (testing::Test::HasFailure()) break;
   }
   EXPECT_GT(refused, 0);
@@ -97,23 +98,23 @@ void run_draws(unsigned seed, int count, int most_ranks,
 
 TEST(HybridFuzz, RandomMeshesTrainAsOneDevice) {
   ReferenceRun one;
-  run_draws(14, num_draws(), 16, [&](const HybridOptions& how) {
-    const Options options = nano_options(ranks_of(how));
+  run_draws(14, num_draws(), 16, [&](const HybridOptions& setup) {
+    const Options options = nano_options(ranks_of(setup));
     ReferenceRun routed;
-    if (how.has_experts()) routed = reference_with_experts(options, how);
-    ReferenceRun& known = how.has_experts() ? routed : one;
-    const Report report = train_on(options, how, &known);
+    if (setup.has_experts()) routed = reference_with_experts(options, setup);
+    ReferenceRun& known = setup.has_experts() ? routed : one;
+    const Report report = train_on(options, setup, &known);
     expect_losses(report, known);
     expect_claims(report);
   });
 }
 
 TEST(HybridFuzz, RandomMeshesRunOnShapes) {
-  run_draws(41, 5 * num_draws(), 64, [&](const HybridOptions& how) {
-    Options options = nano_options(ranks_of(how));
+  run_draws(41, 5 * num_draws(), 64, [&](const HybridOptions& setup) {
+    Options options = nano_options(ranks_of(setup));
     options.backend = "sim";
     options.cluster = "dgx-a100";
-    const Report report = train_on(options, how);
+    const Report report = train_on(options, setup);
     EXPECT_GT(report.time.step_s, 0);
     for (const RankReport& rank : report.ranks) {
       EXPECT_NEAR(rank.bytes.counted, rank.bytes.predicted,

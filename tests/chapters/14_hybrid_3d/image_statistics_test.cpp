@@ -1,6 +1,6 @@
 // Running statistics of batch norms: those of one device on every replica.
 
-#include "chapters/14_hybrid_3d/statistics.h"
+#include "chapters/14_hybrid_3d/batch_statistics.h"
 #include "tests/chapters/14_hybrid_3d/image_support.h"
 
 namespace shardbook::hybrid {
@@ -11,22 +11,22 @@ struct AfterSteps {
   int pp = 0;
   std::map<std::string, std::vector<double>> statistics;
 };
-std::vector<AfterSteps> after_three_steps(const HybridOptions& how) {
-  const Options options = image_options(ranks_of(how));
+std::vector<AfterSteps> after_three_steps(const HybridOptions& setup) {
+  const Options options = image_options(ranks_of(setup));
   return on_ranks(options.world_size, [&](ProcessGroup& world) {
-    DeviceMesh mesh(world, topology_of(how));
-    Trainer trainer(options, how, mesh);
-    for (std::int64_t k = 0; k < options.steps; ++k) trainer.step(k);
+    DeviceMesh mesh(world, topology_of(setup));
+    HybridStrategy strategy(options, setup, mesh);
+    for (std::int64_t k = 0; k < options.steps; ++k) strategy.step(k);
     return AfterSteps{mesh.coordinate("pp"),
-                      values_of(running_statistics(trainer.model()))};
+                      values_of(running_statistics(strategy.model()))};
   });
 }
 
 TEST(HybridStatistics, AreTheSameBitsOnAllReplicas) {
   for (const char* schedule : {"1f1b", "dualpipe"}) {
-    HybridOptions how = image_mesh(2, 2, 1);
-    how.schedule = schedule;
-    const std::vector<AfterSteps> all = after_three_steps(how);
+    HybridOptions setup = image_mesh(2, 2, 1);
+    setup.schedule = schedule;
+    const std::vector<AfterSteps> all = after_three_steps(setup);
     for (const AfterSteps& one : all) {
       EXPECT_FALSE(one.statistics.empty());
       for (const AfterSteps& other : all) {
@@ -42,12 +42,12 @@ TEST(HybridStatistics, AreTheSameBitsOnAllReplicas) {
 // norm's are known without any pieces, since images have none.
 TEST(HybridStatistics, AreSavedAsThoseOfAllImages) {
   TempFolder folder;
-  const HybridOptions how = image_mesh(2, 2, 1);
+  const HybridOptions setup = image_mesh(2, 2, 1);
   Options options = image_options(4);
   options.steps = 1;
   options.save = folder / "model.safetensors";
-  ReferenceRun one = reference_run(options, how);
-  train_on(options, how, &one);
+  ReferenceRun one = reference_run(options, setup);
+  train_on(options, setup, &one);
   const auto expected = values_of(one.parameters);
   EXPECT_EQ(expected.count("layer2.0.downsample.1.running_var"), 1u);
   const auto found = state_in(options.save);

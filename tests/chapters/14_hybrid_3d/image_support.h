@@ -3,7 +3,7 @@
 // ResNets over replicas and stages, and what a run leaves of them.
 
 #include "chapters/common/models/resnet.h"
-#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/chapters/14_hybrid_3d/hybrid_support.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::hybrid {
@@ -22,11 +22,11 @@ inline Options image_options(int world_size) {
 /// Eight micro-batches on any mesh, unless they are given.
 inline HybridOptions image_mesh(int dp, int pp, int zero = 0,
                                 int micro_batches = 0) {
-  HybridOptions how;
-  how.dp = dp, how.pp = pp;
-  how.zero_stage = zero;
-  how.micro_batches = micro_batches > 0 ? micro_batches : 8 / dp;
-  return how;
+  HybridOptions setup;
+  setup.dp = dp, setup.pp = pp;
+  setup.zero_stage = zero;
+  setup.micro_batches = micro_batches > 0 ? micro_batches : 8 / dp;
+  return setup;
 }
 
 inline std::map<std::string, std::vector<double>> values_of(

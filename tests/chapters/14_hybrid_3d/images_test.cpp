@@ -11,15 +11,15 @@ namespace shardbook::hybrid {
 namespace {
 
 /// One run on one device for all meshes with as many micro-batches.
-ReferenceRun& image_reference(const HybridOptions& how) {
+ReferenceRun& image_reference(const HybridOptions& setup) {
   static std::map<std::int64_t, ReferenceRun> known;
-  return known[how.dp * how.micro_batches];
+  return known[setup.dp * setup.micro_batches];
 }
 
-void expect_equal_on_images(const HybridOptions& how) {
-  SCOPED_TRACE(name_of(how));
-  ReferenceRun& one = image_reference(how);
-  const Report report = train_on(image_options(ranks_of(how)), how, &one);
+void expect_equal_on_images(const HybridOptions& setup) {
+  SCOPED_TRACE(name_of(setup));
+  ReferenceRun& one = image_reference(setup);
+  const Report report = train_on(image_options(ranks_of(setup)), setup, &one);
   expect_losses(report, one);
   expect_claims(report);
 }
@@ -33,8 +33,8 @@ TEST(HybridImages, TrainAsOneDevice) {
       image_mesh(2, 2),    image_mesh(2, 2, 1),   image_mesh(2, 4),
       image_mesh(2, 4, 1), image_mesh(4, 2),      image_mesh(4, 2, 1),
       image_mesh(1, 8),    image_mesh(3, 2, 1, 4)};
-  for (const HybridOptions& how : sized(all, {image_mesh(2, 2, 1)})) {
-    expect_equal_on_images(how);
+  for (const HybridOptions& setup : sized(all, {image_mesh(2, 2, 1)})) {
+    expect_equal_on_images(setup);
   }
 }
 
@@ -44,49 +44,49 @@ TEST(HybridImages, EachScheduleThatFlushesTrainsAsOneDevice) {
             "interleaved-grouped", "zb-h1", "zb-h2", "zb-auto", "dualpipe"},
            {"zb-h1", "dualpipe"})) {
     for (const int dp : {1, 2}) {
-      HybridOptions how = image_mesh(dp, 2, dp - 1);
-      how.schedule = schedule;
+      HybridOptions setup = image_mesh(dp, 2, dp - 1);
+      setup.schedule = schedule;
       if (kSanitized && dp == 1) continue;
-      expect_equal_on_images(how);
+      expect_equal_on_images(setup);
     }
   }
   for (const std::string& schedule :
        sized<std::string>({"gpipe", "interleaved", "zb-h1"}, {})) {
-    HybridOptions how = image_mesh(2, 4, 1);
-    how.schedule = schedule;
-    expect_equal_on_images(how);
-    how = image_mesh(4, 2);
-    how.schedule = schedule;
-    expect_equal_on_images(how);
+    HybridOptions setup = image_mesh(2, 4, 1);
+    setup.schedule = schedule;
+    expect_equal_on_images(setup);
+    setup = image_mesh(4, 2);
+    setup.schedule = schedule;
+    expect_equal_on_images(setup);
   }
 }
 
 // A forward that runs again does not count its images twice.
 TEST(HybridImages, RecomputationChangesNoNumbers) {
   for (const std::string recompute : {"always", "except_last", "blocks"}) {
-    HybridOptions how = image_mesh(2, 2, 1);
-    how.recompute = recompute;
-    expect_equal_on_images(how);
+    HybridOptions setup = image_mesh(2, 2, 1);
+    setup.recompute = recompute;
+    expect_equal_on_images(setup);
   }
 }
 
 TEST(HybridImages, BucketsOfAnySizeGiveTheSameSums) {
   for (const int zero : {0, 1}) {
-    HybridOptions how = image_mesh(2, 2, zero);
-    how.bucket_bytes = 3000;
-    expect_equal_on_images(how);
+    HybridOptions setup = image_mesh(2, 2, zero);
+    setup.bucket_bytes = 3000;
+    expect_equal_on_images(setup);
   }
 }
 
 TEST(HybridImages, BottlenecksTrainAsOneDevice) {
-  const HybridOptions how = image_mesh(2, 2, 1, 2);
+  const HybridOptions setup = image_mesh(2, 2, 1, 2);
   Options options = image_options(4);
   options.model = R"({"model_type": "resnet", "layer_type": "bottleneck",
       "depths": [1, 1], "embedding_size": 4, "num_labels": 5})";
   options.optimizer = "sgd";
   options.optimizer_options.momentum = 0.9;
   options.steps = 10;
-  expect_claims(train_on(options, how));
+  expect_claims(train_on(options, setup));
 }
 
 // f16 begins with a scale that overflows: all replicas leave these steps out.
@@ -116,14 +116,14 @@ TEST(HybridImages, OtherMicroBatchesGiveOtherLosses) {
 TEST(HybridImages, SumInTheOrderOfOneDevice) {
   for (const std::string& schedule :
        sized<std::string>({"1f1b", "gpipe", "zb-h1"}, {"gpipe"})) {
-    HybridOptions how = image_mesh(3, 2, 1, 4);
-    how.schedule = schedule;
-    SCOPED_TRACE(name_of(how));
+    HybridOptions setup = image_mesh(3, 2, 1, 4);
+    setup.schedule = schedule;
+    SCOPED_TRACE(name_of(setup));
     Options options = image_options(6);
     options.dtype = DType::kF32;
     options.steps = 6;
     options.clip = 0;  // a norm's last bit would be one of all gradients
-    const Report report = train_on(options, how);
+    const Report report = train_on(options, setup);
     // Of running statistics, f64 sums in another order may round otherwise
     EXPECT_LT(report.parity.max_rel, 1e-6);
     expect_claims(report);
@@ -162,14 +162,14 @@ TEST(HybridImageBill, IsThatOfThePage) {
 
 TEST(HybridImages, RunOnShapes) {
   for (const char* schedule : {"1f1b", "zb-h1"}) {
-    HybridOptions how = image_mesh(2, 2, 1);
-    how.schedule = schedule;
+    HybridOptions setup = image_mesh(2, 2, 1);
+    setup.schedule = schedule;
     Options options = image_options(4);
     options.backend = "sim";
     options.cluster = "dgx-a100";
-    const Report folded = train_on(options, how);
+    const Report folded = train_on(options, setup);
     options.fold = false;
-    const Report all = train_on(options, how);
+    const Report all = train_on(options, setup);
     EXPECT_GT(all.time.step_s, 0);
     EXPECT_NEAR(folded.time.step_s / all.time.step_s, 1, 1e-9);
     for (const RankReport& rank : all.ranks) {
@@ -178,7 +178,7 @@ TEST(HybridImages, RunOnShapes) {
     }
     // With data, threads take the time that the run on shapes has predicted
     options.backend = "threads";
-    const Report real = train_on(options, how, &image_reference(how));
+    const Report real = train_on(options, setup, &image_reference(setup));
     EXPECT_NEAR(real.time.step_s / all.time.step_s, 1, 1e-9);
   }
 }
@@ -188,19 +188,19 @@ TEST(HybridImages, RunOnShapes) {
 TEST(HybridImageCheckpoints, GoOnBitForBit) {
   for (const int zero : sized<int>({0, 1}, {1})) {
     TempFolder folder;
-    const HybridOptions how = image_mesh(2, 2, zero);
+    const HybridOptions setup = image_mesh(2, 2, zero);
     Options options = image_options(4);
     options.steps = 4;
     options.save = folder / "whole";
     ReferenceRun one;
-    train_on(options, how, &one);
+    train_on(options, setup, &one);
     options.save = folder / "parts";
     options.checkpoint = folder / "checkpoints";
     options.steps = 2;
-    train_on(options, how);
+    train_on(options, setup);
     options.steps = 4;
     options.resume = true;
-    expect_claims(train_on(options, how, &one));
+    expect_claims(train_on(options, setup, &one));
     EXPECT_EQ(state_in(folder / "whole"), state_in(folder / "parts"));
     // The same micro-batches on another mesh are the same training
     HybridOptions other = image_mesh(4, 1, 1);
@@ -217,53 +217,54 @@ TEST(HybridImageCheckpoints, GoOnBitForBit) {
 // --- What does not go with images --------------------------------------------------
 
 TEST(HybridImages, RefuseWhatCutsNoConvolution) {
-  const auto refused = [](const HybridOptions& how, const std::string& part) {
-    const std::string reason = refusal(image_options(ranks_of(how)), how);
+  const auto refused = [](const HybridOptions& setup, const std::string& part) {
+    const std::string reason = refusal(image_options(ranks_of(setup)), setup);
     expect_text(reason, {part});
   };
-  HybridOptions how = image_mesh(1, 1);
-  how.tp = 2;
-  refused(how, "--tp 2: this tensor parallelism cuts the matrices");
-  how = image_mesh(1, 1);
-  how.cp = 2;
-  refused(how, "--cp 2: images have no sequence");
-  how.cp = 1, how.cp_kind = "ulysses";
-  refused(how, "--cp-kind ulysses");
-  how = image_mesh(1, 1);
-  how.sequence_parallel = true;
-  refused(how, "--sequence-parallel: images have no sequence");
-  how = image_mesh(2, 1);
-  how.experts = 4;
-  refused(how, "--num-experts 4: experts take the place of a GPT's MLPs");
+  HybridOptions setup = image_mesh(1, 1);
+  setup.tp = 2;
+  refused(setup, "--tp 2: this tensor parallelism cuts the matrices");
+  setup = image_mesh(1, 1);
+  setup.cp = 2;
+  refused(setup, "--cp 2: images have no sequence");
+  setup.cp = 1, setup.cp_kind = "ulysses";
+  refused(setup, "--cp-kind ulysses");
+  setup = image_mesh(1, 1);
+  setup.sequence_parallel = true;
+  refused(setup, "--sequence-parallel: images have no sequence");
+  setup = image_mesh(2, 1);
+  setup.experts = 4;
+  refused(setup, "--num-experts 4: experts take the place of a GPT's MLPs");
   for (const int stage : {2, 3}) {
-    how = image_mesh(2, 1, stage);
-    refused(how, "--zero-stage " + std::to_string(stage) + ": stages 2 and 3");
-    how = image_mesh(1, 2, stage);
-    refused(how, "give --zero-stage 1");
+    setup = image_mesh(2, 1, stage);
+    refused(setup,
+            "--zero-stage " + std::to_string(stage) + ": stages 2 and 3");
+    setup = image_mesh(1, 2, stage);
+    refused(setup, "give --zero-stage 1");
   }
-  how = image_mesh(1, 2);
-  how.recompute = "attention";
-  refused(how, "--recompute attention: a resnet has none; give blocks");
-  how = image_mesh(1, 2);
-  how.accumulate_f32 = true;
-  refused(how, "--accumulate-f32: one device sums in 16 bits");
-  how = image_mesh(1, 2);
-  how.schedule = "pipedream";
-  refused(how, "give a schedule that flushes");
-  how = image_mesh(1, 9);
-  refused(how, "--pp 9, --schedule 1f1b: 9 stages");
+  setup = image_mesh(1, 2);
+  setup.recompute = "attention";
+  refused(setup, "--recompute attention: a resnet has none; give blocks");
+  setup = image_mesh(1, 2);
+  setup.accumulate_f32 = true;
+  refused(setup, "--accumulate-f32: one device sums in 16 bits");
+  setup = image_mesh(1, 2);
+  setup.schedule = "pipedream";
+  refused(setup, "give a schedule that flushes");
+  setup = image_mesh(1, 9);
+  refused(setup, "--pp 9, --schedule 1f1b: 9 stages");
 }
 
 // One image whose last maps have one value: a variance of zero.
 TEST(HybridImages, BatchNormNeedsTwoValues) {
-  HybridOptions how = image_mesh(4, 1, 0, 6);
+  HybridOptions setup = image_mesh(4, 1, 0, 6);
   Options options = image_options(4);
-  EXPECT_EQ(refusal(options, how), "");
+  EXPECT_EQ(refusal(options, setup), "");
   options.image_size = 8;
-  expect_text(refusal(options, how), {"--batch 24: 4 replicas"});
-  expect_text(refusal(options, how), {"give --batch 48"});
+  expect_text(refusal(options, setup), {"--batch 24: 4 replicas"});
+  expect_text(refusal(options, setup), {"give --batch 48"});
   options.batch = 48;
-  EXPECT_EQ(refusal(options, how), "");
+  EXPECT_EQ(refusal(options, setup), "");
 }
 
 // --- Random meshes -----------------------------------------------------------------
@@ -276,19 +277,20 @@ TEST(HybridImageFuzz, RandomMeshesTrainAsOneDevice) {
   };
   for (int legal = 0, draws = 0; legal < (kSanitized ? 1 : 6) && draws < 200;
        ++draws) {
-    HybridOptions how = image_mesh(
+    HybridOptions setup = image_mesh(
         one_of(std::vector{1, 2, 3, 4}), one_of(std::vector{1, 2, 3, 4}),
         one_of(std::vector{0, 1}), one_of(std::vector{2, 4, 6}));
-    how.schedule = one_of(std::vector<std::string>{
+    setup.schedule = one_of(std::vector<std::string>{
         "1f1b", "gpipe", "interleaved", "zb-h1", "zb-auto", "dualpipe"});
-    how.order = one_of(std::vector<std::string>{"megatron", "megatron-pp-dp"});
-    how.partition = one_of(std::vector<std::string>{"uniform", "parameters"});
-    how.recompute = one_of(
+    setup.order =
+        one_of(std::vector<std::string>{"megatron", "megatron-pp-dp"});
+    setup.partition = one_of(std::vector<std::string>{"uniform", "parameters"});
+    setup.recompute = one_of(
         std::vector<std::string>{"never", "always", "except_last", "blocks"});
-    how.bucket_bytes = one_of(std::vector<std::int64_t>{2000, 1 << 20});
-    if (!refusal(image_options(ranks_of(how)), how).empty()) continue;
+    setup.bucket_bytes = one_of(std::vector<std::int64_t>{2000, 1 << 20});
+    if (!refusal(image_options(ranks_of(setup)), setup).empty()) continue;
     ++legal;
-    expect_equal_on_images(how);
+    expect_equal_on_images(setup);
     if (testing::Test::HasFailure()) break;
   }
 }

@@ -1,7 +1,7 @@
 // gpt-nano on many meshes: the losses, norms and weights of one device, and the
 // bill to the byte.
 
-#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/chapters/14_hybrid_3d/hybrid_support.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::hybrid {
@@ -9,12 +9,12 @@ namespace {
 
 HybridOptions mesh(int dp, int tp, int cp, int pp, int zero = 0,
                    bool sequence_parallel = false) {
-  HybridOptions how;
-  how.dp = dp, how.tp = tp, how.cp = cp, how.pp = pp;
-  how.zero_stage = zero;
-  how.sequence_parallel = sequence_parallel;
-  how.micro_batches = 2;
-  return how;
+  HybridOptions setup;
+  setup.dp = dp, setup.tp = tp, setup.cp = cp, setup.pp = pp;
+  setup.zero_stage = zero;
+  setup.sequence_parallel = sequence_parallel;
+  setup.micro_batches = 2;
+  return setup;
 }
 
 /// One run on one device for all: the batch is the same.
@@ -23,10 +23,10 @@ ReferenceRun& reference() {
   return one;
 }
 
-void expect_equal_to_one_device(const HybridOptions& how) {
-  SCOPED_TRACE(name_of(how));
+void expect_equal_to_one_device(const HybridOptions& setup) {
+  SCOPED_TRACE(name_of(setup));
   const Report report =
-      train_on(nano_options(ranks_of(how)), how, &reference());
+      train_on(nano_options(ranks_of(setup)), setup, &reference());
   expect_losses(report, reference());
   expect_claims(report);
 }
@@ -47,8 +47,8 @@ TEST(HybridMeshes, TrainAsOneDevice) {
   };
   const std::vector<HybridOptions> few = {mesh(2, 2, 1, 2, 1, 1),
                                           mesh(1, 2, 2, 2)};
-  for (const HybridOptions& how : sized(all, few)) {
-    expect_equal_to_one_device(how);
+  for (const HybridOptions& setup : sized(all, few)) {
+    expect_equal_to_one_device(setup);
   }
 }
 
@@ -60,8 +60,8 @@ TEST(HybridMeshes, TrainAsOneDeviceUnderZero2And3) {
       mesh(2, 2, 2, 1, 2, 1), mesh(2, 2, 2, 1, 3)};
   const std::vector<HybridOptions> few = {mesh(2, 2, 1, 1, 2, 1),
                                           mesh(2, 2, 1, 1, 3)};
-  for (const HybridOptions& how : sized(all, few)) {
-    expect_equal_to_one_device(how);
+  for (const HybridOptions& setup : sized(all, few)) {
+    expect_equal_to_one_device(setup);
   }
 }
 
@@ -69,14 +69,14 @@ TEST(HybridMeshes, TrainAsOneDeviceUnderZero2And3) {
 // c_fc's.
 TEST(HybridMeshes, CutEightTimesUnderZero2And3) {
   for (const int zero : {2, 3}) {
-    const HybridOptions how = mesh(1, 8, 1, 1, zero);
-    SCOPED_TRACE(name_of(how));
-    Options options = nano_options(ranks_of(how));
+    const HybridOptions setup = mesh(1, 8, 1, 1, zero);
+    SCOPED_TRACE(name_of(setup));
+    Options options = nano_options(ranks_of(setup));
     options.model = R"({"model_type": "gpt2", "vocab_size": 50, "n_embd": 64,
                         "n_positions": 16, "n_layer": 1, "n_head": 8})";
     options.data = "random";
     options.steps = 1;
-    expect_claims(train_on(options, how));
+    expect_claims(train_on(options, setup));
   }
 }
 
@@ -84,21 +84,21 @@ TEST(HybridMeshes, CutEightTimesUnderZero2And3) {
 TEST(HybridMeshes, TenStepsTrainAsOneDevice) {
   for (const std::string optimizer : {"sgd", "adamw"}) {
     for (const bool has_experts : {false, true}) {
-      HybridOptions how = mesh(2, 2, 1, 2, 1, true);
+      HybridOptions setup = mesh(2, 2, 1, 2, 1, true);
       if (has_experts) {
-        how.experts = 4, how.ep = 2;
-        how.aux_coefficient = 0.3;
+        setup.experts = 4, setup.ep = 2;
+        setup.aux_coefficient = 0.3;
       }
-      SCOPED_TRACE(name_of(how) + " " + optimizer);
-      Options options = nano_options(ranks_of(how));
+      SCOPED_TRACE(name_of(setup) + " " + optimizer);
+      Options options = nano_options(ranks_of(setup));
       options.steps = kSanitized ? 2 : 10;
       options.optimizer = optimizer;
       if (optimizer == "sgd") {
         options.optimizer_options.lr = 0.1;
         options.optimizer_options.momentum = 0.9;
       }
-      ReferenceRun one = reference_run(options, how);
-      const Report report = train_on(options, how, &one);
+      ReferenceRun one = reference_run(options, setup);
+      const Report report = train_on(options, setup, &one);
       ASSERT_EQ(report.losses.size(), static_cast<std::size_t>(options.steps));
       expect_losses(report, one);
       expect_claims(report);
@@ -108,22 +108,22 @@ TEST(HybridMeshes, TenStepsTrainAsOneDevice) {
 
 // Stages, shards of tensors and of sequences follow the config, as one device.
 TEST(HybridMeshes, ExactGeluTrainsAsOneDevice) {
-  const HybridOptions how = mesh(1, 2, 1, 2, 1, true);
-  Options options = nano_options(ranks_of(how));
+  const HybridOptions setup = mesh(1, 2, 1, 2, 1, true);
+  Options options = nano_options(ranks_of(setup));
   options.model = R"({"activation_function": "gelu", "n_embd": 16,
       "n_layer": 2, "n_head": 4, "n_positions": 16})";
-  expect_claims(train_on(options, how));
+  expect_claims(train_on(options, setup));
 }
 
 TEST(HybridSchedules, EachThatFlushesRunsUnderEveryAxis) {
   for (const std::string schedule :
        {"1f1b", "1f1b-clocked", "gpipe", "naive", "interleaved",
         "interleaved-grouped", "zb-h1", "zb-h2", "zb-auto", "dualpipe"}) {
-    HybridOptions how = mesh(1, 2, 1, 2, 1, true);
-    how.schedule = schedule;
-    how.micro_batches = 4;
-    if (schedule != "interleaved" && !kSanitized) how.dp = 2;
-    expect_equal_to_one_device(how);
+    HybridOptions setup = mesh(1, 2, 1, 2, 1, true);
+    setup.schedule = schedule;
+    setup.micro_batches = 4;
+    if (schedule != "interleaved" && !kSanitized) setup.dp = 2;
+    expect_equal_to_one_device(setup);
   }
 }
 
@@ -131,9 +131,9 @@ TEST(HybridSchedules, RecomputationSendsForwardsAgain) {
   for (const std::string recompute : {"always", "except_last"}) {
     for (const HybridOptions& shape :
          {mesh(1, 2, 1, 2), mesh(1, 2, 1, 2, 1, true), mesh(1, 2, 2, 2)}) {
-      HybridOptions how = shape;
-      how.recompute = recompute;
-      expect_equal_to_one_device(how);
+      HybridOptions setup = shape;
+      setup.recompute = recompute;
+      expect_equal_to_one_device(setup);
     }
   }
 }
@@ -145,9 +145,9 @@ TEST(HybridSchedules, RecomputationOfPartsChangesNoNumbers) {
       mesh(2, 1, 1, 1, 2), mesh(2, 2, 1, 1, 3),       mesh(2, 1, 2, 1, 1)};
   for (const std::string recompute : {"blocks", "attention"}) {
     for (const HybridOptions& shape : all) {
-      HybridOptions how = shape;
-      how.recompute = recompute;
-      expect_equal_to_one_device(how);
+      HybridOptions setup = shape;
+      setup.recompute = recompute;
+      expect_equal_to_one_device(setup);
     }
     HybridOptions split = mesh(1, 2, 1, 2);
     split.schedule = "zb-h1";
@@ -160,15 +160,15 @@ TEST(HybridOrders, MoveRanksAndNoNumbers) {
   for (const std::string order :
        {"megatron", "megatron-pp-dp", "deepspeed", "colossal-ai", "pp-dp-cp-tp",
         "dp-tp-pp-cp"}) {
-    HybridOptions how = mesh(2, 2, 1, 2, 1);
-    how.order = order;
-    expect_equal_to_one_device(how);
+    HybridOptions setup = mesh(2, 2, 1, 2, 1);
+    setup.order = order;
+    expect_equal_to_one_device(setup);
   }
-  HybridOptions how;
-  how.dp = how.pp = 2, how.tp = 4;
-  EXPECT_EQ(topology_of(how).text(), "pp=2 x dp=2 x cp=1 x tp=4");
-  how.order = "colossal-ai";
-  EXPECT_EQ(topology_of(how).text(), "dp=2 x pp=2 x cp=1 x tp=4");
+  HybridOptions setup;
+  setup.dp = setup.pp = 2, setup.tp = 4;
+  EXPECT_EQ(topology_of(setup).text(), "pp=2 x dp=2 x cp=1 x tp=4");
+  setup.order = "colossal-ai";
+  EXPECT_EQ(topology_of(setup).text(), "dp=2 x pp=2 x cp=1 x tp=4");
 }
 
 TEST(HybridContext, EveryKindAndLayoutMeetsTensorsAndStages) {
@@ -179,9 +179,9 @@ TEST(HybridContext, EveryKindAndLayoutMeetsTensorsAndStages) {
       }
       for (const HybridOptions& shape :
            {mesh(1, 1, 2, 2), mesh(1, 2, 2, 1, 1, true)}) {
-        HybridOptions how = shape;
-        how.cp_kind = kind, how.cp_layout = layout;
-        expect_equal_to_one_device(how);
+        HybridOptions setup = shape;
+        setup.cp_kind = kind, setup.cp_layout = layout;
+        expect_equal_to_one_device(setup);
       }
     }
   }
@@ -190,13 +190,13 @@ TEST(HybridContext, EveryKindAndLayoutMeetsTensorsAndStages) {
 // Masks are those of one device, also where a backward comes after other
 // micro-batches have begun.
 TEST(HybridDropout, DrawsAsOneDevice) {
-  for (const HybridOptions& how :
+  for (const HybridOptions& setup :
        {mesh(2, 2, 1, 2, 1), mesh(1, 2, 1, 2, 0, true), mesh(1, 1, 2, 2),
         mesh(2, 1, 2, 2, 1), mesh(2, 2, 1, 1, 3)}) {
-    SCOPED_TRACE(name_of(how));
-    Options options = nano_options(ranks_of(how));
+    SCOPED_TRACE(name_of(setup));
+    Options options = nano_options(ranks_of(setup));
     options.dropout = 0.2;
-    expect_claims(train_on(options, how));
+    expect_claims(train_on(options, setup));
   }
 }
 
@@ -204,9 +204,9 @@ TEST(HybridBuckets, OfAnySizeGiveTheSameSums) {
   for (const std::int64_t bytes : {1, 20000, 100000}) {
     for (const int zero : {0, 1, 2}) {
       if (bytes == 1 && zero != 1) continue;  // slow: a message per parameter
-      HybridOptions how = mesh(2, 2, 1, zero < 2 ? 2 : 1, zero, true);
-      how.bucket_bytes = bytes;
-      expect_equal_to_one_device(how);
+      HybridOptions setup = mesh(2, 2, 1, zero < 2 ? 2 : 1, zero, true);
+      setup.bucket_bytes = bytes;
+      expect_equal_to_one_device(setup);
     }
   }
 }

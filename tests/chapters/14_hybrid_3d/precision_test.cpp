@@ -2,27 +2,27 @@
 
 #include <set>
 
-#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/chapters/14_hybrid_3d/hybrid_support.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::hybrid {
 namespace {
 
-Options half_options(const HybridOptions& how, DType dtype) {
-  Options options = nano_options(ranks_of(how));
+Options half_options(const HybridOptions& setup, DType dtype) {
+  Options options = nano_options(ranks_of(setup));
   options.dtype = dtype;
   options.steps = 6;
   return options;
 }
 
 HybridOptions cube(int zero) {
-  HybridOptions how;
-  how.dp = how.tp = 2;
-  how.pp = zero < 2 ? 2 : 1;
-  how.zero_stage = zero;
-  how.sequence_parallel = true;
-  how.micro_batches = 2;
-  return how;
+  HybridOptions setup;
+  setup.dp = setup.tp = 2;
+  setup.pp = zero < 2 ? 2 : 1;
+  setup.zero_stage = zero;
+  setup.sequence_parallel = true;
+  setup.micro_batches = 2;
+  return setup;
 }
 
 TEST(HybridPrecision, TrainsInSixteenBits) {
@@ -30,21 +30,21 @@ TEST(HybridPrecision, TrainsInSixteenBits) {
     for (const int zero : {0, 1, 2, 3}) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " zero " +
                    std::to_string(zero));
-      const HybridOptions how = cube(zero);
-      expect_claims(train_on(half_options(how, dtype), how));
+      const HybridOptions setup = cube(zero);
+      expect_claims(train_on(half_options(setup, dtype), setup));
     }
   }
 }
 
 HybridOptions experts_of(int zero) {
-  HybridOptions how;
-  how.dp = how.ep = 2;
-  how.pp = zero < 2 ? 2 : 1;
-  how.zero_stage = zero;
-  how.micro_batches = 2;
-  how.experts = 4;
-  how.aux_coefficient = 0.3;
-  return how;
+  HybridOptions setup;
+  setup.dp = setup.ep = 2;
+  setup.pp = zero < 2 ? 2 : 1;
+  setup.zero_stage = zero;
+  setup.micro_batches = 2;
+  setup.experts = 4;
+  setup.aux_coefficient = 0.3;
+  return setup;
 }
 
 // The gates' losses are scaled as the main one is, on all meshes.
@@ -53,8 +53,8 @@ TEST(HybridPrecision, TrainsExpertsInSixteenBits) {
     for (const int zero : {0, 1, 2}) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " zero " +
                    std::to_string(zero));
-      const HybridOptions how = experts_of(zero);
-      expect_claims(train_on(half_options(how, dtype), how));
+      const HybridOptions setup = experts_of(zero);
+      expect_claims(train_on(half_options(setup, dtype), setup));
     }
   }
 }
@@ -64,16 +64,16 @@ TEST(HybridPrecision, TrainsExpertsInSixteenBits) {
 TEST(HybridPrecision, TheScaleReachesTheLossesOfGates) {
   for (const int zero : {0, 2}) {
     const auto losses = [&](double scale, double aux_coefficient, bool one) {
-      HybridOptions how = experts_of(zero);
-      how.loss_scale.scale = scale;
-      how.aux_coefficient = aux_coefficient;
-      Options options = half_options(how, DType::kF16);
+      HybridOptions setup = experts_of(zero);
+      setup.loss_scale.scale = scale;
+      setup.aux_coefficient = aux_coefficient;
+      Options options = half_options(setup, DType::kF16);
       options.batch = 8, options.steps = 3;
       options.clip = 0;
       options.optimizer = "sgd";
       options.optimizer_options.lr = 1;
-      if (one) return reference_run(options, how).losses.back();
-      return train_on(options, how).losses.back();
+      if (one) return reference_run(options, setup).losses.back();
+      return train_on(options, setup).losses.back();
     };
     for (const bool one : {false, true}) {
       const double small = losses(1 << 4, 1, one);
@@ -92,16 +92,17 @@ TEST(HybridPrecision, OneDeviceLeavesOutTheStepsThatRanksDo) {
   for (const int zero : {0, 1, 2, 3}) {
     std::set<std::string> patterns;
     for (const char* scaler : {"deepspeed", "deepspeed-0.17.1"}) {
-      HybridOptions how;
-      how.dp = 8, how.micro_batches = 1;
-      how.zero_stage = zero;
-      how.scaler = scaler;
-      how.loss_scale = {.scale = 1 << 19, .window = 1, .hysteresis = 1};
-      SCOPED_TRACE(name_of(how) + " " + scaler);
-      Options options = half_options(how, DType::kF16);
+      HybridOptions setup;
+      setup.dp = 8, setup.micro_batches = 1;
+      setup.zero_stage = zero;
+      setup.scaler = scaler;
+      setup.loss_scale = {.scale = 1 << 19, .window = 1, .hysteresis = 1};
+      SCOPED_TRACE(name_of(setup) + " " + scaler);
+      Options options = half_options(setup, DType::kF16);
       options.batch = 8, options.steps = 10;
-      const std::vector<double> norms = train_on(options, how).grad_norms;
-      const std::vector<double> alone = reference_run(options, how).grad_norms;
+      const std::vector<double> norms = train_on(options, setup).grad_norms;
+      const std::vector<double> alone =
+          reference_run(options, setup).grad_norms;
       std::string pattern;
       for (std::size_t i = 0; i < norms.size(); ++i) {
         EXPECT_EQ(std::isfinite(norms[i]), std::isfinite(alone.at(i)));
@@ -125,20 +126,20 @@ struct Found {
   }
 };
 
-std::vector<Found> run(const HybridOptions& how) {
-  const Options options = half_options(how, DType::kF16);
+std::vector<Found> run(const HybridOptions& setup) {
+  const Options options = half_options(setup, DType::kF16);
   return on_ranks(options.world_size, [&](ProcessGroup& world) {
-    HybridOptions legal = how;
+    HybridOptions legal = setup;
     check_legal(options, legal);
     DeviceMesh mesh(world, topology_of(legal));
     const auto made = make_trainer(options, legal, mesh);
-    auto& trainer = dynamic_cast<MeshStrategy&>(*made);
+    auto& strategy = dynamic_cast<MeshStrategy&>(*made);
     Found found;
     for (std::int64_t k = 0; k < options.steps; ++k) {
-      found.losses.push_back(trainer.step(k).loss);
+      found.losses.push_back(strategy.step(k).loss);
     }
-    found.scale = trainer.scaler().scale();
-    found.skipped = trainer.num_skipped_steps();
+    found.scale = strategy.scaler().scale();
+    found.skipped = strategy.num_skipped_steps();
     return found;
   });
 }
@@ -146,35 +147,35 @@ std::vector<Found> run(const HybridOptions& how) {
 // Gradients overflow somewhere: all ranks leave the step out, weights stay, and
 // the scale falls until they do not.
 TEST(HybridPrecision, AnOverflowSkipsTheStepOnAllRanks) {
-  for (HybridOptions how :
+  for (HybridOptions setup :
        {cube(0), cube(1), cube(2), cube(3), experts_of(1), experts_of(2)}) {
-    SCOPED_TRACE(name_of(how));
-    how.loss_scale.scale = 1 << 19;
-    how.loss_scale.hysteresis = 1;
-    const std::vector<Found> all = run(how);
+    SCOPED_TRACE(name_of(setup));
+    setup.loss_scale.scale = 1 << 19;
+    setup.loss_scale.hysteresis = 1;
+    const std::vector<Found> all = run(setup);
     EXPECT_GT(all[0].skipped, 0);
     EXPECT_LT(all[0].skipped, 6);
     EXPECT_EQ(all[0].scale,
               std::ldexp(1.0, 19 - static_cast<int>(all[0].skipped)));
     for (const Found& found : all) EXPECT_TRUE(found == all[0]);
     // The bill knows of steps that were left out
-    expect_claims(train_on(half_options(how, DType::kF16), how));
+    expect_claims(train_on(half_options(setup, DType::kF16), setup));
   }
 }
 
 /// The first step overflows on rank `sick` alone, in the gradient of `part`, of
 /// which no other rank of its tp group has the same elements; then it is done
 /// again, twice.
-std::vector<Found> run_with_one_sick(const HybridOptions& how, int sick,
+std::vector<Found> run_with_one_sick(const HybridOptions& setup, int sick,
                                      const std::string& part, DType dtype) {
-  const Options options = half_options(how, dtype);
+  const Options options = half_options(setup, dtype);
   return on_ranks(options.world_size, [&](ProcessGroup& world) {
-    HybridOptions legal = how;
+    HybridOptions legal = setup;
     check_legal(options, legal);
     DeviceMesh mesh(world, topology_of(legal));
     bool is_sick = world.rank() == sick;
-    Trainer trainer(options, legal, mesh);
-    for (const UpdateBucket& bucket : trainer.update().buckets()) {
+    HybridStrategy strategy(options, legal, mesh);
+    for (const UpdateBucket& bucket : strategy.update().buckets()) {
       for (const NamedTensor& each : bucket.parameters) {
         if (each.name.find(part) == std::string::npos) continue;
         each.tensor.add_accumulate_hook([&is_sick](Tensor& parameter) {
@@ -184,11 +185,11 @@ std::vector<Found> run_with_one_sick(const HybridOptions& how, int sick,
     }
     Found found;
     for (int i = 0; i < 3; ++i) {
-      found.losses.push_back(trainer.step(0).loss);
+      found.losses.push_back(strategy.step(0).loss);
       is_sick = false;
     }
-    found.scale = trainer.scaler().scale();
-    found.skipped = trainer.num_skipped_steps();
+    found.scale = strategy.scaler().scale();
+    found.skipped = strategy.num_skipped_steps();
     return found;
   });
 }
@@ -196,24 +197,24 @@ std::vector<Found> run_with_one_sick(const HybridOptions& how, int sick,
 // Where one rank's own gradients decided, the others would go on without it.
 TEST(HybridPrecision, AnOverflowOnOneRankSkipsTheStepOnAll) {
   struct Case {
-    HybridOptions how;
+    HybridOptions setup;
     const char* part;
   };
   for (Case each : {Case{cube(0), "attn.c_attn.weight"},
                     Case{cube(1), "attn.c_attn.weight"},
                     Case{experts_of(0), "experts.c_fc.weight"},
                     Case{experts_of(1), "experts.c_fc.weight"}}) {
-    each.how.loss_scale.scale = 1 << 4;
-    each.how.loss_scale.hysteresis = 1;
-    for (int sick = 0; sick < ranks_of(each.how); sick += 3) {
+    each.setup.loss_scale.scale = 1 << 4;
+    each.setup.loss_scale.hysteresis = 1;
+    for (int sick = 0; sick < ranks_of(each.setup); sick += 3) {
       // Without a scale to mend it, the infinite gradient is left out as well
       const DType dtype = sick == 0   ? DType::kF16
                           : sick == 3 ? DType::kF32
                                       : DType::kBF16;
-      SCOPED_TRACE(name_of(each.how) + " rank " + std::to_string(sick) + " " +
+      SCOPED_TRACE(name_of(each.setup) + " rank " + std::to_string(sick) + " " +
                    std::string(dtype_name(dtype)));
       const std::vector<Found> all =
-          run_with_one_sick(each.how, sick, each.part, dtype);
+          run_with_one_sick(each.setup, sick, each.part, dtype);
       EXPECT_EQ(all[0].skipped, 1);
       EXPECT_EQ(all[0].scale, dtype == DType::kF16 ? 8 : 1);
       EXPECT_EQ(all[0].losses[1], all[0].losses[0]);  // no weight has changed
@@ -227,22 +228,22 @@ TEST(HybridPrecision, AnOverflowOnOneRankSkipsTheStepOnAll) {
 TEST(HybridPrecision, StepsWithoutAFiniteNormAreLeftOutInEveryDtype) {
   for (const int zero : {0, 1, 2, 3}) {
     for (const DType dtype : {DType::kF32, DType::kF64}) {
-      const HybridOptions how = cube(zero);
-      Options options = half_options(how, dtype);
+      const HybridOptions setup = cube(zero);
+      Options options = half_options(setup, dtype);
       options.optimizer = "sgd";
       options.clip = 0;
       const auto runs = on_ranks(options.world_size, [&](ProcessGroup& world) {
-        HybridOptions legal = how;
+        HybridOptions legal = setup;
         check_legal(options, legal);
         DeviceMesh mesh(world, topology_of(legal));
         const auto made = make_trainer(options, legal, mesh);
-        auto& trainer = dynamic_cast<MeshStrategy&>(*made);
+        auto& strategy = dynamic_cast<MeshStrategy&>(*made);
         std::vector<StepResult> steps;
-        trainer.optimizer().set_lr(dtype == DType::kF64 ? 1e300 : 1e36);
-        for (std::int64_t k = 0; k < 3; ++k) steps.push_back(trainer.step(k));
-        return std::pair(steps, trainer.num_skipped_steps());
+        strategy.optimizer().set_lr(dtype == DType::kF64 ? 1e300 : 1e36);
+        for (std::int64_t k = 0; k < 3; ++k) steps.push_back(strategy.step(k));
+        return std::pair(steps, strategy.num_skipped_steps());
       });
-      SCOPED_TRACE(name_of(how) + " " + std::string(dtype_name(dtype)));
+      SCOPED_TRACE(name_of(setup) + " " + std::string(dtype_name(dtype)));
       for (const auto& [steps, skipped] : runs) {
         EXPECT_FALSE(steps[0].was_skipped);
         EXPECT_TRUE(steps[1].was_skipped && steps[2].was_skipped);
@@ -257,22 +258,22 @@ TEST(HybridPrecision, StepsWithoutAFiniteNormAreLeftOutInEveryDtype) {
 // shows the scale of gradients.
 TEST(HybridPrecision, TheNormThatClipsIsThatOfUnscaledGradients) {
   for (const int zero : {0, 1, 2, 3}) {
-    HybridOptions how = cube(zero);
-    how.loss_scale.scale = 1 << 10;
-    SCOPED_TRACE(name_of(how));
-    Options options = half_options(how, DType::kF16);
+    HybridOptions setup = cube(zero);
+    setup.loss_scale.scale = 1 << 10;
+    SCOPED_TRACE(name_of(setup));
+    Options options = half_options(setup, DType::kF16);
     options.steps = 2;
     options.optimizer = "sgd";
     options.optimizer_options.lr = 0.5;
     options.check = false;
-    const Report report = train_on(options, how);
+    const Report report = train_on(options, setup);
     options.dtype = DType::kF64;
-    const ReferenceRun exact = reference_run(options, how);
+    const ReferenceRun exact = reference_run(options, setup);
     EXPECT_GT(exact.grad_norms[0], options.clip);
     EXPECT_NEAR(report.grad_norms[0], exact.grad_norms[0],
                 0.02 * exact.grad_norms[0]);
     options.optimizer_options.lr = 0;
-    const double still = reference_run(options, how).losses[1];
+    const double still = reference_run(options, setup).losses[1];
     const double moved = std::abs(still - exact.losses[1]);
     EXPECT_GT(moved, 0.05);
     EXPECT_NEAR(report.losses[1], exact.losses[1], 0.2 * moved);
@@ -280,24 +281,24 @@ TEST(HybridPrecision, TheNormThatClipsIsThatOfUnscaledGradients) {
 }
 
 TEST(HybridPrecision, OnlyF16IsScaledByTheScalerThatIsNamed) {
-  HybridOptions how;
+  HybridOptions setup;
   for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF64}) {
-    EXPECT_EQ(how.loss_scaler(dtype).scale(), 1);
+    EXPECT_EQ(setup.loss_scaler(dtype).scale(), 1);
   }
-  EXPECT_EQ(how.loss_scaler(DType::kF16).scale(), 65536);
-  how.loss_scale.scale = 2;
-  how.loss_scale.window = how.loss_scale.hysteresis = 1;
+  EXPECT_EQ(setup.loss_scaler(DType::kF16).scale(), 65536);
+  setup.loss_scale.scale = 2;
+  setup.loss_scale.window = setup.loss_scale.hysteresis = 1;
   // At the smallest scale DeepSpeed gives up
-  DynamicLossScaler deepspeed = how.loss_scaler(DType::kF16);
+  DynamicLossScaler deepspeed = setup.loss_scaler(DType::kF16);
   deepspeed.update(true);
   EXPECT_THROW(deepspeed.update(true), Error);
-  how.scaler = "megatron";
-  DynamicLossScaler megatron = how.loss_scaler(DType::kF16);
+  setup.scaler = "megatron";
+  DynamicLossScaler megatron = setup.loss_scaler(DType::kF16);
   for (int i = 0; i < 3; ++i) megatron.update(true);
   EXPECT_EQ(megatron.scale(), 1);
   // Newer ones grow one good step later
-  how.scaler = "deepspeed-0.17.1";
-  DynamicLossScaler newer = how.loss_scaler(DType::kF16);
+  setup.scaler = "deepspeed-0.17.1";
+  DynamicLossScaler newer = setup.loss_scaler(DType::kF16);
   newer.update(false);
   EXPECT_EQ(newer.scale(), 2);
   newer.update(false);
@@ -306,18 +307,18 @@ TEST(HybridPrecision, OnlyF16IsScaledByTheScalerThatIsNamed) {
 
 // Adding a small gradient to a large sum in bf16 loses it; in f32 it does not.
 TEST(HybridPrecision, SumsInF32KeepWhatBf16Loses) {
-  HybridOptions how = cube(0);
-  how.dp = how.tp = 1, how.sequence_parallel = false;
-  how.micro_batches = 24;
-  Options options = half_options(how, DType::kF32);
+  HybridOptions setup = cube(0);
+  setup.dp = setup.tp = 1, setup.sequence_parallel = false;
+  setup.micro_batches = 24;
+  Options options = half_options(setup, DType::kF32);
   options.steps = 1;
   const auto norm = [&](DType dtype, bool accumulate_f32) {
-    Options as = options;
-    as.dtype = dtype;
-    as.check = false;
-    HybridOptions how_here = how;
-    how_here.accumulate_f32 = accumulate_f32;
-    return train_on(as, how_here).grad_norms[0];
+    Options here = options;
+    here.dtype = dtype;
+    here.check = false;
+    HybridOptions setup_here = setup;
+    setup_here.accumulate_f32 = accumulate_f32;
+    return train_on(here, setup_here).grad_norms[0];
   };
   const double exact = norm(DType::kF32, false);
   const double in_f32 = std::abs(norm(DType::kBF16, true) - exact);
@@ -328,10 +329,10 @@ TEST(HybridPrecision, SumsInF32KeepWhatBf16Loses) {
 TEST(HybridPrecision, SumsInF32HoldEveryClaim) {
   for (const int zero : {0, 1}) {
     for (const char* schedule : {"1f1b", "zb-h1"}) {
-      HybridOptions how = cube(zero);
-      how.accumulate_f32 = true;
-      how.schedule = schedule;
-      expect_claims(train_on(half_options(how, DType::kBF16), how));
+      HybridOptions setup = cube(zero);
+      setup.accumulate_f32 = true;
+      setup.schedule = schedule;
+      expect_claims(train_on(half_options(setup, DType::kBF16), setup));
     }
   }
 }

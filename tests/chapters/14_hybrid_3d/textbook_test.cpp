@@ -1,6 +1,6 @@
 // A step on the cluster `textbook`: the page's formula against the clock.
 
-#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/chapters/14_hybrid_3d/hybrid_support.h"
 #include "tests/chapters/common/textbook_support.h"
 #include "tests/support/sanitized.h"
 
@@ -19,30 +19,30 @@ const std::pair<std::string, int> kModels[] = {
          "n_positions": 512})",
      512}};
 
-Report run(HybridOptions how, const std::pair<std::string, int>& model,
+Report run(HybridOptions setup, const std::pair<std::string, int>& model,
            int steps = 3, DType dtype = DType::kF32) {
-  Options options =
-      mlp_options(ranks_of(how), how.dp * how.micro_batches *
-                                     (how.dp == 2 && how.ep == 2 ? 3 : 2));
+  Options options = mlp_options(ranks_of(setup),
+                                setup.dp * setup.micro_batches *
+                                    (setup.dp == 2 && setup.ep == 2 ? 3 : 2));
   std::tie(options.model, options.seq) = model;
   options.steps = steps;
   options.dtype = dtype;
-  return train_on(options, how);
+  return train_on(options, setup);
 }
 
-void expect_form(const HybridOptions& how, int steps = 3,
+void expect_form(const HybridOptions& setup, int steps = 3,
                  DType dtype = DType::kF32) {
-  SCOPED_TRACE(name_of(how) + ", " + std::to_string(steps) + " steps, " +
+  SCOPED_TRACE(name_of(setup) + ", " + std::to_string(steps) + " steps, " +
                dtype_name(dtype));
   for (const auto& model : kModels) {
-    expect_closed_form(run(how, model, steps, dtype));
+    expect_closed_form(run(setup, model, steps, dtype));
   }
 }
 
 HybridOptions degrees(int d, int t, int p, int zero = 0) {
-  HybridOptions how;
-  how.dp = d, how.tp = t, how.pp = p, how.zero_stage = zero;
-  return how;
+  HybridOptions setup;
+  setup.dp = d, setup.tp = t, setup.pp = p, setup.zero_stage = zero;
+  return setup;
 }
 
 // Stages of unequal work where 8 or 12 layers make 3 stages; with ZeRO-1,
@@ -52,11 +52,11 @@ TEST(HybridTextbook, AStepIsThePagesFormula) {
     for (const int t : {1, 2}) {
       for (const int d : {1, 2}) {
         for (const int zero : {0, 1}) {
-          HybridOptions how = degrees(d, t, p, zero);
-          expect_form(how, t);
-          how.bucket_bytes = 20000;
-          how.micro_batches = 5;
-          if (t == d) expect_form(how, 2, DType::kBF16);
+          HybridOptions setup = degrees(d, t, p, zero);
+          expect_form(setup, t);
+          setup.bucket_bytes = 20000;
+          setup.micro_batches = 5;
+          if (t == d) expect_form(setup, 2, DType::kBF16);
         }
       }
     }
@@ -72,28 +72,28 @@ TEST(HybridTextbook, MessagesArriveBeforeGradientsAreSummed) {
           "n_positions": 16})",
       16};
   for (const int zero : {0, 1}) {
-    HybridOptions how = degrees(3, 1, 4, zero);
-    how.schedule = "interleaved";
-    expect_closed_form(run(how, model));
+    HybridOptions setup = degrees(3, 1, 4, zero);
+    setup.schedule = "interleaved";
+    expect_closed_form(run(setup, model));
   }
 }
 
 TEST(HybridTextbook, TokensCutOverTensorRanksTravelInHalves) {
   for (const char* schedule : {"1f1b", "zb-h1"}) {
     for (const int zero : {0, 1}) {
-      HybridOptions how = degrees(2, 2, 2, zero);
-      how.sequence_parallel = true;
-      how.schedule = schedule;
-      expect_form(how);
+      HybridOptions setup = degrees(2, 2, 2, zero);
+      setup.sequence_parallel = true;
+      setup.schedule = schedule;
+      expect_form(setup);
     }
   }
 }
 
 TEST(HybridTextbook, BackwardsInTwoPartsHideNoSumOverTensorRanks) {
   for (const char* schedule : {"zb-h1", "zb-h2", "interleaved", "gpipe"}) {
-    HybridOptions how = degrees(1, 2, 2);
-    how.schedule = schedule;
-    expect_form(how);
+    HybridOptions setup = degrees(1, 2, 2);
+    setup.schedule = schedule;
+    expect_form(setup);
   }
 }
 
@@ -101,12 +101,12 @@ TEST(HybridTextbook, ForwardsRunAgainWithTheirMessages) {
   for (const char* recompute :
        {"always", "except_last", "blocks", "attention"}) {
     for (const char* schedule : {"1f1b", "zb-h1"}) {
-      HybridOptions how = degrees(1, 2, 2);
-      how.recompute = recompute;
-      how.schedule = schedule;
-      expect_form(how);
-      how.tp = 1, how.cp = 2, how.cp_kind = "ulysses";
-      expect_form(how);
+      HybridOptions setup = degrees(1, 2, 2);
+      setup.recompute = recompute;
+      setup.schedule = schedule;
+      expect_form(setup);
+      setup.tp = 1, setup.cp = 2, setup.cp_kind = "ulysses";
+      expect_form(setup);
     }
   }
 }
@@ -116,10 +116,10 @@ TEST(HybridTextbook, SequencesCutOverRanksMeetStagesAndTensors) {
        {std::pair("ring", "contiguous"), std::pair("ring", "zigzag"),
         std::pair("rsa", "contiguous"), std::pair("ulysses", "contiguous")}) {
     for (const int c : {2, 4}) {
-      HybridOptions how = degrees(1, c == 2 ? 2 : 1, 2, 1);
-      how.cp = c, how.cp_kind = kind, how.cp_layout = layout;
-      how.schedule = c == 2 ? "zb-h1" : "1f1b";
-      expect_form(how, 2, DType::kBF16);
+      HybridOptions setup = degrees(1, c == 2 ? 2 : 1, 2, 1);
+      setup.cp = c, setup.cp_kind = kind, setup.cp_layout = layout;
+      setup.schedule = c == 2 ? "zb-h1" : "1f1b";
+      expect_form(setup, 2, DType::kBF16);
     }
   }
 }
@@ -128,13 +128,13 @@ TEST(HybridTextbook, AStepWithExpertsIsThePagesFormula) {
   for (const int t : {1, 2}) {
     for (const int ep : {1, 2}) {
       for (const int zero : {0, 1}) {
-        HybridOptions how = degrees(2, t, 2, zero);
-        how.ep = ep, how.experts = 8;
-        how.sequence_parallel = t == 2 && zero == 1;
-        expect_form(how);
-        how.top_k = 2, how.capacity_factor = 1.5;
-        how.schedule = "zb-h1";
-        expect_form(how, 3, zero == 0 ? DType::kF32 : DType::kBF16);
+        HybridOptions setup = degrees(2, t, 2, zero);
+        setup.ep = ep, setup.experts = 8;
+        setup.sequence_parallel = t == 2 && zero == 1;
+        expect_form(setup);
+        setup.top_k = 2, setup.capacity_factor = 1.5;
+        setup.schedule = "zb-h1";
+        expect_form(setup, 3, zero == 0 ? DType::kF32 : DType::kBF16);
       }
     }
   }
@@ -145,12 +145,12 @@ TEST(HybridTextbook, AStepWithExpertsIsThePagesFormula) {
 TEST(HybridTextbook, ZeroShardsWhatTensorRanksShare) {
   for (const bool cuts_tokens : {false, true}) {
     for (const char* recompute : {"never", "blocks"}) {
-      HybridOptions how = degrees(2, 2, 1, 3);
-      how.sequence_parallel = cuts_tokens;
-      how.recompute = recompute;
-      expect_form(how);
-      how.zero_stage = 2;
-      expect_closed_form(run(how, kModels[0]));
+      HybridOptions setup = degrees(2, 2, 1, 3);
+      setup.sequence_parallel = cuts_tokens;
+      setup.recompute = recompute;
+      expect_form(setup);
+      setup.zero_stage = 2;
+      expect_closed_form(run(setup, kModels[0]));
     }
   }
 }
@@ -160,11 +160,11 @@ TEST(HybridTextbook, ZeroShardsWhatTensorRanksShare) {
 // statistics, the last norm 2 h and 2, the softmax 1, and V/2 logits; beside them
 // are the gradients of the loss and of the logits.
 TEST(HybridPeak, IsWhatAStageKeepsAndTheLogitsGradient) {
-  HybridOptions how = degrees(1, 2, 2);
-  how.micro_batches = 2;
-  const Report report = run(how, {R"({"n_embd": 8, "n_layer": 2, "n_head": 2,
+  HybridOptions setup = degrees(1, 2, 2);
+  setup.micro_batches = 2;
+  const Report report = run(setup, {R"({"n_embd": 8, "n_layer": 2, "n_head": 2,
                     "vocab_size": 1024, "n_positions": 16})",
-                                  16});
+                                    16});
   EXPECT_EQ(report.ranks[3]
                 .peak[static_cast<std::size_t>(MemoryKind::kActivation)]
                 .counted,
@@ -173,20 +173,20 @@ TEST(HybridPeak, IsWhatAStageKeepsAndTheLogitsGradient) {
 
 // Where the formulas do not hold, none is given.
 TEST(HybridTextbook, NoFormIsGivenWhereItDoesNotHold) {
-  const auto form = [](const HybridOptions& how) {
-    return run(how, kModels[0]).time.closed_form_s;
+  const auto form = [](const HybridOptions& setup) {
+    return run(setup, kModels[0]).time.closed_form_s;
   };
-  HybridOptions how = degrees(1, 1, 2);
-  how.schedule = "dualpipe";
-  EXPECT_LT(form(how), 0);
-  how = degrees(1, 1, 1);
-  how.cp = 2, how.cp_layout = "striped";
-  EXPECT_LT(form(how), 0);
-  how.cp_layout = "contiguous", how.cp_kind = "rsa";
-  EXPECT_LT(run(how, kModels[0], 1).time.closed_form_s, 0);
-  how = degrees(1, 2, 1);
-  how.experts = 4, how.expert_tp = true;
-  EXPECT_LT(form(how), 0);
+  HybridOptions setup = degrees(1, 1, 2);
+  setup.schedule = "dualpipe";
+  EXPECT_LT(form(setup), 0);
+  setup = degrees(1, 1, 1);
+  setup.cp = 2, setup.cp_layout = "striped";
+  EXPECT_LT(form(setup), 0);
+  setup.cp_layout = "contiguous", setup.cp_kind = "rsa";
+  EXPECT_LT(run(setup, kModels[0], 1).time.closed_form_s, 0);
+  setup = degrees(1, 2, 1);
+  setup.experts = 4, setup.expert_tp = true;
+  EXPECT_LT(form(setup), 0);
 }
 
 }  // namespace

@@ -5,33 +5,33 @@
 
 #include <set>
 
-#include "tests/chapters/14_hybrid_3d/support.h"
+#include "tests/chapters/14_hybrid_3d/hybrid_support.h"
 
 namespace shardbook::hybrid {
 namespace {
 
 HybridOptions cube(int zero, bool sequence_parallel) {
-  HybridOptions how;
-  how.dp = how.tp = how.pp = 2;
-  how.zero_stage = zero;
-  how.sequence_parallel = sequence_parallel;
-  how.micro_batches = 2;
-  return how;
+  HybridOptions setup;
+  setup.dp = setup.tp = setup.pp = 2;
+  setup.zero_stage = zero;
+  setup.sequence_parallel = sequence_parallel;
+  setup.micro_batches = 2;
+  return setup;
 }
 
 /// What `read` finds on each rank after `steps` steps.
 template <typename Read>
-auto after_steps(const HybridOptions& how, std::int64_t steps, Read read) {
-  Options options = nano_options(ranks_of(how));
+auto after_steps(const HybridOptions& setup, std::int64_t steps, Read read) {
+  Options options = nano_options(ranks_of(setup));
   options.steps = steps;
   return on_ranks(options.world_size, [&](ProcessGroup& world) {
-    HybridOptions legal = how;
+    HybridOptions legal = setup;
     check_legal(options, legal);
     DeviceMesh mesh(world, topology_of(legal));
-    Trainer trainer(options, legal, mesh);
+    HybridStrategy strategy(options, legal, mesh);
     world.clear_records();
-    for (std::int64_t k = 0; k < steps; ++k) trainer.step(k);
-    return read(world, mesh, trainer);
+    for (std::int64_t k = 0; k < steps; ++k) strategy.step(k);
+    return read(world, mesh, strategy);
   });
 }
 
@@ -52,16 +52,16 @@ std::vector<std::string> sums_of(ProcessGroup& world) {
 using Lines = std::vector<std::string>;
 
 TEST(HybridSums, ComeInTheOrderOfMegatron) {
-  const auto all = after_steps(cube(0, true), 1,
-                               [](ProcessGroup& world, DeviceMesh&, Trainer&) {
-                                 return sums_of(world);
-                               });
+  const auto all = after_steps(
+      cube(0, true), 1, [](ProcessGroup& world, DeviceMesh&, HybridStrategy&) {
+        return sums_of(world);
+      });
   for (const Lines& labels : all) {
     EXPECT_EQ(labels, (Lines{"dp-cp: gradients", "tp: sequence_parallel",
                              "tied 0: tied gradient", "world: loss and norm"}));
   }
   const auto sharded = after_steps(
-      cube(1, false), 1, [](ProcessGroup& world, DeviceMesh&, Trainer&) {
+      cube(1, false), 1, [](ProcessGroup& world, DeviceMesh&, HybridStrategy&) {
         return sums_of(world);
       });
   for (const Lines& labels : sharded) {
@@ -72,10 +72,10 @@ TEST(HybridSums, ComeInTheOrderOfMegatron) {
 
 // A middle stage holds no embedding; without cut tokens nothing is partial.
 TEST(HybridSums, AreLeftOutWhereNobodySharesAParameter) {
-  HybridOptions how = cube(0, false);
-  how.pp = 3, how.dp = 1;
-  const auto all =
-      after_steps(how, 1, [](ProcessGroup& world, DeviceMesh& mesh, Trainer&) {
+  HybridOptions setup = cube(0, false);
+  setup.pp = 3, setup.dp = 1;
+  const auto all = after_steps(
+      setup, 1, [](ProcessGroup& world, DeviceMesh& mesh, HybridStrategy&) {
         Lines labels = sums_of(world);
         labels.insert(labels.begin(), std::to_string(mesh.coordinate("pp")));
         return labels;
@@ -97,16 +97,17 @@ TEST(HybridNorm, CountsEachElementOnce) {
   for (const int zero : {0, 1}) {
     for (const bool sequence_parallel : {false, true}) {
       for (const char* schedule : {"1f1b", "dualpipe"}) {
-        HybridOptions how = cube(zero, sequence_parallel);
-        how.schedule = schedule;
-        how.micro_batches = 4;
-        SCOPED_TRACE(name_of(how));
+        HybridOptions setup = cube(zero, sequence_parallel);
+        setup.schedule = schedule;
+        setup.micro_batches = 4;
+        SCOPED_TRACE(name_of(setup));
         std::int64_t counted = 0;
         for (const std::int64_t here : after_steps(
-                 how, 0, [&](ProcessGroup&, DeviceMesh&mesh, Trainer&trainer) {
+                 setup, 0,
+                 [&](ProcessGroup&, DeviceMesh&mesh, HybridStrategy&strategy) {
                    std::int64_t numel = 0;
                    for (const UpdateBucket& bucket :
-                        trainer.update().buckets()) {
+                        strategy.update().buckets()) {
                      if (!bucket.counts) continue;
                      if (zero == 0) {
                        numel += bucket.numel();
@@ -134,9 +135,9 @@ TEST(HybridNorm, CountsEachElementOnce) {
 /// Values of each parameter by name, bit for bit.
 using Values = std::map<std::string, std::vector<double>>;
 
-Values values_of(const Trainer& trainer) {
+Values values_of(const HybridStrategy& strategy) {
   Values values;
-  for (const UpdateBucket& bucket : trainer.update().buckets()) {
+  for (const UpdateBucket& bucket : strategy.update().buckets()) {
     for (const NamedTensor& each : bucket.parameters) {
       values[each.name] = each.tensor.to_vector<double>();
     }
@@ -148,13 +149,13 @@ Values values_of(const Trainer& trainer) {
 TEST(HybridReplicas, StayEqualBitForBit) {
   for (const int zero : {0, 1}) {
     for (const bool sequence_parallel : {false, true}) {
-      const HybridOptions how = cube(zero, sequence_parallel);
-      SCOPED_TRACE(name_of(how));
-      const auto all =
-          after_steps(how, 3, [](ProcessGroup&, DeviceMesh&, Trainer& trainer) {
-            return values_of(trainer);
+      const HybridOptions setup = cube(zero, sequence_parallel);
+      SCOPED_TRACE(name_of(setup));
+      const auto all = after_steps(
+          setup, 3, [](ProcessGroup&, DeviceMesh&, HybridStrategy& strategy) {
+            return values_of(strategy);
           });
-      const Topology topology = topology_of(how);
+      const Topology topology = topology_of(setup);
       const auto at = [&](int dp, int tp, int pp) -> const Values& {
         return all[static_cast<std::size_t>(topology.get_rank(
             {{"dp", dp}, {"tp", tp}, {"pp", pp}, {"cp", 0}}))];
@@ -181,9 +182,10 @@ TEST(HybridReplicas, StayEqualBitForBit) {
 // With shards, a tied parameter's first sum must be cut alike on both stages.
 TEST(HybridBuckets, TiedWeightsHaveTheirOwn) {
   const auto all = after_steps(
-      cube(1, false), 0, [](ProcessGroup&, DeviceMesh&, Trainer& trainer) {
+      cube(1, false), 0,
+      [](ProcessGroup&, DeviceMesh&, HybridStrategy& strategy) {
         Lines tied;
-        for (const UpdateBucket& bucket : trainer.update().buckets()) {
+        for (const UpdateBucket& bucket : strategy.update().buckets()) {
           if (bucket.tied == nullptr) continue;
           for (const NamedTensor& each : bucket.parameters) {
             tied.push_back(each.name + " " +
@@ -201,10 +203,10 @@ TEST(HybridBuckets, TiedWeightsHaveTheirOwn) {
 TEST(HybridFolding, TakesTheTimeOfAllRanks) {
   for (const int zero : {0, 1, 2}) {
     for (const char* kind : {"none", "ring", "ulysses"}) {
-      HybridOptions how = cube(zero, true);
-      if (zero == 2) how.pp = 1;
-      if (kind != std::string("none")) how.cp = 2, how.cp_kind = kind;
-      expect_folded_as_all(how);
+      HybridOptions setup = cube(zero, true);
+      if (zero == 2) setup.pp = 1;
+      if (kind != std::string("none")) setup.cp = 2, setup.cp_kind = kind;
+      expect_folded_as_all(setup);
     }
   }
 }

@@ -323,15 +323,15 @@ TEST(AcceleratorFields, OfMegatronAreTheHybridChaptersOptions) {
   EXPECT_EQ(usual.recompute, "never");
   EXPECT_EQ(usual.zero_stage, 0);
   EXPECT_FALSE(usual.sequence_parallel);
-  const hybrid::HybridOptions how =
+  const hybrid::HybridOptions setup =
       hybrid_options({2, 2, 3, true, true, true}, 8);
-  EXPECT_EQ(how.tp, 2);
-  EXPECT_EQ(how.pp, 2);
-  EXPECT_EQ(how.dp, 2);
-  EXPECT_EQ(how.micro_batches, 3);
-  EXPECT_TRUE(how.sequence_parallel);
-  EXPECT_EQ(how.recompute, "always");
-  EXPECT_EQ(how.zero_stage, 1);
+  EXPECT_EQ(setup.tp, 2);
+  EXPECT_EQ(setup.pp, 2);
+  EXPECT_EQ(setup.dp, 2);
+  EXPECT_EQ(setup.micro_batches, 3);
+  EXPECT_TRUE(setup.sequence_parallel);
+  EXPECT_EQ(setup.recompute, "always");
+  EXPECT_EQ(setup.zero_stage, 1);
 }
 
 TEST(AcceleratorFields, ActivationCheckpointingIsOfTheBlocks) {

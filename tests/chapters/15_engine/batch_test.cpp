@@ -1,7 +1,7 @@
 // Batch arithmetic: two numbers give the third.
 
 #include "core/check.h"
-#include "tests/chapters/15_engine/support.h"
+#include "tests/chapters/15_engine/engine_support.h"
 
 namespace shardbook::engine {
 namespace {

@@ -15,10 +15,10 @@ inline Options options_for(int world_size) {
 inline Report train_choice(const Options& options, const Choice& choice) {
   ChapterRun chapter;
   chapter.fold_class = choice.fold_class;
-  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
     DeviceMesh mesh(world, choice.topology);
-    const auto strategy = choice.make(as, mesh);
-    run.train(as, *strategy);
+    const auto strategy = choice.make(options, mesh);
+    run.train(options, *strategy);
   };
   chapter.reference = choice.reference;
   return run_and_compare(options, chapter);

@@ -11,7 +11,7 @@
 #include <random>
 #include <sstream>
 
-#include "chapters/15_engine/internal/config_keys.h"
+#include "chapters/15_engine/internal/deepspeed_keys.h"
 #include "tests/chapters/15_engine/wild_support.h"
 #include "tests/support/sanitized.h"
 
@@ -190,10 +190,10 @@ class Mutator {
   std::string misspelt(std::string key) {
     const std::size_t at = below(key.size());
     const char letter = static_cast<char>('a' + below(26));
-    const std::size_t how = below(3);
-    if (how == 0) key[at] = key[at] == letter ? 'Z' : letter;
-    if (how == 1) key.insert(at, 1, letter);
-    if (how == 2) key.erase(at, 1);
+    const std::size_t setup = below(3);
+    if (setup == 0) key[at] = key[at] == letter ? 'Z' : letter;
+    if (setup == 1) key.insert(at, 1, letter);
+    if (setup == 2) key.erase(at, 1);
     return key;
   }
   /// The text with a few characters replaced, moved or left out.

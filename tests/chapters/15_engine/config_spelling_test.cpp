@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "tests/chapters/15_engine/support.h"
+#include "tests/chapters/15_engine/engine_support.h"
 
 namespace shardbook::engine {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <fstream>
 
-#include "tests/chapters/15_engine/support.h"
+#include "tests/chapters/15_engine/engine_support.h"
 #include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
 

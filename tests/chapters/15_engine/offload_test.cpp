@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/03_zero_fsdp/trainer.h"
+#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "tests/chapters/15_engine/choice_support.h"
 #include "tests/chapters/common/claims_support.h"
 #include "tests/chapters/common/sharded_support.h"
@@ -38,11 +38,11 @@ Report engine_run(Options options, int stage) {
 }
 
 Report chapter_run(const Options& options, int stage) {
-  zero_fsdp::TrainerOptions how;
-  how.strategy = "zero" + std::to_string(stage);
-  how.micro_batches = 2;
-  how.cpu_offload = true;
-  return sharded_test::report_of<zero_fsdp::Trainer>(options, how);
+  zero_fsdp::StrategyOptions setup;
+  setup.strategy = "zero" + std::to_string(stage);
+  setup.micro_batches = 2;
+  setup.cpu_offload = true;
+  return sharded_test::report_of<zero_fsdp::ZeroFsdpStrategy>(options, setup);
 }
 
 TEST(EngineOffload, TakesTheTimeMemoryAndBytesOfItsChapter) {

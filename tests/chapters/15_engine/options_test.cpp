@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "chapters/15_engine/trainer.h"
+#include "chapters/15_engine/engine_strategy.h"
 #include "tests/chapters/15_engine/choice_support.h"
 #include "tests/support/errors.h"
 

@@ -2,7 +2,7 @@
 
 #include <set>
 
-#include "tests/chapters/15_engine/support.h"
+#include "tests/chapters/15_engine/engine_support.h"
 
 namespace shardbook::engine {
 namespace {
@@ -249,9 +249,9 @@ TEST(EngineZero, OwnersMayBroadcastTheirParameters) {
   for (const int stage : {1, 2}) {
     DeepSpeedConfig config = config_of(stage, 1);
     config.zero.allgather_partitions = false;
-    const auto sent = [&](const DeepSpeedConfig& how) {
+    const auto sent = [&](const DeepSpeedConfig& setup) {
       return on_ranks(3, [&](ProcessGroup& world) {
-        Trained t(small_options(), how, world);
+        Trained t(small_options(), setup, world);
         three_steps(t);
         std::int64_t broadcasts = 0;
         for (const CommRecord& each : world.records()) {

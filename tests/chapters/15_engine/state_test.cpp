@@ -1,8 +1,8 @@
 // Checkpoints, the loader, and models that are cut already.
 
-#include "chapters/07_tensor_parallel/layers.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "comm/device_mesh.h"
-#include "tests/chapters/15_engine/support.h"
+#include "tests/chapters/15_engine/engine_support.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::engine {
@@ -163,10 +163,10 @@ TEST(EngineLoader, GivesTheSamplesOfADataset) {
     const Options options = small_options();
     const LoadedModel loaded = build_model(options);
     const Dataset data = Dataset::open(options, loaded.config);
-    LoaderOptions how;
-    how.micro_batch_size = 3;
-    how.shuffle = false;
-    Loader loader(training_data(data), how, world);
+    LoaderOptions setup;
+    setup.micro_batch_size = 3;
+    setup.shuffle = false;
+    Loader loader(training_data(data), setup, world);
     const Batch expected = data.batch(0, 3);
     const Batch found = loader.next_repeating();
     SB_CHECK(found.inputs.to_vector<std::int64_t>() ==

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "chapters/15_engine/trainer.h"
+#include "chapters/15_engine/engine_strategy.h"
 #include "comm/launch.h"
 #include "core/context.h"
 #include "tests/chapters/15_engine/choice_support.h"
@@ -286,7 +286,7 @@ TEST(EnginePipeline, RefusesForwardBackwardAndStep) {
       run_ranks(2, [&](ProcessGroup& world) {
         DeviceMesh mesh(world, choice.topology);
         const auto strategy = choice.make(options, mesh);
-        call(dynamic_cast<StrategyTrainer&>(*strategy).engine());
+        call(dynamic_cast<ConfiguredStrategy&>(*strategy).engine());
       });
     });
   };

@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "chapters/07_tensor_parallel/trainer.h"
-#include "chapters/08_tensor_parallel_2d/trainer.h"
-#include "chapters/10_tensor_parallel_3d/trainer.h"
-#include "chapters/11_dtensor/trainer.h"
-#include "chapters/12_sequence_parallel/trainer.h"
-#include "chapters/14_hybrid_3d/trainer.h"
+#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
+#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
+#include "chapters/10_tensor_parallel_3d/cube_strategy.h"
+#include "chapters/11_dtensor/dtensor_strategy.h"
+#include "chapters/12_sequence_parallel/sequence_strategy.h"
+#include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
@@ -36,43 +36,46 @@ struct Way {
 std::vector<Way> all_ways() {
   const auto on_grid = [](const Options& options, ProcessGroup& world,
                           DeviceMesh& mesh) -> std::unique_ptr<Strategy> {
-    return std::make_unique<summa::Trainer>(options, summa::grid_of(mesh),
-                                            world);
+    return std::make_unique<summa::SummaStrategy>(options, summa::grid_of(mesh),
+                                                  world);
   };
   const auto one_dimension = [](const Options& options, ProcessGroup& world,
                                 DeviceMesh&) -> std::unique_ptr<Strategy> {
-    return std::make_unique<tensor_parallel::Trainer>(
-        options, tensor_parallel::TrainerOptions{}, world);
+    return std::make_unique<tensor_parallel::TensorParallelStrategy>(
+        options, tensor_parallel::StrategyOptions{}, world);
   };
   const auto over_tokens = [](sequence_parallel::Kind kind) {
     return [kind](const Options& options, ProcessGroup& world,
                   DeviceMesh&) -> std::unique_ptr<Strategy> {
-      sequence_parallel::TrainerOptions how;
-      how.sequence.kind = kind;
-      return std::make_unique<sequence_parallel::Trainer>(options, how, world);
+      sequence_parallel::StrategyOptions setup;
+      setup.sequence.kind = kind;
+      return std::make_unique<sequence_parallel::SequenceStrategy>(
+          options, setup, world);
     };
   };
   const auto sharded_2x2 = [](const Options& options, ProcessGroup&,
                               DeviceMesh& mesh) -> std::unique_ptr<Strategy> {
-    dtensor::TrainerOptions how;
-    how.mesh = "2x2";
-    return std::make_unique<dtensor::Trainer>(options, how, mesh);
+    dtensor::StrategyOptions setup;
+    setup.mesh = "2x2";
+    return std::make_unique<dtensor::DTensorStrategy>(options, setup, mesh);
   };
   const auto on_cube = [](const Options& options, ProcessGroup& world,
                           DeviceMesh& mesh) -> std::unique_ptr<Strategy> {
-    return std::make_unique<cube::Trainer>(options, cube::cube_on(mesh), world);
+    return std::make_unique<cube::CubeStrategy>(options, cube::cube_on(mesh),
+                                                world);
   };
-  dtensor::TrainerOptions mesh_2x2;
+  dtensor::StrategyOptions mesh_2x2;
   mesh_2x2.mesh = "2x2";
   const auto hybrid_way = [](const std::string& name, int tp, int pp,
                              int zero_stage) {
-    hybrid::HybridOptions how;
-    how.dp = how.micro_batches = 2;
-    how.tp = tp, how.pp = pp, how.zero_stage = zero_stage;
-    return Way{name, 2 * tp * pp, hybrid::topology_of(how),
-               [how](const Options& options, ProcessGroup&, DeviceMesh& mesh) {
-                 return hybrid::make_trainer(options, how, mesh);
-               }};
+    hybrid::HybridOptions setup;
+    setup.dp = setup.micro_batches = 2;
+    setup.tp = tp, setup.pp = pp, setup.zero_stage = zero_stage;
+    return Way{
+        name, 2 * tp * pp, hybrid::topology_of(setup),
+        [setup](const Options& options, ProcessGroup&, DeviceMesh& mesh) {
+          return hybrid::make_trainer(options, setup, mesh);
+        }};
   };
   return {
       {"1D on 3", 3, Topology({"tp"}, {3}), one_dimension},
@@ -88,7 +91,7 @@ std::vector<Way> all_ways() {
       {"Megatron SP", 2, Topology({"tp"}, {2}),
        [](const Options& options, ProcessGroup& world,
           DeviceMesh&) -> std::unique_ptr<Strategy> {
-         return std::make_unique<sequence_parallel::MegatronTrainer>(
+         return std::make_unique<sequence_parallel::MegatronStrategy>(
              options, sequence_parallel::MegatronOptions{}, 1, world);
        }},
       hybrid_way("DP x TP x PP, ZeRO-1", 2, 2, 1),
@@ -106,11 +109,11 @@ std::string saved_by(const Way& way, const std::string& load,
   options.save = folder.path() + "/saved.safetensors";
   options.check = false;
   ChapterRun chapter;
-  chapter.rank = [&](const Options& as, ProcessGroup& world,
+  chapter.rank = [&](const Options& options, ProcessGroup& world,
                      shardbook::Run& run) {
     DeviceMesh mesh(world, way.topology);
-    const std::unique_ptr<Strategy> strategy = way.make(as, world, mesh);
-    run.train(as, *strategy);
+    const std::unique_ptr<Strategy> strategy = way.make(options, world, mesh);
+    run.train(options, *strategy);
   };
   run_and_compare(options, chapter);
   std::ifstream file(options.save, std::ios::binary);

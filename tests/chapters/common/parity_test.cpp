@@ -8,7 +8,7 @@
 #include <functional>
 #include <limits>
 
-#include "chapters/02_ddp/trainer.h"
+#include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/common/run/worlds.h"
 #include "core/ops.h"
 
@@ -35,18 +35,19 @@ ReferenceRun train_plainly(const Options& options) {
 ReferenceRun train_ddp(Options options, int world_size,
                        const std::string& hook = "none") {
   options.world_size = world_size;
-  ddp::TrainerOptions how;
-  how.comm_hook = hook;
+  ddp::StrategyOptions setup;
+  setup.comm_hook = hook;
   ReferenceRun run;
   const Report report = run_chapter(
-      options, [&](const Options& as, ProcessGroup& world, Report& report) {
-        ddp::Trainer trainer(as, how, world);
+      options,
+      [&](const Options& options, ProcessGroup& world, Report& report) {
+        ddp::DdpStrategy strategy(options, setup, world);
         const TrainingLog log =
-            train(as, trainer.optimizer(), false,
-                  [&](std::int64_t step) { return trainer.step(step); });
-        finish_rank(as, world, log, trainer.bills()[0], report);
+            train(options, strategy.optimizer(), false,
+                  [&](std::int64_t step) { return strategy.step(step); });
+        finish_rank(options, world, log, strategy.bills()[0], report);
         if (world.rank() != 0) return;
-        run.parameters = trainer.model().model->named_parameters();
+        run.parameters = strategy.model().model->named_parameters();
       });
   run.losses = report.losses;
   run.grad_norms = report.grad_norms;
@@ -92,9 +93,9 @@ TEST(Parity, OneStepOfFortySeedsIsEqual) {
     const ReferenceRun run = train_ddp(options, 2);
     ReferenceRun one;
     const Parity parity =
-        compare_with_one_device(options, run, [&](const Options& as) {
-          ReferenceRun each = train_one_device(as);
-          if (!as.nudged) one = each;
+        compare_with_one_device(options, run, [&](const Options& options) {
+          ReferenceRun each = train_one_device(options);
+          if (!options.nudged) one = each;
           return each;
         });
     EXPECT_TRUE(parity.passed) << seed << ": " << parity.max_rel;

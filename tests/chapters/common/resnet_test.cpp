@@ -147,10 +147,10 @@ TEST(ResNet, RecomputationChangesNothing) {
       RankContext context(Device::cpu(0), /*rank=*/0, /*num_threads=*/1);
       RankContext::Scope scope(context);
       const Options options = image_options(text);
-      single_device::SingleDeviceOptions how;
-      how.num_micro_batches = 2;
-      how.recompute = recompute;
-      single_device::SingleDevice device(options, how);
+      single_device::SingleDeviceOptions setup;
+      setup.num_micro_batches = 2;
+      setup.recompute = recompute;
+      single_device::SingleDevice device(options, setup);
       train(options, device.optimizer(), false,
             [&](std::int64_t k) { return device.step(k); });
       auto state = device.model().model->named_parameters();
@@ -197,9 +197,9 @@ TEST(ResNet, BillIsCounted) {
       RankContext::Scope scope(context);
       Options options = image_options(text);
       options.optimizer = "adamw";
-      single_device::SingleDeviceOptions how;
-      how.num_micro_batches = pieces;
-      single_device::SingleDevice device(options, how);
+      single_device::SingleDeviceOptions setup;
+      setup.num_micro_batches = pieces;
+      single_device::SingleDevice device(options, setup);
       train(options, device.optimizer(), false,
             [&](std::int64_t k) { return device.step(k); });
       const RankReport report =

@@ -29,19 +29,20 @@ inline Options small_gpt(int world_size, DType dtype = DType::kF64) {
   return options;
 }
 
-/// Trains by `Trainer(options, how, group)` on the whole world, and compares
+/// Trains by `StrategyType(options, setup, group)` on the whole world, and compares
 /// with one device, by `reference` or in as many pieces.
-template <typename Trainer, typename How>
+template <typename StrategyType, typename Setup>
 Report report_of(
-    const Options& options, const How& how,
+    const Options& options, const Setup& setup,
     const std::function<ReferenceRun(const Options&)>& reference = {}) {
   ChapterRun chapter;
-  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
-    Trainer strategy(as, how, world);
-    run.train(as, strategy);
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    StrategyType strategy(options, setup, world);
+    run.train(options, strategy);
   };
-  chapter.reference = [&](const Options& as) {
-    return reference ? reference(as) : train_one_device(as, how.micro_batches);
+  chapter.reference = [&](const Options& options) {
+    return reference ? reference(options)
+                     : train_one_device(options, setup.micro_batches);
   };
   return run_and_compare(options, chapter);
 }

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "chapters/05_gpipe/gpipe.h"
-#include "chapters/05_gpipe/trainer.h"
+#include "chapters/05_gpipe/gpipe_strategy.h"
+#include "chapters/06_1f1b/pipeline_strategy.h"
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/06_1f1b/trainer.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "tests/chapters/common/textbook_support.h"
 
@@ -39,13 +39,13 @@ double makespan(const Schedule& schedule, const Parts& t,
   for (int rank = 0; rank < schedule.num_ranks; ++rank) {
     dropped.emplace_back(schedule, rank, recompute);
   }
-  pipeline::ReplayOptions how;
-  how.recomputes = [&](int rank, const pipeline::Action& a) {
+  pipeline::ReplayOptions setup;
+  setup.recomputes = [&](int rank, const pipeline::Action& a) {
     return dropped[static_cast<std::size_t>(rank)].contains(a.micro_batch,
                                                             a.chunk);
   };
-  how.early_recompute = early;
-  how.messages = [&](int stage, int, bool is_forward) {
+  setup.early_recompute = early;
+  setup.messages = [&](int stage, int, bool is_forward) {
     std::vector<pipeline::Message> sent;
     const int to = is_forward ? stage + 1 : stage - 1;
     if (to >= 0 && to < schedule.num_stages) sent.push_back({to, t.c});
@@ -53,7 +53,7 @@ double makespan(const Schedule& schedule, const Parts& t,
   };
   const pipeline::Costs costs{t.f, t.i + t.w, t.i, t.w};
   return replay(
-             schedule, [&](int, int) { return costs; }, how)
+             schedule, [&](int, int) { return costs; }, setup)
       .makespan;
 }
 
@@ -188,23 +188,24 @@ Report run_ranks(const Options& options,
                      const Options&, ProcessGroup&)>& make) {
   ChapterRun chapter;
   chapter.fold_class = [](int rank) { return rank; };
-  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
-    run.train(as, *make(as, world));
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    run.train(options, *make(options, world));
   };
   return run_and_compare(options, chapter);
 }
 
-Report run_gpipe(const Options& options, const gpipe::TrainerOptions& how) {
-  return run_ranks(options, [&](const Options& as, ProcessGroup& world) {
-    return std::make_unique<gpipe::Trainer>(as, how, world);
+Report run_gpipe(const Options& options, const gpipe::StrategyOptions& setup) {
+  return run_ranks(options, [&](const Options& options, ProcessGroup& world) {
+    return std::make_unique<gpipe::GpipeStrategy>(options, setup, world);
   });
 }
 
-Report run_schedule(Options options, const pipeline::TrainerOptions& how) {
+Report run_schedule(Options options, const pipeline::StrategyOptions& setup) {
   const pipeline::Plan plan =
-      pipeline::make_plan(options, how).on_shapes(&options);
-  return run_ranks(options, [&](const Options& as, ProcessGroup& world) {
-    return std::make_unique<pipeline::Trainer>(as, how, plan, world);
+      pipeline::make_plan(options, setup).on_shapes(&options);
+  return run_ranks(options, [&](const Options& options, ProcessGroup& world) {
+    return std::make_unique<pipeline::PipelineStrategy>(options, setup, plan,
+                                                        world);
   });
 }
 
@@ -216,13 +217,13 @@ TEST(TextbookPipelineBills, GpipesLongestPathIsTheClocks) {
         for (const char* recompute : {"never", "always", "except_last"}) {
           for (const bool early : {false, true}) {
             const Options options = gpt_options(model, p, 17);
-            gpipe::TrainerOptions how;
-            how.micro_batches = m;
-            how.recompute = recompute;
-            how.early_recompute = early;
+            gpipe::StrategyOptions setup;
+            setup.micro_batches = m;
+            setup.recompute = recompute;
+            setup.early_recompute = early;
             SCOPED_TRACE(std::to_string(p) + " ranks, " + std::to_string(m) +
                          recompute + (early ? " early" : " late"));
-            expect_closed_form(run_gpipe(options, how));
+            expect_closed_form(run_gpipe(options, setup));
           }
         }
       }
@@ -235,12 +236,12 @@ TEST(TextbookPipelineBills, GpipesLongestPathIsTheClocks) {
 TEST(TextbookPipelineBills, GpipesSkipsDelayNoStageUnnoticed) {
   for (const auto& model : kModels) {
     for (const char* partition : {"4,4,4", "1,5,4,2", "5,1,1,5"}) {
-      gpipe::TrainerOptions how;
-      how.long_skips = true;
-      how.partition = partition;
+      gpipe::StrategyOptions setup;
+      setup.long_skips = true;
+      setup.partition = partition;
       const int p = partition[5] == '\0' ? 3 : 4;
       SCOPED_TRACE(partition);
-      expect_closed_form(run_gpipe(gpt_options(model, p, 8), how));
+      expect_closed_form(run_gpipe(gpt_options(model, p, 8), setup));
     }
   }
 }
@@ -251,14 +252,14 @@ TEST(TextbookPipelineBills, SchedulesLongestPathIsTheClocks) {
       for (const char* schedule : {"naive", "gpipe", "1f1b", "interleaved",
                                    "zb-h1", "zb-h2", "zb-auto"}) {
         for (const char* recompute : {"never", "always"}) {
-          pipeline::TrainerOptions how;
-          how.schedule = schedule;
-          how.micro_batches = 8;
-          how.recompute =
-              how.schedule == "naive" ? "never" : std::string(recompute);
+          pipeline::StrategyOptions setup;
+          setup.schedule = schedule;
+          setup.micro_batches = 8;
+          setup.recompute =
+              setup.schedule == "naive" ? "never" : std::string(recompute);
           SCOPED_TRACE(std::to_string(p) + " ranks, " + schedule + ", " +
                        recompute);
-          expect_closed_form(run_schedule(gpt_options(model, p, 8), how));
+          expect_closed_form(run_schedule(gpt_options(model, p, 8), setup));
         }
       }
     }
@@ -269,11 +270,11 @@ TEST(TextbookPipelineBills, SchedulesLongestPathIsTheClocks) {
 TEST(TextbookPipelineBills, UnequalStagesWait) {
   for (const char* partition : {"1,5,4,2", "6,1,1,4", "3,3,3,3"}) {
     for (const char* schedule : {"1f1b", "zb-h1"}) {
-      pipeline::TrainerOptions how;
-      how.schedule = schedule;
-      how.partition = partition;
+      pipeline::StrategyOptions setup;
+      setup.schedule = schedule;
+      setup.partition = partition;
       SCOPED_TRACE(std::string(partition) + schedule);
-      expect_closed_form(run_schedule(gpt_options(kModels[1], 4, 8), how));
+      expect_closed_form(run_schedule(gpt_options(kModels[1], 4, 8), setup));
     }
   }
 }
@@ -284,11 +285,11 @@ TEST(TextbookPipelineBills, StepsWithoutAFlushLastUntilTheNextUpdate) {
   const auto expect = [](const char* schedule, int p, int steps, int model) {
     Options options = gpt_options(kModels[model], p, 8);
     options.steps = steps;
-    pipeline::TrainerOptions how;
-    how.schedule = schedule;
+    pipeline::StrategyOptions setup;
+    setup.schedule = schedule;
     SCOPED_TRACE(std::to_string(p) + " ranks, " + schedule + ", " +
                  std::to_string(steps) + " steps");
-    expect_closed_form(run_schedule(options, how));
+    expect_closed_form(run_schedule(options, setup));
   };
   for (const char* schedule : {"pipedream", "pipedream-2bw"}) {
     for (const int model : {0, 1}) {
@@ -316,11 +317,11 @@ TEST(PipelinePeaks, AreWhatTheScheduleKeepsAndTheLogitsGradient) {
         .peak[static_cast<std::size_t>(MemoryKind::kActivation)]
         .counted;
   };
-  gpipe::TrainerOptions gpipe;
+  gpipe::StrategyOptions gpipe;
   gpipe.micro_batches = 2;
   gpipe.recompute = "never";
   EXPECT_EQ(peak(run_gpipe(options, gpipe)), 4 * (2 * set + 64 * 1024 + 1));
-  pipeline::TrainerOptions one;
+  pipeline::StrategyOptions one;
   one.schedule = "1f1b";
   one.micro_batches = 2;
   EXPECT_EQ(peak(run_schedule(options, one)), 4 * (set + 64 * 1024 + 1));
@@ -330,18 +331,19 @@ TEST(PipelinePeaks, AreWhatTheScheduleKeepsAndTheLogitsGradient) {
 TEST(TextbookPipelineBills, NoFormIsGivenWhereItDoesNotHold) {
   const auto form = [](const char* schedule, int p, auto change) {
     Options options = gpt_options(kModels[0], p, 8);
-    pipeline::TrainerOptions how;
-    how.schedule = schedule;
-    change(options, how);
-    return run_schedule(options, how).time.closed_form_s;
+    pipeline::StrategyOptions setup;
+    setup.schedule = schedule;
+    change(options, setup);
+    return run_schedule(options, setup).time.closed_form_s;
   };
-  const auto as_it_is = [](Options&, pipeline::TrainerOptions&) {};
+  const auto as_it_is = [](Options&, pipeline::StrategyOptions&) {};
   EXPECT_LT(form("pipedream", 2, as_it_is), 0);
   EXPECT_LT(form("dualpipe", 2, as_it_is), 0);
-  EXPECT_LT(form("pipedream", 4, [](auto&, auto& how) { how.stash = false; }),
-            0);
   EXPECT_LT(
-      form("1f1b", 2, [](auto&, auto& how) { how.post_validation = true; }), 0);
+      form("pipedream", 4, [](auto&, auto& setup) { setup.stash = false; }), 0);
+  EXPECT_LT(
+      form("1f1b", 2, [](auto&, auto& setup) { setup.post_validation = true; }),
+      0);
   EXPECT_LT(form("1f1b", 2,
                  [](auto& options, auto&) { options.cluster = "dgx-a100"; }),
             0);

@@ -6,14 +6,14 @@
 #include <functional>
 #include <string>
 
-#include "chapters/03_zero_fsdp/trainer.h"
+#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "tests/chapters/common/textbook_support.h"
 
 namespace shardbook::textbook::sharded {
 namespace {
 
-using zero_fsdp::Trainer;
-using zero_fsdp::TrainerOptions;
+using zero_fsdp::StrategyOptions;
+using zero_fsdp::ZeroFsdpStrategy;
 
 class TextbookSharded : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, TextbookSharded, ::testing::Values(1, 2, 4, 8));
@@ -27,10 +27,11 @@ TEST_P(TextbookSharded, OneUnitGathersAndScattersOnce) {
   const double padded = 4 * std::ceil(kParameters / n) * n;
   for (const char* strategy : {"zero1", "zero2", "fsdp"}) {
     SCOPED_TRACE(strategy);
-    TrainerOptions how;
-    how.strategy = strategy;
-    how.wrap = "none";
-    const Report report = run_on_textbook<Trainer>(mlp_options(n, 80000), how);
+    StrategyOptions setup;
+    setup.strategy = strategy;
+    setup.wrap = "none";
+    const Report report =
+        run_on_textbook<ZeroFsdpStrategy>(mlp_options(n, 80000), setup);
     expect_time(report.time.step_s, 3 * kLayers * f + all_gather(n, padded) +
                                         reduce_scatter(n, padded) +
                                         all_reduce(n, 8));
@@ -42,7 +43,7 @@ TEST_P(TextbookSharded, OneUnitGathersAndScattersOnce) {
 /// takes longer than a layer's backward, longer than its forward, and less.
 void for_each_run(
     int ranks, const char* strategy,
-    const std::function<void(const Options&, TrainerOptions)>& expect) {
+    const std::function<void(const Options&, StrategyOptions)>& expect) {
   for (const char* model :
        {"mlp", R"({"n_embd": 64, "n_layer": 1, "n_positions": 64})",
         R"({"n_embd": 64, "n_layer": 2, "n_positions": 64})", "gpt-nano"}) {
@@ -52,10 +53,10 @@ void for_each_run(
                      " micro-batches of " + std::to_string(rows));
         Options options = mlp_options(ranks, rows * ranks * micro_batches);
         options.model = model;
-        TrainerOptions how;
-        how.strategy = strategy;
-        how.micro_batches = micro_batches;
-        expect(options, how);
+        StrategyOptions setup;
+        setup.strategy = strategy;
+        setup.micro_batches = micro_batches;
+        expect(options, setup);
       }
     }
   }
@@ -64,64 +65,66 @@ void for_each_run(
 TEST_P(TextbookSharded, UnitsHideTheirMessagesButForTheEnds) {
   for (const char* strategy : {"zero1", "zero2", "zero3", "fsdp", "fsdp2"}) {
     SCOPED_TRACE(strategy);
-    for_each_run(GetParam(), strategy,
-                 [](const Options& options, const TrainerOptions& how) {
-                   expect_closed_form(run_on_textbook<Trainer>(options, how));
-                 });
+    for_each_run(
+        GetParam(), strategy,
+        [](const Options& options, const zero_fsdp::StrategyOptions& setup) {
+          expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
+        });
   }
 }
 
 // Layers that stay whole are gathered once, and the sum of the losses travels
 // while backward computes. Without prefetching nothing hides.
 TEST_P(TextbookSharded, KeptLayersAndThoseGatheredLate) {
-  for_each_run(GetParam(), "zero3",
-               [](const Options& options, TrainerOptions how) {
-                 how.zero.max_reuse_distance = 1'000'000'000;
-                 expect_closed_form(run_on_textbook<Trainer>(options, how));
-                 how.zero.prefetch_bucket_size = 1'000'000'000;
-                 expect_closed_form(run_on_textbook<Trainer>(options, how));
-                 how.zero.max_reuse_distance = 0;
-                 how.zero.prefetch_bucket_size = 0;
-                 how.recompute = true;
-                 how.zero.persistence_threshold = 0;
-                 expect_closed_form(run_on_textbook<Trainer>(options, how));
-               });
-  for_each_run(GetParam(), "fsdp",
-               [](const Options& options, TrainerOptions how) {
-                 how.backward_prefetch = "none";
-                 expect_closed_form(run_on_textbook<Trainer>(options, how));
-                 how.backward_prefetch = "post";
-                 expect_closed_form(run_on_textbook<Trainer>(options, how));
-                 how.sharding_strategy = "shard_grad_op";
-                 how.param_dtype = "bf16";
-                 expect_closed_form(run_on_textbook<Trainer>(options, how));
-               });
+  for_each_run(
+      GetParam(), "zero3", [](const Options& options, StrategyOptions setup) {
+        setup.zero.max_reuse_distance = 1'000'000'000;
+        expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
+        setup.zero.prefetch_bucket_size = 1'000'000'000;
+        expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
+        setup.zero.max_reuse_distance = 0;
+        setup.zero.prefetch_bucket_size = 0;
+        setup.recompute = true;
+        setup.zero.persistence_threshold = 0;
+        expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
+      });
+  for_each_run(
+      GetParam(), "fsdp", [](const Options& options, StrategyOptions setup) {
+        setup.backward_prefetch = "none";
+        expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
+        setup.backward_prefetch = "post";
+        expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
+        setup.sharding_strategy = "shard_grad_op";
+        setup.param_dtype = "bf16";
+        expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
+      });
 }
 
 // Where messages hide, gathering further ahead changes nothing; elsewhere there
 // is no form.
 TEST(TextbookZero3, DeepPrefetchHidesNoMoreThanTheNextLayer) {
-  TrainerOptions how;
-  how.strategy = "zero3";
-  how.zero.prefetch_bucket_size = 150'000;  // three blocks
+  StrategyOptions setup;
+  setup.strategy = "zero3";
+  setup.zero.prefetch_bucket_size = 150'000;  // three blocks
   Options options = mlp_options(4, 240000);
   options.model = "gpt-nano";
-  expect_closed_form(run_on_textbook<Trainer>(options, how));
+  expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
   options.batch = 24;
-  EXPECT_EQ(run_on_textbook<Trainer>(options, how).time.closed_form_s,
-            kNotPredicted);
+  EXPECT_EQ(
+      run_on_textbook<ZeroFsdpStrategy>(options, setup).time.closed_form_s,
+      kNotPredicted);
 }
 
 TEST(TextbookSharding, OtherWaysHaveNoForm) {
   Options options = mlp_options(4, 24);
   options.model = "gpt-nano";
   const auto expect_none = [&](const char* strategy,
-                               const std::function<void(TrainerOptions&)>&
-                                   set) {
-    TrainerOptions how;
-    how.strategy = strategy;
-    set(how);
-    const Report report = run_on_textbook<Trainer>(options, how);
+                               const std::function<void(
+                                   zero_fsdp::StrategyOptions&)>& set) {
+    StrategyOptions setup;
+    setup.strategy = strategy;
+    set(setup);
+    const Report report = run_on_textbook<ZeroFsdpStrategy>(options, setup);
     EXPECT_EQ(report.time.closed_form_s, kNotPredicted) << strategy;
     EXPECT_EQ(
         report.time.closed_form_command,
@@ -130,22 +133,26 @@ TEST(TextbookSharding, OtherWaysHaveNoForm) {
             "--strategy ") +
             strategy);
   };
-  expect_none("zero2", [](auto& how) { how.zero.reduce_bucket_size = 1000; });
   expect_none("zero2",
-              [](auto& how) { how.zero.allgather_bucket_size = 1000; });
+              [](auto& setup) { setup.zero.reduce_bucket_size = 1000; });
+  expect_none("zero2",
+              [](auto& setup) { setup.zero.allgather_bucket_size = 1000; });
   expect_none("zero1",
-              [](auto& how) { how.zero.allgather_partitions = false; });
-  expect_none("zero2", [](auto& how) { how.cpu_offload = true; });
-  expect_none("zero3", [](auto& how) { how.cpu_offload = true; });
-  expect_none("zero3", [](auto& how) { how.zero.overlap_comm = false; });
-  expect_none("zero3", [](auto& how) { how.zero.max_reuse_distance = 60000; });
-  expect_none("zero3", [](auto& how) { how.zero.max_live_parameters = 60000; });
-  expect_none("fsdp", [](auto& how) { how.cpu_offload = true; });
-  expect_none("fsdp", [](auto& how) { how.fsdp.forward_prefetch = true; });
-  expect_none("fsdp", [](auto& how) { how.sharding_strategy = "no_shard"; });
-  expect_none("fsdp", [](auto& how) {
-    how.no_sync = true;
-    how.micro_batches = 2;
+              [](auto& setup) { setup.zero.allgather_partitions = false; });
+  expect_none("zero2", [](auto& setup) { setup.cpu_offload = true; });
+  expect_none("zero3", [](auto& setup) { setup.cpu_offload = true; });
+  expect_none("zero3", [](auto& setup) { setup.zero.overlap_comm = false; });
+  expect_none("zero3",
+              [](auto& setup) { setup.zero.max_reuse_distance = 60000; });
+  expect_none("zero3",
+              [](auto& setup) { setup.zero.max_live_parameters = 60000; });
+  expect_none("fsdp", [](auto& setup) { setup.cpu_offload = true; });
+  expect_none("fsdp", [](auto& setup) { setup.fsdp.forward_prefetch = true; });
+  expect_none("fsdp",
+              [](auto& setup) { setup.sharding_strategy = "no_shard"; });
+  expect_none("fsdp", [](auto& setup) {
+    setup.no_sync = true;
+    setup.micro_batches = 2;
   });
   options.steps = 1;  // records the order of fetches
   expect_none("zero3", [](auto&) {});

@@ -3,7 +3,7 @@
 // Virtual time against closed forms: a model, its run on shapes, and the
 // comparison of a bill's form (chapters/common/run/textbook.h) with the clock.
 //
-//   const Report report = run_on_textbook<ddp::Trainer>(options, how);
+//   const Report report = run_on_textbook<ddp::DdpStrategy>(options, how);
 //   expect_closed_form(report);
 
 #include <gtest/gtest.h>
@@ -54,15 +54,15 @@ inline void run_on_shapes(const Options& options, int num_ranks,
   sim::run_world(num_ranks, rank, world);
 }
 
-/// Trains by `Trainer(options, how, world)` on shapes.
-template <typename Trainer, typename How>
-Report run_on_textbook(Options options, const How& how) {
+/// Trains by `StrategyType(options, setup, world)` on shapes.
+template <typename StrategyType, typename Setup>
+Report run_on_textbook(Options options, const Setup& setup) {
   options.backend = "sim";
   options.cluster = "textbook";
   ChapterRun chapter;
-  chapter.rank = [&](const Options& as, ProcessGroup& world, Run& run) {
-    Trainer strategy(as, how, world);
-    run.train(as, strategy);
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    StrategyType strategy(options, setup, world);
+    run.train(options, strategy);
   };
   return run_and_compare(options, chapter);
 }

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "chapters/00_single_device/single_device.h"
-#include "chapters/01_data_parallel/trainer.h"
-#include "chapters/02_ddp/trainer.h"
-#include "chapters/04_model_parallel/trainer.h"
+#include "chapters/01_data_parallel/data_parallel_strategy.h"
+#include "chapters/02_ddp/ddp_strategy.h"
+#include "chapters/04_model_parallel/model_parallel_strategy.h"
 #include "tests/chapters/common/textbook_support.h"
 
 namespace shardbook::textbook {
@@ -38,34 +38,34 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Textbook, ::testing::Values(1, 2, 4, 8));
 // --- One device --------------------------------------------------------------
 
 Report one_device(const Options& options,
-                  const single_device::SingleDeviceOptions& how) {
+                  const single_device::SingleDeviceOptions& setup) {
   ChapterRun chapter;
-  chapter.rank = [&](const Options& as, ProcessGroup&, Run& run) {
-    single_device::SingleDevice device(as, how);
-    run.train(as, device);
+  chapter.rank = [&](const Options& options, ProcessGroup&, Run& run) {
+    single_device::SingleDevice device(options, setup);
+    run.train(options, device);
   };
   return run_and_compare(options, chapter);
 }
 
 // 6 flops for each weight and token, however the batch is cut.
 TEST_P(Textbook, OneDeviceTakesSixFlopsPerWeightAndToken) {
-  single_device::SingleDeviceOptions how;
-  how.num_micro_batches = GetParam();
-  const Report report = one_device(mlp_options(1, 800), how);
+  single_device::SingleDeviceOptions setup;
+  setup.num_micro_batches = GetParam();
+  const Report report = one_device(mlp_options(1, 800), setup);
   expect_time(report.time.step_s, 6 * kLayers * kWeights * 800 * 64 / kRate);
   expect_closed_form(report);
 }
 
 TEST(TextbookOfOne, AttentionAndRecomputationCount) {
   for (const bool recompute : {false, true}) {
-    single_device::SingleDeviceOptions how;
-    how.recompute = recompute;
+    single_device::SingleDeviceOptions setup;
+    setup.recompute = recompute;
     Options options = gpt_options(1, 24);
-    expect_closed_form(one_device(options, how));
+    expect_closed_form(one_device(options, setup));
     options.dropout = 0.1;
     options.dtype = DType::kBF16;
-    how.num_micro_batches = 5;
-    expect_closed_form(one_device(options, how));
+    setup.num_micro_batches = 5;
+    expect_closed_form(one_device(options, setup));
   }
 }
 
@@ -85,9 +85,9 @@ TEST(TextbookOfOne, OtherClustersAndImagesHaveNoForm) {
 TEST_P(Textbook, DdpWithOneBucketHidesNothing) {
   const int n = GetParam();
   const Options options = mlp_options(n, 80000);
-  ddp::TrainerOptions how;
-  how.ddp.first_bucket_mb = how.ddp.bucket_cap_mb = 1000;
-  const Report report = run_on_textbook<ddp::Trainer>(options, how);
+  ddp::StrategyOptions setup;
+  setup.ddp.first_bucket_mb = setup.ddp.bucket_cap_mb = 1000;
+  const Report report = run_on_textbook<ddp::DdpStrategy>(options, setup);
   const double f = layer_forward_s(80000.0 * 64 / n);
   expect_time(report.time.step_s,
               3 * kLayers * f + all_reduce(n, 4 * kParameters));
@@ -102,12 +102,12 @@ TEST_P(Textbook, DdpHidesWhatBackwardLeavesTimeFor) {
     for (const std::int64_t batch : {800, 8000, 80000}) {
       SCOPED_TRACE(std::to_string(bucket_mb) + " MiB, batch " +
                    std::to_string(batch));
-      ddp::TrainerOptions how;
-      how.ddp.first_bucket_mb = how.ddp.bucket_cap_mb = bucket_mb;
+      ddp::StrategyOptions setup;
+      setup.ddp.first_bucket_mb = setup.ddp.bucket_cap_mb = bucket_mb;
       expect_closed_form(
-          run_on_textbook<ddp::Trainer>(mlp_options(n, batch), how));
+          run_on_textbook<ddp::DdpStrategy>(mlp_options(n, batch), setup));
       expect_closed_form(
-          run_on_textbook<ddp::Trainer>(gpt_options(n, batch), how));
+          run_on_textbook<ddp::DdpStrategy>(gpt_options(n, batch), setup));
     }
   }
 }
@@ -119,15 +119,15 @@ TEST(TextbookDdp, EveryOptionOfTheReducerHasItsForm) {
         if (steps == 1 && is_static) continue;  // sends at the end of backward
         SCOPED_TRACE(testing::Message()
                      << steps << " steps " << unused << is_static);
-        ddp::TrainerOptions how;
-        how.ddp.first_bucket_mb = how.ddp.bucket_cap_mb = 0.05;
-        how.ddp.find_unused_parameters = unused;
-        how.ddp.static_graph = is_static;
-        how.comm_hook = unused ? "bf16" : "none";
-        how.micro_batches = steps;
+        ddp::StrategyOptions setup;
+        setup.ddp.first_bucket_mb = setup.ddp.bucket_cap_mb = 0.05;
+        setup.ddp.find_unused_parameters = unused;
+        setup.ddp.static_graph = is_static;
+        setup.comm_hook = unused ? "bf16" : "none";
+        setup.micro_batches = steps;
         Options options = gpt_options(3, 1800);
         options.steps = steps;
-        expect_closed_form(run_on_textbook<ddp::Trainer>(options, how));
+        expect_closed_form(run_on_textbook<ddp::DdpStrategy>(options, setup));
       }
     }
   }
@@ -136,10 +136,10 @@ TEST(TextbookDdp, EveryOptionOfTheReducerHasItsForm) {
 // --- Devices of one process --------------------------------------------------
 
 Report data_parallel_report(const Options& options) {
-  return run_devices(options, [](const Options& as,
+  return run_devices(options, [](const Options& options,
                                  const std::vector<Device>& devices, Run& run) {
-    data_parallel::Trainer trainer(as, devices);
-    run.train(as, trainer);
+    data_parallel::DataParallelStrategy strategy(options, devices);
+    run.train(options, strategy);
   });
 }
 
@@ -165,11 +165,12 @@ Report model_parallel_report(const Options& options,
                              const model_parallel::Settings& settings) {
   Options on = options;
   on.world_size = settings.num_devices();
-  return run_devices(
-      on, [&](const Options& as, const std::vector<Device>& devices, Run& run) {
-        model_parallel::Trainer trainer(as, settings, devices, 1);
-        run.train(as, trainer);
-      });
+  return run_devices(on, [&](const Options& options,
+                             const std::vector<Device>& devices, Run& run) {
+    model_parallel::ModelParallelStrategy strategy(options, settings, devices,
+                                                   1);
+    run.train(options, strategy);
+  });
 }
 
 // Naive: F + B, and a copy each way. With splits, one device works on a split

@@ -10,9 +10,9 @@
 #include <cstdlib>
 
 #include "chapters/00_single_device/single_device.h"
-#include "chapters/02_ddp/trainer.h"
-#include "chapters/03_zero_fsdp/trainer.h"
-#include "chapters/05_gpipe/trainer.h"
+#include "chapters/02_ddp/ddp_strategy.h"
+#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
+#include "chapters/05_gpipe/gpipe_strategy.h"
 #include "comm/ledger.h"
 #include "sim/device_clock.h"
 #include "tests/support/sanitized.h"
@@ -36,18 +36,18 @@ Options small_options(int world_size) {
   return options;
 }
 
-template <typename Trainer, typename How>
-Outcome run_trainer(const Options& options, const How& how,
+template <typename StrategyType, typename Setup>
+Outcome run_trainer(const Options& options, const Setup& setup,
                     const FoldClass& fold_class = one_class) {
   Outcome outcome;
   outcome.report = run_chapter(
       options,
-      [&](const Options& as, ProcessGroup& world, Report& report) {
-        Trainer trainer(as, how, world);
+      [&](const Options& options, ProcessGroup& world, Report& report) {
+        StrategyType trainer(options, setup, world);
         const TrainingLog log =
-            train(as, trainer.optimizer(), false,
+            train(options, trainer.optimizer(), false,
                   [&](std::int64_t step) { return trainer.step(step); });
-        finish_rank(as, world, log, trainer.bills()[0], report);
+        finish_rank(options, world, log, trainer.bills()[0], report);
         if (world.rank() != 0) return;
         outcome.ledger.clear();
         for (const CommRecord& record : world.records()) {
@@ -58,8 +58,8 @@ Outcome run_trainer(const Options& options, const How& how,
   return outcome;
 }
 
-Outcome run_ddp(const Options& options, const ddp::TrainerOptions& how) {
-  return run_trainer<ddp::Trainer>(options, how);
+Outcome run_ddp(const Options& options, const ddp::StrategyOptions& setup) {
+  return run_trainer<ddp::DdpStrategy>(options, setup);
 }
 
 void expect_same(const Outcome& a, const Outcome& b) {
@@ -92,23 +92,23 @@ void expect_same(const Outcome& a, const Outcome& b) {
 class Worlds : public ::testing::TestWithParam<int> {};
 
 TEST_P(Worlds, DdpCountsOnThreadsWhatSimCharges) {
-  std::vector<ddp::TrainerOptions> variants(5);
+  std::vector<ddp::StrategyOptions> variants(5);
   variants[1].ddp.gradient_as_bucket_view = true;
   variants[2].ddp.find_unused_parameters = true;
   variants[3].comm_hook = "bf16";
   variants[4].micro_batches = 24 / GetParam() > 1 ? 24 / GetParam() / 2 : 1;
   variants[4].ddp.bucket_cap_mb = 0.2;
-  for (const ddp::TrainerOptions& how : variants) {
+  for (const ddp::StrategyOptions& setup : variants) {
     Options options = small_options(GetParam());
     options.clip = 0.5;
     options.cluster = "dgx-v100";
     options.backend = "threads";
-    const Outcome threads = run_ddp(options, how);
+    const Outcome threads = run_ddp(options, setup);
     options.backend = "sim";
     options.fold = false;
-    const Outcome unfolded = run_ddp(options, how);
+    const Outcome unfolded = run_ddp(options, setup);
     options.fold = true;
-    const Outcome folded = run_ddp(options, how);
+    const Outcome folded = run_ddp(options, setup);
     expect_same(threads, unfolded);
     expect_same(unfolded, folded);
     EXPECT_NEAR(threads.report.time.simulated_step_s,
@@ -117,7 +117,7 @@ TEST_P(Worlds, DdpCountsOnThreadsWhatSimCharges) {
 }
 
 TEST_P(Worlds, ZeroAndFsdpCountOnThreadsWhatSimCharges) {
-  std::vector<zero_fsdp::TrainerOptions> variants(11);
+  std::vector<zero_fsdp::StrategyOptions> variants(11);
   const char* strategies[] = {"zero1", "zero2", "zero3", "zero3",
                               "fsdp",  "fsdp",  "fsdp2", "fsdp",
                               "zero2", "zero2", "fsdp2"};
@@ -136,19 +136,21 @@ TEST_P(Worlds, ZeroAndFsdpCountOnThreadsWhatSimCharges) {
   variants[9].cpu_offload = true;
   variants[10].sharding_strategy = "hybrid_shard";
   variants[10].fsdp.shard_size = GetParam() % 2 == 0 ? 2 : 1;
-  for (const zero_fsdp::TrainerOptions& how : variants) {
-    SCOPED_TRACE(how.strategy);
+  for (const zero_fsdp::StrategyOptions& setup : variants) {
+    SCOPED_TRACE(setup.strategy);
     Options options = small_options(GetParam());
     options.clip = 0.5;
     options.fold = false;
-    const Outcome threads = run_trainer<zero_fsdp::Trainer>(options, how);
+    const Outcome threads =
+        run_trainer<zero_fsdp::ZeroFsdpStrategy>(options, setup);
     options.backend = "sim";
-    const Outcome unfolded = run_trainer<zero_fsdp::Trainer>(options, how);
+    const Outcome unfolded =
+        run_trainer<zero_fsdp::ZeroFsdpStrategy>(options, setup);
     expect_same(threads, unfolded);
     options.fold = true;
     expect_same(unfolded,
-                run_trainer<zero_fsdp::Trainer>(
-                    options, how, zero_fsdp::fold_class(options, how)));
+                run_trainer<zero_fsdp::ZeroFsdpStrategy>(
+                    options, setup, zero_fsdp::fold_class(options, setup)));
   }
 }
 
@@ -158,9 +160,9 @@ TEST(WorldsDeathTest, ASignalIsNoticedInsideASimulatedStep) {
     Options options = small_options(2);
     options.backend = "sim";
     return chapter_main([&] {
-      run_chapter(options, [](const Options& as, ProcessGroup&, Report&) {
+      run_chapter(options, [](const Options& options, ProcessGroup&, Report&) {
         const auto none = make_optimizer("sgd", {}, {});
-        train(as, *none, false, [](std::int64_t) {
+        train(options, *none, false, [](std::int64_t) {
           kill(getpid(), SIGTERM);
           while (true) Tensor::zeros({4}).fill(1);
           return StepResult();
@@ -175,19 +177,19 @@ TEST(WorldsDeathTest, ASignalIsNoticedInsideASimulatedStep) {
 TEST_P(Worlds, AllClaimsHoldOnOneDeviceInBothWorlds) {
   // Rank count stands for the number of micro-batches.
   Options options = small_options(1);
-  single_device::SingleDeviceOptions how;
-  how.num_micro_batches = GetParam();
-  how.recompute = GetParam() % 2 == 0;
+  single_device::SingleDeviceOptions setup;
+  setup.num_micro_batches = GetParam();
+  setup.recompute = GetParam() % 2 == 0;
   const auto run = [&](const std::string& backend) {
     options.backend = backend;
-    return run_chapter(
-        options, [&](const Options& as, ProcessGroup& world, Report& report) {
-          single_device::SingleDevice device(as, how);
-          const TrainingLog log =
-              train(as, device.optimizer(), false,
-                    [&](std::int64_t step) { return device.step(step); });
-          finish_rank(as, world, log, device.bills()[0], report);
-        });
+    return run_chapter(options, [&](const Options& options, ProcessGroup& world,
+                                    Report& report) {
+      single_device::SingleDevice device(options, setup);
+      const TrainingLog log =
+          train(options, device.optimizer(), false,
+                [&](std::int64_t step) { return device.step(step); });
+      finish_rank(options, world, log, device.bills()[0], report);
+    });
   };
   const Report threads = run("threads"), shapes = run("sim");
   EXPECT_NEAR(threads.time.step_s, shapes.time.step_s,
@@ -243,9 +245,9 @@ TEST(WorldsTest, OneDeviceHasTheCoresOfARank) {
   const auto compare = [&] {
     compare_with_reference(
         options, one.parameters,
-        [&](const Options& as) {
+        [&](const Options& options) {
           cores = num_threads();
-          return train_one_device(as);
+          return train_one_device(options);
         },
         report);
   };
@@ -279,19 +281,21 @@ TEST(WorldsTest, ImagesInSixteenBitsTakeThePredictedTime) {
   single_device::SingleDeviceOptions pieces;
   pieces.num_micro_batches = 2;
   expect_as_predicted(run_chapter(
-      options, [&](const Options& as, ProcessGroup& world, Report& report) {
-        single_device::SingleDevice device(as, pieces);
+      options,
+      [&](const Options& options, ProcessGroup& world, Report& report) {
+        single_device::SingleDevice device(options, pieces);
         const TrainingLog log =
-            train(as, device.optimizer(), false,
+            train(options, device.optimizer(), false,
                   [&](std::int64_t step) { return device.step(step); });
-        finish_rank(as, world, log, device.bills()[0], report);
+        finish_rank(options, world, log, device.bills()[0], report);
       }));
   options.world_size = 2;
-  gpipe::TrainerOptions how;
-  how.micro_batches = 2;
+  gpipe::StrategyOptions setup;
+  setup.micro_batches = 2;
   // Each rank has a stage of its own: none stands for another
   const auto each = [](int rank) { return rank; };
-  expect_as_predicted(run_trainer<gpipe::Trainer>(options, how, each).report);
+  expect_as_predicted(
+      run_trainer<gpipe::GpipeStrategy>(options, setup, each).report);
 }
 
 // Micro-batches that repeat are multiplied; threads run all of them.
@@ -299,17 +303,17 @@ TEST(WorldsTest, ThousandsOfMicroBatchesCostTheTimeOfAll) {
   Options options = small_options(2);
   options.model = "mlp";
   options.batch = 80;
-  ddp::TrainerOptions how;
-  how.micro_batches = 40;
-  const Outcome all = run_ddp(options, how);
+  ddp::StrategyOptions setup;
+  setup.micro_batches = 40;
+  const Outcome all = run_ddp(options, setup);
   options.backend = "sim";
-  const Outcome few = run_ddp(options, how);
+  const Outcome few = run_ddp(options, setup);
   EXPECT_EQ(all.ledger, few.ledger);
   EXPECT_NEAR(few.report.time.step_s / all.report.time.step_s, 1, 1e-9);
   EXPECT_NEAR(few.report.time.idle_share, all.report.time.idle_share, 1e-9);
   options.batch = 20000;
-  how.micro_batches = 10000;
-  const Outcome many = run_ddp(options, how);
+  setup.micro_batches = 10000;
+  const Outcome many = run_ddp(options, setup);
   EXPECT_GT(many.report.time.step_s, 200 * few.report.time.step_s);
 }
 
@@ -368,7 +372,7 @@ TEST(WorldsTest, SmallerBucketsHideBehindBackward) {
   options.backend = "sim";
   options.batch = 64;
   options.seq = 512;
-  ddp::TrainerOptions one, many;
+  ddp::StrategyOptions one, many;
   one.ddp.bucket_cap_mb = one.ddp.first_bucket_mb = 1e5;
   const double exposed_one = run_ddp(options, one).report.time.exposed_comm_s;
   const double exposed_many = run_ddp(options, many).report.time.exposed_comm_s;

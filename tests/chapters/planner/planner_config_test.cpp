@@ -7,7 +7,7 @@
 #include <string>
 
 #include "chapters/15_engine/strategies.h"
-#include "chapters/planner/report.h"
+#include "chapters/planner/plan_report.h"
 #include "chapters/planner/search.h"
 #include "tests/chapters/15_engine/choice_support.h"
 #include "tests/support/sanitized.h"
@@ -50,28 +50,28 @@ void expect_same(const Question& question, const Plan& plan) {
   EXPECT_EQ(options.dtype, question.dtype);
   EXPECT_EQ(options.batch, question.batch);
   const engine::Choice choice = engine::choose(options, config);
-  EXPECT_EQ(choice.dp, plan.how.dp);
+  EXPECT_EQ(choice.dp, plan.setup.dp);
   EXPECT_EQ(choice.sizes.train, question.batch);
   EXPECT_EQ(choice.sizes.micro, plan.micro_batch);
-  EXPECT_EQ(choice.sizes.accumulation, plan.how.micro_batches);
-  const std::map<std::string, int> degrees = {{"dp", plan.how.dp},
-                                              {"tp", plan.how.tp},
-                                              {"pp", plan.how.pp},
-                                              {"cp", plan.how.cp}};
+  EXPECT_EQ(choice.sizes.accumulation, plan.setup.micro_batches);
+  const std::map<std::string, int> degrees = {{"dp", plan.setup.dp},
+                                              {"tp", plan.setup.tp},
+                                              {"pp", plan.setup.pp},
+                                              {"cp", plan.setup.cp}};
   for (const auto& [axis, degree] : degrees) {
     EXPECT_EQ(choice.topology.has_axis(axis) ? choice.topology.size(axis) : 1,
               degree)
         << axis;
   }
-  EXPECT_EQ(config.zero.stage, plan.how.zero_stage);
+  EXPECT_EQ(config.zero.stage, plan.setup.zero_stage);
   EXPECT_EQ(config.zero.offload_optimizer.device == "cpu", plan.offloads);
   EXPECT_EQ(config.zero.offload_param.device == "cpu",
-            plan.offloads && plan.how.zero_stage == 3);
+            plan.offloads && plan.setup.zero_stage == 3);
   EXPECT_EQ(config.book.recompute, plan.recompute);
-  EXPECT_EQ(config.book.schedule, plan.how.schedule);
-  EXPECT_EQ(config.book.sequence_parallel, plan.how.sequence_parallel);
-  if (plan.how.schedule == "interleaved") {
-    EXPECT_EQ(config.book.chunks, plan.how.chunks);
+  EXPECT_EQ(config.book.schedule, plan.setup.schedule);
+  EXPECT_EQ(config.book.sequence_parallel, plan.setup.sequence_parallel);
+  if (plan.setup.schedule == "interleaved") {
+    EXPECT_EQ(config.book.chunks, plan.setup.chunks);
   }
 }
 
@@ -91,14 +91,14 @@ TEST(PlannerConfig, TheEngineReadsEveryPlan) {
 
 Plan plan_of(const Question& question, int tp, int pp, int cp, int zero_stage) {
   Plan plan;
-  plan.how.tp = tp;
-  plan.how.pp = pp;
-  plan.how.cp = cp;
-  plan.how.dp = question.world_size / (tp * pp * cp);
-  plan.how.zero_stage = zero_stage;
-  if (cp > 1) plan.how.cp_layout = "zigzag";
+  plan.setup.tp = tp;
+  plan.setup.pp = pp;
+  plan.setup.cp = cp;
+  plan.setup.dp = question.world_size / (tp * pp * cp);
+  plan.setup.zero_stage = zero_stage;
+  if (cp > 1) plan.setup.cp_layout = "zigzag";
   plan.micro_batch = 1;
-  plan.how.micro_batches = question.batch / plan.how.dp;
+  plan.setup.micro_batches = question.batch / plan.setup.dp;
   return plan;
 }
 
@@ -113,9 +113,9 @@ TEST(PlannerConfig, TheEngineTrainsAsLongAsTheChapter) {
   const Question question = question_of("gpt2-medium", 8, 16);
   std::vector<Plan> plans = {plan_of(question, 2, 2, 1, 1),
                              plan_of(question, 1, 4, 2, 0)};
-  plans[0].how.sequence_parallel = true;
-  plans[0].how.schedule = "interleaved";
-  plans[0].how.chunks = 2;
+  plans[0].setup.sequence_parallel = true;
+  plans[0].setup.schedule = "interleaved";
+  plans[0].setup.chunks = 2;
   plans[0].recompute = "attention";
   plans[1].recompute = "blocks";
   for (const Plan& plan : plans) {

@@ -48,17 +48,17 @@ TEST(PlannerPrediction, AgreesWithTheHybridChapter) {
   const Question question = question_of(16, 64);
   for (const Case& each : cases) {
     Plan plan;
-    plan.how.tp = each.tp;
-    plan.how.pp = each.pp;
-    plan.how.cp = each.cp;
-    plan.how.dp = 16 / (each.tp * each.pp * each.cp);
-    plan.how.zero_stage = each.zero_stage;
-    plan.how.sequence_parallel = each.sequence_parallel;
-    plan.how.schedule = each.schedule;
-    if (each.cp > 1) plan.how.cp_layout = "zigzag";
+    plan.setup.tp = each.tp;
+    plan.setup.pp = each.pp;
+    plan.setup.cp = each.cp;
+    plan.setup.dp = 16 / (each.tp * each.pp * each.cp);
+    plan.setup.zero_stage = each.zero_stage;
+    plan.setup.sequence_parallel = each.sequence_parallel;
+    plan.setup.schedule = each.schedule;
+    if (each.cp > 1) plan.setup.cp_layout = "zigzag";
     plan.recompute = each.recompute;
     plan.micro_batch = 2;
-    plan.how.micro_batches = 64 / plan.how.dp / 2;
+    plan.setup.micro_batches = 64 / plan.setup.dp / 2;
     SCOPED_TRACE(plan.layout_text() + ", " + plan.work_text());
     Prediction prediction = predict_plan(question, plan);
     ASSERT_TRUE(can_confirm(question, plan));
@@ -80,24 +80,24 @@ TEST(PlannerPrediction, CountsTheBytesOfThePage) {
   const double parameters =
       layers * (12 * h * h + 13 * h) + vocabulary * h + seq * h + 2 * h;
   Plan plan;
-  plan.how.dp = 16;
-  plan.how.micro_batches = 2;
+  plan.setup.dp = 16;
+  plan.setup.micro_batches = 2;
   plan.micro_batch = 2;
   // Two bytes per element; 15/16 of them leave a rank each time
   const double unit = 2 * parameters * 15 / 16;
   const std::map<int, double> units = {{0, 2}, {1, 2}, {2, 3}, {3, 6}};
   for (const auto& [stage, count] : units) {
-    plan.how.zero_stage = stage;
+    plan.setup.zero_stage = stage;
     const Prediction each = predict_plan(question, plan);
     EXPECT_NEAR(each.step.sent_bytes.at("network") / (count * unit), 1, 1e-9)
         << "ZeRO-" << stage;
   }
   // Four sums of [b, s, h] per block, one behind the embedding, one before the
   // head; three f32 per token in the loss
-  plan.how.zero_stage = 0;
-  plan.how.tp = 8;
-  plan.how.dp = 2;
-  plan.how.micro_batches = 16;
+  plan.setup.zero_stage = 0;
+  plan.setup.tp = 8;
+  plan.setup.dp = 2;
+  plan.setup.micro_batches = 16;
   const Prediction cut = predict_plan(question, plan);
   const double tokens = 2 * seq;
   const double sums = (4 * layers + 2) * tokens * h * 2 + 3 * tokens * 4;
@@ -158,11 +158,11 @@ TEST(PlannerPrediction, LongPipelinesRepeat) {
   for (const std::string schedule : {"1f1b", "interleaved", "zb-h1"}) {
     for (const std::int64_t m : {16, 20, 40}) {
       Plan plan;
-      plan.how.pp = 4;
-      plan.how.tp = 2;
-      plan.how.dp = 2;
-      plan.how.schedule = schedule;
-      plan.how.micro_batches = m;
+      plan.setup.pp = 4;
+      plan.setup.tp = 2;
+      plan.setup.dp = 2;
+      plan.setup.schedule = schedule;
+      plan.setup.micro_batches = m;
       planner::HybridJob job = job_of(question, plan);
       const double shortened = planner::hybrid_step(job).pipeline_s;
       job.composes_stages = false;

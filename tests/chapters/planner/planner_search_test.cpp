@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "chapters/planner/report.h"
+#include "chapters/planner/plan_report.h"
 #include "chapters/planner/search.h"
 #include "core/check.h"
 #include "tests/support/sanitized.h"
@@ -81,14 +81,14 @@ TEST(PlannerSearch, TriesOnlyWhatTheHybridChapterRuns) {
   std::set<int> tps, pps, stages;
   std::set<std::string> schedules, recomputes;
   for (const Plan& plan : plans_of(question, &illegal)) {
-    const hybrid::HybridOptions how = chapter_options(question, plan);
-    EXPECT_EQ(hybrid::refusal(options_of(question), how), "");
-    EXPECT_EQ(how.dp * how.tp * how.pp * how.cp, 8);
-    EXPECT_EQ(how.dp * how.micro_batches * plan.micro_batch, 16);
-    tps.insert(how.tp);
-    pps.insert(how.pp);
-    stages.insert(how.zero_stage);
-    schedules.insert(how.schedule);
+    const hybrid::HybridOptions setup = chapter_options(question, plan);
+    EXPECT_EQ(hybrid::refusal(options_of(question), setup), "");
+    EXPECT_EQ(setup.dp * setup.tp * setup.pp * setup.cp, 8);
+    EXPECT_EQ(setup.dp * setup.micro_batches * plan.micro_batch, 16);
+    tps.insert(setup.tp);
+    pps.insert(setup.pp);
+    stages.insert(setup.zero_stage);
+    schedules.insert(setup.schedule);
     recomputes.insert(plan.recompute);
   }
   EXPECT_EQ(tps, (std::set<int>{1, 2, 4, 8}));
@@ -110,8 +110,8 @@ TEST(PlannerSearch, KeepsToWhatIsFixed) {
   question.limits.micro_batch = 2;
   question.limits.recompute = "blocks";
   for (const Plan& plan : plans_of(question)) {
-    EXPECT_EQ(plan.how.tp, 2);
-    EXPECT_EQ(plan.how.zero_stage, 1);
+    EXPECT_EQ(plan.setup.tp, 2);
+    EXPECT_EQ(plan.setup.zero_stage, 1);
     EXPECT_EQ(plan.micro_batch, 2);
     EXPECT_EQ(plan.recompute, "blocks");
   }
@@ -202,14 +202,14 @@ TEST(PlannerBlocks, AreCutEvenly) {
 TEST(PlannerReport, NamesTheCommandAndTheConfig) {
   const Question question = question_of("gpt-13b", "dgx-a100", 64, 512, 2048);
   Plan plan;
-  plan.how.tp = 2;
-  plan.how.pp = 4;
-  plan.how.dp = 8;
-  plan.how.zero_stage = 1;
-  plan.how.micro_batches = 32;
-  plan.how.sequence_parallel = true;
-  plan.how.schedule = "interleaved";
-  plan.how.chunks = 2;
+  plan.setup.tp = 2;
+  plan.setup.pp = 4;
+  plan.setup.dp = 8;
+  plan.setup.zero_stage = 1;
+  plan.setup.micro_batches = 32;
+  plan.setup.sequence_parallel = true;
+  plan.setup.schedule = "interleaved";
+  plan.setup.chunks = 2;
   plan.micro_batch = 2;
   plan.recompute = "blocks";
   EXPECT_EQ(plan.layout_text(), "tp 2 x pp 4 x dp 8, SP, ZeRO-1");

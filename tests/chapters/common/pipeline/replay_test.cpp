@@ -7,8 +7,8 @@
 
 #include "chapters/05_gpipe/gpipe.h"
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/common/pipeline/check.h"
 #include "chapters/common/pipeline/replay.h"
+#include "chapters/common/pipeline/schedule_check.h"
 #include "core/check.h"
 #include "tests/chapters/common/pipeline/schedule_support.h"
 

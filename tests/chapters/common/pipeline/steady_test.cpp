@@ -85,12 +85,12 @@ TEST(SteadyState, LongRunsLeaveMicroBatchesOutAndReportTheSame) {
       options.batch = 160;
       options.seq = 128;
       options.steps = 2;
-      TrainerOptions how;
-      how.schedule = schedule;
-      how.micro_batches = 160;
-      const Report fast = run_trainer(options, how).report;
-      how.leaves_out_repetitions = false;
-      const Report all = run_trainer(options, how).report;
+      StrategyOptions setup;
+      setup.schedule = schedule;
+      setup.micro_batches = 160;
+      const Report fast = run_trainer(options, setup).report;
+      setup.leaves_out_repetitions = false;
+      const Report all = run_trainer(options, setup).report;
       expect_claims(fast);
       const auto num_events = [](const Report& report) {
         return report.timelines.at(0).events.size();

@@ -1,0 +1,170 @@
+#include "bench/gpu/gpu_work.h"
+
+#include <utility>
+
+#include "chapters/common/models/data.h"
+#include "chapters/common/models/models.h"
+#include "chapters/common/run/options.h"
+#include "core/context.h"
+#include "core/ops.h"
+#include "core/optim.h"
+
+namespace shardbook::bench {
+namespace {
+
+Tensor random(const Shape& shape, DType dtype) {
+  Tensor x = Tensor::empty(shape, {dtype});
+  fill_normal(x, 0, 1, 0, 1);
+  return x;
+}
+
+/// A model in bf16 with what one training step needs. The weights have f32
+/// master copies, as in 00_single_device --dtype bf16 --master-weights; their
+/// gradients are bf16.
+struct Training {
+  std::unique_ptr<Module> model;
+  std::unique_ptr<Optimizer> optimizer;
+  Batch batch;
+
+  void step() {
+    model->clear_grad();
+    language_loss((*model)(batch.inputs), batch.targets).backward();
+    optimizer->step();
+  }
+};
+
+std::shared_ptr<Training> make_training(const Options& options) {
+  auto training = std::make_shared<Training>();
+  const ModelConfig config = ModelConfig::read(options.model);
+  InitOptions init;
+  init.dtype = options.dtype;
+  training->model = make_model(config, init);
+  training->optimizer =
+      make_optimizer(options.optimizer, training->model->parameters(),
+                     options.optimizer_options);
+  training->optimizer->keep_master_copies();
+  training->batch =
+      Dataset::open(options, config)
+          .batch(/*step=*/0, options.batch, BatchSlice{}, options.batch);
+  return training;
+}
+
+Options training_options(const std::string& model, std::int64_t batch) {
+  Options options;
+  options.device = "cuda";
+  options.model = model;
+  options.dtype = DType::kBF16;
+  options.data = "random";
+  options.batch = batch;
+  options.optimizer_options.lr = 1e-4;
+  return options;
+}
+
+/// Adds up the operations of products: what MFU counts.
+class FlopCounter : public Observer {
+ public:
+  void on_op_end(const OpEvent& event) override {
+    if (event.product.m > 0) flops_ += event.flops;
+  }
+  double flops() const { return flops_; }
+
+ private:
+  double flops_ = 0;
+};
+
+/// Of one step, counted on shapes: one sample's, times the samples.
+double step_flops(Options options) {
+  RankContext shapes(Device::meta(0));
+  const RankContext::Scope scope(shapes);
+  const std::int64_t samples = std::exchange(options.batch, 1);
+  const auto training = make_training(options);
+  FlopCounter counter;
+  shapes.add_observer(&counter);
+  training->step();
+  shapes.remove_observer(&counter);
+  return counter.flops() * static_cast<double>(samples);
+}
+
+Work step_work(const std::string& name, const std::string& text,
+               const Options& options) {
+  Work work{name, text, {}, step_flops(options)};
+  work.dtype = options.dtype;
+  work.make = [options]() -> std::function<void()> {
+    const auto training = make_training(options);
+    return [training] { training->step(); };
+  };
+  return work;
+}
+
+}  // namespace
+
+std::vector<Work> gemm_works(const Sizes& sizes) {
+  std::vector<Work> works;
+  const std::int64_t n = sizes.gemm;
+  const auto add = [&](const std::string& name, DType dtype, bool tf32) {
+    Work work{"gemm-" + name, "product " + std::to_string(n) + "^3, " + name};
+    work.flops = 2.0 * static_cast<double>(n * n) * static_cast<double>(n);
+    work.dtype = dtype;
+    work.allow_tf32 = tf32;
+    work.make = [n, dtype]() -> std::function<void()> {
+      const Tensor a = random({n, n}, dtype), b = random({n, n}, dtype);
+      return [a, b] { matmul(a, b); };
+    };
+    works.push_back(std::move(work));
+  };
+  add("bf16", DType::kBF16, false);
+  add("f16", DType::kF16, false);
+  add("tf32", DType::kF32, true);
+  add("f32", DType::kF32, false);
+  return works;
+}
+
+std::vector<Work> copy_works(const Sizes& sizes) {
+  const Shape shape = {sizes.copy_bytes / 4};
+  const auto bytes = static_cast<double>(sizes.copy_bytes);
+  const auto host = [] {
+    return TensorOptions{DType::kF32, RankContext::current().host()};
+  };
+  Work inside{"copy", "copy on the device"};
+  inside.bytes = 2 * bytes;
+  inside.make = [shape]() -> std::function<void()> {
+    const Tensor a = Tensor::zeros(shape), b = Tensor::zeros(shape);
+    return [a, b] { b.copy_from(a); };
+  };
+  Work in{"copy-in", "copy from the host"};
+  in.bytes = bytes;
+  in.make = [shape, host]() -> std::function<void()> {
+    const Tensor a = Tensor::zeros(shape, host()), b = Tensor::zeros(shape);
+    return [a, b] { b.copy_from(a); };
+  };
+  Work out{"copy-out", "copy to the host"};
+  out.bytes = bytes;
+  out.make = [shape, host]() -> std::function<void()> {
+    const Tensor a = Tensor::zeros(shape), b = Tensor::zeros(shape, host());
+    return [a, b] { b.copy_from(a); };
+  };
+  return {inside, in, out};
+}
+
+std::vector<Work> step_works(const Sizes& sizes) {
+  Options gpt = training_options(sizes.gpt, sizes.batch);
+  gpt.seq = sizes.seq;
+  Options resnet = training_options(sizes.resnet, sizes.images);
+  resnet.image_size = sizes.image_size;
+  resnet.seq = 1;
+  resnet.optimizer = "sgd";
+  resnet.optimizer_options.momentum = 0.9;
+  const auto by = [](std::int64_t a, std::int64_t b) {
+    return std::to_string(a) + " x " + std::to_string(b);
+  };
+  return {
+      step_work("gpt",
+                sizes.gpt + " step, bf16, AdamW, " + by(sizes.batch, sizes.seq),
+                gpt),
+      step_work("resnet",
+                sizes.resnet + " step, bf16, SGD, " +
+                    by(sizes.images, sizes.image_size) + "^2",
+                resnet)};
+}
+
+}  // namespace shardbook::bench

@@ -1,0 +1,136 @@
+#include "bench/validate/error_statistics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "core/check.h"
+
+namespace shardbook::validate {
+namespace {
+
+std::vector<std::size_t> sorted_places(const std::vector<double>& values) {
+  std::vector<std::size_t> places(values.size());
+  std::iota(places.begin(), places.end(), 0);
+  std::stable_sort(places.begin(), places.end(),
+                   [&](auto i, auto j) { return values[i] < values[j]; });
+  return places;
+}
+
+/// Rank of each value, from 0; equal ones share their mean.
+std::vector<double> ranks_of(const std::vector<double>& values) {
+  const std::vector<std::size_t> places = sorted_places(values);
+  std::vector<double> ranks(values.size());
+  for (std::size_t begin = 0, end = 0; begin < places.size(); begin = end) {
+    while (end < places.size() && values[places[end]] == values[places[begin]])
+      ++end;
+    const double mean = static_cast<double>(begin + end - 1) / 2;
+    for (std::size_t i = begin; i < end; ++i) ranks[places[i]] = mean;
+  }
+  return ranks;
+}
+
+}  // namespace
+
+double relative_error(const Pair& pair) {
+  return pair.predicted / pair.published - 1;
+}
+
+double mape(const std::vector<Pair>& pairs) {
+  if (pairs.empty()) return 0;
+  double sum = 0;
+  for (const Pair& pair : pairs) sum += std::abs(relative_error(pair));
+  return sum / static_cast<double>(pairs.size());
+}
+
+double worst_error(const std::vector<Pair>& pairs) {
+  double worst = 0;
+  for (const Pair& pair : pairs) {
+    worst = std::max(worst, std::abs(relative_error(pair)));
+  }
+  return worst;
+}
+
+double weighted_median(const std::vector<double>& values,
+                       const std::vector<double>& weights) {
+  SB_CHECK(!values.empty() && values.size() == weights.size(),
+           "weighted_median: ", values.size(), " values and ", weights.size(),
+           " weights");
+  double total = 0;
+  for (const double weight : weights) {
+    SB_CHECK(weight > 0, "weighted_median: a weight is ", weight,
+             "; give weights above 0");
+    total += weight;
+  }
+  const std::vector<std::size_t> places = sorted_places(values);
+  double below = 0;
+  for (const std::size_t i : places) {
+    below += weights[i];
+    if (below >= total / 2) return values[i];
+  }
+  return values[places.back()];
+}
+
+// |c s / p - 1| is s / p times |c - p / s|: weights and values of a median.
+double null_mape(const std::vector<Pair>& pairs) {
+  if (pairs.empty()) return 0;
+  std::vector<double> values, weights;
+  for (const Pair& pair : pairs) {
+    values.push_back(pair.published / pair.null_scale);
+    weights.push_back(pair.null_scale / pair.published);
+  }
+  const double best = weighted_median(values, weights);
+  std::vector<Pair> guesses = pairs;
+  for (Pair& guess : guesses) guess.predicted = best * guess.null_scale;
+  return mape(guesses);
+}
+
+double spearman(const std::vector<double>& a, const std::vector<double>& b) {
+  SB_CHECK(a.size() == b.size(), "spearman: ", a.size(), " values and ",
+           b.size());
+  const std::vector<double> x = ranks_of(a), y = ranks_of(b);
+  const double mean = (static_cast<double>(a.size()) - 1) / 2;
+  double xy = 0, xx = 0, yy = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    xy += (x[i] - mean) * (y[i] - mean);
+    xx += (x[i] - mean) * (x[i] - mean);
+    yy += (y[i] - mean) * (y[i] - mean);
+  }
+  return xx > 0 && yy > 0 ? xy / std::sqrt(xx * yy) : 0;
+}
+
+Contests judge_contests(const std::vector<Pair>& pairs, bool lower_is_better) {
+  struct Sides {
+    std::vector<double> predicted, published;
+  };
+  std::map<std::string, Sides> contests;
+  for (const Pair& pair : pairs) {
+    if (pair.contest.empty()) continue;
+    // As times: less is better
+    const double power = lower_is_better ? 1 : -1;
+    contests[pair.contest].predicted.push_back(std::pow(pair.predicted, power));
+    contests[pair.contest].published.push_back(std::pow(pair.published, power));
+  }
+  Contests result;
+  for (const auto& [name, sides] : contests) {
+    if (sides.predicted.size() < 2) continue;
+    const auto picked =
+        std::min_element(sides.predicted.begin(), sides.predicted.end()) -
+        sides.predicted.begin();
+    const double best =
+        *std::min_element(sides.published.begin(), sides.published.end());
+    result.count += 1;
+    result.rows += static_cast<int>(sides.predicted.size());
+    result.spearman += spearman(sides.predicted, sides.published);
+    result.regret +=
+        sides.published[static_cast<std::size_t>(picked)] / best - 1;
+  }
+  if (result.count > 0) {
+    result.spearman /= result.count;
+    result.regret /= result.count;
+  }
+  return result;
+}
+
+}  // namespace shardbook::validate

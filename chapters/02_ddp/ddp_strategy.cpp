@@ -1,0 +1,94 @@
+#include "chapters/02_ddp/ddp_strategy.h"
+
+#include <optional>
+
+#include "chapters/common/models/checkpoint.h"
+#include "core/check.h"
+
+namespace shardbook::ddp {
+namespace {
+
+Options checked(const Options& options, const StrategyOptions& setup,
+                int ranks) {
+  check_even_batch(options, ranks, setup.micro_batches, "--micro-batches");
+  SB_CHECK(setup.comm_hook == "none" || setup.comm_hook == "bf16",
+           "--comm-hook ", setup.comm_hook, ": give none or bf16");
+  return options;
+}
+
+}  // namespace
+
+DdpStrategy::DdpStrategy(const Options& options, const StrategyOptions& setup,
+                         ProcessGroup& dp)
+    : options_(checked(options, setup, dp.size())),
+      setup_(setup),
+      dp_(dp),
+      loaded_(build_model(options)),
+      data_(Dataset::open(options.data, options.seq, loaded_.config.vocab_size,
+                          options.seed)),
+      optimizer_(make_optimizer(options.optimizer, loaded_.model->parameters(),
+                                options.optimizer_options)),
+      ddp_(*loaded_.model, dp, setup.ddp) {
+  if (setup.comm_hook == "bf16") ddp_.register_comm_hook(bf16_compress_hook());
+}
+
+StepResult DdpStrategy::step(std::int64_t step) {
+  // All but the last micro-batch keep their gradients to themselves
+  std::optional<NoSync> no_sync;
+  const Tensor loss = data_parallel_gradients(
+      options_, dp_, data_, step, setup_.micro_batches,
+      [&](bool is_last) {
+        no_sync.reset();
+        if (!is_last) no_sync.emplace(ddp_);
+      },
+      [&](const Tensor& inputs) { return ddp_(inputs); });
+
+  StepResult result;
+  result.loss = loss.item();
+  result.grad_norm = update_parameters(options_, *optimizer_);
+  return result;
+}
+
+TrainingState DdpStrategy::state() {
+  TrainingState state;
+  add_whole(state, state_of(*loaded_.model), *optimizer_);
+  return state;
+}
+
+std::vector<NamedTensor> DdpStrategy::full_state() {
+  if (dp_.rank() != 0) return {};
+  return state_of(*loaded_.model);
+}
+
+BillSizes DdpStrategy::sizes() const {
+  BillSizes sizes =
+      bill_sizes(*loaded_.model, setup_.ddp, dp_.size(), options_.steps);
+  if (setup_.comm_hook == "bf16") sizes.wire_bytes = 2;
+  return sizes;
+}
+
+double DdpStrategy::predicted_bytes() const {
+  // And an all-reduce of the loss in each step
+  const double d = dp_.size();
+  return ddp::predicted_bytes(sizes()) +
+         static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;
+}
+
+MemoryBill DdpStrategy::bill() const {
+  return single_device_bill(
+      options_, loaded_.config,
+      options_.batch / (dp_.size() * setup_.micro_batches));
+}
+
+double DdpStrategy::step_s() const {
+  StepTime step{loaded_.config};
+  step.ranks = dp_.size();
+  step.micro_batches = static_cast<double>(setup_.micro_batches);
+  step.rows =
+      static_cast<double>(options_.batch) / dp_.size() / step.micro_batches;
+  step.wire_bytes = static_cast<double>(
+      setup_.comm_hook == "bf16" ? 2 : dtype_bytes(options_.dtype));
+  return ddp::step_s(options_, step, *loaded_.model, ddp_);
+}
+
+}  // namespace shardbook::ddp

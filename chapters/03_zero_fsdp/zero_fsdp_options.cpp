@@ -1,0 +1,140 @@
+// The chapter's own options.
+
+#include <algorithm>
+#include <map>
+
+#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
+#include "core/check.h"
+
+namespace shardbook::zero_fsdp {
+
+void add_options(CommandLine& line, StrategyOptions& setup) {
+  line.add("--strategy", &setup.strategy, "what is sharded, and how",
+           {"zero1", "zero2", "zero3", "fsdp", "fsdp2"});
+  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step",
+           1);
+  line.add("--recompute", &setup.recompute,
+           "compute each block's activations again in backward");
+  line.add("--cpu-offload", &setup.cpu_offload,
+           "shards and optimizer on the host (zero2: optimizer only)");
+  // ZeRO
+  line.add("--reduce-bucket-size", &setup.zero.reduce_bucket_size,
+           "zero1, zero2: elements of gradients that travel together", 1);
+  line.add("--allgather-bucket-size", &setup.zero.allgather_bucket_size,
+           "zero1, zero2: elements that are gathered together after a step", 1);
+  line.add("--overlap-comm", &setup.zero.overlap_comm,
+           "zero1 to zero3: gradients travel while backward runs");
+  line.add("--reduce-scatter", &setup.zero.reduce_scatter,
+           "zero1, zero2: each rank receives its own part; no-: all-reduce");
+  line.add("--round-robin-gradients", &setup.zero.round_robin_gradients,
+           "zero1, zero2: neighbouring gradients to different owners");
+  line.add("--persistence-threshold", &setup.zero.persistence_threshold,
+           "zero3: parameters of so many elements stay gathered; -1: ten times "
+           "the model's width",
+           -1);
+  line.add("--prefetch-bucket-size", &setup.zero.prefetch_bucket_size,
+           "zero3: units are gathered ahead while fewer elements than this are "
+           "on their way; -1: one unit",
+           -1);
+  line.add(
+      "--max-live-parameters", &setup.zero.max_live_parameters,
+      "zero3: while so many elements are whole, nothing is gathered ahead; "
+      "-1: no limit",
+      -1);
+  line.add("--max-reuse-distance", &setup.zero.max_reuse_distance,
+           "zero3: a block stays whole when fewer elements are fetched before "
+           "its next use",
+           0);
+  line.add("--sub-group-size", &setup.zero.sub_group_size,
+           "zero1 to zero3: elements of a shard that are updated together", 1);
+  // FSDP
+  line.add("--sharding-strategy", &setup.sharding_strategy,
+           "fsdp: what is freed",
+           {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard"});
+  line.add("--shard-size", &setup.fsdp.shard_size,
+           "hybrid_shard: ranks that hold one copy together", 1);
+  line.add("--wrap", &setup.wrap, "fsdp: what becomes a unit",
+           {"transformer", "size", "none"});
+  line.add("--min-num-params", &setup.min_num_params,
+           "--wrap size: elements of a unit", 1);
+  line.add("--backward-prefetch", &setup.backward_prefetch,
+           "fsdp: gather the next unit before or after this one's backward",
+           {"pre", "post", "none"});
+  line.add("--forward-prefetch", &setup.fsdp.forward_prefetch,
+           "fsdp: gather the next unit before this one's forward");
+  line.add("--limit-all-gathers", &setup.fsdp.limit_all_gathers,
+           "fsdp: at most two gathered units ahead");
+  line.add("--param-dtype", &setup.param_dtype,
+           "fsdp: dtype of computation and gathers", {"f32", "bf16", "f16"});
+  line.add("--reduce-dtype", &setup.reduce_dtype,
+           "fsdp: dtype of the reductions", {"f32", "bf16", "f16"});
+  line.add("--no-sync", &setup.no_sync,
+           "fsdp: only the last micro-batch reduces");
+  line.refuse("--accumulate", "this option is called --micro-batches");
+}
+
+void check_given(
+    const StrategyOptions& setup,
+    const std::vector<std::pair<std::string, std::string>>& given) {
+  using Strategies = std::vector<std::string>;
+  const Strategies buckets = {"zero1", "zero2"}, zero3 = {"zero3"};
+  const Strategies zero = {"zero1", "zero2", "zero3"}, fsdp = {"fsdp", "fsdp2"};
+  const std::map<std::string, Strategies> owners = {
+      {"--reduce-bucket-size", buckets},
+      {"--allgather-bucket-size", buckets},
+      {"--reduce-scatter", buckets},
+      {"--round-robin-gradients", buckets},
+      {"--overlap-comm", zero},
+      {"--persistence-threshold", zero3},
+      {"--prefetch-bucket-size", zero3},
+      {"--max-live-parameters", zero3},
+      {"--sub-group-size", zero},
+      {"--max-reuse-distance", zero3},
+      {"--sharding-strategy", fsdp},
+      {"--shard-size", fsdp},
+      {"--wrap", fsdp},
+      {"--min-num-params", fsdp},
+      {"--backward-prefetch", fsdp},
+      {"--forward-prefetch", fsdp},
+      {"--limit-all-gathers", fsdp},
+      {"--param-dtype", fsdp},
+      {"--reduce-dtype", fsdp},
+      {"--no-sync", fsdp}};
+  for (const auto& [flag, value] : given) {
+    const auto owner = owners.find(flag);
+    if (owner == owners.end()) continue;
+    const Strategies& known = owner->second;
+    std::string list;
+    for (std::size_t i = 0; i < known.size(); ++i) {
+      list += (i == 0 ? "" : i + 1 < known.size() ? ", " : " or ") + known[i];
+    }
+    SB_CHECK(std::count(known.begin(), known.end(), setup.strategy) > 0, flag,
+             " ", value, ": means nothing to --strategy ", setup.strategy,
+             "; it belongs to --strategy ", list);
+    SB_CHECK(
+        flag != "--shard-size" || setup.sharding_strategy == "hybrid_shard",
+        flag, " ", value, ": means nothing to --sharding-strategy ",
+        setup.sharding_strategy, "; it belongs to hybrid_shard");
+    SB_CHECK(flag != "--min-num-params" || setup.wrap == "size", flag, " ",
+             value, ": means nothing to --wrap ", setup.wrap,
+             "; it belongs to size");
+  }
+}
+
+std::optional<DType> dtype_of(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  return name == "bf16"  ? DType::kBF16
+         : name == "f16" ? DType::kF16
+                         : DType::kF32;
+}
+
+DType shortest_dtype(DType parameters, const StrategyOptions& setup) {
+  DType shortest = parameters;
+  for (const std::string& name : {setup.param_dtype, setup.reduce_dtype}) {
+    const DType dtype = dtype_of(name).value_or(parameters);
+    if (dtype_bytes(dtype) < dtype_bytes(shortest)) shortest = dtype;
+  }
+  return shortest;
+}
+
+}  // namespace shardbook::zero_fsdp

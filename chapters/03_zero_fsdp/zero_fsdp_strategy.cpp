@@ -1,0 +1,260 @@
+#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+
+#include "chapters/03_zero_fsdp/fsdp/state_dict.h"
+#include "chapters/03_zero_fsdp/zero/zero_memory.h"
+#include "chapters/03_zero_fsdp/zero/zero_time.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace shardbook::zero_fsdp {
+namespace {
+
+bool is_fsdp(const StrategyOptions& setup) {
+  return setup.strategy == "fsdp" || setup.strategy == "fsdp2";
+}
+
+Options checked(const Options& options, const StrategyOptions& setup,
+                int ranks) {
+  check_even_batch(options, ranks, setup.micro_batches, "--micro-batches");
+  SB_CHECK(is_fsdp(setup) || (setup.param_dtype.empty() &&
+                              setup.reduce_dtype.empty() && !setup.no_sync),
+           "--strategy ", setup.strategy,
+           ": --param-dtype, --reduce-dtype and "
+           "--no-sync belong to fsdp and fsdp2");
+  const int shard_size = setup.fsdp.shard_size;
+  SB_CHECK(setup.sharding_strategy != "hybrid_shard" ||
+               (shard_size >= 1 && ranks % shard_size == 0),
+           "--shard-size ", shard_size,
+           ": hybrid_shard needs a divisor of "
+           "--world-size ",
+           ranks, ", such as the devices of a node");
+  SB_CHECK(is_fsdp(setup) || setup.strategy != "zero1" || !setup.cpu_offload,
+           "--cpu-offload: with zero2, zero3, fsdp or fsdp2; stage 1 keeps "
+           "whole gradients on the device");
+  return options;
+}
+
+zero::ZeroOptions zero_options(const Options& options,
+                               const StrategyOptions& setup,
+                               const ModelConfig& config) {
+  zero::ZeroOptions zero = setup.zero;
+  zero.stage = setup.strategy.back() - '0';
+  zero.clip = options.clip;
+  zero.offload_optimizer = setup.cpu_offload;
+  zero.offload_parameters = setup.cpu_offload && zero.stage == 3;
+  if (config.type != "gpt2") zero.unit_types = {"Linear"};
+  const std::int64_t h = config.n_embd;
+  if (zero.persistence_threshold < 0) zero.persistence_threshold = 10 * h;
+  if (zero.prefetch_bucket_size < 0) zero.prefetch_bucket_size = 9 * h * h / 10;
+  if (zero.max_live_parameters < 0) {
+    zero.max_live_parameters = std::numeric_limits<std::int64_t>::max();
+  }
+  return zero;
+}
+
+fsdp::FsdpOptions fsdp_options(const Options& options,
+                               const StrategyOptions& setup,
+                               const ModelConfig& config) {
+  using fsdp::BackwardPrefetch;
+  using fsdp::ShardingStrategy;
+  fsdp::FsdpOptions fsdp = setup.fsdp;
+  fsdp.per_parameter = setup.strategy == "fsdp2";
+  fsdp.sharding_strategy = setup.sharding_strategy == "shard_grad_op"
+                               ? ShardingStrategy::kShardGradOp
+                           : setup.sharding_strategy == "no_shard"
+                               ? ShardingStrategy::kNoShard
+                           : setup.sharding_strategy == "hybrid_shard"
+                               ? ShardingStrategy::kHybridShard
+                               : ShardingStrategy::kFullShard;
+  fsdp.backward_prefetch =
+      setup.backward_prefetch == "pre"    ? BackwardPrefetch::kPre
+      : setup.backward_prefetch == "post" ? BackwardPrefetch::kPost
+                                          : BackwardPrefetch::kNone;
+  // The embedding stays with the root: GPT's output uses it once more
+  if (setup.wrap == "transformer") {
+    fsdp.auto_wrap_policy = fsdp::transformer_auto_wrap_policy(
+        {config.type == "gpt2" ? "GptBlock" : "Linear"});
+  } else if (setup.wrap == "size") {
+    fsdp.auto_wrap_policy = fsdp::size_based_auto_wrap_policy(
+        setup.min_num_params, {"GptAttention"}, {"Embedding"});
+  }
+  fsdp.cpu_offload.offload_params = setup.cpu_offload;
+  fsdp.mixed_precision.param_dtype = dtype_of(setup.param_dtype);
+  fsdp.mixed_precision.reduce_dtype = dtype_of(setup.reduce_dtype);
+  return fsdp;
+}
+
+}  // namespace
+
+// Under fully_shard, rows that the ranks do not divide give the last ranks
+// smaller parts. Under ZeRO-2 with offload, gradients go to their owners on the
+// host one by one. All other work is cut into equal parts.
+FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
+  if (setup.strategy == "zero2" && setup.cpu_offload) {
+    return [](int rank) { return rank; };
+  }
+  if (setup.strategy != "fsdp2" || setup.sharding_strategy == "no_shard") {
+    return one_class;
+  }
+  RankContext context(Device::meta(0), /*rank=*/0);
+  const RankContext::Scope scope(context);
+  InitOptions init;
+  init.dtype = options.dtype;
+  const int d = setup.sharding_strategy == "hybrid_shard"
+                    ? std::max(setup.fsdp.shard_size, 1)
+                    : options.world_size;
+  std::vector<Shape> shapes;
+  for (const Tensor& p :
+       make_model(model_config(options), init)->parameters()) {
+    shapes.push_back(p.shape());
+  }
+  const fsdp::ShardLayout layout = fsdp::row_layout(shapes, d);
+  std::map<std::vector<std::int64_t>, int> classes;
+  std::vector<int> class_of;
+  for (int rank = 0; rank < d; ++rank) {
+    std::vector<std::int64_t> numels;
+    for (std::size_t i = 0; i < layout.size(); ++i) {
+      numels.push_back(layout.piece(i, rank).numel());
+    }
+    const auto next = static_cast<int>(classes.size());
+    class_of.push_back(classes.emplace(numels, next).first->second);
+  }
+  return [class_of](int rank) {
+    return class_of[static_cast<std::size_t>(rank) % class_of.size()];
+  };
+}
+
+LoadedModel build_on_host(const Options& options, bool recompute) {
+  RankContext& context = RankContext::current();
+  ContextValue<Device> on_host(&RankContext::device, context.host());
+  LoadedModel loaded = build_model(options);
+  set_recompute(*loaded.model, recompute);
+  return loaded;
+}
+
+ZeroFsdpStrategy::ZeroFsdpStrategy(const Options& options,
+                                   const StrategyOptions& setup,
+                                   ProcessGroup& dp)
+    : options_(checked(options, setup, dp.size())),
+      setup_(setup),
+      dp_(dp),
+      loaded_(build_on_host(options, setup.recompute)),
+      data_(Dataset::open(options.data, options.seq, loaded_.config.vocab_size,
+                          options.seed)) {
+  if (is_fsdp(setup)) {
+    fsdp_ = std::make_unique<fsdp::FullyShardedDataParallel>(
+        *loaded_.model, dp, fsdp_options(options, setup, loaded_.config));
+    optimizer_ = make_optimizer(options.optimizer, fsdp_->parameters(),
+                                options.optimizer_options);
+    return;
+  }
+  zero_ = zero::make_zero(*loaded_.model, dp,
+                          zero_options(options, setup, loaded_.config),
+                          options.optimizer, options.optimizer_options);
+}
+
+Optimizer& ZeroFsdpStrategy::optimizer() {
+  return zero_ ? zero_->optimizer() : *optimizer_;
+}
+
+StepResult ZeroFsdpStrategy::step(std::int64_t step) {
+  std::optional<fsdp::NoSync> no_sync;
+  const auto begin_piece = [&](bool is_last) {
+    // FSDP may keep whole gradients up to the last micro-batch
+    no_sync.reset();
+    if (fsdp_ && setup_.no_sync && !is_last) no_sync.emplace(*fsdp_);
+    if (zero_) zero_->set_boundary(is_last);
+  };
+  Tensor loss = data_parallel_gradients(
+      options_, dp_, data_, step, setup_.micro_batches, begin_piece,
+      [&](const Tensor& inputs) {
+        return zero_ ? (*zero_)(inputs) : (*fsdp_)(inputs);
+      });
+
+  StepResult result;
+  result.loss = loss.item();
+  if (zero_) {
+    const std::int64_t skipped = zero_->num_skipped_steps();
+    result.grad_norm = zero_->step();
+    result.was_skipped = zero_->num_skipped_steps() > skipped;
+    return result;
+  }
+  loss = Tensor();
+  result.grad_norm = fsdp_->clip_grad_norm_(
+      options_.clip > 0 ? options_.clip
+                        : std::numeric_limits<double>::infinity());
+  optimizer_->step();
+  fsdp_->clear_grad();
+  return result;
+}
+
+std::vector<NamedTensor> ZeroFsdpStrategy::full_parameters() {
+  if (zero_) return zero_->full_parameters(/*rank0_only=*/true);
+  return fsdp::full_state_dict(*fsdp_, {/*offload_to_cpu=*/true,
+                                        /*rank0_only=*/true});
+}
+
+double ZeroFsdpStrategy::predicted_bytes() const {
+  const double d = dp_.size();
+  const auto steps = static_cast<double>(options_.steps);
+  const double losses = steps * 2 * (d - 1) / d * 8;
+  if (zero_) {
+    const double loading =
+        options_.first_step > 0 ? zero_->predicted_load_bytes() : 0;
+    return losses + loading +
+           zero_->predicted_bytes(options_.steps, setup_.micro_batches);
+  }
+  return losses + fsdp::predicted_bytes(*fsdp_, step_plan());
+}
+
+fsdp::StepPlan ZeroFsdpStrategy::step_plan() const {
+  fsdp::StepPlan plan;
+  plan.steps = options_.steps;
+  plan.micro_steps = setup_.micro_batches;
+  plan.no_sync = setup_.no_sync;
+  return plan;
+}
+
+double ZeroFsdpStrategy::step_s() const {
+  if (!textbook::has_model_times(options_, loaded_.config)) {
+    return kNotPredicted;
+  }
+  const auto model =
+      textbook::model_times(options_, loaded_.config,
+                            static_cast<double>(options_.batch) / dp_.size() /
+                                static_cast<double>(setup_.micro_batches),
+                            setup_.recompute);
+  return zero_
+             ? zero::step_s(*zero_, model, options_.steps, setup_.micro_batches)
+             : fsdp::step_s(*fsdp_, step_plan(), model);
+}
+
+std::string ZeroFsdpStrategy::closed_form_command() const {
+  return "./shardbook run zero_fsdp -- --world-size 4 --cluster textbook "
+         "--strategy " +
+         setup_.strategy;
+}
+
+MemoryBill ZeroFsdpStrategy::bill() const {
+  const std::int64_t rows =
+      options_.batch / (dp_.size() * setup_.micro_batches);
+  if (zero_) {
+    return zero::zero_bill(*zero_, options_, loaded_.config, rows,
+                           setup_.recompute);
+  }
+  // Activations are those of one device in the dtype that computes
+  Options computed = options_;
+  computed.dtype = dtype_of(setup_.param_dtype).value_or(options_.dtype);
+  MemoryBill bill = fsdp::states_bill(options_, *fsdp_);
+  bill[MemoryKind::kActivation] =
+      single_device_bill(computed, loaded_.config, rows,
+                         setup_.recompute)[MemoryKind::kActivation];
+  return bill;
+}
+
+}  // namespace shardbook::zero_fsdp

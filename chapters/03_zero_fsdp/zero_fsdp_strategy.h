@@ -1,0 +1,130 @@
+#pragma once
+
+// A language model under ZeRO or FSDP, for main.cpp and the benchmarks.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chapters/03_zero_fsdp/fsdp/fsdp.h"
+#include "chapters/03_zero_fsdp/fsdp/fsdp_bill.h"
+#include "chapters/03_zero_fsdp/fsdp/state_dict.h"
+#include "chapters/03_zero_fsdp/zero/zero.h"
+#include "chapters/common/run/strategy.h"
+#include "chapters/common/run/worlds.h"
+
+namespace shardbook::zero_fsdp {
+
+/// ZeRO's options whose sizes follow the model's width h where they are
+/// negative, as the library Transformers sets them for DeepSpeed:
+/// persistence_threshold is 10 h, which leaves norms and biases whole and shards
+/// matrices, and prefetch_bucket_size is 0.9 h^2, which is one unit ahead.
+/// Negative max_live_parameters are no limit: DeepSpeed's 10^9 is meant for units
+/// of single modules, and a block of gpt-175b alone has more.
+inline zero::ZeroOptions sized_by_width() {
+  zero::ZeroOptions options;
+  options.persistence_threshold = options.prefetch_bucket_size = -1;
+  options.max_live_parameters = -1;
+  return options;
+}
+
+struct StrategyOptions {
+  /// "zero1", "zero2", "zero3", "fsdp" or "fsdp2".
+  std::string strategy = "fsdp";
+  zero::ZeroOptions zero = sized_by_width();
+
+  // FSDP
+  std::string sharding_strategy = "full_shard";
+  std::string wrap = "transformer";  ///< "transformer", "size" or "none"
+  std::int64_t min_num_params = 100'000'000;
+  std::string backward_prefetch = "pre";
+  /// Sizes, prefetch, limits; strategy, policy and offload follow from the
+  /// fields above.
+  fsdp::FsdpOptions fsdp;
+  std::string param_dtype;   ///< "": as the parameters
+  std::string reduce_dtype;  ///< "": as param_dtype
+
+  // Both
+  bool cpu_offload = false;
+  bool recompute = false;
+  /// Micro-batches per step.
+  std::int64_t micro_batches = 1;
+  /// FSDP: all but the last micro-batch keep whole gradients.
+  bool no_sync = false;
+};
+
+void add_options(CommandLine& line, StrategyOptions& setup);
+/// Throws Error that names the first option in `given` (options and values)
+/// that belongs to another strategy than the chosen one.
+void check_given(const StrategyOptions& setup,
+                 const std::vector<std::pair<std::string, std::string>>& given);
+
+/// The dtype with this name; none for "".
+std::optional<DType> dtype_of(const std::string& name);
+/// Of the dtypes that compute or travel, the one with the fewest bits.
+DType shortest_dtype(DType parameters, const StrategyOptions& setup);
+
+/// Which ranks do the same: the `sim` world runs one of each class.
+FoldClass fold_class(const Options& options, const StrategyOptions& setup);
+
+/// The model of the options on the host, from which each rank takes its shards.
+LoadedModel build_on_host(const Options& options, bool recompute = false);
+
+/// Rank r of d takes samples r, r + d, r + 2d, ... of each global batch, and
+/// its micro-batch i of g the samples r + d i, r + d (i + g), ... of those. The
+/// model is built on the host: the device never holds all of it.
+class ZeroFsdpStrategy : public Strategy {
+ public:
+  /// Throws Error when the global batch does not divide by d g, and for
+  /// options that do not go together. Collective.
+  ZeroFsdpStrategy(const Options& options, const StrategyOptions& setup,
+                   ProcessGroup& dp);
+
+  /// One optimizer step. The loss is the mean over the global batch, on every
+  /// rank: an all-reduce of one f64.
+  StepResult step(std::int64_t step) override;
+  Optimizer& optimizer() override;
+  std::vector<Bill> bills() override {
+    return {{predicted_bytes(), bill(), step_s()}};
+  }
+  std::string closed_form_command() const override;
+  /// Gathers the shards, a few at a time.
+  std::vector<NamedTensor> full_state() override { return full_parameters(); }
+  /// The shards as they lie: no communication.
+  TrainingState state() override {
+    return zero_ ? zero_->state() : fsdp::training_state(*fsdp_, *optimizer_);
+  }
+
+  const LoadedModel& model() const { return loaded_; }
+  const Dataset& data() const { return data_; }
+  /// One of the two exists; the other is null.
+  fsdp::FullyShardedDataParallel* fsdp() { return fsdp_.get(); }
+  zero::ZeroOptimizer* zero() { return zero_.get(); }
+
+  /// All parameters by name, whole, on the host of rank 0 (none elsewhere).
+  /// Collective.
+  std::vector<NamedTensor> full_parameters();
+
+  /// Bytes that a rank sends in options.steps steps, construction included.
+  double predicted_bytes() const;
+  /// Bytes that a rank's device holds, by kind.
+  MemoryBill bill() const;
+  /// Seconds of a step on the cluster `textbook`.
+  double step_s() const;
+
+ private:
+  fsdp::StepPlan step_plan() const;
+
+  Options options_;
+  StrategyOptions setup_;
+  ProcessGroup& dp_;
+  LoadedModel loaded_;
+  Dataset data_;
+  std::unique_ptr<zero::ZeroOptimizer> zero_;
+  std::unique_ptr<fsdp::FullyShardedDataParallel> fsdp_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+}  // namespace shardbook::zero_fsdp

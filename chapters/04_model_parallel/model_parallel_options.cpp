@@ -1,0 +1,54 @@
+#include "chapters/04_model_parallel/model_parallel_options.h"
+
+#include <fmt/format.h>
+
+#include "chapters/04_model_parallel/toy.h"
+#include "chapters/common/pipeline/partition.h"
+#include "core/check.h"
+
+namespace shardbook::model_parallel {
+
+void add_options(CommandLine& line, Settings& settings, Extras& extras) {
+  line.add("--variant", &settings.variant,
+           "one device, two in turn, or two at the same time", kVariants);
+  line.add("--split-size", &settings.split_size, "rows of a split", 1);
+  line.add("--partition", &settings.partition,
+           kPartitionHelp + std::string("; half: after layer2 of a ResNet"));
+  line.refuse("--micro-batches",
+              "splits are counted in rows; give --split-size");
+  line.add("--loss", &settings.loss,
+           "mse (against one-hot labels; the default for images) "
+           "or cross_entropy");
+  line.add("--toy", &extras.toy,
+           "train the two-layer model of PyTorch's tutorial and exit");
+  line.add("--sweep", &extras.sweep,
+           "also measure these split sizes, such as 1,3,5,8,10,12,20,40,60");
+  line.add("--repeats", &extras.repeats,
+           "measured steps per variant of the sweep", 1);
+}
+
+void check_settings(const Options& options, Settings& settings) {
+  SB_CHECK(options.world_size == 2, "--world-size ", options.world_size,
+           ": the model is cut once; give 2");
+  std::string& loss = settings.loss;
+  SB_CHECK(loss.empty() || loss == "mse" || loss == "cross_entropy", "--loss ",
+           loss, ": give mse or cross_entropy");
+  if (loss.empty()) {
+    loss =
+        ModelConfig::read(options.model).is_image() ? "mse" : "cross_entropy";
+  }
+  // One device takes the whole batch at once
+  if (settings.variant == "single") {
+    settings = on_one_device(settings);
+  }
+}
+
+int show_toy(const Options& options, const Settings& settings) {
+  SB_CHECK(options.backend == "threads" && options.steps >= 1,
+           "--toy prints numbers; give --backend threads and --steps of at "
+           "least 1");
+  fmt::print("{}", toy_text(train_toy(options, settings.split_size)));
+  return 0;
+}
+
+}  // namespace shardbook::model_parallel

@@ -1,0 +1,151 @@
+#include "chapters/05_gpipe/gpipe_strategy.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "chapters/05_gpipe/long_skips.h"
+#include "chapters/common/pipeline/partition.h"
+#include "chapters/common/pipeline/replay.h"
+#include "core/check.h"
+
+namespace shardbook::gpipe {
+namespace {
+
+std::shared_ptr<const LayerList> make_layers(const ModelConfig& config,
+                                             const StrategyOptions& setup) {
+  std::shared_ptr<const LayerList> layers = layers_of(config);
+  if (!setup.long_skips) return layers;
+  return with_long_skips(std::move(layers), config);
+}
+
+std::vector<int> stage_cuts(const Options& options,
+                            const StrategyOptions& setup,
+                            const LayerList& layers, int num_stages,
+                            const pipeline::LanguageFeed& feed) {
+  SB_CHECK(num_stages <= layers.size(), "--world-size ", num_stages, ": ",
+           options.model, " has ", layers.size(),
+           " layers; give at most one stage per layer");
+  return cuts_of(options, setup.partition, layers, num_stages,
+                 [&] { return feed.example(feed.pieces()[0].rows); });
+}
+
+}  // namespace
+
+void check_trainer_options(const Options& options,
+                           const StrategyOptions& setup) {
+  const ModelConfig config = model_config(options);
+  const auto layers = make_layers(config, setup);
+  const auto pieces = ceil_micro_batches(options.batch, setup.micro_batches);
+  const Dataset data = Dataset::open(options, config);
+  stage_cuts(options, setup, *layers, options.world_size,
+             pipeline::LanguageFeed(options, data, pieces));
+}
+
+std::string figure(const Options& options, const StrategyOptions& setup) {
+  const auto pieces = ceil_micro_batches(options.batch, setup.micro_batches);
+  const pipeline::Schedule schedule =
+      gpipe::schedule(options.world_size, static_cast<int>(pieces.size()));
+  pipeline::Costs slots;
+  slots.forward = slots.backward = 1;
+  return draw(schedule, replay(schedule, slots));
+}
+
+// --- The mini-batch ----------------------------------------------------------
+
+Tensors GpipeFeed::inputs(int micro_batch) {
+  Batch rows = batch(micro_batch);
+  if (reads_both_) targets_[micro_batch] = std::move(rows.targets);
+  return {std::move(rows.inputs)};
+}
+
+Tensor GpipeFeed::loss(int micro_batch, const Tensors& outputs) {
+  if (targets_.count(micro_batch) == 0) {
+    targets_[micro_batch] = batch(micro_batch).targets;
+  }
+  return language_loss(outputs[0], targets_.at(micro_batch));
+}
+
+// --- Training ----------------------------------------------------------------
+
+GpipeStrategy::GpipeStrategy(const Options& options,
+                             const StrategyOptions& setup, ProcessGroup& pp)
+    : options_(options),
+      pp_(pp),
+      data_(Dataset::open(options, model_config(options))),
+      feed_(options, data_,
+            ceil_micro_batches(options.batch, setup.micro_batches),
+            /*reads_both=*/pp.size() == 1) {
+  setup_.recompute = pipeline::recompute_from_name(setup.recompute);
+  setup_.early_recompute = setup.early_recompute;
+  setup_.reads_losses_late = true;
+  const auto layers = make_layers(model_config(options), setup);
+  const auto cuts = stage_cuts(options, setup, *layers, pp.size(), feed_);
+  model_ = std::make_unique<PipelineModel>(options, layers,
+                                           one_stage_per_rank(cuts), pp);
+  optimizer_ = make_optimizer(options.optimizer, model_->parameters(),
+                              options.optimizer_options);
+  const int num_micro_batches = static_cast<int>(feed_.pieces().size());
+  engine_ =
+      std::make_unique<pipeline::Engine>(schedule(pp.size(), num_micro_batches),
+                                         *model_, pp, feed_, nullptr, setup_);
+}
+
+StepResult GpipeStrategy::step(std::int64_t step) {
+  feed_.set_first_step(step);
+  engine_->run();
+  feed_.end_step();
+  // Add losses in the order of the backwards, as one device does
+  double loss = 0;
+  if (pp_.rank() == pp_.size() - 1) {
+    for (int b = engine_->schedule().num_micro_batches; b-- > 0;) {
+      loss += engine_->loss(b);
+    }
+  }
+  model_->reduce_shared_gradients();
+  return model_->update(options_, *optimizer_, loss);
+}
+
+// --- Predictions -------------------------------------------------------------
+
+double GpipeStrategy::predicted_bytes() {
+  return static_cast<double>(options_.steps) *
+         (engine_->predicted_bytes() + model_->predicted_update_bytes());
+}
+
+MemoryBill GpipeStrategy::bill() {
+  return pipeline_bill(options_, *model_, *engine_, pp_.rank());
+}
+
+// --- The yardstick -----------------------------------------------------------
+
+ReferenceRun train_one_device_in_reverse(const Options& options,
+                                         const StrategyOptions& setup) {
+  std::vector<MicroBatch> pieces =
+      ceil_micro_batches(options.batch, setup.micro_batches);
+  std::reverse(pieces.begin(), pieces.end());
+  if (!setup.long_skips) {
+    return train_one_device(options, pieces, {.defers_statistics = true});
+  }
+
+  // Only this chapter has skips: build all layers as one stage
+  const ModelConfig config = model_config(options);
+  const auto layers = make_layers(config, setup);
+  InitOptions init;
+  init.seed = options.seed;
+  init.dtype = options.dtype;
+  Stage model(*layers, 0, layers->size(), init);
+  const Dataset data = Dataset::open(options, config);
+  const auto optimizer = make_optimizer(options.optimizer, model.parameters(),
+                                        options.optimizer_options);
+  Options quiet = options;
+  quiet.log.clear();
+  return train_yardstick(
+      quiet, *optimizer, model.named_parameters(), [&](std::int64_t step) {
+        StepResult result;
+        result.loss = accumulate_gradients(quiet, model, data, step, pieces);
+        result.grad_norm = update_parameters(quiet, *optimizer);
+        return result;
+      });
+}
+
+}  // namespace shardbook::gpipe

@@ -1,0 +1,119 @@
+#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
+
+#include <utility>
+
+#include "chapters/07_tensor_parallel/bill.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
+#include "chapters/07_tensor_parallel/recompute.h"
+#include "core/check.h"
+
+namespace shardbook::tensor_parallel {
+namespace {
+
+bool has_streams(const StrategyOptions& setup) {
+  return setup.rng == "megatron";
+}
+
+/// Blocks are computed again in a way that core does not know of.
+bool recomputes_here(const StrategyOptions& setup) {
+  return setup.recompute &&
+         (has_streams(setup) || setup.distribute_saved_activations);
+}
+
+std::shared_ptr<RngTracker> streams(const Options& options,
+                                    const StrategyOptions& setup, int tp_rank) {
+  auto rng = std::make_shared<RngTracker>();
+  if (!has_streams(setup)) return rng;
+  // The default stream's seed is options.seed here, as `train` sets it
+  RngPlace place;
+  place.tp = tp_rank;
+  const StreamSeeds seeds = megatron_seeds(options.seed, place);
+  rng->add(kTensorStream, seeds.tensor);
+  rng->add(kExpertStream, seeds.expert);
+  return rng;
+}
+
+ShardedModel sharded(const Options& options, const StrategyOptions& setup,
+                     ProcessGroup& tp, RngTracker& rng) {
+  SB_CHECK(!setup.distribute_saved_activations || setup.recompute,
+           "--distribute-saved-activations: inputs of blocks are all that is "
+           "kept with --recompute only; give that as well");
+  const ModelConfig config = sharded_gpt_config(options);
+  SB_CHECK(config.n_head % tp.size() == 0, "--world-size ", tp.size(),
+           ": the ranks share ", config.n_head, " heads; give a divisor of ",
+           config.n_head);
+  ShardedModel model;
+  model.layers = layers(config, tp, has_streams(setup) ? &rng : nullptr);
+  model.layout = [t = tp.size()](const std::string& name, int rank) {
+    return layout(name, rank, t);
+  };
+  model.padded_vocabulary = padded_vocabulary(config.vocab_size, tp.size(),
+                                              setup.vocabulary_divisible_by);
+  return model;
+}
+
+}  // namespace
+
+bool draws_as_one_device(const Options& options, const StrategyOptions& setup) {
+  return options.dropout == 0 || !has_streams(setup);
+}
+
+TensorParallelStrategy::TensorParallelStrategy(const Options& options,
+                                               const StrategyOptions& setup,
+                                               ProcessGroup& tp)
+    : TensorParallelStrategy(options, setup, tp,
+                             streams(options, setup, tp.rank())) {}
+
+TensorParallelStrategy::TensorParallelStrategy(const Options& options,
+                                               const StrategyOptions& setup,
+                                               ProcessGroup& tp,
+                                               std::shared_ptr<RngTracker> rng)
+    : ShardedStrategy(
+          options, sharded(options, setup, tp, *rng), tp,
+          {setup.micro_batches, setup.recompute && !recomputes_here(setup)}),
+      setup_(setup),
+      rng_(std::move(rng)) {
+  if (!recomputes_here(setup)) return;
+  RecomputeOptions recompute;
+  recompute.rng = rng_.get();
+  if (setup.distribute_saved_activations) recompute.distribute_over = &tp;
+  recompute_blocks(model(), recompute);
+}
+
+std::vector<Bill> TensorParallelStrategy::bills() {
+  BillSizes sizes;
+  sizes.t = group_.size();
+  sizes.micro_batches = passes_.micro_batches;
+  sizes.recompute = setup_.recompute;
+  sizes.distribute_saved_activations = setup_.distribute_saved_activations;
+  sizes.vocabulary = padded_vocabulary(config().vocab_size, group_.size(),
+                                       setup_.vocabulary_divisible_by);
+  Bill bill;
+  bill.bytes =
+      static_cast<double>(options_.steps) *
+      (bytes_per_step(options_, config(), sizes) + predicted_norm_bytes());
+  bill.memory = memory(options_, config(), sizes);
+  bill.step_s = step_s(options_, config(), sizes);
+  return {bill};
+}
+
+TrainingState TensorParallelStrategy::state() {
+  TrainingState state = ShardedStrategy::state();
+  const RngTracker::States streams = rng_->states();
+  if (streams.others.empty()) return state;
+  for (const auto& [name, stream] : streams.others) {
+    state.numbers["position of stream '" + name + "'"] =
+        static_cast<double>(stream.next_op);
+  }
+  state.loaded = [this](const std::map<std::string, double>& numbers) {
+    RngTracker::States streams = rng_->states();
+    for (auto& [name, stream] : streams.others) {
+      stream.next_op = static_cast<std::uint64_t>(
+          numbers.at("position of stream '" + name + "'"));
+    }
+    rng_->set_states(streams);
+  };
+  return state;
+}
+
+}  // namespace shardbook::tensor_parallel

@@ -1,0 +1,277 @@
+#include "chapters/08_tensor_parallel_2d/summa_layers.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "chapters/08_tensor_parallel_2d/operators.h"
+#include "chapters/08_tensor_parallel_2d/products.h"
+#include "chapters/common/sharded/loss.h"
+#include "core/autograd.h"
+#include "core/check.h"
+
+namespace shardbook::summa {
+namespace {
+
+/// Pieces of a vector, or of a table's columns, that ranks of one COL put
+/// together.
+Tensor whole_columns(const Tensor& pieces, const Grid& grid) {
+  return gather_columns(replicated(pieces, grid.depth), *grid.col);
+}
+
+Shape with_last(Shape shape, std::int64_t last) {
+  shape.back() = last;
+  return shape;
+}
+
+/// This depth's rows of the batch.
+Tensor rows_of_depth(const Tensor& batch, const Grid& grid) {
+  const std::int64_t own = batch.size(0) / grid.d();
+  return batch.rows_view(grid.k() * own, (grid.k() + 1) * own);
+}
+
+void check_batch(const char* layer, std::int64_t rows, const Grid& grid) {
+  SB_CHECK(rows % grid.row_parts() == 0, layer, ": a batch of ", rows,
+           " does not divide over ", grid.row_parts(), " parts; give ",
+           rows / grid.row_parts() * grid.row_parts() + grid.row_parts());
+}
+
+}  // namespace
+
+// --- Linear ----------------------------------------------------------------------
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
+              const Grid& grid) {
+  if (grid.num_ranks() == 1) return shardbook::linear(x, weight, bias);
+  const Tensor w = replicated(weight, grid.depth);
+  const Tensor b = bias.defined() ? whole_columns(bias, grid) : Tensor();
+  Tensors inputs = {x, w};
+  if (b.defined()) inputs.push_back(b);
+  return autograd::custom_function(
+      "linear_2d", inputs,
+      [&](const Tensors& in) {
+        const Tensor y = multiply_ab(as_matrix(in[0]), in[1], grid,
+                                     in.size() == 3 ? in[2] : Tensor());
+        return Tensors{reshape(y, with_last(x.shape(), w.size(1)))};
+      },
+      [=](const Tensors& grads) {
+        const Tensor dy = as_matrix(grads[0]);
+        Tensors result(b.defined() ? 3 : 2);
+        if (x.requires_grad()) {
+          result[0] = reshape(multiply_abt(dy, w, grid), x.shape());
+        }
+        if (w.requires_grad()) {
+          const GradientScope kind(w);
+          result[1] = multiply_atb(as_matrix(x), dy, grid);
+        }
+        if (b.defined() && b.requires_grad()) {
+          const GradientScope kind(b);
+          result[2] = sum(dy, 0);
+        }
+        return result;
+      })[0];
+}
+
+Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
+                  const Grid& grid, double eps) {
+  const Tensor g = whole_columns(gamma, grid);
+  const Tensor b = whole_columns(beta, grid);
+  return split_layer_norm(x, g, b, *grid.row, eps);
+}
+
+Tensor attention(const Tensor& qkv, const AttentionOptions& options,
+                 const Grid& grid) {
+  SB_CHECK(options.heads % grid.q() == 0, "attention: ", options.heads,
+           " heads do not divide over ", grid.q(), " columns of ranks");
+  AttentionOptions own = options;
+  own.heads /= grid.q();
+  const std::int64_t b = qkv.size(0), s = qkv.size(1);
+  own.shard = {{b * grid.row_parts(), options.heads, s, s},
+               {b * grid.row_part(), own.heads * grid.j(), 0, 0},
+               {}};
+  return shardbook::attention(qkv, own);
+}
+
+Tensor dropout(const Tensor& x, double p, const Grid& grid) {
+  return shardbook::dropout(x, p, view_of(x.shape(), grid));
+}
+
+// --- Embedding -------------------------------------------------------------------
+
+Tensor embedding(const Tensor& table, const Tensor& ids, const Grid& grid) {
+  check_batch("embedding", ids.size(0), grid);
+  return shardbook::embedding(whole_columns(table, grid), own_rows(ids, grid));
+}
+
+Tensor vocabulary_parallel_embedding(const Tensor& table, const Tensor& ids,
+                                     const Grid& grid) {
+  check_batch("embedding", ids.size(0), grid);
+  const Tensor rows = replicated(table, grid.depth);
+  const Tensor found =
+      embedding_part(rows, rows_of_depth(ids, grid), grid.i() * rows.size(0));
+  return scatter_rows(found, *grid.col);
+}
+
+// --- Logits and loss -------------------------------------------------------------
+
+Tensor classifier(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                  const Grid& grid) {
+  const Tensor w = whole_columns(weight, grid);
+  const Tensor partial = matmul(as_matrix(x), w, false, true);
+  Tensor logits = sum_over(partial, *grid.row);
+  if (bias.defined()) logits = add(logits, replicated(bias, grid.batch));
+  return reshape(logits, with_last(x.shape(), weight.size(0)));
+}
+
+Tensor vocabulary_parallel_classifier(const Tensor& x, const Tensor& weight,
+                                      const Grid& grid) {
+  const Tensor w = replicated(weight, grid.depth);
+  const Tensor logits = grid.q() == 1 ? matmul(as_matrix(x), w, false, true)
+                                      : product_abt(as_matrix(x), w, grid);
+  return reshape(logits, with_last(x.shape(), weight.size(0)));
+}
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
+                     const Grid& grid) {
+  return mean_loss_over_ranks(logits, own_rows(targets, grid), *grid.batch);
+}
+
+Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
+                                         const Tensor& targets,
+                                         const Grid& grid,
+                                         std::int64_t vocabulary) {
+  const std::int64_t own = logits.size(-1), first = grid.j() * own;
+  const Tensor rows = own_rows(targets, grid);
+  return mean_loss_over_ranks(
+      [&](Reduction reduction) {
+        return split_cross_entropy(logits, rows, first, *grid.row, vocabulary,
+                                   reduction);
+      },
+      rows, {grid.batch});
+}
+
+// --- Modules ---------------------------------------------------------------------
+
+Linear2D::Linear2D(const std::string& name, std::int64_t in, std::int64_t out,
+                   double stddev, InitOptions init, const Grid& grid,
+                   std::int64_t blocks)
+    : grid_(grid) {
+  init.shards = matrix_part(grid.place(), blocks);
+  weight = make_parameter(name + ".weight", {in, out}, stddev, init);
+  init.shards = vector_part(grid.place(), 0, blocks);
+  bias = make_constant_parameter({out}, 0, init);
+}
+
+void Linear2D::members(MemberVisitor& visit) {
+  visit.parameter("weight", weight);
+  visit.parameter("bias", bias);
+}
+
+LayerNorm2D::LayerNorm2D(std::int64_t width, double eps, InitOptions init,
+                         const Grid& grid)
+    : eps(eps), grid_(grid) {
+  init.shards = vector_part(grid.place());
+  weight = make_constant_parameter({width}, 1, init);
+  bias = make_constant_parameter({width}, 0, init);
+}
+
+void LayerNorm2D::members(MemberVisitor& visit) {
+  visit.parameter("weight", weight);
+  visit.parameter("bias", bias);
+}
+
+Embedding2D::Embedding2D(const std::string& name, std::int64_t rows,
+                         std::int64_t width, double stddev, InitOptions init,
+                         const Grid& grid)
+    : grid_(grid) {
+  init.shards = vector_part(grid.place(), 1);
+  weight = make_parameter(name + ".weight", {rows, width}, stddev, init);
+}
+
+Tensor Embedding2D::first_rows(std::int64_t rows) const {
+  SB_CHECK(rows <= weight.size(0), "gpt: ", rows, " tokens, the model has ",
+           weight.size(0), " positions");
+  return whole_columns(slice(weight, 0, 0, rows), grid_);
+}
+
+void Embedding2D::members(MemberVisitor& visit) {
+  visit.parameter("weight", weight);
+}
+
+VocabParallelEmbedding2D::VocabParallelEmbedding2D(
+    const std::string& name, std::int64_t rows, std::int64_t width,
+    double stddev, InitOptions init, const Grid& grid)
+    : grid_(grid) {
+  init.shards = matrix_part(grid.place());
+  weight = make_parameter(name + ".weight", {rows, width}, stddev, init);
+}
+
+void VocabParallelEmbedding2D::members(MemberVisitor& visit) {
+  visit.parameter("weight", weight);
+}
+
+// --- GPT -------------------------------------------------------------------------
+
+namespace {
+
+/// Queries, keys and values are three blocks of columns, each cut by heads.
+std::int64_t blocks_of(const std::string& name) {
+  return name.find(".c_attn") != std::string::npos ? 3 : 1;
+}
+
+}  // namespace
+
+LayerFactory layers(const Grid& grid, std::int64_t vocabulary) {
+  LayerFactory made;
+  made.linear = [grid](const std::string& name, std::int64_t in,
+                       std::int64_t out, double stddev,
+                       const InitOptions& init) -> AnyModule {
+    return {std::make_unique<Linear2D>(name, in, out, stddev, init, grid,
+                                       blocks_of(name))};
+  };
+  made.embedding = [grid](const std::string& name, std::int64_t rows,
+                          std::int64_t width, double stddev,
+                          const InitOptions& init) -> AnyModule {
+    return {std::make_unique<VocabParallelEmbedding2D>(name, rows, width,
+                                                       stddev, init, grid)};
+  };
+  made.position_embedding = [grid](const std::string& name, std::int64_t rows,
+                                   std::int64_t width, double stddev,
+                                   const InitOptions& init) -> AnyModule {
+    return {
+        std::make_unique<Embedding2D>(name, rows, width, stddev, init, grid)};
+  };
+  made.positions = [](AnyModule& wpe, const Tensor& tokens) {
+    return wpe.as<Embedding2D>().first_rows(tokens.size(-1));
+  };
+  made.layer_norm = [grid](const std::string&, std::int64_t width, double eps,
+                           const InitOptions& init) -> AnyModule {
+    return {std::make_unique<LayerNorm2D>(width, eps, init, grid)};
+  };
+  made.attention = [grid](const Tensor& qkv, const AttentionOptions& options) {
+    return attention(qkv, options, grid);
+  };
+  made.dropout = [grid](double p) -> AnyModule {
+    return {std::make_unique<Dropout2D>(p, grid)};
+  };
+  made.logits = [grid](const Tensor& x, AnyModule& wte) {
+    return vocabulary_parallel_classifier(
+        x, wte.as<VocabParallelEmbedding2D>().weight, grid);
+  };
+  made.loss = [grid, vocabulary](const Tensor& logits, const Tensor& targets) {
+    return vocabulary_parallel_cross_entropy(logits, targets, grid, vocabulary);
+  };
+  return made;
+}
+
+Shards layout(const std::string& name, const Place& place) {
+  if (name == "transformer.wte.weight") return matrix_part(place);
+  if (name == "transformer.wpe.weight") return vector_part(place, 1);
+  const bool is_norm = name.find(".ln_") != std::string::npos;
+  if (is_norm || name.ends_with(".bias")) {
+    return vector_part(place, 0, blocks_of(name));
+  }
+  return matrix_part(place, blocks_of(name));
+}
+
+}  // namespace shardbook::summa

@@ -1,0 +1,40 @@
+#pragma once
+
+// A GPT in blocks on a grid of ranks, for main.cpp, the 2.5D chapter and the
+// benchmarks.
+
+#include <string>
+#include <vector>
+
+#include "chapters/08_tensor_parallel_2d/bill.h"
+#include "chapters/08_tensor_parallel_2d/grid.h"
+#include "chapters/common/sharded/sharded_strategy.h"
+
+namespace shardbook::summa {
+
+/// Trains the model of the options on all ranks of `group`.
+class SummaStrategy : public ShardedStrategy {
+ public:
+  /// Throws Error that names the option and what would divide. Collective.
+  SummaStrategy(const Options& options, const Grid& grid, ProcessGroup& group,
+                const Passes& passes = {});
+
+  std::vector<Bill> bills() override;
+  std::string closed_form_command() const override {
+    return grid_.d() == 1
+               ? "./shardbook run tensor_parallel_2d -- --world-size 4 "
+                 "--cluster textbook"
+               : "./shardbook run tensor_parallel_2p5d -- --world-size 8 "
+                 "--depth 2 --cluster textbook";
+  }
+  /// The documents' MLP on this grid: who holds which shapes.
+  std::string remarks() override;
+
+ private:
+  Grid grid_;
+};
+
+/// The documents' MLP: X [16, 256], 256 -> 1024 -> 256, on d squares of side q.
+std::string describe_mlp(int q, int d);
+
+}  // namespace shardbook::summa

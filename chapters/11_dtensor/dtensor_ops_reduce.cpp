@@ -1,0 +1,166 @@
+// Reductions of DTensors: the sum over a dim that is cut is a partial.
+
+#include <algorithm>
+
+#include "chapters/11_dtensor/dtensor_ops.h"
+#include "chapters/11_dtensor/local_ops.h"
+#include "chapters/11_dtensor/propagation.h"
+#include "chapters/common/sharded/loss.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace shardbook::dtensor {
+namespace {
+
+std::int64_t reduced_dim(const char* name, const DTensor& x, std::int64_t dim) {
+  const std::int64_t positive = dim < 0 ? dim + x.ndim() : dim;
+  SB_CHECK(positive >= 0 && positive < x.ndim(), name, ": dim ", dim,
+           " of a tensor ", shape_text(x.shape()));
+  return positive;
+}
+
+Shape without_dim(Shape shape, std::int64_t dim) {
+  shape.erase(shape.begin() + static_cast<std::ptrdiff_t>(dim));
+  return shape;
+}
+
+// Shards of `dim` become terms; those of other dims stay.
+std::vector<Rule> rules_over(const DTensor& x, std::int64_t dim,
+                             const Placement& terms) {
+  std::vector<Rule> rules = {{{replicate()}, replicate()}};
+  for (std::int64_t other = 0; other < x.ndim(); ++other) {
+    if (other == dim) {
+      rules.push_back({{shard(dim)}, terms});
+    } else {
+      rules.push_back({{shard(other)}, shard(other > dim ? other - 1 : other)});
+    }
+  }
+  if (terms.is_linear()) {
+    for (const PartialOp op : {PartialOp::kSum, PartialOp::kAvg}) {
+      rules.push_back({{partial(op)}, partial(op)});
+    }
+  }
+  return rules;
+}
+
+// Shards of any dim become terms.
+std::vector<Rule> rules_over_all(const DTensor& x) {
+  std::vector<Rule> rules = {{{replicate()}, replicate()}};
+  for (std::int64_t dim = 0; dim < x.ndim(); ++dim) {
+    rules.push_back({{shard(dim)}, partial()});
+  }
+  for (const PartialOp op : {PartialOp::kSum, PartialOp::kAvg}) {
+    rules.push_back({{partial(op)}, partial(op)});
+  }
+  return rules;
+}
+
+// True where the cuts of operand 0 leave equal shards on all ranks.
+bool shards_are_equal(const DTensor& x, const Choice& choice) {
+  for (std::int64_t dim = 0; dim < x.ndim(); ++dim) {
+    const std::int64_t cuts =
+        num_cuts(choice.operands[0], x.mesh().shape(), dim);
+    if (x.shape()[static_cast<std::size_t>(dim)] % cuts != 0) return false;
+  }
+  return true;
+}
+
+// The terms that come from shards are means of equally many elements.
+void average_shards(Choice& choice) {
+  for (std::size_t axis = 0; axis < choice.result.size(); ++axis) {
+    if (choice.operands[0][axis].is_shard() &&
+        choice.result[axis].is_partial()) {
+      choice.result[axis] = partial(PartialOp::kAvg);
+    }
+  }
+}
+
+DTensor extreme_of(const char* name, const DTensor& x, std::int64_t dim,
+                   bool is_max) {
+  const std::int64_t d = reduced_dim(name, x, dim);
+  const Placement terms = partial(is_max ? PartialOp::kMax : PartialOp::kMin);
+  const Choice choice = propagate(name, {x}, rules_over(x, d, terms));
+  return compute(
+      name, {x}, choice, without_dim(x.shape(), d),
+      [d, is_max](const Tensors& a) { return extreme(a[0], d, is_max); });
+}
+
+}  // namespace
+
+DTensor sum(const DTensor& x, std::int64_t dim) {
+  const std::int64_t d = reduced_dim("sum", x, dim);
+  return compute("sum", {x}, propagate("sum", {x}, rules_over(x, d, partial())),
+                 without_dim(x.shape(), d),
+                 [d](const Tensors& a) { return shardbook::sum(a[0], d); });
+}
+
+DTensor mean(const DTensor& x, std::int64_t dim) {
+  const std::int64_t d = reduced_dim("mean", x, dim);
+  const std::int64_t n = x.shape()[static_cast<std::size_t>(d)];
+  Choice choice = propagate("mean", {x}, rules_over(x, d, partial()));
+  const bool is_equal =
+      n % num_cuts(choice.operands[0], x.mesh().shape(), d) == 0;
+  if (is_equal) average_shards(choice);
+  return compute("mean", {x}, choice, without_dim(x.shape(), d),
+                 [d, n, is_equal](const Tensors& a) {
+                   if (is_equal) return shardbook::mean(a[0], d);
+                   return shardbook::scale(shardbook::sum(a[0], d),
+                                           1.0 / static_cast<double>(n));
+                 });
+}
+
+DTensor sum(const DTensor& x) {
+  return compute("sum", {x}, propagate("sum", {x}, rules_over_all(x)), {},
+                 [](const Tensors& a) { return shardbook::sum(a[0]); });
+}
+
+DTensor mean(const DTensor& x) {
+  Choice choice = propagate("mean", {x}, rules_over_all(x));
+  const bool is_equal = shards_are_equal(x, choice);
+  if (is_equal) average_shards(choice);
+  const auto n = static_cast<double>(shape_numel(x.shape()));
+  return compute("mean", {x}, choice, {}, [n, is_equal](const Tensors& a) {
+    if (is_equal) return shardbook::mean(a[0]);
+    return shardbook::scale(shardbook::sum(a[0]), 1 / n);
+  });
+}
+
+DTensor max(const DTensor& x, std::int64_t dim) {
+  return extreme_of("max", x, dim, /*is_max=*/true);
+}
+
+DTensor min(const DTensor& x, std::int64_t dim) {
+  return extreme_of("min", x, dim, /*is_max=*/false);
+}
+
+DTensor cross_entropy(const DTensor& logits, const DTensor& targets) {
+  std::vector<Rule> rules = {{{replicate(), replicate()}, replicate()}};
+  for (std::int64_t dim = 0; dim + 1 < logits.ndim(); ++dim) {
+    rules.push_back({{shard(dim), shard(dim)}, partial()});
+  }
+  const Choice choice = propagate("cross_entropy", {logits, targets}, rules);
+  bool is_cut = false;
+  for (std::size_t axis = 0; axis < choice.result.size(); ++axis) {
+    is_cut = is_cut || (choice.result[axis].is_partial() &&
+                        logits.mesh().shape()[axis] > 1);
+  }
+  if (!is_cut) {
+    return compute(
+        "cross_entropy", {logits, targets}, choice, {},
+        [](const Tensors& x) { return shardbook::cross_entropy(x[0], x[1]); });
+  }
+  // Ranks may have unequally many targets: their sums are over one count
+  const DTensor rows = targets.redistribute(choice.operands[1]);
+  const DType stat = logits.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
+  const Tensor count = from_local(count_targets(rows.local(), stat),
+                                  targets.mesh(), choice.result)
+                           .full_tensor();
+  return compute("cross_entropy", {logits, rows}, choice, {},
+                 [count](const Tensors& x) {
+                   const Tensor sum =
+                       shardbook::cross_entropy(x[0], x[1], Reduction::kSum);
+                   return shardbook::div(sum, count);
+                 });
+}
+
+}  // namespace shardbook::dtensor

@@ -1,0 +1,65 @@
+#pragma once
+
+// A GPT on a mesh of data-parallel and tensor-parallel ranks, for main.cpp and
+// the benchmarks.
+//
+// Axis tp follows the plan of parallelize.h: attention and MLP are pairs of a
+// column-cut and a row-cut layer. Axis dp cuts the batch. Its parameters are
+// replicas or shards, and a forward borrows them whole (recipes.h): with R that
+// is DDP, with S(0) FSDP.
+
+#include <string>
+#include <vector>
+
+#include "chapters/11_dtensor/parallelize.h"
+#include "chapters/common/run/worlds.h"
+#include "chapters/common/sharded/sharded_strategy.h"
+#include "comm/device_mesh.h"
+
+namespace shardbook::dtensor {
+
+struct StrategyOptions {
+  /// "4": tensor parallelism; "2x2": data-parallel by tensor-parallel ranks.
+  std::string mesh;
+  std::string data_parallel = "fsdp";  ///< or "ddp"
+  std::int64_t micro_batches = 1;
+  std::string picture;  ///< a file for the picture as SVG
+};
+
+/// The sizes of axes dp and tp for `--mesh`; empty: all ranks on tp. Throws
+/// Error where they do not give the world size.
+Topology topology_of(const StrategyOptions& setup, int world_size);
+
+/// Which ranks do the same: the `sim` world runs one of each class.
+FoldClass fold_class(const Options& options, const StrategyOptions& setup);
+
+class DTensorStrategy : public ShardedStrategy {
+ public:
+  /// `devices` has the axes of topology_of. Throws Error where heads or samples do
+  /// not divide. Collective.
+  DTensorStrategy(const Options& options, const StrategyOptions& setup,
+                  DeviceMesh& devices);
+
+  std::vector<Bill> bills() override {
+    return {{predicted_bytes(), memory(), step_s()}};
+  }
+  std::string closed_form_command() const override {
+    return "./shardbook run dtensor -- --world-size 4 --mesh 2x2 "
+           "--cluster textbook";
+  }
+  std::string remarks() override;
+
+ private:
+  /// Bytes that a rank sends in options.steps steps.
+  double predicted_bytes() const;
+  /// What a rank holds, by kind.
+  MemoryBill memory() const;
+  /// Seconds of a step on the cluster `textbook`.
+  double step_s() const;
+
+  StrategyOptions setup_;
+  DeviceMesh& devices_;
+  double d_, t_;
+};
+
+}  // namespace shardbook::dtensor

@@ -1,0 +1,169 @@
+#include "chapters/11_dtensor/placement_picture.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "chapters/pictures/svg.h"
+#include "core/check.h"
+
+namespace shardbook::dtensor {
+namespace {
+
+/// A matrix cut where any rank's part begins or ends.
+struct Grid {
+  std::vector<std::int64_t> rows, columns;      // borders
+  std::vector<std::vector<std::string>> cells;  // "0 1": the ranks that hold it
+};
+
+std::vector<std::int64_t> borders(
+    const std::vector<std::vector<IndexRun>>& runs_of, std::int64_t end) {
+  std::set<std::int64_t> at = {0, end};
+  for (const auto& runs : runs_of) {
+    for (const IndexRun& run : runs) {
+      if (run.count == 0) continue;
+      at.insert(run.begin);
+      at.insert(run.begin + run.count);
+    }
+  }
+  return {at.begin(), at.end()};
+}
+
+bool has(const std::vector<IndexRun>& runs, std::int64_t index) {
+  return std::any_of(runs.begin(), runs.end(), [index](const IndexRun& run) {
+    return run.begin <= index && index < run.begin + run.count;
+  });
+}
+
+Grid grid_of(const Held& held) {
+  Grid grid{borders(held.rows_of, held.rows),
+            borders(held.columns_of, held.columns),
+            {}};
+  for (std::size_t i = 0; i + 1 < grid.rows.size(); ++i) {
+    grid.cells.emplace_back();
+    for (std::size_t j = 0; j + 1 < grid.columns.size(); ++j) {
+      std::string ranks;
+      for (std::size_t r = 0; r < held.rows_of.size(); ++r) {
+        if (has(held.rows_of[r], grid.rows[i]) &&
+            has(held.columns_of[r], grid.columns[j])) {
+          ranks += (ranks.empty() ? "" : " ") + std::to_string(r);
+        }
+      }
+      grid.cells.back().push_back(ranks);
+    }
+  }
+  return grid;
+}
+
+}  // namespace
+
+Held held_by(const std::string& name, const Shape& shape,
+             const Placements& placements, const Shape& mesh) {
+  Held held;
+  held.title = name + " " + shape_text(shape) + "  " + text(placements);
+  held.rows = shape.empty() ? 1 : shape[0];
+  for (std::size_t i = 1; i < shape.size(); ++i) held.columns *= shape[i];
+  const std::int64_t ranks = shape_numel(mesh);
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    std::vector<std::int64_t> coordinate(mesh.size());
+    std::int64_t rest = rank;
+    for (std::size_t axis = mesh.size(); axis-- > 0;) {
+      coordinate[axis] = rest % mesh[axis];
+      rest /= mesh[axis];
+    }
+    const Block block = local_part(shape, placements, mesh, coordinate);
+    IndexRun rows{0, 1}, columns{0, held.columns};
+    if (!shape.empty()) rows = {block.offset[0], block.shape[0]};
+    for (std::size_t i = 2; i < shape.size(); ++i) {
+      SB_CHECK(block.shape[i] == shape[i], "picture of ", held.title,
+               ": dims behind the second are drawn whole");
+    }
+    if (shape.size() > 1) {
+      const std::int64_t inner = held.columns / shape[1];
+      columns = {block.offset[1] * inner, block.shape[1] * inner};
+    }
+    held.rows_of.push_back({rows});
+    held.columns_of.push_back({columns});
+  }
+  return held;
+}
+
+Held held_by(const std::string& name, const Shape& shape, int num_ranks,
+             const std::function<Shards(int rank)>& shards) {
+  Held held;
+  held.title = name + " " + shape_text(shape);
+  held.rows = shape[0];
+  held.columns = shape.size() > 1 ? shape[1] : 1;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const Shards mine = shards(rank);
+    held.rows_of.push_back(runs_of(mine, shape, 0));
+    held.columns_of.push_back(shape.size() > 1 ? runs_of(mine, shape, 1)
+                                               : std::vector<IndexRun>{{0, 1}});
+  }
+  return held;
+}
+
+std::string picture_text(const std::vector<Held>& all) {
+  std::ostringstream out;
+  for (const Held& held : all) {
+    const Grid grid = grid_of(held);
+    std::size_t width = 1;
+    for (const auto& row : grid.cells) {
+      for (const std::string& cell : row) width = std::max(width, cell.size());
+    }
+    std::string line = "+";
+    for (std::size_t j = 0; j + 1 < grid.columns.size(); ++j) {
+      line += std::string(width + 2, '-') + "+";
+    }
+    out << held.title << "\n" << line << "\n";
+    for (const auto& row : grid.cells) {
+      out << "|";
+      for (const std::string& cell : row) {
+        out << " " << cell << std::string(width - cell.size(), ' ') << " |";
+      }
+      out << "\n" << line << "\n";
+    }
+  }
+  return out.str();
+}
+
+std::string picture_svg(const std::vector<Held>& all) {
+  constexpr double kWidth = 360, kRow = 22, kTitle = 20, kMargin = 10;
+  std::map<std::string, std::size_t> colors;
+  std::ostringstream body;
+  double y = kMargin;
+  for (const Held& held : all) {
+    const Grid grid = grid_of(held);
+    y += kTitle;
+    body << "<text x=\"" << kMargin << "\" y=\"" << y - 6 << "\">"
+         << pictures::svg::escape(held.title) << "</text>\n";
+    double x_unit = kWidth / static_cast<double>(held.columns);
+    for (std::size_t i = 0; i < grid.cells.size(); ++i) {
+      for (std::size_t j = 0; j < grid.cells[i].size(); ++j) {
+        const std::string& ranks = grid.cells[i][j];
+        const std::size_t color =
+            colors.emplace(ranks, colors.size()).first->second;
+        const double x =
+            kMargin + static_cast<double>(grid.columns[j]) * x_unit;
+        const double width =
+            static_cast<double>(grid.columns[j + 1] - grid.columns[j]) * x_unit;
+        body << "<rect x=\"" << x << "\" y=\"" << y << "\" width=\"" << width
+             << "\" height=\"" << kRow << "\" fill=\"hsl("
+             << (color * 137) % 360 << ",60%,80%)\" stroke=\"#333\"/>"
+             << "<text x=\"" << x + width / 2 << "\" y=\"" << y + kRow - 6
+             << "\" text-anchor=\"middle\">" << ranks << "</text>\n";
+      }
+      y += kRow;
+    }
+    y += kMargin;
+  }
+  std::ostringstream out;
+  out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 "
+      << kWidth + 2 * kMargin << " " << y
+      << "\" font-family=\"sans-serif\" font-size=\"13\">\n"
+      << body.str() << "</svg>\n";
+  return out.str();
+}
+
+}  // namespace shardbook::dtensor

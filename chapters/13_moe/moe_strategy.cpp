@@ -1,0 +1,305 @@
+#include "chapters/13_moe/moe_strategy.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "chapters/07_tensor_parallel/megatron_layers.h"
+#include "chapters/13_moe/bill.h"
+#include "chapters/13_moe/load.h"
+#include "chapters/13_moe/moe_reference.h"
+#include "chapters/common/models/checkpoint.h"
+#include "core/check.h"
+
+namespace shardbook::moe {
+namespace {
+
+ModelConfig gpt_config(const Options& options) {
+  const ModelConfig config = model_config(options);
+  SB_CHECK(config.type == "gpt2", "--model ", options.model,
+           ": experts stand in the place of a GPT's MLPs; give gpt-nano, gpt2 "
+           "or another one of its family");
+  return config;
+}
+
+std::unique_ptr<Gpt> build(const Options& options, ModelConfig config,
+                           std::int64_t vocabulary,
+                           const LayerFactory& layers) {
+  InitOptions init;
+  init.seed = options.seed;
+  init.dtype = options.dtype;
+  config.vocab_size = vocabulary;
+  return std::make_unique<Gpt>(config, init, layers);
+}
+
+zero::ZeroOptions zero_options(const StrategyOptions& setup,
+                               const Options& options, double loss_scale) {
+  zero::ZeroOptions zero;
+  zero.stage = setup.zero_stage;
+  zero.clip = options.clip;
+  zero.loss_scale = loss_scale;
+  zero.offload_optimizer = setup.cpu_offload;
+  return zero;
+}
+
+}  // namespace
+
+MoeStrategy::MoeStrategy(const Options& options, const StrategyOptions& setup,
+                         DeviceMesh& mesh)
+    : options_(options),
+      setup_(setup),
+      mesh_(mesh),
+      dp_(mesh.group("edp-ep")),
+      replicas_(setup.moe.expert_tensor_parallel ? mesh.group("edp")
+                                                 : mesh.group("edp-tp")),
+      config_(gpt_config(options)),
+      data_(Dataset::open(options, config_)),
+      record_(std::make_shared<MoeRecord>()) {
+  check_trainer(options, setup);
+  check_even_batch(options, dp_.size(), setup.micro_batches, "--micro-batches");
+  setup_.ep = mesh.size("ep");
+  const int t = mesh.size("tp");
+  ProcessGroup& tp = mesh.group("tp");
+
+  // Dense layers as one device has them, or cut over TP; experts for MLPs
+  if (t > 1) layers_ = tensor_parallel::layers(config_, tp);
+  MoeGroups groups;
+  groups.ep = &mesh.group("ep");
+  groups.tp = &tp;
+  groups.ep_stride = setup.data_before_expert ? mesh.size("edp") : 1;
+  layers_.mlp = moe_mlp(setup.moe, groups, record_);
+  const std::int64_t rows = padded_vocabulary(config_.vocab_size, t);
+  model_ = build(options, config_, rows, layers_);
+  if (!options.load.empty()) {
+    load_model(options.load, *model_,
+               part_of(layout_, mesh_.world().rank(), rows));
+  }
+  make_optimizers();
+}
+
+void MoeStrategy::make_optimizers() {
+  std::vector<NamedTensor> dense, experts;
+  const int here = mesh_.world().rank();
+  for (const NamedTensor& each : model_->named_parameters()) {
+    (is_expert(each.name) ? experts : dense).push_back(each);
+    (is_expert(each.name) ? experts_ : dense_).push_back(each.tensor);
+    if (is_first_holder(layout_, each.name, here)) own_.push_back(each.tensor);
+  }
+  if (setup_.zero_stage == 0) {
+    optimizer_ = make_optimizer(options_.optimizer, model_->parameters(),
+                                options_.optimizer_options);
+    return;
+  }
+
+  // ZeRO divides by its group, and the gradient of experts by dp: by what is
+  // left of dp when its group has divided, as if the loss had been scaled by it
+  const double left = static_cast<double>(dp_.size()) / replicas_.size();
+  dense_part_ = std::make_unique<ParameterSubset>(dense);
+  dense_zero_ =
+      zero::make_zero(*dense_part_, dp_, zero_options(setup_, options_, 1),
+                      options_.optimizer, options_.optimizer_options);
+  if (experts.empty()) return;
+  expert_part_ = std::make_unique<ParameterSubset>(experts);
+  expert_zero_ = zero::make_zero(
+      *expert_part_, replicas_, zero_options(setup_, options_, left),
+      options_.optimizer, options_.optimizer_options);
+}
+
+Optimizer& MoeStrategy::optimizer() {
+  return dense_zero_ ? dense_zero_->optimizer() : *optimizer_;
+}
+
+StepResult MoeStrategy::step(std::int64_t step) {
+  // Forward and backward of this rank's samples; losses of gates start from the
+  // same number as the main one
+  record_->loss_scale = 1 / static_cast<double>(setup_.micro_batches);
+  const auto begin_piece = [&](bool is_last) {
+    if (dense_zero_) dense_zero_->set_boundary(is_last);
+    if (expert_zero_) expert_zero_->set_boundary(is_last);
+  };
+  const Tensor loss = data_parallel_gradients(
+      options_, dp_, data_, step, setup_.micro_batches, begin_piece,
+      [&](const Tensor& inputs) { return (*model_)(inputs); }, layers_.loss);
+
+  // Dense gradients over DP, those of experts over their replicas
+  if (!dense_zero_) sum_over_replicas();
+  StepResult result;
+  result.loss = loss.item();
+  result.grad_norm = global_norm();
+
+  // Update
+  if (!dense_zero_) {
+    clip_and_update(options_, *optimizer_, result.grad_norm);
+    return result;
+  }
+  const std::int64_t skipped = dense_zero_->num_skipped_steps();
+  dense_zero_->step(result.grad_norm);
+  result.was_skipped = dense_zero_->num_skipped_steps() > skipped;
+  if (expert_zero_) {
+    expert_zero_->set_lr(dense_zero_->optimizer().options().lr);
+    expert_zero_->step(result.grad_norm);
+  }
+  return result;
+}
+
+void MoeStrategy::sum_over_replicas() {
+  const double share = 1.0 / dp_.size();
+  sum_gradients(dp_, dense_, "dense", share);
+  sum_gradients(replicas_, experts_, "experts", share);
+}
+
+double MoeStrategy::global_norm() {
+  double squares = 0;
+  if (!dense_zero_) {
+    const double norm = grad_norm(own_);
+    squares = norm * norm;
+  } else {
+    // A shard has one owner among its replicas. What TP does not cut, all of its
+    // ranks have: the first one counts it
+    const bool is_first = mesh_.coordinate("tp") == 0;
+    const int here = mesh_.world().rank();
+    const auto is_counted = [&](const std::string& name) {
+      if (is_first) return true;
+      const Shards part = layout(name, here);
+      return part.size() > (is_expert(name) && setup_.ep > 1 ? 1U : 0U);
+    };
+    for (zero::ZeroOptimizer* each : {dense_zero_.get(), expert_zero_.get()}) {
+      if (each == nullptr) continue;
+      const std::vector<NamedTensor> own = each->own_gradients();
+      // Experts that TP does not cut are sharded over its ranks as well
+      const bool counts_all =
+          mesh_.size("tp") == 1 ||
+          (each == expert_zero_.get() && !setup_.moe.expert_tensor_parallel);
+      double total = counts_all ? each->sum_of_squares() : 0;
+      for (const NamedTensor& part : own) {
+        if (counts_all || !is_counted(part.name)) continue;
+        total += sum_of_squares(part.tensor);
+      }
+      const double scale = each->options().loss_scale;
+      squares += total / (scale * scale);
+    }
+  }
+  Tensor sum;
+  {
+    const MemoryScope kind(MemoryKind::kCommunication);
+    sum = Tensor::full({}, squares, {DType::kF64, Device()});
+  }
+  mesh_.world().all_reduce(sum, ReduceOp::kSum, "norm").wait();
+  return std::sqrt(sum.item());
+}
+
+Shards MoeStrategy::layout(const std::string& name, int rank) const {
+  const Topology& grid = mesh_.topology();
+  const int t = grid.size("tp"), tp_rank = grid.coordinate(rank, "tp");
+  if (!is_expert(name)) return tensor_parallel::layout(name, tp_rank, t);
+  return expert_layout(name, grid.coordinate(rank, "ep"), grid.size("ep"),
+                       tp_rank, setup_.moe.expert_tensor_parallel ? t : 1);
+}
+
+std::vector<NamedTensor> MoeStrategy::full_state() {
+  return gather_parts(model_->named_parameters(), layout_, mesh_.world(),
+                      config_.vocab_size);
+}
+
+TrainingState MoeStrategy::state() {
+  TrainingState state;
+  if (!dense_zero_) {
+    add_whole(state, model_->named_parameters(), *optimizer_);
+  }
+  // Two ZeRO optimizers: their parts, and what each does after loading
+  std::vector<decltype(state.loaded)> loaded;
+  for (zero::ZeroOptimizer* each : {dense_zero_.get(), expert_zero_.get()}) {
+    if (each == nullptr) continue;
+    TrainingState own = each->state();
+    state.parts.insert(state.parts.end(), own.parts.begin(), own.parts.end());
+    state.numbers.insert(own.numbers.begin(), own.numbers.end());
+    if (own.loaded) loaded.push_back(own.loaded);
+  }
+  place_parts(state, layout_, mesh_.world().rank(), config_.vocab_size);
+  // Drops and the gates' losses depend on the tokens that are routed together
+  const bool drops = !setup_.moe.is_dropless && setup_.moe.gate.drop_tokens;
+  if (drops || setup_.moe.aux_coefficient != 0) {
+    state.agreed["groups of tokens"] =
+        std::to_string(dp_.size() * setup_.micro_batches);
+  }
+  state.loaded = [loaded](const std::map<std::string, double>& numbers) {
+    for (const auto& each : loaded) each(numbers);
+  };
+  return state;
+}
+
+LoadedModel MoeStrategy::whole_model(const Options& options,
+                                     const std::vector<NamedTensor>& state) {
+  return moe::whole_model(options, setup_.moe, state);
+}
+
+bool MoeStrategy::has_predictable_time() const {
+  return !setup_.moe.is_dropless && setup_.moe.gate.drop_tokens;
+}
+
+std::vector<Bill> MoeStrategy::bills() {
+  BillSizes sizes;
+  sizes.dp = dp_.size();
+  sizes.ep = setup_.ep;
+  sizes.t = mesh_.size("tp");
+  sizes.zero_stage = setup_.zero_stage;
+  sizes.offload = setup_.cpu_offload;
+  sizes.micro_batches = setup_.micro_batches;
+  Bill bill = predicted_bill(options_, config_, setup_.moe, sizes, *record_);
+  // A run that goes on from a checkpoint gathers what it has loaded
+  if (options_.first_step > 0) {
+    for (const auto* each : {dense_zero_.get(), expert_zero_.get()}) {
+      if (each != nullptr) bill.bytes += each->predicted_load_bytes();
+    }
+  }
+  return {bill};
+}
+
+std::map<std::string, std::vector<std::int64_t>> MoeStrategy::global_loads() {
+  return sum_loads(*record_, mesh_.world(), mesh_.coordinate("tp") == 0);
+}
+
+std::string MoeStrategy::remarks() {
+  const auto loads = global_loads();
+  if (mesh_.world().rank() != 0) return "";
+  return draw_groups(group_sizes(options_, setup_), most_experts(setup_.moe)) +
+         "\n" + draw_loads(loads);
+}
+
+std::vector<std::pair<std::string, std::string>> MoeStrategy::more() {
+  const auto loads = global_loads();
+  if (loads.empty()) return {};
+  return {{"expert_loads", loads_json(loads)}};
+}
+
+ReferenceRun train_reference(const Options& options,
+                             const StrategyOptions& setup) {
+  const GroupSizes sizes = group_sizes(options, setup);
+  const int dp = sizes.world / sizes.tp;
+  gpt_config(options);
+  const auto record = std::make_shared<MoeRecord>();
+  LayerFactory layers;
+  layers.mlp = moe_mlp(setup.moe, {}, record);
+  // A rank's micro-batch is a piece
+  return train_reference(
+      options, layers, *record,
+      strided_micro_batches(options.batch, dp * setup.micro_batches));
+}
+
+// Ranks differ in what they add to the norm: under ZeRO and TP in the pieces of
+// their shards that count. Without capacity they differ in shapes.
+FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
+  const bool has_own_shapes =
+      setup.moe.is_dropless || !setup.moe.gate.drop_tokens;
+  if (has_own_shapes || (setup.zero_stage > 0 && setup.tp > 1)) {
+    return [](int rank) { return rank; };
+  }
+  const Topology grid = expert_topology(group_sizes(options, setup));
+  return [grid, ep = grid.size("ep"), t = grid.size("tp")](int rank) {
+    const int tp_class = grid.coordinate(rank, "tp") == 0 ? 0 : 1;
+    const int edp_class = grid.coordinate(rank, "edp") == 0 ? 0 : 1;
+    const int ep_class = grid.coordinate(rank, "ep") == 0 ? 0 : 1;
+    return 4 * tp_class + 2 * edp_class + ep_class;
+  };
+}
+
+}  // namespace shardbook::moe

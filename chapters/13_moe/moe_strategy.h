@@ -1,0 +1,137 @@
+#pragma once
+
+// A GPT of experts on an expert-data-tensor mesh, for main.cpp and the benchmarks.
+//
+//   form        dense parameters              experts
+//   E           replicated, summed over DP    one set over all ranks
+//   E + D       the same                      EP inside, summed over EDP
+//   E + Z       ZeRO over DP                  EP, ZeRO over EDP
+//   E + D + M   cut over TP                   EP over ranks of equal TP rank
+//   E + Z + M   both; with offload, the optimizer is on the host
+//
+// Each rank's loss is the mean over its own tokens, so every gradient is divided
+// by the number of data-parallel ranks: that of experts too, although only dp / ep
+// ranks sum it. Their all-to-all has already brought them the tokens of ep ranks.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chapters/03_zero_fsdp/zero/zero.h"
+#include "chapters/13_moe/groups.h"
+#include "chapters/13_moe/moe_layer.h"
+#include "chapters/common/run/options.h"
+#include "chapters/common/run/parity.h"
+#include "chapters/common/run/strategy.h"
+#include "chapters/common/run/worlds.h"
+#include "chapters/common/sharded/parts.h"
+
+namespace shardbook::moe {
+
+struct StrategyOptions {
+  MoeOptions moe;
+  /// Ranks that share a set of experts; 0: as many as divide experts and
+  /// data-parallel ranks.
+  int ep = 0;
+  int tp = 1;
+  bool data_before_expert = false;
+  /// 0: all-reduce; 1 or 2: ZeRO, dense parameters over DP, experts over EDP.
+  int zero_stage = 0;
+  bool cpu_offload = false;  ///< stage 2: the optimizer on the host
+  std::int64_t micro_batches = 1;
+};
+
+void add_options(CommandLine& line, StrategyOptions& setup);
+/// Throws Error for options that do not go together.
+void check_trainer(const Options& options, const StrategyOptions& setup);
+/// Throws Error unless `tp` ranks can share the slots of a group of tokens.
+void check_slots(const GateOptions& gate, std::int64_t tokens, int tp);
+/// The sizes of the mesh, with `ep` chosen.
+GroupSizes group_sizes(const Options& options, const StrategyOptions& setup);
+
+/// Some of a module's parameters, as a module of their own.
+class ParameterSubset : public ModuleOf<ParameterSubset> {
+ public:
+  explicit ParameterSubset(std::vector<NamedTensor> parameters)
+      : parameters_(std::move(parameters)) {}
+  void members(MemberVisitor& visit) override {
+    for (NamedTensor& each : parameters_) {
+      visit.parameter(each.name, each.tensor);
+    }
+  }
+  std::string type_name() const override { return "ParameterSubset"; }
+
+ private:
+  std::vector<NamedTensor> parameters_;
+};
+
+class MoeStrategy : public Strategy {
+ public:
+  /// `mesh` has the axes of expert_topology. Throws Error for sizes that do not
+  /// divide. Collective.
+  MoeStrategy(const Options& options, const StrategyOptions& setup,
+              DeviceMesh& mesh);
+
+  StepResult step(std::int64_t step) override;
+  Optimizer& optimizer() override;
+  std::vector<Bill> bills() override;
+  std::string closed_form_command() const override {
+    return "./shardbook run moe -- --world-size 4 --cluster textbook";
+  }
+  /// False where shapes depend on the routing.
+  bool has_predictable_time() const override;
+  std::vector<NamedTensor> full_state() override;
+  TrainingState state() override;
+  /// With all experts on one device. The file does not record how many there are:
+  /// give --num-experts again to load it.
+  LoadedModel whole_model(const Options& options,
+                          const std::vector<NamedTensor>& state) override;
+  /// The groups, and the load of each expert. Collective.
+  std::string remarks() override;
+  /// The load of each expert, for report.html. Collective.
+  std::vector<std::pair<std::string, std::string>> more() override;
+
+  Module& model() { return *model_; }
+  const ModelConfig& config() const { return config_; }
+  const MoeRecord& record() const { return *record_; }
+  /// Choices per expert of each layer, over all ranks. Collective.
+  std::map<std::string, std::vector<std::int64_t>> global_loads();
+
+ private:
+  /// The part of a parameter that a rank of the world holds.
+  Shards layout(const std::string& name, int rank) const;
+  void make_optimizers();
+  /// The norm of the whole gradient, each element of the model counted once.
+  double global_norm();
+  /// Sums gradients over the ranks that hold replicas, divided by dp.
+  void sum_over_replicas();
+
+  const Options options_;
+  StrategyOptions setup_;
+  DeviceMesh& mesh_;
+  ProcessGroup& dp_;
+  /// Ranks with the same expert parameters: EDP, and TP where it cuts rows.
+  ProcessGroup& replicas_;
+  const ParameterLayout layout_ = [this](const std::string& name, int rank) {
+    return layout(name, rank);
+  };
+  ModelConfig config_;
+  Dataset data_;
+  std::shared_ptr<MoeRecord> record_;
+  LayerFactory layers_;
+  std::unique_ptr<Gpt> model_;
+  Tensors dense_, experts_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<ParameterSubset> dense_part_, expert_part_;
+  std::unique_ptr<zero::ZeroOptimizer> dense_zero_, expert_zero_;
+  Tensors own_;  ///< stage 0: what this rank adds to the norm
+};
+
+/// One device that routes each (rank, micro-batch) group of tokens by itself, as
+/// the ranks do: capacity and drops depend on the group.
+ReferenceRun train_reference(const Options& options,
+                             const StrategyOptions& setup);
+/// Ranks that the `sim` world may run once.
+FoldClass fold_class(const Options& options, const StrategyOptions& setup);
+
+}  // namespace shardbook::moe

@@ -1,0 +1,336 @@
+#include "chapters/14_hybrid_3d/hybrid_layers.h"
+
+#include <utility>
+
+#include "chapters/07_tensor_parallel/mappings.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
+#include "chapters/12_sequence_parallel/megatron.h"
+#include "chapters/common/sharded/loss.h"
+#include "core/autograd.h"
+
+namespace shardbook::hybrid {
+namespace {
+
+using sequence_parallel::cut_sequence;
+using sequence_parallel::Layout;
+
+/// An embedding that takes the ids of all tokens, and looks up those of this
+/// rank.
+class EmbeddingOfOwnTokens : public ModuleOf<EmbeddingOfOwnTokens> {
+ public:
+  EmbeddingOfOwnTokens(AnyModule inner, Layout layout, int rank, int c)
+      : inner(std::move(inner)), layout_(layout), rank_(rank), c_(c) {}
+  Tensor forward(const Tensor& tokens) override {
+    Tensor own;
+    {
+      const MemoryScope kind(MemoryKind::kInput);
+      own = cut_sequence(tokens, 1, layout_, rank_, c_);
+    }
+    return inner(own);
+  }
+  void members(MemberVisitor& visit) override { (*inner).members(visit); }
+  std::string type_name() const override { return (*inner).type_name(); }
+
+  AnyModule inner;
+
+ private:
+  Layout layout_;
+  int rank_, c_;
+};
+
+/// Tensor-parallel layers on the tokens of a context-parallel rank.
+LayerFactory on_own_tokens(const LayerFactory& inner, const ModelConfig& config,
+                           const HybridOptions& setup, std::int64_t seq,
+                           ProcessGroup& tp, ProcessGroup& cp) {
+  LayerFactory made = inner;
+  const auto sequence = setup.sequence();
+  const int rank = cp.rank(), c = cp.size();
+  const Layout layout = sequence.layout;
+  made.embedding = [=](const std::string& name, std::int64_t rows,
+                       std::int64_t width, double stddev,
+                       const InitOptions& init) -> AnyModule {
+    return {std::make_unique<EmbeddingOfOwnTokens>(
+        inner.embedding(name, rows, width, stddev, init), layout, rank, c)};
+  };
+  // Positions are cut as the tokens are: over cp, then (Megatron) over tp
+  made.positions = [=, &tp, whole = LayerFactory().positions](
+                       AnyModule& wpe, const Tensor& tokens) {
+    const Tensor own = cut_sequence(whole(wpe, tokens), 0, layout, rank, c);
+    if (!setup.sequence_parallel) return own;
+    return cut_sequence(own, 0, Layout::kContiguous, tp.rank(), tp.size());
+  };
+  // This rank's heads meet the keys of all tokens
+  made.attention =
+      [t = tp.size(),
+       over_cp =
+           sequence_parallel::sequence_layers(sequence, seq, cp).attention](
+          const Tensor& qkv, AttentionOptions options) {
+        options.heads /= t;
+        return over_cp(qkv, options);
+      };
+  made.logits = [inner](const Tensor& x, AnyModule& wte) {
+    return inner.logits(x, wte.as<EmbeddingOfOwnTokens>().inner);
+  };
+  made.loss = [=, &tp, &cp, classes = config.vocab_size](
+                  const Tensor& logits, const Tensor& targets) {
+    Tensor own;
+    {
+      const MemoryScope kind(MemoryKind::kInput);
+      own = cut_sequence(targets, 1, layout, rank, c);
+    }
+    return mean_loss_over_ranks(
+        [&](Reduction reduction) {
+          return tensor_parallel::vocab_parallel_cross_entropy(
+              logits, own, classes, tp, reduction);
+        },
+        own, {&cp});
+  };
+  return made;
+}
+
+LayerFactory dense_layers(const Options& options, const ModelConfig& config,
+                          const HybridOptions& setup, ProcessGroup& tp,
+                          ProcessGroup& cp) {
+  if (tp.size() == 1) {
+    return sequence_parallel::sequence_layers(setup.sequence(), options.seq,
+                                              cp);
+  }
+  const LayerFactory over_tp =
+      setup.sequence_parallel ? sequence_parallel::megatron_layers(config, tp)
+                              : tensor_parallel::layers(config, tp);
+  if (cp.size() == 1) return over_tp;
+  return on_own_tokens(over_tp, config, setup, options.seq, tp, cp);
+}
+
+// --- Experts -----------------------------------------------------------------
+
+/// Experts where tokens are cut over tp (Megatron's sequence parallelism): its
+/// ranks gather the tokens, route all of them alike, and keep their own results.
+class ExpertsOfAllTokens : public ModuleOf<ExpertsOfAllTokens> {
+ public:
+  ExpertsOfAllTokens(AnyModule inner, AnyModule dropout, ProcessGroup& tp)
+      : inner(std::move(inner)), dropout(std::move(dropout)), tp_(&tp) {}
+  Tensor forward(const Tensor& x) override {
+    constexpr tensor_parallel::Cut kTokens{1};
+    const Tensor all = tensor_parallel::gather_from(x, *tp_, kTokens);
+    return dropout(tensor_parallel::scatter_to(inner(all), *tp_, kTokens));
+  }
+  void members(MemberVisitor& visit) override { (*inner).members(visit); }
+  std::string type_name() const override { return (*inner).type_name(); }
+
+  AnyModule inner, dropout;
+
+ private:
+  ProcessGroup* tp_;
+};
+
+/// The tokens of each sample that a context-parallel rank has.
+moe::SamplePart part_of_samples(std::int64_t seq, Layout layout, int rank,
+                                int c) {
+  return {seq, sequence_parallel::positions(layout, rank, c, seq)};
+}
+
+/// Experts of one device for the tokens of c ranks, one rank after another.
+class ExpertsByRank : public ModuleOf<ExpertsByRank> {
+ public:
+  ExpertsByRank(AnyModule inner, AnyModule dropout, Layout layout, int c,
+                std::shared_ptr<moe::MoeRecord> record)
+      : inner(std::move(inner)),
+        dropout(std::move(dropout)),
+        layout_(layout),
+        c_(c),
+        record_(std::move(record)) {}
+  Tensor forward(const Tensor& x) override {
+    Tensors parts;
+    for (int rank = 0; rank < c_; ++rank) {
+      record_->part = part_of_samples(x.size(1), layout_, rank, c_);
+      parts.push_back(inner(cut_sequence(x, 1, layout_, rank, c_)));
+    }
+    return dropout(join_sequence(parts, 1, layout_));
+  }
+  void members(MemberVisitor& visit) override { (*inner).members(visit); }
+  std::string type_name() const override { return (*inner).type_name(); }
+
+  AnyModule inner, dropout;
+
+ private:
+  Layout layout_;
+  int c_;
+  std::shared_ptr<moe::MoeRecord> record_;
+};
+
+/// `experts` whose dropout follows behind `wrap`.
+template <typename Wrap>
+decltype(LayerFactory::mlp) wrapped(decltype(LayerFactory::mlp) experts,
+                                    Wrap wrap) {
+  return [=](const std::string& name, const ModelConfig& config,
+             const InitOptions& init, const LayerFactory& layers) -> AnyModule {
+    ModelConfig inner = config;
+    inner.dropout = 0;
+    return wrap(experts(name, inner, init, layers),
+                layers.dropout(config.dropout));
+  };
+}
+
+LayerFactory factory_of(const Options& options, const ModelConfig& config,
+                        const HybridOptions& setup, ProcessGroup& tp,
+                        ProcessGroup& cp, ProcessGroup* ep,
+                        std::shared_ptr<moe::MoeRecord> record) {
+  LayerFactory made = dense_layers(options, config, setup, tp, cp);
+  if (!setup.has_experts()) return made;
+  if (cp.size() > 1) {
+    record->part = part_of_samples(options.seq, setup.sequence().layout,
+                                   cp.rank(), cp.size());
+  }
+  made.mlp = moe::moe_mlp(setup.moe(), {ep, &tp}, std::move(record));
+  if (setup.sequence_parallel) {
+    made.mlp = wrapped(made.mlp, [&tp](AnyModule experts, AnyModule dropout) {
+      return AnyModule(std::make_unique<ExpertsOfAllTokens>(
+          std::move(experts), std::move(dropout), tp));
+    });
+  }
+  return made;
+}
+
+// --- Recomputation -----------------------------------------------------------
+
+/// Attention that keeps its input, and runs forward again before its backward.
+LayerFactory recomputing_attention(LayerFactory layers) {
+  layers.attention = [whole = layers.attention](
+                         const Tensor& qkv, const AttentionOptions& options) {
+    return autograd::recompute(
+        [=](const Tensors& in) { return Tensors{whole(in[0], options)}; },
+        {qkv})[0];
+  };
+  return layers;
+}
+
+/// The layers of a list, whose blocks do the same.
+class RecomputingBlocks : public LayerList {
+ public:
+  explicit RecomputingBlocks(std::shared_ptr<const LayerList> layers)
+      : RecomputingBlocks(layers, *layers) {
+    on_shapes_.reset(new RecomputingBlocks(layers, layers->on_shapes()));
+  }
+  int size() const override { return layers_.size(); }
+  std::string name(int layer) const override { return layers_.name(layer); }
+  std::unique_ptr<Module> make(int layer,
+                               const InitOptions& init) const override {
+    auto made = layers_.make(layer, init);
+    set_recompute(*made, true);
+    return made;
+  }
+  const LayerList& on_shapes() const override {
+    return on_shapes_ ? *on_shapes_ : *this;
+  }
+
+ private:
+  RecomputingBlocks(std::shared_ptr<const LayerList> owner,
+                    const LayerList& layers)
+      : owner_(std::move(owner)), layers_(layers) {}
+
+  std::shared_ptr<const LayerList> owner_;
+  const LayerList& layers_;
+  std::unique_ptr<RecomputingBlocks> on_shapes_;
+};
+
+}  // namespace
+
+Groups groups_of(DeviceMesh& mesh, const HybridOptions& setup) {
+  const bool cuts_slots =
+      setup.has_experts() && !setup.expert_tp && setup.tp > 1;
+  if (setup.ep == 1) {
+    return {mesh.group("dp-cp"),
+            mesh.group("tp"),
+            mesh.group("cp"),
+            mesh.group("pp"),
+            nullptr,
+            mesh.group("dp-cp"),
+            mesh.group(cuts_slots ? "dp-cp-tp" : "dp-cp"),
+            mesh.group("tp")};
+  }
+  return {mesh.group("edp-ep-cp"),
+          mesh.group("tp"),
+          mesh.group("cp"),
+          mesh.group("pp"),
+          &mesh.group("ep"),
+          mesh.group("edp-cp"),
+          mesh.group(cuts_slots ? "edp-cp-tp" : "edp-cp"),
+          mesh.group("ep-tp")};
+}
+
+RankLayers rank_layers(const Options& options, const HybridOptions& setup,
+                       const Groups& groups) {
+  RankLayers made;
+  const ModelConfig config = model_config(options);
+  ProcessGroup &tp = groups.tp, &cp = groups.cp;
+  made.tp_shapes = std::make_shared<ShapeGroup>(tp.rank(), tp.size(), "tp");
+  made.cp_shapes = std::make_shared<ShapeGroup>(cp.rank(), cp.size(), "cp");
+  if (groups.ep != nullptr) {
+    made.ep_shapes = std::make_shared<ShapeGroup>(groups.ep->rank(),
+                                                  groups.ep->size(), "ep");
+  }
+  made.record = std::make_shared<moe::MoeRecord>();
+  if (config.is_image()) {
+    // Whole layers: replicas and stages cut none
+    made.padded = config;
+    made.list = layers_of(config);
+    if (setup.recompute == "blocks") {
+      made.list = std::make_shared<RecomputingBlocks>(made.list);
+    }
+    made.layout = [](const std::string&, int) { return Shards(); };
+    made.is_whole = [](const std::string&) { return false; };
+    return made;
+  }
+  made.factory =
+      factory_of(options, config, setup, tp, cp, groups.ep, made.record);
+  // For runs on shapes: their messages reach nobody
+  LayerFactory on_shapes =
+      factory_of(options, config, setup, *made.tp_shapes, *made.cp_shapes,
+                 made.ep_shapes.get(), std::make_shared<moe::MoeRecord>());
+  if (setup.recompute == "attention") {
+    made.factory = recomputing_attention(made.factory);
+    on_shapes = recomputing_attention(on_shapes);
+  }
+  made.padded = config;
+  made.padded.vocab_size = padded_vocabulary(config.vocab_size, tp.size());
+  made.list = layers_of(made.padded, made.factory, on_shapes);
+  if (setup.recompute == "blocks") {
+    made.list = std::make_shared<RecomputingBlocks>(made.list);
+  }
+  const int t = setup.tp, expert_t = setup.expert_tp ? t : 1;
+  made.layout = [=, grid = parts_topology(setup)](const std::string& name,
+                                                  int rank) {
+    const int tp_rank = grid.coordinate(rank, "tp");
+    if (!moe::is_expert(name)) return tensor_parallel::layout(name, tp_rank, t);
+    return moe::expert_layout(name, grid.coordinate(rank, "ep"), setup.ep,
+                              tp_rank, expert_t);
+  };
+  made.is_whole = [=](const std::string& name) {
+    if (t == 1) return false;
+    if (!moe::is_expert(name)) {
+      return tensor_parallel::layout(name, 0, t) ==
+             tensor_parallel::layout(name, 1, t);
+    }
+    // Where tp cuts slots, its ranks are replicas with other tokens
+    return setup.expert_tp && moe::expert_layout(name, 0, 1, 0, t) ==
+                                  moe::expert_layout(name, 0, 1, 1, t);
+  };
+  return made;
+}
+
+LayerFactory reference_layers(const HybridOptions& setup,
+                              std::shared_ptr<moe::MoeRecord> record) {
+  LayerFactory made;
+  made.mlp = moe::moe_mlp(setup.moe(), {}, record);
+  if (setup.cp == 1) return made;
+  const Layout layout = setup.sequence().layout;
+  made.mlp = wrapped(made.mlp, [layout, c = setup.cp, record](
+                                   AnyModule experts, AnyModule dropout) {
+    return AnyModule(std::make_unique<ExpertsByRank>(
+        std::move(experts), std::move(dropout), layout, c, record));
+  });
+  return made;
+}
+
+}  // namespace shardbook::hybrid

@@ -1,0 +1,248 @@
+#include "chapters/14_hybrid_3d/hybrid_strategy.h"
+
+#include <cmath>
+#include <sstream>
+
+#include "chapters/13_moe/moe_reference.h"
+#include "chapters/14_hybrid_3d/batch_statistics.h"
+#include "chapters/common/pipeline/partition.h"
+#include "core/check.h"
+
+namespace shardbook::hybrid {
+
+// --- What all meshes share -----------------------------------------------------
+
+MeshStrategy::MeshStrategy(const Options& options, const HybridOptions& setup,
+                           DeviceMesh& mesh)
+    : options_(options),
+      setup_(setup),
+      mesh_(mesh),
+      groups_(groups_of(mesh, setup)),
+      layers_(rank_layers(options, setup, groups_)),
+      data_(Dataset::open(options, model_config(options))),
+      scaler_(setup.loss_scaler(options.dtype)) {}
+
+int MeshStrategy::replica() const {
+  return replica_of(mesh_.topology(), mesh_.world().rank());
+}
+
+bool MeshStrategy::counts_loss() const {
+  return groups_.tp.rank() == 0 && groups_.cp.rank() == 0;
+}
+
+LoadedModel MeshStrategy::whole_model(const Options& options,
+                                      const std::vector<NamedTensor>& state) {
+  if (!setup_.has_experts()) return Strategy::whole_model(options, state);
+  return moe::whole_model(options, setup_.moe(), state);
+}
+
+moe::Loads MeshStrategy::loads() {
+  if (!setup_.has_experts()) return {};
+  return moe::sum_loads(*layers_.record, mesh_.world(), groups_.tp.rank() == 0);
+}
+
+std::string MeshStrategy::remarks() {
+  const moe::Loads all = loads();
+  return mesh_.world().rank() == 0 ? moe::draw_loads(all) : "";
+}
+
+std::vector<std::pair<std::string, std::string>> MeshStrategy::more() {
+  const moe::Loads all = loads();
+  if (all.empty()) return {};
+  return {{"expert_loads", moe::loads_json(all)}};
+}
+
+// --- A pipeline of sharded layers ----------------------------------------------
+
+HybridStrategy::HybridStrategy(const Options& options,
+                               const HybridOptions& setup, DeviceMesh& mesh)
+    : MeshStrategy(options, setup, mesh),
+      schedule_(schedule_of(setup)),
+      feed_(options, data_, pieces_of(options, setup, replica()),
+            layers_.factory.loss) {
+  const std::vector<int> cuts =
+      cuts_of(options, setup.partition, *layers_.list, schedule_.num_stages,
+              [&] { return feed_.example(feed_.pieces()[0].rows); });
+  model_ = std::make_unique<PipelineModel>(
+      options, layers_.list, pipeline::layout_of(schedule_, cuts), groups_.pp,
+      part_of(layers_.layout, groups_.parts.rank(), layers_.padded.vocab_size));
+  update_.emplace(options, setup, *model_, layers_, groups_);
+  RankContext::current().device.reset_peak_memory();
+  engine_options_.recompute = setup.recomputed_stages();
+  engine_options_.commits_statistics = false;
+  engine_.emplace(schedule_, *model_, groups_.pp, feed_, nullptr,
+                  engine_options_);
+}
+
+StepResult HybridStrategy::step(std::int64_t step) {
+  // Forwards and backwards of all micro-batches: each counts its share of the
+  // global batch, so every later reduction is a sum
+  feed_.set_first_step(step);
+  feed_.set_loss_scale(scaler_.scale());
+  // The losses of gates: of each group that is routed together the same share
+  layers_.record->loss_scale =
+      scaler_.scale() /
+      static_cast<double>(setup_.dp * setup_.micro_batches * setup_.cp);
+  double loss = engine_->run();
+  if (!counts_loss()) loss = 0;
+
+  // Batch norms: one update of their running statistics from all images
+  commit_statistics(*model_, groups_.data);
+
+  // Sum the gradients over replicas, tokens and stages
+  update_->reduce();
+
+  // One sum over the world: the loss, and the norm with each element once
+  Tensor sums;
+  {
+    const double squares = update_->sum_of_squares();
+    const MemoryScope kind(MemoryKind::kCommunication);
+    sums = Tensor::full({2}, loss, {DType::kF64, Device()});
+    sums.rows_view(1, 2).fill(squares);
+  }
+  mesh_.world().all_reduce(sums, ReduceOp::kSum, "loss and norm").wait();
+  StepResult result;
+  result.loss = sums.rows_view(0, 1).item();
+  result.grad_norm = std::sqrt(sums.rows_view(1, 2).item()) / scaler_.scale();
+
+  // One rank's infinite gradient makes the sum infinite, and all ranks skip
+  result.was_skipped = !std::isfinite(result.grad_norm);
+  double factor = 1 / scaler_.scale();
+  if (options_.dtype == DType::kF16) scaler_.update(result.was_skipped);
+  if (result.was_skipped) {
+    num_skipped_ += 1;
+    update_->forget();
+    return result;
+  }
+
+  // Unscale and clip with one factor, update, gather
+  if (options_.clip > 0) factor *= clip_factor(result.grad_norm, options_.clip);
+  update_->apply(factor);
+  return result;
+}
+
+std::vector<UpdateTimes> HybridStrategy::updates_of_all_stages(
+    const BillSizes& sizes) {
+  const UpdateTimes own = update_times(sizes);
+  std::ostringstream text;
+  text.precision(17);
+  text << own.sums << ' ' << own.tied << ' ' << own.gather;
+  std::vector<UpdateTimes> all;
+  for (const std::string& each : groups_.pp.exchange(text.str())) {
+    UpdateTimes times;
+    std::istringstream(each) >> times.sums >> times.tied >> times.gather;
+    all.push_back(times);
+  }
+  return all;
+}
+
+std::vector<Bill> HybridStrategy::bills() {
+  BillSizes sizes = bill_sizes(options_, setup_, layers_, schedule_,
+                               model_->layout().cuts, groups_.pp.rank());
+  sizes.buckets = &update_->buckets();
+  sizes.updates = static_cast<double>(options_.steps - num_skipped_);
+  Bill bill;
+  if (options_.steps > 0) {
+    bill.bytes = static_cast<double>(options_.steps) *
+                     (engine_->predicted_bytes() + step_bytes(sizes) +
+                      statistics_bytes(*model_, groups_.data)) -
+                 static_cast<double>(num_skipped_) * gather_bytes(sizes);
+  }
+  // Parameters that a checkpoint has brought into shards
+  if (options_.first_step > 0) bill.bytes += gather_bytes(sizes);
+  bill.memory = memory(sizes, *model_, *engine_);
+  if (has_step_time(options_, setup_, schedule_)) {
+    bill.step_s = step_s(sizes, *engine_, updates_of_all_stages(sizes));
+  }
+  return {bill};
+}
+
+std::vector<NamedTensor> HybridStrategy::full_state() {
+  // The parts of one replica, with ep of ep replicas: first by stage, then by
+  // rank of tp and ep
+  if (groups_.copies.rank() != 0) return {};
+  const std::vector<NamedTensor> parts = model_->full_parameters();
+  if (groups_.pp.rank() != 0) return {};
+  return gather_parts(parts, layers_.layout, groups_.parts,
+                      model_config(options_).vocab_size);
+}
+
+TrainingState HybridStrategy::state() {
+  TrainingState state;
+  state.agreed = setup_.agreed();
+  update_->add_to(state);
+  add_whole(state, running_statistics(*model_), update_->optimizer());
+  agree_on_images(state, options_, pieces_of(options_, setup_, 0)[0]);
+  place_parts(state, layers_.layout, groups_.parts.rank(),
+              model_config(options_).vocab_size);
+  if (options_.dtype == DType::kF16) state.numbers = scaler_.state();
+  state.loaded = [this](const std::map<std::string, double>& numbers) {
+    if (options_.dtype == DType::kF16) scaler_.load_state(numbers);
+    update_->gather();
+  };
+  return state;
+}
+
+// --- Either of them ------------------------------------------------------------
+
+std::unique_ptr<Strategy> make_trainer(const Options& options,
+                                       const HybridOptions& setup,
+                                       DeviceMesh& mesh) {
+  if (setup.zero_stage >= 2) {
+    return std::make_unique<HybridZeroStrategy>(options, setup, mesh);
+  }
+  return std::make_unique<HybridStrategy>(options, setup, mesh);
+}
+
+ReferenceRun reference_run(const Options& options, const HybridOptions& setup) {
+  std::vector<MicroBatch> pieces;
+  for (int rank = 0; rank < setup.dp; ++rank) {
+    for (const MicroBatch& each : pieces_of(options, setup, rank)) {
+      pieces.push_back(each);
+    }
+  }
+  if (setup.has_experts()) {
+    const auto record = std::make_shared<moe::MoeRecord>();
+    return moe::train_reference(options, reference_layers(setup, record),
+                                *record, pieces, setup.cp,
+                                setup.loss_scaler(options.dtype));
+  }
+  // In f16 the one device scales its loss, too, and skips the same steps: it sums
+  // as replicas do, and as in ZeRO-2 and -3 divides their gradients before
+  OneDevice one;
+  const DynamicLossScaler scaler = setup.loss_scaler(options.dtype);
+  if (options.dtype == DType::kF16) {
+    one.scaler = &scaler;
+    one.replicas = setup.dp;
+    one.averages_replicas = setup.zero_stage >= 2;
+  }
+  if (model_config(options).is_image()) {
+    pieces.clear();
+    const std::vector<int> order = pipeline::gradient_order(schedule_of(setup));
+    for (int rank = 0; rank < setup.dp; ++rank) {
+      const std::vector<MicroBatch> own = pieces_of(options, setup, rank);
+      for (const int b : order)
+        pieces.push_back(own[static_cast<std::size_t>(b)]);
+    }
+    one.defers_statistics = true;
+    one.replicas = setup.dp;
+  }
+  return train_one_device(options, pieces, one);
+}
+
+FoldClass fold_class(const HybridOptions& setup) {
+  const Topology topology = topology_of(setup);
+  // In a ring, ranks wait for each other in turn
+  const bool is_ring = setup.cp > 1 && setup.cp_kind != "ulysses";
+  // ZeRO-2 and -3 give each rank other parts of other parameters, and where tp
+  // cuts the slots of experts, it also cuts their shards
+  const bool is_cut = setup.zero_stage >= 2;
+  if (is_cut && setup.has_experts()) return [](int rank) { return rank; };
+  return [=](int rank) {
+    const int cp = is_ring || is_cut ? topology.coordinate(rank, "cp") : 0;
+    const int dp = is_cut ? replica_of(topology, rank) : 0;
+    return (topology.coordinate(rank, "pp") * setup.cp + cp) * setup.dp + dp;
+  };
+}
+
+}  // namespace shardbook::hybrid

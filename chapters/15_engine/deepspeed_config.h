@@ -1,0 +1,225 @@
+#pragma once
+
+// One JSON file chooses how a model is trained. The keys are DeepSpeed's:
+//
+//   {"train_batch_size": 24,
+//    "gradient_accumulation_steps": 2,
+//    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+//    "zero_optimization": {"stage": 2}}
+//
+//   DeepSpeedConfig config = DeepSpeedConfig::parse(text, "ds.json");
+//   BatchSizes sizes = resolve_batch(config.batch, /*dp=*/4);
+//   config.to_json();                        // every key, with its value
+//
+// Defaults are those of DeepSpeed 0.19: "Adam" is AdamW unless adam_w_mode is
+// false, and gradients are clipped at 1 unless a key says otherwise. Every key of
+// DeepSpeed's is known (deepspeed_keys.cpp): it acts, or `remarks` says that it has no
+// effect here, or an error says which numbers it would change. `remarks` also names
+// each default that some version of DeepSpeed sets otherwise. A key that DeepSpeed
+// does not have is an error.
+//
+// microsoft/DeepSpeed, deepspeed/runtime/{config,constants}.py,
+// deepspeed/runtime/zero/config.py.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "chapters/common/run/loss_scaler.h"
+#include "core/optim.h"
+
+namespace shardbook::engine {
+
+/// Samples of an optimizer step, of one forward on one rank, and forwards of a
+/// step; 0: not given.
+struct BatchSizes {
+  std::int64_t train = 0;         ///< train_batch_size
+  std::int64_t micro = 0;         ///< train_micro_batch_size_per_gpu
+  std::int64_t accumulation = 0;  ///< gradient_accumulation_steps
+};
+
+/// train = micro x accumulation x dp: two of them give the third, train or micro
+/// alone mean accumulation 1. `dp` counts data-parallel ranks, not the world.
+/// Throws Error where the product does not hold, which names the numbers that
+/// were given, and where nothing says how large a batch is. `train_key` is where
+/// `train` comes from.
+BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp,
+                         const std::string& train_key = "train_batch_size");
+
+struct OptimizerConfig {
+  std::string type;  ///< "Adam", "AdamW" or "SGD"; empty: no section
+  OptimizerOptions params;
+  /// "Adam": weight decay apart from the gradient, as AdamW. A file means it
+  /// unless it says false.
+  bool adam_w_mode = false;
+  /// The name that make_optimizer knows.
+  std::string name() const;
+};
+
+struct SchedulerConfig {
+  std::string type;  ///< "WarmupLR" or "WarmupDecayLR"; empty: no section
+  double warmup_min_lr = 0;
+  /// WarmupLR without it: the optimizer's rate.
+  std::optional<double> warmup_max_lr;
+  std::int64_t warmup_num_steps = 1000;
+  std::string warmup_type = "log";  ///< or "linear"
+  std::int64_t total_num_steps = 0;
+};
+
+struct Fp16Config {
+  bool enabled = false;
+  bool auto_cast = false;  ///< cast inputs; false: they have to be f16
+  double loss_scale = 0;   ///< 0: dynamic
+  int initial_scale_power = 16;
+  std::int64_t loss_scale_window = 1000;
+  int hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  double min_loss_scale = 1;
+  bool fp16_master_weights_and_grads = false;
+
+  bool is_dynamic() const { return loss_scale == 0; }
+  /// A static scale never changes.
+  LossScaleOptions scale() const;
+};
+
+struct OffloadConfig {
+  std::string device = "none";  ///< or "cpu"
+  bool pin_memory = false;
+};
+
+struct ZeroConfig {
+  int stage = 0;
+  bool allgather_partitions = true;
+  std::int64_t allgather_bucket_size = 500'000'000;
+  bool reduce_scatter = true;
+  std::int64_t reduce_bucket_size = 500'000'000;
+  std::optional<bool> overlap_comm;  ///< not given: stage 3 only
+  bool contiguous_gradients = true;
+  OffloadConfig offload_optimizer, offload_param;
+  std::int64_t stage3_prefetch_bucket_size = 50'000'000;
+  std::int64_t stage3_param_persistence_threshold = 100'000;
+  std::int64_t stage3_max_live_parameters = 1'000'000'000;
+  std::int64_t stage3_max_reuse_distance = 1'000'000'000;
+  std::int64_t sub_group_size = 1'000'000'000;
+  bool round_robin_gradients = false;
+
+  bool overlaps() const { return overlap_comm.value_or(stage == 3); }
+};
+
+struct PipelineConfig {
+  int stages = 1;
+  std::string partition = "uniform";  ///< as --partition of the hybrid chapter
+  std::int64_t activation_checkpoint_interval = 0;  ///< above 0: recompute
+};
+
+/// Section "shardbook": choices that DeepSpeed makes in code, or has not.
+struct BookConfig {
+  int tensor_parallel = 1;
+  std::string tensor_parallel_mode = "1d";  ///< "2d", "2.5d", "3d"
+  int tensor_parallel_depth = 1;            ///< of 2.5d
+  bool sequence_parallel = false;           ///< Megatron's
+  int context_parallel = 1;
+  std::string context_parallel_kind = "ring";
+  std::string context_parallel_layout = "contiguous";
+  std::string schedule = "1f1b";
+  int chunks = 2;
+  /// Of each block in backward again: "never", "attention", "blocks". Whole
+  /// stages are the pipeline's activation_checkpoint_interval.
+  std::string recompute = "never";
+  std::string sharding = "zero";  ///< stage 3: "zero", "fsdp" or "fsdp2"
+  // Experts; none where there are no numbers
+  std::vector<int> num_experts;
+  int ep_size = 0;  ///< 0: as many as possible
+  int top_k = 1;
+  double capacity_factor = 1;
+  int min_capacity = 4;
+  bool use_residual = false;
+  bool use_data_before_expert_parallelism = false;
+  bool enable_expert_tensor_parallelism = false;
+};
+
+struct DeepSpeedConfig {
+  std::string label;  ///< the file, for messages
+  BatchSizes batch;
+  std::int64_t steps_per_print = 0;  ///< 0: never
+  OptimizerConfig optimizer;
+  SchedulerConfig scheduler;
+  double gradient_clipping = 1;  ///< 0: off
+  bool prescale_gradients = false;
+  double gradient_predivide_factor = 1;
+  /// Of gradients on the wire: "fp32", "fp16", "bf16"; empty: as they are.
+  std::string communication_data_type;
+  /// Of their sum over ranks that share a sample; empty: as they are.
+  std::string seq_parallel_communication_data_type;
+  /// In which micro-batches' gradients are summed; empty: as they are.
+  std::string grad_accum_dtype;
+  bool bf16 = false;
+  Fp16Config fp16;
+  ZeroConfig zero;
+  PipelineConfig pipeline;
+  /// The section asks for recomputation: of blocks, where layers have them.
+  bool activation_checkpointing = false;
+  BookConfig book;
+  bool wall_clock_breakdown = false;
+  /// Options whose values took the place of "auto".
+  std::set<std::string> filled_from;
+  /// Paths of the file whose values act.
+  std::vector<std::string> acts;
+  /// What was filled in for "auto", which keys of the file have no effect, and
+  /// what a reader who knows another version of DeepSpeed should be told.
+  std::vector<std::string> remarks;
+
+  /// Reads the text of a config: JSON, with Hjson's comments and a comma before a
+  /// closing bracket. Throws Error with a line for each mistake, which names the
+  /// file, the key by its path, its value and what is allowed; an unknown key with
+  /// the nearest known one. Keys that begin with '_' are remarks.
+  static DeepSpeedConfig parse(const std::string& text,
+                               const std::string& label);
+  /// The same for a file, or for a text that begins with '{'.
+  static DeepSpeedConfig read(const std::string& file);
+  /// Every key with its value. Parsing it again gives this config.
+  std::string to_json() const;
+  /// The same, behind `acts` and `remarks` as keys that begin with '_'.
+  std::string explained() const;
+
+  /// "never", "attention", "blocks": the book's key, or what
+  /// activation_checkpointing asks for.
+  std::string recompute() const;
+  /// bf16 or f16 where a section enables it, else `otherwise`.
+  DType dtype(DType otherwise) const;
+  /// Of gradients on the wire; none: as they are.
+  std::optional<DType> wire() const;
+  /// Whether gradients are divided by all ranks before they are summed.
+  bool divides_first() const;
+};
+
+/// The dtype of DeepSpeed's name: fp32, fp16, bf16.
+DType dtype_of(const std::string& name);
+/// Whether grad_accum_dtype asks for sums of g micro-batches that are wider than
+/// the dtype of training. Throws Error for narrower ones.
+bool sums_in_f32(const DeepSpeedConfig& config, DType dtype, std::int64_t g);
+
+/// A value in place of "auto": its JSON, and where it comes from. Empty JSON: the
+/// key goes, and the other keys say what it would have.
+struct AutoValue {
+  std::string json, source;
+};
+
+/// The text of a config without these values "auto", and a remark on each.
+struct FilledConfig {
+  std::string text;
+  std::vector<std::string> remarks;
+};
+
+/// Replaces values "auto" in the text of a config: `values` are by path, such as
+/// {"/optimizer/params/lr", {"0.001", "--lr"}}. A front end calls it, which knows
+/// what the user's objects or options say. An "auto" without a value stays; `parse`
+/// takes DeepSpeed's default where DeepSpeed does, else it is an error. A path that
+/// is not "auto" stays as it is. Throws Error for a text that is no JSON.
+FilledConfig fill_auto(const std::string& text, const std::string& label,
+                       const std::map<std::string, AutoValue>& values);
+
+}  // namespace shardbook::engine

@@ -1,0 +1,334 @@
+#include "chapters/planner/plan_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "chapters/common/models/models.h"
+
+namespace shardbook::planner {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double parameters_of(const Question& question) {
+  const HybridJob job = job_of(question, Plan());
+  return static_cast<double>(job.layers) * weight_products(job) +
+         static_cast<double>((job.sizes.vocabulary + job.sizes.seq) *
+                             job.sizes.hidden);
+}
+
+std::string question_text(const Question& question) {
+  return fmt::format(
+      "{}, {:.2f} billion parameters, on {} of {}'s {}, {} each\n"
+      "{} samples of {} tokens per step, {}",
+      question.model, parameters_of(question) / 1e9, question.world_size,
+      question.base.cluster.name, question.base.cluster.device.name,
+      bytes_text(question.capacity()), question.batch, question.seq,
+      dtype_name(question.dtype));
+}
+
+/// What a plan keeps on the host, where it keeps anything.
+std::string host_text(const Prediction& each) {
+  if (each.memory.host <= 0) return "";
+  return fmt::format(", host {}", bytes_text(each.memory.host));
+}
+
+std::string fit_text(const Question& question, double bytes) {
+  const double left = kUsableMemory * question.capacity() - bytes;
+  return left >= 0 ? bytes_text(left) + " left" : bytes_text(-left) + " over";
+}
+
+std::string plan_lines(const Question& question, const Prediction& each,
+                       int number) {
+  const double seconds = each.step.seconds;
+  std::string text =
+      fmt::format("{:2}  {:<34}{:<34}{:>9}\n", number, each.plan.layout_text(),
+                  each.plan.work_text(), time_text(seconds));
+  text += fmt::format(
+      "    {:.0f} tokens/s, MFU {:.1f} %, idle {:.1f} %; memory {} ({})\n",
+      tokens_per_s(question, each), 100 * mfu(question, each),
+      100 * each.step.idle_share, bytes_text(each.memory.total()),
+      fit_text(question, each.memory.total()));
+  text += fmt::format("    sent by a rank: {}; {}",
+                      links_text(each.step) + host_text(each),
+                      sim::trust_name(each.step.trust));
+  if (each.confirmed_s > 0) {
+    text += fmt::format("; the chapter on shapes: {}, {}",
+                        time_text(each.confirmed_s),
+                        bytes_text(each.confirmed_bytes));
+  }
+  return text + "\n";
+}
+
+std::string lost_lines(const Answer& answer) {
+  std::string text;
+  const auto add = [&](const Lost& lost, const std::string& why) {
+    if (lost.count > 0) text += fmt::format("{:6}  {}\n", lost.count, why);
+  };
+  add(answer.does_not_fit, fmt::format("do not fit; nearest, {} over: {}",
+                                       bytes_text(answer.least_excess),
+                                       answer.does_not_fit.example));
+  add(answer.slower_bound,
+      "cannot be faster: best rate, fastest link and way in and out are "
+      "slower");
+  add(answer.slower, "were predicted, and are slower");
+  for (const auto& [option, lost] : answer.illegal) {
+    add(lost, "refused: " + lost.example);
+  }
+  return text;
+}
+
+Json plan_json(const Question& question, const Prediction& each) {
+  const StepMemory& memory = each.memory;
+  Json links = Json::object();
+  for (const auto& [link, bytes] : each.step.sent_bytes) {
+    if (bytes > 0) links[link] = bytes;
+  }
+  Json json = {
+      {"layout", each.plan.layout_text()},
+      {"work", each.plan.work_text()},
+      {"dp", each.plan.setup.dp},
+      {"tp", each.plan.setup.tp},
+      {"pp", each.plan.setup.pp},
+      {"cp", each.plan.setup.cp},
+      {"zero_stage", each.plan.setup.zero_stage},
+      {"sequence_parallel", each.plan.setup.sequence_parallel},
+      {"schedule", each.plan.setup.schedule},
+      {"chunks",
+       each.plan.setup.schedule == "interleaved" ? each.plan.setup.chunks : 1},
+      {"micro_batch", each.plan.micro_batch},
+      {"micro_batches", each.plan.setup.micro_batches},
+      {"recompute", each.plan.recompute},
+      {"offload", each.plan.offloads},
+      {"step_s", each.step.seconds},
+      {"pipeline_s", each.step.pipeline_s},
+      {"gradients_s", each.step.gradients_s},
+      {"optimizer_s", each.step.optimizer_s},
+      {"tokens_per_s", tokens_per_s(question, each)},
+      {"mfu", mfu(question, each)},
+      {"idle_share", each.step.idle_share},
+      {"memory_bytes",
+       {{"parameters", memory.parameters},
+        {"gradients", memory.gradients},
+        {"optimizer", memory.optimizer},
+        {"activations", memory.activations},
+        {"messages", memory.messages},
+        {"total", memory.total()},
+        {"host", memory.host}}},
+      {"sent_bytes", links},
+      {"trust", sim::trust_name(each.step.trust)},
+      {"command", command_of(question, each.plan, false)}};
+  if (each.confirmed_s > 0) {
+    json["confirmed"] = {{"step_s", each.confirmed_s},
+                         {"memory_bytes", each.confirmed_bytes}};
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string bytes_text(double bytes) {
+  constexpr double kTera = 1e12, kGiga = 1e9, kMega = 1e6;
+  if (bytes >= kTera) return fmt::format("{:.2f} TB", bytes / kTera);
+  if (bytes >= kGiga) return fmt::format("{:.1f} GB", bytes / kGiga);
+  return fmt::format("{:.1f} MB", bytes / kMega);
+}
+
+std::string time_text(double seconds) {
+  if (seconds >= 1) return fmt::format("{:.2f} s", seconds);
+  return fmt::format("{:.1f} ms", 1e3 * seconds);
+}
+
+std::string links_text(const HybridStep& step) {
+  std::string text;
+  for (const auto& [link, bytes] : step.sent_bytes) {
+    if (bytes <= 0) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", link,
+                        bytes_text(bytes));
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+std::string answer_text(const Question& question, const Answer& answer,
+                        const std::string& config_file) {
+  std::string text = question_text(question) +
+                     fmt::format("; {} plans, {} of them predicted\n\n",
+                                 answer.num_plans, answer.num_predicted);
+  if (answer.best.empty()) {
+    text += "No plan fits.\n";
+  } else {
+    int number = 0;
+    for (const Prediction& each : answer.best) {
+      text += plan_lines(question, each, ++number);
+    }
+  }
+  text += "\nWhy the others lost:\n" + lost_lines(answer);
+  if (answer.best.empty()) return text;
+  const Plan& best = answer.best.front().plan;
+  text += "\nThe best one trains with\n  " + command_of(question, best, false) +
+          "\n";
+  if (!config_file.empty()) {
+    text += "or, from the config, with\n  " +
+            engine_command_of(question, config_file) + "\n";
+  }
+  return text + "and is simulated with\n  " + command_of(question, best, true) +
+         "\n";
+}
+
+std::string strategies_text(const Question& question,
+                            std::vector<Strategy> strategies) {
+  const auto seconds = [](const Strategy& of) {
+    return of.answer.best.empty() ? 1e30 : of.answer.best[0].step.seconds;
+  };
+  std::stable_sort(strategies.begin(), strategies.end(),
+                   [&](const Strategy& a, const Strategy& b) {
+                     return seconds(a) < seconds(b);
+                   });
+  std::string text = question_text(question) + "\n\n";
+  text +=
+      fmt::format("{:<12}{:<34}{:<30}{:>9}{:>8}{:>9}  {}\n", "strategy",
+                  "best plan", "", "step", "MFU", "memory", "sent by a rank");
+  for (const Strategy& each : strategies) {
+    const Answer& answer = each.answer;
+    if (answer.best.empty()) {
+      text += fmt::format("{:<12}does not fit, {} or more over: {}\n",
+                          each.name, bytes_text(answer.least_excess),
+                          answer.does_not_fit.example);
+      continue;
+    }
+    const Prediction& best = answer.best[0];
+    text +=
+        fmt::format("{:<12}{:<34}{:<30}{:>9}{:>6.1f} %{:>9}  {}\n", each.name,
+                    best.plan.layout_text(), best.plan.work_text(),
+                    time_text(best.step.seconds), 100 * mfu(question, best),
+                    bytes_text(best.memory.total()),
+                    links_text(best.step) + host_text(best));
+  }
+  return text;
+}
+
+std::string answer_json(const Question& question, const Answer& answer) {
+  Json json = {{"model", question.model},
+               {"cluster", question.base.cluster.name},
+               {"world_size", question.world_size},
+               {"batch", question.batch},
+               {"seq", question.seq},
+               {"dtype", dtype_name(question.dtype)},
+               {"memory_bytes", question.capacity()},
+               {"usable_memory_bytes", kUsableMemory * question.capacity()},
+               {"plans", answer.num_plans},
+               {"predicted", answer.num_predicted}};
+  json["best"] = Json::array();
+  for (const Prediction& each : answer.best) {
+    json["best"].push_back(plan_json(question, each));
+  }
+  json["lost"] = {{"does_not_fit", answer.does_not_fit.count},
+                  {"least_excess_bytes", answer.least_excess},
+                  {"slower_bound", answer.slower_bound.count},
+                  {"slower", answer.slower.count}};
+  json["illegal"] = Json::object();
+  for (const auto& [option, lost] : answer.illegal) {
+    json["illegal"][option] = {{"count", lost.count},
+                               {"example", lost.example}};
+  }
+  return json.dump(2) + "\n";
+}
+
+std::string command_of(const Question& question, const Plan& plan,
+                       bool simulates) {
+  const hybrid::HybridOptions setup = chapter_options(question, plan);
+  std::string text = plan.offloads ? "./shardbook run zero_fsdp --"
+                                   : "./shardbook run hybrid --";
+  const auto add = [&](const std::string& words) { text += " " + words; };
+  add(fmt::format("--model {} --dtype {} --world-size {} --batch {} --seq {}",
+                  question.model, dtype_name(question.dtype),
+                  question.world_size, question.batch, question.seq));
+  if (question.dropout > 0) add(fmt::format("--dropout {}", question.dropout));
+  if (plan.offloads) {
+    add(fmt::format("--strategy zero{} --cpu-offload", setup.zero_stage));
+  } else {
+    if (setup.tp > 1) add(fmt::format("--tp {}", setup.tp));
+    if (setup.cp > 1) {
+      add(fmt::format("--cp {} --cp-layout {}", setup.cp, setup.cp_layout));
+    }
+    if (setup.pp > 1) {
+      add(fmt::format("--pp {} --partition {}", setup.pp, setup.partition));
+    }
+    if (setup.sequence_parallel) add("--sequence-parallel");
+    if (setup.zero_stage > 0)
+      add(fmt::format("--zero-stage {}", setup.zero_stage));
+    if (setup.schedule != "1f1b") add("--schedule " + setup.schedule);
+    if (setup.schedule == "interleaved") {
+      add(fmt::format("--chunks {}", setup.chunks));
+    }
+  }
+  add(fmt::format("--micro-batches {}", setup.micro_batches));
+  if (plan.recompute != "never") {
+    add(plan.offloads ? "--recompute" : "--recompute " + plan.recompute);
+  }
+  add(simulates
+          ? "--backend sim --no-check --cluster " + question.base.cluster.name
+          : "--backend nccl --device cuda");
+  return text;
+}
+
+std::string config_of(const Question& question, const Plan& plan) {
+  const hybrid::HybridOptions setup = chapter_options(question, plan);
+  // Buckets as large as those of the prediction
+  const auto bucket = setup.bucket_bytes /
+                      static_cast<std::int64_t>(dtype_bytes(question.dtype));
+  const Json on_host = {{"device", "cpu"}};
+  Json zero = {{"stage", setup.zero_stage},
+               {"reduce_bucket_size", bucket},
+               {"allgather_bucket_size", bucket}};
+  // The prediction gathers every block for forward and again for backward, one
+  // ahead of its use
+  if (setup.zero_stage == 3) {
+    zero["stage3_max_reuse_distance"] = 0;
+    zero["stage3_prefetch_bucket_size"] = 1;
+    zero["stage3_max_live_parameters"] = 1'000'000'000'000;
+  }
+  if (plan.offloads) zero["offload_optimizer"] = on_host;
+  if (plan.offloads && setup.zero_stage == 3) zero["offload_param"] = on_host;
+  Json json = {{"train_batch_size", question.batch},
+               {"train_micro_batch_size_per_gpu", plan.micro_batch},
+               {"gradient_accumulation_steps", setup.micro_batches},
+               {"gradient_clipping", 0},  // as in the other command
+               {"bf16", {{"enabled", question.dtype == DType::kBF16}}},
+               {"fp16", {{"enabled", question.dtype == DType::kF16}}},
+               {"zero_optimization", zero}};
+  if (setup.pp > 1) {
+    json["pipeline"] = {{"stages", setup.pp}, {"partition", setup.partition}};
+  }
+  Json book = {
+      {"tensor_parallel",
+       {{"size", setup.tp}, {"sequence_parallel", setup.sequence_parallel}}},
+      {"schedule", setup.schedule},
+      {"recompute", plan.recompute}};
+  if (setup.cp > 1) {
+    book["context_parallel"] = {{"size", setup.cp},
+                                {"layout", setup.cp_layout}};
+  }
+  if (setup.schedule == "interleaved") book["chunks"] = setup.chunks;
+  json["shardbook"] = book;
+  return json.dump(2) + "\n";
+}
+
+std::string engine_command_of(const Question& question,
+                              const std::string& file) {
+  std::string text = fmt::format(
+      "./shardbook run engine -- --config {} --model {} --world-size {} "
+      "--seq {}",
+      file, question.model, question.world_size, question.seq);
+  if (dtype_bytes(question.dtype) > 2) {
+    text += fmt::format(" --dtype {}", dtype_name(question.dtype));
+  }
+  if (question.dropout > 0)
+    text += fmt::format(" --dropout {}", question.dropout);
+  return text + " --backend nccl --device cuda";
+}
+
+}  // namespace shardbook::planner

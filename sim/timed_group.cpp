@@ -1,0 +1,385 @@
+#include "sim/timed_group.h"
+
+#include <algorithm>
+#include <functional>
+#include <tuple>
+
+#include "core/check.h"
+
+namespace shardbook::sim {
+namespace {
+
+// Messages with times have tags of their own.
+constexpr int kClockTag = 1 << 24;
+
+std::vector<int> representatives_of(const std::vector<int>& all,
+                                    const std::vector<int>& members) {
+  std::vector<int> result;
+  for (const int member : members) {
+    result.push_back(all[static_cast<std::size_t>(member)]);
+  }
+  return result;
+}
+
+// A number that differs for calls that do not match, exact in f64.
+double digest(const CommCall& call) {
+  std::size_t hash = static_cast<std::size_t>(call.op);
+  const auto mix = [&hash](std::int64_t value) {
+    hash = hash * 1000003 + static_cast<std::size_t>(value);
+  };
+  mix(static_cast<int>(call.dtype));
+  mix(call.op == CommOp::kAllToAllV ? 0 : call.numel);
+  mix(call.root_or_peer);
+  mix(static_cast<int>(call.reduce_op));
+  return static_cast<double>(hash & ((std::size_t{1} << 50) - 1));
+}
+
+}  // namespace
+
+// A collective whose end this rank does not know yet.
+struct TimedGroup::Pending {
+  CommCall call;
+  double bytes = 0;
+  /// [ready, bytes, digest, -digest], of which the maximum is taken.
+  Tensor times;
+  Work exchange;
+  std::shared_ptr<SharedNetwork::Call> shared;
+  bool is_resolved = false;
+  double begin_s = 0, end_s = 0;
+};
+
+class TimedGroup::TimedWork : public Work::State {
+ public:
+  TimedWork(TimedGroup& group, std::shared_ptr<Pending> pending, Work data)
+      : group_(group), pending_(std::move(pending)), data_(std::move(data)) {}
+  void wait() override {
+    data_.wait();
+    group_.resolve(*pending_);
+    group_.clock_.wait_message(pending_->begin_s, pending_->end_s);
+  }
+  bool done() override { return data_.done() && pending_->exchange.done(); }
+
+ private:
+  TimedGroup& group_;
+  std::shared_ptr<Pending> pending_;
+  Work data_;
+};
+
+TimedGroup::TimedGroup(ProcessGroup& inner, VirtualClock& clock)
+    : ProcessGroup(inner.rank(), inner.ranks(), inner.name()),
+      inner_(inner),
+      clock_(clock) {}
+
+TimedGroup::TimedGroup(std::shared_ptr<ProcessGroup> inner, VirtualClock& clock,
+                       int rank, std::vector<int> ranks, std::string name,
+                       std::vector<int> representatives, SharedNetwork* network,
+                       std::shared_ptr<SharedNetwork::Channel> channel)
+    : ProcessGroup(rank, std::move(ranks), std::move(name)),
+      owned_(std::move(inner)),
+      inner_(*owned_),
+      clock_(clock),
+      representatives_(std::move(representatives)),
+      network_(network),
+      channel_(std::move(channel)) {
+  if (network_ != nullptr && channel_ == nullptr) channel_ = network_->world();
+}
+
+// The texts of all members, from those of the ranks that run.
+std::vector<std::string> TimedGroup::unfolded(
+    std::vector<std::string> texts) const {
+  if (!is_folded() || texts.empty()) return texts;
+  std::vector<std::string> all;
+  for (const int representative : representatives_) {
+    all.push_back(texts[static_cast<std::size_t>(representative)]);
+  }
+  return all;
+}
+
+std::vector<std::string> TimedGroup::exchange(const std::string& text) {
+  return unfolded(inner_.exchange(text));
+}
+
+std::vector<std::string> TimedGroup::collect(const std::string& text) {
+  return unfolded(inner_.collect(text));
+}
+
+void TimedGroup::set_timeout(std::chrono::milliseconds timeout) {
+  inner_.set_timeout(timeout);
+}
+
+void TimedGroup::abort(const std::string& reason) { inner_.abort(reason); }
+
+// --- Collectives -------------------------------------------------------------
+
+// Lines are free when time begins again. When the clock skips time, they are
+// busy for as much longer.
+void TimedGroup::follow_clock() {
+  if (network_ != nullptr) {
+    if (clock_.num_skips() > 0) {
+      network_->follow_skip(clock_.epoch(), clock_.num_skips(),
+                            clock_.skipped_s());
+    }
+    return;
+  }
+  if (epoch_ != clock_.epoch()) {
+    epoch_ = clock_.epoch();
+    skipped_s_ = clock_.skipped_s();
+    free_s_ = 0;
+    line_free_s_.clear();
+  }
+  const double skipped = clock_.skipped_s() - skipped_s_;
+  if (skipped == 0) return;
+  skipped_s_ = clock_.skipped_s();
+  free_s_ += skipped;
+  for (auto& [peer, free] : line_free_s_) free += skipped;
+}
+
+std::pair<double, double> TimedGroup::wait_shared(const FlowRef& flow) {
+  follow_clock();
+  return network_->wait(flow, fiber(), clock_.epoch());
+}
+
+bool TimedGroup::has_all_that_run() const {
+  return network_ != nullptr &&
+         channel_->num_running ==
+             static_cast<std::size_t>(network_->num_fibers());
+}
+
+Work TimedGroup::timed(const CommCall& call, Work data) {
+  follow_clock();
+  auto pending = std::make_shared<Pending>();
+  pending->call = call;
+  const double bytes = static_cast<double>(call.numel) *
+                       static_cast<double>(dtype_bytes(call.dtype));
+  const double check = digest(call);
+  const double ready = clock_.issue_message();
+  pending->times = Tensor::from_values<double>({ready, bytes, check, -check},
+                                               {4}, clock_memory_);
+  if (network_ != nullptr) {
+    pending->shared = network_->join(*channel_, num_calls_++, call.op, bytes,
+                                     ready, clock_.epoch());
+  }
+  pending->exchange = inner_.all_reduce(pending->times, ReduceOp::kMax);
+  inner_.clear_records();
+  pending_.push_back(pending);
+  return Work(
+      std::make_shared<TimedWork>(*this, std::move(pending), std::move(data)));
+}
+
+TimelineEvent TimedGroup::event_of(const CommCall& call) const {
+  TimelineEvent event;
+  event.name = comm_op_name(call.op);
+  event.label = call.label;
+  event.category = "comm";
+  event.queue = "comm " + name();
+  return event;
+}
+
+// Calls end in the order of their issue, so those before it come first.
+void TimedGroup::resolve(Pending& last) {
+  while (!last.is_resolved) {
+    const std::shared_ptr<Pending> next = pending_.front();
+    pending_.pop_front();
+    next->exchange.wait();
+    const double* times = next->times.data<double>();
+    SB_CHECK(times[2] == -times[3], call_text(next->call), " over '", name(),
+             "' (rank ", rank(), " of ", size(),
+             "): other ranks issued another call in its place");
+
+    CommRecord record;
+    record.op = next->call.op;
+    record.group_size = size();
+    record.group_rank = rank();
+    record.dtype = next->call.dtype;
+    record.numel = next->call.numel;
+    record.root_or_peer = next->call.root_or_peer;
+    const CostModel& model = clock_.model();
+    Cost cost;
+    TimelineEvent event = event_of(next->call);
+    if (network_ != nullptr) {
+      std::tie(event.begin_s, event.end_s) = wait_shared(next->shared->flow);
+      cost = next->shared->cost;
+    } else {
+      cost = model.collective(next->call.op, times[1], ranks());
+      event.begin_s = std::max(times[0], free_s_);
+      event.end_s = event.begin_s + cost.seconds * model.link_slowdown(ranks());
+    }
+    event.bytes = wire_bytes(record);
+    next->begin_s = event.begin_s;
+    next->end_s = free_s_ = event.end_s;
+    next->is_resolved = true;
+    clock_.add_message(std::move(event), model.link(ranks()).name, cost.trust);
+  }
+}
+
+Work TimedGroup::do_collective(const CommCall& call,
+                               const CommBuffers& buffers) {
+  const Tensor& any = buffers.output.defined() ? buffers.output : buffers.input;
+  const bool has_data = any.defined() && moves(any);
+  return timed(call, has_data ? inner_.issue(call, buffers) : Work());
+}
+
+// --- Messages ----------------------------------------------------------------
+
+namespace {
+
+// A message has left when the line is free of it and arrives a latency later.
+class MessageWork : public Work::State {
+ public:
+  MessageWork(Work data, std::function<void()> arrive)
+      : data_(std::move(data)), arrive_(std::move(arrive)) {}
+  void wait() override {
+    data_.wait();
+    arrive_();
+  }
+  bool done() override { return data_.done(); }
+
+ private:
+  Work data_;
+  std::function<void()> arrive_;
+};
+
+}  // namespace
+
+Work TimedGroup::do_send(const Tensor& tensor, const CommCall& call) {
+  follow_clock();
+  if (network_ != nullptr) return send_shared(tensor, call);
+  const int to = call.root_or_peer;
+  const CostModel& model = clock_.model();
+  const std::vector<int> ends = {world_rank(rank()), world_rank(to)};
+  const auto bytes = static_cast<double>(tensor.bytes());
+  const Cost cost = model.message(bytes, ends[0], ends[1]);
+
+  TimelineEvent event = event_of(call);
+  event.queue = "send " + name();
+  event.peer = ends[1];
+  event.message = num_sent_[to]++;
+  event.bytes = bytes;
+  event.begin_s = std::max(clock_.issue_message(), line_free_s_[to]);
+  event.end_s = event.begin_s + cost.seconds * model.link_slowdown(ends);
+  const double begin = event.begin_s;
+  const double end = line_free_s_[to] = event.end_s;
+
+  // The receiver learns when it arrives, and which message it is.
+  const int peer =
+      is_folded() ? representatives_[static_cast<std::size_t>(to)] : to;
+  const Tensor times = Tensor::from_values<double>(
+      {event.begin_s, end, static_cast<double>(event.message)}, {3},
+      clock_memory_);
+  while (!sent_.empty() && sent_.front().first.done()) sent_.pop_front();
+  sent_.emplace_back(inner_.send(times, peer, call.tag + kClockTag), times);
+  Work data =
+      moves(tensor) ? inner_.send(tensor, peer, call.tag, call.label) : Work();
+  inner_.clear_records();
+  clock_.add_message(std::move(event), model.link(ends).name, cost.trust);
+  return Work(std::make_shared<MessageWork>(
+      std::move(data),
+      [this, begin, end] { clock_.wait_message(begin, end); }));
+}
+
+// The end is not known yet: the receiver gets the number of the message, and
+// asks the network.
+Work TimedGroup::send_shared(const Tensor& tensor, const CommCall& call) {
+  const int to = call.root_or_peer;
+  const std::vector<int> ends = {world_rank(rank()), world_rank(to)};
+  const auto bytes = static_cast<double>(tensor.bytes());
+  const double ready = clock_.issue_message();
+  const Cost& cost = network_->message_cost(*channel_, bytes, ends[0], ends[1]);
+  clock_.count_message(clock_.model().link(ends).name, bytes, cost.trust);
+
+  TimelineEvent event = event_of(call);
+  event.queue = "send " + name();
+  event.peer = ends[1];
+  event.message = num_sent_[to]++;
+  event.bytes = bytes;
+  const auto message = static_cast<double>(event.message);
+  const std::uint64_t number =
+      network_->send(*channel_, bytes, ends[0], ends[1], ready, clock_.epoch(),
+                     fiber(), std::move(event));
+  const FlowRef flow = network_->sent(number);
+  const int peer = representatives_[static_cast<std::size_t>(to)];
+  const Tensor times = Tensor::from_values<double>(
+      {static_cast<double>(number), 0, message}, {3}, clock_memory_);
+  while (!sent_.empty() && sent_.front().first.done()) sent_.pop_front();
+  sent_.emplace_back(inner_.send(times, peer, call.tag + kClockTag), times);
+  inner_.clear_records();
+  return Work(std::make_shared<MessageWork>(Work(), [this, flow] {
+    const auto [begin, end] = wait_shared(flow);
+    clock_.wait_message(begin, end);
+  }));
+}
+
+Work TimedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
+  const int from = call.root_or_peer;
+  const int peer =
+      is_folded() ? representatives_[static_cast<std::size_t>(from)] : from;
+  const Tensor times = Tensor::empty({3}, {DType::kF64, clock_memory_});
+  clock_.issue_message();
+  Work arrival = inner_.recv(times, peer, call.tag + kClockTag);
+  Work data =
+      moves(tensor) ? inner_.recv(tensor, peer, call.tag, call.label) : Work();
+  inner_.clear_records();
+  const auto arrive = [this, times, call, from,
+                       arrival = std::make_shared<Work>(arrival)] {
+    arrival->wait();
+    const double* values = times.data<double>();
+    TimelineEvent event = event_of(call);
+    event.queue = "recv " + name();
+    event.peer = world_rank(from);
+    event.message = static_cast<std::int64_t>(values[2]);
+    // The time on the wire; waiting for the receiver is not communication
+    event.begin_s = values[0];
+    event.end_s = values[1];
+    if (network_ != nullptr) {
+      const FlowRef flow =
+          network_->received(static_cast<std::uint64_t>(values[0]));
+      std::tie(event.begin_s, event.end_s) = wait_shared(flow);
+    }
+    const double begin = event.begin_s, end = event.end_s;
+    clock_.add_message(
+        std::move(event),
+        clock_.model().link({world_rank(from), world_rank(rank())}).name,
+        Trust::kCalibrated);
+    clock_.wait_message(begin, end);
+  };
+  return Work(std::make_shared<MessageWork>(std::move(data), arrive));
+}
+
+// --- Subgroups ---------------------------------------------------------------
+
+std::shared_ptr<ProcessGroup> TimedGroup::do_subgroup(
+    const std::vector<int>& members, const std::string& name) {
+  std::vector<int> world_ranks;
+  for (const int member : members) world_ranks.push_back(world_rank(member));
+  const auto my_place = std::find(members.begin(), members.end(), rank());
+  const int my_rank = static_cast<int>(my_place - members.begin());
+  if (!is_folded()) {
+    std::shared_ptr<ProcessGroup> group = inner_.subgroup_of(members, name);
+    return std::make_shared<TimedGroup>(std::move(group), clock_, my_rank,
+                                        std::move(world_ranks), name,
+                                        std::vector<int>());
+  }
+  // The ranks that run in the members' places, each once.
+  const std::vector<int> running =
+      representatives_of(representatives_, members);
+  std::vector<int> distinct = running;
+  std::sort(distinct.begin(), distinct.end());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  std::vector<int> representatives;
+  for (const int each : running) {
+    representatives.push_back(static_cast<int>(
+        std::lower_bound(distinct.begin(), distinct.end(), each) -
+        distinct.begin()));
+  }
+  std::shared_ptr<SharedNetwork::Channel> channel;
+  if (network_ != nullptr) {
+    channel = network_->channel(*channel_, distinct, num_made_[distinct]++,
+                                world_ranks);
+  }
+  return std::make_shared<TimedGroup>(inner_.subgroup_of(distinct, name),
+                                      clock_, my_rank, std::move(world_ranks),
+                                      name, std::move(representatives),
+                                      network_, std::move(channel));
+}
+
+}  // namespace shardbook::sim

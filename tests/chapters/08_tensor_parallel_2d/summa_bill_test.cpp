@@ -1,0 +1,113 @@
+// The page's table against runs on shapes: bytes, memory, time of a step.
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
+#include "comm/device_mesh.h"
+#include "tests/chapters/08_tensor_parallel_2d/bill_support.h"
+#include "tests/support/errors.h"
+
+namespace shardbook::textbook::summa_bill {
+namespace {
+
+using sharded_test::activation_peak;
+using sharded_test::expect_bill;
+
+struct Case {
+  int q = 1, d = 1;
+  std::int64_t vocabulary = 0, batch = 0;
+  Passes passes = {};
+};
+
+/// Trains on shapes on d squares of side q, of the options' ranks.
+Report report_of(const Options& options, const Case& c) {
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(
+        world, c.d == 1 ? summa::square(c.q)
+                        : Topology({"dep", "col", "row"}, {c.d, c.q, c.q}));
+    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world,
+                                  c.passes);
+    run.train(options, strategy);
+  };
+  return run_and_compare(options, chapter);
+}
+
+TEST(SummaBill, EqualsARunOnShapes) {
+  for (const Case& c :
+       {Case{1, 1, 64, 6}, Case{2, 1, 64, 6}, Case{2, 1, 1001, 10},
+        Case{3, 1, 50, 9}, Case{4, 1, 4096, 4}, Case{1, 3, 33, 6},
+        Case{2, 2, 50, 8}, Case{2, 3, 1000, 12}, Case{3, 2, 64, 6},
+        Case{1, 1, 64, 6, {3, true}}, Case{2, 1, 64, 6, {3, false}},
+        Case{2, 1, 1001, 10, {1, true}}, Case{3, 1, 50, 18, {2, true}},
+        Case{1, 3, 33, 12, {2, true}}, Case{2, 2, 50, 16, {4, true}},
+        Case{2, 3, 1000, 12, {2, false}}}) {
+    SCOPED_TRACE(testing::Message()
+                 << "q " << c.q << " d " << c.d << " V " << c.vocabulary
+                 << " m " << c.passes.micro_batches << " recompute "
+                 << c.passes.recompute);
+    const Report report =
+        report_of(gpt_options(c.d * c.q * c.q, c.vocabulary, c.batch), c);
+    expect_bill(report);
+    expect_closed_form(report);
+  }
+}
+
+// Other precisions, and dropout.
+TEST(SummaBill, HoldsInOtherPrecisions) {
+  for (const DType dtype : {DType::kF64, DType::kBF16}) {
+    for (const Case& c : {Case{2, 1, 1000, 12, {3, true}}, Case{2, 2, 64, 8},
+                          Case{1, 3, 64, 6, {2, false}}}) {
+      Options options = gpt_options(c.d * c.q * c.q, c.vocabulary, c.batch);
+      options.dtype = dtype;
+      options.dropout = 0.1;
+      SCOPED_TRACE(testing::Message()
+                   << "q " << c.q << " d " << c.d << " " << dtype_name(dtype));
+      const Report report = report_of(options, c);
+      expect_bill(report);
+      expect_closed_form(report);
+    }
+  }
+}
+
+// At the loss, 80 tokens on a rank (2.5D with two squares: 40): blocks of 16 * 72 columns with statistics
+// and gathered vectors of 13 * 72; the last norm; logits, 2048 columns, and their
+// gradient; the loss and its gradient.
+TEST(SummaBill, ThePeakIsWhatForwardKeepsAndTheLogitsGradient) {
+  for (const int d : {1, 2}) {
+    const Report report = report_of(gpt_options(4 * d, 4096, 8), Case{2, d});
+    const double tokens = 80.0 / d;
+    const double block = tokens * (16 * 72 * 4 + (4 + 6) * 4) + 13 * 72 * 4;
+    const double norm = tokens * (2 * 72 + 2) * 4 + 2 * 72 * 4;
+    EXPECT_EQ(activation_peak(report.ranks[0]),
+              2 * block + norm + tokens * (2 * 2048 + 1) * 4 + 8);
+  }
+}
+
+TEST(SummaBill, OfOneLinearIsThatOfTheLedger) {
+  EXPECT_EQ(summa::linear_elements(2, 1, 16, 256, 1024), 199680);
+  EXPECT_EQ(summa::linear_elements(2, 1, 16, 256, 1024) +
+                summa::linear_elements(2, 1, 16, 1024, 256),
+            408576);
+}
+
+using shardbook::error_of;
+std::string error_of(const Options& options) {
+  return error_of([&] { report_of(options, Case{2}); });
+}
+
+TEST(SummaBill, RefusesSizesAndNamesTheNext) {
+  expect_text(error_of(gpt_options(4, 64, 7)),
+              {"--batch 7: the batch is cut into 2 parts; give 8"});
+  Options odd = gpt_options(4, 64, 8);
+  odd.model = R"({"n_embd": 54, "n_head": 3})";
+  expect_text(error_of(odd), {"n_head 3: heads are cut into 2 parts; give 4"});
+  odd.model = R"({"n_embd": 54, "n_head": 6})";
+  expect_text(error_of(odd), {"n_embd 54: vectors are cut into 4 parts; give "
+                              "56"});
+}
+
+}  // namespace
+}  // namespace shardbook::textbook::summa_bill

@@ -1,0 +1,280 @@
+// Layers in blocks against layers of one device.
+
+#include "chapters/08_tensor_parallel_2d/summa_layers.h"
+
+#include <gtest/gtest.h>
+#include <cmath>
+
+#include "chapters/08_tensor_parallel_2d/operators.h"
+#include "chapters/common/sharded/loss.h"
+#include "tests/chapters/08_tensor_parallel_2d/layer_cases.h"
+
+namespace shardbook::summa_test {
+namespace {
+
+using Calls = std::vector<std::string>;
+
+class SummaLayers : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sides, SummaLayers, testing::Values(1, 2, 3));
+
+TEST_P(SummaLayers, EqualOneDevice) {
+  for (const auto& [name, layer] : layer_cases()) {
+    SCOPED_TRACE(name);
+    expect_one_device(layer, {GetParam()});
+  }
+}
+
+// Comparisons see NaN: a maximum that loses it would let everything pass.
+TEST(SummaTraps, ADifferenceOfNanIsSeen) {
+  Layer broken = norm_case();
+  broken.split = [](const Tensors& in, const Grid& grid) {
+    return scale(summa::layer_norm(in[0], in[1], in[2], grid), NAN);
+  };
+  EXPECT_TRUE(std::isnan(difference(broken, Sizes{2}, DType::kF64)));
+}
+
+// [BIT] The forward of a linear adds in the order of one device.
+TEST(SummaLayers, LinearHasTheBitsOfOneDevice) {
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    const auto equal = on_grid({2}, [&](const Grid& grid, ProcessGroup&) {
+      const Tensor x = drawn({4, 6, 8}, dtype, 1), w = drawn({8, 12}, dtype, 2);
+      const Tensor b = drawn({12}, dtype, 3);
+      const Tensor y = summa::linear(part_of(x, Lies::kBlock, grid),
+                                     part_of(w, Lies::kMatrix, grid),
+                                     part_of(b, Lies::kVector, grid), grid);
+      return bitwise_equal(y, part_of(linear(x, w, b), Lies::kBlock, grid));
+    });
+    for (const bool each : equal) EXPECT_TRUE(each);
+  }
+}
+
+// The model's epsilon, not one of the layer's own.
+TEST(SummaLayers, NormsTakeTheEpsilonOfTheModel) {
+  const auto differences = on_grid({2}, [](const Grid& grid, ProcessGroup&) {
+    InitOptions init;
+    init.dtype = DType::kF64;
+    AnyModule norm = summa::layers(grid).layer_norm("ln_1", kWidth, 0.25, init);
+    const Tensor x = drawn({kBatch, kSeq, kWidth}, DType::kF64, 1);
+    const Tensor ones = Tensor::full({kWidth}, 1, x.options());
+    const Tensor zeros = Tensor::zeros({kWidth}, x.options());
+    const Tensor y = norm(part_of(x, Lies::kBlock, grid));
+    return max_abs_difference(
+        y.detach(),
+        part_of(layer_norm(x, ones, zeros, 0.25), Lies::kBlock, grid));
+  });
+  for (const double each : differences) EXPECT_LT(each, kSameSumF64);
+}
+
+// Sums of 16-bit rows are f32. In 16 bits, E[x^2] - E[x]^2 of numbers around 20
+// would be off by more than the variance.
+TEST(SummaLayers, NormsOfSixteenBitsSumInF32) {
+  const auto bf16 = [](const Tensor& x) { return to_dtype(x, DType::kBF16); };
+  const auto differences = on_grid({2}, [&](const Grid& grid, ProcessGroup&) {
+    const Shape shape = {kBatch, kSeq, kWidth};
+    const Tensor x = bf16(add_scalar(drawn(shape, DType::kF32, 1), 20));
+    const Tensor gamma = bf16(drawn({kWidth}, DType::kF32, 2));
+    const Tensor beta = bf16(drawn({kWidth}, DType::kF32, 3));
+    const Tensor dy = bf16(drawn(shape, DType::kF32, 4));
+    const Tensor own = part_of(x, Lies::kBlock, grid).set_requires_grad();
+    const Tensor whole = x.clone().set_requires_grad();
+    const Tensor g = part_of(gamma, Lies::kVector, grid).set_requires_grad();
+    const Tensor b = part_of(beta, Lies::kVector, grid).set_requires_grad();
+    const Tensor y = summa::layer_norm(own, g, b, grid);
+    const Tensor expected = layer_norm(whole, gamma, beta);
+    autograd::backward({y}, {part_of(dy, Lies::kBlock, grid)});
+    autograd::backward({expected}, {dy});
+    return std::pair(
+        max_abs_difference(y.detach(),
+                           part_of(expected.detach(), Lies::kBlock, grid)),
+        max_abs_difference(own.grad(),
+                           part_of(whole.grad(), Lies::kBlock, grid)));
+  });
+  // Results below 16 may be rounded to the neighbour, 1/16 away
+  for (const auto& [output, gradient] : differences) {
+    EXPECT_LT(output, 0.1);
+    EXPECT_LT(gradient, 0.1);
+  }
+}
+
+// The largest logit of all ranks is subtracted, not a sum of theirs.
+TEST_P(SummaLayers, TheLossOfLargeLogitsIsThatOfOneDevice) {
+  const Layer usual = vocabulary_loss_case();
+  const auto large = [](const Tensor& x) {
+    return add_scalar(scale(x, 300), 5000);
+  };
+  Layer layer = usual;
+  layer.whole = [=](const Tensors& in) { return usual.whole({large(in[0])}); };
+  layer.split = [=](const Tensors& in, const Grid& grid) {
+    return usual.split({large(in[0])}, grid);
+  };
+  for (const double each :
+       on_grid({GetParam()}, [&](const Grid&grid, ProcessGroup&) {
+         return difference(layer, grid, DType::kF64);
+       })) {
+    EXPECT_LT(each, 1e-9);  // of each rank: NaN would fail
+  }
+}
+
+// The mask is that of one device, in the rank's block of it.
+TEST(SummaLayers, DropoutDrawsTheMaskOfOneDevice) {
+  const auto equal = on_grid({2}, [&](const Grid& grid, ProcessGroup&) {
+    const auto masked = [](const std::function<Tensor()>& drop) {
+      const ContextValue<RandomState> state(&RankContext::random,
+                                            RandomState{7, 2, 0, {0, 1}});
+      return drop();
+    };
+    const Tensor x = drawn({4, 3, 8}, DType::kF64, 1);
+    const Tensor qkv = drawn({4, 6, 24}, DType::kF64, 2);
+    AttentionOptions options;
+    options.heads = 4;
+    options.dropout = 0.3;
+    const Tensor whole = masked([&] { return dropout(x, 0.4); });
+    const Tensor own = masked([&] {
+      return summa::dropout(part_of(x, Lies::kBlock, grid), 0.4, grid);
+    });
+    const Tensor heads = masked([&] { return attention(qkv, options); });
+    const Tensor own_heads = masked([&] {
+      return summa::attention(own_heads_of(qkv, grid), options, grid);
+    });
+    return bitwise_equal(own, part_of(whole, Lies::kBlock, grid)) &&
+           max_abs_difference(own_heads, part_of(heads, Lies::kBlock, grid)) <
+               kSameSumF64;
+  });
+  for (const bool each : equal) EXPECT_TRUE(each);
+}
+
+// [b, S, h/q] tokens of 2 numbers along ROW, pieces of h/q^2 along COL.
+TEST(SummaLedger, OfTheLayersBesideTheProducts) {
+  const std::int64_t batch = 4, s = 3, h = 8, v = 16;
+  const auto logs = on_grid({2}, [&](const Grid& grid, ProcessGroup& world) {
+    std::vector<Calls> logs;
+    const auto run = [&](const Tensor& y) {
+      logs.push_back(calls(world));
+      world.clear_records();
+      autograd::backward({y}, {Tensor::full(y.shape(), 1, y.options())});
+      logs.push_back(calls(world));
+      world.clear_records();
+    };
+    const auto leaf = [](const Shape& shape) {
+      return drawn(shape, DType::kF64, 1).set_requires_grad();
+    };
+    const Tensor x = leaf({batch / 2, s, h / 2});
+    run(summa::layer_norm(x, leaf({h / 4}), leaf({h / 4}), grid));
+    run(summa::vocabulary_parallel_embedding(leaf({v / 2, h / 2}),
+                                             drawn_ids({batch, s}, v), grid));
+    run(summa::embedding(leaf({v, h / 4}), drawn_ids({batch, s}, v), grid));
+    run(summa::classifier(x, leaf({v, h / 4}), leaf({v}), grid));
+    run(summa::vocabulary_parallel_cross_entropy(
+        leaf({batch / 2, s, v / 2}), drawn_ids({batch, s}, v), grid));
+    run(summa::cross_entropy(leaf({batch / 2, s, v}), drawn_ids({batch, s}, v),
+                             grid));
+    return logs;
+  });
+  for (const std::vector<Calls>& log : logs) {
+    EXPECT_EQ(log[0], (Calls{"all_gather col 4", "all_gather col 4",
+                             "all_reduce row 12"}));
+    EXPECT_EQ(log[1], (Calls{"all_reduce row 12", "reduce_scatter col 4",
+                             "reduce_scatter col 4"}));
+    EXPECT_EQ(log[2], Calls{"reduce_scatter col 48"});
+    EXPECT_EQ(log[3], Calls{"all_gather col 48"});
+    EXPECT_EQ(log[4], Calls{"all_gather col 64"});
+    EXPECT_EQ(log[5], Calls{"reduce_scatter col 64"});
+    EXPECT_EQ(log[6], (Calls{"all_gather col 64", "all_reduce row 96"}));
+    EXPECT_EQ(log[7], (Calls{"all_reduce col 16", "reduce_scatter col 64"}));
+    EXPECT_EQ(log[8], (Calls{"all_reduce row 6", "all_reduce row 6",
+                             "all_reduce row 6", "all_reduce col 2"}));
+    EXPECT_EQ(log[9], Calls{});
+    EXPECT_EQ(log[10], Calls{"all_reduce col 2"});
+    EXPECT_EQ(log[11], Calls{});
+  }
+}
+
+// Pieces of N/q^2 are gathered over COL; their gradient is scattered over it.
+TEST(SummaLedger, OfABias) {
+  const auto logs = on_grid({2}, [](const Grid& grid, ProcessGroup& world) {
+    const Tensor x = drawn({2, 3, 4}, DType::kF64, 1);
+    const Tensor w = drawn({4, 6}, DType::kF64, 2);
+    const Tensor b = drawn({3}, DType::kF64, 3).set_requires_grad();
+    const Tensor y = summa::linear(x, w, b, grid);
+    const Calls forward = calls(world);
+    world.clear_records();
+    autograd::backward({y}, {drawn(y.shape(), DType::kF64, 4)});
+    return std::pair(forward, calls(world));
+  });
+  for (const auto& [forward, backward] : logs) {
+    EXPECT_EQ(forward,
+              (Calls{"all_gather col 6", "broadcast row 24", "broadcast col 24",
+                     "broadcast row 24", "broadcast col 24"}));
+    // Neither x nor w needs a gradient
+    EXPECT_EQ(backward, Calls{"reduce_scatter col 6"});
+  }
+}
+
+// A variance from the rank's own columns alone is another one.
+TEST(SummaTraps, ANormOfOwnColumnsIsNotThatOfTheRow) {
+  Layer wrong = norm_case();
+  wrong.split = [](const Tensors& in, const Grid& grid) {
+    return layer_norm(in[0], summa::gather_columns(in[1], *grid.col),
+                      summa::gather_columns(in[2], *grid.col));
+  };
+  EXPECT_GT(difference(wrong, Sizes{2}, DType::kF64), 1e-2);
+}
+
+// The vocabulary's offset is j V/q: with i in its place targets are missed.
+TEST(SummaTraps, TheOffsetOfTheClassesIsThatOfTheColumn) {
+  Layer wrong = vocabulary_loss_case();
+  wrong.split = [](const Tensors& in, const Grid& grid) {
+    const Tensor targets =
+        summa::own_rows(drawn_ids({kBatch, kSeq}, kVocabulary), grid);
+    return mean_loss_over_ranks(
+        [&](Reduction reduction) {
+          return summa::split_cross_entropy(in[0], targets,
+                                            grid.i() * in[0].size(-1),
+                                            *grid.row, 0, reduction);
+        },
+        targets, {grid.batch});
+  };
+  EXPECT_GT(difference(wrong, Sizes{2}, DType::kF64), 1e-2);
+}
+
+// The backward of sum_over is the identity: a sum once more counts the logits'
+// gradient q times.
+TEST(SummaTraps, TheGradientOfASumIsNotSummed) {
+  Layer wrong = classifier_case();
+  wrong.split = [](const Tensors& in, const Grid& grid) {
+    const Tensor w = summa::gather_columns(in[1], *grid.col);
+    Tensor partial = matmul(summa::as_matrix(in[0]), w, false, true);
+    partial.add_grad_hook([&grid](const Tensor& grad) {
+      const Tensor sum = grad.clone();
+      grid.row->all_reduce(sum).wait();
+      return sum;
+    });
+    const Tensor logits = summa::sum_over(partial, *grid.row);
+    return reshape(add(logits, summa::replicated(in[2], grid.batch)),
+                   {in[0].size(0), kSeq, kVocabulary});
+  };
+  EXPECT_GT(difference(wrong, Sizes{2}, DType::kF64), 1e-2);
+}
+
+TEST(SummaLayers, RefuseWhatDoesNotDivide) {
+  const std::string text = error_on_ranks(4, [](ProcessGroup& world) {
+    DeviceMesh mesh(world, summa::square(2));
+    const Grid grid = summa::grid_of(mesh);
+    summa::vocabulary_parallel_embedding(drawn({4, 4}, DType::kF64, 1),
+                                         drawn_ids({5, 3}, 8), grid);
+  });
+  EXPECT_NE(text.find("a batch of 5 does not divide over 2 parts; give 6"),
+            std::string::npos)
+      << text;
+  EXPECT_THROW(on_grid({2},
+                       [](const Grid& grid, ProcessGroup&) {
+                         AttentionOptions options;
+                         options.heads = 3;
+                         return summa::attention(
+                             drawn({2, 2, 12}, DType::kF64, 1), options, grid);
+                       }),
+               Error);
+}
+
+}  // namespace
+}  // namespace shardbook::summa_test

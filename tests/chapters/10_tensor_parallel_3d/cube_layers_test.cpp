@@ -1,0 +1,325 @@
+// Layers on a cube against layers of one device, and a whole GPT.
+
+#include "chapters/10_tensor_parallel_3d/cube_layers.h"
+
+#include <gtest/gtest.h>
+#include <algorithm>
+
+#include <utility>
+
+#include "chapters/08_tensor_parallel_2d/operators.h"
+#include "chapters/10_tensor_parallel_3d/cube_strategy.h"
+#include "chapters/common/sharded/loss.h"
+#include "tests/chapters/08_tensor_parallel_2d/gpt_support.h"
+#include "tests/chapters/10_tensor_parallel_3d/cube_support.h"
+#include "tests/support/errors.h"
+#include "tests/support/larger.h"
+
+namespace shardbook::cube_test {
+namespace {
+
+using Calls = std::vector<std::string>;
+constexpr std::int64_t kBatch = 8, kSeq = 3, kWidth = 16, kVocabulary = 12;
+
+Tensor ids() { return drawn_ids({kBatch, kSeq}, kVocabulary); }
+
+/// Either layout: a norm may stand before or behind one linear layer.
+Layer norm_case(Layout layout) {
+  return {{{{kBatch, kSeq, kWidth}, Lies::kBlock, layout},
+           {{kWidth}, Lies::kColumns, layout},
+           {{kWidth}, Lies::kColumns, layout}},
+          {{}, Lies::kBlock, layout},
+          [](const Tensors& in) { return layer_norm(in[0], in[1], in[2]); },
+          [](const Tensors& in, const Cube& cube) {
+            return cube::layer_norm(in[0], in[1], in[2], cube);
+          }};
+}
+
+std::vector<std::pair<std::string, Layer>> layer_cases() {
+  std::vector<std::pair<std::string, Layer>> cases = {
+      {"norm", norm_case(Layout::kStraight)},
+      {"swapped norm", norm_case(Layout::kSwapped)}};
+  cases.push_back({"embedding",
+                   {{{{kVocabulary, kWidth}, Lies::kTableColumns}},
+                    {},
+                    [](const Tensors& in) { return embedding(in[0], ids()); },
+                    [](const Tensors& in, const Cube& cube) {
+                      return cube::embedding(in[0], ids(), cube);
+                    }}});
+  cases.push_back({"vocabulary-parallel embedding",
+                   {{{{kVocabulary, kWidth}, Lies::kTable}},
+                    {},
+                    [](const Tensors& in) { return embedding(in[0], ids()); },
+                    [](const Tensors& in, const Cube& cube) {
+                      return cube::vocabulary_parallel_embedding(in[0], ids(),
+                                                                 cube);
+                    }}});
+  const auto logits = [](const Tensors& in) {
+    return reshape(matmul(summa::as_matrix(in[0]), in[1], false, true),
+                   {kBatch, kSeq, kVocabulary});
+  };
+  cases.push_back(
+      {"vocabulary-parallel classifier",
+       {{{{kBatch, kSeq, kWidth}}, {{kVocabulary, kWidth}, Lies::kTable}},
+        {{}, Lies::kBlock, Layout::kSwapped},
+        logits,
+        [](const Tensors& in, const Cube& cube) {
+          return cube::product(in[0], in[1], cube, true);
+        }}});
+  cases.push_back({"classifier",
+                   {{{{kBatch, kSeq, kWidth}},
+                     {{kVocabulary, kWidth}, Lies::kTableColumns},
+                     {{kVocabulary}, Lies::kWhole}},
+                    {{}, Lies::kRows},
+                    [=](const Tensors& in) { return add(logits(in), in[2]); },
+                    [](const Tensors& in, const Cube& cube) {
+                      return cube::classifier(in[0], in[1], in[2], cube);
+                    }}});
+  const auto loss = [](const Tensors& in) {
+    return cross_entropy(in[0], ids());
+  };
+  const auto uneven = [] {
+    return summa_test::uneven_targets({kBatch, kSeq}, kVocabulary);
+  };
+  const auto uneven_mean = [=](const Tensors& in) {
+    return cross_entropy(in[0], uneven());
+  };
+  cases.push_back({"loss of whole logits, uneven targets",
+                   {{{{kBatch, kSeq, kVocabulary}, Lies::kRows}},
+                    {{}, Lies::kWhole},
+                    uneven_mean,
+                    [=](const Tensors& in, const Cube& cube) {
+                      return cube::cross_entropy(in[0], uneven(), cube);
+                    }}});
+  cases.push_back(
+      {"vocabulary-parallel loss of uneven targets",
+       {{{{kBatch, kSeq, kVocabulary}, Lies::kBlock, Layout::kSwapped}},
+        {{}, Lies::kWhole},
+        uneven_mean,
+        [=](const Tensors& in, const Cube& cube) {
+          return cube::vocabulary_parallel_cross_entropy(in[0], uneven(), cube);
+        }}});
+  cases.push_back({"loss of whole logits",
+                   {{{{kBatch, kSeq, kVocabulary}, Lies::kRows}},
+                    {{}, Lies::kWhole},
+                    loss,
+                    [](const Tensors& in, const Cube& cube) {
+                      return cube::cross_entropy(in[0], ids(), cube);
+                    }}});
+  cases.push_back(
+      {"vocabulary-parallel loss",
+       {{{{kBatch, kSeq, kVocabulary}, Lies::kBlock, Layout::kSwapped}},
+        {{}, Lies::kWhole},
+        loss,
+        [](const Tensors& in, const Cube& cube) {
+          return cube::vocabulary_parallel_cross_entropy(in[0], ids(), cube);
+        }}});
+  return cases;
+}
+
+TEST(CubeLayers, EqualOneDevice) {
+  for (const auto& [name, layer] : layer_cases()) {
+    SCOPED_TRACE(name);
+    EXPECT_LT(difference(layer, 1, DType::kF64), 1e-12);
+    EXPECT_LT(difference(layer, 2, DType::kF64), 1e-12);
+    EXPECT_LT(difference(layer, 2, DType::kF32), 2e-4);
+  }
+}
+
+// Three on a side: table, norm, vocabulary-parallel classifier and loss.
+TEST(CubeLayers, EqualOneDeviceOnTwentySevenRanks) {
+  const auto tokens = [] { return drawn_ids({9, 2}, 18); };
+  const Layer layer = {
+      {{{18, 18}, Lies::kTable},
+       {{18}, Lies::kColumns},
+       {{18}, Lies::kColumns}},
+      {{}, Lies::kWhole},
+      [=](const Tensors& in) {
+        const Tensor x = layer_norm(embedding(in[0], tokens()), in[1], in[2]);
+        const Tensor logits =
+            matmul(summa::as_matrix(x), in[0], false, /*trans_b=*/true);
+        return cross_entropy(reshape(logits, {9, 2, 18}), tokens());
+      },
+      [=](const Tensors& in, const Cube& cube) {
+        const Tensor found =
+            cube::vocabulary_parallel_embedding(in[0], tokens(), cube);
+        const Tensor x = cube::layer_norm(found, in[1], in[2], cube);
+        return cube::vocabulary_parallel_cross_entropy(
+            cube::product(x, in[0], cube, /*trans_weight=*/true), tokens(),
+            cube);
+      }};
+  EXPECT_LT(difference(layer, 3, DType::kF64), 1e-12);
+}
+
+class CubeGpt : public testing::TestWithParam<std::pair<int, bool>> {};
+INSTANTIATE_TEST_SUITE_P(Sides, CubeGpt,
+                         testing::Values(std::pair(1, true), std::pair(2, true),
+                                         std::pair(2, false)));
+
+TEST_P(CubeGpt, TrainsAsOnOneDevice) {
+  const auto [l, keep] = GetParam();
+  const auto differences = on_cube(
+      l,
+      [](const Cube& cube, ProcessGroup&) {
+        const std::int64_t vocabulary = summa_test::small_gpt(0).vocab_size;
+        summa_test::GptParts parts;
+        parts.layers = cube::layers(cube, vocabulary);
+        parts.layout = [&cube](const std::string& name) {
+          return cube::layout(name, cube.place);
+        };
+        parts.padded_vocabulary =
+            padded_vocabulary(vocabulary, cube.l() * cube.l());
+        return larger(
+            summa_test::gpt_difference(parts, DType::kF64, 4, 0),
+            summa_test::gpt_difference(parts, DType::kF64, 2, 0.2, true));
+      },
+      keep);
+  for (const double difference : differences) {
+    // One rank: bit for bit
+    EXPECT_LE(difference, l == 1 ? 0 : summa_test::kTrainedF64);
+  }
+}
+
+TEST(CubeLedger, OfTheLayersBesideTheProducts) {
+  const auto logs = on_cube(2, [&](const Cube& cube, ProcessGroup& world) {
+    std::vector<Calls> logs;
+    const auto run = [&](const Tensor& y) {
+      logs.push_back(calls(world));
+      world.clear_records();
+      autograd::backward({y}, {Tensor::full(y.shape(), 1, y.options())});
+      logs.push_back(calls(world));
+      world.clear_records();
+    };
+    const auto leaf = [](const Shape& shape) {
+      return drawn(shape, DType::kF64, 1).set_requires_grad();
+    };
+    const Tensor x = leaf({kBatch / 4, kSeq, kWidth / 2});
+    cube::with_layout(x, Layout::kStraight);
+    run(cube::layer_norm(x, leaf({kWidth / 2}), leaf({kWidth / 2}), cube));
+    run(cube::vocabulary_parallel_embedding(leaf({kVocabulary / 4, kWidth / 2}),
+                                            ids(), cube));
+    run(cube::linear(x, leaf({kWidth / 4, 8}), leaf({8}), cube));
+    const Tensor logits = leaf({kBatch / 4, kSeq, kVocabulary / 2});
+    cube::with_layout(logits, Layout::kSwapped);
+    run(cube::vocabulary_parallel_cross_entropy(logits, ids(), cube));
+    return logs;
+  });
+  for (const std::vector<Calls>& log : logs) {
+    EXPECT_EQ(log[0], Calls{"all_reduce k 12"});
+    EXPECT_EQ(log[1].size(), 3u);
+    EXPECT_EQ(log[1][0], "all_reduce k 12");
+    EXPECT_EQ(log[1][1].substr(0, 11), "all_reduce ");
+    EXPECT_EQ(log[2], (Calls{"all_gather i 48", "reduce_scatter j 96"}));
+    EXPECT_EQ(log[3], (Calls{"all_gather j 96", "reduce_scatter i 48"}));
+    EXPECT_EQ(log[4], (Calls{"all_gather j 96", "all_gather i 64",
+                             "reduce_scatter k 96"}));
+    EXPECT_EQ(log[5].size(), 4u);  // The bias over i and k, and the product's 3
+    EXPECT_EQ(log[6],
+              (Calls{"all_reduce j 6", "all_reduce j 6", "all_reduce j 6",
+                     "all_reduce k 2", "all_reduce i 2"}));
+    EXPECT_EQ(log[7], Calls{});
+  }
+}
+
+// Layers that no GPT of this chapter has: no bill counts their messages.
+TEST(CubeLedger, OfTheEmbeddingTheClassifierAndWholeLogits) {
+  on_cube(2, [&](const Cube& cube, ProcessGroup& world) {
+    const auto run = [&](const Tensor& y) {
+      const Calls forward = calls(world);
+      world.clear_records();
+      autograd::backward({y}, {Tensor::full(y.shape(), 1, y.options())});
+      Calls backward = calls(world);
+      world.clear_records();
+      // Gradients of several parameters arrive in any order
+      std::sort(backward.begin(), backward.end());
+      return std::pair(forward, backward);
+    };
+    const auto leaf = [](const Shape& shape) {
+      return drawn(shape, DType::kF64, 1).set_requires_grad();
+    };
+    const std::string rows_of_x =
+        "all_reduce " + cube.straight.input_weight->name();
+
+    const auto table =
+        run(cube::embedding(leaf({kVocabulary, 8}), ids(), cube));
+    EXPECT_EQ(table.first, Calls{});
+    EXPECT_EQ(table.second, Calls{rows_of_x + " 96"});
+
+    const Tensor x = leaf({kBatch / 4, kSeq, kWidth / 2});
+    cube::with_layout(x, Layout::kStraight);
+    const auto whole = run(
+        cube::classifier(x, leaf({kVocabulary, 8}), leaf({kVocabulary}), cube));
+    EXPECT_EQ(whole.first, Calls{"all_reduce k 72"});
+    EXPECT_EQ(whole.second, (Calls{rows_of_x + " 12", rows_of_x + " 96"}));
+
+    const Tensor logits = leaf({kBatch / 4, kSeq, kVocabulary});
+    const auto loss = run(cube::cross_entropy(logits, ids(), cube));
+    EXPECT_EQ(loss.first, (Calls{"all_reduce j 2", "all_reduce i 2"}));
+    EXPECT_EQ(loss.second, Calls{});
+
+    // Of a swapped norm: over j, and its gain over the other rows
+    const Tensor inner = leaf({kBatch / 4, kSeq, kWidth / 2});
+    cube::with_layout(inner, Layout::kSwapped);
+    const auto norm = run(cube::layer_norm(inner, leaf({8}), leaf({8}), cube));
+    const std::string rows_of_y =
+        "all_reduce " + cube.swapped.input_weight->name();
+    EXPECT_EQ(norm.first, Calls{"all_reduce j 12"});
+    Calls gradients = {"all_reduce j 12", rows_of_y + " 8", rows_of_y + " 8"};
+    std::sort(gradients.begin(), gradients.end());
+    EXPECT_EQ(norm.second, gradients);
+    return 0;
+  });
+}
+
+// The gradient of a gain is that of this rank's rows alone.
+TEST(CubeTraps, AGainWithoutItsReduceDiffersOnEveryRank) {
+  Layer wrong = norm_case(Layout::kStraight);
+  wrong.split = [](const Tensors& in, const Cube& cube) {
+    return summa::split_layer_norm(in[0], in[1], in[2], *cube.straight.output,
+                                   1e-5);
+  };
+  EXPECT_GT(difference(wrong, 2, DType::kF64), 1e-2);
+}
+
+// The rows of logits are cut over OUTPUT, of whole logits over INPUT: targets of
+// the other cut are other tokens.
+TEST(CubeTraps, TargetsAreCutAsTheLogitsAre) {
+  Layer wrong = layer_cases().back().second;
+  wrong.split = [](const Tensors& in, const Cube& cube) {
+    const Tensor targets = cube::own_rows(ids(), cube, Layout::kStraight);
+    return mean_loss_over_ranks(
+        [&](Reduction reduction) {
+          return summa::split_cross_entropy(in[0], targets,
+                                            cube.place.j * in[0].size(-1),
+                                            *cube.straight.input, 0, reduction);
+        },
+        targets, {cube.straight.output, cube.straight.weight});
+  };
+  EXPECT_GT(difference(wrong, 2, DType::kF64), 1e-3);
+}
+
+TEST(CubeLayers, RefuseWhatDoesNotDivide) {
+  const std::string text = error_on_ranks(8, [](ProcessGroup& world) {
+    DeviceMesh mesh(world, cube::cube_of(2));
+    const Cube cube = cube::cube_on(mesh);
+    cube::vocabulary_parallel_embedding(drawn({3, 8}, DType::kF64, 1),
+                                        drawn_ids({6, 3}, 8), cube);
+  });
+  expect_text(text, {"does not divide into 4 equal parts; give 8"});
+}
+
+TEST(CubeLayers, RefuseHeadsThatTheColumnsCannotShare) {
+  const std::string text = error_on_ranks(8, [](ProcessGroup& world) {
+    DeviceMesh mesh(world, cube::cube_of(2));
+    const Cube cube = cube::cube_on(mesh);
+    AttentionOptions options;
+    options.heads = 3;
+    cube::attention(
+        cube::with_layout(drawn({1, 2, 18}, DType::kF64, 1), Layout::kSwapped),
+        options, cube);
+  });
+  expect_text(text, {"attention: 3 heads do not divide over 2 ranks; give 4"});
+}
+
+}  // namespace
+}  // namespace shardbook::cube_test

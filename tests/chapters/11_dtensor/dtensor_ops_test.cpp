@@ -1,0 +1,317 @@
+// Which layouts operations choose, what that costs, and the traps.
+
+#include "chapters/11_dtensor/dtensor_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "chapters/11_dtensor/propagation.h"
+#include "tests/chapters/11_dtensor/dtensor_support.h"
+
+namespace shardbook::dtensor_test {
+namespace {
+
+/// Layout of the result and calls of an operation, on a mesh of one axis.
+std::string chosen(
+    int ranks, const std::vector<Tensor>& wholes,
+    const std::vector<Placement>& placements,
+    const std::function<DTensor(const std::vector<DTensor>&)>& operation,
+    const Tensor& expected) {
+  return on_ranks(ranks, [&](ProcessGroup& world) {
+    DeviceMesh devices = devices_of(world, {ranks});
+    const Mesh mesh(devices);
+    std::vector<DTensor> operands;
+    for (std::size_t i = 0; i < wholes.size(); ++i) {
+      operands.push_back(cut_tensor(wholes[i], mesh, {replicate()})
+                             .redistribute({placements[i]}));
+    }
+    world.clear_records();
+    const DTensor y = operation(operands);
+    const std::string log = log_since(world, 0);
+    SB_CHECK(error_between(y.full_tensor(), expected) < 1e-12,
+             "another result");
+    return text(y.placements()[0]) + (log.empty() ? "" : " after " + log);
+  })[0];
+}
+
+TEST(DTensorMatmul, ChoosesTheRuleWithTheFewestBytes) {
+  const Tensor a = normal({6, 8}, 1), b = normal({8, 4}, 2);
+  const auto product = [&](const Placement& pa, const Placement& pb) {
+    return chosen(
+        2, {a, b}, {pa, pb}, [](const auto& x) { return matmul(x[0], x[1]); },
+        shardbook::matmul(a, b));
+  };
+  const Placement r = replicate(), s0 = shard(0), s1 = shard(1), p = partial();
+  EXPECT_EQ(product(r, r), "R");
+  EXPECT_EQ(product(s0, r), "S(0)");
+  EXPECT_EQ(product(r, s1), "S(1)");
+  EXPECT_EQ(product(s1, s0), "P(sum)");
+  EXPECT_EQ(product(p, r), "P(sum)");
+  EXPECT_EQ(product(r, p), "P(sum)");
+  // A replica is sliced where that makes a match
+  EXPECT_EQ(product(s1, r), "P(sum)");
+  EXPECT_EQ(product(r, s0), "P(sum)");
+  // Half of a's cut moves to its columns, 12 elements; to gather b costs 16
+  EXPECT_EQ(product(s0, s0), "P(sum) after all_to_all world 24");
+  EXPECT_EQ(product(s1, s1), "P(sum) after all_to_all world 16");
+  // Here a would move and b, too: 12 + 8 elements
+  EXPECT_EQ(product(s0, s1), "S(0) after all_gather world 32");
+  // Two partials: reducing the smaller one is enough
+  EXPECT_EQ(product(p, p), "P(sum) after all_reduce world 32");
+}
+
+// A product of maxima is not the maximum of products.
+TEST(DTensorMatmul, KeepsPartialsOfSumsAndAveragesAlone) {
+  const Tensor a = normal({6, 8}, 1), b = normal({8, 4}, 2);
+  const auto product = [&](const Placement& pa, const Placement& pb) {
+    return chosen(
+        2, {a, b}, {pa, pb}, [](const auto& x) { return matmul(x[0], x[1]); },
+        shardbook::matmul(a, b));
+  };
+  const Placement r = replicate(), average = partial(PartialOp::kAvg);
+  EXPECT_EQ(product(average, r), "P(avg)");
+  EXPECT_EQ(product(r, average), "P(avg)");
+  for (const PartialOp op : {PartialOp::kMax, PartialOp::kMin}) {
+    EXPECT_EQ(product(partial(op), r), "S(0) after reduce_scatter world 48");
+    EXPECT_EQ(product(r, partial(op)), "S(1) after reduce_scatter world 32");
+  }
+}
+
+TEST(DTensorPointwise, LinearOperationsKeepPartials) {
+  const Tensor a = normal({6, 4}, 1), b = normal({6, 4}, 2);
+  const Placement r = replicate(), s0 = shard(0), s1 = shard(1), p = partial();
+  const auto sum_of = [&](const Placement& pa, const Placement& pb) {
+    return chosen(
+        2, {a, b}, {pa, pb}, [](const auto& x) { return add(x[0], x[1]); },
+        shardbook::add(a, b));
+  };
+  EXPECT_EQ(sum_of(p, p), "P(sum)");
+  EXPECT_EQ(sum_of(s0, r), "S(0)");
+  EXPECT_EQ(sum_of(s0, s1), "S(0) after all_to_all world 12");
+  // A replica counts once: the partial is reduced first, as cheaply as it goes
+  EXPECT_EQ(sum_of(p, r), "S(0) after reduce_scatter world 24");
+  EXPECT_EQ(sum_of(p, s1), "S(1) after reduce_scatter world 24");
+  const auto one = [&](const Placement& pa,
+                       DTensor (*operation)(const DTensor&),
+                       const Tensor& expected) {
+    return chosen(
+        2, {a}, {pa}, [&](const auto& x) { return operation(x[0]); }, expected);
+  };
+  EXPECT_EQ(one(p, dtensor::tanh, shardbook::tanh(a)),
+            "S(0) after reduce_scatter world 24");
+  EXPECT_EQ(one(s1, dtensor::gelu, shardbook::gelu(a)), "S(1)");
+  EXPECT_EQ(chosen(
+                2, {a}, {p}, [](const auto& x) { return scale(x[0], 3); },
+                shardbook::scale(a, 3)),
+            "P(sum)");
+}
+
+TEST(DTensorReduction, CutsOfTheReducedDimBecomePartials) {
+  const Tensor a = normal({6, 4}, 1);
+  const auto over = [&](bool is_mean, std::int64_t dim, const Placement& pa,
+                        int ranks) {
+    return chosen(
+        ranks, {a}, {pa},
+        [&](const auto& x) {
+          return is_mean ? mean(x[0], dim) : sum(x[0], dim);
+        },
+        is_mean ? shardbook::mean(a, dim) : shardbook::sum(a, dim));
+  };
+  EXPECT_EQ(over(false, 0, shard(0), 2), "P(sum)");
+  EXPECT_EQ(over(false, 0, shard(1), 2), "S(0)");
+  EXPECT_EQ(over(false, 1, shard(0), 2), "S(0)");
+  EXPECT_EQ(over(false, 1, partial(), 2), "P(sum)");
+  EXPECT_EQ(over(true, 0, shard(0), 2), "P(avg)");
+  EXPECT_EQ(over(true, 0, shard(0), 4), "P(sum)");  // 2 + 2 + 2 + 0 rows
+  EXPECT_EQ(over(true, 1, partial(), 2), "P(sum)");
+}
+
+// Four ranks have 2, 2, 1 and 0 of 5 rows: the empty one must not win.
+TEST(DTensorReduction, EmptyShardsNeverDecideAnExtreme) {
+  const Tensor a = add_scalar(normal({5, 3}, 1), -100);
+  const Tensor b = add_scalar(normal({5, 3}, 1), 100);
+  const auto column = [](const Tensor& x, bool is_max) {
+    const auto values = x.to_vector<double>();
+    std::vector<double> best(values.begin(), values.begin() + 3);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      best[i % 3] = is_max ? std::max(best[i % 3], values[i])
+                           : std::min(best[i % 3], values[i]);
+    }
+    return Tensor::from_values(best, {3});
+  };
+  EXPECT_EQ(chosen(
+                4, {a}, {shard(0)}, [](const auto& x) { return max(x[0], 0); },
+                column(a, true)),
+            "P(max)");
+  EXPECT_EQ(chosen(
+                4, {b}, {shard(0)}, [](const auto& x) { return min(x[0], 0); },
+                column(b, false)),
+            "P(min)");
+}
+
+TEST(DTensorRows, TheNormalisedDimMustBeWhole) {
+  const Tensor a = normal({6, 4}, 1);
+  const auto soft = [&](const Placement& pa) {
+    return chosen(
+        2, {a}, {pa}, [](const auto& x) { return softmax(x[0]); },
+        shardbook::softmax(a));
+  };
+  EXPECT_EQ(soft(shard(0)), "S(0)");
+  EXPECT_EQ(soft(shard(1)), "S(0) after all_to_all world 12");
+}
+
+TEST(DTensorEmbedding, RowsGiveTermsAndColumnsGiveShards) {
+  const Tensor table = normal({5, 4}, 1);
+  const Tensor ids =
+      Tensor::from_values(std::vector<std::int64_t>{4, 0, 3, 1, 1, 2}, {6});
+  const auto lookup = [&](const Placement& pt, const Placement& pi) {
+    return chosen(
+        4, {table, ids}, {pt, pi},
+        [](const auto& x) { return embedding(x[0], x[1]); },
+        shardbook::embedding(table, ids));
+  };
+  EXPECT_EQ(lookup(shard(0), replicate()), "P(sum)");  // 2, 2, 1, 0 rows
+  EXPECT_EQ(lookup(shard(1), replicate()), "S(1)");
+  EXPECT_EQ(lookup(replicate(), shard(0)), "S(0)");
+}
+
+TEST(DTensorReshape, KeepsCutsOfTheOutermostDimOnly) {
+  const Tensor a = normal({4, 6, 3}, 1);
+  const auto to = [&](const Shape& shape, const Placement& pa, int ranks = 2) {
+    return chosen(
+        ranks, {a}, {pa}, [&](const auto& x) { return reshape(x[0], shape); },
+        shardbook::reshape(a, shape));
+  };
+  EXPECT_EQ(to({24, 3}, shard(0)), "S(0)");
+  EXPECT_EQ(to({24, 3}, shard(2)), "S(1)");
+  // The inner of two merged dims, and cuts that do not divide
+  EXPECT_EQ(to({24, 3}, shard(1)), "S(0) after all_to_all world 36");
+  EXPECT_EQ(to({24, 3}, shard(0), 3), "S(1) after all_to_all world 36");
+  EXPECT_EQ(to({4, 2, 3, 3}, shard(1)), "S(1)");
+  EXPECT_EQ(to({4, 3, 2, 3}, shard(1)),
+            "S(0) after all_to_all world 36");  // 3 factors over 2 ranks
+  EXPECT_EQ(to({72}, partial()), "P(sum)");
+}
+
+TEST(DTensorAttention, CutsTheBatchOrWholeHeads) {
+  const Tensor q = normal({2, 5, 8}, 1), k = normal({2, 5, 8}, 2),
+               v = normal({2, 5, 8}, 3);
+  AttentionOptions options;
+  options.heads = 4;
+  const auto attend = [&](const Placement& placement, int ranks) {
+    return chosen(
+        ranks, {q, k, v}, {placement, placement, placement},
+        [&](const auto& x) { return attention(x[0], x[1], x[2], options); },
+        shardbook::attention(q, k, v, options));
+  };
+  EXPECT_EQ(attend(shard(2), 2), "S(2)");
+  EXPECT_EQ(attend(shard(0), 2), "S(0)");
+  EXPECT_EQ(attend(shard(1), 2).substr(0, 21), "S(0) after all_to_all");
+}
+
+// Two queries' heads share a head of keys: four ranks cannot have whole ones.
+TEST(DTensorAttention, CutsHeadsOfKeysWithTheirQueries) {
+  const Tensor q = normal({4, 5, 8}, 1), k = normal({4, 5, 4}, 2),
+               v = normal({4, 5, 4}, 3);
+  AttentionOptions options;
+  options.heads = 4;
+  options.kv_heads = 2;
+  const auto attend = [&](int ranks) {
+    return chosen(
+        ranks, {q, k, v}, {shard(2), shard(2), shard(2)},
+        [&](const auto& x) { return attention(x[0], x[1], x[2], options); },
+        shardbook::attention(q, k, v, options));
+  };
+  EXPECT_EQ(attend(2), "S(2)");
+  EXPECT_EQ(attend(4).substr(0, 21), "S(0) after all_to_all");
+}
+
+// Uneven rows: the mean of means is another number.
+TEST(DTensorLoss, CountsEveryTokenOnce) {
+  const Tensor logits = normal({5, 4}, 1);
+  const Tensor targets =
+      Tensor::from_values(std::vector<std::int64_t>{0, 3, 1, 2, 2}, {5});
+  for (const int ranks : {2, 4}) {
+    EXPECT_EQ(chosen(
+                  ranks, {logits, targets}, {shard(0), shard(0)},
+                  [](const auto& x) { return cross_entropy(x[0], x[1]); },
+                  shardbook::cross_entropy(logits, targets)),
+              "P(sum) after all_reduce world 1");
+  }
+}
+
+// Rank 0 of two has no target that counts: a mean of means is not a number.
+TEST(DTensorLoss, LeavesOutIgnoredTargets) {
+  const Tensor logits = normal({6, 4}, 1);
+  const Tensor targets = Tensor::from_values(
+      std::vector<std::int64_t>{-100, -100, -100, 1, -100, 2}, {6});
+  for (const int ranks : {1, 2, 4}) {
+    chosen(
+        ranks, {logits, targets}, {shard(0), shard(0)},
+        [](const auto& x) { return cross_entropy(x[0], x[1]); },
+        shardbook::cross_entropy(logits, targets));
+  }
+}
+
+TEST(DTensorDropout, DrawsTheMaskOfOneDeviceInEveryLayout) {
+  const Tensor a = normal({6, 4}, 1);
+  const Tensor expected = shardbook::dropout(a, 0.5);
+  on_ranks(4, [&](ProcessGroup& world) {
+    DeviceMesh devices = devices_of(world, {2, 2});
+    const Mesh mesh(devices);
+    for (const Placements& placements :
+         all_placements({replicate(), shard(0), shard(1)}, 2)) {
+      RankContext::current().random = RandomState();
+      const DTensor y = dropout(cut_tensor(a, mesh, placements), 0.5);
+      SB_CHECK(bitwise_equal(y.full_tensor(), expected), text(placements));
+    }
+    return 0;
+  });
+}
+
+// Trap: a bias added to terms counts once per rank.
+TEST(DTensorTrap, ABiasAddedToAPartialCountsOncePerRank) {
+  const Tensor x = normal({3, 8}, 1), w = normal({8, 4}, 2),
+               bias = normal({4}, 3);
+  const Tensor right = shardbook::linear(x, w, bias);
+  on_ranks(4, [&](ProcessGroup& world) {
+    DeviceMesh devices = devices_of(world, {4});
+    const Mesh mesh(devices);
+    const DTensor terms = matmul(cut_tensor(x, mesh, {shard(1)}),
+                                 cut_tensor(w, mesh, {shard(0)}));
+    const DTensor b = cut_tensor(bias, mesh, {replicate()});
+    SB_CHECK(error_between(add(terms, b).full_tensor(), right) < 1e-12,
+             "add reduces the terms first");
+    const DTensor wrong =
+        from_local(shardbook::add(terms.local(), bias), mesh, {partial()});
+    const Tensor four_times = shardbook::add(right, shardbook::scale(bias, 3));
+    SB_CHECK(error_between(wrong.full_tensor(), four_times) < 1e-12,
+             "four times the bias");
+    SB_CHECK(error_between(wrong.full_tensor(), right) > 1e-2, "not right");
+    return 0;
+  });
+}
+
+TEST(DTensorOpsErrors, NameTheOperation) {
+  const std::string meshes = error_on_ranks(4, [](ProcessGroup& world) {
+    DeviceMesh devices(world, Topology({"dp", "tp"}, {2, 2}));
+    const Tensor x = Tensor::zeros({4, 4});
+    add(cut_tensor(x, Mesh(devices, {"dp"}), {shard(0)}),
+        cut_tensor(x, Mesh(devices, {"tp"}), {shard(0)}));
+  });
+  EXPECT_NE(meshes.find("add: operands on the meshes dp=2 and tp=2; use one "
+                        "mesh"),
+            std::string::npos);
+  const std::string sizes = error_on_ranks(2, [](ProcessGroup& world) {
+    DeviceMesh devices = devices_of(world, {2});
+    const Mesh mesh(devices);
+    matmul(cut_tensor(Tensor::zeros({4, 3}), mesh, {replicate()}),
+           cut_tensor(Tensor::zeros({4, 3}), mesh, {replicate()}));
+  });
+  EXPECT_NE(sizes.find("matmul: [4, 3] times [4, 3] sums over 3 and 4"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace shardbook::dtensor_test

@@ -1,0 +1,168 @@
+// The trainer: one device's numbers, and the page's formulas for bytes, memory and
+// time, over shapes odd and even.
+
+#include "chapters/11_dtensor/dtensor_strategy.h"
+
+#include <gtest/gtest.h>
+
+#include "chapters/11_dtensor/placement_picture.h"
+#include "chapters/common/run/program.h"
+#include "tests/chapters/11_dtensor/dtensor_support.h"
+#include "tests/chapters/common/sharded_support.h"
+#include "tests/chapters/common/textbook_support.h"
+#include "tests/support/errors.h"
+
+namespace shardbook::dtensor_test {
+namespace {
+
+Options small_options(int ranks, std::int64_t batch, std::int64_t seq) {
+  Options options;
+  options.chapter = "11_dtensor";
+  options.world_size = ranks;
+  options.model =
+      R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 64,)"
+      R"( "n_embd": 24, "n_layer": 2, "n_head": 6})";
+  options.dtype = DType::kF64;
+  options.steps = 3;
+  options.batch = batch;
+  options.seq = seq;
+  options.cluster = "textbook";
+  return options;
+}
+
+Report run(const Options& options, const StrategyOptions& setup) {
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, topology_of(setup, world.size()));
+    DTensorStrategy strategy(options, setup, mesh);
+    run.train(options, strategy);
+  };
+  chapter.reference = [](const Options& options) {
+    return train_one_device(options);
+  };
+  return run_and_compare(options, chapter);
+}
+
+struct TrainerCase {
+  const char* mesh;
+  int ranks;
+  const char* data_parallel;
+  std::int64_t batch, seq;
+  double dropout = 0;
+  DType dtype = DType::kF64;
+  std::int64_t micro_batches = 1;
+  int vocabulary = 256;
+};
+
+const TrainerCase kCases[] = {
+    {"1", 1, "fsdp", 2, 5},
+    {"2", 2, "fsdp", 3, 7, 0.2},
+    {"3", 3, "fsdp", 6, 32},
+    {"2x2", 4, "ddp", 12, 64},
+    {"2x2", 4, "fsdp", 12, 61, 0.2},
+    {"4x1", 4, "fsdp", 16, 64},
+    {"2x1", 2, "ddp", 12, 33},
+    {"2x2", 4, "fsdp", 12, 61, 0, DType::kBF16},
+    {"2", 2, "fsdp", 6, 16, 0.2, DType::kF64, 3},
+    {"3", 3, "fsdp", 4, 3, 0, DType::kF32, 4},
+    {"1", 1, "fsdp", 4, 33, 0, DType::kBF16, 2},
+    // Shards of uneven rows; 9 ranks leave one without
+    {"2x2", 4, "fsdp", 4, 9, 0.2, DType::kF64, 2, 257},
+    {"3x1", 3, "fsdp", 3, 8, 0, DType::kF32, 1, 257},
+    {"5x2", 10, "fsdp", 5, 8, 0, DType::kF64, 1, 256},
+    {"9x1", 9, "fsdp", 9, 8, 0, DType::kF64, 1, 256}};
+
+class DTensorTrainer : public testing::TestWithParam<TrainerCase> {};
+INSTANTIATE_TEST_SUITE_P(Meshes, DTensorTrainer, testing::ValuesIn(kCases));
+
+TEST_P(DTensorTrainer, EqualsOneDeviceAndItsBill) {
+  const TrainerCase& c = GetParam();
+  Options options = small_options(c.ranks, c.batch, c.seq);
+  options.dropout = c.dropout;
+  options.dtype = c.dtype;
+  options.model.replace(options.model.find("256"), 3,
+                        std::to_string(c.vocabulary));
+  StrategyOptions setup;
+  setup.mesh = c.mesh;
+  setup.data_parallel = c.data_parallel;
+  setup.micro_batches = c.micro_batches;
+  const Report report = run(options, setup);
+  EXPECT_TRUE(report.parity.passed) << report.parity.max_rel;
+  EXPECT_LT(report.losses.back(), report.losses.front());
+  sharded_test::expect_bill(report);
+  textbook::expect_closed_form(report);
+}
+
+// At the loss, 48 tokens in f64 on each of two ranks: a block keeps (4 + 12/2) 2
+// numbers and 4 + 2/2 statistics, the last norm 2 * 2 and 2, the loss 200 logits,
+// their gradient, the softmax, itself and its gradient.
+TEST(DTensorTrainer, ThePeakIsAtTheLoss) {
+  Options options = small_options(2, 3, 16);
+  options.model =
+      R"({"n_layer": 1, "n_embd": 2, "n_head": 2, "vocab_size": 200,)"
+      R"( "n_positions": 40})";
+  options.data = "random";
+  EXPECT_EQ(sharded_test::activation_peak(run(options, {}).ranks[0]),
+            8 * (48 * (10 * 2 + 5 + 2 * 2 + 2 + 2 * 200 + 1) + 2));
+}
+
+TEST(DTensorTrainerOptions, NameWhatDoesNotDivide) {
+  const auto error = [](const std::string& mesh, int ranks,
+                        std::int64_t batch) {
+    return shardbook::error_of([&] {
+      StrategyOptions setup;
+      setup.mesh = mesh;
+      run(small_options(ranks, batch, 8), setup);
+    });
+  };
+  expect_text(error("4", 4, 4), {"6 heads do not divide over tp=4"});
+  // Also where classes of ranks are asked for, before there are ranks
+  StrategyOptions four;
+  four.mesh = "4";
+  expect_error([&] { fold_class(small_options(4, 4, 8), four); },
+               {"6 heads do not divide over tp=4"});
+  expect_text(error("3x2", 4, 6),
+              {"--mesh 3x2: give DPxTP with a product of 4"});
+  expect_text(error("two", 2, 6), {"--mesh two: give DPxTP"});
+  expect_text(error("2x1", 2, 3), {"--batch 3: dp=2 times --micro-batches 1"});
+  // Not the one head of a model that has no attention
+  Options mlp = small_options(2, 4, 8);
+  mlp.model = "mlp";
+  expect_error([&] { run(mlp, {}); }, {"--model mlp"});
+}
+
+TEST(DTensorPicture, ShowsTheRanksOfEveryBlock) {
+  EXPECT_EQ(
+      picture_text({held_by("w", {4, 4}, {shard(0), replicate()}, {2, 2})}),
+      "w [4, 4]  (S(0), R)\n"
+      "+-----+\n"
+      "| 0 1 |\n"
+      "+-----+\n"
+      "| 2 3 |\n"
+      "+-----+\n");
+  // 5 rows over 4 ranks: the last has none
+  EXPECT_EQ(picture_text({held_by("v", {5}, {shard(0)}, {4})}),
+            "v [5]  (S(0))\n"
+            "+---+\n"
+            "| 0 |\n"
+            "+---+\n"
+            "| 1 |\n"
+            "+---+\n"
+            "| 2 |\n"
+            "+---+\n");
+  const std::string svg =
+      picture_svg({held_by("w", {2, 4}, {shard(1)}, {2}),
+                   held_by("c_attn", {2, 6}, 2, [](int rank) {
+                     return Shards{{1, rank, 2, 3}};
+                   })});
+  EXPECT_EQ(svg.substr(0, 4), "<svg");
+  std::size_t cells = 0;
+  for (std::size_t at = svg.find("<rect"); at != std::string::npos;
+       at = svg.find("<rect", at + 1)) {
+    ++cells;
+  }
+  EXPECT_EQ(cells, 2u + 6u);
+}
+
+}  // namespace
+}  // namespace shardbook::dtensor_test

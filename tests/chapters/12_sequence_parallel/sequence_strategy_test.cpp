@@ -1,0 +1,288 @@
+// Training on cut sequences: equal weights, and the bill to the byte and second.
+
+#include "chapters/12_sequence_parallel/sequence_strategy.h"
+
+#include "chapters/12_sequence_parallel/bill.h"
+#include "chapters/common/run/program.h"
+#include "tests/chapters/12_sequence_parallel/sequence_support.h"
+#include "tests/chapters/common/sharded_support.h"
+#include "tests/chapters/common/textbook_support.h"
+
+namespace shardbook::sequence_parallel {
+namespace {
+
+Options small_options(int world_size) {
+  Options options;
+  options.chapter = "12_sequence_parallel";
+  options.world_size = world_size;
+  options.model =
+      R"({"n_embd": 24, "n_layer": 2, "n_head": 12, "vocab_size": 31,
+                      "n_positions": 60})";
+  options.data = "random";
+  options.steps = 3;
+  options.batch = 4;
+  options.seq = 48;
+  options.seed = 3;
+  options.cluster = "textbook";
+  options.deterministic = true;
+  return options;
+}
+
+Report train_on(const Options& options, const StrategyOptions& setup) {
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    SequenceStrategy strategy(options, setup, world);
+    run.train(options, strategy);
+  };
+  chapter.fold_class = fold_class(setup.sequence);
+  chapter.reference = [&](const Options& options) {
+    return train_one_device(options, setup.micro_batches);
+  };
+  return run_and_compare(options, chapter);
+}
+
+std::vector<StrategyOptions> all_kinds() {
+  std::vector<StrategyOptions> all;
+  for (Layout layout : all_layouts()) {
+    all.push_back({{Kind::kRing, layout, false}, 1});
+  }
+  all.push_back({{Kind::kRsa, Layout::kContiguous, false}, 1});
+  all.push_back({{Kind::kRsa, Layout::kContiguous, true}, 1});
+  all.push_back({{Kind::kUlysses, Layout::kContiguous, false}, 1});
+  return all;
+}
+
+std::string name_of(const StrategyOptions& setup) {
+  const char* const kinds[] = {"ring ", "rsa ", "ulysses "};
+  return kinds[static_cast<int>(setup.sequence.kind)] +
+         std::string(layout_name(setup.sequence.layout)) +
+         (setup.sequence.all_reduce ? " all-reduce" : "") + " x" +
+         std::to_string(setup.micro_batches);
+}
+
+void expect_claims(const Report& report) {
+  sharded_test::expect_claims(report, "");
+  textbook::expect_closed_form(report);
+}
+
+class SequenceTrainer : public testing::TestWithParam<int> {};
+
+TEST_P(SequenceTrainer, EveryClaimHolds) {
+  for (const StrategyOptions& setup : all_kinds()) {
+    SCOPED_TRACE(name_of(setup));
+    expect_claims(train_on(small_options(GetParam()), setup));
+  }
+}
+INSTANTIATE_TEST_SUITE_P(WorldSizes, SequenceTrainer,
+                         testing::Values(1, 2, 3, 4));
+
+TEST(SequenceBill, HoldsForOtherShapes) {
+  // Odd and even; wide vocabularies, long sequences, one layer
+  struct Shape3 {
+    int c;
+    std::int64_t batch, seq;
+    const char* model;
+  };
+  for (const Shape3& shape :
+       {Shape3{3, 1, 30,
+               R"({"n_embd": 9, "n_layer": 1, "n_head": 3, "vocab_size": 7,
+                   "n_positions": 30})"},
+        Shape3{2, 3, 20,
+               R"({"n_embd": 8, "n_layer": 3, "n_head": 2, "vocab_size": 300,
+                   "n_positions": 32})"},
+        Shape3{4, 2, 200,
+               R"({"n_embd": 16, "n_layer": 2, "n_head": 8, "vocab_size": 16,
+                   "n_positions": 200})"},
+        // Rows of scores that weigh more than the rest
+        Shape3{2, 2, 24,
+               R"({"n_embd": 32, "n_layer": 1, "n_head": 8, "vocab_size": 20,
+                   "n_positions": 24})"},
+        Shape3{2, 8, 12,
+               R"({"n_embd": 24, "n_layer": 2, "n_head": 12,
+                   "vocab_size": 300, "n_positions": 24})"},
+        // Few tokens of a wide vocabulary
+        Shape3{2, 2, 12,
+               R"({"n_embd": 24, "n_layer": 6, "n_head": 2,
+                   "vocab_size": 600, "n_positions": 24})"}}) {
+    for (const StrategyOptions& setup : all_kinds()) {
+      SCOPED_TRACE(name_of(setup) + " c=" + std::to_string(shape.c));
+      Options options = small_options(shape.c);
+      options.model = shape.model;
+      options.batch = shape.batch, options.seq = shape.seq;
+      options.dtype = shape.c == 4 ? DType::kF64 : DType::kF32;
+      expect_claims(train_on(options, setup));
+      StrategyOptions in_pieces = setup;
+      in_pieces.micro_batches = shape.batch;
+      if (shape.batch > 1) expect_claims(train_on(options, in_pieces));
+    }
+  }
+}
+
+Report train_megatron(const Options& options, const MegatronOptions& setup = {},
+                      std::int64_t micro_batches = 1) {
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    MegatronStrategy strategy(options, setup, micro_batches, world);
+    run.train(options, strategy);
+  };
+  chapter.reference = [&](const Options& options) {
+    return train_one_device(options, micro_batches);
+  };
+  return run_and_compare(options, chapter);
+}
+
+TEST(MegatronStrategy, EveryClaimHolds) {
+  for (int t : {1, 2, 3, 4}) {
+    SCOPED_TRACE(t);
+    expect_claims(train_megatron(small_options(t)));
+    expect_claims(train_megatron(small_options(t), {true}));
+    expect_claims(train_megatron(small_options(t), {}, 3));
+  }
+}
+
+// Of one row of tokens and several, in all precisions, with dropout.
+TEST(MegatronStrategy, EveryClaimHoldsForOtherShapes) {
+  struct Case {
+    int t;
+    std::int64_t batch, micro_batches;
+    const char* vocabulary;
+    DType dtype;
+    double dropout;
+  };
+  for (const Case& c : {Case{2, 1, 1, "31", DType::kF32, 0.1},
+                        Case{2, 6, 3, "31", DType::kF64, 0.1},
+                        Case{3, 4, 2, "300", DType::kBF16, 0},
+                        Case{4, 2, 1, "31", DType::kBF16, 0.1},
+                        Case{1, 4, 2, "31", DType::kF32, 0}}) {
+    Options options = small_options(c.t);
+    options.model = R"({"n_embd": 24, "n_layer": 2, "n_head": 12,)"
+                    R"( "n_positions": 60, "vocab_size": )" +
+                    std::string(c.vocabulary) + "}";
+    options.batch = c.batch, options.dtype = c.dtype;
+    options.dropout = c.dropout;
+    SCOPED_TRACE(testing::Message() << "t " << c.t << " V " << c.vocabulary);
+    for (const bool recomputes : {false, true}) {
+      expect_claims(train_megatron(options, {recomputes}, c.micro_batches));
+    }
+  }
+}
+
+// At the loss, in f32 on each of two ranks, which share 48 tokens: a block keeps 16
+// * 8 numbers and 4 + 4 statistics per own token, the last norm 8 and 2; all 48
+// tokens gathered, their 500 logits, as many gradients, the softmax; the loss and
+// its gradient.
+TEST(MegatronStrategy, ThePeakIsAtTheLoss) {
+  Options options = small_options(2);
+  options.model =
+      R"({"n_embd": 8, "n_layer": 1, "n_head": 4, "vocab_size": 1000,)"
+      R"( "n_positions": 60})";
+  options.data = "random";
+  options.batch = 1;
+  const double own = 24 * (16 * 8 + 4 + 4 + 8 + 2);
+  EXPECT_EQ(sharded_test::activation_peak(train_megatron(options).ranks[0]),
+            4 * (own + 48 * (8 + 2 * 500 + 1) + 2));
+}
+
+TEST(MegatronStrategy, NamesTheSizesThatWork) {
+  Options options = small_options(8);
+  expect_error([&] { train_megatron(options); },
+               {"--world-size 8", "12 heads"});
+  options = small_options(4);
+  options.seq = 42;
+  expect_error([&] { train_megatron(options); }, {"--seq 42", "44"});
+}
+
+TEST(SequenceTrainer, EveryClaimHoldsForMicroBatches) {
+  for (StrategyOptions setup : all_kinds()) {
+    for (const std::int64_t micro_batches : {2, 3}) {
+      setup.micro_batches = micro_batches;
+      SCOPED_TRACE(name_of(setup));
+      expect_claims(train_on(small_options(2), setup));
+    }
+  }
+}
+
+TEST(SequenceTrainer, EveryClaimHoldsWithDropout) {
+  for (StrategyOptions setup : all_kinds()) {
+    for (const std::int64_t micro_batches : {1, 2}) {
+      setup.micro_batches = micro_batches;
+      SCOPED_TRACE(name_of(setup));
+      Options options = small_options(3);
+      options.dropout = 0.2;
+      expect_claims(train_on(options, setup));
+    }
+  }
+}
+
+/// Where messages are long beside products, and short.
+std::vector<Options> textbook_shapes() {
+  std::vector<Options> all;
+  for (int c : {2, 4, 8}) {
+    for (std::int64_t seq : {256, 16384}) {
+      for (std::int64_t batch : {1, 16}) {
+        Options options = textbook::mlp_options(c, batch);
+        options.model =
+            R"({"n_embd": 64, "n_layer": 2, "n_head": 8, "vocab_size": 32,)"
+            R"( "n_positions": )" +
+            std::to_string(seq) + "}";
+        options.seq = seq;
+        all.push_back(options);
+      }
+    }
+  }
+  return all;
+}
+
+void expect_bill(const Report& report) {
+  sharded_test::expect_bill(report);
+  textbook::expect_closed_form(report);
+}
+
+TEST(TextbookSequence, StepsTakeThePagesForms) {
+  for (const Options& options : textbook_shapes()) {
+    double slices_s = 0;
+    for (const StrategyOptions& setup : all_kinds()) {
+      SCOPED_TRACE(testing::Message()
+                   << name_of(setup) << " c " << options.world_size << " s "
+                   << options.seq << " b " << options.batch);
+      const Report report = train_on(options, setup);
+      expect_bill(report);
+      // Zigzag shares the pairs: faster where hops hide behind them
+      if (setup.sequence.kind != Kind::kRing) continue;
+      const double step_s = report.time.step_s;
+      if (setup.sequence.layout == Layout::kContiguous) slices_s = step_s;
+      if (setup.sequence.layout == Layout::kZigzag && options.seq > 256 &&
+          options.batch > 1) {
+        ASSERT_GT(slices_s, 0);
+        EXPECT_LT(step_s, 0.9 * slices_s);
+      }
+    }
+  }
+}
+
+TEST(TextbookSequence, MegatronsStepTakesThePagesForm) {
+  for (const Options& options : textbook_shapes()) {
+    for (const bool recomputes : {false, true}) {
+      expect_bill(
+          train_megatron(options, {recomputes}, options.batch > 1 ? 3 : 1));
+    }
+  }
+}
+
+TEST(SequenceBill, FormulasOfTheSpecification) {
+  // Elements per rank and layer of b s h = 8 * 2 * 16 on 4 ranks
+  const SequenceOptions ring, rsa{Kind::kRsa, Layout::kContiguous, false},
+      quirk{Kind::kRsa, Layout::kContiguous, true},
+      ulysses{Kind::kUlysses, Layout::kContiguous, false};
+  EXPECT_EQ(layer_elements(ring, 4, 256).forward, 384);
+  EXPECT_EQ(layer_elements(ring, 4, 256).backward, 384);
+  EXPECT_EQ(layer_elements(ring, 4, 256).backward_sums, 512);
+  EXPECT_EQ(layer_elements(rsa, 4, 256).forward, 384);
+  EXPECT_EQ(layer_elements(rsa, 4, 256).backward, 768);
+  EXPECT_EQ(layer_elements(quirk, 4, 256).backward, 1152);
+  EXPECT_EQ(layer_elements(ulysses, 4, 256).forward, 192);
+  EXPECT_EQ(layer_elements(ulysses, 4, 256).backward, 192);
+}
+
+}  // namespace
+}  // namespace shardbook::sequence_parallel

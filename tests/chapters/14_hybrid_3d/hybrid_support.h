@@ -1,0 +1,125 @@
+#pragma once
+
+// Whole runs of hybrids, compared with one device.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "chapters/14_hybrid_3d/hybrid_strategy.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
+#include "tests/chapters/common/claims_support.h"
+#include "tests/support/on_ranks.h"
+
+namespace shardbook::hybrid {
+
+/// gpt-nano in f64 on short samples; a batch that many meshes divide.
+inline Options nano_options(int world_size) {
+  Options options;
+  options.chapter = "14_hybrid_3d";
+  options.world_size = world_size;
+  options.dtype = DType::kF64;
+  options.steps = 3;
+  options.batch = 24;
+  options.seq = 16;
+  options.clip = 0.5;  // below the norm, so that a wrong norm changes weights
+  options.seed = 3;
+  options.cluster = "none";
+  options.deterministic = true;
+  return options;
+}
+
+inline int ranks_of(const HybridOptions& setup) {
+  return setup.dp * setup.tp * setup.cp * setup.pp;
+}
+
+inline std::string name_of(const HybridOptions& setup) {
+  return "dp " + std::to_string(setup.dp) + " tp " + std::to_string(setup.tp) +
+         " cp " + std::to_string(setup.cp) + " " + setup.cp_kind + " " +
+         setup.cp_layout + " pp " + std::to_string(setup.pp) + " zero " +
+         std::to_string(setup.zero_stage) +
+         (setup.sequence_parallel ? " sp " : " ") + setup.schedule + " m " +
+         std::to_string(setup.micro_batches) + " " + setup.order +
+         " recompute " + setup.recompute + " bucket " +
+         std::to_string(setup.bucket_bytes) +
+         (setup.has_experts()
+              ? " experts " + std::to_string(setup.experts) + " ep " +
+                    std::to_string(setup.ep) + " k " +
+                    std::to_string(setup.top_k) + " noise " + setup.noise +
+                    (setup.expert_tp ? " cut over tp" : "")
+              : "");
+}
+
+/// Trains on the mesh and compares with one device.
+inline Report train_on(const Options& options, HybridOptions setup,
+                       ReferenceRun* known = nullptr) {
+  check_legal(options, setup);
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, topology_of(setup));
+    const auto strategy = make_trainer(options, setup, mesh);
+    run.train(options, *strategy);
+  };
+  chapter.fold_class = fold_class(setup);
+  chapter.reference = [&](const Options& options) {
+    if (known == nullptr) return reference_run(options, setup);
+    if (known->losses.empty()) *known = reference_run(options, setup);
+    return *known;
+  };
+  return run_and_compare(options, chapter);
+}
+
+/// On shapes, one rank of each stage takes the time and sends the bytes of its
+/// peers.
+inline void expect_folded_as_all(const HybridOptions& setup) {
+  SCOPED_TRACE(name_of(setup));
+  Options options = nano_options(ranks_of(setup));
+  options.backend = "sim";
+  options.cluster = "dgx-a100";
+  const Report folded = train_on(options, setup);
+  options.fold = false;
+  const Report all = train_on(options, setup);
+  EXPECT_NEAR(folded.time.step_s / all.time.step_s, 1, 1e-9);
+  ASSERT_EQ(folded.ranks.size(), all.ranks.size());
+  for (std::size_t r = 0; r < all.ranks.size(); ++r) {
+    EXPECT_EQ(folded.ranks[r].bytes.counted, all.ranks[r].bytes.counted);
+  }
+}
+
+/// One device that routes as the mesh does: one run for all meshes whose groups
+/// of tokens are the same.
+inline const ReferenceRun& reference_with_experts(const Options& options,
+                                                  const HybridOptions& setup) {
+  static std::map<std::string, ReferenceRun> known;
+  std::string key = (setup.cp > 1 ? setup.cp_layout : "") + " " + setup.noise;
+  for (const double each :
+       {1.0 * setup.dp * setup.micro_batches, 1.0 * setup.cp,
+        1.0 * setup.experts, 1.0 * setup.top_k, setup.capacity_factor,
+        setup.aux_coefficient}) {
+    key += " " + std::to_string(each);
+  }
+  if (known.count(key) == 0) {
+    Options alone = options;
+    alone.world_size = 1;
+    known[key] = reference_run(alone, setup);
+  }
+  return known[key];
+}
+
+/// Losses and norms equal those of one device to 1e-9, step by step.
+inline void expect_losses(const Report& report, const ReferenceRun& one) {
+  ASSERT_EQ(report.losses.size(), one.losses.size());
+  for (std::size_t k = 0; k < one.losses.size(); ++k) {
+    EXPECT_NEAR(report.losses[k], one.losses[k], 1e-9 * one.losses[k]) << k;
+    EXPECT_NEAR(report.grad_norms[k], one.grad_norms[k],
+                1e-9 * one.grad_norms[k])
+        << k;
+  }
+}
+
+}  // namespace shardbook::hybrid

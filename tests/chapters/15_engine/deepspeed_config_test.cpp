@@ -1,0 +1,360 @@
+// Reading configs: every key, every refusal, batch arithmetic.
+
+#include "chapters/15_engine/deepspeed_config.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/check.h"
+#include "tests/chapters/15_engine/engine_support.h"
+#include "tests/support/errors.h"
+#include "tests/support/temp_folder.h"
+
+namespace shardbook::engine {
+namespace {
+
+// The right half of the page's table of keys.
+TEST(EngineConfig, AnEmptyFileHasTheDefaults) {
+  const DeepSpeedConfig config = parse("{}");
+  EXPECT_EQ(config.batch.train, 0);
+  EXPECT_EQ(config.steps_per_print, 0);
+  EXPECT_EQ(config.optimizer.type, "");
+  EXPECT_EQ(config.scheduler.type, "");
+  EXPECT_EQ(config.gradient_clipping, 1);
+  EXPECT_FALSE(config.prescale_gradients);
+  EXPECT_EQ(config.gradient_predivide_factor, 1);
+  EXPECT_EQ(config.communication_data_type, "");
+  EXPECT_FALSE(config.bf16);
+  EXPECT_FALSE(config.fp16.enabled);
+  EXPECT_EQ(config.fp16.loss_scale, 0);
+  EXPECT_EQ(config.fp16.initial_scale_power, 16);
+  EXPECT_EQ(config.fp16.loss_scale_window, 1000);
+  EXPECT_EQ(config.fp16.hysteresis, 2);
+  EXPECT_FALSE(config.fp16.consecutive_hysteresis);
+  EXPECT_EQ(config.fp16.min_loss_scale, 1);
+  EXPECT_EQ(config.zero.stage, 0);
+  EXPECT_TRUE(config.zero.allgather_partitions);
+  EXPECT_EQ(config.zero.allgather_bucket_size, 500'000'000);
+  EXPECT_TRUE(config.zero.reduce_scatter);
+  EXPECT_EQ(config.zero.reduce_bucket_size, 500'000'000);
+  EXPECT_FALSE(config.zero.overlaps());
+  EXPECT_TRUE(parse(R"({"zero_optimization": {"stage": 3}})").zero.overlaps());
+  EXPECT_TRUE(config.zero.contiguous_gradients);
+  EXPECT_EQ(config.zero.offload_optimizer.device, "none");
+  EXPECT_EQ(config.zero.stage3_prefetch_bucket_size, 50'000'000);
+  EXPECT_EQ(config.zero.stage3_param_persistence_threshold, 100'000);
+  EXPECT_EQ(config.pipeline.stages, 1);
+  EXPECT_FALSE(config.wall_clock_breakdown);
+}
+
+TEST(EngineConfig, DefaultsInsideSections) {
+  const DeepSpeedConfig config = parse("{}");
+  EXPECT_FALSE(config.fp16.auto_cast);
+  EXPECT_FALSE(config.fp16.fp16_master_weights_and_grads);
+  EXPECT_EQ(config.zero.offload_param.device, "none");
+  EXPECT_FALSE(config.zero.offload_optimizer.pin_memory);
+  EXPECT_FALSE(config.zero.offload_param.pin_memory);
+  EXPECT_EQ(config.zero.stage3_max_live_parameters, 1'000'000'000);
+  EXPECT_EQ(config.zero.stage3_max_reuse_distance, 1'000'000'000);
+  EXPECT_EQ(config.zero.sub_group_size, 1'000'000'000);
+  EXPECT_FALSE(config.zero.round_robin_gradients);
+  EXPECT_EQ(config.pipeline.activation_checkpoint_interval, 0);
+  for (const std::string stage : {"1", "2"}) {
+    EXPECT_FALSE(parse(R"({"zero_optimization": {"stage": )" + stage + "}}")
+                     .zero.overlaps());
+  }
+  const SchedulerConfig warmup =
+      parse(R"({"scheduler": {"type": "WarmupLR"}})").scheduler;
+  EXPECT_EQ(warmup.warmup_min_lr, 0);
+  EXPECT_FALSE(warmup.warmup_max_lr.has_value());  // the optimizer's
+  EXPECT_EQ(warmup.warmup_num_steps, 1000);
+  EXPECT_EQ(warmup.warmup_type, "log");
+  const SchedulerConfig decay =
+      parse(R"({"scheduler": {"type": "WarmupDecayLR", "params":
+                {"total_num_steps": 2000}}})")
+          .scheduler;
+  EXPECT_EQ(decay.warmup_max_lr, 0.001);
+  EXPECT_EQ(decay.warmup_num_steps, 1000);
+}
+
+constexpr const char* kFull = R"({
+  "_remark": "every key",
+  "train_batch_size": 16, "train_micro_batch_size_per_gpu": 2,
+  "gradient_accumulation_steps": 2, "steps_per_print": 10,
+  "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.8, 0.99],
+    "eps": 1e-7, "weight_decay": 3e-7, "adam_w_mode": true}},
+  "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": 0.0001,
+    "warmup_max_lr": 0.002, "warmup_num_steps": 5, "warmup_type": "linear",
+    "total_num_steps": 50}},
+  "gradient_clipping": 1.0, "prescale_gradients": false,
+  "gradient_predivide_factor": 1.0,
+  "fp16": {"enabled": true, "auto_cast": true, "loss_scale": 0,
+    "initial_scale_power": 15, "loss_scale_window": 500, "hysteresis": 3,
+    "consecutive_hysteresis": true, "min_loss_scale": 2,
+    "fp16_master_weights_and_grads": true},
+  "bf16": {"enabled": false},
+  "zero_optimization": {"stage": 2, "allgather_partitions": false,
+    "allgather_bucket_size": 5e7, "reduce_scatter": false,
+    "reduce_bucket_size": 2e8, "overlap_comm": true,
+    "contiguous_gradients": false,
+    "offload_optimizer": {"device": "cpu", "pin_memory": true},
+    "offload_param": {"device": "none"},
+    "stage3_prefetch_bucket_size": 1000,
+    "stage3_param_persistence_threshold": 10,
+    "stage3_max_live_parameters": 1e8, "stage3_max_reuse_distance": 1e8,
+    "sub_group_size": 1e8, "round_robin_gradients": true},
+  "pipeline": {"stages": 1, "partition": "parameters",
+    "activation_checkpoint_interval": 1},
+  "shardbook": {"tensor_parallel": {"size": 4, "mode": "2.5d", "depth": 1},
+    "context_parallel": {"size": 2, "kind": "ulysses"}, "schedule": "gpipe",
+    "chunks": 3, "recompute": "never", "experts": {"num_experts": [4, 8], "ep_size": 2, "top_k": 2}},
+  "wall_clock_breakdown": true
+})";
+
+TEST(EngineConfig, EveryKeyIsReadAndWrittenAgain) {
+  const DeepSpeedConfig config = parse(kFull);
+  EXPECT_EQ(config.optimizer.params.beta1, 0.8);
+  EXPECT_EQ(config.optimizer.name(), "adamw");
+  EXPECT_EQ(config.fp16.scale().scale, 32768);
+  EXPECT_EQ(config.fp16.scale().hysteresis, 3);
+  EXPECT_EQ(config.zero.reduce_bucket_size, 200'000'000);
+  EXPECT_EQ(config.book.num_experts, (std::vector<int>{4, 8}));
+  // The round trip
+  const std::string text = config.to_json();
+  EXPECT_EQ(parse(text).to_json(), text);
+  // Each key of the file has kept its value
+  const auto given = nlohmann::json::parse(kFull);
+  const auto kept = nlohmann::json::parse(text);
+  const std::function<void(const nlohmann::json&, const nlohmann::json&,
+                           const std::string&)>
+      compare = [&](const auto& a, const auto& b, const std::string& at) {
+        for (const auto& [key, value] : a.items()) {
+          if (key[0] == '_') continue;
+          ASSERT_TRUE(b.contains(key)) << at << "/" << key;
+          if (value.is_object()) {
+            compare(value, b[key], at + "/" + key);
+          } else {
+            EXPECT_EQ(value, b[key]) << at << "/" << key;
+          }
+        }
+      };
+  compare(given, kept, "");
+}
+
+/// Each key of the text has its value in the config that is written.
+void expect_kept(const std::string& text) {
+  const auto kept = nlohmann::json::parse(parse(text).to_json());
+  const auto given = nlohmann::json::parse(text).flatten();
+  for (const auto& [path, value] : given.items()) {
+    const nlohmann::json::json_pointer at(path);
+    ASSERT_TRUE(kept.contains(at)) << path;
+    EXPECT_EQ(kept[at], value) << path;
+  }
+}
+
+// What the full text cannot have, since it excludes other keys.
+TEST(EngineConfig, KeysThatExcludeOthersAreWrittenToo) {
+  expect_kept(R"({"prescale_gradients": true, "communication_data_type":
+      "fp16", "bf16": {"enabled": true}, "gradient_clipping": 0.25,
+      "optimizer": {"type": "SGD", "params": {"lr": 0.5, "momentum": 0.9,
+        "nesterov": true, "weight_decay": 0.125}},
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}})");
+  expect_kept(R"({"gradient_predivide_factor": 2.5, "fp16": {"enabled": true,
+      "loss_scale": 128.0}, "optimizer": {"type": "SGD", "params":
+      {"momentum": 0.5, "dampening": 0.25}}})");
+  expect_kept(R"({"zero_optimization": {"stage": 3, "offload_optimizer":
+      {"device": "cpu", "pin_memory": true}, "offload_param": {"device":
+      "cpu", "pin_memory": true}}})");
+}
+
+TEST(EngineConfig, KeysOfFp16AreThoseOfTheScaler) {
+  const LossScaleOptions usual =
+      parse(R"({"fp16": {"enabled": true}})").fp16.scale();
+  EXPECT_EQ(usual.scale, 65536);  // older DeepSpeed: 2^32 and hysteresis 1
+  EXPECT_EQ(usual.window, 1000);
+  EXPECT_EQ(usual.hysteresis, 2);
+  EXPECT_EQ(usual.min_scale, 1);
+  EXPECT_FALSE(usual.consecutive_hysteresis);
+  const LossScaleOptions given = parse(kFull).fp16.scale();
+  EXPECT_EQ(given.window, 500);
+  EXPECT_EQ(given.min_scale, 2);
+  EXPECT_TRUE(given.consecutive_hysteresis);
+}
+
+TEST(EngineConfig, RoundTripOfDefaultsAndOfTheDocumentsConfigs) {
+  for (const std::string name :
+       {"getting_started", "gpt2", "moe", "pipeline"}) {
+    const DeepSpeedConfig config = DeepSpeedConfig::read(
+        std::string(SHARDBOOK_ROOT "/chapters/15_engine/configs/") + name +
+        ".json");
+    EXPECT_EQ(parse(config.to_json()).to_json(), config.to_json()) << name;
+  }
+  EXPECT_EQ(parse(parse("{}").to_json()).to_json(), parse("{}").to_json());
+}
+
+DeepSpeedConfig written(const std::string& name) {
+  return DeepSpeedConfig::read(SHARDBOOK_ROOT "/chapters/15_engine/configs/" +
+                               name);
+}
+
+TEST(EngineConfig, TheDocumentsConfigsHaveTheirValues) {
+  const DeepSpeedConfig first = written("getting_started.json");
+  EXPECT_EQ(first.batch.train, 16);
+  EXPECT_EQ(first.optimizer.name(), "adamw");
+  EXPECT_EQ(first.optimizer.params.lr, 1e-3);
+  EXPECT_EQ(first.optimizer.params.beta1, 0.8);
+  EXPECT_EQ(first.optimizer.params.beta2, 0.999);
+  EXPECT_EQ(first.optimizer.params.eps, 1e-8);
+  EXPECT_EQ(first.optimizer.params.weight_decay, 3e-7);
+  EXPECT_EQ(first.scheduler.type, "WarmupLR");
+  EXPECT_EQ(first.gradient_clipping, 1);
+  EXPECT_TRUE(first.fp16.enabled && first.fp16.is_dynamic());
+  EXPECT_EQ(first.fp16.initial_scale_power, 15);
+  EXPECT_EQ(first.fp16.loss_scale_window, 500);
+  EXPECT_EQ(first.zero.allgather_bucket_size, 50'000'000);
+  EXPECT_EQ(first.zero.reduce_bucket_size, 50'000'000);
+  const DeepSpeedConfig gpt2 = written("gpt2.json");
+  EXPECT_EQ(gpt2.batch.train, 16);
+  EXPECT_EQ(gpt2.batch.accumulation, 1);
+  EXPECT_EQ(gpt2.optimizer.name(), "adamw");
+  EXPECT_EQ(gpt2.optimizer.params.lr, 1e-5);
+  EXPECT_TRUE(gpt2.fp16.enabled);
+  EXPECT_EQ(gpt2.zero.stage, 2);
+  const DeepSpeedConfig moe = written("moe.json");
+  EXPECT_EQ(moe.zero.stage, 2);
+  EXPECT_EQ(moe.zero.offload_optimizer.device, "cpu");
+  EXPECT_EQ(moe.book.num_experts, std::vector<int>{8});
+}
+
+TEST(EngineConfig, UnknownKeysAreNamedWithTheNearestOne) {
+  expect_error(R"({"train_batchsize": 3})",
+               "ds.json: /train_batchsize: unknown key; did you mean "
+               "\"train_batch_size\"?");
+  expect_error(R"({"zero_optimization": {"stge": 3}})",
+               "/zero_optimization/stge: unknown key; did you mean \"stage\"");
+  expect_error(R"({"optimizer": {"type": "SGD", "params": {"betas": [0, 0]}}})",
+               "/optimizer/params/betas: SGD has no such parameter; leave it "
+               "out, or give lr, weight_decay, momentum");
+  expect_error(R"({"fp16": {"hysterisis": 2}})", "did you mean \"hysteresis\"");
+  expect_error(R"({"shardbook": {"experts": {"num_experts": 2, "topk": 2}}})",
+               "did you mean \"top_k\"");
+}
+
+TEST(EngineConfig, WrongValuesAreNamed) {
+  expect_error("[]", "ds.json: /: a list is not allowed; give an object");
+  expect_error("{", "ds.json: not JSON from line 1");
+  expect_error(R"({"train_batch_size": 0})",
+               "/train_batch_size: 0 is not allowed; give a whole number from "
+               "1");
+  expect_error(R"({"train_batch_size": 2.5})", "/train_batch_size: 2.5 is not");
+  expect_error(R"({"train_batch_size": "16"})", "\"16\" is not allowed");
+  expect_error(R"({"zero_optimization": {"stage": 4}})",
+               "/zero_optimization/stage: 4 is not allowed; give a whole "
+               "number from 0 to 3");
+  expect_error(R"({"zero_optimization": 2})",
+               "/zero_optimization: 2 is not allowed; give an object");
+  expect_error(R"({"fp16": {"enabled": 1}})", "give true or false");
+  expect_error(
+      R"({"optimizer": {"type": "Lamb"}})",
+      "\"Lamb\" is DeepSpeed's, but not offered: its updates are other "
+      "ones; give Adam, AdamW or SGD");
+  expect_error(R"({"optimizer": {"type": "sgd"}})",
+               "\"sgd\" is unknown; give Adam, AdamW or SGD");
+  expect_error(R"({"optimizer": {"params": {}}})", "/optimizer/type: missing");
+  expect_error(R"({"scheduler": {"type": "WarmupDecayLR"}})",
+               "/scheduler/params/total_num_steps: missing");
+  expect_error(
+      R"({"optimizer": {"type": "Adam", "params": {"betas": [1, 0]}}})",
+      "/optimizer/params/betas/0");
+  expect_error(R"({"communication_data_type": "int8"})",
+               "give fp32, fp16 or bf16");
+  expect_error(R"({"zero_optimization": {"offload_optimizer":
+                   {"device": "nvme"}}})",
+               "give none or cpu");
+  expect_error(R"({"train_batch_size": 4, "train_batch_size": 8})",
+               "stands twice");
+  expect_error(R"({"shardbook": {"experts": {}}})",
+               "/shardbook/experts/num_experts: missing");
+}
+
+TEST(EngineConfig, KeysThatExcludeEachOtherAreAllNamed) {
+  expect_error(R"({"bf16": {"enabled": true}, "fp16": {"enabled": true}})",
+               "/bf16/enabled and /fp16/enabled are both true");
+  expect_error(R"({"zero_optimization": {"offload_optimizer":
+                   {"device": "cpu"}}})",
+               "/zero_optimization/offload_optimizer with "
+               "/zero_optimization/stage 0");
+  expect_error(R"({"zero_optimization": {"stage": 2, "offload_param":
+                   {"device": "cpu"}}})",
+               "/zero_optimization/offload_param with /zero_optimization/stage "
+               "2");
+  expect_error(R"({"zero_optimization": {"stage": 2}, "pipeline": {"stages":
+                   2}})",
+               "/zero_optimization/stage 2 with /pipeline/stages 2: a stage "
+               "sums gradients over all micro-batches");
+  expect_error(R"({"zero_optimization": {"stage": 3}, "pipeline": {"stages":
+                   2}})",
+               "2m times");
+  expect_error(R"({"zero_optimization": {"stage": 1},
+                   "prescale_gradients": true})",
+               "/prescale_gradients true with /zero_optimization/stage 1 and "
+               "/zero_optimization/reduce_scatter true");
+  expect_error(R"({"zero_optimization": {"stage": 2},
+                   "gradient_predivide_factor": 2})",
+               "/gradient_predivide_factor with /zero_optimization/stage 2 and "
+               "/zero_optimization/reduce_scatter true");
+  expect_error(R"({"zero_optimization": {"stage": 3, "reduce_scatter": false},
+                   "gradient_predivide_factor": 2})",
+               "/gradient_predivide_factor with /zero_optimization/stage 3: "
+               "ZeRO divides");
+  expect_error(
+      R"({"optimizer": {"type": "Adam", "params":
+                   {"max_grad_norm": 1}}})",
+      "/optimizer/params/max_grad_norm: 1 is not offered: gradients are "
+      "clipped by the "
+      "engine, not by the optimizer; give /gradient_clipping");
+  expect_error(R"({"fp16": {"fp16_master_weights_and_grads": true},
+                   "zero_optimization": {"stage": 2}})",
+               "/fp16/fp16_master_weights_and_grads with");
+  expect_error(R"({"zero_optimization": {"stage": 2, "cpu_offload": true,
+                   "offload_optimizer": {"device": "cpu"}}})",
+               "/zero_optimization/cpu_offload: is the old name of "
+               "/zero_optimization/offload_optimizer");
+  expect_error(R"({"tensor_parallel": {"autotp_size": 2}, "shardbook":
+                   {"tensor_parallel": {"size": 2}}})",
+               "/tensor_parallel/autotp_size is in the file as well");
+  expect_error(R"({"zero_optimization": {"stage": 3}, "shardbook":
+                   {"experts": {"num_experts": 4}}})",
+               "/shardbook/experts with /zero_optimization/stage 3");
+  // Each of the three conditions of f16 masters alone
+  for (const char* others :
+       {R"("enabled": false}, "zero_optimization": {"stage": 2,
+            "offload_optimizer": {"device": "cpu"}}})",
+        R"("enabled": true}, "zero_optimization": {"stage": 3,
+            "offload_optimizer": {"device": "cpu"}}})",
+        R"("enabled": true}, "zero_optimization": {"stage": 2}})"}) {
+    expect_error(R"({"fp16": {"fp16_master_weights_and_grads": true, )" +
+                     std::string(others),
+                 "/fp16/fp16_master_weights_and_grads with");
+  }
+}
+
+TEST(EngineConfig, OldNamesOfOffload) {
+  const DeepSpeedConfig config = parse(
+      R"({"zero_optimization": {"stage": 3, "cpu_offload": true,
+          "cpu_offload_param": true}})");
+  EXPECT_EQ(config.zero.offload_optimizer.device, "cpu");
+  EXPECT_EQ(config.zero.offload_param.device, "cpu");
+  EXPECT_EQ(parse(R"({"zero_optimization": {"cpu_offload": false}})")
+                .zero.offload_optimizer.device,
+            "none");
+}
+
+TEST(EngineConfig, AFileThatIsMissingIsNamed) {
+  const TempFolder folder;
+  shardbook::expect_error([&] { DeepSpeedConfig::read(folder / "none.json"); },
+                          {"none.json: cannot be read"});
+}
+
+}  // namespace
+}  // namespace shardbook::engine
