@@ -5,7 +5,7 @@
 //   parallelize_module(gpt, Mesh(devices, {"tp"}),
 //                      {{"transformer.h.*.attn", pairwise()},
 //                       {"transformer.h.*.mlp", pairwise()}});
-//   auto optimizer = make_optimizer("adamw", gpt.parameters(), how);  // after
+//   auto optimizer = make_optimizer("adamw", gpt.parameters(), options);  // after
 //
 // The model's code does not change. Parameters become this rank's blocks, and
 // hooks bring inputs and outputs to the layouts that a style asks for:

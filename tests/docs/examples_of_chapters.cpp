@@ -101,9 +101,9 @@ void naive_ddp(Module& model, ProcessGroup& dp, const Tensor& inputs,
 void fsdp(Module& model, ProcessGroup& world,
           const std::vector<Batch>& batches) {
   using namespace fsdp;
-  FsdpOptions setup;
-  setup.auto_wrap_policy = transformer_auto_wrap_policy({"GptBlock"});
-  FullyShardedDataParallel fsdp(model, world, setup);
+  FsdpOptions options;
+  options.auto_wrap_policy = transformer_auto_wrap_policy({"GptBlock"});
+  FullyShardedDataParallel fsdp(model, world, options);
   auto optimizer = make_optimizer("adamw", fsdp.parameters(), {});
   for (const Batch& batch : batches) {
     language_loss(fsdp(batch.inputs), batch.targets).backward();

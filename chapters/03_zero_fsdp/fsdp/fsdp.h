@@ -3,9 +3,9 @@
 // FullyShardedDataParallel: parameters, gradients and optimizer state in
 // shards; a unit at a time is made whole when it computes.
 //
-//   FsdpOptions how;
-//   how.auto_wrap_policy = transformer_auto_wrap_policy({"GptBlock"});
-//   FullyShardedDataParallel fsdp(model, world, how);
+//   FsdpOptions options;
+//   options.auto_wrap_policy = transformer_auto_wrap_policy({"GptBlock"});
+//   FullyShardedDataParallel fsdp(model, world, options);
 //   auto optimizer = make_optimizer("adamw", fsdp.parameters(), {});
 //   for (each step) {
 //     language_loss(fsdp(batch.inputs), batch.targets).backward();

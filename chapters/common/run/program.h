@@ -5,7 +5,7 @@
 //   ChapterRun chapter;
 //   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
 //     DeviceMesh mesh(world, Topology({"dp"}, {world.size()}));
-//     ddp::DdpStrategy strategy(options, how, mesh.group("dp"));
+//     ddp::DdpStrategy strategy(options, setup, mesh.group("dp"));
 //     run.train(options, strategy);
 //   };
 //   chapter.reference = [](const Options& as) { return train_one_device(as); };

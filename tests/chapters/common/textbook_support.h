@@ -3,7 +3,7 @@
 // Virtual time against closed forms: a model, its run on shapes, and the
 // comparison of a bill's form (chapters/common/run/textbook.h) with the clock.
 //
-//   const Report report = run_on_textbook<ddp::DdpStrategy>(options, how);
+//   const Report report = run_on_textbook<ddp::DdpStrategy>(options, setup);
 //   expect_closed_form(report);
 
 #include <gtest/gtest.h>
