@@ -8,7 +8,9 @@
 //     ddp::DdpStrategy strategy(options, setup, mesh.group("dp"));
 //     run.train(options, strategy);
 //   };
-//   chapter.reference = [](const Options& as) { return train_one_device(as); };
+//   chapter.reference = [](const Options& options) {
+//     return train_one_device(options);
+//   };
 //   return run_program(options, line, chapter);
 //
 // A chapter that starts ranks fills in `rank`; one that works on several
