@@ -1,6 +1,5 @@
 #include "chapters/01_data_parallel/data_parallel.h"
 
-#include <cstdio>
 #include <exception>
 #include <thread>
 #include <typeinfo>
@@ -15,35 +14,15 @@ namespace {
 
 /// The same values, whose graph keeps `replica` alive: the backward of a custom
 /// function may refer to the module that made it.
-Value holding(const Value& value, const std::shared_ptr<Module>& replica) {
-  if (value.is_list()) {
-    Value::List list;
-    for (const Value& entry : value.list()) {
-      list.push_back(holding(entry, replica));
-    }
-    return list;
-  }
-  if (value.is_dictionary()) {
-    Value::Dictionary dictionary;
-    for (const auto& [key, entry] : value.dictionary()) {
-      dictionary[key] = holding(entry, replica);
-    }
-    return dictionary;
-  }
-  if (!value.is_tensor() || !value.tensor().requires_grad()) return value;
-  const Tensor held = value.tensor().detach();
-  autograd::record("replica", {value.tensor()}, {held},
+Tensor holding(const Tensor& output, const std::shared_ptr<Module>& replica) {
+  if (!output.requires_grad()) return output;
+  const Tensor held = output.detach();
+  autograd::record("replica", {output}, {held},
                    [replica](const Tensors& grads) {
                      autograd::at_end_of_backward([replica] {});
                      return grads;
                    });
   return held;
-}
-
-/// Rows that a replica's inputs have: dim 0 of the first tensor.
-std::int64_t num_rows(const Value& inputs) {
-  const Tensors tensors = tensors_of(inputs);
-  return tensors.empty() || tensors[0].ndim() == 0 ? 0 : tensors[0].size(0);
 }
 
 /// Throws the first error again, with the replica it comes from.
@@ -74,45 +53,9 @@ void check_keeps_activations(Module& module) {
 
 }  // namespace
 
-std::string imbalance_warning(const std::vector<Device>& devices) {
-  constexpr double kLeastShare = 0.75;
-  auto capacity = [](const Device& device) {
-    return device.capacity_bytes() == 0
-               ? 1e300
-               : static_cast<double>(device.capacity_bytes());
-  };
-  for (const Device& small : devices) {
-    for (const Device& large : devices) {
-      if (capacity(small) >= kLeastShare * capacity(large)) continue;
-      const std::string more =
-          large.capacity_bytes() == 0
-              ? "memory without limit"
-              : std::to_string(large.capacity_bytes()) + " bytes";
-      return "DataParallel: " + small.name() + " has " +
-             std::to_string(small.capacity_bytes()) +
-             " bytes of memory, less than 75 % of " + large.name() +
-             ", which has " + more +
-             "; every device gets the same share of the batch";
-    }
-  }
-  return "";
-}
-
-Value call_module(Module& module, const Value& inputs) {
-  if (inputs.is_tensor()) return module(inputs.tensor());
-  SB_CHECK(inputs.is_list(), module.type_name(),
-           ": takes a tensor or a list of tensors, given ", inputs.kind_name(),
-           "; pass a Forward that unpacks it");
-  Tensors tensors;
-  for (const Value& entry : inputs.list()) tensors.push_back(entry.tensor());
-  const Tensors outputs = module(tensors);
-  return Value::List(outputs.begin(), outputs.end());
-}
-
-std::vector<Value> parallel_apply(const Replicas& replicas,
-                                  const std::vector<Value>& inputs,
-                                  const std::vector<Device>& devices,
-                                  const Forward& forward) {
+Tensors parallel_apply(const Replicas& replicas, const Tensors& inputs,
+                       const std::vector<Device>& devices,
+                       const Forward& forward) {
   const std::size_t n = replicas.size();
   SB_CHECK(n >= 1 && inputs.size() == n && devices.size() >= n,
            "parallel_apply: ", n, " replicas, ", inputs.size(), " inputs and ",
@@ -124,11 +67,11 @@ std::vector<Value> parallel_apply(const Replicas& replicas,
     workers.push_back(&caller.worker(devices[i]));
     // Dropout draws at global rows, as one device would.
     workers[i]->random.batch = rows;
-    rows.first += rows.stride * num_rows(inputs[i]);
+    rows.first += rows.stride * inputs[i].size(0);
   }
 
   // One thread per replica; this one runs the first.
-  std::vector<Value> outputs(n);
+  Tensors outputs(n);
   std::vector<std::exception_ptr> errors(n);
   const auto apply = [&](std::size_t i) {
     RankContext::Scope scope(*workers[i]);
@@ -149,58 +92,34 @@ std::vector<Value> parallel_apply(const Replicas& replicas,
   return outputs;
 }
 
-DataParallel::DataParallel(Module& module, std::vector<Device> device_ids,
-                           Device output_device, std::int64_t dim)
+DataParallel::DataParallel(Module& module, std::vector<Device> device_ids)
     : module_(module),
       device_ids_(std::move(device_ids)),
-      output_device_(std::move(output_device)),
-      dim_(dim),
       ledger_(std::make_shared<CopyLedger>()) {
   SB_CHECK(!device_ids_.empty(),
            "DataParallel: device_ids is empty; name at least one device");
   for (std::size_t i = 0; i < device_ids_.size(); ++i) {
-    SB_CHECK(device_ids_[i].defined(), "DataParallel: device_ids[", i,
-             "] is no device");
     for (std::size_t j = 0; j < i; ++j) {
       SB_CHECK(device_ids_[i] != device_ids_[j], "DataParallel: device_ids[", j,
                "] and device_ids[", i, "] are the same device, ",
                device_ids_[i].name());
     }
   }
-  if (!output_device_.defined()) output_device_ = device_ids_[0];
-  const std::string warning = imbalance_warning(device_ids_);
-  if (!warning.empty()) std::fprintf(stderr, "warning: %s\n", warning.c_str());
 }
 
-Tensor DataParallel::operator()(const Tensor& x) {
-  return (*this)(Value(x)).tensor();
-}
-
-Value DataParallel::operator()(const Value& inputs, const Forward& forward) {
-  check_on_device(module_, device_ids_[0]);
+Tensor DataParallel::operator()(const Tensor& x, const Forward& forward) {
   // One device: nothing to scatter, nothing to replicate.
-  if (device_ids_.size() == 1) {
-    Value output = forward(module_, inputs);
-    if (output_device_ == device_ids_[0]) return output;
-    return gather({output}, output_device_, dim_, ledger_);
-  }
+  if (device_ids_.size() == 1) return forward(module_, x);
 
   check_keeps_activations(module_);
   // Scatter, replicate, apply, gather.
-  const std::vector<Value> chunks = scatter(inputs, device_ids_, dim_, ledger_);
+  const Tensors chunks = scatter(x, device_ids_, ledger_);
   const std::vector<Device> used(
       device_ids_.begin(),
       device_ids_.begin() + static_cast<std::ptrdiff_t>(chunks.size()));
   const Replicas replicas = replicate(module_, used, ledger_);
-  const std::vector<Value> outputs =
-      parallel_apply(replicas, chunks, used, forward);
-  return gather(outputs, output_device_, dim_, ledger_);
-}
-
-Value data_parallel(Module& module, const Value& inputs,
-                    const std::vector<Device>& device_ids,
-                    const Device& output_device, std::int64_t dim) {
-  return DataParallel(module, device_ids, output_device, dim)(inputs);
+  const Tensors outputs = parallel_apply(replicas, chunks, used, forward);
+  return gather(outputs, device_ids_[0], ledger_);
 }
 
 }  // namespace shardbook::data_parallel

@@ -6,15 +6,22 @@
 
 namespace shardbook::data_parallel {
 
-StepResult train_step(const Options& options, DataParallel& model,
-                      Optimizer& optimizer, const Dataset& data,
-                      std::int64_t step) {
+DataParallelStrategy::DataParallelStrategy(const Options& options,
+                                           const std::vector<Device>& devices)
+    : options_(options),
+      loaded_(build_model(options)),
+      data_(Dataset::open(options, loaded_.config)),
+      optimizer_(make_optimizer(options.optimizer, loaded_.model->parameters(),
+                                options.optimizer_options)),
+      model_(*loaded_.model, devices) {}
+
+StepResult DataParallelStrategy::step(std::int64_t step) {
   // Forward: the whole batch goes in and the whole output comes out, on main.
-  const Batch batch = data.batch(step, options.batch);
+  const Batch batch = data_.batch(step, options_.batch);
   RankContext::current().random.batch = batch.slice;
   RankContext::current().random.next_op = 0;
-  const Tensor loss = language_loss(model(batch.inputs), batch.targets);
-  for (const Device& device : model.device_ids()) {
+  const Tensor loss = language_loss(model_(batch.inputs), batch.targets);
+  for (const Device& device : model_.device_ids()) {
     device.note_held(MemoryKind::kActivation);
     device.note_held(MemoryKind::kParameter);  // its replica's
   }
@@ -25,18 +32,9 @@ StepResult train_step(const Options& options, DataParallel& model,
   loss.backward();
 
   // Step on main; the next forward sends the new weights out again.
-  result.grad_norm = update_parameters(options, optimizer);
+  result.grad_norm = update_parameters(options_, *optimizer_);
   return result;
 }
-
-DataParallelStrategy::DataParallelStrategy(const Options& options,
-                                           const std::vector<Device>& devices)
-    : options_(options),
-      loaded_(build_model(options)),
-      data_(Dataset::open(options, loaded_.config)),
-      optimizer_(make_optimizer(options.optimizer, loaded_.model->parameters(),
-                                options.optimizer_options)),
-      model_(*loaded_.model, devices) {}
 
 std::vector<Bill> DataParallelStrategy::bills() {
   const auto traffic = step_traffic(options_, loaded_.config);

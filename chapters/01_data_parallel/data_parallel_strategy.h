@@ -12,21 +12,15 @@
 
 namespace shardbook::data_parallel {
 
-/// Forward, loss, backward and update on global batch `step`; parameters, loss
-/// and optimizer live on the main device.
-StepResult train_step(const Options& options, DataParallel& model,
-                      Optimizer& optimizer, const Dataset& data,
-                      std::int64_t step);
-
 class DataParallelStrategy : public Strategy {
  public:
   /// Builds the model, its data and its optimizer on devices[0].
   DataParallelStrategy(const Options& options,
                        const std::vector<Device>& devices);
 
-  StepResult step(std::int64_t step) override {
-    return train_step(options_, model_, *optimizer_, data_, step);
-  }
+  /// Forward, loss, backward and update on global batch `step`; parameters, loss
+  /// and optimizer live on the main device.
+  StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override { return *optimizer_; }
   std::vector<Bill> bills() override;
   std::string closed_form_command() const override {

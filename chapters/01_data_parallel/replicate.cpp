@@ -1,5 +1,6 @@
 // Replicas: a broadcast whose backward is a sum.
 
+#include <map>
 #include <unordered_map>
 
 #include "chapters/01_data_parallel/data_parallel.h"
@@ -168,37 +169,6 @@ std::vector<Tensors> broadcast_with_gradient(const Tensors& parameters,
   return copies;
 }
 
-}  // namespace
-
-Chunks coalesce(const Tensors& tensors, std::int64_t limit_bytes) {
-  struct Open {
-    DType dtype;
-    std::vector<std::size_t> chunk;
-    std::int64_t bytes = 0;
-  };
-  Chunks closed;
-  std::vector<Open> open;  // at most one per dtype
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    Open* mine = nullptr;
-    for (Open& one : open) {
-      if (one.dtype == tensors[i].dtype()) mine = &one;
-    }
-    if (mine == nullptr) {
-      mine = &open.emplace_back(Open{tensors[i].dtype(), {}, 0});
-    }
-    mine->chunk.push_back(i);
-    mine->bytes += tensors[i].bytes();
-    if (mine->bytes < limit_bytes) continue;
-    closed.push_back(std::move(mine->chunk));
-    mine->chunk.clear();
-    mine->bytes = 0;
-  }
-  for (Open& rest : open) {
-    if (!rest.chunk.empty()) closed.push_back(std::move(rest.chunk));
-  }
-  return closed;
-}
-
 void check_on_device(Module& module, const Device& main) {
   std::vector<NamedTensor> entries = module.named_parameters();
   for (const NamedTensor& buffer : module.named_buffers()) {
@@ -211,9 +181,31 @@ void check_on_device(Module& module, const Device& main) {
   }
 }
 
+}  // namespace
+
+Chunks coalesce(const Tensors& tensors, std::int64_t limit_bytes) {
+  struct Open {
+    std::vector<std::size_t> chunk;
+    std::int64_t bytes = 0;
+  };
+  Chunks closed;
+  std::map<DType, Open> open;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    Open& mine = open[tensors[i].dtype()];
+    mine.chunk.push_back(i);
+    mine.bytes += tensors[i].bytes();
+    if (mine.bytes < limit_bytes) continue;
+    closed.push_back(std::move(mine.chunk));
+    mine = {};
+  }
+  for (auto& [dtype, rest] : open) {
+    if (!rest.chunk.empty()) closed.push_back(std::move(rest.chunk));
+  }
+  return closed;
+}
+
 Replicas replicate(Module& module, const std::vector<Device>& devices,
                    const SharedLedger& given_ledger) {
-  SB_CHECK(!devices.empty(), "replicate: no devices were given");
   const SharedLedger ledger =
       given_ledger ? given_ledger : std::make_shared<CopyLedger>();
   check_on_device(module, devices[0]);

@@ -105,14 +105,6 @@ TEST(DataParallelBill, BuffersTravelForwardOnly) {
   }
 }
 
-TEST(DataParallelBill, OneDeviceRecordsNothing) {
-  World world(1);
-  Probe module;
-  DataParallel model(module, world.devices);
-  sum(square(model(random_tensor({5, 6}, 3)))).backward();
-  EXPECT_TRUE(model.ledger()->records(world.devices[0]).empty());
-}
-
 TEST(DataParallelBill, TheMainDeviceIsTheHotSpot) {
   // GPT-nano on four devices: main sends three copies of the weights, the
   // inputs and the output gradients; each other device sends its own.
@@ -176,26 +168,11 @@ TEST(DataParallelBill, OnlyTheMainDeviceHoldsStateBetweenSteps) {
   Options options = tiny_options(3, 6);
   options.model = "mlp";
   World world(3);
-  const LoadedModel loaded = build_model(options);
-  const Dataset data = Dataset::open("random", options.seq, 256, 0);
-  const auto optim = make_optimizer("adamw", loaded.model->parameters(),
-                                    options.optimizer_options);
-  DataParallel model(*loaded.model, world.devices);
-  train_step(options, model, *optim, data, 0);
+  DataParallelStrategy strategy(options, world.devices);
+  strategy.step(0);
   EXPECT_EQ(world.devices[1].memory().current_total, 0);
   EXPECT_EQ(world.devices[2].memory().current_total, 0);
   EXPECT_GT(world.devices[0].memory().current(MemoryKind::kOptimizerState), 0);
-}
-
-TEST(DataParallelBill, WarnsOfUnequalMemory) {
-  const Device large = Device::cpu(0, 1000), close = Device::cpu(1, 750),
-               small = Device::cpu(2, 749), endless = Device::cpu(3);
-  EXPECT_EQ(imbalance_warning({large, close}), "");
-  EXPECT_EQ(imbalance_warning({endless, Device::cpu(4)}), "");
-  expect_text(imbalance_warning({large, small}),
-              {"cpu:2 has 749 bytes of memory, less than 75 % of "
-               "cpu:0"});
-  expect_text(imbalance_warning({large, endless}), {"cpu:0"});
 }
 
 TEST(DataParallelBill, TracesHaveATrackPerDevice) {

@@ -47,25 +47,15 @@ TEST(DataParallelReplicate, KeepsFrozenParametersOutOfTheGraph) {
   EXPECT_TRUE(module.fc2.weight.grad().defined());
 }
 
-TEST(DataParallelReplicate, NamesTheParameterOnAnotherDevice) {
+TEST(DataParallelReplicate, NamesWhatIsOnAnotherDevice) {
   World world(2);
-  Probe module;
-  module.fc2.bias = to_device(module.fc2.bias.detach(), world.devices[1]);
-  DataParallel model(module, world.devices);
-  expect_text(error_of([&] {
-                model(random_tensor({4, 6}, 1));
-              }),
+  Probe probe;
+  probe.fc2.bias = to_device(probe.fc2.bias.detach(), world.devices[1]);
+  expect_text(error_of([&] { replicate(probe, world.devices); }),
               {"'fc2.bias' is on cpu:1"});
-}
-
-TEST(DataParallelReplicate, NamesTheBufferOnAnotherDevice) {
-  World world(2);
-  BatchNorm module(3, {1, DType::kF64, Device()});
-  module.running_mean = to_device(module.running_mean, world.devices[1]);
-  DataParallel model(module, world.devices);
-  expect_text(error_of([&] {
-                model(random_tensor({4, 3}, 1));
-              }),
+  BatchNorm norm(3, {1, DType::kF64, Device()});
+  norm.running_mean = to_device(norm.running_mean, world.devices[1]);
+  expect_text(error_of([&] { replicate(norm, world.devices); }),
               {"'running_mean' is on cpu:1"});
 }
 
@@ -120,14 +110,6 @@ TEST(DataParallelReplicate, LivesAsLongAsBackwardMayNeedIt) {
   }
   loss.backward();
   EXPECT_EQ(*module.num_lost, 0);
-  // The same where a caller's own forward returns several outputs
-  DataParallel model(module, world.devices);
-  const Value both = model(
-      Value(random_tensor({6, 6}, 1)), [](Module& replica, const Value& x) {
-        return Value(Value::Dictionary{{"y", call_module(replica, x)}});
-      });
-  sum(square(both["y"].tensor())).backward();
-  EXPECT_EQ(*module.num_lost, 0);
 }
 
 // --- Parallel apply ---------------------------------------------------------
@@ -139,7 +121,7 @@ TEST(DataParallelApply, RunsReplicasOnAThreadEach) {
   std::mutex mutex;
   std::set<std::thread::id> threads;
   std::vector<int> devices;
-  model(Value(random_tensor({6, 6}, 1)), [&](Module& m, const Value& x) {
+  model(random_tensor({6, 6}, 1), [&](Module& m, const Tensor& x) {
     std::lock_guard<std::mutex> lock(mutex);
     threads.insert(std::this_thread::get_id());
     devices.push_back(RankContext::current().device.index());
@@ -158,7 +140,7 @@ TEST(DataParallelApply, RethrowsTheFirstErrorAfterAllHaveEnded) {
   DataParallel model(module, world.devices);
   std::atomic<int> ended{0};
   const std::string error = error_of([&] {
-    model(Value(random_tensor({8, 6}, 1)), [&](Module&, const Value& x) {
+    model(random_tensor({8, 6}, 1), [&](Module&, const Tensor& x) {
       const int device = RankContext::current().device.index();
       if (device == 1) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -99,27 +99,23 @@ TEST_P(DataParallelParity, TenStepsEqualOneDevice) {
         options.optimizer_options.eps = 1e-5;
       }
       World world(GetParam());
-      const LoadedModel loaded = build_model(options);
-      const Dataset data = Dataset::open("random", options.seq, 256, 0);
-      const auto optim = make_optimizer(optimizer, loaded.model->parameters(),
-                                        options.optimizer_options);
-      DataParallel model(*loaded.model, world.devices);
+      DataParallelStrategy strategy(options, world.devices);
       const TrainingLog log =
-          train(options, *optim, false, [&](std::int64_t step) {
-            return train_step(options, model, *optim, data, step);
-          });
+          train(options, strategy.optimizer(), false,
+                [&](std::int64_t step) { return strategy.step(step); });
+      const std::vector<NamedTensor> trained = strategy.full_state();
       RankContext one(Device::cpu(0), 0, 1);
       RankContext::Scope alone(one);
       const ReferenceRun reference = train_one_device(options);
-      const Parity parity = compare_with_one_device(
-          options, log.losses, loaded.model->named_parameters(), reference);
+      const Parity parity =
+          compare_with_one_device(options, log.losses, trained, reference);
       EXPECT_TRUE(parity.passed)
           << optimizer << " " << dtype_name(dtype) << " " << parity.max_rel;
       if (GetParam() > 1) continue;
       // One device: the same bits.
       for (std::size_t i = 0; i < reference.parameters.size(); ++i) {
-        EXPECT_TRUE(bitwise_equal(loaded.model->named_parameters()[i].tensor,
-                                  reference.parameters[i].tensor));
+        EXPECT_TRUE(
+            bitwise_equal(trained[i].tensor, reference.parameters[i].tensor));
       }
       EXPECT_EQ(log.losses, reference.losses);
     }
@@ -160,63 +156,6 @@ TEST(DataParallelForward, RefusesBlocksThatRecompute) {
   DataParallel(module, {world.devices[0]})(tokens);
 }
 
-TEST_P(DataParallelParity, InputsReceiveGradients) {
-  World world(GetParam());
-  Probe module;
-  const Tensor x = random_tensor({5, 6}, 3);
-  x.set_requires_grad();
-  sum(square(module(x))).backward();
-  const Tensor expected = x.grad().clone();
-  x.clear_grad();
-  DataParallel model(module, world.devices);
-  sum(square(model(x))).backward();
-  EXPECT_LT(max_relative({x.grad()}, {expected}), kF64);
-}
-
-TEST(DataParallelForward, CutsOtherDims) {
-  World world(3);
-  Probe module;
-  const Tensor x = random_tensor({2, 7, 6}, 3);
-  const Tensor expected = module(x);
-  DataParallel model(module, world.devices, Device(), 1);
-  EXPECT_LT(max_relative({model(x)}, {expected}), kF64);
-}
-
-TEST(DataParallelForward, GathersWhereItIsTold) {
-  World world(3);
-  Probe module;
-  const Tensor x = random_tensor({6, 6}, 3);
-  mse_loss(module(x), random_tensor({6, 3}, 1)).backward();
-  const Tensors expected = grads_of(module);
-  module.clear_grad();
-  const Tensor target = to_device(random_tensor({6, 3}, 1), world.devices[2]);
-  DataParallel model(module, world.devices, world.devices[2]);
-  const Tensor y = model(x);
-  EXPECT_TRUE(y.device() == world.devices[2]);
-  mse_loss(y, target).backward();
-  EXPECT_LT(max_relative(grads_of(module), expected), kF64);
-}
-
-TEST(DataParallelForward, TakesListsOfTensorsAndForwardsOfTheCaller) {
-  World world(2);
-  Probe module;
-  const Tensor x = random_tensor({4, 6}, 3);
-  const Tensor y =
-      data_parallel(module, Value(Value::List{Value(x)}), world.devices)[0]
-          .tensor();
-  EXPECT_LT(max_relative({y}, {module(x)}), kF64);
-  auto factor = std::make_shared<double>(2.0);
-  DataParallel model(module, world.devices);
-  const Value out =
-      model(Value(Value::Dictionary{{"x", Value(x)}, {"f", Value::of(factor)}}),
-            [](Module& m, const Value& in) {
-              const Tensor z = m(in["x"].tensor());
-              return Value(Value::Dictionary{
-                  {"z", Value(scale(z, *in["f"].object_as<double>()))}});
-            });
-  EXPECT_LT(max_relative({out["z"].tensor()}, {scale(module(x), 2)}), kF64);
-}
-
 TEST(DataParallelForward, AccumulatesOverSeveralForwards) {
   World world(2);
   Probe module;
@@ -234,12 +173,11 @@ TEST(DataParallelForward, AParameterThatNoReplicaUsedHasNoGradient) {
   World world(3);
   Probe module;
   DataParallel model(module, world.devices);
-  const Value y =
-      model(Value(random_tensor({6, 6}, 3)), [](Module& m, const Value& x) {
-        auto& probe = dynamic_cast<Probe&>(m);
-        return Value(probe.fc1(x.tensor()));
+  const Tensor y =
+      model(random_tensor({6, 6}, 3), [](Module& m, const Tensor& x) {
+        return dynamic_cast<Probe&>(m).fc1(x);
       });
-  sum(square(y.tensor())).backward();
+  sum(square(y)).backward();
   EXPECT_TRUE(module.fc1.weight.grad().defined());
   EXPECT_FALSE(module.fc2.weight.grad().defined());
 }
@@ -252,13 +190,11 @@ TEST(DataParallelForward, AParameterThatOneReplicaUsedHasItsGradient) {
   const Tensors expected = grads_of(module);
   module.clear_grad();
   DataParallel model(module, world.devices);
-  const Value y = model(Value(x), [](Module& m, const Value& rows) {
-    if (RankContext::current().device.index() == 1) {
-      return call_module(m, rows);
-    }
-    return Value(Tensor::zeros({2, 3}, rows.tensor().options()));
+  const Tensor y = model(x, [](Module& m, const Tensor& rows) {
+    const bool uses = RankContext::current().device.index() == 1;
+    return uses ? m(rows) : Tensor::zeros({2, 3}, rows.options());
   });
-  sum(square(y.tensor())).backward();
+  sum(square(y)).backward();
   EXPECT_LT(max_relative(grads_of(module), expected), kF64);
 }
 
@@ -296,11 +232,11 @@ TEST(DataParallelTrap, MeanOverDevicesWeightsAnUnevenChunkWrongly) {
   const Tensor x = random_tensor({7, 6}, 3), target = random_tensor({7, 3}, 4);
   const double expected = mse_loss(module(x), target).item();
   DataParallel model(module, world.devices);
-  const Value inputs(Value::List{Value(x), Value(target)});
-  const Tensor losses =
-      model(inputs, [](Module& m, const Value& in) {
-        return Value(mse_loss(m(in[0].tensor()), in[1].tensor()));
-      }).tensor();
+  const Tensors targets = scatter(target, world.devices);
+  const Tensor losses = model(x, [&](Module& m, const Tensor& rows) {
+    const int device = RankContext::current().device.index();
+    return mse_loss(m(rows), targets[static_cast<std::size_t>(device)]);
+  });
   ASSERT_EQ(losses.shape(), Shape{3});
   EXPECT_GT(std::abs(mean(losses).item() - expected), 1e-3);
   // Each loss counts as often as its chunk has rows: 3, 3, 1.
@@ -338,8 +274,7 @@ TEST(DataParallelTrap, OldReplicasKeepOldWeights) {
   const Tensor expected = module(x);
   const auto chunks = scatter(x, world.devices);
   const Tensor stale =
-      gather(parallel_apply(kept, chunks, world.devices), world.devices[0])
-          .tensor();
+      gather(parallel_apply(kept, chunks, world.devices), world.devices[0]);
   EXPECT_GT(max_relative({stale}, {expected}), 1e-3);
   DataParallel model(module, world.devices);
   EXPECT_LT(max_relative({model(x)}, {expected}), kF64);
