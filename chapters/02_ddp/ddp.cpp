@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <sstream>
 
 #include "comm/coalesce.h"
 #include "core/check.h"
@@ -16,17 +17,42 @@ std::string describe(const NamedTensor& parameter) {
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
   std::vector<std::string> lines;
-  std::size_t begin = 0;
-  while (begin < text.size()) {
-    const std::size_t end = text.find('\n', begin);
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
   return lines;
 }
 
 }  // namespace
+
+void check_same_model(const std::string& caller, Module& module,
+                      ProcessGroup& group) {
+  if (group.size() == 1) return;
+  std::string mine;
+  for (const NamedTensor& parameter : module.named_parameters()) {
+    mine += describe(parameter) + "\n";
+  }
+  // Thousands of ranks: the texts themselves travel only where they differ
+  const std::string digest = std::to_string(std::hash<std::string>()(mine));
+  const std::vector<std::string> digests = group.exchange(digest);
+  if (std::count(digests.begin(), digests.end(), digest) == group.size()) {
+    return;
+  }
+  const std::vector<std::string> all = group.exchange(mine);
+  const std::vector<std::string> first = lines_of(all[0]);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const std::vector<std::string> other = lines_of(all[rank]);
+    SB_CHECK(other.size() == first.size(), caller, ": rank 0 has ",
+             first.size(), " parameters and rank ", rank, " has ", other.size(),
+             "; build the same model on every rank");
+    const auto [a, b] =
+        std::mismatch(first.begin(), first.end(), other.begin());
+    SB_FAIL(caller, ": parameter ", a - first.begin(), " is ", *a,
+            " on rank 0 and ", *b, " on rank ", rank,
+            "; build the same model on every rank");
+  }
+}
 
 NoSync::NoSync(DistributedDataParallel& ddp)
     : ddp_(ddp), previous_(ddp.is_syncing_) {
@@ -52,7 +78,7 @@ DistributedDataParallel::DistributedDataParallel(Module& module,
            options.bucket_cap_mb, " MiB; give sizes above 0");
 
   // Make sure that all ranks have the same model
-  check_same_model();
+  check_same_model("ddp", module, group);
 
   // Begin with rank 0's values
   broadcast_coalesced(group, module.parameters(), 0, "parameters");
@@ -60,33 +86,6 @@ DistributedDataParallel::DistributedDataParallel(Module& module,
 
   // Build the buckets and hook every parameter
   reducer_ = std::make_shared<Reducer>(std::move(trained), group, options);
-}
-
-void DistributedDataParallel::check_same_model() {
-  if (group_.size() == 1) return;
-  std::string mine;
-  for (const NamedTensor& parameter : module_.named_parameters()) {
-    mine += describe(parameter) + "\n";
-  }
-  // Thousands of ranks: the texts themselves travel only where they differ
-  const std::string digest = std::to_string(std::hash<std::string>()(mine));
-  const std::vector<std::string> digests = group_.exchange(digest);
-  if (std::count(digests.begin(), digests.end(), digest) == group_.size()) {
-    return;
-  }
-  const std::vector<std::string> all = group_.exchange(mine);
-  const std::vector<std::string> first = lines_of(all[0]);
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    const std::vector<std::string> other = lines_of(all[rank]);
-    SB_CHECK(other.size() == first.size(), "ddp: rank 0 has ", first.size(),
-             " parameters and rank ", rank, " has ", other.size(),
-             "; build the same model on every rank");
-    const auto [a, b] =
-        std::mismatch(first.begin(), first.end(), other.begin());
-    SB_FAIL("ddp: parameter ", a - first.begin(), " is ", *a, " on rank 0 and ",
-            *b, " on rank ", rank, "; build the same model on every rank");
-  }
 }
 
 // --- Forward -----------------------------------------------------------------
@@ -115,7 +114,7 @@ void DistributedDataParallel::before_forward() {
   reducer_->check_finished();
 
   // Agree on who still has samples
-  if (is_joining_) announce_forward();
+  if (is_joining_) status_ = agree_on_status(true);
 
   // Order the buckets as gradients arrive, once
   if (RankContext::current().grad_enabled) reducer_->rebuild_buckets();
@@ -148,7 +147,6 @@ void DistributedDataParallel::after_forward(const Tensors& outputs) {
 }
 
 void DistributedDataParallel::broadcast_buffers(int root) {
-  if (!options_.broadcast_buffers) return;
   broadcast_coalesced(group_, module_.buffers(), root, "buffers");
 }
 

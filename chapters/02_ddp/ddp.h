@@ -30,15 +30,22 @@
 // Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data
 // Parallel Training".
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
-#include "chapters/02_ddp/join.h"
 #include "chapters/02_ddp/reducer.h"
 #include "comm/process_group.h"
 #include "core/module.h"
 
 namespace shardbook::ddp {
+
+/// Throws Error on every rank, naming both ranks and the parameter, when the
+/// ranks' models differ. Collective.
+void check_same_model(const std::string& caller, Module& module,
+                      ProcessGroup& group);
 
 class DistributedDataParallel;
 
@@ -75,10 +82,13 @@ class DistributedDataParallel {
   NoSync no_sync() { return NoSync(*this); }
 
   /// Runs `body`, a loop over this rank's batches of ANY number; then answers
-  /// the calls of the ranks that have more, until all are done. In the end the
-  /// ranks hold the weights of the last one; optimizer state is not copied.
-  /// Collective. Adds one all-reduce of W + 1 i32 per forward.
-  void join(const std::function<void()>& body, const JoinOptions& options = {});
+  /// the calls of the ranks that have more with zeros, until all are done. Sums
+  /// are divided by the world size to the end, or by the number of ranks that
+  /// still have samples. In the end the ranks hold the weights of the last one;
+  /// optimizer state is not copied. Collective. Adds one all-reduce of W + 1 i32
+  /// per forward.
+  void join(const std::function<void()>& body,
+            bool divide_by_initial_world_size = true);
 
   /// Replaces the all-reduce of full buckets and takes over the division. All
   /// ranks register the same hook, once, before the first forward.
@@ -94,11 +104,16 @@ class DistributedDataParallel {
   void before_forward();
   void after_forward(const Tensors& outputs);
   bool will_reduce() const;
-  void check_same_model();
   void broadcast_buffers(int root);
-  // Inside join (join.cpp)
+  // Inside join (join.cpp): the answers of all ranks before a forward
+  struct JoinStatus {
+    std::vector<std::int32_t> has_samples = {};  ///< by rank
+    int num_reducing = 0;  ///< ranks whose backward reduces
+    int num_active() const;
+    /// The lowest rank that has samples.
+    int first_active() const;
+  };
   JoinStatus agree_on_status(bool has_samples);
-  void announce_forward();
   void shadow_one_forward();
   double join_divisor() const;
 
@@ -111,7 +126,7 @@ class DistributedDataParallel {
   bool last_forward_synced_ = true;
   bool has_run_ = false;
   bool is_joining_ = false;
-  JoinOptions join_options_;
+  bool divides_by_initial_world_size_ = true;
   JoinStatus status_;  ///< as of the last forward
 };
 

@@ -1,4 +1,4 @@
-#include "chapters/02_ddp/join.h"
+// Uneven inputs: ranks with different numbers of batches.
 
 #include <algorithm>
 #include <numeric>
@@ -9,16 +9,17 @@
 
 namespace shardbook::ddp {
 
-int JoinStatus::num_active() const {
+int DistributedDataParallel::JoinStatus::num_active() const {
   return std::accumulate(has_samples.begin(), has_samples.end(), 0);
 }
 
-int JoinStatus::first_active() const {
+int DistributedDataParallel::JoinStatus::first_active() const {
   return static_cast<int>(std::find(has_samples.begin(), has_samples.end(), 1) -
                           has_samples.begin());
 }
 
-JoinStatus DistributedDataParallel::agree_on_status(bool has_samples) {
+DistributedDataParallel::JoinStatus DistributedDataParallel::agree_on_status(
+    bool has_samples) {
   // One flag per rank, and one of those that will reduce in this backward
   std::vector<std::int32_t> flags(static_cast<std::size_t>(group_.size() + 1));
   flags[static_cast<std::size_t>(group_.rank())] = has_samples;
@@ -33,25 +34,14 @@ JoinStatus DistributedDataParallel::agree_on_status(bool has_samples) {
   return status;
 }
 
-void DistributedDataParallel::announce_forward() {
-  status_ = agree_on_status(true);
-  const auto& ranks = status_.has_samples;
-  const auto without = std::find(ranks.begin(), ranks.end(), 0);
-  SB_CHECK(
-      without == ranks.end() || !join_options_.throw_on_early_termination,
-      "ddp: rank ", without - ranks.begin(),
-      " has no more batches while others do; give every rank equally many");
-}
-
 double DistributedDataParallel::join_divisor() const {
-  return join_options_.divide_by_initial_world_size ? group_.size()
-                                                    : status_.num_active();
+  return divides_by_initial_world_size_ ? group_.size() : status_.num_active();
 }
 
 void DistributedDataParallel::join(const std::function<void()>& body,
-                                   const JoinOptions& options) {
+                                   bool divide_by_initial_world_size) {
   is_joining_ = true;
-  join_options_ = options;
+  divides_by_initial_world_size_ = divide_by_initial_world_size;
   body();
   reducer_->check_finished();
 
@@ -59,9 +49,6 @@ void DistributedDataParallel::join(const std::function<void()>& body,
   for (;;) {
     const JoinStatus status = agree_on_status(false);
     if (status.num_active() == 0) break;
-    SB_CHECK(!options.throw_on_early_termination, "ddp: rank ", group_.rank(),
-             " has no more batches while others do; give every rank equally "
-             "many");
     status_ = status;
     shadow_one_forward();
   }

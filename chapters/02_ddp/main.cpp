@@ -26,13 +26,12 @@ void add_options(CommandLine& line, ddp::StrategyOptions& setup) {
            "gradients lie in the buckets");
   line.add("--static-graph", &setup.ddp.static_graph,
            "every step uses the same parameters equally often");
-  line.add("--broadcast-buffers", &setup.ddp.broadcast_buffers,
-           "rank 0's buffers before each forward");
   line.add("--micro-batches", &setup.micro_batches,
            "micro-batches per step; only the last one communicates", 1);
   line.add("--comm-hook", &setup.comm_hook, "what travels in place of buckets",
            {"none", "bf16"});
   line.refuse("--accumulate", "this option is called --micro-batches");
+  line.refuse("--broadcast-buffers", "the models of this chapter have none");
 }
 
 }  // namespace

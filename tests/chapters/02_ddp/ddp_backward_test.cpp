@@ -61,22 +61,6 @@ TEST(DdpForwards, TheirLossesMayShareOneBackward) {
   }
 }
 
-TEST(DdpForwards, EachMayHaveItsBackwardBeforeTheNextOne) {
-  const Values right = gradients_of_two_batches();
-  const auto grads = on_ranks(3, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64);
-    DistributedDataParallel ddp(model, world);
-    for (const std::uint64_t seed : {1u, 2u}) {
-      const Samples mine = mine_of(world, seed);
-      mse_loss(ddp(mine.x), mine.y).backward();
-    }
-    return grads_of(model);
-  });
-  for (const Values& rank : grads) {
-    EXPECT_LT(largest_difference(rank, right), 1e-12);
-  }
-}
-
 // The second gradient would stay on its rank, and nobody would notice.
 TEST(DdpTrap, ASecondBackwardAfterTwoForwardsIsRefused) {
   for (const DdpOptions& options : ways()) {
@@ -96,10 +80,8 @@ TEST(DdpTrap, ASecondBackwardAfterTwoForwardsIsRefused) {
 
 TEST(DdpTrap, ASecondBackwardThroughOneForwardIsRefused) {
   const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64);
-    DistributedDataParallel ddp(model, world);
-    const Samples mine = mine_of(world, 1);
-    const Tensor loss = mse_loss(ddp(mine.x), mine.y);
+    Replica<Mlp> r(world, {}, 12, 1);
+    const Tensor loss = r.loss();
     autograd::backward({loss}, {}, /*retain_graph=*/true);
     loss.backward();
   });
@@ -108,13 +90,11 @@ TEST(DdpTrap, ASecondBackwardThroughOneForwardIsRefused) {
 
 TEST(DdpTrap, AForwardUnderNoSyncBeforeTheBackwardIsRefused) {
   const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64);
-    DistributedDataParallel ddp(model, world);
-    const Samples mine = mine_of(world, 1);
-    const Tensor loss = mse_loss(ddp(mine.x), mine.y);
+    Replica<Mlp> r(world, {}, 12, 1);
+    const Tensor loss = r.loss();
     {
-      auto no_sync = ddp.no_sync();
-      ddp(mine.x);
+      auto no_sync = r.ddp.no_sync();
+      r.ddp(r.mine.x);
     }
     loss.backward();
   });
@@ -154,16 +134,14 @@ TEST(DdpTrap, ABackwardThatThrewIsRefusedUntilItsGradientsAreCleared) {
 
 TEST(DdpForwards, EvaluationBetweenForwardAndBackwardChangesNothing) {
   const auto grads = on_ranks(2, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64);
-    DistributedDataParallel ddp(model, world);
-    const Samples mine = mine_of(world, 1);
-    const Tensor loss = mse_loss(ddp(mine.x), mine.y);
+    Replica<Mlp> r(world, {}, 12, 1);
+    const Tensor loss = r.loss();
     {
       NoGrad no_grad;
-      ddp(mine.x);
+      r.ddp(r.mine.x);
     }
     loss.backward();
-    return grads_of(model);
+    return grads_of(r.model);
   });
   Sequential model = make_mlp(DType::kF64);
   mse(model, make_samples(12, DType::kF64, 1)).backward();
@@ -219,19 +197,17 @@ TEST(DdpBuckets, TheFirstLimitIsAnOptionOfItsOwn) {
 
 TEST(DdpOrder, EvaluationDoesNotRebuildTheBuckets) {
   on_ranks(2, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64);
-    DistributedDataParallel ddp(model, world);
-    const Samples mine = mine_of(world, 1);
-    mse_loss(ddp(mine.x), mine.y).backward();
+    Replica<Mlp> r(world, {}, 12, 1);
+    r.backward();
     world.clear_records();
     {
       NoGrad no_grad;
-      ddp(mine.x);
+      r.ddp(r.mine.x);
     }
-    EXPECT_FALSE(ddp.reducer().has_rebuilt());
+    EXPECT_FALSE(r.ddp.reducer().has_rebuilt());
     EXPECT_TRUE(world.records().empty());
-    ddp(mine.x);
-    EXPECT_TRUE(ddp.reducer().has_rebuilt());
+    r.ddp(r.mine.x);
+    EXPECT_TRUE(r.ddp.reducer().has_rebuilt());
     return 0;
   });
 }

@@ -17,8 +17,7 @@ struct Joined {
 
 /// Rank r trains on counts[r] batches.
 std::vector<Joined> train_uneven(const std::vector<int>& counts,
-                                 const ddp::JoinOptions& join,
-                                 const DdpOptions& options) {
+                                 bool by_initial, const DdpOptions& options) {
   return on_ranks(static_cast<int>(counts.size()), [&](ProcessGroup& world) {
     Sequential model = make_mlp(DType::kF64);
     DistributedDataParallel ddp(model, world, options);
@@ -38,7 +37,7 @@ std::vector<Joined> train_uneven(const std::vector<int>& counts,
             result.num_steps += 1;
           }
         },
-        join);
+        by_initial);
     result.parameters = values_of(model.parameters());
     return result;
   });
@@ -70,16 +69,14 @@ Values train_uneven_reference(const std::vector<int>& counts, bool by_initial) {
 // final.
 TEST(DdpJoin, AJoinWithoutBatchesMayFollowAnUnevenOne) {
   const auto parameters = on_ranks(2, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64);
-    DistributedDataParallel ddp(model, world);
-    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
-    ddp.join([&] {
+    Replica<Mlp> r(world);
+    r.ddp.join([&] {
       for (int step = 0; step <= world.rank(); ++step) {
-        mse_loss(ddp(mine.x), mine.y).backward();
+        r.backward();
       }
     });
-    ddp.join([] {});
-    return values_of(model.parameters());
+    r.ddp.join([] {});
+    return values_of(r.model.parameters());
   });
   EXPECT_EQ(parameters[0], parameters[1]);
 }
@@ -94,12 +91,10 @@ TEST(DdpJoin, EarlyFinishersAnswerForTheRanksThatHaveMore) {
   for (const std::vector<int>& counts :
        {std::vector<int>{1, 4, 2}, {0, 3}, {3, 0}, {2, 2}, {3}, {0, 0}}) {
     for (const bool by_initial : {true, false}) {
-      ddp::JoinOptions join;
-      join.divide_by_initial_world_size = by_initial;
       const Values expected = train_uneven_reference(counts, by_initial);
       for (const DdpOptions& options :
            {DdpOptions{}, views, unused, static_graph}) {
-        const auto ranks = train_uneven(counts, join, options);
+        const auto ranks = train_uneven(counts, by_initial, options);
         for (std::size_t r = 0; r < ranks.size(); ++r) {
           EXPECT_EQ(ranks[r].num_steps, counts[r]);
           EXPECT_LT(largest_difference(ranks[r].parameters, expected), 1e-12)
@@ -137,18 +132,6 @@ TEST(DdpJoin, AccumulationAndBuffersWorkInside) {
     return all;
   });
   EXPECT_EQ(ranks[0], ranks[1]);
-}
-
-TEST(DdpJoin, ThrowsEverywhereOnEarlyTerminationWhenAsked) {
-  ddp::JoinOptions join;
-  join.throw_on_early_termination = true;
-  try {
-    train_uneven({3, 1}, join, {});
-    FAIL() << "nothing was thrown";
-  } catch (const Error& error) {
-    EXPECT_TRUE(has_text(error.what(), "rank 1 has no more batches"))
-        << error.what();
-  }
 }
 
 TEST(DdpTrap, UnevenInputsWithoutJoinFailAndNameTheRankThatLeft) {

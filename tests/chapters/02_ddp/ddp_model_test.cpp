@@ -151,15 +151,14 @@ TEST(DdpModel, MayLieOnSeveralDevicesOfEachRank) {
 
 TEST(DdpModel, GradientsAreViewsOfTheBucketsWhenAsked) {
   on_ranks(2, [](ProcessGroup& world) {
-    Branches model;
     DdpOptions options;
     options.gradient_as_bucket_view = true;
-    DistributedDataParallel ddp(model, world, options);
-    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    Replica<Branches> r(world, options);
     for (int step = 0; step < 3; ++step) {
-      mse_loss(ddp(mine.x), mine.y).backward();
-      EXPECT_TRUE(model.a.weight.grad().shares_storage(model.b.bias.grad()));
-      if (step > 0) model.clear_grad();
+      r.backward();
+      EXPECT_TRUE(
+          r.model.a.weight.grad().shares_storage(r.model.b.bias.grad()));
+      if (step > 0) r.model.clear_grad();
     }
     return 0;
   });
@@ -196,33 +195,26 @@ TEST(DdpModel, DivisionComesBeforeTheSum) {
 
 // --- Buffers -----------------------------------------------------------------
 
-/// Running statistics on each rank as its fourth forward sees them.
-std::vector<Values> buffers_after_training(bool broadcast) {
-  return on_ranks(2, [&](ProcessGroup& world) {
+TEST(DdpBuffers, RankZeroSharesItsRunningStatistics) {
+  const auto buffers = on_ranks(2, [](ProcessGroup& world) {
     Sequential model;
     model.add(Linear("0", 5, 3, init_of(DType::kF64)));
     model.add(BatchNorm(3, init_of(DType::kF64)));
-    DdpOptions options;
-    options.broadcast_buffers = broadcast;
-    DistributedDataParallel ddp(model, world, options);
+    DistributedDataParallel ddp(model, world);
     const Samples mine = every(make_samples(8, DType::kF64), world.rank(), 2);
     for (int step = 0; step < 3; ++step) {
       mse_loss(ddp(mine.x), mine.y).backward();
     }
+    const Values own = values_of(model.buffers());
     model.train(false);
     ddp(mine.x);
-    EXPECT_EQ(records_of(world, CommOp::kBroadcast, "buffers").size(),
-              broadcast ? 1u + 4u : 1u);
-    return values_of(model.buffers());
+    EXPECT_EQ(records_of(world, CommOp::kBroadcast, "buffers").size(), 1u + 4u);
+    return std::pair(own, values_of(model.buffers()));
   });
-}
-
-TEST(DdpBuffers, RankZeroSharesItsRunningStatistics) {
-  const auto shared = buffers_after_training(true);
-  EXPECT_EQ(shared[0], shared[1]);
-  const auto own = buffers_after_training(false);
-  EXPECT_NE(own[0], own[1]);
-  EXPECT_EQ(own[0], shared[0]);
+  // Each rank's own, until the next forward
+  EXPECT_NE(buffers[0].first, buffers[1].first);
+  EXPECT_EQ(buffers[0].second, buffers[0].first);
+  EXPECT_EQ(buffers[1].second, buffers[0].first);
 }
 
 TEST(DdpBuffers, NothingIsSharedAfterAForwardUnderNoSync) {

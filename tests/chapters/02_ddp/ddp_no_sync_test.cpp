@@ -19,12 +19,10 @@ struct Accumulated {
 template <typename Step>
 Accumulated accumulate(const DdpOptions& options, Step step) {
   return on_ranks(2, [&](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64);
-    DistributedDataParallel ddp(model, world, options);
-    const Samples mine = every(make_samples(12, DType::kF64), world.rank(), 2);
+    Replica<Mlp> r(world, options, 12);
     world.clear_records();
-    for (int i = 0; i < 3; ++i) step(ddp, every(mine, i, 3), i);
-    return Accumulated{grads_of(model),
+    for (int i = 0; i < 3; ++i) step(r.ddp, every(r.mine, i, 3), i);
+    return Accumulated{grads_of(r.model),
                        numels(records_of(world, CommOp::kAllReduce))};
   })[0];
 }
@@ -55,13 +53,11 @@ TEST(DdpNoSync, AccumulationSendsWhatOneStepSends) {
 
 TEST(DdpNoSync, ScopesNest) {
   on_ranks(2, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64);
-    DistributedDataParallel ddp(model, world);
+    Replica<Mlp> r(world);
     world.clear_records();
-    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
-    auto outer = ddp.no_sync();
-    { auto inner = ddp.no_sync(); }
-    mse_loss(ddp(mine.x), mine.y).backward();
+    auto outer = r.ddp.no_sync();
+    { auto inner = r.ddp.no_sync(); }
+    r.backward();
     EXPECT_TRUE(world.records().empty());
     return 0;
   });

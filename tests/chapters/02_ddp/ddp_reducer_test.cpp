@@ -29,24 +29,22 @@ TEST(DdpLedger, AThousandFloatsOnFourRanksSendSixThousandBytes) {
 
 TEST(DdpLedger, EachStepReducesEveryBucketOnceInTheSameOrder) {
   const auto logs = on_ranks(3, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF32);
-    DistributedDataParallel ddp(model, world, tiny_buckets(100));
+    Replica<Mlp32> r(world, tiny_buckets(100), 6);
     std::vector<Numels> log;
-    const Samples mine = every(make_samples(6, DType::kF32), world.rank(), 3);
     for (int step = 0; step < 3; ++step) {
       world.clear_records();
-      mse_loss(ddp(mine.x), mine.y).backward();
+      r.backward();
       log.push_back(numels(records_of(world, CommOp::kAllReduce)));
       Numels sizes;
-      for (const BucketMembers& bucket : ddp.reducer().buckets()) {
+      for (const BucketMembers& bucket : r.ddp.reducer().buckets()) {
         std::int64_t size = 0;
         for (const int i : bucket) {
-          size += model.parameters()[static_cast<std::size_t>(i)].numel();
+          size += r.model.parameters()[static_cast<std::size_t>(i)].numel();
         }
         sizes.push_back(size);
       }
       EXPECT_EQ(log.back(), sizes);
-      model.clear_grad();
+      r.model.clear_grad();
     }
     return log;
   });
@@ -93,15 +91,13 @@ TEST(DdpLedger, GroupsOfOneSendNothing) {
 /// that are copied out of the buckets do not count.
 std::int64_t backward_ops_after_first_bucket(const DdpOptions& options) {
   return on_ranks(2, [&](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF32);
-    DistributedDataParallel ddp(model, world, options);
-    const Samples mine = every(make_samples(8, DType::kF32), world.rank(), 2);
-    mse_loss(ddp(mine.x), mine.y).backward();  // and the buckets are rebuilt
-    model.clear_grad();
+    Replica<Mlp32> r(world, options, 8);
+    r.backward();  // and the buckets are rebuilt
+    r.model.clear_grad();
     Trace trace(world.rank());
     RankContext::current().add_observer(&trace);
     world.set_observer(&trace);
-    mse_loss(ddp(mine.x), mine.y).backward();
+    r.backward();
     RankContext::current().remove_observer(&trace);
     world.set_observer(nullptr);
     std::int64_t later = -1;
@@ -129,18 +125,16 @@ TEST(DdpOverlap, OneBucketForEverythingLeavesAfterBackward) {
 TEST(DdpOrder, RebuiltBucketsFollowTheArrivalOnRankZero) {
   // Backward meets the branch of the later addition first.
   const auto buckets = on_ranks(2, [](ProcessGroup& world) {
-    Branches model;
-    model.use = world.rank() == 0 ? "ba" : "ab";
-    DistributedDataParallel ddp(model, world, tiny_buckets());
-    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
-    const auto before = ddp.reducer().buckets();
+    Replica<Branches> r(world, tiny_buckets());
+    r.model.use = world.rank() == 0 ? "ba" : "ab";
+    const auto before = r.ddp.reducer().buckets();
     EXPECT_EQ(before, (std::vector<BucketMembers>{{3}, {2}, {1}, {0}}));
-    mse_loss(ddp(mine.x), mine.y).backward();
-    EXPECT_FALSE(ddp.reducer().has_rebuilt());
-    mse_loss(ddp(mine.x), mine.y).backward();
-    EXPECT_TRUE(ddp.reducer().has_rebuilt());
+    r.backward();
+    EXPECT_FALSE(r.ddp.reducer().has_rebuilt());
+    r.backward();
+    EXPECT_TRUE(r.ddp.reducer().has_rebuilt());
     EXPECT_EQ(records_of(world, CommOp::kBroadcast, "bucket order").size(), 1u);
-    return ddp.reducer().buckets();
+    return r.ddp.reducer().buckets();
   });
   EXPECT_EQ(buckets[0], buckets[1]);
   // Branch a (parameters 0 and 1) came first on rank 0.
@@ -150,15 +144,13 @@ TEST(DdpOrder, RebuiltBucketsFollowTheArrivalOnRankZero) {
 
 TEST(DdpOrder, RanksWhoseGradientsComeInDifferentOrdersAgree) {
   const auto grads = on_ranks(2, [](ProcessGroup& world) {
-    Branches model;
-    model.use = world.rank() == 0 ? "ba" : "ab";
-    DistributedDataParallel ddp(model, world, tiny_buckets());
-    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    Replica<Branches> r(world, tiny_buckets());
+    r.model.use = world.rank() == 0 ? "ba" : "ab";
     for (int step = 0; step < 3; ++step) {
-      model.clear_grad();
-      mse_loss(ddp(mine.x), mine.y).backward();
+      r.model.clear_grad();
+      r.backward();
     }
-    return grads_of(model);
+    return grads_of(r.model);
   });
   Branches model;
   mse(model, make_samples(4, DType::kF64)).backward();
@@ -189,19 +181,17 @@ TEST(DdpTrap, LaunchingInTheOrderOfReadinessMixesUpTheRanks) {
 
 std::vector<Values> grads_with_hook(const ddp::CommHook& hook, DType on_wire) {
   return on_ranks(3, [&](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF32);
-    DistributedDataParallel ddp(model, world, tiny_buckets(100));
-    if (hook) ddp.register_comm_hook(hook);
-    const Samples mine = every(make_samples(6, DType::kF32), world.rank(), 3);
+    Replica<Mlp32> r(world, tiny_buckets(100), 6);
+    if (hook) r.ddp.register_comm_hook(hook);
     for (int step = 0; step < 2; ++step) {
-      model.clear_grad();
+      r.model.clear_grad();
       world.clear_records();
-      mse_loss(ddp(mine.x), mine.y).backward();
+      r.backward();
       for (const CommRecord& record : records_of(world, CommOp::kAllReduce)) {
         EXPECT_EQ(record.dtype, on_wire);
       }
     }
-    return grads_of(model);
+    return grads_of(r.model);
   });
 }
 
@@ -229,16 +219,14 @@ TEST(DdpHook, RegisteringAfterAForwardIsRefused) {
 
 TEST(DdpFailure, ARankThatThrowsInBackwardStopsTheOthers) {
   const std::string error = error_on_ranks(3, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF32);
-    DistributedDataParallel ddp(model, world);
-    const Samples mine = every(make_samples(6, DType::kF32), world.rank(), 3);
-    const Tensor output = ddp(mine.x);
+    Replica<Mlp32> r(world, {}, 6);
+    const Tensor output = r.ddp(r.mine.x);
     if (world.rank() == 1) {
       output.add_grad_hook([](const Tensor&) -> Tensor {
         SB_FAIL("the third rank's neighbour fell over");
       });
     }
-    mse_loss(output, mine.y).backward();
+    mse_loss(output, r.mine.y).backward();
   });
   expect_text(error, {"neighbour fell over"});
 }

@@ -136,6 +136,30 @@ inline Tensor mse(Module& model, const Samples& samples) {
   return mse_loss(model(samples.x), samples.y);
 }
 
+/// make_mlp of f64, and of f32.
+struct Mlp : Sequential {
+  Mlp() : Sequential(make_mlp(DType::kF64)) {}
+};
+struct Mlp32 : Sequential {
+  Mlp32() : Sequential(make_mlp(DType::kF32)) {}
+};
+
+/// A model under DDP on this rank, and this rank's rows of a global batch.
+template <typename Model>
+struct Replica {
+  explicit Replica(ProcessGroup& group, const ddp::DdpOptions& options = {},
+                   std::int64_t rows = 4, std::uint64_t seed = 7)
+      : mine(every(make_samples(rows, model.parameters()[0].dtype(), seed),
+                   group.rank(), group.size())),
+        ddp(model, group, options) {}
+  Tensor loss() { return mse_loss(ddp(mine.x), mine.y); }
+  void backward() { loss().backward(); }
+
+  Model model;
+  Samples mine;
+  ddp::DistributedDataParallel ddp;
+};
+
 /// The records of one operation.
 inline std::vector<CommRecord> records_of(const ProcessGroup& group, CommOp op,
                                           const std::string& label = "") {

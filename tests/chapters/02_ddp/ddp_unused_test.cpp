@@ -22,21 +22,19 @@ DdpOptions finding(bool view = false) {
 TEST(DdpUnused, UsedOnSomeRanksEveryoneGetsTheSumOverD) {
   for (const bool view : {false, true}) {
     const auto grads = on_ranks(3, [&](ProcessGroup& world) {
-      Branches model;
-      model.use = world.rank() == 1 ? "ab" : "a";
-      DistributedDataParallel ddp(model, world, finding(view));
-      const Samples mine = every(make_samples(6, DType::kF64), world.rank(), 3);
+      Replica<Branches> r(world, finding(view), 6);
+      r.model.use = world.rank() == 1 ? "ab" : "a";
       for (int step = 0; step < 2; ++step) {
-        model.clear_grad();
+        r.model.clear_grad();
         world.clear_records();
-        mse_loss(ddp(mine.x), mine.y).backward();
+        r.backward();
         // Four buckets and one flag per parameter, at the end.
         const auto log = records_of(world, CommOp::kAllReduce);
         EXPECT_EQ(log.size(), 5u);
         EXPECT_EQ(log.back().numel, 4);
         EXPECT_EQ(log.back().dtype, DType::kI32);
       }
-      return values_of({model.b.weight.grad(), model.b.bias.grad()});
+      return values_of({r.model.b.weight.grad(), r.model.b.bias.grad()});
     });
     Branches model;
     mse(model, every(make_samples(6, DType::kF64), 1, 3)).backward();
@@ -77,15 +75,13 @@ TEST(DdpUnused, UsedNowhereTheGradientStaysUndefinedAndMomentumAtRest) {
 TEST(DdpUnused, UsedNowhereAnOldGradientIsUntouched) {
   for (const bool view : {false, true}) {
     on_ranks(3, [&](ProcessGroup& world) {
-      Branches model;
-      DistributedDataParallel ddp(model, world, finding(view));
-      const Samples mine = every(make_samples(6, DType::kF64), world.rank(), 3);
-      mse_loss(ddp(mine.x), mine.y).backward();
-      const Values old = values_of({model.b.weight.grad()});
-      model.use = "a";
+      Replica<Branches> r(world, finding(view), 6);
+      r.backward();
+      const Values old = values_of({r.model.b.weight.grad()});
+      r.model.use = "a";
       for (int step = 0; step < 2; ++step) {
-        mse_loss(ddp(mine.x), mine.y).backward();
-        EXPECT_EQ(values_of({model.b.weight.grad()}), old);
+        r.backward();
+        EXPECT_EQ(values_of({r.model.b.weight.grad()}), old);
       }
       return 0;
     });
@@ -95,16 +91,14 @@ TEST(DdpUnused, UsedNowhereAnOldGradientIsUntouched) {
 TEST(DdpUnused, AParameterUsedUnderNoSyncCountsAsUsed) {
   for (const bool view : {false, true}) {
     const auto grads = on_ranks(2, [&](ProcessGroup& world) {
-      Branches model;
-      DistributedDataParallel ddp(model, world, finding(view));
-      const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+      Replica<Branches> r(world, finding(view));
       {
-        auto no_sync = ddp.no_sync();
-        mse_loss(ddp(mine.x), mine.y).backward();
+        auto no_sync = r.ddp.no_sync();
+        r.backward();
       }
-      model.use = "a";
-      mse_loss(ddp(mine.x), mine.y).backward();
-      return values_of({model.b.weight.grad()});
+      r.model.use = "a";
+      r.backward();
+      return values_of({r.model.b.weight.grad()});
     });
     Branches model;
     mse(model, make_samples(4, DType::kF64)).backward();
@@ -116,12 +110,10 @@ TEST(DdpUnused, AParameterUsedUnderNoSyncCountsAsUsed) {
 
 TEST(DdpTrap, AMissingGradientIsNamedByTheNextForward) {
   const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
-    Branches model;
-    model.use = world.rank() == 1 ? "a" : "ab";
-    DistributedDataParallel ddp(model, world);
-    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
-    mse_loss(ddp(mine.x), mine.y).backward();
-    ddp(mine.x);
+    Replica<Branches> r(world);
+    r.model.use = world.rank() == 1 ? "a" : "ab";
+    r.backward();
+    r.ddp(r.mine.x);
   });
   EXPECT_TRUE(has_text(error, "expected to have finished reduction")) << error;
   EXPECT_TRUE(has_text(error, "rank 1")) << error;
@@ -131,12 +123,10 @@ TEST(DdpTrap, AMissingGradientIsNamedByTheNextForward) {
 
 TEST(DdpTrap, AParameterFrozenAfterConstructionIsMissed) {
   const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
-    Branches model;
-    DistributedDataParallel ddp(model, world);
-    model.b.weight.set_requires_grad(false);
-    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
-    mse_loss(ddp(mine.x), mine.y).backward();
-    ddp(mine.x);
+    Replica<Branches> r(world);
+    r.model.b.weight.set_requires_grad(false);
+    r.backward();
+    r.ddp(r.mine.x);
   });
   EXPECT_TRUE(has_text(error, "no gradient came for 'b.weight'")) << error;
 }
@@ -215,16 +205,14 @@ TEST(DdpTrap, WithoutStaticGraphTheyAreMarkedReadyTwice) {
 
 TEST(DdpStaticGraph, UnusedParametersAreFoundOnceAndForAll) {
   on_ranks(2, [](ProcessGroup& world) {
-    Branches model;
-    model.use = "a";
     DdpOptions options = tiny_buckets();
     options.static_graph = true;
-    DistributedDataParallel ddp(model, world, options);
-    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+    Replica<Branches> r(world, options);
+    r.model.use = "a";
     for (int step = 0; step < 3; ++step) {
-      mse_loss(ddp(mine.x), mine.y).backward();
-      EXPECT_FALSE(model.b.weight.grad().defined());
-      model.clear_grad();
+      r.backward();
+      EXPECT_FALSE(r.model.b.weight.grad().defined());
+      r.model.clear_grad();
     }
     EXPECT_EQ(records_of(world, CommOp::kAllReduce, "used").size(), 1u);
     return 0;
@@ -233,15 +221,13 @@ TEST(DdpStaticGraph, UnusedParametersAreFoundOnceAndForAll) {
 
 TEST(DdpStaticGraph, AGraphThatChangesIsAnError) {
   const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
-    Branches model;
-    model.use = "a";
     DdpOptions options;
     options.static_graph = true;
-    DistributedDataParallel ddp(model, world, options);
-    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
-    mse_loss(ddp(mine.x), mine.y).backward();
-    model.use = "ab";
-    mse_loss(ddp(mine.x), mine.y).backward();
+    Replica<Branches> r(world, options);
+    r.model.use = "a";
+    r.backward();
+    r.model.use = "ab";
+    r.backward();
   });
   EXPECT_TRUE(has_text(error, "static graph changed")) << error;
 }
