@@ -1,10 +1,10 @@
 // The chapter's own options.
 
 #include <algorithm>
-#include <map>
 
 #include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "core/check.h"
+#include "sim/json_object.h"
 
 namespace shardbook::zero_fsdp {
 
@@ -76,41 +76,28 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
 void check_given(
     const StrategyOptions& setup,
     const std::vector<std::pair<std::string, std::string>>& given) {
-  using Strategies = std::vector<std::string>;
-  const Strategies buckets = {"zero1", "zero2"}, zero3 = {"zero3"};
-  const Strategies zero = {"zero1", "zero2", "zero3"}, fsdp = {"fsdp", "fsdp2"};
-  const std::map<std::string, Strategies> owners = {
-      {"--reduce-bucket-size", buckets},
-      {"--allgather-bucket-size", buckets},
-      {"--reduce-scatter", buckets},
-      {"--round-robin-gradients", buckets},
-      {"--overlap-comm", zero},
-      {"--persistence-threshold", zero3},
-      {"--prefetch-bucket-size", zero3},
-      {"--max-live-parameters", zero3},
-      {"--sub-group-size", zero},
-      {"--max-reuse-distance", zero3},
-      {"--sharding-strategy", fsdp},
-      {"--shard-size", fsdp},
-      {"--wrap", fsdp},
-      {"--min-num-params", fsdp},
-      {"--backward-prefetch", fsdp},
-      {"--forward-prefetch", fsdp},
-      {"--limit-all-gathers", fsdp},
-      {"--param-dtype", fsdp},
-      {"--reduce-dtype", fsdp},
-      {"--no-sync", fsdp}};
+  using Strings = std::vector<std::string>;
+  const std::pair<Strings, Strings> owners[] = {
+      {{"zero1", "zero2"},
+       {"--reduce-bucket-size", "--allgather-bucket-size", "--reduce-scatter",
+        "--round-robin-gradients"}},
+      {{"zero1", "zero2", "zero3"}, {"--overlap-comm", "--sub-group-size"}},
+      {{"zero3"},
+       {"--persistence-threshold", "--prefetch-bucket-size",
+        "--max-live-parameters", "--max-reuse-distance"}},
+      {{"fsdp", "fsdp2"},
+       {"--sharding-strategy", "--shard-size", "--wrap", "--min-num-params",
+        "--backward-prefetch", "--forward-prefetch", "--limit-all-gathers",
+        "--param-dtype", "--reduce-dtype", "--no-sync"}}};
+  const auto has = [](const Strings& list, const std::string& word) {
+    return std::count(list.begin(), list.end(), word) > 0;
+  };
   for (const auto& [flag, value] : given) {
-    const auto owner = owners.find(flag);
-    if (owner == owners.end()) continue;
-    const Strategies& known = owner->second;
-    std::string list;
-    for (std::size_t i = 0; i < known.size(); ++i) {
-      list += (i == 0 ? "" : i + 1 < known.size() ? ", " : " or ") + known[i];
+    for (const auto& [strategies, flags] : owners) {
+      SB_CHECK(!has(flags, flag) || has(strategies, setup.strategy), flag, " ",
+               value, ": means nothing to --strategy ", setup.strategy,
+               "; it belongs to --strategy ", json_file::list(strategies));
     }
-    SB_CHECK(std::count(known.begin(), known.end(), setup.strategy) > 0, flag,
-             " ", value, ": means nothing to --strategy ", setup.strategy,
-             "; it belongs to --strategy ", list);
     SB_CHECK(
         flag != "--shard-size" || setup.sharding_strategy == "hybrid_shard",
         flag, " ", value, ": means nothing to --sharding-strategy ",

@@ -21,11 +21,6 @@ bool is_fsdp(const StrategyOptions& setup) {
 Options checked(const Options& options, const StrategyOptions& setup,
                 int ranks) {
   check_even_batch(options, ranks, setup.micro_batches, "--micro-batches");
-  SB_CHECK(is_fsdp(setup) || (setup.param_dtype.empty() &&
-                              setup.reduce_dtype.empty() && !setup.no_sync),
-           "--strategy ", setup.strategy,
-           ": --param-dtype, --reduce-dtype and "
-           "--no-sync belong to fsdp and fsdp2");
   const int shard_size = setup.fsdp.shard_size;
   SB_CHECK(setup.sharding_strategy != "hybrid_shard" ||
                (shard_size >= 1 && ranks % shard_size == 0),
@@ -64,13 +59,12 @@ fsdp::FsdpOptions fsdp_options(const Options& options,
   using fsdp::ShardingStrategy;
   fsdp::FsdpOptions fsdp = setup.fsdp;
   fsdp.per_parameter = setup.strategy == "fsdp2";
-  fsdp.sharding_strategy = setup.sharding_strategy == "shard_grad_op"
-                               ? ShardingStrategy::kShardGradOp
-                           : setup.sharding_strategy == "no_shard"
-                               ? ShardingStrategy::kNoShard
-                           : setup.sharding_strategy == "hybrid_shard"
-                               ? ShardingStrategy::kHybridShard
-                               : ShardingStrategy::kFullShard;
+  static const std::map<std::string, ShardingStrategy> kStrategies = {
+      {"full_shard", ShardingStrategy::kFullShard},
+      {"shard_grad_op", ShardingStrategy::kShardGradOp},
+      {"no_shard", ShardingStrategy::kNoShard},
+      {"hybrid_shard", ShardingStrategy::kHybridShard}};
+  fsdp.sharding_strategy = kStrategies.at(setup.sharding_strategy);
   fsdp.backward_prefetch =
       setup.backward_prefetch == "pre"    ? BackwardPrefetch::kPre
       : setup.backward_prefetch == "post" ? BackwardPrefetch::kPost
@@ -195,8 +189,7 @@ StepResult ZeroFsdpStrategy::step(std::int64_t step) {
 
 std::vector<NamedTensor> ZeroFsdpStrategy::full_parameters() {
   if (zero_) return zero_->full_parameters(/*rank0_only=*/true);
-  return fsdp::full_state_dict(*fsdp_, {/*offload_to_cpu=*/true,
-                                        /*rank0_only=*/true});
+  return fsdp::full_state_dict(*fsdp_, /*rank0_only=*/true);
 }
 
 double ZeroFsdpStrategy::predicted_bytes() const {

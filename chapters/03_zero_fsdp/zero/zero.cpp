@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chapters/02_ddp/ddp.h"
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero3.h"
 #include "core/backward_end.h"
@@ -48,37 +49,6 @@ void check_options(const ZeroOptions& options) {
            "; needs stage 3 and offload_optimizer");
 }
 
-/// The text by which ranks compare their models.
-std::string describe(Module& module) {
-  std::string text;
-  for (const auto& [name, tensor] : module.named_parameters()) {
-    text += "'" + name + "' " + dtype_name(tensor.dtype()) +
-            shape_text(tensor.shape()) +
-            (tensor.requires_grad() ? "" : " (frozen)") + "\n";
-  }
-  return text;
-}
-
-void check_same_model(Module& module, ProcessGroup& group) {
-  if (group.size() == 1) return;
-  const std::vector<std::string> all = group.exchange(describe(module));
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    auto line_at = [&](const std::string& text) {
-      const auto [a, b] = std::mismatch(all[0].begin(), all[0].end(),
-                                        all[rank].begin(), all[rank].end());
-      auto at = static_cast<std::size_t>(a - all[0].begin());
-      const std::size_t begin = all[0].rfind('\n', at == 0 ? 0 : at - 1);
-      at = begin == std::string::npos ? 0 : begin + 1;
-      if (at >= text.size()) return std::string("nothing");
-      return text.substr(at, text.find('\n', at) - at);
-    };
-    SB_FAIL("zero: models differ: ", line_at(all[0]), " on rank 0 and ",
-            line_at(all[rank]), " on rank ", rank,
-            "; build the same model on every rank");
-  }
-}
-
 }  // namespace
 
 ZeroOptimizer::ZeroOptimizer(Module& module, ProcessGroup& group,
@@ -88,7 +58,7 @@ ZeroOptimizer::ZeroOptimizer(Module& module, ProcessGroup& group,
       options_(options),
       loss_scale_(options.loss_scale) {
   check_options(options);
-  check_same_model(module, group);
+  ddp::check_same_model("zero", module, group);
 }
 
 ZeroOptimizer::~ZeroOptimizer() = default;

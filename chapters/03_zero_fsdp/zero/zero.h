@@ -70,7 +70,6 @@ class ZeroOptimizer {
   /// gradient accumulation boundary); true at first. Nothing divides by the
   /// number of micro-steps: scale the loss.
   void set_boundary(bool is_last) { is_boundary_ = is_last; }
-  bool is_boundary() const { return is_boundary_; }
 
   /// Clips, updates this rank's shard, gives every rank the new parameters and
   /// forgets the gradients. Returns the norm of the global gradient before
@@ -112,13 +111,6 @@ class ZeroOptimizer {
   virtual double predicted_load_bytes() const = 0;
   /// Elements of this rank's shard, padding included.
   std::int64_t shard_numel() const;
-
-  /// Makes every parameter whole, on every rank, until release_parameters:
-  /// for reading, saving, or a forward on one rank alone (DeepSpeed's
-  /// GatheredParameters). Stages 1 and 2 have them whole anyway. Parameters
-  /// that stage 3 has not gathered when it is destroyed are lost. Collective.
-  virtual void gather_parameters() {}
-  virtual void release_parameters() {}
 
   // --- State (zero_state.cpp) ------------------------------------------------
 

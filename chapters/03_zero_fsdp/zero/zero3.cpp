@@ -107,6 +107,7 @@ void ZeroStage3::make_units() {
       if (found == units_.end()) {
         units_.push_back(std::make_unique<Unit>());
         found = std::prev(units_.end());
+        (*found)->index = units_.size() - 1;
         (*found)->name = plan.name;
         (*found)->module = plan.module;
       }
@@ -127,6 +128,11 @@ void ZeroStage3::make_units() {
       unit.bucket_slice += slot.slice;
     }
   }
+  fetches_ = std::make_unique<Fetches>(
+      unit_numels(), options_,
+      Fetches::Effects{[this](auto u) { start_gather(*units_[u]); },
+                       [this](auto u) { finish_gather(*units_[u]); },
+                       [this](auto u) { release(*units_[u]); }});
 }
 
 // Rank 0's values, cut into slices; the parameter becomes a view of memory
@@ -160,7 +166,7 @@ void ZeroStage3::add_hooks() {
   for (auto& owned : units_) {
     Unit* unit = owned.get();
     unit->module->add_forward_pre_hook([self, unit](Module&, Tensors&) {
-      if (*self != nullptr) (*self)->fetch(*unit);
+      if (*self != nullptr) (*self)->fetches_->fetch(unit->index);
     });
     unit->module->add_forward_hook([self, unit](Module&, Tensors& outputs) {
       if (*self != nullptr) (*self)->after_forward(*unit, outputs);
@@ -178,7 +184,7 @@ void ZeroStage3::add_hooks() {
 void ZeroStage3::finish_gradients() {
   SB_CHECK(num_accumulated_ > 0,
            "zero: step without a gradient; run a backward before");
-  drop_gathered();  // a forward without a backward leaves units behind
+  fetches_->release_all();  // a forward without a backward leaves units behind
   // Units that no backward has reached
   for (auto& unit : units_) {
     if (unit->num_reduced > 0) continue;
@@ -190,7 +196,7 @@ void ZeroStage3::finish_gradients() {
 }
 
 void ZeroStage3::publish(bool with_frozen) {
-  drop_gathered();  // of a forward before a load
+  fetches_->release_all();  // of a forward before a load
   refresh_persistent(with_frozen);
   updated_.record();
 }
@@ -223,20 +229,6 @@ void ZeroStage3::clear_gradients() {
   }
   reducing_ = nullptr;
   num_accumulated_ = 0;
-}
-
-void ZeroStage3::gather_parameters() {
-  for (auto& unit : units_) {
-    if (unit->numel == 0 || unit->state == Unit::State::kFull) continue;
-    if (unit->state == Unit::State::kSharded) start_gather(*unit);
-    finish_gather(*unit);
-  }
-  is_pinned_ = true;
-}
-
-void ZeroStage3::release_parameters() {
-  is_pinned_ = false;
-  for (auto& unit : units_) release(*unit);
 }
 
 }  // namespace shardbook::zero

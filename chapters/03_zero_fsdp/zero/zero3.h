@@ -38,6 +38,7 @@
 
 #include <memory>
 
+#include "chapters/03_zero_fsdp/zero/fetches.h"
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "core/stream.h"
 
@@ -64,8 +65,6 @@ class ZeroStage3 : public ZeroOptimizer {
   double predicted_bytes(std::int64_t steps,
                          std::int64_t micro_steps) const override;
   double predicted_load_bytes() const override;
-  void gather_parameters() override;
-  void release_parameters() override;
 
   /// The cost of one unit, for the bill.
   struct UnitSize {
@@ -97,14 +96,13 @@ class ZeroStage3 : public ZeroOptimizer {
   };
   /// Parameters of one module and one dtype.
   struct Unit {
+    std::size_t index = 0;  ///< among the units
     std::string name;
     Module* module = nullptr;
     std::vector<Slot> slots;
     std::int64_t numel = 0;         ///< gathered elements of a fetch
     std::int64_t bucket_slice = 0;  ///< elements of a rank in the bucket
-    enum class State { kSharded, kInFlight, kFull } state = State::kSharded;
-    bool is_kept = false;  ///< full after its use, for the next one
-    Tensor gathered;       ///< while in flight
+    Tensor gathered;                ///< while in flight
     Work work;
     Tensor bucket;  ///< gradients, until the reduction is done
     Tensor sent;    ///< the bucket, or its copy for the wire
@@ -123,16 +121,11 @@ class ZeroStage3 : public ZeroOptimizer {
   void begin_backward();
   void end_of_backward();
 
-  void fetch(Unit& unit);
   void start_gather(Unit& unit);
   void finish_gather(Unit& unit);
   void release(Unit& unit);
-  void end_use(Unit& unit);
-  std::int64_t reuse_distance(const Unit& unit) const;
-  void make_room(std::int64_t elements);
-  void drop_gathered();
-  void record_fetch(std::size_t unit);
-  void prefetch(const Unit& current);
+  void end_use(const Unit& unit);
+  std::vector<std::int64_t> unit_numels() const;
   static std::vector<Slot*> fetched_slots(Unit& unit);
   Work gather(const std::vector<Slot*>& slots, Tensor& buffer,
               const std::string& label);
@@ -152,13 +145,8 @@ class ZeroStage3 : public ZeroOptimizer {
   /// By group: the shards that gathers read. Those of `groups_`, or copies on
   /// the device when only the optimizer is offloaded.
   Tensors gather_shards_;
-  /// Fetches of a micro-step in their order, and how far this one has come.
-  std::vector<std::size_t> trace_;
-  std::size_t cursor_ = 0;
-  bool is_trace_complete_ = false;
-  std::int64_t live_ = 0;  ///< elements of units that are not sharded
+  std::unique_ptr<Fetches> fetches_;
   Unit* reducing_ = nullptr;
-  bool is_pinned_ = false;  ///< by gather_parameters
   int num_accumulated_ = 0;
   Event updated_;  ///< the shards hold the parameters of this step
   /// Hooks of the modules outlive this object and look here first.

@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "chapters/03_zero_fsdp/zero/zero3_fetches.h"
+#include "chapters/03_zero_fsdp/zero/zero3.h"
 
 namespace shardbook::zero {
 namespace {
@@ -147,10 +147,40 @@ double ZeroStage3::predicted_bytes(std::int64_t steps,
          (once + static_cast<double>(steps) * step - later * kept);
 }
 
+std::vector<std::int64_t> ZeroStage3::unit_numels() const {
+  std::vector<std::int64_t> numels;
+  for (const auto& unit : units_) numels.push_back(unit->numel);
+  return numels;
+}
+
+// Every unit runs once in forward and once in backward, inside the root where
+// there is one.
 std::vector<int> ZeroStage3::later_gathers() const {
-  FetchWalk walk(*this);
-  walk.micro_step();
-  return walk.gathers();
+  std::vector<int> gathers(units_.size());
+  const auto nothing = [](std::size_t) {};
+  Fetches fetches(unit_numels(), options_,
+                  {[&](std::size_t u) { gathers[u] += 1; }, nothing, nothing});
+  std::vector<std::size_t> roots, others;
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    const bool is_root = units_[u]->module == &module_ && units_.size() > 1;
+    (is_root ? roots : others).push_back(u);
+  }
+  const auto use = [&](std::size_t u) {
+    fetches.fetch(u);
+    fetches.end_use(u, /*may_keep=*/true);
+  };
+  // The first micro-step records the order
+  for (int i = 0; i < 2; ++i) {
+    std::fill(gathers.begin(), gathers.end(), 0);
+    fetches.begin_forward();
+    for (const std::size_t root : roots) fetches.fetch(root);
+    std::for_each(others.begin(), others.end(), use);
+    for (const std::size_t root : roots) fetches.end_use(root, true);
+    for (const std::size_t root : roots) fetches.fetch(root);
+    std::for_each(others.rbegin(), others.rend(), use);
+    fetches.end_micro_step();
+  }
+  return gathers;
 }
 
 }  // namespace shardbook::zero

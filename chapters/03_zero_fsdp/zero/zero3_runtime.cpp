@@ -1,8 +1,6 @@
 // Fetching before use, releasing after it, reducing what backward leaves.
 
 #include <algorithm>
-#include <limits>
-#include <utility>
 
 #include "chapters/03_zero_fsdp/zero/zero3.h"
 #include "core/check.h"
@@ -71,8 +69,6 @@ void ZeroStage3::start_gather(Unit& unit) {
   NoGrad no_grad;
   updated_.wait();
   unit.work = gather(fetched_slots(unit), unit.gathered, "fetch " + unit.name);
-  unit.state = Unit::State::kInFlight;
-  live_ += unit.numel;
 }
 
 void ZeroStage3::finish_gather(Unit& unit) {
@@ -80,127 +76,25 @@ void ZeroStage3::finish_gather(Unit& unit) {
   unit.work.wait();
   unpack(fetched_slots(unit), unit.gathered);
   unit.gathered = Tensor();
-  unit.state = Unit::State::kFull;
-}
-
-void ZeroStage3::fetch(Unit& unit) {
-  if (unit.numel == 0) return;
-  const auto found = std::find_if(units_.begin(), units_.end(),
-                                  [&](auto& u) { return u.get() == &unit; });
-  record_fetch(static_cast<std::size_t>(found - units_.begin()));
-  if (unit.state == Unit::State::kFull) {
-    const bool was_kept = std::exchange(unit.is_kept, false);
-    if (was_kept) prefetch(unit);
-    return;
-  }
-  if (unit.state == Unit::State::kSharded) {
-    make_room(unit.numel);
-    start_gather(unit);
-  }
-  // The next ones travel while this one computes
-  prefetch(unit);
-  finish_gather(unit);
 }
 
 void ZeroStage3::release(Unit& unit) {
-  if (unit.state != Unit::State::kFull || is_pinned_) return;
+  unit.work.wait();  // gathered ahead, and not used
+  unit.gathered = Tensor();
   for (Slot* slot : fetched_slots(unit)) release_storage(slot->full);
-  unit.state = Unit::State::kSharded;
-  unit.is_kept = false;
-  live_ -= unit.numel;
 }
 
-// Keeps a unit that is used again soon. A forward alone has no next use.
-void ZeroStage3::end_use(Unit& unit) {
-  const bool is_soon =
-      is_trace_complete_ &&
-      (is_in_backward() || RankContext::current().grad_enabled) &&
-      reuse_distance(unit) < options_.max_reuse_distance;
-  if (unit.state == Unit::State::kFull && is_soon &&
-      live_ <= options_.max_live_parameters) {
-    unit.is_kept = true;
-  } else {
-    release(unit);
-  }
-}
-
-/// Elements that are fetched before the unit is fetched again; more than any
-/// limit where it is not.
-std::int64_t ZeroStage3::reuse_distance(const Unit& unit) const {
-  std::int64_t elements = 0;
-  for (std::size_t i = cursor_; i < trace_.size(); ++i) {
-    const Unit& next = *units_[trace_[i]];
-    if (&next == &unit) return elements;
-    elements += next.numel;
-  }
-  return std::numeric_limits<std::int64_t>::max();
-}
-
-// Releases kept units, those of the farthest next use first, until so many
-// elements fit.
-void ZeroStage3::make_room(std::int64_t elements) {
-  while (!is_pinned_ && live_ + elements > options_.max_live_parameters) {
-    Unit* farthest = nullptr;
-    for (auto& unit : units_) {
-      if (unit->is_kept &&
-          (farthest == nullptr ||
-           reuse_distance(*unit) > reuse_distance(*farthest))) {
-        farthest = unit.get();
-      }
-    }
-    if (farthest == nullptr) return;
-    release(*farthest);
-  }
-}
-
-void ZeroStage3::record_fetch(std::size_t unit) {
-  if (is_trace_complete_ && cursor_ < trace_.size() &&
-      trace_[cursor_] == unit) {
-    cursor_ += 1;
-    return;
-  }
-  // Another way than last time: record it from here on
-  trace_.resize(cursor_);
-  is_trace_complete_ = false;
-  trace_.push_back(unit);
-  cursor_ += 1;
-}
-
-void ZeroStage3::prefetch(const Unit& current) {
-  if (!is_trace_complete_) return;
-  std::int64_t ahead = 0;
-  for (std::size_t i = cursor_; i < trace_.size(); ++i) {
-    Unit& next = *units_[trace_[i]];
-    if (next.is_kept) continue;
-    // One that is in use is released before it is fetched again
-    if (&next == &current || next.state == Unit::State::kFull) return;
-    // The last unit may pass the limits: a large one would never fit
-    if (ahead >= options_.prefetch_bucket_size) return;
-    ahead += next.numel;
-    if (next.state != Unit::State::kSharded) continue;
-    if (live_ >= options_.max_live_parameters) return;
-    start_gather(next);
-  }
-}
-
-// Releases units that were gathered ahead and not used, or that an exception
-// left behind.
-void ZeroStage3::drop_gathered() {
-  if (is_pinned_) return;
-  for (auto& unit : units_) {
-    if (unit->state == Unit::State::kSharded) continue;
-    unit->work.wait();
-    unit->gathered = Tensor();
-    unit->state = Unit::State::kFull;
-    release(*unit);
-  }
+// A forward alone has no next use.
+void ZeroStage3::end_use(const Unit& unit) {
+  fetches_->end_use(unit.index,
+                    is_in_backward() || RankContext::current().grad_enabled);
 }
 
 // --- Forward and backward ----------------------------------------------------
 
 void ZeroStage3::begin_forward() {
-  cursor_ = 0;
-  if (!RankContext::current().is_recomputing) drop_gathered();
+  fetches_->begin_forward();
+  if (!RankContext::current().is_recomputing) fetches_->release_all();
 }
 
 void ZeroStage3::after_forward(Unit& unit, const Tensors& outputs) {
@@ -210,7 +104,7 @@ void ZeroStage3::after_forward(Unit& unit, const Tensors& outputs) {
       output.add_grad_hook([self = self_, &unit](const Tensor&) {
         if (*self != nullptr) {
           (*self)->begin_backward();
-          (*self)->fetch(unit);
+          (*self)->fetches_->fetch(unit.index);
         }
         return Tensor();
       });
@@ -335,9 +229,7 @@ void ZeroStage3::end_of_backward() {
     if ((*unit)->bucket.defined() && reducing_ != unit->get()) reduce(**unit);
   }
   finish_reduction();
-  drop_gathered();
-  is_trace_complete_ = true;
-  trace_.resize(cursor_);
+  fetches_->end_micro_step();
   num_accumulated_ += 1;
 }
 

@@ -130,34 +130,6 @@ TEST_P(ZeroHeld, EqualsTheFormulaePerKind) {
   }
 }
 
-TEST(ZeroMemory, WhatIsKeptBetweenStepsIsTheTableWithPadding) {
-  for (const int d : {1, 2, 3, 4, 8}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      for (int number = 1; number <= 3; ++number) {
-        const auto ranks = on_ranks(d, [&](ProcessGroup& world) {
-          Sequential model = make_184(dtype);
-          const auto zero = make_zero(model, world, stage(number), "adam", {});
-          Tensor x = Tensor::full({2, 8}, 1, {dtype, Device()});
-          sum((*zero)(x)).backward();
-          zero->step();
-          return std::pair(RankContext::current().device.memory(),
-                           zero->shard_numel());
-        });
-        for (const auto& [memory, shard] : ranks) {
-          const ModelStates states =
-              model_states(number, static_cast<double>(shard * d), d,
-                           zero::state_bytes(dtype, "adam", {}));
-          EXPECT_EQ(memory.current(MemoryKind::kParameter), states.parameters);
-          EXPECT_EQ(memory.current(MemoryKind::kGradient), states.gradients);
-          EXPECT_EQ(memory.current(MemoryKind::kOptimizerState),
-                    states.optimizer);
-          EXPECT_EQ(memory.current(MemoryKind::kCommunication), 0);
-        }
-      }
-    }
-  }
-}
-
 TEST(ZeroMemory, OffloadMovesTheOptimizerToTheHost) {
   for (int number = 2; number <= 3; ++number) {
     ZeroOptions setup = stage(number);
@@ -176,42 +148,6 @@ TEST(ZeroMemory, OffloadMovesTheOptimizerToTheHost) {
       EXPECT_LT(ranks[r].device.peak_total, plain[r].device.peak_total);
     }
   }
-}
-
-TEST(ZeroMemory, AModelThatDdpCannotHoldTrainsInStage3) {
-  const Options options = options_of("gpt-nano", DType::kF32);
-  const auto run = [&](int d, std::int64_t capacity, bool with_zero) {
-    return error_on_ranks(d, [&](ProcessGroup& world) {
-      RankContext context(Device::cpu(world.rank(), capacity), world.rank(), 1);
-      context.deterministic = true;
-      RankContext::Scope scope(context);
-      // Built on the host, and cut from there
-      const ModelConfig config = model_config(options);
-      InitOptions init;
-      init.device = context.host();
-      const auto model = make_model(config, init);
-      Tensor x = Tensor::zeros({1, 4}, {DType::kI64, Device()});
-      if (!with_zero) {
-        model->replace_tensors([&](const std::string&, const Tensor& tensor) {
-          const Tensor moved =
-              Tensor::empty(tensor.shape(), {tensor.dtype(), context.device});
-          moved.copy_from(tensor);
-          return moved.set_requires_grad();
-        });
-        ddp::DistributedDataParallel ddp(*model, world);
-        const auto optimizer = make_optimizer("adam", model->parameters(), {});
-        language_loss(ddp(x), x).backward();
-        optimizer->step();
-        return;
-      }
-      const auto zero = make_zero(*model, world, stage(3), "adam", {});
-      language_loss((*zero)(x), x).backward();
-      zero->step();
-    });
-  };
-  const std::int64_t capacity = 2'500'000;
-  expect_text(run(4, capacity, false), {"out of memory"});
-  EXPECT_EQ(run(4, capacity, true), "");
 }
 
 }  // namespace

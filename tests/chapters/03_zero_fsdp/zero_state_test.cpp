@@ -25,14 +25,16 @@ TEST(ZeroStateTrap, ParametersAloneAreNotTheState) {
   run.dtype = DType::kF64;
   const auto states = on_ranks(2, [&](ProcessGroup& world) {
     Sequential model = make_mlp(run.dtype);
-    const auto zero = make_zero(model, world, stage(2), "adam", run.optimizer_options);
+    const auto zero =
+        make_zero(model, world, stage(2), "adam", run.optimizer_options);
     train_on_all(*zero, run, 0, 2);
     const std::vector<NamedTensor> parameters = zero->full_parameters();
     train_on_all(*zero, run, 2, 4);
 
     Sequential again = make_mlp(run.dtype, 77);
     again.load_values(parameters);
-    const auto fresh = make_zero(again, world, stage(2), "adam", run.optimizer_options);
+    const auto fresh =
+        make_zero(again, world, stage(2), "adam", run.optimizer_options);
     train_on_all(*fresh, run, 2, 4);
     return std::pair(state_of_zero(*zero), state_of_zero(*fresh));
   });
