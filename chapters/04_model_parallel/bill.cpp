@@ -18,14 +18,6 @@ double bytes_of(const Tensors& tensors) {
   return bytes;
 }
 
-double elements_of(const Tensors& tensors) {
-  double count = 0;
-  for (const Tensor& tensor : tensors) {
-    count += static_cast<double>(tensor.numel());
-  }
-  return count;
-}
-
 double label_bytes(const Options& options) {
   return 8.0 * static_cast<double>(options.batch * options.seq);
 }
@@ -104,14 +96,14 @@ std::vector<MemoryBill> memory_bills(const Options& options,
   std::vector<MemoryBill> bills(static_cast<std::size_t>(n));
   for (int i = 0; i < n; ++i) {
     MemoryBill& bill = bills[static_cast<std::size_t>(i)];
-    const Tensors weights = strategy.part(i).parameters();
+    Stage& part = strategy.part(i);
+    const double weight_bytes = bytes_of(part.parameters());
     bill.bytes.fill(0);
-    bill[MemoryKind::kParameter] =
-        bytes_of(weights) + bytes_of(strategy.part(i).buffers());
+    bill[MemoryKind::kParameter] = weight_bytes + bytes_of(part.buffers());
     if (options.steps == 0) continue;
-    bill[MemoryKind::kGradient] = bytes_of(weights);
+    bill[MemoryKind::kGradient] = weight_bytes;
     bill[MemoryKind::kOptimizerState] =
-        states * elements_of(weights) *
+        states * static_cast<double>(part.num_parameters()) *
         (options.dtype == DType::kF64 ? 8.0 : 4.0);
     const int size = strategy.layers().size();
     const int begin = i == 0 ? 0 : strategy.cut();

@@ -1,7 +1,8 @@
-#include "chapters/04_model_parallel/boundary.h"
+// Copies activations from the first device to the second, and gradients back.
 
 #include <utility>
 
+#include "chapters/04_model_parallel/model_parallel.h"
 #include "core/autograd.h"
 #include "core/context.h"
 #include "core/stream.h"

@@ -7,9 +7,9 @@
 //
 // Read before: 01_data_parallel. Read next: 05_gpipe.
 
-#include "chapters/04_model_parallel/model_parallel_options.h"
 #include "chapters/04_model_parallel/model_parallel_strategy.h"
 #include "chapters/04_model_parallel/split_sweep.h"
+#include "chapters/04_model_parallel/toy.h"
 #include "chapters/common/run/program.h"
 
 using namespace shardbook;
@@ -40,7 +40,8 @@ int main(int argc, char** argv) {
     if (!extras.sweep.empty())
       sizes = model_parallel::split_sizes(extras.sweep);
     model_parallel::check_settings(options, settings);
-    if (extras.toy) return model_parallel::show_toy(options, settings);
+    if (extras.toy)
+      return model_parallel::show_toy(options, settings.split_size);
 
     // 2. Start the ranks: one rank owns both devices; each has its cores.
     const Options on_two = options;

@@ -9,7 +9,7 @@
 //                              /*split_size=*/20);
 //
 // One process and one autograd graph: the boundary between the devices is a
-// differentiable copy (boundary.h). Each device has a queue (device_queue.h):
+// differentiable copy (boundary.cpp). Each device has a queue (device_queue.h):
 // the forward enqueues work without waiting for it, so the devices overlap.
 //
 //   split_size = batch              split_size = batch / 3
@@ -28,9 +28,9 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/04_model_parallel/boundary.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/pipeline/stages.h"
+#include "comm/device_copies.h"
 #include "core/device_queue.h"
 
 namespace shardbook::model_parallel {
@@ -51,6 +51,24 @@ int half_of(const ModelConfig& config);
 /// Forward time of n_s splits over that of the naive schedule, when both halves
 /// take equally long and copies take no time: (n_s + 1) / (2 n_s).
 double ideal_forward_share(std::int64_t num_splits);
+
+// --- The boundary (boundary.cpp) ----------------------------------------------
+
+/// Returns a copy of `x` on another device. Differentiable: backward copies the
+/// gradient back. The ledger records each copy as a message between devices.
+///
+/// Each device's part of a graph runs backward on its own thread. The thread of
+/// `to` copies the gradient as soon as it is computed, and goes on; the thread
+/// of x's device waits for this copy and for nothing else. The memory for the
+/// gradient is allocated in forward, so that the thread of `to` never allocates
+/// memory on x's device.
+///
+/// Communication: x.numel() elements forward, and the same backward.
+Tensor cross(const Tensor& x, const Device& to, const SharedLedger& ledger);
+
+/// Copies labels, which have no gradient; their memory counts as input.
+Tensor send_labels(const Tensor& labels, const Device& to,
+                   const SharedLedger& ledger);
 
 // --- Two devices -------------------------------------------------------------
 

@@ -1,8 +1,6 @@
-#include "chapters/04_model_parallel/model_parallel_options.h"
+// The chapter's own options.
 
-#include <fmt/format.h>
-
-#include "chapters/04_model_parallel/toy.h"
+#include "chapters/04_model_parallel/model_parallel_strategy.h"
 #include "chapters/common/pipeline/partition.h"
 #include "core/check.h"
 
@@ -38,17 +36,7 @@ void check_settings(const Options& options, Settings& settings) {
         ModelConfig::read(options.model).is_image() ? "mse" : "cross_entropy";
   }
   // One device takes the whole batch at once
-  if (settings.variant == "single") {
-    settings = on_one_device(settings);
-  }
-}
-
-int show_toy(const Options& options, const Settings& settings) {
-  SB_CHECK(options.backend == "threads" && options.steps >= 1,
-           "--toy prints numbers; give --backend threads and --steps of at "
-           "least 1");
-  fmt::print("{}", toy_text(train_toy(options, settings.split_size)));
-  return 0;
+  if (settings.variant == "single") settings = on_one_device(settings);
 }
 
 }  // namespace shardbook::model_parallel

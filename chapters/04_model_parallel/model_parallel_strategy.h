@@ -31,6 +31,17 @@ struct Settings {
   int num_devices() const { return variant == "single" ? 1 : 2; }
 };
 
+/// Options that do not concern the training itself.
+struct Extras {
+  bool toy = false;
+  std::string sweep;  ///< split sizes; empty: none
+  std::int64_t repeats = 5;
+};
+void add_options(CommandLine& line, Settings& settings, Extras& extras);
+/// Fills in the values that depend on other options. Throws Error for options
+/// that contradict each other.
+void check_settings(const Options& options, Settings& settings);
+
 /// The settings of the reference run: one device, over the same splits.
 Settings on_one_device(const Settings& settings);
 

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 
 #include "chapters/04_model_parallel/model_parallel.h"
 #include "chapters/common/run/worlds.h"
 #include "core/autograd.h"
+#include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
 
@@ -43,18 +43,10 @@ class ToyLayers : public LayerList {
   }
   std::unique_ptr<Module> make(int layer,
                                const InitOptions& init) const override {
-    if (layer == 0) return std::make_unique<ToyLayer>("net1", 10, true, init);
-    return std::make_unique<ToyLayer>("net2", 5, false, init);
+    return std::make_unique<ToyLayer>(name(layer), layer == 0 ? 10 : 5,
+                                      /*with_relu=*/layer == 0, init);
   }
 };
-
-}  // namespace
-
-std::unique_ptr<LayerList> toy_layers() {
-  return std::make_unique<ToyLayers>();
-}
-
-namespace {
 
 constexpr std::int64_t kRows = 20;
 
@@ -91,19 +83,11 @@ ToyRun train_one(const std::string& name, const Options& options,
   return run;
 }
 
-double largest_difference(const ToyRun& a, const ToyRun& b) {
-  double largest = 0;
-  for (std::size_t i = 0; i < a.values.size(); ++i) {
-    const auto x = a.values[i].tensor.to_vector<double>();
-    const auto y = b.values[i].tensor.to_vector<double>();
-    for (std::size_t j = 0; j < x.size(); ++j) {
-      largest = std::max(largest, std::abs(x[j] - y[j]));
-    }
-  }
-  return largest;
-}
-
 }  // namespace
+
+std::unique_ptr<LayerList> toy_layers() {
+  return std::make_unique<ToyLayers>();
+}
 
 std::vector<ToyRun> train_toy(const Options& options, std::int64_t split_size) {
   const std::vector<Device> devices = {make_device(options, 0),
@@ -130,7 +114,11 @@ std::vector<ToyRun> train_toy(const Options& options, std::int64_t split_size) {
           [&](const Tensor& x) { return pipelined(x); },
           pipelined.named_parameters())};
   for (ToyRun& run : runs) {
-    run.largest_difference = largest_difference(run, runs[0]);
+    for (std::size_t i = 0; i < run.values.size(); ++i) {
+      run.largest_difference = std::max(
+          run.largest_difference,
+          max_abs_difference(run.values[i].tensor, runs[0].values[i].tensor));
+    }
   }
   return runs;
 }
@@ -152,6 +140,14 @@ std::string toy_text(const std::vector<ToyRun>& runs) {
                               run.largest_difference);
   }
   return text;
+}
+
+int show_toy(const Options& options, std::int64_t split_size) {
+  SB_CHECK(options.backend == "threads" && options.steps >= 1,
+           "--toy prints numbers; give --backend threads and --steps of at "
+           "least 1");
+  fmt::print("{}", toy_text(train_toy(options, split_size)));
+  return 0;
 }
 
 }  // namespace shardbook::model_parallel

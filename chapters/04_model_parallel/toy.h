@@ -31,5 +31,7 @@ struct ToyRun {
 std::vector<ToyRun> train_toy(const Options& options, std::int64_t split_size);
 /// The device of each value, and one line per run.
 std::string toy_text(const std::vector<ToyRun>& runs);
+/// Trains the toy and prints the text; returns the exit status.
+int show_toy(const Options& options, std::int64_t split_size);
 
 }  // namespace shardbook::model_parallel

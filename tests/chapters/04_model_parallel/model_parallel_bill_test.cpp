@@ -21,14 +21,12 @@ Sent sent_by(int device, const Settings& settings) {
   options.model = "resnet50";
   options.batch = 120;
   options.image_size = 128;
-  const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
-  RankContext context(devices[0]);
-  RankContext::Scope scope(context);
-  ModelParallelStrategy strategy(options, settings, devices, 1);
+  const TwoDevices two(/*on_shapes=*/true);
+  ModelParallelStrategy strategy(options, settings, two.all, 1);
   strategy.step(strategy.batch(0));
   Sent sent;
   for (const CommRecord& record :
-       strategy.copies()->records(devices[static_cast<std::size_t>(device)])) {
+       strategy.copies()->records(two.all[static_cast<std::size_t>(device)])) {
     if (record.numel_to_peers > 0)
       sent.emplace_back(record.label, record.numel);
   }
@@ -74,10 +72,8 @@ TEST(ModelParallelBill, TrafficIsTheBoundaryOfTheBatch) {
     EXPECT_EQ(bytes_sent(outcome.records[0]), 3 * (10 * boundary + 10 * 8));
     EXPECT_EQ(bytes_sent(outcome.records[1]), 3 * 10 * boundary);
 
-    const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
-    RankContext context(devices[0]);
-    RankContext::Scope scope(context);
-    ModelParallelStrategy strategy(options, settings, devices, 1);
+    const TwoDevices two(/*on_shapes=*/true);
+    ModelParallelStrategy strategy(options, settings, two.all, 1);
     EXPECT_EQ(step_traffic(options, settings, strategy),
               (std::vector<double>{10 * boundary + 10 * 8, 10 * boundary}));
   }
@@ -88,12 +84,10 @@ TEST(ModelParallelBill, ActivationsOfTheWholeBatchStayUntilBackward) {
   const Tensor tokens = Tensor::zeros({8, 4}, {DType::kI64, Device::cpu(7)});
   std::vector<std::int64_t> kept;
   for (const std::int64_t split : {1, 2, 8}) {
-    const std::vector<Device> devices = {Device::cpu(0), Device::cpu(1)};
-    RankContext context(devices[0], 0, 1);
-    RankContext::Scope scope(context);
-    PipelineParallel model(*layers, 2, devices, {}, split);
-    const Tensor output = model(to_device(tokens, devices[0]));
-    kept.push_back(devices[0].memory().current(MemoryKind::kActivation));
+    const TwoDevices two;
+    PipelineParallel model(*layers, 2, two.all, {}, split);
+    const Tensor output = model(to_device(tokens, two.all[0]));
+    kept.push_back(two.all[0].memory().current(MemoryKind::kActivation));
   }
   EXPECT_EQ(kept[0], kept[2]);
   EXPECT_EQ(kept[1], kept[2]);
@@ -111,16 +105,14 @@ TEST(ModelParallelBill, MemoryHeldIsAsPredicted) {
           .variant = "pipeline",
           .split_size = split,
           .loss = options.model == "mlp" ? "cross_entropy" : "mse"};
-      const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
-      RankContext context(devices[0], 0, 1);
-      RankContext::Scope scope(context);
-      ModelParallelStrategy strategy(options, settings, devices, 1);
+      const TwoDevices two(/*on_shapes=*/true);
+      ModelParallelStrategy strategy(options, settings, two.all, 1);
       strategy.step(strategy.batch(0));
       const std::vector<Bill> bills = strategy.bills();
       for (std::size_t i = 0; i < 2; ++i) {
         for (std::size_t k = 0; k < kNumHeldKinds; ++k) {
           const auto kind = static_cast<MemoryKind>(k);
-          EXPECT_EQ(static_cast<double>(devices[i].memory().held(kind)),
+          EXPECT_EQ(static_cast<double>(two.all[i].memory().held(kind)),
                     bills[i].memory.bytes[k])
               << options.model << " in splits of " << split << " on " << i
               << ", " << held_name(kind);
@@ -137,14 +129,12 @@ TEST(ModelParallelBill, ThePeakIsAtTheLoss) {
   options.model = "mlp";
   options.seq = 8;
   const Settings naive = {.variant = "model_parallel", .loss = "cross_entropy"};
-  const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
-  RankContext context(devices[0], 0, 1);
-  RankContext::Scope scope(context);
-  ModelParallelStrategy strategy(options, naive, devices, 1);
+  const TwoDevices two(/*on_shapes=*/true);
+  ModelParallelStrategy strategy(options, naive, two.all, 1);
   strategy.step(strategy.batch(0));
   const double tokens = 10 * 8, h = 64;
   EXPECT_EQ(
-      static_cast<double>(devices[1].memory().peak(MemoryKind::kActivation)),
+      static_cast<double>(two.all[1].memory().peak(MemoryKind::kActivation)),
       4 * (tokens * (6 * h + 2 * 4 * h + 1) + 2));
 }
 

@@ -38,6 +38,20 @@ inline Options tiny_options(DType dtype = DType::kF32) {
   return options;
 }
 
+/// Two devices, the first the current one, for the length of a test.
+struct TwoDevices {
+  explicit TwoDevices(bool on_shapes = false)
+      : all(on_shapes ? std::vector<Device>{Device::meta(0), Device::meta(1)}
+                      : std::vector<Device>{Device::cpu(0), Device::cpu(1)}),
+        context(all[0], 0, 1),
+        scope(context) {
+    context.deterministic = true;
+  }
+  std::vector<Device> all;
+  RankContext context;
+  RankContext::Scope scope;
+};
+
 /// The results of a training run.
 struct Outcome {
   std::vector<double> losses;

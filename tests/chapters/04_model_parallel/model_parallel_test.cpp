@@ -143,19 +143,17 @@ TEST(ModelParallelBatchNorm, RunningStatisticsAreUpdatedOncePerSplit) {
   // Two splits with the same images: each update moves a running mean by a
   // tenth of the way, so 0.9^n of the way is left after n updates.
   const auto layers = resnet_layers(ModelConfig::read(kTiny));
-  const std::vector<Device> devices = {Device::cpu(0), Device::cpu(1)};
-  RankContext context(devices[0], 0, 1);
-  RankContext::Scope scope(context);
+  const TwoDevices two;
   InitOptions init;
   init.dtype = DType::kF64;
-  const Tensor half = Tensor::empty({3, 3, 32, 32}, {DType::kF64, devices[0]});
+  const Tensor half = Tensor::empty({3, 3, 32, 32}, {DType::kF64, two.all[0]});
   fill_normal(half, 1, 2, 0.5, 1);
   for (const int num_splits : {1, 2, 6}) {
     Tensors same(static_cast<std::size_t>(num_splits), half);
-    PipelineParallel model(*layers, 3, devices, init, 3);
+    PipelineParallel model(*layers, 3, two.all, init, 3);
     model(concat(same, 0));
     const Tensor mean = model.half(0).named_buffers()[0].tensor;
-    PipelineParallel once(*layers, 3, devices, init, 3);
+    PipelineParallel once(*layers, 3, two.all, init, 3);
     once(half);
     const Tensor first = once.half(0).named_buffers()[0].tensor;
     const double expected =
@@ -165,10 +163,7 @@ TEST(ModelParallelBatchNorm, RunningStatisticsAreUpdatedOncePerSplit) {
 }
 
 TEST(ModelParallelToy, PipelinedOutputsAreBitsAndGradientsSums) {
-  const std::vector<Device> devices = {Device::cpu(0), Device::cpu(1)};
-  RankContext context(devices[0], 0, 1);
-  context.deterministic = true;
-  RankContext::Scope scope(context);
+  const TwoDevices two;
   InitOptions init;
   init.seed = 3;
   const auto layers = toy_layers();
@@ -181,9 +176,9 @@ TEST(ModelParallelToy, PipelinedOutputsAreBitsAndGradientsSums) {
   mse_loss(expected, y).backward();
   for (const std::int64_t split : {1, 3, 7, 20}) {
     SCOPED_TRACE(split);
-    PipelineParallel model(*layers, 1, devices, init, split);
+    PipelineParallel model(*layers, 1, two.all, init, split);
     const Tensor output = model(x);
-    EXPECT_EQ(output.device(), devices[1]);
+    EXPECT_EQ(output.device(), two.all[1]);
     EXPECT_TRUE(bitwise_equal(output, expected));
     mse_loss(output, to_device(y, output.device())).backward();
     const auto mine = model.named_parameters();
@@ -192,7 +187,7 @@ TEST(ModelParallelToy, PipelinedOutputsAreBitsAndGradientsSums) {
     for (std::size_t i = 0; i < mine.size(); ++i) {
       EXPECT_EQ(mine[i].name, theirs[i].name);
       // Each gradient is on its parameter's device, summed split by split.
-      EXPECT_EQ(mine[i].tensor.grad().device(), devices[i / 2]);
+      EXPECT_EQ(mine[i].tensor.grad().device(), two.all[i / 2]);
       EXPECT_LT(
           relative_difference(mine[i].tensor.grad(), theirs[i].tensor.grad()),
           1e-6);
@@ -246,10 +241,8 @@ TEST(ModelParallelTrainer, ClippingUsesTheNormOfBothHalves) {
 // --- Traps -------------------------------------------------------------------
 
 TEST(ModelParallelTrap, LabelsOnTheFirstDeviceAreAnError) {
-  const std::vector<Device> devices = {Device::cpu(0), Device::cpu(1)};
-  RankContext context(devices[0], 0, 1);
-  RankContext::Scope scope(context);
-  ModelParallel model(*toy_layers(), 1, devices, {});
+  const TwoDevices two;
+  ModelParallel model(*toy_layers(), 1, two.all, {});
   const Tensor x = Tensor::zeros({4, 10}), y = Tensor::zeros({4, 5});
   const Tensor output = model(x);
   expect_error([&] { mse_loss(output, y); },
@@ -288,10 +281,8 @@ TEST(ModelParallelTrap, AParameterUnderTwoNamesStepsOnce) {
 }
 
 TEST(ModelParallelTrap, WhatADeviceThrowsArrivesAndTheNextForwardWorks) {
-  const std::vector<Device> devices = {Device::cpu(0), Device::cpu(1)};
-  RankContext context(devices[0], 0, 1);
-  RankContext::Scope scope(context);
-  PipelineParallel model(*toy_layers(), 1, devices, {}, 2);
+  const TwoDevices two;
+  PipelineParallel model(*toy_layers(), 1, two.all, {}, 2);
   expect_error([&] { model(Tensor::zeros({6, 11})); }, {"11"});
   EXPECT_EQ(model(Tensor::zeros({6, 10})).shape(), (Shape{6, 5}));
 }

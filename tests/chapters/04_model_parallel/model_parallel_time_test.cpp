@@ -91,16 +91,14 @@ TEST(ModelParallelTime, AStepOfEqualHalvesIsThePagesFormula) {
   const std::int64_t rows = 840;
   const sim::CostModel costs(sim::Cluster::read("textbook"));
   for (const std::int64_t n : {1, 2, 4, 8}) {
-    const std::vector<Device> devices = {Device::meta(0), Device::meta(1)};
-    RankContext context(devices[0], 0, 1);
-    RankContext::Scope scope(context);
+    const TwoDevices two(/*on_shapes=*/true);
     sim::ClockScope clock(costs, 0, 2);
-    clock.clock().add_device(devices[1], 1);
-    PipelineParallel model(EqualHalves(), 1, devices, InitOptions{}, rows / n);
+    clock.clock().add_device(two.all[1], 1);
+    PipelineParallel model(EqualHalves(), 1, two.all, InitOptions{}, rows / n);
     // With a gradient of the input, both halves have equal backwards
     Tensor x = Tensor::zeros({rows, 8});
     x.set_requires_grad();
-    const Tensor y = Tensor::zeros({rows, 8}, {DType::kF32, devices[1]});
+    const Tensor y = Tensor::zeros({rows, 8}, {DType::kF32, two.all[1]});
     clock.clock().begin_steps();
     mse_loss(model(x), y).backward();
     clock.clock().end_step();
