@@ -21,11 +21,7 @@
 // Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using
 // Pipeline Parallelism", section 2; Kim et al. 2020, "torchgpipe".
 
-#include <cstdint>
-#include <vector>
-
 #include "chapters/common/pipeline/schedule.h"
-#include "core/tensor.h"
 
 namespace shardbook::gpipe {
 
@@ -37,9 +33,5 @@ pipeline::Schedule schedule(int num_stages, int num_micro_batches);
 /// take one slot each: (p - 1) / (m + p - 1).
 /// Papers also quote (p - 1) / m, which is idle time over busy time.
 double idle_share(int num_stages, int num_micro_batches);
-
-/// Cuts all tensors of a mini-batch along dim 0, into `chunks` pieces by rule
-/// CEIL (which may give fewer). Throws Error for lengths that differ.
-std::vector<Tensors> cut(const Tensors& batch, std::int64_t chunks);
 
 }  // namespace shardbook::gpipe

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "chapters/05_gpipe/gpipe.h"
-#
 #include "chapters/common/pipeline/partition.h"
 #include "core/autograd.h"
 #include "sim/world.h"

@@ -57,26 +57,6 @@ TEST(GpipeSchedule, SlotsAreThoseOfAReplay) {
   }
 }
 
-TEST(GpipeCut, TensorsOfAMiniBatchAreCutTogether) {
-  const Tensor a = rows_of(5, 2, DType::kF32), b = tokens_of(5, 3, 7);
-  const auto pieces = gpipe::cut({a, b}, 4);  // 2, 2, 1: fewer than asked for
-  ASSERT_EQ(pieces.size(), 3u);
-  EXPECT_EQ(pieces[2][0].shape(), (Shape{1, 2}));
-  EXPECT_EQ(pieces[2][1].shape(), (Shape{1, 3}));
-  EXPECT_TRUE(pieces[1][0].shares_storage(a));
-  EXPECT_EQ(pieces[1][1].to_vector<std::int64_t>()[0],
-            b.to_vector<std::int64_t>()[6]);
-  EXPECT_EQ(error_of([&] {
-              gpipe::cut({a, tokens_of(4, 3, 7)}, 2);
-            }),
-            "cut: tensors of one mini-batch have 5 and 4 rows; they are cut "
-            "together");
-  EXPECT_EQ(error_of([&] { gpipe::cut({Tensor::full({}, 1)}, 2); }),
-            "cut: a scalar has no rows to be cut");
-  EXPECT_EQ(error_of([&] { gpipe::cut({a}, 6); }),
-            "--micro-batches 6: give 1 to 5, the samples of a batch");
-}
-
 // --- The engine -------------------------------------------------------------
 
 constexpr std::int64_t kWidth = 6;
@@ -109,7 +89,12 @@ struct Trained {
 std::vector<Tensors> data_of(const Case& c) {
   Tensor x = rows_of(c.rows, kWidth, c.dtype), y = x.empty_like();
   fill_normal(y, /*seed=*/12, /*stream=*/2, 0, 1);
-  return gpipe::cut({x, y}, c.chunks);
+  std::vector<Tensors> pieces;
+  for (const MicroBatch& each : ceil_micro_batches(c.rows, c.chunks)) {
+    const std::int64_t begin = each.slice.first, end = begin + each.rows;
+    pieces.push_back({x.rows_view(begin, end), y.rows_view(begin, end)});
+  }
+  return pieces;
 }
 
 /// The mini-batch, in pieces.
