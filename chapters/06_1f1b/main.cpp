@@ -14,7 +14,6 @@
 // Read before: 05_gpipe. Read next: 07_tensor_parallel.
 
 #include "chapters/06_1f1b/pipeline_strategy.h"
-#include "chapters/06_1f1b/schedule_picture.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 

@@ -17,9 +17,6 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
            "pipedream, which does not cut batches",
            1, 1 << 20);
   line.add("--chunks", &setup.chunks, "interleaved: stages per rank", 2);
-  line.add("--group", &setup.group,
-           "interleaved-grouped: micro-batches per chunk before the next "
-           "chunk's turn; 0: the number of ranks");
   line.add("--memory-limit", &setup.memory_limit,
            "zb-auto: sets of activations that a rank may keep; 0: twice the "
            "number of ranks");
@@ -36,6 +33,8 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
       "1f1b, zb-h1, zb-h2: step before the norm of all gradients is known, "
       "and redo the step if it was wrong");
   line.refuse("--balance", "this option is called --partition");
+  line.refuse("--group",
+              "chunks take turns after as many micro-batches as ranks");
   line.add("--print-schedule", &setup.print_schedule,
            "draw the schedule, print its idle time and memory, and exit");
   line.add("--write-schedule", &setup.write_schedule,

@@ -41,16 +41,12 @@ void refuse_unread(const StrategyOptions& setup) {
            ": only --schedule pipedream has stages on several ranks");
   SB_CHECK(!setup.vertical_sync || is_pipedream,
            "--vertical-sync: only --schedule pipedream has it");
-  const std::pair<const char*, std::vector<std::string>> readers[] = {
-      {"--chunks", {"interleaved", "interleaved-grouped"}},
-      {"--group", {"interleaved-grouped"}},
-      {"--memory-limit", {"zb-auto"}}};
-  for (const auto& [flag, names] : readers) {
-    const bool reads =
-        std::count(names.begin(), names.end(), setup.schedule) > 0;
-    SB_CHECK(reads || !is_given(setup, flag), flag, ": --schedule ",
-             setup.schedule, " does not read it; give it with --schedule ",
-             names.back());
+  const std::pair<const char*, const char*> readers[] = {
+      {"--chunks", "interleaved"}, {"--memory-limit", "zb-auto"}};
+  for (const auto& [flag, name] : readers) {
+    SB_CHECK(setup.schedule == name || !is_given(setup, flag), flag,
+             ": --schedule ", setup.schedule,
+             " does not read it; give it with --schedule ", name);
   }
   if (!is_given(setup, "--micro-batches")) return;
   SB_CHECK(!is_pipedream, "--micro-batches ", setup.micro_batches,
@@ -106,7 +102,6 @@ Schedule schedule_of(const Options& options, const StrategyOptions& setup,
   schedule.num_ranks = options.world_size;
   schedule.micro_batches = static_cast<int>(micro_batches);
   schedule.chunks = setup.chunks;
-  schedule.group = setup.group;
   schedule.memory_limit = setup.memory_limit;
   if (setup.schedule == "pipedream-2bw") {
     return without_flush(options, micro_batches, 1, [&](int steps) {
@@ -186,10 +181,6 @@ void check_asynchronous(const Options& options, const StrategyOptions& setup,
   }
 }
 
-}  // namespace
-
-namespace {
-
 void check_recompute(const StrategyOptions& setup) {
   if (recompute_from_name(setup.recompute) == Recompute::kNever) return;
   SB_CHECK(setup.schedule != "naive", "--recompute ", setup.recompute,
@@ -260,22 +251,14 @@ Plan Plan::on_shapes(Options* options) const {
   return plan;
 }
 
-namespace {
-
-std::vector<MicroBatch> in_order_of_backwards(const Plan& plan) {
-  std::vector<MicroBatch> pieces;
-  for (const int b : gradient_order(plan.schedule)) {
-    pieces.push_back(plan.pieces[static_cast<std::size_t>(b)]);
-  }
-  return pieces;
-}
-
-}  // namespace
-
 ReferenceRun reference_run(const Options& options, const StrategyOptions& setup,
                            const Plan& plan) {
   if (!plan.is_asynchronous()) {
-    return train_one_device(options, in_order_of_backwards(plan));
+    std::vector<MicroBatch> pieces;
+    for (const int b : gradient_order(plan.schedule)) {
+      pieces.push_back(plan.pieces[at(b)]);
+    }
+    return train_one_device(options, pieces);
   }
   SequentialRule rule;
   rule.cuts = plan.cuts;

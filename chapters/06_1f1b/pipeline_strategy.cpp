@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "chapters/06_1f1b/schedule_picture.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {
@@ -19,7 +18,8 @@ PipelineStrategy::PipelineStrategy(const Options& options,
       feed_(options, data_, plan_.pieces),
       model_(options, plan_.layers, layout_of(plan_.schedule, plan_.cuts), pp),
       optimizer_(make_optimizer(options.optimizer, model_.parameters(),
-                                options.optimizer_options)) {
+                                options.optimizer_options)),
+      losses_to_rank_0_(pp, "loss") {
   // Building a stage needs more memory than the stage keeps, such as a second
   // copy of a tied weight. The report is on the memory of steps
   RankContext::current().device.reset_peak_memory();
@@ -53,8 +53,7 @@ StepResult PipelineStrategy::step(std::int64_t step) {
 void PipelineStrategy::finish() {
   if (post_) post_->validate();
   if (plan_.is_asynchronous() && options_.steps > 0) engine_->run_to_update();
-  for (Sent& each : sent_) each.work.wait();
-  sent_.clear();
+  losses_to_rank_0_.finish();
 }
 
 TrainingState PipelineStrategy::state() {
@@ -116,7 +115,8 @@ void PipelineStrategy::note_loss(int micro_batch, double loss) {
   Losses& losses = losses_[step];
   losses.sum += loss;
   if (++losses.count < m || pp_.rank() == 0) return;
-  send_loss(step, losses.sum);
+  losses_to_rank_0_.forget_arrived();
+  losses_to_rank_0_.send(losses.sum, 0, loss_tag(step));
   losses_.erase(step);
 }
 
@@ -133,16 +133,6 @@ int PipelineStrategy::loss_tag(std::int64_t step) const {
   return messages + static_cast<int>(step);
 }
 
-void PipelineStrategy::send_loss(std::int64_t step, double loss) {
-  // Forget finished sends; `finish` waits for the others
-  while (sent_.size() > 1 && sent_.front().work.done()) sent_.pop_front();
-  const MemoryScope kind(MemoryKind::kCommunication);
-  Sent sent;
-  sent.value = Tensor::full({}, loss, {DType::kF64, Device()});
-  sent.work = pp_.send(sent.value, 0, loss_tag(step), "loss");
-  sent_.push_back(std::move(sent));
-}
-
 double PipelineStrategy::step_loss(std::int64_t step) {
   if (pp_.rank() != 0) return 0;
   if (loss_rank(step) == 0) {
@@ -150,10 +140,7 @@ double PipelineStrategy::step_loss(std::int64_t step) {
     losses_.erase(step);
     return loss;
   }
-  const MemoryScope kind(MemoryKind::kCommunication);
-  const Tensor loss = Tensor::empty({}, {DType::kF64, Device()});
-  pp_.recv(loss, loss_rank(step), loss_tag(step), "loss").wait();
-  return loss.item();
+  return losses_to_rank_0_.receive(loss_rank(step), loss_tag(step));
 }
 
 const std::vector<VersionUse>& PipelineStrategy::version_uses() const {

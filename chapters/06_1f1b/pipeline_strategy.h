@@ -2,7 +2,6 @@
 
 // Training a language model in a pipeline, for main.cpp and the benchmarks.
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,7 +21,6 @@ struct StrategyOptions {
   std::string schedule = "1f1b";  ///< a name, or FILE.json
   std::int64_t micro_batches = 8;
   int chunks = 2;  ///< per rank: interleaved schedules
-  int group = 0;   ///< interleaved-grouped; 0: the number of ranks
   /// zb-auto: sets of activations that a rank may keep; 0: twice the ranks.
   double memory_limit = 0;
   std::string replicas;               ///< pipedream: "2,1,1", ranks per stage
@@ -62,6 +60,16 @@ struct Plan {
 /// (StrategyOptions::only_shows) the plan has a schedule and no model, and the
 /// batch has as many rows as the schedule needs.
 Plan make_plan(const Options& options, const StrategyOptions& setup);
+/// Does --print-schedule (a figure in which F takes 1 and B 2, I and W 1 each; idle
+/// time, sets of activations and versions of the weights) and --write-schedule.
+/// Throws Error if the file cannot be written, or could not be read again.
+void show_schedule(const Plan& plan, const StrategyOptions& setup);
+/// For schedules that do not flush ("" for others): the age of the weights in
+/// forward and backward, by rank, for each of the first updates. Collective;
+/// the text is on rank 0.
+std::string staleness_table(const std::vector<VersionUse>& uses,
+                            ProcessGroup& pp);
+
 /// The reference run: one device that accumulates gradients in the order of the
 /// schedule, or (asynchronous) follows its versions.
 ReferenceRun reference_run(const Options& options, const StrategyOptions& setup,
@@ -114,7 +122,6 @@ class PipelineStrategy : public Strategy {
   StepResult asynchronous_step(std::int64_t step);
   StepResult post_validated_step(std::int64_t step);
   void note_loss(int micro_batch, double loss);
-  void send_loss(std::int64_t step, double loss);
   double step_loss(std::int64_t step);
   int loss_rank(std::int64_t step) const;
   int loss_tag(std::int64_t step) const;
@@ -132,12 +139,7 @@ class PipelineStrategy : public Strategy {
   int num_redone_ = 0;
   EngineOptions engine_options_;
   std::optional<Engine> engine_;
-  /// Losses in flight to rank 0.
-  struct Sent {
-    Tensor value;
-    Work work;
-  };
-  std::deque<Sent> sent_;
+  NumberMail losses_to_rank_0_;
   std::int64_t first_step_ = 0;  ///< the step of micro-batch 0
   /// By step: the micro-batches whose last stage is here, so far.
   struct Losses {

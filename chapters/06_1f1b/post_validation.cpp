@@ -15,6 +15,30 @@ double square(double x) { return x * x; }
 
 }  // namespace
 
+void NumberMail::send(double number, int to, int tag) {
+  const MemoryScope kind(MemoryKind::kCommunication);
+  Sent sent;
+  sent.value = Tensor::full({}, number, {DType::kF64, Device()});
+  sent.work = group_.send(sent.value, to, tag, label_);
+  sent_.push_back(std::move(sent));
+}
+
+double NumberMail::receive(int from, int tag) {
+  const MemoryScope kind(MemoryKind::kCommunication);
+  const Tensor number = Tensor::empty({}, {DType::kF64, Device()});
+  group_.recv(number, from, tag, label_).wait();
+  return number.item();
+}
+
+void NumberMail::forget_arrived() {
+  while (sent_.size() > 1 && sent_.front().work.done()) sent_.pop_front();
+}
+
+void NumberMail::finish() {
+  for (Sent& each : sent_) each.work.wait();
+  sent_.clear();
+}
+
 Verdict verdict_of(double squared_norm, double clip) {
   Verdict verdict;
   verdict.skips = !std::isfinite(squared_norm);
@@ -26,19 +50,22 @@ Verdict verdict_of(double squared_norm, double clip) {
 
 PostValidation::PostValidation(PipelineModel& model, Optimizer& optimizer,
                                double clip, ProcessGroup& world)
-    : model_(model), optimizer_(optimizer), clip_(clip), world_(world) {}
+    : model_(model),
+      optimizer_(optimizer),
+      clip_(clip),
+      world_(world),
+      norms_(world, "norm") {}
 
 // --- On the way down ---------------------------------------------------------
 
 void PostValidation::step() {
   const int rank = world_.rank(), last = world_.size() - 1;
-  for (Sent& each : sent_) each.work.wait();  // of the previous step
-  sent_.clear();
+  norms_.finish();  // of the previous step
   lr_ = optimizer_.options().lr;
   // Sums in the order of the ranks, as an all-reduce has them
   const double here = square(shardbook::grad_norm(model_.counted_parameters()));
-  squared_norm_ = rank == 0 ? here : receive(rank - 1, kPartial) + here;
-  if (rank < last) send(squared_norm_, rank + 1, kPartial);
+  squared_norm_ = rank == 0 ? here : norms_.receive(rank - 1, kPartial) + here;
+  if (rank < last) norms_.send(squared_norm_, rank + 1, kPartial);
 
   const Verdict so_far = verdict_of(squared_norm_, clip_);
   is_pending_ = true;
@@ -54,8 +81,9 @@ bool PostValidation::validate() {
   if (!is_pending_) return true;
   is_pending_ = false;
   const int rank = world_.rank(), last = world_.size() - 1;
-  const double all = rank == last ? squared_norm_ : receive(rank + 1, kFull);
-  if (rank > 0) send(all, rank - 1, kFull);
+  const double all =
+      rank == last ? squared_norm_ : norms_.receive(rank + 1, kFull);
+  if (rank > 0) norms_.send(all, rank - 1, kFull);
 
   const Verdict verdict = verdict_of(all, clip_);
   const bool is_amended = verdict.skips || verdict.factor != 1;
@@ -115,21 +143,6 @@ void PostValidation::roll_back() {
     model_.parameters()[i].copy_from(parameters_[i]);
   }
   optimizer_.slots() = slots_;
-}
-
-void PostValidation::send(double squared_norm, int to, int tag) {
-  const MemoryScope kind(MemoryKind::kCommunication);
-  Sent sent;
-  sent.value = Tensor::full({}, squared_norm, {DType::kF64, Device()});
-  sent.work = world_.send(sent.value, to, tag, "norm");
-  sent_.push_back(std::move(sent));
-}
-
-double PostValidation::receive(int from, int tag) {
-  const MemoryScope kind(MemoryKind::kCommunication);
-  const Tensor value = Tensor::empty({}, {DType::kF64, Device()});
-  world_.recv(value, from, tag, "norm").wait();
-  return value.item();
 }
 
 }  // namespace shardbook::pipeline

@@ -23,12 +23,37 @@
 // The result has the same bits as the check before the step. It costs a second
 // copy of parameters and optimizer state. Qi et al. 2024, section 4.
 
+#include <deque>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/common/pipeline/pipeline_model.h"
 #include "core/optim.h"
 
 namespace shardbook::pipeline {
+
+/// Numbers of 8 bytes that travel between ranks, while neither side waits for
+/// the other to send.
+class NumberMail {
+ public:
+  NumberMail(ProcessGroup& group, std::string label)
+      : group_(group), label_(std::move(label)) {}
+  void send(double number, int to, int tag);
+  double receive(int from, int tag);
+  /// Forgets numbers that have arrived; `finish` waits for the others.
+  void forget_arrived();
+  void finish();
+
+ private:
+  struct Sent {
+    Tensor value;
+    Work work;
+  };
+  ProcessGroup& group_;
+  std::string label_;
+  std::deque<Sent> sent_;
+};
 
 /// The right step, once the norm of all gradients is known.
 struct Verdict {
@@ -59,8 +84,6 @@ class PostValidation {
   double predicted_bytes() const;
 
  private:
-  void send(double squared_norm, int to, int tag);
-  double receive(int from, int tag);
   void save();
   void roll_back();
   void apply(const Verdict& verdict);
@@ -75,11 +98,7 @@ class PostValidation {
   double lr_ = 0;            ///< of the step that is not validated
   std::vector<Tensor> parameters_;
   std::vector<OptimizerSlot> slots_;
-  struct Sent {
-    Tensor value;
-    Work work;
-  };
-  std::vector<Sent> sent_;
+  NumberMail norms_;
   double grad_norm_ = 0;
   int num_amended_ = 0;
 };

@@ -1,4 +1,4 @@
-#include "chapters/06_1f1b/schedule_picture.h"
+// Figures and tables that the program prints besides its report.
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <fstream>
 #include <map>
 
+#include "chapters/06_1f1b/pipeline_strategy.h"
 #include "chapters/06_1f1b/schedule_json.h"
-#include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
 
@@ -19,8 +19,6 @@ std::string list(const std::vector<int>& values) {
   for (const int value : values) text += std::to_string(value) + " ";
   return text;
 }
-
-}  // namespace
 
 void print_schedule(const Schedule& schedule) {
   const Replay played = replay(schedule, Costs{});
@@ -40,40 +38,11 @@ void print_schedule(const Schedule& schedule) {
              list(max_live_activations(schedule, played, Until::kInput)));
   fmt::print("                    {}until B or W\n",
              list(max_live_activations(schedule, played, Until::kWeight)));
-  if (schedule.name == "1f1b-clocked") {
-    std::vector<int> buffers;
-    for (int stage = 0; stage < schedule.num_ranks; ++stage) {
-      buffers.push_back(schedules::one_f_one_b_buffers(
-          stage, schedule.num_ranks, schedule.num_micro_batches));
-    }
-    fmt::print("buffers             {}set aside under the clock\n",
-               list(buffers));
-  }
   if (!schedule.flushes) {
     fmt::print("versions alive      {}of the weights\n",
                list(max_versions(schedule)));
   }
 }
-
-void show_schedule(const Plan& plan, const StrategyOptions& setup) {
-  if (setup.print_schedule) print_schedule(plan.schedule);
-  const std::string& file = setup.write_schedule;
-  if (file.empty()) return;
-  SB_CHECK(file.size() > 5 && file.substr(file.size() - 5) == ".json",
-           "--write-schedule ", file,
-           ": give a FILE.json, which --schedule can read");
-  SB_CHECK(
-      plan.schedule.repeats == 0, "--write-schedule ", file,
-      ": the lists of this run repeat themselves; give at most --steps ",
-      plan.schedule.num_micro_batches / plan.schedule.micro_batches_per_step);
-  const std::string text = to_json(plan.schedule);
-  schedule_from_json(text, "--write-schedule " + file);
-  std::ofstream stream(file);
-  stream << text << std::flush;
-  SB_CHECK(stream, "--write-schedule ", file, ": cannot be written");
-}
-
-namespace {
 
 constexpr int kShownUpdates = 10;
 
@@ -120,6 +89,24 @@ std::string lines_of(const std::vector<VersionUse>& uses,
 }
 
 }  // namespace
+
+void show_schedule(const Plan& plan, const StrategyOptions& setup) {
+  if (setup.print_schedule) print_schedule(plan.schedule);
+  const std::string& file = setup.write_schedule;
+  if (file.empty()) return;
+  SB_CHECK(file.size() > 5 && file.substr(file.size() - 5) == ".json",
+           "--write-schedule ", file,
+           ": give a FILE.json, which --schedule can read");
+  SB_CHECK(
+      plan.schedule.repeats == 0, "--write-schedule ", file,
+      ": the lists of this run repeat themselves; give at most --steps ",
+      plan.schedule.num_micro_batches / plan.schedule.micro_batches_per_step);
+  const std::string text = to_json(plan.schedule);
+  schedule_from_json(text, "--write-schedule " + file);
+  std::ofstream stream(file);
+  stream << text << std::flush;
+  SB_CHECK(stream, "--write-schedule ", file, ": cannot be written");
+}
 
 std::string staleness_table(const std::vector<VersionUse>& uses,
                             ProcessGroup& pp) {

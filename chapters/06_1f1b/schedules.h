@@ -39,34 +39,11 @@ Schedule naive(int num_ranks, int micro_batches);
 /// Narayanan et al. 2021, section 2.2.1.
 Schedule one_f_one_b(int num_ranks, int micro_batches);
 
-/// An action of a stage, at a tick of a clock that all stages share. Even
-/// stages run forwards at even ticks and backwards at odd ones, odd stages the
-/// other way round. Forward b of stage s is at 2b + s, backward b at 2b +
-/// 2p-1-s. DeepSpeed's formulation: deepspeed/runtime/pipe/schedule.py,
-/// TrainSchedule.
-struct ClockedAction {
-  int tick = 0;
-  Action action;
-};
-std::vector<ClockedAction> one_f_one_b_clock(int stage, int num_ranks,
-                                             int micro_batches);
-/// The same lists as one_f_one_b, built from the clock.
-Schedule one_f_one_b_clocked(int num_ranks, int micro_batches);
-/// The buffers for activations that a stage allocates under the clock:
-/// max(2, min(p-s, m)). The last stage has one more than it keeps, because the
-/// next micro-batch arrives while it computes the previous one. DeepSpeed:
-/// TrainSchedule.num_pipe_buffers().
-int one_f_one_b_buffers(int stage, int num_ranks, int micro_batches);
-
-/// v chunks per rank: stage j is on rank j mod p, chunk j div p. m is a
-/// multiple of p. Narayanan et al. 2021, section 2.2.2.
+/// v chunks per rank: stage j is on rank j mod p, chunk j div p. Chunks take
+/// turns after p micro-batches; m is a multiple of p. Forwards and backwards
+/// alternate with m = p too; older versions of Megatron-LM ran all forwards, then
+/// all backwards in that case. Narayanan et al. 2021, section 2.2.2.
 Schedule interleaved(int num_ranks, int micro_batches, int chunks);
-/// Chunks take turns after `group` micro-batches, p <= group <= m; the last
-/// group is shorter, but not below p. Megatron-LM, get_schedule_table(). With
-/// m = p, forwards and backwards alternate too; older versions of Megatron-LM
-/// ran all forwards, then all backwards in that case.
-Schedule interleaved_grouped(int num_ranks, int micro_batches, int chunks,
-                             int group);
 
 /// 1F1B whose backwards are split: on stage s, W of micro-batch i-s follows I
 /// of micro-batch i. Qi et al. 2023, section 2.
@@ -107,8 +84,7 @@ std::int64_t listed_steps(std::int64_t steps, int num_ranks, int round);
 struct ScheduleOptions {
   int num_ranks = 1;
   int micro_batches = 1;      ///< of one batch
-  int chunks = 2;             ///< per rank: interleaved, interleaved-grouped
-  int group = 0;              ///< interleaved-grouped; 0: the number of ranks
+  int chunks = 2;             ///< per rank: interleaved
   int batches = 1;            ///< pipedream, pipedream-2bw: without a flush
   double memory_limit = 0;    ///< zb-auto: sets of activations; 0: 2p
   std::vector<int> replicas;  ///< pipedream, by stage; none: one each

@@ -24,18 +24,9 @@ const std::map<std::string, Maker>& makers() {
        }},
       {"1f1b",
        [](const O& o) { return one_f_one_b(o.num_ranks, o.micro_batches); }},
-      {"1f1b-clocked",
-       [](const O& o) {
-         return one_f_one_b_clocked(o.num_ranks, o.micro_batches);
-       }},
       {"interleaved",
        [](const O& o) {
          return interleaved(o.num_ranks, o.micro_batches, o.chunks);
-       }},
-      {"interleaved-grouped",
-       [](const O& o) {
-         return interleaved_grouped(o.num_ranks, o.micro_batches, o.chunks,
-                                    o.group > 0 ? o.group : o.num_ranks);
        }},
       {"zb-h1", [](const O& o) { return zb_h1(o.num_ranks, o.micro_batches); }},
       {"zb-h2", [](const O& o) { return zb_h2(o.num_ranks, o.micro_batches); }},

@@ -116,12 +116,9 @@ Schedule dualpipe(int num_ranks, int micro_batches) {
   Route back;
   for (int stage = 0; stage < p; ++stage) back.push_back({p - 1 - stage, 1});
   schedule.routes.push_back(back);
-  for (int b = m / 2; b < m; ++b) {
-    schedule.route_of[static_cast<std::size_t>(b)] = 1;
-  }
+  for (int b = m / 2; b < m; ++b) schedule.route_of[at(b)] = 1;
   for (int rank = 0; rank < p; ++rank) {
-    schedule.actions[static_cast<std::size_t>(rank)] =
-        DualPipeRank(rank, p, m).list();
+    schedule.actions[at(rank)] = DualPipeRank(rank, p, m).list();
   }
   return schedule;
 }

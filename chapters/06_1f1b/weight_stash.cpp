@@ -59,10 +59,6 @@ StashedUpdates::StashedUpdates(const Schedule& schedule, PipelineModel& model,
       optimizer_(optimizer),
       stashes_(stashes),
       stash_(model.parameters()) {
-  SB_CHECK(schedule.num_chunks(rank) == 1, "schedule '", schedule.name,
-           "': rank ", rank,
-           " has several stages; in a schedule with updates each "
-           "rank has one");
   stage_ = schedule.stage_at(rank, 0);
   replicas_ = schedule.num_replicas(stage_);
   const auto& list = schedule.actions[static_cast<std::size_t>(rank)];

@@ -63,8 +63,7 @@ class StashedUpdates : public WeightVersions {
  public:
   /// `stashes` false: backward reads the newest weights, whatever the forward
   /// read. (Versions are then kept only for VersionUse::error.) Keeps
-  /// references, also to the schedule. Throws Error for a rank with several
-  /// stages.
+  /// references, also to the schedule. The rank has one stage.
   StashedUpdates(const Schedule& schedule, PipelineModel& model,
                  Optimizer& optimizer, int rank, bool stashes = true);
 

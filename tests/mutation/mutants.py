@@ -44,8 +44,8 @@ data_parallel(
     "for (std::size_t d = 2; d < devices.size(); ++d) {\n      const Tensor",
     "*DataParallelParity.Gradients*")
 data_parallel(
-    "replicate.cpp", "if (mine->bytes < limit_bytes) continue;",
-    "if (mine->bytes <= limit_bytes) continue;", "DataParallelChunks.*")
+    "replicate.cpp", "if (mine.bytes < limit_bytes) continue;",
+    "if (mine.bytes <= limit_bytes) continue;", "DataParallelChunks.*")
 data_parallel(
     "replicate.cpp", "(parameter.requires_grad() ? trained : fixed)",
     "(parameter.requires_grad() ? fixed : fixed)",
@@ -64,11 +64,8 @@ data_parallel(
     "data_parallel.cpp", "autograd::at_end_of_backward([replica] {});", "",
     "DataParallelReplicate.*")
 data_parallel(
-    "data_parallel.cpp", "rows.first += rows.stride * num_rows(inputs[i]);", "",
+    "data_parallel.cpp", "rows.first += rows.stride * inputs[i].size(0);", "",
     "*DataParallelParity.Dropout*")
-data_parallel(
-    "data_parallel.cpp", "constexpr double kLeastShare = 0.75;",
-    "constexpr double kLeastShare = 0.5;", "DataParallelBill.Warns*")
 data_parallel(
     "scatter_gather.cpp", "copy.sent[op == CommOp::kScatter ? r : i]",
     "copy.sent[r]", "*DataParallelParity.Bytes*:DataParallelBill.*")
@@ -104,8 +101,8 @@ ddp("ddp.cpp", "if (last_forward_synced_) {", "{", "DdpBuffers.*")
 ddp("ddp.cpp",
     "broadcast_coalesced(group, module.parameters(), 0, \"parameters\");", "",
     "*DdpParity.EqualsTheChunks*/1:DdpLedger.*")
-ddp("join.cpp", "return join_options_.divide_by_initial_world_size",
-    "return false", "DdpJoin.*")
+ddp("join.cpp", "return divides_by_initial_world_size_ ?",
+    "return false ?", "DdpJoin.*")
 ddp("join.cpp", "if (num_reducing > 0) reducer_", "reducer_", "DdpJoin.*")
 # Statistics on the group of the gradients
 ddp("sync_batch_norm.cpp",
@@ -140,11 +137,11 @@ sharded("zero/zero.cpp",
         "finish_bringing_back();\n  publish(/*with_frozen=*/false);",
         "ZeroOptions.*")
 # A unit is kept where its next use is exactly as far as the limit
-sharded("zero/zero3_runtime.cpp",
+sharded("zero/fetches.cpp",
         "reuse_distance(unit) < options_.max_reuse_distance;",
         "reuse_distance(unit) <= options_.max_reuse_distance;",
         "ZeroReuse.*")
-sharded("zero/zero3_runtime.cpp",
+sharded("zero/fetches.cpp",
         "if (live_ >= options_.max_live_parameters) return;", "",
         "ZeroReuse.*")
 sharded("zero/zero_offload.cpp", ": traffic.to_device) += source.bytes();",
@@ -170,7 +167,7 @@ sharded("flat_buffer.cpp",
         "layout.padded = rounded_up(layout.numel, ranks);", "ZeroLayout.*")
 sharded("zero/zero3_runtime.cpp", "const double share = 1.0 / group_.size();",
         "const double share = 1.0;", "ZeroTrap.*")
-sharded("zero/zero3_runtime.cpp",
+sharded("zero/fetches.cpp",
         "if (ahead >= options_.prefetch_bucket_size) return;", "",
         "ZeroOverlap.*")
 sharded("zero/zero3_runtime.cpp",
@@ -209,12 +206,12 @@ sharded("fsdp/flat_parameter.cpp",
         "part_of(grads_, end, grads_.numel() - end).zero();", "",
         "FsdpPadding.*")
 sharded("fsdp/flat_parameter.cpp",
-        "host_traffic_.to_host += static_cast<double>(output.bytes());",
-        "host_traffic_.to_host += 4.0 * static_cast<double>(output.numel());",
+        "host_traffic_.to_host += output.bytes();",
+        "host_traffic_.to_host += 4 * output.numel();",
         "FsdpOffload.*")
 sharded("fsdp/flat_parameter.cpp",
-        "host_traffic_.to_device += static_cast<double>(shard_.bytes());",
-        "host_traffic_.to_device += 4.0 * static_cast<double>(shard_.numel());",
+        "host_traffic_.to_device += shard_.bytes();",
+        "host_traffic_.to_device += 4 * shard_.numel();",
         "FsdpOffload.*")
 sharded("fsdp/flat_parameter.cpp",
         "options.mixed_precision.reduce_dtype.value_or(compute_dtype_);",
@@ -432,8 +429,8 @@ pipeline("pipeline_bill.cpp", "if (stage > 0 && !is_here(b, stage - 1)) {",
          "if (stage > 0) {", "*EngineRanks*")
 kin("schedules.cpp", "std::min(p - 1 - stage, m)", "std::min(p - stage, m)",
     "Schedules.*:Figures.*")
-kin("schedules.cpp", "std::min(2 * (p - rank - 1) + (v - 1) * group, m * v)",
-    "std::min((p - rank - 1) + (v - 1) * group, m * v)", "Schedules.*")
+kin("schedules.cpp", "std::min(2 * (p - rank - 1) + (v - 1) * p, m * v)",
+    "std::min((p - rank - 1) + (v - 1) * p, m * v)", "Schedules.*")
 kin("schedules.cpp", "if (b >= delay) list", "if (b > delay) list",
     "Schedules.*:Figures.*")
 kin("schedules.cpp", "split_backward(2 * (num_ranks - stage) - 1, 2 * stage,",

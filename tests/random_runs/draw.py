@@ -200,7 +200,6 @@ class Draw:
         self.flag(0.3, "--find-unused-parameters")
         self.flag(0.3, "--gradient-as-bucket-view")
         self.flag(0.2, "--static-graph")
-        self.flag(0.2, "--broadcast-buffers")
         self.maybe(0.3, "--micro-batches", 1, 2, 3)
         self.maybe(0.2, "--comm-hook", "bf16", "none")
 
@@ -266,8 +265,8 @@ class Draw:
 
     def draw_06(self):
         schedule = self.one_of(
-            "naive", "gpipe", "1f1b", "1f1b-clocked", "interleaved",
-            "interleaved-grouped", "zb-h1", "zb-h2", "dualpipe", "pipedream",
+            "naive", "gpipe", "1f1b", "interleaved",
+            "zb-h1", "zb-h2", "dualpipe", "pipedream",
             "pipedream-2bw")
         self.give("--schedule", schedule)
         if schedule != "pipedream":
@@ -275,8 +274,6 @@ class Draw:
                        2 * self.world_size)
         if schedule.startswith("interleaved"):
             self.maybe(0.5, "--chunks", 1, 2, 3)
-        if schedule == "interleaved-grouped":
-            self.maybe(0.5, "--group", self.world_size, 2 * self.world_size)
         if schedule == "pipedream":
             self.maybe(0.2, "--replicas", "2,1", "1,2", "1,1")
         if schedule.startswith("pipedream"):

@@ -5,11 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "chapters/06_1f1b/pipeline_strategy.h"
 #include "chapters/06_1f1b/schedule_json.h"
-#include "chapters/06_1f1b/schedule_picture.h"
 #include "chapters/common/pipeline/partition.h"
 #include "chapters/common/run/worlds.h"
 #include "core/check.h"
@@ -26,11 +27,10 @@ namespace {
 /// checks of the update, versions of weights, replicas of a stage.
 std::vector<Variant> few_variants() {
   std::vector<Variant> few = {
-      variant("1f1b", 3),         variant("interleaved-grouped", 2),
+      variant("1f1b", 3),         variant("interleaved", 2),
       variant("dualpipe", 2),     variant("zb-h2", 3),
       variant("pipedream", 3),    variant("pipedream", 3),
       variant("pipedream-2bw", 3)};
-  few[1].setup.group = 3;
   few[3].setup.post_validation = true;
   few[4].setup.vertical_sync = true;
   few[5].setup.replicas = "2,1";
@@ -38,23 +38,24 @@ std::vector<Variant> few_variants() {
 }
 
 std::vector<Variant> variants() {
-  if (kSanitized) return few_variants();
-  std::vector<Variant> all = {
-      variant("naive", 2),        variant("gpipe", 4),
-      variant("1f1b", 1),         variant("1f1b", 2),
-      variant("1f1b", 3),         variant("1f1b", 8),
-      variant("1f1b-clocked", 4), variant("interleaved", 2),
-      variant("interleaved", 4),  variant("interleaved-grouped", 2),
-      variant("zb-h1", 4),        variant("zb-h2", 3),
-      variant("dualpipe", 2),     variant("dualpipe", 4),
-      variant("pipedream", 4),    variant("pipedream", 3),
-      variant("pipedream", 3),    variant("pipedream-2bw", 4),
-      variant("zb-auto", 4),      variant("zb-h1", 8)};
-  all[9].setup.group = 3;
-  all[15].setup.vertical_sync = true;
-  all[16].setup.replicas = "2,1";
-  all.push_back(variant("zb-h2", 4));
-  all.back().setup.post_validation = true;
+  std::vector<Variant> all = few_variants();
+  if (kSanitized) return all;
+  for (const auto& [schedule, world_size] : {std::pair("naive", 2),
+                                             {"gpipe", 4},
+                                             {"1f1b", 1},
+                                             {"1f1b", 2},
+                                             {"1f1b", 8},
+                                             {"interleaved", 4},
+                                             {"zb-h1", 4},
+                                             {"zb-h1", 8},
+                                             {"zb-h2", 3},
+                                             {"zb-h2", 4},
+                                             {"zb-auto", 4},
+                                             {"dualpipe", 4},
+                                             {"pipedream", 4},
+                                             {"pipedream-2bw", 4}}) {
+    all.push_back(variant(schedule, world_size));
+  }
   return all;
 }
 
@@ -239,123 +240,79 @@ TEST(EngineWorlds, ReplicasLogEveryStep) {
   }
 }
 
-TEST(EngineWorlds, BadOptionsAreSentences) {
-  const auto error =
-      [](const std::function<void(Options&, StrategyOptions&)>& change) {
-        Options options = worlds_options(4);
-        StrategyOptions setup;
-        change(options, setup);
-        return error_of([&] { pipeline::make_plan(options, setup); });
-      };
-  using ::testing::HasSubstr;
-  EXPECT_THAT(error([](auto&, auto& setup) { setup.schedule = "2f2b"; }),
-              HasSubstr("--schedule 2f2b: give one of"));
-  EXPECT_THAT(error([](auto& o, auto&) { o.world_size = 9; }),
-              HasSubstr("at most one stage per layer"));
-  EXPECT_THAT(error([](auto&, auto& setup) { setup.partition = "even"; }),
-              HasSubstr("--partition even: give uniform"));
-  EXPECT_THAT(error([](auto&, auto& setup) { setup.partition = "type:("; }),
-              HasSubstr("not a regular expression"));
-  EXPECT_THAT(error([](auto&, auto& setup) { setup.partition = "type:conv"; }),
-              HasSubstr("matches 0 layers for 4 stages"));
-  EXPECT_THAT(error([](auto&, auto& setup) { setup.partition = "4,4"; }),
-              HasSubstr("2 stages; there are 4"));
-  EXPECT_THAT(error([](auto&, auto& setup) { setup.stash = false; }),
-              HasSubstr("has no stash to leave out"));
-  EXPECT_THAT(error([](auto&, auto& setup) { setup.vertical_sync = true; }),
-              HasSubstr("only --schedule pipedream has it"));
-  EXPECT_THAT(error([](auto&, auto& setup) { setup.replicas = "2,2"; }),
-              HasSubstr("only --schedule pipedream has stages on several"));
-  EXPECT_THAT(error([](auto& o, auto& setup) {
-                setup.schedule = "pipedream";
-                o.clip = 1;
-              }),
-              HasSubstr("so the norm of the whole gradient is not known"));
-  EXPECT_THAT(error([](auto&, auto& setup) {
-                setup.schedule = "pipedream";
-                setup.replicas = "2,1";
-              }),
-              HasSubstr("--world-size 4"));
-  EXPECT_THAT(error([](auto&, auto& setup) {
-                setup.schedule = "gpipe";
-                setup.post_validation = true;
-              }),
-              HasSubstr("give 1f1b, zb-h1 or zb-h2"));
-  EXPECT_THAT(error([](auto& o, auto& setup) {
-                setup.schedule = "interleaved";
-                o.batch = setup.micro_batches = 6;
-              }),
-              HasSubstr("6 micro-batches do not divide over 4 ranks"));
-  // Options that the schedule does not read, or that the batch cannot satisfy
-  EXPECT_THAT(error([](auto&, auto& setup) { setup.given = {"--chunks"}; }),
-              HasSubstr("--chunks: --schedule 1f1b does not read it"));
-  EXPECT_THAT(error([](auto&, auto& setup) {
-                setup.schedule = "interleaved";
-                setup.given = {"--group"};
-              }),
-              HasSubstr("--group: --schedule interleaved does not read it; "
-                        "give it with --schedule interleaved-grouped"));
-  EXPECT_THAT(error([](auto&, auto& setup) {
-                setup.schedule = "zb-h1";
-                setup.given = {"--memory-limit"};
-              }),
-              HasSubstr("give it with --schedule zb-auto"));
-  EXPECT_THAT(error([](auto&, auto& setup) {
-                setup.schedule = "pipedream";
-                setup.given = {"--micro-batches"};
-              }),
-              HasSubstr("--micro-batches 8: --schedule pipedream updates after "
-                        "every mini-batch"));
-  EXPECT_THAT(error([](auto& o, auto& setup) {
-                o.batch = 24;
-                setup.micro_batches = 16;
-                setup.given = {"--micro-batches"};
-              }),
-              HasSubstr("--batch 24: makes 12 micro-batches of 2 samples (rule "
-                        "CEIL), not 16; give a multiple of 16, or "
-                        "--micro-batches 12"));
-  EXPECT_THAT(error([](auto& o, auto& setup) {
-                o.batch = 24;
-                setup.schedule = "dualpipe";
-                setup.micro_batches = 7;
-                setup.given = {"--micro-batches"};
-              }),
-              HasSubstr("--schedule dualpipe: 7 micro-batches on 4 ranks"));
-  EXPECT_THAT(error([](auto& o, auto& setup) {
-                o.steps = 5;
-                setup.schedule = "pipedream";
-                setup.replicas = "2,2";
-              }),
-              HasSubstr("--steps 5: mini-batches do not divide over --replicas "
-                        "2,2; give a multiple of 2"));
-  // A default adapts to the batch, and drawing a schedule needs no layers
-  EXPECT_EQ(error([](auto& o, auto&) { o.batch = 4; }), "");
-  EXPECT_EQ(error([](auto& o, auto& setup) {
-              o.world_size = 16;
-              setup.print_schedule = true;
-            }),
-            "");
-  EXPECT_THAT(error([](auto& o, auto&) { o.model = "resnet18"; }),
-              HasSubstr("--model resnet18"));
+using Change = std::function<void(Options&, StrategyOptions&)>;
+
+template <typename Owner, typename Field, typename Value>
+Change set(Field Owner::*field, Value value) {
+  return [=](Options& options, StrategyOptions& setup) {
+    if constexpr (std::is_same_v<Owner, Options>) {
+      options.*field = value;
+    } else {
+      setup.*field = value;
+    }
+  };
 }
 
-TEST(EngineWorlds, Partitions) {
-  const Options options = worlds_options(1);
-  const auto layers = layers_of(model_config(options));  // e b*6 h
-  const auto cuts_in = [&](const std::string& partition, int stages) {
-    return cuts_of(options, partition, *layers, stages,
-                   [] { return Tensors(); });
+/// Of a plan for four ranks with these changes; "" when there is a plan.
+std::string plan_error(const std::vector<Change>& changes) {
+  Options options = worlds_options(4);
+  StrategyOptions setup;
+  for (const Change& change : changes) change(options, setup);
+  return error_of([&] { pipeline::make_plan(options, setup); });
+}
+
+TEST(EngineWorlds, BadOptionsAreSentences) {
+  using O = Options;
+  using S = StrategyOptions;
+  const auto schedule = [](const char* name) {
+    return set(&S::schedule, name);
   };
-  using ::testing::ElementsAre;
-  EXPECT_THAT(cuts_in("uniform", 4), ElementsAre(0, 2, 4, 6, 8));
-  EXPECT_THAT(cuts_in("3,2,3", 3), ElementsAre(0, 3, 5, 8));
-  // Two blocks in each stage
-  const auto cuts = cuts_in("type:GPTBLOCK", 3);
-  for (std::size_t s = 0; s < 3; ++s) {
-    int blocks = 0;
-    for (int i = cuts[s]; i < cuts[s + 1]; ++i) blocks += i > 0 && i < 7;
-    EXPECT_EQ(blocks, 2);
+  const auto given = [](const char* flag) {
+    return set(&S::given, std::vector<std::string>{flag});
+  };
+  const Change pipedream = schedule("pipedream");
+  const std::pair<const char*, std::vector<Change>> cases[] = {
+      {"--schedule 2f2b: give one of", {schedule("2f2b")}},
+      {"at most one stage per layer", {set(&O::world_size, 9)}},
+      {"--partition even: give uniform", {set(&S::partition, "even")}},
+      {"not a regular expression", {set(&S::partition, "type:(")}},
+      {"matches 0 layers for 4 stages", {set(&S::partition, "type:conv")}},
+      {"2 stages; there are 4", {set(&S::partition, "4,4")}},
+      {"has no stash to leave out", {set(&S::stash, false)}},
+      {"only --schedule pipedream has it", {set(&S::vertical_sync, true)}},
+      {"only --schedule pipedream has stages on several",
+       {set(&S::replicas, "2,2")}},
+      {"so the norm of the whole gradient is not known",
+       {pipedream, set(&O::clip, 1)}},
+      {"--world-size 4", {pipedream, set(&S::replicas, "2,1")}},
+      {"give 1f1b, zb-h1 or zb-h2",
+       {schedule("gpipe"), set(&S::post_validation, true)}},
+      {"6 micro-batches do not divide over 4 ranks",
+       {schedule("interleaved"), set(&O::batch, 6), set(&S::micro_batches, 6)}},
+      // Options that the schedule does not read, or the batch cannot satisfy
+      {"--chunks: --schedule 1f1b does not read it", {given("--chunks")}},
+      {"give it with --schedule zb-auto",
+       {schedule("zb-h1"), given("--memory-limit")}},
+      {"--micro-batches 8: --schedule pipedream updates after every mini-batch",
+       {pipedream, given("--micro-batches")}},
+      {"--batch 24: makes 12 micro-batches of 2 samples (rule CEIL), not 16; "
+       "give a multiple of 16, or --micro-batches 12",
+       {set(&O::batch, 24), set(&S::micro_batches, 16),
+        given("--micro-batches")}},
+      {"--schedule dualpipe: 7 micro-batches on 4 ranks",
+       {schedule("dualpipe"), set(&O::batch, 24), set(&S::micro_batches, 7),
+        given("--micro-batches")}},
+      {"--steps 5: mini-batches do not divide over --replicas 2,2; give a "
+       "multiple of 2",
+       {pipedream, set(&O::steps, 5), set(&S::replicas, "2,2")}},
+      {"--model resnet18", {set(&O::model, "resnet18")}}};
+  for (const auto& [words, changes] : cases) {
+    EXPECT_THAT(plan_error(changes), ::testing::HasSubstr(words));
   }
+  // A default adapts to the batch, and drawing a schedule needs no layers
+  EXPECT_EQ(plan_error({set(&O::batch, 4)}), "");
+  EXPECT_EQ(
+      plan_error({set(&O::world_size, 16), set(&S::print_schedule, true)}), "");
 }
 
 }  // namespace

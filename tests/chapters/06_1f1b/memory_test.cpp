@@ -60,10 +60,6 @@ TEST_P(MemoryRanks, OfInterleavedSchedulesIsPredicted) {
       setup.chunks = chunks;
       expect_predicted(memory_options(p, m), setup);
     }
-    StrategyOptions setup = trainer_options("interleaved-grouped", 2 * p + 1);
-    setup.chunks = chunks;
-    setup.group = p + 1;
-    expect_predicted(memory_options(p, 2 * p + 1), setup);
   }
 }
 

@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "chapters/common/pipeline/schedule_check.h"
 #include "core/check.h"
 #include "tests/support/errors.h"
@@ -58,87 +60,16 @@ TEST(Schedules, InterleavedOrder) {
             "B0.1 B1.1 B2.1 B3.1 B0 B1 B2 B3");
 }
 
-TEST(Schedules, GroupsOfRanksAreTheClassicOrder) {
-  for (const int p : {1, 2, 3, 4, 8}) {
-    for (const int v : {2, 3}) {
-      const Schedule a = schedules::interleaved(p, 3 * p, v);
-      const Schedule b = schedules::interleaved_grouped(p, 3 * p, v, p);
-      for (int rank = 0; rank < p; ++rank) {
-        EXPECT_EQ(list(a, rank), list(b, rank));
-      }
-    }
-  }
-  // A last group of 3, not below the number of ranks
-  EXPECT_EQ(list(schedules::interleaved_grouped(2, 7, 2, 4), 1),
-            "F0 F1 F2 F3 F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 "
-            "F4 B0 F5 B1 F6 B2 F4.1 B3 F5.1 B4.1 F6.1 B5.1 B6.1 B4 B5 B6");
-}
-
-// Forwards and backwards alternate also with as many micro-batches as ranks.
-// Older versions of Megatron-LM ran all forwards first in that case.
-TEST(Schedules, InterleavedWithAsManyMicroBatchesAsRanks) {
-  const Schedule s = schedules::interleaved(4, 4, 2);
-  EXPECT_EQ(list(s, 3),
-            "F0 F1 F2 F3 F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 B0 B1 B2 B3");
-  EXPECT_EQ(list(s, 2),
-            "F0 F1 F2 F3 F0.1 F1.1 F2.1 B0.1 F3.1 B1.1 B2.1 B3.1 B0 B1 B2 B3");
-}
-
-// DeepSpeed's num_pipe_buffers(): two buffers where one set is kept.
-TEST(Schedules, BuffersUnderTheClock) {
-  const std::pair<int, std::vector<int>> cases[] = {{1, {2, 2, 2, 2}},
-                                                    {2, {2, 2, 2, 2}},
-                                                    {3, {3, 3, 2, 2}},
-                                                    {8, {4, 3, 2, 2}}};
-  for (const auto& [m, buffers] : cases) {
-    for (int stage = 0; stage < 4; ++stage) {
-      EXPECT_EQ(schedules::one_f_one_b_buffers(stage, 4, m),
-                buffers[static_cast<std::size_t>(stage)]);
-    }
-  }
-}
-
-class ClockedSchedule : public testing::TestWithParam<std::tuple<int, int>> {};
-
-TEST_P(ClockedSchedule, HasTheListsOfTheOneWithoutAClock) {
-  const auto [p, m] = GetParam();
-  const Schedule a = schedules::one_f_one_b(p, m);
-  const Schedule b = schedules::one_f_one_b_clocked(p, m);
-  for (int rank = 0; rank < p; ++rank) EXPECT_EQ(list(a, rank), list(b, rank));
-}
-
-TEST_P(ClockedSchedule, TicksAreTheClosedForm) {
-  const auto [p, m] = GetParam();
-  for (int s = 0; s < p; ++s) {
-    const auto clock = schedules::one_f_one_b_clock(s, p, m);
-    ASSERT_EQ(clock.size(), static_cast<std::size_t>(2 * m));
-    for (const auto& [tick, action] : clock) {
-      const int b = action.micro_batch;
-      const bool is_forward = action.kind == ActionKind::kForward;
-      EXPECT_EQ(tick, is_forward ? 2 * b + s : 2 * b + 2 * p - 1 - s);
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Sizes, ClockedSchedule,
-                         testing::Combine(testing::Values(1, 2, 3, 4, 8),
-                                          testing::Values(1, 2, 3, 4, 9, 16)));
-
 TEST(Schedules, AllAreSound) {
   for (const int p : {1, 2, 3, 4, 8}) {
     for (const int m : {1, 2, 3, 5, 8, 16, 24}) {
       check(schedules::naive(p, m));
       check(gpipe::schedule(p, m));
       check(schedules::one_f_one_b(p, m));
-      check(schedules::one_f_one_b_clocked(p, m));
       check(schedules::zb_h1(p, m));
       check(schedules::zb_h2(p, m));
       for (const int v : {2, 3, 4}) {
         if (m % p == 0) check(schedules::interleaved(p, m, v));
-        for (int group = p; group <= m; ++group) {
-          if (m % group != 0 && m % group < p) continue;
-          check(schedules::interleaved_grouped(p, m, v, group));
-        }
       }
     }
   }
@@ -169,33 +100,26 @@ TEST(Schedules, HaveNames) {
 }
 
 TEST(Schedules, NumbersThatDoNotFitAreOneSentence) {
-  EXPECT_EQ(error_of([] { schedules::interleaved(4, 6, 2); }),
+  using namespace schedules;
+  EXPECT_EQ(error_of([] { interleaved(4, 6, 2); }),
             "--schedule interleaved: 6 micro-batches do not divide over 4 "
             "ranks; give a multiple of 4, or take --schedule 1f1b");
-  EXPECT_THAT(error_of([] { schedules::interleaved(4, 8, 1); }),
-              HasSubstr("1 chunks per rank; give at least 2"));
-  EXPECT_THAT(
-      error_of([] { schedules::interleaved_grouped(4, 8, 2, 3); }),
-      HasSubstr("groups of 3 of 8 micro-batches on 4 ranks; give groups "
-                "of 8"));
-  EXPECT_THAT(
-      error_of([] { schedules::interleaved_grouped(4, 11, 2, 5); }),
-      HasSubstr("leave a last group of 1 for 4 ranks; give a multiple of 5"));
-  EXPECT_THAT(error_of([] { gpipe::schedule(0, 1); }),
-              HasSubstr("--schedule gpipe: 0 ranks"));
-  EXPECT_THAT(error_of([] { schedules::dualpipe(3, 6); }),
-              HasSubstr("--schedule dualpipe: 3 ranks; give an even number"));
-  EXPECT_THAT(error_of([] { schedules::dualpipe(4, 6); }),
-              HasSubstr("6 micro-batches on 4 ranks; give an even number, at "
-                        "least 8"));
-  EXPECT_THAT(error_of([] {
-                schedules::pipedream({2, 1}, 5);
-              }),
-              HasSubstr("5 mini-batches do not divide over 2 replicas"));
-  EXPECT_THAT(error_of([] { schedules::pipedream_2bw(4, 3, 2); }),
-              HasSubstr("3 micro-batches on 4 ranks"));
-  EXPECT_THAT(error_of([] { schedules::zb_h1(2, 0); }),
-              HasSubstr("0 micro-batches"));
+  const std::pair<const char*, std::function<void()>> cases[] = {
+      {"1 chunks per rank; give at least 2", [] { interleaved(4, 8, 1); }},
+      {"--schedule gpipe: 0 ranks", [] { gpipe::schedule(0, 1); }},
+      {"--schedule dualpipe: 3 ranks; give an even number",
+       [] { dualpipe(3, 6); }},
+      {"6 micro-batches on 4 ranks; give an even number, at least 8",
+       [] { dualpipe(4, 6); }},
+      {"5 mini-batches do not divide over 2 replicas",
+       [] {
+         pipedream({2, 1}, 5);
+       }},
+      {"3 micro-batches on 4 ranks", [] { pipedream_2bw(4, 3, 2); }},
+      {"0 micro-batches", [] { zb_h1(2, 0); }}};
+  for (const auto& [words, make] : cases) {
+    EXPECT_THAT(error_of(make), HasSubstr(words));
+  }
 }
 
 /// The number behind `words` in a message; 0 where it has none.
@@ -211,13 +135,10 @@ bool follow(const std::string& message, schedules::ScheduleOptions& o) {
   const int multiple = advised(message, "give a multiple of ");
   const int least = std::max(advised(message, "give at least "),
                              advised(message, "an even number, at least "));
-  const int group = advised(message, "give groups of ");
   if (multiple > 0) {
     o.micro_batches = (o.micro_batches / multiple + 1) * multiple;
   } else if (least > 0) {
     o.micro_batches = least;
-  } else if (group > 0) {
-    o.group = group;
   } else if (message.ends_with("give an even number")) {
     o.num_ranks += 1;
   } else {
@@ -233,8 +154,7 @@ TEST(Schedules, AdviceLeadsToASchedule) {
       schedules::ScheduleOptions o;
       o.num_ranks = point % 6 + 1;
       o.micro_batches = point / 6 % 14 + 1;
-      o.group = point / 84;
-      o.memory_limit = o.group;
+      o.memory_limit = point / 84;
       std::string path = name, message;
       for (int hop = 0; hop < 3; ++hop) {
         message = error_of([&] { schedules::make_schedule(name, o); });

@@ -46,7 +46,7 @@ class Draws {
     }
     setup.schedule = one_of<std::string>(
         {"1f1b", "1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-auto",
-         "dualpipe", "naive", "interleaved-grouped", "pipedream"});
+         "dualpipe", "naive", "pipedream"});
     setup.micro_batches = one_of<std::int64_t>({1, 2, 3, 4, 6, 8});
     setup.chunks = one_of<int>({2, 3});
     setup.partition = one_of<std::string>({"uniform", "parameters"});

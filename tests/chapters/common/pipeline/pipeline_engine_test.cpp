@@ -93,25 +93,12 @@ TEST_P(EngineRanks, InterleavedSchedulesEqualOneDevice) {
     expect_one_device(schedules::interleaved(p, m, 2), small_options(2 * m - 1),
                       ascending(m));
   }
-  // Two groups, the last one of p
-  const int m = 2 * p + 1;
-  expect_one_device(schedules::interleaved_grouped(p, m, 2, p + 1),
-                    small_options(m), ascending(m));
-}
-
-TEST_P(EngineRanks, TheClockHasTheSameBits) {
-  const int p = GetParam();
-  expect_one_device(schedules::one_f_one_b_clocked(p, 5), small_options(10),
-                    ascending(5));
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, EngineRanks,
                          ::testing::ValuesIn(world_sizes()));
 
 TEST(EngineTest, ChunksThatAreAlive) {
-  // Groups of 3 over 2 ranks: 3 + 2 micro-batches
-  expect_one_device(schedules::interleaved_grouped(2, 5, 3, 3),
-                    small_options(10), ascending(5));
   const auto ranks = on_ranks(schedules::interleaved(4, 8, 2), pair_layers(),
                               cut_uniform(kLayers, 8), small_options(8),
                               ceil_micro_batches(8, 8));

@@ -60,21 +60,6 @@ TEST_P(ClosedForms, OneFOneBTakesAsLongAndKeepsLess) {
   }
 }
 
-// No action of the clocked schedule begins before its inputs have arrived.
-TEST_P(ClosedForms, TheClockIsNeverEarly) {
-  const auto [p, m] = GetParam();
-  const Schedule schedule = schedules::one_f_one_b(p, m);
-  const Replay free = replay(schedule, kUnit);
-  for (int stage = 0; stage < p; ++stage) {
-    const auto& spans = free.spans[static_cast<std::size_t>(stage)];
-    const auto clock = schedules::one_f_one_b_clock(stage, p, m);
-    ASSERT_EQ(clock.size(), spans.size());
-    for (std::size_t i = 0; i < spans.size(); ++i) {
-      EXPECT_GE(clock[i].tick, spans[i].begin);
-    }
-  }
-}
-
 TEST_P(ClosedForms, TimesThatDifferLoseTheirSumPerStage) {
   const auto [p, m] = GetParam();
   const Costs costs{.forward = 3, .backward = 5};
