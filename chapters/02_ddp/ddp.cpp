@@ -147,6 +147,7 @@ void DistributedDataParallel::after_forward(const Tensors& outputs) {
 }
 
 void DistributedDataParallel::broadcast_buffers(int root) {
+  if (!options_.broadcast_buffers) return;
   broadcast_coalesced(group_, module_.buffers(), root, "buffers");
 }
 

@@ -43,6 +43,9 @@ struct DdpOptions {
   /// The user promises that every iteration uses the same parameters equally
   /// often (static_graph.h). The first one reduces at its end.
   bool static_graph = false;
+  /// Rank 0's buffers (BatchNorm's running statistics) on every rank before a
+  /// forward that follows a synchronised one.
+  bool broadcast_buffers = true;
 };
 
 class Reducer {

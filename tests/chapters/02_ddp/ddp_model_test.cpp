@@ -236,5 +236,20 @@ TEST(DdpBuffers, NothingIsSharedAfterAForwardUnderNoSync) {
   });
 }
 
+TEST(DdpBuffers, EachRankKeepsItsOwnOnRequest) {
+  on_ranks(2, [](ProcessGroup& world) {
+    Sequential model;
+    model.add(BatchNorm(3, init_of(DType::kF64)));
+    DdpOptions options;
+    options.broadcast_buffers = false;
+    DistributedDataParallel ddp(model, world, options);
+    world.clear_records();
+    const Tensor x = Tensor::full({4, 3}, world.rank(), {DType::kF64, {}});
+    for (int i = 0; i < 2; ++i) sum(ddp(x)).backward();
+    EXPECT_TRUE(records_of(world, CommOp::kBroadcast, "buffers").empty());
+    return 0;
+  });
+}
+
 }  // namespace
 }  // namespace shardbook::ddp_test
