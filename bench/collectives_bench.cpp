@@ -24,7 +24,7 @@
 #include "comm/algorithms/ring.h"
 #include "comm/algorithms/tree.h"
 #include "comm/gloo/gloo_group.h"
-#include "comm/internal/cores.h"
+#include "comm/internal/rank_device.h"
 #include "comm/launch.h"
 #include "comm/processes.h"
 

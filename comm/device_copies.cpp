@@ -4,7 +4,7 @@
 
 namespace shardbook {
 
-CopyLedger::Log& CopyLedger::log_of(const Device& device) {
+CopyLedger::Log& CopyLedger::log_of(const Device& device) const {
   for (Log& log : logs_) {
     if (log.device == device) return log;
   }
@@ -19,16 +19,14 @@ void CopyLedger::run(const DeviceCopy& copy,
     make_copies();
     return;
   }
-  CommRecord record;
-  record.op = copy.op;
-  record.group = "devices";
-  record.group_size = static_cast<int>(copy.devices.size());
-  record.dtype = copy.dtype;
-  record.numel = copy.numel;
-  record.root_or_peer = copy.root;
-  record.phase = RankContext::current().phase;
-  record.label = copy.label;
-
+  CommRecord record{.op = copy.op,
+                    .group = "devices",
+                    .group_size = static_cast<int>(copy.devices.size()),
+                    .dtype = copy.dtype,
+                    .numel = copy.numel,
+                    .root_or_peer = copy.root,
+                    .phase = RankContext::current().phase,
+                    .label = copy.label};
   std::vector<std::pair<CommObserver*, CommRecord>> observed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -47,18 +45,12 @@ void CopyLedger::run(const DeviceCopy& copy,
 
 std::vector<CommRecord> CopyLedger::records(const Device& device) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const Log& log : logs_) {
-    if (log.device == device) return log.log.records();
-  }
-  return {};
+  return log_of(device).log.records();
 }
 
 double CopyLedger::sent_bytes(const Device& device) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const Log& log : logs_) {
-    if (log.device == device) return log.log.bytes();
-  }
-  return 0;
+  return log_of(device).log.bytes();
 }
 
 void CopyLedger::clear() {

@@ -60,10 +60,10 @@ class CopyLedger {
     CommLog log;
     CommObserver* observer = nullptr;
   };
-  Log& log_of(const Device& device);
+  Log& log_of(const Device& device) const;
 
   mutable std::mutex mutex_;
-  std::vector<Log> logs_;
+  mutable std::vector<Log> logs_;  // made when a device is first asked for
 };
 
 using SharedLedger = std::shared_ptr<CopyLedger>;

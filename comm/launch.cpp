@@ -3,7 +3,7 @@
 #include "comm/gloo/gloo_group.h"
 #include "comm/internal/rank_device.h"
 #include "comm/nccl/nccl_group.h"
-#include "comm/processes/joining.h"
+#include "comm/processes/rendezvous.h"
 #include "comm/processes/socket.h"
 #include "comm/threads/thread_group.h"
 #include "core/check.h"

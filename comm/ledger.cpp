@@ -1,37 +1,17 @@
 #include "comm/ledger.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <sstream>
 
 namespace shardbook {
 
 const char* comm_op_name(CommOp op) {
-  switch (op) {
-    case CommOp::kAllReduce:
-      return "all_reduce";
-    case CommOp::kReduceScatter:
-      return "reduce_scatter";
-    case CommOp::kAllGather:
-      return "all_gather";
-    case CommOp::kBroadcast:
-      return "broadcast";
-    case CommOp::kReduce:
-      return "reduce";
-    case CommOp::kScatter:
-      return "scatter";
-    case CommOp::kGather:
-      return "gather";
-    case CommOp::kAllToAll:
-      return "all_to_all";
-    case CommOp::kAllToAllV:
-      return "all_to_all_v";
-    case CommOp::kSend:
-      return "send";
-    case CommOp::kRecv:
-      return "recv";
-    default:
-      return "barrier";
-  }
+  constexpr const char* kNames[] = {
+      "all_reduce",   "reduce_scatter", "all_gather", "broadcast",
+      "reduce",       "scatter",        "gather",     "all_to_all",
+      "all_to_all_v", "send",           "recv",       "barrier"};
+  return kNames[static_cast<std::size_t>(op)];
 }
 
 double wire_elements(const CommRecord& record) {
@@ -106,15 +86,13 @@ void CommLog::repeat(const Mark& mark, std::int64_t times) {
 }
 
 std::string record_text(const CommRecord& record) {
-  std::ostringstream text;
-  text << comm_op_name(record.op);
+  std::string text = comm_op_name(record.op);
   if (record.op != CommOp::kBarrier) {
-    text << " " << dtype_name(record.dtype) << "[" << record.numel << "]";
+    text += fmt::format(" {}[{}]", dtype_name(record.dtype), record.numel);
   }
-  text << " over " << record.group << " (rank " << record.group_rank << " of "
-       << record.group_size << ")";
-  if (!record.label.empty()) text << " '" << record.label << "'";
-  return text.str();
+  text += fmt::format(" over {} (rank {} of {})", record.group,
+                      record.group_rank, record.group_size);
+  return record.label.empty() ? text : text + " '" + record.label + "'";
 }
 
 }  // namespace shardbook

@@ -29,7 +29,7 @@ enum class CommOp {
   kRecv,
   kBarrier
 };
-/// "all_reduce", "reduce_scatter", ...
+/// "all_reduce", "reduce_scatter", ..., in the order above.
 const char* comm_op_name(CommOp op);
 
 struct CommRecord {

@@ -1,6 +1,6 @@
 #include "comm/process_group.h"
 
-#include <sstream>
+#include <fmt/format.h>
 
 #include "comm/internal/arguments.h"
 #include "core/check.h"
@@ -11,17 +11,6 @@ namespace shardbook {
 using internal::Arguments;
 
 namespace {
-
-const char* reduce_op_name(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "sum";
-    case ReduceOp::kMax:
-      return "max";
-    default:
-      return "min";
-  }
-}
 
 // Tells the observer when the caller has waited.
 class ObservedState : public Work::State {
@@ -45,43 +34,26 @@ class ObservedState : public Work::State {
 }  // namespace
 
 std::string call_text(const CommCall& call) {
-  std::ostringstream text;
-  text << comm_op_name(call.op);
-  if (call.op == CommOp::kBarrier) {
-    if (!call.label.empty()) text << " '" << call.label << "'";
-    return text.str();
+  const bool is_send = call.op == CommOp::kSend;
+  const bool is_message = is_send || call.op == CommOp::kRecv;
+  std::string text = comm_op_name(call.op);
+  if (call.op != CommOp::kBarrier) {
+    text += fmt::format(" {}[{}]", dtype_name(call.dtype), call.numel);
   }
-  text << " " << dtype_name(call.dtype) << "[" << call.numel << "]";
-  switch (call.op) {
-    case CommOp::kAllReduce:
-    case CommOp::kReduceScatter:
-      if (call.reduce_op != ReduceOp::kSum) {
-        text << " (" << reduce_op_name(call.reduce_op) << ")";
-      }
-      break;
-    case CommOp::kReduce:
-      text << " (";
-      if (call.reduce_op != ReduceOp::kSum) {
-        text << reduce_op_name(call.reduce_op) << ", ";
-      }
-      text << "root " << call.root_or_peer << ")";
-      break;
-    case CommOp::kBroadcast:
-    case CommOp::kScatter:
-    case CommOp::kGather:
-      text << " (root " << call.root_or_peer << ")";
-      break;
-    case CommOp::kSend:
-    case CommOp::kRecv:
-      text << (call.op == CommOp::kSend ? " to" : " from") << " rank "
-           << call.root_or_peer;
-      if (call.tag != 0) text << " (tag " << call.tag << ")";
-      break;
-    default:
-      break;
+  if (is_message) {
+    text +=
+        fmt::format(" {} rank {}", is_send ? "to" : "from", call.root_or_peer);
   }
-  if (!call.label.empty()) text << " '" << call.label << "'";
-  return text.str();
+  std::vector<std::string> notes;
+  if (call.reduce_op != ReduceOp::kSum) {
+    notes.push_back(call.reduce_op == ReduceOp::kMax ? "max" : "min");
+  }
+  if (!is_message && call.root_or_peer >= 0) {
+    notes.push_back(fmt::format("root {}", call.root_or_peer));
+  }
+  if (call.tag != 0) notes.push_back(fmt::format("tag {}", call.tag));
+  if (!notes.empty()) text += fmt::format(" ({})", fmt::join(notes, ", "));
+  return call.label.empty() ? text : text + " '" + call.label + "'";
 }
 
 ProcessGroup::ProcessGroup(int rank, std::vector<int> ranks, std::string name)
@@ -95,24 +67,14 @@ ProcessGroup::ProcessGroup(int rank, std::vector<int> ranks, std::string name)
 }
 
 std::string ProcessGroup::where() const {
-  std::ostringstream text;
-  text << "over '" << name_ << "' (rank " << rank_ << " of " << size() << ")";
-  return text.str();
+  return fmt::format("over '{}' (rank {} of {})", name_, rank_, size());
+}
+
+Arguments ProcessGroup::arguments_of(CommOp op) const {
+  return Arguments(op, where(), size());
 }
 
 namespace {
-
-CommCall make_call(CommOp op, const Tensor& tensor, std::int64_t numel,
-                   const std::string& label) {
-  internal::refuse_recording(tensor.device(), comm_op_name(op),
-                             "other ranks take part");
-  CommCall call;
-  call.op = op;
-  call.dtype = tensor.dtype();
-  call.numel = numel;
-  call.label = label;
-  return call;
-}
 
 // Calls with two buffers on a group of one.
 void copy_flat(const Tensor& output, const Tensor& input) {
@@ -128,22 +90,35 @@ void copy_flat(const Tensor& output, const Tensor& input) {
 
 // --- Collectives -------------------------------------------------------------
 
+// A call whose arguments have been checked.
+Work ProcessGroup::start(CommCall call, const CommBuffers& buffers) {
+  const auto& [output, input, send_counts, recv_counts] = buffers;
+  if (size() == 1) {
+    copy_flat(output, input);
+    return Work();
+  }
+  const Tensor& any = output.defined() ? output : input;
+  internal::refuse_recording(any.device(), comm_op_name(call.op),
+                             "other ranks take part");
+  call.dtype = any.dtype();
+  return issue(call, buffers);
+}
+
 Work ProcessGroup::issue(const CommCall& call, const CommBuffers& buffers) {
-  CommRecord record;
-  record.op = call.op;
-  record.group = name_;
-  record.group_size = size();
-  record.group_rank = rank_;
-  record.dtype = call.dtype;
-  record.numel = call.numel;
+  CommRecord record{.op = call.op,
+                    .group = name_,
+                    .group_size = size(),
+                    .group_rank = rank_,
+                    .dtype = call.dtype,
+                    .numel = call.numel,
+                    .root_or_peer = call.root_or_peer,
+                    .phase = RankContext::current().phase,
+                    .label = call.label};
   if (call.op == CommOp::kSend) record.numel_to_peers = call.numel;
   if (!buffers.send_counts.empty()) {
     record.numel_to_peers =
         call.numel - buffers.send_counts[static_cast<std::size_t>(rank_)];
   }
-  record.root_or_peer = call.root_or_peer;
-  record.phase = RankContext::current().phase;
-  record.label = call.label;
   log_->add(record);
   if (observer_ == nullptr) return dispatch(call, buffers);
   observer_->on_issue(record);
@@ -154,83 +129,73 @@ Work ProcessGroup::issue(const CommCall& call, const CommBuffers& buffers) {
 Work ProcessGroup::dispatch(const CommCall& call, const CommBuffers& buffers) {
   const Tensor& any = buffers.output.defined() ? buffers.output : buffers.input;
   if (any.defined() && any.is_meta() && !takes_meta()) return Work();
-  switch (call.op) {
-    case CommOp::kSend:
-      return do_send(any, call);
-    case CommOp::kRecv:
-      return do_recv(any, call);
-    default:
-      return do_collective(call, buffers);
-  }
+  if (call.op == CommOp::kSend) return do_send(any, call);
+  if (call.op == CommOp::kRecv) return do_recv(any, call);
+  return do_collective(call, buffers);
 }
 
 Work ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op,
                               const std::string& label) {
-  const Arguments arguments(CommOp::kAllReduce, where(), size());
-  arguments.defined(tensor, "tensor");
-  if (size() == 1) return Work();
-  CommCall call = make_call(CommOp::kAllReduce, tensor, tensor.numel(), label);
-  call.reduce_op = op;
-  return issue(call, {tensor, tensor});
+  arguments_of(CommOp::kAllReduce).defined(tensor, "tensor");
+  return start({.op = CommOp::kAllReduce,
+                .numel = tensor.numel(),
+                .reduce_op = op,
+                .label = label},
+               {tensor, tensor});
 }
 
 Work ProcessGroup::reduce_scatter(const Tensor& output, const Tensor& input,
                                   ReduceOp op, const std::string& label) {
-  const Arguments arguments(CommOp::kReduceScatter, where(), size());
+  const Arguments arguments = arguments_of(CommOp::kReduceScatter);
   arguments.pair(output, input);
   arguments.pieces(input, "input", output, "output");
   arguments.in_place(input, output, rank_);
-  if (size() == 1) {
-    copy_flat(output, input);
-    return Work();
-  }
-  CommCall call =
-      make_call(CommOp::kReduceScatter, input, input.numel(), label);
-  call.reduce_op = op;
-  return issue(call, {output, input});
+  return start({.op = CommOp::kReduceScatter,
+                .numel = input.numel(),
+                .reduce_op = op,
+                .label = label},
+               {output, input});
 }
 
 Work ProcessGroup::all_gather(const Tensor& output, const Tensor& input,
                               const std::string& label) {
-  const Arguments arguments(CommOp::kAllGather, where(), size());
+  const Arguments arguments = arguments_of(CommOp::kAllGather);
   arguments.pair(output, input);
   arguments.pieces(output, "output", input, "input");
   arguments.in_place(output, input, rank_);
-  if (size() == 1) {
-    copy_flat(output, input);
-    return Work();
-  }
-  const CommCall call =
-      make_call(CommOp::kAllGather, output, output.numel(), label);
-  return issue(call, {output, input});
+  return start(
+      {.op = CommOp::kAllGather, .numel = output.numel(), .label = label},
+      {output, input});
 }
 
 Work ProcessGroup::broadcast(const Tensor& tensor, int root,
                              const std::string& label) {
-  const Arguments arguments(CommOp::kBroadcast, where(), size());
+  const Arguments arguments = arguments_of(CommOp::kBroadcast);
   arguments.defined(tensor, "tensor");
   arguments.root(root);
-  if (size() == 1) return Work();
-  CommCall call = make_call(CommOp::kBroadcast, tensor, tensor.numel(), label);
-  call.root_or_peer = root;
-  return issue(call, {tensor, tensor});
+  return start({.op = CommOp::kBroadcast,
+                .numel = tensor.numel(),
+                .root_or_peer = root,
+                .label = label},
+               {tensor, tensor});
 }
 
 Work ProcessGroup::reduce(const Tensor& tensor, int root, ReduceOp op,
                           const std::string& label) {
-  const Arguments arguments(CommOp::kReduce, where(), size());
+  const Arguments arguments = arguments_of(CommOp::kReduce);
   arguments.defined(tensor, "tensor");
   arguments.root(root);
-  if (size() == 1) return Work();
-  CommCall call = make_call(CommOp::kReduce, tensor, tensor.numel(), label);
-  call.root_or_peer = root;
-  call.reduce_op = op;
-  return issue(call, {tensor, tensor});
+  return start({.op = CommOp::kReduce,
+                .numel = tensor.numel(),
+                .root_or_peer = root,
+                .reduce_op = op,
+                .label = label},
+               {tensor, tensor});
 }
 
 Work ProcessGroup::scatter(const Tensor& output, const Tensor& input, int root,
                            const std::string& label) {
-  const Arguments arguments(CommOp::kScatter, where(), size());
+  const Arguments arguments = arguments_of(CommOp::kScatter);
   arguments.root(root);
   arguments.defined(output, "output");
   if (rank_ == root) {
@@ -238,19 +203,16 @@ Work ProcessGroup::scatter(const Tensor& output, const Tensor& input, int root,
     arguments.pieces(input, "input", output, "output");
     arguments.in_place(input, output, rank_);
   }
-  if (size() == 1) {
-    copy_flat(output, input);
-    return Work();
-  }
-  CommCall call =
-      make_call(CommOp::kScatter, output, output.numel() * size(), label);
-  call.root_or_peer = root;
-  return issue(call, {output, rank_ == root ? input : Tensor()});
+  return start({.op = CommOp::kScatter,
+                .numel = output.numel() * size(),
+                .root_or_peer = root,
+                .label = label},
+               {output, rank_ == root ? input : Tensor()});
 }
 
 Work ProcessGroup::gather(const Tensor& output, const Tensor& input, int root,
                           const std::string& label) {
-  const Arguments arguments(CommOp::kGather, where(), size());
+  const Arguments arguments = arguments_of(CommOp::kGather);
   arguments.root(root);
   arguments.defined(input, "input");
   if (rank_ == root) {
@@ -258,19 +220,16 @@ Work ProcessGroup::gather(const Tensor& output, const Tensor& input, int root,
     arguments.pieces(output, "output", input, "input");
     arguments.in_place(output, input, rank_);
   }
-  if (size() == 1) {
-    copy_flat(output, input);
-    return Work();
-  }
-  CommCall call =
-      make_call(CommOp::kGather, input, input.numel() * size(), label);
-  call.root_or_peer = root;
-  return issue(call, {rank_ == root ? output : Tensor(), input});
+  return start({.op = CommOp::kGather,
+                .numel = input.numel() * size(),
+                .root_or_peer = root,
+                .label = label},
+               {rank_ == root ? output : Tensor(), input});
 }
 
 Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input,
                               const std::string& label) {
-  const Arguments arguments(CommOp::kAllToAll, where(), size());
+  const Arguments arguments = arguments_of(CommOp::kAllToAll);
   arguments.pair(output, input);
   SB_CHECK(output.numel() == input.numel(), "all_to_all ", where(),
            ": the output has ", output.numel(), " elements and the input ",
@@ -279,21 +238,17 @@ Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input,
            input.numel(), " elements do not divide over ", size(),
            " ranks; pad, or use all_to_all_v");
   arguments.apart(output, input);
-  if (size() == 1) {
-    copy_flat(output, input);
-    return Work();
-  }
-  const CommCall call =
-      make_call(CommOp::kAllToAll, input, input.numel(), label);
   const std::vector<std::int64_t> counts(ranks_.size(), input.numel() / size());
-  return issue(call, {output, input, counts, counts});
+  return start(
+      {.op = CommOp::kAllToAll, .numel = input.numel(), .label = label},
+      {output, input, counts, counts});
 }
 
 Work ProcessGroup::all_to_all_v(const Tensor& output, const Tensor& input,
                                 const std::vector<std::int64_t>& send_counts,
                                 const std::vector<std::int64_t>& recv_counts,
                                 const std::string& label) {
-  const Arguments arguments(CommOp::kAllToAllV, where(), size());
+  const Arguments arguments = arguments_of(CommOp::kAllToAllV);
   arguments.pair(output, input);
   arguments.counts(send_counts, input, "send");
   arguments.counts(recv_counts, output, "receive");
@@ -302,42 +257,39 @@ Work ProcessGroup::all_to_all_v(const Tensor& output, const Tensor& input,
            ": sends ", send_counts[self], " elements to itself and expects ",
            recv_counts[self]);
   arguments.apart(output, input);
-  if (size() == 1) {
-    copy_flat(output, input);
-    return Work();
-  }
-  const CommCall call =
-      make_call(CommOp::kAllToAllV, input, input.numel(), label);
-  return issue(call, {output, input, send_counts, recv_counts});
+  return start(
+      {.op = CommOp::kAllToAllV, .numel = input.numel(), .label = label},
+      {output, input, send_counts, recv_counts});
 }
 
 void ProcessGroup::barrier(const std::string& label) {
-  if (size() == 1) return;
-  CommCall call;
-  call.label = label;
-  issue(call, {}).wait();
+  if (size() > 1) issue({.label = label}, {}).wait();
 }
 
 Work ProcessGroup::send(const Tensor& tensor, int to, int tag,
                         const std::string& label) {
-  const Arguments arguments(CommOp::kSend, where(), size());
+  const Arguments arguments = arguments_of(CommOp::kSend);
   arguments.defined(tensor, "tensor");
   arguments.peer(to, rank_, "receiver");
-  CommCall call = make_call(CommOp::kSend, tensor, tensor.numel(), label);
-  call.root_or_peer = to;
-  call.tag = tag;
-  return issue(call, {Tensor(), tensor});
+  return start({.op = CommOp::kSend,
+                .numel = tensor.numel(),
+                .root_or_peer = to,
+                .tag = tag,
+                .label = label},
+               {Tensor(), tensor});
 }
 
 Work ProcessGroup::recv(const Tensor& tensor, int from, int tag,
                         const std::string& label) {
-  const Arguments arguments(CommOp::kRecv, where(), size());
+  const Arguments arguments = arguments_of(CommOp::kRecv);
   arguments.defined(tensor, "tensor");
   arguments.peer(from, rank_, "sender");
-  CommCall call = make_call(CommOp::kRecv, tensor, tensor.numel(), label);
-  call.root_or_peer = from;
-  call.tag = tag;
-  return issue(call, {tensor, Tensor()});
+  return start({.op = CommOp::kRecv,
+                .numel = tensor.numel(),
+                .root_or_peer = from,
+                .tag = tag,
+                .label = label},
+               {tensor, Tensor()});
 }
 
 }  // namespace shardbook

@@ -42,6 +42,10 @@
 
 namespace shardbook {
 
+namespace internal {
+class Arguments;
+}
+
 enum class ReduceOp { kSum, kMax, kMin };
 
 /// The description of one call, also for error messages.
@@ -215,8 +219,10 @@ class ProcessGroup {
   std::shared_ptr<ProcessGroup> adopt(const std::vector<int>& members,
                                       const std::string& name,
                                       bool all_call = false);
+  Work start(CommCall call, const CommBuffers& buffers);
   Work dispatch(const CommCall& call, const CommBuffers& buffers);
   std::string where() const;
+  internal::Arguments arguments_of(CommOp op) const;
 
   int rank_;
   std::vector<int> ranks_;

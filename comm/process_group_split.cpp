@@ -1,5 +1,7 @@
 // Groups made from a group: by color, by their members, by parts.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 #include <set>
@@ -13,13 +15,7 @@ namespace shardbook {
 namespace {
 
 std::string list_text(const std::vector<int>& values) {
-  std::ostringstream text;
-  text << "[";
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    text << (i == 0 ? "" : ", ") << values[i];
-  }
-  text << "]";
-  return text.str();
+  return fmt::format("[{}]", fmt::join(values, ", "));
 }
 
 }  // namespace
@@ -38,9 +34,8 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key,
                                                   const std::string& name) {
   SB_CHECK(color >= -1, "split ", where(), " for '", name, "': color ", color,
            "; give -1 for no group, or 0 and more");
-  std::ostringstream mine;
-  mine << color << " " << key << " " << name;
-  const std::vector<std::string> all = exchange(mine.str());
+  const std::vector<std::string> all =
+      exchange(fmt::format("{} {} {}", color, key, name));
 
   // Members of my color, by (key, rank).
   std::vector<std::pair<int, int>> order;
@@ -87,11 +82,10 @@ std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(
 std::shared_ptr<ProcessGroup> ProcessGroup::partition(
     const std::vector<std::vector<int>>& parts, const std::string& name) {
   std::set<int> seen;
-  std::ostringstream mine;
-  mine << "'" << name << "'";
+  std::string mine = "'" + name + "'";
   const std::vector<int>* my_part = nullptr;
   for (const std::vector<int>& part : parts) {
-    mine << " " << list_text(part);
+    mine += " " + list_text(part);
     for (const int member : part) {
       SB_CHECK(member >= 0 && member < size(), "partition '", name, "' ",
                where(), ": ", list_text(part), " names a rank outside of 0 to ",
@@ -101,8 +95,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::partition(
       if (member == rank_) my_part = &part;
     }
   }
-  const std::string digest =
-      std::to_string(std::hash<std::string>()(mine.str()));
+  const std::string digest = std::to_string(std::hash<std::string>()(mine));
   const std::vector<std::string> all = exchange(digest);
   for (int r = 0; r < size(); ++r) {
     SB_CHECK(all[static_cast<std::size_t>(r)] == digest, "partition '", name,

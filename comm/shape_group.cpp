@@ -1,17 +1,12 @@
 #include "comm/shape_group.h"
 
-#include <numeric>
+#include <algorithm>
 
+#include "comm/internal/arguments.h"
 #include "core/check.h"
 
 namespace shardbook {
 namespace {
-
-std::vector<int> ranks_below(int size) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 // The base class moves no tensor on a meta device, so only real data end here.
 [[noreturn]] Work refuse(const CommCall& call, const std::string& name) {
@@ -22,7 +17,7 @@ std::vector<int> ranks_below(int size) {
 }  // namespace
 
 ShapeGroup::ShapeGroup(int rank, int size, const std::string& name)
-    : ProcessGroup(rank, ranks_below(size), name) {}
+    : ProcessGroup(rank, internal::ranks_below(size), name) {}
 
 std::vector<std::string> ShapeGroup::exchange(const std::string& text) {
   return std::vector<std::string>(static_cast<std::size_t>(size()), text);
@@ -39,10 +34,9 @@ Work ShapeGroup::do_recv(const Tensor&, const CommCall& call) {
 }
 std::shared_ptr<ProcessGroup> ShapeGroup::do_subgroup(
     const std::vector<int>& members, const std::string& name) {
-  int rank = 0;
-  while (members[static_cast<std::size_t>(rank)] != this->rank()) ++rank;
-  return std::make_shared<ShapeGroup>(rank, static_cast<int>(members.size()),
-                                      name);
+  const auto mine = std::find(members.begin(), members.end(), rank());
+  return std::make_shared<ShapeGroup>(static_cast<int>(mine - members.begin()),
+                                      static_cast<int>(members.size()), name);
 }
 
 }  // namespace shardbook

@@ -1,7 +1,6 @@
 #include "comm/algorithms/cost_card.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace shardbook::algorithms {
 
@@ -9,10 +8,6 @@ double CostCard::max_elements_sent() const {
   return elements_sent.empty()
              ? 0
              : *std::max_element(elements_sent.begin(), elements_sent.end());
-}
-
-double CostCard::total_elements_sent() const {
-  return std::accumulate(elements_sent.begin(), elements_sent.end(), 0.0);
 }
 
 double CostCard::seconds(double latency_s, double bytes_per_s,

@@ -7,13 +7,11 @@
 // wait for each other; links are independent and work both ways at once.
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace shardbook::algorithms {
 
 struct CostCard {
-  std::string algorithm;  ///< "ring all-reduce"
   /// Messages in the longest chain.
   int steps = 0;
   /// Elements in the messages of that chain.
@@ -22,7 +20,6 @@ struct CostCard {
   std::vector<double> elements_sent;
 
   double max_elements_sent() const;
-  double total_elements_sent() const;
   /// steps * alpha + bytes of the chain / beta.
   double seconds(double latency_s, double bytes_per_s,
                  double element_bytes) const;

@@ -96,7 +96,6 @@ CostCard halving_doubling_all_reduce_cost(int num_ranks, std::int64_t n) {
       2 * whole * (folding.num_active - 1) / folding.num_active;
   const bool folds = folding.num_folded > 0;
   CostCard card;
-  card.algorithm = "halving-doubling all-reduce";
   card.steps = 2 * log2_floor(num_ranks) + (folds ? 2 : 0);
   card.chain_elements = swapped + (folds ? 2 * whole : 0);
   for (int r = 0; r < num_ranks; ++r) {

@@ -1,7 +1,5 @@
 #include "comm/algorithms/ring.h"
 
-#include <algorithm>
-
 #include "comm/algorithms/messages.h"
 #include "core/check.h"
 
@@ -87,39 +85,20 @@ void ring_all_gather(ProcessGroup& group, const Tensor& output,
 
 // --- Cost --------------------------------------------------------------------
 
-CostCard ring_reduce_scatter_cost(int num_ranks, std::int64_t n) {
-  CostCard card{"ring reduce-scatter", num_ranks - 1, 0, {}};
-  // The largest piece leads the chain of every step.
-  card.chain_elements =
-      static_cast<double>((num_ranks - 1) * piece_size(n, num_ranks, 0));
-  for (int r = 0; r < num_ranks; ++r) {
-    card.elements_sent.push_back(
-        static_cast<double>(n - piece_size(n, num_ranks, r)));
-  }
-  return card;
-}
-
-CostCard ring_all_gather_cost(int num_ranks, std::int64_t n) {
-  CostCard card{"ring all-gather", num_ranks - 1, 0, {}};
-  card.chain_elements =
-      static_cast<double>((num_ranks - 1) * piece_size(n, num_ranks, 0));
-  // All pieces but the right neighbour's own.
-  for (int r = 0; r < num_ranks; ++r) {
-    card.elements_sent.push_back(
-        static_cast<double>(n - piece_size(n, num_ranks, (r + 1) % num_ranks)));
-  }
-  return card;
-}
-
 CostCard ring_all_reduce_cost(int num_ranks, std::int64_t n) {
-  const CostCard add = ring_reduce_scatter_cost(num_ranks, n);
-  CostCard card = ring_all_gather_cost(num_ranks, n);
-  card.algorithm = "ring all-reduce";
-  card.steps += add.steps;
-  card.chain_elements += add.chain_elements;
-  std::transform(add.elements_sent.begin(), add.elements_sent.end(),
-                 card.elements_sent.begin(), card.elements_sent.begin(),
-                 std::plus<>());
+  const auto piece = [&](int index) {
+    return piece_size(n, num_ranks, index % num_ranks);
+  };
+  CostCard card;
+  card.steps = 2 * (num_ranks - 1);
+  // The largest piece leads the chain of every step.
+  card.chain_elements = static_cast<double>(card.steps * piece(0));
+  // Adding, a rank sends all pieces except its own; copying, all except its right
+  // neighbour's.
+  for (int r = 0; r < num_ranks; ++r) {
+    card.elements_sent.push_back(
+        static_cast<double>(2 * n - piece(r) - piece(r + 1)));
+  }
   return card;
 }
 

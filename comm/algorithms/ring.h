@@ -34,11 +34,9 @@ CostCard ring_all_reduce_cost(int num_ranks, std::int64_t n);
 /// are. Sends (P-1)/P n in P-1 steps.
 void ring_reduce_scatter(ProcessGroup& group, const Tensor& output,
                          const Tensor& input, ReduceOp op = ReduceOp::kSum);
-CostCard ring_reduce_scatter_cost(int num_ranks, std::int64_t n);
 
 /// output [n] = the inputs [n/P] end to end. Sends (P-1)/P n in P-1 steps.
 void ring_all_gather(ProcessGroup& group, const Tensor& output,
                      const Tensor& input);
-CostCard ring_all_gather_cost(int num_ranks, std::int64_t n);
 
 }  // namespace shardbook::algorithms

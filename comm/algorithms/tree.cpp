@@ -188,7 +188,7 @@ void double_tree_all_reduce(ProcessGroup& group, const Tensor& tensor,
 
 CostCard tree_broadcast_cost(int num_ranks, std::int64_t n, int root) {
   const Binomial tree(num_ranks, root);
-  CostCard card{"binomial tree broadcast", log2_ceil(num_ranks), 0, {}};
+  CostCard card{log2_ceil(num_ranks), 0, {}};
   card.chain_elements = card.steps * static_cast<double>(n);
   for (int r = 0; r < num_ranks; ++r) {
     card.elements_sent.push_back(static_cast<double>(tree.children(r).size()) *
@@ -198,7 +198,7 @@ CostCard tree_broadcast_cost(int num_ranks, std::int64_t n, int root) {
 }
 
 CostCard tree_reduce_cost(int num_ranks, std::int64_t n, int root) {
-  CostCard card{"binomial tree reduce", log2_ceil(num_ranks), 0, {}};
+  CostCard card{log2_ceil(num_ranks), 0, {}};
   card.chain_elements = card.steps * static_cast<double>(n);
   for (int r = 0; r < num_ranks; ++r) {
     card.elements_sent.push_back(r == root ? 0 : static_cast<double>(n));
@@ -212,7 +212,6 @@ CostCard double_tree_all_reduce_cost(int num_ranks, std::int64_t n,
                                          second_tree(num_ranks)};
   const int depth = std::max(tree_depth(trees[0]), tree_depth(trees[1]));
   CostCard card;
-  card.algorithm = "double binary tree all-reduce";
   if (num_ranks > 1) {
     card.steps = 2 * (depth + num_chunks - 1);
     card.chain_elements =

@@ -5,23 +5,20 @@
 
 namespace shardbook::internal {
 
-struct CallQueue::Call {
-  std::function<void()> run;
-  std::exception_ptr error;
-  bool done = false;
-};
-
 // A collective: done when it has run.
 class CallQueue::CallState : public Work::State {
  public:
-  CallState(std::shared_ptr<CallQueue> queue, std::shared_ptr<Call> call)
-      : queue_(std::move(queue)), call_(std::move(call)) {}
-  void wait() override { queue_->wait(call_); }
-  bool done() override { return queue_->done(call_); }
+  CallState(std::shared_ptr<CallQueue> queue, Result result)
+      : queue_(std::move(queue)), result_(std::move(result)) {}
+  void wait() override {
+    queue_->run_until([this] { return is_ready(result_); });
+    result_.get();
+  }
+  bool done() override { return is_ready(result_); }
 
  private:
   std::shared_ptr<CallQueue> queue_;
-  std::shared_ptr<Call> call_;
+  Result result_;
 };
 
 // A message. Gloo can only be asked by waiting, so the first done() starts a
@@ -92,7 +89,20 @@ CallQueue::~CallQueue() {
 
 Work CallQueue::enqueue(const std::shared_ptr<CallQueue>& queue,
                         std::function<void()> run) {
-  return Work(std::make_shared<CallState>(queue, queue->add(std::move(run))));
+  const std::lock_guard lock(queue->mutex_);
+  Call& call = queue->calls_.emplace_back([queue = queue.get(), run] {
+    try {
+      run();
+    } catch (const std::exception& error) {
+      queue->world_.fail(error.what());
+      throw;
+    }
+  });
+  if (!queue->worker_.joinable()) {
+    queue->worker_ = std::thread([queue = queue.get()] { queue->work(); });
+  }
+  queue->changed_.notify_all();
+  return Work(std::make_shared<CallState>(queue, call.get_future().share()));
 }
 
 Work CallQueue::add_message(const std::shared_ptr<CallQueue>& queue,
@@ -114,31 +124,16 @@ Work CallQueue::add_message(const std::shared_ptr<CallQueue>& queue,
   return Work(std::move(state));
 }
 
-std::shared_ptr<CallQueue::Call> CallQueue::add(std::function<void()> run) {
-  auto call = std::make_shared<Call>();
-  call->run = std::move(run);
-  const std::lock_guard lock(mutex_);
-  calls_.push_back(call);
-  if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
-  changed_.notify_all();
-  return call;
-}
-
 void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
-  const std::shared_ptr<Call> call = calls_.front();
-  calls_.pop_front();
   running_ = true;
-  lock.unlock();
-  try {
-    call->run();
-  } catch (const std::exception& error) {
-    call->error = std::current_exception();
-    world_.fail(error.what());
-  }
-  call->run = nullptr;  // lets go of the tensors
+  {
+    Call call = std::move(calls_.front());
+    calls_.pop_front();
+    lock.unlock();
+    call();
+  }  // lets go of the tensors
   lock.lock();
   running_ = false;
-  call->done = true;
   changed_.notify_all();
 }
 
@@ -152,9 +147,9 @@ void CallQueue::work() {
   }
 }
 
-void CallQueue::wait(const std::shared_ptr<Call>& call) {
+void CallQueue::run_until(const std::function<bool()>& is_over) {
   std::unique_lock lock(mutex_);
-  while (!call->done) {
+  while (!is_over()) {
     if (!running_ && !calls_.empty()) {
       run_front(lock);
     } else {
@@ -162,25 +157,10 @@ void CallQueue::wait(const std::shared_ptr<Call>& call) {
       changed_.wait(lock);
     }
   }
-  if (call->error) std::rethrow_exception(call->error);
-}
-
-bool CallQueue::done(const std::shared_ptr<Call>& call) {
-  const std::lock_guard lock(mutex_);
-  return call->done;
 }
 
 void CallQueue::drain() {
-  std::unique_lock lock(mutex_);
-  while (running_ || !calls_.empty()) {
-    if (!running_) {
-      run_front(lock);
-    } else {
-      const ControlLine::Wait wait(world_.line());
-      changed_.wait(lock);
-    }
-  }
-  lock.unlock();
+  run_until([this] { return !running_ && calls_.empty(); });
   const auto messages = std::exchange(messages_, {});
   for (const auto& message : messages) message->wait();
 }

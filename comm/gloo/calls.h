@@ -8,8 +8,8 @@
 
 #include <condition_variable>
 #include <deque>
-#include <exception>
 #include <functional>
+#include <future>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -43,20 +43,23 @@ class CallQueue {
   bool idle();
 
  private:
-  struct Call;
+  using Call = std::packaged_task<void()>;
+  using Result = std::shared_future<void>;
   class CallState;
   class MessageState;
 
-  std::shared_ptr<Call> add(std::function<void()> run);
-  void wait(const std::shared_ptr<Call>& call);
-  bool done(const std::shared_ptr<Call>& call);
+  static bool is_ready(const Result& result) {
+    return result.wait_for(std::chrono::seconds(0)) ==
+           std::future_status::ready;
+  }
+  void run_until(const std::function<bool()>& is_over);
   void run_front(std::unique_lock<std::mutex>& lock);
   void work();
 
   GlooWorld& world_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Call>> calls_;
+  std::deque<Call> calls_;
   bool running_ = false;
   bool stopping_ = false;
   std::thread worker_;

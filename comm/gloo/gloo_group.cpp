@@ -1,5 +1,7 @@
 #include "comm/gloo/gloo_group.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <utility>
@@ -7,9 +9,9 @@
 #include "comm/gloo/calls.h"
 #include "comm/gloo/collectives.h"
 #include "comm/internal/arguments.h"
-#include "comm/internal/cores.h"
-#include "comm/processes/control_fields.h"
-#include "comm/processes/joining.h"
+#include "comm/internal/rank_device.h"
+#include "comm/processes/rendezvous.h"
+#include "comm/processes/socket.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -72,9 +74,7 @@ std::shared_ptr<ProcessGroup> GlooGroup::do_subgroup(
   const auto mine = std::find(members.begin(), members.end(), rank());
   // Groups made by one split differ in their members.
   return std::make_shared<GlooGroup>(
-      world_,
-      id_ + "." + std::to_string(num_exchanges_) + ":" +
-          std::to_string(ranks.front()),
+      world_, fmt::format("{}.{}:{}", id_, num_exchanges_, ranks.front()),
       static_cast<int>(mine - members.begin()), ranks, name, timeout_);
 }
 
@@ -109,12 +109,11 @@ Work GlooGroup::do_collective(const CommCall& call,
 std::uint64_t GlooGroup::open_message(const CommCall& call, int from, int to) {
   const CallInfo info = info_of(call);
   world_->check(info);
-  const std::string way = std::to_string(from) + ">" + std::to_string(to) +
-                          "/" + std::to_string(call.tag);
+  const std::string way = fmt::format("{}>{}/{}", from, to, call.tag);
   const std::string key =
-      id_ + "/" + way + "/" + std::to_string(num_messages_[way]++);
-  const std::string signature = std::string(dtype_name(call.dtype)) + "[" +
-                                std::to_string(call.numel) + "]";
+      fmt::format("{}/{}/{}", id_, way, num_messages_[way]++);
+  const std::string signature =
+      fmt::format("{}[{}]", dtype_name(call.dtype), call.numel);
   world_->line().report_call(key,
                              join_ranks({world_rank(from), world_rank(to)}),
                              signature, info.text);
@@ -176,16 +175,12 @@ void run_as_rank(const RankEnvironment& environment,
         std::max(1, available_cores() / environment.local_world_size));
     context.deterministic = options.deterministic;
     const RankContext::Scope scope(context);
-    std::vector<int> everybody;
-    for (int r = 0; r < environment.world_size; ++r) everybody.push_back(r);
-    GlooGroup group(world, "world", rank, everybody, "world", options.timeout);
+    GlooGroup group(world, "world", rank, ranks_below(environment.world_size),
+                    "world", options.timeout);
     body(group);
     world->leave();
-  } catch (const std::exception& error) {
-    world->fail(error.what());
-    throw;
   } catch (...) {
-    world->fail("an exception of unknown type");
+    world->fail(current_reason());
     throw;
   }
 }

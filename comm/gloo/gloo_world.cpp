@@ -2,19 +2,19 @@
 
 #include <csignal>
 
-#include <gloo/rendezvous/context.h>
-#include <gloo/rendezvous/store.h>
+#include <gloo/transport/context.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <exception>
+#include <future>
+#include <map>
 #include <thread>
 #include <utility>
 
 #include "comm/gloo/calls.h"
-#include "comm/processes/joining.h"
+#include "comm/processes/rendezvous.h"
 #include "core/check.h"
 
 namespace shardbook::internal {
@@ -25,87 +25,44 @@ using std::chrono::milliseconds;
 // How long a broken connection waits for the coordinator to say why.
 constexpr milliseconds kReasonPatience{2000};
 
-// Connects to all ranks. Gloo cannot be told to give up, so a thread of its own
-// connects; when the world fails meanwhile, that thread is left behind, and
-// Gloo's own timeout ends it.
-struct Connecting {
-  std::mutex line_mutex;
-  ControlLine* line = nullptr;  // null once nobody waits for the connections
-  milliseconds timeout{0};
-  std::shared_ptr<::gloo::rendezvous::Context> mesh;
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool has_ended = false;
-  std::exception_ptr error;
-};
-
-// Gloo gets its peers' addresses from the coordinator.
-class ControlStore : public ::gloo::rendezvous::Store {
- public:
-  explicit ControlStore(Connecting& state) : state_(state) {}
-
-  void set(const std::string& key, const std::vector<char>& data) override {
-    const std::lock_guard lock(state_.line_mutex);
-    line().set(key, {data.begin(), data.end()});
-  }
-  std::vector<char> get(const std::string& key) override {
-    const std::lock_guard lock(state_.line_mutex);
-    const std::string value = line().get(key, state_.timeout);
-    return {value.begin(), value.end()};
-  }
-  // `get` waits already.
-  void wait(const std::vector<std::string>& keys) override {}
-
- private:
-  ControlLine& line() {
-    if (state_.line == nullptr) throw Error("nobody waits any longer");
-    return *state_.line;
-  }
-
-  Connecting& state_;
-};
-
-std::shared_ptr<::gloo::Context> connect(int rank, int size,
-                                         const std::string& host,
-                                         ControlLine& line,
-                                         milliseconds timeout) {
+// Connects to all ranks, whose addresses the coordinator passes on. Gloo cannot
+// be told to give up, so a thread of its own connects; when the world fails
+// meanwhile, that thread is left behind, and Gloo's own timeout ends it.
+std::shared_ptr<::gloo::transport::Context> connect(int rank, int size,
+                                                    const std::string& host,
+                                                    ControlLine& line,
+                                                    milliseconds timeout) {
   ::gloo::transport::tcp::attr attributes;
   attributes.hostname = host;
-  const auto device = ::gloo::transport::tcp::CreateDevice(attributes);
-  const auto state = std::make_shared<Connecting>();
-  state->line = &line;
-  state->timeout = timeout;
-  state->mesh = std::make_shared<::gloo::rendezvous::Context>(rank, size);
-  state->mesh->setTimeout(timeout);
-  std::thread thread([state, device] {
-    std::exception_ptr error;
-    try {
-      ControlStore store(*state);
-      std::shared_ptr<::gloo::transport::Device> shared = device;
-      state->mesh->connectFullMesh(store, shared);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    const std::lock_guard lock(state->mutex);
-    state->error = error;
-    state->has_ended = true;
-    state->changed.notify_all();
-  });
-  std::unique_lock lock(state->mutex);
-  const auto has_ended = [&] { return state->has_ended; };
-  while (!state->changed.wait_for(lock, milliseconds(20), has_ended)) {
-    if (line.failure().empty()) continue;
-    lock.unlock();
-    const std::lock_guard line_lock(state->line_mutex);
-    state->line = nullptr;
-    thread.detach();
-    throw RunError(line.failure());
+  const std::shared_ptr<::gloo::transport::Context> mesh =
+      ::gloo::transport::tcp::CreateDevice(attributes)
+          ->createContext(rank, size);
+  mesh->setTimeout(timeout);
+  const auto key = [](int from) { return "address/" + std::to_string(from); };
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank) continue;
+    const auto bytes = mesh->createPair(peer)->address().bytes();
+    line.mail(peer, key(rank), {bytes.begin(), bytes.end()});
   }
-  lock.unlock();
-  thread.join();
-  if (state->error) std::rethrow_exception(state->error);
-  return state->mesh;
+  std::map<int, std::vector<char>> addresses;
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank) continue;
+    const std::string text =
+        line.wait_for_mail(key(peer), joining_text(size), timeout);
+    addresses[peer] = {text.begin(), text.end()};
+  }
+  std::packaged_task<void()> connecting([mesh, addresses] {
+    for (const auto& [peer, address] : addresses) {
+      mesh->getPair(peer)->connect(address);
+    }
+  });
+  std::future<void> connected = connecting.get_future();
+  std::thread(std::move(connecting)).detach();
+  while (connected.wait_for(milliseconds(20)) != std::future_status::ready) {
+    if (!line.failure().empty()) throw RunError(line.failure());
+  }
+  connected.get();
+  return mesh;
 }
 
 // The wait in progress, or the next one, returns false.

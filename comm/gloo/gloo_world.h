@@ -17,12 +17,10 @@
 #include "comm/processes/control_line.h"
 #include "comm/processes/rendezvous.h"
 
-namespace gloo {
+namespace gloo::transport {
 class Context;
-namespace transport {
 class UnboundBuffer;
-}
-}  // namespace gloo
+}  // namespace gloo::transport
 
 namespace shardbook::internal {
 
@@ -47,7 +45,7 @@ class GlooWorld {
   int size() const { return size_; }
   ControlLine& line() { return *line_; }
   /// Gloo's connections to all ranks.
-  ::gloo::Context& mesh() { return *mesh_; }
+  ::gloo::transport::Context& mesh() { return *mesh_; }
 
   /// Throws Error when something has failed anywhere in the world.
   void check(const CallInfo& info) const;
@@ -73,7 +71,7 @@ class GlooWorld {
   std::chrono::milliseconds timeout_;
   Rendezvous rendezvous_;
   std::unique_ptr<ControlLine> line_;
-  std::shared_ptr<::gloo::Context> mesh_;
+  std::shared_ptr<::gloo::transport::Context> mesh_;
 
   std::vector<std::shared_ptr<CallQueue>> queues_;  // of the rank's thread
 

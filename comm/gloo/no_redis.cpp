@@ -3,8 +3,7 @@
 
 namespace shardbook::internal {
 
-std::unique_ptr<RedisPlace> make_redis_place(const HostPort&,
-                                             const std::string&) {
+RedisPlace make_redis_place(const HostPort&, const std::string&) {
   SB_FAIL(
       "rendezvous redis: this build has no hiredis; install libhiredis-dev and "
       "build again, or use tcp:HOST:PORT or file:FOLDER");

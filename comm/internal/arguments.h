@@ -16,6 +16,13 @@ namespace shardbook::internal {
 // Up to this size a send copies its message and is complete.
 constexpr std::int64_t kEagerBytes = 64 << 10;
 
+// 0 to size - 1.
+inline std::vector<int> ranks_below(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 // True when two buffers share memory, which a call allows only in place.
 inline bool overlap(const Tensor& a, const Tensor& b) {
   const auto* a_begin = static_cast<const char*>(a.raw());

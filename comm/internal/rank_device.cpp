@@ -1,6 +1,12 @@
 #include "comm/internal/rank_device.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <thread>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
 
 #include "core/check.h"
 #include "core/internal/device_runtime.h"
@@ -12,6 +18,26 @@ namespace {
 constexpr double kUsableShare = 0.9;
 
 }  // namespace
+
+int available_cores() {
+#ifdef __linux__
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof(mask), &mask) == 0) {
+    return std::max(CPU_COUNT(&mask), 1);
+  }
+#endif
+  return std::max(static_cast<int>(std::thread::hardware_concurrency()), 1);
+}
+
+std::string current_reason() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
 
 void check_gpus() {
   const std::string problem = why_no_cuda();

@@ -1,11 +1,19 @@
 #pragma once
 
-// The device of each rank.
+// What backends give each rank: cores, a device, and the reason why it failed.
+
+#include <string>
 
 #include "comm/launch.h"
 #include "core/device.h"
 
 namespace shardbook::internal {
+
+/// Cores that this process may run on (its affinity mask, not the machine).
+int available_cores();
+
+/// The text of the exception that is being handled.
+std::string current_reason();
 
 /// Throws Error with the reason where there is no GPU.
 void check_gpus();

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "comm/processes/control_fields.h"
+#include "comm/processes/socket.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/stream.h"

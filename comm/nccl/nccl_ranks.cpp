@@ -8,11 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "comm/internal/cores.h"
 #include "comm/internal/rank_device.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/processes/coordinator.h"
-#include "comm/processes/joining.h"
+#include "comm/processes/rendezvous.h"
 #include "core/check.h"
 #include "core/context.h"
 

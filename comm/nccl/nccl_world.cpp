@@ -7,8 +7,8 @@
 
 #include "comm/internal/arguments.h"
 #include "comm/nccl/nccl_messages.h"
-#include "comm/processes/control_fields.h"
-#include "comm/processes/joining.h"
+#include "comm/processes/rendezvous.h"
+#include "comm/processes/socket.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/stream.h"

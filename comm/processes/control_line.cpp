@@ -297,23 +297,12 @@ void ControlLine::wait_until(const std::string& key, milliseconds timeout,
                  " in " + what);
 }
 
-std::vector<std::string> ControlLine::take_answer(const std::string& key) {
+std::vector<std::string> ControlLine::wait_for_answer(
+    const std::string& key, const std::string& meeting, milliseconds timeout,
+    const std::string& what) {
+  wait_until(meeting, timeout, what, [&] { return answers_.count(key) > 0; });
   const std::lock_guard lock(mutex_);
-  std::vector<std::string> answer = std::move(answers_[key]);
-  answers_.erase(key);
-  return answer;
-}
-
-void ControlLine::set(const std::string& key, const std::string& value) {
-  send({FrameKind::kSet, {key, value}});
-}
-
-std::string ControlLine::get(const std::string& key, milliseconds timeout) {
-  send({FrameKind::kGet, {key}});
-  wait_until("", timeout, "the rendezvous, reading \"" + key + "\"",
-             [&] { return answers_.count(key) > 0; });
-  const std::vector<std::string> answer = take_answer(key);
-  return answer.empty() ? "" : answer.front();
+  return std::move(answers_.extract(key).mapped());
 }
 
 void ControlLine::mail(int to, const std::string& key,
@@ -328,6 +317,13 @@ std::optional<std::string> ControlLine::take_mail(const std::string& key) {
   std::string text = std::move(found->second.front());
   answers_.erase(found);
   return text;
+}
+
+std::string ControlLine::wait_for_mail(const std::string& key,
+                                       const std::string& what,
+                                       milliseconds timeout) {
+  const auto texts = wait_for_answer(key, "", timeout, what);
+  return texts.empty() ? "" : texts.front();
 }
 
 void ControlLine::set_mail_callback(std::function<void()> callback) {
@@ -348,8 +344,7 @@ std::vector<std::string> ControlLine::exchange(const std::string& key,
                                                const std::string& text,
                                                milliseconds timeout) {
   send({FrameKind::kExchange, {key, members, name, text}});
-  wait_until(key, timeout, name, [&] { return answers_.count(key) > 0; });
-  return take_answer(key);
+  return wait_for_answer(key, key, timeout, name);
 }
 
 void ControlLine::fail(const std::string& reason) {

@@ -94,12 +94,13 @@ class ControlLine {
   /// coordinator does not even answer, that is the failure.
   std::string wait_for_failure(std::chrono::milliseconds patience);
 
-  void set(const std::string& key, const std::string& value);
-  std::string get(const std::string& key, std::chrono::milliseconds timeout);
   /// Sends a text to another rank, through the coordinator. Returns at once.
   void mail(int to, const std::string& key, const std::string& text);
   /// What was mailed to this rank under `key`, once; empty until it has come.
   std::optional<std::string> take_mail(const std::string& key);
+  /// The same, after waiting for it in `what`.
+  std::string wait_for_mail(const std::string& key, const std::string& what,
+                            std::chrono::milliseconds timeout);
   /// Called by the reader's thread whenever mail has come.
   void set_mail_callback(std::function<void()> callback);
   /// Tells the coordinator what this rank calls. Returns at once.
@@ -129,7 +130,10 @@ class ControlLine {
   /// Waits for `ready`; throws RunError on failure and when the time is over.
   void wait_until(const std::string& key, std::chrono::milliseconds timeout,
                   const std::string& what, const std::function<bool()>& ready);
-  std::vector<std::string> take_answer(const std::string& key);
+  std::vector<std::string> wait_for_answer(const std::string& key,
+                                           const std::string& meeting,
+                                           std::chrono::milliseconds timeout,
+                                           const std::string& what);
 
   Options options_;
   Descriptor socket_;

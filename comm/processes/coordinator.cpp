@@ -1,5 +1,6 @@
 #include "comm/processes/coordinator.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -9,7 +10,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "comm/processes/control_fields.h"
+#include "comm/processes/socket.h"
 #include "core/check.h"
 
 namespace shardbook::internal {
@@ -83,7 +84,11 @@ void Coordinator::serve() {
       }
     }
     if (waiting[0].revents != 0) accept_line();
-    check_deadlines();
+    for (auto& [generation, world] : worlds_) {
+      const bool is_late =
+          world.inquiry && world.inquiry->deadline <= Clock::now();
+      if (is_late) conclude(generation);
+    }
     for (Line& line : lines_) flush(line);
     lines_.remove_if([](const Line& line) { return line.closing; });
   }
@@ -182,49 +187,24 @@ void Coordinator::end_line(Line& line, const std::string& cause) {
   if (line.rank < 0) return;
   const auto world = worlds_.find(line.generation);
   if (world == worlds_.end() || world->second.left.count(line.rank) > 0) return;
-  std::string reason = cause;
-  if (reason.empty() && options_.explain_end) {
-    reason = options_.explain_end(line.rank);
-  }
-  if (reason.empty()) reason = "its process ended";
-  fail_world(line.generation,
-             "rank " + std::to_string(line.rank) + " failed: " + reason);
+  fail_world(line.generation, fmt::format("rank {} failed: {}", line.rank,
+                                          !cause.empty() ? cause
+                                          : options_.explain_end
+                                              ? options_.explain_end(line.rank)
+                                              : "its process ended"));
 }
 
 void Coordinator::handle(Line& line, const Frame& frame) {
   if (line.rank < 0) return handle_hello(line, frame);
-  World& world = worlds_[line.generation];
   switch (frame.kind) {
-    case FrameKind::kSet: {
-      check_fields(frame, 2);
-      const std::string& key = frame.fields[0];
-      world.values[key] = frame.fields[1];
-      const auto [begin, end] = world.value_waiters.equal_range(key);
-      for (auto waiter = begin; waiter != end; ++waiter) {
-        send(line.generation, waiter->second,
-             {FrameKind::kValue, {key, frame.fields[1]}});
-      }
-      world.value_waiters.erase(begin, end);
-      break;
-    }
-    case FrameKind::kGet: {
-      check_fields(frame, 1);
-      const auto value = world.values.find(frame.fields[0]);
-      if (value != world.values.end()) {
-        queue(line, {FrameKind::kValue, {value->first, value->second}});
-      } else {
-        world.value_waiters.emplace(frame.fields[0], line.rank);
-      }
-      break;
-    }
     case FrameKind::kCall:
     case FrameKind::kExchange:
       handle_call(line, frame);
       break;
     case FrameKind::kFail:
       check_fields(frame, 1);
-      fail_world(line.generation, "rank " + std::to_string(line.rank) +
-                                      " failed: " + frame.fields[0]);
+      fail_world(line.generation,
+                 fmt::format("rank {} failed: {}", line.rank, frame.fields[0]));
       break;
     case FrameKind::kLeave:
       handle_leave(line);
@@ -264,12 +244,12 @@ void Coordinator::handle_hello(Line& line, const Frame& frame) {
   // A newcomer that does not fit is told, and is no rank of this world.
   std::string refusal;
   if (world_size != options_.world_size) {
-    refusal = "rank " + std::to_string(rank) + " comes with world size " +
-              std::to_string(world_size) + ", the others with " +
-              std::to_string(options_.world_size);
+    refusal =
+        fmt::format("rank {} comes with world size {}, the others with {}",
+                    rank, world_size, options_.world_size);
   } else if (rank >= world_size) {
-    refusal = "rank " + std::to_string(rank) +
-              " does not exist in a world of " + std::to_string(world_size);
+    refusal = fmt::format("rank {} does not exist in a world of {}", rank,
+                          world_size);
   }
   for (const Line& other : lines_) {
     if (&other != &line && !other.closing && other.rank == rank &&
@@ -292,13 +272,6 @@ void Coordinator::handle_hello(Line& line, const Frame& frame) {
   world.seen.insert(line.rank);
   if (!world.failure.empty()) {
     queue(line, {FrameKind::kFailed, {world.failure}});
-  }
-}
-
-void Coordinator::check_deadlines() {
-  const auto now = Clock::now();
-  for (auto& [generation, world] : worlds_) {
-    if (world.inquiry && world.inquiry->deadline <= now) conclude(generation);
   }
 }
 

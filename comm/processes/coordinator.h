@@ -3,7 +3,8 @@
 // The coordinator of ranks that are processes: one thread, in rank 0 or in the
 // launcher, with one control line to every rank. No data passes through it. It
 //
-//   - keeps the addresses by which the ranks find each other,
+//   - passes texts from rank to rank, such as the addresses by which they find
+//     each other,
 //   - sees the description of every call of every rank, compares them, and so
 //     notices calls that differ and ranks that never come,
 //   - finds out who holds the others up: when a rank complains about a wait, it
@@ -68,7 +69,6 @@ class Coordinator {
     std::string signature;              // of the first that came
     std::map<int, std::string> texts;   // by rank: what it calls
     std::map<int, std::string> values;  // exchanges only
-    bool is_exchange = false;
   };
 
   // What a rank waits for, in its own words.
@@ -93,8 +93,6 @@ class Coordinator {
   };
 
   struct World {
-    std::map<std::string, std::string> values;
-    std::multimap<std::string, int> value_waiters;  // key, rank
     std::map<std::string, Meeting> meetings;
     std::set<int> seen;  // those that have come
     std::set<int> left;
@@ -133,10 +131,7 @@ class Coordinator {
                  std::size_t at) const;
   void conclude(std::uint64_t generation);
   static std::string verdict(const Inquiry& inquiry);
-  void finish_exchange(std::uint64_t generation, const std::string& key,
-                       const Meeting& meeting);
   static bool misses(const World& world, int rank);
-  void check_deadlines();
   void drain();
   void fail_world(std::uint64_t generation, const std::string& message);
   void send(std::uint64_t generation, int rank, const Frame& frame);

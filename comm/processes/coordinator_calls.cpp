@@ -1,17 +1,18 @@
 // Matches the calls of the ranks, and notices a rank that never joins one.
 
+#include <fmt/format.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
 
-#include "comm/processes/control_fields.h"
 #include "comm/processes/coordinator.h"
+#include "comm/processes/socket.h"
 
 namespace shardbook::internal {
 namespace {
 
 std::string never_joins(int rank) {
-  return "rank " + std::to_string(rank) + " failed: it ended without joining";
+  return fmt::format("rank {} failed: it ended without joining", rank);
 }
 
 }  // namespace
@@ -42,20 +43,25 @@ void Coordinator::handle_call(Line& line, const Frame& frame) {
   if (is_first) {
     meeting.members = split_ranks(frame.fields[1], options_.world_size);
     meeting.signature = signature;
-    meeting.is_exchange = is_exchange;
   } else if (meeting.signature != signature) {
     const auto& [other, other_text] = *meeting.texts.begin();
-    fail_world(line.generation,
-               "calls do not match: rank " + std::to_string(other) +
-                   " called " + other_text + ", rank " +
-                   std::to_string(line.rank) + " called " + text);
+    fail_world(
+        line.generation,
+        fmt::format("calls do not match: rank {} called {}, rank {} called {}",
+                    other, other_text, line.rank, text));
     return;
   }
   meeting.texts[line.rank] = text;
   if (is_exchange) meeting.values[line.rank] = frame.fields[3];
 
   if (meeting.texts.size() == meeting.members.size()) {
-    if (is_exchange) finish_exchange(line.generation, key, meeting);
+    Frame answer{FrameKind::kExchanged, {key}};
+    for (const int member : meeting.members) {
+      answer.fields.push_back(meeting.values[member]);
+    }
+    for (const int member : meeting.members) {
+      if (is_exchange) send(line.generation, member, answer);
+    }
     world.meetings.erase(found);
     return;
   }
@@ -65,16 +71,6 @@ void Coordinator::handle_call(Line& line, const Frame& frame) {
       return fail_world(line.generation, never_joins(member));
     }
   }
-}
-
-void Coordinator::finish_exchange(std::uint64_t generation,
-                                  const std::string& key,
-                                  const Meeting& meeting) {
-  Frame answer{FrameKind::kExchanged, {key}};
-  for (const int member : meeting.members) {
-    answer.fields.push_back(meeting.values.at(member));
-  }
-  for (const int member : meeting.members) send(generation, member, answer);
 }
 
 void Coordinator::handle_leave(Line& line) {

@@ -1,10 +1,13 @@
 // Finds the rank that holds the others up, from what every rank waits for.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
-#include "comm/processes/control_fields.h"
+#include "comm/internal/arguments.h"
 #include "comm/processes/coordinator.h"
+#include "comm/processes/socket.h"
 #include "core/check.h"
 
 namespace shardbook::internal {
@@ -16,12 +19,8 @@ constexpr std::chrono::milliseconds kInquiryPatience{2000};
 
 /// "rank 1", "ranks 0, 2".
 std::string rank_list(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += ", ";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks",
+                     fmt::join(ranks, ", "));
 }
 
 }  // namespace
@@ -35,7 +34,7 @@ std::vector<int> Coordinator::awaited(const World& world, int rank,
   if (meeting != world.meetings.end()) {
     members = meeting->second.members;
   } else if (key.empty() || key == kLeaveKey) {
-    for (int r = 0; r < options_.world_size; ++r) members.push_back(r);
+    members = ranks_below(options_.world_size);
   }
   const auto has_come = [&](int member) {
     if (member == rank) return true;
@@ -61,12 +60,14 @@ void Coordinator::handle_overdue(Line& line, const Frame& frame) {
   // The rank must hear that we are alive, even if another one has asked.
   queue(line, {FrameKind::kPong, {}});
   if (!world.failure.empty() || world.inquiry) return;
-  Inquiry inquiry;
-  inquiry.number = ++num_inquiries_;
-  inquiry.rank = line.rank;
-  inquiry.wait = read_wait(world, line.rank, frame, 0);
-  inquiry.timeout_ms = parse_number(frame.fields[4], std::int64_t{1} << 40);
-  inquiry.deadline = Clock::now() + kInquiryPatience;
+  Inquiry inquiry{
+      .number = ++num_inquiries_,
+      .rank = line.rank,
+      .wait = read_wait(world, line.rank, frame, 0),
+      .timeout_ms = parse_number(frame.fields[4], std::int64_t{1} << 40),
+      .deadline = Clock::now() + kInquiryPatience,
+      .asked = {},
+      .answers = {}};
   for (Line& other : lines_) {
     if (other.rank < 0 || other.generation != line.generation) continue;
     inquiry.asked.insert(other.rank);
@@ -110,7 +111,7 @@ void Coordinator::conclude(std::uint64_t generation) {
 
 std::string Coordinator::verdict(const Inquiry& inquiry) {
   const std::string after =
-      "timeout after " + std::to_string(inquiry.timeout_ms) + " ms: ";
+      fmt::format("timeout after {} ms: ", inquiry.timeout_ms);
 
   // Walk along the waits, beginning with the one that takes too long.
   struct Step {
@@ -151,9 +152,9 @@ std::string Coordinator::verdict(const Inquiry& inquiry) {
     for (auto step = steps.find(rank);
          step != steps.end() && seen.insert(step->first).second;
          step = steps.find(step->second.from)) {
-      text = "; rank " + std::to_string(step->second.from) +
-             " waits for rank " + std::to_string(step->first) + " in " +
-             step->second.text + text;
+      text =
+          fmt::format("; rank {} waits for rank {} in {}{}", step->second.from,
+                      step->first, step->second.text, text);
       if (step->second.from == inquiry.rank) break;
     }
     return text;
@@ -169,8 +170,9 @@ std::string Coordinator::verdict(const Inquiry& inquiry) {
   }
   // Work of a device may take too long after all ranks have called it.
   if (inquiry.wait.peers.empty()) {
-    return after + "rank " + std::to_string(inquiry.rank) + " still waits in " +
-           inquiry.wait.text + ", which all its ranks have called";
+    return fmt::format(
+        "{}rank {} still waits in {}, which all its ranks have called", after,
+        inquiry.rank, inquiry.wait.text);
   }
   if (at_work.empty()) {
     return after + "all ranks wait for each other" +

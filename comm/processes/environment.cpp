@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/processes.h"
-#include "comm/processes/joining.h"
+#include "comm/processes/rendezvous.h"
 #include "core/check.h"
 
 namespace shardbook {

@@ -20,7 +20,8 @@
 #include <utility>
 
 #include "comm/gloo/gloo_group.h"
-#include "comm/processes/joining.h"
+#include "comm/internal/rank_device.h"
+#include "comm/processes/rendezvous.h"
 #include "comm/processes/supervisor.h"
 #include "comm/signals.h"
 #include "core/check.h"
@@ -101,10 +102,8 @@ void write_answer(int pipe, const std::string& text) {
     internal::run_as_rank(
         environment, [&](ProcessGroup& world) { text = body(world); }, options);
     returned = true;
-  } catch (const std::exception& error) {
-    text = error.what();
   } catch (...) {
-    text = "an exception of unknown type";
+    text = internal::current_reason();
   }
   write_answer(pipe, returned ? "R" : "E");
   write_answer(pipe, text);

@@ -1,11 +1,16 @@
 #include "comm/processes/rendezvous.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <sstream>
 #include <utility>
+#include <vector>
 
+#include "comm/internal/arguments.h"
 #include "core/check.h"
 
 namespace shardbook::internal {
@@ -68,13 +73,13 @@ void meet_by_redis(Rendezvous& result, const std::string& address, bool serves,
   const std::string job =
       slash < address.size() ? address.substr(slash + 1) : "job";
   const std::string key = "shardbook/" + job + "/" + std::to_string(generation);
-  const std::shared_ptr<RedisPlace> place =
+  const RedisPlace place =
       make_redis_place(parse_host_port(address.substr(0, slash)), key);
   if (serves) {
-    place->set(address_text(serving_host(options), result.coordinator->port()));
+    place.set(address_text(serving_host(options), result.coordinator->port()));
   }
   result.locate = [place]() -> std::optional<HostPort> {
-    const auto text = place->get();
+    const auto text = place.get();
     if (!text) return {};
     return parse_host_port(*text);
   };
@@ -133,6 +138,85 @@ Rendezvous make_rendezvous(const RankEnvironment& environment,
     meet_by_redis(result, *redis, serves, generation, options);
   }
   return result;
+}
+
+// --- All ranks together
+
+namespace {
+
+// The options that must agree, as one text: names and values, each ended by a
+// zero byte.
+std::string agreement_text(const LaunchOptions& options) {
+  std::string text;
+  for (const auto& [name, value] : options.agreed) {
+    text += name + '\0' + value + '\0';
+  }
+  return text;
+}
+
+std::map<std::string, std::string> read_agreement(const std::string& text) {
+  std::map<std::string, std::string> values;
+  std::istringstream in(text);
+  std::string name, value;
+  while (std::getline(in, name, '\0') && std::getline(in, value, '\0')) {
+    values[name] = value;
+  }
+  return values;
+}
+
+// Every rank has all texts, so all of them throw the same.
+void check_agreement(const std::vector<std::string>& texts) {
+  std::vector<std::map<std::string, std::string>> ranks;
+  for (const std::string& text : texts) ranks.push_back(read_agreement(text));
+  const auto value_on = [&](std::size_t rank, const std::string& name) {
+    const auto found = ranks[rank].find(name);
+    return found == ranks[rank].end() ? "not known"
+           : found->second.empty()    ? "not given"
+                                      : found->second;
+  };
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    for (const auto* side : {&ranks[0], &ranks[rank]}) {
+      for (const auto& [name, value] : *side) {
+        const std::string first = value_on(0, name);
+        const std::string other = value_on(rank, name);
+        if (first == other) continue;
+        throw OptionsDiffer(fmt::format(
+            "the ranks' options differ: {} is {} on rank 0 and {} on rank {}; "
+            "start every rank with the same options",
+            name, first, other, rank));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::string joining_text(int world_size) {
+  return "the rendezvous of " + std::to_string(world_size) + " ranks";
+}
+
+std::unique_ptr<ControlLine> join_world(const Rendezvous& rendezvous,
+                                        const RankEnvironment& environment,
+                                        std::uint64_t generation,
+                                        const LaunchOptions& options) {
+  auto line = std::make_unique<ControlLine>(
+      ControlLine::Options{.locate = rendezvous.locate,
+                           .coordinator_name = rendezvous.coordinator_name,
+                           .rank = environment.rank,
+                           .world_size = environment.world_size,
+                           .generation = generation,
+                           .timeout = options.timeout});
+  const int size = environment.world_size;
+  check_agreement(line->exchange("join", join_ranks(ranks_below(size)),
+                                 joining_text(size), agreement_text(options),
+                                 options.timeout));
+  return line;
+}
+
+void wait_for_all(ControlLine& line, const std::string& key, int world_size,
+                  std::chrono::milliseconds timeout) {
+  line.exchange(key, join_ranks(ranks_below(world_size)),
+                joining_text(world_size), "", timeout);
 }
 
 }  // namespace shardbook::internal

@@ -1,11 +1,13 @@
 #pragma once
 
-// How ranks find their coordinator.
+// How the ranks of a world find their coordinator and come together, before any
+// data move.
 //
 //   tcp:HOST:PORT             rank 0 serves there, on that address only
 //   file:FOLDER               rank 0 writes its address into a shared folder
 //   redis:HOST:PORT[/JOB]     the same, in a Redis server (Gloo's store)
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -14,6 +16,7 @@
 
 #include "comm/launch.h"
 #include "comm/processes.h"
+#include "comm/processes/control_line.h"
 #include "comm/processes/coordinator.h"
 
 namespace shardbook::internal {
@@ -39,15 +42,33 @@ Rendezvous make_rendezvous(const RankEnvironment& environment,
                            const LaunchOptions& options);
 
 /// A place in a Redis server for one short text.
-class RedisPlace {
- public:
-  virtual ~RedisPlace() = default;
+struct RedisPlace {
   /// Throws Error where the key is taken.
-  virtual void set(const std::string& value) = 0;
-  virtual std::optional<std::string> get() = 0;
+  std::function<void(const std::string& value)> set;
+  std::function<std::optional<std::string>()> get;
 };
 /// Without Redis support in this build it throws Error.
-std::unique_ptr<RedisPlace> make_redis_place(const HostPort& server,
-                                             const std::string& key);
+RedisPlace make_redis_place(const HostPort& server, const std::string& key);
+
+/// This process's rank and its rendezvous, where a launcher started it. Throws
+/// Error, which names the option or the variable, where the launcher started
+/// another number of ranks or nothing says where they meet.
+std::optional<RankEnvironment> launched_rank(int world_size,
+                                             const LaunchOptions& options);
+
+/// A line to the coordinator, once all ranks have come. Missing ranks are named
+/// after the timeout. Throws OptionsDiffer, on all ranks, where
+/// LaunchOptions::agreed differs.
+std::unique_ptr<ControlLine> join_world(const Rendezvous& rendezvous,
+                                        const RankEnvironment& environment,
+                                        std::uint64_t generation,
+                                        const LaunchOptions& options);
+
+/// "the rendezvous of 4 ranks".
+std::string joining_text(int world_size);
+
+/// Returns when all ranks have called it with this key.
+void wait_for_all(ControlLine& line, const std::string& key, int world_size,
+                  std::chrono::milliseconds timeout);
 
 }  // namespace shardbook::internal

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <memory>
 #include <set>
+#include <sstream>
 
 #include "core/check.h"
 
@@ -249,6 +251,34 @@ std::optional<Frame> take_frame(std::string& buffer, std::size_t max_bytes) {
   }
   buffer.erase(0, end);
   return frame;
+}
+
+void check_fields(const Frame& frame, std::size_t count) {
+  SB_CHECK(frame.fields.size() == count, "control message of kind ",
+           int(frame.kind), " has ", frame.fields.size(), " fields, not ",
+           count);
+}
+
+std::int64_t parse_number(const std::string& text, std::int64_t limit) {
+  SB_CHECK(!text.empty() && text.size() <= 18 &&
+               text.find_first_not_of("0123456789") == std::string::npos,
+           "control message: \"", text, "\" is no number");
+  const std::int64_t value = std::stoll(text);
+  SB_CHECK(value <= limit, "control message: ", value, " exceeds ", limit);
+  return value;
+}
+
+std::string join_ranks(const std::vector<int>& ranks) {
+  return fmt::format("{}", fmt::join(ranks, ","));
+}
+
+std::vector<int> split_ranks(const std::string& text, int world_size) {
+  std::vector<int> ranks;
+  std::istringstream in(text + ',');  // a text of no rank is refused
+  for (std::string rank; std::getline(in, rank, ',');) {
+    ranks.push_back(static_cast<int>(parse_number(rank, world_size - 1)));
+  }
+  return ranks;
 }
 
 }  // namespace shardbook::internal

@@ -59,9 +59,6 @@ Descriptor try_connect(const HostPort& address,
 enum class FrameKind : std::uint8_t {
   kHello,      // generation, world size, rank
   kWelcome,    //
-  kSet,        // key, value
-  kGet,        // key
-  kValue,      // key, value
   kCall,       // key, members, signature, text
   kExchange,   // key, members, name, text
   kExchanged,  // key, texts by position among the members
@@ -93,5 +90,13 @@ std::string encode_frame(const Frame& frame);
 /// Takes the first whole frame off `buffer`; empty while it is incomplete.
 /// Throws Error on bytes that cannot be a frame of up to `max_bytes`.
 std::optional<Frame> take_frame(std::string& buffer, std::size_t max_bytes);
+
+/// Throws Error unless the frame has `count` fields.
+void check_fields(const Frame& frame, std::size_t count);
+/// A number from 0 to `limit`. Throws Error on anything else.
+std::int64_t parse_number(const std::string& text, std::int64_t limit);
+/// "0,2,5" and back. Throws Error on anything else.
+std::string join_ranks(const std::vector<int>& ranks);
+std::vector<int> split_ranks(const std::string& text, int world_size);
 
 }  // namespace shardbook::internal

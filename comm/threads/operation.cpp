@@ -1,8 +1,9 @@
 #include "comm/threads/operation.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
-#include <sstream>
 
 #include "comm/internal/reduce.h"
 #include "comm/threads/device_runner.h"
@@ -31,6 +32,12 @@ char* at(void* base, std::int64_t offset_bytes) {
   return static_cast<char*>(base) + offset_bytes;
 }
 
+template <typename Pointer>
+std::vector<Pointer> all_at(std::vector<Pointer> bases, std::int64_t offset) {
+  for (Pointer& base : bases) base = at(base, offset);
+  return bases;
+}
+
 }  // namespace
 
 std::string slot_text(const Slot& slot) {
@@ -44,6 +51,8 @@ Operation::Operation(std::vector<int> ranks, std::string group_name,
 }
 
 std::string Operation::mismatch(int index, const Slot& slot) const {
+  const auto self = static_cast<std::size_t>(index);
+  const int me = ranks[self];
   const bool point_to_point =
       slot.call.op == CommOp::kSend || slot.call.op == CommOp::kRecv;
   for (std::size_t other = 0; other < slots.size(); ++other) {
@@ -53,37 +62,28 @@ std::string Operation::mismatch(int index, const Slot& slot) const {
                                            slot.call.numel == theirs.call.numel
                                      : same_call(slot, theirs);
     if (!same) {
-      std::ostringstream text;
-      text << "calls over '" << group_name << "' do not match: rank "
-           << ranks[other] << " called " << slot_text(theirs) << ", rank "
-           << ranks[static_cast<std::size_t>(index)] << " called "
-           << slot_text(slot);
-      return text.str();
+      return fmt::format(
+          "calls over '{}' do not match: rank {} called {}, rank {} called {}",
+          group_name, ranks[other], slot_text(theirs), me, slot_text(slot));
     }
     if (slot.has_buffers && theirs.has_buffers &&
         (slot.gpu < 0) != (theirs.gpu < 0)) {
-      const bool theirs_is_on_gpu = theirs.gpu >= 0;
-      const int me = ranks[static_cast<std::size_t>(index)];
-      std::ostringstream text;
-      text << slot_text(slot) << " over '" << group_name << "': rank "
-           << (theirs_is_on_gpu ? ranks[other] : me)
-           << " passes a tensor on a GPU, rank "
-           << (theirs_is_on_gpu ? me : ranks[other])
-           << " one of the host; both must lie on the same type of device";
-      return text.str();
+      const bool is_mine = slot.gpu >= 0;
+      return fmt::format(
+          "{} over '{}': rank {} passes a tensor on a GPU, rank {} one of the "
+          "host; both must lie on the same type of device",
+          slot_text(slot), group_name, is_mine ? me : ranks[other],
+          is_mine ? ranks[other] : me);
     }
     if (slot.call.op != CommOp::kAllToAllV || slot.is_exchange) continue;
     // Each of the two must expect what the other sends.
-    const auto self = static_cast<std::size_t>(index);
     const auto check = [&](std::size_t from, std::int64_t sent, std::size_t to,
                            std::int64_t expected) {
       if (sent == expected) return std::string();
-      std::ostringstream text;
-      text << "counts of all_to_all_v over '" << group_name
-           << "' do not match: rank " << ranks[from] << " sends " << sent
-           << " elements to rank " << ranks[to] << ", which expects "
-           << expected;
-      return text.str();
+      return fmt::format(
+          "counts of all_to_all_v over '{}' do not match: rank {} sends {} "
+          "elements to rank {}, which expects {}",
+          group_name, ranks[from], sent, ranks[to], expected);
     };
     std::string wrong =
         check(self, slot.send_counts[other], other, theirs.recv_counts[self]);
@@ -124,8 +124,7 @@ void Operation::plan() {
   if (first.is_exchange || call.op == CommOp::kBarrier) return;
   const auto elt = static_cast<std::int64_t>(dtype_bytes(call.dtype));
   const auto size = static_cast<std::int64_t>(slots.size());
-  const std::int64_t n = call.numel;
-  const std::int64_t piece = n / size;
+  const std::int64_t n = call.numel, piece = n / size;
   const auto root = static_cast<std::size_t>(std::max(call.root_or_peer, 0));
   task_count_ = kTaskBytes / elt;
 
@@ -138,15 +137,19 @@ void Operation::plan() {
     is_on_one_gpu_ = is_on_one_gpu_ && (gpu_ < 0 || gpu_ == slot.gpu);
     gpu_ = slot.gpu;
   }
-  const auto inputs_at = [&](std::int64_t offset) {
-    std::vector<const void*> shifted;
-    for (const void* input : inputs) shifted.push_back(at(input, offset));
-    return shifted;
-  };
-  const auto outputs_at = [&](std::int64_t offset) {
-    std::vector<void*> shifted;
-    for (void* output : outputs) shifted.push_back(at(output, offset));
-    return shifted;
+
+  // Rank r's piece of the whole tensor.
+  const auto plan_piece_of = [&](std::size_t r) {
+    const std::int64_t offset = static_cast<std::int64_t>(r) * piece * elt;
+    if (call.op == CommOp::kReduceScatter) {
+      add_piece(all_at(inputs, offset), {outputs[r]}, piece);
+    } else if (call.op == CommOp::kAllGather) {
+      add_piece({inputs[r]}, all_at(outputs, offset), piece);
+    } else if (call.op == CommOp::kScatter) {
+      add_piece({at(inputs[root], offset)}, {outputs[r]}, piece);
+    } else {
+      add_piece({inputs[r]}, {at(outputs[root], offset)}, piece);  // gather
+    }
   };
 
   switch (call.op) {
@@ -159,36 +162,16 @@ void Operation::plan() {
     case CommOp::kBroadcast:
       add_piece({inputs[root]}, outputs, n);
       break;
-    case CommOp::kReduceScatter:
-      for (std::size_t r = 0; r < slots.size(); ++r) {
-        const std::int64_t offset = static_cast<std::int64_t>(r) * piece * elt;
-        add_piece(inputs_at(offset), {outputs[r]}, piece);
-      }
-      break;
-    case CommOp::kAllGather:
-      for (std::size_t s = 0; s < slots.size(); ++s) {
-        const std::int64_t offset = static_cast<std::int64_t>(s) * piece * elt;
-        add_piece({inputs[s]}, outputs_at(offset), piece);
-      }
-      break;
-    case CommOp::kScatter:
-      for (std::size_t r = 0; r < slots.size(); ++r) {
-        const std::int64_t offset = static_cast<std::int64_t>(r) * piece * elt;
-        add_piece({at(inputs[root], offset)}, {outputs[r]}, piece);
-      }
-      break;
-    case CommOp::kGather:
-      for (std::size_t s = 0; s < slots.size(); ++s) {
-        const std::int64_t offset = static_cast<std::int64_t>(s) * piece * elt;
-        add_piece({inputs[s]}, {at(outputs[root], offset)}, piece);
-      }
-      break;
     case CommOp::kAllToAll:
     case CommOp::kAllToAllV:
       plan_all_to_all();
       break;
-    default:  // send and recv: slot 0 sends, slot 1 receives
+    case CommOp::kSend:
+    case CommOp::kRecv:  // slot 0 sends, slot 1 receives
       add_piece({inputs[0]}, {outputs[1]}, n);
+      break;
+    default:
+      for (std::size_t r = 0; r < slots.size(); ++r) plan_piece_of(r);
       break;
   }
 }
@@ -221,12 +204,7 @@ void Operation::add_piece(std::vector<const void*> inputs,
   const auto elt = static_cast<std::int64_t>(dtype_bytes(slots[0].call.dtype));
   const auto buffers =
       static_cast<std::int64_t>(inputs.size() + outputs.size());
-  Piece piece;
-  piece.inputs = std::move(inputs);
-  piece.outputs = std::move(outputs);
-  piece.count = count;
-  piece.first_task = num_tasks_;
-  pieces_.push_back(std::move(piece));
+  pieces_.push_back({std::move(inputs), std::move(outputs), count, num_tasks_});
   num_tasks_ += (count + task_count_ - 1) / task_count_;
   traffic_bytes_ += buffers * count * elt;
 }
@@ -279,14 +257,8 @@ void Operation::run_task(std::int64_t task) const {
     }
     return;
   }
-  std::vector<const void*> inputs;
-  std::vector<void*> outputs;
-  for (const void* input : piece.inputs) {
-    inputs.push_back(at(input, begin * elt));
-  }
-  for (void* output : piece.outputs) {
-    outputs.push_back(at(output, begin * elt));
-  }
+  const auto inputs = all_at(piece.inputs, begin * elt);
+  const auto outputs = all_at(piece.outputs, begin * elt);
   reduce_buffers(dtype, slots[0].call.reduce_op, inputs.data(),
                  static_cast<int>(inputs.size()), outputs.data(),
                  static_cast<int>(outputs.size()), count);

@@ -1,6 +1,10 @@
 #include "comm/threads/thread_group.h"
 
+#include <algorithm>
+#include <thread>
+
 #include "comm/internal/arguments.h"
+#include "comm/internal/rank_device.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/internal/cuda_device.h"
@@ -121,34 +125,28 @@ Work ThreadGroup::do_recv(const Tensor& tensor, const CommCall& call) {
   return message(call, Tensor(), tensor);
 }
 
-std::shared_ptr<Operation> ThreadGroup::exchange_texts(
-    const std::string& text) {
+std::vector<std::string> ThreadGroup::texts_of_all(const std::string& text,
+                                                   bool for_all) {
+  if (size() == 1) return {text};
   Slot mine;
   mine.is_exchange = true;
   mine.text = text;
-  std::shared_ptr<Operation> operation =
+  const std::shared_ptr<Operation> operation =
       world_->arrive(shared_, rank(), next_call_++, std::move(mine));
   world_->wait(*operation, my_world_rank(), timeout_);
-  return operation;
+  std::vector<std::string> texts;
+  if (!for_all && rank() != 0) return texts;
+  for (const Slot& slot : operation->slots) texts.push_back(slot.text);
+  return texts;
 }
 
 std::vector<std::string> ThreadGroup::exchange(const std::string& text) {
-  if (size() == 1) return {text};
-  const std::shared_ptr<Operation> operation = exchange_texts(text);
-  std::vector<std::string> texts;
-  texts.reserve(operation->slots.size());
-  for (const Slot& slot : operation->slots) texts.push_back(slot.text);
-  return texts;
+  return texts_of_all(text, /*for_all=*/true);
 }
 
 // With thousands of ranks, a copy of all texts for each would not fit.
 std::vector<std::string> ThreadGroup::collect(const std::string& text) {
-  if (size() == 1) return {text};
-  const std::shared_ptr<Operation> operation = exchange_texts(text);
-  std::vector<std::string> texts;
-  if (rank() != 0) return texts;
-  for (const Slot& slot : operation->slots) texts.push_back(slot.text);
-  return texts;
+  return texts_of_all(text, /*for_all=*/false);
 }
 
 std::shared_ptr<ProcessGroup> ThreadGroup::do_subgroup(
@@ -168,6 +166,45 @@ void ThreadGroup::abort(const std::string& reason) {
   const std::string text =
       "rank " + std::to_string(my_world_rank()) + " failed: " + reason;
   world_->fail(my_world_rank(), reason, std::make_exception_ptr(Error(text)));
+}
+
+// --- Ranks
+
+void run_thread_ranks(int world_size,
+                      const std::function<void(ProcessGroup&)>& body,
+                      const LaunchOptions& options) {
+  const int cores = available_cores();
+  const auto world = std::make_shared<ThreadWorld>(world_size, cores);
+  std::atomic<bool> any_threw{false};
+
+  const auto run_rank = [&](int r) {
+    world->rank_begins(r);
+    try {
+      RankContext context(
+          rank_device(r, r, world_size, options.device == "cuda", options), r,
+          std::max(1, cores / world_size));
+      context.deterministic = options.deterministic;
+      const RankContext::Scope scope(context);
+      ThreadGroup group(world, world->root_group(), r, options.timeout);
+      body(group);
+    } catch (...) {
+      any_threw = true;
+      world->fail(r);
+    }
+    world->rank_ended(r);
+  };
+
+  std::vector<std::thread> ranks;
+  try {
+    for (int r = 0; r < world_size; ++r) ranks.emplace_back(run_rank, r);
+  } catch (...) {
+    // The system gives no more threads: those that run must not wait for them.
+    world->fail(static_cast<int>(ranks.size()), "its thread did not start",
+                std::current_exception());
+    any_threw = true;
+  }
+  for (std::thread& thread : ranks) thread.join();
+  if (any_threw) std::rethrow_exception(world->first_cause());
 }
 
 }  // namespace shardbook::internal

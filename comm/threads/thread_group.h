@@ -39,7 +39,7 @@ class ThreadGroup : public ProcessGroup {
 
  private:
   Work message(const CommCall& call, const Tensor& input, const Tensor& output);
-  std::shared_ptr<Operation> exchange_texts(const std::string& text);
+  std::vector<std::string> texts_of_all(const std::string& text, bool for_all);
   Work work(std::shared_ptr<Operation> operation, Tensors buffers);
   int my_world_rank() const { return world_rank(rank()); }
 

@@ -1,7 +1,6 @@
 #include "comm/threads/thread_world.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "comm/internal/arguments.h"
 #include "core/check.h"
@@ -12,10 +11,6 @@ namespace {
 // Below this many bytes read and written, waking a helper takes longer than
 // doing the work.
 constexpr std::int64_t kSmallBytes = 512 << 10;
-
-std::string call_over(const Slot& slot, const SharedGroup& group) {
-  return slot_text(slot) + " over '" + group.name + "'";
-}
 
 std::int64_t message_bytes(const Slot& slot) {
   return slot.call.numel *
@@ -53,8 +48,7 @@ ThreadWorld::ThreadWorld(int world_size, int num_cores,
     ranks_.push_back(std::make_unique<Rank>());
   }
   root_->name = "world";
-  root_->ranks.resize(static_cast<std::size_t>(world_size));
-  std::iota(root_->ranks.begin(), root_->ranks.end(), 0);
+  root_->ranks = ranks_below(world_size);
 }
 
 ThreadWorld::~ThreadWorld() {
@@ -89,9 +83,12 @@ void ThreadWorld::begin_call(int world_rank, const Slot& slot,
                              const SharedGroup& group) {
   Rank& me = rank(world_rank);
   if (me.thread != std::this_thread::get_id()) me.has_several_threads = true;
-  if (failed()) {
-    throw Error(failure_text(world_rank, call_over(slot, group)));
-  }
+  throw_if_failed(world_rank, slot_text(slot) + " over '" + group.name + "'");
+}
+
+void ThreadWorld::throw_if_failed(int world_rank, const std::string& call) {
+  if (!failed()) return;
+  throw Error(failure_text(failed_rank_, failure_reason_, world_rank, call));
 }
 
 void ThreadWorld::match(Operation& operation, int index, int world_rank,
@@ -171,9 +168,7 @@ void ThreadWorld::wait(Operation& operation, int world_rank,
   Rank& me = rank(world_rank);
   if (me.thread != std::this_thread::get_id()) me.has_several_threads = true;
   while (!operation.done) {
-    if (failed()) {
-      throw Error(failure_text(world_rank, operation.text_of(world_rank)));
-    }
+    throw_if_failed(world_rank, operation.text_of(world_rank));
     if (operation.is_open && operation.has_tasks_to_take() &&
         operation.num_helpers < num_cores_) {
       help(operation, lock);

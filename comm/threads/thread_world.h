@@ -100,6 +100,8 @@ class ThreadWorld {
   void all_sleep();
   void fail(int world_rank, const std::string& reason,
             std::exception_ptr cause);
+  /// The same, with the exception that is being handled.
+  void fail(int world_rank);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   /// The first failure; null when there was none.
   std::exception_ptr first_cause() const;
@@ -124,6 +126,7 @@ class ThreadWorld {
 
   // All of these expect the lock.
   void begin_call(int world_rank, const Slot& slot, const SharedGroup& group);
+  void throw_if_failed(int world_rank, const std::string& call);
   void match(Operation& operation, int index, int world_rank, Slot slot);
   void open(std::shared_ptr<Operation> operation);
   void finish(Operation& operation);
@@ -138,7 +141,8 @@ class ThreadWorld {
   void poison(int world_rank, const std::string& reason,
               std::exception_ptr cause);
   [[noreturn]] void poison_and_throw(int world_rank, const std::string& reason);
-  std::string failure_text(int world_rank, const std::string& call) const;
+  static std::string failure_text(int failed, const std::string& reason,
+                                  int world_rank, const std::string& call);
   void start_workers();
 
   // These release the lock for a while.

@@ -1,8 +1,10 @@
 // Failures of a world of threads: deadlocks, timeouts, and the first cause.
 
-#include <algorithm>
-#include <sstream>
+#include <fmt/format.h>
 
+#include <algorithm>
+
+#include "comm/internal/rank_device.h"
 #include "comm/threads/thread_world.h"
 #include "core/check.h"
 
@@ -39,10 +41,9 @@ void ThreadWorld::check_progress(int world_rank, const Operation& operation) {
   for (int other : missing) {
     if (!rank(other).ended) continue;
     const std::string reason = "it ended without joining";
-    std::ostringstream text;
-    text << "rank " << other << " failed: " << reason << " (while rank "
-         << world_rank << " was in " << operation.text_of(world_rank) << ")";
-    poison(other, reason, std::make_exception_ptr(Error(text.str())));
+    const std::string text =
+        failure_text(other, reason, world_rank, operation.text_of(world_rank));
+    poison(other, reason, std::make_exception_ptr(Error(text)));
     return;
   }
   std::vector<bool> seen(ranks_.size(), false);
@@ -72,14 +73,13 @@ bool ThreadWorld::find_cycle(int from, int target, std::vector<bool>& seen,
 }
 
 std::string ThreadWorld::cycle_text(const std::vector<int>& path) {
-  std::ostringstream text;
-  text << "deadlock: ";
+  std::vector<std::string> waits;
   for (std::size_t i = 0; i < path.size(); ++i) {
-    text << (i == 0 ? "" : "; ") << "rank " << path[i] << " waits for rank "
-         << path[(i + 1) % path.size()] << " in "
-         << rank(path[i]).blocked_in->text_of(path[i]);
+    waits.push_back(fmt::format("rank {} waits for rank {} in {}", path[i],
+                                path[(i + 1) % path.size()],
+                                rank(path[i]).blocked_in->text_of(path[i])));
   }
-  return text.str();
+  return fmt::format("deadlock: {}", fmt::join(waits, "; "));
 }
 
 // A missing rank may itself wait for another one: names the ranks at the end of
@@ -101,23 +101,25 @@ std::string ThreadWorld::timeout_text(const Operation& operation,
     const auto next = std::find_if(missing.begin(), missing.end(), waits);
     if (next == missing.end()) break;
     seen[static_cast<std::size_t>(*next)] = true;
-    chain = "; rank " + std::to_string(waiter) + " waits for rank " +
-            std::to_string(*next) + " in " + late->text_of(waiter) + chain;
+    chain = fmt::format("; rank {} waits for rank {} in {}{}", waiter, *next,
+                        late->text_of(waiter), chain);
     waiter = *next;
     late = rank(waiter).blocked_in;
   }
-  std::ostringstream text;
-  text << "timeout after " << timeout.count() << " ms:";
-  for (int missing : late->missing()) text << " rank " << missing;
-  text << " did not join " << late->text_of(waiter) << ", in which rank "
-       << waiter << " waits" << chain;
-  return text.str();
+  return fmt::format(
+      "timeout after {} ms: rank {} did not join {}, in which rank {} waits{}",
+      timeout.count(), fmt::join(late->missing(), " rank "),
+      late->text_of(waiter), waiter, chain);
 }
 
 void ThreadWorld::fail(int world_rank, const std::string& reason,
                        std::exception_ptr cause) {
   const Lock lock(mutex_);
   poison(world_rank, reason, std::move(cause));
+}
+
+void ThreadWorld::fail(int world_rank) {
+  fail(world_rank, current_reason(), std::current_exception());
 }
 
 void ThreadWorld::poison(int world_rank, const std::string& reason,
@@ -138,12 +140,10 @@ void ThreadWorld::poison_and_throw(int world_rank, const std::string& reason) {
   throw error;
 }
 
-std::string ThreadWorld::failure_text(int world_rank,
-                                      const std::string& call) const {
-  std::ostringstream text;
-  text << "rank " << failed_rank_ << " failed: " << failure_reason_
-       << " (while rank " << world_rank << " was in " << call << ")";
-  return text.str();
+std::string ThreadWorld::failure_text(int failed, const std::string& reason,
+                                      int world_rank, const std::string& call) {
+  return fmt::format("rank {} failed: {} (while rank {} was in {})", failed,
+                     reason, world_rank, call);
 }
 
 std::exception_ptr ThreadWorld::first_cause() const {

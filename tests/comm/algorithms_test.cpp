@@ -7,11 +7,12 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <numeric>
 
 #include "comm/algorithms/halving_doubling.h"
 #include "comm/algorithms/ring.h"
 #include "comm/algorithms/tree.h"
-#include "comm/launch.h"
+#include "tests/support/on_ranks.h"
 
 namespace shardbook::algorithms {
 namespace {
@@ -67,39 +68,32 @@ class AllReduces : public ::testing::TestWithParam<Case> {};
 
 TEST_P(AllReduces, EqualTheBackend) {
   for (int num_ranks : {1, 2, 3, 4, 5, 6, 7, 8}) {
-    std::vector<int> wrong(static_cast<std::size_t>(num_ranks), 0);
-    run_ranks(num_ranks, [&](ProcessGroup& world) {
+    const std::vector<int> wrong = on_ranks(num_ranks, [](ProcessGroup& world) {
+      int num_wrong = 0;
+      const auto compare = [&](std::int64_t n, DType dtype, ReduceOp op) {
+        const Tensor mine = numbers(world.rank(), n, dtype);
+        const Tensor theirs = mine.clone();
+        GetParam().run(world, mine, op);
+        world.all_reduce(theirs, op).wait();
+        num_wrong += bitwise_equal(mine, theirs) ? 0 : 1;
+      };
       for (DType dtype :
            {DType::kF64, DType::kF32, DType::kBF16, DType::kI64}) {
         for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
-          for (std::int64_t n : {0, 1, 5, 24, 1009}) {
-            const Tensor mine = numbers(world.rank(), n, dtype);
-            const Tensor theirs = mine.clone();
-            GetParam().run(world, mine, op);
-            world.all_reduce(theirs, op).wait();
-            wrong[static_cast<std::size_t>(world.rank())] +=
-                bitwise_equal(mine, theirs) ? 0 : 1;
-          }
+          for (std::int64_t n : {0, 1, 5, 24, 1009}) compare(n, dtype, op);
         }
       }
       // Large enough that messages do not leave their buffers at once.
-      const Tensor mine = numbers(world.rank(), 300007, DType::kF32);
-      const Tensor theirs = mine.clone();
-      GetParam().run(world, mine, ReduceOp::kSum);
-      world.all_reduce(theirs).wait();
-      wrong[static_cast<std::size_t>(world.rank())] +=
-          bitwise_equal(mine, theirs) ? 0 : 1;
+      compare(300007, DType::kF32, ReduceOp::kSum);
+      return num_wrong;
     });
-    EXPECT_EQ(wrong, std::vector<int>(static_cast<std::size_t>(num_ranks), 0))
-        << num_ranks << " ranks";
+    EXPECT_EQ(wrong, std::vector<int>(wrong.size(), 0)) << num_ranks;
   }
 }
 
 TEST_P(AllReduces, GiveEveryRankTheSameBits) {
   for (int num_ranks : {2, 3, 4, 7}) {
-    std::vector<std::vector<double>> results(
-        static_cast<std::size_t>(num_ranks));
-    run_ranks(num_ranks, [&](ProcessGroup& world) {
+    const auto results = on_ranks(num_ranks, [](ProcessGroup& world) {
       std::vector<float> values(1000);
       for (std::size_t i = 0; i < values.size(); ++i) {
         // Sums of these do depend on their order.
@@ -107,7 +101,7 @@ TEST_P(AllReduces, GiveEveryRankTheSameBits) {
       }
       const Tensor x = Tensor::from_values<float>(values, {1000});
       GetParam().run(world, x, ReduceOp::kSum);
-      results[static_cast<std::size_t>(world.rank())] = x.to_vector<double>();
+      return x.to_vector<double>();
     });
     for (const auto& result : results) EXPECT_EQ(result, results[0]);
   }
@@ -116,18 +110,18 @@ TEST_P(AllReduces, GiveEveryRankTheSameBits) {
 TEST_P(AllReduces, SendWhatTheirCostCardSays) {
   for (int num_ranks : {1, 2, 3, 4, 5, 7, 8}) {
     const std::int64_t n = 24 * 35;
-    std::vector<double> sent(static_cast<std::size_t>(num_ranks), 0);
-    run_ranks(num_ranks, [&](ProcessGroup& world) {
+    const auto sent = on_ranks(num_ranks, [&](ProcessGroup& world) {
       GetParam().run(world, numbers(world.rank(), n, DType::kF32),
                      ReduceOp::kSum);
-      for (const CommRecord& record : world.records()) {
-        sent[static_cast<std::size_t>(world.rank())] += wire_elements(record);
+      double elements = 0;
+      for (const auto& record : world.records()) {
+        elements += wire_elements(record);
       }
+      return elements;
     });
-    const CostCard card = GetParam().cost(num_ranks, n);
-    EXPECT_EQ(sent, card.elements_sent) << num_ranks << " ranks";
+    EXPECT_EQ(sent, GetParam().cost(num_ranks, n).elements_sent) << num_ranks;
     // No all-reduce moves less than 2 (P-1) n in total.
-    EXPECT_GE(card.total_elements_sent(),
+    EXPECT_GE(std::accumulate(sent.begin(), sent.end(), 0.0),
               2.0 * (num_ranks - 1) * static_cast<double>(n));
   }
 }
@@ -140,65 +134,24 @@ INSTANTIATE_TEST_SUITE_P(Algorithms, AllReduces,
 
 TEST(Ring, ReduceScatterAndAllGatherEqualTheBackend) {
   for (int num_ranks : {1, 2, 3, 4, 8}) {
-    std::vector<int> right(static_cast<std::size_t>(num_ranks), 0);
-    run_ranks(num_ranks, [&](ProcessGroup& world) {
-      bool same = true;
+    on_ranks(num_ranks, [](ProcessGroup& world) {
       for (std::int64_t n : {0, 1, 1009, 40000}) {
         const std::int64_t all = n * world.size();
         const Tensor input = numbers(world.rank(), all, DType::kF32);
         const Tensor before = input.clone();
-        const Tensor a = Tensor::zeros({n});
-        const Tensor b = Tensor::zeros({n});
+        const Tensor a = Tensor::zeros({n}), b = Tensor::zeros({n});
         ring_reduce_scatter(world, a, input);
         world.reduce_scatter(b, input).wait();
-        same = same && bitwise_equal(a, b) && bitwise_equal(input, before);
-        const Tensor c = Tensor::zeros({all});
-        const Tensor d = Tensor::zeros({all});
+        SB_CHECK(bitwise_equal(a, b) && bitwise_equal(input, before),
+                 "reduce_scatter of ", n);
+        const Tensor c = Tensor::zeros({all}), d = Tensor::zeros({all});
         ring_all_gather(world, c, a);
         world.all_gather(d, a).wait();
-        same = same && bitwise_equal(c, d);
+        SB_CHECK(bitwise_equal(c, d), "all_gather of ", n);
       }
-      right[static_cast<std::size_t>(world.rank())] = same ? 1 : 0;
+      return 0;
     });
-    EXPECT_EQ(right, std::vector<int>(static_cast<std::size_t>(num_ranks), 1));
   }
-}
-
-TEST(Ring, MeetsTheLedgersModelOfAnAllReduce) {
-  CommRecord record;
-  record.op = CommOp::kAllReduce;
-  record.group_size = 4;
-  record.numel = 1000;
-  EXPECT_EQ(ring_all_reduce_cost(4, 1000).max_elements_sent(),
-            wire_elements(record));
-  EXPECT_EQ(ring_all_reduce_cost(4, 1000).steps, 6);
-}
-
-TEST(HalvingDoubling, TakesLogarithmicallyManySteps) {
-  EXPECT_EQ(halving_doubling_all_reduce_cost(8, 800).steps, 6);
-  EXPECT_EQ(halving_doubling_all_reduce_cost(8, 800).max_elements_sent(), 1400);
-  // Seven ranks: three fold, four work, three are told.
-  const CostCard folded = halving_doubling_all_reduce_cost(7, 800);
-  EXPECT_EQ(folded.steps, 6);
-  EXPECT_EQ(folded.elements_sent[0], 800);
-  EXPECT_EQ(folded.elements_sent[1], 1200 + 800);
-  EXPECT_EQ(folded.elements_sent[6], 1200);
-}
-
-TEST(CostCards, TradeLatencyForBandwidth) {
-  const double latency_s = 1e-5;
-  const double bytes_per_s = 1e10;
-  const auto seconds = [&](const CostCard& card) {
-    return card.seconds(latency_s, bytes_per_s, 4);
-  };
-  // 1000 elements among 64 ranks: logarithmic algorithms win.
-  EXPECT_LT(seconds(halving_doubling_all_reduce_cost(64, 1024)),
-            seconds(ring_all_reduce_cost(64, 1024)));
-  EXPECT_LT(seconds(double_tree_all_reduce_cost(64, 1024)),
-            seconds(ring_all_reduce_cost(64, 1024)));
-  // 2 (P-1) (alpha + n/P * 4 / beta)
-  EXPECT_DOUBLE_EQ(seconds(ring_all_reduce_cost(4, 4000)),
-                   6 * (1e-5 + 1000 * 4 / 1e10));
 }
 
 /// A row of the page's table.
@@ -239,6 +192,8 @@ TEST(CostCards, AreTheClosedFormulas) {
   for (const int p : {2, 3, 4, 5, 7, 8, 16}) {
     SCOPED_TRACE(p);
     const CostCard ring = ring_all_reduce_cost(p, n);
+    EXPECT_DOUBLE_EQ(ring.seconds(1e-5, 1e10, 4),
+                     ring.steps * (1e-5 + whole / p * 4 / 1e10));
     EXPECT_EQ(ring.steps, 2 * (p - 1));
     EXPECT_DOUBLE_EQ(ring.chain_elements, 2.0 * (p - 1) / p * whole);
     EXPECT_DOUBLE_EQ(ring.max_elements_sent(), 2.0 * (p - 1) / p * whole);

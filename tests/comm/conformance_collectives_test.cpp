@@ -10,141 +10,112 @@ namespace shardbook::conformance {
 namespace {
 
 std::string check_all_reduce(ProcessGroup& group) {
-  Findings findings;
-  for (DType dtype : kDTypes) {
+  return for_each_size([&](Findings& findings, DType dtype, std::int64_t n) {
     for (ReduceOp op : kOps) {
-      for (std::int64_t n : sizes(dtype)) {
-        Tensor x = mine(group, dtype, n);
-        group.all_reduce(x, op).wait();
-        findings.add(compare(
-            x, [&](std::int64_t i) { return reduced(group.size(), i, op); },
-            "all_reduce"));
-      }
+      Tensor x = mine(group, dtype, n);
+      group.all_reduce(x, op).wait();
+      findings.add(compare(
+          x, [&](std::int64_t i) { return reduced(group.size(), i, op); },
+          "all_reduce"));
     }
-  }
-  return findings.text();
+  });
 }
 
 std::string check_reduce_scatter(ProcessGroup& group) {
-  Findings findings;
-  for (DType dtype : kDTypes) {
+  return for_each_size([&](Findings& findings, DType dtype, std::int64_t n) {
     for (ReduceOp op : kOps) {
-      for (std::int64_t n : sizes(dtype)) {
-        const Tensor input = mine(group, dtype, n * group.size());
-        const auto expected = [&](std::int64_t i) {
-          return reduced(group.size(), group.rank() * n + i, op);
-        };
-        const Tensor apart = Tensor::zeros({n}, {dtype, Device()});
-        group.reduce_scatter(apart, input, op).wait();
-        findings.add(compare(apart, expected, "reduce_scatter"));
-        // In place: the output is this rank's piece of the input.
-        const Tensor piece = input.flat_view(group.rank() * n, {n});
-        group.reduce_scatter(piece, input, op).wait();
-        findings.add(compare(piece, expected, "reduce_scatter in place"));
-      }
+      const Tensor input = mine(group, dtype, n * group.size());
+      const auto expected = [&](std::int64_t i) {
+        return reduced(group.size(), group.rank() * n + i, op);
+      };
+      const Tensor apart = Tensor::zeros({n}, {dtype, Device()});
+      group.reduce_scatter(apart, input, op).wait();
+      findings.add(compare(apart, expected, "reduce_scatter"));
+      // In place: the output is this rank's piece of the input.
+      const Tensor piece = input.flat_view(group.rank() * n, {n});
+      group.reduce_scatter(piece, input, op).wait();
+      findings.add(compare(piece, expected, "reduce_scatter in place"));
     }
-  }
-  return findings.text();
+  });
 }
 
 std::string check_all_gather(ProcessGroup& group) {
-  Findings findings;
-  for (DType dtype : kDTypes) {
-    for (std::int64_t n : sizes(dtype)) {
-      const auto expected = [&](std::int64_t i) {
-        return value(static_cast<int>(i / n), i % n);
-      };
-      const Tensor input = mine(group, dtype, n);
-      const Tensor output =
-          Tensor::zeros({n * group.size()}, {dtype, Device()});
-      group.all_gather(output, input).wait();
-      findings.add(compare(output, expected, "all_gather"));
-      findings.add(compare(
-          input, [&](std::int64_t i) { return value(group.rank(), i); },
-          "all_gather's input"));
-      output.zero();
-      const Tensor piece = output.flat_view(group.rank() * n, {n});
-      piece.copy_from(input);
-      group.all_gather(output, piece).wait();
-      findings.add(compare(output, expected, "all_gather in place"));
-    }
-  }
-  return findings.text();
+  return for_each_size([&](Findings& findings, DType dtype, std::int64_t n) {
+    const auto expected = [&](std::int64_t i) {
+      return value(static_cast<int>(i / n), i % n);
+    };
+    const Tensor input = mine(group, dtype, n);
+    const Tensor output = Tensor::zeros({n * group.size()}, {dtype, Device()});
+    group.all_gather(output, input).wait();
+    findings.add(compare(output, expected, "all_gather"));
+    findings.add(compare(
+        input, [&](std::int64_t i) { return value(group.rank(), i); },
+        "all_gather's input"));
+    output.zero();
+    const Tensor piece = output.flat_view(group.rank() * n, {n});
+    piece.copy_from(input);
+    group.all_gather(output, piece).wait();
+    findings.add(compare(output, expected, "all_gather in place"));
+  });
 }
 
 std::string check_broadcast_and_reduce(ProcessGroup& group) {
-  Findings findings;
-  for (DType dtype : kDTypes) {
-    for (std::int64_t n : sizes(dtype)) {
-      for (int root = 0; root < group.size(); ++root) {
-        Tensor x = mine(group, dtype, n);
-        group.broadcast(x, root).wait();
-        findings.add(compare(
-            x, [&](std::int64_t i) { return value(root, i); }, "broadcast"));
-        const ReduceOp op = kOps[static_cast<std::size_t>(root) % 3];
-        x = mine(group, dtype, n);
-        group.reduce(x, root, op).wait();
-        findings.add(compare(
-            x,
-            [&](std::int64_t i) {
-              return group.rank() == root ? reduced(group.size(), i, op)
-                                          : value(group.rank(), i);
-            },
-            "reduce"));
-      }
+  return for_each_size([&](Findings& findings, DType dtype, std::int64_t n) {
+    for (int root = 0; root < group.size(); ++root) {
+      Tensor x = mine(group, dtype, n);
+      group.broadcast(x, root).wait();
+      findings.add(compare(
+          x, [&](std::int64_t i) { return value(root, i); }, "broadcast"));
+      const ReduceOp op = kOps[static_cast<std::size_t>(root) % 3];
+      x = mine(group, dtype, n);
+      group.reduce(x, root, op).wait();
+      findings.add(compare(
+          x,
+          [&](std::int64_t i) {
+            return group.rank() == root ? reduced(group.size(), i, op)
+                                        : value(group.rank(), i);
+          },
+          "reduce"));
     }
-  }
-  return findings.text();
+  });
 }
 
 std::string check_scatter_and_gather(ProcessGroup& group) {
-  Findings findings;
-  for (DType dtype : kDTypes) {
-    for (std::int64_t n : sizes(dtype)) {
-      for (int root = 0; root < group.size(); ++root) {
-        const bool is_root = group.rank() == root;
-        const std::int64_t whole = n * group.size();
-        const Tensor all = is_root ? mine(group, dtype, whole) : Tensor();
-        const Tensor piece = Tensor::zeros({n}, {dtype, Device()});
-        group.scatter(piece, all, root).wait();
-        findings.add(compare(
-            piece,
-            [&](std::int64_t i) { return value(root, group.rank() * n + i); },
-            "scatter"));
-        // And back, with something of this rank in it.
-        piece.copy_from(mine(group, dtype, n));
-        group.gather(all, piece, root).wait();
-        if (is_root) {
-          findings.add(compare(
-              all,
-              [&](std::int64_t i) {
-                return value(static_cast<int>(i / n), i % n);
-              },
-              "gather"));
-        }
-      }
+  return for_each_size([&](Findings& findings, DType dtype, std::int64_t n) {
+    for (int root = 0; root < group.size(); ++root) {
+      const bool is_root = group.rank() == root;
+      const std::int64_t whole = n * group.size();
+      const Tensor all = is_root ? mine(group, dtype, whole) : Tensor();
+      const Tensor piece = Tensor::zeros({n}, {dtype, Device()});
+      group.scatter(piece, all, root).wait();
+      findings.add(compare(
+          piece,
+          [&](std::int64_t i) { return value(root, group.rank() * n + i); },
+          "scatter"));
+      // And back, with something of this rank in it.
+      piece.copy_from(mine(group, dtype, n));
+      group.gather(all, piece, root).wait();
+      if (!is_root) continue;
+      findings.add(compare(
+          all,
+          [&](std::int64_t i) { return value(static_cast<int>(i / n), i % n); },
+          "gather"));
     }
-  }
-  return findings.text();
+  });
 }
 
 std::string check_all_to_all(ProcessGroup& group) {
-  Findings findings;
-  for (DType dtype : kDTypes) {
-    for (std::int64_t n : sizes(dtype)) {
-      const Tensor input = mine(group, dtype, n * group.size());
-      const Tensor output =
-          Tensor::zeros({n * group.size()}, {dtype, Device()});
-      group.all_to_all(output, input).wait();
-      findings.add(compare(
-          output,
-          [&](std::int64_t i) {
-            return value(static_cast<int>(i / n), group.rank() * n + i % n);
-          },
-          "all_to_all"));
-    }
-  }
-  return findings.text();
+  return for_each_size([&](Findings& findings, DType dtype, std::int64_t n) {
+    const Tensor input = mine(group, dtype, n * group.size());
+    const Tensor output = Tensor::zeros({n * group.size()}, {dtype, Device()});
+    group.all_to_all(output, input).wait();
+    findings.add(compare(
+        output,
+        [&](std::int64_t i) {
+          return value(static_cast<int>(i / n), group.rank() * n + i % n);
+        },
+        "all_to_all"));
+  });
 }
 
 // Rank s sends (s + 2 d) mod 5 elements times `scale` to rank d.

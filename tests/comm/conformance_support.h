@@ -97,6 +97,16 @@ class Findings {
   std::string text_;
 };
 
+// What is wrong with a check of each dtype and size.
+template <typename Check>
+std::string for_each_size(Check check) {
+  Findings findings;
+  for (DType dtype : kDTypes) {
+    for (std::int64_t n : sizes(dtype)) check(findings, dtype, n);
+  }
+  return findings.text();
+}
+
 struct Case {
   World world;
   int world_size;

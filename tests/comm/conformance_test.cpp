@@ -14,35 +14,28 @@ namespace {
 
 std::string check_messages(ProcessGroup& group) {
   if (group.size() == 1) return std::string();
-  Findings findings;
   const int right = (group.rank() + 1) % group.size();
   const int left = (group.rank() + group.size() - 1) % group.size();
-  for (DType dtype : kDTypes) {
-    for (std::int64_t n : sizes(dtype)) {
-      // Two messages of one tag keep their order; another tag may overtake.
-      const Tensor first = mine(group, dtype, n);
-      const Tensor second = make(dtype, n, [](std::int64_t) { return 3; });
-      const Tensor tagged = make(dtype, n, [](std::int64_t) { return 5; });
-      const Tensor a = first.zeros_like();
-      const Tensor b = first.zeros_like();
-      const Tensor c = first.zeros_like();
-      std::vector<Work> works;
-      works.push_back(group.send(first, right));
-      works.push_back(group.send(second, right));
-      works.push_back(group.send(tagged, right, 9));
-      works.push_back(group.recv(c, left, 9));
-      works.push_back(group.recv(a, left));
-      works.push_back(group.recv(b, left));
-      for (Work& work : works) work.wait();
-      findings.add(compare(
-          a, [&](std::int64_t i) { return value(left, i); }, "first message"));
-      findings.add(compare(
-          b, [](std::int64_t) { return 3; }, "second message"));
-      findings.add(compare(
-          c, [](std::int64_t) { return 5; }, "message of tag 9"));
-    }
-  }
-  return findings.text();
+  return for_each_size([&](Findings& findings, DType dtype, std::int64_t n) {
+    // Two messages of one tag keep their order; another tag may overtake.
+    const Tensor first = mine(group, dtype, n);
+    const Tensor second = make(dtype, n, [](std::int64_t) { return 3; });
+    const Tensor tagged = make(dtype, n, [](std::int64_t) { return 5; });
+    const Tensor a = first.zeros_like();
+    const Tensor b = first.zeros_like();
+    const Tensor c = first.zeros_like();
+    std::vector<Work> works = {
+        group.send(first, right),     group.send(second, right),
+        group.send(tagged, right, 9), group.recv(c, left, 9),
+        group.recv(a, left),          group.recv(b, left)};
+    for (Work& work : works) work.wait();
+    findings.add(compare(
+        a, [&](std::int64_t i) { return value(left, i); }, "first message"));
+    findings.add(compare(
+        b, [](std::int64_t) { return 3; }, "second message"));
+    findings.add(compare(
+        c, [](std::int64_t) { return 5; }, "message of tag 9"));
+  });
 }
 
 // A small message leaves its buffer at once: both may send before they receive.

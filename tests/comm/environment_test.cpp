@@ -7,7 +7,7 @@
 #include <string>
 
 #include "comm/processes.h"
-#include "comm/processes/joining.h"
+#include "comm/processes/rendezvous.h"
 #include "core/check.h"
 
 namespace shardbook {

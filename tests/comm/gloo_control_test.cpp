@@ -34,7 +34,7 @@ Coordinator::Options two_ranks() {
 }
 
 TEST(GlooFrame, ComesOutAsItWentIn) {
-  const Frame frame{FrameKind::kSet, {"key", std::string("a\0b", 3), ""}};
+  const Frame frame{FrameKind::kMail, {"key", std::string("a\0b", 3), ""}};
   std::string bytes = encode_frame(frame) + encode_frame({});
   const auto first = take_frame(bytes, kMaxFrameBytes);
   ASSERT_TRUE(first);
@@ -45,7 +45,7 @@ TEST(GlooFrame, ComesOutAsItWentIn) {
 }
 
 TEST(GlooFrame, IsAwaitedUntilItIsWhole) {
-  const std::string whole = encode_frame({FrameKind::kGet, {"key"}});
+  const std::string whole = encode_frame({FrameKind::kFail, {"key"}});
   for (std::size_t bytes = 0; bytes < whole.size(); ++bytes) {
     std::string part = whole.substr(0, bytes);
     EXPECT_FALSE(take_frame(part, kMaxFrameBytes));
@@ -90,12 +90,13 @@ TEST(GlooCoordinator, StrangersAreTurnedAway) {
   EXPECT_EQ(coordinator.failure(), "");
 }
 
-TEST(GlooCoordinator, ValuesAreAwaited) {
+TEST(GlooCoordinator, MailIsAwaited) {
   Coordinator coordinator(two_ranks());
   ControlLine one(line_to(coordinator, 0)), two(line_to(coordinator, 1));
-  std::thread setter([&] { one.set("key", "value"); });
-  EXPECT_EQ(two.get("key", std::chrono::seconds(10)), "value");
-  setter.join();
+  std::thread sender([&] { one.mail(1, "key", "value"); });
+  EXPECT_EQ(two.wait_for_mail("key", "a test", std::chrono::seconds(10)),
+            "value");
+  sender.join();
 }
 
 TEST(GlooCoordinator, TwoProcessesCannotBeOneRank) {

@@ -15,6 +15,7 @@
 #include "comm/processes.h"
 #include "core/check.h"
 #include "core/tensor.h"
+#include "tests/comm/mismatches.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook {
@@ -95,26 +96,18 @@ TEST_F(GlooFailure, KilledRankIsNamed) {
   EXPECT_THAT(said_by(2), HasSubstr("rank 1 failed"));
 }
 
-TEST_F(GlooFailure, KilledFirstRankIsNamed) {
-  const std::string error = run(2, [](ProcessGroup& world) {
-    world.barrier();
-    if (world.rank() == 0) raise(SIGKILL);
-    world.all_reduce(ten()).wait();
-  });
-  EXPECT_THAT(error, HasSubstr("rank 0 failed: its process was killed"));
-  EXPECT_THAT(said_by(1), HasSubstr("rank 0 failed"));
-}
-
-TEST_F(GlooFailure, KilledFirstRankIsNamedWhenItServesTheRendezvous) {
-  options_.rendezvous = "file:" + (folder_ / "meet");
-  const std::string error = run(3, [](ProcessGroup& world) {
-    world.barrier();
-    if (world.rank() == 0) raise(SIGKILL);
-    world.all_reduce(ten()).wait();
-  });
-  EXPECT_THAT(error, HasSubstr("rank 0 failed: its process was killed"));
-  EXPECT_THAT(said_by(1), HasSubstr("rank 0 failed"));
-  EXPECT_THAT(said_by(2), HasSubstr("rank 0 failed"));
+TEST_F(GlooFailure, KilledFirstRankIsNamedAlsoWhenItServesTheRendezvous) {
+  for (const bool serves : {false, true}) {
+    if (serves) options_.rendezvous = "file:" + (folder_ / "meet");
+    const std::string error = run(3, [](ProcessGroup& world) {
+      world.barrier();
+      if (world.rank() == 0) raise(SIGKILL);
+      world.all_reduce(ten()).wait();
+    });
+    EXPECT_THAT(error, HasSubstr("rank 0 failed: its process was killed"));
+    EXPECT_THAT(said_by(1), HasSubstr("rank 0 failed"));
+    EXPECT_THAT(said_by(2), HasSubstr("rank 0 failed"));
+  }
 }
 
 TEST_F(GlooFailure, RankKilledInTheMiddleOfALargeMessageIsNamed) {
@@ -182,8 +175,7 @@ constexpr std::chrono::milliseconds kShort(300);
 TEST_F(GlooFailure, TimeoutNamesWhoIsMissing) {
   const std::string error = run(3, [](ProcessGroup& world) {
     world.set_timeout(kShort);
-    if (world.rank() == 2)
-      std::this_thread::sleep_for(std::chrono::seconds(60));
+    if (world.rank() == 2) sleep(60);
     world.all_reduce(ten()).wait();
   });
   EXPECT_THAT(error, AllOf(HasSubstr("timeout after 300 ms: rank 2 did not "
@@ -195,9 +187,7 @@ TEST_F(GlooFailure, TimeoutNamesWhoIsMissing) {
 TEST_F(GlooFailure, TimeoutNamesWhoIsAtTheEndOfTheChainOfWaits) {
   const std::string error = run(3, [](ProcessGroup& world) {
     world.set_timeout(kShort);
-    if (world.rank() == 2) {
-      std::this_thread::sleep_for(std::chrono::seconds(60));
-    }
+    if (world.rank() == 2) sleep(60);
     const int next = world.rank() + 1;
     // A message that nobody waits for must not make rank 1 look guilty.
     if (world.rank() == 0) world.send(Tensor::zeros({7}), next, /*tag=*/1);
@@ -232,23 +222,13 @@ TEST_F(GlooFailure, MessagesThatNobodyWaitsForMayTakeLong) {
 }
 
 // --- Calls that differ
-// ---------------------------------------------------------
-
-struct Difference {
-  const char* name;
-  std::function<void(ProcessGroup&)> first;
-  std::function<void(ProcessGroup&)> second;
-  std::string first_text;
-  std::string second_text;
-};
 
 class GlooMismatch : public GlooFailure,
-                     public ::testing::WithParamInterface<Difference> {};
+                     public ::testing::WithParamInterface<test::Mismatch> {};
 
 TEST_P(GlooMismatch, NamesBothRanksAndBothCalls) {
-  const std::string error = run(2, [](ProcessGroup& world) {
-    (world.rank() == 0 ? GetParam().first : GetParam().second)(world);
-  });
+  const std::string error =
+      run(2, [](ProcessGroup& world) { GetParam().run(world); });
   EXPECT_THAT(error,
               AllOf(HasSubstr("do not match"),
                     HasSubstr("rank 0 called " + GetParam().first_text),
@@ -257,65 +237,11 @@ TEST_P(GlooMismatch, NamesBothRanksAndBothCalls) {
   EXPECT_THAT(said_by(1), HasSubstr("do not match"));
 }
 
-const auto kSum10 = [](ProcessGroup& world) { world.all_reduce(ten()).wait(); };
-
-INSTANTIATE_TEST_SUITE_P(
-    , GlooMismatch,
-    ::testing::Values(
-        Difference{"Count", kSum10,
-                   [](ProcessGroup& world) {
-                     world.all_reduce(Tensor::zeros({11})).wait();
-                   },
-                   "all_reduce f32[10]", "all_reduce f32[11]"},
-        Difference{"LargeCount",
-                   [](ProcessGroup& world) {
-                     world.all_reduce(Tensor::zeros({1 << 20})).wait();
-                   },
-                   [](ProcessGroup& world) {
-                     world.all_reduce(Tensor::zeros({1 << 19})).wait();
-                   },
-                   "all_reduce f32[1048576]", "all_reduce f32[524288]"},
-        Difference{
-            "DType", kSum10,
-            [](ProcessGroup& world) {
-              world.all_reduce(Tensor::zeros({10}, {DType::kI32, {}})).wait();
-            },
-            "all_reduce f32[10]", "all_reduce i32[10]"},
-        Difference{"ReduceOp", kSum10,
-                   [](ProcessGroup& world) {
-                     world.all_reduce(ten(), ReduceOp::kMax).wait();
-                   },
-                   "all_reduce f32[10]", "all_reduce f32[10] (max)"},
-        Difference{
-            "Operation", kSum10,
-            [](ProcessGroup& world) { world.broadcast(ten(), 0).wait(); },
-            "all_reduce f32[10]", "broadcast f32[10] (root 0)"},
-        Difference{
-            "Root",
-            [](ProcessGroup& world) { world.broadcast(ten(), 0).wait(); },
-            [](ProcessGroup& world) { world.broadcast(ten(), 1).wait(); },
-            "broadcast f32[10] (root 0)", "broadcast f32[10] (root 1)"},
-        Difference{"Order",
-                   [](ProcessGroup& world) {
-                     Work work = world.all_reduce(ten());
-                     world.barrier();
-                     work.wait();
-                   },
-                   [](ProcessGroup& world) {
-                     world.barrier();
-                     world.all_reduce(ten()).wait();
-                   },
-                   "all_reduce f32[10]", "barrier"},
-        Difference{"Message",
-                   [](ProcessGroup& world) {
-                     world.send(ten(), 1).wait();  // copied: done at once
-                     world.barrier();
-                   },
-                   [](ProcessGroup& world) {
-                     world.recv(Tensor::zeros({9}), 0).wait();
-                   },
-                   "send f32[10] to rank 1", "recv f32[9] from rank 0"}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(, GlooMismatch,
+                         ::testing::ValuesIn(test::mismatches()),
+                         [](const auto& info) {
+                           return std::string(info.param.name);
+                         });
 
 TEST_F(GlooFailure, AllToAllCountsMustAgree) {
   const std::string error = run(2, [](ProcessGroup& world) {

@@ -32,6 +32,17 @@ using ::testing::HasSubstr;
 // The test program lies beside this one.
 std::string program() { return test::beside_this_one("gloo_program"); }
 
+// A rank of torchrun's on this host.
+Variables torchrun(int rank, int world_size, int port,
+                   const Variables& more = {}) {
+  Variables variables = {"RANK=" + std::to_string(rank),
+                         "WORLD_SIZE=" + std::to_string(world_size),
+                         "MASTER_ADDR=127.0.0.1",
+                         "MASTER_PORT=" + std::to_string(port)};
+  variables.insert(variables.end(), more.begin(), more.end());
+  return variables;
+}
+
 TEST(GlooLaunch, StartsTheRanksAndShowsTheFirstOnesOutput) {
   Program ranks({program(), "3", "sum"});
   EXPECT_EQ(ranks.finish(), 0);
@@ -71,45 +82,39 @@ TEST(GlooLaunch, RanksEndWithTheirSupervisor) {
 }
 
 // Two processes as a foreign launcher would start them.
-void expect_sum(const Variables& common, const Variables& first,
-                const Variables& second) {
-  const auto joined = [&](const Variables& own) {
-    Variables all = common;
-    all.insert(all.end(), own.begin(), own.end());
-    return all;
-  };
-  Program one({program(), "2", "sum"}, joined(first));
-  Program two({program(), "2", "sum"}, joined(second));
+void expect_sum(const std::function<Variables(const std::string&)>& rank) {
+  Program one({program(), "2", "sum"}, rank("0"));
+  Program two({program(), "2", "sum"}, rank("1"));
   EXPECT_EQ(one.finish(), 0) << one.output();
   EXPECT_EQ(two.finish(), 0) << two.output();
   EXPECT_EQ(one.output(), "sum 1 of 2\nsum 1 of 2\n");
 }
 
-TEST(GlooLaunch, ReadsTorchrunsEnvironment) {
-  expect_sum({"WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
-              "MASTER_PORT=" + std::to_string(free_port())},
-             {"RANK=0", "LOCAL_RANK=0"}, {"RANK=1", "LOCAL_RANK=1"});
-}
-
-TEST(GlooLaunch, ReadsMpirunsEnvironment) {
-  expect_sum({"OMPI_COMM_WORLD_SIZE=2", "SHARDBOOK_RENDEZVOUS=tcp:127.0.0.1:" +
-                                            std::to_string(free_port())},
-             {"OMPI_COMM_WORLD_RANK=0"}, {"OMPI_COMM_WORLD_RANK=1"});
-}
-
-// srun was typed on a login node, whose address no rank can serve.
-TEST(GlooLaunch, ReadsSrunsEnvironment) {
-  expect_sum(
-      {"SLURM_NTASKS=2", "SLURM_STEP_ID=0", "SLURM_JOB_ID=17",
-       "SLURM_NTASKS_PER_NODE=2", "SLURM_LAUNCH_NODE_IPADDR=203.0.113.5"},
-      {"SLURM_PROCID=0", "SLURM_LOCALID=0"},
-      {"SLURM_PROCID=1", "SLURM_LOCALID=1"});
+TEST(GlooLaunch, ReadsTheEnvironmentsOfLaunchers) {
+  const int port = free_port();
+  expect_sum([&](const std::string& rank) {
+    return torchrun(std::stoi(rank), 2, port, {"LOCAL_RANK=" + rank});
+  });
+  const std::string meeting =
+      "SHARDBOOK_RENDEZVOUS=tcp:127.0.0.1:" + std::to_string(free_port());
+  expect_sum([&](const std::string& rank) {
+    return Variables{"OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=" + rank,
+                     meeting};
+  });
+  // srun was typed on a login node, whose address no rank can serve.
+  expect_sum([](const std::string& rank) {
+    return Variables{"SLURM_NTASKS=2",
+                     "SLURM_STEP_ID=0",
+                     "SLURM_JOB_ID=17",
+                     "SLURM_NTASKS_PER_NODE=2",
+                     "SLURM_LAUNCH_NODE_IPADDR=203.0.113.5",
+                     "SLURM_PROCID=" + rank,
+                     "SLURM_LOCALID=" + rank};
+  });
 }
 
 TEST(GlooLaunch, RefusesAnotherWorldSizeThanTheLaunchers) {
-  Program rank(
-      {program(), "4", "sum"},
-      {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500"});
+  Program rank({program(), "4", "sum"}, torchrun(0, 2, 29500));
   EXPECT_EQ(rank.finish(), 1);
   EXPECT_EQ(rank.output(),
             "--world-size 4: torchrun has started 2 ranks (WORLD_SIZE=2); give "
@@ -123,13 +128,9 @@ TEST(GlooLaunch, RefusesNonsenseInTheEnvironment) {
 }
 
 TEST(GlooLaunch, RanksWithOtherOptionsAreRefusedWhenTheyMeet) {
-  const Variables common = {"WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1",
-                            "MASTER_PORT=" + std::to_string(free_port())};
+  const int port = free_port();
   const auto rank = [&](int number, const std::string& agreed) {
-    Variables variables = common;
-    variables.push_back("RANK=" + std::to_string(number));
-    variables.push_back("SHARDBOOK_AGREED=" + agreed);
-    return variables;
+    return torchrun(number, 3, port, {"SHARDBOOK_AGREED=" + agreed});
   };
   Program first({program(), "3", "sum"}, rank(0, "0.1"));
   Program second({program(), "3", "sum"}, rank(1, "0.1"));
@@ -143,69 +144,56 @@ TEST(GlooLaunch, RanksWithOtherOptionsAreRefusedWhenTheyMeet) {
 }
 
 // --- Ranks that do not answer
-// ---------------------------------------------------
 
 // Three ranks started one by one. Their patience is also the time in which they
 // have to meet: on a busy machine that takes a second.
 constexpr char kPatience[] = "SHARDBOOK_TIMEOUT_MS=3000";
 
-class GlooFrozen : public ::testing::Test {
- protected:
-  Variables variables(int rank) const {
-    return {"RANK=" + std::to_string(rank),
-            "WORLD_SIZE=3",
-            "MASTER_ADDR=127.0.0.1",
-            "MASTER_PORT=" + std::to_string(port_),
-            "SHARDBOOK_STOPS=" + std::to_string(stops_),
-            kPatience};
+// Starts the ranks, of which `stops` stops itself, and returns what the other
+// two say.
+std::vector<std::string> run_frozen(int stops) {
+  const int port = free_port();
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::make_unique<Program>(
+        Variables{program(), "3", "chain"},
+        torchrun(rank, 3, port,
+                 {"SHARDBOOK_STOPS=" + std::to_string(stops), kPatience})));
   }
-
-  // Starts the ranks, of which `stops` stops itself, and returns what the other
-  // two say.
-  std::vector<std::string> run(int stops) {
-    stops_ = stops;
-    std::vector<std::unique_ptr<Program>> ranks;
-    for (int rank = 0; rank < 3; ++rank) {
-      ranks.push_back(std::make_unique<Program>(
-          Variables{program(), "3", "chain"}, variables(rank)));
-    }
-    std::vector<std::string> said;
-    for (int rank = 0; rank < 3; ++rank) {
-      if (rank == stops) continue;
-      Program& each = *ranks[static_cast<std::size_t>(rank)];
-      EXPECT_EQ(each.finish(), 1);
-      said.push_back(each.output());
-    }
-    kill(ranks[static_cast<std::size_t>(stops)]->pid(), SIGKILL);
-    return said;
+  std::vector<std::string> said;
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank == stops) continue;
+    Program& each = *ranks[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(each.finish(), 1);
+    said.push_back(each.output());
   }
+  kill(ranks[static_cast<std::size_t>(stops)]->pid(), SIGKILL);
+  return said;
+}
 
-  int port_ = free_port();
-  int stops_ = 0;
-};
-
-TEST_F(GlooFrozen, IsNamedAtTheEndOfTheChainOfWaits) {
+TEST(GlooFrozen, IsNamedAtTheEndOfTheChainOfWaits) {
   const std::string chain =
       "timeout after 3000 ms: rank 2 does not answer: its process is stopped, "
       "or its host cannot be reached";
-  for (const std::string& said : run(2)) EXPECT_THAT(said, HasSubstr(chain));
+  for (const std::string& said : run_frozen(2))
+    EXPECT_THAT(said, HasSubstr(chain));
 }
 
-TEST_F(GlooFrozen, IsNamedByItsPeersWhenItServesTheRendezvous) {
+TEST(GlooFrozen, IsNamedByItsPeersWhenItServesTheRendezvous) {
   // A peer learns of it by its own timeout, or as its line to rank 0 goes silent
-  for (const std::string& said : run(0)) {
+  for (const std::string& said : run_frozen(0)) {
     EXPECT_THAT(said, HasSubstr("rank 0 does not answer: its process is "
                                 "stopped, or its host"));
   }
 }
 
-TEST_F(GlooFrozen, IsKilledByTheLauncher) {
+TEST(GlooFrozen, IsKilledByTheLauncher) {
   Program ranks({program(), "3", "chain"}, {kPatience});
   EXPECT_NE(ranks.finish(), 0);
   EXPECT_THAT(ranks.output(), HasSubstr("rank 2 does not answer"));
 }
 
-TEST_F(GlooFrozen, IsNamedAlsoAfterItsLastCall) {
+TEST(GlooFrozen, IsNamedAlsoAfterItsLastCall) {
   Program ranks({program(), "2", "end"}, {kPatience});
   EXPECT_EQ(ranks.finish(), kExitRunFailed);
   EXPECT_THAT(ranks.output(), HasSubstr("rank 1 does not answer: its process "
@@ -213,7 +201,6 @@ TEST_F(GlooFrozen, IsNamedAlsoAfterItsLastCall) {
 }
 
 // --- Rendezvous
-// ----------------------------------------------------------------
 
 std::vector<std::string> sums(const std::string& rendezvous) {
   LaunchOptions options;
@@ -270,10 +257,8 @@ TEST(GlooRendezvous, ExplainsAnAddressThatItCannotRead) {
 }
 
 TEST(GlooRendezvous, MissingRanksAreNamed) {
-  const Variables variables = {
-      "RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
-      "MASTER_PORT=" + std::to_string(free_port()), "SHARDBOOK_TIMEOUT_MS=500"};
-  Program alone({program(), "2", "sum"}, variables);
+  Program alone({program(), "2", "sum"},
+                torchrun(0, 2, free_port(), {"SHARDBOOK_TIMEOUT_MS=500"}));
   EXPECT_EQ(alone.finish(), 1);
   EXPECT_THAT(alone.output(),
               HasSubstr("rank 1 did not join the rendezvous of 2 ranks, in "
@@ -281,7 +266,6 @@ TEST(GlooRendezvous, MissingRanksAreNamed) {
 }
 
 // --- Processes of one that has threads
-// ---------------------------------------------------------
 
 // A thread is listed for a moment after it was joined; this one ends on its own.
 TEST(GlooFork, WaitsForAThreadThatIsEnding) {
@@ -305,7 +289,6 @@ TEST(GlooFork, RefusesAProcessWithThreads) {
 #endif
 
 // --- Two hosts
-// -------------------------------------------------------------------
 
 // Two network namespaces joined by a cable, as far as the ranks can tell.
 class TwoHosts {
@@ -351,15 +334,23 @@ class TwoHosts {
   bool works_ = false;
 };
 
+Variables on_hosts(const std::string& rank, const std::string& more) {
+  return {"RANK=" + rank,
+          "WORLD_SIZE=2",
+          "LOCAL_WORLD_SIZE=1",
+          "LOCAL_RANK=0",
+          "MASTER_ADDR=10.77.0.1",
+          "MASTER_PORT=29500",
+          more};
+}
+
 TEST(GlooHosts, RanksMeetOverANetwork) {
   const TwoHosts hosts;
   if (!hosts.works()) {
     GTEST_SKIP() << "network namespaces need root and the ip command";
   }
   const auto torchrun = [](const std::string& rank) {
-    return Variables{"RANK=" + rank,          "WORLD_SIZE=2",
-                     "LOCAL_WORLD_SIZE=1",    "LOCAL_RANK=0",
-                     "MASTER_ADDR=10.77.0.1", "MASTER_PORT=29500"};
+    return on_hosts(rank, "SHARDBOOK_TIMEOUT_MS=20000");
   };
   const auto srun = [](const std::string& rank) {
     return Variables{"SLURM_STEP_ID=0",
@@ -387,15 +378,9 @@ TEST(GlooHosts, BothSidesOfACutCableNameTheOther) {
   if (!hosts.works()) {
     GTEST_SKIP() << "network namespaces need root and the ip command";
   }
-  const auto variables = [](const std::string& rank) {
-    return Variables{
-        "RANK=" + rank, "WORLD_SIZE=2",          "LOCAL_WORLD_SIZE=1",
-        "LOCAL_RANK=0", "MASTER_ADDR=10.77.0.1", "MASTER_PORT=29500",
-        kPatience};
-  };
   const Variables command = {program(), "2", "reduce"};
-  Program second(hosts.on_second(command), variables("1"));
-  Program first(hosts.on_first(command), variables("0"));
+  Program second(hosts.on_second(command), on_hosts("1", kPatience));
+  Program first(hosts.on_first(command), on_hosts("0", kPatience));
   first.read_until("ready");
   second.read_until("ready");
   hosts.cut_cable();

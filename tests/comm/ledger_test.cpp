@@ -21,25 +21,27 @@ CommRecord record(CommOp op, int group_size, std::int64_t numel,
 }
 
 TEST(Ledger, WireElementsFollowTheModel) {
-  EXPECT_EQ(wire_elements(record(CommOp::kAllReduce, 4, 1000)), 1500);
-  EXPECT_EQ(wire_elements(record(CommOp::kReduceScatter, 4, 1000)), 750);
-  EXPECT_EQ(wire_elements(record(CommOp::kAllGather, 4, 1000)), 750);
-  EXPECT_EQ(wire_elements(record(CommOp::kBroadcast, 4, 1000, 1, 0)), 750);
-  EXPECT_EQ(wire_elements(record(CommOp::kReduce, 4, 1000, 0, 0)), 750);
-  EXPECT_EQ(wire_elements(record(CommOp::kScatter, 4, 1000, 2, 2)), 750);
-  EXPECT_EQ(wire_elements(record(CommOp::kScatter, 4, 1000, 1, 2)), 0);
-  EXPECT_EQ(wire_elements(record(CommOp::kGather, 4, 1000, 0, 2)), 0);
-  EXPECT_EQ(wire_elements(record(CommOp::kAllToAll, 4, 1000)), 750);
-  EXPECT_EQ(wire_elements(record(CommOp::kSend, 4, 1000, 0, 1)), 1000);
-  EXPECT_EQ(wire_elements(record(CommOp::kRecv, 4, 1000, 0, 1)), 0);
-  EXPECT_EQ(wire_elements(record(CommOp::kBarrier, 4, 0)), 0);
+  struct Case {
+    CommOp op;
+    int rank, root_or_peer;
+    double elements;
+  };
+  for (const auto& [op, rank, root_or_peer, elements] :
+       {Case{CommOp::kAllReduce, 0, -1, 1500},
+        Case{CommOp::kReduceScatter, 0, -1, 750},
+        Case{CommOp::kAllGather, 0, -1, 750},
+        Case{CommOp::kBroadcast, 1, 0, 750}, Case{CommOp::kReduce, 0, 0, 750},
+        Case{CommOp::kScatter, 2, 2, 750}, Case{CommOp::kScatter, 1, 2, 0},
+        Case{CommOp::kGather, 0, 2, 0}, Case{CommOp::kAllToAll, 0, -1, 750},
+        Case{CommOp::kSend, 0, 1, 1000}, Case{CommOp::kRecv, 0, 1, 0},
+        Case{CommOp::kBarrier, 0, -1, 0}}) {
+    const CommRecord each = record(op, 4, 1000, rank, root_or_peer);
+    EXPECT_EQ(wire_elements(each), elements) << record_text(each);
+    EXPECT_EQ(wire_bytes(each), 4 * elements);
+  }
   CommRecord counts = record(CommOp::kAllToAllV, 4, 1000);
   counts.numel_to_peers = 600;
   EXPECT_EQ(wire_elements(counts), 600);
-}
-
-TEST(Ledger, DdpOfAThousandParametersOverFourRanksSendsSixThousandBytes) {
-  EXPECT_EQ(wire_bytes(record(CommOp::kAllReduce, 4, 1000)), 6000);
 }
 
 TEST(Ledger, AnAllReduceIsAReduceScatterAndAnAllGather) {

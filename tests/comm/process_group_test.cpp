@@ -6,11 +6,15 @@
 
 #include "comm/launch.h"
 #include "core/check.h"
+#include "tests/comm/mismatches.h"
+#include "tests/support/errors.h"
+#include "tests/support/on_ranks.h"
 
 namespace shardbook {
 namespace {
 
-using Call = std::function<void(ProcessGroup&)>;
+using test::Call;
+using test::zeros;
 
 struct Bad {
   const char* name;
@@ -21,16 +25,8 @@ struct Bad {
 class BadArguments : public ::testing::TestWithParam<Bad> {};
 
 TEST_P(BadArguments, AreASentence) {
-  std::string message;
-  try {
-    run_ranks(4, [](ProcessGroup& world) { GetParam().call(world); });
-  } catch (const Error& error) {
-    message = error.what();
-  }
-  EXPECT_NE(message.find(GetParam().message), std::string::npos) << message;
+  expect_text(error_on_ranks(4, GetParam().call), {GetParam().message});
 }
-
-Tensor zeros(std::int64_t n) { return Tensor::zeros({n}); }
 
 INSTANTIATE_TEST_SUITE_P(
     Calls, BadArguments,

@@ -35,34 +35,29 @@ std::vector<float> sum_in_rank_order(int num_ranks, std::int64_t n) {
 class ThreadSums : public ::testing::TestWithParam<int> {};
 
 TEST_P(ThreadSums, AreInRankOrderBitForBit) {
-  const int num_ranks = GetParam();
   const std::int64_t n = 100003;  // several tasks, the last one short
-  const std::vector<float> expected = sum_in_rank_order(num_ranks, n);
-  std::atomic<int> right{0};
-  run_ranks(num_ranks, [&](ProcessGroup& world) {
-    const std::vector<float> mine = random_values(world.rank(), n);
+  const std::vector<float> expected = sum_in_rank_order(GetParam(), n);
+  run_ranks(GetParam(), [&](ProcessGroup& world) {
+    const auto mine = [&] {
+      return Tensor::from_values<float>(random_values(world.rank(), n), {n});
+    };
     const Tensor reference = Tensor::from_values<float>(expected, {n});
-    Tensor x = Tensor::from_values<float>(mine, {n});
+    Tensor x = mine();
     world.all_reduce(x).wait();
-    if (bitwise_equal(x, reference)) ++right;
-    x = Tensor::from_values<float>(mine, {n});
+    SB_CHECK(bitwise_equal(x, reference), "all_reduce");
+    x = mine();
     world.reduce(x, world.size() - 1).wait();
-    if (world.rank() != world.size() - 1 || bitwise_equal(x, reference)) {
-      ++right;
-    }
+    SB_CHECK(world.rank() != world.size() - 1 || bitwise_equal(x, reference),
+             "reduce");
     // A reduce-scatter gives the same bits, piece by piece.
     const std::int64_t piece = n / world.size();
     const Tensor part = Tensor::zeros({piece});
-    world
-        .reduce_scatter(part, Tensor::from_values<float>(mine, {n}).flat_view(
-                                  0, {piece * world.size()}))
+    world.reduce_scatter(part, mine().flat_view(0, {piece * world.size()}))
         .wait();
-    if (bitwise_equal(part,
-                      reference.flat_view(world.rank() * piece, {piece}))) {
-      ++right;
-    }
+    SB_CHECK(
+        bitwise_equal(part, reference.flat_view(world.rank() * piece, {piece})),
+        "reduce_scatter");
   });
-  EXPECT_EQ(right, 3 * num_ranks);
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, ThreadSums,
@@ -72,7 +67,6 @@ TEST(ThreadGroup, SumsDoNotDependOnWhoComesFirst) {
   const std::int64_t n = 40000;
   const std::vector<float> expected = sum_in_rank_order(3, n);
   for (int late = 0; late < 3; ++late) {
-    std::atomic<int> right{0};
     run_ranks(3, [&](ProcessGroup& world) {
       const Tensor x =
           Tensor::from_values<float>(random_values(world.rank(), n), {n});
@@ -80,9 +74,9 @@ TEST(ThreadGroup, SumsDoNotDependOnWhoComesFirst) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
       world.all_reduce(x).wait();
-      if (bitwise_equal(x, Tensor::from_values<float>(expected, {n}))) ++right;
+      SB_CHECK(bitwise_equal(x, Tensor::from_values<float>(expected, {n})),
+               "rank ", late, " comes last");
     });
-    EXPECT_EQ(right, 3);
   }
 }
 
