@@ -1,6 +1,6 @@
 #pragma once
 
-// The ledger of what moves between the devices of one process.
+// The ledger of the copies between the devices of one process.
 //
 // There is no process group here: one thread copies from device to device. The
 // copies are recorded all the same, as the collectives that they amount to,

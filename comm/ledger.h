@@ -71,7 +71,7 @@ class CommLog {
   /// The first records are kept, and at least as many of the last.
   static constexpr std::size_t kKept = 4096;
 
-  /// `bytes_of` says how many bytes a record stands for.
+  /// `bytes_of` returns the bytes of one record.
   explicit CommLog(BytesOf bytes_of) : bytes_of_(bytes_of) {}
 
   void add(const CommRecord& record);

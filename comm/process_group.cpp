@@ -10,29 +10,6 @@ namespace shardbook {
 
 using internal::Arguments;
 
-namespace {
-
-// Tells the observer when the caller has waited.
-class ObservedState : public Work::State {
- public:
-  ObservedState(Work inner, CommObserver* observer, CommRecord record)
-      : inner_(std::move(inner)),
-        observer_(observer),
-        record_(std::move(record)) {}
-  void wait() override {
-    inner_.wait();
-    observer_->on_complete(record_);
-  }
-  bool done() override { return inner_.done(); }
-
- private:
-  Work inner_;
-  CommObserver* observer_;
-  CommRecord record_;
-};
-
-}  // namespace
-
 std::string call_text(const CommCall& call) {
   const bool is_send = call.op == CommOp::kSend;
   const bool is_message = is_send || call.op == CommOp::kRecv;
@@ -78,7 +55,7 @@ namespace {
 
 // Calls with two buffers on a group of one.
 void copy_flat(const Tensor& output, const Tensor& input) {
-  // On shapes nothing is copied, but the copy takes virtual time.
+  // On shapes nothing is copied, but the copy needs virtual time.
   const bool is_in_place = output.is_meta() ? output.shares_storage(input)
                                             : output.raw() == input.raw();
   if (output.numel() == 0 || is_in_place) return;
@@ -122,8 +99,13 @@ Work ProcessGroup::issue(const CommCall& call, const CommBuffers& buffers) {
   log_->add(record);
   if (observer_ == nullptr) return dispatch(call, buffers);
   observer_->on_issue(record);
-  return Work(std::make_shared<ObservedState>(dispatch(call, buffers),
-                                              observer_, std::move(record)));
+  Work work = dispatch(call, buffers);
+  return Work(
+      [work, observer = observer_, record]() mutable {
+        work.wait();
+        observer->on_complete(record);
+      },
+      [work] { return work.done(); });
 }
 
 Work ProcessGroup::dispatch(const CommCall& call, const CommBuffers& buffers) {

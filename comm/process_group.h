@@ -161,11 +161,11 @@ class ProcessGroup {
       const std::vector<std::vector<int>>& parts, const std::string& name);
 
   /// `subgroup` for groups that wrap groups: it does not compare the members'
-  /// arguments, and only the members call it.
+  /// arguments, and only the members call it. `all_call`: every rank of this
+  /// group calls it, each for its own part.
   std::shared_ptr<ProcessGroup> subgroup_of(const std::vector<int>& members,
-                                            const std::string& name) {
-    return adopt(members, name);
-  }
+                                            const std::string& name,
+                                            bool all_call = false);
 
   /// The collective `call`, whose arguments have been checked: for groups that
   /// wrap groups.
@@ -216,9 +216,6 @@ class ProcessGroup {
   }
 
  private:
-  std::shared_ptr<ProcessGroup> adopt(const std::vector<int>& members,
-                                      const std::string& name,
-                                      bool all_call = false);
   Work start(CommCall call, const CommBuffers& buffers);
   Work dispatch(const CommCall& call, const CommBuffers& buffers);
   std::string where() const;

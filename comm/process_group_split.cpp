@@ -21,7 +21,7 @@ std::string list_text(const std::vector<int>& values) {
 }  // namespace
 
 // Subgroups write into this group's ledger.
-std::shared_ptr<ProcessGroup> ProcessGroup::adopt(
+std::shared_ptr<ProcessGroup> ProcessGroup::subgroup_of(
     const std::vector<int>& members, const std::string& name, bool all_call) {
   std::shared_ptr<ProcessGroup> group =
       all_call ? do_split(members, name) : do_subgroup(members, name);
@@ -52,7 +52,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key,
   std::sort(order.begin(), order.end());
   std::vector<int> members;
   for (const auto& entry : order) members.push_back(entry.second);
-  return adopt(members, name, all_have_groups);
+  return subgroup_of(members, name, all_have_groups);
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(
@@ -76,7 +76,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(
              "; all ranks make the same groups in the same order");
   }
   if (distinct.count(rank_) == 0) return nullptr;
-  return adopt(members, name, static_cast<int>(members.size()) == size());
+  return subgroup_of(members, name, static_cast<int>(members.size()) == size());
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::partition(
@@ -104,7 +104,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::partition(
              "same order");
   }
   if (my_part == nullptr) return nullptr;
-  return adopt(*my_part, name, static_cast<int>(seen.size()) == size());
+  return subgroup_of(*my_part, name, static_cast<int>(seen.size()) == size());
 }
 
 }  // namespace shardbook

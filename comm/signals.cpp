@@ -34,7 +34,7 @@ void receive(sigset_t signals) {
     if (first_signal.exchange(signal) == 0 && is_checked) continue;
     constexpr char kText[] = "interrupted\n";
     if (is_first && write(STDERR_FILENO, kText, sizeof kText - 1) < 0) {
-      // There is nobody left to tell.
+      // Nothing is left to do about it.
     }
     _exit(128 + signal);
   }

@@ -2,7 +2,9 @@
 
 // A communication call in flight.
 
+#include <functional>
 #include <memory>
+#include <utility>
 
 namespace shardbook {
 
@@ -11,7 +13,7 @@ namespace shardbook {
 /// and untouched until it is complete.
 class Work {
  public:
-  /// How a backend waits; `wait` throws what went wrong.
+  /// How a backend waits; `wait` throws the cause of a failure.
   class State {
    public:
     virtual ~State() = default;
@@ -21,6 +23,8 @@ class Work {
 
   Work() = default;
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  Work(std::function<void()> wait, std::function<bool()> done)
+      : state_(std::make_shared<Functions>(std::move(wait), std::move(done))) {}
 
   /// Returns when the caller may use the buffers. Throws Error when a peer
   /// failed, calls did not match, or the group's timeout passed.
@@ -31,6 +35,14 @@ class Work {
   bool done() const { return state_ == nullptr || state_->done(); }
 
  private:
+  struct Functions : State {
+    Functions(std::function<void()> wait, std::function<bool()> done)
+        : wait_(std::move(wait)), done_(std::move(done)) {}
+    void wait() override { wait_(); }
+    bool done() override { return done_(); }
+    std::function<void()> wait_;
+    std::function<bool()> done_;
+  };
   std::shared_ptr<State> state_;
 };
 

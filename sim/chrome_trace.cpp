@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
+#include <utility>
 
 #include "core/check.h"
 #include "sim/timeline_step.h"
@@ -21,11 +22,8 @@ using Message = std::tuple<int, int, std::int64_t>;
 
 constexpr int kStepsThread = 0;  // queues follow
 
-bool is_send(const TimelineEvent& event) {
-  return event.name == "send" && event.peer >= 0 && event.message >= 0;
-}
-bool is_recv(const TimelineEvent& event) {
-  return event.name == "recv" && event.peer >= 0 && event.message >= 0;
+bool is_message(const TimelineEvent& event, const char* name) {
+  return event.name == name && event.peer >= 0 && event.message >= 0;
 }
 
 class Writer {
@@ -35,8 +33,10 @@ class Writer {
     std::map<Message, int> ends;
     for (const RankTimeline& rank : timelines) {
       for (const TimelineEvent& event : rank.events) {
-        if (is_send(event)) ends[{rank.rank, event.peer, event.message}] |= 1;
-        if (is_recv(event)) ends[{event.peer, rank.rank, event.message}] |= 2;
+        if (is_message(event, "send"))
+          ends[{rank.rank, event.peer, event.message}] |= 1;
+        if (is_message(event, "recv"))
+          ends[{event.peer, rank.rank, event.message}] |= 2;
       }
     }
     for (const auto& [message, seen] : ends) {
@@ -47,12 +47,6 @@ class Writer {
   /// The events of a rank, joined by commas.
   std::string events_of(const RankTimeline& rank) {
     text_.clear();
-    write_rank(rank);
-    return std::move(text_);
-  }
-
- private:
-  void write_rank(const RankTimeline& rank) {
     name("process_name", rank.rank, kStepsThread,
          "rank " + std::to_string(rank.rank));
     put({{"ph", "M"},
@@ -72,8 +66,10 @@ class Writer {
     for (const MemorySample& sample : rank.memory) {
       write_memory(rank.rank, sample);
     }
+    return std::move(text_);
   }
 
+ private:
   /// "step 3"; "steps 3 to 988, left out".
   static std::string step_name(const RankTimeline& rank, std::size_t entry) {
     const auto number = static_cast<std::int64_t>(entry);
@@ -109,10 +105,10 @@ class Writer {
 
     // The arrow leaves the send at its begin, and ends in the recv just before
     // its end: viewers look for the slice around that time.
-    if (is_send(event)) {
+    if (is_message(event, "send")) {
       write_arrow("s", {rank, event.peer, event.message},
                   at("s", rank, thread, event.begin_s));
-    } else if (is_recv(event)) {
+    } else if (is_message(event, "recv")) {
       Json end =
           at("f", rank, thread, std::max(event.begin_s, event.end_s - 1e-9));
       end["bp"] = "e";
@@ -163,53 +159,34 @@ class Writer {
   std::map<Message, std::size_t> arrows_;
 };
 
-/// The file, of what `events_of` returns for each of the ranks.
-template <typename Ranks, typename EventsOf>
-void write_all(std::ostream& out, const Ranks& ranks, EventsOf events_of) {
-  out << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
-  const char* before = "\n";
-  for (const auto& rank : ranks) {
-    out << before << events_of(rank);
-    before = ",\n";
-  }
-  out << "\n]}\n";
-}
-
-template <typename Write>
-void write_file(const std::string& path, Write write) {
-  std::ofstream file(path, std::ios::binary);
-  SB_CHECK(file, path, ": the trace cannot be written: ", std::strerror(errno));
-  write(file);
-  file.close();
-  SB_CHECK(file, path, ": the trace cannot be written: ", std::strerror(errno));
-}
-
 }  // namespace
-
-void write_chrome_trace(std::ostream& out,
-                        const std::vector<RankTimeline>& timelines) {
-  Writer writer;
-  writer.number_arrows(timelines);
-  write_all(out, timelines,
-            [&](const RankTimeline& rank) { return writer.events_of(rank); });
-}
-
-void write_chrome_trace(const std::string& path,
-                        const std::vector<RankTimeline>& timelines) {
-  write_file(path,
-             [&](std::ostream& out) { write_chrome_trace(out, timelines); });
-}
 
 std::string chrome_events(const RankTimeline& timeline) {
   return Writer().events_of(timeline);
 }
 
 void write_chrome_trace(const std::string& path,
+                        const std::vector<RankTimeline>& timelines) {
+  Writer writer;
+  writer.number_arrows(timelines);
+  std::vector<std::string> events;
+  for (const RankTimeline& rank : timelines) {
+    events.push_back(writer.events_of(rank));
+  }
+  write_chrome_trace(path, events);
+}
+
+void write_chrome_trace(const std::string& path,
                         const std::vector<std::string>& events_by_rank) {
-  write_file(path, [&](std::ostream& out) {
-    write_all(out, events_by_rank,
-              [](const std::string& events) { return events; });
-  });
+  std::ofstream file(path, std::ios::binary);
+  file << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+  const char* before = "\n";
+  for (const std::string& events : events_by_rank) {
+    file << std::exchange(before, ",\n") << events;
+  }
+  file << "\n]}\n";
+  file.close();
+  SB_CHECK(file, path, ": the trace cannot be written: ", std::strerror(errno));
 }
 
 }  // namespace shardbook::sim

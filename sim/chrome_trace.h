@@ -6,7 +6,6 @@
 //
 // Format: "Trace Event Format", Google, 2016; the JSON object form.
 
-#include <ostream>
 #include <string>
 #include <vector>
 
@@ -15,11 +14,8 @@
 namespace shardbook::sim {
 
 /// Writes one event per line; times are microseconds. A send and a recv are
-/// joined by an arrow where both ends are among the timelines.
-void write_chrome_trace(std::ostream& out,
-                        const std::vector<RankTimeline>& timelines);
-
-/// Into a file; throws Error that names it when it cannot be written.
+/// joined by an arrow where both ends are among the timelines. Throws Error,
+/// which names the file, when it cannot be written.
 void write_chrome_trace(const std::string& path,
                         const std::vector<RankTimeline>& timelines);
 

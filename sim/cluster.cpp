@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <numeric>
 
 #include "core/check.h"
-#include "sim/internal/cluster_reader.h"
+#include "sim/internal/sources.h"
 
 namespace shardbook::sim {
 
@@ -33,9 +34,7 @@ void check_device(const DeviceSpec& device, const std::string& where) {
 void check_mesh(const Cluster& cluster, const std::string& label) {
   const std::string where = label + ": /intra_node/links: ";
   std::vector<int> island(static_cast<std::size_t>(cluster.devices_per_node));
-  for (int i = 0; i < cluster.devices_per_node; ++i) {
-    island[static_cast<std::size_t>(i)] = i;
-  }
+  std::iota(island.begin(), island.end(), 0);
   for (const MeshLink& link : cluster.mesh) {
     const int highest = std::max(link.a, link.b);
     SB_CHECK(highest < cluster.devices_per_node, where, "device ", highest,
@@ -45,8 +44,8 @@ void check_mesh(const Cluster& cluster, const std::string& label) {
     const int to = island[static_cast<std::size_t>(link.b)];
     std::replace(island.begin(), island.end(), from, to);
   }
-  for (int i = 1; i < cluster.devices_per_node; ++i) {
-    SB_CHECK(island[static_cast<std::size_t>(i)] == island[0], where,
+  for (std::size_t i = 1; i < island.size(); ++i) {
+    SB_CHECK(island[i] == island[0], where,
              "a link is missing: no way leads from device 0 to device ", i);
   }
 }
@@ -91,14 +90,9 @@ Cluster read_source(const Source& source, bool files_allowed) {
 }  // namespace
 
 const char* trust_name(Trust trust) {
-  switch (trust) {
-    case Trust::kCalibrated:
-      return "calibrated";
-    case Trust::kInterpolated:
-      return "interpolated";
-    default:
-      return "extrapolated";
-  }
+  return trust == Trust::kCalibrated     ? "calibrated"
+         : trust == Trust::kInterpolated ? "interpolated"
+                                         : "extrapolated";
 }
 
 Cluster Cluster::read(const std::string& name_or_file) {
@@ -119,10 +113,6 @@ Cluster Cluster::read(const std::string& name_or_file) {
 
 Cluster Cluster::from_json(const std::string& text, const std::string& label) {
   return read_source({text, label, ""}, false);
-}
-
-std::vector<std::string> Cluster::preset_names() {
-  return internal::names_in("clusters");
 }
 
 std::string Cluster::this_machine_file() {

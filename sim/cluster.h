@@ -66,7 +66,7 @@ struct DeviceSpec {
   int alignment_bytes = 16;
   double misaligned_efficiency = 1;
   /// Share of that speed that is left for many products of one shape at once,
-  /// as those of experts.
+  /// such as the products of experts.
   double grouped_efficiency = 1;
   /// Share of the peak that attention in one kernel reaches.
   double max_attention_efficiency = 1;
@@ -138,10 +138,8 @@ class Cluster {
   /// A preset's name or a FILE.json. Throws Error that names the file, the
   /// path in it ("/network/GB_per_s"), the value and what is allowed.
   static Cluster read(const std::string& name_or_file);
-  /// `label` stands for the file in messages; `extends` may name presets only.
+  /// Messages call the file `label`; `extends` may name presets only.
   static Cluster from_json(const std::string& text, const std::string& label);
-  /// "a100-cloud", "dgx-a100", ...: everything but "this-machine".
-  static std::vector<std::string> preset_names();
   /// Where "this-machine" is read from: $XDG_CACHE_HOME or ~/.cache, and
   /// shardbook/this-machine.json in it.
   static std::string this_machine_file();

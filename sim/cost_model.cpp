@@ -6,8 +6,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "sim/internal/ring_cache.h"
-
 namespace shardbook::sim {
 
 namespace {
@@ -96,7 +94,7 @@ double product_seconds(const DeviceSpec& device, DType dtype,
   return best;
 }
 
-/// A product, or the traffic of its operands where that takes longer.
+/// Time of a product, or of the traffic of its operands where that is longer.
 double bounded_product_seconds(const DeviceSpec& device, DType dtype,
                                const ProductShape& shape) {
   const double elements =
@@ -186,9 +184,6 @@ DeviceSpec share_of_host(const Cluster& cluster) {
 }
 
 }  // namespace
-
-CostModel::CostModel(Cluster cluster)
-    : cluster_(std::move(cluster)), rings_(std::make_shared<RingCache>()) {}
 
 Cost CostModel::operation(const OpEvent& event, bool on_host) const {
   const DeviceSpec& device =

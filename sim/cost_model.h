@@ -42,7 +42,7 @@ struct Cost {
   double rate = 0, max_rate = 0;
 };
 
-class RingCache;
+struct RingCache;
 
 class CostModel {
  public:

@@ -8,16 +8,10 @@ namespace shardbook::sim {
 namespace {
 
 const char* queue_name(int stream) {
-  switch (stream) {
-    case kComputeStream:
-      return "compute";
-    case kUnshardStream:
-      return "unshard";
-    case kReduceStream:
-      return "reduce";
-    default:
-      return "copy";
-  }
+  return stream == kComputeStream   ? "compute"
+         : stream == kUnshardStream ? "unshard"
+         : stream == kReduceStream  ? "reduce"
+                                    : "copy";
 }
 
 // A number in [0, 1) that depends on its three keys only (splitmix64).
@@ -30,15 +24,12 @@ double draw(std::uint64_t seed, std::uint64_t rank, std::uint64_t index) {
   return static_cast<double>(x >> 11) * 0x1p-53;
 }
 
-void add_link(std::vector<LinkBytes>& links, const std::string& name,
-              double bytes) {
+double& bytes_of(std::vector<LinkBytes>& links, const std::string& name) {
   for (LinkBytes& link : links) {
-    if (link.link == name) {
-      link.bytes += bytes;
-      return;
-    }
+    if (link.link == name) return link.bytes;
   }
-  links.push_back({name, bytes});
+  links.push_back({name, 0});
+  return links.back().bytes;
 }
 
 }  // namespace
@@ -86,16 +77,15 @@ void DeviceClock::run(const OpEvent& event, double seconds, double earliest_s) {
     if (event.phase == Phase::kForward) steps_.back().forward_s += seconds;
   }
   if (!records_events_) return;
-  TimelineEvent entry;
-  entry.name = event.name;
-  entry.label = label_;
-  entry.category = event.source.defined() ? "copy" : phase_name(event.phase);
-  entry.queue = queue_name(event.stream);
-  entry.begin_s = begin;
-  entry.end_s = free;
-  entry.flops = event.flops;
-  entry.bytes = event.bytes;
-  timeline_.events.push_back(std::move(entry));
+  timeline_.events.push_back(
+      {.name = event.name,
+       .label = label_,
+       .category = event.source.defined() ? "copy" : phase_name(event.phase),
+       .queue = queue_name(event.stream),
+       .begin_s = begin,
+       .end_s = free,
+       .flops = event.flops,
+       .bytes = event.bytes});
 }
 
 // Records why a queue was idle for a while.
@@ -108,14 +98,7 @@ void DeviceClock::hold(int stream, double begin_s, double end_s,
     if (kind == "exposed") sums.exposed_s += end_s - begin_s;
     if (kind == "bubble") sums.bubble_s += end_s - begin_s;
   }
-  if (!records_events_) return;
-  TimelineEvent entry;
-  entry.name = "wait";
-  entry.category = kind;
-  entry.queue = queue_name(stream);
-  entry.begin_s = begin_s;
-  entry.end_s = end_s;
-  timeline_.events.push_back(std::move(entry));
+  add({"wait", "", kind, queue_name(stream), begin_s, end_s});
 }
 
 void DeviceClock::wait_message(int stream, double sent_s, double until_s) {
@@ -172,7 +155,7 @@ void DeviceClock::add(TimelineEvent event) {
 }
 
 void DeviceClock::count_link(const std::string& link, double bytes) {
-  add_link(steps_.back().links, link, bytes);
+  bytes_of(steps_.back().links, link) += bytes;
 }
 
 void DeviceClock::on_memory(MemoryKind kind, std::int64_t bytes) {
@@ -228,7 +211,7 @@ void DeviceClock::leave_out_steps() {
   while (end - keep < kMostSteps && events_from(keep - 1) <= kLastEvents) {
     --keep;
   }
-  // Ranks drain without forwards: what the last ones belong to must stay
+  // Ranks drain without forwards: the step of the last forward must stay
   const auto has_forward = [](const StepSums& step) {
     return step.forward_s > 0;
   };
@@ -280,12 +263,10 @@ void DeviceClock::advance(const State& from, const State& to,
   sums.forward_s += count * (to.sums.forward_s - from.sums.forward_s);
   sums.exposed_s += count * (to.sums.exposed_s - from.sums.exposed_s);
   sums.bubble_s += count * (to.sums.bubble_s - from.sums.bubble_s);
-  for (const LinkBytes& link : to.sums.links) {
-    double before = 0;
-    for (const LinkBytes& each : from.sums.links) {
-      if (each.link == link.link) before = each.bytes;
-    }
-    add_link(sums.links, link.link, count * (link.bytes - before));
+  std::vector<LinkBytes> before = from.sums.links;
+  for (const LinkBytes& each : to.sums.links) {
+    bytes_of(sums.links, each.link) +=
+        count * (each.bytes - bytes_of(before, each.link));
   }
 }
 

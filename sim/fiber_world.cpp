@@ -41,7 +41,7 @@ class Stacks : public context::protected_fixedsize_stack {
   }
 };
 
-// Sanitizers watch stacks and threads, and must be told of each change.
+// Sanitizers watch stacks and threads, and must learn of each change.
 class Switch {
  public:
   // `bottom`, `bytes`: this fiber's stack; none for the thread's own.
@@ -188,16 +188,6 @@ class FiberSleeper : public shardbook::internal::Sleeper {
   Scheduler& scheduler_;
 };
 
-std::string reason_of(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception of unknown type";
-  }
-}
-
 }  // namespace
 
 void run_fibers(int num_ranks, const std::function<void(ProcessGroup&)>& body,
@@ -211,7 +201,6 @@ void run_fibers(int num_ranks, const std::function<void(ProcessGroup&)>& body,
 
   const auto run_rank = [&](int r) {
     world->rank_begins(r);
-    std::exception_ptr failure;
     try {
       const std::int64_t capacity = options.device_memory_bytes;
       RankContext context(
@@ -224,11 +213,8 @@ void run_fibers(int num_ranks, const std::function<void(ProcessGroup&)>& body,
     } catch (const context::detail::forced_unwind&) {
       throw;  // this fiber is being taken down
     } catch (...) {
-      failure = std::current_exception();
-    }
-    if (failure) {
       any_threw = true;
-      world->fail(r, reason_of(failure), failure);
+      world->fail(r);
     }
     world->rank_ended(r);
   };

@@ -9,7 +9,7 @@
 //   rank 0   run | all_reduce: wait |                      | run ...
 //   rank 1                          | run | all_reduce: ok | run ...
 //
-// Messages are those of the threads backend: only the way to sleep differs.
+// Messages work as on the threads backend: only the way to sleep differs.
 // Tensors may be real; in the `sim` world they are on meta devices.
 
 #include <functional>

@@ -5,31 +5,6 @@
 
 namespace shardbook::sim {
 
-class FlowState : public std::enable_shared_from_this<FlowState> {
- public:
-  Flow flow;
-  std::uint64_t number = 0;
-  std::function<void(const FlowRef&)> when_over;
-  /// Flows that begin when this one ends.
-  std::vector<FlowRef> followers;
-  double begin_s = 0, end_s = 0;
-  double shifted_s = 0;  ///< by how much the network had shifted at its end
-  bool has_entered = false, is_over = false;
-  /// It has had to share: its end is no longer begin plus `seconds`.
-  bool has_shared = false;
-  double rate = 0;     ///< bytes per second of each stream
-  double left = 0;     ///< bytes of each stream at `since_s`
-  double since_s = 0;  ///< when `rate` began
-  int version = 0;     ///< of its event: older events count no more
-  /// While rates are shared out: not known yet; known in this round.
-  bool is_rising = false, stops = false;
-
-  double enters_s() const { return begin_s + (flow.seconds - flow.transfer_s); }
-  bool uses_links() const {
-    return flow.uses != nullptr && !flow.uses->empty() && flow.transfer_s > 0;
-  }
-};
-
 namespace {
 
 /// Sums of rates are rounded: a link that is just full is not too small.
@@ -40,17 +15,6 @@ constexpr double kRounding = 1e-12;
 FlowUses use_links(std::vector<LinkUse> uses) {
   return std::make_shared<const std::vector<LinkUse>>(std::move(uses));
 }
-
-FlowNetwork::FlowNetwork() = default;
-FlowNetwork::~FlowNetwork() = default;
-
-bool FlowNetwork::is_over(const FlowRef& flow) { return flow->is_over; }
-double FlowNetwork::begin_s(const FlowRef& flow) { return flow->begin_s; }
-double FlowNetwork::end_s(const FlowRef& flow) { return flow->end_s; }
-bool FlowNetwork::is_under_way(const FlowRef& flow) {
-  return flow->has_entered && !flow->is_over;
-}
-double FlowNetwork::rate(const FlowRef& flow) { return flow->rate; }
 
 double FlowNetwork::shift_since(const FlowRef& flow) const {
   return flow->is_over ? shifted_s_ - flow->shifted_s : 0;

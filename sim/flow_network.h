@@ -9,7 +9,7 @@
 //   flow.uses = use_links({{network.add_link(25e9), 1}});
 //   const FlowRef first = network.add(flow), second = network.add(flow);
 //   network.advance();          // to the next end of a flow
-//   FlowNetwork::end_s(first);  // 2 s: each has had half of the NIC
+//   first->end_s;               // 2 s: each has had half of the NIC
 //
 // A flow is a message or a collective that is under way. It has streams, one
 // per NIC or port that it uses, which all move at the same rate. After its
@@ -60,13 +60,38 @@ struct Flow {
   FlowUses uses;
 };
 
-class FlowState;
+struct FlowState;
 using FlowRef = std::shared_ptr<FlowState>;
+
+/// A flow on its way through the network, which alone changes it.
+struct FlowState : std::enable_shared_from_this<FlowState> {
+  Flow flow;
+  std::uint64_t number = 0;
+  std::function<void(const FlowRef&)> when_over;
+  /// Flows that begin when this one ends.
+  std::vector<FlowRef> followers;
+  double begin_s = 0, end_s = 0;  ///< the end is known when it is over
+  double shifted_s = 0;  ///< by how much the network had shifted at its end
+  bool has_entered = false, is_over = false;
+  /// It has had to share: its end is no longer begin plus `seconds`.
+  bool has_shared = false;
+  double rate = 0;     ///< bytes per second of each stream
+  double left = 0;     ///< bytes of each stream at `since_s`
+  double since_s = 0;  ///< when `rate` began
+  int version = 0;     ///< of its event: older events count no more
+  /// While rates are shared out: not known yet; known in this round.
+  bool is_rising = false, stops = false;
+
+  bool is_under_way() const { return has_entered && !is_over; }
+  double enters_s() const { return begin_s + (flow.seconds - flow.transfer_s); }
+  bool uses_links() const {
+    return flow.uses != nullptr && !flow.uses->empty() && flow.transfer_s > 0;
+  }
+};
 
 class FlowNetwork {
  public:
-  FlowNetwork();
-  ~FlowNetwork();
+  FlowNetwork() = default;
   FlowNetwork(const FlowNetwork&) = delete;
   FlowNetwork& operator=(const FlowNetwork&) = delete;
 
@@ -86,13 +111,6 @@ class FlowNetwork {
   double now_s() const { return now_s_; }
   /// By how much the network has shifted since this flow was over.
   double shift_since(const FlowRef& flow) const;
-  static bool is_over(const FlowRef& flow);
-  static double begin_s(const FlowRef& flow);
-  /// Meaningful once the flow is over.
-  static double end_s(const FlowRef& flow);
-  /// Links carry it now; at so many bytes per second of each stream.
-  static bool is_under_way(const FlowRef& flow);
-  static double rate(const FlowRef& flow);
   /// Bytes per second that a link carries now, and at most.
   double load(int link) const;
   double capacity(int link) const;

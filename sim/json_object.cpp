@@ -1,5 +1,7 @@
 #include "sim/json_object.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -37,6 +39,10 @@ std::size_t distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
+std::string ascii(const Json& value) {
+  return value.dump(-1, ' ', true, Json::error_handler_t::replace);
+}
+
 /// "line 3, column 7" of a byte of the text.
 std::string position(const std::string& text, std::size_t byte) {
   byte = std::min(byte, text.size());
@@ -45,8 +51,8 @@ std::string position(const std::string& text, std::size_t byte) {
   const std::size_t begin =
       byte == 0 ? std::string::npos : text.rfind('\n', byte - 1);
   const std::size_t column = begin == std::string::npos ? byte : byte - begin;
-  return "line " + std::to_string(line + 1) + ", column " +
-         std::to_string(std::max<std::size_t>(column, 1));
+  return fmt::format("line {}, column {}", line + 1,
+                     std::max<std::size_t>(column, 1));
 }
 
 }  // namespace
@@ -73,18 +79,11 @@ const Units& bytes_per_second() {
   return units;
 }
 
-const Units& flops_per_second() {
-  static const Units units = {{"GFLOPS", 1e9}, {"TFLOPS", 1e12}};
-  return units;
-}
-
 std::string list(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (i > 0) text += i + 1 == names.size() ? " or " : ", ";
-    text += names[i];
-  }
-  return text;
+  if (names.size() < 2) return names.empty() ? "" : names[0];
+  return fmt::format("{} or {}",
+                     fmt::join(names.begin(), names.end() - 1, ", "),
+                     names.back());
 }
 
 std::string printable(const std::string& text) {
@@ -99,13 +98,11 @@ std::string printable(const std::string& text) {
 std::string printable(const Json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "a list";
-  return printable(
-      value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
+  return printable(ascii(value));
 }
 
 std::string shown(const Json& value) {
-  std::string text =
-      value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  std::string text = ascii(value);
   if (text.size() > kLongestValue) {
     text = text.substr(0, kLongestValue - 3) + "...";
   }
@@ -263,9 +260,7 @@ void JsonObject::also(const std::string& key, const std::string& other) {
 }
 
 const Json* JsonObject::find(const std::string& key) {
-  if (std::find(known_.begin(), known_.end(), key) == known_.end()) {
-    known_.push_back(key);
-  }
+  if (!is_known(key)) known_.push_back(key);
   auto found = json_->find(key);
   const auto other = other_names_.find(key);
   if (found == json_->end() && other != other_names_.end()) {
@@ -274,12 +269,22 @@ const Json* JsonObject::find(const std::string& key) {
   return found == json_->end() ? nullptr : &*found;
 }
 
-void JsonObject::text(const std::string& key, std::string& value) {
+template <typename T>
+void JsonObject::read(const std::string& key, bool (Json::*is_type)() const,
+                      const char* hint, T& value) {
   const Json* json = find(key);
   if (json == nullptr) return;
-  check(json->is_string(), where(key), ": ", printable(*json),
-        " is not allowed; give a text in quotes");
-  if (json->is_string()) value = json->get<std::string>();
+  check((json->*is_type)(), where(key), ": ", printable(*json),
+        " is not allowed; give ", hint);
+  if ((json->*is_type)()) value = json->get<T>();
+}
+
+void JsonObject::text(const std::string& key, std::string& value) {
+  read(key, &Json::is_string, "a text in quotes", value);
+}
+
+void JsonObject::flag(const std::string& key, bool& value) {
+  read(key, &Json::is_boolean, "true or false", value);
 }
 
 void JsonObject::choice(const std::string& key,
@@ -294,14 +299,6 @@ void JsonObject::choice(const std::string& key,
   if (is_known) value = chosen;
 }
 
-void JsonObject::flag(const std::string& key, bool& value) {
-  const Json* json = find(key);
-  if (json == nullptr) return;
-  check(json->is_boolean(), where(key), ": ", printable(*json),
-        " is not allowed; give true or false");
-  if (json->is_boolean()) value = json->get<bool>();
-}
-
 void JsonObject::integer(const std::string& key, std::int64_t min,
                          std::int64_t max, int& value) {
   std::int64_t number = value;
@@ -311,16 +308,17 @@ void JsonObject::integer(const std::string& key, std::int64_t min,
 
 void JsonObject::whole(const std::string& key, std::int64_t min,
                        std::int64_t max, std::int64_t& value) {
-  const Json* json = find(key);
-  if (json == nullptr) return;
-  attempt([&] { value = integer_at(as_integer(*json), where(key), min, max); });
+  if (const Json* json = find(key)) {
+    attempt(
+        [&] { value = integer_at(as_integer(*json), where(key), min, max); });
+  }
 }
 
 void JsonObject::number(const std::string& key, double min, double max,
                         double& value) {
-  const Json* json = find(key);
-  if (json == nullptr) return;
-  attempt([&] { value = number_at(*json, where(key), min, max); });
+  if (const Json* json = find(key)) {
+    attempt([&] { value = number_at(*json, where(key), min, max); });
+  }
 }
 
 void JsonObject::quantity(const std::string& prefix, const Units& units,
@@ -349,7 +347,7 @@ void JsonObject::check_key(const std::string& key, const Json& value) const {
              ": a remark is a text in quotes");
     return;
   }
-  if (std::find(known_.begin(), known_.end(), key) != known_.end()) return;
+  if (is_known(key)) return;
   for (const auto& [prefix, units] : prefixes_) {
     // "latency_min" is a wrong unit, "latenzy_us" is a wrong word.
     if (key.rfind(prefix, 0) == 0) {
@@ -372,9 +370,7 @@ void JsonObject::finish() const {
 
 double number_at(const Json& value, const std::string& where, double min,
                  double max) {
-  SB_CHECK(value.is_number(), where, ": ", printable(value),
-           " is not allowed; give a number from ", min, " to ", max);
-  const double number = value.get<double>();
+  const double number = value.is_number() ? value.get<double>() : NAN;
   SB_CHECK(number >= min && number <= max, where, ": ", printable(value),
            " is not allowed; give a number from ", min, " to ", max);
   return number;
@@ -385,8 +381,7 @@ std::int64_t integer_at(const Json& value, const std::string& where,
   const bool fits = value.is_number_integer() &&
                     (!value.is_number_unsigned() ||
                      value.get<std::uint64_t>() <= INT64_MAX) &&
-                    value.get<std::int64_t>() >= min &&
-                    value.get<std::int64_t>() <= max;
+                    value >= min && value <= max;
   SB_CHECK(fits, where, ": ", printable(value),
            " is not allowed; give a whole number from ", min, " to ", max);
   return value.get<std::int64_t>();

@@ -10,6 +10,7 @@
 // mistake throws, unless the caller gives a list in which all of them are
 // collected.
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
@@ -23,7 +24,7 @@ namespace shardbook::json_file {
 
 using Json = nlohmann::json;
 
-/// The last part of a quantity's key, and what one of it is in SI units.
+/// The last part of a quantity's key, and its factor to SI units.
 struct Unit {
   const char* name;
   double factor;
@@ -32,7 +33,6 @@ using Units = std::vector<Unit>;
 const Units& seconds();           ///< _s, _ms, _us, _ns
 const Units& bytes();             ///< _KB, _MB, _GB, _TB, _KiB, ...
 const Units& bytes_per_second();  ///< _MB_per_s, _GB_per_s, _Gb_per_s, ...
-const Units& flops_per_second();  ///< _GFLOPS, _TFLOPS
 
 /// True if lists and objects are nested more than 64 deep. The JSON library
 /// copies and writes values by calling itself once per level: a deep value
@@ -114,6 +114,12 @@ class JsonObject {
     }
   }
 
+  template <typename T>
+  void read(const std::string& key, bool (Json::*is_type)() const,
+            const char* hint, T& value);
+  bool is_known(const std::string& key) const {
+    return std::find(known_.begin(), known_.end(), key) != known_.end();
+  }
   /// Throws Error for a key that no call has named.
   void check_key(const std::string& key, const Json& value) const;
 

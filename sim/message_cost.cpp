@@ -1,13 +1,14 @@
-// Collectives, messages and copies: which algorithms there are for each, and
-// what passes through the links. internal/message_timer.cpp times them.
+// The algorithms of collectives, messages and copies, and the bytes that pass
+// through the links. internal/message_timer.cpp times them.
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <mutex>
 
 #include "core/check.h"
 #include "sim/cost_model.h"
 #include "sim/internal/message_timer.h"
-#include "sim/internal/ring_cache.h"
 #include "sim/rings.h"
 
 namespace shardbook::sim {
@@ -115,9 +116,20 @@ bool is_flat(const Cluster& cluster) {
 
 }  // namespace
 
+/// Rings already searched for, by the devices of the group.
+struct RingCache {
+  std::mutex mutex;
+  std::map<std::vector<int>, int> rings;
+};
+
+CostModel::CostModel(Cluster cluster)
+    : cluster_(std::move(cluster)), rings_(std::make_shared<RingCache>()) {}
+
 int CostModel::rings_among(const std::vector<int>& devices) const {
-  return rings_->get(devices,
-                     [&] { return num_rings(cluster_.mesh, devices); });
+  const std::lock_guard<std::mutex> lock(rings_->mutex);
+  const auto [found, is_new] = rings_->rings.try_emplace(devices);
+  if (is_new) found->second = num_rings(cluster_.mesh, devices);
+  return found->second;
 }
 
 Cost CostModel::collective(CommOp op, double bytes,

@@ -1,9 +1,9 @@
 #include "sim/repeat.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,29 +64,25 @@ int SteadyState::num_settled() {
                       RankContext::current().device.memory().current_total});
   if (moments_.size() > 2 * kLongestPeriod + 1) moments_.pop_front();
   const std::size_t now = moments_.size() - 1;
-  // One word per period that all queues here agree to
-  std::vector<std::string> words(kLongestPeriod, "-");
-  for (std::size_t n = 1; n <= kLongestPeriod && 2 * n <= now; ++n) {
-    const double before = advance(now - 2 * n, now - n);
-    const double last = advance(now - n, now);
-    if (before <= 0 || std::abs(last - before) > 1e-9 * last) continue;
-    char text[32];
-    std::snprintf(text, sizeof(text), "%.8e", last);
-    words[n - 1] = text;
+  // A word of fixed width per period; blank where the queues here do not agree
+  constexpr std::size_t kWidth = 16;
+  std::string words;
+  for (std::size_t n = 1; n <= kLongestPeriod; ++n) {
+    const double before = 2 * n <= now ? advance(now - 2 * n, now - n) : -1;
+    const double last = before > 0 ? advance(now - n, now) : -1;
+    const bool agree = before > 0 && std::abs(last - before) <= 1e-9 * last;
+    words += agree ? fmt::format("{:>{}.8e}", last, kWidth)
+                   : std::string(kWidth, ' ');
   }
-  std::string all_words;
-  for (const std::string& each : words) all_words += each + " ";
-  const std::vector<std::string> all = world_.exchange(all_words);
+  const std::vector<std::string> all = world_.exchange(words);
   num_settled_ = 0;
   for (std::size_t n = kLongestPeriod; n >= 1; --n) {
-    if (words[n - 1] == "-") continue;
-    const bool agree =
-        std::all_of(all.begin(), all.end(), [&](const std::string& other) {
-          std::istringstream in(other);
-          std::string word;
-          for (std::size_t i = 0; i < n; ++i) in >> word;
-          return word == words[n - 1];
-        });
+    const std::size_t at = (n - 1) * kWidth;
+    const std::string mine = words.substr(at, kWidth);
+    if (mine.back() == ' ') continue;
+    const bool agree = std::all_of(
+        all.begin(), all.end(),
+        [&](const auto& each) { return each.compare(at, kWidth, mine) == 0; });
     if (agree) num_settled_ = static_cast<int>(n);
   }
   return num_settled_;

@@ -60,7 +60,7 @@ FlowRef SharedNetwork::begin(Line& line, const Cost& cost,
     flow.max_rate = cost.rate / slowdown;
     flow.uses = line.uses;
     if (cost.max_rate > cost.rate) {
-      // Alone, it has the share of those that the price expects beside it
+      // Alone, it also has the share of the flows that the price expects
       const double latency_s = flow.seconds - flow.transfer_s;
       flow.transfer_s *= cost.rate / cost.max_rate;
       flow.seconds = latency_s + flow.transfer_s;
@@ -118,8 +118,8 @@ std::uint64_t SharedNetwork::send(Channel& channel, double bytes, int from,
                        entry = std::move(event)](const FlowRef& flow) mutable {
     VirtualClock* clock = clocks_[static_cast<std::size_t>(fiber)];
     if (clock == nullptr) return;
-    entry.begin_s = FlowNetwork::begin_s(flow);
-    entry.end_s = FlowNetwork::end_s(flow);
+    entry.begin_s = flow->begin_s;
+    entry.end_s = flow->end_s;
     clock->add_event(std::move(entry));
   };
   sent_[number] = begin(channel.messages.at({from, to}), price, {from, to},
@@ -133,8 +133,10 @@ FlowRef SharedNetwork::received(std::uint64_t number) {
   return flow;
 }
 
-void SharedNetwork::attach(int fiber, VirtualClock* clock) {
-  clocks_[static_cast<std::size_t>(fiber)] = clock;
+std::shared_ptr<void> SharedNetwork::attach(int fiber, VirtualClock& clock) {
+  VirtualClock*& place = clocks_[static_cast<std::size_t>(fiber)];
+  place = &clock;
+  return {&place, [](VirtualClock** attached) { *attached = nullptr; }};
 }
 
 // --- Time --------------------------------------------------------------------
@@ -150,14 +152,14 @@ SharedNetwork::Epoch& SharedNetwork::epoch(int number) {
 std::pair<double, double> SharedNetwork::wait(const FlowRef& flow, int fiber,
                                               int number) {
   Epoch& mine = epoch(number);
-  if (!FlowNetwork::is_over(flow)) {
+  if (!flow->is_over) {
     ++mine.num_waiting;
     waiting_[flow.get()].push_back(fiber);
-    while (!FlowNetwork::is_over(flow)) fibers_.suspend(fiber);
+    while (!flow->is_over) fibers_.suspend(fiber);
     --mine.num_waiting;
   }
   const double shift = mine.network.shift_since(flow);
-  return {FlowNetwork::begin_s(flow) + shift, FlowNetwork::end_s(flow) + shift};
+  return {flow->begin_s + shift, flow->end_s + shift};
 }
 
 void SharedNetwork::wake(const FlowRef& flow) {
@@ -180,7 +182,7 @@ bool SharedNetwork::advance() {
 }
 
 void SharedNetwork::follow_skip(int number, int num_skips, double skipped_s) {
-  // What was skipped before the epoch began does not count
+  // Time skipped before the epoch began does not count
   const bool is_new = epochs_.count(number) == 0;
   Epoch& mine = epoch(number);
   if (!is_new && mine.num_skips < num_skips) {

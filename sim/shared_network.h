@@ -61,7 +61,7 @@ class SharedNetwork {
     FlowRef flow;
     Cost cost;
   };
-  /// What the members of one group share.
+  /// State that the members of one group share.
   struct Channel {
     std::vector<int> ranks;
     std::size_t num_running = 0;  ///< members that are fibers
@@ -97,8 +97,8 @@ class SharedNetwork {
   FlowRef received(std::uint64_t number);
   const Cost& message_cost(Channel& channel, double bytes, int from, int to);
 
-  /// The fiber's clock, as long as there is one.
-  void attach(int fiber, VirtualClock* clock);
+  /// Lets a fiber's messages reach its clock while the result lives.
+  std::shared_ptr<void> attach(int fiber, VirtualClock& clock);
   /// The fiber goes on when the flow is over. Returns its begin and end. They
   /// move on with the clocks, which may skip time.
   std::pair<double, double> wait(const FlowRef& flow, int fiber, int epoch);
@@ -145,24 +145,6 @@ class SharedNetwork {
   std::unordered_map<std::uint64_t, FlowRef> sent_;
   std::uint64_t num_sent_ = 0;
   bool has_woken_ = false;
-};
-
-/// Lets a fiber's messages reach its clock for the lifetime of the scope.
-class NetworkScope {
- public:
-  NetworkScope(SharedNetwork* network, int fiber, VirtualClock* clock)
-      : network_(network), fiber_(fiber) {
-    if (network_ != nullptr) network_->attach(fiber_, clock);
-  }
-  ~NetworkScope() {
-    if (network_ != nullptr) network_->attach(fiber_, nullptr);
-  }
-  NetworkScope(const NetworkScope&) = delete;
-  NetworkScope& operator=(const NetworkScope&) = delete;
-
- private:
-  SharedNetwork* network_;
-  int fiber_;
 };
 
 }  // namespace shardbook::sim

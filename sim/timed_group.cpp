@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
+#include <set>
 #include <tuple>
 
 #include "core/check.h"
@@ -11,15 +13,6 @@ namespace {
 
 // Messages with times have tags of their own.
 constexpr int kClockTag = 1 << 24;
-
-std::vector<int> representatives_of(const std::vector<int>& all,
-                                    const std::vector<int>& members) {
-  std::vector<int> result;
-  for (const int member : members) {
-    result.push_back(all[static_cast<std::size_t>(member)]);
-  }
-  return result;
-}
 
 // A number that differs for calls that do not match, exact in f64.
 double digest(const CommCall& call) {
@@ -48,23 +41,6 @@ struct TimedGroup::Pending {
   double begin_s = 0, end_s = 0;
 };
 
-class TimedGroup::TimedWork : public Work::State {
- public:
-  TimedWork(TimedGroup& group, std::shared_ptr<Pending> pending, Work data)
-      : group_(group), pending_(std::move(pending)), data_(std::move(data)) {}
-  void wait() override {
-    data_.wait();
-    group_.resolve(*pending_);
-    group_.clock_.wait_message(pending_->begin_s, pending_->end_s);
-  }
-  bool done() override { return data_.done() && pending_->exchange.done(); }
-
- private:
-  TimedGroup& group_;
-  std::shared_ptr<Pending> pending_;
-  Work data_;
-};
-
 TimedGroup::TimedGroup(ProcessGroup& inner, VirtualClock& clock)
     : ProcessGroup(inner.rank(), inner.ranks(), inner.name()),
       inner_(inner),
@@ -84,7 +60,7 @@ TimedGroup::TimedGroup(std::shared_ptr<ProcessGroup> inner, VirtualClock& clock,
   if (network_ != nullptr && channel_ == nullptr) channel_ = network_->world();
 }
 
-// The texts of all members, from those of the ranks that run.
+// The texts of all members, copied from the ranks that run in their places.
 std::vector<std::string> TimedGroup::unfolded(
     std::vector<std::string> texts) const {
   if (!is_folded() || texts.empty()) return texts;
@@ -163,7 +139,12 @@ Work TimedGroup::timed(const CommCall& call, Work data) {
   inner_.clear_records();
   pending_.push_back(pending);
   return Work(
-      std::make_shared<TimedWork>(*this, std::move(pending), std::move(data)));
+      [this, pending, data]() mutable {
+        data.wait();
+        resolve(*pending);
+        clock_.wait_message(pending->begin_s, pending->end_s);
+      },
+      [pending, data] { return data.done() && pending->exchange.done(); });
 }
 
 TimelineEvent TimedGroup::event_of(const CommCall& call) const {
@@ -224,95 +205,68 @@ Work TimedGroup::do_collective(const CommCall& call,
 namespace {
 
 // A message has left when the line is free of it and arrives a latency later.
-class MessageWork : public Work::State {
- public:
-  MessageWork(Work data, std::function<void()> arrive)
-      : data_(std::move(data)), arrive_(std::move(arrive)) {}
-  void wait() override {
-    data_.wait();
-    arrive_();
-  }
-  bool done() override { return data_.done(); }
-
- private:
-  Work data_;
-  std::function<void()> arrive_;
-};
+Work message_work(Work data, const std::function<void()>& arrive) {
+  return Work(
+      [data, arrive]() mutable {
+        data.wait();
+        arrive();
+      },
+      [data] { return data.done(); });
+}
 
 }  // namespace
 
 Work TimedGroup::do_send(const Tensor& tensor, const CommCall& call) {
   follow_clock();
-  if (network_ != nullptr) return send_shared(tensor, call);
   const int to = call.root_or_peer;
   const CostModel& model = clock_.model();
   const std::vector<int> ends = {world_rank(rank()), world_rank(to)};
+  const std::string& link = model.link(ends).name;
   const auto bytes = static_cast<double>(tensor.bytes());
-  const Cost cost = model.message(bytes, ends[0], ends[1]);
-
+  const double ready = clock_.issue_message();
   TimelineEvent event = event_of(call);
   event.queue = "send " + name();
   event.peer = ends[1];
   event.message = num_sent_[to]++;
   event.bytes = bytes;
-  event.begin_s = std::max(clock_.issue_message(), line_free_s_[to]);
-  event.end_s = event.begin_s + cost.seconds * model.link_slowdown(ends);
-  const double begin = event.begin_s;
-  const double end = line_free_s_[to] = event.end_s;
 
-  // The receiver learns when it arrives, and which message it is.
-  const int peer =
-      is_folded() ? representatives_[static_cast<std::size_t>(to)] : to;
-  const Tensor times = Tensor::from_values<double>(
-      {event.begin_s, end, static_cast<double>(event.message)}, {3},
-      clock_memory_);
+  // The receiver learns which message it is and when it arrives; where the end
+  // is not known yet, it gets a number by which it asks the network.
+  std::vector<double> facts = {0, 0, static_cast<double>(event.message)};
+  std::function<void()> arrive;
+  if (network_ != nullptr) {
+    const Cost& cost =
+        network_->message_cost(*channel_, bytes, ends[0], ends[1]);
+    clock_.count_message(link, bytes, cost.trust);
+    const std::uint64_t number =
+        network_->send(*channel_, bytes, ends[0], ends[1], ready,
+                       clock_.epoch(), fiber(), std::move(event));
+    facts[0] = static_cast<double>(number);
+    arrive = [this, flow = network_->sent(number)] {
+      const auto [begin, end] = wait_shared(flow);
+      clock_.wait_message(begin, end);
+    };
+  } else {
+    const Cost cost = model.message(bytes, ends[0], ends[1]);
+    double& free_s = line_free_s_[to];
+    const double begin = facts[0] = event.begin_s = std::max(ready, free_s);
+    const double end = facts[1] = event.end_s = free_s =
+        begin + cost.seconds * model.link_slowdown(ends);
+    clock_.add_message(std::move(event), link, cost.trust);
+    arrive = [this, begin, end] { clock_.wait_message(begin, end); };
+  }
+  const Tensor times = Tensor::from_values<double>(facts, {3}, clock_memory_);
   while (!sent_.empty() && sent_.front().first.done()) sent_.pop_front();
+  const int peer = running(to);
   sent_.emplace_back(inner_.send(times, peer, call.tag + kClockTag), times);
   Work data =
       moves(tensor) ? inner_.send(tensor, peer, call.tag, call.label) : Work();
   inner_.clear_records();
-  clock_.add_message(std::move(event), model.link(ends).name, cost.trust);
-  return Work(std::make_shared<MessageWork>(
-      std::move(data),
-      [this, begin, end] { clock_.wait_message(begin, end); }));
-}
-
-// The end is not known yet: the receiver gets the number of the message, and
-// asks the network.
-Work TimedGroup::send_shared(const Tensor& tensor, const CommCall& call) {
-  const int to = call.root_or_peer;
-  const std::vector<int> ends = {world_rank(rank()), world_rank(to)};
-  const auto bytes = static_cast<double>(tensor.bytes());
-  const double ready = clock_.issue_message();
-  const Cost& cost = network_->message_cost(*channel_, bytes, ends[0], ends[1]);
-  clock_.count_message(clock_.model().link(ends).name, bytes, cost.trust);
-
-  TimelineEvent event = event_of(call);
-  event.queue = "send " + name();
-  event.peer = ends[1];
-  event.message = num_sent_[to]++;
-  event.bytes = bytes;
-  const auto message = static_cast<double>(event.message);
-  const std::uint64_t number =
-      network_->send(*channel_, bytes, ends[0], ends[1], ready, clock_.epoch(),
-                     fiber(), std::move(event));
-  const FlowRef flow = network_->sent(number);
-  const int peer = representatives_[static_cast<std::size_t>(to)];
-  const Tensor times = Tensor::from_values<double>(
-      {static_cast<double>(number), 0, message}, {3}, clock_memory_);
-  while (!sent_.empty() && sent_.front().first.done()) sent_.pop_front();
-  sent_.emplace_back(inner_.send(times, peer, call.tag + kClockTag), times);
-  inner_.clear_records();
-  return Work(std::make_shared<MessageWork>(Work(), [this, flow] {
-    const auto [begin, end] = wait_shared(flow);
-    clock_.wait_message(begin, end);
-  }));
+  return message_work(std::move(data), arrive);
 }
 
 Work TimedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
-  const int from = call.root_or_peer;
-  const int peer =
-      is_folded() ? representatives_[static_cast<std::size_t>(from)] : from;
+  const int from = call.root_or_peer, peer = running(from);
   const Tensor times = Tensor::empty({3}, {DType::kF64, clock_memory_});
   clock_.issue_message();
   Work arrival = inner_.recv(times, peer, call.tag + kClockTag);
@@ -342,7 +296,7 @@ Work TimedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
         Trust::kCalibrated);
     clock_.wait_message(begin, end);
   };
-  return Work(std::make_shared<MessageWork>(std::move(data), arrive));
+  return message_work(std::move(data), arrive);
 }
 
 // --- Subgroups ---------------------------------------------------------------
@@ -360,16 +314,13 @@ std::shared_ptr<ProcessGroup> TimedGroup::do_subgroup(
                                         std::vector<int>());
   }
   // The ranks that run in the members' places, each once.
-  const std::vector<int> running =
-      representatives_of(representatives_, members);
-  std::vector<int> distinct = running;
-  std::sort(distinct.begin(), distinct.end());
-  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  std::set<int> runners;
+  for (const int member : members) runners.insert(running(member));
+  const std::vector<int> distinct(runners.begin(), runners.end());
   std::vector<int> representatives;
-  for (const int each : running) {
+  for (const int member : members) {
     representatives.push_back(static_cast<int>(
-        std::lower_bound(distinct.begin(), distinct.end(), each) -
-        distinct.begin()));
+        std::distance(runners.begin(), runners.find(running(member)))));
   }
   std::shared_ptr<SharedNetwork::Channel> channel;
   if (network_ != nullptr) {

@@ -65,18 +65,21 @@ class TimedGroup : public ProcessGroup {
                                             const std::string& name) override;
 
  private:
-  class TimedWork;
   struct Pending;
 
   bool is_folded() const { return !representatives_.empty(); }
-  bool moves(const Tensor& tensor) const { return !tensor.is_meta(); }
+  /// The rank of the inner group that runs in the place of this member.
+  int running(int member) const {
+    return is_folded() ? representatives_[static_cast<std::size_t>(member)]
+                       : member;
+  }
+  static bool moves(const Tensor& tensor) { return !tensor.is_meta(); }
   Work timed(const CommCall& call, Work data);
   void resolve(Pending& pending);
   std::vector<std::string> unfolded(std::vector<std::string> texts) const;
   TimelineEvent event_of(const CommCall& call) const;
   void follow_clock();
   std::pair<double, double> wait_shared(const FlowRef& flow);
-  Work send_shared(const Tensor& tensor, const CommCall& call);
   int fiber() const { return inner_.world_rank(inner_.rank()); }
 
   std::shared_ptr<ProcessGroup> owned_;

@@ -16,7 +16,7 @@ namespace shardbook::sim {
 /// One operation, message or wait on one queue of a rank.
 struct TimelineEvent {
   std::string name;   ///< "matmul", "all_reduce"
-  std::string label;  ///< what it is for: "bucket 2"; may be empty
+  std::string label;  ///< its purpose: "bucket 2"; may be empty
   /// Work: "forward", "backward", "optimizer", "comm", "copy", "host".
   /// A queue that is held back: "bubble", "exposed", "wait" (see TimeSummary).
   std::string category;

@@ -93,10 +93,10 @@ class Writer {
     }
   }
 
-  OrderedJson write(int max_groups) {
+  OrderedJson write() {
     OrderedJson groups = OrderedJson::array();
     for (const RankGroup& group : view_.groups) {
-      if (static_cast<int>(groups.size()) == max_groups) break;
+      if (groups.size() == kMostGroups) break;
       groups.push_back(group_json(group));
     }
     return {{"world_size", view_.world_size}, {"step_s", view_.step_s},
@@ -185,10 +185,9 @@ class Writer {
 
 }  // namespace
 
-std::string timeline_json(const std::vector<RankTimeline>& timelines,
-                          int max_groups) {
+std::string timeline_json(const std::vector<RankTimeline>& timelines) {
   const StepView view = last_step(timelines);
-  return Writer(view).write(max_groups).dump();
+  return Writer(view).write().dump();
 }
 
 }  // namespace shardbook::sim

@@ -24,13 +24,12 @@
 
 namespace shardbook::sim {
 
-/// At most `max_groups` groups of ranks that differ. A queue with more than
+/// At most 8 groups of ranks that differ. A queue with more than
 /// 2000 events has neighbours of one category and label joined ("12
 /// operations") until they are as long as a 1000th of the step. Of more than
 /// 1000 samples of memory, each 1000th of the step keeps its fullest and its
 /// last.
-std::string timeline_json(const std::vector<RankTimeline>& timelines,
-                          int max_groups = 8);
+std::string timeline_json(const std::vector<RankTimeline>& timelines);
 
 /// Reads it back, rounded to nanoseconds. `source` names the text in messages.
 /// Throws Error that names source, path and value when something is missing,

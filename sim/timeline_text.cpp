@@ -135,6 +135,14 @@ bool is_small(const Cell& cell, double cell_s) {
   return !cell.is_idle() && cell.busy_s() < 0.499999 * cell_s;
 }
 
+std::string letter_in_colour(const Category& category, char letter,
+                             bool small) {
+  return small ? fmt::format("\033[38;5;{}m{}{}", category.color, letter,
+                             kNoColor)
+               : fmt::format("\033[48;5;{};38;5;16m{}{}", category.color,
+                             letter, kNoColor);
+}
+
 std::string cell_text(const Cell& cell, double cell_s, const TextStyle& style) {
   if (cell.is_idle()) return style.utf8 ? "\u00b7" : ".";
   const Category& category = kCategories[cell.category()];
@@ -143,10 +151,7 @@ std::string cell_text(const Cell& cell, double cell_s, const TextStyle& style) {
                       : small ? static_cast<char>(std::tolower(category.letter))
                               : category.letter;
   if (!style.color) return std::string(1, letter);
-  return small ? fmt::format("\033[38;5;{}m{}{}", category.color, letter,
-                             kNoColor)
-               : fmt::format("\033[48;5;{};38;5;16m{}{}", category.color,
-                             letter, kNoColor);
+  return letter_in_colour(category, letter, small);
 }
 
 std::string axis(const std::string& title, std::size_t label_width,
@@ -165,35 +170,27 @@ std::string axis(const std::string& title, std::size_t label_width,
   return line + "\n";
 }
 
-// What of the legend a picture needs.
-struct Used {
-  std::vector<bool> categories = std::vector<bool>(kCategories.size());
-  bool small = false, numbers = false;
-};
-
-void add_used(const Lane& lane, double cell_s, Used& used) {
-  for (const Cell& cell : lane.cells) {
-    for (std::size_t i = 0; i < cell.seconds.size(); ++i) {
-      if (cell.seconds[i] > 0) used.categories[i] = true;
-    }
-    used.small = used.small || is_small(cell, cell_s);
-    used.numbers = used.numbers || cell.digit != 0;
-  }
-}
-
-std::string legend(const Used& used, double cell_s, const TextStyle& style) {
+// The legend of the letters that the cells of a picture use.
+std::string legend(const std::vector<Cell>& cells, double cell_s,
+                   const TextStyle& style) {
   std::string text;
   for (std::size_t i = 0; i < kCategories.size(); ++i) {
-    if (!used.categories[i]) continue;
+    const bool is_used =
+        std::any_of(cells.begin(), cells.end(),
+                    [&](const Cell& cell) { return cell.seconds[i] > 0; });
+    if (!is_used) continue;
     const Category& category = kCategories[i];
-    text += style.color ? fmt::format("\033[48;5;{};38;5;16m{}{}",
-                                      category.color, category.letter, kNoColor)
+    text += style.color ? letter_in_colour(category, category.letter, false)
                         : std::string(1, category.letter);
     text += fmt::format(" {}  ", i < kOther ? kEventClasses[i].title : "other");
   }
   text += style.utf8 ? "\u00b7 idle\n" : ". idle\n";
-  if (used.numbers) text += "Numbers are micro-batches.\n";
-  if (used.small) {
+  if (std::any_of(cells.begin(), cells.end(),
+                  [](const Cell& cell) { return cell.digit != 0; })) {
+    text += "Numbers are micro-batches.\n";
+  }
+  if (std::any_of(cells.begin(), cells.end(),
+                  [&](const Cell& cell) { return is_small(cell, cell_s); })) {
     text += "A small letter: busy for less than half of its cell.\n";
   }
   return text +
@@ -251,10 +248,9 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
   const int columns =
       style.width - static_cast<int>(label_width) - kShareColumns;
   const double cell_s = view.step_s / columns;
-  Used used;
+  std::vector<Cell> cells;
   std::string text;
-  const std::size_t shown =
-      std::min(view.groups.size(), static_cast<std::size_t>(style.max_groups));
+  const std::size_t shown = std::min(view.groups.size(), kMostGroups);
   for (std::size_t g = 0; g < shown; ++g) {
     const RankGroup& group = view.groups[g];
     std::string title = title_of(group);
@@ -265,7 +261,7 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
     text += axis(title, label_width, view.step_s, columns);
     for (const std::string& queue : queue_names(group.timeline)) {
       const Lane lane = make_lane(group.timeline, queue, view.step_s, columns);
-      add_used(lane, cell_s, used);
+      cells.insert(cells.end(), lane.cells.begin(), lane.cells.end());
       text += fmt::format("{:<{}.{}}", queue, label_width, label_width - 2);
       for (const Cell& cell : lane.cells) {
         text += cell_text(cell, cell_s, style);
@@ -276,7 +272,7 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
   if (const std::size_t hidden = num_hidden(view, shown); hidden > 0) {
     text += fmt::format("and {} more ranks that differ from these\n", hidden);
   }
-  return text + legend(used, cell_s, style);
+  return text + legend(cells, cell_s, style);
 }
 
 std::string seconds_text(double seconds) {

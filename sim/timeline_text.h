@@ -20,7 +20,6 @@ namespace shardbook::sim {
 /// How the picture may look.
 struct TextStyle {
   int width = 80;      ///< columns, labels and shares included; at least 40
-  int max_groups = 8;  ///< of ranks that differ; the rest are counted
   bool color = false;  ///< ANSI colours behind the letters
   bool utf8 = false;   ///< a middle dot for idle time
 };

@@ -47,16 +47,8 @@ void VirtualClock::on_op_begin(const OpEvent& event) {
     note(cost.trust);
     const double begin = mine.ready(event.stream);
     mine.host() = begin + cost.seconds;
-    TimelineEvent entry;
-    entry.name = event.name;
-    entry.label = phase_name(event.phase);
-    entry.category = "host";
-    entry.queue = "host";
-    entry.begin_s = begin;
-    entry.end_s = mine.host();
-    entry.flops = event.flops;
-    entry.bytes = event.bytes;
-    mine.add(std::move(entry));
+    mine.add({event.name, phase_name(event.phase), "host", "host", begin,
+              mine.host(), event.flops, event.bytes});
     return;
   }
   const Cost cost = model_.operation(event);

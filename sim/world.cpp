@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <vector>
 
 #include "core/check.h"
@@ -24,22 +25,16 @@ Folding fold(int world_size, const WorldOptions& options) {
   Folding result;
   std::map<int, int> first_of;
   const Cluster& cluster = options.cost->cluster();
-  std::vector<bool> is_special(static_cast<std::size_t>(world_size), false);
-  for (const Fault& fault : cluster.faults) {
-    if (fault.rank < world_size) {
-      is_special[static_cast<std::size_t>(fault.rank)] = true;
-    }
-  }
+  std::set<int> alone;
+  for (const Fault& fault : cluster.faults) alone.insert(fault.rank);
   for (int r = 0; r < world_size; ++r) {
-    const bool stands_alone = !options.fold_class || cluster.jitter > 0 ||
-                              is_special[static_cast<std::size_t>(r)];
-    int place = static_cast<int>(result.running.size());
-    if (!stands_alone) {
-      place = first_of.emplace(options.fold_class(r), place).first->second;
-    }
-    if (place == static_cast<int>(result.running.size())) {
-      result.running.push_back(r);
-    }
+    const int next = static_cast<int>(result.running.size());
+    const bool folds =
+        options.fold_class && cluster.jitter == 0 && alone.count(r) == 0;
+    const int place =
+        folds ? first_of.emplace(options.fold_class(r), next).first->second
+              : next;
+    if (place == next) result.running.push_back(r);
     result.representatives.push_back(place);
   }
   return result;
@@ -66,9 +61,9 @@ void run_sim(int world_size, const std::function<void(ProcessGroup&)>& body,
             folding.running[static_cast<std::size_t>(running.rank())];
         RankContext::current().rank = rank;
         ClockScope scope(*options.cost, rank, options.num_recorded_ranks);
-        const NetworkScope attached(network.get(), running.rank(),
-                                    &scope.clock());
-        // The group does not own what is on this stack.
+        const std::shared_ptr<void> attached =
+            network ? network->attach(running.rank(), scope.clock()) : nullptr;
+        // The group does not own the objects on this stack.
         const std::shared_ptr<ProcessGroup> inner(&running,
                                                   [](ProcessGroup*) {});
         TimedGroup group(inner, scope.clock(), rank, ranks, "world",

@@ -16,7 +16,7 @@ struct CostCard {
   int steps = 0;
   /// Elements in the messages of that chain.
   double chain_elements = 0;
-  /// Elements that each rank sends, by rank: what the ledger counts.
+  /// Elements that each rank sends, by rank, as the ledger counts them.
   std::vector<double> elements_sent;
 
   double max_elements_sent() const;

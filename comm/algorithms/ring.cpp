@@ -93,8 +93,8 @@ CostCard ring_all_reduce_cost(int num_ranks, std::int64_t n) {
   card.steps = 2 * (num_ranks - 1);
   // The largest piece leads the chain of every step.
   card.chain_elements = static_cast<double>(card.steps * piece(0));
-  // Adding, a rank sends all pieces except its own; copying, all except its right
-  // neighbour's.
+  // When it adds, a rank sends all pieces except its own; when it copies, all
+  // except its right neighbour's.
   for (int r = 0; r < num_ranks; ++r) {
     card.elements_sent.push_back(
         static_cast<double>(2 * n - piece(r) - piece(r + 1)));

@@ -109,7 +109,7 @@ std::vector<TreeNode> renumber(const std::vector<TreeNode>& tree,
 }  // namespace
 
 std::vector<TreeNode> first_tree(int num_ranks) {
-  // Rank 0 is number 0 and stands above the tree of 1..P-1: it has one child,
+  // Rank 0 is number 0 and the root above the tree of 1..P-1: it has one child,
   // and counts as inner. Odd ranks are leaves.
   std::vector<TreeNode> tree(static_cast<std::size_t>(num_ranks));
   build(1, num_ranks - 1, 0, tree);

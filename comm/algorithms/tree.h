@@ -35,7 +35,7 @@ void tree_reduce(ProcessGroup& group, const Tensor& tensor, int root,
                  ReduceOp op = ReduceOp::kSum);
 CostCard tree_reduce_cost(int num_ranks, std::int64_t n, int root = 0);
 
-/// A rank's place in a tree; -1 where there is nobody.
+/// A rank's place in a tree; the root's parent is -1.
 struct TreeNode {
   int parent = -1;
   std::vector<int> children;

@@ -5,32 +5,12 @@
 
 namespace shardbook::internal {
 
-// A collective: done when it has run.
-class CallQueue::CallState : public Work::State {
- public:
-  CallState(std::shared_ptr<CallQueue> queue, Result result)
-      : queue_(std::move(queue)), result_(std::move(result)) {}
-  void wait() override {
-    queue_->run_until([this] { return is_ready(result_); });
-    result_.get();
-  }
-  bool done() override { return is_ready(result_); }
-
- private:
-  std::shared_ptr<CallQueue> queue_;
-  Result result_;
-};
-
 // A message. Gloo can only be asked by waiting, so the first done() starts a
 // thread that waits.
 class CallQueue::MessageState : public Work::State {
  public:
-  MessageState(GlooWorld& world, CallInfo info, Message message,
-               std::shared_ptr<void> keep)
-      : world_(world),
-        info_(std::move(info)),
-        message_(std::move(message)),
-        keep_(std::move(keep)) {}
+  MessageState(GlooWorld& world, Message message, std::shared_ptr<void> keep)
+      : world_(world), message_(std::move(message)), keep_(std::move(keep)) {}
   ~MessageState() override {
     if (waiter_.joinable()) waiter_.join();
   }
@@ -42,7 +22,7 @@ class CallQueue::MessageState : public Work::State {
     const std::lock_guard lock(mutex_);
     if (!ended_) {
       try {
-        message_.wait(info_);
+        message_.wait();
       } catch (...) {
         error_ = std::current_exception();
       }
@@ -69,7 +49,6 @@ class CallQueue::MessageState : public Work::State {
 
  private:
   GlooWorld& world_;
-  CallInfo info_;
   Message message_;
   std::shared_ptr<void> keep_;
   std::mutex mutex_;
@@ -102,12 +81,22 @@ Work CallQueue::enqueue(const std::shared_ptr<CallQueue>& queue,
     queue->worker_ = std::thread([queue = queue.get()] { queue->work(); });
   }
   queue->changed_.notify_all();
-  return Work(std::make_shared<CallState>(queue, call.get_future().share()));
+  // A collective is done when it has run.
+  const std::shared_future<void> result = call.get_future().share();
+  const auto is_done = [result] {
+    return result.wait_for(std::chrono::seconds(0)) ==
+           std::future_status::ready;
+  };
+  return Work(
+      [queue, result, is_done] {
+        queue->run_until(is_done);
+        result.get();
+      },
+      is_done);
 }
 
 Work CallQueue::add_message(const std::shared_ptr<CallQueue>& queue,
-                            CallInfo info, Message message,
-                            std::shared_ptr<void> keep) {
+                            Message message, std::shared_ptr<void> keep) {
   // A message goes on without its handle, so the queue keeps it, and at most so
   // many that nobody has waited for.
   constexpr std::size_t kMaxUnwaited = 256;
@@ -118,8 +107,8 @@ Work CallQueue::add_message(const std::shared_ptr<CallQueue>& queue,
     messages.pop_front();
     oldest->wait();
   }
-  auto state = std::make_shared<MessageState>(
-      queue->world_, std::move(info), std::move(message), std::move(keep));
+  auto state = std::make_shared<MessageState>(queue->world_, std::move(message),
+                                              std::move(keep));
   messages.push_back(state);
   return Work(std::move(state));
 }
@@ -164,8 +153,6 @@ void CallQueue::drain() {
   const auto messages = std::exchange(messages_, {});
   for (const auto& message : messages) message->wait();
 }
-
-void CallQueue::forget_messages() { messages_.clear(); }
 
 bool CallQueue::idle() {
   const std::lock_guard lock(mutex_);

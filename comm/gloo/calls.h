@@ -28,30 +28,23 @@ class CallQueue {
   CallQueue(const CallQueue&) = delete;
   CallQueue& operator=(const CallQueue&) = delete;
 
-  /// `run` throws what went wrong; the Work throws it again.
+  /// An exception of `run` is thrown again by the Work.
   static Work enqueue(const std::shared_ptr<CallQueue>& queue,
                       std::function<void()> run);
   /// The Work of a message that is on its way. Messages do not wait for
   /// collectives. `keep` lives until the message is done.
   static Work add_message(const std::shared_ptr<CallQueue>& queue,
-                          CallInfo info, Message message,
-                          std::shared_ptr<void> keep);
-  /// Runs what is queued and waits for all messages.
+                          Message message, std::shared_ptr<void> keep);
+  /// Runs the queued calls and waits for all messages.
   void drain();
   /// After a failure: cancels the messages.
-  void forget_messages();
+  void forget_messages() { messages_.clear(); }
   bool idle();
 
  private:
   using Call = std::packaged_task<void()>;
-  using Result = std::shared_future<void>;
-  class CallState;
   class MessageState;
 
-  static bool is_ready(const Result& result) {
-    return result.wait_for(std::chrono::seconds(0)) ==
-           std::future_status::ready;
-  }
   void run_until(const std::function<bool()>& is_over);
   void run_front(std::unique_lock<std::mutex>& lock);
   void work();

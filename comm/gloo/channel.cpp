@@ -50,7 +50,7 @@ class CallBuffer : public ::gloo::transport::UnboundBuffer {
                                           : bytes;
   }
   bool wait(std::deque<Message>& messages) {
-    messages.front().wait(channel_.info);
+    messages.front().wait();
     messages.pop_front();
     return true;
   }
@@ -93,14 +93,15 @@ class CallContext : public ::gloo::Context {
 
 Message Channel::send(int to, std::uint64_t step, const void* data,
                       std::size_t bytes) const {
-  return Message::send(*world, info, ranks[static_cast<std::size_t>(to)],
-                       slot + step, data, bytes);
+  return Message(*world, info, Message::Way::kSend,
+                 ranks[static_cast<std::size_t>(to)], slot + step, data, bytes);
 }
 
 Message Channel::recv(int from, std::uint64_t step, void* data,
                       std::size_t bytes) const {
-  return Message::recv(*world, info, ranks[static_cast<std::size_t>(from)],
-                       slot + step, data, bytes);
+  return Message(*world, info, Message::Way::kRecv,
+                 ranks[static_cast<std::size_t>(from)], slot + step, data,
+                 bytes);
 }
 
 std::shared_ptr<::gloo::Context> Channel::context() const {

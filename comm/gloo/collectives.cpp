@@ -21,7 +21,7 @@
 namespace shardbook::internal {
 namespace {
 
-// Gloo's options take data that may be changed, also what they only read.
+// Gloo's options ask for mutable data even where they only read it.
 char* bytes_of(const void* data) {
   return const_cast<char*>(static_cast<const char*>(data));
 }
@@ -37,8 +37,7 @@ std::size_t size_in_bytes(const Tensor& tensor) {
 
 auto reduce_function(DType dtype, ReduceOp op) {
   return [dtype, op](void* out, const void* a, const void* b, std::size_t n) {
-    const void* inputs[] = {a, b};
-    reduce_buffers(dtype, op, inputs, 2, &out, 1, static_cast<std::int64_t>(n));
+    reduce_buffers(dtype, op, {a, b}, {out}, static_cast<std::int64_t>(n));
   };
 }
 
@@ -88,8 +87,8 @@ void post_sends(const Channel& channel, std::uint64_t step,
   });
 }
 
-void wait_all(const Channel& channel, Messages& messages) {
-  for (Message& message : messages) message.wait(channel.info);
+void wait_all(Messages& messages) {
+  for (Message& message : messages) message.wait();
   messages.clear();
 }
 
@@ -114,9 +113,9 @@ class Meeting {
   }
 
   // Adds in rank order. `output` may be a source.
-  void reduce(const Channel& channel, DType dtype, ReduceOp op, void* output) {
-    wait_all(channel, messages_);
-    reduce_buffers(dtype, op, inputs_.data(), channel.size(), &output, 1,
+  void reduce(DType dtype, ReduceOp op, void* output) {
+    wait_all(messages_);
+    reduce_buffers(dtype, op, inputs_, {output},
                    static_cast<std::int64_t>(bytes_ / dtype_bytes(dtype)));
   }
 
@@ -164,7 +163,7 @@ void reduce_in_segments(const Channel& channel, const Tensor& output,
   };
   for (std::int64_t i = 0; i < ahead; i += segment) post(i);
   for (std::int64_t i = 0; i < output.numel(); i += segment) {
-    meeting_of(i).reduce(channel, dtype, op, at(output, i));
+    meeting_of(i).reduce(dtype, op, at(output, i));
     post(i + ahead);
   }
 }
@@ -190,10 +189,10 @@ void all_reduce_directly(const Channel& channel, const Tensor& tensor,
   if (size > 1) post_recvs(channel, 1, piece, sums);
   Meeting meeting;
   meeting.post(channel, 0, piece);
-  meeting.reduce(channel, tensor.dtype(), op, bytes_of(own.data));
+  meeting.reduce(tensor.dtype(), op, bytes_of(own.data));
   const auto sum = [&](int) { return own; };
   if (size > 1) post_sends(channel, 1, sum, sums);
-  wait_all(channel, sums);
+  wait_all(sums);
 }
 
 // Below this size Gloo's rings are slower than messages from every rank to every
@@ -242,7 +241,7 @@ void all_gather(const Channel& channel, const Tensor& output,
     post_recvs(channel, 0, piece, messages);
     post_sends(
         channel, 0, [&](int) { return own; }, messages);
-    return wait_all(channel, messages);
+    return wait_all(messages);
   }
   ::gloo::AllgatherOptions options(channel.context());
   if (!in_place) options.setInput(at(input, 0), own.bytes);

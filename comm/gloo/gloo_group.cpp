@@ -106,7 +106,10 @@ Work GlooGroup::do_collective(const CommCall& call,
   });
 }
 
-std::uint64_t GlooGroup::open_message(const CommCall& call, int from, int to) {
+Message GlooGroup::open_message(const CommCall& call, const void* data) {
+  const bool is_send = call.op == CommOp::kSend;
+  const int from = is_send ? rank() : call.root_or_peer;
+  const int to = is_send ? call.root_or_peer : rank();
   const CallInfo info = info_of(call);
   world_->check(info);
   const std::string way = fmt::format("{}>{}/{}", from, to, call.tag);
@@ -117,43 +120,29 @@ std::uint64_t GlooGroup::open_message(const CommCall& call, int from, int to) {
   world_->line().report_call(key,
                              join_ranks({world_rank(from), world_rank(to)}),
                              signature, info.text);
-  return hash(key + signature);
+  return Message(
+      *world_, info, is_send ? Message::Way::kSend : Message::Way::kRecv,
+      world_rank(call.root_or_peer), hash(key + signature), data,
+      static_cast<std::size_t>(call.numel) * dtype_bytes(call.dtype));
 }
 
 // --- Point to point ----------------------------------------------------------
 
 Work GlooGroup::do_send(const Tensor& tensor, const CommCall& call) {
-  const int to = call.root_or_peer;
-  const std::uint64_t slot = open_message(call, rank(), to);
-  const CallInfo info = info_of(call);
-  const auto bytes = static_cast<std::size_t>(tensor.bytes());
-  const bool is_eager = tensor.bytes() <= kEagerBytes;
-  std::shared_ptr<void> keep;
-  const void* data = tensor.raw();
-  if (is_eager) {
-    const auto* begin = static_cast<const char*>(data);
-    auto copy = std::make_shared<std::vector<char>>(begin, begin + bytes);
-    data = copy->data();
-    keep = std::move(copy);
-  } else {
-    keep = std::make_shared<Tensor>(tensor);
+  if (tensor.bytes() > kEagerBytes) {
+    return CallQueue::add_message(queue_, open_message(call, tensor.raw()),
+                                  std::make_shared<Tensor>(tensor));
   }
-  Work work = CallQueue::add_message(
-      queue_, info,
-      Message::send(*world_, info, world_rank(to), slot, data, bytes),
-      std::move(keep));
-  return is_eager ? Work() : work;
+  const auto* begin = static_cast<const char*>(tensor.raw());
+  auto copy =
+      std::make_shared<std::vector<char>>(begin, begin + tensor.bytes());
+  CallQueue::add_message(queue_, open_message(call, copy->data()), copy);
+  return Work();
 }
 
 Work GlooGroup::do_recv(const Tensor& tensor, const CommCall& call) {
-  const int from = call.root_or_peer;
-  const std::uint64_t slot = open_message(call, from, rank());
-  const CallInfo info = info_of(call);
-  return CallQueue::add_message(
-      queue_, info,
-      Message::recv(*world_, info, world_rank(from), slot, tensor.raw(),
-                    static_cast<std::size_t>(tensor.bytes())),
-      std::make_shared<Tensor>(tensor));
+  return CallQueue::add_message(queue_, open_message(call, tensor.raw()),
+                                std::make_shared<Tensor>(tensor));
 }
 
 // --- Ranks -------------------------------------------------------------------

@@ -21,6 +21,7 @@ class CallQueue;
 class GlooWorld;
 struct CallInfo;
 struct Channel;
+class Message;
 
 /// One rank's end of a group. Collectives of a group run one after another, in
 /// the rank's thread when it waits for them at once, otherwise in a thread of
@@ -49,8 +50,8 @@ class GlooGroup : public ProcessGroup {
   CallInfo info_of(const CommCall& call) const;
   /// Tells the coordinator of a collective and makes its channel.
   Channel open(const CommCall& call);
-  /// The slot of the next message between two ranks.
-  std::uint64_t open_message(const CommCall& call, int from, int to);
+  /// Tells the coordinator of a message and sends it on its way.
+  Message open_message(const CommCall& call, const void* data);
 
   std::shared_ptr<GlooWorld> world_;
   std::string id_;

@@ -2,6 +2,7 @@
 
 #include <csignal>
 
+#include <fmt/format.h>
 #include <gloo/transport/context.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
@@ -117,8 +118,13 @@ void GlooWorld::check(const CallInfo& info) const {
     const std::lock_guard lock(mutex_);
     if (!failed_) return;
   }
-  throw RunError(line_->failure() + " (while rank " + std::to_string(rank_) +
-                 " was in " + info.text + ")");
+  throw failure_in(line_->failure(), info);
+}
+
+RunError GlooWorld::failure_in(const std::string& failure,
+                               const CallInfo& info) const {
+  return RunError(
+      fmt::format("{} (while rank {} was in {})", failure, rank_, info.text));
 }
 
 void GlooWorld::fail(const std::string& reason) {
@@ -152,55 +158,38 @@ void GlooWorld::throw_failure(const CallInfo& info, int peer,
                               const std::string& cause) {
   std::string failure = line_->wait_for_failure(kReasonPatience);
   if (failure.empty()) {
-    const std::string lost = peer < 0 ? cause
-                                      : "lost the connection to rank " +
-                                            std::to_string(peer) + " (" +
-                                            cause + ")";
+    const std::string lost =
+        peer < 0
+            ? cause
+            : fmt::format("lost the connection to rank {} ({})", peer, cause);
     line_->fail(lost);
     failure = line_->failure();
     if (failure.empty()) failure = lost;
   }
-  throw RunError(failure + " (while rank " + std::to_string(rank_) +
-                 " was in " + info.text + ")");
+  throw failure_in(failure, info);
 }
 
-Message::Message() = default;
+Message::Message(GlooWorld& world, CallInfo info, Way way, int peer,
+                 std::uint64_t slot, const void* data, std::size_t bytes)
+    : world_(&world), info_(std::move(info)), way_(way), peer_(peer) {
+  world.check(info_);
+  buffer_ = world.mesh_->createUnboundBuffer(const_cast<void*>(data), bytes);
+  try {
+    if (way == Way::kSend) {
+      buffer_->send(peer, slot, 0, bytes);
+    } else {
+      buffer_->recv(peer, slot, 0, bytes);
+    }
+  } catch (const std::exception& error) {
+    world.throw_failure(info_, peer, error.what());
+  }
+}
+
 Message::Message(Message&&) noexcept = default;
 Message& Message::operator=(Message&&) noexcept = default;
 Message::~Message() = default;
 
-Message Message::send(GlooWorld& world, const CallInfo& info, int to,
-                      std::uint64_t slot, const void* data, std::size_t bytes) {
-  return start(world, info, to, slot, const_cast<void*>(data), bytes, true);
-}
-
-Message Message::recv(GlooWorld& world, const CallInfo& info, int from,
-                      std::uint64_t slot, void* data, std::size_t bytes) {
-  return start(world, info, from, slot, data, bytes, false);
-}
-
-Message Message::start(GlooWorld& world, const CallInfo& info, int peer,
-                       std::uint64_t slot, void* data, std::size_t bytes,
-                       bool is_send) {
-  world.check(info);
-  Message message;
-  message.world_ = &world;
-  message.peer_ = peer;
-  message.is_send_ = is_send;
-  message.buffer_ = world.mesh_->createUnboundBuffer(data, bytes);
-  try {
-    if (is_send) {
-      message.buffer_->send(peer, slot, 0, bytes);
-    } else {
-      message.buffer_->recv(peer, slot, 0, bytes);
-    }
-  } catch (const std::exception& error) {
-    world.throw_failure(info, peer, error.what());
-  }
-  return message;
-}
-
-void Message::wait(const CallInfo& info) {
+void Message::wait() {
   if (buffer_ == nullptr) return;
   {
     const std::lock_guard lock(world_->mutex_);
@@ -210,12 +199,12 @@ void Message::wait(const CallInfo& info) {
   bool arrived = false;
   std::string cause;
   try {
-    const ControlLine::Wait wait(world_->line(), info.text, peer_,
-                                 info.timeout);
+    const ControlLine::Wait wait(world_->line(), info_.text, peer_,
+                                 info_.timeout);
     // The coordinator keeps the time; Gloo's clock is the last resort.
-    const milliseconds limit = info.timeout + milliseconds(10000);
-    arrived = is_send_ ? buffer_->waitSend(nullptr, limit)
-                       : buffer_->waitRecv(nullptr, limit);
+    const milliseconds limit = info_.timeout + milliseconds(10000);
+    arrived = way_ == Way::kSend ? buffer_->waitSend(nullptr, limit)
+                                 : buffer_->waitRecv(nullptr, limit);
   } catch (const std::exception& error) {
     cause = error.what();
   }
@@ -224,7 +213,7 @@ void Message::wait(const CallInfo& info) {
     world_->waiting_.erase(buffer_.get());
   }
   buffer_.reset();
-  if (!arrived) world_->throw_failure(info, peer_, cause);
+  if (!arrived) world_->throw_failure(info_, peer_, cause);
 }
 
 }  // namespace shardbook::internal

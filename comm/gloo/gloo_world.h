@@ -63,6 +63,7 @@ class GlooWorld {
   friend class Message;
 
   void abort_waits();
+  RunError failure_in(const std::string& failure, const CallInfo& info) const;
   [[noreturn]] void throw_failure(const CallInfo& info, int peer,
                                   const std::string& cause);
 
@@ -85,29 +86,24 @@ class GlooWorld {
 /// its end cancels what has not been moved.
 class Message {
  public:
-  Message();
+  enum class Way { kSend, kRecv };
   /// `slot` names the message: it meets the one of the other rank with the
-  /// same slot. Ranks are world ranks.
-  static Message send(GlooWorld& world, const CallInfo& info, int to,
-                      std::uint64_t slot, const void* data, std::size_t bytes);
-  static Message recv(GlooWorld& world, const CallInfo& info, int from,
-                      std::uint64_t slot, void* data, std::size_t bytes);
+  /// same slot. `peer` is a world rank. A message that is sent is not changed.
+  Message(GlooWorld& world, CallInfo info, Way way, int peer,
+          std::uint64_t slot, const void* data, std::size_t bytes);
   Message(Message&&) noexcept;
   Message& operator=(Message&&) noexcept;
   ~Message();
 
   /// Throws Error that names the failed rank.
-  void wait(const CallInfo& info);
+  void wait();
 
  private:
-  static Message start(GlooWorld& world, const CallInfo& info, int peer,
-                       std::uint64_t slot, void* data, std::size_t bytes,
-                       bool is_send);
-
-  GlooWorld* world_ = nullptr;
+  GlooWorld* world_;
+  CallInfo info_;
+  Way way_;
+  int peer_;
   std::unique_ptr<::gloo::transport::UnboundBuffer> buffer_;
-  int peer_ = -1;
-  bool is_send_ = false;
 };
 
 }  // namespace shardbook::internal

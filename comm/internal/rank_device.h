@@ -1,6 +1,6 @@
 #pragma once
 
-// What backends give each rank: cores, a device, and the reason why it failed.
+// The cores and the device of a rank, and the reason why it failed.
 
 #include <string>
 

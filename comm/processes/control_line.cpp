@@ -1,5 +1,6 @@
 #include "comm/processes/control_line.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -19,14 +20,14 @@ using std::chrono::milliseconds;
 // The coordinator answers at once. A rank that hears nothing from it gives up.
 constexpr milliseconds kAnswerPatience{1500};
 
-// The coordinator needs longer to find out which rank holds the others up.
+// The coordinator needs longer to find the rank that delays the others.
 constexpr milliseconds kGrace{3500};
 
 // How often the reader looks at the waits.
 constexpr int kTickMs = 200;
 
 std::string after(milliseconds time) {
-  return "timeout after " + std::to_string(time.count()) + " ms: ";
+  return fmt::format("timeout after {} ms: ", time.count());
 }
 
 }  // namespace
@@ -67,7 +68,7 @@ ControlLine::Wait::~Wait() {
 
 ControlLine::ControlLine(Options options) : options_(std::move(options)) {
   connect();
-  host_ = local_host(socket_);
+  host_ = own_address(socket_).host;
   reader_ = std::thread([this] { read(); });
 }
 
@@ -85,15 +86,15 @@ void ControlLine::connect() {
   std::string place = "an address that it has not published";
   while (Clock::now() < deadline) {
     if (const auto address = options_.locate()) {
-      place = address->host + ":" + std::to_string(address->port);
+      place = fmt::format("{}:{}", address->host, address->port);
       socket_ = try_connect(*address, milliseconds(1000));
       if (socket_.valid() && shake_hands(deadline)) return;
     }
     std::this_thread::sleep_for(milliseconds(20));
   }
-  throw RunError("rendezvous: rank " + std::to_string(options_.rank) +
-                 " found no " + options_.coordinator_name + " at " + place +
-                 " within " + std::to_string(options_.timeout.count()) + " ms");
+  throw RunError(fmt::format(
+      "rendezvous: rank {} found no {} at {} within {} ms", options_.rank,
+      options_.coordinator_name, place, options_.timeout.count()));
 }
 
 bool ControlLine::shake_hands(Clock::time_point give_up) {
@@ -105,12 +106,7 @@ bool ControlLine::shake_hands(Clock::time_point give_up) {
   const auto deadline =
       std::min(Clock::now() + milliseconds(5000), give_up + milliseconds(1000));
   while (Clock::now() < deadline) {
-    pollfd waiting{socket_.value(), POLLIN, 0};
-    if (poll(&waiting, 1, 100) != 1) continue;
-    char bytes[4096];
-    const ssize_t count = recv(socket_.value(), bytes, sizeof bytes, 0);
-    if (count <= 0) return false;
-    input_.append(bytes, static_cast<std::size_t>(count));
+    if (!receive(100)) return false;
     if (const auto frame = take_frame(input_, kMaxFrameBytes)) {
       return frame->kind == FrameKind::kWelcome;
     }
@@ -118,22 +114,27 @@ bool ControlLine::shake_hands(Clock::time_point give_up) {
   return false;
 }
 
+// Adds what arrives to input_; false when the line has ended.
+bool ControlLine::receive(int timeout_ms) {
+  pollfd waiting{socket_.value(), POLLIN, 0};
+  if (poll(&waiting, 1, timeout_ms) == 0) return true;
+  char bytes[1 << 14];
+  const ssize_t count = recv(socket_.value(), bytes, sizeof bytes, 0);
+  if (count < 0 && errno == EINTR) return true;
+  if (count <= 0) return false;
+  input_.append(bytes, static_cast<std::size_t>(count));
+  last_heard_ = Clock::now();
+  return true;
+}
+
 void ControlLine::read() {
   try {
-    for (;;) {
+    do {
       while (auto frame = take_frame(input_, kMaxFrameBytes)) {
         handle(std::move(*frame));
       }
       check_waits();
-      pollfd waiting{socket_.value(), POLLIN, 0};
-      if (poll(&waiting, 1, kTickMs) == 0) continue;
-      char bytes[1 << 14];
-      const ssize_t count = recv(socket_.value(), bytes, sizeof bytes, 0);
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) break;
-      input_.append(bytes, static_cast<std::size_t>(count));
-      last_heard_ = Clock::now();
-    }
+    } while (receive(kTickMs));
   } catch (const std::exception& error) {
     set_failure(options_.coordinator_name + " failed: " + error.what());
   }
@@ -275,7 +276,7 @@ void ControlLine::send(const Frame& frame) {
     const ssize_t count = ::send(socket_.value(), bytes.data() + sent,
                                  bytes.size() - sent, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return;  // the reader notices and says why
+    if (count <= 0) return;  // the reader notices and reports it
     sent += static_cast<std::size_t>(count);
   }
 }
@@ -289,12 +290,12 @@ void ControlLine::wait_until(const std::string& key, milliseconds timeout,
   const milliseconds limit = timeout + 2 * kGrace;
   changed_.wait_for(lock, limit, [&] { return ready() || !failure_.empty(); });
   if (ready()) return;
-  const std::string me = "rank " + std::to_string(options_.rank);
   if (!failure_.empty()) {
-    throw RunError(failure_ + " (while " + me + " was in " + what + ")");
+    throw RunError(fmt::format("{} (while rank {} was in {})", failure_,
+                               options_.rank, what));
   }
-  throw RunError(after(limit) + me + " waits for " + options_.coordinator_name +
-                 " in " + what);
+  throw RunError(fmt::format("{}rank {} waits for {} in {}", after(limit),
+                             options_.rank, options_.coordinator_name, what));
 }
 
 std::vector<std::string> ControlLine::wait_for_answer(

@@ -70,7 +70,7 @@ class ControlLine {
     std::chrono::milliseconds timeout_{0};
     std::chrono::steady_clock::time_point began_;
     std::thread::id thread_;
-    // When the coordinator was told that it takes too long.
+    // When the coordinator learned that the wait is too long.
     std::optional<std::chrono::steady_clock::time_point> reported_;
     std::list<Wait*>::iterator place_;
   };
@@ -96,7 +96,7 @@ class ControlLine {
 
   /// Sends a text to another rank, through the coordinator. Returns at once.
   void mail(int to, const std::string& key, const std::string& text);
-  /// What was mailed to this rank under `key`, once; empty until it has come.
+  /// The text mailed to this rank under `key`, once; empty until it arrives.
   std::optional<std::string> take_mail(const std::string& key);
   /// The same, after waiting for it in `what`.
   std::string wait_for_mail(const std::string& key, const std::string& what,
@@ -120,6 +120,7 @@ class ControlLine {
  private:
   void connect();
   bool shake_hands(std::chrono::steady_clock::time_point give_up);
+  bool receive(int timeout_ms);
   void read();
   void handle(Frame frame);
   void set_failure(const std::string& message);

@@ -22,7 +22,9 @@ constexpr std::size_t kMaxHelloBytes = 1024;
 // After a failure, ranks that are still starting have this long to come and
 // hear of it.
 constexpr std::chrono::milliseconds kLatePatience{2000};
-constexpr std::chrono::milliseconds kLateTick{50};
+
+// How often deadlines are looked at, while there are any.
+constexpr int kDeadlineTickMs = 50;
 
 }  // namespace
 
@@ -31,7 +33,7 @@ Coordinator::Coordinator(Options options)
       listener_(options_.listener.valid() ? std::move(options_.listener)
                                           : listen_on(options_.address)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      port_(bound_port(listener_)),
+      port_(own_address(listener_).port),
       thread_([this] { serve(); }) {}
 
 Coordinator::~Coordinator() {
@@ -71,9 +73,13 @@ void Coordinator::serve() {
       waiting.push_back({line.socket.value(), static_cast<short>(events), 0});
       polled.push_back(&line);
     }
-    const int timeout = milliseconds_to_deadline();
+    const bool has_deadline =
+        stopping_ ||
+        std::any_of(worlds_.begin(), worlds_.end(), [](const auto& world) {
+          return world.second.inquiry.has_value();
+        });
     lock.unlock();
-    poll(waiting.data(), waiting.size(), timeout);
+    poll(waiting.data(), waiting.size(), has_deadline ? kDeadlineTickMs : -1);
     lock.lock();
 
     eventfd_t ignored;
@@ -126,18 +132,6 @@ bool Coordinator::awaits_late_ranks() const {
          static_cast<int>(world->second.seen.size()) < options_.world_size;
 }
 
-int Coordinator::milliseconds_to_deadline() const {
-  auto nearest = Clock::now() + std::chrono::hours(1);
-  for (const auto& [generation, world] : worlds_) {
-    if (!world.failure.empty()) continue;
-    if (world.inquiry) nearest = std::min(nearest, world.inquiry->deadline);
-  }
-  if (stopping_) nearest = std::min(nearest, Clock::now() + kLateTick);
-  const auto left =
-      std::chrono::ceil<std::chrono::milliseconds>(nearest - Clock::now());
-  return static_cast<int>(std::max<std::int64_t>(0, left.count()));
-}
-
 void Coordinator::accept_line() {
   Descriptor socket(accept4(listener_.value(), nullptr, nullptr,
                             SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -177,7 +171,7 @@ void Coordinator::flush(Line& line) {
     const ssize_t count = ::send(line.socket.value(), line.output.data(),
                                  line.output.size(), MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;  // full: poll says when to go on; broken: so does it
+    if (count <= 0) break;  // full or broken: poll reports either
     line.output.erase(0, static_cast<std::size_t>(count));
   }
 }
@@ -241,7 +235,7 @@ void Coordinator::handle_hello(Line& line, const Frame& frame) {
     line.closing = true;  // early for the next world: it asks again
     return;
   }
-  // A newcomer that does not fit is told, and is no rank of this world.
+  // A newcomer that does not fit is refused, and is no rank of this world.
   std::string refusal;
   if (world_size != options_.world_size) {
     refusal =

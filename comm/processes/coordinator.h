@@ -71,7 +71,7 @@ class Coordinator {
     std::map<int, std::string> values;  // exchanges only
   };
 
-  // What a rank waits for, in its own words.
+  // One wait, as the rank describes it.
   struct Wait {
     std::string id;  // among the waits of its rank
     std::string text;
@@ -81,7 +81,7 @@ class Coordinator {
     bool is_waiting = false;  // the rank's own thread
     std::vector<Wait> waits;
   };
-  // A question to every rank, what it waits for: `wait` of `rank` is too long.
+  // `wait` of `rank` is too long, so every rank is asked for its waits.
   struct Inquiry {
     std::uint64_t number = 0;
     int rank = 0;
@@ -94,7 +94,7 @@ class Coordinator {
 
   struct World {
     std::map<std::string, Meeting> meetings;
-    std::set<int> seen;  // those that have come
+    std::set<int> seen;  // ranks that have joined
     std::set<int> left;
     std::optional<Inquiry> inquiry;
     std::string failure;
@@ -111,7 +111,6 @@ class Coordinator {
 
   void serve();
   bool awaits_late_ranks() const;
-  int milliseconds_to_deadline() const;
   void accept_line();
   void read_line(Line& line);
   void flush(Line& line);

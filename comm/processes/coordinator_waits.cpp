@@ -1,4 +1,4 @@
-// Finds the rank that holds the others up, from what every rank waits for.
+// Finds the rank that delays the others, from the waits of all ranks.
 
 #include <fmt/format.h>
 
@@ -113,7 +113,7 @@ std::string Coordinator::verdict(const Inquiry& inquiry) {
   const std::string after =
       fmt::format("timeout after {} ms: ", inquiry.timeout_ms);
 
-  // Walk along the waits, beginning with the one that takes too long.
+  // Follow the waits, beginning with the one that is too long.
   struct Step {
     int from;  // the rank that waits for this one
     std::string text;

@@ -1,8 +1,9 @@
 // Reads the variables by which launchers describe a rank.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <numeric>
 #include <sstream>
@@ -41,8 +42,8 @@ std::optional<int> number(const std::string& name, int least, int most,
   if (!text) return {};
   const int value = is_number(*text) ? std::stoi(*text) : -1;
   if (value < least || value > most) {
-    refuse(name, "give a whole number from " + std::to_string(least) + " to " +
-                     std::to_string(most) + because);
+    refuse(name, fmt::format("give a whole number from {} to {}{}", least, most,
+                             because));
   }
   return value;
 }
@@ -119,7 +120,7 @@ Hosts read_hosts(const std::string& name, const std::string& list) {
   return hosts;
 }
 
-// The hosts of this step; the older names may hold those of its job.
+// The hosts of this step; the older variables may list the hosts of its job.
 std::optional<Hosts> step_hosts() {
   for (const char* name :
        {"SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"}) {
@@ -169,8 +170,7 @@ int step_port() {
 // --- Launchers ---------------------------------------------------------------
 
 struct Launcher {
-  std::string name;
-  std::string rank, world_size, local_rank, local_world_size;
+  std::string name, rank, world_size, local_rank, local_world_size;
 };
 
 // In this order: srun also starts the agents of the others.
@@ -188,18 +188,15 @@ std::vector<Launcher> launchers() {
        "SLURM_LOCALID", ""}};
 }
 
-// A task of a step. The shells of sbatch and salloc have SLURM_PROCID=0 and are
-// no ranks: they have no step id, or one near 2^32.
-bool is_slurm_task() {
-  const auto step = variable("SLURM_STEP_ID");
-  return step && step->size() <= 9;
-}
-
 bool applies(const Launcher& launcher) {
   if (!variable(launcher.rank)) return false;
-  if (launcher.name == "srun") return is_slurm_task();
+  // The shells of sbatch and salloc have SLURM_PROCID=0 and are no tasks of a
+  // step: they have no step id, or one near 2^32.
+  const auto step = variable("SLURM_STEP_ID");
+  const bool is_slurm_task = step && step->size() <= 9;
+  if (launcher.name == "srun") return is_slurm_task;
   // srun --mpi=pmi2 sets PMI_RANK too, and knows more about the hosts.
-  return launcher.rank != "PMI_RANK" || !is_slurm_task() ||
+  return launcher.rank != "PMI_RANK" || !is_slurm_task ||
          variable(launcher.local_world_size);
 }
 
@@ -230,8 +227,8 @@ std::string meeting_place(const RankEnvironment& environment) {
            ") on several hosts: give --rendezvous tcp:HOST:PORT or "
            "file:FOLDER, or set MASTER_ADDR and MASTER_PORT, to say where rank "
            "0 serves");
-  return "tcp:" + *address + ":" +
-         std::to_string(port.value_or(is_srun ? step_port() : 29400));
+  return fmt::format("tcp:{}:{}", *address,
+                     port.value_or(is_srun ? step_port() : 29400));
 }
 
 }  // namespace
@@ -264,9 +261,9 @@ std::optional<RankEnvironment> rank_environment() {
     result.local_rank =
         local_rank.value_or(result.rank % result.local_world_size);
     if (result.local_rank >= result.local_world_size) {
-      refuse(launcher.local_rank, "it should be less than " +
-                                      launcher.local_world_size + "=" +
-                                      std::to_string(result.local_world_size));
+      refuse(launcher.local_rank,
+             fmt::format("it should be less than {}={}",
+                         launcher.local_world_size, result.local_world_size));
     }
     result.is_served_by_launcher =
         number("SHARDBOOK_SERVED_BY_LAUNCHER", 0, 1).value_or(0) == 1;

@@ -3,6 +3,7 @@
 #include "comm/processes.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -33,7 +34,8 @@ using internal::Child;
 using internal::Descriptor;
 using internal::Supervisor;
 
-// Where the ranks meet: the supervisor serves them, unless told otherwise.
+// Where the ranks meet. The supervisor serves them unless the options name a
+// rendezvous.
 struct Meeting {
   Descriptor listener;
   std::string rendezvous;
@@ -44,7 +46,8 @@ Meeting open_meeting(const LaunchOptions& options) {
   Meeting meeting;
   meeting.listener = internal::listen_on({"127.0.0.1", 0});
   meeting.rendezvous =
-      "tcp:127.0.0.1:" + std::to_string(internal::bound_port(meeting.listener));
+      "tcp:127.0.0.1:" +
+      std::to_string(internal::own_address(meeting.listener).port);
   return meeting;
 }
 
@@ -52,6 +55,11 @@ Meeting open_meeting(const LaunchOptions& options) {
 void die_with(pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
+}
+
+void end_all(const std::vector<Child>& children) {
+  for (const Child& child : children) kill(child.pid, SIGKILL);
+  for (const Child& child : children) waitpid(child.pid, nullptr, 0);
 }
 
 void check_world_size(int world_size) {
@@ -147,8 +155,7 @@ std::vector<std::string> run_processes(
     }
     if (child.pid < 0) {
       const int cause = errno;
-      for (const Child& other : children) kill(other.pid, SIGKILL);
-      for (const Child& other : children) waitpid(other.pid, nullptr, 0);
+      end_all(children);
       SB_FAIL("run_processes: cannot start rank ", rank, ": ",
               std::strerror(cause));
     }
@@ -159,17 +166,16 @@ std::vector<std::string> run_processes(
                         options.timeout);
   supervisor.run();
 
-  // The coordinator knows what went wrong first; a rank that never reached it
-  // has said so itself.
+  // The coordinator knows the first failure; a rank that never reached it has
+  // answered with its own.
   std::string failure = supervisor.failure();
   std::vector<std::string> results;
   for (std::size_t rank = 0; rank < supervisor.children().size(); ++rank) {
     const Child& child = supervisor.children()[rank];
+    const std::string start = fmt::format("rank {} failed: ", rank);
     if (child.status == 1 && child.answer.rfind('E', 0) == 0 &&
-        failure == "rank " + std::to_string(rank) +
-                       " failed: its process exited with status 1") {
-      failure =
-          "rank " + std::to_string(rank) + " failed: " + child.answer.substr(1);
+        failure == start + "its process exited with status 1") {
+      failure = start + child.answer.substr(1);
     }
     results.push_back(child.answer.empty() ? "" : child.answer.substr(1));
   }
@@ -197,7 +203,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return result;
 }
 
-// Variables of ours that a copy needs: what they name is not about ranks.
+// A copy keeps our variables that do not describe ranks.
 bool is_kept(const char* entry) {
   for (const char* start :
        {"SHARDBOOK_PYTHON", "SHARDBOOK_CUDA_", "SHARDBOOK_NCCL_",
@@ -231,8 +237,7 @@ std::vector<std::string> rank_variables(int rank, int world_size,
                               char* const* variables) {
   // A group of its own: Ctrl-C reaches the supervisor, which passes it on once.
   setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1);
+  die_with(parent);
   if (rank > 0) {
     const int nowhere = open("/dev/null", O_WRONLY);
     if (nowhere >= 0) dup2(nowhere, STDOUT_FILENO);
@@ -289,13 +294,12 @@ std::optional<int> launch_processes(int world_size,
     status = supervisor.status();
   } else {
     failure = "cannot start another process: " + std::string(strerror(errno));
-    for (const Child& child : children) kill(child.pid, SIGKILL);
-    for (const Child& child : children) waitpid(child.pid, nullptr, 0);
+    end_all(children);
   }
   if (status == 0 && !failure.empty()) status = kExitRunFailed;
   // The ranks stopped because they were asked to: that is no error.
   if (status != 0 && received_signal() != 0) return 128 + received_signal();
-  // A rank that refuses its options has said why.
+  // A rank that refuses its options has printed the reason.
   if (!failure.empty() && status != kExitBadInput) {
     std::fprintf(stderr, "error: %s\n", failure.c_str());
   }

@@ -21,14 +21,14 @@
 
 namespace shardbook::internal {
 
-/// What a rank needs to meet the others. Keep it for the life of the world.
+/// A rank keeps this for the life of the world, to meet the others.
 struct Rendezvous {
   /// Serves the world; in rank 0 only, and not where the launcher does.
   std::unique_ptr<Coordinator> coordinator;
   /// Where the coordinator is, once that is known.
   std::function<std::optional<HostPort>()> locate;
   std::string coordinator_name = "rank 0";
-  /// Removes what rank 0 has published.
+  /// Removes the address that rank 0 has published.
   std::shared_ptr<void> publication;
 };
 

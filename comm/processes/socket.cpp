@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -48,29 +49,26 @@ std::string numeric_host(const sockaddr* address, socklen_t length) {
   return host;
 }
 
-bool is_own_peer(const Descriptor& socket) {
-  sockaddr_storage here{}, there{};
-  socklen_t here_length = sizeof here, there_length = sizeof there;
-  getsockname(socket.value(), reinterpret_cast<sockaddr*>(&here), &here_length);
-  getpeername(socket.value(), reinterpret_cast<sockaddr*>(&there),
-              &there_length);
-  return here_length == there_length &&
-         std::memcmp(&here, &there, here_length) == 0;
+// `get`: getsockname or getpeername.
+HostPort address_of(const Descriptor& socket,
+                    int (*get)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  get(socket.value(), reinterpret_cast<sockaddr*>(&address), &length);
+  // The port of an IPv6 address lies in the same place.
+  return {numeric_host(reinterpret_cast<sockaddr*>(&address), length),
+          ntohs(reinterpret_cast<sockaddr_in*>(&address)->sin_port)};
 }
 
+static_assert(std::endian::native == std::endian::little);
+
 void append_u32(std::string& bytes, std::uint32_t value) {
-  for (int shift = 0; shift < 32; shift += 8) {
-    bytes.push_back(static_cast<char>((value >> shift) & 0xff));
-  }
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
 std::uint32_t read_u32(const std::string& bytes, std::size_t at) {
   std::uint32_t value = 0;
-  for (std::size_t i = 0; i < 4; ++i) {
-    value |=
-        static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[at + i]))
-        << (8 * i);
-  }
+  std::memcpy(&value, bytes.data() + at, sizeof value);
   return value;
 }
 
@@ -140,21 +138,8 @@ Descriptor listen_on(const HostPort& address) {
           "must be free");
 }
 
-int bound_port(const Descriptor& socket) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
-  getsockname(socket.value(), reinterpret_cast<sockaddr*>(&address), &length);
-  if (address.ss_family == AF_INET6) {
-    return ntohs(reinterpret_cast<sockaddr_in6*>(&address)->sin6_port);
-  }
-  return ntohs(reinterpret_cast<sockaddr_in*>(&address)->sin_port);
-}
-
-std::string local_host(const Descriptor& socket) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
-  getsockname(socket.value(), reinterpret_cast<sockaddr*>(&address), &length);
-  return numeric_host(reinterpret_cast<sockaddr*>(&address), length);
+HostPort own_address(const Descriptor& socket) {
+  return address_of(socket, getsockname);
 }
 
 std::string interface_host(const std::string& name) {
@@ -175,13 +160,11 @@ std::string interface_host(const std::string& name) {
     }
     known.insert(entry->ifa_name);
   }
-  std::string names;
-  for (const std::string& each : known) {
-    names += (names.empty() ? "" : ", ") + each;
-  }
   SB_FAIL("--interface ", name,
           ": this host has no such network interface, or it has no address; ",
-          names.empty() ? "none has one" : "give one of " + names);
+          known.empty()
+              ? "none has one"
+              : fmt::format("give one of {}", fmt::join(known, ", ")));
 }
 
 Descriptor try_connect(const HostPort& address,
@@ -202,8 +185,11 @@ Descriptor try_connect(const HostPort& address,
         getsockopt(socket.value(), SOL_SOCKET, SO_ERROR, &cause, &length);
       }
     }
-    // A port nobody listens on may be chosen as our own: that is no peer.
-    if (cause != 0 || is_own_peer(socket)) continue;
+    if (cause != 0) continue;
+    // A socket may connect to itself on a port without a listener: no peer.
+    const HostPort here = own_address(socket);
+    const HostPort there = address_of(socket, getpeername);
+    if (here.host == there.host && here.port == there.port) continue;
     const int flags = fcntl(socket.value(), F_GETFL);
     fcntl(socket.value(), F_SETFL, flags & ~O_NONBLOCK);
     set_no_delay(socket.value());

@@ -44,15 +44,13 @@ struct HostPort {
 /// "host:port", "[v6]:port". Throws Error that shows the text.
 HostPort parse_host_port(const std::string& text);
 
-/// A socket that listens on this address only. Port 0 takes a free one.
+/// A socket that listens on this address only. Port 0: a free one.
 Descriptor listen_on(const HostPort& address);
-/// The port a socket is bound to.
-int bound_port(const Descriptor& socket);
-/// The numeric address of this end of a connection.
-std::string local_host(const Descriptor& socket);
+/// The numeric address and the port of this end.
+HostPort own_address(const Descriptor& socket);
 /// The first numeric address of an interface such as "eth0".
 std::string interface_host(const std::string& name);
-/// Connects, or returns an invalid descriptor when nobody answers.
+/// Connects; the descriptor is invalid when there is no answer.
 Descriptor try_connect(const HostPort& address,
                        std::chrono::milliseconds timeout);
 

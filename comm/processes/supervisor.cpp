@@ -1,5 +1,6 @@
 #include "comm/processes/supervisor.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,33 +21,25 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// After a failure the other ranks have this long to say what they were doing.
+// After a failure the other ranks have this long to report their calls.
 constexpr milliseconds kGraceAfterFailure{3000};
 
-bool is_stopped(pid_t pid) {
+// How a process ended (WEXITED) or stopped (WSTOPPED), without collecting it;
+// empty while it runs.
+std::optional<siginfo_t> state_of(pid_t pid, int state) {
   siginfo_t info{};
-  return waitid(P_PID, static_cast<id_t>(pid), &info,
-                WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
-         info.si_pid != 0;
-}
-
-// How a process ended, without collecting it; empty while it runs.
-std::optional<siginfo_t> ended(pid_t pid) {
-  siginfo_t info{};
-  if (waitid(P_PID, static_cast<id_t>(pid), &info,
-             WEXITED | WNOHANG | WNOWAIT) != 0 ||
-      info.si_pid == 0) {
-    return {};
-  }
+  const int status =
+      waitid(P_PID, static_cast<id_t>(pid), &info, state | WNOHANG | WNOWAIT);
+  if (status != 0 || info.si_pid == 0) return {};
   return info;
 }
 
 std::string end_text(const siginfo_t& info) {
   if (info.si_code == CLD_EXITED) {
-    return "its process exited with status " + std::to_string(info.si_status);
+    return fmt::format("its process exited with status {}", info.si_status);
   }
-  return "its process was killed by signal " + std::to_string(info.si_status) +
-         " (" + strsignal(info.si_status) + ")";
+  return fmt::format("its process was killed by signal {} ({})", info.si_status,
+                     strsignal(info.si_status));
 }
 
 }  // namespace
@@ -111,7 +104,7 @@ void Supervisor::fail(const std::string& failure) {
 std::string Supervisor::explain(int rank) {
   const pid_t pid = children_[static_cast<std::size_t>(rank)].pid;
   for (int i = 0; i < 100; ++i) {
-    if (const auto info = ended(pid)) return end_text(*info);
+    if (const auto info = state_of(pid, WEXITED)) return end_text(*info);
     std::this_thread::sleep_for(milliseconds(5));
   }
   return "it left without a word";
@@ -120,29 +113,30 @@ std::string Supervisor::explain(int rank) {
 void Supervisor::check_end(int rank) {
   Child& child = children_[static_cast<std::size_t>(rank)];
   if (child.ended) return;
-  const auto info = ended(child.pid);
+  const auto info = state_of(child.pid, WEXITED);
   if (!info) return;
   child.ended = true;
   child.status = info->si_code == CLD_EXITED ? info->si_status : kExitRunFailed;
   if (coordinator_ && child.status == 0) coordinator_->rank_ended(rank);
   if (child.status == 0) return;
   status_ = status_ == 0 ? child.status : std::min(status_, child.status);
-  fail("rank " + std::to_string(rank) + " failed: " + end_text(*info));
+  fail(fmt::format("rank {} failed: {}", rank, end_text(*info)));
 }
 
 // A stopped rank neither computes nor answers. Its peers may notice late, and
 // after its last call they never do.
 void Supervisor::check_stop(int rank) {
   Child& child = children_[static_cast<std::size_t>(rank)];
-  if (child.ended || !is_stopped(child.pid)) {
+  if (child.ended || !state_of(child.pid, WSTOPPED)) {
     child.stopped_since.reset();
     return;
   }
   const auto now = Clock::now();
   if (!child.stopped_since) child.stopped_since = now;
   if (now >= *child.stopped_since + timeout_) {
-    fail("timeout after " + std::to_string(timeout_.count()) + " ms: rank " +
-         std::to_string(rank) + " does not answer: its process is stopped");
+    fail(fmt::format(
+        "timeout after {} ms: rank {} does not answer: its process is stopped",
+        timeout_.count(), rank));
   }
   // It cannot end by itself.
   if (has_failure()) kill(child.pid, SIGKILL);

@@ -18,7 +18,7 @@ DeviceRunner::KernelScratch::~KernelScratch() {
   try {
     free_released();
   } catch (const Error&) {
-    // The device failed, and whoever waited for it has been told.
+    // The device failed; the call that waited for it has thrown.
   }
 }
 
@@ -50,7 +50,7 @@ DeviceRunner::~DeviceRunner() {
     if (block_ != nullptr) runtime_.free(block_);
     runtime_.destroy_stream(stream_);
   } catch (const Error&) {
-    // The device failed, and whoever waited for it has been told.
+    // The device failed; the call that waited for it has thrown.
   }
 }
 

@@ -12,7 +12,7 @@ namespace shardbook::internal {
 namespace {
 
 // Bytes of one buffer in one task. A few such buffers fit a second-level cache,
-// and taking a task costs little beside its work.
+// and taking a task costs little compared to its work.
 constexpr std::int64_t kTaskBytes = 128 << 10;
 
 bool same_call(const Slot& a, const Slot& b) {
@@ -76,7 +76,7 @@ std::string Operation::mismatch(int index, const Slot& slot) const {
           is_mine ? ranks[other] : me);
     }
     if (slot.call.op != CommOp::kAllToAllV || slot.is_exchange) continue;
-    // Each of the two must expect what the other sends.
+    // Each of the two must expect as many elements as the other sends.
     const auto check = [&](std::size_t from, std::int64_t sent, std::size_t to,
                            std::int64_t expected) {
       if (sent == expected) return std::string();
@@ -257,11 +257,9 @@ void Operation::run_task(std::int64_t task) const {
     }
     return;
   }
-  const auto inputs = all_at(piece.inputs, begin * elt);
-  const auto outputs = all_at(piece.outputs, begin * elt);
-  reduce_buffers(dtype, slots[0].call.reduce_op, inputs.data(),
-                 static_cast<int>(inputs.size()), outputs.data(),
-                 static_cast<int>(outputs.size()), count);
+  reduce_buffers(dtype, slots[0].call.reduce_op,
+                 all_at(piece.inputs, begin * elt),
+                 all_at(piece.outputs, begin * elt), count);
 }
 
 }  // namespace shardbook::internal

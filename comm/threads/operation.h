@@ -29,7 +29,7 @@ namespace shardbook::internal {
 class DeviceRunner;
 struct SharedGroup;
 
-/// What one member brings to a call.
+/// One member's part of a call.
 struct Slot {
   bool arrived = false;
   CommCall call;
@@ -38,7 +38,7 @@ struct Slot {
   std::vector<std::int64_t> send_counts, recv_counts;  ///< all_to_all only
   bool has_buffers = false;
   int gpu = -1;             ///< of the buffers; -1: memory of the host
-  std::vector<char> eager;  ///< a small message from a GPU, which is the input
+  std::vector<char> eager;  ///< a copy of a small message, which is the input
   /// exchange only: a control call, which has no buffers.
   bool is_exchange = false;
   std::string text;
@@ -47,7 +47,7 @@ struct Slot {
 /// "all_reduce f32[10]", or "exchange".
 std::string slot_text(const Slot& slot);
 
-/// Its state is guarded by the world's mutex, except where it says otherwise.
+/// The world's mutex guards its state, except where noted.
 class Operation {
  public:
   /// `ranks`: the world rank of each slot. `queue`: the group whose calls run
@@ -62,7 +62,7 @@ class Operation {
   bool complete() const { return arrived_ == static_cast<int>(slots.size()); }
   /// World ranks of the members that have not arrived.
   std::vector<int> missing() const;
-  /// What that rank called: "all_reduce f32[10] over 'world'".
+  /// The call of that rank: "all_reduce f32[10] over 'world'".
   std::string text_of(int world_rank) const;
 
   /// Cuts the call into tasks, when all have arrived.
@@ -85,8 +85,6 @@ class Operation {
   const std::string group_name;
   SharedGroup* const queue;
   std::vector<Slot> slots;
-  /// A copy of a small message that was sent before its receiver came.
-  std::vector<char> eager;
   /// Other threads may help with the tasks.
   bool is_open = false;
   int num_helpers = 0;

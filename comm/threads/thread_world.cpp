@@ -12,11 +12,6 @@ namespace {
 // doing the work.
 constexpr std::int64_t kSmallBytes = 512 << 10;
 
-std::int64_t message_bytes(const Slot& slot) {
-  return slot.call.numel *
-         static_cast<std::int64_t>(dtype_bytes(slot.call.dtype));
-}
-
 // Ranks are threads: each has a condition variable.
 class ThreadSleeper : public Sleeper {
  public:
@@ -147,13 +142,14 @@ std::shared_ptr<Operation> ThreadWorld::exchange_message(SharedGroup& group,
       std::vector<int>{group.ranks[static_cast<std::size_t>(source)],
                        group.ranks[static_cast<std::size_t>(target)]},
       group.name);
-  const std::int64_t bytes = message_bytes(slot);
+  const std::int64_t bytes =
+      slot.call.numel * static_cast<std::int64_t>(dtype_bytes(slot.call.dtype));
   const bool is_eager = is_send && bytes <= kEagerBytes;
   // A message from a GPU brings its copy.
   if (is_eager && bytes > 0 && slot.eager.empty()) {
     const char* data = static_cast<const char*>(slot.input);
-    operation->eager.assign(data, data + bytes);
-    slot.input = operation->eager.data();
+    slot.eager.assign(data, data + bytes);
+    slot.input = slot.eager.data();
   }
   operation->arrive(index, std::move(slot));
   waiting.push_back(operation);
@@ -196,15 +192,12 @@ void ThreadWorld::wait(Operation& operation, int world_rank,
 }
 
 void ThreadWorld::keep(std::shared_ptr<Operation> operation, Tensors buffers) {
-  std::vector<Kept> over;  // freed after the lock
+  std::list<Kept> over;  // freed after the lock
   const Lock lock(mutex_);
-  const auto done = [](const Kept& kept) {
-    return kept.operation->done.load();
-  };
-  const auto first = std::stable_partition(
-      kept_.begin(), kept_.end(), [&](const Kept& k) { return !done(k); });
-  std::move(first, kept_.end(), std::back_inserter(over));
-  kept_.erase(first, kept_.end());
+  const auto first = std::partition(
+      kept_.begin(), kept_.end(),
+      [](const Kept& kept) { return !kept.operation->done.load(); });
+  over.splice(over.end(), kept_, first, kept_.end());
   kept_.push_back({std::move(operation), std::move(buffers)});
 }
 

@@ -23,6 +23,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -83,7 +84,7 @@ class ThreadWorld {
   /// Sends or receives. Null when the message has been copied already.
   std::shared_ptr<Operation> exchange_message(SharedGroup& group,
                                               int group_rank, Slot slot);
-  /// Returns when the operation is done; throws what went wrong.
+  /// Returns when the operation is done; throws the cause of a failure.
   void wait(Operation& operation, int world_rank,
             std::chrono::milliseconds timeout);
   /// The rank has asked whether a call is done, and it is not.
@@ -110,7 +111,7 @@ class ThreadWorld {
   using Lock = std::unique_lock<std::mutex>;
   struct Rank {
     int num_blocked = 0;              // threads that wait
-    Operation* blocked_in = nullptr;  // what the last of them waits for
+    Operation* blocked_in = nullptr;  // the wait of the last of them
     bool ended = false;
     // Several threads call for this rank: one that blocks does not stop it.
     bool has_several_threads = false;
@@ -160,7 +161,7 @@ class ThreadWorld {
   std::deque<std::shared_ptr<Operation>> ready_;
   /// Large operations that have started, for everybody.
   std::deque<std::shared_ptr<Operation>> open_;
-  std::vector<Kept> kept_;
+  std::list<Kept> kept_;
 
   /// By the number of the GPU; made at the first call there.
   std::map<int, std::unique_ptr<DeviceRunner>> runners_;

@@ -1,9 +1,8 @@
-#include "sim/internal/cluster_reader.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "core/check.h"
+#include "sim/internal/sources.h"
 
 namespace shardbook::sim::internal {
 
@@ -15,12 +14,12 @@ constexpr double kMaxBytesPerS = 1e15, kMaxFlops = 1e18, kMaxBytes = 1e15,
 constexpr int kMaxNodes = 1 << 20, kMaxDevicesPerNode = 1024, kMaxLinks = 64;
 
 void read_trust(JsonObject& object, Trust& trust) {
+  const std::vector<std::string> names = {"calibrated", "interpolated",
+                                          "extrapolated"};
   std::string name = trust_name(trust);
-  object.choice("trust", {"calibrated", "interpolated", "extrapolated"}, name);
-  for (const Trust other :
-       {Trust::kCalibrated, Trust::kInterpolated, Trust::kExtrapolated}) {
-    if (name == trust_name(other)) trust = other;
-  }
+  object.choice("trust", names, name);
+  const auto chosen = std::find(names.begin(), names.end(), name);
+  trust = static_cast<Trust>(chosen - names.begin());
 }
 
 void read_peaks(JsonObject& object, DeviceSpec& device) {
@@ -169,8 +168,7 @@ void read_mesh(JsonObject& object, Cluster& cluster) {
   }
 }
 
-void read_intra_node(const Json& json, const Source& source, Cluster& cluster) {
-  JsonObject object(json, source.label, "/intra_node");
+void read_intra_node(JsonObject& object, Cluster& cluster) {
   const std::string before = cluster.intra_node.name.empty()     ? ""
                              : cluster.shares_memory             ? "memory"
                              : cluster.intra_node.name == "pcie" ? "pcie"
@@ -193,14 +191,15 @@ void read_intra_node(const Json& json, const Source& source, Cluster& cluster) {
            ": missing; give switch, mesh, pcie, memory or flat");
   SB_CHECK(kind != "mesh" || !cluster.mesh.empty(), object.where("links"),
            ": missing; a mesh needs its links: [[device, device, number]]");
-  object.finish();
 }
 
-void read_network(const Json& json, const Source& source, Cluster& cluster) {
-  JsonObject object(json, source.label, "/network");
+void read_network(JsonObject& object, Cluster& cluster) {
   object.integer("nics_per_node", 1, kMaxDevicesPerNode, cluster.nics_per_node);
   read_link_fields(object, cluster.network);
-  object.finish();
+}
+
+void read_host_link(JsonObject& object, Cluster& cluster) {
+  read_link_fields(object, cluster.host_link);
 }
 
 void read_faults(JsonObject& object, Cluster& cluster) {
@@ -224,22 +223,18 @@ void read_faults(JsonObject& object, Cluster& cluster) {
   }
 }
 
-void read_software(const Json& json, const Source& source, Cluster& cluster) {
-  JsonObject object(json, source.label, "/software");
+void read_software(JsonObject& object, Cluster& cluster) {
   object.flag("fused_attention", cluster.fused_attention);
   object.flag("fused_loss", cluster.fused_loss);
   object.flag("fused_merge", cluster.fused_merge);
   object.quantity("member", seconds(), kMaxSeconds, true, cluster.member_s);
-  object.finish();
 }
 
-void read_jitter(const Json& json, const Source& source, Cluster& cluster) {
-  JsonObject object(json, source.label, "/jitter");
+void read_jitter(JsonObject& object, Cluster& cluster) {
   object.number("amount", 0, 100, cluster.jitter);
   int seed = static_cast<int>(cluster.jitter_seed);
   object.integer("seed", 0, 2147483647, seed);
   cluster.jitter_seed = static_cast<std::uint64_t>(seed);
-  object.finish();
 }
 
 }  // namespace
@@ -255,20 +250,19 @@ void read_cluster(const Source& source, Chain& chain, Cluster& cluster) {
                  cluster.devices_per_node);
   read_device_at("device", object, source, chain, cluster.device);
   read_device_at("host", object, source, chain, cluster.host);
-  using Part = void (*)(const Json&, const Source&, Cluster&);
-  const std::vector<std::pair<const char*, Part>> parts = {
+  using Part = void (*)(JsonObject&, Cluster&);
+  const std::vector<std::pair<std::string, Part>> parts = {
       {"intra_node", read_intra_node},
       {"network", read_network},
       {"software", read_software},
-      {"jitter", read_jitter}};
+      {"jitter", read_jitter},
+      {"host_link", read_host_link}};
   for (const auto& [key, read_part] : parts) {
-    const Json* part = object.find(key);
-    if (part != nullptr) read_part(*part, source, cluster);
-  }
-  if (const Json* part = object.find("host_link")) {
-    JsonObject link(*part, source.label, "/host_link");
-    read_link_fields(link, cluster.host_link);
-    link.finish();
+    if (const Json* json = object.find(key)) {
+      JsonObject part(*json, source.label, "/" + key);
+      read_part(part, cluster);
+      part.finish();
+    }
   }
   read_faults(object, cluster);
   object.finish();

@@ -64,19 +64,17 @@ constexpr double kExpectedStepS = 3.4e-6;
 /// A tree reaches this share of a ring's bandwidth.
 constexpr double kTreeBandwidth = 0.9;
 
-void set(Cost& cost, double latency_s, double transfer_s, double share,
-         const char* setup) {
-  cost.seconds = latency_s + transfer_s;
-  cost.transfer_s = transfer_s;
-  cost.rate = cost.max_rate = share;
-  cost.setup = setup;
+Cost cost_of(double latency_s, double transfer_s, double share,
+             const char* setup) {
+  return {.seconds = latency_s + transfer_s,
+          .setup = setup,
+          .transfer_s = transfer_s,
+          .rate = share,
+          .max_rate = share};
 }
 
-void keep_faster(Cost& best, double latency_s, double transfer_s, double share,
-                 const char* setup) {
-  if (best.seconds == 0 || latency_s + transfer_s < best.seconds) {
-    set(best, latency_s, transfer_s, share, setup);
-  }
+void keep_faster(Cost& best, const Cost& other) {
+  if (best.seconds == 0 || other.seconds < best.seconds) best = other;
 }
 
 }  // namespace
@@ -157,7 +155,7 @@ Cost MessageTimer::ring(double steps, double net_steps, double bytes,
     const double judged = is_fitted ? expected_s : seconds;
     if (least == 0 || judged < least) {
       least = judged;
-      set(best, start_s + latency_s, transfer_s, share, protocol->ring);
+      best = cost_of(start_s + latency_s, transfer_s, share, protocol->ring);
     }
   }
   return best;
@@ -173,8 +171,9 @@ Cost MessageTimer::tree(double bytes) const {
     const double transfer =
         2 * bytes /
         (group_.ring_speed() * protocol->bandwidth * kTreeBandwidth);
-    keep_faster(best, start(*protocol) + latency, transfer,
-                protocol->bandwidth * kTreeBandwidth, protocol->tree);
+    keep_faster(best,
+                cost_of(start(*protocol) + latency, transfer,
+                        protocol->bandwidth * kTreeBandwidth, protocol->tree));
   }
   return best;
 }
@@ -194,13 +193,11 @@ Cost MessageTimer::in_switch(double bytes) const {
     seconds = std::max(seconds, sums);
     latency += 2 * std::ceil(std::log2(group_.nodes)) * net.latency_s;
   }
-  Cost cost;
   const double share =
       group_.nodes > 1
           ? 1.0
           : std::min(1.0, inside.reduction_bytes_per_s / group_.node_speed);
-  keep_faster(cost, latency, seconds, share, "in the switch");
-  return cost;
+  return cost_of(latency, seconds, share, "in the switch");
 }
 
 Cost MessageTimer::direct(double bytes, double speed, bool between_nodes,
@@ -211,9 +208,9 @@ Cost MessageTimer::direct(double bytes, double speed, bool between_nodes,
     if (protocol->needs_nvlink && (between_nodes || !group_.nvlink)) continue;
     const double share =
         between_nodes ? protocol->net_latency : protocol->latency;
-    keep_faster(best, start(*protocol) + hops * link.latency_s * share,
-                bytes / (speed * protocol->bandwidth), protocol->bandwidth,
-                "direct");
+    keep_faster(best, cost_of(start(*protocol) + hops * link.latency_s * share,
+                              bytes / (speed * protocol->bandwidth),
+                              protocol->bandwidth, "direct"));
   }
   return best;
 }

@@ -1,5 +1,7 @@
 #include "sim/internal/sources.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -46,21 +48,16 @@ Source find_source(const std::string& folder, const std::string& name,
     }
   }
   if (is_file_name(name)) {
-    const std::filesystem::path path =
-        std::filesystem::path(directory) / std::filesystem::path(name);
+    const std::filesystem::path path = std::filesystem::path(directory) / name;
     return {read_file(path.string()), path.string(),
             path.parent_path().string()};
   }
   std::vector<std::string> known = names_in(folder);
   if (folder == "clusters") known.push_back("this-machine");
   const std::string guess = nearest(name, known);
-  std::string list;
-  for (const std::string& known_name : known) {
-    list += (list.empty() ? "" : ", ") + known_name;
-  }
   SB_FAIL(where, "\"", printable(name), "\" is unknown; ",
           guess.empty() ? "give" : "did you mean \"" + guess + "\"? Give",
-          " a FILE.json or one of ", list);
+          " a FILE.json or one of ", fmt::format("{}", fmt::join(known, ", ")));
 }
 
 Source Chain::find(const std::string& folder, const std::string& name,

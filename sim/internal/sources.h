@@ -1,13 +1,14 @@
 #pragma once
 
-// Where descriptions come from: presets in the library, files, and what they
-// extend.
+// Where descriptions come from (presets in the library, files, and what they
+// extend), and from their keys to the fields of a Cluster.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "sim/cluster.h"
 #include "sim/json_object.h"
 
 namespace shardbook::sim::internal {
@@ -63,5 +64,13 @@ class Chain {
   bool files_allowed_;
   std::vector<std::string> labels_;  ///< of the files that led here
 };
+
+/// The largest cluster.
+constexpr int kMaxDevices = 1 << 20;
+
+/// Applies the file that `source` extends, then `source` itself. Throws Error
+/// that names the file, the path in it, the value and what is allowed. Does not
+/// check whether the parts fit together.
+void read_cluster(const Source& source, Chain& chain, Cluster& cluster);
 
 }  // namespace shardbook::sim::internal

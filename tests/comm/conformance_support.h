@@ -55,7 +55,7 @@ inline Tensor mine(const ProcessGroup& group, DType dtype, std::int64_t n) {
   return make(dtype, n, [&](std::int64_t i) { return value(group.rank(), i); });
 }
 
-// Empty, or the first element that is not as the formula says.
+// The first element that differs from the formula; empty when none does.
 inline std::string compare(const Tensor& tensor, const Formula& formula,
                            const std::string& what) {
   const std::vector<double> values = tensor.to_vector<double>();
@@ -97,7 +97,7 @@ class Findings {
   std::string text_;
 };
 
-// What is wrong with a check of each dtype and size.
+// Runs a check for each dtype and size; returns its first finding.
 template <typename Check>
 std::string for_each_size(Check check) {
   Findings findings;

@@ -1,10 +1,13 @@
 // The variables by which launchers describe a rank.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <map>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "comm/processes.h"
 #include "comm/processes/rendezvous.h"
@@ -13,56 +16,53 @@
 namespace shardbook {
 namespace {
 
-using Variables = std::map<std::string, std::string>;
-
-/// Only these variables of launchers, while it lives.
+/// Only these variables of launchers ("RANK=0 WORLD_SIZE=2"), while it lives. The
+/// last value of a variable counts.
 class OnlyThese {
  public:
-  explicit OnlyThese(const Variables& variables) {
+  explicit OnlyThese(const std::string& variables) {
     clear();
-    for (const auto& [name, value] : variables) {
-      setenv(name.c_str(), value.c_str(), 1);
+    std::istringstream in(variables);
+    for (std::string each; in >> each;) {
+      const std::size_t end = each.find('=');
+      setenv(each.substr(0, end).c_str(), each.substr(end + 1).c_str(), 1);
     }
   }
   ~OnlyThese() { clear(); }
 
  private:
   static void clear() {
-    for (bool is_found = true; is_found;) {
-      is_found = false;
-      for (char** entry = environ; *entry != nullptr && !is_found; ++entry) {
-        const std::string text = *entry;
-        for (const std::string start :
-             {"RANK=", "WORLD_SIZE=", "LOCAL_", "MASTER_", "OMPI_", "PMI_",
-              "PMIX_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "SHARDBOOK_RANK",
-              "SHARDBOOK_WORLD_SIZE", "SHARDBOOK_RENDEZVOUS"}) {
-          if (text.rfind(start, 0) != 0) continue;
-          unsetenv(text.substr(0, text.find('=')).c_str());
-          is_found = true;
-          break;
-        }
+    std::vector<std::string> names;
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+      const std::string text = *entry;
+      for (const std::string start :
+           {"RANK=", "WORLD_SIZE=", "LOCAL_", "MASTER_", "OMPI_", "PMI_",
+            "PMIX_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "SHARDBOOK_RANK",
+            "SHARDBOOK_WORLD_SIZE", "SHARDBOOK_RENDEZVOUS"}) {
+        if (text.rfind(start, 0) != 0) continue;
+        names.push_back(text.substr(0, text.find('=')));
       }
     }
+    for (const std::string& name : names) unsetenv(name.c_str());
   }
 };
 
 // "rank 1 of 4, local 1 of 2", or "no rank", or the error.
-std::string described(const Variables& variables) {
+std::string described(const std::string& variables) {
   const OnlyThese only(variables);
   try {
     const auto rank = rank_environment();
     if (!rank) return "no rank";
-    return "rank " + std::to_string(rank->rank) + " of " +
-           std::to_string(rank->world_size) + ", local " +
-           std::to_string(rank->local_rank) + " of " +
-           std::to_string(rank->local_world_size);
+    return fmt::format("rank {} of {}, local {} of {}", rank->rank,
+                       rank->world_size, rank->local_rank,
+                       rank->local_world_size);
   } catch (const Error& error) {
     return error.what();
   }
 }
 
 // Where a rank of two meets the other, or the error.
-std::string meeting(const Variables& variables,
+std::string meeting(const std::string& variables,
                     const std::string& rendezvous = "") {
   const OnlyThese only(variables);
   LaunchOptions options;
@@ -76,144 +76,108 @@ std::string meeting(const Variables& variables,
   }
 }
 
-Variables joined(Variables variables, const Variables& more) {
-  for (const auto& [name, value] : more) variables[name] = value;
-  return variables;
-}
-
-Variables task(int rank, int local_rank, int size, const Variables& more) {
-  return joined({{"SLURM_STEP_ID", "3"},
-                 {"SLURM_JOB_ID", "17"},
-                 {"SLURM_PROCID", std::to_string(rank)},
-                 {"SLURM_LOCALID", std::to_string(local_rank)},
-                 {"SLURM_NTASKS", std::to_string(size)}},
-                more);
+// A task of a Slurm step; `more` may give its variables other values.
+std::string task(int rank, int local_rank, int size,
+                 const std::string& more = "") {
+  return fmt::format(
+      "SLURM_STEP_ID=3 SLURM_JOB_ID=17 SLURM_PROCID={} SLURM_LOCALID={} "
+      "SLURM_NTASKS={} {}",
+      rank, local_rank, size, more);
 }
 
 TEST(RankEnvironment, ReadsEachLauncher) {
-  const std::string second = "rank 1 of 4, local 1 of 2";
-  EXPECT_EQ(described({{"RANK", "1"},
-                       {"WORLD_SIZE", "4"},
-                       {"LOCAL_RANK", "1"},
-                       {"LOCAL_WORLD_SIZE", "2"}}),
-            second);
-  EXPECT_EQ(described({{"OMPI_COMM_WORLD_RANK", "1"},
-                       {"OMPI_COMM_WORLD_SIZE", "4"},
-                       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
-            second);
-  EXPECT_EQ(described({{"PMI_RANK", "1"},
-                       {"PMI_SIZE", "4"},
-                       {"MPI_LOCALRANKID", "1"},
-                       {"MPI_LOCALNRANKS", "2"}}),
-            second);
-  EXPECT_EQ(described(task(1, 1, 4, {{"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}})),
-            second);
-  EXPECT_EQ(described({}), "no rank");
+  for (const std::string& variables :
+       {std::string("RANK=1 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2"),
+        std::string("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 "
+                    "OMPI_COMM_WORLD_LOCAL_RANK=1 "
+                    "OMPI_COMM_WORLD_LOCAL_SIZE=2"),
+        std::string("PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 "
+                    "MPI_LOCALNRANKS=2"),
+        task(1, 1, 4, "SLURM_STEP_TASKS_PER_NODE=2(x2)")}) {
+    EXPECT_EQ(described(variables), "rank 1 of 4, local 1 of 2") << variables;
+  }
+  EXPECT_EQ(described(""), "no rank");
 }
 
 TEST(RankEnvironment, TheOnlyRankOfALauncherIsNoRank) {
-  EXPECT_EQ(described({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "no rank");
-  EXPECT_EQ(described(task(0, 0, 1, {{"SLURM_NTASKS_PER_NODE", "4"}})),
-            "no rank");
+  EXPECT_EQ(described("RANK=0 WORLD_SIZE=1"), "no rank");
+  EXPECT_EQ(described(task(0, 0, 1, "SLURM_NTASKS_PER_NODE=4")), "no rank");
   // It may hold a launcher that starts several.
-  EXPECT_EQ(described({{"RANK", "0"},
-                       {"WORLD_SIZE", "1"},
-                       {"OMPI_COMM_WORLD_RANK", "1"},
-                       {"OMPI_COMM_WORLD_SIZE", "2"}}),
+  EXPECT_EQ(described("RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=1 "
+                      "OMPI_COMM_WORLD_SIZE=2"),
             "rank 1 of 2, local 1 of 2");
   // A copy that this library started knows that it is one.
-  EXPECT_EQ(described({{"SHARDBOOK_RANK", "0"}, {"SHARDBOOK_WORLD_SIZE", "1"}}),
+  EXPECT_EQ(described("SHARDBOOK_RANK=0 SHARDBOOK_WORLD_SIZE=1"),
             "rank 0 of 1, local 0 of 1");
 }
 
 TEST(RankEnvironment, ShellsOfAJobAreNoRanks) {
-  Variables shell = task(0, 0, 4, {});
-  shell.erase("SLURM_STEP_ID");
-  EXPECT_EQ(described(shell), "no rank");
-  shell["SLURM_STEP_ID"] = "4294967290";  // salloc's interactive step
-  EXPECT_EQ(described(shell), "no rank");
+  EXPECT_EQ(described(task(0, 0, 4, "SLURM_STEP_ID=")), "no rank");
+  // salloc's interactive step
+  EXPECT_EQ(described(task(0, 0, 4, "SLURM_STEP_ID=4294967290")), "no rank");
 }
 
 TEST(RankEnvironment, AStepMayBeSmallerThanItsJob) {
-  EXPECT_EQ(described(task(1, 1, 2, {{"SLURM_NTASKS_PER_NODE", "4"}})),
-            "rank 1 of 2, local 1 of 2");
+  const std::string second = "rank 1 of 2, local 1 of 2";
+  EXPECT_EQ(described(task(1, 1, 2, "SLURM_NTASKS_PER_NODE=4")), second);
   // One task on each of two nodes
   EXPECT_EQ(described(task(1, 0, 2,
-                           {{"SLURM_NTASKS_PER_NODE", "4"},
-                            {"SLURM_STEP_NUM_NODES", "2"}})),
+                           "SLURM_NTASKS_PER_NODE=4 SLURM_STEP_NUM_NODES=2")),
             "rank 1 of 2, local 0 of 1");
-  EXPECT_EQ(described(task(1, 1, 8, {{"SLURM_STEP_NUM_TASKS", "2"}})),
-            "rank 1 of 2, local 1 of 2");
+  EXPECT_EQ(described(task(1, 1, 8, "SLURM_STEP_NUM_TASKS=2")), second);
   // The tasks of the job, which this step of two does not have
-  EXPECT_EQ(described(task(1, 1, 2, {{"SLURM_TASKS_PER_NODE", "4(x2)"}})),
-            "rank 1 of 2, local 1 of 2");
+  EXPECT_EQ(described(task(1, 1, 2, "SLURM_TASKS_PER_NODE=4(x2)")), second);
 }
 
 TEST(RankEnvironment, NodesOfAStepMayHaveDifferentNumbersOfTasks) {
-  const auto on_node = [](int rank, int local_rank, const std::string& node) {
-    return described(task(rank, local_rank, 7,
-                          {{"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
-                           {"SLURM_NTASKS_PER_NODE", "4"},
-                           {"SLURM_NODEID", node}}));
-  };
-  EXPECT_EQ(on_node(5, 1, "2"), "rank 5 of 7, local 1 of 2");
-  EXPECT_EQ(on_node(6, 0, "3"), "rank 6 of 7, local 0 of 1");
+  const std::string nodes =
+      "SLURM_STEP_TASKS_PER_NODE=2(x3),1 SLURM_NTASKS_PER_NODE=4 SLURM_NODEID=";
+  EXPECT_EQ(described(task(5, 1, 7, nodes + "2")), "rank 5 of 7, local 1 of 2");
+  EXPECT_EQ(described(task(6, 0, 7, nodes + "3")), "rank 6 of 7, local 0 of 1");
 }
 
 // srun --mpi=pmi2 sets PMI_RANK without the hosts; Hydra's agents are tasks.
 TEST(RankEnvironment, OfSrunAndMpirunTheOneThatKnowsTheHostCounts) {
-  const Variables both =
-      joined(task(1, 0, 2, {{"SLURM_STEP_TASKS_PER_NODE", "1(x2)"}}),
-             {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});
+  const std::string both =
+      task(1, 0, 2, "SLURM_STEP_TASKS_PER_NODE=1(x2) PMI_RANK=1 PMI_SIZE=2 ");
   EXPECT_EQ(described(both), "rank 1 of 2, local 0 of 1");
-  EXPECT_EQ(described(joined(both, {{"PMI_RANK", "3"},
-                                    {"PMI_SIZE", "4"},
-                                    {"MPI_LOCALRANKID", "1"},
-                                    {"MPI_LOCALNRANKS", "2"}})),
+  EXPECT_EQ(described(both + "PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 "
+                             "MPI_LOCALNRANKS=2"),
             "rank 3 of 4, local 1 of 2");
 }
 
 TEST(RankEnvironment, NamesTheVariableThatMakesNoSense) {
-  struct Case {
-    Variables variables;
-    std::string text;
-  };
   const std::string counts = "it should list the tasks of each node, as ";
-  for (const auto& [variables, text] : std::vector<Case>{
-           {{{"RANK", "2"}, {"WORLD_SIZE", "2"}},
-            "RANK=2: give a whole number from 0 to 1, as WORLD_SIZE=2"},
-           {{{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, "RANK=-1: give a whole"},
-           {{{"RANK", "99999999999999999999"}, {"WORLD_SIZE", "2"}},
-            "RANK=99999999999999999999: give a whole"},
-           {{{"RANK", "0"}, {"WORLD_SIZE", "two"}},
-            "WORLD_SIZE=two: give a whole number from 1 to 65536"},
-           {{{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "WORLD_SIZE=0: give"},
-           {{{"RANK", "0"}, {"WORLD_SIZE", "4294967298"}},
-            "WORLD_SIZE=4294967298: give"},
-           {{{"RANK", "1"}},
-            "RANK=1: WORLD_SIZE is not set; set both, or neither"},
-           {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "x"}},
-            "LOCAL_RANK=x: give a whole number from 0 to 1"},
-           {{{"RANK", "3"},
-             {"WORLD_SIZE", "4"},
-             {"LOCAL_RANK", "3"},
-             {"LOCAL_WORLD_SIZE", "2"}},
-            "LOCAL_RANK=3: it should be less than LOCAL_WORLD_SIZE=2"},
-           {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "3"}},
-            "LOCAL_WORLD_SIZE=3: give a whole number from 1 to 2"},
-           {{{"OMPI_COMM_WORLD_RANK", "x"}, {"OMPI_COMM_WORLD_SIZE", "2"}},
-            "OMPI_COMM_WORLD_RANK=x: give"},
-           {{{"PMI_RANK", "5"}, {"PMI_SIZE", "2"}}, "PMI_RANK=5: give"},
-           {task(2, 0, 2, {}), "SLURM_PROCID=2: give"},
-           {task(0, 0, 2, {{"SLURM_NTASKS_PER_NODE", "x"}}),
-            "SLURM_NTASKS_PER_NODE=x: give"},
-           {task(0, 0, 2, {{"SLURM_STEP_TASKS_PER_NODE", "2(x"}}),
-            "SLURM_STEP_TASKS_PER_NODE=2(x: " + counts},
-           {task(0, 0, 2, {{"SLURM_STEP_TASKS_PER_NODE", "1(x999999999)"}}),
-            "SLURM_STEP_TASKS_PER_NODE=1(x999999999): " + counts},
-           {task(0, 0, 2, {{"SLURM_STEP_TASKS_PER_NODE", "0,2"}}),
-            "SLURM_STEP_TASKS_PER_NODE=0,2: " + counts}}) {
+  const std::map<std::string, std::string> errors = {
+      {"RANK=2 WORLD_SIZE=2",
+       "RANK=2: give a whole number from 0 to 1, as WORLD_SIZE=2"},
+      {"RANK=-1 WORLD_SIZE=2", "RANK=-1: give a whole"},
+      {"RANK=99999999999999999999 WORLD_SIZE=2",
+       "RANK=99999999999999999999: give a whole"},
+      {"RANK=0 WORLD_SIZE=two",
+       "WORLD_SIZE=two: give a whole number from 1 to 65536"},
+      {"RANK=0 WORLD_SIZE=0", "WORLD_SIZE=0: give"},
+      {"RANK=0 WORLD_SIZE=4294967298", "WORLD_SIZE=4294967298: give"},
+      {"RANK=1", "RANK=1: WORLD_SIZE is not set; set both, or neither"},
+      {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=x",
+       "LOCAL_RANK=x: give a whole number from 0 to 1"},
+      {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=3 LOCAL_WORLD_SIZE=2",
+       "LOCAL_RANK=3: it should be less than LOCAL_WORLD_SIZE=2"},
+      {"RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=3",
+       "LOCAL_WORLD_SIZE=3: give a whole number from 1 to 2"},
+      {"OMPI_COMM_WORLD_RANK=x OMPI_COMM_WORLD_SIZE=2",
+       "OMPI_COMM_WORLD_RANK=x: give"},
+      {"PMI_RANK=5 PMI_SIZE=2", "PMI_RANK=5: give"},
+      {task(2, 0, 2), "SLURM_PROCID=2: give"},
+      {task(0, 0, 2, "SLURM_NTASKS_PER_NODE=x"),
+       "SLURM_NTASKS_PER_NODE=x: give"},
+      {task(0, 0, 2, "SLURM_STEP_TASKS_PER_NODE=2(x"),
+       "SLURM_STEP_TASKS_PER_NODE=2(x: " + counts},
+      {task(0, 0, 2, "SLURM_STEP_TASKS_PER_NODE=1(x999999999)"),
+       "SLURM_STEP_TASKS_PER_NODE=1(x999999999): " + counts},
+      {task(0, 0, 2, "SLURM_STEP_TASKS_PER_NODE=0,2"),
+       "SLURM_STEP_TASKS_PER_NODE=0,2: " + counts}};
+  for (const auto& [variables, text] : errors) {
     const std::string said = described(variables);
     EXPECT_EQ(said.rfind("environment variable " + text, 0), 0u)
         << said << "\nshould begin with the variable and\n"
@@ -224,31 +188,25 @@ TEST(RankEnvironment, NamesTheVariableThatMakesNoSense) {
 }
 
 TEST(RankMeeting, IsWhereTorchrunSays) {
-  const Variables rank = {{"RANK", "0"}, {"WORLD_SIZE", "2"}};
+  const std::string rank = "RANK=0 WORLD_SIZE=2 ";
   EXPECT_EQ(meeting(rank), "tcp:127.0.0.1:29400");
-  Variables given =
-      joined(rank, {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}});
-  EXPECT_EQ(meeting(given), "tcp:a:29500");
+  const std::string given = rank + "MASTER_ADDR=a MASTER_PORT=";
+  EXPECT_EQ(meeting(given + "29500"), "tcp:a:29500");
   // torchrun's agent has a store of its own at this port.
-  given["TORCHELASTIC_USE_AGENT_STORE"] = "True";
-  EXPECT_EQ(meeting(given), "tcp:a:29501");
-  given["MASTER_PORT"] = "65535";
-  EXPECT_EQ(meeting(given), "tcp:a:65534");
-  given["MASTER_PORT"] = "65536";
-  EXPECT_EQ(meeting(given),
+  const std::string agent = " TORCHELASTIC_USE_AGENT_STORE=True";
+  EXPECT_EQ(meeting(given + "29500" + agent), "tcp:a:29501");
+  EXPECT_EQ(meeting(given + "65535" + agent), "tcp:a:65534");
+  EXPECT_EQ(meeting(given + "65536" + agent),
             "environment variable MASTER_PORT=65536: give a whole number from "
             "1 to 65535");
 }
 
 TEST(RankMeeting, IsAskedForWhereNoOptionSaysIt) {
-  const Variables one_of_two_hosts = {{"OMPI_COMM_WORLD_RANK", "0"},
-                                      {"OMPI_COMM_WORLD_SIZE", "2"},
-                                      {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
-                                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}};
+  const std::string one_of_two_hosts =
+      "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 "
+      "OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 ";
   EXPECT_EQ(meeting(one_of_two_hosts, "file:shared"), "file:shared");
-  EXPECT_EQ(
-      meeting(joined(one_of_two_hosts, {{"MASTER_PORT", "x"}}), "tcp:a:1"),
-      "tcp:a:1");
+  EXPECT_EQ(meeting(one_of_two_hosts + "MASTER_PORT=x", "tcp:a:1"), "tcp:a:1");
   EXPECT_EQ(meeting(one_of_two_hosts),
             "mpirun has started 2 ranks (OMPI_COMM_WORLD_SIZE=2) on several "
             "hosts: give --rendezvous tcp:HOST:PORT or file:FOLDER, or set "
@@ -257,43 +215,40 @@ TEST(RankMeeting, IsAskedForWhereNoOptionSaysIt) {
 
 // srun may be typed on a login node.
 TEST(RankMeeting, OfAStepIsOnItsFirstHost) {
-  const auto of_step = [](const Variables& more) {
-    const std::string place = meeting(task(
-        0, 0, 2, joined({{"SLURM_LAUNCH_NODE_IPADDR", "203.0.113.5"}}, more)));
+  const auto of_step = [](const std::string& more) {
+    const std::string place =
+        meeting(task(0, 0, 2, "SLURM_LAUNCH_NODE_IPADDR=203.0.113.5 " + more));
     return place.substr(0, place.rfind(':'));
   };
-  EXPECT_EQ(of_step({}), "tcp:127.0.0.1");
+  EXPECT_EQ(of_step(""), "tcp:127.0.0.1");
   for (const auto& [list, first] : std::map<std::string, std::string>{
            {"node[01-03,7],other", "node01"},
            {"node[7,01-03]", "node7"},
            {"a,b", "a"},
            {"rack[2-3]n[08-09]-ib,x", "rack2n08-ib"}}) {
-    EXPECT_EQ(of_step({{"SLURM_STEP_NODELIST", list}}), "tcp:" + first);
-    EXPECT_EQ(of_step({{"SLURM_JOB_NODELIST", list}}), "tcp:" + first);
+    EXPECT_EQ(of_step("SLURM_STEP_NODELIST=" + list), "tcp:" + first);
+    EXPECT_EQ(of_step("SLURM_JOB_NODELIST=" + list), "tcp:" + first);
   }
   // A host list of the job, of which the step has one host
-  EXPECT_EQ(of_step({{"SLURM_JOB_NODELIST", "node[1-4]"},
-                     {"SLURM_STEP_NUM_NODES", "1"}}),
+  EXPECT_EQ(of_step("SLURM_JOB_NODELIST=node[1-4] SLURM_STEP_NUM_NODES=1"),
             "tcp:127.0.0.1");
-  EXPECT_EQ(of_step({{"SLURM_STEP_NODELIST", "node[3-4]"},
-                     {"SLURM_JOB_NODELIST", "node[1-4]"},
-                     {"MASTER_ADDR", "here"}}),
+  EXPECT_EQ(of_step("SLURM_STEP_NODELIST=node[3-4] "
+                    "SLURM_JOB_NODELIST=node[1-4] MASTER_ADDR=here"),
             "tcp:here");
-  EXPECT_EQ(of_step({{"SLURM_STEP_NODELIST", "one"}}), "tcp:127.0.0.1");
+  EXPECT_EQ(of_step("SLURM_STEP_NODELIST=one"), "tcp:127.0.0.1");
   for (const std::string list :
        {"node[01-", "node[]", "a,,b", "a[2-1]", "a]"}) {
-    const std::string said =
-        meeting(task(0, 0, 2, {{"SLURM_STEP_NODELIST", list}}));
-    EXPECT_EQ(said, "environment variable SLURM_STEP_NODELIST=" + list +
-                        ": it should list hosts, as node[01-03,7],other does");
+    EXPECT_EQ(meeting(task(0, 0, 2, "SLURM_STEP_NODELIST=" + list)),
+              "environment variable SLURM_STEP_NODELIST=" + list +
+                  ": it should list hosts, as node[01-03,7],other does");
   }
 }
 
 TEST(RankMeeting, OfStepsSideBySideDiffers) {
-  EXPECT_NE(meeting(task(0, 0, 2, {{"SLURM_STEP_ID", "1"}})),
-            meeting(task(0, 0, 2, {{"SLURM_STEP_ID", "2"}})));
-  EXPECT_NE(meeting(task(0, 0, 2, {{"SLURM_JOB_ID", "4294967295"}})),
-            meeting(task(0, 0, 2, {{"SLURM_JOB_ID", "4294967294"}})));
+  EXPECT_NE(meeting(task(0, 0, 2, "SLURM_STEP_ID=1")),
+            meeting(task(0, 0, 2, "SLURM_STEP_ID=2")));
+  EXPECT_NE(meeting(task(0, 0, 2, "SLURM_JOB_ID=4294967295")),
+            meeting(task(0, 0, 2, "SLURM_JOB_ID=4294967294")));
 }
 
 }  // namespace

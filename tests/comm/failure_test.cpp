@@ -18,7 +18,7 @@ using test::Mismatch;
 using test::zeros;
 using Body = test::Call;
 
-// What each rank was told, and what run_ranks threw.
+// The error of each rank, and the error that run_ranks threw.
 struct Outcome {
   std::vector<std::string> by_rank;
   std::string first_cause;

@@ -1,4 +1,4 @@
-// What happens to the others when one process goes wrong.
+// The other ranks after one process has failed.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ constexpr const char* kAllReduce =
 
 Tensor ten() { return Tensor::zeros({10}); }
 
-// Runs ranks that are to fail, and keeps what each of them has said.
+// Runs ranks that are to fail, and keeps the error of each.
 class GlooFailure : public ::testing::Test {
  protected:
   // The error of the whole; "" when there was none.
@@ -189,7 +189,7 @@ TEST_F(GlooFailure, TimeoutNamesWhoIsAtTheEndOfTheChainOfWaits) {
     world.set_timeout(kShort);
     if (world.rank() == 2) sleep(60);
     const int next = world.rank() + 1;
-    // A message that nobody waits for must not make rank 1 look guilty.
+    // A message without a waiting receiver must not make rank 1 look guilty.
     if (world.rank() == 0) world.send(Tensor::zeros({7}), next, /*tag=*/1);
     world.recv(ten(), next).wait();
   });

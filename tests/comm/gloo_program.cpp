@@ -43,7 +43,7 @@ void run_scenario(ProcessGroup& world, const std::string& scenario) {
       raise(SIGSTOP);
     }
     const int next = (world.rank() + 1) % world.size();
-    // Sends that nobody waits for: they must not make the receiver look guilty
+    // A send without a waiting receiver must not make that rank look guilty
     world.send(Tensor::zeros({7}), next, /*tag=*/1);
     world.recv(Tensor::zeros({10}), next).wait();
   }

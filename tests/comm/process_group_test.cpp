@@ -1,4 +1,4 @@
-// What holds before any backend is asked: arguments, groups of one, observers.
+// The common part of all backends: arguments, groups of one, observers.
 
 #include "comm/process_group.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Programs that tests start, and what these write.
+// Programs that tests start, and their output.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -81,7 +81,7 @@ inline std::string beside_this_one(const std::string& name) {
 }
 
 inline int free_port() {
-  return internal::bound_port(internal::listen_on({"127.0.0.1", 0}));
+  return internal::own_address(internal::listen_on({"127.0.0.1", 0})).port;
 }
 
 }  // namespace shardbook::test

@@ -16,9 +16,7 @@ std::vector<T> reduce(DType dtype, ReduceOp op,
   std::vector<T> result(inputs[0].size());
   std::vector<const void*> addresses;
   for (const auto& input : inputs) addresses.push_back(input.data());
-  void* const output = result.data();
-  reduce_buffers(dtype, op, addresses.data(),
-                 static_cast<int>(addresses.size()), &output, 1,
+  reduce_buffers(dtype, op, addresses, {result.data()},
                  static_cast<std::int64_t>(result.size()));
   return result;
 }
@@ -85,12 +83,9 @@ TEST(ReduceBuffers, IntegersWrapAndCompareWithTheirSign) {
 }
 
 TEST(ReduceBuffers, WritesEveryOutputAlsoInPlace) {
-  std::vector<double> a(5000, 1);
-  std::vector<double> b(5000, 2);
-  std::vector<double> c(5000, 4);
-  const void* const inputs[] = {a.data(), b.data(), c.data()};
-  void* const outputs[] = {a.data(), b.data(), c.data()};
-  reduce_buffers(DType::kF64, ReduceOp::kSum, inputs, 3, outputs, 3, 5000);
+  std::vector<double> a(5000, 1), b(5000, 2), c(5000, 4);
+  reduce_buffers(DType::kF64, ReduceOp::kSum, {a.data(), b.data(), c.data()},
+                 {a.data(), b.data(), c.data()}, 5000);
   EXPECT_EQ(a, std::vector<double>(5000, 7));
   EXPECT_EQ(b, a);
   EXPECT_EQ(c, a);

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What rank 0 has after an all-reduce of fractions, as values.
+// Rank 0's values after an all-reduce of fractions.
 std::vector<double> sums(const std::string& device, int num_gpus, DType dtype,
                          int world_size = 5) {
   emulator::set_device_count(num_gpus);

@@ -1,4 +1,4 @@
-// What only the threads backend promises.
+// Promises of the threads backend alone.
 
 #include <gtest/gtest.h>
 

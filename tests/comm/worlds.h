@@ -16,7 +16,7 @@ using RankBody = std::function<std::string(ProcessGroup&)>;
 
 struct World {
   std::string name;  ///< "Threads"
-  /// Runs the body on each rank; what they returned, by rank.
+  /// Runs the body on each rank; returns their results, by rank.
   std::function<std::vector<std::string>(int world_size, const RankBody&)> run;
   /// Why this machine cannot run so many ranks; null where all can.
   std::function<std::string(int world_size)> why_not = nullptr;

@@ -93,8 +93,8 @@ void flow_network() {
   flow.max_rate = 25e9;
   flow.uses = use_links({{network.add_link(25e9), 1}});
   const FlowRef first = network.add(flow), second = network.add(flow);
-  network.advance();          // to the next end of a flow
-  FlowNetwork::end_s(first);  // 2 s: each has had half of the NIC
+  network.advance();  // to the next end of a flow
+  first->end_s;       // 2 s: each has had half of the NIC
 }
 
 // --- sim/timeline_step.h

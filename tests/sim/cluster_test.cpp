@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "sim/internal/presets.h"
+#include "sim/internal/sources.h"
 #include "sim/json_object.h"
 #include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
@@ -18,7 +19,6 @@ namespace shardbook::sim {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -52,7 +52,7 @@ TEST_P(ClusterPresets, AreComplete) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ClusterPresets,
-                         testing::ValuesIn(Cluster::preset_names()),
+                         testing::ValuesIn(internal::names_in("clusters")),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) {
@@ -60,14 +60,6 @@ INSTANTIATE_TEST_SUITE_P(All, ClusterPresets,
                            }
                            return name;
                          });
-
-TEST(ClusterPresets, AreTheOnesOfTheBook) {
-  for (const char* name :
-       {"kaggle-t4x2", "dgx-v100", "dgx-a100", "selene", "dgx-h100",
-        "azure-ndm-a100", "a100-cloud", "a100-40gb-cloud"}) {
-    EXPECT_THAT(Cluster::preset_names(), Contains(name));
-  }
-}
 
 /// Objects in which numbers stand without any remark.
 void find_bare_numbers(const json_file::Json& json, const std::string& path,
@@ -139,15 +131,6 @@ TEST(ClusterFile, KeepsWhatItDoesNotSay) {
   EXPECT_EQ(cluster.faults[0].rank, 3);
   EXPECT_DOUBLE_EQ(cluster.faults[0].compute_slowdown, 2);
   EXPECT_DOUBLE_EQ(cluster.faults[0].link_slowdown, 1);
-}
-
-TEST(ClusterFile, OfTheHeaderIsRead) {
-  const Cluster cluster = Cluster::from_json(
-      R"({"extends": "dgx-a100", "name": "two nodes, one NIC each", "nodes": 2,
-          "network": {"nics_per_node": 1, "bandwidth_Gb_per_s": 100}})",
-      "my.json");
-  EXPECT_EQ(cluster.num_devices(), 16);
-  EXPECT_DOUBLE_EQ(cluster.network.bytes_per_s, 12.5e9);
 }
 
 TEST(ClusterFile, MayBeNestedInSixtyFourLevels) {
@@ -229,7 +212,7 @@ struct BadFile {
   const char* what;
   std::string text;
   const char* path;  ///< where in the file
-  const char* hint;  ///< what the message tells beside it
+  const char* hint;  ///< another part of the message
 };
 
 void PrintTo(const BadFile& file, std::ostream* out) { *out << file.text; }

@@ -11,6 +11,7 @@
 
 #include "bench/validate/published_table.h"
 #include "core/check.h"
+#include "sim/internal/sources.h"
 
 namespace shardbook::sim {
 namespace {
@@ -30,7 +31,7 @@ double all_reduce_s(const CostModel& costs, double bytes, int ranks) {
       .seconds;
 }
 
-/// 16 MB and more: what a step of training sends.
+/// A step of training sends 16 MB and more.
 constexpr double kLargeBytes = 16e6;
 // What a bucket of DDP or a layer of FSDP sends. NCCL picks LL128 for too long
 // on the V100, which the rows between 4 and 12 MB show.
@@ -72,7 +73,7 @@ constexpr CommOp kCollectives[] = {
     CommOp::kSend,      CommOp::kRecv,          CommOp::kBarrier};
 
 TEST(CostModel, EveryCollectiveTakesTimeAndMoreBytesMore) {
-  for (const std::string& preset : Cluster::preset_names()) {
+  for (const std::string& preset : internal::names_in("clusters")) {
     const CostModel costs(Cluster::read(preset));
     for (const int size : {2, 3, 4, 8, 16}) {
       if (size > costs.cluster().num_devices()) continue;
@@ -94,7 +95,7 @@ TEST(CostModel, EveryCollectiveTakesTimeAndMoreBytesMore) {
 }
 
 TEST(CostModel, NobodyBeatsTheLinks) {
-  for (const std::string& preset : Cluster::preset_names()) {
+  for (const std::string& preset : internal::names_in("clusters")) {
     const CostModel costs(Cluster::read(preset));
     const Cluster& cluster = costs.cluster();
     double out = cluster.intra_node.bytes_per_s;

@@ -14,7 +14,7 @@
 namespace shardbook::sim {
 namespace {
 
-// The memory goes to whoever maps some next, such as a reader of files.
+// The next mapping gets the memory, such as a file that is read.
 TEST(FiberWorld, StacksAreGivenBackWithoutMarks) {
   std::vector<char*> frames(3);
   run_fibers(

@@ -40,8 +40,8 @@ std::vector<double> ends(FlowNetwork& network, const std::vector<Flow>& flows) {
   }
   std::vector<double> result;
   for (const FlowRef& each : added) {
-    EXPECT_TRUE(FlowNetwork::is_over(each));
-    result.push_back(FlowNetwork::end_s(each));
+    EXPECT_TRUE(each->is_over);
+    result.push_back(each->end_s);
   }
   return result;
 }
@@ -85,7 +85,7 @@ TEST(FlowNetwork, UnequalDemandsGetTheirMaxMinShares) {
   while (network.advance() != nullptr) {
     EXPECT_LE(network.load(nic), network.capacity(nic) * (1 + kTolerance));
   }
-  for (const FlowRef& each : flows) end.push_back(FlowNetwork::end_s(each));
+  for (const FlowRef& each : flows) end.push_back(each->end_s);
   EXPECT_NEAR(end[0], 50, kTolerance * 100);
   EXPECT_NEAR(end[1], 25, kTolerance * 100);
   EXPECT_NEAR(end[2], 25, kTolerance * 100);
@@ -132,9 +132,9 @@ TEST(FlowNetwork, AFlowFollowsTheOneBeforeItOnItsQueue) {
   const FlowRef third = network.add(flow(5, 10, 10, {{nic, 1}}), second);
   while (network.advance() != nullptr) {
   }
-  EXPECT_EQ(FlowNetwork::begin_s(second), 1);
-  EXPECT_EQ(FlowNetwork::end_s(second), 2);
-  EXPECT_EQ(FlowNetwork::end_s(third), 6);
+  EXPECT_EQ(second->begin_s, 1);
+  EXPECT_EQ(second->end_s, 2);
+  EXPECT_EQ(third->end_s, 6);
 }
 
 TEST(FlowNetwork, ALateFlowHasRunAloneUntilNow) {
@@ -146,8 +146,8 @@ TEST(FlowNetwork, ALateFlowHasRunAloneUntilNow) {
   const FlowRef late = network.add(flow(0.5, 10, 10, {{nic, 1}}));
   while (network.advance() != nullptr) {
   }
-  EXPECT_NEAR(FlowNetwork::end_s(late), 2, kTolerance);  // 5 bytes at half
-  EXPECT_NEAR(FlowNetwork::end_s(other), 3.5, kTolerance);
+  EXPECT_NEAR(late->end_s, 2, kTolerance);  // 5 bytes at half
+  EXPECT_NEAR(other->end_s, 3.5, kTolerance);
 }
 
 TEST(FlowNetwork, ShiftedFlowsEndAsMuchLater) {
@@ -160,8 +160,8 @@ TEST(FlowNetwork, ShiftedFlowsEndAsMuchLater) {
   network.shift(100);
   while (network.advance() != nullptr) {
   }
-  EXPECT_NEAR(FlowNetwork::end_s(a), 101.5, 1e-10);
-  EXPECT_NEAR(FlowNetwork::end_s(b), 102.5, 1e-10);
+  EXPECT_NEAR(a->end_s, 101.5, 1e-10);
+  EXPECT_NEAR(b->end_s, 102.5, 1e-10);
 }
 
 // --- Random networks ---------------------------------------------------------
@@ -226,10 +226,10 @@ TEST(FlowNetwork, LinksAreNeverOverloadedAndRatesAreMaxMinFair) {
       EXPECT_GE(network.now_s(), now);
       now = network.now_s();
       for (const FlowRef& each : added) {
-        if (!network.is_under_way(each)) continue;
+        if (!each->is_under_way()) continue;
         const Flow& of = flows[static_cast<std::size_t>(
             std::find(added.begin(), added.end(), each) - added.begin())];
-        const double rate = network.rate(each);
+        const double rate = each->rate;
         EXPECT_GT(rate, 0);
         EXPECT_LE(rate, of.max_rate);
         if (rate == of.max_rate) continue;
@@ -241,10 +241,10 @@ TEST(FlowNetwork, LinksAreNeverOverloadedAndRatesAreMaxMinFair) {
           }
           bool is_fastest = true;
           for (std::size_t i = 0; i < added.size(); ++i) {
-            if (!network.is_under_way(added[i])) continue;
+            if (!added[i]->is_under_way()) continue;
             for (const LinkUse& theirs : *flows[i].uses) {
               is_fastest &= theirs.link != use.link ||
-                            network.rate(added[i]) <= rate * (1 + 1e-9);
+                            added[i]->rate <= rate * (1 + 1e-9);
             }
           }
           is_held |= is_fastest;

@@ -11,6 +11,7 @@
 #include "core/ops.h"
 #include "sim/repeat.h"
 #include "tests/sim/sim_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::test {
 namespace {
@@ -24,21 +25,6 @@ sim::Cluster two_per_nic(int nodes) {
   cluster.num_nodes = nodes;
   cluster.nics_per_node = 2;
   return cluster;
-}
-
-const TimelineEvent& find_event(const RankTimeline& timeline,
-                                const std::string& name,
-                                const std::string& label = "") {
-  const auto found = std::find_if(
-      timeline.events.begin(), timeline.events.end(), [&](const auto& each) {
-        return each.name == name && (label.empty() || each.label == label);
-      });
-  SB_CHECK(found != timeline.events.end(), "no ", name, " ", label);
-  return *found;
-}
-
-double duration_s(const TimelineEvent& event) {
-  return event.end_s - event.begin_s;
 }
 
 // All-reduces of 1 MB over the columns {0, 4}, {1, 5}, ... of two nodes: on
@@ -207,7 +193,7 @@ TEST(SharedNetwork, RepeatedWorkTakesAsLongAsAllOfIt) {
 
 TEST(SharedNetwork, ARankThatFailsStopsThoseThatWaitForMessages) {
   const auto options = plain_world("sim", two_per_nic(2));
-  try {
+  const std::string error = error_of([&] {
     timelines(8, options, [](ProcessGroup& world) {
       DeviceMesh mesh(world, Topology({"node", "local"}, {2, 4}));
       mesh.group("node").all_reduce(Tensor::empty({250000})).wait();
@@ -215,11 +201,8 @@ TEST(SharedNetwork, ARankThatFailsStopsThoseThatWaitForMessages) {
       mesh.group("local").all_reduce(Tensor::empty({250000})).wait();
       world.barrier();
     });
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("had enough"), std::string::npos)
-        << error.what();
-  }
+  });
+  expect_text(error, {"had enough"});
 }
 
 }  // namespace

@@ -2,12 +2,14 @@
 
 // A cluster whose figures are easy to add up, and what ranks do on it.
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "core/check.h"
 #include "core/ops.h"
 #include "sim/virtual_clock.h"
 #include "sim/world.h"
@@ -67,6 +69,22 @@ inline std::map<int, sim::RankTimeline> timelines(
       },
       options);
   return result;
+}
+
+/// The first event of this name, and label if one is given.
+inline const sim::TimelineEvent& find_event(const sim::RankTimeline& timeline,
+                                            const std::string& name,
+                                            const std::string& label = "") {
+  const auto found = std::find_if(
+      timeline.events.begin(), timeline.events.end(), [&](const auto& each) {
+        return each.name == name && (label.empty() || each.label == label);
+      });
+  SB_CHECK(found != timeline.events.end(), "no ", name, " ", label);
+  return *found;
+}
+
+inline double duration_s(const sim::TimelineEvent& event) {
+  return event.end_s - event.begin_s;
 }
 
 }  // namespace shardbook::test

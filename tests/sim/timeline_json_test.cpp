@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include "core/check.h"
+#include <map>
+
 #include "tests/sim/timeline_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::sim {
 namespace {
@@ -25,10 +27,26 @@ void expect_equal(const StepView& a, const StepView& b) {
   }
 }
 
+StepView read_back(const std::vector<RankTimeline>& ranks) {
+  return read_timeline_json(timeline_json(ranks), "test");
+}
+
+// One after the other through a step of one second.
+RankTimeline many_events(int count) {
+  RankTimeline rank;
+  rank.steps = {0, 1};
+  for (int i = 0; i < count; ++i) {
+    rank.events.push_back(
+        event("add", "forward", "compute", 1.0 * i / count, (i + 1.0) / count));
+    rank.events.back().bytes = 8;
+  }
+  return rank;
+}
+
 TEST(TimelineJson, WhatIsWrittenIsReadBack) {
   const std::vector<RankTimeline> ranks = {two_steps(0), two_steps(1),
                                            two_steps(2, 0.125)};
-  const StepView read = read_timeline_json(timeline_json(ranks), "test");
+  const StepView read = read_back(ranks);
   expect_equal(last_step(ranks), read);
   // Events come back by queue: three of compute, then the all-reduce.
   const TimelineEvent& comm = read.groups[1].timeline.events[3];
@@ -42,8 +60,7 @@ TEST(TimelineJson, WhatIsWrittenIsReadBack) {
 }
 
 TEST(TimelineJson, MessagesKeepTheirEnds) {
-  const StepView read =
-      read_timeline_json(timeline_json(one_message()), "test");
+  const StepView read = read_back(one_message());
   ASSERT_EQ(read.groups.size(), 2u);
   EXPECT_EQ(read.groups[0].timeline.events[0].peer, 1);
   EXPECT_EQ(read.groups[0].timeline.events[0].message, 0);
@@ -53,7 +70,7 @@ TEST(TimelineJson, MessagesKeepTheirEnds) {
 TEST(TimelineJson, AtMostSoManyGroups) {
   std::vector<RankTimeline> ranks;
   for (int r = 0; r < 12; ++r) ranks.push_back(two_steps(r, 0.01 * r));
-  const StepView read = read_timeline_json(timeline_json(ranks), "test");
+  const StepView read = read_back(ranks);
   EXPECT_EQ(read.world_size, 12);
   EXPECT_EQ(read.groups.size(), 8u);
 }
@@ -65,15 +82,8 @@ TEST(TimelineJson, AlikeRanksCostNothing) {
 }
 
 TEST(TimelineJson, LongQueuesAreJoined) {
-  RankTimeline rank;
-  rank.steps = {0, 1};
   constexpr int kEvents = 100'000;
-  for (int i = 0; i < kEvents; ++i) {
-    rank.events.push_back(event("add", "forward", "compute", 1.0 * i / kEvents,
-                                (i + 1.0) / kEvents));
-    rank.events.back().bytes = 8;
-  }
-  const StepView read = read_timeline_json(timeline_json({rank}), "test");
+  const StepView read = read_back({many_events(kEvents)});
   const auto& events = read.groups[0].timeline.events;
   EXPECT_LE(events.size(), 2001u);
   EXPECT_GE(events.size(), 800u);
@@ -84,17 +94,13 @@ TEST(TimelineJson, LongQueuesAreJoined) {
 }
 
 TEST(TimelineJson, WhatIsForAnotherMicroBatchIsNotJoined) {
-  RankTimeline rank;
-  rank.steps = {0, 1};
-  constexpr int kEvents = 10'000;
-  for (int i = 0; i < kEvents; ++i) {
-    rank.events.push_back(event("add", "forward", "compute", 1.0 * i / kEvents,
-                                (i + 1.0) / kEvents));
-    rank.events.back().label = i % 4 < 2 ? "micro-batch 0" : "micro-batch 1";
+  RankTimeline rank = many_events(10'000);
+  for (std::size_t i = 0; i < rank.events.size(); ++i) {
+    rank.events[i].label = i % 4 < 2 ? "micro-batch 0" : "micro-batch 1";
   }
-  const StepView read = read_timeline_json(timeline_json({rank}), "test");
+  const StepView read = read_back({rank});
   const auto& events = read.groups[0].timeline.events;
-  ASSERT_EQ(events.size(), kEvents / 2u);
+  ASSERT_EQ(events.size(), rank.events.size() / 2);
   EXPECT_EQ(events[1].label, "micro-batch 1");
 }
 
@@ -107,22 +113,13 @@ TEST(TimelineJson, ManySamplesOfMemoryKeepThePeakAndWhatStays) {
                                  i == 5004 ? 1000 : i % 10));
   }
   rank.events = {event("add", "forward", "compute", 0, 1)};
-  const StepView read = read_timeline_json(timeline_json({rank}), "test");
+  const StepView read = read_back({rank});
   const auto& memory = read.groups[0].timeline.memory;
   EXPECT_LE(memory.size(), 2002u);
   std::int64_t most = 0;
   for (const MemorySample& each : memory) most = std::max(most, each.total());
   EXPECT_EQ(most, 1000);
   EXPECT_EQ(memory.back().total(), 9);
-}
-
-std::string reading_error(const std::string& text) {
-  try {
-    read_timeline_json(text, "run.json: timeline");
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 std::string with_groups(const std::string& groups) {
@@ -138,44 +135,40 @@ std::string with_events(const std::string& events) {
 }
 
 TEST(TimelineJson, MistakesAreSentences) {
-  EXPECT_EQ(reading_error("{"),
-            "run.json: timeline: no JSON: the first mistake is at byte 2");
-  EXPECT_EQ(reading_error("[1e999]"),
-            "run.json: timeline: no JSON that can be read: a number is too "
-            "large");
-  EXPECT_EQ(reading_error("{\"world_size\": " + std::string(100, '[') +
-                          std::string(100, ']') + "}"),
-            "run.json: timeline: lists and objects are nested more than 64 "
-            "deep; give at most 64 levels");
-  EXPECT_EQ(reading_error("{}"), "run.json: timeline.world_size is missing");
-  EXPECT_EQ(reading_error("[]"),
-            "run.json: timeline is []; it has to be an object");
-  EXPECT_EQ(reading_error(with_groups("7")),
-            "run.json: timeline.groups is 7; it has to be a list");
-  EXPECT_EQ(reading_error(with_groups("[{\"ranks\": [[0, 7]]}]")),
-            "run.json: timeline.groups[0].ranks[0][1] is 7; it has to be a "
-            "whole number from 0 to 0");
   const std::string group =
       R"({"ranks": [[0, 0]], "queues": [], "memory": []})";
-  EXPECT_EQ(reading_error(with_groups("[" + group + "," + group + "]")),
-            "run.json: timeline.groups name 2 ranks of a world of 1");
-  EXPECT_EQ(reading_error(with_events("[[1, 0, 5]]")),
-            "run.json: timeline.groups[0].queues[0].events[0][0] is 1; it has "
-            "to be a whole number from 0 to 0");
-  EXPECT_EQ(reading_error(with_events("[[0, 5, 4]]")),
-            "run.json: timeline.groups[0].queues[0].events[0][2] is 4; it has "
-            "to be a whole number from 5 to 4611686018427387904");
-  EXPECT_EQ(reading_error(with_events("[[0, 5]]")),
-            "run.json: timeline.groups[0].queues[0].events[0] has 2 elements; "
-            "it needs 3");
-  EXPECT_EQ(reading_error(with_events("[[0, 1, 2, \"many\"]]")),
-            "run.json: timeline.groups[0].queues[0].events[0][3] is \"many\"; "
-            "it has to be a number from 0 up");
-  EXPECT_EQ(reading_error(R"({"world_size": 1, "step_s": 1, "ops": [],
-                         "kinds": ["heap"], "groups": []})"),
-            "run.json: timeline.kinds[0] is \"heap\"; there is no such kind "
-            "of memory");
-  EXPECT_EQ(reading_error(with_events("[[0, 1, 2]]")), "no error");
+  const std::string event = ".groups[0].queues[0].events[0]";
+  const std::string whole = "; it has to be a whole number from ";
+  const std::map<std::string, std::string> messages = {
+      {"{", ": no JSON: the first mistake is at byte 2"},
+      {"[1e999]", ": no JSON that can be read: a number is too large"},
+      {"{\"world_size\": " + std::string(100, '[') + std::string(100, ']') +
+           "}",
+       ": lists and objects are nested more than 64 deep; give at most 64 "
+       "levels"},
+      {"{}", ".world_size is missing"},
+      {"[]", " is []; it has to be an object"},
+      {with_groups("7"), ".groups is 7; it has to be a list"},
+      {with_groups("[{\"ranks\": [[0, 7]]}]"),
+       ".groups[0].ranks[0][1] is 7" + whole + "0 to 0"},
+      {with_groups("[" + group + "," + group + "]"),
+       ".groups name 2 ranks of a world of 1"},
+      {with_events("[[1, 0, 5]]"), event + "[0] is 1" + whole + "0 to 0"},
+      {with_events("[[0, 5, 4]]"),
+       event + "[2] is 4" + whole + "5 to 4611686018427387904"},
+      {with_events("[[0, 5]]"), event + " has 2 elements; it needs 3"},
+      {with_events("[[0, 1, 2, \"many\"]]"),
+       event + "[3] is \"many\"; it has to be a number from 0 up"},
+      {R"({"world_size": 1, "step_s": 1, "ops": [], "kinds": ["heap"],
+           "groups": []})",
+       ".kinds[0] is \"heap\"; there is no such kind of memory"}};
+  for (const auto& [text, message] : messages) {
+    EXPECT_EQ(error_of([&, &text = text] {
+                read_timeline_json(text, "run.json: timeline");
+              }),
+              "run.json: timeline" + message);
+  }
+  read_timeline_json(with_events("[[0, 1, 2]]"), "run.json: timeline");
 }
 
 }  // namespace

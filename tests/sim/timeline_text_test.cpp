@@ -61,11 +61,10 @@ TEST(TimelineText, AlikeRanksShareTheirLines) {
 }
 
 TEST(TimelineText, GroupsBeyondTheLimitAreCounted) {
-  TextStyle style;
-  style.max_groups = 1;
-  const std::string text = timeline_text(
-      {two_steps(0), two_steps(1, 0.125), two_steps(2, 0.125)}, style);
-  expect_text(text, {"and 2 more ranks that differ"});
+  std::vector<RankTimeline> ranks;
+  for (int r = 0; r < 10; ++r) ranks.push_back(two_steps(r, 0.01 * r));
+  expect_text(timeline_text(ranks, TextStyle{}),
+              {"and 2 more ranks that differ"});
 }
 
 TEST(TimelineText, LinesFitTheWidth) {

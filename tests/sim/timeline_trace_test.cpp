@@ -3,7 +3,6 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "core/check.h"
 #include "sim/chrome_trace.h"
@@ -16,10 +15,15 @@ namespace {
 
 using Json = nlohmann::json;
 
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 std::vector<Json> trace(const std::vector<RankTimeline>& ranks) {
-  std::ostringstream text;
-  write_chrome_trace(text, ranks);
-  return Json::parse(text.str())["traceEvents"].get<std::vector<Json>>();
+  const TempFolder folder;
+  write_chrome_trace(folder / "trace", ranks);
+  return Json::parse(text_of(folder / "trace"))["traceEvents"];
 }
 
 std::vector<Json> of_phase(const std::vector<Json>& events, const char* phase) {
@@ -120,10 +124,6 @@ TEST(TimelineTrace, RanksThatAreProcessesWriteTheSameFile) {
   write_chrome_trace(folder / "one", ranks);
   write_chrome_trace(folder / "many",
                      {chrome_events(ranks[0]), chrome_events(ranks[1])});
-  const auto text_of = [](const std::string& path) {
-    std::ifstream file(path);
-    return std::string(std::istreambuf_iterator<char>(file), {});
-  };
   EXPECT_EQ(text_of(folder / "many"), text_of(folder / "one"));
 }
 
