@@ -63,7 +63,7 @@ void CommLog::clear() {
 
 void CommLog::keep(const CommRecord& record) {
   records_.push_back(record);
-  // Seldom, so that a record costs little: records behind those move
+  // Erasing moves the records behind, so it happens seldom
   if (records_.size() <= 3 * kKept) return;
   const auto begin = records_.begin() + static_cast<std::ptrdiff_t>(kKept);
   records_.erase(begin, begin + static_cast<std::ptrdiff_t>(kKept));
@@ -74,7 +74,7 @@ void CommLog::repeat(const Mark& mark, std::int64_t times) {
   const double bytes = bytes_ - mark.bytes;
   num_calls_ += times * count;
   for (std::int64_t k = 0; k < times; ++k) bytes_ += bytes;
-  // Those that are still kept, as often as the log can show them
+  // The kept records repeat as often as the log can show them
   const auto last =
       std::min<std::int64_t>(count, static_cast<std::int64_t>(kKept));
   const std::vector<CommRecord> body(records_.end() - last, records_.end());

@@ -195,7 +195,7 @@ void DeviceClock::end_step(double at_s) {
   leave_out_steps();
 }
 
-// Runs seldom and leaves out many steps at once: events move when it does.
+// Leaves out many steps at once, and therefore seldom: all later events move.
 void DeviceClock::leave_out_steps() {
   const std::size_t end = timeline_.steps.size() - 1;
   const std::size_t gap = kFirstSteps;
@@ -222,8 +222,8 @@ void DeviceClock::leave_out_steps() {
     return;
   }
 
-  // One entry stands for all that is left out, and one sample for the memory
-  // that is in use behind it
+  // One entry replaces the steps that are left out, and one sample the memory
+  // in use after them
   const Counts old = before_[gap], now = before_[keep];
   std::size_t samples = std::min(now.samples, timeline_.memory.size());
   samples = samples > old.samples ? samples - 1 : old.samples;

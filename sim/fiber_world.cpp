@@ -1,5 +1,6 @@
 #include "sim/fiber_world.h"
 
+#include <algorithm>
 #include <boost/context/fiber.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
 #include <deque>
@@ -131,10 +132,8 @@ class Scheduler : public FiberControl {
       mine_.arrive_from(*me.stack);
       me.context = RankContext::exchange(context);
     }
-    for (const Rank& rank : ranks_) {
-      if (!rank.has_ended) return false;
-    }
-    return true;
+    return std::all_of(ranks_.begin(), ranks_.end(),
+                       [](const Rank& rank) { return rank.has_ended; });
   }
 
   void suspend(int rank) override {

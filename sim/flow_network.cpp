@@ -157,8 +157,8 @@ bool FlowNetwork::has_enough(const Link& link) {
 }
 
 // New rates for these flows and for all that share a full link with them,
-// directly or through others. Links that carry all that is wanted of them bind
-// nobody.
+// directly or through others. A link that carries all that its flows want
+// limits none of them.
 void FlowNetwork::share(const std::vector<FlowState*>& seeds) {
   struct Full {
     Link* link = nullptr;

@@ -17,12 +17,6 @@ constexpr std::size_t kLongestText = 60;
 constexpr std::size_t kLongestValue = 40;
 constexpr int kDeepest = 64;
 
-std::string unit_names(const Units& units) {
-  std::vector<std::string> names;
-  for (const Unit& unit : units) names.push_back(unit.name);
-  return list(names);
-}
-
 /// Letters to change, insert or remove to come from one word to the other.
 std::size_t distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
@@ -351,9 +345,11 @@ void JsonObject::check_key(const std::string& key, const Json& value) const {
   for (const auto& [prefix, units] : prefixes_) {
     // "latency_min" is a wrong unit, "latenzy_us" is a wrong word.
     if (key.rfind(prefix, 0) == 0) {
+      std::vector<std::string> names;
+      for (const Unit& unit : *units) names.push_back(unit.name);
       SB_FAIL(where(printable(key)), ": the unit \"",
               printable(key.substr(prefix.size())), "\" is unknown; after \"",
-              prefix, "\" give ", unit_names(*units));
+              prefix, "\" give ", list(names));
     }
   }
   const std::string guess = nearest(key, known_);

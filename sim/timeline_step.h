@@ -81,7 +81,7 @@ constexpr std::array<EventClass, 9> kEventClasses = {
      {"exposed", "exposed communication"},
      {"bubble", "bubble"}}};
 
-/// Of ranks that differ, texts and files show so many groups.
+/// Texts and files show at most this many groups of ranks that differ.
 constexpr std::size_t kMostGroups = 8;
 /// How many ranks are in none of the first `num_shown` groups.
 std::size_t num_hidden(const StepView& view, std::size_t num_shown);

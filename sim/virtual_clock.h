@@ -70,7 +70,7 @@ class VirtualClock : public Observer {
   void begin_steps();
   /// How often time has begun again: lines that were busy before are free.
   int epoch() const { return epoch_; }
-  /// By how much time was advanced over work that repeats (see repeat.h).
+  /// By how much time was advanced over work that repeats (see steady_state.h).
   double skipped_s() const { return skipped_s_; }
   int num_skips() const { return num_skips_; }
   void skip(const DeviceClock::State& from, const DeviceClock::State& to,

@@ -97,8 +97,8 @@ Work CallQueue::enqueue(const std::shared_ptr<CallQueue>& queue,
 
 Work CallQueue::add_message(const std::shared_ptr<CallQueue>& queue,
                             Message message, std::shared_ptr<void> keep) {
-  // A message goes on without its handle, so the queue keeps it, and at most so
-  // many that nobody has waited for.
+  // A message goes on without its handle, so the queue keeps it. Of messages
+  // without a wait, it keeps at most this many.
   constexpr std::size_t kMaxUnwaited = 256;
   auto& messages = queue->messages_;
   messages.remove_if([](const auto& other) { return other->ended(); });

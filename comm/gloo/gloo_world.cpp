@@ -23,7 +23,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long a broken connection waits for the coordinator to say why.
+// A broken connection waits this long for the coordinator to give the reason.
 constexpr milliseconds kReasonPatience{2000};
 
 // Connects to all ranks, whose addresses the coordinator passes on. Gloo cannot

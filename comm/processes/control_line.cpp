@@ -23,7 +23,7 @@ constexpr milliseconds kAnswerPatience{1500};
 // The coordinator needs longer to find the rank that delays the others.
 constexpr milliseconds kGrace{3500};
 
-// How often the reader looks at the waits.
+// The reader checks the waits this often.
 constexpr int kTickMs = 200;
 
 std::string after(milliseconds time) {

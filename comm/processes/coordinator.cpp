@@ -16,14 +16,14 @@
 namespace shardbook::internal {
 namespace {
 
-// The most bytes that we keep of a connection before its hello.
+// A connection may send this many bytes before its hello.
 constexpr std::size_t kMaxHelloBytes = 1024;
 
-// After a failure, ranks that are still starting have this long to come and
-// hear of it.
+// After a failure, ranks that are still starting have this long to join and
+// learn of it.
 constexpr std::chrono::milliseconds kLatePatience{2000};
 
-// How often deadlines are looked at, while there are any.
+// While there are deadlines, the coordinator checks them this often.
 constexpr int kDeadlineTickMs = 50;
 
 }  // namespace

@@ -93,28 +93,34 @@ bool has_host_and_port(const std::string& text) {
   }
 }
 
-}  // namespace
+// One of three kinds of rendezvous, without its prefix.
+struct Place {
+  std::optional<std::string> tcp, file, redis;
+};
 
-void check_rendezvous(const std::string& subject, const std::string& text) {
-  const auto tcp = after(text, "tcp:");
-  const auto file = after(text, "file:");
-  const auto redis = after(text, "redis:");
+Place read_place(const std::string& subject, const std::string& text) {
+  Place place{after(text, "tcp:"), after(text, "file:"), after(text, "redis:")};
+  const auto& [tcp, file, redis] = place;
   SB_CHECK((tcp && has_host_and_port(*tcp)) || (file && !file->empty()) ||
                (redis && has_host_and_port(redis->substr(0, redis->find('/')))),
            subject,
            ": give tcp:HOST:PORT, file:FOLDER or redis:HOST:PORT[/JOB]; a port "
            "is a number from 1 to 65535");
+  return place;
+}
+
+}  // namespace
+
+void check_rendezvous(const std::string& subject, const std::string& text) {
+  read_place(subject, text);
 }
 
 Rendezvous make_rendezvous(const RankEnvironment& environment,
                            std::uint64_t generation,
                            const LaunchOptions& options) {
   const std::string& text = environment.rendezvous;
-  const auto tcp = after(text, "tcp:");
-  const auto file = after(text, "file:");
-  const auto redis = after(text, "redis:");
-  check_rendezvous("rendezvous \"" + text + "\"", text);
-
+  const auto [tcp, file, redis] =
+      read_place("rendezvous \"" + text + "\"", text);
   Rendezvous result;
   const bool serves =
       environment.rank == 0 && !environment.is_served_by_launcher;

@@ -54,12 +54,6 @@ DeviceRunner::~DeviceRunner() {
   }
 }
 
-void DeviceRunner::begin() { runtime_.use(gpu_); }
-
-void DeviceRunner::copy(void* to, const void* from, std::size_t bytes) {
-  runtime_.copy(to, from, bytes, stream_);
-}
-
 void DeviceRunner::combine(DType dtype, ReduceOp op,
                            const std::vector<const void*>& inputs,
                            const std::vector<void*>& outputs,

@@ -34,8 +34,10 @@ class DeviceRunner {
   /// Held for the whole of a call.
   std::mutex mutex;
   /// Makes the GPU the calling thread's device.
-  void begin();
-  void copy(void* to, const void* from, std::size_t bytes);
+  void begin() { runtime_.use(gpu_); }
+  void copy(void* to, const void* from, std::size_t bytes) {
+    runtime_.copy(to, from, bytes, stream_);
+  }
   /// output[i] = op over the inputs, for each output. `is_near`: all of them lie
   /// on this GPU; otherwise they go through blocks of its memory.
   void combine(DType dtype, ReduceOp op, const std::vector<const void*>& inputs,

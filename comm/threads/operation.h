@@ -3,8 +3,8 @@
 // One call of a group, as all its members share it.
 //
 // Members bring their buffers (slots). When the last has arrived, the call is
-// nothing but a set of pieces, each of which says which buffers are combined
-// and where the result goes:
+// cut into pieces. A piece names the buffers that are combined and the places
+// of the result:
 //
 //   all_reduce      1 piece    all inputs       -> all outputs
 //   reduce_scatter  P pieces   all inputs at r  -> output of r

@@ -24,8 +24,8 @@ struct Protocol {
   double net_tree_s;   ///< and between nodes
   bool needs_nvlink;
 };
-// LL128's 0.7 agrees with the A100 below 16 MB (VIA-Research/vTrain). It stands
-// for links that have no share of their own.
+// LL128's 0.7 agrees with the A100 below 16 MB (VIA-Research/vTrain). Links
+// without a share of their own use it.
 namespace {
 
 constexpr Protocol kLL{.ring = "ring, LL",

@@ -16,8 +16,8 @@
 namespace shardbook {
 namespace {
 
-/// Only these variables of launchers ("RANK=0 WORLD_SIZE=2"), while it lives. The
-/// last value of a variable counts.
+/// Only these variables of launchers ("RANK=0 WORLD_SIZE=2"), while it lives.
+/// The last value of a variable counts.
 class OnlyThese {
  public:
   explicit OnlyThese(const std::string& variables) {

@@ -32,12 +32,16 @@ Flow flow(double ready_s, double bytes, double max_rate,
   return result;
 }
 
+void run_out(FlowNetwork& network) {
+  while (network.advance() != nullptr) {
+  }
+}
+
 // Adds the flows and runs until all have ended; returns their ends.
 std::vector<double> ends(FlowNetwork& network, const std::vector<Flow>& flows) {
   std::vector<FlowRef> added;
   for (const Flow& each : flows) added.push_back(network.add(each));
-  while (network.advance() != nullptr) {
-  }
+  run_out(network);
   std::vector<double> result;
   for (const FlowRef& each : added) {
     EXPECT_TRUE(each->is_over);
@@ -130,8 +134,7 @@ TEST(FlowNetwork, AFlowFollowsTheOneBeforeItOnItsQueue) {
   const FlowRef first = network.add(flow(0, 10, 10, {{nic, 1}}));
   const FlowRef second = network.add(flow(0, 10, 10, {{nic, 1}}), first);
   const FlowRef third = network.add(flow(5, 10, 10, {{nic, 1}}), second);
-  while (network.advance() != nullptr) {
-  }
+  run_out(network);
   EXPECT_EQ(second->begin_s, 1);
   EXPECT_EQ(second->end_s, 2);
   EXPECT_EQ(third->end_s, 6);
@@ -144,8 +147,7 @@ TEST(FlowNetwork, ALateFlowHasRunAloneUntilNow) {
   const FlowRef other = network.add(flow(1, 20, 10, {{nic, 1}}));
   network.advance();  // it is 1 s
   const FlowRef late = network.add(flow(0.5, 10, 10, {{nic, 1}}));
-  while (network.advance() != nullptr) {
-  }
+  run_out(network);
   EXPECT_NEAR(late->end_s, 2, kTolerance);  // 5 bytes at half
   EXPECT_NEAR(other->end_s, 3.5, kTolerance);
 }
@@ -158,8 +160,7 @@ TEST(FlowNetwork, ShiftedFlowsEndAsMuchLater) {
   const FlowRef b = network.add(flow(0, 10, 10, {{nic, 1}}), a);
   network.advance();
   network.shift(100);
-  while (network.advance() != nullptr) {
-  }
+  run_out(network);
   EXPECT_NEAR(a->end_s, 101.5, 1e-10);
   EXPECT_NEAR(b->end_s, 102.5, 1e-10);
 }

@@ -9,7 +9,7 @@
 #include "comm/device_mesh.h"
 #include "core/check.h"
 #include "core/ops.h"
-#include "sim/repeat.h"
+#include "sim/steady_state.h"
 #include "tests/sim/sim_support.h"
 #include "tests/support/errors.h"
 

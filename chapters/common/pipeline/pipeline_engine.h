@@ -36,7 +36,7 @@
 #include "chapters/common/pipeline/stages.h"
 #include "chapters/common/pipeline/steady.h"
 #include "core/weight_gradients.h"
-#include "sim/repeat.h"
+#include "sim/steady_state.h"
 
 namespace shardbook::pipeline {
 

@@ -5,7 +5,8 @@
 //   1F1B, rank 1 of 4:   F0 F1 | F2 B0 | F3 B1 | F4 B2 | ... B4 B5
 //                warm-up         repetitions 0, 1, 2, ...    cool-down
 //
-// On shapes, repetitions that take the same time need not all run (sim/repeat.h).
+// On shapes, repetitions that take the same time need not all run
+// (sim/steady_state.h).
 
 #include <vector>
 

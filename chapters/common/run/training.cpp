@@ -22,7 +22,7 @@
 #include "core/stream.h"
 #include "core/terminal.h"
 #include "core/xtensor.h"
-#include "sim/repeat.h"
+#include "sim/steady_state.h"
 #include "sim/virtual_clock.h"
 
 namespace shardbook {

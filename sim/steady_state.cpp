@@ -1,4 +1,4 @@
-#include "sim/repeat.h"
+#include "sim/steady_state.h"
 
 #include <fmt/format.h>
 
@@ -21,8 +21,8 @@ constexpr std::int64_t kLongestSettling = 12;
 constexpr std::size_t kLongestPeriod = 8;
 
 // The time by which all queues that are in use moved; negative where they
-// moved by different times. A host that is ahead, and gets further ahead, holds
-// nobody up.
+// moved by different times. A host that is ahead, and gets further ahead, delays
+// nothing.
 double common_advance(const DeviceClock::State& from,
                       const DeviceClock::State& to) {
   const double advance = to.times[0] - from.times[0];
