@@ -1,7 +1,5 @@
 #include "comm/topology.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <limits>
 #include <sstream>
@@ -64,12 +62,29 @@ Topology Topology::megatron(int tp, int cp, int dp, int pp) {
                     {{"tp", tp}, {"cp", cp}, {"dp", dp}, {"pp", pp}});
 }
 
+Topology Topology::megatron_pp_before_dp(int tp, int cp, int pp, int dp) {
+  return from_order("tp-cp-pp-dp",
+                    {{"tp", tp}, {"cp", cp}, {"dp", dp}, {"pp", pp}});
+}
+
+Topology Topology::deepspeed_2d(int pipe, int data) {
+  return Topology({"pp", "dp"}, {pipe, data});
+}
+
+Topology Topology::deepspeed_3d(int pipe, int data, int model) {
+  return Topology({"pp", "dp", "tp"}, {pipe, data, model});
+}
+
+Topology Topology::colossal_ai(int data, int pipe, int tensor) {
+  return Topology({"dp", "pp", "tp"}, {data, pipe, tensor});
+}
+
 std::string Topology::text() const {
-  std::vector<std::string> parts;
+  std::ostringstream text;
   for (std::size_t i = 0; i < axes_.size(); ++i) {
-    parts.push_back(axes_[i] + "=" + std::to_string(sizes_[i]));
+    text << (i == 0 ? "" : " x ") << axes_[i] << "=" << sizes_[i];
   }
-  return fmt::format("{}", fmt::join(parts, " x "));
+  return text.str();
 }
 
 bool Topology::has_axis(const std::string& axis) const {
@@ -99,6 +114,12 @@ int Topology::get_rank(const Coord& coord) const {
     rank += value * strides_[i];
   }
   return rank;
+}
+
+Coord Topology::get_coord(int rank) const {
+  Coord coord;
+  for (const std::string& axis : axes_) coord[axis] = coordinate(rank, axis);
+  return coord;
 }
 
 int Topology::coordinate(int rank, const std::string& axis) const {

@@ -30,9 +30,20 @@ class Topology {
   static Topology from_order(const std::string& order,
                              const std::map<std::string, int>& sizes);
 
+  // The orders of known systems. Parameters are sizes.
+
   /// Megatron's default "tp-cp-ep-dp-pp": r = tp + t*(cp + c*(dp + d*pp)).
   /// Expert parallelism is a part of dp there, so that it moves no rank.
   static Topology megatron(int tp, int cp, int dp, int pp);
+  /// Megatron's option "tp-cp-ep-pp-dp": r = tp + t*(cp + c*(pp + p*dp)).
+  static Topology megatron_pp_before_dp(int tp, int cp, int pp, int dp);
+  /// DeepSpeed, axes [pipe, data]: r = dp + d*pp.
+  static Topology deepspeed_2d(int pipe, int data);
+  /// DeepSpeed, axes [pipe, data, model]: r = tp + t*(dp + d*pp).
+  static Topology deepspeed_3d(int pipe, int data, int model);
+  /// Colossal-AI, axes [data, pipe, tensor]: r = tp + t*(pp + p*dp).
+  static Topology colossal_ai(int data, int pipe, int tensor);
+
   const std::vector<std::string>& axes() const { return axes_; }
   const std::vector<int>& sizes() const { return sizes_; }
   int world_size() const { return world_size_; }
@@ -42,6 +53,7 @@ class Topology {
 
   /// Every axis has a coordinate below its size.
   int get_rank(const Coord& coord) const;
+  Coord get_coord(int rank) const;
   int coordinate(int rank, const std::string& axis) const;
 
   /// The ranks that differ on these axes only: one list per setting of the

@@ -38,16 +38,30 @@ TEST(Topology, TheMegatronExampleHasItsGroups) {
       (Groups{{0, 4, 8, 12}, {1, 5, 9, 13}, {2, 6, 10, 14}, {3, 7, 11, 15}}));
 }
 
-TEST(Topology, MegatronsOrderFollowsItsFormula) {
-  const int t = 2, c = 3, d = 4, p = 5;
+TEST(Topology, EveryOrderFollowsItsFormula) {
+  const int t = 2;
+  const int c = 3;
+  const int d = 4;
+  const int p = 5;
   const Topology megatron = Topology::megatron(t, c, d, p);
-  for (int r = 0; r < t * c * d * p; ++r) {
-    const int tp = r % t, cp = r / t % c, dp = r / (t * c) % d;
-    const Coord coord{
-        {"tp", tp}, {"cp", cp}, {"dp", dp}, {"pp", r / (t * c * d)}};
-    EXPECT_EQ(megatron.get_rank(coord), r);
-    for (const auto& [axis, place] : coord) {
-      EXPECT_EQ(megatron.coordinate(r, axis), place);
+  const Topology option = Topology::megatron_pp_before_dp(t, c, p, d);
+  const Topology deepspeed_2d = Topology::deepspeed_2d(p, d);
+  const Topology deepspeed_3d = Topology::deepspeed_3d(p, d, t);
+  const Topology colossal = Topology::colossal_ai(d, p, t);
+  for (int tp = 0; tp < t; ++tp) {
+    for (int cp = 0; cp < c; ++cp) {
+      for (int dp = 0; dp < d; ++dp) {
+        for (int pp = 0; pp < p; ++pp) {
+          const Coord all{{"tp", tp}, {"cp", cp}, {"dp", dp}, {"pp", pp}};
+          const Coord three{{"tp", tp}, {"dp", dp}, {"pp", pp}};
+          const Coord two{{"dp", dp}, {"pp", pp}};
+          EXPECT_EQ(megatron.get_rank(all), tp + t * (cp + c * (dp + d * pp)));
+          EXPECT_EQ(option.get_rank(all), tp + t * (cp + c * (pp + p * dp)));
+          EXPECT_EQ(deepspeed_2d.get_rank(two), dp + d * pp);
+          EXPECT_EQ(deepspeed_3d.get_rank(three), tp + t * (dp + d * pp));
+          EXPECT_EQ(colossal.get_rank(three), tp + t * (pp + p * dp));
+        }
+      }
     }
   }
 }
@@ -56,6 +70,13 @@ TEST(Topology, ADeviceMeshIsRowMajor) {
   const Topology mesh({"replicate", "shard"}, {2, 3});
   EXPECT_EQ(mesh.get_rank({{"replicate", 1}, {"shard", 2}}), 5);
   EXPECT_EQ(mesh.groups({"shard"}), (Groups{{0, 1, 2}, {3, 4, 5}}));
+}
+
+TEST(Topology, CoordinatesAndRanksAreInverse) {
+  const Topology grid = Topology::megatron(2, 3, 2, 2);
+  for (int rank = 0; rank < grid.world_size(); ++rank) {
+    EXPECT_EQ(grid.get_rank(grid.get_coord(rank)), rank);
+  }
 }
 
 TEST(Topology, GroupsOfAnyAxesPartitionTheWorld) {
@@ -95,7 +116,7 @@ TEST(Topology, RejectsWhatMakesNoSense) {
   const Topology grid({"a", "b"}, {2, 3});
   EXPECT_THROW(grid.get_rank({{"a", 2}, {"b", 0}}), Error);
   EXPECT_THROW(grid.get_rank({{"a", 1}}), Error);
-  EXPECT_THROW(grid.coordinate(6, "a"), Error);
+  EXPECT_THROW(grid.get_coord(6), Error);
   EXPECT_THROW(grid.size("c"), Error);
   EXPECT_THROW(grid.groups({"a", "a"}), Error);
 }
