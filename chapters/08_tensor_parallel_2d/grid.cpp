@@ -49,30 +49,19 @@ namespace {
 Tensor part_of(const Tensor& x, std::int64_t dim, int index, int count) {
   SB_CHECK(x.size(dim) % count == 0, "tensor parallel: dim ", dim, " of shape ",
            shape_text(x.shape()), " does not divide into ", count,
-           " equal parts");
+           " equal parts; give ", x.size(dim) / count * count + count);
   const std::int64_t own = x.size(dim) / count;
   return slice(x, dim, index * own, (index + 1) * own);
 }
 
 }  // namespace
 
-Tensor own_rows(const Tensor& batch, const Grid& grid) {
-  return part_of(batch, 0, grid.row_part(), grid.row_parts());
+Tensor own_rows(const Tensor& batch, const BlockPlace& at) {
+  return part_of(batch, 0, at.row, at.rows);
 }
 
-Tensor own_block(const Tensor& x, const Grid& grid) {
-  return part_of(own_rows(x, grid), x.ndim() - 1, grid.j(), grid.q());
-}
-
-ShardView view_of(const Shape& local, const Grid& grid) {
-  ShardView view;
-  view.global_shape = local;
-  view.global_shape.front() *= grid.row_parts();
-  view.global_shape.back() *= grid.q();
-  view.offset.assign(local.size(), 0);
-  view.offset.front() = grid.row_part() * local.front();
-  view.offset.back() = grid.j() * local.back();
-  return view;
+Tensor own_block(const Tensor& x, const BlockPlace& at) {
+  return part_of(own_rows(x, at), x.ndim() - 1, at.column, at.columns);
 }
 
 }  // namespace shardbook::summa

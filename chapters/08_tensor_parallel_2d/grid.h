@@ -25,6 +25,13 @@
 
 namespace shardbook::summa {
 
+/// Which of `rows` parts of an activation's rows a rank has, and which of
+/// `columns` parts of its columns.
+struct BlockPlace {
+  int row = 0, rows = 1;
+  int column = 0, columns = 1;
+};
+
 /// A rank's place in its square.
 struct Place {
   int q = 1, i = 0, j = 0;
@@ -50,6 +57,7 @@ struct Grid {
   /// Into how many parts the rows of a batch are cut, and which this rank has.
   int row_parts() const { return d() * q(); }
   int row_part() const { return k() * q() + i(); }
+  BlockPlace block() const { return {row_part(), row_parts(), j(), q()}; }
 };
 
 /// Axes of a mesh whose group along "row" is the ROW group: rank = q i + j.
@@ -70,10 +78,14 @@ Shards vector_part(const Place& place, std::int64_t dim = 0,
 
 /// This rank's rows of dim 0 of a batch, which is whole on every rank: first by
 /// depth, then by COL. A view.
-Tensor own_rows(const Tensor& batch, const Grid& grid);
+Tensor own_rows(const Tensor& batch, const BlockPlace& at);
+inline Tensor own_rows(const Tensor& batch, const Grid& grid) {
+  return own_rows(batch, grid.block());
+}
 /// This rank's block of an activation [B, .., N]: own rows, and columns by j.
-Tensor own_block(const Tensor& x, const Grid& grid);
-/// Where a block of shape `local` lies in one device's tensor.
-ShardView view_of(const Shape& local, const Grid& grid);
+Tensor own_block(const Tensor& x, const BlockPlace& at);
+inline Tensor own_block(const Tensor& x, const Grid& grid) {
+  return own_block(x, grid.block());
+}
 
 }  // namespace shardbook::summa

@@ -63,6 +63,11 @@ Tensor InFlight::wait() {
 
 Tensor as_matrix(const Tensor& x) { return reshape(x, {-1, x.size(-1)}); }
 
+Shape with_last(Shape shape, std::int64_t last) {
+  shape.back() = last;
+  return shape;
+}
+
 Tensor replicated(const Tensor& parameter, ProcessGroup* group) {
   if (group == nullptr || group->size() == 1) return parameter;
   Tensor y = parameter.detach();
@@ -193,6 +198,31 @@ Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
         return result;
       });
   return y;
+}
+
+// --- Attention and dropout -----------------------------------------------------
+
+Tensor block_attention(const Tensor& qkv, const AttentionOptions& options,
+                       const BlockPlace& at) {
+  SB_CHECK(options.heads % at.columns == 0, "attention: ", options.heads,
+           " heads do not divide over ", at.columns, " ranks; give ",
+           options.heads / at.columns * at.columns + at.columns);
+  AttentionOptions own = options;
+  own.heads /= at.columns;
+  const std::int64_t b = qkv.size(0), s = qkv.size(1);
+  own.shard = {{b * at.rows, options.heads, s, s},
+               {b * at.row, own.heads * at.column, 0, 0},
+               {}};
+  return attention(qkv, own);
+}
+
+Tensor block_dropout(const Tensor& x, double p, const BlockPlace& at) {
+  ShardView view{x.shape(), std::vector<std::int64_t>(x.shape().size(), 0), {}};
+  view.global_shape.front() *= at.rows;
+  view.global_shape.back() *= at.columns;
+  view.offset.front() = at.row * x.size(0);
+  view.offset.back() = at.column * x.size(-1);
+  return dropout(x, p, view);
 }
 
 // --- Loss ----------------------------------------------------------------------

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "comm/process_group.h"
+#include "chapters/08_tensor_parallel_2d/grid.h"
 #include "core/ops.h"
 
 namespace shardbook::summa {
@@ -59,7 +59,17 @@ Tensor split_cross_entropy(const Tensor& logits, const Tensor& targets,
                            std::int64_t vocabulary = 0,
                            Reduction reduction = Reduction::kMean);
 
+/// qkv [b, S, 3h/n], a block's heads of queries, keys and values of n parts of the
+/// columns -> [b, S, h/n]. `options` are those of one device. Rows are whole
+/// sequences, so nothing is sent.
+Tensor block_attention(const Tensor& qkv, const AttentionOptions& options,
+                       const BlockPlace& at);
+/// Draws the block's part of the mask of one device.
+Tensor block_dropout(const Tensor& x, double p, const BlockPlace& at);
+
 /// Linear rows of `x` as a matrix [rows, last dim].
 Tensor as_matrix(const Tensor& x);
+/// `shape` with another last dim.
+Shape with_last(Shape shape, std::int64_t last);
 
 }  // namespace shardbook::summa

@@ -10,88 +10,61 @@
 namespace shardbook::summa {
 namespace {
 
-/// Brings the blocks of a group's ranks to all of them, one per step, each while
-/// the block before is in use.
-class Panels {
+/// Blocks that travel between the ranks of a group, one per step, each while
+/// another one is in use. Rank t's own block is `own`; the others use two buffers
+/// in turn.
+class Travelling {
  public:
-  Panels(const Tensor& own, ProcessGroup& group, const char* label)
+  Travelling(const Tensor& own, ProcessGroup& group, const char* label)
       : own_(own), group_(group), label_(label) {}
 
   /// Begins the broadcast of rank t's block.
   void start(int t) {
     if (t >= group_.size()) return;
-    const auto slot = static_cast<std::size_t>(t % 2);
-    if (t == group_.rank()) {
-      arriving_[slot] = own_;
-    } else {
-      // The product that used this buffer has been issued: two blocks were
-      // received since
-      Tensor& buffer = buffers_[static_cast<std::size_t>(num_received_++ % 2)];
-      if (!buffer.defined()) {
-        const MemoryScope kind(MemoryKind::kCommunication);
-        buffer = own_.empty_like();
-      }
-      arriving_[slot] = buffer;
-    }
-    works_[slot] = group_.broadcast(arriving_[slot], t, label_);
+    works_[slot(t)] = group_.broadcast(array_of(t), t, label_);
   }
   /// Rank t's block, once it is here.
   const Tensor& wait(int t) {
-    const auto slot = static_cast<std::size_t>(t % 2);
-    works_[slot].wait();
-    return arriving_[slot];
+    works_[slot(t)].wait();
+    return arrays_[slot(t)];
+  }
+
+  /// The array for this rank's part of the sum of step t, which rank t gets.
+  const Tensor& part(int t) {
+    // The buffer was last used two steps ago, or before
+    works_[slot(t)].wait();
+    return array_of(t);
+  }
+  /// Begins that sum; it travels while the next part is computed.
+  void reduce(int t) {
+    works_[slot(t)] =
+        group_.reduce(arrays_[slot(t)], t, ReduceOp::kSum, label_);
+  }
+  /// This rank's sum, once all have travelled.
+  Tensor finish() {
+    for (Work& work : works_) work.wait();
+    return own_;
   }
 
  private:
+  static std::size_t slot(int t) { return static_cast<std::size_t>(t % 2); }
+
+  const Tensor& array_of(int t) {
+    if (t == group_.rank()) return arrays_[slot(t)] = own_;
+    Tensor& buffer = buffers_[slot(num_foreign_++)];
+    if (!buffer.defined()) {
+      const MemoryScope kind(MemoryKind::kCommunication);
+      buffer = own_.empty_like();
+    }
+    return arrays_[slot(t)] = buffer;
+  }
+
   Tensor own_;
   ProcessGroup& group_;
   const char* label_;
-  std::array<Tensor, 2> buffers_, arriving_;
+  std::array<Tensor, 2> buffers_, arrays_;
   std::array<Work, 2> works_;
-  int num_received_ = 0;
-};
-
-/// Adds up the group's partial sums, one block per step: rank t gets that of
-/// step t. A sum travels while the next one is computed.
-class PartialSums {
- public:
-  PartialSums(const Shape& shape, const TensorOptions& options,
-              ProcessGroup& group, const char* label)
-      : result_(Tensor::empty(shape, options)), group_(group), label_(label) {}
-
-  /// The array for this rank's part of the sum of step t.
-  const Tensor& part(int t) {
-    // The buffer below was last used two steps ago, or before
-    const auto slot = static_cast<std::size_t>(t % 2);
-    works_[slot].wait();
-    if (t == group_.rank()) {
-      leaving_[slot] = result_;
-    } else {
-      Tensor& buffer = buffers_[static_cast<std::size_t>(num_sent_++ % 2)];
-      if (!buffer.defined()) {
-        const MemoryScope kind(MemoryKind::kCommunication);
-        buffer = result_.empty_like();
-      }
-      leaving_[slot] = buffer;
-    }
-    return leaving_[slot];
-  }
-  void start(int t) {
-    const auto slot = static_cast<std::size_t>(t % 2);
-    works_[slot] = group_.reduce(leaving_[slot], t, ReduceOp::kSum, label_);
-  }
-  Tensor finish() {
-    for (Work& work : works_) work.wait();
-    return result_;
-  }
-
- private:
-  Tensor result_;
-  ProcessGroup& group_;
-  const char* label_;
-  std::array<Tensor, 2> buffers_, leaving_;
-  std::array<Work, 2> works_;
-  int num_sent_ = 0;
+  int num_foreign_ = 0;
 };
 
 void check_blocks(const char* product, const Tensor& a, std::int64_t a_dim,
@@ -108,7 +81,7 @@ Tensor multiply_ab(const Tensor& a, const Tensor& b, const Grid& grid,
   check_blocks("A B", a, 1, b, 0);
   const int q = grid.q();
   Tensor c = Tensor::empty({a.size(0), b.size(1)}, a.options());
-  Panels columns_of_a(a, *grid.row, "A"), rows_of_b(b, *grid.col, "B");
+  Travelling columns_of_a(a, *grid.row, "A"), rows_of_b(b, *grid.col, "B");
   const auto start = [&](int t) {
     columns_of_a.start(t);
     rows_of_b.start(t);
@@ -127,29 +100,31 @@ Tensor multiply_ab(const Tensor& a, const Tensor& b, const Grid& grid,
 
 Tensor multiply_abt(const Tensor& a, const Tensor& b, const Grid& grid) {
   check_blocks("A B^T", a, 1, b, 1);
-  Panels rows_of_b(b, *grid.col, "B");
-  PartialSums columns_of_c({a.size(0), b.size(0)}, a.options(), *grid.row, "C");
+  Travelling rows_of_b(b, *grid.col, "B");
+  Travelling columns_of_c(Tensor::empty({a.size(0), b.size(0)}, a.options()),
+                          *grid.row, "C");
   // The sum of step t travels while the product of step t + 1 is computed
   rows_of_b.start(0);
   for (int t = 0; t < grid.q(); ++t) {
     rows_of_b.start(t + 1);
     const Tensor& part = columns_of_c.part(t);
     matmul_into(part, a, rows_of_b.wait(t), false, true, /*from_zero=*/true);
-    columns_of_c.start(t);
+    columns_of_c.reduce(t);
   }
   return columns_of_c.finish();
 }
 
 Tensor multiply_atb(const Tensor& a, const Tensor& b, const Grid& grid) {
   check_blocks("A^T B", a, 0, b, 0);
-  Panels columns_of_a(a, *grid.row, "A");
-  PartialSums rows_of_c({a.size(1), b.size(1)}, a.options(), *grid.col, "C");
+  Travelling columns_of_a(a, *grid.row, "A");
+  Travelling rows_of_c(Tensor::empty({a.size(1), b.size(1)}, a.options()),
+                       *grid.col, "C");
   columns_of_a.start(0);
   for (int t = 0; t < grid.q(); ++t) {
     columns_of_a.start(t + 1);
     const Tensor& part = rows_of_c.part(t);
     matmul_into(part, columns_of_a.wait(t), b, true, false, /*from_zero=*/true);
-    rows_of_c.start(t);
+    rows_of_c.reduce(t);
   }
   return rows_of_c.finish();
 }

@@ -1,10 +1,7 @@
 #include "chapters/08_tensor_parallel_2d/summa_layers.h"
 
-#include <algorithm>
-#include <memory>
-#include <utility>
-
 #include "chapters/08_tensor_parallel_2d/operators.h"
+#include "chapters/08_tensor_parallel_2d/part_layers.h"
 #include "chapters/08_tensor_parallel_2d/products.h"
 #include "chapters/common/sharded/loss.h"
 #include "core/autograd.h"
@@ -17,11 +14,6 @@ namespace {
 /// together.
 Tensor whole_columns(const Tensor& pieces, const Grid& grid) {
   return gather_columns(replicated(pieces, grid.depth), *grid.col);
-}
-
-Shape with_last(Shape shape, std::int64_t last) {
-  shape.back() = last;
-  return shape;
 }
 
 /// This depth's rows of the batch.
@@ -81,19 +73,11 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
 
 Tensor attention(const Tensor& qkv, const AttentionOptions& options,
                  const Grid& grid) {
-  SB_CHECK(options.heads % grid.q() == 0, "attention: ", options.heads,
-           " heads do not divide over ", grid.q(), " columns of ranks");
-  AttentionOptions own = options;
-  own.heads /= grid.q();
-  const std::int64_t b = qkv.size(0), s = qkv.size(1);
-  own.shard = {{b * grid.row_parts(), options.heads, s, s},
-               {b * grid.row_part(), own.heads * grid.j(), 0, 0},
-               {}};
-  return shardbook::attention(qkv, own);
+  return block_attention(qkv, options, grid.block());
 }
 
 Tensor dropout(const Tensor& x, double p, const Grid& grid) {
-  return shardbook::dropout(x, p, view_of(x.shape(), grid));
+  return block_dropout(x, p, grid.block());
 }
 
 // --- Embedding -------------------------------------------------------------------
@@ -150,113 +134,37 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
       rows, {grid.batch});
 }
 
-// --- Modules ---------------------------------------------------------------------
-
-Linear2D::Linear2D(const std::string& name, std::int64_t in, std::int64_t out,
-                   double stddev, InitOptions init, const Grid& grid,
-                   std::int64_t blocks)
-    : grid_(grid) {
-  init.shards = matrix_part(grid.place(), blocks);
-  weight = make_parameter(name + ".weight", {in, out}, stddev, init);
-  init.shards = vector_part(grid.place(), 0, blocks);
-  bias = make_constant_parameter({out}, 0, init);
-}
-
-void Linear2D::members(MemberVisitor& visit) {
-  visit.parameter("weight", weight);
-  visit.parameter("bias", bias);
-}
-
-LayerNorm2D::LayerNorm2D(std::int64_t width, double eps, InitOptions init,
-                         const Grid& grid)
-    : eps(eps), grid_(grid) {
-  init.shards = vector_part(grid.place());
-  weight = make_constant_parameter({width}, 1, init);
-  bias = make_constant_parameter({width}, 0, init);
-}
-
-void LayerNorm2D::members(MemberVisitor& visit) {
-  visit.parameter("weight", weight);
-  visit.parameter("bias", bias);
-}
-
-Embedding2D::Embedding2D(const std::string& name, std::int64_t rows,
-                         std::int64_t width, double stddev, InitOptions init,
-                         const Grid& grid)
-    : grid_(grid) {
-  init.shards = vector_part(grid.place(), 1);
-  weight = make_parameter(name + ".weight", {rows, width}, stddev, init);
-}
-
-Tensor Embedding2D::first_rows(std::int64_t rows) const {
-  SB_CHECK(rows <= weight.size(0), "gpt: ", rows, " tokens, the model has ",
-           weight.size(0), " positions");
-  return whole_columns(slice(weight, 0, 0, rows), grid_);
-}
-
-void Embedding2D::members(MemberVisitor& visit) {
-  visit.parameter("weight", weight);
-}
-
-VocabParallelEmbedding2D::VocabParallelEmbedding2D(
-    const std::string& name, std::int64_t rows, std::int64_t width,
-    double stddev, InitOptions init, const Grid& grid)
-    : grid_(grid) {
-  init.shards = matrix_part(grid.place());
-  weight = make_parameter(name + ".weight", {rows, width}, stddev, init);
-}
-
-void VocabParallelEmbedding2D::members(MemberVisitor& visit) {
-  visit.parameter("weight", weight);
-}
-
 // --- GPT -------------------------------------------------------------------------
 
-namespace {
-
-/// Queries, keys and values are three blocks of columns, each cut by heads.
-std::int64_t blocks_of(const std::string& name) {
-  return name.find(".c_attn") != std::string::npos ? 3 : 1;
-}
-
-}  // namespace
-
 LayerFactory layers(const Grid& grid, std::int64_t vocabulary) {
-  LayerFactory made;
-  made.linear = [grid](const std::string& name, std::int64_t in,
-                       std::int64_t out, double stddev,
-                       const InitOptions& init) -> AnyModule {
-    return {std::make_unique<Linear2D>(name, in, out, stddev, init, grid,
-                                       blocks_of(name))};
+  PartLayers parts;
+  parts.layout = [place = grid.place()](const std::string& name) {
+    return layout(name, place);
   };
-  made.embedding = [grid](const std::string& name, std::int64_t rows,
-                          std::int64_t width, double stddev,
-                          const InitOptions& init) -> AnyModule {
-    return {std::make_unique<VocabParallelEmbedding2D>(name, rows, width,
-                                                       stddev, init, grid)};
+  parts.linear = [grid](const std::string&, const Tensor& x,
+                        const Tensor& weight, const Tensor& bias) {
+    return linear(x, weight, bias, grid);
   };
-  made.position_embedding = [grid](const std::string& name, std::int64_t rows,
-                                   std::int64_t width, double stddev,
-                                   const InitOptions& init) -> AnyModule {
-    return {
-        std::make_unique<Embedding2D>(name, rows, width, stddev, init, grid)};
+  parts.layer_norm = [grid](const std::string&, const Tensor& x,
+                            const Tensor& gamma, const Tensor& beta,
+                            double eps) {
+    return layer_norm(x, gamma, beta, grid, eps);
   };
-  made.positions = [](AnyModule& wpe, const Tensor& tokens) {
-    return wpe.as<Embedding2D>().first_rows(tokens.size(-1));
+  parts.embedding = [grid](const Tensor& table, const Tensor& ids) {
+    return vocabulary_parallel_embedding(table, ids, grid);
   };
-  made.layer_norm = [grid](const std::string&, std::int64_t width, double eps,
-                           const InitOptions& init) -> AnyModule {
-    return {std::make_unique<LayerNorm2D>(width, eps, init, grid)};
+  parts.positions = [grid](const Tensor& rows) {
+    return whole_columns(rows, grid);
   };
+  parts.dropout = [grid](const Tensor& x, double p) {
+    return dropout(x, p, grid);
+  };
+  parts.logits = [grid](const Tensor& x, const Tensor& table) {
+    return vocabulary_parallel_classifier(x, table, grid);
+  };
+  LayerFactory made = factory_of(parts);
   made.attention = [grid](const Tensor& qkv, const AttentionOptions& options) {
     return attention(qkv, options, grid);
-  };
-  made.dropout = [grid](double p) -> AnyModule {
-    return {std::make_unique<Dropout2D>(p, grid)};
-  };
-  made.logits = [grid](const Tensor& x, AnyModule& wte) {
-    return vocabulary_parallel_classifier(
-        x, wte.as<VocabParallelEmbedding2D>().weight, grid);
   };
   made.loss = [grid, vocabulary](const Tensor& logits, const Tensor& targets) {
     return vocabulary_parallel_cross_entropy(logits, targets, grid, vocabulary);
@@ -265,9 +173,8 @@ LayerFactory layers(const Grid& grid, std::int64_t vocabulary) {
 }
 
 Shards layout(const std::string& name, const Place& place) {
-  if (name == "transformer.wte.weight") return matrix_part(place);
-  if (name == "transformer.wpe.weight") return vector_part(place, 1);
-  const bool is_norm = name.find(".ln_") != std::string::npos;
+  if (name.ends_with("wpe.weight")) return vector_part(place, 1);
+  const bool is_norm = name.find("ln_") != std::string::npos;
   if (is_norm || name.ends_with(".bias")) {
     return vector_part(place, 0, blocks_of(name));
   }

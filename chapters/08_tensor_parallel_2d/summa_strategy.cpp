@@ -10,22 +10,6 @@ namespace shardbook::summa {
 
 namespace {
 
-Options checked(const Options& options, const Grid& grid,
-                const Passes& passes) {
-  const ModelConfig config = model_config(options);
-  if (config.type != "gpt2") return options;  // ShardedStrategy refuses it
-  const int q = grid.q();
-  check_divides(
-      "--batch", options.batch, passes.micro_batches * grid.row_parts(),
-      passes.micro_batches == 1 ? "the batch is cut into"
-                                : "micro-batches and ranks cut it into");
-  const std::string model = "--model " + options.model;
-  check_divides(model + ": n_head", config.n_head, q, "heads are cut into");
-  check_divides(model + ": n_embd", config.n_embd, q * q,
-                "vectors are cut into");
-  return options;
-}
-
 ShardedModel sharded_model(const Options& options, const Grid& grid) {
   const std::int64_t vocabulary = model_config(options).vocab_size;
   ShardedModel model;
@@ -40,9 +24,25 @@ ShardedModel sharded_model(const Options& options, const Grid& grid) {
 
 }  // namespace
 
+Options checked_parts(const Options& options, const Passes& passes,
+                      int row_parts, int columns, const std::string& what) {
+  const ModelConfig config = model_config(options);
+  if (config.type != "gpt2") return options;  // ShardedStrategy refuses it
+  check_divides("--batch", options.batch, passes.micro_batches * row_parts,
+                passes.micro_batches == 1
+                    ? "the batch is cut into"
+                    : "micro-batches and ranks cut it into");
+  const std::string model = "--model " + options.model;
+  check_divides(model + ": n_head", config.n_head, columns,
+                "heads are cut into");
+  check_divides(model + ": n_embd", config.n_embd, columns * columns, what);
+  return options;
+}
+
 SummaStrategy::SummaStrategy(const Options& options, const Grid& grid,
                              ProcessGroup& group, const Passes& passes)
-    : ShardedStrategy(checked(options, grid, passes),
+    : ShardedStrategy(checked_parts(options, passes, grid.row_parts(), grid.q(),
+                                    "vectors are cut into"),
                       sharded_model(options, grid), group, passes),
       grid_(grid) {}
 
@@ -57,20 +57,30 @@ std::vector<Bill> SummaStrategy::bills() {
 
 // --- The documents' MLP ------------------------------------------------------------
 
-std::string describe_mlp(int q, int d) {
+std::string describe_mlp(
+    int row_parts, int weight_parts, int columns,
+    const std::function<double(double m, double k, double n)>& elements) {
   constexpr std::int64_t kRows = 16, kWidth = 256, kInner = 1024;
-  if (kRows % (q * d) != 0 || kWidth % (q * q) != 0) return "";
-  const auto block = [q](std::int64_t rows, std::int64_t columns) {
-    return shape_text({rows / q, columns / q});
+  if (kRows % row_parts != 0 || kWidth % (columns * columns) != 0) return "";
+  const auto rows_of = [=](std::int64_t width) {
+    return shape_text({kRows / row_parts, width / columns});
   };
-  const std::int64_t rows = kRows / d;
-  const double moved = linear_elements(q, d, kRows, kWidth, kInner) +
-                       linear_elements(q, d, kRows, kInner, kWidth);
+  const auto weight = [=](std::int64_t in, std::int64_t out) {
+    return shape_text({in / weight_parts, out / columns});
+  };
+  const double moved =
+      elements(kRows, kWidth, kInner) + elements(kRows, kInner, kWidth);
   return "An MLP of [16, 256], 256 -> 1024 -> 256: on each rank input " +
-         block(rows, kWidth) + ", weights " + block(kWidth, kInner) + " and " +
-         block(kInner, kWidth) + ", outputs " + block(rows, kInner) + " and " +
-         block(rows, kWidth) + "; " + std::to_string(std::llround(moved)) +
+         rows_of(kWidth) + ", weights " + weight(kWidth, kInner) + " and " +
+         weight(kInner, kWidth) + ", outputs " + rows_of(kInner) + " and " +
+         rows_of(kWidth) + "; " + std::to_string(std::llround(moved)) +
          " elements sent per rank, forward and backward\n";
+}
+
+std::string describe_mlp(int q, int d) {
+  return describe_mlp(q * d, q, q, [=](double m, double k, double n) {
+    return linear_elements(q, d, m, k, n);
+  });
 }
 
 std::string SummaStrategy::remarks() {

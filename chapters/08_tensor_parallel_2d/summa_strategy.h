@@ -3,6 +3,7 @@
 // A GPT in blocks on a grid of ranks, for main.cpp, the 2.5D chapter and the
 // benchmarks.
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,18 @@ class SummaStrategy : public ShardedStrategy {
   Grid grid_;
 };
 
+/// The options, where the parts in which ranks hold the batch, the heads and the
+/// width divide them; otherwise throws Error that names the option and what would
+/// divide. `what` are the parts of the width.
+Options checked_parts(const Options& options, const Passes& passes,
+                      int row_parts, int columns, const std::string& what);
+
 /// The documents' MLP: X [16, 256], 256 -> 1024 -> 256, on d squares of side q.
 std::string describe_mlp(int q, int d);
+/// The same for any cuts: rows of activations and of weights, columns of both.
+/// `elements(M, K, N)` are sent for one product.
+std::string describe_mlp(
+    int row_parts, int weight_parts, int columns,
+    const std::function<double(double m, double k, double n)>& elements);
 
 }  // namespace shardbook::summa

@@ -68,28 +68,12 @@ Shards table_part(const Place& place) {
   return {{0, place.j, place.l}, {0, place.i, place.l}, {1, place.k, place.l}};
 }
 
-namespace {
-
-/// Part `index` of `count` of one dimension.
-Tensor part_of(const Tensor& x, std::int64_t dim, int index, int count) {
-  SB_CHECK(x.size(dim) % count == 0, "tensor parallel 3d: dim ", dim,
-           " of shape ", shape_text(x.shape()), " does not divide into ", count,
-           " equal parts; give ", x.size(dim) / count * count + count);
-  const std::int64_t own = x.size(dim) / count;
-  return slice(x, dim, index * own, (index + 1) * own);
-}
-
-}  // namespace
-
 Tensor own_rows(const Tensor& batch, const Cube& cube, Layout layout) {
-  return part_of(batch, 0, cube.place.row_part(layout), cube.l() * cube.l());
+  return summa::own_rows(batch, cube.place.block(layout));
 }
 
 Tensor own_block(const Tensor& x, const Cube& cube, Layout layout) {
-  const Tensor rows = own_rows(x, cube, layout);
-  return with_layout(
-      part_of(rows, x.ndim() - 1, cube.place.column_part(layout), cube.l()),
-      layout);
+  return with_layout(summa::own_block(x, cube.place.block(layout)), layout);
 }
 
 }  // namespace shardbook::cube

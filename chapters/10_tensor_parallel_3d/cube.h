@@ -19,6 +19,7 @@
 
 #include <string>
 
+#include "chapters/08_tensor_parallel_2d/grid.h"
 #include "comm/device_mesh.h"
 #include "core/ops.h"
 #include "core/shards.h"
@@ -38,13 +39,14 @@ Layout layout_of(const Tensor& x);
 struct Place {
   int l = 1, i = 0, j = 0, k = 0;
 
-  /// Which of l^2 parts of the rows, and of l parts of the columns, it has of an
-  /// activation.
-  int row_part(Layout layout) const {
-    return i * l + (layout == Layout::kStraight ? j : k);
-  }
+  /// Which of l parts of the columns it has of an activation.
   int column_part(Layout layout) const {
     return layout == Layout::kStraight ? k : j;
+  }
+  /// The same with its part of l^2 of the rows.
+  summa::BlockPlace block(Layout layout) const {
+    return {i * l + column_part(swapped(layout)), l * l, column_part(layout),
+            l};
   }
 };
 /// Of rank i + l (j + l k).

@@ -1,9 +1,9 @@
 #include "chapters/10_tensor_parallel_3d/cube_layers.h"
 
-#include <memory>
 #include <utility>
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
+#include "chapters/08_tensor_parallel_2d/part_layers.h"
 #include "chapters/08_tensor_parallel_2d/products.h"
 #include "chapters/common/sharded/loss.h"
 #include "core/autograd.h"
@@ -20,15 +20,7 @@ using summa::scatter_rows;
 using summa::split_cross_entropy;
 using summa::split_layer_norm;
 using summa::sum_over;
-
-namespace {
-
-Shape with_last(Shape shape, std::int64_t last) {
-  shape.back() = last;
-  return shape;
-}
-
-}  // namespace
+using summa::with_last;
 
 // --- Linear ----------------------------------------------------------------------
 
@@ -118,31 +110,13 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
 Tensor attention(const Tensor& qkv, const AttentionOptions& options,
                  const Cube& cube) {
   const Layout layout = layout_of(qkv);
-  const int l = cube.l();
-  SB_CHECK(options.heads % l == 0, "attention: ", options.heads,
-           " heads do not divide over ", l, " ranks; give ",
-           options.heads / l * l + l);
-  AttentionOptions own = options;
-  own.heads /= l;
-  const std::int64_t b = qkv.size(0), s = qkv.size(1);
-  own.shard = {{b * l * l, options.heads, s, s},
-               {b * cube.place.row_part(layout),
-                own.heads * cube.place.column_part(layout), 0, 0},
-               {}};
-  return with_layout(shardbook::attention(qkv, own), layout);
+  return with_layout(
+      summa::block_attention(qkv, options, cube.place.block(layout)), layout);
 }
 
 Tensor dropout(const Tensor& x, double p, const Cube& cube) {
   if (p == 0) return x;
-  const Layout layout = layout_of(x);
-  ShardView view;
-  view.global_shape = x.shape();
-  view.global_shape.front() *= cube.l() * cube.l();
-  view.global_shape.back() *= cube.l();
-  view.offset.assign(x.shape().size(), 0);
-  view.offset.front() = cube.place.row_part(layout) * x.size(0);
-  view.offset.back() = cube.place.column_part(layout) * x.size(-1);
-  return shardbook::dropout(x, p, view);
+  return summa::block_dropout(x, p, cube.place.block(layout_of(x)));
 }
 
 // --- Embedding -------------------------------------------------------------------
@@ -207,137 +181,56 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
       rows, {roles.input, roles.weight});
 }
 
-// --- Modules ---------------------------------------------------------------------
-
-Linear3D::Linear3D(const std::string& name, std::int64_t in, std::int64_t out,
-                   double stddev, InitOptions init, const Cube& cube,
-                   Layout layout, std::int64_t blocks)
-    : name_(name), cube_(cube), layout_(layout) {
-  init.shards = weight_part(cube.place, layout, blocks);
-  weight = make_parameter(name + ".weight", {in, out}, stddev, init);
-  init.shards = column_part(cube.place, swapped(layout), 0, blocks);
-  bias = make_constant_parameter({out}, 0, init);
-}
-
-Tensor Linear3D::forward(const Tensor& x) {
-  SB_CHECK(layout_of(x) == layout_, name_, ": its weight lies for ",
-           layout_name(layout_), " activations; this one is ",
-           layout_name(layout_of(x)),
-           ": an odd number of linear layers lies before it");
-  return linear(x, weight, bias, cube_);
-}
-
-void Linear3D::members(MemberVisitor& visit) {
-  visit.parameter("weight", weight);
-  visit.parameter("bias", bias);
-}
-
-LayerNorm3D::LayerNorm3D(std::int64_t width, double eps, InitOptions init,
-                         const Cube& cube, Layout layout)
-    : eps(eps), cube_(cube), layout_(layout) {
-  init.shards = column_part(cube.place, layout);
-  weight = make_constant_parameter({width}, 1, init);
-  bias = make_constant_parameter({width}, 0, init);
-}
-
-Tensor LayerNorm3D::forward(const Tensor& x) {
-  SB_CHECK(layout_of(x) == layout_, "LayerNorm3D: its gain lies for ",
-           layout_name(layout_), " activations; this one is ",
-           layout_name(layout_of(x)));
-  return layer_norm(x, weight, bias, cube_, eps);
-}
-
-void LayerNorm3D::members(MemberVisitor& visit) {
-  visit.parameter("weight", weight);
-  visit.parameter("bias", bias);
-}
-
-Embedding3D::Embedding3D(const std::string& name, std::int64_t rows,
-                         std::int64_t width, double stddev, InitOptions init,
-                         const Cube& cube)
-    : cube_(cube) {
-  init.shards = column_part(cube.place, Layout::kStraight, 1);
-  weight = make_parameter(name + ".weight", {rows, width}, stddev, init);
-}
-
-Tensor Embedding3D::first_rows(std::int64_t rows) const {
-  SB_CHECK(rows <= weight.size(0), "gpt: ", rows, " tokens, the model has ",
-           weight.size(0), " positions");
-  return replicated(slice(weight, 0, 0, rows), cube_.straight.input_weight);
-}
-
-void Embedding3D::members(MemberVisitor& visit) {
-  visit.parameter("weight", weight);
-}
-
-VocabParallelEmbedding3D::VocabParallelEmbedding3D(
-    const std::string& name, std::int64_t rows, std::int64_t width,
-    double stddev, InitOptions init, const Cube& cube)
-    : cube_(cube) {
-  init.shards = table_part(cube.place);
-  weight = make_parameter(name + ".weight", {rows, width}, stddev, init);
-}
-
-void VocabParallelEmbedding3D::members(MemberVisitor& visit) {
-  visit.parameter("weight", weight);
-}
-
 // --- GPT -------------------------------------------------------------------------
 
 namespace {
 
-bool contains(const std::string& name, const std::string& part) {
-  return name.find(part) != std::string::npos;
-}
-
 /// The second linear layer of each branch reads what the first one swapped.
 Layout input_layout(const std::string& name) {
-  return contains(name, ".c_proj") ? Layout::kSwapped : Layout::kStraight;
+  return name.find(".c_proj") != std::string::npos ? Layout::kSwapped
+                                                   : Layout::kStraight;
 }
 
-/// Queries, keys and values are three blocks of columns, each cut by heads.
-std::int64_t blocks_of(const std::string& name) {
-  return contains(name, ".c_attn") ? 3 : 1;
+void check_layout(const std::string& name, const Tensor& x, Layout layout) {
+  SB_CHECK(layout_of(x) == layout, name, ": its weight lies for ",
+           layout_name(layout), " activations; this one is ",
+           layout_name(layout_of(x)),
+           ": an odd number of linear layers lies before it");
 }
 
 }  // namespace
 
 LayerFactory layers(const Cube& cube, std::int64_t vocabulary) {
-  LayerFactory made;
-  made.linear = [cube](const std::string& name, std::int64_t in,
-                       std::int64_t out, double stddev,
-                       const InitOptions& init) -> AnyModule {
-    return {std::make_unique<Linear3D>(name, in, out, stddev, init, cube,
-                                       input_layout(name), blocks_of(name))};
+  summa::PartLayers parts;
+  parts.layout = [place = cube.place](const std::string& name) {
+    return layout(name, place);
   };
-  made.embedding = [cube](const std::string& name, std::int64_t rows,
-                          std::int64_t width, double stddev,
-                          const InitOptions& init) -> AnyModule {
-    return {std::make_unique<VocabParallelEmbedding3D>(name, rows, width,
-                                                       stddev, init, cube)};
+  parts.linear = [cube](const std::string& name, const Tensor& x,
+                        const Tensor& weight, const Tensor& bias) {
+    check_layout(name, x, input_layout(name));
+    return linear(x, weight, bias, cube);
   };
-  made.position_embedding = [cube](const std::string& name, std::int64_t rows,
-                                   std::int64_t width, double stddev,
-                                   const InitOptions& init) -> AnyModule {
-    return {
-        std::make_unique<Embedding3D>(name, rows, width, stddev, init, cube)};
+  parts.layer_norm = [cube](const std::string& name, const Tensor& x,
+                            const Tensor& gamma, const Tensor& beta,
+                            double eps) {
+    check_layout(name, x, Layout::kStraight);
+    return layer_norm(x, gamma, beta, cube, eps);
   };
-  made.positions = [](AnyModule& wpe, const Tensor& tokens) {
-    return wpe.as<Embedding3D>().first_rows(tokens.size(-1));
+  parts.embedding = [cube](const Tensor& table, const Tensor& ids) {
+    return vocabulary_parallel_embedding(table, ids, cube);
   };
-  made.layer_norm = [cube](const std::string&, std::int64_t width, double eps,
-                           const InitOptions& init) -> AnyModule {
-    return {std::make_unique<LayerNorm3D>(width, eps, init, cube)};
+  parts.positions = [cube](const Tensor& rows) {
+    return replicated(rows, cube.straight.input_weight);
   };
+  parts.dropout = [cube](const Tensor& x, double p) {
+    return dropout(x, p, cube);
+  };
+  parts.logits = [cube](const Tensor& x, const Tensor& table) {
+    return product(x, table, cube, /*trans_weight=*/true);
+  };
+  LayerFactory made = factory_of(parts);
   made.attention = [cube](const Tensor& qkv, const AttentionOptions& options) {
     return attention(qkv, options, cube);
-  };
-  made.dropout = [cube](double p) -> AnyModule {
-    return {std::make_unique<Dropout3D>(p, cube)};
-  };
-  made.logits = [cube](const Tensor& x, AnyModule& wte) {
-    return product(x, wte.as<VocabParallelEmbedding3D>().weight, cube,
-                   /*trans_weight=*/true);
   };
   made.loss = [cube, vocabulary](const Tensor& logits, const Tensor& targets) {
     return vocabulary_parallel_cross_entropy(logits, targets, cube, vocabulary);
@@ -346,18 +239,18 @@ LayerFactory layers(const Cube& cube, std::int64_t vocabulary) {
 }
 
 Shards layout(const std::string& name, const Place& place) {
-  if (name == "transformer.wte.weight") return table_part(place);
-  if (name == "transformer.wpe.weight") {
+  if (name.ends_with("wte.weight")) return table_part(place);
+  if (name.ends_with("wpe.weight")) {
     return column_part(place, Layout::kStraight, 1);
   }
-  if (contains(name, ".ln_")) return column_part(place, Layout::kStraight);
-  const Layout input = input_layout(name);
-  const std::string bias = ".bias";
-  if (name.size() > bias.size() &&
-      name.compare(name.size() - bias.size(), bias.size(), bias) == 0) {
-    return column_part(place, swapped(input), 0, blocks_of(name));
+  if (name.find("ln_") != std::string::npos) {
+    return column_part(place, Layout::kStraight);
   }
-  return weight_part(place, input, blocks_of(name));
+  const Layout input = input_layout(name);
+  if (name.ends_with(".bias")) {
+    return column_part(place, swapped(input), 0, summa::blocks_of(name));
+  }
+  return weight_part(place, input, summa::blocks_of(name));
 }
 
 }  // namespace shardbook::cube

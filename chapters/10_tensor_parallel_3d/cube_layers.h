@@ -62,94 +62,9 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
                                          const Cube& cube,
                                          std::int64_t vocabulary = 0);
 
-/// A linear layer for activations of one layout; its weights lie accordingly.
-class Linear3D : public ModuleOf<Linear3D> {
- public:
-  Linear3D(const std::string& name, std::int64_t in, std::int64_t out,
-           double stddev, InitOptions init, const Cube& cube, Layout layout,
-           std::int64_t blocks = 1);
-  /// Throws Error for an activation of the other layout.
-  Tensor forward(const Tensor& x) override;
-  void members(MemberVisitor& visit) override;
-  std::string type_name() const override { return "Linear3D"; }
-
-  Tensor weight;  ///< [in/l^2, out/l]
-  Tensor bias;    ///< [out/l]
-
- private:
-  std::string name_;
-  Cube cube_;
-  Layout layout_;
-};
-
-class LayerNorm3D : public ModuleOf<LayerNorm3D> {
- public:
-  LayerNorm3D(std::int64_t width, double eps, InitOptions init,
-              const Cube& cube, Layout layout = Layout::kStraight);
-  Tensor forward(const Tensor& x) override;
-  void members(MemberVisitor& visit) override;
-  std::string type_name() const override { return "LayerNorm3D"; }
-
-  Tensor weight, bias;  ///< [width/l]
-  double eps;
-
- private:
-  Cube cube_;
-  Layout layout_;
-};
-
-class Embedding3D : public ModuleOf<Embedding3D> {
- public:
-  Embedding3D(const std::string& name, std::int64_t rows, std::int64_t width,
-              double stddev, InitOptions init, const Cube& cube);
-  Tensor forward(const Tensor& ids) override {
-    return embedding(weight, ids, cube_);
-  }
-  /// The first rows, for adding to straight activations: [rows, width/l].
-  Tensor first_rows(std::int64_t rows) const;
-  void members(MemberVisitor& visit) override;
-  std::string type_name() const override { return "Embedding3D"; }
-
-  Tensor weight;  ///< [rows, width/l]
-
- private:
-  Cube cube_;
-};
-
-class VocabParallelEmbedding3D : public ModuleOf<VocabParallelEmbedding3D> {
- public:
-  VocabParallelEmbedding3D(const std::string& name, std::int64_t rows,
-                           std::int64_t width, double stddev, InitOptions init,
-                           const Cube& cube);
-  Tensor forward(const Tensor& ids) override {
-    return vocabulary_parallel_embedding(weight, ids, cube_);
-  }
-  void members(MemberVisitor& visit) override;
-  std::string type_name() const override { return "VocabParallelEmbedding3D"; }
-
-  Tensor weight;  ///< [rows/l^2, width/l]
-
- private:
-  Cube cube_;
-};
-
-class Dropout3D : public ModuleOf<Dropout3D> {
- public:
-  Dropout3D(double p, const Cube& cube) : p_(p), cube_(cube) {}
-  Tensor forward(const Tensor& x) override {
-    return is_training() ? dropout(x, p_, cube_) : x;
-  }
-  void members(MemberVisitor&) override {}
-  std::string type_name() const override { return "Dropout3D"; }
-
- private:
-  double p_;
-  Cube cube_;
-};
-
 /// The layers of a GPT: c_attn and c_fc read straight activations, both c_proj
-/// swapped ones. `vocabulary` is the number of tokens, where the table has more
-/// rows than that.
+/// swapped ones; each throws Error for an activation of the other layout.
+/// `vocabulary` is the number of tokens, where the table has more rows than that.
 LayerFactory layers(const Cube& cube, std::int64_t vocabulary = 0);
 /// The part of a GPT's parameter that a rank holds, by its name.
 Shards layout(const std::string& name, const Place& place);

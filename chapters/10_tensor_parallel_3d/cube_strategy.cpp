@@ -1,7 +1,6 @@
 #include "chapters/10_tensor_parallel_3d/cube_strategy.h"
 
-#include <cmath>
-
+#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 #include "chapters/10_tensor_parallel_3d/cube_layers.h"
 #include "chapters/common/run/textbook.h"
 #include "core/check.h"
@@ -9,22 +8,6 @@
 namespace shardbook::cube {
 
 namespace {
-
-Options checked(const Options& options, const Cube& cube,
-                const Passes& passes) {
-  const ModelConfig config = model_config(options);
-  if (config.type != "gpt2") return options;  // ShardedStrategy refuses it
-  const int l = cube.l();
-  check_divides("--batch", options.batch, passes.micro_batches * l * l,
-                passes.micro_batches == 1
-                    ? "the batch is cut into"
-                    : "micro-batches and ranks cut it into");
-  const std::string model = "--model " + options.model;
-  check_divides(model + ": n_head", config.n_head, l, "heads are cut into");
-  check_divides(model + ": n_embd", config.n_embd, l * l,
-                "rows of weights are cut into");
-  return options;
-}
 
 ShardedModel sharded_model(const Options& options, const Cube& cube) {
   const std::int64_t vocabulary = model_config(options).vocab_size;
@@ -42,8 +25,10 @@ ShardedModel sharded_model(const Options& options, const Cube& cube) {
 
 CubeStrategy::CubeStrategy(const Options& options, const Cube& cube,
                            ProcessGroup& group, const Passes& passes)
-    : ShardedStrategy(checked(options, cube, passes),
-                      sharded_model(options, cube), group, passes),
+    : ShardedStrategy(
+          summa::checked_parts(options, passes, cube.l() * cube.l(), cube.l(),
+                               "rows of weights are cut into"),
+          sharded_model(options, cube), group, passes),
       cube_(cube) {}
 
 std::vector<Bill> CubeStrategy::bills() {
@@ -58,19 +43,10 @@ std::vector<Bill> CubeStrategy::bills() {
 // --- The documents' MLP ------------------------------------------------------------
 
 std::string describe_mlp(int l) {
-  constexpr std::int64_t kRows = 16, kWidth = 256, kInner = 1024;
-  const int parts = l * l;
-  if (kRows % parts != 0 || kWidth % parts != 0) return "";
-  const auto block = [=](std::int64_t rows, std::int64_t columns) {
-    return shape_text({rows / parts, columns / l});
-  };
-  const double moved = linear_elements(l, kRows, kWidth, kInner) +
-                       linear_elements(l, kRows, kInner, kWidth);
-  return "An MLP of [16, 256], 256 -> 1024 -> 256: on each rank input " +
-         block(kRows, kWidth) + ", weights " + block(kWidth, kInner) + " and " +
-         block(kInner, kWidth) + ", outputs " + block(kRows, kInner) + " and " +
-         block(kRows, kWidth) + "; " + std::to_string(std::llround(moved)) +
-         " elements sent per rank, forward and backward\n";
+  return summa::describe_mlp(l * l, l * l, l,
+                             [=](double m, double k, double n) {
+                               return linear_elements(l, m, k, n);
+                             });
 }
 
 std::string CubeStrategy::remarks() { return describe_mlp(cube_.l()); }

@@ -61,8 +61,8 @@ square("summa_layers.cpp",
        "*SummaLayers*")
 square("summa_layers.cpp", "first = grid.j() * own;", "first = grid.i() * own;",
        "*SummaLayers*")
-square("summa_layers.cpp", "{b * grid.row_part(), own.heads * grid.j(), 0, 0},",
-       "{b * grid.row_part(), own.heads * grid.i(), 0, 0},", "*SummaGpt*")
+square("operators.cpp", "{b * at.row, own.heads * at.column, 0, 0},",
+       "{b * at.row, own.heads * at.row, 0, 0},", "*SummaGpt*")
 square("operators.cpp",
        "sub(means.rows_view(1, 2), square(mean));", "means.rows_view(1, 2);",
        "*SummaLayers*")
@@ -73,8 +73,8 @@ square("products.cpp", "for (Work& work : works_) work.wait();",
        "works_[0].wait();", "*Summa*")
 square("products.cpp", "/*from_zero=*/t == 0,", "/*from_zero=*/true,",
        "*Summa*")
-square("grid.cpp", "view.offset.front() = grid.row_part() * local.front();",
-       "view.offset.front() = grid.j() * local.front();", "*SummaGpt*")
+square("operators.cpp", "view.offset.front() = at.row * x.size(0);",
+       "view.offset.front() = at.column * x.size(0);", "*SummaGpt*")
 square("bill.cpp", "const double vector = s.q > 1 ? w * e : 0;",
        "const double vector = w * e;", "SummaBill.*")
 square("bill.cpp", "return arrives + (q - 1) * std::max(arrives, g) + g;",
@@ -115,9 +115,8 @@ cube("cube_layers.cpp",
      "add(y, bias);", "*Cube*")
 cube("cube_layers.cpp", "embedding_part(block, own, cube.place.j * block.size(0))",
      "embedding_part(block, own, cube.place.k * block.size(0))", "*Cube*")
-cube("cube_layers.cpp",
-     "view.offset.front() = cube.place.row_part(layout) * x.size(0);",
-     "view.offset.front() = 0;", "*Cube*")
+cube("cube.h", "return {i * l + column_part(swapped(layout)), l * l,",
+     "return {i * l, l * l,", "*Cube*")
 cube("cube_layers.cpp", "InFlight::scatter(dw, *roles.weight).wait();",
      "InFlight::scatter(dw, *roles.output).wait();", "*Cube*")
 cube("bill.cpp", "(keeps ? gathered : 0);", "gathered;", "CubeBill.*")

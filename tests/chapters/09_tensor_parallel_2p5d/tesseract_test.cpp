@@ -277,7 +277,8 @@ TEST(TesseractTraps, TheLossIsAMeanOverAllDepths) {
 // Initial weights do not depend on k.
 TEST(TesseractTraps, DepthsBeginWithEqualWeights) {
   const auto weights = on_grid({2, 2}, [](const Grid& grid, ProcessGroup&) {
-    return summa::Linear2D("w", 8, 8, 1, {}, grid).weight.to_vector<double>();
+    const AnyModule linear = summa::layers(grid).linear("w", 8, 8, 1, {});
+    return (*linear).parameters()[0].to_vector<double>();
   });
   for (std::size_t rank = 0; rank < 4; ++rank) {
     EXPECT_EQ(weights[rank], weights[rank + 4]);

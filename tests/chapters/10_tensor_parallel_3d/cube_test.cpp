@@ -223,7 +223,7 @@ TEST(CubeLayouts, TravelThroughElementWiseOperations) {
 
 TEST(CubeLayouts, ALayerRefusesWhatItsWeightDoesNotLieFor) {
   const auto texts = on_cube(2, [](const Cube& cube, ProcessGroup&) {
-    cube::Linear3D fc1("fc1", 8, 8, 1, {}, cube, Layout::kStraight);
+    AnyModule fc1 = cube::layers(cube).linear("fc1", 8, 8, 1, {});
     const Tensor x =
         cube::with_layout(drawn({2, 4}, DType::kF32, 1), Layout::kStraight);
     std::string text;
@@ -245,11 +245,11 @@ TEST(CubeLayouts, ALayerRefusesWhatItsWeightDoesNotLieFor) {
 // between the calls changes nothing.
 TEST(CubeLayouts, DoNotDependOnTheOrderOfConstruction) {
   const auto equal = on_cube(2, [](const Cube& cube, ProcessGroup&) {
-    cube::Linear3D fc1("fc1", 8, 8, 1, {}, cube, Layout::kStraight);
+    AnyModule fc1 = cube::layers(cube).linear("fc1", 8, 8, 1, {});
     const Tensor x =
         cube::with_layout(drawn({2, 4}, DType::kF32, 1), Layout::kStraight);
     const Tensor before = fc1(x);
-    cube::Linear3D other("other", 8, 8, 1, {}, cube, Layout::kStraight);
+    cube::layers(cube).linear("other", 8, 8, 1, {});
     return bitwise_equal(before, fc1(x));
   });
   for (const bool each : equal) EXPECT_TRUE(each);
