@@ -43,8 +43,10 @@ class ColumnParallelLinear : public ModuleOf<ColumnParallelLinear> {
   Tensor weight;  ///< [in, out / t]
   Tensor bias;    ///< [out / t]
 
- private:
+ protected:
   ProcessGroup* tp_;
+
+ private:
   bool gather_output_;
 };
 
@@ -65,8 +67,10 @@ class RowParallelLinear : public ModuleOf<RowParallelLinear> {
   Tensor weight;  ///< [in / t, out]
   Tensor bias;    ///< [out]
 
- private:
+ protected:
   ProcessGroup* tp_;
+
+ private:
   bool input_is_parallel_;
 };
 
@@ -86,7 +90,7 @@ class VocabParallelEmbedding : public ModuleOf<VocabParallelEmbedding> {
 
   Tensor weight;  ///< [V / t, width]
 
- private:
+ protected:
   ProcessGroup* tp_;
 };
 

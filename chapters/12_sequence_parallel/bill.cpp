@@ -10,14 +10,15 @@
 namespace shardbook::sequence_parallel {
 namespace {
 
+/// Of a micro-batch of `rows` samples.
 struct Sizes {
-  double c, rows, s, h, heads, layers, vocabulary, parameters;
+  double c, rows, s, h, heads, layers, vocabulary, positions;
   double element, sum;  // bytes of an element, and of one of a sum
   double z() const { return rows * s * h; }
 };
 
 Sizes sizes_of(const Options& options, const ModelConfig& config, int c,
-               std::int64_t num_parameters, std::int64_t rows) {
+               std::int64_t rows) {
   Sizes sizes;
   sizes.c = c;
   sizes.rows = static_cast<double>(rows);
@@ -26,7 +27,7 @@ Sizes sizes_of(const Options& options, const ModelConfig& config, int c,
   sizes.heads = static_cast<double>(config.n_head);
   sizes.layers = static_cast<double>(config.n_layer);
   sizes.vocabulary = static_cast<double>(config.vocab_size);
-  sizes.parameters = static_cast<double>(num_parameters);
+  sizes.positions = static_cast<double>(config.n_positions);
   sizes.element = static_cast<double>(dtype_bytes(options.dtype));
   sizes.sum = options.dtype == DType::kF64 ? 8 : 4;
   return sizes;
@@ -69,39 +70,37 @@ LayerElements layer_elements(const SequenceOptions& setup, double c, double z,
   }
 }
 
-double predicted_bytes(const Options& options, const ModelConfig& config,
-                       const SequenceOptions& setup, int c,
-                       std::int64_t num_parameters,
-                       std::int64_t micro_batches) {
-  if (c == 1) return 0;
-  const Sizes z = sizes_of(options, config, c, num_parameters, options.batch);
+namespace {
+
+/// Bytes of one step.
+double step_bytes(const Sizes& z, const SequenceOptions& setup,
+                  double parameters, double micro_batches) {
+  if (z.c == 1) return 0;
   const LayerElements layer = layer_elements(setup, z.c, z.z());
   const double attention =
       z.layers * ((layer.forward + layer.backward) * z.element +
                   layer.backward_sums * z.sum);
-  const double losses = static_cast<double>(micro_batches) * 2 * z.sum;
+  const double losses = micro_batches * 2 * z.sum;
   const double norm = 8;
-  const double all_reduced = z.parameters * z.element + losses + norm;
-  return static_cast<double>(options.steps) *
-         (attention + 2 * (z.c - 1) / z.c * all_reduced);
+  const double all_reduced = parameters * z.element + losses + norm;
+  return attention + 2 * (z.c - 1) / z.c * all_reduced;
 }
 
-MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
-                            const SequenceOptions& setup, int c,
-                            std::int64_t num_parameters,
-                            std::int64_t micro_batches) {
+MemoryBill memory(const Options& options, const ModelConfig& config,
+                  const SequenceOptions& setup, int c,
+                  const std::vector<MicroBatch>& pieces) {
   // One device with the rank's tokens
   Options own = options;
   own.seq = options.seq / c;
-  const std::vector<MicroBatch> pieces =
-      strided_micro_batches(options.batch, micro_batches);
   MemoryBill bill = single_device_bill(own, config, pieces);
   if (c == 1 || options.steps == 0) return bill;
-  const Sizes z = sizes_of(options, config, c, num_parameters, pieces[0].rows);
+  const std::int64_t rows = pieces[0].rows;
   bill[MemoryKind::kActivation] =
-      kept_bytes(own, config, setup, z, pieces[0].rows);
+      kept_bytes(own, config, setup, sizes_of(options, config, c, rows), rows);
   return bill;
 }
+
+}  // namespace
 
 // --- Time ------------------------------------------------------------------------
 
@@ -154,66 +153,72 @@ double attention_s(const SequenceOptions& setup, const Sizes& z) {
                 2 * textbook::message(part * z.sum));
 }
 
-}  // namespace
-
 double step_s(const Options& options, const ModelConfig& config,
-              const SequenceOptions& setup, int c, std::int64_t num_parameters,
-              std::int64_t micro_batches) {
+              const SequenceOptions& setup, int c, double parameters,
+              const std::vector<MicroBatch>& pieces) {
   // RSA's masks come from the host in the first step
   const bool sends_masks = setup.kind == Kind::kRsa && options.steps == 1;
   if (!textbook::is_chosen(options) || sends_masks) return kNotPredicted;
   double sum = 0;
-  for (const MicroBatch& piece :
-       strided_micro_batches(options.batch, micro_batches)) {
-    const Sizes z = sizes_of(options, config, c, num_parameters, piece.rows);
+  for (const MicroBatch& piece : pieces) {
+    const Sizes z = sizes_of(options, config, c, piece.rows);
     textbook::GptTimes times = textbook::gpt_times(options, config, z.rows);
     times.t = c;  // a rank has 1/c of the tokens, and of all products
     sum += 3 * (z.layers * times.product(24 * z.h * z.h) + times.head()) +
            z.layers * attention_s(setup, z) + all_reduce(c, 2 * z.sum);
   }
-  const Sizes z = sizes_of(options, config, c, num_parameters, 0);
-  return sum + all_reduce(c, z.parameters * z.element) + all_reduce(c, 8);
+  const auto element = static_cast<double>(dtype_bytes(options.dtype));
+  return sum + all_reduce(c, parameters * element) + all_reduce(c, 8);
+}
+
+}  // namespace
+
+Bill sequence_bill(const Options& options, const ModelConfig& config,
+                   const SequenceOptions& setup, int c,
+                   std::int64_t num_parameters, std::int64_t micro_batches) {
+  const auto pieces = strided_micro_batches(options.batch, micro_batches);
+  const auto parameters = static_cast<double>(num_parameters);
+  const double bytes =
+      step_bytes(sizes_of(options, config, c, options.batch), setup, parameters,
+                 static_cast<double>(micro_batches));
+  return {static_cast<double>(options.steps) * bytes,
+          memory(options, config, setup, c, pieces),
+          step_s(options, config, setup, c, parameters, pieces)};
 }
 
 // --- Megatron's ------------------------------------------------------------------
 
 namespace {
 
-/// What Megatron's layers keep on t > 1 ranks.
-double megatron_kept(const Options& options, const ModelConfig& padded, int t,
-                     std::int64_t rows, bool recompute_attention) {
-  KeptSizes sizes = kept_sizes(options, rows);
+/// What Megatron's layers keep.
+double megatron_kept(const Options& options, const ModelConfig& padded,
+                     const Sizes& z, std::int64_t rows,
+                     bool recompute_attention) {
+  const KeptSizes sizes = kept_sizes(options, rows);
   ModelConfig config = padded;
   // No logarithms of the softmax's sums
   if (recompute_attention) config.n_head = 0;
-  if (t == 1) return kept_by_model(config, sizes);
+  if (z.c == 1) return kept_by_model(config, sizes);
   // Everything of a block is cut, by tokens or by heads
-  const auto layers = static_cast<double>(config.n_layer);
-  const double blocks = layers * kept_by_block(config, sizes) / t;
+  const double blocks = z.layers * kept_by_block(config, sizes) / z.c;
   const double tokens = sizes.rows * sizes.tokens;
-  const double x = tokens * static_cast<double>(config.n_embd) * sizes.element;
+  const double x = tokens * z.h * z.element;
   // ln_f: its own input and statistics, its output gathered; the part of logits
-  return blocks + x / t + tokens / t * 2 * sizes.stat + x +
-         tokens * (static_cast<double>(config.vocab_size) / t * sizes.element +
-                   sizes.stat) +
-         sizes.stat;
+  return blocks + x / z.c + tokens / z.c * 2 * sizes.stat + x +
+         tokens * (z.vocabulary / z.c * z.element + sizes.stat) + sizes.stat;
 }
 
 /// Seconds of a step on the cluster `textbook`.
 double megatron_step_s(const Options& options, const ModelConfig& padded, int t,
-                       std::int64_t micro_batches, bool recompute_attention) {
+                       const std::vector<MicroBatch>& pieces, double partial,
+                       bool recompute_attention) {
   if (!textbook::is_chosen(options)) return kNotPredicted;
-  const auto h = static_cast<double>(padded.n_embd);
-  const auto layers = static_cast<double>(padded.n_layer);
-  const auto element = static_cast<double>(dtype_bytes(options.dtype));
-  const double stat = options.dtype == DType::kF64 ? 8 : 4;
   double sum = 0;
-  for (const MicroBatch& piece :
-       strided_micro_batches(options.batch, micro_batches)) {
-    textbook::GptTimes times =
-        textbook::gpt_times(options, padded, static_cast<double>(piece.rows));
+  for (const MicroBatch& piece : pieces) {
+    const Sizes z = sizes_of(options, padded, t, piece.rows);
+    textbook::GptTimes times = textbook::gpt_times(options, padded, z.rows);
     times.t = t;
-    const double x = all_gather(t, times.tokens * h * element);
+    const double h = z.h, x = all_gather(t, z.z() * z.element);
     // Backward's gather travels beside the product for dW, its scatter beside
     // that for dX
     const auto column = [&](double weights) {
@@ -225,56 +230,47 @@ double megatron_step_s(const Options& options, const ModelConfig& padded, int t,
     };
     const double attention =
         (recompute_attention ? 4.5 : 3.5) * times.attention();
-    sum += layers * (column(3 * h * h) + attention + row(h * h) +
-                     column(4 * h * h) + row(4 * h * h)) +
-           4 * x + 3 * times.head() + 3 * all_reduce(t, times.tokens * stat);
+    sum += z.layers * (column(3 * h * h) + attention + row(h * h) +
+                       column(4 * h * h) + row(4 * h * h)) +
+           4 * x + 3 * times.head() + 3 * all_reduce(t, times.tokens * z.sum);
   }
-  const double partial =
-      (6 * layers + 2 + static_cast<double>(padded.n_positions)) * h;
-  return sum + all_reduce(t, partial * element) + all_reduce(t, 8);
+  return sum + all_reduce(t, partial) + all_reduce(t, 8);
 }
 
 }  // namespace
 
 Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
                    std::int64_t micro_batches, bool recompute_attention) {
-  const double p = t;
-  const auto tokens = static_cast<double>(options.batch * options.seq);
-  const auto element = static_cast<double>(dtype_bytes(options.dtype));
-  const double sum = options.dtype == DType::kF64 ? 8 : 4;
-  const auto h = static_cast<double>(padded.n_embd);
-  const auto layers = static_cast<double>(padded.n_layer);
-  const auto vocabulary = static_cast<double>(padded.vocab_size);
-  const auto positions = static_cast<double>(padded.n_positions);
-
+  const auto pieces = strided_micro_batches(options.batch, micro_batches);
+  const Sizes z = sizes_of(options, padded, t, options.batch);
+  const double h = z.h;
   // Per block: two gathers and two scatters forward, the same backward, and two
   // gathers for dW. One of each for the embedding and for the head.
-  const double moved = (10 * layers + 4) * tokens * h * element;
+  const double moved = (10 * z.layers + 4) * z.z() * z.element;
   // LayerNorms, biases behind a reduce_scatter, positions
-  const double partial = ((6 * layers + 2) * h + positions * h) * element;
-  const double loss = 3 * tokens * sum;
+  const double whole = (6 * z.layers + 2 + z.positions) * h;
+  const double partial = whole * z.element;
+  const double loss = 3 * z.rows * z.s * z.sum;
   const double norm = 8;
   Bill bill;
-  bill.bytes = static_cast<double>(options.steps) * (p - 1) / p *
+  bill.bytes = static_cast<double>(options.steps) * (t - 1.0) / t *
                (moved + 2 * (partial + loss + norm));
 
   // Matrices are cut; LayerNorms, biases of rows and positions are whole
   MemoryBill& memory = bill.memory;
-  const double cut = layers * (12 * h * h + 7 * h) + vocabulary * h;
-  const double whole = layers * 6 * h + 2 * h + positions * h;
-  const double held = cut / p + whole;
-  memory[MemoryKind::kParameter] = held * element;
+  const double cut = z.layers * (12 * h * h + 7 * h) + z.vocabulary * h;
+  const double held = cut / t + whole;
+  memory[MemoryKind::kParameter] = held * z.element;
   memory[MemoryKind::kGradient] = memory[MemoryKind::kOptimizerState] =
       memory[MemoryKind::kActivation] = 0;
   if (options.steps == 0) return bill;
-  memory[MemoryKind::kGradient] = held * element;
-  memory[MemoryKind::kOptimizerState] = optimizer_states(options) * held * sum;
+  memory[MemoryKind::kGradient] = held * z.element;
+  memory[MemoryKind::kOptimizerState] =
+      optimizer_states(options) * held * z.sum;
   memory[MemoryKind::kActivation] =
-      megatron_kept(options, padded, t,
-                    strided_micro_batches(options.batch, micro_batches)[0].rows,
-                    recompute_attention);
+      megatron_kept(options, padded, z, pieces[0].rows, recompute_attention);
   bill.step_s =
-      megatron_step_s(options, padded, t, micro_batches, recompute_attention);
+      megatron_step_s(options, padded, t, pieces, partial, recompute_attention);
   return bill;
 }
 

@@ -21,21 +21,11 @@ struct LayerElements {
 LayerElements layer_elements(const SequenceOptions& setup, double c, double z,
                              double kv_share = 1);
 
-/// Bytes that a rank sends in options.steps steps: attention, the gradients of
-/// all parameters, loss and norm.
-double predicted_bytes(const Options& options, const ModelConfig& config,
-                       const SequenceOptions& setup, int c,
-                       std::int64_t num_parameters, std::int64_t micro_batches);
-
-/// What a rank holds, by kind.
-MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
-                            const SequenceOptions& setup, int c,
-                            std::int64_t num_parameters,
-                            std::int64_t micro_batches);
-/// Seconds of a step on the cluster `textbook`.
-double step_s(const Options& options, const ModelConfig& config,
-              const SequenceOptions& setup, int c, std::int64_t num_parameters,
-              std::int64_t micro_batches);
+/// Bytes of options.steps steps (attention, the gradients of all parameters, loss
+/// and norm), what a rank holds, and seconds of a step on the cluster `textbook`.
+Bill sequence_bill(const Options& options, const ModelConfig& config,
+                   const SequenceOptions& setup, int c,
+                   std::int64_t num_parameters, std::int64_t micro_batches);
 
 /// Megatron's, of a rank of t. `padded` has the vocabulary with its padding.
 Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,

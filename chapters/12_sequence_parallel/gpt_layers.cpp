@@ -1,6 +1,5 @@
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 
-#include <map>
 #include <memory>
 #include <utility>
 
@@ -28,16 +27,13 @@ Tensor cut_ids(const Tensor& ids, const Place& place) {
 }
 
 /// Takes the ids of all tokens, and looks up this rank's.
-class CutEmbedding : public Embedding {
+class CutEmbedding : public ModuleOf<CutEmbedding, Embedding> {
  public:
   CutEmbedding(const std::string& name, std::int64_t rows, std::int64_t width,
                const InitOptions& init, double stddev, Place place)
-      : Embedding(name, rows, width, init, stddev), place_(place) {}
+      : ModuleOf(name, rows, width, init, stddev), place_(place) {}
   Tensor forward(const Tensor& tokens) override {
     return Embedding::forward(cut_ids(tokens, place_));
-  }
-  std::unique_ptr<Module> clone() const override {
-    return std::make_unique<CutEmbedding>(*this);
   }
 
  private:
@@ -79,12 +75,10 @@ class CutDropout : public ModuleOf<CutDropout> {
 }  // namespace
 
 Kind kind_of(const std::string& name) {
-  static const std::map<std::string, Kind> kinds = {
-      {"ring", Kind::kRing}, {"rsa", Kind::kRsa}, {"ulysses", Kind::kUlysses}};
-  const auto found = kinds.find(name);
-  SB_CHECK(found != kinds.end(), "--kind ", name,
-           ": give ring, rsa or ulysses");
-  return found->second;
+  if (name == "ring") return Kind::kRing;
+  if (name == "rsa") return Kind::kRsa;
+  SB_CHECK(name == "ulysses", "--kind ", name, ": give ring, rsa or ulysses");
+  return Kind::kUlysses;
 }
 
 void check_sizes(const SequenceOptions& setup, int c, std::int64_t s,
@@ -139,42 +133,28 @@ LayerFactory sequence_layers(const SequenceOptions& setup, std::int64_t s,
     return mean_loss_over_ranks(logits, cut_ids(targets, place), cp);
   };
 
-  // Let every query meet every key
-  switch (setup.kind) {
-    case Kind::kRing:
-      layers.attention = [setup, &cp](const Tensor& qkv,
-                                      const AttentionOptions& options) {
-        const Tensors parts = split_qkv(qkv);
-        return ring_attention(parts[0], parts[1], parts[2],
-                              {options, setup.layout}, cp);
-      };
-      break;
-    case Kind::kRsa: {
-      // One mask for all layers of a device, made before the first step
-      const auto mask = std::make_shared<Tensor>();
-      layers.attention = [setup, s, &cp, mask](
-                             const Tensor& qkv,
-                             const AttentionOptions& options) {
-        const std::int64_t n = s / cp.size();
-        const bool has_mask = mask->defined() && mask->device() == qkv.device();
-        if (options.causal && !has_mask) {
-          *mask = causal_rows(cp.rank() * n, n, s, qkv.options());
-          set_memory_kind(*mask, MemoryKind::kInput);
-        }
-        const Tensors parts = split_qkv(qkv);
-        return ring_self_attention(parts[0], parts[1], parts[2],
-                                   {options, setup.all_reduce, *mask}, cp);
-      };
-      break;
+  // Let every query meet every key. RSA: one mask for all layers of a device, made
+  // before the first step
+  layers.attention = [setup, s, &cp, mask = std::make_shared<Tensor>()](
+                         const Tensor& qkv, const AttentionOptions& options) {
+    const std::int64_t n = s / cp.size();
+    const bool has_mask = mask->defined() && mask->device() == qkv.device();
+    if (setup.kind == Kind::kRsa && options.causal && !has_mask) {
+      *mask = causal_rows(cp.rank() * n, n, s, qkv.options());
+      set_memory_kind(*mask, MemoryKind::kInput);
     }
-    case Kind::kUlysses:
-      layers.attention = [&cp](const Tensor& qkv,
-                               const AttentionOptions& options) {
-        const Tensors parts = split_qkv(qkv);
-        return ulysses_attention(parts[0], parts[1], parts[2], options, cp);
-      };
-      break;
-  }
+    const Tensors parts = split_qkv(qkv);
+    const Tensor &q = parts[0], &k = parts[1], &v = parts[2];
+    switch (setup.kind) {
+      case Kind::kRing:
+        return ring_attention(q, k, v, {options, setup.layout}, cp);
+      case Kind::kUlysses:
+        return ulysses_attention(q, k, v, options, cp);
+      default:
+        return ring_self_attention(q, k, v, {options, setup.all_reduce, *mask},
+                                   cp);
+    }
+  };
   return layers;
 }
 

@@ -11,8 +11,6 @@
 namespace shardbook::sequence_parallel {
 namespace {
 
-using tensor_parallel::ColumnParallelLinear;
-using tensor_parallel::RowParallelLinear;
 using tensor_parallel::VocabParallelEmbedding;
 
 // Tensors are [n, s, ..]: tokens lie along dim 1
@@ -26,57 +24,33 @@ MemoryKind gradient_kind(const Tensor& parameter) {
 
 Tensor as_rows(const Tensor& x) { return reshape(x, {-1, x.size(-1)}); }
 
-class GatheringLinear : public ColumnParallelLinear {
+class GatheringLinear
+    : public ModuleOf<GatheringLinear, tensor_parallel::ColumnParallelLinear> {
  public:
-  GatheringLinear(const std::string& name,
-                  const tensor_parallel::LinearShape& shape,
-                  const InitOptions& init, ProcessGroup& tp)
-      : ColumnParallelLinear(name, shape, init, tp), tp_(&tp) {}
+  using ModuleOf::ModuleOf;
   Tensor forward(const Tensor& x) override {
     return gathered_linear(x, weight, bias, *tp_);
   }
-  std::unique_ptr<Module> clone() const override {
-    return std::make_unique<GatheringLinear>(*this);
-  }
-
- private:
-  ProcessGroup* tp_;
 };
 
-class ScatteringLinear : public RowParallelLinear {
+class ScatteringLinear
+    : public ModuleOf<ScatteringLinear, tensor_parallel::RowParallelLinear> {
  public:
-  ScatteringLinear(const std::string& name,
-                   const tensor_parallel::LinearShape& shape,
-                   const InitOptions& init, ProcessGroup& tp)
-      : RowParallelLinear(name, shape, init, tp), tp_(&tp) {}
+  using ModuleOf::ModuleOf;
   Tensor forward(const Tensor& x) override {
     // The bias is added to own tokens, once
     return add(reduce_scatter_to(linear(x, weight), *tp_, kTokens), bias);
   }
-  std::unique_ptr<Module> clone() const override {
-    return std::make_unique<ScatteringLinear>(*this);
-  }
-
- private:
-  ProcessGroup* tp_;
 };
 
-class ScatteringEmbedding : public VocabParallelEmbedding {
+class ScatteringEmbedding
+    : public ModuleOf<ScatteringEmbedding, VocabParallelEmbedding> {
  public:
-  ScatteringEmbedding(const std::string& name, std::int64_t rows,
-                      std::int64_t width, double stddev,
-                      const InitOptions& init, ProcessGroup& tp)
-      : VocabParallelEmbedding(name, rows, width, stddev, init, tp), tp_(&tp) {}
+  using ModuleOf::ModuleOf;
   Tensor forward(const Tensor& ids) override {
     return reduce_scatter_to(embedding_part(weight, ids, first_row()), *tp_,
                              kTokens);
   }
-  std::unique_ptr<Module> clone() const override {
-    return std::make_unique<ScatteringEmbedding>(*this);
-  }
-
- private:
-  ProcessGroup* tp_;
 };
 
 }  // namespace
@@ -94,39 +68,31 @@ Tensor gathered_linear(const Tensor& x, const Tensor& weight,
     const std::int64_t n = x.size(0), own = x.size(1), t = tp.size();
     const std::int64_t in = x.size(2);
 
-    // Where nobody wants the gradient of the weight, nobody needs all of x
-    if (!weight.requires_grad()) {
-      Tensor dx;
-      if (of_x) {
-        const Tensor all_dx = reshape(
-            matmul(dy, weight, false, /*trans_b=*/true), {n, t * own, in});
-        dx = tensor_parallel::reduce_scatter(all_dx, tp, kTokens, "dX");
-      }
-      return Tensors{dx, Tensor(),
-                     bias.requires_grad() ? sum(dy, 0) : Tensor()};
-    }
+    const bool of_weight = weight.requires_grad();
 
     // Gather the input again, behind the product for its gradient
-    Tensor parts = Tensor::empty({t, n, own, in}, x.options());
-    Work gather = tp.all_gather(parts, x, "X for dW");
-    Tensor all_dx;
+    Tensor parts, all_dx;
+    Work gather;
+    if (of_weight) {
+      parts = Tensor::empty({t, n, own, in}, x.options());
+      gather = tp.all_gather(parts, x, "X for dW");
+    }
     if (of_x) all_dx = matmul(dy, weight, false, /*trans_b=*/true);
     gather.wait();
-    const Tensor all = reshape(transpose(parts, 0, 1), {n * t * own, in});
+    Tensor all;
+    if (of_weight) all = reshape(transpose(parts, 0, 1), {n * t * own, in});
     parts = Tensor();
 
     // Scatter that gradient's sum, behind the product for the weight's
-    Tensor dx;
+    Tensor dx, leaving, dweight, dbias;
     Work scatter;
-    Tensor leaving;
     if (of_x) {
       leaving = transpose(reshape(all_dx, {n, t, own, in}), 0, 1);
       all_dx = Tensor();
       dx = x.empty_like();
       scatter = tp.reduce_scatter(dx, leaving, ReduceOp::kSum, "dX");
     }
-    Tensor dweight, dbias;
-    {
+    if (of_weight) {
       const MemoryScope kind(gradient_kind(weight));
       dweight = matmul(all, dy, /*trans_a=*/true);
     }

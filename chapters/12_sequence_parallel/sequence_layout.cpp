@@ -1,6 +1,7 @@
 #include "chapters/12_sequence_parallel/sequence_layout.h"
 
 #include <cstddef>
+#include <map>
 
 #include "core/check.h"
 
@@ -81,7 +82,6 @@ Tensor cut_sequence(const Tensor& whole, std::int64_t dim, Layout layout,
 Tensor join_sequence(const Tensors& parts, std::int64_t dim, Layout layout) {
   const int c = static_cast<int>(parts.size());
   const std::int64_t n = parts[0].size(dim);
-  if (layout == Layout::kContiguous) return concat(parts, dim);
   if (layout == Layout::kStriped) {
     Shape apart = parts[0].shape(), whole = parts[0].shape();
     apart.insert(apart.begin() + dim + 1, 1);
@@ -90,21 +90,26 @@ Tensor join_sequence(const Tensors& parts, std::int64_t dim, Layout layout) {
     for (const Tensor& part : parts) columns.push_back(reshape(part, apart));
     return reshape(concat(columns, dim + 1), whole);
   }
-  Tensors first, second;
+  // The ranks' runs in the order of their first tokens
+  std::map<std::int64_t, Tensor> runs;
   for (int r = 0; r < c; ++r) {
-    first.push_back(slice(parts[static_cast<std::size_t>(r)], dim, 0, n / 2));
-    second.push_back(
-        slice(parts[static_cast<std::size_t>(c - 1 - r)], dim, n / 2, n));
+    std::int64_t begin = 0;
+    for (const TokenRun& run : token_runs(layout, r, c, n * c)) {
+      runs[run.first] = slice(parts[static_cast<std::size_t>(r)], dim, begin,
+                              begin + run.count);
+      begin += run.count;
+    }
   }
-  first.insert(first.end(), second.begin(), second.end());
-  return concat(first, dim);
+  Tensors in_order;
+  for (const auto& [first, part] : runs) in_order.push_back(part);
+  return concat(in_order, dim);
 }
 
 namespace {
 
-/// Blocks in which each side holds tokens of one run.
+/// Zigzag's blocks in which each side holds tokens of one run.
 std::vector<AttentionBlock> blocks_of_runs(int rank, int source, int c,
-                                           std::int64_t n) {
+                                           std::int64_t n, bool causal) {
   const std::int64_t half = n / 2;
   const RowRange halves[2] = {{0, half}, {half, n}};
   const int own[2] = {rank, 2 * c - 1 - rank};
@@ -112,8 +117,9 @@ std::vector<AttentionBlock> blocks_of_runs(int rank, int source, int c,
   std::vector<AttentionBlock> blocks;
   for (int i = 0; i < 2; ++i) {
     for (int j = 0; j < 2; ++j) {
-      if (theirs[j] > own[i]) continue;
-      blocks.push_back({halves[i], halves[j], theirs[j] == own[i], 0});
+      if (causal && theirs[j] > own[i]) continue;
+      blocks.push_back(
+          {halves[i], halves[j], causal && theirs[j] == own[i], 0});
     }
   }
   return blocks;
@@ -125,16 +131,10 @@ std::vector<AttentionBlock> visible_blocks(Layout layout, int rank, int source,
                                            int c, std::int64_t n, bool causal,
                                            bool runs_apart) {
   const RowRange all{0, n};
-  const bool has_two_runs = layout == Layout::kZigzag;
-  if (!causal) {
-    if (!has_two_runs || !runs_apart) return {{all, all, false, 0}};
-    const RowRange first{0, n / 2}, second{n / 2, n};
-    return {{first, first, false, 0},
-            {first, second, false, 0},
-            {second, first, false, 0},
-            {second, second, false, 0}};
+  if (layout == Layout::kZigzag && runs_apart) {
+    return blocks_of_runs(rank, source, c, n, causal);
   }
-  if (has_two_runs && runs_apart) return blocks_of_runs(rank, source, c, n);
+  if (!causal) return {{all, all, false, 0}};
   // Keys of this rank itself are in the order of its queries
   if (source == rank) return {{all, all, true, 0}};
   if (layout == Layout::kStriped) {

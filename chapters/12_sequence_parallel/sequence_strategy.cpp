@@ -63,13 +63,8 @@ SequenceStrategy::SequenceStrategy(const Options& options,
       setup_(setup) {}
 
 std::vector<Bill> SequenceStrategy::bills() {
-  const std::int64_t parameters = model().num_parameters();
-  return {{predicted_bytes(options_, config(), setup_.sequence, group_.size(),
-                           parameters, passes_.micro_batches),
-           predicted_memory(options_, config(), setup_.sequence, group_.size(),
-                            parameters, passes_.micro_batches),
-           step_s(options_, config(), setup_.sequence, group_.size(),
-                  parameters, passes_.micro_batches)}};
+  return {sequence_bill(options_, config(), setup_.sequence, group_.size(),
+                        model().num_parameters(), passes_.micro_batches)};
 }
 
 MegatronStrategy::MegatronStrategy(const Options& options,

@@ -45,32 +45,34 @@ Tensor exchange_to_tokens(const Tensor& x, ProcessGroup& cp,
   return reshape(permute(by_heads, {1, 2, 0, 3}), {b, n, c * width});
 }
 
+using Exchange = Tensor (*)(const Tensor& x, ProcessGroup& cp,
+                            const std::string& label);
+
+/// An exchange whose backward is the other one.
+Tensor exchanged(const char* name, const Tensor& x, ProcessGroup& cp,
+                 const std::string& label, Exchange forward,
+                 Exchange backward) {
+  if (cp.size() == 1) return x;
+  return autograd::custom_function(
+      name, {x},
+      [&](const Tensors& in) { return Tensors{forward(in[0], cp, label)}; },
+      [&cp, label, backward](const Tensors& grads) {
+        return Tensors{backward(grads[0], cp, "d" + label)};
+      })[0];
+}
+
 }  // namespace
 
 Tensor scatter_heads(const Tensor& x, ProcessGroup& cp,
                      const std::string& label) {
-  if (cp.size() == 1) return x;
-  return autograd::custom_function(
-      "scatter_heads", {x},
-      [&cp, &label](const Tensors& in) {
-        return Tensors{exchange_to_heads(in[0], cp, label)};
-      },
-      [&cp, label](const Tensors& grads) {
-        return Tensors{exchange_to_tokens(grads[0], cp, "d" + label)};
-      })[0];
+  return exchanged("scatter_heads", x, cp, label, exchange_to_heads,
+                   exchange_to_tokens);
 }
 
 Tensor gather_heads(const Tensor& x, ProcessGroup& cp,
                     const std::string& label) {
-  if (cp.size() == 1) return x;
-  return autograd::custom_function(
-      "gather_heads", {x},
-      [&cp, &label](const Tensors& in) {
-        return Tensors{exchange_to_tokens(in[0], cp, label)};
-      },
-      [&cp, label](const Tensors& grads) {
-        return Tensors{exchange_to_heads(grads[0], cp, "d" + label)};
-      })[0];
+  return exchanged("gather_heads", x, cp, label, exchange_to_tokens,
+                   exchange_to_heads);
 }
 
 Tensor repeat_heads(const Tensor& x, std::int64_t heads, std::int64_t times) {
@@ -82,8 +84,7 @@ Tensor repeat_heads(const Tensor& x, std::int64_t heads, std::int64_t times) {
 }
 
 Tensor ulysses_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                         const AttentionOptions& options, ProcessGroup& cp,
-                         const LocalAttention& local) {
+                         const AttentionOptions& options, ProcessGroup& cp) {
   const std::int64_t c = cp.size(), heads = options.heads;
   const std::int64_t kv_heads =
       options.kv_heads == 0 ? heads : options.kv_heads;
@@ -104,9 +105,7 @@ Tensor ulysses_attention(const Tensor& q, const Tensor& k, const Tensor& v,
   // Dropout draws where one device would, for these heads
   const std::int64_t s = all_q.size(1);
   own.shard = {{q.size(0), heads, s, s}, {0, cp.rank() * own.heads, 0, 0}, {}};
-  const Tensor out = local ? local(all_q, all_k, all_v, own)
-                           : attention(all_q, all_k, all_v, own);
-  return gather_heads(out, cp, "O");
+  return gather_heads(attention(all_q, all_k, all_v, own), cp, "O");
 }
 
 }  // namespace shardbook::sequence_parallel

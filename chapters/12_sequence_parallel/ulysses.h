@@ -15,7 +15,7 @@
 // Jacobs et al. 2023, "DeepSpeed Ulysses", section 3; DeepSpeed's
 // DistributedAttention.
 
-#include <functional>
+#include <string>
 
 #include "comm/process_group.h"
 #include "core/ops.h"
@@ -35,10 +35,6 @@ Tensor gather_heads(const Tensor& x, ProcessGroup& cp,
 /// Backward sums the gradients of the copies.
 Tensor repeat_heads(const Tensor& x, std::int64_t heads, std::int64_t times);
 
-using LocalAttention =
-    std::function<Tensor(const Tensor& q, const Tensor& k, const Tensor& v,
-                         const AttentionOptions& options)>;
-
 /// Attention over the whole sequence, each rank a/c heads of it.
 ///
 ///   q        [b, s/c, heads d]   contiguous slices
@@ -50,7 +46,6 @@ using LocalAttention =
 /// key head is sent lcm(kv_heads, c) / kv_heads times, and the gradients of the
 /// copies are summed. Throws Error unless c divides heads.
 Tensor ulysses_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                         const AttentionOptions& options, ProcessGroup& cp,
-                         const LocalAttention& local = nullptr);
+                         const AttentionOptions& options, ProcessGroup& cp);
 
 }  // namespace shardbook::sequence_parallel

@@ -155,13 +155,12 @@ TEST(UlyssesTraps, DropoutOfOwnHeadsAloneIsTheSameOnEveryRank) {
       on_slices(2, s,
                 [&](const Tensor& q, const Tensor& k, const Tensor& v,
                     ProcessGroup& cp) {
-                  return ulysses_attention(
-                      q, k, v, options_of(s), cp,
-                      [](const Tensor& q, const Tensor& k, const Tensor& v,
-                         AttentionOptions options) {
-                        options.shard = {};
-                        return attention(q, k, v, options);
-                      });
+                  AttentionOptions options = options_of(s);
+                  options.heads /= cp.size();
+                  return gather_heads(
+                      attention(scatter_heads(q, cp), scatter_heads(k, cp),
+                                scatter_heads(v, cp), options),
+                      cp);
                 })
           .whole;
   EXPECT_GT(largest_difference(wrong, expected), 0.1);
