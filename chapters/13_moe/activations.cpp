@@ -7,15 +7,15 @@ namespace {
 
 constexpr double kIndex = 8;  // bytes of an i64
 
-double slots_of(const MoeOptions& moe, std::int64_t experts, double tokens) {
+}  // namespace
+
+double slots_of_expert(const MoeOptions& moe, std::int64_t experts,
+                       double tokens) {
   GateOptions gate = moe.gate;
   gate.num_experts = experts;
-  return static_cast<double>(experts) *
-         static_cast<double>(
-             capacity(static_cast<std::int64_t>(tokens), gate, true));
+  return static_cast<double>(
+      capacity(static_cast<std::int64_t>(tokens), gate, true));
 }
-
-}  // namespace
 
 bool keeps_known_bytes(const MoeOptions& moe) {
   return !moe.is_dropless && !moe.is_naive && moe.gate.drop_tokens &&
@@ -44,7 +44,7 @@ double kept_by_experts(const ModelConfig& config, const MoeOptions& moe,
   const auto all = static_cast<double>(experts);
   const double tokens = z.rows * z.tokens;
   const double choices = tokens * static_cast<double>(moe.gate.k);
-  const double slots = slots_of(moe, experts, tokens);
+  const double slots = all * slots_of_expert(moe, experts, tokens);
   double kept =
       (tokens + 2) * all * z.stat + choices * z.element + 2 * choices * kIndex;
   if (moe.gate.k > 1) kept += (choices + tokens) * z.stat;
@@ -62,9 +62,9 @@ double deferred_by_experts(const ModelConfig& config, const MoeOptions& moe,
                            std::int64_t experts, const KeptSizes& z) {
   const auto h = static_cast<double>(config.n_embd);
   const double tokens = z.rows * z.tokens;
-  const double slots = slots_of(moe, experts, tokens);
-  return (slots * 10 / z.t + tokens) * h * z.element +
-         tokens * static_cast<double>(experts) * z.stat;
+  const auto all = static_cast<double>(experts);
+  const double slots = all * slots_of_expert(moe, experts, tokens);
+  return (slots * 10 / z.t + tokens) * h * z.element + tokens * all * z.stat;
 }
 
 double kept_by_block(const ModelConfig& config, const MoeOptions& moe,

@@ -10,6 +10,9 @@ namespace shardbook::moe {
 /// False where the bytes depend on the data, or have no formula: dropless
 /// dispatch, noise in the gate's logits, a z-loss, masks in place of indices.
 bool keeps_known_bytes(const MoeOptions& moe);
+/// Slots of one of so many experts for a rank's tokens of a micro-batch.
+double slots_of_expert(const MoeOptions& moe, std::int64_t experts,
+                       double tokens);
 /// What gate, dispatch, experts and combine of a layer keep.
 double kept_by_experts(const ModelConfig& config, const MoeOptions& moe,
                        std::int64_t experts, const KeptSizes& sizes);

@@ -51,13 +51,6 @@ Work work_of(const Options& options, const ModelConfig& config,
   return work;
 }
 
-double slots_of(const Work& work, const MoeOptions& moe, std::int64_t experts) {
-  GateOptions gate = moe.gate;
-  gate.num_experts = experts;
-  return static_cast<double>(
-      capacity(static_cast<std::int64_t>(work.tokens), gate, true));
-}
-
 /// Bytes of all steps that depend on the routing: what the layers have seen.
 double routed_bytes(const Work& work, const MoeOptions& moe,
                     const BillSizes& sizes, const MoeRecord& record) {
@@ -89,7 +82,8 @@ double layer_bytes(const Options& options, const ModelConfig& config,
     const std::int64_t experts = experts_of_layer(moe, i);
     const bool is_moe = experts > 1;
     if (is_moe && !depends_on_routing(moe)) {
-      elements += layer_elements(moe, experts, slots_of(work, moe, experts),
+      elements += layer_elements(moe, experts,
+                                 slots_of_expert(moe, experts, work.tokens),
                                  work.h, sizes);
     }
     // f and g of attention, and of an MLP that TP cuts
@@ -338,7 +332,7 @@ double step_s(const Options& options, const ModelConfig& config,
   time.element = work.e, time.stat = work.stat;
   time.layers = static_cast<double>(config.n_layer);
   time.experts = static_cast<double>(moe.gate.num_experts);
-  time.slots = slots_of(work, moe, moe.gate.num_experts);
+  time.slots = slots_of_expert(moe, moe.gate.num_experts, work.tokens);
   time.expert_tp = moe.expert_tensor_parallel;
   return time.step();
 }

@@ -28,26 +28,23 @@ InitOptions init_of(const ConvNetOptions& options) {
   return init;
 }
 
-/// Forward and backward of one rank's images of step `step`; the mean loss.
+/// Forward and backward of the images of one of `groups` in step `step`; their
+/// share of the mean loss.
 double add_gradients(ConvNet& net, const ConvNetOptions& options,
                      const ConvTraining& training, const CifarImages& images,
-                     std::int64_t step, int rank, int ranks,
-                     double loss_scale) {
+                     std::int64_t step, int group, int groups) {
   RandomState& random = RankContext::current().random;
   random.step = static_cast<std::uint64_t>(step);
-  random.batch = {rank, ranks};
+  random.batch = {group, groups};
   random.next_op = 0;
-  const Batch batch = cifar_batch(images, {step * training.batch + rank, ranks},
-                                  training.batch / ranks, options.dtype);
+  const Batch batch =
+      cifar_batch(images, {step * training.batch + group, groups},
+                  training.batch / groups, options.dtype);
   const Tensor loss = language_loss(net(batch.inputs), batch.targets);
-  autograd::backward({loss}, {Tensor::full({}, loss_scale, loss.options())});
+  const double share = 1.0 / groups;
+  autograd::backward({loss}, {Tensor::full({}, share, loss.options())});
   random.batch = {};
-  return loss.item();
-}
-
-void check_batch(const ConvTraining& training, int ranks) {
-  SB_CHECK(training.batch % ranks == 0, "--batch ", training.batch,
-           ": does not divide by ", ranks, " ranks");
+  return loss.item() * share;
 }
 
 }  // namespace
@@ -111,16 +108,20 @@ void ConvNet::members(MemberVisitor& visit) {
 
 ConvResult train_conv_net(const ConvNetOptions& options,
                           const ConvTraining& training,
-                          const CifarImages& images, ProcessGroup& world) {
-  check_batch(training, world.size());
+                          const CifarImages& images, ProcessGroup& world,
+                          int groups) {
+  if (groups == 0) groups = world.size();
+  SB_CHECK(training.batch % groups == 0, "--batch ", training.batch,
+           ": does not divide by ", groups, " ranks");
   GroupSizes sizes;
   sizes.world = world.size();
   sizes.ep = training.ep > 0 ? training.ep : world.size();
   DeviceMesh mesh(world, expert_topology(sizes));
   const auto record = std::make_shared<MoeRecord>();
-  MoeGroups groups;
-  groups.ep = &mesh.group("ep");
-  ConvNet net(options, groups, record);
+  record->loss_scale = 1.0 / groups;
+  MoeGroups experts_of;
+  experts_of.ep = &mesh.group("ep");
+  ConvNet net(options, experts_of, record);
   Tensors dense, experts;
   for (const NamedTensor& each : net.named_parameters()) {
     (is_expert(each.name) ? experts : dense).push_back(each.tensor);
@@ -130,47 +131,21 @@ ConvResult train_conv_net(const ConvNetOptions& options,
   const auto optimizer = make_optimizer("adam", net.parameters(), adam);
 
   ConvResult result;
-  const double share = 1.0 / world.size();
   RankContext::current().random.seed = options.seed;
   for (std::int64_t step = 0; step < training.steps; ++step) {
-    const double own = add_gradients(net, options, training, images, step,
-                                     world.rank(), world.size(), 1);
-    sum_gradients(world, dense, "dense", share);
-    sum_gradients(mesh.group("edp"), experts, "experts", share);
-    const Tensor loss = Tensor::full({}, own * share, {DType::kF64, Device()});
+    double own = 0;
+    for (int group = world.rank(); group < groups; group += world.size()) {
+      own += add_gradients(net, options, training, images, step, group, groups);
+    }
+    sum_gradients(world, dense, "dense");
+    sum_gradients(mesh.group("edp"), experts, "experts");
+    const Tensor loss = Tensor::full({}, own, {DType::kF64, Device()});
     world.all_reduce(loss, ReduceOp::kSum, "loss").wait();
     result.losses.push_back(loss.item());
     optimizer->step();
     net.clear_grad();
   }
   result.loads = sum_loads(*record, world, true);
-  result.parameters = net.named_parameters();
-  return result;
-}
-
-ConvResult train_conv_net_alone(const ConvNetOptions& options,
-                                const ConvTraining& training,
-                                const CifarImages& images, int ranks) {
-  check_batch(training, ranks);
-  const auto record = std::make_shared<MoeRecord>();
-  record->loss_scale = 1.0 / ranks;
-  ConvNet net(options, {}, record);
-  OptimizerOptions adam;
-  adam.lr = training.lr;
-  const auto optimizer = make_optimizer("adam", net.parameters(), adam);
-  ConvResult result;
-  RankContext::current().random.seed = options.seed;
-  for (std::int64_t step = 0; step < training.steps; ++step) {
-    double loss = 0;
-    for (int rank = 0; rank < ranks; ++rank) {
-      loss += add_gradients(net, options, training, images, step, rank, ranks,
-                            1.0 / ranks) /
-              ranks;
-    }
-    result.losses.push_back(loss);
-    optimizer->step();
-    net.clear_grad();
-  }
   result.parameters = net.named_parameters();
   return result;
 }

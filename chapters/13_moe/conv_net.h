@@ -53,15 +53,12 @@ struct ConvResult {
   std::map<std::string, std::vector<std::int64_t>> loads;
   std::vector<NamedTensor> parameters;  ///< this rank's
 };
-/// Trains on the ranks of `world`: rank r takes images r, r + W, ... of a batch.
-/// Collective.
+/// Trains on the ranks of `world`: rank r of W has images r, r + W, ... of a batch.
+/// With `groups`, a multiple of W, it routes by themselves the images that each of
+/// so many ranks would have. Collective.
 ConvResult train_conv_net(const ConvNetOptions& options,
                           const ConvTraining& training,
-                          const CifarImages& images, ProcessGroup& world);
-/// The same on one device, which routes the images of each of `ranks` ranks by
-/// themselves.
-ConvResult train_conv_net_alone(const ConvNetOptions& options,
-                                const ConvTraining& training,
-                                const CifarImages& images, int ranks);
+                          const CifarImages& images, ProcessGroup& world,
+                          int groups = 0);
 
 }  // namespace shardbook::moe

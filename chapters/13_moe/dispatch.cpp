@@ -72,6 +72,20 @@ Tensor gather(const Tensor& rows, ProcessGroup& ep, const char* label) {
   return reshape(all_to_all(leaving, ep, label), {p * local, c, m});
 }
 
+using Exchange = Tensor (*)(const Tensor& rows, ProcessGroup& ep,
+                            const char* label);
+
+/// An exchange whose backward is the other one.
+Tensor exchanged(const Tensor& rows, ProcessGroup& ep, Exchange forward,
+                 const char* label, Exchange backward, const char* back_label) {
+  return autograd::custom_function(
+      label, {rows},
+      [&](const Tensors& in) { return Tensors{forward(in[0], ep, label)}; },
+      [&ep, backward, back_label](const Tensors& grads) {
+        return Tensors{backward(grads[0], ep, back_label)};
+      })[0];
+}
+
 Tensor move_rows(const Tensor& rows, ProcessGroup& ep,
                  const std::vector<std::int64_t>& send_rows,
                  const std::vector<std::int64_t>& recv_rows,
@@ -139,14 +153,7 @@ Tensor to_experts(const Tensor& rows, ProcessGroup* ep) {
   SB_CHECK(rows.size(0) % ep->size() == 0, "moe: ", rows.size(0),
            " experts do not divide over the ", ep->size(),
            " ranks of an expert-parallel group");
-  return autograd::custom_function(
-      "to_experts", {rows},
-      [ep](const Tensors& in) {
-        return Tensors{scatter(in[0], *ep, "dispatch")};
-      },
-      [ep](const Tensors& grads) {
-        return Tensors{gather(grads[0], *ep, "d_dispatch")};
-      })[0];
+  return exchanged(rows, *ep, scatter, "dispatch", gather, "d_dispatch");
 }
 
 Tensor from_experts(const Tensor& rows, ProcessGroup* ep,
@@ -154,14 +161,7 @@ Tensor from_experts(const Tensor& rows, ProcessGroup* ep,
   if (is_alone(ep)) return rows;
   SB_CHECK(rows.size(0) * ep->size() == experts, "moe: ", rows.size(0),
            " local experts on ", ep->size(), " ranks are not ", experts);
-  return autograd::custom_function(
-      "from_experts", {rows},
-      [ep](const Tensors& in) {
-        return Tensors{gather(in[0], *ep, "combine")};
-      },
-      [ep](const Tensors& grads) {
-        return Tensors{scatter(grads[0], *ep, "d_combine")};
-      })[0];
+  return exchanged(rows, *ep, gather, "combine", scatter, "d_combine");
 }
 
 Tensor exchange_rows(const Tensor& rows, ProcessGroup* ep,

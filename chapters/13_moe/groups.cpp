@@ -2,28 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/check.h"
 
 namespace shardbook::moe {
 namespace {
 
-/// "0 4 8"
-std::string ranks_text(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) {
-    text += (text.empty() ? "" : " ") + std::to_string(rank);
-  }
-  return text;
-}
-
-const std::vector<int>& group_of(const std::vector<std::vector<int>>& groups,
-                                 int rank) {
-  for (const std::vector<int>& group : groups) {
-    for (const int each : group) {
-      if (each == rank) return group;
+/// The ranks of the group over these axes that `rank` is in.
+std::string group_text(const Topology& grid, int rank,
+                       const std::vector<std::string>& axes) {
+  for (const std::vector<int>& group : grid.groups(axes)) {
+    if (std::count(group.begin(), group.end(), rank) > 0) {
+      return fmt::format("{}", fmt::join(group, " "));
     }
   }
-  SB_FAIL("moe: rank ", rank, " is in no group");
+  return "";
 }
 
 }  // namespace
@@ -45,22 +39,10 @@ Topology expert_topology(const GroupSizes& sizes) {
                   {sizes.pp, edp, sizes.ep, sizes.tp});
 }
 
-ExpertGroups expert_groups(const GroupSizes& sizes) {
-  const Topology grid = expert_topology(sizes);
-  ExpertGroups groups;
-  groups.ep = grid.groups({"ep"});
-  groups.edp = grid.groups({"edp"});
-  groups.dp = grid.groups({"edp", "ep"});
-  groups.tp = grid.groups({"tp"});
-  groups.replicas = grid.groups({"edp", "tp"});
-  return groups;
-}
-
 std::string draw_groups(const GroupSizes& sizes, int num_experts) {
   SB_CHECK(num_experts % sizes.ep == 0, "--ep ", sizes.ep, ": ", num_experts,
            " experts do not divide by it; every rank has equally many");
   const Topology grid = expert_topology(sizes);
-  const ExpertGroups groups = expert_groups(sizes);
   const int local = num_experts / sizes.ep;
   std::string text = fmt::format("{:>4}  {:<10} {:<16} {:<16} {:<10} {}\n",
                                  "rank", "experts", "EP", "EDP", "TP", "DP");
@@ -69,11 +51,10 @@ std::string draw_groups(const GroupSizes& sizes, int num_experts) {
     const std::string experts =
         local == 1 ? fmt::format("{}", first)
                    : fmt::format("{}-{}", first, first + local - 1);
-    text += fmt::format("{:>4}  {:<10} {:<16} {:<16} {:<10} {}\n", rank,
-                        experts, ranks_text(group_of(groups.ep, rank)),
-                        ranks_text(group_of(groups.edp, rank)),
-                        ranks_text(group_of(groups.tp, rank)),
-                        ranks_text(group_of(groups.dp, rank)));
+    text += fmt::format(
+        "{:>4}  {:<10} {:<16} {:<16} {:<10} {}\n", rank, experts,
+        group_text(grid, rank, {"ep"}), group_text(grid, rank, {"edp"}),
+        group_text(grid, rank, {"tp"}), group_text(grid, rank, {"edp", "ep"}));
   }
   return text;
 }

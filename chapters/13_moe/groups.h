@@ -34,19 +34,11 @@ struct GroupSizes {
   bool data_before_expert = false;
 };
 
-/// Axes pp, edp, ep and tp (the last varies fastest). Throws Error, with what
-/// would work, where they do not divide.
+/// Axes pp, edp, ep and tp (the last varies fastest). Ranks that differ in ep share
+/// a set of all experts; in edp, they hold the same experts; in edp and ep, the same
+/// dense parameters; in edp and tp, the same experts where TP does not cut them.
+/// Throws Error, with what would work, where the sizes do not divide.
 Topology expert_topology(const GroupSizes& sizes);
-
-struct ExpertGroups {
-  std::vector<std::vector<int>> ep;   ///< share a set of all experts
-  std::vector<std::vector<int>> edp;  ///< hold the same experts
-  std::vector<std::vector<int>> dp;   ///< hold the same dense parameters
-  std::vector<std::vector<int>> tp;   ///< share every matrix
-  /// Hold the same experts where TP does not cut them: edp x tp.
-  std::vector<std::vector<int>> replicas;
-};
-ExpertGroups expert_groups(const GroupSizes& sizes);
 
 /// A table: a row per rank with its experts and its groups.
 std::string draw_groups(const GroupSizes& sizes, int num_experts);

@@ -5,17 +5,15 @@
 #include "chapters/common/models/checkpoint.h"
 
 namespace shardbook::moe {
-namespace {
 
-std::unique_ptr<Gpt> build(const Options& options, const ModelConfig& config,
-                           const LayerFactory& layers) {
+std::unique_ptr<Gpt> build_gpt(const Options& options,
+                               const ModelConfig& config,
+                               const LayerFactory& layers) {
   InitOptions init;
   init.seed = options.seed;
   init.dtype = options.dtype;
   return std::make_unique<Gpt>(config, init, layers);
 }
-
-}  // namespace
 
 ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
                              MoeRecord& record,
@@ -24,7 +22,7 @@ ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
   Options quiet = options;
   quiet.log.clear();
   const ModelConfig config = model_config(options);
-  const auto model = build(options, config, layers);
+  const auto model = build_gpt(options, config, layers);
   if (!options.load.empty()) load_model(options.load, *model);
   const Dataset data = Dataset::open(options, config);
   const auto optimizer = make_optimizer(options.optimizer, model->parameters(),
@@ -52,7 +50,7 @@ LoadedModel whole_model(const Options& options, const MoeOptions& moe,
   LoadedModel loaded;
   loaded.config = model_config(options);
   loaded.config.has_experts = most_experts(moe) > 1;
-  loaded.model = build(options, loaded.config, layers);
+  loaded.model = build_gpt(options, loaded.config, layers);
   loaded.model->load_values(state);
   return loaded;
 }

@@ -21,16 +21,6 @@ ModelConfig gpt_config(const Options& options) {
   return config;
 }
 
-std::unique_ptr<Gpt> build(const Options& options, ModelConfig config,
-                           std::int64_t vocabulary,
-                           const LayerFactory& layers) {
-  InitOptions init;
-  init.seed = options.seed;
-  init.dtype = options.dtype;
-  config.vocab_size = vocabulary;
-  return std::make_unique<Gpt>(config, init, layers);
-}
-
 zero::ZeroOptions zero_options(const StrategyOptions& setup,
                                const Options& options, double loss_scale) {
   zero::ZeroOptions zero;
@@ -68,7 +58,9 @@ MoeStrategy::MoeStrategy(const Options& options, const StrategyOptions& setup,
   groups.ep_stride = setup.data_before_expert ? mesh.size("edp") : 1;
   layers_.mlp = moe_mlp(setup.moe, groups, record_);
   const std::int64_t rows = padded_vocabulary(config_.vocab_size, t);
-  model_ = build(options, config_, rows, layers_);
+  ModelConfig padded = config_;
+  padded.vocab_size = rows;
+  model_ = build_gpt(options, padded, layers_);
   if (!options.load.empty()) {
     load_model(options.load, *model_,
                part_of(layout_, mesh_.world().rank(), rows));

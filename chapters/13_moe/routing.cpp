@@ -13,13 +13,14 @@ namespace {
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-/// The position of the largest of n values; the first of equals. `skip` is not
-/// considered.
+/// The position of the largest of n values, the first of equals, but for the
+/// `num_chosen` positions at `chosen`.
 std::int64_t largest(const double* values, std::int64_t n,
-                     std::int64_t skip = -1) {
+                     const std::int64_t* chosen, std::int64_t num_chosen) {
   std::int64_t best = -1;
   for (std::int64_t i = 0; i < n; ++i) {
-    if (i == skip) continue;
+    const auto* end = chosen + num_chosen;
+    if (std::find(chosen, end, i) != end) continue;
     if (best < 0 || values[i] > values[best]) best = i;
   }
   return best;
@@ -188,29 +189,15 @@ Routing choose_experts(const GateValues& values, std::int64_t tokens,
     const double* gates = values.gates.data() + s * experts;
     const double* logits = values.logits.data() + s * experts;
     std::int64_t* chosen = routing.expert.data() + s * k;
-    if (samples_first) {
-      chosen[0] = largest(
-          with_gumbel(logits, experts, draws, "rsample", s).data(), experts);
-      continue;
-    }
-    std::vector<double> open(k > 2 ? logits : gates,
-                             (k > 2 ? logits : gates) + experts);
-    chosen[0] = largest(open.data(), experts);
-    if (k == 2) {
-      if (samples_second) {
+    const double* ranked = k > 2 ? logits : gates;
+    std::vector<double> open(ranked, ranked + experts);
+    for (std::int64_t j = 0; j < k; ++j) {
+      if (j == 0 && samples_first) {
+        open = with_gumbel(logits, experts, draws, "rsample", s);
+      } else if (j == 1 && samples_second) {
         open = with_gumbel(logits, experts, draws, "second", s);
       }
-      chosen[1] = largest(open.data(), experts, chosen[0]);
-    }
-    for (std::int64_t j = 1; k > 2 && j < k; ++j) {
-      open[at(chosen[j - 1])] = -HUGE_VAL;
-      // Infinite logits may be left: no expert is chosen twice
-      std::int64_t best = -1;
-      for (std::int64_t e = 0; e < experts; ++e) {
-        if (std::find(chosen, chosen + j, e) != chosen + j) continue;
-        if (best < 0 || open[at(e)] > open[at(best)]) best = e;
-      }
-      chosen[j] = best;
+      chosen[j] = largest(open.data(), experts, chosen, j);
     }
   }
   return routing;
@@ -288,18 +275,13 @@ std::int64_t Routing::num_dropped() const {
 SortedChoices sort_by_expert(const Routing& routing) {
   SortedChoices sorted;
   sorted.counts = routing.exp_counts();
-  std::vector<std::int64_t> next(at(routing.experts), 0);
-  std::int64_t total = 0;
-  for (std::int64_t e = 0; e < routing.experts; ++e) {
-    next[at(e)] = total;
-    total += sorted.counts[at(e)];
+  for (const std::int64_t choice : token_order(routing)) {
+    if (routing.expert[at(choice)] >= 0) sorted.choice.push_back(choice);
   }
-  sorted.choice.resize(at(total));
-  for (std::size_t i = 0; i < routing.expert.size(); ++i) {
-    if (routing.expert[i] < 0) continue;
-    sorted.choice[at(next[at(routing.expert[i])]++)] =
-        static_cast<std::int64_t>(i);
-  }
+  std::stable_sort(sorted.choice.begin(), sorted.choice.end(),
+                   [&](auto a, auto b) {
+                     return routing.expert[at(a)] < routing.expert[at(b)];
+                   });
   return sorted;
 }
 
