@@ -107,29 +107,26 @@ DTensor DTensor::redistribute(const Placements& to) const {
   check_placements("redistribute", shape_, to, mesh().shape());
   if (to == placements_) return *this;
   DTensor result(Tensor(), mesh(), to, shape_, new_layout());
-  const DTensor from = *this;
-  // The nodes keep layouts, and no arrays
-  DTensor shapes_from(Tensor(), mesh(), placements_, shape_, gradient_);
-  const DTensor shapes_to = result;
+  const DTensor from = layout(), onto = result;
   result.local_ = autograd::custom_function(
       "redistribute", {local_},
       [&](const Tensors& inputs) {
-        return Tensors{redistribute_local(inputs[0], from.mesh(), from.shape_,
-                                          from.placements_, to)};
+        return Tensors{
+            redistribute_local(inputs[0], mesh(), shape_, placements_, to)};
       },
-      [shapes_from, shapes_to](const Tensors& grads) {
-        const Placements target = normalized(shapes_from.placements());
-        const Tensor grad = redistribute_local(
-            grads[0], shapes_from.mesh(), shapes_from.shape(),
-            shapes_to.gradient()->take(shapes_to), target);
-        return Tensors{shapes_from.gradient()->add(shapes_from, grad, target)};
+      [from, onto](const Tensors& grads) {
+        const Placements target = normalized(from.placements());
+        const Tensor grad =
+            redistribute_local(grads[0], from.mesh(), from.shape(),
+                               onto.gradient()->take(onto), target);
+        return Tensors{from.gradient()->add(from, grad, target)};
       })[0];
   return result;
 }
 
 Tensor DTensor::to_local(const Placements& grad_placements) const {
   check_placements("to_local", shape_, grad_placements, mesh().shape());
-  const DTensor self(Tensor(), mesh(), placements_, shape_, gradient_);
+  const DTensor self = layout();
   const Placements natural = normalized(placements_);
   for (std::size_t axis = 0; axis < natural.size(); ++axis) {
     SB_CHECK(natural[axis].is_shard() || !grad_placements[axis].is_shard(),

@@ -73,6 +73,10 @@ class DTensor {
   DTensor(Tensor local, Mesh mesh, Placements placements, Shape shape,
           std::shared_ptr<GradientLayout> gradient);
   const std::shared_ptr<GradientLayout>& gradient() const { return gradient_; }
+  /// The same without its array: nodes of the graph keep layouts alone.
+  DTensor layout() const {
+    return DTensor(Tensor(), *mesh_, placements_, shape_, gradient_);
+  }
 
  private:
   Tensor local_;

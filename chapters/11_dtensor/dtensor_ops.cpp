@@ -1,9 +1,7 @@
 #include "chapters/11_dtensor/dtensor_ops.h"
 
 #include <algorithm>
-#include <limits>
 
-#include "chapters/11_dtensor/local_ops.h"
 #include "chapters/11_dtensor/propagation.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -39,8 +37,7 @@ DTensor pointwise(const std::string& name, const std::vector<DTensor>& operands,
                   const std::function<Tensor(const Tensors&)>& function) {
   Shape shape = operands[0].shape();
   for (const DTensor& x : operands) shape = broadcast_shape(shape, x.shape());
-  std::vector<Rule> rules = {
-      {Placements(operands.size(), replicate()), replicate()}};
+  std::vector<Rule> rules = rules_of_rows(0, operands.size());
   for (std::int64_t dim = 0; dim < static_cast<std::int64_t>(shape.size());
        ++dim) {
     Rule rule;
@@ -50,27 +47,14 @@ DTensor pointwise(const std::string& name, const std::vector<DTensor>& operands,
     rule.result = shard(dim);
     if (shape[static_cast<std::size_t>(dim)] > 1) rules.push_back(rule);
   }
-  if (is_linear) {
-    for (const PartialOp op : {PartialOp::kSum, PartialOp::kAvg}) {
-      rules.push_back({Placements(operands.size(), partial(op)), partial(op)});
-    }
-  }
-  return compute(name, operands, propagate(name, operands, rules), shape,
-                 function);
+  if (is_linear) keep_terms(rules, operands.size());
+  return compute(name, operands, rules, shape, function);
 }
 
 DTensor unary(const std::string& name, const DTensor& x,
               Tensor (*function)(const Tensor&)) {
   return pointwise(name, {x}, /*is_linear=*/false,
                    [function](const Tensors& a) { return function(a[0]); });
-}
-
-std::int64_t positive_dim(const char* name, const DTensor& x,
-                          std::int64_t dim) {
-  const std::int64_t positive = dim < 0 ? dim + x.ndim() : dim;
-  SB_CHECK(positive >= 0 && positive < x.ndim(), name, ": dim ", dim,
-           " of a tensor ", shape_text(x.shape()));
-  return positive;
 }
 
 }  // namespace
@@ -108,11 +92,7 @@ DTensor square(const DTensor& x) {
 }
 
 DTensor dropout(const DTensor& x, double p) {
-  std::vector<Rule> rules = {{{replicate()}, replicate()}};
-  for (std::int64_t dim = 0; dim < x.ndim(); ++dim) {
-    rules.push_back({{shard(dim)}, shard(dim)});
-  }
-  const Choice choice = propagate("dropout", {x}, rules);
+  const Choice choice = propagate("dropout", {x}, rules_of_rows(x.ndim()));
   const Block block = local_part(x.shape(), choice.result, x.mesh().shape(),
                                  x.mesh().coordinate());
   const ShardView view{x.shape(), block.offset, {}};
@@ -133,10 +113,7 @@ DTensor matmul(const DTensor& a, const DTensor& b, bool trans_b) {
   SB_CHECK(a.shape().back() == k, "matmul: ", shape_text(a.shape()), " times ",
            shape_text(b.shape()), trans_b ? " transposed" : "", " sums over ",
            a.shape().back(), " and ", k, " elements");
-  std::vector<Rule> rules = {{{replicate(), replicate()}, replicate()}};
-  for (std::int64_t dim = 0; dim < last; ++dim) {
-    rules.push_back({{shard(dim), replicate()}, shard(dim)});
-  }
+  std::vector<Rule> rules = rules_of_rows(last, 2);
   rules.push_back({{replicate(), shard(1 - b_k)}, shard(last)});
   rules.push_back({{shard(last), shard(b_k)}, partial()});
   for (const PartialOp op : {PartialOp::kSum, PartialOp::kAvg}) {
@@ -145,21 +122,20 @@ DTensor matmul(const DTensor& a, const DTensor& b, bool trans_b) {
   }
   Shape shape = a.shape();
   shape.back() = b.shape()[static_cast<std::size_t>(1 - b_k)];
-  return compute("matmul", {a, b}, propagate("matmul", {a, b}, rules), shape,
-                 [trans_b](const Tensors& x) {
-                   // All rows as one matrix
-                   Shape rows = x[0].shape();
-                   const std::int64_t k = rows.back();
-                   rows.back() = x[1].size(trans_b ? 0 : 1);
-                   std::int64_t m = 1;
-                   for (std::size_t i = 0; i + 1 < rows.size(); ++i) {
-                     m *= rows[i];
-                   }
-                   return shardbook::reshape(
-                       shardbook::matmul(shardbook::reshape(x[0], {m, k}), x[1],
-                                         false, trans_b),
-                       rows);
-                 });
+  return compute("matmul", {a, b}, rules, shape, [trans_b](const Tensors& x) {
+    // All rows as one matrix
+    Shape rows = x[0].shape();
+    const std::int64_t k = rows.back();
+    rows.back() = x[1].size(trans_b ? 0 : 1);
+    std::int64_t m = 1;
+    for (std::size_t i = 0; i + 1 < rows.size(); ++i) {
+      m *= rows[i];
+    }
+    return shardbook::reshape(
+        shardbook::matmul(shardbook::reshape(x[0], {m, k}), x[1], false,
+                          trans_b),
+        rows);
+  });
 }
 
 DTensor attention(const DTensor& q, const DTensor& k, const DTensor& v,
@@ -196,27 +172,36 @@ DTensor attention(const DTensor& q, const DTensor& k, const DTensor& v,
 // --- Along the last dim --------------------------------------------------------------
 
 DTensor softmax(const DTensor& x) {
-  std::vector<Rule> rules = {{{replicate()}, replicate()}};
-  for (std::int64_t dim = 0; dim + 1 < x.ndim(); ++dim) {
-    rules.push_back({{shard(dim)}, shard(dim)});
-  }
-  return compute("softmax", {x}, propagate("softmax", {x}, rules), x.shape(),
+  return compute("softmax", {x}, rules_of_rows(x.ndim() - 1), x.shape(),
                  [](const Tensors& a) { return shardbook::softmax(a[0]); });
 }
 
 DTensor layer_norm(const DTensor& x, const DTensor& gamma, const DTensor& beta,
                    double eps) {
-  const Placement r = replicate();
-  std::vector<Rule> rules = {{{r, r, r}, r}};
-  for (std::int64_t dim = 0; dim + 1 < x.ndim(); ++dim) {
-    rules.push_back({{shard(dim), r, r}, shard(dim)});
-  }
-  return compute("layer_norm", {x, gamma, beta},
-                 propagate("layer_norm", {x, gamma, beta}, rules), x.shape(),
-                 [eps](const Tensors& a) {
+  return compute("layer_norm", {x, gamma, beta}, rules_of_rows(x.ndim() - 1, 3),
+                 x.shape(), [eps](const Tensors& a) {
                    return shardbook::layer_norm(a[0], a[1], a[2], eps);
                  });
 }
+
+// --- Lookup --------------------------------------------------------------------------
+
+namespace {
+
+// embedding_part of a table whose shard may be empty: zeros for indices of other
+// ranks' rows. The sum over the ranks is the lookup in the whole table.
+// Vocabulary-parallel embedding of Megatron-LM.
+Tensor embedding_of_rows(const Tensor& table, const Tensor& indices,
+                         std::int64_t first) {
+  if (table.size(0) > 0) return embedding_part(table, indices, first);
+  // Zeros that depend on the table: backward must pass here on every rank
+  Shape shape = indices.shape();
+  shape.push_back(table.size(1));
+  return shardbook::add(Tensor::zeros(shape, table.options()),
+                        shardbook::sum(table, 0));
+}
+
+}  // namespace
 
 DTensor embedding(const DTensor& table, const DTensor& indices) {
   const Placement r = replicate();
@@ -250,15 +235,13 @@ DTensor transpose(const DTensor& x, std::int64_t dim0, std::int64_t dim1) {
   for (std::int64_t dim = 0; dim < x.ndim(); ++dim) {
     rules.push_back({{shard(dim)}, shard(dim == a ? b : dim == b ? a : dim)});
   }
-  for (const PartialOp op : {PartialOp::kSum, PartialOp::kAvg}) {
-    rules.push_back({{partial(op)}, partial(op)});
-  }
+  keep_terms(rules);
   Shape shape = x.shape();
   std::swap(shape[static_cast<std::size_t>(a)],
             shape[static_cast<std::size_t>(b)]);
-  return compute(
-      "transpose", {x}, propagate("transpose", {x}, rules), shape,
-      [a, b](const Tensors& t) { return shardbook::transpose(t[0], a, b); });
+  return compute("transpose", {x}, rules, shape, [a, b](const Tensors& t) {
+    return shardbook::transpose(t[0], a, b);
+  });
 }
 
 namespace {
@@ -319,9 +302,7 @@ DTensor reshape(const DTensor& x, const Shape& shape) {
                      shard(static_cast<std::int64_t>(out))});
     if (x.shape()[in] != shape[out]) must_divide.emplace_back(in, out);
   }
-  for (const PartialOp op : {PartialOp::kSum, PartialOp::kAvg}) {
-    rules.push_back({{partial(op)}, partial(op)});
-  }
+  keep_terms(rules);
   const Choice choice =
       propagate("reshape", {x}, rules, [&](const Choice& choice) {
         return std::all_of(

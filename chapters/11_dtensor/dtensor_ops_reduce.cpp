@@ -1,23 +1,15 @@
 // Reductions of DTensors: the sum over a dim that is cut is a partial.
 
 #include <algorithm>
+#include <limits>
 
 #include "chapters/11_dtensor/dtensor_ops.h"
-#include "chapters/11_dtensor/local_ops.h"
 #include "chapters/11_dtensor/propagation.h"
 #include "chapters/common/sharded/loss.h"
-#include "core/check.h"
 #include "core/context.h"
 
 namespace shardbook::dtensor {
 namespace {
-
-std::int64_t reduced_dim(const char* name, const DTensor& x, std::int64_t dim) {
-  const std::int64_t positive = dim < 0 ? dim + x.ndim() : dim;
-  SB_CHECK(positive >= 0 && positive < x.ndim(), name, ": dim ", dim,
-           " of a tensor ", shape_text(x.shape()));
-  return positive;
-}
 
 Shape without_dim(Shape shape, std::int64_t dim) {
   shape.erase(shape.begin() + static_cast<std::ptrdiff_t>(dim));
@@ -35,11 +27,7 @@ std::vector<Rule> rules_over(const DTensor& x, std::int64_t dim,
       rules.push_back({{shard(other)}, shard(other > dim ? other - 1 : other)});
     }
   }
-  if (terms.is_linear()) {
-    for (const PartialOp op : {PartialOp::kSum, PartialOp::kAvg}) {
-      rules.push_back({{partial(op)}, partial(op)});
-    }
-  }
+  if (terms.is_linear()) keep_terms(rules);
   return rules;
 }
 
@@ -49,9 +37,7 @@ std::vector<Rule> rules_over_all(const DTensor& x) {
   for (std::int64_t dim = 0; dim < x.ndim(); ++dim) {
     rules.push_back({{shard(dim)}, partial()});
   }
-  for (const PartialOp op : {PartialOp::kSum, PartialOp::kAvg}) {
-    rules.push_back({{partial(op)}, partial(op)});
-  }
+  keep_terms(rules);
   return rules;
 }
 
@@ -75,27 +61,50 @@ void average_shards(Choice& choice) {
   }
 }
 
+// Largest (or smallest) along `dim`, which disappears; -inf (inf) where there is
+// none.
+Tensor extreme(const Tensor& x, std::int64_t dim, bool is_max) {
+  const NoGrad no_grad;
+  const Shape shape = without_dim(x.shape(), dim);
+  if (x.is_meta()) return Tensor::empty(shape, x.options());
+  const std::int64_t n = x.size(dim), numel = shape_numel(shape);
+  std::int64_t inner = 1;
+  for (std::int64_t d = dim + 1; d < x.ndim(); ++d) inner *= x.size(d);
+
+  const std::vector<double> values = x.to_vector<double>();
+  const double worst = std::numeric_limits<double>::infinity();
+  std::vector<double> best(static_cast<std::size_t>(numel),
+                           is_max ? -worst : worst);
+  for (std::size_t at = 0; at < values.size(); ++at) {
+    const auto i = static_cast<std::int64_t>(at);
+    double& so_far =
+        best[static_cast<std::size_t>(i / (n * inner) * inner + i % inner)];
+    so_far =
+        is_max ? std::max(so_far, values[at]) : std::min(so_far, values[at]);
+  }
+  return to_dtype(Tensor::from_values(best, shape, x.device()), x.dtype());
+}
+
 DTensor extreme_of(const char* name, const DTensor& x, std::int64_t dim,
                    bool is_max) {
-  const std::int64_t d = reduced_dim(name, x, dim);
+  const std::int64_t d = positive_dim(name, x, dim);
   const Placement terms = partial(is_max ? PartialOp::kMax : PartialOp::kMin);
-  const Choice choice = propagate(name, {x}, rules_over(x, d, terms));
   return compute(
-      name, {x}, choice, without_dim(x.shape(), d),
+      name, {x}, rules_over(x, d, terms), without_dim(x.shape(), d),
       [d, is_max](const Tensors& a) { return extreme(a[0], d, is_max); });
 }
 
 }  // namespace
 
 DTensor sum(const DTensor& x, std::int64_t dim) {
-  const std::int64_t d = reduced_dim("sum", x, dim);
-  return compute("sum", {x}, propagate("sum", {x}, rules_over(x, d, partial())),
+  const std::int64_t d = positive_dim("sum", x, dim);
+  return compute("sum", {x}, rules_over(x, d, partial()),
                  without_dim(x.shape(), d),
                  [d](const Tensors& a) { return shardbook::sum(a[0], d); });
 }
 
 DTensor mean(const DTensor& x, std::int64_t dim) {
-  const std::int64_t d = reduced_dim("mean", x, dim);
+  const std::int64_t d = positive_dim("mean", x, dim);
   const std::int64_t n = x.shape()[static_cast<std::size_t>(d)];
   Choice choice = propagate("mean", {x}, rules_over(x, d, partial()));
   const bool is_equal =
@@ -110,7 +119,7 @@ DTensor mean(const DTensor& x, std::int64_t dim) {
 }
 
 DTensor sum(const DTensor& x) {
-  return compute("sum", {x}, propagate("sum", {x}, rules_over_all(x)), {},
+  return compute("sum", {x}, rules_over_all(x), {},
                  [](const Tensors& a) { return shardbook::sum(a[0]); });
 }
 

@@ -6,6 +6,7 @@
 
 #include "chapters/11_dtensor/dtensor_ops.h"
 #include "chapters/11_dtensor/parallelize.h"
+#include "chapters/11_dtensor/recipes.h"
 #include "core/check.h"
 #include "core/layers.h"
 
@@ -118,37 +119,29 @@ void add_sequence(Module& module, const Mesh& mesh, const Style& style) {
   const Placement cut = shard(style.sequence_dim);
   const Placement input = style.input.value_or(cut);
   const Placement output = style.output.value_or(cut);
-  const auto lent = std::make_shared<std::pair<Tensor, Tensor>>();
-  const auto p = std::make_shared<double>(0);
-  module.add_forward_pre_hook([=](Module& module, Tensors& x) {
-    if (input != cut) {
-      x[0] = from_local(x[0], mesh, {input}).redistribute({cut}).to_local();
-    }
-    if (auto* drop = dynamic_cast<Dropout*>(&module)) {
-      *p = std::exchange(drop->p, 0.0);
-    }
-    auto* norm = dynamic_cast<LayerNorm*>(&module);
-    if (norm == nullptr) return;
-    *lent = {norm->weight, norm->bias};
-    for (Tensor* parameter : {&norm->weight, &norm->bias}) {
-      *parameter =
-          from_local(*parameter, mesh, {replicate()}).to_local({partial()});
-    }
-  });
-  module.add_forward_hook([=](Module& module, Tensors& y) {
-    if (auto* norm = dynamic_cast<LayerNorm*>(&module)) {
-      norm->weight = lent->first;
-      norm->bias = lent->second;
-    }
-    if (auto* drop = dynamic_cast<Dropout*>(&module)) {
-      drop->p = *p;
-      if (drop->is_training()) {
-        y[0] = dropout(from_local(y[0], mesh, {cut}), *p).to_local();
+  std::vector<Shape> whole;
+  for (const Tensor& each : module.parameters()) whole.push_back(each.shape());
+  lend_parameters(module, mesh, replicate(), whole, [=](Module& module) {
+    const auto p = std::make_shared<double>(0);
+    module.add_forward_pre_hook([=](Module& module, Tensors& x) {
+      if (input != cut) {
+        x[0] = from_local(x[0], mesh, {input}).redistribute({cut}).to_local();
       }
-    }
-    if (output != cut) {
-      y[0] = from_local(y[0], mesh, {cut}).redistribute({output}).to_local();
-    }
+      if (auto* drop = dynamic_cast<Dropout*>(&module)) {
+        *p = std::exchange(drop->p, 0.0);
+      }
+    });
+    module.add_forward_hook([=](Module& module, Tensors& y) {
+      if (auto* drop = dynamic_cast<Dropout*>(&module)) {
+        drop->p = *p;
+        if (drop->is_training()) {
+          y[0] = dropout(from_local(y[0], mesh, {cut}), *p).to_local();
+        }
+      }
+      if (output != cut) {
+        y[0] = from_local(y[0], mesh, {cut}).redistribute({output}).to_local();
+      }
+    });
   });
 }
 

@@ -8,17 +8,36 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/layers.h"
+#include "core/shards.h"
 
 namespace shardbook::dtensor {
-namespace {
-
 using Kind = Style::Kind;
+
+namespace {
 
 Style style_of(Kind kind) {
   Style style;
   style.kind = kind;
   return style;
 }
+
+}  // namespace
+
+Style colwise(std::int64_t blocks) {
+  Style style = style_of(Kind::kColwise);
+  style.blocks = blocks;
+  return style;
+}
+Style rowwise() { return style_of(Kind::kRowwise); }
+Style pairwise() { return style_of(Kind::kPairwise); }
+Style pairwise_sequence() { return style_of(Kind::kPairwiseSequence); }
+Style sequence(std::int64_t dim) {
+  Style style = style_of(Kind::kSequence);
+  style.sequence_dim = dim;
+  return style;
+}
+
+namespace {
 
 std::vector<std::string> components(const std::string& path) {
   std::vector<std::string> parts(1);
@@ -95,30 +114,13 @@ class Members : public MemberVisitor {
   std::map<const void*, std::vector<Tensor*>> members_;
 };
 
-Tensor cut_parameter(const Tensor& whole, const Mesh& mesh,
-                     const CutParameter& cut) {
-  NoGrad no_grad;
-  // Packed columns [.., blocks n] are cut as [.., blocks, n]
-  Shape view = cut.shape;
-  Placement placement = cut.placement;
-  if (cut.blocks > 1) {
-    const auto dim = static_cast<std::size_t>(placement.dim);
-    view[dim] /= cut.blocks;
-    view.insert(view.begin() + static_cast<std::ptrdiff_t>(dim), cut.blocks);
-    placement = shard(placement.dim + 1);
-  }
-  const Tensor part =
-      cut_tensor(reshape(whole.detach(), view), mesh, {placement}).local();
-  Shape shape = part.shape();
-  if (cut.blocks > 1) {
-    const auto dim = static_cast<std::size_t>(cut.placement.dim);
-    shape[dim] *= shape[dim + 1];
-    shape.erase(shape.begin() + static_cast<std::ptrdiff_t>(dim) + 1);
-  }
-  const MemoryScope kind(MemoryKind::kParameter);
-  Tensor local = reshape(part, shape).clone();
-  local.set_requires_grad(whole.requires_grad());
-  return local;
+/// The part of a parameter that a rank holds; packed columns are cut block by block.
+Shards part_of(const CutParameter& cut, const Mesh& mesh) {
+  if (cut.placement.is_replicate()) return {};
+  const std::int64_t dim = cut.placement.dim;
+  const std::int64_t length =
+      cut.blocks == 1 ? cut.shape[static_cast<std::size_t>(dim)] : 0;
+  return {{dim, mesh.coordinate()[0], mesh.shape()[0], cut.blocks, length}};
 }
 
 /// Puts this rank's block in the place of `whole`, wherever the tree holds it.
@@ -133,46 +135,23 @@ void replace_by_part(const Members& members, const Tensor& whole,
            "' is replaced, and is also held outside the model; create the "
            "optimizer after ",
            function, ", or it trains a tensor that no module uses");
-  const Tensor local = cut_parameter(whole, mesh, cut);
+  const MemoryScope kind(MemoryKind::kParameter);
+  Tensor local = take_part(whole.detach(), part_of(cut, mesh));
+  local.set_requires_grad(whole.requires_grad());
   for (Tensor* holder : holders) *holder = local;
 }
 
 Tensor whole_of(const Tensor& local, const Mesh& mesh,
                 const CutParameter& cut) {
-  NoGrad no_grad;
-  Shape view = cut.shape, mine = local.shape();
-  Placement placement = cut.placement;
-  if (cut.blocks > 1) {
-    const auto dim = static_cast<std::size_t>(placement.dim);
-    const auto at = static_cast<std::ptrdiff_t>(dim);
-    view[dim] /= cut.blocks;
-    view.insert(view.begin() + at, cut.blocks);
-    mine[dim] /= cut.blocks;
-    mine.insert(mine.begin() + at, cut.blocks);
-    placement = shard(placement.dim + 1);
-  }
-  return reshape(
-      from_local(reshape(local.detach(), mine), mesh, {placement}, view)
-          .full_tensor(),
-      cut.shape);
+  const NoGrad no_grad;
+  const Tensor whole = Tensor::zeros(cut.shape, local.options());
+  put_part(whole, local.detach(), part_of(cut, mesh));
+  mesh.group(0).all_reduce(whole).wait();
+  return whole;
 }
 
-}  // namespace
-
-Style colwise(std::int64_t blocks) {
-  Style style = style_of(Kind::kColwise);
-  style.blocks = blocks;
-  return style;
-}
-Style rowwise() { return style_of(Kind::kRowwise); }
-Style pairwise() { return style_of(Kind::kPairwise); }
-Style pairwise_sequence() { return style_of(Kind::kPairwiseSequence); }
-Style sequence(std::int64_t dim) {
-  Style style = style_of(Kind::kSequence);
-  style.sequence_dim = dim;
-  return style;
-}
-
+/// The plan with pairwise styles resolved into colwise and rowwise: one entry per
+/// module, by its full name.
 Plan resolve(Module& root, const Plan& plan) {
   Plan resolved;
   const auto modules = root.named_modules();
@@ -194,6 +173,7 @@ Plan resolve(Module& root, const Plan& plan) {
   return resolved;
 }
 
+/// How a style cuts the parameters of one module.
 std::vector<CutParameter> cuts_of(const std::string& name, Module& module,
                                   const Style& style) {
   const std::string prefix = name.empty() ? "" : name + ".";
@@ -226,6 +206,8 @@ std::vector<CutParameter> cuts_of(const std::string& name, Module& module,
            "LayerNorm and Dropout");
   return {};
 }
+
+}  // namespace
 
 std::vector<CutParameter> parallelize_module(Module& root, const Mesh& mesh,
                                              const Plan& plan) {
@@ -287,8 +269,7 @@ std::vector<CutParameter> distribute_module(Module& root, const Mesh& mesh,
   const Members members(root);
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i].placement.is_replicate()) continue;
-    Tensor whole;
-    whole = root.named_parameters()[i].tensor;
+    const Tensor whole = root.named_parameters()[i].tensor;
     replace_by_part(members, whole, mesh, all[i], "distribute_module");
   }
   if (input) {

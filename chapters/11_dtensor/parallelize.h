@@ -94,12 +94,6 @@ std::vector<CutParameter> distribute_module(
     Module& root, const Mesh& mesh, const Partition& partition,
     const LayoutChange& input = nullptr, const LayoutChange& output = nullptr);
 
-/// The plan with pairwise styles resolved into colwise and rowwise: one entry
-/// per module, by its full name.
-Plan resolve(Module& root, const Plan& plan);
-/// How a style cuts the parameters of one module.
-std::vector<CutParameter> cuts_of(const std::string& name, Module& module,
-                                  const Style& style);
 /// The hooks alone, for a module whose parameters are blocks already. `in` and
 /// `out` are the sizes of the whole weight.
 void add_layout_hooks(Module& module, const Mesh& mesh, const Style& style,

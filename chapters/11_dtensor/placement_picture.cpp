@@ -58,39 +58,10 @@ Grid grid_of(const Held& held) {
 
 }  // namespace
 
-Held held_by(const std::string& name, const Shape& shape,
-             const Placements& placements, const Shape& mesh) {
-  Held held;
-  held.title = name + " " + shape_text(shape) + "  " + text(placements);
-  held.rows = shape.empty() ? 1 : shape[0];
-  for (std::size_t i = 1; i < shape.size(); ++i) held.columns *= shape[i];
-  const std::int64_t ranks = shape_numel(mesh);
-  for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    std::vector<std::int64_t> coordinate(mesh.size());
-    std::int64_t rest = rank;
-    for (std::size_t axis = mesh.size(); axis-- > 0;) {
-      coordinate[axis] = rest % mesh[axis];
-      rest /= mesh[axis];
-    }
-    const Block block = local_part(shape, placements, mesh, coordinate);
-    IndexRun rows{0, 1}, columns{0, held.columns};
-    if (!shape.empty()) rows = {block.offset[0], block.shape[0]};
-    for (std::size_t i = 2; i < shape.size(); ++i) {
-      SB_CHECK(block.shape[i] == shape[i], "picture of ", held.title,
-               ": dims behind the second are drawn whole");
-    }
-    if (shape.size() > 1) {
-      const std::int64_t inner = held.columns / shape[1];
-      columns = {block.offset[1] * inner, block.shape[1] * inner};
-    }
-    held.rows_of.push_back({rows});
-    held.columns_of.push_back({columns});
-  }
-  return held;
-}
-
 Held held_by(const std::string& name, const Shape& shape, int num_ranks,
              const std::function<Shards(int rank)>& shards) {
+  SB_CHECK(shape.size() == 1 || shape.size() == 2, "picture of ", name, " ",
+           shape_text(shape), ": give a vector or a matrix");
   Held held;
   held.title = name + " " + shape_text(shape);
   held.rows = shape[0];
@@ -101,6 +72,29 @@ Held held_by(const std::string& name, const Shape& shape, int num_ranks,
     held.columns_of.push_back(shape.size() > 1 ? runs_of(mine, shape, 1)
                                                : std::vector<IndexRun>{{0, 1}});
   }
+  return held;
+}
+
+Held held_by(const std::string& name, const Shape& shape,
+             const Placements& placements, const Shape& mesh) {
+  const auto shards_of = [&](int rank) {
+    Shards shards;
+    std::int64_t inner = shape_numel(mesh);
+    Shape left = shape;
+    for (std::size_t axis = 0; axis < mesh.size(); ++axis) {
+      inner /= mesh[axis];
+      if (!placements[axis].is_shard()) continue;
+      const std::int64_t at = rank / inner % mesh[axis];
+      const std::int64_t dim = placements[axis].dim;
+      std::int64_t& length = left[static_cast<std::size_t>(dim)];
+      shards.push_back({dim, at, mesh[axis], 1, length});
+      length = ceil_part(length, mesh[axis], at).size;
+    }
+    return shards;
+  };
+  const auto ranks = static_cast<int>(shape_numel(mesh));
+  Held held = held_by(name, shape, ranks, shards_of);
+  held.title += "  " + text(placements);
   return held;
 }
 

@@ -28,13 +28,12 @@ struct Held {
   std::vector<std::vector<IndexRun>> rows_of, columns_of;  ///< by rank
 };
 
-/// Ranks are numbered row-major over the mesh. Of more than two dims, the first
-/// is drawn as rows, and the others together as columns where they are whole.
-Held held_by(const std::string& name, const Shape& shape,
-             const Placements& placements, const Shape& mesh);
-/// The same for parts that are lists of cuts.
+/// Who holds which part of a vector or a matrix: parts are lists of cuts.
 Held held_by(const std::string& name, const Shape& shape, int num_ranks,
              const std::function<Shards(int rank)>& shards);
+/// The same for a layout; ranks are numbered row-major over the mesh.
+Held held_by(const std::string& name, const Shape& shape,
+             const Placements& placements, const Shape& mesh);
 
 /// One below the other. Cells that equal ranks hold are one.
 std::string picture_text(const std::vector<Held>& all);

@@ -11,38 +11,38 @@
 namespace shardbook::dtensor {
 namespace {
 
-bool applies(const Rule& rule, const std::vector<Operand>& operands,
+bool applies(const Rule& rule, const std::vector<DTensor>& operands,
              std::size_t axis) {
   for (std::size_t i = 0; i < operands.size(); ++i) {
-    const Placement& now = operands[i].placements[axis];
+    const Placement& now = operands[i].placements()[axis];
     if (rule.operands[i].is_partial() && rule.operands[i] != now) return false;
   }
   return true;
 }
 
-std::string layouts_text(const std::vector<Operand>& operands) {
+std::string layouts_text(const std::vector<DTensor>& operands) {
   std::string line;
-  for (const Operand& operand : operands) {
-    line += (line.empty() ? "" : " and ") + shape_text(operand.shape) + " " +
-            text(operand.placements);
+  for (const DTensor& operand : operands) {
+    line += (line.empty() ? "" : " and ") + shape_text(operand.shape()) + " " +
+            text(operand.placements());
   }
   return line;
 }
 
 // Bytes and changed operands: the price of a choice.
 std::pair<double, int> price(const Choice& choice,
-                             const std::vector<Operand>& operands,
+                             const std::vector<DTensor>& operands,
                              const Shape& mesh) {
   const std::vector<std::int64_t> first(mesh.size(), 0);
   std::pair<double, int> sum{0, 0};
   for (std::size_t i = 0; i < operands.size(); ++i) {
-    const Operand& operand = operands[i];
-    const auto calls = calls_of(operand.placements, choice.operands[i],
-                                operand.shape, mesh, first);
-    sum.first +=
-        wire_elements(calls, mesh) * static_cast<double>(operand.element_bytes);
+    const DTensor& operand = operands[i];
+    const auto calls = calls_of(operand.placements(), choice.operands[i],
+                                operand.shape(), mesh, first);
+    sum.first += wire_elements(calls, mesh) *
+                 static_cast<double>(dtype_bytes(operand.dtype()));
     for (std::size_t axis = 0; axis < mesh.size(); ++axis) {
-      sum.second += operand.placements[axis] != choice.operands[i][axis];
+      sum.second += operand.placements()[axis] != choice.operands[i][axis];
     }
   }
   return sum;
@@ -50,11 +50,6 @@ std::pair<double, int> price(const Choice& choice,
 
 bool is_average(const Placement& placement) {
   return placement.is_partial() && placement.op == PartialOp::kAvg;
-}
-
-// The arrays have gone: nodes of the graph keep layouts alone.
-DTensor layout_of(const DTensor& x) {
-  return DTensor(Tensor(), x.mesh(), x.placements(), x.shape(), x.gradient());
 }
 
 }  // namespace
@@ -68,9 +63,15 @@ std::int64_t num_cuts(const Placements& placements, const Shape& mesh,
   return cuts;
 }
 
-Choice propagate(const std::string& name, const std::vector<Operand>& operands,
-                 const std::vector<Rule>& rules, const Shape& mesh,
+Choice propagate(const std::string& name, const std::vector<DTensor>& operands,
+                 const std::vector<Rule>& rules,
                  const std::function<bool(const Choice&)>& is_valid) {
+  for (const DTensor& x : operands) {
+    SB_CHECK(x.mesh().is_same(operands[0].mesh()), name,
+             ": operands on the meshes ", operands[0].mesh().text(), " and ",
+             x.mesh().text(), "; use one mesh");
+  }
+  const Shape& mesh = operands[0].mesh().shape();
   std::optional<Choice> best;
   std::pair<double, int> best_price;
   Choice choice;
@@ -104,20 +105,6 @@ Choice propagate(const std::string& name, const std::vector<Operand>& operands,
   return *best;
 }
 
-Choice propagate(const std::string& name, const std::vector<DTensor>& operands,
-                 const std::vector<Rule>& rules,
-                 const std::function<bool(const Choice&)>& is_valid) {
-  const Mesh& mesh = operands[0].mesh();
-  std::vector<Operand> described;
-  for (const DTensor& x : operands) {
-    SB_CHECK(x.mesh().is_same(mesh), name, ": operands on the meshes ",
-             mesh.text(), " and ", x.mesh().text(), "; use one mesh");
-    described.push_back({x.shape(), x.placements(),
-                         static_cast<std::int64_t>(dtype_bytes(x.dtype()))});
-  }
-  return propagate(name, described, rules, mesh.shape(), is_valid);
-}
-
 DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
                 const Choice& choice, const Shape& result_shape,
                 const std::function<Tensor(const Tensors&)>& function) {
@@ -138,7 +125,7 @@ DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
   Tensors locals;
   for (std::size_t i = 0; i < operands.size(); ++i) {
     const DTensor x = operands[i].redistribute(choice.operands[i]);
-    const DTensor layout = layout_of(x);
+    const DTensor layout = x.layout();
     const Placements result = choice.result;
     const auto identity = [](const Tensors& inputs) { return inputs; };
     const auto backward = [layout, arrived, is_copy,
@@ -187,6 +174,37 @@ DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
         return Tensors{grad};
       })[0];
   return DTensor(outside, mesh, choice.result, result_shape, layout.gradient());
+}
+
+std::vector<Rule> rules_of_rows(std::int64_t dims, std::size_t operands) {
+  const Placements whole(operands, replicate());
+  std::vector<Rule> rules = {{whole, replicate()}};
+  for (std::int64_t dim = 0; dim < dims; ++dim) {
+    rules.push_back({whole, shard(dim)});
+    rules.back().operands[0] = shard(dim);
+  }
+  return rules;
+}
+
+void keep_terms(std::vector<Rule>& rules, std::size_t operands) {
+  for (const PartialOp op : {PartialOp::kSum, PartialOp::kAvg}) {
+    rules.push_back({Placements(operands, partial(op)), partial(op)});
+  }
+}
+
+DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
+                const std::vector<Rule>& rules, const Shape& shape,
+                const std::function<Tensor(const Tensors&)>& function) {
+  return compute(name, operands, propagate(name, operands, rules), shape,
+                 function);
+}
+
+std::int64_t positive_dim(const char* name, const DTensor& x,
+                          std::int64_t dim) {
+  const std::int64_t positive = dim < 0 ? dim + x.ndim() : dim;
+  SB_CHECK(positive >= 0 && positive < x.ndim(), name, ": dim ", dim,
+           " of a tensor ", shape_text(x.shape()));
+  return positive;
 }
 
 }  // namespace shardbook::dtensor

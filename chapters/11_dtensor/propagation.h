@@ -28,12 +28,6 @@ struct Rule {
   Placement result;
 };
 
-struct Operand {
-  Shape shape;
-  Placements placements;
-  std::int64_t element_bytes = 8;
-};
-
 /// The layouts to compute on.
 struct Choice {
   std::vector<Placements> operands;
@@ -42,9 +36,10 @@ struct Choice {
 };
 
 /// `is_valid` may refuse combinations of axes (nested cuts that do not divide).
-/// Throws Error with the operation's name where no rule applies.
-Choice propagate(const std::string& name, const std::vector<Operand>& operands,
-                 const std::vector<Rule>& rules, const Shape& mesh,
+/// Throws Error with the operation's name where no rule applies, and for operands of
+/// two meshes.
+Choice propagate(const std::string& name, const std::vector<DTensor>& operands,
+                 const std::vector<Rule>& rules,
                  const std::function<bool(const Choice&)>& is_valid = nullptr);
 
 /// Brings the operands to their layouts, computes on the local arrays, and
@@ -55,11 +50,19 @@ DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
                 const Choice& choice, const Shape& result_shape,
                 const std::function<Tensor(const Tensors&)>& function);
 
-/// propagate for DTensors of one mesh.
-Choice propagate(const std::string& name, const std::vector<DTensor>& operands,
-                 const std::vector<Rule>& rules,
-                 const std::function<bool(const Choice&)>& is_valid = nullptr);
+/// The same on the layouts that propagate chooses.
+DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
+                const std::vector<Rule>& rules, const Shape& result_shape,
+                const std::function<Tensor(const Tensors&)>& function);
 
+/// Replicas of all operands; or the first operand cut along one of its first `dims`
+/// dims, the others whole.
+std::vector<Rule> rules_of_rows(std::int64_t dims, std::size_t operands = 1);
+/// Adds: sums and averages of all operands stay what they are.
+void keep_terms(std::vector<Rule>& rules, std::size_t operands = 1);
+
+/// Counted from the front. Throws Error for a dim that x does not have.
+std::int64_t positive_dim(const char* name, const DTensor& x, std::int64_t dim);
 /// Ranks that cut `dim` under these placements, all axes together.
 std::int64_t num_cuts(const Placements& placements, const Shape& mesh,
                       std::int64_t dim);

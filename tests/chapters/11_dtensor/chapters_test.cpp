@@ -19,15 +19,12 @@ namespace {
 
 // Linear 8-4, ReLU, 4-16, ReLU, 16-4: 184 parameters.
 Sequential toy() {
-  InitOptions init;
-  init.seed = 1;
-  init.dtype = DType::kF64;
   Sequential model;
-  model.add(Linear("0", 8, 4, init));
+  model.add(Linear("0", 8, 4, f64_init()));
   model.add(Relu());
-  model.add(Linear("2", 4, 16, init));
+  model.add(Linear("2", 4, 16, f64_init()));
   model.add(Relu());
-  model.add(Linear("4", 16, 4, init));
+  model.add(Linear("4", 16, 4, f64_init()));
   return model;
 }
 
@@ -58,6 +55,10 @@ std::string gradient_calls(const ProcessGroup& world, CommOp op) {
   return log;
 }
 
+void expect_same(const std::string& calls, const std::string& expected) {
+  SB_CHECK(calls == expected, calls, " not ", expected);
+}
+
 double worst(const std::vector<double>& a, const std::vector<double>& b) {
   double most = a.size() >= b.size() ? 0 : 1e300;
   for (std::size_t i = 0; i < b.size() && most < 1e300; ++i) {
@@ -86,9 +87,8 @@ TEST(DTensorChapters, DdpHasTheNumbersAndTheLedgerOfItsChapter) {
       replicate_parameters(model, dp);
       world.clear_records();
       global_mean(local_loss(model, world), dp).backward();
-      SB_CHECK(gradient_calls(world, CommOp::kAllReduce) == expected,
-               gradient_calls(world, CommOp::kAllReduce), " not ", expected);
-      SB_CHECK(expected == "4 64 16 64 4 32 ", expected);
+      expect_same(gradient_calls(world, CommOp::kAllReduce), expected);
+      expect_same(expected, "4 64 16 64 4 32 ");
       const auto got = gradients(model);
       SB_CHECK(d == 3 ? worst(got, right) < 1e-15 : got == right,
                "other gradients: ", worst(got, right));
@@ -116,11 +116,8 @@ TEST(DTensorChapters, FsdpHasTheNumbersAndTheLedgerOfItsChapter) {
       FlatUnit unit(model, dp);
       world.clear_records();
       global_mean(local_loss(unit, world), dp).backward();
-      SB_CHECK(gradient_calls(world, CommOp::kAllGather) == gathers,
-               gradient_calls(world, CommOp::kAllGather), " not ", gathers);
-      SB_CHECK(gradient_calls(world, CommOp::kReduceScatter) == scatters,
-               gradient_calls(world, CommOp::kReduceScatter), " not ",
-               scatters);
+      expect_same(gradient_calls(world, CommOp::kAllGather), gathers);
+      expect_same(gradient_calls(world, CommOp::kReduceScatter), scatters);
       // The chapter's shard ends with padding
       const auto got = unit.flat().local.grad().to_vector<double>();
       SB_CHECK(worst(right, got) < 1e-15, "other gradients ",
@@ -142,9 +139,7 @@ TEST(DTensorChapters, TensorParallelismHasTheNumbersAndTheLedgerOfItsChapter) {
   for (const int t : {2, 4}) {
     on_ranks(t, [t](ProcessGroup& world) {
       const std::int64_t h = 8, tokens = 6;
-      InitOptions init;
-      init.seed = 1;
-      init.dtype = DType::kF64;
+      const InitOptions init = f64_init();
       const Tensor x = normal({tokens, h}, 1), mine = x.clone();
       x.set_requires_grad();
       mine.set_requires_grad();
@@ -158,23 +153,16 @@ TEST(DTensorChapters, TensorParallelismHasTheNumbersAndTheLedgerOfItsChapter) {
       const std::string expected = log_since(world, 0);
 
       // The same weights, whole, cut by the plan
+      const LayerFactory one_device;
       Sequential model;
-      for (const auto& [name, in, out] :
-           {std::tuple<const char*, std::int64_t, std::int64_t>{"fc", h, 4 * h},
-            {"proj", 4 * h, h}}) {
-        Linear linear(name, in, out, init);
-        linear.weight = shardbook::make_parameter(std::string(name) + ".weight",
-                                                  {in, out}, 0.02, init);
-        linear.bias = make_constant_parameter({out}, 0, init);
-        model.add(linear);
-      }
+      model.add(one_device.linear("fc", h, 4 * h, 0.02, init).as<Linear>());
+      model.add(one_device.linear("proj", 4 * h, h, 0.02, init).as<Linear>());
       DeviceMesh devices(world, Topology({"tp"}, {t}));
       parallelize_module(model, Mesh(devices), {{"", pairwise()}});
       world.clear_records();
       const Tensor y = model[1](gelu(model[0](mine)));
       sum(square(y)).backward();
-      SB_CHECK(log_since(world, 0) == expected, log_since(world, 0), " not ",
-               expected);
+      expect_same(log_since(world, 0), expected);
       SB_CHECK(bitwise_equal(y, right), "other values");
       SB_CHECK(bitwise_equal(mine.grad(), x.grad()), "other dX");
       const Tensors parameters = model.parameters();

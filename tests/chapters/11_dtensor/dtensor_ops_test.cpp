@@ -18,9 +18,7 @@ std::string chosen(
     const std::vector<Placement>& placements,
     const std::function<DTensor(const std::vector<DTensor>&)>& operation,
     const Tensor& expected) {
-  return on_ranks(ranks, [&](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, {ranks});
-    const Mesh mesh(devices);
+  return on_mesh({ranks}, [&](const Mesh& mesh, ProcessGroup& world) {
     std::vector<DTensor> operands;
     for (std::size_t i = 0; i < wholes.size(); ++i) {
       operands.push_back(cut_tensor(wholes[i], mesh, {replicate()})
@@ -35,13 +33,15 @@ std::string chosen(
   })[0];
 }
 
-TEST(DTensorMatmul, ChoosesTheRuleWithTheFewestBytes) {
+/// [6, 8] times [8, 4] on two ranks.
+std::string product(const Placement& pa, const Placement& pb) {
   const Tensor a = normal({6, 8}, 1), b = normal({8, 4}, 2);
-  const auto product = [&](const Placement& pa, const Placement& pb) {
-    return chosen(
-        2, {a, b}, {pa, pb}, [](const auto& x) { return matmul(x[0], x[1]); },
-        shardbook::matmul(a, b));
-  };
+  return chosen(
+      2, {a, b}, {pa, pb}, [](const auto& x) { return matmul(x[0], x[1]); },
+      shardbook::matmul(a, b));
+}
+
+TEST(DTensorMatmul, ChoosesTheRuleWithTheFewestBytes) {
   const Placement r = replicate(), s0 = shard(0), s1 = shard(1), p = partial();
   EXPECT_EQ(product(r, r), "R");
   EXPECT_EQ(product(s0, r), "S(0)");
@@ -63,12 +63,6 @@ TEST(DTensorMatmul, ChoosesTheRuleWithTheFewestBytes) {
 
 // A product of maxima is not the maximum of products.
 TEST(DTensorMatmul, KeepsPartialsOfSumsAndAveragesAlone) {
-  const Tensor a = normal({6, 8}, 1), b = normal({8, 4}, 2);
-  const auto product = [&](const Placement& pa, const Placement& pb) {
-    return chosen(
-        2, {a, b}, {pa, pb}, [](const auto& x) { return matmul(x[0], x[1]); },
-        shardbook::matmul(a, b));
-  };
   const Placement r = replicate(), average = partial(PartialOp::kAvg);
   EXPECT_EQ(product(average, r), "P(avg)");
   EXPECT_EQ(product(r, average), "P(avg)");
@@ -194,79 +188,64 @@ TEST(DTensorReshape, KeepsCutsOfTheOutermostDimOnly) {
   EXPECT_EQ(to({72}, partial()), "P(sum)");
 }
 
-TEST(DTensorAttention, CutsTheBatchOrWholeHeads) {
-  const Tensor q = normal({2, 5, 8}, 1), k = normal({2, 5, 8}, 2),
-               v = normal({2, 5, 8}, 3);
+/// Attention of four heads to so many heads of keys.
+std::string attend(std::int64_t kv_heads, const Placement& placement,
+                   int ranks) {
+  const Tensor q = normal({4, 5, 8}, 1), k = normal({4, 5, 2 * kv_heads}, 2),
+               v = normal({4, 5, 2 * kv_heads}, 3);
   AttentionOptions options;
   options.heads = 4;
-  const auto attend = [&](const Placement& placement, int ranks) {
-    return chosen(
-        ranks, {q, k, v}, {placement, placement, placement},
-        [&](const auto& x) { return attention(x[0], x[1], x[2], options); },
-        shardbook::attention(q, k, v, options));
-  };
-  EXPECT_EQ(attend(shard(2), 2), "S(2)");
-  EXPECT_EQ(attend(shard(0), 2), "S(0)");
-  EXPECT_EQ(attend(shard(1), 2).substr(0, 21), "S(0) after all_to_all");
+  options.kv_heads = kv_heads;
+  return chosen(
+             ranks, {q, k, v}, {placement, placement, placement},
+             [&](const auto& x) {
+               return attention(x[0], x[1], x[2], options);
+             },
+             shardbook::attention(q, k, v, options))
+      .substr(0, 21);
 }
 
 // Two queries' heads share a head of keys: four ranks cannot have whole ones.
-TEST(DTensorAttention, CutsHeadsOfKeysWithTheirQueries) {
-  const Tensor q = normal({4, 5, 8}, 1), k = normal({4, 5, 4}, 2),
-               v = normal({4, 5, 4}, 3);
-  AttentionOptions options;
-  options.heads = 4;
-  options.kv_heads = 2;
-  const auto attend = [&](int ranks) {
-    return chosen(
-        ranks, {q, k, v}, {shard(2), shard(2), shard(2)},
-        [&](const auto& x) { return attention(x[0], x[1], x[2], options); },
-        shardbook::attention(q, k, v, options));
-  };
-  EXPECT_EQ(attend(2), "S(2)");
-  EXPECT_EQ(attend(4).substr(0, 21), "S(0) after all_to_all");
+TEST(DTensorAttention, CutsTheBatchOrWholeHeadsWithTheirKeys) {
+  EXPECT_EQ(attend(4, shard(2), 2), "S(2)");
+  EXPECT_EQ(attend(4, shard(0), 2), "S(0)");
+  EXPECT_EQ(attend(4, shard(1), 2), "S(0) after all_to_all");
+  EXPECT_EQ(attend(2, shard(2), 2), "S(2)");
+  EXPECT_EQ(attend(2, shard(2), 4), "S(0) after all_to_all");
 }
 
-// Uneven rows: the mean of means is another number.
-TEST(DTensorLoss, CountsEveryTokenOnce) {
-  const Tensor logits = normal({5, 4}, 1);
-  const Tensor targets =
-      Tensor::from_values(std::vector<std::int64_t>{0, 3, 1, 2, 2}, {5});
-  for (const int ranks : {2, 4}) {
-    EXPECT_EQ(chosen(
-                  ranks, {logits, targets}, {shard(0), shard(0)},
-                  [](const auto& x) { return cross_entropy(x[0], x[1]); },
-                  shardbook::cross_entropy(logits, targets)),
-              "P(sum) after all_reduce world 1");
-  }
+/// Of logits whose rows are cut over the ranks.
+std::string loss_of(int ranks, const std::vector<std::int64_t>& targets) {
+  const auto rows = static_cast<std::int64_t>(targets.size());
+  const Tensor logits = normal({rows, 4}, 1);
+  const Tensor classes = Tensor::from_values(targets, {rows});
+  return chosen(
+      ranks, {logits, classes}, {shard(0), shard(0)},
+      [](const auto& x) { return cross_entropy(x[0], x[1]); },
+      shardbook::cross_entropy(logits, classes));
 }
 
-// Rank 0 of two has no target that counts: a mean of means is not a number.
-TEST(DTensorLoss, LeavesOutIgnoredTargets) {
-  const Tensor logits = normal({6, 4}, 1);
-  const Tensor targets = Tensor::from_values(
-      std::vector<std::int64_t>{-100, -100, -100, 1, -100, 2}, {6});
+// Uneven rows, and a rank of two without a target that counts: the mean of means
+// is another number, or none.
+TEST(DTensorLoss, CountsEveryTargetOnce) {
+  const std::string calls = "P(sum) after all_reduce world 1";
+  EXPECT_EQ(loss_of(2, {0, 3, 1, 2, 2}), calls);
+  EXPECT_EQ(loss_of(4, {0, 3, 1, 2, 2}), calls);
   for (const int ranks : {1, 2, 4}) {
-    chosen(
-        ranks, {logits, targets}, {shard(0), shard(0)},
-        [](const auto& x) { return cross_entropy(x[0], x[1]); },
-        shardbook::cross_entropy(logits, targets));
+    loss_of(ranks, {-100, -100, -100, 1, -100, 2});
   }
 }
 
 TEST(DTensorDropout, DrawsTheMaskOfOneDeviceInEveryLayout) {
   const Tensor a = normal({6, 4}, 1);
   const Tensor expected = shardbook::dropout(a, 0.5);
-  on_ranks(4, [&](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, {2, 2});
-    const Mesh mesh(devices);
+  on_mesh({2, 2}, [&](const Mesh& mesh, ProcessGroup&) {
     for (const Placements& placements :
          all_placements({replicate(), shard(0), shard(1)}, 2)) {
       RankContext::current().random = RandomState();
       const DTensor y = dropout(cut_tensor(a, mesh, placements), 0.5);
       SB_CHECK(bitwise_equal(y.full_tensor(), expected), text(placements));
     }
-    return 0;
   });
 }
 
@@ -275,9 +254,7 @@ TEST(DTensorTrap, ABiasAddedToAPartialCountsOncePerRank) {
   const Tensor x = normal({3, 8}, 1), w = normal({8, 4}, 2),
                bias = normal({4}, 3);
   const Tensor right = shardbook::linear(x, w, bias);
-  on_ranks(4, [&](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, {4});
-    const Mesh mesh(devices);
+  on_mesh({4}, [&](const Mesh& mesh, ProcessGroup&) {
     const DTensor terms = matmul(cut_tensor(x, mesh, {shard(1)}),
                                  cut_tensor(w, mesh, {shard(0)}));
     const DTensor b = cut_tensor(bias, mesh, {replicate()});
@@ -289,7 +266,6 @@ TEST(DTensorTrap, ABiasAddedToAPartialCountsOncePerRank) {
     SB_CHECK(error_between(wrong.full_tensor(), four_times) < 1e-12,
              "four times the bias");
     SB_CHECK(error_between(wrong.full_tensor(), right) > 1e-2, "not right");
-    return 0;
   });
 }
 
@@ -303,12 +279,11 @@ TEST(DTensorOpsErrors, NameTheOperation) {
   EXPECT_NE(meshes.find("add: operands on the meshes dp=2 and tp=2; use one "
                         "mesh"),
             std::string::npos);
-  const std::string sizes = error_on_ranks(2, [](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, {2});
-    const Mesh mesh(devices);
-    matmul(cut_tensor(Tensor::zeros({4, 3}), mesh, {replicate()}),
-           cut_tensor(Tensor::zeros({4, 3}), mesh, {replicate()}));
-  });
+  const std::string sizes =
+      error_on_mesh({2}, [](const Mesh& mesh, ProcessGroup&) {
+        matmul(cut_tensor(Tensor::zeros({4, 3}), mesh, {replicate()}),
+               cut_tensor(Tensor::zeros({4, 3}), mesh, {replicate()}));
+      });
   EXPECT_NE(sizes.find("matmul: [4, 3] times [4, 3] sums over 3 and 4"),
             std::string::npos);
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/module.h"
 #include "core/ops.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
@@ -19,6 +21,13 @@
 namespace shardbook::dtensor_test {
 
 using namespace dtensor;
+
+inline InitOptions f64_init() {
+  InitOptions init;
+  init.seed = 1;
+  init.dtype = DType::kF64;
+  return init;
+}
 
 inline DeviceMesh devices_of(ProcessGroup& world,
                              const std::vector<int>& shape) {
@@ -33,6 +42,40 @@ inline int ranks_of(const std::vector<int>& shape) {
   int ranks = 1;
   for (const int n : shape) ranks *= n;
   return ranks;
+}
+
+/// What `body(mesh, world)` returns on each rank of a mesh of this shape; its axes
+/// are "axis0", "axis1", or as given.
+template <typename Body>
+auto on_mesh(const std::vector<int>& shape, Body body,
+             const std::vector<std::string>& axes = {}) {
+  return on_ranks(ranks_of(shape), [&](ProcessGroup& world) {
+    DeviceMesh devices = axes.empty()
+                             ? devices_of(world, shape)
+                             : DeviceMesh(world, Topology(axes, shape));
+    const Mesh mesh(devices);
+    if constexpr (std::is_void_v<decltype(body(mesh, world))>) {
+      body(mesh, world);
+      return 0;
+    } else {
+      return body(mesh, world);
+    }
+  });
+}
+template <typename Body>
+auto on_tp(int t, Body body) {
+  return on_mesh({t}, body, {"tp"});
+}
+
+/// What `body` threw on some rank; "" when all ended well.
+template <typename Body>
+std::string error_on_mesh(const std::vector<int>& shape, Body body,
+                          const std::vector<std::string>& axes = {}) {
+  return shardbook::error_of([&] { on_mesh(shape, body, axes); });
+}
+template <typename Body>
+std::string error_on_tp(int t, Body body) {
+  return error_on_mesh({t}, body, {"tp"});
 }
 
 /// Every choice of one placement per axis.

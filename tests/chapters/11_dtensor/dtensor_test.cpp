@@ -13,9 +13,8 @@ namespace {
 TEST(DTensorDistribute, TheRankAtCoordinateZeroDecides) {
   for (const std::vector<int>& shape :
        {std::vector<int>{3}, std::vector<int>{2, 2}, std::vector<int>{2, 3}}) {
-    const auto wrong = on_ranks(ranks_of(shape), [&](ProcessGroup& world) {
-      DeviceMesh devices = devices_of(world, shape);
-      const Mesh mesh(devices);
+    const auto wrong = on_mesh(shape, [&](const Mesh& mesh,
+                                          ProcessGroup& world) {
       const Tensor truth = whole_values({7, 5});
       const Tensor mine = add_scalar(truth, world.rank());
       std::string wrong;
@@ -36,9 +35,7 @@ TEST(DTensorDistribute, TheRankAtCoordinateZeroDecides) {
 }
 
 TEST(DTensorDistribute, ScattersOrBroadcastsAxisByAxis) {
-  const auto log = on_ranks(6, [](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, {2, 3});
-    const Mesh mesh(devices);
+  const auto log = on_mesh({2, 3}, [](const Mesh& mesh, ProcessGroup& world) {
     distribute_tensor(whole_values({7, 5}), mesh, {shard(0), shard(1)});
     distribute_tensor(whole_values({7, 5}), mesh, {replicate(), shard(0)});
     return log_since(world, 0);
@@ -54,14 +51,11 @@ TEST(DTensorDistribute, ScattersOrBroadcastsAxisByAxis) {
 }
 
 TEST(DTensorDistribute, EqualTensorsAreCutWithoutCalls) {
-  on_ranks(4, [](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, {2, 2});
-    const Mesh mesh(devices);
+  on_mesh({2, 2}, [](const Mesh& mesh, ProcessGroup& world) {
     const Tensor whole = whole_values({7, 5});
     const DTensor x = cut_tensor(whole, mesh, {shard(1), shard(0)});
     SB_CHECK(world.records().empty(), "a call was made");
     SB_CHECK(bitwise_equal(x.full_tensor(), whole), "other values");
-    return 0;
   });
 }
 
@@ -94,9 +88,7 @@ TEST(DTensorMesh, AxesAreChosenByNameAndOrder) {
 
 TEST(DTensorFromLocal, RunCheckFindsReplicasThatDiffer) {
   const auto make = [](double difference, bool run_check) {
-    return error_on_ranks(4, [=](ProcessGroup& world) {
-      DeviceMesh devices = devices_of(world, {2, 2});
-      const Mesh mesh(devices);
+    return error_on_mesh({2, 2}, [=](const Mesh& mesh, ProcessGroup& world) {
       const Tensor local =
           Tensor::full({3}, world.rank() == 3 ? difference : 0.0);
       from_local(local, mesh, {replicate(), replicate()}, std::nullopt,
@@ -115,9 +107,7 @@ TEST(DTensorFromLocal, RunCheckFindsReplicasThatDiffer) {
 
 TEST(DTensorFromLocal, UnevenShardsNeedTheGlobalShape) {
   const auto make = [](bool with_shape, bool run_check) {
-    return error_on_ranks(2, [=](ProcessGroup& world) {
-      DeviceMesh devices = devices_of(world, {2});
-      const Mesh mesh(devices);
+    return error_on_mesh({2}, [=](const Mesh& mesh, ProcessGroup& world) {
       const Tensor local = Tensor::zeros({world.rank() == 0 ? 3 : 2, 4});
       from_local(local, mesh, {shard(0)},
                  with_shape ? std::optional<Shape>({5, 4}) : std::nullopt,
@@ -128,11 +118,10 @@ TEST(DTensorFromLocal, UnevenShardsNeedTheGlobalShape) {
   EXPECT_TRUE(has_text(make(false, true),
                        "S(0) on axis 'axis0' is [3, 4] at coordinate 0 and "
                        "[2, 4] at coordinate 1; give the global shape"));
-  const std::string wrong = error_on_ranks(2, [](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, {2});
-    const Mesh mesh(devices);
-    from_local(Tensor::zeros({3, 4}), mesh, {shard(0)}, Shape{5, 4});
-  });
+  const std::string wrong =
+      error_on_mesh({2}, [](const Mesh& mesh, ProcessGroup&) {
+        from_local(Tensor::zeros({3, 4}), mesh, {shard(0)}, Shape{5, 4});
+      });
   EXPECT_TRUE(has_text(wrong,
                        "(S(0)) of [5, 4] is [2, 4] on this rank, and the "
                        "array is [3, 4]"));
@@ -142,9 +131,7 @@ TEST(DTensorFromLocal, UnevenShardsNeedTheGlobalShape) {
 // P it is summed.
 TEST(DTensorToLocal, GradPlacementsSayWhatTheGradientIs) {
   const auto gradient = [](const Placements& grad_placements) {
-    return on_ranks(3, [&](ProcessGroup& world) {
-      DeviceMesh devices = devices_of(world, {3});
-      const Mesh mesh(devices);
+    return on_mesh({3}, [&](const Mesh& mesh, ProcessGroup& world) {
       const Tensor leaf = whole_values({2});
       leaf.set_requires_grad();
       const Tensor local =
@@ -163,9 +150,8 @@ TEST(DTensorToLocal, GradPlacementsSayWhatTheGradientIs) {
     EXPECT_EQ(term[r], std::vector<double>(2, 6.0));
     EXPECT_NEAR(average[r][0], 2.0, 1e-15);
   }
-  const std::string wrong = error_on_ranks(2, [](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, {2});
-    const Mesh mesh(devices);
+  const std::string wrong = error_on_mesh({2}, [](const Mesh& mesh,
+                                                  ProcessGroup&) {
     from_local(Tensor::zeros({4}), mesh, {replicate()}).to_local({shard(0)});
   });
   EXPECT_TRUE(has_text(wrong, "the gradient of a replica is R or P"));
@@ -175,9 +161,7 @@ TEST(DTensorToLocal, GradPlacementsSayWhatTheGradientIs) {
 // terms. The sum is right in both orders.
 TEST(DTensorGradient, ReplicasAndTermsMeet) {
   for (const bool term_first : {false, true}) {
-    const auto grads = on_ranks(2, [&](ProcessGroup& world) {
-      DeviceMesh devices = devices_of(world, {2});
-      const Mesh mesh(devices);
+    const auto grads = on_mesh({2}, [&](const Mesh& mesh, ProcessGroup& world) {
       const Tensor leaf = whole_values({3});
       leaf.set_requires_grad();
       const DTensor x = from_local(leaf, mesh, {replicate()});
@@ -197,9 +181,7 @@ TEST(DTensorGradient, ReplicasAndTermsMeet) {
 }
 
 TEST(DTensorParameter, KeepsItsBlockAndItsLayout) {
-  on_ranks(2, [](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, {2});
-    const Mesh mesh(devices);
+  on_mesh({2}, [](const Mesh& mesh, ProcessGroup& world) {
     const Parameter weight =
         dtensor::make_parameter(whole_values({5, 2}), mesh, {shard(0)});
     SB_CHECK(weight.local.is_leaf() && weight.local.requires_grad(), "leaf");
@@ -210,13 +192,11 @@ TEST(DTensorParameter, KeepsItsBlockAndItsLayout) {
         {local}, {Tensor::full({5, 2}, 1 + world.rank(), local.options())});
     SB_CHECK(weight.local.grad().shape() == weight.local.shape(), "shape");
     SB_CHECK(weight.local.grad().to_vector<double>()[0] == 3, "1 + 2");
-    return 0;
   });
-  const std::string wrong = error_on_ranks(2, [](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, {2});
-    const Mesh mesh(devices);
-    dtensor::make_parameter(Tensor::zeros({4}), mesh, {partial()});
-  });
+  const std::string wrong =
+      error_on_mesh({2}, [](const Mesh& mesh, ProcessGroup&) {
+        dtensor::make_parameter(Tensor::zeros({4}), mesh, {partial()});
+      });
   EXPECT_TRUE(has_text(wrong, "terms of a sum cannot be trained"));
 }
 

@@ -24,29 +24,31 @@ Plan gpt_plan() {
           {"transformer.h.*.mlp", pairwise()}};
 }
 
+/// Numbers a i + b i^2 + c below 11.
+Tensor numbers(const Shape& shape, std::int64_t a, std::int64_t b,
+               std::int64_t c) {
+  std::vector<std::int64_t> values;
+  for (std::int64_t i = 0; i < shape_numel(shape); ++i) {
+    values.push_back((a * i + b * i * i + c) % 11);
+  }
+  return Tensor::from_values(values, shape);
+}
+
 TEST(DTensorGpt, HeadsDoNotFitEveryNumberOfRanks) {
-  const std::string heads = error_on_ranks(4, [](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {4}));
+  const std::string heads = error_on_tp(4, [](const Mesh& tp, ProcessGroup&) {
     Gpt model(small_gpt(), f64_init());
-    parallelize_module(model, Mesh(devices), gpt_plan());
+    parallelize_module(model, tp, gpt_plan());
   });
   EXPECT_TRUE(has_text(heads, "has 6 heads for tp=4"));
 }
 
 TEST(DTensorGpt, BlocksEqualOneDeviceWithTwoAllReducesEachWay) {
   const std::int64_t n = 3, s = 8, h = 24, layers = 2;
-  std::vector<std::int64_t> tokens, next;
-  for (std::int64_t i = 0; i < n * s; ++i) {
-    tokens.push_back((5 * i + i * i) % 11);
-    next.push_back((7 * i + 3) % 11);
-  }
   for (const int t : {1, 2, 3}) {
-    on_ranks(t, [&](ProcessGroup& world) {
-      DeviceMesh devices(world, Topology({"tp"}, {t}));
-      const Mesh tp(devices);
+    on_tp(t, [&](const Mesh& tp, ProcessGroup& world) {
       Gpt plain(small_gpt(), f64_init()), model(small_gpt(), f64_init());
-      const Tensor ids = Tensor::from_values(tokens, {n, s});
-      const Tensor targets = Tensor::from_values(next, {n, s});
+      const Tensor ids = numbers({n, s}, 5, 1, 0);
+      const Tensor targets = numbers({n, s}, 7, 0, 3);
       language_loss(plain(ids), targets).backward();
 
       const auto cuts = parallelize_module(model, tp, gpt_plan());
@@ -61,7 +63,6 @@ TEST(DTensorGpt, BlocksEqualOneDeviceWithTwoAllReducesEachWay) {
       const std::size_t expected =
           t == 1 ? 0 : static_cast<std::size_t>(4 * layers);
       SB_CHECK(log.size() == expected, log.size());
-      return 0;
     });
   }
 }
@@ -70,19 +71,15 @@ TEST(DTensorGpt, BlocksEqualOneDeviceWithTwoAllReducesEachWay) {
 TEST(DTensorGpt, DropsWhatOneDeviceDrops) {
   ModelConfig config = small_gpt();
   config.dropout = 0.3;
-  std::vector<std::int64_t> tokens;
-  for (std::int64_t i = 0; i < 24; ++i) tokens.push_back((5 * i + i * i) % 11);
   for (const int t : {1, 2, 3}) {
-    on_ranks(t, [&](ProcessGroup& world) {
-      DeviceMesh devices(world, Topology({"tp"}, {t}));
+    on_tp(t, [&](const Mesh& tp, ProcessGroup&) {
       Gpt plain(config, f64_init()), model(config, f64_init());
-      const Tensor ids = Tensor::from_values(tokens, {3, 8});
+      const Tensor ids = numbers({3, 8}, 5, 1, 0);
       RankContext::current().random = RandomState();
       const Tensor right = plain(ids);
       RankContext::current().random = RandomState();
-      parallelize_module(model, Mesh(devices), gpt_plan());
+      parallelize_module(model, tp, gpt_plan());
       SB_CHECK(error_between(model(ids), right) < 1e-12, "another mask");
-      return 0;
     });
   }
 }
@@ -93,21 +90,14 @@ TEST(DTensorGpt, TrainsAsOneDevice) {
   const auto train = [](Module& model) {
     const auto optimizer = make_optimizer("adamw", model.parameters(), {});
     for (int step = 0; step < 5; ++step) {
-      std::vector<std::int64_t> ids, next;
-      for (std::int64_t i = 0; i < 16; ++i) {
-        ids.push_back((5 * i + i * i + step) % 11);
-        next.push_back((7 * i + 3 * step) % 11);
-      }
-      language_loss(model(Tensor::from_values(ids, {2, 8})),
-                    Tensor::from_values(next, {2, 8}))
+      language_loss(model(numbers({2, 8}, 5, 1, step)),
+                    numbers({2, 8}, 7, 0, 3 * step))
           .backward();
       optimizer->step();
       model.clear_grad();
     }
   };
-  on_ranks(2, [&](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {2}));
-    const Mesh tp(devices);
+  on_tp(2, [&](const Mesh& tp, ProcessGroup&) {
     Gpt plain(small_gpt(), f64_init()), model(small_gpt(), f64_init());
     train(plain);
     const auto cuts = parallelize_module(model, tp, gpt_plan());
@@ -126,15 +116,13 @@ TEST(DTensorGpt, TrainsAsOneDevice) {
                    /*run_check=*/true);
       }
     }
-    return 0;
   });
 }
 
 // Shards draw different numbers: those of their places in one device's mask.
 TEST(DTensorSequence, DropsWhatOneDeviceDrops) {
   for (const int t : {1, 2, 4}) {
-    on_ranks(t, [t](ProcessGroup& world) {
-      DeviceMesh devices(world, Topology({"tp"}, {t}));
+    on_tp(t, [t](const Mesh& tp, ProcessGroup& world) {
       Sequential plain, model;
       plain.add(Dropout(0.5));
       model.add(Dropout(0.5));
@@ -142,7 +130,7 @@ TEST(DTensorSequence, DropsWhatOneDeviceDrops) {
       RankContext::current().random = RandomState();
       const Tensor right = plain(x);
       RankContext::current().random = RandomState();
-      parallelize_module(model, Mesh(devices), {{"0", sequence()}});
+      parallelize_module(model, tp, {{"0", sequence()}});
       const std::int64_t n = 8 / t, first = n * world.rank();
       const Tensor y = model(slice(x, 1, first, first + n));
       SB_CHECK(error_between(y, slice(right, 1, first, first + n)) == 0,
@@ -152,7 +140,6 @@ TEST(DTensorSequence, DropsWhatOneDeviceDrops) {
       const Tensor rest = model(slice(x, 1, first, first + n));
       SB_CHECK(error_between(rest, slice(x, 1, first, first + n)) == 0,
                "drops where nothing is trained");
-      return 0;
     });
   }
 }

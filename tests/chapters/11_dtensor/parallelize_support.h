@@ -3,6 +3,7 @@
 // What tests of plans share: a small MLP, and parameters by name.
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -13,13 +14,6 @@
 #include "tests/support/larger.h"
 
 namespace shardbook::dtensor_test {
-
-inline InitOptions f64_init() {
-  InitOptions init;
-  init.seed = 1;
-  init.dtype = DType::kF64;
-  return init;
-}
 
 inline Sequential make_mlp(std::int64_t in, std::int64_t hidden,
                            std::int64_t out) {
@@ -55,6 +49,46 @@ inline double worst_error(const Named& got, Module& plain) {
     worst = larger(worst, error_between(got.at(each.name), each.tensor.grad()));
   }
   return worst;
+}
+
+/// Trains a step of make() and of the same as `cut` changes it, from equal inputs
+/// and for the sum of squares of the outputs. Throws where outputs or gradients
+/// differ; returns the calls.
+template <typename Make>
+std::string calls_of_equal_steps(
+    const Make& make, const Tensor& input,
+    const std::function<std::vector<CutParameter>(Module& model)>& cut,
+    const Mesh& tp, const ProcessGroup& world, double tolerance = 1e-11) {
+  auto plain = make(), model = make();
+  const Tensor x = input.clone(), mine = input.clone();
+  const bool has_gradient = input.dtype() == DType::kF64;
+  x.set_requires_grad(has_gradient);
+  mine.set_requires_grad(has_gradient);
+  const Tensor right = plain(x);
+  sum(square(right)).backward();
+
+  const auto cuts = cut(model);
+  const Tensor y = model(mine);
+  sum(square(y)).backward();
+  const std::string calls = log_since(world, 0);
+  SB_CHECK(error_between(y, right) < tolerance, "forward");
+  SB_CHECK(!has_gradient || error_between(mine.grad(), x.grad()) < tolerance,
+           "input");
+  SB_CHECK(worst_error(whole_gradients(model, tp, cuts), plain) < tolerance,
+           "parameters");
+  return calls;
+}
+
+/// The same for a plan.
+template <typename Make>
+std::string calls_of_equal_steps(const Make& make, const Tensor& input,
+                                 const Plan& plan, const Mesh& tp,
+                                 const ProcessGroup& world,
+                                 double tolerance = 1e-11) {
+  const auto cut = [&](Module& model) {
+    return parallelize_module(model, tp, plan);
+  };
+  return calls_of_equal_steps(make, input, cut, tp, world, tolerance);
 }
 
 }  // namespace shardbook::dtensor_test

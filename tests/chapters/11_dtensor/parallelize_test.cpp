@@ -23,50 +23,26 @@ namespace {
 // Linear 10-32, ReLU, 32-5: equal inputs, one pair of all-reduces.
 TEST(DTensorPairwise, EqualsOneDeviceWithAnAllReduceEachWay) {
   for (const int t : {1, 2, 3, 4}) {
-    on_ranks(t, [t](ProcessGroup& world) {
-      DeviceMesh devices(world, Topology({"tp"}, {t}));
-      const Mesh tp(devices);
-      Sequential plain = make_mlp(10, 32, 5), model = make_mlp(10, 32, 5);
-      const Tensor x = normal({20, 10}, 1), mine = x.clone();
-      x.set_requires_grad();
-      mine.set_requires_grad();
-      const Tensor right = plain(x);
-      sum(square(right)).backward();
-
-      const auto cuts = parallelize_module(model, tp, {{"", pairwise()}});
-      const Tensor y = model(mine);
-      sum(square(y)).backward();
-      SB_CHECK(error_between(y, right) < 1e-12, "forward");
-      SB_CHECK(error_between(mine.grad(), x.grad()) < 1e-11, "input");
-      SB_CHECK(worst_error(whole_gradients(model, tp, cuts), plain) < 1e-11,
-               "parameters");
-      return 0;
+    const auto logs = on_tp(t, [](const Mesh& tp, ProcessGroup& world) {
+      return calls_of_equal_steps([] { return make_mlp(10, 32, 5); },
+                                  normal({20, 10}, 1), {{"", pairwise()}}, tp,
+                                  world);
     });
+    EXPECT_EQ(logs[0],
+              t == 1 ? "" : "all_reduce world 100, all_reduce world 200");
   }
-  const auto log = on_ranks(2, [](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {2}));
-    Sequential model = make_mlp(10, 32, 5);
-    parallelize_module(model, Mesh(devices), {{"", pairwise()}});
-    const Tensor x = normal({20, 10}, 1);
-    x.set_requires_grad();
-    sum(model(x)).backward();
-    return log_since(world, 0);
-  });
-  EXPECT_EQ(log[0], "all_reduce world 100, all_reduce world 200");
 }
 
 // A pair on [16, 256]: 12288 elements on the wire per rank of 4, 14336 of 8.
 TEST(DTensorPairwise, SendsTheGoldenNumberOfElements) {
   for (const auto& [t, elements] : {std::pair{4, 12288}, {8, 14336}}) {
-    on_ranks(t, [t = t, elements = elements](ProcessGroup& world) {
-      DeviceMesh devices(world, Topology({"tp"}, {t}));
+    on_tp(t, [t = t, elements = elements](const Mesh& tp, ProcessGroup& world) {
       Sequential model = make_mlp(256, 1024, 256);
-      parallelize_module(model, Mesh(devices), {{"", pairwise()}});
+      parallelize_module(model, tp, {{"", pairwise()}});
       const Tensor x = normal({16, 256}, 1);
       x.set_requires_grad();
       sum(model(x)).backward();
       SB_CHECK(world.sent_bytes() == elements * 8, world.sent_bytes());
-      return 0;
     });
   }
 }
@@ -84,25 +60,9 @@ TEST(DTensorPairwise, FourLayersAreTwoPairs) {
     return model;
   };
   for (const int t : {2, 3}) {
-    const auto logs = on_ranks(t, [&](ProcessGroup& world) {
-      DeviceMesh devices(world, Topology({"tp"}, {t}));
-      const Mesh tp(devices);
-      Sequential plain = make(), model = make();
-      const Tensor x = normal({4, 6}, 1), mine = x.clone();
-      x.set_requires_grad();
-      mine.set_requires_grad();
-      const Tensor right = plain(x);
-      sum(square(right)).backward();
-
-      const auto cuts = parallelize_module(model, tp, {{"", pairwise()}});
-      const Tensor y = model(mine);
-      sum(square(y)).backward();
-      const std::string calls = log_since(world, 0);
-      SB_CHECK(error_between(y, right) < 1e-12, "forward");
-      SB_CHECK(error_between(mine.grad(), x.grad()) < 1e-11, "input");
-      SB_CHECK(worst_error(whole_gradients(model, tp, cuts), plain) < 1e-11,
-               "parameters");
-      return calls;
+    const auto logs = on_tp(t, [&](const Mesh& tp, ProcessGroup& world) {
+      return calls_of_equal_steps(make, normal({4, 6}, 1), {{"", pairwise()}},
+                                  tp, world);
     });
     // [4, 5] between the pairs and [4, 3] behind them; backward [4, 5], [4, 6]
     EXPECT_EQ(logs[0],
@@ -115,9 +75,7 @@ TEST(DTensorPairwise, FourLayersAreTwoPairs) {
 // gradients are sums over the slices' losses.
 TEST(DTensorPairwiseSequence, SlicesAreOneBatch) {
   for (const int t : {1, 2, 4}) {
-    on_ranks(t, [t](ProcessGroup& world) {
-      DeviceMesh devices(world, Topology({"tp"}, {t}));
-      const Mesh tp(devices);
+    on_tp(t, [t](const Mesh& tp, ProcessGroup& world) {
       Sequential plain = make_mlp(10, 32, 5), model = make_mlp(10, 32, 5);
       const Tensor whole = normal({20 * t, 10}, 1);
       whole.set_requires_grad();
@@ -145,7 +103,6 @@ TEST(DTensorPairwiseSequence, SlicesAreOneBatch) {
                                                   ", reduce_scatter world " +
                                                   out) == 0,
                log_since(world, 0));
-      return 0;
     });
   }
 }
@@ -153,10 +110,9 @@ TEST(DTensorPairwiseSequence, SlicesAreOneBatch) {
 // The backward of a gather is a scatter, and the reverse; a row layer's bias
 // has seen this rank's rows alone.
 TEST(DTensorPairwiseSequence, GathersAndScattersBothWays) {
-  const auto logs = on_ranks(2, [](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {2}));
+  const auto logs = on_tp(2, [](const Mesh& tp, ProcessGroup& world) {
     Sequential model = make_mlp(10, 32, 5);
-    parallelize_module(model, Mesh(devices), {{"", pairwise_sequence()}});
+    parallelize_module(model, tp, {{"", pairwise_sequence()}});
     const Tensor x =
         normal({20, 10}, 1 + static_cast<std::uint64_t>(world.rank()));
     x.set_requires_grad();
@@ -184,9 +140,7 @@ TEST(DTensorPairwiseSequence, GathersAndScattersBothWays) {
 // torch 2.3's: norms and dropout on slices of the sequence, without calls
 // forward; gradients of the parameters are reduced.
 TEST(DTensorSequence, NormalisesSlicesAndReducesParameterGradients) {
-  on_ranks(4, [](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {4}));
-    const Mesh tp(devices);
+  on_tp(4, [](const Mesh& tp, ProcessGroup& world) {
     Sequential plain, model;
     plain.add(LayerNorm(6, f64_init()));
     model.add(LayerNorm(6, f64_init()));
@@ -202,64 +156,41 @@ TEST(DTensorSequence, NormalisesSlicesAndReducesParameterGradients) {
              log_since(world, 0));
     SB_CHECK(worst_error(whole_gradients(model, tp, {}), plain) < 1e-12,
              "gradients");
-    return 0;
   });
 }
 
 // --- Single layers, layouts, uneven sizes -----------------------------------------
 
 TEST(DTensorStyles, LayoutsOfInputsAndOutputsCanBeChosen) {
+  const auto make = [] {
+    Sequential model;
+    model.add(Linear("0", 5, 7, f64_init()));
+    return model;
+  };
   for (const int t : {2, 3}) {
-    on_ranks(t, [t](ProcessGroup& world) {
-      DeviceMesh devices(world, Topology({"tp"}, {t}));
-      const Mesh tp(devices);
-      const Tensor x = normal({6, 5}, 1);
-      for (const bool is_column : {true, false}) {
-        Sequential plain, model;
-        plain.add(Linear("0", 5, 7, f64_init()));
-        model.add(Linear("0", 5, 7, f64_init()));
-        const Tensor whole = x.clone(), mine = x.clone();
-        whole.set_requires_grad();
-        mine.set_requires_grad();
-        const Tensor right = plain(whole);
-        sum(square(right)).backward();
-        Style style = is_column ? colwise() : rowwise();
+    on_tp(t, [&](const Mesh& tp, ProcessGroup& world) {
+      for (Style style : {colwise(), rowwise()}) {
         style.input = style.output = replicate();
-        const auto cuts = parallelize_module(model, tp, {{"0", style}});
-        const Tensor y = model(mine);
-        sum(square(y)).backward();
-        SB_CHECK(error_between(y, right) < 1e-12, "forward");
-        SB_CHECK(error_between(mine.grad(), whole.grad()) < 1e-12, "input");
-        SB_CHECK(worst_error(whole_gradients(model, tp, cuts), plain) < 1e-12,
-                 "parameters");
+        calls_of_equal_steps(make, normal({6, 5}, 1), {{"0", style}}, tp, world,
+                             1e-12);
       }
-      return 0;
     });
   }
 }
 
 TEST(DTensorStyles, EmbeddingsAreCutByRowsOrColumns) {
-  on_ranks(3, [](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {3}));
-    const Mesh tp(devices);
+  const auto make = [] {
+    Sequential model;
+    model.add(Embedding("0", 7, 5, f64_init()));
+    return model;
+  };
+  on_tp(3, [&](const Mesh& tp, ProcessGroup& world) {
     const Tensor ids =
         Tensor::from_values(std::vector<std::int64_t>{6, 0, 3, 3, 1, 5}, {6});
-    for (const bool by_rows : {true, false}) {
-      Sequential plain, model;
-      plain.add(Embedding("0", 7, 5, f64_init()));
-      model.add(Embedding("0", 7, 5, f64_init()));
-      const Tensor right = plain(ids);
-      sum(square(right)).backward();
-      Style style = by_rows ? rowwise() : colwise();
+    for (Style style : {rowwise(), colwise()}) {
       style.output = replicate();
-      const auto cuts = parallelize_module(model, tp, {{"0", style}});
-      const Tensor y = model(ids);
-      sum(square(y)).backward();
-      SB_CHECK(error_between(y, right) < 1e-14, "forward");
-      SB_CHECK(worst_error(whole_gradients(model, tp, cuts), plain) < 1e-14,
-               "gradient");
+      calls_of_equal_steps(make, ids, {{"0", style}}, tp, world, 1e-14);
     }
-    return 0;
   });
 }
 
@@ -267,27 +198,21 @@ TEST(DTensorStyles, EmbeddingsAreCutByRowsOrColumns) {
 
 std::string plan_error(const Plan& plan, bool with_optimizer = false,
                        int ranks = 2) {
-  return error_on_ranks(ranks, [&](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {ranks}));
+  return error_on_tp(ranks, [&](const Mesh& tp, ProcessGroup&) {
     Sequential model = make_mlp(10, 32, 5);
     model.add(Linear("3", 5, 5, f64_init()));
     std::unique_ptr<Optimizer> optimizer;
     if (with_optimizer) {
       optimizer = make_optimizer("sgd", model.parameters(), {});
     }
-    parallelize_module(model, Mesh(devices), plan);
+    parallelize_module(model, tp, plan);
   });
 }
 
 TEST(DTensorPlanErrors, NameWhatIsWrong) {
-  EXPECT_TRUE(has_text(plan_error({{"", pairwise()}}),
-                       "'' (Sequential) has 3 Linear layers; pairwise styles "
-                       "need an even number"));
-  EXPECT_TRUE(has_text(plan_error({{"7", colwise()}}),
-                       "the plan names '7', and no module has that name"));
-  EXPECT_TRUE(has_text(plan_error({{"1", colwise()}}),
-                       "'1' is a Relu; colwise and rowwise are for Linear and "
-                       "Embedding"));
+  expect_text(plan_error({{"", pairwise()}}), {"has 3 Linear layers", "even"});
+  expect_text(plan_error({{"7", colwise()}}), {"the plan names '7'"});
+  expect_text(plan_error({{"1", colwise()}}), {"'1' is a Relu"});
   EXPECT_EQ(plan_error({{"0", colwise()}, {"2", rowwise()}}), "");
 }
 
@@ -299,13 +224,12 @@ TEST(DTensorPlanErrors, AnOptimizerThatCameFirstIsFound) {
 }
 
 TEST(DTensorPlanErrors, ARowwiseEmbeddingNeedsAllIndices) {
-  const std::string refused = error_on_ranks(2, [](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {2}));
+  const std::string refused = error_on_tp(2, [](const Mesh& tp, ProcessGroup&) {
     Sequential model;
     model.add(Embedding("0", 7, 5, f64_init()));
     Style style = rowwise();
     style.input = shard(0);
-    parallelize_module(model, Mesh(devices), {{"0", style}});
+    parallelize_module(model, tp, {{"0", style}});
   });
   EXPECT_TRUE(has_text(refused,
                        "a rowwise Embedding with input S(0); each rank needs "
@@ -315,11 +239,10 @@ TEST(DTensorPlanErrors, ARowwiseEmbeddingNeedsAllIndices) {
 
 // Trap: the optimizer of the whole model trains tensors that nobody uses.
 TEST(DTensorTrap, AnOptimizerOfTheOldParametersTrainsNothing) {
-  on_ranks(2, [](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {2}));
+  on_tp(2, [](const Mesh& tp, ProcessGroup&) {
     Sequential model = make_mlp(10, 32, 5), old = make_mlp(10, 32, 5);
     const auto early = make_optimizer("sgd", old.parameters(), {});
-    parallelize_module(model, Mesh(devices), {{"", pairwise()}});
+    parallelize_module(model, tp, {{"", pairwise()}});
     const auto late = make_optimizer("sgd", model.parameters(), {});
     const Tensor before = model.parameters()[0].clone();
     sum(square(model(normal({4, 10}, 1)))).backward();
@@ -327,20 +250,17 @@ TEST(DTensorTrap, AnOptimizerOfTheOldParametersTrainsNothing) {
     SB_CHECK(bitwise_equal(model.parameters()[0], before), "no change");
     late->step();
     SB_CHECK(!bitwise_equal(model.parameters()[0], before), "a change");
-    return 0;
   });
 }
 
 // Trap: pairwise with other inputs on every rank computes neither batch.
 TEST(DTensorTrap, PairwiseNeedsEqualInputs) {
-  on_ranks(2, [](ProcessGroup& world) {
-    DeviceMesh devices(world, Topology({"tp"}, {2}));
+  on_tp(2, [](const Mesh& tp, ProcessGroup& world) {
     Sequential plain = make_mlp(10, 32, 5), model = make_mlp(10, 32, 5);
     const auto stream = static_cast<std::uint64_t>(world.rank());
     const Tensor x = normal({20, 10}, stream);
-    parallelize_module(model, Mesh(devices), {{"", pairwise()}});
+    parallelize_module(model, tp, {{"", pairwise()}});
     SB_CHECK(error_between(model(x), plain(x)) > 1e-2, "mixed batches");
-    return 0;
   });
 }
 

@@ -1,63 +1,217 @@
-// Random graphs over all layouts: values and gradients of plain computation.
+// Random graphs over tensors of three dims, with a loss that ignores targets: all
+// layouts of the input in turn, values and gradients of plain computation.
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <random>
 
-#include "tests/chapters/11_dtensor/graph_support.h"
+#include "chapters/11_dtensor/dtensor_ops.h"
+#include "tests/chapters/11_dtensor/dtensor_support.h"
 
 namespace shardbook::dtensor_test {
 namespace {
 
+constexpr double kTolerance = 1e-10;  // f64, values near 1, sums of tens
+
+double error_of(const Tensor& got, const Tensor& expected) {
+  if (got.shape() != expected.shape()) return 1e300;
+  const auto a = got.to_vector<double>();
+  const auto b = expected.to_vector<double>();
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!(std::abs(a[i]) < 1e100)) return 1e300;
+    worst =
+        std::max(worst, std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i])));
+  }
+  return worst;
+}
+
+/// Draws the same graph for the same seed.
+class Draw {
+ public:
+  Draw(unsigned seed, std::size_t axes) : random_(seed), axes_(axes) {}
+
+  std::size_t below(std::size_t n) {
+    return static_cast<std::size_t>(random_() % n);
+  }
+  /// One of the choices for each axis of the mesh.
+  Placements placements(const Placements& choices) {
+    Placements drawn;
+    for (std::size_t i = 0; i < axes_; ++i) {
+      drawn.push_back(choices[below(choices.size())]);
+    }
+    return drawn;
+  }
+
+ private:
+  std::mt19937 random_;
+  std::size_t axes_;
+};
+
+/// One operation: its kind, its operands among the values, and a layout.
+struct Step {
+  int kind;
+  std::size_t a, b;
+  Placements placements;
+};
+
+struct Leaf {
+  Shape shape;
+  Placements placements;
+};
+
+Tensor leaf_values(std::size_t index, const Shape& shape) {
+  const Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
+  fill_normal(x, 3, index, 0, 1);
+  return x;
+}
+
+/// One program for both kinds of tensors: these are all that differs.
+struct Plain {
+  using T = Tensor;
+  static T redistribute(const T& x, const Placements&) { return x; }
+};
+struct Distributed {
+  using T = DTensor;
+  static T redistribute(const T& x, const Placements& to) {
+    // S -> P(avg) does not exist
+    Placements open = to;
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      if (to[i] == partial(PartialOp::kAvg)) open[i] = replicate();
+    }
+    return x.redistribute(open).redistribute(to);
+  }
+};
+
+/// A term of `whole` on this rank, whose sum (or mean) over the axis is it.
+Tensor spread(const Tensor& whole, const Leaf& leaf, const Mesh& mesh) {
+  NoGrad no_grad;
+  Tensor x = block_of(whole, local_part(leaf.shape, leaf.placements,
+                                        mesh.shape(), mesh.coordinate()));
+  for (std::size_t axis = 0; axis < mesh.ndim(); ++axis) {
+    if (!leaf.placements[axis].is_partial()) continue;
+    const auto n = static_cast<double>(mesh.shape()[axis]);
+    const auto c = static_cast<double>(mesh.coordinate()[axis]);
+    const bool is_sum = leaf.placements[axis].op == PartialOp::kSum;
+    x = add_scalar(is_sum ? scale(x, 1 / n) : x, c - (n - 1) / 2);
+  }
+  return x.clone();
+}
+
+/// The leaves on this rank: arrays that need gradients, and DTensors of them.
+struct Leaves {
+  Tensors locals;
+  std::vector<DTensor> tensors;
+
+  Leaves(const std::vector<Leaf>& leaves, const Mesh& mesh) {
+    for (std::size_t i = 0; i < leaves.size(); ++i) {
+      const Leaf& leaf = leaves[i];
+      locals.push_back(spread(leaf_values(i, leaf.shape), leaf, mesh));
+      locals.back().set_requires_grad();
+      tensors.push_back(
+          from_local(locals.back(), mesh, leaf.placements, leaf.shape));
+    }
+  }
+};
+
+struct PlainRun {
+  double loss = 0;
+  Tensors gradients;
+};
+
+/// Which of loss and gradients differ from plain computation: "" for none.
+std::string differences(const std::vector<Leaf>& leaves, const Tensors& locals,
+                        const Tensor& loss, const PlainRun& expected,
+                        const Mesh& mesh) {
+  std::string wrong;
+  if (!(std::abs(loss.item() - expected.loss) <=
+        kTolerance * std::max(1.0, std::abs(expected.loss)))) {
+    wrong += "loss ";
+  }
+  for (std::size_t i = 0; i < locals.size(); ++i) {
+    const Block block =
+        local_part(leaves[i].shape, normalized(leaves[i].placements),
+                   mesh.shape(), mesh.coordinate());
+    const Tensor right = block_of(expected.gradients[i], block);
+    const Tensor got =
+        locals[i].grad().defined() ? locals[i].grad() : right.zeros_like();
+    if (error_of(got, right) > kTolerance) {
+      wrong += "gradient of leaf " + std::to_string(i) + " ";
+    }
+  }
+  return wrong;
+}
+
 struct Graph {
-  std::int64_t rows, columns;
-  std::vector<Leaf> leaves;  // x, y, weight, bias, gamma, beta, table
-  Placements ids;
+  Shape shape;               // [p, q, r]
+  std::vector<Leaf> leaves;  // x, y, weight, gamma, beta, bias, table
+  Placements targets, ids;
   std::vector<Step> steps;
 };
 
-constexpr int kKinds = 16;
+constexpr int kKinds = 17;
 
 Graph random_graph(unsigned seed, std::size_t axes) {
   Draw draw(seed, axes);
-  const Placements of_matrix = {replicate(), shard(0), shard(1), partial(),
-                                partial(PartialOp::kAvg)};
-  const Placements of_vector = {replicate(), shard(0), partial()};
-  const std::vector<std::pair<std::int64_t, std::int64_t>> sizes = {
-      {8, 6}, {7, 5}, {12, 12}, {3, 4}};
-  const auto [rows, columns] = sizes[draw.below(sizes.size())];
-  Graph graph{rows, columns, {}, {}, {}};
-  for (int i = 0; i < 7; ++i) {
-    const bool is_vector = i >= 3 && i <= 5;
-    Shape shape = i < 2       ? Shape{rows, columns}
-                  : i == 2    ? Shape{columns, columns}
-                  : is_vector ? Shape{columns}
-                              : Shape{5, columns};
+  const Placements cut = {replicate(), shard(0),  shard(1),
+                          shard(2),    partial(), partial(PartialOp::kAvg)};
+  // Even, uneven, and with ranks that have nothing
+  const std::vector<Shape> shapes = {{4, 6, 12}, {5, 3, 4}, {1, 7, 5}};
+  Graph graph;
+  graph.shape = shapes[draw.below(shapes.size())];
+  const std::int64_t r = graph.shape[2];
+  // All layouts of x in turn
+  const std::vector<Placements> all = all_placements(cut, axes);
+  graph.leaves.push_back({graph.shape, all[seed % all.size()]});
+  graph.leaves.push_back({graph.shape, draw.placements(cut)});
+  graph.leaves.push_back(
+      {{r, r}, draw.placements({replicate(), shard(0), shard(1), partial()})});
+  for (int i = 0; i < 3; ++i) {
     graph.leaves.push_back(
-        {shape, draw.placements(is_vector ? of_vector : of_matrix)});
+        {{r}, draw.placements({replicate(), shard(0), partial()})});
   }
-  graph.ids = draw.placements({replicate(), shard(0)});
-  const std::size_t length = 3 + draw.below(6);
+  graph.leaves.push_back(
+      {{5, r},
+       draw.placements({replicate(), shard(0), shard(1), partial(),
+                        partial(PartialOp::kAvg)})});
+  graph.ids = draw.placements({replicate(), shard(0), shard(1)});
+  graph.targets = draw.placements({replicate(), shard(0), shard(1)});
+  const std::size_t length = 3 + draw.below(5);
   for (std::size_t i = 0; i < length; ++i) {
-    // Operands: the two matrices, and results before this one
     graph.steps.push_back({static_cast<int>(draw.below(kKinds)),
                            draw.below(2 + i), draw.below(2 + i),
-                           draw.placements(of_matrix)});
+                           draw.placements(cut)});
   }
   return graph;
 }
 
-std::vector<std::int64_t> ids_of(std::int64_t rows) {
+/// The first row of tokens does not count, and of the others every fourth one.
+Tensor targets_of(const Shape& shape) {
+  std::vector<std::int64_t> targets;
+  for (std::int64_t i = 0; i < shape[0] * shape[1]; ++i) {
+    const bool counts = i >= (shape[0] == 1 ? 2 : shape[1]) && i % 4 != 1;
+    targets.push_back(counts ? (3 * i + 1) % shape[2] : -100);
+  }
+  return Tensor::from_values(targets, {shape[0], shape[1]});
+}
+
+Tensor ids_of(const Shape& shape) {
   std::vector<std::int64_t> ids;
-  for (std::int64_t i = 0; i < rows; ++i) ids.push_back((3 * i + 1) % 5);
-  return ids;
+  for (std::int64_t i = 0; i < shape[0] * shape[1]; ++i) {
+    ids.push_back((3 * i + 1) % 5);
+  }
+  return Tensor::from_values(ids, {shape[0], shape[1]});
 }
 
 template <typename World>
 typename World::T run_graph(const Graph& graph,
                             const std::vector<typename World::T>& leaves,
+                            const typename World::T& targets,
                             const typename World::T& ids) {
   using T = typename World::T;
+  const std::int64_t p = graph.shape[0], q = graph.shape[1], r = graph.shape[2];
   std::vector<T> values = {leaves[0], leaves[1]};
   for (const Step& step : graph.steps) {
     const T& a = values[step.a];
@@ -68,53 +222,57 @@ typename World::T run_graph(const Graph& graph,
         y = add(a, b);
         break;
       case 1:
-        y = sub(a, b);
-        break;
-      case 2:
         y = mul(a, tanh(b));
         break;
-      case 3:
-        y = scale(a, -0.5);
-        break;
-      case 4:
+      case 2:
         y = gelu(a);
         break;
+      case 3:
+      case 4:
+        y = scale(matmul(reshape(a, {p * q, r}), leaves[2]), 0.3);
+        y = reshape(y, {p, q, r});
+        break;
       case 5:
-        y = tanh(a);
-        break;
-      case 6:
-      case 15:
-        y = scale(matmul(a, leaves[2]), 0.3);
-        break;
-      case 7:
         y = softmax(a);
         break;
-      case 8:
-        y = layer_norm(a, leaves[4], leaves[5], 1e-2);
+      case 6:
+        y = layer_norm(a, leaves[3], leaves[4], 1e-2);
         break;
-      case 9:
-        y = add(a, leaves[3]);
-        break;
-      case 10:
+      case 7:
         y = transpose(tanh(transpose(a, 0, 1)), 0, 1);
         break;
-      case 11:
-        y = reshape(scale(reshape(a, {graph.rows * graph.columns}), 0.7),
-                    {graph.rows, graph.columns});
+      case 8:
+        y = transpose(relu(transpose(a, 1, 2)), 1, 2);
         break;
-      case 12:
+      case 9:
         y = add(a, mean(b, 0));
         break;
+      case 10:
+        y = add(a, reshape(scale(sum(b, 1), 0.1), {p, 1, r}));
+        break;
+      case 11:
+        y = add(a, reshape(mean(b, 2), {p, q, 1}));
+        break;
+      case 12:
+        y = add(a, leaves[5]);
+        break;
       case 13:
-        y = add(a, reshape(scale(sum(b, 1), 0.1), {graph.rows, 1}));
+        y = add(a, embedding(leaves[6], ids));
+        break;
+      case 14:
+        y = reshape(scale(reshape(a, {p * q * r}), 0.7), {p, q, r});
+        break;
+      case 15:
+        y = tanh(a);
         break;
       default:
-        y = add(a, embedding(leaves[6], ids));
+        y = scale(sub(a, b), -0.5);
         break;
     }
     values.push_back(World::redistribute(y, step.placements));
   }
-  return mean(square(add(values.back(), values[0])));
+  return add(mean(square(add(values.back(), values[0]))),
+             cross_entropy(values.back(), targets));
 }
 
 PlainRun run_plain(const Graph& graph) {
@@ -123,8 +281,8 @@ PlainRun run_plain(const Graph& graph) {
     leaves.push_back(leaf_values(i, graph.leaves[i].shape));
     leaves.back().set_requires_grad();
   }
-  const Tensor ids = Tensor::from_values(ids_of(graph.rows), {graph.rows});
-  const Tensor loss = run_graph<Plain>(graph, leaves, ids);
+  const Tensor loss = run_graph<Plain>(graph, leaves, targets_of(graph.shape),
+                                       ids_of(graph.shape));
   loss.backward();
   PlainRun run{loss.item(), {}};
   for (const Tensor& leaf : leaves) {
@@ -134,41 +292,38 @@ PlainRun run_plain(const Graph& graph) {
   return run;
 }
 
-std::string run_distributed(const Graph& graph, const PlainRun& expected,
-                            const Mesh& mesh) {
-  const Leaves leaves(graph.leaves, mesh);
-  const Tensor all_ids = Tensor::from_values(ids_of(graph.rows), {graph.rows});
-  const DTensor ids = cut_tensor(all_ids, mesh, graph.ids);
-  const Tensor loss =
-      run_graph<Distributed>(graph, leaves.tensors, ids).full_tensor();
-  loss.backward();
-  return differences(graph.leaves, leaves.locals, loss, expected, mesh);
-}
-
 class DTensorProperty : public testing::TestWithParam<std::vector<int>> {};
 INSTANTIATE_TEST_SUITE_P(
     Meshes, DTensorProperty,
     testing::Values(std::vector<int>{1}, std::vector<int>{2},
                     std::vector<int>{3}, std::vector<int>{4},
-                    std::vector<int>{2, 2}, std::vector<int>{2, 3}));
+                    std::vector<int>{2, 2}, std::vector<int>{2, 3},
+                    std::vector<int>{3, 2}));
 
 TEST_P(DTensorProperty, RandomGraphsEqualPlainComputation) {
   const std::vector<int> shape = GetParam();
-  const unsigned count = shape.size() == 1 ? 40 : 25;
-  const auto wrong = on_ranks(ranks_of(shape), [&](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, shape);
-    const Mesh mesh(devices);
+  // Each layout of x once, or several times
+  const unsigned count = 72;
+  const auto wrong = on_mesh(shape, [&](const Mesh& mesh, ProcessGroup&) {
     std::string wrong;
     for (unsigned seed = 0; seed < count; ++seed) {
       const Graph graph = random_graph(seed, shape.size());
-      const std::string result = run_distributed(graph, run_plain(graph), mesh);
-      if (!result.empty()) {
-        wrong += "seed " + std::to_string(seed) + ": " + result;
-        for (const Step& step : graph.steps) {
-          wrong += std::to_string(step.kind) + " ";
-        }
-        wrong += "\n";
+      const Leaves leaves(graph.leaves, mesh);
+      const DTensor targets =
+          cut_tensor(targets_of(graph.shape), mesh, graph.targets);
+      const DTensor ids = cut_tensor(ids_of(graph.shape), mesh, graph.ids);
+      const Tensor loss =
+          run_graph<Distributed>(graph, leaves.tensors, targets, ids)
+              .full_tensor();
+      loss.backward();
+      const std::string result = differences(graph.leaves, leaves.locals, loss,
+                                             run_plain(graph), mesh);
+      if (result.empty()) continue;
+      wrong += "seed " + std::to_string(seed) + ": " + result;
+      for (const Step& step : graph.steps) {
+        wrong += std::to_string(step.kind) + " ";
       }
+      wrong += "\n";
     }
     return wrong;
   });

@@ -46,9 +46,8 @@ std::vector<Placements> layouts(std::size_t axes) {
 // calls of the table: 16 pairs on one axis, 256 on two.
 TEST_P(DTensorRedistribute, EveryPairHasTheValuesAndTheCallsOfTheTable) {
   const auto [mesh_shape, shape] = param();
-  const auto wrong = on_ranks(ranks_of(mesh_shape), [&](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, mesh_shape);
-    const Mesh mesh(devices);
+  const auto wrong = on_mesh(mesh_shape, [&](const Mesh& mesh,
+                                             ProcessGroup& world) {
     const Tensor whole = whole_values(shape);
     std::string wrong;
     for (const Placements& from : layouts(mesh_shape.size())) {
@@ -87,9 +86,7 @@ TEST_P(DTensorRedistribute, EveryPairHasTheValuesAndTheCallsOfTheTable) {
 // The same for averages, maxima and minima: into R and into shards.
 TEST_P(DTensorRedistribute, EveryReductionEqualsItsOperation) {
   const auto [mesh_shape, shape] = param();
-  const auto wrong = on_ranks(ranks_of(mesh_shape), [&](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, mesh_shape);
-    const Mesh mesh(devices);
+  const auto wrong = on_mesh(mesh_shape, [&](const Mesh& mesh, ProcessGroup&) {
     const Tensor whole = whole_values(shape);
     std::string wrong;
     for (const PartialOp op :
@@ -118,9 +115,7 @@ TEST_P(DTensorRedistribute, EveryReductionEqualsItsOperation) {
 // layout of x with replicas for partials.
 TEST_P(DTensorRedistribute, TheGradientComesBackInTheLayoutOfTheInput) {
   const auto [mesh_shape, shape] = param();
-  const auto wrong = on_ranks(ranks_of(mesh_shape), [&](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, mesh_shape);
-    const Mesh mesh(devices);
+  const auto wrong = on_mesh(mesh_shape, [&](const Mesh& mesh, ProcessGroup&) {
     const Tensor twice = scale(whole_values(shape), 2);
     std::string wrong;
     for (const Placements& from : layouts(mesh_shape.size())) {
@@ -148,9 +143,7 @@ TEST_P(DTensorRedistribute, TheGradientComesBackInTheLayoutOfTheInput) {
 /// The calls of a backward whose gradient arrives as `grad`.
 std::string backward_log(const Placement& from, const Placement& to,
                          const Placement& grad) {
-  return on_ranks(4, [&](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, {4});
-    const Mesh mesh(devices);
+  return on_mesh({4}, [&](const Mesh& mesh, ProcessGroup& world) {
     const Shape shape{5, 3};
     const Tensor leaf = local_values(shape, {from}, mesh);
     leaf.set_requires_grad();
@@ -188,9 +181,7 @@ TEST(DTensorBackward, CallsDependOnTheLayoutOfTheGradient) {
 
 // Trap: the outer shards gathered before the inner ones lie in another order.
 TEST(DTensorTrap, GatheringTheOuterAxisFirstPermutesRows) {
-  on_ranks(4, [](ProcessGroup& world) {
-    DeviceMesh devices = devices_of(world, {2, 2});
-    const Mesh mesh(devices);
+  on_mesh({2, 2}, [](const Mesh& mesh, ProcessGroup&) {
     const Shape shape{8, 3};
     const Tensor whole = whole_values(shape);
     const Tensor mine = local_values(shape, {shard(0), shard(0)}, mesh);
@@ -203,15 +194,12 @@ TEST(DTensorTrap, GatheringTheOuterAxisFirstPermutesRows) {
     };
     SB_CHECK(bitwise_equal(gathered(1, 0), whole), "inner first is right");
     SB_CHECK(!bitwise_equal(gathered(0, 1), whole), "outer first is wrong");
-    return 0;
   });
 }
 
 TEST(DTensorRedistributeErrors, NameWhatCannotBe) {
   const auto error = [](const Placements& from, const Placements& to) {
-    return error_on_ranks(2, [&](ProcessGroup& world) {
-      DeviceMesh devices = devices_of(world, {2});
-      const Mesh mesh(devices);
+    return error_on_mesh({2}, [&](const Mesh& mesh, ProcessGroup&) {
       from_local(Tensor::zeros({2, 2}), mesh, from).redistribute(to);
     });
   };
