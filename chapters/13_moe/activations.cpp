@@ -1,5 +1,4 @@
-#include "chapters/13_moe/activations.h"
-
+#include "chapters/13_moe/bill.h"
 #include "chapters/common/sharded/parts.h"
 
 namespace shardbook::moe {

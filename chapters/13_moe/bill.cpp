@@ -5,7 +5,6 @@
 #include "chapters/03_zero_fsdp/flat_buffer.h"
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
-#include "chapters/13_moe/activations.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/common/sharded/parts.h"
 

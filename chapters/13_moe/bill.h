@@ -4,6 +4,7 @@
 
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/13_moe/moe_layer.h"
+#include "chapters/common/run/kept.h"
 #include "chapters/common/run/options.h"
 #include "chapters/common/run/strategy.h"
 
@@ -29,8 +30,32 @@ Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
 double layer_elements(const MoeOptions& moe, std::int64_t experts, double slots,
                       double width, const BillSizes& sizes);
 
-/// Bytes of options.steps steps, memory held, and the time of a step. Where shapes depend on the routing, the
-/// loads in `record` say how many rows have travelled.
+// --- Activations that a forward keeps (activations.cpp) ---------------------------
+
+/// False where the bytes depend on the data, or have no formula: dropless
+/// dispatch, noise in the gate's logits, a z-loss, masks in place of indices.
+bool keeps_known_bytes(const MoeOptions& moe);
+/// Slots of one of so many experts for a rank's tokens of a micro-batch.
+double slots_of_expert(const MoeOptions& moe, std::int64_t experts,
+                       double tokens);
+/// What gate, dispatch, experts and combine of a layer keep.
+double kept_by_experts(const ModelConfig& config, const MoeOptions& moe,
+                       std::int64_t experts, const KeptSizes& sizes);
+/// What their weights' gradients need where they are put off: inputs of products
+/// and gradients of outputs, those of the gate among them.
+double deferred_by_experts(const ModelConfig& config, const MoeOptions& moe,
+                           std::int64_t experts, const KeptSizes& sizes);
+/// A block with so many experts, or (1) a dense one.
+double kept_by_block(const ModelConfig& config, const MoeOptions& moe,
+                     std::int64_t experts, const KeptSizes& sizes);
+/// What a rank keeps; kNotPredicted where it is not known.
+double predicted_activations(const Options& options, const ModelConfig& config,
+                             const MoeOptions& moe, const BillSizes& sizes);
+
+// --- The bill ---------------------------------------------------------------------
+
+/// Bytes of options.steps steps, memory held, and the time of a step. Where shapes
+/// depend on the routing, the loads in `record` say how many rows have travelled.
 Bill predicted_bill(const Options& options, const ModelConfig& config,
                     const MoeOptions& moe, const BillSizes& sizes,
                     const MoeRecord& record);

@@ -36,6 +36,15 @@ ExpertsShape shape_of(const ModelConfig& config, const MoeOptions& options) {
   return shape;
 }
 
+using Indices = std::vector<std::int64_t>;
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+/// The rows of these indices; an index behind the last row reads zeros.
+Tensor rows_at(const Tensor& rows, const Indices& index) {
+  const auto n = static_cast<std::int64_t>(index.size());
+  return embedding_part(rows, index_tensor(index, {n}, rows), 0);
+}
+
 /// Dim 1 of [E, C, M]: the slots.
 const tensor_parallel::Cut kSlots{1};
 
@@ -138,17 +147,16 @@ Tensor MoeLayer::with_capacity(const Tensor& rows, const GateResult& gated) {
                                    : dispatch(rows, routing);
 
   // Ranks of TP have the same tokens: each takes a part of the slots
-  if (tp != nullptr) slots = tensor_parallel::scatter_to(slots, *tp, kSlots);
-  slots = to_experts(slots, groups_.ep);
-  if (tp != nullptr && options_.expert_tensor_parallel) {
-    slots = tensor_parallel::gather_from(slots, *tp, kSlots);
-  }
-  slots = experts(slots);
-  if (tp != nullptr && options_.expert_tensor_parallel) {
-    slots = tensor_parallel::scatter_to(slots, *tp, kSlots);
-  }
-  slots = from_experts(slots, groups_.ep, routing.experts);
-  if (tp != nullptr) slots = tensor_parallel::gather_from(slots, *tp, kSlots);
+  const auto part = [tp](const Tensor& all) {
+    return tp ? tensor_parallel::scatter_to(all, *tp, kSlots) : all;
+  };
+  const auto whole = [tp](const Tensor& own) {
+    return tp ? tensor_parallel::gather_from(own, *tp, kSlots) : own;
+  };
+  slots = to_experts(part(slots), groups_.ep);
+  slots = options_.expert_tensor_parallel ? part(experts(whole(slots)))
+                                          : experts(slots);
+  slots = whole(from_experts(slots, groups_.ep, routing.experts));
 
   return options_.is_naive ? naive_combine(slots, routing, gated.weights)
                            : combine(slots, routing, gated.weights);
@@ -163,33 +171,23 @@ Tensor MoeLayer::dropless(const Tensor& rows, const GateResult& gated,
   // Sort the choices by expert: those of one rank lie together
   const SortedChoices sorted = sort_by_expert(routing);
   const auto n = static_cast<std::int64_t>(sorted.choice.size());
-  std::vector<std::int64_t> token(sorted.choice.size());
-  std::vector<std::int64_t> place(static_cast<std::size_t>(routing.tokens * k),
-                                  n);
-  for (std::size_t i = 0; i < sorted.choice.size(); ++i) {
-    token[i] = sorted.choice[i] / k;
-    place[static_cast<std::size_t>(sorted.choice[i])] =
-        static_cast<std::int64_t>(i);
+  Indices token, place(at(routing.tokens * k), n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    token.push_back(sorted.choice[at(i)] / k);
+    place[at(sorted.choice[at(i)])] = i;
   }
-  const Tensor leaving =
-      embedding_part(rows, index_tensor(token, {n}, rows), 0);
+  const Tensor leaving = rows_at(rows, token);
 
-  // Tell the others how many come
-  const std::vector<std::int64_t> counts =
+  // Tell the others how many come. What arrives: by source, then by expert
+  const Indices counts =
       exchange_counts(sorted.counts, groups_.ep, rows, [&](int source) {
         return drawn_counts(source, routing.tokens, per_row);
       });
-  std::vector<std::int64_t> send(static_cast<std::size_t>(ep), 0);
-  std::vector<std::int64_t> recv(static_cast<std::size_t>(ep), 0);
+  Indices send(at(ep), 0), recv(at(ep), 0), of_expert(at(local), 0);
   for (std::int64_t e = 0; e < routing.experts; ++e) {
-    send[static_cast<std::size_t>(e / local)] +=
-        sorted.counts[static_cast<std::size_t>(e)];
-  }
-  // What arrives: by source, then by expert
-  std::vector<std::int64_t> of_expert(static_cast<std::size_t>(local), 0);
-  for (std::size_t i = 0; i < counts.size(); ++i) {
-    recv[i / static_cast<std::size_t>(local)] += counts[i];
-    of_expert[i % static_cast<std::size_t>(local)] += counts[i];
+    send[at(e / local)] += sorted.counts[at(e)];
+    recv[at(e / local)] += counts[at(e)];
+    of_expert[at(e % local)] += counts[at(e)];
   }
   const Tensor arrived =
       exchange_rows(leaving, groups_.ep, send, recv, "dispatch");
@@ -198,32 +196,21 @@ Tensor MoeLayer::dropless(const Tensor& rows, const GateResult& gated,
   // A table with as many rows for each expert as the busiest one has
   const std::int64_t longest = std::max<std::int64_t>(
       1, *std::max_element(of_expert.begin(), of_expert.end()));
-  std::vector<std::int64_t> table(static_cast<std::size_t>(local * longest),
-                                  total);
-  std::vector<std::int64_t> from(static_cast<std::size_t>(total));
-  std::vector<std::int64_t> next(static_cast<std::size_t>(local), 0);
-  std::int64_t row = 0;
-  for (std::size_t i = 0; i < counts.size(); ++i) {
-    const std::size_t e = i % static_cast<std::size_t>(local);
-    for (std::int64_t j = 0; j < counts[i]; ++j, ++row) {
-      const std::int64_t cell =
-          static_cast<std::int64_t>(e) * longest + next[e]++;
-      table[static_cast<std::size_t>(cell)] = row;
-      from[static_cast<std::size_t>(row)] = cell;
+  Indices table(at(local * longest), total), from, next;
+  for (std::int64_t e = 0; e < local; ++e) next.push_back(e * longest);
+  for (std::int64_t e = 0; e < routing.experts; ++e) {
+    for (std::int64_t j = 0; j < counts[at(e)]; ++j) {
+      const std::int64_t cell = next[at(e % local)]++;
+      table[at(cell)] = static_cast<std::int64_t>(from.size());
+      from.push_back(cell);
     }
   }
-  const Tensor grouped =
-      embedding_part(arrived, index_tensor(table, {local * longest}, rows), 0);
-  const Tensor outputs = reshape(experts(reshape(grouped, {local, longest, m})),
-                                 {local * longest, m});
-  const Tensor ungrouped =
-      embedding_part(outputs, index_tensor(from, {total}, rows), 0);
-
+  const Tensor grouped = reshape(rows_at(arrived, table), {local, longest, m});
+  const Tensor outputs = reshape(experts(grouped), {local * longest, m});
   const Tensor back =
-      exchange_rows(ungrouped, groups_.ep, recv, send, "combine");
-  record_->loads[name_].sent_rows +=
-      n - send[static_cast<std::size_t>(rank_of(groups_.ep))] + total -
-      recv[static_cast<std::size_t>(rank_of(groups_.ep))];
+      exchange_rows(rows_at(outputs, from), groups_.ep, recv, send, "combine");
+  const std::size_t here = at(rank_of(groups_.ep));
+  record_->loads[name_].sent_rows += n - send[here] + total - recv[here];
   return weigh_rows(back, index_tensor(place, {routing.tokens * k}, rows),
                     gated.weights);
 }

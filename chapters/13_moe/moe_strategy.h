@@ -20,9 +20,10 @@
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/13_moe/groups.h"
 #include "chapters/13_moe/moe_layer.h"
-#include "chapters/common/run/options.h"
+#include "chapters/common/run/loss_scaler.h"
 #include "chapters/common/run/parity.h"
 #include "chapters/common/run/strategy.h"
+#include "chapters/common/run/training.h"
 #include "chapters/common/run/worlds.h"
 #include "chapters/common/sharded/parts.h"
 
@@ -127,8 +128,31 @@ class MoeStrategy : public Strategy {
   Tensors own_;  ///< stage 0: what this rank adds to the norm
 };
 
-/// One device that routes each (rank, micro-batch) group of tokens by itself, as
-/// the ranks do: capacity and drops depend on the group.
+// --- One device ------------------------------------------------------------------
+//
+// Capacity and drops depend on the tokens that are routed together, so it routes
+// each group of tokens by itself, as the ranks do.
+
+/// A GPT of these layers, with the options' seed and dtype.
+std::unique_ptr<Gpt> build_gpt(const Options& options,
+                               const ModelConfig& config,
+                               const LayerFactory& layers);
+
+/// Trains a GPT of these layers in these pieces of the batch, which are equally
+/// large. Each piece is routed by itself; where the layers route it in `groups`
+/// equal parts, the gates' losses of each count that much less. In f16 the
+/// losses are scaled by `scaler`, and steps that overflow are skipped.
+ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
+                             MoeRecord& record,
+                             const std::vector<MicroBatch>& pieces,
+                             int groups = 1,
+                             DynamicLossScaler scaler = DynamicLossScaler(1));
+
+/// The model with all of its experts, for --save and --logits.
+LoadedModel whole_model(const Options& options, const MoeOptions& moe,
+                        const std::vector<NamedTensor>& state);
+
+/// The same for the groups of these options: each rank's micro-batches.
 ReferenceRun train_reference(const Options& options,
                              const StrategyOptions& setup);
 /// Ranks that the `sim` world may run once.

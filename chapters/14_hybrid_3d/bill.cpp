@@ -2,7 +2,6 @@
 
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/12_sequence_parallel/bill.h"
-#include "chapters/13_moe/activations.h"
 #include "chapters/13_moe/bill.h"
 #include "chapters/common/pipeline/pipeline_bill.h"
 #include "chapters/common/pipeline/schedule.h"

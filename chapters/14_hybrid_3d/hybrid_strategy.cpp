@@ -3,7 +3,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "chapters/13_moe/moe_reference.h"
+#include "chapters/13_moe/moe_strategy.h"
 #include "chapters/14_hybrid_3d/batch_statistics.h"
 #include "chapters/common/pipeline/partition.h"
 #include "core/check.h"

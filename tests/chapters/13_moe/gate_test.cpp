@@ -114,28 +114,34 @@ TEST(AuxiliaryLoss, IsOneForAnEvenLoad) {
   EXPECT_NEAR(result.l_aux.item(), 1, 1e-14);
 }
 
+/// E sum_e me_e ce_e, where ce counts the first `counted` choices of each token.
+double auxiliary_loss(const Tensor& gates, const Routing& routing,
+                      std::int64_t counted) {
+  std::vector<double> ce(kExperts, 0);
+  for (std::int64_t s = 0; s < kTokens; ++s) {
+    for (std::int64_t j = 0; j < counted; ++j) {
+      const auto expert =
+          routing.expert[static_cast<std::size_t>(s * routing.k + j)];
+      if (expert < 0) continue;
+      ce[static_cast<std::size_t>(expert)] +=
+          1.0 / static_cast<double>(kTokens * counted);
+    }
+  }
+  const auto me = mean(gates, 0).to_vector<double>();
+  double sum = 0;
+  for (std::size_t e = 0; e < me.size(); ++e) sum += me[e] * ce[e];
+  return static_cast<double>(kExperts) * sum;
+}
+
 TEST(AuxiliaryLoss, CountsFirstChoicesBeforeDropping) {
   for (std::int64_t k : {1, 2, 3}) {
     const TopKGate gate = make_gate(gate_of(k, 0.3));
     const Tensor x = noise({kTokens, kWidth}, 2, -2, 2);
     const GateResult result = gate.route(x, call_of());
     const Tensor gates = softmax(matmul(x, gate.weight));
-    const auto me = mean(gates, 0).to_vector<double>();
-    std::vector<double> ce(kExperts, 0);
-    const std::int64_t counted = k > 2 ? k : 1;
-    for (std::int64_t s = 0; s < kTokens; ++s) {
-      for (std::int64_t j = 0; j < counted; ++j) {
-        const auto expert =
-            result.routing.expert[static_cast<std::size_t>(s * k + j)];
-        ce[static_cast<std::size_t>(expert)] +=
-            1.0 / static_cast<double>(kTokens * counted);
-      }
-    }
-    double expected = 0;
-    for (std::size_t e = 0; e < me.size(); ++e) {
-      expected += static_cast<double>(kExperts) * me[e] * ce[e];
-    }
-    EXPECT_NEAR(result.l_aux.item(), expected, 1e-13) << k;
+    EXPECT_NEAR(result.l_aux.item(),
+                auxiliary_loss(gates, result.routing, k > 2 ? k : 1), 1e-13)
+        << k;
   }
 }
 
@@ -148,23 +154,18 @@ TEST(AuxiliaryLoss, PaddingIsNotRoutedAndCountsAsTokens) {
   const std::set<std::size_t> padding = {3, 7, 8};
   for (const std::size_t s : padding) call.used_token[s] = false;
   const GateResult result = gate.route(x, call);
-  const auto me = mean(softmax(matmul(x, gate.weight)), 0).to_vector<double>();
   const auto weights = result.weights.to_vector<double>();
-  std::vector<double> ce(kExperts, 0);
   for (std::size_t s = 0; s < weights.size(); ++s) {
-    const std::int64_t expert = result.routing.expert[s];
-    EXPECT_EQ(padding.count(s), expert < 0 ? 1U : 0U) << s;
-    if (expert < 0) {
+    const bool is_padding = padding.count(s) > 0;
+    EXPECT_EQ(result.routing.expert[s] < 0, is_padding) << s;
+    if (is_padding) {
       EXPECT_EQ(weights[s], 0);
-      continue;
     }
-    ce[static_cast<std::size_t>(expert)] += 1.0 / static_cast<double>(kTokens);
   }
-  double expected = 0;
-  for (std::size_t e = 0; e < me.size(); ++e) {
-    expected += static_cast<double>(kExperts) * me[e] * ce[e];
-  }
-  EXPECT_NEAR(result.l_aux.item(), expected, 1e-13);
+  EXPECT_NEAR(
+      result.l_aux.item(),
+      auxiliary_loss(softmax(matmul(x, gate.weight)), result.routing, 1),
+      1e-13);
 }
 
 TEST(ZLoss, IsTheMeanSquareOfLogSumExp) {

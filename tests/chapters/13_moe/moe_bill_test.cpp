@@ -3,8 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/13_moe/moe_strategy.h"
-#include "comm/device_mesh.h"
+#include "tests/chapters/13_moe/moe_run_support.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/chapters/common/textbook_support.h"
 #include "tests/support/sanitized.h"
@@ -51,14 +50,7 @@ Report report_of(const ModelShape& shape, const Combination& form,
   options.seq = shape.s;
   options.dtype = shape.dtype;
   options.dropout = dropout;
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, expert_topology(group_sizes(options, setup)));
-    MoeStrategy strategy(options, setup, mesh);
-    run.train(options, strategy);
-  };
-  chapter.fold_class = fold_class(options, setup);
-  return run_and_compare(options, chapter);
+  return train_on(options, setup);
 }
 
 TEST(MoeBill, HoldsForEveryForm) {

@@ -4,21 +4,12 @@
 
 #include "chapters/13_moe/dispatch.h"
 #include "comm/device_mesh.h"
-#include "tests/core/support.h"
-#include "tests/support/on_ranks.h"
+#include "tests/chapters/13_moe/moe_support.h"
 
 namespace shardbook::moe {
 namespace {
 
-constexpr char kName[] = "transformer.h.0.mlp";
-constexpr std::int64_t kSamples = 2, kTokensEach = 12, kLayerWidth = 8;
-
-ModelConfig config_of() {
-  ModelConfig config;
-  config.n_embd = kLayerWidth;
-  config.n_layer = 1;
-  return config;
-}
+constexpr std::int64_t kSamples = 2, kTokensEach = 12;
 
 MoeOptions options_of(std::int64_t k = 1, std::int64_t experts = 8) {
   MoeOptions options;
@@ -29,15 +20,14 @@ MoeOptions options_of(std::int64_t k = 1, std::int64_t experts = 8) {
   return options;
 }
 
-MoeLayer make_layer(const MoeOptions& options, const MoeGroups& groups,
-                    std::shared_ptr<MoeRecord> record = nullptr) {
-  if (record == nullptr) record = std::make_shared<MoeRecord>();
-  MoeLayer layer = moe_mlp(options, groups, record)(kName, config_of(),
-                                                    f64_init(), LayerFactory())
-                       .as<MoeLayer>();
-  layer.gate.weight.copy_from(
-      noise({kLayerWidth, options.gate.num_experts}, 5, -2, 2));
-  return layer;
+/// What the layer's gate makes of these rows.
+GateResult gated_by(const MoeLayer& layer, const Tensor& rows,
+                    bool wants_z_loss = false) {
+  GateCall call;
+  call.name = std::string(kName) + ".gate";
+  call.per_row = kTokensEach;
+  call.wants_z_loss = wants_z_loss;
+  return layer.gate.route(reshape(rows, {-1, kLayerWidth}), call);
 }
 
 /// Each rank's own tokens.
@@ -46,32 +36,32 @@ Tensor input_of(int rank) {
               100 + static_cast<std::uint64_t>(rank));
 }
 
-/// Output, gradient of the input, and of all parameters, in order.
-Tensors run(MoeLayer& layer, int rank) {
+/// Output of a rank's tokens, and the gradient of the input.
+template <typename Forward>
+Tensors run(Forward&& forward, int rank, int ranks) {
+  RankContext::current().random.batch = {rank, ranks};
   const Tensor x = input_of(rank);
-  const Tensor y = layer(x);
+  const Tensor y = forward(x);
   weighted_sum(y).backward();
-  Tensors results = {y.detach(), x.grad()};
-  for (const Tensor& p : layer.parameters()) results.push_back(p.grad());
-  return results;
+  return {y.detach(), x.grad()};
 }
 
 /// The same on one device: each rank's tokens by themselves.
-std::vector<Tensors> one_device(const MoeOptions& options, int ranks,
-                                Tensors* sums) {
-  MoeLayer layer = make_layer(options, {});
+template <typename Forward>
+std::vector<Tensors> one_device(Forward&& forward, int ranks) {
+  const ContextValue<RandomState> as_new_ranks(&RankContext::random, {});
   std::vector<Tensors> results;
-  RankContext::current().random = RandomState{};  // as new ranks have it
   for (int rank = 0; rank < ranks; ++rank) {
-    RankContext::current().random.batch = {rank, ranks};
-    const Tensor x = input_of(rank);
-    const Tensor y = layer(x);
-    weighted_sum(y).backward();
-    results.push_back({y.detach(), x.grad()});
+    results.push_back(run(forward, rank, ranks));
   }
-  RankContext::current().random.batch = {};
-  for (const Tensor& p : layer.parameters()) sums->push_back(p.grad());
   return results;
+}
+
+/// Gradients of all parameters, in order.
+Tensors gradients_of(MoeLayer& layer) {
+  Tensors all;
+  for (const Tensor& p : layer.parameters()) all.push_back(p.grad());
+  return all;
 }
 
 struct Case {
@@ -88,14 +78,15 @@ TEST_P(MoeLayerOnRanks, EqualsOneDevice) {
   MoeOptions options = options_of(c.k, c.ep == 3 ? 6 : 8);
   options.is_dropless = c.dropless;
   options.gate.drop_tokens = c.drop_tokens;
-  Tensors sums;
   MoeOptions reference = options;
   reference.is_naive = !c.dropless;
-  const auto expected = one_device(reference, c.ep, &sums);
+  MoeLayer alone = make_layer(reference, {});
+  const auto expected = one_device(alone, c.ep);
+  const Tensors sums = gradients_of(alone);
   const auto found = on_ranks(c.ep, [&](ProcessGroup& world) {
-    RankContext::current().random.batch = {world.rank(), world.size()};
     MoeLayer layer = make_layer(options, {&world, nullptr});
-    Tensors results = run(layer, world.rank());
+    Tensors results = run(layer, world.rank(), c.ep);
+    for (const Tensor& each : gradients_of(layer)) results.push_back(each);
     // Gates are replicated: their gradients are parts of a sum
     world.all_reduce(results[2]).wait();
     return results;
@@ -145,12 +136,10 @@ TEST(MoeLayer, ExpertsWithoutTokensJoinAllCollectives) {
 TEST(MoeLayer, SendsAsManyElementsWhateverTheRouting) {
   for (int ep : {2, 4}) {
     const auto logs = on_ranks(ep, [&](ProcessGroup& world) {
-      ModelConfig config;
-      config.n_embd = 84;
       MoeOptions options;
       const AnyModule made =
           moe_mlp(options, {&world, nullptr}, std::make_shared<MoeRecord>())(
-              kName, config, f64_init(), LayerFactory());
+              kName, config_of(84), f64_init(), LayerFactory());
       MoeLayer& layer = made.as<MoeLayer>();
       const Tensor x = leaf({1, 16, 84}, 3);
       world.clear_records();
@@ -183,11 +172,7 @@ TEST(MoeLayer, EmptySlotsContributeNothing) {
   const Tensor y = layer(x);
   sum(y).backward();
   // d/d bias of the sum: the weights of the tokens that the expert has
-  GateCall call;
-  call.name = std::string(kName) + ".gate";
-  call.per_row = kTokensEach;
-  const GateResult gated =
-      layer.gate.route(reshape(x.detach(), {-1, kLayerWidth}), call);
+  const GateResult gated = gated_by(layer, x.detach());
   const auto weights = gated.weights.to_vector<double>();
   std::vector<double> sums(4, 0);
   for (std::size_t s = 0; s < weights.size(); ++s) {
@@ -245,12 +230,7 @@ TEST(MoeLayer, LossesOfTheGateCountByTheirCoefficients) {
   options.aux_coefficient = options.z_coefficient = 0;
   MoeLayer plain = make_layer(options, {});
   const Tensor same = input_of(0);
-  GateCall call;
-  call.name = std::string(kName) + ".gate";
-  call.per_row = kTokensEach;
-  call.wants_z_loss = true;
-  const GateResult gated =
-      plain.gate.route(reshape(same, {-1, kLayerWidth}), call);
+  const GateResult gated = gated_by(plain, same, /*wants_z_loss=*/true);
   const Tensor losses = add(scale(gated.l_aux, 0.6), scale(gated.z_loss, 0.2));
   add(sum(plain(same)), losses).backward();
   EXPECT_LT(
@@ -287,10 +267,7 @@ TEST(MoeLayer, JitterReachesTheGateAlone) {
   MoeLayer layer = make_layer(options, {});
   const Tensor x = input_of(0).detach();
   const Tensor rows = reshape(x, {-1, kLayerWidth});
-  GateCall call;
-  call.name = std::string(kName) + ".gate";
-  call.per_row = kTokensEach;
-  const GateResult gated = layer.gate.route(rows, call);
+  const GateResult gated = gated_by(layer, rows);
   const Tensor expected = combine(layer.experts(dispatch(rows, gated.routing)),
                                   gated.routing, gated.weights);
   EXPECT_LT(max_abs_difference(reshape(layer(x), {-1, kLayerWidth}), expected),
@@ -337,40 +314,40 @@ TEST(MoeLayer, DroplessIsTheFormWithSlotsForAll) {
     rows.is_dropless = true;
     MoeLayer with_slots = make_layer(slots, {});
     MoeLayer with_rows = make_layer(rows, {});
-    const Tensors expected = run(with_slots, 0), found = run(with_rows, 0);
-    ASSERT_EQ(found.size(), expected.size());
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      EXPECT_LT(max_abs_difference(found[i], expected[i]), 1e-12)
-          << "k " << k << " " << i;
-    }
+    const auto expect_same = [k](const Tensors& found,
+                                 const Tensors& expected) {
+      ASSERT_EQ(found.size(), expected.size());
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        EXPECT_LT(max_abs_difference(found[i], expected[i]), 1e-12)
+            << "k " << k << " " << i;
+      }
+    };
+    expect_same(run(with_rows, 0, 1), run(with_slots, 0, 1));
+    expect_same(gradients_of(with_rows), gradients_of(with_slots));
   }
 }
 
 // Groups of 2 ranks in one layer, of 4 in the next.
 TEST(MoeLayer, LayersMayHaveGroupsOfOtherSizes) {
+  const auto two_layers = [](ProcessGroup* of_first, ProcessGroup* of_second,
+                             const auto& run_both) {
+    MoeLayer first = make_layer(options_of(), {of_first, nullptr});
+    MoeLayer second = make_layer(options_of(), {of_second, nullptr});
+    return run_both([&](const Tensor& x) { return second(first(x)); });
+  };
   const auto found = on_ranks(4, [&](ProcessGroup& world) {
-    RankContext::current().random.batch = {world.rank(), world.size()};
     DeviceMesh mesh(world, Topology({"edp", "ep"}, {2, 2}));
-    MoeLayer first = make_layer(options_of(), {&mesh.group("ep"), nullptr});
-    MoeLayer second = make_layer(options_of(), {&world, nullptr});
-    const Tensor x = input_of(world.rank());
-    const Tensor y = second(first(x));
-    weighted_sum(y).backward();
-    return Tensors{y.detach(), x.grad()};
+    return two_layers(&mesh.group("ep"), &world, [&](const auto& forward) {
+      return run(forward, world.rank(), 4);
+    });
   });
-  MoeLayer first = make_layer(options_of(), {});
-  MoeLayer second = make_layer(options_of(), {});
-  RankContext::current().random = RandomState{};  // as new ranks have it
-  for (int rank = 0; rank < 4; ++rank) {
-    RankContext::current().random.batch = {rank, 4};
-    const Tensor x = input_of(rank);
-    const Tensor y = second(first(x));
-    weighted_sum(y).backward();
-    const Tensors& here = found[static_cast<std::size_t>(rank)];
-    EXPECT_LT(max_abs_difference(here[0], y.detach()), 1e-14);
-    EXPECT_LT(max_abs_difference(here[1], x.grad()), 1e-13);
+  const auto expected = two_layers(nullptr, nullptr, [](const auto& forward) {
+    return one_device(forward, 4);
+  });
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    EXPECT_LT(max_abs_difference(found[rank][0], expected[rank][0]), 1e-14);
+    EXPECT_LT(max_abs_difference(found[rank][1], expected[rank][1]), 1e-13);
   }
-  RankContext::current().random.batch = {};
 }
 
 TEST(MoeLayer, ExpertsBeginIndependentOrAsCopies) {
@@ -404,15 +381,12 @@ TEST(MoeMlp, GivesEachLayerItsNumberOfExperts) {
 
 // Catches experts that compute the tanh form whatever the config says.
 TEST(MoeMlp, ExpertsHaveTheGeluOfTheConfig) {
-  ModelConfig config;
-  config.n_embd = 6;
+  ModelConfig config = config_of(6);
   config.gelu = GeluForm::kErf;
   MoeOptions options;
   options.gate.num_experts = 2;
-  InitOptions init;
-  init.dtype = DType::kF64;
   AnyModule made = moe_mlp(options, {}, std::make_shared<MoeRecord>())(
-      "h.0.mlp", config, init, LayerFactory());
+      kName, config, f64_init(), LayerFactory());
   Experts& experts = made.as<MoeLayer>().experts;
   const Tensor rows = Tensor::empty({2, 5, 6}, {DType::kF64, Device()});
   fill_normal(rows, 1, 1, 0, 30);  // beside weights of 0.02
@@ -426,19 +400,21 @@ TEST(MoeMlp, ExpertsHaveTheGeluOfTheConfig) {
 }
 
 TEST(MoeLayer, RefusesExpertsThatDoNotDivide) {
-  const std::string error = error_on_ranks(3, [&](ProcessGroup& world) {
-    make_layer(options_of(), {&world, nullptr});
-  });
-  EXPECT_NE(error.find("8 experts"), std::string::npos) << error;
+  expect_text(error_on_ranks(3,
+                             [&](ProcessGroup& world) {
+                               make_layer(options_of(), {&world, nullptr});
+                             }),
+              {"8 experts"});
 }
 
 // 24 tokens for 8 experts: 3 slots each, which 2 ranks would share.
 TEST(MoeLayer, RefusesSlotsThatTensorParallelRanksCannotShare) {
-  const std::string error = error_on_ranks(2, [&](ProcessGroup& world) {
-    make_layer(options_of(), {nullptr, &world})(input_of(0));
-  });
-  EXPECT_NE(error.find("does not divide the 3 slots"), std::string::npos)
-      << error;
+  expect_text(
+      error_on_ranks(2,
+                     [&](ProcessGroup& world) {
+                       make_layer(options_of(), {nullptr, &world})(input_of(0));
+                     }),
+      {"does not divide the 3 slots"});
 }
 
 }  // namespace

@@ -1,35 +1,20 @@
 // What a layer of experts sends, call by call, and its forward bit for bit.
 
 #include <algorithm>
-#include <memory>
 
-#include "chapters/13_moe/moe_layer.h"
 #include "comm/device_mesh.h"
-#include "tests/core/support.h"
-#include "tests/support/on_ranks.h"
+#include "tests/chapters/13_moe/moe_support.h"
 
 namespace shardbook::moe {
 namespace {
 
-constexpr char kLogName[] = "transformer.h.0.mlp";
-constexpr std::int64_t kLogTokens = 16, kLogWidth = 8, kLogExperts = 4,
-                       kLogSlots = 4;
+constexpr std::int64_t kLogTokens = 16, kLogExperts = 4, kLogSlots = 4;
 
 MoeOptions logged_options() {
   MoeOptions options;
   options.gate.num_experts = kLogExperts;
   options.gate.second_expert_sampling = false;
   return options;
-}
-
-MoeLayer logged_layer(const MoeOptions& options, const MoeGroups& groups) {
-  ModelConfig config;
-  config.n_embd = kLogWidth;
-  MoeLayer layer = moe_mlp(options, groups, std::make_shared<MoeRecord>())(
-                       kLogName, config, f64_init(), LayerFactory())
-                       .as<MoeLayer>();
-  layer.gate.weight.copy_from(noise({kLogWidth, kLogExperts}, 5, -2, 2));
-  return layer;
 }
 
 /// "op numel", forward and backward of a layer on ep x tp ranks; sums left out,
@@ -40,8 +25,8 @@ std::vector<std::string> log_of(int ep, int tp, const MoeOptions& options,
     DeviceMesh mesh(world, Topology({"ep", "tp"}, {ep, tp}));
     MoeGroups groups;
     groups.ep = &mesh.group("ep"), groups.tp = &mesh.group("tp");
-    MoeLayer layer = logged_layer(options, groups);
-    const Tensor x = leaf({1, kLogTokens, kLogWidth},
+    MoeLayer layer = make_layer(options, groups);
+    const Tensor x = leaf({1, kLogTokens, kLayerWidth},
                           static_cast<std::uint64_t>(mesh.coordinate("ep")));
     world.clear_records();
     sum(layer(x)).backward();
@@ -58,7 +43,7 @@ std::vector<std::string> log_of(int ep, int tp, const MoeOptions& options,
 }
 
 using Lines = std::vector<std::string>;
-constexpr std::int64_t kAll = kLogExperts * kLogSlots * kLogWidth;
+constexpr std::int64_t kAll = kLogExperts * kLogSlots * kLayerWidth;
 std::string line(const std::string& call, std::int64_t numel) {
   return call + " " + std::to_string(numel);
 }
@@ -91,17 +76,12 @@ TEST(MoeLog, WithoutDroppingRanksAgreeOnOneNumber) {
 TEST(MoeLog, WithoutDroppingTheBusiestExpertOfAnyRankSetsTheSlots) {
   MoeOptions options = logged_options();
   options.gate.drop_tokens = false;
-  ModelConfig config;
-  config.n_embd = kLogWidth;
   const auto loads = on_ranks(4, [&](ProcessGroup& world) {
     const auto record = std::make_shared<MoeRecord>();
-    MoeLayer layer = moe_mlp(options, {&world, nullptr}, record)(
-                         kLogName, config, f64_init(), LayerFactory())
-                         .as<MoeLayer>();
-    layer.gate.weight.copy_from(noise({kLogWidth, kLogExperts}, 5, -2, 2));
-    layer(noise({1, kLogTokens, kLogWidth},
+    MoeLayer layer = make_layer(options, {&world, nullptr}, record);
+    layer(noise({1, kLogTokens, kLayerWidth},
                 static_cast<std::uint64_t>(world.rank())));
-    return record->loads.at(kLogName);
+    return record->loads.at(kName);
   });
   std::int64_t busiest = 0;
   for (const MoeRecord::Load& load : loads) {
@@ -119,8 +99,8 @@ TEST(MoeLog, WithoutCapacityCountsGoFirst) {
   MoeOptions options = logged_options();
   options.is_dropless = true;
   const auto logs = on_ranks(2, [&](ProcessGroup& world) {
-    MoeLayer layer = logged_layer(options, {&world, nullptr});
-    const Tensor x = leaf({1, kLogTokens, kLogWidth},
+    MoeLayer layer = make_layer(options, {&world, nullptr});
+    const Tensor x = leaf({1, kLogTokens, kLayerWidth},
                           static_cast<std::uint64_t>(world.rank()));
     world.clear_records();
     sum(layer(x)).backward();
@@ -136,65 +116,37 @@ TEST(MoeLog, WithoutCapacityCountsGoFirst) {
 // An expert treats rows one by one: the forward of any group of ranks is that of
 // one device bit for bit.
 TEST(MoeLog, ForwardIsBitForBitThatOfOneDevice) {
-  for (const std::int64_t k : {1, 2, 3}) {
+  const auto forward = [](std::int64_t k, DType dtype, const MoeGroups& groups,
+                          int rank, int ranks) {
+    RankContext::current().random.batch = {rank, ranks};
     MoeOptions options = logged_options();
     options.gate.k = k;
+    InitOptions init = f64_init();
+    init.dtype = dtype;
+    MoeLayer layer = make_layer(options, groups, nullptr, init);
+    return layer(noise({1, kLogTokens, kLayerWidth},
+                       static_cast<std::uint64_t>(rank), -1, 1,
+                       {dtype, Device()}))
+        .detach();
+  };
+  for (const auto& [k, dtype] : {std::pair{1, DType::kF64},
+                                 {2, DType::kF64},
+                                 {3, DType::kF64},
+                                 {1, DType::kF32}}) {
     for (const int ep : {2, 4}) {
-      const auto found = on_ranks(ep, [&](ProcessGroup& world) {
-        RankContext::current().random.batch = {world.rank(), world.size()};
-        MoeLayer layer = logged_layer(options, {&world, nullptr});
-        return layer(noise({1, kLogTokens, kLogWidth},
-                           static_cast<std::uint64_t>(world.rank())))
-            .detach();
+      const auto found = on_ranks(ep, [&, k = k, dtype = dtype](auto& world) {
+        return forward(k, dtype, {&world, nullptr}, world.rank(), ep);
       });
-      const auto one = on_ranks(1, [&](ProcessGroup&) {
-        MoeLayer layer = logged_layer(options, {});
+      const auto one = on_ranks(1, [&, k = k, dtype = dtype](ProcessGroup&) {
         Tensors all;
         for (int rank = 0; rank < ep; ++rank) {
-          RankContext::current().random.batch = {rank, ep};
-          all.push_back(layer(noise({1, kLogTokens, kLogWidth},
-                                    static_cast<std::uint64_t>(rank)))
-                            .detach());
+          all.push_back(forward(k, dtype, {}, rank, ep));
         }
         return all;
       });
-      for (int rank = 0; rank < ep; ++rank) {
-        const auto i = static_cast<std::size_t>(rank);
-        EXPECT_TRUE(bitwise_equal(found[i], one[0][i])) << k << " " << ep;
+      for (std::size_t rank = 0; rank < found.size(); ++rank) {
+        EXPECT_TRUE(bitwise_equal(found[rank], one[0][rank])) << k << " " << ep;
       }
-    }
-  }
-}
-
-TEST(MoeLog, ForwardInF32IsBitForBitThatOfOneDevice) {
-  const TensorOptions narrow{DType::kF32, Device()};
-  InitOptions init;
-  init.dtype = DType::kF32;
-  ModelConfig config;
-  config.n_embd = kLogWidth;
-  const auto forward = [&](const MoeGroups& groups, int rank, int ranks) {
-    RankContext::current().random.batch = {rank, ranks};
-    MoeLayer layer =
-        moe_mlp(logged_options(), groups, std::make_shared<MoeRecord>())(
-            kLogName, config, init, LayerFactory())
-            .as<MoeLayer>();
-    const Tensor x = noise({1, kLogTokens, kLogWidth},
-                           static_cast<std::uint64_t>(rank), -1, 1, narrow);
-    return layer(x).detach();
-  };
-  for (const int ep : {2, 4}) {
-    const auto found = on_ranks(ep, [&](ProcessGroup& world) {
-      return forward({&world, nullptr}, world.rank(), ep);
-    });
-    const auto one = on_ranks(1, [&](ProcessGroup&) {
-      Tensors all;
-      for (int rank = 0; rank < ep; ++rank) {
-        all.push_back(forward({}, rank, ep));
-      }
-      return all;
-    });
-    for (std::size_t rank = 0; rank < found.size(); ++rank) {
-      EXPECT_TRUE(bitwise_equal(found[rank], one[0][rank])) << ep;
     }
   }
 }

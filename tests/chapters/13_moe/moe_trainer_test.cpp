@@ -1,9 +1,10 @@
 // All forms of expert parallelism against one device: losses, norms, weights,
 // bytes, memory.
 
+#include <initializer_list>
 #include <map>
 
-#include "chapters/13_moe/moe_strategy.h"
+#include "tests/chapters/13_moe/moe_run_support.h"
 
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/program.h"
@@ -38,23 +39,6 @@ StrategyOptions how_of(const Form& form) {
   setup.moe.gate.capacity_factor = 1;
   setup.moe.aux_coefficient = 0.3;  // large, so that its scale shows
   return setup;
-}
-
-using Reference = std::function<ReferenceRun(const Options&)>;
-
-Report train_on(const Options& options, const StrategyOptions& setup,
-                const Reference& reference = {}) {
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, expert_topology(group_sizes(options, setup)));
-    MoeStrategy strategy(options, setup, mesh);
-    run.train(options, strategy);
-  };
-  chapter.fold_class = fold_class(options, setup);
-  chapter.reference = [&](const Options& options) {
-    return reference ? reference(options) : train_reference(options, setup);
-  };
-  return run_and_compare(options, chapter);
 }
 
 class MoeForms : public testing::TestWithParam<Form> {};
@@ -125,14 +109,10 @@ TEST(MoeTrainer, CopiesStayEqualBitForBit) {
       return state;
     });
     for (const auto& [name, value] : found[0]) {
-      EXPECT_TRUE(value == found[2].at(name)) << name << " zero " << zero;
-      if (is_expert(name)) {
-        EXPECT_TRUE(found[1].at(name) == found[3].at(name)) << name;
-        EXPECT_FALSE(value == found[1].at(name)) << name;
-        continue;
-      }
-      EXPECT_TRUE(value == found[1].at(name)) << name << " zero " << zero;
-      EXPECT_TRUE(value == found[3].at(name)) << name << " zero " << zero;
+      SCOPED_TRACE(testing::Message() << name << " zero " << zero);
+      EXPECT_TRUE(value == found[2].at(name));
+      EXPECT_TRUE(found[1].at(name) == found[3].at(name));
+      EXPECT_EQ(value == found[1].at(name), !is_expert(name));
     }
   }
 }
@@ -159,34 +139,28 @@ TEST(MoeTrainer, TenStepsEqualOneDevice) {
 }
 
 TEST(MoeTrainer, EveryGateHasItsRun) {
-  const auto with = [](auto change) {
+  using Change = void (*)(MoeOptions & m);
+  for (const Change change : std::initializer_list<Change>{
+           [](MoeOptions& m) { m.gate.noise = Noise::kJitter; },
+           [](MoeOptions& m) { m.gate.noise = Noise::kRSample; },
+           [](MoeOptions& m) { m.gate.noise = Noise::kNoisyTopK; },
+           [](MoeOptions& m) { m.gate.use_rts = false; },
+           [](MoeOptions& m) { m.use_residual = true; },
+           [](MoeOptions& m) { m.shared_expert = m.gate_shared_expert = true; },
+           [](MoeOptions& m) { m.are_copies = true; },
+           [](MoeOptions& m) {
+             m.num_experts.assign({1, 4});
+           },
+           [](MoeOptions& m) {
+             m.num_experts.assign({2, 8});
+           },
+           [](MoeOptions& m) { m.is_naive = true; },
+           [](MoeOptions& m) { m.is_dropless = true; },
+           [](MoeOptions& m) { m.gate.drop_tokens = false; },
+           [](MoeOptions& m) { m.z_coefficient = 0.1; }}) {
     StrategyOptions setup = how_of({"", 4, 2});
     change(setup.moe);
-    return setup;
-  };
-  const Options options = small_options(4);
-  for (const StrategyOptions& setup : {
-           with([](MoeOptions& m) { m.gate.noise = Noise::kJitter; }),
-           with([](MoeOptions& m) { m.gate.noise = Noise::kRSample; }),
-           with([](MoeOptions& m) { m.gate.noise = Noise::kNoisyTopK; }),
-           with([](MoeOptions& m) { m.gate.use_rts = false; }),
-           with([](MoeOptions& m) { m.use_residual = true; }),
-           with([](MoeOptions& m) {
-             m.shared_expert = m.gate_shared_expert = true;
-           }),
-           with([](MoeOptions& m) { m.are_copies = true; }),
-           with([](MoeOptions& m) {
-             m.num_experts = {1, 4};
-           }),
-           with([](MoeOptions& m) {
-             m.num_experts = {2, 8};
-           }),
-           with([](MoeOptions& m) { m.is_naive = true; }),
-           with([](MoeOptions& m) { m.is_dropless = true; }),
-           with([](MoeOptions& m) { m.gate.drop_tokens = false; }),
-           with([](MoeOptions& m) { m.z_coefficient = 0.1; }),
-       }) {
-    expect_claims(train_on(options, setup));
+    expect_claims(train_on(small_options(4), setup));
   }
 }
 
@@ -239,22 +213,22 @@ TEST(MoeTraps, ExpertUpdatesDoNotDependOnEp) {
 }
 
 TEST(MoeTrainer, RefusesWhatDoesNotWork) {
-  const auto error_of = [](const Options& options,
-                           const StrategyOptions& setup) {
-    return shardbook::error_of([&] { train_on(options, setup); });
+  const auto expect_refused = [](StrategyOptions setup, const std::string& part,
+                                 void (*change)(StrategyOptions & setup)) {
+    change(setup);
+    expect_error([&] { train_on(small_options(4), setup); }, {part});
   };
-  StrategyOptions setup = how_of({"", 4, 2});
-  setup.zero_stage = 3;
-  expect_text(error_of(small_options(4), setup), {"--zero-stage 3"});
-  setup = how_of({"", 4, 4});
-  setup.moe.gate.num_experts = 6;
-  expect_text(error_of(small_options(4), setup), {"--ep 4"});
-  setup = how_of({"", 4, 2, 2});
-  setup.moe.gate.capacity_factor = 1.03;  // an odd number of slots
-  expect_text(error_of(small_options(4), setup), {"--tp 2"});
-  setup = how_of({"", 4, 2});
-  setup.cpu_offload = true;
-  expect_text(error_of(small_options(4), setup), {"--cpu-offload"});
+  expect_refused(how_of({"", 4, 2}), "--zero-stage 3",
+                 [](StrategyOptions& setup) { setup.zero_stage = 3; });
+  expect_refused(how_of({"", 4, 4}), "--ep 4", [](StrategyOptions& setup) {
+    setup.moe.gate.num_experts = 6;
+  });
+  // An odd number of slots
+  expect_refused(how_of({"", 4, 2, 2}), "--tp 2", [](StrategyOptions& setup) {
+    setup.moe.gate.capacity_factor = 1.03;
+  });
+  expect_refused(how_of({"", 4, 2}), "--cpu-offload",
+                 [](StrategyOptions& setup) { setup.cpu_offload = true; });
 }
 
 // Every rank counts other pieces of its shard: none stands for another.
