@@ -26,7 +26,7 @@ struct Around {
   }
 };
 
-Tensor own_part(const Tensor& x, ProcessGroup& group, Cut cut) {
+Tensor own_part(const Tensor& x, ProcessGroup& group, Cut cut, const char*) {
   const std::int64_t dim = dim_of(x, cut);
   const std::int64_t own =
       exact_part(x.size(dim), group.size(), "the dimension that is cut");
@@ -45,6 +45,20 @@ Tensor function(const char* name, const Tensor& x,
 }
 
 Tensor as_it_is(const Tensor& x) { return x; }
+
+using Operation = Tensor (*)(const Tensor& x, ProcessGroup& group, Cut cut,
+                             const char* label);
+
+// One operation in forward, the other one in backward.
+Tensor conjugate(const char* name, const Tensor& x, ProcessGroup& group,
+                 Cut cut, Operation forward, Operation backward) {
+  if (group.size() == 1) return x;
+  return function(
+      name, x, [&](const Tensor& x) { return forward(x, group, cut, name); },
+      [name, &group, cut, backward](const Tensor& grad) {
+        return backward(grad, group, cut, name);
+      });
+}
 
 }  // namespace
 
@@ -108,44 +122,21 @@ Tensor reduce_from(const Tensor& x, ProcessGroup& group) {
 }
 
 Tensor scatter_to(const Tensor& x, ProcessGroup& group, Cut cut) {
-  if (group.size() == 1) return x;
-  return function(
-      "scatter_to", x, [&](const Tensor& x) { return own_part(x, group, cut); },
-      [&group, cut](const Tensor& grad) {
-        return all_gather(grad, group, cut, "scatter_to");
-      });
+  return conjugate("scatter_to", x, group, cut, own_part, all_gather);
 }
 
 Tensor gather_from(const Tensor& x, ProcessGroup& group, Cut cut) {
-  if (group.size() == 1) return x;
-  return function(
-      "gather_from", x,
-      [&](const Tensor& x) { return all_gather(x, group, cut, "gather_from"); },
-      [&group, cut](const Tensor& grad) { return own_part(grad, group, cut); });
+  return conjugate("gather_from", x, group, cut, all_gather, own_part);
 }
 
 Tensor gather_to_parallel(const Tensor& x, ProcessGroup& group, Cut cut) {
-  if (group.size() == 1) return x;
-  return function(
-      "gather_to_parallel", x,
-      [&](const Tensor& x) {
-        return all_gather(x, group, cut, "gather_to_parallel");
-      },
-      [&group, cut](const Tensor& grad) {
-        return reduce_scatter(grad, group, cut, "gather_to_parallel");
-      });
+  return conjugate("gather_to_parallel", x, group, cut, all_gather,
+                   reduce_scatter);
 }
 
 Tensor reduce_scatter_to(const Tensor& x, ProcessGroup& group, Cut cut) {
-  if (group.size() == 1) return x;
-  return function(
-      "reduce_scatter_to", x,
-      [&](const Tensor& x) {
-        return reduce_scatter(x, group, cut, "reduce_scatter_to");
-      },
-      [&group, cut](const Tensor& grad) {
-        return all_gather(grad, group, cut, "reduce_scatter_to");
-      });
+  return conjugate("reduce_scatter_to", x, group, cut, reduce_scatter,
+                   all_gather);
 }
 
 InputGradientHook sum_input_gradients(ProcessGroup& group) {

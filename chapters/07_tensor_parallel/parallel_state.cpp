@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <sstream>
 #include <string>
 
@@ -20,22 +19,18 @@ std::string divisors_text(int n) {
   return text.str();
 }
 
-/// Every pipeline's ranks that `of` picks.
-std::vector<std::vector<int>> of_pipelines(
-    const Topology& topology,
-    const std::function<std::vector<int>(const std::vector<int>&)>& of) {
-  std::vector<std::vector<int>> picked;
-  for (const auto& pipeline : topology.groups({"pp"})) {
-    picked.push_back(of(pipeline));
+/// The ranks of these stages, each once; a stage below 0 is none.
+std::vector<int> ranks_of(const std::vector<int>& pipeline,
+                          const std::vector<int>& stages) {
+  std::vector<int> ranks;
+  for (const int stage : stages) {
+    if (stage < 0) continue;
+    const int rank = pipeline[static_cast<std::size_t>(stage)];
+    if (std::count(ranks.begin(), ranks.end(), rank) == 0) {
+      ranks.push_back(rank);
+    }
   }
-  return picked;
-}
-
-void add_stage(std::vector<int>& ranks, const std::vector<int>& pipeline,
-               int stage) {
-  if (stage < 0) return;
-  const int rank = pipeline[static_cast<std::size_t>(stage)];
-  if (std::count(ranks.begin(), ranks.end(), rank) == 0) ranks.push_back(rank);
+  return ranks;
 }
 
 }  // namespace
@@ -66,19 +61,13 @@ Topology model_parallel_topology(int world_size,
 
 std::vector<int> embedding_ranks(const std::vector<int>& pipeline,
                                  int split_rank) {
-  std::vector<int> ranks;
-  add_stage(ranks, pipeline, 0);
-  add_stage(ranks, pipeline, split_rank);
-  add_stage(ranks, pipeline, static_cast<int>(pipeline.size()) - 1);
-  return ranks;
+  const int last = static_cast<int>(pipeline.size()) - 1;
+  return ranks_of(pipeline, {0, split_rank, last});
 }
 
 std::vector<int> position_embedding_ranks(const std::vector<int>& pipeline,
                                           int split_rank) {
-  std::vector<int> ranks;
-  add_stage(ranks, pipeline, 0);
-  add_stage(ranks, pipeline, split_rank);
-  return ranks;
+  return ranks_of(pipeline, {0, split_rank});
 }
 
 ModelParallel::ModelParallel(ProcessGroup& world,
@@ -87,28 +76,13 @@ ModelParallel::ModelParallel(ProcessGroup& world,
       mesh_(world, model_parallel_topology(world.size(), sizes)) {
   // Groups are made on all ranks, also those of several axes
   mesh_.group("tp-pp");
-  const auto make = [&](std::vector<int> (*of)(const std::vector<int>&, int),
-                        const char* name) {
-    return world.partition(of_pipelines(mesh_.topology(),
-                                        [&](const std::vector<int>& pipeline) {
-                                          return of(pipeline,
-                                                    sizes_.split_rank);
-                                        }),
-                           name);
-  };
-  embedding_ = make(embedding_ranks, "embedding");
-  position_embedding_ = make(position_embedding_ranks, "position embedding");
-}
-
-std::unique_ptr<ModelParallel> initialize_model_parallel(ProcessGroup& world,
-                                                         int t, int p, int v,
-                                                         int split_rank) {
-  ModelParallelSizes sizes;
-  sizes.t = t;
-  sizes.p = p;
-  sizes.v = v;
-  sizes.split_rank = split_rank;
-  return std::make_unique<ModelParallel>(world, sizes);
+  std::vector<std::vector<int>> embedding, position;
+  for (const auto& pipeline : mesh_.topology().groups({"pp"})) {
+    embedding.push_back(embedding_ranks(pipeline, sizes.split_rank));
+    position.push_back(position_embedding_ranks(pipeline, sizes.split_rank));
+  }
+  embedding_ = world.partition(embedding, "embedding");
+  position_embedding_ = world.partition(position, "position embedding");
 }
 
 }  // namespace shardbook::tensor_parallel

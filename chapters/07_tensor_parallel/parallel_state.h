@@ -82,10 +82,11 @@ class ModelParallel {
   std::shared_ptr<ProcessGroup> embedding_, position_embedding_;
 };
 
-/// The same under its name in Megatron-LM.
-std::unique_ptr<ModelParallel> initialize_model_parallel(ProcessGroup& world,
-                                                         int t, int p,
-                                                         int v = 1,
-                                                         int split_rank = -1);
+/// Under its name in Megatron-LM.
+inline std::unique_ptr<ModelParallel> initialize_model_parallel(
+    ProcessGroup& world, int t, int p, int v = 1, int split_rank = -1) {
+  return std::make_unique<ModelParallel>(
+      world, ModelParallelSizes{t, p, v, split_rank});
+}
 
 }  // namespace shardbook::tensor_parallel

@@ -32,13 +32,11 @@ double micro_batch_bytes(const Sizes& s) {
   const double rows = t / (d * q);  // tokens of this rank
   const double norms = 2 * s.layers + 1;
 
+  // Weights and biases
   double elements =
-      s.layers *
-      (linear_elements(q, d, t, h, 3 * h) + linear_elements(q, d, t, h, h) +
-       linear_elements(q, d, t, h, 4 * h) + linear_elements(q, d, t, 4 * h, h));
-  elements +=
-      s.layers * (vector_elements(q, d, 3 * h) + 2 * vector_elements(q, d, h) +
-                  vector_elements(q, d, 4 * h));
+      s.layers * over_linears(h, [&](double k, double n) {
+        return linear_elements(q, d, t, k, n) + vector_elements(q, d, n);
+      });
   elements += norms * 2 * vector_elements(q, d, h);
   // Tokens: reduce_scatter forward, all_gather backward; positions
   elements += 2 * (q - 1) / q * t * h / (d * q);
@@ -145,14 +143,14 @@ struct StepTime : Sizes {
     return 2 * (seq + 1) * h * tokens / (d * q * q) / textbook::kRate;
   }
   double block_forward() const {
-    return 2 * norm_forward() + linear_forward(h, 3 * h) + attention() +
-           linear_forward(h, h) + linear_forward(h, 4 * h) +
-           linear_forward(4 * h, h);
+    return 2 * norm_forward() + attention() +
+           over_linears(
+               h, [this](double k, double n) { return linear_forward(k, n); });
   }
   double block_backward() const {
-    return 2 * norm_backward() + linear_backward(h, 3 * h) + 2.5 * attention() +
-           linear_backward(h, h) + linear_backward(h, 4 * h) +
-           linear_backward(4 * h, h);
+    return 2 * norm_backward() + 2.5 * attention() +
+           over_linears(
+               h, [this](double k, double n) { return linear_backward(k, n); });
   }
   /// Logits are X W^T; backward multiplies as a forward and as dW does.
   double head() const {

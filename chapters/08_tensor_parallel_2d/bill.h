@@ -11,6 +11,12 @@ struct Sizes : ShardedSizes {
   double q = 1, d = 1;
 };
 
+/// The sum over a block's four linears, [h, 3h], [h, h], [h, 4h] and [4h, h].
+template <typename Function>
+double over_linears(double h, const Function& of) {
+  return of(h, 3 * h) + of(h, h) + of(h, 4 * h) + of(4 * h, h);
+}
+
 /// Elements that a rank sends for Y = X W, X [M, K], W [K, N], forward and
 /// backward, without bias: 3 (q-1)/q^2 (MK/d + KN) + 2 (d-1)/d KN/q^2.
 double linear_elements(double q, double d, double m, double k, double n);

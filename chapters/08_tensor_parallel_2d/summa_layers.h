@@ -12,7 +12,8 @@
 // What ranks of one depth sum up over their rows, `replicated` adds over the
 // depth: without it each depth would train a model of its own.
 //
-// A grid of one rank computes what one device does, bit for bit.
+// A grid of one rank computes what one device does, bit for bit. Colossal-AI has
+// these functions as modules: Linear2D, LayerNorm2D, VocabParallelEmbedding2D.
 
 #include <cstdint>
 #include <string>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "chapters/08_tensor_parallel_2d/bill.h"
 #include "chapters/common/run/textbook.h"
 
 namespace shardbook::cube {
@@ -32,9 +33,10 @@ double micro_batch_bytes(const Sizes& s) {
   const auto vector = [&](double n) { return reduced(l * l, n / l); };
   const double norms = 2 * s.layers + 1;
 
-  double elements = s.layers * (linear(h, 3 * h) + linear(h, h) +
-                                linear(h, 4 * h) + linear(4 * h, h));
-  elements += s.layers * (vector(3 * h) + 2 * vector(h) + vector(4 * h));
+  // Weights and biases
+  double elements = s.layers * summa::over_linears(h, [&](double k, double n) {
+                      return linear(k, n) + vector(n);
+                    });
   elements += norms * 2 * vector(h);
   // The table over WEIGHT and its tokens over INPUT, forward and backward
   elements += 2 * (l - 1) / (l * l * l) * (s.vocabulary * h + t * h);
@@ -121,16 +123,16 @@ struct StepTime : Sizes {
     return 2 * (seq + 1) * h * tokens / (l * l * l) / textbook::kRate;
   }
   double block_forward() const {
-    return 2 * sums() + linear_forward(h, 3 * h) + attention() +
-           linear_forward(h, h) + linear_forward(h, 4 * h) +
-           linear_forward(4 * h, h);
+    return 2 * sums() + attention() +
+           summa::over_linears(
+               h, [this](double k, double n) { return linear_forward(k, n); });
   }
   double block_backward() const {
     const double norms = 2 * (sums() + 2 * vector(h));
-    const double biases = vector(3 * h) + 2 * vector(h) + vector(4 * h);
-    return norms + biases + linear_backward(h, 3 * h) + 2.5 * attention() +
-           linear_backward(h, h) + linear_backward(h, 4 * h) +
-           linear_backward(4 * h, h);
+    return norms + 2.5 * attention() +
+           summa::over_linears(h, [this](double k, double n) {
+             return linear_backward(k, n) + vector(n);
+           });
   }
   double ends() const {
     const double embedding =

@@ -19,6 +19,21 @@ namespace {
 
 constexpr double kMiB = 1024 * 1024;
 
+/// In the order of Kind.
+struct KindStyle {
+  Kind kind;
+  const char *name, *color;
+};
+constexpr std::array<KindStyle, 4> kStyles = {
+    KindStyle{Kind::k1D, "1D", "#777777"},
+    KindStyle{Kind::k2D, "2D", "#1f77b4"},
+    KindStyle{Kind::k2p5D, "2.5D", "#d62728"},
+    KindStyle{Kind::k3D, "3D", "#2ca02c"}};
+
+const KindStyle& style_of(Kind kind) {
+  return kStyles[static_cast<std::size_t>(kind)];
+}
+
 /// "h/4", "h", "16h".
 std::string tokens_text(double share) {
   if (share == 1) return "h";
@@ -58,16 +73,9 @@ std::string ended(std::string line) {
 }  // namespace
 
 std::string way_name(const Way& way) {
-  switch (way.kind) {
-    case Kind::k1D:
-      return "1D";
-    case Kind::k2D:
-      return "2D";
-    case Kind::k2p5D:
-      return fmt::format("2.5D d={}", way.depth);
-    default:
-      return "3D";
-  }
+  const std::string name = style_of(way.kind).name;
+  return way.kind == Kind::k2p5D ? fmt::format("{} d={}", name, way.depth)
+                                 : name;
 }
 
 std::string comparison_text(const Comparison& all) {
@@ -123,16 +131,6 @@ std::string comparison_text(const Comparison& all) {
 // --- The plot ------------------------------------------------------------------
 
 namespace {
-
-struct KindStyle {
-  Kind kind;
-  const char *name, *color;
-};
-constexpr std::array<KindStyle, 4> kStyles = {
-    KindStyle{Kind::k1D, "1D", "#777777"},
-    KindStyle{Kind::k2D, "2D", "#1f77b4"},
-    KindStyle{Kind::k2p5D, "2.5D", "#d62728"},
-    KindStyle{Kind::k3D, "3D", "#2ca02c"}};
 
 std::string svg_text(double x, double y, const char* anchor,
                      const std::string& words, const char* color = "#333333") {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "core/autograd.h"
+#include "tests/chapters/07_tensor_parallel/tensor_parallel_support.h"
 #include "tests/support/errors.h"
 #include "tests/support/larger.h"
-#include "tests/support/on_ranks.h"
 
 namespace shardbook::tensor_parallel {
 namespace {
@@ -19,13 +19,6 @@ namespace {
 constexpr std::int64_t kWidth = 24, kHeads = 8, kHeadDim = 3;
 // Sums over heads and keys add in another order.
 constexpr double kAnotherOrder = 1e-11;
-
-InitOptions grouped_init() {
-  InitOptions init;
-  init.seed = 11;
-  init.dtype = DType::kF64;
-  return init;
-}
 
 GroupedShape grouped_shape(std::int64_t groups, double dropout = 0) {
   GroupedShape shape;
@@ -37,22 +30,16 @@ GroupedShape grouped_shape(std::int64_t groups, double dropout = 0) {
   return shape;
 }
 
-Tensor noise_of(const Shape& shape, std::uint64_t stream) {
-  Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
-  fill_normal(x, 3, stream, 0, 1);
-  return x;
-}
-
-Tensor input() { return noise_of({2, 5, kWidth}, 1); }
-Tensor output_gradient() { return noise_of({2, 5, kWidth}, 2); }
+Tensor input() { return drawn({2, 5, kWidth}, 1); }
+Tensor output_gradient() { return drawn({2, 5, kWidth}, 2); }
 
 Linear whole_projection(const std::string& kind, std::int64_t out) {
   Linear whole;
-  whole.weight = make_parameter("a." + kind + ".weight", {kWidth, out}, 0.5,
-                                grouped_init());
-  whole.bias = make_constant_parameter({out}, 0, grouped_init());
+  whole.weight =
+      make_parameter("a." + kind + ".weight", {kWidth, out}, 0.5, init_f64());
+  whole.bias = make_constant_parameter({out}, 0, init_f64());
   // The bias is not zero, so that its gradient and its cut show
-  whole.bias.copy_from(noise_of({out}, stream_of(kind)));
+  whole.bias.copy_from(drawn({out}, stream_of(kind)));
   return whole;
 }
 
@@ -97,7 +84,7 @@ double difference_on(ProcessGroup& tp, ProcessGroup& sharers,
   const int t = tp.size();
   RankContext::current().random = {};
   const OneDevice whole(groups, dropout);
-  GroupedAttention part("a", grouped_shape(groups, dropout), grouped_init(), tp,
+  GroupedAttention part("a", grouped_shape(groups, dropout), init_f64(), tp,
                         sharers);
   const Shards own = {{1, tp.rank(), t}}, rows = {{0, tp.rank(), t}};
   const Shards kv = kv_shards(groups, tp.rank(), t);
@@ -150,7 +137,7 @@ TEST(GroupedAttention, OnlySharedKeysSendTheirGradients) {
   const auto log_of_backward = [](int t, std::int64_t groups) {
     return on_ranks(t, [&](ProcessGroup& tp) {
       const auto sharers = kv_sharers(tp, groups);
-      GroupedAttention part("a", grouped_shape(groups), grouped_init(), tp,
+      GroupedAttention part("a", grouped_shape(groups), init_f64(), tp,
                             *sharers);
       const Tensor x = input().set_requires_grad();
       const Tensor y = part(x);
@@ -188,7 +175,7 @@ TEST(GroupedAttention, RanksThatShareKeysAreNeighbours) {
 TEST(GroupedAttention, RanksThatShareKeysHaveTheSameGradients) {
   const auto gradients = on_ranks(8, [](ProcessGroup& tp) {
     const auto sharers = kv_sharers(tp, 2);
-    GroupedAttention part("a", grouped_shape(2), grouped_init(), tp, *sharers);
+    GroupedAttention part("a", grouped_shape(2), init_f64(), tp, *sharers);
     const Tensor x = input().set_requires_grad();
     autograd::backward({part(x)}, {output_gradient()});
     std::vector<double> values;
@@ -211,7 +198,7 @@ TEST(GroupedAttention, SizesThatDoNotDivideNameThoseThatWould) {
       GroupedShape shape = grouped_shape(groups);
       shape.heads = heads;
       const auto sharers = kv_sharers(tp, groups);
-      GroupedAttention part("a", shape, grouped_init(), tp, *sharers);
+      GroupedAttention part("a", shape, init_f64(), tp, *sharers);
     });
   };
   expect_text(error_of(2, 8, 3), {"3 groups of keys over 2 ranks; give a "

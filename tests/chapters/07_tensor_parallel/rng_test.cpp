@@ -10,11 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
+#include "tests/chapters/07_tensor_parallel/tensor_parallel_support.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/support/errors.h"
-#include "tests/support/on_ranks.h"
 
 namespace shardbook::tensor_parallel {
 namespace {
@@ -91,9 +90,6 @@ TEST(RngStreams, AReplayMovesAllOfThemAndBack) {
 }
 
 TEST(RngStreams, NamesAndSeedsAreTakenOnce) {
-  const auto error_of = [](const auto& call) -> std::string {
-    return shardbook::error_of([&] { call(); });
-  };
   RankContext context;
   const RankContext::Scope scope(context);
   RngTracker rng;
@@ -115,47 +111,6 @@ TEST(RngStreams, NamesAndSeedsAreTakenOnce) {
 }
 
 // --- A model -----------------------------------------------------------------
-
-/// A GPT whose ranks have two streams; `wrong` may change its layers.
-class Streams : public ShardedStrategy {
- public:
-  using Change = std::function<void(LayerFactory& layers, RngTracker& rng)>;
-  Streams(const Options& options, bool recompute, ProcessGroup& tp,
-          RngTracker& rng, const Change& wrong)
-      : ShardedStrategy(options, sharded(options, tp, rng, wrong), tp,
-                        {1, recompute}) {}
-  std::vector<Bill> bills() override { return {}; }
-
- private:
-  static ShardedModel sharded(const Options& options, ProcessGroup& tp,
-                              RngTracker& rng, const Change& wrong) {
-    RngPlace place;
-    place.tp = tp.rank();
-    rng.add(kTensorStream, megatron_seeds(options.seed, place).tensor);
-    ShardedModel model;
-    model.layers = layers(model_config(options), tp, &rng);
-    if (wrong) wrong(model.layers, rng);
-    model.layout = [t = tp.size()](const std::string& name, int rank) {
-      return layout(name, rank, t);
-    };
-    return model;
-  }
-};
-
-/// The parameters of this rank after training: all, or those that all ranks
-/// have.
-std::vector<double> trained(const Options& options, ShardedStrategy& strategy,
-                            int t, bool replicated_only) {
-  train(options, strategy.optimizer(), false,
-        [&](std::int64_t k) { return strategy.step(k); });
-  std::vector<double> values;
-  for (const NamedTensor& each : strategy.model().named_parameters()) {
-    if (replicated_only && !layout(each.name, 0, t).empty()) continue;
-    const auto mine = each.tensor.to_vector<double>();
-    values.insert(values.end(), mine.begin(), mine.end());
-  }
-  return values;
-}
 
 Options with_dropout(int t) {
   Options options = small_gpt(t);
@@ -194,31 +149,27 @@ TEST_P(RngStreamsOfRanks, DropoutCostsWhatItCostsOtherwise) {
   }
 }
 
-TEST_P(RngStreamsOfRanks, ReplicasStayEqualBitForBit) {
-  const int t = GetParam();
-  StrategyOptions setup = with_streams();
-  setup.micro_batches = 2;
+/// What the chapter's trainer makes of the parameters, by rank.
+std::vector<std::vector<double>> trained_with_streams(
+    int t, bool replicas_only, bool recompute = false,
+    std::int64_t micro_batches = 2) {
   const Options options = with_dropout(t);
-  const auto replicas = on_ranks(t, [&](ProcessGroup& tp) {
-    TensorParallelStrategy strategy(options, setup, tp);
-    return trained(options, strategy, t, true);
+  StrategyOptions setup = with_streams();
+  setup.recompute = recompute;
+  setup.micro_batches = micro_batches;
+  return trained(options, replicas_only, [&](ProcessGroup& tp, RngTracker&) {
+    return TensorParallelStrategy(options, setup, tp);
   });
+}
+
+TEST_P(RngStreamsOfRanks, ReplicasStayEqualBitForBit) {
+  const auto replicas = trained_with_streams(GetParam(), true);
   for (const auto& each : replicas) EXPECT_EQ(each, replicas[0]);
 }
 
 TEST_P(RngStreamsOfRanks, RecomputationDrawsTheSameMasks) {
-  const int t = GetParam();
-  const Options options = with_dropout(t);
-  const auto parameters = [&](bool recompute) {
-    return on_ranks(t, [&](ProcessGroup& tp) {
-      StrategyOptions setup = with_streams();
-      setup.recompute = recompute;
-      setup.micro_batches = 2;
-      TensorParallelStrategy strategy(options, setup, tp);
-      return trained(options, strategy, t, false);
-    });
-  };
-  EXPECT_EQ(parameters(true), parameters(false));
+  EXPECT_EQ(trained_with_streams(GetParam(), false, true),
+            trained_with_streams(GetParam(), false, false));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, RngStreamsOfRanks,
@@ -245,19 +196,24 @@ TEST(RngStreams, TheTensorStreamDiffersBetweenRanksAndTheDefaultDoesNot) {
   }
 }
 
+/// The same of a GPT on two ranks whose layers `wrong` may change.
+std::vector<std::vector<double>> trained_by_hand(
+    bool replicas_only, bool recompute = false,
+    const std::function<void(LayerFactory& layers, RngTracker& rng)>& wrong =
+        nullptr) {
+  const Options options = with_dropout(2);
+  return trained(
+      options, replicas_only, [&](ProcessGroup& tp, RngTracker& rng) {
+        const auto change = [&](LayerFactory& layers, ProcessGroup&) {
+          if (wrong) wrong(layers, rng);
+        };
+        return ChangedGpt(options, tp, change, &rng, recompute);
+      });
+}
+
 // The trainer's streams are those of Megatron, seeded by rank.
 TEST(RngStreams, TheTrainerDrawsFromTheStreamsOfItsRank) {
-  const Options options = with_dropout(2);
-  const auto found = on_ranks(2, [&](ProcessGroup& tp) {
-    TensorParallelStrategy strategy(options, with_streams(), tp);
-    return trained(options, strategy, 2, false);
-  });
-  const auto expected = on_ranks(2, [&](ProcessGroup& tp) {
-    RngTracker rng;
-    Streams strategy(options, false, tp, rng, nullptr);
-    return trained(options, strategy, 2, false);
-  });
-  EXPECT_EQ(found, expected);
+  EXPECT_EQ(trained_with_streams(2, false, false, 1), trained_by_hand(false));
 }
 
 TEST(RngStreams, OneDeviceDrawsTheSameMasksOnlyWithoutStreams) {
@@ -283,37 +239,21 @@ class TensorStreamDropout : public ModuleOf<TensorStreamDropout> {
   RngTracker* rng_;
 };
 
-std::vector<std::vector<double>> replicas_of(const Streams::Change& wrong) {
-  const Options options = with_dropout(2);
-  return on_ranks(2, [&](ProcessGroup& tp) {
-    RngTracker rng;
-    Streams strategy(options, false, tp, rng, wrong);
-    return trained(options, strategy, 2, true);
-  });
-}
-
 TEST(RngStreamTraps, TheTensorStreamOnReplicatedActivationsSplitsReplicas) {
-  const auto right = replicas_of(nullptr);
+  const auto right = trained_by_hand(true);
   EXPECT_EQ(right[0], right[1]);
-  const auto wrong = replicas_of([](LayerFactory& layers, RngTracker& rng) {
-    layers.dropout = [&rng](double p) -> AnyModule {
-      return {std::make_unique<TensorStreamDropout>(p, rng)};
-    };
-  });
+  const auto wrong =
+      trained_by_hand(true, false, [](LayerFactory& layers, RngTracker& rng) {
+        layers.dropout = [&rng](double p) -> AnyModule {
+          return {std::make_unique<TensorStreamDropout>(p, rng)};
+        };
+      });
   EXPECT_NE(wrong[0], wrong[1]);
 }
 
 // Core's recomputation knows the context's stream alone.
 TEST(RngStreamTraps, RecomputationOfTheDefaultStreamAloneDrawsOtherMasks) {
-  const Options options = with_dropout(2);
-  const auto parameters = [&](bool recompute) {
-    return on_ranks(2, [&](ProcessGroup& tp) {
-      RngTracker rng;
-      Streams strategy(options, recompute, tp, rng, nullptr);
-      return trained(options, strategy, 2, false);
-    });
-  };
-  EXPECT_NE(parameters(true), parameters(false));
+  EXPECT_NE(trained_by_hand(false, true), trained_by_hand(false));
 }
 
 }  // namespace

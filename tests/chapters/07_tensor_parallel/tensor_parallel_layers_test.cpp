@@ -6,34 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "core/autograd.h"
-#include "tests/support/on_ranks.h"
+#include "tests/chapters/07_tensor_parallel/tensor_parallel_support.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::tensor_parallel {
 namespace {
-
-InitOptions init_f64() {
-  InitOptions init;
-  init.seed = 11;
-  init.dtype = DType::kF64;
-  return init;
-}
-
-Tensor drawn(const Shape& shape, std::uint64_t stream) {
-  Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
-  fill_normal(x, 3, stream, 0, 1);
-  return x;
-}
-
-std::vector<std::string> log_of(const ProcessGroup& group) {
-  std::vector<std::string> log;
-  for (const CommRecord& record : group.records()) {
-    log.push_back(comm_op_name(record.op) +
-                  (" " + std::to_string(record.numel)));
-  }
-  return log;
-}
 
 Linear whole_linear(std::int64_t in, std::int64_t out) {
   Linear whole;
@@ -46,65 +24,40 @@ Linear whole_linear(std::int64_t in, std::int64_t out) {
 
 class TensorParallelLayers : public ::testing::TestWithParam<int> {};
 
+// With gather_output every rank goes on with all columns: their gradient is cut,
+// not added.
 TEST_P(TensorParallelLayers, ColumnsAreThoseOfOneDeviceBitForBit) {
   const int t = GetParam();
   on_ranks(t, [&](ProcessGroup& tp) {
     const Shards columns = {{1, tp.rank(), t}}, piece = {{0, tp.rank(), t}};
-    Linear whole = whole_linear(24, 48);
-    ColumnParallelLinear part("l", {24, 48, 1, 1}, init_f64(), tp);
-    EXPECT_TRUE(bitwise_equal(part.weight.detach(),
-                              take_part(whole.weight.detach(), columns)));
-    part.bias.copy_from(take_part(whole.bias.detach(), piece));
-    const Tensor x = drawn({2, 4, 24}, 1).set_requires_grad();
-    const Tensor x_whole = drawn({2, 4, 24}, 1).set_requires_grad();
-    const Tensor dy = drawn({2, 4, 48}, 2);
+    for (const bool gathers : {false, true}) {
+      Linear whole = whole_linear(24, 48);
+      ColumnParallelLinear part("l", {24, 48, 1, 1}, init_f64(), tp, gathers);
+      EXPECT_TRUE(bitwise_equal(part.weight.detach(),
+                                take_part(whole.weight.detach(), columns)));
+      part.bias.copy_from(take_part(whole.bias.detach(), piece));
+      const Tensor x = drawn({2, 4, 24}, 1).set_requires_grad();
+      const Tensor x_whole = drawn({2, 4, 24}, 1).set_requires_grad();
+      const Tensor dy = drawn({2, 4, 48}, 2);
+      const Shards seen = gathers ? Shards{} : Shards{{2, tp.rank(), t}};
 
-    const Tensor y = part(x), expected = whole(x_whole);
-    const Shards last = {{2, tp.rank(), t}};
-    EXPECT_TRUE(bitwise_equal(y.detach(), take_part(expected.detach(), last)));
-    autograd::backward({y}, {take_part(dy, last)});
-    autograd::backward({expected}, {dy});
-    EXPECT_LT(max_abs_difference(x.grad(), x_whole.grad()), 1e-12);
-    EXPECT_LT(max_abs_difference(part.weight.grad(),
-                                 take_part(whole.weight.grad(), columns)),
-              1e-12);
-    EXPECT_LT(max_abs_difference(part.bias.grad(),
-                                 take_part(whole.bias.grad(), piece)),
-              1e-12);
-    EXPECT_EQ(log_of(tp), t > 1 ? std::vector<std::string>{"all_reduce 192"}
-                                : std::vector<std::string>{});
-    return 0;
-  });
-}
-
-// With gather_output every rank goes on with all columns: their gradient is
-// cut, not added.
-TEST_P(TensorParallelLayers, GatheredColumnsAreThoseOfOneDevice) {
-  const int t = GetParam();
-  std::vector<std::string> log = {"all_gather 384", "all_reduce 192"};
-  if (t == 1) log.clear();
-  on_ranks(t, [&](ProcessGroup& tp) {
-    const Shards columns = {{1, tp.rank(), t}}, piece = {{0, tp.rank(), t}};
-    Linear whole = whole_linear(24, 48);
-    ColumnParallelLinear part("l", {24, 48, 1, 1}, init_f64(), tp,
-                              /*gather_output=*/true);
-    part.bias.copy_from(take_part(whole.bias.detach(), piece));
-    const Tensor x = drawn({2, 4, 24}, 1).set_requires_grad();
-    const Tensor x_whole = drawn({2, 4, 24}, 1).set_requires_grad();
-    const Tensor dy = drawn({2, 4, 48}, 2);
-
-    const Tensor y = part(x), expected = whole(x_whole);
-    EXPECT_TRUE(bitwise_equal(y.detach(), expected.detach()));
-    autograd::backward({y}, {dy});
-    autograd::backward({expected}, {dy});
-    EXPECT_LT(max_abs_difference(x.grad(), x_whole.grad()), 1e-12);
-    EXPECT_LT(max_abs_difference(part.weight.grad(),
-                                 take_part(whole.weight.grad(), columns)),
-              1e-12);
-    EXPECT_LT(max_abs_difference(part.bias.grad(),
-                                 take_part(whole.bias.grad(), piece)),
-              1e-12);
-    EXPECT_EQ(log_of(tp), log);
+      tp.clear_records();
+      const Tensor y = part(x), expected = whole(x_whole);
+      EXPECT_TRUE(
+          bitwise_equal(y.detach(), take_part(expected.detach(), seen)));
+      autograd::backward({y}, {take_part(dy, seen)});
+      autograd::backward({expected}, {dy});
+      EXPECT_LT(max_abs_difference(x.grad(), x_whole.grad()), 1e-12);
+      EXPECT_LT(max_abs_difference(part.weight.grad(),
+                                   take_part(whole.weight.grad(), columns)),
+                1e-12);
+      EXPECT_LT(max_abs_difference(part.bias.grad(),
+                                   take_part(whole.bias.grad(), piece)),
+                1e-12);
+      Log log = {"all_reduce 192"};
+      if (gathers) log.insert(log.begin(), "all_gather 384");
+      EXPECT_EQ(log_of(tp.records()), t > 1 ? log : Log{});
+    }
     return 0;
   });
 }
@@ -244,38 +197,42 @@ TEST_P(TensorParallelLayers, TheVocabularyIsLookedUpAndTrainedInParts) {
         bitwise_equal(part.weight.grad(),
                       take_part(whole.weight.grad(), {{0, tp.rank(), t}})));
     // A sum, not a gather: every rank has the whole width of every token
-    EXPECT_EQ(log_of(tp), t > 1 ? std::vector<std::string>{"all_reduce 96"}
-                                : std::vector<std::string>{});
+    EXPECT_EQ(log_of(tp.records()), t > 1 ? Log{"all_reduce 96"} : Log{});
     return 0;
   });
+}
+
+/// The loss of logits [5, 24] in parts, of which `classes` are tokens, against one
+/// device's.
+void expect_loss_of_one_device(ProcessGroup& tp, const Tensor& logits,
+                               std::int64_t classes, Reduction reduction,
+                               double tolerance) {
+  const Shards part = {{1, tp.rank(), tp.size()}};
+  Tensor targets = Tensor::empty({5}, {DType::kI64, Device()});
+  for (int i = 0; i < 5; ++i) targets.data<std::int64_t>()[i] = 5 * i % classes;
+  const Tensor whole = slice(logits, 1, 0, classes).set_requires_grad();
+  const Tensor mine = take_part(logits, part).set_requires_grad();
+  const Tensor loss =
+      vocab_parallel_cross_entropy(mine, targets, classes, tp, reduction);
+  const Tensor expected = cross_entropy(whole, targets, reduction);
+  EXPECT_NEAR(loss.item(), expected.item(), tolerance);
+  loss.backward();
+  expected.backward();
+  const Tensor padding = Tensor::zeros({5, 24 - classes}, logits.options());
+  const Tensor gradient =
+      classes == 24 ? whole.grad() : concat({whole.grad(), padding}, 1);
+  EXPECT_LT(max_abs_difference(mine.grad(), take_part(gradient, part)),
+            tolerance);
+  EXPECT_EQ(log_of(tp.records()),
+            tp.size() > 1 ? Log(3, "all_reduce 5") : Log{});
 }
 
 // 21 tokens on t ranks: 24 rows of which three are padding, on one rank all of
 // them.
 TEST_P(TensorParallelLayers, TheLossOfAPaddedVocabularyIsThatOfOneDevice) {
-  const int t = GetParam();
-  const std::int64_t classes = 21;
   for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
-    on_ranks(t, [&](ProcessGroup& tp) {
-      const Tensor logits = drawn({5, 24}, 4);
-      Tensor targets = Tensor::empty({5}, {DType::kI64, Device()});
-      for (int i = 0; i < 5; ++i) targets.data<std::int64_t>()[i] = 5 * i % 21;
-      const Tensor whole = slice(logits, 1, 0, classes).set_requires_grad();
-      const Tensor mine =
-          take_part(logits, {{1, tp.rank(), t}}).set_requires_grad();
-      const Tensor loss =
-          vocab_parallel_cross_entropy(mine, targets, classes, tp, reduction);
-      const Tensor expected = cross_entropy(whole, targets, reduction);
-      EXPECT_NEAR(loss.item(), expected.item(), 1e-12);
-      loss.backward();
-      expected.backward();
-      const Tensor gradient =
-          concat({whole.grad(), Tensor::zeros({5, 3}, logits.options())}, 1);
-      EXPECT_LT(max_abs_difference(mine.grad(),
-                                   take_part(gradient, {{1, tp.rank(), t}})),
-                1e-12);
-      EXPECT_EQ(log_of(tp), t > 1 ? std::vector<std::string>(3, "all_reduce 5")
-                                  : std::vector<std::string>{});
+    on_ranks(GetParam(), [&](ProcessGroup& tp) {
+      expect_loss_of_one_device(tp, drawn({5, 24}, 4), 21, reduction, 1e-12);
       return 0;
     });
   }
@@ -284,22 +241,9 @@ TEST_P(TensorParallelLayers, TheLossOfAPaddedVocabularyIsThatOfOneDevice) {
 // The largest logit of all ranks is subtracted, not a sum of theirs: of that,
 // no exponential would be left.
 TEST_P(TensorParallelLayers, TheLossOfLargeLogitsIsThatOfOneDevice) {
-  const int t = GetParam();
-  on_ranks(t, [&](ProcessGroup& tp) {
+  on_ranks(GetParam(), [&](ProcessGroup& tp) {
     const Tensor logits = add_scalar(scale(drawn({5, 24}, 4), 300), 5000);
-    Tensor targets = Tensor::empty({5}, {DType::kI64, Device()});
-    for (int i = 0; i < 5; ++i) targets.data<std::int64_t>()[i] = 5 * i % 24;
-    const Tensor whole = logits.clone().set_requires_grad();
-    const Tensor mine =
-        take_part(logits, {{1, tp.rank(), t}}).set_requires_grad();
-    const Tensor loss = vocab_parallel_cross_entropy(mine, targets, 24, tp);
-    const Tensor expected = cross_entropy(whole, targets);
-    EXPECT_NEAR(loss.item(), expected.item(), 1e-9);
-    loss.backward();
-    expected.backward();
-    EXPECT_LT(max_abs_difference(mine.grad(),
-                                 take_part(whole.grad(), {{1, tp.rank(), t}})),
-              1e-9);
+    expect_loss_of_one_device(tp, logits, 24, Reduction::kMean, 1e-9);
     return 0;
   });
 }
@@ -315,8 +259,7 @@ TEST(TensorParallelLayers, TheVocabularyIsPaddedAsInMegatron) {
 
 TEST(TensorParallelLayers, PartsThatWouldNotBeEqualAreRefused) {
   const auto expect_refused = [](auto make) {
-    const std::string error = error_on_ranks(2, make);
-    EXPECT_NE(error.find("does not divide into"), std::string::npos) << error;
+    expect_text(error_on_ranks(2, make), {"does not divide into"});
   };
   expect_refused([](ProcessGroup& tp) {
     VocabParallelEmbedding part("e", 25, 6, 1, init_f64(), tp);

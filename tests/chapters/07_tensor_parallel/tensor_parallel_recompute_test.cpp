@@ -7,13 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "chapters/07_tensor_parallel/bill.h"
-#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/07_tensor_parallel/recompute.h"
 #include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
 #include "core/autograd.h"
 #include "core/ops.h"
 #include "tests/chapters/common/sharded_support.h"
+#include "tests/support/errors.h"
 #include "tests/support/larger.h"
 #include "tests/support/on_ranks.h"
 
@@ -80,26 +79,6 @@ TEST(DistributedInputs, TheyCostOneAllGatherPerBlockAndSaveMemory) {
   }
 }
 
-// 2 (t - 1)/t ((6.5 L + 2) B S h e + 3 B S e), L = 2, h = 48, e = 8.
-TEST(DistributedInputs, BytesAreThoseOfThePage) {
-  struct Case {
-    std::int64_t batch, seq;
-    int t;
-  };
-  for (const Case& each : {Case{8, 6, 2}, Case{3, 5, 4}, Case{7, 16, 8}}) {
-    Options options = small_gpt(each.t);
-    options.batch = each.batch;
-    options.seq = each.seq;
-    BillSizes sizes;
-    sizes.t = each.t;
-    sizes.recompute = sizes.distribute_saved_activations = true;
-    const auto tokens = static_cast<double>(each.batch * each.seq);
-    EXPECT_DOUBLE_EQ(
-        bytes_per_step(options, model_config(options), sizes),
-        2 * (each.t - 1.0) / each.t * (15 * tokens * 48 * 8 + 3 * tokens * 8));
-  }
-}
-
 // Several forwards before the first backward, as in a pipeline.
 TEST(DistributedInputs, SeveralMayBeKeptAtOnce) {
   const auto differences = on_ranks(3, [](ProcessGroup& tp) {
@@ -137,9 +116,7 @@ TEST(DistributedInputs, AreRefusedWithoutRecomputation) {
     setup.distribute_saved_activations = true;
     TensorParallelStrategy strategy(small_gpt(2), setup, tp);
   });
-  EXPECT_NE(error.find("kept with --recompute only; give that as well"),
-            std::string::npos)
-      << error;
+  expect_text(error, {"kept with --recompute only; give that as well"});
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 // and keeps are the closed formulas of the page.
 
 #include <gtest/gtest.h>
-#include <functional>
 #include <memory>
 
 #include <algorithm>
@@ -11,11 +10,11 @@
 #include <vector>
 
 #include "chapters/07_tensor_parallel/bill.h"
-#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
+#include "tests/chapters/07_tensor_parallel/tensor_parallel_support.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/chapters/common/textbook_support.h"
-#include "tests/support/on_ranks.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::tensor_parallel {
 namespace {
@@ -85,27 +84,6 @@ TEST(TensorParallelTrainer, ABlockAllReducesFourTimes) {
   for (const auto& log : logs) EXPECT_EQ(log, expected);
 }
 
-/// A GPT whose layers `change` may make wrong.
-class ChangedLayers : public ShardedStrategy {
- public:
-  using Change = std::function<void(LayerFactory& layers, ProcessGroup& tp)>;
-  ChangedLayers(const Options& options, ProcessGroup& tp, const Change& change)
-      : ShardedStrategy(options, sharded(options, tp, change), tp) {}
-  std::vector<Bill> bills() override { return {}; }
-
- private:
-  static ShardedModel sharded(const Options& options, ProcessGroup& tp,
-                              const Change& change) {
-    ShardedModel model;
-    model.layers = layers(model_config(options), tp);
-    if (change) change(model.layers, tp);
-    model.layout = [t = tp.size()](const std::string& name, int rank) {
-      return layout(name, rank, t);
-    };
-    return model;
-  }
-};
-
 /// Columns whose input's gradient nobody sums.
 class ColumnsWithoutF : public ModuleOf<ColumnsWithoutF> {
  public:
@@ -123,22 +101,14 @@ class ColumnsWithoutF : public ModuleOf<ColumnsWithoutF> {
 
 /// By rank, what ten steps make of the parameters that all ranks have.
 std::vector<std::vector<double>> replicas_after_ten_steps(
-    const ChangedLayers::Change& change) {
+    const ChangedGpt::Change& change) {
   Options options = small_gpt(3);
   options.dropout = 0.1;
   options.steps = 10;
-  return on_ranks(3, [&](ProcessGroup& tp) {
-    ChangedLayers strategy(options, tp, change);
-    train(options, strategy.optimizer(), false,
-          [&](std::int64_t k) { return strategy.step(k); });
-    std::vector<double> values;
-    for (const NamedTensor& each : strategy.model().named_parameters()) {
-      if (!layout(each.name, 0, 3).empty()) continue;
-      const auto mine = each.tensor.to_vector<double>();
-      values.insert(values.end(), mine.begin(), mine.end());
-    }
-    return values;
-  });
+  return trained(options, /*replicas_only=*/true,
+                 [&](ProcessGroup& tp, RngTracker&) {
+                   return ChangedGpt(options, tp, change);
+                 });
 }
 
 TEST(TensorParallelTraps, WithoutFReplicasDrift) {
@@ -165,40 +135,40 @@ TEST(TensorParallelTrainer, HeadsThatDoNotDivideAreRefusedWithASizeThatWould) {
   const std::string error = error_on_ranks(5, [](ProcessGroup& tp) {
     TensorParallelStrategy strategy(small_gpt(5), {}, tp);
   });
-  EXPECT_NE(error.find("the ranks share 24 heads; give a divisor of 24"),
-            std::string::npos)
-      << error;
+  expect_text(error, {"the ranks share 24 heads; give a divisor of 24"});
   const std::string model = error_on_ranks(1, [](ProcessGroup& tp) {
     Options options = small_gpt(1);
     options.model = "mlp";
     TensorParallelStrategy strategy(options, {}, tp);
   });
-  EXPECT_NE(model.find("shards the layers of a GPT"), std::string::npos);
+  expect_text(model, {"shards the layers of a GPT"});
 }
 
-// Odd and even sizes: the formulas that stand on the page, written out again.
+// Odd and even sizes: the formulas of the page, written out again.
 TEST(TensorParallelBill, BytesAreThoseOfThePage) {
   struct Case {
     std::int64_t batch, seq;
     int t;
-    bool recompute;
-    double bytes;
+    bool recompute, distribute;
   };
-  // 2 (t - 1)/t ((4 L + 2) B S h e + 3 B S e), L = 2, h = 48, e = 8
-  const std::vector<Case> cases = {
-      {8, 6, 2, false, 1.0 * (10 * 48 * 48 * 8 + 3 * 48 * 8)},
-      {3, 5, 4, false, 1.5 * (10 * 15 * 48 * 8 + 3 * 15 * 8)},
-      {7, 16, 8, true, 1.75 * (14 * 112 * 48 * 8 + 3 * 112 * 8)},
-  };
-  for (const Case& each : cases) {
+  for (const Case& each :
+       {Case{8, 6, 2, false, false}, Case{3, 5, 4, false, false},
+        Case{7, 16, 8, true, false}, Case{8, 6, 2, true, true},
+        Case{3, 5, 4, true, true}, Case{7, 16, 8, true, true}}) {
     Options options = small_gpt(each.t);
     options.batch = each.batch;
     options.seq = each.seq;
     BillSizes sizes;
     sizes.t = each.t;
     sizes.recompute = each.recompute;
-    EXPECT_DOUBLE_EQ(bytes_per_step(options, model_config(options), sizes),
-                     each.bytes);
+    sizes.distribute_saved_activations = each.distribute;
+    // 2 (t - 1)/t ((4 L + 2) B S h e + 3 B S e), L = 2, h = 48, e = 8; 6 L with
+    // recomputation, 6.5 L where inputs are distributed
+    const double vectors = each.distribute ? 15 : each.recompute ? 14 : 10;
+    const auto tokens = static_cast<double>(each.batch * each.seq);
+    EXPECT_DOUBLE_EQ(
+        bytes_per_step(options, model_config(options), sizes),
+        2 * (each.t - 1.0) / each.t * (vectors * 48 + 3) * tokens * 8);
   }
 }
 

@@ -1,11 +1,14 @@
 #pragma once
 
-// A GPT whose blocks squares and cubes of ranks share, for runs on shapes.
+// A GPT whose blocks squares and cubes of ranks share, for runs on shapes; runs on
+// squares.
 
 #include <gtest/gtest.h>
 
 #include <string>
 
+#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
+#include "tests/chapters/08_tensor_parallel_2d/summa_support.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/chapters/common/textbook_support.h"
 
@@ -26,6 +29,22 @@ inline Options gpt_options(int ranks, std::int64_t vocabulary,
   options.batch = batch;
   options.seq = 20;
   return options;
+}
+
+/// Trains on d squares of side q, and compares with one device.
+inline Report on_squares(Options options, int q, int d,
+                         const Passes& passes = {}) {
+  options.world_size = d * q * q;
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, summa_test::topology_of({q, d}));
+    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world, passes);
+    run.train(options, strategy);
+  };
+  chapter.reference = [&](const Options& options) {
+    return train_one_device(options, passes.micro_batches);
+  };
+  return run_and_compare(options, chapter);
 }
 
 }  // namespace shardbook::textbook

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "chapters/common/models/models.h"
+#include "chapters/common/sharded/parts.h"
 #include "core/optim.h"
 #include "core/shards.h"
 #include "tests/chapters/08_tensor_parallel_2d/summa_support.h"
@@ -96,6 +97,16 @@ inline double gpt_difference(const GptParts& parts, DType dtype, int steps,
                            take_part(expected, parts.layout(mine[i].name))));
   }
   return largest;
+}
+
+/// A GPT in blocks on a grid.
+inline GptParts parts_on(const Grid& grid) {
+  const std::int64_t vocabulary = small_gpt(0).vocab_size;
+  return {summa::layers(grid, vocabulary),
+          [&grid](const std::string& name) {
+            return summa::layout(name, grid.place());
+          },
+          padded_vocabulary(vocabulary, grid.q())};
 }
 
 // AdamW divides gradients by their size: what rounding left of a gradient near

@@ -10,17 +10,6 @@
 namespace shardbook::summa_test {
 namespace {
 
-GptParts parts_on(const Grid& grid) {
-  GptParts parts;
-  parts.layers = summa::layers(grid, small_gpt(0).vocab_size);
-  parts.layout = [&grid](const std::string& name) {
-    return summa::layout(name, grid.place());
-  };
-  parts.padded_vocabulary =
-      padded_vocabulary(small_gpt(0).vocab_size, grid.q());
-  return parts;
-}
-
 class SummaGpt : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Sides, SummaGpt, testing::Values(1, 2, 3));
 

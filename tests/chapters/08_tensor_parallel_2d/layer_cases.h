@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
+#include "chapters/common/sharded/loss.h"
 #include "tests/chapters/08_tensor_parallel_2d/summa_support.h"
 
 namespace shardbook::summa_test {
@@ -57,16 +58,47 @@ inline Layer classifier_case() {
           }};
 }
 
-inline Layer vocabulary_loss_case() {
+/// drawn_ids, or uneven_targets.
+using Targets = Tensor (*)(const Shape& shape, std::int64_t below);
+
+inline Layer vocabulary_loss_case(Targets targets = drawn_ids) {
   return {{{{kBatch, kSeq, kVocabulary}, Lies::kBlock}},
           Lies::kWhole,
-          [](const Tensors& in) {
-            return cross_entropy(in[0], drawn_ids({kBatch, kSeq}, kVocabulary));
+          [=](const Tensors& in) {
+            return cross_entropy(in[0], targets({kBatch, kSeq}, kVocabulary));
           },
-          [](const Tensors& in, const Grid& grid) {
+          [=](const Tensors& in, const Grid& grid) {
             return summa::vocabulary_parallel_cross_entropy(
-                in[0], drawn_ids({kBatch, kSeq}, kVocabulary), grid);
+                in[0], targets({kBatch, kSeq}, kVocabulary), grid);
           }};
+}
+
+inline Layer whole_loss_case(Targets targets) {
+  Layer layer = vocabulary_loss_case(targets);
+  layer.inputs[0].lies = Lies::kRows;
+  layer.split = [=](const Tensors& in, const Grid& grid) {
+    return summa::cross_entropy(in[0], targets({kBatch, kSeq}, kVocabulary),
+                                grid);
+  };
+  return layer;
+}
+
+/// A loss that means over other ranks, or takes other classes for its own.
+inline Layer wrong_loss_case(int (*column)(const Grid& grid),
+                             ProcessGroup* (*batch)(const Grid& grid)) {
+  Layer wrong = vocabulary_loss_case();
+  wrong.split = [=](const Tensors& in, const Grid& grid) {
+    const Tensor targets =
+        summa::own_rows(drawn_ids({kBatch, kSeq}, kVocabulary), grid);
+    return mean_loss_over_ranks(
+        [&](Reduction reduction) {
+          return summa::split_cross_entropy(in[0], targets,
+                                            column(grid) * in[0].size(-1),
+                                            *grid.row, 0, reduction);
+        },
+        targets, {batch(grid)});
+  };
+  return wrong;
 }
 
 inline std::vector<std::pair<std::string, Layer>> layer_cases() {
@@ -75,7 +107,12 @@ inline std::vector<std::pair<std::string, Layer>> layer_cases() {
       {"linear", linear_case()},
       {"layer norm", norm_case()},
       {"classifier", classifier_case()},
-      {"vocabulary-parallel loss", vocabulary_loss_case()}};
+      {"vocabulary-parallel loss", vocabulary_loss_case()},
+      {"vocabulary-parallel loss of uneven targets",
+       vocabulary_loss_case(uneven_targets)},
+      {"loss of whole logits", whole_loss_case(drawn_ids)},
+      {"loss of whole logits, uneven targets",
+       whole_loss_case(uneven_targets)}};
   cases.push_back({"embedding",
                    {{{{kVocabulary, kWidth}, Lies::kTable}},
                     Lies::kBlock,
@@ -103,35 +140,6 @@ inline std::vector<std::pair<std::string, Layer>> layer_cases() {
         [](const Tensors& in, const Grid& grid) {
           return summa::vocabulary_parallel_classifier(in[0], in[1], grid);
         }}});
-  cases.push_back(
-      {"loss of whole logits",
-       {{{{kBatch, kSeq, kVocabulary}, Lies::kRows}},
-        Lies::kWhole,
-        [=](const Tensors& in) { return cross_entropy(in[0], ids()); },
-        [=](const Tensors& in, const Grid& grid) {
-          return summa::cross_entropy(in[0], ids(), grid);
-        }}});
-  const auto uneven = [] {
-    return uneven_targets({kBatch, kSeq}, kVocabulary);
-  };
-  const auto uneven_mean = [=](const Tensors& in) {
-    return cross_entropy(in[0], uneven());
-  };
-  cases.push_back({"vocabulary-parallel loss of uneven targets",
-                   {{{{kBatch, kSeq, kVocabulary}, Lies::kBlock}},
-                    Lies::kWhole,
-                    uneven_mean,
-                    [=](const Tensors& in, const Grid& grid) {
-                      return summa::vocabulary_parallel_cross_entropy(
-                          in[0], uneven(), grid);
-                    }}});
-  cases.push_back({"loss of whole logits, uneven targets",
-                   {{{{kBatch, kSeq, kVocabulary}, Lies::kRows}},
-                    Lies::kWhole,
-                    uneven_mean,
-                    [=](const Tensors& in, const Grid& grid) {
-                      return summa::cross_entropy(in[0], uneven(), grid);
-                    }}});
   return cases;
 }
 

@@ -12,8 +12,6 @@
 namespace shardbook::summa_test {
 namespace {
 
-using Calls = std::vector<std::string>;
-
 class SummaProducts : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Sides, SummaProducts, testing::Values(1, 2, 3));
 
@@ -203,43 +201,29 @@ TEST(SummaLedger, OneRankSendsNothing) {
 // Two buffers for each operand that arrives, fewer where fewer arrive: no rank
 // ever holds all rows or all columns.
 TEST(SummaMemory, TwoBuffersForEachOperandInFlight) {
+  const std::int64_t m = 5, k = 7, n = 11;
   for (const int q : {2, 3, 4}) {
-    const std::int64_t m = 5, k = 7, n = 11;
-    const auto peaks = on_grid({q}, [&](const Grid& grid, ProcessGroup&) {
+    on_grid({q}, [&](const Grid& grid, ProcessGroup&) {
       const Tensor a = drawn({m, k}, DType::kF64, 1);
       const Tensor b = drawn({k, n}, DType::kF64, 2);
-      Device device = RankContext::current().device;
-      device.reset_peak_memory();
-      summa::multiply_ab(a, b, grid);
-      const auto ab = device.memory().peak(MemoryKind::kCommunication);
-      device.reset_peak_memory();
       const Tensor c = drawn({m, n}, DType::kF64, 3);
-      summa::multiply_abt(c, b, grid);
-      return std::pair(ab, device.memory().peak(MemoryKind::kCommunication));
-    });
-    const std::int64_t buffers = std::min(2, q - 1);
-    for (const auto& [ab, abt] : peaks) {
-      EXPECT_EQ(ab, 8 * buffers * (m * k + k * n)) << q;
-      EXPECT_EQ(abt, 8 * buffers * (k * n + m * k)) << q;
-    }
-  }
-}
-
-TEST(SummaMemory, AProductOfATransposeHasTwoBuffersEachToo) {
-  for (const int q : {2, 3, 4}) {
-    const std::int64_t m = 5, k = 7, n = 11;
-    const auto peaks = on_grid({q}, [&](const Grid& grid, ProcessGroup&) {
-      const Tensor a = drawn({m, k}, DType::kF64, 1);
-      const Tensor b = drawn({m, n}, DType::kF64, 2);
       Device device = RankContext::current().device;
-      device.reset_peak_memory();
-      summa::multiply_atb(a, b, grid);
-      return device.memory().peak(MemoryKind::kCommunication);
+      const auto expect_peak = [&](auto multiply, const Tensor& x,
+                                   const Tensor& y, std::int64_t moved) {
+        device.reset_peak_memory();
+        multiply(x, y, grid);
+        EXPECT_EQ(device.memory().peak(MemoryKind::kCommunication),
+                  8 * std::min(2, q - 1) * moved)
+            << q;
+      };
+      const auto ab = [](const Tensor& x, const Tensor& y, const Grid& grid) {
+        return summa::multiply_ab(x, y, grid);
+      };
+      expect_peak(ab, a, b, m * k + k * n);
+      expect_peak(summa::multiply_abt, c, b, k * n + m * k);
+      expect_peak(summa::multiply_atb, a, c, m * k + k * n);
+      return 0;
     });
-    const std::int64_t buffers = std::min(2, q - 1);
-    for (const auto& peak : peaks) {
-      EXPECT_EQ(peak, 8 * buffers * (m * k + k * n)) << q;
-    }
   }
 }
 

@@ -4,8 +4,6 @@
 
 #include <string>
 
-#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
-#include "comm/device_mesh.h"
 #include "tests/chapters/08_tensor_parallel_2d/bill_support.h"
 #include "tests/support/errors.h"
 
@@ -13,7 +11,6 @@ namespace shardbook::textbook::summa_bill {
 namespace {
 
 using sharded_test::activation_peak;
-using sharded_test::expect_bill;
 
 struct Case {
   int q = 1, d = 1;
@@ -21,18 +18,17 @@ struct Case {
   Passes passes = {};
 };
 
-/// Trains on shapes on d squares of side q, of the options' ranks.
-Report report_of(const Options& options, const Case& c) {
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(
-        world, c.d == 1 ? summa::square(c.q)
-                        : Topology({"dep", "col", "row"}, {c.d, c.q, c.q}));
-    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world,
-                                  c.passes);
-    run.train(options, strategy);
-  };
-  return run_and_compare(options, chapter);
+void expect_bill_of(const Case& c, DType dtype, double dropout) {
+  SCOPED_TRACE(testing::Message()
+               << "q " << c.q << " d " << c.d << " V " << c.vocabulary << " m "
+               << c.passes.micro_batches << " recompute " << c.passes.recompute
+               << " " << dtype_name(dtype));
+  Options options = gpt_options(1, c.vocabulary, c.batch);
+  options.dtype = dtype;
+  options.dropout = dropout;
+  const Report report = on_squares(options, c.q, c.d, c.passes);
+  sharded_test::expect_bill(report);
+  expect_closed_form(report);
 }
 
 TEST(SummaBill, EqualsARunOnShapes) {
@@ -44,31 +40,12 @@ TEST(SummaBill, EqualsARunOnShapes) {
         Case{2, 1, 1001, 10, {1, true}}, Case{3, 1, 50, 18, {2, true}},
         Case{1, 3, 33, 12, {2, true}}, Case{2, 2, 50, 16, {4, true}},
         Case{2, 3, 1000, 12, {2, false}}}) {
-    SCOPED_TRACE(testing::Message()
-                 << "q " << c.q << " d " << c.d << " V " << c.vocabulary
-                 << " m " << c.passes.micro_batches << " recompute "
-                 << c.passes.recompute);
-    const Report report =
-        report_of(gpt_options(c.d * c.q * c.q, c.vocabulary, c.batch), c);
-    expect_bill(report);
-    expect_closed_form(report);
+    expect_bill_of(c, DType::kF32, 0);
   }
-}
-
-// Other precisions, and dropout.
-TEST(SummaBill, HoldsInOtherPrecisions) {
-  for (const DType dtype : {DType::kF64, DType::kBF16}) {
-    for (const Case& c : {Case{2, 1, 1000, 12, {3, true}}, Case{2, 2, 64, 8},
-                          Case{1, 3, 64, 6, {2, false}}}) {
-      Options options = gpt_options(c.d * c.q * c.q, c.vocabulary, c.batch);
-      options.dtype = dtype;
-      options.dropout = 0.1;
-      SCOPED_TRACE(testing::Message()
-                   << "q " << c.q << " d " << c.d << " " << dtype_name(dtype));
-      const Report report = report_of(options, c);
-      expect_bill(report);
-      expect_closed_form(report);
-    }
+  for (const Case& c : {Case{2, 1, 1000, 12, {3, true}}, Case{2, 2, 64, 8},
+                        Case{1, 3, 64, 6, {2, false}}}) {
+    expect_bill_of(c, DType::kF64, 0.1);
+    expect_bill_of(c, DType::kBF16, 0.1);
   }
 }
 
@@ -77,7 +54,7 @@ TEST(SummaBill, HoldsInOtherPrecisions) {
 // gradient; the loss and its gradient.
 TEST(SummaBill, ThePeakIsWhatForwardKeepsAndTheLogitsGradient) {
   for (const int d : {1, 2}) {
-    const Report report = report_of(gpt_options(4 * d, 4096, 8), Case{2, d});
+    const Report report = on_squares(gpt_options(4 * d, 4096, 8), 2, d);
     const double tokens = 80.0 / d;
     const double block = tokens * (16 * 72 * 4 + (4 + 6) * 4) + 13 * 72 * 4;
     const double norm = tokens * (2 * 72 + 2) * 4 + 2 * 72 * 4;
@@ -95,7 +72,7 @@ TEST(SummaBill, OfOneLinearIsThatOfTheLedger) {
 
 using shardbook::error_of;
 std::string error_of(const Options& options) {
-  return error_of([&] { report_of(options, Case{2}); });
+  return error_of([&] { on_squares(options, 2, 1); });
 }
 
 TEST(SummaBill, RefusesSizesAndNamesTheNext) {

@@ -8,11 +8,10 @@
 #include "chapters/08_tensor_parallel_2d/operators.h"
 #include "chapters/common/sharded/loss.h"
 #include "tests/chapters/08_tensor_parallel_2d/layer_cases.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::summa_test {
 namespace {
-
-using Calls = std::vector<std::string>;
 
 class SummaLayers : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Sides, SummaLayers, testing::Values(1, 2, 3));
@@ -33,20 +32,7 @@ TEST(SummaTraps, ADifferenceOfNanIsSeen) {
   EXPECT_TRUE(std::isnan(difference(broken, Sizes{2}, DType::kF64)));
 }
 
-// [BIT] The forward of a linear adds in the order of one device.
-TEST(SummaLayers, LinearHasTheBitsOfOneDevice) {
-  for (const DType dtype : {DType::kF64, DType::kF32}) {
-    const auto equal = on_grid({2}, [&](const Grid& grid, ProcessGroup&) {
-      const Tensor x = drawn({4, 6, 8}, dtype, 1), w = drawn({8, 12}, dtype, 2);
-      const Tensor b = drawn({12}, dtype, 3);
-      const Tensor y = summa::linear(part_of(x, Lies::kBlock, grid),
-                                     part_of(w, Lies::kMatrix, grid),
-                                     part_of(b, Lies::kVector, grid), grid);
-      return bitwise_equal(y, part_of(linear(x, w, b), Lies::kBlock, grid));
-    });
-    for (const bool each : equal) EXPECT_TRUE(each);
-  }
-}
+TEST(SummaLayers, LinearHasTheBitsOfOneDevice) { expect_linear_bits({2}); }
 
 // The model's epsilon, not one of the layer's own.
 TEST(SummaLayers, NormsTakeTheEpsilonOfTheModel) {
@@ -107,12 +93,7 @@ TEST_P(SummaLayers, TheLossOfLargeLogitsIsThatOfOneDevice) {
   layer.split = [=](const Tensors& in, const Grid& grid) {
     return usual.split({large(in[0])}, grid);
   };
-  for (const double each :
-       on_grid({GetParam()}, [&](const Grid&grid, ProcessGroup&) {
-         return difference(layer, grid, DType::kF64);
-       })) {
-    EXPECT_LT(each, 1e-9);  // of each rank: NaN would fail
-  }
+  EXPECT_LT(difference(layer, {GetParam()}, DType::kF64), 1e-9);
 }
 
 // The mask is that of one device, in the rank's block of it.
@@ -146,68 +127,48 @@ TEST(SummaLayers, DropoutDrawsTheMaskOfOneDevice) {
 // [b, S, h/q] tokens of 2 numbers along ROW, pieces of h/q^2 along COL.
 TEST(SummaLedger, OfTheLayersBesideTheProducts) {
   const std::int64_t batch = 4, s = 3, h = 8, v = 16;
-  const auto logs = on_grid({2}, [&](const Grid& grid, ProcessGroup& world) {
-    std::vector<Calls> logs;
-    const auto run = [&](const Tensor& y) {
-      logs.push_back(calls(world));
-      world.clear_records();
-      autograd::backward({y}, {Tensor::full(y.shape(), 1, y.options())});
-      logs.push_back(calls(world));
-      world.clear_records();
-    };
-    const auto leaf = [](const Shape& shape) {
-      return drawn(shape, DType::kF64, 1).set_requires_grad();
-    };
+  const auto ids = [=] { return drawn_ids({batch, s}, v); };
+  on_grid({2}, [&](const Grid& grid, ProcessGroup& world) {
     const Tensor x = leaf({batch / 2, s, h / 2});
-    run(summa::layer_norm(x, leaf({h / 4}), leaf({h / 4}), grid));
-    run(summa::vocabulary_parallel_embedding(leaf({v / 2, h / 2}),
-                                             drawn_ids({batch, s}, v), grid));
-    run(summa::embedding(leaf({v, h / 4}), drawn_ids({batch, s}, v), grid));
-    run(summa::classifier(x, leaf({v, h / 4}), leaf({v}), grid));
-    run(summa::vocabulary_parallel_cross_entropy(
-        leaf({batch / 2, s, v / 2}), drawn_ids({batch, s}, v), grid));
-    run(summa::cross_entropy(leaf({batch / 2, s, v}), drawn_ids({batch, s}, v),
-                             grid));
-    return logs;
+    expect_calls(
+        world, summa::layer_norm(x, leaf({h / 4}), leaf({h / 4}), grid),
+        {"all_gather col 4", "all_gather col 4", "all_reduce row 12"},
+        {"all_reduce row 12", "reduce_scatter col 4", "reduce_scatter col 4"});
+    expect_calls(
+        world,
+        summa::vocabulary_parallel_embedding(leaf({v / 2, h / 2}), ids(), grid),
+        {"reduce_scatter col 48"}, {"all_gather col 48"});
+    expect_calls(world, summa::embedding(leaf({v, h / 4}), ids(), grid),
+                 {"all_gather col 64"}, {"reduce_scatter col 64"});
+    expect_calls(world, summa::classifier(x, leaf({v, h / 4}), leaf({v}), grid),
+                 {"all_gather col 64", "all_reduce row 96"},
+                 {"all_reduce col 16", "reduce_scatter col 64"});
+    expect_calls(world,
+                 summa::vocabulary_parallel_cross_entropy(
+                     leaf({batch / 2, s, v / 2}), ids(), grid),
+                 {"all_reduce row 6", "all_reduce row 6", "all_reduce row 6",
+                  "all_reduce col 2"},
+                 {});
+    expect_calls(world,
+                 summa::cross_entropy(leaf({batch / 2, s, v}), ids(), grid),
+                 {"all_reduce col 2"}, {});
+    return 0;
   });
-  for (const std::vector<Calls>& log : logs) {
-    EXPECT_EQ(log[0], (Calls{"all_gather col 4", "all_gather col 4",
-                             "all_reduce row 12"}));
-    EXPECT_EQ(log[1], (Calls{"all_reduce row 12", "reduce_scatter col 4",
-                             "reduce_scatter col 4"}));
-    EXPECT_EQ(log[2], Calls{"reduce_scatter col 48"});
-    EXPECT_EQ(log[3], Calls{"all_gather col 48"});
-    EXPECT_EQ(log[4], Calls{"all_gather col 64"});
-    EXPECT_EQ(log[5], Calls{"reduce_scatter col 64"});
-    EXPECT_EQ(log[6], (Calls{"all_gather col 64", "all_reduce row 96"}));
-    EXPECT_EQ(log[7], (Calls{"all_reduce col 16", "reduce_scatter col 64"}));
-    EXPECT_EQ(log[8], (Calls{"all_reduce row 6", "all_reduce row 6",
-                             "all_reduce row 6", "all_reduce col 2"}));
-    EXPECT_EQ(log[9], Calls{});
-    EXPECT_EQ(log[10], Calls{"all_reduce col 2"});
-    EXPECT_EQ(log[11], Calls{});
-  }
 }
 
 // Pieces of N/q^2 are gathered over COL; their gradient is scattered over it.
 TEST(SummaLedger, OfABias) {
-  const auto logs = on_grid({2}, [](const Grid& grid, ProcessGroup& world) {
+  on_grid({2}, [](const Grid& grid, ProcessGroup& world) {
     const Tensor x = drawn({2, 3, 4}, DType::kF64, 1);
     const Tensor w = drawn({4, 6}, DType::kF64, 2);
-    const Tensor b = drawn({3}, DType::kF64, 3).set_requires_grad();
-    const Tensor y = summa::linear(x, w, b, grid);
-    const Calls forward = calls(world);
-    world.clear_records();
-    autograd::backward({y}, {drawn(y.shape(), DType::kF64, 4)});
-    return std::pair(forward, calls(world));
-  });
-  for (const auto& [forward, backward] : logs) {
-    EXPECT_EQ(forward,
-              (Calls{"all_gather col 6", "broadcast row 24", "broadcast col 24",
-                     "broadcast row 24", "broadcast col 24"}));
+    const Tensor y = summa::linear(x, w, leaf({3}), grid);
     // Neither x nor w needs a gradient
-    EXPECT_EQ(backward, Calls{"reduce_scatter col 6"});
-  }
+    expect_calls(world, y,
+                 {"all_gather col 6", "broadcast row 24", "broadcast col 24",
+                  "broadcast row 24", "broadcast col 24"},
+                 {"reduce_scatter col 6"});
+    return 0;
+  });
 }
 
 // A variance from the rank's own columns alone is another one.
@@ -222,18 +183,9 @@ TEST(SummaTraps, ANormOfOwnColumnsIsNotThatOfTheRow) {
 
 // The vocabulary's offset is j V/q: with i in its place targets are missed.
 TEST(SummaTraps, TheOffsetOfTheClassesIsThatOfTheColumn) {
-  Layer wrong = vocabulary_loss_case();
-  wrong.split = [](const Tensors& in, const Grid& grid) {
-    const Tensor targets =
-        summa::own_rows(drawn_ids({kBatch, kSeq}, kVocabulary), grid);
-    return mean_loss_over_ranks(
-        [&](Reduction reduction) {
-          return summa::split_cross_entropy(in[0], targets,
-                                            grid.i() * in[0].size(-1),
-                                            *grid.row, 0, reduction);
-        },
-        targets, {grid.batch});
-  };
+  const Layer wrong =
+      wrong_loss_case([](const Grid& grid) { return grid.i(); },
+                      [](const Grid& grid) { return grid.batch; });
   EXPECT_GT(difference(wrong, Sizes{2}, DType::kF64), 1e-2);
 }
 
@@ -257,15 +209,14 @@ TEST(SummaTraps, TheGradientOfASumIsNotSummed) {
 }
 
 TEST(SummaLayers, RefuseWhatDoesNotDivide) {
-  const std::string text = error_on_ranks(4, [](ProcessGroup& world) {
-    DeviceMesh mesh(world, summa::square(2));
-    const Grid grid = summa::grid_of(mesh);
-    summa::vocabulary_parallel_embedding(drawn({4, 4}, DType::kF64, 1),
-                                         drawn_ids({5, 3}, 8), grid);
-  });
-  EXPECT_NE(text.find("a batch of 5 does not divide over 2 parts; give 6"),
-            std::string::npos)
-      << text;
+  expect_error(
+      [&] {
+        on_grid({2}, [](const Grid& grid, ProcessGroup&) {
+          return summa::vocabulary_parallel_embedding(
+              drawn({4, 4}, DType::kF64, 1), drawn_ids({5, 3}, 8), grid);
+        });
+      },
+      {"a batch of 5 does not divide over 2 parts; give 6"});
   EXPECT_THROW(on_grid({2},
                        [](const Grid& grid, ProcessGroup&) {
                          AttentionOptions options;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/08_tensor_parallel_2d/summa_layers.h"
@@ -102,52 +103,68 @@ struct Layer {
   std::function<Tensor(const Tensors& inputs, const Grid& grid)> split;
 };
 
-inline Tensors leaves_of(const Layer& layer, DType dtype) {
-  Tensors leaves;
-  for (std::size_t i = 0; i < layer.inputs.size(); ++i) {
-    leaves.push_back(drawn(layer.inputs[i].shape, dtype, i + 1));
-  }
-  return leaves;
+inline Tensor part_of(const Tensor& whole, const Input& input,
+                      const Grid& grid) {
+  return part_of(whole, input.lies, grid);
 }
 
 /// The largest difference between the rank's parts of one device's output and
-/// gradients and those of the layer in parts.
-inline double difference(const Layer& layer, const Grid& grid, DType dtype) {
-  Tensors whole = leaves_of(layer, dtype), parts;
-  for (std::size_t i = 0; i < whole.size(); ++i) {
-    parts.push_back(part_of(whole[i], layer.inputs[i].lies, grid));
+/// gradients and those of the layer in parts. `Place` is a grid, or a cube.
+template <typename LayerOf, typename Place>
+double difference(const LayerOf& layer, const Place& place, DType dtype) {
+  Tensors whole, parts;
+  for (std::size_t i = 0; i < layer.inputs.size(); ++i) {
+    whole.push_back(drawn(layer.inputs[i].shape, dtype, i + 1));
+    parts.push_back(part_of(whole[i], layer.inputs[i], place));
     parts[i].set_requires_grad();
     whole[i].set_requires_grad();
   }
   const Tensor y = layer.whole(whole);
-  const Tensor own = layer.split(parts, grid);
+  const Tensor own = layer.split(parts, place);
   const Tensor dy = drawn(y.shape(), dtype, 99);
   autograd::backward({y}, {dy});
-  autograd::backward({own}, {part_of(dy, layer.output, grid)});
-  double largest =
-      max_abs_difference(own.detach(), part_of(y.detach(), layer.output, grid));
+  autograd::backward({own}, {part_of(dy, layer.output, place)});
+  double largest = max_abs_difference(own.detach(),
+                                      part_of(y.detach(), layer.output, place));
   for (std::size_t i = 0; i < whole.size(); ++i) {
-    largest = larger(largest,
-                     max_abs_difference(
-                         parts[i].grad(),
-                         part_of(whole[i].grad(), layer.inputs[i].lies, grid)));
+    largest = larger(
+        largest,
+        max_abs_difference(parts[i].grad(),
+                           part_of(whole[i].grad(), layer.inputs[i], place)));
   }
+  return largest;
+}
+
+inline double largest_of(const std::vector<double>& all) {
+  double largest = 0;
+  for (const double each : all) largest = larger(largest, each);
   return largest;
 }
 
 /// The largest over the ranks of a grid.
 inline double difference(const Layer& layer, const Sizes& sizes, DType dtype) {
-  double largest = 0;
-  for (const double each : on_grid(sizes, [&](const Grid&grid, ProcessGroup&) {
-         return difference(layer, grid, dtype);
-       })) {
-    largest = larger(largest, each);
-  }
-  return largest;
+  return largest_of(on_grid(sizes, [&](const Grid& grid, ProcessGroup&) {
+    return difference(layer, grid, dtype);
+  }));
 }
 
 // Sums of a few hundred numbers of size one, in another order.
 constexpr double kSameSumF64 = 1e-12, kSameSumF32 = 2e-4;
+
+/// [BIT] The forward of a linear adds in the order of one device.
+inline void expect_linear_bits(const Sizes& sizes) {
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    const auto equal = on_grid(sizes, [&](const Grid& grid, ProcessGroup&) {
+      const Tensor x = drawn({8, 6, 8}, dtype, 1), w = drawn({8, 12}, dtype, 2);
+      const Tensor b = drawn({12}, dtype, 3);
+      const Tensor y = summa::linear(part_of(x, Lies::kBlock, grid),
+                                     part_of(w, Lies::kMatrix, grid),
+                                     part_of(b, Lies::kVector, grid), grid);
+      return bitwise_equal(y, part_of(linear(x, w, b), Lies::kBlock, grid));
+    });
+    for (const bool each : equal) EXPECT_TRUE(each);
+  }
+}
 
 inline void expect_one_device(const Layer& layer, const Sizes& sizes) {
   SCOPED_TRACE("q = " + std::to_string(sizes.q) +
@@ -157,13 +174,38 @@ inline void expect_one_device(const Layer& layer, const Sizes& sizes) {
 }
 
 /// "broadcast row 1024", ...
-inline std::vector<std::string> calls(const ProcessGroup& world) {
-  std::vector<std::string> texts;
+using Calls = std::vector<std::string>;
+inline Calls calls(const ProcessGroup& world) {
+  Calls texts;
   for (const CommRecord& record : world.records()) {
     texts.push_back(std::string(comm_op_name(record.op)) + " " + record.group +
                     " " + std::to_string(record.numel));
   }
   return texts;
+}
+
+/// y's forward and backward make these calls; the latter in any order, since
+/// gradients of several parameters arrive in any.
+inline void expect_calls(ProcessGroup& world, const Tensor& y,
+                         const Calls& forward, Calls backward) {
+  EXPECT_EQ(calls(world), forward);
+  world.clear_records();
+  autograd::backward({y}, {Tensor::full(y.shape(), 1, y.options())});
+  Calls made = calls(world);
+  world.clear_records();
+  std::sort(made.begin(), made.end());
+  std::sort(backward.begin(), backward.end());
+  EXPECT_EQ(made, backward);
+}
+
+/// The part of x along `dim` that a rank of the group has.
+inline Tensor chunk(const Tensor& x, std::int64_t dim,
+                    const ProcessGroup& group) {
+  return take_part(x, {{dim, group.rank(), group.size()}});
+}
+
+inline Tensor leaf(const Shape& shape) {
+  return drawn(shape, DType::kF64, 1).set_requires_grad();
 }
 
 inline double elements_sent(const ProcessGroup& world) {

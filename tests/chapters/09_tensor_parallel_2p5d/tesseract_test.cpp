@@ -14,8 +14,6 @@
 namespace shardbook::summa_test {
 namespace {
 
-using Calls = std::vector<std::string>;
-
 class Tesseract : public testing::TestWithParam<Sizes> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, Tesseract,
                          testing::Values(Sizes{1, 1}, Sizes{1, 2}, Sizes{1, 3},
@@ -42,16 +40,6 @@ TEST(TesseractMesh, RanksRunAlongRowThenColumnThenDepth) {
   }
 }
 
-GptParts parts_on(const Grid& grid) {
-  GptParts parts;
-  parts.layers = summa::layers(grid, small_gpt(0).vocab_size);
-  parts.layout = [&grid](const std::string& name) {
-    return summa::layout(name, grid.place());
-  };
-  parts.padded_vocabulary = 50;
-  return parts;
-}
-
 TEST_P(Tesseract, AGptTrainsAsOnOneDevice) {
   for (const double difference :
        on_grid(GetParam(), [](const Grid&grid, ProcessGroup&) {
@@ -68,10 +56,9 @@ TEST(TesseractDepth, OfOneIsTheSquare) {
       std::vector<double> values;
       for (const auto& [name, layer] : layer_cases()) {
         Tensors parts;
-        const Tensors whole = leaves_of(layer, dtype);
-        for (std::size_t i = 0; i < whole.size(); ++i) {
-          parts.push_back(part_of(whole[i], layer.inputs[i].lies, grid));
-          parts[i].set_requires_grad();
+        for (const Input& input : layer.inputs) {
+          const Tensor whole = drawn(input.shape, dtype, parts.size() + 1);
+          parts.push_back(part_of(whole, input, grid).set_requires_grad());
         }
         const Tensor y = layer.split(parts, grid);
         autograd::backward({y}, {drawn(y.shape(), dtype, 9)});
@@ -95,19 +82,8 @@ TEST(TesseractDepth, OfOneIsTheSquare) {
   }
 }
 
-// [BIT] The forward of a linear adds in the order of one device at every depth.
 TEST(TesseractDepth, LinearHasTheBitsOfOneDevice) {
-  for (const DType dtype : {DType::kF64, DType::kF32}) {
-    const auto equal = on_grid({2, 2}, [&](const Grid& grid, ProcessGroup&) {
-      const Tensor x = drawn({8, 6, 8}, dtype, 1), w = drawn({8, 12}, dtype, 2);
-      const Tensor b = drawn({12}, dtype, 3);
-      const Tensor y = summa::linear(part_of(x, Lies::kBlock, grid),
-                                     part_of(w, Lies::kMatrix, grid),
-                                     part_of(b, Lies::kVector, grid), grid);
-      return bitwise_equal(y, part_of(linear(x, w, b), Lies::kBlock, grid));
-    });
-    for (const bool each : equal) EXPECT_TRUE(each);
-  }
+  expect_linear_bits({2, 2});
 }
 
 // [BIT] Different data at each depth, one update for all.
@@ -168,42 +144,29 @@ TEST(TesseractLedger, OfTheDocumentsLinear) {
 // sum of every parameter's gradient. The loss meets over all of XZ.
 TEST(TesseractLedger, OfTheLayersBesideTheProducts) {
   const std::int64_t batch = 8, s = 3, h = 8, v = 16;
-  const auto logs = on_grid({2, 2}, [&](const Grid& grid, ProcessGroup& world) {
-    std::vector<Calls> logs;
-    const auto run = [&](const Tensor& y) {
-      logs.push_back(calls(world));
-      world.clear_records();
-      autograd::backward({y}, {Tensor::full(y.shape(), 1, y.options())});
-      logs.push_back(calls(world));
-      std::sort(logs.back().begin(), logs.back().end());
-      world.clear_records();
-    };
-    const auto leaf = [](const Shape& shape) {
-      return drawn(shape, DType::kF64, 1).set_requires_grad();
-    };
-    run(summa::layer_norm(leaf({batch / 4, s, h / 2}), leaf({h / 4}),
-                          leaf({h / 4}), grid));
-    run(summa::vocabulary_parallel_embedding(leaf({v / 2, h / 2}),
-                                             drawn_ids({batch, s}, v), grid));
-    run(summa::embedding(leaf({v, h / 4}), drawn_ids({batch, s}, v), grid));
-    run(summa::vocabulary_parallel_cross_entropy(
-        leaf({batch / 4, s, v / 2}), drawn_ids({batch, s}, v), grid));
-    return logs;
+  const auto ids = [=] { return drawn_ids({batch, s}, v); };
+  on_grid({2, 2}, [&](const Grid& grid, ProcessGroup& world) {
+    expect_calls(world,
+                 summa::layer_norm(leaf({batch / 4, s, h / 2}), leaf({h / 4}),
+                                   leaf({h / 4}), grid),
+                 {"all_gather col 4", "all_gather col 4", "all_reduce row 12"},
+                 {"all_reduce dep 2", "all_reduce dep 2", "all_reduce row 12",
+                  "reduce_scatter col 4", "reduce_scatter col 4"});
+    expect_calls(
+        world,
+        summa::vocabulary_parallel_embedding(leaf({v / 2, h / 2}), ids(), grid),
+        {"reduce_scatter col 48"}, {"all_gather col 48", "all_reduce dep 32"});
+    expect_calls(world, summa::embedding(leaf({v, h / 4}), ids(), grid),
+                 {"all_gather col 64"},
+                 {"all_reduce dep 32", "reduce_scatter col 64"});
+    expect_calls(world,
+                 summa::vocabulary_parallel_cross_entropy(
+                     leaf({batch / 4, s, v / 2}), ids(), grid),
+                 {"all_reduce row 6", "all_reduce row 6", "all_reduce row 6",
+                  "all_reduce dep-col 2"},
+                 {});
+    return 0;
   });
-  for (const std::vector<Calls>& log : logs) {
-    EXPECT_EQ(log[0], (Calls{"all_gather col 4", "all_gather col 4",
-                             "all_reduce row 12"}));
-    EXPECT_EQ(log[1], (Calls{"all_reduce dep 2", "all_reduce dep 2",
-                             "all_reduce row 12", "reduce_scatter col 4",
-                             "reduce_scatter col 4"}));
-    EXPECT_EQ(log[2], Calls{"reduce_scatter col 48"});
-    EXPECT_EQ(log[3], (Calls{"all_gather col 48", "all_reduce dep 32"}));
-    EXPECT_EQ(log[4], Calls{"all_gather col 64"});
-    EXPECT_EQ(log[5], (Calls{"all_reduce dep 32", "reduce_scatter col 64"}));
-    EXPECT_EQ(log[6], (Calls{"all_reduce row 6", "all_reduce row 6",
-                             "all_reduce row 6", "all_reduce dep-col 2"}));
-    EXPECT_EQ(log[7], Calls{});
-  }
 }
 
 TEST(TesseractMlp, HasTheShapesOfTheDocuments) {
@@ -214,12 +177,8 @@ TEST(TesseractMlp, HasTheShapesOfTheDocuments) {
   // The documents' partition: by the ranks of DEP, of COL, of ROW
   const auto equal = on_grid({2, 2}, [](const Grid& grid, ProcessGroup&) {
     const Tensor x = drawn({16, 256}, DType::kF32, 1);
-    const auto chunk = [](const Tensor& x, int dim, const ProcessGroup* group) {
-      const std::int64_t own = x.size(dim) / group->size();
-      return slice(x, dim, own * group->rank(), own * (group->rank() + 1));
-    };
     const Tensor expected =
-        chunk(chunk(chunk(x, 0, grid.depth), 0, grid.col), 1, grid.row);
+        chunk(chunk(chunk(x, 0, *grid.depth), 0, *grid.col), 1, *grid.row);
     return expected.shape() == Shape{4, 128} &&
            bitwise_equal(expected, summa::own_block(x, grid));
   });
@@ -228,27 +187,23 @@ TEST(TesseractMlp, HasTheShapesOfTheDocuments) {
 
 /// dW of a linear whose depth is left out of its backward, against one device's.
 double without_the_depth(bool equal_rows) {
-  double largest = 0;
-  for (const double each : on_grid({2, 2}, [=](const Grid&grid, ProcessGroup&) {
-         const Tensor half = drawn({4, 8}, DType::kF64, 1);
-         const Tensor rows = equal_rows ? half : drawn({4, 8}, DType::kF64, 11);
-         const Tensor x = concat({half, rows}, 0);
-         Tensor w = drawn({8, 4}, DType::kF64, 2).set_requires_grad();
-         mean(square(matmul(x, w))).backward();
-         Tensor own = part_of(w.detach(), Lies::kMatrix, grid);
-         own.set_requires_grad();
-         Grid no_depth = grid;
-         no_depth.depth = nullptr;
-         // The mean of this depth's half, as if it were the whole batch
-         const Tensor y = summa::linear(part_of(x, Lies::kBlock, grid), own,
-                                        Tensor(), no_depth);
-         autograd::backward({y}, {scale(y.detach(), 2.0 / (4 * 4))});
-         return max_abs_difference(own.grad(),
-                                   part_of(w.grad(), Lies::kMatrix, grid));
-       })) {
-    largest = larger(largest, each);
-  }
-  return largest;
+  return largest_of(on_grid({2, 2}, [=](const Grid& grid, ProcessGroup&) {
+    const Tensor half = drawn({4, 8}, DType::kF64, 1);
+    const Tensor rows = equal_rows ? half : drawn({4, 8}, DType::kF64, 11);
+    const Tensor x = concat({half, rows}, 0);
+    Tensor w = drawn({8, 4}, DType::kF64, 2).set_requires_grad();
+    mean(square(matmul(x, w))).backward();
+    Tensor own = part_of(w.detach(), Lies::kMatrix, grid);
+    own.set_requires_grad();
+    Grid no_depth = grid;
+    no_depth.depth = nullptr;
+    // The mean of this depth's half, as if it were the whole batch
+    const Tensor y =
+        summa::linear(part_of(x, Lies::kBlock, grid), own, Tensor(), no_depth);
+    autograd::backward({y}, {scale(y.detach(), 2.0 / (4 * 4))});
+    return max_abs_difference(own.grad(),
+                              part_of(w.grad(), Lies::kMatrix, grid));
+  }));
 }
 
 // Equal data at all depths hides it.
@@ -259,18 +214,9 @@ TEST(TesseractTraps, WithoutTheDepthReduceEachDepthTrainsItsOwnModel) {
 
 // A mean over COL alone is that of one depth.
 TEST(TesseractTraps, TheLossIsAMeanOverAllDepths) {
-  Layer wrong = vocabulary_loss_case();
-  wrong.split = [](const Tensors& in, const Grid& grid) {
-    const Tensor targets =
-        summa::own_rows(drawn_ids({kBatch, kSeq}, kVocabulary), grid);
-    return mean_loss_over_ranks(
-        [&](Reduction reduction) {
-          return summa::split_cross_entropy(in[0], targets,
-                                            grid.j() * in[0].size(-1),
-                                            *grid.row, 0, reduction);
-        },
-        targets, {grid.col});
-  };
+  const Layer wrong =
+      wrong_loss_case([](const Grid& grid) { return grid.j(); },
+                      [](const Grid& grid) { return grid.col; });
   EXPECT_GT(difference(wrong, Sizes{2, 2}, DType::kF64), 1e-3);
 }
 

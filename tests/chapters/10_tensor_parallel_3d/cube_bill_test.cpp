@@ -2,15 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/10_tensor_parallel_3d/cube_strategy.h"
-#include "comm/device_mesh.h"
 #include "tests/chapters/08_tensor_parallel_2d/bill_support.h"
+#include "tests/chapters/10_tensor_parallel_3d/cube_support.h"
 
 namespace shardbook::textbook::cube_bill {
 namespace {
 
 using sharded_test::activation_peak;
-using sharded_test::expect_bill;
 
 struct Case {
   int l = 1;
@@ -19,17 +17,19 @@ struct Case {
   Passes passes = {};
 };
 
-/// Trains on shapes on a cube of side l, of the options' ranks.
-Report report_of(const Options& options, const Case& c) {
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, cube::cube_of(c.l));
-    cube::Cube place = cube::cube_on(mesh);
-    place.keep_gathered = c.keep_gathered;
-    cube::CubeStrategy strategy(options, place, world, c.passes);
-    run.train(options, strategy);
-  };
-  return run_and_compare(options, chapter);
+void expect_bill_of(const Case& c, DType dtype, double dropout) {
+  SCOPED_TRACE(testing::Message()
+               << "l " << c.l << " V " << c.vocabulary << " keep "
+               << c.keep_gathered << " m " << c.passes.micro_batches
+               << " recompute " << c.passes.recompute << " "
+               << dtype_name(dtype));
+  Options options = gpt_options(1, c.vocabulary, c.batch);
+  options.dtype = dtype;
+  options.dropout = dropout;
+  const Report report =
+      cube_test::trained_on_cube(options, c.l, c.keep_gathered, c.passes);
+  sharded_test::expect_bill(report);
+  expect_closed_form(report);
 }
 
 // 27 ranks included.
@@ -41,30 +41,12 @@ TEST(CubeBill, EqualsARunOnShapes) {
         Case{2, 64, 24, true, {3, false}}, Case{2, 1001, 12, true, {1, true}},
         Case{2, 50, 16, false, {4, true}}, Case{2, 2000, 8, false, {2, false}},
         Case{3, 50, 18, true, {2, true}}}) {
-    SCOPED_TRACE(testing::Message()
-                 << "l " << c.l << " V " << c.vocabulary << " keep "
-                 << c.keep_gathered << " m " << c.passes.micro_batches
-                 << " recompute " << c.passes.recompute);
-    const Report report =
-        report_of(gpt_options(c.l * c.l * c.l, c.vocabulary, c.batch), c);
-    expect_bill(report);
-    expect_closed_form(report);
+    expect_bill_of(c, DType::kF32, 0);
   }
-}
-
-TEST(CubeBill, HoldsInOtherPrecisionsAndWithDropout) {
-  for (const DType dtype : {DType::kF64, DType::kBF16}) {
-    for (const Case& c : {Case{2, 64, 24, true, {3, true}},
-                          Case{2, 1001, 8, false}, Case{2, 64, 8}}) {
-      Options options = gpt_options(8, c.vocabulary, c.batch);
-      options.dtype = dtype;
-      options.dropout = 0.1;
-      SCOPED_TRACE(testing::Message()
-                   << "keep " << c.keep_gathered << " " << dtype_name(dtype));
-      const Report report = report_of(options, c);
-      expect_bill(report);
-      expect_closed_form(report);
-    }
+  for (const Case& c : {Case{2, 64, 24, true, {3, true}},
+                        Case{2, 1001, 8, false}, Case{2, 64, 8}}) {
+    expect_bill_of(c, DType::kF64, 0.1);
+    expect_bill_of(c, DType::kBF16, 0.1);
   }
 }
 
@@ -73,7 +55,8 @@ TEST(CubeBill, HoldsInOtherPrecisionsAndWithDropout) {
 // gathered table, the loss and its gradient. There: x and the table gathered, the
 // logits' gradient, its part and gathered; dX and dW before their sums, dX after.
 TEST(CubeBill, ThePeakIsAtTheHead) {
-  const Report report = report_of(gpt_options(8, 4096, 8), {2, 0, 0, false});
+  const Report report =
+      cube_test::trained_on_cube(gpt_options(8, 4096, 8), 2, false);
   const double x = 40 * 72, table = 2048 * 72, logits = 40 * 2048;
   const double kept = 2 * (16 * x + 40 * 10) + 2 * x + 40 * 2 + table + 2;
   EXPECT_EQ(activation_peak(report.ranks[0]),

@@ -18,10 +18,11 @@
 namespace shardbook::cube_test {
 namespace {
 
-using Calls = std::vector<std::string>;
 constexpr std::int64_t kBatch = 8, kSeq = 3, kWidth = 16, kVocabulary = 12;
 
 Tensor ids() { return drawn_ids({kBatch, kSeq}, kVocabulary); }
+/// drawn_ids, or uneven_targets.
+using Targets = Tensor (*)(const Shape& shape, std::int64_t below);
 
 /// Either layout: a norm may stand before or behind one linear layer.
 Layer norm_case(Layout layout) {
@@ -75,45 +76,26 @@ std::vector<std::pair<std::string, Layer>> layer_cases() {
                     [](const Tensors& in, const Cube& cube) {
                       return cube::classifier(in[0], in[1], in[2], cube);
                     }}});
-  const auto loss = [](const Tensors& in) {
-    return cross_entropy(in[0], ids());
-  };
-  const auto uneven = [] {
-    return summa_test::uneven_targets({kBatch, kSeq}, kVocabulary);
-  };
-  const auto uneven_mean = [=](const Tensors& in) {
-    return cross_entropy(in[0], uneven());
-  };
-  cases.push_back({"loss of whole logits, uneven targets",
-                   {{{{kBatch, kSeq, kVocabulary}, Lies::kRows}},
-                    {{}, Lies::kWhole},
-                    uneven_mean,
-                    [=](const Tensors& in, const Cube& cube) {
-                      return cube::cross_entropy(in[0], uneven(), cube);
-                    }}});
-  cases.push_back(
-      {"vocabulary-parallel loss of uneven targets",
-       {{{{kBatch, kSeq, kVocabulary}, Lies::kBlock, Layout::kSwapped}},
-        {{}, Lies::kWhole},
-        uneven_mean,
-        [=](const Tensors& in, const Cube& cube) {
-          return cube::vocabulary_parallel_cross_entropy(in[0], uneven(), cube);
-        }}});
-  cases.push_back({"loss of whole logits",
-                   {{{{kBatch, kSeq, kVocabulary}, Lies::kRows}},
-                    {{}, Lies::kWhole},
-                    loss,
-                    [](const Tensors& in, const Cube& cube) {
-                      return cube::cross_entropy(in[0], ids(), cube);
-                    }}});
-  cases.push_back(
-      {"vocabulary-parallel loss",
-       {{{{kBatch, kSeq, kVocabulary}, Lies::kBlock, Layout::kSwapped}},
-        {{}, Lies::kWhole},
-        loss,
-        [](const Tensors& in, const Cube& cube) {
-          return cube::vocabulary_parallel_cross_entropy(in[0], ids(), cube);
-        }}});
+  for (const auto& [kind, targets] :
+       {std::pair<std::string, Targets>{", uneven", summa_test::uneven_targets},
+        {"", drawn_ids}}) {
+    const auto own = [targets = targets] {
+      return targets({kBatch, kSeq}, kVocabulary);
+    };
+    Layer layer{{{{kBatch, kSeq, kVocabulary}, Lies::kRows}},
+                {{}, Lies::kWhole},
+                [=](const Tensors& in) { return cross_entropy(in[0], own()); },
+                [=](const Tensors& in, const Cube& cube) {
+                  return cube::cross_entropy(in[0], own(), cube);
+                }};
+    cases.push_back({"loss of whole logits" + kind, layer});
+    layer.inputs[0].lies = Lies::kBlock;
+    layer.inputs[0].layout = Layout::kSwapped;
+    layer.split = [=](const Tensors& in, const Cube& cube) {
+      return cube::vocabulary_parallel_cross_entropy(in[0], own(), cube);
+    };
+    cases.push_back({"vocabulary-parallel loss" + kind, layer});
+  }
   return cases;
 }
 
@@ -181,92 +163,63 @@ TEST_P(CubeGpt, TrainsAsOnOneDevice) {
 }
 
 TEST(CubeLedger, OfTheLayersBesideTheProducts) {
-  const auto logs = on_cube(2, [&](const Cube& cube, ProcessGroup& world) {
-    std::vector<Calls> logs;
-    const auto run = [&](const Tensor& y) {
-      logs.push_back(calls(world));
-      world.clear_records();
-      autograd::backward({y}, {Tensor::full(y.shape(), 1, y.options())});
-      logs.push_back(calls(world));
-      world.clear_records();
-    };
-    const auto leaf = [](const Shape& shape) {
-      return drawn(shape, DType::kF64, 1).set_requires_grad();
-    };
+  on_cube(2, [&](const Cube& cube, ProcessGroup& world) {
+    const std::string rows_of_x =
+        "all_reduce " + cube.straight.input_weight->name();
+    const std::string rows_of_y =
+        "all_reduce " + cube.straight.output_weight->name();
     const Tensor x = leaf({kBatch / 4, kSeq, kWidth / 2});
     cube::with_layout(x, Layout::kStraight);
-    run(cube::layer_norm(x, leaf({kWidth / 2}), leaf({kWidth / 2}), cube));
-    run(cube::vocabulary_parallel_embedding(leaf({kVocabulary / 4, kWidth / 2}),
-                                            ids(), cube));
-    run(cube::linear(x, leaf({kWidth / 4, 8}), leaf({8}), cube));
+    expect_calls(
+        world,
+        cube::layer_norm(x, leaf({kWidth / 2}), leaf({kWidth / 2}), cube),
+        {"all_reduce k 12"},
+        {"all_reduce k 12", rows_of_x + " 8", rows_of_x + " 8"});
+    expect_calls(world,
+                 cube::vocabulary_parallel_embedding(
+                     leaf({kVocabulary / 4, kWidth / 2}), ids(), cube),
+                 {"all_gather i 48", "reduce_scatter j 96"},
+                 {"all_gather j 96", "reduce_scatter i 48"});
+    expect_calls(world, cube::linear(x, leaf({kWidth / 4, 8}), leaf({8}), cube),
+                 {"all_gather j 96", "all_gather i 64", "reduce_scatter k 96"},
+                 {rows_of_y + " 8", "all_gather k 96", "reduce_scatter j 96",
+                  "reduce_scatter i 64"});
     const Tensor logits = leaf({kBatch / 4, kSeq, kVocabulary / 2});
     cube::with_layout(logits, Layout::kSwapped);
-    run(cube::vocabulary_parallel_cross_entropy(logits, ids(), cube));
-    return logs;
+    expect_calls(world,
+                 cube::vocabulary_parallel_cross_entropy(logits, ids(), cube),
+                 {"all_reduce j 6", "all_reduce j 6", "all_reduce j 6",
+                  "all_reduce k 2", "all_reduce i 2"},
+                 {});
+    return 0;
   });
-  for (const std::vector<Calls>& log : logs) {
-    EXPECT_EQ(log[0], Calls{"all_reduce k 12"});
-    EXPECT_EQ(log[1].size(), 3u);
-    EXPECT_EQ(log[1][0], "all_reduce k 12");
-    EXPECT_EQ(log[1][1].substr(0, 11), "all_reduce ");
-    EXPECT_EQ(log[2], (Calls{"all_gather i 48", "reduce_scatter j 96"}));
-    EXPECT_EQ(log[3], (Calls{"all_gather j 96", "reduce_scatter i 48"}));
-    EXPECT_EQ(log[4], (Calls{"all_gather j 96", "all_gather i 64",
-                             "reduce_scatter k 96"}));
-    EXPECT_EQ(log[5].size(), 4u);  // The bias over i and k, and the product's 3
-    EXPECT_EQ(log[6],
-              (Calls{"all_reduce j 6", "all_reduce j 6", "all_reduce j 6",
-                     "all_reduce k 2", "all_reduce i 2"}));
-    EXPECT_EQ(log[7], Calls{});
-  }
 }
 
 // Layers that no GPT of this chapter has: no bill counts their messages.
 TEST(CubeLedger, OfTheEmbeddingTheClassifierAndWholeLogits) {
   on_cube(2, [&](const Cube& cube, ProcessGroup& world) {
-    const auto run = [&](const Tensor& y) {
-      const Calls forward = calls(world);
-      world.clear_records();
-      autograd::backward({y}, {Tensor::full(y.shape(), 1, y.options())});
-      Calls backward = calls(world);
-      world.clear_records();
-      // Gradients of several parameters arrive in any order
-      std::sort(backward.begin(), backward.end());
-      return std::pair(forward, backward);
-    };
-    const auto leaf = [](const Shape& shape) {
-      return drawn(shape, DType::kF64, 1).set_requires_grad();
-    };
     const std::string rows_of_x =
         "all_reduce " + cube.straight.input_weight->name();
-
-    const auto table =
-        run(cube::embedding(leaf({kVocabulary, 8}), ids(), cube));
-    EXPECT_EQ(table.first, Calls{});
-    EXPECT_EQ(table.second, Calls{rows_of_x + " 96"});
-
+    const std::string rows_of_y =
+        "all_reduce " + cube.swapped.input_weight->name();
+    expect_calls(world, cube::embedding(leaf({kVocabulary, 8}), ids(), cube),
+                 {}, {rows_of_x + " 96"});
     const Tensor x = leaf({kBatch / 4, kSeq, kWidth / 2});
     cube::with_layout(x, Layout::kStraight);
-    const auto whole = run(
-        cube::classifier(x, leaf({kVocabulary, 8}), leaf({kVocabulary}), cube));
-    EXPECT_EQ(whole.first, Calls{"all_reduce k 72"});
-    EXPECT_EQ(whole.second, (Calls{rows_of_x + " 12", rows_of_x + " 96"}));
-
-    const Tensor logits = leaf({kBatch / 4, kSeq, kVocabulary});
-    const auto loss = run(cube::cross_entropy(logits, ids(), cube));
-    EXPECT_EQ(loss.first, (Calls{"all_reduce j 2", "all_reduce i 2"}));
-    EXPECT_EQ(loss.second, Calls{});
-
+    expect_calls(
+        world,
+        cube::classifier(x, leaf({kVocabulary, 8}), leaf({kVocabulary}), cube),
+        {"all_reduce k 72"}, {rows_of_x + " 12", rows_of_x + " 96"});
+    expect_calls(
+        world,
+        cube::cross_entropy(leaf({kBatch / 4, kSeq, kVocabulary}), ids(), cube),
+        {"all_reduce j 2", "all_reduce i 2"}, {});
     // Of a swapped norm: over j, and its gain over the other rows
     const Tensor inner = leaf({kBatch / 4, kSeq, kWidth / 2});
     cube::with_layout(inner, Layout::kSwapped);
-    const auto norm = run(cube::layer_norm(inner, leaf({8}), leaf({8}), cube));
-    const std::string rows_of_y =
-        "all_reduce " + cube.swapped.input_weight->name();
-    EXPECT_EQ(norm.first, Calls{"all_reduce j 12"});
-    Calls gradients = {"all_reduce j 12", rows_of_y + " 8", rows_of_y + " 8"};
-    std::sort(gradients.begin(), gradients.end());
-    EXPECT_EQ(norm.second, gradients);
+    expect_calls(world, cube::layer_norm(inner, leaf({8}), leaf({8}), cube),
+                 {"all_reduce j 12"},
+                 {"all_reduce j 12", rows_of_y + " 8", rows_of_y + " 8"});
     return 0;
   });
 }
@@ -299,26 +252,19 @@ TEST(CubeTraps, TargetsAreCutAsTheLogitsAre) {
 }
 
 TEST(CubeLayers, RefuseWhatDoesNotDivide) {
-  const std::string text = error_on_ranks(8, [](ProcessGroup& world) {
-    DeviceMesh mesh(world, cube::cube_of(2));
-    const Cube cube = cube::cube_on(mesh);
-    cube::vocabulary_parallel_embedding(drawn({3, 8}, DType::kF64, 1),
-                                        drawn_ids({6, 3}, 8), cube);
-  });
-  expect_text(text, {"does not divide into 4 equal parts; give 8"});
-}
-
-TEST(CubeLayers, RefuseHeadsThatTheColumnsCannotShare) {
-  const std::string text = error_on_ranks(8, [](ProcessGroup& world) {
-    DeviceMesh mesh(world, cube::cube_of(2));
-    const Cube cube = cube::cube_on(mesh);
-    AttentionOptions options;
-    options.heads = 3;
-    cube::attention(
-        cube::with_layout(drawn({1, 2, 18}, DType::kF64, 1), Layout::kSwapped),
-        options, cube);
-  });
-  expect_text(text, {"attention: 3 heads do not divide over 2 ranks; give 4"});
+  expect_text(error_on_cube([](const Cube& cube) {
+                return cube::vocabulary_parallel_embedding(
+                    drawn({3, 8}, DType::kF64, 1), drawn_ids({6, 3}, 8), cube);
+              }),
+              {"does not divide into 4 equal parts; give 8"});
+  expect_text(error_on_cube([](const Cube& cube) {
+                AttentionOptions options;
+                options.heads = 3;
+                const Tensor qkv = drawn({1, 2, 18}, DType::kF64, 1);
+                return cube::attention(cube::with_layout(qkv, Layout::kSwapped),
+                                       options, cube);
+              }),
+              {"attention: 3 heads do not divide over 2 ranks; give 4"});
 }
 
 }  // namespace

@@ -3,18 +3,25 @@
 // Cubes of ranks for tests, and layers held against one device.
 
 #include "chapters/10_tensor_parallel_3d/cube_layers.h"
+#include "chapters/10_tensor_parallel_3d/cube_strategy.h"
+#include "chapters/common/run/program.h"
 #include "core/marks.h"
 #include "tests/chapters/08_tensor_parallel_2d/summa_support.h"
-#include "tests/support/larger.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::cube_test {
 
 using cube::Cube;
 using cube::Layout;
 using summa_test::calls;
+using summa_test::Calls;
+using summa_test::chunk;
+using summa_test::difference;
 using summa_test::drawn;
 using summa_test::drawn_ids;
 using summa_test::elements_sent;
+using summa_test::expect_calls;
+using summa_test::leaf;
 
 /// What `body(cube, world)` returns on each rank of a cube of side l.
 template <typename Body>
@@ -25,6 +32,32 @@ auto on_cube(int l, Body body, bool keep_gathered = true) {
     cube.keep_gathered = keep_gathered;
     world.clear_records();
     return body(cube, world);
+  });
+}
+
+/// Trains on a cube of side l, and compares with one device.
+inline Report trained_on_cube(Options options, int l, bool keep_gathered = true,
+                              const Passes& passes = {}) {
+  options.world_size = l * l * l;
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, cube::cube_of(l));
+    cube::Cube place = cube::cube_on(mesh);
+    place.keep_gathered = keep_gathered;
+    cube::CubeStrategy strategy(options, place, world, passes);
+    run.train(options, strategy);
+  };
+  chapter.reference = [&](const Options& options) {
+    return train_one_device(options, passes.micro_batches);
+  };
+  return run_and_compare(options, chapter);
+}
+
+/// The error that `body(cube)` causes on a cube of side 2.
+template <typename Body>
+std::string error_on_cube(Body body) {
+  return error_of([&] {
+    on_cube(2, [&](const Cube& cube, ProcessGroup&) { return body(cube); });
   });
 }
 
@@ -76,47 +109,19 @@ struct Layer {
   std::function<Tensor(const Tensors& inputs, const Cube& cube)> split;
 };
 
-/// The largest difference between the rank's parts of one device's output and
-/// gradients and those of the layer in parts.
-inline double difference(const Layer& layer, const Cube& cube, DType dtype) {
-  Tensors whole, parts;
-  for (std::size_t i = 0; i < layer.inputs.size(); ++i) {
-    const Input& input = layer.inputs[i];
-    whole.push_back(drawn(input.shape, dtype, i + 1));
-    parts.push_back(part_of(whole[i], input.lies, cube, input.layout));
-    parts[i].set_requires_grad();
-    whole[i].set_requires_grad();
-  }
-  const Tensor y = layer.whole(whole);
-  const Tensor own = layer.split(parts, cube);
-  const Tensor dy = drawn(y.shape(), dtype, 99);
-  autograd::backward({y}, {dy});
-  const Input& output = layer.output;
-  autograd::backward({own}, {part_of(dy, output.lies, cube, output.layout)});
-  double largest = max_abs_difference(
-      own.detach(), part_of(y.detach(), output.lies, cube, output.layout));
-  for (std::size_t i = 0; i < whole.size(); ++i) {
-    const Input& input = layer.inputs[i];
-    largest = larger(
-        largest,
-        max_abs_difference(parts[i].grad(), part_of(whole[i].grad(), input.lies,
-                                                    cube, input.layout)));
-  }
-  return largest;
+inline Tensor part_of(const Tensor& whole, const Input& input,
+                      const Cube& cube) {
+  return part_of(whole, input.lies, cube, input.layout);
 }
 
 inline double difference(const Layer& layer, int l, DType dtype,
                          bool keep_gathered = true) {
-  double largest = 0;
-  for (const double each : on_cube(
-           l,
-           [&](const Cube&cube, ProcessGroup&) {
-             return difference(layer, cube, dtype);
-           },
-           keep_gathered)) {
-    largest = larger(largest, each);
-  }
-  return largest;
+  return summa_test::largest_of(on_cube(
+      l,
+      [&](const Cube& cube, ProcessGroup&) {
+        return difference(layer, cube, dtype);
+      },
+      keep_gathered));
 }
 
 }  // namespace shardbook::cube_test

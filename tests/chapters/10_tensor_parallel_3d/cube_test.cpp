@@ -13,8 +13,6 @@
 namespace shardbook::cube_test {
 namespace {
 
-using Calls = std::vector<std::string>;
-
 /// 0, 1, 2, ...: sums of their products are exact in f32.
 Tensor integers(const Shape& shape, std::int64_t below) {
   const Tensor x = Tensor::empty(shape, {DType::kF32, Device()});
@@ -139,13 +137,9 @@ TEST(CubeMlp, HasTheShapesOfTheDocuments) {
   // The documents' partition: by the ranks of WEIGHT, of INPUT, of OUTPUT
   const auto equal = on_cube(2, [](const Cube& cube, ProcessGroup&) {
     const Tensor x = drawn({16, 256}, DType::kF32, 1);
-    const auto chunk = [](const Tensor& x, int dim, const ProcessGroup* group) {
-      const std::int64_t own = x.size(dim) / group->size();
-      return slice(x, dim, own * group->rank(), own * (group->rank() + 1));
-    };
-    const Tensor expected =
-        chunk(chunk(chunk(x, 0, cube.straight.weight), 0, cube.straight.input),
-              1, cube.straight.output);
+    const Tensor expected = chunk(
+        chunk(chunk(x, 0, *cube.straight.weight), 0, *cube.straight.input), 1,
+        *cube.straight.output);
     return expected.shape() == Shape{4, 128} &&
            bitwise_equal(expected, cube::own_block(x, cube, Layout::kStraight));
   });
@@ -190,22 +184,14 @@ TEST(CubeLedger, OfTwentySevenRanks) {
 // --- Layouts -------------------------------------------------------------------
 
 TEST(CubeLayouts, ASumOfTwoIsRefused) {
-  const auto texts = on_cube(2, [](const Cube& cube, ProcessGroup&) {
-    const Tensor x =
-        cube::with_layout(drawn({2, 8}, DType::kF64, 1), Layout::kStraight);
-    const Tensor y = cube::product(x, drawn({4, 8}, DType::kF64, 2), cube);
-    std::string text;
-    try {
-      // A residual branch with an odd number of linear layers. The shapes fit
-      add(x, y);
-    } catch (const Error& error) {
-      text = error.what();
-    }
-    return text;
-  });
-  for (const std::string& text : texts) {
-    expect_text(text, {"add: operands are laid out in two ways"});
-  }
+  expect_text(
+      error_on_cube([](const Cube& cube) {
+        const Tensor x =
+            cube::with_layout(drawn({2, 8}, DType::kF64, 1), Layout::kStraight);
+        // A residual branch with an odd number of linear layers. The shapes fit
+        return add(x, cube::product(x, drawn({4, 8}, DType::kF64, 2), cube));
+      }),
+      {"add: operands are laid out in two ways"});
 }
 
 TEST(CubeLayouts, TravelThroughElementWiseOperations) {
@@ -222,23 +208,14 @@ TEST(CubeLayouts, TravelThroughElementWiseOperations) {
 }
 
 TEST(CubeLayouts, ALayerRefusesWhatItsWeightDoesNotLieFor) {
-  const auto texts = on_cube(2, [](const Cube& cube, ProcessGroup&) {
-    AnyModule fc1 = cube::layers(cube).linear("fc1", 8, 8, 1, {});
-    const Tensor x =
-        cube::with_layout(drawn({2, 4}, DType::kF32, 1), Layout::kStraight);
-    std::string text;
-    try {
-      fc1(fc1(x));
-    } catch (const Error& error) {
-      text = error.what();
-    }
-    return text;
-  });
-  for (const std::string& text : texts) {
-    EXPECT_EQ(text,
-              "fc1: its weight lies for straight activations; this one is "
-              "swapped: an odd number of linear layers lies before it");
-  }
+  expect_text(
+      error_on_cube([](const Cube& cube) {
+        AnyModule fc1 = cube::layers(cube).linear("fc1", 8, 8, 1, {});
+        return fc1(fc1(cube::with_layout(drawn({2, 4}, DType::kF32, 1),
+                                         Layout::kStraight)));
+      }),
+      {"fc1: its weight lies for straight activations; this one is swapped: an "
+       "odd number of linear layers lies before it"});
 }
 
 // The layout is not the layer's that was built last: building more layers

@@ -4,46 +4,15 @@
 
 #include <string>
 
-#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
-#include "chapters/10_tensor_parallel_3d/cube_strategy.h"
-#include "tests/chapters/common/sharded_support.h"
+#include "tests/chapters/08_tensor_parallel_2d/bill_support.h"
+#include "tests/chapters/10_tensor_parallel_3d/cube_support.h"
 #include "tests/support/errors.h"
 
 namespace shardbook::sharded_test {
 namespace {
 
-/// Trains on d squares of side q, and compares with one device.
-Report on_squares(Options options, int q, int d, const Passes& passes = {}) {
-  options.world_size = d * q * q;
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, d == 1 ? summa::square(q)
-                                  : Topology({"dep", "col", "row"}, {d, q, q}));
-    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world, passes);
-    run.train(options, strategy);
-  };
-  chapter.reference = [&](const Options& options) {
-    return train_one_device(options, passes.micro_batches);
-  };
-  return run_and_compare(options, chapter);
-}
-
-Report on_cube(Options options, int l, bool keep_gathered = true,
-               const Passes& passes = {}) {
-  options.world_size = l * l * l;
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, cube::cube_of(l));
-    cube::Cube place = cube::cube_on(mesh);
-    place.keep_gathered = keep_gathered;
-    cube::CubeStrategy strategy(options, place, world, passes);
-    run.train(options, strategy);
-  };
-  chapter.reference = [&](const Options& options) {
-    return train_one_device(options, passes.micro_batches);
-  };
-  return run_and_compare(options, chapter);
-}
+using cube_test::trained_on_cube;
+using textbook::on_squares;
 
 // Clipping needs the norm of the whole model: each part counted once.
 TEST(DimensionsTraining, EqualsOneDevice) {
@@ -52,11 +21,11 @@ TEST(DimensionsTraining, EqualsOneDevice) {
   options.clip = 0.05;
   expect_claims(on_squares(options, 2, 1), "");
   expect_claims(on_squares(options, 2, 2), "");
-  expect_claims(on_cube(options, 2), "");
+  expect_claims(trained_on_cube(options, 2), "");
   Options f32 = small_gpt(1, DType::kF32);
   f32.steps = 10;
   expect_claims(on_squares(f32, 2, 2), "");
-  expect_claims(on_cube(f32, 2, /*keep_gathered=*/false), "");
+  expect_claims(trained_on_cube(f32, 2, /*keep_gathered=*/false), "");
 }
 
 TEST(DimensionsTraining, TenStepsOfBothOptimizersOnSquares) {
@@ -83,8 +52,8 @@ TEST(DimensionsTraining, EqualsOneDeviceInMicroBatchesComputedAgain) {
   const Passes passes{2, true};
   expect_claims(on_squares(options, 2, 1, passes), "");
   expect_claims(on_squares(options, 2, 2, passes), "");
-  expect_claims(on_cube(options, 2, true, passes), "");
-  expect_claims(on_cube(options, 2, false, passes), "");
+  expect_claims(trained_on_cube(options, 2, true, passes), "");
+  expect_claims(trained_on_cube(options, 2, false, passes), "");
 }
 
 TEST(DimensionsTraining, RefusesMicroBatchesThatRanksCannotShare) {
@@ -102,7 +71,7 @@ TEST(DimensionsTraining, RefusesMicroBatchesThatRanksCannotShare) {
 TEST(DimensionsTraining, RefusesABatchThatACubeCannotShare) {
   Options options = small_gpt(1);
   options.batch = 6;
-  expect_error([&] { on_cube(options, 2); },
+  expect_error([&] { trained_on_cube(options, 2); },
                {"--batch 6: the batch is cut into 4 parts; give 8"});
 }
 

@@ -193,6 +193,14 @@ TEST(MegatronSequenceBytes, GoldenLogOfALayer) {
   }
 }
 
+std::vector<std::string> op_names(const ProcessGroup& group) {
+  std::vector<std::string> names;
+  for (const CommRecord& record : group.records()) {
+    names.push_back(comm_op_name(record.op));
+  }
+  return names;
+}
+
 // A block that is computed again gathers and scatters again, too.
 TEST(MegatronSequenceBytes, ARecomputedBlockRepeatsItsCollectives) {
   struct Block {
@@ -213,12 +221,7 @@ TEST(MegatronSequenceBytes, ARecomputedBlockRepeatsItsCollectives) {
       const Tensor y = block(x);
       tp.clear_records();
       autograd::backward({y}, {noise(y.shape(), 4 + rank)});
-      Block found;
-      for (const CommRecord& record : tp.records()) {
-        found.calls.push_back(comm_op_name(record.op));
-      }
-      found.dx = x.grad().to_vector<double>();
-      return found;
+      return Block{op_names(tp), x.grad().to_vector<double>()};
     })[0];
   };
   // Twice: dY, X once more, dX
@@ -245,10 +248,7 @@ TEST(MegatronSequenceBytes, AFrozenWeightIsNotGatheredFor) {
       const Tensor y = gathered_linear(x, weight, bias, tp);
       tp.clear_records();
       autograd::backward({y}, {noise(y.shape(), 4 + tp.rank())});
-      std::vector<std::string> calls;
-      for (const CommRecord& record : tp.records()) {
-        calls.push_back(comm_op_name(record.op));
-      }
+      const std::vector<std::string> calls = op_names(tp);
       // What remains is as with all gradients
       Tensor free = noise({6, 5}, 2).set_requires_grad();
       Tensor own = noise({3, 4, 6}, 1).set_requires_grad();

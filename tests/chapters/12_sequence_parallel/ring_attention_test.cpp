@@ -17,54 +17,33 @@ RankAttention ring(const Setting& s, Layout layout) {
   };
 }
 
+/// Ring attention of tokens as the layout gives them.
+OnRanks on_ring(int c, const Setting& s, Layout layout) {
+  return on_tokens(c, s, layout, ring(s, layout));
+}
+
 class RingAttentionParity : public testing::TestWithParam<int> {};
 
+void expect_one_device(int c, const Setting& s, double tolerance) {
+  for (Layout layout : all_layouts()) {
+    SCOPED_TRACE(layout_name(layout));
+    expect_all_close(on_ring(c, s, layout).whole, one_device(s), tolerance);
+  }
+}
+
 TEST_P(RingAttentionParity, EqualsOneDeviceInEveryLayout) {
-  const int c = GetParam();
-  Setting s;
-  s.sequence = 48;
   for (bool causal : {true, false}) {
-    s.causal = causal;
-    for (Layout layout : all_layouts()) {
-      SCOPED_TRACE(layout_name(layout));
-      expect_all_close(on_tokens(c, s, layout, ring(s, layout)).whole,
-                       one_device(s), kF64);
+    for (double dropout : {0.0, 0.3}) {
+      expect_one_device(GetParam(),
+                        {.sequence = 48, .causal = causal, .dropout = dropout},
+                        kF64);
     }
   }
 }
 
-TEST_P(RingAttentionParity, HoldsInF32) {
-  Setting s;
-  s.sequence = 48;
-  s.dtype = DType::kF32;
-  for (Layout layout : all_layouts()) {
-    expect_all_close(on_tokens(GetParam(), s, layout, ring(s, layout)).whole,
-                     one_device(s), kF32);
-  }
-}
-
-TEST_P(RingAttentionParity, GroupedQueriesShareKeys) {
-  Setting s;
-  s.sequence = 48;
-  s.kv_heads = 2;
-  for (Layout layout : all_layouts()) {
-    expect_all_close(on_tokens(GetParam(), s, layout, ring(s, layout)).whole,
-                     one_device(s), kF64);
-  }
-}
-
-TEST_P(RingAttentionParity, DropsWhatOneDeviceDrops) {
-  Setting s;
-  s.sequence = 48;
-  s.dropout = 0.3;
-  for (bool causal : {true, false}) {
-    s.causal = causal;
-    for (Layout layout : all_layouts()) {
-      SCOPED_TRACE(layout_name(layout));
-      expect_all_close(on_tokens(GetParam(), s, layout, ring(s, layout)).whole,
-                       one_device(s), kF64);
-    }
-  }
+TEST_P(RingAttentionParity, HoldsInF32AndForGroupedQueries) {
+  expect_one_device(GetParam(), {.sequence = 48, .dtype = DType::kF32}, kF32);
+  expect_one_device(GetParam(), {.sequence = 48, .kv_heads = 2}, kF64);
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, RingAttentionParity,
@@ -72,8 +51,7 @@ INSTANTIATE_TEST_SUITE_P(WorldSizes, RingAttentionParity,
 
 TEST(RingAttention, OneRankIsOneDeviceBitForBit) {
   Setting s;
-  const OnRanks one =
-      on_tokens(1, s, Layout::kZigzag, ring(s, Layout::kZigzag));
+  const OnRanks one = on_ring(1, s, Layout::kZigzag);
   const Tensors expected = one_device(s);
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_TRUE(bitwise_equal(one.whole[i], expected[i]));
@@ -83,13 +61,7 @@ TEST(RingAttention, OneRankIsOneDeviceBitForBit) {
 
 TEST(RingAttention, SumsOf16BitsAreKeptInF32) {
   // Rounded once at the end, the result is as near as one device's own rounding
-  Setting s;
-  s.sequence = 64;
-  s.dtype = DType::kBF16;
-  for (Layout layout : all_layouts()) {
-    expect_all_close(on_tokens(8, s, layout, ring(s, layout)).whole,
-                     one_device(s), 0.05);
-  }
+  expect_one_device(8, {.sequence = 64, .dtype = DType::kBF16}, 0.05);
 }
 
 // Blocks of equal weight, 256 in the first one and 0 in the others: their mean
@@ -147,8 +119,7 @@ TEST(RingAttentionBytes, EveryHopIsAsTheFormulaSays) {
         expected.push_back("backward " + sums);
       }
       for (Layout layout : all_layouts()) {
-        const OnRanks found = on_tokens(c, s, layout, ring(s, layout));
-        for (const auto& records : found.records) {
+        for (const auto& records : on_ring(c, s, layout).records) {
           EXPECT_EQ(sends_of(records), expected);
         }
       }
@@ -160,8 +131,7 @@ TEST(RingAttentionBytes, GoldenNumbers) {
   // s = 8, b = 2, h = 16, c = 4: 384 forward, 384 + 512 backward
   Setting s;
   s.batch = 2, s.sequence = 8, s.heads = 2, s.head_dim = 8;
-  const OnRanks found =
-      on_tokens(4, s, Layout::kZigzag, ring(s, Layout::kZigzag));
+  const OnRanks found = on_ring(4, s, Layout::kZigzag);
   for (const auto& records : found.records) {
     double forward = 0, keys = 0, gradients = 0;
     for (const CommRecord& record : records) {
@@ -182,11 +152,10 @@ TEST(RingAttentionBytes, GoldenNumbers) {
 TEST(RingAttentionBytes, ConstantKeysCauseNoHopsOfGradients) {
   const auto sends = on_ranks(2, [](ProcessGroup& world) {
     const Setting s;
-    Tensors inputs = whole_inputs(s);
-    RingOptions options;
-    options.attention = options_of(s);
+    const Tensors inputs = whole_inputs(s);
     const Tensor q = inputs[0].clone().set_requires_grad();
-    const Tensor out = ring_attention(q, inputs[1], inputs[2], options, world);
+    const Tensor out =
+        ring(s, Layout::kContiguous)(q, inputs[1], inputs[2], world);
     autograd::backward({out}, {inputs[3]});
     return sends_of(world.records()).size();
   });
@@ -203,26 +172,21 @@ TEST(RingAttentionTraps, MasksOfContiguousTokensAreWrongForOtherLayouts) {
     const Tensors wrong =
         on_tokens(4, s, layout, ring(s, Layout::kContiguous)).whole;
     EXPECT_GT(largest_difference(wrong, expected), 0.1);
-    const Tensors right = on_tokens(4, s, layout, ring(s, layout)).whole;
+    const Tensors right = on_ring(4, s, layout).whole;
     EXPECT_LT(largest_difference(right, expected), 1e-11);
   }
 }
 
 TEST(RingAttentionErrors, NameTheSizes) {
-  Setting s;
-  s.sequence = 12;
-  const std::string error = error_on_ranks(4, [&](ProcessGroup& world) {
-    Tensors inputs;
-    for (const Tensor& whole : whole_inputs(s)) {
-      inputs.push_back(
-          cut_sequence(whole, 1, Layout::kContiguous, world.rank(), 4));
-    }
-    RingOptions options;
-    options.attention = options_of(s);
-    options.layout = Layout::kZigzag;
-    ring_attention(inputs[0], inputs[1], inputs[2], options, world);
-  });
-  EXPECT_NE(error.find("multiple of 8"), std::string::npos) << error;
+  const Setting s{.sequence = 12};
+  expect_text(error_on_ranks(4,
+                             [&](ProcessGroup& world) {
+                               const Tensors own =
+                                   own_inputs(s, Layout::kContiguous, world);
+                               ring(s, Layout::kZigzag)(own[0], own[1], own[2],
+                                                        world);
+                             }),
+              {"multiple of 8"});
 }
 
 }  // namespace

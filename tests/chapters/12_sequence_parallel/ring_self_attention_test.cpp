@@ -20,27 +20,23 @@ RankAttention rsa(const Setting& s, bool all_reduce = false) {
 
 class RsaParity : public testing::TestWithParam<int> {};
 
+void expect_rsa_parity(int c, const Setting& s, double tolerance,
+                       bool all_reduce = false) {
+  expect_all_close(on_slices(c, s, rsa(s, all_reduce)).whole, one_device(s),
+                   tolerance);
+}
+
 TEST_P(RsaParity, EqualsOneDevice) {
-  Setting s;
   for (bool causal : {true, false}) {
     for (bool all_reduce : {true, false}) {
-      s.causal = causal;
-      expect_all_close(on_slices(GetParam(), s, rsa(s, all_reduce)).whole,
-                       one_device(s), kF64);
+      expect_rsa_parity(GetParam(), {.causal = causal}, kF64, all_reduce);
     }
   }
 }
 
-TEST_P(RsaParity, HoldsInF32) {
-  Setting s;
-  s.dtype = DType::kF32;
-  expect_all_close(on_slices(GetParam(), s, rsa(s)).whole, one_device(s), kF32);
-}
-
-TEST_P(RsaParity, DropsWhatOneDeviceDrops) {
-  Setting s;
-  s.dropout = 0.3;
-  expect_all_close(on_slices(GetParam(), s, rsa(s)).whole, one_device(s), kF64);
+TEST_P(RsaParity, HoldsInF32AndDropsWhatOneDeviceDrops) {
+  expect_rsa_parity(GetParam(), {.dtype = DType::kF32}, kF32);
+  expect_rsa_parity(GetParam(), {.dropout = 0.3}, kF64);
 }
 
 TEST_P(RsaParity, RowsOfScoresHaveOneDevicesBits) {
@@ -63,16 +59,6 @@ TEST_P(RsaParity, RowsOfScoresHaveOneDevicesBits) {
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, RsaParity, testing::Values(1, 2, 3, 4, 8));
 
-std::vector<std::string> calls_of(const std::vector<CommRecord>& records) {
-  std::vector<std::string> calls;
-  for (const CommRecord& record : records) {
-    if (record.op == CommOp::kRecv) continue;
-    calls.push_back(std::string(comm_op_name(record.op)) + " " +
-                    std::to_string(record.numel));
-  }
-  return calls;
-}
-
 TEST(RsaBytes, TwoRingsForwardTwoRingsAndTwoSumsBackward) {
   for (const auto& [c, sequence] : {std::pair{2, 10}, {3, 21}, {4, 24}}) {
     Setting s;
@@ -92,10 +78,8 @@ TEST(RsaBytes, TwoRingsForwardTwoRingsAndTwoSumsBackward) {
       const OnRanks found = on_slices(c, s, rsa(s, all_reduce));
       for (const auto& records : found.records) {
         EXPECT_EQ(calls_of(records), expected);
-        double elements = 0;
-        for (const CommRecord& r : records) elements += wire_elements(r);
         const double part = (c - 1.0) / c * static_cast<double>(z);
-        EXPECT_DOUBLE_EQ(elements, (all_reduce ? 8 : 6) * part);
+        EXPECT_DOUBLE_EQ(elements_of(records), (all_reduce ? 8 : 6) * part);
       }
     }
   }
@@ -106,19 +90,11 @@ TEST(RsaMemory, KeepsRowsOfScores) {
   const auto kept = [](int c, std::int64_t s) {
     return on_ranks(c, [s](ProcessGroup& world) {
       const Setting setting{1, s, 2, 0, 4, false};
-      Tensors inputs;
-      for (const Tensor& whole : whole_inputs(setting)) {
-        inputs.push_back(cut_sequence(whole, 1, Layout::kContiguous,
-                                      world.rank(), world.size())
-                             .clone()
-                             .set_requires_grad());
-      }
+      Tensors inputs = own_inputs(setting, Layout::kContiguous, world);
+      for (Tensor& each : inputs) each = each.clone().set_requires_grad();
       const Device& device = RankContext::current().device;
       const auto before = device.memory().current_total;
-      RsaOptions options;
-      options.attention = options_of(setting);
-      const Tensor out =
-          ring_self_attention(inputs[0], inputs[1], inputs[2], options, world);
+      const Tensor out = rsa(setting)(inputs[0], inputs[1], inputs[2], world);
       return device.memory().current_total - before;
     })[0];
   };
@@ -188,7 +164,7 @@ TEST(RsaErrors, NameTheShapes) {
     options.attention.heads = 4;
     ring_self_attention(x, x, x, options, world);
   });
-  EXPECT_NE(error.find("with 4 heads"), std::string::npos) << error;
+  expect_text(error, {"with 4 heads"});
 }
 
 }  // namespace

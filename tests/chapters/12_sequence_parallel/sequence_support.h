@@ -15,6 +15,7 @@
 #include "comm/ledger.h"
 #include "core/autograd.h"
 #include "tests/core/support.h"
+#include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::sequence_parallel {
@@ -101,21 +102,28 @@ struct OnRanks {
 using RankAttention = std::function<Tensor(const Tensor& q, const Tensor& k,
                                            const Tensor& v, ProcessGroup& cp)>;
 
+/// This rank's part of whole_inputs.
+inline Tensors own_inputs(const Setting& s, Layout layout,
+                          const ProcessGroup& world) {
+  Tensors inputs;
+  for (const Tensor& whole : whole_inputs(s)) {
+    inputs.push_back(
+        cut_sequence(whole, 1, layout, world.rank(), world.size()));
+  }
+  return inputs;
+}
+
 /// Each rank's tokens through `attention`, joined afterwards.
 inline OnRanks on_tokens(int c, const Setting& s, Layout layout,
                          const RankAttention& attention) {
   OnRanks result;
   result.records.resize(static_cast<std::size_t>(c));
   const auto parts = on_ranks(c, [&](ProcessGroup& world) {
-    Tensors inputs;
-    for (const Tensor& whole : whole_inputs(s)) {
-      inputs.push_back(
-          cut_sequence(whole, 1, layout, world.rank(), world.size()));
-    }
-    const Tensors found = run_attention(
-        inputs, [&](const Tensor& q, const Tensor& k, const Tensor& v) {
-          return attention(q, k, v, world);
-        });
+    const Tensors found =
+        run_attention(own_inputs(s, layout, world),
+                      [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+                        return attention(q, k, v, world);
+                      });
     result.records[static_cast<std::size_t>(world.rank())] = world.records();
     std::vector<std::vector<double>> values;
     for (const Tensor& x : found) values.push_back(x.to_vector<double>());
@@ -137,6 +145,24 @@ inline OnRanks on_tokens(int c, const Setting& s, Layout layout,
 inline OnRanks on_slices(int c, const Setting& s,
                          const RankAttention& attention) {
   return on_tokens(c, s, Layout::kContiguous, attention);
+}
+
+/// "send 80", ...: the calls of a rank but its receives.
+inline std::vector<std::string> calls_of(
+    const std::vector<CommRecord>& records) {
+  std::vector<std::string> calls;
+  for (const CommRecord& record : records) {
+    if (record.op == CommOp::kRecv) continue;
+    calls.push_back(std::string(comm_op_name(record.op)) + " " +
+                    std::to_string(record.numel));
+  }
+  return calls;
+}
+
+inline double elements_of(const std::vector<CommRecord>& records) {
+  double elements = 0;
+  for (const CommRecord& record : records) elements += wire_elements(record);
+  return elements;
 }
 
 /// |a - b| <= tolerance (1 + |b|) in all of out, dq, dk and dv.
