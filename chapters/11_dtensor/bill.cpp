@@ -18,18 +18,14 @@ struct Matrices {
   double rows, width, count;
 };
 
-std::vector<Matrices> parameters_of(const ModelConfig& config, double t) {
-  const auto h = static_cast<double>(config.n_embd);
-  const auto layers = static_cast<double>(config.n_layer);
-  return {{static_cast<double>(config.vocab_size), h, 1},
-          {static_cast<double>(config.n_positions), h, 1},
+std::vector<Matrices> parameters_of(const ShardedSizes& s, double t) {
+  const double h = s.h, layers = s.layers;
+  return {{s.vocabulary, h, 1},   {s.positions, h, 1},
           {h, 1, 2 + 6 * layers},  // norms, and biases of both c_proj
           {h, 3 * h / t, layers},  // c_attn
-          {3 * h / t, 1, layers},
-          {h / t, h, layers},      // its c_proj
-          {h, 4 * h / t, layers},  // c_fc
-          {4 * h / t, 1, layers},
-          {4 * h / t, h, layers}};  // its c_proj
+          {3 * h / t, 1, layers}, {h / t, h, layers},       // its c_proj
+          {h, 4 * h / t, layers},                           // c_fc
+          {4 * h / t, 1, layers}, {4 * h / t, h, layers}};  // its c_proj
 }
 
 // Elements of all parameters, of which `rows(n)` of n rows count.
@@ -45,15 +41,9 @@ double elements(const std::vector<Matrices>& parameters,
 }  // namespace
 
 double DTensorStrategy::predicted_bytes() const {
-  const auto element = static_cast<double>(dtype_bytes(options_.dtype));
-  const auto h = static_cast<double>(config().n_embd);
-  const auto v = static_cast<double>(config().vocab_size);
-  const auto m = static_cast<double>(passes_.micro_batches);
-  const double tokens =
-      static_cast<double>(options_.batch * options_.seq) / (d_ * m);
+  const ShardedSizes s = sizes();
   // tp: four all-reduces per layer
-  const double tp = 4 * static_cast<double>(config().n_layer) * 2 * (t_ - 1) /
-                    t_ * tokens * h;
+  const double tp = 4 * s.layers * 2 * (t_ - 1) / t_ * s.tokens / d_ * s.h;
   // dp: every use of a parameter, of which wte has two. R: an all-reduce; S(0):
   // an all-gather and a reduce-scatter of parts of ceil(n / d) rows.
   const auto travels = [this](double n) {
@@ -61,20 +51,17 @@ double DTensorStrategy::predicted_bytes() const {
   };
   const double dp =
       2 * (d_ - 1) / d_ *
-      (elements(parameters_of(config(), t_), travels) + travels(v) * h);
-  const double stat = options_.dtype == DType::kF64 ? 8 : 4;
+      (elements(parameters_of(s, t_), travels) + travels(s.vocabulary) * s.h);
   // The sum of losses, and the count of targets
-  const double loss = 2 * 2 * (d_ - 1) / d_ * stat;
+  const double loss = 2 * 2 * (d_ - 1) / d_ * s.stat;
   return static_cast<double>(options_.steps) *
-         (m * ((tp + dp) * element + loss) + predicted_norm_bytes());
+         (s.micro_batches * ((tp + dp) * s.element + loss) +
+          predicted_norm_bytes());
 }
 
 MemoryBill DTensorStrategy::memory() const {
   const bool is_fsdp = setup_.data_parallel == "fsdp";
-  const auto element = static_cast<double>(dtype_bytes(options_.dtype));
-  const double stat = options_.dtype == DType::kF64 ? 8 : 4;
-  const auto h = static_cast<double>(config().n_embd);
-  const auto v = static_cast<double>(config().vocab_size);
+  const ShardedSizes s = sizes();
   // dp's parts of n rows: the longest, this rank's, and all with their padding
   const double d = is_fsdp ? d_ : 1;
   const double index = is_fsdp ? devices_.coordinate("dp") : 0;
@@ -83,33 +70,32 @@ MemoryBill DTensorStrategy::memory() const {
     return std::clamp(n - index * part(n), 0., part(n));
   };
   const auto padded = [=](double n) { return d * part(n); };
-  const auto all = parameters_of(config(), t_);
+  const auto all = parameters_of(s, t_);
   const double parameters = elements(all, own);
 
   MemoryBill bill;
   bill.bytes.fill(0);
-  bill[MemoryKind::kParameter] = parameters * element;
+  bill[MemoryKind::kParameter] = parameters * s.element;
   if (options_.steps == 0) return bill;
   bill[MemoryKind::kOptimizerState] =
-      optimizer_states(options_) * parameters * stat;
+      optimizer_states(options_) * parameters * s.stat;
   // FSDP's gradients are padded to parts of equal lengths
-  bill[MemoryKind::kGradient] = elements(all, part) * element;
-  KeptSizes sizes =
+  bill[MemoryKind::kGradient] = elements(all, part) * s.element;
+  KeptSizes here =
       kept_sizes(options_, options_.batch /
                                (passes_.micro_batches * static_cast<int>(d_)));
-  sizes.t = t_;
+  here.t = t_;
   // Matrices are cut over tp; the head and the loss are whole
   double& kept = bill[MemoryKind::kActivation];
-  kept = static_cast<double>(config().n_layer) * kept_by_block(config(), sizes);
-  sizes.t = 1;
+  kept = s.layers * kept_by_block(config(), here);
+  here.t = 1;
   // The loss; over dp also this rank's sum and the count of all
-  kept += kept_by_head(config(), sizes) + (d_ > 1 ? 3 : 1) * sizes.stat;
+  kept += kept_by_head(config(), here) + (d_ > 1 ? 3 : 1) * s.stat;
   // What FSDP has gathered stays for backward: wte twice, and not wpe
   if (is_fsdp && d_ > 1) {
-    kept +=
-        (elements(all, padded) +
-         (padded(v) - padded(static_cast<double>(config().n_positions))) * h) *
-        element;
+    kept += (elements(all, padded) +
+             (padded(s.vocabulary) - padded(s.positions)) * s.h) *
+            s.element;
   }
   return bill;
 }
@@ -117,29 +103,26 @@ MemoryBill DTensorStrategy::memory() const {
 // Nothing hides: each operation waits for the layout that it needs.
 double DTensorStrategy::step_s() const {
   if (!textbook::is_chosen(options_)) return kNotPredicted;
-  const auto element = static_cast<double>(dtype_bytes(options_.dtype));
-  const double stat = options_.dtype == DType::kF64 ? 8 : 4;
-  const auto m = static_cast<double>(passes_.micro_batches);
-  textbook::GptTimes times = textbook::gpt_times(
-      options_, config(), static_cast<double>(options_.batch) / (d_ * m));
+  const ShardedSizes s = sizes();
+  textbook::GptTimes times =
+      textbook::gpt_times(options_, config(), s.tokens / s.seq / d_);
   const double head = 3 * times.head();  // on every rank of tp
   times.t = t_;
   const double blocks =
       times.block_forward() + times.block_backward() +
-      4 * textbook::all_reduce(t_, times.tokens * times.h * element);
+      4 * textbook::all_reduce(t_, times.tokens * times.h * s.element);
   // A use of n rows: an all-reduce, or a gather and a scatter, which take as long
   const auto used = [&](double n, double width) {
     const double rows =
         setup_.data_parallel == "fsdp" ? d_ * std::ceil(n / d_) : n;
-    return textbook::all_reduce(d_, rows * width * element);
+    return textbook::all_reduce(d_, rows * width * s.element);
   };
   double uses = used(times.vocabulary, times.h);  // the table's second
-  for (const Matrices& each : parameters_of(config(), t_)) {
+  for (const Matrices& each : parameters_of(s, t_)) {
     uses += each.count * used(each.rows, each.width);
   }
-  const double loss = 2 * textbook::all_reduce(d_, stat);
-  return m * (static_cast<double>(config().n_layer) * blocks + head + uses +
-              loss) +
+  const double loss = 2 * textbook::all_reduce(d_, s.stat);
+  return s.micro_batches * (s.layers * blocks + head + uses + loss) +
          textbook::all_reduce(d_ * t_, 8);
 }
 

@@ -76,14 +76,12 @@ double kept_by_block(const ModelConfig& config, const MoeOptions& moe,
   return dense - mlp + kept_by_experts(config, moe, experts, z);
 }
 
-double predicted_activations(const Options& options, const ModelConfig& config,
-                             const MoeOptions& moe, const BillSizes& bill) {
+double predicted_activations(const ModelConfig& config, const MoeOptions& moe,
+                             const KeptSizes& sizes) {
   if (!keeps_known_bytes(moe)) return kNotPredicted;
-  KeptSizes sizes =
-      kept_sizes(options, options.batch / (bill.dp * bill.micro_batches));
-  sizes.t = bill.t;
   ModelConfig padded = config;
-  padded.vocab_size = padded_vocabulary(config.vocab_size, bill.t);
+  padded.vocab_size =
+      padded_vocabulary(config.vocab_size, static_cast<int>(sizes.t));
   double kept = kept_by_head(padded, sizes) + sizes.stat;
   for (std::int64_t i = 0; i < config.n_layer; ++i) {
     kept += kept_by_block(config, moe, experts_of_layer(moe, i), sizes);

@@ -27,6 +27,14 @@ double padded(double numel, int ranks) {
       zero::flat_layout({n}, ranks, zero::ZeroOptions().alignment).padded);
 }
 
+/// A rank's piece of a micro-batch.
+KeptSizes sizes_here(const Options& options, const BillSizes& sizes) {
+  KeptSizes here =
+      kept_sizes(options, options.batch / (sizes.dp * sizes.micro_batches));
+  here.t = sizes.t;
+  return here;
+}
+
 double vocabulary_rows(const ModelConfig& config, const BillSizes& sizes) {
   return static_cast<double>(padded_vocabulary(config.vocab_size, sizes.t)) /
          sizes.t;
@@ -35,23 +43,8 @@ double vocabulary_rows(const ModelConfig& config, const BillSizes& sizes) {
 double all_reduce(double ranks) { return 2 * (ranks - 1) / ranks; }
 double all_gather(double ranks) { return (ranks - 1) / ranks; }
 
-struct Work {
-  double rows, tokens, h, e, stat;  // of a micro-batch; bytes of an element
-};
-Work work_of(const Options& options, const ModelConfig& config,
-             const BillSizes& sizes) {
-  Work work;
-  work.rows = static_cast<double>(options.batch) /
-              static_cast<double>(sizes.dp * sizes.micro_batches);
-  work.tokens = work.rows * static_cast<double>(options.seq);
-  work.h = static_cast<double>(config.n_embd);
-  work.e = static_cast<double>(dtype_bytes(options.dtype));
-  work.stat = options.dtype == DType::kF64 ? 8 : 4;
-  return work;
-}
-
 /// Bytes of all steps that depend on the routing: what the layers have seen.
-double routed_bytes(const Work& work, const MoeOptions& moe,
+double routed_bytes(const KeptSizes& z, double h, const MoeOptions& moe,
                     const BillSizes& sizes, const MoeRecord& record) {
   double bytes = 0;
   for (const auto& [name, load] : record.loads) {
@@ -59,14 +52,14 @@ double routed_bytes(const Work& work, const MoeOptions& moe,
     const auto forwards = static_cast<double>(load.forwards);
     if (moe.is_dropless) {
       // Rows there and back, and their gradients; the counts
-      bytes += 2 * static_cast<double>(load.sent_rows) * work.h * work.e;
+      bytes += 2 * static_cast<double>(load.sent_rows) * h * z.element;
       bytes +=
           forwards * all_gather(sizes.ep) * 8 * static_cast<double>(experts);
       continue;
     }
     bytes +=
-        work.e * layer_elements(moe, experts, static_cast<double>(load.slots),
-                                work.h, sizes);
+        z.element *
+        layer_elements(moe, experts, static_cast<double>(load.slots), h, sizes);
     bytes += forwards * all_reduce(sizes.ep) * 8;
   }
   return bytes;
@@ -75,24 +68,25 @@ double routed_bytes(const Work& work, const MoeOptions& moe,
 /// Bytes of the layers in one micro-batch.
 double layer_bytes(const Options& options, const ModelConfig& config,
                    const MoeOptions& moe, const BillSizes& sizes) {
-  const Work work = work_of(options, config, sizes);
+  const KeptSizes z = sizes_here(options, sizes);
+  const double tokens = z.rows * z.tokens;
+  const auto h = static_cast<double>(config.n_embd);
   double elements = 0;
   for (std::int64_t i = 0; i < config.n_layer; ++i) {
     const std::int64_t experts = experts_of_layer(moe, i);
     const bool is_moe = experts > 1;
     if (is_moe && !depends_on_routing(moe)) {
-      elements += layer_elements(moe, experts,
-                                 slots_of_expert(moe, experts, work.tokens),
-                                 work.h, sizes);
+      elements += layer_elements(
+          moe, experts, slots_of_expert(moe, experts, tokens), h, sizes);
     }
     // f and g of attention, and of an MLP that TP cuts
     const double cuts = !is_moe || has_mlp_beside(moe) ? 4 : 2;
-    elements += cuts * all_reduce(sizes.t) * work.tokens * work.h;
+    elements += cuts * all_reduce(sizes.t) * tokens * h;
   }
   // g behind the embedding, f before the head; three numbers per token in the
   // loss
-  elements += 2 * all_reduce(sizes.t) * work.tokens * work.h;
-  return elements * work.e + 3 * all_reduce(sizes.t) * work.tokens * work.stat;
+  elements += 2 * all_reduce(sizes.t) * tokens * h;
+  return elements * z.element + 3 * all_reduce(sizes.t) * tokens * z.stat;
 }
 
 /// Bytes of gradients and parameters: of one step, and before the first.
@@ -116,7 +110,7 @@ Reduced reduced_bytes(const MoeOptions& moe, const BillSizes& sizes,
 MemoryBill memory_bill(const Options& options, const ModelConfig& config,
                        const MoeOptions& moe, const BillSizes& sizes,
                        const Parameters& here) {
-  const Work work = work_of(options, config, sizes);
+  const KeptSizes z = sizes_here(options, sizes);
   const int r = replicas(moe, sizes), stage = sizes.zero_stage;
   const bool trains = options.steps > 0;
   const double dense = stage == 0 ? here.dense : padded(here.dense, sizes.dp);
@@ -126,21 +120,21 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
   const zero::StateBytes bytes = zero::state_bytes(
       options.dtype, options.optimizer, options.optimizer_options);
   MemoryBill bill;
-  bill[MemoryKind::kParameter] = (dense + experts) * work.e;
-  bill[MemoryKind::kActivation] =
-      depends_on_routing(moe) ? kNoClaim
-      : trains ? predicted_activations(options, config, moe, sizes)
-               : 0;
+  bill[MemoryKind::kParameter] = (dense + experts) * z.element;
+  bill[MemoryKind::kActivation] = depends_on_routing(moe) ? kNoClaim
+                                  : trains
+                                      ? predicted_activations(config, moe, z)
+                                      : 0;
 
   // Gradients: all, or a shard
   const double shard = dense / sizes.dp + (experts > 0 ? experts / r : 0);
   const double gradients = stage < 2       ? dense + experts
                            : sizes.offload ? 0
                                            : shard;
-  bill[MemoryKind::kGradient] = trains ? gradients * work.e : 0;
+  bill[MemoryKind::kGradient] = trains ? gradients * z.element : 0;
   // ZeRO keeps f32 copies of 16-bit weights, from the beginning
   const double states = stage == 0 ? dense + experts : shard;
-  const double masters = work.e == 2 ? 4 : 0;
+  const double masters = z.element == 2 ? 4 : 0;
   const double moments = bytes.optimizer - masters;
   bill[MemoryKind::kOptimizerState] =
       sizes.offload
@@ -320,18 +314,18 @@ double step_s(const Options& options, const ModelConfig& config,
               const MoeOptions& moe, const BillSizes& sizes,
               const Parameters& here) {
   if (!has_step_time(options, config, moe, sizes, here)) return kNotPredicted;
-  const Work work = work_of(options, config, sizes);
+  const KeptSizes z = sizes_here(options, sizes);
   StepTime time;
-  time.model = textbook::gpt_times(options, config, work.rows);
+  time.model = textbook::gpt_times(options, config, z.rows);
   time.model.t = sizes.t;
   time.model.vocabulary = vocabulary_rows(config, sizes) * sizes.t;
   time.sizes = sizes;
   time.here = here;
   time.replicas = replicas(moe, sizes);
-  time.element = work.e, time.stat = work.stat;
+  time.element = z.element, time.stat = z.stat;
   time.layers = static_cast<double>(config.n_layer);
   time.experts = static_cast<double>(moe.gate.num_experts);
-  time.slots = slots_of_expert(moe, moe.gate.num_experts, work.tokens);
+  time.slots = slots_of_expert(moe, moe.gate.num_experts, z.rows * z.tokens);
   time.expert_tp = moe.expert_tensor_parallel;
   return time.step();
 }
@@ -341,11 +335,11 @@ double step_s(const Options& options, const ModelConfig& config,
 Bill predicted_bill(const Options& options, const ModelConfig& config,
                     const MoeOptions& moe, const BillSizes& sizes,
                     const MoeRecord& record) {
-  const Work work = work_of(options, config, sizes);
+  const KeptSizes z = sizes_here(options, sizes);
   const auto steps = static_cast<double>(options.steps);
   const auto micro = static_cast<double>(sizes.micro_batches);
   const Parameters here = parameters_here(config, moe, sizes);
-  const Reduced reduced = reduced_bytes(moe, sizes, here, work.e);
+  const Reduced reduced = reduced_bytes(moe, sizes, here, z.element);
   const double scalars =
       8 * (all_reduce(sizes.dp) + all_reduce(sizes.dp * sizes.t));
   Bill bill;
@@ -354,9 +348,11 @@ Bill predicted_bill(const Options& options, const ModelConfig& config,
                               reduced.step + scalars);
   if (depends_on_routing(moe)) {
     // On shapes, some micro-batches stand for all
-    bill.bytes = options.backend == "sim"
-                     ? kNotPredicted
-                     : bill.bytes + routed_bytes(work, moe, sizes, record);
+    bill.bytes =
+        options.backend == "sim"
+            ? kNotPredicted
+            : bill.bytes + routed_bytes(z, static_cast<double>(config.n_embd),
+                                        moe, sizes, record);
   }
   bill.memory = memory_bill(options, config, moe, sizes, here);
   bill.step_s = step_s(options, config, moe, sizes, here);

@@ -49,8 +49,8 @@ double deferred_by_experts(const ModelConfig& config, const MoeOptions& moe,
 double kept_by_block(const ModelConfig& config, const MoeOptions& moe,
                      std::int64_t experts, const KeptSizes& sizes);
 /// What a rank keeps; kNotPredicted where it is not known.
-double predicted_activations(const Options& options, const ModelConfig& config,
-                             const MoeOptions& moe, const BillSizes& sizes);
+double predicted_activations(const ModelConfig& config, const MoeOptions& moe,
+                             const KeptSizes& sizes);
 
 // --- The bill ---------------------------------------------------------------------
 

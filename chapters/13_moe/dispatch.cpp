@@ -14,15 +14,13 @@ std::int64_t sum_of(const std::vector<std::int64_t>& values) {
 
 /// Which token sits in each slot [E C]; S: none.
 std::vector<std::int64_t> token_of_slot(const Routing& routing) {
-  std::vector<std::int64_t> tokens(
-      static_cast<std::size_t>(routing.experts * routing.capacity),
-      routing.tokens);
+  std::vector<std::int64_t> tokens(at(routing.experts * routing.capacity),
+                                   routing.tokens);
   for (std::size_t i = 0; i < routing.slot.size(); ++i) {
     if (routing.slot[i] < 0) continue;
     const std::int64_t place =
         routing.expert[i] * routing.capacity + routing.slot[i];
-    tokens[static_cast<std::size_t>(place)] =
-        static_cast<std::int64_t>(i) / routing.k;
+    tokens[at(place)] = static_cast<std::int64_t>(i) / routing.k;
   }
   return tokens;
 }

@@ -76,15 +76,13 @@ Tensor value_tensor(const std::vector<double>& values, const Shape& shape,
 /// The fraction of tokens that an expert is the first choice of (k >= 3: its
 /// share of all choices), [E].
 Tensor first_choices(const Routing& routing, const Tensor& gates) {
-  std::vector<double> share(static_cast<std::size_t>(routing.experts), 0);
+  std::vector<double> share(at(routing.experts), 0);
   const std::int64_t counted = routing.k > 2 ? routing.k : 1;
   for (std::int64_t s = 0; s < routing.tokens && !gates.is_meta(); ++s) {
     for (std::int64_t j = 0; j < counted; ++j) {
-      const std::int64_t expert =
-          routing.expert[static_cast<std::size_t>(s * routing.k + j)];
+      const std::int64_t expert = routing.expert[at(s * routing.k + j)];
       if (expert < 0) continue;
-      share[static_cast<std::size_t>(expert)] +=
-          1 / static_cast<double>(routing.tokens * counted);
+      share[at(expert)] += 1 / static_cast<double>(routing.tokens * counted);
     }
   }
   return value_tensor(share, {routing.experts}, gates);
@@ -99,14 +97,14 @@ Tensor weights_of(const Routing& routing, const Tensor& gates,
   std::vector<std::int64_t> place;
   std::vector<double> kept_none;
   if (!gates.is_meta()) {
-    place.assign(static_cast<std::size_t>(n), s * e);
-    kept_none.assign(static_cast<std::size_t>(s), 1);
+    place.assign(at(n), s * e);
+    kept_none.assign(at(s), 1);
     for (std::int64_t i = 0; i < n; ++i) {
-      const auto choice = static_cast<std::size_t>(i);
+      const auto choice = at(i);
       const std::int64_t expert = routing.expert[choice];
       if (expert < 0 || (!is_dropless && routing.slot[choice] < 0)) continue;
       place[choice] = i / k * e + expert;
-      kept_none[static_cast<std::size_t>(i / k)] = 0;
+      kept_none[at(i / k)] = 0;
     }
   }
   const Tensor table = reshape(gates, {s * e, 1});
@@ -221,12 +219,12 @@ GateResult TopKGate::route(const Tensor& x, const GateCall& call) const {
 Tensor combine_mask(const Routing& routing, const Tensor& weights) {
   const std::int64_t s = routing.tokens, e = routing.experts,
                      c = routing.capacity, n = s * routing.k;
-  std::vector<std::int64_t> from(static_cast<std::size_t>(s * e * c), n);
+  std::vector<std::int64_t> from(at(s * e * c), n);
   for (std::int64_t i = 0; i < n && !weights.is_meta(); ++i) {
-    const std::int64_t expert = routing.expert[static_cast<std::size_t>(i)];
-    const std::int64_t slot = routing.slot[static_cast<std::size_t>(i)];
+    const std::int64_t expert = routing.expert[at(i)];
+    const std::int64_t slot = routing.slot[at(i)];
     if (slot < 0) continue;
-    from[static_cast<std::size_t>((i / routing.k * e + expert) * c + slot)] = i;
+    from[at((i / routing.k * e + expert) * c + slot)] = i;
   }
   const Tensor index = index_tensor(from, {s * e * c}, weights);
   return reshape(embedding_part(reshape(weights, {n, 1}), index, 0), {s, e, c});

@@ -37,7 +37,6 @@ ExpertsShape shape_of(const ModelConfig& config, const MoeOptions& options) {
 }
 
 using Indices = std::vector<std::int64_t>;
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 /// The rows of these indices; an index behind the last row reads zeros.
 Tensor rows_at(const Tensor& rows, const Indices& index) {
@@ -277,7 +276,7 @@ void MoeLayer::remember(const GateResult& gated) {
 std::int64_t experts_of_layer(const MoeOptions& options, std::int64_t layer) {
   if (options.num_experts.empty()) return options.gate.num_experts;
   const auto last = static_cast<std::int64_t>(options.num_experts.size()) - 1;
-  return options.num_experts[static_cast<std::size_t>(std::min(layer, last))];
+  return options.num_experts[at(std::min(layer, last))];
 }
 
 int most_experts(const MoeOptions& options) {

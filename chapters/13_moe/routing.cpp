@@ -11,8 +11,6 @@
 namespace shardbook::moe {
 namespace {
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 /// The position of the largest of n values, the first of equals, but for the
 /// `num_chosen` positions at `chosen`.
 std::int64_t largest(const double* values, std::int64_t n,
@@ -218,7 +216,7 @@ Routing draw_experts(std::int64_t tokens, const GateOptions& options,
     for (std::int64_t j = 0; j < k; ++j) {
       const auto place = static_cast<std::ptrdiff_t>(
           draws.uniform("shapes", s, j) * static_cast<double>(left.size()));
-      routing.expert[at(s * k + j)] = left[static_cast<std::size_t>(place)];
+      routing.expert[at(s * k + j)] = left[at(place)];
       left.erase(left.begin() + place);
     }
   }

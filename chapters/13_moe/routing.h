@@ -30,6 +30,9 @@
 
 namespace shardbook::moe {
 
+/// An index of a list.
+inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
 /// In the order of noise_names.
 enum class Noise {
   kNone,

@@ -153,7 +153,7 @@ dtensor("dtensor_strategy.cpp", "{0, options.heads * tp.coordinate()[0], 0, 0},"
 # FSDP gathers parts of equal lengths; the table's second use
 dtensor("bill.cpp", "elements(all, padded) +", "elements(all, own) +",
         "*DTensorTrainer*")
-dtensor("bill.cpp", "(d_ > 1 ? 3 : 1) * sizes.stat;", "3 * sizes.stat;",
+dtensor("bill.cpp", "(d_ > 1 ? 3 : 1) * s.stat;", "3 * s.stat;",
         "*DTensorTrainer*")
 dtensor("bill.cpp", "double uses = used(times.vocabulary, times.h);",
         "double uses = 0;", "*DTensorTrainer*")
