@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "chapters/08_tensor_parallel_2d/bill.h"
+#include "chapters/10_tensor_parallel_3d/bill.h"
 #include "tests/chapters/common/textbook_support.h"
 #include "tests/support/errors.h"
 
@@ -68,8 +70,7 @@ struct Page {
     if (way.kind == Kind::k3D) {
       const double l = q();
       for (const auto& [k, n] : linears()) {
-        bytes +=
-            2 * (l - 1) / (l * l * l) * (tokens * k + k * n + tokens * n) * e;
+        bytes += cube::linear_elements(l, tokens, k, n) * e;
       }
       for (const double n : vectors()) {
         bytes += 2 * (l * l - 1) / (l * l) * n / l * e;
@@ -78,8 +79,7 @@ struct Page {
     }
     const double each = (q() - 1) / (q() * q());
     for (const auto& [k, n] : linears()) {
-      bytes += 3 * each * (tokens * k / d() + k * n) * e;
-      bytes += 2 * (d() - 1) / d() * k * n / (q() * q()) * e;
+      bytes += summa::linear_elements(q(), d(), tokens, k, n) * e;
     }
     for (const double n : vectors()) {
       bytes += (2 * each * n + 2 * (d() - 1) / d() * n / (q() * q())) * e;

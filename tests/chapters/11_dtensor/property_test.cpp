@@ -205,71 +205,60 @@ Tensor ids_of(const Shape& shape) {
   return Tensor::from_values(ids, {shape[0], shape[1]});
 }
 
+/// The result of one operation.
+template <typename T>
+T result_of(const Step& step, const Shape& shape, const T& a, const T& b,
+            const std::vector<T>& leaves, const T& ids) {
+  const std::int64_t p = shape[0], q = shape[1], r = shape[2];
+  switch (step.kind) {
+    case 0:
+      return add(a, b);
+    case 1:
+      return mul(a, tanh(b));
+    case 2:
+      return gelu(a);
+    case 3:
+    case 4:
+      return reshape(scale(matmul(reshape(a, {p * q, r}), leaves[2]), 0.3),
+                     {p, q, r});
+    case 5:
+      return softmax(a);
+    case 6:
+      return layer_norm(a, leaves[3], leaves[4], 1e-2);
+    case 7:
+      return transpose(tanh(transpose(a, 0, 1)), 0, 1);
+    case 8:
+      return transpose(relu(transpose(a, 1, 2)), 1, 2);
+    case 9:
+      return add(a, mean(b, 0));
+    case 10:
+      return add(a, reshape(scale(sum(b, 1), 0.1), {p, 1, r}));
+    case 11:
+      return add(a, reshape(mean(b, 2), {p, q, 1}));
+    case 12:
+      return add(a, leaves[5]);
+    case 13:
+      return add(a, embedding(leaves[6], ids));
+    case 14:
+      return reshape(scale(reshape(a, {p * q * r}), 0.7), {p, q, r});
+    case 15:
+      return tanh(a);
+    default:
+      return scale(sub(a, b), -0.5);
+  }
+}
+
 template <typename World>
 typename World::T run_graph(const Graph& graph,
                             const std::vector<typename World::T>& leaves,
                             const typename World::T& targets,
                             const typename World::T& ids) {
-  using T = typename World::T;
-  const std::int64_t p = graph.shape[0], q = graph.shape[1], r = graph.shape[2];
-  std::vector<T> values = {leaves[0], leaves[1]};
+  std::vector<typename World::T> values = {leaves[0], leaves[1]};
   for (const Step& step : graph.steps) {
-    const T& a = values[step.a];
-    const T& b = values[step.b];
-    T y;
-    switch (step.kind) {
-      case 0:
-        y = add(a, b);
-        break;
-      case 1:
-        y = mul(a, tanh(b));
-        break;
-      case 2:
-        y = gelu(a);
-        break;
-      case 3:
-      case 4:
-        y = scale(matmul(reshape(a, {p * q, r}), leaves[2]), 0.3);
-        y = reshape(y, {p, q, r});
-        break;
-      case 5:
-        y = softmax(a);
-        break;
-      case 6:
-        y = layer_norm(a, leaves[3], leaves[4], 1e-2);
-        break;
-      case 7:
-        y = transpose(tanh(transpose(a, 0, 1)), 0, 1);
-        break;
-      case 8:
-        y = transpose(relu(transpose(a, 1, 2)), 1, 2);
-        break;
-      case 9:
-        y = add(a, mean(b, 0));
-        break;
-      case 10:
-        y = add(a, reshape(scale(sum(b, 1), 0.1), {p, 1, r}));
-        break;
-      case 11:
-        y = add(a, reshape(mean(b, 2), {p, q, 1}));
-        break;
-      case 12:
-        y = add(a, leaves[5]);
-        break;
-      case 13:
-        y = add(a, embedding(leaves[6], ids));
-        break;
-      case 14:
-        y = reshape(scale(reshape(a, {p * q * r}), 0.7), {p, q, r});
-        break;
-      case 15:
-        y = tanh(a);
-        break;
-      default:
-        y = scale(sub(a, b), -0.5);
-        break;
-    }
-    values.push_back(World::redistribute(y, step.placements));
+    values.push_back(
+        World::redistribute(result_of(step, graph.shape, values[step.a],
+                                      values[step.b], leaves, ids),
+                            step.placements));
   }
   return add(mean(square(add(values.back(), values[0]))),
              cross_entropy(values.back(), targets));

@@ -74,7 +74,7 @@ TEST_P(ConvNetOnRanks, EqualsOneDevice) {
       return train_conv_net(options, training, images, world);
     });
     for (int rank = 0; rank < ranks; ++rank) {
-      const ConvResult& here = found[static_cast<std::size_t>(rank)];
+      const ConvResult& here = found[at(rank)];
       for (std::size_t k = 0; k < one.losses.size(); ++k) {
         EXPECT_NEAR(here.losses[k], one.losses[k], 1e-10);
       }

@@ -36,27 +36,37 @@ GateCall call_of() {
   return call;
 }
 
+/// Tokens, what a gate makes of them, and its probabilities.
+struct Gated {
+  explicit Gated(const GateOptions& options, const GateCall& call = call_of())
+      : gate(make_gate(options)), result(gate.route(x, call)) {}
+
+  const Tensor x = noise({kTokens, kWidth}, 2, -2, 2);
+  const TopKGate gate;
+  const GateResult result;
+  const Routing& routing = result.routing;
+  const Tensor gates = softmax(matmul(x, gate.weight));
+  const std::vector<double> weights = result.weights.to_vector<double>();
+};
+
 class GateWeights : public testing::TestWithParam<int> {};
 
 TEST_P(GateWeights, AreSharesOfTheKeptChoices) {
   const std::int64_t k = GetParam();
-  const TopKGate gate = make_gate(gate_of(k, 0.7));
-  const Tensor x = noise({kTokens, kWidth}, 2, -2, 2);
-  const GateResult result = gate.route(x, call_of());
-  const auto gates = softmax(matmul(x, gate.weight)).to_vector<double>();
-  const auto weights = result.weights.to_vector<double>();
-  EXPECT_GT(result.routing.num_dropped(), 0);
+  const Gated gated(gate_of(k, 0.7));
+  const Routing& routing = gated.routing;
+  const auto gates = gated.gates.to_vector<double>();
+  EXPECT_GT(routing.num_dropped(), 0);
   for (std::int64_t s = 0; s < kTokens; ++s) {
     double sum = 0, kept = 0;
     for (std::int64_t j = 0; j < k; ++j) {
-      const auto choice = static_cast<std::size_t>(s * k + j);
-      sum += weights[choice];
-      if (!result.routing.is_kept(s, j)) {
-        EXPECT_EQ(weights[choice], 0);
+      const auto choice = at(s * k + j);
+      sum += gated.weights[choice];
+      if (!routing.is_kept(s, j)) {
+        EXPECT_EQ(gated.weights[choice], 0);
         continue;
       }
-      kept += gates[static_cast<std::size_t>(s * kExperts +
-                                             result.routing.expert[choice])];
+      kept += gates[at(s * kExperts + routing.expert[choice])];
     }
     // Top-1: the gate's probability. Else shares, which add up to 1
     EXPECT_NEAR(sum, k == 1 ? kept : (kept > 0 ? 1 : 0), 1e-14);
@@ -120,11 +130,9 @@ double auxiliary_loss(const Tensor& gates, const Routing& routing,
   std::vector<double> ce(kExperts, 0);
   for (std::int64_t s = 0; s < kTokens; ++s) {
     for (std::int64_t j = 0; j < counted; ++j) {
-      const auto expert =
-          routing.expert[static_cast<std::size_t>(s * routing.k + j)];
+      const auto expert = routing.expert[at(s * routing.k + j)];
       if (expert < 0) continue;
-      ce[static_cast<std::size_t>(expert)] +=
-          1.0 / static_cast<double>(kTokens * counted);
+      ce[at(expert)] += 1.0 / static_cast<double>(kTokens * counted);
     }
   }
   const auto me = mean(gates, 0).to_vector<double>();
@@ -135,37 +143,28 @@ double auxiliary_loss(const Tensor& gates, const Routing& routing,
 
 TEST(AuxiliaryLoss, CountsFirstChoicesBeforeDropping) {
   for (std::int64_t k : {1, 2, 3}) {
-    const TopKGate gate = make_gate(gate_of(k, 0.3));
-    const Tensor x = noise({kTokens, kWidth}, 2, -2, 2);
-    const GateResult result = gate.route(x, call_of());
-    const Tensor gates = softmax(matmul(x, gate.weight));
-    EXPECT_NEAR(result.l_aux.item(),
-                auxiliary_loss(gates, result.routing, k > 2 ? k : 1), 1e-13)
+    const Gated gated(gate_of(k, 0.3));
+    EXPECT_NEAR(gated.result.l_aux.item(),
+                auxiliary_loss(gated.gates, gated.routing, k > 2 ? k : 1),
+                1e-13)
         << k;
   }
 }
 
 // Padding is nobody's choice, yet me and ce are fractions of all S tokens.
 TEST(AuxiliaryLoss, PaddingIsNotRoutedAndCountsAsTokens) {
-  const TopKGate gate = make_gate(gate_of(1, 4));
-  const Tensor x = noise({kTokens, kWidth}, 2, -2, 2);
   GateCall call = call_of();
-  call.used_token.assign(static_cast<std::size_t>(kTokens), true);
+  call.used_token.assign(at(kTokens), true);
   const std::set<std::size_t> padding = {3, 7, 8};
   for (const std::size_t s : padding) call.used_token[s] = false;
-  const GateResult result = gate.route(x, call);
-  const auto weights = result.weights.to_vector<double>();
-  for (std::size_t s = 0; s < weights.size(); ++s) {
+  const Gated gated(gate_of(1, 4), call);
+  for (std::size_t s = 0; s < gated.weights.size(); ++s) {
     const bool is_padding = padding.count(s) > 0;
-    EXPECT_EQ(result.routing.expert[s] < 0, is_padding) << s;
-    if (is_padding) {
-      EXPECT_EQ(weights[s], 0);
-    }
+    EXPECT_EQ(gated.routing.expert[s] < 0, is_padding) << s;
+    EXPECT_TRUE(!is_padding || gated.weights[s] == 0) << s;
   }
-  EXPECT_NEAR(
-      result.l_aux.item(),
-      auxiliary_loss(softmax(matmul(x, gate.weight)), result.routing, 1),
-      1e-13);
+  EXPECT_NEAR(gated.result.l_aux.item(),
+              auxiliary_loss(gated.gates, gated.routing, 1), 1e-13);
 }
 
 TEST(ZLoss, IsTheMeanSquareOfLogSumExp) {
@@ -179,7 +178,7 @@ TEST(ZLoss, IsTheMeanSquareOfLogSumExp) {
   for (std::int64_t s = 0; s < kTokens; ++s) {
     double sum = 0;
     for (std::int64_t e = 0; e < kExperts; ++e) {
-      sum += std::exp(logits[static_cast<std::size_t>(s * kExperts + e)]);
+      sum += std::exp(logits[at(s * kExperts + e)]);
     }
     expected += std::log(sum) * std::log(sum) / static_cast<double>(kTokens);
   }
@@ -221,7 +220,7 @@ TEST(TopKGate, RoundsNothingToTheDtypeOfItsInputs) {
                          .to_vector<double>();
   const auto weights = result.weights.to_vector<double>();
   for (std::size_t s = 0; s < weights.size(); ++s) {
-    const auto expert = static_cast<std::size_t>(result.routing.expert[s]);
+    const auto expert = at(result.routing.expert[s]);
     EXPECT_NEAR(weights[s], gates[s * kExperts + expert], 1e-6);
   }
 }
@@ -308,16 +307,14 @@ TEST(TopKGate, NoisyTopKAddsNormalsTimesASoftplus) {
 TEST(TopKGate, SampledChoicesWeighTheirCleanProbabilities) {
   GateOptions options = gate_of(1, 4);
   options.noise = Noise::kRSample;
-  const TopKGate gate = make_gate(options);
-  const Tensor x = noise({kTokens, kWidth}, 2, -2, 2);
-  const GateResult result = gate.route(x, call_of());
-  const auto gates = softmax(matmul(x, gate.weight)).to_vector<double>();
-  const auto weights = result.weights.to_vector<double>();
+  const Gated gated(options);
+  const auto gates = gated.gates.to_vector<double>();
   int unlikely = 0;
-  for (std::size_t s = 0; s < weights.size(); ++s) {
+  for (std::size_t s = 0; s < gated.weights.size(); ++s) {
     const double* row = gates.data() + s * kExperts;
-    EXPECT_NEAR(weights[s], row[result.routing.expert[s]], 1e-14);
-    unlikely += weights[s] < *std::max_element(row, row + kExperts) ? 1 : 0;
+    const double weight = gated.weights[s];
+    EXPECT_NEAR(weight, row[gated.routing.expert[s]], 1e-14);
+    unlikely += weight < *std::max_element(row, row + kExperts) ? 1 : 0;
   }
   EXPECT_GT(unlikely, 0);
 }

@@ -93,8 +93,8 @@ TEST_P(MoeLayerOnRanks, EqualsOneDevice) {
   });
   const std::int64_t local = options.gate.num_experts / c.ep;
   for (int rank = 0; rank < c.ep; ++rank) {
-    const Tensors& here = found[static_cast<std::size_t>(rank)];
-    const Tensors& there = expected[static_cast<std::size_t>(rank)];
+    const Tensors& here = found[at(rank)];
+    const Tensors& there = expected[at(rank)];
     EXPECT_LT(max_abs_difference(here[0], there[0]), 1e-14) << "y";
     EXPECT_LT(max_abs_difference(here[1], there[1]), 1e-13) << "dx";
     EXPECT_LT(max_abs_difference(here[2], sums[0]), 1e-12) << "gate";
@@ -176,7 +176,7 @@ TEST(MoeLayer, EmptySlotsContributeNothing) {
   const auto weights = gated.weights.to_vector<double>();
   std::vector<double> sums(4, 0);
   for (std::size_t s = 0; s < weights.size(); ++s) {
-    sums[static_cast<std::size_t>(gated.routing.expert[s])] += weights[s];
+    sums[at(gated.routing.expert[s])] += weights[s];
   }
   const auto found = layer.experts.c_proj_bias.grad().to_vector<double>();
   for (std::size_t e = 0; e < 4; ++e) {
@@ -194,8 +194,8 @@ TEST(MoeLayer, DroppedTokensAreZero) {
   const auto values = y.to_vector<double>();
   std::int64_t zeros = 0;
   for (std::int64_t s = 0; s < kSamples * kTokensEach; ++s) {
-    const auto at = static_cast<std::size_t>(s * kLayerWidth);
-    zeros += values[at] == 0 && values[at + 1] == 0 ? 1 : 0;
+    const std::size_t first = at(s * kLayerWidth);
+    zeros += values[first] == 0 && values[first + 1] == 0 ? 1 : 0;
   }
   EXPECT_EQ(zeros, kSamples * kTokensEach - 4 * 2);  // two slots each
 }

@@ -96,8 +96,7 @@ TEST_P(RoutingOf, EveryChoiceIsKeptOrDroppedAndNoExpertOverflows) {
       const auto here =
           std::count_if(taken.begin(), taken.end(),
                         [&](auto& each) { return each.first == e; });
-      EXPECT_EQ(here,
-                std::min<std::int64_t>(6, counts[static_cast<std::size_t>(e)]));
+      EXPECT_EQ(here, std::min<std::int64_t>(6, counts[at(e)]));
       for (std::int64_t c = 0; c < here; ++c)
         EXPECT_EQ(taken.count({e, c}), 1U);
     }
@@ -109,7 +108,7 @@ TEST_P(RoutingOf, ATokenNeverChoosesAnExpertTwice) {
   for (std::int64_t s = 0; s < kRouted; ++s) {
     const auto* chosen = routing.expert.data() + s * GetParam();
     EXPECT_EQ(std::set<std::int64_t>(chosen, chosen + GetParam()).size(),
-              static_cast<std::size_t>(GetParam()));
+              at(GetParam()));
   }
 }
 
@@ -212,8 +211,7 @@ TEST(TopTwo, SecondChoicesAreSampledInTrainingOnly) {
   EXPECT_NE(sampled.expert, best.expert);
   EXPECT_EQ(route(values, routing_gate(2), kRouted, false).expert, best.expert);
   for (std::int64_t s = 0; s < kRouted; ++s) {
-    EXPECT_EQ(sampled.expert[static_cast<std::size_t>(2 * s)],
-              best.expert[static_cast<std::size_t>(2 * s)]);
+    EXPECT_EQ(sampled.expert[at(2 * s)], best.expert[at(2 * s)]);
   }
 }
 
@@ -265,7 +263,7 @@ TEST(TopK, ByPositionTheFirstTokensStay) {
 }
 
 TEST(Routing, PaddingIsNotRouted) {
-  std::vector<bool> used(static_cast<std::size_t>(kRouted), true);
+  std::vector<bool> used(at(kRouted), true);
   used[3] = used[7] = false;
   const Routing routing = choose_experts(
       noisy_values(), kRouted, routing_gate(1), draws_at(), true, used);
@@ -284,7 +282,7 @@ TEST(TokenDraws, FollowTheTokenIntoPartsOfItsSample) {
   const TokenDraws part("gate", random, 4, SamplePart{8, zigzag});
   for (std::int64_t row = 0; row < 3; ++row) {
     for (std::int64_t i = 0; i < 4; ++i) {
-      const std::int64_t token = row * 8 + zigzag[static_cast<std::size_t>(i)];
+      const std::int64_t token = row * 8 + zigzag[at(i)];
       EXPECT_EQ(part.uniform("rts", row * 4 + i), whole.uniform("rts", token));
     }
   }
@@ -307,7 +305,7 @@ TEST(SortByExpert, KeepsTheOrderOfTokens) {
   EXPECT_EQ(sorted.counts, routing.exp_counts());
   std::int64_t expert = -1, last = -1;
   for (const std::int64_t choice : sorted.choice) {
-    const std::int64_t now = routing.expert[static_cast<std::size_t>(choice)];
+    const std::int64_t now = routing.expert[at(choice)];
     if (now == expert) {
       EXPECT_GT(choice, last);
     } else {
