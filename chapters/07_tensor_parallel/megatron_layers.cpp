@@ -85,13 +85,6 @@ void VocabParallelEmbedding::members(MemberVisitor& visit) {
   visit.parameter("weight", weight);
 }
 
-Tensor vocab_parallel_logits(const Tensor& x, VocabParallelEmbedding& table,
-                             ProcessGroup& tp) {
-  const Tensor rows = reshape(copy_to(x, tp), {-1, table.weight.size(1)});
-  return reshape(matmul(rows, table.weight, false, true),
-                 {x.size(0), x.size(1), table.weight.size(0)});
-}
-
 Tensor vocab_parallel_cross_entropy(const Tensor& logits, const Tensor& targets,
                                     std::int64_t num_classes, ProcessGroup& tp,
                                     Reduction reduction) {
@@ -167,7 +160,10 @@ LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
     return attention(qkv, options);
   };
   made.logits = [&tp](const Tensor& x, AnyModule& wte) {
-    return vocab_parallel_logits(x, wte.as<VocabParallelEmbedding>(), tp);
+    const Tensor& table = wte.as<VocabParallelEmbedding>().weight;
+    const Tensor rows = reshape(copy_to(x, tp), {-1, table.size(1)});
+    return reshape(matmul(rows, table, false, true),
+                   {x.size(0), x.size(1), table.size(0)});
   };
   made.loss = [&tp, classes = config.vocab_size](const Tensor& logits,
                                                  const Tensor& targets) {

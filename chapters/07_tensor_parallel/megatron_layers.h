@@ -94,10 +94,6 @@ class VocabParallelEmbedding : public ModuleOf<VocabParallelEmbedding> {
   ProcessGroup* tp_;
 };
 
-/// x [n, S, h] by the rows of the token embedding -> this rank's logits
-/// [n, S, V/t].
-Tensor vocab_parallel_logits(const Tensor& x, VocabParallelEmbedding& table,
-                             ProcessGroup& tp);
 /// The mean loss over all targets [n, S], the same on every rank: three
 /// all-reduces of n S values (f32, or f64 for f64). `num_classes` is the
 /// vocabulary without its padding.

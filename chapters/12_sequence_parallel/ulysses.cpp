@@ -61,6 +61,15 @@ Tensor exchanged(const char* name, const Tensor& x, ProcessGroup& cp,
       })[0];
 }
 
+/// Each head `times` times in a row; backward sums the gradients of the copies.
+Tensor repeat_heads(const Tensor& x, std::int64_t heads, std::int64_t times) {
+  if (times == 1) return x;
+  const std::int64_t b = x.size(0), n = x.size(1), d = x.size(2) / heads;
+  const Tensor one = reshape(x, {b, n, heads, 1, d});
+  const Tensors copies(static_cast<std::size_t>(times), one);
+  return reshape(concat(copies, 3), {b, n, heads * times * d});
+}
+
 }  // namespace
 
 Tensor scatter_heads(const Tensor& x, ProcessGroup& cp,
@@ -73,14 +82,6 @@ Tensor gather_heads(const Tensor& x, ProcessGroup& cp,
                     const std::string& label) {
   return exchanged("gather_heads", x, cp, label, exchange_to_tokens,
                    exchange_to_heads);
-}
-
-Tensor repeat_heads(const Tensor& x, std::int64_t heads, std::int64_t times) {
-  if (times == 1) return x;
-  const std::int64_t b = x.size(0), n = x.size(1), d = x.size(2) / heads;
-  const Tensor one = reshape(x, {b, n, heads, 1, d});
-  const Tensors copies(static_cast<std::size_t>(times), one);
-  return reshape(concat(copies, 3), {b, n, heads * times * d});
 }
 
 Tensor ulysses_attention(const Tensor& q, const Tensor& k, const Tensor& v,

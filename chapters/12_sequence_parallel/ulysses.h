@@ -31,10 +31,6 @@ Tensor scatter_heads(const Tensor& x, ProcessGroup& cp,
 Tensor gather_heads(const Tensor& x, ProcessGroup& cp,
                     const std::string& label = "");
 
-/// [b, n, heads d] -> [b, n, heads times d]: each head `times` times in a row.
-/// Backward sums the gradients of the copies.
-Tensor repeat_heads(const Tensor& x, std::int64_t heads, std::int64_t times);
-
 /// Attention over the whole sequence, each rank a/c heads of it.
 ///
 ///   q        [b, s/c, heads d]   contiguous slices

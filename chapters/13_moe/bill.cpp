@@ -43,6 +43,35 @@ double vocabulary_rows(const ModelConfig& config, const BillSizes& sizes) {
 double all_reduce(double ranks) { return 2 * (ranks - 1) / ranks; }
 double all_gather(double ranks) { return (ranks - 1) / ranks; }
 
+/// Elements of this rank's parameters.
+struct Parameters {
+  double dense = 0, experts = 0;
+};
+Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
+                           const BillSizes& sizes) {
+  const auto h = static_cast<double>(config.n_embd);
+  const double t = sizes.t, expert_t = moe.expert_tensor_parallel ? t : 1;
+  const double mlp = (8 * h * h + 4 * h) / t + h;
+  Parameters here;
+  here.dense = vocabulary_rows(config, sizes) * h +
+               static_cast<double>(config.n_positions) * h + 2 * h;
+  for (std::int64_t i = 0; i < config.n_layer; ++i) {
+    const auto experts = static_cast<double>(experts_of_layer(moe, i));
+    // Attention and two norms
+    here.dense += (3 * h * h + 3 * h) / t + h * h / t + h + 4 * h;
+    if (experts == 1) {
+      here.dense += mlp;
+      continue;
+    }
+    here.dense += h * experts * (moe.gate.noise == Noise::kNoisyTopK ? 2 : 1);
+    if (has_mlp_beside(moe)) here.dense += mlp;
+    if (moe.use_residual) here.dense += 2 * h + 2;
+    if (moe.shared_expert && moe.gate_shared_expert) here.dense += h;
+    here.experts += experts / sizes.ep * ((8 * h * h + 4 * h) / expert_t + h);
+  }
+  return here;
+}
+
 /// Bytes of all steps that depend on the routing: what the layers have seen.
 double routed_bytes(const KeptSizes& z, double h, const MoeOptions& moe,
                     const BillSizes& sizes, const MoeRecord& record) {
@@ -144,31 +173,6 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
 }
 
 }  // namespace
-
-Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
-                           const BillSizes& sizes) {
-  const auto h = static_cast<double>(config.n_embd);
-  const double t = sizes.t, expert_t = moe.expert_tensor_parallel ? t : 1;
-  const double mlp = (8 * h * h + 4 * h) / t + h;
-  Parameters here;
-  here.dense = vocabulary_rows(config, sizes) * h +
-               static_cast<double>(config.n_positions) * h + 2 * h;
-  for (std::int64_t i = 0; i < config.n_layer; ++i) {
-    const auto experts = static_cast<double>(experts_of_layer(moe, i));
-    // Attention and two norms
-    here.dense += (3 * h * h + 3 * h) / t + h * h / t + h + 4 * h;
-    if (experts == 1) {
-      here.dense += mlp;
-      continue;
-    }
-    here.dense += h * experts * (moe.gate.noise == Noise::kNoisyTopK ? 2 : 1);
-    if (has_mlp_beside(moe)) here.dense += mlp;
-    if (moe.use_residual) here.dense += 2 * h + 2;
-    if (moe.shared_expert && moe.gate_shared_expert) here.dense += h;
-    here.experts += experts / sizes.ep * ((8 * h * h + 4 * h) / expert_t + h);
-  }
-  return here;
-}
 
 double layer_elements(const MoeOptions& moe, std::int64_t experts, double slots,
                       double width, const BillSizes& sizes) {

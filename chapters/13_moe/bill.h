@@ -18,13 +18,6 @@ struct BillSizes {
   int edp() const { return dp / ep; }
 };
 
-/// Elements of this rank's parameters.
-struct Parameters {
-  double dense = 0, experts = 0;
-};
-Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
-                           const BillSizes& sizes);
-
 /// Elements that one layer's dispatch and combine send, forward and backward, of
 /// `slots` slots of each expert: 4 (ep-1)/ep E C M / t, and TP's gathers.
 double layer_elements(const MoeOptions& moe, std::int64_t experts, double slots,

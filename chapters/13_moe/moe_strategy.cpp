@@ -30,6 +30,16 @@ zero::ZeroOptions zero_options(const StrategyOptions& setup,
   return zero;
 }
 
+/// A GPT of these layers, with the options' seed and dtype.
+std::unique_ptr<Gpt> build_gpt(const Options& options,
+                               const ModelConfig& config,
+                               const LayerFactory& layers) {
+  InitOptions init;
+  init.seed = options.seed;
+  init.dtype = options.dtype;
+  return std::make_unique<Gpt>(config, init, layers);
+}
+
 }  // namespace
 
 MoeStrategy::MoeStrategy(const Options& options, const StrategyOptions& setup,
@@ -260,15 +270,6 @@ std::vector<std::pair<std::string, std::string>> MoeStrategy::more() {
   const auto loads = global_loads();
   if (loads.empty()) return {};
   return {{"expert_loads", loads_json(loads)}};
-}
-
-std::unique_ptr<Gpt> build_gpt(const Options& options,
-                               const ModelConfig& config,
-                               const LayerFactory& layers) {
-  InitOptions init;
-  init.seed = options.seed;
-  init.dtype = options.dtype;
-  return std::make_unique<Gpt>(config, init, layers);
 }
 
 ReferenceRun train_reference(const Options& options, const LayerFactory& layers,

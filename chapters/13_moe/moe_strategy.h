@@ -133,11 +133,6 @@ class MoeStrategy : public Strategy {
 // Capacity and drops depend on the tokens that are routed together, so it routes
 // each group of tokens by itself, as the ranks do.
 
-/// A GPT of these layers, with the options' seed and dtype.
-std::unique_ptr<Gpt> build_gpt(const Options& options,
-                               const ModelConfig& config,
-                               const LayerFactory& layers);
-
 /// Trains a GPT of these layers in these pieces of the batch, which are equally
 /// large. Each piece is routed by itself; where the layers route it in `groups`
 /// equal parts, the gates' losses of each count that much less. In f16 the

@@ -136,11 +136,8 @@ TEST(MoeLayer, ExpertsWithoutTokensJoinAllCollectives) {
 TEST(MoeLayer, SendsAsManyElementsWhateverTheRouting) {
   for (int ep : {2, 4}) {
     const auto logs = on_ranks(ep, [&](ProcessGroup& world) {
-      MoeOptions options;
-      const AnyModule made =
-          moe_mlp(options, {&world, nullptr}, std::make_shared<MoeRecord>())(
-              kName, config_of(84), f64_init(), LayerFactory());
-      MoeLayer& layer = made.as<MoeLayer>();
+      MoeLayer layer = make_layer(MoeOptions(), {&world, nullptr}, nullptr,
+                                  f64_init(), config_of(84));
       const Tensor x = leaf({1, 16, 84}, 3);
       world.clear_records();
       sum(layer(x)).backward();
@@ -385,9 +382,8 @@ TEST(MoeMlp, ExpertsHaveTheGeluOfTheConfig) {
   config.gelu = GeluForm::kErf;
   MoeOptions options;
   options.gate.num_experts = 2;
-  AnyModule made = moe_mlp(options, {}, std::make_shared<MoeRecord>())(
-      kName, config, f64_init(), LayerFactory());
-  Experts& experts = made.as<MoeLayer>().experts;
+  MoeLayer layer = make_layer(options, {}, nullptr, f64_init(), config);
+  Experts& experts = layer.experts;
   const Tensor rows = Tensor::empty({2, 5, 6}, {DType::kF64, Device()});
   fill_normal(rows, 1, 1, 0, 30);  // beside weights of 0.02
   const Tensor hidden = matmul(rows, experts.c_fc_weight);

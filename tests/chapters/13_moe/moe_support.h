@@ -23,13 +23,14 @@ inline ModelConfig config_of(std::int64_t width = kLayerWidth) {
 
 inline MoeLayer make_layer(const MoeOptions& options, const MoeGroups& groups,
                            std::shared_ptr<MoeRecord> record = nullptr,
-                           const InitOptions& init = f64_init()) {
+                           const InitOptions& init = f64_init(),
+                           const ModelConfig& config = config_of()) {
   if (record == nullptr) record = std::make_shared<MoeRecord>();
   MoeLayer layer =
-      moe_mlp(options, groups, record)(kName, config_of(), init, LayerFactory())
+      moe_mlp(options, groups, record)(kName, config, init, LayerFactory())
           .as<MoeLayer>();
-  layer.gate.weight.copy_from(to_dtype(
-      noise({kLayerWidth, options.gate.num_experts}, 5, -2, 2), init.dtype));
+  layer.gate.weight.copy_from(
+      to_dtype(noise(layer.gate.weight.shape(), 5, -2, 2), init.dtype));
   return layer;
 }
 
