@@ -1,17 +1,14 @@
 // Thread ranks whose tensors lie on GPUs.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "comm/launch.h"
-#include "core/check.h"
 #include "core/context.h"
 #include "tests/cuda/emulator/emulator.h"
+#include "tests/support/errors.h"
 
 namespace shardbook {
 namespace {
-
-using ::testing::HasSubstr;
 
 // Rank 0's values after an all-reduce of fractions.
 std::vector<double> sums(const std::string& device, int num_gpus, DType dtype,
@@ -77,21 +74,19 @@ TEST(ThreadsOnGpus, RanksShareTheMemoryOfAGpu) {
 TEST(ThreadsOnGpus, TensorsOfHostAndGpuDoNotMeet) {
   LaunchOptions options;
   options.device = "cuda";
-  try {
-    run_ranks(
-        2,
-        [](ProcessGroup& world) {
-          const Device device =
-              world.rank() == 0 ? Device() : Device::cpu(world.rank());
-          const Tensor x = Tensor::zeros({4}, {DType::kF32, device});
-          world.all_reduce(x).wait();
-        },
-        options);
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("rank 0 passes a tensor on a GPU, "
-                                        "rank 1 one of the host"));
-  }
+  expect_error(
+      [&] {
+        run_ranks(
+            2,
+            [](ProcessGroup& world) {
+              const Device device =
+                  world.rank() == 0 ? Device() : Device::cpu(world.rank());
+              world.all_reduce(Tensor::zeros({4}, {DType::kF32, device}))
+                  .wait();
+            },
+            options);
+      },
+      {"rank 0 passes a tensor on a GPU, rank 1 one of the host"});
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ class Streams : public OverSeeds {
     ASSERT_EQ(cudaEventCreate(&event), cudaSuccess);
     ASSERT_EQ(cudaMalloc(&x, kBytes), cudaSuccess);
     ASSERT_EQ(cudaMalloc(&y, kBytes), cudaSuccess);
-    ASSERT_EQ(cudaMallocHost(&host, kBytes), cudaSuccess);
+    ASSERT_EQ(cudaHostAlloc(&host, kBytes, 0), cudaSuccess);
   }
   void TearDown() override {
     reset();
@@ -180,7 +180,7 @@ TEST_P(Streams, MisuseIsAnError) {
             cudaErrorInvalidValue);
   // Work that still uses pinned memory.
   float* other = nullptr;
-  ASSERT_EQ(cudaMallocHost(&other, kBytes), cudaSuccess);
+  ASSERT_EQ(cudaHostAlloc(&other, kBytes, 0), cudaSuccess);
   ASSERT_EQ(cudaMemcpyAsync(other, x, kBytes, cudaMemcpyDeviceToHost, a),
             cudaSuccess);
   EXPECT_EQ(cudaFreeHost(other), cudaErrorInvalidValue);

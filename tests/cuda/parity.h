@@ -4,10 +4,9 @@
 //
 //   TEST_P(ElementwiseParity, AxpyEqualsTheCpu) {
 //     for (const std::int64_t n : lengths()) {
-//       Comparison c;
-//       const Slot x = c.array(dtype, noise(n, 1));
-//       const Slot y = c.array(dtype, noise(n, 2));
-//       c.expect_equal(kernels::axpy, tolerance(dtype), dtype, n, 0.5, x, y);
+//       Comparison c(dtype);
+//       c.expect_equal(kernels::axpy, tolerance(dtype), dtype, n, 0.5,
+//                      c.noise(n, 1), c.noise(n, 2));
 //     }
 //   }
 //
@@ -49,12 +48,9 @@ struct Pointer {
 /// more than one block, and more than all blocks have threads for once.
 const std::vector<std::int64_t>& lengths();
 
-/// How many elements an array of this shape has.
-inline std::int64_t elements_of(const kernels::Dims& shape) {
-  std::int64_t n = 1;
-  for (const std::int64_t size : shape) n *= size;
-  return n;
-}
+/// The values times `factor`, plus `shift`.
+std::vector<double> scaled(double factor, std::vector<double> values,
+                           double shift = 0);
 
 /// A context of device 0 with a stream and scratch of its own.
 class CudaContext {
@@ -78,10 +74,11 @@ class CudaContext {
 class DeviceArray {
  public:
   explicit DeviceArray(std::size_t bytes);
+  DeviceArray(CudaContext& context, const Array& values);
   ~DeviceArray();
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
-  void* data() const { return data_; }
+  Pointer data() const { return {data_}; }
   void write(CudaContext& context, const void* from);
   /// Waits for what the context's stream was given.
   void read(CudaContext& context, void* to) const;
@@ -93,85 +90,106 @@ class DeviceArray {
 
 class Comparison {
  public:
-  Comparison();
+  /// Arrays have this dtype where they are given no other.
+  explicit Comparison(DType dtype = DType::kF64);
   ~Comparison();
 
   /// An array that both sides begin with.
-  Slot array(DType dtype, const std::vector<double>& values);
+  Slot array(const std::vector<double>& values) {
+    return array(Array(dtype_, values));
+  }
+  Slot array(DType dtype, const std::vector<double>& values) {
+    return array(Array(dtype, values));
+  }
   Slot array(Array values);
+  Slot noise(std::int64_t n, std::uint64_t seed) {
+    return array(kernels::noise(n, seed));
+  }
+  Slot noise(DType dtype, std::int64_t n, std::uint64_t seed) {
+    return array(dtype, kernels::noise(n, seed));
+  }
   /// An array that begins as NaN (integers: -1) on both sides.
+  Slot empty(std::int64_t n) { return empty(dtype_, n); }
   Slot empty(DType dtype, std::int64_t n);
-  /// Compared exactly, byte by byte.
-  Slot bytes(std::size_t n);
   /// Null on both sides.
   static Slot null() { return {-1}; }
 
-  /// Further calls begin with the arrays as the CPU left them.
+  /// One side of the comparison: its context, and its pointers for slots.
+  struct Side {
+    Comparison& comparison;
+    KernelContext& context;
+    Pointer operator()(const Slot& slot) const { return from(slot, 0); }
+    /// The array from this element on.
+    Pointer from(const Slot& slot, std::int64_t element) const;
+    template <typename T>
+    const T& operator()(const T& value) const {
+      return value;
+    }
+  };
+
+  /// Calls body(side) for both sides and compares what it leaves and returns:
   /// |cuda - cpu| <= tolerance * (1 + |cpu|) in every element of every array
   /// and for the result; NaN equals NaN, and 0 is -0. With 0 both must be equal.
-  template <typename Kernel, typename... Args>
-  void expect_equal(const Kernel& kernel, double tolerance,
-                    const Args&... args) {
-    using Result = decltype(kernel(cpu_, on_cpu(args)...));
+  /// Further calls begin with the arrays as the CPU left them.
+  template <typename Body>
+  void expect_equal_in(double tolerance, const Body& body) {
+    const Side cpu{*this, cpu_}, cuda{*this, cuda_.kernels()};
     tolerance_ = tolerance;
     keep_arrays();
-    if constexpr (std::is_void_v<Result>) {
-      kernel(cpu_, on_cpu(args)...);
+    if constexpr (std::is_void_v<decltype(body(cpu))>) {
+      body(cpu);
       for (int order = 0; begin(order); ++order) {
-        kernel(cuda_.kernels(), on_cuda(args)...);
+        body(cuda);
         compare();
       }
     } else {
-      const Result expected = kernel(cpu_, on_cpu(args)...);
+      const auto expected = static_cast<double>(body(cpu));
       for (int order = 0; begin(order); ++order) {
-        const Result found = kernel(cuda_.kernels(), on_cuda(args)...);
+        const auto found = static_cast<double>(body(cuda));
         compare();
-        compare_results(static_cast<double>(expected),
-                        static_cast<double>(found));
+        compare_results(expected, found);
       }
     }
   }
+  template <typename Kernel, typename... Args>
+  void expect_equal(const Kernel& kernel, double tolerance,
+                    const Args&... args) {
+    expect_equal_in(tolerance, [&](const Side& on) {
+      return kernel(on.context, on(args)...);
+    });
+  }
 
-  KernelContext& cpu() { return cpu_; }
   KernelContext& cuda() { return cuda_.kernels(); }
-  /// The array as the CPU left it; for further checks of a test.
-  const Array& cpu_array(Slot slot) const { return sides_[slot.index]->cpu; }
-  Array cuda_array(Slot slot);
+  /// The array as the CPU left it.
+  const Array& cpu_array(Slot slot) const { return both_[slot.index]->cpu; }
 
  private:
-  struct Side {
+  struct Both {
     Array before, cpu;
-    bool is_exact = false;
     std::unique_ptr<DeviceArray> cuda;
   };
-  template <typename T>
-  const T& on_cpu(const T& value) {
-    return value;
-  }
-  template <typename T>
-  const T& on_cuda(const T& value) {
-    return value;
-  }
-  Pointer on_cpu(const Slot& slot);
-  Pointer on_cuda(const Slot& slot);
-  // What the CPU's arrays hold is where both sides begin.
+  // Both sides begin with what the CPU's arrays hold.
   void keep_arrays();
   // Chooses an order and writes the arrays anew; false when all are done.
   bool begin(int order);
   void compare();
   void compare_results(double expected, double found) const;
+  // "order 1, arrays of 6 6 3 elements, ".
+  std::string place() const;
 
+  const DType dtype_;
   KernelContext cpu_;
   CudaContext cuda_;
   double tolerance_ = 0;
-  std::string order_;
-  std::vector<std::unique_ptr<Side>> sides_;
+  int order_ = 0;
+  std::vector<std::unique_ptr<Both>> both_;
 };
 
 /// Suites over dtypes: TEST_P bodies see `dtype`.
 class ParityTest : public testing::TestWithParam<DType> {
  protected:
   DType dtype = GetParam();
+  DType stat = kernels::stat_dtype(dtype);
 };
 
 inline const std::vector<DType>& all_dtypes() {
@@ -190,5 +208,13 @@ inline const std::vector<DType>& all_dtypes() {
   INSTANTIATE_TEST_SUITE_P(                                                \
       Dtypes, suite, testing::ValuesIn(::shardbook::parity::all_dtypes()), \
       ::shardbook::kernels::dtype_test_name)
+
+/// On which device the tests run: parity_emulated.cpp or parity_device.cpp is
+/// linked. choose_library is called before the first use of a device: it says
+/// which library core loads.
+void choose_library();
+/// The orders of threads, blocks and streams to try; 0 is the usual one.
+int num_orders();
+void choose_order(int order);
 
 }  // namespace shardbook::parity

@@ -6,7 +6,6 @@ namespace shardbook::parity {
 namespace {
 
 using kernels::ConvShape;
-using kernels::noise;
 using kernels::tolerance;
 
 /// n, h, w, in, out, kh, kw, stride, padding: single channels and images of
@@ -26,36 +25,18 @@ class ConvParity : public ParityTest {
 
 TEST_P(ConvParity, AllPassesEqualTheCpus) {
   for (const ConvShape& s : kConvShapes) {
-    SCOPED_TRACE(testing::Message()
-                 << s.n << " x " << s.h << " x " << s.w << " x " << s.in
-                 << " to " << s.out << ", kernel " << s.kh << " x " << s.kw);
     const std::int64_t in = s.n * s.h * s.w * s.in;
     const std::int64_t out = s.rows() * s.out, weights = s.out * s.depth();
-    {
-      Comparison c;
-      const Slot x = c.array(dtype, noise(in, 1));
-      const Slot weight = c.array(dtype, noise(weights, 2));
-      const Slot bias = c.array(dtype, noise(s.out, 3));
-      const Slot y = c.empty(dtype, out);
-      c.expect_equal(kernels::conv2d, bound(s.depth()), dtype, s, x, weight,
-                     bias, y, nullptr);
-    }
-    {
-      Comparison c;
-      const Slot dy = c.array(dtype, noise(out, 4));
-      const Slot weight = c.array(dtype, noise(weights, 2));
-      const Slot dx = c.empty(dtype, in);
-      c.expect_equal(kernels::conv2d_backward_data, bound(s.out * s.kh * s.kw),
-                     dtype, s, dy, weight, dx, nullptr);
-    }
-    {
-      Comparison c;
-      const Slot x = c.array(dtype, noise(in, 1));
-      const Slot dy = c.array(dtype, noise(out, 4));
-      const Slot dweight = c.empty(dtype, weights);
-      c.expect_equal(kernels::conv2d_backward_weight, bound(s.rows()), dtype, s,
-                     x, dy, dweight, nullptr);
-    }
+    Comparison forward(dtype), data(dtype), weight(dtype);
+    forward.expect_equal(kernels::conv2d, bound(s.depth()), dtype, s,
+                         forward.noise(in, 1), forward.noise(weights, 2),
+                         forward.noise(s.out, 3), forward.empty(out), nullptr);
+    data.expect_equal(kernels::conv2d_backward_data, bound(s.out * s.kh * s.kw),
+                      dtype, s, data.noise(out, 4), data.noise(weights, 2),
+                      data.empty(in), nullptr);
+    weight.expect_equal(kernels::conv2d_backward_weight, bound(s.rows()), dtype,
+                        s, weight.noise(in, 1), weight.noise(out, 4),
+                        weight.empty(weights), nullptr);
   }
 }
 

@@ -1,6 +1,6 @@
 // Parity on a real GPU, which has an order of its own.
 
-#include "tests/cuda/parity_orders.h"
+#include "tests/cuda/parity.h"
 
 namespace shardbook::parity {
 

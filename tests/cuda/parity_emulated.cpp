@@ -3,7 +3,7 @@
 #include <cstdlib>
 
 #include "tests/cuda/emulator/emulator.h"
-#include "tests/cuda/parity_orders.h"
+#include "tests/cuda/parity.h"
 
 namespace shardbook::parity {
 

@@ -1,7 +1,7 @@
 #include "core/kernels/matmul.h"
 
-#include <array>
 #include <cmath>
+#include <utility>
 
 #include "core/kernels/matmul_gelu.h"
 #include "tests/cuda/parity.h"
@@ -22,9 +22,7 @@ class MatmulParity : public ParityTest {
   /// Compares products of random matrices.
   void compare(const MatmulArgs& args, bool with_bias) {
     SCOPED_TRACE(testing::Message()
-                 << args.batch << " x [" << args.m << ", " << args.k << "] x ["
-                 << args.k << ", " << args.n << "], transposed " << args.trans_a
-                 << args.trans_b << ", bias " << with_bias);
+                 << "transposed " << args.trans_a << args.trans_b);
     const auto size = [&](std::int64_t rows, std::int64_t cols, std::int64_t ld,
                           std::int64_t stride) {
       const std::int64_t one =
@@ -38,13 +36,10 @@ class MatmulParity : public ParityTest {
         args.trans_b ? size(args.n, args.k, args.ldb, args.stride_b)
                      : size(args.k, args.n, args.ldb, args.stride_b);
     const std::int64_t c_size = size(args.m, args.n, args.ldc, args.stride_c);
-    Comparison c;
-    const Slot a = c.array(dtype, noise(a_size, 1));
-    const Slot b = c.array(dtype, noise(b_size, 2));
-    const Slot y = c.array(dtype, noise(c_size, 3));
-    const Slot bias =
-        with_bias ? c.array(dtype, noise(args.n, 4)) : Comparison::null();
-    c.expect_equal(kernels::matmul, bound(args.k), dtype, args, a, b, y, bias);
+    Comparison c(dtype);
+    c.expect_equal(kernels::matmul, bound(args.k), dtype, args,
+                   c.noise(a_size, 1), c.noise(b_size, 2), c.noise(c_size, 3),
+                   with_bias ? c.noise(args.n, 4) : c.null());
   }
 };
 
@@ -56,14 +51,14 @@ MatmulArgs product(std::int64_t m, std::int64_t n, std::int64_t k,
   return args;
 }
 
+struct ProductSizes {
+  std::int64_t m, n, k;
+};
+
 TEST_P(MatmulParity, SizesAndTranspositionsEqualTheCpus) {
-  for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{1, 1, 1},
-                                {1, 33, 7},
-                                {17, 1, 40},
-                                {0, 4, 4},
-                                {5, 6, 0},
-                                {64, 48, 96},
-                                {65, 31, 129}}) {
+  const ProductSizes all[] = {{1, 1, 1}, {1, 33, 7},   {17, 1, 40},  {0, 4, 4},
+                              {5, 6, 0}, {64, 48, 96}, {65, 31, 129}};
+  for (const auto& [m, n, k] : all) {
     for (const bool trans_a : {false, true}) {
       for (const bool trans_b : {false, true}) {
         compare(product(m, n, k, trans_a, trans_b), /*with_bias=*/false);
@@ -112,46 +107,37 @@ class MatmulGeluParity : public MatmulParity {
     return 1e-3 * (1 + std::sqrt(static_cast<double>(k)));
   }
   void compare_gelu(const MatmulArgs& args, bool with_bias, bool tf32) {
-    SCOPED_TRACE(testing::Message()
-                 << "[" << args.m << ", " << args.k << "] x [" << args.k << ", "
-                 << args.n << "], transposed " << args.trans_a << args.trans_b
-                 << ", bias " << with_bias << ", TF32 " << tf32);
-    const std::vector<double> a = noise(args.m * args.k, 1),
-                              b = noise(args.k * args.n, 2);
-    {
-      Comparison c;
+    SCOPED_TRACE(testing::Message() << "transposed " << args.trans_a
+                                    << args.trans_b << ", TF32 " << tf32);
+    const std::int64_t n = args.m * args.n;
+    const auto factors = [&](Comparison& c) {
       c.cuda().allow_tf32 = tf32;
-      const Slot bias =
-          with_bias ? c.array(dtype, noise(args.n, 3)) : Comparison::null();
-      c.expect_equal(kernels::matmul_gelu, close(args.k, tf32), dtype, args,
-                     c.array(dtype, a), c.array(dtype, b), bias,
-                     c.empty(dtype, args.m * args.n),
-                     c.empty(dtype, args.m * args.n));
-    }
+      return std::pair(c.noise(args.m * args.k, 1),
+                       c.noise(args.k * args.n, 2));
+    };
+    Comparison forward(dtype), backward(dtype);
+    const auto [a, b] = factors(forward);
+    forward.expect_equal(kernels::matmul_gelu, close(args.k, tf32), dtype, args,
+                         a, b,
+                         with_bias ? forward.noise(args.n, 3) : forward.null(),
+                         forward.empty(n), forward.empty(n));
+    const auto [dy, w] = factors(backward);
     // From where gelu' is 0 to where it is 1
-    std::vector<double> pre = noise(args.m * args.n, 4);
-    for (double& x : pre) x *= 6;
-    Comparison c;
-    c.cuda().allow_tf32 = tf32;
-    const Slot dbias = with_bias ? c.empty(dtype, args.n) : Comparison::null();
+    const Slot pre = backward.array(scaled(6, noise(n, 4)));
     // The bias' gradient adds m elements, of sqrt(k)
-    c.expect_equal(kernels::matmul_gelu_backward,
-                   close(args.k, tf32) * (1 + static_cast<double>(args.m) / 16),
-                   dtype, args, c.array(dtype, a), c.array(dtype, b),
-                   c.array(dtype, pre), c.empty(dtype, args.m * args.n), dbias);
+    backward.expect_equal(
+        kernels::matmul_gelu_backward,
+        close(args.k, tf32) * (1 + static_cast<double>(args.m) / 16), dtype,
+        args, dy, w, pre, backward.empty(n),
+        with_bias ? backward.empty(args.n) : backward.null());
   }
 };
 
 TEST_P(MatmulGeluParity, SizesAndTranspositionsEqualTheCpus) {
-  for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{1, 1, 1},
-                                {1, 8, 1},
-                                {7, 33, 5},
-                                {17, 16, 40},
-                                {0, 8, 4},
-                                {5, 0, 4},
-                                {5, 8, 0},
-                                {33, 24, 129},
-                                {3, 1032, 17}}) {
+  const ProductSizes all[] = {{1, 1, 1},    {1, 8, 1},     {7, 33, 5},
+                              {17, 16, 40}, {0, 8, 4},     {5, 0, 4},
+                              {5, 8, 0},    {33, 24, 129}, {3, 1032, 17}};
+  for (const auto& [m, n, k] : all) {
     for (const bool with_bias : {false, true}) {
       for (const bool transposed : {false, true}) {
         compare_gelu(product(m, n, k, false, transposed), with_bias, false);

@@ -1,5 +1,4 @@
 #include <cmath>
-#include <limits>
 
 #include "core/kernels/pool.h"
 #include "tests/cuda/parity.h"
@@ -28,30 +27,27 @@ class PoolParity : public ParityTest {};
 
 TEST_P(PoolParity, MaxPoolAndItsGradientEqualTheCpus) {
   for (const PoolShape& s : kPoolShapes) {
-    SCOPED_TRACE(testing::Message() << s.h << " x " << s.w << " x " << s.c);
     const std::int64_t in = s.n * s.h * s.w * s.c;
     const std::int64_t out = s.n * s.out_h() * s.out_w() * s.c;
-    Comparison c;
-    const Slot x = c.array(dtype, coarse(noise(in, 1)));
-    const Slot y = c.empty(dtype, out), taps = c.empty(DType::kI32, out);
-    c.expect_equal(kernels::max_pool, 0, dtype, s, x, y, taps);
+    Comparison c(dtype);
+    const Slot taps = c.empty(DType::kI32, out);
+    c.expect_equal(kernels::max_pool, 0, dtype, s,
+                   c.array(coarse(noise(in, 1))), c.empty(out), taps);
     // The same windows in the same order: no bit differs.
-    Comparison back;
-    const Slot dy = back.array(dtype, noise(out, 2));
-    const Slot known = back.array(c.cpu_array(taps));
-    const Slot dx = back.empty(dtype, in);
-    back.expect_equal(kernels::max_pool_backward, 0, dtype, s, dy, known, dx);
+    Comparison back(dtype);
+    back.expect_equal(kernels::max_pool_backward, 0, dtype, s,
+                      back.noise(out, 2), back.array(c.cpu_array(taps)),
+                      back.empty(in));
   }
 }
 
 TEST_P(PoolParity, NanWinsAndMinusInfinityLoses) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  const double low = -kernels::kInf;
+  const double nan = kernels::kNan, low = -kernels::kInf;
   const PoolShape s{1, 2, 4, 1, 2, 1, 0};
-  Comparison c;
-  const Slot x = c.array(dtype, {low, low, 1, nan, low, low, 0, 5});
-  const Slot y = c.empty(dtype, 3), taps = c.empty(DType::kI32, 3);
-  c.expect_equal(kernels::max_pool, 0, dtype, s, x, y, taps);
+  Comparison c(dtype);
+  c.expect_equal(kernels::max_pool, 0, dtype, s,
+                 c.array({low, low, 1, nan, low, low, 0, 5}), c.empty(3),
+                 c.empty(DType::kI32, 3));
 }
 
 TEST_P(PoolParity, AveragesEqualTheCpus) {
@@ -60,16 +56,13 @@ TEST_P(PoolParity, AveragesEqualTheCpus) {
   };
   for (const auto& [n, pixels, channels] :
        {Images{0, 4, 3}, {1, 1, 1}, {3, 49, 7}, {2, 49, 64}, {5, 6, 2000}}) {
-    Comparison c;
-    const Slot x = c.array(dtype, noise(n * pixels * channels, 1));
-    const Slot y = c.empty(dtype, n * channels);
+    Comparison c(dtype), back(dtype);
     c.expect_equal(kernels::average_pixels, tolerance(dtype), dtype, n, pixels,
-                   channels, x, y);
-    Comparison back;
-    const Slot dy = back.array(dtype, noise(n * channels, 2));
-    const Slot dx = back.empty(dtype, n * pixels * channels);
+                   channels, c.noise(n * pixels * channels, 1),
+                   c.empty(n * channels));
     back.expect_equal(kernels::average_pixels_backward, 0, dtype, n, pixels,
-                      channels, dy, dx);
+                      channels, back.noise(n * channels, 2),
+                      back.empty(n * pixels * channels));
   }
 }
 

@@ -11,14 +11,8 @@ namespace shardbook::parity {
 namespace {
 
 using kernels::noise;
-using kernels::stat_dtype;
 using kernels::tolerance;
 using kernels::VocabularyPart;
-
-std::vector<double> times(double factor, std::vector<double> values) {
-  for (double& v : values) v *= factor;
-  return values;
-}
 
 class VocabularyParity : public ParityTest {};
 
@@ -48,27 +42,21 @@ std::vector<double> targets_around(const VocabularyPart& part) {
 }
 
 TEST_P(VocabularyParity, EveryPieceEqualsTheCpus) {
-  const DType stat = stat_dtype(dtype);
   for (const VocabularyPart& part : kParts) {
-    SCOPED_TRACE(testing::Message() << part.rows << " x " << part.cols << ", "
-                                    << part.valid << " valid");
-    const auto values = times(3, noise(part.rows * part.cols, 3));
+    const auto values = scaled(3, noise(part.rows * part.cols, 3));
     const std::vector<double> largest(static_cast<std::size_t>(part.rows), 3.5);
-    Comparison of_max;
+    Comparison of_max(dtype), of_sums(dtype);
     of_max.expect_equal(kernels::vocabulary_max, tolerance(stat), dtype, part,
-                        of_max.array(dtype, values),
-                        of_max.empty(stat, part.rows));
-    Comparison of_sums;
-    of_sums.expect_equal(kernels::vocabulary_sums, 10 * tolerance(stat), dtype,
-                         part, of_sums.array(dtype, values),
-                         of_sums.array(DType::kI64, targets_around(part)),
-                         of_sums.array(stat, largest),
-                         of_sums.empty(stat, part.rows),
-                         of_sums.empty(stat, part.rows));
+                        of_max.array(values), of_max.empty(stat, part.rows));
+    of_sums.expect_equal(
+        kernels::vocabulary_sums, 10 * tolerance(stat), dtype, part,
+        of_sums.array(values), of_sums.array(DType::kI64, targets_around(part)),
+        of_sums.array(stat, largest), of_sums.empty(stat, part.rows),
+        of_sums.empty(stat, part.rows));
     for (const bool mean : {true, false}) {
-      Comparison c;
-      const Slot logits = c.array(dtype, values);
-      const Slot out = mean ? c.empty(dtype, part.rows * part.cols) : logits;
+      Comparison c(dtype);
+      const Slot logits = c.array(values);
+      const Slot out = mean ? c.empty(part.rows * part.cols) : logits;
       c.expect_equal(kernels::vocabulary_gradient, 2 * tolerance(dtype), dtype,
                      part, logits, c.array(DType::kI64, targets_around(part)),
                      c.array(stat, largest), c.array(stat, {0.125}), mean, out);
@@ -78,15 +66,14 @@ TEST_P(VocabularyParity, EveryPieceEqualsTheCpus) {
 
 TEST_P(VocabularyParity, LossesEqualTheCpus) {
   for (const std::int64_t rows : {0, 1, 33, 5001}) {
-    Comparison c;
+    Comparison c(dtype);
     const VocabularyPart part{rows, 9, 9, 9};
-    const Slot max = c.array(dtype, noise(rows, 1));
-    c.expect_equal(kernels::vocabulary_losses, 10 * tolerance(dtype), dtype,
-                   rows, c.array(DType::kI64, targets_around(part)),
-                   c.array(dtype, noise(rows, 2)), max,
-                   c.array(dtype, std::vector<double>(
-                                      static_cast<std::size_t>(rows), 17.25)),
-                   c.empty(dtype, rows), max);
+    const Slot max = c.noise(rows, 1);
+    c.expect_equal(
+        kernels::vocabulary_losses, 10 * tolerance(dtype), dtype, rows,
+        c.array(DType::kI64, targets_around(part)), c.noise(rows, 2), max,
+        c.array(std::vector<double>(static_cast<std::size_t>(rows), 17.25)),
+        c.empty(rows), max);
   }
 }
 

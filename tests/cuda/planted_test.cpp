@@ -9,7 +9,6 @@
 #include "core/kernels/layout.h"
 #include "core/kernels/norm.h"
 #include "tests/cuda/parity.h"
-#include "tests/cuda/parity_orders.h"
 
 namespace shardbook::parity {
 namespace {
@@ -48,16 +47,18 @@ const auto kRaceOrUnwritten = AnyOf(
     HasSubstr("race: it reads element "), HasSubstr("race: it writes element "),
     HasSubstr("not written: it reads element "));
 
+// `n` ones on the device.
+DeviceArray ones(CudaContext& context, std::int64_t n) {
+  return DeviceArray(context, Array(DType::kF32, std::vector<double>(n, 1)));
+}
+
 // 33 x 36: tiles at the edges are not full.
 std::vector<std::string> transpose_failures() {
   return failures([](CudaContext& context) {
-    constexpr std::int64_t kRows = 33, kCols = 36;
-    const std::vector<float> values(kRows * kCols, 1.0f);
-    DeviceArray from(sizeof(float) * values.size()),
-        to(sizeof(float) * values.size());
-    from.write(context, values.data());
-    kernels::transpose(context.kernels(), DType::kF32, 1, kRows, kCols,
-                       from.data(), to.data());
+    const DeviceArray from = ones(context, 33 * 36),
+                      to = ones(context, 33 * 36);
+    kernels::transpose(context.kernels(), DType::kF32, 1, 33, 36, from.data(),
+                       to.data());
     context.synchronize();
   });
 }
@@ -94,9 +95,7 @@ TEST(Planted, OverrunOfTranspositionIsCaught) {
 TEST(Planted, OverrunOfRepeatIsCaught) {
   load("repeat_with_overrun");
   const auto all = failures([](CudaContext& context) {
-    const float two = 2;
-    DeviceArray value(sizeof(float)), x(sizeof(float) * 64);
-    value.write(context, &two);
+    const DeviceArray value = ones(context, 1), x = ones(context, 64);
     kernels::repeat(context.kernels(), DType::kF32, 64, 1.0, value.data(),
                     x.data());
     context.synchronize();
@@ -110,13 +109,13 @@ TEST(Planted, MissingBarrierOfLayerNormIsCaught) {
   load("layer_norm_without_barrier");
   const auto all = failures([](CudaContext& context) {
     constexpr std::int64_t kRows = 40, kCols = 96;
-    const std::vector<float> values(kRows * kCols, 1.0f);
-    DeviceArray x(4 * values.size()), dy(4 * values.size()),
-        dx(4 * values.size()), gamma(4 * kCols), mean(4 * kRows),
-        rstd(4 * kRows), dgamma(4 * kCols), dbeta(4 * kCols);
-    for (DeviceArray* array : {&x, &dy, &gamma, &mean, &rstd}) {
-      array->write(context, values.data());
-    }
+    const DeviceArray x = ones(context, kRows * kCols),
+                      dy = ones(context, kRows * kCols),
+                      dx = ones(context, kRows * kCols),
+                      gamma = ones(context, kCols), mean = ones(context, kRows),
+                      rstd = ones(context, kRows),
+                      dgamma = ones(context, kCols),
+                      dbeta = ones(context, kCols);
     kernels::layer_norm_backward(context.kernels(), DType::kF32, kRows, kCols,
                                  x.data(), gamma.data(), mean.data(),
                                  rstd.data(), dy.data(), dx.data(),

@@ -7,7 +7,7 @@
 #include "tests/cuda/emulator/emulator.h"
 #include "tests/cuda/emulator/fiber.h"
 #include "tests/cuda/emulator/order.h"
-#include "tests/cuda/emulator/shared_memory.h"
+#include "tests/cuda/emulator/shared_array.h"
 
 // CUDA's own names for where a thread stands.
 uint3 threadIdx;
@@ -29,13 +29,11 @@ enum class State { kNew, kReady, kAtBarrier, kInWarpOperation, kEnded };
 struct Thread {
   State state = State::kNew;
   uint3 index;
-  std::uint16_t warp_step = 0;
   context::fcontext_t resume_at = nullptr;
   FiberStack* stack = nullptr;
   // What it waits for.
   Site site{};
   const char* what = nullptr;
-  unsigned mask = 0;
   void* data = nullptr;
 };
 
@@ -114,8 +112,7 @@ void resume(Block& b, Thread& thread) {
   }
   thread.state = State::kReady;
   threadIdx = thread.index;
-  now = {b.barrier, static_cast<std::uint16_t>(index_of(b, thread)),
-         thread.warp_step};
+  now = {b.barrier, static_cast<std::uint16_t>(index_of(b, thread))};
   b.home->leave_for(*thread.stack);
   thread.resume_at = context::jump_fcontext(thread.resume_at, nullptr).fctx;
   b.home->arrive_from(*thread.stack);
@@ -124,12 +121,10 @@ void resume(Block& b, Thread& thread) {
   }
 }
 
-void make_ready(Block& b, unsigned first, unsigned count, unsigned mask) {
+void make_ready(Block& b, int first, int count) {
   const bool backwards = seed() == 1;
-  for (unsigned k = 0; k < count; ++k) {
-    const unsigned i = backwards ? count - 1 - k : k;
-    if (count <= kWarpSize && (mask >> i & 1u) == 0) continue;
-    b.ready.push_back(static_cast<int>(first + i));
+  for (int k = 0; k < count; ++k) {
+    b.ready.push_back(first + (backwards ? count - 1 - k : k));
   }
 }
 
@@ -156,18 +151,9 @@ std::string describe_deadlock(Block& b) {
     for (int other = first; other < b.num_threads; ++other) {
       const Thread& late = b.threads[other];
       if (in_warp && other >= first + kWarpSize) break;
-      if (in_warp && (waits.mask >> (other - first) & 1u) == 0) continue;
-      if (late.state == waits.state && late.site == waits.site &&
-          late.mask == waits.mask) {
-        continue;
-      }
-      std::string text = "deadlock: " + describe_state(waits) + ", which " +
-                         thread_name(other) + " does not reach: it " +
-                         describe_state(late);
-      if (in_warp && late.site == waits.site && late.mask != waits.mask) {
-        text += " with another mask";
-      }
-      return text;
+      if (late.state == waits.state && late.site == waits.site) continue;
+      return "deadlock: " + describe_state(waits) + ", which " +
+             thread_name(other) + " does not reach: it " + describe_state(late);
     }
     if (in_warp) {
       return "deadlock: " + describe_state(waits) +
@@ -199,10 +185,8 @@ void run_block(Block& b) {
   b.next = 0;
   for (int t = 0; t < b.num_threads; ++t) {
     b.threads[t].state = State::kNew;
-    b.threads[t].warp_step = 0;
   }
-  // More than a warp's size: no mask.
-  make_ready(b, 0, b.num_threads, ~0u);
+  make_ready(b, 0, b.num_threads);
   while (b.next < b.ready.size()) {
     if (seed() > 1) {
       std::swap(b.ready[b.next],
@@ -262,7 +246,6 @@ void barrier(Site site) {
   Thread& me = *b.running;
   me.state = State::kAtBarrier;
   me.site = site;
-  me.mask = 0;
   if (++b.at_barrier == b.num_threads) {
     for (int t = 0; t < b.num_threads; ++t) {
       if (b.threads[t].site == site) continue;
@@ -271,46 +254,36 @@ void barrier(Site site) {
     }
     b.at_barrier = 0;
     ++b.barrier;
-    make_ready(b, 0, b.num_threads, ~0u);
+    make_ready(b, 0, b.num_threads);
   }
   suspend();
 }
 
-void warp_operation(const char* what, unsigned mask, void* mine,
-                    void (*complete)(const Lanes&), bool orders_memory,
-                    Site site) {
+void warp_operation(const char* what, void* mine,
+                    void (*complete)(const Lanes&), Site site) {
   Block& b = block();
   Thread& me = *b.running;
-  if ((mask >> lane() & 1u) == 0) {
-    fail(std::string(what) + " in " + describe(site) +
-         ": the mask leaves out this lane, " + std::to_string(lane()));
-  }
   me.state = State::kInWarpOperation;
   me.site = site;
   me.what = what;
-  me.mask = mask;
   me.data = mine;
 
   const int first = now.thread / kWarpSize * kWarpSize;
-  Lanes lanes{mask, {}};
+  Lanes lanes;
   for (int l = 0; l < kWarpSize; ++l) {
-    if ((mask >> l & 1u) == 0) continue;
-    const Thread* other = &b.threads[first + l];
-    if (first + l >= b.num_threads || other->state != State::kInWarpOperation ||
-        !(other->site == site) || other->what != what || other->mask != mask) {
+    const Thread& other = b.threads[first + l];
+    if (first + l >= b.num_threads || other.state != State::kInWarpOperation ||
+        !(other.site == site)) {
       return suspend();
     }
-    lanes.data[l] = other->data;
+    lanes[l] = other.data;
   }
   // This lane is the last.
-  if (complete != nullptr) complete(lanes);
+  complete(lanes);
   for (int l = 0; l < kWarpSize; ++l) {
-    if ((mask >> l & 1u) == 0) continue;
-    Thread& other = b.threads[first + l];
-    other.state = State::kReady;
-    if (orders_memory && mask == 0xffffffffu) ++other.warp_step;
+    b.threads[first + l].state = State::kReady;
   }
-  make_ready(b, first, kWarpSize, mask);
+  make_ready(b, first, kWarpSize);
   suspend();
 }
 

@@ -3,6 +3,7 @@
 // The threads of one block: what kernels see of it (barriers, warps), and what
 // the instrumented arrays ask about the thread that runs.
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -22,13 +23,11 @@ struct Site {
 };
 std::string describe(const Site& site);
 
-/// The time of a block is counted in barriers, that of a warp in __syncwarp().
-/// `barrier` goes on from block to block, so that what an earlier block left
-/// behind is seen to be old.
+/// The time of a block is counted in barriers. The count goes on from block to
+/// block, so what an earlier block left behind is seen to be old.
 struct Moment {
   std::uint32_t barrier = 0;
   std::uint16_t thread = 0;
-  std::uint16_t warp_step = 0;
 };
 
 /// The thread that runs now.
@@ -36,12 +35,10 @@ extern Moment now;
 /// The first moment of the block that runs now.
 extern std::uint32_t block_begin;
 
-/// True when whatever happened at `before` is over for the thread that runs:
-/// it did it itself, or a barrier lies between.
+/// True when the access at `before` is over for the thread that runs: that
+/// thread made it, or a barrier lies between.
 inline bool is_ordered(const Moment& before) {
-  return before.barrier != now.barrier || before.thread == now.thread ||
-         (before.thread / kWarpSize == now.thread / kWarpSize &&
-          before.warp_step != now.warp_step);
+  return before.barrier != now.barrier || before.thread == now.thread;
 }
 
 /// Ends the kernel: the failure is reported with its block and this thread.
@@ -54,15 +51,11 @@ std::string thread_name(int thread);
 /// __syncthreads().
 void barrier(Site site);
 
-/// A warp operation: waits until all lanes of `mask` have come to it. The last
-/// to come calls `complete` with what each of them brought, then all go on.
-struct Lanes {
-  unsigned mask;
-  void* data[kWarpSize];
-};
-void warp_operation(const char* what, unsigned mask, void* mine,
-                    void (*complete)(const Lanes&), bool orders_memory,
-                    Site site);
+/// A warp operation: waits until all lanes have come to it. The last to come
+/// calls `complete` with what each lane brought, then all go on.
+using Lanes = std::array<void*, kWarpSize>;
+void warp_operation(const char* what, void* mine,
+                    void (*complete)(const Lanes&), Site site);
 /// The lane of the thread that runs.
 inline int lane() { return now.thread % kWarpSize; }
 

@@ -144,14 +144,6 @@ const Allocation* find_allocation(const void* address) {
 
 std::size_t allocated_bytes(int device) { return memory().allocated[device]; }
 
-std::size_t allocated_bytes() {
-  std::size_t sum = 0;
-  for (const auto& [device, bytes] : memory().allocated) {
-    if (device != kHost) sum += bytes;
-  }
-  return sum;
-}
-
 std::string describe_address(const void* address) {
   const char* const byte = static_cast<const char*>(address);
   std::ostringstream text;

@@ -47,18 +47,15 @@ void set_device_memory(std::size_t bytes);
 /// Runs what is left on all streams, and forgets planted failures and errors.
 void reset();
 
-/// Bytes of device memory that are allocated now, on all devices.
-std::size_t allocated_bytes();
-/// How many kernels have run.
-std::uint64_t kernels_run();
-
 /// Work of another kind on a stream, such as a collective. `poll` is called
 /// once the work before it is done, and again until it returns true; it says
 /// false while it waits for other streams. It runs on any host thread. What it
 /// throws becomes the error of the call that waits for it.
 void enqueue(cudaStream_t stream, std::string name, std::function<bool()> poll);
-/// Lets those who wait ask `poll` again, after a change from outside.
+/// Lets threads that wait ask `poll` again, after a change from outside.
 void wake();
+/// The same within `poll`.
+void wake_from_poll();
 
 /// One grid: what runs, and how many of it.
 struct Grid {

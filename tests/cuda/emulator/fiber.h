@@ -28,9 +28,6 @@ class FiberStack {
   /// Makes the stack ready to call `entry`, whatever lies on it.
   boost::context::detail::fcontext_t prepare(
       void (*entry)(boost::context::detail::transfer_t));
-  bool contains(const void* address) const {
-    return address >= memory_ && address < memory_ + bytes_;
-  }
 
   // Sanitizers watch stacks and threads, and must be told of each change: call
   // the first before the jump to `other`, the second after arriving from there.

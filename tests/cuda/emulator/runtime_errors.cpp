@@ -52,38 +52,6 @@ cudaError_t planted(Runtime& runtime, const char* function) {
 using emulator::report;
 using emulator::Runtime;
 
-const char* cudaGetErrorName(cudaError_t error) {
-  switch (error) {
-#define EMULATOR_NAME(name) \
-  case name:                \
-    return #name;
-    EMULATOR_NAME(cudaSuccess)
-    EMULATOR_NAME(cudaErrorInvalidValue)
-    EMULATOR_NAME(cudaErrorMemoryAllocation)
-    EMULATOR_NAME(cudaErrorInvalidConfiguration)
-    EMULATOR_NAME(cudaErrorInsufficientDriver)
-    EMULATOR_NAME(cudaErrorNoDevice)
-    EMULATOR_NAME(cudaErrorInvalidDevice)
-    EMULATOR_NAME(cudaErrorInvalidResourceHandle)
-    EMULATOR_NAME(cudaErrorNotReady)
-    EMULATOR_NAME(cudaErrorIllegalAddress)
-    EMULATOR_NAME(cudaErrorPeerAccessAlreadyEnabled)
-    EMULATOR_NAME(cudaErrorLaunchFailure)
-    EMULATOR_NAME(cudaErrorIllegalState)
-    EMULATOR_NAME(cudaErrorStreamCaptureUnsupported)
-    EMULATOR_NAME(cudaErrorStreamCaptureInvalidated)
-    EMULATOR_NAME(cudaErrorStreamCaptureMerge)
-    EMULATOR_NAME(cudaErrorStreamCaptureUnmatched)
-    EMULATOR_NAME(cudaErrorStreamCaptureUnjoined)
-    EMULATOR_NAME(cudaErrorStreamCaptureIsolation)
-    EMULATOR_NAME(cudaErrorCapturedEvent)
-    EMULATOR_NAME(cudaErrorStreamCaptureWrongThread)
-    EMULATOR_NAME(cudaErrorUnknown)
-#undef EMULATOR_NAME
-  }
-  return "cudaErrorUnknown";
-}
-
 const char* cudaGetErrorString(cudaError_t error) {
   if (error == emulator::told_error && !emulator::told_text.empty()) {
     return emulator::told_text.c_str();
@@ -95,24 +63,12 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid argument";
     case cudaErrorMemoryAllocation:
       return "out of memory";
-    case cudaErrorInvalidConfiguration:
-      return "invalid configuration argument";
     case cudaErrorNoDevice:
       return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice:
       return "invalid device ordinal";
     case cudaErrorInvalidResourceHandle:
       return "invalid resource handle";
-    case cudaErrorNotReady:
-      return "device not ready";
-    case cudaErrorIllegalAddress:
-      return "an illegal memory access was encountered";
-    case cudaErrorLaunchFailure:
-      return "unspecified launch failure";
-    case cudaErrorIllegalState:
-      return "the operation cannot be performed in the present state";
-    case cudaErrorStreamCaptureUnsupported:
-      return "operation not permitted when stream is capturing";
     case cudaErrorCapturedEvent:
       return "operation not permitted on an event last recorded in a "
              "capturing stream";
@@ -124,7 +80,6 @@ const char* cudaGetErrorString(cudaError_t error) {
 cudaError_t cudaGetLastError() {
   return std::exchange(emulator::last_error, cudaSuccess);
 }
-cudaError_t cudaPeekAtLastError() { return emulator::last_error; }
 
 cudaError_t cudaDriverGetVersion(int* version) {
   *version = 13000;
@@ -163,38 +118,17 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   std::strcpy(properties->name, "emulated GPU");
   properties->totalGlobalMem = runtime.device_bytes;
-  properties->sharedMemPerBlock = 48 << 10;
-  properties->warpSize = 32;
-  properties->maxThreadsPerBlock = 1024;
   properties->major = 8;
   properties->minor = 0;
   properties->multiProcessorCount = 4;
   return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what,
-                                   int device) {
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int device) {
   cudaDeviceProp properties;
   const cudaError_t error = cudaGetDeviceProperties(&properties, device);
-  if (error != cudaSuccess) return error;
-  switch (what) {
-    case cudaDevAttrMaxThreadsPerBlock:
-      *value = properties.maxThreadsPerBlock;
-      break;
-    case cudaDevAttrWarpSize:
-      *value = properties.warpSize;
-      break;
-    case cudaDevAttrMultiProcessorCount:
-      *value = properties.multiProcessorCount;
-      break;
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = properties.major;
-      break;
-    case cudaDevAttrComputeCapabilityMinor:
-      *value = properties.minor;
-      break;
-  }
-  return cudaSuccess;
+  if (error == cudaSuccess) *value = properties.major;
+  return error;
 }
 
 cudaError_t cudaDeviceSynchronize() {
@@ -202,9 +136,3 @@ cudaError_t cudaDeviceSynchronize() {
   runtime.advance_device(emulator::current_device(), lock);
   return emulator::report_failure(runtime, emulator::current_device());
 }
-
-cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-  *can = device != peer;
-  return cudaSuccess;
-}
-cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }

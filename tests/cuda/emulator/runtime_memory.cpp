@@ -97,12 +97,6 @@ cudaError_t enqueue_copy(const char* function, void* to, const void* from,
   return runtime.add(stream, std::move(work), lock);
 }
 
-cudaError_t allocate_host(void** pointer, std::size_t bytes) {
-  *pointer = bytes == 0 ? nullptr : emulator::allocate(kHost, bytes);
-  return bytes > 0 && *pointer == nullptr ? report(cudaErrorMemoryAllocation)
-                                          : cudaSuccess;
-}
-
 }  // namespace
 
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
@@ -131,13 +125,11 @@ cudaError_t cudaFree(void* pointer) {
              : report(cudaErrorInvalidValue, "cudaFree: " + problem);
 }
 
-cudaError_t cudaMallocHost(void** pointer, std::size_t bytes) {
-  EMULATOR_ENTER_UNSAFE();
-  return allocate_host(pointer, bytes);
-}
 cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
   EMULATOR_ENTER_UNSAFE();
-  return allocate_host(pointer, bytes);
+  *pointer = bytes == 0 ? nullptr : emulator::allocate(kHost, bytes);
+  return bytes > 0 && *pointer == nullptr ? report(cudaErrorMemoryAllocation)
+                                          : cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void* pointer) {
@@ -162,49 +154,10 @@ cudaError_t cudaFreeHost(void* pointer) {
              : report(cudaErrorInvalidValue, "cudaFreeHost: " + problem);
 }
 
-cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
-  EMULATOR_ENTER();
-  const Range range(host, 1);
-  if (range.is_pageable() || range.is_device()) {
-    return report(cudaErrorInvalidValue);
-  }
-  *device = host;
-  return cudaSuccess;
-}
-
-cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
-  EMULATOR_ENTER();
-  *total = runtime.device_bytes;
-  *free = *total - emulator::allocated_bytes(emulator::current_device());
-  return cudaSuccess;
-}
-
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
-                                     const void* pointer) {
-  EMULATOR_ENTER();
-  const Allocation* a = emulator::find_allocation(pointer);
-  void* const address = const_cast<void*>(pointer);
-  if (a == nullptr) {
-    *attributes = {cudaMemoryTypeUnregistered, 0, nullptr, address};
-  } else if (a->device == kHost) {
-    *attributes = {cudaMemoryTypeHost, 0, address, address};
-  } else {
-    *attributes = {cudaMemoryTypeDevice, a->device, address, nullptr};
-  }
-  return cudaSuccess;
-}
-
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes,
                             cudaMemcpyKind kind, cudaStream_t stream) {
   EMULATOR_ENTER();
   return enqueue_copy(__func__, to, from, bytes, kind, stream, runtime, lock);
-}
-
-cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int,
-                                std::size_t bytes, cudaStream_t stream) {
-  EMULATOR_ENTER();
-  return enqueue_copy(__func__, to, from, bytes, cudaMemcpyDeviceToDevice,
-                      stream, runtime, lock);
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes,
@@ -236,8 +189,4 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes,
                         return true;
                       }},
                      lock);
-}
-
-cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
-  return cudaMemsetAsync(to, value, bytes, nullptr);
 }

@@ -66,10 +66,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
-                                         int) {
-  return cudaStreamCreateWithFlags(stream, flags);
-}
 
 // What was on it is still done, when somebody waits for it.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -119,25 +115,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle,
   return runtime.add(stream, std::move(work), lock);
 }
 
-cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function,
-                               void* data) {
-  EMULATOR_ENTER();
-  const auto stream = runtime.find(handle);
-  if (stream == nullptr) return no_stream(__func__);
-  return runtime.add(stream,
-                     {__func__,
-                      [function, data] {
-                        function(data);
-                        return true;
-                      }},
-                     lock);
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   EMULATOR_ENTER();
   auto made = std::make_unique<Event>();
   made->device = emulator::current_device();
-  made->has_timing = (flags & cudaEventDisableTiming) == 0;
   *event = reinterpret_cast<cudaEvent_t>(made.get());
   runtime.events[made.get()] = std::move(made);
   return cudaSuccess;
@@ -212,10 +193,9 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t earlier,
   for (const Event* const event : events) {
     if (event == nullptr) return no_event(__func__);
     if (event->capture) return is_captured(*event, __func__);
-    if (!event->has_timing || event->stream == nullptr) {
+    if (event->stream == nullptr) {
       return report(cudaErrorInvalidResourceHandle,
-                    "cudaEventElapsedTime: an event without timing, or not "
-                    "recorded");
+                    "cudaEventElapsedTime: the event was never recorded");
     }
     if (event->stream->done < event->position) return cudaErrorNotReady;
   }

@@ -1,5 +1,3 @@
-#include "tests/cuda/emulator/shared_memory.h"
-
 #include <vector>
 
 #include "tests/cuda/emulator/shared_array.h"
@@ -45,28 +43,14 @@ std::string name(const SharedStorage& array, std::int64_t index) {
          describe(array.declared);
 }
 
-[[noreturn]] void report_race(const SharedStorage& array, std::int64_t index,
-                              const char* mine, const Moment& other,
-                              const char* others) {
-  fail(std::string("race: it ") + mine + " " + name(array, index) + ", which " +
-       thread_name(other.thread) + " " + others +
-       " with no barrier in between");
-}
-
-// Of two moments, keeps one that the next thread may not be ordered after.
-void remember(Moment (&moments)[2]) {
-  if (moments[0].barrier != now.barrier) {
-    moments[1] = {};
-  } else if (moments[0].thread != now.thread) {
-    const auto warp = [](const Moment& m) { return m.thread / kWarpSize; };
-    const bool other_warp =
-        moments[1].barrier == now.barrier && warp(moments[1]) != warp(now);
-    if (warp(moments[0]) != warp(now) ||
-        (!other_warp && moments[0].warp_step == now.warp_step)) {
-      moments[1] = moments[0];
-    }
+// Keeps the last reader, and another one of the same moment.
+void remember(Moment (&readers)[2]) {
+  if (readers[0].barrier != now.barrier) {
+    readers[1] = {};
+  } else if (readers[0].thread != now.thread) {
+    readers[1] = readers[0];
   }
-  moments[0] = now;
+  readers[0] = now;
 }
 
 }  // namespace
@@ -80,37 +64,24 @@ void* touch(SharedStorage& array, std::int64_t index, Access access) {
          std::to_string(array.size));
   }
   ElementHistory& history = array.history[index];
+  const bool reads = access == Access::kRead;
   const auto check = [&](const Moment& before, const char* others) {
     if (before.barrier < block_begin || is_ordered(before)) return;
-    report_race(array, index,
-                access == Access::kRead    ? "reads"
-                : access == Access::kWrite ? "writes"
-                                           : "updates",
-                before, others);
+    fail(std::string("race: it ") + (reads ? "reads " : "writes ") +
+         name(array, index) + ", which " + thread_name(before.thread) + " " +
+         others + " with no barrier in between");
   };
   check(history.written, "wrote");
-  if (access != Access::kAtomic) {
-    check(history.updated[0], "updated");
-    check(history.updated[1], "updated");
-  }
-  if (access != Access::kRead) {
-    check(history.read[0], "read");
-    check(history.read[1], "read");
-  }
-  if (access != Access::kWrite && history.written.barrier < block_begin) {
+  if (reads && history.written.barrier < block_begin) {
     fail("not written: it reads " + name(array, index) +
          ", to which no thread of the block has written");
   }
-  switch (access) {
-    case Access::kRead:
-      remember(history.read);
-      break;
-    case Access::kWrite:
-      history.written = now;
-      break;
-    case Access::kAtomic:
-      remember(history.updated);
-      break;
+  if (reads) {
+    remember(history.read);
+  } else {
+    check(history.read[0], "read");
+    check(history.read[1], "read");
+    history.written = now;
   }
   return array.values + static_cast<std::size_t>(index) * array.element_bytes;
 }

@@ -150,6 +150,8 @@ void wake() {
   runtime.changed.notify_all();
 }
 
+void wake_from_poll() { Runtime::instance().changed.notify_all(); }
+
 void launch_grid(cudaStream_t handle, Grid grid) {
   Runtime& runtime = Runtime::instance();
   Runtime::Lock lock(runtime.mutex);
@@ -180,7 +182,6 @@ void launch_grid(cudaStream_t handle, Grid grid) {
               {shared->name,
                [&runtime, shared, device] {
                  const std::string failure = run_grid(*shared);
-                 ++runtime.kernels_run;
                  if (!failure.empty()) {
                    runtime.failures.emplace(device, failure);
                  }
@@ -216,12 +217,6 @@ void set_device_memory(std::size_t bytes) {
   Runtime& runtime = Runtime::instance();
   const Runtime::Lock lock(runtime.mutex);
   runtime.device_bytes = bytes;
-}
-
-std::uint64_t kernels_run() {
-  Runtime& runtime = Runtime::instance();
-  const Runtime::Lock lock(runtime.mutex);
-  return runtime.kernels_run;
 }
 
 }  // namespace emulator

@@ -54,7 +54,6 @@ struct Stream {
 
 struct Event {
   int device = 0;
-  bool has_timing = true;
   std::shared_ptr<Stream> stream;  ///< null until it is recorded
   std::uint64_t position = 0;
   int queries = 0;
@@ -80,7 +79,6 @@ struct Runtime {
   int next_stream = 0;
   std::map<int, std::string> failures;  ///< of kernels, by device
   std::map<std::string, std::pair<int, cudaError_t>> planted;
-  std::uint64_t kernels_run = 0;
 
   using Lock = std::unique_lock<std::mutex>;
   std::shared_ptr<Stream> make_stream(bool is_blocking);

@@ -1,14 +1,12 @@
 #pragma once
 
-// What the ranks of a communicator of the stand-in share.
+// One rank's end of a communicator of the stand-in, and its calls.
 
 #include <nccl.h>
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,26 +48,6 @@ struct Launch {
   bool is_done = false;
 };
 
-/// Calls of all ranks that belong together: a collective, or the two ends of a
-/// message.
-struct Meeting {
-  std::map<int, Operation*> arrived;  ///< by rank; 0 and 1 for messages
-};
-
-struct Clique {
-  std::string id;
-  int size = 0;
-  std::map<int, ncclComm_t> members;
-  std::map<std::int64_t, Meeting> collectives;  // by number
-  std::map<std::pair<int, int>, std::map<std::int64_t, Meeting>> messages;
-  // The splits that not all ranks have called.
-  struct Part {
-    int color, key;
-    ncclComm_t* child;
-  };
-  std::map<std::int64_t, std::map<int, Part>> splits;  // by number, rank
-};
-
 /// Moves the data of a collective that all ranks have arrived in. Sums go
 /// around a ring, beginning at another rank in each part of the buffer, and
 /// 16-bit sums are rounded at every step, as NCCL's may be.
@@ -83,10 +61,9 @@ ncclResult_t call(const char* function, ncclComm_t comm, cudaStream_t stream,
 
 }  // namespace stand_in
 
-/// One rank's end.
 struct ncclComm {
-  std::shared_ptr<stand_in::Clique> clique;
-  int rank = 0;
+  std::string id;
+  int rank = 0, size = 0;
   int device = 0;
   bool is_aborted = false, is_finalized = false;
   ncclResult_t error = ncclSuccess;
@@ -95,8 +72,7 @@ struct ncclComm {
   std::shared_ptr<stand_in::Launch> pending;
   bool was_asked = false;
   bool is_complete = false;
-  bool is_splitting = false;
-  ncclComm_t* child = nullptr;  // of a split among processes
+  ncclComm_t* child = nullptr;  ///< of a split that not all ranks have called
   std::int64_t num_collectives = 0, num_splits = 0, num_running = 0;
   std::map<std::pair<int, int>, std::int64_t> num_messages;  // by way
 };

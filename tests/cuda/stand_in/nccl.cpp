@@ -1,6 +1,5 @@
-// The calls of the stand-in for NCCL. One mutex guards everything; the
-// emulator's own is taken before it (by whoever runs a stream), never after.
-// Ranks are threads of this process, or processes (processes.h).
+// The calls of the stand-in for NCCL. Ranks are threads of this process, or
+// processes: they meet on a board (board.h).
 
 #include <nccl.h>
 #include <unistd.h>
@@ -11,10 +10,8 @@
 #include <sstream>
 #include <thread>
 
-#include "tests/cuda/stand_in/communicator.h"
-#include "tests/cuda/stand_in/processes.h"
+#include "tests/cuda/stand_in/board.h"
 #include "tests/cuda/stand_in/stand_in.h"
-#include "tests/cuda/stand_in/state.h"
 
 namespace stand_in {
 namespace {
@@ -39,14 +36,52 @@ ncclResult_t planted(const char* function) {
   return refuse(error, "planted by a test");
 }
 
-// All ranks have begun to end their communicator, as NCCL wants it.
-bool all_end(const ncclComm& comm) {
-  if (are_processes()) return all_have_ended(*comm.clique);
-  return std::all_of(comm.clique->members.begin(), comm.clique->members.end(),
-                     [](const auto& member) {
-                       return member.second->is_finalized ||
-                              member.second->is_aborted;
-                     });
+const char* type_name(ncclDataType_t type) {
+  switch (type) {
+    case ncclFloat64:
+      return "f64";
+    case ncclFloat32:
+      return "f32";
+    case ncclFloat16:
+      return "f16";
+    case ncclBfloat16:
+      return "bf16";
+    case ncclInt64:
+      return "i64";
+    default:
+      return "i32";
+  }
+}
+
+// Whether all ranks are there; expects the lock.
+bool is_complete(ncclComm& comm) {
+  if (!comm.is_complete) comm.is_complete = all_have_joined(comm);
+  return comm.is_complete;
+}
+
+// One look at a launch that is first on its stream; true when it is done.
+bool poll(ncclComm& comm, Launch& launch) {
+  const Lock lock(state().mutex);
+  if (comm.is_aborted || launch.is_done) return true;
+  // Messages of a group run together, collectives one after the other. The second
+  // look finds the messages that this rank has taken from itself in the first.
+  for (int look = 0; look < 2; ++look) {
+    for (Operation& operation : launch.operations) {
+      if (operation.is_done) continue;
+      const std::string wrong = look_at(comm, operation);
+      if (!wrong.empty() && comm.error == ncclSuccess) {
+        // As with NCCL, the call never ends.
+        comm.error = ncclInvalidUsage;
+        comm.error_text = "calls differ: " + wrong;
+      }
+      if (!operation.is_done && !operation.is_message()) return false;
+    }
+  }
+  launch.is_done =
+      std::all_of(launch.operations.begin(), launch.operations.end(),
+                  [](const Operation& each) { return each.is_done; });
+  if (launch.is_done) --comm.num_running;
+  return launch.is_done;
 }
 
 // What is wrong with the communicator for a new call; expects the lock.
@@ -54,7 +89,7 @@ std::string why_not_ready(ncclComm& comm) {
   if (state().live.count(&comm) == 0) {
     return "the communicator was destroyed or aborted";
   }
-  if (!is_complete(comm) || comm.pending || comm.is_splitting) {
+  if (!is_complete(comm) || comm.pending || comm.child != nullptr) {
     return "a call was made while another one is in progress";
   }
   return comm.error_text;
@@ -88,16 +123,27 @@ ncclResult_t launch_group(ncclComm_t comm, Launch launch) {
   return ncclInProgress;
 }
 
-ncclComm_t make_comm(int rank, int device) {
+ncclComm_t make_comm(const std::string& id, int rank, int size, int device) {
   auto comm = std::make_unique<ncclComm>();
-  comm->rank = rank;
+  comm->id = id;
+  comm->rank = rank, comm->size = size;
   comm->device = device;
   state().live.insert(comm.get());
   state().comms.push_back(std::move(comm));
   return state().comms.back().get();
 }
 
-// Other processes wake nobody here: who waits for them looks again and again.
+// Ends a rank's part; the last one of this process clears the board.
+void leave(ncclComm_t comm) {
+  state().live.erase(comm);
+  const auto is_ours = [&](ncclComm_t each) { return each->id == comm->id; };
+  if (std::none_of(state().live.begin(), state().live.end(), is_ours)) {
+    forget(comm->id);
+  }
+}
+
+// Other processes wake nobody here: threads that wait for them look again and
+// again.
 void begin_to_look() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -110,48 +156,37 @@ void begin_to_look() {
   });
 }
 
-// The same of all_have_joined: this rank's part of a split among processes.
+// Makes this rank's part of a split that all ranks have called.
 void look_at_split(ncclComm& comm) {
-  if (!are_processes() || !comm.is_splitting) return;
-  SplitPart part;
-  if (!find_part(*comm.clique, comm.rank, comm.num_splits - 1, part)) return;
-  comm.is_splitting = false;
-  if (part.rank < 0) return;
-  auto clique = std::make_shared<Clique>();
-  clique->id = part.id;
-  clique->size = part.size;
-  ncclComm_t child = make_comm(part.rank, comm.device);
-  child->clique = clique;
-  child->is_complete = true;
-  clique->members[part.rank] = child;
-  *comm.child = child;
+  std::string id;
+  int rank = -1, size = 0;
+  if (comm.child == nullptr || !find_part(comm, id, rank, size)) return;
+  ncclComm_t* const child = std::exchange(comm.child, nullptr);
+  if (rank < 0) return;
+  *child = make_comm(id, rank, size, comm.device);
+  (*child)->is_complete = true;
   ++state().num_split;
 }
 
-// All ranks have called: makes the parts.
-void finish_split(Clique& clique, std::int64_t number) {
-  std::map<std::pair<int, int>, std::vector<int>> parts;  // (color, key): ranks
-  std::map<int, std::shared_ptr<Clique>> cliques;         // by color
-  for (const auto& [rank, part] : clique.splits[number]) {
-    if (part.color >= 0) parts[{part.color, part.key}].push_back(rank);
-  }
-  for (const auto& [order, ranks] : parts) {
-    auto& made = cliques[order.first];
-    if (made == nullptr) made = std::make_shared<Clique>();
-    for (const int rank : ranks) {
-      const int position = made->size++;
-      ncclComm_t child = make_comm(position, clique.members[rank]->device);
-      child->clique = made;
-      made->members[position] = child;
-      *clique.splits[number][rank].child = child;
-      ++state().num_split;
-    }
-  }
-  for (const auto& [rank, comm] : clique.members) comm->is_splitting = false;
-  clique.splits.erase(number);
-}
-
 }  // namespace
+
+std::string Operation::text() const {
+  static const char* const kNames[] = {
+      "ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast",
+      "ncclReduce",    "ncclSend",          "ncclRecv"};
+  static const char* const kOps[] = {"sum", "product", "max", "min"};
+  std::ostringstream text;
+  text << kNames[static_cast<int>(kind)] << " " << type_name(type) << "["
+       << count << "]";
+  if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter ||
+      kind == Kind::kReduce) {
+    text << " (" << kOps[op] << ")";
+  }
+  if (kind == Kind::kBroadcast || kind == Kind::kReduce) {
+    text << " (root " << peer << ")";
+  }
+  return text.str();
+}
 
 ncclResult_t call(const char* function, ncclComm_t comm, cudaStream_t stream,
                   Operation operation) {
@@ -162,8 +197,7 @@ ncclResult_t call(const char* function, ncclComm_t comm, cudaStream_t stream,
     const bool has_peer = operation.kind == Kind::kBroadcast ||
                           operation.kind == Kind::kReduce ||
                           operation.is_message();
-    if (has_peer &&
-        (operation.peer < 0 || operation.peer >= comm->clique->size)) {
+    if (has_peer && (operation.peer < 0 || operation.peer >= comm->size)) {
       return refuse(ncclInvalidArgument,
                     "there is no rank " + std::to_string(operation.peer));
     }
@@ -208,16 +242,10 @@ Counts counts() {
 
 }  // namespace stand_in
 
-using stand_in::Clique;
 using stand_in::Kind;
 using stand_in::Lock;
 using stand_in::refuse;
 using stand_in::state;
-
-ncclResult_t ncclGetVersion(int* version) {
-  *version = 22803;
-  return ncclSuccess;
-}
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   const Lock lock(state().mutex);
@@ -259,33 +287,10 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   if (config->blocking != 0) {
     return refuse(ncclInvalidArgument, "only blocking = 0 is known");
   }
-  auto& clique = state().cliques[std::string(id.internal, sizeof(id))];
-  if (clique == nullptr) {
-    clique = std::make_shared<Clique>();
-    clique->id = id.internal;
-    clique->size = size;
-  }
-  if (clique->size != size || rank < 0 || rank >= size ||
-      clique->members.count(rank) > 0) {
-    return refuse(ncclInvalidArgument, "rank " + std::to_string(rank) + " of " +
-                                           std::to_string(size) +
-                                           " does not fit the others");
-  }
-  *comm = stand_in::make_comm(rank, device);
-  (*comm)->clique = clique;
-  clique->members[rank] = *comm;
+  *comm = stand_in::make_comm(id.internal, rank, size, device);
   ++state().num_joined;
-  if (stand_in::are_processes()) {
-    stand_in::begin_to_look();
-    stand_in::write_join(*clique, rank, device);
-  }
-  for (const auto& [other, theirs] : clique->members) {
-    if (other == rank || theirs->device != device) continue;
-    stand_in::break_all(*clique, "duplicate GPU: rank " +
-                                     std::to_string(other) + " and rank " +
-                                     std::to_string(rank) + " both on device " +
-                                     std::to_string(device));
-  }
+  if (stand_in::are_processes()) stand_in::begin_to_look();
+  stand_in::write_join(**comm);
   return ncclInProgress;
 }
 
@@ -300,49 +305,38 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
     return refuse(ncclInvalidUsage, "calls are in flight on the parent");
   }
   *child = nullptr;
-  comm->is_splitting = true;
-  const std::int64_t number = comm->num_splits++;
-  if (stand_in::are_processes()) {
-    comm->child = child;
-    stand_in::write_split(*comm->clique, comm->rank, number, color, key);
-    return ncclInProgress;
-  }
-  auto& called = comm->clique->splits[number];
-  called[comm->rank] = {color, key, child};
-  if (static_cast<int>(called.size()) == comm->clique->size) {
-    stand_in::finish_split(*comm->clique, number);
-  }
+  comm->child = child;
+  stand_in::write_split(*comm, color, key);
+  ++comm->num_splits;
   return ncclInProgress;
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   const Lock lock(state().mutex);
   comm->is_finalized = true;
-  if (stand_in::are_processes()) {
-    stand_in::write_end(*comm->clique, comm->rank);
-  }
+  stand_in::write_end(*comm);
   return ncclInProgress;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const Lock lock(state().mutex);
-  if (state().live.erase(comm) == 0) {
+  if (state().live.count(comm) == 0) {
     return refuse(ncclInvalidArgument, "the communicator is gone already");
   }
+  stand_in::leave(comm);
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   {
     const Lock lock(state().mutex);
-    if (state().live.erase(comm) == 0) {
+    if (state().live.count(comm) == 0) {
       return refuse(ncclInvalidArgument, "the communicator is gone already");
     }
     comm->is_aborted = true;
     ++state().num_aborted;
-    if (stand_in::are_processes()) {
-      stand_in::write_end(*comm->clique, comm->rank);
-    }
+    stand_in::write_end(*comm);
+    stand_in::leave(comm);
   }
   emulator::wake();
   return ncclSuccess;
@@ -361,8 +355,10 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     if (*error != ncclSuccess) return ncclSuccess;
     *error = ncclInProgress;
     stand_in::look_at_split(*comm);
-    if (!stand_in::is_complete(*comm) || comm->is_splitting) return ncclSuccess;
-    if (comm->is_finalized && !stand_in::all_end(*comm)) return ncclSuccess;
+    if (!stand_in::is_complete(*comm) || comm->child) return ncclSuccess;
+    if (comm->is_finalized && !stand_in::all_have_ended(*comm)) {
+      return ncclSuccess;
+    }
     if (comm->pending != nullptr) {
       if (!std::exchange(comm->was_asked, true)) return ncclSuccess;
       launch = std::move(comm->pending);

@@ -1,8 +1,8 @@
 #pragma once
 
-// A stand-in for NCCL: as much of its interface as this project uses, for ranks
-// that are threads of one process, on the emulator's streams and memory
-// (tests/cuda/emulator/). Names, values and meanings are NCCL's.
+// A stand-in for NCCL: as much of its interface as this project uses, on the
+// emulator's streams and memory (tests/cuda/emulator/). Names, values and
+// meanings are NCCL's.
 //
 // It is stricter than NCCL. A send ends when its receive runs, and not before;
 // a call that is made while another is in progress is refused; a launch reaches
@@ -50,7 +50,6 @@ struct ncclConfig_t {
 #define NCCL_CONFIG_INITIALIZER \
   { sizeof(ncclConfig_t), 0xcafebeef, 1 }
 
-ncclResult_t ncclGetVersion(int* version);
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 const char* ncclGetErrorString(ncclResult_t result);
 const char* ncclGetLastError(ncclComm_t comm);

@@ -30,8 +30,7 @@ float element_of_word(std::uint32_t word, int half) {
 template <typename T>
 void complete_product(const Lanes& lanes) {
   const auto lane = [&](int l) -> const BlockProduct& {
-    if (lanes.data[l] == nullptr) fail("mma: a lane is missing");
-    return *static_cast<const BlockProduct*>(lanes.data[l]);
+    return *static_cast<const BlockProduct*>(lanes[l]);
   };
   float a[16][16], b[16][8];
   for (int k = 0; k < 16; ++k) {
@@ -60,8 +59,7 @@ template <typename T>
 void multiply_block(float (&c)[4], const std::uint32_t (&a)[4],
                     std::uint32_t b0, std::uint32_t b1) {
   emulator::BlockProduct mine{a, {b0, b1}, c};
-  emulator::warp_operation("mma", 0xffffffffu, &mine,
-                           &emulator::complete_product<T>, false,
+  emulator::warp_operation("mma", &mine, &emulator::complete_product<T>,
                            {__FILE__, __LINE__});
 }
 
