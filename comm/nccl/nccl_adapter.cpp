@@ -46,10 +46,6 @@ ncclRedOp_t nccl_op(ReduceOp op) {
   }
 }
 
-cudaStream_t nccl_stream(void* stream) {
-  return static_cast<cudaStream_t>(stream);
-}
-
 // "NCCL: ncclSend of f32[10] to rank 1 failed: unhandled system error (...)".
 template <typename... Parts>
 void check(ncclResult_t result, ncclComm_t comm, const char* call,
@@ -64,9 +60,15 @@ void check(ncclResult_t result, ncclComm_t comm, const char* call,
   throw Error(text.str());
 }
 
-std::string of(std::size_t count, DType dtype) {
-  return " of " + std::string(dtype_name(dtype)) + "[" + std::to_string(count) +
-         "]";
+// " of f32[10] to rank 1".
+std::string sizes_of(const NcclOperation& x) {
+  const bool to = x.op == CommOp::kReduce || x.op == CommOp::kSend;
+  const bool from = x.op == CommOp::kBroadcast || x.op == CommOp::kRecv;
+  return " of " + std::string(dtype_name(x.dtype)) + "[" +
+         std::to_string(x.count) + "]" +
+         (to     ? " to rank " + std::to_string(x.peer)
+          : from ? " from rank " + std::to_string(x.peer)
+                 : "");
 }
 
 class Communicator : public NcclCommunicator {
@@ -117,53 +119,43 @@ class Communicator : public NcclCommunicator {
     return result == ncclSuccess;
   }
 
-  void all_reduce(const void* input, void* output, std::size_t count,
-                  DType dtype, ReduceOp op, void* stream) override {
-    check(ncclAllReduce(input, output, count, nccl_dtype(dtype), nccl_op(op),
-                        comm_, nccl_stream(stream)),
-          comm_, "ncclAllReduce", of(count, dtype));
-  }
-
-  void reduce_scatter(const void* input, void* output, std::size_t count,
-                      DType dtype, ReduceOp op, void* stream) override {
-    check(ncclReduceScatter(input, output, count, nccl_dtype(dtype),
-                            nccl_op(op), comm_, nccl_stream(stream)),
-          comm_, "ncclReduceScatter", of(count, dtype));
-  }
-
-  void all_gather(const void* input, void* output, std::size_t count,
-                  DType dtype, void* stream) override {
-    check(ncclAllGather(input, output, count, nccl_dtype(dtype), comm_,
-                        nccl_stream(stream)),
-          comm_, "ncclAllGather", of(count, dtype));
-  }
-
-  void broadcast(void* data, std::size_t count, DType dtype, int root,
-                 void* stream) override {
-    check(ncclBroadcast(data, data, count, nccl_dtype(dtype), root, comm_,
-                        nccl_stream(stream)),
-          comm_, "ncclBroadcast", of(count, dtype), " from rank ", root);
-  }
-
-  void reduce(void* data, std::size_t count, DType dtype, ReduceOp op, int root,
-              void* stream) override {
-    check(ncclReduce(data, data, count, nccl_dtype(dtype), nccl_op(op), root,
-                     comm_, nccl_stream(stream)),
-          comm_, "ncclReduce", of(count, dtype), " to rank ", root);
-  }
-
-  void send(const void* data, std::size_t count, DType dtype, int peer,
-            void* stream) override {
-    check(ncclSend(data, count, nccl_dtype(dtype), peer, comm_,
-                   nccl_stream(stream)),
-          comm_, "ncclSend", of(count, dtype), " to rank ", peer);
-  }
-
-  void recv(void* data, std::size_t count, DType dtype, int peer,
-            void* stream) override {
-    check(ncclRecv(data, count, nccl_dtype(dtype), peer, comm_,
-                   nccl_stream(stream)),
-          comm_, "ncclRecv", of(count, dtype), " from rank ", peer);
+  void call(const NcclOperation& x, void* to_stream) override {
+    const auto stream = static_cast<cudaStream_t>(to_stream);
+    const ncclDataType_t type = nccl_dtype(x.dtype);
+    const ncclRedOp_t op = nccl_op(x.reduce_op);
+    const auto checked = [&](const char* name, ncclResult_t result) {
+      check(result, comm_, name, sizes_of(x));
+    };
+    switch (x.op) {
+      case CommOp::kAllReduce:
+        return checked(
+            "ncclAllReduce",
+            ncclAllReduce(x.input, x.output, x.count, type, op, comm_, stream));
+      case CommOp::kReduceScatter:
+        return checked("ncclReduceScatter",
+                       ncclReduceScatter(x.input, x.output, x.count, type, op,
+                                         comm_, stream));
+      case CommOp::kAllGather:
+        return checked(
+            "ncclAllGather",
+            ncclAllGather(x.input, x.output, x.count, type, comm_, stream));
+      case CommOp::kBroadcast:
+        return checked("ncclBroadcast",
+                       ncclBroadcast(x.input, x.output, x.count, type, x.peer,
+                                     comm_, stream));
+      case CommOp::kReduce:
+        return checked("ncclReduce",
+                       ncclReduce(x.input, x.output, x.count, type, op, x.peer,
+                                  comm_, stream));
+      case CommOp::kSend:
+        return checked("ncclSend",
+                       ncclSend(x.input, x.count, type, x.peer, comm_, stream));
+      case CommOp::kRecv:
+        return checked("ncclRecv", ncclRecv(x.output, x.count, type, x.peer,
+                                            comm_, stream));
+      default:
+        SB_FAIL("NCCL has no ", comm_op_name(x.op));
+    }
   }
 
   std::shared_ptr<NcclCommunicator> split(int color, int key) override {
@@ -206,13 +198,6 @@ class Library : public NcclLibrary {
     // and all_to_all still do: NCCL connects pairs at their first message, so
     // all ranks must begin with them in one order.
     setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
-  }
-
-  std::string version() const override {
-    int code = 0;
-    check(ncclGetVersion(&code), nullptr, "ncclGetVersion");
-    return "NCCL " + std::to_string(code / 10000) + "." +
-           std::to_string(code / 100 % 100) + "." + std::to_string(code % 100);
   }
 
   std::string make_id() override {

@@ -129,60 +129,45 @@ void* NcclGroup::address(const Tensor& tensor) const {
   return tensor.raw();
 }
 
-Work NcclGroup::start(const CommCall& call, const Tensors& buffers, bool moves,
-                      const NcclWorld::Run& run) {
+Work NcclGroup::start(const CommCall& call, const CommBuffers& buffers,
+                      bool moves, const NcclWorld::Run& run) {
   const std::string text = text_of(call);
-  for (const Tensor& buffer : buffers) {
+  Tensors tensors;
+  for (const Tensor& buffer : {buffers.output, buffers.input}) {
+    if (!buffer.defined()) continue;
     check_device(buffer, world_->device(), text);
+    tensors.push_back(buffer);
   }
   const std::string key = report(call);
   return world_->issue(
       communicator_, stream_,
-      std::make_shared<NcclCall>(world_, text, key, timeout_, buffers),
+      std::make_shared<NcclCall>(world_, text, key, timeout_, tensors),
       moves ? run : NcclWorld::Run());
 }
 
 Work NcclGroup::do_collective(const CommCall& call,
                               const CommBuffers& buffers) {
-  const Tensor &output = buffers.output, &input = buffers.input;
-  const int root = call.root_or_peer;
-  // Runs `collective` on the communicator's stream
-  const auto run = [&](const Tensors& tensors,
-                       const NcclWorld::Run& collective) {
-    return start(call, tensors, call.numel > 0, collective);
-  };
   switch (call.op) {
-    case CommOp::kAllReduce:
-      return run({output}, [&](NcclCommunicator& nccl, void* stream) {
-        void* data = address(output);
-        nccl.all_reduce(data, data, numel_of(output), call.dtype,
-                        call.reduce_op, stream);
-      });
-    case CommOp::kReduceScatter:
-      return run({output, input}, [&](NcclCommunicator& nccl, void* stream) {
-        nccl.reduce_scatter(address(input), address(output), numel_of(output),
-                            call.dtype, call.reduce_op, stream);
-      });
-    case CommOp::kAllGather:
-      return run({output, input}, [&](NcclCommunicator& nccl, void* stream) {
-        nccl.all_gather(address(input), address(output), numel_of(input),
-                        call.dtype, stream);
-      });
-    case CommOp::kBroadcast:
-      return run({output}, [&](NcclCommunicator& nccl, void* stream) {
-        nccl.broadcast(address(output), numel_of(output), call.dtype, root,
-                       stream);
-      });
-    case CommOp::kReduce:
-      return run({output}, [&](NcclCommunicator& nccl, void* stream) {
-        nccl.reduce(address(output), numel_of(output), call.dtype,
-                    call.reduce_op, root, stream);
-      });
     case CommOp::kBarrier:
       return barrier(call);
+    case CommOp::kAllReduce:
+    case CommOp::kReduceScatter:
+    case CommOp::kAllGather:
+    case CommOp::kBroadcast:
+    case CommOp::kReduce:
+      break;
     default:
       return exchange_pieces(call, buffers);
   }
+  const Tensor& counted =
+      call.op == CommOp::kAllGather ? buffers.input : buffers.output;
+  return start(
+      call, buffers, call.numel > 0, [&](NcclCommunicator& nccl, void* stream) {
+        nccl.call(
+            {call.op, address(buffers.input), address(buffers.output),
+             numel_of(counted), call.dtype, call.reduce_op, call.root_or_peer},
+            stream);
+      });
 }
 
 // --- Collectives made of messages --------------------------------------------
@@ -223,9 +208,6 @@ Work NcclGroup::exchange_pieces(const CommCall& call,
     compare_counts(id_ + "/" + std::to_string(num_collectives_), call,
                    buffers.send_counts, buffers.recv_counts);
   }
-  Tensors tensors;
-  if (output.defined()) tensors.push_back(output);
-  if (input.defined()) tensors.push_back(input);
   const auto size = static_cast<std::int64_t>(dtype_bytes(call.dtype));
   const auto at = [&](const Tensor& tensor, const Piece& piece) {
     return static_cast<std::byte*>(address(tensor)) + piece.offset * size;
@@ -233,19 +215,23 @@ Work NcclGroup::exchange_pieces(const CommCall& call,
   const auto is_empty = [](const Piece& piece) { return piece.count == 0; };
   const bool moves = !std::all_of(sent.begin(), sent.end(), is_empty) ||
                      !std::all_of(received.begin(), received.end(), is_empty);
-  return start(call, tensors, moves, [&](NcclCommunicator& nccl, void* stream) {
+  return start(call, buffers, moves, [&](NcclCommunicator& nccl, void* stream) {
     // NCCL matches a send to oneself like any other.
     world_->library().begin_group();
     try {
       for (const Piece& piece : sent) {
         if (piece.count == 0) continue;
-        nccl.send(at(input, piece), static_cast<std::size_t>(piece.count),
-                  call.dtype, piece.peer, stream);
+        nccl.call({CommOp::kSend, at(input, piece), nullptr,
+                   static_cast<std::size_t>(piece.count), call.dtype,
+                   ReduceOp::kSum, piece.peer},
+                  stream);
       }
       for (const Piece& piece : received) {
         if (piece.count == 0) continue;
-        nccl.recv(at(output, piece), static_cast<std::size_t>(piece.count),
-                  call.dtype, piece.peer, stream);
+        nccl.call({CommOp::kRecv, nullptr, at(output, piece),
+                   static_cast<std::size_t>(piece.count), call.dtype,
+                   ReduceOp::kSum, piece.peer},
+                  stream);
       }
     } catch (...) {
       world_->library().end_group();

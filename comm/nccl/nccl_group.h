@@ -55,7 +55,7 @@ class NcclGroup : public ProcessGroup {
   std::string text_of(const CommCall& call) const;
   /// Tells the coordinator of a collective; returns the key of its meeting.
   std::string report(const CommCall& call);
-  Work start(const CommCall& call, const Tensors& buffers, bool moves,
+  Work start(const CommCall& call, const CommBuffers& buffers, bool moves,
              const NcclWorld::Run& run);
   Work barrier(const CommCall& call);
   std::vector<Piece> pieces_of(const Tensor& tensor,

@@ -6,74 +6,53 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <vector>
+#include <string>
 
 #include "core/check.h"
 
 namespace shardbook::internal {
 namespace {
 
-constexpr const char* kName = "libshardbook_nccl.so";
-
-// The folder of the library that this code is in.
-std::string own_folder() {
-  Dl_info info;
-  if (dladdr(reinterpret_cast<const void*>(&why_no_nccl), &info) == 0) {
-    return "";
-  }
-  std::error_code ignored;
-  return std::filesystem::absolute(info.dli_fname, ignored)
-      .parent_path()
-      .string();
-}
-
 struct Loaded {
   NcclLibrary* library = nullptr;
   std::string problem;
 };
 
+// The library lies beside the one that this code is part of.
+std::string library_path() {
+  if (const char* given = std::getenv("SHARDBOOK_NCCL_LIBRARY")) return given;
+  Dl_info info{};
+  const std::string name = "libshardbook_nccl.so";
+  if (dladdr(reinterpret_cast<const void*>(&why_no_nccl), &info) == 0) {
+    return name;
+  }
+  std::error_code ignored;
+  const auto own = std::filesystem::absolute(info.dli_fname, ignored);
+  return (own.parent_path() / name).string();
+}
+
 Loaded load() {
-  std::vector<std::string> places;
-  const char* given = std::getenv("SHARDBOOK_NCCL_LIBRARY");
-  if (given != nullptr) {
-    places.emplace_back(given);
-  } else {
-    const std::string folder = own_folder();
-    if (!folder.empty()) places.push_back(folder + "/" + kName);
-    places.emplace_back(kName);
+  const std::string path = library_path();
+  std::error_code ignored;
+  if (std::getenv("SHARDBOOK_NCCL_LIBRARY") == nullptr &&
+      !std::filesystem::exists(path, ignored)) {
+    return {nullptr,
+            "backend nccl: this build has no NCCL; install the CUDA Toolkit "
+            "and NCCL (nccl.h, libnccl.so) and build again, or use --backend "
+            "threads"};
   }
-  Loaded result;
-  bool exists = given != nullptr;
-  for (const std::string& place : places) {
-    void* handle = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) {
-      const char* reason = dlerror();
-      std::error_code ignored;
-      // A file that is there and cannot be loaded is the reason to report.
-      const bool is_there = std::filesystem::exists(place, ignored);
-      if (is_there || (!exists && result.problem.empty())) {
-        result.problem = reason == nullptr ? place : reason;
-      }
-      exists = exists || is_there;
-      if (given != nullptr && reason != nullptr) result.problem = reason;
-      continue;
-    }
-    using Entry = NcclLibrary*();
-    auto* entry = reinterpret_cast<Entry*>(dlsym(handle, "shardbook_nccl"));
-    if (entry == nullptr) {
-      result.problem = place + " has no shardbook_nccl";
-      continue;
-    }
-    result.library = entry();
-    return result;
+  void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const char* reason = dlerror();
+    return {nullptr, "backend nccl: " +
+                         (reason == nullptr ? path : std::string(reason))};
   }
-  result.problem =
-      exists ? "backend nccl: " + result.problem
-             : std::string(
-                   "backend nccl: this build has no NCCL; install the CUDA "
-                   "Toolkit and NCCL (nccl.h, libnccl.so) and build again, or "
-                   "use --backend threads");
-  return result;
+  using Entry = NcclLibrary*();
+  auto* entry = reinterpret_cast<Entry*>(dlsym(handle, "shardbook_nccl"));
+  if (entry == nullptr) {
+    return {nullptr, "backend nccl: " + path + " has no shardbook_nccl"};
+  }
+  return {entry(), ""};
 }
 
 const Loaded& loaded() {

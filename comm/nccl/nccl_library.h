@@ -17,12 +17,22 @@
 
 namespace shardbook::internal {
 
+/// What NCCL is told of one call. `op` is one of the collectives that NCCL has,
+/// a send or a receive.
+struct NcclOperation {
+  CommOp op;
+  const void* input = nullptr;  ///< null for a receive
+  void* output = nullptr;       ///< null for a send
+  /// Elements of the output of reduce_scatter, and of the input of all_gather:
+  /// the other buffer has that many per rank.
+  std::size_t count = 0;
+  DType dtype = DType::kF32;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  int peer = -1;  ///< root, receiver or sender
+};
+
 /// One rank's end of a communicator. Buffers lie on the current device of the
-/// calling thread, streams are cudaStream_t. A call returns before the device
-/// has run it, and perhaps before NCCL has put it on the stream: the next call,
-/// or an event after it, has to wait until is_ready(). Calls that NCCL refuses
-/// throw Error with the call, its sizes and NCCL's own words. For one thread at
-/// a time.
+/// calling thread, streams are cudaStream_t. For one thread at a time.
 class NcclCommunicator {
  public:
   /// Waits for what is on the streams, unless it was aborted.
@@ -31,25 +41,11 @@ class NcclCommunicator {
   /// NCCL has taken what it was given. Throws the error of a call that went
   /// wrong after it returned, such as a lost connection.
   virtual bool is_ready() = 0;
-
-  virtual void all_reduce(const void* input, void* output, std::size_t count,
-                          DType dtype, ReduceOp op, void* stream) = 0;
-  /// `count` elements of output; the input has that many per rank.
-  virtual void reduce_scatter(const void* input, void* output,
-                              std::size_t count, DType dtype, ReduceOp op,
-                              void* stream) = 0;
-  /// `count` elements of input; the output has that many per rank.
-  virtual void all_gather(const void* input, void* output, std::size_t count,
-                          DType dtype, void* stream) = 0;
-  virtual void broadcast(void* data, std::size_t count, DType dtype, int root,
-                         void* stream) = 0;
-  /// In place on the root.
-  virtual void reduce(void* data, std::size_t count, DType dtype, ReduceOp op,
-                      int root, void* stream) = 0;
-  virtual void send(const void* data, std::size_t count, DType dtype, int peer,
-                    void* stream) = 0;
-  virtual void recv(void* data, std::size_t count, DType dtype, int peer,
-                    void* stream) = 0;
+  /// Returns before the device has run the call, and perhaps before NCCL has put
+  /// it on the stream: the next call, or an event after it, has to wait until
+  /// is_ready(). Throws Error where NCCL refuses the call, with its sizes and
+  /// NCCL's own words.
+  virtual void call(const NcclOperation& operation, void* stream) = 0;
 
   /// A communicator per color, ranked by key; all ranks of this one call it.
   virtual std::shared_ptr<NcclCommunicator> split(int color, int key) = 0;
@@ -65,8 +61,6 @@ class NcclCommunicator {
 class NcclLibrary {
  public:
   virtual ~NcclLibrary() = default;
-  /// "NCCL 2.28.3".
-  virtual std::string version() const = 0;
   /// What the ranks of a new communicator must have in common.
   virtual std::string make_id() = 0;
   /// Rank `rank` of `size` joins, on the current device of this thread; done

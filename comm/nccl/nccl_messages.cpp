@@ -20,37 +20,24 @@ NcclMessages::Way& NcclMessages::find(const std::string& name, bool sends) {
 
 void NcclMessages::send(const std::string& name, int to,
                         std::shared_ptr<NcclCall> call, const void* data,
-                        std::size_t count, DType dtype, int tag) {
+                        const Header& header) {
   Way& way = find(name, true);
-  std::string id;
   if (way.num_mailed == 0) {
-    id = world_.library_.make_id();
-    way.communicator = world_.library_.join(id, 2, 0);
+    way.id = world_.library_.make_id();
+    way.communicator = world_.library_.join(way.id, 2, 0);
     world_.communicators_.push_back(way.communicator);
   }
-  std::ostringstream header;
-  header << tag << " " << static_cast<int>(dtype) << " " << count << " " << id;
+  std::ostringstream text;
+  text << header.tag << " " << static_cast<int>(header.dtype) << " "
+       << header.count << " " << (way.num_mailed == 0 ? way.id : "");
   world_.line_->mail(to, name + "/" + std::to_string(way.num_mailed++),
-                     header.str());
-  Message message;
-  message.call = std::move(call);
-  message.data = const_cast<void*>(data);
-  message.count = count;
-  message.dtype = dtype;
-  message.tag = tag;
-  way.posted.push_back(std::move(message));
+                     text.str());
+  way.posted.push_back({std::move(call), const_cast<void*>(data), header});
 }
 
 void NcclMessages::recv(const std::string& name, std::shared_ptr<NcclCall> call,
-                        void* data, std::size_t count, DType dtype, int tag) {
-  Way& way = find(name, false);
-  Message message;
-  message.call = std::move(call);
-  message.data = data;
-  message.count = count;
-  message.dtype = dtype;
-  message.tag = tag;
-  way.posted.push_back(std::move(message));
+                        void* data, const Header& header) {
+  find(name, false).posted.push_back({std::move(call), data, header});
 }
 
 void NcclMessages::advance() {
@@ -72,7 +59,7 @@ void NcclMessages::advance(Way& way) {
       if (message.call != nullptr) {
         world_.mark_issued(*message.call, way.stream);
       } else {
-        way.early[message.tag].push_back(std::move(message));
+        way.early[message.header.tag].push_back(std::move(message));
       }
     }
     if (!way.sends) take_early(way);
@@ -97,8 +84,9 @@ bool NcclMessages::read_header(Way& way) {
   std::istringstream in(*text);
   in >> header.tag >> dtype >> header.count;
   header.dtype = static_cast<DType>(dtype);
-  header.id = text->substr(static_cast<std::size_t>(in.tellg()) + 1);
-  way.header = std::move(header);
+  const std::string id = text->substr(static_cast<std::size_t>(in.tellg()) + 1);
+  if (!id.empty()) way.id = id;
+  way.header = header;
   return true;
 }
 
@@ -106,7 +94,7 @@ bool NcclMessages::connect(Way& way) {
   if (way.is_connected) return true;
   if (way.communicator == nullptr) {
     world_.runtime_.use(world_.gpu_.index());
-    way.communicator = world_.library_.join(way.header->id, 2, 1);
+    way.communicator = world_.library_.join(way.id, 2, 1);
     world_.communicators_.push_back(way.communicator);
   }
   way.is_connected = way.communicator->is_ready();
@@ -121,33 +109,26 @@ std::optional<NcclMessages::Message> NcclMessages::next(Way& way) {
     return message;
   }
   const Header header = *way.header;
-  const auto wanted =
-      std::find_if(way.posted.begin(), way.posted.end(),
-                   [&](const Message& m) { return m.tag == header.tag; });
+  const auto wanted = std::find_if(
+      way.posted.begin(), way.posted.end(),
+      [&](const Message& m) { return m.header.tag == header.tag; });
   if (wanted != way.posted.end()) {
-    // Of a difference the coordinator tells all ranks.
-    if (wanted->dtype != header.dtype || wanted->count != header.count) {
-      return {};
-    }
+    // The coordinator tells all ranks of a difference.
+    if (!(wanted->header == header)) return {};
     Message message = std::move(*wanted);
     way.posted.erase(wanted);
     way.header.reset();
     return message;
   }
-  Message early;
-  early.count = header.count;
-  early.dtype = header.dtype;
-  early.tag = header.tag;
-  early.block = world_.take_block(header.count * dtype_bytes(header.dtype));
-  early.data = early.block.get();
+  const auto block = world_.take_block(header.bytes());
   way.header.reset();
-  return early;
+  return Message{nullptr, block.get(), header, block};
 }
 
 // Receives whose messages are here already.
 void NcclMessages::take_early(Way& way) {
   for (auto it = way.posted.begin(); it != way.posted.end();) {
-    const auto found = way.early.find(it->tag);
+    const auto found = way.early.find(it->header.tag);
     if (found == way.early.end()) {
       ++it;
       continue;
@@ -158,8 +139,7 @@ void NcclMessages::take_early(Way& way) {
     Message message = std::move(*it);
     it = way.posted.erase(it);
     const std::size_t bytes =
-        std::min(early.count * dtype_bytes(early.dtype),
-                 message.count * dtype_bytes(message.dtype));
+        std::min(early.header.bytes(), message.header.bytes());
     world_.put_in_line(*message.call, way.stream);
     if (bytes > 0) {
       world_.runtime_.copy(message.data, early.data, bytes,
@@ -174,12 +154,12 @@ void NcclMessages::start(Way& way, Message message) {
   if (message.call != nullptr) world_.put_in_line(*message.call, way.stream);
   void* const stream = world_.gpu_.stream(way.stream);
   // The sender is rank 0 of the way's communicator, the receiver rank 1.
-  if (message.count > 0 && way.sends) {
-    way.communicator->send(message.data, message.count, message.dtype, 1,
-                           stream);
-  } else if (message.count > 0) {
-    way.communicator->recv(message.data, message.count, message.dtype, 0,
-                           stream);
+  if (message.header.count > 0) {
+    way.communicator->call(
+        {way.sends ? CommOp::kSend : CommOp::kRecv, message.data, message.data,
+         message.header.count, message.header.dtype, ReduceOp::kSum,
+         way.sends ? 1 : 0},
+        stream);
   }
   way.in_progress = std::move(message);
 }

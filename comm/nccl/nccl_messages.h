@@ -31,10 +31,20 @@ class NcclMessages {
   int stream_of(const std::string& way, bool sends) {
     return find(way, sends).stream;
   }
+  /// What both ends of a message must agree on.
+  struct Header {
+    int tag = 0;
+    DType dtype = DType::kF32;
+    std::size_t count = 0;
+    std::size_t bytes() const { return count * dtype_bytes(dtype); }
+    bool operator==(const Header& other) const {
+      return tag == other.tag && dtype == other.dtype && count == other.count;
+    }
+  };
   void send(const std::string& way, int to, std::shared_ptr<NcclCall> call,
-            const void* data, std::size_t count, DType dtype, int tag);
+            const void* data, const Header& header);
   void recv(const std::string& way, std::shared_ptr<NcclCall> call, void* data,
-            std::size_t count, DType dtype, int tag);
+            const Header& header);
   /// Moves every way on as far as it goes without waiting.
   void advance();
   /// Some message has not been issued yet.
@@ -45,16 +55,8 @@ class NcclMessages {
   struct Message {
     std::shared_ptr<NcclCall> call;  // null: came before it was asked for
     void* data = nullptr;
-    std::size_t count = 0;
-    DType dtype = DType::kF32;
-    int tag = 0;
-    std::shared_ptr<void> block;  // of one that came early
-  };
-  struct Header {
-    int tag = 0;
-    DType dtype = DType::kF32;
-    std::size_t count = 0;
-    std::string id;  // of the communicator, with the first
+    Header header;
+    std::shared_ptr<void> block = nullptr;  // of one that came early
   };
   struct Way {
     std::string name;
@@ -65,6 +67,7 @@ class NcclMessages {
     std::int64_t num_mailed = 0;  // by the sender
     std::int64_t next = 0;        // whose header the receiver wants
     std::optional<Header> header;
+    std::string id;  // of the communicator, with the first header
     std::deque<Message> posted;
     std::optional<Message> in_progress;
     std::map<int, std::deque<Message>> early;  // by tag

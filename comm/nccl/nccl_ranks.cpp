@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -28,12 +29,6 @@ std::string reason_of(const std::exception_ptr& failure) {
   }
 }
 
-std::vector<int> first_ranks(int count) {
-  std::vector<int> ranks;
-  for (int r = 0; r < count; ++r) ranks.push_back(r);
-  return ranks;
-}
-
 // `on_failure` learns of an exception of `body` before any other rank does.
 void run_rank(const RankEnvironment& environment, std::uint64_t generation,
               const std::function<void(ProcessGroup&)>& body,
@@ -51,8 +46,10 @@ void run_rank(const RankEnvironment& environment, std::uint64_t generation,
     world = std::make_shared<NcclWorld>(environment, generation, options,
                                         context.device);
     try {
-      NcclGroup group(world, "world", rank, first_ranks(environment.world_size),
-                      "world", options.timeout);
+      std::vector<int> ranks(static_cast<std::size_t>(environment.world_size));
+      std::iota(ranks.begin(), ranks.end(), 0);
+      NcclGroup group(world, "world", rank, std::move(ranks), "world",
+                      options.timeout);
       body(group);
       world->leave();
     } catch (...) {

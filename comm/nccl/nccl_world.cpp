@@ -24,6 +24,10 @@ constexpr std::chrono::microseconds kWaiterTick{50};
 // Streams with smaller numbers belong to the rank's own work (core/stream.h).
 constexpr int kFirstStream = kCopyStream + 1;
 
+NcclMessages::Header header_of(const Tensor& tensor, int tag) {
+  return {tag, tensor.dtype(), static_cast<std::size_t>(tensor.numel())};
+}
+
 }  // namespace
 
 // Device memory for messages that leave their buffers at once or come early.
@@ -153,16 +157,9 @@ NcclWorld::Communicator NcclWorld::join(const std::string& key,
   const std::string mine = rank == 0 ? library_.make_id() : "";
   const std::string id =
       line_->exchange(key, join_ranks(ranks), text, mine, timeout).front();
-  const ControlLine::Wait wait(*line_, text, "", timeout);
-  Communicator result;
-  {
-    const Lock lock(mutex_);
-    runtime_.use(gpu_.index());
-    result = library_.join(id, static_cast<int>(ranks.size()), rank);
-    communicators_.push_back(result);
-  }
-  settle(result, text);
-  return result;
+  return make_communicator(text, timeout, [&] {
+    return library_.join(id, static_cast<int>(ranks.size()), rank);
+  });
 }
 
 NcclWorld::Communicator NcclWorld::split(const Communicator& parent, int stream,
@@ -173,11 +170,19 @@ NcclWorld::Communicator NcclWorld::split(const Communicator& parent, int stream,
   // NCCL wants nothing else in flight on the parent.
   gpu_.synchronize(stream);
   check(text);
+  return make_communicator(text, timeout,
+                           [&] { return parent->split(color, key); });
+}
+
+NcclWorld::Communicator NcclWorld::make_communicator(
+    const std::string& text, milliseconds timeout,
+    const std::function<Communicator()>& make) {
   const ControlLine::Wait wait(*line_, text, "", timeout);
   Communicator result;
   {
     const Lock lock(mutex_);
-    result = parent->split(color, key);
+    runtime_.use(gpu_.index());
+    result = make();
     communicators_.push_back(result);
   }
   settle(result, text);
@@ -274,8 +279,7 @@ Work NcclWorld::send(const std::string& way, int to,
     data = tensor.raw();
   }
   begin(call);
-  messages_->send(way, to, call, data, static_cast<std::size_t>(tensor.numel()),
-                  tensor.dtype(), tag);
+  messages_->send(way, to, call, data, header_of(tensor, tag));
   messages_->advance();
   changed_.notify_all();
   return is_eager ? Work() : Work(std::move(call));
@@ -294,8 +298,7 @@ Work NcclWorld::recv(const std::string& way, std::shared_ptr<NcclCall> call,
     data = tensor.raw();
   }
   begin(call);
-  messages_->recv(way, call, data, static_cast<std::size_t>(tensor.numel()),
-                  tensor.dtype(), tag);
+  messages_->recv(way, call, data, header_of(tensor, tag));
   messages_->advance();
   changed_.notify_all();
   return Work(std::move(call));

@@ -128,6 +128,9 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   void wait(NcclCall& call);
   bool done(NcclCall& call);
   [[noreturn]] void throw_failure(const std::string& text);
+  Communicator make_communicator(const std::string& text,
+                                 std::chrono::milliseconds timeout,
+                                 const std::function<Communicator()>& make);
   void settle(const Communicator& communicator, const std::string& text);
   void* current_stream();
 
@@ -140,7 +143,6 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   void end_finished();
   void* take_event();
   std::shared_ptr<void> take_block(std::size_t bytes);
-  void look_for_errors();
   void abort_all();
 
   void watch();

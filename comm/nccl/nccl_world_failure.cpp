@@ -45,12 +45,6 @@ void NcclWorld::give_up(const std::string& reason) {
   changed_.wait(lock, [&] { return is_aborted_; });
 }
 
-void NcclWorld::look_for_errors() {
-  for (const Communicator& communicator : communicators_) {
-    communicator->is_ready();
-  }
-}
-
 void NcclWorld::abort_all() {
   // All at once: what one of them waits for may come behind another's kernel.
   // Children that wait for their parents come after them.
@@ -83,7 +77,8 @@ void NcclWorld::watch() {
       const auto now = std::chrono::steady_clock::now();
       if (now - last_look >= kTick) {
         end_finished();
-        look_for_errors();
+        // Throws the error of a call in flight
+        for (const Communicator& each : communicators_) each->is_ready();
         last_look = now;
       }
     } catch (const std::exception& error) {

@@ -48,20 +48,35 @@ class NcclAdapter : public ::testing::Test {
     return result;
   }
 
-  // Lets `call` move values of this type, and returns whether they came. The
-  // call returns whether it works in place.
+  // Whether values of this type come through a call of the rank with itself.
+  bool moves(const Communicator& communicator, CommOp op, DType dtype,
+             ReduceOp reduce_op = ReduceOp::kSum) {
+    const bool in_place = op == CommOp::kReduce || op == CommOp::kBroadcast;
+    return moves(communicator, dtype, in_place, [&](NcclOperation operation) {
+      operation.op = op;
+      operation.reduce_op = reduce_op;
+      communicator->call(operation, stream());
+    });
+  }
   template <typename Call>
-  bool moves(const Communicator& communicator, DType dtype, const Call& call) {
+  bool moves(const Communicator& communicator, DType dtype, bool in_place,
+             const Call& call) {
     std::vector<double> values(kCount);
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] = static_cast<double>(i * 7 % 17) - 8;
     }
     const Tensor input = Tensor::empty({kCount}, {dtype, gpu_});
-    const Tensor output = Tensor::zeros({kCount}, {dtype, gpu_});
+    const Tensor output =
+        in_place ? input : Tensor::zeros({kCount}, {dtype, gpu_});
     input.copy_from(Tensor::from_values<double>(values, {kCount}));
-    const bool is_in_place = call(input.raw(), output.raw(), stream());
+    NcclOperation operation{CommOp::kBarrier};
+    operation.input = input.raw(), operation.output = output.raw();
+    operation.count = static_cast<std::size_t>(kCount);
+    operation.dtype = dtype;
+    operation.peer = 0;
+    call(operation);
     settle(communicator);
-    return (is_in_place ? input : output).to_vector<double>() == values;
+    return output.to_vector<double>() == values;
   }
   // The stream of the copies to and from the GPU: calls run between them.
   void* stream() const {
@@ -71,62 +86,40 @@ class NcclAdapter : public ::testing::Test {
   Device gpu_;
 };
 
-constexpr bool kInPlace = true, kMoved = false;
-constexpr auto kN = static_cast<std::size_t>(kCount);
-
 TEST_F(NcclAdapter, ARankAloneReducesToItself) {
   const Communicator nccl = join();
-  for (const DType dtype : kDTypes) {
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
-      EXPECT_TRUE(moves(nccl, dtype,
-                        [&](void* in, void* out, void* stream) {
-                          nccl->all_reduce(in, out, kN, dtype, op, stream);
-                          return kMoved;
-                        }))
-          << "all_reduce " << dtype_name(dtype);
-      EXPECT_TRUE(moves(nccl, dtype,
-                        [&](void* in, void* out, void* stream) {
-                          nccl->reduce_scatter(in, out, kN, dtype, op, stream);
-                          return kMoved;
-                        }))
-          << "reduce_scatter " << dtype_name(dtype);
-      EXPECT_TRUE(moves(nccl, dtype,
-                        [&](void* in, void*, void* stream) {
-                          nccl->reduce(in, kN, dtype, op, 0, stream);
-                          return kInPlace;
-                        }))
-          << "reduce " << dtype_name(dtype);
+  for (const CommOp op :
+       {CommOp::kAllReduce, CommOp::kReduceScatter, CommOp::kReduce}) {
+    for (const DType dtype : kDTypes) {
+      for (const ReduceOp reduce_op :
+           {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+        EXPECT_TRUE(moves(nccl, op, dtype, reduce_op))
+            << comm_op_name(op) << " " << dtype_name(dtype);
+      }
     }
   }
 }
 
 TEST_F(NcclAdapter, ARankAloneGathersAndBroadcasts) {
   const Communicator nccl = join();
-  for (const DType dtype : kDTypes) {
-    EXPECT_TRUE(moves(nccl, dtype,
-                      [&](void* in, void* out, void* stream) {
-                        nccl->all_gather(in, out, kN, dtype, stream);
-                        return kMoved;
-                      }))
-        << "all_gather " << dtype_name(dtype);
-    EXPECT_TRUE(moves(nccl, dtype,
-                      [&](void* in, void*, void* stream) {
-                        nccl->broadcast(in, kN, dtype, 0, stream);
-                        return kInPlace;
-                      }))
-        << "broadcast " << dtype_name(dtype);
+  for (const CommOp op : {CommOp::kAllGather, CommOp::kBroadcast}) {
+    for (const DType dtype : kDTypes) {
+      EXPECT_TRUE(moves(nccl, op, dtype))
+          << comm_op_name(op) << " " << dtype_name(dtype);
+    }
   }
 }
 
 TEST_F(NcclAdapter, AGroupOfCallsLetsARankSendToItself) {
   const Communicator nccl = join();
   for (const DType dtype : kDTypes) {
-    EXPECT_TRUE(moves(nccl, dtype, [&](void* in, void* out, void* stream) {
+    EXPECT_TRUE(moves(nccl, dtype, false, [&](NcclOperation operation) {
       nccl_library().begin_group();
-      nccl->send(in, kN, dtype, 0, stream);
-      nccl->recv(out, kN, dtype, 0, stream);
+      for (const CommOp op : {CommOp::kSend, CommOp::kRecv}) {
+        operation.op = op;
+        nccl->call(operation, stream());
+      }
       nccl_library().end_group();
-      return kMoved;
     })) << dtype_name(dtype);
   }
 }
@@ -136,11 +129,7 @@ TEST_F(NcclAdapter, APartOfACommunicatorWorksLikeTheWhole) {
   const Communicator part = nccl->split(/*color=*/3, /*key=*/0);
   settle(part);
   for (const Communicator& each : {part, nccl}) {
-    EXPECT_TRUE(
-        moves(each, DType::kF32, [&](void* in, void* out, void* stream) {
-          each->all_gather(in, out, kN, DType::kF32, stream);
-          return kMoved;
-        }));
+    EXPECT_TRUE(moves(each, CommOp::kAllGather, DType::kF32));
   }
 }
 
@@ -150,11 +139,7 @@ TEST_F(NcclAdapter, CommunicatorsEndTogetherAndOthersBegin) {
     all.push_back(all[0]->split(0, 0));
     settle(all[2]);
     for (const Communicator& each : all) {
-      EXPECT_TRUE(
-          moves(each, DType::kI32, [&](void* in, void* out, void* stream) {
-            each->all_reduce(in, out, kN, DType::kI32, ReduceOp::kSum, stream);
-            return kMoved;
-          }));
+      EXPECT_TRUE(moves(each, CommOp::kAllReduce, DType::kI32));
     }
     for (const Communicator& each : all) each->finalize();
     for (const Communicator& each : all) settle(each);
@@ -166,8 +151,7 @@ TEST_F(NcclAdapter, AnAbortEndsCallsInFlight) {
   const Tensor x = Tensor::zeros({1 << 20}, {DType::kF32, gpu_});
   void* const data = x.raw();
   for (int i = 0; i < 8; ++i) {
-    nccl->all_reduce(data, data, 1 << 20, DType::kF32, ReduceOp::kSum,
-                     stream());
+    nccl->call({CommOp::kAllReduce, data, data, 1 << 20}, stream());
     settle(nccl);
   }
   nccl_library().begin_group();
@@ -177,21 +161,16 @@ TEST_F(NcclAdapter, AnAbortEndsCallsInFlight) {
   EXPECT_THROW(nccl->is_ready(), Error);
   // The GPU serves the next communicator.
   const Communicator next = join();
-  EXPECT_TRUE(moves(next, DType::kF32, [&](void* in, void* out, void* stream) {
-    next->all_reduce(in, out, kN, DType::kF32, ReduceOp::kSum, stream);
-    return kMoved;
-  }));
+  EXPECT_TRUE(moves(next, CommOp::kAllReduce, DType::kF32));
 }
 
 TEST_F(NcclAdapter, ARefusedCallNamesItsSize) {
   const Communicator nccl = join();
   const Tensor x = Tensor::zeros({4}, {DType::kF32, gpu_});
-  const std::string text = error_of(
-      [&] { nccl->send(x.raw(), 4, DType::kF32, /*peer=*/5, stream()); });
-  EXPECT_EQ(text.find("NCCL: ncclSend of f32[4] to rank 5 failed: invalid "
-                      "argument"),
-            0u)
-      << text;
+  NcclOperation send{CommOp::kSend, x.raw(), nullptr, 4};
+  send.peer = 5;
+  expect_error([&] { nccl->call(send, stream()); },
+               {"NCCL: ncclSend of f32[4] to rank 5 failed: invalid argument"});
   nccl->abort();
 }
 
