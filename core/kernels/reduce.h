@@ -44,30 +44,16 @@ SHARDBOOK_KERNEL(sum_all_into,
 SHARDBOOK_KERNEL(sum_squares, double(KernelContext& context, DType dtype,
                                      std::int64_t n, const void* x));
 
-/// out[r] = max over c of x[r, c]; NaN wins. cols >= 1; floating dtypes.
-SHARDBOOK_KERNEL(max_last,
-                 void(KernelContext& context, DType dtype, std::int64_t rows,
-                      std::int64_t cols, const void* x, void* out));
-
 /// out[r] = the first c where x[r, c] is largest; NaN counts as largest.
 /// cols >= 1; floating dtypes.
 SHARDBOOK_KERNEL(argmax_last,
                  void(KernelContext& context, DType dtype, std::int64_t rows,
                       std::int64_t cols, const void* x, std::int64_t* out));
 
-/// How many elements are NaN or infinite. Floating dtypes.
-SHARDBOOK_KERNEL(count_nonfinite,
-                 std::int64_t(KernelContext& context, DType dtype,
-                              std::int64_t n, const void* x));
-
 /// max |a[i] - b[i]|, in f64; 0 for n = 0. A difference that is NaN makes the
 /// result NaN; equal infinities differ by 0. All dtypes.
 SHARDBOOK_KERNEL(max_abs_difference,
                  double(KernelContext& context, DType dtype, std::int64_t n,
                         const void* a, const void* b));
-
-/// max |x[i]|, in f64; 0 for n = 0; NaN if any is. All dtypes.
-SHARDBOOK_KERNEL(max_abs, double(KernelContext& context, DType dtype,
-                                 std::int64_t n, const void* x));
 
 }  // namespace shardbook::kernels

@@ -104,29 +104,14 @@ TEST_P(Reduce, DoesNotDependOnThreads) {
   EXPECT_TRUE(arrays[1] == arrays[3] && arrays[1] == arrays[5]);
 }
 
-TEST_P(Reduce, MaximaAndTheirPlaces) {
+TEST_P(Reduce, PlacesOfMaxima) {
   const Array x = array({1, 5, 5, -2, -7, -3, -3, -8, 4, kNan, 6, kNan});
-  Array max = array(3);
   std::int64_t place[3];
-  max_last(context, dtype, 3, 4, x.data(), max.data());
   argmax_last(context, dtype, 3, 4, x.data(), place);
-  EXPECT_EQ(max.values()[0], 5.0);
-  EXPECT_EQ(max.values()[1], -3.0);
-  EXPECT_TRUE(std::isnan(max.values()[2]));
   EXPECT_EQ(place[0], 1);
   EXPECT_EQ(place[1], 1);
   EXPECT_EQ(place[2], 1);
-  EXPECT_THROW(max_last(context, dtype, 3, 0, x.data(), max.data()), Error);
-}
-
-TEST_P(Reduce, CountsWhatIsNotFinite) {
-  std::vector<double> values(5000, 1.0);
-  values[0] = kNan;
-  values[1234] = kInf;
-  values[4999] = -kInf;
-  const Array x = array(values);
-  EXPECT_EQ(count_nonfinite(context, dtype, 5000, x.data()), 3);
-  EXPECT_EQ(count_nonfinite(context, dtype, 0, x.data()), 0);
+  EXPECT_THROW(argmax_last(context, dtype, 3, 0, x.data(), place), Error);
 }
 
 TEST_P(Reduce, DifferencesAreMaximal) {
@@ -142,9 +127,6 @@ TEST_P(Reduce, DifferencesAreMaximal) {
   const Array z = array(b);
   EXPECT_TRUE(std::isnan(
       max_abs_difference(context, dtype, 20000, x.data(), z.data())));
-  EXPECT_EQ(max_abs(context, dtype, 20000, x.data()), kInf);
-  EXPECT_TRUE(std::isnan(max_abs(context, dtype, 20000, z.data())));
-  EXPECT_EQ(max_abs(context, dtype, 0, z.data()), 0.0);
 }
 
 SB_OVER_FLOATING_DTYPES(Reduce);

@@ -288,28 +288,6 @@ double sum_squares(KernelContext& context, DType dtype, std::int64_t n,
   });
 }
 
-void max_last(KernelContext& context, DType dtype, std::int64_t rows,
-              std::int64_t cols, const void* x, void* out) {
-  SB_CHECK(cols >= 1, "max_last: rows of ", cols, " elements; at least 1");
-  dispatch_floating("max_last", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const T* in = static_cast<const T*>(x);
-    parallel_for(0, rows, row_grain(cols),
-                 [&](std::int64_t from, std::int64_t to) {
-                   for (std::int64_t r = from; r < to; ++r) {
-                     const T* row = in + r * cols;
-                     T best = row[0];
-                     for (std::int64_t c = 1; c < cols; ++c) {
-                       const auto v = widen(row[c]), b = widen(best);
-                       if (v > b || v != v) best = row[c];
-                       if (v != v) break;
-                     }
-                     static_cast<T*>(out)[r] = best;
-                   }
-                 });
-  });
-}
-
 void argmax_last(KernelContext&, DType dtype, std::int64_t rows,
                  std::int64_t cols, const void* x, std::int64_t* out) {
   SB_CHECK(cols >= 1, "argmax_last: rows of ", cols, " elements; at least 1");
@@ -332,24 +310,6 @@ void argmax_last(KernelContext&, DType dtype, std::int64_t rows,
   });
 }
 
-std::int64_t count_nonfinite(KernelContext& context, DType dtype,
-                             std::int64_t n, const void* x) {
-  return dispatch_floating("count_nonfinite", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    return static_cast<std::int64_t>(
-        sum_f64(context, n, static_cast<const T*>(x),
-                [](const T* chunk, std::int64_t size) {
-                  std::int64_t count = 0;
-                  for (std::int64_t i = 0; i < size; ++i) {
-                    const auto v = widen(chunk[i]);
-                    // v - v is 0 for numbers, NaN otherwise
-                    count += v - v == 0 ? 0 : 1;
-                  }
-                  return static_cast<double>(count);
-                }));
-  });
-}
-
 double max_abs_difference(KernelContext& context, DType dtype, std::int64_t n,
                           const void* a, const void* b) {
   return dispatch_any("max_abs_difference", dtype, [&](auto zero) {
@@ -359,16 +319,6 @@ double max_abs_difference(KernelContext& context, DType dtype, std::int64_t n,
     return max_over(context, n, [&](std::int64_t i) {
       const double u = as_double(x[i]), v = as_double(y[i]);
       return u == v ? 0.0 : std::fabs(u - v);
-    });
-  });
-}
-
-double max_abs(KernelContext& context, DType dtype, std::int64_t n,
-               const void* x) {
-  return dispatch_any("max_abs", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    return max_over(context, n, [&](std::int64_t i) {
-      return std::fabs(as_double(static_cast<const T*>(x)[i]));
     });
   });
 }

@@ -46,13 +46,13 @@ __global__ void __launch_bounds__(kThreads)
       const S score =
           seen ? scores[r] * static_cast<S>(s.scale) : minus_infinity<S>();
       const S old = largest[r];
-      const S tile_largest = largest_of_lanes<kWarp>(score);
+      const S tile_largest = join_lanes(score, LargerScore());
       const S now = tile_largest > old ? tile_largest : old;
       const bool nothing = now == minus_infinity<S>();
       S weight = seen ? exp_of(score - now) : S(0);
       const S fade = nothing ? S(1) : exp_of(old - now);
       largest[r] = now;
-      total[r] = total[r] * fade + sum_of_lanes<kWarp>(weight);
+      total[r] = total[r] * fade + join_lanes(weight, Sum());
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) sums[c][r] *= fade;
       weight =
@@ -107,11 +107,11 @@ void attention(KernelContext& context, DType dtype,
       }
     }
     with_chunks(s.head_dim, [&](auto chunk, std::int64_t chunks) {
-      const std::int64_t tiles = pieces(s.q_rows, kTile);
-      launch(context, "attention", grid_of(tiles, chunks, s.batch * s.heads),
-             dim3(kThreads), attention_kernel<chunk.value, T>, s, mask, tiles,
-             chunks, queries, keys, values, static_cast<T*>(out),
-             static_cast<S*>(logsumexp));
+      const std::int64_t tiles = ceil_div(s.q_rows, kTile);
+      launch(context, "attention",
+             blocks_of(tiles * chunks * s.batch * s.heads), kThreads,
+             attention_kernel<chunk.value, T>, s, mask, tiles, chunks, queries,
+             keys, values, static_cast<T*>(out), static_cast<S*>(logsumexp));
     });
   });
 }

@@ -202,14 +202,14 @@ void attention_backward(KernelContext& context, DType dtype,
       }
     }
     with_chunks(s.head_dim, [&](auto chunk, std::int64_t chunks) {
-      const std::int64_t q_tiles = pieces(s.q_rows, kTile);
+      const std::int64_t q_tiles = ceil_div(s.q_rows, kTile);
       launch(context, "attention_dq",
-             grid_of(q_tiles, chunks, s.batch * s.heads), dim3(kThreads),
+             blocks_of(q_tiles * chunks * s.batch * s.heads), kThreads,
              attention_dq_kernel<chunk.value, T>, s, mask, grads, q_tiles,
              chunks, queries, keys, values, totals, delta);
-      const std::int64_t k_tiles = pieces(s.k_rows, kTile);
+      const std::int64_t k_tiles = ceil_div(s.k_rows, kTile);
       launch(context, "attention_dkv",
-             grid_of(k_tiles, chunks, s.batch * s.kv_heads), dim3(kThreads),
+             blocks_of(k_tiles * chunks * s.batch * s.kv_heads), kThreads,
              attention_dkv_kernel<chunk.value, T>, s, mask, grads, k_tiles,
              chunks, queries, keys, values, totals, delta);
     });

@@ -7,7 +7,7 @@
 
 #include "core/kernels/attention.h"
 #include "core/kernels/attention_args.h"
-#include "core/kernels/cuda/kernel_launch.h"
+#include "core/kernels/cuda/reduce_block.h"
 #include "core/kernels/loops.h"
 #include "core/kernels/philox.h"
 
@@ -98,23 +98,13 @@ __device__ S minus_infinity() {
   return static_cast<S>(-HUGE_VAL);
 }
 
-/// The largest x, and the sum, over groups of `kLanes` neighbouring lanes; all
-/// lanes get it. The order of additions is fixed.
-template <int kLanes, typename S>
-__device__ S largest_of_lanes(S x) {
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    const S other = __shfl_xor_sync(kFullMask, x, step);
-    x = other > x ? other : x;
+/// The larger score; a NaN is passed over.
+struct LargerScore {
+  template <typename S>
+  __device__ S operator()(S a, S b) const {
+    return b > a ? b : a;
   }
-  return x;
-}
-template <int kLanes, typename S>
-__device__ S sum_of_lanes(S x) {
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    x += __shfl_xor_sync(kFullMask, x, step);
-  }
-  return x;
-}
+};
 
 /// What both versions of the backward are given.
 template <typename T>
@@ -142,7 +132,7 @@ __global__ void attention_delta_kernel(AttentionShape s, HeadStrides dout_at,
   for (std::int64_t d = threadIdx.x % kWarp; d < s.head_dim; d += kWarp) {
     sum += widen(x[d]) * widen(y[d]);
   }
-  sum = sum_of_lanes<kWarp>(sum);
+  sum = join_lanes(sum, Sum());
   if (threadIdx.x % kWarp == 0) delta[row] = sum;
 }
 
@@ -151,10 +141,8 @@ void attention_delta(KernelContext& context, const AttentionShape& s,
                      const HeadStrides& dout_at, const T* out, const T* dout,
                      Compute<T>* delta) {
   const std::int64_t rows = s.batch * s.heads * s.q_rows;
-  const std::int64_t per_block = kBlock / kWarp;
-  launch(context, "attention_delta",
-         dim3(static_cast<unsigned>((rows + per_block - 1) / per_block)),
-         dim3(kBlock), attention_delta_kernel<T>, s, dout_at, out, dout, delta);
+  launch(context, "attention_delta", blocks_of(rows, kBlock / kWarp), kBlock,
+         attention_delta_kernel<T>, s, dout_at, out, dout, delta);
 }
 
 // Tensor cores (attention_tensor_cores*.cu). T is __half or __nv_bfloat16.

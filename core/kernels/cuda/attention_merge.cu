@@ -60,10 +60,10 @@ void attention_merge(KernelContext& context, DType dtype,
     const std::int64_t n = rows * args.head_dim;
     const auto* const block_totals = static_cast<const S*>(block_logsumexp);
     auto* const totals = static_cast<S*>(logsumexp);
-    launch(context, "attention_merge", blocks_for(n), dim3(kBlock),
-           merge_outputs<T>, args, n, static_cast<const T*>(block_out),
-           block_totals, static_cast<S*>(out), totals);
-    launch(context, "attention_merge", blocks_for(rows), dim3(kBlock),
+    launch(context, "attention_merge", blocks_for(n), kBlock, merge_outputs<T>,
+           args, n, static_cast<const T*>(block_out), block_totals,
+           static_cast<S*>(out), totals);
+    launch(context, "attention_merge", blocks_for(rows), kBlock,
            merge_totals<S>, args, rows, block_totals, totals);
   });
 }

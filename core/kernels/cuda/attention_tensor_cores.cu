@@ -55,7 +55,7 @@ struct Softmax {
           now = score > now ? score : now;
         }
       }
-      now = largest_of_lanes<4>(now);
+      now = join_lanes<4>(now, LargerScore());
       // Rows that have seen nothing yet keep weights of exp2(-inf) = 0.
       const float base = now == minus_infinity<float>() ? 0.0f : now;
       fade[half] = exp2f(largest[half] - base);
@@ -110,8 +110,7 @@ __global__ void __launch_bounds__(kMmaThreads)
   };
   const std::int64_t last = block_first + kMmaWarps * kWarpRows - 1;
   const std::int64_t end =
-      (s.visible_keys(last < s.q_rows ? last : s.q_rows - 1) + kKeys - 1) /
-      kKeys;
+      ceil_div(s.visible_keys(last < s.q_rows ? last : s.q_rows - 1), kKeys);
   if (end > 0) copy(0);
   for (std::int64_t n = 0; n < end; ++n) {
     wait_for_copies();
@@ -144,7 +143,7 @@ __global__ void __launch_bounds__(kMmaThreads)
   for (int i = 0; i < kBlocks; ++i) {
     float share[2];
     for (int half = 0; half < 2; ++half) {
-      const float total = sum_of_lanes<4>(softmax[i].total[half]);
+      const float total = join_lanes<4>(softmax[i].total[half], Sum());
       const bool nothing = total == 0.0f;
       // What dropout keeps is multiplied by its factor here.
       share[half] = nothing ? 0.0f : static_cast<float>(mask.factor) / total;
@@ -211,11 +210,10 @@ void attention_on_tensor_cores(KernelContext& context, const AttentionShape& s,
     constexpr int kBlocks = kDim <= 64 ? 2 : 1;
     constexpr int kKeys = kDim <= 64 ? 64 : 32;
     constexpr int kQueries = kMmaWarps * 16 * kBlocks;
-    const std::int64_t tiles = (s.q_rows + kQueries - 1) / kQueries;
-    launch(context, "attention_mma",
-           dim3(static_cast<unsigned>(tiles * s.batch * s.heads)),
-           dim3(kMmaThreads), attention_mma_kernel<T, kDim, kBlocks, kKeys>, s,
-           mask, tiles, q, k, v, out, logsumexp);
+    const std::int64_t tiles = ceil_div(s.q_rows, kQueries);
+    launch(context, "attention_mma", blocks_of(tiles * s.batch * s.heads),
+           kMmaThreads, attention_mma_kernel<T, kDim, kBlocks, kKeys>, s, mask,
+           tiles, q, k, v, out, logsumexp);
   });
 }
 

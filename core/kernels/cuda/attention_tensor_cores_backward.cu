@@ -76,8 +76,7 @@ __global__ void __launch_bounds__(kMmaThreads)
   };
   const std::int64_t last = block_first + kMmaWarps * 16 - 1;
   const std::int64_t end =
-      (s.visible_keys(last < s.q_rows ? last : s.q_rows - 1) + kKeys - 1) /
-      kKeys;
+      ceil_div(s.visible_keys(last < s.q_rows ? last : s.q_rows - 1), kKeys);
   if (end > 0) copy(0);
   for (std::int64_t n = 0; n < end; ++n) {
     wait_for_copies();
@@ -140,7 +139,7 @@ __global__ void __launch_bounds__(kMmaThreads)
   // Step n works on a tile of queries of one of the heads that share the keys.
   const std::int64_t group = s.heads / s.kv_heads;
   const std::int64_t start = s.first_query(block_first) / kQueries;
-  const std::int64_t per_head = (s.q_rows + kQueries - 1) / kQueries - start;
+  const std::int64_t per_head = ceil_div(s.q_rows, kQueries) - start;
   const std::int64_t end = per_head * group;
   const auto head_of = [&](std::int64_t n) {
     return kv * group + n / per_head;
@@ -228,16 +227,15 @@ void attention_backward_on_tensor_cores(
     constexpr int kKeys = kDim <= 64 ? 64 : 32;
     constexpr int kQueries = kDim <= 64 ? 32 : 16;
     constexpr int kOwned = kMmaWarps * 16;
-    const std::int64_t q_tiles = (s.q_rows + kOwned - 1) / kOwned;
-    launch(context, "attention_mma_dq",
-           dim3(static_cast<unsigned>(q_tiles * s.batch * s.heads)),
-           dim3(kMmaThreads), attention_mma_dq_kernel<T, kDim, kKeys>, s, mask,
-           grads, q_tiles, q, k, v, logsumexp, delta);
-    const std::int64_t k_tiles = (s.k_rows + kOwned - 1) / kOwned;
+    const std::int64_t q_tiles = ceil_div(s.q_rows, kOwned);
+    launch(context, "attention_mma_dq", blocks_of(q_tiles * s.batch * s.heads),
+           kMmaThreads, attention_mma_dq_kernel<T, kDim, kKeys>, s, mask, grads,
+           q_tiles, q, k, v, logsumexp, delta);
+    const std::int64_t k_tiles = ceil_div(s.k_rows, kOwned);
     launch(context, "attention_mma_dkv",
-           dim3(static_cast<unsigned>(k_tiles * s.batch * s.kv_heads)),
-           dim3(kMmaThreads), attention_mma_dkv_kernel<T, kDim, kQueries>, s,
-           mask, grads, k_tiles, q, k, v, logsumexp, delta);
+           blocks_of(k_tiles * s.batch * s.kv_heads), kMmaThreads,
+           attention_mma_dkv_kernel<T, kDim, kQueries>, s, mask, grads, k_tiles,
+           q, k, v, logsumexp, delta);
   });
 }
 

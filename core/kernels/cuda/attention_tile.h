@@ -159,23 +159,14 @@ __device__ void store(T* to, Compute<T> value, bool accumulate) {
   *to = narrow<T>(value);
 }
 
-inline std::int64_t pieces(std::int64_t n, std::int64_t size) {
-  return (n + size - 1) / size;
-}
-
 // Calls body(chunks of 32 columns per block as a constant, blocks per row).
 template <typename Body>
 void with_chunks(std::int64_t head_dim, Body body) {
   if (head_dim <= 2 * kTile) {
     body(std::integral_constant<int, 2>(), std::int64_t{1});
   } else {
-    body(std::integral_constant<int, 4>(), pieces(head_dim, 4 * kTile));
+    body(std::integral_constant<int, 4>(), ceil_div(head_dim, 4 * kTile));
   }
-}
-
-inline dim3 grid_of(std::int64_t tiles, std::int64_t chunks,
-                    std::int64_t heads) {
-  return dim3(static_cast<unsigned>(tiles * chunks * heads));
 }
 
 }  // namespace shardbook::kernels::cuda

@@ -25,9 +25,7 @@ struct Tiling {
   std::int64_t block_rows = 1;
 
   /// Blocks below each other.
-  std::int64_t num_blocks() const {
-    return (rows + block_rows - 1) / block_rows;
-  }
+  std::int64_t num_blocks() const { return ceil_div(rows, block_rows); }
 };
 
 /// A thread walks over at most `most_rows` rows, over fewer where there are not
@@ -40,9 +38,8 @@ Tiling tile(std::int64_t rows, std::int64_t channels, int width,
   Tiling t{rows, channels};
   while (t.across < kWarp && t.across < vectors) t.across *= 2;
   t.down = kBlock / t.across;
-  const std::int64_t columns = (vectors + t.across - 1) / t.across;
   const std::int64_t thread_rows =
-      rows * columns / (t.down * kEnoughBlocks) + 1;
+      rows * ceil_div(vectors, t.across) / (t.down * kEnoughBlocks) + 1;
   t.block_rows = t.down * std::min(most_rows, thread_rows);
   return t;
 }
@@ -61,15 +58,26 @@ struct Place {
   }
 };
 
-template <typename T, typename Kernel, typename... Args>
+template <typename Kernel, typename... Args>
 void launch_tiled(KernelContext& context, const char* name, const Tiling& t,
                   int width, Kernel kernel, const Args&... args) {
-  const std::int64_t columns =
-      (t.channels + width * t.across - 1) / (width * t.across);
-  launch(context, name,
-         dim3(static_cast<unsigned>(t.num_blocks()),
-              static_cast<unsigned>(columns)),
-         dim3(kBlock), kernel, t, args...);
+  launch(
+      context, name,
+      dim3(blocks_of(t.num_blocks()), blocks_of(t.channels, width * t.across)),
+      kBlock, kernel, t, args...);
+}
+
+/// Calls body(T{}, width, tiling) with the type of `dtype` and the number of
+/// channels of a thread; `aligned` says that all arrays begin at whole vectors.
+template <typename Body>
+void with_tiling(const char* name, DType dtype, std::int64_t rows,
+                 std::int64_t channels, bool aligned, std::int64_t most_rows,
+                 Body body) {
+  with_floating(name, dtype, [&](auto zero) {
+    with_width<decltype(zero)>(channels, aligned, [&](auto width) {
+      body(zero, width, tile(rows, channels, width(), most_rows));
+    });
+  });
 }
 
 /// (x - center) * factor + shift: the normalised value, wherever it is needed.
@@ -285,11 +293,6 @@ __global__ void join_sums(Tiling t, std::int64_t blocks, const double* rstd,
   second[c] = b * rstd[c];
 }
 
-dim3 join_blocks(std::int64_t channels) {
-  return dim3(
-      static_cast<unsigned>((channels + kJoinChannels - 1) / kJoinChannels));
-}
-
 /// Rows whose loads a thread issues together.
 constexpr int kTurn = 2;
 
@@ -369,75 +372,70 @@ constexpr std::int64_t kWriteRows = 16;
 void row_moments(KernelContext& context, DType dtype, std::int64_t rows,
                  std::int64_t channels, const void* x, double* sums,
                  double* squares) {
-  with_floating("row_moments", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    with_channel_width<T>(
-        channels, is_aligned(kVectorBytes, x), [&](auto width) {
-          using Terms = MomentTerms<T, width()>;
-          const Tiling t = tile(rows, channels, width(), kSumRows);
-          Scratch scratch(context,
-                          t.num_blocks() * 2 * channels * sizeof(double));
-          launch_tiled<T>(
-              context, "row_moments", t, width(), block_sums<T, width(), Terms>,
-              Terms{static_cast<const T*>(x), channels}, scratch.as<double>());
-          launch(context, "row_moments", join_blocks(channels), dim3(kBlock),
-                 join_moments<T>, t, t.num_blocks(), x, scratch.data(), sums,
-                 squares);
-        });
-  });
+  const char* const name = "row_moments";
+  with_tiling(name, dtype, rows, channels, is_aligned(kVectorBytes, x),
+              kSumRows, [&](auto zero, auto width, const Tiling& t) {
+                using T = decltype(zero);
+                using Terms = MomentTerms<T, width()>;
+                Scratch scratch(context,
+                                t.num_blocks() * 2 * channels * sizeof(double));
+                launch_tiled(context, name, t, width(),
+                             block_sums<T, width(), Terms>,
+                             Terms{static_cast<const T*>(x), channels},
+                             scratch.as<double>());
+                launch(context, name, blocks_of(channels, kJoinChannels),
+                       kBlock, join_moments<T>, t, t.num_blocks(), x,
+                       scratch.data(), sums, squares);
+              });
 }
 
 void row_normalize(KernelContext& context, DType dtype, const RowNorm& norm,
                    const void* x, const void* addend, void* y) {
-  with_floating("row_normalize", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    with_channel_width<T>(
-        norm.channels, is_aligned(kVectorBytes, x, addend, y), [&](auto width) {
-          const Tiling t = tile(norm.rows, norm.channels, width(), kWriteRows);
-          launch_tiled<T>(context, "row_normalize", t, width(),
-                          normalize_rows<T, width()>, norm, x, addend, y);
-        });
-  });
+  const char* const name = "row_normalize";
+  with_tiling(name, dtype, norm.rows, norm.channels,
+              is_aligned(kVectorBytes, x, addend, y), kWriteRows,
+              [&](auto zero, auto width, const Tiling& t) {
+                launch_tiled(context, name, t, width(),
+                             normalize_rows<decltype(zero), width()>, norm, x,
+                             addend, y);
+              });
 }
 
 void row_norm_backward_sums(KernelContext& context, DType dtype,
                             const RowNorm& norm, const void* x, const void* y,
                             const void* dy, void* dz, double* sum_dz,
                             double* sum_dz_xhat) {
-  with_floating("row_norm_backward_sums", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    with_channel_width<T>(
-        norm.channels, is_aligned(kVectorBytes, x, y, dy, dz), [&](auto width) {
-          using Terms = RowGradientTerms<T, width()>;
-          const Tiling t = tile(norm.rows, norm.channels, width(), kSumRows);
-          Scratch scratch(context,
-                          t.num_blocks() * 2 * norm.channels * sizeof(double));
-          launch_tiled<T>(
-              context, "row_norm_backward_sums", t, width(),
-              block_sums<T, width(), Terms>,
-              Terms{norm, static_cast<const T*>(x), static_cast<const T*>(y),
-                    static_cast<const T*>(dy), static_cast<T*>(dz)},
-              scratch.as<double>());
-          launch(context, "row_norm_backward_sums", join_blocks(norm.channels),
-                 dim3(kBlock), join_sums, t, t.num_blocks(), norm.rstd,
-                 scratch.data(), sum_dz, sum_dz_xhat);
-        });
-  });
+  const char* const name = "row_norm_backward_sums";
+  with_tiling(
+      name, dtype, norm.rows, norm.channels,
+      is_aligned(kVectorBytes, x, y, dy, dz), kSumRows,
+      [&](auto zero, auto width, const Tiling& t) {
+        using T = decltype(zero);
+        using Terms = RowGradientTerms<T, width()>;
+        Scratch scratch(context,
+                        t.num_blocks() * 2 * norm.channels * sizeof(double));
+        launch_tiled(
+            context, name, t, width(), block_sums<T, width(), Terms>,
+            Terms{norm, static_cast<const T*>(x), static_cast<const T*>(y),
+                  static_cast<const T*>(dy), static_cast<T*>(dz)},
+            scratch.as<double>());
+        launch(context, name, blocks_of(norm.channels, kJoinChannels), kBlock,
+               join_sums, t, t.num_blocks(), norm.rstd, scratch.data(), sum_dz,
+               sum_dz_xhat);
+      });
 }
 
 void row_norm_backward(KernelContext& context, DType dtype, const RowNorm& norm,
                        const void* x, const void* dy, const double* sum_dz,
                        const double* sum_dz_xhat, double count, void* dx) {
-  with_floating("row_norm_backward", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    with_channel_width<T>(
-        norm.channels, is_aligned(kVectorBytes, x, dy, dx), [&](auto width) {
-          const Tiling t = tile(norm.rows, norm.channels, width(), kWriteRows);
-          launch_tiled<T>(context, "row_norm_backward", t, width(),
-                          row_gradients<T, width()>, norm, x, dy, sum_dz,
-                          sum_dz_xhat, count, dx);
-        });
-  });
+  const char* const name = "row_norm_backward";
+  with_tiling(name, dtype, norm.rows, norm.channels,
+              is_aligned(kVectorBytes, x, dy, dx), kWriteRows,
+              [&](auto zero, auto width, const Tiling& t) {
+                launch_tiled(context, name, t, width(),
+                             row_gradients<decltype(zero), width()>, norm, x,
+                             dy, sum_dz, sum_dz_xhat, count, dx);
+              });
 }
 
 SHARDBOOK_CUDA_KERNEL(row_moments);

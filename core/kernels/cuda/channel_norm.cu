@@ -66,8 +66,8 @@ __global__ void channel_partials(ChannelShape shape, Fn terms,
     first += t.first;
     second += t.second;
   }
-  first = block_sum<kBlock>(first, parts);
-  second = block_sum<kBlock>(second, parts);
+  first = join_block<kBlock>(first, Sum(), parts);
+  second = join_block<kBlock>(second, Sum(), parts);
   if (threadIdx.x == 0) {
     double* const mine = partials + (c * kSplits + blockIdx.x) * 2;
     mine[0] = first;
@@ -83,8 +83,8 @@ __global__ void channel_totals(std::int64_t channels, std::int64_t splits,
   if (c >= channels) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const double* const mine = partials + (c * kSplits + lane) * 2;
-  const double a = warp_sum(lane < splits ? mine[0] : 0.0);
-  const double b = warp_sum(lane < splits ? mine[1] : 0.0);
+  const double a = join_lanes(lane < splits ? mine[0] : 0.0, Sum());
+  const double b = join_lanes(lane < splits ? mine[1] : 0.0, Sum());
   if (lane != 0) return;
   first[c] = a;
   if (second != nullptr) second[c] = b;
@@ -98,20 +98,15 @@ void channel_reduce(KernelContext& context, const char* name,
   const std::int64_t channels = shape.channels;
   const std::int64_t n = shape.batch * shape.inner;
   // A thread adds at least 8 elements
-  const std::int64_t splits =
-      std::min(kSplits, (n + 8 * kBlock - 1) / (8 * kBlock));
+  const std::int64_t splits = std::min(kSplits, ceil_div(n, 8 * kBlock));
   constexpr std::int64_t kMostY = 32768;
   Scratch scratch(context, channels * kSplits * 2 * sizeof(double));
   launch(context, name,
-         dim3(static_cast<unsigned>(splits),
-              static_cast<unsigned>(std::min(channels, kMostY)),
-              static_cast<unsigned>((channels + kMostY - 1) / kMostY)),
-         dim3(kBlock), channel_partials<Fn>, shape, terms, scratch.data());
-  constexpr std::int64_t kWarps = kBlock / kWarp;
-  launch(context, name,
-         dim3(static_cast<unsigned>((channels + kWarps - 1) / kWarps)),
-         dim3(kBlock), channel_totals, channels, splits, scratch.data(), first,
-         second);
+         dim3(blocks_of(splits), blocks_of(std::min(channels, kMostY)),
+              blocks_of(channels, kMostY)),
+         kBlock, channel_partials<Fn>, shape, terms, scratch.data());
+  launch(context, name, blocks_of(channels, kBlock / kWarp), kBlock,
+         channel_totals, channels, splits, scratch.data(), first, second);
 }
 
 /// y = (x - center) * factor + shift, with the numbers of the element's channel.
@@ -181,7 +176,7 @@ void channel_normalize(KernelContext& context, DType dtype,
   with_floating("channel_normalize", dtype, [&](auto zero) {
     using T = decltype(zero);
     const std::int64_t n = shape.batch * shape.channels * shape.inner;
-    launch(context, "channel_normalize", blocks_for(n), dim3(kBlock),
+    launch(context, "channel_normalize", blocks_for(n), kBlock,
            normalize_channels<T>, shape, x, mean, rstd, gamma, beta, y);
   });
 }
@@ -209,7 +204,7 @@ void channel_backward(KernelContext& context, DType dtype,
   with_floating("channel_backward", dtype, [&](auto zero) {
     using T = decltype(zero);
     const std::int64_t n = shape.batch * shape.channels * shape.inner;
-    launch(context, "channel_backward", blocks_for(n), dim3(kBlock),
+    launch(context, "channel_backward", blocks_for(n), kBlock,
            channel_gradients<T>, shape, x, dy, mean, rstd, gamma, sum_dy,
            sum_dy_xhat, count, dx);
   });

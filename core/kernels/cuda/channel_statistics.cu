@@ -51,8 +51,7 @@ template <typename T>
 __global__ void blend_kernel(std::int64_t channels, double keep, double share,
                              const double* now, T* running) {
   for (std::int64_t c = first_index(); c < channels; c += index_step()) {
-    const double old = static_cast<double>(widen(running[c]));
-    running[c] = rounded<T>(keep * old + share * now[c]);
+    running[c] = rounded<T>(keep * as_double(running[c]) + share * now[c]);
   }
 }
 
@@ -64,7 +63,7 @@ void channel_moments(KernelContext& context, DType dtype,
   kernels::channel_sums(context, dtype, shape, x, sums);
   const auto channels = static_cast<std::size_t>(shape.channels);
   const Scratch mean(context, channels * sizeof(double));
-  launch(context, "channel_moments", blocks_for(shape.channels), dim3(kBlock),
+  launch(context, "channel_moments", blocks_for(shape.channels), kBlock,
          local_mean_kernel, shape.channels, sums,
          static_cast<double>(shape.batch * shape.inner), mean.as<double>());
   kernels::channel_centered_squares(context, dtype, shape, x, mean.as<double>(),
@@ -73,21 +72,21 @@ void channel_moments(KernelContext& context, DType dtype,
 
 void channel_divide(KernelContext& context, std::int64_t channels,
                     const double* count, double* sums) {
-  launch(context, "channel_divide", blocks_for(channels), dim3(kBlock),
-         divide_kernel, channels, count, sums);
+  launch(context, "channel_divide", blocks_for(channels), kBlock, divide_kernel,
+         channels, count, sums);
 }
 
 void channel_shift_squares(KernelContext& context, std::int64_t channels,
                            const double* local, const double* mean,
                            double* squares) {
-  launch(context, "channel_shift_squares", blocks_for(channels), dim3(kBlock),
+  launch(context, "channel_shift_squares", blocks_for(channels), kBlock,
          shift_squares_kernel, channels, local, mean, squares);
 }
 
 void channel_rstd(KernelContext& context, std::int64_t channels,
                   const double* variance, double eps, double* rstd) {
-  launch(context, "channel_rstd", blocks_for(channels), dim3(kBlock),
-         rstd_kernel, channels, variance, eps, rstd);
+  launch(context, "channel_rstd", blocks_for(channels), kBlock, rstd_kernel,
+         channels, variance, eps, rstd);
 }
 
 void channel_blend(KernelContext& context, DType dtype, std::int64_t channels,
@@ -95,7 +94,7 @@ void channel_blend(KernelContext& context, DType dtype, std::int64_t channels,
                    void* running) {
   with_floating("channel_blend", dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch(context, "channel_blend", blocks_for(channels), dim3(kBlock),
+    launch(context, "channel_blend", blocks_for(channels), kBlock,
            blend_kernel<T>, channels, keep, share, now,
            static_cast<T*>(running));
   });

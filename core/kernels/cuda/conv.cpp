@@ -109,8 +109,7 @@ Convolutions& convolutions(KernelContext& context) {
     state.conv = made;
   }
   auto& all = *static_cast<Convolutions*>(state.conv.get());
-  SHARDBOOK_CUDNN(cudnnSetStream(all.handle.get(),
-                                 static_cast<cudaStream_t>(context.stream)),
+  SHARDBOOK_CUDNN(cudnnSetStream(all.handle.get(), stream_of(context.stream)),
                   "the stream of a rank");
   return all;
 }
@@ -280,8 +279,7 @@ class Ordered {
     if (!reorder_) {
       SHARDBOOK_CUDA(
           cudaMemcpyAsync(scratch_.data(), plain_, bytes(),
-                          cudaMemcpyDeviceToDevice,
-                          static_cast<cudaStream_t>(context_.stream)),
+                          cudaMemcpyDeviceToDevice, stream_of(context_.stream)),
           bytes(), " bytes");
       return scratch_.data();
     }
@@ -353,9 +351,8 @@ bool is_empty(const ConvShape& s) { return s.rows() * s.out * s.depth() == 0; }
 void set_zero(KernelContext& context, DType dtype, std::int64_t n, void* x) {
   if (n == 0) return;
   const std::size_t bytes = static_cast<std::size_t>(n) * dtype_bytes(dtype);
-  SHARDBOOK_CUDA(
-      cudaMemsetAsync(x, 0, bytes, static_cast<cudaStream_t>(context.stream)),
-      bytes, " bytes");
+  SHARDBOOK_CUDA(cudaMemsetAsync(x, 0, bytes, stream_of(context.stream)), bytes,
+                 " bytes");
 }
 
 }  // namespace

@@ -180,33 +180,18 @@ void broadcast(KernelContext& context, const BroadcastLoops& loops,
 template <UnaryOp kOp>
 using Op = std::integral_constant<UnaryOp, kOp>;
 
+template <UnaryOp... kOps, typename Fn>
+void with_one_of(UnaryOp op, const Fn& fn) {
+  ((op == kOps ? fn(Op<kOps>()) : void()), ...);
+}
+
 // Calls fn with the operation as a compile-time constant.
 template <typename Fn>
 void with_op(UnaryOp op, const Fn& fn) {
-  switch (op) {
-    case UnaryOp::kNeg:
-      return fn(Op<UnaryOp::kNeg>());
-    case UnaryOp::kAbs:
-      return fn(Op<UnaryOp::kAbs>());
-    case UnaryOp::kRelu:
-      return fn(Op<UnaryOp::kRelu>());
-    case UnaryOp::kGeluTanh:
-      return fn(Op<UnaryOp::kGeluTanh>());
-    case UnaryOp::kGeluErf:
-      return fn(Op<UnaryOp::kGeluErf>());
-    case UnaryOp::kTanh:
-      return fn(Op<UnaryOp::kTanh>());
-    case UnaryOp::kSigmoid:
-      return fn(Op<UnaryOp::kSigmoid>());
-    case UnaryOp::kSquare:
-      return fn(Op<UnaryOp::kSquare>());
-    case UnaryOp::kSqrt:
-      return fn(Op<UnaryOp::kSqrt>());
-    case UnaryOp::kExp:
-      return fn(Op<UnaryOp::kExp>());
-    case UnaryOp::kLog:
-      return fn(Op<UnaryOp::kLog>());
-  }
+  with_one_of<UnaryOp::kNeg, UnaryOp::kAbs, UnaryOp::kRelu, UnaryOp::kGeluTanh,
+              UnaryOp::kGeluErf, UnaryOp::kTanh, UnaryOp::kSigmoid,
+              UnaryOp::kSquare, UnaryOp::kSqrt, UnaryOp::kExp, UnaryOp::kLog>(
+      op, fn);
 }
 
 template <typename S>
@@ -326,7 +311,7 @@ void cast(KernelContext& context, DType from_dtype, const void* from,
   if (from_dtype == to_dtype) {
     const std::size_t bytes = n * dtype_bytes(to_dtype);
     SHARDBOOK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice,
-                                   static_cast<cudaStream_t>(context.stream)),
+                                   stream_of(context.stream)),
                    bytes, " bytes");
     return;
   }
@@ -334,8 +319,7 @@ void cast(KernelContext& context, DType from_dtype, const void* from,
     with_any("cast", to_dtype, [&](auto to_zero) {
       using From = decltype(from_zero);
       using To = decltype(to_zero);
-      map(context, "cast", n, static_cast<const From*>(from),
-          static_cast<To*>(to), Convert<From, To>());
+      map<From, To>(context, "cast", n, Convert<From, To>(), to, from);
     });
   });
 }
@@ -345,9 +329,7 @@ void binary_same_shape(KernelContext& context, BinaryOp op, DType dtype,
                        void* out) {
   with_any("binary", dtype, [&](auto zero) {
     using T = decltype(zero);
-    map(context, "binary", n, static_cast<const T*>(a),
-        static_cast<const T*>(b), static_cast<T*>(out),
-        make_binary<T>(context, op));
+    map<T>(context, "binary", n, make_binary<T>(context, op), out, a, b);
   });
 }
 
@@ -374,8 +356,8 @@ void scale(KernelContext& context, DType dtype, std::int64_t n, double factor,
            const void* x, void* y) {
   with_any("scale", dtype, [&](auto zero) {
     using T = decltype(zero);
-    map(context, "scale", n, static_cast<const T*>(x), static_cast<T*>(y),
-        Scale<T>{static_cast<Compute<T>>(factor)});
+    map<T>(context, "scale", n, Scale<T>{static_cast<Compute<T>>(factor)}, y,
+           x);
   });
 }
 
@@ -383,8 +365,8 @@ void add_scalar(KernelContext& context, DType dtype, std::int64_t n,
                 double value, const void* x, void* y) {
   with_any("add_scalar", dtype, [&](auto zero) {
     using T = decltype(zero);
-    map(context, "add_scalar", n, static_cast<const T*>(x), static_cast<T*>(y),
-        AddScalar<T>{static_cast<Compute<T>>(value)});
+    map<T>(context, "add_scalar", n,
+           AddScalar<T>{static_cast<Compute<T>>(value)}, y, x);
   });
 }
 
@@ -392,8 +374,7 @@ void axpy(KernelContext& context, DType dtype, std::int64_t n, double a,
           const void* x, void* y) {
   with_any("axpy", dtype, [&](auto zero) {
     using T = decltype(zero);
-    map(context, "axpy", n, static_cast<const T*>(x), static_cast<const T*>(y),
-        static_cast<T*>(y), Axpy<T>{static_cast<Compute<T>>(a)});
+    map<T>(context, "axpy", n, Axpy<T>{static_cast<Compute<T>>(a)}, y, x, y);
   });
 }
 
@@ -402,8 +383,7 @@ void unary(KernelContext& context, UnaryOp op, DType dtype, std::int64_t n,
   with_floating("unary", dtype, [&](auto zero) {
     using T = decltype(zero);
     with_op(op, [&](auto kOp) {
-      map(context, "unary", n, static_cast<const T*>(x), static_cast<T*>(y),
-          Unary<T, kOp.value>());
+      map<T>(context, "unary", n, Unary<T, kOp.value>(), y, x);
     });
   });
 }
@@ -414,9 +394,8 @@ void unary_backward(KernelContext& context, UnaryOp op, DType dtype,
   with_floating("unary_backward", dtype, [&](auto zero) {
     using T = decltype(zero);
     with_op(op, [&](auto kOp) {
-      map(context, "unary_backward", n, static_cast<const T*>(saved),
-          static_cast<const T*>(dy), static_cast<T*>(dx),
-          UnaryBackward<T, kOp.value>());
+      map<T>(context, "unary_backward", n, UnaryBackward<T, kOp.value>(), dx,
+             saved, dy);
     });
   });
 }

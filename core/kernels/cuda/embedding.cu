@@ -158,7 +158,7 @@ __global__ void sort_step_kernel(Key* keys, std::int64_t pairs,
 // `count` is a power of two, at least kTile.
 void sort(KernelContext& context, Key* keys, std::int64_t count) {
   const char* name = "scatter_add_rows";
-  const dim3 tiles(static_cast<unsigned>(count / kTile));
+  const unsigned tiles = blocks_of(count, kTile);
   launch(context, name, tiles, kBlock, sort_tile_kernel, keys, 2, kTile);
   for (std::int64_t size = 2 * kTile; size <= count; size *= 2) {
     for (std::int64_t distance = size / 2; distance >= kTile; distance /= 2) {
@@ -221,9 +221,8 @@ __global__ void add_kernel(const Key* keys, std::int64_t n, std::int64_t cols,
 template <int N, typename T>
 void launch_add(KernelContext& context, const Key* keys, std::int64_t n,
                 std::int64_t cols, const T* values, T* table) {
-  const std::int64_t per_block = kAddBlock * N;
-  const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>(n, 1 << 20)),
-                  static_cast<unsigned>((cols + per_block - 1) / per_block));
+  const dim3 grid(blocks_of(std::min<std::int64_t>(n, 1 << 20)),
+                  blocks_of(cols, kAddBlock * N));
   launch(context, "scatter_add_rows", grid, kAddBlock, add_kernel<N, T>, keys,
          n, cols, values, table);
 }

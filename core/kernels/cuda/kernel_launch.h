@@ -8,7 +8,8 @@
 // - is started by launch(), never by <<< >>>,
 // - declares shared memory as `__shared__ SharedArray<float, 256> sums;`, so
 //   that the emulator sees races,
-// - uses the warp functions with a full mask, __syncthreads(), and atomicAdd.
+// - uses __syncthreads(), __shfl_xor_sync with a full mask, and atomicCAS.
+// The emulator has no others (device_functions.h).
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -42,7 +43,7 @@ template <typename... Params, typename... Args>
 void launch(KernelContext& context, const char* name, dim3 grid, dim3 block,
             void (*kernel)(Params...), Args&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  const auto stream = static_cast<cudaStream_t>(context.stream);
+  const auto stream = stream_of(context.stream);
 #ifdef SHARDBOOK_CUDA_EMULATOR
   emulator::launch(name, grid, block, stream, kernel,
                    static_cast<Params>(std::forward<Args>(args))...);
@@ -60,12 +61,20 @@ void launch(KernelContext& context, const char* name, dim3 grid, dim3 block,
 /// Threads of a block for work on single elements.
 constexpr int kBlock = 256;
 
+__host__ __device__ inline std::int64_t ceil_div(std::int64_t a,
+                                                 std::int64_t b) {
+  return (a + b - 1) / b;
+}
+/// A block for each `per_block` of n.
+inline unsigned blocks_of(std::int64_t n, std::int64_t per_block = 1) {
+  return static_cast<unsigned>(ceil_div(n, per_block));
+}
+
 /// Blocks for n elements when every thread walks on by the grid's size; few
 /// enough that a thread has several to do.
 inline dim3 blocks_for(std::int64_t n, int per_block = kBlock) {
   constexpr std::int64_t kMost = 4096;
-  return dim3(
-      static_cast<unsigned>(std::min(kMost, (n + per_block - 1) / per_block)));
+  return dim3(blocks_of(std::min(kMost, ceil_div(n, per_block))));
 }
 
 /// for (i = first_index(); i < n; i += index_step())
@@ -98,6 +107,11 @@ __device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 template <typename T>
 __device__ T widen(T x) {
   return x;
+}
+
+template <typename T>
+__device__ double as_double(T x) {
+  return static_cast<double>(widen(x));
 }
 
 /// Rounds to nearest even.

@@ -114,8 +114,8 @@ void copy_transposed(KernelContext& context, CopyLoops loops, std::size_t along,
   walk.src_row = loops.src[last];
   walk.cols = loops.sizes[along];
   walk.dst_col = loops.dst[along];
-  walk.row_tiles = (walk.rows + kTile - 1) / kTile;
-  walk.col_tiles = (walk.cols + kTile - 1) / kTile;
+  walk.row_tiles = ceil_div(walk.rows, kTile);
+  walk.col_tiles = ceil_div(walk.cols, kTile);
   walk.tiles = walk.row_tiles * walk.col_tiles;
   for (Dims* dims : {&loops.sizes, &loops.src, &loops.dst}) {
     dims->erase(dims->begin() + static_cast<std::ptrdiff_t>(last));

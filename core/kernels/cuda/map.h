@@ -13,63 +13,45 @@
 
 namespace shardbook::kernels::cuda {
 
-template <int N, typename In, typename Out, typename Fn>
-__global__ void map_kernel(std::int64_t n, std::int64_t vectors, const In* x,
-                           Out* y, Fn fn) {
-  for (std::int64_t i = first_index(); i < vectors; i += index_step()) {
-    const AlignedVector<In, N> in = load_vector<N>(x + i * N);
-    AlignedVector<Out, N> out;
+template <typename Out, int N, typename Fn, typename... In>
+__device__ AlignedVector<Out, N> map_vectors(
+    Fn fn, const AlignedVector<In, N>&... inputs) {
+  AlignedVector<Out, N> out;
 #pragma unroll
-    for (int j = 0; j < N; ++j) out[j] = fn(in[j]);
-    store_vector(y + i * N, out);
+  for (int j = 0; j < N; ++j) out[j] = fn(inputs[j]...);
+  return out;
+}
+
+template <int N, typename Fn, typename Out, typename... In>
+__global__ void map_kernel(std::int64_t n, std::int64_t vectors, Fn fn, Out* y,
+                           const In*... x) {
+  for (std::int64_t i = first_index(); i < vectors; i += index_step()) {
+    store_vector(y + i * N,
+                 map_vectors<Out, N>(fn, load_vector<N>(x + i * N)...));
   }
   for (std::int64_t i = vectors * N + first_index(); i < n; i += index_step()) {
-    y[i] = fn(x[i]);
+    y[i] = fn(x[i]...);
   }
 }
 
-template <int N, typename In, typename Out, typename Fn>
-__global__ void map2_kernel(std::int64_t n, std::int64_t vectors, const In* a,
-                            const In* b, Out* y, Fn fn) {
-  for (std::int64_t i = first_index(); i < vectors; i += index_step()) {
-    const AlignedVector<In, N> in_a = load_vector<N>(a + i * N);
-    const AlignedVector<In, N> in_b = load_vector<N>(b + i * N);
-    AlignedVector<Out, N> out;
-#pragma unroll
-    for (int j = 0; j < N; ++j) out[j] = fn(in_a[j], in_b[j]);
-    store_vector(y + i * N, out);
-  }
-  for (std::int64_t i = vectors * N + first_index(); i < n; i += index_step()) {
-    y[i] = fn(a[i], b[i]);
-  }
-}
-
-/// The largest type decides how many elements a vector holds.
-template <typename In, typename Out>
-constexpr int kMapLanes = std::min(kLanes<In>, kLanes<Out>);
-
-/// y[i] = fn(x[i]) for i < n; y may be x.
-template <typename In, typename Out, typename Fn>
-void map(KernelContext& context, const char* name, std::int64_t n, const In* x,
-         Out* y, Fn fn) {
-  constexpr int N = kMapLanes<In, Out>;
+template <typename Fn, typename Out, typename... In>
+void map_arrays(KernelContext& context, const char* name, std::int64_t n, Fn fn,
+                Out* y, const In*... x) {
+  // The largest type decides how many elements a vector holds.
+  constexpr int N = std::min({kLanes<Out>, kLanes<In>...});
   const bool aligned =
-      is_aligned(N * sizeof(In), x) && is_aligned(N * sizeof(Out), y);
+      (is_aligned(N * sizeof(In), x) && ...) && is_aligned(N * sizeof(Out), y);
   const std::int64_t vectors = aligned ? n / N : 0;
   launch(context, name, blocks_for(std::max(vectors, n - vectors * N)), kBlock,
-         map_kernel<N, In, Out, Fn>, n, vectors, x, y, fn);
+         map_kernel<N, Fn, Out, In...>, n, vectors, fn, y, x...);
 }
 
-/// y[i] = fn(a[i], b[i]) for i < n; y may be a or b.
-template <typename In, typename Out, typename Fn>
-void map(KernelContext& context, const char* name, std::int64_t n, const In* a,
-         const In* b, Out* y, Fn fn) {
-  constexpr int N = kMapLanes<In, Out>;
-  const bool aligned =
-      is_aligned(N * sizeof(In), a, b) && is_aligned(N * sizeof(Out), y);
-  const std::int64_t vectors = aligned ? n / N : 0;
-  launch(context, name, blocks_for(std::max(vectors, n - vectors * N)), kBlock,
-         map2_kernel<N, In, Out, Fn>, n, vectors, a, b, y, fn);
+/// y[i] = fn(x[i]...) for i < n, with one input or several; y may be an input.
+template <typename In, typename Out = In, typename Fn, typename... Inputs>
+void map(KernelContext& context, const char* name, std::int64_t n, Fn fn,
+         void* y, const Inputs*... x) {
+  map_arrays(context, name, n, fn, static_cast<Out*>(y),
+             static_cast<const In*>(x)...);
 }
 
 }  // namespace shardbook::kernels::cuda

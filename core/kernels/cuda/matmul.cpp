@@ -302,8 +302,7 @@ void multiply(KernelContext& context, Products& all, Plan& plan, DType dtype,
                      plan.left.get(), x.right, plan.right.get(),
                      wide ? static_cast<const void*>(&beta) : &beta32, x.c,
                      plan.c.get(), x.c, plan.c.get(), &plan.algorithm,
-                     workspace, plan.workspace,
-                     static_cast<cudaStream_t>(context.stream)),
+                     workspace, plan.workspace, stream_of(context.stream)),
       text(dtype, args), ", epilogue ", static_cast<int>(plan.epilogue));
 }
 
@@ -350,8 +349,7 @@ void multiply_empty(KernelContext& context, DType dtype, const MatmulArgs& args,
             static_cast<char*>(c) + bytes_of(dtype, i * args.stride_c),
             static_cast<std::size_t>(bytes_of(dtype, args.ldc)), 0,
             static_cast<std::size_t>(bytes_of(dtype, args.n)),
-            static_cast<std::size_t>(args.m),
-            static_cast<cudaStream_t>(context.stream)),
+            static_cast<std::size_t>(args.m), stream_of(context.stream)),
         text(dtype, args));
   }
 }

@@ -87,7 +87,7 @@ std::int64_t num_walkers(std::int64_t rows) {
       Shape::kInRegisters
           ? std::min(kMostWalkers, kMostSums / Shape::kItemsPerRow)
           : kMostWalkers / 8;
-  return std::min(kMost, (rows + kLeastRows - 1) / kLeastRows);
+  return std::min(kMost, ceil_div(rows, kLeastRows));
 }
 
 /// Few elements for a thread: it keeps two rows and two sums of them.
@@ -106,15 +106,6 @@ void with_walker_width(std::int64_t cols, Body body) {
     body(RowShape<kWidth, kRowBlock, 0>{});
   }
 }
-template <typename T, typename Body>
-void with_walker_shape(std::int64_t cols, bool aligned, Body body) {
-  if (aligned && cols % kLanes<T> == 0) {
-    with_walker_width<T, kLanes<T>>(cols, body);
-  } else {
-    with_walker_width<T, 1>(cols, body);
-  }
-}
-
 template <typename T, typename Shape>
 struct LayerNormBackward {
   using S = Compute<T>;
@@ -272,10 +263,6 @@ __global__ void add_partials(std::int64_t blocks, std::int64_t cols,
   out[column] = narrow<T>(accumulate ? widen(out[column]) + sum : sum);
 }
 
-unsigned ceil_div(std::int64_t n, std::int64_t by) {
-  return static_cast<unsigned>((n + by - 1) / by);
-}
-
 }  // namespace
 
 void layer_norm(KernelContext& context, DType dtype, std::int64_t rows,
@@ -288,8 +275,8 @@ void layer_norm(KernelContext& context, DType dtype, std::int64_t rows,
                       [&](auto shape) {
                         using Shape = decltype(shape);
                         launch(context, "layer_norm", Shape::grid(rows),
-                               dim3(kRowBlock), layer_norm_rows<T, Shape>, rows,
-                               cols, eps, x, gamma, beta, y, mean, rstd);
+                               kRowBlock, layer_norm_rows<T, Shape>, rows, cols,
+                               eps, x, gamma, beta, y, mean, rstd);
                       });
   });
 }
@@ -305,38 +292,38 @@ void layer_norm_backward(KernelContext& context, DType dtype, std::int64_t rows,
     using S = Compute<T>;
     const bool wants_sums = dgamma != nullptr || dbeta != nullptr;
     if (!wants_sums && dx == nullptr) return;
-    with_walker_shape<T>(
-        cols, is_aligned(kVectorBytes, x, gamma, dy, dx), [&](auto shape) {
-          using Shape = decltype(shape);
-          const std::int64_t blocks = num_walkers<Shape>(rows);
-          Scratch scratch(context,
-                          wants_sums ? blocks * 2 * cols * sizeof(S) : 0);
-          const LayerNormGradients<T> gradients{rows,
-                                                cols,
-                                                static_cast<const T*>(x),
-                                                static_cast<const T*>(gamma),
-                                                static_cast<const S*>(mean),
-                                                static_cast<const S*>(rstd),
-                                                static_cast<const T*>(dy),
-                                                static_cast<T*>(dx),
-                                                scratch.as<S>()};
-          const dim3 walkers(static_cast<unsigned>(blocks));
-          // Before dx, which may be dy
-          if (!Shape::kInRegisters && wants_sums) {
-            launch(context, "layer_norm_backward",
-                   dim3(walkers.x, ceil_div(cols, kRowBlock)), dim3(kRowBlock),
-                   layer_norm_column_sums<T>, gradients);
-          }
-          if (Shape::kInRegisters || dx != nullptr) {
-            launch(context, "layer_norm_backward", walkers,
-                   dim3(Shape::kBlockThreads),
-                   layer_norm_backward_rows<T, Shape>, gradients);
-          }
-          if (!wants_sums) return;
-          launch(context, "layer_norm_backward", dim3(ceil_div(cols, kWarp), 2),
-                 dim3(kRowBlock), add_partials<T>, blocks, cols, scratch.data(),
-                 dgamma, dbeta, accumulate);
-        });
+    const auto run = [&](auto shape) {
+      using Shape = decltype(shape);
+      const std::int64_t blocks = num_walkers<Shape>(rows);
+      Scratch scratch(context, wants_sums ? blocks * 2 * cols * sizeof(S) : 0);
+      const LayerNormGradients<T> gradients{rows,
+                                            cols,
+                                            static_cast<const T*>(x),
+                                            static_cast<const T*>(gamma),
+                                            static_cast<const S*>(mean),
+                                            static_cast<const S*>(rstd),
+                                            static_cast<const T*>(dy),
+                                            static_cast<T*>(dx),
+                                            scratch.as<S>()};
+      const unsigned walkers = blocks_of(blocks);
+      // Before dx, which may be dy
+      if (!Shape::kInRegisters && wants_sums) {
+        launch(context, "layer_norm_backward",
+               dim3(walkers, blocks_of(cols, kRowBlock)), kRowBlock,
+               layer_norm_column_sums<T>, gradients);
+      }
+      if (Shape::kInRegisters || dx != nullptr) {
+        launch(context, "layer_norm_backward", walkers, Shape::kBlockThreads,
+               layer_norm_backward_rows<T, Shape>, gradients);
+      }
+      if (!wants_sums) return;
+      launch(context, "layer_norm_backward", dim3(blocks_of(cols, kWarp), 2),
+             kRowBlock, add_partials<T>, blocks, cols, scratch.data(), dgamma,
+             dbeta, accumulate);
+    };
+    with_width<T>(
+        cols, is_aligned(kVectorBytes, x, gamma, dy, dx),
+        [&](auto width) { with_walker_width<T, width()>(cols, run); });
   });
 }
 

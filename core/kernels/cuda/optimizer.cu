@@ -158,7 +158,7 @@ void run(KernelContext& context, const char* name, const ParameterSlice& slice,
             param, grad, slice.master};
         const std::int64_t threads = slice.n / kStep + kStep;
         launch(context, name, slice.n == 0 ? dim3(0) : blocks_for(threads),
-               dim3(kBlock), update_slice<P, G, Rule>, typed, rule);
+               kBlock, update_slice<P, G, Rule>, typed, rule);
       });
     }
   });

@@ -166,10 +166,10 @@ void max_pool(KernelContext& context, DType dtype, const PoolShape& shape,
     using T = decltype(zero);
     const bool aligned =
         is_aligned(kVectorBytes, x, y) && is_aligned(kTapBytes, taps);
-    with_channel_width<T>(shape.c, aligned, [&](auto width) {
+    with_width<T>(shape.c, aligned, [&](auto width) {
       const std::int64_t n =
           shape.n * shape.out_h() * shape.out_w() * (shape.c / width());
-      launch(context, "max_pool", blocks_for(n), dim3(kBlock),
+      launch(context, "max_pool", blocks_for(n), kBlock,
              largest_of_windows<T, width()>, shape, n, x, y, taps);
     });
   });
@@ -182,9 +182,9 @@ void max_pool_backward(KernelContext& context, DType dtype,
     using T = decltype(zero);
     const bool aligned =
         is_aligned(kVectorBytes, dy, dx) && is_aligned(kTapBytes, taps);
-    with_channel_width<T>(shape.c, aligned, [&](auto width) {
+    with_width<T>(shape.c, aligned, [&](auto width) {
       const std::int64_t n = shape.n * shape.h * shape.w * (shape.c / width());
-      launch(context, "max_pool_backward", blocks_for(n), dim3(kBlock),
+      launch(context, "max_pool_backward", blocks_for(n), kBlock,
              gather_windows<T, width()>, shape, n, dy, taps, dx);
     });
   });
@@ -195,9 +195,9 @@ void average_pixels(KernelContext& context, DType dtype, std::int64_t n,
                     void* y) {
   with_floating("average_pixels", dtype, [&](auto zero) {
     using T = decltype(zero);
-    with_channel_width<T>(c, is_aligned(kVectorBytes, x, y), [&](auto width) {
+    with_width<T>(c, is_aligned(kVectorBytes, x, y), [&](auto width) {
       const std::int64_t vectors = n * (c / width());
-      launch(context, "average_pixels", blocks_for(vectors), dim3(kBlock),
+      launch(context, "average_pixels", blocks_for(vectors), kBlock,
              mean_of_pixels<T, width()>, vectors, pixels, c, x, y);
     });
   });
@@ -208,11 +208,10 @@ void average_pixels_backward(KernelContext& context, DType dtype,
                              std::int64_t c, const void* dy, void* dx) {
   with_floating("average_pixels_backward", dtype, [&](auto zero) {
     using T = decltype(zero);
-    with_channel_width<T>(c, is_aligned(kVectorBytes, dy, dx), [&](auto width) {
+    with_width<T>(c, is_aligned(kVectorBytes, dy, dx), [&](auto width) {
       const std::int64_t vectors = n * pixels * (c / width());
-      launch(context, "average_pixels_backward", blocks_for(vectors),
-             dim3(kBlock), spread_over_pixels<T, width()>, vectors, pixels, c,
-             dy, dx);
+      launch(context, "average_pixels_backward", blocks_for(vectors), kBlock,
+             spread_over_pixels<T, width()>, vectors, pixels, c, dy, dx);
     });
   });
 }

@@ -3,7 +3,7 @@
 // One thread owns one block of Philox, which is four neighbouring elements of
 // the global tensor, as far as the view holds them.
 //
-// Uniform numbers, dropout and its masks equal the CPU's bit for bit. Normal
+// Uniform numbers and dropout equal the CPU's bit for bit. Normal
 // numbers go through log, cos and sin in f64, which differ from the CPU's
 // vectors by a few units in the last place: 1e-14 * stddev before rounding.
 
@@ -46,9 +46,9 @@ struct RunWalk {
 
 // out[i] = draw(words, w, x[i]), where the element is the w-th of its block.
 // A run of step 1 has `per_run` blocks, any other one for each element.
-template <typename T, typename Out, typename Draw>
+template <typename T, typename Draw>
 __global__ void draw_kernel(RunWalk runs, std::int64_t per_run, RandomKey key,
-                            const T* x, Out* out, Draw draw) {
+                            const T* x, T* out, Draw draw) {
   const std::int64_t items = runs.count * per_run;
   for (std::int64_t item = first_index(); item < items; item += index_step()) {
     const std::int64_t run = runs.count == 1 ? 0 : item / per_run;
@@ -73,8 +73,7 @@ __global__ void draw_kernel(RunWalk runs, std::int64_t per_run, RandomKey key,
     const Words words = random_block(key, block);
     const bool whole = to - from == kDraws;
     const bool aligned =
-        reinterpret_cast<std::uintptr_t>(out + local) %
-                (kDraws * sizeof(Out)) ==
+        reinterpret_cast<std::uintptr_t>(out + local) % (kDraws * sizeof(T)) ==
             0 &&
         (!Draw::kReads ||
          reinterpret_cast<std::uintptr_t>(x + local) % (kDraws * sizeof(T)) ==
@@ -82,7 +81,7 @@ __global__ void draw_kernel(RunWalk runs, std::int64_t per_run, RandomKey key,
     if (whole && aligned) {
       AlignedVector<T, kDraws> in{};
       if constexpr (Draw::kReads) in = load_vector<kDraws>(x + local);
-      AlignedVector<Out, kDraws> drawn;
+      AlignedVector<T, kDraws> drawn;
 #pragma unroll
       for (int w = 0; w < kDraws; ++w) drawn[w] = draw(words, w, in[w]);
       store_vector(out + local, drawn);
@@ -100,10 +99,10 @@ __global__ void draw_kernel(RunWalk runs, std::int64_t per_run, RandomKey key,
   }
 }
 
-template <typename T, typename Out, typename Draw>
+template <typename T, typename Draw>
 void launch_draw(KernelContext& context, const char* name,
-                 const GlobalView& view, RandomKey key, const T* x, Out* out,
-                 const Draw& draw) {
+                 const GlobalView& view, RandomKey key, const void* x,
+                 void* out, const Draw& draw) {
   const ViewRuns runs = plan_runs(view);
   if (runs.count * runs.length == 0) return;
   SB_CHECK(runs.sizes.size() <= kMaxDims, name, ": a view with ",
@@ -120,7 +119,7 @@ void launch_draw(KernelContext& context, const char* name,
   const std::int64_t per_run =
       runs.step == 1 ? (runs.length + 2 * (kDraws - 1)) / kDraws : runs.length;
   launch(context, name, blocks_for(walk.count * per_run), kBlock,
-         draw_kernel<T, Out, Draw>, walk, per_run, key, x, out, draw);
+         draw_kernel<T, Draw>, walk, per_run, key, x, out, draw);
 }
 
 template <typename T>
@@ -168,15 +167,6 @@ struct Dropout {
   }
 };
 
-struct Mask {
-  static constexpr bool kReads = false;
-  std::uint32_t threshold;
-  __device__ std::uint8_t operator()(const Words& words, int w,
-                                     std::uint8_t) const {
-    return words[w] >= threshold ? 1 : 0;
-  }
-};
-
 }  // namespace
 
 void fill_uniform(KernelContext& context, DType dtype, const GlobalView& view,
@@ -185,8 +175,7 @@ void fill_uniform(KernelContext& context, DType dtype, const GlobalView& view,
     using T = decltype(zero);
     using S = Compute<T>;
     const Uniform<T> draw{static_cast<S>(low), static_cast<S>(high - low)};
-    launch_draw(context, "fill_uniform", view, key,
-                static_cast<const T*>(nullptr), static_cast<T*>(x), draw);
+    launch_draw<T>(context, "fill_uniform", view, key, nullptr, x, draw);
   });
 }
 
@@ -194,9 +183,8 @@ void fill_normal(KernelContext& context, DType dtype, const GlobalView& view,
                  RandomKey key, double mean, double stddev, void* x) {
   with_floating("fill_normal", dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch_draw(context, "fill_normal", view, key,
-                static_cast<const T*>(nullptr), static_cast<T*>(x),
-                Normal<T>{mean, stddev});
+    launch_draw<T>(context, "fill_normal", view, key, nullptr, x,
+                   Normal<T>{mean, stddev});
   });
 }
 
@@ -206,21 +194,13 @@ void dropout(KernelContext& context, DType dtype, const GlobalView& view,
   with_floating("dropout", dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto factor = static_cast<Compute<T>>(1.0 / (1.0 - p));
-    launch_draw(context, "dropout", view, key, static_cast<const T*>(x),
-                static_cast<T*>(y), Dropout<T>{threshold, factor});
+    launch_draw<T>(context, "dropout", view, key, x, y,
+                   Dropout<T>{threshold, factor});
   });
-}
-
-void dropout_mask(KernelContext& context, const GlobalView& view, RandomKey key,
-                  double p, std::uint8_t* mask) {
-  launch_draw(context, "dropout_mask", view, key,
-              static_cast<const std::uint8_t*>(nullptr), mask,
-              Mask{dropout_threshold(p)});
 }
 
 SHARDBOOK_CUDA_KERNEL(fill_uniform);
 SHARDBOOK_CUDA_KERNEL(fill_normal);
 SHARDBOOK_CUDA_KERNEL(dropout);
-SHARDBOOK_CUDA_KERNEL(dropout_mask);
 
 }  // namespace shardbook::kernels::cuda

@@ -9,16 +9,13 @@
 #include <type_traits>
 
 #include "core/kernels/cuda/reduce_block.h"
+#include "core/kernels/cuda/vector.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/loops.h"
 
 namespace shardbook::kernels::cuda {
 
 namespace {
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // About this many blocks keep every multiprocessor busy.
 constexpr std::int64_t kEnoughBlocks = 1024;
@@ -30,20 +27,17 @@ constexpr int kRowLanes = kBlock / kWarp;
 // Rows of an array [outer, rows, cols], summed in chunks.
 struct ColumnPlan {
   std::int64_t outer, rows, cols;
-  std::int64_t tiles;       // Groups of columns that one block sums
-  std::int64_t chunk_rows;  // Rows that one block sums
-  std::int64_t chunks;
+  std::int64_t tiles = 0;       // Groups of columns that one block sums
+  std::int64_t chunk_rows = 0;  // Rows that one block sums
+  std::int64_t chunks = 1;
 };
 
 template <typename T>
 ColumnPlan plan_columns(std::int64_t outer, std::int64_t rows,
                         std::int64_t cols, bool in_chunks) {
-  ColumnPlan plan{outer,
-                  rows,
-                  cols,
-                  ceil_div(cols, kWarp * kLanes<T>),
-                  std::max<std::int64_t>(1, rows),
-                  1};
+  ColumnPlan plan{outer, rows, cols};
+  plan.tiles = ceil_div(cols, kWarp * kLanes<T>);
+  plan.chunk_rows = std::max<std::int64_t>(1, rows);
   const std::int64_t blocks = std::max<std::int64_t>(1, outer * plan.tiles);
   if (in_chunks && blocks < kEnoughBlocks && rows > 64) {
     const std::int64_t wanted =
@@ -157,7 +151,7 @@ __global__ void sum_row_kernel(std::int64_t items, std::int64_t chunks,
 #pragma unroll
       for (int j = 0; j < N; ++j) sum += widen(v[j]);
     }
-    sum = block_sum<kThreads>(sum, parts);
+    sum = join_block<kThreads>(sum, Sum(), parts);
     if (thread == 0) {
       out[item] = narrow<Out>(accumulate ? widen(out[item]) + sum : sum);
     }
@@ -233,10 +227,10 @@ struct Best {
   }
 };
 
-// A warp or a block owns a row. One of `largest` and `where` is null.
+// A warp or a block owns a row.
 template <int kThreads, typename T>
 __global__ void best_kernel(std::int64_t rows, std::int64_t cols, const T* x,
-                            T* largest, std::int64_t* where) {
+                            std::int64_t* where) {
   using S = Compute<T>;
   constexpr int kRows = kBlock / kThreads;
   constexpr int kWarps = kThreads / kWarp;
@@ -265,20 +259,8 @@ __global__ void best_kernel(std::int64_t rows, std::int64_t cols, const T* x,
       best.at = places[lane % kWarps];
       best.join_warp();
     }
-    if (thread == 0) {
-      if (largest != nullptr) largest[r] = row[best.at];
-      if (where != nullptr) where[r] = best.at;
-    }
+    if (thread == 0) where[r] = best.at;
   }
-}
-
-template <typename T>
-void find_best(KernelContext& context, const char* name, std::int64_t rows,
-               std::int64_t cols, const T* x, T* largest, std::int64_t* where) {
-  const bool by_warps = cols <= 512;
-  launch(context, name, blocks_for(rows, by_warps ? kBlock / kWarp : 1), kBlock,
-         by_warps ? best_kernel<kWarp, T> : best_kernel<kBlock, T>, rows, cols,
-         x, largest, where);
 }
 
 }  // namespace
@@ -356,30 +338,22 @@ void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
   });
 }
 
-void max_last(KernelContext& context, DType dtype, std::int64_t rows,
-              std::int64_t cols, const void* x, void* out) {
-  SB_CHECK(cols >= 1, "max_last: rows of ", cols, " elements; at least 1");
-  with_floating("max_last", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    find_best(context, "max_last", rows, cols, static_cast<const T*>(x),
-              static_cast<T*>(out), nullptr);
-  });
-}
-
 void argmax_last(KernelContext& context, DType dtype, std::int64_t rows,
                  std::int64_t cols, const void* x, std::int64_t* out) {
   SB_CHECK(cols >= 1, "argmax_last: rows of ", cols, " elements; at least 1");
+  const bool by_warps = cols <= 512;
   with_floating("argmax_last", dtype, [&](auto zero) {
     using T = decltype(zero);
-    find_best(context, "argmax_last", rows, cols, static_cast<const T*>(x),
-              static_cast<T*>(nullptr), out);
+    launch(context, "argmax_last",
+           blocks_for(rows, by_warps ? kBlock / kWarp : 1), kBlock,
+           by_warps ? best_kernel<kWarp, T> : best_kernel<kBlock, T>, rows,
+           cols, x, out);
   });
 }
 
 SHARDBOOK_CUDA_KERNEL(sum_rows);
 SHARDBOOK_CUDA_KERNEL(sum_last);
 SHARDBOOK_CUDA_KERNEL(sum_to_shape);
-SHARDBOOK_CUDA_KERNEL(max_last);
 SHARDBOOK_CUDA_KERNEL(argmax_last);
 
 }  // namespace shardbook::kernels::cuda

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/kernels/cuda/device_state.h"
 #include "core/kernels/cuda/reduce_block.h"
+#include "core/kernels/cuda/vector.h"
 #include "core/kernels/reduce.h"
 
 namespace shardbook::kernels::cuda {
@@ -15,50 +17,21 @@ namespace {
 
 constexpr std::int64_t kMostBlocks = 1024;
 
-enum class Total { kSum, kSquares, kNonfinite, kMax, kMaxDifference };
+enum class Total { kSum, kSquares, kMaxDifference };
 
-constexpr bool is_max(Total total) {
-  return total == Total::kMax || total == Total::kMaxDifference;
-}
-
-template <typename T>
-__device__ double as_double(T x) {
-  return static_cast<double>(widen(x));
-}
+template <Total kTotal>
+using JoinOf = std::conditional_t<kTotal == Total::kMaxDifference, Max, Sum>;
 
 // What one element contributes; `b` is for differences.
 template <Total kTotal, typename T>
 __device__ double term(T a, T b) {
-  if constexpr (kTotal == Total::kNonfinite) {
-    const auto v = widen(a);
-    return v - v == 0 ? 0.0 : 1.0;  // NaN unless v is a number
-  } else if constexpr (kTotal == Total::kSquares) {
+  if constexpr (kTotal == Total::kSquares) {
     return as_double(a) * as_double(a);
-  } else if constexpr (kTotal == Total::kMax) {
-    return std::fabs(as_double(a));
   } else if constexpr (kTotal == Total::kMaxDifference) {
     const double u = as_double(a), v = as_double(b);
     return u == v ? 0.0 : std::fabs(u - v);
   } else {
     return as_double(a);
-  }
-}
-
-template <Total kTotal>
-__device__ double join(double a, double b) {
-  if constexpr (is_max(kTotal)) {
-    return max_or_nan(a, b);
-  } else {
-    return a + b;
-  }
-}
-
-template <Total kTotal>
-__device__ double join_block(double value, SharedArray<double, 32>& parts) {
-  if constexpr (is_max(kTotal)) {
-    return block_max<kBlock>(value, parts);
-  } else {
-    return block_sum<kBlock>(value, parts);
   }
 }
 
@@ -79,10 +52,10 @@ __global__ void total_kernel(std::int64_t n, const T* a, const T* b,
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       // Zeros behind the end contribute 0
-      result = join<kTotal>(result, term<kTotal>(v[j], w[j]));
+      result = JoinOf<kTotal>()(result, term<kTotal>(v[j], w[j]));
     }
   }
-  result = join_block<kTotal>(result, parts);
+  result = join_block<kBlock>(result, JoinOf<kTotal>(), parts);
   if (threadIdx.x == 0) partial[blockIdx.x] = result;
 }
 
@@ -92,26 +65,25 @@ __global__ void total_of_parts_kernel(int count, const double* partial,
   __shared__ SharedArray<double, 32> parts;
   double result = 0.0;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kBlock) {
-    result = join<kTotal>(result, partial[i]);
+    result = JoinOf<kTotal>()(result, partial[i]);
   }
-  result = join_block<kTotal>(result, parts);
+  result = join_block<kBlock>(result, JoinOf<kTotal>(), parts);
   if (threadIdx.x == 0) *out = result;
 }
 
 template <Total kTotal, typename T>
 double total(KernelContext& context, const char* name, std::int64_t n,
-             const T* a, const T* b) {
+             const void* a, const void* b) {
   if (n == 0) return 0.0;
   const std::int64_t per_block = kBlock * kLanes<T>;
-  const std::int64_t blocks =
-      std::min(kMostBlocks, (n + 2 * per_block - 1) / (2 * per_block));
+  const std::int64_t blocks = std::min(kMostBlocks, ceil_div(n, 2 * per_block));
   Scratch scratch(context, (blocks + 1) * sizeof(double));
   double* const partial = scratch.as<double>();
   double* const out = partial + blocks;
-  launch(context, name, dim3(static_cast<unsigned>(blocks)), kBlock,
-         total_kernel<kTotal, T>, n, a, b, is_aligned(kVectorBytes, a, b),
-         partial);
-  launch(context, name, dim3(1), kBlock, total_of_parts_kernel<kTotal>,
+  launch(context, name, blocks_of(blocks), kBlock, total_kernel<kTotal, T>, n,
+         static_cast<const T*>(a), static_cast<const T*>(b),
+         is_aligned(kVectorBytes, a, b), partial);
+  launch(context, name, 1, kBlock, total_of_parts_kernel<kTotal>,
          static_cast<int>(blocks), partial, out);
   double result = 0.0;
   read_result(context, &result, out, sizeof(result));
@@ -124,8 +96,7 @@ double sum_all(KernelContext& context, DType dtype, std::int64_t n,
                const void* x) {
   double result = 0.0;
   with_any("sum_all", dtype, [&](auto zero) {
-    const auto* in = static_cast<const decltype(zero)*>(x);
-    result = total<Total::kSum>(context, "sum_all", n, in, in);
+    result = total<Total::kSum, decltype(zero)>(context, "sum_all", n, x, x);
   });
   return result;
 }
@@ -134,48 +105,24 @@ double sum_squares(KernelContext& context, DType dtype, std::int64_t n,
                    const void* x) {
   double result = 0.0;
   with_floating("sum_squares", dtype, [&](auto zero) {
-    const auto* in = static_cast<const decltype(zero)*>(x);
-    result = total<Total::kSquares>(context, "sum_squares", n, in, in);
+    result =
+        total<Total::kSquares, decltype(zero)>(context, "sum_squares", n, x, x);
   });
   return result;
-}
-
-std::int64_t count_nonfinite(KernelContext& context, DType dtype,
-                             std::int64_t n, const void* x) {
-  double result = 0.0;
-  with_floating("count_nonfinite", dtype, [&](auto zero) {
-    const auto* in = static_cast<const decltype(zero)*>(x);
-    result = total<Total::kNonfinite>(context, "count_nonfinite", n, in, in);
-  });
-  return static_cast<std::int64_t>(result);
 }
 
 double max_abs_difference(KernelContext& context, DType dtype, std::int64_t n,
                           const void* a, const void* b) {
   double result = 0.0;
   with_any("max_abs_difference", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    result = total<Total::kMaxDifference>(context, "max_abs_difference", n,
-                                          static_cast<const T*>(a),
-                                          static_cast<const T*>(b));
-  });
-  return result;
-}
-
-double max_abs(KernelContext& context, DType dtype, std::int64_t n,
-               const void* x) {
-  double result = 0.0;
-  with_any("max_abs", dtype, [&](auto zero) {
-    const auto* in = static_cast<const decltype(zero)*>(x);
-    result = total<Total::kMax>(context, "max_abs", n, in, in);
+    result = total<Total::kMaxDifference, decltype(zero)>(
+        context, "max_abs_difference", n, a, b);
   });
   return result;
 }
 
 SHARDBOOK_CUDA_KERNEL(sum_all);
 SHARDBOOK_CUDA_KERNEL(sum_squares);
-SHARDBOOK_CUDA_KERNEL(count_nonfinite);
 SHARDBOOK_CUDA_KERNEL(max_abs_difference);
-SHARDBOOK_CUDA_KERNEL(max_abs);
 
 }  // namespace shardbook::kernels::cuda

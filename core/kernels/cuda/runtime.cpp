@@ -52,8 +52,7 @@ CudaState::CudaState() {
 
 void refuse_capture(const KernelContext& context, const char* why) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  SHARDBOOK_CUDA(cudaStreamIsCapturing(
-      static_cast<cudaStream_t>(context.stream), &status));
+  SHARDBOOK_CUDA(cudaStreamIsCapturing(stream_of(context.stream), &status));
   SB_CHECK(status == cudaStreamCaptureStatusNone,
            "a graph cannot record this: ", why);
 }
@@ -77,7 +76,7 @@ void read_result(KernelContext& context, void* to, const void* from,
            kResultBytes, " fit");
   CudaState& state = cuda_state(context);
   refuse_capture(context, "the host waits for a result");
-  const auto stream = static_cast<cudaStream_t>(context.stream);
+  const auto stream = stream_of(context.stream);
   SHARDBOOK_CUDA(
       cudaMemcpyAsync(state.result, from, bytes, cudaMemcpyDefault, stream),
       bytes, " bytes");
@@ -100,10 +99,10 @@ std::string driver_version() {
   std::ifstream file("/proc/driver/nvidia/version");
   std::string word;
   while (file >> word) {
-    const bool is_number =
-        word.find_first_not_of("0123456789.") == std::string::npos &&
-        word.find('.') != std::string::npos;
-    if (is_number) return word;
+    if (word.find('.') != std::string::npos &&
+        word.find_first_not_of("0123456789.") == std::string::npos) {
+      return word;
+    }
   }
   return "";
 }
@@ -128,6 +127,16 @@ class MayAllocate {
   void exchange() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
+
+// False where there is no memory left; throws any other error of `call`.
+bool has_memory(cudaError_t error, const char* call, std::size_t bytes) {
+  if (error == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();  // forgets it
+    return false;
+  }
+  SHARDBOOK_CUDA(error, call, " of ", bytes, " bytes");
+  return true;
+}
 
 class CudaRuntime : public internal::DeviceRuntime {
  public:
@@ -180,12 +189,7 @@ class CudaRuntime : public internal::DeviceRuntime {
     const MayAllocate also_in_captures;
     void* data = nullptr;
     const cudaError_t error = cudaMalloc(&data, bytes);
-    if (error == cudaErrorMemoryAllocation) {
-      (void)cudaGetLastError();  // forgets it
-      return nullptr;
-    }
-    SHARDBOOK_CUDA(error, "cudaMalloc of ", bytes, " bytes");
-    return data;
+    return has_memory(error, "cudaMalloc", bytes) ? data : nullptr;
   }
   void free(void* pointer) override { SHARDBOOK_CUDA(cudaFree(pointer)); }
 
@@ -193,12 +197,7 @@ class CudaRuntime : public internal::DeviceRuntime {
     void* data = nullptr;
     const cudaError_t error =
         cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
-    if (error == cudaErrorMemoryAllocation) {
-      (void)cudaGetLastError();
-      return nullptr;
-    }
-    SHARDBOOK_CUDA(error, "cudaHostAlloc of ", bytes, " bytes");
-    return data;
+    return has_memory(error, "cudaHostAlloc", bytes) ? data : nullptr;
   }
   void free_pinned(void* pointer) override {
     SHARDBOOK_CUDA(cudaFreeHost(pointer));
@@ -210,10 +209,10 @@ class CudaRuntime : public internal::DeviceRuntime {
     return stream;
   }
   void destroy_stream(void* stream) override {
-    SHARDBOOK_CUDA(cudaStreamDestroy(static_cast<cudaStream_t>(stream)));
+    SHARDBOOK_CUDA(cudaStreamDestroy(stream_of(stream)));
   }
   void synchronize_stream(void* stream) override {
-    SHARDBOOK_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
+    SHARDBOOK_CUDA(cudaStreamSynchronize(stream_of(stream)));
   }
 
   void* make_event() override {
@@ -222,44 +221,40 @@ class CudaRuntime : public internal::DeviceRuntime {
     return event;
   }
   void destroy_event(void* event) override {
-    SHARDBOOK_CUDA(cudaEventDestroy(static_cast<cudaEvent_t>(event)));
+    SHARDBOOK_CUDA(cudaEventDestroy(event_of(event)));
   }
   void record_event(void* event, void* stream) override {
-    SHARDBOOK_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(event),
-                                   static_cast<cudaStream_t>(stream)));
+    SHARDBOOK_CUDA(cudaEventRecord(event_of(event), stream_of(stream)));
   }
   void hold_stream(void* stream, void* event) override {
-    SHARDBOOK_CUDA(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream),
-                                       static_cast<cudaEvent_t>(event), 0));
+    SHARDBOOK_CUDA(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
   }
   void synchronize_event(void* event) override {
-    SHARDBOOK_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+    SHARDBOOK_CUDA(cudaEventSynchronize(event_of(event)));
   }
   bool event_has_passed(void* event) override {
-    const cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(event));
-    if (error == cudaErrorNotReady) {
-      (void)cudaGetLastError();
-      return false;
+    const cudaError_t error = cudaEventQuery(event_of(event));
+    if (error != cudaErrorNotReady) {
+      SHARDBOOK_CUDA(error, "cudaEventQuery");
+      return true;
     }
-    SHARDBOOK_CUDA(error, "cudaEventQuery");
-    return true;
+    (void)cudaGetLastError();
+    return false;
   }
   double seconds_between(void* earlier, void* later) override {
     float milliseconds = 0;
-    SHARDBOOK_CUDA(cudaEventElapsedTime(&milliseconds,
-                                        static_cast<cudaEvent_t>(earlier),
-                                        static_cast<cudaEvent_t>(later)));
+    SHARDBOOK_CUDA(cudaEventElapsedTime(&milliseconds, event_of(earlier),
+                                        event_of(later)));
     return static_cast<double>(milliseconds) * 1e-3;
   }
 
   void begin_capture(void* stream) override {
-    SHARDBOOK_CUDA(cudaStreamBeginCapture(static_cast<cudaStream_t>(stream),
+    SHARDBOOK_CUDA(cudaStreamBeginCapture(stream_of(stream),
                                           cudaStreamCaptureModeThreadLocal));
   }
   void* end_capture(void* stream) override {
     cudaGraph_t graph = nullptr;
-    SHARDBOOK_CUDA(
-        cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph));
+    SHARDBOOK_CUDA(cudaStreamEndCapture(stream_of(stream), &graph));
     cudaGraphExec_t executable = nullptr;
     const cudaError_t error =
         cudaGraphInstantiateWithFlags(&executable, graph, 0);
@@ -271,13 +266,13 @@ class CudaRuntime : public internal::DeviceRuntime {
   // Called after an error, which says more than a second one would.
   void drop_capture(void* stream) noexcept override {
     cudaGraph_t graph = nullptr;
-    (void)cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph);
+    (void)cudaStreamEndCapture(stream_of(stream), &graph);
     if (graph != nullptr) (void)cudaGraphDestroy(graph);
     (void)cudaGetLastError();  // forgets it
   }
   void launch_graph(void* graph, void* stream) override {
     SHARDBOOK_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph),
-                                   static_cast<cudaStream_t>(stream)));
+                                   stream_of(stream)));
   }
   void destroy_graph(void* graph) override {
     SHARDBOOK_CUDA(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)));
@@ -286,15 +281,14 @@ class CudaRuntime : public internal::DeviceRuntime {
   void copy(void* to, const void* from, std::size_t bytes,
             void* stream) override {
     if (bytes == 0) return;
-    SHARDBOOK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault,
-                                   static_cast<cudaStream_t>(stream)),
-                   bytes, " bytes");
+    SHARDBOOK_CUDA(
+        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)),
+        bytes, " bytes");
   }
   void fill_zero(void* to, std::size_t bytes, void* stream) override {
     if (bytes == 0) return;
-    SHARDBOOK_CUDA(
-        cudaMemsetAsync(to, 0, bytes, static_cast<cudaStream_t>(stream)), bytes,
-        " bytes");
+    SHARDBOOK_CUDA(cudaMemsetAsync(to, 0, bytes, stream_of(stream)), bytes,
+                   " bytes");
   }
 
   void check_kernels(KernelContext& context) override {

@@ -12,11 +12,6 @@ namespace {
 // Blocks of the first pass: the second is one block.
 constexpr int kPartialSums = kBlock;
 
-template <typename T>
-__device__ double as_double(T x) {
-  return static_cast<double>(widen(x));
-}
-
 /// Rounded once, as from_double on the CPU; floats to integers truncate.
 template <typename T>
 __device__ T from_double(double x) {
@@ -80,7 +75,7 @@ void repeat(KernelContext& context, DType dtype, std::int64_t n, double factor,
             const void* value, void* x) {
   with_any("repeat", dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch(context, "repeat", blocks_for(n), dim3(kBlock), repeat_kernel<T>, n,
+    launch(context, "repeat", blocks_for(n), kBlock, repeat_kernel<T>, n,
            factor, static_cast<const T*>(value), static_cast<T*>(x));
   });
 }
@@ -91,10 +86,10 @@ void sum_all_into(KernelContext& context, DType dtype, std::int64_t n,
   const dim3 blocks(std::min<unsigned>(kPartialSums, blocks_for(n).x));
   with_any("sum_all_into", dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch(context, "sum_all_into", blocks, dim3(kBlock),
-           partial_sums_kernel<T>, n, static_cast<const T*>(x),
-           is_aligned(kVectorBytes, x), partial.as<double>());
-    launch(context, "sum_all_into", dim3(1), dim3(kBlock), total_kernel<T>,
+    launch(context, "sum_all_into", blocks, kBlock, partial_sums_kernel<T>, n,
+           static_cast<const T*>(x), is_aligned(kVectorBytes, x),
+           partial.as<double>());
+    launch(context, "sum_all_into", 1, kBlock, total_kernel<T>,
            static_cast<int>(blocks.x), partial.as<double>(), factor,
            static_cast<T*>(y));
   });

@@ -32,7 +32,7 @@ __global__ void softmax_rows(std::int64_t rows, std::int64_t cols, const T* x,
   Shape::for_vectors(cols, [&](int i, std::int64_t column) {
     const auto v = part.at(i, column);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) max = max_or_nan(max, widen(v[j]));
+    for (int j = 0; j < kWidth; ++j) max = Max()(max, widen(v[j]));
   });
   max = Shape::largest(max);
 
@@ -210,7 +210,7 @@ __device__ double num_counted(std::int64_t rows, const std::int64_t* targets,
   for (std::int64_t r = threadIdx.x; r < rows; r += kThreads) {
     counted += targets[r] == kIgnoreIndex ? 0.0 : 1.0;
   }
-  return block_sum<kThreads>(counted, parts);
+  return join_block<kThreads>(counted, Sum(), parts);
 }
 
 /// One block: the sum of the losses, divided by the number of targets with
@@ -224,7 +224,7 @@ __global__ void total_loss(std::int64_t rows, const S* losses,
   for (std::int64_t r = threadIdx.x; r < rows; r += kThreads) {
     sum += static_cast<double>(widen(losses[r]));
   }
-  sum = block_sum<kThreads>(sum, parts);
+  sum = join_block<kThreads>(sum, Sum(), parts);
   if (mean) sum /= num_counted<kThreads>(rows, targets, parts);
   if (threadIdx.x == 0) {
     *loss = narrow<S>(static_cast<Compute<S>>(sum));
@@ -251,15 +251,6 @@ void with_one_block(std::int64_t rows, Body body) {
   }
 }
 
-template <typename T, int kWidth, typename Body>
-void with_walk(std::int64_t cols, Body body) {
-  if (cols <= 1024) {
-    body(RowShape<kWidth, kWarp, 0>{});
-  } else {
-    body(RowShape<kWidth, kRowBlock, 0>{});
-  }
-}
-
 template <bool kLog>
 void run_softmax(KernelContext& context, const char* name, DType dtype,
                  std::int64_t rows, std::int64_t cols, const void* x, void* y) {
@@ -267,7 +258,7 @@ void run_softmax(KernelContext& context, const char* name, DType dtype,
     using T = decltype(zero);
     with_row_shape<T>(cols, is_aligned(kVectorBytes, x, y), [&](auto shape) {
       using Shape = decltype(shape);
-      launch(context, name, Shape::grid(rows), dim3(Shape::kBlockThreads),
+      launch(context, name, Shape::grid(rows), Shape::kBlockThreads,
              softmax_rows<T, Shape, kLog>, rows, cols, x, y);
     });
   });
@@ -282,7 +273,7 @@ void run_backward(KernelContext& context, const char* name, DType dtype,
     with_row_shape<T>(
         cols, is_aligned(kVectorBytes, y, dy, dx), [&](auto shape) {
           using Shape = decltype(shape);
-          launch(context, name, Shape::grid(rows), dim3(Shape::kBlockThreads),
+          launch(context, name, Shape::grid(rows), Shape::kBlockThreads,
                  softmax_gradients<T, Shape, kLog>, rows, cols, y, dy, dx);
         });
   });
@@ -319,11 +310,11 @@ void cross_entropy(KernelContext& context, DType dtype, std::int64_t rows,
                    const std::int64_t* targets, void* loss, void* logsumexp) {
   with_floating("cross_entropy", dtype, [&](auto zero) {
     using T = decltype(zero);
-    with_walk<T, kLanes<T>>(cols, [&](auto shape) {
+    with_walk<kLanes<T>>(cols, [&](auto shape) {
       using Shape = decltype(shape);
-      launch(context, "cross_entropy", Shape::grid(rows),
-             dim3(Shape::kBlockThreads), cross_entropy_rows<T, Shape>, rows,
-             cols, logits, targets, loss, logsumexp, cuda_state(context).error);
+      launch(context, "cross_entropy", Shape::grid(rows), Shape::kBlockThreads,
+             cross_entropy_rows<T, Shape>, rows, cols, logits, targets, loss,
+             logsumexp, cuda_state(context).error);
     });
   });
 }
@@ -334,8 +325,8 @@ void reduce_losses(KernelContext& context, DType stat, std::int64_t rows,
   with_floating("reduce_losses", stat, [&](auto zero) {
     using S = decltype(zero);
     with_one_block(rows, [&](auto threads) {
-      launch(context, "reduce_losses", dim3(1), dim3(threads()),
-             total_loss<S, threads()>, rows, losses, targets, mean, loss);
+      launch(context, "reduce_losses", 1, threads(), total_loss<S, threads()>,
+             rows, losses, targets, mean, loss);
     });
   });
 }
@@ -350,24 +341,24 @@ void cross_entropy_backward(KernelContext& context, DType dtype,
     using S = Compute<T>;
     Scratch factor(context, sizeof(S));
     with_one_block(rows, [&](auto threads) {
-      launch(context, "cross_entropy_backward", dim3(1), dim3(threads()),
+      launch(context, "cross_entropy_backward", 1, threads(),
              loss_factor<S, threads()>, rows, targets, dloss, mean,
              factor.data());
     });
     const auto run = [&](auto shape) {
       using Shape = decltype(shape);
       launch(context, "cross_entropy_backward", Shape::grid(rows),
-             dim3(Shape::kBlockThreads), cross_entropy_gradients<T, Shape>,
-             rows, cols, logits, targets, logsumexp, factor.data(), dlogits,
+             Shape::kBlockThreads, cross_entropy_gradients<T, Shape>, rows,
+             cols, logits, targets, logsumexp, factor.data(), dlogits,
              cuda_state(context).error);
     };
     // Rows of both arrays meet whole vectors at the same elements, or never.
     const auto distance = reinterpret_cast<std::uintptr_t>(logits) -
                           reinterpret_cast<std::uintptr_t>(dlogits);
     if (distance % kVectorBytes == 0) {
-      with_walk<T, kLanes<T>>(cols, run);
+      with_walk<kLanes<T>>(cols, run);
     } else {
-      with_walk<T, 1>(cols, run);
+      with_walk<1>(cols, run);
     }
   });
 }

@@ -1,12 +1,20 @@
 #pragma once
 
-// Return codes of CUDA's runtime as errors.
+// CUDA's handles, and return codes of its runtime as errors.
 
 #include <cuda_runtime.h>
 
 #include "core/check.h"
 
 namespace shardbook::kernels::cuda {
+
+/// Handles that other headers pass as void*.
+inline cudaStream_t stream_of(void* stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+inline cudaEvent_t event_of(void* event) {
+  return static_cast<cudaEvent_t>(event);
+}
 
 /// SHARDBOOK_CUDA(cudaMalloc(&data, bytes), bytes, " bytes"): throws Error with
 /// the call as it is written, what stands behind it, and CUDA's own words. CUDA

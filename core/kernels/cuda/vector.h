@@ -60,11 +60,11 @@ __device__ void store_vector(T* x, const AlignedVector<T, N>& v, bool aligned,
   }
 }
 
-/// Calls body(width) with the constant number of neighbouring channels that one
+/// Calls body(width) with the constant number of neighbouring columns that one
 /// thread works on; `aligned` says that all arrays begin at whole vectors.
 template <typename T, typename Body>
-void with_channel_width(std::int64_t channels, bool aligned, Body body) {
-  if (aligned && channels % kLanes<T> == 0) {
+void with_width(std::int64_t cols, bool aligned, Body body) {
+  if (aligned && cols % kLanes<T> == 0) {
     body(std::integral_constant<int, kLanes<T>>{});
   } else {
     body(std::integral_constant<int, 1>{});

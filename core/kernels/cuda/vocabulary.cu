@@ -23,7 +23,7 @@ __global__ void max_kernel(VocabularyPart part, const T* logits,
   if (row >= part.rows) return;  // Never a part of a warp
   S largest = -std::numeric_limits<S>::infinity();
   for (std::int64_t c = Shape::thread(); c < part.valid; c += Shape::kThreads) {
-    largest = max_or_nan(largest, widen(logits[row * part.cols + c]));
+    largest = Max()(largest, widen(logits[row * part.cols + c]));
   }
   largest = Shape::largest(largest);
   if (Shape::thread() == 0) max[row] = largest;
@@ -73,7 +73,7 @@ __global__ void factor_kernel(std::int64_t rows, const std::int64_t* targets,
   for (std::int64_t r = threadIdx.x; r < rows; r += kBlock) {
     counted += targets[r] == kIgnoreIndex ? 0.0 : 1.0;
   }
-  counted = block_sum<kBlock>(counted, parts);
+  counted = join_block<kBlock>(counted, Sum(), parts);
   if (threadIdx.x != 0) return;
   const double value = *dloss;
   *factor = static_cast<S>(mean ? value / counted : value);
@@ -99,26 +99,16 @@ __global__ void gradient_kernel(VocabularyPart part, const T* logits,
   }
 }
 
-template <typename Body>
-void with_rows(std::int64_t cols, Body body) {
-  if (cols <= 1024) {
-    body(RowShape<1, kWarp, 0>{});
-  } else {
-    body(RowShape<1, kRowBlock, 0>{});
-  }
-}
-
 }  // namespace
 
 void vocabulary_max(KernelContext& context, DType dtype,
                     const VocabularyPart& part, const void* logits, void* max) {
   with_floating("vocabulary_max", dtype, [&](auto zero) {
     using T = decltype(zero);
-    with_rows(part.cols, [&](auto shape) {
+    with_walk<1>(part.cols, [&](auto shape) {
       using Shape = decltype(shape);
       launch(context, "vocabulary_max", Shape::grid(part.rows),
-             dim3(Shape::kBlockThreads), max_kernel<T, Shape>, part, logits,
-             max);
+             Shape::kBlockThreads, max_kernel<T, Shape>, part, logits, max);
     });
   });
 }
@@ -129,11 +119,11 @@ void vocabulary_sums(KernelContext& context, DType dtype,
                      void* sum) {
   with_floating("vocabulary_sums", dtype, [&](auto zero) {
     using T = decltype(zero);
-    with_rows(part.cols, [&](auto shape) {
+    with_walk<1>(part.cols, [&](auto shape) {
       using Shape = decltype(shape);
       launch(context, "vocabulary_sums", Shape::grid(part.rows),
-             dim3(Shape::kBlockThreads), sums_kernel<T, Shape>, part, logits,
-             targets, max, picked, sum);
+             Shape::kBlockThreads, sums_kernel<T, Shape>, part, logits, targets,
+             max, picked, sum);
     });
   });
 }
@@ -157,13 +147,13 @@ void vocabulary_gradient(KernelContext& context, DType dtype,
     using T = decltype(zero);
     using S = Compute<T>;
     Scratch factor(context, sizeof(S));
-    launch(context, "vocabulary_gradient", dim3(1), kBlock, factor_kernel<S>,
+    launch(context, "vocabulary_gradient", 1, kBlock, factor_kernel<S>,
            part.rows, targets, dloss, mean, factor.data());
-    with_rows(part.cols, [&](auto shape) {
+    with_walk<1>(part.cols, [&](auto shape) {
       using Shape = decltype(shape);
       launch(context, "vocabulary_gradient", Shape::grid(part.rows),
-             dim3(Shape::kBlockThreads), gradient_kernel<T, Shape>, part,
-             logits, targets, logsumexp, factor.data(), dlogits);
+             Shape::kBlockThreads, gradient_kernel<T, Shape>, part, logits,
+             targets, logsumexp, factor.data(), dlogits);
     });
   });
 }

@@ -31,8 +31,7 @@ struct RowShape {
   static constexpr int kRowsPerBlock = kBlockThreads / kThreads;
 
   static dim3 grid(std::int64_t rows) {
-    return dim3(
-        static_cast<unsigned>((rows + kRowsPerBlock - 1) / kRowsPerBlock));
+    return dim3(blocks_of(rows, kRowsPerBlock));
   }
   __device__ static int thread() {
     return static_cast<int>(threadIdx.x) % kThreads;
@@ -58,24 +57,23 @@ struct RowShape {
     }
   }
 
-  /// The sum and the largest over the threads of a row, which all call this.
-  template <typename S>
-  __device__ static S sum(S value) {
+  /// Joins a value of each thread of a row, which all call this.
+  template <typename S, typename Join>
+  __device__ static S join(S value, Join how) {
     if constexpr (kThreads == kWarp) {
-      return warp_sum(value);
+      return join_lanes(value, how);
     } else {
       __shared__ SharedArray<S, 32> parts;
-      return block_sum<kThreads>(value, parts);
+      return join_block<kThreads>(value, how, parts);
     }
   }
   template <typename S>
+  __device__ static S sum(S value) {
+    return join(value, Sum());
+  }
+  template <typename S>
   __device__ static S largest(S value) {
-    if constexpr (kThreads == kWarp) {
-      return warp_max(value);
-    } else {
-      __shared__ SharedArray<S, 32> parts;
-      return block_max<kThreads>(value, parts);
-    }
+    return join(value, Max());
   }
 };
 
@@ -128,10 +126,17 @@ void with_row_width(std::int64_t cols, Body body) {
 /// all arrays begin at multiples of kVectorBytes.
 template <typename T, typename Body>
 void with_row_shape(std::int64_t cols, bool aligned, Body body) {
-  if (aligned && cols % kLanes<T> == 0) {
-    with_row_width<T, kLanes<T>>(cols, body);
+  with_width<T>(cols, aligned,
+                [&](auto width) { with_row_width<T, width()>(cols, body); });
+}
+
+/// The same for kernels that keep nothing in registers.
+template <int kWidth, typename Body>
+void with_walk(std::int64_t cols, Body body) {
+  if (cols <= 1024) {
+    body(RowShape<kWidth, kWarp, 0>{});
   } else {
-    with_row_width<T, 1>(cols, body);
+    body(RowShape<kWidth, kRowBlock, 0>{});
   }
 }
 
