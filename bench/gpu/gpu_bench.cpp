@@ -176,10 +176,7 @@ int run(const Settings& settings) {
              "rate", "cuBLAS", "ratio", "PyTorch", "ratio");
   std::vector<Row> rows;
   Peaks peaks;
-  std::vector<Work> works = gemm_works(settings.sizes);
-  for (const Work& each : copy_works(settings.sizes)) works.push_back(each);
-  for (const Work& each : step_works(settings.sizes)) works.push_back(each);
-  for (const Work& work : works) {
+  for (const Work& work : all_works(settings.sizes)) {
     rows.push_back(measure(work, settings.sizes, peer.get()));
     context.device.release_cached_memory();
     const Row& row = rows.back();

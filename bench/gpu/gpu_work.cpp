@@ -96,10 +96,7 @@ Work step_work(const std::string& name, const std::string& text,
   return work;
 }
 
-}  // namespace
-
-std::vector<Work> gemm_works(const Sizes& sizes) {
-  std::vector<Work> works;
+void add_gemm_works(const Sizes& sizes, std::vector<Work>& works) {
   const std::int64_t n = sizes.gemm;
   const auto add = [&](const std::string& name, DType dtype, bool tf32) {
     Work work{"gemm-" + name, "product " + std::to_string(n) + "^3, " + name};
@@ -116,37 +113,32 @@ std::vector<Work> gemm_works(const Sizes& sizes) {
   add("f16", DType::kF16, false);
   add("tf32", DType::kF32, true);
   add("f32", DType::kF32, false);
-  return works;
 }
 
-std::vector<Work> copy_works(const Sizes& sizes) {
-  const Shape shape = {sizes.copy_bytes / 4};
-  const auto bytes = static_cast<double>(sizes.copy_bytes);
-  const auto host = [] {
-    return TensorOptions{DType::kF32, RankContext::current().host()};
+void add_copy_works(const Sizes& sizes, std::vector<Work>& works) {
+  const auto add = [&](const char* name, const char* text, bool from_host,
+                       bool to_host) {
+    Work work{name, text};
+    work.bytes =
+        static_cast<double>(sizes.copy_bytes) * (from_host || to_host ? 1 : 2);
+    const Shape shape = {sizes.copy_bytes / 4};
+    work.make = [=]() -> std::function<void()> {
+      RankContext& here = RankContext::current();
+      const auto zeros = [&](bool on_host) {
+        return Tensor::zeros(
+            shape, {DType::kF32, on_host ? here.host() : here.device});
+      };
+      const Tensor a = zeros(from_host), b = zeros(to_host);
+      return [a, b] { b.copy_from(a); };
+    };
+    works.push_back(std::move(work));
   };
-  Work inside{"copy", "copy on the device"};
-  inside.bytes = 2 * bytes;
-  inside.make = [shape]() -> std::function<void()> {
-    const Tensor a = Tensor::zeros(shape), b = Tensor::zeros(shape);
-    return [a, b] { b.copy_from(a); };
-  };
-  Work in{"copy-in", "copy from the host"};
-  in.bytes = bytes;
-  in.make = [shape, host]() -> std::function<void()> {
-    const Tensor a = Tensor::zeros(shape, host()), b = Tensor::zeros(shape);
-    return [a, b] { b.copy_from(a); };
-  };
-  Work out{"copy-out", "copy to the host"};
-  out.bytes = bytes;
-  out.make = [shape, host]() -> std::function<void()> {
-    const Tensor a = Tensor::zeros(shape), b = Tensor::zeros(shape, host());
-    return [a, b] { b.copy_from(a); };
-  };
-  return {inside, in, out};
+  add("copy", "copy on the device", false, false);
+  add("copy-in", "copy from the host", true, false);
+  add("copy-out", "copy to the host", false, true);
 }
 
-std::vector<Work> step_works(const Sizes& sizes) {
+void add_step_works(const Sizes& sizes, std::vector<Work>& works) {
   Options gpt = training_options(sizes.gpt, sizes.batch);
   gpt.seq = sizes.seq;
   Options resnet = training_options(sizes.resnet, sizes.images);
@@ -157,14 +149,23 @@ std::vector<Work> step_works(const Sizes& sizes) {
   const auto by = [](std::int64_t a, std::int64_t b) {
     return std::to_string(a) + " x " + std::to_string(b);
   };
-  return {
-      step_work("gpt",
-                sizes.gpt + " step, bf16, AdamW, " + by(sizes.batch, sizes.seq),
-                gpt),
-      step_work("resnet",
-                sizes.resnet + " step, bf16, SGD, " +
-                    by(sizes.images, sizes.image_size) + "^2",
-                resnet)};
+  works.push_back(step_work(
+      "gpt", sizes.gpt + " step, bf16, AdamW, " + by(sizes.batch, sizes.seq),
+      gpt));
+  works.push_back(step_work("resnet",
+                            sizes.resnet + " step, bf16, SGD, " +
+                                by(sizes.images, sizes.image_size) + "^2",
+                            resnet));
+}
+
+}  // namespace
+
+std::vector<Work> all_works(const Sizes& sizes) {
+  std::vector<Work> works;
+  add_gemm_works(sizes, works);
+  add_copy_works(sizes, works);
+  add_step_works(sizes, works);
+  return works;
 }
 
 }  // namespace shardbook::bench

@@ -35,9 +35,8 @@ struct Sizes {
   std::int64_t images = 256, image_size = 224;
 };
 
-std::vector<Work> gemm_works(const Sizes& sizes);
-std::vector<Work> copy_works(const Sizes& sizes);
-std::vector<Work> step_works(const Sizes& sizes);
+/// Products, copies and training steps.
+std::vector<Work> all_works(const Sizes& sizes);
 
 /// cuBLAS called directly: the yardstick of products. Empty where no cuBLAS is
 /// found. Seconds for each of `count` products.
