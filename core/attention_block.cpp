@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 
 #include "core/check.h"
 #include "core/copy_runs.h"
@@ -27,9 +26,8 @@ kernels::HeadStrides side_by_side(std::int64_t rows, std::int64_t width,
 }
 
 /// The address of row `row` of each batch row.
-std::byte* at_row(const Tensor& x, std::int64_t row) {
-  return static_cast<std::byte*>(x.raw()) +
-         row * x.size(2) * static_cast<std::int64_t>(dtype_bytes(x.dtype()));
+void* at_row(const Tensor& x, std::int64_t row) {
+  return internal::address_of(x, row * x.size(2));
 }
 
 void check_rows(const char* what, const RowRange& rows, const Tensor& x) {
@@ -138,15 +136,12 @@ AttentionSums attention_block(const Tensor& q, const Tensor& k, const Tensor& v,
   sums.out = Tensor::empty({q.size(0), args.q_rows, q.size(2)}, q.options());
   sums.logsumexp = Tensor::empty({q.size(0), args.heads, args.q_rows},
                                  {internal::stat_dtype(q.dtype()), q.device()});
-  OpScope scope("attention", 2 * product_flops(args, block),
-                row_bytes(block.queries, q, 2) + row_bytes(block.keys, k, 2), q,
-                product_of(args));
-  if (scope.runs()) {
-    kernels::attention(scope.kernels(), q.dtype(), args,
-                       at_row(q, block.queries.begin),
-                       at_row(k, block.keys.begin), at_row(v, block.keys.begin),
-                       sums.out.raw(), sums.logsumexp.raw());
-  }
+  OpScope("attention", 2 * product_flops(args, block),
+          row_bytes(block.queries, q, 2) + row_bytes(block.keys, k, 2), q,
+          product_of(args))
+      .run(kernels::attention, q.dtype(), args, at_row(q, block.queries.begin),
+           at_row(k, block.keys.begin), at_row(v, block.keys.begin),
+           sums.out.raw(), sums.logsumexp.raw());
   return sums;
 }
 
@@ -174,12 +169,9 @@ void merge_attention(const AttentionSums& sums, std::int64_t first,
                     2 * internal::count(added) *
                         static_cast<double>(dtype_bytes(out.dtype())),
                 out);
-  if (!scope.runs()) return;
-  const auto element = static_cast<std::int64_t>(dtype_bytes(out.dtype()));
-  kernels::attention_merge(
-      scope.kernels(), added.dtype(), args, added.raw(), block.logsumexp.raw(),
-      at_row(out, first),
-      static_cast<std::byte*>(sums.logsumexp.raw()) + first * element);
+  scope.run(kernels::attention_merge, added.dtype(), args, added.raw(),
+            block.logsumexp.raw(), at_row(out, first),
+            internal::address_of(sums.logsumexp, first));
 }
 
 void attention_block_backward(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -208,21 +200,15 @@ void attention_block_backward(const Tensor& q, const Tensor& k, const Tensor& v,
     strides.dk = strides.dv =
         side_by_side(keys.size(), k.size(2), args.head_dim);
   }
-  {
-    OpScope scope("attention", 5 * product_flops(args, block),
-                  row_bytes(queries, q, 4) + row_bytes(keys, k, 4), q,
-                  product_of(args));
-    if (scope.runs()) {
-      const std::int64_t to_query = in_place ? queries.begin : 0;
-      const std::int64_t to_key = in_place ? keys.begin : 0;
-      kernels::attention_backward(
-          scope.kernels(), q.dtype(), args, strides, at_row(q, queries.begin),
-          at_row(k, keys.begin), at_row(v, keys.begin),
-          at_row(complete.out, queries.begin), at_row(dout, queries.begin),
-          lse.raw(), at_row(to_q, to_query), at_row(to_k, to_key),
-          at_row(to_v, to_key), in_place);
-    }
-  }
+  const std::int64_t to_query = in_place ? queries.begin : 0;
+  const std::int64_t to_key = in_place ? keys.begin : 0;
+  OpScope("attention", 5 * product_flops(args, block),
+          row_bytes(queries, q, 4) + row_bytes(keys, k, 4), q, product_of(args))
+      .run(kernels::attention_backward, q.dtype(), args, strides,
+           at_row(q, queries.begin), at_row(k, keys.begin),
+           at_row(v, keys.begin), at_row(complete.out, queries.begin),
+           at_row(dout, queries.begin), lse.raw(), at_row(to_q, to_query),
+           at_row(to_k, to_key), at_row(to_v, to_key), in_place);
   if (in_place) return;
   add_rows(dq, queries, to_q);
   add_rows(dk, keys, to_k);

@@ -68,10 +68,30 @@ void backward(const Tensors& outputs, const Tensors& grad_outputs,
   task.run(outputs, std::move(grads));
 }
 
-void at_end_of_backward(std::function<void()> callback) {
+namespace {
+
+/// Belongs to the backward, which drops it unused when an exception leaves it.
+struct BackwardEnd {
+  BackwardEnd(std::function<void()> on_end, std::function<void()> on_failure)
+      : ended(std::move(on_end)), failed(std::move(on_failure)) {}
+  ~BackwardEnd() {
+    if (failed) failed();
+  }
+  std::function<void()> ended, failed;
+};
+
+}  // namespace
+
+void at_end_of_backward(std::function<void()> ended,
+                        std::function<void()> failed) {
   GraphTask* task = RankContext::current().graph_task;
   SB_CHECK(task != nullptr, "at_end_of_backward: no backward is running");
-  task->add_callback(std::move(callback));
+  const auto end =
+      std::make_shared<BackwardEnd>(std::move(ended), std::move(failed));
+  task->add_callback([end] {
+    end->ended();
+    end->failed = nullptr;
+  });
 }
 
 Tensor graph_input(const Tensor& x) {

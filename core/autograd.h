@@ -52,8 +52,11 @@ Tensors custom_function(const char* name, const Tensors& inputs,
 void backward(const Tensors& outputs, const Tensors& grad_outputs = {},
               bool retain_graph = false);
 
-/// Runs `callback` when the backward that is running on this thread ends.
-void at_end_of_backward(std::function<void()> callback);
+/// Calls `ended` when the backward that is running on this thread has run to its
+/// end, or `failed` (which must not throw) when an exception leaves it, also one
+/// of `ended`.
+void at_end_of_backward(std::function<void()> ended,
+                        std::function<void()> failed = nullptr);
 
 /// A leaf with x's array, at which a separate graph begins: the input of a
 /// stage or of a recomputed block. Its gradient is booked as an activation.

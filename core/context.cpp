@@ -105,7 +105,9 @@ const char* phase_name(Phase phase) {
 }
 
 RankContext::RankContext(Device device, int rank, int num_threads)
-    : device(std::move(device)), rank(rank), num_threads(num_threads) {}
+    : device(std::move(device)), num_threads(num_threads) {
+  this->rank = rank;
+}
 
 RankContext::~RankContext() = default;
 
@@ -144,27 +146,19 @@ RankContext& RankContext::worker(const Device& worker_device) {
     found = std::prev(workers_.end());
   }
   RankContext& context = *found->second;
-  context.rank = rank;
+  static_cast<RankSettings&>(context) = *this;
   context.num_threads = num_threads;
-  context.grad_enabled = grad_enabled;
-  context.deterministic = deterministic;
-  context.allow_tf32 = allow_tf32;
-  context.memory_kind = memory_kind;
-  context.phase = phase;
   context.stream = stream;
-  context.random = random;
-  context.is_recomputing = is_recomputing;
   context.weight_gradients = weight_gradients;
   context.graph_task = graph_task;
-  context.observers_ = observers_;
   return context;
 }
 
-void RankContext::add_observer(Observer* observer) {
+void RankSettings::add_observer(Observer* observer) {
   observers_.push_back(observer);
 }
 
-void RankContext::remove_observer(Observer* observer) {
+void RankSettings::remove_observer(Observer* observer) {
   observers_.erase(std::remove(observers_.begin(), observers_.end(), observer),
                    observers_.end());
 }

@@ -107,7 +107,30 @@ struct RandomState {
   BatchSlice batch;
 };
 
-class RankContext {
+/// The settings of a rank that work takes along to another thread.
+struct RankSettings {
+  int rank = 0;
+  bool grad_enabled = true;
+  /// Fixed summation order, whatever the shape; for proofs, not for speed.
+  bool deterministic = false;
+  /// CUDA: products of f32 may round their operands to TF32.
+  bool allow_tf32 = false;
+  /// True while recomputation runs a forward a second time.
+  bool is_recomputing = false;
+  MemoryKind memory_kind = MemoryKind::kActivation;
+  Phase phase = Phase::kForward;
+  RandomState random;
+
+  void add_observer(Observer* observer);
+  void remove_observer(Observer* observer);
+  bool observed() const { return !observers_.empty(); }
+  const std::vector<Observer*>& observers() const { return observers_; }
+
+ protected:
+  std::vector<Observer*> observers_;
+};
+
+class RankContext : public RankSettings {
  public:
   /// `num_threads`: cores for one operation; 0 leaves the runtime's setting.
   explicit RankContext(Device device = Device::cpu(0), int rank = 0,
@@ -142,13 +165,9 @@ class RankContext {
   /// device and kept; settings are copied from this context at each call.
   RankContext& worker(const Device& device);
 
-  void add_observer(Observer* observer);
-  void remove_observer(Observer* observer);
   void notify_op_begin(const OpEvent& event);
   void notify_op_end(const OpEvent& event);
   void notify_allocation(const AllocationEvent& event);
-  bool observed() const { return !observers_.empty(); }
-  const std::vector<Observer*>& observers() const { return observers_; }
 
   /// The host's memory, for offloaded tensors: a device named "host" with shapes
   /// only where this device has none else, created at the first call. Copies
@@ -160,22 +179,11 @@ class RankContext {
   KernelContext& kernels(const Device& device);
 
   Device device;
-  int rank = 0;
   int num_threads = 0;
-  bool grad_enabled = true;
-  /// Fixed summation order, whatever the shape; for proofs, not for speed.
-  bool deterministic = false;
-  /// CUDA: products of f32 may round their operands to TF32.
-  bool allow_tf32 = false;
-  MemoryKind memory_kind = MemoryKind::kActivation;
-  Phase phase = Phase::kForward;
   /// Queue of the device that work is issued to; see core/stream.h.
   int stream = 0;
-  RandomState random;
   /// False once a loss of the running step was infinite or NaN.
   bool losses_are_finite = true;
-  /// True while recomputation runs a forward a second time.
-  bool is_recomputing = false;
   /// The store for weight gradients that can wait, or null; see
   /// core/weight_gradients.h.
   WeightGradients* weight_gradients = nullptr;
@@ -183,7 +191,6 @@ class RankContext {
   autograd::GraphTask* graph_task = nullptr;
 
  private:
-  std::vector<Observer*> observers_;
   struct Kernels;
   Kernels& kernels_of(const Device& device);
 

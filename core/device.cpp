@@ -127,11 +127,6 @@ class Device::State {
     release_cached_blocks();
   }
 
-  std::string locked_report() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return report();
-  }
-
  private:
   const char* type_name() const {
     switch (type_) {
@@ -182,9 +177,8 @@ class Device::State {
     const auto k = static_cast<std::size_t>(kind);
     stats_.current_by_kind[k] += bytes;
     stats_.current_total += bytes;
-    if (stats_.current_by_kind[k] > stats_.peak_by_kind[k]) {
-      stats_.peak_by_kind[k] = stats_.current_by_kind[k];
-    }
+    stats_.peak_by_kind[k] =
+        std::max(stats_.peak_by_kind[k], stats_.current_by_kind[k]);
     if (stats_.current_total > stats_.peak_total) {
       stats_.peak_total = stats_.current_total;
       stats_.at_peak_by_kind = stats_.current_by_kind;
@@ -278,7 +272,6 @@ MemoryStats Device::memory() const { return state_->stats(); }
 void Device::note_held(MemoryKind kind) const { state_->note_held(kind); }
 void Device::reset_peak_memory() { state_->reset_peak(); }
 void Device::release_cached_memory() { state_->release_cached(); }
-std::string Device::memory_report() const { return state_->locked_report(); }
 
 Storage::Storage(const Device& device, std::int64_t bytes, MemoryKind kind)
     : device_(device), kind_(kind) {

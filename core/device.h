@@ -116,8 +116,6 @@ class Device {
   void reset_peak_memory();
   /// Gives cached blocks back to the system, except those of graphs.
   void release_cached_memory();
-  /// The ledger as text: bytes in use by kind, and the capacity.
-  std::string memory_report() const;
 
   /// True for two handles to one device, not for two devices of one name.
   bool operator==(const Device& other) const { return state_ == other.state_; }

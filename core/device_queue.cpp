@@ -11,48 +11,6 @@
 
 namespace shardbook {
 
-namespace internal {
-
-// The settings that work inherits from the thread that gives it.
-struct QueueSettings {
-  explicit QueueSettings(const RankContext& from)
-      : rank(from.rank),
-        grad_enabled(from.grad_enabled),
-        deterministic(from.deterministic),
-        allow_tf32(from.allow_tf32),
-        is_recomputing(from.is_recomputing),
-        memory_kind(from.memory_kind),
-        phase(from.phase),
-        random(from.random),
-        observers(from.observers()) {}
-
-  void apply(RankContext& to) const {
-    to.rank = rank;
-    to.grad_enabled = grad_enabled;
-    to.deterministic = deterministic;
-    to.allow_tf32 = allow_tf32;
-    to.is_recomputing = is_recomputing;
-    to.memory_kind = memory_kind;
-    to.phase = phase;
-    to.random = random;
-    if (to.observers() == observers) return;
-    const std::vector<Observer*> old = to.observers();
-    for (Observer* observer : old) to.remove_observer(observer);
-    for (Observer* observer : observers) to.add_observer(observer);
-  }
-
-  int rank;
-  bool grad_enabled, deterministic, allow_tf32, is_recomputing;
-  MemoryKind memory_kind;
-  Phase phase;
-  RandomState random;
-  std::vector<Observer*> observers;
-};
-
-}  // namespace internal
-
-// --- The queue ---------------------------------------------------------------
-
 class DeviceQueue::State {
  public:
   State(const Device& device, int num_threads, int stream)
@@ -75,7 +33,7 @@ class DeviceQueue::State {
   /// from then on.
   using Task = std::function<std::exception_ptr(std::exception_ptr)>;
   void push(Task task) {
-    Item item{std::move(task), internal::QueueSettings(RankContext::current())};
+    Item item{std::move(task), RankContext::current()};
     if (!thread_.joinable()) {
       RankContext::Scope scope(context_);
       execute(item);
@@ -86,20 +44,15 @@ class DeviceQueue::State {
     changed_.notify_all();
   }
 
-  /// Forgets the error that kept it from working.
-  void recover() {
-    push([](std::exception_ptr) { return nullptr; });
-  }
-
  private:
   struct Item {
     Task task;
-    internal::QueueSettings settings;
+    RankSettings settings;  ///< of the thread that gave the task
   };
 
   // Only the thread that executes touches error_: on meta that is the caller.
   void execute(Item& item) {
-    item.settings.apply(context_);
+    static_cast<RankSettings&>(context_) = item.settings;
     error_ = item.task(error_);
     item.task = nullptr;
   }
@@ -154,7 +107,7 @@ void DeviceQueue::synchronize() {
   QueueEvent end;
   end.record(*this);
   // The next work starts without the error.
-  state_->recover();
+  state_->push([](std::exception_ptr) { return nullptr; });
   end.synchronize();
 }
 
@@ -169,8 +122,6 @@ void synchronize(const std::vector<DeviceQueue*>& queues) {
   }
   if (first != nullptr) std::rethrow_exception(first);
 }
-
-// --- Events ------------------------------------------------------------------
 
 void QueueEvent::record(DeviceQueue& queue) {
   point_ = internal::make_event_point(queue.device());

@@ -20,11 +20,10 @@ void check(const char* op, const Tensor& target, const Tensor& value) {
 
 void scale(const char* name, const Tensor& target, const Tensor& source,
            double factor) {
-  OpScope scope(name, static_cast<double>(target.numel()),
-                bytes_of({&target, &source}), target);
-  if (!scope.runs()) return;
-  kernels::scale(scope.kernels(), target.dtype(), target.numel(), factor,
-                 source.raw(), target.raw());
+  OpScope(name, static_cast<double>(target.numel()),
+          bytes_of({&target, &source}), target)
+      .run(kernels::scale, target.dtype(), target.numel(), factor, source.raw(),
+           target.raw());
 }
 
 }  // namespace
@@ -32,11 +31,10 @@ void scale(const char* name, const Tensor& target, const Tensor& source,
 void add_into(const Tensor& target, const Tensor& value, double factor) {
   check("add_into", target, value);
   if (target.numel() == 0) return;
-  OpScope scope("add_into", 2.0 * static_cast<double>(target.numel()),
-                bytes_of({&target, &target, &value}), target);
-  if (!scope.runs()) return;
-  kernels::axpy(scope.kernels(), target.dtype(), target.numel(), factor,
-                value.raw(), target.raw());
+  OpScope("add_into", 2.0 * static_cast<double>(target.numel()),
+          bytes_of({&target, &target, &value}), target)
+      .run(kernels::axpy, target.dtype(), target.numel(), factor, value.raw(),
+           target.raw());
 }
 
 void scale_into(const Tensor& target, const Tensor& source, double factor) {

@@ -5,7 +5,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/internal/op_scope.h"
-#include "core/kernels/channel_statistics.h"
+#include "core/kernels/batch_norm.h"
 
 namespace shardbook {
 
@@ -79,28 +79,17 @@ Tensors BatchNorm::forward_all(const Tensors& inputs) {
   return {normalize(inputs[0], inputs.size() == 2 ? inputs[1] : Tensor())};
 }
 
-Tensor BatchNorm::normalize(const Tensor& image, const Tensor& addend) {
-  const auto flat = [this](const Tensor& x) {
-    return channels_last && x.defined() ? reshape(x, {-1, x.size(-1)}) : x;
-  };
-  const Tensor x = flat(image);
-  Tensor y;
+Tensor BatchNorm::normalize(const Tensor& x, const Tensor& addend) {
   if (is_training()) {
-    BatchNormOptions options;
-    options.eps = eps;
-    options.sum_over_ranks = sum_over_ranks;
-    options.relu = relu;
-    options.addend = flat(addend);
-    const BatchNormResult result = batch_norm_train(x, weight, bias, options);
+    const BatchNormResult result =
+        batch_norm_train(x, weight, bias, {eps, sum_over_ranks, relu, addend});
     // A second forward of the same batch must not count twice.
     if (!RankContext::current().is_recomputing) remember(result);
-    y = result.y;
-  } else {
-    y = batch_norm_eval(x, weight, bias, running_mean, running_var, eps);
-    if (addend.defined()) y = add(y, flat(addend));
-    if (relu) y = shardbook::relu(y);
+    return result.y;
   }
-  return channels_last ? reshape(y, image.shape()) : y;
+  Tensor y = batch_norm_eval(x, weight, bias, running_mean, running_var, eps);
+  if (addend.defined()) y = add(y, addend);
+  return relu ? shardbook::relu(y) : y;
 }
 
 void BatchNorm::remember(const BatchNormResult& result) {

@@ -95,9 +95,9 @@ class Conv2d : public ModuleOf<Conv2d> {
   std::int64_t padding = 0;  ///< size / 2 to begin with
 };
 
-/// Batch normalisation over [n, c, ..], or images [n, h, w, c] with
-/// `channels_last`. Running statistics are updated with the unbiased variance.
-/// `sum_over_ranks` makes it a synchronised one.
+/// Batch normalisation over [n, c], or images [n, h, w, c]. Running statistics
+/// are updated with the unbiased variance. `sum_over_ranks` makes it a
+/// synchronised one.
 ///
 /// Takes one tensor, or two: the second is added before the ReLU.
 ///
@@ -130,7 +130,6 @@ class BatchNorm : public ModuleOf<BatchNorm> {
   Tensor running_var;   ///< [c], buffer
   double eps = 1e-5;
   double momentum = 0.1;
-  bool channels_last = false;
   bool relu = false;
   bool deferred = false;
   SumOverRanks sum_over_ranks;

@@ -53,8 +53,6 @@ Tensor mean(const Tensor& x);
 /// Over one dim, which disappears.
 Tensor sum(const Tensor& x, std::int64_t dim);
 Tensor mean(const Tensor& x, std::int64_t dim);
-/// Position of the largest along the last dim -> i64 [..]; no gradient.
-Tensor argmax(const Tensor& x);
 
 // --- Layout --------------------------------------------------------------------
 
@@ -200,20 +198,17 @@ struct BatchNormResult {
 };
 struct BatchNormOptions {
   double eps = 1e-5;
-  SumOverRanks sum_over_ranks;
+  SumOverRanks sum_over_ranks = {};
   /// Computed in the same pass: y = relu(normalised + addend).
   bool relu = false;
-  Tensor addend;  ///< like x, or undefined
+  Tensor addend = {};  ///< like x, or undefined
 };
-/// x [n, c, ..], gamma and beta [c]; statistics over n and the inner dims, and
-/// over ranks where `sum_over_ranks` is given: two calls forward (of c + 1 and
-/// c values), one backward (of 2c). Images [n, h, w, c] come as [n h w, c].
+/// x [.., c], gamma and beta [c]; statistics over the other dims, and over ranks
+/// where `sum_over_ranks` is given: two calls forward (of c + 1 and c values),
+/// one backward (of 2c).
 BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
                                  const Tensor& beta,
                                  const BatchNormOptions& options);
-BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
-                                 const Tensor& beta, double eps,
-                                 const SumOverRanks& sum_over_ranks = nullptr);
 /// With given statistics [c].
 Tensor batch_norm_eval(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                        const Tensor& mean, const Tensor& variance, double eps);

@@ -1,11 +1,9 @@
-// Batch normalisation, over [n, c] (channels last) and [n, c, ..].
+// Batch normalisation over the last dim: [.., channels].
 
 #include "core/internal/op_scope.h"
 #include "core/internal/transfers.h"
 #include "core/kernels/batch_norm.h"
-#include "core/kernels/channel_statistics.h"
 #include "core/kernels/elementwise.h"
-#include "core/kernels/norm.h"
 #include "core/ops.h"
 
 namespace shardbook {
@@ -14,23 +12,22 @@ using autograd::record;
 using internal::bytes_of;
 using internal::count;
 using internal::OpScope;
+using internal::raw_or_null;
 
 namespace {
 
-kernels::ChannelShape channels_of(const Tensor& x) {
-  SB_CHECK(x.ndim() >= 2, "batch_norm: shape ", shape_text(x.shape()),
-           "; give [batch, channels, ..]");
-  kernels::ChannelShape shape;
-  shape.batch = x.size(0);
-  shape.channels = x.size(1);
-  for (std::int64_t d = 2; d < x.ndim(); ++d) shape.inner *= x.size(d);
-  return shape;
+std::int64_t rows_of(const Tensor& x) {
+  return x.numel() == 0 ? 0 : x.numel() / x.size(-1);
 }
 
-void check_per_channel(const Tensor& x, const Tensor& parameter) {
-  internal::check_same_kind("batch_norm", x, parameter);
-  SB_CHECK(parameter.shape() == Shape{x.size(1)}, "batch_norm: a parameter ",
-           shape_text(parameter.shape()), " for ", x.size(1), " channels");
+void check_operands(const Tensor& x, const Tensor& gamma, const Tensor& beta) {
+  SB_CHECK(x.ndim() >= 2, "batch_norm: shape ", shape_text(x.shape()),
+           "; give [.., channels]");
+  for (const Tensor& parameter : {gamma, beta}) {
+    internal::check_same_kind("batch_norm", x, parameter);
+    SB_CHECK(parameter.shape() == Shape{x.size(-1)}, "batch_norm: a parameter ",
+             shape_text(parameter.shape()), " for ", x.size(-1), " channels");
+  }
 }
 
 Tensor rstd_of(const Tensor& variance, double eps) {
@@ -42,34 +39,21 @@ Tensor rstd_of(const Tensor& variance, double eps) {
   return rstd;
 }
 
-/// Sums of this rank's values, and of their squares around this rank's mean.
-void local_moments(OpScope& scope, const kernels::ChannelShape& shape,
-                   const Tensor& x, double* sums, double* squares) {
-  if (shape.inner == 1) {
-    kernels::row_moments(scope.kernels(), x.dtype(), shape.batch,
-                         shape.channels, x.raw(), sums, squares);
-  } else {
-    kernels::channel_moments(scope.kernels(), x.dtype(), shape, x.raw(), sums,
-                             squares);
-  }
-}
-
 /// Mean and variance of x over all ranks: two calls of sum_over_ranks.
-void compute_statistics(OpScope& scope, const kernels::ChannelShape& shape,
-                        const Tensor& x, const SumOverRanks& sum_over_ranks,
+void compute_statistics(OpScope& scope, const Tensor& x,
+                        const SumOverRanks& sum_over_ranks,
                         BatchNormResult& result) {
-  const std::int64_t c = shape.channels;
+  const std::int64_t c = x.size(-1), rows = rows_of(x);
   const TensorOptions stat{DType::kF64, x.device()};
   result.variance = Tensor::zeros({c}, stat);
   // One message carries the sums and, behind them, the count.
   Tensor sums = Tensor::zeros({c + 1}, stat);
   const Tensor count = sums.rows_view(c, c + 1);
-  const double local_count = static_cast<double>(shape.batch * shape.inner);
-  result.count = local_count;
-  if (scope.runs() && local_count > 0) {
-    local_moments(scope, shape, x, sums.data<double>(),
-                  result.variance.data<double>());
-    kernels::fill(scope.kernels(), DType::kF64, 1, count.raw(), local_count);
+  result.count = static_cast<double>(rows);
+  if (scope.runs() && rows > 0) {
+    kernels::row_moments(scope.kernels(), x.dtype(), rows, c, x.raw(),
+                         sums.data<double>(), result.variance.data<double>());
+    kernels::fill(scope.kernels(), DType::kF64, 1, count.raw(), result.count);
   }
   const Tensor local = sum_over_ranks ? sums.clone() : sums;
   if (sum_over_ranks) sum_over_ranks(sums);
@@ -81,7 +65,7 @@ void compute_statistics(OpScope& scope, const kernels::ChannelShape& shape,
       // The one value that the host reads
       internal::read_to_host(&result.count, count);
       // Around the common mean
-      if (local_count > 0) {
+      if (rows > 0) {
         kernels::channel_shift_squares(scope.kernels(), c, local.data<double>(),
                                        result.mean.data<double>(),
                                        result.variance.data<double>());
@@ -89,23 +73,20 @@ void compute_statistics(OpScope& scope, const kernels::ChannelShape& shape,
     }
   }
   if (sum_over_ranks) sum_over_ranks(result.variance);
-  if (scope.runs()) {
-    kernels::channel_divide(scope.kernels(), c, count.data<double>(),
-                            result.variance.data<double>());
-  }
+  scope.run(kernels::channel_divide, c, count.data<double>(),
+            result.variance.data<double>());
 }
 
 /// Everything that the backward of one normalisation needs.
 struct Normalisation {
   Tensor x, gamma, beta, mean, rstd;
-  kernels::ChannelShape shape;
   double count = 0;
   bool relu = false;
   SumOverRanks sum_over_ranks;
 
   kernels::RowNorm rows() const {
-    return {shape.batch,
-            shape.channels,
+    return {rows_of(x),
+            x.size(-1),
             mean.data<double>(),
             rstd.data<double>(),
             gamma.raw(),
@@ -114,62 +95,16 @@ struct Normalisation {
   }
 };
 
-void normalize(OpScope& scope, const Normalisation& norm, const Tensor& addend,
-               const Tensor& y) {
-  const Tensor& x = norm.x;
-  if (norm.shape.inner == 1) {
-    kernels::row_normalize(scope.kernels(), x.dtype(), norm.rows(), x.raw(),
-                           addend.defined() ? addend.raw() : nullptr, y.raw());
-  } else {
-    kernels::channel_normalize(scope.kernels(), x.dtype(), norm.shape, x.raw(),
-                               norm.mean.data<double>(),
-                               norm.rstd.data<double>(), norm.gamma.raw(),
-                               norm.beta.raw(), y.raw());
-  }
-}
-
-/// Sums of dz and dz * xhat [2, c]; writes dz where `y` is defined.
-void backward_sums(OpScope& scope, const Normalisation& norm, const Tensor& y,
-                   const Tensor& dy, const Tensor& dz, double* sums) {
-  const Tensor& x = norm.x;
-  const std::int64_t c = norm.shape.channels;
-  if (norm.shape.inner == 1) {
-    kernels::row_norm_backward_sums(scope.kernels(), x.dtype(), norm.rows(),
-                                    x.raw(), y.defined() ? y.raw() : nullptr,
-                                    dy.raw(), dz.defined() ? dz.raw() : nullptr,
-                                    sums, sums + c);
-  } else {
-    kernels::channel_backward_sums(scope.kernels(), x.dtype(), norm.shape,
-                                   x.raw(), dy.raw(), norm.mean.data<double>(),
-                                   norm.rstd.data<double>(), sums, sums + c);
-  }
-}
-
-void backward_data(OpScope& scope, const Normalisation& norm, const Tensor& dz,
-                   bool masked, const double* sums, const Tensor& dx) {
-  const Tensor& x = norm.x;
-  const std::int64_t c = norm.shape.channels;
-  if (norm.shape.inner == 1) {
-    kernels::RowNorm rows = norm.rows();
-    rows.relu = rows.relu && !masked;
-    kernels::row_norm_backward(scope.kernels(), x.dtype(), rows, x.raw(),
-                               dz.raw(), sums, sums + c, norm.count, dx.raw());
-  } else {
-    kernels::channel_backward(scope.kernels(), x.dtype(), norm.shape, x.raw(),
-                              dz.raw(), norm.mean.data<double>(),
-                              norm.rstd.data<double>(), norm.gamma.raw(), sums,
-                              sums + c, norm.count, dx.raw());
-  }
-}
-
 /// `y` is the output, kept where there was an addend: it holds the ReLU's mask.
 Tensors backward(const Normalisation& norm, const Tensor& y, bool has_addend,
                  const Tensor& dy) {
   const Tensor& x = norm.x;
-  const std::int64_t c = norm.shape.channels;
+  const std::int64_t c = x.size(-1);
   Tensor dx = x.empty_like();
   Tensor dz = y.defined() ? x.empty_like() : Tensor();
-  Tensor sums = Tensor::zeros({2, c}, {DType::kF64, x.device()});
+  const Tensor sums = Tensor::zeros({2, c}, {DType::kF64, x.device()});
+  const Tensor sum_dz = sums.flat_view(0, {c});
+  const Tensor sum_dz_xhat = sums.flat_view(c, {c});
   const auto gradient_of = [](const Tensor& parameter) {
     const internal::GradientOf kind(parameter);
     return parameter.empty_like();
@@ -177,20 +112,22 @@ Tensors backward(const Normalisation& norm, const Tensor& y, bool has_addend,
   Tensor dgamma = gradient_of(norm.gamma), dbeta = gradient_of(norm.beta);
   OpScope scope("batch_norm", 12 * count(x),
                 bytes_of({&x, &x, &dy, &dy, &dx, &y, &dz}), x);
-  if (scope.runs()) {
-    backward_sums(scope, norm, y, dy, dz, sums.data<double>());
-  }
+  scope.run(kernels::row_norm_backward_sums, x.dtype(), norm.rows(), x.raw(),
+            raw_or_null(y), dy.raw(), raw_or_null(dz), sum_dz.data<double>(),
+            sum_dz_xhat.data<double>());
   // gamma and beta see this rank's rows only: their gradients are reduced with
   // all the others.
-  dbeta.copy_from(sums.flat_view(0, {c}));
-  dgamma.copy_from(sums.flat_view(c, {c}));
+  dbeta.copy_from(sum_dz);
+  dgamma.copy_from(sum_dz_xhat);
   if (norm.sum_over_ranks) norm.sum_over_ranks(sums);
-  if (scope.runs()) {
-    backward_data(scope, norm, dz.defined() ? dz : dy, dz.defined(),
-                  sums.data<double>(), dx);
-  }
+  const Tensor& behind_relu = dz.defined() ? dz : dy;
+  kernels::RowNorm rows = norm.rows();
+  rows.relu = rows.relu && !dz.defined();
+  scope.run(kernels::row_norm_backward, x.dtype(), rows, x.raw(),
+            behind_relu.raw(), sum_dz.data<double>(),
+            sum_dz_xhat.data<double>(), norm.count, dx.raw());
   if (!has_addend) return {dx, dgamma, dbeta};
-  return {dx, dgamma, dbeta, dz.defined() ? dz : dy};
+  return {dx, dgamma, dbeta, behind_relu};
 }
 
 }  // namespace
@@ -200,34 +137,25 @@ BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
                                  const BatchNormOptions& options) {
   const Tensor& addend = options.addend;
   Normalisation norm;
-  norm.shape = channels_of(x);
-  check_per_channel(x, gamma);
-  check_per_channel(x, beta);
+  check_operands(x, gamma, beta);
   SB_CHECK(!addend.defined() || addend.shape() == x.shape(),
            "batch_norm: addend ", shape_text(addend.shape()), " for input ",
            shape_text(x.shape()));
-  if (norm.shape.inner != 1 && (options.relu || addend.defined())) {
-    // Channels in the middle: three operations, one after another.
-    BatchNormResult plain =
-        batch_norm_train(x, gamma, beta, options.eps, options.sum_over_ranks);
-    if (addend.defined()) plain.y = add(plain.y, addend);
-    if (options.relu) plain.y = relu(plain.y);
-    return plain;
-  }
   if (addend.defined()) internal::check_same_kind("batch_norm", x, addend);
   BatchNormResult result;
   result.y = x.empty_like();
   {
     OpScope scope("batch_norm", 8 * count(x),
                   bytes_of({&x, &x, &addend, &result.y}), x);
-    compute_statistics(scope, norm.shape, x, options.sum_over_ranks, result);
+    compute_statistics(scope, x, options.sum_over_ranks, result);
     norm.x = x, norm.gamma = gamma, norm.beta = beta;
     norm.mean = result.mean;
     norm.rstd = rstd_of(result.variance, options.eps);
     norm.count = result.count;
     norm.relu = options.relu;
     norm.sum_over_ranks = options.sum_over_ranks;
-    if (scope.runs()) normalize(scope, norm, addend, result.y);
+    scope.run(kernels::row_normalize, x.dtype(), norm.rows(), x.raw(),
+              raw_or_null(addend), result.y.raw());
   }
   // Without an addend the ReLU's mask is computed again from x.
   const bool keeps_y = options.relu && addend.defined();
@@ -241,27 +169,13 @@ BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
   return result;
 }
 
-BatchNormResult batch_norm_train(const Tensor& x, const Tensor& gamma,
-                                 const Tensor& beta, double eps,
-                                 const SumOverRanks& sum_over_ranks) {
-  BatchNormOptions options;
-  options.eps = eps;
-  options.sum_over_ranks = sum_over_ranks;
-  return batch_norm_train(x, gamma, beta, options);
-}
-
 Tensor batch_norm_eval(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                        const Tensor& mean, const Tensor& variance, double eps) {
-  channels_of(x);  // checks the shape
-  check_per_channel(x, gamma);
-  check_per_channel(x, beta);
-  Shape per_channel(static_cast<std::size_t>(x.ndim()), 1);
-  per_channel[1] = x.size(1);
+  check_operands(x, gamma, beta);
   const Tensor rstd =
       to_dtype(rstd_of(to_dtype(variance, DType::kF64), eps), x.dtype());
   const Tensor factor = mul(gamma, rstd);
-  const Tensor shift = sub(beta, mul(to_dtype(mean, x.dtype()), factor));
-  return add(mul(x, reshape(factor, per_channel)), reshape(shift, per_channel));
+  return add(mul(x, factor), sub(beta, mul(to_dtype(mean, x.dtype()), factor)));
 }
 
 }  // namespace shardbook

@@ -14,6 +14,7 @@ using internal::bytes_of;
 using internal::count;
 using internal::GradientOf;
 using internal::OpScope;
+using internal::raw_or_null;
 using internal::weight_gradient;
 
 namespace {
@@ -94,8 +95,8 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
     if (scope.runs()) {
       internal::CopiesOf copies(weight);
       kernels::conv2d(scope.kernels(), x.dtype(), s, x.raw(),
-                      internal::address_to_read(weight),
-                      bias.defined() ? bias.raw() : nullptr, y.raw(), &copies);
+                      internal::address_to_read(weight), raw_or_null(bias),
+                      y.raw(), &copies);
     }
   }
   // An absent bias is not an input: it would have no device.
@@ -123,11 +124,9 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
     if (bias.defined() && bias.requires_grad()) {
       GradientOf kind(bias);
       Tensor dbias = Tensor::empty(bias.shape(), bias.options());
-      OpScope scope("sum_rows", count(dy), bytes_of({&dy, &dbias}), dy);
-      if (scope.runs()) {
-        kernels::sum_rows(scope.kernels(), dy.dtype(), s.rows(), s.out,
-                          dy.raw(), dbias.raw());
-      }
+      OpScope("sum_rows", count(dy), bytes_of({&dy, &dbias}), dy)
+          .run(kernels::sum_rows, dy.dtype(), s.rows(), s.out, dy.raw(),
+               dbias.raw());
       result[2] = dbias;
     }
     return result;
@@ -146,27 +145,20 @@ Tensor max_pool2d(const Tensor& x, std::int64_t size, std::int64_t stride,
   s.size = size, s.stride = stride, s.padding = padding;
   Tensor y = Tensor::empty({s.n, s.out_h(), s.out_w(), s.c}, x.options());
   Tensor taps = Tensor::empty(y.shape(), {DType::kI32, x.device()});
-  {
-    OpScope scope("max_pool2d", count(y) * static_cast<double>(size * size),
-                  bytes_of({&x, &y, &taps}), x);
-    if (scope.runs()) {
-      kernels::max_pool(scope.kernels(), x.dtype(), s, x.raw(), y.raw(),
-                        taps.data<std::int32_t>());
-    }
-  }
-  record(
-      "max_pool2d", {x}, {y},
-      [input = internal::InputInfo(x), s, taps](const Tensors& grads) {
-        const Tensor& dy = grads[0];
-        GradientOf kind(input.leaf);
-        Tensor dx = Tensor::empty(input.shape, dy.options());
-        OpScope scope("max_pool2d", count(dy), bytes_of({&dy, &taps, &dx}), dy);
-        if (scope.runs()) {
-          kernels::max_pool_backward(scope.kernels(), dy.dtype(), s, dy.raw(),
-                                     taps.data<std::int32_t>(), dx.raw());
-        }
-        return Tensors{dx};
-      });
+  OpScope("max_pool2d", count(y) * static_cast<double>(size * size),
+          bytes_of({&x, &y, &taps}), x)
+      .run(kernels::max_pool, x.dtype(), s, x.raw(), y.raw(),
+           taps.data<std::int32_t>());
+  record("max_pool2d", {x}, {y},
+         [input = internal::InputInfo(x), s, taps](const Tensors& grads) {
+           const Tensor& dy = grads[0];
+           GradientOf kind(input.leaf);
+           Tensor dx = Tensor::empty(input.shape, dy.options());
+           OpScope("max_pool2d", count(dy), bytes_of({&dy, &taps, &dx}), dy)
+               .run(kernels::max_pool_backward, dy.dtype(), s, dy.raw(),
+                    taps.data<std::int32_t>(), dx.raw());
+           return Tensors{dx};
+         });
   return y;
 }
 
@@ -177,26 +169,18 @@ Tensor global_avg_pool2d(const Tensor& x) {
   SB_CHECK(pixels > 0, "global_avg_pool2d: images ", shape_text(x.shape()),
            " have no pixels");
   Tensor y = Tensor::empty({n, c}, x.options());
-  {
-    OpScope scope("global_avg_pool2d", count(x), bytes_of({&x, &y}), x);
-    if (scope.runs()) {
-      kernels::average_pixels(scope.kernels(), x.dtype(), n, pixels, c, x.raw(),
-                              y.raw());
-    }
-  }
-  record(
-      "global_avg_pool2d", {x}, {y},
-      [input = internal::InputInfo(x), n, pixels, c](const Tensors& grads) {
-        const Tensor& dy = grads[0];
-        GradientOf kind(input.leaf);
-        Tensor dx = Tensor::empty(input.shape, dy.options());
-        OpScope scope("global_avg_pool2d", count(dx), bytes_of({&dy, &dx}), dy);
-        if (scope.runs()) {
-          kernels::average_pixels_backward(scope.kernels(), dy.dtype(), n,
-                                           pixels, c, dy.raw(), dx.raw());
-        }
-        return Tensors{dx};
-      });
+  OpScope("global_avg_pool2d", count(x), bytes_of({&x, &y}), x)
+      .run(kernels::average_pixels, x.dtype(), n, pixels, c, x.raw(), y.raw());
+  record("global_avg_pool2d", {x}, {y},
+         [input = internal::InputInfo(x), n, pixels, c](const Tensors& grads) {
+           const Tensor& dy = grads[0];
+           GradientOf kind(input.leaf);
+           Tensor dx = Tensor::empty(input.shape, dy.options());
+           OpScope("global_avg_pool2d", count(dx), bytes_of({&dy, &dx}), dy)
+               .run(kernels::average_pixels_backward, dy.dtype(), n, pixels, c,
+                    dy.raw(), dx.raw());
+           return Tensors{dx};
+         });
   return y;
 }
 

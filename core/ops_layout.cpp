@@ -140,13 +140,8 @@ Tensor permute(const Tensor& x, const std::vector<std::int64_t>& order) {
     shape.push_back(x.shape()[from]);
   }
   Tensor y = Tensor::empty(shape, x.options());
-  {
-    OpScope scope("permute", 0, bytes_of({&x, &y}), x);
-    if (scope.runs()) {
-      kernels::permute(scope.kernels(), x.dtype(), x.shape(), sources, x.raw(),
-                       y.raw());
-    }
-  }
+  OpScope("permute", 0, bytes_of({&x, &y}), x)
+      .run(kernels::permute, x.dtype(), x.shape(), sources, x.raw(), y.raw());
   record("permute", {x}, {y}, [inverse](const Tensors& grads) {
     return Tensors{permute(grads[0], inverse)};
   });

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "core/block_product.h"
+#include "core/inplace.h"
 #include "core/internal/op_scope.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/matmul.h"
@@ -20,6 +20,7 @@ using internal::bytes_of;
 using internal::count;
 using internal::GradientOf;
 using internal::OpScope;
+using internal::raw_or_null;
 using internal::weight_gradient;
 
 namespace {
@@ -68,12 +69,9 @@ Tensor product(const Tensor& a, const Tensor& b, bool trans_a, bool trans_b) {
   Tensor y = Tensor::empty(
       a.ndim() == 3 ? Shape{args.batch, args.m, args.n} : Shape{args.m, args.n},
       a.options());
-  OpScope scope("matmul", flops_of(args), bytes_of({&a, &b, &y}), y,
-                {args.m, args.n, args.k, args.batch});
-  if (scope.runs()) {
-    kernels::matmul(scope.kernels(), a.dtype(), args, a.raw(), b.raw(),
-                    y.raw());
-  }
+  OpScope("matmul", flops_of(args), bytes_of({&a, &b, &y}), y,
+          {args.m, args.n, args.k, args.batch})
+      .run(kernels::matmul, a.dtype(), args, a.raw(), b.raw(), y.raw());
   return y;
 }
 
@@ -122,12 +120,10 @@ Tensor linear_forward(const Tensor& x, const Tensor& weight,
                       const Tensor& bias) {
   const kernels::MatmulArgs args = linear_args(x, weight, bias);
   Tensor y = linear_output(x, weight);
-  OpScope scope("linear", flops_of(args), bytes_of({&x, &weight, &bias, &y}), y,
-                {args.m, args.n, args.k, 1});
-  if (scope.runs()) {
-    kernels::matmul(scope.kernels(), x.dtype(), args, x.raw(), weight.raw(),
-                    y.raw(), bias.defined() ? bias.raw() : nullptr);
-  }
+  OpScope("linear", flops_of(args), bytes_of({&x, &weight, &bias, &y}), y,
+          {args.m, args.n, args.k, 1})
+      .run(kernels::matmul, x.dtype(), args, x.raw(), weight.raw(), y.raw(),
+           raw_or_null(bias));
   return y;
 }
 
@@ -141,11 +137,9 @@ Tensor input_gradient(const Tensor& x, const Tensor& weight, const Tensor& dy) {
 Tensor bias_gradient(const Tensor& bias, const Tensor& dy) {
   GradientOf kind(bias);
   Tensor db = Tensor::empty(bias.shape(), bias.options());
-  OpScope scope("sum_rows", count(dy), bytes_of({&dy, &db}), dy);
-  if (scope.runs()) {
-    kernels::sum_rows(scope.kernels(), dy.dtype(), dy.size(0), dy.size(1),
-                      dy.raw(), db.raw());
-  }
+  OpScope("sum_rows", count(dy), bytes_of({&dy, &db}), dy)
+      .run(kernels::sum_rows, dy.dtype(), dy.size(0), dy.size(1), dy.raw(),
+           db.raw());
   return db;
 }
 
@@ -198,12 +192,10 @@ void matmul_into(const Tensor& target, const Tensor& a, const Tensor& b,
   SB_CHECK(a.ndim() == 2 && target.shape() == (Shape{args.m, args.n}),
            "matmul_into: shape ", shape_text(target.shape()),
            " for a product of [", args.m, ", ", args.n, "]");
-  OpScope scope("matmul", flops_of(args), bytes_of({&a, &b, &target, &bias}),
-                target, {args.m, args.n, args.k, 1});
-  if (scope.runs()) {
-    kernels::matmul(scope.kernels(), a.dtype(), args, a.raw(), b.raw(),
-                    target.raw(), bias.defined() ? bias.raw() : nullptr);
-  }
+  OpScope("matmul", flops_of(args), bytes_of({&a, &b, &target, &bias}), target,
+          {args.m, args.n, args.k, 1})
+      .run(kernels::matmul, a.dtype(), args, a.raw(), b.raw(), target.raw(),
+           raw_or_null(bias));
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
@@ -241,12 +233,11 @@ std::pair<Tensor, Tensor> linear_gelu(const Tensor& x, const Tensor& weight,
                                       const Tensor& bias) {
   const kernels::MatmulArgs args = linear_args(x, weight, bias);
   const Tensor pre = linear_output(x, weight), y = pre.empty_like();
-  OpScope scope("linear_gelu", flops_of(args) + kGeluFlops * count(y),
-                bytes_of({&x, &weight, &bias, &pre, &y}), y,
-                {args.m, args.n, args.k, 1});
-  kernels::matmul_gelu(scope.kernels(), x.dtype(), args, x.raw(), weight.raw(),
-                       bias.defined() ? bias.raw() : nullptr, pre.raw(),
-                       y.raw());
+  OpScope("linear_gelu", flops_of(args) + kGeluFlops * count(y),
+          bytes_of({&x, &weight, &bias, &pre, &y}), y,
+          {args.m, args.n, args.k, 1})
+      .run(kernels::matmul_gelu, x.dtype(), args, x.raw(), weight.raw(),
+           raw_or_null(bias), pre.raw(), y.raw());
   return {pre, y};
 }
 
@@ -269,21 +260,19 @@ Tensor gelu_input_gradient(const Tensor& pre, const Tensor& weight,
   args.k = weight.size(1);
   args.trans_b = true;
   const double each = kGeluFlops + (dbias.defined() ? 1 : 0);
-  OpScope scope("matmul_gelu", flops_of(args) + each * count(dpre),
-                bytes_of({&dy, &weight, &pre, &dpre, &dbias}), dy,
-                {args.m, args.n, args.k, 1});
-  kernels::matmul_gelu_backward(scope.kernels(), dy.dtype(), args, dy.raw(),
-                                weight.raw(), pre.raw(), dpre.raw(),
-                                dbias.defined() ? dbias.raw() : nullptr);
+  OpScope("matmul_gelu", flops_of(args) + each * count(dpre),
+          bytes_of({&dy, &weight, &pre, &dpre, &dbias}), dy,
+          {args.m, args.n, args.k, 1})
+      .run(kernels::matmul_gelu_backward, dy.dtype(), args, dy.raw(),
+           weight.raw(), pre.raw(), dpre.raw(), raw_or_null(dbias));
   return dpre;
 }
 
 Tensor gelu_gradient(const Tensor& pre, const Tensor& dy) {
   Tensor dx = dy.empty_like();
-  OpScope scope("gelu", kGeluFlops * count(dy), bytes_of({&pre, &dy, &dx}), dy);
-  kernels::unary_backward(scope.kernels(), kernels::UnaryOp::kGeluTanh,
-                          dy.dtype(), dy.numel(), pre.raw(), dy.raw(),
-                          dx.raw());
+  OpScope("gelu", kGeluFlops * count(dy), bytes_of({&pre, &dy, &dx}), dy)
+      .run(kernels::unary_backward, kernels::UnaryOp::kGeluTanh, dy.dtype(),
+           dy.numel(), pre.raw(), dy.raw(), dx.raw());
   return dx;
 }
 

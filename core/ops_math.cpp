@@ -26,11 +26,9 @@ Tensor binary_forward(const char* name, BinaryOp op, const Tensor& a,
   Tensor y = Tensor::empty(kernels::broadcast_shape(a.shape(), b.shape()),
                            a.options());
   internal::pass_mark(name, y, a, b);
-  OpScope scope(name, count(y), bytes_of({&a, &b, &y}), y);
-  if (scope.runs()) {
-    kernels::binary(scope.kernels(), op, a.dtype(), a.shape(), a.raw(),
-                    b.shape(), b.raw(), y.raw());
-  }
+  OpScope(name, count(y), bytes_of({&a, &b, &y}), y)
+      .run(kernels::binary, op, a.dtype(), a.shape(), a.raw(), b.shape(),
+           b.raw(), y.raw());
   return y;
 }
 
@@ -39,11 +37,9 @@ Tensor sum_to(const Tensor& grad, const InputInfo& input) {
   if (grad.shape() == input.shape) return grad;
   internal::GradientOf kind(input.leaf);
   Tensor result = Tensor::empty(input.shape, grad.options());
-  OpScope scope("sum_to_shape", count(grad), bytes_of({&grad, &result}), grad);
-  if (scope.runs()) {
-    kernels::sum_to_shape(scope.kernels(), grad.dtype(), grad.shape(),
-                          grad.raw(), result.shape(), result.raw());
-  }
+  OpScope("sum_to_shape", count(grad), bytes_of({&grad, &result}), grad)
+      .run(kernels::sum_to_shape, grad.dtype(), grad.shape(), grad.raw(),
+           result.shape(), result.raw());
   return result;
 }
 
@@ -51,26 +47,18 @@ Tensor unary(const char* name, UnaryOp op, const Tensor& x,
              double flops_per_element) {
   Tensor y = x.empty_like();
   internal::pass_mark(name, y, x);
-  {
-    OpScope scope(name, flops_per_element * count(x), bytes_of({&x, &y}), x);
-    if (scope.runs()) {
-      kernels::unary(scope.kernels(), op, x.dtype(), x.numel(), x.raw(),
-                     y.raw());
-    }
-  }
+  OpScope(name, flops_per_element * count(x), bytes_of({&x, &y}), x)
+      .run(kernels::unary, op, x.dtype(), x.numel(), x.raw(), y.raw());
   if (!needs_grad({x})) return y;
   const Tensor saved = kernels::backward_uses_output(op) ? y.detach() : x;
   record(name, {x}, {y},
          [name, op, saved, flops_per_element](const Tensors& grads) {
            const Tensor& dy = grads[0];
            Tensor dx = dy.empty_like();
-           OpScope scope(name, flops_per_element * count(dy),
-                         bytes_of({&saved, &dy, &dx}), dy);
-           if (scope.runs()) {
-             kernels::unary_backward(scope.kernels(), op, dy.dtype(),
-                                     dy.numel(), saved.raw(), dy.raw(),
-                                     dx.raw());
-           }
+           OpScope(name, flops_per_element * count(dy),
+                   bytes_of({&saved, &dy, &dx}), dy)
+               .run(kernels::unary_backward, op, dy.dtype(), dy.numel(),
+                    saved.raw(), dy.raw(), dx.raw());
            return Tensors{dx};
          });
   return y;
@@ -130,13 +118,8 @@ Tensor div(const Tensor& a, const Tensor& b) {
 Tensor scale(const Tensor& x, double factor) {
   Tensor y = x.empty_like();
   internal::pass_mark("scale", y, x);
-  {
-    OpScope scope("scale", count(x), bytes_of({&x, &y}), x);
-    if (scope.runs()) {
-      kernels::scale(scope.kernels(), x.dtype(), x.numel(), factor, x.raw(),
-                     y.raw());
-    }
-  }
+  OpScope("scale", count(x), bytes_of({&x, &y}), x)
+      .run(kernels::scale, x.dtype(), x.numel(), factor, x.raw(), y.raw());
   record("scale", {x}, {y}, [factor](const Tensors& grads) {
     return Tensors{scale(grads[0], factor)};
   });
@@ -145,13 +128,8 @@ Tensor scale(const Tensor& x, double factor) {
 
 Tensor add_scalar(const Tensor& x, double value) {
   Tensor y = x.empty_like();
-  {
-    OpScope scope("add_scalar", count(x), bytes_of({&x, &y}), x);
-    if (scope.runs()) {
-      kernels::add_scalar(scope.kernels(), x.dtype(), x.numel(), value, x.raw(),
-                          y.raw());
-    }
-  }
+  OpScope("add_scalar", count(x), bytes_of({&x, &y}), x)
+      .run(kernels::add_scalar, x.dtype(), x.numel(), value, x.raw(), y.raw());
   record("add_scalar", {x}, {y},
          [](const Tensors& grads) { return Tensors{grads[0]}; });
   return y;
@@ -216,23 +194,17 @@ namespace {
 Tensor repeated(const Tensor& scalar, const Shape& shape, double factor) {
   Tensor y = Tensor::empty(shape, scalar.options());
   if (y.numel() == 0) return y;
-  OpScope scope("fill", 0, bytes_of({&y}), y);
-  if (scope.runs()) {
-    kernels::repeat(scope.kernels(), y.dtype(), y.numel(), factor, scalar.raw(),
-                    y.raw());
-  }
+  OpScope("fill", 0, bytes_of({&y}), y)
+      .run(kernels::repeat, y.dtype(), y.numel(), factor, scalar.raw(),
+           y.raw());
   return y;
 }
 
 Tensor sum_all(const char* name, const Tensor& x, double factor) {
   Tensor y = Tensor::empty({}, x.options());
-  {
-    OpScope scope(name, count(x), bytes_of({&x, &y}), x);
-    if (scope.runs()) {
-      kernels::sum_all_into(scope.kernels(), x.dtype(), x.numel(), factor,
-                            x.raw(), y.raw());
-    }
-  }
+  OpScope(name, count(x), bytes_of({&x, &y}), x)
+      .run(kernels::sum_all_into, x.dtype(), x.numel(), factor, x.raw(),
+           y.raw());
   record(name, {x}, {y}, [shape = x.shape(), factor](const Tensors& grads) {
     return Tensors{repeated(grads[0], shape, factor)};
   });
@@ -256,13 +228,8 @@ Tensor sum(const Tensor& x, std::int64_t dim) {
   Shape dropped = x.shape();
   dropped.erase(dropped.begin() + dim);
   Tensor y = Tensor::empty(dropped, x.options());
-  {
-    OpScope scope("sum", count(x), bytes_of({&x, &y}), x);
-    if (scope.runs()) {
-      kernels::sum_to_shape(scope.kernels(), x.dtype(), x.shape(), x.raw(),
-                            kept, y.raw());
-    }
-  }
+  OpScope("sum", count(x), bytes_of({&x, &y}), x)
+      .run(kernels::sum_to_shape, x.dtype(), x.shape(), x.raw(), kept, y.raw());
   record("sum", {x}, {y}, [kept, shape = x.shape()](const Tensors& grads) {
     return Tensors{
         add(Tensor::zeros(shape, grads[0].options()), reshape(grads[0], kept))};
@@ -272,19 +239,6 @@ Tensor sum(const Tensor& x, std::int64_t dim) {
 
 Tensor mean(const Tensor& x, std::int64_t dim) {
   return scale(sum(x, dim), 1.0 / static_cast<double>(x.size(dim)));
-}
-
-Tensor argmax(const Tensor& x) {
-  SB_CHECK(x.ndim() >= 1 && x.size(-1) > 0, "argmax: shape ",
-           shape_text(x.shape()), " has no last dim to search");
-  Shape shape(x.shape().begin(), x.shape().end() - 1);
-  Tensor y = Tensor::empty(shape, {DType::kI64, x.device()});
-  OpScope scope("argmax", count(x), bytes_of({&x, &y}), x);
-  if (scope.runs()) {
-    kernels::argmax_last(scope.kernels(), x.dtype(), y.numel(), x.size(-1),
-                         x.raw(), y.data<std::int64_t>());
-  }
-  return y;
 }
 
 // --- Filling -----------------------------------------------------------------------
@@ -298,7 +252,7 @@ std::uint64_t stream_of(const std::string& name) {
 
 std::uint32_t random_bits(std::uint64_t seed, std::uint64_t stream,
                           std::uint64_t element) {
-  return kernels::random_bits({seed, stream}, element);
+  return kernels::random_bits(kernels::RandomKey{seed, stream}, element);
 }
 
 namespace {
@@ -312,18 +266,16 @@ kernels::GlobalView view_of(const Tensor& x, const ShardView& view) {
 
 void fill_normal(const Tensor& x, std::uint64_t seed, std::uint64_t stream,
                  double mean, double stddev, const ShardView& view) {
-  OpScope scope("fill_normal", 0, bytes_of({&x}), x);
-  if (!scope.runs()) return;
-  kernels::fill_normal(scope.kernels(), x.dtype(), view_of(x, view),
-                       {seed, stream}, mean, stddev, x.raw());
+  OpScope("fill_normal", 0, bytes_of({&x}), x)
+      .run(kernels::fill_normal, x.dtype(), view_of(x, view),
+           kernels::RandomKey{seed, stream}, mean, stddev, x.raw());
 }
 
 void fill_uniform(const Tensor& x, std::uint64_t seed, std::uint64_t stream,
                   double low, double high, const ShardView& view) {
-  OpScope scope("fill_uniform", 0, bytes_of({&x}), x);
-  if (!scope.runs()) return;
-  kernels::fill_uniform(scope.kernels(), x.dtype(), view_of(x, view),
-                        {seed, stream}, low, high, x.raw());
+  OpScope("fill_uniform", 0, bytes_of({&x}), x)
+      .run(kernels::fill_uniform, x.dtype(), view_of(x, view),
+           kernels::RandomKey{seed, stream}, low, high, x.raw());
 }
 
 double sum_of_squares(const Tensor& x) {

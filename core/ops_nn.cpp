@@ -24,6 +24,7 @@ using internal::global_view;
 using internal::GradientOf;
 using internal::next_random_key;
 using internal::OpScope;
+using internal::raw_or_null;
 
 namespace {
 
@@ -42,10 +43,6 @@ void check_same_device(const char* op, const Tensor& a, const Tensor& b) {
            " and ", b.device().name(), " differ; copy one of them");
 }
 
-}  // namespace
-
-namespace {
-
 Tensor look_up(const Tensor& table, const Tensor& indices,
                const kernels::TableShape& table_shape) {
   SB_CHECK(!is_floating(indices.dtype()), "embedding: indices are ",
@@ -54,27 +51,20 @@ Tensor look_up(const Tensor& table, const Tensor& indices,
   Shape shape = indices.shape();
   shape.push_back(table.size(1));
   Tensor y = Tensor::empty(shape, table.options());
-  {
-    OpScope scope("embedding", 0, bytes_of({&indices, &y, &y}), y);
-    if (scope.runs()) {
-      kernels::gather_rows(scope.kernels(), table.dtype(), table_shape,
-                           table.raw(), indices.dtype(), indices.raw(),
-                           indices.numel(), y.raw());
-    }
-  }
+  OpScope("embedding", 0, bytes_of({&indices, &y, &y}), y)
+      .run(kernels::gather_rows, table.dtype(), table_shape, table.raw(),
+           indices.dtype(), indices.raw(), indices.numel(), y.raw());
   record("embedding", {table}, {y},
          [table, indices, table_shape](const Tensors& grads) {
            // Put off like the others: a table that is also the head's weight
            // must sum its gradients in the order of backward
            auto compute = [table, indices, table_shape, dy = grads[0]] {
              Tensor dtable = Tensor::zeros(table.shape(), table.options());
-             OpScope scope("embedding", count(dy),
-                           bytes_of({&indices, &dy, &dtable}), dy);
-             if (scope.runs()) {
-               kernels::scatter_add_rows(
-                   scope.kernels(), dy.dtype(), table_shape, dtable.raw(),
-                   indices.dtype(), indices.raw(), indices.numel(), dy.raw());
-             }
+             OpScope("embedding", count(dy), bytes_of({&indices, &dy, &dtable}),
+                     dy)
+                 .run(kernels::scatter_add_rows, dy.dtype(), table_shape,
+                      dtable.raw(), indices.dtype(), indices.raw(),
+                      indices.numel(), dy.raw());
              return dtable;
            };
            return Tensors{internal::weight_gradient(table, compute)};
@@ -113,14 +103,9 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
   Tensor y = x.empty_like();
   Tensor mean = Tensor::empty({n.rows}, {stat, x.device()});
   Tensor rstd = Tensor::empty({n.rows}, {stat, x.device()});
-  {
-    OpScope scope("layer_norm", 8 * count(x), bytes_of({&x, &y}), x);
-    if (scope.runs()) {
-      kernels::layer_norm(scope.kernels(), x.dtype(), n.rows, n.cols, eps,
-                          x.raw(), gamma.raw(), beta.raw(), y.raw(), mean.raw(),
-                          rstd.raw());
-    }
-  }
+  OpScope("layer_norm", 8 * count(x), bytes_of({&x, &y}), x)
+      .run(kernels::layer_norm, x.dtype(), n.rows, n.cols, eps, x.raw(),
+           gamma.raw(), beta.raw(), y.raw(), mean.raw(), rstd.raw());
   record("layer_norm", {x, gamma, beta}, {y},
          [x, gamma, beta, mean, rstd, n](const Tensors& grads) {
            const Tensor& dy = grads[0];
@@ -131,16 +116,10 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
              dgamma = gamma.empty_like();
              dbeta = beta.empty_like();
            }
-           OpScope scope("layer_norm", 16 * count(dy), bytes_of({&x, &dy, &dx}),
-                         dy);
-           if (scope.runs()) {
-             kernels::layer_norm_backward(
-                 scope.kernels(), dy.dtype(), n.rows, n.cols, x.raw(),
-                 gamma.raw(), mean.raw(), rstd.raw(), dy.raw(),
-                 dx.defined() ? dx.raw() : nullptr,
-                 dgamma.defined() ? dgamma.raw() : nullptr,
-                 dbeta.defined() ? dbeta.raw() : nullptr);
-           }
+           OpScope("layer_norm", 16 * count(dy), bytes_of({&x, &dy, &dx}), dy)
+               .run(kernels::layer_norm_backward, dy.dtype(), n.rows, n.cols,
+                    x.raw(), gamma.raw(), mean.raw(), rstd.raw(), dy.raw(),
+                    raw_or_null(dx), raw_or_null(dgamma), raw_or_null(dbeta));
            return Tensors{dx, gamma.requires_grad() ? dgamma : Tensor(),
                           beta.requires_grad() ? dbeta : Tensor()};
          });
@@ -159,22 +138,16 @@ Tensor row_op(const char* name, const Tensor& x, const RowKernel& forward,
               const RowBackward& backward) {
   const Rows n = rows_of(name, x);
   Tensor y = x.empty_like();
-  {
-    OpScope scope(name, 5 * count(x), bytes_of({&x, &y}), x);
-    if (scope.runs()) {
-      forward(scope.kernels(), x.dtype(), n.rows, n.cols, x.raw(), y.raw());
-    }
-  }
+  OpScope(name, 5 * count(x), bytes_of({&x, &y}), x)
+      .run(forward, x.dtype(), n.rows, n.cols, x.raw(), y.raw());
   if (!needs_grad({x})) return y;
   record(name, {x}, {y},
          [name, n, &backward, saved = y.detach()](const Tensors& grads) {
            const Tensor& dy = grads[0];
            Tensor dx = dy.empty_like();
-           OpScope scope(name, 4 * count(dy), bytes_of({&saved, &dy, &dx}), dy);
-           if (scope.runs()) {
-             backward(scope.kernels(), dy.dtype(), n.rows, n.cols, saved.raw(),
-                      dy.raw(), dx.raw());
-           }
+           OpScope(name, 4 * count(dy), bytes_of({&saved, &dy, &dx}), dy)
+               .run(backward, dy.dtype(), n.rows, n.cols, saved.raw(), dy.raw(),
+                    dx.raw());
            return Tensors{dx};
          });
   return y;
@@ -238,8 +211,42 @@ double attention_flops(const kernels::AttentionArgs& args) {
          static_cast<double>(args.batch * args.heads * args.head_dim);
 }
 
-ProductShape attention_product(const kernels::AttentionArgs& args) {
-  return {args.q_rows, args.k_rows, args.head_dim, args.batch * args.heads};
+/// Attention of {qkv}, or of {q, k, v}.
+Tensor attend(const Tensors& inputs, const kernels::AttentionArgs& args) {
+  const Tensor& q = inputs[0];
+  const Tensor out = Tensor::empty(
+      {args.batch, args.q_rows, args.heads * args.head_dim}, q.options());
+  const Tensor lse =
+      Tensor::empty({args.batch, args.heads, args.q_rows},
+                    {internal::stat_dtype(q.dtype()), q.device()});
+  const auto part = [](const Tensors& x, std::size_t i) {
+    return x.size() == 3 ? x[i].raw()
+                         : internal::address_of(x[0], i * x[0].size(2) / 3);
+  };
+  double bytes = bytes_of({&out});
+  for (const Tensor& input : inputs) bytes += bytes_of({&input});
+  const ProductShape product = {args.q_rows, args.k_rows, args.head_dim,
+                                args.batch * args.heads};
+  OpScope("attention", 2 * attention_flops(args), bytes, q, product)
+      .run(kernels::attention, q.dtype(), args, part(inputs, 0),
+           part(inputs, 1), part(inputs, 2), out.raw(), lse.raw());
+  record("attention", inputs, {out},
+         [=, out = out.detach()](const Tensors& grads) {
+           const Tensor& dout = grads[0];
+           Tensors result;
+           for (const Tensor& input : inputs)
+             result.push_back(input.empty_like());
+           OpScope("attention", 5 * attention_flops(args), 2 * bytes, dout,
+                   product)
+               .run(kernels::attention_backward, dout.dtype(), args,
+                    kernels::AttentionGradStrides{args.q, args.k, args.v,
+                                                  args.out},
+                    part(inputs, 0), part(inputs, 1), part(inputs, 2),
+                    out.raw(), dout.raw(), lse.raw(), part(result, 0),
+                    part(result, 1), part(result, 2), false);
+           return result;
+         });
+  return out;
 }
 
 }  // namespace
@@ -253,38 +260,7 @@ Tensor attention(const Tensor& qkv, const AttentionOptions& options) {
   const std::int64_t b = qkv.size(0), s = qkv.size(1), h = qkv.size(2) / 3;
   kernels::AttentionArgs args = attention_args({b, s, s, h}, options);
   args.q = args.k = args.v = heads_in(s, 3 * h, args.head_dim);
-  Tensor out = Tensor::empty({b, s, h}, qkv.options());
-  Tensor lse = Tensor::empty({b, args.heads, s},
-                             {internal::stat_dtype(qkv.dtype()), qkv.device()});
-  auto part = [h](const Tensor& x, std::int64_t i) {
-    return static_cast<std::byte*>(x.raw()) +
-           i * h * static_cast<std::int64_t>(dtype_bytes(x.dtype()));
-  };
-  {
-    OpScope scope("attention", 2 * attention_flops(args),
-                  bytes_of({&qkv, &out}), qkv, attention_product(args));
-    if (scope.runs()) {
-      kernels::attention(scope.kernels(), qkv.dtype(), args, part(qkv, 0),
-                         part(qkv, 1), part(qkv, 2), out.raw(), lse.raw());
-    }
-  }
-  record("attention", {qkv}, {out},
-         [qkv, saved = out.detach(), lse, args, part](const Tensors& grads) {
-           const Tensor& dout = grads[0];
-           Tensor dqkv = qkv.empty_like();
-           OpScope scope("attention", 5 * attention_flops(args),
-                         bytes_of({&qkv, &saved, &dout, &dqkv}), dout,
-                         attention_product(args));
-           if (scope.runs()) {
-             kernels::attention_backward(
-                 scope.kernels(), qkv.dtype(), args,
-                 {args.q, args.k, args.v, args.out}, part(qkv, 0), part(qkv, 1),
-                 part(qkv, 2), saved.raw(), dout.raw(), lse.raw(),
-                 part(dqkv, 0), part(dqkv, 1), part(dqkv, 2), false);
-           }
-           return Tensors{dqkv};
-         });
-  return out;
+  return attend({qkv}, args);
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -306,34 +282,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
            options.heads, " heads of ", args.head_dim, " columns");
   args.q = heads_in(q.size(1), q.size(2), args.head_dim);
   args.k = args.v = heads_in(k.size(1), k.size(2), args.head_dim);
-  Tensor out = q.empty_like();
-  Tensor lse = Tensor::empty({q.size(0), args.heads, q.size(1)},
-                             {internal::stat_dtype(q.dtype()), q.device()});
-  {
-    OpScope scope("attention", 2 * attention_flops(args),
-                  bytes_of({&q, &k, &v, &out}), q, attention_product(args));
-    if (scope.runs()) {
-      kernels::attention(scope.kernels(), q.dtype(), args, q.raw(), k.raw(),
-                         v.raw(), out.raw(), lse.raw());
-    }
-  }
-  record("attention", {q, k, v}, {out},
-         [q, k, v, saved = out.detach(), lse, args](const Tensors& grads) {
-           const Tensor& dout = grads[0];
-           Tensor dq = q.empty_like(), dk = k.empty_like(), dv = v.empty_like();
-           OpScope scope("attention", 5 * attention_flops(args),
-                         bytes_of({&q, &k, &v, &saved, &dout, &dq, &dk, &dv}),
-                         dout, attention_product(args));
-           if (scope.runs()) {
-             kernels::attention_backward(scope.kernels(), q.dtype(), args,
-                                         {args.q, args.k, args.v, args.out},
-                                         q.raw(), k.raw(), v.raw(), saved.raw(),
-                                         dout.raw(), lse.raw(), dq.raw(),
-                                         dk.raw(), dv.raw(), false);
-           }
-           return Tensors{dq, dk, dv};
-         });
-  return out;
+  return attend({q, k, v}, args);
 }
 
 // --- Dropout ---------------------------------------------------------------------
@@ -346,11 +295,9 @@ Tensor dropout(const Tensor& x, double p, const ShardView& shard) {
   const kernels::GlobalView view = global_view(x.shape(), shard);
   auto apply = [key, view, p](const Tensor& from) {
     Tensor to = from.empty_like();
-    OpScope scope("dropout", 2 * count(from), bytes_of({&from, &to}), from);
-    if (scope.runs()) {
-      kernels::dropout(scope.kernels(), from.dtype(), view, key, p, from.raw(),
-                       to.raw());
-    }
+    OpScope("dropout", 2 * count(from), bytes_of({&from, &to}), from)
+        .run(kernels::dropout, from.dtype(), view, key, p, from.raw(),
+             to.raw());
     return to;
   };
   Tensor y = apply(x);
@@ -390,14 +337,11 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
   record("cross_entropy", {logits}, {loss},
          [logits, targets, lse, n, mean](const Tensors& grads) {
            Tensor dlogits = logits.empty_like();
-           OpScope scope("cross_entropy", 3 * count(logits),
-                         bytes_of({&logits, &dlogits}), logits);
-           if (scope.runs()) {
-             kernels::cross_entropy_backward(
-                 scope.kernels(), logits.dtype(), n.rows, n.cols, logits.raw(),
-                 targets.data<std::int64_t>(), lse.raw(), grads[0].raw(), mean,
-                 dlogits.raw());
-           }
+           OpScope("cross_entropy", 3 * count(logits),
+                   bytes_of({&logits, &dlogits}), logits)
+               .run(kernels::cross_entropy_backward, logits.dtype(), n.rows,
+                    n.cols, logits.raw(), targets.data<std::int64_t>(),
+                    lse.raw(), grads[0].raw(), mean, dlogits.raw());
            return Tensors{dlogits};
          });
   return loss;

@@ -38,23 +38,13 @@ Tensor cross_entropy_part(const Tensor& logits, const Tensor& targets,
   Tensor max = Tensor::empty({part.rows}, options);
   Tensor sum = Tensor::empty({part.rows}, options);
   Tensor picked = Tensor::empty({part.rows}, options);
-  {
-    OpScope scope("cross_entropy", count(logits), bytes_of({&logits}), logits);
-    if (scope.runs()) {
-      kernels::vocabulary_max(scope.kernels(), logits.dtype(), part,
-                              logits.raw(), max.raw());
-    }
-  }
+  OpScope("cross_entropy", count(logits), bytes_of({&logits}), logits)
+      .run(kernels::vocabulary_max, logits.dtype(), part, logits.raw(),
+           max.raw());
   reduce(max, true);
-  {
-    OpScope scope("cross_entropy", 4 * count(logits), bytes_of({&logits}),
-                  logits);
-    if (scope.runs()) {
-      kernels::vocabulary_sums(scope.kernels(), logits.dtype(), part,
-                               logits.raw(), targets.data<std::int64_t>(),
-                               max.raw(), picked.raw(), sum.raw());
-    }
-  }
+  OpScope("cross_entropy", 4 * count(logits), bytes_of({&logits}), logits)
+      .run(kernels::vocabulary_sums, logits.dtype(), part, logits.raw(),
+           targets.data<std::int64_t>(), max.raw(), picked.raw(), sum.raw());
   reduce(picked, false);
   reduce(sum, false);
   {
@@ -72,14 +62,11 @@ Tensor cross_entropy_part(const Tensor& logits, const Tensor& targets,
       "cross_entropy", {logits}, {loss},
       [logits, targets, lse = max, part, mean](const Tensors& grads) {
         Tensor dlogits = logits.empty_like();
-        OpScope scope("cross_entropy", 3 * count(logits),
-                      bytes_of({&logits, &dlogits}), logits);
-        if (scope.runs()) {
-          kernels::vocabulary_gradient(scope.kernels(), logits.dtype(), part,
-                                       logits.raw(),
-                                       targets.data<std::int64_t>(), lse.raw(),
-                                       grads[0].raw(), mean, dlogits.raw());
-        }
+        OpScope("cross_entropy", 3 * count(logits),
+                bytes_of({&logits, &dlogits}), logits)
+            .run(kernels::vocabulary_gradient, logits.dtype(), part,
+                 logits.raw(), targets.data<std::int64_t>(), lse.raw(),
+                 grads[0].raw(), mean, dlogits.raw());
         return Tensors{dlogits};
       });
   return loss;

@@ -41,16 +41,15 @@ class Sgd : public Optimizer {
   void update(const Tensor& parameter, const Tensor& grad, double grad_scale,
               OptimizerSlot& slot) override {
     const OptimizerOptions& o = options();
-    internal::OpScope scope("sgd", 4.0 * static_cast<double>(parameter.numel()),
-                            internal::bytes_of({&parameter, &parameter, &grad}),
-                            parameter);
-    if (!scope.runs()) return;
-    kernels::SgdOptions options{o.lr, o.momentum, o.dampening, o.weight_decay,
-                                o.nesterov};
-    kernels::sgd_step(
-        scope.kernels(), slice_of(parameter, grad, grad_scale, slot.master),
-        options, slot.state.empty() ? nullptr : slot.state[0].raw(),
-        slot.step == 1);
+    const kernels::SgdOptions options{o.lr, o.momentum, o.dampening,
+                                      o.weight_decay, o.nesterov};
+    internal::OpScope("sgd", 4 * internal::count(parameter),
+                      internal::bytes_of({&parameter, &parameter, &grad}),
+                      parameter)
+        .run(kernels::sgd_step,
+             slice_of(parameter, grad, grad_scale, slot.master), options,
+             slot.state.empty() ? nullptr : slot.state[0].raw(),
+             slot.step == 1);
   }
 };
 
@@ -66,23 +65,17 @@ class Adam : public Optimizer {
   void update(const Tensor& parameter, const Tensor& grad, double grad_scale,
               OptimizerSlot& slot) override {
     const OptimizerOptions& o = options();
-    internal::OpScope scope(
-        decoupled_ ? "adamw" : "adam",
-        12.0 * static_cast<double>(parameter.numel()),
-        internal::bytes_of({&parameter, &parameter, &grad, &slot.state[0],
-                            &slot.state[0], &slot.state[1], &slot.state[1]}),
-        parameter);
-    if (!scope.runs()) return;
-    kernels::AdamOptions options;
-    options.lr = o.lr;
-    options.beta1 = o.beta1;
-    options.beta2 = o.beta2;
-    options.eps = o.eps;
-    options.weight_decay = o.weight_decay;
-    options.decoupled = decoupled_;
-    kernels::adam_step(
-        scope.kernels(), slice_of(parameter, grad, grad_scale, slot.master),
-        options, slot.step, slot.state[0].raw(), slot.state[1].raw());
+    const Tensor &first = slot.state[0], &second = slot.state[1];
+    const kernels::AdamOptions options{o.lr,  o.beta1,        o.beta2,
+                                       o.eps, o.weight_decay, decoupled_};
+    internal::OpScope(decoupled_ ? "adamw" : "adam",
+                      12 * internal::count(parameter),
+                      internal::bytes_of({&parameter, &parameter, &grad, &first,
+                                          &first, &second, &second}),
+                      parameter)
+        .run(kernels::adam_step,
+             slice_of(parameter, grad, grad_scale, slot.master), options,
+             slot.step, first.raw(), second.raw());
   }
 
  private:
@@ -148,52 +141,23 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& name,
                                 /*decoupled=*/name == "adamw");
 }
 
-LrSchedule constant_schedule() {
-  return [](std::int64_t) { return 1.0; };
-}
-
-namespace {
-
-// Share of the way from the end of the warm-up to `total`, 0 to 1.
-double progress(std::int64_t step, std::int64_t warmup, std::int64_t total) {
-  if (total <= warmup) return 1;
-  return std::clamp(
-      static_cast<double>(step - warmup) / static_cast<double>(total - warmup),
-      0.0, 1.0);
-}
-
-double warmup_factor(std::int64_t step, std::int64_t warmup) {
-  return static_cast<double>(step + 1) / static_cast<double>(warmup);
-}
-
-}  // namespace
-
-LrSchedule warmup_linear_schedule(std::int64_t warmup, std::int64_t total,
-                                  double floor) {
-  return [=](std::int64_t step) {
-    if (step < warmup) return warmup_factor(step, warmup);
-    return floor + (1 - floor) * (1 - progress(step, warmup, total));
-  };
-}
-
-LrSchedule warmup_cosine_schedule(std::int64_t warmup, std::int64_t total,
-                                  double floor) {
-  return [=](std::int64_t step) {
-    if (step < warmup) return warmup_factor(step, warmup);
-    return floor + (1 - floor) * 0.5 *
-                       (1 + std::cos(kPi * progress(step, warmup, total)));
-  };
-}
-
 LrSchedule make_schedule(const std::string& name, std::int64_t warmup,
                          std::int64_t total, double floor) {
-  if (name == "linear") return warmup_linear_schedule(warmup, total, floor);
-  if (name == "cosine") return warmup_cosine_schedule(warmup, total, floor);
-  SB_CHECK(name == "constant", "schedule '", name,
-           "' is unknown; use constant, linear or cosine");
-  if (warmup == 0) return constant_schedule();
+  SB_CHECK(name == "constant" || name == "linear" || name == "cosine",
+           "schedule '", name, "' is unknown; use constant, linear or cosine");
   return [=](std::int64_t step) {
-    return step < warmup ? warmup_factor(step, warmup) : 1.0;
+    if (step < warmup) {
+      return static_cast<double>(step + 1) / static_cast<double>(warmup);
+    }
+    if (name == "constant") return 1.0;
+    // Share of the way from the end of the warm-up to `total`, 0 to 1
+    const double progress =
+        total <= warmup ? 1
+                        : std::clamp(static_cast<double>(step - warmup) /
+                                         static_cast<double>(total - warmup),
+                                     0.0, 1.0);
+    if (name == "linear") return floor + (1 - floor) * (1 - progress);
+    return floor + (1 - floor) * 0.5 * (1 + std::cos(kPi * progress));
   };
 }
 

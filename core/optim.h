@@ -86,14 +86,8 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& name,
 
 /// Learning rate as a factor of the base rate, by number of steps done.
 using LrSchedule = std::function<double(std::int64_t step)>;
-LrSchedule constant_schedule();
-/// Rises linearly over `warmup` steps, then falls to `floor` by `total`: along a
-/// line, or half a cosine.
-LrSchedule warmup_linear_schedule(std::int64_t warmup, std::int64_t total,
-                                  double floor = 0);
-LrSchedule warmup_cosine_schedule(std::int64_t warmup, std::int64_t total,
-                                  double floor = 0);
-/// "constant", "linear" or "cosine".
+/// "constant", "linear" or "cosine": rises linearly over `warmup` steps, then
+/// stays, or falls to `floor` by `total` along a line or half a cosine.
 LrSchedule make_schedule(const std::string& name, std::int64_t warmup,
                          std::int64_t total, double floor = 0);
 

@@ -96,8 +96,7 @@ class SafetensorsFile {
 };
 
 /// A tensor to write. `data` points to as many bytes as dtype and shape say
-/// (little endian, row-major); it may be null when those are none, and it is
-/// not read by SafetensorsWriter.
+/// (little endian, row-major); it may be null when those are none.
 struct SafetensorsItem {
   std::string name;
   DType dtype = DType::kF32;
@@ -115,65 +114,17 @@ void write_safetensors(const std::string& path,
                        const std::vector<SafetensorsItem>& items,
                        const SafetensorsMetadata& metadata = {});
 
-/// The same in pieces, for tensors that are never in memory as a whole.
-///
-///   SafetensorsWriter writer("model.safetensors", items, metadata);
-///   for (const SafetensorsEntry& entry : writer.entries()) {
-///     for (/* each piece */) writer.append(entry.name, piece, piece_bytes);
-///   }
-///   writer.commit();  // without it, nothing is left behind
-class SafetensorsWriter {
- public:
-  SafetensorsWriter(const std::string& path,
-                    const std::vector<SafetensorsItem>& items,
-                    const SafetensorsMetadata& metadata = {});
-  SafetensorsWriter(SafetensorsWriter&&) noexcept;
-  SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
-  ~SafetensorsWriter();
-
-  /// The order in which data must be appended: that of write_safetensors.
-  const std::vector<SafetensorsEntry>& entries() const;
-  /// Adds the next bytes of `name`. Throws Error when another tensor is due,
-  /// when these are more bytes than it has left, or when writing fails; after
-  /// a failed write the temporary file is gone and the writer is of no use.
-  void append(const std::string& name, const void* data, std::size_t bytes);
-  /// Makes the file appear under its name. Throws Error when bytes are
-  /// missing or the file cannot be completed.
-  void commit();
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
-
-/// The manifest of a checkpoint in several files (Hugging Face's layout):
-/// which file, in the folder of the manifest, holds which tensor.
-struct SafetensorsIndex {
-  /// Bytes of all tensors together; -1 when the manifest does not say.
-  std::int64_t total_size = -1;
-  std::map<std::string, std::string> weight_map;
-};
-
 /// "model-00002-of-00005.safetensors" for stem "model", shard 1 of 5 (from 0).
 std::string safetensors_shard_name(const std::string& stem, int shard,
                                    int num_shards);
 
+/// The manifest of a checkpoint in several files (Hugging Face's layout): which
+/// file, in the folder of the manifest, holds which tensor.
+using SafetensorsIndex = std::map<std::string, std::string>;
+
 /// Reads a manifest from memory; `label` stands for the path in messages.
 SafetensorsIndex parse_safetensors_index(const void* text, std::size_t size,
                                          const std::string& label);
-
-/// Writes a manifest atomically. Write it last: a manifest promises its files.
-void write_safetensors_index(const std::string& path,
-                             const SafetensorsIndex& index);
-
-/// Writes `items` as files of at most `max_shard_bytes` of data (a larger
-/// tensor gets a file of its own) and then model.safetensors.index.json, all
-/// into `folder`, which must exist. Each file is atomic, the set is not: use a
-/// fresh folder to keep the previous checkpoint until this one is complete.
-void write_sharded_safetensors(const std::string& folder,
-                               const std::vector<SafetensorsItem>& items,
-                               std::int64_t max_shard_bytes,
-                               const SafetensorsMetadata& metadata = {});
 
 /// A checkpoint in one file or in many, read in the same way.
 class CheckpointReader {

@@ -1,14 +1,10 @@
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <unordered_map>
 #include <utility>
 
 #include "core/check.h"
-#include "core/internal/atomic_file.h"
 #include "core/internal/mapped_file.h"
 #include "core/internal/safetensors_format.h"
 #include "core/safetensors.h"
@@ -26,7 +22,6 @@ using Json = nlohmann::json;
 constexpr const char* kFileEnding = ".safetensors";
 constexpr const char* kIndexEnding = ".safetensors.index.json";
 constexpr std::size_t kMaxIndexBytes = internal::kSafetensorsMaxHeaderBytes;
-constexpr std::uint64_t kMaxInt = std::numeric_limits<std::int64_t>::max();
 
 /// Files of a manifest lie beside it: a name that leads elsewhere is refused.
 bool is_plain_file_name(const std::string& name) {
@@ -89,82 +84,9 @@ SafetensorsIndex parse_safetensors_index(const void* text, std::size_t size,
     SB_CHECK(is_plain_file_name(file), label, ": tensor ", quote(name),
              " is in file ", quote(file),
              "; it must be the name of a file beside the manifest");
-    index.weight_map[name] = file;
-  }
-  const Json::json_pointer total("/metadata/total_size");
-  if (manifest.contains(total) && manifest[total].is_number_unsigned() &&
-      manifest[total].get<std::uint64_t>() <= kMaxInt) {
-    index.total_size = manifest[total].get<std::int64_t>();
+    index[name] = file;
   }
   return index;
-}
-
-void write_safetensors_index(const std::string& path,
-                             const SafetensorsIndex& index) {
-  Json document;
-  if (index.total_size >= 0) {
-    document["metadata"]["total_size"] = index.total_size;
-  }
-  document["weight_map"] = Json::object();
-  for (const auto& [name, file] : index.weight_map) {
-    SB_CHECK(is_plain_file_name(file), path, ": tensor ", quote(name),
-             " is in file ", quote(file),
-             "; it must be the name of a file beside the manifest");
-    document["weight_map"][name] = file;
-  }
-  std::string text;
-  try {
-    text = document.dump(2) + '\n';
-  } catch (const Json::exception&) {
-    SB_FAIL(path, ": a name in the manifest is not valid UTF-8");
-  }
-  internal::AtomicFile file(path);
-  file.write(text.data(), text.size());
-  file.commit();
-}
-
-void write_sharded_safetensors(const std::string& folder,
-                               const std::vector<SafetensorsItem>& items,
-                               std::int64_t max_shard_bytes,
-                               const SafetensorsMetadata& metadata) {
-  SB_CHECK(max_shard_bytes > 0, folder, ": shards of at most ", max_shard_bytes,
-           " bytes are asked for; allowed are 1 and more");
-  // Fill one file after the other, in the order of the items.
-  std::vector<std::vector<SafetensorsItem>> shards(1);
-  SafetensorsIndex index;
-  index.total_size = 0;
-  std::int64_t filled = 0;
-  std::set<std::string> names;
-  for (const SafetensorsItem& item : items) {
-    SB_CHECK(names.insert(item.name).second, folder, ": tensor ",
-             quote(item.name), " is given twice");
-    const std::int64_t bytes = internal::safetensors_bytes(
-        item.shape, static_cast<int>(dtype_bytes(item.dtype)) * 8);
-    SB_CHECK(
-        bytes >= 0 &&
-            !__builtin_add_overflow(index.total_size, bytes, &index.total_size),
-        folder, ": tensor ", quote(item.name), ": shape ",
-        internal::shape_text(item.shape), " has a negative or too large size");
-    if (filled > 0 && bytes > max_shard_bytes - filled) {
-      shards.emplace_back();
-      filled = 0;
-    }
-    shards.back().push_back(item);
-    filled += bytes;
-  }
-  const int num_shards = static_cast<int>(shards.size());
-  for (int shard = 0; shard < num_shards; ++shard) {
-    const std::string name = safetensors_shard_name("model", shard, num_shards);
-    write_safetensors((fs::path(folder) / name).string(), shards[shard],
-                      metadata);
-    for (const SafetensorsItem& item : shards[shard]) {
-      index.weight_map[item.name] = name;
-    }
-  }
-  // The manifest comes last: it promises what is already there.
-  const fs::path manifest =
-      fs::path(folder) / (std::string("model") + kIndexEnding);
-  write_safetensors_index(manifest.string(), index);
 }
 
 struct CheckpointReader::Impl {
@@ -200,7 +122,7 @@ void CheckpointReader::Impl::add_indexed() {
       parse_safetensors_index(text.bytes(), text.size(), path);
   const fs::path folder = fs::path(path).parent_path();
   std::map<std::string, std::size_t> opened;
-  for (const auto& [name, file] : index.weight_map) {
+  for (const auto& [name, file] : index) {
     const auto [place, is_new] = opened.emplace(file, files.size());
     if (is_new) {
       files.push_back(SafetensorsFile::open((folder / file).string()));

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
@@ -110,87 +109,23 @@ std::string header_bytes(const std::string& path,
 
 }  // namespace
 
-struct SafetensorsWriter::Impl {
-  Impl(const std::string& target, const std::vector<SafetensorsItem>& items,
-       const SafetensorsMetadata& metadata)
-      : path(target),
-        entries(lay_out(target, items)),
-        header(header_bytes(target, entries, metadata)),
-        file(target) {
-    file.write(header.data(), header.size());
-    skip_complete();
-  }
-
-  /// Moves on to the next tensor that still lacks bytes.
-  void skip_complete() {
-    while (current < entries.size() && entries[current].end == position) {
-      ++current;
-    }
-  }
-
-  std::string path;
-  std::vector<SafetensorsEntry> entries;
-  std::string header;
-  internal::AtomicFile file;
-  std::size_t current = 0;    // the tensor that is due
-  std::int64_t position = 0;  // bytes of data so far
-};
-
-SafetensorsWriter::SafetensorsWriter(const std::string& path,
-                                     const std::vector<SafetensorsItem>& items,
-                                     const SafetensorsMetadata& metadata)
-    : impl_(std::make_unique<Impl>(path, items, metadata)) {}
-
-SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;
-SafetensorsWriter& SafetensorsWriter::operator=(SafetensorsWriter&&) noexcept =
-    default;
-SafetensorsWriter::~SafetensorsWriter() = default;
-
-const std::vector<SafetensorsEntry>& SafetensorsWriter::entries() const {
-  return impl_->entries;
-}
-
-void SafetensorsWriter::append(const std::string& name, const void* data,
-                               std::size_t bytes) {
-  if (bytes == 0) return;
-  Impl& impl = *impl_;
-  SB_CHECK(impl.current < impl.entries.size(), impl.path, ": tensor ",
-           quote(name), " is appended to, but all tensors are complete");
-  const SafetensorsEntry& due = impl.entries[impl.current];
-  SB_CHECK(due.name == name, impl.path, ": tensor ", quote(name),
-           " is appended to, but ", quote(due.name), " is due");
-  const std::int64_t left = due.end - impl.position;
-  SB_CHECK(bytes <= static_cast<std::uint64_t>(left), impl.path, ": tensor ",
-           quote(name), " is given ", bytes, " bytes, but has only ", left,
-           " left");
-  SB_CHECK(data != nullptr, impl.path, ": tensor ", quote(name),
-           " has no data, but needs ", left, " bytes");
-  impl.file.write(data, bytes);
-  impl.position += static_cast<std::int64_t>(bytes);
-  impl.skip_complete();
-}
-
-void SafetensorsWriter::commit() {
-  Impl& impl = *impl_;
-  if (impl.current < impl.entries.size()) {
-    const SafetensorsEntry& due = impl.entries[impl.current];
-    SB_FAIL(impl.path, ": cannot commit: tensor ", quote(due.name), " lacks ",
-            due.end - impl.position, " of its ", due.end - due.begin, " bytes");
-  }
-  impl.file.commit();
-}
-
 void write_safetensors(const std::string& path,
                        const std::vector<SafetensorsItem>& items,
                        const SafetensorsMetadata& metadata) {
-  SafetensorsWriter writer(path, items, metadata);
+  const std::vector<SafetensorsEntry> entries = lay_out(path, items);
+  const std::string header = header_bytes(path, entries, metadata);
   std::map<std::string, const void*> data_of;
   for (const SafetensorsItem& item : items) data_of[item.name] = item.data;
-  for (const SafetensorsEntry& entry : writer.entries()) {
-    writer.append(entry.name, data_of[entry.name],
-                  static_cast<std::size_t>(entry.end - entry.begin));
+  internal::AtomicFile file(path);
+  file.write(header.data(), header.size());
+  for (const SafetensorsEntry& entry : entries) {
+    const auto bytes = static_cast<std::size_t>(entry.end - entry.begin);
+    const void* data = data_of[entry.name];
+    SB_CHECK(data != nullptr || bytes == 0, path, ": tensor ",
+             quote(entry.name), " has no data, but needs ", bytes, " bytes");
+    file.write(data, bytes);
   }
-  writer.commit();
+  file.commit();
 }
 
 }  // namespace shardbook

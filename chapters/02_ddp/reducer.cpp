@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/autograd.h"
-#include "core/backward_end.h"
 #include "core/check.h"
 #include "core/inplace.h"
 #include "core/tensor_storage.h"
@@ -237,7 +236,7 @@ void Reducer::on_gradient(Slot& slot) {
 
 void Reducer::begin_reduction() {
   is_reducing_ = true;
-  autograd::on_end_of_backward(
+  autograd::at_end_of_backward(
       [this] {
         std::lock_guard<std::mutex> lock(mutex_);
         finish_reduction();

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "core/autograd.h"
-#include "core/block_product.h"
 #include "core/check.h"
+#include "core/inplace.h"
 
 namespace shardbook::summa {
 namespace {

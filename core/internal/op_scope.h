@@ -2,7 +2,9 @@
 
 // The steps of every operation in core/ops_*.cpp around its kernel.
 
+#include <cstddef>
 #include <initializer_list>
+#include <utility>
 
 #include "core/autograd.h"
 #include "core/check.h"
@@ -17,6 +19,9 @@ namespace shardbook::internal {
 
 /// Tells the observers that an operation runs, from construction to the end of
 /// the scope. `kernels()` is where its kernel runs; `runs()` is false on meta.
+///
+///   OpScope("softmax", 5 * count(x), bytes_of({&x, &y}), x)
+///       .run(kernels::softmax, x.dtype(), rows, cols, x.raw(), y.raw());
 class OpScope {
  public:
   OpScope(const char* name, double flops, double bytes, const Tensor& on,
@@ -39,6 +44,11 @@ class OpScope {
 
   bool runs() const { return runs_; }
   KernelContext& kernels() { return context_.kernels(device_); }
+  /// Calls the kernel, unless the device is meta.
+  template <typename Kernel, typename... Args>
+  void run(const Kernel& kernel, Args&&... args) {
+    if (runs_) kernel(kernels(), std::forward<Args>(args)...);
+  }
 
  private:
   RankContext& context_;
@@ -49,6 +59,18 @@ class OpScope {
 
 /// Elements of a tensor, as a factor of flops and bytes.
 inline double count(const Tensor& x) { return static_cast<double>(x.numel()); }
+
+/// The address of an operand that may be undefined.
+inline void* raw_or_null(const Tensor& x) {
+  return x.defined() ? x.raw() : nullptr;
+}
+
+/// The address of element `i`; null on meta.
+inline void* address_of(const Tensor& x, std::int64_t i) {
+  auto* first = static_cast<std::byte*>(x.raw());
+  if (first == nullptr) return nullptr;
+  return first + i * static_cast<std::int64_t>(dtype_bytes(x.dtype()));
+}
 
 /// Bytes of the operands together, each once.
 inline double bytes_of(std::initializer_list<const Tensor*> tensors) {

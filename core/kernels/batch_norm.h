@@ -2,7 +2,7 @@
 
 // Batch normalisation of rows [rows, channels]: what images [n, height, width,
 // channels] are, seen as a matrix. Statistics are f64, added up block by block
-// in a fixed order; kernels/norm.h has the pieces for [n, channels, inner].
+// in a fixed order.
 
 #include <cstdint>
 
@@ -50,5 +50,34 @@ SHARDBOOK_KERNEL(row_norm_backward,
                  void(KernelContext& context, DType dtype, const RowNorm& norm,
                       const void* x, const void* dy, const double* sum_dz,
                       const double* sum_dz_xhat, double count, void* dx));
+
+// Between the passes over the data, what ranks have added up becomes a mean and
+// a variance. All arrays are f64, and the count of values lies behind the sums,
+// so the host waits for nothing.
+
+/// sums[c] /= count[0]: sums become means.
+SHARDBOOK_KERNEL(channel_divide,
+                 void(KernelContext& context, std::int64_t channels,
+                      const double* count, double* sums));
+
+/// Squares around this rank's mean become squares around the common mean, by
+/// the parallel axis theorem. `local` [channels + 1]: this rank's sums and
+/// count, which is not 0.
+SHARDBOOK_KERNEL(channel_shift_squares,
+                 void(KernelContext& context, std::int64_t channels,
+                      const double* local, const double* mean,
+                      double* squares));
+
+/// rstd[c] = 1 / sqrt(variance[c] + eps).
+SHARDBOOK_KERNEL(channel_rstd,
+                 void(KernelContext& context, std::int64_t channels,
+                      const double* variance, double eps, double* rstd));
+
+/// running[c] = keep * running[c] + share * now[c], computed in f64 and rounded
+/// to `dtype`.
+SHARDBOOK_KERNEL(channel_blend,
+                 void(KernelContext& context, DType dtype,
+                      std::int64_t channels, double keep, double share,
+                      const double* now, void* running));
 
 }  // namespace shardbook::kernels

@@ -52,9 +52,4 @@ SHARDBOOK_KERNEL(dropout, void(KernelContext& context, DType dtype,
                                const GlobalView& view, RandomKey key, double p,
                                const void* x, void* y));
 
-/// mask[i] = 1 where `dropout` keeps the element, else 0.
-SHARDBOOK_KERNEL(dropout_mask,
-                 void(KernelContext& context, const GlobalView& view,
-                      RandomKey key, double p, std::uint8_t* mask));
-
 }  // namespace shardbook::kernels

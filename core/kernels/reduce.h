@@ -10,25 +10,23 @@
 
 namespace shardbook::kernels {
 
-/// out[c] = sum over r of x[r, c], plus out[c] when `accumulate`.
-/// x [rows, cols], out [cols]; floating dtypes. Bias gradients.
-SHARDBOOK_KERNEL(sum_rows, void(KernelContext& context, DType dtype,
-                                std::int64_t rows, std::int64_t cols,
-                                const void* x, void* out, bool accumulate));
+/// out[c] = sum over r of x[r, c]: x [rows, cols], out [cols]; floating dtypes.
+/// Bias gradients.
+SHARDBOOK_KERNEL(sum_rows,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, const void* x, void* out));
 
-/// out[r] = sum over c of x[r, c], plus out[r] when `accumulate`.
-/// x [rows, cols], out [rows]; floating dtypes.
-SHARDBOOK_KERNEL(sum_last, void(KernelContext& context, DType dtype,
-                                std::int64_t rows, std::int64_t cols,
-                                const void* x, void* out, bool accumulate));
+/// out[r] = sum over c of x[r, c]: x [rows, cols], out [rows]; floating dtypes.
+SHARDBOOK_KERNEL(sum_last,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, const void* x, void* out));
 
 /// out = x summed over the dims that broadcasting `out_shape` to `x_shape`
 /// repeats: the backward of broadcasting. Floating dtypes; up to 8 dims.
 /// Throws Error when out_shape does not broadcast to x_shape.
 SHARDBOOK_KERNEL(sum_to_shape,
                  void(KernelContext& context, DType dtype, const Dims& x_shape,
-                      const void* x, const Dims& out_shape, void* out,
-                      bool accumulate));
+                      const void* x, const Dims& out_shape, void* out));
 
 /// Sum of all elements, added in f64. All dtypes.
 SHARDBOOK_KERNEL(sum_all, double(KernelContext& context, DType dtype,
@@ -43,12 +41,6 @@ SHARDBOOK_KERNEL(sum_all_into,
 /// Sum of squares, added in f64. Floating dtypes.
 SHARDBOOK_KERNEL(sum_squares, double(KernelContext& context, DType dtype,
                                      std::int64_t n, const void* x));
-
-/// out[r] = the first c where x[r, c] is largest; NaN counts as largest.
-/// cols >= 1; floating dtypes.
-SHARDBOOK_KERNEL(argmax_last,
-                 void(KernelContext& context, DType dtype, std::int64_t rows,
-                      std::int64_t cols, const void* x, std::int64_t* out));
 
 /// max |a[i] - b[i]|, in f64; 0 for n = 0. A difference that is NaN makes the
 /// result NaN; equal infinities differ by 0. All dtypes.

@@ -25,16 +25,18 @@ Tensor probe(const Tensor& x, const std::function<void()>& body) {
       })[0];
 }
 
-std::vector<Device> make_devices(int n) {
-  std::vector<Device> devices;
-  for (int i = 0; i < n; ++i) devices.push_back(Device::cpu(i));
-  return devices;
-}
+/// A rank on the first of four devices.
+class Devices : public testing::Test {
+ protected:
+  const std::vector<Device> devices = {Device::cpu(0), Device::cpu(1),
+                                       Device::cpu(2), Device::cpu(3)};
+  RankContext context{devices[0], /*rank=*/7};
 
-TEST(Devices, CopiesCarryGradientsBack) {
-  const std::vector<Device> devices = make_devices(2);
-  RankContext context(devices[0]);
-  RankContext::Scope scope(context);
+ private:
+  RankContext::Scope scope_{context};
+};
+
+TEST_F(Devices, CopiesCarryGradientsBack) {
   const Tensor x = leaf({3, 5}), w = leaf({5, 4});
   sum(square(matmul(x, w))).backward();
   const Tensor dx = x.grad(), dw = w.grad();
@@ -48,18 +50,15 @@ TEST(Devices, CopiesCarryGradientsBack) {
   EXPECT_TRUE(bitwise_equal(w.grad(), dw));
 }
 
-TEST(Devices, EachHasAThreadAndAContextOfItsOwn) {
-  const std::vector<Device> devices = make_devices(3);
-  RankContext context(devices[0], /*rank=*/7);
+TEST_F(Devices, EachHasAThreadAndAContextOfItsOwn) {
   context.deterministic = true;
-  RankContext::Scope scope(context);
   std::mutex mutex;
   std::set<std::thread::id> threads;
   std::set<std::string> names;
   const Tensor x = leaf({4});
   Tensors parts;
-  for (const Device& device : devices) {
-    Tensor part = square(to_device(x, device));
+  for (int i = 0; i < 3; ++i) {
+    Tensor part = square(to_device(x, devices[i]));
     part = probe(part, [&] {
       std::lock_guard<std::mutex> lock(mutex);
       const RankContext& here = RankContext::current();
@@ -79,23 +78,19 @@ TEST(Devices, EachHasAThreadAndAContextOfItsOwn) {
 }
 
 // One branch waits until the other runs: they must run at the same time.
-TEST(Devices, RunAtTheSameTime) {
-  const std::vector<Device> devices = make_devices(3);
-  RankContext context(devices[0]);
-  RankContext::Scope scope(context);
+TEST_F(Devices, RunAtTheSameTime) {
   std::atomic<int> here{0};
   std::atomic<bool> met{true};
   const Tensor x = leaf({4});
   Tensors parts;
   for (int i = 1; i < 3; ++i) {
-    const Tensor part =
-        probe(square(to_device(x, devices[static_cast<std::size_t>(i)])), [&] {
-          ++here;
-          for (int t = 0; t < 5000 && here < 2; ++t) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          }
-          if (here < 2) met = false;
-        });
+    const Tensor part = probe(square(to_device(x, devices[i])), [&] {
+      ++here;
+      for (int t = 0; t < 5000 && here < 2; ++t) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      if (here < 2) met = false;
+    });
     parts.push_back(to_device(part, devices[0]));
   }
   sum(concat(parts, 0)).backward();
@@ -103,10 +98,7 @@ TEST(Devices, RunAtTheSameTime) {
 }
 
 // 1e16 + 1 - 1e16 depends on the order: whoever arrives first must not matter.
-TEST(Devices, SumsDoNotDependOnWhoArrivesFirst) {
-  const std::vector<Device> devices = make_devices(4);
-  RankContext context(devices[0]);
-  RankContext::Scope scope(context);
+TEST_F(Devices, SumsDoNotDependOnWhoArrivesFirst) {
   const std::vector<double> factors = {1e16, 1, -1e16};
   auto gradient = [&](const std::vector<int>& delays_ms, bool into_leaf) {
     const Tensor x = leaf_of({1}, {1});
@@ -140,10 +132,7 @@ TEST(Devices, SumsDoNotDependOnWhoArrivesFirst) {
   }
 }
 
-TEST(Devices, ResultsAreTheSameBitsEveryTime) {
-  const std::vector<Device> devices = make_devices(4);
-  RankContext context(devices[0]);
-  RankContext::Scope scope(context);
+TEST_F(Devices, ResultsAreTheSameBitsEveryTime) {
   auto run = [&] {
     const Tensor w = leaf({17, 13});
     Tensors losses;
@@ -160,10 +149,7 @@ TEST(Devices, ResultsAreTheSameBitsEveryTime) {
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(bitwise_equal(run(), first));
 }
 
-TEST(Devices, AnErrorOnAnotherDeviceReachesTheCaller) {
-  const std::vector<Device> devices = make_devices(3);
-  RankContext context(devices[0]);
-  RankContext::Scope scope(context);
+TEST_F(Devices, AnErrorOnAnotherDeviceReachesTheCaller) {
   const Tensor x = leaf({4});
   Tensors parts;
   for (std::size_t i = 0; i < 3; ++i) {
@@ -180,23 +166,17 @@ TEST(Devices, AnErrorOnAnotherDeviceReachesTheCaller) {
   expect_close(x.grad(), scale(x.detach(), 2), 0);
 }
 
-TEST(Devices, OutOfMemoryOnAnotherDeviceReachesTheCaller) {
-  const Device big = Device::cpu(0);
+TEST_F(Devices, OutOfMemoryOnAnotherReachesTheCaller) {
   const Device small = Device::cpu(1, /*capacity_bytes=*/3 * 8000);
-  RankContext context(big);
-  RankContext::Scope scope(context);
   const Tensor x = leaf({1000});
   Tensor y = exp(to_device(x, small));
-  const Tensor loss = sum(to_device(y, big));
+  const Tensor loss = sum(to_device(y, devices[0]));
   const Tensor filler = Tensor::zeros({500}, {DType::kF64, small});
   expect_error([&] { loss.backward(); },
                {"out of memory on cpu:1", "capacity 24000"});
 }
 
-TEST(Devices, HooksRunForLeavesOnEveryDevice) {
-  const std::vector<Device> devices = make_devices(2);
-  RankContext context(devices[0]);
-  RankContext::Scope scope(context);
+TEST_F(Devices, HooksRunForLeavesOnEveryDevice) {
   const Tensor a = leaf({4});
   const Tensor b = leaf({4}, 2, -1, 1, {DType::kF64, devices[1]});
   std::mutex mutex;
@@ -216,10 +196,7 @@ TEST(Devices, HooksRunForLeavesOnEveryDevice) {
   EXPECT_EQ(ends, 1);
 }
 
-TEST(Devices, TheCallersOwnMayBeNoneOfThem) {
-  const std::vector<Device> devices = make_devices(3);
-  RankContext context(devices[0]);
-  RankContext::Scope scope(context);
+TEST_F(Devices, TheCallersOwnMayBeNoneOfThem) {
   const TensorOptions there{DType::kF64, devices[1]};
   const Tensor x = leaf({4}, 1, -1, 1, there);
   sum(to_device(square(x), devices[2])).backward();
@@ -230,11 +207,8 @@ TEST(Devices, TheCallersOwnMayBeNoneOfThem) {
   expect_close(x.grad(), scale(x.detach(), 2), 0);
 }
 
-TEST(Devices, RecomputationRunsWhereItsNodeLies) {
-  const std::vector<Device> devices = make_devices(2);
-  RankContext context(devices[0]);
+TEST_F(Devices, RecomputationRunsWhereItsNodeLies) {
   context.random.seed = 9;
-  RankContext::Scope scope(context);
   auto run = [&](bool again) {
     context.random.next_op = 0;
     const Tensor x = leaf({8, 6});
@@ -249,8 +223,7 @@ TEST(Devices, RecomputationRunsWhereItsNodeLies) {
   EXPECT_TRUE(bitwise_equal(run(true), run(false)));
 }
 
-TEST(Operands, OfTwoDevicesAreRefused) {
-  const std::vector<Device> devices = make_devices(2);
+TEST_F(Devices, OperandsOfTwoAreRefused) {
   const TensorOptions here{DType::kF64, devices[0]};
   const TensorOptions there{DType::kF64, devices[1]};
   const Tensor a = noise({2, 2}, 1, -1, 1, here);

@@ -88,14 +88,6 @@ TEST(Reductions, AlongEachDim) {
   EXPECT_EQ(sum_of_squares(x), 91);
 }
 
-TEST(Argmax, IsTheFirstOfTheLargest) {
-  const Tensor x = of({1, 7, 7, 9, 0, 3}, {2, 3});
-  EXPECT_EQ(argmax(x).to_vector<std::int64_t>(),
-            (std::vector<std::int64_t>{1, 0}));
-  EXPECT_EQ(argmax(x).dtype(), DType::kI64);
-  expect_error([] { argmax(of({}, {2, 0})); }, {"[2, 0]"});
-}
-
 TEST(Layout, MovesElements) {
   const Tensor x = of({0, 1, 2, 3, 4, 5}, {2, 3});
   EXPECT_EQ(values(transpose(x, 0, 1)), (Values{0, 3, 1, 4, 2, 5}));

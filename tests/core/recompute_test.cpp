@@ -252,7 +252,7 @@ TEST(Recompute, BatchNormCountsABatchOnce) {
     InitOptions init;
     init.dtype = DType::kF64;
     BatchNorm norm(3, init);
-    const Tensor x = leaf({8, 3, 2});
+    const Tensor x = leaf({8, 2, 3});
     const Body body = [&](const Tensors& in) { return Tensors{norm(in[0])}; };
     weighted_sum(run(body, {x}, again)[0]).backward();
     return Tensors{norm.running_mean, norm.running_var, norm.weight.grad(),

@@ -4,7 +4,6 @@
 namespace shardbook::parity {
 namespace {
 
-using kernels::ChannelShape;
 using kernels::noise;
 using kernels::tolerance;
 
@@ -40,8 +39,7 @@ TEST_P(NormParity, LayerNormEqualsTheCpu) {
 
 /// Which gradients layer_norm_backward is asked for.
 struct WantedGradients {
-  bool dx = false, dgamma = false, dbeta = false;
-  bool accumulate = false, in_place = false;
+  bool dx, dgamma, dbeta, has_gamma, in_place;
 };
 
 TEST_P(NormParity, LayerNormBackwardEqualsTheCpu) {
@@ -52,20 +50,22 @@ TEST_P(NormParity, LayerNormBackwardEqualsTheCpu) {
       {.dgamma = true}};
   for (const auto& [rows, cols] : kNormRows) {
     for (const WantedGradients& wanted : cases) {
-      Comparison c(dtype);
-      const auto noise_if = [&, n = cols](bool wants, int seed) {
-        return wants ? c.noise(n, seed) : c.null();
-      };
-      const Slot dy = c.noise(rows * cols, 3);
+      SCOPED_TRACE(testing::Message()
+                   << rows << " x " << cols << " dx " << wanted.dx << " dgamma "
+                   << wanted.dgamma << " dbeta " << wanted.dbeta);
+      Comparison c;
+      const Slot x = c.array(dtype, noise(rows * cols, 1));
+      const Slot gamma =
+          wanted.has_gamma ? c.array(dtype, noise(cols, 2)) : c.null();
+      const Slot dy = c.array(dtype, noise(rows * cols, 3));
+      const Slot mean = c.array(stat_dtype(dtype), noise(rows, 4));
+      const Slot rstd =
+          c.array(stat_dtype(dtype), shifted(2.0, noise(rows, 5)));
       const Slot dx = !wanted.dx        ? c.null()
                       : wanted.in_place ? dy
                                         : c.empty(rows * cols);
       c.expect_equal(kernels::layer_norm_backward, 10 * tolerance(dtype), dtype,
-                     rows, cols, c.noise(rows * cols, 1),
-                     noise_if(wanted.accumulate, 2), c.noise(stat, rows, 4),
-                     c.array(stat, scaled(1, noise(rows, 5), 2)), dy, dx,
-                     noise_if(wanted.dgamma, 6), noise_if(wanted.dbeta, 7),
-                     wanted.accumulate);
+                     rows, cols, x, gamma, mean, rstd, dy, dx, dgamma, dbeta);
     }
   }
 }
@@ -76,61 +76,8 @@ TEST_P(NormParity, SumsOverManyRowsEqualTheCpus) {
        {NormRows{2100, 8}, {700, 264}, {300, 2056}}) {
     Comparison c(dtype);
     c.expect_equal(kernels::layer_norm_backward, 50 * tolerance(dtype), dtype,
-                   rows, cols, c.noise(rows * cols, 1), c.null(),
-                   c.noise(stat, rows, 4), c.noise(stat, rows, 5),
-                   c.noise(rows * cols, 3), c.null(), c.empty(cols),
-                   c.empty(cols), false);
-  }
-}
-
-const ChannelShape kChannelShapes[] = {{0, 3, 4},   {1, 1, 1},  {4, 3, 1},
-                                       {4, 3, 6},   {4, 3, 50}, {3, 40, 33},
-                                       {2, 2, 9001}};
-
-/// The arrays of one comparison of channel kernels.
-struct ChannelComparison : Comparison {
-  ChannelComparison(DType dtype, const ChannelShape& shape)
-      : Comparison(dtype),
-        n(shape.batch * shape.channels * shape.inner),
-        x(noise(n, 1)),
-        dy(noise(n, 2)),
-        mean(noise(DType::kF64, shape.channels, 3)),
-        rstd(noise(DType::kF64, shape.channels, 4)),
-        first(noise(DType::kF64, shape.channels, 5)),
-        second(noise(DType::kF64, shape.channels, 6)),
-        gamma(noise(shape.channels, 7)),
-        beta(noise(shape.channels, 8)) {}
-  std::int64_t n;
-  Slot x, dy, mean, rstd, first, second, gamma, beta;
-};
-
-TEST_P(NormParity, ChannelSumsEqualTheCpus) {
-  for (const ChannelShape& shape : kChannelShapes) {
-    // Terms are f64 whatever the dtype.
-    const double close = 1e-13 * static_cast<double>(shape.inner + 100);
-    ChannelComparison a(dtype, shape), b(dtype, shape), c(dtype, shape);
-    a.expect_equal(kernels::channel_sums, close, dtype, shape, a.x, a.first);
-    b.expect_equal(kernels::channel_centered_squares, close, dtype, shape, b.x,
-                   b.mean, b.first);
-    c.expect_equal(kernels::channel_backward_sums, close, dtype, shape, c.x,
-                   c.dy, c.mean, c.rstd, c.first, c.second);
-  }
-}
-
-TEST_P(NormParity, ChannelNormalizeEqualsTheCpu) {
-  for (const ChannelShape& shape : kChannelShapes) {
-    for (const bool affine : {true, false}) {
-      ChannelComparison c(dtype, shape), back(dtype, shape);
-      const Slot y = affine ? c.empty(c.n) : c.x;
-      c.expect_equal(kernels::channel_normalize, tolerance(dtype), dtype, shape,
-                     c.x, c.mean, c.rstd, affine ? c.gamma : c.null(),
-                     affine ? c.beta : c.null(), y);
-      const Slot dx = affine ? back.empty(back.n) : back.dy;
-      back.expect_equal(kernels::channel_backward, tolerance(dtype), dtype,
-                        shape, back.x, back.dy, back.mean, back.rstd,
-                        affine ? back.gamma : back.null(), back.first,
-                        back.second, 7.0, dx);
-    }
+                   rows, cols, x, c.null(), mean, rstd, dy, c.null(), dgamma,
+                   dbeta);
   }
 }
 

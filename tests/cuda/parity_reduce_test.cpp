@@ -24,29 +24,39 @@ double sum_tolerance(DType dtype, std::int64_t n) {
 class ReduceParity : public ParityTest {};
 
 TEST_P(ReduceParity, SumRows) {
-  const Matrix all[] = {{1, 1},    {5, 3},    {128, 16}, {129, 40}, {300, 33},
-                        {40, 600}, {65, 256}, {0, 4},    {4, 0},    {700, 8}};
-  for (const auto& [rows, cols] : all) {
-    for (const bool accumulate : {false, true}) {
-      Comparison c(dtype);
-      c.expect_equal(kernels::sum_rows, sum_tolerance(dtype, rows), dtype, rows,
-                     cols, c.noise(rows * cols, 1), c.noise(cols, 2),
-                     accumulate);
-    }
+  for (const auto& [rows, cols] : {Shape{1, 1},
+                                   {5, 3},
+                                   {128, 16},
+                                   {129, 40},
+                                   {300, 33},
+                                   {40, 600},
+                                   {65, 256},
+                                   {0, 4},
+                                   {4, 0},
+                                   {700, 8}}) {
+    Comparison c;
+    c.expect_equal(kernels::sum_rows, sum_tolerance(dtype, rows), dtype, rows,
+                   cols, c.array(dtype, noise(rows * cols, 1)),
+                   c.array(dtype, noise(cols, 2)));
   }
 }
 
 TEST_P(ReduceParity, SumLast) {
-  const Matrix all[] = {{1, 1},     {3, 5},    {70, 32}, {9, 1000},
-                        {2, 1025},  {5, 2048}, {600, 3}, {1, 30001},
-                        {3, 20000}, {4, 0},    {0, 4}};
-  for (const auto& [rows, cols] : all) {
-    for (const bool accumulate : {false, true}) {
-      Comparison c(dtype);
-      c.expect_equal(kernels::sum_last, sum_tolerance(dtype, cols), dtype, rows,
-                     cols, c.noise(rows * cols, 3), c.noise(rows, 4),
-                     accumulate);
-    }
+  for (const auto& [rows, cols] : {Shape{1, 1},
+                                   {3, 5},
+                                   {70, 32},
+                                   {9, 1000},
+                                   {2, 1025},
+                                   {5, 2048},
+                                   {600, 3},
+                                   {1, 30001},
+                                   {3, 20000},
+                                   {4, 0},
+                                   {0, 4}}) {
+    Comparison c;
+    c.expect_equal(kernels::sum_last, sum_tolerance(dtype, cols), dtype, rows,
+                   cols, c.array(dtype, noise(rows * cols, 3)),
+                   c.array(dtype, noise(rows, 4)));
   }
 }
 
@@ -65,13 +75,11 @@ TEST_P(ReduceParity, SumToShape) {
                                           {{3, 20, 70}, {1, 70}},
                                           {{4, 8, 9, 9}, {8, 1, 1}}};
   for (const auto& [x_shape, out_shape] : shapes) {
-    for (const bool accumulate : {false, true}) {
-      Comparison c(dtype);
-      c.expect_equal(kernels::sum_to_shape,
-                     sum_tolerance(dtype, shape_size(x_shape)), dtype, x_shape,
-                     c.noise(shape_size(x_shape), 8), out_shape,
-                     c.noise(shape_size(out_shape), 9), accumulate);
-    }
+    Comparison c;
+    c.expect_equal(kernels::sum_to_shape,
+                   sum_tolerance(dtype, elements_of(x_shape)), dtype, x_shape,
+                   c.array(dtype, noise(elements_of(x_shape), 8)), out_shape,
+                   c.array(dtype, noise(elements_of(out_shape), 9)));
   }
 }
 
@@ -79,25 +87,6 @@ TEST_P(ReduceParity, SumsOfSquares) {
   for (const std::int64_t n : lengths()) {
     Comparison c(dtype);
     c.expect_equal(kernels::sum_squares, 1e-12, dtype, n, c.noise(n, 2));
-  }
-}
-
-TEST_P(ReduceParity, MaximaAndTheirPlaces) {
-  for (const auto& [rows, cols] :
-       {Matrix{1, 1}, {40, 7}, {9, 33}, {5, 512}, {3, 513}, {2, 3000}}) {
-    std::vector<double> values = noise(rows * cols, 6);
-    // Ties, whose first place wins; NaN, which wins over numbers; -inf only.
-    for (double& x : values) x = std::round(4 * x);
-    if (rows > 1) values[cols + cols / 2] = std::nan("");
-    if (rows > 1) values[2 * cols - 1] = std::nan("");
-    for (std::int64_t i = 2 * cols; i < std::min(rows, std::int64_t{3}) * cols;
-         ++i) {
-      values[i] = -kernels::kInf;
-    }
-    Comparison c(dtype);
-    const Slot x = c.array(values);
-    c.expect_equal(kernels::argmax_last, 0, dtype, rows, cols, x,
-                   c.empty(DType::kI64, rows));
   }
 }
 
@@ -118,9 +107,8 @@ TEST_P(ReduceParity, RepeatsBitForBit) {
       const char* const from =
           static_cast<const char*>(x.data().address) + skip * bytes;
       kernels::sum_rows(context.kernels(), dtype, rows, cols, from,
-                        by_column.data(), false);
-      kernels::sum_last(context.kernels(), dtype, 1, n, from, total.data(),
-                        false);
+                        by_column.data());
+      kernels::sum_last(context.kernels(), dtype, 1, n, from, total.data());
       std::vector<char> result((cols + 1) * bytes);
       by_column.read(context, result.data());
       total.read(context, result.data() + cols * bytes);
@@ -153,6 +141,16 @@ TEST_P(TotalParity, SumsMaximaAndDifferences) {
 }
 
 SB_PARITY_OVER_ALL_DTYPES(TotalParity);
+
+TEST(ReduceParityErrors, AreTheCpus) {
+  CudaContext context;
+  double x[4] = {};
+  EXPECT_THROW(
+      kernels::sum_to_shape(context.kernels(), DType::kF64, {4}, x, {2}, x),
+      Error);
+  EXPECT_THROW(kernels::sum_rows(context.kernels(), DType::kI64, 1, 1, x, x),
+               Error);
+}
 
 }  // namespace
 }  // namespace shardbook::parity

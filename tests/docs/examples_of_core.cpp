@@ -108,18 +108,10 @@ void optim(Module& model, const OptimizerOptions& options, Tensor loss) {
 }
 
 // --- core/safetensors.h
-void safetensors(char* weights, const std::vector<SafetensorsItem>& items,
-                 const SafetensorsMetadata& metadata, const char* piece,
-                 std::size_t piece_bytes) {
+void safetensors(char* weights) {
   SafetensorsFile file = SafetensorsFile::open("model.safetensors");
   const SafetensorsEntry& entry = file.find("wte.weight");
   std::memcpy(weights, file.data(entry), entry.end - entry.begin);
-
-  SafetensorsWriter writer("model.safetensors", items, metadata);
-  for (const SafetensorsEntry& entry : writer.entries()) {
-    for (/* each piece */;;) writer.append(entry.name, piece, piece_bytes);
-  }
-  writer.commit();
 }
 
 // --- core/attention_block.h

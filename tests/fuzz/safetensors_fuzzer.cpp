@@ -54,7 +54,7 @@ void read_index(const std::string& text) {
   try {
     const SafetensorsIndex index =
         shardbook::parse_safetensors_index(text.data(), text.size(), kLabel);
-    for (const auto& [name, file] : index.weight_map) {
+    for (const auto& [name, file] : index) {
       promise(file.find('/') == std::string::npos && !file.empty());
     }
   } catch (const Error& error) {

@@ -11,7 +11,6 @@ namespace shardbook {
 namespace {
 
 using ::testing::AllOf;
-using testing::error_of;
 using testing::file_bytes;
 using testing::file_with;
 using ::testing::HasSubstr;

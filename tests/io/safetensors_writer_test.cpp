@@ -11,6 +11,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/internal/atomic_file.h"
 #include "core/safetensors.h"
 #include "tests/io/support.h"
 
@@ -18,7 +19,6 @@ namespace shardbook {
 namespace {
 
 using ::testing::AllOf;
-using testing::error_of;
 using testing::file_bytes;
 using ::testing::HasSubstr;
 using testing::num_files;
@@ -60,9 +60,8 @@ TEST(SafetensorsWriter, AKilledProcessLeavesNothingBehind) {
   close(nameless);
   const pid_t pid = fork();
   if (pid == 0) {
-    const float weight[2] = {1.0f, -2.0f};
-    SafetensorsWriter writer(folder / "f", {{"w", DType::kF32, {2}}});
-    writer.append("w", weight, 4);
+    internal::AtomicFile file(folder / "f");
+    file.write("half", 4);
     raise(SIGKILL);
   }
   int status = 0;
@@ -168,53 +167,10 @@ TEST(SafetensorsWriter, ImpossibleItemsAreRefusedBeforeAnythingIsWritten) {
               HasSubstr("'a' has no data, but needs 8 bytes"));
 }
 
-TEST(SafetensorsWriter, PiecesMakeTheSameFile) {
-  const TempFolder folder;
-  const std::string data(100, 'd');
-  const std::vector<SafetensorsItem> items = {
-      {"half", DType::kF16, {5}, data.data()},
-      {"none", DType::kF32, {0}, nullptr},
-      {"long", DType::kI64, {7}, data.data()}};
-  write_safetensors(folder / "whole", items);
-  SafetensorsWriter writer(folder / "pieces", items);
-  for (const SafetensorsEntry& entry : writer.entries()) {
-    for (std::int64_t i = entry.begin; i < entry.end; ++i) {
-      writer.append(entry.name, "d", 1);
-    }
-  }
-  EXPECT_FALSE(std::filesystem::exists(folder / "pieces"));
-  writer.commit();
-  EXPECT_EQ(read_bytes(folder / "pieces"), read_bytes(folder / "whole"));
-  EXPECT_EQ(num_files(folder), 2);
-}
-
-TEST(SafetensorsWriter, PiecesOutOfOrderAreRefused) {
-  const TempFolder folder;
-  SafetensorsWriter writer(folder / "f",
-                           {{"a", DType::kF32, {2}}, {"b", DType::kF32, {1}}});
-  EXPECT_THAT(error_of([&] { writer.append("b", "dddd", 4); }),
-              HasSubstr("'b' is appended to, but 'a' is due"));
-  EXPECT_THAT(error_of([&] { writer.append("a", "ddddddddd", 9); }),
-              HasSubstr("given 9 bytes, but has only 8 left"));
-  writer.append("a", "dddd", 4);
-  EXPECT_THAT(error_of([&] { writer.commit(); }),
-              HasSubstr("tensor 'a' lacks 4 of its 8 bytes"));
-  writer.append("a", "dddd", 4);
-  writer.append("b", "dddd", 4);
-  EXPECT_THAT(error_of([&] { writer.append("b", "d", 1); }),
-              HasSubstr("all tensors are complete"));
-  writer.commit();
-  EXPECT_NE(error_of([&] { writer.commit(); }), "");
-  EXPECT_EQ(SafetensorsFile::open(folder / "f").entries().size(), 2u);
-}
-
 TEST(SafetensorsWriter, WithoutCommitNothingIsLeft) {
   const TempFolder folder;
   write_bytes(folder / "f", "old");
-  {
-    SafetensorsWriter writer(folder / "f", {{"a", DType::kF32, {1}}});
-    writer.append("a", "dddd", 4);
-  }
+  internal::AtomicFile(folder / "f").write("half", 4);
   EXPECT_EQ(num_files(folder), 1);
   EXPECT_EQ(read_bytes(folder / "f"), "old");
 }

@@ -1,7 +1,6 @@
 #pragma once
 
-// What the tests of files share: raw bytes in and out, and the message of an
-// Error.
+// What the tests of files share: raw bytes in and out.
 
 #include <cstdint>
 #include <filesystem>
@@ -9,19 +8,15 @@
 #include <iterator>
 #include <string>
 
-#include "core/check.h"
+#include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::testing {
 
 /// How many files are in the folder, hidden ones included.
 inline int num_files(const TempFolder& folder) {
-  int count = 0;
-  for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
-    (void)file;
-    ++count;
-  }
-  return count;
+  using Files = std::filesystem::directory_iterator;
+  return static_cast<int>(std::distance(Files(folder.path()), Files()));
 }
 
 inline void write_bytes(const std::string& path, const std::string& bytes) {
@@ -31,17 +26,6 @@ inline void write_bytes(const std::string& path, const std::string& bytes) {
 inline std::string read_bytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
-/// The message of the Error that `body` throws; empty when it throws none.
-template <typename Body>
-std::string error_of(Body body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 /// A safetensors file: the length in eight bytes, the header, the data.

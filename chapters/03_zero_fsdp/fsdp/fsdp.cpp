@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/autograd.h"
-#include "core/backward_end.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/inplace.h"
@@ -162,7 +161,7 @@ void FullyShardedDataParallel::pre_backward(Unit& unit, std::size_t nth) {
   check_no_failure("backward");
   if (!is_in_backward_) {
     is_in_backward_ = true;
-    autograd::on_end_of_backward([this] { end_of_backward(); },
+    autograd::at_end_of_backward([this] { end_of_backward(); },
                                  [this] { backward_failed(); });
   }
   unshard(unit);

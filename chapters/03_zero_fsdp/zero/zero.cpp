@@ -6,7 +6,7 @@
 #include "chapters/02_ddp/ddp.h"
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero3.h"
-#include "core/backward_end.h"
+#include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
@@ -184,7 +184,7 @@ void ZeroOptimizer::watch_backward(std::function<void()> ended) {
   if (is_in_backward_) return;
   check_usable("backward");
   is_in_backward_ = true;
-  autograd::on_end_of_backward(
+  autograd::at_end_of_backward(
       [this, ended = std::move(ended)] {
         ended();
         is_in_backward_ = false;

@@ -11,7 +11,6 @@ namespace {
 BatchNorm image_norm(std::int64_t channels, const InitOptions& init,
                      bool relu) {
   BatchNorm norm(channels, init);
-  norm.channels_last = true;
   norm.relu = relu;
   return norm;
 }

@@ -1,10 +1,12 @@
 #include "core/kernels/batch_norm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "core/kernels/cpu/reduce_rows.h"
 #include "core/kernels/cpu/simd.h"
+#include "core/kernels/elementwise.h"
 
 namespace shardbook::kernels::cpu {
 
@@ -23,14 +25,6 @@ std::int64_t num_blocks(std::int64_t rows) {
 template <typename T>
 std::int64_t padded(std::int64_t channels) {
   return (channels + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
-}
-
-/// Calls fn(channel, size) for whole vectors of channels and the rest.
-template <typename T, typename Fn>
-inline void for_vectors(std::int64_t channels, const Fn& fn) {
-  std::int64_t c = 0;
-  for (; c + kLanes<T> <= channels; c += kLanes<T>) fn(c, kLanes<T>);
-  if (c < channels) fn(c, channels - c);
 }
 
 /// Two sums per channel for each block of rows: partials [blocks, 2, padded].
@@ -157,24 +151,17 @@ void row_normalize(KernelContext&, DType dtype, const RowNorm& norm,
     using V = VecOf<T>;
     const Affine<T> affine(norm);
     const auto run = [&](auto with_addend, auto with_relu) {
-      parallel_for(
-          0, norm.rows, row_grain(norm.channels),
-          [&](std::int64_t from, std::int64_t to) {
-            for (std::int64_t r = from; r < to; ++r) {
-              const std::int64_t at = r * norm.channels;
-              for_vectors<T>(
-                  norm.channels, [&](std::int64_t c, std::int64_t size) {
-                    V v = affine(
-                        load_up_to(static_cast<const T*>(x) + at + c, size), c);
-                    if constexpr (with_addend()) {
-                      v = v + load_up_to(static_cast<const T*>(addend) + at + c,
-                                         size);
-                    }
-                    if constexpr (with_relu()) v = positive_part(v, v);
-                    store_up_to(static_cast<T*>(y) + at + c, v, size);
-                  });
-            }
-          });
+      for_rows(norm.rows, norm.channels, [&](std::int64_t r) {
+        for_vectors<T>(norm.channels, [&](std::int64_t c, std::int64_t size) {
+          const std::int64_t at = r * norm.channels + c;
+          V v = affine(load_up_to(static_cast<const T*>(x) + at, size), c);
+          if constexpr (with_addend()) {
+            v = v + load_up_to(static_cast<const T*>(addend) + at, size);
+          }
+          if constexpr (with_relu()) v = positive_part(v, v);
+          store_up_to(static_cast<T*>(y) + at, v, size);
+        });
+      });
     };
     const std::true_type yes;
     const std::false_type no;
@@ -200,39 +187,34 @@ void row_norm_backward_sums(KernelContext& context, DType dtype,
     const std::int64_t channels = norm.channels;
     const std::int64_t width = padded<T>(channels);
     const Affine<T> affine(norm);
-    const auto sum = [&](V g, const V& v, std::int64_t c, V& a, V& b) {
-      a = a + g;
-      b = xsimd::fma(g, v - load(affine.center.data() + c), b);
-    };
     Scratch scratch(context, num_blocks(norm.rows) * 2 * width * sizeof(S));
     S* const partials = scratch.as<S>();
-    if (y != nullptr) {
-      reduce_blocks<T>(
-          norm.rows, channels, partials,
-          [&](std::int64_t r, std::int64_t c, std::int64_t size, V& a, V& b) {
-            const std::int64_t at = r * channels + c;
-            const V g = positive_part(load_up_to(grad + at, size),
-                                      load_up_to(out + at, size));
-            store_up_to(static_cast<T*>(dz) + at, g, size);
-            sum(g, load_up_to(in + at, size), c, a, b);
-          });
-    } else if (norm.relu) {
+    // behind_relu(at, c, size, v, g) makes dz of g, for values v of x
+    const auto run = [&](const auto& behind_relu) {
       reduce_blocks<T>(
           norm.rows, channels, partials,
           [&](std::int64_t r, std::int64_t c, std::int64_t size, V& a, V& b) {
             const std::int64_t at = r * channels + c;
             const V v = load_up_to(in + at, size);
-            sum(positive_part(load_up_to(grad + at, size), affine(v, c)), v, c,
-                a, b);
+            const V g =
+                behind_relu(at, c, size, v, load_up_to(grad + at, size));
+            a = a + g;
+            b = xsimd::fma(g, v - load(affine.center.data() + c), b);
           });
+    };
+    using I = std::int64_t;
+    if (y != nullptr) {
+      run([&](I at, I, I size, const V&, const V& g) {
+        const V kept = positive_part(g, load_up_to(out + at, size));
+        store_up_to(static_cast<T*>(dz) + at, kept, size);
+        return kept;
+      });
+    } else if (norm.relu) {
+      run([&](I, I c, I, const V& v, const V& g) {
+        return positive_part(g, affine(v, c));
+      });
     } else {
-      reduce_blocks<T>(
-          norm.rows, channels, partials,
-          [&](std::int64_t r, std::int64_t c, std::int64_t size, V& a, V& b) {
-            const std::int64_t at = r * channels + c;
-            sum(load_up_to(grad + at, size), load_up_to(in + at, size), c, a,
-                b);
-          });
+      run([](I, I, I, const V&, const V& g) { return g; });
     }
     std::fill_n(sum_dz, channels, 0.0);
     std::fill_n(sum_dz_xhat, channels, 0.0);
@@ -261,26 +243,73 @@ void row_norm_backward(KernelContext&, DType dtype, const RowNorm& norm,
       return norm.rstd[c] * sum_dz_xhat[c] / count;
     });
     const auto run = [&](auto with_relu) {
-      parallel_for(
-          0, norm.rows, row_grain(norm.channels),
-          [&](std::int64_t from, std::int64_t to) {
-            for (std::int64_t r = from; r < to; ++r) {
-              for_vectors<T>(norm.channels, [&](std::int64_t c,
-                                                std::int64_t size) {
-                const std::int64_t at = r * norm.channels + c;
-                const V v = load_up_to(in + at, size);
-                V g = load_up_to(grad + at, size);
-                if constexpr (with_relu()) g = positive_part(g, affine(v, c));
-                const V d = v - load(affine.center.data() + c);
-                g = load(affine.factor.data() + c) *
-                    (g - load(shift.data() + c) - d * load(slope.data() + c));
-                store_up_to(static_cast<T*>(dx) + at, g, size);
-              });
-            }
-          });
+      for_rows(norm.rows, norm.channels, [&](std::int64_t r) {
+        for_vectors<T>(norm.channels, [&](std::int64_t c, std::int64_t size) {
+          const std::int64_t at = r * norm.channels + c;
+          const V v = load_up_to(in + at, size);
+          V g = load_up_to(grad + at, size);
+          if constexpr (with_relu()) g = positive_part(g, affine(v, c));
+          const V d = v - load(affine.center.data() + c);
+          g = load(affine.factor.data() + c) *
+              (g - load(shift.data() + c) - d * load(slope.data() + c));
+          store_up_to(static_cast<T*>(dx) + at, g, size);
+        });
+      });
     };
     norm.relu ? run(std::true_type()) : run(std::false_type());
   });
+}
+
+void channel_divide(KernelContext&, std::int64_t channels, const double* count,
+                    double* sums) {
+  const double values = count[0];
+  for (std::int64_t c = 0; c < channels; ++c) sums[c] /= values;
+}
+
+void channel_shift_squares(KernelContext&, std::int64_t channels,
+                           const double* local, const double* mean,
+                           double* squares) {
+  const double local_count = local[channels];
+  for (std::int64_t c = 0; c < channels; ++c) {
+    const double shift = local[c] / local_count - mean[c];
+    squares[c] += local_count * shift * shift;
+  }
+}
+
+void channel_rstd(KernelContext&, std::int64_t channels, const double* variance,
+                  double eps, double* rstd) {
+  for (std::int64_t c = 0; c < channels; ++c) {
+    rstd[c] = 1.0 / std::sqrt(variance[c] + eps);
+  }
+}
+
+namespace {
+
+// The order of operations decides the bits.
+template <typename T>
+void blend(T* running, const double* now, std::int64_t channels, double keep,
+           double share) {
+  for (std::int64_t c = 0; c < channels; ++c) {
+    running[c] =
+        static_cast<T>(keep * static_cast<double>(running[c]) + share * now[c]);
+  }
+}
+
+}  // namespace
+
+void channel_blend(KernelContext& context, DType dtype, std::int64_t channels,
+                   double keep, double share, const double* now,
+                   void* running) {
+  if (dtype == DType::kF64) {
+    blend(static_cast<double*>(running), now, channels, keep, share);
+  } else if (dtype == DType::kF32) {
+    blend(static_cast<float*>(running), now, channels, keep, share);
+  } else {
+    std::vector<double> values(static_cast<std::size_t>(channels));
+    cpu::cast(context, dtype, running, DType::kF64, values.data(), channels);
+    blend(values.data(), now, channels, keep, share);
+    cpu::cast(context, DType::kF64, values.data(), dtype, running, channels);
+  }
 }
 
 }  // namespace shardbook::kernels::cpu

@@ -1,9 +1,10 @@
 #include "core/kernels/combine.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/check.h"
+#include "core/kernels/cpu/simd.h"
+#include "core/kernels/elementwise.h"
 
 namespace shardbook::kernels::cpu {
 namespace {
@@ -12,144 +13,102 @@ namespace {
 // the inputs stream past.
 constexpr std::int64_t kStrip = 2048;
 
-using Inputs = std::vector<const void*>;
-using Outputs = std::vector<void*>;
-
-struct BFloat16 {
-  std::uint16_t bits;
-};
-
-// How an element type is stored, and in which type it is added. Integers add
-// without sign, so that an overflow wraps as on every processor.
-template <typename Stored, typename Added>
-struct Plain {
-  using StoredType = Stored;
-  using AddedType = Added;
-  static Added load(Stored value) { return static_cast<Added>(value); }
-  static Stored store(Added value) { return static_cast<Stored>(value); }
-};
-
-struct Bf16Element {
-  using StoredType = BFloat16;
-  using AddedType = float;
-  static float load(BFloat16 value) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(value.bits) << 16;
-    float result;
-    std::memcpy(&result, &bits, sizeof(result));
-    return result;
-  }
-  static BFloat16 store(float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    // To nearest, ties to even; a NaN stays one.
-    const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const std::uint32_t quiet = (bits >> 16) | 0x40;
-    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
-    return {static_cast<std::uint16_t>(is_nan ? quiet : rounded)};
-  }
-};
-
-using F16Element = Plain<_Float16, float>;
-
-struct Sum {
-  template <typename T>
-  static T apply(T a, T b) {
+// One operation, on elements or on vectors of them.
+template <ReduceKind kKind, typename V>
+V apply(const V& a, const V& b) {
+  if constexpr (kKind == ReduceKind::kSum) {
     return a + b;
+  } else {
+    const auto b_wins = kKind == ReduceKind::kMax ? a < b : b < a;
+    if constexpr (std::is_arithmetic_v<V>) {
+      return b_wins ? b : a;
+    } else {
+      return xsimd::select(b_wins, b, a);
+    }
   }
-};
-struct Max {
-  template <typename T>
-  static T apply(T a, T b) {
-    return a < b ? b : a;
-  }
-};
-struct Min {
-  template <typename T>
-  static T apply(T a, T b) {
-    return b < a ? b : a;
-  }
-};
+}
 
-template <typename Element, typename Op>
-void combine_strips(const Inputs& inputs, const Outputs& outputs,
-                    std::int64_t count) {
-  using Stored = typename Element::StoredType;
-  using Added = typename Element::AddedType;
-  const auto input = [&](std::size_t k) {
-    return static_cast<const Stored*>(inputs[k]);
+template <typename T>
+Compute<T> widened(T x) {
+  if constexpr (std::is_integral_v<T>) {
+    return x;
+  } else {
+    return widen(x);
+  }
+}
+
+// result[i] = a[i] op b[i]; `a` may be the result.
+template <ReduceKind kKind, typename A, typename B>
+void join(std::int64_t n, const A* a, const B* b, Compute<B>* result) {
+  std::int64_t i = 0;
+  if constexpr (!std::is_integral_v<B>) {
+    for (; i + kLanes<B> <= n; i += kLanes<B>) {
+      store(result + i, apply<kKind>(load(a + i), load(b + i)));
+    }
+  }
+  for (; i < n; ++i) result[i] = apply<kKind>(widened(a[i]), widened(b[i]));
+}
+
+template <ReduceKind kKind, typename T>
+void combine_strips(std::int64_t count, const std::vector<const void*>& inputs,
+                    const std::vector<void*>& outputs) {
+  using S = Compute<T>;
+  const auto input = [&](std::size_t k, std::int64_t at) {
+    return static_cast<const T*>(inputs[k]) + at;
   };
-  alignas(64) Added result[kStrip];
+  alignas(64) S result[kStrip];
   for (std::int64_t begin = 0; begin < count; begin += kStrip) {
     const std::int64_t n = std::min(kStrip, count - begin);
-    // The first two inputs make the running result, the others join it.
-    const Stored* a = input(0) + begin;
-    if (inputs.size() == 1) {
-      for (std::int64_t i = 0; i < n; ++i) result[i] = Element::load(a[i]);
-    } else {
-      const Stored* b = input(1) + begin;
-      for (std::int64_t i = 0; i < n; ++i) {
-        result[i] = Op::apply(Element::load(a[i]), Element::load(b[i]));
-      }
-    }
+    join<kKind>(n, input(0, begin), input(1, begin), result);
     for (std::size_t k = 2; k < inputs.size(); ++k) {
-      const Stored* b = input(k) + begin;
-      for (std::int64_t i = 0; i < n; ++i) {
-        result[i] = Op::apply(result[i], Element::load(b[i]));
-      }
+      join<kKind>(n, result, input(k, begin), result);
     }
     // Every input of the strip has been read: outputs may be inputs.
     for (void* const output : outputs) {
-      Stored* out = static_cast<Stored*>(output) + begin;
-      for (std::int64_t i = 0; i < n; ++i) out[i] = Element::store(result[i]);
+      T* const out = static_cast<T*>(output) + begin;
+      std::int64_t i = 0;
+      if constexpr (std::is_same_v<T, S>) {
+        std::copy_n(result, n, out);
+      } else {
+        for (; i + kLanes<T> <= n; i += kLanes<T>) {
+          store(out + i, load(result + i));
+        }
+        for (; i < n; ++i) out[i] = narrow<T>(result[i]);
+      }
     }
-  }
-}
-
-template <typename Element>
-void combine_typed(ReduceKind op, const Inputs& inputs, const Outputs& outputs,
-                   std::int64_t count) {
-  switch (op) {
-    case ReduceKind::kSum:
-      return combine_strips<Element, Sum>(inputs, outputs, count);
-    case ReduceKind::kMax:
-      return combine_strips<Element, Max>(inputs, outputs, count);
-    default:
-      return combine_strips<Element, Min>(inputs, outputs, count);
-  }
-}
-
-// Signed integers: sums through the unsigned type, comparisons signed.
-template <typename Signed, typename Unsigned>
-void combine_integers(ReduceKind op, const Inputs& inputs,
-                      const Outputs& outputs, std::int64_t count) {
-  if (op == ReduceKind::kSum) {
-    combine_strips<Plain<Unsigned, Unsigned>, Sum>(inputs, outputs, count);
-  } else {
-    combine_typed<Plain<Signed, Signed>>(op, inputs, outputs, count);
   }
 }
 
 }  // namespace
 
-void combine(KernelContext&, DType dtype, ReduceKind op, std::int64_t n,
-             const Inputs& inputs, const Outputs& outputs) {
+void combine(KernelContext& context, DType dtype, ReduceKind op, std::int64_t n,
+             const std::vector<const void*>& inputs,
+             const std::vector<void*>& outputs) {
   SB_CHECK(!inputs.empty(), "combine: no inputs; at least 1");
-  switch (dtype) {
-    case DType::kF64:
-      return combine_typed<Plain<double, double>>(op, inputs, outputs, n);
-    case DType::kF32:
-      return combine_typed<Plain<float, float>>(op, inputs, outputs, n);
-    case DType::kBF16:
-      return combine_typed<Bf16Element>(op, inputs, outputs, n);
-    case DType::kF16:
-      return combine_typed<F16Element>(op, inputs, outputs, n);
-    case DType::kI64:
-      return combine_integers<std::int64_t, std::uint64_t>(op, inputs, outputs,
-                                                           n);
-    case DType::kI32:
-      return combine_integers<std::int32_t, std::uint32_t>(op, inputs, outputs,
-                                                           n);
+  if (inputs.size() == 1) {
+    for (void* output : outputs) {
+      if (output != inputs[0])
+        cast(context, dtype, inputs[0], dtype, output, n);
+    }
+    return;
   }
+  dispatch_any("combine", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    switch (op) {
+      case ReduceKind::kSum:
+        // Without a sign, so that an overflow wraps
+        if constexpr (std::is_integral_v<T>) {
+          return combine_strips<ReduceKind::kSum, std::make_unsigned_t<T>>(
+              n, inputs, outputs);
+        } else {
+          return combine_strips<ReduceKind::kSum, T>(n, inputs, outputs);
+        }
+      case ReduceKind::kMax:
+        return combine_strips<ReduceKind::kMax, T>(n, inputs, outputs);
+      case ReduceKind::kMin:
+        return combine_strips<ReduceKind::kMin, T>(n, inputs, outputs);
+    }
+  });
 }
 
 }  // namespace shardbook::kernels::cpu

@@ -49,19 +49,15 @@ void gather_rows(KernelContext&, DType dtype, const TableShape& shape,
                  std::int64_t n, void* out) {
   const Rows rows("gather_rows", shape, index_dtype, indices);
   const std::size_t bytes = shape.cols * dtype_bytes(dtype);
-  parallel_for(
-      0, n, row_grain(shape.cols), [&](std::int64_t from, std::int64_t to) {
-        for (std::int64_t i = from; i < to; ++i) {
-          const std::int64_t row = rows(i);
-          char* to_row = static_cast<char*>(out) + i * bytes;
-          if (row < 0) {
-            std::memset(to_row, 0, bytes);
-          } else {
-            std::memcpy(to_row, static_cast<const char*>(table) + row * bytes,
-                        bytes);
-          }
-        }
-      });
+  for_rows(n, shape.cols, [&](std::int64_t i) {
+    const std::int64_t row = rows(i);
+    char* to = static_cast<char*>(out) + i * bytes;
+    if (row < 0) {
+      std::memset(to, 0, bytes);
+    } else {
+      std::memcpy(to, static_cast<const char*>(table) + row * bytes, bytes);
+    }
+  });
 }
 
 void scatter_add_rows(KernelContext& context, DType dtype,

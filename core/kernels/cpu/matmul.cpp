@@ -210,14 +210,11 @@ void multiply_widened(KernelContext& context, const MatmulArgs& args,
   float* const wide_bias = wide_c + args.m * args.n;
   const auto widen_rows = [](const T* x, std::int64_t rows, std::int64_t cols,
                              std::int64_t ld, float* out) {
-    parallel_for(0, rows, row_grain(cols),
-                 [&](std::int64_t from, std::int64_t to) {
-                   for (std::int64_t r = from; r < to; ++r) {
-                     for (std::int64_t j = 0; j < cols; ++j) {
-                       out[r * cols + j] = widen(x[r * ld + j]);
-                     }
-                   }
-                 });
+    for_rows(rows, cols, [&](std::int64_t r) {
+      for (std::int64_t j = 0; j < cols; ++j) {
+        out[r * cols + j] = widen(x[r * ld + j]);
+      }
+    });
   };
   MatmulArgs dense = args;
   dense.batch = 1;
@@ -240,14 +237,11 @@ void multiply_widened(KernelContext& context, const MatmulArgs& args,
     }
     multiply_all<float>(context, dense, wide_a, wide_b, wide_c,
                         bias == nullptr ? nullptr : wide_bias);
-    parallel_for(
-        0, args.m, row_grain(args.n), [&](std::int64_t from, std::int64_t to) {
-          for (std::int64_t r = from; r < to; ++r) {
-            for (std::int64_t j = 0; j < args.n; ++j) {
-              out[r * args.ldc + j] = narrow<T>(wide_c[r * args.n + j]);
-            }
-          }
-        });
+    for_rows(args.m, args.n, [&](std::int64_t r) {
+      for (std::int64_t j = 0; j < args.n; ++j) {
+        out[r * args.ldc + j] = narrow<T>(wide_c[r * args.n + j]);
+      }
+    });
   }
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 // Calls fn(i, count) for vectors that cover [0, n): `count` elements from i.
 template <typename S, typename Fn>
-void for_vectors(std::int64_t n, const Fn& fn) {
+void for_read_write(std::int64_t n, const Fn& fn) {
   std::int64_t i = 0;
   for (; i + kLanes<S> <= n; i += kLanes<S>) {
     fn(
@@ -100,7 +100,7 @@ void sgd_step(KernelContext& context, const ParameterSlice& slice,
         [&](std::int64_t n, std::int64_t at, S* param, const S* grad) {
           S* const buffer =
               has_momentum ? static_cast<S*>(momentum_buffer) + at : nullptr;
-          for_vectors<S>(n, [&](std::int64_t i, auto read, auto write) {
+          for_read_write<S>(n, [&](std::int64_t i, auto read, auto write) {
             V p = read(param + i), g = read(grad + i);
             if (scales) g = g * grad_scale;
             if (decays) g = xsimd::fma(p, decay, g);
@@ -146,7 +146,7 @@ void adam_step(KernelContext& context, const ParameterSlice& slice,
         [&](std::int64_t n, std::int64_t at, S* param, const S* grad) {
           S* const first = static_cast<S*>(exp_avg) + at;
           S* const second = static_cast<S*>(exp_avg_sq) + at;
-          for_vectors<S>(n, [&](std::int64_t i, auto read, auto write) {
+          for_read_write<S>(n, [&](std::int64_t i, auto read, auto write) {
             V p = read(param + i), g = read(grad + i);
             if (scales) g = g * grad_scale;
             if (shrinks) p = p * shrink;

@@ -151,17 +151,13 @@ void average_pixels_backward(KernelContext&, DType dtype, std::int64_t n,
                              const void* dy, void* dx) {
   dispatch_floating("average_pixels_backward", dtype, [&](auto zero) {
     using T = decltype(zero);
-    parallel_for(
-        0, n * pixels, row_grain(c), [&](std::int64_t from, std::int64_t to) {
-          for (std::int64_t i = from; i < to; ++i) {
-            const T* in = static_cast<const T*>(dy) + i / pixels * c;
-            T* out = static_cast<T*>(dx) + i * c;
-            for (std::int64_t j = 0; j < c; ++j) {
-              out[j] =
-                  narrow<T>(widen(in[j]) / static_cast<Compute<T>>(pixels));
-            }
-          }
-        });
+    for_rows(n * pixels, c, [&](std::int64_t i) {
+      const T* in = static_cast<const T*>(dy) + i / pixels * c;
+      T* out = static_cast<T*>(dx) + i * c;
+      for (std::int64_t j = 0; j < c; ++j) {
+        out[j] = narrow<T>(widen(in[j]) / static_cast<Compute<T>>(pixels));
+      }
+    });
   });
 }
 

@@ -255,15 +255,4 @@ void dropout(KernelContext&, DType dtype, const GlobalView& view, RandomKey key,
   });
 }
 
-void dropout_mask(KernelContext&, const GlobalView& view, RandomKey key,
-                  double p, std::uint8_t* mask) {
-  const std::uint32_t threshold = dropout_threshold(p);
-  for_bits(view, key,
-           [&](std::int64_t at, const std::uint32_t* words, std::int64_t n) {
-             for (std::int64_t i = 0; i < n; ++i) {
-               mask[at + i] = words[i] >= threshold ? 1 : 0;
-             }
-           });
-}
-
 }  // namespace shardbook::kernels::cpu

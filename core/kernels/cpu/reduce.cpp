@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "core/check.h"
 #include "core/kernels/cpu/reduce_rows.h"
@@ -52,7 +54,7 @@ void sum_columns(std::int64_t rows, std::int64_t cols, std::int64_t from,
 
 template <typename T>
 void sum_rows_typed(KernelContext& context, std::int64_t rows,
-                    std::int64_t cols, const T* x, T* out, bool accumulate) {
+                    std::int64_t cols, const T* x, T* out) {
   using S = Compute<T>;
   Scratch scratch(context, cols * sizeof(S));
   S* const sums = scratch.as<S>();
@@ -66,7 +68,7 @@ void sum_rows_typed(KernelContext& context, std::int64_t rows,
                   sums);
     }
     for (std::int64_t c = from; c < to; ++c) {
-      out[c] = narrow<T>(accumulate ? widen(out[c]) + sums[c] : sums[c]);
+      out[c] = narrow<T>(sums[c]);
     }
   });
 }
@@ -163,83 +165,64 @@ double as_double(T x) {
 }  // namespace
 
 void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
-              std::int64_t cols, const void* x, void* out, bool accumulate) {
+              std::int64_t cols, const void* x, void* out) {
   dispatch_floating("sum_rows", dtype, [&](auto zero) {
     using T = decltype(zero);
     sum_rows_typed(context, rows, cols, static_cast<const T*>(x),
-                   static_cast<T*>(out), accumulate);
+                   static_cast<T*>(out));
   });
 }
 
 void sum_last(KernelContext&, DType dtype, std::int64_t rows, std::int64_t cols,
-              const void* x, void* out, bool accumulate) {
+              const void* x, void* out) {
   dispatch_floating("sum_last", dtype, [&](auto zero) {
     using T = decltype(zero);
-    const T* in = static_cast<const T*>(x);
-    T* to_out = static_cast<T*>(out);
-    parallel_for(
-        0, rows, row_grain(cols), [&](std::int64_t from, std::int64_t to) {
-          for (std::int64_t r = from; r < to; ++r) {
-            const auto sum = sum_row(in + r * cols, cols);
-            to_out[r] = narrow<T>(accumulate ? widen(to_out[r]) + sum : sum);
-          }
-        });
+    for_rows(rows, cols, [&](std::int64_t r) {
+      static_cast<T*>(out)[r] =
+          narrow<T>(sum_row(static_cast<const T*>(x) + r * cols, cols));
+    });
   });
 }
 
 void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
-                  const void* x, const Dims& out_shape, void* out,
-                  bool accumulate) {
+                  const void* x, const Dims& out_shape, void* out) {
   dispatch_floating("sum_to_shape", dtype, [](auto) {});
   SumGroups groups = plan_sum(x_shape, out_shape);
-  std::int64_t out_size = 1;
-  for (const std::int64_t size : out_shape) out_size *= size;
+  const auto size_of = [](const Dims& shape) {
+    return std::accumulate(shape.begin(), shape.end(), std::int64_t{1},
+                           std::multiplies<>());
+  };
+  const std::int64_t out_size = size_of(out_shape), size = size_of(x_shape);
   if (out_size == 0) return;
-  for (const std::int64_t size : x_shape) {
-    if (size == 0) {
-      if (!accumulate) fill(context, dtype, out_size, out, 0.0);
-      return;
-    }
-  }
-  const bool sums = std::find(groups.summed.begin(), groups.summed.end(),
-                              true) != groups.summed.end();
-  if (!sums) {
-    if (accumulate) return axpy(context, dtype, out_size, 1.0, x, out);
-    return cast(context, dtype, x, dtype, out, out_size);
-  }
-  // Sum one group after the other, innermost first; all but the last pass go
-  // through scratch of the compute type's dtype.
-  const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  const std::size_t wide_bytes = dtype_bytes(wide);
-  std::int64_t size = 1;
-  for (const std::int64_t s : groups.sizes) size *= s;
-  const auto summed_groups =
-      std::count(groups.summed.begin(), groups.summed.end(), true);
-  const bool direct = summed_groups == 1;
+  if (size == 0) return fill(context, dtype, out_size, out, 0.0);
 
-  // Sums the group at `g` of an array of `dtype`.
-  const auto pass = [&](DType type, std::size_t g, const void* from, void* to,
-                        bool add) {
+  // Sums the group at `g` of an array of `type`.
+  const auto pass = [&](DType type, std::size_t g, const void* from, void* to) {
     std::int64_t outer = 1, inner = 1;
     for (std::size_t d = 0; d < g; ++d) outer *= groups.sizes[d];
     for (std::size_t d = g + 1; d < groups.sizes.size(); ++d) {
       inner *= groups.sizes[d];
     }
     const std::int64_t n = groups.sizes[g];
-    if (inner == 1) return sum_last(context, type, outer, n, from, to, add);
+    if (inner == 1) return sum_last(context, type, outer, n, from, to);
     const std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(type));
     for (std::int64_t o = 0; o < outer; ++o) {
       sum_rows(context, type, n, inner,
                static_cast<const char*>(from) + o * n * inner * bytes,
-               static_cast<char*>(to) + o * inner * bytes, add);
+               static_cast<char*>(to) + o * inner * bytes);
     }
   };
-  if (direct) {
-    const std::size_t g =
-        std::find(groups.summed.begin(), groups.summed.end(), true) -
-        groups.summed.begin();
-    return pass(dtype, g, x, out, accumulate);
+  const auto first_summed =
+      std::find(groups.summed.begin(), groups.summed.end(), true);
+  const auto num_summed = std::count(first_summed, groups.summed.end(), true);
+  if (num_summed == 0) return cast(context, dtype, x, dtype, out, out_size);
+  if (num_summed == 1) {
+    return pass(dtype, first_summed - groups.summed.begin(), x, out);
   }
+  // Sum one group after the other, innermost first, through scratch of the
+  // compute type's dtype.
+  const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  const std::size_t wide_bytes = dtype_bytes(wide);
   Scratch widened(context, wide == dtype ? 0 : size * wide_bytes);
   const void* from = x;
   if (wide != dtype) {
@@ -252,18 +235,12 @@ void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
   for (std::size_t g = groups.sizes.size(); g-- > 0;) {
     if (!groups.summed[g]) continue;
     void* to = to_first ? first.data() : second.data();
-    pass(wide, g, from, to, false);
+    pass(wide, g, from, to);
     groups.sizes[g] = 1;
     from = to;
     to_first = !to_first;
   }
-  if (!accumulate) return cast(context, wide, from, dtype, out, out_size);
-  if (wide == dtype) return axpy(context, dtype, out_size, 1.0, from, out);
-  // 16 bits: widen the old value, add, round once.
-  Scratch old(context, out_size * wide_bytes);
-  cast(context, dtype, out, wide, old.data(), out_size);
-  axpy(context, wide, out_size, 1.0, from, old.data());
-  cast(context, wide, old.data(), dtype, out, out_size);
+  cast(context, wide, from, dtype, out, out_size);
 }
 
 double sum_all(KernelContext& context, DType dtype, std::int64_t n,
@@ -285,28 +262,6 @@ double sum_squares(KernelContext& context, DType dtype, std::int64_t n,
   return dispatch_floating("sum_squares", dtype, [&](auto zero) {
     using T = decltype(zero);
     return sum_f64(context, n, static_cast<const T*>(x), sum_chunk<true, T>);
-  });
-}
-
-void argmax_last(KernelContext&, DType dtype, std::int64_t rows,
-                 std::int64_t cols, const void* x, std::int64_t* out) {
-  SB_CHECK(cols >= 1, "argmax_last: rows of ", cols, " elements; at least 1");
-  dispatch_floating("argmax_last", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const T* in = static_cast<const T*>(x);
-    parallel_for(0, rows, row_grain(cols),
-                 [&](std::int64_t from, std::int64_t to) {
-                   for (std::int64_t r = from; r < to; ++r) {
-                     const T* row = in + r * cols;
-                     std::int64_t best = 0;
-                     auto value = widen(row[0]);
-                     for (std::int64_t c = 1; c < cols && value == value; ++c) {
-                       const auto v = widen(row[c]);
-                       if (v > value || v != v) value = v, best = c;
-                     }
-                     out[r] = best;
-                   }
-                 });
   });
 }
 

@@ -187,4 +187,22 @@ inline std::int64_t row_grain(std::int64_t cols) {
   return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, cols));
 }
 
+/// Calls fn(row) for all rows, over the cores of this rank.
+template <typename Fn>
+inline void for_rows(std::int64_t rows, std::int64_t cols, const Fn& fn) {
+  parallel_for(0, rows, row_grain(cols),
+               [&](std::int64_t from, std::int64_t to) {
+                 for (std::int64_t r = from; r < to; ++r) fn(r);
+               });
+}
+
+/// Calls fn(i, count) for vectors that cover n elements: the `count` elements
+/// from i on, a whole vector unless it is the last.
+template <typename T, typename Fn>
+inline void for_vectors(std::int64_t n, const Fn& fn) {
+  std::int64_t i = 0;
+  for (; i + kLanes<T> <= n; i += kLanes<T>) fn(i, kLanes<T>);
+  if (i < n) fn(i, n - i);
+}
+
 }  // namespace shardbook::kernels::cpu

@@ -14,23 +14,6 @@ namespace shardbook::kernels::cpu {
 
 namespace {
 
-// Runs fn(row) on all rows.
-template <typename Fn>
-void for_rows(std::int64_t rows, std::int64_t cols, const Fn& fn) {
-  parallel_for(0, rows, row_grain(cols),
-               [&](std::int64_t from, std::int64_t to) {
-                 for (std::int64_t r = from; r < to; ++r) fn(r);
-               });
-}
-
-// Applies fn(i, count) to vectors of a row, the last one in part.
-template <typename T, typename Fn>
-void for_row_vectors(std::int64_t n, const Fn& fn) {
-  std::int64_t i = 0;
-  for (; i + kLanes<T> <= n; i += kLanes<T>) fn(i, kLanes<T>);
-  if (i < n) fn(i, n - i);
-}
-
 // The sum of exp(x - max), with exp(x - max) kept in y unless it is null.
 template <typename T>
 Compute<T> exp_row(const T* x, std::int64_t n, Compute<T> max, T* y) {

@@ -12,14 +12,6 @@
 namespace shardbook::kernels::cpu {
 namespace {
 
-template <typename Fn>
-void for_each_row(const VocabularyPart& part, const Fn& fn) {
-  parallel_for(0, part.rows, row_grain(part.cols),
-               [&](std::int64_t from, std::int64_t to) {
-                 for (std::int64_t r = from; r < to; ++r) fn(r);
-               });
-}
-
 bool has_target(const VocabularyPart& part, std::int64_t target) {
   return target >= part.first && target < part.first + part.valid;
 }
@@ -31,7 +23,7 @@ void vocabulary_max(KernelContext&, DType dtype, const VocabularyPart& part,
   dispatch_floating("vocabulary_max", dtype, [&](auto zero) {
     using T = decltype(zero);
     using S = Compute<T>;
-    for_each_row(part, [&](std::int64_t r) {
+    for_rows(part.rows, part.cols, [&](std::int64_t r) {
       static_cast<S*>(max)[r] =
           part.valid == 0
               ? -std::numeric_limits<S>::infinity()
@@ -49,7 +41,7 @@ void vocabulary_sums(KernelContext&, DType dtype, const VocabularyPart& part,
     using S = Compute<T>;
     using V = VecOf<T>;
     constexpr S kNothing = -std::numeric_limits<S>::infinity();
-    for_each_row(part, [&](std::int64_t r) {
+    for_rows(part.rows, part.cols, [&](std::int64_t r) {
       const T* in = static_cast<const T*>(logits) + r * part.cols;
       const S largest = static_cast<const S*>(max)[r];
       const V shift(largest);
@@ -97,7 +89,7 @@ void vocabulary_gradient(KernelContext&, DType dtype,
       factor /= static_cast<double>(
           part.rows - std::count(targets, targets + part.rows, kIgnoreIndex));
     }
-    for_each_row(part, [&](std::int64_t r) {
+    for_rows(part.rows, part.cols, [&](std::int64_t r) {
       const T* in = static_cast<const T*>(logits) + r * part.cols;
       T* out = static_cast<T*>(dlogits) + r * part.cols;
       const std::int64_t used = targets[r] == kIgnoreIndex ? 0 : part.valid;

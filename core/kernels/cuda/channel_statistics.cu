@@ -1,6 +1,6 @@
 // One thread per channel: a layer has at most a few thousand.
 
-#include "core/kernels/channel_statistics.h"
+#include "core/kernels/batch_norm.h"
 
 #include "core/kernels/cuda/kernel_launch.h"
 
@@ -12,13 +12,6 @@ __global__ void divide_kernel(std::int64_t channels, const double* count,
                               double* sums) {
   for (std::int64_t c = first_index(); c < channels; c += index_step()) {
     sums[c] /= count[0];
-  }
-}
-
-__global__ void local_mean_kernel(std::int64_t channels, const double* sums,
-                                  double values, double* mean) {
-  for (std::int64_t c = first_index(); c < channels; c += index_step()) {
-    mean[c] = sums[c] / values;
   }
 }
 
@@ -57,19 +50,6 @@ __global__ void blend_kernel(std::int64_t channels, double keep, double share,
 
 }  // namespace
 
-void channel_moments(KernelContext& context, DType dtype,
-                     const ChannelShape& shape, const void* x, double* sums,
-                     double* squares) {
-  kernels::channel_sums(context, dtype, shape, x, sums);
-  const auto channels = static_cast<std::size_t>(shape.channels);
-  const Scratch mean(context, channels * sizeof(double));
-  launch(context, "channel_moments", blocks_for(shape.channels), kBlock,
-         local_mean_kernel, shape.channels, sums,
-         static_cast<double>(shape.batch * shape.inner), mean.as<double>());
-  kernels::channel_centered_squares(context, dtype, shape, x, mean.as<double>(),
-                                    squares);
-}
-
 void channel_divide(KernelContext& context, std::int64_t channels,
                     const double* count, double* sums) {
   launch(context, "channel_divide", blocks_for(channels), kBlock, divide_kernel,
@@ -100,7 +80,6 @@ void channel_blend(KernelContext& context, DType dtype, std::int64_t channels,
   });
 }
 
-SHARDBOOK_CUDA_KERNEL(channel_moments);
 SHARDBOOK_CUDA_KERNEL(channel_divide);
 SHARDBOOK_CUDA_KERNEL(channel_shift_squares);
 SHARDBOOK_CUDA_KERNEL(channel_rstd);

@@ -1,5 +1,5 @@
 // Layer normalisation. A warp works on a row of up to 1024 elements, a block on
-// a longer one (warp_rows.h). channel_norm.cu has the pieces of batch normalisation.
+// a longer one (warp_rows.h).
 
 #include "core/kernels/norm.h"
 
@@ -240,8 +240,7 @@ __global__ void layer_norm_column_sums(LayerNormGradients<T> g) {
 /// warp takes every 8th partial sum. gridDim.y: dgamma, dbeta.
 template <typename T>
 __global__ void add_partials(std::int64_t blocks, std::int64_t cols,
-                             const Compute<T>* partials, T* dgamma, T* dbeta,
-                             bool accumulate) {
+                             const Compute<T>* partials, T* dgamma, T* dbeta) {
   using S = Compute<T>;
   constexpr int kWarps = kRowBlock / kWarp;
   __shared__ SharedArray<S, kRowBlock> sums;
@@ -260,7 +259,7 @@ __global__ void add_partials(std::int64_t blocks, std::int64_t cols,
   __syncthreads();
   if (warp > 0 || column >= cols) return;
   for (int w = 1; w < kWarps; ++w) sum += sums[w * kWarp + lane];
-  out[column] = narrow<T>(accumulate ? widen(out[column]) + sum : sum);
+  out[column] = narrow<T>(sum);
 }
 
 }  // namespace
@@ -284,7 +283,7 @@ void layer_norm(KernelContext& context, DType dtype, std::int64_t rows,
 void layer_norm_backward(KernelContext& context, DType dtype, std::int64_t rows,
                          std::int64_t cols, const void* x, const void* gamma,
                          const void* mean, const void* rstd, const void* dy,
-                         void* dx, void* dgamma, void* dbeta, bool accumulate) {
+                         void* dx, void* dgamma, void* dbeta) {
   SB_CHECK(cols >= 1, "layer_norm_backward: rows of ", cols,
            " elements; at least 1");
   with_floating("layer_norm_backward", dtype, [&](auto zero) {
@@ -292,38 +291,38 @@ void layer_norm_backward(KernelContext& context, DType dtype, std::int64_t rows,
     using S = Compute<T>;
     const bool wants_sums = dgamma != nullptr || dbeta != nullptr;
     if (!wants_sums && dx == nullptr) return;
-    const auto run = [&](auto shape) {
-      using Shape = decltype(shape);
-      const std::int64_t blocks = num_walkers<Shape>(rows);
-      Scratch scratch(context, wants_sums ? blocks * 2 * cols * sizeof(S) : 0);
-      const LayerNormGradients<T> gradients{rows,
-                                            cols,
-                                            static_cast<const T*>(x),
-                                            static_cast<const T*>(gamma),
-                                            static_cast<const S*>(mean),
-                                            static_cast<const S*>(rstd),
-                                            static_cast<const T*>(dy),
-                                            static_cast<T*>(dx),
-                                            scratch.as<S>()};
-      const unsigned walkers = blocks_of(blocks);
-      // Before dx, which may be dy
-      if (!Shape::kInRegisters && wants_sums) {
-        launch(context, "layer_norm_backward",
-               dim3(walkers, blocks_of(cols, kRowBlock)), kRowBlock,
-               layer_norm_column_sums<T>, gradients);
-      }
-      if (Shape::kInRegisters || dx != nullptr) {
-        launch(context, "layer_norm_backward", walkers, Shape::kBlockThreads,
-               layer_norm_backward_rows<T, Shape>, gradients);
-      }
-      if (!wants_sums) return;
-      launch(context, "layer_norm_backward", dim3(blocks_of(cols, kWarp), 2),
-             kRowBlock, add_partials<T>, blocks, cols, scratch.data(), dgamma,
-             dbeta, accumulate);
-    };
-    with_width<T>(
-        cols, is_aligned(kVectorBytes, x, gamma, dy, dx),
-        [&](auto width) { with_walker_width<T, width()>(cols, run); });
+    with_walker_shape<T>(
+        cols, is_aligned(kVectorBytes, x, gamma, dy, dx), [&](auto shape) {
+          using Shape = decltype(shape);
+          const std::int64_t blocks = num_walkers<Shape>(rows);
+          Scratch scratch(context,
+                          wants_sums ? blocks * 2 * cols * sizeof(S) : 0);
+          const LayerNormGradients<T> gradients{rows,
+                                                cols,
+                                                static_cast<const T*>(x),
+                                                static_cast<const T*>(gamma),
+                                                static_cast<const S*>(mean),
+                                                static_cast<const S*>(rstd),
+                                                static_cast<const T*>(dy),
+                                                static_cast<T*>(dx),
+                                                scratch.as<S>()};
+          const dim3 walkers(static_cast<unsigned>(blocks));
+          // Before dx, which may be dy
+          if (!Shape::kInRegisters && wants_sums) {
+            launch(context, "layer_norm_backward",
+                   dim3(walkers.x, ceil_div(cols, kRowBlock)), dim3(kRowBlock),
+                   layer_norm_column_sums<T>, gradients);
+          }
+          if (Shape::kInRegisters || dx != nullptr) {
+            launch(context, "layer_norm_backward", walkers,
+                   dim3(Shape::kBlockThreads),
+                   layer_norm_backward_rows<T, Shape>, gradients);
+          }
+          if (!wants_sums) return;
+          launch(context, "layer_norm_backward", dim3(ceil_div(cols, kWarp), 2),
+                 dim3(kRowBlock), add_partials<T>, blocks, cols, scratch.data(),
+                 dgamma, dbeta);
+        });
   });
 }
 

@@ -53,7 +53,7 @@ ColumnPlan plan_columns(std::int64_t outer, std::int64_t rows,
 // adds rows y, y + 8, ...; then the 8 sums of a column meet.
 template <typename In, typename Out>
 __global__ void sum_columns_kernel(ColumnPlan plan, const In* x, bool aligned,
-                                   Out* out, bool accumulate) {
+                                   Out* out) {
   using S = Compute<In>;
   constexpr int N = kLanes<In>;
   constexpr int kTile = kWarp * N;
@@ -94,34 +94,33 @@ __global__ void sum_columns_kernel(ColumnPlan plan, const In* x, bool aligned,
         total += sums[(y * N + c % N) * kWarp + c / N];
       }
       Out* to_out = out + block * plan.cols + tile * kTile + c;
-      *to_out = narrow<Out>(accumulate ? widen(*to_out) + total : total);
+      *to_out = narrow<Out>(total);
     }
   }
 }
 
 template <typename In, typename Out>
 void launch_columns(KernelContext& context, const ColumnPlan& plan, const In* x,
-                    Out* out, bool accumulate) {
+                    Out* out) {
   const bool aligned =
       is_aligned(kVectorBytes, x) && plan.cols % kLanes<In> == 0;
   const std::int64_t items = plan.outer * plan.chunks * plan.tiles;
   launch(context, "sum_rows", blocks_for(items, 1), kBlock,
-         sum_columns_kernel<In, Out>, plan, x, aligned, out, accumulate);
+         sum_columns_kernel<In, Out>, plan, x, aligned, out);
 }
 
-// out[o, c] = sum over r of x[o, r, c], plus out[o, c] when `accumulate`.
+// out[o, c] = sum over r of x[o, r, c].
 template <typename In, typename Out>
 void sum_columns(KernelContext& context, std::int64_t outer, std::int64_t rows,
-                 std::int64_t cols, const In* x, Out* out, bool accumulate) {
+                 std::int64_t cols, const In* x, Out* out) {
   using S = Compute<In>;
   const ColumnPlan plan = plan_columns<In>(outer, rows, cols, true);
-  if (plan.chunks == 1)
-    return launch_columns(context, plan, x, out, accumulate);
+  if (plan.chunks == 1) return launch_columns(context, plan, x, out);
   Scratch scratch(context, outer * plan.chunks * cols * sizeof(S));
   S* const partial = scratch.as<S>();
-  launch_columns(context, plan, x, partial, false);
+  launch_columns(context, plan, x, partial);
   launch_columns(context, plan_columns<S>(outer, plan.chunks, cols, false),
-                 static_cast<const S*>(partial), out, accumulate);
+                 static_cast<const S*>(partial), out);
 }
 
 // --- Sums along rows
@@ -131,8 +130,7 @@ void sum_columns(KernelContext& context, std::int64_t outer, std::int64_t rows,
 template <int kThreads, typename In, typename Out>
 __global__ void sum_row_kernel(std::int64_t items, std::int64_t chunks,
                                std::int64_t cols, std::int64_t chunk_cols,
-                               const In* x, bool aligned, Out* out,
-                               bool accumulate) {
+                               const In* x, bool aligned, Out* out) {
   using S = Compute<In>;
   constexpr int N = kLanes<In>;
   constexpr int kItems = kBlock / kThreads;  // Of one block at a time
@@ -153,7 +151,7 @@ __global__ void sum_row_kernel(std::int64_t items, std::int64_t chunks,
     }
     sum = join_block<kThreads>(sum, Sum(), parts);
     if (thread == 0) {
-      out[item] = narrow<Out>(accumulate ? widen(out[item]) + sum : sum);
+      out[item] = narrow<Out>(sum);
     }
   }
 }
@@ -161,20 +159,20 @@ __global__ void sum_row_kernel(std::int64_t items, std::int64_t chunks,
 template <typename In, typename Out>
 void launch_rows(KernelContext& context, std::int64_t rows, std::int64_t chunks,
                  std::int64_t cols, std::int64_t chunk_cols, const In* x,
-                 Out* out, bool accumulate) {
+                 Out* out) {
   const bool aligned = is_aligned(kVectorBytes, x) && cols % kLanes<In> == 0;
   const bool by_warps = chunk_cols <= 1024;
   launch(context, "sum_last",
          blocks_for(rows * chunks, by_warps ? kBlock / kWarp : 1), kBlock,
          by_warps ? sum_row_kernel<kWarp, In, Out>
                   : sum_row_kernel<kBlock, In, Out>,
-         rows * chunks, chunks, cols, chunk_cols, x, aligned, out, accumulate);
+         rows * chunks, chunks, cols, chunk_cols, x, aligned, out);
 }
 
 // Few long rows are cut into chunks, so that many blocks share them.
 template <typename In, typename Out>
 void sum_along_rows(KernelContext& context, std::int64_t rows,
-                    std::int64_t cols, const In* x, Out* out, bool accumulate) {
+                    std::int64_t cols, const In* x, Out* out) {
   using S = Compute<In>;
   constexpr std::int64_t kLeast = 4 * kBlock * kLanes<In>;
   const std::int64_t wanted =
@@ -182,110 +180,48 @@ void sum_along_rows(KernelContext& context, std::int64_t rows,
           ? 1
           : std::min(ceil_div(cols, kLeast), kEnoughBlocks / rows);
   if (wanted <= 1) {
-    return launch_rows(context, rows, 1, cols, cols, x, out, accumulate);
+    return launch_rows(context, rows, 1, cols, cols, x, out);
   }
   const std::int64_t chunk_cols =
       ceil_div(ceil_div(cols, wanted), kLeast) * kLeast;
   const std::int64_t chunks = ceil_div(cols, chunk_cols);
   Scratch scratch(context, rows * chunks * sizeof(S));
   S* const partial = scratch.as<S>();
-  launch_rows(context, rows, chunks, cols, chunk_cols, x, partial, false);
+  launch_rows(context, rows, chunks, cols, chunk_cols, x, partial);
   launch_rows(context, rows, 1, chunks, chunks, static_cast<const S*>(partial),
-              out, accumulate);
+              out);
 }
 
 // Sums the middle dim of x [outer, n, inner].
 template <typename In, typename Out>
 void sum_middle(KernelContext& context, std::int64_t outer, std::int64_t n,
-                std::int64_t inner, const In* x, Out* out, bool accumulate) {
-  if (inner == 1) return sum_along_rows(context, outer, n, x, out, accumulate);
-  sum_columns(context, outer, n, inner, x, out, accumulate);
-}
-
-// --- The largest of each row
-
-// The largest element so far, and where it was first.
-template <typename S>
-struct Best {
-  S value = -std::numeric_limits<S>::infinity();
-  std::int64_t at = std::numeric_limits<std::int64_t>::max();
-
-  __device__ void join(S other, std::int64_t other_at) {
-    const bool is_nan = value != value, other_is_nan = other != other;
-    const bool equal =
-        is_nan || other_is_nan ? is_nan == other_is_nan : value == other;
-    const bool larger = other_is_nan ? !is_nan : other > value;
-    if (equal ? other_at < at : larger) value = other, at = other_at;
-  }
-  __device__ void join_warp() {
-#pragma unroll
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-      const S other = __shfl_xor_sync(kFullMask, value, distance);
-      const std::int64_t other_at = __shfl_xor_sync(kFullMask, at, distance);
-      join(other, other_at);
-    }
-  }
-};
-
-// A warp or a block owns a row.
-template <int kThreads, typename T>
-__global__ void best_kernel(std::int64_t rows, std::int64_t cols, const T* x,
-                            std::int64_t* where) {
-  using S = Compute<T>;
-  constexpr int kRows = kBlock / kThreads;
-  constexpr int kWarps = kThreads / kWarp;
-  __shared__ SharedArray<S, 32> values;
-  __shared__ SharedArray<std::int64_t, 32> places;
-  const int thread = static_cast<int>(threadIdx.x) % kThreads;
-  for (std::int64_t r = std::int64_t{blockIdx.x} * kRows +
-                        static_cast<int>(threadIdx.x) / kThreads;
-       r < rows; r += std::int64_t{gridDim.x} * kRows) {
-    const T* row = x + r * cols;
-    Best<S> best;
-#pragma unroll 4
-    for (std::int64_t c = thread; c < cols; c += kThreads) {
-      best.join(widen(row[c]), c);
-    }
-    best.join_warp();
-    if constexpr (kWarps > 1) {
-      const int lane = thread % kWarp;
-      __syncthreads();  // The last row's values have been read
-      if (lane == 0) {
-        values[thread / kWarp] = best.value;
-        places[thread / kWarp] = best.at;
-      }
-      __syncthreads();
-      best.value = values[lane % kWarps];
-      best.at = places[lane % kWarps];
-      best.join_warp();
-    }
-    if (thread == 0) where[r] = best.at;
-  }
+                std::int64_t inner, const In* x, Out* out) {
+  if (inner == 1) return sum_along_rows(context, outer, n, x, out);
+  sum_columns(context, outer, n, inner, x, out);
 }
 
 }  // namespace
 
 void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
-              std::int64_t cols, const void* x, void* out, bool accumulate) {
+              std::int64_t cols, const void* x, void* out) {
   with_floating("sum_rows", dtype, [&](auto zero) {
     using T = decltype(zero);
     sum_columns(context, 1, rows, cols, static_cast<const T*>(x),
-                static_cast<T*>(out), accumulate);
+                static_cast<T*>(out));
   });
 }
 
 void sum_last(KernelContext& context, DType dtype, std::int64_t rows,
-              std::int64_t cols, const void* x, void* out, bool accumulate) {
+              std::int64_t cols, const void* x, void* out) {
   with_floating("sum_last", dtype, [&](auto zero) {
     using T = decltype(zero);
     sum_along_rows(context, rows, cols, static_cast<const T*>(x),
-                   static_cast<T*>(out), accumulate);
+                   static_cast<T*>(out));
   });
 }
 
 void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
-                  const void* x, const Dims& out_shape, void* out,
-                  bool accumulate) {
+                  const void* x, const Dims& out_shape, void* out) {
   with_floating("sum_to_shape", dtype, [](auto) {});
   SumGroups groups = plan_sum(x_shape, out_shape);
   std::int64_t out_size = 1, size = 1;
@@ -293,13 +229,12 @@ void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
   for (const std::int64_t s : x_shape) size *= s;
   if (out_size == 0) return;
   if (size == 0) {
-    if (!accumulate) fill(context, dtype, out_size, out, 0.0);
+    fill(context, dtype, out_size, out, 0.0);
     return;
   }
   auto summed_left =
       std::count(groups.summed.begin(), groups.summed.end(), true);
   if (summed_left == 0) {
-    if (accumulate) return axpy(context, dtype, out_size, 1.0, x, out);
     return cast(context, dtype, x, dtype, out, out_size);
   }
   // Sum one group after the other, innermost first; all but the last pass go
@@ -323,10 +258,9 @@ void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
       const std::int64_t n = groups.sizes[g];
       const auto pass = [&](const auto* in) {
         if (summed_left == 1) {
-          sum_middle(context, outer, n, inner, in, static_cast<T*>(out),
-                     accumulate);
+          sum_middle(context, outer, n, inner, in, static_cast<T*>(out));
         } else {
-          sum_middle(context, outer, n, inner, in, to, false);
+          sum_middle(context, outer, n, inner, in, to);
         }
       };
       from == nullptr ? pass(static_cast<const T*>(x)) : pass(from);
@@ -338,22 +272,8 @@ void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
   });
 }
 
-void argmax_last(KernelContext& context, DType dtype, std::int64_t rows,
-                 std::int64_t cols, const void* x, std::int64_t* out) {
-  SB_CHECK(cols >= 1, "argmax_last: rows of ", cols, " elements; at least 1");
-  const bool by_warps = cols <= 512;
-  with_floating("argmax_last", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    launch(context, "argmax_last",
-           blocks_for(rows, by_warps ? kBlock / kWarp : 1), kBlock,
-           by_warps ? best_kernel<kWarp, T> : best_kernel<kBlock, T>, rows,
-           cols, x, out);
-  });
-}
-
 SHARDBOOK_CUDA_KERNEL(sum_rows);
 SHARDBOOK_CUDA_KERNEL(sum_last);
 SHARDBOOK_CUDA_KERNEL(sum_to_shape);
-SHARDBOOK_CUDA_KERNEL(argmax_last);
 
 }  // namespace shardbook::kernels::cuda

@@ -27,7 +27,6 @@ class ConvNet : public ModuleOf<ConvNet> {
         conv2("conv2", 4, 6, 3, 2, init),
         norm2(6, init),
         head("head", 6, 3, init) {
-    norm1.channels_last = norm2.channels_last = true;
     norm1.relu = norm2.relu = true;
   }
   Tensor forward(const Tensor& x) override {
