@@ -53,10 +53,11 @@ AttentionOptions options_of(const Setting& s) {
 
 const std::vector<Setting>& settings() {
   static const std::vector<Setting> kAll = {
-      {2, 7, 7, 3, 5, true, 0, 0},   {2, 7, 7, 3, 5, false, 0, 0},
-      {1, 70, 70, 2, 8, true, 0, 0}, {2, 33, 33, 1, 4, true, 0.3, 0},
-      {2, 5, 9, 2, 4, false, 0, 0},  {2, 9, 5, 2, 4, false, 0.25, 0.7},
-      {3, 1, 1, 2, 3, true, 0, 0},   {1, 66, 130, 2, 4, false, 0.1, 0},
+      {2, 7, 7, 3, 5, true, 0, 0},     {2, 7, 7, 3, 5, false, 0, 0},
+      {1, 70, 70, 2, 8, true, 0, 0},   {2, 33, 33, 1, 4, true, 0.3, 0},
+      {2, 5, 9, 2, 4, false, 0, 0},    {2, 9, 5, 2, 4, false, 0.25, 0.7},
+      {3, 1, 1, 2, 3, true, 0, 0},     {1, 66, 130, 2, 4, false, 0.1, 0},
+      {1, 20, 600, 1, 5, false, 0, 0},  // several blocks of keys
   };
   return kAll;
 }
@@ -68,26 +69,39 @@ void with_same_draws(const std::function<void()>& body) {
 }
 
 TEST(Attention, EqualsTheComposedOneWithItsGradients) {
-  for (bool deterministic : {false, true}) {
-    Deterministic mode(deterministic);
+  const std::pair<DType, double> dtypes[] = {{DType::kF64, 1e-12},
+                                             {DType::kF32, 1e-4},
+                                             {DType::kF16, 3e-2},
+                                             {DType::kBF16, 0.1}};
+  for (const auto& [dtype, tolerance] : dtypes) {
     for (const Setting& s : settings()) {
-      SCOPED_TRACE(std::to_string(s.q_rows) + " x " + std::to_string(s.k_rows));
+      SCOPED_TRACE(testing::Message() << dtype_name(dtype) << ", " << s.q_rows
+                                      << " x " << s.k_rows);
       const std::int64_t h = s.heads * s.head_dim;
+      // Both compute with the numbers that the narrow dtype holds.
+      const auto operand = [&](std::int64_t rows, std::uint64_t seed) {
+        return noise({s.batch, rows, h}, seed, -2, 2, {dtype, Device()});
+      };
+      const Tensors narrow = {operand(s.q_rows, 1), operand(s.k_rows, 2),
+                              operand(s.k_rows, 3)};
       auto run = [&](bool fused) {
-        const Tensor q = leaf({s.batch, s.q_rows, h}, 1, -2, 2),
-                     k = leaf({s.batch, s.k_rows, h}, 2, -2, 2),
-                     v = leaf({s.batch, s.k_rows, h}, 3, -2, 2);
+        Tensors x;
+        for (const Tensor& operand : narrow) {
+          x.push_back(to_dtype(operand, fused ? dtype : DType::kF64)
+                          .clone()
+                          .set_requires_grad());
+        }
         Tensor out;
         with_same_draws([&] {
-          out =
-              fused ? attention(q, k, v, options_of(s)) : composed(q, k, v, s);
+          out = fused ? attention(x[0], x[1], x[2], options_of(s))
+                      : composed(x[0], x[1], x[2], s);
         });
         weighted_sum(out).backward();
-        return Tensors{out.detach(), q.grad(), k.grad(), v.grad()};
+        return Tensors{out.detach(), x[0].grad(), x[1].grad(), x[2].grad()};
       };
       const Tensors fused = run(true), reference = run(false);
       for (std::size_t i = 0; i < fused.size(); ++i) {
-        expect_close(fused[i], reference[i], 1e-12);
+        expect_close(fused[i], reference[i], tolerance);
       }
     }
   }

@@ -19,7 +19,7 @@ constexpr MemoryKind kKind = MemoryKind::kActivation;
 
 class CudaDeviceTest : public testing::Test {
  protected:
-  void SetUp() override { late_kernels::install(); }
+  CudaDeviceTest() { late_kernels::install(); }
 
   Device make_device(std::int64_t capacity_bytes = 0) {
     return internal::make_cuda_device(runtime_, 0, capacity_bytes);
@@ -28,9 +28,18 @@ class CudaDeviceTest : public testing::Test {
   LateRuntime runtime_;
 };
 
-using CudaAllocator = CudaDeviceTest;
-using CudaStreams = CudaDeviceTest;
-using CudaCopies = CudaDeviceTest;
+/// The same with a rank on a GPU of its own.
+class CudaRankTest : public CudaDeviceTest {
+ protected:
+  RankContext context{make_device()};
+
+ private:
+  RankContext::Scope scope_{context};
+};
+
+using CudaAllocator = CudaRankTest;
+using CudaStreams = CudaRankTest;
+using CudaCopies = CudaRankTest;
 
 Tensor full(double value, const Device& device, std::int64_t n = 4) {
   return Tensor::full({n}, value, {DType::kF32, device});
@@ -59,8 +68,6 @@ TEST_F(CudaDeviceTest, WithoutALibraryOrAGpuTheReasonIsTheError) {
 // --- Memory ------------------------------------------------------------------
 
 TEST_F(CudaAllocator, OneStreamReusesABlockWithoutAnyEvent) {
-  RankContext context(make_device());
-  const RankContext::Scope scope(context);
   Tensor x = full(1, context.device);
   const void* address = x.raw();
   x = Tensor();
@@ -72,8 +79,6 @@ TEST_F(CudaAllocator, OneStreamReusesABlockWithoutAnyEvent) {
 }
 
 TEST_F(CudaAllocator, AnotherStreamRunsAfterTheEarlierUsersOfABlock) {
-  RankContext context(make_device());
-  const RankContext::Scope scope(context);
   const Tensor kept = full(0, context.device);
   Tensor x = full(1, context.device);
   kept.copy_from(x);
@@ -90,8 +95,6 @@ TEST_F(CudaAllocator, AnotherStreamRunsAfterTheEarlierUsersOfABlock) {
 // The users of a block are those that asked for its address, not the stream
 // that freed it.
 TEST_F(CudaAllocator, AStreamThatFreesABlockRunsAfterItsUsers) {
-  RankContext context(make_device());
-  const RankContext::Scope scope(context);
   Tensor x;
   {
     const StreamScope copies(kCopyStream);
@@ -106,8 +109,6 @@ TEST_F(CudaAllocator, AStreamThatFreesABlockRunsAfterItsUsers) {
 }
 
 TEST_F(CudaAllocator, TheEventsOfABlockThatNobodyUsedStayWithIt) {
-  RankContext context(make_device());
-  const RankContext::Scope scope(context);
   Tensor x = full(1, context.device);
   x = Tensor();
   x = Tensor::empty({4});  // its address is never asked for
@@ -121,8 +122,6 @@ TEST_F(CudaAllocator, TheEventsOfABlockThatNobodyUsedStayWithIt) {
 }
 
 TEST_F(CudaAllocator, AStreamTakesItsOwnBlocksFirst) {
-  RankContext context(make_device());
-  const RankContext::Scope scope(context);
   Tensor mine = full(1, context.device);
   Tensor first, last;
   {
@@ -161,8 +160,6 @@ TEST_F(CudaAllocator, ASliceCountsCachedMemoryToo) {
 
 TEST_F(CudaAllocator, WhenTheGpuIsFullCachedBlocksGoBackOnce) {
   runtime_.memory_bytes = 4096;
-  RankContext context(make_device());
-  const RankContext::Scope scope(context);
   Tensor x = full(1, context.device, 512);  // 2048 bytes
   x = Tensor();                             // its fill has not run yet
   const Tensor y = full(2, context.device, 1024);
@@ -173,7 +170,7 @@ TEST_F(CudaAllocator, WhenTheGpuIsFullCachedBlocksGoBackOnce) {
   EXPECT_EQ(values(y).back(), 2);
 }
 
-TEST_F(CudaAllocator, GivesEverythingBackAtTheEnd) {
+TEST_F(CudaDeviceTest, GivesEverythingBackAtTheEnd) {
   {
     RankContext context(make_device());
     const RankContext::Scope scope(context);
@@ -187,8 +184,6 @@ TEST_F(CudaAllocator, GivesEverythingBackAtTheEnd) {
 // --- Streams and events ------------------------------------------------------
 
 TEST_F(CudaStreams, AnEventPassesWhenItsStreamGetsThere) {
-  RankContext context(make_device());
-  const RankContext::Scope scope(context);
   const Tensor x = full(1, context.device);
   Event before, after;
   before.record();
@@ -204,8 +199,6 @@ TEST_F(CudaStreams, AnEventPassesWhenItsStreamGetsThere) {
 }
 
 TEST_F(CudaStreams, AStreamThatWaitsRunsAfterTheEvent) {
-  RankContext context(make_device());
-  const RankContext::Scope scope(context);
   const Tensor x = full(1, context.device);
   const Tensor y = full(0, context.device);
   Event filled;
@@ -218,8 +211,6 @@ TEST_F(CudaStreams, AStreamThatWaitsRunsAfterTheEvent) {
 
 // Work on the host, such as an optimizer's on offloaded state, waits itself.
 TEST_F(CudaStreams, AWaitForHostWorkHoldsTheHost) {
-  RankContext context(make_device());
-  const RankContext::Scope scope(context);
   const Tensor x = full(1, context.device);
   Event filled;
   filled.record();
@@ -248,8 +239,6 @@ TEST_F(CudaStreams, RanksOnOneGpuHaveStreamsOfTheirOwn) {
 // --- Copies ------------------------------------------------------------------
 
 TEST_F(CudaCopies, ToTheGpuAndBackInEveryDType) {
-  RankContext context(make_device());
-  const RankContext::Scope scope(context);
   std::vector<float> from = {1.5f, -2, 0.25f, 3};
   const Tensor x = Tensor::from_values<float>(from, {2, 2});
   EXPECT_TRUE(x.device().is_cuda());
@@ -298,8 +287,6 @@ TEST_F(CudaCopies, BetweenRanksAreOrderedOnBothSides) {
 }
 
 TEST_F(CudaCopies, OnTheHostARankComputesWithTheHostsKernels) {
-  RankContext context(make_device());
-  const RankContext::Scope scope(context);
   const TensorOptions on_host{DType::kF32, context.host()};
   const Tensor sum =
       add(Tensor::full({4}, 1, on_host), Tensor::full({4}, 2, on_host));

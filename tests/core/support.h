@@ -6,16 +6,15 @@
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "core/autograd.h"
-#include "core/check.h"
 #include "core/context.h"
 #include "core/layers.h"
 #include "core/ops.h"
 #include "core/tensor.h"
+#include "tests/support/errors.h"
 
 namespace shardbook {
 
@@ -85,27 +84,6 @@ inline void expect_close(const std::vector<double>& a,
 inline void expect_close(const Tensor& a, const Tensor& b, double tolerance) {
   ASSERT_EQ(a.shape(), b.shape());
   expect_close(values(a), values(b), tolerance);
-}
-
-/// What a statement throws, as text; "" when it throws nothing.
-inline std::string error_of(const std::function<void()>& statement) {
-  try {
-    statement();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-/// `statement` throws an Error whose text has all these parts.
-inline void expect_error(const std::function<void()>& statement,
-                         const std::vector<std::string>& parts) {
-  const std::string text = error_of(statement);
-  EXPECT_FALSE(text.empty()) << "nothing was thrown";
-  for (const std::string& part : parts) {
-    EXPECT_NE(text.find(part), std::string::npos)
-        << "'" << part << "' is not in: " << text;
-  }
 }
 
 }  // namespace shardbook

@@ -245,55 +245,6 @@ TEST_P(Matmul, AccumulatingEqualsAddingTheProduct) {
   EXPECT_TRUE(sum == product);
 }
 
-double gelu_of(double x) {
-  const double u = std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x);
-  return 0.5 * x * (1 + std::tanh(u));
-}
-
-double gelu_slope(double x) {
-  const double e = 1e-5;
-  return (gelu_of(x + e) - gelu_of(x - e)) / (2 * e);
-}
-
-TEST_P(Matmul, GeluFollowsTheProduct) {
-  for (const std::int64_t n : {1, 8, 13}) {
-    const Problem p = problem(1, 5, n, 20, false, true);
-    const Array a = array(p.a), b = array(p.b), bias = array(p.bias);
-    Array pre = array(5 * n), y = array(5 * n);
-    matmul_gelu(context, dtype, p.args, a.data(), b.data(), bias.data(),
-                pre.data(), y.data());
-    const auto bias_values = bias.values();
-    const auto expected =
-        reference(p.args, a.values(), b.values(), p.c, &bias_values);
-    expect_close(pre.values(), expected, product_tolerance(dtype, 20));
-    std::vector<double> of_pre;
-    for (const double x : pre.values()) of_pre.push_back(gelu_of(x));
-    expect_close(y.values(), of_pre, tolerance(dtype));
-  }
-}
-
-TEST_P(Matmul, TheSlopeOfGeluFollowsTheProduct) {
-  for (const std::int64_t n : {1, 8, 13}) {
-    const Problem p = problem(1, 5, n, 20, false, true);
-    const Array a = array(p.a), b = array(p.b), pre = array(noise(5 * n, 7));
-    Array dpre = array(5 * n), dbias = array(n), only = array(5 * n);
-    matmul_gelu_backward(context, dtype, p.args, a.data(), b.data(), pre.data(),
-                         dpre.data(), dbias.data());
-    matmul_gelu_backward(context, dtype, p.args, a.data(), b.data(), pre.data(),
-                         only.data(), nullptr);
-    EXPECT_TRUE(only == dpre);
-    auto expected = reference(p.args, a.values(), b.values(), p.c, nullptr);
-    std::vector<double> sums(n);
-    const auto at = pre.values(), found = dpre.values();
-    for (std::int64_t i = 0; i < 5 * n; ++i) {
-      expected[i] *= gelu_slope(at[i]);
-      sums[i % n] += found[i];
-    }
-    expect_close(found, expected, 2 * product_tolerance(dtype, 20) + 1e-9);
-    expect_close(dbias.values(), sums, tolerance(dtype));
-  }
-}
-
 // Blocks of k, one after another, are one product: neither the blocks of 384
 // inside the kernel nor an addition at the end shows.
 TEST_P(Matmul, ResumesTheChainsOfEarlierBlocks) {
