@@ -1,6 +1,7 @@
 #include "core/context.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -94,14 +95,8 @@ struct RankContext::Kernels {
 };
 
 const char* phase_name(Phase phase) {
-  switch (phase) {
-    case Phase::kForward:
-      return "forward";
-    case Phase::kBackward:
-      return "backward";
-    default:
-      return "optimizer";
-  }
+  constexpr std::array kNames = {"forward", "backward", "optimizer"};
+  return kNames[static_cast<std::size_t>(phase)];
 }
 
 RankContext::RankContext(Device device, int rank, int num_threads)

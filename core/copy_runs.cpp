@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/internal/op_scope.h"
 #include "core/internal/transfers.h"
 #include "core/kernels/elementwise.h"
 
@@ -48,21 +49,15 @@ void fused(const char* name, const std::vector<CopyRun>& runs,
   if (runs.empty()) return;
   RankContext& context = RankContext::current();
   const Tensor& first = runs[0].target;
-  OpEvent event;
-  event.name = name;
-  event.flops = 0;
-  event.phase = context.phase;
-  event.device = first.device();
-  event.dtype = first.dtype();
-  event.stream = context.stream;
+  double flops = 0;
   for (const CopyRun& run : runs) {
     check_run(name, run, first.device());
-    event.flops += static_cast<double>(numel_of(run));
+    flops += static_cast<double>(numel_of(run));
   }
-  if (counted >= 0) event.flops = counted;
-  event.bytes =
-      passes * event.flops * static_cast<double>(dtype_bytes(event.dtype));
-  context.notify_op_begin(event);
+  if (counted >= 0) flops = counted;
+  const internal::OpScope scope(
+      name, flops,
+      passes * flops * static_cast<double>(dtype_bytes(first.dtype())), first);
   for (const CopyRun& run : runs) {
     if (run.target.is_meta() || numel_of(run) == 0) continue;
     const auto element =
@@ -76,7 +71,6 @@ void fused(const char* name, const std::vector<CopyRun>& runs,
               target + i * run.target_stride * element});
     }
   }
-  context.notify_op_end(event);
 }
 
 }  // namespace
@@ -107,7 +101,7 @@ ManyCopies::ManyCopies(const char* name, const Tensor& to, const Tensor& from)
     : context_(RankContext::current()), to_(to), from_(from) {
   event_.name = name;
   event_.flops = 0;
-  event_.bytes = static_cast<double>(to.bytes() + from.bytes());
+  event_.bytes = internal::bytes_of({&to, &from});
   event_.phase = context_.phase;
   event_.device = to.device();
   event_.dtype = to.dtype();

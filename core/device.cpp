@@ -66,7 +66,10 @@ class Device::State {
   std::int64_t capacity() const { return capacity_; }
   std::string name() const {
     if (index_ < 0) return "host";
-    return type_name() + (":" + std::to_string(index_));
+    const char* type = type_ == DeviceType::kCpu    ? "cpu"
+                       : type_ == DeviceType::kMeta ? "meta"
+                                                    : "cuda";
+    return type + (":" + std::to_string(index_));
   }
   CudaDevice* cuda() const { return cuda_.get(); }
   /// Pinned memory: whose copies it is for.
@@ -128,17 +131,6 @@ class Device::State {
   }
 
  private:
-  const char* type_name() const {
-    switch (type_) {
-      case DeviceType::kCpu:
-        return "cpu";
-      case DeviceType::kMeta:
-        return "meta";
-      default:
-        return "cuda";
-    }
-  }
-
   Block take_block(std::int64_t bytes) {
     if (bytes == 0) return {};
     const std::int64_t size = block_bytes(type_, bytes);

@@ -105,11 +105,8 @@ Tensors backward(const Normalisation& norm, const Tensor& y, bool has_addend,
   const Tensor sums = Tensor::zeros({2, c}, {DType::kF64, x.device()});
   const Tensor sum_dz = sums.flat_view(0, {c});
   const Tensor sum_dz_xhat = sums.flat_view(c, {c});
-  const auto gradient_of = [](const Tensor& parameter) {
-    const internal::GradientOf kind(parameter);
-    return parameter.empty_like();
-  };
-  Tensor dgamma = gradient_of(norm.gamma), dbeta = gradient_of(norm.beta);
+  Tensor dgamma = internal::gradient_like(norm.gamma);
+  Tensor dbeta = internal::gradient_like(norm.beta);
   OpScope scope("batch_norm", 12 * count(x),
                 bytes_of({&x, &x, &dy, &dy, &dx, &y, &dz}), x);
   scope.run(kernels::row_norm_backward_sums, x.dtype(), norm.rows(), x.raw(),

@@ -70,8 +70,7 @@ const char* name_of(const kernels::ConvShape& s) {
 
 Tensor data_gradient(const kernels::ConvShape& s, const Tensor& x,
                      const Tensor& weight, const Tensor& dy) {
-  GradientOf kind(x);
-  Tensor dx = Tensor::empty(x.shape(), x.options());
+  Tensor dx = internal::gradient_like(x);
   OpScope scope(name_of(s), conv_flops(s), bytes_of({&dy, &weight, &dx}), dy,
                 {s.rows(), s.depth(), s.out, 1});
   if (scope.runs()) {
@@ -122,8 +121,7 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
       });
     }
     if (bias.defined() && bias.requires_grad()) {
-      GradientOf kind(bias);
-      Tensor dbias = Tensor::empty(bias.shape(), bias.options());
+      Tensor dbias = internal::gradient_like(bias);
       OpScope("sum_rows", count(dy), bytes_of({&dy, &dbias}), dy)
           .run(kernels::sum_rows, dy.dtype(), s.rows(), s.out, dy.raw(),
                dbias.raw());

@@ -135,8 +135,7 @@ Tensor input_gradient(const Tensor& x, const Tensor& weight, const Tensor& dy) {
 }
 
 Tensor bias_gradient(const Tensor& bias, const Tensor& dy) {
-  GradientOf kind(bias);
-  Tensor db = Tensor::empty(bias.shape(), bias.options());
+  Tensor db = internal::gradient_like(bias);
   OpScope("sum_rows", count(dy), bytes_of({&dy, &db}), dy)
       .run(kernels::sum_rows, dy.dtype(), dy.size(0), dy.size(1), dy.raw(),
            db.raw());

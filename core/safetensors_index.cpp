@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/internal/mapped_file.h"
+#include "core/internal/files.h"
 #include "core/internal/safetensors_format.h"
 #include "core/safetensors.h"
 

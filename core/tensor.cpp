@@ -18,23 +18,13 @@ namespace shardbook {
 namespace {
 
 template <typename T>
-struct DTypeOf;
+constexpr DType kDTypeOf = DType::kF64;
 template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::kF64;
-};
+constexpr DType kDTypeOf<float> = DType::kF32;
 template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::kF32;
-};
+constexpr DType kDTypeOf<std::int64_t> = DType::kI64;
 template <>
-struct DTypeOf<std::int64_t> {
-  static constexpr DType value = DType::kI64;
-};
-template <>
-struct DTypeOf<std::int32_t> {
-  static constexpr DType value = DType::kI32;
-};
+constexpr DType kDTypeOf<std::int32_t> = DType::kI32;
 
 KernelContext& kernels_for(const Device& device) {
   return RankContext::current().kernels(device);
@@ -120,7 +110,7 @@ Tensor Tensor::from_values(const std::vector<T>& values, const Shape& shape,
   SB_CHECK(static_cast<std::int64_t>(values.size()) == shape_numel(shape),
            "from_values: ", values.size(), " values do not fill shape ",
            shape_text(shape));
-  Tensor tensor = empty(shape, {DTypeOf<T>::value, device});
+  Tensor tensor = empty(shape, {kDTypeOf<T>, device});
   if (!tensor.is_meta() && !values.empty()) {
     internal::write_from_host(tensor, values.data());
   }
@@ -193,9 +183,8 @@ void* Tensor::raw() const {
 
 template <typename T>
 T* Tensor::data() const {
-  SB_CHECK(dtype() == DTypeOf<T>::value, "data: the tensor is ",
-           dtype_name(dtype()), ", asked for as ",
-           dtype_name(DTypeOf<T>::value));
+  SB_CHECK(dtype() == kDTypeOf<T>, "data: the tensor is ", dtype_name(dtype()),
+           ", asked for as ", dtype_name(kDTypeOf<T>));
   return static_cast<T*>(raw());
 }
 template double* Tensor::data() const;
@@ -210,7 +199,7 @@ std::vector<T> Tensor::to_vector() const {
   std::vector<T> values(static_cast<std::size_t>(numel()));
   const Tensor readable = internal::on_host(*this);
   kernels::cast(kernels_for(readable.device()), dtype(), readable.raw(),
-                DTypeOf<T>::value, values.data(), numel());
+                kDTypeOf<T>, values.data(), numel());
   return values;
 }
 template std::vector<double> Tensor::to_vector() const;
@@ -323,13 +312,8 @@ int Tensor::add_accumulate_hook(AccumulateHook hook) const {
 }
 
 void Tensor::remove_accumulate_hook(int key) const {
-  auto& hooks = impl_->grad_meta().accumulate_hooks;
-  for (auto it = hooks.begin(); it != hooks.end(); ++it) {
-    if (it->first == key) {
-      hooks.erase(it);
-      return;
-    }
-  }
+  std::erase_if(impl_->grad_meta().accumulate_hooks,
+                [key](const auto& hook) { return hook.first == key; });
 }
 
 void Tensor::backward() const { autograd::backward({*this}); }

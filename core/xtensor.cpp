@@ -7,8 +7,7 @@
 #include <sstream>
 #include <xtensor/xnpy.hpp>
 
-#include "core/internal/atomic_file.h"
-#include "core/internal/mapped_file.h"
+#include "core/internal/files.h"
 
 namespace shardbook {
 namespace {

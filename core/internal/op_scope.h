@@ -18,10 +18,8 @@
 namespace shardbook::internal {
 
 /// Tells the observers that an operation runs, from construction to the end of
-/// the scope. `kernels()` is where its kernel runs; `runs()` is false on meta.
-///
-///   OpScope("softmax", 5 * count(x), bytes_of({&x, &y}), x)
-///       .run(kernels::softmax, x.dtype(), rows, cols, x.raw(), y.raw());
+/// the scope. `run` calls its kernel, unless the operation is on meta. Operations
+/// of several kernels ask `runs()`, and give each of them `kernels()`.
 class OpScope {
  public:
   OpScope(const char* name, double flops, double bytes, const Tensor& on,
@@ -99,6 +97,12 @@ class GradientOf : public MemoryScope {
   }
 };
 
+/// An uninitialised gradient of `input`.
+inline Tensor gradient_like(const Tensor& input) {
+  const GradientOf kind(input);
+  return input.empty_like();
+}
+
 /// The gradient of `weight`. When a store is installed and `weight` is a
 /// parameter, the store gets the computation and the result is undefined. (A
 /// leaf that is booked as an activation is the input of a stage, and another
@@ -118,11 +122,16 @@ Tensor weight_gradient(const Tensor& weight, Compute compute) {
   return Tensor();
 }
 
+inline void check_same_device(const char* op, const Tensor& a,
+                              const Tensor& b) {
+  SB_CHECK(a.device() == b.device(), op, ": devices ", a.device().name(),
+           " and ", b.device().name(), " differ; copy one of them");
+}
+
 inline void check_same_kind(const char* op, const Tensor& a, const Tensor& b) {
   SB_CHECK(a.dtype() == b.dtype(), op, ": dtypes ", dtype_name(a.dtype()),
            " and ", dtype_name(b.dtype()), " differ; convert one of them");
-  SB_CHECK(a.device() == b.device(), op, ": devices ", a.device().name(),
-           " and ", b.device().name(), " differ; copy one of them");
+  check_same_device(op, a, b);
 }
 
 /// Describes an input to a backward that does not need its values; keeps no

@@ -23,6 +23,15 @@ class Notebook : public Observer {
     net += event.bytes;
   }
 
+  /// Of all operations of this name.
+  double flops_of(const std::string& name) const {
+    double flops = 0;
+    for (const OpEvent& event : begun) {
+      if (event.name == name) flops += event.flops;
+    }
+    return flops;
+  }
+
   std::vector<OpEvent> begun, ended;
   std::vector<AllocationEvent> allocations;
   std::int64_t net = 0;
@@ -160,13 +169,8 @@ TEST_F(Observed, TheBackwardOfALinearLayerCostsTwiceItsForward) {
   const Tensor dy = Tensor::full({4, 5}, 1, y.options());
   seen.begun.clear();
   autograd::backward({y}, {dy});
-  double flops = 0;
-  for (const OpEvent& event : seen.begun) {
-    if (event.name != std::string("matmul")) continue;
-    flops += event.flops;
-    EXPECT_EQ(event.phase, Phase::kBackward);
-  }
-  EXPECT_EQ(flops, 2 * 2.0 * 4 * 3 * 5);
+  EXPECT_EQ(seen.flops_of("matmul"), 2 * 2.0 * 4 * 3 * 5);
+  EXPECT_EQ(seen.only("matmul").phase, Phase::kBackward);
 }
 
 TEST_F(Observed, OneGradientIsHalfOfTheBackward) {
@@ -174,11 +178,7 @@ TEST_F(Observed, OneGradientIsHalfOfTheBackward) {
   const Tensor loss = sum(linear(x, w));
   seen.begun.clear();
   loss.backward();
-  double flops = 0;
-  for (const OpEvent& event : seen.begun) {
-    if (event.name == std::string("matmul")) flops += event.flops;
-  }
-  EXPECT_EQ(flops, 2.0 * 4 * 3 * 5);
+  EXPECT_EQ(seen.flops_of("matmul"), 2.0 * 4 * 3 * 5);
 }
 
 TEST_F(Observed, ElementwiseOperationsReadAndWriteOnce) {

@@ -290,19 +290,5 @@ TEST(DeferredBatchNorm, StoresTheUnbiasedVariance) {
   EXPECT_NEAR(norm.running_var.item(), 20.0 / 3, 1e-14);
 }
 
-TEST(DeferredBatchNorm, RecomputedPiecesCountOnce) {
-  BatchNorm once(3, init_of(DType::kF64)), twice(3, init_of(DType::kF64));
-  once.deferred = twice.deferred = true;
-  const Tensor x = leaf({6, 3});
-  sum(once(x)).backward();
-  const Tensor y = autograd::recompute(
-      [&](const Tensors& in) { return Tensors{twice(in[0])}; }, {x})[0];
-  sum(y).backward();
-  once.commit();
-  twice.commit();
-  EXPECT_TRUE(bitwise_equal(once.running_mean, twice.running_mean));
-  EXPECT_TRUE(bitwise_equal(once.running_var, twice.running_var));
-}
-
 }  // namespace
 }  // namespace shardbook

@@ -268,62 +268,51 @@ TEST(DeviceQueue, AGraphThatWasRecordedByQueuesRunsBackward) {
   EXPECT_EQ(v.grad().device(), gpu1);
 }
 
-// --- The hazard of a second queue on a device
-// -----------------------------------
+// --- The hazard of a second queue on a device --------------------------------
 
-/// A second queue of a device copies x away, while the first one writes x
-/// again. What arrives?
-double copy_beside_a_writer(bool with_event) {
-  Gate gate;
+/// A second queue of a device copies x, which is 1, to y on another device.
+/// Without an event, what `compute` is given runs before the copy.
+struct LateCopy {
   const Device gpu0 = Device::cpu(0), gpu1 = Device::cpu(1);
-  DeviceQueue compute(gpu0), copies(gpu0, 1, kCopyStream);
   const Tensor x = Tensor::full({4}, 1, {DType::kF64, gpu0});
   const Tensor y = Tensor::zeros({4}, {DType::kF64, gpu1});
-  // The copies are late: nothing says that they are not.
-  gate.closed().wait(copies);
-  copies.enqueue([=] { y.copy_from(x); });
-  if (with_event) {
-    QueueEvent copied;
-    copied.record(copies);
-    copied.wait(compute);
+
+  void beside(DeviceQueue& compute, bool with_event,
+              const std::function<void()>& work) const {
+    Gate gate;
+    DeviceQueue copies(gpu0, 1, kCopyStream);
+    // The copies are late: nothing says that they are not.
+    gate.closed().wait(copies);
+    copies.enqueue([this] { y.copy_from(x); });
+    if (with_event) {
+      QueueEvent copied;
+      copied.record(copies);
+      copied.wait(compute);
+    }
+    compute.enqueue(work);
+    if (!with_event) compute.synchronize();
+    gate.open();
+    synchronize({&copies, &compute});
   }
-  compute.enqueue([=] { x.fill(2); });
-  if (!with_event) compute.synchronize();
-  gate.open();
-  synchronize({&copies, &compute});
-  return y.to_vector<double>()[0];
-}
+};
 
 TEST(DeviceQueueHazard, WritingTheSourceBeforeItIsCopied) {
-  EXPECT_EQ(copy_beside_a_writer(/*with_event=*/false), 2) << "the wrong value";
-  EXPECT_EQ(copy_beside_a_writer(/*with_event=*/true), 1);
-}
-
-/// The destination is read by its own device. What does it see?
-double copy_before_a_reader(bool with_event) {
-  Gate gate;
-  const Device gpu0 = Device::cpu(0), gpu1 = Device::cpu(1);
-  DeviceQueue copies(gpu0, 1, kCopyStream), compute(gpu1);
-  const Tensor x = Tensor::full({4}, 1, {DType::kF64, gpu0});
-  const Tensor y = Tensor::zeros({4}, {DType::kF64, gpu1});
-  gate.closed().wait(copies);
-  copies.enqueue([=] { y.copy_from(x); });
-  if (with_event) {
-    QueueEvent copied;
-    copied.record(copies);
-    copied.wait(compute);
+  for (const bool with_event : {false, true}) {
+    const LateCopy late;
+    DeviceQueue compute(late.gpu0);
+    late.beside(compute, with_event, [&] { late.x.fill(2); });
+    EXPECT_EQ(values(late.y)[0], with_event ? 1 : 2) << "2 is wrong";
   }
-  double seen = -1;
-  compute.enqueue([&] { seen = y.to_vector<double>()[0]; });
-  if (!with_event) compute.synchronize();
-  gate.open();
-  synchronize({&copies, &compute});
-  return seen;
 }
 
 TEST(DeviceQueueHazard, ReadingTheDestinationBeforeItHasArrived) {
-  EXPECT_EQ(copy_before_a_reader(/*with_event=*/false), 0) << "the wrong value";
-  EXPECT_EQ(copy_before_a_reader(/*with_event=*/true), 1);
+  for (const bool with_event : {false, true}) {
+    const LateCopy late;
+    DeviceQueue compute(late.gpu1);
+    double seen = -1;
+    late.beside(compute, with_event, [&] { seen = values(late.y)[0]; });
+    EXPECT_EQ(seen, with_event ? 1 : 0) << "0 is wrong";
+  }
 }
 
 }  // namespace

@@ -132,16 +132,6 @@ TEST(CrossEntropyPart, ARankOfPaddingAlone) {
   EXPECT_EQ(values(padding.grad()), std::vector<double>(8, 0.0));
 }
 
-TEST(CrossEntropyPart, RefusesTargetsOfAnotherDevice) {
-  expect_error(
-      [] {
-        cross_entropy_part(noise({2, 3}),
-                           to_device(targets_of({0, 1}), Device::cpu(1)), 0, 3,
-                           [](const Tensor&, bool) {});
-      },
-      {"cross_entropy_part", "cpu:1"});
-}
-
 TEST(Embedding, RepeatedIndicesAddUp) {
   const Tensor table = leaf_of({1, 2, 3, 4, 5, 6}, {3, 2});
   const Tensor y = embedding(table, targets_of({2, 0, 2, 2}));

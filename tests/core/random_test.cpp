@@ -200,14 +200,15 @@ TEST(Dropout, KeepsTheMean) {
 }
 
 /// A small network with every kind of sum in it; output and gradients.
-Tensors network(const Tensor& tokens, const Tensor& targets) {
+Tensors network(const Tensor& tokens, const Tensor& targets, DType dtype) {
   RandomState& random = RankContext::current().random;
   random = RandomState{1, 2, 0, {}};
-  const TensorOptions f32{DType::kF32, Device()};
-  const Tensor table = leaf({50, 48}, 1, -1, 1, f32);
-  const Tensor w = leaf({48, 144}, 2, -0.2, 0.2, f32);
-  const Tensor b = leaf({144}, 3, -1, 1, f32);
-  const Tensor g = leaf({48}, 4, 0.5, 1.5, f32), be = leaf({48}, 5, -1, 1, f32);
+  const TensorOptions like{dtype, Device()};
+  const Tensor table = leaf({50, 48}, 1, -1, 1, like);
+  const Tensor w = leaf({48, 144}, 2, -0.2, 0.2, like);
+  const Tensor b = leaf({144}, 3, -1, 1, like);
+  const Tensor g = leaf({48}, 4, 0.5, 1.5, like);
+  const Tensor be = leaf({48}, 5, -1, 1, like);
   AttentionOptions options;
   options.heads = 4;
   options.dropout = 0.1;
@@ -226,20 +227,25 @@ TEST(Threads, TheirNumberDoesNotChangeABit) {
   for (int i = 0; i < 8 * 65; ++i) ids.push_back((i * 7919) % 50);
   const Tensor tokens = Tensor::from_values(ids, {8, 65});
   const Tensor targets = Tensor::from_values(ids, {8 * 65});
-  for (bool deterministic : {false, true}) {
-    auto with_threads = [&](int threads) {
+  for (const auto& [dtype, deterministic] : {std::pair(DType::kF32, false),
+                                             {DType::kF32, true},
+                                             {DType::kF64, true},
+                                             {DType::kBF16, true},
+                                             {DType::kF16, true}}) {
+    auto with_threads = [&, dtype = dtype,
+                         is_fixed = deterministic](int threads) {
       RankContext context(Device::cpu(), 0, threads);
       RankContext::Scope scope(context);
-      Deterministic mode(deterministic);
+      Deterministic mode(is_fixed);
       return network(to_device(tokens, context.device),
-                     to_device(targets, context.device));
+                     to_device(targets, context.device), dtype);
     };
     const Tensors one = with_threads(1);
     for (int threads : {2, 3, 4}) {
       const Tensors many = with_threads(threads);
       for (std::size_t i = 0; i < one.size(); ++i) {
         EXPECT_TRUE(bitwise_equal(one[i], many[i]))
-            << threads << " threads, result " << i
+            << dtype_name(dtype) << ", " << threads << " threads, result " << i
             << (deterministic ? ", deterministic" : "");
       }
     }

@@ -58,15 +58,6 @@ TEST(Recompute, BringsBackTheRandomStateOfTheForward) {
   EXPECT_EQ(max_abs_difference(mul(x.detach(), x.grad()), y.detach()), 0);
 }
 
-TEST(Recompute, ReachesParametersThatOnlyTheBodyKnows) {
-  const Tensor w = leaf_of({3}, {1}), x = leaf_of({2}, {1});
-  const Tensor y = recompute(
-      [&](const Tensors& in) { return Tensors{mul(in[0], w)}; }, {x})[0];
-  sum(square(y)).backward();
-  EXPECT_EQ(w.grad().item(), 24);
-  EXPECT_EQ(x.grad().item(), 36);
-}
-
 // A first block reads data that needs no gradient; a graph that hangs on its
 // input alone would silently lose the parameters' gradients.
 TEST(Recompute, WorksOnInputsThatNeedNoGradient) {

@@ -119,7 +119,7 @@ TEST(Planted, MissingBarrierOfLayerNormIsCaught) {
     kernels::layer_norm_backward(context.kernels(), DType::kF32, kRows, kCols,
                                  x.data(), gamma.data(), mean.data(),
                                  rstd.data(), dy.data(), dx.data(),
-                                 dgamma.data(), dbeta.data(), false);
+                                 dgamma.data(), dbeta.data());
     context.synchronize();
   });
   for (const std::string& text : all) EXPECT_THAT(text, kRaceOrUnwritten);

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "core/internal/atomic_file.h"
+#include "core/internal/files.h"
 #include "core/safetensors.h"
 #include "tests/io/support.h"
 

@@ -261,17 +261,5 @@ TEST(Integers, AddMultiplyAndFill) {
                Error);
 }
 
-TEST(BroadcastShape, RefusesSizesThatDiffer) {
-  EXPECT_EQ(broadcast_shape({3, 1}, {4}), (Dims{3, 4}));
-  EXPECT_THROW(broadcast_shape({3}, {4}), Error);
-  EXPECT_THROW(broadcast_shape({2, 3}, {3, 2}), Error);
-}
-
-TEST(UnaryErrors, RefuseIntegers) {
-  KernelContext context;
-  std::int64_t x = 1;
-  EXPECT_THROW(unary(context, UnaryOp::kExp, DType::kI64, 1, &x, &x), Error);
-}
-
 }  // namespace
 }  // namespace shardbook::kernels

@@ -1,6 +1,5 @@
 #include "core/kernels/embedding.h"
 
-#include "core/check.h"
 #include "tests/kernels/support.h"
 
 namespace shardbook::kernels {
@@ -42,23 +41,6 @@ TEST_P(Embedding, ScattersSums) {
   }
 }
 
-TEST_P(Embedding, ScatterDoesNotDependOnThreads) {
-  const std::int64_t n = 500, cols = 200;
-  std::vector<std::int64_t> indices(n);
-  for (std::int64_t i = 0; i < n; ++i) indices[i] = i * i % 10;
-  const Array values = array(noise(n * cols, 2));
-  std::vector<Array> results;
-  for (const int threads : {1, 3}) {
-    with_threads(threads, [&] {
-      Array table = array(10 * cols);
-      scatter_add_rows(context, dtype, {10, cols}, table.data(), DType::kI64,
-                       indices.data(), n, values.data());
-      results.push_back(table);
-    });
-  }
-  EXPECT_TRUE(results[0] == results[1]);
-}
-
 // The shards of a table together do what the whole table does.
 TEST_P(Embedding, ShardsSkipForeignRows) {
   const std::int64_t cols = 20;
@@ -87,23 +69,6 @@ TEST_P(Embedding, ShardsSkipForeignRows) {
 }
 
 SB_OVER_FLOATING_DTYPES(Embedding);
-
-TEST(EmbeddingErrors, NameTheIndex) {
-  KernelContext context;
-  double table[4] = {}, out[4];
-  for (const std::int64_t bad : {4, -1}) {
-    EXPECT_THROW(gather_rows(context, DType::kF64, {4, 1}, table, DType::kI64,
-                             &bad, 1, out),
-                 Error);
-    EXPECT_THROW(scatter_add_rows(context, DType::kF64, {4, 1}, table,
-                                  DType::kI64, &bad, 1, out),
-                 Error);
-  }
-  const double index = 0;
-  EXPECT_THROW(gather_rows(context, DType::kF64, {4, 1}, table, DType::kF64,
-                           &index, 1, out),
-               Error);
-}
 
 }  // namespace
 }  // namespace shardbook::kernels

@@ -77,28 +77,6 @@ TEST_P(Norm, LayerNormBackwardIsTheSlope) {
   EXPECT_TRUE(in_place == dx);
 }
 
-TEST_P(Norm, LayerNormBackwardDoesNotDependOnThreads) {
-  const std::int64_t rows = 1000, cols = 48;
-  const Array x = array(noise(rows * cols, 1)), dy = array(noise(rows * cols));
-  Array y = array(rows * cols), mean(stat_dtype(dtype), rows),
-        rstd(stat_dtype(dtype), rows);
-  layer_norm(context, dtype, rows, cols, kEps, x.data(), nullptr, nullptr,
-             y.data(), mean.data(), rstd.data());
-  std::vector<Array> results;
-  for (const int threads : {1, 4}) {
-    with_threads(threads, [&] {
-      Array dgamma = array(cols), dbeta = array(cols);
-      layer_norm_backward(context, dtype, rows, cols, x.data(), nullptr,
-                          mean.data(), rstd.data(), dy.data(), nullptr,
-                          dgamma.data(), dbeta.data());
-      results.push_back(dgamma);
-      results.push_back(dbeta);
-    });
-  }
-  EXPECT_TRUE(results[0] == results[2]);
-  EXPECT_TRUE(results[1] == results[3]);
-}
-
 SB_OVER_FLOATING_DTYPES(Norm);
 
 TEST(NormErrors, RowsOfNothing) {

@@ -121,22 +121,9 @@ const Plan& plan_of(KernelContext::Plans& plans, DType dtype, ConvPass pass,
                                          with_bias ? 1 : 0,
                                          max_threads(),
                                          0};
-  auto found = plans.convolutions.find(key);
-  if (found == plans.convolutions.end()) {
-    Plan plan;
-    try {
-      plan = make_plan(plans.engine,
-                       dtype == DType::kF32 ? memory::data_type::f32
-                                            : memory::data_type::bf16,
-                       pass, s, with_bias);
-    } catch (const dnnl::error& error) {
-      // The empty plan remembers that oneDNN has none.
-      SB_CHECK(error.status == dnnl_unimplemented,
-               "conv2d: oneDNN: ", error.what());
-    }
-    found = plans.convolutions.emplace(key, std::move(plan)).first;
-  }
-  return found->second;
+  return plans.find_or_make("conv2d", plans.convolutions, key, [&] {
+    return make_plan(plans.engine, plans.type_of(dtype), pass, s, with_bias);
+  });
 }
 
 }  // namespace

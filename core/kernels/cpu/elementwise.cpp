@@ -109,6 +109,24 @@ void with_op(BinaryOp op, const Fn& fn) {
   }
 }
 
+// y = fn(x, number), of which `number` takes x's type.
+template <typename Fn>
+void map_with(const char* kernel, DType dtype, std::int64_t n, double number,
+              const void* x, void* y, const Fn& fn) {
+  dispatch_any(kernel, dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const T* in = static_cast<const T*>(x);
+    T* out = static_cast<T*>(y);
+    if constexpr (kIsInteger<T>) {
+      const T other = static_cast<T>(number);
+      for (std::int64_t i = 0; i < n; ++i) out[i] = fn(in[i], other);
+    } else {
+      const VecOf<T> other(static_cast<Compute<T>>(number));
+      map(n, in, out, [&](const auto& v) { return fn(v, other); });
+    }
+  });
+}
+
 template <typename V>
 V gelu_slope2(const V& x, V* twice_u) {
   // 2u = 2 sqrt(2/pi) (x + 0.044715 x^3); the slope of 2u is returned.
@@ -211,55 +229,32 @@ void binary(KernelContext& context, BinaryOp op, DType dtype,
   dispatch_any("binary", dtype, [&](auto zero) {
     using T = decltype(zero);
     with_op(op, [&](auto kOp) {
-      parallel_for(
-          0, rows, row_grain(cols), [&](std::int64_t from, std::int64_t to) {
-            for (std::int64_t row = from; row < to; ++row) {
-              std::int64_t rest = row, a_at = 0, b_at = 0;
-              for (std::size_t d = inner; d-- > 0;) {
-                const std::int64_t i = rest % loops.sizes[d];
-                rest /= loops.sizes[d];
-                a_at += i * loops.a_strides[d];
-                b_at += i * loops.b_strides[d];
-              }
-              binary_row<kOp.value>(cols, static_cast<const T*>(a) + a_at,
-                                    a_moves, static_cast<const T*>(b) + b_at,
-                                    b_moves, static_cast<T*>(out) + row * cols);
-            }
-          });
+      for_rows(rows, cols, [&](std::int64_t row) {
+        std::int64_t rest = row, a_at = 0, b_at = 0;
+        for (std::size_t d = inner; d-- > 0;) {
+          const std::int64_t i = rest % loops.sizes[d];
+          rest /= loops.sizes[d];
+          a_at += i * loops.a_strides[d];
+          b_at += i * loops.b_strides[d];
+        }
+        binary_row<kOp.value>(cols, static_cast<const T*>(a) + a_at, a_moves,
+                              static_cast<const T*>(b) + b_at, b_moves,
+                              static_cast<T*>(out) + row * cols);
+      });
     });
   });
 }
 
 void scale(KernelContext&, DType dtype, std::int64_t n, double factor,
            const void* x, void* y) {
-  dispatch_any("scale", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const T* in = static_cast<const T*>(x);
-    T* out = static_cast<T*>(y);
-    if constexpr (kIsInteger<T>) {
-      const T by = static_cast<T>(factor);
-      for (std::int64_t i = 0; i < n; ++i) out[i] = in[i] * by;
-    } else {
-      const VecOf<T> by(static_cast<Compute<T>>(factor));
-      map(n, in, out, [&](const auto& v) { return v * by; });
-    }
-  });
+  map_with("scale", dtype, n, factor, x, y,
+           [](const auto& v, const auto& by) { return v * by; });
 }
 
 void add_scalar(KernelContext&, DType dtype, std::int64_t n, double value,
                 const void* x, void* y) {
-  dispatch_any("add_scalar", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const T* in = static_cast<const T*>(x);
-    T* out = static_cast<T*>(y);
-    if constexpr (kIsInteger<T>) {
-      const T add = static_cast<T>(value);
-      for (std::int64_t i = 0; i < n; ++i) out[i] = in[i] + add;
-    } else {
-      const VecOf<T> add(static_cast<Compute<T>>(value));
-      map(n, in, out, [&](const auto& v) { return v + add; });
-    }
-  });
+  map_with("add_scalar", dtype, n, value, x, y,
+           [](const auto& v, const auto& by) { return v + by; });
 }
 
 void axpy(KernelContext&, DType dtype, std::int64_t n, double a, const void* x,
@@ -287,37 +282,37 @@ void unary(KernelContext&, UnaryOp op, DType dtype, std::int64_t n,
     using S = Compute<T>;
     const T* in = static_cast<const T*>(x);
     T* out = static_cast<T*>(y);
+    const auto map_each = [&](const auto& fn) { map(n, in, out, fn); };
     switch (op) {
       case UnaryOp::kNeg:
-        return map(n, in, out, [](const V& v) { return -v; });
+        return map_each([](const V& v) { return -v; });
       case UnaryOp::kAbs:
-        return map(n, in, out, [](const V& v) { return xsimd::abs(v); });
+        return map_each([](const V& v) { return xsimd::abs(v); });
       case UnaryOp::kRelu:
         // A comparison keeps NaN
-        return map(n, in, out, [](const V& v) {
-          return xsimd::select(v < V(S(0)), V(S(0)), v);
-        });
+        return map_each(
+            [](const V& v) { return xsimd::select(v < V(S(0)), V(S(0)), v); });
       case UnaryOp::kGeluTanh:
         // 0.5 x (1 + tanh u) = x sigmoid(2u)
-        return map(n, in, out, [](const V& v) {
+        return map_each([](const V& v) {
           V twice_u;
           gelu_slope2(v, &twice_u);
           return v * sigmoid_vec(twice_u);
         });
       case UnaryOp::kGeluErf:
-        return map(n, in, out, [](const V& v) { return v * normal_below(v); });
+        return map_each([](const V& v) { return v * normal_below(v); });
       case UnaryOp::kTanh:
-        return map(n, in, out, [](const V& v) { return tanh_vec(v); });
+        return map_each([](const V& v) { return tanh_vec(v); });
       case UnaryOp::kSigmoid:
-        return map(n, in, out, [](const V& v) { return sigmoid_vec(v); });
+        return map_each([](const V& v) { return sigmoid_vec(v); });
       case UnaryOp::kSquare:
-        return map(n, in, out, [](const V& v) { return v * v; });
+        return map_each([](const V& v) { return v * v; });
       case UnaryOp::kSqrt:
-        return map(n, in, out, [](const V& v) { return xsimd::sqrt(v); });
+        return map_each([](const V& v) { return xsimd::sqrt(v); });
       case UnaryOp::kExp:
-        return map(n, in, out, [](const V& v) { return exp_vec(v); });
+        return map_each([](const V& v) { return exp_vec(v); });
       case UnaryOp::kLog:
-        return map(n, in, out, [](const V& v) { return log_vec(v); });
+        return map_each([](const V& v) { return log_vec(v); });
     }
   });
 }
@@ -332,48 +327,45 @@ void unary_backward(KernelContext&, UnaryOp op, DType dtype, std::int64_t n,
     const T* grad = static_cast<const T*>(dy);
     T* out = static_cast<T*>(dx);
     const V none(S(0)), one(S(1));
+    const auto map_each = [&](const auto& fn) { map(n, in, grad, out, fn); };
     switch (op) {
       case UnaryOp::kNeg:
         return map(n, grad, out, [](const V& g) { return -g; });
       case UnaryOp::kAbs:
-        return map(n, in, grad, out, [&](const V& x, const V& g) {
+        return map_each([&](const V& x, const V& g) {
           return xsimd::select(x > none, g, xsimd::select(x < none, -g, none));
         });
       case UnaryOp::kRelu:
-        return map(n, in, grad, out, [&](const V& x, const V& g) {
+        return map_each([&](const V& x, const V& g) {
           return xsimd::select(x > none, g, none);
         });
       case UnaryOp::kGeluTanh:
-        return map(n, in, grad, out, [&](const V& x, const V& g) {
+        return map_each([&](const V& x, const V& g) {
           V twice_u;
           const V slope = gelu_slope2(x, &twice_u);
           const V s = sigmoid_vec(twice_u);
           return g * s * xsimd::fma(x * slope, one - s, one);
         });
       case UnaryOp::kGeluErf:
-        return map(n, in, grad, out, [](const V& x, const V& g) {
+        return map_each([](const V& x, const V& g) {
           const V density = V(S(0.39894228040143267793994605993438)) *
                             exp_vec(V(S(-0.5)) * x * x);
           return g * xsimd::fma(x, density, normal_below(x));
         });
       case UnaryOp::kTanh:
-        return map(n, in, grad, out,
-                   [&](const V& y, const V& g) { return g * (one - y * y); });
+        return map_each(
+            [&](const V& y, const V& g) { return g * (one - y * y); });
       case UnaryOp::kSigmoid:
-        return map(n, in, grad, out,
-                   [&](const V& y, const V& g) { return g * y * (one - y); });
+        return map_each(
+            [&](const V& y, const V& g) { return g * y * (one - y); });
       case UnaryOp::kSquare:
-        return map(n, in, grad, out,
-                   [](const V& x, const V& g) { return (g + g) * x; });
+        return map_each([](const V& x, const V& g) { return (g + g) * x; });
       case UnaryOp::kSqrt:
-        return map(n, in, grad, out,
-                   [](const V& y, const V& g) { return g / (y + y); });
+        return map_each([](const V& y, const V& g) { return g / (y + y); });
       case UnaryOp::kExp:
-        return map(n, in, grad, out,
-                   [](const V& y, const V& g) { return g * y; });
+        return map_each([](const V& y, const V& g) { return g * y; });
       case UnaryOp::kLog:
-        return map(n, in, grad, out,
-                   [](const V& x, const V& g) { return g / x; });
+        return map_each([](const V& x, const V& g) { return g / x; });
     }
   });
 }

@@ -86,22 +86,18 @@ void copy_transposed(const CopyLoops& loops, std::size_t along, const T* src,
     if (d != along) count *= loops.sizes[d];
   }
   const std::int64_t work = std::min(rows, kStrip) * cols;
-  parallel_for(0, count, row_grain(work),
-               [&](std::int64_t from, std::int64_t to) {
-                 for (std::int64_t i = from; i < to; ++i) {
-                   const std::int64_t row = i % strips * kStrip;
-                   std::int64_t rest = i / strips;
-                   std::int64_t s = row * x_ld, t = row;
-                   for (std::size_t d = last; d-- > 0;) {
-                     if (d == along) continue;
-                     s += rest % loops.sizes[d] * loops.src[d];
-                     t += rest % loops.sizes[d] * loops.dst[d];
-                     rest /= loops.sizes[d];
-                   }
-                   transpose_into(src + s, x_ld, std::min(kStrip, rows - row),
-                                  cols, dst + t, out_ld);
-                 }
-               });
+  for_rows(count, work, [&](std::int64_t i) {
+    const std::int64_t row = i % strips * kStrip;
+    std::int64_t rest = i / strips, s = row * x_ld, t = row;
+    for (std::size_t d = last; d-- > 0;) {
+      if (d == along) continue;
+      s += rest % loops.sizes[d] * loops.src[d];
+      t += rest % loops.sizes[d] * loops.dst[d];
+      rest /= loops.sizes[d];
+    }
+    transpose_into(src + s, x_ld, std::min(kStrip, rows - row), cols, dst + t,
+                   out_ld);
+  });
 }
 
 template <typename T>

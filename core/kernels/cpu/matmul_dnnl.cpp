@@ -134,22 +134,9 @@ bool matmul_dnnl(KernelContext& context, DType dtype, const MatmulArgs& args,
           (args.accumulate ? 4 : 0) | (bias != nullptr ? 8 : 0),
       max_threads(),
       0};
-  auto found = plans.matmuls.find(key);
-  if (found == plans.matmuls.end()) {
-    Plan plan;
-    try {
-      plan = make_plan(plans.engine,
-                       dtype == DType::kF32 ? memory::data_type::f32
-                                            : memory::data_type::bf16,
-                       args, bias != nullptr);
-    } catch (const dnnl::error& error) {
-      // The empty plan remembers that oneDNN has none.
-      SB_CHECK(error.status == dnnl_unimplemented,
-               "matmul: oneDNN: ", error.what());
-    }
-    found = plans.matmuls.emplace(key, std::move(plan)).first;
-  }
-  const Plan& plan = found->second;
+  const Plan& plan = plans.find_or_make("matmul", plans.matmuls, key, [&] {
+    return make_plan(plans.engine, plans.type_of(dtype), args, bias != nullptr);
+  });
   if (!plan.primitive) return false;
 
   Scratch scratch(context, plan.scratch.get_size());

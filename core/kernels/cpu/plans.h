@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <dnnl.hpp>
 #include <map>
+#include <utility>
 
+#include "core/check.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/kernel_order.h"
 
@@ -32,6 +34,28 @@ struct KernelContext::Plans {
   dnnl::stream stream{engine};
   std::map<Key, Plan> matmuls;
   std::map<Key, ConvPlan> convolutions;
+
+  /// The plan of `known` for `key`, which make() makes at its first use. A plan
+  /// without a primitive remembers that oneDNN has none.
+  template <typename AnyPlan, typename Make>
+  static const AnyPlan& find_or_make(const char* op,
+                                     std::map<Key, AnyPlan>& known,
+                                     const Key& key, const Make& make) {
+    const auto found = known.find(key);
+    if (found != known.end()) return found->second;
+    AnyPlan plan;
+    try {
+      plan = make();
+    } catch (const dnnl::error& error) {
+      SB_CHECK(error.status == dnnl_unimplemented, op,
+               ": oneDNN: ", error.what());
+    }
+    return known.emplace(key, std::move(plan)).first->second;
+  }
+  static dnnl::memory::data_type type_of(DType dtype) {
+    return dtype == DType::kF32 ? dnnl::memory::data_type::f32
+                                : dnnl::memory::data_type::bf16;
+  }
 };
 
 }  // namespace shardbook

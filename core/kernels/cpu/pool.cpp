@@ -108,16 +108,12 @@ void max_pool_backward(KernelContext&, DType dtype, const PoolShape& s,
       }
       for (std::int64_t c = 0; c < size; ++c) out[c] = narrow<T>(sums[c]);
     };
-    parallel_for(0, s.n * s.h, row_grain(s.w * s.c),
-                 [&](std::int64_t from, std::int64_t to) {
-                   for (std::int64_t at = from * s.w; at < to * s.w; ++at) {
-                     for (std::int64_t c = 0; c < s.c; c += kChannels) {
-                       pixel(at / s.w / s.h, at / s.w % s.h, at % s.w, c,
-                             std::min(kChannels, s.c - c),
-                             static_cast<T*>(dx) + at * s.c + c);
-                     }
-                   }
-                 });
+    for_rows(s.n * s.h * s.w, s.c, [&](std::int64_t at) {
+      for (std::int64_t c = 0; c < s.c; c += kChannels) {
+        pixel(at / s.w / s.h, at / s.w % s.h, at % s.w, c,
+              std::min(kChannels, s.c - c), static_cast<T*>(dx) + at * s.c + c);
+      }
+    });
   });
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <numeric>
 
 #include "core/check.h"
@@ -73,27 +72,35 @@ void sum_rows_typed(KernelContext& context, std::int64_t rows,
   });
 }
 
-// Sum of fn(part of x, its size) over parts of 1024, in chunks of kGrain that
-// threads share.
-template <typename T, typename Fn>
-double sum_f64(KernelContext& context, std::int64_t n, const T* x,
-               const Fn& fn) {
+// of_chunk(begin, end) of each kGrain of n elements, which threads share, joined
+// in order.
+template <typename Fn, typename Join>
+double join_chunks(KernelContext& context, std::int64_t n, const Fn& of_chunk,
+                   const Join& join) {
   const std::int64_t chunks = (n + kGrain - 1) / kGrain;
   Scratch scratch(context, chunks * sizeof(double));
   double* const partial = scratch.as<double>();
   parallel_for(0, chunks, 1, [&](std::int64_t from, std::int64_t to) {
     for (std::int64_t chunk = from; chunk < to; ++chunk) {
-      const std::int64_t end = std::min(n, (chunk + 1) * kGrain);
-      double sum = 0.0;
-      for (std::int64_t i = chunk * kGrain; i < end; i += 1024) {
-        sum += fn(x + i, std::min<std::int64_t>(1024, end - i));
-      }
-      partial[chunk] = sum;
+      partial[chunk] =
+          of_chunk(chunk * kGrain, std::min(n, (chunk + 1) * kGrain));
     }
   });
-  double sum = 0.0;
-  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk];
-  return sum;
+  return std::accumulate(partial, partial + chunks, 0.0, join);
+}
+
+// Sum of fn(part of x, its size) over parts of 1024.
+template <typename T, typename Fn>
+double sum_f64(KernelContext& context, std::int64_t n, const T* x,
+               const Fn& fn) {
+  const auto of_chunk = [&](std::int64_t begin, std::int64_t end) {
+    double sum = 0.0;
+    for (std::int64_t i = begin; i < end; i += 1024) {
+      sum += fn(x + i, std::min<std::int64_t>(1024, end - i));
+    }
+    return sum;
+  };
+  return join_chunks(context, n, of_chunk, std::plus<>());
 }
 
 // The sum of the elements, or of their squares, in f64.
@@ -128,29 +135,15 @@ double sum_chunk(const T* x, std::int64_t n) {
 // The largest fn(i) over [0, n), where NaN is larger than anything.
 template <typename Fn>
 double max_over(KernelContext& context, std::int64_t n, const Fn& fn) {
-  const std::int64_t chunks = (n + kGrain - 1) / kGrain;
-  Scratch scratch(context, chunks * sizeof(double));
-  double* const partial = scratch.as<double>();
-  parallel_for(0, chunks, 1, [&](std::int64_t from, std::int64_t to) {
-    for (std::int64_t chunk = from; chunk < to; ++chunk) {
-      const std::int64_t end = std::min(n, (chunk + 1) * kGrain);
-      double best = 0.0;
-      bool any_nan = false;
-      for (std::int64_t i = chunk * kGrain; i < end; ++i) {
-        const double v = fn(i);
-        any_nan |= v != v;
-        best = v > best ? v : best;
-      }
-      partial[chunk] =
-          any_nan ? std::numeric_limits<double>::quiet_NaN() : best;
-    }
-  });
-  double best = 0.0;
-  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-    if (partial[chunk] != partial[chunk]) return partial[chunk];
-    best = std::max(best, partial[chunk]);
-  }
-  return best;
+  const auto larger = [](double a, double b) {
+    return a > b || a != a ? a : b;
+  };
+  const auto of_chunk = [&](std::int64_t begin, std::int64_t end) {
+    double best = 0.0;
+    for (std::int64_t i = begin; i < end; ++i) best = larger(best, fn(i));
+    return best;
+  };
+  return join_chunks(context, n, of_chunk, larger);
 }
 
 template <typename T>

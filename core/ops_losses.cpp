@@ -1,4 +1,4 @@
-// The loss of logits whose vocabulary is cut over ranks.
+// Losses, also of logits whose vocabulary is cut over ranks.
 
 #include <algorithm>
 
@@ -13,6 +13,61 @@ using internal::bytes_of;
 using internal::count;
 using internal::OpScope;
 
+namespace {
+
+void check_targets(const char* op, const Tensor& logits, const Tensor& targets,
+                   std::int64_t rows) {
+  SB_CHECK(targets.dtype() == DType::kI64 && targets.numel() == rows, op,
+           ": targets ", dtype_name(targets.dtype()),
+           shape_text(targets.shape()), " for logits ",
+           shape_text(logits.shape()), "; give one i64 per row");
+  internal::check_same_device(op, logits, targets);
+}
+
+}  // namespace
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
+                     Reduction reduction) {
+  SB_CHECK(logits.ndim() >= 1, "cross_entropy: a scalar has no last dim");
+  const std::int64_t cols = logits.size(-1);
+  const std::int64_t rows = cols == 0 ? 0 : logits.numel() / cols;
+  check_targets("cross_entropy", logits, targets, rows);
+  const DType stat = internal::stat_dtype(logits.dtype());
+  Tensor loss = Tensor::empty({}, {stat, logits.device()});
+  Tensor lse = Tensor::empty({rows}, {stat, logits.device()});
+  const bool mean = reduction == Reduction::kMean;
+  {
+    Tensor losses = lse.empty_like();
+    OpScope scope("cross_entropy", 5 * count(logits), bytes_of({&logits}),
+                  logits);
+    if (scope.runs()) {
+      kernels::cross_entropy(scope.kernels(), logits.dtype(), rows, cols,
+                             logits.raw(), targets.data<std::int64_t>(),
+                             losses.raw(), lse.raw());
+      kernels::reduce_losses(scope.kernels(), stat, rows, losses.raw(),
+                             targets.data<std::int64_t>(), mean, loss.raw());
+    }
+  }
+  autograd::record(
+      "cross_entropy", {logits}, {loss}, [=](const Tensors& grads) {
+        Tensor dlogits = logits.empty_like();
+        OpScope("cross_entropy", 3 * count(logits),
+                bytes_of({&logits, &dlogits}), logits)
+            .run(kernels::cross_entropy_backward, logits.dtype(), rows, cols,
+                 logits.raw(), targets.data<std::int64_t>(), lse.raw(),
+                 grads[0].raw(), mean, dlogits.raw());
+        return Tensors{dlogits};
+      });
+  return loss;
+}
+
+Tensor mse_loss(const Tensor& x, const Tensor& target) {
+  SB_CHECK(x.shape() == target.shape(), "mse_loss: shapes ",
+           shape_text(x.shape()), " and ", shape_text(target.shape()),
+           " differ");
+  return mean(square(sub(x, target)));
+}
+
 Tensor cross_entropy_part(const Tensor& logits, const Tensor& targets,
                           std::int64_t first, std::int64_t num_classes,
                           const ReduceOverRanks& reduce, Reduction reduction) {
@@ -24,13 +79,7 @@ Tensor cross_entropy_part(const Tensor& logits, const Tensor& targets,
   part.rows = logits.numel() / part.cols;
   part.first = first;
   part.valid = std::clamp<std::int64_t>(num_classes - first, 0, part.cols);
-  SB_CHECK(targets.dtype() == DType::kI64 && targets.numel() == part.rows,
-           "cross_entropy_part: targets ", dtype_name(targets.dtype()),
-           shape_text(targets.shape()), " for logits ",
-           shape_text(logits.shape()), "; give one i64 per row");
-  SB_CHECK(logits.device() == targets.device(), "cross_entropy_part: devices ",
-           logits.device().name(), " and ", targets.device().name(),
-           " differ; copy one of them");
+  check_targets("cross_entropy_part", logits, targets, part.rows);
   const DType stat = internal::stat_dtype(logits.dtype());
   const bool mean = reduction == Reduction::kMean;
   const TensorOptions options{stat, logits.device()};

@@ -1,11 +1,32 @@
 #pragma once
 
-// A file that appears whole or not at all.
+// Files that are mapped to be read, and files that appear whole or not at all.
 
 #include <cstddef>
 #include <string>
 
 namespace shardbook::internal {
+
+/// An ordinary file mapped read-only; its pages are read when touched. Throws
+/// shardbook::Error that names the path and the cause.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  /// Null when the file is empty.
+  const void* bytes() const { return bytes_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  /// Returns what went wrong; empty when nothing did.
+  std::string map(int descriptor);
+
+  void* bytes_ = nullptr;
+  std::size_t size_ = 0;
+};
 
 /// Writes to a file without a name in the folder of `path`; commit() syncs it,
 /// gives it a temporary name, renames that and syncs the folder. Until then

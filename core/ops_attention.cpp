@@ -1,8 +1,9 @@
-#include "core/attention_block.h"
+// Attention, whole and in blocks.
 
 #include <algorithm>
 #include <cmath>
 
+#include "core/attention_block.h"
 #include "core/check.h"
 #include "core/copy_runs.h"
 #include "core/internal/op_scope.h"
@@ -11,19 +12,155 @@
 
 namespace shardbook {
 
+using internal::bytes_of;
 using internal::OpScope;
 
 namespace {
+
+struct AttentionShape {
+  std::int64_t batch, q_rows, k_rows, width;
+};
+
+/// Heads of `head_dim` columns inside rows that are `row` elements apart; `rows`
+/// rows per batch row.
+kernels::HeadStrides heads_in(std::int64_t rows, std::int64_t row,
+                              std::int64_t head_dim) {
+  return {rows * row, head_dim, row};
+}
 
 std::int64_t kv_heads_of(const AttentionOptions& options) {
   return options.kv_heads == 0 ? options.heads : options.kv_heads;
 }
 
-/// Heads side by side in rows of `width` elements; `rows` rows per batch row.
-kernels::HeadStrides side_by_side(std::int64_t rows, std::int64_t width,
-                                  std::int64_t head_dim) {
-  return {rows * width, head_dim, width};
+kernels::AttentionArgs args_of(const AttentionShape& shape,
+                               const AttentionOptions& options) {
+  kernels::AttentionArgs args;
+  args.batch = shape.batch;
+  args.heads = options.heads;
+  args.kv_heads = kv_heads_of(options);
+  args.q_rows = shape.q_rows;
+  args.k_rows = shape.k_rows;
+  args.head_dim = shape.width / options.heads;
+  args.causal = options.causal;
+  args.scale = options.scale != 0
+                   ? options.scale
+                   : 1.0 / std::sqrt(static_cast<double>(args.head_dim));
+  args.out = heads_in(shape.q_rows, shape.width, args.head_dim);
+  args.dropout = options.dropout;
+  if (options.dropout > 0) {
+    args.dropout_view = internal::global_view(
+        {args.batch, args.heads, args.q_rows, args.k_rows}, options.shard);
+  }
+  return args;
 }
+
+/// One product of queries with keys, of which each head sees `pairs` pairs.
+double product_flops(const kernels::AttentionArgs& args, double pairs) {
+  return 2 * pairs *
+         static_cast<double>(args.batch * args.heads * args.head_dim);
+}
+
+/// A device computes all pairs of [queries, keys], or half of them.
+ProductShape product_of(const kernels::AttentionArgs& args) {
+  return {args.q_rows, args.k_rows, args.head_dim, args.batch * args.heads};
+}
+
+// --- Whole -------------------------------------------------------------------
+
+kernels::AttentionArgs whole_args(const AttentionShape& shape,
+                                  const AttentionOptions& options) {
+  SB_CHECK(options.heads > 0 && shape.width % options.heads == 0,
+           "attention: ", options.heads, " heads do not divide a width of ",
+           shape.width);
+  kernels::AttentionArgs args = args_of(shape, options);
+  if (options.dropout > 0) {
+    args.dropout_key = internal::next_random_key("attention");
+  }
+  return args;
+}
+
+/// Multiply-adds of one product of queries with the keys they may see.
+double attention_flops(const kernels::AttentionArgs& args) {
+  const auto q = static_cast<double>(args.q_rows);
+  const auto k = static_cast<double>(args.k_rows);
+  return product_flops(args, args.causal ? q * (k + 1) / 2 : q * k);
+}
+
+/// Attention of {qkv}, or of {q, k, v}.
+Tensor attend(const Tensors& inputs, const kernels::AttentionArgs& args) {
+  const Tensor& q = inputs[0];
+  const Tensor out = Tensor::empty(
+      {args.batch, args.q_rows, args.heads * args.head_dim}, q.options());
+  const Tensor lse =
+      Tensor::empty({args.batch, args.heads, args.q_rows},
+                    {internal::stat_dtype(q.dtype()), q.device()});
+  const auto part = [](const Tensors& x, std::size_t i) {
+    return x.size() == 3 ? x[i].raw()
+                         : internal::address_of(x[0], i * x[0].size(2) / 3);
+  };
+  double bytes = bytes_of({&out});
+  for (const Tensor& input : inputs) bytes += bytes_of({&input});
+  const ProductShape product = product_of(args);
+  OpScope("attention", 2 * attention_flops(args), bytes, q, product)
+      .run(kernels::attention, q.dtype(), args, part(inputs, 0),
+           part(inputs, 1), part(inputs, 2), out.raw(), lse.raw());
+  autograd::record("attention", inputs, {out},
+                   [=, out = out.detach()](const Tensors& grads) {
+                     const Tensor& dout = grads[0];
+                     Tensors result;
+                     for (const Tensor& input : inputs)
+                       result.push_back(input.empty_like());
+                     OpScope("attention", 5 * attention_flops(args), 2 * bytes,
+                             dout, product)
+                         .run(kernels::attention_backward, dout.dtype(), args,
+                              kernels::AttentionGradStrides{args.q, args.k,
+                                                            args.v, args.out},
+                              part(inputs, 0), part(inputs, 1), part(inputs, 2),
+                              out.raw(), dout.raw(), lse.raw(), part(result, 0),
+                              part(result, 1), part(result, 2), false);
+                     return result;
+                   });
+  return out;
+}
+
+}  // namespace
+
+Tensor attention(const Tensor& qkv, const AttentionOptions& options) {
+  SB_CHECK(qkv.ndim() == 3 && qkv.size(2) % 3 == 0, "attention: qkv has shape ",
+           shape_text(qkv.shape()), "; give [batch, sequence, 3 * width]");
+  SB_CHECK(options.kv_heads == 0 || options.kv_heads == options.heads,
+           "attention: packed [q | k | v] has one width; with ",
+           options.kv_heads, " heads of keys, give q, k and v");
+  const std::int64_t b = qkv.size(0), s = qkv.size(1), h = qkv.size(2) / 3;
+  kernels::AttentionArgs args = whole_args({b, s, s, h}, options);
+  args.q = args.k = args.v = heads_in(s, 3 * h, args.head_dim);
+  return attend({qkv}, args);
+}
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                 const AttentionOptions& options) {
+  internal::check_same_kind("attention", q, k);
+  internal::check_same_kind("attention", q, v);
+  SB_CHECK(q.ndim() == 3 && k.ndim() == 3 && k.shape() == v.shape() &&
+               q.size(0) == k.size(0),
+           "attention: shapes q ", shape_text(q.shape()), ", k ",
+           shape_text(k.shape()), ", v ", shape_text(v.shape()),
+           "; give [batch, rows, width] with one batch");
+  kernels::AttentionArgs args =
+      whole_args({q.size(0), q.size(1), k.size(1), q.size(2)}, options);
+  const std::int64_t kv_heads = kv_heads_of(options);
+  SB_CHECK(kv_heads > 0 && options.heads % kv_heads == 0 &&
+               k.size(2) == kv_heads * args.head_dim,
+           "attention: keys of width ", k.size(2), " for ", kv_heads, " of ",
+           options.heads, " heads of ", args.head_dim, " columns");
+  args.q = heads_in(q.size(1), q.size(2), args.head_dim);
+  args.k = args.v = heads_in(k.size(1), k.size(2), args.head_dim);
+  return attend({q, k, v}, args);
+}
+
+// --- In blocks ---------------------------------------------------------------
+
+namespace {
 
 /// The address of row `row` of each batch row.
 void* at_row(const Tensor& x, std::int64_t row) {
@@ -52,40 +189,14 @@ kernels::AttentionArgs block_args(const Tensor& q, const Tensor& k,
            " of keys");
   check_rows("queries", block.queries, q);
   check_rows("keys", block.keys, k);
-  kernels::AttentionArgs args;
-  args.batch = q.size(0);
-  args.heads = options.heads;
-  args.kv_heads = kv_heads_of(options);
-  args.q_rows = block.queries.size();
-  args.k_rows = block.keys.size();
-  args.head_dim = q.size(2) / options.heads;
+  kernels::AttentionArgs args = args_of(
+      {q.size(0), block.queries.size(), block.keys.size(), q.size(2)}, options);
   args.causal = block.causal;
   args.q_position = block.shift;
-  args.scale = options.scale != 0
-                   ? options.scale
-                   : 1.0 / std::sqrt(static_cast<double>(args.head_dim));
-  args.q = side_by_side(q.size(1), q.size(2), args.head_dim);
-  args.k = args.v = side_by_side(k.size(1), k.size(2), args.head_dim);
-  args.out = side_by_side(args.q_rows, q.size(2), args.head_dim);
-  args.dropout = options.dropout;
+  args.q = heads_in(q.size(1), q.size(2), args.head_dim);
+  args.k = args.v = heads_in(k.size(1), k.size(2), args.head_dim);
   args.dropout_key = {draws.seed, draws.stream};
-  if (options.dropout > 0) {
-    args.dropout_view = internal::global_view(
-        {args.batch, args.heads, args.q_rows, args.k_rows}, options.shard);
-  }
   return args;
-}
-
-/// One product of the block's queries with the keys that they see.
-double product_flops(const kernels::AttentionArgs& args,
-                     const AttentionBlock& block) {
-  return 2 * visible_pairs(block) *
-         static_cast<double>(args.batch * args.heads * args.head_dim);
-}
-
-/// A device computes all pairs of [queries, keys], or half of them.
-ProductShape product_of(const kernels::AttentionArgs& args) {
-  return {args.q_rows, args.k_rows, args.head_dim, args.batch * args.heads};
 }
 
 /// Bytes of the block's rows of q (or k) in `copies` tensors.
@@ -136,7 +247,7 @@ AttentionSums attention_block(const Tensor& q, const Tensor& k, const Tensor& v,
   sums.out = Tensor::empty({q.size(0), args.q_rows, q.size(2)}, q.options());
   sums.logsumexp = Tensor::empty({q.size(0), args.heads, args.q_rows},
                                  {internal::stat_dtype(q.dtype()), q.device()});
-  OpScope("attention", 2 * product_flops(args, block),
+  OpScope("attention", 2 * product_flops(args, visible_pairs(block)),
           row_bytes(block.queries, q, 2) + row_bytes(block.keys, k, 2), q,
           product_of(args))
       .run(kernels::attention, q.dtype(), args, at_row(q, block.queries.begin),
@@ -161,8 +272,8 @@ void merge_attention(const AttentionSums& sums, std::int64_t first,
   args.heads = heads;
   args.rows = rows;
   args.head_dim = out.size(2) / heads;
-  args.out = side_by_side(out.size(1), out.size(2), args.head_dim);
-  args.block_out = side_by_side(rows, out.size(2), args.head_dim);
+  args.out = heads_in(out.size(1), out.size(2), args.head_dim);
+  args.block_out = heads_in(rows, out.size(2), args.head_dim);
   args.logsumexp_head = out.size(1);
   OpScope scope("merge_attention", 3 * internal::count(added),
                 static_cast<double>(added.bytes()) +
@@ -196,13 +307,12 @@ void attention_block_backward(const Tensor& q, const Tensor& k, const Tensor& v,
     to_q = Tensor::empty({q.size(0), queries.size(), q.size(2)}, q.options());
     to_k = Tensor::empty({k.size(0), keys.size(), k.size(2)}, k.options());
     to_v = to_k.empty_like();
-    strides.dq = side_by_side(queries.size(), q.size(2), args.head_dim);
-    strides.dk = strides.dv =
-        side_by_side(keys.size(), k.size(2), args.head_dim);
+    strides.dq = heads_in(queries.size(), q.size(2), args.head_dim);
+    strides.dk = strides.dv = heads_in(keys.size(), k.size(2), args.head_dim);
   }
   const std::int64_t to_query = in_place ? queries.begin : 0;
   const std::int64_t to_key = in_place ? keys.begin : 0;
-  OpScope("attention", 5 * product_flops(args, block),
+  OpScope("attention", 5 * product_flops(args, visible_pairs(block)),
           row_bytes(queries, q, 4) + row_bytes(keys, k, 4), q, product_of(args))
       .run(kernels::attention_backward, q.dtype(), args, strides,
            at_row(q, queries.begin), at_row(k, keys.begin),
