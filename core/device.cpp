@@ -55,30 +55,29 @@ class Device::State {
   State(DeviceType type, int index, std::int64_t capacity,
         std::unique_ptr<DeviceMemory> memory,
         std::unique_ptr<CudaDevice> cuda = nullptr)
-      : type_(type),
-        index_(index),
-        capacity_(capacity),
-        cuda_(std::move(cuda)),
+      : type(type),
+        index(index),
+        capacity(capacity),
+        cuda(std::move(cuda)),
         memory_(std::move(memory)) {}
 
-  DeviceType type() const { return type_; }
-  int index() const { return index_; }
-  std::int64_t capacity() const { return capacity_; }
+  const DeviceType type;
+  const int index;
+  const std::int64_t capacity;
+  const std::unique_ptr<CudaDevice> cuda;
+  Device gpu;  ///< pinned memory: whose copies it is for
+
   std::string name() const {
-    if (index_ < 0) return "host";
-    const char* type = type_ == DeviceType::kCpu    ? "cpu"
-                       : type_ == DeviceType::kMeta ? "meta"
-                                                    : "cuda";
-    return type + (":" + std::to_string(index_));
+    if (index < 0) return "host";
+    const char* kind = type == DeviceType::kCpu    ? "cpu"
+                       : type == DeviceType::kMeta ? "meta"
+                                                   : "cuda";
+    return kind + (":" + std::to_string(index));
   }
-  CudaDevice* cuda() const { return cuda_.get(); }
-  /// Pinned memory: whose copies it is for.
-  const Device& gpu() const { return gpu_; }
-  void set_gpu(const Device& gpu) { gpu_ = gpu; }
 
   Block allocate(std::int64_t bytes, MemoryKind kind) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (capacity_ > 0 && stats_.current_total + bytes > capacity_) {
+    if (capacity > 0 && stats_.current_total + bytes > capacity) {
       SB_FAIL("out of memory on ", name(), ": asked for ", bytes,
               " bytes of kind ", memory_kind_name(kind), "; ", report());
     }
@@ -92,7 +91,7 @@ class Device::State {
     std::lock_guard<std::mutex> lock(mutex_);
     book(kind, -bytes);
     if (block.data == nullptr) return;
-    const std::int64_t size = block_bytes(type_, bytes);
+    const std::int64_t size = block_bytes(type, bytes);
     memory_->keep(block, static_cast<std::size_t>(size));
     stats_.cached += size;
     held_ -= size;
@@ -133,7 +132,7 @@ class Device::State {
  private:
   Block take_block(std::int64_t bytes) {
     if (bytes == 0) return {};
-    const std::int64_t size = block_bytes(type_, bytes);
+    const std::int64_t size = block_bytes(type, bytes);
     const auto wanted = static_cast<std::size_t>(size);
     Block block = memory_->take_kept(wanted);
     if (block.data != nullptr) {
@@ -141,12 +140,11 @@ class Device::State {
     } else {
       // Ranks that share a GPU have a slice of its memory each.
       const std::int64_t holds = held_ + stats_.cached + size;
-      if (cuda_ != nullptr && capacity_ > 0 && holds > capacity_) {
+      if (cuda != nullptr && capacity > 0 && holds > capacity) {
         release_cached_blocks();
-        SB_CHECK(
-            stats_.cached == 0 || held_ + stats_.cached + size <= capacity_,
-            "out of memory on ", name(), ": asked for ", bytes,
-            " bytes; graphs keep ", stats_.cached, " bytes; ", report());
+        SB_CHECK(stats_.cached == 0 || held_ + stats_.cached + size <= capacity,
+                 "out of memory on ", name(), ": asked for ", bytes,
+                 " bytes; graphs keep ", stats_.cached, " bytes; ", report());
       }
       block = memory_->take_new(wanted);
       if (block.data == nullptr) {
@@ -185,20 +183,15 @@ class Device::State {
           << " " << stats_.current_by_kind[static_cast<std::size_t>(k)];
     }
     out << ")";
-    if (capacity_ > 0) out << ", capacity " << capacity_ << " bytes";
+    if (capacity > 0) out << ", capacity " << capacity << " bytes";
     return out.str();
   }
 
-  const DeviceType type_;
-  const int index_;
-  const std::int64_t capacity_;
   std::mutex mutex_;
   MemoryStats stats_;
   std::int64_t held_ = 0;  ///< bytes of blocks in use
-  // Blocks go back before the streams that used them.
-  const std::unique_ptr<CudaDevice> cuda_;
+  // Blocks go back before the streams that used them, those of `cuda`.
   const std::unique_ptr<DeviceMemory> memory_;
-  Device gpu_;
 };
 
 Device Device::cpu(int index, std::int64_t capacity_bytes) {
@@ -235,16 +228,16 @@ Device make_pinned_host(const Device& gpu) {
   auto state = std::make_shared<Device::State>(
       DeviceType::kCpu, -1, 0,
       make_pinned_memory(cuda.runtime(), cuda.index()));
-  state->set_gpu(gpu);
+  state->gpu = gpu;
   return Device(std::move(state));
 }
 
 Device gpu_of(const Device& device) {
-  return device.is_cuda() ? device : device.state()->gpu();
+  return device.is_cuda() ? device : device.state()->gpu;
 }
 
 CudaDevice& cuda_device(const Device& device) {
-  CudaDevice* cuda = device.state()->cuda();
+  CudaDevice* cuda = device.state()->cuda.get();
   SB_CHECK(cuda != nullptr, device.name(), " is no CUDA device");
   return *cuda;
 }
@@ -253,13 +246,13 @@ CudaDevice& cuda_device(const Device& device) {
 
 DeviceType Device::type() const {
   SB_CHECK(defined(), "device: this handle names no device");
-  return state_->type();
+  return state_->type;
 }
-int Device::index() const { return state_->index(); }
+int Device::index() const { return state_->index; }
 std::string Device::name() const {
   return defined() ? state_->name() : "no device";
 }
-std::int64_t Device::capacity_bytes() const { return state_->capacity(); }
+std::int64_t Device::capacity_bytes() const { return state_->capacity; }
 MemoryStats Device::memory() const { return state_->stats(); }
 void Device::note_held(MemoryKind kind) const { state_->note_held(kind); }
 void Device::reset_peak_memory() { state_->reset_peak(); }

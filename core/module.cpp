@@ -25,14 +25,10 @@ class Walk : public MemberVisitor {
 
   void start(Module& root) { module("", root); }
   void parameter(const std::string& name, Tensor& tensor) override {
-    if (on_tensor_ && tensor.defined()) {
-      on_tensor_(join(prefix_, name), tensor, true);
-    }
+    visit(name, tensor, true);
   }
   void buffer(const std::string& name, Tensor& tensor) override {
-    if (on_tensor_ && tensor.defined()) {
-      on_tensor_(join(prefix_, name), tensor, false);
-    }
+    visit(name, tensor, false);
   }
   void module(const std::string& name, Module& child) override {
     const std::string outer = prefix_;
@@ -43,6 +39,12 @@ class Walk : public MemberVisitor {
   }
 
  private:
+  void visit(const std::string& name, Tensor& tensor, bool is_parameter) {
+    if (on_tensor_ && tensor.defined()) {
+      on_tensor_(join(prefix_, name), tensor, is_parameter);
+    }
+  }
+
   OnTensor on_tensor_;
   OnModule on_module_;
   std::string prefix_;

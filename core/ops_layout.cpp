@@ -1,6 +1,7 @@
 // Views and copies that move elements without changing them.
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/internal/op_scope.h"
 #include "core/kernels/layout.h"
@@ -150,9 +151,7 @@ Tensor permute(const Tensor& x, const std::vector<std::int64_t>& order) {
 
 Tensor transpose(const Tensor& x, std::int64_t dim0, std::int64_t dim1) {
   std::vector<std::int64_t> order(static_cast<std::size_t>(x.ndim()));
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    order[i] = static_cast<std::int64_t>(i);
-  }
+  std::iota(order.begin(), order.end(), 0);
   std::swap(order[static_cast<std::size_t>(checked_dim("transpose", x, dim0))],
             order[static_cast<std::size_t>(checked_dim("transpose", x, dim1))]);
   return permute(x, order);

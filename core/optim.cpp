@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "core/check.h"
 #include "core/context.h"
@@ -13,8 +14,6 @@
 
 namespace shardbook {
 namespace {
-
-constexpr double kPi = 3.14159265358979323846;
 
 kernels::ParameterSlice slice_of(const Tensor& parameter, const Tensor& grad,
                                  double grad_scale, const Tensor& master) {
@@ -157,7 +156,8 @@ LrSchedule make_schedule(const std::string& name, std::int64_t warmup,
                                          static_cast<double>(total - warmup),
                                      0.0, 1.0);
     if (name == "linear") return floor + (1 - floor) * (1 - progress);
-    return floor + (1 - floor) * 0.5 * (1 + std::cos(kPi * progress));
+    return floor +
+           (1 - floor) * 0.5 * (1 + std::cos(std::numbers::pi * progress));
   };
 }
 

@@ -177,27 +177,20 @@ void attention_merge(KernelContext&, DType dtype,
   dispatch_floating("attention_merge", dtype, [&](auto zero) {
     using T = decltype(zero);
     using S = Compute<T>;
-    const std::int64_t heads = args.batch * args.heads;
-    const std::int64_t work =
-        std::max<std::int64_t>(1, args.rows * args.head_dim);
-    parallel_for(
-        0, heads, std::max<std::int64_t>(1, 20000 / work),
-        [&](std::int64_t from, std::int64_t to) {
-          for (std::int64_t i = from; i < to; ++i) {
-            const std::int64_t b = i / args.heads, h = i % args.heads;
-            const auto block = head_rows(static_cast<const T*>(block_out),
-                                         args.block_out, b, h);
-            const auto sums = head_rows(static_cast<S*>(out), args.out, b, h);
-            const S* const block_totals =
-                static_cast<const S*>(block_logsumexp) + i * args.rows;
-            S* const totals =
-                static_cast<S*>(logsumexp) + i * args.logsumexp_head;
-            for (std::int64_t r = 0; r < args.rows; ++r) {
-              totals[r] = merge_row(args.head_dim, block[r], block_totals[r],
-                                    sums[r], totals[r]);
-            }
-          }
-        });
+    const std::int64_t work = args.rows * args.head_dim;
+    for_rows(args.batch * args.heads, work, [&](std::int64_t i) {
+      const std::int64_t b = i / args.heads, h = i % args.heads;
+      const auto block =
+          head_rows(static_cast<const T*>(block_out), args.block_out, b, h);
+      const auto sums = head_rows(static_cast<S*>(out), args.out, b, h);
+      const S* const block_totals =
+          static_cast<const S*>(block_logsumexp) + i * args.rows;
+      S* const totals = static_cast<S*>(logsumexp) + i * args.logsumexp_head;
+      for (std::int64_t r = 0; r < args.rows; ++r) {
+        totals[r] = merge_row(args.head_dim, block[r], block_totals[r], sums[r],
+                              totals[r]);
+      }
+    });
   });
 }
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "core/check.h"
-#include "core/kernels/cpu/conv_dnnl.h"
+#include "core/kernels/cpu/dnnl_kernels.h"
 #include "core/kernels/cpu/simd.h"
 #include "core/kernels/cpu/winograd.h"
 #include "core/kernels/elementwise.h"

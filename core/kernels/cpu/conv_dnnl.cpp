@@ -1,4 +1,4 @@
-#include "core/kernels/cpu/conv_dnnl.h"
+#include "core/kernels/cpu/dnnl_kernels.h"
 
 #include <memory>
 #include <unordered_map>

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "core/kernels/cpu/dnnl_kernels.h"
 #include "core/kernels/cpu/gemm.h"
-#include "core/kernels/cpu/matmul_dnnl.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/matmul_args.h"
 

@@ -1,4 +1,4 @@
-#include "core/kernels/cpu/matmul_dnnl.h"
+#include "core/kernels/cpu/dnnl_kernels.h"
 
 #include <unordered_map>
 
