@@ -19,6 +19,15 @@ struct Refusal {
   std::string reason = {};
 };
 
+[[noreturn]] void refuse(const Token& at, const std::string& reason) {
+  throw Refusal{at.line, reason};
+}
+
+/// The token in quotes, as the beginning of a reason.
+std::string quoted(const Token& token) {
+  return "\"" + std::string(token.text) + "\"";
+}
+
 bool contains(const Words& words, std::string_view word) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
@@ -27,11 +36,7 @@ bool contains(const Words& words, std::string_view word) {
 std::size_t behind_bracket(const std::vector<Token>& tokens, std::size_t open) {
   int depth = 0;
   for (std::size_t i = open; i < tokens.size(); ++i) {
-    if (tokens[i].kind != TokenKind::kSymbol) continue;
-    const char c = tokens[i].text[0];
-    const int size = static_cast<int>(tokens[i].text.size());
-    if (c == '(' || c == '{' || c == '[') depth += size;
-    if (c == ')' || c == '}' || c == ']') depth -= size;
+    depth += depth_of(tokens[i]);
     if (depth == 0) return i + 1;
   }
   return tokens.size();
@@ -42,17 +47,17 @@ std::size_t behind_bracket(const std::vector<Token>& tokens, std::size_t open) {
 void check_directives(const std::vector<Token>& tokens) {
   for (const Token& token : tokens) {
     if (token.kind != TokenKind::kDirective) {
-      throw Refusal{token.line,
-                    "a cell with #include or #pragma lines contains nothing "
-                    "else; move the code to a cell of its own"};
+      refuse(token,
+             "a cell with #include or #pragma lines contains nothing else; "
+             "move the code to a cell of its own");
     }
     std::string_view text = token.text.substr(1);
     text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
     const std::string_view name = text.substr(0, text.find_first_of(" \t<\"("));
     if (name != "include" && name != "pragma") {
-      throw Refusal{token.line, "#" + std::string(name) +
-                                    ": of the directives, a cell may contain "
-                                    "#include and #pragma cling only"};
+      refuse(token, "#" + std::string(name) +
+                        ": of the directives, a cell may contain #include "
+                        "and #pragma cling only");
     }
   }
 }
@@ -78,11 +83,10 @@ bool is_namespace_block(const std::vector<Token>& tokens, std::size_t i) {
 void check_namespaces(const std::vector<Token>& tokens) {
   for (std::size_t i = 0; i < tokens.size();) {
     if (!is_namespace_block(tokens, i)) {
-      throw Refusal{tokens[i].line,
-                    "a cell with a namespace block contains namespace blocks "
-                    "only; move \"" +
-                        std::string(tokens[i].text) +
-                        "\" and what follows to a cell of its own"};
+      refuse(tokens[i],
+             "a cell with a namespace block contains namespace blocks only; "
+             "move " +
+                 quoted(tokens[i]) + " and what follows to a cell of its own");
     }
     if (tokens[i].text == "inline") ++i;
     i = behind_bracket(tokens, open_of_namespace(tokens, i));
@@ -99,22 +103,19 @@ void refuse_word(const Token& first) {
                                 "break",  "case",  "continue", "else"};
   static const Words definition = {"class", "struct",   "union",
                                    "enum",  "template", "concept"};
-  const std::string word(first.text);
-  if (contains(control, word)) {
-    throw Refusal{
-        first.line,
-        "\"" + word + "\" cannot begin a statement of a cell" + kMove};
+  if (contains(control, first.text)) {
+    refuse(first,
+           quoted(first) + " cannot begin a statement of a cell" + kMove);
   }
-  if (contains(definition, word)) {
-    throw Refusal{first.line,
-                  "\"" + word +
-                      "\": types and templates are defined in a namespace "
-                      "block, in a cell of its own"};
+  if (contains(definition, first.text)) {
+    refuse(first, quoted(first) +
+                      ": types and templates are defined in a namespace block, "
+                      "in a cell of its own");
   }
-  if (word == "extern") {
-    throw Refusal{first.line,
-                  "\"extern\" declarations belong into a header that the "
-                  "notebook includes"};
+  if (first.text == "extern") {
+    refuse(first,
+           "\"extern\" declarations belong into a header that the notebook "
+           "includes");
   }
 }
 
@@ -152,16 +153,15 @@ void check_word(const std::vector<Token>& tokens, std::size_t i) {
                                    "packaged_task", "shared_future"};
   const Token& token = tokens[i];
   if (token.text == "thread_local") {
-    throw Refusal{token.line,
-                  "\"thread_local\": compiled code and cells would have "
-                  "different variables; use a global of a namespace"};
+    refuse(token,
+           "\"thread_local\": compiled code and cells would have different "
+           "variables; use a global of a namespace");
   }
   if (i >= 2 && tokens[i - 1].text == "::" && tokens[i - 2].text == "std" &&
       contains(unresolved, token.text)) {
-    throw Refusal{token.line, "std::" + std::string(token.text) +
-                                  " does not link from a cell; use "
-                                  "std::thread, or a function of the book's "
-                                  "libraries"};
+    refuse(token, "std::" + std::string(token.text) +
+                      " does not link from a cell; use std::thread, or a "
+                      "function of the book's libraries");
   }
 }
 
@@ -170,43 +170,33 @@ std::size_t check_statement(const std::vector<Token>& tokens,
                             std::size_t begin) {
   refuse_word(tokens[begin]);
   if (tokens[begin].text == "{") {
-    throw Refusal{tokens[begin].line,
-                  std::string("a block { } cannot stand in a cell") + kMove};
+    refuse(tokens[begin],
+           std::string("a block { } cannot stand in a cell") + kMove);
   }
-  std::vector<char> open;
+  int depth = 0;
   for (std::size_t i = begin; i < tokens.size(); ++i) {
     const Token& token = tokens[i];
     if (token.kind == TokenKind::kDirective) {
-      throw Refusal{token.line, "directives belong into a cell of their own"};
+      refuse(token, "directives belong into a cell of their own");
     }
     if (begins_lambda(tokens, i)) {
-      throw Refusal{token.line,
-                    std::string("a lambda cannot stand in a statement of a "
-                                "cell") +
-                        kMove};
+      refuse(token,
+             std::string("a lambda cannot stand in a statement of a cell") +
+                 kMove);
     }
-    if (token.kind != TokenKind::kSymbol) continue;
-    const char c = token.text[0];
-    if (c == '{' && open.empty() && follows_parameters(tokens, begin, i)) {
-      throw Refusal{token.line,
-                    "functions are defined in a namespace block, in a cell "
-                    "of its own"};
+    if (token.text == "{" && depth == 0 &&
+        follows_parameters(tokens, begin, i)) {
+      refuse(token,
+             "functions are defined in a namespace block, in a cell of its "
+             "own");
     }
-    if (c == '(' || c == '{' || c == '[') {
-      open.insert(open.end(), token.text.size(), c);
-    }
-    if (c == ')' || c == '}' || c == ']') {
-      if (open.size() < token.text.size()) {
-        throw Refusal{token.line,
-                      "\"" + std::string(token.text) + "\" closes nothing"};
-      }
-      open.resize(open.size() - token.text.size());
-    }
-    if (c == ';' && open.empty()) return i + 1;
+    depth += depth_of(token);
+    if (depth < 0) refuse(token, quoted(token) + " closes nothing");
+    if (token.text == ";" && depth == 0) return i + 1;
   }
-  throw Refusal{tokens.back().line,
-                "the last statement has no semicolon; to see a value, write "
-                "std::cout << value << \"\\n\"; or xcpp::display(value);"};
+  refuse(tokens.back(),
+         "the last statement has no semicolon; to see a value, write "
+         "std::cout << value << \"\\n\"; or xcpp::display(value);");
 }
 
 bool is_name_declaration(const Token& first) {
@@ -218,24 +208,21 @@ void check_statements(const std::vector<Token>& tokens) {
   bool has_using = false;
   for (std::size_t i = 0; i < tokens.size();) {
     if (is_namespace_block(tokens, i)) {
-      throw Refusal{tokens[i].line,
-                    "a namespace block belongs into a cell of its own"};
+      refuse(tokens[i], "a namespace block belongs into a cell of its own");
     }
     if (!is_name_declaration(tokens[i])) {
       has_other = true;
     } else if (has_other) {
       // cling would make it local to the function that the cell becomes.
-      throw Refusal{tokens[i].line,
-                    "\"" + std::string(tokens[i].text) +
-                        "\" declarations come first in a cell, so that "
-                        "later cells see them"};
+      refuse(tokens[i], quoted(tokens[i]) +
+                            " declarations come first in a cell, so that later "
+                            "cells see them");
     }
     // cling makes the second one local, whatever follows it.
     if (tokens[i].text == "using" && std::exchange(has_using, true)) {
-      throw Refusal{tokens[i].line,
-                    "a cell has one \"using\" declaration at most: later cells "
-                    "would not see the second one; move it to a cell of its "
-                    "own"};
+      refuse(tokens[i],
+             "a cell has one \"using\" declaration at most: later cells would "
+             "not see the second one; move it to a cell of its own");
     }
     i = check_statement(tokens, i);
   }
@@ -244,9 +231,8 @@ void check_statements(const std::vector<Token>& tokens) {
 void check(const std::vector<Token>& tokens, CellOutline& outline) {
   for (std::size_t i = 0; i < tokens.size(); ++i) check_word(tokens, i);
   if (tokens[0].text == "%" || tokens[0].text == "!" || tokens[0].text == "?") {
-    throw Refusal{tokens[0].line,
-                  "magic commands (%, !, ?) are not C++; kernels differ in "
-                  "them"};
+    refuse(tokens[0],
+           "magic commands (%, !, ?) are not C++; kernels differ in them");
   }
   if (tokens[0].kind == TokenKind::kDirective) {
     check_directives(tokens);

@@ -151,16 +151,17 @@ class Reader {
 
 }  // namespace
 
+int depth_of(const Token& token) {
+  if (token.kind != TokenKind::kSymbol) return 0;
+  const std::size_t bracket = std::string_view("({[)}]").find(token.text[0]);
+  const int size = static_cast<int>(token.text.size());
+  return bracket == std::string_view::npos ? 0 : bracket < 3 ? size : -size;
+}
+
 Tokens tokens_of(std::string_view cell) {
   Tokens tokens = Reader(cell).read();
   int depth = 0;
-  for (const Token& token : tokens.list) {
-    if (token.kind != TokenKind::kSymbol) continue;
-    const char c = token.text[0];
-    const int size = static_cast<int>(token.text.size());
-    if (c == '(' || c == '{' || c == '[') depth += size;
-    if (c == ')' || c == '}' || c == ']') depth -= size;
-  }
+  for (const Token& token : tokens.list) depth += depth_of(token);
   if (depth > 0) tokens.unfinished = true;
   return tokens;
 }

@@ -19,6 +19,10 @@ struct Token {
   int line = 1;                ///< counted from 1
 };
 
+/// How far a token leads into brackets: 1 for ( { [, 2 for [[, -1 for ) } ],
+/// -2 for ]], 0 for all others.
+int depth_of(const Token& token);
+
 /// A cell that ends within a comment, a literal or a bracket is unfinished.
 struct Tokens {
   std::vector<Token> list = {};

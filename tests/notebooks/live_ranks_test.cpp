@@ -6,7 +6,7 @@
 #include <iterator>
 #include <string>
 
-#include "core/check.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::notebook {
 namespace {
@@ -18,16 +18,6 @@ double sum_of_ranks(ProcessGroup& world) {
 }
 
 int rank_plus(ProcessGroup& world, int more) { return world.rank() + more; }
-
-std::string message_of(int world_size,
-                       const std::function<void(ProcessGroup&)>& body) {
-  try {
-    run_on_ranks(world_size, body);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 std::ptrdiff_t num_threads_of_process() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"),
@@ -61,13 +51,15 @@ TEST_P(LiveRanks, NoThreadOutlivesTheCall) {
 
 TEST_P(LiveRanks, AnErrorNamesItsRank) {
   const int n = GetParam();
-  const std::string message = message_of(n, [n](ProcessGroup& world) {
-    SB_CHECK(world.rank() != n - 1, "a broken line");
-    sum_of_ranks(world);  // the others wait for the rank that threw
+  const std::string message = error_of([n] {
+    run_on_ranks(n, [n](ProcessGroup& world) {
+      SB_CHECK(world.rank() != n - 1, "a broken line");
+      sum_of_ranks(world);  // the others wait for the rank that threw
+    });
   });
   EXPECT_EQ(message.rfind("rank " + std::to_string(n - 1) + ": ", 0), 0u)
       << message;
-  EXPECT_NE(message.find("a broken line"), std::string::npos) << message;
+  expect_text(message, {"a broken line"});
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, LiveRanks, testing::Values(1, 2, 3, 4, 8));
@@ -90,7 +82,7 @@ TEST(LiveRanksCall, BodiesMayReturnNothing) {
 }
 
 TEST(LiveRanksCall, AWorldHasAtLeastOneRank) {
-  EXPECT_EQ(message_of(0, [](ProcessGroup&) {}),
+  EXPECT_EQ(error_of([] { run_on_ranks(0, [](ProcessGroup&) {}); }),
             "on_ranks: world_size is 0; it has to be at least 1");
 }
 
