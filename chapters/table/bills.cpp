@@ -12,44 +12,6 @@ namespace svg = pictures::svg;
 
 constexpr std::size_t kMostGroups = 16;
 
-// Ranks of one kind have one bill.
-struct BillGroup {
-  std::vector<int> ranks;
-  const RankBill* bill = nullptr;
-};
-
-bool same(const Figure& a, const Figure& b) {
-  return a.predicted == b.predicted && a.counted == b.counted;
-}
-
-using Figures = std::vector<std::pair<std::string, Figure>>;
-
-bool same(const Figures& a, const Figures& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const auto& x, const auto& y) {
-                      return x.first == y.first && same(x.second, y.second);
-                    });
-}
-
-bool same(const RankBill& a, const RankBill& b) {
-  return same(a.sent, b.sent) && same(a.held, b.held) && same(a.peak, b.peak);
-}
-
-std::vector<BillGroup> group_bills(const std::vector<RankBill>& bills) {
-  std::vector<BillGroup> groups;
-  for (std::size_t r = 0; r < bills.size(); ++r) {
-    const auto found = std::find_if(
-        groups.begin(), groups.end(),
-        [&](const BillGroup& group) { return same(*group.bill, bills[r]); });
-    if (found == groups.end()) {
-      groups.push_back({{static_cast<int>(r)}, &bills[r]});
-    } else {
-      found->ranks.push_back(static_cast<int>(r));
-    }
-  }
-  return groups;
-}
-
 // "3,355,440 B".
 std::string exact_bytes(double bytes) {
   std::string digits = fmt::format("{:.0f}", bytes);
@@ -79,13 +41,13 @@ std::string row_html(const std::string& name, const Figure& figure) {
                  : sign_html(Verdict::kFailed, "different"));
 }
 
-std::string group_html(const BillGroup& group) {
-  std::string rows = row_html("bytes sent", group.bill->sent);
-  for (const auto& [kind, figure] : group.bill->held) {
+std::string rows_html(const RankBill& bill) {
+  std::string rows = row_html("bytes sent", bill.sent);
+  for (const auto& [kind, figure] : bill.held) {
     rows += row_html(kind == "activation" ? "activations kept" : kind + " held",
                      figure);
   }
-  for (const auto& [kind, peak] : group.bill->peak) {
+  for (const auto& [kind, peak] : bill.peak) {
     if (peak.counted == 0) continue;
     rows += fmt::format(
         "<tr><th scope=\"row\">{}, simulated</th><td>{}</td><td>{}</td>"
@@ -94,12 +56,35 @@ std::string group_html(const BillGroup& group) {
         peak.predicted < 0 ? "" : exact_bytes(peak.predicted),
         exact_bytes(peak.counted));
   }
-  if (rows.empty()) return "";
+  return rows;
+}
+
+// Ranks of one kind have one bill.
+struct BillGroup {
+  std::string rows;
+  std::vector<int> ranks;
+};
+
+std::vector<BillGroup> group_bills(const std::vector<RankBill>& bills) {
+  std::vector<BillGroup> groups;
+  for (std::size_t r = 0; r < bills.size(); ++r) {
+    const std::string rows = rows_html(bills[r]);
+    auto found = std::find_if(
+        groups.begin(), groups.end(),
+        [&](const BillGroup& group) { return group.rows == rows; });
+    if (found == groups.end()) found = groups.insert(found, {rows, {}});
+    found->ranks.push_back(static_cast<int>(r));
+  }
+  return groups;
+}
+
+std::string group_html(const BillGroup& group) {
+  if (group.rows.empty()) return "";
   return fmt::format(
       "<tbody><tr><th colspan=\"4\" scope=\"rowgroup\">{}{}</th></tr>\n{}"
       "</tbody>\n",
       sim::rank_list(group.ranks), group.ranks.size() > 1 ? ", each" : "",
-      rows);
+      group.rows);
 }
 
 }  // namespace

@@ -42,6 +42,7 @@ struct Sample {
            R"(, "peak_memory": )" + peak + R"(, "claims": )" + claims +
            R"(, "virtual": )" + virtual_run + R"(, "wall": )" + wall + "}";
   }
+  ProgramRun read() const { return read_run(json(), "run.json"); }
 };
 
 using shardbook::error_of;
@@ -50,7 +51,7 @@ std::string error_of(const std::string& text) {
 }
 
 TEST(Table, ARowShowsEveryMeasuredValue) {
-  const ProgramRun run = read_run(Sample{}.json(), "run.json");
+  const ProgramRun run = Sample{}.read();
   const std::string text = format_table({run}, Charset::kUtf8);
   expect_text(text, {"02_ddp  threads ×2  5.55 → 2.91  ✓ 3.1e-07  "
                      "✓ 3.2 MiB  ✓ 1.5 MiB  (41.2 ms)\n",
@@ -60,7 +61,7 @@ TEST(Table, ARowShowsEveryMeasuredValue) {
 }
 
 TEST(Table, WhatWasNotPredictedGetsNoTick) {
-  const ProgramRun run = read_run(
+  const ProgramRun run =
       Sample{.bytes = R"([{"predicted": null, "counted": 3355440},
                           {"predicted": 3355440, "counted": 3355440}])",
              .held = R"([{"gradient": {"predicted": null,
@@ -68,8 +69,7 @@ TEST(Table, WhatWasNotPredictedGetsNoTick) {
              .claims = R"({"numbers": "passed", "bytes": "not predicted",
                            "memory": "not predicted",
                            "time": "no closed form"})"}
-          .json(),
-      "run.json");
+          .read();
   const std::string text = format_table({run}, Charset::kAscii);
   expect_text(text, {"ok 3.1e-07", "3.2 MiB"});
   EXPECT_EQ(text.find("ok 3.2 MiB"), std::string::npos) << text;
@@ -80,24 +80,23 @@ TEST(Table, WhatWasNotPredictedGetsNoTick) {
 }
 
 TEST(Table, AsciiTerminalsGetWords) {
-  const ProgramRun run = read_run(Sample{}.json(), "run.json");
+  const ProgramRun run = Sample{}.read();
   const std::string text = format_table({run}, Charset::kAscii);
   expect_text(text, {"threads x2  5.55 -> 2.91  ok 3.1e-07"});
   for (const char c : text) EXPECT_GE(c, 0) << text;
 }
 
 TEST(Table, NoDifferenceIsCalledExact) {
-  const ProgramRun run = read_run(Sample{.max_rel = "0"}.json(), "run.json");
+  const ProgramRun run = Sample{.max_rel = "0"}.read();
   EXPECT_EQ(run.numbers.value, "exact");
 }
 
 TEST(Table, FailedBytesNameRankAndBothCounts) {
   const ProgramRun run =
-      read_run(Sample{.bytes = R"([{"predicted": 64, "counted": 64},
+      Sample{.bytes = R"([{"predicted": 64, "counted": 64},
                           {"predicted": 64, "counted": 96}])",
-                      .claims = R"({"numbers": "passed", "bytes": "failed"})"}
-                   .json(),
-               "run.json");
+             .claims = R"({"numbers": "passed", "bytes": "failed"})"}
+          .read();
   EXPECT_EQ(count_claims({run}).failed, 1);
   const std::string text = format_table({run}, Charset::kUtf8);
   expect_text(text, {"✗ 96 B",
@@ -106,18 +105,16 @@ TEST(Table, FailedBytesNameRankAndBothCounts) {
 }
 
 TEST(Table, FailedMemoryNamesTheKind) {
-  const ProgramRun run = read_run(
+  const ProgramRun run =
       Sample{.held = R"([{"gradient": {"predicted": 8, "counted": 9}}])",
              .claims = R"({"memory": "failed"})"}
-          .json(),
-      "run.json");
+          .read();
   EXPECT_EQ(run.memory.failure, "rank 0 gradient: 9 B counted, 8 B predicted");
 }
 
 TEST(Table, FailedNumbersNameTheTolerance) {
-  const ProgramRun run = read_run(
-      Sample{.max_rel = "null", .claims = R"({"numbers": "failed"})"}.json(),
-      "run.json");
+  const ProgramRun run =
+      Sample{.max_rel = "null", .claims = R"({"numbers": "failed"})"}.read();
   EXPECT_EQ(run.numbers.failure,
             "the largest relative difference to one device is not a number, "
             "allowed is 1.0e-05");
@@ -125,34 +122,29 @@ TEST(Table, FailedNumbersNameTheTolerance) {
 
 TEST(Table, AStatedTotalReplacesTheSumOfKinds) {
   const ProgramRun run =
-      read_run(Sample{.peak = R"([{"gradient": {"simulated": 8, "counted": 8},
+      Sample{.peak = R"([{"gradient": {"simulated": 8, "counted": 8},
                             "activation": {"counted": 8},
                             "total": {"counted": 12}}])"}
-                   .json(),
-               "run.json");
+          .read();
   EXPECT_EQ(run.peak_bytes, 12);
 }
 
-std::string with_step(const std::string& closed_form,
-                      const std::string& counted) {
+Sample with_step(const std::string& closed_form, const std::string& counted) {
   return Sample{.virtual_run = R"({"cluster": "dgx-a100", "idle_share": 0.25,
                     "step_s": {"closed_form": )" +
                                closed_form + R"(, "simulated": 0.0013,
                                "counted": )" +
-                               counted + "}}"}
-      .json();
+                               counted + "}}"};
 }
 
 TEST(TableTime, VirtualStepsThatAreEqualPass) {
-  const ProgramRun run =
-      read_run(with_step("0.0013", "0.0013000000000001"), "run.json");
+  const ProgramRun run = with_step("0.0013", "0.0013000000000001").read();
   EXPECT_EQ(run.time.verdict, Verdict::kPassed);
   EXPECT_EQ(run.time.value, "1.30 ms");
 }
 
 TEST(TableTime, ADifferenceOfABillionthIsAFailure) {
-  const ProgramRun run =
-      read_run(with_step("0.0013", "0.0013000000027"), "run.json");
+  const ProgramRun run = with_step("0.0013", "0.0013000000027").read();
   EXPECT_EQ(run.time.verdict, Verdict::kFailed);
   EXPECT_EQ(run.time.failure,
             "a step of 0.0013000000027 s by the clock, 0.0013 s by the closed "
@@ -161,24 +153,22 @@ TEST(TableTime, ADifferenceOfABillionthIsAFailure) {
 
 // Nor has a GPU a clock of virtual time.
 TEST(TableTime, WithoutAClosedFormThereIsNoClaim) {
-  const ProgramRun run = read_run(with_step("null", "null"), "run.json");
+  const ProgramRun run = with_step("null", "null").read();
   EXPECT_EQ(run.time.verdict, Verdict::kNotMeasured);
   EXPECT_EQ(run.time.value, "1.30 ms");
 }
 
 TEST(TableTime, WithoutAClusterWallTimeIsShown) {
-  const ProgramRun run = read_run(Sample{}.json(), "run.json");
+  const ProgramRun run = Sample{}.read();
   EXPECT_EQ(run.time.verdict, Verdict::kNotMeasured);
   EXPECT_EQ(run.time.value, "41.2 ms");
 }
 
 TEST(Table, TheBusiestRankStandsForAll) {
-  const ProgramRun run =
-      read_run(Sample{.bytes = R"([{"predicted": 7, "counted": 7},
+  const ProgramRun run = Sample{.bytes = R"([{"predicted": 7, "counted": 7},
                           {"predicted": 9, "counted": 9},
                           {"predicted": 8, "counted": 8}])"}
-                   .json(),
-               "run.json");
+                             .read();
   EXPECT_EQ(run.bytes.value, "9 B");
 }
 
@@ -193,14 +183,12 @@ TEST(Table, WhatIsNotMeasuredMayBeMissing) {
 }
 
 TEST(Table, NeverWiderThanAHundredColumns) {
-  ProgramRun run =
-      read_run(Sample{.chapter = R"("09_tensor_parallel_2p5d")",
-                      .loss = R"({"first": 10.55, "last": 10.91})",
-                      .bytes = R"([{"predicted": 1, "counted": 1023000}])",
-                      .virtual_run = R"({"step_s": {"closed_form": 0.0412,
+  ProgramRun run = Sample{.chapter = R"("09_tensor_parallel_2p5d")",
+                          .loss = R"({"first": 10.55, "last": 10.91})",
+                          .bytes = R"([{"predicted": 1, "counted": 1023000}])",
+                          .virtual_run = R"({"step_s": {"closed_form": 0.0412,
                                          "counted": 0.0412}})"}
-                   .json(),
-               "run.json");
+                       .read();
   for (const Charset charset : {Charset::kUtf8, Charset::kAscii}) {
     std::istringstream lines(format_table({run}, charset));
     for (std::string line; std::getline(lines, line);) {
@@ -215,7 +203,7 @@ TEST(Table, NeverWiderThanAHundredColumns) {
 
 ProgramRun simulated(const std::string& label, int world_size, double step_s,
                      double peak_bytes, double capacity_bytes) {
-  ProgramRun run = read_run(Sample{.backend = "sim"}.json(), "run.json");
+  ProgramRun run = Sample{.backend = "sim"}.read();
   run.label = label;
   run.world_size = world_size;
   run.setting = "gpt2";
@@ -262,10 +250,10 @@ TEST(TableBuys, TheCapacityIsTheRunsOrItsClusters) {
   const std::string on_cluster =
       R"({"cluster": "dgx-v100", "step_s": {"counted": 1}})";
   Sample sample{.virtual_run = on_cluster, .backend = "sim"};
-  EXPECT_EQ(read_run(sample.json(), "run.json").capacity_bytes, 32e9);
+  EXPECT_EQ(sample.read().capacity_bytes, 32e9);
   sample.more = R"("capacity_bytes": 5000, )";
-  EXPECT_EQ(read_run(sample.json(), "run.json").capacity_bytes, 5000);
-  EXPECT_EQ(read_run(Sample{}.json(), "run.json").capacity_bytes, 0);
+  EXPECT_EQ(sample.read().capacity_bytes, 5000);
+  EXPECT_EQ(Sample{}.read().capacity_bytes, 0);
 }
 
 TEST(Table, SaysWhatMostRunsHaveInCommon) {
@@ -366,7 +354,7 @@ TEST(TableInput, MistakesAreSentences) {
             "rank");
   EXPECT_EQ(error_of(Sample{.virtual_run = "3"}.json()),
             "run.json: virtual is 3; it has to be an object or null");
-  EXPECT_EQ(error_of(with_step("1", "-1")),
+  EXPECT_EQ(error_of(with_step("1", "-1").json()),
             "run.json: virtual.step_s.counted is -1; it has to be a number "
             "from 0 up");
   EXPECT_EQ(error_of(Sample{.virtual_run = R"({"timeline": {}})"}.json()),
