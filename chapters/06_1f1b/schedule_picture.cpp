@@ -35,9 +35,9 @@ void print_schedule(const Schedule& schedule) {
   fmt::print("idle share          {:.1f} %\n", 100 * idle_share(played));
   fmt::print("bubble over work    {:.1f} %\n", 100 * bubble_over_work(played));
   fmt::print("activations alive   {}until B or I, by rank\n",
-             list(max_live_activations(schedule, played, Until::kInput)));
+             list(max_live_activations(schedule, Until::kInput)));
   fmt::print("                    {}until B or W\n",
-             list(max_live_activations(schedule, played, Until::kWeight)));
+             list(max_live_activations(schedule, Until::kWeight)));
   if (!schedule.flushes) {
     fmt::print("versions alive      {}of the weights\n",
                list(max_versions(schedule)));

@@ -209,14 +209,9 @@ void check_search(const ZeroBubbleSearch& search) {
            "; give positive ones");
 }
 
-bool fits(const Schedule& schedule, const Replay& result,
-          const ZeroBubbleSearch& search) {
-  StageBytes set;
-  set.until_input = 1 - search.weight_share;
-  set.until_weight = search.weight_share;
-  const auto peaks = peak_bytes(
-      schedule, result, std::vector<StageBytes>(at(schedule.num_stages), set));
-  return *std::max_element(peaks.begin(), peaks.end()) <=
+bool fits(const Schedule& schedule, const ZeroBubbleSearch& search) {
+  const auto sets = max_live_shares(schedule, search.weight_share);
+  return *std::max_element(sets.begin(), sets.end()) <=
          search.memory_limit + 1e-6;
 }
 
@@ -242,7 +237,7 @@ Schedule zb_auto(int num_ranks, int micro_batches,
   for (const Schedule& each : candidates) {
     const Replay result = replay(each, search.costs);
     const double bubble = window_bubble(result);
-    if (bubble < smallest && fits(each, result, search)) {
+    if (bubble < smallest && fits(each, search)) {
       smallest = bubble;
       best = &each;
     }

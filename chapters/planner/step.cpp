@@ -78,7 +78,10 @@ double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
     stages.push_back(each);
   }
   const auto seconds = [&](int micro_batches) {
-    return pipeline::replay(schedule_of(job, micro_batches), stages).makespan;
+    const auto of_stage = [&](int stage, int) {
+      return stages[static_cast<std::size_t>(stage)];
+    };
+    return pipeline::replay(schedule_of(job, micro_batches), of_stage).makespan;
   };
   // In its steady state a pipeline takes equally long for every p micro-batches
   const int least = 3 * job.pp + m % job.pp;

@@ -290,7 +290,7 @@ void replay(const Schedule& s) {
   Replay r = replay(s, {.forward = 1, .backward = 2});
   std::cout << draw(s, r);
   idle_share(r);
-  max_live_activations(s, r, Until::kInput);
+  max_live_activations(s, Until::kInput);
 }
 
 // --- chapters/common/pipeline/schedule.h

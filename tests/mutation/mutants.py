@@ -307,7 +307,7 @@ shared_by_pipelines(
 shared_by_pipelines(
     "pipeline/pipeline_model.cpp", "if (*holders[name].begin() == world.rank())",
     "if (holders[name].count(world.rank()) > 0)",
-    "*PipelineShelf*")
+    "*GpipeTrainer*")
 
 # --- Model parallelism --------------------------------------------------------------
 
@@ -457,10 +457,11 @@ pipeline("schedule_check.cpp",
 pipeline("schedule_check.cpp", "if (b.overlaps_next) return both", "if (false) return both",
     "Check.*")
 pipeline("schedule_check.cpp",
-    "if (per_step < 1 || s.num_micro_batches % per_step != 0) {",
-    "if (per_step < 1) {", "Check.*")
-pipeline("schedule_check.cpp", "if (s.flushes && per_step != s.num_micro_batches) {",
-    "if (false) {", "Check.*:ScheduleJson.*")
+    "per_step >= 1 && s.num_micro_batches % per_step == 0,",
+    "per_step >= 1,", "Check.*")
+pipeline("schedule_check.cpp",
+    "SB_CHECK(!s.flushes || per_step == s.num_micro_batches, who,",
+    "SB_CHECK(true, who,", "Check.*:ScheduleJson.*")
 pipeline("replay.cpp", "if (each.rank == rank) {", "if (each.rank != rank) {",
     "Replays.*")
 

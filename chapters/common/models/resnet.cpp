@@ -44,20 +44,6 @@ std::vector<BlockSpec> block_specs(const ModelConfig& config) {
   return specs;
 }
 
-/// Shows a module's members under another name.
-class NamedBlock : public ModuleOf<NamedBlock> {
- public:
-  NamedBlock(std::string name, ResNetBlock block)
-      : name_(std::move(name)), block_(std::move(block)) {}
-  Tensor forward(const Tensor& x) override { return block_(x); }
-  void members(MemberVisitor& visit) override { visit.module(name_, block_); }
-  std::string type_name() const override { return block_.type_name(); }
-
- private:
-  std::string name_;
-  ResNetBlock block_;
-};
-
 class ResNetLayers : public LayerList {
  public:
   explicit ResNetLayers(const ModelConfig& config)
@@ -72,7 +58,7 @@ class ResNetLayers : public LayerList {
     if (layer == 0) return std::make_unique<ResNetStem>(config_, init);
     if (layer == size() - 1) return std::make_unique<ResNetHead>(config_, init);
     const BlockSpec& block = spec(layer);
-    return std::make_unique<NamedBlock>(
+    return std::make_unique<Named<ResNetBlock>>(
         block.name, ResNetBlock(block.name, config_.bottleneck, block.in,
                                 block.width, block.stride, init));
   }

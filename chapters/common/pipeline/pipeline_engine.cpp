@@ -81,7 +81,7 @@ double Engine::run(const std::function<bool()>& stands) {
   is_running_ = true;
   losses_.clear();
   num_left_out_ = 0;
-  walk_ = Walk(schedule_, world_.rank());
+  walk_ = ActionWalk(schedule_, world_.rank());
   const int head = num_first_forwards(world_.rank());
   for (int i = 0; i < head; ++i) perform(walk_.next());
   if (stands && !stands()) redo_first_forwards();

@@ -198,7 +198,7 @@ class Engine {
   std::map<int, Loss> losses_;
   TensorOptions loss_options_;
   std::function<void(int, double)> on_loss_;
-  Walk walk_;
+  ActionWalk walk_;
   int live_ = 0, max_live_ = 0;
   int num_left_out_ = 0;
   /// A run of the list has begun and has not returned: after an exception, for

@@ -51,7 +51,7 @@ void Engine::redo_first_forwards() {
       mailbox_.receive_forward(spec(b, stage), b, stage, from);
     }
   }
-  walk_ = Walk(schedule_, rank);
+  walk_ = ActionWalk(schedule_, rank);
   for (int i = 0; i < mine; ++i) perform(walk_.next());
 }
 

@@ -180,16 +180,8 @@ Replay replay(const Schedule& schedule, const CostsOf& costs,
   return result;
 }
 
-Replay replay(const Schedule& schedule, const std::vector<Costs>& costs) {
-  SB_CHECK(static_cast<int>(costs.size()) == schedule.num_stages, "schedule '",
-           schedule.name, "': costs of ", costs.size(), " stages; give ",
-           schedule.num_stages);
-  return replay(schedule, [&](int stage, int) { return costs[at(stage)]; }, {});
-}
-
 Replay replay(const Schedule& schedule, const Costs& costs) {
-  const int stages = std::max(schedule.num_stages, 0);
-  return replay(schedule, std::vector<Costs>(at(stages), costs));
+  return replay(schedule, [&](int, int) { return costs; });
 }
 
 double idle_share(const Replay& replay) {

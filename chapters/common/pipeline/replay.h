@@ -5,7 +5,7 @@
 //   Replay r = replay(s, {.forward = 1, .backward = 2});
 //   std::cout << draw(s, r);                // rank 0 |F0 F1 .  .  B0--- B1---
 //   idle_share(r);                          // 1F1B: (p-1)/(m+p-1)
-//   max_live_activations(s, r, Until::kInput);   // 1F1B: min(p-s, m)
+//   max_live_activations(s, Until::kInput);   // 1F1B: min(p-s, m)
 //
 // Every action begins when its rank is free and its inputs have arrived, as on
 // ranks with blocking receives and non-blocking sends.
@@ -54,8 +54,6 @@ struct Replay {
 /// All stages have the same costs. Throws Error for schedules that `check`
 /// rejects.
 Replay replay(const Schedule& schedule, const Costs& costs = Costs());
-/// Costs by stage. Throws Error when there are not as many as stages.
-Replay replay(const Schedule& schedule, const std::vector<Costs>& costs);
 
 /// Costs of a stage for one micro-batch.
 using CostsOf = std::function<Costs(int stage, int micro_batch)>;
@@ -79,7 +77,7 @@ struct ReplayOptions {
   std::vector<double> begins = {};
 };
 Replay replay(const Schedule& schedule, const CostsOf& costs,
-              const ReplayOptions& options);
+              const ReplayOptions& options = {});
 
 /// The figure of a paper: one line per rank, one column per `tick` of virtual
 /// time (0: the shortest action). A dot is an idle tick, dashes continue an
@@ -111,32 +109,14 @@ enum class Until {
   /// every stage by this count.
   kWeight
 };
-struct Level {
-  double time = 0;
-  double value = 0;
-};
-/// Sets of activations of a rank over time; a level holds until the next.
-std::vector<Level> live_activations(const Schedule& schedule,
-                                    const Replay& replay, int rank,
-                                    Until until);
-/// The largest number of sets, by rank. In an interleaved schedule a set is
-/// that of one chunk. In a pair, the forward's set begins before the backward's
-/// ends.
-std::vector<int> max_live_activations(const Schedule& schedule,
-                                      const Replay& replay, Until until);
-
-/// Bytes that one micro-batch occupies at one stage.
-struct StageBytes {
-  double until_input = 0;   ///< from F to the end of B or I
-  double until_weight = 0;  ///< from F to the end of B or W
-  double after_input = 0;   ///< a further part, from I to W
-  double during_forward = 0, during_backward = 0;  ///< of B, I and W
-  double version = 0;  ///< one version of the weights beside the newest
-};
-/// The largest sum, by rank; `bytes` by stage. With recomputation (GPipe), the
-/// stage's input is in `until_input`, its activations in `during_backward`.
-std::vector<double> peak_bytes(const Schedule& schedule, const Replay& replay,
-                               const std::vector<StageBytes>& bytes);
+/// The largest number of sets that a rank keeps at once, by rank. In an
+/// interleaved schedule a set is that of one chunk. In a pair, the forward's set
+/// begins before the backward's ends.
+std::vector<int> max_live_activations(const Schedule& schedule, Until until);
+/// The same where `weight_share` of each set lives until kWeight, and the rest
+/// until kInput.
+std::vector<double> max_live_shares(const Schedule& schedule,
+                                    double weight_share);
 
 // Versions of weights: version n has had n updates.
 

@@ -10,65 +10,23 @@
 namespace shardbook::pipeline {
 namespace {
 
-/// The bytes that an action adds when it begins and when it ends.
-struct Change {
-  double at_begin = 0;
-  double at_end = 0;
-};
-
-Change change(const StageBytes& bytes, ActionKind kind) {
-  const double work = bytes.during_backward;
-  switch (kind) {
-    case ActionKind::kForward:
-      return {bytes.until_input + bytes.until_weight + bytes.during_forward,
-              -bytes.during_forward};
-    case ActionKind::kBackward:
-      return {work, -work - bytes.until_input - bytes.until_weight};
-    case ActionKind::kBackwardInput:
-      return {work, -work - bytes.until_input + bytes.after_input};
-    case ActionKind::kBackwardWeight:
-      return {work, -work - bytes.after_input - bytes.until_weight};
-    case ActionKind::kUpdate:
-      break;
-  }
-  return {};
-}
-
-/// Levels of one rank. A rank does one action after another, so its list is in
-/// the order of time; both actions of a pair begin before either ends.
-/// `besides`: further bytes that exist during each action.
-std::vector<Level> levels(const Schedule& schedule, const Replay& replay,
-                          int rank, const std::vector<StageBytes>& bytes,
-                          const std::vector<double>& besides) {
-  std::vector<Level> result = {{0, 0}};
-  double was_besides = 0;
-  const auto add = [&](double time, double delta) {
-    if (delta != 0) result.push_back({time, result.back().value + delta});
-  };
-  const auto& list = schedule.actions[at(rank)];
-  const auto& spans = replay.spans[at(rank)];
-  std::vector<StageBytes> by_chunk;
-  for (const int stage : schedule.stages(rank)) {
-    by_chunk.push_back(stage < 0 ? StageBytes() : bytes[at(stage)]);
-  }
-  const auto of = [&](std::size_t i) {
-    return change(by_chunk[at(list[i].chunk)], list[i].kind);
-  };
+/// The largest number of sets in one rank's list, which is in the order of time.
+double most_sets(const std::vector<Action>& list, double weight_share) {
+  double live = 0, most = 0;
   for (std::size_t i = 0; i < list.size(); ++i) {
     const std::size_t last = i + (list[i].overlaps_next ? 1 : 0);
-    add(spans[i].begin, besides[i] - was_besides);
-    was_besides = besides[i];
-    for (std::size_t j = i; j <= last; ++j) add(spans[j].begin, of(j).at_begin);
-    for (std::size_t j = i; j <= last; ++j) add(spans[j].end, of(j).at_end);
+    for (std::size_t j = i; j <= last; ++j) {
+      if (list[j].kind == ActionKind::kForward) live += 1;
+    }
+    most = std::max(most, live);
+    for (; i <= last; ++i) {
+      if (list[i].kind == ActionKind::kBackward) live -= 1;
+      if (list[i].kind == ActionKind::kBackwardInput) live -= 1 - weight_share;
+      if (list[i].kind == ActionKind::kBackwardWeight) live -= weight_share;
+    }
     i = last;
   }
-  return result;
-}
-
-double highest(const std::vector<Level>& levels) {
-  double result = 0;
-  for (const Level& each : levels) result = std::max(result, each.value);
-  return result;
+  return most;
 }
 
 /// Updates of a chunk before each action of the rank's list.
@@ -115,45 +73,18 @@ std::vector<int> versions_kept(const Schedule& schedule,
 
 }  // namespace
 
-std::vector<Level> live_activations(const Schedule& schedule,
-                                    const Replay& replay, int rank,
-                                    Until until) {
-  StageBytes one;
-  (until == Until::kInput ? one.until_input : one.until_weight) = 1;
-  return levels(schedule, replay, rank,
-                std::vector<StageBytes>(at(schedule.num_stages), one),
-                std::vector<double>(schedule.actions[at(rank)].size(), 0));
-}
-
-std::vector<int> max_live_activations(const Schedule& schedule,
-                                      const Replay& replay, Until until) {
-  std::vector<int> result;
-  for (int rank = 0; rank < schedule.num_ranks; ++rank) {
-    result.push_back(static_cast<int>(
-        highest(live_activations(schedule, replay, rank, until))));
-  }
-  return result;
-}
-
-std::vector<double> peak_bytes(const Schedule& schedule, const Replay& replay,
-                               const std::vector<StageBytes>& bytes) {
-  SB_CHECK(bytes.size() == at(schedule.num_stages), "schedule '", schedule.name,
-           "': bytes of ", bytes.size(), " stages; give ", schedule.num_stages);
-  const ReadVersions reads(schedule);
+std::vector<double> max_live_shares(const Schedule& schedule,
+                                    double weight_share) {
   std::vector<double> result;
-  for (int rank = 0; rank < schedule.num_ranks; ++rank) {
-    // Beside the newest version
-    std::vector<double> weights(schedule.actions[at(rank)].size(), 0);
-    for (int chunk = 0; chunk < schedule.num_chunks(rank); ++chunk) {
-      const auto kept = versions_kept(schedule, reads, rank, chunk);
-      const double each = bytes[at(schedule.stage_at(rank, chunk))].version;
-      for (std::size_t i = 0; i < kept.size(); ++i) {
-        weights[i] += each * (kept[i] - 1);
-      }
-    }
-    result.push_back(highest(levels(schedule, replay, rank, bytes, weights)));
+  for (const auto& list : schedule.actions) {
+    result.push_back(most_sets(list, weight_share));
   }
   return result;
+}
+
+std::vector<int> max_live_activations(const Schedule& schedule, Until until) {
+  const auto sets = max_live_shares(schedule, until == Until::kWeight ? 1 : 0);
+  return {sets.begin(), sets.end()};
 }
 
 std::vector<VersionRecord> versions(const Schedule& schedule) {

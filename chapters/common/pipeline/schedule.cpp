@@ -48,14 +48,14 @@ std::vector<int> Schedule::owners(int stage) const {
   return ranks;
 }
 
-Walk::Walk(const Schedule& schedule, int rank)
+ActionWalk::ActionWalk(const Schedule& schedule, int rank)
     : list_(&schedule.actions[at(rank)]),
       period_(schedule.period),
       left_(schedule.repeats) {
   if (left_ > 0) steady_ = schedule.steady[at(rank)];
 }
 
-Action Walk::next() {
+Action ActionWalk::next() {
   Action action = (*list_)[next_++];
   action.micro_batch += shift_;
   if (left_ > 0 && next_ == at(steady_.end)) {

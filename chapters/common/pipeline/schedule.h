@@ -131,9 +131,9 @@ struct Schedule {
 
 /// Iterates over a rank's list, and over its steady state as often as the
 /// schedule says. Keeps a reference.
-class Walk {
+class ActionWalk {
  public:
-  Walk(const Schedule& schedule, int rank);
+  ActionWalk(const Schedule& schedule, int rank);
   bool is_at_end() const { return next_ == list_->size(); }
   /// The next action, with the micro-batch's number in the run.
   Action next();

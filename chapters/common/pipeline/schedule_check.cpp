@@ -1,5 +1,7 @@
 #include "chapters/common/pipeline/schedule_check.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -17,83 +19,59 @@ namespace {
 
 // Counts and routes
 
-void check_route(const Schedule& s, const Route& route,
-                 std::map<std::pair<int, int>, int>* stage_of) {
-  const auto fail = [&](const auto&... parts) {
-    SB_FAIL("schedule '", s.name, "': ", parts...);
-  };
-  if (route.size() != at(s.num_stages)) {
-    fail("a route has ", route.size(), " places for ", s.num_stages, " stages");
-  }
+// Adds the stages of a route's places.
+void check_route(const Schedule& s, const std::string& who, const Route& route,
+                 std::map<std::pair<int, int>, int>& stage_of) {
+  SB_CHECK(route.size() == at(s.num_stages), who, "a route has ", route.size(),
+           " places for ", s.num_stages, " stages");
   std::set<std::pair<int, int>> visited;
   for (int stage = 0; stage < s.num_stages; ++stage) {
     const auto [rank, chunk] = route[at(stage)];
-    if (rank < 0 || rank >= s.num_ranks) {
-      fail("stage ", stage, " lies at rank ", rank, "; give 0 to ",
-           s.num_ranks - 1);
-    }
-    if (chunk < 0 || chunk >= s.num_stages) {
-      fail("stage ", stage, " lies at chunk ", chunk, "; give 0 to ",
-           s.num_stages - 1);
-    }
-    const std::pair<int, int> key(rank, chunk);
-    const auto found = stage_of->emplace(key, stage).first;
-    if (!visited.insert(key).second || found->second != stage) {
-      fail("stages ", found->second, " and ", stage, " lie at chunk ", chunk,
-           " of rank ", rank, "; give each a chunk of its own");
-    }
+    SB_CHECK(rank >= 0 && rank < s.num_ranks, who, "stage ", stage,
+             " lies at rank ", rank, "; give 0 to ", s.num_ranks - 1);
+    SB_CHECK(chunk >= 0 && chunk < s.num_stages, who, "stage ", stage,
+             " lies at chunk ", chunk, "; give 0 to ", s.num_stages - 1);
+    const auto found = stage_of.try_emplace({rank, chunk}, stage).first;
+    SB_CHECK(visited.insert(found->first).second && found->second == stage, who,
+             "stages ", found->second, " and ", stage, " lie at chunk ", chunk,
+             " of rank ", rank, "; give each a chunk of its own");
   }
 }
 
 void check_routes(const Schedule& s) {
-  const auto fail = [&](const auto&... parts) {
-    SB_FAIL("schedule '", s.name, "': ", parts...);
-  };
-  if (s.num_ranks < 1 || s.num_stages < 1 || s.num_micro_batches < 1) {
-    fail(s.num_ranks, " ranks, ", s.num_stages, " stages and ",
-         s.num_micro_batches, " micro-batches; give at least 1 of each");
-  }
-  if (s.actions.size() != at(s.num_ranks)) {
-    fail("lists for ", s.actions.size(), " ranks; give one for each of ",
-         s.num_ranks);
-  }
-  if (s.route_of.size() != at(s.num_micro_batches)) {
-    fail("routes for ", s.route_of.size(), " micro-batches of ",
-         s.num_micro_batches);
-  }
+  const std::string who = "schedule '" + s.name + "': ";
+  SB_CHECK(s.num_ranks >= 1 && s.num_stages >= 1 && s.num_micro_batches >= 1,
+           who, s.num_ranks, " ranks, ", s.num_stages, " stages and ",
+           s.num_micro_batches, " micro-batches; give at least 1 of each");
+  SB_CHECK(s.actions.size() == at(s.num_ranks), who, "lists for ",
+           s.actions.size(), " ranks; give one for each of ", s.num_ranks);
+  SB_CHECK(s.route_of.size() == at(s.num_micro_batches), who, "routes for ",
+           s.route_of.size(), " micro-batches of ", s.num_micro_batches);
   for (const int route : s.route_of) {
-    if (route < 0 || at(route) >= s.routes.size()) {
-      fail("a micro-batch takes route ", route, " of ", s.routes.size());
-    }
+    SB_CHECK(route >= 0 && at(route) < s.routes.size(), who,
+             "a micro-batch takes route ", route, " of ", s.routes.size());
   }
   std::map<std::pair<int, int>, int> stage_of;
-  for (const Route& route : s.routes) check_route(s, route, &stage_of);
+  for (const Route& route : s.routes) check_route(s, who, route, stage_of);
   for (int rank = 0; rank < s.num_ranks; ++rank) {
-    const auto first = stage_of.lower_bound({rank, 0});
-    if (first == stage_of.end() || first->first.first != rank) {
-      fail("no stage lies at rank ", rank);
-    }
-    int next = 0;
-    for (auto each = first; each != stage_of.end() && each->first.first == rank;
-         ++each) {
-      if (each->first.second != next) {
-        fail("rank ", rank, " has a stage at chunk ", each->first.second,
-             " and none at chunk ", next, "; number chunks from 0");
-      }
-      ++next;
+    auto next = stage_of.lower_bound({rank, 0});
+    SB_CHECK(next != stage_of.end() && next->first.first == rank, who,
+             "no stage lies at rank ", rank);
+    for (int chunk = 0; next != stage_of.end() && next->first.first == rank;
+         ++next, ++chunk) {
+      SB_CHECK(next->first.second == chunk, who, "rank ", rank,
+               " has a stage at chunk ", next->first.second,
+               " and none at chunk ", chunk, "; number chunks from 0");
     }
   }
   const int per_step = s.micro_batches_per_step;
-  if (s.flushes && per_step != s.num_micro_batches) {
-    fail(per_step,
-         " micro-batches per step; a schedule without updates is one "
-         "step; give ",
-         s.num_micro_batches);
-  }
-  if (per_step < 1 || s.num_micro_batches % per_step != 0) {
-    fail(per_step, " micro-batches per step; give a divisor of ",
-         s.num_micro_batches, ", the micro-batches");
-  }
+  SB_CHECK(!s.flushes || per_step == s.num_micro_batches, who, per_step,
+           " micro-batches per step; a schedule without updates is one step; "
+           "give ",
+           s.num_micro_batches);
+  SB_CHECK(per_step >= 1 && s.num_micro_batches % per_step == 0, who, per_step,
+           " micro-batches per step; give a divisor of ", s.num_micro_batches,
+           ", the micro-batches");
 }
 
 // The list of one rank alone
@@ -150,12 +128,12 @@ bool RankState::comes_here(int b, int chunk) const {
 std::string RankState::apply(const Action& a) {
   const std::string name = to_string(a);
   if (a.chunk < 0 || at(a.chunk) >= chunks_.size()) {
-    return name + " for chunk " + std::to_string(a.chunk) + "; there are " +
-           std::to_string(chunks_.size());
+    return fmt::format("{} for chunk {}; there are {}", name, a.chunk,
+                       chunks_.size());
   }
   if (a.micro_batch < 0 || a.micro_batch >= s_.num_micro_batches) {
-    return name + " for micro-batch " + std::to_string(a.micro_batch) +
-           "; there are " + std::to_string(s_.num_micro_batches);
+    return fmt::format("{} for micro-batch {}; there are {}", name,
+                       a.micro_batch, s_.num_micro_batches);
   }
   Chunk& chunk = chunks_[at(a.chunk)];
   if (a.kind == ActionKind::kUpdate) return apply_update(a, &chunk);
@@ -170,8 +148,9 @@ std::string RankState::apply(const Action& a) {
   } else if (!s_.flushes) {
     const int version = reads_.of(chunk.stage, a.micro_batch);
     if (version > chunk.version) {
-      return name + " reads version " + std::to_string(version) +
-             " of the weights, which no update has made yet";
+      return fmt::format(
+          "{} reads version {} of the weights, which no update has made yet",
+          name, version);
     }
   }
   done |= bit(a.kind);
@@ -190,8 +169,8 @@ std::string RankState::apply_backward(const Action& a, Chunk* chunk) {
   }
   if (a.kind != ActionKind::kBackwardWeight) {
     if (done & (kB | kI)) {
-      return self + " after another backward of micro-batch " +
-             std::to_string(b);
+      return fmt::format("{} after another backward of micro-batch {}", self,
+                         b);
     }
     if (a.kind == ActionKind::kBackwardInput) chunk->waiting.push_back(b);
   } else {
@@ -224,20 +203,21 @@ std::string RankState::apply_update(const Action& a, Chunk* chunk) {
   }
   for (int b = chunk->updated + 1; b <= a.micro_batch; ++b) {
     if (comes_here(b, a.chunk) && !(chunk->done[at(b)] & (kB | kW))) {
-      return self + " before the gradient of micro-batch " + std::to_string(b);
+      return fmt::format("{} before the gradient of micro-batch {}", self, b);
     }
   }
   if (chunk->last_gradient > a.micro_batch) {
-    return self + " after the gradient of micro-batch " +
-           std::to_string(chunk->last_gradient) + ", which it does not claim";
+    return fmt::format(
+        "{} after the gradient of micro-batch {}, which it does not claim",
+        self, chunk->last_gradient);
   }
   const int claimed = a.micro_batch - chunk->updated;
   const int size = reads_.micro_batches_per_update(chunk->stage);
   if (claimed != size) {
-    return self + " claims " + std::to_string(claimed) +
-           " micro-batches; each update of this stage claims " +
-           std::to_string(size) +
-           " (micro_batches_per_step times the stage's ranks)";
+    return fmt::format(
+        "{} claims {} micro-batches; each update of this stage claims {} "
+        "(micro_batches_per_step times the stage's ranks)",
+        self, claimed, size);
   }
   chunk->updated = a.micro_batch;
   ++chunk->version;
@@ -257,8 +237,8 @@ std::string RankState::missing() const {
     }
     if (chunk.stage >= 0 && !s_.flushes &&
         chunk.updated < s_.num_micro_batches - 1) {
-      return "the update for micro-batch " +
-             std::to_string(s_.num_micro_batches - 1);
+      return fmt::format("the update for micro-batch {}",
+                         s_.num_micro_batches - 1);
     }
   }
   return "";
@@ -406,19 +386,18 @@ class Checker {
                 chain.end());
     std::string text = "deadlock: ";
     constexpr std::size_t kShown = 8;
-    const std::size_t num_more =
-        chain.size() > kShown ? chain.size() - kShown : 0;
     const int first = chain[0];
-    chain.resize(chain.size() - num_more);
-    for (const int each : chain) {
+    for (std::size_t i = 0; i < std::min(chain.size(), kShown); ++i) {
+      const int each = chain[i];
       const ActionPlace what = blocker(each);
-      text += (each == first ? "rank " : ", rank ") + std::to_string(each) +
-              " (at " + to_string(s_.actions[at(each)][at(next_[at(each)])]) +
-              ") waits for " + to_string(what.action) + " of rank " +
-              std::to_string(what.rank);
+      text += fmt::format("{}rank {} (at {}) waits for {} of rank {}",
+                          i == 0 ? "" : ", ", each,
+                          to_string(s_.actions[at(each)][at(next_[at(each)])]),
+                          to_string(what.action), what.rank);
     }
-    if (num_more > 0) {
-      text += ", and so on for " + std::to_string(num_more) + " more ranks";
+    if (chain.size() > kShown) {
+      text +=
+          fmt::format(", and so on for {} more ranks", chain.size() - kShown);
     }
     fail(first, text);
   }

@@ -13,21 +13,6 @@ namespace {
 
 // --- GPT ---------------------------------------------------------------------
 
-/// One module under its name in the whole model.
-template <typename M>
-class Named : public ModuleOf<Named<M>> {
- public:
-  Named(std::string name, M module)
-      : name_(std::move(name)), module_(std::move(module)) {}
-  Tensor forward(const Tensor& x) override { return module_(x); }
-  void members(MemberVisitor& visit) override { visit.module(name_, module_); }
-  std::string type_name() const override { return module_.type_name(); }
-
- private:
-  std::string name_;
-  M module_;
-};
-
 class GptLayers : public LayerList {
  public:
   GptLayers(const ModelConfig& config, LayerFactory layers)

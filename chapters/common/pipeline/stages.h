@@ -23,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/common/models/models.h"
@@ -53,6 +54,21 @@ class LayerList {
   /// The list to run on shapes alone: layers that communicate have twins there
   /// whose messages reach nobody.
   virtual const LayerList& on_shapes() const { return *this; }
+};
+
+/// One module under its name in the whole model.
+template <typename M>
+class Named : public ModuleOf<Named<M>> {
+ public:
+  Named(std::string name, M module)
+      : name_(std::move(name)), module_(std::move(module)) {}
+  Tensor forward(const Tensor& x) override { return module_(x); }
+  void members(MemberVisitor& visit) override { visit.module(name_, module_); }
+  std::string type_name() const override { return module_.type_name(); }
+
+ private:
+  std::string name_;
+  M module_;
 };
 
 /// GPT: embedding, blocks, head. MLP: embedding, three linear layers. ResNet:

@@ -318,7 +318,7 @@ TEST(AsynchronousTest, SteadyStatesRepeat) {
     ASSERT_EQ(few.total_micro_batches(), all.num_micro_batches);
     for (int rank = 0; rank < all.num_ranks; ++rank) {
       const auto& list = all.actions[static_cast<std::size_t>(rank)];
-      pipeline::Walk walk(few, rank);
+      pipeline::ActionWalk walk(few, rank);
       for (std::size_t i = 0; i < list.size(); ++i) {
         ASSERT_FALSE(walk.is_at_end());
         EXPECT_EQ(to_string(walk.next()), to_string(list[i]));

@@ -73,9 +73,9 @@ TEST(EngineWorlds, SchedulesCountOnThreadsWhatSimCharges) {
     RankContext one(Device::cpu(0), 0, 1);
     one.deterministic = true;
     const RankContext::Scope scope(one);
-    const Parity parity = compare_with_one_device(
-        options, threads.report.losses, threads.parameters,
-        pipeline::reference_run(options, each.setup, plan));
+    const Parity parity =
+        compare_runs(options, {threads.report.losses, {}, threads.parameters},
+                     pipeline::reference_run(options, each.setup, plan));
     EXPECT_TRUE(parity.passed) << parity.max_rel;
     if (plan.is_asynchronous()) {
       // Sums over the micro-batches of a loss are rounded in another place

@@ -81,10 +81,10 @@ inline void expect_trained_as_one_device(const Options& options,
   RankContext one(Device::cpu(0), 0, 1);
   one.deterministic = true;
   const RankContext::Scope scope(one);
-  const Parity parity = compare_with_one_device(
-      options, threads.report.losses, threads.parameters,
-      pipeline::reference_run(options, setup,
-                              pipeline::make_plan(options, setup)));
+  const Parity parity =
+      compare_runs(options, {threads.report.losses, {}, threads.parameters},
+                   pipeline::reference_run(
+                       options, setup, pipeline::make_plan(options, setup)));
   EXPECT_TRUE(parity.passed) << parity.max_rel;
 }
 

@@ -22,7 +22,7 @@ TEST(ZbAuto, KeepsItsLimitAndIsNoWorseThanByHand) {
                         .communication = 0.5};
         const Schedule found = schedules::zb_auto(p, m, search);
         const Replay r = replay(found, search.costs);
-        for (const int live : max_live_activations(found, r, Until::kWeight)) {
+        for (const int live : max_live_activations(found, Until::kWeight)) {
           EXPECT_LE(live, limit);
         }
         if (limit >= p) {

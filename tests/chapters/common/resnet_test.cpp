@@ -141,28 +141,31 @@ TEST(ResNet, AnImageAloneIsTheSameInEvaluation) {
   }
 }
 
+/// One device that trains two steps; calls `look` with it at their end.
+void train_alone(
+    const Options& options, const single_device::SingleDeviceOptions& setup,
+    const std::function<void(single_device::SingleDevice&)>& look) {
+  RankContext context(Device::cpu(0), /*rank=*/0, /*num_threads=*/1);
+  const RankContext::Scope scope(context);
+  single_device::SingleDevice device(options, setup);
+  train(options, device.optimizer(), false,
+        [&](std::int64_t k) { return device.step(k); });
+  look(device);
+}
+
 TEST(ResNet, RecomputationChangesNothing) {
   for (const char* text : {kBasic, kBottleneck}) {
-    auto run = [&](bool recompute) {
-      RankContext context(Device::cpu(0), /*rank=*/0, /*num_threads=*/1);
-      RankContext::Scope scope(context);
-      const Options options = image_options(text);
-      single_device::SingleDeviceOptions setup;
-      setup.num_micro_batches = 2;
-      setup.recompute = recompute;
-      single_device::SingleDevice device(options, setup);
-      train(options, device.optimizer(), false,
-            [&](std::int64_t k) { return device.step(k); });
-      auto state = device.model().model->named_parameters();
-      for (auto& each : device.model().model->named_buffers()) {
-        state.push_back(each);
-      }
-      return state;
-    };
-    const auto plain = run(false), again = run(true);
-    for (std::size_t i = 0; i < plain.size(); ++i) {
-      EXPECT_TRUE(bitwise_equal(plain[i].tensor, again[i].tensor))
-          << plain[i].name;
+    std::vector<NamedTensor> states[2];
+    for (const bool recompute : {false, true}) {
+      train_alone(image_options(text),
+                  {.num_micro_batches = 2, .recompute = recompute},
+                  [&](single_device::SingleDevice& device) {
+                    states[recompute] = state_of(*device.model().model);
+                  });
+    }
+    for (std::size_t i = 0; i < states[0].size(); ++i) {
+      EXPECT_TRUE(bitwise_equal(states[0][i].tensor, states[1][i].tensor))
+          << states[0][i].name;
     }
   }
 }
@@ -193,42 +196,20 @@ TEST(ResNet, PiecesCommitDeferredStatistics) {
 TEST(ResNet, BillIsCounted) {
   for (const char* text : {kBasic, kBottleneck}) {
     for (const int pieces : sized<int>({1, 3}, {3})) {
-      RankContext context(Device::cpu(0));
-      RankContext::Scope scope(context);
       Options options = image_options(text);
       options.optimizer = "adamw";
-      single_device::SingleDeviceOptions setup;
-      setup.num_micro_batches = pieces;
-      single_device::SingleDevice device(options, setup);
-      train(options, device.optimizer(), false,
-            [&](std::int64_t k) { return device.step(k); });
-      const RankReport report =
-          rank_report(device.bills()[0], 0, context.device);
-      for (std::size_t k = 0; k < kNumHeldKinds; ++k) {
-        EXPECT_EQ(report.held[k].counted, report.held[k].predicted)
-            << held_name(static_cast<MemoryKind>(k)) << " in " << pieces;
-      }
+      train_alone(
+          options, {.num_micro_batches = pieces},
+          [&](single_device::SingleDevice& device) {
+            const RankReport report = rank_report(
+                device.bills()[0], 0, RankContext::current().device);
+            for (std::size_t k = 0; k < kNumHeldKinds; ++k) {
+              EXPECT_EQ(report.held[k].counted, report.held[k].predicted)
+                  << held_name(static_cast<MemoryKind>(k)) << " in " << pieces;
+            }
+          });
     }
   }
-}
-
-TEST(ResNet, IsSavedAndLoadedWithItsConfig) {
-  const TempFolder folder;
-  const std::string path = folder / "resnet.safetensors";
-  const ModelConfig config = ModelConfig::read(kBottleneck);
-  InitOptions init, other;
-  init.seed = 1, other.seed = 2;
-  const auto model = make_model(config, init), copy = make_model(config, other);
-  const Batch batch =
-      Dataset::open(image_options(kBottleneck), config).batch(0, 6);
-  (*model)(batch.inputs);  // running statistics
-  save_model(path, *model, config);
-  load_model(path, *copy);
-  EXPECT_EQ(config_of_file(path).to_json(), config.to_json());
-  model->train(false);
-  copy->train(false);
-  EXPECT_TRUE(bitwise_equal((*model)(batch.inputs).detach(),
-                            (*copy)(batch.inputs).detach()));
 }
 
 std::vector<std::string> names_in(const std::string& path) {
@@ -251,14 +232,22 @@ TEST(ResNet, FilesClaimTheClassThatHasTheirNames) {
     save_model(path, *model, config);
     auto names = names_in(path);
     EXPECT_EQ(std::set<std::string>(names.begin(), names.end()), expected);
-    const auto claim = [&] {
-      return CheckpointReader::open(path).metadata().at("config");
+    const auto expect_as_saved = [&](const std::string& architecture) {
+      const std::string text =
+          CheckpointReader::open(path).metadata().at("config");
+      expect_text(text, {"\"architectures\":[\"" + architecture + "\"]"});
+      EXPECT_EQ(ModelConfig::from_json(text, path).to_json(), config.to_json());
+      const auto copy = make_model(config, other);
+      load_model(path, *copy);
+      const auto a = state_of(*model), b = state_of(*copy);
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        EXPECT_TRUE(bitwise_equal(a[i].tensor, b[i].tensor)) << a[i].name;
+      }
     };
-    expect_text(claim(), {R"("architectures":["ResNet"])"});
+    expect_as_saved("ResNet");
 
     save_model(path, *model, config, WeightNames::kTransformers);
-    expect_text(claim(),
-                {R"("architectures":["ResNetForImageClassification"])"});
+    expect_as_saved("ResNetForImageClassification");
     names = names_in(path);
     const std::set<std::string> theirs(names.begin(), names.end());
     std::vector<std::string> some = {
@@ -281,13 +270,6 @@ TEST(ResNet, FilesClaimTheClassThatHasTheirNames) {
     }
     EXPECT_EQ(norms, model->buffers().size() / 2);
     EXPECT_EQ(theirs.size(), expected.size() + norms);
-
-    const auto copy = make_model(config, other);
-    load_model(path, *copy);
-    const auto a = state_of(*model), b = state_of(*copy);
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      EXPECT_TRUE(bitwise_equal(a[i].tensor, b[i].tensor)) << a[i].name;
-    }
   }
 }
 

@@ -112,40 +112,41 @@ TEST(EngineTest, MessagesAreThoseOfTheList) {
   const auto ranks = on_ranks(schedules::one_f_one_b(3, 2), pair_layers(),
                               cut_uniform(kLayers, 3), small_options(4),
                               ceil_micro_batches(4, 2));
-  const auto activations = [](const std::string& what, int b, int stage) {
-    const std::string label = ": activations micro-batch " + std::to_string(b) +
-                              " stage " + std::to_string(stage);
-    const std::string verb = what.substr(0, 4), peer = what.substr(5);
-    return std::vector<std::string>{verb + " 36 " + peer + label,
-                                    verb + " 6 " + peer + label};
+  const auto expect = [&](std::size_t rank, const std::string& expected) {
+    std::string found;
+    for (const std::string& each : ranks[rank].messages) found += each + "\n";
+    EXPECT_EQ("\n" + found, expected);
   };
-  const auto gradients = [](const std::string& what, int b, int stage) {
-    return std::vector<std::string>{
-        what.substr(0, 4) + " 36 " + what.substr(5) +
-        ": gradients micro-batch " + std::to_string(b) + " stage " +
-        std::to_string(stage)};
-  };
-  const auto joined = [](const std::vector<std::vector<std::string>>& parts) {
-    std::vector<std::string> all;
-    for (const auto& each : parts) {
-      all.insert(all.end(), each.begin(), each.end());
-    }
-    return all;
-  };
-  EXPECT_EQ(
-      ranks[0].messages,
-      joined({activations("send to 1", 0, 1), activations("send to 1", 1, 1),
-              gradients("recv from 1", 0, 1), gradients("recv from 1", 1, 1)}));
-  EXPECT_EQ(
-      ranks[1].messages,
-      joined({activations("recv from 0", 0, 1), activations("send to 2", 0, 2),
-              activations("recv from 0", 1, 1), activations("send to 2", 1, 2),
-              gradients("recv from 2", 0, 2), gradients("send to 0", 0, 1),
-              gradients("recv from 2", 1, 2), gradients("send to 0", 1, 1)}));
-  EXPECT_EQ(
-      ranks[2].messages,
-      joined({activations("recv from 1", 0, 2), gradients("send to 1", 0, 2),
-              activations("recv from 1", 1, 2), gradients("send to 1", 1, 2)}));
+  expect(0, R"(
+send 36 to 1: activations micro-batch 0 stage 1
+send 6 to 1: activations micro-batch 0 stage 1
+send 36 to 1: activations micro-batch 1 stage 1
+send 6 to 1: activations micro-batch 1 stage 1
+recv 36 from 1: gradients micro-batch 0 stage 1
+recv 36 from 1: gradients micro-batch 1 stage 1
+)");
+  expect(1, R"(
+recv 36 from 0: activations micro-batch 0 stage 1
+recv 6 from 0: activations micro-batch 0 stage 1
+send 36 to 2: activations micro-batch 0 stage 2
+send 6 to 2: activations micro-batch 0 stage 2
+recv 36 from 0: activations micro-batch 1 stage 1
+recv 6 from 0: activations micro-batch 1 stage 1
+send 36 to 2: activations micro-batch 1 stage 2
+send 6 to 2: activations micro-batch 1 stage 2
+recv 36 from 2: gradients micro-batch 0 stage 2
+send 36 to 0: gradients micro-batch 0 stage 1
+recv 36 from 2: gradients micro-batch 1 stage 2
+send 36 to 0: gradients micro-batch 1 stage 1
+)");
+  expect(2, R"(
+recv 36 from 1: activations micro-batch 0 stage 2
+recv 6 from 1: activations micro-batch 0 stage 2
+send 36 to 1: gradients micro-batch 0 stage 2
+recv 36 from 1: activations micro-batch 1 stage 2
+recv 6 from 1: activations micro-batch 1 stage 2
+send 36 to 1: gradients micro-batch 1 stage 2
+)");
 }
 
 /// Counts the calls of inputs and loss.
@@ -364,34 +365,21 @@ TEST(EngineTest, TiedEmbeddingsAreSummedOverTheirRanks) {
 
 TEST(EngineTest, RefusesWhatDoesNotFit) {
   const Options options = small_options(4);
-  const auto pieces = ceil_micro_batches(4, 2);
-  const auto error = [&](const std::function<void(ProcessGroup&, PipelineModel&,
-                                                  pipeline::Feed&)>& body) {
-    return error_of([&] {
-      run_ranks(2, [&](ProcessGroup& world) {
-        const Dataset data = small_data(options);
-        pipeline::LanguageFeed feed(options, data, pieces);
-        PipelineModel model(options, pair_layers(),
-                            one_stage_per_rank(cut_uniform(kLayers, 2)), world);
-        body(world, model, feed);
-      });
-    });
-  };
-  EXPECT_THAT(error([](auto& world, auto& model, auto& feed) {
-                pipeline::Engine(schedules::one_f_one_b(3, 2), model, world,
-                                 feed);
-              }),
-              ::testing::HasSubstr("made for 3 ranks; there are 2"));
-  EXPECT_THAT(error([](auto& world, auto& model, auto& feed) {
-                pipeline::Engine(schedules::interleaved(2, 2, 2), model, world,
-                                 feed);
-              }),
-              ::testing::HasSubstr("has 4 stages; the model is cut into 2"));
-  EXPECT_THAT(error([](auto& world, auto& model, auto& feed) {
-                pipeline::Engine(schedules::pipedream(2, 2), model, world,
-                                 feed);
-              }),
-              ::testing::HasSubstr("updates the weights before its end"));
+  const std::pair<Schedule, const char*> cases[] = {
+      {schedules::one_f_one_b(3, 2), "made for 3 ranks; there are 2"},
+      {schedules::interleaved(2, 2, 2),
+       "has 4 stages; the model is cut into 2"},
+      {schedules::pipedream(2, 2), "updates the weights before its end"}};
+  for (const auto& [schedule, part] : cases) {
+    const auto run = [&, &schedule = schedule](ProcessGroup& world) {
+      const Dataset data = small_data(options);
+      pipeline::LanguageFeed feed(options, data, ceil_micro_batches(4, 2));
+      PipelineModel model(options, pair_layers(),
+                          one_stage_per_rank(cut_uniform(kLayers, 2)), world);
+      pipeline::Engine(schedule, model, world, feed);
+    };
+    expect_error([&] { run_ranks(2, run); }, {part});
+  }
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ TEST_P(ClosedForms, GpipeTimes) {
     }
   }
   EXPECT_EQ(r.makespan, 2 * (m + p - 1));
-  EXPECT_EQ(max_live_activations(schedule, r, Until::kInput),
+  EXPECT_EQ(max_live_activations(schedule, Until::kInput),
             std::vector<int>(static_cast<std::size_t>(p), m));
 }
 
@@ -54,7 +54,7 @@ TEST_P(ClosedForms, OneFOneBTakesAsLongAndKeepsLess) {
   EXPECT_EQ(r.makespan, 2 * (m + p - 1));
   EXPECT_DOUBLE_EQ(idle_share(r), (p - 1.0) / (m + p - 1));
   EXPECT_DOUBLE_EQ(bubble_over_work(r), (p - 1.0) / m);
-  const auto live = max_live_activations(schedule, r, Until::kInput);
+  const auto live = max_live_activations(schedule, Until::kInput);
   for (int s = 0; s < p; ++s) {
     EXPECT_EQ(live[static_cast<std::size_t>(s)], std::min(p - s, m));
   }
@@ -78,7 +78,7 @@ TEST_P(ClosedForms, NaiveHasOneRankAtWork) {
   EXPECT_EQ(r.makespan, 2 * p * m);
   EXPECT_DOUBLE_EQ(idle_share(r), (p - 1.0) / p);
   EXPECT_DOUBLE_EQ(bubble_over_work(r), p - 1);
-  EXPECT_EQ(max_live_activations(schedule, r, Until::kInput),
+  EXPECT_EQ(max_live_activations(schedule, Until::kInput),
             std::vector<int>(static_cast<std::size_t>(p), 1));
 }
 
@@ -89,7 +89,7 @@ TEST_P(ClosedForms, InterleavedDividesTheBubble) {
     const Schedule schedule = schedules::interleaved(p, m, v);
     const Replay r = replay(schedule, Costs{.forward = 1, .backward = 2});
     EXPECT_DOUBLE_EQ(bubble_over_work(r), (p - 1.0) / (v * m));
-    const auto live = max_live_activations(schedule, r, Until::kInput);
+    const auto live = max_live_activations(schedule, Until::kInput);
     for (int rank = 0; rank < p; ++rank) {
       const int warm_up = std::min(2 * (p - rank - 1) + (v - 1) * p, m * v);
       EXPECT_EQ(live[static_cast<std::size_t>(rank)],
@@ -111,11 +111,10 @@ TEST_P(ClosedForms, ZbH1LosesForwardAndInputLessWeights) {
         *std::max_element(r.window.begin(), r.window.end()) - m * (f + i + w);
     EXPECT_DOUBLE_EQ(lost, (p - 1) * (f + i - w));
   }
-  const Replay r = replay(schedule);
-  EXPECT_EQ(max_live_activations(schedule, r, Until::kWeight),
+  EXPECT_EQ(max_live_activations(schedule, Until::kWeight),
             std::vector<int>(static_cast<std::size_t>(p), p));
   // Activations that live until the input's gradient: the numbers of 1F1B
-  const auto live = max_live_activations(schedule, r, Until::kInput);
+  const auto live = max_live_activations(schedule, Until::kInput);
   for (int s = 0; s < p; ++s) {
     EXPECT_EQ(live[static_cast<std::size_t>(s)], p - s);
   }
@@ -127,7 +126,7 @@ TEST_P(ClosedForms, ZbH2HasNoBubbleAndTwiceTheActivations) {
   const Schedule schedule = schedules::zb_h2(p, m);
   const Replay r = replay(schedule);
   EXPECT_EQ(window_bubble(r), 0);
-  EXPECT_EQ(max_live_activations(schedule, r, Until::kWeight),
+  EXPECT_EQ(max_live_activations(schedule, Until::kWeight),
             std::vector<int>(static_cast<std::size_t>(p), 2 * p - 1));
 }
 
@@ -159,13 +158,11 @@ TEST(Replays, GoldenNumbers) {
   const Replay r = replay(s, kUnit);
   EXPECT_EQ(r.makespan, 22);
   EXPECT_DOUBLE_EQ(idle_share(r), 3.0 / 11);
-  EXPECT_THAT(max_live_activations(s, r, Until::kInput),
-              ElementsAre(4, 3, 2, 1));
+  EXPECT_THAT(max_live_activations(s, Until::kInput), ElementsAre(4, 3, 2, 1));
   const Schedule i = schedules::interleaved(4, 8, 2);
   const Replay ri = replay(i, kUnit);
   EXPECT_DOUBLE_EQ(bubble_over_work(ri), 0.1875);
-  EXPECT_THAT(max_live_activations(i, ri, Until::kInput),
-              ElementsAre(11, 9, 7, 5));
+  EXPECT_THAT(max_live_activations(i, Until::kInput), ElementsAre(11, 9, 7, 5));
 }
 
 // Korthikanti et al. 2022, section 4.2.3: the first rank keeps 1 + (p-1)/(p v)
@@ -177,7 +174,7 @@ TEST(Replays, InterleavingCostsMemory) {
       const Schedule plain = schedules::one_f_one_b(p, m);
       const Schedule chunks = schedules::interleaved(p, m, v);
       const auto live = [&](const Schedule& s) {
-        return max_live_activations(s, replay(s, kUnit), Until::kInput)[0];
+        return max_live_activations(s, Until::kInput)[0];
       };
       EXPECT_DOUBLE_EQ(1.0 * live(chunks) / v / live(plain),
                        1 + (p - 1.0) / (p * v))
@@ -187,17 +184,15 @@ TEST(Replays, InterleavingCostsMemory) {
 }
 
 TEST(Replays, StagesMayDiffer) {
-  std::vector<Costs> costs(2);
-  costs[0] = {.forward = 1, .backward = 2, .communication = 10};
-  costs[1] = {.forward = 3, .backward = 5, .communication = 20};
-  const Schedule schedule = gpipe::schedule(2, 1);
-  const Replay r = replay(schedule, costs);
+  const Costs costs[] = {{.forward = 1, .backward = 2, .communication = 10},
+                         {.forward = 3, .backward = 5, .communication = 20}};
+  const Replay r = replay(gpipe::schedule(2, 1),
+                          [&](int stage, int) { return costs[stage]; });
   EXPECT_EQ(r.spans[1][0].begin, 11);  // one message of stage 0
   EXPECT_EQ(r.spans[0][1].begin, 39);  // and one of stage 1
   EXPECT_EQ(r.makespan, 41);
   EXPECT_THAT(r.busy, ElementsAre(3, 8));
   EXPECT_THAT(r.window, ElementsAre(41, 8));
-  EXPECT_THROW(replay(schedule, std::vector<Costs>(3)), Error);
 }
 
 // A rank on a route that no micro-batch takes has no actions.
@@ -227,7 +222,7 @@ TEST(DualPipe, BubbleAndActivations) {
         EXPECT_EQ(r.makespan - busy, (p / 2 - 1) * (3 + 2 - 3 * 1))
             << p << " ranks, " << m << " micro-batches";
       }
-      EXPECT_EQ(max_live_activations(s, r, Until::kWeight),
+      EXPECT_EQ(max_live_activations(s, Until::kWeight),
                 std::vector<int>(static_cast<std::size_t>(p), p + 1))
           << p << " ranks, " << m << " micro-batches";
     }
@@ -271,7 +266,7 @@ TEST(PipeDream, VersionsAreTheClosedForm) {
     std::vector<int> stash;
     for (int stage = 0; stage < p; ++stage) stash.push_back(p - stage);
     EXPECT_EQ(max_versions(s), stash);
-    EXPECT_EQ(max_live_activations(s, replay(s, kUnit), Until::kInput), stash);
+    EXPECT_EQ(max_live_activations(s, Until::kInput), stash);
   }
   // Stage 1 of 4 runs mini-batch 5 on version 3
   const VersionRecord record = versions(schedules::pipedream(4, 8))[8 + 5];
@@ -296,14 +291,13 @@ TEST(PipeDream, ReplicasTakeTurnsAndUpdateTogether) {
   // Stages of 3, 2 and 1 replicas
   const std::vector<int> replicas = {3, 2, 1};
   const Schedule s = schedules::pipedream(replicas, 12);
-  const Replay r = replay(s, kUnit);
   EXPECT_EQ(s.num_stages, 3);
   EXPECT_EQ(s.place(4, 0).rank, 1);
   EXPECT_EQ(s.place(5, 1).rank, 4);
   EXPECT_EQ(to_string(s.actions[1].front()), "F1");
   EXPECT_EQ(to_string(s.actions[1].back()), "U11");
   // Two in flight in each replica of stage 0: one warm-up forward
-  EXPECT_THAT(max_live_activations(s, r, Until::kInput),
+  EXPECT_THAT(max_live_activations(s, Until::kInput),
               ElementsAre(2, 2, 2, 2, 2, 1));
   for (const std::vector<int>& each : std::vector<std::vector<int>>{
            {1}, {4}, {2, 1}, {1, 2}, {1, 4}, {2, 2, 2}, {1, 3, 2}, {4, 3, 2}}) {
@@ -319,7 +313,7 @@ TEST(PipeDream, AdmitsRanksOverReplicasOfTheFirstStage) {
       {{1, 3, 2}, 6}, {{4, 3, 2}, 3}, {{2, 1, 1}, 2}, {{3, 2, 1}, 2}};
   for (const auto& [replicas, in_flight] : cases) {
     const Schedule s = schedules::pipedream(replicas, 24);
-    const auto live = max_live_activations(s, replay(s, kUnit), Until::kInput);
+    const auto live = max_live_activations(s, Until::kInput);
     for (int rank = 0; rank < replicas[0]; ++rank) {
       EXPECT_EQ(live[static_cast<std::size_t>(rank)], in_flight);
     }
@@ -383,45 +377,10 @@ TEST(PipeDream, NoBubbleAfterTheWarmUp) {
   EXPECT_EQ(more.makespan - few.makespan, 2 * 100);
 }
 
-TEST(PeakBytes, FollowTheScheduleAndRecomputation) {
-  StageBytes kept;
-  kept.until_input = 10;
-  const Schedule gpipe = gpipe::schedule(2, 4);
-  const Schedule other = schedules::one_f_one_b(2, 4);
-  const Replay r = replay(gpipe, kUnit), ro = replay(other, kUnit);
-  EXPECT_THAT(peak_bytes(gpipe, r, {kept, kept}), ElementsAre(40, 40));
-  EXPECT_THAT(peak_bytes(other, ro, {kept, kept}), ElementsAre(20, 10));
-  StageBytes recomputed;
-  recomputed.until_input = 1;
-  recomputed.during_forward = 3;
-  recomputed.during_backward = 10;
-  EXPECT_THAT(peak_bytes(gpipe, r, {recomputed, recomputed}),
-              ElementsAre(14, 14));
-  StageBytes split;
-  split.until_input = 5;
-  split.until_weight = 4;
-  split.after_input = 1;
-  const Schedule h1 = schedules::zb_h1(2, 4);
-  EXPECT_THAT(peak_bytes(h1, replay(h1), {split, split}),
-              ElementsAre(2 * 9, 9 + 5));
-  StageBytes stash;
-  stash.until_input = 1;
-  stash.version = 100;
-  const Schedule stashing = schedules::pipedream(3, 9);
-  EXPECT_THAT(
-      peak_bytes(stashing, replay(stashing, kUnit), {stash, stash, stash}),
-      ElementsAre(203, 102, 1));
-  EXPECT_THROW(peak_bytes(gpipe, r, {kept}), Error);
-}
-
-TEST(LiveActivations, AreLevelsOverTime) {
-  const Schedule s = schedules::one_f_one_b(2, 2);
-  const auto levels = live_activations(s, replay(s, kUnit), 0, Until::kInput);
-  std::vector<std::pair<double, double>> pairs;
-  for (const Level& each : levels) pairs.emplace_back(each.time, each.value);
-  EXPECT_THAT(pairs,
-              ElementsAre(std::pair(0, 0), std::pair(0, 1), std::pair(1, 2),
-                          std::pair(4, 1), std::pair(6, 0)));
+// Between the shares of kInput and of kWeight.
+TEST(Replays, AShareOfASetMayLiveLonger) {
+  EXPECT_THAT(max_live_shares(schedules::zb_h1(2, 4), 4.0 / 9),
+              ElementsAre(2, 1 + 4.0 / 9));
 }
 
 }  // namespace

@@ -68,13 +68,10 @@ TEST(Stages, CutsAreThoseOfTheRule) {
   EXPECT_EQ(error_of([] { cut_uniform(4, 5); }),
             "5 stages: the model has 4 layers; give at most one stage per "
             "layer");
-  EXPECT_EQ(error_of([] {
-              cut_by_balance(6, {2, 0, 4});
-            }),
+  const std::vector<int> empty_stage = {2, 0, 4}, too_few = {2, 3};
+  EXPECT_EQ(error_of([&] { cut_by_balance(6, empty_stage); }),
             "balance: 0 layers in a stage; give at least one");
-  EXPECT_EQ(error_of([] {
-              cut_by_balance(6, {2, 3});
-            }),
+  EXPECT_EQ(error_of([&] { cut_by_balance(6, too_few); }),
             "balance: adds up to 5 layers, the model has 6");
   EXPECT_THROW(cut_by_cost({1, 2}, 3), Error);
 }
