@@ -20,7 +20,7 @@ SingleDevice::SingleDevice(const Options& options,
       optimizer_(make_optimizer(options.optimizer, loaded_.model->parameters(),
                                 options.optimizer_options)),
       scaler_(options.dtype == DType::kF16 ? DynamicLossScaler(setup.loss_scale)
-                                           : DynamicLossScaler(1)) {
+                                           : DynamicLossScaler({.scale = 1})) {
   strided_micro_batches(options.batch, setup.num_micro_batches);  // or an Error
   // Recompute activations
   set_recompute(*loaded_.model, setup.recompute);

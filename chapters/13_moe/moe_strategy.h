@@ -141,7 +141,7 @@ ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
                              MoeRecord& record,
                              const std::vector<MicroBatch>& pieces,
                              int groups = 1,
-                             DynamicLossScaler scaler = DynamicLossScaler(1));
+                             DynamicLossScaler scaler = DynamicLossScaler({1}));
 
 /// The model with all of its experts, for --save and --logits.
 LoadedModel whole_model(const Options& options, const MoeOptions& moe,

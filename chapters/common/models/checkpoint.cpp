@@ -244,12 +244,4 @@ void check_config_of_file(const std::string& path, const ModelConfig& config) {
         std::string(name_of(config.gelu)));
 }
 
-ModelConfig config_of_file(const std::string& path) {
-  const CheckpointReader file = CheckpointReader::open(path);
-  const auto found = file.metadata().find("config");
-  SB_CHECK(found != file.metadata().end(), path,
-           ": the metadata has no \"config\"; name the model with --model");
-  return ModelConfig::from_json(found->second, path);
-}
-
 }  // namespace shardbook

@@ -50,9 +50,6 @@ void load_model(const std::string& path, Module& model, const PartOf& part_of);
 /// has in a config.json, lets the weights compute something else than `config`.
 void check_config_of_file(const std::string& path, const ModelConfig& config);
 
-/// The config that a saved model carries; Error when it has none.
-ModelConfig config_of_file(const std::string& path);
-
 /// Writes named tensors as they are.
 void save_tensors(const std::string& path,
                   const std::vector<NamedTensor>& tensors);

@@ -168,32 +168,21 @@ AnyModule token_embedding(const ModelConfig& config, const InitOptions& init,
                           config.initializer_range, init);
 }
 
-AnyModule position_table(const ModelConfig& config, const InitOptions& init,
-                         const LayerFactory& layers) {
-  return layers.position_embedding("transformer.wpe", config.n_positions,
-                                   config.n_embd, config.initializer_range,
-                                   init);
-}
-
-Tensor embed(const Tensor& tokens, AnyModule& wte, AnyModule& wpe,
-             const std::function<Tensor(AnyModule&, const Tensor&)>& positions,
-             AnyModule& dropout) {
-  // In two statements: their order decides the order of backward.
-  const Tensor token_vectors = wte(tokens);
-  return dropout(add(token_vectors, positions(wpe, tokens)));
-}
-
 }  // namespace
 
 GptEmbedding::GptEmbedding(const ModelConfig& config, const InitOptions& init,
                            const LayerFactory& layers)
     : wte(token_embedding(config, init, layers)),
-      wpe(position_table(config, init, layers)),
+      wpe(layers.position_embedding("transformer.wpe", config.n_positions,
+                                    config.n_embd, config.initializer_range,
+                                    init)),
       embd_dropout(layers.dropout(config.dropout)),
       positions_(layers.positions) {}
 
 Tensor GptEmbedding::forward(const Tensor& tokens) {
-  return embed(tokens, wte, wpe, positions_, embd_dropout);
+  // In two statements: their order decides the order of backward.
+  const Tensor token_vectors = wte(tokens);
+  return embd_dropout(add(token_vectors, positions_(wpe, tokens)));
 }
 
 void GptEmbedding::members(MemberVisitor& visit) {
@@ -219,12 +208,9 @@ void GptHead::members(MemberVisitor& visit) {
 Gpt::Gpt(const ModelConfig& config, const InitOptions& init,
          const LayerFactory& layers)
     : config(config),
-      wte(token_embedding(config, init, layers)),
-      wpe(position_table(config, init, layers)),
-      embd_dropout(layers.dropout(config.dropout)),
+      embedding(config, init, layers),
       ln_f(layers.layer_norm("transformer.ln_f", config.n_embd,
                              config.layer_norm_epsilon, init)),
-      positions_(layers.positions),
       logits_(layers.logits) {
   for (std::int64_t i = 0; i < config.n_layer; ++i) {
     h.emplace_back("transformer.h." + std::to_string(i), config, init, layers);
@@ -232,15 +218,13 @@ Gpt::Gpt(const ModelConfig& config, const InitOptions& init,
 }
 
 Tensor Gpt::forward(const Tensor& tokens) {
-  Tensor x = embed(tokens, wte, wpe, positions_, embd_dropout);
+  Tensor x = embedding(tokens);
   for (GptBlock& block : h) x = block(x);
-  return logits_(ln_f(x), wte);
+  return logits_(ln_f(x), embedding.wte);
 }
 
 void Gpt::members(MemberVisitor& visit) {
-  visit.module("transformer.wte", *wte);
-  visit.module("transformer.wpe", *wpe);
-  visit.module("transformer.embd_dropout", *embd_dropout);
+  embedding.members(visit);
   for (std::size_t i = 0; i < h.size(); ++i) {
     visit.module("transformer.h." + std::to_string(i), h[i]);
   }

@@ -218,12 +218,11 @@ class Gpt : public ModuleOf<Gpt> {
   std::string type_name() const override { return "Gpt"; }
 
   ModelConfig config;
-  AnyModule wte, wpe, embd_dropout;
+  GptEmbedding embedding;
   std::vector<GptBlock> h;
   AnyModule ln_f;
 
  private:
-  std::function<Tensor(AnyModule&, const Tensor&)> positions_;
   std::function<Tensor(const Tensor&, AnyModule&)> logits_;
 };
 

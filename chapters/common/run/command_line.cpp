@@ -25,8 +25,35 @@ constexpr const char* kOfStatus =
     "a disk is full); 128 + n, signal n ended it (130 after Ctrl-C, 143\n"
     "after SIGTERM).";
 
-std::string quoted(const std::string& text) {
-  return text.empty() ? "''" : text;
+/// Sets the value; returns what is wrong with the text, or nothing.
+template <typename T>
+std::string parse_number(const std::string& text, T* value, T min, T max) {
+  constexpr bool is_real = std::is_floating_point_v<T>;
+  T number{};
+  std::size_t used = 0;
+  try {
+    if constexpr (is_real) {
+      number = std::stod(text, &used);
+    } else {
+      const long long wide = std::stoll(text, &used);
+      number = static_cast<T>(wide);
+      if (static_cast<long long>(number) != wide) used = 0;
+    }
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  if (used == 0 || used != text.size()) {
+    return fmt::format("not {}; give a value from {} to {}",
+                       is_real ? "a number" : "an integer", min, max);
+  }
+  if constexpr (is_real) {
+    if (std::isnan(number)) return "not a number";
+  }
+  if (number < min || number > max) {
+    return fmt::format("out of range; give a value from {} to {}", min, max);
+  }
+  *value = number;
+  return "";
 }
 
 }  // namespace
@@ -59,9 +86,8 @@ struct CommandLine::Impl {
                  given_text.empty() && alone != when_alone.end();
              const std::string text = is_alone ? alone->second : given_text;
              const std::string wrong = parse_value(text);
-             if (!wrong.empty()) {
-               SB_FAIL(flag, " ", quoted(text), ": ", wrong);
-             }
+             SB_CHECK(wrong.empty(), flag, " ", text.empty() ? "''" : text,
+                      ": ", wrong);
              given.emplace_back(flag, text);
            },
            help)
@@ -69,6 +95,17 @@ struct CommandLine::Impl {
         ->default_str(show())
         ->type_name(type)
         ->take_last();
+  }
+
+  template <typename T>
+  void add_number(const std::string& flag, T* value, const std::string& help,
+                  T min, T max) {
+    add(
+        flag, std::is_floating_point_v<T> ? "NUMBER" : "INTEGER", help,
+        [value] { return fmt::format("{}", *value); },
+        [=](const std::string& text) {
+          return parse_number(text, value, min, max);
+        });
   }
 };
 
@@ -97,47 +134,11 @@ void CommandLine::shorten_help(const std::vector<std::string>& shown) {
   }
 }
 
-namespace {
-
-template <typename T>
-std::string parse_number(const std::string& text, T* value, T min, T max,
-                         const char* what) {
-  T number{};
-  std::size_t used = 0;
-  try {
-    if constexpr (std::is_floating_point_v<T>) {
-      number = std::stod(text, &used);
-    } else {
-      const long long wide = std::stoll(text, &used);
-      number = static_cast<T>(wide);
-      if (static_cast<long long>(number) != wide) used = 0;
-    }
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  if (used == 0 || used != text.size()) {
-    return fmt::format("not {}; give a value from {} to {}", what, min, max);
-  }
-  if constexpr (std::is_floating_point_v<T>) {
-    if (std::isnan(number)) return "not a number";
-  }
-  if (number < min || number > max) {
-    return fmt::format("out of range; give a value from {} to {}", min, max);
-  }
-  *value = number;
-  return "";
-}
-
-}  // namespace
-
 void CommandLine::add(const std::string& flag, std::string* value,
                       const std::string& help,
                       const std::vector<std::string>& allowed,
                       const std::string& otherwise) {
-  std::string list;
-  for (const std::string& name : allowed) {
-    list += (list.empty() ? "" : ", ") + name;
-  }
+  const std::string list = fmt::format("{}", fmt::join(allowed, ", "));
   const bool is_free = allowed.empty();
   impl_->add(
       flag, is_free ? "TEXT" : "NAME",
@@ -178,43 +179,23 @@ void CommandLine::refuse(const std::string& flag, const std::string& why) {
 void CommandLine::add(const std::string& flag, std::int64_t* value,
                       const std::string& help, std::int64_t min,
                       std::int64_t max) {
-  impl_->add(
-      flag, "INTEGER", help, [value] { return std::to_string(*value); },
-      [=](const std::string& text) {
-        return parse_number(text, value, min, max, "an integer");
-      });
+  impl_->add_number(flag, value, help, min, max);
 }
 
 void CommandLine::add(const std::string& flag, int* value,
                       const std::string& help, int min, int max) {
-  impl_->add(
-      flag, "INTEGER", help, [value] { return std::to_string(*value); },
-      [=](const std::string& text) {
-        return parse_number(text, value, min, max, "an integer");
-      });
+  impl_->add_number(flag, value, help, min, max);
 }
 
 void CommandLine::add(const std::string& flag, double* value,
                       const std::string& help, double min, double max) {
-  impl_->add(
-      flag, "NUMBER", help, [value] { return fmt::format("{}", *value); },
-      [=](const std::string& text) {
-        return parse_number(text, value, min, max, "a number");
-      });
+  impl_->add_number(flag, value, help, min, max);
 }
 
 void CommandLine::add(const std::string& flag, std::uint64_t* value,
                       const std::string& help) {
-  impl_->add(
-      flag, "INTEGER", help, [value] { return std::to_string(*value); },
-      [=](const std::string& text) {
-        std::int64_t number = 0;
-        const std::string wrong = parse_number(
-            text, &number, std::int64_t{0},
-            std::numeric_limits<std::int64_t>::max(), "an integer");
-        *value = static_cast<std::uint64_t>(number);
-        return wrong;
-      });
+  constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
+  impl_->add_number(flag, value, help, std::uint64_t{0}, std::uint64_t{kMost});
 }
 
 void CommandLine::add(const std::string& flag, DType* value,
@@ -309,15 +290,10 @@ void CommandLine::parse(int argc, char** argv) {
     std::exit(std::cout ? status : kExitRunFailed);
   } catch (const CLI::ParseError& error) {
     std::string text = error.what();
-    for (char& c : text) {
-      if (c == '\n') c = ' ';
-    }
+    std::replace(text.begin(), text.end(), '\n', ' ');
     if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-      std::string extras;
-      for (const std::string& extra : impl_->app.remaining()) {
-        extras += (extras.empty() ? "" : " ") + extra;
-      }
-      text = "unknown option " + extras;
+      text = fmt::format("unknown option {}",
+                         fmt::join(impl_->app.remaining(), " "));
     }
     SB_FAIL(text, "; see ", impl_->app.get_name(), " --help");
   }
@@ -328,6 +304,11 @@ void CommandLine::parse(int argc, char** argv) {
 const std::vector<std::pair<std::string, std::string>>& CommandLine::given()
     const {
   return impl_->given;
+}
+
+bool CommandLine::has(const std::string& flag) const {
+  return std::any_of(impl_->given.begin(), impl_->given.end(),
+                     [&](const auto& each) { return each.first == flag; });
 }
 
 std::vector<std::pair<std::string, std::string>> CommandLine::values() const {

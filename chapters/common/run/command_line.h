@@ -65,6 +65,8 @@ class CommandLine {
   void parse(int argc, char** argv);
   /// Option and value of everything that was given, for the report.
   const std::vector<std::pair<std::string, std::string>>& given() const;
+  /// Whether this option was given.
+  bool has(const std::string& flag) const;
   /// Every option and its value, given or not.
   std::vector<std::pair<std::string, std::string>> values() const;
 

@@ -11,17 +11,6 @@ DynamicLossScaler::DynamicLossScaler(const LossScaleOptions& options)
       scale_(options.scale),
       hysteresis_(options.hysteresis) {}
 
-DynamicLossScaler::DynamicLossScaler(double scale, std::int64_t window,
-                                     int hysteresis, double min_scale)
-    : DynamicLossScaler([&] {
-        LossScaleOptions options;
-        options.scale = scale;
-        options.window = window;
-        options.hysteresis = hysteresis;
-        options.min_scale = min_scale;
-        return options;
-      }()) {}
-
 bool DynamicLossScaler::grows() const {
   const std::int64_t since = step_ - last_overflow_;
   if (options_.kind == ScalerKind::kDeepSpeed) {

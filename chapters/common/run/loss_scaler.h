@@ -37,9 +37,7 @@ struct LossScaleOptions {
 /// doubled.
 class DynamicLossScaler {
  public:
-  explicit DynamicLossScaler(const LossScaleOptions& options);
-  explicit DynamicLossScaler(double scale = 65536, std::int64_t window = 1000,
-                             int hysteresis = 2, double min_scale = 1);
+  explicit DynamicLossScaler(const LossScaleOptions& options = {});
 
   double scale() const { return scale_; }
   /// Everything that `update` changes, by name; and back.

@@ -120,22 +120,14 @@ void add_shared_options(CommandLine& line, Options& o,
                      "--dtype", "--data", "--batch", "--seq", "--steps",
                      "--cluster", "--timeline", "--format", "--check"});
   line.group("This chapter");
-  // Images are random, and one sample is one label.
   line.after_parse([&line, &o] {
-    if (!ModelConfig::read(o.model).is_image()) return;
-    o.seq = 1;
-    for (const auto& [flag, value] : line.given()) {
-      if (flag == "--data") return;
+    // Images are random, and one sample is one label
+    if (ModelConfig::read(o.model).is_image()) {
+      o.seq = 1;
+      if (!line.has("--data")) o.data = "random";
     }
-    o.data = "random";
-  });
-  // On shapes, steps repeat each other.
-  line.after_parse([&line, &o] {
-    if (o.backend != "sim") return;
-    for (const auto& [flag, value] : line.given()) {
-      if (flag == "--steps") return;
-    }
-    o.steps = 3;
+    // On shapes, steps repeat each other
+    if (o.backend == "sim" && !line.has("--steps")) o.steps = 3;
   });
   line.at_end([&line, &o] { o.effective = line.values(); });
 }

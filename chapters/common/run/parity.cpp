@@ -207,13 +207,6 @@ Parity compare_runs(const Options& options, const ReferenceRun& run,
   return parity;
 }
 
-Parity compare_with_one_device(const Options& options,
-                               const std::vector<double>& losses,
-                               const std::vector<NamedTensor>& parameters,
-                               const ReferenceRun& reference) {
-  return compare_runs(options, {losses, {}, parameters}, reference);
-}
-
 Parity compare_with_one_device(
     const Options& options, const ReferenceRun& run,
     const std::function<ReferenceRun(const Options& options)>& train_one) {

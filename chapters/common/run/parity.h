@@ -87,10 +87,6 @@ double parity_tolerance(DType dtype, std::int64_t steps);
 /// by name.
 Parity compare_runs(const Options& options, const ReferenceRun& run,
                     const ReferenceRun& one_device);
-Parity compare_with_one_device(const Options& options,
-                               const std::vector<double>& losses,
-                               const std::vector<NamedTensor>& parameters,
-                               const ReferenceRun& reference);
 /// By all three rules. `train_one` trains one device, as its options say.
 Parity compare_with_one_device(
     const Options& options, const ReferenceRun& run,

@@ -53,6 +53,10 @@ ordered_json bytes_json(double bytes) {
   return bytes;
 }
 
+ordered_json or_null(const ordered_json& value, bool is_known) {
+  return is_known ? value : nullptr;
+}
+
 ordered_json claim_json(const Claim& claim) {
   return {{"predicted", bytes_json(claim.predicted)},
           {"counted", bytes_json(claim.counted)}};
@@ -118,23 +122,18 @@ constexpr const char* kTimelinePlace = "@timeline@";
 ordered_json time_json(const Report& report) {
   const VirtualTime& time = report.time;
   if (time.cluster.empty()) return nullptr;
+  const bool has_form = time.closed_form_s >= 0 && virtual_step_s(time) > 0;
   ordered_json json = {{"cluster", time.cluster},
                        {"trust", sim::trust_name(time.trust)},
                        {"step_s",
-                        {{"closed_form", nullptr},
-                         {"simulated", nullptr},
-                         {"counted", nullptr}}},
+                        {{"closed_form", or_null(time.closed_form_s, has_form)},
+                         {"simulated", or_null(time.simulated_step_s,
+                                               time.simulated_step_s > 0)},
+                         {"counted", or_null(time.step_s, time.step_s > 0)}}},
                        {"idle_share", time.idle_share},
                        {"exposed_comm_s", time.exposed_comm_s},
                        {"bubble_s", time.bubble_s},
                        {"links", ordered_json::array()}};
-  if (time.closed_form_s >= 0 && virtual_step_s(time) > 0) {
-    json["step_s"]["closed_form"] = time.closed_form_s;
-  }
-  if (time.simulated_step_s > 0) {
-    json["step_s"]["simulated"] = time.simulated_step_s;
-  }
-  if (time.step_s > 0) json["step_s"]["counted"] = time.step_s;
   for (const sim::LinkBytes& link : time.links) {
     json["links"].push_back({{"link", link.link}, {"bytes", link.bytes}});
   }
@@ -151,20 +150,18 @@ ordered_json to_json(const Options& options, const CommandLine& line,
     json["loss"] = {{"first", report.losses.front()},
                     {"last", report.losses.back()}};
   }
-  json["parity"] = {{"max_abs", report.parity.max_abs},
-                    {"max_rel", report.parity.max_rel},
-                    {"tolerance", report.parity.tolerance},
-                    {"last_bit", nullptr},
-                    {"one_device_finite", report.parity.one_device_finite},
-                    {"passed", report.parity.checked && report.parity.passed}};
-  if (report.parity.last_bit >= 0) {
-    json["parity"]["last_bit"] = report.parity.last_bit;
-  }
+  const Parity& parity = report.parity;
+  json["parity"] = {
+      {"max_abs", parity.max_abs},
+      {"max_rel", parity.max_rel},
+      {"tolerance", parity.tolerance},
+      {"last_bit", or_null(parity.last_bit, parity.last_bit >= 0)},
+      {"one_device_finite", parity.one_device_finite},
+      {"passed", parity.checked && parity.passed}};
   if (!report.not_finite.empty()) json["not_finite"] = report.not_finite;
-  json["devices"] = ordered_json::array();
-  json["bytes"] = ordered_json::array();
-  json["held_memory"] = ordered_json::array();
-  json["peak_memory"] = ordered_json::array();
+  for (const char* key : {"devices", "bytes", "held_memory", "peak_memory"}) {
+    json[key] = ordered_json::array();
+  }
   for (const RankReport& rank : report.ranks) {
     json["devices"].push_back(rank.device);
     json["bytes"].push_back(claim_json(rank.bytes));
@@ -172,12 +169,9 @@ ordered_json to_json(const Options& options, const CommandLine& line,
     json["peak_memory"].push_back(peak_json(rank));
   }
   const Fit fit = fit_of(options, report);
-  json["fits"] = nullptr;
-  json["capacity_bytes"] = nullptr;
-  if (fit.capacity_bytes > 0) {
-    json["fits"] = fit.fits();
-    json["capacity_bytes"] = bytes_json(fit.capacity_bytes);
-  }
+  const bool is_limited = fit.capacity_bytes > 0;
+  json["fits"] = or_null(fit.fits(), is_limited);
+  json["capacity_bytes"] = or_null(bytes_json(fit.capacity_bytes), is_limited);
   json["claims"] = {{"numbers", numbers_verdict(report.parity)},
                     {"bytes", bytes_verdict(report)},
                     {"memory", memory_verdict(report)},
@@ -366,19 +360,15 @@ std::string json_text(const Options& options, const CommandLine& line,
   return text + "\n";
 }
 
-void write_report(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  SB_CHECK(file, "--report ", path, ": this file cannot be written");
-}
-
 }  // namespace
 
 int print_report(const Options& options, const CommandLine& line,
                  const Report& report) {
   if (!options.report.empty()) {
-    write_report(options.report, json_text(options, line, report));
+    std::ofstream file(options.report, std::ios::binary);
+    file << json_text(options, line, report) << std::flush;
+    SB_CHECK(file, "--report ", options.report,
+             ": this file cannot be written");
   }
   if (options.format == "json") {
     fmt::print("{}", json_text(options, line, report));

@@ -10,25 +10,20 @@
 
 namespace shardbook {
 
-std::int64_t slot_of(const Optimizer& optimizer, const Tensor& parameter) {
-  const Tensors& all = optimizer.parameters();
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (all[i].is_same(parameter)) return static_cast<std::int64_t>(i);
-  }
-  return -1;
-}
-
 void add_whole(TrainingState& state, const std::vector<NamedTensor>& tensors,
                Optimizer& optimizer) {
+  const Tensors& trained = optimizer.parameters();
   for (const NamedTensor& each : tensors) {
     StatePart part;
     part.name = each.name;
     part.whole = each.tensor.shape();
     part.values = each.tensor;
-    const std::int64_t slot = slot_of(optimizer, each.tensor);
-    if (slot >= 0) {
+    const auto slot = std::find_if(
+        trained.begin(), trained.end(),
+        [&](const Tensor& one) { return one.is_same(each.tensor); });
+    if (slot != trained.end()) {
       part.optimizer = &optimizer;
-      part.slot = static_cast<std::size_t>(slot);
+      part.slot = static_cast<std::size_t>(slot - trained.begin());
     }
     state.parts.push_back(std::move(part));
   }

@@ -68,9 +68,6 @@ void add_whole(TrainingState& state, const std::vector<NamedTensor>& tensors,
 void agree_on_images(TrainingState& state, const Options& options,
                      const MicroBatch& first);
 
-/// The parameter that is number `slot` of the optimizer, or -1.
-std::int64_t slot_of(const Optimizer& optimizer, const Tensor& parameter);
-
 /// One of a part's tensors: "parameter", "master", or a name of the optimizer's.
 struct StateField {
   std::string name;

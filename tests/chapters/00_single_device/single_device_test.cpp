@@ -60,8 +60,8 @@ bool same_bits(const TrainedRun& a, const TrainedRun& b) {
 
 double largest_relative_difference(const Options& options, const TrainedRun& a,
                                    const TrainedRun& b) {
-  return compare_with_one_device(options, a.losses, a.parameters,
-                                 {b.losses, {}, b.parameters})
+  return compare_runs(options, {a.losses, {}, a.parameters},
+                      {b.losses, {}, b.parameters})
       .max_rel;
 }
 

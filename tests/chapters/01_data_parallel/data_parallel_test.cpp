@@ -108,7 +108,7 @@ TEST_P(DataParallelParity, TenStepsEqualOneDevice) {
       RankContext::Scope alone(one);
       const ReferenceRun reference = train_one_device(options);
       const Parity parity =
-          compare_with_one_device(options, log.losses, trained, reference);
+          compare_runs(options, {log.losses, {}, trained}, reference);
       EXPECT_TRUE(parity.passed)
           << optimizer << " " << dtype_name(dtype) << " " << parity.max_rel;
       if (GetParam() > 1) continue;

@@ -33,36 +33,26 @@ struct Way {
   MakeStrategy make;
 };
 
+/// `StrategyType(options, setup, world)`.
+template <typename StrategyType, typename Setup>
+MakeStrategy on_world(const Setup& setup) {
+  return [setup](const Options& options, ProcessGroup& world, DeviceMesh&) {
+    return std::make_unique<StrategyType>(options, setup, world);
+  };
+}
+
 std::vector<Way> all_ways() {
-  const auto on_grid = [](const Options& options, ProcessGroup& world,
-                          DeviceMesh& mesh) -> std::unique_ptr<Strategy> {
+  const MakeStrategy on_grid = [](const Options& options, ProcessGroup& world,
+                                  DeviceMesh& mesh) {
     return std::make_unique<summa::SummaStrategy>(options, summa::grid_of(mesh),
                                                   world);
   };
-  const auto one_dimension = [](const Options& options, ProcessGroup& world,
-                                DeviceMesh&) -> std::unique_ptr<Strategy> {
-    return std::make_unique<tensor_parallel::TensorParallelStrategy>(
-        options, tensor_parallel::StrategyOptions{}, world);
-  };
+  const auto one_dimension = on_world<tensor_parallel::TensorParallelStrategy>(
+      tensor_parallel::StrategyOptions{});
   const auto over_tokens = [](sequence_parallel::Kind kind) {
-    return [kind](const Options& options, ProcessGroup& world,
-                  DeviceMesh&) -> std::unique_ptr<Strategy> {
-      sequence_parallel::StrategyOptions setup;
-      setup.sequence.kind = kind;
-      return std::make_unique<sequence_parallel::SequenceStrategy>(
-          options, setup, world);
-    };
-  };
-  const auto sharded_2x2 = [](const Options& options, ProcessGroup&,
-                              DeviceMesh& mesh) -> std::unique_ptr<Strategy> {
-    dtensor::StrategyOptions setup;
-    setup.mesh = "2x2";
-    return std::make_unique<dtensor::DTensorStrategy>(options, setup, mesh);
-  };
-  const auto on_cube = [](const Options& options, ProcessGroup& world,
-                          DeviceMesh& mesh) -> std::unique_ptr<Strategy> {
-    return std::make_unique<cube::CubeStrategy>(options, cube::cube_on(mesh),
-                                                world);
+    sequence_parallel::StrategyOptions setup;
+    setup.sequence.kind = kind;
+    return on_world<sequence_parallel::SequenceStrategy>(setup);
   };
   dtensor::StrategyOptions mesh_2x2;
   mesh_2x2.mesh = "2x2";
@@ -82,15 +72,22 @@ std::vector<Way> all_ways() {
       {"1D on 8", 8, Topology({"tp"}, {8}), one_dimension},
       {"2D", 4, summa::square(2), on_grid},
       {"2.5D", 8, Topology({"dep", "col", "row"}, {2, 2, 2}), on_grid},
-      {"3D", 8, cube::cube_of(2), on_cube},
-      {"DTensor", 4, dtensor::topology_of(mesh_2x2, 4), sharded_2x2},
+      {"3D", 8, cube::cube_of(2),
+       [](const Options& options, ProcessGroup& world, DeviceMesh& mesh) {
+         return std::make_unique<cube::CubeStrategy>(
+             options, cube::cube_on(mesh), world);
+       }},
+      {"DTensor", 4, dtensor::topology_of(mesh_2x2, 4),
+       [mesh_2x2](const Options& options, ProcessGroup&, DeviceMesh& mesh) {
+         return std::make_unique<dtensor::DTensorStrategy>(options, mesh_2x2,
+                                                           mesh);
+       }},
       {"Ulysses", 2, Topology({"cp"}, {2}),
        over_tokens(sequence_parallel::Kind::kUlysses)},
       {"ring", 3, Topology({"cp"}, {3}),
        over_tokens(sequence_parallel::Kind::kRing)},
       {"Megatron SP", 2, Topology({"tp"}, {2}),
-       [](const Options& options, ProcessGroup& world,
-          DeviceMesh&) -> std::unique_ptr<Strategy> {
+       [](const Options& options, ProcessGroup& world, DeviceMesh&) {
          return std::make_unique<sequence_parallel::MegatronStrategy>(
              options, sequence_parallel::MegatronOptions{}, 1, world);
        }},

@@ -11,6 +11,7 @@
 
 #include "chapters/common/models/models.h"
 #include "core/check.h"
+#include "core/safetensors.h"
 #include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
 
@@ -28,6 +29,12 @@ class CommonFiles : public testing::Test {
  private:
   TempFolder folder_;
 };
+
+/// The config that a saved model carries.
+inline std::string config_in(const std::string& path) {
+  const std::string text = CheckpointReader::open(path).metadata().at("config");
+  return ModelConfig::from_json(text, path).to_json();
+}
 
 inline ModelConfig tiny() {
   ModelConfig config;

@@ -106,30 +106,24 @@ TEST_F(DatasetFiles, ExactlyOneSampleIsEnough) {
 }
 
 TEST_F(DatasetFiles, BadOnesAreRefusedWithASentence) {
-  expect_error([&] { Dataset::open(path("none"), 3, 256, 0); },
-               {"none", "cannot be read", "No such file"});
-  expect_error([&] { Dataset::open(write("e", ""), 3, 256, 0); },
-               {"/e", "empty"});
-  expect_error([&] { Dataset::open(write("odd.u16", "abc"), 1, 50257, 0); },
-               {"odd.u16", "3 bytes", "16-bit"});
-  expect_error([&] { Dataset::open(write("big", "abz"), 1, 'b' + 1, 0); },
-               {"token 122", "position 2", "vocabulary of 99"});
-  expect_error(
-      [&] {
-        Dataset::open(write("t.txt",
-                            "ab\xff"
-                            "cd"),
-                      1, 256, 0);
-      },
-      {"t.txt", "byte 2", "UTF-8"});
-  EXPECT_EQ(Dataset::open(write("t",
-                                "ab\xff"
-                                "cd"),
-                          1, 256, 0)
-                .num_tokens(),
-            5);
-  expect_error([&] { Dataset::open("random", 0, 256, 0); }, {"--seq 0"});
-  expect_error([&] { Dataset::open(path(""), 3, 256, 0); }, {"cannot be read"});
+  const auto expect_refused = [](const std::string& file, std::int64_t seq,
+                                 std::int64_t vocab,
+                                 const std::vector<std::string>& parts) {
+    expect_error([&] { Dataset::open(file, seq, vocab, 0); }, parts);
+  };
+  const std::string not_text = std::string("ab\xff") + "cd";
+  expect_refused(path("none"), 3, 256,
+                 {"none", "cannot be read", "No such file"});
+  expect_refused(write("e", ""), 3, 256, {"/e", "empty"});
+  expect_refused(write("odd.u16", "abc"), 1, 50257,
+                 {"odd.u16", "3 bytes", "16-bit"});
+  expect_refused(write("big", "abz"), 1, 'b' + 1,
+                 {"token 122", "position 2", "vocabulary of 99"});
+  expect_refused(write("t.txt", not_text), 1, 256,
+                 {"t.txt", "byte 2", "UTF-8"});
+  EXPECT_EQ(Dataset::open(write("t", not_text), 1, 256, 0).num_tokens(), 5);
+  expect_refused("random", 0, 256, {"--seq 0"});
+  expect_refused(path(""), 3, 256, {"cannot be read"});
 }
 
 TEST(Dataset, RandomTokensDependOnTheSeed) {

@@ -80,7 +80,7 @@ TEST(LossScaler, EveryGoodStepMayRestoreTheHysteresis) {
 }
 
 TEST(LossScaler, HasAFloorWhichOnlyDeepSpeedCallsAnError) {
-  DynamicLossScaler scaler(2, 100, 1, 1);
+  DynamicLossScaler scaler({.scale = 2, .hysteresis = 1});
   scaler.update(true);
   EXPECT_EQ(scaler.scale(), 1);
   EXPECT_THROW(scaler.update(true), Error);

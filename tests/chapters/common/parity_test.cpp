@@ -156,32 +156,30 @@ TEST(Parity, DecayInTheGradientCarriesSlackOn) {
 
 // --- Wrong runs --------------------------------------------------------------
 
-/// One device that makes a mistake: `gradients` gets the model and the step.
-ReferenceRun train_wrongly(
-    const Options& options,
-    const std::function<double(Module& model, const Dataset& data,
-                               std::int64_t step)>& gradients) {
-  const LoadedModel loaded = build_model(options);
-  const Dataset data = Dataset::open(options, loaded.config);
-  const auto optimizer = make_optimizer(
-      options.optimizer, loaded.model->parameters(), options.optimizer_options);
-  return train_yardstick(options, *optimizer, loaded.model->named_parameters(),
-                         [&](std::int64_t step) {
-                           StepResult result;
-                           result.loss = gradients(*loaded.model, data, step);
-                           result.grad_norm =
-                               update_parameters(options, *optimizer);
-                           return result;
-                         });
-}
+/// Adds a step's gradients in a wrong way; returns the loss.
+using WrongGradients =
+    std::function<double(const Options& options, Module& model,
+                         const Dataset& data, std::int64_t step)>;
 
 class WrongRuns
     : public ::testing::TestWithParam<std::tuple<std::string, int>> {
  protected:
-  Options options() const {
-    return small_options(std::get<0>(GetParam()), std::get<1>(GetParam()));
-  }
-  static void expect_far_off(const Options& options, const ReferenceRun& run) {
+  static void expect_far_off(const WrongGradients& gradients) {
+    const auto& [optimizer_name, steps] = GetParam();
+    const Options options = small_options(optimizer_name, steps);
+    const LoadedModel loaded = build_model(options);
+    const Dataset data = Dataset::open(options, loaded.config);
+    const auto optimizer =
+        make_optimizer(options.optimizer, loaded.model->parameters(),
+                       options.optimizer_options);
+    const ReferenceRun run = train_yardstick(
+        options, *optimizer, loaded.model->named_parameters(),
+        [&](std::int64_t step) {
+          StepResult result;
+          result.loss = gradients(options, *loaded.model, data, step);
+          result.grad_norm = update_parameters(options, *optimizer);
+          return result;
+        });
     const Parity parity = compare_with_one_device(options, run, train_plainly);
     EXPECT_FALSE(parity.passed);
     EXPECT_GT(parity.max_rel, 10 * parity.tolerance);
@@ -189,65 +187,54 @@ class WrongRuns
 };
 
 TEST_P(WrongRuns, AGradientDividedTwiceIsFarOff) {
-  const Options options = this->options();
-  expect_far_off(options,
-                 train_wrongly(options, [&](Module& model, const Dataset& data,
-                                            std::int64_t step) {
-                   return accumulate_gradients(options, model, data, step, 2,
-                                               /*loss_scale=*/0.5);
-                 }));
+  expect_far_off([](const Options& options, Module& model, const Dataset& data,
+                    std::int64_t step) {
+    return accumulate_gradients(options, model, data, step, 2,
+                                /*loss_scale=*/0.5);
+  });
 }
 
 TEST_P(WrongRuns, AMicroBatchThatIsNotScaledIsFarOff) {
-  const Options options = this->options();
-  expect_far_off(options,
-                 train_wrongly(options, [&](Module& model, const Dataset& data,
-                                            std::int64_t step) {
-                   return accumulate_gradients(options, model, data, step, 4,
-                                               /*loss_scale=*/4);
-                 }));
+  expect_far_off([](const Options& options, Module& model, const Dataset& data,
+                    std::int64_t step) {
+    return accumulate_gradients(options, model, data, step, 4,
+                                /*loss_scale=*/4);
+  });
 }
 
 TEST_P(WrongRuns, AGradientThatIsLostIsFarOff) {
-  const Options options = this->options();
-  expect_far_off(
-      options, train_wrongly(options, [&](Module& model, const Dataset& data,
-                                          std::int64_t step) {
-        const auto pieces = strided_micro_batches(options.batch, 4);
-        // The loss is right, and so is the scale
-        const double loss =
-            accumulate_gradients(options, model, data, step, pieces);
-        for (const Tensor& each : model.parameters()) each.clear_grad();
-        accumulate_gradients(options, model, data, step,
-                             {pieces[0], pieces[1], pieces[2]}, 4.0 / 3);
-        return loss;
-      }));
+  expect_far_off([](const Options& options, Module& model, const Dataset& data,
+                    std::int64_t step) {
+    const auto pieces = strided_micro_batches(options.batch, 4);
+    // The loss is right, and so is the scale
+    const double loss =
+        accumulate_gradients(options, model, data, step, pieces);
+    for (const Tensor& each : model.parameters()) each.clear_grad();
+    accumulate_gradients(options, model, data, step,
+                         {pieces[0], pieces[1], pieces[2]}, 4.0 / 3);
+    return loss;
+  });
 }
 
 // One parameter alone, which a norm over all would not show.
 TEST_P(WrongRuns, ABiasThatIsNotReducedIsFarOff) {
-  const Options options = this->options();
-  expect_far_off(
-      options, train_wrongly(options, [&](Module& model, const Dataset& data,
-                                          std::int64_t step) {
-        const auto pieces = strided_micro_batches(options.batch, 4);
-        accumulate_gradients(options, model, data, step, {pieces[0]}, 4);
-        Tensor alone;
-        for (const NamedTensor& each : model.named_parameters()) {
-          if (each.name == "transformer.h.1.ln_1.bias") {
-            alone = each.tensor.grad().clone();
-          }
-        }
-        for (const Tensor& each : model.parameters()) each.clear_grad();
-        const double loss =
-            accumulate_gradients(options, model, data, step, pieces);
-        for (const NamedTensor& each : model.named_parameters()) {
-          if (each.name == "transformer.h.1.ln_1.bias") {
-            each.tensor.grad().copy_from(alone);
-          }
-        }
-        return loss;
-      }));
+  expect_far_off([](const Options& options, Module& model, const Dataset& data,
+                    std::int64_t step) {
+    const auto pieces = strided_micro_batches(options.batch, 4);
+    const auto bias = [&] {
+      for (const NamedTensor& each : model.named_parameters()) {
+        if (each.name == "transformer.h.1.ln_1.bias") return each.tensor;
+      }
+      return Tensor();
+    }();
+    accumulate_gradients(options, model, data, step, {pieces[0]}, 4);
+    const Tensor alone = bias.grad().clone();
+    for (const Tensor& each : model.parameters()) each.clear_grad();
+    const double loss =
+        accumulate_gradients(options, model, data, step, pieces);
+    bias.grad().copy_from(alone);
+    return loss;
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(OptimizersAndSteps, WrongRuns,

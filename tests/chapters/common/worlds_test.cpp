@@ -36,18 +36,19 @@ Options small_options(int world_size) {
   return options;
 }
 
-template <typename StrategyType, typename Setup>
-Outcome run_trainer(const Options& options, const Setup& setup,
-                    const FoldClass& fold_class = one_class) {
+/// Trains by a strategy on every rank.
+template <typename Make>
+Outcome run_strategy(const Options& options, const Make& make,
+                     const FoldClass& fold_class = one_class) {
   Outcome outcome;
   outcome.report = run_chapter(
       options,
       [&](const Options& options, ProcessGroup& world, Report& report) {
-        StrategyType trainer(options, setup, world);
+        auto strategy = make(options, world);
         const TrainingLog log =
-            train(options, trainer.optimizer(), false,
-                  [&](std::int64_t step) { return trainer.step(step); });
-        finish_rank(options, world, log, trainer.bills()[0], report);
+            train(options, strategy.optimizer(), false,
+                  [&](std::int64_t step) { return strategy.step(step); });
+        finish_rank(options, world, log, strategy.bills()[0], report);
         if (world.rank() != 0) return;
         outcome.ledger.clear();
         for (const CommRecord& record : world.records()) {
@@ -56,6 +57,25 @@ Outcome run_trainer(const Options& options, const Setup& setup,
       },
       fold_class);
   return outcome;
+}
+
+template <typename StrategyType, typename Setup>
+Outcome run_trainer(const Options& options, const Setup& setup,
+                    const FoldClass& fold_class = one_class) {
+  return run_strategy(
+      options,
+      [&](const Options& options, ProcessGroup& world) {
+        return StrategyType(options, setup, world);
+      },
+      fold_class);
+}
+
+Report run_alone(const Options& options,
+                 const single_device::SingleDeviceOptions& setup) {
+  const auto make = [&](const Options& options, ProcessGroup&) {
+    return single_device::SingleDevice(options, setup);
+  };
+  return run_strategy(options, make).report;
 }
 
 Outcome run_ddp(const Options& options, const ddp::StrategyOptions& setup) {
@@ -180,18 +200,9 @@ TEST_P(Worlds, AllClaimsHoldOnOneDeviceInBothWorlds) {
   single_device::SingleDeviceOptions setup;
   setup.num_micro_batches = GetParam();
   setup.recompute = GetParam() % 2 == 0;
-  const auto run = [&](const std::string& backend) {
-    options.backend = backend;
-    return run_chapter(options, [&](const Options& options, ProcessGroup& world,
-                                    Report& report) {
-      single_device::SingleDevice device(options, setup);
-      const TrainingLog log =
-          train(options, device.optimizer(), false,
-                [&](std::int64_t step) { return device.step(step); });
-      finish_rank(options, world, log, device.bills()[0], report);
-    });
-  };
-  const Report threads = run("threads"), shapes = run("sim");
+  const Report threads = run_alone(options, setup);
+  options.backend = "sim";
+  const Report shapes = run_alone(options, setup);
   EXPECT_NEAR(threads.time.step_s, shapes.time.step_s,
               1e-9 * shapes.time.step_s);
   const auto activations = static_cast<std::size_t>(MemoryKind::kActivation);
@@ -280,15 +291,7 @@ TEST(WorldsTest, ImagesInSixteenBitsTakeThePredictedTime) {
   };
   single_device::SingleDeviceOptions pieces;
   pieces.num_micro_batches = 2;
-  expect_as_predicted(run_chapter(
-      options,
-      [&](const Options& options, ProcessGroup& world, Report& report) {
-        single_device::SingleDevice device(options, pieces);
-        const TrainingLog log =
-            train(options, device.optimizer(), false,
-                  [&](std::int64_t step) { return device.step(step); });
-        finish_rank(options, world, log, device.bills()[0], report);
-      }));
+  expect_as_predicted(run_alone(options, pieces));
   options.world_size = 2;
   gpipe::StrategyOptions setup;
   setup.micro_batches = 2;
