@@ -33,19 +33,19 @@ TEST_F(Script, WhatLeavesNoReportLeavesNoTable) {
 }
 
 TEST_F(Script, ALookAtSomeChaptersLeavesTheTableOfAll) {
-  EXPECT_EQ(run("./shardbook run").status, 0);
+  expect_done(run("./shardbook run"));
   const std::string table = read("/build/runs/last/rows.tsv");
-  EXPECT_TRUE(has(table, "gpipe")) << table;
+  expect_text(table, {"gpipe"});
   write("/build/report.html", "of all\n");
   const Outcome outcome =
       run("./shardbook run ddp -- --steps 2; ./shardbook run ddp zero; "
           "./shardbook run -- --steps 3");
-  EXPECT_TRUE(has(read("/build/runs/ddp/rows.tsv"), "--steps 2"));
-  EXPECT_TRUE(has(read("/build/runs/ddp-zero_fsdp/rows.tsv"), "DDP"));
-  EXPECT_TRUE(has(read("/build/runs/all/rows.tsv"), "--steps 3"));
+  expect_text(read("/build/runs/ddp/rows.tsv"), {"--steps 2"});
+  expect_text(read("/build/runs/ddp-zero_fsdp/rows.tsv"), {"DDP"});
+  expect_text(read("/build/runs/all/rows.tsv"), {"--steps 3"});
   EXPECT_EQ(read("/build/runs/last/rows.tsv"), table);
   EXPECT_EQ(read("/build/report.html"), "of all\n");
-  EXPECT_FALSE(has(outcome.text, "As pictures: build/report.html"))
+  EXPECT_FALSE(has_text(outcome.text, "As pictures: build/report.html"))
       << outcome.text;
 }
 
@@ -58,7 +58,7 @@ TEST_F(Script, CommandsAreKeptAsAReaderTypesThem) {
 }
 
 TEST_F(Script, AGroupOfAChapterBringsItsYardstick) {
-  EXPECT_EQ(run("./shardbook run ddp").status, 0);
+  expect_done(run("./shardbook run ddp"));
   EXPECT_EQ(read("/build/runs/ddp/rows.tsv"),
             "01.json\t\tDDP\t./shardbook run ddp -- --backend threads "
             "--world-size 2\n"
@@ -75,12 +75,12 @@ TEST_F(Script, TwoRunsAtOnceKeepApart) {
           "./shardbook run gpipe --name c -- --slow & "
           "./shardbook run zero --name c -- --slow & "
           "wait");
-  EXPECT_TRUE(has(read("/build/runs/a/01.json"), "--steps 1")) << outcome.text;
-  EXPECT_TRUE(has(read("/build/runs/b/01.json"), "--steps 2")) << outcome.text;
+  expect_text(read("/build/runs/a/01.json"), {"--steps 1"});
+  expect_text(read("/build/runs/b/01.json"), {"--steps 2"});
   // Whoever came last is whole.
-  const bool gpipe = has(read("/build/runs/c/rows.tsv"), "gpipe");
-  EXPECT_TRUE(has(read("/build/runs/c/01.json"),
-                  gpipe ? "ch05_gpipe" : "ch03_zero_fsdp"));
+  const bool gpipe = has_text(read("/build/runs/c/rows.tsv"), "gpipe");
+  expect_text(read("/build/runs/c/01.json"),
+              {gpipe ? "ch05_gpipe" : "ch03_zero_fsdp"});
   // Nothing else is left.
   int folders = 0;
   for (const auto& entry : fs::directory_iterator(root_ + "/build/runs")) {
@@ -97,9 +97,7 @@ TEST_F(Script, AStoppedRunLeavesNothing) {
           "for ((i = 0; i < 600; ++i)); do"
           "  ! grep -q stay text || break; sleep 0.1; "
           "done; kill -TERM $!; wait $!; echo status $?; cat text");
-  EXPECT_TRUE(has(outcome.text, "status 143")) << outcome.text;
-  EXPECT_TRUE(has(outcome.text, "shardbook: stopped by SIGTERM"))
-      << outcome.text;
+  expect_text(outcome.text, {"status 143", "shardbook: stopped by SIGTERM"});
   EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
 }
 
@@ -114,8 +112,7 @@ TEST_F(Script, SimulatedRowsRunSideBySideAndMeasuredOnesAlone) {
             (have_several ? "--wait-for-ddp" : "") +
             "\n"
             "02_ddp           | DDP\n");
-  const Outcome outcome = run("./shardbook run");
-  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  expect_done(run("./shardbook run"));
   const std::string log = read("/log");
   const auto at = [&](const char* words) { return log.find(words); };
   EXPECT_LT(at("end ch00_single_device"), at("begin ch03_zero_fsdp"));
@@ -166,15 +163,14 @@ TEST_F(Script, WhatHadEndedBeforeASignalIsKept) {
       "    ! kill -0 $id 2>/dev/null && grep -q \"begin ch02\" log && break;"
       "  sleep 0.1; "
       "done; kill -TERM $script; wait $script; echo status $?; cat text");
-  EXPECT_TRUE(has(outcome.text, "status 143")) << outcome.text;
+  expect_text(outcome.text, {"status 143"});
   const std::string kept = read("/build/runs/last-interrupted/rows.tsv");
-  EXPECT_TRUE(has(kept, "01.json\t\tOne device")) << outcome.text;
-  EXPECT_TRUE(has(kept, "02.json\tSplit\tGPipe")) << kept;
-  EXPECT_FALSE(has(kept, "DDP")) << kept;
-  EXPECT_TRUE(has(kept, "\n# Interrupted after 2 of 3 runs.\n")) << kept;
+  expect_text(kept, {"01.json\t\tOne device", "02.json\tSplit\tGPipe"});
+  EXPECT_FALSE(has_text(kept, "DDP")) << kept;
+  expect_text(kept, {"\n# Interrupted after 2 of 3 runs.\n"});
   // The stand-in of the table prints the file.
-  EXPECT_TRUE(has(outcome.text, kept)) << outcome.text;
-  EXPECT_TRUE(has(outcome.text, "build/runs/last-interrupted/report.html\n"));
+  expect_text(outcome.text,
+              {kept, "build/runs/last-interrupted/report.html\n"});
   EXPECT_EQ(read("/build/runs/last/rows.tsv"), "complete\n");
   EXPECT_EQ(read("/build/report.html"), "complete\n");
 }
@@ -182,9 +178,7 @@ TEST_F(Script, WhatHadEndedBeforeASignalIsKept) {
 TEST_F(Script, ReportComparesWhatWasKept) {
   run("./shardbook run ddp --name a -- --steps 1");
   run("./shardbook run ddp --name b -- --steps 2");
-  const Outcome outcome = run("./shardbook report a b");
-  EXPECT_EQ(outcome.status, 0) << outcome.text;
-  EXPECT_TRUE(has(outcome.text, "--steps 1\n01.json")) << outcome.text;
+  expect_done(run("./shardbook report a b"), {"--steps 1\n01.json"});
   EXPECT_EQ(run("./shardbook report none").status, 2);
   EXPECT_EQ(run("./shardbook report ../runs").status, 2);
   EXPECT_EQ(run("./shardbook run ddp --name a/b").status, 2);

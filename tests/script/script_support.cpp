@@ -1,10 +1,7 @@
 #include "tests/script/script_support.h"
 
 #include <sched.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -131,24 +128,9 @@ std::string Script::read(const std::string& path) const {
 }
 
 Outcome Script::run(const std::string& words) const {
-  const std::string command = "cd '" + root_ + "' && PATH='" + root_ +
-                              "/bin':$PATH bash -c 'PATH=$PATH; " + words +
-                              "' 2>&1 </dev/null";
-  Outcome outcome;
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return outcome;
-  std::array<char, 4096> buffer;
-  for (std::size_t n = 0;
-       (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
-    outcome.text.append(buffer.data(), n);
-  }
-  const int status = pclose(pipe);
-  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return outcome;
-}
-
-bool has(const std::string& text, const std::string& words) {
-  return text.find(words) != std::string::npos;
+  return run_command("cd '" + root_ + "' && PATH='" + root_ +
+                     "/bin':$PATH bash -c 'PATH=$PATH; " + words +
+                     "' 2>&1 </dev/null");
 }
 
 int num_cores() {

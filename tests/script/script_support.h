@@ -7,12 +7,9 @@
 
 #include <string>
 
-namespace shardbook {
+#include "tests/cli/command.h"
 
-struct Outcome {
-  int status = -1;
-  std::string text;
-};
+namespace shardbook {
 
 class Script : public testing::Test {
  protected:
@@ -33,8 +30,6 @@ class Script : public testing::Test {
 
   std::string root_;
 };
-
-bool has(const std::string& text, const std::string& words);
 
 // Those that ./shardbook may use.
 int num_cores();

@@ -23,27 +23,20 @@ TEST_F(Script, ChaptersHaveManyNames) {
                                       {"3", "ch03_zero_fsdp"},
                                       {"05_gpipe", "ch05_gpipe"},
                                       {"chapters/02_ddp/", "ch02_ddp"}}) {
-    const Outcome outcome =
-        run(std::string("./shardbook run ") + word + " -- --steps 5");
-    EXPECT_EQ(outcome.status, 0) << outcome.text;
-    EXPECT_TRUE(has(outcome.text, std::string(program) + " --steps 5"))
-        << outcome.text;
+    expect_done(run(std::string("./shardbook run ") + word + " -- --steps 5"),
+                {std::string(program) + " --steps 5"});
   }
-  const Outcome unknown = run("./shardbook run nothing");
-  EXPECT_EQ(unknown.status, 2);
-  EXPECT_TRUE(has(unknown.text, "nothing: no such chapter")) << unknown.text;
+  expect_end(run("./shardbook run nothing"), 2, {"nothing: no such chapter"});
 }
 
 TEST_F(Script, AllOptionsOfThePlannerAreItsOwn) {
   write("/build/chapters/planner/shardbook_plan", kPlanner);
   for (const char* words : {"--nodes 8 --batch 64", "-- --nodes 8 --batch 64",
                             "--no-install --nodes 8 --batch 64"}) {
-    const Outcome outcome = run(std::string("./shardbook plan ") + words);
-    EXPECT_EQ(outcome.status, 2) << outcome.text;
-    EXPECT_TRUE(has(outcome.text, "planner: --nodes 8 --batch 64\n"))
-        << outcome.text;
+    expect_end(run(std::string("./shardbook plan ") + words), 2,
+               {"planner: --nodes 8 --batch 64\n"});
   }
-  EXPECT_TRUE(has(run("./shardbook plan --help").text, "planner: --help\n"));
+  expect_text(run("./shardbook plan --help").text, {"planner: --help\n"});
 }
 
 TEST_F(Script, BenchmarksRunOneByOne) {
@@ -61,19 +54,14 @@ TEST_F(Script, BenchmarksRunOneByOne) {
             "Results as JSON are in build/bench-results/.\n");
   const Outcome one = run("./shardbook bench two");
   EXPECT_EQ(one.status, 0);
-  EXPECT_FALSE(has(one.text, "running one")) << one.text;
-  const Outcome unknown = run("./shardbook bench three");
-  EXPECT_EQ(unknown.status, 2);
-  EXPECT_TRUE(has(unknown.text, "there are: one two pytorch")) << unknown.text;
+  EXPECT_FALSE(has_text(one.text, "running one")) << one.text;
+  expect_end(run("./shardbook bench three"), 2, {"there are: one two pytorch"});
 }
 
 TEST_F(Script, WithoutAGpuItsSuiteIsSkippedWithTheReason) {
   write("/tests/gpu/programs.txt", "tests/one\n");
   write("/build/bench/gpu/gpus", "#!/bin/sh\necho no GPU is visible\nexit 1\n");
-  const Outcome outcome = run("./shardbook test gpu");
-  EXPECT_EQ(outcome.status, 0) << outcome.text;
-  EXPECT_TRUE(has(outcome.text, "SKIPPED: no GPU is visible\n"))
-      << outcome.text;
+  expect_done(run("./shardbook test gpu"), {"SKIPPED: no GPU is visible\n"});
 }
 
 TEST_F(Script, TheSuiteOfAGpuAddsUpItsPrograms) {
@@ -82,18 +70,16 @@ TEST_F(Script, TheSuiteOfAGpuAddsUpItsPrograms) {
   write("/build/tests/one",
         "#!/bin/sh\necho \"[  PASSED  ] 3 tests.\"\n"
         "echo \"[  SKIPPED ] 1 test, listed below:\"\n");
-  const Outcome good = run("./shardbook test gpu");
-  EXPECT_EQ(good.status, 0) << good.text;
-  EXPECT_TRUE(has(good.text, "\n3 passed, 0 failed, 1 skipped\n")) << good.text;
+  expect_done(run("./shardbook test gpu"),
+              {"\n3 passed, 0 failed, 1 skipped\n"});
 
   write("/tests/gpu/programs.txt", "tests/one\ntests/two\ntests/none\n");
   write("/build/tests/two",
         "#!/bin/sh\necho \"[  PASSED  ] 10 tests.\"\n"
         "echo \"[  FAILED  ] 2 tests, listed below:\"\nexit 1\n");
-  const Outcome bad = run("./shardbook test gpu");
-  EXPECT_EQ(bad.status, 1) << bad.text;
-  EXPECT_TRUE(has(bad.text, "FAILED tests/none (status 127)")) << bad.text;
-  EXPECT_TRUE(has(bad.text, "\n13 passed, 3 failed, 1 skipped\n")) << bad.text;
+  expect_end(
+      run("./shardbook test gpu"), 1,
+      {"FAILED tests/none (status 127)", "\n13 passed, 3 failed, 1 skipped\n"});
 }
 
 // A Python with nbclient, and the words that the program gets.
@@ -101,20 +87,16 @@ TEST_F(Script, NotebooksAreBuiltAndExecuted) {
   write("/bin/ninja", "#!/bin/sh\necho ninja $* >>'" + root_ + "/ninja.log'\n");
   write("/notebooks/02_ddp.ipynb", "{}");
   write("/bin/jupyter_python", "#!/bin/sh\n[ \"$1\" = -c ] || echo \"$*\"\n");
-  const Outcome outcome =
+  expect_done(
       run("SHARDBOOK_PYTHON=jupyter_python ./shardbook notebook --execute "
-          "--jobs 3 ddp --update");
-  EXPECT_EQ(outcome.status, 0) << outcome.text;
-  EXPECT_TRUE(has(outcome.text, "-B " + root_ +
-                                    "/notebooks/run_notebooks.py execute " +
-                                    root_ + "/build --jobs 3 --update ddp\n"))
-      << outcome.text;
-  EXPECT_TRUE(has(read("/ninja.log"), "notebook_parts")) << read("/ninja.log");
+          "--jobs 3 ddp --update"),
+      {"-B " + root_ + "/notebooks/run_notebooks.py execute " + root_ +
+       "/build --jobs 3 --update ddp\n"});
+  expect_text(read("/ninja.log"), {"notebook_parts"});
   const Outcome opened = run(
       "SHARDBOOK_PYTHON=jupyter_python ./shardbook notebook -- --no-browser");
-  EXPECT_TRUE(has(opened.text,
-                  "run_notebooks.py open " + root_ + "/build --no-browser\n"))
-      << opened.text;
+  expect_text(opened.text,
+              {"run_notebooks.py open " + root_ + "/build --no-browser\n"});
 }
 
 TEST_F(Script, MistakesInTheCommandAreNamed) {
@@ -136,9 +118,7 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"notebook --execute -- -v", "takes no options after --"},
         {"run --name .", "--name .: give letters, digits, "},
         {"walk", "walk: no such command; there are run, plan, report"}}) {
-    const Outcome outcome = run(std::string("./shardbook ") + words);
-    EXPECT_EQ(outcome.status, 2) << words;
-    EXPECT_TRUE(has(outcome.text, text)) << outcome.text;
+    expect_end(run(std::string("./shardbook ") + words), 2, {text});
   }
 }
 

@@ -32,11 +32,10 @@ TEST_F(Script, WhatWasInstalledIsFoundAndTheBuildFolderKept) {
   const Outcome first = run("SHARDBOOK_MESON_OPTIONS=-Dunity=off " + call);
   EXPECT_EQ(first.text, "shardbook: no test ran; this build knows none\n");
   for (const char* missing : {"header", "library", "package"}) {
-    EXPECT_TRUE(
-        has(read("/build/found.txt"), std::string("#undef ") + missing + "\n"))
-        << missing;
+    expect_text(read("/build/found.txt"),
+                {std::string("#undef ") + missing + "\n"});
   }
-  EXPECT_EQ(run("ninja -C build >/dev/null").status, 0);
+  expect_done(run("ninja -C build >/dev/null"));
   write("/build/runs/last/rows.tsv", "kept\n");
 
   write("/parts/part.hpp", "");
@@ -45,11 +44,10 @@ TEST_F(Script, WhatWasInstalledIsFoundAndTheBuildFolderKept) {
   run("echo echo installed part 1 >>bin/dpkg-query");
   EXPECT_EQ(run(call).text, first.text);
   for (const char* found : {"header", "library", "package", "unity_is_off"}) {
-    EXPECT_TRUE(
-        has(read("/build/found.txt"), std::string("#define ") + found + "\n"))
-        << found;
+    expect_text(read("/build/found.txt"),
+                {std::string("#define ") + found + "\n"});
   }
-  EXPECT_TRUE(has(run("ninja -C build").text, "no work to do"));
+  expect_text(run("ninja -C build").text, {"no work to do"});
   EXPECT_EQ(read("/build/runs/last/rows.tsv"), "kept\n");
 }
 
@@ -68,7 +66,7 @@ TEST_F(Script, SetsUpAnewWhenSomethingHasChangedAndOnlyThen) {
     run(before + "; rm -f calls; " + environment + " ./shardbook plan");
     return read("/calls");
   };
-  EXPECT_TRUE(has(calls("true"), "setup -Dwerror=false"));
+  expect_text(calls("true"), {"setup -Dwerror=false"});
   EXPECT_EQ(calls("true"), "");
   // Packages and their versions
   EXPECT_NE(calls("echo echo installed libnccl-dev 1 >>bin/dpkg-query"), "");
@@ -98,9 +96,9 @@ TEST_F(Script, OptionsAndTheCompilerStayUntilTheBuildIsRemoved) {
   run("echo echo installed libnccl-dev 1 >>bin/dpkg-query");
   const std::string later = set_up("");
   EXPECT_EQ(later.rfind("clang++ setup ", 0), 0u) << later;
-  EXPECT_TRUE(has(later, "-Dgloo=disabled -Dunity=off -Dunity=on /")) << later;
+  expect_text(later, {"-Dgloo=disabled -Dunity=off -Dunity=on /"});
   run("rm -r build/.configured-with build/build.ninja");
-  EXPECT_FALSE(has(set_up(""), "gloo"));
+  EXPECT_FALSE(has_text(set_up(""), "gloo"));
 }
 
 TEST_F(Script, AFolderThatCannotBeWrittenIsNamed) {
@@ -125,8 +123,8 @@ TEST_F(Script, ProgressIsForTerminalsThatMoveTheirCursor) {
   write("/terminal.py", "import pty, sys\npty.spawn(sys.argv[1:])\n");
   const std::string call =
       " python3 terminal.py ./shardbook run gpipe -- --help";
-  EXPECT_TRUE(has(run("TERM=xterm" + call).text, "\033["));
-  EXPECT_FALSE(has(run("TERM=dumb" + call).text, "\033["));
+  expect_text(run("TERM=xterm" + call).text, {"\033["});
+  EXPECT_FALSE(has_text(run("TERM=dumb" + call).text, "\033["));
 }
 
 TEST_F(Script, TheDoctorSaysWhatComesNext) {
@@ -139,29 +137,25 @@ TEST_F(Script, TheDoctorSaysWhatComesNext) {
     return run("./shardbook doctor --no-install");
   };
   // Only notebooks need these.
-  const Outcome well = without("xeus|llvm|libclang");
-  EXPECT_EQ(well.status, 0) << well.text;
-  EXPECT_TRUE(has(well.text, "required for notebook; it adds")) << well.text;
-  EXPECT_TRUE(has(well.text, "without the kernel of the notebooks"));
-  EXPECT_TRUE(has(well.text, "\nNext: ./shardbook run\n")) << well.text;
-  const Outcome ill = without(" g[+][+] | libfmt-dev ");
-  EXPECT_EQ(ill.status, 2) << ill.text;
-  EXPECT_TRUE(has(ill.text,
-                  "\nNext: install g++ libfmt-dev (not done from here: "
-                  "--no-install was given), then ./shardbook run\n"))
-      << ill.text;
+  expect_done(
+      without("xeus|llvm|libclang"),
+      {"required for notebook; it adds", "without the kernel of the notebooks",
+       "\nNext: ./shardbook run\n"});
+  expect_end(without(" g[+][+] | libfmt-dev "), 2,
+             {"\nNext: install g++ libfmt-dev (not done from here: "
+              "--no-install was given), then ./shardbook run\n"});
 
   write("/build/build.ninja",
         "build notebooks/kernel/shardbook_kernel: cpp_LINKER a.o\n");
-  EXPECT_TRUE(has(without("nothing").text, "with the kernel of the notebooks"));
+  expect_text(without("nothing").text, {"with the kernel of the notebooks"});
 }
 
 TEST_F(Script, LibrariesForGpusAreBuiltForRunsOnGpus) {
   write("/bin/ninja", "#!/bin/sh\necho \"$@\" >>built\n");
   run("./shardbook run ddp -- --steps 1");
-  EXPECT_FALSE(has(read("/built"), "gpu_libraries")) << read("/built");
+  EXPECT_FALSE(has_text(read("/built"), "gpu_libraries")) << read("/built");
   run("./shardbook run ddp -- --device cuda");
-  EXPECT_TRUE(has(read("/built"), "gpu_libraries")) << read("/built");
+  expect_text(read("/built"), {"gpu_libraries"});
 }
 
 // A fresh machine has no Python: apt-get brings it, with Meson.
@@ -176,30 +170,23 @@ TEST_F(Script, NothingCallsPythonBeforeItIsInstalled) {
   write("/bin/sudo", "#!/bin/sh\n[ $1 = -n ] || exec \"$@\"\n");
   const std::string alone = "PATH=" + bin + " ./shardbook ";
 
-  const Outcome help = run(alone + "help");
-  EXPECT_EQ(help.status, 0) << help.text;
-  EXPECT_TRUE(has(help.text, "./shardbook test [FILTER...]")) << help.text;
+  expect_done(run(alone + "help"), {"./shardbook test [FILTER...]"});
   for (const char* command : {"run", "report", "test", "bench"}) {
     const Outcome missing = run(alone + command + " --no-install");
-    EXPECT_EQ(missing.status, 2) << missing.text;
-    EXPECT_TRUE(has(missing.text, "a required package is missing"))
-        << missing.text;
-    EXPECT_FALSE(has(missing.text, "python3: ")) << missing.text;
+    expect_end(missing, 2, {"a required package is missing"});
+    EXPECT_FALSE(has_text(missing.text, "python3: ")) << missing.text;
   }
-  const Outcome installed = run(alone + "run gpipe -- --steps 1");
-  EXPECT_EQ(installed.status, 0) << installed.text;
-  EXPECT_TRUE(has(installed.text, "apt-get installs what is missing"));
-  EXPECT_TRUE(has(installed.text, "ch05_gpipe --steps 1")) << installed.text;
+  expect_done(run(alone + "run gpipe -- --steps 1"),
+              {"apt-get installs what is missing", "ch05_gpipe --steps 1"});
 }
 
 TEST_F(Script, ABuildIsToldInOneLineOrByItsFirstFailure) {
   write("/bin/ninja",
         "#!/bin/sh\necho [1/2] Compiling a.cpp\necho a.cpp:1: warning: odd\n"
         "echo [2/2] Linking a\n");
-  const Outcome good = run("./shardbook run gpipe -- --steps 1");
-  EXPECT_EQ(good.status, 0);
-  EXPECT_TRUE(has(good.text, "built build/: 2 steps, ")) << good.text;
-  EXPECT_TRUE(has(good.text, " s (1 warnings in build/build.log)\n"));
+  expect_done(
+      run("./shardbook run gpipe -- --steps 1"),
+      {"built build/: 2 steps, ", " s (1 warnings in build/build.log)\n"});
   write("/bin/ninja",
         "#!/bin/sh\necho [1/3] Compiling a.cpp\necho FAILED: a.o\n"
         "echo ccache c++ -c a.cpp\necho a.cpp:1: error: odd\n"
