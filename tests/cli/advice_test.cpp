@@ -38,15 +38,13 @@ TEST(Advice, NamesWhatWasGivenAndAWayThatWorks) {
 
 // 50,257 rows over dp=2
 TEST(Advice, RowsThatTheRanksDoNotDivideAreShardedUnevenly) {
-  const Outcome outcome =
-      run("11_dtensor", "--world-size 4 --mesh 2x2 --model gpt2 --backend sim");
-  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  expect_done(run("11_dtensor",
+                  "--world-size 4 --mesh 2x2 --model gpt2 --backend sim"));
 }
 
 TEST(Advice, MinCapacityMayBeZeroAsInDeepSpeed) {
-  const Outcome outcome = run(
-      "13_moe", "--min-capacity 0 --steps 1 --batch 4 --seq 8 --data random");
-  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  expect_done(run(
+      "13_moe", "--min-capacity 0 --steps 1 --batch 4 --seq 8 --data random"));
 }
 
 // Each would fill the memory, or take hours.

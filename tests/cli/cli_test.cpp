@@ -12,6 +12,23 @@
 namespace shardbook {
 namespace {
 
+constexpr const char* kChapters[] = {"00_single_device",
+                                     "01_data_parallel",
+                                     "02_ddp",
+                                     "03_zero_fsdp",
+                                     "04_model_parallel",
+                                     "05_gpipe",
+                                     "06_1f1b",
+                                     "07_tensor_parallel",
+                                     "08_tensor_parallel_2d",
+                                     "09_tensor_parallel_2p5d",
+                                     "10_tensor_parallel_3d",
+                                     "11_dtensor",
+                                     "12_sequence_parallel",
+                                     "13_moe",
+                                     "14_hybrid_3d",
+                                     "15_engine"};
+
 std::string write_file(const std::string& name, const std::string& bytes) {
   const std::string path = folder() / name;
   std::ofstream(path, std::ios::binary) << bytes;
@@ -126,12 +143,7 @@ TEST(CommandLine, WithoutAGpuTheReasonIsOneSentence) {
   if (run_program("bench/gpu/gpus", "--why").status == 0) {
     GTEST_SKIP() << "a GPU is visible here";
   }
-  for (const char* chapter :
-       {"00_single_device", "01_data_parallel", "02_ddp", "03_zero_fsdp",
-        "04_model_parallel", "05_gpipe", "06_1f1b", "07_tensor_parallel",
-        "08_tensor_parallel_2d", "09_tensor_parallel_2p5d",
-        "10_tensor_parallel_3d", "11_dtensor", "12_sequence_parallel", "13_moe",
-        "14_hybrid_3d", "15_engine"}) {
+  for (const char* chapter : kChapters) {
     expect_refused({chapter, "--device cuda --steps 1000000000",
                     "error: --device cuda: "});
   }
@@ -177,8 +189,7 @@ TEST(CommandLine, FilesThatLie) {
 
 TEST(CommandLine, AModelOfAnotherShapeIsRefused) {
   const std::string path = folder() / "nano.safetensors";
-  EXPECT_EQ(
-      run("00_single_device", "--steps 0 --no-check --save " + path).status, 0);
+  expect_done(run("00_single_device", "--steps 0 --no-check --save " + path));
   expect_refused({"00_single_device", "--model gpt-micro --load " + path,
                   "the model needs"});
 }
@@ -187,8 +198,8 @@ TEST(CommandLine, AModelThatComputesSomethingElseIsRefused) {
   const std::string path = folder() / "exact.safetensors";
   const std::string tiny = R"(--steps 1 --seq 8 --batch 2 --model '{"n_embd":)";
   const std::string exact = tiny + R"(16, "activation_function": "gelu"}' )";
-  ASSERT_EQ(run("00_single_device", exact + "--save " + path).status, 0);
-  EXPECT_EQ(run("00_single_device", exact + "--load " + path).status, 0);
+  expect_done(run("00_single_device", exact + "--save " + path));
+  expect_done(run("00_single_device", exact + "--load " + path));
   expect_refused({"00_single_device", tiny + "16}' --load " + path,
                   "\"activation_function\" is gelu in its config"});
 }
@@ -197,22 +208,20 @@ TEST(CommandLine, AModelThatComputesSomethingElseIsRefused) {
 TEST(CommandLine, ARunThatIsComparedReplacesNoFileThatItLoaded) {
   const std::string path = folder() / "both.safetensors";
   const std::string tiny = "--steps 1 --seq 8 --batch 2 --save " + path;
-  ASSERT_EQ(run("00_single_device", tiny).status, 0);
+  expect_done(run("00_single_device", tiny));
   expect_refused({"00_single_device", tiny + " --load " + path,
                   "the file of --load, which the run on one device reads"});
-  EXPECT_EQ(run("00_single_device", tiny + " --no-check --load " + path).status,
-            0);
+  expect_done(run("00_single_device", tiny + " --no-check --load " + path));
 }
 
 // A whole model beside each device's part would count as parameters.
 TEST(CommandLine, TwoDevicesLoadTheirPartsAlone) {
   const std::string path = folder() / "parts.safetensors";
   const std::string tiny = "--model mlp --steps 1 --seq 8 --batch 2 ";
-  ASSERT_EQ(run("04_model_parallel", tiny + "--save " + path).status, 0);
+  expect_done(run("04_model_parallel", tiny + "--save " + path));
   for (const char* variant : {"single", "model_parallel", "pipeline"}) {
-    const Outcome loaded = run(
-        "04_model_parallel", tiny + "--variant " + variant + " --load " + path);
-    EXPECT_EQ(loaded.status, 0) << loaded.text;
+    expect_done(run("04_model_parallel",
+                    tiny + "--variant " + variant + " --load " + path));
   }
 }
 
@@ -229,10 +238,9 @@ TEST(CommandLine, DeepFilesAreASentence) {
         "--model "}) {
     const std::string command = start;
     const std::size_t space = command.find(' ');
-    const Outcome outcome =
-        run_program(command.substr(0, space), command.substr(space + 1) + path);
-    EXPECT_EQ(outcome.status, 2) << start;
-    expect_text(outcome.text, {"nested more than 64 deep; give at most 64"});
+    expect_end(
+        run_program(command.substr(0, space), command.substr(space + 1) + path),
+        2, {"nested more than 64 deep; give at most 64"});
   }
 }
 
@@ -240,11 +248,10 @@ TEST(CommandLine, DeepFilesAreASentence) {
 TEST(CommandLine, ALogChangesNoClaim) {
   const std::string log = folder() / "claims.jsonl";
   for (const char* variant : {"single", "model_parallel", "pipeline"}) {
-    const Outcome outcome =
+    expect_done(
         run("04_model_parallel", std::string("--model mlp --steps 2 --seq 8 "
                                              "--batch 8 --variant ") +
-                                     variant + " --log " + log);
-    EXPECT_EQ(outcome.status, 0) << outcome.text;
+                                     variant + " --log " + log));
   }
 }
 
@@ -263,9 +270,7 @@ TEST(CommandLine, RanksDoNotStartForABatchThatCannotBeCut) {
 }
 
 TEST(CommandLine, TheLastLayersMayHaveNoExperts) {
-  const Outcome outcome =
-      run("13_moe", "--world-size 2 --num-experts 4,1 --steps 1");
-  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  expect_done(run("13_moe", "--world-size 2 --num-experts 4,1 --steps 1"));
 }
 
 // An update finds sums in f32, twice as large as the gradients in bf16. Without a
@@ -299,12 +304,8 @@ TEST(CommandLine, TheOldCheckpointSurvivesAFullDisk) {
       "/chapters/00_single_device/ch00_single_device' "
       "--steps 0 --no-check --save " +
       path + " 2>&1";
-  FILE* pipe = popen(limited.c_str(), "r");
-  ASSERT_NE(pipe, nullptr);
-  std::array<char, 4096> buffer{};
-  const std::size_t n = fread(buffer.data(), 1, buffer.size() - 1, pipe);
-  const int status = pclose(pipe);
-  EXPECT_EQ(WEXITSTATUS(status), 3) << std::string(buffer.data(), n);
+  const Outcome outcome = run_command(limited);
+  EXPECT_EQ(outcome.status, 3) << outcome.text;
   std::ifstream file(path);
   std::string text;
   file >> text;
@@ -325,21 +326,18 @@ constexpr const char* kDiverging =
 
 TEST(CommandLine, NumbersThatAreNotFiniteAreNamedWhereTheyBegin) {
   const Outcome one = run("00_single_device", kDiverging);
-  EXPECT_EQ(one.status, 1) << one.text;
-  expect_text(one.text, {"numbers  the loss is nan from step "});
+  expect_end(one, 1, {"numbers  the loss is nan from step "});
   EXPECT_EQ(one.text.find("DIFFERENT"), std::string::npos) << one.text;
   // Of a pipeline, the last stage computes the loss.
-  const Outcome pipeline =
-      run("05_gpipe", std::string("--world-size 2 ") + kDiverging);
-  EXPECT_EQ(pipeline.status, 1) << pipeline.text;
-  expect_text(pipeline.text, {"first on rank 1: nothing to compare"});
+  expect_end(run("05_gpipe", std::string("--world-size 2 ") + kDiverging), 1,
+             {"first on rank 1: nothing to compare"});
   // No loss follows the last update.
-  const Outcome last = run("02_ddp",
-                           "--world-size 2 --model gpt-nano --seq 8 --batch 8 "
-                           "--steps 1 --optimizer sgd --dtype f16 --lr 1e30");
-  EXPECT_EQ(last.status, 1) << last.text;
-  expect_text(last.text, {"is not finite after the last step: nothing to "
-                          "compare"});
+  expect_end(run("02_ddp",
+                 "--world-size 2 --model gpt-nano --seq 8 --batch 8 "
+                 "--steps 1 --optimizer sgd --dtype f16 --lr 1e30"),
+             1,
+             {"is not finite after the last step: nothing to "
+              "compare"});
 }
 
 TEST(CommandLine, WeightsThatAreNotFiniteReplaceNoFileUnasked) {
@@ -366,43 +364,27 @@ TEST(CommandLine, MemoryThatCannotDoIsASentence) {
 }
 
 TEST(CommandLine, HelpSaysWhatOptionsTakeAndWhatStatusesMean) {
-  const std::string ddp = run("02_ddp", "--help-all").text;
-  for (const char* part :
-       {"--lr NUMBER", "--steps INTEGER", "--device-memory BYTES",
-        "--save keeps the weights only", "2, the", "130 after Ctrl-C"}) {
-    EXPECT_NE(ddp.find(part), std::string::npos) << part << "\n" << ddp;
-  }
+  expect_text(run("02_ddp", "--help-all").text,
+              {"--lr NUMBER", "--steps INTEGER", "--device-memory BYTES",
+               "--save keeps the weights only", "2, the", "130 after Ctrl-C"});
   const std::string zero = run("03_zero_fsdp", "--help").text;
   EXPECT_EQ(zero.find("--no-no-sync"), std::string::npos);
   EXPECT_EQ(run("01_data_parallel", "--help").text.find("gloo,"),
             std::string::npos);
-  const std::string pipeline = run("06_1f1b", "--help").text;
-  for (const char* part :
-       {"zb-auto", "--memory-limit NUMBER", "--write-schedule"}) {
-    EXPECT_NE(pipeline.find(part), std::string::npos) << part << pipeline;
-  }
+  expect_text(run("06_1f1b", "--help").text,
+              {"zb-auto", "--memory-limit NUMBER", "--write-schedule"});
 }
 
 // The chapter's own options, and the most used of those that all chapters have.
 TEST(CommandLine, HelpIsShortAndHelpAllIsComplete) {
-  for (const char* chapter :
-       {"00_single_device", "01_data_parallel", "02_ddp", "03_zero_fsdp",
-        "04_model_parallel", "05_gpipe", "06_1f1b", "07_tensor_parallel",
-        "08_tensor_parallel_2d", "09_tensor_parallel_2p5d",
-        "10_tensor_parallel_3d", "11_dtensor", "12_sequence_parallel", "13_moe",
-        "14_hybrid_3d", "15_engine"}) {
-    const std::string help = run(chapter, "--help").text;
-    std::size_t options = 0;
-    for (std::size_t at = 0; (at = help.find("\n  -", at)) != std::string::npos;
-         ++at) {
-      ++options;
-    }
-    EXPECT_LE(options, 45u) << chapter;
-    EXPECT_NE(help.find("--help-all"), std::string::npos) << chapter;
-    EXPECT_EQ(help.find("--weight-decay"), std::string::npos) << chapter;
-    EXPECT_NE(run(chapter, "--help-all").text.find("--weight-decay"),
-              std::string::npos)
-        << chapter;
+  for (const char* chapter : kChapters) {
+    SCOPED_TRACE(chapter);
+    const auto [status, help] = run(chapter, "--help");
+    EXPECT_EQ(status, 0);
+    EXPECT_LE(count(help, "\n  -"), 45);
+    expect_text(help, {"--help-all", "--world-size"});
+    EXPECT_EQ(count(help, "--weight-decay"), 0);
+    expect_text(run(chapter, "--help-all").text, {"--weight-decay"});
   }
 }
 
@@ -430,20 +412,10 @@ TEST(CommandLine, HelpNamesEveryModel) {
 // What travels in f32 is compared as f32, whatever the model's dtype is.
 TEST(CommandLine, TheShortestDtypeInUseSetsTheTolerance) {
   for (const char* dtype : {"--param-dtype f32", "--reduce-dtype f32"}) {
-    const Outcome outcome =
+    expect_done(
         run("03_zero_fsdp", std::string("--strategy fsdp --dtype f64 --steps 1 "
                                         "--world-size 2 --batch 4 --seq 8 ") +
-                                dtype);
-    EXPECT_EQ(outcome.status, 0) << outcome.text;
-  }
-}
-
-TEST(CommandLine, HelpIsNotAMistake) {
-  for (const char* chapter :
-       {"00_single_device", "01_data_parallel", "02_ddp"}) {
-    const Outcome outcome = run(chapter, "--help");
-    EXPECT_EQ(outcome.status, 0);
-    expect_text(outcome.text, {"--world-size"});
+                                dtype));
   }
 }
 

@@ -1,15 +1,10 @@
 // The data-parallel chapters with ranks that are processes, and interrupted.
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <thread>
 #include <vector>
 
 #include "tests/cli/programs.h"
@@ -88,62 +83,6 @@ TEST(DataParallelPrograms, TheEngineOfProcessesTrainsAsOneDevice) {
 
 // --- Ctrl-C -----------------------------------------------------------------
 
-/// A program in the background; its output goes to a file.
-class Started {
- public:
-  Started(const std::string& chapter, const std::string& options,
-          const std::string& output) {
-    const std::string command = "exec '" SHARDBOOK_BUILD "/chapters/" +
-                                chapter + "/ch" + chapter + "' " + options;
-    pid_ = fork();
-    if (pid_ == 0) {
-      const int file = open(output.c_str(), O_WRONLY | O_CREAT, 0600);
-      dup2(file, STDOUT_FILENO);
-      dup2(file, STDERR_FILENO);
-      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-      _exit(127);
-    }
-  }
-  ~Started() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  Started(const Started&) = delete;
-  Started& operator=(const Started&) = delete;
-
-  void interrupt() const {
-    if (pid_ > 0) kill(pid_, SIGINT);
-  }
-  bool has_ended() {
-    if (pid_ > 0 && waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = 0;
-    return pid_ == 0;
-  }
-  /// As a shell says it; -1 for a program that runs, or was killed.
-  int status() const {
-    return pid_ == 0 && WIFEXITED(status_) ? WEXITSTATUS(status_) : -1;
-  }
-
- private:
-  pid_t pid_ = -1;
-  int status_ = 0;
-};
-
-/// Waits, but not for ever.
-template <typename Condition>
-bool comes_true(Condition condition) {
-  for (int i = 0; i < 6000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  return false;
-}
-
-std::string text_of(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 TEST(DataParallelPrograms, AnInterruptEndsTrainingAndWritesNothing) {
   for (const auto& [chapter, options] :
        std::vector<std::pair<std::string, std::string>>{
@@ -153,26 +92,15 @@ TEST(DataParallelPrograms, AnInterruptEndsTrainingAndWritesNothing) {
            {"03_zero_fsdp", "--strategy fsdp "}}) {
     SCOPED_TRACE(chapter + " " + options);
     const TempFolder folder;
-    const std::string log = folder / "log", output = folder / "output";
     const std::string save = folder / "weights.safetensors";
-    Started program(chapter,
-                    options +
-                        "--world-size 2 --data random "
-                        "--steps 1000000 --no-check --log " +
-                        log + " --save " + save,
-                    output);
     // In the midst of training
-    EXPECT_TRUE(comes_true(
-        [&] { return program.has_ended() || !text_of(log).empty(); }));
-    EXPECT_FALSE(program.has_ended()) << text_of(output);
-    program.interrupt();
-    EXPECT_TRUE(comes_true([&] { return program.has_ended(); }));
-    const std::string said = text_of(output);
-    EXPECT_EQ(program.status(), 130) << said;
-    EXPECT_NE(said.find("interrupted after"), std::string::npos) << said;
-    EXPECT_NE(said.find("weights.safetensors is as it was before"),
-              std::string::npos)
-        << said;
+    expect_end(run_until(chapter,
+                         options +
+                             "--world-size 2 --data random --steps 1000000 "
+                             "--no-check --save " +
+                             save,
+                         folder / "log", 1, SIGINT),
+               130, {"interrupted after", "weights.safetensors is as it was"});
     EXPECT_FALSE(std::filesystem::exists(save));
   }
 }

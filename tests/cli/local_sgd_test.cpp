@@ -18,49 +18,43 @@ Outcome local_sgd(const std::string& options) {
                      "--data random --seq 16 --batch 12 --steps 6 " + options);
 }
 
-void expect_claims(const Outcome& outcome, const std::string& numbers) {
-  ASSERT_EQ(outcome.status, 0) << outcome.text;
-  const json report = json::parse(outcome.text, nullptr, false);
-  EXPECT_EQ(report["claims"]["numbers"], numbers) << outcome.text;
-  for (const char* claim : {"bytes", "memory"}) {
-    EXPECT_EQ(report["claims"][claim], "passed") << claim << outcome.text;
+/// The report of a run that ends well.
+json report_of(const std::string& options) {
+  const Outcome outcome = local_sgd("--format json " + options);
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  return json::parse(outcome.text, nullptr, /*allow_exceptions=*/false);
+}
+
+void expect_claims(const json& report) {
+  for (const char* claim : {"numbers", "bytes", "memory"}) {
+    EXPECT_EQ(report["claims"][claim], "passed") << claim;
   }
 }
 
 TEST(LocalSgd, IsAChapterOnThreads) {
   for (const int ranks : {1, 2, 3, 4}) {
-    const Outcome outcome =
-        local_sgd("--format json --world-size " + std::to_string(ranks));
-    expect_claims(outcome, "passed");
-    const json report = json::parse(outcome.text, nullptr, false);
+    const json report = report_of("--world-size " + std::to_string(ranks));
+    expect_claims(report);
     EXPECT_EQ(report["claims"]["time"], "no closed form");
     EXPECT_EQ(report["bytes"].size(), static_cast<std::size_t>(ranks));
   }
 }
 
 TEST(LocalSgd, IsAChapterOnProcesses) {
-#if SHARDBOOK_HAVE_GLOO
-  expect_claims(local_sgd("--format json --world-size 2 --backend gloo"),
-                "passed");
-#else
-  GTEST_SKIP() << "this build has no Gloo";
-#endif
+  if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "this build has no Gloo";
+  expect_claims(report_of("--world-size 2 --backend gloo"));
 }
 
 TEST(LocalSgd, IsAChapterInTheSimulatedCluster) {
-  const Outcome outcome =
-      local_sgd("--format json --world-size 4 --backend sim --model gpt2");
-  ASSERT_EQ(outcome.status, 0) << outcome.text;
-  const json report = json::parse(outcome.text, nullptr, false);
+  const json report = report_of("--world-size 4 --backend sim --model gpt2");
   EXPECT_EQ(report["claims"]["bytes"], "passed");
   EXPECT_GT(report["virtual"]["step_s"], 0);
 }
 
 TEST(LocalSgd, AveragesLessOftenForFewerBytes) {
   const auto bytes = [](const std::string& every) {
-    const Outcome outcome =
-        local_sgd("--format json --world-size 2 --average-every " + every);
-    return json::parse(outcome.text, nullptr, false)["bytes"][0]["counted"]
+    return report_of("--world-size 2 --average-every " +
+                     every)["bytes"][0]["counted"]
         .get<double>();
   };
   const double losses = 6 * 8;

@@ -8,18 +8,13 @@
 #include <unistd.h>
 
 #include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 
+#include "tests/cli/command.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook {
-
-struct Outcome {
-  int status = -1;
-  std::string text;
-};
 
 /// A folder for this run of the tests alone.
 inline const TempFolder& folder() {
@@ -27,24 +22,12 @@ inline const TempFolder& folder() {
   return kFolder;
 }
 
-// A program below the build folder; standard output and error together.
-// `variables` are added to its environment, as in "RANK=0 WORLD_SIZE=2".
+/// A program below the build folder; standard output and error together.
+/// `variables` are added to its environment, as in "RANK=0 WORLD_SIZE=2".
 inline Outcome run_program(const std::string& path, const std::string& options,
                            const std::string& variables = "") {
-  const std::string command = "env " + variables +
-                              " timeout 120 '" SHARDBOOK_BUILD "/" + path +
-                              "' " + options + " 2>&1 </dev/null";
-  Outcome outcome;
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return outcome;
-  std::array<char, 4096> buffer;
-  for (std::size_t n = 0;
-       (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
-    outcome.text.append(buffer.data(), n);
-  }
-  const int status = pclose(pipe);
-  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return outcome;
+  return run_command("env " + variables + " timeout 120 '" SHARDBOOK_BUILD "/" +
+                     path + "' " + options + " 2>&1 </dev/null");
 }
 
 // The same on a terminal, which shows more: a line of progress.
@@ -79,6 +62,33 @@ inline Outcome run(const std::string& chapter, const std::string& options,
                      variables);
 }
 
+/// A run that is sent a signal when `log` has so many lines; with a minus before
+/// the signal's number, all its processes are.
+inline Outcome run_until(const std::string& chapter, const std::string& options,
+                         const std::string& log, int lines, int signal) {
+  const std::string program = "\"" SHARDBOOK_BUILD "/chapters/" + chapter +
+                              "/ch" + chapter + "\" " + options + " --log " +
+                              log;
+  // A job has a process group of its own, and does not ignore interrupts
+  return run_command(
+      "bash -c 'set -m; timeout --foreground -s KILL 120 " + program +
+      " & until [ \"$(cat " + log + " 2>/dev/null | wc -l)\" -ge " +
+      std::to_string(lines) +
+      " ] || ! kill -0 $! 2>/dev/null; do sleep 0.01; done; kill -" +
+      std::to_string(std::abs(signal)) + " -- " + (signal < 0 ? "-" : "") +
+      "$!; wait $!' 2>&1 </dev/null");
+}
+
+/// How often `part` is in a text.
+inline int count(const std::string& text, const std::string& part) {
+  int times = 0;
+  for (auto at = text.find(part); at != std::string::npos;
+       at = text.find(part, at + part.size())) {
+    ++times;
+  }
+  return times;
+}
+
 struct BadInput {
   const char* chapter;
   std::string options;
@@ -87,10 +97,8 @@ struct BadInput {
 
 inline void expect_refused(const BadInput& bad) {
   const Outcome outcome = run(bad.chapter, bad.options);
-  EXPECT_EQ(outcome.status, 2) << bad.options << "\n" << outcome.text;
-  EXPECT_NE(outcome.text.find(bad.sentence), std::string::npos)
-      << bad.options << "\n"
-      << outcome.text;
+  SCOPED_TRACE(bad.options);
+  expect_end(outcome, 2, {bad.sentence});
   EXPECT_LT(outcome.text.size(), 1500u) << "more than a sentence";
 }
 

@@ -1,43 +1,25 @@
 #include "tests/report/browser.h"
 
 #include <fmt/format.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 
+#include "tests/cli/programs.h"
+
 namespace shardbook::report {
-namespace {
 
 namespace fs = std::filesystem;
 
-std::string output_of(const std::string& command, int& status) {
-  std::string text;
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return text;
-  std::array<char, 65536> buffer;
-  for (std::size_t n = 0;
-       (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
-    text.append(buffer.data(), n);
-  }
-  const int ended = pclose(pipe);
-  status = WIFEXITED(ended) ? WEXITSTATUS(ended) : -1;
-  return text;
-}
-
-}  // namespace
-
 std::string find_browser() {
-  int status = 0;
-  std::string path = output_of(
-      "for name in \"$SHARDBOOK_BROWSER\" chromium chromium-browser "
-      "google-chrome; do command -v \"$name\" && break; done 2>/dev/null",
-      status);
+  std::string path =
+      run_command(
+          "for name in \"$SHARDBOOK_BROWSER\" chromium chromium-browser "
+          "google-chrome; do command -v \"$name\" && break; done 2>/dev/null")
+          .text;
   if (!path.empty() && path.back() == '\n') path.pop_back();
   return path;
 }
@@ -59,7 +41,9 @@ Page visit(const std::string& browser, const Visit& visit) {
       visit.screenshot.empty() ? "--dump-dom"
                                : "--screenshot='" + visit.screenshot + "'",
       fs::absolute(visit.file).string(), log);
-  page.dom = output_of(command, page.status);
+  const Outcome outcome = run_command(command);
+  page.dom = outcome.text;
+  page.status = outcome.status;
   std::ifstream file(log);
   page.log = {std::istreambuf_iterator<char>(file), {}};
   std::error_code ignored;

@@ -12,8 +12,8 @@
 #include <string>
 
 #include "chapters/table/html.h"
+#include "tests/cli/programs.h"
 #include "tests/report/browser.h"
-#include "tests/report/fixtures.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::report {
@@ -180,10 +180,47 @@ addEventListener("load", () => {
 });
 </script>)html";
 
+/// The report that a program writes.
+json report_of(const std::string& chapter, const std::string& options) {
+  const std::string file = folder() / "run.json";
+  const Outcome outcome =
+      run(chapter, "--data walk --no-check --report " + file + " " + options);
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  return json::parse(std::ifstream(file), nullptr, /*allow_exceptions=*/false);
+}
+
+/// Runs whose ranks do the same, and some whose do not; without virtual time;
+/// with failed claims and a hostile name.
+const std::vector<json>& reports() {
+  static const std::vector<json> kReports = [] {
+    const std::string small = "--steps 3 --batch 8 --seq 16 --world-size 4 ";
+    const std::string slow = folder() / "slow.json";
+    std::ofstream(slow) << R"({"extends": "dgx-a100", "name": "<i>slow</i>",
+        "faults": [{"rank": 3, "compute_slowdown": 1.5}]})";
+    const std::string pipeline =
+        "--world-size 4 --backend sim --model gpt2 --batch 32 --seq 512 "
+        "--micro-batches 8";
+    const json one = report_of("00_single_device",
+                               "--steps 2 --batch 8 --seq 16 --cluster none");
+    json failed = one;
+    failed["chapter"] = "99_<b>&\"hostile\"</script>";
+    failed["claims"]["bytes"] = "failed";
+    failed["bytes"] = {{{"predicted", 64}, {"counted", 96}}};
+    return std::vector<json>{
+        one,
+        report_of("02_ddp", small + "--cluster " + slow),
+        report_of("03_zero_fsdp", small + "--strategy fsdp"),
+        report_of("05_gpipe", pipeline),
+        report_of("05_gpipe", pipeline + " --recompute never"),
+        failed};
+  }();
+  return kReports;
+}
+
 std::string html() {
   std::vector<table::ProgramRun> runs;
-  for (const std::string& text : fixture_runs()) {
-    runs.push_back(table::read_run(text, "fixture"));
+  for (const json& report : reports()) {
+    runs.push_back(table::read_run(report.dump(), "fixture"));
   }
   return table::report_html(runs);
 }
@@ -210,6 +247,17 @@ json audit_of(const Page& page) {
     }
   }
   return json::parse(text);
+}
+
+/// The ranks that do the same, of all timelines.
+std::vector<json> groups() {
+  std::vector<json> all;
+  for (const json& report : reports()) {
+    const json& time = report["virtual"];
+    if (!time.is_object()) continue;
+    for (const json& group : time["timeline"]["groups"]) all.push_back(group);
+  }
+  return all;
 }
 
 class Report : public testing::Test {
@@ -253,17 +301,17 @@ void expect_sound(const json& audit) {
 TEST_F(Report, ShowsEveryRun) {
   const json found = audit({});
   expect_sound(found);
-  EXPECT_EQ(found["headings"],
-            json({"Proof", "What it buys", "What the words mean", "The runs",
-                  "00_single_device, 1 rank", "02_ddp, threads \u00d74",
-                  "03_zero_fsdp, threads \u00d74", "05_gpipe, sim \u00d74",
-                  "05_gpipe gpipe-again, sim \u00d74",
-                  "99_<b>&\"hostile\"</script>, gloo \u00d72"}));
+  EXPECT_EQ(
+      found["headings"],
+      json({"Proof", "What it buys", "What the words mean", "The runs",
+            "00_single_device, 1 rank", "02_ddp, threads \u00d74",
+            "03_zero_fsdp fsdp, threads \u00d74", "05_gpipe, sim \u00d74",
+            "05_gpipe, sim \u00d74", "99_<b>&\"hostile\"</script>, 1 rank"}));
   EXPECT_EQ(found["claims"], 6 * 4);
-  // DDP: two kinds of ranks with 3 queues; ZeRO: one with 3; GPipe, twice: four
-  // with 2.
-  EXPECT_EQ(found["lanes"], 2 * 3 + 3 + 2 * 4 * 2);
-  EXPECT_EQ(found["curves"], 2 + 1 + 2 * 4);
+  std::size_t lanes = 0;
+  for (const json& group : groups()) lanes += group["queues"].size();
+  EXPECT_EQ(found["lanes"], lanes);
+  EXPECT_EQ(found["curves"], groups().size());
   EXPECT_EQ(found["points"], 2);
   EXPECT_GE(found["blocks"], found["lanes"]);
   EXPECT_EQ(found["elements"], 0) << "names of runs became elements";
@@ -272,9 +320,9 @@ TEST_F(Report, ShowsEveryRun) {
 TEST_F(Report, SaysWhatLiesUnderThePointer) {
   const json found = audit({});
   const std::string said = found["said"].dump();
-  for (const char* words : {"all_reduce, bucket ", "all_gather, h.",
-                            "(backward)", " GFLOP, ", " TFLOP/s", "send (comm)",
-                            "to rank 1", "from rank 0", "activation 216 MiB"}) {
+  for (const char* words : {"all_reduce, bucket ", "(backward)", " GFLOP, ",
+                            " TFLOP/s", "send, activations micro-batch ",
+                            "to rank 1", "from rank 0", "activation 417 MiB"}) {
     EXPECT_NE(said.find(words), std::string::npos) << words << "\n" << said;
   }
   EXPECT_EQ(said.find("NaN"), std::string::npos) << said;
@@ -283,7 +331,7 @@ TEST_F(Report, SaysWhatLiesUnderThePointer) {
 
 TEST_F(Report, LanesShowWhatIsWrittenAboutThem) {
   const json found = audit({});
-  ASSERT_EQ(found["shares"].size(), 2u + 1 + 2 * 4);
+  ASSERT_EQ(found["shares"].size(), groups().size());
   for (const json& lane : found["shares"]) {
     const std::string said = lane["said"];
     double busy = 0, bubble = 0, exposed = 0, rest = 0;
@@ -294,8 +342,11 @@ TEST_F(Report, LanesShowWhatIsWrittenAboutThem) {
               4)
         << said;
     EXPECT_NEAR(busy + bubble + exposed + rest, 100, 1e-6) << said;
-    // Blocks have seams, and are at least half a pixel wide.
-    EXPECT_NEAR(100 * lane["drawn"]["busy"].get<double>(), busy, 2) << said;
+    // Blocks have seams, and are at least half a pixel wide: where the host is
+    // slow, many operations are shorter.
+    EXPECT_NEAR(100 * lane["drawn"]["busy"].get<double>(), busy,
+                rest > 50 ? 7 : 2)
+        << said;
     EXPECT_NEAR(100 * lane["drawn"]["bubble"].get<double>(), bubble, 2) << said;
     EXPECT_NEAR(100 * lane["drawn"]["exposed"].get<double>(), exposed, 2)
         << said;
@@ -326,8 +377,7 @@ TEST_F(Report, CanBePannedAndItsAxesChanged) {
 TEST_F(Report, WorkHasColoursOfItsOwn) {
   const json fills = audit({})["fills"];
   std::set<std::string> colours;
-  for (const char* kind :
-       {"forward", "backward", "optimizer", "comm", "host"}) {
+  for (const char* kind : {"forward", "backward", "optimizer", "comm"}) {
     ASSERT_TRUE(fills.contains(kind)) << kind << " of " << fills.dump();
     EXPECT_TRUE(colours.insert(fills[kind]).second) << kind << fills.dump();
   }

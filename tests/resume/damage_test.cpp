@@ -15,9 +15,8 @@ namespace fs = std::filesystem;
 class Refused : public ResumeTest {
  protected:
   void SetUp() override {
-    const Outcome outcome =
-        train("03_zero_fsdp", kZero + " --steps 4 --checkpoint-every 2");
-    ASSERT_EQ(outcome.status, 0) << outcome.text;
+    expect_done(
+        train("03_zero_fsdp", kZero + " --steps 4 --checkpoint-every 2"));
   }
   Outcome resume(const std::string& more) const {
     return train("03_zero_fsdp", kZero + " --steps 5 --resume " + more);
@@ -64,8 +63,7 @@ TEST_F(Refused, AKeyThatTheCheckpointLacksIsNoOtherModel) {
   expect_refused(resume(""), {"other's initializer_range"});
   text.replace(at, key.size(), "model's forgotten_one");
   write(manifest, text);
-  const Outcome resumed = resume("");
-  EXPECT_EQ(resumed.status, 0) << resumed.text;
+  expect_done(resume(""));
 }
 
 TEST_F(Refused, OtherTextUnderTheSameNameIsNoticed) {
@@ -73,7 +71,7 @@ TEST_F(Refused, OtherTextUnderTheSameNameIsNoticed) {
   write(path("text"), std::string(500, 'a'));
   const std::string options =
       "--world-size 2 --no-check --data " + path("text");
-  ASSERT_EQ(train("02_ddp", options + " --steps 1").status, 0);
+  expect_done(train("02_ddp", options + " --steps 1"));
   write(path("text"), std::string(500, 'b'));
   expect_refused(train("02_ddp", options + " --steps 2 --resume"),
                  {"data's fingerprint"});
@@ -118,21 +116,19 @@ TEST_F(Refused, TokensThatAreRoutedInOtherGroups) {
   const std::string four = "--dtype f64 --world-size 4 --steps 1";
   const std::string two = "--dtype f64 --world-size 2 --steps 2 --resume";
   fs::remove_all(checkpoints());
-  ASSERT_EQ(train("13_moe", four).status, 0);
+  expect_done(train("13_moe", four));
   expect_refused(train("13_moe", two), {"groups of tokens 4 there, 2 here"});
-  const Outcome as_many = train("13_moe", two + " --micro-batches 2");
-  EXPECT_EQ(as_many.status, 0) << as_many.text;
+  expect_done(train("13_moe", two + " --micro-batches 2"));
 
   // Without drops and losses of gates, groups do not matter
   const std::string free = " --dropless --aux-coefficient 0";
   fs::remove_all(checkpoints());
-  ASSERT_EQ(train("13_moe", four + free).status, 0);
-  const Outcome others = train("13_moe", two + free);
-  EXPECT_EQ(others.status, 0) << others.text;
+  expect_done(train("13_moe", four + free));
+  expect_done(train("13_moe", two + free));
 
   const std::string experts = " --num-experts 4 --micro-batches 1 ";
   fs::remove_all(checkpoints());
-  ASSERT_EQ(train("14_hybrid_3d", four + experts).status, 0);
+  expect_done(train("14_hybrid_3d", four + experts));
   expect_refused(train("14_hybrid_3d", two + experts),
                  {"groups of tokens 4 there, 2 here"});
 }
@@ -163,15 +159,12 @@ TEST_F(Refused, ImagesInOtherPieces) {
     const std::string images =
         "--data random --image-size 8 --model " + path("resnet.json") + " ";
     fs::remove_all(checkpoints());
-    const Outcome first =
-        train(each.chapter, images + each.pieces + " --steps 1");
-    ASSERT_EQ(first.status, 0) << first.text;
+    expect_done(train(each.chapter, images + each.pieces + " --steps 1"));
     expect_refused(
         train(each.chapter, images + each.others + " --steps 2 --resume"),
         {"batch norms see " + each.difference});
-    const Outcome same =
-        train(each.chapter, images + each.pieces + " --steps 2 --resume");
-    EXPECT_EQ(same.status, 0) << same.text;
+    expect_done(
+        train(each.chapter, images + each.pieces + " --steps 2 --resume"));
   }
 }
 
@@ -206,13 +199,12 @@ TEST_F(Refused, AManifestThatIsNone) {
   expect_refused(resume(""), {step(4), "is no whole checkpoint"});
   // As the sentence says
   fs::remove_all(step(4));
-  EXPECT_EQ(resume("").status, 0);
+  expect_done(resume(""));
 }
 
 TEST_F(Refused, WhatAKilledRunWasWritingIsNoCheckpoint) {
   fs::rename(step(4), checkpoints() + "/.step-00000004.tmp");
-  const Outcome outcome = resume("");
-  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  expect_done(resume(""));
   EXPECT_EQ(names(),
             (std::vector<std::string>{"step-00000002", "step-00000005"}));
 }
@@ -248,20 +240,15 @@ TEST_F(Refused, AFullDiskLosesNothing) {
                               " --steps 6 --resume --checkpoint " +
                               checkpoints();
   const std::string before = read(file(1));
-  Outcome outcome;
-  outcome.status = std::system(
-      (path("limited") + " " + options + " 2>" + path("stderr") + " >/dev/null")
-          .c_str());
-  outcome.status = WEXITSTATUS(outcome.status);
-  outcome.text = read(path("stderr"));
-  expect_refused(outcome,
-                 {"--checkpoint: not kept after step 6", "cannot write",
-                  step(4) + " is whole"},
-                 3);
+  const Outcome outcome =
+      run_command(path("limited") + " " + options + " 2>&1 >/dev/null");
+  expect_end(outcome, 3,
+             {"--checkpoint: not kept after step 6", "cannot write",
+              step(4) + " is whole"});
   EXPECT_EQ(names(),
             (std::vector<std::string>{"step-00000002", "step-00000004"}));
   EXPECT_EQ(read(file(1)), before);
-  EXPECT_EQ(resume("").status, 0);
+  expect_done(resume(""));
 }
 
 }  // namespace

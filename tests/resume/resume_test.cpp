@@ -1,17 +1,12 @@
 // A run that stops and goes on ends where one that never stopped does: bit for
 // bit on the same ranks, up to the rounding of sums on others.
 
-#include <fcntl.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "tests/resume/resume_support.h"
-#include "tests/support/errors.h"
 
 namespace shardbook {
 namespace {
@@ -83,13 +78,11 @@ TEST_P(EveryChapter, EndsWithTheBitsOfARunThatNeverStopped) {
                          path("whole") + " --log " + path("whole.log"));
   ASSERT_EQ(whole.status, 0) << whole.text;
   const std::string log = " --log " + path("parts.log");
-  const Outcome first =
-      train(chapter, options + " --steps 3 --no-check --cluster none" + log);
-  ASSERT_EQ(first.status, 0) << first.text;
-  const Outcome second = train(
+  expect_done(
+      train(chapter, options + " --steps 3 --no-check --cluster none" + log));
+  expect_done(train(
       chapter, options + " --steps 6 --checkpoint-every 2 --resume --save " +
-                   path("parts") + log);
-  ASSERT_EQ(second.status, 0) << second.text;
+                   path("parts") + log));
   EXPECT_TRUE(read(path("parts")) == read(path("whole"))) << "other weights";
   EXPECT_EQ(names(),
             (std::vector<std::string>{"step-00000004", "step-00000006"}));
@@ -138,31 +131,14 @@ TEST_F(ResumeTest, AnotherMeshGoesOnWithTheSameNumbers) {
   };
   int steps = 0;
   for (const Way& way : ways) {
+    SCOPED_TRACE(way.chapter + " " + way.options);
     steps += 2;
-    const Outcome outcome =
-        train(way.chapter,
-              way.options + " --dtype f64 --cluster none --steps " +
-                  std::to_string(steps) + (steps > 2 ? " --resume" : "") +
-                  (steps < 26 ? " --no-check" : ""));
-    ASSERT_EQ(outcome.status, 0) << way.chapter << ": " << outcome.text;
+    expect_done(train(way.chapter, way.options +
+                                       " --dtype f64 --cluster none --steps " +
+                                       std::to_string(steps) +
+                                       (steps > 2 ? " --resume" : "") +
+                                       (steps < 26 ? " --no-check" : "")));
   }
-}
-
-// Twenty steps are ten, a stop, and ten more, bit for bit.
-TEST_F(ResumeTest, ExpertsGoOnInTheMiddleOfTwentySteps) {
-  const std::string chapter = "14_hybrid_3d";
-  const std::string options =
-      "--world-size 2 --ep 2 --num-experts 4 --micro-batches 1 --dtype f64 "
-      "--no-check --cluster none ";
-  const Outcome whole =
-      plain(chapter, options + "--steps 20 --save " + path("whole"));
-  ASSERT_EQ(whole.status, 0) << whole.text;
-  const Outcome first = train(chapter, options + "--steps 10");
-  ASSERT_EQ(first.status, 0) << first.text;
-  const Outcome second =
-      train(chapter, options + "--steps 20 --resume --save " + path("parts"));
-  ASSERT_EQ(second.status, 0) << second.text;
-  EXPECT_TRUE(read(path("parts")) == read(path("whole"))) << "other weights";
 }
 
 // Other meshes with the same groups of tokens route them alike: the last one
@@ -178,28 +154,25 @@ TEST_F(ResumeTest, ExpertsMoveToAnotherMesh) {
   };
   int steps = 0;
   for (const std::string& way : ways) {
+    SCOPED_TRACE(way);
     steps += 2;
-    const Outcome outcome =
+    expect_done(
         train("14_hybrid_3d",
               way + " --num-experts 4 --dtype f64 --cluster none --steps " +
                   std::to_string(steps) + (steps > 2 ? " --resume" : "") +
-                  (steps < 10 ? " --no-check" : ""));
-    ASSERT_EQ(outcome.status, 0) << way << ": " << outcome.text;
+                  (steps < 10 ? " --no-check" : "")));
   }
 }
 
 TEST_F(ResumeTest, KeepsTheLastTwo) {
-  const Outcome outcome =
-      train("00_single_device", "--steps 7 --checkpoint-every 2 --no-check");
-  ASSERT_EQ(outcome.status, 0) << outcome.text;
+  expect_done(
+      train("00_single_device", "--steps 7 --checkpoint-every 2 --no-check"));
   EXPECT_EQ(names(),
             (std::vector<std::string>{"step-00000006", "step-00000007"}));
 }
 
 TEST_F(ResumeTest, BeginsAnewWhereThereIsNoCheckpointYet) {
-  const Outcome outcome =
-      train("00_single_device", "--steps 2 --resume --no-check");
-  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  expect_done(train("00_single_device", "--steps 2 --resume --no-check"));
   EXPECT_EQ(names(), std::vector<std::string>{"step-00000002"});
 }
 
@@ -216,10 +189,8 @@ TEST_F(ResumeTest, AFinishedRunHasItsWeights) {
     const std::string options = kSmall +
                                 (" --world-size 2 --steps 3 " + strategy) +
                                 " --checkpoint " + path(std::to_string(++i));
-    ASSERT_EQ(run(chapter, options + " --save " + path("first")).status, 0);
-    const Outcome again =
-        run(chapter, options + " --resume --save " + path("again"));
-    EXPECT_EQ(again.status, 0) << again.text;
+    expect_done(run(chapter, options + " --save " + path("first")));
+    expect_done(run(chapter, options + " --resume --save " + path("again")));
     EXPECT_TRUE(read(path("again")) == read(path("first"))) << "other weights";
   }
 }
@@ -227,7 +198,7 @@ TEST_F(ResumeTest, AFinishedRunHasItsWeights) {
 // What is loaded has passed when the step begins: the step takes its own time.
 TEST_F(ResumeTest, LoadingIsNoPartOfTheFirstStep) {
   const std::string options = "--world-size 2 --strategy zero3";
-  ASSERT_EQ(train("03_zero_fsdp", options + " --steps 2").status, 0);
+  expect_done(train("03_zero_fsdp", options + " --steps 2"));
   const Outcome third = train("03_zero_fsdp", options + " --steps 3 --resume");
   EXPECT_EQ(third.status, 0) << third.text;
   const Outcome first = plain("03_zero_fsdp", options + " --steps 1");
@@ -257,42 +228,21 @@ TEST_F(ResumeTest, NumbersThatAreNotFinitePushOutNoCheckpoint) {
 
 class Stops : public ResumeTest {
  protected:
-  /// Starts a long run in a process group of its own, and returns its id when it
-  /// has logged `lines` steps.
-  pid_t start(const std::string& chapter, const std::string& options,
-              int lines) {
-    const std::string program =
-        SHARDBOOK_BUILD "/chapters/" + chapter + "/ch" + chapter;
-    const std::string command = "exec " + program + " " + kSmall + " " +
-                                options + " --cluster none --no-check " +
-                                "--checkpoint " + checkpoints() + " --log " +
-                                path("log");
-    const int error = ::open(path("stderr").c_str(), O_WRONLY | O_CREAT, 0666);
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::setpgid(0, 0);
-      // A background job of a shell ignores interrupts, and so do its children
-      ::signal(SIGINT, SIG_DFL);
-      ::dup2(error, 1);
-      ::dup2(error, 2);
-      ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-      ::_exit(127);
-    }
-    ::close(error);
-    for (int i = 0; i < 3000 && logged() < lines; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    EXPECT_GE(logged(), lines) << read(path("stderr"));
-    return child;
+  /// A long run that is sent a signal when it has logged `lines` steps.
+  Outcome stop(const std::string& chapter, const std::string& options,
+               int lines, int signal) const {
+    const Outcome outcome =
+        run_until(chapter,
+                  kSmall + (" " + options) +
+                      " --steps 4000 --cluster none --no-check --checkpoint " +
+                      checkpoints(),
+                  path("log"), lines, signal);
+    EXPECT_GE(logged(), lines) << outcome.text;
+    return outcome;
   }
   int logged() const {
     const std::string text = read(path("log"));
     return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
-  }
-  static int end_of(pid_t child) {
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   }
   int newest() const {
     const std::vector<std::string> all = names();
@@ -310,23 +260,17 @@ class Signals : public Stops, public testing::WithParamInterface<Stopped> {};
 // The rate depends on the step and on the number of all steps
 TEST_P(Signals, TheStepsSoFarAreKept) {
   const auto& [chapter, more, signal] = GetParam();
-  const std::string options =
-      more + " --steps 4000 --lr-schedule cosine --warmup 5";
-  const pid_t child = start(chapter, options, 8);
-  ::kill(child, signal);
-  EXPECT_EQ(end_of(child), 128 + signal) << read(path("stderr"));
+  const std::string schedule = more + " --lr-schedule cosine --warmup 5";
+  const Outcome stopped = stop(chapter, schedule, 8, signal);
   const int done = newest();
   EXPECT_EQ(done, logged()) << "all ranks stop after the same step";
-  expect_text(read(path("stderr")),
-              {"interrupted after " + std::to_string(done) +
-               " of 4000 steps; "
-               "--resume goes on from " +
-               step(done)});
+  expect_end(stopped, 128 + signal,
+             {"interrupted after " + std::to_string(done) +
+              " of 4000 steps; --resume goes on from " + step(done)});
   EXPECT_EQ(names().size(), 1u);
 
   // The schedule of another number of steps is another run
-  expect_refused(train(chapter, more + " --steps 5000 --lr-schedule cosine "
-                                       "--warmup 5 --resume"),
+  expect_refused(train(chapter, schedule + " --steps 5000 --resume"),
                  {"--steps 4000 there, 5000 here"});
 }
 
@@ -351,22 +295,17 @@ TEST_F(Stops, AKilledRunLosesTheStepsSinceTheLastCheckpoint) {
   const std::string options =
       std::string("--world-size 2 --checkpoint-every 5") +
       (SHARDBOOK_HAVE_GLOO ? " --backend gloo" : "");
-  const pid_t child = start("02_ddp", options + " --steps 4000", 23);
-  ::kill(-child, SIGKILL);
-  EXPECT_EQ(end_of(child), -SIGKILL);
+  expect_end(stop("02_ddp", options, 23, -SIGKILL), 128 + SIGKILL);
   const int done = newest(), steps = logged();
   EXPECT_GE(done, steps - 5 - 1);
   EXPECT_EQ(done % 5, 0);
 
   const std::string rest = " --no-check --steps " + std::to_string(done + 3);
-  const Outcome outcome =
-      train("02_ddp", options + rest + " --resume --save " + path("parts") +
-                          " --log " + path("log"));
-  ASSERT_EQ(outcome.status, 0) << outcome.text;
+  expect_done(train("02_ddp", options + rest + " --resume --save " +
+                                  path("parts") + " --log " + path("log")));
   EXPECT_EQ(logged(), done + 3) << "no step twice";
-  const Outcome whole =
-      plain("02_ddp", "--world-size 2" + rest + " --save " + path("whole"));
-  ASSERT_EQ(whole.status, 0) << whole.text;
+  expect_done(
+      plain("02_ddp", "--world-size 2" + rest + " --save " + path("whole")));
   EXPECT_TRUE(read(path("parts")) == read(path("whole"))) << "other weights";
 }
 
