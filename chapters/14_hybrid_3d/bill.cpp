@@ -69,6 +69,9 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& setup,
 
 // --- Bytes -------------------------------------------------------------------
 
+namespace {
+
+/// Of layers of experts: slots over ep, and gathered over tp.
 double expert_bytes(const BillSizes& z) {
   const moe::MoeOptions moe = z.setup->moe();
   moe::BillSizes groups;
@@ -79,6 +82,8 @@ double expert_bytes(const BillSizes& z) {
   return z.element * (z.blocks + z.blocks_again / 2) *
          moe::layer_elements(moe, z.setup->experts, slots, z.h(), groups);
 }
+
+}  // namespace
 
 double layer_bytes(const BillSizes& z) {
   const bool has_experts = z.setup->has_experts();
@@ -118,6 +123,9 @@ double layer_bytes(const BillSizes& z) {
   return bytes;
 }
 
+namespace {
+
+/// Gradients, and (ZeRO-1) parameters: over dp x cp, tp and tied stages.
 double update_bytes(const BillSizes& z) {
   double bytes = 0;
   for (const UpdateBucket& bucket : *z.buckets) {
@@ -133,6 +141,8 @@ double update_bytes(const BillSizes& z) {
   }
   return bytes;
 }
+
+}  // namespace
 
 double loss_and_norm_bytes(const BillSizes& z) {
   return all_reduce(z.world(), 16);
@@ -186,6 +196,50 @@ double layer_deferred(const BillSizes& z, int layer, std::int64_t rows) {
   return input + x * (2 + 5 / z.t());
 }
 
+/// Activations that one layer keeps of `rows` samples.
+double layer_kept(const BillSizes& z, int layer, std::int64_t rows) {
+  const HybridOptions& setup = *z.setup;
+  ModelConfig config = z.layers->padded;
+  KeptSizes sizes = z.kept_sizes_of(rows);
+  const int last = z.layers->list->size() - 1;
+  const bool is_cut = setup.sequence_parallel && z.t() > 1;
+  if (layer == 0 || config.is_image()) {
+    return kept_by_layer(config, layer, sizes);
+  }
+  const double tokens = sizes.rows * sizes.tokens;
+  const double x = tokens * z.h() * z.element;
+  if (layer == last) {
+    // Norms of own tokens alone; what the head reads is gathered
+    const double norm = x + 2 * tokens * z.sum;
+    return kept_by_head(config, sizes) - (is_cut ? norm * (1 - 1 / z.t()) : 0);
+  }
+  if (setup.recompute == "blocks") return is_cut ? x / z.t() : x;
+  const bool is_rsa = z.c() > 1 && setup.cp_kind == "rsa";
+  const double heads = static_cast<double>(config.n_head) / z.t();
+  // Attention that is computed again keeps nothing beside its inputs
+  const bool again = setup.recompute == "attention";
+  if (again || is_rsa) config.n_head = 0;
+  if (is_cut) sizes.t = 1;
+  double kept = kept_by_block(config, sizes) / (is_cut ? z.t() : 1);
+  if (setup.has_experts()) {
+    const double mlp = 8 * x / z.t();
+    kept += moe::kept_by_experts(config, setup.moe(), setup.experts,
+                                 z.kept_sizes_of(rows)) -
+            mlp;
+    // The gate reads all tokens of ln_2's output
+    if (is_cut) kept += x * (1 - 1 / z.t());
+  }
+  if (again || z.c() == 1) return kept;
+  // Rows of scores; the output by heads, beside the same by tokens
+  if (is_rsa) {
+    kept += tokens * heads * static_cast<double>(z.options->seq) * z.element *
+            (z.options->dropout > 0 ? 2 : 1);
+  } else if (setup.cp_kind == "ulysses") {
+    kept += x / z.t();
+  }
+  return kept;
+}
+
 }  // namespace
 
 MemoryBill memory(const BillSizes& z, PipelineModel& model,
@@ -230,49 +284,6 @@ MemoryBill memory(const BillSizes& z, PipelineModel& model,
         return layer_deferred(z, layer, rows);
       });
   return bill;
-}
-
-double layer_kept(const BillSizes& z, int layer, std::int64_t rows) {
-  const HybridOptions& setup = *z.setup;
-  ModelConfig config = z.layers->padded;
-  KeptSizes sizes = z.kept_sizes_of(rows);
-  const int last = z.layers->list->size() - 1;
-  const bool is_cut = setup.sequence_parallel && z.t() > 1;
-  if (layer == 0 || config.is_image()) {
-    return kept_by_layer(config, layer, sizes);
-  }
-  const double tokens = sizes.rows * sizes.tokens;
-  const double x = tokens * z.h() * z.element;
-  if (layer == last) {
-    // Norms of own tokens alone; what the head reads is gathered
-    const double norm = x + 2 * tokens * z.sum;
-    return kept_by_head(config, sizes) - (is_cut ? norm * (1 - 1 / z.t()) : 0);
-  }
-  if (setup.recompute == "blocks") return is_cut ? x / z.t() : x;
-  const bool is_rsa = z.c() > 1 && setup.cp_kind == "rsa";
-  const double heads = static_cast<double>(config.n_head) / z.t();
-  // Attention that is computed again keeps nothing beside its inputs
-  const bool again = setup.recompute == "attention";
-  if (again || is_rsa) config.n_head = 0;
-  if (is_cut) sizes.t = 1;
-  double kept = kept_by_block(config, sizes) / (is_cut ? z.t() : 1);
-  if (setup.has_experts()) {
-    const double mlp = 8 * x / z.t();
-    kept += moe::kept_by_experts(config, setup.moe(), setup.experts,
-                                 z.kept_sizes_of(rows)) -
-            mlp;
-    // The gate reads all tokens of ln_2's output
-    if (is_cut) kept += x * (1 - 1 / z.t());
-  }
-  if (again || z.c() == 1) return kept;
-  // Rows of scores; the output by heads, beside the same by tokens
-  if (is_rsa) {
-    kept += tokens * heads * static_cast<double>(z.options->seq) * z.element *
-            (z.options->dropout > 0 ? 2 : 1);
-  } else if (setup.cp_kind == "ulysses") {
-    kept += x / z.t();
-  }
-  return kept;
 }
 
 namespace {

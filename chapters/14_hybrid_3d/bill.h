@@ -1,7 +1,8 @@
 #pragma once
 
-// What a step costs a rank, as the page's formulas: sums of the formulas of the
-// chapters that this one composes.
+// What a step costs a rank in bytes, memory and time (on the cluster `textbook`),
+// as the page's formulas: sums of the formulas of the chapters that this one
+// composes.
 
 #include <vector>
 
@@ -9,8 +10,10 @@
 #include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/14_hybrid_3d/update.h"
 #include "chapters/common/pipeline/pipeline_engine.h"
+#include "chapters/common/pipeline/replay.h"
 #include "chapters/common/run/kept.h"
 #include "chapters/common/run/strategy.h"
+#include "chapters/common/run/textbook.h"
 
 namespace shardbook::hybrid {
 
@@ -60,28 +63,45 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& setup,
 
 // --- Bytes that a rank sends in a step ---------------------------------------
 
-/// Of layers of experts: slots over ep, and gathered over tp.
-double expert_bytes(const BillSizes& sizes);
 /// Inside its layers: over tp, cp and ep.
 double layer_bytes(const BillSizes& sizes);
-/// Gradients, and (ZeRO-1) parameters: over dp x cp, tp and tied stages.
-double update_bytes(const BillSizes& sizes);
 /// An all-reduce of two f64 over the world.
 double loss_and_norm_bytes(const BillSizes& sizes);
 /// The gather of ZeRO-1's parameters, which a skipped step (f16) does not send.
 double gather_bytes(const BillSizes& sizes);
-/// All but the last; messages between stages come to it.
+/// All of a step with ZeRO-0 and -1, except messages between stages.
 double step_bytes(const BillSizes& sizes);
 
 // --- Memory held -------------------------------------------------------------
 
-/// Activations that one layer keeps of `rows` samples.
-double layer_kept(const BillSizes& sizes, int layer, std::int64_t rows);
 MemoryBill memory(const BillSizes& sizes, PipelineModel& model,
                   pipeline::Engine& engine);
 /// ZeRO-2 and -3.
 MemoryBill zero_memory(const BillSizes& sizes, const zero::ZeroOptimizer& zero);
 /// ZeRO-2 with experts.
 MemoryBill expert_zero_memory(const BillSizes& sizes);
+
+// --- Time --------------------------------------------------------------------
+
+/// Whether the formulas below hold for the options.
+bool has_step_time(const Options& options, const HybridOptions& setup,
+                   const pipeline::Schedule& schedule);
+
+/// What a rank's update takes, part by part.
+struct UpdateTimes {
+  double sums = 0;    ///< of gradients over dp x cp, and over tp
+  double tied = 0;    ///< of the table over its stages
+  double gather = 0;  ///< of ZeRO-1's parameters
+};
+UpdateTimes update_times(const BillSizes& sizes);
+
+/// From the pipeline's actions and the updates of its ranks. The sum of loss and
+/// norm over the world waits for all of them; with ZeRO-1, a rank begins its next
+/// step when it has its parameters.
+double step_s(const BillSizes& sizes, pipeline::Engine& engine,
+              const std::vector<UpdateTimes>& updates);
+
+/// A micro-batch of this size, for ZeRO-2 and -3.
+textbook::ModelTimes model_times(const BillSizes& sizes);
 
 }  // namespace shardbook::hybrid

@@ -55,8 +55,8 @@ struct HybridOptions {
   double capacity_factor = 1;
   bool expert_tp = false;  ///< tp cuts experts' hidden units, not their slots
   double aux_coefficient = 1e-2;
-  std::string noise = "none";   ///< in the gates
-  LossScaleOptions loss_scale;  ///< f16
+  std::string noise = "none";        ///< in the gates
+  LossScaleOptions loss_scale = {};  ///< f16
   std::string scaler = "deepspeed";
 
   sequence_parallel::SequenceOptions sequence() const;
@@ -70,6 +70,9 @@ struct HybridOptions {
   /// The scale of the loss of the first step, and how it goes on.
   DynamicLossScaler loss_scaler(DType dtype) const;
 };
+
+/// The chapter's own options.
+void add_options(CommandLine& line, HybridOptions& setup);
 
 /// The orders of ranks that systems use, and the axes in each.
 extern const char* const kOrderHelp;

@@ -239,24 +239,16 @@ class RecomputingBlocks : public LayerList {
 Groups groups_of(DeviceMesh& mesh, const HybridOptions& setup) {
   const bool cuts_slots =
       setup.has_experts() && !setup.expert_tp && setup.tp > 1;
-  if (setup.ep == 1) {
-    return {mesh.group("dp-cp"),
-            mesh.group("tp"),
-            mesh.group("cp"),
-            mesh.group("pp"),
-            nullptr,
-            mesh.group("dp-cp"),
-            mesh.group(cuts_slots ? "dp-cp-tp" : "dp-cp"),
-            mesh.group("tp")};
-  }
-  return {mesh.group("edp-ep-cp"),
+  const bool has_ep = setup.ep > 1;
+  const std::string copies = has_ep ? "edp-cp" : "dp-cp";
+  return {mesh.group(has_ep ? "edp-ep-cp" : "dp-cp"),
           mesh.group("tp"),
           mesh.group("cp"),
           mesh.group("pp"),
-          &mesh.group("ep"),
-          mesh.group("edp-cp"),
-          mesh.group(cuts_slots ? "edp-cp-tp" : "edp-cp"),
-          mesh.group("ep-tp")};
+          has_ep ? &mesh.group("ep") : nullptr,
+          mesh.group(copies),
+          mesh.group(cuts_slots ? copies + "-tp" : copies),
+          mesh.group(has_ep ? "ep-tp" : "tp")};
 }
 
 RankLayers rank_layers(const Options& options, const HybridOptions& setup,

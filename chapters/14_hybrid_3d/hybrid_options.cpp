@@ -1,6 +1,7 @@
-#include "chapters/14_hybrid_3d/hybrid_options.h"
+// The chapter's own options.
 
 #include "chapters/06_1f1b/schedules.h"
+#include "chapters/14_hybrid_3d/degrees.h"
 #include "chapters/common/pipeline/partition.h"
 
 namespace shardbook::hybrid {

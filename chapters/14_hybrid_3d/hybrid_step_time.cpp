@@ -1,6 +1,8 @@
-#include "chapters/14_hybrid_3d/hybrid_step_time.h"
+// Seconds of a step on the cluster `textbook`.
 
 #include <algorithm>
+
+#include "chapters/14_hybrid_3d/bill.h"
 
 namespace shardbook::hybrid {
 
@@ -121,8 +123,7 @@ struct BlockTimes {
   double x;  ///< bytes of a micro-batch's activations between blocks
 };
 
-}  // namespace
-
+/// Seconds of a layer for a micro-batch of this size, messages inside it included.
 Costs layer_costs(const BillSizes& z, int layer) {
   const BlockTimes at(z);
   const double h = z.h(), a = at.message();
@@ -146,6 +147,8 @@ Costs layer_costs(const BillSizes& z, int layer) {
   block.backward_input += again;
   return block;
 }
+
+}  // namespace
 
 // --- The update --------------------------------------------------------------
 

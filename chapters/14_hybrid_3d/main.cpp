@@ -15,7 +15,6 @@
 
 #include <cstdio>
 
-#include "chapters/14_hybrid_3d/hybrid_options.h"
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"

@@ -50,10 +50,10 @@ hybrid("update.cpp", "optimizer_->step_one(i, buckets_[i].grad, factor)",
        "optimizer_->step_one(i, buckets_[i].grad, 1.0)", "HybridBuckets.OfAny*")
 # Experts of all sizes are summed over tp as if their tokens were cut
 hybrid("update.cpp", "!moe::is_expert(each.name)", "true", EXPERTS)
-hybrid("hybrid_layers.cpp", 'mesh.group(cuts_slots ? "edp-cp-tp" : "edp-cp")',
-       'mesh.group("edp-cp")', TRAPS)
-hybrid("hybrid_layers.cpp", 'mesh.group(cuts_slots ? "dp-cp-tp" : "dp-cp")',
-       'mesh.group("dp-cp")', EXPERTS)
+hybrid("hybrid_layers.cpp", 'cuts_slots ? copies + "-tp" : copies',
+       'cuts_slots && !has_ep ? copies + "-tp" : copies', TRAPS)
+hybrid("hybrid_layers.cpp", 'cuts_slots ? copies + "-tp" : copies',
+       'cuts_slots && has_ep ? copies + "-tp" : copies', EXPERTS)
 # The all-to-all of other ranks
 hybrid("hybrid_layers.cpp", '&mesh.group("ep")', '&mesh.group("edp")', EXPERTS)
 hybrid("hybrid_layers.cpp",

@@ -8,12 +8,11 @@ namespace shardbook::hybrid {
 namespace {
 
 HybridOptions two_replicas() {
-  HybridOptions setup;
-  setup.dp = setup.ep = 2;
-  setup.micro_batches = 2;
-  setup.experts = 4;
-  setup.aux_coefficient = 0.3;
-  return setup;
+  return {.dp = 2,
+          .micro_batches = 2,
+          .experts = 4,
+          .ep = 2,
+          .aux_coefficient = 0.3};
 }
 
 // --- Groups --------------------------------------------------------------------

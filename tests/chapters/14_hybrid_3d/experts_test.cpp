@@ -238,24 +238,20 @@ TEST(HybridExperts, DropoutDrawsAsOneDevice) {
 /// "gradients" of each bucket: the group that sums them, and whether it has
 /// experts.
 std::set<std::string> groups_of_sums(const HybridOptions& setup) {
-  Options options = nano_options(ranks_of(setup));
   std::set<std::string> found;
-  for (const auto& here :
-       on_ranks(options.world_size, [&](ProcessGroup& world) {
-         HybridOptions legal = setup;
-         check_legal(options, legal);
-         DeviceMesh mesh(world, topology_of(legal));
-         HybridStrategy strategy(options, legal, mesh);
-         std::set<std::string> sums;
-         for (const UpdateBucket& bucket : strategy.update().buckets()) {
-           for (const NamedTensor& each : bucket.parameters) {
-             sums.insert(
-                 (moe::is_expert(each.name) ? "experts over " : "dense over ") +
-                 std::to_string(bucket.data->size()));
-           }
-         }
-         return sums;
-       })) {
+  for (const auto& here : on_mesh(
+           nano_options(ranks_of(setup)), setup,
+           [](ProcessGroup&, DeviceMesh&, HybridStrategy& strategy) {
+             std::set<std::string> sums;
+             for (const UpdateBucket& bucket : strategy.update().buckets()) {
+               for (const NamedTensor& each : bucket.parameters) {
+                 sums.insert((moe::is_expert(each.name) ? "experts over "
+                                                        : "dense over ") +
+                             std::to_string(bucket.data->size()));
+               }
+             }
+             return sums;
+           })) {
     found.insert(here.begin(), here.end());
   }
   return found;
@@ -289,32 +285,7 @@ TEST(HybridExpertNorm, CountsEachElementOnce) {
         reference_layers(setup, std::make_shared<moe::MoeRecord>());
     const std::int64_t whole =
         Gpt(model_config(options), InitOptions{}, layers).num_parameters();
-    std::int64_t counted = 0;
-    for (const std::int64_t here :
-         on_ranks(options.world_size, [&](ProcessGroup& world) {
-           HybridOptions legal = setup;
-           check_legal(options, legal);
-           DeviceMesh grid(world, topology_of(legal));
-           HybridStrategy strategy(options, legal, grid);
-           std::int64_t numel = 0;
-           for (const UpdateBucket& bucket : strategy.update().buckets()) {
-             if (!bucket.counts) continue;
-             if (mesh.zero == 0) {
-               numel += bucket.numel();
-               continue;
-             }
-             for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
-               for (const zero::OwnedPart& part :
-                    bucket.layout.parts(static_cast<int>(i))) {
-                 if (part.owner == bucket.data->rank()) numel += part.numel;
-               }
-             }
-           }
-           return numel;
-         })) {
-      counted += here;
-    }
-    EXPECT_EQ(counted, whole);
+    EXPECT_EQ(counted_in_norm(setup), whole);
   }
 }
 
@@ -326,20 +297,12 @@ TEST(HybridExperts, CopiesStayEqualBitForBit) {
     const HybridOptions setup = with_experts(mesh);
     SCOPED_TRACE(name_of(setup));
     const Options options = nano_options(ranks_of(setup));
-    const auto found = on_ranks(options.world_size, [&](ProcessGroup& world) {
-      HybridOptions legal = setup;
-      check_legal(options, legal);
-      DeviceMesh grid(world, topology_of(legal));
-      HybridStrategy strategy(options, legal, grid);
-      for (std::int64_t k = 0; k < 3; ++k) strategy.step(k);
-      std::map<std::string, std::vector<double>> state;
-      for (const UpdateBucket& bucket : strategy.update().buckets()) {
-        for (const NamedTensor& each : bucket.parameters) {
-          state[each.name] = each.tensor.to_vector<double>();
-        }
-      }
-      return state;
-    });
+    const auto found =
+        on_mesh(options, setup,
+                [](ProcessGroup&, DeviceMesh&, HybridStrategy& strategy) {
+                  for (std::int64_t k = 0; k < 3; ++k) strategy.step(k);
+                  return values_of(strategy);
+                });
     const Topology grid = topology_of(setup);
     int compared = 0;
     for (int a = 0; a < options.world_size; ++a) {
@@ -396,34 +359,22 @@ TEST(HybridExperts, MoveToOtherMeshes) {
 }
 
 TEST(HybridExperts, RefuseWhatDoesNotWork) {
-  const auto expect_refusal = [](HybridOptions setup,
-                                 const std::vector<std::string>& parts) {
-    const std::string reason = refusal(nano_options(ranks_of(setup)), setup);
-    for (const std::string& part : parts) {
-      EXPECT_NE(reason.find(part), std::string::npos) << reason << "\n" << part;
-    }
+  const auto refused = [](HybridOptions setup,
+                          const std::vector<std::string>& parts) {
+    setup.micro_batches = 2;
+    expect_refusal(nano_options(ranks_of(setup)), setup, parts);
   };
-  HybridOptions setup = with_experts({2, 2});
-  setup.ep = 3;
-  expect_refusal(setup, {"--ep 3", "4 replicas", "give 2"});
-  setup = with_experts({4, 1});
-  setup.experts = 6;
-  expect_refusal(setup, {"--ep 4", "6 experts", "give 3"});
-  setup = with_experts({2, 1});
-  setup.experts = 1;
-  expect_refusal(setup, {"--ep 2", "--num-experts 2"});
-  setup = with_experts({2, 1});
-  setup.zero_stage = 3;
-  expect_refusal(setup, {"--zero-stage 3, --num-experts 4", "give 1 or 2"});
-  setup = with_experts({2, 1});
-  setup.expert_tp = true;
-  expect_refusal(setup, {"--expert-tp", "--tp 2"});
-  setup = with_experts({2, 1, 2});
-  setup.experts = 4, setup.capacity_factor = 1.01;
-  expect_refusal(setup, {"--tp 2", "slots", "--capacity-factor"});
-  setup = with_experts({2, 1});
-  setup.top_k = 5;
-  expect_refusal(setup, {"--top-k 5", "4 experts"});
+  refused({.dp = 4, .experts = 4, .ep = 3}, {"--ep 3", "4 replicas", "give 2"});
+  refused({.dp = 4, .experts = 6, .ep = 4}, {"--ep 4", "6 experts", "give 3"});
+  refused({.dp = 2, .experts = 1, .ep = 2}, {"--ep 2", "--num-experts 2"});
+  refused({.dp = 2, .zero_stage = 3, .experts = 4, .ep = 2},
+          {"--zero-stage 3, --num-experts 4", "give 1 or 2"});
+  refused({.dp = 2, .experts = 4, .ep = 2, .expert_tp = true},
+          {"--expert-tp", "--tp 2"});
+  refused({.dp = 2, .tp = 2, .experts = 4, .ep = 2, .capacity_factor = 1.01},
+          {"--tp 2", "slots", "--capacity-factor"});
+  refused({.dp = 2, .experts = 4, .ep = 2, .top_k = 5},
+          {"--top-k 5", "4 experts"});
 }
 
 TEST(HybridExperts, FoldedRanksTakeTheTimeOfAll) {

@@ -14,6 +14,7 @@
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 #include "tests/chapters/common/claims_support.h"
+#include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::hybrid {
@@ -72,6 +73,66 @@ inline Report train_on(const Options& options, HybridOptions setup,
     return *known;
   };
   return run_and_compare(options, chapter);
+}
+
+inline void expect_refusal(const Options& options, const HybridOptions& setup,
+                           const std::vector<std::string>& parts) {
+  expect_text(refusal(options, setup), parts);
+}
+
+/// What `read` returns on each rank of the mesh, from a strategy that has made no
+/// step.
+template <typename StrategyType = HybridStrategy, typename Read>
+auto on_mesh(const Options& options, HybridOptions setup, Read read) {
+  check_legal(options, setup);
+  return on_ranks(options.world_size, [&](ProcessGroup& world) {
+    DeviceMesh mesh(world, topology_of(setup));
+    const auto made = make_trainer(options, setup, mesh);
+    return read(world, mesh, dynamic_cast<StrategyType&>(*made));
+  });
+}
+
+/// By name, bit for bit.
+using Values = std::map<std::string, std::vector<double>>;
+
+inline Values values_of(const std::vector<NamedTensor>& tensors) {
+  Values values;
+  for (const NamedTensor& each : tensors) {
+    values[each.name] = each.tensor.to_vector<double>();
+  }
+  return values;
+}
+
+inline Values values_of(const HybridStrategy& strategy) {
+  Values values;
+  for (const UpdateBucket& bucket : strategy.update().buckets()) {
+    values.merge(values_of(bucket.parameters));
+  }
+  return values;
+}
+
+/// Elements that all ranks together add to the norm.
+inline std::int64_t counted_in_norm(const HybridOptions& setup) {
+  std::int64_t counted = 0;
+  for (const std::int64_t here : on_mesh(
+           nano_options(ranks_of(setup)), setup,
+           [](ProcessGroup&, DeviceMesh&, HybridStrategy& strategy) {
+             std::int64_t numel = 0;
+             for (const UpdateBucket& bucket : strategy.update().buckets()) {
+               if (!bucket.counts) continue;
+               if (!strategy.update().is_sharded()) numel += bucket.numel();
+               for (std::size_t i = 0; i < bucket.layout.offsets.size(); ++i) {
+                 for (const zero::OwnedPart& part :
+                      bucket.layout.parts(static_cast<int>(i))) {
+                   if (part.owner == bucket.data->rank()) numel += part.numel;
+                 }
+               }
+             }
+             return numel;
+           })) {
+    counted += here;
+  }
+  return counted;
 }
 
 /// On shapes, one rank of each stage takes the time and sends the bytes of its

@@ -9,17 +9,17 @@ namespace {
 /// Of a rank's stages after three steps.
 struct AfterSteps {
   int pp = 0;
-  std::map<std::string, std::vector<double>> statistics;
+  Values statistics;
 };
 std::vector<AfterSteps> after_three_steps(const HybridOptions& setup) {
   const Options options = image_options(ranks_of(setup));
-  return on_ranks(options.world_size, [&](ProcessGroup& world) {
-    DeviceMesh mesh(world, topology_of(setup));
-    HybridStrategy strategy(options, setup, mesh);
-    for (std::int64_t k = 0; k < options.steps; ++k) strategy.step(k);
-    return AfterSteps{mesh.coordinate("pp"),
-                      values_of(running_statistics(strategy.model()))};
-  });
+  return on_mesh(
+      options, setup,
+      [&](ProcessGroup&, DeviceMesh& mesh, HybridStrategy& strategy) {
+        for (std::int64_t k = 0; k < options.steps; ++k) strategy.step(k);
+        return AfterSteps{mesh.coordinate("pp"),
+                          values_of(running_statistics(strategy.model()))};
+      });
 }
 
 TEST(HybridStatistics, AreTheSameBitsOnAllReplicas) {

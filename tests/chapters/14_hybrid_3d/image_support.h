@@ -22,25 +22,14 @@ inline Options image_options(int world_size) {
 /// Eight micro-batches on any mesh, unless they are given.
 inline HybridOptions image_mesh(int dp, int pp, int zero = 0,
                                 int micro_batches = 0) {
-  HybridOptions setup;
-  setup.dp = dp, setup.pp = pp;
-  setup.zero_stage = zero;
-  setup.micro_batches = micro_batches > 0 ? micro_batches : 8 / dp;
-  return setup;
-}
-
-inline std::map<std::string, std::vector<double>> values_of(
-    const std::vector<NamedTensor>& tensors) {
-  std::map<std::string, std::vector<double>> values;
-  for (const NamedTensor& each : tensors) {
-    values[each.name] = each.tensor.to_vector<double>();
-  }
-  return values;
+  return {.dp = dp,
+          .pp = pp,
+          .zero_stage = zero,
+          .micro_batches = micro_batches > 0 ? micro_batches : 8 / dp};
 }
 
 /// Parameters and running statistics of a file, bit for bit.
-inline std::map<std::string, std::vector<double>> state_in(
-    const std::string& path) {
+inline Values state_in(const std::string& path) {
   const Options options = image_options(1);
   InitOptions init;
   init.dtype = options.dtype;

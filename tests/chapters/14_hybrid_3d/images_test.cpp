@@ -218,41 +218,28 @@ TEST(HybridImageCheckpoints, GoOnBitForBit) {
 
 TEST(HybridImages, RefuseWhatCutsNoConvolution) {
   const auto refused = [](const HybridOptions& setup, const std::string& part) {
-    const std::string reason = refusal(image_options(ranks_of(setup)), setup);
-    expect_text(reason, {part});
+    expect_refusal(image_options(ranks_of(setup)), setup, {part});
   };
-  HybridOptions setup = image_mesh(1, 1);
-  setup.tp = 2;
-  refused(setup, "--tp 2: this tensor parallelism cuts the matrices");
-  setup = image_mesh(1, 1);
-  setup.cp = 2;
-  refused(setup, "--cp 2: images have no sequence");
-  setup.cp = 1, setup.cp_kind = "ulysses";
-  refused(setup, "--cp-kind ulysses");
-  setup = image_mesh(1, 1);
-  setup.sequence_parallel = true;
-  refused(setup, "--sequence-parallel: images have no sequence");
-  setup = image_mesh(2, 1);
-  setup.experts = 4;
-  refused(setup, "--num-experts 4: experts take the place of a GPT's MLPs");
+  refused({.dp = 1, .tp = 2},
+          "--tp 2: this tensor parallelism cuts the matrices");
+  refused({.dp = 1, .cp = 2}, "--cp 2: images have no sequence");
+  refused({.dp = 1, .cp_kind = "ulysses"}, "--cp-kind ulysses");
+  refused({.dp = 1, .sequence_parallel = true},
+          "--sequence-parallel: images have no sequence");
+  refused({.dp = 2, .experts = 4},
+          "--num-experts 4: experts take the place of a GPT's MLPs");
   for (const int stage : {2, 3}) {
-    setup = image_mesh(2, 1, stage);
-    refused(setup,
+    refused({.dp = 2, .zero_stage = stage},
             "--zero-stage " + std::to_string(stage) + ": stages 2 and 3");
-    setup = image_mesh(1, 2, stage);
-    refused(setup, "give --zero-stage 1");
+    refused({.dp = 1, .pp = 2, .zero_stage = stage}, "give --zero-stage 1");
   }
-  setup = image_mesh(1, 2);
-  setup.recompute = "attention";
-  refused(setup, "--recompute attention: a resnet has none; give blocks");
-  setup = image_mesh(1, 2);
-  setup.accumulate_f32 = true;
-  refused(setup, "--accumulate-f32: one device sums in 16 bits");
-  setup = image_mesh(1, 2);
-  setup.schedule = "pipedream";
-  refused(setup, "give a schedule that flushes");
-  setup = image_mesh(1, 9);
-  refused(setup, "--pp 9, --schedule 1f1b: 9 stages");
+  refused({.dp = 1, .pp = 2, .recompute = "attention"},
+          "--recompute attention: a resnet has none; give blocks");
+  refused({.dp = 1, .pp = 2, .accumulate_f32 = true},
+          "--accumulate-f32: one device sums in 16 bits");
+  refused({.dp = 1, .pp = 2, .schedule = "pipedream"},
+          "give a schedule that flushes");
+  refused({.dp = 1, .pp = 9}, "--pp 9, --schedule 1f1b: 9 stages");
 }
 
 // One image whose last maps have one value: a variance of zero.

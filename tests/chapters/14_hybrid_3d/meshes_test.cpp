@@ -9,12 +9,13 @@ namespace {
 
 HybridOptions mesh(int dp, int tp, int cp, int pp, int zero = 0,
                    bool sequence_parallel = false) {
-  HybridOptions setup;
-  setup.dp = dp, setup.tp = tp, setup.cp = cp, setup.pp = pp;
-  setup.zero_stage = zero;
-  setup.sequence_parallel = sequence_parallel;
-  setup.micro_batches = 2;
-  return setup;
+  return {.dp = dp,
+          .tp = tp,
+          .pp = pp,
+          .cp = cp,
+          .zero_stage = zero,
+          .sequence_parallel = sequence_parallel,
+          .micro_batches = 2};
 }
 
 /// One run on one device for all: the batch is the same.

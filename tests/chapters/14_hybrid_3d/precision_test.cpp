@@ -16,13 +16,12 @@ Options half_options(const HybridOptions& setup, DType dtype) {
 }
 
 HybridOptions cube(int zero) {
-  HybridOptions setup;
-  setup.dp = setup.tp = 2;
-  setup.pp = zero < 2 ? 2 : 1;
-  setup.zero_stage = zero;
-  setup.sequence_parallel = true;
-  setup.micro_batches = 2;
-  return setup;
+  return {.dp = 2,
+          .tp = 2,
+          .pp = zero < 2 ? 2 : 1,
+          .zero_stage = zero,
+          .sequence_parallel = true,
+          .micro_batches = 2};
 }
 
 TEST(HybridPrecision, TrainsInSixteenBits) {
@@ -37,14 +36,13 @@ TEST(HybridPrecision, TrainsInSixteenBits) {
 }
 
 HybridOptions experts_of(int zero) {
-  HybridOptions setup;
-  setup.dp = setup.ep = 2;
-  setup.pp = zero < 2 ? 2 : 1;
-  setup.zero_stage = zero;
-  setup.micro_batches = 2;
-  setup.experts = 4;
-  setup.aux_coefficient = 0.3;
-  return setup;
+  return {.dp = 2,
+          .pp = zero < 2 ? 2 : 1,
+          .zero_stage = zero,
+          .micro_batches = 2,
+          .experts = 4,
+          .ep = 2,
+          .aux_coefficient = 0.3};
 }
 
 // The gates' losses are scaled as the main one is, on all meshes.
@@ -128,12 +126,7 @@ struct Found {
 
 std::vector<Found> run(const HybridOptions& setup) {
   const Options options = half_options(setup, DType::kF16);
-  return on_ranks(options.world_size, [&](ProcessGroup& world) {
-    HybridOptions legal = setup;
-    check_legal(options, legal);
-    DeviceMesh mesh(world, topology_of(legal));
-    const auto made = make_trainer(options, legal, mesh);
-    auto& strategy = dynamic_cast<MeshStrategy&>(*made);
+  const auto read = [&](ProcessGroup&, DeviceMesh&, MeshStrategy& strategy) {
     Found found;
     for (std::int64_t k = 0; k < options.steps; ++k) {
       found.losses.push_back(strategy.step(k).loss);
@@ -141,7 +134,8 @@ std::vector<Found> run(const HybridOptions& setup) {
     found.scale = strategy.scaler().scale();
     found.skipped = strategy.num_skipped_steps();
     return found;
-  });
+  };
+  return on_mesh<MeshStrategy>(options, setup, read);
 }
 
 // Gradients overflow somewhere: all ranks leave the step out, weights stay, and
@@ -169,12 +163,9 @@ TEST(HybridPrecision, AnOverflowSkipsTheStepOnAllRanks) {
 std::vector<Found> run_with_one_sick(const HybridOptions& setup, int sick,
                                      const std::string& part, DType dtype) {
   const Options options = half_options(setup, dtype);
-  return on_ranks(options.world_size, [&](ProcessGroup& world) {
-    HybridOptions legal = setup;
-    check_legal(options, legal);
-    DeviceMesh mesh(world, topology_of(legal));
+  const auto read = [&](ProcessGroup& world, DeviceMesh&,
+                        HybridStrategy& strategy) {
     bool is_sick = world.rank() == sick;
-    HybridStrategy strategy(options, legal, mesh);
     for (const UpdateBucket& bucket : strategy.update().buckets()) {
       for (const NamedTensor& each : bucket.parameters) {
         if (each.name.find(part) == std::string::npos) continue;
@@ -191,7 +182,8 @@ std::vector<Found> run_with_one_sick(const HybridOptions& setup, int sick,
     found.scale = strategy.scaler().scale();
     found.skipped = strategy.num_skipped_steps();
     return found;
-  });
+  };
+  return on_mesh(options, setup, read);
 }
 
 // Where one rank's own gradients decided, the others would go on without it.
@@ -232,17 +224,14 @@ TEST(HybridPrecision, StepsWithoutAFiniteNormAreLeftOutInEveryDtype) {
       Options options = half_options(setup, dtype);
       options.optimizer = "sgd";
       options.clip = 0;
-      const auto runs = on_ranks(options.world_size, [&](ProcessGroup& world) {
-        HybridOptions legal = setup;
-        check_legal(options, legal);
-        DeviceMesh mesh(world, topology_of(legal));
-        const auto made = make_trainer(options, legal, mesh);
-        auto& strategy = dynamic_cast<MeshStrategy&>(*made);
+      const auto read = [&](ProcessGroup&, DeviceMesh&,
+                            MeshStrategy& strategy) {
         std::vector<StepResult> steps;
         strategy.optimizer().set_lr(dtype == DType::kF64 ? 1e300 : 1e36);
         for (std::int64_t k = 0; k < 3; ++k) steps.push_back(strategy.step(k));
         return std::pair(steps, strategy.num_skipped_steps());
-      });
+      };
+      const auto runs = on_mesh<MeshStrategy>(options, setup, read);
       SCOPED_TRACE(name_of(setup) + " " + std::string(dtype_name(dtype)));
       for (const auto& [steps, skipped] : runs) {
         EXPECT_FALSE(steps[0].was_skipped);

@@ -24,15 +24,13 @@ template <typename Read>
 auto after_steps(const HybridOptions& setup, std::int64_t steps, Read read) {
   Options options = nano_options(ranks_of(setup));
   options.steps = steps;
-  return on_ranks(options.world_size, [&](ProcessGroup& world) {
-    HybridOptions legal = setup;
-    check_legal(options, legal);
-    DeviceMesh mesh(world, topology_of(legal));
-    HybridStrategy strategy(options, legal, mesh);
-    world.clear_records();
-    for (std::int64_t k = 0; k < steps; ++k) strategy.step(k);
-    return read(world, mesh, strategy);
-  });
+  return on_mesh(
+      options, setup,
+      [&](ProcessGroup& world, DeviceMesh& mesh, HybridStrategy& strategy) {
+        world.clear_records();
+        for (std::int64_t k = 0; k < steps; ++k) strategy.step(k);
+        return read(world, mesh, strategy);
+      });
 }
 
 /// Labels of the collectives of the update, in order; repeated ones once.
@@ -101,48 +99,10 @@ TEST(HybridNorm, CountsEachElementOnce) {
         setup.schedule = schedule;
         setup.micro_batches = 4;
         SCOPED_TRACE(name_of(setup));
-        std::int64_t counted = 0;
-        for (const std::int64_t here : after_steps(
-                 setup, 0,
-                 [&](ProcessGroup&, DeviceMesh&mesh, HybridStrategy&strategy) {
-                   std::int64_t numel = 0;
-                   for (const UpdateBucket& bucket :
-                        strategy.update().buckets()) {
-                     if (!bucket.counts) continue;
-                     if (zero == 0) {
-                       numel += bucket.numel();
-                       continue;
-                     }
-                     for (std::size_t i = 0; i < bucket.parameters.size();
-                          ++i) {
-                       for (const zero::OwnedPart& part :
-                            bucket.layout.parts(static_cast<int>(i))) {
-                         const int rank = mesh.group("dp-cp").rank();
-                         if (part.owner == rank) numel += part.numel;
-                       }
-                     }
-                   }
-                   return numel;
-                 })) {
-          counted += here;
-        }
-        EXPECT_EQ(counted, whole);
+        EXPECT_EQ(counted_in_norm(setup), whole);
       }
     }
   }
-}
-
-/// Values of each parameter by name, bit for bit.
-using Values = std::map<std::string, std::vector<double>>;
-
-Values values_of(const HybridStrategy& strategy) {
-  Values values;
-  for (const UpdateBucket& bucket : strategy.update().buckets()) {
-    for (const NamedTensor& each : bucket.parameters) {
-      values[each.name] = each.tensor.to_vector<double>();
-    }
-  }
-  return values;
 }
 
 // A forgotten sum lets copies drift apart, while the loss still falls.
