@@ -208,18 +208,21 @@ struct AutoValue {
   std::string json, source;
 };
 
+/// By path.
+using AutoValues = std::map<std::string, AutoValue>;
+
 /// The text of a config without these values "auto", and a remark on each.
 struct FilledConfig {
   std::string text;
   std::vector<std::string> remarks;
 };
 
-/// Replaces values "auto" in the text of a config: `values` are by path, such as
+/// Replaces values "auto" in the text of a config by `values`, such as
 /// {"/optimizer/params/lr", {"0.001", "--lr"}}. A front end calls it, which knows
 /// what the user's objects or options say. An "auto" without a value stays; `parse`
 /// takes DeepSpeed's default where DeepSpeed does, else it is an error. A path that
 /// is not "auto" stays as it is. Throws Error for a text that is no JSON.
 FilledConfig fill_auto(const std::string& text, const std::string& label,
-                       const std::map<std::string, AutoValue>& values);
+                       const AutoValues& values);
 
 }  // namespace shardbook::engine

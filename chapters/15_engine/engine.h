@@ -3,10 +3,8 @@
 // The engine: three calls train a model, and a config says how.
 //
 //   DeepSpeedConfig config = DeepSpeedConfig::read("ds.json");
-//   auto [engine, optimizer, loader, scheduler] =
-//       engine::initialize(model, config, world, args);
-//   for (std::int64_t i = 0; i < loader->size(); ++i) {
-//     const Batch batch = loader->next_repeating();
+//   auto engine = engine::initialize(model, config, world);
+//   for (const Batch& batch : batches) {
 //     Tensor loss = language_loss((*engine)(batch.inputs), batch.targets);
 //     engine->backward(loss);
 //     engine->step();
@@ -42,7 +40,6 @@
 #include <vector>
 
 #include "chapters/15_engine/deepspeed_config.h"
-#include "chapters/15_engine/loader.h"
 #include "chapters/15_engine/lr_schedules.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/strategy.h"
@@ -69,16 +66,11 @@ struct Mpu {
 
 /// What a script may give beside model and config.
 struct InitializeArgs {
-  /// A config's file; together with a config it is an error.
-  std::string deepspeed_config;
   /// Trained; all others are frozen. Empty: all parameters of the model.
   Tensors model_parameters = {};
   /// In place of the config's section.
   std::optional<OptimizerConfig> optimizer = {};
-  std::shared_ptr<LrScheduler> lr_scheduler = {};
   Mpu mpu = {};
-  std::optional<TrainingData> training_data = {};
-  std::uint64_t seed = 0;  ///< of the loader's order
 };
 
 /// While it lives, backward sums gradients on this rank and sends nothing.
@@ -98,12 +90,11 @@ class Engine {
   /// Around a module. Use `initialize`.
   Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
          ProcessGroup& world,
-         std::unique_ptr<internal::DataParallelModel> model,
-         std::shared_ptr<LrScheduler> scheduler);
-  /// Around a chapter's strategy, which has only train_batch.
+         std::unique_ptr<internal::DataParallelModel> model);
+  /// Around a chapter's strategy, which has only train_batch. The caller sets
+  /// the learning rate.
   Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
-         ProcessGroup& world, std::unique_ptr<Strategy> strategy,
-         std::shared_ptr<LrScheduler> scheduler);
+         ProcessGroup& world, std::unique_ptr<Strategy> strategy);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -163,9 +154,6 @@ class Engine {
 
   const DeepSpeedConfig& config() const { return config_; }
   Optimizer& optimizer();
-  LrScheduler* lr_scheduler() { return scheduler_.get(); }
-  /// Replaces the scheduler (none: null, then set_lr alone decides).
-  void set_lr_scheduler(std::shared_ptr<LrScheduler> scheduler);
   /// Of a module; throws Error for a strategy.
   Module& module();
   ProcessGroup& data_parallel_group();
@@ -180,13 +168,6 @@ class Engine {
   /// Steps, rate, scheduler and loss scale, by name; and back.
   std::map<std::string, double> numbers() const;
   void set_numbers(const std::map<std::string, double>& numbers);
-  /// Keeps the training in FOLDER/TAG, and TAG in FOLDER/latest. Collective.
-  void save_checkpoint(const std::string& folder, const std::string& tag);
-  /// Goes on from FOLDER/TAG (empty: the latest), written by any number of ranks
-  /// and any stage. Returns the tag. Throws Error that names what does not fit,
-  /// the same on all ranks. Collective.
-  std::string load_checkpoint(const std::string& folder,
-                              const std::string& tag = "");
 
   /// Where the lines of steps_per_print and wall_clock_breakdown go; stderr to
   /// begin with.
@@ -205,7 +186,7 @@ class Engine {
   ProcessGroup& world_;
   std::unique_ptr<internal::DataParallelModel> model_;
   std::unique_ptr<Strategy> strategy_;
-  std::shared_ptr<LrScheduler> scheduler_;
+  std::optional<LrScheduler> scheduler_;
   std::unique_ptr<DynamicLossScaler> scaler_;
   std::unique_ptr<internal::StepLog> log_;
   std::optional<bool> boundary_;
@@ -217,27 +198,15 @@ class Engine {
   bool was_applied_ = false;
 };
 
-struct Initialized {
-  std::unique_ptr<Engine> engine;
-  Optimizer* optimizer = nullptr;  ///< the engine's
-  std::unique_ptr<Loader> loader;  ///< with training_data
-  LrScheduler* lr_scheduler = nullptr;
-};
-
 /// Casts the model to bf16 or f16 where the config says so, gives every rank the
 /// first one's weights, and wraps it: stage 0 in DistributedDataParallel, stages 1
 /// to 3 in ZeRO. Throws Error that names the keys for a config that needs a model
 /// of the book (pipelines, experts, layers to be cut). Collective.
-Initialized initialize(Module& model, const DeepSpeedConfig& config,
-                       ProcessGroup& world, const InitializeArgs& args = {});
-/// The same with the config in the file args.deepspeed_config.
-Initialized initialize(Module& model, ProcessGroup& world,
-                       const InitializeArgs& args);
-/// The scheduler that a config asks for; null for none. The optimizer's rate is
-/// that of the config, or of `optimizer`.
-std::shared_ptr<LrScheduler> make_scheduler(const DeepSpeedConfig& config,
-                                            const OptimizerConfig& optimizer);
-/// The same as a function of the optimizer step.
+std::unique_ptr<Engine> initialize(Module& model, const DeepSpeedConfig& config,
+                                   ProcessGroup& world,
+                                   const InitializeArgs& args = {});
+/// The rate of each optimizer step by the config's scheduler. `optimizer` has
+/// the rate that WarmupLR rises to.
 LrSchedule schedule_of(const DeepSpeedConfig& config,
                        const OptimizerConfig& optimizer);
 

@@ -92,10 +92,9 @@ Options options_of(const Plan& plan, const Batch& example, int dp) {
   options.world_size = plan.world.size();
   options.model = gpt.config.to_json();
   options.dropout = gpt.config.dropout;
-  options.dtype = plan.mixed_precision == "bf16" ? DType::kBF16
-                  : plan.mixed_precision == "fp16"
-                      ? DType::kF16
-                      : plan.module.parameters().at(0).dtype();
+  options.dtype = plan.mixed_precision == "no"
+                      ? plan.module.parameters().at(0).dtype()
+                      : engine::dtype_of(plan.mixed_precision);
   options.batch = example.inputs.size(0) * dp;
   options.seq = example.inputs.size(1);
   options.seed = RankContext::current().random.seed;
@@ -189,11 +188,6 @@ class Megatron : public Backend {
 
   Optimizer& optimizer() override { return update_->optimizer(); }
   Tensors parameters() override { return model_->parameters(); }
-  Module& module() override {
-    SB_FAIL(
-        "MegatronLMPlugin: unwrap_model: the layers lie in parts on the ranks; "
-        "get_state_dict has the whole model");
-  }
   ProcessGroup& data_group() override { return mesh_.group("dp"); }
 
   std::vector<NamedTensor> full_state() override {

@@ -35,12 +35,9 @@ class Backend {
   virtual void zero_grad() = 0;
   /// The last step was left out: its f16 gradient had overflowed.
   virtual bool was_skipped() const = 0;
-  /// The library moves the learning rate itself.
-  virtual bool owns_schedule() const { return false; }
 
   virtual Optimizer& optimizer() = 0;
   virtual Tensors parameters() = 0;
-  virtual Module& module() = 0;
   virtual ProcessGroup& data_group() = 0;
   /// All parameters and buffers, whole, on rank 0. Collective.
   virtual std::vector<NamedTensor> full_state() = 0;
