@@ -69,12 +69,22 @@ double bandwidth() {
   return value;
 }
 
-/// One call of a rank. `Prepare` makes its buffers and returns it.
-using Operation = std::function<void()>;
-using Prepare = std::function<Operation(ProcessGroup&, std::int64_t)>;
+/// One call of a rank on two buffers.
+using Operation =
+    std::function<void(ProcessGroup& world, const Tensor& x, const Tensor& y)>;
+
+struct Row {
+  std::string name;
+  /// Buffers of the given size that are read and written, all ranks together.
+  std::function<double(int)> buffers;
+  Operation call;
+  /// One rank's part in place of the whole size.
+  bool x_is_part = false, y_is_part = false;
+};
 
 // Median seconds of one call on rank 0; every rank runs this.
-std::string time_calls(ProcessGroup& world, const Operation& operation) {
+std::string time_calls(ProcessGroup& world,
+                       const std::function<void()>& operation) {
   std::vector<double> times;
   const Clock::time_point begin = Clock::now();
   for (bool more = true; more;) {
@@ -93,11 +103,14 @@ std::string time_calls(ProcessGroup& world, const Operation& operation) {
 }
 
 double measure_seconds(const std::string& backend, int world_size,
-                       std::int64_t bytes, const Prepare& prepare) {
+                       std::int64_t bytes, const Row& row) {
   const auto body = [&](ProcessGroup& world) {
-    const Operation operation = prepare(world, bytes / 4);
-    operation();
-    return time_calls(world, operation);
+    const auto buffer = [&](bool is_part) {
+      return Tensor::zeros({bytes / 4 / (is_part ? world.size() : 1)});
+    };
+    const Tensor x = buffer(row.x_is_part), y = buffer(row.y_is_part);
+    row.call(world, x, y);
+    return time_calls(world, [&] { row.call(world, x, y); });
   };
   std::string nanoseconds;
   if (backend == "gloo") {
@@ -111,92 +124,50 @@ double measure_seconds(const std::string& backend, int world_size,
   return std::stod(nanoseconds) * 1e-9;
 }
 
-struct Row {
-  std::string name;
-  /// Buffers of the given size that are read and written, all ranks together.
-  std::function<double(int)> buffers;
-  Prepare prepare;
-};
-
 std::vector<Row> rows() {
-  const auto all_reduce_traffic = [](int p) { return 2.0 * p; };
-  const auto all_reduce_by = [&](const std::string& name, auto algorithm) {
-    return Row{"AllReduce/by_" + name, all_reduce_traffic,
-               [algorithm](ProcessGroup& world, std::int64_t n) -> Operation {
-                 const Tensor x = Tensor::zeros({n});
-                 return [&world, x, algorithm] { algorithm(world, x); };
-               }};
-  };
+  using G = ProcessGroup;
+  using T = const Tensor;
+  const auto two_each = [](int p) { return 2.0 * p; };
+  const auto one_and_all = [](int p) { return p + 1.0; };
+  const auto two = [](int) { return 2.0; };
+  constexpr bool kPart = true;
   return {
-      {"AllReduce", all_reduce_traffic,
-       [](ProcessGroup& world, std::int64_t n) -> Operation {
-         const Tensor x = Tensor::zeros({n});
-         return [&world, x] { world.all_reduce(x).wait(); };
-       }},
-      {"ReduceScatter", [](int p) { return p + 1.0; },
-       [](ProcessGroup& world, std::int64_t n) -> Operation {
-         const Tensor x = Tensor::zeros({n});
-         const Tensor y = Tensor::zeros({n / world.size()});
-         return [&world, x, y] { world.reduce_scatter(y, x).wait(); };
-       }},
-      {"AllGather", [](int p) { return p + 1.0; },
-       [](ProcessGroup& world, std::int64_t n) -> Operation {
-         const Tensor x = Tensor::zeros({n / world.size()});
-         const Tensor y = Tensor::zeros({n});
-         return [&world, x, y] { world.all_gather(y, x).wait(); };
-       }},
+      {"AllReduce", two_each,
+       [](G& world, T& x, T&) { world.all_reduce(x).wait(); }},
+      {"ReduceScatter", one_and_all,
+       [](G& world, T& x, T& y) { world.reduce_scatter(y, x).wait(); }, !kPart,
+       kPart},
+      {"AllGather", one_and_all,
+       [](G& world, T& x, T& y) { world.all_gather(y, x).wait(); }, kPart},
       {"Broadcast", [](int p) { return 1.0 * p; },
-       [](ProcessGroup& world, std::int64_t n) -> Operation {
-         const Tensor x = Tensor::zeros({n});
-         return [&world, x] { world.broadcast(x, 0).wait(); };
-       }},
-      {"Reduce", [](int p) { return p + 1.0; },
-       [](ProcessGroup& world, std::int64_t n) -> Operation {
-         const Tensor x = Tensor::zeros({n});
-         return [&world, x] { world.reduce(x, 0).wait(); };
-       }},
-      {"Gather", [](int) { return 2.0; },
-       [](ProcessGroup& world, std::int64_t n) -> Operation {
-         const Tensor x = Tensor::zeros({n / world.size()});
-         const Tensor y = Tensor::zeros({n});
-         return [&world, x, y] { world.gather(y, x, 0).wait(); };
-       }},
-      {"Scatter", [](int) { return 2.0; },
-       [](ProcessGroup& world, std::int64_t n) -> Operation {
-         const Tensor x = Tensor::zeros({n});
-         const Tensor y = Tensor::zeros({n / world.size()});
-         return [&world, x, y] { world.scatter(y, x, 0).wait(); };
-       }},
-      {"AllToAll", [](int p) { return 2.0 * p; },
-       [](ProcessGroup& world, std::int64_t n) -> Operation {
-         const Tensor x = Tensor::zeros({n});
-         const Tensor y = Tensor::zeros({n});
-         return [&world, x, y] { world.all_to_all(y, x).wait(); };
-       }},
-      {"SendRecv", [](int p) { return 2.0 * p; },
-       [](ProcessGroup& world, std::int64_t n) -> Operation {
-         const Tensor x = Tensor::zeros({n});
-         const Tensor y = Tensor::zeros({n});
+       [](G& world, T& x, T&) { world.broadcast(x, 0).wait(); }},
+      {"Reduce", one_and_all,
+       [](G& world, T& x, T&) { world.reduce(x, 0).wait(); }},
+      {"Gather", two,
+       [](G& world, T& x, T& y) { world.gather(y, x, 0).wait(); }, kPart},
+      {"Scatter", two,
+       [](G& world, T& x, T& y) { world.scatter(y, x, 0).wait(); }, !kPart,
+       kPart},
+      {"AllToAll", two_each,
+       [](G& world, T& x, T& y) { world.all_to_all(y, x).wait(); }},
+      {"SendRecv", two_each,
+       [](G& world, T& x, T& y) {
          const int p = world.size();
-         return [&world, x, y, p] {
-           Work received = world.recv(y, (world.rank() + p - 1) % p);
-           Work sent = world.send(x, (world.rank() + 1) % p);
-           received.wait();
-           sent.wait();
-         };
+         Work received = world.recv(y, (world.rank() + p - 1) % p);
+         Work sent = world.send(x, (world.rank() + 1) % p);
+         received.wait();
+         sent.wait();
        }},
-      all_reduce_by("ring",
-                    [](ProcessGroup& world, const Tensor& x) {
-                      algorithms::ring_all_reduce(world, x);
-                    }),
-      all_reduce_by("halving_doubling",
-                    [](ProcessGroup& world, const Tensor& x) {
-                      algorithms::halving_doubling_all_reduce(world, x);
-                    }),
-      all_reduce_by("double_tree",
-                    [](ProcessGroup& world, const Tensor& x) {
-                      algorithms::double_tree_all_reduce(world, x);
-                    }),
+      {"AllReduce/by_ring", two_each,
+       [](G& world, T& x, T&) { algorithms::ring_all_reduce(world, x); }},
+      {"AllReduce/by_halving_doubling", two_each,
+       [](G& world, T& x, T&) {
+         algorithms::halving_doubling_all_reduce(world, x);
+       }},
+      {"AllReduce/by_double_tree", two_each,
+       [](G& world, T& x, T&) {
+         algorithms::double_tree_all_reduce(world, x);
+       }},
   };
 }
 
@@ -218,7 +189,7 @@ void add_benchmarks(const std::string& backend) {
             [=](benchmark::State& state) {
               for (auto _ : state) {
                 const double seconds =
-                    measure_seconds(backend, world_size, bytes, row.prepare);
+                    measure_seconds(backend, world_size, bytes, row);
                 state.SetIterationTime(seconds);
                 const double traffic =
                     row.buffers(world_size) * static_cast<double>(bytes);

@@ -172,6 +172,7 @@ struct Arrays {
       : n(n), a(noise(n, 1)), b(noise(n, 2)), c(noise(n, 3)), d(n, 0.0f) {}
   std::int64_t n;
   std::vector<float> a, b, c, d;
+  KernelContext context;
 };
 
 // Runs `kernel` on arrays of n elements; it moves `arrays` of them.
@@ -180,145 +181,132 @@ void memory_bench(const std::string& name, std::int64_t n, double arrays,
                   Fn kernel) {
   benchmark::RegisterBenchmark(name.c_str(),
                                [n, arrays, kernel](benchmark::State& state) {
-                                 KernelContext context;
                                  Arrays x(n);
-                                 for (auto _ : state) kernel(context, x);
+                                 for (auto _ : state) kernel(x);
                                  report_bytes(state, 4.0 * arrays * n);
                                });
 }
 
 void register_elementwise(const std::string& size, std::int64_t n) {
+  const auto bench = [&](const std::string& name, double arrays, auto kernel) {
+    memory_bench(name + size, n, arrays, kernel);
+  };
   const auto unary_bench = [&](const char* name, UnaryOp op) {
-    memory_bench(std::string(name) + size, n, 2,
-                 [op](KernelContext& context, Arrays& x) {
-                   unary(context, op, DType::kF32, x.n, x.a.data(), x.d.data());
-                 });
-    memory_bench(std::string(name) + "_backward" + size, n, 3,
-                 [op](KernelContext& context, Arrays& x) {
-                   unary_backward(context, op, DType::kF32, x.n, x.a.data(),
-                                  x.b.data(), x.d.data());
-                 });
+    bench(name, 2, [op](Arrays& x) {
+      unary(x.context, op, DType::kF32, x.n, x.a.data(), x.d.data());
+    });
+    bench(std::string(name) + "_backward", 3, [op](Arrays& x) {
+      unary_backward(x.context, op, DType::kF32, x.n, x.a.data(), x.b.data(),
+                     x.d.data());
+    });
   };
   unary_bench("gelu", UnaryOp::kGeluTanh);
   unary_bench("relu", UnaryOp::kRelu);
   unary_bench("tanh", UnaryOp::kTanh);
-  memory_bench("add" + size, n, 3, [](KernelContext& context, Arrays& x) {
-    binary_same_shape(context, BinaryOp::kAdd, DType::kF32, x.n, x.a.data(),
+  bench("add", 3, [](Arrays& x) {
+    binary_same_shape(x.context, BinaryOp::kAdd, DType::kF32, x.n, x.a.data(),
                       x.b.data(), x.d.data());
   });
-  memory_bench("axpy" + size, n, 3, [](KernelContext& context, Arrays& x) {
-    axpy(context, DType::kF32, x.n, 0.5, x.a.data(), x.d.data());
+  bench("axpy", 3, [](Arrays& x) {
+    axpy(x.context, DType::kF32, x.n, 0.5, x.a.data(), x.d.data());
   });
-  memory_bench("fill" + size, n, 1, [](KernelContext& context, Arrays& x) {
-    fill(context, DType::kF32, x.n, x.d.data(), 1.0);
+  bench("fill", 1,
+        [](Arrays& x) { fill(x.context, DType::kF32, x.n, x.d.data(), 1.0); });
+  bench("cast_bf16", 1.5, [](Arrays& x) {
+    cast(x.context, DType::kF32, x.a.data(), DType::kBF16, x.d.data(), x.n);
   });
-  memory_bench(
-      "cast_bf16" + size, n, 1.5, [](KernelContext& context, Arrays& x) {
-        cast(context, DType::kF32, x.a.data(), DType::kBF16, x.d.data(), x.n);
-      });
-  memory_bench("sum_squares" + size, n, 1,
-               [](KernelContext& context, Arrays& x) {
-                 benchmark::DoNotOptimize(
-                     sum_squares(context, DType::kF32, x.n, x.a.data()));
-               });
-  memory_bench("dropout" + size, n, 2, [](KernelContext& context, Arrays& x) {
-    dropout(context, DType::kF32, whole_view({x.n}), {1, 2}, 0.1, x.a.data(),
+  bench("sum_squares", 1, [](Arrays& x) {
+    benchmark::DoNotOptimize(
+        sum_squares(x.context, DType::kF32, x.n, x.a.data()));
+  });
+  bench("dropout", 2, [](Arrays& x) {
+    dropout(x.context, DType::kF32, whole_view({x.n}), {1, 2}, 0.1, x.a.data(),
             x.d.data());
   });
-  memory_bench("fill_normal" + size, n, 1,
-               [](KernelContext& context, Arrays& x) {
-                 fill_normal(context, DType::kF32, whole_view({x.n}), {1, 2},
-                             0.0, 1.0, x.d.data());
-               });
-  memory_bench("adamw" + size, n, 7, [](KernelContext& context, Arrays& x) {
+  bench("fill_normal", 1, [](Arrays& x) {
+    fill_normal(x.context, DType::kF32, whole_view({x.n}), {1, 2}, 0.0, 1.0,
+                x.d.data());
+  });
+  bench("adamw", 7, [](Arrays& x) {
     ParameterSlice slice;
     slice.n = x.n, slice.param = x.a.data(), slice.grad = x.b.data();
     AdamOptions options;
     options.lr = 1e-3, options.weight_decay = 0.1, options.decoupled = true;
-    adam_step(context, slice, options, 10, x.d.data(), x.c.data());
+    adam_step(x.context, slice, options, 10, x.d.data(), x.c.data());
   });
-  memory_bench("sgd" + size, n, 5, [](KernelContext& context, Arrays& x) {
+  bench("sgd", 5, [](Arrays& x) {
     ParameterSlice slice;
     slice.n = x.n, slice.param = x.a.data(), slice.grad = x.b.data();
     SgdOptions options;
     options.lr = 1e-3, options.momentum = 0.9;
-    sgd_step(context, slice, options, x.d.data(), false);
+    sgd_step(x.context, slice, options, x.d.data(), false);
   });
 }
 
 void register_rows(std::int64_t rows, std::int64_t cols) {
   const std::string size =
       "/" + std::to_string(rows) + "x" + std::to_string(cols);
-  const std::int64_t n = rows * cols;
-  memory_bench("add_row" + size, n, 2, [=](KernelContext& context, Arrays& x) {
-    binary(context, BinaryOp::kAdd, DType::kF32, {rows, cols}, x.a.data(),
+  const auto bench = [&](const std::string& name, double arrays, auto kernel) {
+    memory_bench(name + size, rows * cols, arrays, kernel);
+  };
+  bench("add_row", 2, [=](Arrays& x) {
+    binary(x.context, BinaryOp::kAdd, DType::kF32, {rows, cols}, x.a.data(),
            {cols}, x.b.data(), x.d.data());
   });
-  memory_bench("sum_rows" + size, n, 1, [=](KernelContext& context, Arrays& x) {
-    sum_rows(context, DType::kF32, rows, cols, x.a.data(), x.d.data());
+  bench("sum_rows", 1, [=](Arrays& x) {
+    sum_rows(x.context, DType::kF32, rows, cols, x.a.data(), x.d.data());
   });
-  memory_bench("sum_last" + size, n, 1, [=](KernelContext& context, Arrays& x) {
-    sum_last(context, DType::kF32, rows, cols, x.a.data(), x.d.data());
+  bench("sum_last", 1, [=](Arrays& x) {
+    sum_last(x.context, DType::kF32, rows, cols, x.a.data(), x.d.data());
   });
-  memory_bench("softmax" + size, n, 2, [=](KernelContext& context, Arrays& x) {
-    softmax(context, DType::kF32, rows, cols, x.a.data(), x.d.data());
+  bench("softmax", 2, [=](Arrays& x) {
+    softmax(x.context, DType::kF32, rows, cols, x.a.data(), x.d.data());
   });
-  memory_bench("softmax_backward" + size, n, 3,
-               [=](KernelContext& context, Arrays& x) {
-                 softmax_backward(context, DType::kF32, rows, cols, x.a.data(),
-                                  x.b.data(), x.d.data());
-               });
-  memory_bench("layer_norm" + size, n, 2,
-               [=](KernelContext& context, Arrays& x) {
-                 layer_norm(context, DType::kF32, rows, cols, 1e-5, x.a.data(),
-                            x.b.data(), x.b.data(), x.d.data(), x.c.data(),
-                            x.c.data() + rows);
-               });
-  memory_bench("layer_norm_backward" + size, n, 3,
-               [=](KernelContext& context, Arrays& x) {
-                 layer_norm_backward(
-                     context, DType::kF32, rows, cols, x.a.data(), x.b.data(),
-                     x.c.data(), x.c.data() + rows, x.b.data(), x.d.data(),
-                     x.c.data() + 2 * rows, x.c.data() + 2 * rows + cols);
-               });
-  memory_bench("cross_entropy" + size, n, 1,
-               [=](KernelContext& context, Arrays& x) {
-                 const std::vector<std::int64_t> targets(rows, 3);
-                 cross_entropy(context, DType::kF32, rows, cols, x.a.data(),
-                               targets.data(), x.c.data(), x.c.data() + rows);
-               });
-  memory_bench("cross_entropy_backward" + size, n, 2,
-               [=](KernelContext& context, Arrays& x) {
-                 const std::vector<std::int64_t> targets(rows, 3);
-                 const float dloss = 0.1f;
-                 cross_entropy_backward(context, DType::kF32, rows, cols,
-                                        x.a.data(), targets.data(), x.c.data(),
-                                        &dloss, false, x.d.data());
-               });
-  memory_bench(
-      "transpose" + size, n, 2, [=](KernelContext& context, Arrays& x) {
-        transpose(context, DType::kF32, 1, rows, cols, x.a.data(), x.d.data());
-      });
-  memory_bench("split_heads" + size, n, 2,
-               [=](KernelContext& context, Arrays& x) {
-                 permute(context, DType::kF32, {8, rows / 8, 8, cols / 8},
-                         {0, 2, 1, 3}, x.a.data(), x.d.data());
-               });
-  memory_bench("gather_rows" + size, n, 2,
-               [=](KernelContext& context, Arrays& x) {
-                 std::vector<std::int64_t> indices(rows);
-                 for (std::int64_t i = 0; i < rows; ++i)
-                   indices[i] = i * 37 % rows;
-                 gather_rows(context, DType::kF32, {rows, cols}, x.a.data(),
-                             DType::kI64, indices.data(), rows, x.d.data());
-               });
-  memory_bench(
-      "scatter_add_rows" + size, n, 3, [=](KernelContext& context, Arrays& x) {
-        std::vector<std::int64_t> indices(rows);
-        for (std::int64_t i = 0; i < rows; ++i) indices[i] = i * 37 % rows;
-        scatter_add_rows(context, DType::kF32, {rows, cols}, x.d.data(),
-                         DType::kI64, indices.data(), rows, x.a.data());
-      });
+  bench("softmax_backward", 3, [=](Arrays& x) {
+    softmax_backward(x.context, DType::kF32, rows, cols, x.a.data(), x.b.data(),
+                     x.d.data());
+  });
+  bench("layer_norm", 2, [=](Arrays& x) {
+    layer_norm(x.context, DType::kF32, rows, cols, 1e-5, x.a.data(), x.b.data(),
+               x.b.data(), x.d.data(), x.c.data(), x.c.data() + rows);
+  });
+  bench("layer_norm_backward", 3, [=](Arrays& x) {
+    layer_norm_backward(x.context, DType::kF32, rows, cols, x.a.data(),
+                        x.b.data(), x.c.data(), x.c.data() + rows, x.b.data(),
+                        x.d.data(), x.c.data() + 2 * rows,
+                        x.c.data() + 2 * rows + cols);
+  });
+  bench("cross_entropy", 1, [=](Arrays& x) {
+    const std::vector<std::int64_t> targets(rows, 3);
+    cross_entropy(x.context, DType::kF32, rows, cols, x.a.data(),
+                  targets.data(), x.c.data(), x.c.data() + rows);
+  });
+  bench("cross_entropy_backward", 2, [=](Arrays& x) {
+    const std::vector<std::int64_t> targets(rows, 3);
+    const float dloss = 0.1f;
+    cross_entropy_backward(x.context, DType::kF32, rows, cols, x.a.data(),
+                           targets.data(), x.c.data(), &dloss, false,
+                           x.d.data());
+  });
+  bench("transpose", 2, [=](Arrays& x) {
+    transpose(x.context, DType::kF32, 1, rows, cols, x.a.data(), x.d.data());
+  });
+  bench("split_heads", 2, [=](Arrays& x) {
+    permute(x.context, DType::kF32, {8, rows / 8, 8, cols / 8}, {0, 2, 1, 3},
+            x.a.data(), x.d.data());
+  });
+  bench("gather_rows", 2, [=](Arrays& x) {
+    std::vector<std::int64_t> indices(rows);
+    for (std::int64_t i = 0; i < rows; ++i) indices[i] = i * 37 % rows;
+    gather_rows(x.context, DType::kF32, {rows, cols}, x.a.data(), DType::kI64,
+                indices.data(), rows, x.d.data());
+  });
+  bench("scatter_add_rows", 3, [=](Arrays& x) {
+    std::vector<std::int64_t> indices(rows);
+    for (std::int64_t i = 0; i < rows; ++i) indices[i] = i * 37 % rows;
+    scatter_add_rows(x.context, DType::kF32, {rows, cols}, x.d.data(),
+                     DType::kI64, indices.data(), rows, x.a.data());
+  });
 }
 
 // Causal self-attention on packed projections; flops of the visible half.

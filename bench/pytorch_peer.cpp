@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -16,8 +17,10 @@
 #include <string>
 #include <vector>
 
-#include "bench/pytorch_peer.h"
+#include "chapters/02_ddp/ddp.h"
+#include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
+#include "chapters/common/run/options.h"
 #include "comm/launch.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -27,44 +30,85 @@
 namespace shardbook::bench {
 namespace {
 
-std::int64_t read_number(const std::string& flag, const std::string& text) {
-  const bool is_number =
-      !text.empty() && text.size() < 16 &&
-      text.find_first_not_of("0123456789") == std::string::npos;
-  SB_CHECK(is_number && text != "0", flag, " ", text,
-           ": give a positive integer");
-  return std::stoll(text);
+/// The command line, as pytorch.py states it.
+struct PeerOptions {
+  std::string work;
+  std::string model = "gpt-micro";
+  std::string backend = "threads";
+  std::int64_t size = 1024;
+  std::int64_t batch = 8;  ///< of one rank
+  std::int64_t seq = 128;
+  std::int64_t bytes = std::int64_t{64} << 20;
+  int world_size = 1;
+  int threads = 1;  ///< of one rank
+};
+
+PeerOptions parse(int argc, char** argv) {
+  SB_CHECK(argc > 1, "give a work, then its options; see pytorch.py");
+  PeerOptions options;
+  options.work = argv[1];
+  CommandLine line("pytorch_peer", "Our side of ./shardbook bench pytorch.");
+  line.add("--model", &options.model, "of the training steps");
+  line.add("--backend", &options.backend, "of the ranks");
+  line.add("--size", &options.size, "of a matrix or an image", 1);
+  line.add("--batch", &options.batch, "samples of one rank", 1);
+  line.add("--seq", &options.seq, "tokens per sample", 1);
+  line.add("--bytes", &options.bytes, "of an all-reduce", 1);
+  line.add("--world-size", &options.world_size, "ranks", 1);
+  line.add("--threads", &options.threads, "of one rank", 1);
+  line.parse(argc - 1, argv + 1);
+  return options;
 }
 
-PeerOptions parse(const std::vector<std::string>& arguments) {
-  SB_CHECK(arguments.size() % 2 == 1,
-           "give a work, then options with a value each; see pytorch.py");
-  PeerOptions options;
-  options.work = arguments[0];
-  for (std::size_t i = 1; i < arguments.size(); i += 2) {
-    const std::string& flag = arguments[i];
-    const std::string& value = arguments[i + 1];
-    if (flag == "--model") {
-      options.model = value;
-    } else if (flag == "--backend") {
-      options.backend = value;
-    } else if (flag == "--size") {
-      options.size = read_number(flag, value);
-    } else if (flag == "--batch") {
-      options.batch = read_number(flag, value);
-    } else if (flag == "--seq") {
-      options.seq = read_number(flag, value);
-    } else if (flag == "--bytes") {
-      options.bytes = read_number(flag, value);
-    } else if (flag == "--world-size") {
-      options.world_size = static_cast<int>(read_number(flag, value));
-    } else if (flag == "--threads") {
-      options.threads = static_cast<int>(read_number(flag, value));
-    } else {
-      SB_FAIL("unknown option ", flag, "; see pytorch.py");
+// --- The works ---------------------------------------------------------------
+
+/// One iteration of a work, ready to run on this rank.
+struct TimedWork {
+  std::string variant;  ///< which of several ways, for the record
+  std::function<void()> body;
+};
+
+/// A model, its optimizer and one batch: zero the gradients, forward, loss,
+/// backward, update.
+struct TrainingStep {
+  std::unique_ptr<Module> model;
+  std::unique_ptr<Optimizer> optimizer;  ///< made by the first step
+  Batch batch;
+
+  /// `forward` runs `*model`, or what a strategy made of it.
+  void run(const std::function<Tensor(const Tensor&)>& forward,
+           const char* optimizer_name = "adamw") {
+    if (optimizer == nullptr) {
+      OptimizerOptions options;
+      options.lr = 1e-3;
+      optimizer = make_optimizer(optimizer_name, model->parameters(), options);
     }
+    model->clear_grad();
+    language_loss(forward(batch.inputs), batch.targets).backward();
+    optimizer->step();
   }
-  return options;
+};
+
+/// In f32 on random token ids, which differ from rank to rank.
+std::shared_ptr<TrainingStep> language_step(const PeerOptions& options,
+                                            int rank) {
+  const ModelConfig config = ModelConfig::read(options.model);
+  auto step = std::make_shared<TrainingStep>();
+  step->model = make_model(config, InitOptions{});
+  // Random ids: the top bits of a linear congruential sequence
+  std::uint64_t state = 0x9e3779b97f4a7c15ULL + static_cast<unsigned>(rank);
+  const auto draw = [&] {
+    std::vector<std::int64_t> ids(
+        static_cast<std::size_t>(options.batch * options.seq));
+    for (std::int64_t& id : ids) {
+      state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+      id = static_cast<std::int64_t>(state >> 33) % config.vocab_size;
+    }
+    return Tensor::from_values(ids, {options.batch, options.seq});
+  };
+  step->batch.inputs = draw();
+  step->batch.targets = draw();
+  return step;
 }
 
 TimedWork matmul_work(const PeerOptions& options, ProcessGroup&) {
@@ -77,9 +121,40 @@ TimedWork matmul_work(const PeerOptions& options, ProcessGroup&) {
 }
 
 TimedWork step_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = std::make_shared<TrainingStep>(options, world.rank());
+  auto step = language_step(options, world.rank());
   return {"one device", [step] {
             step->run([&](const Tensor& ids) { return (*step->model)(ids); });
+          }};
+}
+
+/// The step under DistributedDataParallel.
+TimedWork ddp_work(const PeerOptions& options, ProcessGroup& world) {
+  auto step = language_step(options, world.rank());
+  ddp::DdpOptions ddp_options;
+  ddp_options.gradient_as_bucket_view = true;
+  auto wrapped = std::make_shared<ddp::DistributedDataParallel>(
+      *step->model, world, ddp_options);
+  return {"gradient_as_bucket_view", [step, wrapped, &world] {
+            step->run([&](const Tensor& ids) { return (*wrapped)(ids); });
+            world.clear_records();
+          }};
+}
+
+/// A step of an image model with SGD.
+TimedWork images_work(const PeerOptions& peer, ProcessGroup& world) {
+  Options options;
+  options.model = peer.model;
+  options.data = "random";
+  options.image_size = peer.size;
+  const ModelConfig config = ModelConfig::read(peer.model);
+  auto step = std::make_shared<TrainingStep>();
+  step->model = make_model(config, InitOptions{});
+  step->batch =
+      Dataset::open(options, config)
+          .batch(/*step=*/0, peer.batch, {world.rank(), 1}, peer.batch);
+  return {"channels last", [step] {
+            step->run([&](const Tensor& x) { return (*step->model)(x); },
+                      "sgd");
           }};
 }
 
@@ -125,9 +200,10 @@ double seconds_of(ProcessGroup& world, const std::function<void()>& body,
 std::int64_t next_command() {
   std::string line;
   if (!std::getline(std::cin, line) || line == "quit") return 0;
-  SB_CHECK(line.rfind("run ", 0) == 0, "stdin: '", line,
-           "'; say run N or quit");
-  return read_number("run", line.substr(4));
+  std::int64_t count = 0;
+  SB_CHECK(std::sscanf(line.c_str(), "run %" SCNd64, &count) == 1 && count > 0,
+           "stdin: '", line, "'; give run N or quit");
+  return count;
 }
 
 void serve(const PeerOptions& options, ProcessGroup& world) {
@@ -157,39 +233,8 @@ void serve(const PeerOptions& options, ProcessGroup& world) {
   }
 }
 
-}  // namespace
-
-TrainingStep::TrainingStep(const PeerOptions& options, int rank)
-    : model(make_model(ModelConfig::read(options.model), InitOptions{})) {
-  const std::int64_t vocab_size = ModelConfig::read(options.model).vocab_size;
-  const std::int64_t count = options.batch * options.seq;
-  // Random ids: the top bits of a linear congruential sequence.
-  std::uint64_t state = 0x9e3779b97f4a7c15ULL + static_cast<unsigned>(rank);
-  auto draw = [&] {
-    std::vector<std::int64_t> ids(static_cast<std::size_t>(count));
-    for (std::int64_t& id : ids) {
-      state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-      id = static_cast<std::int64_t>(state >> 33) % vocab_size;
-    }
-    return Tensor::from_values(ids, {options.batch, options.seq});
-  };
-  inputs = draw();
-  targets = draw();
-}
-
-void TrainingStep::run(const std::function<Tensor(const Tensor&)>& forward) {
-  if (optimizer == nullptr) {
-    OptimizerOptions adamw;
-    adamw.lr = 1e-3;
-    optimizer = make_optimizer("adamw", model->parameters(), adamw);
-  }
-  model->clear_grad();
-  language_loss(forward(inputs), targets).backward();
-  optimizer->step();
-}
-
-int run_peer(const std::vector<std::string>& arguments) {
-  const PeerOptions options = parse(arguments);
+int run_peer(int argc, char** argv) {
+  const PeerOptions options = parse(argc, argv);
   LaunchOptions launch;
   launch.backend = options.backend;
   // Ranks wait for the next command while the other side is measured.
@@ -200,11 +245,12 @@ int run_peer(const std::vector<std::string>& arguments) {
   return 0;
 }
 
+}  // namespace
 }  // namespace shardbook::bench
 
 int main(int argc, char** argv) {
   try {
-    return shardbook::bench::run_peer({argv + 1, argv + argc});
+    return shardbook::bench::run_peer(argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "pytorch_peer: %s\n", error.what());
     return 2;

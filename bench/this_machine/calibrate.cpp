@@ -4,7 +4,6 @@
 #include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "chapters/00_single_device/single_device.h"
 #include "comm/launch.h"
@@ -87,9 +86,7 @@ const std::vector<ImageSize> kImageSizes = {{"[2,1,2,1]", 96, 20},
                                             {"[1,1,2,1]", 112, 10},
                                             {"[1,1,1,1]", 144, 3}};
 
-std::vector<Slot> record_steps(const Options& options, int num_steps);
-
-std::vector<Slot> record(const ImageSize& size) {
+Options options_of(const ImageSize& size) {
   Options options;
   options.model = std::string(R"({"model_type": "resnet", "depths": )") +
                   size.depths + R"(, "layer_type": "bottleneck"})";
@@ -98,10 +95,10 @@ std::vector<Slot> record(const ImageSize& size) {
   options.batch = size.batch;
   options.image_size = size.image;
   options.seq = 1;
-  return record_steps(options, 7);
+  return options;
 }
 
-std::vector<Slot> record(const Size& size) {
+Options options_of(const Size& size) {
   Options options;
   options.model = ordered_json({{"model_type", size.type},
                                 {"vocab_size", 256},
@@ -113,7 +110,7 @@ std::vector<Slot> record(const Size& size) {
   options.data = "random";
   options.batch = size.batch;
   options.seq = size.seq;
-  return record_steps(options, 25);
+  return options;
 }
 
 std::vector<Slot> record_steps(const Options& options, int num_steps) {
@@ -215,13 +212,13 @@ FitByBoth fit_by_both(const std::vector<Sample>& samples) {
 std::vector<OperationFit> measure_operations() {
   RankContext context(Device::cpu(0), 0, /*num_threads=*/1);
   const RankContext::Scope scope(context);
-  std::map<std::pair<std::string, Phase>, std::vector<Sample>> samples;
-  std::map<std::pair<std::string, Phase>, bool> by_flops;
+  using Key = std::pair<std::string, Phase>;
+  std::map<Key, std::vector<Sample>> samples;
+  std::map<Key, bool> by_flops;
   const auto add = [&](const std::vector<Slot>& slots,
-                       const std::set<std::pair<std::string, Phase>>& known) {
+                       const std::map<Key, bool>& known) {
     for (const Slot& slot : slots) {
-      const std::pair<std::string, Phase> key = {slot.event.name,
-                                                 slot.event.phase};
+      const Key key = {slot.event.name, slot.event.phase};
       if (known.count(key) > 0) continue;
       by_flops[key] = is_by_flops(slot.event);
       samples[key].push_back(
@@ -229,23 +226,24 @@ std::vector<OperationFit> measure_operations() {
            median(slot.seconds), slot.event.bytes});
     }
   };
-  for (const Size& size : kSizes) add(record(size), {});
+  for (const Size& size : kSizes) add(record_steps(options_of(size), 25), {});
   // Image models add the operations that language models do not have.
-  std::set<std::pair<std::string, Phase>> known;
-  for (const auto& [key, list] : samples) known.insert(key);
-  for (const ImageSize& size : kImageSizes) add(record(size), known);
+  const std::map<Key, bool> known = by_flops;
+  for (const ImageSize& size : kImageSizes) {
+    add(record_steps(options_of(size), 7), known);
+  }
   std::vector<OperationFit> fits;
   for (const auto& [key, list] : samples) {
+    OperationFit found = {key.first, key.second, by_flops[key]};
     if (key.first == "conv2d" || key.first == "conv2d_3x3") {
       const FitByBoth both = fit_by_both(list);
-      fits.push_back({key.first,
-                      key.second,
-                      true,
-                      {both.fixed_s, both.per_unit_s},
-                      both.per_byte_s});
-      continue;
+      found.by_flops = true;
+      found.fit = {both.fixed_s, both.per_unit_s};
+      found.per_byte_s = both.per_byte_s;
+    } else {
+      found.fit = fit(list);
     }
-    fits.push_back({key.first, key.second, by_flops[key], fit(list)});
+    fits.push_back(found);
   }
   return fits;
 }

@@ -40,7 +40,7 @@ struct OperationFit {
   std::string name;  ///< "linear", "gelu"
   Phase phase = Phase::kForward;
   bool by_flops = false;
-  Fit fit;
+  Fit fit = {};
   double per_byte_s = 0;  ///< beside flops
 };
 

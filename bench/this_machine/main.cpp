@@ -8,20 +8,22 @@
 //    cores, or on one GPU: each predicts its step time from shapes alone, then
 //    measures it.
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "bench/this_machine/calibrate.h"
 #include "bench/this_machine/calibrate_gpu.h"
+#include "chapters/common/run/options.h"
 #include "core/check.h"
 #include "sim/cluster.h"
 
@@ -33,13 +35,12 @@ struct Run {
   int ranks = 1;
   std::string variant = "";
   /// Options beside --variant and those of all runs.
-  std::vector<std::string> options = {};
+  std::string options = "";
 };
 
 /// A GPT's token embedding would be on both sides of the cut, and calibration
 /// has seen no ResNet as small as the chapter's own.
-const std::vector<std::string> kMlpInHalves = {"--model", "mlp", "--optimizer",
-                                               "adamw"};
+const std::string kMlpInHalves = " --model mlp --optimizer adamw";
 
 const std::vector<Run> kRuns = {
     {"00_single_device/ch00_single_device", 1},
@@ -58,11 +59,10 @@ const std::vector<Run> kRuns = {
     {"06_1f1b/ch06_1f1b", 2}};
 
 /// One rank: ranks that share a GPU slow each other down.
-const std::vector<std::string> kGpt2 = {"--model",  "gpt2", "--dtype", "bf16",
-                                        "--batch",  "8",    "--seq",   "1024",
-                                        "--device", "cuda"};
+const std::string kGpt2 =
+    " --model gpt2 --dtype bf16 --batch 8 --seq 1024 --device cuda";
 const std::vector<Run> kGpuRuns = {
-    {"00_single_device/ch00_single_device", 1, "", {"--device", "cuda"}},
+    {"00_single_device/ch00_single_device", 1, "", " --device cuda"},
     {"00_single_device/ch00_single_device", 1, "", kGpt2},
     {"02_ddp/ch02_ddp", 1, "", kGpt2},
     {"03_zero_fsdp/ch03_zero_fsdp", 1, "", kGpt2},
@@ -70,42 +70,27 @@ const std::vector<Run> kGpuRuns = {
 
 /// The output of the program, run on the first `cores` cores that this process
 /// may use.
-std::string output_of(const std::vector<std::string>& command, int cores) {
-  int ends[2];
-  SB_CHECK(pipe(ends) == 0, "this-machine: no pipe can be made");
-  const pid_t child = fork();
-  SB_CHECK(child >= 0, "this-machine: no process can be started");
-  if (child == 0) {
-    cpu_set_t all, some;
-    sched_getaffinity(0, sizeof(all), &all);
-    CPU_ZERO(&some);
-    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&some) < cores; ++cpu) {
-      if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &some);
-    }
-    sched_setaffinity(0, sizeof(some), &some);
-    dup2(ends[1], STDOUT_FILENO);
-    close(ends[0]);
-    close(ends[1]);
-    std::vector<char*> arguments;
-    for (const std::string& word : command) {
-      arguments.push_back(const_cast<char*>(word.c_str()));
-    }
-    arguments.push_back(nullptr);
-    execv(arguments[0], arguments.data());
-    _exit(127);
+std::string output_of(const std::string& command, int cores) {
+  cpu_set_t all, some;
+  sched_getaffinity(0, sizeof(all), &all);
+  CPU_ZERO(&some);
+  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&some) < cores; ++cpu) {
+    if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &some);
   }
-  close(ends[1]);
+  // The program inherits the cores of the thread that starts it
+  sched_setaffinity(0, sizeof(some), &some);
+  std::FILE* const pipe = popen(command.c_str(), "r");
+  sched_setaffinity(0, sizeof(all), &all);
+  SB_CHECK(pipe != nullptr, "this-machine: no process can be started");
   std::string text;
-  char buffer[4096];
-  ssize_t count;
-  while ((count = read(ends[0], buffer, sizeof(buffer))) > 0) {
-    text.append(buffer, static_cast<std::size_t>(count));
+  std::array<char, 4096> buffer;
+  while (const std::size_t count =
+             std::fread(buffer.data(), 1, buffer.size(), pipe)) {
+    text.append(buffer.data(), count);
   }
-  close(ends[0]);
-  int status = 0;
-  waitpid(child, &status, 0);
+  const int status = pclose(pipe);
   SB_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0,
-           "this-machine: ", command[0], " ended with status ",
+           "this-machine: ", command, " ended with status ",
            WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
   return text;
 }
@@ -117,22 +102,11 @@ struct Result {
 };
 
 Result predict_and_measure(const std::string& folder, const Run& run) {
-  std::vector<std::string> command = {folder + "/" + run.program,
-                                      "--world-size",
-                                      std::to_string(run.ranks),
-                                      "--data",
-                                      "random",
-                                      "--steps",
-                                      "40",
-                                      "--no-check",
-                                      "--cluster",
-                                      "this-machine",
-                                      "--format",
-                                      "json"};
-  command.insert(command.end(), run.options.begin(), run.options.end());
-  if (!run.variant.empty()) {
-    command.insert(command.end(), {"--variant", run.variant});
-  }
+  std::string command = fmt::format(
+      "'{}/{}' --world-size {} --data random --steps 40 --no-check "
+      "--cluster this-machine --format json{}",
+      folder, run.program, run.ranks, run.options);
+  if (!run.variant.empty()) command += " --variant " + run.variant;
   const auto json = nlohmann::json::parse(output_of(command, run.ranks));
   Result result;
   result.run = run;
@@ -206,34 +180,16 @@ int run(const std::string& folder, bool as_json, bool on_gpu) {
 }  // namespace
 }  // namespace shardbook::this_machine
 
+using namespace shardbook;
+
 int main(int argc, char** argv) {
-  try {
-    bool as_json = false, on_gpu = false;
-    std::string folder;
-    for (int i = 1; i < argc; ++i) {
-      const std::string word = argv[i];
-      if (word == "--format" && i + 1 < argc) {
-        const std::string format = argv[++i];
-        SB_CHECK(format == "json" || format == "text", "--format ", format,
-                 ": give text or json");
-        as_json = format == "json";
-      } else if (word == "--device" && i + 1 < argc) {
-        const std::string device = argv[++i];
-        SB_CHECK(device == "cpu" || device == "cuda", "--device ", device,
-                 ": give cpu or cuda");
-        on_gpu = device == "cuda";
-      } else {
-        SB_CHECK(word.rfind("--", 0) != 0 && folder.empty(), "unknown option ",
-                 word,
-                 "; give CHAPTERS_FOLDER [--device cpu|cuda] "
-                 "[--format text|json]");
-        folder = word;
-      }
-    }
-    SB_CHECK(!folder.empty(), "give the folder of the chapters' programs");
-    return shardbook::this_machine::run(folder, as_json, on_gpu);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
-    return 2;
-  }
+  return chapter_main([&] {
+    SB_CHECK(argc > 1, "give the folder of the chapters' programs");
+    std::string device = "cpu", format = "text";
+    CommandLine line("this_machine", "Predicted and measured wall time.");
+    line.add("--device", &device, "where the chapters run", {"cpu", "cuda"});
+    line.add("--format", &format, "of the results", {"text", "json"});
+    line.parse(argc - 1, argv + 1);
+    return this_machine::run(argv[1], format == "json", device == "cuda");
+  });
 }

@@ -98,11 +98,6 @@ const std::vector<Kind>& kinds() {
        kRate,
        {AimKind::kMean, 0.09, "MAPE of A100 within 9 %"},
        mpt_fsdp},
-      {"ddp_overlap",
-       "model backend gpus quantity value",
-       kRate,
-       {AimKind::kMean, 0.15, "order and sign of the effects"},
-       ddp_overlap},
       {"gpipe_table1_memory",
        "model config partitions rematerialization params "
        "bytes_per_param param_memory_GB peak_activation_GB",

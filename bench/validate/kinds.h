@@ -74,15 +74,14 @@ bool is_printed_as(double value, double printed, double last_digit);
 
 // Predictors, by file: predictors_gpipe.cpp and so on.
 Predictor gpipe_memory, gpipe_throughput, torchgpipe;
-Predictor dgxc, nemo, nemo_long, torchtitan, llama3;            // h100
-Predictor sc21_table1, january_2021, korthikanti_step, vtrain;  // hybrid
-Predictor megatron_ci;                                        // megatron_memory
+Predictor dgxc, nemo, nemo_long, torchtitan, llama3;  // h100
+Predictor sc21_table1, january_2021, korthikanti_step, vtrain, megatron_2020,
+    korthikanti_layer;  // megatron
+Predictor megatron_ci;  // megatron_memory.cpp
 Predictor model_states, largest_models, deepspeed_estimates;  // memory
-Predictor tutorial;                                           // model_parallel
 Predictor collective_time, bus_bandwidth;                     // nccl
-Predictor bubble_rate, automatic_bubble_rate;                 // pipeline
+Predictor bubble_rate, automatic_bubble_rate, tutorial;       // pipeline
 Predictor ring_flash_attention, ulysses_charts;               // sequence
-Predictor megatron_2020, korthikanti_layer;                   // tensor
-Predictor azure_zero3, sc21_table2, mpt_fsdp, ddp_overlap;    // training
+Predictor azure_zero3, sc21_table2, mpt_fsdp;                 // training
 
 }  // namespace shardbook::validate

@@ -77,10 +77,7 @@ double transformer_speed(const char* cluster, int layers, int stages,
   constexpr int kBatch = 32;  // sequences, as for the paper's table 1
   HybridJob job;
   job.cluster = cluster_named(cluster);
-  job.sizes.vocabulary = 32000;
-  job.sizes.seq = 1024;
-  job.sizes.hidden = 2048;
-  job.sizes.heads = 32;
+  job.sizes = {.hidden = 2048, .heads = 32, .seq = 1024, .vocabulary = 32000};
   job.layers = layers;
   job.layout.dtype = DType::kF32;
   job.layout.recompute = Recompute::kBlocks;

@@ -14,14 +14,12 @@ namespace {
 DecoderSizes llama(std::int64_t hidden, std::int64_t heads,
                    std::int64_t kv_heads, std::int64_t mlp,
                    std::int64_t vocabulary) {
-  DecoderSizes sizes;
-  sizes.hidden = hidden;
-  sizes.heads = heads;
-  sizes.kv_heads = kv_heads;
-  sizes.mlp = mlp;
-  sizes.vocabulary = vocabulary;
-  sizes.is_llama = true;
-  return sizes;
+  return {.hidden = hidden,
+          .heads = heads,
+          .vocabulary = vocabulary,
+          .kv_heads = kv_heads,
+          .mlp = mlp,
+          .is_llama = true};
 }
 
 /// The same with 128 experts in every layer, and heads of their own width.

@@ -7,7 +7,6 @@
 #include <map>
 #include <regex>
 
-#include "bench/validate/attention_time.h"
 #include "bench/validate/table_rows.h"
 #include "core/check.h"
 

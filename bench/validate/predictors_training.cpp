@@ -107,13 +107,4 @@ std::vector<Outcome> mpt_fsdp(const Row& row) {
   return {outcome};
 }
 
-// Li et al. 2020, figure 6.
-std::vector<Outcome> ddp_overlap(const Row& row) {
-  if (row.text("model").rfind("ResNet", 0) == 0) {
-    throw NotExpressed("the DDP chapter trains no ResNet");
-  }
-  throw NotExpressed("the paper's " + row.text("model") +
-                     " is printed without its sizes");
-}
-
 }  // namespace shardbook::validate

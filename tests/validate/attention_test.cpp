@@ -1,7 +1,7 @@
 // An attention, run alone: its time on the cluster `textbook`, against closed
 // forms.
 
-#include "bench/validate/attention_time.h"
+#include "bench/validate/jobs.h"
 
 #include <gtest/gtest.h>
 

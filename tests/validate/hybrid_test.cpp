@@ -15,10 +15,7 @@ namespace {
 HybridJob small_job() {
   HybridJob job;
   job.cluster = sim::Cluster::read("selene");
-  job.sizes.hidden = 4096;
-  job.sizes.heads = 32;
-  job.sizes.seq = 2048;
-  job.sizes.vocabulary = 51200;
+  job.sizes = {.hidden = 4096, .heads = 32, .seq = 2048, .vocabulary = 51200};
   job.layers = 8;
   job.layout.micro_batch = 2;
   return job;

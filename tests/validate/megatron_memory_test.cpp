@@ -13,10 +13,7 @@ namespace {
 HybridJob job_of_22b() {
   HybridJob job;
   job.cluster = sim::Cluster::read("textbook");
-  job.sizes.hidden = 6144;
-  job.sizes.heads = 64;
-  job.sizes.seq = 2048;
-  job.sizes.vocabulary = 51200;
+  job.sizes = {.hidden = 6144, .heads = 64, .seq = 2048, .vocabulary = 51200};
   job.layers = 48;
   job.layout.tp = 8;
   job.layout.micro_batch = 4;
@@ -45,18 +42,12 @@ TEST(MegatronMemory, CountsTheParametersOfAStage) {
   for (const int tp : {1, 2, 4}) {
     for (const int pp : {1, 2, 4}) {
       HybridJob job;
-      job.sizes.hidden = 64;
-      job.sizes.heads = 8;
-      job.sizes.seq = 32;
-      job.sizes.vocabulary = 512;
+      job.sizes = {.hidden = 64, .heads = 8, .seq = 32, .vocabulary = 512};
       job.layers = 8;
       job.layout.tp = tp;
       job.pp = pp;
       job.is_tied = false;
-      planner::StageParts parts;
-      parts.blocks = job.layers / pp;
-      parts.has_head = true;
-      parts.has_embedding = pp == 1;
+      const planner::StageParts parts = {job.layers / pp, pp == 1, true};
       const planner::StageRun run = planner::run_stage(
           sim::Cluster::read("textbook"), job.sizes, job.layout, parts);
       EXPECT_DOUBLE_EQ(last_stage_parameters(job), run.parameters)
