@@ -27,24 +27,24 @@ double seconds_of(const std::function<void()>& work) {
 }
 
 void print_speed() {
-  planner::Question question;
-  question.model = "gpt-175b";
-  question.world_size = 512;
-  question.batch = 1536;
-  question.seq = 2048;
-  planner::read_model(question, sim::Cluster::read("selene"));
+  planner::PlanRequest request;
+  request.model = "gpt-175b";
+  request.world_size = 512;
+  request.batch = 1536;
+  request.base.sizes.seq = 2048;
+  planner::read_model(request, sim::Cluster::read("selene"));
   planner::SearchOptions every;
   every.prunes = false;
-  planner::Answer all, best;
+  planner::PlanResult all, best;
   const double each_s =
-      seconds_of([&] { all = planner::search(question, every); });
-  const double pruned_s = seconds_of([&] { best = planner::search(question); });
+      seconds_of([&] { all = planner::search(request, every); });
+  const double pruned_s = seconds_of([&] { best = planner::search(request); });
   fmt::print(
       "{} on {} devices of {}, one thread\n"
       "every plan  {:6} plans, {:6} of them predicted in time as well: {:.1f} "
       "s\n"
       "with bounds {:6} plans, {:6} predicted: {:.1f} s\n",
-      question.model, question.world_size, question.base.cluster.name,
+      request.model, request.world_size, request.base.cluster.name,
       all.num_plans, all.num_predicted, each_s, best.num_plans,
       best.num_predicted, pruned_s);
 }

@@ -14,7 +14,7 @@ namespace {
 
 using planner::HybridJob;
 using planner::Plan;
-using planner::Question;
+using planner::PlanRequest;
 using planner::Recompute;
 using validate::Row;
 
@@ -22,14 +22,11 @@ using validate::Row;
 PublishedRow row_of(const std::string& model, const HybridJob& job) {
   PublishedRow row;
   row.model = model;
-  Question& question = row.question;
-  question.model = planner::gpt_of(job.sizes, job.layers).to_json();
-  question.base = job;
-  question.world_size = job.ranks();
-  question.seq = job.sizes.seq;
-  question.batch = job.dp * job.micro_batches * job.layout.micro_batch;
-  question.dtype = job.layout.dtype;
-  question.dropout = job.layout.dropout;
+  PlanRequest& request = row.request;
+  request.model = planner::gpt_of(job.sizes, job.layers).to_json();
+  request.base = job;
+  request.world_size = job.ranks();
+  request.batch = job.dp * job.micro_batches * job.layout.micro_batch;
 
   Plan& plan = row.plan;
   plan.setup.tp = job.layout.tp;
@@ -46,11 +43,11 @@ PublishedRow row_of(const std::string& model, const HybridJob& job) {
   plan.recompute = job.layout.recompute == Recompute::kBlocks      ? "blocks"
                    : job.layout.recompute == Recompute::kAttention ? "attention"
                                                                    : "never";
-  question.limits.offloads = false;
-  question.limits.has_zero_bubble = false;
-  question.limits.zero_stage = plan.setup.zero_stage;
-  question.limits.max_tp = job.cluster.devices_per_node;
-  row.open = question;
+  request.limits.offloads = false;
+  request.limits.has_zero_bubble = false;
+  request.limits.zero_stage = plan.setup.zero_stage;
+  request.limits.max_tp = job.cluster.devices_per_node;
+  row.open = request;
   row.open.limits = {};
   row.open.limits.offloads = false;
   // Ranks cannot share a key head
@@ -60,14 +57,14 @@ PublishedRow row_of(const std::string& model, const HybridJob& job) {
   return row;
 }
 
-planner::Prediction best_of(Question question, const std::string& model,
+planner::Prediction best_of(PlanRequest request, const std::string& model,
                             double memory_bytes) {
-  question.memory_bytes = memory_bytes;
+  request.memory_bytes = memory_bytes;
   planner::SearchOptions options;
   options.top = 1;
-  const planner::Answer answer = planner::search(question, options);
-  SB_CHECK(!answer.best.empty(), model, ": no plan fits");
-  return answer.best[0];
+  const planner::PlanResult result = planner::search(request, options);
+  SB_CHECK(!result.best.empty(), model, ": no plan fits");
+  return result.best[0];
 }
 
 }  // namespace
@@ -79,7 +76,7 @@ std::vector<PublishedRow> megatron_rows(const std::string& folder) {
     rows.push_back(row_of(each.text("model"), validate::sc21_table1_job(each)));
     // Of 2021: all blocks are computed again; neither sequence nor context
     // parallelism, and no distributed optimizer
-    planner::Limits& limits = rows.back().question.limits;
+    planner::Limits& limits = rows.back().request.limits;
     limits.recompute = "blocks";
     limits.sequence_parallel = 0;
     limits.cp = 1;
@@ -95,7 +92,7 @@ std::vector<PublishedRow> llama3_rows(const std::string& folder) {
   for (const Row& each : validate::read_table(folder + "/llama3_table4.csv")) {
     const HybridJob job = validate::llama3_job(each);
     rows.push_back(row_of(fmt::format("405B, {} tokens", job.sizes.seq), job));
-    planner::Limits& limits = rows.back().question.limits;
+    planner::Limits& limits = rows.back().request.limits;
     limits.recompute = "never";
     limits.sequence_parallel = 1;
   }
@@ -115,7 +112,7 @@ std::vector<PublishedRow> mpt_rows(const std::string& folder) {
     job.zero_stage = 3;  // FSDP's 16 bytes of a parameter are shared as well
     job.is_synchronous = false;
     rows.push_back(row_of(each.text("model"), job));
-    planner::Limits& limits = rows.back().question.limits;
+    planner::Limits& limits = rows.back().request.limits;
     limits.tp = limits.pp = limits.cp = 1;
     limits.max_micro_batch = rows.back().open.limits.max_micro_batch = 512;
     // Each row was measured with or without recomputation
@@ -127,11 +124,11 @@ std::vector<PublishedRow> mpt_rows(const std::string& folder) {
 Compared compare_within(const PublishedRow& row) {
   Compared compared;
   compared.model = row.model;
-  compared.published = planner::predict_plan(row.question, row.plan);
+  compared.published = planner::predict_plan(row.request, row.plan);
   const double needs =
       compared.published.memory.total() / planner::kUsableMemory;
-  compared.memory_bytes = std::max(row.question.capacity(), needs);
-  compared.within = best_of(row.question, row.model, compared.memory_bytes);
+  compared.memory_bytes = std::max(row.request.capacity(), needs);
+  compared.within = best_of(row.request, row.model, compared.memory_bytes);
   return compared;
 }
 

@@ -16,9 +16,9 @@ namespace shardbook::bench {
 
 struct PublishedRow {
   std::string model;
-  planner::Question question;  ///< limited to the choices of its system
-  planner::Question open;      ///< with all of this book's
-  planner::Plan plan;          ///< the one that was published
+  planner::PlanRequest request;  ///< limited to the choices of its system
+  planner::PlanRequest open;     ///< with all of this book's
+  planner::Plan plan;            ///< the one that was published
 };
 
 struct Compared {

@@ -19,7 +19,7 @@ using namespace shardbook;
 namespace {
 
 struct Asked {
-  planner::Question question;
+  planner::PlanRequest request;
   planner::SearchOptions search;
   std::string cluster = "dgx-a100", format = "text", config;
   int nodes = 0;
@@ -28,7 +28,7 @@ struct Asked {
 };
 
 void add_options(CommandLine& line, Asked& asked) {
-  planner::Question& of = asked.question;
+  planner::PlanRequest& of = asked.request;
   planner::Limits& only = of.limits;
   line.add("--model", &of.model,
            "a GPT: gpt-1.3b, gpt-13b, gpt-70b, FILE.json");
@@ -36,9 +36,11 @@ void add_options(CommandLine& line, Asked& asked) {
   line.add("--nodes", &asked.nodes, "how many of its nodes", 1);
   line.add("--world-size", &of.world_size, "or how many of its devices", 1);
   line.add("--batch", &of.batch, "samples per step, over all ranks", 1);
-  line.add("--seq", &of.seq, "tokens per sample; the model's positions", 1);
-  line.add("--dtype", &of.dtype, "of the model", {"f32", "bf16", "f16"});
-  line.add("--dropout", &of.dropout, "probability", 0, 0.999);
+  line.add("--seq", &of.base.sizes.seq,
+           "tokens per sample; the model's positions", 1);
+  line.add("--dtype", &of.base.layout.dtype, "of the model",
+           {"f32", "bf16", "f16"});
+  line.add("--dropout", &of.base.layout.dropout, "probability", 0, 0.999);
   line.add_bytes("--device-memory", &asked.memory_bytes,
                  "of each device; the cluster's");
   line.add("--top", &asked.search.top, "how many plans are shown", 1, 1000);
@@ -64,8 +66,8 @@ void add_options(CommandLine& line, Asked& asked) {
   line.add("--format", &asked.format, "of the answer", {"text", "json"});
 }
 
-void read_question(Asked& asked) {
-  planner::Question& of = asked.question;
+void read_request(Asked& asked) {
+  planner::PlanRequest& of = asked.request;
   const sim::Cluster cluster = read_cluster(asked.cluster);
   of.memory_bytes = static_cast<double>(asked.memory_bytes);
   const int per_node = cluster.devices_per_node;
@@ -82,7 +84,8 @@ void read_question(Asked& asked) {
            " to plan for, or --world-size, its devices");
   SB_CHECK(of.batch > 0, "--batch: give the samples of a step, such as ",
            8 * of.world_size);
-  if (of.seq == 0) of.seq = model_config(planner::options_of(of)).n_positions;
+  if (of.seq() == 0)
+    of.base.sizes.seq = model_config(planner::options_of(of)).n_positions;
   planner::read_model(of, cluster);
 }
 
@@ -106,13 +109,13 @@ int main(int argc, char** argv) {
                      "0, a plan fits; 1, none does");
     add_options(line, asked);
     line.parse(argc, argv);
-    read_question(asked);
-    planner::check_question(asked.question);
+    read_request(asked);
+    planner::check_request(asked.request);
     if (asked.is_by_strategy) {
       check_alone(asked);
       std::fputs(planner::strategies_text(
-                     asked.question,
-                     planner::search_by_strategy(asked.question, asked.search))
+                     asked.request,
+                     planner::search_by_strategy(asked.request, asked.search))
                      .c_str(),
                  stdout);
       return 0;
@@ -124,20 +127,19 @@ int main(int argc, char** argv) {
                ": cannot be written");
     }
 
-    planner::Answer answer = planner::search(asked.question, asked.search);
-    if (asked.confirms && !answer.best.empty() &&
-        planner::can_confirm(asked.question, answer.best[0].plan)) {
-      planner::confirm(asked.question, answer.best[0]);
+    planner::PlanResult result = planner::search(asked.request, asked.search);
+    if (asked.confirms && !result.best.empty() &&
+        planner::can_confirm(asked.request, result.best[0].plan)) {
+      planner::confirm(asked.request, result.best[0]);
     }
-    std::fputs(
-        (asked.format == "json"
-             ? planner::answer_json(asked.question, answer)
-             : planner::answer_text(asked.question, answer, asked.config))
-            .c_str(),
-        stdout);
-    if (answer.best.empty()) return kExitClaimFailed;
+    std::fputs((asked.format == "json"
+                    ? planner::result_json(asked.request, result)
+                    : planner::result_text(asked.request, result, asked.config))
+                   .c_str(),
+               stdout);
+    if (result.best.empty()) return kExitClaimFailed;
     if (!asked.config.empty()) {
-      config << planner::config_of(asked.question, answer.best[0].plan);
+      config << planner::config_of(asked.request, result.best[0].plan);
     }
     return 0;
   });

@@ -21,7 +21,7 @@ Recompute recompute_of(const std::string& name) {
 
 }  // namespace
 
-double Question::capacity() const {
+double PlanRequest::capacity() const {
   return memory_bytes > 0
              ? memory_bytes
              : static_cast<double>(base.cluster.device.memory_bytes);
@@ -55,22 +55,22 @@ std::string Plan::work_text() const {
   return text;
 }
 
-Options options_of(const Question& question) {
+Options options_of(const PlanRequest& request) {
   Options options = shape_options();
   options.chapter = "14_hybrid_3d";
-  options.world_size = question.world_size;
-  options.model = question.model;
-  options.dtype = question.dtype;
-  options.batch = question.batch;
-  options.seq = question.seq;
-  options.dropout = question.dropout;
-  options.cluster = question.base.cluster.name;
+  options.world_size = request.world_size;
+  options.model = request.model;
+  options.dtype = request.dtype();
+  options.batch = request.batch;
+  options.seq = request.seq();
+  options.dropout = request.base.layout.dropout;
+  options.cluster = request.base.cluster.name;
   return options;
 }
 
-void read_model(Question& question, const sim::Cluster& cluster) {
-  const ModelConfig config = model_config(options_of(question));
-  HybridJob& base = question.base;
+void read_model(PlanRequest& request, const sim::Cluster& cluster) {
+  const ModelConfig config = model_config(options_of(request));
+  HybridJob& base = request.base;
   base.cluster = cluster;
   base.sizes.hidden = config.n_embd;
   base.sizes.heads = config.n_head;
@@ -81,14 +81,14 @@ void read_model(Question& question, const sim::Cluster& cluster) {
   base.bucket_bytes = static_cast<double>(hybrid::HybridOptions().bucket_bytes);
 }
 
-hybrid::HybridOptions chapter_options(const Question& question,
+hybrid::HybridOptions chapter_options(const PlanRequest& request,
                                       const Plan& plan) {
   hybrid::HybridOptions setup = plan.setup;
   setup.recompute = plan.recompute;
   if (setup.pp == 1) return setup;
   const int chunks = setup.schedule == "interleaved" ? setup.chunks : 1;
   std::vector<std::int64_t> layers =
-      balanced_blocks(question.base.layers, setup.pp * chunks);
+      balanced_blocks(request.base.layers, setup.pp * chunks);
   ++layers.front();  // the embedding
   ++layers.back();   // the head
   setup.partition.clear();
@@ -99,17 +99,15 @@ hybrid::HybridOptions chapter_options(const Question& question,
   return setup;
 }
 
-HybridJob job_of(const Question& question, const Plan& plan) {
-  HybridJob job = question.base;
-  job.sizes.seq = question.seq;
+HybridJob job_of(const PlanRequest& request, const Plan& plan) {
+  HybridJob job = request.base;
   job.sizes.vocabulary = padded_vocabulary(job.sizes.vocabulary, plan.setup.tp);
   job.layout.tp = plan.setup.tp;
   job.layout.cp = plan.setup.cp;
   job.layout.cuts_tokens = plan.setup.sequence_parallel;
   job.layout.recompute = recompute_of(plan.recompute);
   job.layout.micro_batch = plan.micro_batch;
-  job.layout.dtype = job.gradient_dtype = question.dtype;
-  job.layout.dropout = question.dropout;
+  job.gradient_dtype = job.layout.dtype;
   job.pp = plan.setup.pp;
   job.dp = plan.setup.dp;
   job.micro_batches = plan.setup.micro_batches;
@@ -122,25 +120,133 @@ HybridJob job_of(const Question& question, const Plan& plan) {
   return job;
 }
 
-Prediction predict_plan(const Question& question, const Plan& plan) {
-  const HybridJob job = job_of(question, plan);
+Prediction predict_plan(const PlanRequest& request, const Plan& plan) {
+  const HybridJob job = job_of(request, plan);
   return {plan, hybrid_step(job), step_memory(job)};
 }
 
-double mfu(const Question& question, const Prediction& prediction) {
-  const HybridJob job = job_of(question, prediction.plan);
+double mfu(const PlanRequest& request, const Prediction& prediction) {
+  const HybridJob job = job_of(request, prediction.plan);
   const auto peak =
-      question.base.cluster.device.peak_flops.find(question.dtype);
-  SB_CHECK(peak != question.base.cluster.device.peak_flops.end(), "--dtype ",
-           dtype_name(question.dtype), ": the peak of ",
-           question.base.cluster.device.name, " is not known in it");
-  return model_flops(job) / question.world_size / peak->second /
+      request.base.cluster.device.peak_flops.find(request.dtype());
+  SB_CHECK(peak != request.base.cluster.device.peak_flops.end(), "--dtype ",
+           dtype_name(request.dtype()), ": the peak of ",
+           request.base.cluster.device.name, " is not known in it");
+  return model_flops(job) / request.world_size / peak->second /
          prediction.step.seconds;
 }
 
-double tokens_per_s(const Question& question, const Prediction& prediction) {
-  return static_cast<double>(question.batch * question.seq) /
+double tokens_per_s(const PlanRequest& request, const Prediction& prediction) {
+  return static_cast<double>(request.batch * request.seq()) /
          prediction.step.seconds;
+}
+
+// --- Bounds that cost nothing, by which most plans are left out --------------
+
+namespace {
+
+/// FLOPs per second that no operation of the device exceeds.
+double best_rate(const PlanRequest& request) {
+  const sim::DeviceSpec& device = request.base.cluster.device;
+  double rate = 0;
+  const auto peak = device.peak_flops.find(request.dtype());
+  if (peak != device.peak_flops.end()) {
+    rate =
+        peak->second * device.sustained *
+        std::max(device.max_matmul_efficiency, device.max_attention_efficiency);
+  }
+  for (const auto& [name, measured] : device.operations) {
+    if (measured.s_per_flop > 0) {
+      rate = std::max(rate, 1 / measured.s_per_flop);
+    }
+  }
+  return rate;
+}
+
+/// Bytes per second that no line of a rank exceeds.
+double fastest_link(const sim::Cluster& cluster) {
+  const double in_node = std::max(cluster.intra_node.bytes_per_s,
+                                  cluster.intra_node.reduction_bytes_per_s);
+  const double between = std::max(cluster.network.bytes_per_s,
+                                  cluster.network.reduction_bytes_per_s) *
+                         cluster.nics_per_node;
+  const double mesh = static_cast<double>(cluster.mesh.size() + 1);
+  return std::max(in_node * mesh, between);
+}
+
+/// Blocks on each rank of the pipeline.
+std::vector<double> blocks_of_ranks(const HybridJob& job) {
+  std::vector<double> blocks(static_cast<std::size_t>(job.pp));
+  for (std::size_t i = 0; i < job.blocks.size(); ++i) {
+    blocks[i % blocks.size()] += static_cast<double>(job.blocks[i]);
+  }
+  return blocks;
+}
+
+/// Elements of the rank with most parameters, norms and biases left out.
+double most_weights(const HybridJob& job) {
+  const std::vector<double> blocks = blocks_of_ranks(job);
+  double most = 0;
+  for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
+    const bool has_table = rank == 0 || rank + 1 == blocks.size();
+    most = std::max(most, blocks[rank] * weight_products(job) / job.layout.tp +
+                              (has_table ? job.table() : 0));
+  }
+  return most;
+}
+
+}  // namespace
+
+double least_seconds(const PlanRequest& request, const Plan& plan) {
+  const HybridJob job = job_of(request, plan);
+  const double rate = best_rate(request);
+  const auto m = static_cast<double>(job.micro_batches);
+  const double tokens =
+      static_cast<double>(job.layout.micro_batch * job.sizes.seq) /
+      job.layout.cp;
+  // Masked attention needs half of its products
+  const double attention = attention_products(job) / 2;
+  const double weights = weight_products(job);
+  const double again = plan.recompute == "blocks"      ? weights + attention
+                       : plan.recompute == "attention" ? attention
+                                                       : 0;
+  const double flops = 2 * tokens / job.layout.tp;
+  double block = flops * (3 * (weights + attention) + again) / rate;
+  const double head = 2 * tokens * 3 * job.table() / rate;
+  // Sums over tp in forward wait for the links
+  const double t = job.layout.tp;
+  const double link = fastest_link(request.base.cluster);
+  if (!job.overlaps_tensor)
+    block += 2 * (t - 1) / t * tokens * static_cast<double>(job.sizes.hidden) *
+             job.element() / link;
+
+  // The last rank waits for the way there of the first micro-batch, and the
+  // first rank for the way back of the last one. Zero bubble fills the way
+  // back with gradients of weights.
+  const std::vector<double> blocks = blocks_of_ranks(job);
+  double slowest = 0, before = 0;
+  for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
+    const bool is_last = rank + 1 == blocks.size();
+    const double own = blocks[rank] * block + (is_last ? head : 0);
+    slowest = std::max(slowest, m * own + before);
+    before += static_cast<double>(job.blocks[rank]) * block *
+              (job.is_zero_bubble ? 1.0 / 3 : 1);
+  }
+
+  // Sums of gradients that wait for all backwards
+  double sums = 0;
+  const double d = job.replicas();
+  if (d > 1 && job.zero_stage <= 1 && !job.overlaps_gradients) {
+    sums = (d - 1) / d * most_weights(job) * job.element() / link;
+  }
+  return slowest + sums;
+}
+
+double least_bytes(const PlanRequest& request, const Plan& plan) {
+  const HybridJob job = job_of(request, plan);
+  const zero::ModelStates states = job.states(most_weights(job));
+  if (!plan.offloads) return states.total();
+  return job.zero_stage == 3 ? 0 : states.parameters;
 }
 
 }  // namespace shardbook::planner

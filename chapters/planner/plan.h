@@ -1,15 +1,15 @@
 #pragma once
 
-// What is asked of the planner, and what it answers with.
+// A request to the planner, and the plans that it predicts.
 //
-//   Question question;
-//   question.model = "gpt-13b";
-//   question.world_size = 64;
-//   question.batch = 1024;
-//   question.seq = 2048;
-//   read_model(question, sim::Cluster::read("dgx-a100"));
-//   Answer answer = search(question);        // search.h
-//   answer.best[0].plan.layout_text();       // "tp 4 x pp 2 x dp 8, ZeRO-1"
+//   PlanRequest request;
+//   request.model = "gpt-13b";
+//   request.world_size = 64;
+//   request.batch = 1024;
+//   request.base.sizes.seq = 2048;
+//   read_model(request, sim::Cluster::read("dgx-a100"));
+//   PlanResult result = search(request);        // search.h
+//   result.best[0].plan.layout_text();       // "tp 4 x pp 2 x dp 8, ZeRO-1"
 //
 // A plan is a way to train with the hybrid chapter. That chapter's rules say
 // which plans are legal (refusal), and step.h how long a step takes and what a
@@ -38,24 +38,26 @@ struct Limits {
   std::int64_t max_micro_batch = 64;
 };
 
-struct Question {
+struct PlanRequest {
   std::string model = "gpt-13b";  ///< of the GPT family
-  /// The cluster, the model's sizes, and how the system behaves that trains it;
-  /// degrees and micro-batches are the plan's. Set by read_model.
+  /// The caller sets the sequence, the dtype and dropout; read_model the cluster,
+  /// the model's other sizes, and how the system behaves that trains it. Degrees
+  /// and micro-batches are the plan's.
   HybridJob base;
   int world_size = 0;
-  std::int64_t batch = 0, seq = 0;
-  DType dtype = DType::kBF16;
-  double dropout = 0;
+  std::int64_t batch = 0;
   /// Of a device; 0: the cluster's.
   double memory_bytes = 0;
   Limits limits;
 
+  PlanRequest() { base.layout.dtype = DType::kBF16; }
+  std::int64_t seq() const { return base.sizes.seq; }
+  DType dtype() const { return base.layout.dtype; }
   double capacity() const;
 };
 
 /// Sets `base`: the sizes of `model`, trained by this book's chapters.
-void read_model(Question& question, const sim::Cluster& cluster);
+void read_model(PlanRequest& request, const sim::Cluster& cluster);
 
 /// The part of a device's memory that a plan may fill. The rest is left to the
 /// driver, NCCL's buffers and what an allocator cannot join.
@@ -76,12 +78,12 @@ struct Plan {
 };
 
 /// The shared options that the hybrid chapter is started with.
-Options options_of(const Question& question);
+Options options_of(const PlanRequest& request);
 /// Its own options: with the cuts that the plan means, and its recomputation.
-hybrid::HybridOptions chapter_options(const Question& question,
+hybrid::HybridOptions chapter_options(const PlanRequest& request,
                                       const Plan& plan);
 /// The job that step.h predicts.
-HybridJob job_of(const Question& question, const Plan& plan);
+HybridJob job_of(const PlanRequest& request, const Plan& plan);
 
 struct Prediction {
   Plan plan;
@@ -94,15 +96,15 @@ struct Prediction {
 
 /// Seconds that no plan of these degrees can beat: products at the device's best
 /// rate, bytes over the fastest link, and the pipeline's way in and out.
-double least_seconds(const Question& question, const Plan& plan);
+double least_seconds(const PlanRequest& request, const Plan& plan);
 /// Bytes without which it cannot train: its part of parameters, gradients and
 /// optimizer state.
-double least_bytes(const Question& question, const Plan& plan);
+double least_bytes(const PlanRequest& request, const Plan& plan);
 /// Exact except for what step.h leaves out.
-Prediction predict_plan(const Question& question, const Plan& plan);
+Prediction predict_plan(const PlanRequest& request, const Plan& plan);
 
 /// Model FLOPs over what all devices could do in the time of a step.
-double mfu(const Question& question, const Prediction& prediction);
-double tokens_per_s(const Question& question, const Prediction& prediction);
+double mfu(const PlanRequest& request, const Prediction& prediction);
+double tokens_per_s(const PlanRequest& request, const Prediction& prediction);
 
 }  // namespace shardbook::planner

@@ -13,21 +13,21 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-double parameters_of(const Question& question) {
-  const HybridJob job = job_of(question, Plan());
+double parameters_of(const PlanRequest& request) {
+  const HybridJob job = job_of(request, Plan());
   return static_cast<double>(job.layers) * weight_products(job) +
          static_cast<double>((job.sizes.vocabulary + job.sizes.seq) *
                              job.sizes.hidden);
 }
 
-std::string question_text(const Question& question) {
+std::string request_text(const PlanRequest& request) {
   return fmt::format(
       "{}, {:.2f} billion parameters, on {} of {}'s {}, {} each\n"
       "{} samples of {} tokens per step, {}",
-      question.model, parameters_of(question) / 1e9, question.world_size,
-      question.base.cluster.name, question.base.cluster.device.name,
-      bytes_text(question.capacity()), question.batch, question.seq,
-      dtype_name(question.dtype));
+      request.model, parameters_of(request) / 1e9, request.world_size,
+      request.base.cluster.name, request.base.cluster.device.name,
+      bytes_text(request.capacity()), request.batch, request.seq(),
+      dtype_name(request.dtype()));
 }
 
 /// What a plan keeps on the host, where it keeps anything.
@@ -36,12 +36,12 @@ std::string host_text(const Prediction& each) {
   return fmt::format(", host {}", bytes_text(each.memory.host));
 }
 
-std::string fit_text(const Question& question, double bytes) {
-  const double left = kUsableMemory * question.capacity() - bytes;
+std::string fit_text(const PlanRequest& request, double bytes) {
+  const double left = kUsableMemory * request.capacity() - bytes;
   return left >= 0 ? bytes_text(left) + " left" : bytes_text(-left) + " over";
 }
 
-std::string plan_lines(const Question& question, const Prediction& each,
+std::string plan_lines(const PlanRequest& request, const Prediction& each,
                        int number) {
   const double seconds = each.step.seconds;
   std::string text =
@@ -49,9 +49,9 @@ std::string plan_lines(const Question& question, const Prediction& each,
                   each.plan.work_text(), time_text(seconds));
   text += fmt::format(
       "    {:.0f} tokens/s, MFU {:.1f} %, idle {:.1f} %; memory {} ({})\n",
-      tokens_per_s(question, each), 100 * mfu(question, each),
+      tokens_per_s(request, each), 100 * mfu(request, each),
       100 * each.step.idle_share, bytes_text(each.memory.total()),
-      fit_text(question, each.memory.total()));
+      fit_text(request, each.memory.total()));
   text += fmt::format("    sent by a rank: {}; {}",
                       links_text(each.step) + host_text(each),
                       sim::trust_name(each.step.trust));
@@ -63,25 +63,26 @@ std::string plan_lines(const Question& question, const Prediction& each,
   return text + "\n";
 }
 
-std::string lost_lines(const Answer& answer) {
+std::string rejection_lines(const PlanResult& result) {
   std::string text;
-  const auto add = [&](const Lost& lost, const std::string& why) {
-    if (lost.count > 0) text += fmt::format("{:6}  {}\n", lost.count, why);
+  const auto add = [&](const Rejection& rejection, const std::string& why) {
+    if (rejection.count > 0)
+      text += fmt::format("{:6}  {}\n", rejection.count, why);
   };
-  add(answer.does_not_fit, fmt::format("do not fit; nearest, {} over: {}",
-                                       bytes_text(answer.least_excess),
-                                       answer.does_not_fit.example));
-  add(answer.slower_bound,
+  add(result.does_not_fit, fmt::format("do not fit; nearest, {} over: {}",
+                                       bytes_text(result.least_excess),
+                                       result.does_not_fit.example));
+  add(result.slower_bound,
       "cannot be faster: best rate, fastest link and way in and out are "
       "slower");
-  add(answer.slower, "were predicted, and are slower");
-  for (const auto& [option, lost] : answer.illegal) {
-    add(lost, "refused: " + lost.example);
+  add(result.slower, "were predicted, and are slower");
+  for (const auto& [option, rejection] : result.illegal) {
+    add(rejection, "refused: " + rejection.example);
   }
   return text;
 }
 
-Json plan_json(const Question& question, const Prediction& each) {
+Json plan_json(const PlanRequest& request, const Prediction& each) {
   const StepMemory& memory = each.memory;
   Json links = Json::object();
   for (const auto& [link, bytes] : each.step.sent_bytes) {
@@ -107,8 +108,8 @@ Json plan_json(const Question& question, const Prediction& each) {
       {"pipeline_s", each.step.pipeline_s},
       {"gradients_s", each.step.gradients_s},
       {"optimizer_s", each.step.optimizer_s},
-      {"tokens_per_s", tokens_per_s(question, each)},
-      {"mfu", mfu(question, each)},
+      {"tokens_per_s", tokens_per_s(request, each)},
+      {"mfu", mfu(request, each)},
       {"idle_share", each.step.idle_share},
       {"memory_bytes",
        {{"parameters", memory.parameters},
@@ -120,7 +121,7 @@ Json plan_json(const Question& question, const Prediction& each) {
         {"host", memory.host}}},
       {"sent_bytes", links},
       {"trust", sim::trust_name(each.step.trust)},
-      {"command", command_of(question, each.plan, false)}};
+      {"command", command_of(request, each.plan, false)}};
   if (each.confirmed_s > 0) {
     json["confirmed"] = {{"step_s", each.confirmed_s},
                          {"memory_bytes", each.confirmed_bytes}};
@@ -152,101 +153,102 @@ std::string links_text(const HybridStep& step) {
   return text.empty() ? "nothing" : text;
 }
 
-std::string answer_text(const Question& question, const Answer& answer,
+std::string result_text(const PlanRequest& request, const PlanResult& result,
                         const std::string& config_file) {
-  std::string text = question_text(question) +
+  std::string text = request_text(request) +
                      fmt::format("; {} plans, {} of them predicted\n\n",
-                                 answer.num_plans, answer.num_predicted);
-  if (answer.best.empty()) {
+                                 result.num_plans, result.num_predicted);
+  if (result.best.empty()) {
     text += "No plan fits.\n";
   } else {
     int number = 0;
-    for (const Prediction& each : answer.best) {
-      text += plan_lines(question, each, ++number);
+    for (const Prediction& each : result.best) {
+      text += plan_lines(request, each, ++number);
     }
   }
-  text += "\nWhy the others lost:\n" + lost_lines(answer);
-  if (answer.best.empty()) return text;
-  const Plan& best = answer.best.front().plan;
-  text += "\nThe best one trains with\n  " + command_of(question, best, false) +
+  text += "\nWhy the others lost:\n" + rejection_lines(result);
+  if (result.best.empty()) return text;
+  const Plan& best = result.best.front().plan;
+  text += "\nThe best one trains with\n  " + command_of(request, best, false) +
           "\n";
   if (!config_file.empty()) {
     text += "or, from the config, with\n  " +
-            engine_command_of(question, config_file) + "\n";
+            engine_command_of(request, config_file) + "\n";
   }
-  return text + "and is simulated with\n  " + command_of(question, best, true) +
+  return text + "and is simulated with\n  " + command_of(request, best, true) +
          "\n";
 }
 
-std::string strategies_text(const Question& question,
+std::string strategies_text(const PlanRequest& request,
                             std::vector<Strategy> strategies) {
   const auto seconds = [](const Strategy& of) {
-    return of.answer.best.empty() ? 1e30 : of.answer.best[0].step.seconds;
+    return of.result.best.empty() ? 1e30 : of.result.best[0].step.seconds;
   };
   std::stable_sort(strategies.begin(), strategies.end(),
                    [&](const Strategy& a, const Strategy& b) {
                      return seconds(a) < seconds(b);
                    });
-  std::string text = question_text(question) + "\n\n";
+  std::string text = request_text(request) + "\n\n";
   text +=
       fmt::format("{:<12}{:<34}{:<30}{:>9}{:>8}{:>9}  {}\n", "strategy",
                   "best plan", "", "step", "MFU", "memory", "sent by a rank");
   for (const Strategy& each : strategies) {
-    const Answer& answer = each.answer;
-    if (answer.best.empty()) {
+    const PlanResult& result = each.result;
+    if (result.best.empty()) {
       text += fmt::format("{:<12}does not fit, {} or more over: {}\n",
-                          each.name, bytes_text(answer.least_excess),
-                          answer.does_not_fit.example);
+                          each.name, bytes_text(result.least_excess),
+                          result.does_not_fit.example);
       continue;
     }
-    const Prediction& best = answer.best[0];
+    const Prediction& best = result.best[0];
     text +=
         fmt::format("{:<12}{:<34}{:<30}{:>9}{:>6.1f} %{:>9}  {}\n", each.name,
                     best.plan.layout_text(), best.plan.work_text(),
-                    time_text(best.step.seconds), 100 * mfu(question, best),
+                    time_text(best.step.seconds), 100 * mfu(request, best),
                     bytes_text(best.memory.total()),
                     links_text(best.step) + host_text(best));
   }
   return text;
 }
 
-std::string answer_json(const Question& question, const Answer& answer) {
-  Json json = {{"model", question.model},
-               {"cluster", question.base.cluster.name},
-               {"world_size", question.world_size},
-               {"batch", question.batch},
-               {"seq", question.seq},
-               {"dtype", dtype_name(question.dtype)},
-               {"memory_bytes", question.capacity()},
-               {"usable_memory_bytes", kUsableMemory * question.capacity()},
-               {"plans", answer.num_plans},
-               {"predicted", answer.num_predicted}};
+std::string result_json(const PlanRequest& request, const PlanResult& result) {
+  Json json = {{"model", request.model},
+               {"cluster", request.base.cluster.name},
+               {"world_size", request.world_size},
+               {"batch", request.batch},
+               {"seq", request.seq()},
+               {"dtype", dtype_name(request.dtype())},
+               {"memory_bytes", request.capacity()},
+               {"usable_memory_bytes", kUsableMemory * request.capacity()},
+               {"plans", result.num_plans},
+               {"predicted", result.num_predicted}};
   json["best"] = Json::array();
-  for (const Prediction& each : answer.best) {
-    json["best"].push_back(plan_json(question, each));
+  for (const Prediction& each : result.best) {
+    json["best"].push_back(plan_json(request, each));
   }
-  json["lost"] = {{"does_not_fit", answer.does_not_fit.count},
-                  {"least_excess_bytes", answer.least_excess},
-                  {"slower_bound", answer.slower_bound.count},
-                  {"slower", answer.slower.count}};
+  json["lost"] = {{"does_not_fit", result.does_not_fit.count},
+                  {"least_excess_bytes", result.least_excess},
+                  {"slower_bound", result.slower_bound.count},
+                  {"slower", result.slower.count}};
   json["illegal"] = Json::object();
-  for (const auto& [option, lost] : answer.illegal) {
-    json["illegal"][option] = {{"count", lost.count},
-                               {"example", lost.example}};
+  for (const auto& [option, rejection] : result.illegal) {
+    json["illegal"][option] = {{"count", rejection.count},
+                               {"example", rejection.example}};
   }
   return json.dump(2) + "\n";
 }
 
-std::string command_of(const Question& question, const Plan& plan,
+std::string command_of(const PlanRequest& request, const Plan& plan,
                        bool simulates) {
-  const hybrid::HybridOptions setup = chapter_options(question, plan);
+  const hybrid::HybridOptions setup = chapter_options(request, plan);
   std::string text = plan.offloads ? "./shardbook run zero_fsdp --"
                                    : "./shardbook run hybrid --";
   const auto add = [&](const std::string& words) { text += " " + words; };
   add(fmt::format("--model {} --dtype {} --world-size {} --batch {} --seq {}",
-                  question.model, dtype_name(question.dtype),
-                  question.world_size, question.batch, question.seq));
-  if (question.dropout > 0) add(fmt::format("--dropout {}", question.dropout));
+                  request.model, dtype_name(request.dtype()),
+                  request.world_size, request.batch, request.seq()));
+  if (request.base.layout.dropout > 0)
+    add(fmt::format("--dropout {}", request.base.layout.dropout));
   if (plan.offloads) {
     add(fmt::format("--strategy zero{} --cpu-offload", setup.zero_stage));
   } else {
@@ -270,16 +272,16 @@ std::string command_of(const Question& question, const Plan& plan,
     add(plan.offloads ? "--recompute" : "--recompute " + plan.recompute);
   }
   add(simulates
-          ? "--backend sim --no-check --cluster " + question.base.cluster.name
+          ? "--backend sim --no-check --cluster " + request.base.cluster.name
           : "--backend nccl --device cuda");
   return text;
 }
 
-std::string config_of(const Question& question, const Plan& plan) {
-  const hybrid::HybridOptions setup = chapter_options(question, plan);
+std::string config_of(const PlanRequest& request, const Plan& plan) {
+  const hybrid::HybridOptions setup = chapter_options(request, plan);
   // Buckets as large as those of the prediction
   const auto bucket = setup.bucket_bytes /
-                      static_cast<std::int64_t>(dtype_bytes(question.dtype));
+                      static_cast<std::int64_t>(dtype_bytes(request.dtype()));
   const Json on_host = {{"device", "cpu"}};
   Json zero = {{"stage", setup.zero_stage},
                {"reduce_bucket_size", bucket},
@@ -293,12 +295,12 @@ std::string config_of(const Question& question, const Plan& plan) {
   }
   if (plan.offloads) zero["offload_optimizer"] = on_host;
   if (plan.offloads && setup.zero_stage == 3) zero["offload_param"] = on_host;
-  Json json = {{"train_batch_size", question.batch},
+  Json json = {{"train_batch_size", request.batch},
                {"train_micro_batch_size_per_gpu", plan.micro_batch},
                {"gradient_accumulation_steps", setup.micro_batches},
                {"gradient_clipping", 0},  // as in the other command
-               {"bf16", {{"enabled", question.dtype == DType::kBF16}}},
-               {"fp16", {{"enabled", question.dtype == DType::kF16}}},
+               {"bf16", {{"enabled", request.dtype() == DType::kBF16}}},
+               {"fp16", {{"enabled", request.dtype() == DType::kF16}}},
                {"zero_optimization", zero}};
   if (setup.pp > 1) {
     json["pipeline"] = {{"stages", setup.pp}, {"partition", setup.partition}};
@@ -317,17 +319,17 @@ std::string config_of(const Question& question, const Plan& plan) {
   return json.dump(2) + "\n";
 }
 
-std::string engine_command_of(const Question& question,
+std::string engine_command_of(const PlanRequest& request,
                               const std::string& file) {
   std::string text = fmt::format(
       "./shardbook run engine -- --config {} --model {} --world-size {} "
       "--seq {}",
-      file, question.model, question.world_size, question.seq);
-  if (dtype_bytes(question.dtype) > 2) {
-    text += fmt::format(" --dtype {}", dtype_name(question.dtype));
+      file, request.model, request.world_size, request.seq());
+  if (dtype_bytes(request.dtype()) > 2) {
+    text += fmt::format(" --dtype {}", dtype_name(request.dtype()));
   }
-  if (question.dropout > 0)
-    text += fmt::format(" --dropout {}", question.dropout);
+  if (request.base.layout.dropout > 0)
+    text += fmt::format(" --dropout {}", request.base.layout.dropout);
   return text + " --backend nccl --device cuda";
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// An answer as text, as JSON, and as what trains with it.
+// A result as text, as JSON, and as the commands that train with it.
 
 #include <string>
 
@@ -8,26 +8,26 @@
 
 namespace shardbook::planner {
 
-/// The best plans with their figures, and why the others lost.
+/// The best plans with their figures, and why the others were rejected.
 /// With `config_file`, in which config_of is, also the engine's command.
-std::string answer_text(const Question& question, const Answer& answer,
+std::string result_text(const PlanRequest& request, const PlanResult& result,
                         const std::string& config_file = "");
 /// The best plan of each strategy, by the time of its step; then those that do
 /// not fit.
-std::string strategies_text(const Question& question,
+std::string strategies_text(const PlanRequest& request,
                             std::vector<Strategy> strategies);
 /// The same as one JSON object.
-std::string answer_json(const Question& question, const Answer& answer);
+std::string result_json(const PlanRequest& request, const PlanResult& result);
 
 /// The command that trains with a plan in its chapter, on GPUs; on shapes with
 /// `simulates`.
-std::string command_of(const Question& question, const Plan& plan,
+std::string command_of(const PlanRequest& request, const Plan& plan,
                        bool simulates);
 /// A config of DeepSpeed's keys, for the engine; what DeepSpeed has no keys for
 /// is in its section "shardbook".
-std::string config_of(const Question& question, const Plan& plan);
+std::string config_of(const PlanRequest& request, const Plan& plan);
 /// The engine's command for it, on GPUs: what no key of the file says.
-std::string engine_command_of(const Question& question,
+std::string engine_command_of(const PlanRequest& request,
                               const std::string& file);
 
 /// "1.23 TB", "45.6 GB", "7.8 MB".

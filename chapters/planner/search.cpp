@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
@@ -25,35 +26,35 @@ bool is_faster(const Prediction& a, const Prediction& b) {
 
 /// Bytes that the host of a node lacks for the devices that are used of it; 0
 /// where its memory is not known.
-double host_excess(const Question& question, const StepMemory& memory) {
-  const sim::Cluster& cluster = question.base.cluster;
-  const int devices = std::min(question.world_size, cluster.devices_per_node);
+double host_excess(const PlanRequest& request, const StepMemory& memory) {
+  const sim::Cluster& cluster = request.base.cluster;
+  const int devices = std::min(request.world_size, cluster.devices_per_node);
   if (memory.host <= 0 || cluster.host.memory_bytes <= 0) return 0;
   return devices * memory.host - static_cast<double>(cluster.host.memory_bytes);
 }
 
 /// Counts a plan that does not fit, and remembers the nearest.
-void count_unfit(const Plan& plan, double excess, Answer& answer) {
-  Lost& lost = answer.does_not_fit;
-  if (lost.count++ == 0 || excess < answer.least_excess) {
-    answer.least_excess = excess;
-    lost.example = plan.layout_text() + ", " + plan.work_text();
+void count_unfit(const Plan& plan, double excess, PlanResult& result) {
+  Rejection& rejection = result.does_not_fit;
+  if (rejection.count++ == 0 || excess < result.least_excess) {
+    result.least_excess = excess;
+    rejection.example = plan.layout_text() + ", " + plan.work_text();
   }
 }
 
-Answer search_among(const Question& question, const std::vector<Plan>& plans,
-                    const SearchOptions& setup) {
-  Answer answer;
-  const double capacity = kUsableMemory * question.capacity();
+PlanResult search_among(const PlanRequest& request,
+                        const std::vector<Plan>& plans,
+                        const SearchOptions& setup) {
+  PlanResult result;
+  const double capacity = kUsableMemory * request.capacity();
   std::vector<Candidate> candidates;
   for (const Plan& plan : plans) {
-    if (setup.keeps && !setup.keeps(plan)) continue;
-    answer.num_plans += 1;
-    const double excess = least_bytes(question, plan) - capacity;
+    result.num_plans += 1;
+    const double excess = least_bytes(request, plan) - capacity;
     if (setup.prunes && excess > 0) {
-      count_unfit(plan, excess, answer);
+      count_unfit(plan, excess, result);
     } else {
-      candidates.push_back({plan, least_seconds(question, plan)});
+      candidates.push_back({plan, least_seconds(request, plan)});
     }
   }
   std::stable_sort(
@@ -64,105 +65,105 @@ Answer search_among(const Question& question, const std::vector<Plan>& plans,
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& each = candidates[i];
     // Stop at a bound: behind it, all are slower than the best so far
-    const bool is_full = answer.best.size() >= top;
+    const bool is_full = result.best.size() >= top;
     if (setup.prunes && is_full &&
-        each.least_s >= answer.best.back().step.seconds) {
-      answer.slower_bound.count +=
+        each.least_s >= result.best.back().step.seconds) {
+      result.slower_bound.count +=
           static_cast<std::int64_t>(candidates.size() - i);
       break;
     }
 
     // Memory first: it needs no replay
-    const HybridJob job = job_of(question, each.plan);
+    const HybridJob job = job_of(request, each.plan);
     const StepMemory memory = step_memory(job);
     double excess = memory.total() - capacity;
-    if (excess <= 0) excess = host_excess(question, memory);
+    if (excess <= 0) excess = host_excess(request, memory);
     if (excess > 0) {
-      count_unfit(each.plan, excess, answer);
+      count_unfit(each.plan, excess, result);
       continue;
     }
-    answer.num_predicted += 1;
+    result.num_predicted += 1;
     Prediction prediction = {each.plan, hybrid_step(job), memory};
-    const auto place = std::upper_bound(answer.best.begin(), answer.best.end(),
+    const auto place = std::upper_bound(result.best.begin(), result.best.end(),
                                         prediction, is_faster);
-    answer.best.insert(place, std::move(prediction));
-    if (answer.best.size() > top) answer.best.pop_back();
+    result.best.insert(place, std::move(prediction));
+    if (result.best.size() > top) result.best.pop_back();
   }
-  answer.slower.count =
-      answer.num_predicted - static_cast<std::int64_t>(answer.best.size());
-  return answer;
+  result.slower.count =
+      result.num_predicted - static_cast<std::int64_t>(result.best.size());
+  return result;
 }
 
 /// Degrees and sizes that no plan can have.
-void check_limits(const Question& question) {
-  const Limits& only = question.limits;
+void check_limits(const PlanRequest& request) {
+  const Limits& only = request.limits;
   const auto degree = [](int given) {
     return static_cast<std::int64_t>(std::max(given, 1));
   };
-  SB_CHECK(question.world_size %
+  SB_CHECK(request.world_size %
                    (degree(only.tp) * degree(only.pp) * degree(only.cp)) ==
                0,
            "--tp ", degree(only.tp), ", --pp ", degree(only.pp), ", --cp ",
            degree(only.cp), ": their product does not divide the ",
-           question.world_size, " devices; give degrees whose product does");
-  SB_CHECK(only.micro_batch == 0 || question.batch % only.micro_batch == 0,
+           request.world_size, " devices; give degrees whose product does");
+  SB_CHECK(only.micro_batch == 0 || request.batch % only.micro_batch == 0,
            "--micro-batch ", only.micro_batch, ": does not divide --batch ",
-           question.batch, "; give one of its divisors");
+           request.batch, "; give one of its divisors");
 }
 
 }  // namespace
 
-void check_question(const Question& question) {
-  const Options options = options_of(question);
+void check_request(const PlanRequest& request) {
+  const Options options = options_of(request);
   const ModelConfig config = model_config(options);
-  SB_CHECK(config.type == "gpt2", "--model ", question.model,
+  SB_CHECK(config.type == "gpt2", "--model ", request.model,
            ": the planner knows GPTs; give gpt-1.3b, gpt-13b or another one of "
            "that family");
-  const int devices = question.base.cluster.num_devices();
-  SB_CHECK(question.world_size >= 1 && question.world_size <= devices,
-           "--world-size ", question.world_size, ": ",
-           question.base.cluster.name, " has ", devices, " devices; give 1 to ",
-           devices);
+  const int devices = request.base.cluster.num_devices();
+  SB_CHECK(request.world_size >= 1 && request.world_size <= devices,
+           "--world-size ", request.world_size, ": ", request.base.cluster.name,
+           " has ", devices, " devices; give 1 to ", devices);
   // As many micro-batches as the chapters accept
   constexpr std::int64_t kMostSamples = 1 << 20;
-  SB_CHECK(question.batch >= 1 && question.batch <= kMostSamples, "--batch ",
-           question.batch, ": give the samples of a step, 1 to ", kMostSamples);
-  SB_CHECK(question.seq >= 1 && question.seq <= config.n_positions, "--seq ",
-           question.seq, ": ", question.model, " has ", config.n_positions,
+  SB_CHECK(request.batch >= 1 && request.batch <= kMostSamples, "--batch ",
+           request.batch, ": give the samples of a step, 1 to ", kMostSamples);
+  SB_CHECK(request.seq() >= 1 && request.seq() <= config.n_positions, "--seq ",
+           request.seq(), ": ", request.model, " has ", config.n_positions,
            " positions; give 1 to ", config.n_positions);
-  check_limits(question);
-  SB_CHECK(question.base.cluster.device.peak_flops.count(question.dtype) > 0,
-           "--dtype ", dtype_name(question.dtype), ": the peak of ",
-           question.base.cluster.device.name, " is not known in it");
+  check_limits(request);
+  SB_CHECK(request.base.cluster.device.peak_flops.count(request.dtype()) > 0,
+           "--dtype ", dtype_name(request.dtype()), ": the peak of ",
+           request.base.cluster.device.name, " is not known in it");
 }
 
-Answer search(const Question& question, const SearchOptions& setup) {
-  check_question(question);
-  std::map<std::string, Lost> illegal;
-  const std::vector<Plan> plans = plans_of(question, &illegal);
-  Answer answer = search_among(question, plans, setup);
-  answer.illegal = std::move(illegal);
-  return answer;
+PlanResult search(const PlanRequest& request, const SearchOptions& setup) {
+  check_request(request);
+  std::map<std::string, Rejection> illegal;
+  const std::vector<Plan> plans = plans_of(request, &illegal);
+  PlanResult result = search_among(request, plans, setup);
+  result.illegal = std::move(illegal);
+  return result;
 }
 
-std::vector<Strategy> search_by_strategy(const Question& question,
+std::vector<Strategy> search_by_strategy(const PlanRequest& request,
                                          SearchOptions setup) {
-  check_question(question);
-  const std::vector<Plan> plans = plans_of(question);
+  check_request(request);
+  const std::vector<Plan> plans = plans_of(request);
   setup.top = 1;
   std::vector<Strategy> found;
   const auto add = [&](const std::string& name, auto keeps) {
-    setup.keeps = keeps;
-    Answer answer = search_among(question, plans, setup);
-    if (answer.num_plans > 0) found.push_back({name, std::move(answer)});
+    std::vector<Plan> own;
+    std::copy_if(plans.begin(), plans.end(), std::back_inserter(own), keeps);
+    if (own.empty()) return;
+    found.push_back({name, search_among(request, own, setup)});
   };
   const auto is_data_parallel = [](const Plan& plan) {
     return plan.setup.tp * plan.setup.pp * plan.setup.cp == 1;
   };
   for (int stage = 0; stage <= 3; ++stage) {
     const std::string name = stage > 0 ? fmt::format("ZeRO-{}", stage)
-                             : question.world_size == 1 ? "one device"
-                                                        : "DDP";
+                             : request.world_size == 1 ? "one device"
+                                                       : "DDP";
     add(name, [=](const Plan& plan) {
       return is_data_parallel(plan) && !plan.offloads &&
              plan.setup.zero_stage == stage;
@@ -182,19 +183,19 @@ std::vector<Strategy> search_by_strategy(const Question& question,
   return found;
 }
 
-bool can_confirm(const Question& question, const Plan& plan) {
+bool can_confirm(const PlanRequest& request, const Plan& plan) {
   if (plan.offloads) return false;
   // ZeRO-2 and -3, and rings, run every rank
   constexpr int kMostFibers = 64;
   const int different = plan.setup.zero_stage >= 2
-                            ? question.world_size / plan.setup.tp
+                            ? request.world_size / plan.setup.tp
                             : plan.setup.pp * plan.setup.cp;
   return different <= kMostFibers;
 }
 
-void confirm(const Question& question, Prediction& prediction) {
-  const Options options = options_of(question);
-  hybrid::HybridOptions setup = chapter_options(question, prediction.plan);
+void confirm(const PlanRequest& request, Prediction& prediction) {
+  const Options options = options_of(request);
+  hybrid::HybridOptions setup = chapter_options(request, prediction.plan);
   hybrid::check_legal(options, setup);
   const Report report = train_on_shapes(
       options, hybrid::fold_class(setup),

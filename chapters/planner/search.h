@@ -12,7 +12,6 @@
 // The bounds are below every prediction, so the result is that of predicting
 // every plan (prunes = false).
 
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -22,52 +21,51 @@
 namespace shardbook::planner {
 
 struct SearchOptions {
-  int top = 5;  ///< how many plans are kept
-  /// Only plans for which it is true; empty: all.
-  std::function<bool(const Plan&)> keeps;
+  int top = 5;         ///< how many plans are kept
   bool prunes = true;  ///< false: every legal plan is predicted
 };
 
-/// Plans that lost for one reason, with an example.
-struct Lost {
+/// Plans that were rejected for one reason, with an example.
+struct Rejection {
   std::int64_t count = 0;
   std::string example;
 };
 
-struct Answer {
+struct PlanResult {
   /// The fastest that fit, the best first.
   std::vector<Prediction> best;
-  std::int64_t num_plans = 0;           ///< legal ones
-  std::int64_t num_predicted = 0;       ///< exactly
-  std::map<std::string, Lost> illegal;  ///< by the option that was refused
-  Lost does_not_fit;        ///< the example is the one that exceeds least
+  std::int64_t num_plans = 0;                ///< legal ones
+  std::int64_t num_predicted = 0;            ///< exactly
+  std::map<std::string, Rejection> illegal;  ///< by the option that was refused
+  Rejection does_not_fit;   ///< the example is the one that exceeds least
   double least_excess = 0;  ///< bytes, of that one
-  Lost slower_bound;        ///< could not be faster than the plans shown
-  Lost slower;              ///< predicted, and slower
+  Rejection slower_bound;   ///< could not be faster than the plans shown
+  Rejection slower;         ///< predicted, and slower
 };
 
 /// All legal plans; `illegal` counts the others.
-std::vector<Plan> plans_of(const Question& question,
-                           std::map<std::string, Lost>* illegal = nullptr);
+std::vector<Plan> plans_of(const PlanRequest& request,
+                           std::map<std::string, Rejection>* illegal = nullptr);
 
-/// Throws Error for a question without sense: an unknown model, a batch that no
+/// Throws Error for a request without sense: an unknown model, a batch that no
 /// degree divides, more devices than the cluster has.
-Answer search(const Question& question, const SearchOptions& options = {});
-void check_question(const Question& question);
+PlanResult search(const PlanRequest& request,
+                  const SearchOptions& options = {});
+void check_request(const PlanRequest& request);
 
 /// One way of splitting, without the others or with them.
 struct Strategy {
-  std::string name;  ///< "DDP", "ZeRO-3", "TP x PP"
-  Answer answer;     ///< of its plans alone
+  std::string name;   ///< "DDP", "ZeRO-3", "TP x PP"
+  PlanResult result;  ///< of its plans alone
 };
-/// The best plan of each strategy that the question allows.
-std::vector<Strategy> search_by_strategy(const Question& question,
+/// The best plan of each strategy that the request allows.
+std::vector<Strategy> search_by_strategy(const PlanRequest& request,
                                          SearchOptions options = {});
 
 /// Runs the plan in the hybrid chapter, on shapes, and sets what it confirms.
-void confirm(const Question& question, Prediction& prediction);
+void confirm(const PlanRequest& request, Prediction& prediction);
 /// Whether that is affordable: few different ranks, and a plan that the chapter
 /// itself runs.
-bool can_confirm(const Question& question, const Plan& plan);
+bool can_confirm(const PlanRequest& request, const Plan& plan);
 
 }  // namespace shardbook::planner

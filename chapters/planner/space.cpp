@@ -23,19 +23,19 @@ std::string option_of(const std::string& refusal) {
 
 class Space {
  public:
-  Space(const Question& question, std::map<std::string, Lost>* illegal)
-      : question_(question),
-        options_(options_of(question)),
-        layers_(question.base.layers),
+  Space(const PlanRequest& request, std::map<std::string, Rejection>* illegal)
+      : request_(request),
+        options_(options_of(request)),
+        layers_(request.base.layers),
         illegal_(illegal) {}
 
   std::vector<Plan> all() {
-    const Limits& only = question_.limits;
-    for (const int tp : divisors(question_.world_size)) {
+    const Limits& only = request_.limits;
+    for (const int tp : divisors(request_.world_size)) {
       if (only.tp > 0 ? tp != only.tp : tp > only.max_tp) continue;
-      for (const int pp : divisors(question_.world_size / tp)) {
+      for (const int pp : divisors(request_.world_size / tp)) {
         if (only.pp > 0 && pp != only.pp) continue;
-        for (const int cp : divisors(question_.world_size / tp / pp)) {
+        for (const int cp : divisors(request_.world_size / tp / pp)) {
           if (only.cp > 0 ? cp != only.cp : !is_worth_cutting(cp)) continue;
           degrees(tp, pp, cp);
         }
@@ -48,16 +48,16 @@ class Space {
   /// Sequences of less than some thousand tokens are not worth cutting: a part
   /// has to keep its device busy while the next one's keys arrive.
   bool is_worth_cutting(int cp) const {
-    return cp == 1 || question_.seq / cp >= 2048;
+    return cp == 1 || request_.seq() / cp >= 2048;
   }
 
   void degrees(int tp, int pp, int cp) {
-    const Limits& only = question_.limits;
+    const Limits& only = request_.limits;
     Plan plan;
     plan.setup.tp = tp;
     plan.setup.pp = pp;
     plan.setup.cp = cp;
-    plan.setup.dp = question_.world_size / (tp * pp * cp);
+    plan.setup.dp = request_.world_size / (tp * pp * cp);
     if (cp > 1) plan.setup.cp_layout = "zigzag";
     for (int stage = 0; stage <= 3; ++stage) {
       if (only.zero_stage >= 0 && stage != only.zero_stage) continue;
@@ -73,8 +73,8 @@ class Space {
         if (!sp && tp > 1 && only.sequence_parallel == 1) continue;
         plan.setup.sequence_parallel = sp;
         plan.setup.micro_batches = 1;
-        if (question_.batch % plan.setup.dp == 0) {
-          plan.setup.micro_batches = question_.batch / plan.setup.dp;
+        if (request_.batch % plan.setup.dp == 0) {
+          plan.setup.micro_batches = request_.batch / plan.setup.dp;
         }
         if (is_legal(plan)) micro_batches(plan, is_alone);
       }
@@ -82,8 +82,8 @@ class Space {
   }
 
   void micro_batches(Plan plan, bool is_alone) {
-    const Limits& only = question_.limits;
-    const std::int64_t of_replica = question_.batch / plan.setup.dp;
+    const Limits& only = request_.limits;
+    const std::int64_t of_replica = request_.batch / plan.setup.dp;
     for (const int size : divisors(of_replica)) {
       if (only.micro_batch > 0 && size != only.micro_batch) continue;
       if (only.micro_batch == 0 && size > only.max_micro_batch) continue;
@@ -98,7 +98,7 @@ class Space {
   }
 
   void schedules(Plan plan, bool is_alone) {
-    const Limits& only = question_.limits;
+    const Limits& only = request_.limits;
     const bool has_pipeline = plan.setup.pp > 1;
     const auto offer = [&](const std::string& name, int chunks) {
       if (has_pipeline && !only.schedule.empty() && name != only.schedule) {
@@ -123,7 +123,7 @@ class Space {
   void with_offload(Plan plan, bool is_alone) {
     const bool is_plain = plan.setup.tp * plan.setup.pp * plan.setup.cp == 1;
     if (!is_alone || plan.setup.zero_stage < 2) plans_.push_back(plan);
-    if (!question_.limits.offloads || !is_plain || plan.setup.zero_stage < 2) {
+    if (!request_.limits.offloads || !is_plain || plan.setup.zero_stage < 2) {
       return;
     }
     if (plan.recompute == "attention") return;  // the ZeRO chapter has blocks
@@ -133,27 +133,27 @@ class Space {
 
   bool is_legal(const Plan& plan) {
     const std::string reason =
-        hybrid::refusal(options_, chapter_options(question_, plan));
+        hybrid::refusal(options_, chapter_options(request_, plan));
     if (reason.empty()) return true;
     if (illegal_ != nullptr) {
-      Lost& lost = (*illegal_)[option_of(reason)];
-      if (lost.count++ == 0) lost.example = reason;
+      Rejection& rejection = (*illegal_)[option_of(reason)];
+      if (rejection.count++ == 0) rejection.example = reason;
     }
     return false;
   }
 
-  const Question& question_;
+  const PlanRequest& request_;
   const Options options_;
   const std::int64_t layers_;
-  std::map<std::string, Lost>* illegal_;
+  std::map<std::string, Rejection>* illegal_;
   std::vector<Plan> plans_;
 };
 
 }  // namespace
 
-std::vector<Plan> plans_of(const Question& question,
-                           std::map<std::string, Lost>* illegal) {
-  return Space(question, illegal).all();
+std::vector<Plan> plans_of(const PlanRequest& request,
+                           std::map<std::string, Rejection>* illegal) {
+  return Space(request, illegal).all();
 }
 
 }  // namespace shardbook::planner

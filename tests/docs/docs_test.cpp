@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -22,11 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 
 const fs::path kRoot = SHARDBOOK_ROOT;
-
-std::string read_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 // Folders of chapters: "00_single_device" and so on.
 std::vector<fs::path> chapter_folders() {

@@ -8,14 +8,14 @@ namespace shardbook::planner::examples {
 
 // --- chapters/planner/plan.h
 void ask() {
-  Question question;
-  question.model = "gpt-13b";
-  question.world_size = 64;
-  question.batch = 1024;
-  question.seq = 2048;
-  read_model(question, sim::Cluster::read("dgx-a100"));
-  Answer answer = search(question);
-  answer.best[0].plan.layout_text();
+  PlanRequest request;
+  request.model = "gpt-13b";
+  request.world_size = 64;
+  request.batch = 1024;
+  request.base.sizes.seq = 2048;
+  read_model(request, sim::Cluster::read("dgx-a100"));
+  PlanResult result = search(request);
+  result.best[0].plan.layout_text();
 }
 
 }  // namespace shardbook::planner::examples

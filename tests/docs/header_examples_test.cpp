@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <regex>
-#include <sstream>
 #include <string>
 #include <vector>
+
+#include "tests/docs/pages.h"
 
 namespace shardbook::docs {
 namespace {
@@ -19,12 +19,7 @@ namespace fs = std::filesystem;
 
 const fs::path kProject = SHARDBOOK_ROOT;
 
-std::vector<std::string> lines_of(const fs::path& path) {
-  std::ifstream file(path);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(file, line);) lines.push_back(line);
-  return lines;
-}
+Lines lines_of(const fs::path& path) { return split_lines(read_file(path)); }
 
 std::string without_remark(const std::string& line) {
   static const std::regex kRemark("(^|\\s)//.*");
@@ -40,7 +35,7 @@ std::string bare(std::string line) {
   return line;
 }
 
-bool is_code(const std::vector<std::string>& paragraph) {
+bool is_code(const Lines& paragraph) {
   // JSON also ends lines with brackets; tables have columns
   const std::string first = without_remark(paragraph[0]);
   if (first.rfind("{\"", 0) == 0) return false;
@@ -55,10 +50,10 @@ bool is_code(const std::vector<std::string>& paragraph) {
 
 // Paragraphs of code in comments: behind an empty line of comment, and further
 // in by two spaces.
-std::vector<std::vector<std::string>> examples_in(const fs::path& header) {
+std::vector<Lines> examples_in(const fs::path& header) {
   static const std::regex kInside("\\s*//[/!]? {3}(.*)"), kEmpty("\\s*//[/!]?");
-  std::vector<std::vector<std::string>> examples;
-  std::vector<std::string> paragraph;
+  std::vector<Lines> examples;
+  Lines paragraph;
   bool may_begin = false;
   for (const std::string& line : lines_of(header)) {
     std::smatch inside;

@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <cctype>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -15,10 +13,10 @@
 #include <string>
 #include <utility>
 
+#include "tests/docs/pages.h"
+
 namespace shardbook::docs {
 namespace {
-
-namespace fs = std::filesystem;
 
 using Words = std::set<std::string>;
 /// The text of a header of the project, by its path from the root.
@@ -220,10 +218,7 @@ TEST(HeaderIncludes, AMissingOneIsNamed) {
 }
 
 TEST(HeaderIncludes, EachPublicHeaderHasWhatItUses) {
-  Headers read([](const std::string& path) -> std::string {
-    std::ifstream file(fs::path(SHARDBOOK_ROOT) / path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  });
+  Headers read(read_file);
   std::istringstream headers(SHARDBOOK_PUBLIC_HEADERS);
   int checked = 0;
   for (std::string header; headers >> header; ++checked) {

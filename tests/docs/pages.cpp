@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <fstream>
+#include <iterator>
 #include <optional>
 #include <regex>
 #include <sstream>
@@ -51,11 +53,14 @@ std::size_t fence_length(const std::string& line) {
   return length >= 3 ? length : 0;
 }
 
-// Calls outside(number, line) for prose, inside(number, line) for code, and
-// opened(number, words) for the line that opens a fence.
-template <typename Outside, typename Opened, typename Inside>
-void walk(const std::string& page, Outside outside, Opened opened,
-          Inside inside) {
+constexpr auto kIgnored = [](int, const std::string&) {};
+
+// Calls outside(number, line) for prose, opened(number, words) for the line that
+// opens a fence, and inside(number, line) for code.
+template <typename Outside, typename Opened = decltype(kIgnored),
+          typename Inside = decltype(kIgnored)>
+void walk(const std::string& page, Outside outside, Opened opened = kIgnored,
+          Inside inside = kIgnored) {
   std::size_t fence = 0;
   int number = 0;
   for (const std::string& line : split_lines(page)) {
@@ -145,12 +150,18 @@ Lines split_lines(const std::string& text) {
   return lines;
 }
 
+std::string read_file(const std::filesystem::path& path) {
+  std::ifstream file(std::filesystem::path(SHARDBOOK_ROOT) / path,
+                     std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 std::vector<Excerpt> find_excerpts(const std::string& page) {
   static const std::regex kHeader(R"(^\s*\w+\s+([^\s#]+)#(.*?)\s*$)");
   std::vector<Excerpt> excerpts;
   bool quoting = false;
   walk(
-      page, [](int, const std::string&) {},
+      page, kIgnored,
       [&](int number, const std::string& words) {
         std::smatch match;
         quoting = std::regex_match(words, match, kHeader);
@@ -169,44 +180,38 @@ std::vector<Link> find_local_links(const std::string& page) {
   static const std::regex kCode("`[^`]*`");
   static const std::regex kElsewhere(R"(^([a-zA-Z][a-zA-Z0-9+.-]*:|//))");
   std::vector<Link> links;
-  walk(
-      page,
-      [&](int number, const std::string& line) {
-        const std::string prose = std::regex_replace(line, kCode, "`");
-        for (const std::regex* form : {&kInline, &kReference, &kHtml}) {
-          for (std::sregex_iterator i(prose.begin(), prose.end(), *form), end;
-               i != end; ++i) {
-            const std::string target = (*i)[1];
-            if (!std::regex_search(target, kElsewhere)) {
-              links.push_back({number, target});
-            }
-          }
+  walk(page, [&](int number, const std::string& line) {
+    const std::string prose = std::regex_replace(line, kCode, "`");
+    for (const std::regex* form : {&kInline, &kReference, &kHtml}) {
+      for (std::sregex_iterator i(prose.begin(), prose.end(), *form), end;
+           i != end; ++i) {
+        const std::string target = (*i)[1];
+        if (!std::regex_search(target, kElsewhere)) {
+          links.push_back({number, target});
         }
-      },
-      [](int, const std::string&) {}, [](int, const std::string&) {});
+      }
+    }
+  });
   return links;
 }
 
 std::vector<std::string> find_anchors(const std::string& page) {
   static const std::regex kHeading(R"(^#{1,6}\s+(.*?)\s*#*\s*$)");
   std::vector<std::string> anchors;
-  walk(
-      page,
-      [&](int, const std::string& line) {
-        std::smatch match;
-        if (!std::regex_match(line, match, kHeading)) return;
-        std::string anchor;
-        for (const char c : match[1].str()) {
-          const auto byte = static_cast<unsigned char>(c);
-          if (byte >= 0x80 || std::isalnum(byte) || c == '-' || c == '_') {
-            anchor += static_cast<char>(std::tolower(byte));
-          } else if (c == ' ') {
-            anchor += '-';
-          }
-        }
-        anchors.push_back(anchor);
-      },
-      [](int, const std::string&) {}, [](int, const std::string&) {});
+  walk(page, [&](int, const std::string& line) {
+    std::smatch match;
+    if (!std::regex_match(line, match, kHeading)) return;
+    std::string anchor;
+    for (const char c : match[1].str()) {
+      const auto byte = static_cast<unsigned char>(c);
+      if (byte >= 0x80 || std::isalnum(byte) || c == '-' || c == '_') {
+        anchor += static_cast<char>(std::tolower(byte));
+      } else if (c == ' ') {
+        anchor += '-';
+      }
+    }
+    anchors.push_back(anchor);
+  });
   return anchors;
 }
 

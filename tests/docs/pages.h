@@ -2,6 +2,7 @@
 
 // What a page quotes and links to, and what the quoted sources say.
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ struct Link {
 };
 
 Lines split_lines(const std::string& text);
+/// Of a file, by its path from the root of the book or an absolute one; empty when
+/// there is none.
+std::string read_file(const std::filesystem::path& path);
 
 /// The fences of a Markdown page that name a file and a step.
 std::vector<Excerpt> find_excerpts(const std::string& page);

@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <regex>
 #include <set>
@@ -177,22 +175,18 @@ TEST(StepFiles, AListFollowsTheIncludes) {
 
 // The includes of main.cpp lead to the listed files, which define the step.
 TEST(StepFiles, PagesListTheStepInReadingOrder) {
-  const fs::path root = SHARDBOOK_ROOT;
-  const auto read = [&](const std::string& path) -> std::string {
-    std::ifstream file(root / path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  };
   struct Step {
     std::string chapter;
     std::size_t num_files, max_lines;
   };
   for (const auto& [chapter, num_files, max_lines] :
        {Step{"chapters/02_ddp", 6, 1500}, Step{"chapters/05_gpipe", 8, 2600}}) {
-    const StepList list = find_step_list(read(chapter + "/README.md"), chapter);
+    const StepList list =
+        find_step_list(read_file(chapter + "/README.md"), chapter);
     ASSERT_EQ(list.step.size(), num_files) << chapter;
     EXPECT_EQ(list.step[0], chapter + "/main");
     EXPECT_LE(list.max_lines, max_lines) << chapter;
-    EXPECT_EQ(problems(list, read), "") << chapter;
+    EXPECT_EQ(problems(list, read_file), "") << chapter;
   }
 }
 

@@ -8,12 +8,11 @@
 #include "chapters/planner/step.h"
 #include "core/check.h"
 #include "tests/chapters/common/textbook_support.h"
-#include "tests/chapters/planner/stage_support.h"
+#include "tests/chapters/planner/planner_support.h"
 
 namespace shardbook::planner {
 namespace {
 
-using test::run_blocks;
 using textbook::expect_time;
 using textbook::kRate;
 
@@ -22,13 +21,13 @@ constexpr double kHidden = 1024, kKeys = 256, kMlp = 3072, kRows = 2 * 512;
 HybridJob llama_job(const std::string& cluster) {
   HybridJob job;
   job.cluster = sim::Cluster::read(cluster);
-  job.sizes.hidden = 1024;
-  job.sizes.heads = 16;
-  job.sizes.kv_heads = 4;
-  job.sizes.mlp = 3072;
-  job.sizes.seq = 512;
-  job.sizes.vocabulary = 4096;
-  job.sizes.is_llama = true;
+  job.sizes = {.hidden = 1024,
+               .heads = 16,
+               .seq = 512,
+               .vocabulary = 4096,
+               .kv_heads = 4,
+               .mlp = 3072,
+               .is_llama = true};
   job.layers = 4;
   job.layout.micro_batch = 2;
   job.layout.dtype = DType::kBF16;

@@ -7,12 +7,11 @@
 #include "chapters/planner/step.h"
 #include "core/check.h"
 #include "tests/chapters/common/textbook_support.h"
-#include "tests/chapters/planner/stage_support.h"
+#include "tests/chapters/planner/planner_support.h"
 
 namespace shardbook::planner {
 namespace {
 
-using test::run_blocks;
 using textbook::expect_time;
 using textbook::kRate;
 
@@ -20,16 +19,16 @@ using textbook::kRate;
 HybridJob job_with_experts(const std::string& cluster = "textbook") {
   HybridJob job;
   job.cluster = sim::Cluster::read(cluster);
-  job.sizes.hidden = 256;
-  job.sizes.heads = 4;
-  job.sizes.kv_heads = 2;
-  job.sizes.head_dim = 128;
-  job.sizes.seq = 64;
-  job.sizes.vocabulary = 1024;
-  job.sizes.mlp = 384;
-  job.sizes.experts = 8;
-  job.sizes.experts_per_token = 2;
-  job.sizes.is_llama = true;
+  job.sizes = {.hidden = 256,
+               .heads = 4,
+               .seq = 64,
+               .vocabulary = 1024,
+               .kv_heads = 2,
+               .mlp = 384,
+               .head_dim = 128,
+               .experts = 8,
+               .experts_per_token = 2,
+               .is_llama = true};
   job.layers = 4;
   job.layout.micro_batch = 2;
   job.is_tied = false;

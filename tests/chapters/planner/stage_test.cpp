@@ -9,7 +9,7 @@
 
 #include "core/check.h"
 #include "tests/chapters/common/textbook_support.h"
-#include "tests/chapters/planner/stage_support.h"
+#include "tests/chapters/planner/planner_support.h"
 
 namespace shardbook::planner {
 namespace {
@@ -35,10 +35,7 @@ struct Layer {
     job.cluster = sim::Cluster::read("textbook");
     job.layout.tp = static_cast<int>(t);
     job.layout.micro_batch = batch;
-    job.sizes.seq = seq;
-    job.sizes.hidden = hidden;
-    job.sizes.heads = heads;
-    job.sizes.vocabulary = 1;
+    job.sizes = {.hidden = hidden, .heads = heads, .seq = seq, .vocabulary = 1};
     return job;
   }
   double tokens() const { return static_cast<double>(batch * seq); }
@@ -68,12 +65,12 @@ TEST(Layer, TakesTheTimeOfTensorParallelism) {
     const double backward = 2 * x.g + x.f + std::max(x.f, sum) + 2 * x.p +
                             2.5 * x.k + x.c + std::max(x.c, sum);
     HybridJob job = layer.job();
-    StageRun run = test::run_blocks(job, 1);
+    StageRun run = run_blocks(job, 1);
     expect_time(run.forward_s, forward);
     expect_time(run.first_backward_s, backward);
     // All of forward once more, messages included
     job.layout.recompute = Recompute::kBlocks;
-    run = test::run_blocks(job, 1);
+    run = run_blocks(job, 1);
     expect_time(run.forward_s, forward);
     expect_time(run.first_backward_s, forward + backward);
   }
@@ -90,11 +87,11 @@ TEST(Layer, TakesTheTimeOfSequenceParallelism) {
                             std::max(x.c, gather) + std::max(x.c, scatter);
     HybridJob job = layer.job();
     job.layout.cuts_tokens = true;
-    StageRun run = test::run_blocks(job, 1);
+    StageRun run = run_blocks(job, 1);
     expect_time(run.forward_s, x.all() + 2 * gather + 2 * scatter);
     expect_time(run.first_backward_s, backward);
     job.layout.recompute = Recompute::kAttention;
-    run = test::run_blocks(job, 1);
+    run = run_blocks(job, 1);
     expect_time(run.forward_s, x.all() + 2 * gather + 2 * scatter);
     expect_time(run.first_backward_s, backward + x.k);
   }
@@ -114,7 +111,7 @@ TEST(Layer, KeepsKorthikantisBytesWithoutMasksAndScores) {
       // The output belongs to the layer above
       const auto kept = [&](const HybridJob& of) {
         const double output = element / (of.layout.cuts_tokens ? t : 1);
-        return test::run_blocks(of, 1).kept_bytes - output;
+        return run_blocks(of, 1).kept_bytes - output;
       };
       HybridJob job = layer.job();
       job.layout.dropout = dropout;
@@ -136,7 +133,7 @@ TEST(Layer, RefusesTokensThatDoNotDivide) {
   HybridJob job = kLayers[0].job();
   job.layout.cuts_tokens = true;
   job.sizes.seq = 63;
-  EXPECT_THROW(test::run_blocks(job, 1), Error);
+  EXPECT_THROW(run_blocks(job, 1), Error);
 }
 
 }  // namespace

@@ -17,10 +17,7 @@ using textbook::reduce_scatter;
 HybridJob small_job(const std::string& cluster) {
   HybridJob job;
   job.cluster = sim::Cluster::read(cluster);
-  job.sizes.hidden = 1024;
-  job.sizes.heads = 16;
-  job.sizes.seq = 512;
-  job.sizes.vocabulary = 4096;
+  job.sizes = {.hidden = 1024, .heads = 16, .seq = 512, .vocabulary = 4096};
   job.layers = 8;
   job.layout.micro_batch = 2;
   return job;
