@@ -48,7 +48,7 @@ void keep_masters(const Options& options, Strategy& strategy) {
   }
 }
 
-/// Of a chapter's trainer, with its options.
+/// A step of a chapter's strategy, with its options.
 template <typename StrategyType, typename... Setups>
 StepTime step_of_trainer(const Options& options, bool keeps_masters,
                          const FoldClass& fold_class, const Setups&... setups) {

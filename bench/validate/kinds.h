@@ -53,7 +53,7 @@ using Predictor = std::vector<Outcome>(const Row&);
 
 struct Kind {
   std::string name;
-  std::string columns;  ///< those that it needs
+  std::string columns;  ///< names that it needs
   bool lower_is_better = false;
   Aim aim;
   Predictor* predict = nullptr;

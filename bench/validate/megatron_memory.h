@@ -1,6 +1,6 @@
 #pragma once
 
-// What a rank's allocator holds in Megatron-LM, as formulae: the chapters keep
+// Bytes that a rank's allocator holds in Megatron-LM, by formulae: the chapters keep
 // less of a layer than Megatron-LM does.
 //
 //   states       parameters, gradients, optimizer: the ZeRO chapter's table
@@ -16,7 +16,7 @@
 
 namespace shardbook::validate {
 
-/// What a job's parallel degrees do not tell.
+/// Software choices that a job's degrees do not determine.
 struct MegatronSoftware {
   /// Attention keeps its output and the sums of its softmax, not its scores.
   bool fuses_attention = true;

@@ -57,7 +57,7 @@ Outcome rate_outcome(const std::string& name, const HybridJob& job,
 /// Megatron-LM's rate, with all blocks computed again, in a step over the mesh.
 Outcome tflops_outcome(const std::string& model, const HybridJob& job,
                        const Row& row);
-/// Of a step with so many FLOPs: the null model has one rate for all rows.
+/// The time of a step of so many FLOPs: the null model has one rate for all rows.
 Outcome time_outcome(const std::string& name, const HybridJob& job,
                      const StepTime& time, const char* unit, double per_second,
                      double published, double flops);

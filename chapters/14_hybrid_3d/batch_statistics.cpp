@@ -34,7 +34,7 @@ void commit_statistics(PipelineModel& model, ProcessGroup& replicas) {
   // Over the images of all replicas
   int num_ranks = replicas.size();
   sum_over_ranks(replicas, pending, "statistics");
-  // Then over those of both directions
+  // Then over the images of both directions
   if (ProcessGroup* const pair = both_directions(model)) {
     sum_over_ranks(*pair, pending, "statistics");
     num_ranks *= pair->size();

@@ -71,14 +71,14 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& setup,
 
 namespace {
 
-/// Of layers of experts: slots over ep, and gathered over tp.
+/// Layers of experts send slots over ep, and gather them over tp.
 double expert_bytes(const BillSizes& z) {
   const moe::MoeOptions moe = z.setup->moe();
   moe::BillSizes groups;
   groups.ep = z.setup->ep, groups.t = z.setup->tp;
   const auto slots = static_cast<double>(moe::capacity(
       static_cast<std::int64_t>(z.tokens()), moe.gate, /*is_training=*/true));
-  // Half of the messages are those of forward
+  // Forward sends half of the messages
   return z.element * (z.blocks + z.blocks_again / 2) *
          moe::layer_elements(moe, z.setup->experts, slots, z.h(), groups);
 }
@@ -170,7 +170,7 @@ bool keeps_known_bytes(const BillSizes& z) {
   return !z.setup->has_experts() || moe::keeps_known_bytes(z.setup->moe());
 }
 
-/// What the weights' gradients of one layer need where they are put off.
+/// Bytes that deferred weight gradients of one layer need.
 double layer_deferred(const BillSizes& z, int layer, std::int64_t rows) {
   const KeptSizes sizes = z.kept_sizes_of(rows);
   const int last = z.layers->list->size() - 1;
@@ -216,7 +216,7 @@ double layer_kept(const BillSizes& z, int layer, std::int64_t rows) {
   if (setup.recompute == "blocks") return is_cut ? x / z.t() : x;
   const bool is_rsa = z.c() > 1 && setup.cp_kind == "rsa";
   const double heads = static_cast<double>(config.n_head) / z.t();
-  // Attention that is computed again keeps nothing beside its inputs
+  // Attention that is computed again keeps its inputs only
   const bool again = setup.recompute == "attention";
   if (again || is_rsa) config.n_head = 0;
   if (is_cut) sizes.t = 1;
@@ -262,14 +262,14 @@ MemoryBill memory(const BillSizes& z, PipelineModel& model,
   bill[MemoryKind::kOptimizerState] =
       updated * (z.updates > 0 ? state.optimizer : masters);
   if (z.setup->zero_stage == 1) {
-    // Running statistics stay beside the flat parameters
+    // Running statistics are no part of the flat parameters
     bill[MemoryKind::kParameter] += flats - whole;
     bill[MemoryKind::kGradient] = shards;
   }
   if (z.setup->accumulate_f32) bill[MemoryKind::kGradient] = sums;
   if (z.updates == 0) bill[MemoryKind::kGradient] = 0;
   if (options.steps == 0) return bill;
-  // What zero bubbles leave between I and W has a formula for GPTs
+  // Activations that wait between I and W have a formula for GPTs only
   const bool splits = engine.schedule().splits_backward();
   const bool is_known =
       !splits || !(z.layers->padded.is_image() ||
@@ -288,7 +288,7 @@ MemoryBill memory(const BillSizes& z, PipelineModel& model,
 
 namespace {
 
-/// What one forward of the whole model keeps, and the loss.
+/// Activations that one forward of the whole model keeps, with the loss.
 double model_kept(const BillSizes& z) {
   if (z.options->steps == 0) return 0;
   if (!keeps_known_bytes(z)) return kNotPredicted;

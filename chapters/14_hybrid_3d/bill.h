@@ -30,7 +30,7 @@ struct BillSizes {
   double blocks = 0, embeddings = 0, heads = 0;
   double blocks_again = 0, embeddings_again = 0, heads_again = 0;
   double attentions_again = 0;  ///< alone
-  /// Of the update; none with ZeRO-2 and -3.
+  /// The update's buckets; null with ZeRO-2 and -3.
   const std::vector<UpdateBucket>* buckets = nullptr;
 
   double d() const { return setup->dp * setup->cp; }
@@ -41,7 +41,7 @@ struct BillSizes {
   double vocabulary() const {
     return static_cast<double>(layers->padded.vocab_size);
   }
-  /// What a rank of tp and cp has of `rows` samples.
+  /// The share of `rows` samples that a rank of tp and cp has.
   KeptSizes kept_sizes_of(std::int64_t rows) const {
     KeptSizes sizes = kept_sizes(*options, rows);
     sizes.tokens /= c();
@@ -55,7 +55,7 @@ struct BillSizes {
   }
 };
 
-/// Of rank `pp_rank` of a pipeline. Keeps references.
+/// The sizes of rank `pp_rank` of a pipeline. Keeps references.
 BillSizes bill_sizes(const Options& options, const HybridOptions& setup,
                      const RankLayers& layers,
                      const pipeline::Schedule& schedule,
@@ -87,7 +87,7 @@ MemoryBill expert_zero_memory(const BillSizes& sizes);
 bool has_step_time(const Options& options, const HybridOptions& setup,
                    const pipeline::Schedule& schedule);
 
-/// What a rank's update takes, part by part.
+/// Seconds of a rank's update, part by part.
 struct UpdateTimes {
   double sums = 0;    ///< of gradients over dp x cp, and over tp
   double tied = 0;    ///< of the table over its stages

@@ -40,7 +40,7 @@ struct HybridOptions {
   std::int64_t micro_batches = 4;  ///< of each replica
   int chunks = 2;                  ///< per rank: interleaved schedules
   std::string partition = "uniform";
-  /// What runs forward again in backward: "always" or "except_last", a whole
+  /// Parts that run forward again in backward: "always" or "except_last", a whole
   /// stage from its input; "blocks", one block after the other from its own;
   /// "attention" of every block alone; "never".
   std::string recompute = "never";
@@ -48,7 +48,7 @@ struct HybridOptions {
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   /// Sum the 16-bit gradients of micro-batches in f32.
   bool accumulate_f32 = false;
-  /// Of each layer, in the place of its MLP; 1: an ordinary MLP.
+  /// Experts of each layer in place of its MLP; 1: an ordinary MLP.
   std::int64_t experts = 1;
   int ep = 1;              ///< replicas that share a set of experts
   std::int64_t top_k = 1;  ///< experts that a token visits
@@ -65,7 +65,7 @@ struct HybridOptions {
   /// What a run has in common with the one that it continues: drops and the
   /// gates' losses depend on the tokens that are routed together.
   std::map<std::string, std::string> agreed() const;
-  /// Of whole stages, as the pipeline does it.
+  /// The pipeline's choice, which is about whole stages.
   pipeline::Recompute recomputed_stages() const;
   /// The scale of the loss of the first step, and how it goes on.
   DynamicLossScaler loss_scaler(DType dtype) const;

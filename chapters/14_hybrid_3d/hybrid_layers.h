@@ -41,7 +41,7 @@ struct RankLayers {
   /// Whether each rank of tp holds the parameter whole, with a gradient that is
   /// the same on all of them, or (cut tokens) a part of a sum over them.
   std::function<bool(const std::string& name)> is_whole;
-  /// What layers of experts tell, and the number that their losses start from.
+  /// Layers of experts report here, and read the scale of their losses.
   std::shared_ptr<moe::MoeRecord> record;
   std::shared_ptr<ShapeGroup> tp_shapes, cp_shapes, ep_shapes;
 };

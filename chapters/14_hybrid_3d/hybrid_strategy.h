@@ -113,13 +113,13 @@ class HybridZeroStrategy : public MeshStrategy {
 
  private:
   void shard();
-  /// Of the dense parameters, and of the experts where there are any.
+  /// One for the dense parameters, and one for experts where there are any.
   std::vector<zero::ZeroOptimizer*> zeros() const;
   /// The number by which the gradients of `zero` are still too large.
   double scale_of(const zero::ZeroOptimizer& zero) const;
   /// Whether the tp group adds up parts of the parameter's gradient.
   bool is_partial(const std::string& name) const;
-  /// Of the whole gradient, when its sums are complete. Collective.
+  /// The norm of the whole gradient, when its sums are complete. Collective.
   double norm();
 
   std::unique_ptr<Gpt> model_;

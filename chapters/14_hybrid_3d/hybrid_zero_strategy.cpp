@@ -100,7 +100,7 @@ double HybridZeroStrategy::norm() {
       if (is_partial(each.name)) partial.push_back(each.tensor);
     }
     sum_over_ranks(groups_.tp, partial, "sequence_parallel");
-    // What the tp group holds whole counts on its first rank
+    // Parameters that the tp group holds whole count on its first rank
     double squares = 0;
     for (const NamedTensor& each : own) {
       const double here = sum_of_squares(each.tensor);

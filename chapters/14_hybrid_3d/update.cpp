@@ -149,7 +149,7 @@ void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
     kind.parameters.push_back(each);
     kinds.push_back(std::move(kind));
   }
-  // Of a size that travels well
+  // Cut each kind into buckets of a size that travels well
   for (const UpdateBucket& kind : kinds) {
     std::vector<ddp::BucketItem> items;
     for (const NamedTensor& each : kind.parameters) {

@@ -54,7 +54,7 @@ struct UpdateBucket {
   Tensor own;   ///< [S], this rank's part
   Tensor grad;  ///< [S], during the update
 
-  /// Of a gradient's element: 4 where 16-bit gradients are summed in f32.
+  /// Size of a gradient's element: 4 where 16-bit ones are summed in f32.
   double gradient_bytes = 0;
 
   /// Elements that this rank's optimizer updates.

@@ -64,7 +64,7 @@ struct Scheduler {
   std::int64_t total_num_steps = 0;
 };
 
-/// What a script trains with. Wrappers replace the tensors of a model, so
+/// A script trains with these. Wrappers replace the tensors of a model, so
 /// `prepare` makes the optimizer behind them.
 struct Prepared {
   PreparedModel model;

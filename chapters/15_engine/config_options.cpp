@@ -25,7 +25,7 @@ bool is_given(const Given& given, const std::string& option) {
 
 void apply_config(const DeepSpeedConfig& config, int dp, const Given& given,
                   Options& options) {
-  // Of option and key, one is left out where they differ
+  // An option and a key that differ exclude each other
   const auto refuse = [&](const std::string& flag, const std::string& key) {
     for (const auto& [name, text] : given) {
       SB_CHECK(name != flag, flag, " ", text, ": ", config.label, " has ", key,
@@ -94,7 +94,7 @@ namespace {
 
 using json_file::Json;
 
-/// What options say in place of "auto".
+/// Values in place of "auto", from the options.
 AutoValues values_of(const Json& json, const Options& options,
                      const Given& given) {
   AutoValues values = internal::auto_values(options.optimizer_options,
@@ -165,7 +165,7 @@ DeepSpeedConfig read_config(const std::string& file, const Options& options,
                             const Given& given) {
   const auto [text, label] =
       internal::config_text(file, "--config", "--config");
-  // What is no JSON has its message from `parse`
+  // `parse` has the message for a text that is no JSON
   if (text.find("\"auto\"") == std::string::npos) {
     return DeepSpeedConfig::parse(text, label);
   }

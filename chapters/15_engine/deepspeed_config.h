@@ -126,7 +126,7 @@ struct BookConfig {
   std::string context_parallel_layout = "contiguous";
   std::string schedule = "1f1b";
   int chunks = 2;
-  /// Of each block in backward again: "never", "attention", "blocks". Whole
+  /// The part of a block that runs again: "never", "attention", "blocks". Whole
   /// stages are the pipeline's activation_checkpoint_interval.
   std::string recompute = "never";
   std::string sharding = "zero";  ///< stage 3: "zero", "fsdp" or "fsdp2"
@@ -150,11 +150,11 @@ struct DeepSpeedConfig {
   double gradient_clipping = 1;  ///< 0: off
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1;
-  /// Of gradients on the wire: "fp32", "fp16", "bf16"; empty: as they are.
+  /// Gradients on the wire: "fp32", "fp16", "bf16"; empty: as they are.
   std::string communication_data_type;
-  /// Of their sum over ranks that share a sample; empty: as they are.
+  /// Their sum over ranks that share a sample; empty: as they are.
   std::string seq_parallel_communication_data_type;
-  /// In which micro-batches' gradients are summed; empty: as they are.
+  /// The dtype of sums over micro-batches; empty: as the gradients are.
   std::string grad_accum_dtype;
   bool bf16 = false;
   Fp16Config fp16;
@@ -190,7 +190,7 @@ struct DeepSpeedConfig {
   std::string recompute() const;
   /// bf16 or f16 where a section enables it, else `otherwise`.
   DType dtype(DType otherwise) const;
-  /// Of gradients on the wire; none: as they are.
+  /// The dtype of gradients on the wire; none: as they are.
   std::optional<DType> wire() const;
   /// Whether gradients are divided by all ranks before they are summed.
   bool divides_first() const;

@@ -64,7 +64,7 @@ struct Mpu {
   ParameterLayout layout = {};
 };
 
-/// What a script may give beside model and config.
+/// Further arguments of `initialize`.
 struct InitializeArgs {
   /// Trained; all others are frozen. Empty: all parameters of the model.
   Tensors model_parameters = {};
@@ -132,7 +132,7 @@ class Engine {
                      const LossFunction& loss_of = language_loss);
   double train_batch();
 
-  /// Counts from this step on: of a run whose state was loaded elsewhere.
+  /// Counts from this step on, for a run whose state was loaded elsewhere.
   void begin_at(std::int64_t global_steps, std::int64_t skipped_steps = 0);
 
   std::int64_t global_steps() const { return global_steps_; }
@@ -141,9 +141,9 @@ class Engine {
   std::int64_t skipped_steps() const { return skipped_steps_; }
   double get_lr() const;
   void set_lr(double lr);
-  /// Of the last step, before clipping and without the loss scale.
+  /// The last step's norm, before clipping and without the loss scale.
   double get_global_grad_norm() const { return grad_norm_; }
-  /// Of a module; 1 without f16.
+  /// The loss scale of a module; 1 without f16.
   double loss_scale() const;
   bool was_step_applied() const { return was_applied_; }
   std::int64_t gradient_accumulation_steps() const {
@@ -154,7 +154,7 @@ class Engine {
 
   const DeepSpeedConfig& config() const { return config_; }
   Optimizer& optimizer();
-  /// Of a module; throws Error for a strategy.
+  /// The wrapped module; throws Error for a strategy.
   Module& module();
   ProcessGroup& data_parallel_group();
 
@@ -172,7 +172,7 @@ class Engine {
   /// Where the lines of steps_per_print and wall_clock_breakdown go; stderr to
   /// begin with.
   void set_log(std::function<void(const std::string& line)> log);
-  /// Of a module: its wrapper, which knows its bill.
+  /// The wrapper of a module, which knows its bill.
   const internal::DataParallelModel& model() const { return *model_; }
 
  private:

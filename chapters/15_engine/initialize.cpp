@@ -105,6 +105,7 @@ std::unique_ptr<Engine> initialize(Module& model, const DeepSpeedConfig& given,
   const DType dtype = config.dtype(DType::kF32);
   if (dtype != DType::kF32) internal::cast(model, dtype);
   auto wrapped = internal::make_model(model, config, mpu, world);
+
   return std::make_unique<Engine>(config, sizes, world, std::move(wrapped));
 }
 

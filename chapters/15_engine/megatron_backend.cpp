@@ -85,7 +85,7 @@ const Gpt& gpt_of(Module& module) {
   return *gpt;
 }
 
-/// What the hybrid chapter reads on its command line.
+/// The options that the hybrid chapter reads on its command line.
 Options options_of(const Plan& plan, const Batch& example, int dp) {
   const Gpt& gpt = gpt_of(plan.module);
   Options options;

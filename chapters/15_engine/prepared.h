@@ -42,7 +42,7 @@ TrainingData training_data(const Dataset& data, std::int64_t num_samples = 0);
 /// The loader of a script that knows one process.
 struct DataLoader {
   TrainingData data = {};
-  /// Of one process; with split_batches, of all together.
+  /// Samples of one process; with split_batches, of all together.
   std::int64_t batch_size = 1;
   bool shuffle = false;
   std::uint64_t seed = 0;

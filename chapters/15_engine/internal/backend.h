@@ -1,6 +1,6 @@
 #pragma once
 
-// What an Accelerator asks of a plugin's library.
+// The interface of a plugin's library to an Accelerator.
 
 #include <map>
 #include <memory>
@@ -28,7 +28,7 @@ class Backend {
   virtual Tensor loss(const Batch& batch);
   /// Adds the gradient of loss / gradient_accumulation_steps.
   virtual void backward(const Tensor& loss) = 0;
-  /// Of the whole gradient, without a loss scale. Later calls of step use the
+  /// The whole gradient's norm, without a loss scale. Later calls of step use the
   /// clipped one.
   virtual double clip(double max_norm) = 0;
   virtual void step() = 0;
@@ -48,7 +48,7 @@ class Backend {
   virtual void set_numbers(const std::map<std::string, double>&) {}
 };
 
-/// What the libraries are made from. Model and group outlive the backend.
+/// The arguments of the libraries. Model and group outlive the backend.
 struct Plan {
   Module& module;
   ProcessGroup& world;

@@ -14,7 +14,7 @@ namespace shardbook::engine::internal {
 struct ConfigText {
   std::string text, label;
 };
-/// Of a file, or of a text that begins with '{', which is called `text_label`.
+/// Reads a file, or takes a text that begins with '{', which is called `text_label`.
 /// `option`, which named the file, begins the message of an Error.
 ConfigText config_text(const std::string& file, const std::string& option,
                        const std::string& text_label);
@@ -23,7 +23,7 @@ ConfigText config_text(const std::string& file, const std::string& option,
 AutoValues auto_values(const OptimizerOptions& optimizer, std::int64_t h);
 /// Reads the keys that act.
 void read_keys(json_file::JsonObject& root, DeepSpeedConfig& config);
-/// What does not go together: a message each, with all keys that take part.
+/// A message for each rule that is broken, with all keys that take part.
 std::vector<std::string> broken_rules(const DeepSpeedConfig& config);
 /// The remark on a file without gradient_clipping.
 inline constexpr const char* kClippingRemark =

@@ -29,8 +29,8 @@ class DataParallelModel {
   virtual ProcessGroup& group() = 0;
   virtual std::vector<NamedTensor> full_state() = 0;
   virtual TrainingState state() = 0;
-  /// Of all steps of the options, each with `micro_steps` of `rows` samples; f16
-  /// skips the updates of `skipped` steps.
+  /// The bill of all steps of the options, each with `micro_steps` of `rows`
+  /// samples. The updates of `skipped` steps were left out (f16).
   virtual Bill bill(const Options& options, const ModelConfig& config,
                     std::int64_t rows, std::int64_t micro_steps,
                     std::int64_t skipped) const = 0;
