@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Changes one line at a time and asks whether a test notices.
 
-    tests/mutation/run.py BUILD [--only TEXT]... [--from N] [--to N] [--list]
+    tests/by_hand/mutation.py BUILD [--only TEXT]... [--from N] [--to N] [--list]
                           [--jobs N] [--resume FILE]
 
 The changes are in mutants.py and mutants_*.py, each with the test program and

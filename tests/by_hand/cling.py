@@ -1,6 +1,6 @@
 """Feeds the cells of notebooks to cling, the compiler of xeus-cling.
 
-  PYTHON tests/notebooks/cling.py [NAME...]
+  PYTHON tests/by_hand/cling.py [NAME...]
 
 PYTHON can import cppyy with its cling 6.32.8 (CONTRIBUTING.md), and build/ has
 the book's library. Every cell must compile and print the text that the file

@@ -2,7 +2,7 @@
 """Asks whether every source compiles alone, without those of its unity group and
 without precompiled headers.
 
-  tests/alone/run.py BUILD [--jobs N] [PART OF A PATH...]
+  tests/by_hand/compiles_alone.py BUILD [--jobs N] [PART OF A PATH...]
 
 BUILD has been set up, with -Dunity=on or without. Compilers check the syntax
 only: a second or two for each source.

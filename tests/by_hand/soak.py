@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills and resumes runs, over and over, and checks that nothing is lost.
 
-  tests/resume/soak.py BUILD [--cycles N] [--seed S] [--short]
+  tests/by_hand/soak.py BUILD [--cycles N] [--seed S] [--short]
                        [--without-processes]
 
 A cycle starts a run with --resume, and ends it at a random moment of its first

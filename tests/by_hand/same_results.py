@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Asks whether two builds compute the same: for changes of structure alone.
 
-    tests/same_results/run.py OLD_BUILD NEW_BUILD [--only TEXT]
+    tests/by_hand/same_results.py OLD_BUILD NEW_BUILD [--only TEXT]
 
 Runs the rows of chapters/rows.txt and the option sets below with the programs
 of both builds, on the same data. The reports must be equal but for wall times:

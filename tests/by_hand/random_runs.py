@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs the chapters' programs with random options and judges what they do.
 
-    tests/random_runs/run.py --runs 1000            all chapters, on threads,
+    tests/by_hand/random_runs.py --runs 1000            all chapters, on threads,
                                                     processes and shapes
-    tests/random_runs/run.py --chapter 05 --seed 7
-    tests/random_runs/run.py --only 132             run 132 again
+    tests/by_hand/random_runs.py --chapter 05 --seed 7
+    tests/by_hand/random_runs.py --only 132             run 132 again
 
 Run i of seed s always draws the same options, whatever else is run. Models
 are small and steps few, so a run takes a fraction of a second. Some runs have a

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does harm to running programs, and checks what they make of it.
 
-  tests/faults/run.py BUILD [--kills N] [--freezes N] [--interrupts N]
+  tests/by_hand/faults.py BUILD [--kills N] [--freezes N] [--interrupts N]
                             [--seed S] [--short]
 
   kills       SIGKILL to one rank of a run on processes: all others end and

@@ -2,7 +2,7 @@
 # Builds, runs and tests the book on another release of Debian, notebooks
 # included:
 #
-#   tests/distributions/debian.sh trixie
+#   tests/by_hand/debian.sh trixie
 #
 # The release is installed by debootstrap into a folder of its own, a clean
 # clone of the last commit is copied there, and ./shardbook runs in a chroot.
@@ -12,7 +12,7 @@ set -euo pipefail
 
 usage() {
   cat <<'END_OF_USAGE'
-Usage: tests/distributions/debian.sh RELEASE [--jobs N] [--core-only]
+Usage: tests/by_hand/debian.sh RELEASE [--jobs N] [--core-only]
 
   RELEASE      bookworm or trixie
   --jobs N     at most N compilers at once (default: all cores)
