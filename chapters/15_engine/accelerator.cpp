@@ -1,6 +1,7 @@
 #include "chapters/15_engine/accelerator.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "chapters/common/run/state_folder.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/inplace.h"
 
 namespace shardbook::accelerate {
 
@@ -23,6 +25,9 @@ Accelerator::Accelerator(const AcceleratorOptions& options, ProcessGroup& world)
   SB_CHECK(options.gradient_accumulation_steps >= 1,
            "Accelerator: gradient_accumulation_steps ",
            options.gradient_accumulation_steps, ": give 1 or more");
+  SB_CHECK(!options.cpu || !device().is_cuda(),
+           "Accelerator: cpu true, but this rank was started on ",
+           device().name(), "; start it with --device cpu");
   loop_->split_batches = options.split_batches;
 }
 
@@ -55,13 +60,14 @@ std::unique_ptr<internal::Backend> Accelerator::make_backend(
 
   // The engine: a config with the script's values, in which "auto" is filled
   if (const auto* deepspeed = std::get_if<DeepSpeedPlugin>(&plugin)) {
-    KnownValues known = {internal::batch_of_a_rank(setup, world_.size()),
-                         plan.accumulation,
-                         world_.size(),
-                         options_.mixed_precision,
-                         optimizer,
-                         scheduler.warmup_num_steps,
-                         scheduler.total_num_steps};
+    KnownValues known;
+    known.micro_batch_size = internal::batch_of_a_rank(setup, world_.size());
+    known.accumulation = plan.accumulation;
+    known.data_parallel_ranks = world_.size();
+    known.mixed_precision = options_.mixed_precision;
+    known.optimizer = optimizer;
+    known.warmup_num_steps = scheduler.warmup_num_steps;
+    known.total_num_steps = scheduler.total_num_steps;
     if (const auto* gpt = dynamic_cast<const Gpt*>(&model)) {
       known.hidden_size = gpt->config.n_embd;
     }
@@ -91,7 +97,8 @@ std::unique_ptr<internal::Backend> Accelerator::make_backend(
 }
 
 ShardOptions Accelerator::shard_options(const DataLoader& loader) const {
-  return {loader.batch_size, options_.split_batches};
+  return {loader.batch_size, options_.split_batches, options_.even_batches,
+          loader.drop_last};
 }
 
 PreparedLoader Accelerator::shard(const DataLoader& loader,
@@ -121,6 +128,13 @@ Prepared Accelerator::prepare(Module& model,
 
   // Deal out batches over the ranks that do not share a model
   PreparedLoader dealt = shard(loader, loop_->backend->data_group());
+  SB_CHECK(dealt.state_->gives_even_batches() || dealt.state_->ranks == 1,
+           "prepare: even_batches false: ", loader.data.num_samples,
+           " samples in batches of ", loader.batch_size,
+           " leave some ranks without a full last batch, while the others wait "
+           "for their gradients; give even_batches true, or drop_last");
+  SB_CHECK(dealt.size() >= 1, "prepare: drop_last leaves no batch of ",
+           loader.data.num_samples, " samples; give fewer per batch");
   loop_->training = dealt.state_;
 
   // The schedule begins with its first rate
@@ -188,6 +202,16 @@ std::optional<double> Accelerator::clip_grad_norm_(const Tensors& parameters,
 
 // --- Processes ---------------------------------------------------------------
 
+const Device& Accelerator::device() const {
+  return RankContext::current().device;
+}
+
+void Accelerator::print(const std::string& line) const {
+  if (!is_main_process()) return;
+  std::fprintf(stdout, "%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
 Tensor Accelerator::gather(const Tensor& tensor) {
   ProcessGroup& group = data_group();
   const MemoryScope kind(MemoryKind::kCommunication);
@@ -216,7 +240,22 @@ Tensor Accelerator::gather_for_metrics(const Tensor& tensor) {
   return all.rows_view(0, loader->remainder);
 }
 
+Tensor Accelerator::reduce(const Tensor& tensor, const std::string& reduction) {
+  SB_CHECK(reduction == "sum" || reduction == "mean", "reduce: reduction ",
+           reduction, ": give sum or mean");
+  ProcessGroup& group = data_group();
+  const MemoryScope kind(MemoryKind::kCommunication);
+  const Tensor all = tensor.detach().clone();
+  group.all_reduce(all, ReduceOp::kSum, "reduce").wait();
+  if (reduction == "mean") scale_in_place(all, 1.0 / group.size());
+  return all;
+}
+
 // --- The model, whole; the training, in files --------------------------------
+
+Module& Accelerator::unwrap_model(PreparedModel&) {
+  return backend("unwrap_model").module();
+}
 
 std::vector<NamedTensor> Accelerator::get_state_dict(PreparedModel&) {
   return backend("get_state_dict").full_state();

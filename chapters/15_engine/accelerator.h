@@ -51,8 +51,11 @@ namespace shardbook::accelerate {
 struct AcceleratorOptions {
   std::string mixed_precision = "no";  ///< "no", "bf16" or "fp16"
   std::int64_t gradient_accumulation_steps = 1;
+  /// Refuses ranks that were started on a GPU.
+  bool cpu = false;
   /// Loaders: batch_size counts the samples of all processes together.
   bool split_batches = false;
+  bool even_batches = true;
   Plugin plugin = DistributedDataParallelPlugin{};
 };
 
@@ -64,7 +67,7 @@ struct Scheduler {
   std::int64_t total_num_steps = 0;
 };
 
-/// A script trains with these. Wrappers replace the tensors of a model, so
+/// What a script trains with. Wrappers replace the tensors of a model, so
 /// `prepare` makes the optimizer behind them.
 struct Prepared {
   PreparedModel model;
@@ -112,13 +115,27 @@ class Accelerator {
   std::optional<double> clip_grad_norm_(const Tensors& parameters,
                                         double max_norm);
 
+  int num_processes() const { return world_.size(); }
+  int process_index() const { return world_.rank(); }
+  bool is_main_process() const { return world_.rank() == 0; }
+  /// The device of this rank.
+  const Device& device() const;
+  /// A line on stdout, from the main process only.
+  void print(const std::string& line) const;
+  void wait_for_everyone() { world_.barrier("wait_for_everyone"); }
+
   /// The data-parallel ranks' tensors [n, ...] end to end: [d n, ...]; numbers
   /// give [d]. Collective.
   Tensor gather(const Tensor& tensor);
   /// The same without the samples that the loader has repeated in its last
   /// round.
   Tensor gather_for_metrics(const Tensor& tensor);
+  /// "sum" or "mean" over the data-parallel ranks. Collective.
+  Tensor reduce(const Tensor& tensor, const std::string& reduction = "sum");
 
+  /// The script's own model. Its tensors are shards where the plugin cuts them;
+  /// throws Error for MegatronLMPlugin, which has built another one.
+  Module& unwrap_model(PreparedModel& model);
   /// All parameters and buffers, whole, on the main process. Collective.
   std::vector<NamedTensor> get_state_dict(PreparedModel& model);
 

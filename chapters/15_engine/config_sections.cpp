@@ -73,7 +73,7 @@ void read_type(JsonObject& section, const std::vector<std::string>& offered,
   if (is_in(offered)) type = given;
 }
 
-/// Refuses keys that act in another type.
+/// Of keys that act in another type.
 void refuse_others(const Section& params, const std::string& type,
                    const std::vector<std::string>& own) {
   if (!params.is_object()) return;
@@ -372,7 +372,7 @@ void read_experts(JsonObject& book, BookConfig& to) {
               to.enable_expert_tensor_parallelism);
 }
 
-/// Keys for which DeepSpeed has names of its own.
+/// What DeepSpeed has names of its own for.
 void read_parallel_names(JsonObject& root, BookConfig& to) {
   Section autotp(root, "tensor_parallel");
   autotp.object.integer("autotp_size", 0, 1 << 16, to.tensor_parallel);

@@ -1,4 +1,4 @@
-// Looks up the keys of a file in the table.
+// What the table of keys says about a file.
 
 #include <algorithm>
 #include <map>
@@ -81,7 +81,7 @@ bool drops_auto(const std::string& path) {
          section == "/fp16" || section == "/tensor_parallel";
 }
 
-/// Why a key is unknown: it is misspelt, or belongs to another section.
+/// Why a key is unknown: it is spelt otherwise, or stands elsewhere.
 std::string advice(const std::string& section, const std::string& key,
                    std::string& meant) {
   std::vector<std::string> here;

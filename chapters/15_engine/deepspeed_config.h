@@ -126,7 +126,7 @@ struct BookConfig {
   std::string context_parallel_layout = "contiguous";
   std::string schedule = "1f1b";
   int chunks = 2;
-  /// The part of a block that runs again: "never", "attention", "blocks". Whole
+  /// Of each block in backward again: "never", "attention", "blocks". Whole
   /// stages are the pipeline's activation_checkpoint_interval.
   std::string recompute = "never";
   std::string sharding = "zero";  ///< stage 3: "zero", "fsdp" or "fsdp2"
@@ -150,11 +150,11 @@ struct DeepSpeedConfig {
   double gradient_clipping = 1;  ///< 0: off
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1;
-  /// Gradients on the wire: "fp32", "fp16", "bf16"; empty: as they are.
+  /// Of gradients on the wire: "fp32", "fp16", "bf16"; empty: as they are.
   std::string communication_data_type;
-  /// Their sum over ranks that share a sample; empty: as they are.
+  /// Of their sum over ranks that share a sample; empty: as they are.
   std::string seq_parallel_communication_data_type;
-  /// The dtype of sums over micro-batches; empty: as the gradients are.
+  /// In which micro-batches' gradients are summed; empty: as they are.
   std::string grad_accum_dtype;
   bool bf16 = false;
   Fp16Config fp16;
@@ -190,7 +190,7 @@ struct DeepSpeedConfig {
   std::string recompute() const;
   /// bf16 or f16 where a section enables it, else `otherwise`.
   DType dtype(DType otherwise) const;
-  /// The dtype of gradients on the wire; none: as they are.
+  /// Of gradients on the wire; none: as they are.
   std::optional<DType> wire() const;
   /// Whether gradients are divided by all ranks before they are summed.
   bool divides_first() const;
@@ -208,21 +208,18 @@ struct AutoValue {
   std::string json, source;
 };
 
-/// By path.
-using AutoValues = std::map<std::string, AutoValue>;
-
 /// The text of a config without these values "auto", and a remark on each.
 struct FilledConfig {
   std::string text;
   std::vector<std::string> remarks;
 };
 
-/// Replaces values "auto" in the text of a config by `values`, such as
+/// Replaces values "auto" in the text of a config: `values` are by path, such as
 /// {"/optimizer/params/lr", {"0.001", "--lr"}}. A front end calls it, which knows
 /// what the user's objects or options say. An "auto" without a value stays; `parse`
 /// takes DeepSpeed's default where DeepSpeed does, else it is an error. A path that
 /// is not "auto" stays as it is. Throws Error for a text that is no JSON.
 FilledConfig fill_auto(const std::string& text, const std::string& label,
-                       const AutoValues& values);
+                       const std::map<std::string, AutoValue>& values);
 
 }  // namespace shardbook::engine

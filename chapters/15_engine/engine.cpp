@@ -1,97 +1,17 @@
 #include "chapters/15_engine/engine.h"
 
-#include <fmt/format.h>
-
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <utility>
 
 #include "chapters/15_engine/internal/data_parallel_model.h"
+#include "chapters/15_engine/internal/step_log.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
-#include "core/stream.h"
 
 namespace shardbook::engine {
-
-// --- The log -------------------------------------------------------------------
-
-namespace {
-
-/// Seconds, when all that the device was given has run.
-double now_s() {
-  if (RankContext::current().device.is_cuda()) {
-    Event event;
-    event.record();
-    event.synchronize();
-  }
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-}  // namespace
-
-namespace internal {
-
-/// The lines that an engine writes: every n steps, and how long its calls took.
-class StepLog {
- public:
-  /// Writes to stderr, on the main rank.
-  StepLog(const DeepSpeedConfig& config, bool is_main)
-      : is_main_(is_main),
-        times_calls_(config.wall_clock_breakdown),
-        is_adam_(config.optimizer.type != "SGD"),
-        every_(config.steps_per_print) {}
-
-  /// Time a call. With wall_clock_breakdown the device is synchronised on both
-  /// ends, so nothing that it does overlaps another call.
-  void begin(const std::string& call) {
-    if (times_calls_) began_s_[call] = now_s();
-  }
-  void end(const std::string& call) {
-    const auto began = began_s_.find(call);
-    if (began == began_s_.end()) return;
-    seconds_[call] += now_s() - began->second;
-    began_s_.erase(began);
-  }
-
-  /// An optimizer step has ended.
-  void step(std::int64_t global_steps, std::int64_t skipped,
-            const OptimizerOptions& options) {
-    if (is_main_ && every_ > 0 && global_steps % every_ == 0) {
-      write(fmt::format(
-          "step={}, skipped={}, lr={}, mom={}", global_steps, skipped,
-          options.lr,
-          is_adam_ ? fmt::format("({}, {})", options.beta1, options.beta2)
-                   : fmt::format("{}", options.momentum)));
-    }
-    if (is_main_ && times_calls_) {
-      std::string line = "time (ms)";
-      for (const auto& [call, seconds] : seconds_) {
-        line += fmt::format(" | {}: {:.2f}", call, seconds * 1e3);
-      }
-      write(line);
-    }
-    seconds_.clear();
-  }
-
-  std::function<void(const std::string& line)> write =
-      [](const std::string& line) {
-        std::fprintf(stderr, "%s\n", line.c_str());
-      };
-
- private:
-  const bool is_main_, times_calls_, is_adam_;
-  const std::int64_t every_;
-  std::map<std::string, double> began_s_, seconds_;
-};
-
-}  // namespace internal
-
-// --- The engine ----------------------------------------------------------------
 
 NoSync::NoSync(Engine& engine) : engine_(engine) {
   engine_.no_sync_depth_ += 1;
@@ -100,7 +20,8 @@ NoSync::~NoSync() { engine_.no_sync_depth_ -= 1; }
 
 Engine::Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
                ProcessGroup& world,
-               std::unique_ptr<internal::DataParallelModel> model)
+               std::unique_ptr<internal::DataParallelModel> model,
+               std::shared_ptr<LrScheduler> scheduler)
     : config_(config),
       sizes_(sizes),
       world_(world),
@@ -109,18 +30,19 @@ Engine::Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
   if (config.fp16.enabled) {
     scaler_ = std::make_unique<DynamicLossScaler>(config.fp16.scale());
   }
-  if (config.scheduler.type.empty()) return;
-  scheduler_.emplace(schedule_of(config, config.optimizer));
-  set_lr(scheduler_->lr());
+  set_lr_scheduler(std::move(scheduler));
 }
 
 Engine::Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
-               ProcessGroup& world, std::unique_ptr<Strategy> strategy)
+               ProcessGroup& world, std::unique_ptr<Strategy> strategy,
+               std::shared_ptr<LrScheduler> scheduler)
     : config_(config),
       sizes_(sizes),
       world_(world),
       strategy_(std::move(strategy)),
-      log_(std::make_unique<internal::StepLog>(config, world.rank() == 0)) {}
+      log_(std::make_unique<internal::StepLog>(config, world.rank() == 0)) {
+  set_lr_scheduler(std::move(scheduler));
+}
 
 Engine::~Engine() = default;
 
@@ -282,6 +204,11 @@ double Engine::get_lr() const {
 
 void Engine::set_lr(double lr) { optimizer().set_lr(lr); }
 
+void Engine::set_lr_scheduler(std::shared_ptr<LrScheduler> scheduler) {
+  scheduler_ = std::move(scheduler);
+  if (scheduler_) set_lr(scheduler_->lr());
+}
+
 void Engine::set_log(std::function<void(const std::string& line)> log) {
   log_->write = std::move(log);
 }
@@ -300,57 +227,6 @@ ProcessGroup& Engine::data_parallel_group() {
 
 std::vector<NamedTensor> Engine::full_state() {
   return model_ ? model_->full_state() : strategy_->full_state();
-}
-
-TrainingState Engine::state() {
-  return model_ ? model_->state() : strategy_->state();
-}
-
-// --- For checkpoints ---------------------------------------------------------
-
-std::map<std::string, double> Engine::numbers() const {
-  std::map<std::string, double> all = {
-      {"global_steps", static_cast<double>(global_steps_)},
-      {"global_samples", static_cast<double>(global_samples_)},
-      {"micro_steps", static_cast<double>(micro_steps_)},
-      {"skipped_steps", static_cast<double>(skipped_steps_)},
-      {"lr", get_lr()}};
-  if (scheduler_) {
-    all["scheduler"] = static_cast<double>(scheduler_->steps_done());
-  }
-  for (const auto& [name, value] : scaler_numbers()) {
-    all["scaler." + name] = value;
-  }
-  return all;
-}
-
-std::map<std::string, double> Engine::scaler_numbers() const {
-  return scaler_ ? scaler_->state() : std::map<std::string, double>();
-}
-
-void Engine::set_scaler_numbers(const std::map<std::string, double>& numbers) {
-  if (scaler_) scaler_->load_state(numbers);
-}
-
-void Engine::set_numbers(const std::map<std::string, double>& all) {
-  const auto count = [&](const std::string& name) {
-    return static_cast<std::int64_t>(all.at(name));
-  };
-  global_steps_ = count("global_steps");
-  global_samples_ = count("global_samples");
-  micro_steps_ = count("micro_steps");
-  skipped_steps_ = count("skipped_steps");
-  set_lr(all.at("lr"));
-  if (scheduler_ && all.count("scheduler") > 0) {
-    scheduler_->set_steps_done(count("scheduler"));
-    set_lr(scheduler_->lr());
-  }
-  std::map<std::string, double> scaler;
-  for (const auto& [name, value] : all) {
-    if (name.rfind("scaler.", 0) == 0) scaler[name.substr(7)] = value;
-  }
-  // A training in another dtype has kept none
-  if (!scaler.empty()) set_scaler_numbers(scaler);
 }
 
 }  // namespace shardbook::engine

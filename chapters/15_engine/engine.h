@@ -3,8 +3,10 @@
 // The engine: three calls train a model, and a config says how.
 //
 //   DeepSpeedConfig config = DeepSpeedConfig::read("ds.json");
-//   auto engine = engine::initialize(model, config, world);
-//   for (const Batch& batch : batches) {
+//   auto [engine, optimizer, loader, scheduler] =
+//       engine::initialize(model, config, world, args);
+//   for (std::int64_t i = 0; i < loader->size(); ++i) {
+//     const Batch batch = loader->next_repeating();
 //     Tensor loss = language_loss((*engine)(batch.inputs), batch.targets);
 //     engine->backward(loss);
 //     engine->step();
@@ -40,6 +42,7 @@
 #include <vector>
 
 #include "chapters/15_engine/deepspeed_config.h"
+#include "chapters/15_engine/loader.h"
 #include "chapters/15_engine/lr_schedules.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/strategy.h"
@@ -64,13 +67,18 @@ struct Mpu {
   ParameterLayout layout = {};
 };
 
-/// Further arguments of `initialize`.
+/// What a script may give beside model and config.
 struct InitializeArgs {
+  /// A config's file; together with a config it is an error.
+  std::string deepspeed_config;
   /// Trained; all others are frozen. Empty: all parameters of the model.
   Tensors model_parameters = {};
   /// In place of the config's section.
   std::optional<OptimizerConfig> optimizer = {};
+  std::shared_ptr<LrScheduler> lr_scheduler = {};
   Mpu mpu = {};
+  std::optional<TrainingData> training_data = {};
+  std::uint64_t seed = 0;  ///< of the loader's order
 };
 
 /// While it lives, backward sums gradients on this rank and sends nothing.
@@ -90,11 +98,12 @@ class Engine {
   /// Around a module. Use `initialize`.
   Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
          ProcessGroup& world,
-         std::unique_ptr<internal::DataParallelModel> model);
-  /// Around a chapter's strategy, which has only train_batch. The caller sets
-  /// the learning rate.
+         std::unique_ptr<internal::DataParallelModel> model,
+         std::shared_ptr<LrScheduler> scheduler);
+  /// Around a chapter's strategy, which has only train_batch.
   Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
-         ProcessGroup& world, std::unique_ptr<Strategy> strategy);
+         ProcessGroup& world, std::unique_ptr<Strategy> strategy,
+         std::shared_ptr<LrScheduler> scheduler);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -132,7 +141,7 @@ class Engine {
                      const LossFunction& loss_of = language_loss);
   double train_batch();
 
-  /// Counts from this step on, for a run whose state was loaded elsewhere.
+  /// Counts from this step on: of a run whose state was loaded elsewhere.
   void begin_at(std::int64_t global_steps, std::int64_t skipped_steps = 0);
 
   std::int64_t global_steps() const { return global_steps_; }
@@ -141,9 +150,9 @@ class Engine {
   std::int64_t skipped_steps() const { return skipped_steps_; }
   double get_lr() const;
   void set_lr(double lr);
-  /// The last step's norm, before clipping and without the loss scale.
+  /// Of the last step, before clipping and without the loss scale.
   double get_global_grad_norm() const { return grad_norm_; }
-  /// The loss scale of a module; 1 without f16.
+  /// Of a module; 1 without f16.
   double loss_scale() const;
   bool was_step_applied() const { return was_applied_; }
   std::int64_t gradient_accumulation_steps() const {
@@ -154,7 +163,10 @@ class Engine {
 
   const DeepSpeedConfig& config() const { return config_; }
   Optimizer& optimizer();
-  /// The wrapped module; throws Error for a strategy.
+  LrScheduler* lr_scheduler() { return scheduler_.get(); }
+  /// Replaces the scheduler (none: null, then set_lr alone decides).
+  void set_lr_scheduler(std::shared_ptr<LrScheduler> scheduler);
+  /// Of a module; throws Error for a strategy.
   Module& module();
   ProcessGroup& data_parallel_group();
 
@@ -168,11 +180,18 @@ class Engine {
   /// Steps, rate, scheduler and loss scale, by name; and back.
   std::map<std::string, double> numbers() const;
   void set_numbers(const std::map<std::string, double>& numbers);
+  /// Keeps the training in FOLDER/TAG, and TAG in FOLDER/latest. Collective.
+  void save_checkpoint(const std::string& folder, const std::string& tag);
+  /// Goes on from FOLDER/TAG (empty: the latest), written by any number of ranks
+  /// and any stage. Returns the tag. Throws Error that names what does not fit,
+  /// the same on all ranks. Collective.
+  std::string load_checkpoint(const std::string& folder,
+                              const std::string& tag = "");
 
   /// Where the lines of steps_per_print and wall_clock_breakdown go; stderr to
   /// begin with.
   void set_log(std::function<void(const std::string& line)> log);
-  /// The wrapper of a module, which knows its bill.
+  /// Of a module: its wrapper, which knows its bill.
   const internal::DataParallelModel& model() const { return *model_; }
 
  private:
@@ -186,7 +205,7 @@ class Engine {
   ProcessGroup& world_;
   std::unique_ptr<internal::DataParallelModel> model_;
   std::unique_ptr<Strategy> strategy_;
-  std::optional<LrScheduler> scheduler_;
+  std::shared_ptr<LrScheduler> scheduler_;
   std::unique_ptr<DynamicLossScaler> scaler_;
   std::unique_ptr<internal::StepLog> log_;
   std::optional<bool> boundary_;
@@ -198,15 +217,27 @@ class Engine {
   bool was_applied_ = false;
 };
 
+struct Initialized {
+  std::unique_ptr<Engine> engine;
+  Optimizer* optimizer = nullptr;  ///< the engine's
+  std::unique_ptr<Loader> loader;  ///< with training_data
+  LrScheduler* lr_scheduler = nullptr;
+};
+
 /// Casts the model to bf16 or f16 where the config says so, gives every rank the
 /// first one's weights, and wraps it: stage 0 in DistributedDataParallel, stages 1
 /// to 3 in ZeRO. Throws Error that names the keys for a config that needs a model
 /// of the book (pipelines, experts, layers to be cut). Collective.
-std::unique_ptr<Engine> initialize(Module& model, const DeepSpeedConfig& config,
-                                   ProcessGroup& world,
-                                   const InitializeArgs& args = {});
-/// The rate of each optimizer step by the config's scheduler. `optimizer` has
-/// the rate that WarmupLR rises to.
+Initialized initialize(Module& model, const DeepSpeedConfig& config,
+                       ProcessGroup& world, const InitializeArgs& args = {});
+/// The same with the config in the file args.deepspeed_config.
+Initialized initialize(Module& model, ProcessGroup& world,
+                       const InitializeArgs& args);
+/// The scheduler that a config asks for; null for none. The optimizer's rate is
+/// that of the config, or of `optimizer`.
+std::shared_ptr<LrScheduler> make_scheduler(const DeepSpeedConfig& config,
+                                            const OptimizerConfig& optimizer);
+/// The same as a function of the optimizer step.
 LrSchedule schedule_of(const DeepSpeedConfig& config,
                        const OptimizerConfig& optimizer);
 

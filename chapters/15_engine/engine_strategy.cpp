@@ -42,7 +42,8 @@ ModuleStrategy::ModuleStrategy(const Options& options,
                                      : zero_fsdp::build_on_host(options)),
       data_(Dataset::open(options, loaded_.config)),
       engine_(initialize(*loaded_.model, config_of(options, config), dp,
-                         args_of(options))) {
+                         args_of(options))
+                  .engine) {
   engine_->begin_at(options.first_step);
 }
 
@@ -69,13 +70,23 @@ StepResult ModuleStrategy::step(std::int64_t step) {
 }
 
 std::vector<Bill> ModuleStrategy::bills() {
+  const internal::DataParallelModel& model = engine_->model();
+  const std::int64_t g = engine_->gradient_accumulation_steps();
+  const std::int64_t skipped = engine_->skipped_steps() - skipped_before_;
   const double d = dp_.size();
-  Bill bill = engine_->model().bill(options_, loaded_.config,
-                                    engine_->train_micro_batch_size_per_gpu(),
-                                    engine_->gradient_accumulation_steps(),
-                                    engine_->skipped_steps() - skipped_before_);
-  // An all-reduce of the loss
-  bill.bytes += static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;
+  Bill bill;
+  // The chapter's, and an all-reduce of the loss; a skipped step publishes
+  // nothing, a loaded checkpoint once
+  const double published =
+      static_cast<double>((options_.first_step > 0 ? 1 : 0) - skipped);
+  bill.bytes = model.predicted_bytes(options_.steps, g) +
+               published * model.predicted_publish_bytes() +
+               static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;
+  bill.memory = model.predicted_memory(
+      options_, loaded_.config, engine_->train_micro_batch_size_per_gpu(),
+      options_.steps - skipped);
+  bill.step_s = model.step_s(options_, loaded_.config,
+                             engine_->train_micro_batch_size_per_gpu(), g);
   return {bill};
 }
 
@@ -105,7 +116,8 @@ ConfiguredStrategy::ConfiguredStrategy(const Options& options,
                                        ProcessGroup& world,
                                        std::unique_ptr<Strategy> inner)
     : inner_(*inner),
-      engine_(config_of(options, config), sizes, world, std::move(inner)) {
+      engine_(config_of(options, config), sizes, world, std::move(inner),
+              nullptr) {
   engine_.begin_at(options.first_step);
 }
 

@@ -85,16 +85,17 @@ const Gpt& gpt_of(Module& module) {
   return *gpt;
 }
 
-/// The options that the hybrid chapter reads on its command line.
+/// What the hybrid chapter reads on its command line.
 Options options_of(const Plan& plan, const Batch& example, int dp) {
   const Gpt& gpt = gpt_of(plan.module);
   Options options;
   options.world_size = plan.world.size();
   options.model = gpt.config.to_json();
   options.dropout = gpt.config.dropout;
-  options.dtype = plan.mixed_precision == "no"
-                      ? plan.module.parameters().at(0).dtype()
-                      : engine::dtype_of(plan.mixed_precision);
+  options.dtype = plan.mixed_precision == "bf16" ? DType::kBF16
+                  : plan.mixed_precision == "fp16"
+                      ? DType::kF16
+                      : plan.module.parameters().at(0).dtype();
   options.batch = example.inputs.size(0) * dp;
   options.seq = example.inputs.size(1);
   options.seed = RankContext::current().random.seed;
@@ -188,6 +189,11 @@ class Megatron : public Backend {
 
   Optimizer& optimizer() override { return update_->optimizer(); }
   Tensors parameters() override { return model_->parameters(); }
+  Module& module() override {
+    SB_FAIL(
+        "MegatronLMPlugin: unwrap_model: the layers lie in parts on the ranks; "
+        "get_state_dict has the whole model");
+  }
   ProcessGroup& data_group() override { return mesh_.group("dp"); }
 
   std::vector<NamedTensor> full_state() override {

@@ -84,7 +84,7 @@ using Plugin =
     std::variant<DistributedDataParallelPlugin, FullyShardedDataParallelPlugin,
                  DeepSpeedPlugin, MegatronLMPlugin>;
 
-/// Values that `prepare` knows, in place of "auto" in a config.
+/// What `prepare` knows, for values "auto" of a config.
 struct KnownValues {
   std::int64_t micro_batch_size = 1;  ///< of one forward on one rank
   std::int64_t accumulation = 1;

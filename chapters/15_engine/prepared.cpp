@@ -12,32 +12,6 @@ namespace shardbook::accelerate {
 
 // --- Loaders -----------------------------------------------------------------
 
-TrainingData training_data(const Dataset& data, std::int64_t num_samples) {
-  TrainingData samples;
-  samples.num_samples = num_samples > 0 ? num_samples : data.num_samples();
-  samples.batch = [data](const std::vector<std::int64_t>& numbers) {
-    Batch all;
-    const auto n = static_cast<std::int64_t>(numbers.size());
-    for (std::int64_t i = 0; i < n; ++i) {
-      // Step i of global batches of one sample is sample i
-      const Batch one = data.batch(numbers[static_cast<std::size_t>(i)], 1);
-      if (i == 0) {
-        const auto with_rows = [&](const Tensor& like) {
-          Shape shape = like.shape();
-          shape[0] = n;
-          return Tensor::empty(shape, like.options());
-        };
-        all.inputs = with_rows(one.inputs);
-        all.targets = with_rows(one.targets);
-      }
-      all.inputs.rows_view(i, i + 1).copy_from(one.inputs);
-      all.targets.rows_view(i, i + 1).copy_from(one.targets);
-    }
-    return all;
-  };
-  return samples;
-}
-
 std::int64_t internal::batch_of_a_rank(const ShardOptions& options, int ranks) {
   const std::int64_t n = ranks;
   SB_CHECK(options.batch_size >= 1, "prepare: batch_size ", options.batch_size,
@@ -57,11 +31,16 @@ std::vector<std::vector<std::int64_t>> shard_batches(
   const std::int64_t per_rank = internal::batch_of_a_rank(options, ranks);
   const std::int64_t round = per_rank * ranks;
   const auto given = static_cast<std::int64_t>(samples.size());
-  const std::int64_t end = (given + round - 1) / round * round;
+  std::int64_t end = given;
+  if (options.drop_last) {
+    end = given / round * round;
+  } else if (options.even_batches) {
+    end = (given + round - 1) / round * round;
+  }
   std::vector<std::vector<std::int64_t>> batches;
   for (std::int64_t first = rank * per_rank; first < end; first += round) {
     std::vector<std::int64_t> batch;
-    for (std::int64_t i = first; i < first + per_rank; ++i) {
+    for (std::int64_t i = first; i < std::min(first + per_rank, end); ++i) {
       // Behind the last sample come the first ones again
       batch.push_back(samples[static_cast<std::size_t>(i % given)]);
     }
@@ -81,7 +60,11 @@ void LoaderState::begin_epoch(std::int64_t number) {
   epoch = number;
   next = 0;
   batches = shard_batches(all.indices(), setup, ranks, rank);
-  remainder = loader.data.num_samples % round();
+  remainder = setup.drop_last ? 0 : loader.data.num_samples % round();
+}
+
+bool LoaderState::gives_even_batches() const {
+  return setup.even_batches || setup.drop_last || remainder == 0;
 }
 
 void Loop::set_lr() {
@@ -117,12 +100,20 @@ std::optional<Batch> PreparedLoader::next() {
 std::int64_t PreparedLoader::size() const {
   return static_cast<std::int64_t>(state_->batches.size());
 }
+std::int64_t PreparedLoader::epoch() const { return state_->epoch; }
+void PreparedLoader::set_epoch(std::int64_t epoch) {
+  state_->begin_epoch(epoch);
+}
+bool PreparedLoader::end_of_dataloader() const { return state_->is_at_end(); }
+std::int64_t PreparedLoader::remainder() const { return state_->remainder; }
 const std::vector<std::vector<std::int64_t>>& PreparedLoader::batches() const {
   return state_->batches;
 }
 
 // --- Model, optimizer, scheduler ---------------------------------------------
 
+PreparedModel::PreparedModel(std::shared_ptr<internal::Loop> loop)
+    : loop_(std::move(loop)) {}
 Tensor PreparedModel::operator()(const Tensor& inputs) {
   return loop_->backend->forward(inputs);
 }
@@ -133,6 +124,8 @@ Tensors PreparedModel::parameters() const {
   return loop_->backend->parameters();
 }
 
+PreparedOptimizer::PreparedOptimizer(std::shared_ptr<internal::Loop> loop)
+    : loop_(std::move(loop)) {}
 void PreparedOptimizer::step() {
   if (loop_->sync_gradients) loop_->backend->step();
 }
@@ -146,6 +139,9 @@ double PreparedOptimizer::lr() const {
   return loop_->backend->optimizer().options().lr;
 }
 
+PreparedScheduler::PreparedScheduler(std::shared_ptr<internal::Loop> loop)
+    : loop_(std::move(loop)) {}
+
 void PreparedScheduler::step() {
   internal::Loop& loop = *loop_;
   if (!loop.scheduler || !loop.sync_gradients) return;
@@ -156,6 +152,9 @@ void PreparedScheduler::step() {
   loop.set_lr();
 }
 
+double PreparedScheduler::get_last_lr() const {
+  return loop_->backend->optimizer().options().lr;
+}
 std::int64_t PreparedScheduler::steps_done() const {
   return loop_->scheduler ? loop_->scheduler->steps_done() : 0;
 }

@@ -8,12 +8,11 @@
 // Accelerator. Model and process group outlive them all.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
+#include "chapters/15_engine/loader.h"
 #include "chapters/15_engine/lr_schedules.h"
 #include "chapters/common/models/data.h"
 #include "core/module.h"
@@ -29,38 +28,34 @@ struct LoaderState;
 
 // --- Loaders -----------------------------------------------------------------
 
-/// Samples by number.
-struct TrainingData {
-  std::int64_t num_samples = 0;
-  /// These samples, in this order.
-  std::function<Batch(const std::vector<std::int64_t>& samples)> batch = {};
-};
-/// Sample i of a data set: tokens [i S, i S + S). Images have no end, and need a
-/// number of them.
-TrainingData training_data(const Dataset& data, std::int64_t num_samples = 0);
-
 /// The loader of a script that knows one process.
 struct DataLoader {
-  TrainingData data = {};
-  /// Samples of one process; with split_batches, of all together.
+  engine::TrainingData data = {};
+  /// Of one process; with split_batches, of all together.
   std::int64_t batch_size = 1;
   bool shuffle = false;
   std::uint64_t seed = 0;
+  /// Leaves out samples that do not fill a round of batches.
+  bool drop_last = false;
 };
 
 struct ShardOptions {
   std::int64_t batch_size = 1;
   /// Cuts every batch into one part per process.
   bool split_batches = false;
+  /// Goes back to the first samples until all processes have equally many
+  /// batches, all of them full.
+  bool even_batches = true;
+  bool drop_last = false;
 };
 
 /// The batches of process `rank` of `ranks`: batches rank, rank + ranks, ... of
-/// these samples; with split_batches, part `rank` of every batch. The first
-/// samples repeat until all processes have equally many batches, all of them full.
+/// these samples; with split_batches, part `rank` of every batch.
 ///
 ///   7 samples, batches of 2, 2 processes    0: [0 1] [4 5]    1: [2 3] [6 0]
 ///   the same, split_batches                 0: [0] [2] [4] [6]
 ///                                           1: [1] [3] [5] [0]
+///   the same, even_batches false            0: [0 1] [4 5]    1: [2 3] [6]
 ///
 /// Throws Error for batches that do not split.
 std::vector<std::vector<std::int64_t>> shard_batches(
@@ -74,6 +69,14 @@ class PreparedLoader {
   std::optional<Batch> next();
   /// Batches of an epoch.
   std::int64_t size() const;
+  std::int64_t epoch() const;
+  /// Begins this epoch.
+  void set_epoch(std::int64_t epoch);
+  /// `next` has returned the last batch of the epoch.
+  bool end_of_dataloader() const;
+  /// Samples of the last round over all processes that are no repetitions; 0:
+  /// all of them.
+  std::int64_t remainder() const;
   /// The samples of this process, batch by batch.
   const std::vector<std::vector<std::int64_t>>& batches() const;
 
@@ -87,8 +90,6 @@ class PreparedLoader {
 
 class PreparedModel {
  public:
-  explicit PreparedModel(std::shared_ptr<internal::Loop> loop)
-      : loop_(std::move(loop)) {}
   /// The model's forward, in the plugin's wrapper. Throws Error for
   /// MegatronLMPlugin, which computes losses only.
   Tensor operator()(const Tensor& inputs);
@@ -100,13 +101,13 @@ class PreparedModel {
   Tensors parameters() const;
 
  private:
+  friend class Accelerator;
+  explicit PreparedModel(std::shared_ptr<internal::Loop> loop);
   std::shared_ptr<internal::Loop> loop_;
 };
 
 class PreparedOptimizer {
  public:
-  explicit PreparedOptimizer(std::shared_ptr<internal::Loop> loop)
-      : loop_(std::move(loop)) {}
   /// Updates, where gradients have been synchronised. Between them, and for
   /// DeepSpeedPlugin, whose engine does it in backward, does nothing.
   void step();
@@ -116,22 +117,25 @@ class PreparedOptimizer {
   double lr() const;
 
  private:
+  friend class Accelerator;
+  explicit PreparedOptimizer(std::shared_ptr<internal::Loop> loop);
   std::shared_ptr<internal::Loop> loop_;
 };
 
 class PreparedScheduler {
  public:
-  explicit PreparedScheduler(std::shared_ptr<internal::Loop> loop)
-      : loop_(std::move(loop)) {}
   /// After an optimizer step, advances once per data-parallel rank (once with
   /// split_batches): a schedule written for one process then counts the same
   /// samples. Does nothing between steps, after a skipped step, and where the
   /// config of a DeepSpeedPlugin has the scheduler.
   void step();
+  double get_last_lr() const;
   /// Calls of the script's scheduler so far.
   std::int64_t steps_done() const;
 
  private:
+  friend class Accelerator;
+  explicit PreparedScheduler(std::shared_ptr<internal::Loop> loop);
   std::shared_ptr<internal::Loop> loop_;
 };
 

@@ -16,7 +16,7 @@ void choose_a_plugin() {
 // --- chapters/15_engine/accelerator.h
 void one_script(const AcceleratorOptions& options, ProcessGroup& world,
                 Module& gpt, const engine::OptimizerConfig& adamw,
-                const TrainingData& data,
+                const engine::TrainingData& data,
                 const std::shared_ptr<engine::LrScheduler>& schedule) {
   accelerate::Accelerator acc(options, world);
   auto [model, opt, loader, sched] =

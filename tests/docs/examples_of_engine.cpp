@@ -1,7 +1,7 @@
 // The examples in the comments of the engine chapter's headers, as code that
 // compiles.
 
-#include <vector>
+#include <optional>
 
 #include "chapters/15_engine/engine.h"
 #include "chapters/15_engine/strategies.h"
@@ -15,12 +15,22 @@ void config_of_a_text(const std::string& text) {
   config.to_json();  // every key, with its value
 }
 
+// --- chapters/15_engine/loader.h
+void loader_of_a_dataset(const Dataset& dataset, std::uint64_t seed,
+                         const ProcessGroup& dp) {
+  Loader loader(training_data(dataset), {4, seed}, dp);
+  while (const std::optional<Batch> batch = loader.next()) {
+  }
+}
+
 // --- chapters/15_engine/engine.h
 void three_calls(Module& model, ProcessGroup& world,
-                 const std::vector<Batch>& batches) {
+                 const InitializeArgs& args) {
   DeepSpeedConfig config = DeepSpeedConfig::read("ds.json");
-  auto engine = engine::initialize(model, config, world);
-  for (const Batch& batch : batches) {
+  auto [engine, optimizer, loader, scheduler] =
+      engine::initialize(model, config, world, args);
+  for (std::int64_t i = 0; i < loader->size(); ++i) {
+    const Batch batch = loader->next_repeating();
     Tensor loss = language_loss((*engine)(batch.inputs), batch.targets);
     engine->backward(loss);
     engine->step();

@@ -1,6 +1,6 @@
 #pragma once
 
-// The interface of a plugin's library to an Accelerator.
+// What an Accelerator asks of a plugin's library.
 
 #include <map>
 #include <memory>
@@ -28,16 +28,19 @@ class Backend {
   virtual Tensor loss(const Batch& batch);
   /// Adds the gradient of loss / gradient_accumulation_steps.
   virtual void backward(const Tensor& loss) = 0;
-  /// The whole gradient's norm, without a loss scale. Later calls of step use the
+  /// Of the whole gradient, without a loss scale. Later calls of step use the
   /// clipped one.
   virtual double clip(double max_norm) = 0;
   virtual void step() = 0;
   virtual void zero_grad() = 0;
   /// The last step was left out: its f16 gradient had overflowed.
   virtual bool was_skipped() const = 0;
+  /// The library moves the learning rate itself.
+  virtual bool owns_schedule() const { return false; }
 
   virtual Optimizer& optimizer() = 0;
   virtual Tensors parameters() = 0;
+  virtual Module& module() = 0;
   virtual ProcessGroup& data_group() = 0;
   /// All parameters and buffers, whole, on rank 0. Collective.
   virtual std::vector<NamedTensor> full_state() = 0;
@@ -48,7 +51,7 @@ class Backend {
   virtual void set_numbers(const std::map<std::string, double>&) {}
 };
 
-/// The arguments of the libraries. Model and group outlive the backend.
+/// What the libraries are made from. Model and group outlive the backend.
 struct Plan {
   Module& module;
   ProcessGroup& world;

@@ -10,20 +10,13 @@
 
 namespace shardbook::engine::internal {
 
-/// A config and what messages call it.
-struct ConfigText {
-  std::string text, label;
-};
-/// Reads a file, or takes a text that begins with '{', which is called `text_label`.
-/// `option`, which named the file, begins the message of an Error.
-ConfigText config_text(const std::string& file, const std::string& option,
-                       const std::string& text_label);
-/// What an optimizer and the width `h` of a GPT (0: another model) say in place of
-/// "auto". Sources are options of the program.
-AutoValues auto_values(const OptimizerOptions& optimizer, std::int64_t h);
+/// The text of a config; `option`, which named the file, begins the message of an
+/// Error.
+std::string read_config_file(const std::string& option,
+                             const std::string& file);
 /// Reads the keys that act.
 void read_keys(json_file::JsonObject& root, DeepSpeedConfig& config);
-/// A message for each rule that is broken, with all keys that take part.
+/// What does not go together: a message each, with all keys that take part.
 std::vector<std::string> broken_rules(const DeepSpeedConfig& config);
 /// The remark on a file without gradient_clipping.
 inline constexpr const char* kClippingRemark =

@@ -27,7 +27,7 @@ struct KnownKeys {
 };
 const std::vector<KnownKeys>& known_keys();
 
-/// The keys of a file, sorted by the table.
+/// What the table says about a file.
 struct SortedKeys {
   nlohmann::json acting;               ///< the file without the other keys
   std::vector<std::string> acts;       ///< paths

@@ -23,8 +23,6 @@ struct LoaderState {
   std::int64_t epoch = 0;
   std::size_t next = 0;
   std::vector<std::vector<std::int64_t>> batches;
-  /// Samples of the last round over all processes that are no repetitions; 0:
-  /// all of them.
   std::int64_t remainder = 0;
   std::weak_ptr<Loop> loop;
 
@@ -35,6 +33,7 @@ struct LoaderState {
     return static_cast<std::int64_t>(next) * round();
   }
   bool is_at_end() const { return next == batches.size(); }
+  bool gives_even_batches() const;
 };
 
 struct Loop {

@@ -46,6 +46,12 @@ std::vector<Refused> refused() {
          s.batch_size = 3;
        },
        {"split_batches", "3", "2 processes", "give 4"}},
+      {"UnevenBatches",
+       [](Script& s) {
+         s.options.even_batches = false;
+         s.samples = 5;
+       },
+       {"even_batches", "5 samples"}},
       {"NoOptimizer",
        [](Script& s) { s.optimizer.type = ""; },
        {"optimizer", "type"}},
@@ -178,15 +184,21 @@ TEST(AcceleratorErrors, ClippingOtherTensorsIsRefused) {
   expect_text(error, {"clip_grad_norm_", "model.parameters()"});
 }
 
-TEST(AcceleratorErrors, MegatronHasNoForward) {
+TEST(AcceleratorErrors, MegatronHasNoForwardAndNoModelToUnwrap) {
   Script script;
   script.options.plugin = MegatronLMPlugin{};
-  script.clip = [](Accelerator&, PreparedModel& model) {
-    model(Tensor::zeros({1, 8}, {DType::kI64, Device()}));
-  };
-  const std::string error = error_on_ranks(
-      2, [&](ProcessGroup& world) { run_script(script, world); });
-  expect_text(error, {"model.loss(batch)"});
+  for (const bool unwraps : {true, false}) {
+    script.clip = [=](Accelerator& acc, PreparedModel& model) {
+      if (unwraps) {
+        acc.unwrap_model(model);
+      } else {
+        model(Tensor::zeros({1, 8}, {DType::kI64, Device()}));
+      }
+    };
+    const std::string error = error_on_ranks(
+        2, [&](ProcessGroup& world) { run_script(script, world); });
+    expect_text(error, {unwraps ? "get_state_dict" : "model.loss(batch)"});
+  }
 }
 
 // --- The config that prepare makes -------------------------------------------
@@ -332,10 +344,11 @@ TEST(AcceleratorFields, ActivationCheckpointingIsOfTheBlocks) {
       const Options options = options_of(script);
       const LoadedModel loaded = build_model(options);
       Accelerator acc(script.options, world);
-      acc.prepare(*loaded.model, script.optimizer,
-                  loader_of(script, options, loaded.config));
+      Prepared all = acc.prepare(*loaded.model, script.optimizer,
+                                 loader_of(script, options, loaded.config));
       int blocks = 0;
-      for (const NamedModule& each : loaded.model->named_modules()) {
+      for (const NamedModule& each :
+           acc.unwrap_model(all.model).named_modules()) {
         const auto* block = dynamic_cast<const GptBlock*>(each.module);
         if (block == nullptr) continue;
         blocks += 1;
@@ -345,6 +358,22 @@ TEST(AcceleratorFields, ActivationCheckpointingIsOfTheBlocks) {
       return 0;
     });
   }
+}
+
+TEST(AcceleratorErrors, CpuRefusesARankOnAGpu) {
+  Device gpu;
+  try {
+    gpu = Device::cuda(0);
+  } catch (const Error&) {
+    GTEST_SKIP() << "no GPU is visible here";
+  }
+  const std::string error = error_on_ranks(1, [&](ProcessGroup& world) {
+    RankContext::current().device = gpu;
+    AcceleratorOptions options;
+    options.cpu = true;
+    Accelerator acc(options, world);
+  });
+  expect_text(error, {"cpu true"});
 }
 
 TEST(AcceleratorConfig, RoundTrip) {

@@ -17,8 +17,13 @@ Samples first(std::int64_t n) {
   return samples;
 }
 
-ShardOptions batches_of(std::int64_t size, bool split = false) {
-  return {size, split};
+ShardOptions batches_of(std::int64_t size, bool split = false,
+                        bool even = true) {
+  ShardOptions options;
+  options.batch_size = size;
+  options.split_batches = split;
+  options.even_batches = even;
+  return options;
 }
 
 TEST(AcceleratorLoader, ProcessIHasBatchesIAndEveryNthAfterIt) {
@@ -35,6 +40,22 @@ TEST(AcceleratorLoader, SplitBatchesCutEveryBatch) {
   };
   EXPECT_EQ(of(0), (Batches{{0}, {2}, {4}, {6}}));
   EXPECT_EQ(of(1), (Batches{{1}, {3}, {5}, {0}}));
+}
+
+TEST(AcceleratorLoader, WithoutEvenBatchesTheLastRoundIsShort) {
+  const auto of = [](int rank) {
+    return shard_batches(first(7), batches_of(2, false, false), 3, rank);
+  };
+  EXPECT_EQ(of(0), (Batches{{0, 1}, {6}}));
+  EXPECT_EQ(of(1), (Batches{{2, 3}}));
+  EXPECT_EQ(of(2), (Batches{{4, 5}}));
+}
+
+TEST(AcceleratorLoader, DropLastLeavesOutShortRounds) {
+  ShardOptions options = batches_of(2);
+  options.drop_last = true;
+  EXPECT_EQ(shard_batches(first(7), options, 2, 1), (Batches{{2, 3}}));
+  EXPECT_TRUE(shard_batches(first(3), options, 2, 0).empty());
 }
 
 /// BatchSamplerShard._iter_with_no_split of Accelerate, line by line, for
@@ -163,14 +184,59 @@ TEST(AcceleratorGather, ForMetricsEverySampleComesOnce) {
   }
 }
 
-TEST(AcceleratorGather, NumbersOfAllRanksComeInOrder) {
+TEST(AcceleratorGather, NumbersAndSumsOverRanks) {
   on_ranks(3, [](ProcessGroup& world) {
     Accelerator acc({}, world);
-    const Tensor number =
-        Tensor::full({}, 1 + world.rank(), {DType::kF64, Device()});
-    EXPECT_EQ(acc.gather(number).to_vector<double>(), (Values{1, 2, 3}));
+    const double mine = 1 + acc.process_index();
+    const Tensor number = Tensor::full({}, mine, {DType::kF64, Device()});
+    EXPECT_EQ(acc.gather(number).to_vector<double>(),
+              (std::vector<double>{1, 2, 3}));
+    EXPECT_EQ(acc.reduce(number).item(), 6);
+    EXPECT_EQ(acc.reduce(number, "mean").item(), 2);
+    EXPECT_EQ(number.item(), mine);
+    EXPECT_EQ(acc.num_processes(), 3);
+    EXPECT_EQ(acc.is_main_process(), acc.process_index() == 0);
+    acc.wait_for_everyone();
     return 0;
   });
+}
+
+TEST(AcceleratorGather, WaitsForEveryoneAtABarrier) {
+  on_ranks(2, [](ProcessGroup& world) {
+    Accelerator acc({}, world);
+    world.clear_records();
+    acc.wait_for_everyone();
+    EXPECT_EQ(world.records().size(), 1u);
+    EXPECT_EQ(world.records()[0].op, CommOp::kBarrier);
+    return 0;
+  });
+}
+
+TEST(AcceleratorModel, UnwrappedIsTheScriptsOwn) {
+  for (const Plugin& plugin : std::vector<Plugin>{
+           DistributedDataParallelPlugin{}, FullyShardedDataParallelPlugin{},
+           stage(0), stage(2)}) {
+    on_ranks(2, [&](ProcessGroup& world) {
+      Script script;
+      script.options.plugin = plugin;
+      const Options options = options_of(script);
+      const LoadedModel loaded = build_model(options);
+      Accelerator acc(script.options, world);
+      Prepared all = acc.prepare(*loaded.model, script.optimizer,
+                                 loader_of(script, options, loaded.config));
+      EXPECT_EQ(&acc.unwrap_model(all.model), loaded.model.get());
+      return 0;
+    });
+  }
+}
+
+TEST(AcceleratorGather, OnlyTheMainProcessPrints) {
+  testing::internal::CaptureStdout();
+  on_ranks(3, [](ProcessGroup& world) {
+    Accelerator({}, world).print("a line");
+    return 0;
+  });
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "a line\n");
 }
 
 }  // namespace

@@ -45,8 +45,8 @@ Trace by_hand(const Script& script, std::int64_t rows, std::int64_t g,
   on_ranks(1, [&](ProcessGroup&) {
     const Options options = options_of(script);
     const LoadedModel loaded = build_model(options);
-    const TrainingData data =
-        training_data(Dataset::open(options, loaded.config), script.samples);
+    const engine::TrainingData data = engine::training_data(
+        Dataset::open(options, loaded.config), script.samples);
     const auto optimizer = make_optimizer("sgd", loaded.model->parameters(),
                                           script.optimizer.params);
     const std::int64_t batches = script.samples / rows;

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +12,6 @@
 #include "chapters/15_engine/accelerator.h"
 #include "chapters/common/run/training.h"
 #include "core/context.h"
-#include "core/ops.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::accelerate {
@@ -23,8 +21,6 @@ constexpr const char* kTinyGpt =
         "n_layer": 2, "n_head": 2})";
 /// f64: what remains is the order of sums.
 constexpr double kTolerance = 1e-9;
-
-using Values = std::vector<double>;
 
 struct Script {
   AcceleratorOptions options = {};
@@ -72,7 +68,8 @@ inline Options options_of(const Script& script) {
 inline DataLoader loader_of(const Script& script, const Options& options,
                             const ModelConfig& config) {
   DataLoader loader;
-  loader.data = training_data(Dataset::open(options, config), script.samples);
+  loader.data =
+      engine::training_data(Dataset::open(options, config), script.samples);
   loader.batch_size = script.batch_size;
   return loader;
 }
@@ -84,7 +81,7 @@ inline Trace run_script(const Script& script, ProcessGroup& world) {
   const DataLoader samples = loader_of(script, options, loaded.config);
   Scheduler schedule;
   if (script.rate) {
-    schedule.native = std::make_shared<engine::LrScheduler>(script.rate);
+    schedule.native = std::make_shared<engine::ScheduledLr>(script.rate);
   }
   const double g =
       static_cast<double>(script.options.gradient_accumulation_steps);
@@ -101,10 +98,7 @@ inline Trace run_script(const Script& script, ProcessGroup& world) {
     while (const std::optional<Batch> batch = loader.next()) {
       const auto micro_step = acc.accumulate(model);
       Tensor loss = model.loss(*batch);
-      const Values losses =
-          to_dtype(acc.gather(loss), DType::kF64).to_vector<double>();
-      window += std::accumulate(losses.begin(), losses.end(), 0.0) /
-                static_cast<double>(losses.size()) / g;
+      window += acc.reduce(loss, "mean").item() / g;
       if (script.on_loss) loss = script.on_loss(loss, batches);
       batches += 1;
       const double rate = opt.lr();

@@ -106,8 +106,8 @@ struct Trained {
       : options(options),
         loaded(build_model(options)),
         data(Dataset::open(options, loaded.config)),
-        owned(initialize(*loaded.model, config, world, args)),
-        engine(*owned),
+        parts(initialize(*loaded.model, config, world, args)),
+        engine(*parts.engine),
         d(engine.data_parallel_group().size()),
         rank(engine.data_parallel_group().rank()) {}
 
@@ -133,7 +133,7 @@ struct Trained {
   Options options;
   LoadedModel loaded;
   Dataset data;
-  std::unique_ptr<Engine> owned;
+  Initialized parts;
   Engine& engine;
   int d, rank;
 };

@@ -1,8 +1,10 @@
 // The contract of forward, backward and step, at every stage of ZeRO.
 
-#include "chapters/07_tensor_parallel/megatron_layers.h"
-#include "comm/device_mesh.h"
+#include <fstream>
+
 #include "tests/chapters/15_engine/engine_support.h"
+#include "tests/support/errors.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::engine {
 namespace {
@@ -291,6 +293,20 @@ TEST(EngineScheduler, OverwritesTheOptimizersRate) {
       1e-4);
 }
 
+TEST(EngineScheduler, TheUsersTakesThePlaceOfTheConfigs) {
+  InitializeArgs args;
+  args.lr_scheduler =
+      std::make_shared<ScheduledLr>([](std::int64_t k) { return 0.25 + k; });
+  after(
+      1, small_options(), config_of(0, 1, kWarmup),
+      [](Trained& t) {
+        SB_CHECK(t.engine.get_lr() == 0.25, "first");
+        t.step(0);
+        SB_CHECK(t.engine.get_lr() == 1.25, "second");
+      },
+      args);
+}
+
 // --- Initialize ------------------------------------------------------------------
 
 TEST(EngineInitialize, EveryRankBeginsWithTheFirstOnesWeights) {
@@ -319,10 +335,12 @@ TEST(EngineInitialize, TrainsTheParametersThatItIsGiven) {
     const auto before = state_of(*loaded.model);
     std::vector<Values> old;
     for (const NamedTensor& each : before) old.push_back(values_of({each}));
-    const auto engine = initialize(*loaded.model, config_of(0, 1), world, args);
+    const Initialized all =
+        initialize(*loaded.model, config_of(0, 1), world, args);
     const Batch batch = data.batch(0, kBatch, {world.rank(), 2}, kBatch / 2);
-    engine->backward(language_loss((*engine)(batch.inputs), batch.targets));
-    engine->step();
+    all.engine->backward(
+        language_loss((*all.engine)(batch.inputs), batch.targets));
+    all.engine->step();
     const auto now = state_of(*loaded.model);
     for (std::size_t i = 0; i < now.size(); ++i) {
       SB_CHECK((values_of({now[i]}) == old[i]) == (i != 2), now[i].name);
@@ -332,10 +350,10 @@ TEST(EngineInitialize, TrainsTheParametersThatItIsGiven) {
 }
 
 TEST(EngineInitialize, RefusesWhatItCannotDo) {
-  const auto error = [](const std::string& text) {
+  const auto error = [](const std::string& text, InitializeArgs args = {}) {
     return error_on_ranks(1, [&](ProcessGroup& world) {
       const LoadedModel loaded = build_model(small_options());
-      initialize(*loaded.model, parse(text), world);
+      initialize(*loaded.model, parse(text), world, args);
     });
   };
   expect_text(error(R"({"train_batch_size": 4})"), {"/optimizer is missing"});
@@ -349,6 +367,30 @@ TEST(EngineInitialize, RefusesWhatItCannotDo) {
                     R"("train_batch_size": 4, "shardbook":
                      {"recompute": "attention"}})"),
               {"/shardbook/recompute \"attention\" needs a model"});
+  InitializeArgs both;
+  both.deepspeed_config = "other.json";
+  expect_text(error("{" + adamw + R"("train_batch_size": 4})", both),
+              {"other.json in args.deepspeed_config as well"});
+}
+
+TEST(EngineInitialize, TheConfigMayBeAFile) {
+  const TempFolder folder;
+  std::ofstream(folder / "ds.json") << config_of(1, 2).to_json();
+  const auto sizes = on_ranks(2, [&](ProcessGroup& world) {
+    const LoadedModel loaded = build_model(small_options());
+    InitializeArgs args;
+    args.deepspeed_config = folder / "ds.json";
+    const Initialized all = initialize(*loaded.model, world, args);
+    SB_CHECK(all.optimizer == &all.engine->optimizer(), "the engine's");
+    SB_CHECK(all.engine->config().zero.stage == 1, "stage");
+    return all.engine->train_micro_batch_size_per_gpu();
+  });
+  EXPECT_EQ(sizes[0], kBatch / 4);
+  const std::string error = error_on_ranks(1, [&](ProcessGroup& world) {
+    const LoadedModel loaded = build_model(small_options());
+    initialize(*loaded.model, world, {});
+  });
+  expect_text(error, {"initialize: there is no config"});
 }
 
 TEST(EngineInitialize, RefusesParametersOfAnotherModel) {
@@ -360,67 +402,6 @@ TEST(EngineInitialize, RefusesParametersOfAnotherModel) {
     initialize(*loaded.model, config_of(0, 1), world, args);
   });
   expect_text(error, {"model_parameters: number 0 is no parameter"});
-}
-
-// --- Models that are cut already (mpu) ---------------------------------------------
-
-struct Cut {
-  double norm = 0;
-  double loss = 0;
-};
-
-/// Two steps of DP x TP; the layout that the norm is told may be a wrong one.
-Cut train_cut(int stage, int d, int t, bool tells_the_layout) {
-  return on_ranks(d * t, [&](ProcessGroup& world) {
-    DeviceMesh mesh(world, Topology({"dp", "tp"}, {d, t}));
-    ProcessGroup& tp = mesh.group("tp");
-    const Options options = small_options();
-    ModelConfig config = model_config(options);
-    config.vocab_size = padded_vocabulary(config.vocab_size, t);
-    InitOptions init;
-    init.seed = options.seed;
-    init.dtype = options.dtype;
-    const LayerFactory layers =
-        tensor_parallel::layers(model_config(options), tp);
-    Gpt model(config, init, layers);
-    InitializeArgs args;
-    args.mpu.data = &mesh.group("dp");
-    args.mpu.model = &tp;
-    args.mpu.layout = [=](const std::string& name, int rank) {
-      // [TRAP] As if every parameter were cut: what all hold counts t times
-      return tells_the_layout ? tensor_parallel::layout(name, rank, t)
-                              : Shards{{0, rank, t}};
-    };
-    const auto engine =
-        initialize(model, config_of(stage, 2, R"(, "gradient_clipping": 0.05)"),
-                   world, args);
-    const Dataset data = Dataset::open(options, model_config(options));
-    Cut cut;
-    for (int k = 0; k < 2; ++k) {
-      std::int64_t micro = 0;
-      const std::int64_t n = engine->train_micro_batch_size_per_gpu();
-      cut.loss = engine->train_batch(
-          [&] {
-            const BatchSlice slice{mesh.coordinate("dp") + d * micro++, d * 2};
-            return data.batch(k, kBatch, slice, n);
-          },
-          layers.loss);
-      cut.norm = engine->get_global_grad_norm();
-    }
-    return cut;
-  })[0];
-}
-
-TEST(EngineMpu, TheNormCountsEveryElementOnce) {
-  const Cut one = train_cut(0, 1, 1, true);
-  for (const int stage : {0, 1, 2, 3}) {
-    for (const auto& [d, t] : {std::pair{2, 2}, {1, 2}}) {
-      const Cut found = train_cut(stage, d, t, true);
-      EXPECT_NEAR(found.norm, one.norm, 1e-10) << stage << " " << d << " " << t;
-      EXPECT_NEAR(found.loss, one.loss, 1e-10) << stage << " " << d << " " << t;
-    }
-  }
-  EXPECT_GT(std::abs(train_cut(0, 1, 2, false).norm - one.norm), 1e-3);
 }
 
 }  // namespace

@@ -7,7 +7,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "chapters/15_engine/strategies.h"
 #include "tests/chapters/15_engine/choice_support.h"
+#include "tests/chapters/common/claims_support.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::engine {
@@ -32,7 +34,9 @@ Report run(const std::string& text, int world, std::int64_t steps,
   options.steps = steps;
   options.checkpoint = folder;
   options.resume = resumes;
-  return train_config(options, text);
+  const auto config = DeepSpeedConfig::parse(text, "ds.json");
+  apply_config(config, data_parallel_ranks(options, config), {}, options);
+  return train_choice(options, choose(options, config));
 }
 
 int skipped(const std::vector<double>& norms) {
