@@ -250,7 +250,7 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
   const double cell_s = view.step_s / columns;
   std::vector<Cell> cells;
   std::string text;
-  const std::size_t shown = std::min(view.groups.size(), kMostGroups);
+  const std::size_t shown = std::min(view.groups.size(), style.max_groups);
   for (std::size_t g = 0; g < shown; ++g) {
     const RankGroup& group = view.groups[g];
     std::string title = title_of(group);

@@ -10,6 +10,7 @@
 //   Numbers are micro-batches.
 //   A cell is 31.2 ms. At the right: how much of the step is busy.
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace shardbook::sim {
 
 /// How the picture may look.
 struct TextStyle {
+  std::size_t max_groups = 8;  ///< of ranks that differ; the rest are counted
   int width = 80;      ///< columns, labels and shares included; at least 40
   bool color = false;  ///< ANSI colours behind the letters
   bool utf8 = false;   ///< a middle dot for idle time

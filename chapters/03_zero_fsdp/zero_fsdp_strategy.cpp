@@ -189,7 +189,8 @@ StepResult ZeroFsdpStrategy::step(std::int64_t step) {
 
 std::vector<NamedTensor> ZeroFsdpStrategy::full_parameters() {
   if (zero_) return zero_->full_parameters(/*rank0_only=*/true);
-  return fsdp::full_state_dict(*fsdp_, /*rank0_only=*/true);
+  return fsdp::full_state_dict(*fsdp_, {/*offload_to_cpu=*/true,
+                                        /*rank0_only=*/true});
 }
 
 double ZeroFsdpStrategy::predicted_bytes() const {

@@ -274,7 +274,7 @@ Picture timeline(const std::vector<sim::RankTimeline>& timelines,
                  int max_groups) {
   if (timelines.empty()) return {"no virtual time was kept", "", ""};
   sim::TextStyle style;
-  style.max_groups = max_groups;
+  style.max_groups = static_cast<std::size_t>(max_groups);
   return {sim::timeline_text(timelines, style),
           timeline_svg(sim::last_step(timelines), max_groups), ""};
 }

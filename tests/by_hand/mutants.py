@@ -206,11 +206,11 @@ sharded("fsdp/flat_parameter.cpp",
         "part_of(grads_, end, grads_.numel() - end).zero();", "",
         "FsdpPadding.*")
 sharded("fsdp/flat_parameter.cpp",
-        "host_traffic_.to_host += output.bytes();",
+        "host_traffic_.to_host += static_cast<double>(output.bytes());",
         "host_traffic_.to_host += 4 * output.numel();",
         "FsdpOffload.*")
 sharded("fsdp/flat_parameter.cpp",
-        "host_traffic_.to_device += shard_.bytes();",
+        "host_traffic_.to_device += static_cast<double>(shard_.bytes());",
         "host_traffic_.to_device += 4 * shard_.numel();",
         "FsdpOffload.*")
 sharded("fsdp/flat_parameter.cpp",

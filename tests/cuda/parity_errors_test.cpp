@@ -24,7 +24,6 @@ TEST(ParityErrors, ArgumentsAreRefusedAsOnTheCpu) {
   CudaContext cuda;
   KernelContext& context = cuda.kernels();
   double x[64] = {};
-  std::int64_t place;
   kernels::AttentionArgs heads;
   heads.batch = 1, heads.heads = 4, heads.kv_heads = 3;
   heads.q_rows = heads.k_rows = heads.head_dim = 2;
@@ -69,9 +68,8 @@ TEST(ParityErrors, ArgumentsAreRefusedAsOnTheCpu) {
         kernels::dropout(context, kF64, kernels::whole_view({8}), {}, 1.0, x,
                          x);
       },
-      [&] { kernels::sum_to_shape(context, kF64, {4}, x, {2}, x, false); },
-      [&] { kernels::argmax_last(context, kF64, 1, 0, x, &place); },
-      [&] { kernels::sum_rows(context, kI64, 1, 1, x, x, false); }};
+      [&] { kernels::sum_to_shape(context, kF64, {4}, x, {2}, x); },
+      [&] { kernels::sum_rows(context, kI64, 1, 1, x, x); }};
   for (std::size_t i = 0; i < calls.size(); ++i) {
     EXPECT_THROW(calls[i](), Error) << "call " << i;
   }

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "chapters/01_data_parallel/data_parallel.h"
-#include "chapters/01_data_parallel/value.h"
 #include "chapters/02_ddp/comm_hooks.h"
 #include "chapters/02_ddp/ddp.h"
 #include "chapters/02_ddp/ddp_strategy.h"
@@ -62,13 +61,6 @@ void data_parallel(Module& module, Device gpu0, Device gpu1, Device gpu2,
   Tensor y = model(x);
   language_loss(y, targets).backward();
   optimizer.step();
-}
-
-// --- chapters/01_data_parallel/value.h
-void value(const Tensor& tokens, std::shared_ptr<int> n) {
-  using data_parallel::Value;
-  Value batch(Value::Dictionary{{"tokens", tokens}, {"name", Value::of(n)}});
-  batch["tokens"].tensor();
 }
 
 // --- chapters/02_ddp/comm_hooks.h

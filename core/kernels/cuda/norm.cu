@@ -291,38 +291,38 @@ void layer_norm_backward(KernelContext& context, DType dtype, std::int64_t rows,
     using S = Compute<T>;
     const bool wants_sums = dgamma != nullptr || dbeta != nullptr;
     if (!wants_sums && dx == nullptr) return;
-    with_walker_shape<T>(
-        cols, is_aligned(kVectorBytes, x, gamma, dy, dx), [&](auto shape) {
-          using Shape = decltype(shape);
-          const std::int64_t blocks = num_walkers<Shape>(rows);
-          Scratch scratch(context,
-                          wants_sums ? blocks * 2 * cols * sizeof(S) : 0);
-          const LayerNormGradients<T> gradients{rows,
-                                                cols,
-                                                static_cast<const T*>(x),
-                                                static_cast<const T*>(gamma),
-                                                static_cast<const S*>(mean),
-                                                static_cast<const S*>(rstd),
-                                                static_cast<const T*>(dy),
-                                                static_cast<T*>(dx),
-                                                scratch.as<S>()};
-          const dim3 walkers(static_cast<unsigned>(blocks));
-          // Before dx, which may be dy
-          if (!Shape::kInRegisters && wants_sums) {
-            launch(context, "layer_norm_backward",
-                   dim3(walkers.x, ceil_div(cols, kRowBlock)), dim3(kRowBlock),
-                   layer_norm_column_sums<T>, gradients);
-          }
-          if (Shape::kInRegisters || dx != nullptr) {
-            launch(context, "layer_norm_backward", walkers,
-                   dim3(Shape::kBlockThreads),
-                   layer_norm_backward_rows<T, Shape>, gradients);
-          }
-          if (!wants_sums) return;
-          launch(context, "layer_norm_backward", dim3(ceil_div(cols, kWarp), 2),
-                 dim3(kRowBlock), add_partials<T>, blocks, cols, scratch.data(),
-                 dgamma, dbeta);
-        });
+    const auto run = [&](auto shape) {
+      using Shape = decltype(shape);
+      const std::int64_t blocks = num_walkers<Shape>(rows);
+      Scratch scratch(context, wants_sums ? blocks * 2 * cols * sizeof(S) : 0);
+      const LayerNormGradients<T> gradients{rows,
+                                            cols,
+                                            static_cast<const T*>(x),
+                                            static_cast<const T*>(gamma),
+                                            static_cast<const S*>(mean),
+                                            static_cast<const S*>(rstd),
+                                            static_cast<const T*>(dy),
+                                            static_cast<T*>(dx),
+                                            scratch.as<S>()};
+      const unsigned walkers = blocks_of(blocks);
+      // Before dx, which may be dy
+      if (!Shape::kInRegisters && wants_sums) {
+        launch(context, "layer_norm_backward",
+               dim3(walkers, blocks_of(cols, kRowBlock)), kRowBlock,
+               layer_norm_column_sums<T>, gradients);
+      }
+      if (Shape::kInRegisters || dx != nullptr) {
+        launch(context, "layer_norm_backward", walkers, Shape::kBlockThreads,
+               layer_norm_backward_rows<T, Shape>, gradients);
+      }
+      if (!wants_sums) return;
+      launch(context, "layer_norm_backward", dim3(blocks_of(cols, kWarp), 2),
+             kRowBlock, add_partials<T>, blocks, cols, scratch.data(), dgamma,
+             dbeta);
+    };
+    with_width<T>(
+        cols, is_aligned(kVectorBytes, x, gamma, dy, dx),
+        [&](auto width) { with_walker_width<T, width()>(cols, run); });
   });
 }
 

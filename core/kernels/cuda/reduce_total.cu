@@ -19,10 +19,8 @@ constexpr std::int64_t kMostBlocks = 1024;
 
 enum class Total { kSum, kSquares, kMaxDifference };
 
-template <typename T>
-__device__ double as_double(T x) {
-  return static_cast<double>(widen(x));
-}
+template <Total kTotal>
+using JoinOf = std::conditional_t<kTotal == Total::kMaxDifference, Max, Sum>;
 
 // What one element contributes; `b` is for differences.
 template <Total kTotal, typename T>
@@ -34,24 +32,6 @@ __device__ double term(T a, T b) {
     return u == v ? 0.0 : std::fabs(u - v);
   } else {
     return as_double(a);
-  }
-}
-
-template <Total kTotal>
-__device__ double join(double a, double b) {
-  if constexpr (kTotal == Total::kMaxDifference) {
-    return max_or_nan(a, b);
-  } else {
-    return a + b;
-  }
-}
-
-template <Total kTotal>
-__device__ double join_block(double value, SharedArray<double, 32>& parts) {
-  if constexpr (kTotal == Total::kMaxDifference) {
-    return block_max<kBlock>(value, parts);
-  } else {
-    return block_sum<kBlock>(value, parts);
   }
 }
 
@@ -135,10 +115,8 @@ double max_abs_difference(KernelContext& context, DType dtype, std::int64_t n,
                           const void* a, const void* b) {
   double result = 0.0;
   with_any("max_abs_difference", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    result = total<Total::kMaxDifference>(context, "max_abs_difference", n,
-                                          static_cast<const T*>(a),
-                                          static_cast<const T*>(b));
+    result = total<Total::kMaxDifference, decltype(zero)>(
+        context, "max_abs_difference", n, a, b);
   });
   return result;
 }
