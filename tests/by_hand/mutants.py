@@ -207,11 +207,11 @@ sharded("fsdp/flat_parameter.cpp",
         "FsdpPadding.*")
 sharded("fsdp/flat_parameter.cpp",
         "host_traffic_.to_host += static_cast<double>(output.bytes());",
-        "host_traffic_.to_host += 4 * output.numel();",
+        "host_traffic_.to_host += 4.0 * static_cast<double>(output.numel());",
         "FsdpOffload.*")
 sharded("fsdp/flat_parameter.cpp",
         "host_traffic_.to_device += static_cast<double>(shard_.bytes());",
-        "host_traffic_.to_device += 4 * shard_.numel();",
+        "host_traffic_.to_device += 4.0 * static_cast<double>(shard_.numel());",
         "FsdpOffload.*")
 sharded("fsdp/flat_parameter.cpp",
         "options.mixed_precision.reduce_dtype.value_or(compute_dtype_);",
