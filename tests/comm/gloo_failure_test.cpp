@@ -15,7 +15,7 @@
 #include "comm/processes.h"
 #include "core/check.h"
 #include "core/tensor.h"
-#include "tests/comm/mismatches.h"
+#include "tests/comm/mismatch_cases.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook {

@@ -6,7 +6,7 @@
 
 #include "comm/launch.h"
 #include "core/check.h"
-#include "tests/comm/mismatches.h"
+#include "tests/comm/mismatch_cases.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 

@@ -2,8 +2,8 @@
 
 The sources have the whole names of TEST and TEST_F. TEST_P and typed tests get a
 prefix and a suffix as the program runs. These consist of numbers and of words:
-strings in files that instantiate tests or name their worlds (*_worlds.cpp), and
-names of clusters, tables, chapters and element types. A pattern with other words
+strings in files that instantiate tests or name their worlds or cases (*_worlds,
+*_cases), and names of clusters, tables, chapters and element types. A pattern with other words
 matches nothing. filters_test.py asks all programs that are built whether any name
 of theirs would be refused.
 """
@@ -43,7 +43,7 @@ def tests_of_sources():
             known = macro in ("TEST", "TEST_F")
             (complete if known else partial).add(f"{suite}.{case}")
         prefixes = PREFIX.findall(text)
-        if prefixes or path.stem.endswith("_worlds"):
+        if prefixes or path.stem.endswith(("_worlds", "_cases")):
             words.update(prefixes, STRING.findall(text))
     return complete, partial, " ".join(map(squeezed, words))
 
