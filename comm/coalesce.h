@@ -18,7 +18,7 @@ constexpr std::int64_t kCoalesceBytes = std::int64_t{250} << 20;
 std::vector<Tensors> coalesce(const Tensors& tensors, std::int64_t max_bytes);
 
 /// tensors = the root's tensors, on every rank; one broadcast per piece of
-/// `coalesce`. Memory: the largest piece of several tensors, once more.
+/// `coalesce`. Memory: one more copy of the largest piece of several tensors.
 void broadcast_coalesced(ProcessGroup& group, const Tensors& tensors, int root,
                          const std::string& label,
                          std::int64_t max_bytes = kCoalesceBytes);

@@ -2,17 +2,17 @@
 
 // The ledger of the copies between the devices of one process.
 //
-// There is no process group here: one thread copies from device to device. The
-// copies are recorded all the same, as the collectives that they amount to,
-// one record per device that takes part:
+// There is no process group here: one thread copies from device to device. Its
+// copies are recorded as the equivalent collectives, one record per device that
+// takes part:
 //
 //   scatter, gather    numel is the FULL length; the pieces may be uneven
 //   broadcast, reduce  numel is the buffer; the main device is the root
 //
-// `CommRecord::numel_to_peers` is what the device itself sends, exactly: the
-// root of a broadcast sends n - 1 copies, the others nothing. (The cost model
-// of comm/ledger.h spreads a broadcast evenly over its group, as a ring would;
-// the totals over the group are the same wherever pieces are even.)
+// `CommRecord::numel_to_peers` counts exactly what the device sends: the root
+// of a broadcast sends n - 1 copies, the others nothing. (The cost model of
+// comm/ledger.h spreads a broadcast evenly over its group, as a ring would; the
+// totals over the group are the same wherever pieces are even.)
 
 #include <functional>
 #include <memory>
@@ -45,13 +45,13 @@ class CopyLedger {
   /// records nothing.
   void run(const DeviceCopy& copy, const std::function<void()>& make_copies);
 
-  /// The copies that `device` took part in, in order: all, or of a long run the
+  /// The copies that `device` took part in, in order; of a long run, only the
   /// first and the last (see CommLog).
   std::vector<CommRecord> records(const Device& device) const;
   /// Bytes that `device` sent in all copies.
   double sent_bytes(const Device& device) const;
   void clear();
-  /// Shows the records of `device` to `observer` (null: no longer).
+  /// Shows the records of `device` to `observer` (null: stops).
   void set_observer(const Device& device, CommObserver* observer);
 
  private:

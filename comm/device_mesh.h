@@ -20,9 +20,9 @@ namespace shardbook {
 /// to one rank; all ranks of `world` make the same meshes in the same order.
 class DeviceMesh {
  public:
-  /// Makes a group per axis, named as the axis; an axis that has all ranks is
-  /// `world` itself. `world` must outlive the mesh
-  /// and have exactly the topology's ranks. Collective.
+  /// Makes a group per axis, named as the axis; the group of an axis over all
+  /// ranks is `world` itself. `world` must outlive the mesh and have
+  /// exactly the topology's ranks. Collective.
   DeviceMesh(ProcessGroup& world, Topology topology);
 
   const Topology& topology() const { return topology_; }

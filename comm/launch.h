@@ -13,7 +13,7 @@
 
 namespace shardbook {
 
-/// A rank was lost, came too late, or made another call than its peers.
+/// A rank was lost or late, or its call differs from its peers' call.
 class RunError : public Error {
  public:
   using Error::Error;
@@ -52,13 +52,13 @@ struct LaunchOptions {
 /// or its part of a GPU, and the cores of the machine divided among the ranks,
 /// and returns when all ended.
 ///
-/// "threads": ranks are threads of this process. The first cause is thrown
-/// again when a rank threw; the others stop with "rank r failed: ...".
+/// "threads": ranks are threads of this process. When a rank throws, the first
+/// cause is rethrown, and the others stop with "rank r failed: ...".
 ///
 /// "gloo": ranks are processes. Where this process is a rank already (started
 /// by launch_processes, torchrun, mpirun or srun) `body` runs once, as that
 /// rank. Elsewhere the ranks are forked and end with `body`: what it writes to
-/// captured variables is lost; comm/processes.h has ways to bring it home.
+/// captured variables is lost; comm/processes.h has ways to return it.
 ///
 /// "nccl": each rank has a GPU of its own. Where this process is a rank already
 /// `body` runs once, as that rank. Elsewhere the ranks are threads.
@@ -66,10 +66,10 @@ void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& body,
                const LaunchOptions& options = {});
 
 /// Throws Error, in one sentence, where run_ranks could not start these ranks:
-/// an unknown backend, a device that the backend cannot serve, no GPU, or fewer
-/// of them than ranks; gloo, nccl: a rendezvous, an interface or a launcher's
-/// variable that makes no sense, another number of ranks than the launcher's.
-/// run_ranks calls it; a program that starts processes calls it before.
+/// an unknown backend, a device that the backend cannot serve, too few GPUs;
+/// gloo, nccl: a rendezvous, an interface or a launcher's variable that makes no
+/// sense, or another number of ranks than the launcher's. run_ranks calls it; a
+/// program that starts processes calls it first.
 void check_launch(int world_size, const LaunchOptions& options);
 
 }  // namespace shardbook

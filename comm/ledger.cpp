@@ -16,7 +16,7 @@ const char* comm_op_name(CommOp op) {
 
 double wire_elements(const CommRecord& record) {
   const double n = static_cast<double>(record.numel);
-  // (P-1) n / P and not n * ((P-1) / P): exact whenever the result is whole.
+  // Not n * ((P-1) / P): (P-1) n / P is exact whenever the result is whole.
   const double share = (record.group_size - 1) * n / record.group_size;
   switch (record.op) {
     case CommOp::kAllReduce:
@@ -63,7 +63,7 @@ void CommLog::clear() {
 
 void CommLog::keep(const CommRecord& record) {
   records_.push_back(record);
-  // Erasing moves the records behind, so it happens seldom
+  // Erase rarely: it moves all later records
   if (records_.size() <= 3 * kKept) return;
   const auto begin = records_.begin() + static_cast<std::ptrdiff_t>(kKept);
   records_.erase(begin, begin + static_cast<std::ptrdiff_t>(kKept));
@@ -74,7 +74,7 @@ void CommLog::repeat(const Mark& mark, std::int64_t times) {
   const double bytes = bytes_ - mark.bytes;
   num_calls_ += times * count;
   for (std::int64_t k = 0; k < times; ++k) bytes_ += bytes;
-  // The kept records repeat as often as the log can show them
+  // Repeat the kept records only as often as the log can hold them
   const auto last =
       std::min<std::int64_t>(count, static_cast<std::int64_t>(kKept));
   const std::vector<CommRecord> body(records_.end() - last, records_.end());

@@ -2,8 +2,8 @@
 
 // The communication ledger: one record per call and rank, on every backend.
 // Bytes on the wire follow from the records by a fixed cost model (they are
-// not measured), so that a test can assert them exactly. Of a long run the
-// ledger keeps the first and the last records, and sums over all.
+// not measured), so that a test can assert them exactly. In a long run the
+// ledger keeps the first and the last records, and the sums of all.
 
 #include <cstddef>
 #include <cstdint>
@@ -76,9 +76,9 @@ class CommLog {
 
   void add(const CommRecord& record);
   void clear();
-  /// All records, or (of more than 3 kKept) the first and the last of them.
+  /// All records; of more than 3 kKept, only the first and the last.
   const std::vector<CommRecord>& records() const { return records_; }
-  /// Calls, and their bytes; none is left out.
+  /// Number and bytes of all calls, kept or not.
   std::int64_t num_calls() const { return num_calls_; }
   double bytes() const { return bytes_; }
 
@@ -88,7 +88,7 @@ class CommLog {
     double bytes = 0;
   };
   Mark mark() const { return {num_calls_, bytes_}; }
-  /// Adds what came since `mark` `times` times more.
+  /// Counts the calls since `mark` again, `times` times.
   void repeat(const Mark& mark, std::int64_t times);
 
  private:

@@ -59,8 +59,8 @@ struct CommCall {
   std::string label;
 };
 
-/// The tensors of a call: one twice where it works in place, undefined where this
-/// rank has none.
+/// The tensors of a call: the same one twice if it works in place, undefined
+/// where this rank has none.
 struct CommBuffers {
   Tensor output, input;
   /// all_to_all, all_to_all_v: elements to and from each rank.
@@ -151,7 +151,7 @@ class ProcessGroup {
   /// A group per color, ranked by (key, rank). Color -1: no group (null).
   std::shared_ptr<ProcessGroup> split(int color, int key,
                                       const std::string& name);
-  /// The group of these ranks of this group; null on ranks not among them.
+  /// A subgroup of these ranks; null on this group's other ranks.
   std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& members,
                                          const std::string& name);
 
@@ -173,14 +173,14 @@ class ProcessGroup {
 
   // --- The ledger ------------------------------------------------------------
 
-  /// Calls of this rank on this group and its subgroups, in issue order: all,
-  /// or of a long run the first and the last (see CommLog).
+  /// Calls of this rank on this group and its subgroups, in issue order; of a
+  /// long run, only the first and the last (see CommLog).
   const std::vector<CommRecord>& records() const { return log_->records(); }
   /// Bytes on the wire of all calls, as wire_bytes counts them.
   double sent_bytes() const { return log_->bytes(); }
   void clear_records() { log_->clear(); }
-  /// Calls that the `sim` world knows to repeat and does not run: adds those
-  /// since `mark` `times` times more.
+  /// For repeated calls that the `sim` world does not run: counts the calls
+  /// since `mark` again, `times` times.
   CommLog::Mark mark_records() const { return log_->mark(); }
   void repeat_records(const CommLog::Mark& mark, std::int64_t times) {
     log_->repeat(mark, times);

@@ -43,11 +43,11 @@ struct RankEnvironment {
   bool is_served_by_launcher = false;
 };
 
-/// Reads SHARDBOOK_RANK and SHARDBOOK_WORLD_SIZE, then the variables of torchrun
-/// (RANK, WORLD_SIZE, LOCAL_RANK), mpirun (OMPI_COMM_WORLD_*, PMI_*) and srun
-/// (SLURM_*). Empty where the process is no rank, or the only one that another
-/// launcher than this library started. Throws Error, which names the variable,
-/// on values that make no sense.
+/// Reads SHARDBOOK_RANK and SHARDBOOK_WORLD_SIZE, then the variables of
+/// torchrun (RANK, WORLD_SIZE, LOCAL_RANK), mpirun (OMPI_COMM_WORLD_*, PMI_*)
+/// and srun (SLURM_*). Empty where the process is no rank, or is the only one
+/// of a launcher other than this library. Throws Error, which names the
+/// variable, on values that make no sense.
 ///
 /// Without LaunchOptions::rendezvous the ranks meet where SHARDBOOK_RENDEZVOUS,
 /// or MASTER_ADDR and MASTER_PORT, say; else on loopback where they share a
@@ -77,8 +77,8 @@ std::optional<int> launch_processes(int world_size,
 /// Forks `world_size` ranks that run `body` over Gloo and end, and returns the
 /// results of `body`, by rank; throws the first cause when a rank threw, ended
 /// or was killed. Anything else that a body writes stays in its process. The
-/// calling process must have no other threads (those that are about to end have
-/// a second for it): a fork copies only the one that calls it.
+/// calling process must have no other threads (threads about to end have a
+/// second to do so): a fork copies only the one that calls it.
 std::vector<std::string> run_processes(
     int world_size, const std::function<std::string(ProcessGroup&)>& body,
     const LaunchOptions& options = {});

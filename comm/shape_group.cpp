@@ -8,7 +8,7 @@
 namespace shardbook {
 namespace {
 
-// The base class moves no tensor on a meta device, so only real data end here.
+// The base class moves no tensor on a meta device, so only real data get here.
 [[noreturn]] Work refuse(const CommCall& call, const std::string& name) {
   SB_FAIL(call_text(call), " over '", name,
           "': this group has no peers; give it tensors on meta devices");

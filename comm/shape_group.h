@@ -6,8 +6,8 @@
 //   LayerFactory layers = tensor_parallel::layers(config, tp);
 //
 // Layers that communicate are built on one to learn the shapes of a rank's
-// tensors: calls go to a ledger of its own, nothing moves, no call waits, and
-// no clock runs. Tensors are on meta devices.
+// tensors: calls are recorded in its own ledger, nothing moves, no call waits,
+// and no clock runs. Tensors are on meta devices.
 
 #include <string>
 #include <vector>

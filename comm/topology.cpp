@@ -131,8 +131,8 @@ int Topology::coordinate(int rank, const std::string& axis) const {
 
 std::vector<std::vector<int>> Topology::groups(
     const std::vector<std::string>& axes) const {
-  // The ranks of a group agree on the other axes; what they agree on, written
-  // as the rank with 0 on the given axes, is the group's first rank.
+  // The ranks of a group share their coordinates on the other axes. With 0 on
+  // the given axes, these are the coordinates of the group's first rank.
   std::map<int, std::vector<int>> by_first;
   for (int rank = 0; rank < world_size_; ++rank) {
     int first = rank;

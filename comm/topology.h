@@ -26,14 +26,14 @@ class Topology {
   Topology(std::vector<std::string> axes, std::vector<int> sizes);
 
   /// From an order in Megatron's notation: "tp-cp-dp-pp", where the FIRST axis
-  /// varies fastest. Every axis of the order has a size.
+  /// varies fastest. Every axis of the order needs a size.
   static Topology from_order(const std::string& order,
                              const std::map<std::string, int>& sizes);
 
   // The orders of known systems. Parameters are sizes.
 
   /// Megatron's default "tp-cp-ep-dp-pp": r = tp + t*(cp + c*(dp + d*pp)).
-  /// Expert parallelism is a part of dp there, so that it moves no rank.
+  /// Expert parallelism is a part of dp there, so it moves no rank.
   static Topology megatron(int tp, int cp, int dp, int pp);
   /// Megatron's option "tp-cp-ep-pp-dp": r = tp + t*(cp + c*(pp + p*dp)).
   static Topology megatron_pp_before_dp(int tp, int cp, int pp, int dp);

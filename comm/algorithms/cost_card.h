@@ -30,8 +30,8 @@ int log2_ceil(int n);
 /// Largest k with 2^k <= n.
 int log2_floor(int n);
 
-/// Where piece `index` of `n` elements begins when they are cut into `pieces`
-/// of equal size, the first n mod pieces being one larger.
+/// Start of piece `index` of `n` elements cut into `pieces` pieces; the first n
+/// % pieces of them are one element longer.
 std::int64_t piece_begin(std::int64_t n, int pieces, int index);
 inline std::int64_t piece_size(std::int64_t n, int pieces, int index) {
   return piece_begin(n, pieces, index + 1) - piece_begin(n, pieces, index);

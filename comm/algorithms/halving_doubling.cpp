@@ -74,7 +74,7 @@ void halving_doubling_all_reduce(ProcessGroup& group, const Tensor& tensor,
   if (group.size() == 1) return;
   const Folding folding(group.size());
 
-  // Fold: the even partner gives its vector away and waits for the result.
+  // Fold: the even partner sends its vector and waits for the result.
   if (folding.gives(rank)) {
     group.send(tensor, rank + 1).wait();
     group.recv(tensor, rank + 1).wait();
@@ -100,7 +100,7 @@ CostCard halving_doubling_all_reduce_cost(int num_ranks, std::int64_t n) {
   card.chain_elements = swapped + (folds ? 2 * whole : 0);
   for (int r = 0; r < num_ranks; ++r) {
     double sent = folding.gives(r) ? 0 : swapped;
-    // To the partner on the way in, or back on the way out.
+    // Its vector before the swaps, or the result after them.
     if (folding.is_folded(r)) sent += whole;
     card.elements_sent.push_back(sent);
   }

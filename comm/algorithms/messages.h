@@ -19,8 +19,8 @@ inline Tensor room_like(const Tensor& tensor, std::int64_t numel) {
   return Tensor::empty({numel}, tensor.options());
 }
 
-/// Sends and receives at the same time: one before the other would deadlock
-/// when both sides do it.
+/// Sends and receives at the same time: if both sides did one after the other,
+/// they would deadlock.
 inline void swap_messages(ProcessGroup& group, const Tensor& outgoing, int to,
                           const Tensor& incoming, int from) {
   Work received = group.recv(incoming, from);
@@ -29,8 +29,8 @@ inline void swap_messages(ProcessGroup& group, const Tensor& outgoing, int to,
   sent.wait();
 }
 
-/// target = target op source. bf16 and f16 round at every step, other than on
-/// the threads backend, which rounds once.
+/// target = target op source. bf16 and f16 round at every step; the threads
+/// backend rounds once.
 inline void combine(const Tensor& target, const Tensor& source, ReduceOp op) {
   if (target.is_meta()) return;
   internal::accumulate(target.dtype(), op, target.raw(), source.raw(),

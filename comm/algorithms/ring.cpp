@@ -60,8 +60,8 @@ void ring_reduce_scatter(ProcessGroup& group, const Tensor& output,
   const Ring ring(group);
   check_pieces("ring_reduce_scatter", input, output, ring.size);
   if (ring.size == 1) return output.copy_from(input);
-  // The sum travels: it arrives from the left, takes this rank's piece along
-  // and leaves to the right.
+  // Each sum arrives from the left, gains this rank's piece and goes to the
+  // right.
   Tensor outgoing = ring.piece(input, ring.rank - 1);
   for (int step = 0; step < ring.size - 1; ++step) {
     const Tensor incoming = room_like(output, output.numel());

@@ -4,9 +4,9 @@
 // are busy all the time.
 //
 // The vector is cut into P pieces. In each step a rank passes one piece to the
-// right and takes one from the left. After P-1 steps of adding, each piece has
-// been everywhere once and is complete on one rank; P-1 steps of copying carry
-// it everywhere:
+// right and receives one from the left. After P-1 steps of adding, each piece
+// has been everywhere once and is complete on one rank; P-1 steps of copying
+// carry it everywhere:
 //
 //   P = 3        rank 0      rank 1      rank 2
 //   at first     a0 b0 c0    a1 b1 c1    a2 b2 c2

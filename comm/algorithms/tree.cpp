@@ -117,9 +117,9 @@ std::vector<TreeNode> first_tree(int num_ranks) {
 }
 
 std::vector<TreeNode> second_tree(int num_ranks) {
-  // The first tree mirrored: even ranks are the leaves. An odd number of ranks
-  // has one even rank more than odd ones, so the tree is moved by one instead,
-  // and all even ranks except rank 0 are leaves.
+  // The first tree mirrored: even ranks are the leaves. If the number of ranks
+  // is odd, there is one more even rank than odd ones: the tree is shifted by
+  // one instead, and all even ranks except 0 are leaves.
   const std::vector<TreeNode> tree = first_tree(num_ranks);
   if (num_ranks % 2 == 0) {
     return renumber(tree, [&](int v) { return num_ranks - 1 - v; });
@@ -170,7 +170,7 @@ void double_tree_all_reduce(ProcessGroup& group, const Tensor& tensor,
     }
     if (node.parent >= 0) sent.push_back(group.send(mine, node.parent));
   }
-  // What was sent may be overwritten now.
+  // The sent data may be overwritten now.
   for (Work& work : sent) work.wait();
   sent.clear();
 

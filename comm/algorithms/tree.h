@@ -2,9 +2,8 @@
 
 // Tree collectives: few steps, for small messages and many ranks.
 //
-// Binomial tree: after step k, 2^(k+1) ranks have the vector, each of which
-// passes it on. Rank v (counted from the root) hangs below v without its lowest
-// bit:
+// Binomial tree: after step k, 2^(k+1) ranks have the vector, and each passes
+// it on. Rank v (counted from the root) hangs below v without its lowest bit:
 //
 //        0
 //      / | \.
@@ -16,9 +15,9 @@
 //
 // A rank of a binary tree sends its whole vector to two children, so half of
 // the ranks, the leaves, send nothing. The double binary tree uses two trees
-// for one half of the vector each, such that the leaves of one are the inner
-// ranks of the other: full bandwidth at logarithmic latency. (Sanders, Speck
-// and Träff 2009; NCCL's choice across nodes.)
+// for one half of the vector each, and the leaves of one are the inner ranks of
+// the other: full bandwidth at logarithmic latency. (Sanders, Speck and Träff
+// 2009; NCCL's choice across nodes.)
 
 #include "comm/algorithms/cost_card.h"
 #include "comm/process_group.h"

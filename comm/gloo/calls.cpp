@@ -5,8 +5,8 @@
 
 namespace shardbook::internal {
 
-// A message. Gloo can only be asked by waiting, so the first done() starts a
-// thread that waits.
+// A message. Gloo can wait but not poll, so the first done() starts a thread
+// that waits.
 class CallQueue::MessageState : public Work::State {
  public:
   MessageState(GlooWorld& world, Message message, std::shared_ptr<void> keep)
@@ -97,8 +97,8 @@ Work CallQueue::enqueue(const std::shared_ptr<CallQueue>& queue,
 
 Work CallQueue::add_message(const std::shared_ptr<CallQueue>& queue,
                             Message message, std::shared_ptr<void> keep) {
-  // A message goes on without its handle, so the queue keeps it. Of messages
-  // without a wait, it keeps at most this many.
+  // A message continues after its handle is dropped, so the queue keeps it: at
+  // most this many that nobody has waited for.
   constexpr std::size_t kMaxUnwaited = 256;
   auto& messages = queue->messages_;
   messages.remove_if([](const auto& other) { return other->ended(); });
@@ -120,7 +120,7 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
     calls_.pop_front();
     lock.unlock();
     call();
-  }  // lets go of the tensors
+  }  // releases the tensors
   lock.lock();
   running_ = false;
   changed_.notify_all();

@@ -14,8 +14,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A buffer of one call. Gloo waits for any of the messages that it has posted,
-// and always for as many as it has posted; here it waits for the oldest.
+// A buffer of one call. Gloo waits once per posted message, for any of them;
+// here each wait is for the oldest.
 class CallBuffer : public ::gloo::transport::UnboundBuffer {
  public:
   CallBuffer(const Channel& channel, void* data, std::size_t bytes)

@@ -4,9 +4,9 @@
 //
 // Gloo's collectives move data through buffers that their context creates. Our
 // context creates buffers of Messages: they use the world's connections, know
-// the call, wait as long as it may take, and throw the Error that names the
-// rank that failed. A failure ends the waits inside Gloo as it ends all others,
-// and groups need no connections of their own.
+// the call, observe its timeout, and throw the Error that names the failed
+// rank. A failure ends the waits inside Gloo like all others, and groups need
+// no connections of their own.
 
 #include <cstddef>
 #include <cstdint>

@@ -60,8 +60,8 @@ struct Range {
 };
 using RangeOf = std::function<Range(int rank)>;
 
-// Calls post(peer, range) for all ranges that are not empty, from the next rank
-// on. Otherwise all ranks would turn to rank 0 first.
+// Calls post(peer, range) for all ranges that are not empty, beginning with the
+// next rank: otherwise all ranks would begin with rank 0.
 template <typename Post>
 void for_peers(const Channel& channel, const RangeOf& range_of, Post&& post) {
   for (int i = 1; i < channel.size(); ++i) {
@@ -126,8 +126,8 @@ class Meeting {
   Messages messages_;  // end first: they write into inbox_
 };
 
-// Rank r sums what all ranks have at their source(r), as many elements as
-// `output` has, which may be a source. Ranks without a source sum nothing.
+// Rank r sums all ranks' source(r), each as long as `output`, into `output`,
+// which may be a source. Ranks without a source sum nothing.
 //
 //   segment   0    1    2    3    4
 //   post      ################           contributions on their way
@@ -168,8 +168,8 @@ void reduce_in_segments(const Channel& channel, const Tensor& output,
   }
 }
 
-// Every rank sums a piece and sends it to all; of few elements, every rank sums
-// all.
+// Every rank sums a piece and sends it to all; with few elements, every rank
+// sums all of them.
 void all_reduce_directly(const Channel& channel, const Tensor& tensor,
                          ReduceOp op) {
   constexpr std::int64_t kFew = 4096;
@@ -183,7 +183,7 @@ void all_reduce_directly(const Channel& channel, const Tensor& tensor,
                  static_cast<std::size_t>(at(tensor, begin(part + 1)) - data)};
   };
   const Range own = piece(channel.rank);
-  // A sum arrives where this rank's contribution to it lies; its owner sends it
+  // A sum overwrites this rank's contribution to it: its owner sends it only
   // after that contribution has arrived.
   Messages sums;
   if (size > 1) post_recvs(channel, 1, piece, sums);
@@ -282,8 +282,8 @@ void gather(const Channel& channel, const Tensor& output, const Tensor& input,
   ::gloo::gather(options);
 }
 
-// Throws Error when a rank sends another number of elements than is expected:
-// data of another size must not arrive.
+// Throws Error, before any data move, when a rank sends a different number of
+// elements than its receiver expects.
 void compare_counts(const Channel& channel,
                     const std::vector<std::int64_t>& send_counts,
                     const std::vector<std::int64_t>& recv_counts) {

@@ -65,7 +65,7 @@ class GlooGroup : public ProcessGroup {
 
 /// True when this build has Gloo.
 bool has_gloo();
-/// Throws Error where it has not.
+/// Throws Error if this build has no Gloo.
 void check_gloo();
 
 /// run_ranks for backend "gloo". In a process that is a rank it joins the

@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kReasonPatience{2000};
 
 // Connects to all ranks, whose addresses the coordinator passes on. Gloo cannot
-// be told to give up, so a thread of its own connects; when the world fails
+// be interrupted, so a separate thread connects; when the world fails
 // meanwhile, that thread is left behind, and Gloo's own timeout ends it.
 std::shared_ptr<::gloo::transport::Context> connect(int rank, int size,
                                                     const std::string& host,
@@ -72,7 +72,7 @@ void abort_wait(::gloo::transport::UnboundBuffer& buffer) {
   buffer.abortWaitSend();
 }
 
-// Writing to a rank that has died must be an error, not the end of this one.
+// Writing to a dead rank must be an error, not end this process.
 void ignore_broken_pipes() {
   struct sigaction current {};
   sigaction(SIGPIPE, nullptr, &current);

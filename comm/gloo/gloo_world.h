@@ -26,7 +26,7 @@ namespace shardbook::internal {
 
 class CallQueue;
 
-/// The name of a call in error messages, and the time that it may take.
+/// The name of a call in error messages, and its timeout.
 struct CallInfo {
   std::string text;  ///< "all_reduce f32[10] over 'world'"
   std::chrono::milliseconds timeout{0};
@@ -87,8 +87,8 @@ class GlooWorld {
 class Message {
  public:
   enum class Way { kSend, kRecv };
-  /// `slot` names the message: it meets the one of the other rank with the
-  /// same slot. `peer` is a world rank. A message that is sent is not changed.
+  /// `slot` identifies the message: it pairs with the other rank's message of
+  /// the same slot. `peer` is a world rank. A send does not change the memory.
   Message(GlooWorld& world, CallInfo info, Way way, int peer,
           std::uint64_t slot, const void* data, std::size_t bytes);
   Message(Message&&) noexcept;

@@ -79,7 +79,7 @@ class Arguments {
              ")");
   }
 
-  // `piece` is apart from `whole`, or exactly its piece `index`.
+  // `piece` does not overlap `whole`, or is exactly its piece `index`.
   void in_place(const Tensor& whole, const Tensor& piece, int index) const {
     if (!overlap(whole, piece)) return;
     const auto* begin = static_cast<const char*>(whole.raw());

@@ -18,9 +18,9 @@ std::string current_reason();
 /// Throws Error with the reason where there is no GPU.
 void check_gpus();
 
-/// The device of a rank that is number `local_rank` of `num_local` on this
-/// machine. Ranks that share a GPU each have an equal part of its memory, less
-/// what CUDA itself needs, where the options give no size.
+/// The device of rank `local_rank` of the `num_local` ranks on this machine. If
+/// the options give no size, ranks that share a GPU divide its memory equally,
+/// after setting aside what CUDA itself needs.
 Device rank_device(int rank, int local_rank, int num_local, bool on_cuda,
                    const LaunchOptions& options);
 

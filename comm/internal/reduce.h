@@ -1,7 +1,7 @@
 #pragma once
 
 // Element-wise sums, maxima and minima over several buffers, for backends and
-// algorithms: kernels::cpu::combine. It knows addresses only, so a thread
+// algorithms: kernels::cpu::combine. It needs only addresses, so a thread
 // without a RankContext may call it.
 
 #include <cstdint>

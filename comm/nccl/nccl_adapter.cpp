@@ -106,7 +106,7 @@ class Communicator : public NcclCommunicator {
   }
 
   bool is_ready() override {
-    // A split gives its handle when the parent has taken the call.
+    // A split returns its handle once the parent has accepted the call.
     if (parent_ != nullptr) {
       if (!parent_->is_ready()) return false;
       parent_ = nullptr;
@@ -185,7 +185,7 @@ class Communicator : public NcclCommunicator {
 
   ncclComm_t comm_ = nullptr;
   bool is_finalized_ = false;
-  // Of a split that the parent has not taken yet. The group that splits keeps
+  // Set until the parent has accepted the split. The group that splits keeps
   // the parent alive until the child is ready.
   Communicator* parent_ = nullptr;
 };
@@ -193,10 +193,10 @@ class Communicator : public NcclCommunicator {
 class Library : public NcclLibrary {
  public:
   Library() {
-    // Connect rings and trees while communicators are made. A first call that
-    // connects makes its host wait for the others' first call. Scatter, gather
-    // and all_to_all still do: NCCL connects pairs at their first message, so
-    // all ranks must begin with them in one order.
+    // Connect rings and trees while communicators are made. If the first call
+    // connected them, its host would wait for all ranks to call. Scatter,
+    // gather and all_to_all still wait: NCCL connects pairs at their first
+    // message, so all ranks must begin with them in one order.
     setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   }
 

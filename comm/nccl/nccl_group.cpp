@@ -172,7 +172,7 @@ Work NcclGroup::do_collective(const CommCall& call,
 
 // --- Collectives made of messages --------------------------------------------
 
-// Pieces end to end, of these counts or (none) of equal ones; none of an undefined
+// Pieces end to end, of equal size if `counts` is empty; none for an undefined
 // tensor.
 std::vector<NcclGroup::Piece> NcclGroup::pieces_of(
     const Tensor& tensor, const std::vector<std::int64_t>& counts) const {
@@ -191,7 +191,7 @@ std::vector<NcclGroup::Piece> NcclGroup::pieces_of(
 // All sends and receives start together; a rank's piece for itself is a copy.
 Work NcclGroup::exchange_pieces(const CommCall& call,
                                 const CommBuffers& buffers) {
-  // What goes to, and comes from, each rank
+  // Pieces to and from each rank
   const Tensor &output = buffers.output, &input = buffers.input;
   std::vector<Piece> sent, received;
   if (call.op == CommOp::kScatter) {
@@ -241,8 +241,8 @@ Work NcclGroup::exchange_pieces(const CommCall& call,
   });
 }
 
-// NCCL would wait forever for elements that nobody sends. The coordinator
-// compares what each two ranks expect of each other, while the call runs.
+// NCCL would wait forever for elements that nobody sends, so the coordinator
+// compares the counts of each pair of ranks while the call runs.
 void NcclGroup::compare_counts(const std::string& key, const CommCall& call,
                                const std::vector<std::int64_t>& send_counts,
                                const std::vector<std::int64_t>& recv_counts) {

@@ -1,4 +1,4 @@
-// Finds and loads what calls NCCL.
+// Finds and loads the library that calls NCCL.
 
 #include "comm/nccl/nccl_library.h"
 
@@ -18,7 +18,7 @@ struct Loaded {
   std::string problem;
 };
 
-// The library lies beside the one that this code is part of.
+// The library is in the folder of the one that contains this code.
 std::string library_path() {
   if (const char* given = std::getenv("SHARDBOOK_NCCL_LIBRARY")) return given;
   Dl_info info{};

@@ -1,9 +1,9 @@
 #pragma once
 
-// What comm asks of NCCL.
+// The part of NCCL that comm uses.
 //
-// comm is built without CUDA and NCCL. What calls them is a shared library of
-// its own, libshardbook_nccl.so (nccl_adapter.cpp), which is loaded when the
+// comm is built without CUDA and NCCL. Only a separate shared library,
+// libshardbook_nccl.so (nccl_adapter.cpp), calls them; it is loaded when the
 // first world of backend "nccl" begins. SHARDBOOK_NCCL_LIBRARY names another
 // one: the tests load a build of the same adapter on a stand-in for NCCL that
 // works on host memory.
@@ -17,8 +17,8 @@
 
 namespace shardbook::internal {
 
-/// What NCCL is told of one call. `op` is one of the collectives that NCCL has,
-/// a send or a receive.
+/// The arguments of one NCCL call. `op` is one of the collectives that NCCL
+/// has, a send or a receive.
 struct NcclOperation {
   CommOp op;
   const void* input = nullptr;  ///< null for a receive
@@ -35,23 +35,23 @@ struct NcclOperation {
 /// calling thread, streams are cudaStream_t. For one thread at a time.
 class NcclCommunicator {
  public:
-  /// Waits for what is on the streams, unless it was aborted.
+  /// Waits for the calls on its streams, unless it was aborted.
   virtual ~NcclCommunicator() = default;
 
-  /// NCCL has taken what it was given. Throws the error of a call that went
-  /// wrong after it returned, such as a lost connection.
+  /// True when NCCL has accepted all calls. Throws the error of a call that
+  /// failed after it returned, such as a lost connection.
   virtual bool is_ready() = 0;
-  /// Returns before the device has run the call, and perhaps before NCCL has put
-  /// it on the stream: the next call, or an event after it, has to wait until
-  /// is_ready(). Throws Error where NCCL refuses the call, with its sizes and
-  /// NCCL's own words.
+  /// Returns before the device has run the call, and perhaps before NCCL has
+  /// put it on the stream: the next call, or an event after it, has to wait
+  /// until is_ready(). Throws Error, with the call's sizes and NCCL's message,
+  /// where NCCL refuses the call.
   virtual void call(const NcclOperation& operation, void* stream) = 0;
 
   /// A communicator per color, ranked by key; all ranks of this one call it.
   virtual std::shared_ptr<NcclCommunicator> split(int color, int key) = 0;
-  /// Begins to end the communicator. NCCL waits for all its ranks before it
-  /// destroys one, and ranks may hold their communicators in different orders:
-  /// begin with all of them, then destroy them.
+  /// Begins to end the communicator. NCCL destroys one only when all its ranks
+  /// do, and ranks may hold their communicators in different orders: finalize
+  /// all of them, then destroy them.
   virtual void finalize() = 0;
   /// Ends all calls that run or wait on the device. No call may follow. Aborts
   /// between begin_group and end_group happen all at once.
@@ -61,7 +61,7 @@ class NcclCommunicator {
 class NcclLibrary {
  public:
   virtual ~NcclLibrary() = default;
-  /// What the ranks of a new communicator must have in common.
+  /// The id that all ranks of a new communicator pass to `join`.
   virtual std::string make_id() = 0;
   /// Rank `rank` of `size` joins, on the current device of this thread; done
   /// when the communicator is ready.

@@ -125,7 +125,7 @@ std::optional<NcclMessages::Message> NcclMessages::next(Way& way) {
   return Message{nullptr, block.get(), header, block};
 }
 
-// Receives whose messages are here already.
+// Completes the receives whose messages came early.
 void NcclMessages::take_early(Way& way) {
   for (auto it = way.posted.begin(); it != way.posted.end();) {
     const auto found = way.early.find(it->header.tag);

@@ -7,8 +7,8 @@
 // the two, and a stream on each side, so no way and no collective ever waits
 // for another. On a way, messages move in the order of the sender. The sender
 // mails the receiver the tag of each, and the receiver answers the next message
-// with the oldest receive of that tag. When only other tags are asked for, the
-// message goes to a block of memory until somebody asks for it.
+// with the oldest receive of that tag. Without such a receive, the message goes
+// to a block of memory until there is one.
 
 #include <cstddef>
 #include <cstdint>
@@ -45,7 +45,7 @@ class NcclMessages {
             const void* data, const Header& header);
   void recv(const std::string& way, std::shared_ptr<NcclCall> call, void* data,
             const Header& header);
-  /// Moves every way on as far as it goes without waiting.
+  /// Advances every way as far as possible without waiting.
   void advance();
   /// Some message has not been issued yet.
   bool has_waiting() const;
@@ -53,10 +53,10 @@ class NcclMessages {
 
  private:
   struct Message {
-    std::shared_ptr<NcclCall> call;  // null: came before it was asked for
+    std::shared_ptr<NcclCall> call;  // null: came before its receive
     void* data = nullptr;
     Header header;
-    std::shared_ptr<void> block = nullptr;  // of one that came early
+    std::shared_ptr<void> block = nullptr;  // holds one that came early
   };
   struct Way {
     std::string name;
@@ -65,9 +65,9 @@ class NcclMessages {
     bool is_connected = false;
     int stream = -1;
     std::int64_t num_mailed = 0;  // by the sender
-    std::int64_t next = 0;        // whose header the receiver wants
+    std::int64_t next = 0;        // number of the next header
     std::optional<Header> header;
-    std::string id;  // of the communicator, with the first header
+    std::string id;  // the communicator's, from the first header
     std::deque<Message> posted;
     std::optional<Message> in_progress;
     std::map<int, std::deque<Message>> early;  // by tag

@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How often a rank looks that waits for a message to be issued.
+// Polling interval of a rank that waits for a message to be issued.
 constexpr std::chrono::microseconds kWaiterTick{50};
 
 // Streams with smaller numbers belong to the rank's own work (core/stream.h).
@@ -134,7 +134,7 @@ void NcclWorld::leave() {
     });
     for (const auto& call : calls_) streams.insert(call->stream_);
   }
-  // A failure ends what waits on the device, and so these waits.
+  // A failure ends the calls that wait on the device, and so these waits.
   for (const int stream : streams) gpu_.synchronize(stream);
   check("the final barrier");
   {
@@ -167,7 +167,7 @@ NcclWorld::Communicator NcclWorld::split(const Communicator& parent, int stream,
                                          const std::string& name,
                                          milliseconds timeout) {
   const std::string text = "the split for the communicator of '" + name + "'";
-  // NCCL wants nothing else in flight on the parent.
+  // NCCL allows nothing else in flight on the parent.
   gpu_.synchronize(stream);
   check(text);
   return make_communicator(text, timeout,
@@ -189,7 +189,7 @@ NcclWorld::Communicator NcclWorld::make_communicator(
   return result;
 }
 
-// Waits until NCCL has taken what it was given.
+// Waits until NCCL has accepted all calls.
 void NcclWorld::settle(const Communicator& communicator,
                        const std::string& text) {
   // Most calls are taken in less time than a sleep takes.
@@ -243,7 +243,7 @@ void* NcclWorld::current_stream() {
 
 Work NcclWorld::issue(const Communicator& communicator, int stream,
                       std::shared_ptr<NcclCall> call, const Run& run) {
-  Calls over;  // let go after the lock
+  Calls over;  // released after the lock
   {
     const Lock lock(mutex_);
     if (has_failed_) throw_failure(call->text);
@@ -320,7 +320,7 @@ void NcclWorld::wait(NcclCall& call) {
         runtime_.hold_stream(current_stream(), call.finished_);
       }
       over.swap(ended_);
-      // What the caller does next runs after the call.
+      // The caller's later work runs after the call.
       buffers.swap(call.buffers_);
       return;
     }
@@ -398,8 +398,8 @@ void NcclWorld::end(NcclCall& call) {
   free_events_.push_back(std::exchange(call.finished_, nullptr));
 }
 
-// Calls of one stream finish in their order: of each, only the first that has
-// not is asked.
+// Calls of one stream finish in order, so only the first unfinished call of
+// each stream is checked.
 void NcclWorld::end_finished() {
   std::set<int> busy;
   const auto has_finished = [&](const std::shared_ptr<NcclCall>& call) {

@@ -4,20 +4,19 @@
 // coordinator, and the calls that the device has not finished.
 //
 // Life of a call. It is *issued*: put on a stream of its group, behind an event
-// that stands for all that the rank's current stream has been given so far. The
-// host goes on. wait() puts a second event, recorded after the call, in front
-// of the rank's current stream; the host does not wait. A message is issued
-// later, when both ends are known (nccl_messages.h), and its wait() waits until
-// then.
+// that marks all work given to the rank's current stream so far. The host goes
+// on. wait() puts a second event, recorded after the call, in front of the
+// rank's current stream; the host does not wait. A message is issued later,
+// when both ends are known (nccl_messages.h), and its wait() waits until then.
 //
 // The coordinator hears of every call, as with gloo, so it finds calls that
 // differ, ranks that never come, and waits that take too long. A thread, the
-// watchdog, looks at the events and at what NCCL reports about calls in flight.
-// At the first failure, of whatever kind, it aborts all communicators, which
-// ends what waits on the device; every call of every rank throws from then on.
-// Values that the device had not finished by then are undefined, and a host
-// that read them learns of the failure at its next call or at the end of its
-// body.
+// watchdog, checks the events and the errors that NCCL reports for calls in
+// flight. At the first failure, of whatever kind, it aborts all communicators,
+// which ends the calls that wait on the device; every call of every rank throws
+// from then on. Values that the device had not finished by then are undefined,
+// and a host that read them learns of the failure at its next call or at the
+// end of its body.
 
 #include <chrono>
 #include <condition_variable>
@@ -88,7 +87,7 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   void check(const std::string& text);
   /// Tells all ranks that this one failed; their calls throw.
   void fail(const std::string& reason);
-  /// The same, and returns when nothing waits on the device any longer.
+  /// The same; returns when no call waits on the device any longer.
   void give_up(const std::string& reason);
   /// Waits for the calls in flight and ends this rank's part.
   void leave();
@@ -99,8 +98,8 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   Communicator join(const std::string& key, const std::vector<int>& ranks,
                     int rank, const std::string& name,
                     std::chrono::milliseconds timeout);
-  /// The parts of a communicator whose calls run on `stream`; each of its ranks
-  /// calls it. Waits for the calls before it.
+  /// Splits `parent`, whose calls run on `stream`, as NcclCommunicator::split
+  /// does. All its ranks call it. Waits for its earlier calls.
   Communicator split(const Communicator& parent, int stream, int color, int key,
                      const std::string& name,
                      std::chrono::milliseconds timeout);
@@ -134,7 +133,7 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   void settle(const Communicator& communicator, const std::string& text);
   void* current_stream();
 
-  // These expect the lock.
+  // The caller holds the lock.
   int next_stream();
   void begin(const std::shared_ptr<NcclCall>& call);
   void put_in_line(NcclCall& call, int stream);
@@ -163,7 +162,7 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   bool is_aborted_ = false;
   bool is_stopping_ = false;
   Calls calls_;  // not known to have ended
-  Calls ended_;  // let go by the rank's own thread, which counts its memory
+  Calls ended_;  // released by the rank's own thread, which counts its memory
   std::vector<Communicator> communicators_;
   std::vector<int> free_streams_;
   int num_streams_;

@@ -1,4 +1,4 @@
-// How a rank of backend nccl learns of a failure, and ends what waits on its
+// How a rank of backend nccl learns of a failure, and ends the calls on its
 // device.
 
 #include <chrono>
@@ -13,8 +13,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How often the watchdog looks while messages wait to be issued, while only the
-// device is at work, and at communicators.
+// The watchdog's intervals: while messages wait to be issued; and for events
+// and communicators.
 constexpr milliseconds kMessageTick{1};
 constexpr milliseconds kTick{50};
 
@@ -46,8 +46,8 @@ void NcclWorld::give_up(const std::string& reason) {
 }
 
 void NcclWorld::abort_all() {
-  // All at once: what one of them waits for may come behind another's kernel.
-  // Children that wait for their parents come after them.
+  // Abort all at once: one may wait for a call that is queued behind another's
+  // kernel. Children that wait for their parents come after them.
   try {
     library_.begin_group();
     for (const Communicator& communicator : communicators_) {

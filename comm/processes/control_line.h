@@ -2,13 +2,12 @@
 
 // A rank's line to the coordinator.
 //
-// The line also knows what this rank waits for. A thread registers each wait;
-// the line's reader tells the coordinator of one that has lasted longer than
-// its timeout, and answers when the coordinator asks what this rank waits for.
-// The coordinator asks all ranks when something takes too long: a rank that
-// does not answer is stopped or cut off; otherwise the waits lead from the rank
-// that complains to the rank that holds the others up. A rank whose coordinator
-// does not answer gives up by itself.
+// The line also tracks this rank's waits. A thread registers each wait; the
+// line's reader reports a wait that exceeds its timeout to the coordinator, and
+// answers the coordinator's questions about this rank's waits. The coordinator
+// asks all ranks when something takes too long: a rank that does not answer is
+// stopped or cut off; otherwise the waits lead from the rank that complains to
+// the culprit. A rank whose coordinator does not answer gives up by itself.
 
 #include <chrono>
 #include <condition_variable>
@@ -76,7 +75,7 @@ class ControlLine {
   };
 
   /// Connects; throws RunError when nobody answers before the timeout. The
-  /// calling thread counts as the rank's own: the rank waits when it does.
+  /// calling thread is the rank's own: while it waits, the rank waits.
   explicit ControlLine(Options options);
   ~ControlLine();
   ControlLine(const ControlLine&) = delete;
@@ -91,7 +90,7 @@ class ControlLine {
   /// The first thing that went wrong in the world; empty while nothing did.
   std::string failure() const;
   /// The same, after waiting for a failure that must be on its way. If the
-  /// coordinator does not even answer, that is the failure.
+  /// coordinator does not answer, that is the failure.
   std::string wait_for_failure(std::chrono::milliseconds patience);
 
   /// Sends a text to another rank, through the coordinator. Returns at once.
@@ -103,7 +102,7 @@ class ControlLine {
                             std::chrono::milliseconds timeout);
   /// Called by the reader's thread whenever mail has come.
   void set_mail_callback(std::function<void()> callback);
-  /// Tells the coordinator what this rank calls. Returns at once.
+  /// Reports a call of this rank to the coordinator. Returns at once.
   void report_call(const std::string& key, const std::string& members,
                    const std::string& signature, const std::string& text);
   /// Every member's text, by position among `members`.

@@ -7,10 +7,10 @@
 //     each other,
 //   - sees the description of every call of every rank, compares them, and so
 //     notices calls that differ and ranks that never come,
-//   - finds out who holds the others up: when a rank complains about a wait, it
-//     asks every rank what it waits for. A rank that does not answer is to
-//     blame; otherwise the one that waits for nobody, at the end of the chain
-//     of waits,
+//   - finds the rank that delays the others: when a rank complains about a
+//     wait, it asks every rank what it waits for. A rank that does not answer
+//     is to blame; otherwise the one at the end of the chain of waits, which
+//     waits for nobody,
 //   - notices the end of a rank by the end of its line,
 //   - and tells all ranks the first thing that went wrong.
 //
@@ -55,7 +55,7 @@ class Coordinator {
   int port() const { return port_; }
   /// Tells every rank, now and later, that the job failed.
   void fail(const std::string& message);
-  /// This rank's process ended in good order: a world that misses it fails.
+  /// This rank's process ended normally; a world that still needs it fails.
   void rank_ended(int rank);
   /// The first failure of any world; empty while there is none.
   std::string failure() const;

@@ -168,7 +168,7 @@ std::string Coordinator::verdict(const Inquiry& inquiry) {
                    : "their processes are stopped, or their hosts") +
            " cannot be reached" + chain(silent.front());
   }
-  // Work of a device may take too long after all ranks have called it.
+  // The device may take too long after all ranks have made the call.
   if (inquiry.wait.peers.empty()) {
     return fmt::format(
         "{}rank {} still waits in {}, which all its ranks have called", after,
@@ -178,7 +178,7 @@ std::string Coordinator::verdict(const Inquiry& inquiry) {
     return after + "all ranks wait for each other" +
            (reached.empty() ? "" : chain(reached.back()));
   }
-  // Ranks that the same wait is for are missing together.
+  // Report all ranks that are missing in the same call.
   const Step& last = steps.at(at_work.front());
   std::vector<int> late, waiting;
   for (const int rank : at_work) {

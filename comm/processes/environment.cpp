@@ -210,8 +210,8 @@ std::string meeting_place(const RankEnvironment& environment) {
   const bool is_srun = environment.launcher == "srun";
   auto address = variable("MASTER_ADDR");
   auto port = number("MASTER_PORT", 1, 65535);
-  // torchrun's agent keeps MASTER_PORT for a store of its own; we take a
-  // neighbour.
+  // torchrun's agent keeps MASTER_PORT for a store of its own; we use a
+  // neighbouring port.
   if (port && variable("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True") {
     *port += *port < 65535 ? 1 : -1;
   }

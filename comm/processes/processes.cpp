@@ -1,4 +1,4 @@
-// Starts ranks as processes and sees them to their end.
+// Starts ranks as processes and waits until they end.
 
 #include "comm/processes.h"
 
@@ -116,7 +116,7 @@ void write_answer(int pipe, const std::string& text) {
   write_answer(pipe, returned ? "R" : "E");
   write_answer(pipe, text);
   std::fflush(nullptr);
-  // Without the destructors and exit handlers of the process we came from.
+  // Skip the parent process's destructors and exit handlers.
   _exit(returned ? 0 : 1);
 }
 

@@ -99,7 +99,7 @@ void Supervisor::fail(const std::string& failure) {
   if (coordinator_) coordinator_->fail(failure_);
 }
 
-// Called by the coordinator when a rank's line has ended: its end may show a
+// Called by the coordinator when a rank's line has ended; its process may end a
 // moment later.
 std::string Supervisor::explain(int rank) {
   const pid_t pid = children_[static_cast<std::size_t>(rank)].pid;

@@ -35,7 +35,7 @@ class Supervisor {
              std::chrono::milliseconds timeout);
   ~Supervisor();
 
-  /// The signal that has come to this process is passed on.
+  /// Returns when all children have ended; passes signals on to them.
   void run();
 
   /// The first failure, or empty.

@@ -2,14 +2,14 @@
 
 // Calls of thread ranks whose tensors lie on GPUs.
 //
-// A rank's buffers are complete when it arrives in a call: it has waited, on the
-// host, for all that its current stream had been given. The thread that starts
-// the call then runs its pieces, as copies and as the kernel `combine`, on a
-// stream of the runner, and waits for that stream before the call is done. So
-// nothing needs events, every rank may be a thread with a stream of its own on
-// one GPU, and sums have the bits that they have on the CPU. It costs each call
-// two waits of the host; the backend exists to run every chapter with several
-// ranks on one GPU, and ranks with a GPU each have backend nccl.
+// A rank's buffers are complete when it arrives in a call: it has waited, on
+// the host, for all work on its current stream. The thread that starts the call
+// then runs its pieces, as copies and as the kernel `combine`, on a stream of
+// the runner, and waits for that stream before the call is done. So nothing
+// needs events, every rank may be a thread with a stream of its own on one GPU,
+// and sums have the bits that they have on the CPU. Each call costs two waits
+// of the host; the backend exists to run every chapter with several ranks on
+// one GPU, and ranks with a GPU each have backend nccl.
 
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +43,7 @@ class DeviceRunner {
   void combine(DType dtype, ReduceOp op, const std::vector<const void*>& inputs,
                const std::vector<void*>& outputs, std::int64_t count,
                bool is_near);
-  /// Returns when all of it has happened.
+  /// Returns when all copies and kernels have run.
   void finish();
 
  private:
@@ -53,7 +53,7 @@ class DeviceRunner {
     ~KernelScratch() override;
     void* acquire(std::size_t bytes) override;
     void release(void* pointer) override { released.push_back(pointer); }
-    /// Expects that the stream has been waited for.
+    /// The caller has waited for the stream.
     void free_released();
     DeviceRuntime& runtime;
     std::vector<void*> released;

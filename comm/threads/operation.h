@@ -12,9 +12,9 @@
 //   all_to_all      P*P        input of s at d  -> output of d at s
 //   send, recv      1 piece    the sender's     -> the receiver's
 //
-// Pieces are cut into tasks of the size of a cache. Tasks touch disjoint
-// memory, so any thread may run any of them in any order: every byte is read
-// once and written once, and no result depends on which thread ran which task.
+// Pieces are cut into cache-sized tasks. Tasks touch disjoint memory, so any
+// thread may run any of them in any order: every byte is read once and written
+// once, and no result depends on which thread ran which task.
 
 #include <atomic>
 #include <cstdint>

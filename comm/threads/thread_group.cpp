@@ -13,8 +13,8 @@
 namespace shardbook::internal {
 namespace {
 
-// Notes where a rank's buffers lie. On a GPU, waits for what the current stream
-// was given: the call may run as soon as the rank has arrived.
+// Notes where a rank's buffers lie. On a GPU, waits for all work on the current
+// stream: the call may run as soon as the rank has arrived.
 void place(Slot& slot, const Tensors& buffers) {
   slot.has_buffers = !buffers.empty();
   for (const Tensor& buffer : buffers) {

@@ -225,7 +225,7 @@ void ThreadWorld::run_ready(Lock& lock) {
   }
 }
 
-// False when it failed; then the world has.
+// False when it failed; the world has then failed, too.
 bool ThreadWorld::run_on_gpu(Operation& operation, Lock& lock) {
   if (operation.num_tasks() == 0) return true;
   std::exception_ptr failure;
@@ -257,7 +257,7 @@ void ThreadWorld::open(std::shared_ptr<Operation> operation) {
   operation->is_open = true;
   wake_members(*operation, num_cores_);
   open_.push_back(std::move(operation));
-  // Members may be computing: the workers see to it that the call advances.
+  // Members may be computing: the workers advance the call.
   start_workers();
   wake_worker_.notify_all();
 }

@@ -125,7 +125,7 @@ class ThreadWorld {
     return *ranks_[static_cast<std::size_t>(world_rank)];
   }
 
-  // All of these expect the lock.
+  // The caller holds the lock.
   void begin_call(int world_rank, const Slot& slot, const SharedGroup& group);
   void throw_if_failed(int world_rank, const std::string& call);
   void match(Operation& operation, int index, int world_rank, Slot slot);
