@@ -65,8 +65,8 @@ struct DeviceSpec {
   /// products run at this share of the speed.
   int alignment_bytes = 16;
   double misaligned_efficiency = 1;
-  /// Share of that speed that is left for many products of one shape at once,
-  /// such as the products of experts.
+  /// Share of that speed that many products of one shape at once reach, such as
+  /// the products of experts.
   double grouped_efficiency = 1;
   /// Share of the peak that attention in one kernel reaches.
   double max_attention_efficiency = 1;
@@ -74,30 +74,29 @@ struct DeviceSpec {
   double memory_efficiency = 1;
   /// Memory traffic at which a streaming operation reaches half of that.
   double half_memory_bytes = 0;
-  /// Share of the speed of products and attention that is left in the course
-  /// of training: benchmarks of single products run at clocks that the power
-  /// limit does not allow for hours.
+  /// Share of the speed of products and attention that hours of training
+  /// sustain: the power limit does not allow the clocks of short benchmarks.
   double sustained = 1;
-  /// Products in FP8, scaling included, over those in 16 bits; 0: none.
+  /// Speed of FP8 products, scaling included, over 16-bit ones; 0: no FP8.
   double fp8_speedup = 0;
-  /// Operations that were measured one by one ("gelu forward"), or all products
-  /// ("product") and all else ("other"), in place of all of the above.
+  /// Measured times that replace the constants above: of one operation ("gelu
+  /// forward"), of all products ("product") or of all others ("other").
   std::map<std::string, MeasuredOperation> operations;
   Trust trust = Trust::kInterpolated;
 };
 
 struct LinkSpec {
   std::string name;  ///< "nvlink", "network", "pcie", "memory", "flat"
-  /// Of one step of a collective, or of a message, from device to device.
+  /// Latency of one step of a collective, or of a message, between devices.
   double latency_s = 0;
   double bytes_per_s = 0;  ///< each way, by the data sheet
   /// Share of bytes_per_s that large messages reach.
   double efficiency = 1;
   /// Before the first byte of a collective: launch, and meeting the peers.
   double start_s = 0;
-  /// The same for NCCL's protocol LL128, and the share of `speed()` that LL128
-  /// reaches. 0: not measured; typical figures are used, and each collective
-  /// gets the fastest protocol instead of NCCL's choice.
+  /// The same for NCCL's protocol LL128, and its share of `speed()`. 0: not
+  /// measured; typical figures are used, and each collective gets the fastest
+  /// protocol instead of NCCL's choice.
   double ll128_start_s = 0;
   double ll128_share = 0.7;
   /// The bandwidth that NCCL expects of this link when it chooses a protocol;
@@ -107,8 +106,8 @@ struct LinkSpec {
   /// of its cost, in steps, that does not hide behind the pieces before and
   /// after.
   double last_step = 0;
-  /// The switch sums (NVLink SHARP, InfiniBand SHARP) at so many bytes per
-  /// second into each device or NIC; 0: it does not.
+  /// Bytes per second into each device or NIC when the switch sums (NVLink
+  /// SHARP, InfiniBand SHARP); 0: it does not sum.
   double reduction_bytes_per_s = 0;
   /// Ranks in the largest group that the constants were fitted to.
   int measured_ranks = 0;
@@ -129,8 +128,8 @@ struct MeshLink {
 /// Ranks that differ from the others.
 struct Fault {
   int rank = 0;
-  double compute_slowdown = 1;  ///< operations take so many times as long
-  double link_slowdown = 1;     ///< so do messages that touch the rank
+  double compute_slowdown = 1;  ///< factor on the time of operations
+  double link_slowdown = 1;     ///< and of messages from or to the rank
 };
 
 class Cluster {
@@ -140,8 +139,8 @@ class Cluster {
   static Cluster read(const std::string& name_or_file);
   /// Messages call the file `label`; `extends` may name presets only.
   static Cluster from_json(const std::string& text, const std::string& label);
-  /// Where "this-machine" is read from: $XDG_CACHE_HOME or ~/.cache, and
-  /// shardbook/this-machine.json in it.
+  /// The file of "this-machine": shardbook/this-machine.json in $XDG_CACHE_HOME
+  /// or ~/.cache.
   static std::string this_machine_file();
 
   int num_devices() const { return num_nodes * devices_per_node; }
@@ -165,7 +164,7 @@ class Cluster {
   /// Between a device and its host.
   LinkSpec host_link;
   DeviceSpec host;  ///< the CPU of one node, shared by its devices
-  /// Attention in one kernel (true), or scores in memory as older software.
+  /// True: attention in one kernel; false: scores in memory (older software).
   bool fused_attention = true;
   /// Cross-entropy in one pass each way, or element by element in f32.
   bool fused_loss = true;

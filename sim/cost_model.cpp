@@ -139,7 +139,7 @@ double unfused_attention_seconds(const DeviceSpec& device,
              passes * pairs * static_cast<double>(dtype_bytes(event.dtype)));
 }
 
-/// Bytes that an operation moves, also where the cluster's software computes it
+/// Bytes that an operation moves; more where the cluster's software computes it
 /// in f32, one element-wise operation after another.
 double traffic(const Cluster& cluster, const OpEvent& event) {
   // Megatron-LM's cross-entropy of 16-bit logits (core/tensor_parallel/

@@ -11,9 +11,9 @@
 //
 // Messages: latency plus bytes over bandwidth, for the algorithm (ring, tree,
 // sums in the switch) and the protocol (LL, LL128, Simple: less latency for
-// less bandwidth) that is fastest, as NCCL chooses. Prices expect that all
+// less bandwidth) that is fastest, as NCCL chooses. Prices assume that all
 // devices of a node use its NICs at the same time and share them evenly. In the
-// world `sim`, messages share what overlaps in fact (sim/shared_network.h).
+// `sim` world, only messages that overlap share links (sim/shared_network.h).
 //
 // A model is read-only once made, and may be used from any thread.
 
@@ -33,8 +33,8 @@ struct Cost {
   /// The choice: "ring, LL128"; for operations the bound: "matrix units",
   /// "memory", "kernel".
   const char* setup = "";
-  /// Messages: the last part of `seconds`, in which links carry bytes; 0 where
-  /// others cannot slow it down.
+  /// Messages: the last part of `seconds`, in which links carry bytes; 0 if
+  /// other messages cannot slow it down.
   double transfer_s = 0;
   /// Bytes per second in that part on each member's line: its share of the NICs
   /// between nodes, its port within a node. `rate`: as priced; `max_rate`: with

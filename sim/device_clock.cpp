@@ -161,7 +161,7 @@ void DeviceClock::count_link(const std::string& link, double bytes) {
 void DeviceClock::on_memory(MemoryKind kind, std::int64_t bytes) {
   bytes_[static_cast<std::size_t>(kind)] += bytes;
   if (!records_events_) return;
-  // Of one instant, keep the fullest sample and the last.
+  // Keep the fullest and the last sample of one instant.
   std::vector<MemorySample>& samples = timeline_.memory;
   const MemorySample now = {ready(kComputeStream), bytes_};
   const auto is_now = [&](std::size_t from_end) {
@@ -195,7 +195,7 @@ void DeviceClock::end_step(double at_s) {
   leave_out_steps();
 }
 
-// Leaves out many steps at once, and therefore seldom: all later events move.
+// Drops many steps at once, and so rarely: each time all later events move.
 void DeviceClock::leave_out_steps() {
   const std::size_t end = timeline_.steps.size() - 1;
   const std::size_t gap = kFirstSteps;
@@ -283,7 +283,7 @@ TimeSummary DeviceClock::summary() const {
   result.exposed_comm_s = last.exposed_s;
   result.bubble_s = last.bubble_s;
   result.links = last.links;
-  // A sum of all operations may end in another last bit than the step
+  // The sum of all operations may differ from the step in the last bit
   if (result.step_s > 0) {
     result.idle_share = std::max(0.0, 1 - last.busy_s / result.step_s);
   }

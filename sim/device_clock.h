@@ -16,10 +16,10 @@ namespace shardbook::sim {
 /// The queues of one device and of the thread that feeds it.
 class DeviceClock {
  public:
-  // A long run is kept in part: its first steps, and the last. These are as
-  // many as have kLastEvents events (or twice as many: some are left out
-  // together), and between kLastSteps and kMostSteps. Stages that do not flush
-  // may be many steps apart, and a picture shows them at one time.
+  // A long run keeps its first steps and its last: kLastSteps to kMostSteps,
+  // with about kLastEvents events (some are left out together, from twice
+  // either limit on). Stages that do not flush may be many steps apart, and a
+  // picture shows them at one time.
   static constexpr std::size_t kFirstSteps = 2;
   static constexpr std::size_t kLastSteps = 12, kMostSteps = 256;
   static constexpr std::size_t kLastEvents = 16384;
@@ -49,9 +49,8 @@ class DeviceClock {
   void wait_message(int stream, double sent_s, double until_s);
   /// Holds a queue back for work on another queue of this device.
   void wait_event(int stream, double until_s);
-  /// A copy to or from this device is on its way: a queue that waits for it
-  /// waits for a message. Before `begin_s`, the wait is a bubble from `from_s`
-  /// on.
+  /// Notes a copy to or from this device: a wait for it counts as a wait for a
+  /// message, and is a bubble between `from_s` and `begin_s`.
   void note_copy(double from_s, double begin_s, double end_s);
   /// Labels the operations to come: "micro-batch 3".
   void set_label(std::string label) { label_ = std::move(label); }
@@ -63,9 +62,9 @@ class DeviceClock {
   void end_step(double at_s);
   /// Factor of the next operation: faults and jitter.
   double slowdown();
-  /// All that repeats when work does: the times of queues and host, and what
-  /// this step has added up. Adding `times` differences of two states moves on
-  /// as if the work between them had run that many times more.
+  /// State that advances evenly when work repeats: times of queues and host,
+  /// and the sums of this step. Adding the difference of two states `times`
+  /// times replaces running the work between them that many times more.
   struct State {
     std::vector<double> times;
     StepSums sums;

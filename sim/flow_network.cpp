@@ -87,7 +87,7 @@ void FlowNetwork::finish(const FlowRef& flow, double end_s) {
   flow->end_s = end_s;
   flow->shifted_s = shifted_s_;
   if (flow->has_entered) {
-    // Flows gain where they did not have all that they wanted
+    // Flows on links that were full gain
     std::vector<FlowState*> gainers;
     for (const LinkUse& use : *flow->flow.uses) {
       Link& link = links_[static_cast<std::size_t>(use.link)];

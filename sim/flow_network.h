@@ -63,7 +63,7 @@ struct Flow {
 struct FlowState;
 using FlowRef = std::shared_ptr<FlowState>;
 
-/// A flow on its way through the network, which alone changes it.
+/// A flow under way; only the network changes it.
 struct FlowState : std::enable_shared_from_this<FlowState> {
   Flow flow;
   std::uint64_t number = 0;
@@ -73,13 +73,13 @@ struct FlowState : std::enable_shared_from_this<FlowState> {
   double begin_s = 0, end_s = 0;  ///< the end is known when it is over
   double shifted_s = 0;  ///< by how much the network had shifted at its end
   bool has_entered = false, is_over = false;
-  /// It has had to share: its end is no longer begin plus `seconds`.
+  /// It was slowed by others: its end is no longer begin plus `seconds`.
   bool has_shared = false;
   double rate = 0;     ///< bytes per second of each stream
   double left = 0;     ///< bytes of each stream at `since_s`
   double since_s = 0;  ///< when `rate` began
-  int version = 0;     ///< of its event: older events count no more
-  /// While rates are shared out: not known yet; known in this round.
+  int version = 0;     ///< of its event; older events are void
+  /// While rates are computed: not known yet; known from this round on.
   bool is_rising = false, stops = false;
 
   bool is_under_way() const { return has_entered && !is_over; }

@@ -17,7 +17,7 @@ constexpr std::size_t kLongestText = 60;
 constexpr std::size_t kLongestValue = 40;
 constexpr int kDeepest = 64;
 
-/// Letters to change, insert or remove to come from one word to the other.
+/// Number of letters to change, insert or remove between two words.
 std::size_t distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -171,7 +171,7 @@ std::string plain_json(const std::string& text) {
       plain[comma] = ' ';
       comma = std::string::npos;
     } else if (c == ',') {
-      // Two of them, or one behind nothing, are no JSON
+      // Two commas, or one after nothing, are no JSON
       const std::size_t before = plain.find_last_not_of(" \t\r\n", i - 1);
       const bool follows =
           i > 0 && before != std::string::npos &&

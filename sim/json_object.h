@@ -58,8 +58,8 @@ std::string shown(const Json& value);
 /// "a, b or c".
 std::string list(const std::vector<std::string>& names);
 
-/// The one of `known` that `word` is likely meant to be, by at most `most`
-/// letters that differ; empty if there is none.
+/// An entry of `known` that begins with `word`, else the nearest within `most`
+/// edits; empty if there is none.
 std::string nearest(const std::string& word,
                     const std::vector<std::string>& known,
                     std::size_t most = 6);
@@ -96,7 +96,7 @@ class JsonObject {
   void whole(const std::string& key, std::int64_t min, std::int64_t max,
              std::int64_t& value);
   void number(const std::string& key, double min, double max, double& value);
-  /// `prefix` and a unit are the key. The number is above 0, or 0 where `zero`
+  /// The key is `prefix` and a unit. The number is above 0, or 0 where `zero`
   /// is true; `max` is in SI units.
   void quantity(const std::string& prefix, const Units& units, double max,
                 bool zero, double& value);

@@ -34,8 +34,8 @@ double pair_speed(const Cluster& cluster, int a, int b) {
   return cluster.host_link.speed();
 }
 
-/// Time in which a member sends `bytes` to each other member: what leaves its
-/// node takes its share of the NICs while the rest stays inside.
+/// Time in which a member sends `bytes` to each other member: bytes that leave
+/// the node use its share of the NICs, while the others move inside the node.
 double exchange_seconds(const Cluster& cluster, const Group& group,
                         double bytes) {
   const double outside =

@@ -15,9 +15,9 @@ std::pair<int, int> ordered(int i, int j) {
   return i < j ? std::make_pair(i, j) : std::make_pair(j, i);
 }
 
-/// Most rounds that fit into the links, by trying each way round from device
-/// 0, taking its links out, and going on with the rest. Devices from `size` on
-/// are outside: one may lead from one device to the next.
+/// The most rounds that fit into the links: tries each round from device 0,
+/// removes its links and searches the rest. Devices from `size` on are outside;
+/// a round may pass through one between two devices.
 class Search {
  public:
   Search(Links links, int size, int num_outside, int limit)
@@ -59,7 +59,7 @@ class Search {
     const int last = round.back();
     visited[static_cast<std::size_t>(last)] = true;
     if (static_cast<int>(round.size()) == size_) {
-      // Each round is met in both directions; one of them is enough.
+      // Each round is found in both directions; one of them is enough.
       const int home = way(last, 0);
       if (home == kNone || round[1] > last) return;
       take(last, 0, home, 1);

@@ -10,12 +10,12 @@
 namespace shardbook::sim {
 
 /// The largest number of rings through all of `devices` that can run at the
-/// same time, each direction of each link in one ring at most. A closed round
-/// of three or more devices gives two rings, one per direction; two devices
-/// give one ring per link. Where the links among three or more `devices` do not
-/// close a round, rings may also pass through devices outside, as NCCL's do
-/// (path type NVB, src/graph/paths.cc): two links then stand for one. 0 where
-/// that does not help either.
+/// same time, with each direction of each link in at most one ring. A closed
+/// round of three or more devices gives two rings, one per direction; two
+/// devices give one ring per link. Where the links among three or more
+/// `devices` do not close a round, rings may also pass through devices outside,
+/// as NCCL's do (path type NVB, src/graph/paths.cc): two links then replace
+/// one. 0 if that does not help either.
 ///
 ///   0 === 1      four links, of which 0-1 and 2-3 are double:
 ///   |     |      one round 0-1-3-2-0, so two rings

@@ -60,7 +60,7 @@ FlowRef SharedNetwork::begin(Line& line, const Cost& cost,
     flow.max_rate = cost.rate / slowdown;
     flow.uses = line.uses;
     if (cost.max_rate > cost.rate) {
-      // Alone, it also has the share of the flows that the price expects
+      // Alone, it may also use the share that the price leaves to others
       const double latency_s = flow.seconds - flow.transfer_s;
       flow.transfer_s *= cost.rate / cost.max_rate;
       flow.seconds = latency_s + flow.transfer_s;
@@ -237,7 +237,7 @@ int SharedNetwork::link(Kind kind, int rank, bool is_out) {
   return found->second;
 }
 
-// The ranks of this rank's node that it runs in place of, itself among them.
+// The ranks on this rank's node with the same representative, itself included.
 std::vector<int> SharedNetwork::classmates(int rank) const {
   const Cluster& cluster = model_.cluster();
   const int first = cluster.node_of(rank) * cluster.devices_per_node;
@@ -268,7 +268,7 @@ FlowUses SharedNetwork::uses_of_group(const std::vector<int>& ranks) {
   for (const auto& [node, members] : nodes) {
     const auto here = running_on_.find(node);
     if (here == running_on_.end()) continue;
-    // The members' classes: with their groups, which run in lock-step
+    // The members' classes, whose groups run in lock-step
     std::set<int> mates;
     for (const int member : members) {
       for (const int mate : classmates(member)) mates.insert(mate);

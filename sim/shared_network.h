@@ -21,12 +21,12 @@
 // that wait for it.
 //
 // Folding. A class of ranks on one node runs in lock-step with its
-// representative. Where the representative's group has a stream on a NIC, the
-// groups of the others have theirs, and they count there. Links of ranks that do
-// not run look like those of their representatives and are not kept.
+// representative. The groups of the others have the same streams as the
+// representative's group, and these count on their NICs. Links of ranks that do
+// not run are in the state of their representatives' links and are not kept.
 //
 // On clusters with a flat network or a shared memory, messages are priced alone:
-// a textbook's network is never busy, and what cores exchange was measured.
+// a textbook's network is never busy, and exchanges of cores were measured.
 
 #include <cstdint>
 #include <deque>
@@ -99,8 +99,8 @@ class SharedNetwork {
 
   /// Lets a fiber's messages reach its clock while the result lives.
   std::shared_ptr<void> attach(int fiber, VirtualClock& clock);
-  /// The fiber goes on when the flow is over. Returns its begin and end. They
-  /// move on with the clocks, which may skip time.
+  /// Blocks the fiber until the flow is over. Returns its begin and end, which
+  /// move on when the clocks skip time.
   std::pair<double, double> wait(const FlowRef& flow, int fiber, int epoch);
   int num_fibers() const { return static_cast<int>(running_.size()); }
   /// Call when no fiber can go on. False: the network cannot help either.

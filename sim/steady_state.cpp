@@ -21,8 +21,7 @@ constexpr std::int64_t kLongestSettling = 12;
 constexpr std::size_t kLongestPeriod = 8;
 
 // The time by which all queues that are in use moved; negative where they
-// moved by different times. A host that is ahead, and gets further ahead, delays
-// nothing.
+// moved by different times. A host may get further ahead: that delays nothing.
 double common_advance(const DeviceClock::State& from,
                       const DeviceClock::State& to) {
   const double advance = to.times[0] - from.times[0];
@@ -64,7 +63,7 @@ int SteadyState::num_settled() {
                       RankContext::current().device.memory().current_total});
   if (moments_.size() > 2 * kLongestPeriod + 1) moments_.pop_front();
   const std::size_t now = moments_.size() - 1;
-  // A word of fixed width per period; blank where the queues here do not agree
+  // A word of fixed width per period; blank if the queues here do not agree
   constexpr std::size_t kWidth = 16;
   std::string words;
   for (std::size_t n = 1; n <= kLongestPeriod; ++n) {

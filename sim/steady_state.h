@@ -5,10 +5,10 @@
 //   repeat(world, num_micro_batches, [&](std::int64_t i) { ... });
 //
 // With real data every repetition runs. On shapes, the first few run until two
-// in a row have moved every queue of every rank by the same time; the rest, but
-// for the last one, is added to clock and ledger without being run. The result
-// is the same as if all had run, up to rounding (tests hold it against that),
-// and thousands of micro-batches cost no more than ten.
+// in a row have moved every queue of every rank by the same time; all others
+// except the last are added to clock and ledger without being run. The result
+// is the same as if all had run, up to rounding (tests compare the two), and
+// thousands of micro-batches cost no more than ten.
 
 #include <cstdint>
 #include <deque>

@@ -87,8 +87,8 @@ void TimedGroup::abort(const std::string& reason) { inner_.abort(reason); }
 
 // --- Collectives -------------------------------------------------------------
 
-// Lines are free when time begins again. When the clock skips time, they are
-// busy for as much longer.
+// Lines are free when time restarts. When the clock skips time, they stay busy
+// that much longer.
 void TimedGroup::follow_clock() {
   if (network_ != nullptr) {
     if (clock_.num_skips() > 0) {

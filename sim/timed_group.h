@@ -13,12 +13,12 @@
 // Times are exchanged as data, so they do not depend on which thread comes
 // first, and need no common memory: ranks may be threads, fibers or processes.
 //
-// In the world `sim`, messages share links, and the network says when each one
-// ends (sim/shared_network.h). Elsewhere each call is priced alone.
+// In the `sim` world, messages share links, and the network determines when
+// each one ends (sim/shared_network.h). Elsewhere each call is priced alone.
 //
 // Folding. Ranks that do the same on data of the same shapes need not all run.
 // A group may have more members than the inner group: `representatives` names
-// the rank that runs in place of each. Costs, ledger and errors know the true
+// the rank that runs in place of each. Costs, ledger and errors use the true
 // size.
 
 #include <deque>

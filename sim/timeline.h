@@ -67,8 +67,8 @@ struct RankTimeline {
 };
 
 /// Figures of one rank's last step: the first ones may do more than the others
-/// (buckets are rebuilt, prefetching learns its order). Where ranks do not
-/// flush, the last step that still begins a forward.
+/// (buckets are rebuilt, prefetching learns its order). If ranks do not flush,
+/// it is the last step that begins a forward.
 ///
 /// At every instant of the step the compute queue is in one of four states:
 ///

@@ -18,7 +18,7 @@ constexpr double kShortShare = 1.0 / 1000;  // of the step: about a pixel
 
 std::int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 
-// Whole numbers without a fraction: they are shorter, and exact.
+// Writes whole numbers without a fraction: shorter, and exact.
 OrderedJson number(double value) {
   if (value == std::floor(value) && std::abs(value) < 9e15) {
     return static_cast<std::int64_t>(value);
@@ -62,7 +62,7 @@ std::vector<TimelineEvent> join_short(const std::vector<TimelineEvent>& events,
   return joined;
 }
 
-// Of each short time, the fullest sample and the last.
+// Keeps the fullest and the last sample of each short interval.
 std::vector<MemorySample> thin_memory(const std::vector<MemorySample>& all,
                                       double shortest_s) {
   std::vector<MemorySample> kept;

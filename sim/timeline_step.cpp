@@ -97,7 +97,7 @@ bool belongs(const TimelineEvent& event, const RankTimeline& rank,
   return from_s >= begin_s && event.begin_s < end_s;
 }
 
-// The steps before the first rank drains, as far back as all have filled.
+// Up to four steps after all ranks have filled and before the first one drains.
 Window steady_window(const std::vector<RankTimeline>& timelines,
                      const std::vector<std::size_t>& steps) {
   constexpr int kMostSteps = 4;
@@ -214,7 +214,7 @@ QueueShares queue_shares(const RankTimeline& timeline, const std::string& queue,
   if (!(step_s > 0)) return shares;
   std::vector<std::pair<double, double>> spans;
   double before_s = 0;
-  // How much longer the covered time becomes by these events.
+  // Time that these events add to the covered time.
   const auto add = [&](auto belongs) {
     for (const TimelineEvent& event : timeline.events) {
       if (event.queue == queue && belongs(event)) {

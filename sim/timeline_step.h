@@ -1,8 +1,8 @@
 #pragma once
 
 // One step of a run, cut out of the ranks' timelines and folded: ranks that do
-// the same at the same times are kept once. Of a run without flushes, several
-// steps of its steady state.
+// the same at the same times are kept once. For a run without flushes, it shows
+// several steps of the steady state.
 //
 //   StepView view = last_step(timelines);     // 1024 ranks, 4 stages
 //   view.groups.size();                       // 4
@@ -40,8 +40,7 @@ struct StepView {
 /// begun to compute by then, and ends with the last rank. It shows what each
 /// rank does in this step, and nothing of its steps before and after. Ranks
 /// that do not flush drain at the end of a run, in steps without a forward: the
-/// view then shows all of up to four steps before that, when every rank is
-/// busy.
+/// view then shows up to four whole steps before that, when every rank is busy.
 ///
 /// Events that reach beyond the view end at its border, and memory starts with
 /// what was in use when it begins. Two ranks are alike when queues, operations

@@ -27,7 +27,7 @@ struct Category {
   char letter;
   int color;  // of 256: backgrounds on which black letters can be read
 };
-// Those of kEventClasses in which a queue works, and all others.
+// The kEventClasses in which a queue works, and one for all others.
 constexpr std::array<Category, 8> kCategories = {{{'F', 75},
                                                   {'B', 215},
                                                   {'W', 222},
@@ -51,7 +51,7 @@ std::size_t category_of(const TimelineEvent& event) {
 // One column of the picture.
 struct Cell {
   std::array<double, kCategories.size()> seconds{};  // by category
-  // Of micro-batches: seconds by category, label and number.
+  // Micro-batches: seconds by category, label and number.
   std::map<std::tuple<std::size_t, std::string, std::string>, double> parts;
   char digit = 0;  // in place of the letter
 

@@ -31,10 +31,10 @@ struct TextStyle {
 /// says so.
 TextStyle terminal_style();
 
-/// The picture, with a legend and an axis with units. A cell shows what takes
-/// most of the busy time in it, with the number of its micro-batch where the
-/// cells that follow are the same micro-batch's; at the right, the share of the step in which
-/// the queue is busy. Throws Error when the width is below 40.
+/// The picture, with a legend and an axis with units. A cell shows the class
+/// with the most busy time in it; the cells after the first of a micro-batch
+/// show its number if they have room. At the right: the share of the step in
+/// which the queue is busy. Throws Error when the width is below 40.
 std::string timeline_text(const std::vector<RankTimeline>& timelines,
                           const TextStyle& style);
 

@@ -62,7 +62,7 @@ void VirtualClock::transfer(const OpEvent& event) {
   mine.host() += model_.cluster().device.launch_s;
   DeviceClock* from = find(event.source);
   DeviceClock* to = find(event.device);
-  // Each operand was counted once; one of them crosses.
+  // The event counts source and destination; only one of them crosses.
   const double bytes = event.bytes / 2;
   if (from != nullptr && to != nullptr) {
     const Cost cost = model_.message(bytes, from->rank(), to->rank());
@@ -86,7 +86,7 @@ void VirtualClock::transfer(const OpEvent& event) {
     from->run(event, cost.seconds, begin);
     to->run(event, cost.seconds, begin);
     from->count_link(model_.link({from->rank(), to->rank()}).name, bytes);
-    // The threads that feed the two have met.
+    // The threads that feed the two devices have met.
     const double host = std::max(from->host(), to->host());
     from->host() = to->host() = std::max(host, mine.host());
     return;

@@ -68,7 +68,7 @@ class VirtualClock : public Observer {
   /// The first training step begins, on all ranks at time 0: earlier work does
   /// not count.
   void begin_steps();
-  /// How often time has begun again: lines that were busy before are free.
+  /// How often time has restarted: lines that were busy before are free.
   int epoch() const { return epoch_; }
   /// By how much time was advanced over work that repeats (see steady_state.h).
   double skipped_s() const { return skipped_s_; }

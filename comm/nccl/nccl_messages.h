@@ -7,8 +7,8 @@
 // the two, and a stream on each side, so no way and no collective ever waits
 // for another. On a way, messages move in the order of the sender. The sender
 // mails the receiver the tag of each, and the receiver answers the next message
-// with the oldest receive of that tag. Without such a receive, the message goes
-// to a block of memory until there is one.
+// with the oldest receive of that tag. If only receives of other tags are
+// posted, the message goes to a block of memory until one matches.
 
 #include <cstddef>
 #include <cstdint>

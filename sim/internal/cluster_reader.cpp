@@ -177,7 +177,7 @@ void read_intra_node(JsonObject& object, Cluster& cluster) {
                                                                  : "mesh";
   std::string kind = before;
   object.choice("kind", {"switch", "mesh", "pcie", "memory", "flat"}, kind);
-  // The constants of one kind of link say nothing about another.
+  // The constants of one kind of link do not apply to another.
   if (kind != before) {
     cluster.intra_node = LinkSpec();
     cluster.mesh.clear();

@@ -136,8 +136,8 @@ Cost MessageTimer::ring(double steps, double net_steps, double bytes,
   double least = 0;
   for (const Protocol* protocol : kProtocols) {
     if (protocol->needs_nvlink && !group_.nvlink) continue;
-    // The tables that links are fitted to begin at 1 MiB; no row of theirs is
-    // as fast as LL would be
+    // Fitted tables begin at 1 MiB, and none of their rows is as fast as LL
+    // would be
     if (is_fitted && protocol == &kLL && bytes >= kMeasuredBytes) continue;
     const bool is_ll128 = is_fitted && protocol == &kLL128;
     const double start_s = is_ll128 ? link.ll128_start_s : start(*protocol);
@@ -148,7 +148,7 @@ Cost MessageTimer::ring(double steps, double net_steps, double bytes,
         net_steps * cluster_.network.latency_s * protocol->net_latency;
     const double transfer_s = pieces * piece_s / share;
     const double seconds = start_s + latency_s + transfer_s;
-    // NCCL takes the protocol that it expects to be fastest, rightly or not.
+    // NCCL uses the protocol that it expects to be fastest, even if it is not.
     const double expected_s =
         protocol->start_s + steps * kExpectedStepS * protocol->latency +
         steps * piece_s * link.speed() / link.expected() / protocol->expected;

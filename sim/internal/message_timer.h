@@ -18,9 +18,9 @@ constexpr double kMeasuredBytes = 1 << 20;
 struct Group {
   double size = 0;
   double nodes = 0;
-  double members = 0;         ///< on the node with the most
-  double fewest = 0;          ///< on the node with the least
-  std::vector<int> devices;   ///< of the node with the most
+  double members = 0;         ///< on the fullest node
+  double fewest = 0;          ///< on the emptiest node
+  std::vector<int> devices;   ///< of the fullest node
   double node_speed = 0;      ///< of a ring's piece within a node
   double net_speed = 0;       ///< of the group's share of a node's NICs
   double lone_net_speed = 0;  ///< of these NICs, if no other group uses them

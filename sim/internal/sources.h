@@ -1,7 +1,7 @@
 #pragma once
 
-// Where descriptions come from (presets in the library, files, and what they
-// extend), and from their keys to the fields of a Cluster.
+// Finds descriptions (presets in the library, files, and those that they
+// extend) and reads their keys into the fields of a Cluster.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -31,7 +31,7 @@ std::vector<std::string> names_in(const std::string& folder);
 Source find_source(const std::string& folder, const std::string& name,
                    const std::string& directory, const std::string& where);
 
-/// Follows references from file to file, and stops where they lead back.
+/// Follows references from file to file; throws Error on a cycle.
 class Chain {
  public:
   explicit Chain(bool files_allowed) : files_allowed_(files_allowed) {}
