@@ -23,9 +23,9 @@ namespace shardbook {
 /// nohup. Further calls do nothing.
 void watch_signals();
 
-/// Promises to look at received_signal() again and again. Until then the first
-/// signal ends the process at once, with status 128 + its number; from then on
-/// the second one does.
+/// Promises to poll received_signal(). Until then the first signal ends the
+/// process at once, with status 128 + its number; from then on the second one
+/// does.
 void begin_checking_signals();
 
 /// The first signal that came; 0 while none did. Always 0 in a program that

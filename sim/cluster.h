@@ -92,7 +92,7 @@ struct LinkSpec {
   double bytes_per_s = 0;  ///< each way, by the data sheet
   /// Share of bytes_per_s that large messages reach.
   double efficiency = 1;
-  /// Before the first byte of a collective: launch, and meeting the peers.
+  /// Time before the first byte of a collective: launch, meeting the peers.
   double start_s = 0;
   /// The same for NCCL's protocol LL128, and its share of `speed()`. 0: not
   /// measured; typical figures are used, and each collective gets the fastest

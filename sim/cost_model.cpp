@@ -11,7 +11,7 @@ namespace shardbook::sim {
 namespace {
 
 /// Libraries have smaller tiles, too: each halving of the tile costs this much
-/// of the speed, as operands are used again less often. cuBLAS's tiles from
+/// of the speed, as operands are reused less often. cuBLAS's tiles from
 /// 256 x 128 to 64 x 64 (NVIDIA, Matrix Multiplication Background User's
 /// Guide, figure 4).
 constexpr double kPerHalving = 0.9;
@@ -117,7 +117,7 @@ double unfused_attention_seconds(const DeviceSpec& device,
                        static_cast<double>(scores.n) *
                        static_cast<double>(scores.batch);
   // The event counts, for each pair of query and key that is not masked, two
-  // products forward and five backward, of which one makes the scores again.
+  // products forward and five backward, of which one recomputes the scores.
   // A causal mask leaves half of the pairs.
   const double products =
       event.flops / (2 * pairs * static_cast<double>(scores.k));

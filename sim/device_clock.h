@@ -17,9 +17,9 @@ namespace shardbook::sim {
 class DeviceClock {
  public:
   // A long run keeps its first steps and its last: kLastSteps to kMostSteps,
-  // with about kLastEvents events (some are left out together, from twice
-  // either limit on). Stages that do not flush may be many steps apart, and a
-  // picture shows them at one time.
+  // with about kLastEvents events (steps are left out at twice these limits).
+  // Stages that do not flush may be many steps apart, and a picture shows them
+  // at one time.
   static constexpr std::size_t kFirstSteps = 2;
   static constexpr std::size_t kLastSteps = 12, kMostSteps = 256;
   static constexpr std::size_t kLastEvents = 16384;
@@ -64,7 +64,7 @@ class DeviceClock {
   double slowdown();
   /// State that advances evenly when work repeats: times of queues and host,
   /// and the sums of this step. Adding the difference of two states `times`
-  /// times replaces running the work between them that many times more.
+  /// times is equivalent to running the work between them that often.
   struct State {
     std::vector<double> times;
     StepSums sums;
@@ -100,7 +100,7 @@ class DeviceClock {
   bool records_events_ = true;
   std::uint64_t num_ops_ = 0;
   RankTimeline timeline_;
-  std::vector<StepSums> steps_;  ///< by entry of timeline_.steps: what follows
+  std::vector<StepSums> steps_;  ///< by entry of timeline_.steps, its begin
   /// The events and memory samples before each of these entries.
   struct Counts {
     std::size_t events = 0, samples = 0;

@@ -27,9 +27,9 @@ namespace context = boost::context;
 // Pages are allocated when touched, so the size costs addresses only.
 constexpr std::size_t kStackBytes = 1 << 20;
 
-// The address sanitizer marks the memory around the variables of a frame, and
-// removes its marks when the frame returns. A fiber's first frames never return.
-// Here their marks go before the memory does: the next owner may be a file.
+// The address sanitizer marks the memory around a frame's variables until the
+// frame returns. A fiber's first frames never return, so their marks are
+// removed before the memory is freed: its next owner may be a file.
 class Stacks : public context::protected_fixedsize_stack {
  public:
   Stacks() : context::protected_fixedsize_stack(kStackBytes) {}

@@ -37,8 +37,8 @@
 
 namespace shardbook::sim {
 
-/// How many streams of a flow pass a link. Groups that run in lock-step with
-/// the flow and are not flows of their own count here.
+/// Number of streams that a flow sends through a link, including groups in
+/// lock-step with it that are not flows themselves.
 struct LinkUse {
   int link = 0;
   double streams = 1;

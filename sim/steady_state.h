@@ -42,7 +42,7 @@ class SteadyState {
   /// Collective.
   int num_settled();
   /// Adds `times` repetitions to clock and ledger, a multiple of `num_settled`.
-  /// Messages under way arrive as much later.
+  /// Messages under way arrive that much later.
   void skip(std::int64_t times);
 
  private:

@@ -32,7 +32,7 @@ struct TimelineEvent {
 };
 
 /// Bytes in use by kind from `time_s` on. Two samples may have one time: a
-/// moment's peak, and what stays of it.
+/// moment's peak, and the use after it.
 struct MemorySample {
   double time_s = 0;
   std::array<std::int64_t, kNumMemoryKinds> bytes{};

@@ -63,8 +63,8 @@ struct Cell {
     return static_cast<std::size_t>(
         std::max_element(seconds.begin(), seconds.end()) - seconds.begin());
   }
-  // Label and number of what takes most of its category; empty where it is no
-  // micro-batch.
+  // Label and number of the micro-batch with the most time in the category;
+  // empty if there is none.
   std::pair<std::string, std::string> micro_batch() const {
     std::pair<std::string, std::string> result;
     double most = 0;

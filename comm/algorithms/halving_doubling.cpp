@@ -54,7 +54,7 @@ void halve_and_double(ProcessGroup& group, const Folding& folding,
     ranges.push_back(keep);
   }
 
-  // Double: the same steps backwards; what was kept is complete now.
+  // Double: the same steps backwards; the kept part is complete now.
   for (int bit = 1; bit < folding.num_active; bit *= 2) {
     const int partner = folding.rank_of(me ^ bit);
     const bool upper = (me & bit) != 0;

@@ -30,8 +30,8 @@ void ring_all_reduce(ProcessGroup& group, const Tensor& tensor,
                      ReduceOp op = ReduceOp::kSum);
 CostCard ring_all_reduce_cost(int num_ranks, std::int64_t n);
 
-/// output [n/P] = piece `rank` of the sum of the inputs [n], which stay as they
-/// are. Sends (P-1)/P n in P-1 steps.
+/// output [n/P] = piece `rank` of the sum of the inputs [n], which do not
+/// change. Sends (P-1)/P n in P-1 steps.
 void ring_reduce_scatter(ProcessGroup& group, const Tensor& output,
                          const Tensor& input, ReduceOp op = ReduceOp::kSum);
 

@@ -28,7 +28,7 @@ class CallQueue {
   CallQueue(const CallQueue&) = delete;
   CallQueue& operator=(const CallQueue&) = delete;
 
-  /// An exception of `run` is thrown again by the Work.
+  /// The Work rethrows an exception of `run`.
   static Work enqueue(const std::shared_ptr<CallQueue>& queue,
                       std::function<void()> run);
   /// The Work of a message that is on its way. Messages do not wait for

@@ -27,8 +27,8 @@ struct Channel {
   CallInfo info;
   int rank = 0;            ///< in the group
   std::vector<int> ranks;  ///< world ranks
-  /// Same on all ranks, different for all calls in flight, and different when
-  /// the ranks' calls differ: then their messages never meet.
+  /// Identifies the call among those in flight, equally on all ranks. When the
+  /// ranks' calls differ, so do their slots, and no messages meet.
   std::uint64_t slot = 0;
 
   int size() const { return static_cast<int>(ranks.size()); }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The collectives of the gloo backend. Gloo's own carry broadcast, scatter,
+// The collectives of the gloo backend. Gloo's own serve broadcast, scatter,
 // gather, all_to_all, barrier, and large all_reduces and all_gathers. Ours are:
 //
 //   reduce_scatter    Gloo has it only for buffers that it is given beforehand

@@ -92,7 +92,7 @@ GlooWorld::GlooWorld(const RankEnvironment& environment,
   const std::string joining = joining_text(size_);
   try {
     const ControlLine::Wait wait(*line_, joining, "", timeout_);
-    // The coordinator keeps the time; Gloo's clock is the last resort.
+    // The coordinator enforces timeouts; Gloo's own is the last resort.
     const std::string& network = options.network_interface;
     mesh_ = connect(rank_, size_,
                     network.empty() ? line_->host() : interface_host(network),
@@ -201,7 +201,7 @@ void Message::wait() {
   try {
     const ControlLine::Wait wait(world_->line(), info_.text, peer_,
                                  info_.timeout);
-    // The coordinator keeps the time; Gloo's clock is the last resort.
+    // The coordinator enforces timeouts; Gloo's own is the last resort.
     const milliseconds limit = info_.timeout + milliseconds(10000);
     arrived = way_ == Way::kSend ? buffer_->waitSend(nullptr, limit)
                                  : buffer_->waitRecv(nullptr, limit);

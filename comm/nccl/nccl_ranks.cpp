@@ -55,7 +55,7 @@ void run_rank(const RankEnvironment& environment, std::uint64_t generation,
     } catch (...) {
       const std::exception_ptr failure = std::current_exception();
       on_failure(failure);
-      // The context waits for the device: nothing may wait there for a peer.
+      // End all waits for peers: the context waits for the device.
       world->give_up(reason_of(failure));
       throw;
     }
@@ -90,7 +90,7 @@ void run_threads(int world_size, const std::function<void(ProcessGroup&)>& body,
     try {
       run_rank(environment, 0, body, options, on_failure);
     } catch (...) {
-      // A rank that never reached the others is missed at once.
+      // The others learn at once of a rank that never reached them.
       coordinator.fail("rank " + std::to_string(rank) +
                        " failed: " + reason_of(std::current_exception()));
     }

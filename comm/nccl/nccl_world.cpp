@@ -40,7 +40,7 @@ struct NcclWorld::Blocks {
       gpu.runtime().use(gpu.index());
       for (const auto& [size, data] : all) gpu.runtime().free(data);
     } catch (const Error&) {
-      // The device failed, and whoever waited for it has been told.
+      // The device failed; the calls that waited for it have thrown.
     }
   }
   CudaDevice& gpu;
@@ -118,7 +118,7 @@ NcclWorld::~NcclWorld() {
     communicators_.clear();
     for (void* event : events_) runtime_.destroy_event(event);
   } catch (const Error&) {
-    // The device failed, and whoever waited for it has been told.
+    // The device failed; the calls that waited for it have thrown.
   }
 }
 
@@ -192,7 +192,7 @@ NcclWorld::Communicator NcclWorld::make_communicator(
 // Waits until NCCL has accepted all calls.
 void NcclWorld::settle(const Communicator& communicator,
                        const std::string& text) {
-  // Most calls are taken in less time than a sleep takes.
+  // NCCL accepts most calls in less time than a sleep takes.
   const auto sleepless =
       std::chrono::steady_clock::now() + std::chrono::microseconds(300);
   std::chrono::microseconds pause{20};
@@ -309,7 +309,7 @@ void NcclWorld::wait(NcclCall& call) {
   Tensors buffers;
   {
     Lock lock(mutex_);
-    // A message that is not issued yet moves on here, too, and at once.
+    // The waiting rank also advances messages that are not issued yet.
     while (!has_failed_ && !call.has_ended_ && call.finished_ == nullptr) {
       messages_->advance();
       if (call.finished_ != nullptr) break;

@@ -195,7 +195,7 @@ bool applies(const Launcher& launcher) {
   const auto step = variable("SLURM_STEP_ID");
   const bool is_slurm_task = step && step->size() <= 9;
   if (launcher.name == "srun") return is_slurm_task;
-  // srun --mpi=pmi2 sets PMI_RANK too, and knows more about the hosts.
+  // srun --mpi=pmi2 sets PMI_RANK too; Slurm's variables tell more.
   return launcher.rank != "PMI_RANK" || !is_slurm_task ||
          variable(launcher.local_world_size);
 }

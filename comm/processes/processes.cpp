@@ -129,7 +129,7 @@ std::vector<std::string> run_processes(
   check_world_size(world_size);
   check_single_thread();
   Meeting meeting = open_meeting(options);
-  std::fflush(nullptr);  // or every child prints it once more
+  std::fflush(nullptr);  // or every child prints it again
 
   const pid_t parent = getpid();
   std::vector<Child> children;

@@ -260,7 +260,7 @@ std::string join_ranks(const std::vector<int>& ranks) {
 
 std::vector<int> split_ranks(const std::string& text, int world_size) {
   std::vector<int> ranks;
-  std::istringstream in(text + ',');  // a text of no rank is refused
+  std::istringstream in(text + ',');  // an empty text is refused
   for (std::string rank; std::getline(in, rank, ',');) {
     ranks.push_back(static_cast<int>(parse_number(rank, world_size - 1)));
   }

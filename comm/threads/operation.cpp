@@ -196,7 +196,7 @@ void Operation::plan_all_to_all() {
 void Operation::add_piece(std::vector<const void*> inputs,
                           std::vector<void*> outputs, std::int64_t count) {
   if (inputs.size() == 1) {
-    // In place, a part of a copy is there already.
+    // In place, one output is the input itself: no copy.
     outputs.erase(std::remove(outputs.begin(), outputs.end(), inputs[0]),
                   outputs.end());
   }

@@ -15,11 +15,11 @@ namespace shardbook::sim::internal {
 struct Protocol {
   const char* ring;
   const char* tree;
-  double start_s;      ///< what NCCL expects
-  double latency;      ///< of the link's latency, within a node
-  double net_latency;  ///< of the network's latency
-  double expected;     ///< of the link's speed, as NCCL expects
-  double bandwidth;    ///< of the link's speed, as measured
+  double start_s;      ///< as NCCL expects
+  double latency;      ///< factor on the link's latency, within a node
+  double net_latency;  ///< factor on the network's latency
+  double expected;     ///< share of the link's speed, as NCCL expects
+  double bandwidth;    ///< share of the link's speed, as measured
   double tree_s;       ///< latency of a step of a tree, within a node
   double net_tree_s;   ///< and between nodes
   bool needs_nvlink;

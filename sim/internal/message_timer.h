@@ -21,9 +21,9 @@ struct Group {
   double members = 0;         ///< on the fullest node
   double fewest = 0;          ///< on the emptiest node
   std::vector<int> devices;   ///< of the fullest node
-  double node_speed = 0;      ///< of a ring's piece within a node
-  double net_speed = 0;       ///< of the group's share of a node's NICs
-  double lone_net_speed = 0;  ///< of these NICs, if no other group uses them
+  double node_speed = 0;      ///< a ring's part within a node
+  double net_speed = 0;       ///< the group's share of a node's NICs
+  double lone_net_speed = 0;  ///< these NICs, if no other group uses them
   bool nvlink = false;
 
   /// Speed of a ring through all members.
