@@ -48,9 +48,9 @@ struct LaunchOptions {
   std::vector<std::pair<std::string, std::string>> agreed;
 };
 
-/// Runs `body` once per rank, each with a RankContext on its own device "cpu:r",
-/// or its part of a GPU, and the cores of the machine divided among the ranks,
-/// and returns when all ended.
+/// Runs `body` once per rank and returns when all have ended. Each rank has a
+/// RankContext on its own device "cpu:r", or its part of a GPU, and its share
+/// of the cores.
 ///
 /// "threads": ranks are threads of this process. When a rank throws, the first
 /// cause is rethrown, and the others stop with "rank r failed: ...".

@@ -15,7 +15,7 @@
 //
 // The process that the user started becomes a supervisor: it passes on SIGINT,
 // SIGTERM and SIGHUP, notices when a rank ends or is stopped, gives the others
-// three seconds, kills what is left and waits for all of them. Copies die with
+// three seconds, kills those left and waits for all of them. Copies die with
 // their supervisor.
 
 #include <functional>

@@ -61,7 +61,7 @@ class Switch {
   Switch(const Switch&) = delete;
   Switch& operator=(const Switch&) = delete;
 
-  // Call before the thread leaves this stack for `other`'s (`ends`: for ever).
+  // Call before the thread leaves this stack for `other`'s (`ends`: for good).
   void leave_for([[maybe_unused]] const Switch& other,
                  [[maybe_unused]] bool ends = false) {
 #ifdef __SANITIZE_ADDRESS__

@@ -23,7 +23,7 @@ namespace shardbook::sim {
 class FiberControl {
  public:
   virtual ~FiberControl() = default;
-  /// The fiber of this rank, which runs, stops until somebody makes it ready.
+  /// Suspends this rank's running fiber until it is made ready.
   virtual void suspend(int rank) = 0;
   virtual void make_ready(int rank) = 0;
 };

@@ -122,7 +122,7 @@ class FlowNetwork {
   };
   struct Link {
     double bytes_per_s = 0;
-    std::vector<Streams> flows;  ///< of those under way
+    std::vector<Streams> flows;  ///< of flows under way
     bool is_in_share = false;
   };
   struct Event {

@@ -214,8 +214,8 @@ Json parse_json(const std::string& text, const std::string& file) {
 
 namespace {
 
-/// A number without a fraction as an integer, up to 2^53, where each whole number
-/// is a double; anything else as it is.
+/// Converts a number without a fraction to an integer, up to 2^53, where each
+/// whole number is a double; returns anything else unchanged.
 Json as_integer(const Json& value) {
   const double number = value.is_number_float() ? value.get<double>() : 0.5;
   const bool is_whole = number == std::floor(number) && number >= 0 &&

@@ -5,10 +5,9 @@
 //   my.json: /network/latency_us: -5 is not allowed; give a number from 0 to
 //   1e+06
 //
-// The caller says which keys there are; what the file leaves out stays as the
-// caller had it. Keys that begin with an underscore are remarks. The first
-// mistake throws, unless the caller gives a list in which all of them are
-// collected.
+// The caller says which keys there are; values that the file leaves out do not
+// change. Keys that begin with an underscore are remarks. The first mistake
+// throws, unless the caller gives a list in which all of them are collected.
 
 #include <algorithm>
 #include <cstdint>

@@ -79,11 +79,11 @@ Cost all_reduce(const MessageTimer& timer, const Cluster& cluster,
   return best;
 }
 
-/// A network that is flat: each device has a line of its own to a switch that
-/// is never busy, and each algorithm takes as long as in textbooks: latency *
-/// steps + bytes / bandwidth. The collectives are those of Chan et al. 2007
-/// (Collective communication: theory, practice, and experience), sections 3 to
-/// 5: rings, and trees that halve the members.
+/// A flat network: each device has its own line to a switch that is never busy,
+/// and each algorithm takes as long as in textbooks: latency * steps + bytes /
+/// bandwidth. The collectives are those of Chan et al. 2007 (Collective
+/// communication: theory, practice, and experience), sections 3 to 5: rings,
+/// and trees that halve the members.
 Cost on_flat_network(const LinkSpec& link, CommOp op, double bytes, double n) {
   double steps = n - 1, share = (n - 1) / n;
   switch (op) {

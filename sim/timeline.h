@@ -60,8 +60,8 @@ struct RankTimeline {
   std::vector<MemorySample> memory;
   /// Ends of the training steps; the first entry is the begin of the first.
   std::vector<double> steps;
-  /// Of these steps, from steps[first_left_out] to steps[first_left_out + 1],
-  /// nothing else is known.
+  /// Nothing else is kept of the steps from steps[first_left_out] to
+  /// steps[first_left_out + 1].
   std::size_t first_left_out = 0;
   std::int64_t num_left_out = 0;
 };

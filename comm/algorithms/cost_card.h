@@ -4,7 +4,7 @@
 //
 // The latency-bandwidth model: a message of b bytes takes alpha + b / beta
 // seconds. An algorithm takes as long as its longest chain of messages that
-// wait for each other; links are independent and work both ways at once.
+// wait for each other; links are independent and full-duplex.
 
 #include <cstdint>
 #include <vector>

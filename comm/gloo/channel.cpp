@@ -35,7 +35,7 @@ class CallBuffer : public ::gloo::transport::UnboundBuffer {
     SB_FAIL("no collective of Gloo receives from any rank");
   }
 
-  // The channel knows the timeout, and a failure throws.
+  // Messages have the channel's timeout, and a failure throws.
   bool waitSend(int*, milliseconds) override { return wait(sends_); }
   bool waitRecv(int*, milliseconds) override { return wait(recvs_); }
   void abortWaitSend() override {}

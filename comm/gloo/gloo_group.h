@@ -24,8 +24,8 @@ struct Channel;
 class Message;
 
 /// One rank's end of a group. Collectives of a group run one after another, in
-/// the rank's thread when it waits for them at once, otherwise in a thread of
-/// the group's own. A send completes at once when the message has at most
+/// the rank's thread when it waits for them at once, otherwise in the group's
+/// own thread. A send completes at once when the message has at most
 /// 64 KiB. Messages are independent of the group's collectives.
 class GlooGroup : public ProcessGroup {
  public:

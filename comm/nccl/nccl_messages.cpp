@@ -52,7 +52,7 @@ bool NcclMessages::has_waiting() const {
 
 void NcclMessages::advance(Way& way) {
   for (;;) {
-    // NCCL takes one message at a time.
+    // Give NCCL one message at a time.
     if (way.in_progress) {
       if (!way.communicator->is_ready()) return;
       Message message = *std::exchange(way.in_progress, std::nullopt);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Messages over NCCL, which knows neither tags nor messages that arrive before
-// they are expected.
+// Messages over NCCL, which has neither tags nor messages that arrive before
+// their receive.
 //
 // Messages from one rank of a group to another share a *way*: a communicator of
 // the two, and a stream on each side, so no way and no collective ever waits
@@ -31,7 +31,7 @@ class NcclMessages {
   int stream_of(const std::string& way, bool sends) {
     return find(way, sends).stream;
   }
-  /// What both ends of a message must agree on.
+  /// The parts of a message that both ends must agree on.
   struct Header {
     int tag = 0;
     DType dtype = DType::kF32;

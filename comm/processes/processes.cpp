@@ -166,7 +166,7 @@ std::vector<std::string> run_processes(
                         options.timeout);
   supervisor.run();
 
-  // The coordinator knows the first failure; a rank that never reached it has
+  // The coordinator has the first failure; a rank that never reached it has
   // answered with its own.
   std::string failure = supervisor.failure();
   std::vector<std::string> results;

@@ -55,8 +55,8 @@ class Operation {
   Operation(std::vector<int> ranks, std::string group_name,
             SharedGroup* queue = nullptr);
 
-  /// Checks that slot `index` makes the call that the others make. Returns
-  /// what is wrong, naming both ranks and both calls; empty when they agree.
+  /// Checks that slot `index` makes the call that the others make. Returns the
+  /// difference, naming both ranks and both calls; empty when they agree.
   std::string mismatch(int index, const Slot& slot) const;
   void arrive(int index, Slot slot);
   bool complete() const { return arrived_ == static_cast<int>(slots.size()); }

@@ -56,7 +56,7 @@ struct SharedGroup {
 class Sleeper {
  public:
   virtual ~Sleeper() = default;
-  /// Releases the lock until somebody wakes the rank, or until the deadline.
+  /// Releases the lock until the rank is woken or the deadline passes.
   virtual std::cv_status sleep(
       int world_rank, std::unique_lock<std::mutex>& lock,
       std::chrono::steady_clock::time_point deadline) = 0;

@@ -1,4 +1,4 @@
-// Constants of NCCL are those of its own model, src/graph/tuning.cc at
+// NCCL's constants come from its own model, src/graph/tuning.cc at
 // 01afd20 (hwLat, baseLat), which picks algorithm and protocol at run time.
 
 #include "sim/internal/message_timer.h"
