@@ -67,9 +67,9 @@ void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& body,
 
 /// Throws Error, in one sentence, where run_ranks could not start these ranks:
 /// an unknown backend, a device that the backend cannot serve, too few GPUs;
-/// gloo, nccl: a rendezvous, an interface or a launcher's variable that makes no
-/// sense, or another number of ranks than the launcher's. run_ranks calls it; a
-/// program that starts processes calls it first.
+/// gloo, nccl: a rendezvous, an interface or a launcher's variable that makes
+/// no sense, or another number of ranks than the launcher's. run_ranks calls
+/// it; a program that starts processes calls it first.
 void check_launch(int world_size, const LaunchOptions& options);
 
 }  // namespace shardbook

@@ -9,7 +9,7 @@
 // and the fields below are SI: seconds, bytes per second, FLOP per second.
 // `sim/clusters/*.json` are the presets, `sim/devices/*.json` the devices; they
 // are the reference for the format. A key that begins with an underscore is a
-// remark, and every constant there has one that gives its source.
+// remark, and remarks there give the source of the constants.
 //
 //   {"extends": "dgx-a100", "name": "two nodes, one NIC each", "nodes": 2,
 //    "network": {"nics_per_node": 1, "bandwidth_Gb_per_s": 100}}
