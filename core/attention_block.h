@@ -35,7 +35,7 @@ struct AttentionBlock {
   std::int64_t shift = 0;
 };
 
-/// Query-key pairs of the block that the mask leaves, for one head.
+/// Number of query-key pairs of the block that the mask keeps, per head.
 double visible_pairs(const AttentionBlock& block);
 
 /// The random numbers of one attention's dropout, which all its blocks share.
@@ -43,7 +43,7 @@ struct AttentionDraws {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
 };
-/// Those of the next random operation of this step.
+/// Draws of the step's next random operation.
 AttentionDraws next_attention_draws();
 
 /// Outputs and the logarithms of the sums of exp(scores).
@@ -71,8 +71,8 @@ void merge_attention(const AttentionSums& sums, std::int64_t first,
                      const AttentionSums& block);
 
 /// Adds the block's part of the gradients to dq, dk and dv, which are like q, k
-/// and v but of logsumexp's dtype. `out`, `dout` and `logsumexp` are those of
-/// the complete attention of all of q; the probabilities are computed again.
+/// and v but of logsumexp's dtype. `out`, `dout` and `logsumexp` belong to the
+/// complete attention of all of q; the probabilities are computed again.
 void attention_block_backward(const Tensor& q, const Tensor& k, const Tensor& v,
                               const AttentionSums& complete, const Tensor& dout,
                               const AttentionBlock& block,

@@ -70,7 +70,7 @@ void backward(const Tensors& outputs, const Tensors& grad_outputs,
 
 namespace {
 
-/// Belongs to the backward, which drops it unused when an exception leaves it.
+/// Owned by the backward; when an exception drops it, it calls `failed`.
 struct BackwardEnd {
   BackwardEnd(std::function<void()> on_end, std::function<void()> on_failure)
       : ended(std::move(on_end)), failed(std::move(on_failure)) {}

@@ -52,9 +52,9 @@ Tensors custom_function(const char* name, const Tensors& inputs,
 void backward(const Tensors& outputs, const Tensors& grad_outputs = {},
               bool retain_graph = false);
 
-/// Calls `ended` when the backward that is running on this thread has run to its
-/// end, or `failed` (which must not throw) when an exception leaves it, also one
-/// of `ended`.
+/// Calls `ended` at the end of the backward that is running on this thread, or
+/// `failed` (which must not throw) when an exception ends it, even one of
+/// `ended`.
 void at_end_of_backward(std::function<void()> ended,
                         std::function<void()> failed = nullptr);
 

@@ -46,8 +46,8 @@ void set_runtime_threads(int threads) {
 
 }  // namespace
 
-// Scratch of the kernels lies on their device and is counted there: on one GPU,
-// or, for kernels on the host, on the rank's device of the moment.
+// Scratch memory of kernels, counted on the device where it lies: the GPU, or,
+// for kernels on the host, the rank's emulated device or its host memory.
 class DeviceScratch : public ScratchProvider {
  public:
   DeviceScratch(RankContext& context, Device cuda)
@@ -85,7 +85,7 @@ struct RankContext::Kernels {
     try {
       internal::cuda_device(device).synchronize();
     } catch (const Error&) {
-      // The device failed; whoever waited for a result has been told.
+      // The device failed; every wait for a result has thrown the error.
     }
   }
 

@@ -69,7 +69,7 @@ struct AllocationEvent {
 /// When an event was recorded, for an observer that keeps a clock.
 struct EventTime {
   double s = 0;
-  int epoch = 0;  ///< how often the clock had begun again
+  int epoch = 0;  ///< restarts of the clock before it
 };
 
 /// Sees every operation and every allocation of the ranks that it watches.
@@ -175,7 +175,7 @@ class RankContext : public RankSettings {
   const Device& host();
 
   /// What kernels on tensors of `device` need: caches, scratch memory of that
-  /// device, and the stream in force. A rank on CUDA also computes on the host.
+  /// device, and the current stream. A rank on CUDA also computes on the host.
   KernelContext& kernels(const Device& device);
 
   Device device;
@@ -195,7 +195,7 @@ class RankContext : public RankSettings {
   Kernels& kernels_of(const Device& device);
 
   Device host_;
-  /// One for all host memory, and one per CUDA device.
+  /// One context for all host memory, and one per CUDA device.
   std::vector<std::unique_ptr<Kernels>> kernels_;
   std::vector<std::pair<Device, std::unique_ptr<RankContext>>> workers_;
 };

@@ -15,8 +15,8 @@
 namespace shardbook {
 
 /// Copies `source` to `target`, of the same dtype and device; runs do not
-/// overlap. With `numel` 0, all of it; otherwise `count` pieces of `numel`
-/// elements, which begin `target_stride` and `source_stride` elements apart.
+/// overlap. `numel` 0 copies all of it; otherwise there are `count` pieces of
+/// `numel` elements, `target_stride` and `source_stride` elements apart.
 struct CopyRun {
   Tensor target;
   Tensor source;
@@ -36,7 +36,7 @@ void add_runs(const std::vector<CopyRun>& runs, double counted = -1);
 
 /// Copies pieces of one array to places in another, and converts them.
 /// Observers see one operation, which lasts as long as this object. Both arrays
-/// outlive it.
+/// must outlive it.
 class ManyCopies {
  public:
   ManyCopies(const char* name, const Tensor& to, const Tensor& from);

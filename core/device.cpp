@@ -21,9 +21,9 @@ using internal::CudaDevice;
 using internal::DeviceMemory;
 
 // Blocks are rounded so that later requests find the same sizes again: to 512
-// bytes below 1 MiB, to 64 KiB above. On the host, where a page that nobody
-// touches costs nothing, to eight sizes per power of two: the tokens that each
-// expert gets differ from step to step.
+// bytes below 1 MiB, to 64 KiB above. On the host, where untouched pages cost
+// nothing, to eight sizes per power of two, because each expert's number of
+// tokens differs from step to step.
 std::int64_t block_bytes(DeviceType type, std::int64_t bytes) {
   std::int64_t unit = bytes < (1 << 20) ? 512 : (64 << 10);
   if (type == DeviceType::kCpu) {
@@ -51,7 +51,7 @@ const char* memory_kind_name(MemoryKind kind) {
 
 class Device::State {
  public:
-  /// `memory`: null for shapes alone. `cuda`: where it comes from on CUDA.
+  /// `memory` is null on meta devices; `cuda` is null except on CUDA.
   State(DeviceType type, int index, std::int64_t capacity,
         std::unique_ptr<DeviceMemory> memory,
         std::unique_ptr<CudaDevice> cuda = nullptr)
@@ -65,7 +65,7 @@ class Device::State {
   const int index;
   const std::int64_t capacity;
   const std::unique_ptr<CudaDevice> cuda;
-  Device gpu;  ///< pinned memory: whose copies it is for
+  Device gpu;  ///< pinned memory: the GPU that copies to and from it
 
   std::string name() const {
     if (index < 0) return "host";
@@ -99,7 +99,7 @@ class Device::State {
 
   void move_kind(std::int64_t bytes, MemoryKind from, MemoryKind to) {
     std::lock_guard<std::mutex> lock(mutex_);
-    // Subtract first: the total must not show a peak that never was.
+    // Subtract first: the total must not show a peak that never occurred.
     book(from, -bytes);
     book(to, bytes);
   }
@@ -190,7 +190,7 @@ class Device::State {
   std::mutex mutex_;
   MemoryStats stats_;
   std::int64_t held_ = 0;  ///< bytes of blocks in use
-  // Blocks go back before the streams that used them, those of `cuda`.
+  // Blocks are freed before `cuda`, whose streams used them.
   const std::unique_ptr<DeviceMemory> memory_;
 };
 

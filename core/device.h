@@ -61,16 +61,16 @@ const char* memory_kind_name(MemoryKind kind);
 /// Bytes in use on one device, exactly as requested (without rounding).
 struct MemoryStats {
   std::array<std::int64_t, kNumMemoryKinds> current_by_kind{};
-  /// The largest value each kind ever had, each for itself.
+  /// Each kind's own peak, whenever it occurred.
   std::array<std::int64_t, kNumMemoryKinds> peak_by_kind{};
-  /// The largest value each kind had at the calls of `note_held` for it.
+  /// Each kind's largest value at its calls of `note_held`.
   std::array<std::int64_t, kNumMemoryKinds> held_by_kind{};
   /// What each kind held at the moment of `peak_total`.
   std::array<std::int64_t, kNumMemoryKinds> at_peak_by_kind{};
   std::int64_t current_total = 0;
   std::int64_t peak_total = 0;
-  /// Taken from the system and kept for the next request, or for the graphs
-  /// that use it (core/device_graph.h).
+  /// Bytes taken from the system and kept for the next request, or for the
+  /// graphs that use it (core/device_graph.h).
   std::int64_t cached = 0;
   std::int64_t num_allocations = 0;
 
@@ -87,7 +87,7 @@ struct MemoryStats {
 
 class Device {
  public:
-  /// No device; stands for "the device of the current RankContext".
+  /// No device; means "the device of the current RankContext".
   Device() = default;
 
   /// A new emulated device with its own memory. `capacity_bytes` 0: no limit.
@@ -109,10 +109,10 @@ class Device {
   std::int64_t capacity_bytes() const;
 
   MemoryStats memory() const;
-  /// Counts what is in use of this kind now: a moment that a program names,
-  /// such as the end of a forward, and not the widest point inside it.
+  /// Records for `held_by_kind` the bytes of this kind in use now, at a moment
+  /// that the program chooses, such as the end of a forward.
   void note_held(MemoryKind kind) const;
-  /// Peaks start again from what is in use now, and `held` from nothing.
+  /// Peaks restart from the current use, and `held_by_kind` from 0.
   void reset_peak_memory();
   /// Gives cached blocks back to the system, except those of graphs.
   void release_cached_memory();
@@ -158,7 +158,7 @@ class Storage {
   const Device& device() const { return device_; }
   /// Books the bytes under another kind; the memory stays where it is.
   void set_kind(MemoryKind kind);
-  /// Frees the bytes (0) or takes them again; contents are lost. Views keep
+  /// Frees the bytes (0) or allocates them again; contents are lost. Views keep
   /// their shape and must not be read while the storage is empty.
   void resize(std::int64_t bytes);
   /// Exchanges the memory of two storages of one size on one device; each keeps

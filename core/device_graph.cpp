@@ -61,14 +61,14 @@ struct DeviceGraph::State {
       gpu.synchronize(blocks->stream());
       if (executable != nullptr) gpu.runtime().destroy_graph(executable);
     } catch (const Error&) {
-      // The device failed; whoever waited for it has been told.
+      // The device failed; every wait for it has thrown the error.
     }
   }
 
   const Device device;  // lives as long as the graph
   CudaDevice& gpu;
   const std::shared_ptr<GraphBlocks> blocks;
-  /// Kernels report errors to an address that the graph has.
+  /// Keeps alive the address at which kernels of the graph report errors.
   std::shared_ptr<void> kernels_state;
   void* executable = nullptr;
 };

@@ -72,13 +72,13 @@ class DeviceQueue {
 /// has one.
 void synchronize(const std::vector<DeviceQueue*>& queues);
 
-/// A point in the work of a queue. A wait is for the point that was recorded
-/// last before it.
+/// A point in the work of a queue. A wait refers to the last point recorded
+/// before it.
 class QueueEvent : public Event {
  public:
   /// Marks what `queue` has been given so far.
   void record(DeviceQueue& queue);
-  /// What `queue` is given from now on runs after the event.
+  /// Work that `queue` is given from now on runs after the event.
   void wait(DeviceQueue& queue) const;
 };
 

@@ -6,7 +6,7 @@
 //     Tensor x = Tensor::zeros({8}, {DType::kF32, Device::cuda(0)});
 //   }
 //
-// All of it works where there is no GPU, and in a build without CUDA.
+// Everything here also works without a GPU, and in a build without CUDA.
 
 #include <cstdint>
 #include <string>

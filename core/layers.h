@@ -13,7 +13,7 @@
 
 namespace shardbook {
 
-/// y = x W + b, W [in, out]. Begins as PyTorch's: uniform(-1/sqrt(in), ..).
+/// y = x W + b, W [in, out]. Starts from PyTorch's uniform(-1/sqrt(in), ..).
 class Linear : public ModuleOf<Linear> {
  public:
   Linear() = default;
@@ -42,7 +42,7 @@ class LayerNorm : public ModuleOf<LayerNorm> {
   double eps = 1e-5;
 };
 
-/// Rows of a table by index. Begins normal(0, stddev).
+/// Rows of a table by index. Starts from normal(0, stddev).
 class Embedding : public ModuleOf<Embedding> {
  public:
   Embedding() = default;
@@ -76,9 +76,9 @@ class Relu : public ModuleOf<Relu> {
   std::string type_name() const override { return "Relu"; }
 };
 
-/// Convolution of images [n, h, w, in] -> [n, oh, ow, out]; see conv2d. Begins
-/// normal(0, sqrt(2 / (out size^2))): Kaiming's, by the outputs, as
-/// torchvision's ResNet does.
+/// Convolution of images [n, h, w, in] -> [n, oh, ow, out]; see conv2d. Starts
+/// from normal(0, sqrt(2 / (out size^2))): Kaiming's with fan-out, as in
+/// torchvision's ResNet.
 class Conv2d : public ModuleOf<Conv2d> {
  public:
   Conv2d() = default;
@@ -92,7 +92,7 @@ class Conv2d : public ModuleOf<Conv2d> {
 
   Tensor weight;  ///< [out, in, size, size]
   std::int64_t stride = 1;
-  std::int64_t padding = 0;  ///< size / 2 to begin with
+  std::int64_t padding = 0;  ///< size / 2 by default
 };
 
 /// Batch normalisation over [n, c], or images [n, h, w, c]. Running statistics
@@ -116,12 +116,12 @@ class BatchNorm : public ModuleOf<BatchNorm> {
   Tensors forward_all(const Tensors& inputs) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "BatchNorm"; }
-  /// What a deferred module has added up since the last commit: its values, and
-  /// their squares, f64 [c] each; empty without pieces. Ranks that have seen
-  /// equally many values may add theirs in place before all of them commit.
+  /// A deferred module's sums since the last commit, of its values and of their
+  /// squares, f64 [c] each; empty without pieces. Ranks that have seen equally
+  /// many values may sum these in place before all of them commit.
   Tensors pending() const;
   /// Ends a mini-batch of a deferred module; does nothing without pieces.
-  /// `pending` has the sums of so many ranks.
+  /// `pending` holds the sums of `num_ranks` ranks.
   void commit(int num_ranks = 1);
 
   Tensor weight;        ///< [c]
@@ -139,7 +139,7 @@ class BatchNorm : public ModuleOf<BatchNorm> {
   void remember(const BatchNormResult& result);
   void update_running(const Tensor& mean, const Tensor& variance, double count);
 
-  // Of the pieces since the last commit.
+  // Sums over the pieces since the last commit.
   Tensor sum_, sum_of_squares_;  // f64 [c]
   double count_ = 0;
 };

@@ -73,9 +73,9 @@ Tensor permute(const Tensor& x, const std::vector<std::int64_t>& order);
 /// transposed in its last two dims. 2 b m n k flops.
 Tensor matmul(const Tensor& a, const Tensor& b, bool trans_a = false,
               bool trans_b = false);
-/// Called in backward with the gradient of an input as soon as it exists; what
-/// it returns is called when the weight's gradient exists too. Meanwhile the
-/// gradient may be summed over ranks, in place.
+/// Called in backward with the gradient of an input as soon as it exists; the
+/// function it returns is called when the weight's gradient exists too.
+/// Meanwhile the gradient may be summed over ranks, in place.
 using InputGradientHook =
     std::function<std::function<void()>(const Tensor& gradient)>;
 /// x [.., k], weight [k, n], bias [n] or undefined -> [.., n].
@@ -83,9 +83,9 @@ Tensor linear(const Tensor& x, const Tensor& weight,
               const Tensor& bias = Tensor(),
               const InputGradientHook& hook = {});
 /// linear(gelu(linear(x, w1, b1), form), w2, b2); both biases may be undefined.
-/// On CUDA, the products of 16-bit elements (f32: with allow_tf32) apply the tanh
-/// form and its derivative, and sum b1's gradient, before they store what they
-/// compute. Otherwise it is that composition, bit for bit.
+/// On CUDA, the products of 16-bit elements (f32: with allow_tf32) apply the
+/// tanh form and its derivative, and sum b1's gradient, before they store their
+/// results. Otherwise it is that composition, bit for bit.
 Tensor gelu_mlp(const Tensor& x, const Tensor& w1, const Tensor& b1,
                 const Tensor& w2, const Tensor& b2,
                 GeluForm form = GeluForm::kTanh);
@@ -127,8 +127,8 @@ struct ShardView {
 
 /// Rows of table [v, h] by indices (i64 or i32) [..] -> [.., h].
 Tensor embedding(const Tensor& table, const Tensor& indices);
-/// The same where the table has the rows first_row, first_row + 1, .. of a larger
-/// one: the others read zeros, and their gradients go nowhere.
+/// The same for a table that holds rows first_row, first_row + 1, .. of a
+/// larger one: other indices read zeros, and their gradients are dropped.
 Tensor embedding_part(const Tensor& table, const Tensor& indices,
                       std::int64_t first_row);
 /// Normalises the last dim n; gamma and beta [n].
@@ -172,10 +172,10 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
 /// Reduces a tensor [rows] in place over the ranks that share a vocabulary: the
 /// largest where `is_max`, else the sum.
 using ReduceOverRanks = std::function<void(const Tensor& x, bool is_max)>;
-/// cross_entropy of logits [.., n] that are the classes first, first + 1, .. of a
-/// vocabulary on several ranks, of which `num_classes` exist (those behind them
-/// pad). Every rank has all targets and gets the loss. Three reductions of [rows]
-/// in forward: largest logit, logit of the target, sum of exponentials; none in
+/// cross_entropy over a vocabulary on several ranks: this rank's logits [.., n]
+/// are classes first, first + 1, ..; classes from `num_classes` on are padding.
+/// Every rank has all targets and gets the loss. Three reductions of [rows] in
+/// forward: largest logit, logit of the target, sum of exponentials; none in
 /// backward. Narayanan et al. 2021; Shoeybi et al. 2019, section 3.
 Tensor cross_entropy_part(const Tensor& logits, const Tensor& targets,
                           std::int64_t first, std::int64_t num_classes,
@@ -217,8 +217,8 @@ Tensor batch_norm_eval(const Tensor& x, const Tensor& gamma, const Tensor& beta,
 
 /// A stream number from a name, such as a parameter's.
 std::uint64_t stream_of(const std::string& name);
-/// The 32 random bits of one element of a stream, of which the fills below make
-/// their numbers.
+/// The 32 random bits of one element of a stream, from which the fills below
+/// make their numbers.
 std::uint32_t random_bits(std::uint64_t seed, std::uint64_t stream,
                           std::uint64_t element);
 /// Draws depend on (seed, stream, global element) alone.

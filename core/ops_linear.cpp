@@ -219,11 +219,11 @@ namespace {
 
 constexpr double kGeluFlops = 8;
 
-/// What the backward of the second product did for the nodes before it.
+/// Work that the second product's backward did for the nodes before it.
 struct GeluEpilogue {
-  /// It gave GELU's node the gradient of GELU's input.
+  /// True when it computed the gradient of GELU's input.
   bool is_applied = false;
-  /// Of the first layer, until its node takes it.
+  /// The first layer's bias gradient, until its node takes it.
   Tensor dbias;
 };
 
@@ -241,8 +241,8 @@ std::pair<Tensor, Tensor> linear_gelu(const Tensor& x, const Tensor& weight,
 }
 
 /// dy W^T * gelu'(pre), and the gradient of the bias inside `pre` by the same
-/// kernel. That is booked as workspace until its node comes: bills count the
-/// gradients of one layer at a time.
+/// kernel. The latter is booked as workspace until its node runs: bills count
+/// the gradients of one layer at a time.
 Tensor gelu_input_gradient(const Tensor& pre, const Tensor& weight,
                            const Tensor& dy, const Tensor& bias,
                            GeluEpilogue& epilogue) {
@@ -303,8 +303,8 @@ Tensor gelu_mlp_with_epilogues(const Tensor& x, const Tensor& w1,
            const Tensor dy = as_rows(grads[0]);
            *epilogue = GeluEpilogue();
            Tensor dh;
-           // A weight gradient that is put off keeps h, and bills count the
-           // gradient of h beside it: separate kernels hold both.
+           // A deferred weight gradient keeps h, and bills also count h's
+           // gradient: run separate kernels, which hold both.
            if (RankContext::current().weight_gradients != nullptr) {
              dh = input_gradient(h, w2, dy);
            } else if (h.requires_grad()) {

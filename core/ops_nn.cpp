@@ -45,7 +45,7 @@ Tensor look_up(const Tensor& table, const Tensor& indices,
            indices.dtype(), indices.raw(), indices.numel(), y.raw());
   record("embedding", {table}, {y},
          [table, indices, table_shape](const Tensors& grads) {
-           // Put off like the others: a table that is also the head's weight
+           // Deferred like the others: a table that is also the head's weight
            // must sum its gradients in the order of backward
            auto compute = [table, indices, table_shape, dy = grads[0]] {
              Tensor dtable = Tensor::zeros(table.shape(), table.options());

@@ -54,8 +54,8 @@ class Optimizer {
   /// Updates every parameter that has a gradient; the others stay untouched,
   /// state included. Gradients are multiplied by `grad_scale`.
   void step(double grad_scale = 1);
-  /// The same for parameter `index` with a gradient given here. The parameters,
-  /// gradients and optimizer state that its device has then count as held
+  /// The same for parameter `index` with a gradient given here. Then notes its
+  /// device's parameters, gradients and optimizer state as held
   /// (Device::note_held).
   void step_one(std::size_t index, const Tensor& grad, double grad_scale = 1);
 
@@ -96,7 +96,7 @@ double grad_norm(const Tensors& parameters);
 /// The factor that brings gradients of this norm to at most max_norm:
 /// max_norm / (norm + 1e-6) where that is below 1, else 1.
 double clip_factor(double norm, double max_norm);
-/// Scales all gradients by clip_factor; their norm is known.
+/// Scales all gradients by clip_factor for their known norm.
 void clip_gradients(const Tensors& parameters, double norm, double max_norm);
 /// The same, and returns the norm before.
 /// torch.nn.utils.clip_grad_norm_.

@@ -96,7 +96,7 @@ class SafetensorsFile {
 };
 
 /// A tensor to write. `data` points to as many bytes as dtype and shape say
-/// (little endian, row-major); it may be null when those are none.
+/// (little endian, row-major); it may be null when there are none.
 struct SafetensorsItem {
   std::string name;
   DType dtype = DType::kF32;

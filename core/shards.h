@@ -20,7 +20,7 @@ namespace shardbook {
 
 /// A part of a tensor: `dim` is cut into `blocks` equal blocks (attention's
 /// queries, keys and values are three), and each block into `count` equal
-/// parts, of which this is number `index`. A count of 1: all of it.
+/// parts, of which this is number `index`. A count of 1 means all of it.
 ///
 /// With `length`, the elements of `dim` before this cut, parts may be uneven:
 /// each has ceil(length / count), and the last ones are short or empty
@@ -41,7 +41,7 @@ struct Shard {
 using Shards = std::vector<Shard>;
 
 /// The shape of the part of a tensor of shape `whole`. Throws Error when a
-/// dimension does not divide, or has another length than a shard says.
+/// dimension does not divide, or differs from a shard's `length`.
 Shape shape_of(const Shards& shards, const Shape& whole);
 /// The shape of the tensor that has a part of shape `part`.
 Shape whole_shape(const Shards& shards, Shape part);

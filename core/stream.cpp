@@ -108,7 +108,7 @@ class CudaEventPoint : public RecordedPoint {
     try {
       cuda_.runtime().destroy_event(event_);
     } catch (const Error&) {
-      // The device failed; whoever waits for it is told.
+      // The device failed; every wait for it throws the error.
     }
   }
 
@@ -129,7 +129,7 @@ class CudaEventPoint : public RecordedPoint {
   }
   std::exception_ptr hold_stream() const override {
     const RankContext& context = RankContext::current();
-    // What follows may read host memory
+    // Later work may read host memory
     if (!context.device.is_cuda()) return hold_host();
     std::exception_ptr error = wait_until_recorded();
     CudaDevice& waiting = cuda_device(context.device);
@@ -137,7 +137,7 @@ class CudaEventPoint : public RecordedPoint {
     waiting.runtime().hold_stream(stream, event_);
     return error;
   }
-  // What a kernel found wrong is thrown here.
+  // Throws errors that kernels have found.
   std::exception_ptr hold_host() const override {
     cuda_.refuse_recording("the host waits for an event");
     std::exception_ptr error = wait_until_recorded();
@@ -154,7 +154,7 @@ class CudaEventPoint : public RecordedPoint {
 
 }  // namespace
 
-// Shapes take no time: meta devices have the host's points.
+// Shapes take no time: meta devices use the host's points.
 std::shared_ptr<EventPoint> make_event_point(const Device& device) {
   const Device gpu = gpu_of(device);
   if (gpu.defined()) return std::make_shared<CudaEventPoint>(gpu);

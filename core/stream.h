@@ -44,9 +44,9 @@ class StreamScope : public ContextValue<int> {
       : ContextValue(&RankContext::stream, stream) {}
 };
 
-/// A point of a stream. One that was never recorded has passed. A copy keeps the
-/// point when the original is recorded again. What stands behind an event
-/// depends on the device that it is recorded on (core/internal/event_point.h).
+/// A point of a stream. One that was never recorded has passed. A copy keeps
+/// the point when the original is recorded again. Its implementation depends on
+/// the device that it is recorded on (core/internal/event_point.h).
 class Event {
  public:
   /// Marks what the current stream has been given so far.

@@ -170,7 +170,7 @@ void* Tensor::raw() const {
   }
   auto* base = static_cast<std::byte*>(impl_->storage->data());
   if (base == nullptr) {
-    // Under sharding, outside its unit's forward and backward
+    // A sharded parameter outside its unit's forward and backward
     SB_CHECK(numel() == 0 || is_meta(), "a tensor of shape ",
              shape_text(shape()),
              " whose storage was released is read; a "

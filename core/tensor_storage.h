@@ -18,7 +18,7 @@ namespace shardbook {
 void set_data(const Tensor& tensor, const Tensor& source);
 /// Frees the storage's memory, for all views of it; contents are lost.
 void release_storage(const Tensor& tensor);
-/// Takes it again, not initialised. The tensor has to cover the storage.
+/// Allocates it again, not initialised. The tensor must cover the storage.
 void restore_storage(const Tensor& tensor);
 
 /// The first gradient after each clear_grad is written into `buffer` (same

@@ -2,8 +2,8 @@
 
 namespace shardbook {
 
-/// Whether a file descriptor is a terminal that obeys escape sequences. Those
-/// with TERM=dumb, as inside an editor, print them.
+/// Whether a file descriptor is a terminal that obeys escape sequences. A
+/// terminal with TERM=dumb, as inside an editor, prints them.
 bool obeys_escapes(int file);
 
 }  // namespace shardbook

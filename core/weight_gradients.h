@@ -1,6 +1,6 @@
 #pragma once
 
-// Weight gradients put off.
+// Deferred weight gradients.
 //
 // The backward of a linear layer computes two gradients: of its input, for
 // which the stage before is waiting, and of its weight, for which nobody is.
@@ -16,7 +16,7 @@
 //   ...
 //   later.pop();                         // the oldest micro-batch's weights
 //
-// Gradients of biases and norms are cheap and computed at once. Those put off
+// Gradients of biases and norms are cheap and computed at once. Deferred ones
 // are accumulated in the order of backward, micro-batch by micro-batch, so sums
 // have the same bits as without the store.
 //
@@ -37,14 +37,14 @@ class WeightGradients {
  public:
   using Compute = std::function<Tensor()>;
 
-  /// Puts off `compute`, whose result is to be accumulated in `weight`.
+  /// Defers `compute`, whose result will be accumulated in `weight`.
   void push(const Tensor& weight, Compute compute);
   /// Closes the list of one micro-batch; it may be empty.
   void flush();
   /// Computes the oldest closed list, and accumulates it in the weights, whose
   /// hooks run. Throws Error when there is none.
   void pop();
-  /// Closed lists that wait.
+  /// Number of closed lists that wait.
   std::size_t size() const { return closed_.size(); }
   /// True when nothing waits, in closed lists or the open one.
   bool empty() const { return closed_.empty() && open_.empty(); }

@@ -12,7 +12,7 @@
 namespace shardbook {
 namespace {
 
-// 64 dims need less
+// 64 dims need fewer bytes
 constexpr std::size_t kMaxHeader = 4096;
 
 template <typename T>
@@ -22,9 +22,8 @@ std::string npy_bytes(const Tensor& tensor) {
   return xt::dump_npy(xt::adapt(tensor.to_vector<T>(), shape));
 }
 
-/// What stands before the values, as NumPy writes it. xtensor reads more, but
-/// takes sizes as they come: it neither asks whether the values are all there
-/// nor whether they fit in 64 bits.
+/// The header of a file, as NumPy writes it. xtensor accepts more, but does not
+/// check sizes: values may be missing, or their number may not fit in 64 bits.
 struct NpyHeader {
   std::string type;   ///< "<f4"
   double values = 1;  ///< elements

@@ -161,8 +161,8 @@ void CudaDevice::begin(BlockUse& use, int number) {
   use.streams_.fetch_or(bit_of(number), std::memory_order_release);
 }
 
-// Called from destructors: what cannot be recorded now is recorded when
-// somebody waits for it, which is later and as right.
+// Called from destructors. An event that cannot be recorded now is recorded
+// when a stream waits for it, which is later but also correct.
 void CudaDevice::end(BlockUse& use) {
   const std::lock_guard<std::mutex> lock(uses_);
   const std::uint64_t streams = use.streams_.exchange(0);
@@ -172,7 +172,7 @@ void CudaDevice::end(BlockUse& use) {
     if ((streams & bit_of(number)) == 0) continue;
     void* event = nullptr;
     try {
-      // An event of a recording could not be waited for after it.
+      // An event recorded into a graph cannot be waited for afterwards.
       if (num_streams_ > 1 && recording_ == nullptr) event = record(number);
     } catch (const Error&) {
     }
@@ -191,10 +191,10 @@ class CudaMemory : public DeviceMemory {
     }
   }
 
-  // First a block that the current stream alone has used: no stream waits.
-  // Otherwise the one that was freed first: its users are done the soonest. A
-  // graph cannot wait for work from before, so a recording takes only the first
-  // kind, also from the graph's own blocks.
+  // First a block that only the current stream has used: no stream waits.
+  // Otherwise the block freed first: its users finish soonest. A graph cannot
+  // wait for earlier work, so a recording accepts only the first kind, even
+  // from the graph's own blocks.
   Block take_kept(std::size_t bytes) override {
     const auto found = kept_.find(bytes);
     if (found == kept_.end()) return {};
@@ -231,8 +231,8 @@ class CudaMemory : public DeviceMemory {
     device_.end(*block.use);
     kept_[bytes].push_back(block);
   }
-  // Freed memory may go to anybody: no stream uses it any more. While a graph is
-  // recorded, nobody can wait for that.
+  // Waits until no stream uses freed memory, so it may go anywhere. Does
+  // nothing while a graph is recorded, when waiting is impossible.
   std::size_t release_kept() override {
     if (kept_.empty() || device_.recording_ != nullptr) return 0;
     device_.synchronize();

@@ -11,18 +11,17 @@
 //   host     '- free x, allocate y at x's address -'
 //   copy                   '- held: y was x, and compute may still use it
 //
-// Rule: the first work of a stream with a block runs after all work that other
-// streams had been given with the block before it was freed. One stream alone
-// keeps its own order, so a program with one stream records and waits for
-// nothing.
+// Rule: a stream's first work with a block runs after all work with this block
+// that other streams were given before it was freed. One stream alone keeps its
+// own order, so a program with one stream records and waits for nothing.
 //
 // Proof. An operation asks a storage for its address (Storage::data) on the
 // stream that it is issued to, so `BlockUse` knows every stream U that uses the
 // block between an allocation and the free. The free records an event on each
 // U, after all of U's work with the block. A stream V that asks for the address
 // in the block's next life is held on those events first, except on its own.
-// What V is given from then on runs after them. Should the next life end before
-// anybody asked for the address, the events stay with the block.
+// All later work of V runs after them. If the next life ends before anyone asks
+// for the address, the events stay with the block.
 //
 // A graph (core/device_graph.h) uses the same addresses at each launch. So each
 // block whose address is asked for while a graph is recorded belongs to that
@@ -43,8 +42,8 @@
 
 namespace shardbook::internal {
 
-/// Streams have numbers below this: those of core/stream.h come first, and the
-/// others are for process groups.
+/// Stream numbers are below this: core/stream.h's come first, the others are
+/// for process groups.
 constexpr int kMaxStreams = 64;
 
 class BlockUse;
@@ -70,8 +69,8 @@ class GraphBlocks {
   std::vector<BlockUse*> uses_;  // guarded by CudaDevice::uses_
 };
 
-/// Which streams use one block. The streams of the block's current life are a
-/// set of bits; those of the life before it are held on.
+/// Which streams use one block: a set of bits for the block's current life, and
+/// events to wait for from the life before it.
 class BlockUse {
  public:
   explicit BlockUse(CudaDevice& device) : device_(device) {}
@@ -85,12 +84,12 @@ class BlockUse {
   friend class GraphBlocks;
   struct Earlier {
     int stream;
-    void* event;  ///< null: not recorded yet; at the wait will do
+    void* event;  ///< null: will be recorded at the wait
   };
 
   CudaDevice& device_;
   std::atomic<std::uint64_t> streams_{0};
-  std::vector<const GraphBlocks*> graphs_;  ///< that the block belongs to
+  std::vector<const GraphBlocks*> graphs_;  ///< graphs that own the block
   std::vector<Earlier> earlier_;
 };
 
@@ -100,7 +99,7 @@ class CudaDevice {
  public:
   CudaDevice(DeviceRuntime& runtime, int index)
       : runtime_(runtime), index_(index) {}
-  /// Waits for all that its streams were given.
+  /// Waits for all work of its streams.
   ~CudaDevice();
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
@@ -112,12 +111,13 @@ class CudaDevice {
   /// The host waits for one stream, or for all of this rank's.
   void synchronize(int stream);
   void synchronize();
-  /// `stream` of this device, from now on, runs after what `other_stream` of
-  /// `other` has been given until now.
+  /// From now on, `stream` of this device runs after the work that
+  /// `other_stream` of `other` has been given so far.
   void hold(int stream, CudaDevice& other, int other_stream);
 
-  /// The blocks' stream is recorded, and others refuse work. One thread of the
-  /// host works with the device until the end, which returns the cudaGraphExec_t.
+  /// Records the blocks' stream; other streams refuse work. Only one host
+  /// Records the blocks' stream; others refuse work. Only one host thread may
+  /// use the device until the end, which returns the cudaGraphExec_t.
   void begin_recording(GraphBlocks& blocks);
   void* end_recording();
   void drop_recording() noexcept;

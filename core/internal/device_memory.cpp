@@ -55,7 +55,7 @@ class PinnedMemory : public HostMemory {
     try {
       release_kept();
     } catch (const Error&) {
-      // The device failed; whoever waited for it has been told.
+      // The device failed; every wait for it has thrown the error.
     }
   }
 

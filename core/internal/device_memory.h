@@ -13,15 +13,15 @@ namespace shardbook::internal {
 class BlockUse;
 class DeviceRuntime;
 
-/// A piece of memory, as large as it was asked for.
+/// A piece of memory of the requested size.
 struct Block {
   void* data = nullptr;
   /// CUDA: the streams that have been given work with it; otherwise null.
   BlockUse* use = nullptr;
 };
 
-/// Blocks of a device. Those that are given back are kept for the next request
-/// of their size. Its device calls it under one lock.
+/// Blocks of a device. Freed blocks are kept for the next request of their
+/// size. The device calls this class under one lock.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
@@ -35,7 +35,7 @@ class DeviceMemory {
   virtual std::size_t release_kept() = 0;
 };
 
-/// Blocks that the host alone uses: the last one that was kept comes first.
+/// Blocks that the host alone uses: the most recently kept comes first.
 class HostMemory : public DeviceMemory {
  public:
   Block take_kept(std::size_t bytes) override;

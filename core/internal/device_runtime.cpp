@@ -15,7 +15,7 @@ struct Loaded {
   std::string why_not;
 };
 
-// The library lies beside the one that this code is part of.
+// The library is in the folder of the library that contains this code.
 std::filesystem::path library_path() {
   if (const char* chosen = std::getenv("SHARDBOOK_CUDA_LIBRARY")) {
     if (*chosen != '\0') return chosen;
@@ -48,7 +48,7 @@ Loaded load() {
         "cuda: this build has no CUDA kernels (no nvcc was found when it was "
         "configured, or Ninja has not built gpu_libraries)"};
   }
-  // It stays loaded: kernels/kernel.h keeps the addresses of its kernels.
+  // Never unloaded: kernels/kernel.h keeps the addresses of its kernels.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return {nullptr, "cuda: " + last_dl_error()};
   void* symbol = dlsym(library, "shardbook_cuda_runtime");

@@ -2,10 +2,10 @@
 
 // Memory, streams and events of real devices. Read by core/ and comm/ only.
 //
-// core is built without CUDA. What needs it, the runtime and the kernels of
-// core/kernels/cuda, is a shared library of its own, libshardbook_cuda.so, which
-// is loaded when the first CUDA device is made. The tests load another build of
-// the same sources, whose GPU is an emulator.
+// core is built without CUDA. The runtime and the kernels of core/kernels/cuda
+// are a shared library of their own, libshardbook_cuda.so, which is loaded when
+// the first CUDA device is made. The tests load another build of the same
+// sources, whose GPU is an emulator.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +26,8 @@ struct DeviceProperties {
 };
 
 /// Streams (cudaStream_t) and events (cudaEvent_t) are passed as void*. A call
-/// that fails throws Error with the call, its sizes and CUDA's own words. Safe
-/// to use from several threads; each uses the device that it chose last.
+/// that fails throws Error with the call, its sizes and CUDA's message. Safe to
+/// use from several threads; each uses the device that it chose last.
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
@@ -36,7 +36,7 @@ class DeviceRuntime {
   virtual DeviceProperties properties(int index) const = 0;
   /// "CUDA 13.0, driver 580.159, cuBLASLt 13.1, cuDNN 9.14", for `doctor`.
   virtual std::string versions() const = 0;
-  /// All following calls of this thread are about device `index`.
+  /// All later calls of this thread apply to device `index`.
   virtual void use(int index) = 0;
 
   /// Null when the device has no memory left. Allowed during a capture.
@@ -53,18 +53,18 @@ class DeviceRuntime {
   virtual void* make_event() = 0;
   virtual void destroy_event(void* event) = 0;
   virtual void record_event(void* event, void* stream) = 0;
-  /// What `stream` is given from now on runs after the event.
+  /// Work that `stream` is given from now on runs after the event.
   virtual void hold_stream(void* stream, void* event) = 0;
   virtual void synchronize_event(void* event) = 0;
   virtual bool event_has_passed(void* event) = 0;
   virtual double seconds_between(void* earlier, void* later) = 0;
 
-  /// What this thread gives to `stream` is from now on recorded, and not run.
-  /// Calls that wait for the stream fail, and make the recording void.
+  /// From now on, work that this thread issues to `stream` is recorded and not
+  /// run. Calls that wait for the stream fail and invalidate the recording.
   virtual void begin_capture(void* stream) = 0;
-  /// Ends it; a graph (cudaGraphExec_t) of all that was recorded.
+  /// Ends the recording and returns it as a graph (cudaGraphExec_t).
   virtual void* end_capture(void* stream) = 0;
-  /// Ends it and forgets what was recorded.
+  /// Ends the recording and discards it.
   virtual void drop_capture(void* stream) noexcept = 0;
   virtual void launch_graph(void* graph, void* stream) = 0;
   virtual void destroy_graph(void* graph) = 0;

@@ -17,8 +17,8 @@ class EventPoint {
  public:
   virtual ~EventPoint() = default;
 
-  /// Marks what the current stream has been given so far. `error`: what went
-  /// wrong in it before this point, or null. Call once.
+  /// Marks what the current stream has been given so far. `error` is the
+  /// stream's error before this point, or null. Call once.
   void record(std::exception_ptr error);
   /// Work that the current stream is given from now on runs after the point.
   /// Returns the point's error.

@@ -41,7 +41,7 @@ std::string MappedFile::map(int descriptor) {
   }
   if (S_ISDIR(info.st_mode)) return "is a folder; give a file";
   if (!S_ISREG(info.st_mode)) return "is not an ordinary file";
-  // An empty file cannot be mapped; the parser will say what it lacks.
+  // An empty file cannot be mapped; the parser reports what is missing.
   if (info.st_size == 0) return "";
   size_ = static_cast<std::size_t>(info.st_size);
   void* bytes = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
@@ -59,7 +59,7 @@ namespace fs = std::filesystem;
 // Names to try before we give up.
 constexpr int kMaxAttempts = 1000;
 
-/// The name is not built from the target's, which may be as long as allowed.
+/// The name is not built from the target's, which may have the maximum length.
 /// O_EXCL settles ties between processes of several hosts on one file system.
 std::string next_temporary(const std::string& folder) {
   static std::atomic<unsigned> counter{0};
@@ -165,7 +165,7 @@ void AtomicFile::commit() {
   if (folder < 0) return;
   const int cause = ::fsync(folder) == 0 ? 0 : errno;
   ::close(folder);
-  // Some file systems have nothing to sync in a folder and say so.
+  // Some file systems have nothing to sync in a folder and report that.
   if (cause != 0 && cause != EINVAL && cause != ENOTSUP) {
     fail("sync the folder", cause);
   }

@@ -177,11 +177,11 @@ void GraphTask::discover(const std::vector<std::shared_ptr<Node>>& roots) {
   unfinished_ = static_cast<std::int64_t>(seen.size());
 }
 
-// Gradients are added in the order in which one device would make them: those
-// of later nodes first. Threads that recorded for several devices at the same
-// time have numbered their nodes in any order. Where their gradients meet, the
-// outputs are summed one after another, the last one first: the nodes that send
-// gradients to one output come from one thread.
+// Gradients are added in the order in which one device would make them: from
+// later nodes first. Threads that record for several devices at the same time
+// number their nodes in any order. Where their gradients meet, the outputs are
+// summed one after another, the last one first: the nodes that send gradients
+// to one output come from one thread.
 void GraphTask::order_expected() {
   for (auto& [node, inputs] : inputs_) {
     const bool by_output = !inputs.all_from_here;
@@ -196,8 +196,8 @@ void GraphTask::order_expected() {
 }
 
 // Adds one gradient to the sum of a node's output. Devices run at their own
-// pace: among several, a gradient waits for those that one device would have
-// made before it, so the sum does not depend on the order of arrival.
+// pace: among several, a gradient waits for the ones that one device would have
+// made earlier, so the sum does not depend on the order of arrival.
 void GraphTask::deliver(const Edge& edge, const Tensor& grad,
                         std::uint64_t from, std::size_t input) {
   Inputs& inputs = inputs_[edge.node.get()];
@@ -216,9 +216,9 @@ void GraphTask::add_to(Tensor& slot, const Tensor& grad) {
   }
 }
 
-// Adds the gradients that have come, as far as they are next in order: a weight
-// that is used many times need not keep all of its gradients. Only the thread
-// of the node's device adds.
+// Adds the gradients that have arrived and are next in order, so that a weight
+// used many times need not keep all of its gradients. Only the thread of the
+// node's device adds.
 void GraphTask::add_what_came(Node& node) {
   Inputs& inputs = inputs_.at(&node);
   for (;;) {
@@ -250,7 +250,7 @@ Tensors GraphTask::take_gradients(Node& node) {
   return std::move(inputs_[&node].grads);
 }
 
-// One of the gradients a node waits for has come (or is known to be zero).
+// One of the gradients a node waits for has arrived (or is known to be zero).
 void GraphTask::arrive(const Edge& edge) {
   Inputs& inputs = inputs_[edge.node.get()];
   if (--inputs.missing == 0) {
@@ -312,8 +312,8 @@ void GraphTask::execute(const std::shared_ptr<Node>& node) {
     changed_.notify_all();
   }
   if (devices_.size() == 1) return;
-  // Gradients from other devices come at any time: they wait, so that the same
-  // operations run at the same point every time.
+  // Gradients from other devices arrive at any time; they wait, so that the
+  // same operations run at the same point every time.
   for (const Edge& edge : node->next) {
     if (edge.node != nullptr && inputs_.at(edge.node.get()).all_from_here) {
       add_what_came(*edge.node);

@@ -51,8 +51,8 @@ class GraphTask {
   struct Inputs {
     Tensors grads;
     int missing = 0;
-    // Among several devices: the gradients that have come and are not yet
-    // added, and those that will come, in the order in which they are added.
+    // With several devices: gradients that have arrived but are not added yet,
+    // and all expected ones in the order in which they are added.
     std::vector<Arrival> arrivals;
     std::vector<Source> expected;
     std::size_t num_added = 0;

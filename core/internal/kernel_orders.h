@@ -8,8 +8,8 @@
 // asks for a tensor's address (Tensor::raw) may do both, so Tensor::raw settles
 // the storage first; convolutions do not call it.
 //
-// Devices with a capacity have neither: their memory belongs to the program. Nor
-// have GPUs, whose convolutions read row-major weights.
+// Devices with a capacity do neither: their memory belongs to the program. Nor
+// do GPUs, whose convolutions read row-major weights.
 
 #include <cstdint>
 #include <functional>
@@ -25,20 +25,20 @@ namespace shardbook::internal {
 /// The orders of one storage. Safe to use from several threads.
 class KernelOrders {
  public:
-  /// The storage may be read or written from now on: its values become
-  /// row-major, and copies end.
+  /// Makes the values row-major and drops copies: from now on the storage may
+  /// be read or written.
   void settle(Storage& storage);
-  /// The storage's contents are lost.
+  /// Drops the order and all copies: the storage's contents are lost.
   void forget();
 
-  /// The storage's values lie in `order`; null is row-major.
+  /// Records that the values lie in `order`; null is row-major.
   void set_order(SharedKernelOrder order);
   SharedKernelOrder order() const;
 
   /// A copy of the array that begins `offset` elements into the storage, as
-  /// OrderedCopies::find_or_make gives it. A copy is worth keeping from the
-  /// second use on, and from the first if the array was used more than once
-  /// before it was written last.
+  /// OrderedCopies::find_or_make gives it. It is kept from the second use on,
+  /// or from the first if the previous values of the array were used more than
+  /// once.
   std::shared_ptr<Storage> find_or_make(const Storage& storage,
                                         std::int64_t offset,
                                         const SharedKernelOrder& order,

@@ -18,8 +18,8 @@
 namespace shardbook::internal {
 
 /// Tells the observers that an operation runs, from construction to the end of
-/// the scope. `run` calls its kernel, unless the operation is on meta. Operations
-/// of several kernels ask `runs()`, and give each of them `kernels()`.
+/// the scope. `run` calls its kernel, unless the operation is on meta.
+/// Operations with several kernels check `runs()` and pass `kernels()` to each.
 class OpScope {
  public:
   OpScope(const char* name, double flops, double bytes, const Tensor& on,

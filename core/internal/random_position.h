@@ -25,8 +25,8 @@ inline kernels::RandomKey next_random_key(const char* op) {
   return {random.seed, stream};
 }
 
-/// Where `shape` lies in one device's tensor: `shard` knows it within the rows
-/// of this batch, and the context where those (dim 0) lie in the global one.
+/// Where `shape` lies in one device's tensor: `shard` places it in this batch's
+/// rows, and the context places those (dim 0) in the global batch.
 inline kernels::GlobalView global_view(const Shape& shape,
                                        const ShardView& shard) {
   kernels::GlobalView view = kernels::whole_view(shape);

@@ -1,5 +1,5 @@
-// Types, sizes and texts of the format; the parser of the header, and of JSON as
-// files of unknown origin have it.
+// Types, sizes and texts of the format; the parsers of the header and of
+// untrusted JSON.
 
 #include "core/internal/safetensors_format.h"
 
@@ -228,7 +228,7 @@ Json parse_json(const char* text, std::size_t size, const std::string& label) {
   const void* zero = size == 0 ? nullptr : std::memchr(text, 0, size);
   SB_CHECK(zero == nullptr, label, " is not valid JSON: byte ",
            static_cast<const char*>(zero) - text, " is zero");
-  // The keys of each open object, which a document would merge silently
+  // The keys of each open object: a document would merge duplicates silently
   std::vector<std::unordered_set<std::string>> keys(kMaxJsonDepth + 1);
   const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
     if (event == Json::parse_event_t::object_start ||
@@ -259,7 +259,7 @@ Json parse_json(const char* text, std::size_t size, const std::string& label) {
 SafetensorsHeader parse_safetensors_header(const char* text, std::size_t size,
                                            std::int64_t data_bytes,
                                            const std::string& label) {
-  // JSON may begin with a space, or a byte order mark; the format's header not
+  // JSON may begin with a space or a byte order mark; the header may not
   SB_CHECK(size > 0 && text[0] == '{', label,
            ": the header does not start with '{'; it must be a JSON object");
   const Json document = parse_json(text, size, label + ": the header");

@@ -42,9 +42,9 @@ std::string quote(const std::string& text);
 std::string shape_text(const std::vector<std::int64_t>& shape);
 
 constexpr int kMaxJsonDepth = 64;
-/// Parses the JSON object of a file that nobody has checked yet. Throws Error,
-/// which `label` begins, for anything else, for objects that have a key twice,
-/// and for nesting deeper than kMaxJsonDepth.
+/// Parses the JSON object of an untrusted file. Throws Error that begins with
+/// `label` for anything else, for repeated keys, and for nesting deeper than
+/// kMaxJsonDepth.
 nlohmann::json parse_json(const char* text, std::size_t size,
                           const std::string& label);
 /// "a boolean", "the number 3": a value in a message.

@@ -118,7 +118,7 @@ void copy_elements(const Tensor& to, const Tensor& from) {
 
 Tensor on_host(const Tensor& tensor) {
   if (!tensor.device().is_cuda()) return tensor;
-  // Before memory of the host is asked for
+  // Before host memory is allocated
   cuda_device(tensor.device()).refuse_recording("the host reads values");
   const MemoryScope kind(MemoryKind::kWorkspace);
   const Tensor copy = Tensor::empty(

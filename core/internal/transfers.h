@@ -1,7 +1,7 @@
 #pragma once
 
-// Bytes and elements between the host and devices. Observers hear nothing: the
-// operation that copies tells them. Read by core/ and comm/ only.
+// Bytes and elements between the host and devices. Observers are told by the
+// operation that copies, not here. Read by core/ and comm/ only.
 
 #include "core/tensor.h"
 
@@ -13,14 +13,14 @@ void zero_bytes(const Tensor& tensor);
 /// `from`, the tensor's bytes in ordinary memory, may change after the call.
 void write_from_host(const Tensor& to, const void* from);
 
-/// Waits for what the current stream was given, then copies the tensor's bytes;
-/// throws what a kernel found wrong before.
+/// Waits for the current stream's work, then copies the tensor's bytes; throws
+/// the error that a kernel has found.
 void read_to_host(void* to, const Tensor& from);
 
 /// to[i] = from[i], of any dtypes and devices with values, in the order of the
 /// current stream (of both devices' streams of its number, if there are two).
-/// Between the host and a GPU it has happened when the call returns, and dtypes
-/// are converted on the host.
+/// Between the host and a GPU the copy is complete when the call returns, and
+/// dtypes are converted on the host.
 void copy_elements(const Tensor& to, const Tensor& from);
 
 /// The elements in the memory of the host: the tensor itself unless it lies on

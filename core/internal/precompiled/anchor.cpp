@@ -1,1 +1,1 @@
-// Empty: Meson precompiles a header for a target, and a target has a source.
+// Empty: Meson precompiles a header for a target, and a target needs a source.

@@ -1,4 +1,4 @@
-// What libraries and programs read of the standard library, and fmt. There is no
+// Standard headers that libraries and programs include, and fmt. There is no
 // #pragma once: GCC warns of it in a header that is compiled by itself.
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// What tests read of the standard library, and GoogleTest.
+// Standard headers that tests include, and GoogleTest.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
