@@ -62,8 +62,7 @@ class Tensor {
                      const TensorOptions& options = {});
   /// 0, 1, 2, ... n-1.
   static Tensor arange(std::int64_t n, const TensorOptions& options = {});
-  /// T is double, float, int64_t or int32_t; the dtype follows from T unless
-  /// `options.dtype` is set to another by the `dtype` overload.
+  /// T is double, float, int64_t or int32_t; the dtype follows from T.
   template <typename T>
   static Tensor from_values(const std::vector<T>& values, const Shape& shape,
                             const Device& device = Device());

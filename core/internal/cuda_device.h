@@ -115,7 +115,6 @@ class CudaDevice {
   /// `other_stream` of `other` has been given so far.
   void hold(int stream, CudaDevice& other, int other_stream);
 
-  /// Records the blocks' stream; other streams refuse work. Only one host
   /// Records the blocks' stream; others refuse work. Only one host thread may
   /// use the device until the end, which returns the cudaGraphExec_t.
   void begin_recording(GraphBlocks& blocks);

@@ -58,11 +58,11 @@ struct AttentionArgs {
 ///              all that the backward keeps
 ///
 /// Blocks that the causal mask hides entirely are skipped. Scratch: a tile of
-/// scores per thread. FlashAttention-2 (Dao 2023), algorithm 1.
-/// On CUDA, bf16 and f16 run on tensor cores from sm_80 on, when head_dim is 32,
-/// 64, 96 or 128 and every row starts at a multiple of 16 bytes; weights are
-/// then rounded to the dtype before they meet V. No atomics: the same call gives
-/// the same bits each time.
+/// scores per thread. FlashAttention-2 (Dao 2023), algorithm 1. On CUDA, bf16
+/// and f16 run on tensor cores from sm_80 on, when head_dim is 32, 64, 96 or
+/// 128 and every row starts at a multiple of 16 bytes; weights are then rounded
+/// to the dtype before the product with V. No atomics: the same call gives the
+/// same bits each time.
 SHARDBOOK_KERNEL(attention,
                  void(KernelContext& context, DType dtype,
                       const AttentionArgs& args, const void* q, const void* k,
@@ -79,7 +79,7 @@ struct AttentionGradStrides {
 /// Gradients of `attention`; recomputes the probabilities from logsumexp.
 ///
 /// `accumulate` adds to dq, dk and dv. When the keys are a piece of a longer
-/// sequence, `out`, `dout` and `logsumexp` are those of the complete attention.
+/// sequence, `out`, `dout` and `logsumexp` belong to the complete attention.
 /// Order of additions: query rows for dk and dv, keys for dq, both increasing.
 SHARDBOOK_KERNEL(attention_backward,
                  void(KernelContext& context, DType dtype,

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the attention kernels of every type of device check before they run.
+// Checks of the attention kernels on every type of device.
 
 #include <cstddef>
 #include <cstdint>

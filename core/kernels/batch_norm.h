@@ -1,8 +1,8 @@
 #pragma once
 
-// Batch normalisation of rows [rows, channels]: what images [n, height, width,
-// channels] are, seen as a matrix. Statistics are f64, added up block by block
-// in a fixed order.
+// Batch normalisation of a matrix [rows, channels]: also images [n, height,
+// width, channels]. Statistics are f64, added up block by block in a fixed
+// order.
 
 #include <cstdint>
 
@@ -32,12 +32,12 @@ SHARDBOOK_KERNEL(row_normalize,
                  void(KernelContext& context, DType dtype, const RowNorm& norm,
                       const void* x, const void* addend, void* y));
 
-/// With dz = dy where the ReLU let through (all of dy without one):
+/// With dz = dy where the ReLU passed x through (all of dy without one):
 /// sum_dz[c] = sum of dz, sum_dz_xhat[c] = sum of dz * (x - mean) * rstd.
 ///
-/// Where `y` is given, the ReLU let through the elements that are positive in
-/// y, and dz is written (it may be dy). Otherwise y = relu(normalised x) is
-/// computed once more, and dz is not written.
+/// Where `y` is given, the ReLU passed the elements that are positive in y, and
+/// dz is written (it may be dy). Otherwise y = relu(normalised x) is computed
+/// once more, and dz is not written.
 SHARDBOOK_KERNEL(row_norm_backward_sums,
                  void(KernelContext& context, DType dtype, const RowNorm& norm,
                       const void* x, const void* y, const void* dy, void* dz,
@@ -51,9 +51,9 @@ SHARDBOOK_KERNEL(row_norm_backward,
                       const void* x, const void* dy, const double* sum_dz,
                       const double* sum_dz_xhat, double count, void* dx));
 
-// Between the passes over the data, what ranks have added up becomes a mean and
-// a variance. All arrays are f64, and the count of values lies behind the sums,
-// so the host waits for nothing.
+// Between the passes over the data, these turn the ranks' sums into mean and
+// variance. All arrays are f64, and the count of values follows the sums, so
+// the host waits for nothing.
 
 /// sums[c] /= count[0]: sums become means.
 SHARDBOOK_KERNEL(channel_divide,

@@ -1,7 +1,7 @@
 #pragma once
 
-// Sums, maxima and minima over arrays that different ranks brought: the
-// arithmetic of all_reduce and reduce_scatter where one device sees them all.
+// Sums, maxima and minima over arrays of different ranks: the arithmetic of
+// all_reduce and reduce_scatter where one device sees them all.
 
 #include <cstdint>
 #include <vector>

@@ -1,12 +1,11 @@
 #pragma once
 
-// One name for the same kernel on every type of device: SHARDBOOK_KERNEL, with
-// the name and the type of a function whose first parameter is a KernelContext,
-// declares cpu::NAME, cuda::NAME and NAME, an object that is called like a
-// function and calls the one that `context.device_type` names. cpu/ defines the
-// first, cuda/ the second. What runs on CUDA is a library of its own, which is
-// loaded when the first CUDA device is made: a machine without a GPU, and a
-// build without CUDA, never meet it.
+// One name for the same kernel on every type of device: SHARDBOOK_KERNEL(NAME,
+// Type) declares cpu::NAME, cuda::NAME and a dispatcher NAME, which calls the
+// one for `context.device_type`. The first parameter of Type is a
+// KernelContext. cpu/ defines the first function, cuda/ the second. CUDA
+// kernels are a library of their own, loaded when the first CUDA device is
+// made: a machine without a GPU, and a build without CUDA, never load it.
 
 #include <tuple>
 #include <type_traits>
@@ -29,8 +28,8 @@ class Kernel<Result(KernelContext&, Args...)> {
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
 
-  /// Arrays lie in the memory of the context's device. On CUDA a kernel that
-  /// gives no result returns before it has run.
+  /// Arrays lie in the memory of the context's device. On CUDA a kernel without
+  /// a result returns before it has run.
   Result operator()(KernelContext& context, Args... args) const {
     return function(context)(context, std::forward<Args>(args)...);
   }

@@ -10,7 +10,7 @@
 //   args.m = 64, args.n = 32, args.k = 16;
 //   kernels::matmul(context, DType::kF32, args, a, b, c);
 //
-// kernels/kernel.h says how one name stands for a kernel on every type of
+// kernels/kernel.h explains how one name stands for a kernel on every type of
 // device; cpu/ and cuda/ hold them.
 //
 // What is guaranteed:
@@ -18,11 +18,11 @@
 //   may, see matmul.h; none is used in deterministic mode).
 // - 16-bit elements are widened to f32, computed, and rounded to nearest even
 //   when stored; f64 is computed in f64.
-// - One context serves one thread at a time; nothing else is shared, so that
-//   any number of ranks may run as threads, each with its own context.
+// - One context serves one thread at a time; nothing else is shared, so any
+//   number of ranks may run as threads, each with its own context.
 // - Arrays are contiguous unless strides are given; strides and leading
 //   dimensions count elements, not bytes. Sizes of zero are legal.
-// - Outputs may be the same array as an input only where it is said.
+// - Outputs may be the same array as an input only where documented.
 
 #include <cstddef>
 #include <cstdint>
@@ -65,8 +65,8 @@ class KernelContext {
   void* stream = nullptr;
   /// CUDA: products of f32 may round their operands to TF32.
   bool allow_tf32 = false;
-  /// What CUDA kernels keep between calls: handles, plans, the error that a
-  /// kernel found. Made by them at first use.
+  /// State of CUDA kernels between calls: handles, plans, the error that a
+  /// kernel found. They create it at first use.
   std::shared_ptr<void> cuda_state;
 
   /// Matrix products of 16-bit elements, too, add in increasing k, whatever the

@@ -1,12 +1,12 @@
 #pragma once
 
-// Arrays in an order of a kernel's own.
+// Arrays in a kernel's own order.
 //
-// oneDNN's convolutions read weights in blocks that fit the registers. To bring
-// a weight into that order costs as much as the work on several images. So a
-// kernel asks its caller to keep the reordered copy of a weight that it meets
-// several times, and may leave a weight's gradient in its own order until the
-// gradient is read.
+// oneDNN's convolutions read weights in blocks that fit the registers.
+// Reordering a weight costs as much as the work on several images. So a kernel
+// asks its caller to keep the reordered copy of a weight that it meets several
+// times, and may leave a weight's gradient in its own order until the gradient
+// is read.
 
 #include <cstddef>
 #include <functional>

@@ -1,7 +1,7 @@
 #pragma once
 
 // The order in which kernels walk arrays that are broadcast, strided, summed or
-// part of a larger one. A plan is made on the host and says the same for every
+// part of a larger one. A plan is made on the host and is the same for every
 // type of device. Read by core/kernels/*/ only.
 
 #include <cstdint>
@@ -27,11 +27,11 @@ struct CopyLoops {
   Dims sizes, src, dst;
 };
 /// Drops dims of one element, orders loops by dst's strides, and joins loops
-/// that run on in both arrays. Throws Error for what copy_strided refuses.
+/// that continue in both arrays. Throws Error for what copy_strided refuses.
 CopyLoops plan_copy(const Dims& shape, const Dims& src_strides,
                     const Dims& dst_strides);
 
-/// What a contiguous array looks like when its dims are put in another order.
+/// A contiguous array whose dims are put in another order.
 struct PermutedView {
   Dims shape, strides;
 };

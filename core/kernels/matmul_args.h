@@ -1,6 +1,6 @@
 #pragma once
 
-// What the matrix products of every type of device check before they run.
+// Checks of the matrix products on every type of device.
 
 #include <cstdint>
 

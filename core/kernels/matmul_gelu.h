@@ -1,6 +1,6 @@
 #pragma once
 
-// Matrix products that apply GELU, or its derivative, to what they compute.
+// Matrix products that apply GELU, or its derivative, to their results.
 
 #include "core/dtype.h"
 #include "core/kernels/kernel.h"
@@ -16,7 +16,7 @@ namespace shardbook::kernels {
 ///
 /// On CUDA, cuBLASLt applies GELU before it stores the product, where it can
 /// (cuda/matmul_layout.h): y of 16 bits is then computed from the sums in f32,
-/// and `pre` is rounded beside it. In all other cases, and on the CPU, y is
+/// and `pre` is rounded separately. In all other cases, and on the CPU, y is
 /// `unary` of the stored `pre`.
 SHARDBOOK_KERNEL(matmul_gelu,
                  void(KernelContext& context, DType dtype,
@@ -24,8 +24,8 @@ SHARDBOOK_KERNEL(matmul_gelu,
                       const void* bias, void* pre, void* y));
 
 /// dpre = op(A) op(B) * gelu'(pre), and dbias[n] = the sum of its rows unless
-/// null: the backward of `matmul_gelu` behind a product whose output has the
-/// gradient A. Shapes, dtypes and what cuBLASLt computes are as there.
+/// null: the backward of `matmul_gelu` and then a product whose output has the
+/// gradient A. Shapes, dtypes and the use of cuBLASLt are the same.
 SHARDBOOK_KERNEL(matmul_gelu_backward,
                  void(KernelContext& context, DType dtype,
                       const MatmulArgs& args, const void* a, const void* b,

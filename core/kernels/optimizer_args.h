@@ -1,6 +1,6 @@
 #pragma once
 
-// What the optimizers of every type of device check before they run.
+// Checks of the optimizers on every type of device.
 
 #include "core/check.h"
 #include "core/kernels/optimizer.h"

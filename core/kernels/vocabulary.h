@@ -1,6 +1,6 @@
 #pragma once
 
-// The cross-entropy of logits whose vocabulary is cut over ranks, in the pieces
+// The cross-entropy of logits whose vocabulary is cut over ranks, in pieces,
 // between which the ranks add up. "stat" arrays are f64 for f64, otherwise f32.
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace shardbook::kernels {
 
 /// One rank's columns of the logits: [rows, cols], of which the first `valid`
-/// are classes first, first + 1, ..; those behind them pad and count for
+/// are classes first, first + 1, ..; the others are padding and count for
 /// nothing. `valid` may be 0.
 struct VocabularyPart {
   std::int64_t rows = 0;
@@ -26,8 +26,8 @@ SHARDBOOK_KERNEL(vocabulary_max, void(KernelContext& context, DType dtype,
                                       const void* logits, void* max));
 
 /// picked[r] = logits[r, targets[r] - first] - max[r] where this rank has the
-/// target, else 0; sum[r] = sum of exp(logits[r] - max[r]). `max` is that over
-/// all ranks.
+/// target, else 0; sum[r] = sum of exp(logits[r] - max[r]). `max` is the
+/// maximum over all ranks.
 SHARDBOOK_KERNEL(vocabulary_sums,
                  void(KernelContext& context, DType dtype,
                       const VocabularyPart& part, const void* logits,

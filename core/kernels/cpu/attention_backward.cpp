@@ -109,7 +109,7 @@ class Backward {
     return end > 0;
   }
 
-  // Scores become weights, and gradients of weights those of scores.
+  // Turns scores into weights, and gradients of weights into those of scores.
   void differentiate_row(std::int64_t b, std::int64_t h, const Block& block,
                          std::int64_t i) {
     S* const weights = weights_ + i * kScoreLd;
@@ -142,7 +142,7 @@ class Backward {
     }
   }
 
-  // to = x * scale, or added to it.
+  // to = x * scale, or += when `accumulate`.
   void write_rows(const S* x, std::int64_t rows, S scale, const HeadRows<T>& to,
                   bool accumulate) {
     const Vec<S> by(scale);

@@ -34,21 +34,21 @@ constexpr std::int64_t kKeyBlock = 256;
 // Rows of a tile of scores start in different sets of L1.
 constexpr std::int64_t kScoreLd = kKeyBlock + 16;
 
-// The part of a block of scores that the mask leaves: queries [first, first +
+// The part of a block of scores that the mask keeps: queries [first, first +
 // rows), keys [from, from + count). The others are not computed.
 struct Block {
   const AttentionArgs& args;
   std::int64_t first, rows, from, count;
 
-  /// Keys that query `row` of the block sees. Always inlined: every row of a
-  /// tile asks, and calls would cost some percent of the forward.
+  /// Number of keys that query `row` of the block sees. Always inlined: calls
+  /// for every row of a tile would cost some percent of the forward.
   [[gnu::always_inline]] std::int64_t seen_by(std::int64_t row) const {
     if (!args.causal) return count;
     const std::int64_t end =
         args.q_position + first + row - args.k_position + 1 - from;
     return std::clamp<std::int64_t>(end, 0, count);
   }
-  /// Keys that some query of the tile sees whose first row is `row`.
+  /// Number of keys that the tile with first row `row` sees.
   std::int64_t seen_by_tile(std::int64_t row) const {
     return seen_by(std::min<std::int64_t>(row + kTileRows, rows) - 1);
   }
@@ -58,14 +58,14 @@ struct Block {
     return std::clamp<std::int64_t>(
         from + key + args.k_position - args.q_position - first, 0, rows);
   }
-  /// Where weights that tiles read end for a query that sees `seen` keys: a
-  /// tile's last query sees at most this many. Those past `seen` are zero.
+  /// End of the weights that tiles read for a query that sees `seen` keys: a
+  /// tile's last query sees at most this many. Weights past `seen` are zero.
   std::int64_t end_of_row(std::int64_t seen) const {
     return std::min<std::int64_t>(count, seen + kTileRows - 1);
   }
 };
 
-// How many of `keys` keys the query `row` of a head sees.
+// How many of the first `keys` keys the query `row` of a head sees.
 inline std::int64_t visible(const AttentionArgs& args, std::int64_t row,
                             std::int64_t keys) {
   return Block{args, row, 1, 0, keys}.seen_by(0);
@@ -89,8 +89,8 @@ void multiply_scores(const Block& block, std::int64_t dim, const S* left,
   }
 }
 
-// out[rows, dim] (+)= weights[rows, count] times the block's keys' rows of a
-// matrix packed along its dims; the first block of keys is not added.
+// out[rows, dim] (+)= weights[rows, count] times the rows of the block's keys
+// in a matrix packed along its dims; the first block of keys overwrites `out`.
 template <typename S>
 void multiply_weights(const Block& block, const S* weights, const S* panels,
                       std::int64_t panel_rows, std::int64_t dim, S* out,
@@ -110,8 +110,8 @@ void multiply_weights(const Block& block, const S* weights, const S* panels,
   }
 }
 
-// out[count, dim] += weights[rows, count]^T times the queries' rows packed
-// along their dims.
+// out[count, dim] += weights[rows, count]^T times the rows of the queries,
+// packed along their dims.
 template <typename S>
 void multiply_transposed(const Block& block, const S* weights, const S* panels,
                          std::int64_t dim, S* out, std::int64_t ld) {

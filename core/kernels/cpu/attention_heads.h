@@ -62,7 +62,7 @@ void pack_left(const HeadRows<const T>& x, std::int64_t rows, std::int64_t dim,
   }
 }
 
-// Heads of keys that one thread takes at least.
+// Smallest number of key heads per thread.
 inline std::int64_t head_grain(const AttentionArgs& args) {
   const std::int64_t work =
       args.q_rows * args.k_rows * (args.heads / args.kv_heads) * args.head_dim;

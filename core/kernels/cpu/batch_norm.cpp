@@ -189,7 +189,7 @@ void row_norm_backward_sums(KernelContext& context, DType dtype,
     const Affine<T> affine(norm);
     Scratch scratch(context, num_blocks(norm.rows) * 2 * width * sizeof(S));
     S* const partials = scratch.as<S>();
-    // behind_relu(at, c, size, v, g) makes dz of g, for values v of x
+    // behind_relu(at, c, size, v, g) turns g into dz, for values v of x
     const auto run = [&](const auto& behind_relu) {
       reduce_blocks<T>(
           norm.rows, channels, partials,

@@ -60,7 +60,7 @@ void scatter_patches(const ConvShape& s, const Compute<T>* patches,
   }
 }
 
-// A 1x1 convolution without stride is a product as it stands.
+// A 1x1 convolution without stride is a product of the arrays as they are.
 bool is_product(const ConvShape& s) {
   return s.kh == 1 && s.kw == 1 && s.stride == 1 && s.padding == 0;
 }

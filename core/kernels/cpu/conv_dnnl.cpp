@@ -146,8 +146,8 @@ bool conv_dnnl(KernelContext& context, DType dtype, ConvPass pass,
     plan.reorder.execute(plans.stream, {{DNNL_ARG_FROM, own},
                                         {DNNL_ARG_TO, wrap(plan.weight, to)}});
   };
-  // The array that the primitive sees as the weight: ours, one that is kept, or
-  // one of this call
+  // The array that the primitive sees as the weight: ours, a copy that is kept,
+  // or scratch of this call
   void* liked_data = weight;
   bool is_left_in_order = false;
   std::unique_ptr<Scratch> ordered;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Inside the kernels: the types of elements, 16-bit ones that widen to f32
-// among them, and functions called by type. Read by core/kernels/*.cpp only.
+// Inside the kernels: element types, including 16-bit ones that widen to f32,
+// and functions called by type. Read by core/kernels/*.cpp only.
 
 #include <bit>
 #include <cmath>
@@ -104,7 +104,7 @@ inline F16 narrow<F16>(float x) {
 #endif
 }
 
-/// f64 to 16 bits rounds once: to f32 towards an odd last bit, then to nearest.
+/// Rounds f64 to odd: rounding the result to 16 bits equals rounding once.
 inline float round_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   if (static_cast<double>(nearest) == x || !(std::fabs(x) < 1e38)) {

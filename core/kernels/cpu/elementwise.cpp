@@ -109,7 +109,7 @@ void with_op(BinaryOp op, const Fn& fn) {
   }
 }
 
-// y = fn(x, number), of which `number` takes x's type.
+// y = fn(x, number), with `number` in x's type.
 template <typename Fn>
 void map_with(const char* kernel, DType dtype, std::int64_t n, double number,
               const void* x, void* y, const Fn& fn) {

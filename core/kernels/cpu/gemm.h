@@ -42,7 +42,7 @@ inline std::int64_t round_up(std::int64_t n, std::int64_t to) {
   return (n + to - 1) / to * to;
 }
 
-/// What happens around the sum of products of a tile.
+/// Operands that join a tile's sum of products.
 template <typename T>
 struct TileEnds {
   const T* partial = nullptr;  // Resume from these sums (ld is partial_ld)
@@ -173,7 +173,7 @@ inline void multiply_panel(std::int64_t rows, std::int64_t cols, std::int64_t k,
   }
 }
 
-/// Asks for the lines of a tile that will be written soon.
+/// Prefetches the lines of a tile that will be written soon.
 template <typename T>
 inline void prefetch_tile(const T* out, std::int64_t rows, std::int64_t ld) {
   for (std::int64_t i = 0; i < rows; ++i) {
@@ -193,7 +193,7 @@ inline void pack_panels(const T* x, std::int64_t line, std::int64_t step,
   using S = Compute<T>;
   if (line == 1) {
     // A few rows at a time over all panels: rows of a large matrix start in the
-    // same sets of L1, which hold no more of them until the next panel.
+    // same sets of L1, which keep no more of them until the next panel.
     constexpr std::int64_t kStrip = 8;
     for (std::int64_t p = 0; p < k; p += kStrip) {
       const std::int64_t end = std::min(k, p + kStrip);

@@ -95,7 +95,7 @@ void multiply_block(const Product<T>& x, std::int64_t p, std::int64_t depth,
       T* out = last ? x.c + i * x.ldc + j : sums + i * sums_ld + j;
       const std::int64_t ld = last ? x.ldc : sums_ld;
       const std::int64_t rows = std::min<std::int64_t>(kTileRows, to - i);
-      // The next tile below has a while to arrive.
+      // The next tile below has time to arrive.
       const std::int64_t next = i + kTileRows;
       if (next < to) {
         prefetch_tile(out + kTileRows * ld,
@@ -245,7 +245,7 @@ void multiply_widened(KernelContext& context, const MatmulArgs& args,
   }
 }
 
-// The product of nothing: zeros, C or bias.
+// The product when k is 0: zeros, C or bias.
 void multiply_empty(KernelContext& context, DType dtype, const MatmulArgs& args,
                     void* c, const void* bias) {
   const std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(dtype));

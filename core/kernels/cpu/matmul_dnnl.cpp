@@ -60,9 +60,9 @@ Plan make_plan(const dnnl::engine& engine, memory::data_type type,
 // transpose faster.
 bool is_tall(const MatmulArgs& args) { return args.trans_a && args.m > args.n; }
 
-// Over few rows, to turn the result costs more than it gains. Measured: 2048 x
-// 512 over 64 rows at 136 GFLOP/s, and at 243 by our own loops; over 384 rows
-// at 217 and 236.
+// Over few rows, transposing the result costs more than it gains. Measured:
+// 2048 x 512 over 64 rows at 136 GFLOP/s, and at 243 by our own loops; over 384
+// rows at 217 and 236.
 bool own_loops_are_faster(const MatmulArgs& args) {
   return is_tall(args) && args.k <= kBlockK;
 }

@@ -27,8 +27,8 @@ inline int max_threads() {
 /// last); a range of one grain, or one thread, runs in the caller.
 ///
 /// Threads: as many as OpenMP gives the calling thread; `piece` is less than
-/// max_threads(). Which pieces are made depends on that number, so fn computes
-/// each item (or each grain) alone. The first error of fn is thrown again here.
+/// max_threads(). The pieces depend on that number, so fn computes each item
+/// (or grain) independently. The first error of fn is thrown again here.
 template <typename Fn>
 void parallel_pieces(std::int64_t begin, std::int64_t end, std::int64_t grain,
                      const Fn& fn) {

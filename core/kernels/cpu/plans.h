@@ -1,6 +1,6 @@
 #pragma once
 
-// The primitives of oneDNN that are kept. Read by core/kernels/*.cpp only.
+// A cache of oneDNN primitives. Read by core/kernels/*.cpp only.
 
 #include <array>
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace shardbook {
 
 struct KernelContext::Plans {
-  /// A primitive and the scratch it asks for.
+  /// A primitive and the scratch it needs.
   struct Plan {
     dnnl::primitive primitive;
     dnnl::memory::desc a, b, c, bias, scratch;
@@ -35,8 +35,8 @@ struct KernelContext::Plans {
   std::map<Key, Plan> matmuls;
   std::map<Key, ConvPlan> convolutions;
 
-  /// The plan of `known` for `key`, which make() makes at its first use. A plan
-  /// without a primitive remembers that oneDNN has none.
+  /// The plan of `known` for `key`, which make() creates at the first use. A
+  /// plan without a primitive remembers that oneDNN has none.
   template <typename AnyPlan, typename Make>
   static const AnyPlan& find_or_make(const char* op,
                                      std::map<Key, AnyPlan>& known,

@@ -72,8 +72,8 @@ void sum_rows_typed(KernelContext& context, std::int64_t rows,
   });
 }
 
-// of_chunk(begin, end) of each kGrain of n elements, which threads share, joined
-// in order.
+// Joins, in order, of_chunk(begin, end) of each kGrain of n elements; threads
+// share the chunks.
 template <typename Fn, typename Join>
 double join_chunks(KernelContext& context, std::int64_t n, const Fn& of_chunk,
                    const Join& join) {
@@ -111,7 +111,7 @@ double sum_chunk(const T* x, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]);
     return sum;
   } else {
-    // Plain loops over a fixed number of sums: the compiler makes vectors.
+    // Plain loops over a fixed number of sums: the compiler vectorizes them.
     constexpr std::int64_t kSums = 32;
     double sums[kSums] = {};
     std::int64_t i = 0;

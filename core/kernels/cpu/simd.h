@@ -19,7 +19,7 @@
 
 namespace shardbook::kernels::cpu {
 
-/// Items that one thread takes at least; reductions add in chunks of this size.
+/// Smallest number of items per thread; reductions add in chunks of this size.
 constexpr std::int64_t kGrain = 16384;
 
 template <typename T>
@@ -78,7 +78,7 @@ inline void store_16bit(T* x, const Vec<float>& v) {
   v.store_aligned(wide);
   for (std::size_t i = 0; i < Vec<float>::size; ++i) x[i] = narrow<T>(wide[i]);
 }
-// Compilers make vectors of bf16's shifts, and none of f16's instructions.
+// Compilers vectorize bf16's shifts, but not f16's instructions.
 inline Vec<float> load(const BF16* x) { return load_16bit(x); }
 inline void store(BF16* x, const Vec<float>& v) { store_16bit(x, v); }
 #if defined(__AVX2__) && defined(__F16C__)
@@ -182,7 +182,7 @@ inline void map(std::int64_t n, const T* a, const T* b, T* y, const Fn& fn) {
   });
 }
 
-/// Rows that one thread takes at least, given their length.
+/// Smallest number of rows per thread, given their length.
 inline std::int64_t row_grain(std::int64_t cols) {
   return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, cols));
 }

@@ -11,11 +11,11 @@
 namespace shardbook::kernels::cpu {
 
 #ifndef __AVX512F__
-/// The same bits.
+/// The same bits as floats.
 inline Vec<float> as_floats(const xsimd::batch<std::int32_t>& bits) {
 #if XSIMD_VERSION_MAJOR < 11
   return xsimd::bitwise_cast<Vec<float> >(bits);
-#else  // which asks for the type of an element
+#else  // newer versions need the type of an element
   return xsimd::bitwise_cast<float>(bits);
 #endif
 }
@@ -38,7 +38,7 @@ inline Vec<float> times_power_of_two(const Vec<float>& p, const Vec<float>& n) {
 }
 
 /// e^x within 1 ulp or so; infinity above 88.73, 0 where the result would be
-/// subnormal: those cost a hundred times as much, and masked scores are many.
+/// subnormal: these cost a hundred times as much, and masked scores give many.
 inline Vec<float> exp_vec(const Vec<float>& x) {
   using V = Vec<float>;
   const V lowest(-87.336544f);  // Logarithm of the least normal number

@@ -65,7 +65,7 @@ inline void store_points(const V* from, const Points& points, std::int64_t at,
   }
 }
 
-/// points of B' d B for patches [from, to) of `images`.
+/// Writes the points of B' d B for patches [from, to) of `images`.
 void transform_patches(const Patches& patches, std::int64_t from,
                        std::int64_t to, const float* images,
                        const Points& points, float* out) {
@@ -105,7 +105,7 @@ inline void for_outputs(const Patches& patches, std::int64_t patch,
   }
 }
 
-/// points of A dY A' for patches [from, to).
+/// Writes the points of A dY A' for patches [from, to).
 void transform_gradients(const Patches& patches, std::int64_t from,
                          std::int64_t to, const float* dy, const Points& points,
                          float* out) {
@@ -161,7 +161,7 @@ class WindowOrder : public KernelOrder {
     return order != nullptr && order->out_ == out_ && order->in_ == in_ &&
            order->turned_ == turned_;
   }
-  // Copies of a weight are only read, and its gradient never lies so.
+  // Not needed: copies are only read, and no gradient lies in this order.
   void to_plain(KernelContext&, const void*, void*) const override {}
 
   void fill(const float* weight, float* points) const {
@@ -206,8 +206,8 @@ std::int64_t patches_at_once(std::int64_t channels, std::int64_t count) {
   return std::min(most, count);
 }
 
-/// Asks for `count` floats that are read soon: windows come from memory, in the
-/// order of the loops below, and the processor does not look far enough ahead.
+/// Prefetches `count` floats: windows come from memory, in the order of the
+/// loops below, and the processor does not look far enough ahead.
 inline void prefetch(const float* from, std::int64_t count) {
   for (std::int64_t i = 0; i < count; i += kWidth) {
     __builtin_prefetch(from + i);

@@ -17,7 +17,7 @@
 //                              A' = | 1  1  1  0 |
 //                                   | 0  1 -1 -1 |
 //
-// The gradient of the image is such a convolution as well, of the outputs'
+// The gradient of the image is also such a convolution, of the outputs'
 // gradient with windows turned by half a turn. The gradient of the windows is
 // the transpose of the whole: dG = G' (sum over patches of V' A dY A') G.
 //

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the attention kernels of CUDA share: the shape as it is passed to the
+// Shared by the attention kernels of CUDA: the shape as it is passed to the
 // device, the mask of dropout, and reductions over a warp.
 
 #include <cstdint>
@@ -70,7 +70,7 @@ struct DropoutMask {
 
   bool active;
   std::uint32_t threshold;
-  double factor;  ///< What kept probabilities are multiplied by
+  double factor;  ///< Factor of the kept probabilities
   RandomKey key;
   DropoutPlace place;
 
@@ -106,7 +106,7 @@ struct LargerScore {
   }
 };
 
-/// What both versions of the backward are given.
+/// Arguments of both versions of the backward.
 template <typename T>
 struct AttentionGrads {
   HeadStrides dq_strides, dk_strides, dv_strides, dout_strides;

@@ -10,16 +10,16 @@
 //   P = exp2(scores - max)    in the registers that hold the scores
 //   out += P V                P rounded to 16 bits is A as it lies, B = V
 //
-// The barrier at the head of the loop does both: it shows the tile that has
-// arrived to all warps, and tells that nobody reads the tile before it, whose
-// place the next copy takes. A lane holds the columns 2t, 2t + 1 of each block
+// The barrier at the head of the loop does both: it makes the new tile visible
+// to all warps, and ensures that no warp still reads the tile before it, which
+// the next copy overwrites. A lane holds the columns 2t, 2t + 1 of each block
 // of eight. So four neighbouring lanes hold a row.
 //
-// Cost: 4 q_rows k_rows head_dim flops per head, half of it when causal, and
-// 2 (2 q_rows + 2 k_rows * tiles) head_dim bytes, mostly from the L2 cache.
-// With head_dim 64, each fragment of K and V that is read from shared memory
-// serves two products. mma.sync should reach half of the peak of an A100 and
-// less of that of an H100, which wants wgmma (not measured).
+// Cost: 4 q_rows k_rows head_dim flops per head, half of it when causal, and 2
+// (2 q_rows + 2 k_rows * tiles) head_dim bytes, mostly from the L2 cache. With
+// head_dim 64, each fragment of K and V that is read from shared memory serves
+// two products. mma.sync should reach half of the peak of an A100 and less for
+// an H100, which needs wgmma (not measured).
 
 #include <cuda_runtime.h>
 
@@ -34,7 +34,7 @@ namespace shardbook::kernels::cuda {
 namespace {
 
 // Queries [first, first + 16) of a warp: scores of a tile of keys become
-// weights, and what was summed before fades. A lane has two rows.
+// weights, and earlier sums are scaled down. A lane has two rows.
 struct Softmax {
   // In powers of two; total is the lane's share.
   float largest[2] = {-HUGE_VALF, -HUGE_VALF}, total[2] = {};
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kMmaThreads)
     for (int half = 0; half < 2; ++half) {
       const float total = join_lanes<4>(softmax[i].total[half], Sum());
       const bool nothing = total == 0.0f;
-      // What dropout keeps is multiplied by its factor here.
+      // Dropout's factor of the kept probabilities is applied here.
       share[half] = nothing ? 0.0f : static_cast<float>(mask.factor) / total;
       const std::int64_t row = first + 16 * i + row_of_lane() + 8 * half;
       if (column_of_lane() == 0 && row < s.q_rows) {
@@ -171,7 +171,7 @@ bool has_tensor_cores() {
 #ifdef SHARDBOOK_CUDA_EMULATOR
   return true;
 #else
-  // Code for older GPUs that the driver compiles anew has empty kernels.
+  // Kernels of older PTX, which the driver compiles for this GPU, are empty.
   cudaFuncAttributes made{};
   SHARDBOOK_CUDA(
       cudaFuncGetAttributes(&made, attention_mma_kernel<__half, 64, 2, 64>));

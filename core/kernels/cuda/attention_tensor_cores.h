@@ -1,6 +1,6 @@
 #pragma once
 
-// What both passes of attention on tensor cores share. Read by
+// Shared by both passes of attention on tensor cores. Read by
 // attention_tensor_cores*.cu only.
 
 #include <cstdint>
@@ -42,9 +42,9 @@ __device__ inline void keep_two(const DropoutMask& mask, std::uint64_t index,
   keeps[1] = (i == 0 ? bits[1] : i == 1 ? bits[2] : bits[3]) >= mask.threshold;
 }
 
-/// Sets what the mask drops to zero. x holds a lane's elements of queries `row`
-/// and row + 8, and of kCols keys from `key` on. The loop that draws bits is not
-/// unrolled: its code is long.
+/// Zeroes the elements that the mask drops. x holds a lane's elements of
+/// queries `row` and row + 8, and of kCols keys from `key` on. The loop that
+/// draws bits is not unrolled: its code is long.
 template <int kCols>
 __device__ void drop_keys(const DropoutMask& mask, std::int64_t b,
                           std::int64_t h, std::int64_t row, std::int64_t key,

@@ -34,7 +34,7 @@ namespace shardbook::kernels::cuda {
 
 constexpr int kTile = 32;
 constexpr int kThreads = 128;
-constexpr int kRows = kTile / (kThreads / kWarp);  // that a thread works on
+constexpr int kRows = kTile / (kThreads / kWarp);  // rows of one thread
 constexpr int kLd = kTile + 1;  // columns of a tile lie in different banks
 
 template <typename S>
@@ -77,7 +77,7 @@ __device__ void add_products(const TileRows<T>& x, const TileRows<T>& y,
                              Tile<Compute<T>>& right,
                              Compute<T> (&sums)[kRows]) {
   for (std::int64_t from = 0; from < dim; from += kTile) {
-    __syncthreads();  // Nobody reads the tiles any more
+    __syncthreads();  // No warp reads the tiles any more
     load_tile(x, from, dim, left);
     load_tile(y, from, dim, right);
     __syncthreads();
@@ -102,7 +102,7 @@ __device__ void add_weighted(Tile<Compute<T>>& weights, const TileRows<T>& x,
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     if (first + c * kTile < dim) {
-      __syncthreads();  // Nobody reads the tile any more; weights are written
+      __syncthreads();  // No warp reads the tile any more; weights are written
       load_tile(x, first + c * kTile, dim, right);
       __syncthreads();
 #pragma unroll 8

@@ -44,7 +44,7 @@ Tiling tile(std::int64_t rows, std::int64_t channels, int width,
   return t;
 }
 
-/// What one thread works on.
+/// The channels and rows of one thread.
 struct Place {
   std::int64_t channel, first_row, last_row;
   __device__ Place(const Tiling& t, int width) {
@@ -215,8 +215,8 @@ __global__ void block_sums(Tiling t, Terms terms, double* partials) {
   mine[t.channels + c] = second;
 }
 
-/// The kernels that add the blocks have 8 channels each, and 32 threads for a
-/// channel, of which each adds every 32nd block.
+/// The kernels that add the blocks have 8 channels per block and 32 threads per
+/// channel; each thread adds every 32nd block.
 constexpr int kJoinChannels = 8;
 constexpr int kJoinThreads = kBlock / kJoinChannels;
 

@@ -43,8 +43,8 @@ __device__ S combine_two(ReduceKind op, S a, S b) {
   }
 }
 
-// Combines N elements from i on. `sums`, where it is not null, holds what the
-// launches before found, and takes what this one finds when it has no outputs.
+// Combines N elements from i on. `sums` holds earlier launches' result when
+// `continues`, and receives this one's when there are no outputs.
 template <int N, typename T>
 __device__ void combine_elements(ReduceKind op, std::int64_t i, bool continues,
                                  Compute<T>* sums,

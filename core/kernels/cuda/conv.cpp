@@ -4,10 +4,10 @@
 // in]. Weights [out, in, kh, kw] are brought into that order in scratch, and
 // their gradients back; both are small beside the images. f64, which is for
 // proofs, has kernels for [n, channels, height, width] only: there the images
-// are brought into that order, and the weights lie right.
+// are brought into that order, which the weights already have.
 //
-// cuDNN chooses an algorithm for each shape once. With context.deterministic
-// only those are allowed that give the same bits each time.
+// cuDNN chooses an algorithm for each shape once. With context.deterministic it
+// must give the same bits each time.
 
 #include "core/kernels/conv.h"
 
@@ -72,7 +72,7 @@ cudnnDataType_t data_type(DType dtype) {
   }
 }
 
-// What cuDNN makes.
+// Objects of cuDNN.
 using Handle = Owner<cudnnHandle_t, cudnnDestroy>;
 using Image = Owner<cudnnTensorDescriptor_t, cudnnDestroyTensorDescriptor>;
 using Weight = Owner<cudnnFilterDescriptor_t, cudnnDestroyFilterDescriptor>;
@@ -84,7 +84,7 @@ struct Plan {
   Image x, y;
   Weight weight;
   Description description;
-  int algorithm = 0;  // of the enumeration of its pass
+  int algorithm = 0;  // in its pass's enumeration
   std::size_t workspace = 0;
 };
 
@@ -117,7 +117,7 @@ Convolutions& convolutions(KernelContext& context) {
 // Algorithms that want more workspace are passed over, unless all do.
 constexpr std::size_t kMostWorkspace = std::size_t{256} << 20;
 
-// The fastest algorithm that `context` allows, of those in cuDNN's order.
+// The fastest algorithm that `context` allows, from cuDNN's list.
 template <typename Performance>
 void take_first(const KernelContext& context, const Performance* list,
                 int count, const std::string& what, Plan* plan) {
@@ -257,8 +257,8 @@ Plan& plan_for(KernelContext& context, Convolutions& all, Pass pass,
   return all.plans.emplace(key, std::move(plan)).first->second;
 }
 
-// An array in the order that cuDNN works on; in scratch where that is another
-// than ours, and where 16 does not divide the address of an input: cuDNN's
+// An array in the order that cuDNN needs. It lies in scratch where that is not
+// our order, and where an input's address is not a multiple of 16: cuDNN's
 // kernels load 16 bytes at once, and parameters may lie anywhere in a flat
 // buffer.
 class Ordered {
@@ -286,7 +286,7 @@ class Ordered {
     permute(context_, dtype_, shape_, order_, plain_, scratch_.data());
     return scratch_.data();
   }
-  // The array as an output `plain`: where cuDNN writes, and then finish().
+  // Where cuDNN writes the output `plain`; call finish() after that.
   void* write(void* plain) {
     return scratch_.data() == nullptr ? plain : scratch_.data();
   }
@@ -332,7 +332,7 @@ struct Arrays {
   Ordered x, weight, y;
 };
 
-// Factors of the result and of what was there before.
+// Factors of the result and of the old values.
 struct Factors {
   explicit Factors(DType dtype) : wide(dtype == DType::kF64) {}
   const void* one() const {

@@ -11,7 +11,7 @@
 
 namespace shardbook::kernels::cuda {
 
-/// f64 to 16 bits rounds once: to f32 towards an odd last bit, then to nearest.
+/// Rounds f64 to odd: rounding the result to 16 bits equals rounding once.
 __device__ inline float round_to_odd(double x) {
   float nearest = static_cast<float>(x);
   if (static_cast<double>(nearest) == x || !(std::fabs(x) < 1e38)) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the kernels of one rank keep between calls.
+// State of one rank's kernels between calls.
 
 #include <cuda_runtime.h>
 
@@ -14,9 +14,8 @@
 
 namespace shardbook::kernels::cuda {
 
-/// What a kernel found wrong with its input. It lies in host memory that the
-/// device writes to, so that the host looks at it whenever it waits for other
-/// reasons.
+/// An error that a kernel found in its input. It lies in host memory that the
+/// device writes to; the host checks it whenever it waits for other reasons.
 struct DeviceError {
   enum Code : int { kNone = 0, kIndexOutside, kTargetOutside, kDivisionByZero };
   int code = kNone;  ///< a Code; atomics want an int
@@ -25,7 +24,7 @@ struct DeviceError {
 };
 
 /// Handles, plans and the error slot; lives in KernelContext::cuda_state.
-/// Libraries keep what is theirs in members of their own type (matmul, conv).
+/// Libraries keep their objects in members of their own (matmul, conv).
 struct CudaState {
   CudaState();
   ~CudaState();
@@ -46,7 +45,7 @@ CudaState& cuda_state(KernelContext& context);
 void refuse_capture(const KernelContext& context, const char* why);
 
 /// Copies `bytes` (at most 64) of the device to the host in the order of the
-/// context's stream, waits, and throws what a kernel has found.
+/// context's stream, waits, and throws the error that a kernel has found.
 void read_result(KernelContext& context, void* to, const void* from,
                  std::size_t bytes);
 

@@ -253,7 +253,7 @@ struct Unary {
   }
 };
 
-// `x` is what was saved: the output y where backward_uses_output.
+// `x` is the saved array: the output y where backward_uses_output.
 template <typename T, UnaryOp kOp>
 struct UnaryBackward {
   __device__ T operator()(T saved, T grad) const {

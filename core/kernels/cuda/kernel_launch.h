@@ -38,7 +38,7 @@ struct alignas(16) SharedArray {
 };
 #endif
 
-/// Starts `kernel` on the context's stream. `name` stands in error messages.
+/// Starts `kernel` on the context's stream. `name` appears in error messages.
 template <typename... Params, typename... Args>
 void launch(KernelContext& context, const char* name, dim3 grid, dim3 block,
             void (*kernel)(Params...), Args&&... args) {
@@ -85,8 +85,8 @@ __device__ inline std::int64_t index_step() {
   return std::int64_t{gridDim.x} * blockDim.x;
 }
 
-/// What a dtype is computed in: f64 in f64, integers in themselves, all others
-/// in f32.
+/// The type that a dtype is computed in: f64 in f64, integers in themselves,
+/// all others in f32.
 template <typename T>
 struct ComputeOf {
   using type = T;

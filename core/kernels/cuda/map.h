@@ -2,8 +2,8 @@
 
 // y[i] = fn(x[i]) for every i. `fn` is a small struct with a __device__
 // operator(), passed by value. Each thread owns whole vectors, a grid apart;
-// what is left over at the end, or everything where a pointer is not aligned,
-// goes element by element.
+// the rest at the end, or everything where a pointer is not aligned, is done
+// element by element.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Matrix products by cuBLASLt, and what its epilogues do with them.
+// Matrix products by cuBLASLt, and their epilogues.
 
 #include "core/kernels/matmul.h"
 
@@ -63,7 +63,7 @@ cudaDataType_t data_type(DType dtype) {
   }
 }
 
-// What cuBLASLt makes.
+// Objects of cuBLASLt.
 using Handle = Owner<cublasLtHandle_t, cublasLtDestroy>;
 using Description = Owner<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using Layout = Owner<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
@@ -163,7 +163,7 @@ struct Pointers {
   const void* left;
   const void* right;
   void* c;
-  /// What the epilogue adds, or where it writes the bias's gradient, or null.
+  /// The bias to add, or where to write the bias's gradient, or null.
   const void* bias;
   /// The input of GELU, [m, n] as C, or null.
   const void* pre = nullptr;
@@ -220,7 +220,7 @@ bool choose(KernelContext& context, Products& all, DType dtype,
   set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(x.right));
   set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(x.c));
   set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(x.c));
-  // Parts that k was cut into add in f32 as well; in a fixed order, none.
+  // Partial sums over k add in f32, too; deterministic mode allows none.
   const bool is_narrow = dtype == DType::kBF16 || dtype == DType::kF16;
   if (context.deterministic || is_narrow) {
     set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -233,7 +233,7 @@ bool choose(KernelContext& context, Products& all, DType dtype,
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       all.handle.get(), description, plan->left.get(), plan->right.get(),
       plan->c.get(), plan->c.get(), made, 1, &found, &count);
-  // With an epilogue any refusal will do: the caller can do without.
+  // With an epilogue, any error means no: the caller has another way.
   if (status == CUBLAS_STATUS_NOT_SUPPORTED ||
       (!is_plain && status != CUBLAS_STATUS_SUCCESS)) {
     return false;
@@ -246,7 +246,7 @@ bool choose(KernelContext& context, Products& all, DType dtype,
 }
 
 // The plan of a product with this epilogue. Where cuBLASLt has none with
-// CUBLASLT_EPILOGUE_BIAS, it is that of the product alone.
+// CUBLASLT_EPILOGUE_BIAS, it is a plan of the product alone.
 Plan& plan_for(KernelContext& context, Products& all, DType dtype,
                const MatmulArgs& args, const Pointers& x,
                cublasLtEpilogue_t epilogue) {
@@ -335,7 +335,7 @@ void add_bias(KernelContext& context, DType dtype, const MatmulArgs& args,
   }
 }
 
-// The product of nothing: zeros, C or bias.
+// The product when k is 0: zeros, C or bias.
 void multiply_empty(KernelContext& context, DType dtype, const MatmulArgs& args,
                     const void* bias, void* c) {
   if (args.accumulate) {
@@ -384,7 +384,7 @@ void matmul(KernelContext& context, DType dtype, const MatmulArgs& original,
 
 namespace {
 
-// C = the product behind its epilogue; false where cuBLASLt has none.
+// C = the product after its epilogue; false where cuBLASLt has none.
 bool multiply_with_gelu(KernelContext& context, DType dtype,
                         const MatmulArgs& args, const Pointers& x,
                         cublasLtEpilogue_t epilogue) {

@@ -67,7 +67,7 @@ __device__ Word pack(float low, float high) {
   return bits_of(narrow<T>(low)) | Word{bits_of(narrow<T>(high))} << 16;
 #endif
 }
-/// Two elements of global memory, at an address that 4 divides.
+/// Two elements of global memory, at an address divisible by 4.
 template <typename T>
 __device__ Word load_word(const T* from) {
 #ifdef __CUDA_ARCH__

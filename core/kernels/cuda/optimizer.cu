@@ -22,8 +22,8 @@ template <typename P, typename G>
 struct Slice {
   using S = Compute<P>;
   std::int64_t n;
-  /// Elements before the first vector: all where arrays do not meet vectors at
-  /// the same elements.
+  /// Elements before the first vector: all, where the arrays' vectors do not
+  /// begin at the same elements.
   std::int64_t head;
   P* param;
   const G* grad;

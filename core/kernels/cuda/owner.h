@@ -1,6 +1,6 @@
 #pragma once
 
-// Ownership of what CUDA's libraries make.
+// Ownership of the objects of CUDA's libraries.
 
 #include <memory>
 #include <type_traits>

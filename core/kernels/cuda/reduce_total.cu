@@ -1,4 +1,4 @@
-// Reductions to one number, in f64: blocks first, then what they found. Which
+// Reductions to one number, in f64: blocks first, then their results. Which
 // thread takes which elements depends on their number only.
 
 #include <algorithm>
@@ -22,7 +22,7 @@ enum class Total { kSum, kSquares, kMaxDifference };
 template <Total kTotal>
 using JoinOf = std::conditional_t<kTotal == Total::kMaxDifference, Max, Sum>;
 
-// What one element contributes; `b` is for differences.
+// The contribution of one element; `b` is for differences.
 template <Total kTotal, typename T>
 __device__ double term(T a, T b) {
   if constexpr (kTotal == Total::kSquares) {

@@ -1,5 +1,5 @@
 // The DeviceRuntime of core/internal/device_runtime.h over the CUDA runtime,
-// and what all kernels of a rank keep between calls.
+// and the state of a rank's kernels between calls.
 
 #include <cuda_runtime.h>
 
@@ -57,7 +57,7 @@ void refuse_capture(const KernelContext& context, const char* why) {
            "a graph cannot record this: ", why);
 }
 
-// A failed device has failed before; nothing more can be said here.
+// A failed device has reported its error before; ignore further ones.
 CudaState::~CudaState() { (void)cudaFreeHost(error); }
 
 CudaState& cuda_state(KernelContext& context) {
@@ -94,7 +94,7 @@ std::vector<VersionText>& library_versions() {
 
 namespace {
 
-// "580.159.03", from the kernel module's own words; empty where it has none.
+// "580.159.03", from the kernel module's text; empty where it has none.
 std::string driver_version() {
   std::ifstream file("/proc/driver/nvidia/version");
   std::string word;
@@ -113,8 +113,8 @@ std::string dotted(int version) {
          std::to_string(version % 1000 / 10);
 }
 
-/// In its scope this thread may allocate although it captures. What is allocated
-/// is no part of the graph, which is right for memory that its owner keeps.
+/// In its scope this thread may allocate during a capture. The memory is not
+/// part of the graph, which is right for memory that its owner keeps.
 class MayAllocate {
  public:
   MayAllocate() { exchange(); }
@@ -178,7 +178,7 @@ class CudaRuntime : public internal::DeviceRuntime {
   }
 
   void use(int index) override {
-    // What CUDA itself keeps per thread; asking for it costs as much as setting.
+    // CUDA's own setting per thread; reading that costs as much as setting it.
     thread_local int current = -1;
     if (current == index) return;
     SHARDBOOK_CUDA(cudaSetDevice(index), "device ", index);
@@ -301,8 +301,8 @@ class CudaRuntime : public internal::DeviceRuntime {
 }  // namespace shardbook::kernels::cuda
 
 extern "C" shardbook::internal::DeviceRuntime* shardbook_cuda_runtime() {
-  // Streams that share a queue of the GPU wait for each other, and ranks whose
-  // messages do so could wait for ever. CUDA reads this at its first call.
+  // Streams that share a queue of the GPU wait for each other; ranks whose
+  // messages share one could wait forever. CUDA reads this at its first call.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   static shardbook::kernels::cuda::CudaRuntime runtime;
   return &runtime;

@@ -118,7 +118,7 @@ template <typename S>
 struct OnlineSum {
   S max = lowest<S>(), sum = 0;
 
-  /// What is subtracted: as long as all is -infinity, exp must give 0.
+  /// The number to subtract: while all is -infinity, exp must give 0.
   __device__ static S shift(S max) { return max == lowest<S>() ? S(0) : max; }
 
   template <typename T, int kWidth>
@@ -138,8 +138,8 @@ struct OnlineSum {
   }
 };
 
-/// The target of a row; kIgnoreIndex for one that is no class either, which
-/// the host hears of.
+/// The target of a row. A target that is no class is reported to the host and
+/// becomes kIgnoreIndex.
 __device__ inline std::int64_t checked_target(std::int64_t target,
                                               std::int64_t cols,
                                               DeviceError* error) {
@@ -201,7 +201,7 @@ __global__ void cross_entropy_gradients(std::int64_t rows, std::int64_t cols,
       });
 }
 
-/// Targets that are not ignored. All threads of the only block call this.
+/// Counts targets that are not ignored; called by all threads of the block.
 template <int kThreads>
 __device__ double num_counted(std::int64_t rows, const std::int64_t* targets,
                               SharedArray<double, 32>& parts) {
@@ -231,7 +231,7 @@ __global__ void total_loss(std::int64_t rows, const S* losses,
   }
 }
 
-/// One block: what the gradient of a row's loss is multiplied by.
+/// One block: the factor of the gradient of a row's loss.
 template <typename S, int kThreads>
 __global__ void loss_factor(std::int64_t rows, const std::int64_t* targets,
                             const S* dloss, bool mean, S* factor) {

@@ -17,8 +17,8 @@ inline cudaEvent_t event_of(void* event) {
 }
 
 /// SHARDBOOK_CUDA(cudaMalloc(&data, bytes), bytes, " bytes"): throws Error with
-/// the call as it is written, what stands behind it, and CUDA's own words. CUDA
-/// forgets the error, where it can: the next kernel is not to blame for it.
+/// the call as it is written, the text after it, and CUDA's message. It clears
+/// the error where CUDA can, so the next kernel is not blamed.
 #define SHARDBOOK_CUDA(call, ...)                                              \
   do {                                                                         \
     const cudaError_t cuda_error_ = (call);                                    \

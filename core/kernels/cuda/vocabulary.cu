@@ -64,7 +64,7 @@ __global__ void losses_kernel(std::int64_t rows, const std::int64_t* targets,
   }
 }
 
-// One block: what the gradient of a row's loss is multiplied by.
+// One block: the factor of the gradient of a row's loss.
 template <typename S>
 __global__ void factor_kernel(std::int64_t rows, const std::int64_t* targets,
                               const S* dloss, bool mean, S* factor) {

@@ -57,7 +57,7 @@ struct RowShape {
     }
   }
 
-  /// Joins a value of each thread of a row, which all call this.
+  /// Joins one value from each thread of a row; all of them call this.
   template <typename S, typename Join>
   __device__ static S join(S value, Join how) {
     if constexpr (kThreads == kWarp) {
