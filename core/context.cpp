@@ -81,7 +81,7 @@ struct RankContext::Kernels {
                 cuda.defined() ? DeviceType::kCuda : DeviceType::kCpu) {}
   ~Kernels() {
     if (!device.defined()) return;
-    // Kernels may still run, and use what the context keeps for them.
+    // Kernels may still run and use the context's state.
     try {
       internal::cuda_device(device).synchronize();
     } catch (const Error&) {

@@ -107,7 +107,7 @@ struct RandomState {
   BatchSlice batch;
 };
 
-/// The settings of a rank that work takes along to another thread.
+/// A rank's settings that move with its work to another thread.
 struct RankSettings {
   int rank = 0;
   bool grad_enabled = true;
@@ -169,9 +169,9 @@ class RankContext : public RankSettings {
   void notify_op_end(const OpEvent& event);
   void notify_allocation(const AllocationEvent& event);
 
-  /// The host's memory, for offloaded tensors: a device named "host" with shapes
-  /// only where this device has none else, created at the first call. Copies
-  /// between it and a CUDA device have happened when they return.
+  /// The host's memory, for offloaded tensors: a device named "host", created at
+  /// the first call, which has shapes only if this device is meta. Copies
+  /// between it and a CUDA device are complete when they return.
   const Device& host();
 
   /// What kernels on tensors of `device` need: caches, scratch memory of that

@@ -1,6 +1,6 @@
 #pragma once
 
-// The GPUs of this machine, and what it lacks to use them.
+// The GPUs of this machine, and why they cannot be used.
 //
 //   if (why_no_gpu().empty()) {
 //     Tensor x = Tensor::zeros({8}, {DType::kF32, Device::cuda(0)});

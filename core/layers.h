@@ -104,7 +104,7 @@ class Conv2d : public ModuleOf<Conv2d> {
 /// Each piece of a split mini-batch is normalised by its own statistics. With
 /// `deferred`, the running statistics stay as they are until `commit`, which
 /// updates them once, from the sums over all pieces since the last commit.
-/// Counting pieces would not do: a split may give fewer. (torchgpipe's
+/// Counting pieces would not work: a split may give fewer. (torchgpipe's
 /// DeferredBatchNorm stores the biased variance here; this one stores the
 /// unbiased, as without pieces.) Pieces that are recomputed count once.
 class BatchNorm : public ModuleOf<BatchNorm> {

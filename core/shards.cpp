@@ -44,7 +44,7 @@ Runs cut(const Runs& runs, const Shard& shard) {
 void for_each_piece(
     const Shape& whole, const Shards& shards,
     const std::function<void(std::int64_t, std::int64_t, std::int64_t)>& copy) {
-  // Dimensions behind the last cut travel together
+  // Dimensions after the last cut are copied together
   std::size_t cut_dims = 0;
   for (const Shard& shard : shards) {
     cut_dims = std::max(cut_dims, static_cast<std::size_t>(shard.dim) + 1);

@@ -32,7 +32,7 @@ class EventPoint;
 constexpr int kComputeStream = 0;
 /// Parameters that are gathered or fetched ahead of their use.
 constexpr int kUnshardStream = 1;
-/// Gradients on their way out.
+/// Gradients that are being sent.
 constexpr int kReduceStream = 2;
 /// Copies between host and device.
 constexpr int kCopyStream = 3;
@@ -45,7 +45,7 @@ class StreamScope : public ContextValue<int> {
 };
 
 /// A point of a stream. One that was never recorded has passed. A copy keeps
-/// the point when the original is recorded again. Its implementation depends on
+/// the point when the original is recorded again. How an event works depends on
 /// the device that it is recorded on (core/internal/event_point.h).
 class Event {
  public:

@@ -97,7 +97,7 @@ class Tensor {
 
   /// Address of the first element; null on meta and for empty tensors. To read
   /// or write after another operation has used the tensor, ask again:
-  /// convolutions keep copies of a weight until somebody asks for its address.
+  /// convolutions keep copies of a weight until its address is requested.
   void* raw() const;
   /// The same as T*; throws when T is not the dtype's C++ type.
   template <typename T>

@@ -3,9 +3,9 @@
 // Deferred weight gradients.
 //
 // The backward of a linear layer computes two gradients: of its input, for
-// which the stage before is waiting, and of its weight, for which nobody is.
-// With a store installed, operations compute the first at once and leave the
-// second here:
+// which the stage before is waiting, and of its weight, which nothing waits
+// for. With a store installed, operations compute the first at once and leave
+// the second here:
 //
 //   WeightGradients later;
 //   {

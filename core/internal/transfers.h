@@ -18,7 +18,7 @@ void write_from_host(const Tensor& to, const void* from);
 void read_to_host(void* to, const Tensor& from);
 
 /// to[i] = from[i], of any dtypes and devices with values, in the order of the
-/// current stream (of both devices' streams of its number, if there are two).
+/// current stream (of both devices' streams of that number, if there are two).
 /// Between the host and a GPU the copy is complete when the call returns, and
 /// dtypes are converted on the host.
 void copy_elements(const Tensor& to, const Tensor& from);

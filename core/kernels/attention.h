@@ -58,11 +58,11 @@ struct AttentionArgs {
 ///              all that the backward keeps
 ///
 /// Blocks that the causal mask hides entirely are skipped. Scratch: a tile of
-/// scores per thread. FlashAttention-2 (Dao 2023), algorithm 1. On CUDA, bf16
-/// and f16 run on tensor cores from sm_80 on, when head_dim is 32, 64, 96 or
-/// 128 and every row starts at a multiple of 16 bytes; weights are then rounded
-/// to the dtype before the product with V. No atomics: the same call gives the
-/// same bits each time.
+/// scores per thread. FlashAttention-2 (Dao 2023), algorithm 1.
+/// On CUDA, bf16 and f16 run on tensor cores from sm_80 on, when head_dim is 32,
+/// 64, 96 or 128 and every row starts at a multiple of 16 bytes; weights are
+/// then rounded to the dtype before the product with V. No atomics: the same
+/// call gives the same bits each time.
 SHARDBOOK_KERNEL(attention,
                  void(KernelContext& context, DType dtype,
                       const AttentionArgs& args, const void* q, const void* k,

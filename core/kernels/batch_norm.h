@@ -1,8 +1,8 @@
 #pragma once
 
-// Batch normalisation of a matrix [rows, channels]: also images [n, height,
-// width, channels]. Statistics are f64, added up block by block in a fixed
-// order.
+// Batch normalisation of a matrix [rows, channels]; images [n, height, width,
+// channels] count as one. Statistics are f64, added up block by block in a
+// fixed order.
 
 #include <cstdint>
 

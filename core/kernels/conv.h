@@ -24,7 +24,7 @@ struct ConvShape {
   /// Rows and depth of the convolution as a product.
   std::int64_t rows() const { return n * out_h() * out_w(); }
   std::int64_t depth() const { return in * kh * kw; }
-  /// Whether Winograd's algorithm computes f32 on the CPU.
+  /// Whether Winograd's algorithm computes this in f32 on the CPU.
   bool is_wide_3x3() const {
     return kh == 3 && kw == 3 && stride == 1 && padding == 1 && in > 0 &&
            in % 64 == 0 && out % 64 == 0;
@@ -38,12 +38,13 @@ struct ConvShape {
 /// Winograd's algorithm, with 16 multiplications instead of 36. f64, f16 and
 /// every dtype with `context.deterministic` are computed as one product per
 /// image, of the image's windows laid side by side: the bits of an image's
-/// result depend on that image alone. Copies of the weight in another order go
-/// to `copies`, if given. On CUDA, cuDNN computes all of them, f32 in TF32 only
-/// with `context.allow_tf32`; with `context.deterministic` by algorithms that
-/// give the same bits each time, which may depend on the other images. `copies`
-/// and `order` are not used there. Cost: 2 rows out depth flops, computed
-/// directly.
+/// result depend on that image alone.
+/// Copies of the weight in another order go to `copies`, if given.
+/// On CUDA, cuDNN computes all of them, f32 in TF32 only with
+/// `context.allow_tf32`; with `context.deterministic` by algorithms that give
+/// the same bits each time, which may depend on the other images. `copies` and
+/// `order` are not used there.
+/// Cost: 2 rows out depth flops, computed directly.
 SHARDBOOK_KERNEL(conv2d,
                  void(KernelContext& context, DType dtype,
                       const ConvShape& shape, const void* x, const void* weight,

@@ -42,18 +42,19 @@ struct MatmulArgs {
 /// given.
 ///
 /// A, B, C and bias share `dtype` (f64, f32, bf16, f16); C overlaps no input.
-/// With k = 0 the product is zero. 16-bit products add in f32. Cost: 2 * batch
-/// * m * n * k flops. oneDNN computes large f32 products and bf16 ones. All
-/// others, and all with `context.deterministic`, are chains of multiply-adds in
-/// increasing k, to which C and then the bias are added: an element's bits do
-/// not depend on m, n, batch, position or threads, so a product of some rows or
-/// columns equals those rows or columns of the product. On CUDA, cuBLASLt
-/// computes all of them, f32 in TF32 only with `context.allow_tf32`. The same
-/// call gives the same bits each time; with `context.deterministic` no
-/// algorithm cuts k into parts that are added afterwards. The order within k
-/// still depends on the shape: a product of some rows need not equal those rows
-/// of the product. Throws Error for another dtype, negative sizes, or a leading
-/// dimension that is too small.
+/// With k = 0 the product is zero. 16-bit products add in f32.
+/// Cost: 2 * batch * m * n * k flops. oneDNN computes large f32 products and
+/// bf16 ones. All others, and all with `context.deterministic`, are chains of
+/// multiply-adds in increasing k, to which C and then the bias are added: an
+/// element's bits do not depend on m, n, batch, position or threads, so a
+/// product of some rows or columns equals those rows or columns of the product.
+/// On CUDA, cuBLASLt computes all of them, f32 in TF32 only with
+/// `context.allow_tf32`. The same call gives the same bits each time; with
+/// `context.deterministic` no algorithm cuts k into parts that are added
+/// afterwards. The order within k still depends on the shape: a product of some
+/// rows need not equal those rows of the product.
+/// Throws Error for another dtype, negative sizes, or a leading dimension that
+/// is too small.
 SHARDBOOK_KERNEL(matmul, void(KernelContext& context, DType dtype,
                               const MatmulArgs& args, const void* a,
                               const void* b, void* c, const void* bias));

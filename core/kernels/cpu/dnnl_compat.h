@@ -12,7 +12,7 @@
 namespace shardbook::kernels::cpu {
 
 /// The description of a forward primitive such as dnnl::matmul; `operation` is
-/// what oneDNN 3 wants between the engine and the attributes.
+/// the arguments of oneDNN 3 between the engine and the attributes.
 template <typename Primitive, typename... Operation>
 typename Primitive::primitive_desc describe_primitive(
     const dnnl::engine& engine, const dnnl::primitive_attr& attributes,

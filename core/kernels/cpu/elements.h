@@ -104,7 +104,7 @@ inline F16 narrow<F16>(float x) {
 #endif
 }
 
-/// Rounds f64 to odd: rounding the result to 16 bits equals rounding once.
+/// Rounds f64 to f32, to odd: rounding that to 16 bits equals rounding once.
 inline float round_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   if (static_cast<double>(nearest) == x || !(std::fabs(x) < 1e38)) {

@@ -15,11 +15,11 @@
 // the next copy overwrites. A lane holds the columns 2t, 2t + 1 of each block
 // of eight. So four neighbouring lanes hold a row.
 //
-// Cost: 4 q_rows k_rows head_dim flops per head, half of it when causal, and 2
-// (2 q_rows + 2 k_rows * tiles) head_dim bytes, mostly from the L2 cache. With
-// head_dim 64, each fragment of K and V that is read from shared memory serves
-// two products. mma.sync should reach half of the peak of an A100 and less for
-// an H100, which needs wgmma (not measured).
+// Cost: 4 q_rows k_rows head_dim flops per head, half of it when causal, and
+// 2 (2 q_rows + 2 k_rows * tiles) head_dim bytes, mostly from the L2 cache.
+// With head_dim 64, each fragment of K and V that is read from shared memory
+// serves two products. mma.sync should reach half of an A100's peak and less of
+// an H100's, which needs wgmma (not measured).
 
 #include <cuda_runtime.h>
 

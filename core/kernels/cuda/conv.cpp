@@ -6,8 +6,8 @@
 // proofs, has kernels for [n, channels, height, width] only: there the images
 // are brought into that order, which the weights already have.
 //
-// cuDNN chooses an algorithm for each shape once. With context.deterministic it
-// must give the same bits each time.
+// cuDNN chooses an algorithm for each shape once. With context.deterministic
+// the algorithm must give the same bits each time.
 
 #include "core/kernels/conv.h"
 

@@ -11,7 +11,7 @@
 
 namespace shardbook::kernels::cuda {
 
-/// Rounds f64 to odd: rounding the result to 16 bits equals rounding once.
+/// Rounds f64 to f32, to odd: rounding that to 16 bits equals rounding once.
 __device__ inline float round_to_odd(double x) {
   float nearest = static_cast<float>(x);
   if (static_cast<double>(nearest) == x || !(std::fabs(x) < 1e38)) {
