@@ -86,7 +86,7 @@ class Observer {
   virtual void on_event_record(int stream, EventTime& time) {}
   virtual void on_event_wait(int stream, const EventTime& time) {}
   virtual void on_event_synchronize(const EventTime& time) {}
-  /// The host reads a value of `device`: it waits for all that was issued.
+  /// The host reads a value of `device`, and waits for all that was issued.
   virtual void on_host_read(const Device& device) {}
 };
 
@@ -169,8 +169,8 @@ class RankContext : public RankSettings {
   void notify_op_end(const OpEvent& event);
   void notify_allocation(const AllocationEvent& event);
 
-  /// The host's memory, for offloaded tensors: a device named "host", created at
-  /// the first call, which has shapes only if this device is meta. Copies
+  /// The host's memory, for offloaded tensors: a device named "host", created
+  /// at the first call, which has shapes only if this device is meta. Copies
   /// between it and a CUDA device are complete when they return.
   const Device& host();
 

@@ -25,7 +25,7 @@ class Operations : public Observer {
   void on_op_begin(const OpEvent& event) override {
     running_.push_back(event.name);
   }
-  // An operation that throws ends before the error is caught.
+  // An operation that throws has ended when the error is caught.
   void on_op_end(const OpEvent&) override {
     last_ = running_.back();
     if (std::uncaught_exceptions() > 0 && failed_ == nullptr) failed_ = last_;

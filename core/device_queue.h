@@ -49,7 +49,7 @@ class DeviceQueue {
   /// sees, see core/stream.h.
   explicit DeviceQueue(const Device& device, int num_threads = 1,
                        int stream = kComputeStream);
-  /// Finishes the work that was given; errors not yet thrown are lost.
+  /// Finishes all work; errors not yet thrown are lost.
   ~DeviceQueue();
   DeviceQueue(const DeviceQueue&) = delete;
   DeviceQueue& operator=(const DeviceQueue&) = delete;
@@ -68,7 +68,7 @@ class DeviceQueue {
   std::shared_ptr<State> state_;
 };
 
-/// Waits for all of them, then throws the first error of the first queue that
+/// Waits for all queues, then throws the first error of the first queue that
 /// has one.
 void synchronize(const std::vector<DeviceQueue*>& queues);
 

@@ -69,7 +69,7 @@ class Module {
   virtual Tensor forward(const Tensor& x);
   virtual Tensors forward_all(const Tensors& inputs);
 
-  /// Shows every member to `visit`, in the order of definition.
+  /// Passes every member to `visit`, in the order of definition.
   virtual void members(MemberVisitor& visit) = 0;
   /// A module of the same type and structure that shares all tensors.
   virtual std::unique_ptr<Module> clone() const = 0;

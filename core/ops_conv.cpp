@@ -62,8 +62,8 @@ double conv_flops(const kernels::ConvShape& s) {
          static_cast<double>(s.depth());
 }
 
-/// Observers can tell apart the convolutions whose kernels need fewer
-/// operations than conv_flops() says.
+/// Lets observers tell apart the convolutions whose kernels need fewer
+/// operations than conv_flops() returns.
 const char* name_of(const kernels::ConvShape& s) {
   return s.is_wide_3x3() ? "conv2d_3x3" : "conv2d";
 }

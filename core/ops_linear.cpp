@@ -36,7 +36,7 @@ Stored stored(const Tensor& x) {
   return {x.ndim() == 3 ? x.size(0) : 1, x.size(-2), x.size(-1)};
 }
 
-/// op(a) op(b) of two matrices, or of two batches of them.
+/// op(a) op(b) of two matrices, or of two batches.
 kernels::MatmulArgs args_of(const Tensor& a, const Tensor& b, bool trans_a,
                             bool trans_b) {
   internal::check_same_kind("matmul", a, b);

@@ -23,7 +23,7 @@ constexpr const char* kFileEnding = ".safetensors";
 constexpr const char* kIndexEnding = ".safetensors.index.json";
 constexpr std::size_t kMaxIndexBytes = internal::kSafetensorsMaxHeaderBytes;
 
-/// Files of a manifest lie beside it: a name that leads elsewhere is refused.
+/// A manifest's files are in its folder: names that lead elsewhere are refused.
 bool is_plain_file_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find('/') == std::string::npos &&

@@ -49,7 +49,7 @@ constexpr int kMaxStreams = 64;
 class BlockUse;
 class CudaDevice;
 
-/// The blocks of one or several graphs that are launched in turns on a stream.
+/// The blocks of one or several graphs that are launched in turn on a stream.
 class GraphBlocks {
  public:
   GraphBlocks(const Device& device, int stream)

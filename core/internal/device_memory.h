@@ -25,7 +25,7 @@ struct Block {
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
-  /// A block that was kept; `data` is null when there is none of this size.
+  /// A kept block; `data` is null when there is none of this size.
   virtual Block take_kept(std::size_t bytes) = 0;
   /// A new block; `data` is null when there is no memory left.
   virtual Block take_new(std::size_t bytes) = 0;

@@ -70,14 +70,14 @@ class DeviceRuntime {
   virtual void destroy_graph(void* graph) = 0;
 
   /// Copies between any two of host and devices, in the order of `stream`. May
-  /// return before it has happened: host memory must stay untouched until the
+  /// return before the copy is done: host memory must stay untouched until the
   /// stream is synchronized.
   virtual void copy(void* to, const void* from, std::size_t bytes,
                     void* stream) = 0;
   virtual void fill_zero(void* to, std::size_t bytes, void* stream) = 0;
 
-  /// Throws the Error that a kernel of this context found on the device (an
-  /// index outside its table) since the last call. Call it after synchronizing.
+  /// Throws the Error that a kernel of this context has reported since the last
+  /// call (an index outside its table). Call it after synchronizing.
   virtual void check_kernels(KernelContext& context) = 0;
 };
 

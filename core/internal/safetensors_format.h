@@ -1,6 +1,6 @@
 #pragma once
 
-// What the reader and the writers of safetensors share: limits, type names,
+// Shared by the reader and the writers of safetensors: limits, type names,
 // checked sizes, and the parser of the header.
 
 #include <cstddef>

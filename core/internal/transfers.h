@@ -10,7 +10,7 @@ namespace shardbook::internal {
 /// All bytes of the tensor become zero, in the order of the current stream.
 void zero_bytes(const Tensor& tensor);
 
-/// `from`, the tensor's bytes in ordinary memory, may change after the call.
+/// `from`, the tensor's bytes in host memory, may change after the call.
 void write_from_host(const Tensor& to, const void* from);
 
 /// Waits for the current stream's work, then copies the tensor's bytes; throws

@@ -35,7 +35,7 @@
 namespace shardbook {
 
 namespace kernels {
-/// The most dims that a kernel with strides or broadcasts walks.
+/// The largest number of dims of kernels with strides or broadcasts.
 inline constexpr std::size_t kMaxDims = 8;
 }  // namespace kernels
 

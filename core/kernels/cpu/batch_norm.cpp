@@ -12,7 +12,7 @@ namespace shardbook::kernels::cpu {
 
 namespace {
 
-// Rows that are added in the element type before f64 takes over.
+// Rows that are added in the element type before f64 is used.
 constexpr std::int64_t kBlockRows = 64;
 // Rows per turn of the inner loop. They are added to each other first: partial
 // sums are loaded once per turn, and are rounded less often.

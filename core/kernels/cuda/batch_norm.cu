@@ -362,7 +362,7 @@ __global__ void row_gradients(Tiling t, RowNorm norm, const T* x, const T* dy,
   }
 }
 
-/// Rows that one thread adds before f64 takes over, and rows that one thread
+/// Rows that one thread adds before f64 is used, and rows that one thread
 /// writes.
 constexpr std::int64_t kSumRows = 64;
 constexpr std::int64_t kWriteRows = 16;

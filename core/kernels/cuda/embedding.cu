@@ -98,7 +98,7 @@ __device__ inline std::int64_t lower_place(std::int64_t i,
   return i / distance * 2 * distance + i % distance;
 }
 
-// Runs of `size` keys are sorted upwards and downwards in turns.
+// Runs of `size` keys are sorted upwards and downwards in turn.
 __device__ inline bool is_upward(std::int64_t place, std::int64_t size) {
   return place / size % 2 == 0;
 }

@@ -90,7 +90,7 @@ std::int64_t num_walkers(std::int64_t rows) {
   return std::min(kMost, ceil_div(rows, kLeastRows));
 }
 
-/// Few elements for a thread: it keeps two rows and two sums of them.
+/// Few elements per thread: it keeps two rows and two sums of them.
 template <typename T, int kWidth, typename Body>
 void with_walker_width(std::int64_t cols, Body body) {
   constexpr int kFew = 8, kMany = kRowItems<T, kWidth>, kHalf = kRowBlock / 2;

@@ -155,7 +155,7 @@ __global__ void spread_over_pixels(std::int64_t n, std::int64_t pixels,
   }
 }
 
-/// Taps of a vector of channels are wider than kVectorBytes.
+/// The taps of one vector's channels are wider than kVectorBytes.
 constexpr int kTapBytes = 32;
 
 }  // namespace

@@ -145,7 +145,7 @@ struct Normal {
   static constexpr bool kReads = false;
   double mean, stddev;
   __device__ T operator()(const Words& words, int w, T) const {
-    // Box-Muller: the pair of words makes two numbers, this is one of them.
+    // Box-Muller: the pair of words gives two numbers; this is one of them.
     constexpr double kTwoPi = 6.283185307179586476925286766559;
     const int pair = w / 2 * 2;
     const double u = (words[pair] + 1.0) * 0x1p-32;  // In (0, 1]

@@ -9,7 +9,7 @@ namespace shardbook::kernels::cuda {
 
 namespace {
 
-// Blocks of the first pass: the second is one block.
+// Blocks of the first pass; the second has one block.
 constexpr int kPartialSums = kBlock;
 
 /// Rounded once, as from_double on the CPU; floats to integers truncate.

@@ -113,7 +113,7 @@ __device__ void walk_row(const T* row, std::int64_t cols, Fn fn) {
     fn(load_vector<1>(row + tail + thread), tail + thread);
 }
 
-/// The sum of exp(x - max) over elements whose maximum is not known before.
+/// The sum of exp(x - max) over elements whose maximum is not known yet.
 template <typename S>
 struct OnlineSum {
   S max = lowest<S>(), sum = 0;
