@@ -46,8 +46,8 @@ int main(int argc, char** argv) {
       run.train(options, strategy);
     };
 
-    // 7. Compare with the plain run: the whole batch at once, nothing twice.
-    // Batch norm sees pieces, so a ResNet's plain run has the same ones.
+    // 7. Compare with the plain run: the whole batch at once, no recomputation.
+    // Batch norm sees pieces: a ResNet's plain run keeps them.
     chapter.reference = [&](const Options& options) {
       const bool in_pieces = model_config(options).is_image();
       return single_device::train_plain(

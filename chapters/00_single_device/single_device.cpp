@@ -95,7 +95,7 @@ ReferenceRun train_plain(const Options& options, std::int64_t num_micro_batches,
   if (options.dtype != DType::kF16) {
     return train_one_device(options, num_micro_batches);
   }
-  // The plain run scales its loss, too: it has to skip the same steps
+  // The plain run scales its loss, too, to skip the same steps
   Options quiet = options;
   quiet.log.clear();
   SingleDeviceOptions plain;
@@ -115,7 +115,7 @@ MemoryBill SingleDevice::bill() const {
       options_, loaded_.config,
       strided_micro_batches(options_.batch, setup_.num_micro_batches),
       setup_.recompute);
-  // The first update creates the optimizer's state: f16 may have had none
+  // The first update creates the optimizer's state; in f16 none may have run
   if (options_.dtype == DType::kF16 && num_updates_ == 0) {
     bill[MemoryKind::kGradient] = bill[MemoryKind::kOptimizerState] = 0;
   }
@@ -130,7 +130,7 @@ double SingleDevice::step_s() const {
   if (!textbook::has_model_times(options_, loaded_.config)) {
     return kNotPredicted;
   }
-  // However the batch is cut
+  // The time does not depend on how the batch is cut
   const auto whole = textbook::model_times(options_, loaded_.config,
                                            static_cast<double>(options_.batch),
                                            setup_.recompute);

@@ -43,8 +43,8 @@ class SingleDevice : public Strategy {
   }
   std::vector<NamedTensor> full_state() override;
   TrainingState state() override;
-  /// In f16, false where the last step made no update, or a late first one,
-  /// which creates the optimizer's state: on shapes, gradients never overflow.
+  /// False in f16 when the last step made no update, or made the first one late
+  /// (it creates the optimizer's state): on shapes, gradients never overflow.
   bool has_predictable_time() const override;
 
   LoadedModel& model() { return loaded_; }

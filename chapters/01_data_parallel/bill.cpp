@@ -58,7 +58,7 @@ std::vector<MemoryBill> memory_bills(const Options& options,
 
   const double parameter_bytes = bytes_of(model.parameters());
   for (std::size_t i = 0; i < chunks.size(); ++i) {
-    // What the layers keep of their own rows; logits and loss lie on main
+    // Activations of the device's own rows; logits and loss are on main
     KeptSizes sizes = kept_sizes(options, chunks[i].second - chunks[i].first);
     const auto logits = [&](double rows) {
       return rows * sizes.tokens *
@@ -92,8 +92,8 @@ double step_s(const Options& options, const ModelConfig& config,
   const double tokens = rows * static_cast<double>(options.seq);
   const double logits = tokens * static_cast<double>(config.vocab_size) *
                         static_cast<double>(dtype_bytes(options.dtype));
-  // The main device sends or receives one message at a time, and computes
-  // between them. Outputs go there, their gradients come back.
+  // The main device sends or receives one message at a time, and computes in
+  // between. It receives outputs and returns their gradients.
   const double messages = message(8 * tokens) +
                           2 * message(bytes_of(model.parameters())) +
                           2 * message(logits);

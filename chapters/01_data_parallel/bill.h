@@ -25,7 +25,7 @@ struct Traffic {
 };
 
 /// The traffic of every device, even without rows. `row_bytes_in` and
-/// `row_bytes_out` are those of one row of the batch.
+/// `row_bytes_out` count one row of the batch.
 std::vector<Traffic> step_traffic(std::int64_t batch, int num_devices,
                                   double row_bytes_in, double row_bytes_out,
                                   double parameter_bytes, double buffer_bytes);
@@ -34,13 +34,13 @@ std::vector<Traffic> step_traffic(std::int64_t batch, int num_devices,
 std::vector<Traffic> step_traffic(const Options& options,
                                   const ModelConfig& config);
 
-/// Bytes that every device holds: the main one parameters, gradients, optimizer
-/// state and the whole output; the others a replica and their rows.
+/// Bytes that every device holds: the main one holds parameters, gradients,
+/// optimizer state and the whole output; each other one a replica and its rows.
 std::vector<MemoryBill> memory_bills(const Options& options,
                                      const ModelConfig& config, Module& model);
 
-/// Seconds of a step on the cluster `textbook`, where every device has as many
-/// rows and the parameters are one message.
+/// Seconds of a step on the cluster `textbook`, if all devices have equally
+/// many rows and the parameters are one message.
 double step_s(const Options& options, const ModelConfig& config, Module& model);
 
 }  // namespace shardbook::data_parallel

@@ -25,7 +25,7 @@ Tensor holding(const Tensor& output, const std::shared_ptr<Module>& replica) {
   return held;
 }
 
-/// Throws the first error again, with the replica it comes from.
+/// Rethrows the first error, and names its replica.
 void rethrow_first(const std::vector<std::exception_ptr>& errors,
                    const std::vector<Device>& devices) {
   for (std::size_t i = 0; i < errors.size(); ++i) {
@@ -39,8 +39,8 @@ void rethrow_first(const std::vector<std::exception_ptr>& errors,
   }
 }
 
-/// A recomputed block runs a backward of its own, which would run through the
-/// broadcast, once per block; the broadcast's backward runs once per step.
+/// A recomputed block runs its own backward, which would pass through the
+/// broadcast once per block; the broadcast's backward runs once per step.
 void check_keeps_activations(Module& module) {
   for (const NamedModule& entry : module.named_modules()) {
     const auto* block = dynamic_cast<const GptBlock*>(entry.module);
@@ -65,7 +65,7 @@ Tensors parallel_apply(const Replicas& replicas, const Tensors& inputs,
   std::vector<RankContext*> workers;
   for (std::size_t i = 0; i < n; ++i) {
     workers.push_back(&caller.worker(devices[i]));
-    // Dropout draws at global rows, as one device would.
+    // Dropout draws by global row, as on one device.
     workers[i]->random.batch = rows;
     rows.first += rows.stride * inputs[i].size(0);
   }
@@ -87,7 +87,7 @@ Tensors parallel_apply(const Replicas& replicas, const Tensors& inputs,
     apply(0);
   }
   rethrow_first(errors, devices);
-  // Random operations after the replicas count on from theirs.
+  // Later random operations continue the replicas' count.
   caller.random.next_op = workers[0]->random.next_op;
   return outputs;
 }

@@ -8,9 +8,9 @@
 //   optimizer.step();               // on gpu0, where the parameters live
 //
 // Parameters, their gradients and the optimizer live on the main device,
-// device_ids[0]. Every forward makes replicas of the module on the others,
-// which die with the graph of their outputs. The loss is taken on the gathered
-// output, so gradients are those of one device, whatever the split.
+// device_ids[0]. Every forward creates replicas of the module on the others;
+// they live as long as the graph of their outputs. The loss is computed on the
+// gathered output, so gradients equal one device's, whatever the split.
 //
 // A module is used by one thread at a time; its replicas run on a thread each,
 // the first on the caller's, with a RankContext on its own device.
@@ -47,7 +47,7 @@ std::vector<std::vector<std::size_t>> coalesce(
     const Tensors& tensors, std::int64_t limit_bytes = kCoalescedBytes);
 
 // --- The four functions -----------------------------------------------------
-// `ledger` (or null) books the copies, also those of the backward.
+// `ledger` (or null) records the copies, also in backward.
 
 /// Cuts the rows of `x` into CEIL chunks, chunk i on devices[i]. Returns a
 /// tensor per device that has rows. Differentiable: the gradients of the chunks
@@ -62,7 +62,7 @@ using Replicas = std::vector<std::shared_ptr<Module>>;
 /// Copies of `module`, one per device. Parameters are broadcast differentiably:
 /// backward adds the replicas' gradients, in device order, on devices[0].
 /// Buffers are copied. Replica 0 shares storage with `module`, so its writes
-/// into buffers stay; those of the other replicas are lost.
+/// into buffers stay; the other replicas' writes are lost.
 ///
 /// Communication: per coalesced chunk, one broadcast forward and (parameters)
 /// one reduce backward. Throws Error when a parameter or buffer is not on
@@ -76,9 +76,9 @@ inline Tensor call_module(Module& module, const Tensor& x) { return module(x); }
 
 /// Runs replica i on inputs[i], on devices[i] for the calling rank: the first
 /// on the calling thread, the others on threads of their own. Dropout of
-/// replica i draws at the rows of its chunk in the whole batch. When replicas
-/// throw, the error of the first one is thrown again after all have ended.
-/// Replicas live as long as the graph of their outputs.
+/// replica i draws at the rows of its chunk in the whole batch. If replicas
+/// throw, the first one's error is rethrown after all have ended. Replicas live
+/// as long as the graph of their outputs.
 Tensors parallel_apply(const Replicas& replicas, const Tensors& inputs,
                        const std::vector<Device>& devices,
                        const Forward& forward = call_module);

@@ -22,7 +22,7 @@ std::int64_t numel_of(const Tensors& tensors,
   return numel;
 }
 
-/// The chunk end to end in one buffer; a chunk of one tensor is its own.
+/// The chunk, end to end in one buffer; a single tensor is its own buffer.
 Tensor pack(const Tensors& tensors, const std::vector<std::size_t>& chunk) {
   const Tensor& first = tensors[chunk[0]];
   if (chunk.size() == 1) return first.flat_view(0, {first.numel()});
@@ -37,8 +37,8 @@ Tensor pack(const Tensors& tensors, const std::vector<std::size_t>& chunk) {
   return buffer;
 }
 
-/// copies[d][i] stands for tensors[i] on device d. Device 0 has the tensors
-/// themselves; on the others they are views into the buffers that arrived.
+/// copies[d][i] is tensors[i] on device d: on device 0 the tensor itself, on
+/// the others a view of a received buffer.
 std::vector<Tensors> broadcast(const Tensors& tensors,
                                const std::vector<Device>& devices,
                                const std::string& label,
@@ -75,8 +75,8 @@ std::vector<Tensors> broadcast(const Tensors& tensors,
   return copies;
 }
 
-/// Adds one chunk of the replicas' gradients on the main device. grads[d][i]
-/// is replica d's gradient of parameter i; those of one chunk are all defined.
+/// Adds one chunk of the replicas' gradients on the main device. grads[d][i] is
+/// replica d's gradient of parameter i; within one chunk, all are defined.
 void reduce_chunk(std::vector<Tensors>& grads,
                   const std::vector<std::size_t>& chunk, Tensors& sums,
                   const std::vector<Device>& devices,
@@ -141,7 +141,7 @@ Tensors reduce_add(std::vector<Tensors> grads, const Tensors& like,
   return sums;
 }
 
-/// Broadcasts the parameters that are trained, and links the copies to them.
+/// Broadcasts the trained parameters, and links the copies to them.
 std::vector<Tensors> broadcast_with_gradient(const Tensors& parameters,
                                              const std::vector<Device>& devices,
                                              const SharedLedger& ledger) {

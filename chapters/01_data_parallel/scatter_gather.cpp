@@ -28,8 +28,8 @@ struct Pieces {
   }
 };
 
-/// The copies between the whole and its pieces, for the ledger: the device of
-/// the whole is the root, and joins the group where it has no piece.
+/// The copies between the whole and its pieces, for the ledger: the device with
+/// the whole is the root, and joins the group even without a piece.
 DeviceCopy copy_of(CommOp op, const Pieces& pieces, const std::string& label) {
   DeviceCopy copy;
   copy.op = op;
@@ -61,7 +61,7 @@ void run(const SharedLedger& ledger, const DeviceCopy& copy,
   ledger->run(copy, make_copies);
 }
 
-/// The pieces, each on its device; the one that is there already is a view.
+/// The pieces, each on its device; a piece already there is a view.
 Tensors cut(const Tensor& whole, const Pieces& pieces, const std::string& label,
             const SharedLedger& ledger) {
   NoGrad no_grad;
@@ -92,7 +92,7 @@ Tensor join(const Tensors& parts, const Pieces& pieces,
   return whole;
 }
 
-/// A piece without a gradient has the gradient zero.
+/// A piece without a gradient counts as zero.
 Tensors defined_grads(Tensors grads, const Pieces& pieces) {
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].defined()) continue;

@@ -30,7 +30,7 @@ double ready_s(const std::string& parameter, const Options& options,
   if (has("fc") && step.config.type == "mlp") {
     return (times.layers + 1 - layer) * times.layer_backward;
   }
-  // Products that follow in the same block, each with its two gradients
+  // Products left in the same block's backward, two gradients each
   double after = 0;
   if (!has("c_attn") && !has("ln_1")) {
     after += 2 * gpt.product(6 * gpt.h * gpt.h) + 2.5 * gpt.attention();
@@ -63,7 +63,7 @@ BillSizes bill_sizes(Module& module, const DdpOptions& ddp, int ranks,
 double predicted_bytes(const BillSizes& s) {
   if (s.ranks == 1) return 0;
   const auto steps = static_cast<double>(s.steps);
-  // Broadcasts: the weights once, and the order of the buckets
+  // Broadcast the weights once, and the order of the buckets
   double broadcast = s.elements * s.element_bytes;
   if (s.steps >= 2 && !finds_unused(s.ddp)) broadcast += 4 * s.tensors;
   // Each step all-reduces the gradients, and a map of the parameters in use
@@ -82,8 +82,8 @@ double step_s(const Options& options, const StepTime& step, Module& module,
   const auto times =
       textbook::model_times(options, step.config, step.rows, step.recompute);
   const auto parameters = module.named_parameters();
-  // Behind the loss, buckets leave one after the other, each when its last
-  // gradient is there
+  // After the loss, buckets leave one by one, each when its last gradient has
+  // been computed
   double sent = textbook::all_reduce(step.ranks, 8);
   for (const BucketMembers& bucket : ddp.reducer().buckets()) {
     double elements = 0;

@@ -17,14 +17,14 @@ struct BillSizes {
   double elements = 0;       ///< of all parameters
   double tensors = 0;        ///< parameters
   double element_bytes = 0;  ///< of a parameter and its gradient
-  /// Of a gradient's element on the wire, where it differs; 0: as it is.
+  /// Of a gradient's element on the wire; 0: element_bytes.
   double wire_bytes = 0;
   DdpOptions ddp = {};
 };
 BillSizes bill_sizes(Module& module, const DdpOptions& ddp, int ranks,
                      std::int64_t steps, std::optional<DType> wire = {});
 
-/// Bytes that a rank sends in these steps, construction included, without losses.
+/// Bytes that a rank sends, with construction, without losses.
 double predicted_bytes(const BillSizes& sizes);
 
 /// A step on the cluster `textbook`.
@@ -35,7 +35,7 @@ struct StepTime {
   double wire_bytes = 4;  ///< of a gradient's element
   bool recompute = false;
 };
-/// Seconds of it, of the training's last step; not predicted for models without
+/// Seconds of the last step; not predicted for models without
 /// textbook::model_times.
 double step_s(const Options& options, const StepTime& step, Module& module,
               const DistributedDataParallel& ddp);

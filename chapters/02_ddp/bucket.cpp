@@ -10,7 +10,7 @@
 namespace shardbook::ddp {
 namespace {
 
-/// The bucket that a (dtype, device) is filling.
+/// The bucket that is being filled for a (dtype, device).
 struct OpenBucket {
   DType dtype;
   Device device;

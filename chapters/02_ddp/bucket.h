@@ -55,7 +55,7 @@ std::vector<BucketMembers> initial_buckets(const std::vector<BucketItem>& items,
 /// it fills, is launched, and is waited for.
 class Bucket {
  public:
-  /// `contents`: what communication hooks see of it.
+  /// `contents`: the view for communication hooks.
   Bucket(BucketMembers members, GradBucket contents)
       : members_(std::move(members)), contents_(std::move(contents)) {}
 
@@ -68,7 +68,7 @@ class Bucket {
   void mark_ready() { num_missing_ -= 1; }
   bool is_full() const { return num_missing_ == 0; }
 
-  /// Starts the all-reduce, or what `hook` does instead.
+  /// Starts the all-reduce, or calls `hook` instead.
   void launch(double divisor, const CommHook& hook, ProcessGroup& group);
   /// Waits for it, if it has been launched: the buffer holds the means.
   void wait();

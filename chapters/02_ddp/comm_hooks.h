@@ -3,7 +3,7 @@
 // Communication hooks: they handle full buckets.
 //
 // The reducer hands a full bucket to a communication hook and goes on with
-// backward; at the end of backward it calls what the hook returned, in launch
+// backward; at the end it calls the functions that hooks returned, in launch
 // order. A hook takes over the division by the number of ranks as well:
 //
 //   ddp.register_comm_hook(ddp::bf16_compress_hook());
@@ -32,14 +32,14 @@ using FinishBucket = std::function<void()>;
 using CommHook =
     std::function<FinishBucket(const GradBucket& bucket, ProcessGroup& group)>;
 
-/// Divides, rounds to bf16, all-reduces half of the bytes (a quarter of f64's),
-/// and converts back. Memory: one bf16 copy of each bucket in flight.
+/// Divides, rounds to bf16, all-reduces (half the bytes of f32, a quarter of
+/// f64), and converts back. Memory: one bf16 copy of each bucket in flight.
 CommHook bf16_compress_hook();
 
-/// Divides by `before`, sums, and divides by what is left of the divisor: 1
-/// keeps small gradients whole, the number of ranks keeps large sums finite
-/// (DeepSpeed's gradient_predivide_factor). With `wire`, gradients travel in that
-/// dtype. Memory: then one copy of each bucket in flight.
+/// Divides by `before`, sums, and divides by divisor / before. before = 1 keeps
+/// small gradients; before = the number of ranks keeps large sums finite
+/// (DeepSpeed's gradient_predivide_factor). With `wire`, gradients travel in
+/// that dtype. Memory: then one copy of each bucket in flight.
 CommHook predivide_hook(double before, std::optional<DType> wire = {});
 
 }  // namespace shardbook::ddp

@@ -32,7 +32,7 @@ void check_same_model(const std::string& caller, Module& module,
   for (const NamedTensor& parameter : module.named_parameters()) {
     mine += describe(parameter) + "\n";
   }
-  // Thousands of ranks: the texts themselves travel only where they differ
+  // With thousands of ranks, send the texts only where they differ
   const std::string digest = std::to_string(std::hash<std::string>()(mine));
   const std::vector<std::string> digests = group.exchange(digest);
   if (std::count(digests.begin(), digests.end(), digest) == group.size()) {

@@ -16,11 +16,11 @@
 // weights travel once, gradients every step, optimizer state never.
 //
 // The loss is the mean over this rank's samples; DDP divides by the number of
-// ranks. The result is the mean over the global batch only where all ranks
-// have equally many samples.
+// ranks. The result is the global batch's mean only if all ranks have equally
+// many samples.
 //
 // Each forward is followed by its backward: a reduction serves one backward.
-// Several forwards may share one, whose losses are added first. After two
+// Several forwards may share one if their losses are added first. After two
 // forwards, a second backward would leave its gradients on this rank, so it is
 // an Error (not in PyTorch's DDP).
 //
@@ -81,12 +81,12 @@ class DistributedDataParallel {
   /// Nothing divides by the number of accumulated steps: scale the loss.
   NoSync no_sync() { return NoSync(*this); }
 
-  /// Runs `body`, a loop over this rank's batches of ANY number; then answers
-  /// the calls of the ranks that have more with zeros, until all are done. Sums
-  /// are divided by the world size to the end, or by the number of ranks that
-  /// still have samples. In the end the ranks hold the weights of the last one;
-  /// optimizer state is not copied. Collective. Adds one all-reduce of W + 1 i32
-  /// per forward.
+  /// Runs `body`, a loop over this rank's batches of ANY number; then joins the
+  /// calls of ranks that have more, with zeros, until all are done. Sums are
+  /// divided by the world size, or by the number of ranks that still have
+  /// samples. At the end all ranks have the weights of the last to finish;
+  /// optimizer state is not copied. Collective. Adds one all-reduce of W + 1
+  /// i32 per forward.
   void join(const std::function<void()>& body,
             bool divide_by_initial_world_size = true);
 
@@ -105,7 +105,7 @@ class DistributedDataParallel {
   void after_forward(const Tensors& outputs);
   bool will_reduce() const;
   void broadcast_buffers(int root);
-  // Inside join (join.cpp): the answers of all ranks before a forward
+  // Inside join (join.cpp): all ranks' answers before a forward
   struct JoinStatus {
     std::vector<std::int32_t> has_samples = {};  ///< by rank
     int num_reducing = 0;  ///< ranks whose backward reduces
@@ -120,7 +120,7 @@ class DistributedDataParallel {
   Module& module_;
   ProcessGroup& group_;
   const DdpOptions options_;
-  /// Graphs of outputs may outlive it: they hold weak pointers to it.
+  /// Graphs may outlive the reducer: they hold weak pointers.
   std::shared_ptr<Reducer> reducer_;
   bool is_syncing_ = true;
   bool last_forward_synced_ = true;

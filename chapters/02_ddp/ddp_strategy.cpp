@@ -68,7 +68,7 @@ BillSizes DdpStrategy::sizes() const {
 }
 
 double DdpStrategy::predicted_bytes() const {
-  // And an all-reduce of the loss in each step
+  // Each step also all-reduces the loss
   const double d = dp_.size();
   return ddp::predicted_bytes(sizes()) +
          static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;

@@ -20,7 +20,7 @@ int DistributedDataParallel::JoinStatus::first_active() const {
 
 DistributedDataParallel::JoinStatus DistributedDataParallel::agree_on_status(
     bool has_samples) {
-  // One flag per rank, and one of those that will reduce in this backward
+  // One flag per rank, and the number of ranks that will reduce
   std::vector<std::int32_t> flags(static_cast<std::size_t>(group_.size() + 1));
   flags[static_cast<std::size_t>(group_.rank())] = has_samples;
   flags.back() = has_samples && will_reduce();
@@ -45,7 +45,7 @@ void DistributedDataParallel::join(const std::function<void()>& body,
   body();
   reducer_->check_finished();
 
-  // Answer the others' calls until nobody has samples
+  // Join the others' calls until no rank has samples
   for (;;) {
     const JoinStatus status = agree_on_status(false);
     if (status.num_active() == 0) break;

@@ -1,7 +1,7 @@
 #pragma once
 
-// DDP in its simplest form, to be read first, and for tests to compare with:
-// one message per parameter, and none before backward has ended.
+// The simplest DDP, to read first and for tests to compare with: one message
+// per parameter, all of them after backward.
 //
 //   NaiveDdp ddp(model, dp);                     // everybody has rank 0's
 //   language_loss(model(inputs), targets).backward();

@@ -29,7 +29,7 @@ std::vector<BucketItem> items_of(const Tensors& parameters) {
   return items;
 }
 
-/// "'a', 'b', 'c' and 7 more".
+/// Returns "'a', 'b', 'c' and 7 more".
 std::string list_of(const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 8;
   std::string text;
@@ -88,11 +88,11 @@ std::vector<BucketMembers> Reducer::buckets() const {
 }
 
 void Reducer::make_buckets(const std::vector<BucketMembers>& assignment) {
-  // Buffers that are the gradients are booked as gradients
+  // Buffers that gradients are views of count as gradients
   MemoryScope kind(options_.gradient_as_bucket_view
                        ? MemoryKind::kGradient
                        : MemoryKind::kCommunication);
-  // Gradients that lie in the old buckets move on to the new ones
+  // Move gradients from the old buckets to the new ones
   std::vector<Tensor> old_grads(slots_.size());
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const Tensor grad = slots_[i].parameter.grad();
@@ -132,7 +132,7 @@ void Reducer::make_buckets(const std::vector<BucketMembers>& assignment) {
 std::vector<int> Reducer::arrival_order() const {
   std::vector<int> order(slots_.size());
   std::iota(order.begin(), order.end(), 0);
-  // Parameters without a gradient come last, the last-defined first
+  // Parameters without a gradient come last, in reverse definition order
   std::reverse(order.begin(), order.end());
   auto key = [&](int i) {
     const int arrival = slots_[static_cast<std::size_t>(i)].arrival;
@@ -144,7 +144,7 @@ std::vector<int> Reducer::arrival_order() const {
 }
 
 void Reducer::rebuild_buckets() {
-  // With unused parameters the arrival order of one step says little
+  // With unused parameters, arrival order differs from step to step
   if (has_rebuilt_ || !has_reduced_ || finds_unused()) return;
   has_rebuilt_ = true;
 
@@ -291,7 +291,7 @@ void Reducer::finish_reduction() {
       mark_ready(slot, static_graph_.is_used(slot.index));
     }
   }
-  // The next forward says which gradients are missing
+  // The next forward reports the missing gradients
   if (next_bucket_ < buckets_.size()) return;
 
   // Wait for all buckets
@@ -328,7 +328,7 @@ void Reducer::forget_failed_backward() {
            "ddp: forward after a backward that failed: gradients hold a part "
            "of it; call clear_grad() of the model and run this step again from "
            "its first forward");
-  // Buckets that have left are still in use by their all-reduce
+  // Launched buckets are still in use by their all-reduce
   for (Bucket& bucket : buckets_) bucket.wait();
   usage_.wait();
   if (is_counting_uses()) static_graph_.forget_uses();

@@ -11,8 +11,8 @@
 // end of backward waits for all of them.
 //
 // All ranks must issue the same calls in the same order, while gradients may
-// arrive in different orders. So bucket j leaves only when buckets 0..j-1 have
-// left: the order of buckets decides, not the order in which they fill.
+// arrive in different orders. So bucket j leaves only after buckets 0..j-1,
+// whichever fills first.
 //
 // Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data
 // Parallel Training", sections 3.2 and 4.2.
@@ -43,7 +43,7 @@ struct DdpOptions {
   /// The user promises that every iteration uses the same parameters equally
   /// often (static_graph.h). The first one reduces at its end.
   bool static_graph = false;
-  /// Rank 0's buffers (BatchNorm's running statistics) on every rank before a
+  /// Broadcasts rank 0's buffers (BatchNorm's running statistics) before a
   /// forward that follows a synchronised one.
   bool broadcast_buffers = true;
 };
@@ -59,11 +59,11 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   /// Throws Error that names the parameters without a gradient when the last
-  /// backward left buckets behind. After a backward that an exception left, it
-  /// throws until the gradients have been cleared, and then forgets that one.
+  /// backward left buckets behind. After a failed backward, it throws until the
+  /// gradients have been cleared.
   void check_finished();
-  /// Once, after the first reduction: orders the buckets as the gradients
-  /// arrived on rank 0. A broadcast of one i32 per parameter.
+  /// Called once, after the first reduction: orders the buckets as gradients
+  /// arrived on rank 0. Broadcasts one i32 per parameter.
   void rebuild_buckets();
   /// The next backward reduces; the sum over the ranks is divided by `divisor`.
   /// It may begin from any of `outputs`.
@@ -71,7 +71,7 @@ class Reducer {
   /// The next backward only accumulates.
   void expect_nothing() { is_expecting_ = false; }
   /// A backward has reached an output that was given to expect_reduction.
-  /// Throws Error when the reduction has been made or given up since: these
+  /// Throws Error when the reduction has already run or been dropped: these
   /// gradients would stay on this rank.
   void check_expecting();
   /// Takes part in the others' reduction with zeros, and ignores its result.
@@ -91,7 +91,7 @@ class Reducer {
     std::size_t bucket = 0;
     Tensor view;  ///< this parameter's place in its bucket
     bool is_ready = false;
-    /// When the gradient came, in the iteration whose order is recorded.
+    /// Arrival position of the gradient, in the recorded iteration.
     int arrival = 0;
   };
 
@@ -126,7 +126,7 @@ class Reducer {
 
   bool is_expecting_ = false;
   bool is_reducing_ = false;
-  std::atomic<bool> has_failed_ = false;  ///< an exception left the backward
+  std::atomic<bool> has_failed_ = false;  ///< backward threw
   bool has_reduced_ = false, has_rebuilt_ = false;
   double divisor_ = 1;
   std::size_t next_bucket_ = 0;

@@ -34,7 +34,7 @@ std::vector<std::int64_t> DistributedSampler::indices() const {
     }
   }
 
-  // Deal it out; beyond the end it begins again
+  // Deal it out, and start over at the end
   std::vector<std::int64_t> mine;
   for (std::int64_t i = 0; i < size_; ++i) {
     const std::int64_t position = (rank_ + i * num_ranks_) % num_samples_;

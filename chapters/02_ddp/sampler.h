@@ -17,18 +17,18 @@ struct SamplerOptions {
 
 /// Deals a dataset out to d ranks: rank r gets entries r, r + d, r + 2d, ... of
 /// a permutation that all ranks draw from seed + epoch. Every rank gets equally
-/// many: by repetition from the beginning, or by leaving out the rest.
+/// many: the first ones are repeated, or the rest is left out.
 class DistributedSampler {
  public:
   /// Throws Error for a rank outside 0..num_ranks-1 or an empty dataset.
   DistributedSampler(std::int64_t num_samples, int num_ranks, int rank,
                      const SamplerOptions& options = {});
 
-  /// Another permutation for each epoch; without it every epoch is the same.
+  /// Selects the permutation of an epoch; without it all epochs are the same.
   void set_epoch(std::int64_t epoch) { epoch_ = epoch; }
   /// This rank's samples of the epoch, in their order.
   std::vector<std::int64_t> indices() const;
-  /// How many those are.
+  /// Their number.
   std::int64_t size() const { return size_; }
 
  private:

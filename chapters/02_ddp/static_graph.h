@@ -24,7 +24,7 @@ class StaticGraph {
 
   /// A later iteration begins.
   void expect_uses() { missing_uses_ = uses_; }
-  /// One use of the parameter; true with the last, and with any beyond it.
+  /// Counts one use of the parameter; true from the last expected use on.
   bool is_last_use(std::size_t parameter) {
     return --missing_uses_[parameter] <= 0;
   }

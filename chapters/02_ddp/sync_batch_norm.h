@@ -12,10 +12,10 @@
 namespace shardbook::ddp {
 
 /// Turns every BatchNorm below `module` into a synchronised one over the ranks
-/// of `group`. Returns how many there are. Their messages go over a subgroup
-/// of their own, so that they neither wait behind buckets nor mix with them.
-/// Collective. Per layer of c channels: all-reduces of c + 1 and c values
-/// forward and of 2c backward, in f64.
+/// of `group`. Returns how many there are. They use their own subgroup, so
+/// their messages do not queue behind buckets. Collective. Per layer of c
+/// channels: all-reduces of c + 1 and c values forward and of 2c backward, in
+/// f64.
 int convert_sync_batchnorm(Module& module, ProcessGroup& group);
 
 }  // namespace shardbook::ddp

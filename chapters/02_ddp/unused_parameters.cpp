@@ -23,7 +23,7 @@ std::vector<int> find_unused_parameters(const Tensors& outputs,
 
 void UsageReduction::launch(ProcessGroup& group) {
   MemoryScope kind(MemoryKind::kCommunication);
-  sum_ = Tensor();  // frees the memory that the next one takes
+  sum_ = Tensor();  // frees memory for the next one
   sum_ = Tensor::from_values<std::int32_t>(
       is_used_, {static_cast<std::int64_t>(is_used_.size())});
   work_ = group.all_reduce(sum_, ReduceOp::kSum, "used parameters");

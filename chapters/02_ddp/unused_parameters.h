@@ -2,11 +2,11 @@
 
 // Parameters that a forward does not use.
 //
-// A parameter without a gradient would leave its bucket behind, and all later
-// ones. With find_unused_parameters, such parameters contribute zeros at once.
-// One more all-reduce counts the ranks that used each parameter: if no rank
-// did, its gradient is left alone, because momentum and weight decay must not
-// move it. A static graph counts its ranks the same way, once.
+// A parameter without a gradient would block its bucket and all later ones.
+// With find_unused_parameters, such parameters contribute zeros at once. One
+// more all-reduce counts the ranks that used each parameter: if no rank did,
+// its gradient is left alone, because momentum and weight decay must not move
+// it. A static graph counts its ranks the same way, once.
 
 #include <algorithm>
 #include <cstddef>
@@ -39,7 +39,7 @@ class UsageReduction {
   /// Waits for it, if it has been launched.
   void wait() { work_.wait(); }
   void read_result();
-  /// False when the result says that no rank used the parameter.
+  /// False when no rank used the parameter, by the result.
   bool has_users(std::size_t parameter) const {
     return num_users_.empty() || num_users_[parameter] != 0;
   }
