@@ -47,8 +47,8 @@ struct FlatLayout {
 
 /// ZeRO-1 and -2: parameters in order, the end padded to a multiple of
 /// `alignment` times `ranks` (DeepSpeed: alignment 2). With `round_robin`,
-/// parameters i, i + ranks, i + 2 ranks, ... stand together, so that gradients
-/// that come one after another go to different owners.
+/// parameters i, i + ranks, i + 2 ranks, ... are neighbours, so that
+/// consecutive gradients go to different owners.
 FlatLayout flat_layout(const std::vector<std::int64_t>& numels, int ranks,
                        std::int64_t alignment, bool round_robin = false);
 
@@ -72,7 +72,7 @@ SliceLayout slice_layout(const std::vector<std::int64_t>& numels, int ranks);
 Tensor flatten(const std::vector<NamedTensor>& parameters,
                const FlatLayout& layout, const Device& device);
 
-/// Moves values to the host, where they wait for their place on the device.
+/// Moves values to the host, until their place on the device exists.
 void move_to_host(const std::vector<NamedTensor>& parameters);
 
 }  // namespace shardbook::zero

@@ -1,4 +1,4 @@
-// ZeRO and FSDP: data parallelism whose ranks share what they would all hold.
+// ZeRO and FSDP: data parallelism in shards instead of copies.
 //
 //   ch03_zero_fsdp --world-size 4
 //   ch03_zero_fsdp --world-size 4 --backward-prefetch post

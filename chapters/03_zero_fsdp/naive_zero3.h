@@ -1,15 +1,15 @@
 #pragma once
 
-// ZeRO-3 in its simplest form, to be read first, and for tests to compare with:
-// no hooks, no buckets, nothing overlaps.
+// The simplest ZeRO-3, to read first and for tests to compare with: no hooks,
+// no buckets, no overlap.
 //
 //   const auto layers = layers_of(config);
 //   NaiveZero3 zero(*layers, init, dp, "adamw", {});
 //   double loss = zero.step(inputs, targets);    // of this rank's samples
 //
-// Each of d ranks holds one of d equal parts of every parameter, of its
-// gradient and of its optimizer state. Whole parameters exist one layer at a
-// time. Only the input of each layer is kept for backward.
+// Each of d ranks holds 1/d of every parameter, gradient and optimizer state.
+// Whole parameters exist one layer at a time. Only the input of each layer is
+// kept for backward.
 
 #include <map>
 #include <memory>

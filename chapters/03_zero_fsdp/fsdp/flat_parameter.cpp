@@ -31,7 +31,7 @@ FlatParameter::FlatParameter(const std::string& name,
                              const UnitOptions& options, bool per_parameter,
                              bool use_orig_params)
     : name_(name), groups_(groups), options_(options) {
-  // v2 puts trained parameters first: the gradients are then a prefix
+  // v2 puts trained parameters first: their gradients are a prefix
   auto is_trained = [](const NamedTensor& p) {
     return p.tensor.requires_grad();
   };
@@ -146,7 +146,7 @@ void FlatParameter::start_gather() {
     gather_work_ =
         groups_.shards->all_gather(message, input, "gather " + name_);
   }
-  // Set last: when memory or a peer was missing, the unit is still in shards
+  // Set last: if the lines above throw, the unit is still in shards
   state_ = State::kGathering;
 }
 
@@ -171,7 +171,7 @@ void FlatParameter::free_full() {
   state_ = State::kSharded;
 }
 
-// v2, from the order of ranks to that of parameters
+// v2: from rank order to parameter order
 void FlatParameter::copy_out(const Tensor& message, const Tensor& full) const {
   const ManyCopies copies("copy out", full, message);
   for (std::size_t i = 0; i < layout_.size(); ++i) {
@@ -184,7 +184,7 @@ void FlatParameter::copy_out(const Tensor& message, const Tensor& full) const {
   }
 }
 
-// v2, back; each rank's part of the message has `part` elements
+// v2: back to rank order; each rank has `part` elements of the message
 void FlatParameter::copy_in(const Tensor& full, const Tensor& message,
                             std::int64_t part) const {
   const ManyCopies copies("copy in", message, full);

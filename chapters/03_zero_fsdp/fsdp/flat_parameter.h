@@ -17,8 +17,7 @@
 // message. v2 cuts each parameter by rows, so a message is ordered by rank, and
 // is copied to (and, for gradients, from) the parameters' order.
 //
-// Where a rank shares with no other (NO_SHARD, d = 1), shard and full are one
-// array.
+// Without sharding (NO_SHARD, d = 1), shard and full are one array.
 
 #include <cstdint>
 #include <memory>
@@ -38,7 +37,7 @@ struct HostTraffic {
   double to_host = 0;
 };
 
-/// The ranks that a unit is spread over; null stands for this rank alone.
+/// The ranks that a unit is spread over; null: this rank alone.
 struct UnitGroups {
   ProcessGroup* shards = nullptr;
   ProcessGroup* replicas = nullptr;
@@ -69,7 +68,7 @@ class FlatParameter {
   bool is_sharded() const { return state_ == State::kSharded; }
   /// Allocates memory, casts, sends; the caller chooses the stream.
   void start_gather();
-  /// After it, operations may read the full parameters.
+  /// Afterwards operations may read the full parameters.
   void finish_gather();
   void free_full();
 
@@ -78,19 +77,19 @@ class FlatParameter {
   /// Allocates memory for the gradients, in which they will accumulate.
   void prepare_grads();
   bool has_grads() const;
-  /// Forgets the gradients that have come, and the memory for them.
+  /// Drops the gradients computed so far, and frees their memory.
   void drop_grads();
   /// Starts the sum over ranks of the gradients / `divide_before`, and frees
   /// the full gradients (unless they are the message).
   void start_reduce(double divide_before);
   /// Adds the arrived sum / `divide_after` to the gradient of `trained`.
   void finish_reduce(double divide_after);
-  /// Waits for a sum that is on its way, and forgets it.
+  /// Waits for a sum in flight, and drops it.
   void drop_reduction();
 
   // --- State -------------------------------------------------------------------
 
-  /// The whole of a tensor that lies as the shard does. Collective.
+  /// Gathers a tensor with the shard's layout. Collective.
   Tensor gather(const Tensor& shard, const std::string& label) const;
   /// Parameter i in what `gather` returned.
   Tensor view(const Tensor& full, std::size_t i) const;
@@ -134,8 +133,8 @@ class FlatParameter {
   std::vector<std::string> names_;
   DType dtype_, compute_dtype_, reduce_dtype_;
   std::vector<bool> requires_grad_;
-  /// Elements of a shard that are reduced: all of them in v1, in v2 those of
-  /// the trained parameters, which come first.
+  /// Reduced elements of a shard: in v1 all, in v2 only the trained
+  /// parameters', which come first.
   std::int64_t grad_numel_ = 0;
   bool is_whole_ = false;  ///< full is the shard
 

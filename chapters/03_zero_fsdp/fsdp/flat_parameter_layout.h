@@ -6,8 +6,8 @@
 //   flat (FSDP v1)          [a a a a b|b b c c .]   padded at the very end
 //   per parameter (v2)      [a a|a a] [b b|b .] [c|c]   padded one by one
 //
-// Both cut with CEIL (torch.chunk): part r of n is [r q, (r+1) q), q = ceil(n /
-// d), so the last ranks may hold nothing but padding.
+// Both use the rule CEIL (torch.chunk): part r of n is [r q, (r+1) q), q =
+// ceil(n / d), so the last ranks may hold nothing but padding.
 
 #include <cstdint>
 #include <vector>

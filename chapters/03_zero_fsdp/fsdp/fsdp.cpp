@@ -60,14 +60,14 @@ void FullyShardedDataParallel::pre_forward(Unit& unit, Tensors& inputs) {
 
   cast_inputs(unit, inputs);
   if (RankContext::current().grad_enabled) unit.calls += 1;
-  // Which of the unit's forwards this is; a recomputed one is the last again
+  // The number of this forward; a recomputed one repeats the last
   const std::size_t count = unit.finished.size();
   const std::size_t nth = again && count > 0 ? count - 1 : count;
   if (autograd::needs_grad(inputs)) watch_end(unit, nth, inputs);
 }
 
-// No backward will come for the forwards before: their graph is gone. One that
-// has failed, or was not meant to be trained on, may have left units whole.
+// Earlier forwards get no backward: their graph is gone. One that failed, or
+// needed no backward, may have left units whole.
 void FullyShardedDataParallel::begin_orders() {
   begun_.clear();
   finished_.clear();
@@ -91,7 +91,7 @@ void FullyShardedDataParallel::cast_inputs(Unit& unit, Tensors& inputs) {
 }
 
 // The gradients of a unit's inputs are complete when everything inside it has
-// run backward: an identity in front of the inputs notices. (Where the inputs
+// run backward: an identity in front of the inputs detects this. (If the inputs
 // need none, the end of backward does.)
 void FullyShardedDataParallel::watch_end(Unit& unit, std::size_t nth,
                                          Tensors& inputs) {
@@ -252,7 +252,7 @@ void FullyShardedDataParallel::unshard(Unit& unit) {
   if (!unit.flat || !unit.flat->is_sharded()) return;
   check_order(unit);
   // The host may run far ahead of the device, and memory is allocated when a
-  // gather is issued: two units may be gathered and not yet used up
+  // gather is issued: at most two gathered units may still be in use
   if (options_.limit_all_gathers && freed_.size() >= 2) {
     freed_.front().synchronize();
     freed_.pop_front();
@@ -274,9 +274,8 @@ void FullyShardedDataParallel::reshard_all() {
   for (const auto& unit : units_) reshard(*unit);
 }
 
-// Backward meets first what forward finished last: before a unit that contains
-// others, the last of them. PyTorch's _exec_order_utils and fully_shard go by
-// this order as well.
+// Backward reaches units in the reverse order of the ends of their forwards, as
+// in PyTorch's _exec_order_utils and fully_shard.
 void FullyShardedDataParallel::prefetch_for_backward(const Unit& unit,
                                                      std::size_t nth) {
   if (nth >= unit.finished.size() || unit.finished[nth] == 0) return;
@@ -334,7 +333,7 @@ double FullyShardedDataParallel::clip_grad_norm_(double max_norm) {
   for (const Tensor& shard : parameters()) {
     if (shard.grad().defined()) local += sum_of_squares(shard.grad());
   }
-  // Replicas hold the same shards: their squares count once
+  // Replicas hold the same shards: count the squares once
   MemoryScope kind(MemoryKind::kCommunication);
   const Tensor total = Tensor::full({}, local, {DType::kF64, Device()});
   if (groups_.shards != nullptr) {

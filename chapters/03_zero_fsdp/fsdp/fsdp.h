@@ -26,17 +26,17 @@
 // parameters(). Between steps the model's own parameters hold nothing; read
 // them under summon_full_params. The optimizer must work element by element
 // (LAMB and LARS would see norms of slices). All ranks construct, call and
-// destroy it in the same order, and use the same units in the same order; the
-// first iteration checks that. Model and group must outlive it, and the model
-// is empty after it: take a full state dict before.
+// destroy it, and use the same units, in the same order; the first iteration
+// checks the units. Model and group must outlive it, and the model is empty
+// after it: take a full state dict before.
 //
 // A module that runs twice is gathered for each forward and reduced once. A
 // unit that no output depends on gets no gradient; a parameter without one in a
 // unit that has some counts as zero.
 //
-// An exception may leave a forward: the next one begins anew. When an exception
-// leaves a backward, this object drops the gradients of the step, and refuses
-// to go on until clear_grad() says that the step will be run again.
+// A forward may throw: the next one begins anew. When a backward throws, this
+// object drops the gradients of the step, and then throws until clear_grad() is
+// called, after which the step can be repeated.
 //
 // Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
 // Parallel", sections 3 and 4; Rajbhandari et al. 2020, section 5.3.
@@ -72,7 +72,7 @@ struct CpuOffload {
 
 struct FsdpOptions {
   ShardingStrategy sharding_strategy = ShardingStrategy::kFullShard;
-  /// HYBRID_SHARD: ranks of a node, which hold one copy together.
+  /// HYBRID_SHARD: ranks of a node, which share one copy.
   int shard_size = 0;
   WrapPolicy auto_wrap_policy;
   CpuOffload cpu_offload;
@@ -80,22 +80,22 @@ struct FsdpOptions {
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
   /// The next unit of the last iteration is gathered before this one computes.
   bool forward_prefetch = false;
-  /// The host issues a gather only when all but two earlier ones are used up.
+  /// Limits how far the host issues gathers ahead of the computation.
   bool limit_all_gathers = true;
   /// parameters() has one entry per parameter, so a unit may mix trained and
   /// frozen ones.
   bool use_orig_params = false;
   /// Begin with rank 0's values.
   bool sync_module_states = false;
-  /// First iteration: all ranks gather the same units in the same order.
+  /// First iteration: check that all ranks gather the units in the same order.
   bool check_execution_order = true;
   /// FSDP v2 (fully_shard.h).
   bool per_parameter = false;
 };
 
 /// Returns f: gradients are divided by f before the sum and by d / f after it,
-/// so neither addends nor sum leave the range of few bits. For d = 8: 4, then
-/// 2. f is a power of two: where d is one, too, nothing is rounded.
+/// so neither addends nor sum overflow in 16 bits. For d = 8: 4, then 2. f is a
+/// power of two: if d is one too, nothing is rounded.
 double gradient_predivide_factor(int num_ranks);
 
 class FullyShardedDataParallel;
@@ -114,9 +114,9 @@ class [[nodiscard]] NoSync {
 };
 
 /// While it lives, the model's parameters are whole, in the shards' dtype. At
-/// its end each rank keeps what was written to its own shard. A forward inside
-/// gathers nothing, so one rank may run it alone. Collective. Costs the memory
-/// of the whole model.
+/// its end each rank keeps its shard, with changes. A forward inside gathers
+/// nothing, so one rank may run it alone. Collective. Costs the memory of the
+/// whole model.
 class [[nodiscard]] SummonFullParams {
  public:
   explicit SummonFullParams(FullyShardedDataParallel& fsdp,
@@ -133,9 +133,9 @@ class [[nodiscard]] SummonFullParams {
 
 class FullyShardedDataParallel {
  public:
-  /// Units: the root, `plan`'s, and what the policy chooses. Throws Error for
-  /// parameters that belong to two units, for mixed dtypes, and for a shard
-  /// size that does not divide the ranks.
+  /// Units: the root, `plan`'s, and the policy's. Throws Error for parameters
+  /// that belong to two units, for mixed dtypes, and for a shard size that does
+  /// not divide the ranks.
   FullyShardedDataParallel(Module& module, ProcessGroup& group,
                            const FsdpOptions& options = {},
                            const WrapPlan& plan = {});
@@ -152,8 +152,8 @@ class FullyShardedDataParallel {
   }
   /// The tensors that the optimizer updates on this rank.
   Tensors parameters() const;
-  /// Forgets all gradients: those of the shards, whole ones that no_sync has
-  /// kept, and those that a failed backward has left.
+  /// Drops all gradients: sharded ones, whole ones kept by no_sync, and remains
+  /// of a failed backward.
   void clear_grad();
   /// Norm of the global gradient over all shards; scales them when it exceeds
   /// `max_norm`. An all-reduce of one f64. Use it in place of clip_grad_norm.
@@ -164,8 +164,8 @@ class FullyShardedDataParallel {
   const FsdpOptions& options() const { return options_; }
   /// In the order of definition.
   std::vector<const FlatParameter*> units() const;
-  /// Whether units()[0] is the root's, which has none when all parameters lie
-  /// in other units.
+  /// Whether units()[0] is the root's; the root has no unit when all parameters
+  /// are in other units.
   bool root_has_parameters() const { return units_[0]->flat != nullptr; }
   /// Frees what is gathered, for instance before shards are overwritten.
   void reshard_all();
@@ -182,10 +182,10 @@ class FullyShardedDataParallel {
     bool keeps_dtype = false;
     std::unique_ptr<FlatParameter> flat;  ///< null: no parameters of its own
     std::vector<DType> input_dtypes;
-    int calls = 0;  ///< forwards whose backward is not known to be complete
+    int calls = 0;          ///< forwards with an incomplete backward
     std::size_t begun = 0;  ///< place of the last forward in `begun_`
-    std::vector<std::size_t> finished;  ///< places of all in `finished_`
-    int awaited = 0;  ///< of these, those that backward has not met
+    std::vector<std::size_t> finished;  ///< places in `finished_`
+    int awaited = 0;                    ///< of these, not reached by backward
   };
 
   void make_groups();
@@ -226,7 +226,7 @@ class FullyShardedDataParallel {
   bool is_syncing_ = true;
   bool is_first_iteration_ = true;
   bool is_in_backward_ = false;
-  bool has_failed_ = false;  ///< a backward, since the last clear_grad
+  bool has_failed_ = false;  ///< since the last clear_grad
   bool is_summoned_ = false;
   /// Lives as long as a graph that backward may still walk through.
   std::weak_ptr<void> graph_;

@@ -22,7 +22,7 @@ double predicted_bytes(const FullyShardedDataParallel& fsdp,
   for (std::size_t i = 0; i < units.size(); ++i) {
     const FlatParameter& unit = *units[i];
     p = static_cast<double>(unit.ranks());
-    // Forward and backward; the root (and SHARD_GRAD_OP) keeps what it has
+    // Forward and backward; the root (and SHARD_GRAD_OP) stays whole
     const bool is_root = i == 0 && fsdp.root_has_parameters();
     const double gathers = unit.ranks() == 1                      ? 0
                            : is_zero3(fsdp.options()) && !is_root ? 2

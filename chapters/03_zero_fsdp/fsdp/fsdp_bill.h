@@ -28,7 +28,7 @@ MemoryBill states_bill(const Options& options,
                        const FullyShardedDataParallel& fsdp);
 
 /// Seconds of a step on the cluster `textbook`, with micro-batches of `model`;
-/// not predicted unless all units are shards of equal layers, or one unit.
+/// predicted only for one unit, or for equal layers in shards.
 double step_s(const FullyShardedDataParallel& fsdp, const StepPlan& plan,
               const textbook::ModelTimes& model);
 

@@ -88,7 +88,7 @@ void FullyShardedDataParallel::make_groups() {
     case ShardingStrategy::kHybridShard:
       break;
   }
-  // Consecutive ranks, a node, hold one copy
+  // Consecutive ranks (a node) share one copy
   const int f = options_.shard_size;
   SB_CHECK(f >= 1 && d % f == 0, "fsdp: shard_size ", f, " for ", d,
            " ranks; give a divisor of ", d, ", the ranks of a node");
@@ -114,7 +114,7 @@ void FullyShardedDataParallel::broadcast_states() {
 }
 
 void FullyShardedDataParallel::make_units(const WrapPlan& plan) {
-  // The root, what was wrapped by hand, what the policy adds
+  // The root, units wrapped by hand, units of the policy
   std::map<const Module*, UnitOptions> options;
   UnitOptions defaults;
   defaults.offload_params = options_.cpu_offload.offload_params;
@@ -218,11 +218,11 @@ SummonFullParams::SummonFullParams(FullyShardedDataParallel& fsdp,
     const auto found = whole.find(leaf.id());
     return found == whole.end() ? leaf : found->second;
   });
-  fsdp.is_summoned_ = true;  // last: not when the above has thrown
+  fsdp.is_summoned_ = true;  // last: not if the above throws
 }
 
 SummonFullParams::~SummonFullParams() {
-  // Write back what may have changed, put the leaves back in place
+  // Write changes back, put the leaves back in place
   fsdp_.is_summoned_ = false;
   const auto units = fsdp_.units();
   std::map<std::string, Tensor> leaves;

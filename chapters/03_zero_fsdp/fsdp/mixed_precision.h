@@ -1,6 +1,6 @@
 #pragma once
 
-// Mixed precision: what travels and computes in few bits, what stays in f32.
+// Mixed precision: 16 bits for messages and computation, f32 for shards.
 
 #include <optional>
 

@@ -32,8 +32,8 @@ bool keeps(FullyShardedDataParallel& fsdp, const FullStateDictOptions& setup) {
   return !setup.rank0_only || fsdp.group().rank() == 0;
 }
 
-/// One state tensor of a unit in the layout of its shard, made of the slots
-/// of the unit's parts; undefined when none was updated.
+/// One state tensor of a unit in the layout of its shard, from the slots of the
+/// unit's parts; undefined if none was updated.
 Tensor packed_state(const FlatParameter& unit, Optimizer& optimizer,
                     std::size_t first_slot, std::size_t which) {
   const auto& trained = unit.trained();
@@ -131,7 +131,7 @@ void load_sharded_state_dict(FullyShardedDataParallel& fsdp,
     for (std::size_t i = 0; i < unit->names().size(); ++i) {
       const std::string& name = unit->names()[i];
       const Piece own = unit->layout().piece(i, unit->shard_rank());
-      // Walk over the pieces, and copy their overlap with the own one
+      // Copy the overlap of each piece with this rank's
       std::int64_t covered = own.begin;
       for (const ShardedTensor* piece : by_name[name]) {
         SB_CHECK(piece->shape == unit->layout().shapes[i], "fsdp: '", name,

@@ -8,8 +8,8 @@
 //             loads on any number of ranks and any wrapping
 //   LOCAL     the raw shards, padding included; the same ranks, same wrapping
 //
-// Units are gathered one at a time: on top of what is kept, a full or sharded
-// state costs one unit.
+// Units are gathered one at a time: beyond its result, a full or sharded state
+// needs the memory of one unit.
 
 #include <cstdint>
 #include <map>
@@ -30,8 +30,8 @@ struct FullStateDictOptions {
 /// Every parameter, whole, by name, in order of definition. Collective.
 std::vector<NamedTensor> full_state_dict(
     FullyShardedDataParallel& fsdp, const FullStateDictOptions& options = {});
-/// Each rank takes its shards from the whole. Throws Error for a missing name
-/// or another shape.
+/// Each rank reads its shards from the whole. Throws Error for a missing name
+/// or a wrong shape.
 void load_full_state_dict(FullyShardedDataParallel& fsdp,
                           const std::vector<NamedTensor>& state);
 
@@ -59,13 +59,13 @@ struct ParameterState {
   std::int64_t step = 0;
   std::vector<NamedTensor> state;
 };
-/// By the parameter's NAME: an index would mean another unit under another
-/// wrapping. Parameters that were never updated have no entry. Collective.
+/// By the parameter's NAME: indices depend on the wrapping. Parameters that
+/// were never updated have no entry. Collective.
 std::map<std::string, ParameterState> full_optim_state_dict(
     FullyShardedDataParallel& fsdp, Optimizer& optimizer,
     const FullStateDictOptions& options = {});
-/// Throws Error when the parameters of one flat shard were updated differently
-/// often: it has one step count.
+/// Throws Error when the parameters of one flat shard have different update
+/// counts: a shard has one step count.
 void load_full_optim_state_dict(
     FullyShardedDataParallel& fsdp, Optimizer& optimizer,
     const std::map<std::string, ParameterState>& state);

@@ -12,7 +12,7 @@ std::int64_t wrap_below(Module& module, bool is_root, const WrapPolicy& policy,
   if (!is_root && plan.contains(&module)) return numel;
   if (!policy(module, /*recurse=*/true, numel)) return 0;
 
-  // Children first, into a list of their own: parents stand before them
+  // Children go into a separate list: their parents come before them
   std::vector<Module*> below;
   std::int64_t wrapped = 0;
   for (Module* child : children_of(module)) {

@@ -31,8 +31,8 @@
 
 namespace shardbook::fsdp {
 
-/// recurse: may the walk go into this module's children? Otherwise: does the
-/// module, with `numel` elements not yet wrapped, become a unit?
+/// With `recurse`: whether to visit this module's children. Otherwise: whether
+/// the module, with `numel` elements not yet wrapped, becomes a unit.
 using WrapPolicy =
     std::function<bool(Module& module, bool recurse, std::int64_t numel)>;
 
@@ -58,8 +58,8 @@ struct PlannedUnit {
   std::optional<UnitOptions> options;
 };
 
-/// Units that were chosen by hand. Modules must stay where they are: wrap the
-/// members of the finished model.
+/// Units chosen by hand. Modules must not move afterwards: wrap the members of
+/// the finished model.
 class WrapPlan {
  public:
   const std::vector<PlannedUnit>& units() const { return units_; }
@@ -91,13 +91,13 @@ class [[nodiscard]] EnableWrap {
 Module& wrap(WrapPlan& plan, Module& module,
              const std::optional<UnitOptions>& options = {});
 
-/// The units below `root` (itself left out), parents before children. Children
-/// are asked first; a parent is asked with what they left. Modules in `plan`
-/// are units already.
+/// The units below `root` (itself left out), parents before children. The
+/// policy decides on children first, then on a parent with its remaining
+/// elements. Modules in `plan` are units already.
 std::vector<Module*> auto_wrap(Module& root, const WrapPolicy& policy,
                                const WrapPlan& plan = {});
 
-/// The modules that stand directly in `module`.
+/// The direct children of `module`.
 std::vector<Module*> children_of(Module& module);
 
 }  // namespace shardbook::fsdp

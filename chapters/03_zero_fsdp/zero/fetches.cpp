@@ -53,15 +53,15 @@ void Fetches::record(std::size_t unit) {
     cursor_ += 1;
     return;
   }
-  // Another way than last time: record it from here on
+  // The order differs from last time: record it from here on
   trace_.resize(cursor_);
   is_trace_complete_ = false;
   trace_.push_back(unit);
   cursor_ += 1;
 }
 
-/// Elements that are fetched before the unit is fetched again; more than any
-/// limit where it is not.
+/// Elements that are fetched before the unit is fetched again; above any limit
+/// if it is not.
 std::int64_t Fetches::reuse_distance(std::size_t unit) const {
   std::int64_t elements = 0;
   for (std::size_t i = cursor_; i < trace_.size(); ++i) {
@@ -71,8 +71,7 @@ std::int64_t Fetches::reuse_distance(std::size_t unit) const {
   return std::numeric_limits<std::int64_t>::max();
 }
 
-// Releases kept units, those of the farthest next use first, until so many
-// elements fit.
+// Releases kept units, those used farthest ahead first, until `elements` fit.
 void Fetches::make_room(std::int64_t elements) {
   while (live_ + elements > options_.max_live_parameters) {
     std::size_t farthest = states_.size();
@@ -107,7 +106,7 @@ void Fetches::prefetch(std::size_t unit) {
 
 void Fetches::start(std::size_t unit) {
   effects_.start_gather(unit);
-  // Set last: when memory or a peer was missing, the unit is still in shards
+  // Set last: if the lines above throw, the unit is still in shards
   states_[unit] = State::kInFlight;
   live_ += numels_[unit];
 }

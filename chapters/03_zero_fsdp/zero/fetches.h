@@ -2,7 +2,7 @@
 
 // The order of stage 3's fetches: which units are gathered ahead, which stay
 // whole for their next use, and which are released. All of it follows from
-// sizes. The runtime gathers and releases on its word, and the bill counts.
+// sizes. The runtime and the bill both use it.
 
 #include <cstdint>
 #include <functional>
@@ -14,7 +14,7 @@ namespace shardbook::zero {
 
 class Fetches {
  public:
-  /// The work on a unit.
+  /// Operations on a unit.
   struct Effects {
     using Effect = std::function<void(std::size_t unit)>;
     Effect start_gather, finish_gather, release;
@@ -31,8 +31,8 @@ class Fetches {
   void begin_forward() { cursor_ = 0; }
   /// Makes a unit whole, and begins to gather those that follow it.
   void fetch(std::size_t unit);
-  /// The unit has been used. Keeps it whole when it is used again soon, unless
-  /// no use follows a forward without a backward (`may_keep` false).
+  /// The unit has been used. Keeps it whole when it is used again soon;
+  /// `may_keep` is false in a forward without a backward.
   void end_use(std::size_t unit, bool may_keep);
   /// Releases units that were gathered ahead and not used, or that an exception
   /// left behind.

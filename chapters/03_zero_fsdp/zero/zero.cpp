@@ -153,8 +153,8 @@ std::vector<NamedTensor> ZeroOptimizer::own_gradients() {
 }
 
 // Each element is in one shard, and padding is zero: the sum over ranks counts
-// everything once. An overflow on one rank is one on all: inf and nan survive
-// the sum.
+// everything once. All ranks see an overflow on one: inf and nan survive the
+// sum.
 double ZeroOptimizer::global_norm() {
   const double total = sum_of_squares();
   MemoryScope kind(MemoryKind::kCommunication);
@@ -218,7 +218,7 @@ double ZeroOptimizer::step(double norm) {
   NoGrad no_grad;
   finish_gradients();
 
-  // Leave the step out when a gradient has overflowed
+  // Skip the step when a gradient has overflowed
   const bool may_overflow =
       options_.check_grad_overflow ||
       std::any_of(groups_.begin(), groups_.end(), [](auto& group) {
@@ -239,7 +239,7 @@ double ZeroOptimizer::step(double norm) {
   }
   steps_done_ += 1;
 
-  // Publish the new parameters, forget the gradients
+  // Publish the new parameters, drop the gradients
   finish_bringing_back();
   publish(/*with_frozen=*/false);
   is_updating_ = false;

@@ -18,21 +18,21 @@
 //     zero->step();            // clips, updates, publishes, forgets gradients
 //   }
 //
-// The update is the one of DDP, bit for bit, where sums add in the order of
-// ranks: an optimizer that treats elements one by one does not see that they
-// lie in shards. The optimizers of this book all do. One that needs norms of
-// whole tensors (LAMB, LARS) would see norms of slices, and be wrong.
+// Updates equal DDP's bit for bit if sums add in rank order: the optimizers of
+// this book update element by element, so shards make no difference. One that
+// needs norms of whole tensors (LAMB, LARS) would use norms of slices, and be
+// wrong.
 //
 // Parameters that the loss does not depend on get zero gradients, unlike under
 // DDP: one flat tensor has one update. All ranks construct, call, step and
-// destroy in the same order. Model and group must outlive the object. A
-// parameter belongs to this rank's current device afterwards, wherever the
-// model was built: build it on the host when it does not fit the device.
+// destroy in the same order. Model and group must outlive the object.
+// Parameters move to this rank's current device: build the model on the host
+// when it does not fit the device.
 //
-// An exception may leave a forward: the next one begins anew. When one leaves a
-// backward, the object refuses to go on until clear_grad() says that the step
-// will be run again; when one leaves step() after parameters have changed,
-// until a checkpoint is loaded into state().
+// A forward may throw: the next one begins anew. After a backward that threw,
+// all calls throw until clear_grad(), and then the step can be repeated; after
+// a step() that threw when parameters had changed, until a checkpoint is loaded
+// into state().
 //
 // Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training
 // Trillion Parameter Models"; Ren et al. 2021, "ZeRO-Offload". The names of
@@ -76,17 +76,15 @@ class ZeroOptimizer {
   /// clipping (one all-reduce of an f64); inf or nan when the step was left
   /// out. Collective.
   double step();
-  /// Where the model is one part of a larger one (tensor parallelism, experts),
-  /// its owner finishes sums over further groups in these parts of the gradient,
-  /// this rank's own, and computes the norm of the whole. Ends the reductions
-  /// that are under way. Collective.
+  /// This rank's parts of the gradient, after pending reductions. If the model
+  /// is part of a larger one (tensor parallelism, experts), the caller sums
+  /// these over further groups and computes the whole norm. Collective.
   std::vector<NamedTensor> own_gradients();
-  /// The sum of the squares of all of them, in one operation per dtype.
+  /// The sum of their squares, in one operation per dtype.
   double sum_of_squares() const;
-  /// The same as step(), with that norm, after division by the loss scale.
+  /// The same as step(), given the norm, already divided by the loss scale.
   double step(double norm);
-  /// Forgets the gradients of the step, and those that a failed backward has
-  /// left.
+  /// Drops the gradients of the step, or of a failed backward.
   void clear_grad();
 
   /// Updates this rank's flat shards, one per dtype.
@@ -106,8 +104,8 @@ class ZeroOptimizer {
   /// `micro_steps` micro-steps each.
   virtual double predicted_bytes(std::int64_t steps,
                                  std::int64_t micro_steps) const = 0;
-  /// Bytes that this rank sends when a checkpoint has been loaded: it shows its
-  /// parameters to the others, as after a step.
+  /// Bytes that this rank sends after a checkpoint is loaded: it publishes its
+  /// parameters, as after a step.
   virtual double predicted_load_bytes() const = 0;
   /// Elements of this rank's shard, padding included.
   std::int64_t shard_numel() const;
@@ -115,8 +113,8 @@ class ZeroOptimizer {
   // --- State (zero_state.cpp) ------------------------------------------------
 
   /// This rank's parts of parameters, master copies and optimizer state, as
-  /// views: no communication, no copies. Padding is not part of it; nor are
-  /// frozen parameters in stages 1 and 2, which do not shard them.
+  /// views: no communication, no copies. Leaves out padding and, in stages 1
+  /// and 2, frozen parameters, which are not sharded.
   TrainingState state();
   /// Parameters by name, whole, on the host, on every rank (or, with
   /// `rank0_only`, empty elsewhere). Gathers at most allgather_bucket_size
@@ -130,7 +128,7 @@ class ZeroOptimizer {
     bool is_trained = true;
     std::vector<NamedTensor> parameters;
     std::vector<Shape> shapes;
-    /// All ranks' parts; `parameter` counts in `parameters`.
+    /// All ranks' parts; `parameter` is an index into `parameters`.
     std::vector<OwnedPart> parts;
     Tensor shard;  ///< [S], this rank's parameters; what is updated
     Tensor grad;   ///< [S], trained groups only; padding is zero
@@ -147,25 +145,25 @@ class ZeroOptimizer {
   /// The parameters as groups without shards, in order of definition.
   std::vector<ShardGroup> group_parameters(bool with_frozen);
   /// Bytes of an element of this dtype on the wire, and of its copy there:
-  /// 0 where it travels as it is.
+  /// 0 if no copy is made.
   std::int64_t wire_bytes(DType dtype) const;
   std::int64_t copy_bytes(DType dtype) const;
   /// The bucket, or its copy in the dtype of the wire.
   Tensor sent_as(const Tensor& bucket) const;
-  /// Where shards of the optimizer lie: the device, or the host.
+  /// The device of the optimizer's shards, or the host.
   const Device& optimizer_device() const;
 
   /// Called before an update: brings the last reductions into `grad`.
   virtual void finish_gradients() = 0;
-  /// Called after an update (or a load, which changes frozen ones, too): shows
-  /// the new parameters, which are on the device, to all ranks.
+  /// Called after an update (or a load, which changes frozen ones, too): sends
+  /// the new parameters, from the device, to all ranks.
   virtual void publish(bool with_frozen) = 0;
   /// Brings all shards back to the device, after a load, and publishes them.
   void publish_loaded();
-  /// Forgets the gradients, also those on their way.
+  /// Drops the gradients, also those in flight.
   virtual void clear_gradients() = 0;
-  /// From the first gradient of a backward on: calls `ended` at its end, and
-  /// refuses to go on where an exception leaves it before.
+  /// Called at a backward's first gradient: calls `ended` at its end; if it
+  /// throws before, later calls throw.
   void watch_backward(std::function<void()> ended);
   bool is_in_backward() const { return is_in_backward_; }
 
@@ -178,14 +176,14 @@ class ZeroOptimizer {
   bool is_boundary_ = true;
 
  private:
-  /// Throws Error after a failure that has left half of its work.
+  /// Throws Error after a failure in the middle of an operation.
   void check_usable(const char* what) const;
   double global_norm();
-  /// Optimizers make their state in the first step; a loaded one has it before.
+  /// Creates state that the optimizer would otherwise create in its first step.
   void make_state(OptimizerSlot& slot, const Tensor& shard);
   /// One step of a group's shard, sub-group by sub-group.
   void update_shard(std::size_t group, double factor);
-  /// Elements [begin, begin + numel) of a shard begin to travel to the device.
+  /// Starts to copy elements [begin, begin + numel) to the device.
   void bring_back(const ShardGroup& group, std::int64_t begin,
                   std::int64_t numel);
   void finish_bringing_back();
@@ -197,12 +195,12 @@ class ZeroOptimizer {
   double loss_scale_ = 1;
   bool is_in_backward_ = false;
   bool has_failed_backward_ = false;
-  bool is_updating_ = false;  ///< true outside of step() when it has failed
+  bool is_updating_ = false;  ///< stays true when step() fails
 };
 
 /// ZeRO of stage options.stage. Begins with rank 0's values on every rank.
-/// Throws Error on every rank when models differ, and for options that make no
-/// sense. Collective.
+/// Throws Error on every rank when models differ, and for contradictory
+/// options. Collective.
 std::unique_ptr<ZeroOptimizer> make_zero(
     Module& module, ProcessGroup& group, const ZeroOptions& options,
     const std::string& optimizer, const OptimizerOptions& optimizer_options);
