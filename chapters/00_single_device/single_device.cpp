@@ -115,7 +115,7 @@ MemoryBill SingleDevice::bill() const {
       options_, loaded_.config,
       strided_micro_batches(options_.batch, setup_.num_micro_batches),
       setup_.recompute);
-  // The first update creates the optimizer's state; in f16 none may have run
+  // The first update creates the optimizer's state; f16 may have skipped all
   if (options_.dtype == DType::kF16 && num_updates_ == 0) {
     bill[MemoryKind::kGradient] = bill[MemoryKind::kOptimizerState] = 0;
   }

@@ -5,12 +5,12 @@
 namespace shardbook::zero_fsdp {
 namespace {
 
-/// Computation and messages, at the same time or one after the other.
+/// Seconds of computation and messages, overlapped or in turn.
 double both(bool at_once, double computes, double travels) {
   return at_once ? std::max(computes, travels) : computes + travels;
 }
 
-/// Behind its forward the sum of the losses travels for `loss_s`.
+/// After its forward, the all-reduce of the loss needs `loss_s`.
 double micro_step_s(const ShardedStep& step, double loss_s) {
   const textbook::ModelTimes& model = step.model;
   const auto& layers = step.layers;

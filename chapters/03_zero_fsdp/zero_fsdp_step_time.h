@@ -21,21 +21,21 @@ struct UnitMessages {
   double gather = 0, reduce = 0;
 };
 
-/// A micro-step.
+/// The times of a micro-step.
 struct ShardedStep {
   textbook::ModelTimes model;
   UnitMessages root;
   /// In the order of forward; none: the root has all parameters.
   std::vector<UnitMessages> layers;
   bool prefetches_forward = true, prefetches_backward = true;
-  /// For backward, once more.
+  /// Whether units are gathered again for backward.
   bool gathers_root_again = false, gathers_layers_again = true;
   /// A layer ends when the gradients of the one before it have arrived.
   bool waits_for_gradients = false;
 };
 
-/// Seconds of several micro-steps. Behind the last forward the sum of the losses
-/// travels for `loss_s`.
+/// Seconds of several micro-steps. After the last forward, the all-reduce of
+/// the loss needs `loss_s`.
 double step_s(const ShardedStep& step, double micro_steps, double loss_s);
 
 }  // namespace shardbook::zero_fsdp

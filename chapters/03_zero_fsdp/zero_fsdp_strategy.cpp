@@ -69,7 +69,7 @@ fsdp::FsdpOptions fsdp_options(const Options& options,
       setup.backward_prefetch == "pre"    ? BackwardPrefetch::kPre
       : setup.backward_prefetch == "post" ? BackwardPrefetch::kPost
                                           : BackwardPrefetch::kNone;
-  // The embedding stays with the root: GPT's output uses it once more
+  // The embedding stays with the root: GPT's output uses it again
   if (setup.wrap == "transformer") {
     fsdp.auto_wrap_policy = fsdp::transformer_auto_wrap_policy(
         {config.type == "gpt2" ? "GptBlock" : "Linear"});
@@ -85,9 +85,9 @@ fsdp::FsdpOptions fsdp_options(const Options& options,
 
 }  // namespace
 
-// Under fully_shard, rows that the ranks do not divide give the last ranks
-// smaller parts. Under ZeRO-2 with offload, gradients go to their owners on the
-// host one by one. All other work is cut into equal parts.
+// Under fully_shard, the last ranks have smaller parts if rows do not divide by
+// the ranks. ZeRO-2 with offload sends gradients to their owners on the host
+// one by one. All other work is cut into equal parts.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
   if (setup.strategy == "zero2" && setup.cpu_offload) {
     return [](int rank) { return rank; };
@@ -241,7 +241,7 @@ MemoryBill ZeroFsdpStrategy::bill() const {
     return zero::zero_bill(*zero_, options_, loaded_.config, rows,
                            setup_.recompute);
   }
-  // Activations are those of one device in the dtype that computes
+  // Activations as on one device, in the dtype of the computation
   Options computed = options_;
   computed.dtype = dtype_of(setup_.param_dtype).value_or(options_.dtype);
   MemoryBill bill = fsdp::states_bill(options_, *fsdp_);

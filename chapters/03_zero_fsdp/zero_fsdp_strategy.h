@@ -17,12 +17,12 @@
 
 namespace shardbook::zero_fsdp {
 
-/// ZeRO's options whose sizes follow the model's width h where they are
-/// negative, as the library Transformers sets them for DeepSpeed:
-/// persistence_threshold is 10 h, which leaves norms and biases whole and shards
-/// matrices, and prefetch_bucket_size is 0.9 h^2, which is one unit ahead.
-/// Negative max_live_parameters are no limit: DeepSpeed's 10^9 is meant for units
-/// of single modules, and a block of gpt-175b alone has more.
+/// ZeRO's options; negative sizes are replaced by functions of the model's
+/// width h, as the library Transformers does for DeepSpeed:
+/// persistence_threshold is 10 h, which leaves norms and biases whole and
+/// shards matrices, and prefetch_bucket_size is 0.9 h^2, which is one unit
+/// ahead. A negative max_live_parameters means no limit: DeepSpeed's 10^9 is
+/// meant for units of single modules, and a block of gpt-175b alone has more.
 inline zero::ZeroOptions sized_by_width() {
   zero::ZeroOptions options;
   options.persistence_threshold = options.prefetch_bucket_size = -1;
@@ -57,7 +57,7 @@ struct StrategyOptions {
 
 void add_options(CommandLine& line, StrategyOptions& setup);
 /// Throws Error that names the first option in `given` (options and values)
-/// that belongs to another strategy than the chosen one.
+/// that the chosen strategy does not read.
 void check_given(const StrategyOptions& setup,
                  const std::vector<std::pair<std::string, std::string>>& given);
 
@@ -72,13 +72,13 @@ FoldClass fold_class(const Options& options, const StrategyOptions& setup);
 /// The model of the options on the host, from which each rank takes its shards.
 LoadedModel build_on_host(const Options& options, bool recompute = false);
 
-/// Rank r of d takes samples r, r + d, r + 2d, ... of each global batch, and
-/// its micro-batch i of g the samples r + d i, r + d (i + g), ... of those. The
-/// model is built on the host: the device never holds all of it.
+/// Rank r of d takes samples r, r + d, r + 2d, ... of each global batch, and in
+/// its micro-batch i of g the samples r + d i, r + d (i + g), ... The model is
+/// built on the host: the device never holds all of it.
 class ZeroFsdpStrategy : public Strategy {
  public:
   /// Throws Error when the global batch does not divide by d g, and for
-  /// options that do not go together. Collective.
+  /// contradictory options. Collective.
   ZeroFsdpStrategy(const Options& options, const StrategyOptions& setup,
                    ProcessGroup& dp);
 
@@ -92,7 +92,7 @@ class ZeroFsdpStrategy : public Strategy {
   std::string closed_form_command() const override;
   /// Gathers the shards, a few at a time.
   std::vector<NamedTensor> full_state() override { return full_parameters(); }
-  /// The shards as they lie: no communication.
+  /// The shards as stored: no communication.
   TrainingState state() override {
     return zero_ ? zero_->state() : fsdp::training_state(*fsdp_, *optimizer_);
   }

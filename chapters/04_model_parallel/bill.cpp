@@ -44,7 +44,7 @@ double uses_per_sample(const std::string& name, const Options& options,
   return side * side;
 }
 
-/// Of one half and one split.
+/// Seconds of one half for one split.
 struct HalfTime {
   double forward = 0, backward = 0;
 };
@@ -116,13 +116,13 @@ std::vector<MemoryBill> memory_bills(const Options& options,
         kept += kept_by_layer(strategy.config(), layer, sizes);
       }
     }
-    // The last block's output, whose ReLU's mask it is, beside its copy; the loss
+    // The last block's output, the mask of its ReLU, is kept next to its copy
     if (i + 1 < n && strategy.config().is_image() && strategy.cut() > 1) {
       kept += step_traffic(options, settings, strategy)[1];
     }
     if (i + 1 < n) continue;
-    // The mean square has no logarithms of the softmax's sums, and is of the
-    // dtype of the outputs
+    // The mean square keeps no logarithms of sums, and has the dtype of the
+    // outputs
     const double stat = options.dtype == DType::kF64 ? 8 : 4;
     const bool is_mse = settings.loss == "mse";
     if (is_mse) kept -= stat * static_cast<double>(options.batch);

@@ -23,7 +23,7 @@ void copy(const Tensor& from, const Tensor& to, const char* label,
   ledger.run(message, [&] { to.copy_from(from); });
 }
 
-/// What the two ends of a crossing share in backward.
+/// State shared in backward by the two ends of a crossing.
 struct Crossing {
   Tensor place;   ///< receives the gradient, on x's device
   Event arrived;  ///< the gradient is in `place`

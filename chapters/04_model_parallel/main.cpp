@@ -47,7 +47,7 @@ int main(int argc, char** argv) {
     const Options on_two = options;
     options.world_size = settings.num_devices();
     ChapterRun chapter;
-    chapter.cores_shared_by = 2;  // one device alone gets half, as one of two
+    chapter.cores_shared_by = 2;  // one device alone gets half of the cores
     chapter.devices = [&](const Options& options,
                           const std::vector<Device>& devices, Run& run) {
       // 3. Name the axes of the device mesh: none; the devices are a list.

@@ -105,8 +105,8 @@ class ModelParallel {
   static Later now(Tensor x) { return std::make_shared<Tensor>(std::move(x)); }
   /// Runs one half on its device.
   Later run(int device, const Later& x);
-  /// Copies from device 0 to device 1: after all work that either device was
-  /// given before this call, and before all work that either is given later.
+  /// Copies from device 0 to device 1: after all work enqueued on either device
+  /// before this call, and before all work enqueued later.
   Later move(const Later& x);
   /// Concatenates the parts along dim 0. The host waits for the result.
   Tensor join(const std::vector<Later>& parts);

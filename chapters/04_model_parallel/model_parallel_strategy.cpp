@@ -133,7 +133,7 @@ StepResult ModelParallelStrategy::step(const Batch& batch) {
     for (const auto& optimizer : optimizers_) {
       optimizer->parameters()[0].device().note_held(MemoryKind::kActivation);
     }
-    // One graph: each device's part runs on a thread of its own
+    // One graph, but each device's part runs on its own thread
     loss.backward();
     result.loss = loss.item();
   }

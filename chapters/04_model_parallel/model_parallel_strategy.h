@@ -45,8 +45,7 @@ void check_settings(const Options& options, Settings& settings);
 /// The settings of the reference run: one device, over the same splits.
 Settings on_one_device(const Settings& settings);
 
-/// Rows that are computed together, by one device or by each of two: those of a
-/// split, or the batch.
+/// Rows that a device computes together: a split, or the batch.
 std::int64_t rows_of_split(const Options& options, const Settings& settings);
 
 /// The number of layers on the first device. "time" balances one split on

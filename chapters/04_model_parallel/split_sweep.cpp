@@ -47,7 +47,7 @@ double virtual_step_s(const Options& options, const Settings& settings,
   return clock.clock().last_step_s();
 }
 
-/// Returns when the devices have done what they were given.
+/// Returns when the devices have finished their work.
 void wait_for(const std::vector<Device>& devices) {
   for (const Device& device : devices) {
     const ContextValue<Device> there(&RankContext::device, device);

@@ -28,7 +28,7 @@ struct StepTime {
 };
 
 /// Fills in the wall times from the seconds of a variant's steps. The first
-/// step warms up and does not count. The deviation is that of a sample (n - 1).
+/// step warms up and does not count. The deviation is the sample's (n - 1).
 void set_wall_times(const std::vector<double>& seconds, StepTime& time);
 
 struct Sweep {
@@ -52,7 +52,7 @@ Sweep run_sweep(const Options& options, const Settings& settings,
 
 /// A table, one line per variant.
 std::string sweep_text(const Sweep& sweep);
-/// The sweep as a JSON object, from which report.html draws it.
+/// The sweep as a JSON object; report.html draws it.
 std::string sweep_json(const Sweep& sweep);
 
 }  // namespace shardbook::model_parallel

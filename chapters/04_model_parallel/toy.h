@@ -21,7 +21,7 @@ struct ToyRun {
   std::vector<double> losses;
   /// Parameters, and the output after training.
   std::vector<NamedTensor> values;
-  /// The largest difference of a value from the run on one device.
+  /// The largest difference to the run on one device.
   double largest_difference = 0;
 };
 

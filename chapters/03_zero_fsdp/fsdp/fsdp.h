@@ -226,7 +226,7 @@ class FullyShardedDataParallel {
   bool is_syncing_ = true;
   bool is_first_iteration_ = true;
   bool is_in_backward_ = false;
-  bool has_failed_ = false;  ///< since the last clear_grad
+  bool has_failed_ = false;  ///< a backward, since the last clear_grad
   bool is_summoned_ = false;
   /// Lives as long as a graph that backward may still walk through.
   std::weak_ptr<void> graph_;

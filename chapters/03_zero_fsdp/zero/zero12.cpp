@@ -66,7 +66,7 @@ void ZeroStage12::make_flat(std::size_t index) {
   const std::int64_t begin = group_.rank() * shard;
   flat.own = flat.flat.flat_view(begin, {shard});
 
-  // The shard that is updated: the own part itself, or a copy on the host
+  // The updated shard: a view of this rank's part, or a copy on the host
   const TensorOptions kept{flat.flat.dtype(), optimizer_device()};
   group.shard = flat.own;
   if (options_.offload_optimizer) {
@@ -76,7 +76,7 @@ void ZeroStage12::make_flat(std::size_t index) {
     group.on_device = flat.own;
   }
 
-  // Gradients: all of them in stage 1, the own shard in stage 2
+  // Gradients: all of them in stage 1, this rank's shard in stage 2
   MemoryScope kind(MemoryKind::kGradient);
   if (options_.stage == 2) {
     group.grad = Tensor::zeros({shard}, kept);
@@ -157,7 +157,7 @@ void ZeroStage12::publish(bool) {
       const Tensor buffer = Tensor::empty({d * n}, flat.flat.options());
       group_.all_gather(buffer, flat.own.flat_view(begin, {n}), "parameters")
           .wait();
-      // Column by column, the own one among them
+      // Column by column, this rank's included
       const std::int64_t width = flat.layout.padded - begin;
       copy_runs(
           {{flat.flat.flat_view(begin, {width}), buffer, d, n, shard, n}});

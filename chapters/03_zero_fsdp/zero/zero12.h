@@ -12,8 +12,8 @@
 // what it receives to an accumulator, and drops the rest.
 //
 // With overlap_comm two buckets take turns: one is filled while the other
-// travels. A bucket is filled again only after its reduction has been taken
-// out; otherwise the next gradients would overwrite what is in flight.
+// travels. A bucket is filled again only after its result has been copied out:
+// new gradients must not overwrite data in flight.
 //
 // DeepSpeed, deepspeed/runtime/zero/stage_1_and_2.py.
 
@@ -91,7 +91,7 @@ class ZeroStage12 : public ZeroOptimizer {
   std::vector<Bucket> buckets_;           ///< in launch order
   std::size_t next_bucket_ = 0;
   std::optional<std::size_t> in_flight_;
-  /// Backward passes whose sum the shards hold.
+  /// Backward passes summed in the shards.
   int num_accumulated_ = 0;
 };
 

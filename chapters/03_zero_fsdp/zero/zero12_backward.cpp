@@ -1,4 +1,4 @@
-// Gradients on their way: into buckets, over the wire, into the own shard.
+// Gradients on their way: into buckets, over the wire, into this rank's shard.
 
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "core/check.h"
@@ -56,7 +56,7 @@ void ZeroStage12::open(Bucket& bucket) {
       Tensor::empty({bucket.plan.numel}, flats_[bucket.group].flat.options());
   for (const BucketPiece& piece : bucket.plan.pieces) {
     if (piece.parameter >= 0) continue;
-    // Padding is zero in gradients too: norms and overflow checks read it
+    // Padding is zero in gradients too: norms and overflow checks include it
     bucket.buffer.flat_view(piece.bucket_begin, {piece.numel}).zero();
   }
 }
@@ -126,7 +126,7 @@ void ZeroStage12::launch(Bucket& bucket) {
     }
   }
 
-  // Fill the other bucket while this one travels: the one before must be done
+  // Finish the other bucket, to fill it while this one travels
   finish_in_flight();
   in_flight_ = next_bucket_;
   if (!options_.overlap_comm) finish_in_flight();
@@ -156,13 +156,12 @@ void ZeroStage12::finish(Bucket& bucket) {
   done.wait();
 }
 
-// A rank copies much out of one bucket and nothing out of the next, and a shard
-// in all. Observers are told of an equal share of every bucket, whose sum is
-// the same: so ranks do the same in virtual time, and one may run in place of
-// all.
+// A rank copies much from one bucket and nothing from the next, one shard in
+// total. Observers receive an equal share per bucket, with the same sum, so all
+// ranks take equal virtual time and one may be simulated for all.
 void ZeroStage12::take_own_part(const Bucket& bucket) {
   const Tensor& shard = groups_[bucket.group].grad;
-  // A large gradient of stage 1 was reduced in its place
+  // A large gradient of stage 1 was reduced in place
   if (bucket.buffer.shares_storage(shard)) return;
   std::vector<CopyRun> runs;
   for (const BucketPiece& piece : runs_of(bucket.plan, group_.rank())) {
@@ -174,7 +173,7 @@ void ZeroStage12::take_own_part(const Bucket& bucket) {
     take_runs(runs, num_accumulated_ > 0, host_traffic_);
     return;
   }
-  const Shape none{0};  // names the device where this rank owns nothing
+  const Shape none{0};  // sets the device if this rank owns nothing
   runs.push_back({shard.flat_view(0, none), shard.flat_view(0, none)});
   const double share = static_cast<double>(bucket.plan.numel) / group_.size();
   num_accumulated_ > 0 ? add_runs(runs, share) : copy_runs(runs, 1, share);

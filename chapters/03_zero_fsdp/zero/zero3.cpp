@@ -57,7 +57,7 @@ void ZeroStage3::make_groups() {
       group.parts.insert(group.parts.end(), parts.begin(), parts.end());
     }
 
-    // The shard that is updated, and the one that is gathered
+    // The updated shard, and the gathered one
     const DType dtype = group.parameters[0].tensor.dtype();
     const bool on_host = group.is_trained ? options_.offload_optimizer
                                           : options_.offload_parameters;
@@ -135,8 +135,8 @@ void ZeroStage3::make_units() {
                        [this](auto u) { release(*units_[u]); }});
 }
 
-// Rank 0's values, cut into slices; the parameter becomes a view of memory
-// that comes and goes.
+// Cuts rank 0's values into slices; the parameter becomes a view of memory that
+// is allocated per fetch.
 void ZeroStage3::partition(Slot& slot) {
   const std::int64_t d = group_.size(), n = slot.parameter.numel();
   MemoryScope kind(MemoryKind::kParameter);

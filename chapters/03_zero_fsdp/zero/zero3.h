@@ -20,18 +20,17 @@
 //
 // The parameters that a module's forward reads must belong to its unit, or to
 // the unit of a module whose forward is running. Modules of `unit_types` are
-// units with all that is below them. Where there is one, everything else
-// belongs to the root; where there is none, each module with parameters of its
-// own is a unit.
+// units, with everything below them. If there are any, all else belongs to the
+// root; if not, each module with parameters of its own is a unit.
 //
 // The order of fetches is recorded in the first micro-step. From then on units
 // are gathered ahead of their use, up to prefetch_bucket_size elements, while
-// the ones before them compute. A micro-step that goes another way is recorded
-// anew. A unit that is used again soon (max_reuse_distance) stays whole instead
-// of being gathered twice, as far as max_live_parameters allows.
+// the ones before them compute. A micro-step in another order is recorded anew.
+// A unit that is used again soon (max_reuse_distance) stays whole instead of
+// being gathered twice, as far as max_live_parameters allows.
 //
 // Small parameters stay gathered and are refreshed after each step; their
-// gradients and optimizer state are in shards all the same.
+// gradients and optimizer state are still sharded.
 //
 // DeepSpeed, deepspeed/runtime/zero/{stage3,partition_parameters,
 // partitioned_param_coordinator}.py and comm/coalesced_collectives.py.
@@ -74,7 +73,7 @@ class ZeroStage3 : public ZeroOptimizer {
     std::int64_t reduced_bytes = 0;  ///< its gradients on the wire
   };
   std::vector<UnitSize> unit_sizes() const;
-  /// By unit: how often a micro-step behind the first one gathers it; 1 where it
+  /// By unit: the number of gathers in each micro-step after the first; 1 if it
   /// is kept from forward to backward.
   std::vector<int> later_gathers() const;
   /// Bytes of the parameters that stay gathered, padded.
@@ -142,7 +141,7 @@ class ZeroStage3 : public ZeroOptimizer {
   void clear_gradients() override;
 
   std::vector<std::unique_ptr<Unit>> units_;
-  /// By group: the shards that gathers read. Those of `groups_`, or copies on
+  /// By group: the shards that gathers read: shards of `groups_`, or copies on
   /// the device when only the optimizer is offloaded.
   Tensors gather_shards_;
   std::unique_ptr<Fetches> fetches_;

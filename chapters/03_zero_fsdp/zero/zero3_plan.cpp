@@ -153,7 +153,7 @@ std::vector<std::int64_t> ZeroStage3::unit_numels() const {
   return numels;
 }
 
-// Every unit runs once in forward and once in backward, inside the root where
+// Every unit runs once in forward and once in backward, inside the root if
 // there is one.
 std::vector<int> ZeroStage3::later_gathers() const {
   std::vector<int> gathers(units_.size());

@@ -1,4 +1,4 @@
-// Fetching before use, releasing after it, reducing what backward leaves.
+// Fetching before use, releasing after it, reducing gradients.
 
 #include <algorithm>
 
@@ -224,7 +224,7 @@ void ZeroStage3::finish_reduction() {
 }
 
 void ZeroStage3::end_of_backward() {
-  // Units of which only a part was used; the last-defined first
+  // Reduce partly used units, in reverse definition order
   for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
     if ((*unit)->bucket.defined() && reducing_ != unit->get()) reduce(**unit);
   }

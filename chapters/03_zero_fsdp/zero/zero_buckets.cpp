@@ -18,7 +18,7 @@ int last_in_memory(const FlatLayout& layout) {
   return last;
 }
 
-/// The padding, which may reach over several owners when it is long.
+/// The padding, which may span several owners.
 std::vector<OwnedPart> padding_parts(const FlatLayout& layout) {
   FlatLayout padding = layout;
   padding.numels.assign(1, layout.padded - layout.numel);
@@ -29,7 +29,7 @@ std::vector<OwnedPart> padding_parts(const FlatLayout& layout) {
 }
 
 /// Gives every part its place: the first `scatter_numel` elements of each owner
-/// in the common block, the others behind it.
+/// in the common block, the others after it.
 void place(GradientBucket& bucket, std::vector<OwnedPart> parts, int ranks) {
   // In the order of shards, so that neighbours stay neighbours
   std::stable_sort(parts.begin(), parts.end(), [](auto& a, auto& b) {
@@ -52,7 +52,7 @@ void place(GradientBucket& bucket, std::vector<OwnedPart> parts, int ranks) {
     at += numel;
   }
 
-  // A part that reaches over the end of the common block becomes two pieces
+  // A part that crosses the end of the common block becomes two pieces
   std::vector<std::int64_t> done(count.size());
   for (const OwnedPart& part : parts) {
     const auto owner = static_cast<std::size_t>(part.owner);
@@ -89,7 +89,7 @@ std::vector<GradientBucket> plan_buckets(const FlatLayout& layout,
                                          std::int64_t bucket_size) {
   SB_CHECK(bucket_size >= 1, "zero: reduce_bucket_size ", bucket_size,
            "; give at least 1 element");
-  // Who travels with whom
+  // Assign parameters to buckets
   std::vector<GradientBucket> buckets;
   std::int64_t filled = 0;
   for (int i = static_cast<int>(layout.numels.size()) - 1; i >= 0; --i) {

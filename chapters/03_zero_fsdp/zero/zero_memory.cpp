@@ -83,8 +83,8 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
   const bool has_updates = options.steps > zero.num_skipped_steps();
   const bool is_resumed = options.first_step > 0;
 
-  // f32 copies of 16-bit weights are there from the beginning, the rest from the
-  // first update, or from the checkpoint where there are steps to come
+  // f32 copies of 16-bit weights exist from the beginning, the rest from the
+  // first update, or from a checkpoint if steps follow
   const bool has_state = has_updates || (trains && is_resumed);
   const double masters = dtype_bytes(options.dtype) == 2 ? 4 : 0;
   bill[MemoryKind::kOptimizerState] =

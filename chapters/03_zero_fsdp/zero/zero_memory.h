@@ -10,7 +10,7 @@
 //
 // b: bytes of an element, 2 in mixed precision; K: bytes of optimizer state per
 // parameter, 12 for Adam with an f32 master copy (4 + 4 + 4), 8 for Adam in
-// f32. Activations are not part of it: no stage makes them smaller.
+// f32. Activations are left out: no stage makes them smaller.
 //
 // Rajbhandari et al. 2020, section 3 and table 1.
 
@@ -21,7 +21,7 @@
 
 namespace shardbook::zero {
 
-/// Bytes per rank; fractions stand for padding that a formula ignores.
+/// Bytes per rank; may be fractions, as formulas ignore padding.
 struct ModelStates {
   double parameters = 0;
   double gradients = 0;
@@ -65,8 +65,8 @@ struct DeepSpeedEstimate {
 /// Stages 2 and 3. microsoft/DeepSpeed, docs/code-docs/source/memory.rst.
 DeepSpeedEstimate deepspeed_estimate(int stage, const DeepSpeedSetup& setup);
 
-/// What this rank's device holds when it trains `config` with `rows` samples per
-/// micro-step. Steps that f16 has left out make no update.
+/// What this rank's device holds when it trains `config` with `rows` samples
+/// per micro-step. Steps that f16 skipped make no update.
 MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
                      const ModelConfig& config, std::int64_t rows,
                      bool recompute = false);

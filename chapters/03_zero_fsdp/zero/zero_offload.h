@@ -33,13 +33,13 @@ struct HostTraffic {
 void copy_across(const Tensor& target, const Tensor& source,
                  HostTraffic& traffic);
 
-/// The same, and nothing waits: the target is whole when the event has passed.
+/// The same without waiting: the target is complete when the event has passed.
 Event begin_copy(const Tensor& target, const Tensor& source,
                  HostTraffic& traffic);
 
 /// For all runs: target += source, or target = source without `accumulates`;
-/// the arrays may lie on two devices. Memory: each source once more on the
-/// target's device when a sum crosses devices.
+/// the arrays may lie on two devices. Memory: a sum across devices needs a copy
+/// of each source on the target's device.
 void take_runs(const std::vector<CopyRun>& runs, bool accumulates,
                HostTraffic& traffic);
 

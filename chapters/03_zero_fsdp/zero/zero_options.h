@@ -1,6 +1,6 @@
 #pragma once
 
-// What ZeRO shards, and in what pieces it travels. The names are DeepSpeed's.
+// Options of ZeRO: stages, and sizes of messages. The names are DeepSpeed's.
 
 #include <cstdint>
 #include <optional>
@@ -20,26 +20,25 @@ struct ZeroOptions {
   /// Each rank receives all new parameters in one all-gather; false: each owner
   /// broadcasts its own. Stages 1 and 2.
   bool allgather_partitions = true;
-  /// Backward goes on while gradients travel. Stages 1 and 2: needs a second
+  /// Backward goes on while gradients travel. Stages 1 and 2; needs a second
   /// bucket.
   bool overlap_comm = true;
   /// Each rank receives its own shard; false: all of the bucket is all-reduced
   /// and each rank keeps its part, at twice the bytes (DeepSpeed's way).
   bool reduce_scatter = true;
-  /// Gradients are divided by this before the sum, and by what is left of the
-  /// number of ranks after it; 0: all of it before. Needs reduce_scatter false.
+  /// Divide gradients by this before the sum and by ranks / this after it; 0:
+  /// by ranks before. Needs reduce_scatter false.
   double divide_before = 0;
-  /// Of gradients on the wire; none: their own.
+  /// Dtype of gradients on the wire; none: their own.
   std::optional<DType> wire = {};
   /// Neighbouring gradients go to different owners, stages 1 and 2.
   bool round_robin_gradients = false;
   std::int64_t alignment = 2;  ///< elements, stages 1 and 2
   double clip = 0;             ///< largest norm of the gradient; 0: any
   /// The factor by which the loss was multiplied before backward. With f16
-  /// parameters a step whose gradient has overflowed on any rank is left out on
-  /// all.
+  /// parameters, all ranks skip a step whose gradient overflows on any.
   double loss_scale = 1;
-  /// Such a step is left out in every dtype, not in f16 alone.
+  /// Skip such steps in every dtype, not only in f16.
   bool check_grad_overflow = false;
   /// Optimizer state, master copies and gradient shards stay on the host, and
   /// so does the update. Stages 2 and 3.

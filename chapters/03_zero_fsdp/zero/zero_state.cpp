@@ -94,7 +94,7 @@ std::vector<NamedTensor> ZeroOptimizer::full_parameters(bool rank0_only) {
     }
   }
 
-  // In the order of definition, with frozen parameters that are not in shards
+  // In definition order; frozen parameters that are not in shards are copied
   std::vector<NamedTensor> named;
   if (!is_kept) return named;
   for (const NamedTensor& entry : module_.named_parameters()) {

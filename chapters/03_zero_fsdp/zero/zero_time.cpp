@@ -25,7 +25,7 @@ double step_of_12(const ZeroStage12& zero, const textbook::ModelTimes& model,
   const double reduce = options.reduce_scatter
                             ? textbook::reduce_scatter(ranks, buckets[0])
                             : textbook::all_reduce(ranks, buckets[0]);
-  // The loss travels during the last backward; the norm hides behind nothing
+  // The loss travels during the last backward; the norm overlaps with nothing
   return micro_steps * model.forward() + (micro_steps - 1) * model.backward() +
          std::max(model.backward(), sums.loss_s) +
          (options.stage == 1 ? 1 : micro_steps) * reduce + sums.norm_s +
@@ -60,7 +60,7 @@ double step_of_3(const ZeroStage3& zero, const textbook::ModelTimes& model,
   }
   step.root = step.layers[0];
   step.layers.erase(step.layers.begin());
-  // Layers are kept, or all gathered again
+  // Layers are all kept, or all gathered again
   const std::int64_t ahead = options.prefetch_bucket_size;
   step.gathers_root_again = gathers[0] > 1;
   step.gathers_layers_again = gathers[1] > 1;
@@ -69,7 +69,7 @@ double step_of_3(const ZeroStage3& zero, const textbook::ModelTimes& model,
   const bool is_even =
       std::all_of(gathers.begin() + 1, gathers.end(),
                   [&](int each) { return each == gathers[1]; });
-  // Gathering further ahead changes backward where messages do not hide
+  // Gathering further ahead changes backward if messages are not hidden
   const bool hides =
       model.layer_forward >= step.layers[0].gather &&
       model.layer_backward >= step.layers[0].gather + step.layers[0].reduce;

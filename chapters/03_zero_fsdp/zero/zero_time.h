@@ -12,11 +12,11 @@ struct Sums {
   double loss_s = 0, norm_s = 0;
 };
 /// Seconds of the last of `steps` steps, with micro-steps of `model`. Not
-/// predicted under offload, where stages 1 and 2 have several buckets, and where
-/// stage 3 keeps a part of its layers.
+/// predicted under offload, for stages 1 and 2 with several buckets, and if
+/// stage 3 keeps only some of its layers.
 double step_s(const ZeroOptimizer& zero, const textbook::ModelTimes& model,
               std::int64_t steps, std::int64_t micro_steps, const Sums& sums);
-/// With both sums over the ranks of `zero`.
+/// Both sums run over the ranks of `zero`.
 double step_s(const ZeroOptimizer& zero, const textbook::ModelTimes& model,
               std::int64_t steps, std::int64_t micro_steps);
 
