@@ -8,7 +8,7 @@
 //   rank 2 |.  .  F0 F1 F2 F3 .  .  B3 B2 B1 B0 .  .
 //   rank 3 |.  .  .  F0 F1 F2 F3 B3 B2 B1 B0 .  .  .
 //
-// Rank s holds stage s. A step is all forwards, then all backwards from the
+// Rank s holds stage s. A step runs all forwards, then all backwards from the
 // last micro-batch to the first, then one update. One device that accumulates
 // gradients over the micro-batches in that order gives the same result.
 //

@@ -61,8 +61,8 @@ class GpipeStrategy : public Strategy {
   GpipeStrategy(const Options& options, const StrategyOptions& setup,
                 ProcessGroup& pp);
 
-  /// One optimizer step. Every rank gets the mean loss over the global batch:
-  /// an all-reduce of two f64 sums loss and norm.
+  /// One optimizer step. Every rank gets the global batch's mean loss: one
+  /// all-reduce of two f64 sums loss and norm.
   StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override { return *optimizer_; }
   std::vector<Bill> bills() override {

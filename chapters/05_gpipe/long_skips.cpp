@@ -9,7 +9,7 @@
 namespace shardbook::gpipe {
 namespace {
 
-/// A block that adds what it pops to its input, and stashes its output.
+/// A block that adds a popped tensor to its input, and stashes its output.
 class Joined : public Module {
  public:
   Joined(std::unique_ptr<Module> block, bool stashes)

@@ -8,8 +8,8 @@
 //               +------------------------+
 //
 // The output of block i is added to the input of block L-1-i. On one device
-// this is an addition; in a pipeline it is a tensor that must get from an early
-// stage to a late one.
+// this is an addition; in a pipeline, a tensor must travel from an early stage
+// to a late one.
 //
 // Ronneberger et al. 2015, "U-Net"; Bao et al. 2023, "All are Worth Words: A
 // ViT Backbone for Diffusion Models" (which joins by a linear layer).

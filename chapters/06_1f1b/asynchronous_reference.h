@@ -28,9 +28,8 @@ struct SequentialRule {
 /// max(0, b div R - ceil(n/R)).
 int pipedream_version(int micro_batch, int stage,
                       const std::vector<int>& replicas);
-/// With vertical sync: max(0, b - (p-1)) at every stage. With replicas: the
-/// newest version of this stage without mini-batches that stage 0's version
-/// lacks.
+/// With vertical sync: max(0, b - (p-1)) at every stage. With replicas: this
+/// stage's newest version with no mini-batch that stage 0's version lacks.
 int vertical_sync_version(int micro_batch, int stage,
                           const std::vector<int>& replicas);
 /// 2BW, m micro-batches in a batch: max(0, b/m - 1). Narayanan et al. 2021,
@@ -38,7 +37,7 @@ int vertical_sync_version(int micro_batch, int stage,
 int double_buffered_version(int micro_batch, int micro_batches);
 
 /// Trains options.steps batches, in these pieces. Parameters have their names
-/// in the whole model; losses are those of the steps.
+/// in the whole model; there is one loss per step.
 ReferenceRun train_sequentially(const Options& options, const LayerList& layers,
                                 const SequentialRule& rule,
                                 const std::vector<MicroBatch>& pieces,

@@ -112,7 +112,7 @@ Schedule schedule_of(const Options& options, const StrategyOptions& setup,
   return schedules::make_schedule(setup.schedule, schedule);
 }
 
-/// Whether the schedule can have so many micro-batches.
+/// Whether the schedule allows this number of micro-batches.
 bool takes(const Options& options, const StrategyOptions& setup,
            std::int64_t micro_batches) {
   if (is_file(setup)) return false;

@@ -21,7 +21,7 @@ PipelineStrategy::PipelineStrategy(const Options& options,
                                 options.optimizer_options)),
       losses_to_rank_0_(pp, "loss") {
   // Building a stage needs more memory than the stage keeps, such as a second
-  // copy of a tied weight. The report is on the memory of steps
+  // copy of a tied weight. The report covers only the steps
   RankContext::current().device.reset_peak_memory();
   if (plan_.is_asynchronous()) {
     updates_.emplace(plan_.schedule, model_, *optimizer_, pp.rank(),
@@ -105,10 +105,10 @@ StepResult PipelineStrategy::asynchronous_step(std::int64_t step) {
 
 // --- Losses ------------------------------------------------------------------
 
-// Ranks are at different places of the run. The last stage's rank sends the
-// loss of a step to rank 0 before the gradients that end the step there.
-// Neither rank waits: rank 0 receives the loss when its own gradients of the
-// step are complete.
+// Ranks are at different steps of the run. The last stage's rank sends the loss
+// of a step to rank 0 before the gradients that end the step there. Neither
+// rank waits: rank 0 receives the loss when its own gradients of the step are
+// complete.
 void PipelineStrategy::note_loss(int micro_batch, double loss) {
   const auto m = static_cast<int>(plan_.pieces.size());
   const std::int64_t step = first_step_ + micro_batch / m;
@@ -182,16 +182,16 @@ double PipelineStrategy::predicted_bytes() {
 MemoryBill PipelineStrategy::bill() {
   MemoryBill bill = pipeline_bill(options_, model_, *engine_, pp_.rank());
   if (post_ && options_.steps > 0 && pp_.rank() + 1 < pp_.size()) {
-    // What the step overwrites; the state of the first one begins with it
+    // Copies for undoing a step; the first step has no optimizer state yet
     bill[MemoryKind::kParameter] *= 2;
     if (options_.steps > 1) bill[MemoryKind::kOptimizerState] *= 2;
   }
   return bill;
 }
 
-// Not with post-validation, whose norm goes from neighbour to neighbour. Without a
-// flush, not where losses travel between the gradients of two ranks, where
-// forwards run again while the pipeline drains, and where gradients are compared.
+// Not predicted with post-validation (its norm goes from neighbour to
+// neighbour), nor without a flush if two ranks send losses between gradients,
+// forwards are recomputed while the pipeline drains, or gradients are compared.
 double PipelineStrategy::predicted_step_s() {
   const bool is_unusual = pp_.size() == 2 ||
                           engine_options_.recompute != Recompute::kNever ||

@@ -64,9 +64,9 @@ Plan make_plan(const Options& options, const StrategyOptions& setup);
 /// time, sets of activations and versions of the weights) and --write-schedule.
 /// Throws Error if the file cannot be written, or could not be read again.
 void show_schedule(const Plan& plan, const StrategyOptions& setup);
-/// For schedules that do not flush ("" for others): the age of the weights in
-/// forward and backward, by rank, for each of the first updates. Collective;
-/// the text is on rank 0.
+/// The age of the weights in forward and backward, by rank, for each of the
+/// first updates; "" for schedules that flush. Collective; the text is on rank
+/// 0.
 std::string staleness_table(const std::vector<VersionUse>& uses,
                             ProcessGroup& pp);
 

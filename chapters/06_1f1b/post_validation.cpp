@@ -8,7 +8,7 @@
 namespace shardbook::pipeline {
 namespace {
 
-// Tags; those of activations count up from 0.
+// Tags; tags of activations count up from 0.
 constexpr int kPartial = 1 << 29, kFull = kPartial + 1;
 
 double square(double x) { return x * x; }
@@ -62,7 +62,7 @@ void PostValidation::step() {
   const int rank = world_.rank(), last = world_.size() - 1;
   norms_.finish();  // of the previous step
   lr_ = optimizer_.options().lr;
-  // Sums in the order of the ranks, as an all-reduce has them
+  // Sum in rank order, as an all-reduce does
   const double here = square(shardbook::grad_norm(model_.counted_parameters()));
   squared_norm_ = rank == 0 ? here : norms_.receive(rank - 1, kPartial) + here;
   if (rank < last) norms_.send(squared_norm_, rank + 1, kPartial);
@@ -70,7 +70,7 @@ void PostValidation::step() {
   const Verdict so_far = verdict_of(squared_norm_, clip_);
   is_pending_ = true;
   has_stepped_ = !so_far.skips && so_far.factor == 1;
-  // Save always, so that the cost of a step does not depend on the data
+  // Always save: the cost of a step must not depend on the data
   if (rank < last) save();
   if (has_stepped_) apply(so_far);
 }

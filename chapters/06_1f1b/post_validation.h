@@ -14,8 +14,8 @@
 //                    \___>    \___>     <____ full norm
 //                  partial norms
 //
-// A rank decides by the gradients of the stages up to its own. If their norm is
-// too large or not finite, it does not step. The full norm travels back from
+// A rank decides from the gradients of the stages up to its own. If their norm
+// is too large or not finite, it does not step. The full norm travels back from
 // the last rank while the next batch warms up. It usually confirms the step: no
 // clipping, nothing to skip. Otherwise every rank restores its parameters,
 // redoes the step with the full norm, and repeats the forwards since.
@@ -33,15 +33,14 @@
 
 namespace shardbook::pipeline {
 
-/// Numbers of 8 bytes that travel between ranks, while neither side waits for
-/// the other to send.
+/// 8-byte numbers that travel between ranks; a sender does not wait.
 class NumberMail {
  public:
   NumberMail(ProcessGroup& group, std::string label)
       : group_(group), label_(std::move(label)) {}
   void send(double number, int to, int tag);
   double receive(int from, int tag);
-  /// Forgets numbers that have arrived; `finish` waits for the others.
+  /// Drops numbers that have arrived; `finish` waits for the others.
   void forget_arrived();
   void finish();
 

@@ -45,8 +45,8 @@ int digits(const std::string& text, std::size_t* position) {
   return count >= 1 && count <= 7 ? value : -1;
 }
 
-/// Reads an action such as "B3.1"; false if it is none. Micro-batch -1 stands
-/// for an update with all gradients so far.
+/// Reads an action such as "B3.1"; false if it is none. Micro-batch -1: an
+/// update with all gradients so far.
 bool parse_action(const std::string& text, Action* action) {
   static const std::string letters = "FBIWU";
   const std::size_t kind = text.empty() ? letters.npos : letters.find(text[0]);

@@ -20,8 +20,8 @@
 // of a rank between its first and its last action. A set of activations lives
 // from F to B (or W).
 //
-// All functions throw Error for numbers without a schedule, with a message that
-// begins with the option ("--schedule interleaved: ...").
+// All functions throw Error for impossible numbers, with a message that begins
+// with the option ("--schedule interleaved: ...").
 
 #include <cstdint>
 #include <string>
@@ -41,8 +41,8 @@ Schedule one_f_one_b(int num_ranks, int micro_batches);
 
 /// v chunks per rank: stage j is on rank j mod p, chunk j div p. Chunks take
 /// turns after p micro-batches; m is a multiple of p. Forwards and backwards
-/// alternate with m = p too; older versions of Megatron-LM ran all forwards, then
-/// all backwards in that case. Narayanan et al. 2021, section 2.2.2.
+/// alternate even if m = p, where older versions of Megatron-LM ran all
+/// forwards first. Narayanan et al. 2021, section 2.2.2.
 Schedule interleaved(int num_ranks, int micro_batches, int chunks);
 
 /// 1F1B whose backwards are split: on stage s, W of micro-batch i-s follows I
@@ -61,7 +61,7 @@ Schedule zb_h2(int num_ranks, int micro_batches);
 Schedule dualpipe(int num_ranks, int micro_batches);
 
 /// No flush: an update after every backward. replicas[s] ranks hold stage s, in
-/// order; mini-batch b takes replica b mod replicas[s], and the replicas of a
+/// order; mini-batch b goes to replica b mod replicas[s], and the replicas of a
 /// stage average their gradients. With one replica each, stage s forwards
 /// mini-batch b with version max(0, b - (p-1-s)) of the weights, and with
 /// `vertical_sync` max(0, b - (p-1)). Narayanan et al. 2019, section 3.
@@ -80,7 +80,7 @@ Schedule pipedream_2bw(int num_ranks, int micro_batches, int batches);
 /// replicas, and a divisor of `steps`.
 std::int64_t listed_steps(std::int64_t steps, int num_ranks, int round);
 
-/// For the command line.
+/// Options of the command line.
 struct ScheduleOptions {
   int num_ranks = 1;
   int micro_batches = 1;      ///< of one batch

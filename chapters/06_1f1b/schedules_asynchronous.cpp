@@ -15,8 +15,8 @@ namespace {
 
 int divided_up(int a, int b) { return (a + b - 1) / b; }
 
-/// Mini-batch b takes replica b mod replicas[s], so the routes repeat after the
-/// least common multiple of all replicas.
+/// Mini-batch b goes to replica b mod replicas[s], so the routes repeat after
+/// the least common multiple of all replicas.
 void set_routes(const std::vector<int>& replicas, Schedule* schedule) {
   int num_routes = 1;
   const int most = schedule->num_micro_batches;

@@ -99,7 +99,7 @@ class Planner {
   bool has_room(double sets) const {
     return sets + 1 <= search_.memory_limit + 1e-9;
   }
-  /// How much the bubble may grow before it is the largest of all.
+  /// The amount by which the bubble can grow before it is the largest.
   double slack(const Stage& s) const {
     double largest = 0;
     for (const Stage& each : stages_) largest = std::max(largest, each.bubble);
@@ -220,7 +220,7 @@ bool fits(const Schedule& schedule, const ZeroBubbleSearch& search) {
 Schedule zb_auto(int num_ranks, int micro_batches,
                  const ZeroBubbleSearch& search) {
   check_search(search);
-  // The two handcrafted schedules, and those of the search
+  // The two handcrafted schedules, and the search's
   std::vector<Schedule> candidates = {zb_h1(num_ranks, micro_batches),
                                       zb_h2(num_ranks, micro_batches)};
   for (int bits = 0; bits < 8; ++bits) {

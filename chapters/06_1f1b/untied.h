@@ -3,10 +3,9 @@
 // Unties a head's token embedding.
 //
 // If every stage updates its weights at its own time, two copies of a parameter
-// cannot stay equal, because each update would need the gradients of both.
-// Asynchronous schedules train the head's copy as a parameter of its own,
-// "lm_head.weight" (Hugging Face's name), which starts with the embedding's
-// values.
+// cannot stay equal: each update would need both gradients. Asynchronous
+// schedules train the head's copy as a parameter of its own, "lm_head.weight"
+// (Hugging Face's name), which starts with the embedding's values.
 
 #include <memory>
 

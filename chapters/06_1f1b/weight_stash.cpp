@@ -38,7 +38,7 @@ void WeightStash::advance(int oldest_needed) {
     ++oldest_;
   }
   if (oldest_ < oldest_needed) {
-    ++oldest_;  // nothing reads the newest any more: it becomes the next
+    ++oldest_;  // the newest is not read again: reuse it
     return;
   }
   const MemoryScope kind(MemoryKind::kParameter);
@@ -88,7 +88,7 @@ int StashedUpdates::oldest_needed() const {
   int needed = stash_.newest() + 1;
   const auto listed = static_cast<int>(oldest_from_.size());
   if (forwards_ < listed + schedule_.repeats * steady_forwards_) {
-    // In a repeated round: the same forward of the list, `rounds` rounds later
+    // A forward in a repeated round is one of the list, `rounds` rounds later
     const int rounds =
         forwards_ < listed ? 0 : (forwards_ - listed) / steady_forwards_ + 1;
     const int next = forwards_ - rounds * steady_forwards_;
@@ -153,7 +153,7 @@ void StashedUpdates::update(int) {
 double StashedUpdates::gradient_error(const VersionUse& use,
                                       const StageRun& run,
                                       const Tensors& grad_outputs) {
-  // Whole gradients, also where the backward to come is an I
+  // Compute whole gradients, even if the coming backward is an I
   const ContextValue<WeightGradients*> at_once(&RankContext::weight_gradients,
                                                nullptr);
   Tensors before;

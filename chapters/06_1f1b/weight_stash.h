@@ -36,8 +36,8 @@ class WeightStash {
   /// Throws Error for a version that is not kept.
   void load(int version);
   /// Drops versions before `oldest_needed`, and begins the next one: the
-  /// parameters become a copy of the newest, or the newest itself if it is not
-  /// needed any more.
+  /// parameters become a copy of the newest, or the newest itself if it is no
+  /// longer needed.
   void advance(int oldest_needed);
 
  private:
@@ -58,7 +58,7 @@ struct VersionUse {
   double error = 0;
 };
 
-/// Loads the versions that the schedule says, and updates one rank's stage.
+/// Loads the schedule's versions, and updates one rank's stage.
 class StashedUpdates : public WeightVersions {
  public:
   /// `stashes` false: backward reads the newest weights, whatever the forward
@@ -72,10 +72,10 @@ class StashedUpdates : public WeightVersions {
   void before_backward(int micro_batch, const StageRun& run,
                        const Tensors& grad_outputs) override;
   void after_backward(int micro_batch) override;
-  /// Replicas of the stage average their gradients.
+  /// Averages gradients over the stage's replicas first.
   void update(int micro_batch) override;
 
-  /// The first backwards of a run, as many as its lists contain.
+  /// One entry for each backward in the lists, without repeats.
   const std::vector<VersionUse>& uses() const { return uses_; }
   const WeightStash& stash() const { return stash_; }
   /// The norm of the gradient in the last update.
