@@ -16,11 +16,11 @@ double bytes_per_step(const Options& options, const ModelConfig& config,
   const auto h = static_cast<double>(config.n_embd);
   const auto layers = static_cast<double>(config.n_layer);
 
-  // f and g of attention and MLP, in forward and backward; once more forward
-  // with recomputation. Gathering a saved input is half of an all-reduce
+  // f and g of attention and MLP, in forward and backward; forward again with
+  // recomputation. Gathering a saved input costs half an all-reduce
   const double per_layer = (sizes.recompute ? 6 : 4) +
                            (sizes.distribute_saved_activations ? 0.5 : 0);
-  // g behind the embedding, f before the head
+  // g after the embedding, f before the head
   const double all_reduced = (per_layer * layers + 2) * tokens * h * element;
   // Largest logit, logit of the target, sum of exponentials
   const double loss = 3 * tokens * stat;
@@ -49,7 +49,7 @@ MemoryBill memory(const Options& options, const ModelConfig& config,
 
 namespace {
 
-// In the letters of the page.
+// Names follow the page.
 double micro_batch_s(const Options& options, const ModelConfig& config,
                      const BillSizes& sizes, std::int64_t rows) {
   textbook::GptTimes times =
@@ -65,7 +65,7 @@ double micro_batch_s(const Options& options, const ModelConfig& config,
   const double a = textbook::all_reduce(sizes.t, x);
 
   const double forward = c + k + p + a + f + g + a;
-  // f's messages travel beside the product of the weight's gradient
+  // f's messages overlap with the product of the weight's gradient
   double backward =
       2 * g + f + std::max(f, a) + 2 * p + 2.5 * k + c + std::max(c, a);
   if (sizes.recompute) backward += forward;

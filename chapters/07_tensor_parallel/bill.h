@@ -1,6 +1,6 @@
 #pragma once
 
-// What tensor parallelism costs: the formulas of the page.
+// The cost of tensor parallelism: the formulas of the page.
 
 #include "chapters/common/run/report.h"
 
@@ -14,10 +14,10 @@ struct BillSizes {
   std::int64_t vocabulary = 0;  ///< with its padding
 };
 
-/// Bytes that a rank sends in one step, without those for the norm.
+/// Bytes that a rank sends in one step, without the norm's.
 double bytes_per_step(const Options& options, const ModelConfig& config,
                       const BillSizes& sizes);
-/// What a rank holds, by kind.
+/// Bytes that a rank holds, by kind.
 MemoryBill memory(const Options& options, const ModelConfig& config,
                   const BillSizes& sizes);
 /// Seconds of a step on the cluster `textbook`.

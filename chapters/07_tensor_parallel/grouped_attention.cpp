@@ -8,7 +8,7 @@
 namespace shardbook::tensor_parallel {
 namespace {
 
-/// The part of a matrix [in, out] and of its bias that `columns` says.
+/// The `columns` of a matrix [in, out] and of its bias.
 Linear cut_linear(const std::string& name, std::int64_t in, std::int64_t out,
                   double stddev, InitOptions init, const Shards& columns) {
   Linear made;
@@ -19,8 +19,8 @@ Linear cut_linear(const std::string& name, std::int64_t in, std::int64_t out,
   return made;
 }
 
-// A weight that several ranks hold is like an activation that they all have: f
-// in front of it sums its gradient.
+// A weight that several ranks hold is treated like a shared activation: f
+// before it sums its gradient.
 Tensor shared_linear(const Tensor& x, const Linear& layer,
                      ProcessGroup& sharers) {
   return linear(x, copy_to(layer.weight, sharers),
@@ -90,12 +90,12 @@ Tensor GroupedAttention::forward(const Tensor& x) {
   const Tensor k = shared_linear(in, k_proj, *sharers_);
   const Tensor v = shared_linear(in, v_proj, *sharers_);
 
-  // The same head size everywhere: own groups follow from the width
+  // All heads have one size, so the width gives this rank's groups
   AttentionOptions options;
   options.heads = own;
   options.kv_heads = k.size(2) / (shape_.width / shape_.heads);
   options.dropout = is_training() ? shape_.dropout : 0;
-  // Draw what one device draws for these heads
+  // Draw the masks that one device draws for these heads
   options.shard = {
       {x.size(0), shape_.heads, s, s}, {0, tp_->rank() * own, 0, 0}, {}};
   return o_proj(attention(q, k, v, options));

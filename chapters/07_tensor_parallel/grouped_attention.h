@@ -7,9 +7,9 @@
 //   queries   0123 4567   0123   4567                 01   23   45   67
 //   keys      0    1      0      1                    0    0    1    1
 //
-// Where t divides the groups, a rank has whole ones, and nothing is new. With
-// more ranks than groups, t / groups ranks hold the same keys. Each of them sees
-// its own queries' part of the keys' gradient; the parts are summed.
+// If t divides the groups, a rank has whole groups, and nothing changes. With
+// more ranks than groups, t / groups ranks hold the same keys. Each of them
+// sees its own queries' part of the keys' gradient; the parts are summed.
 // Ainslie et al. 2023, "GQA"; Megatron-LM's num_query_groups.
 
 #include <memory>
@@ -30,15 +30,15 @@ struct GroupedShape {
 /// the one that it shares. Throws Error unless one of t and groups divides the
 /// other.
 Shards kv_shards(std::int64_t groups, int rank, int t);
-/// The ranks of tp that hold the same keys; this rank alone where t divides the
+/// The ranks of tp that hold the same keys; this rank alone if t divides the
 /// groups. Collective.
 std::shared_ptr<ProcessGroup> kv_sharers(ProcessGroup& tp, std::int64_t groups);
 
-/// Queries, keys and values are projected by three matrices. Their one f sums
-/// the gradient of x.
+/// Queries, keys and values are projected by three matrices. One f sums the
+/// gradient of x for all three.
 class GroupedAttention : public ModuleOf<GroupedAttention> {
  public:
-  /// `sharers` is kv_sharers of these groups, and serves all layers.
+  /// `sharers`: the group from kv_sharers, the same for all layers.
   GroupedAttention(const std::string& name, const GroupedShape& shape,
                    InitOptions init, ProcessGroup& tp, ProcessGroup& sharers);
   /// [n, S, h] -> [n, S, h], both on every rank.

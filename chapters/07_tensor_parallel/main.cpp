@@ -50,7 +50,7 @@ int main(int argc, char** argv) {
     line.parse(argc, argv);
     check_options(options);
     check_micro_batches(options.batch, setup.micro_batches);
-    // Nothing to compare with: one device draws other masks
+    // Skip the comparison: one device draws other masks
     if (!tensor_parallel::draws_as_one_device(options, setup)) {
       options.check = false;
     }

@@ -15,7 +15,7 @@ std::int64_t dim_of(const Tensor& x, Cut cut) {
   return dim;
 }
 
-// [before, length, behind] around a dimension.
+// [before, length, after] around a dimension.
 struct Around {
   std::int64_t before = 1, length = 1, behind = 1;
   Around(const Shape& shape, std::int64_t dim) {
@@ -49,7 +49,7 @@ Tensor as_it_is(const Tensor& x) { return x; }
 using Operation = Tensor (*)(const Tensor& x, ProcessGroup& group, Cut cut,
                              const char* label);
 
-// One operation in forward, the other one in backward.
+// Runs one operation in forward, the other one in backward.
 Tensor conjugate(const char* name, const Tensor& x, ProcessGroup& group,
                  Cut cut, Operation forward, Operation backward) {
   if (group.size() == 1) return x;

@@ -151,7 +151,7 @@ LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
       options.heads = own;
       return attention(qkv, options);
     }
-    // Draw what one device draws for them
+    // Draw the masks that one device draws for them
     if (tp.size() > 1) {
       options.shard = {
           {qkv.size(0), options.heads, s, s}, {0, tp.rank() * own, 0, 0}, {}};

@@ -8,8 +8,8 @@
 //   rank r:  gelu(f(X) A_r) B_r, summed over the ranks by g
 //
 // GELU needs no communication, since each column of X A is whole on one rank.
-// Shoeybi et al. 2019, "Megatron-LM", section 3. Names of parameters, and their
-// values at the beginning, are those of one device.
+// Shoeybi et al. 2019, "Megatron-LM", section 3. Names and initial values of
+// parameters are the same as on one device.
 
 #include <string>
 
@@ -28,7 +28,7 @@ struct LinearShape {
 };
 
 /// y_r = x W_r + b_r: columns of the result. All ranks have x [.., in]; its
-/// gradient is summed over the ranks while that of W_r is computed.
+/// gradient is summed over the ranks while W_r's is computed.
 class ColumnParallelLinear : public ModuleOf<ColumnParallelLinear> {
  public:
   /// With `gather_output`, every rank gets all columns; it needs blocks = 1.
@@ -50,11 +50,11 @@ class ColumnParallelLinear : public ModuleOf<ColumnParallelLinear> {
   bool gather_output_;
 };
 
-/// y = sum over ranks of x_r W_r, + b. The bias is on every rank and added after
-/// the sum: inside, it would count t times.
+/// y = sum over ranks of x_r W_r, + b. The bias is on every rank and added
+/// after the sum, not t times within it.
 class RowParallelLinear : public ModuleOf<RowParallelLinear> {
  public:
-  /// Without `input_is_parallel`, x [.., in] is whole, and each rank takes its
+  /// Without `input_is_parallel`, x [.., in] is whole, and each rank uses its
   /// part.
   RowParallelLinear(const std::string& name, const LinearShape& shape,
                     InitOptions init, ProcessGroup& tp,
@@ -74,8 +74,8 @@ class RowParallelLinear : public ModuleOf<RowParallelLinear> {
   bool input_is_parallel_;
 };
 
-/// Rank r of t has rows [r V/t, (r + 1) V/t) of the table; what a rank does not
-/// have reads zeros, and the ranks' vectors are summed.
+/// Rank r of t has rows [r V/t, (r + 1) V/t) of the table; other rows read as
+/// zeros, and the ranks' vectors are summed.
 class VocabParallelEmbedding : public ModuleOf<VocabParallelEmbedding> {
  public:
   VocabParallelEmbedding(const std::string& name, std::int64_t rows,
@@ -109,11 +109,11 @@ std::int64_t padded_vocabulary(std::int64_t vocabulary, int t,
 /// c_attn and c_fc, rows of c_proj, rows of the vocabulary; all of the others.
 Shards layout(const std::string& name, int rank, int t);
 
-/// The layers of one rank for a GPT. `num_classes` is the vocabulary without its
-/// padding. Dropout draws one device's masks; with `rng`, which outlives the
-/// layers, that of attention draws from the rank's tensor stream, and the others
-/// from its default stream. Throws Error, with the sizes that would work, where
-/// heads, width or padded vocabulary do not divide by t.
+/// The layers of one rank for a GPT. `num_classes` is the vocabulary without
+/// its padding. Dropout draws one device's masks; with `rng`, which outlives
+/// the layers, attention draws from the rank's tensor stream, other layers from
+/// its default stream. Throws Error, with the sizes that would work, if heads,
+/// width or padded vocabulary do not divide by t.
 LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
                     RngTracker* rng = nullptr);
 

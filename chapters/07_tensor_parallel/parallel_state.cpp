@@ -19,7 +19,7 @@ std::string divisors_text(int n) {
   return text.str();
 }
 
-/// The ranks of these stages, each once; a stage below 0 is none.
+/// The ranks of these stages, each once; negative stages are ignored.
 std::vector<int> ranks_of(const std::vector<int>& pipeline,
                           const std::vector<int>& stages) {
   std::vector<int> ranks;
@@ -40,7 +40,7 @@ Topology model_parallel_topology(int world_size,
   const auto& [t, p, v, split_rank] = sizes;
   SB_CHECK(t >= 1 && p >= 1 && v >= 1, "initialize_model_parallel: t = ", t,
            ", p = ", p, ", v = ", v, "; give 1 or more of each");
-  // As 64 bits: the product of two sizes may leave an int
+  // In 64 bits: the product of two sizes may overflow an int
   SB_CHECK(world_size % (std::int64_t{t} * p) == 0,
            "initialize_model_parallel: t = ", t, " times p = ", p,
            " does not divide ", world_size,
@@ -74,7 +74,7 @@ ModelParallel::ModelParallel(ProcessGroup& world,
                              const ModelParallelSizes& sizes)
     : sizes_(sizes),
       mesh_(world, model_parallel_topology(world.size(), sizes)) {
-  // Groups are made on all ranks, also those of several axes
+  // Create all groups on all ranks, also groups over several axes
   mesh_.group("tp-pp");
   std::vector<std::vector<int>> embedding, position;
   for (const auto& pipeline : mesh_.topology().groups({"pp"})) {

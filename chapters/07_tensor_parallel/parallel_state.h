@@ -36,15 +36,15 @@ struct ModelParallelSizes {
 };
 
 /// Axes pp, dp, cp (of one) and tp over `world_size` ranks. Throws Error, with
-/// the sizes that would work, where they do not fit together.
+/// sizes that work, if they do not fit together.
 Topology model_parallel_topology(int world_size,
                                  const ModelParallelSizes& sizes);
 
-/// Of one pipeline's ranks, by stage: those that hold the token embedding or its
-/// copy at the output. First and last, and the decoder's first stage.
+/// The ranks of `pipeline` (by stage) that hold the token embedding or its copy
+/// at the output: the first, the last, and the decoder's first stage.
 std::vector<int> embedding_ranks(const std::vector<int>& pipeline,
                                  int split_rank = -1);
-/// Those that hold the position table: first, and the decoder's first stage.
+/// Holders of the position table: the first and the decoder's first stage.
 std::vector<int> position_embedding_ranks(const std::vector<int>& pipeline,
                                           int split_rank = -1);
 
@@ -82,7 +82,7 @@ class ModelParallel {
   std::shared_ptr<ProcessGroup> embedding_, position_embedding_;
 };
 
-/// Under its name in Megatron-LM.
+/// Megatron-LM's name for the constructor.
 inline std::unique_ptr<ModelParallel> initialize_model_parallel(
     ProcessGroup& world, int t, int p, int v = 1, int split_rank = -1) {
   return std::make_unique<ModelParallel>(

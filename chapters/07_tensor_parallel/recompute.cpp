@@ -12,7 +12,7 @@
 namespace shardbook::tensor_parallel {
 namespace {
 
-// Takes this rank's part of x, as if it were one row, and frees x.
+// Copies this rank's part of x, viewed as one row, and frees x.
 Tensor keep_part(const Tensor& x, ProcessGroup& group) {
   const std::int64_t own =
       exact_part(x.numel(), group.size(), "the input of a block");

@@ -1,7 +1,7 @@
 #pragma once
 
-// Recomputation that knows of other ranks: it replays all random streams, and
-// may keep 1/t of a block's input in place of the whole.
+// Recomputation for tensor parallelism: it replays all random streams, and may
+// keep only 1/t of a block's input.
 //
 //   forward    x -> block -> y; keep x's part, and the streams' positions
 //   backward   all-gather the parts -> x -> block, with the same masks
@@ -20,10 +20,10 @@
 namespace shardbook::tensor_parallel {
 
 struct RecomputeOptions {
-  /// Outlives the model.
+  /// Must outlive the model.
   RngTracker* rng = nullptr;
-  /// Ranks that have the same input, of which each keeps one part; null: each
-  /// keeps all of it. Megatron-LM's distribute_saved_activations.
+  /// Ranks that have the same input and keep one part each; null: each keeps
+  /// all of it. Megatron-LM's distribute_saved_activations.
   ProcessGroup* distribute_over = nullptr;
 };
 
@@ -31,12 +31,12 @@ struct RecomputeOptions {
 /// nothing is recorded.
 class DroppedForward {
  public:
-  /// x: the input of the forward that comes next.
+  /// x: the input of the next forward.
   DroppedForward(const Tensor& x, const RecomputeOptions& options);
-  /// y: what the forward made of x. Returns y linked to x by one node, whose
+  /// y: the result of the forward. Returns y linked to x by one node, whose
   /// backward calls `again(x)`. With distribute_over, x's array is freed until
-  /// then: nothing else may need it, and its elements divide by the ranks.
-  /// Communication there: one all-gather of x, in backward.
+  /// then: nothing else may need it, and its size must divide by the ranks.
+  /// Backward then all-gathers x.
   Tensor finish(const Tensor& y, std::function<Tensor(const Tensor& x)> again);
 
  private:
@@ -46,7 +46,7 @@ class DroppedForward {
   std::optional<NoGrad> unrecorded_;
 };
 
-/// Every GptBlock of the model does so from now on, by hooks.
+/// Makes every GptBlock of the model recompute this way, by hooks.
 void recompute_blocks(Module& model, const RecomputeOptions& options);
 
 }  // namespace shardbook::tensor_parallel

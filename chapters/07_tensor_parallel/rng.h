@@ -8,12 +8,12 @@
 //   tensor    base + 2718 + tp                  activations cut over tp
 //   expert    base + 1024 + 100 ep + expert tp  activations inside experts
 //
-// base = seed + 100 pp, and 10 dp more where replicas are to draw different
-// masks; by default they all draw the same. The default stream is the context's
-// RandomState, and a tracker keeps the others.
+// base = seed + 100 pp, plus 10 dp if replicas are to draw different masks; by
+// default they draw the same. The default stream is the context's RandomState,
+// and a tracker keeps the others.
 //
-// A stream has a position and no idea of the whole tensor, so its masks are not
-// those of one device. Megatron-LM: core/tensor_parallel/random.py.
+// A stream has only a position, not the whole tensor's indices, so masks differ
+// from one device's. Megatron-LM: core/tensor_parallel/random.py.
 
 #include <cstdint>
 #include <map>
@@ -36,16 +36,16 @@ StreamSeeds megatron_seeds(std::uint64_t seed, const RngPlace& place);
 inline constexpr char kTensorStream[] = "tensor";
 inline constexpr char kExpertStream[] = "expert";
 
-/// The streams of one rank beside the default one. Works on the context of the
-/// thread that calls it.
+/// The streams of one rank except the default one. Uses the calling thread's
+/// context.
 class RngTracker {
  public:
-  /// Begins a stream. Throws Error where the name or the seed is taken: two
-  /// streams of one seed would draw equal masks.
+  /// Begins a stream. Throws Error if the name or the seed is in use: two
+  /// streams with one seed would draw equal masks.
   void add(const std::string& name, std::uint64_t seed);
 
-  /// Operations in its lifetime draw from one stream, where the last fork of
-  /// that stream ended. The default stream stays where it is.
+  /// While it lives, operations draw from one stream, starting where the last
+  /// fork of that stream ended. The default stream does not move.
   class Fork {
    public:
     Fork(RngTracker& tracker, const std::string& name);
@@ -57,7 +57,7 @@ class RngTracker {
     RngTracker& tracker_;
     RandomState& stream_;
   };
-  /// Throws Error for an unknown name, and inside of another fork.
+  /// Throws Error for an unknown name, and inside another fork.
   Fork fork(const std::string& name) { return Fork(*this, name); }
 
   /// The positions of all streams, the default one included.
@@ -75,7 +75,7 @@ class RngTracker {
   bool is_forked_ = false;
 };
 
-/// In its lifetime, all streams are where they were at `states`.
+/// While it lives, all streams continue from `states`.
 class Replay {
  public:
   Replay(RngTracker& tracker, const RngTracker::States& states)

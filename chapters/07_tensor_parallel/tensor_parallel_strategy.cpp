@@ -14,7 +14,7 @@ bool has_streams(const StrategyOptions& setup) {
   return setup.rng == "megatron";
 }
 
-/// Blocks are computed again in a way that core does not know of.
+/// Whether this chapter's recomputation replaces core's.
 bool recomputes_here(const StrategyOptions& setup) {
   return setup.recompute &&
          (has_streams(setup) || setup.distribute_saved_activations);

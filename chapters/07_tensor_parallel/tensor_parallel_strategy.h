@@ -17,20 +17,20 @@ struct StrategyOptions {
   /// With recompute: a rank keeps 1/t of each block's input, and backward gathers
   /// it.
   bool distribute_saved_activations = false;
-  /// Dropout's masks: "global" (those of one device) or "megatron" (two streams
+  /// Dropout's masks: "global" (as on one device) or "megatron" (two streams
   /// per rank, see rng.h).
   std::string rng = "global";
   /// The vocabulary is padded to a multiple of this times t.
   std::int64_t vocabulary_divisible_by = 1;
 };
 
-/// False where no run on one device draws the same masks.
+/// False if no run on one device draws the same masks.
 bool draws_as_one_device(const Options& options, const StrategyOptions& setup);
 
 class TensorParallelStrategy : public ShardedStrategy {
  public:
-  /// Throws Error, with the sizes that would work, where the model does not
-  /// divide by the group. Collective.
+  /// Throws Error, with sizes that work, if the model does not divide by the
+  /// group. Collective.
   TensorParallelStrategy(const Options& options, const StrategyOptions& setup,
                          ProcessGroup& tp);
   std::vector<Bill> bills() override;
@@ -38,7 +38,7 @@ class TensorParallelStrategy : public ShardedStrategy {
     return "./shardbook run tensor_parallel -- --world-size 4 "
            "--cluster textbook";
   }
-  /// With the positions of Megatron-LM's random streams.
+  /// Includes the positions of Megatron-LM's random streams.
   TrainingState state() override;
 
  private:
