@@ -9,8 +9,8 @@
 
 namespace shardbook::data_parallel {
 
-/// Bytes that leave one device in one step, by reason. X, Y: bytes of the whole
-/// input and output; Wb, Bb: of parameters and buffers; share: of the rows.
+/// Bytes that leave one device in one step, by reason. X, Y, Wb, Bb: bytes of
+/// input, output, parameters, buffers; share: a device's fraction of the rows.
 struct Traffic {
   double scatter_inputs = 0;     ///< main: (1 - share_0) X
   double replicate = 0;          ///< main: (n - 1) (Wb + Bb)

@@ -12,8 +12,8 @@
 namespace shardbook::data_parallel {
 namespace {
 
-/// The same values, whose graph keeps `replica` alive: the backward of a custom
-/// function may refer to the module that made it.
+/// Returns the same values, with a graph that keeps `replica` alive: a custom
+/// function's backward may refer to the module that created it.
 Tensor holding(const Tensor& output, const std::shared_ptr<Module>& replica) {
   if (!output.requires_grad()) return output;
   const Tensor held = output.detach();

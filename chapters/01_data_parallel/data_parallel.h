@@ -96,11 +96,11 @@ Tensor gather(Tensors outputs, const Device& device,
 class DataParallel {
  public:
   /// `module` stays the caller's, outlives this object, and lives on
-  /// device_ids[0]. Throws Error when no device, or one twice, is named.
+  /// device_ids[0]. Throws Error for an empty list or a repeated device.
   DataParallel(Module& module, std::vector<Device> device_ids);
 
-  /// One device: the module itself, and nothing else. Throws Error when a
-  /// GptBlock recomputes its activations on several devices.
+  /// On one device, only calls the module. Throws Error when a GptBlock
+  /// recomputes its activations on several devices.
   Tensor operator()(const Tensor& x, const Forward& forward = call_module);
 
   const std::vector<Device>& device_ids() const { return device_ids_; }

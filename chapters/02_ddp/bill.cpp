@@ -22,7 +22,7 @@ double ready_s(const std::string& parameter, const Options& options,
   const auto has = [&](const char* part) {
     return parameter.find(part) != std::string::npos;
   };
-  // The embedding's table is the head's as well: its gradient comes last
+  // The head shares the embedding's table, so its gradient comes last
   if (has("wte") || has("wpe")) return times.backward();
   if (has("ln_f")) return times.head_backward;
   const double layer =
@@ -77,7 +77,7 @@ double predicted_bytes(const BillSizes& s) {
 double step_s(const Options& options, const StepTime& step, Module& module,
               const DistributedDataParallel& ddp) {
   if (!textbook::has_model_times(options, step.config)) return kNotPredicted;
-  // The first step of a static graph counts, and sends at its end
+  // The first step of a static graph counts uses, and sends at its end
   if (ddp.options().static_graph && options.steps < 2) return kNotPredicted;
   const auto times =
       textbook::model_times(options, step.config, step.rows, step.recompute);
@@ -98,7 +98,7 @@ double step_s(const Options& options, const StepTime& step, Module& module,
     sent += textbook::all_reduce(step.ranks,
                                  4 * static_cast<double>(parameters.size()));
   }
-  // The second step begins with the order of the buckets
+  // The second step first broadcasts the order of the buckets
   const bool orders = options.steps == 2 && !finds_unused(ddp.options());
   return (orders ? textbook::broadcast(
                        step.ranks, 4 * static_cast<double>(parameters.size()))

@@ -62,9 +62,9 @@ class Bucket {
   const BucketMembers& members() const { return members_; }
   const Tensor& buffer() const { return contents_.gradients; }
 
-  /// The gradients of all members are missing.
+  /// Marks the gradients of all members as missing.
   void expect_gradients() { num_missing_ = members_.size(); }
-  /// One more gradient is in its place.
+  /// Counts one more gradient in its place.
   void mark_ready() { num_missing_ -= 1; }
   bool is_full() const { return num_missing_ == 0; }
 

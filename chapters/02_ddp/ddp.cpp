@@ -32,7 +32,7 @@ void check_same_model(const std::string& caller, Module& module,
   for (const NamedTensor& parameter : module.named_parameters()) {
     mine += describe(parameter) + "\n";
   }
-  // With thousands of ranks, send the texts only where they differ
+  // Send the texts only if digests differ: there may be thousands of ranks
   const std::string digest = std::to_string(std::hash<std::string>()(mine));
   const std::vector<std::string> digests = group.exchange(digest);
   if (std::count(digests.begin(), digests.end(), digest) == group.size()) {

@@ -45,7 +45,7 @@ void DistributedDataParallel::join(const std::function<void()>& body,
   body();
   reducer_->check_finished();
 
-  // Join the others' calls until no rank has samples
+  // Answer the others' calls until nobody has samples
   for (;;) {
     const JoinStatus status = agree_on_status(false);
     if (status.num_active() == 0) break;

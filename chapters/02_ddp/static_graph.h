@@ -22,7 +22,7 @@ class StaticGraph {
   bool is_used(std::size_t parameter) const { return uses_[parameter] > 0; }
   void forget_uses() { std::fill(uses_.begin(), uses_.end(), 0); }
 
-  /// A later iteration begins.
+  /// Begins a later iteration.
   void expect_uses() { missing_uses_ = uses_; }
   /// Counts one use of the parameter; true from the last expected use on.
   bool is_last_use(std::size_t parameter) {

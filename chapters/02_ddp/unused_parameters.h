@@ -29,9 +29,9 @@ class UsageReduction {
   explicit UsageReduction(std::size_t num_parameters)
       : is_used_(num_parameters) {}
 
-  /// This rank uses the parameter.
+  /// Marks the parameter as used on this rank.
   void mark_used(std::size_t parameter) { is_used_[parameter] = 1; }
-  /// The next iteration begins.
+  /// Begins the next iteration.
   void clear() { std::fill(is_used_.begin(), is_used_.end(), 0); }
 
   /// An all-reduce of one i32 per parameter.

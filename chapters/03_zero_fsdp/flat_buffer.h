@@ -1,6 +1,6 @@
 #pragma once
 
-// Flat parameters: where every element of a model lies, and who owns it.
+// Flat parameters: the place and the owner of every element of a model.
 //
 //   parameters    |   a   |     b     | c |     d     |
 //   flat          |   a   |     b     | c |     d     |0|     padded
@@ -41,7 +41,7 @@ struct FlatLayout {
 
   /// Elements of every rank's shard: S. Rank r owns [r S, (r + 1) S).
   std::int64_t shard() const { return padded / ranks; }
-  /// Who owns which part of a parameter, in the order of its elements.
+  /// The parts of a parameter and their owners, in the order of elements.
   std::vector<OwnedPart> parts(int parameter) const;
 };
 

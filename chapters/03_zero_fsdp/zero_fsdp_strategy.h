@@ -63,10 +63,10 @@ void check_given(const StrategyOptions& setup,
 
 /// The dtype with this name; none for "".
 std::optional<DType> dtype_of(const std::string& name);
-/// Of the dtypes that compute or travel, the one with the fewest bits.
+/// The narrowest dtype that is computed or sent.
 DType shortest_dtype(DType parameters, const StrategyOptions& setup);
 
-/// Which ranks do the same: the `sim` world runs one of each class.
+/// Classes of ranks with equal work: the `sim` world runs one of each.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup);
 
 /// The model of the options on the host, from which each rank takes its shards.

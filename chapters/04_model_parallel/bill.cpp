@@ -22,8 +22,8 @@ double label_bytes(const Options& options) {
   return 8.0 * static_cast<double>(options.batch * options.seq);
 }
 
-/// How often a sample multiplies by this weight: for every token, or every pixel
-/// that a convolution makes ("layer3.0.conv2.weight"). Stages halve the image.
+/// How often a sample multiplies by this weight: for every token, or every
+/// output pixel ("layer3.0.conv2.weight"). Stages halve the image.
 double uses_per_sample(const std::string& name, const Options& options,
                        const ModelConfig& config) {
   const auto has = [&](const char* part) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a step costs each device, by formula.
+// The cost of a step for each device, by formula.
 
 #include <vector>
 
@@ -18,8 +18,8 @@ std::vector<double> step_traffic(const Options& options,
                                  const Settings& settings,
                                  ModelParallelStrategy& strategy);
 
-/// What each device holds: its own parameters, gradients and optimizer state, and
-/// the activations that its layers keep of all splits.
+/// Bytes that each device holds: its own parameters, gradients and optimizer
+/// state, and the activations that its layers keep of all splits.
 std::vector<MemoryBill> memory_bills(const Options& options,
                                      const Settings& settings,
                                      ModelParallelStrategy& strategy);

@@ -60,8 +60,8 @@ struct Plan {
 /// (StrategyOptions::only_shows) the plan has a schedule and no model, and the
 /// batch has as many rows as the schedule needs.
 Plan make_plan(const Options& options, const StrategyOptions& setup);
-/// Does --print-schedule (a figure in which F takes 1 and B 2, I and W 1 each; idle
-/// time, sets of activations and versions of the weights) and --write-schedule.
+/// Serves --print-schedule (a figure with F = 1, B = 2, I = W = 1; idle time,
+/// sets of activations and versions of the weights) and --write-schedule.
 /// Throws Error if the file cannot be written, or could not be read again.
 void show_schedule(const Plan& plan, const StrategyOptions& setup);
 /// The age of the weights in forward and backward, by rank, for each of the

@@ -118,7 +118,7 @@ void PostValidation::apply(const Verdict& verdict) {
   optimizer_.step();
 }
 
-// --- What a step overwrites --------------------------------------------------
+// --- Copies for undoing a step -----------------------------------------------
 
 void PostValidation::save() {
   const PhaseScope phase(Phase::kOptimizer);

@@ -106,7 +106,7 @@ std::int64_t padded_vocabulary(std::int64_t vocabulary, int t,
                                std::int64_t divisible_by = 128);
 
 /// The part of the parameter `name` that rank `rank` of t holds: columns of
-/// c_attn and c_fc, rows of c_proj, rows of the vocabulary; all of the others.
+/// c_attn and c_fc, rows of c_proj and of the vocabulary; others are whole.
 Shards layout(const std::string& name, int rank, int t);
 
 /// The layers of one rank for a GPT. `num_classes` is the vocabulary without

@@ -81,7 +81,7 @@ void FlatParameter::make_shard(const std::vector<NamedTensor>& parameters) {
         .copy_from(part_of(parameters[i].tensor, piece.begin, piece.numel()));
   }
 
-  // Views of the full array take the parameters' places
+  // Replace the parameters by views of the full array
   full_ = is_whole_ ? shard_
                     : empty(layout_.full_numel(), compute_dtype_, device,
                             MemoryKind::kParameter);

@@ -31,8 +31,8 @@
 // after it: take a full state dict before.
 //
 // A module that runs twice is gathered for each forward and reduced once. A
-// unit that no output depends on gets no gradient; a parameter without one in a
-// unit that has some counts as zero.
+// unit that no output depends on gets no gradient; in other units, a parameter
+// without a gradient counts as zero.
 //
 // A forward may throw: the next one begins anew. When a backward throws, this
 // object drops the gradients of the step, and then throws until clear_grad() is

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which modules become units. The root is always one; these choose the others.
+// Which modules become units. The root always does; policies choose the rest.
 //
 //   auto policy = size_based_auto_wrap_policy(1'000'000);
 //   std::vector<Module*> units = auto_wrap(model, policy);

@@ -58,7 +58,7 @@ void ZeroStage12::make_flat(std::size_t index) {
     group.parts.insert(group.parts.end(), parts.begin(), parts.end());
   }
 
-  // Parameters become views; rank 0's values count
+  // Parameters become views, with rank 0's values
   const Device& device = RankContext::current().device;
   flat.flat = flatten(group.parameters, flat.layout, device);
   group_.broadcast(flat.flat, 0, "parameters").wait();
@@ -169,7 +169,7 @@ void ZeroStage12::clear_gradients() {
   for (auto& slots : slots_) {
     for (Slot& slot : slots) slot.parameter.clear_grad();
   }
-  // A failed backward leaves these behind
+  // Drop the remains of a failed backward
   for (Bucket& bucket : buckets_) {
     for (Work& work : bucket.works) work.wait();
     bucket.works.clear();

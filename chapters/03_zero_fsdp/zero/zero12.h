@@ -41,7 +41,7 @@ class ZeroStage12 : public ZeroOptimizer {
     return flats_[group].layout;
   }
   std::vector<GradientBucket> buckets(std::size_t group) const;
-  /// Of all groups: gradients on the wire, by bucket; and parameters, padded.
+  /// Bytes over all groups: gradients on the wire by bucket, padded parameters.
   std::vector<double> bucket_bytes() const;
   double flat_bytes() const;
 

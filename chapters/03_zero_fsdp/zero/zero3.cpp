@@ -185,7 +185,7 @@ void ZeroStage3::finish_gradients() {
   SB_CHECK(num_accumulated_ > 0,
            "zero: step without a gradient; run a backward before");
   fetches_->release_all();  // a forward without a backward leaves units behind
-  // Units that no backward has reached
+  // Zero the gradients of units that no backward has reached
   for (auto& unit : units_) {
     if (unit->num_reduced > 0) continue;
     for (const Slot& slot : unit->slots) {
@@ -222,7 +222,7 @@ void ZeroStage3::refresh_persistent(bool with_frozen) {
 void ZeroStage3::clear_gradients() {
   for (auto& unit : units_) {
     unit->num_reduced = 0;
-    // A failed backward leaves these behind
+    // Drop the remains of a failed backward
     unit->reduction.wait();
     unit->bucket = unit->sent = Tensor();
     for (Slot& slot : unit->slots) slot.parameter.clear_grad();

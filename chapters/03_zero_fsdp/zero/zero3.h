@@ -60,7 +60,7 @@ class ZeroStage3 : public ZeroOptimizer {
              const OptimizerOptions& optimizer_options);
   ~ZeroStage3() override;
 
-  /// Exact where every unit runs once per forward and in every backward.
+  /// Exact if every unit runs once per forward and in every backward.
   double predicted_bytes(std::int64_t steps,
                          std::int64_t micro_steps) const override;
   double predicted_load_bytes() const override;

@@ -50,7 +50,7 @@ struct ZeroOptions {
   std::int64_t sub_group_size = 1'000'000'000;
 
   // Stage 3 only.
-  /// Parameters of at most so many elements stay gathered.
+  /// Parameters of at most this many elements stay gathered.
   std::int64_t persistence_threshold = 100'000;
   /// Units are gathered ahead of their use while fewer elements than this are on
   /// their way; 0: none. The last unit may pass it, as in DeepSpeed.

@@ -7,7 +7,7 @@
 
 namespace shardbook::zero {
 
-/// Of the loss, which may travel during the last backward, and of the norm.
+/// Time to all-reduce the loss (may overlap the last backward) and the norm.
 struct Sums {
   double loss_s = 0, norm_s = 0;
 };
