@@ -1,7 +1,7 @@
 #pragma once
 
 // One device: the yardstick. Three ways to make a model fit, none of which
-// changes what is computed: the batch in pieces, activations computed twice,
+// changes the computation: the batch in pieces, recomputed activations,
 // arithmetic in 16 bits.
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct SingleDeviceOptions {
 /// Trains one model on the current device.
 class SingleDevice : public Strategy {
  public:
-  /// Builds model, data and optimizer as `options` say.
+  /// Builds model, data and optimizer from `options`.
   SingleDevice(const Options& options, const SingleDeviceOptions& setup);
 
   /// One optimizer step on global batch `step`. A step whose gradients overflow
@@ -70,7 +70,7 @@ class SingleDevice : public Strategy {
   bool last_step_updated_ = true;
 };
 
-/// The run to compare with: the same precision, nothing computed twice.
+/// The run to compare with: the same precision, without recomputation.
 ReferenceRun train_plain(const Options& options, std::int64_t num_micro_batches,
                          const LossScaleOptions& loss_scale = {});
 

@@ -13,7 +13,7 @@
 namespace shardbook::data_parallel {
 namespace {
 
-/// How the rows of one tensor lie on devices.
+/// The distribution of a tensor's rows over devices.
 struct Pieces {
   std::vector<RowRange> ranges;
   std::vector<Device> devices;  // of each piece

@@ -1,6 +1,6 @@
 #pragma once
 
-// What DDP costs a rank: the page's formulas.
+// The cost of DDP for a rank: the page's formulas.
 
 #include <cstdint>
 #include <optional>

@@ -61,7 +61,7 @@ std::vector<BucketMembers> assign_buckets(const std::vector<BucketItem>& items,
     if (!rest.members.empty()) buckets.push_back(std::move(rest.members));
   }
 
-  // A bucket can leave when its last member has come
+  // A bucket can leave when its last member has arrived
   std::vector<std::size_t> place(items.size());
   for (std::size_t i = 0; i < order.size(); ++i) {
     place[static_cast<std::size_t>(order[i])] = i;

@@ -4,9 +4,8 @@
 //
 // One all-reduce per parameter would pay the latency of a message for every
 // bias; one all-reduce for everything could not start before backward ends.
-// Buckets are the middle: a small first one, so that something is on its way
-// early, then large ones. The assignment is a pure function: print it, draw
-// it, test it without ranks.
+// Buckets are the middle: a small first one that leaves early, then large ones.
+// The assignment is a pure function: print it, draw it, test it without ranks.
 
 #include <cstddef>
 #include <cstdint>

@@ -113,7 +113,7 @@ void DistributedDataParallel::before_forward() {
   // Complain about gradients that never came
   reducer_->check_finished();
 
-  // Agree on who still has samples
+  // Agree on the ranks that still have samples
   if (is_joining_) status_ = agree_on_status(true);
 
   // Order the buckets as gradients arrive, once

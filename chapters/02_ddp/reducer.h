@@ -38,7 +38,7 @@ struct DdpOptions {
   /// See unused_parameters.h. Costs a walk over the graph and an all-reduce of
   /// one i32 per parameter and step.
   bool find_unused_parameters = false;
-  /// Gradients lie in the buckets: saves a second array of all gradients.
+  /// Gradients are views of the buckets: saves a second array for them.
   bool gradient_as_bucket_view = false;
   /// The user promises that every iteration uses the same parameters equally
   /// often (static_graph.h). The first one reduces at its end.

@@ -69,7 +69,7 @@ DType shortest_dtype(DType parameters, const StrategyOptions& setup);
 /// Classes of ranks with equal work: the `sim` world runs one of each.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup);
 
-/// The model of the options on the host, from which each rank takes its shards.
+/// Builds the model on the host; each rank copies its shards from it.
 LoadedModel build_on_host(const Options& options, bool recompute = false);
 
 /// Rank r of d takes samples r, r + d, r + 2d, ... of each global batch, and in

@@ -35,7 +35,7 @@ void check_settings(const Options& options, Settings& settings) {
     loss =
         ModelConfig::read(options.model).is_image() ? "mse" : "cross_entropy";
   }
-  // One device takes the whole batch at once
+  // One device computes the whole batch at once
   if (settings.variant == "single") settings = on_one_device(settings);
 }
 

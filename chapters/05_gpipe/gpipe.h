@@ -29,8 +29,8 @@ namespace shardbook::gpipe {
 /// less than one stage or micro-batch. Huang et al. 2019, section 2.3.
 pipeline::Schedule schedule(int num_stages, int num_micro_batches);
 
-/// Share of the 2 (m + p - 1) slots in which a stage does nothing, where F and B
-/// take one slot each: (p - 1) / (m + p - 1).
+/// Share of idle slots among the 2 (m + p - 1) slots of a stage, with one slot
+/// for each F and B: (p - 1) / (m + p - 1).
 /// Papers also quote (p - 1) / m, which is idle time over busy time.
 double idle_share(int num_stages, int num_micro_batches);
 

@@ -33,7 +33,7 @@ struct StrategyOptions {
 /// before ranks start, so that the error is printed once and not by every rank.
 void check_trainer_options(const Options& options,
                            const StrategyOptions& setup);
-/// The figure of --print-schedule, in which F and B take one slot each.
+/// The figure of --print-schedule, with one slot for each F and B.
 std::string figure(const Options& options, const StrategyOptions& setup);
 
 /// Reads targets once and keeps them until the step ends, because recomputation

@@ -35,7 +35,7 @@ struct StrategyOptions {
   bool leaves_out_repetitions = true;
   bool print_schedule = false;
   std::string write_schedule;  ///< FILE.json
-  /// The given flags; make_plan refuses those that the schedule does not read.
+  /// The given flags; make_plan rejects flags that the schedule does not read.
   std::vector<std::string> given;
 
   /// True if the program prints or writes the schedule and runs nothing.

@@ -28,8 +28,8 @@
 namespace shardbook::pipeline {
 
 /// Reads and checks a schedule. Throws an Error that begins with `label` (the
-/// file), names the key or the broken rule, and says what is allowed. At most
-/// 1024 ranks, 65536 micro-batches, and 2^20 places times micro-batches.
+/// file), names the key or the broken rule, and lists the allowed values. At
+/// most 1024 ranks, 65536 micro-batches, and 2^20 places times micro-batches.
 Schedule schedule_from_json(const std::string& text, const std::string& label);
 /// The same from a file. Throws Error if the file cannot be read.
 Schedule read_schedule(const std::string& file);

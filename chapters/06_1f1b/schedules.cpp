@@ -11,7 +11,7 @@ using namespace parts;
 
 namespace {
 
-/// W runs `delay` micro-batches behind I; the remaining W run at the end.
+/// W runs `delay` micro-batches after I; the remaining W run at the end.
 Actions split_backward(int warm_up, int delay, int m) {
   Actions list;
   int next_forward = 0, next_weight = 0;

@@ -49,8 +49,8 @@ Schedule interleaved(int num_ranks, int micro_batches, int chunks);
 /// of micro-batch i. Qi et al. 2023, section 2.
 Schedule zb_h1(int num_ranks, int micro_batches);
 /// Stage s begins with 2(p-s)-1 forwards; W of micro-batch i-2s follows I of
-/// micro-batch i. Twice the activations, and no bubble where F, I and W are
-/// equal. Qi et al. 2023, section 2.
+/// micro-batch i. Twice the activations, and no bubble if F, I and W are equal.
+/// Qi et al. 2023, section 2.
 Schedule zb_h2(int num_ranks, int micro_batches);
 
 /// Two directions: half of the micro-batches enter at rank 0, half at rank p-1.

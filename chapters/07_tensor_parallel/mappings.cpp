@@ -76,7 +76,7 @@ Tensor all_gather(const Tensor& x, ProcessGroup& group, Cut cut,
   const Around around(x.shape(), dim);
   Shape shape = x.shape();
   shape[static_cast<std::size_t>(dim)] *= p;
-  // The ranks' parts lie one behind the other, whatever dimension is cut
+  // The ranks' parts come one after another, whichever dimension is cut
   Tensor parts = Tensor::empty(
       {p, around.before, around.length * around.behind}, x.options());
   group.all_gather(parts, x, label).wait();

@@ -22,8 +22,8 @@
 
 namespace shardbook::tensor_parallel {
 
-/// Where a part is cut from a tensor whose dimension `dim` (negative: from the
-/// last) has equal parts on the ranks of a group.
+/// The cut dimension of a tensor, in equal parts on the ranks of a group;
+/// negative `dim` counts from the last.
 struct Cut {
   std::int64_t dim = -1;
 };

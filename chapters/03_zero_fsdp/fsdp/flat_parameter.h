@@ -91,7 +91,7 @@ class FlatParameter {
 
   /// Gathers a tensor with the shard's layout. Collective.
   Tensor gather(const Tensor& shard, const std::string& label) const;
-  /// Parameter i in what `gather` returned.
+  /// Parameter i in the result of `gather`.
   Tensor view(const Tensor& full, std::size_t i) const;
   /// shard = this rank's pieces of `full` (as `gather` returns it).
   void scatter(const Tensor& full, const Tensor& shard) const;
@@ -103,7 +103,7 @@ class FlatParameter {
   // Bytes, for the bill.
   std::int64_t shard_bytes() const { return shard_.bytes(); }
   bool is_on_host() const { return options_.offload_params; }
-  std::int64_t full_bytes() const;  ///< 0 where full is the shard
+  std::int64_t full_bytes() const;  ///< 0 if full is the shard
   std::int64_t shard_grad_bytes() const;
   DType reduce_dtype() const { return reduce_dtype_; }
   /// Elements of a gradient message, padding included.

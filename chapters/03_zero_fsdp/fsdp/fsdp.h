@@ -19,8 +19,8 @@
 //
 // Gathers per unit and micro-step: FULL_SHARD 2 (the root 1), SHARD_GRAD_OP 1.
 // One reduce-scatter travels while the next unit computes. Gradients are those
-// of DDP: the mean over ranks; bit for bit where d is a power of two and ranks
-// sum in order.
+// of DDP: the mean over ranks; bit for bit if d is a power of two and ranks sum
+// in order.
 //
 // The model's tensors are replaced: create the optimizer afterwards, from
 // parameters(). Between steps the model's own parameters hold nothing; read
@@ -167,7 +167,7 @@ class FullyShardedDataParallel {
   /// Whether units()[0] is the root's; the root has no unit when all parameters
   /// are in other units.
   bool root_has_parameters() const { return units_[0]->flat != nullptr; }
-  /// Frees what is gathered, for instance before shards are overwritten.
+  /// Frees gathered units, for instance before shards are overwritten.
   void reshard_all();
   HostTraffic host_traffic() const;
 

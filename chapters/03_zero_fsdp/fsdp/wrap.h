@@ -36,8 +36,8 @@ namespace shardbook::fsdp {
 using WrapPolicy =
     std::function<bool(Module& module, bool recurse, std::int64_t numel)>;
 
-/// Units of at least `min_num_params` elements. Does not go into modules of
-/// the types `force_leaf`, and never wraps those of `exclude`. (Earlier names:
+/// Units of at least `min_num_params` elements. Does not go into modules of the
+/// types `force_leaf`, and never wraps modules of `exclude`. (Earlier names:
 /// default_auto_wrap_policy, given as fsdp_auto_wrap_policy.)
 WrapPolicy size_based_auto_wrap_policy(
     std::int64_t min_num_params = 100'000'000,

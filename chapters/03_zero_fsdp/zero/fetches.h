@@ -19,7 +19,7 @@ class Fetches {
     using Effect = std::function<void(std::size_t unit)>;
     Effect start_gather, finish_gather, release;
   };
-  /// `numels`: gathered elements of each unit; 0 where nothing is gathered.
+  /// `numels`: gathered elements of each unit; 0 if nothing is gathered.
   Fetches(std::vector<std::int64_t> numels, const ZeroOptions& options,
           Effects effects)
       : numels_(std::move(numels)),
@@ -54,7 +54,7 @@ class Fetches {
   const ZeroOptions& options_;
   Effects effects_;
   std::vector<State> states_;
-  /// Fetches of a micro-step in their order, and how far this one has come.
+  /// Fetches of a micro-step in order, and the position of the current one.
   std::vector<std::size_t> trace_;
   std::size_t cursor_ = 0;
   bool is_trace_complete_ = false;

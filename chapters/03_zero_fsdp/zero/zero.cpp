@@ -111,7 +111,7 @@ Tensor ZeroOptimizer::sent_as(const Tensor& bucket) const {
 
 void ZeroOptimizer::make_sharded_optimizer(
     const std::string& name, const OptimizerOptions& optimizer_options) {
-  // Trained groups come first, so that optimizer slot i is group i
+  // Trained groups come first: optimizer slot i is group i
   std::stable_sort(groups_.begin(), groups_.end(), [](auto& a, auto& b) {
     return a.is_trained > b.is_trained;
   });

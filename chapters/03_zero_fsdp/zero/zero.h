@@ -130,10 +130,10 @@ class ZeroOptimizer {
     std::vector<Shape> shapes;
     /// All ranks' parts; `parameter` is an index into `parameters`.
     std::vector<OwnedPart> parts;
-    Tensor shard;  ///< [S], this rank's parameters; what is updated
+    Tensor shard;  ///< [S], this rank's parameters; updated here
     Tensor grad;   ///< [S], trained groups only; padding is zero
-    /// [S], the shard's copy on the device, where the shard is on the host and
-    /// other ranks receive it from here.
+    /// [S], a copy on the device that is sent to other ranks, if the shard is
+    /// on the host.
     Tensor on_device;
   };
 

@@ -9,7 +9,7 @@
 //
 // Stage 1 keeps all gradients while micro-steps accumulate and reduces in the
 // last one. Stage 2 keeps its own shard only: every micro-step reduces, adds
-// what it receives to an accumulator, and drops the rest.
+// the received shard to an accumulator, and drops the rest.
 //
 // With overlap_comm two buckets take turns: one is filled while the other
 // travels. A bucket is filled again only after its result has been copied out:

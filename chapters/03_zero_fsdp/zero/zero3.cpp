@@ -79,7 +79,7 @@ void ZeroStage3::make_groups() {
 }
 
 void ZeroStage3::make_units() {
-  // Where each parameter's slice lies
+  // Find the place of each parameter's slice
   struct Place {
     std::size_t group;
     std::int64_t offset, slice;
@@ -184,7 +184,7 @@ void ZeroStage3::add_hooks() {
 void ZeroStage3::finish_gradients() {
   SB_CHECK(num_accumulated_ > 0,
            "zero: step without a gradient; run a backward before");
-  fetches_->release_all();  // a forward without a backward leaves units behind
+  fetches_->release_all();  // a forward without a backward leaves units whole
   // Zero the gradients of units that no backward has reached
   for (auto& unit : units_) {
     if (unit->num_reduced > 0) continue;

@@ -1,4 +1,4 @@
-// Which parameters are fetched together, and what that costs.
+// Which parameters are fetched together, and at which cost.
 
 #include <algorithm>
 #include <unordered_map>
@@ -9,7 +9,7 @@
 namespace shardbook::zero {
 namespace {
 
-/// A module's own parameters, without those of the modules below it.
+/// A module's own parameters, without its submodules'.
 class OwnParameters : public MemberVisitor {
  public:
   explicit OwnParameters(Module& module) { module.members(*this); }

@@ -31,7 +31,7 @@ std::vector<OwnedPart> padding_parts(const FlatLayout& layout) {
 /// Gives every part its place: the first `scatter_numel` elements of each owner
 /// in the common block, the others after it.
 void place(GradientBucket& bucket, std::vector<OwnedPart> parts, int ranks) {
-  // In the order of shards, so that neighbours stay neighbours
+  // In shard order: neighbours stay neighbours
   std::stable_sort(parts.begin(), parts.end(), [](auto& a, auto& b) {
     return a.shard_begin < b.shard_begin;
   });
@@ -72,7 +72,7 @@ void place(GradientBucket& bucket, std::vector<OwnedPart> parts, int ranks) {
   }
 }
 
-/// A gradient that is reduced where it lies: its parts are in order already.
+/// A gradient that is reduced in place: its parts are in order already.
 void place_large(GradientBucket& bucket, const std::vector<OwnedPart>& parts) {
   bucket.is_large = true;
   for (const OwnedPart& part : parts) {
@@ -102,7 +102,7 @@ std::vector<GradientBucket> plan_buckets(const FlatLayout& layout,
     filled += numel;
   }
 
-  // Where each element lies
+  // Place each element
   const int last = last_in_memory(layout);
   for (GradientBucket& bucket : buckets) {
     std::vector<OwnedPart> parts;

@@ -46,7 +46,7 @@ struct OwnedRange {
 struct GradientBucket {
   std::vector<int> parameters;  ///< in order of arrival
   std::int64_t numel = 0;
-  /// A single gradient larger than a bucket: reduced where it lies.
+  /// A single gradient larger than a bucket: reduced in place.
   bool is_large = false;
   /// Elements for each owner in the reduce-scatter, which comes first in the
   /// bucket, by owner; 0: no reduce-scatter.

@@ -48,7 +48,7 @@ double max_parameters(int stage, double capacity_bytes, int ranks,
 
 /// DeepSpeed's estimate of model states: decimal bytes of a device and of one
 /// node's host. It counts 18 bytes per parameter (16 without the 16-bit copy)
-/// where the paper has 16 (14): it adds f32 gradients to the 16-bit ones.
+/// instead of the paper's 16 (14): it adds f32 gradients to the 16-bit ones.
 struct DeepSpeedSetup {
   double parameters = 0;
   double largest_layer = 0;  ///< parameters; stage 3
@@ -65,8 +65,8 @@ struct DeepSpeedEstimate {
 /// Stages 2 and 3. microsoft/DeepSpeed, docs/code-docs/source/memory.rst.
 DeepSpeedEstimate deepspeed_estimate(int stage, const DeepSpeedSetup& setup);
 
-/// What this rank's device holds when it trains `config` with `rows` samples
-/// per micro-step. Steps that f16 skipped make no update.
+/// Bytes that this rank's device holds while it trains `config` with `rows`
+/// samples per micro-step. Steps that f16 skipped make no update.
 MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
                      const ModelConfig& config, std::int64_t rows,
                      bool recompute = false);

@@ -27,7 +27,7 @@ struct HostTraffic {
   std::int64_t to_device = 0;  ///< bytes
 };
 
-/// target = source, on the copy stream when they lie on two devices; later work
+/// target = source, on the copy stream if they are on two devices; later work
 /// on the current stream waits for it. Bytes are added to `traffic` by
 /// direction: towards the host of this rank, or away from it.
 void copy_across(const Tensor& target, const Tensor& source,
@@ -38,7 +38,7 @@ Event begin_copy(const Tensor& target, const Tensor& source,
                  HostTraffic& traffic);
 
 /// For all runs: target += source, or target = source without `accumulates`;
-/// the arrays may lie on two devices. Memory: a sum across devices needs a copy
+/// the arrays may be on two devices. Memory: a sum across devices needs a copy
 /// of each source on the target's device.
 void take_runs(const std::vector<CopyRun>& runs, bool accumulates,
                HostTraffic& traffic);
