@@ -30,9 +30,9 @@
 // when it does not fit the device.
 //
 // A forward may throw: the next one begins anew. After a backward that threw,
-// all calls throw until clear_grad(), and then the step can be repeated; after
-// a step() that threw when parameters had changed, until a checkpoint is loaded
-// into state().
+// backward and step() throw until clear_grad(), then the step can be repeated;
+// after a step() that threw when parameters had changed, until a checkpoint is
+// loaded into state().
 //
 // Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training
 // Trillion Parameter Models"; Ren et al. 2021, "ZeRO-Offload". The names of
@@ -163,7 +163,7 @@ class ZeroOptimizer {
   /// Drops the gradients, also those in flight.
   virtual void clear_gradients() = 0;
   /// Called at a backward's first gradient: calls `ended` at its end; if it
-  /// throws before, later calls throw.
+  /// throws before, later backwards and steps throw.
   void watch_backward(std::function<void()> ended);
   bool is_in_backward() const { return is_in_backward_; }
 
