@@ -217,7 +217,7 @@ void Reducer::check_expecting() {
 
 void Reducer::on_gradient(Slot& slot) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // Even without a reduction: gradients that accumulate now are reduced later
+  // Also without a reduction: these gradients are reduced later
   usage_.mark_used(slot.index);
   if (!is_expecting_) return;
   if (!is_reducing_) begin_reduction();

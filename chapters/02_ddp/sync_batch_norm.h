@@ -2,8 +2,8 @@
 
 // Batch normalisation over the batches of all ranks.
 //
-// A rank's BatchNorm sees its own samples: d ranks with B/d samples each are
-// not one device with B. A synchronised one sums counts, values and squares
+// A rank's BatchNorm sees its own samples: d ranks with B/d samples each differ
+// from one device with B. A synchronised one sums counts, values and squares
 // over the ranks in forward, and two values per channel in backward.
 
 #include "comm/process_group.h"

@@ -59,7 +59,7 @@ class ModelParallel {
   ProcessGroup& data() { return mesh_.group("dp"); }
   /// t p ranks: one replica of the model.
   ProcessGroup& model() { return mesh_.group("tp-pp"); }
-  /// Null on stages that are not in it.
+  /// Null on stages outside the group.
   ProcessGroup* embedding() { return embedding_.get(); }
   ProcessGroup* position_embedding() { return position_embedding_.get(); }
   DeviceMesh& mesh() { return mesh_; }

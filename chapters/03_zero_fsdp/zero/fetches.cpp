@@ -93,9 +93,9 @@ void Fetches::prefetch(std::size_t unit) {
   for (std::size_t i = cursor_; i < trace_.size(); ++i) {
     const std::size_t next = trace_[i];
     if (states_[next] == State::kKept) continue;
-    // One that is in use is released before it is fetched again
+    // A unit in use is released before it is fetched again
     if (next == unit || states_[next] == State::kFull) return;
-    // The last unit may pass the limits: a large one would never fit
+    // The last unit may exceed the limits: a large one would never fit
     if (ahead >= options_.prefetch_bucket_size) return;
     ahead += numels_[next];
     if (states_[next] != State::kSharded) continue;
@@ -106,7 +106,7 @@ void Fetches::prefetch(std::size_t unit) {
 
 void Fetches::start(std::size_t unit) {
   effects_.start_gather(unit);
-  // Set last: if the lines above throw, the unit is still in shards
+  // Set last: if the line above throws, the unit is still in shards
   states_[unit] = State::kInFlight;
   live_ += numels_[unit];
 }

@@ -52,8 +52,8 @@ struct ZeroOptions {
   // Stage 3 only.
   /// Parameters of at most this many elements stay gathered.
   std::int64_t persistence_threshold = 100'000;
-  /// Units are gathered ahead of their use while fewer elements than this are on
-  /// their way; 0: none. The last unit may pass it, as in DeepSpeed.
+  /// Units are gathered ahead of their use while fewer elements than this are in
+  /// flight; 0: none. The last unit may exceed it, as in DeepSpeed.
   std::int64_t prefetch_bucket_size = 50'000'000;
   /// While this many elements are whole, besides those that stay gathered, no
   /// further unit is gathered ahead, and units that were kept are released. A
