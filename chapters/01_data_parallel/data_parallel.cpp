@@ -92,7 +92,8 @@ Tensors parallel_apply(const Replicas& replicas, const Tensors& inputs,
   return outputs;
 }
 
-DataParallel::DataParallel(Module& module, std::vector<Device> device_ids)
+DataParallel::DataParallel(Module& module, std::vector<Device> device_ids,
+                           Device output_device)
     : module_(module),
       device_ids_(std::move(device_ids)),
       ledger_(std::make_shared<CopyLedger>()) {
@@ -105,6 +106,7 @@ DataParallel::DataParallel(Module& module, std::vector<Device> device_ids)
                device_ids_[i].name());
     }
   }
+  output_device_ = output_device.defined() ? output_device : device_ids_[0];
 }
 
 Tensor DataParallel::operator()(const Tensor& x, const Forward& forward) {
@@ -119,7 +121,7 @@ Tensor DataParallel::operator()(const Tensor& x, const Forward& forward) {
       device_ids_.begin() + static_cast<std::ptrdiff_t>(chunks.size()));
   const Replicas replicas = replicate(module_, used, ledger_);
   const Tensors outputs = parallel_apply(replicas, chunks, used, forward);
-  return gather(outputs, device_ids_[0], ledger_);
+  return gather(outputs, output_device_, ledger_);
 }
 
 }  // namespace shardbook::data_parallel

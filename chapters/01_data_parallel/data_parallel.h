@@ -96,8 +96,10 @@ Tensor gather(Tensors outputs, const Device& device,
 class DataParallel {
  public:
   /// `module` stays the caller's, outlives this object, and lives on
-  /// device_ids[0]. Throws Error for an empty list or a repeated device.
-  DataParallel(Module& module, std::vector<Device> device_ids);
+  /// device_ids[0]. Outputs meet on `output_device`, by default device_ids[0].
+  /// Throws Error for an empty list or a repeated device.
+  DataParallel(Module& module, std::vector<Device> device_ids,
+               Device output_device = Device());
 
   /// On one device, only calls the module. Throws Error when a GptBlock
   /// recomputes its activations on several devices.
@@ -109,6 +111,7 @@ class DataParallel {
  private:
   Module& module_;
   std::vector<Device> device_ids_;
+  Device output_device_;
   SharedLedger ledger_;
 };
 

@@ -295,5 +295,18 @@ TEST(DataParallelTrap, DropoutAtLocalRowsDiffersFromOneDevice) {
   EXPECT_TRUE(bitwise_equal(DataParallel(module, world.devices)(x), expected));
 }
 
+TEST(DataParallelDevices, OutputsMeetOnTheOutputDevice) {
+  World world(3);
+  Linear model("0", 4, 2, init_of(DType::kF64));
+  const Tensor x = random_tensor({6, 4}, 1);
+  for (const std::size_t i : {0, 2}) {
+    DataParallel parallel(model, world.devices, world.devices[i]);
+    const Tensor y = parallel(x);
+    EXPECT_EQ(y.device(), world.devices[i]);
+    EXPECT_TRUE(bitwise_equal(to_device(y, world.devices[0]), model(x)));
+  }
+  EXPECT_EQ(DataParallel(model, world.devices)(x).device(), world.devices[0]);
+}
+
 }  // namespace
 }  // namespace shardbook::data_parallel
