@@ -75,10 +75,10 @@ using Operation =
 
 struct Row {
   std::string name;
-  /// Buffers of the given size that are read and written, all ranks together.
+  /// How many buffers of the given size all ranks together read and write.
   std::function<double(int)> buffers;
   Operation call;
-  /// One rank's part in place of the whole size.
+  /// Whether x (y) holds one rank's part, not the whole size.
   bool x_is_part = false, y_is_part = false;
 };
 
@@ -94,7 +94,7 @@ std::string time_calls(ProcessGroup& world,
       operation();
       times.push_back(seconds_since(start));
     }
-    // Rank 0 decides for all when it is enough.
+    // Rank 0 decides for all ranks when to stop.
     more = world.exchange(seconds_since(begin) < 0.6 ? "more" : "enough")[0] ==
            "more";
   }

@@ -64,7 +64,7 @@ PeerOptions parse(int argc, char** argv) {
 
 /// One iteration of a work, ready to run on this rank.
 struct TimedWork {
-  std::string variant;  ///< which of several ways, for the record
+  std::string variant;  ///< which implementation ran, for the record
   std::function<void()> body;
 };
 
@@ -75,7 +75,7 @@ struct TrainingStep {
   std::unique_ptr<Optimizer> optimizer;  ///< made by the first step
   Batch batch;
 
-  /// `forward` runs `*model`, or what a strategy made of it.
+  /// `forward` runs `*model`, or a strategy's wrapper around it.
   void run(const std::function<Tensor(const Tensor&)>& forward,
            const char* optimizer_name = "adamw") {
     if (optimizer == nullptr) {
@@ -116,7 +116,7 @@ TimedWork matmul_work(const PeerOptions& options, ProcessGroup&) {
   Tensor a = Tensor::empty(shape), b = Tensor::empty(shape);
   fill_normal(a, 0, 1, 0, 1);
   fill_normal(b, 0, 2, 0, 1);
-  // The product lies in the block that the allocator got back before.
+  // The allocator reuses the block of the product before.
   return {"matmul", [a, b] { matmul(a, b); }};
 }
 
@@ -183,7 +183,7 @@ TimedWork make_work(const PeerOptions& options, ProcessGroup& world) {
   SB_FAIL("no work ", options.work, "; matmul, step, allreduce, ddp, images");
 }
 
-/// Seconds for `count` calls of body: those of the slowest rank.
+/// Seconds for `count` calls of body on the slowest rank.
 double seconds_of(ProcessGroup& world, const std::function<void()>& body,
                   std::int64_t count) {
   using Clock = std::chrono::steady_clock;

@@ -1,5 +1,5 @@
-// How long a simulation takes: DDP on gpt-nano, three steps, against the number
-// of ranks; every rank run, or ranks that do the same run once.
+// How long a simulation takes: three steps of DDP on gpt-nano, by number of
+// ranks, with every rank run, or with identical ranks run once.
 //
 //   sim_bench --benchmark_filter=Unfolded
 

@@ -1,18 +1,18 @@
-// ./shardbook bench gpu: how fast one GPU is here, beside its own peak, cuBLAS
+// ./shardbook bench gpu: how fast one GPU is here, against its own peak, cuBLAS
 // and PyTorch.
 //
 //   gpu_bench                     this library and cuBLAS
 //   gpu_bench --pytorch SCRIPT    and PyTorch, measured by turns
 //   gpu_bench --quick             small sizes, to try the program itself
 //
-// Each work is called until it is warm. Then it is measured in rounds, by turns
-// with its peers, and the median round counts. Events in the GPU's own queue
-// mark begin and end of a round.
+// Each work is called until it is warm, then measured in rounds that alternate
+// with its peers; the median round counts. Events in the GPU's own queue mark
+// the begin and the end of a round.
 //
 // MFU (model FLOPs utilisation) = FLOPs of the step's products / time / peak.
-// The FLOPs are those that core counts on shapes, forward and backward: 2 m n k
-// for a product, and for attention the pairs that the causal mask leaves, whose
-// scores backward computes again. The peak is the rate of cuBLAS in the same
+// The FLOPs are counted by core on shapes, forward and backward: 2 m n k for a
+// product; for attention, the pairs that the causal mask leaves, with the
+// scores computed again in backward. The peak is the rate of cuBLAS in the same
 // dtype, in this run.
 
 #include <fmt/format.h>
@@ -243,7 +243,7 @@ Settings read(const std::vector<std::string>& words) {
 }  // namespace shardbook::bench
 
 int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);  // of a peer that has ended
+  std::signal(SIGPIPE, SIG_IGN);  // a peer may have ended
   try {
     return shardbook::bench::run(
         shardbook::bench::read({argv + 1, argv + argc}));

@@ -60,7 +60,7 @@ Options training_options(const std::string& model, std::int64_t batch) {
   return options;
 }
 
-/// Adds up the operations of products: what MFU counts.
+/// Adds up the operations of products, from which MFU is computed.
 class FlopCounter : public Observer {
  public:
   void on_op_end(const OpEvent& event) override {
@@ -72,7 +72,7 @@ class FlopCounter : public Observer {
   double flops_ = 0;
 };
 
-/// Of one step, counted on shapes: one sample's, times the samples.
+/// FLOPs of one step: one sample's, counted on shapes, times the samples.
 double step_flops(Options options) {
   RankContext shapes(Device::meta(0));
   const RankContext::Scope scope(shapes);

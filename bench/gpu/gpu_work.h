@@ -14,14 +14,14 @@
 
 namespace shardbook::bench {
 
-/// One thing to measure. `make` allocates what it needs, which lives as long as
+/// One thing to measure. `make` allocates its buffers, which live as long as
 /// the function that it returns.
 struct Work {
   std::string name;  ///< "gemm-bf16": pytorch_gpu.py knows it by this name
   std::string text;  ///< "product 8192^3, bf16"
   std::function<std::function<void()>()> make = {};
   double flops = 0;  ///< of one call; 0: none are counted
-  double bytes = 0;  ///< that one call reads and writes
+  double bytes = 0;  ///< read and written by one call
   DType dtype = DType::kF32;
   bool allow_tf32 = false;
 };
@@ -38,8 +38,8 @@ struct Sizes {
 /// Products, copies and training steps.
 std::vector<Work> all_works(const Sizes& sizes);
 
-/// cuBLAS called directly: the yardstick of products. Empty where no cuBLAS is
-/// found. Seconds for each of `count` products.
+/// Calls cuBLAS directly, as the yardstick of products: returns seconds for
+/// each of `count` products. Empty where no cuBLAS is found.
 std::function<double(int count)> cublas_gemm(const Work& work,
                                              std::int64_t size);
 

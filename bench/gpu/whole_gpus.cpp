@@ -1,10 +1,10 @@
-// What this machine has for GPUs, for `./shardbook doctor`.
+// The GPUs of this machine and their software, for `./shardbook doctor`.
 //
 //   gpus          GPUs, driver and NVIDIA's libraries, and which worlds run
 //   gpus --why    prints why no GPU can be used, with exit status 1; or nothing
 //
 // The libraries are asked for their versions one by one, so a library that is
-// missing is named even where it keeps Shardbook's own from being loaded.
+// missing is named even where Shardbook's own cannot be loaded without it.
 
 #include <dlfcn.h>
 #include <fmt/format.h>

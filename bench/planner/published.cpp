@@ -18,7 +18,7 @@ using planner::PlanRequest;
 using planner::Recompute;
 using validate::Row;
 
-/// What the job asks, without its degrees; and these as a plan.
+/// The job as a request without degrees, and its degrees as a plan.
 PublishedRow row_of(const std::string& model, const HybridJob& job) {
   PublishedRow row;
   row.model = model;
@@ -74,14 +74,14 @@ std::vector<PublishedRow> megatron_rows(const std::string& folder) {
   for (const Row& each :
        validate::read_table(folder + "/megatron_sc21_table1.csv")) {
     rows.push_back(row_of(each.text("model"), validate::sc21_table1_job(each)));
-    // Of 2021: all blocks are computed again; neither sequence nor context
-    // parallelism, and no distributed optimizer
+    // Megatron-LM of 2021 recomputes all blocks and has neither sequence nor
+    // context parallelism, nor a distributed optimizer
     planner::Limits& limits = rows.back().request.limits;
     limits.recompute = "blocks";
     limits.sequence_parallel = 0;
     limits.cp = 1;
-    // The most that any row has. Its messages between chunks block both sides,
-    // which a replay does not know; with more chunks that would count
+    // The most of any row. Messages between its chunks block both sides, which
+    // a replay ignores; with more chunks that would matter
     limits.max_chunks = 3;
   }
   return rows;
@@ -109,7 +109,7 @@ std::vector<PublishedRow> mpt_rows(const std::string& folder) {
       continue;
     }
     HybridJob job = validate::mpt_job(each, "a100-cloud");
-    job.zero_stage = 3;  // FSDP's 16 bytes of a parameter are shared as well
+    job.zero_stage = 3;  // FSDP also shards its 16 bytes per parameter
     job.is_synchronous = false;
     rows.push_back(row_of(each.text("model"), job));
     planner::Limits& limits = rows.back().request.limits;

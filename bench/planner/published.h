@@ -1,11 +1,11 @@
 #pragma once
 
-// Published plans beside the planner's: the rows of Megatron-LM's table 1,
+// Published plans against the planner's: the rows of Megatron-LM's table 1,
 // Llama 3's table 4 and MPT, each with the predicted cost of both.
 //
-// A system of its time did not have all choices. The planner is asked twice:
-// with the choices that the system had, and with all of this book's on the same
-// machine and with the same kernels.
+// Systems of that time lacked some choices. So the planner searches twice:
+// among the system's choices, and among all of this book's, on the same machine
+// with the same kernels.
 
 #include <string>
 #include <vector>
@@ -18,17 +18,17 @@ struct PublishedRow {
   std::string model;
   planner::PlanRequest request;  ///< limited to the choices of its system
   planner::PlanRequest open;     ///< with all of this book's
-  planner::Plan plan;            ///< the one that was published
+  planner::Plan plan;            ///< the published plan
 };
 
 struct Compared {
   std::string model;
   planner::Prediction published;
-  planner::Prediction within;  ///< the best of the choices that it had
-  /// The best of this book's; no seconds where nobody asked.
+  planner::Prediction within;  ///< the best of its system's choices
+  /// The best of this book's choices; no seconds where not searched.
   planner::Prediction open;
-  /// Where our memory model has no room for the published plan, the planner
-  /// gets as much as that plan needs.
+  /// Where the published plan exceeds the memory of our model, the planner gets
+  /// as much as that plan needs.
   double memory_bytes = 0;
 
   /// How much slower the published plan is predicted to be.
@@ -43,10 +43,10 @@ std::vector<PublishedRow> llama3_rows(const std::string& folder);
 /// The rows of A100s with 80 GB.
 std::vector<PublishedRow> mpt_rows(const std::string& folder);
 
-/// With the choices that its system had: all but `open`.
+/// Searches its system's choices: fills in all but `open`.
 Compared compare_within(const PublishedRow& row);
 Compared compare(const PublishedRow& row);
-/// A table of text.
+/// The rows as a table of text.
 std::string compared_text(const std::vector<Compared>& rows);
 
 }  // namespace shardbook::bench

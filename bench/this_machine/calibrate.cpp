@@ -32,7 +32,7 @@ struct Slot {
 };
 
 // Sees the same operations in every step. What happens between two operations
-// (autograd, memory) counts for the second one.
+// (autograd, memory) counts towards the second one.
 class Recorder : public Observer {
  public:
   void begin_step() {
@@ -63,8 +63,8 @@ struct Size {
   std::int64_t batch, seq;
 };
 
-// Sizes near those of gpt-nano and mlp and of their micro-batches, and never the
-// same. The depth is theirs, since the tensors kept for backward push the rest
+// Sizes near those of gpt-nano and mlp and of their micro-batches, but never
+// equal. The depth is equal, since the tensors kept for backward push the rest
 // out of the caches.
 const std::vector<Size> kSizes = {
     {"gpt2", 48, 4, 4, 28, 48}, {"gpt2", 48, 4, 4, 14, 56},
@@ -76,7 +76,7 @@ const std::vector<Size> kSizes = {
     {"mlp", 56, 1, 3, 4, 60}};
 
 // Around ResNet-50 with images of 128 x 128, which the chapter on model
-// parallelism trains, and never the same.
+// parallelism trains, but never equal.
 struct ImageSize {
   const char* depths;
   std::int64_t image, batch;

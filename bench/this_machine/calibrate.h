@@ -1,8 +1,7 @@
 #pragma once
 
-// The time that one core of this machine takes for each operation, and its
-// ranks for each message, measured on other models and sizes than those that
-// are predicted from it.
+// Times of each operation on one core of this machine, and of messages between
+// its ranks, measured on other models and sizes than are predicted from them.
 
 #include <string>
 #include <vector>
@@ -44,11 +43,11 @@ struct OperationFit {
   double per_byte_s = 0;  ///< beside flops
 };
 
-/// Trains small models on one core and fits what each operation took, from the
-/// end of the operation before it to its own.
+/// Trains small models on one core and fits the time of each operation, from
+/// the end of the one before it to its own end.
 std::vector<OperationFit> measure_operations();
 
-/// An all-reduce of two ranks that are threads, by bytes.
+/// Fits an all-reduce between two thread ranks, by bytes.
 Fit measure_all_reduce();
 
 /// A cluster file with one device per core, each with its share of the memory.

@@ -106,7 +106,7 @@ GpuCalibration measure_gpu() {
 }
 
 std::string cluster_json(const GpuCalibration& gpu, int num_gpus) {
-  // Tiles, alignment and attention: as the nearest generation has them
+  // Copy tiles, alignment and attention from the nearest generation
   const std::string nearest = gpu.major >= 9   ? "h100-80gb"
                               : gpu.major == 8 ? "a100-80gb"
                                                : "t4";

@@ -2,8 +2,8 @@
 //
 //   this_machine CHAPTERS_FOLDER [--device cuda] [--format json]
 //
-// 1. Calibrates: what operations and messages take here, on models other than
-//    those of step 2. Written as the cluster "this-machine".
+// 1. Calibrates: times operations and messages here, on models other than those
+//    of step 2. Written as the cluster "this-machine".
 // 2. Runs the chapters' programs with --cluster this-machine on one and two
 //    cores, or on one GPU: each predicts its step time from shapes alone, then
 //    measures it.
@@ -34,7 +34,7 @@ struct Run {
   std::string program;  ///< "00_single_device/ch00_single_device"
   int ranks = 1;
   std::string variant = "";
-  /// Options beside --variant and those of all runs.
+  /// Options in addition to --variant and the shared ones.
   std::string options = "";
 };
 

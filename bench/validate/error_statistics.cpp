@@ -107,7 +107,7 @@ Contests judge_contests(const std::vector<Pair>& pairs, bool lower_is_better) {
   std::map<std::string, Sides> contests;
   for (const Pair& pair : pairs) {
     if (pair.contest.empty()) continue;
-    // As times: less is better
+    // Compare times: less is better
     const double power = lower_is_better ? 1 : -1;
     contests[pair.contest].predicted.push_back(std::pow(pair.predicted, power));
     contests[pair.contest].published.push_back(std::pow(pair.published, power));

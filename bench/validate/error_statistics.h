@@ -37,13 +37,13 @@ double null_mape(const std::vector<Pair>& pairs);
 /// ranks. 0 when either side is constant.
 double spearman(const std::vector<double>& a, const std::vector<double>& b);
 
-/// Over all contests with two rows and more, the mean of each.
+/// Means over all contests of at least two rows.
 struct Contests {
   int count = 0;
   int rows = 0;
   double spearman = 0;
-  /// By which share the plan that the prediction picks is slower than the best
-  /// one that was measured.
+  /// By what share the plan that the prediction picks is slower than the best
+  /// measured plan.
   double regret = 0;
 };
 Contests judge_contests(const std::vector<Pair>& pairs, bool lower_is_better);

@@ -132,7 +132,7 @@ StepTime with_fsdp(const HybridJob& job) {
   setup.recompute = recomputes(job);
   setup.param_dtype = setup.reduce_dtype = dtype_name(job.layout.dtype);
   Options options = options_of(job);
-  options.dtype = DType::kF32;  // of the shards
+  options.dtype = DType::kF32;  // the shards' dtype
   return step_of_trainer<zero_fsdp::ZeroFsdpStrategy>(options, false, one_class,
                                                       setup);
 }

@@ -1,7 +1,7 @@
 #pragma once
 
 // Training jobs as published tables describe them, run by the chapters in the
-// `sim` world: on shapes alone, one rank for all that do the same.
+// `sim` world: on shapes alone, with identical ranks run once.
 
 #include <string>
 
@@ -12,13 +12,13 @@
 
 namespace shardbook::validate {
 
-// The names of the shelf that rows are made into.
+// The planner's types, to which rows are converted.
 using planner::DecoderSizes;
 using planner::HybridJob;
 using planner::Recompute;
 using planner::StepTime;
 
-/// Reads `file` in the place of the preset `name` from now on: fit_h100.py tries
+/// Reads `file` in place of the preset `name` from now on: fit_h100.py tries
 /// constants without a build. Call it before predicting.
 void replace_cluster(const std::string& name, const std::string& file);
 sim::Cluster cluster_named(const std::string& name);
@@ -26,25 +26,25 @@ sim::Cluster cluster_named(const std::string& name);
 /// Options that start a chapter with the job's cluster, ranks, model and batch.
 Options options_of(const HybridJob& job);
 
-// Virtual time of one optimizer step of the chapter. They throw Error when the
-// cluster has fewer devices than the job has ranks. 16-bit parameters have f32
-// copies, which the optimizer updates; FSDP's shards are f32.
+// Each returns the virtual time of one optimizer step. They throw Error when
+// the cluster has fewer devices than the job has ranks. 16-bit parameters have
+// f32 copies, which the optimizer updates; FSDP's shards are f32.
 StepTime on_one_device(const HybridJob& job);
 StepTime with_ddp(const HybridJob& job);
 /// ZeRO-3 as it was in 2021: each module's parameters are fetched when it needs
-/// them, and neither fetches nor reductions overlap with computation. Since 2022
-/// a block's are fetched together, on a stream of their own.
+/// them, and neither fetches nor reductions overlap with computation. Since
+/// 2022 a block's parameters are fetched together, on a separate stream.
 StepTime with_zero3(const HybridJob& job, bool is_of_2021 = false);
 StepTime with_fsdp(const HybridJob& job);
-/// `checkpoint`: which micro-batches are computed again. The options' model may
-/// be one of images.
+/// `checkpoint`: which micro-batches are recomputed. The model may read images.
 StepTime with_gpipe(const HybridJob& job, const Options& options,
                     const std::string& checkpoint = "always");
-/// Megatron-LM's matrices, cut over all ranks; and its sequence parallelism.
+/// Megatron-LM's tensor parallelism; with_megatron also has its sequence
+/// parallelism.
 StepTime with_tensor(const HybridJob& job);
 StepTime with_megatron(const HybridJob& job);
-/// Tokens are cut over all ranks: Ulysses, or ring self-attention as
-/// Colossal-AI's, which sums by all-reduce.
+/// Tokens are cut over all ranks: Ulysses, or ring self-attention as in
+/// Colossal-AI, which sums by all-reduce.
 StepTime with_sequence(const HybridJob& job, sequence_parallel::Kind kind);
 
 // --- Attention alone ---------------------------------------------------------

@@ -32,7 +32,7 @@ struct Outcome {
   std::string trust = "formula";
   /// One unit of the last digit that was printed; 0: unknown.
   double last_digit = 0;
-  /// Whether the aim of its kind includes this row.
+  /// Whether this row counts towards the aim of its kind.
   bool is_aimed_at = true;
 };
 
@@ -57,19 +57,19 @@ struct Kind {
   bool lower_is_better = false;
   Aim aim;
   Predictor* predict = nullptr;
-  /// Quantities that no row of this kind is predicted for, and why.
+  /// Quantities that are predicted for no row of this kind, and why.
   std::string note = {};
 };
 
 const std::vector<Kind>& kinds();
-/// The kind with the most columns of those whose columns are all there. Throws
+/// Among the kinds whose columns are all there, the one with the most. Throws
 /// Error that names the columns and all kinds.
 const Kind& recognise(const std::string& label,
                       const std::vector<std::string>& columns);
 
 /// One unit of the last digit: 0.1 for "16.6".
 double last_digit(const std::string& printed);
-/// Whether it prints like this, rounded or cut off.
+/// Whether `value` prints as `printed`, rounded or cut off.
 bool is_printed_as(double value, double printed, double last_digit);
 
 // Predictors, by file: predictors_gpipe.cpp and so on.

@@ -17,7 +17,7 @@ constexpr double kMiB = 1 << 20;
 double tokens(const HybridJob& job) {
   return static_cast<double>(job.layout.micro_batch * job.sizes.seq);
 }
-/// Korthikanti's sbh, and as^2b.
+/// Korthikanti's sbh, and (below) as^2b.
 double units(const HybridJob& job) {
   return tokens(job) * static_cast<double>(job.sizes.hidden);
 }
@@ -60,7 +60,7 @@ double layer_activations(const HybridJob& job, bool fuses_attention) {
   const double linear =
       units(job) * (job.layout.cuts_tokens ? 34 / t : 10 + 24 / t);
   if (!fuses_attention) return linear + 5 * scores(job) / t;
-  // Its output once more, as it wrote it, and sums in f32
+  // Its output a second time, as attention wrote it, and f32 sums
   return linear + 2 * units(job) / t +
          4 * tokens(job) * static_cast<double>(job.sizes.heads) / t;
 }
@@ -105,7 +105,7 @@ bool is_set(const Row& row, const char* column) {
   return row.has(column) && row.flag(column);
 }
 
-/// Tests whose names state what no column states.
+/// Rejects tests whose names state facts that no column states.
 void expect_plain(const Row& row) {
   const struct {
     const char *part, *reason;
@@ -142,8 +142,8 @@ MegatronSoftware software_of(const Row& row) {
   software.has_transformer_engine = row.text("impl") != "local";
   software.fuses_attention =
       software.has_transformer_engine && row.text("attn_backend") != "unfused";
-  // Where a test leaves the choice to the library, development containers
-  // fuse. Those with long-term support did so in some releases only.
+  // Where a test leaves the choice to the library, development containers fuse;
+  // those with long-term support did so in some releases only.
   if (software.fuses_attention && !row.has("attn_backend") &&
       row.text("env").rfind("lts", 0) == 0) {
     throw NotExpressed("the attention that its container chose is not stated");
@@ -153,7 +153,7 @@ MegatronSoftware software_of(const Row& row) {
 
 HybridJob tested_job(const Row& row) {
   const int tp = row.count("tp", 1024);
-  // Where it is not given, GPT-2's, as Megatron-LM pads it
+  // The default is GPT-2's, as Megatron-LM pads it
   const auto padded = static_cast<int>(padded_vocabulary(50257, 128 * tp));
   HybridJob job = job_of(row, row.has("vocab") ? 0 : padded, "seq");
   job.layout.tp = tp;
@@ -185,7 +185,7 @@ std::vector<Outcome> megatron_ci(const Row& row) {
   const MegatronSoftware software = software_of(row);
   const HybridJob job = tested_job(row);
   const MegatronMemory memory = megatron_memory(job, software);
-  // The null model: so many times the model states
+  // The null model: a constant times the model states
   return {{fmt::format("{}, {}, {}", row.text("test"), row.text("hardware"),
                        row.text("env")),
            "GB",

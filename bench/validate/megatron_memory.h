@@ -32,7 +32,7 @@ struct MegatronMemory {
 };
 
 /// Parameters of one rank of the last stage, its copy of the embedding
-/// included. A gate's MLP is chosen so narrow that it weighs as much.
+/// included. A gated MLP is narrowed until it has as many.
 double last_stage_parameters(const HybridJob& job);
 
 /// Bytes that one layer keeps of one micro-batch.

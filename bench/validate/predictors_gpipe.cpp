@@ -40,9 +40,9 @@ double parameters(const Transformer& t) {
 }
 
 /// Bytes that a layer keeps of one sequence in f32: 16 elements per token and
-/// hidden unit as in chapters/common/run/memory.cpp, two masks of a byte, and
-/// of the attention, which was not fused, the probabilities before and after
-/// dropout with their mask. Korthikanti et al. 2022, section 4.1.
+/// hidden unit as in chapters/common/run/memory.cpp, two masks of a byte, and,
+/// since attention was not fused, the probabilities before and after dropout
+/// with their mask. Korthikanti et al. 2022, section 4.1.
 double layer_bytes(const Transformer& t) {
   return t.seq * t.hidden * (66 + 9 * t.heads * t.seq / t.hidden);
 }
@@ -58,14 +58,14 @@ double activation_bytes(const Transformer& t, double partitions, double m) {
 
 // --- Speed -------------------------------------------------------------------
 
-/// Speed of K equal stages over one device that recomputes as much: the bubble
-/// is all that is lost.
+/// Speed of K equal stages over one device that also recomputes: only the
+/// bubble is lost.
 double bubble_bound(int stages, int micro_batches) {
   return stages * (1 - gpipe::idle_share(stages, micro_batches));
 }
 
-/// The same where recomputation begins before the gradient arrives: of
-/// F + R + B = 1 + 1 + 2, the bubble has F and B alone.
+/// The same where recomputation begins before the gradient arrives: of F + R +
+/// B = 1 + 1 + 2, only F and B are in the bubble.
 double early_recompute_bound(int stages, int micro_batches) {
   return 4.0 * stages * micro_batches /
          (4.0 * micro_batches + 3.0 * (stages - 1));
@@ -153,7 +153,7 @@ std::vector<Outcome> gpipe_throughput(const Row& row) {
                              transformer_speed(cluster, layers, 2, first_m);
     outcome.trust = "extrapolated";
   } else {
-    // No such model in the book: equal stages
+    // The book has no such model: assume equal stages
     outcome.pair.predicted =
         early_recompute_bound(k, m) / early_recompute_bound(2, first_m);
   }
@@ -198,7 +198,7 @@ std::vector<Outcome> torchgpipe(const Row& row) {
                              resnet101_speed(1, 1, 118);
     outcome.trust = "extrapolated";
   } else {
-    // Equal stages; all forwards twice but the last: 3 + 1 - 1/m for 3
+    // Equal stages; all forwards but the last run twice: 3 + 1 - 1/m for 3
     const double recomputed = is_baseline ? 0 : (1 - 1.0 / micro_batches) / 3;
     outcome.pair.predicted =
         bubble_bound(stages, micro_batches) / (1 + recomputed);

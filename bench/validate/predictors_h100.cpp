@@ -52,9 +52,9 @@ DecoderSizes nemotron4() {
   return sizes;
 }
 
-/// Sizes that tables leave to their models' names.
+/// Sizes that tables give only by a model's name.
 struct Model {
-  std::vector<std::string> names;  ///< how the row's begins
+  std::vector<std::string> names;  ///< prefixes of the row's name
   std::int64_t layers;
   DecoderSizes sizes;
 };
@@ -126,7 +126,7 @@ HybridJob nemo_job(const Row& row) {
   return job;
 }
 
-/// A rate of a step over the mesh, of `work`.
+/// The rate of a step over the mesh, which does `work`.
 Outcome step_rate(const std::string& model, const HybridJob& job,
                   const char* unit, double work, double published) {
   Outcome outcome = rate_outcome(describe(model, job), job, hybrid_step(job),

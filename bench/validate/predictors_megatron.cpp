@@ -90,8 +90,8 @@ std::vector<Outcome> sc21_table1(const Row& row) {
   return {tflops_outcome(row.text("model"), job, row)};
 }
 
-// The same models with the software of three months before. The picture prints
-// no micro-batches: they are those of the later table.
+// The same models with software three months older. The picture gives no
+// micro-batches: the later table's are used.
 std::vector<Outcome> january_2021(const Row& row) {
   expect_selene(row);
   HybridJob job = megatron_job(row);

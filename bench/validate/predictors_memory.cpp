@@ -11,7 +11,7 @@
 namespace shardbook::validate {
 namespace {
 
-/// As printed: the digits count.
+/// A value as printed, to be matched digit by digit.
 Outcome printed(const Row& row, const std::string& name, const char* unit,
                 const char* column, double predicted, double null_scale) {
   return {name,
@@ -57,8 +57,8 @@ std::vector<Outcome> model_states(const Row& row) {
       zero::model_states(stage, parameters, dp).total() / 1e9, parameters)};
 }
 
-// Billions of parameters whose model states fit; model parallelism holds so
-// many times more. Rajbhandari et al. 2020, table 2.
+// Billions of parameters whose model states fit; model parallelism of degree mp
+// holds mp times as many. Rajbhandari et al. 2020, table 2.
 std::vector<Outcome> largest_models(const Row& row) {
   const char* columns[] = {"baseline_theory_B", "pos_theory_B",
                            "pos_g_theory_B", "pos_g_p_theory_B"};

@@ -13,7 +13,7 @@
 namespace shardbook::validate {
 namespace {
 
-// Below, launch and latency rule, and figures scatter from run to run.
+// Below this, launch and latency dominate, and figures vary from run to run.
 constexpr double kLargeBytes = 16e6;
 
 std::vector<int> first_ranks(int count) {
@@ -22,7 +22,7 @@ std::vector<int> first_ranks(int count) {
   return ranks;
 }
 
-/// Models by cluster, made once: a preset's name or JSON.
+/// Cost models by cluster (a preset's name or JSON), each made once.
 const sim::CostModel& costs_of(const std::string& cluster,
                                const std::string& label) {
   static std::map<std::string, std::unique_ptr<sim::CostModel>> models;

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kMaxRanks = 256, kMaxMicroBatches = 2048;
 
-/// A time in milliseconds; 0 is one.
+/// A time in milliseconds, which may be 0.
 double milliseconds(const Row& row, const std::string& column) {
   const double value = row.number(column);
   SB_CHECK(value >= 0 && value < 1e9, row.place(), ": ", column, " is ", value,
@@ -27,7 +27,7 @@ double milliseconds(const Row& row, const std::string& column) {
   return value;
 }
 
-/// T_B is the time of the input's gradient alone.
+/// T_B is the time of the input's gradient only.
 pipeline::Costs costs_of(const Row& row) {
   pipeline::Costs costs;
   costs.forward = milliseconds(row, "T_F_ms");
@@ -77,7 +77,7 @@ std::vector<Outcome> automatic_bubble_rate(const Row& row) {
   pipeline::schedules::ZeroBubbleSearch search;
   search.costs = costs_of(row);
   search.memory_limit = 1.0 * limit * ranks;
-  // Bytes of a transformer layer's activations that W reads, of all
+  // The share of a layer's activation bytes that W reads
   search.weight_share =
       32 / (34 + 5 * row.positive("heads") * row.positive("seq_len") /
                      row.positive("hidden"));
@@ -89,7 +89,7 @@ std::vector<Outcome> automatic_bubble_rate(const Row& row) {
 
 namespace {
 
-/// Seconds of one step, each setting once.
+/// Seconds of one step; each setting is run once.
 double step_s(const std::string& model, std::int64_t batch,
               std::int64_t image_size, const std::string& variant,
               std::int64_t split_size) {

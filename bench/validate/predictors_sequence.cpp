@@ -123,7 +123,7 @@ std::vector<Outcome> ulysses_charts(const Row& row) {
       is_megatron
           ? with_megatron(job)
           : with_sequence(job, is_ulysses ? Kind::kUlysses : Kind::kRsa);
-  // Three quarters: nothing is recomputed
+  // Nothing is recomputed: three quarters of the work
   Outcome outcome = rate_outcome(
       describe_on_gpus(system + ", " + row.text("model"), job), job, time,
       "TFLOP/s per GPU", 0.75 * recomputed_flops(job) / 1e12,

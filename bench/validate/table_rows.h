@@ -14,7 +14,7 @@ namespace shardbook::validate {
 constexpr int kMaxLayers = 2000;
 constexpr int kMaxSize = 1 << 20;
 constexpr int kMaxMicroBatchesPerRank = 4096;
-/// Megatron-LM's default, of hidden units and of attention.
+/// Megatron-LM's default dropout, for hidden units and attention.
 constexpr double kMegatronDropout = 0.1;
 /// Its vocabulary: GPT-2's, padded.
 constexpr int kMegatronVocabulary = 51200;
@@ -23,15 +23,15 @@ constexpr int kMegatronVocabulary = 51200;
 /// columns may have names of their own.
 HybridJob job_of(const Row& row, int vocabulary = 0,
                  const char* seq = "seq_len");
-/// The row's GPUs that are left make the data-parallel degree; throws Error
-/// where they do not divide, or where the row's dp is another.
+/// The data-parallel degree is the row's GPUs over the other degrees; throws
+/// Error where they do not divide, or where the row's dp differs.
 void set_degrees(const Row& row, int tp, int pp, int cp, HybridJob& job);
 /// A degree or number of chunks; NA, n/a and nothing are 1.
 int degree(const Row& row, const char* column);
 /// The row's degrees, micro-batch and chunks.
 void set_mesh(const Row& row, HybridJob& job, const char* chunks = "",
               const char* micro_batch = "micro_batch");
-/// From global_batch.
+/// The number of micro-batches, from global_batch.
 void set_micro_batches(const Row& row, HybridJob& job);
 
 /// Megatron-LM of 2021: full recomputation, 16-bit gradients, no overlap.

@@ -19,7 +19,7 @@ struct Validation {
 
   int num_aimed_at = 0;
   double mape = 0, null_mape = 0;
-  /// Errors of the rows that the aim includes.
+  /// Errors of the rows that count towards the aim.
   double aimed_mape = 0, aimed_worst = 0;
   int num_as_printed = 0;  ///< of the rows whose digits are known
   Contests contests;
