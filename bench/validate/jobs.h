@@ -39,8 +39,7 @@ StepTime with_fsdp(const HybridJob& job);
 /// `checkpoint`: which micro-batches are recomputed. The model may read images.
 StepTime with_gpipe(const HybridJob& job, const Options& options,
                     const std::string& checkpoint = "always");
-/// Megatron-LM's tensor parallelism; with_megatron also has its sequence
-/// parallelism.
+/// Megatron-LM's tensor parallelism, without and with sequence parallelism.
 StepTime with_tensor(const HybridJob& job);
 StepTime with_megatron(const HybridJob& job);
 /// Tokens are cut over all ranks: Ulysses, or ring self-attention as in

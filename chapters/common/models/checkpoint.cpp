@@ -17,7 +17,7 @@ namespace {
 
 constexpr char kPrefix[] = "transformer.";
 
-/// Of tensors on the host.
+/// Of tensors on the host
 std::vector<SafetensorsItem> items_of(const std::vector<NamedTensor>& tensors) {
   std::vector<SafetensorsItem> items;
   for (const NamedTensor& entry : tensors) {
@@ -27,8 +27,8 @@ std::vector<SafetensorsItem> items_of(const std::vector<NamedTensor>& tensors) {
   return items;
 }
 
-/// A ResNet's tensors under transformers' names. It initializes norms anew that
-/// lack their number of batches, which has no effect on what they compute.
+/// A ResNet's tensors under transformers' names. It reinitializes norms without
+/// a number of batches, which does not change their results.
 std::vector<SafetensorsItem> named_as_in_transformers(
     const std::vector<SafetensorsItem>& items) {
   static constexpr std::int64_t kNotCounted = 0;
@@ -204,7 +204,7 @@ void load_model(const std::string& path, Module& model, const PartOf& part_of) {
     const bool is_part = !part.shards.empty() || part.rows > 0;
     Shape shape = entry.shape;
     if (part.rows > 0) shape[0] = part.rows;
-    // On the host: what is read counts for no device
+    // Read on the host: the values count for no device
     Tensor staged =
         Tensor::zeros(shape, {entry.dtype, RankContext::current().host()});
     std::copy_n(static_cast<const std::byte*>(file.data(source.name)),
@@ -232,7 +232,7 @@ void check_config_of_file(const std::string& path, const ModelConfig& config) {
     SB_CHECK(of_file == here, label, ": \"", key, "\" is ", of_file,
              " in its config, and ", here, " in that of --model");
   };
-  // load_model names the shapes of another width; none depends on the others
+  // load_model reports another width; no shape depends on the keys below
   if (there.type != config.type || there.n_embd != config.n_embd) return;
   check("n_head", there.n_head, config.n_head);
   check("layer_norm_epsilon", there.layer_norm_epsilon,

@@ -36,8 +36,8 @@ std::string first_not_finite(Module& model);
 /// Throws Error that names the file, the tensor, and what differs.
 void load_model(const std::string& path, Module& model);
 
-/// The part of a file's tensor that a module's tensor is. A tensor of `rows` rows
-/// that the file has only the first of is zero behind them; 0: it has them all.
+/// The part of a file's tensor that a module holds. Padded to `rows` rows with
+/// zeros where the file has fewer; 0: the file has them all.
 struct PartOfFile {
   Shards shards;
   std::int64_t rows = 0;
@@ -46,8 +46,8 @@ using PartOf = std::function<PartOfFile(const std::string& name)>;
 /// The same for a module that holds parts of the tensors.
 void load_model(const std::string& path, Module& model, const PartOf& part_of);
 
-/// Throws Error where the config that the file carries, or that the folder `path`
-/// has in a config.json, lets the weights compute something else than `config`.
+/// Throws Error where the config in the file, or the config.json in the folder
+/// `path`, describes another computation than `config`.
 void check_config_of_file(const std::string& path, const ModelConfig& config);
 
 /// Writes named tensors as they are.

@@ -97,7 +97,7 @@ std::vector<std::int32_t> walk_tokens(std::int64_t vocab, std::uint64_t seed) {
   return tokens;
 }
 
-/// No observer sees what happens inside the scope.
+/// Hides what happens inside the scope from observers.
 class Unobserved {
  public:
   Unobserved() : observers_(context_.observers()) {
@@ -214,9 +214,9 @@ void Dataset::fill_images(const Tensor& images, std::int64_t first,
   view.global_shape[0] = first + (rows - 1) * stride + 1;
   view.offset = {first, 0, 0, 0};
   view.step = {stride, 1, 1, 1};
-  // Data come from outside: the device has no work that observers could see.
-  // (A GPU draws its random images itself: the host would take longer than the
-  // rest of the step.)
+  // Data come from outside: observers must see no work of the device. (A GPU
+  // draws its random images itself: the host would take longer than the rest of
+  // the step.)
   const Unobserved scope;
   fill_normal(images, seed_, stream_of("images"), 0, 1, view);
 }

@@ -83,7 +83,7 @@ Tensor GptAttention::forward(const Tensor& x) {
   options.heads = heads;
   options.dropout = is_training() ? attention_dropout : 0;
   if (heads != all_heads) {
-    // Dropout draws for these heads what one device draws for them
+    // Dropout draws for these heads as one device draws for them
     const std::int64_t s = qkv.size(1);
     options.shard = {{qkv.size(0), all_heads, s, s}, {0, first_head, 0, 0}, {}};
   }
@@ -107,8 +107,8 @@ GptMlp::GptMlp(const std::string& name, const ModelConfig& config,
 
 namespace {
 
-/// The layer as core's, or null where a chapter replaces it or its hooks must
-/// see its input and output.
+/// The layer as core's Linear; null where a chapter replaces it, or where its
+/// hooks must see its input and output.
 const Linear* plain_linear(const AnyModule& layer) {
   const Module& module = *layer;
   const bool is_plain = typeid(module) == typeid(Linear) && !module.has_hooks();

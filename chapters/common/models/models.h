@@ -17,7 +17,7 @@
 
 namespace shardbook {
 
-/// Whose names a file has for the weights of a ResNet.
+/// The program whose names a file uses for a ResNet's weights.
 enum class WeightNames { kTorchvision, kTransformers };
 
 /// A model's sizes: Hugging Face's GPT-2 keys; ResNet's are below.
@@ -34,8 +34,8 @@ struct ModelConfig {
   GeluForm gelu = GeluForm::kTanh;  ///< activation_function
   /// Standard deviation of weights before training.
   double initializer_range = 0.02;
-  /// Experts (chapter 13) stand in the place of MLPs; their number and their
-  /// gates are options of a run, and no part of this.
+  /// Experts (chapter 13) replace the MLPs; their number and their gates are
+  /// options of a run, not part of this.
   bool has_experts = false;
   // ResNet: Hugging Face's depths, layer_type, embedding_size, num_labels.
   std::vector<std::int64_t> depths = {2, 2, 2, 2};  ///< blocks per stage
@@ -61,8 +61,8 @@ struct ModelConfig {
   /// From the text of a config.json; `label` names it in messages.
   static ModelConfig from_json(const std::string& text,
                                const std::string& label);
-  /// As config.json, for the metadata of a saved model. `names` are those of a
-  /// ResNet's weights beside it.
+  /// As config.json, for the metadata of a saved model. `names` are the names
+  /// of a ResNet's weights in the same file.
   std::string to_json(WeightNames names = WeightNames::kTorchvision) const;
 };
 
@@ -79,8 +79,8 @@ using LossFunction =
 /// of parameters stay. After ModuleSpec of Megatron-LM
 /// (core/transformer/spec_utils.py).
 struct LayerFactory {
-  /// The part of a block behind its second norm: [n, S, h] -> [n, S, h]. GptMlp of
-  /// these layers to begin with; experts (chapter 13) stand in its place.
+  /// The part of a block behind its second norm: [n, S, h] -> [n, S, h]. By
+  /// default a GptMlp of these layers; experts (chapter 13) replace it.
   std::function<AnyModule(const std::string& name, const ModelConfig& config,
                           const InitOptions& init, const LayerFactory& layers)>
       mlp;
@@ -100,8 +100,8 @@ struct LayerFactory {
                           std::int64_t width, double stddev,
                           const InitOptions& init)>
       position_embedding;
-  /// That table and the model's tokens [n, S] -> [S, width], which is added to
-  /// their vectors.
+  /// The position table and the tokens [n, S] -> [S, width], to be added to the
+  /// token vectors.
   std::function<Tensor(AnyModule& wpe, const Tensor& tokens)> positions;
   std::function<AnyModule(const std::string& name, std::int64_t width,
                           double eps, const InitOptions& init)>
@@ -109,12 +109,12 @@ struct LayerFactory {
   /// [n, S, 3h] -> [n, S, h], as core's.
   std::function<Tensor(const Tensor& qkv, const AttentionOptions& options)>
       attention;
-  /// Behind the embeddings, and behind both branches of a block; that of the
-  /// probabilities is up to `attention`.
+  /// After the embeddings and after both branches of a block; `attention`
+  /// applies its own to the probabilities.
   std::function<AnyModule(double p)> dropout;
   /// [n, S, h] and the token embedding -> [n, S, V].
   std::function<Tensor(const Tensor& x, AnyModule& wte)> logits;
-  /// The logits as `logits` returns them. Training takes it as an argument
+  /// The loss of logits as `logits` returns them, to be passed to training
   /// (accumulate_gradients, LanguageFeed).
   LossFunction loss;
 
@@ -133,7 +133,7 @@ class GptAttention : public ModuleOf<GptAttention> {
 
   AnyModule c_attn, c_proj, resid_dropout;
   std::int64_t heads;
-  /// Of the whole model's `all_heads`, where this module has some of them.
+  /// This module may have only some of the model's `all_heads`.
   std::int64_t first_head = 0, all_heads;
   double attention_dropout;
 
@@ -180,7 +180,7 @@ class GptEmbedding : public ModuleOf<GptEmbedding> {
                const LayerFactory& layers = {});
   /// i64 [n, S] -> [n, S, h].
   Tensor forward(const Tensor& tokens) override;
-  /// Under their names in the whole model.
+  /// Members have their names in the whole model.
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptEmbedding"; }
 

@@ -72,7 +72,7 @@ const std::vector<int>& Dependencies::stages(int rank) const {
 }
 
 // The rank's own gradients come earlier in its list. The mean over replicas
-// exists when all of them have reached the same update.
+// exists once all replicas have reached the same update.
 std::vector<ActionPlace> Dependencies::replicas(int rank, int index) const {
   const Action& a = schedule_.actions[at(rank)][at(index)];
   const auto& own = updates_[at(rank)][at(a.chunk)];

@@ -24,7 +24,7 @@ class Dependencies {
  public:
   /// Keeps a reference. Cost: one slot per action kind, chunk and micro-batch.
   explicit Dependencies(const Schedule& schedule);
-  /// Of `rank`'s action at `index`, whose chunk and micro-batch are in range.
+  /// For `rank`'s action at `index`, whose chunk and micro-batch are in range.
   std::vector<ActionPlace> of(int rank, int index) const;
   /// Schedule::stage_at, without a search.
   int stage(int rank, int chunk) const;

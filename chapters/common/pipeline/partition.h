@@ -24,7 +24,7 @@ std::vector<int> cut_by_cost(const std::vector<double>& costs, int num_stages);
 /// The number of parameters of each layer; a tied one counts in each.
 std::vector<double> layer_parameters(const LayerList& layers);
 /// Seconds of forward and backward of each layer, on shapes: the sum of
-/// `seconds_of` its operations. `inputs` are those of the model.
+/// `seconds_of` its operations. `inputs` are the model's.
 std::vector<double> layer_seconds(
     const LayerList& layers, const Tensors& inputs, DType dtype,
     const std::function<double(const OpEvent&)>& seconds_of);

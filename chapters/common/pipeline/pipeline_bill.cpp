@@ -55,9 +55,9 @@ double Engine::sent_bytes(int first, int last) {
 
 // --- Bytes kept between forward and backward ---------------------------------
 
-// A set of activations is kept from F to B or I, and what the weights' gradients
-// need from I to W. A value or a gradient that two stages of this rank hand to
-// each other is kept until the second one has taken it.
+// A set of activations is kept from F to B or I, and the inputs of the weights'
+// gradients from I to W. A value or a gradient between two stages of this rank
+// is kept until the second stage uses it.
 double Engine::predicted_kept(const LayerBytes& kept,
                               const LayerBytes& deferred, bool keeps_input) {
   using Key = std::pair<int, int>;  // micro-batch and stage
@@ -88,7 +88,7 @@ double Engine::predicted_kept(const LayerBytes& kept,
         gradients.erase(next);
         if (hands_back) gradients[here] = backward_bytes(spec(b, stage));
         if (action.kind == ActionKind::kBackwardInput) {
-          // What the weights' gradients of neighbours share here has no formula
+          // No formula: neighbours share inputs of weights' gradients here
           if (hands_on || hands_back) return kNotPredicted;
           sets[here] = layers_bytes(b, stage, deferred);
           if (keeps_input && stage > 0) {
@@ -121,14 +121,14 @@ double Engine::set_bytes(int b, int stage, const LayerBytes& kept) {
   const double input = stage > 0 ? forward_bytes(spec(b, stage)) : 0;
   const int chunk = schedule_.place(b, stage).chunk;
   if (recomputed_.contains(schedule_.listed(b), chunk)) return input + skips;
-  // What is sent on as a skip counts as a message, also where a block reads it
+  // A skip to a later stage counts as a message, even if a block reads it
   const int last = model_.layout().end(stage) - 1;
   const std::vector<std::string> at_end = model_.layers().skips(last).stash;
   for (const std::string& name : model_.stage(stage).outgoing()) {
     if (std::find(at_end.begin(), at_end.end(), name) != at_end.end()) continue;
     skips -= forward_bytes(skip_spec(name, b, stage + 1));
   }
-  // The first block reads the sum of its input and a skip, both of which stay
+  // The first block keeps both its input and the skip that is added to it
   const int first = model_.layout().begin(stage);
   const bool adds = !model_.layers().skips(first).pop.empty();
   return layers_bytes(b, stage, kept) + skips + (adds ? input : 0);
@@ -239,8 +239,8 @@ Costs layer_costs(const textbook::GptTimes& times, int layer, int last) {
 
 namespace {
 
-/// Without a flush: the last step of a rank in which a forward runs. In later
-/// ones the pipeline drains.
+/// Without a flush: a rank's last step with a forward. Later the pipeline
+/// drains.
 double last_whole_step(const Schedule& schedule, const Replay& replay) {
   double longest = 0;
   for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {

@@ -11,7 +11,7 @@ namespace shardbook::pipeline {
 /// Parameters (and buffers), gradients and optimizer state of a rank.
 MemoryBill states_bill(const Options& options, PipelineModel& model);
 
-/// The same, and activations kept, of a model whose layers are those of one
+/// The same and the activations kept, for a model with the layers of one
 /// device. Schedules that do not flush hold several versions of the parameters.
 MemoryBill pipeline_bill(const Options& options, PipelineModel& model,
                          Engine& engine, int rank);
@@ -19,9 +19,9 @@ MemoryBill pipeline_bill(const Options& options, PipelineModel& model,
 /// Seconds of a GPT's layer: embedding (0), blocks, head (`last`).
 Costs layer_costs(const textbook::GptTimes& times, int layer, int last);
 
-/// Of a step on the cluster `textbook`: the longest path through the schedule,
-/// then the sums of the tied table's gradient, of loss and norm. For whole layers
-/// of a GPT, and one rank per stage.
+/// Seconds of a step on the cluster `textbook`: the longest path through the
+/// schedule, then the sums of the tied gradient, the loss and the norm. For
+/// whole layers of a GPT, and one rank per stage.
 double step_s(const Options& options, PipelineModel& model, Engine& engine);
 
 }  // namespace shardbook::pipeline

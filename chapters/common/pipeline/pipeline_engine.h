@@ -91,9 +91,9 @@ class Engine {
          const EngineOptions& options = {});
 
   /// Runs the whole list. Returns this rank's part of the loss: the sum of
-  /// share * loss over the micro-batches whose last stage is here. After a run
-  /// that an exception left, this and the other runs throw Error: gradients,
-  /// graphs and messages of that one are left.
+  /// share * loss over the micro-batches whose last stage is here. Once a run
+  /// has thrown, all later runs throw Error: its gradients, graphs and messages
+  /// are left over.
   ///
   /// With `stands`, the forwards at the head of the list run before it is known
   /// whether the last update is valid: `stands` is called before the first
@@ -113,21 +113,20 @@ class Engine {
   double loss(int micro_batch);
 
   const Schedule& schedule() const { return schedule_; }
-  /// On shapes, a run with many micro-batches leaves out those whose time and
-  /// memory repeat: so many.
+  /// On shapes, a run leaves out micro-batches whose time and memory repeat:
+  /// the number of these.
   int num_left_out() const { return num_left_out_; }
   /// Bytes that this rank sends in one run of its list.
   double predicted_bytes();
   /// Bytes that this rank sends again when `stands` returns false.
   double predicted_redo_bytes();
-  /// Bytes of activations that this rank keeps at the end of a forward, the most
-  /// in one run of its list. `kept`: of one layer between F and B or I;
-  /// `deferred`: between I and W; with `keeps_input`, the stage's input is beside
-  /// it.
+  /// The most bytes of activations that this rank keeps at the end of a
+  /// forward. A layer keeps `kept` between F and B or I, and `deferred` between
+  /// I and W; with `keeps_input`, the stage's input as well.
   double predicted_kept(const LayerBytes& kept, const LayerBytes& deferred,
                         bool keeps_input = true);
-  /// When this schedule's actions begin and end on the cluster `textbook`, by
-  /// seconds of layers; see replay.h. `begins`: by rank.
+  /// When this schedule's actions begin and end on the cluster `textbook`, from
+  /// seconds of layers; see replay.h. `begins`: when each rank begins.
   Replay predicted_times(const LayerCosts& layers,
                          const std::vector<double>& begins = {});
   /// The largest number of sets of activations (each from F to B or W) that
@@ -201,8 +200,7 @@ class Engine {
   ActionWalk walk_;
   int live_ = 0, max_live_ = 0;
   int num_left_out_ = 0;
-  /// A run of the list has begun and has not returned: after an exception, for
-  /// ever.
+  /// A run of the list has begun and not returned: stays so after an exception.
   bool is_running_ = false;
 };
 

@@ -1,4 +1,4 @@
-// Other runs than the plain step: up to an update, forwards again after an
+// Runs other than the plain step: up to an update, forwards again after an
 // invalid one, forwards alone, and long runs on shapes.
 
 #include <algorithm>

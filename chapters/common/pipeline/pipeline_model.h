@@ -56,8 +56,8 @@ class PipelineModel {
   const LayerList& layers() const { return *layers_; }
   /// The parameters of all stages of this rank, each once.
   const Tensors& parameters() const { return parameters_; }
-  /// The parameters that this rank counts in the norm of the whole gradient: a
-  /// parameter on several ranks is counted on the first of them.
+  /// The parameters that this rank counts in the norm of the whole gradient:
+  /// the first of several holders counts a parameter.
   const Tensors& counted_parameters() const { return own_; }
 
   /// A parameter that several ranks hold, and these ranks.
@@ -95,7 +95,7 @@ class PipelineModel {
   std::map<int, std::unique_ptr<Stage>> stages_;
   Tensors parameters_;
   std::vector<Shared> shared_;
-  /// Parameters that count for the norm here.
+  /// Parameters that this rank counts in the norm.
   Tensors own_;
 };
 
@@ -106,7 +106,7 @@ struct Piece {
   std::uint64_t step = 0;  ///< seeds dropout, with `slice`
   BatchSlice slice;
   std::int64_t rows = 0;
-  double share = 1;  ///< of these rows in the batch: the weight of the loss
+  double share = 1;  ///< the weight of these rows' loss in the batch
 };
 
 /// Supplies the inputs of a pipeline, and the loss of its outputs.
@@ -122,8 +122,7 @@ class Feed {
   /// the shapes of all messages.
   virtual Tensors example(std::int64_t rows) const = 0;
   virtual DType dtype() const = 0;
-  /// Backward begins with this factor (f16); the loss that is reported does not
-  /// have it.
+  /// Backward begins with this factor (f16); the reported loss is without it.
   virtual double loss_scale() const { return 1; }
   /// The step has ended: frees what was kept for its micro-batches.
   virtual void end_step() {}

@@ -83,7 +83,7 @@ class Player {
             std::max(*time, end + costs(each.rank, each.action).communication);
       }
     }
-    // Skips come from stages before the one that is waited for
+    // Skips come from stages before the one whose message is awaited
     const Action& a = schedule_.actions[at(rank)][at(index)];
     const auto message = arrivals_.find(
         {dependencies_.stage(rank, a.chunk), a.micro_batch, is_forward(a)});
@@ -142,8 +142,8 @@ class Player {
   const ReplayOptions& options_;
   Dependencies dependencies_;
   std::vector<std::vector<Span>> spans_;
-  /// Where messages follow each other: when the line from rank to rank is free,
-  /// and when what a stage's forward (or backward) reads has arrived.
+  /// For messages that follow each other: when the line between two ranks is
+  /// free, and when the inputs of a forward (or backward) have arrived.
   std::map<std::pair<int, int>, double> line_free_;
   std::map<std::tuple<int, int, bool>, double> arrivals_;
 };

@@ -55,21 +55,20 @@ struct Replay {
 /// rejects.
 Replay replay(const Schedule& schedule, const Costs& costs = Costs());
 
-/// Costs of a stage for one micro-batch.
+/// The costs of a stage for one micro-batch.
 using CostsOf = std::function<Costs(int stage, int micro_batch)>;
-/// To this stage; it may be one of the sender's rank.
+/// The receiving stage, which may be on the sender's rank.
 struct Message {
   int stage = 0;
   double seconds = 0;
 };
 struct ReplayOptions {
-  /// The backwards before which the forward runs again; null: none.
+  /// Whether the forward runs again before this backward; null: never.
   std::function<bool(int rank, const Action& backward)> recomputes = {};
-  /// It does so before the gradient arrives.
+  /// Whether it runs again before the gradient arrives.
   bool early_recompute = true;
-  /// What a stage sends when its forward (or backward) has ended. Messages
-  /// between two ranks follow each other. Null: Costs::communication, one beside
-  /// the other.
+  /// The messages of a stage after its forward (or backward). Those between two
+  /// ranks follow each other. Null: Costs::communication, all at the same time.
   std::function<std::vector<Message>(int stage, int micro_batch,
                                      bool is_forward)>
       messages = {};
@@ -110,8 +109,8 @@ enum class Until {
   kWeight
 };
 /// The largest number of sets that a rank keeps at once, by rank. In an
-/// interleaved schedule a set is that of one chunk. In a pair, the forward's set
-/// begins before the backward's ends.
+/// interleaved schedule a set belongs to one chunk. In a pair, the forward's
+/// set begins before the backward's ends.
 std::vector<int> max_live_activations(const Schedule& schedule, Until until);
 /// The same where `weight_share` of each set lives until kWeight, and the rest
 /// until kInput.

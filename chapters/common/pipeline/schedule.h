@@ -45,7 +45,7 @@ enum class ActionKind {
 /// Which weights a forward reads in a schedule with updates in its lists. The
 /// backward of the micro-batch reads the same ones.
 enum class VersionRule {
-  kNewest,  ///< those of the last update of its stage (PipeDream)
+  kNewest,  ///< the weights of its stage's last update (PipeDream)
   /// The newest weights that contain no mini-batch beyond those in the weights
   /// that stage 0 read (PipeDream, vertical sync): stage 0's version, if all
   /// stages update equally often.
@@ -55,7 +55,7 @@ enum class VersionRule {
 
 struct Action {
   ActionKind kind = ActionKind::kForward;
-  /// Of U: the last micro-batch whose gradient is in the step.
+  /// U: the last micro-batch whose gradient is in the step.
   int micro_batch = 0;
   int chunk = 0;
   /// Runs together with the action behind it (DualPipe's pairs).
@@ -139,8 +139,8 @@ class ActionWalk {
   Action next();
   /// Its index in the list.
   int position() const { return static_cast<int>(next_); }
-  /// Leaves out actions. Those behind them are for as many micro-batches earlier
-  /// as are left out: numbers go on without a gap.
+  /// Leaves out actions. The micro-batch numbers of later actions are reduced
+  /// by those left out, without a gap.
   void leave_out(int num_actions, int num_micro_batches) {
     next_ += at(num_actions);
     shift_ -= num_micro_batches;

@@ -95,8 +95,8 @@ class MlpLayers : public LayerList {
   ModelConfig config_;
 };
 
-// Makes layer i with the parameters that `seen` already has, and adds the
-// others to `seen`. No parameter exists twice on the device.
+// Makes layer i with existing parameters from `seen`, and adds the others to
+// it. No parameter exists twice on the device.
 std::unique_ptr<Module> make_layer(const LayerList& layers, int i,
                                    const InitOptions& init,
                                    std::map<std::string, Tensor>& seen) {
@@ -360,7 +360,7 @@ Tensors run_backward(StageRun run, Tensors grad_outputs) {
   Tensors result;
   for (const Tensor& input : run.inputs) {
     result.push_back(input.requires_grad() ? input.grad() : Tensor());
-    // A weight's gradient that waits may keep the input, and this with it
+    // A deferred weight gradient may keep the input, and this gradient with it
     if (input.requires_grad()) input.clear_grad();
   }
   return result;

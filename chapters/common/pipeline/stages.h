@@ -51,7 +51,7 @@ class LayerList {
   virtual std::unique_ptr<Module> make(int layer,
                                        const InitOptions& init) const = 0;
   virtual Skips skips(int) const { return {}; }
-  /// The list to run on shapes alone: layers that communicate have twins there
+  /// The list to run on shapes alone, in which communicating layers have twins
   /// whose messages reach nobody.
   virtual const LayerList& on_shapes() const { return *this; }
 };
@@ -84,8 +84,7 @@ std::unique_ptr<LayerList> layers_of(const ModelConfig& config,
 /// layer, then `incoming()`; outputs are those of the last, then `outgoing()`.
 class Stage : public Module {
  public:
-  /// Takes parameters from `existing` (may be null) if they are there, and adds
-  /// new ones.
+  /// Reuses parameters in `existing` (may be null), and adds new ones to it.
   Stage(const LayerList& layers, int begin, int end, const InitOptions& init,
         std::map<std::string, Tensor>* existing = nullptr);
   Stage(const Stage& other);
@@ -125,14 +124,14 @@ struct ValueSpec {
 /// send shapes to another.
 struct LayerInput {
   std::vector<ValueSpec> values;
-  /// Stashed before and popped here or later; they are not among the values.
+  /// Stashed earlier and popped here or later; not among the values.
   std::map<std::string, ValueSpec> skips;
   /// Random operations of one forward pass before this layer.
   std::uint64_t first_random_op = 0;
 };
 
 /// Inputs of all layers, and at the end the outputs of the last. `inputs` (on
-/// any device) are those of the model. Costs one forward on shapes.
+/// any device) are the model's. Costs one forward on shapes.
 std::vector<LayerInput> trace_shapes(const LayerList& layers,
                                      const Tensors& inputs, DType dtype);
 

@@ -15,8 +15,8 @@ bool is_same(const Action& a, const Action& b, int micro_batches_later) {
          a.micro_batch + micro_batches_later == b.micro_batch;
 }
 
-// The longest part of a list in which each action comes again `length` actions
-// and `period` micro-batches later; its begin, and how often it repeats.
+// Finds the longest part of a list in which each action recurs `length` actions
+// and `period` micro-batches later: its begin, and how often it repeats.
 std::pair<int, int> longest_repetition(const std::vector<Action>& list,
                                        int length, int period) {
   int best_begin = 0, best_end = 0, begin = 0;
@@ -36,7 +36,7 @@ std::pair<int, int> longest_repetition(const std::vector<Action>& list,
   return {best_begin, count};
 }
 
-// What an action makes for others: the forward or the backward of a stage.
+// The product of an action for others: the forward or backward of a stage.
 using Product = std::pair<int, bool>;
 
 struct Search {
@@ -60,8 +60,8 @@ struct Search {
     return result;
   }
 
-  // Begins later on ranks whose repetition 0 would wait for a later one of
-  // theirs. False where that does not end.
+  // Moves the begin of ranks whose repetition 0 waits for a later repetition of
+  // another rank. False if this does not end.
   bool align() {
     const auto p = static_cast<int>(begins.size());
     std::map<Product, std::vector<std::pair<int, int>>> makers;
@@ -78,7 +78,7 @@ struct Search {
           const auto found = makers.find(product);
           if (found == makers.end()) return false;
           for (const auto& [maker, made_b] : found->second) {
-            // The maker's repetition 0 has made_b; which one has b?
+            // The maker's repetition 0 makes made_b; which one makes b?
             if ((b - made_b) % period != 0) continue;
             const int least = later[at(rank)] + (b - made_b) / period;
             if (later[at(maker)] >= least) continue;

@@ -14,9 +14,9 @@
 
 namespace shardbook::pipeline {
 
-/// Repetition i of a rank is actions [first.begin + i * n, first.end + i * n) of
-/// its list, with n the length of `first`: those of repetition 0, i * period
-/// micro-batches later.
+/// Repetition i of a rank is actions [first.begin + i * n, first.end + i * n)
+/// of its list, with n the length of `first`: repetition 0, shifted by i *
+/// period micro-batches.
 struct Steady {
   std::vector<Schedule::Part> first;  ///< by rank
   int period = 0;
@@ -24,9 +24,9 @@ struct Steady {
   int count = 0;
 };
 
-/// Repetitions in which an action waits for none of a later repetition, on any
-/// rank: all ranks may meet between two of them. For schedules that flush and
-/// have one route.
+/// Repetitions in which no action waits for a later repetition of any rank: all
+/// ranks may meet between two of them. For schedules that flush and have one
+/// route.
 Steady steady_state(const Schedule& schedule);
 
 }  // namespace shardbook::pipeline

@@ -146,7 +146,7 @@ Texts identity_of(const Options& options) {
   run["--clip"] = fmt::format("{}", options.clip);
   run["--lr-schedule"] = options.lr_schedule;
   run["--warmup"] = std::to_string(options.warmup);
-  // The other schedules reach their end with the last step
+  // The other schedules depend on the number of steps
   if (options.lr_schedule != "constant") {
     run["--steps"] = std::to_string(options.first_step + options.steps);
   }
@@ -231,7 +231,7 @@ void Checkpoints::load() {
   skipped_steps_ =
       static_cast<std::int64_t>(manifest.progress.at("skipped_steps"));
   try {
-    // Without steps to come, weights are all that is needed
+    // At the end of training, only the weights are needed
     load_state_folder(folder, manifest, state,
                       /*with_optimizer=*/options_.steps > 0, world_);
   } catch (const StateError& error) {

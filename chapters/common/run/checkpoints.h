@@ -29,10 +29,10 @@
 namespace shardbook {
 
 /// The options of a run from its checkpoint on: with --resume, `first_step` is
-/// the number of steps that the newest checkpoint in --checkpoint has done (0
-/// where there is none yet), and `steps` are those that are left. Throws Error
-/// where that checkpoint is of another run, naming every option that differs, or
-/// not whole; without --resume, where the folder has checkpoints.
+/// the number of steps done in the newest checkpoint in --checkpoint (0 where
+/// there is none yet), and `steps` the number left. Throws Error where that
+/// checkpoint is of another run, naming every option that differs, or not
+/// whole; without --resume, where the folder has checkpoints.
 Options at_checkpoint(const Options& options);
 
 /// Reads and writes the checkpoints of one training, on every rank.
@@ -48,17 +48,17 @@ class Checkpoints {
   /// Loads what at_checkpoint found. Throws BadCheckpoint, on all ranks, that
   /// names the file, tensor or option that does not fit. Collective.
   void load();
-  /// Steps before the first one that f16 has skipped, known after `load`: the
-  /// learning rate follows those that were not.
+  /// Steps that f16 skipped before the first one, known after `load`: the
+  /// learning rate does not count them.
   std::int64_t skipped_steps() const { return skipped_steps_; }
 
   /// Whether any rank was told to stop; the same on all ranks. Collective.
   bool agree_to_stop(bool is_told);
-  /// Writes a checkpoint where one is due: every --checkpoint-every steps, at the
-  /// end (`is_last`) and before a stop. One of numbers that are not finite would
-  /// push out good ones: it is left out. `skipped_steps` counts from the first
-  /// step of the training. Throws RunError, on all ranks, when a file cannot be
-  /// written; the checkpoints before it stay. Collective.
+  /// Writes a checkpoint where one is due: every --checkpoint-every steps, at
+  /// the end (`is_last`) and before a stop. A checkpoint with numbers that are
+  /// not finite is left out: it would push out good ones. `skipped_steps`
+  /// counts from the first step of the training. Throws RunError, on all ranks,
+  /// when a file cannot be written; the checkpoints before it stay. Collective.
   void after_step(std::int64_t steps_done, std::int64_t skipped_steps,
                   bool is_last, bool is_finite);
 

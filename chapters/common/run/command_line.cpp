@@ -67,7 +67,7 @@ struct CommandLine::Impl {
   std::vector<std::pair<std::string, Show>> shows;
   std::vector<std::function<void()>> after_parse;
   std::vector<std::function<void()>> at_end;
-  /// Values of options that are given without one.
+  /// Values that options have when given without one.
   std::map<std::string, std::string> when_alone;
   std::string group = "Options";
   std::vector<CLI::Option*> only_in_help_all;

@@ -24,19 +24,19 @@ class CommandLine {
 
   /// The heading in --help of the options that are added from here on.
   void group(const std::string& name);
-  /// --help prints of the options so far only these; --help-all prints all.
+  /// --help prints only the options added so far; --help-all prints all.
   void shorten_help(const std::vector<std::string>& shown);
 
   /// `otherwise` ends the message about a value that is not allowed.
   void add(const std::string& flag, std::string* value, const std::string& help,
            const std::vector<std::string>& allowed = {},
            const std::string& otherwise = "");
-  /// The same for a name that may be left out: then it is the first of
+  /// The same for a name that may be left out; the default is the first of
   /// `allowed`.
   void add_mode(const std::string& flag, std::string* value,
                 const std::string& help,
                 const std::vector<std::string>& allowed);
-  /// An option that is not understood, for a reason: "FLAG VALUE: WHY".
+  /// Rejects an option, for a reason: "FLAG VALUE: WHY".
   void refuse(const std::string& flag, const std::string& why);
   void add(const std::string& flag, std::int64_t* value,
            const std::string& help, std::int64_t min = 0,
@@ -58,12 +58,12 @@ class CommandLine {
 
   /// Runs after the options have been read.
   void after_parse(std::function<void()> finish);
-  /// Runs after all that, when every option has its value.
+  /// Runs after these, when every option has its value.
   void at_end(std::function<void()> finish);
   /// Throws Error for anything it does not understand; --help prints and
   /// exits with status 0.
   void parse(int argc, char** argv);
-  /// Option and value of everything that was given, for the report.
+  /// Options that were given and their values, for the report.
   const std::vector<std::pair<std::string, std::string>>& given() const;
   /// Whether this option was given.
   bool has(const std::string& flag) const;

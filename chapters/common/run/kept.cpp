@@ -9,8 +9,8 @@
 namespace shardbook {
 namespace {
 
-// fc1, fc2 with a ReLU each: their inputs, and those of the ReLUs. fc3: its input,
-// the logits, the logarithms of the softmax's sums.
+// fc1, fc2 with a ReLU each: their inputs, and the inputs of the ReLUs. fc3:
+// its input, the logits, the logarithms of the softmax's sums.
 double kept_by_mlp_layer(const ModelConfig& config, int layer,
                          const KeptSizes& z) {
   const auto h = static_cast<double>(config.n_embd);
@@ -33,7 +33,7 @@ double kept_by_resnet_layer(const ModelConfig& config, int layer,
   const auto norm = [&](double channels, double pixels) {
     return z.rows * channels * pixels * z.element + 2 * channels * 8;
   };
-  // The image, channels last; the pool keeps which pixel was the largest
+  // The image, channels last; the pool keeps the index of each largest pixel
   if (layer == 0) {
     const double pooled = halved(side) * halved(side);
     return z.rows * 3 * z.side * z.side * z.element + norm(width, side * side) +
@@ -45,7 +45,7 @@ double kept_by_resnet_layer(const ModelConfig& config, int layer,
       side = halved(side);
   }
   if (layer > static_cast<int>(blocks.size())) {
-    // The last block's output, whose ReLU's mask it is; means, logits
+    // The last block's output (the mask of its ReLU); means, logits
     const auto features = static_cast<double>(blocks.back().out);
     const auto labels = static_cast<double>(config.num_labels);
     const double mask = z.recompute ? 0 : features * side * side;
@@ -116,8 +116,8 @@ double kept_by_layer(const ModelConfig& config, int layer, const KeptSizes& z) {
                                  : kept_by_head(config, z);
 }
 
-// Of a block: inputs h, h/t, h, 4h/t and gradients 3h/t, h, 4h/t, h. Of the head:
-// h and the logits' gradient.
+// A block: inputs h, h/t, h, 4h/t and gradients 3h/t, h, 4h/t, h. The head: h
+// and the logits' gradient.
 double deferred_by_layer(const ModelConfig& config, int layer,
                          const KeptSizes& z) {
   const auto h = static_cast<double>(config.n_embd);

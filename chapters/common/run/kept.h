@@ -22,7 +22,7 @@ struct KeptSizes {
   bool recompute = false;  ///< blocks keep only their inputs
 };
 
-/// Of `rows` samples.
+/// The sizes for `rows` samples.
 KeptSizes kept_sizes(const Options& options, std::int64_t rows);
 
 /// What one GPT block keeps.
@@ -32,8 +32,8 @@ double kept_by_head(const ModelConfig& config, const KeptSizes& sizes);
 /// What one layer of the model's LayerList keeps.
 double kept_by_layer(const ModelConfig& config, int layer,
                      const KeptSizes& sizes);
-/// What the weights' gradients of a layer need where they are put off: inputs of
-/// products, and the gradients of their outputs.
+/// Bytes that deferred weight gradients of a layer need: inputs of products,
+/// and the gradients of their outputs.
 double deferred_by_layer(const ModelConfig& config, int layer,
                          const KeptSizes& sizes);
 /// What the whole model keeps, and the loss.

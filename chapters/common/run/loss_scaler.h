@@ -9,7 +9,7 @@
 
 namespace shardbook {
 
-/// Whose sequence of scales.
+/// The library whose sequence of scales is used.
 enum class ScalerKind {
   kDeepSpeed,  ///< runtime/fp16/loss_scaler.py, DynamicLossScaler
   /// The same since 0.17.1: the scale grows one good step later.
@@ -32,9 +32,9 @@ struct LossScaleOptions {
 };
 
 /// Keeps small f16 gradients from vanishing: the loss is multiplied by `scale`
-/// before backward, the gradients divided by it after. A step whose gradients
-/// overflow is skipped and the scale halved; after `window` good steps it is
-/// doubled.
+/// before backward, and the gradients are divided by it afterwards. A step
+/// whose gradients overflow is skipped and the scale halved; after `window`
+/// good steps it is doubled.
 class DynamicLossScaler {
  public:
   explicit DynamicLossScaler(const LossScaleOptions& options = {});

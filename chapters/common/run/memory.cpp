@@ -15,8 +15,8 @@ double parameters_of(const ModelConfig& c, double t) {
   if (c.type == "mlp") {
     return v * h + (h * 4 * h + 4 * h) + (4 * h * h + h) + (h * v + v);
   }
-  // Per block: c_attn, attention's c_proj, c_fc, c_proj, two norms. What is cut
-  // by rows has its bias whole.
+  // Per block: c_attn, attention's c_proj, c_fc, c_proj, two norms. Weights cut
+  // by rows have whole biases.
   const double block = (3 * h * h + 3 * h) / t + (h * h / t + h) +
                        (4 * h * h + 4 * h) / t + (4 * h * h / t + h) + 4 * h;
   return v * h / t + static_cast<double>(c.n_positions) * h +

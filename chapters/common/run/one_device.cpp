@@ -13,7 +13,7 @@
 namespace shardbook {
 namespace {
 
-/// Sums of gradients over replicas, each of which has summed its own before.
+/// Sums gradients over replicas, after each has summed its own.
 class ReplicaSums {
  public:
   /// A replica's gradients count `share` times.
@@ -22,7 +22,7 @@ class ReplicaSums {
         share_(share),
         sums_(parameters_.size()) {}
 
-  /// Adds a replica's gradients, and clears them for the next one's.
+  /// Adds a replica's gradients, and clears them for the next replica.
   void take() {
     const NoGrad no_grad;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -85,7 +85,7 @@ ReferenceRun train_one_device(const Options& options,
             quiet, *loaded.model, data, step, pieces,
             copies * (scaler ? scaler->scale() : 1),
             [&](const Tensor& logits, const Tensor& targets) {
-              // The first loss of a replica ends the one before it
+              // The first loss of a replica ends the replica before it
               if (setup.replicas > 1 && next++ % each == 0) sums.take();
               return language_loss(logits, targets);
             });

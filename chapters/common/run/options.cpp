@@ -158,8 +158,8 @@ void check_writable(const std::string& option, const std::string& path,
            std::strerror(errno));
 }
 
-// The one device that a run is compared with begins with the file of --load,
-// after the run has replaced that of --save.
+// The one-device run of the comparison loads the file of --load after the run
+// has written --save, so the two must differ.
 void check_load_and_save(const Options& o) {
   if (!o.load.empty()) {
     check_config_of_file(o.load, ModelConfig::read(o.model));
@@ -268,7 +268,7 @@ LaunchOptions launch_options(const Options& o) {
   launch.deterministic = o.deterministic;
   launch.rendezvous = o.rendezvous;
   launch.network_interface = o.network_interface;
-  // Each host has its own name for the place where the ranks meet.
+  // Hosts may name the place where the ranks meet differently.
   for (const auto& [option, value] : o.effective) {
     if (option == "--rendezvous" || option == "--interface") continue;
     launch.agreed.emplace_back(option, value);

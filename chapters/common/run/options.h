@@ -39,8 +39,8 @@ struct Options {
   std::string device = "cpu";  ///< or "cuda"
   std::string model = "gpt-nano";
   DType dtype = DType::kF32;
-  /// The narrowest type that a chapter computes in, or sends; `dtype` where
-  /// that is narrower. Set by chapters that offer one, not on the command line.
+  /// Narrowest type computed or sent (`dtype` where that is narrower); sets the
+  /// tolerance. Set by chapters that offer one, not on the command line.
   DType narrowest = DType::kF64;
   /// CUDA: products of f32 may round their operands to TF32, 10 bits.
   bool tf32 = false;
@@ -68,22 +68,22 @@ struct Options {
   /// Names of a ResNet's weights in `save`: "torchvision" or "transformers".
   std::string save_names = "torchvision";
   std::string log;
-  /// A run on shapes ahead of the one with data: it does what that one will do,
-  /// and prints and writes nothing. Set by the shell, not on the command line.
+  /// A run on shapes ahead of the one with data: it does the same work, and
+  /// prints and writes nothing. Set by the shell, not on the command line.
   bool is_prediction = false;
   /// Folder of checkpoints (checkpoints.h); empty: none.
   std::string checkpoint;
   std::int64_t checkpoint_every = 0;  ///< steps; 0: at the end only
   bool resume = false;
-  /// Steps that the run has done before, in the checkpoint that it goes on from;
+  /// Steps done before, according to the checkpoint that the run continues;
   /// `steps` counts those to come. Set by the shell, not on the command line.
   std::int64_t first_step = 0;
   std::string trace;
   /// The timeline of virtual time: "text", a FILE.json, or empty.
   std::string timeline;
-  /// Where virtual time passes: a preset, a FILE.json, or "none".
+  /// The cluster of virtual time: a preset, a FILE.json, or "none".
   std::string cluster = "dgx-a100";
-  /// sim: ranks that do the same are run once.
+  /// sim: ranks that do the same work are run once.
   bool fold = true;
   std::string logits;
   std::string format = "text";
@@ -102,7 +102,7 @@ struct Options {
 };
 
 /// Adds the shared options. `backends` are those that the chapter knows;
-/// `no_other` says why it knows no other.
+/// `no_other` is the reason for refusing others.
 void add_shared_options(CommandLine& line, Options& options,
                         const std::vector<std::string>& backends = {"threads",
                                                                     "gloo",
@@ -113,7 +113,7 @@ void add_shared_options(CommandLine& line, Options& options,
 /// that the files which the run writes at its end can be written.
 void check_options(const Options& options);
 /// For chapters whose claims hold for language models only: throws Error with
-/// `reason` where `--model` reads images.
+/// `reason` where --model reads images.
 void refuse_image_models(const Options& options, const std::string& reason);
 /// The reason of data-parallel chapters.
 extern const char* const kBatchNormDiffers;
@@ -129,8 +129,8 @@ constexpr int kExitClaimFailed = 1;
 /// run (kExitRunFailed) and not of its options (kExitBadInput).
 void begin_run();
 
-/// A checkpoint that does not fit the run, or a run that cannot be kept in one:
-/// a mistake in the options, although it shows when the ranks have started.
+/// A checkpoint that does not fit the run, or a run that cannot be saved in
+/// one: a mistake in the options, although found only after the ranks start.
 class BadCheckpoint : public Error {
  public:
   using Error::Error;

@@ -52,7 +52,7 @@ class Slack {
     }
   }
 
-  /// Of one parameter; empty where nothing is known.
+  /// The slack of one parameter; empty where it is unknown.
   std::vector<double> of(const Tensor& parameter) const {
     for (std::size_t i = 0; i < sums_.size(); ++i) {
       if (optimizer_.parameters()[i].raw() == parameter.raw()) return sums_[i];
@@ -92,7 +92,7 @@ class Slack {
 
   Optimizer& optimizer_;
   double gradient_error_;
-  double decay_ = 0;  // by which weights that differ make gradients differ
+  double decay_ = 0;  // gradient difference per weight difference
   bool is_adam_ = false;
   std::vector<std::vector<double>> sums_;
 };
@@ -216,7 +216,7 @@ Parity compare_with_one_device(
     return parity;
   }
 
-  // Is it the last bit that grew?
+  // Does a change of the last bit grow as much?
   Options nudged = options;
   nudged.nudged = true;
   parity.last_bit =

@@ -78,7 +78,7 @@ struct Parity {
 
 /// The type that decides the tolerance: options.narrowest or options.dtype.
 DType narrowest_of(const Options& options);
-/// Notes that a part of the run computes in `dtype`, or sends it.
+/// Records that a part of the run computes in `dtype`, or sends it.
 void narrow(Options& options, DType dtype);
 /// The first of the three rules above.
 double parity_tolerance(DType dtype, std::int64_t steps);
@@ -87,19 +87,19 @@ double parity_tolerance(DType dtype, std::int64_t steps);
 /// by name.
 Parity compare_runs(const Options& options, const ReferenceRun& run,
                     const ReferenceRun& one_device);
-/// By all three rules. `train_one` trains one device, as its options say.
+/// Compares by all three rules. `train_one` trains one device by its options.
 Parity compare_with_one_device(
     const Options& options, const ReferenceRun& run,
     const std::function<ReferenceRun(const Options& options)>& train_one);
 
-/// `train` for a run that others are compared with: adds up the slack, and
-/// returns everything. `optimizer` has all `parameters` of the model.
+/// `train` for the run that others are compared with: also sums the slack, and
+/// returns all results. `optimizer` has all `parameters` of the model.
 ReferenceRun train_yardstick(
     const Options& options, Optimizer& optimizer,
     const std::vector<NamedTensor>& parameters,
     const std::function<StepResult(std::int64_t)>& step);
 
-/// Where options.nudged: moves each weight up or down by one unit in the last
+/// With options.nudged: moves each weight up or down by one unit in the last
 /// place of the narrowest type.
 void nudge(const Options& options, const Tensors& parameters);
 

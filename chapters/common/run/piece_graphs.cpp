@@ -26,8 +26,8 @@ PieceGraphs::PieceGraphs(const Options& options, Module& model,
                          const Dataset& data)
     : options_(options), model_(model), data_(data) {}
 
-// The rows are gathered in the host's memory: the device holds one batch, as
-// without graphs.
+// Gathers the rows in the host's memory: the device holds one batch, as without
+// graphs.
 void PieceGraphs::load(std::int64_t step, const MicroBatch& piece,
                        double factor) {
   RankContext& context = RankContext::current();
@@ -76,7 +76,7 @@ Tensor PieceGraphs::launch(std::int64_t rows, bool is_first) {
 
 void PieceGraphs::record(Piece& piece, std::int64_t rows) {
   piece.graph.emplace([&] { piece.loss = compute(rows); }, first_);
-  // Its bytes are no longer those of a step: it stays
+  // The loss outlives the step: its bytes are no longer the step's
   set_memory_kind(piece.loss, MemoryKind::kWorkspace);
   if (first_ != nullptr) return;
   first_ = &*piece.graph;

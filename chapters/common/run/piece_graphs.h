@@ -12,8 +12,8 @@
 //   copied in before        tokens, targets, the gradient that backward starts from
 //   valid after a launch    the loss, the gradients
 //
-// Pieces launch one after another, so all graphs share one memory. They give the
-// same bits as the operations one by one. The optimizer is no part of them.
+// Pieces launch one after another, so all graphs share one memory. They give
+// the same bits as the operations one by one. They exclude the optimizer.
 
 #include <cstdint>
 #include <map>
@@ -31,10 +31,10 @@ void check_cuda_graphs(const Options& options);
 
 class PieceGraphs {
  public:
-  /// `model` and `data` outlive it. The loss is that of language_loss.
+  /// `model` and `data` must outlive it. The loss is language_loss.
   PieceGraphs(const Options& options, Module& model, const Dataset& data);
 
-  /// As accumulate_gradients, of parameters that have no gradients yet.
+  /// Like accumulate_gradients, for parameters without gradients.
   double accumulate(std::int64_t step, std::int64_t num_micro_batches,
                     double loss_scale);
 

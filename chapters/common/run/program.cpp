@@ -46,7 +46,7 @@ void keep_results(const Options& options, Strategy& strategy, bool is_main,
   save_results(options, whole, Dataset::open(options, whole.config));
 }
 
-/// A step that was repeated or left out takes another time than the formula's.
+/// A repeated or skipped step takes another time than the formula's.
 void note_closed_form(const Strategy& strategy, Report& report) {
   report.time.closed_form_command = strategy.closed_form_command();
   if (!strategy.has_predictable_time()) {
@@ -165,8 +165,8 @@ Report run_on_devices(const Options& options, const ChapterRun& chapter,
   });
 }
 
-/// The run on one device that the whole training is compared with. Of a run that
-/// went on from a checkpoint only the losses since then are known.
+/// The run on one device that the whole training is compared with. A run that
+/// was resumed knows only the losses since its checkpoint.
 ReferenceRun reference_of(const Options& whole, std::int64_t first_step,
                           const ChapterRun& chapter) {
   ReferenceRun run = chapter.reference(whole);

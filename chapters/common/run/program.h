@@ -14,9 +14,9 @@
 //   return run_program(options, line, chapter);
 //
 // A chapter that starts ranks fills in `rank`; one that works on several
-// devices from one process fills in `devices`. Where virtual time is kept
-// beside real data, the function runs first in the `sim` world: that run on
-// shapes predicts the time which the real one then counts.
+// devices from one process fills in `devices`. Where a run with real data also
+// keeps virtual time, the function runs first in the `sim` world: this run on
+// shapes predicts the time that the real one counts.
 
 #include <functional>
 #include <memory>
@@ -52,7 +52,7 @@ struct ChapterRun {
   /// For `rank`: ranks of one class do the same on the same shapes, so the
   /// `sim` world runs one of each class.
   FoldClass fold_class = one_class;
-  /// The same training on one device, with the options that it is given.
+  /// The same training on one device, with the given options.
   std::function<ReferenceRun(const Options& options)> reference;
   /// Adds more to the finished report; may be empty.
   std::function<void(Report& report)> add_to_report;

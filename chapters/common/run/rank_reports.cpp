@@ -4,7 +4,7 @@
 
 #include "chapters/common/run/report.h"
 
-// As JSON, in which a report travels to rank 0
+// As JSON, the form in which a report travels to rank 0
 namespace shardbook::sim {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LinkBytes, link, bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TimeSummary, step_s, idle_share,
@@ -20,7 +20,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankReport, device, bytes, held, peak,
 
 RankReport rank_report(const Bill& predicted, double counted_bytes,
                        const Device& device) {
-  // A run without an update holds what it has at its end
+  // Without an update, a run reports what it holds at its end
   for (const MemoryKind kind :
        {MemoryKind::kParameter, MemoryKind::kOptimizerState}) {
     device.note_held(kind);

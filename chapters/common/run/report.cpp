@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Bytes are whole numbers; sums of shares such as (P-1)/P may end in another
+// Bytes are whole numbers; sums of shares such as (P-1)/P may differ in the
 // last bit.
 bool holds(const Claim& claim) {
   return std::abs(claim.predicted - claim.counted) <=
@@ -115,8 +115,8 @@ ordered_json options_json(const Options& o, const CommandLine& line) {
   return options;
 }
 
-// Where the timeline goes in the text: on one line of its own, however the
-// rest is indented.
+// Stands for the timeline in the text: a line of its own, however the rest is
+// indented.
 constexpr const char* kTimelinePlace = "@timeline@";
 
 ordered_json time_json(const Report& report) {
@@ -283,7 +283,7 @@ void print_text(const Options& o, const Report& report) {
   }
   const VirtualTime& time = report.time;
   if (!time.cluster.empty() && virtual_step_s(time) > 0) {
-    // GPUs have no clock that says how they idle
+    // GPUs have no clock that measures idle time
     fmt::print("virtual  {} per step on {} ({}), {}simulated\n",
                sim::seconds_text(virtual_step_s(time)), time.cluster,
                sim::trust_name(time.trust),

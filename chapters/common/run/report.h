@@ -46,7 +46,7 @@ constexpr int kNumHeldKinds = 4;
 
 /// The most bytes at one time.
 struct Peak {
-  double simulated = kNotPredicted;  ///< by the run on shapes
+  double simulated = kNotPredicted;  ///< the peak of the run on shapes
   double counted = 0;                ///< by this run
 };
 
@@ -59,8 +59,8 @@ struct RankReport {
   Claim bytes;                               ///< on the wire, sent by this rank
   std::array<Claim, kNumHeldKinds> held{};   ///< bytes, by MemoryKind
   std::array<Peak, kNumMemoryKinds> peak{};  ///< bytes, by MemoryKind
-  /// Of all kinds together: less than the sum of `peak`, whose kinds have their
-  /// peaks at different times.
+  /// Of all kinds together: at most the sum of `peak`, since kinds peak at
+  /// different times.
   Peak peak_total;
   sim::TimeSummary time;  ///< of its device, where virtual time is kept
 };
@@ -122,11 +122,11 @@ struct Report {
   std::string not_finite;
   /// The chapter's own text, printed above the report and below it.
   std::string remarks, appendix;
-  /// More of the chapter's own: keys of the JSON object, and their JSON.
+  /// The chapter's further keys of the JSON object, and their JSON.
   std::vector<std::pair<std::string, std::string>> more;
 };
 
-/// This rank's counts, on its device, beside the predictions.
+/// This rank's counts, on its device, with the predictions.
 RankReport rank_report(const Bill& predicted, double counted_bytes,
                        const Device& device);
 /// Every rank's report, on rank 0; empty elsewhere. Collective.
@@ -135,13 +135,14 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
 
 /// Numbers that the optimizer keeps for each parameter.
 double optimizer_states(const Options& options);
-/// Bytes held by one device that trains `config` on these pieces of a batch, one
-/// after another. See kept.cpp for the derivation. With `tensor_ranks`, by one
-/// of as many devices that share every block of a GPT by tensor parallelism.
+/// Bytes held by one device that trains `config` on these pieces of a batch,
+/// one after another. See kept.cpp for the derivation. With `tensor_ranks`, by
+/// one of so many devices that share every block of a GPT by tensor
+/// parallelism.
 MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
                               const std::vector<MicroBatch>& pieces,
                               bool recompute = false, int tensor_ranks = 1);
-/// Pieces of `rows` samples.
+/// The same for pieces of `rows` samples.
 MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
                               std::int64_t rows, bool recompute = false);
 

@@ -23,7 +23,7 @@ Shape padded(Shape whole, std::int64_t rows) {
   return whole;
 }
 
-// Which elements of which tensor: equal on ranks that hold the same.
+// Identifies the elements of a tensor: equal on ranks that hold the same.
 Json place_of(const StatePart& part) {
   Json shards = Json::array();
   for (const Shard& each : part.shards) {
@@ -42,7 +42,7 @@ std::string key_of(const StatePart& part, const std::string& field) {
   return field + ":" + part.name + " " + place_of(part).dump();
 }
 
-// FNV-1a over words of eight bytes: finds bits that a disk has lost.
+// FNV-1a over words of eight bytes: detects bits that a disk has corrupted.
 std::string sum_of(const void* data, std::size_t bytes) {
   std::uint64_t sum = 14695981039346656037u;
   const char* next = static_cast<const char*>(data);
@@ -60,8 +60,8 @@ std::string sum_of(const void* data, std::size_t bytes) {
   return text.str();
 }
 
-// Of the pieces on this rank (key and bytes), those that it writes: of several
-// holders the one that has least to write so far.
+// Chooses which of its pieces (key and bytes) a rank writes: of several
+// holders, the one with the least to write so far writes a piece.
 std::set<std::string> own_keys(
     const std::map<std::string, std::int64_t>& pieces, ProcessGroup* world) {
   std::string mine;
@@ -178,7 +178,7 @@ void StateFiles::add(std::size_t file, const SafetensorsEntry& entry) {
     piece.updates = place.at("updates").get<std::int64_t>();
     piece.sum = place.at("sum").get<std::string>();
     for (const Json& each : place.at("shards")) {
-      // A file may leave the length out: its parts are equal
+      // A file may omit the length if its parts are equal
       piece.shards.push_back({each.at(0), each.at(1), each.at(2), each.at(3),
                               each.size() > 4 ? each.at(4) : Json(0)});
       const Shard& shard = piece.shards.back();

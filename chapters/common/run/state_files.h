@@ -6,10 +6,10 @@
 //   rank-00001-of-00004.safetensors    "exp_avg:h.0.ln_1.weight", ... of rank 0
 //   rank-00002-of-00004.safetensors    ...
 //
-// A tensor is a piece of one field of one parameter. The metadata say which: the
-// shape of the whole, how the piece is cut out of it, how often the optimizer has
-// updated it, and a sum over its bytes. What several ranks hold alike is written
-// by one of them, in turn.
+// A tensor is a piece of one field of one parameter. The metadata say which:
+// the shape of the whole, how the piece is cut out of it, how often the
+// optimizer has updated it, and a sum over its bytes. A piece that several
+// ranks hold is written by one of them, in turn.
 
 #include <cstdint>
 #include <map>

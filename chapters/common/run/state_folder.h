@@ -40,9 +40,9 @@ struct Manifest {
 Manifest read_manifest(const std::string& folder,
                        const std::vector<std::string>& needed);
 
-/// "--lr 0.1 there, 0.2 here; ..."; empty where the two are equal. A key of the
-/// model that one of them lacks is no difference: another version of the program
-/// wrote more of what is the same in all models.
+/// "--lr 0.1 there, 0.2 here; ..."; empty where the two are equal. A model key
+/// that one of them lacks is no difference: another version of the program
+/// wrote keys that are the same in all models.
 std::string differences(const std::map<std::string, std::string>& there,
                         const std::map<std::string, std::string>& here);
 

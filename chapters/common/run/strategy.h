@@ -1,7 +1,7 @@
 #pragma once
 
-// A chapter's part beside the shell (program.h): a way to train one model on
-// several devices, and the bill for it.
+// A chapter's part of a program, next to the shell (program.h): a way to train
+// one model on several devices, and the bill for it.
 //
 //   class DdpStrategy : public Strategy { ... };
 //   DdpStrategy strategy(options, setup, mesh.group("dp"));
@@ -36,8 +36,8 @@ class Strategy {
   virtual std::vector<Bill> bills() = 0;
   /// A command whose step has a closed form: "ch02_ddp --cluster textbook".
   virtual std::string closed_form_command() const { return ""; }
-  /// False where the run took a time that a run on shapes cannot predict: it
-  /// repeated a step, or left one out.
+  /// False where the run's time cannot be predicted on shapes: it repeated a
+  /// step, or left one out.
   virtual bool has_predictable_time() const { return true; }
 
   /// All parameters and buffers, whole, under the names that they have on one

@@ -44,9 +44,9 @@ struct GptTimes {
   double product(double operations_per_token) const {
     return operations_per_token * tokens / t / kRate;
   }
-  /// Causal: a token sees (seq + 1) / 2 others in the mean.
+  /// Causal: a token attends to (seq + 1) / 2 tokens on average.
   double attention() const { return product(2 * (seq + 1) * h); }
-  /// Products of a block without attention's own.
+  /// Products of a block, except attention's own.
   double dense() const { return product(24 * h * h); }
   double block_forward() const { return dense() + attention(); }
   double block_backward() const { return 2 * dense() + 2.5 * attention(); }

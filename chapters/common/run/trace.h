@@ -61,7 +61,7 @@ class TraceScope {
 
  private:
   void watch(int rank, const Device& device);
-  /// Shows the messages of the i-th trace to it; null: no longer.
+  /// Shows messages to the i-th trace; null: stops doing so.
   void show_messages(std::size_t i, Trace* trace);
   void stop();
 

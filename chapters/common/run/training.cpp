@@ -34,7 +34,7 @@ double now_s() {
       .count();
 }
 
-/// Times a step. What a GPU was given ends after the host has gone on, so events
+/// Times a step. A GPU finishes its work after the host has gone on, so events
 /// in the GPU's own queue mark where a step begins and ends.
 class StepTimer {
  public:
@@ -90,7 +90,7 @@ class FiniteWatch {
       return;
     }
     // Some steps do not know their norm, and f16 skips those that overflow: a
-    // norm that is not finite counts where the next loss is not finite either.
+    // norm that is not finite counts if the next loss is not finite either.
     const bool was_seen = gradient_.step >= 0;
     const bool is_news = !was_seen && !has_survived_;
     if (was_seen) has_survived_ = true;
@@ -106,8 +106,8 @@ class FiniteWatch {
   bool has_survived_ = false;
 };
 
-/// --log, empty or with the lines of the steps before the first one: those of a
-/// run that goes on. Steps that it repeats are left out.
+/// --log, empty at first; a resumed run keeps the lines of the steps before its
+/// first one, without those of the steps that it repeats.
 std::ofstream open_log(const Options& options) {
   std::string kept;
   std::ifstream before(options.log);
@@ -121,7 +121,7 @@ std::ofstream open_log(const Options& options) {
     }
     kept += line + "\n";
   }
-  // A kill must not find the file without its lines
+  // A killed run must not leave a file without these lines
   const std::string name = kept.empty() ? options.log : options.log + ".new";
   std::ofstream log(name);
   log << kept << std::flush;

@@ -22,9 +22,9 @@ namespace shardbook {
 struct StepResult {
   double loss = 0;
   double grad_norm = 0;
-  /// The step ends together with a later one (replicas of a stage that take
-  /// batches in turn), whose result has its loss. All of them share that one's
-  /// norm, and the time that they took together.
+  /// The step finishes with a later one (replicas of a stage alternate
+  /// batches), whose result has its loss. All of them share one norm and one
+  /// total time.
   bool is_open = false;
   /// The norm is not finite, and all ranks have left the update out.
   bool was_skipped = false;
@@ -93,14 +93,13 @@ struct OneDevice {
   bool defers_statistics = false;
   /// f16: the loss is scaled, and steps that overflow are left out.
   const DynamicLossScaler* scaler = nullptr;
-  /// The pieces are those of so many replicas, one after another. Gradients are
-  /// summed for each replica, then over replicas, as ranks do, with the same bits:
-  /// where each step makes differences a thousand times larger, another order of
-  /// the sums would give other weights.
+  /// The pieces belong to so many replicas, one after another. Gradients are
+  /// summed for each replica, then over replicas, as ranks do, with the same
+  /// bits: where each step makes differences a thousand times larger, another
+  /// order of the sums would give other weights.
   int replicas = 1;
-  /// A replica's gradients are those of its own mean loss, and are divided by the
-  /// number of replicas before they are summed: in f16 they overflow where a
-  /// rank's do.
+  /// A replica's gradients are of its own mean loss, and are divided by the
+  /// number of replicas before the sum: in f16 they overflow where a rank's do.
   bool averages_replicas = false;
 };
 ReferenceRun train_one_device(const Options& options,
@@ -127,7 +126,7 @@ double accumulate_gradients(const Options& options, Module& model,
 /// and returns that loss.
 using PieceGradients =
     std::function<double(const MicroBatch& piece, double factor)>;
-/// The loop of accumulate_gradients around another way to compute a piece.
+/// The loop of accumulate_gradients, with another way to compute a piece.
 double accumulate_pieces(const Options& options, Module& model,
                          const std::vector<MicroBatch>& pieces,
                          double loss_scale, const PieceGradients& add);
@@ -163,7 +162,7 @@ double update_parameters(const Options& options, Optimizer& optimizer);
 double update_unscaled(const Options& options, Optimizer& optimizer,
                        DynamicLossScaler& scaler);
 
-/// The same where the norm is known: of a gradient that lies on several ranks.
+/// The same with a known norm, of a gradient that lies on several ranks.
 void clip_and_update(const Options& options, Optimizer& optimizer, double norm);
 
 /// Writes what --save and --logits ask for. Throws RunError, and leaves the

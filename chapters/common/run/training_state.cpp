@@ -96,7 +96,7 @@ std::vector<IndexRun> flat_runs(const Shards& shards, const Shape& whole,
     }
     runs = std::move(next);
   }
-  // Of these, the elements from `begin` on
+  // Of these runs, the elements from `begin` on
   std::vector<IndexRun> result;
   for (const IndexRun& run : runs) {
     const std::int64_t from = std::clamp<std::int64_t>(begin, 0, run.count);

@@ -34,8 +34,8 @@ struct StatePart {
   std::string name;  ///< on one device
   Shape whole;       ///< on one device
   Shards shards;
-  /// The rows that `shards` cut, where they are more than the whole has: a padded
-  /// embedding. 0: as many.
+  /// The rows that `shards` cut, if the whole has fewer (a padded embedding).
+  /// 0: as many.
   std::int64_t padded_rows = 0;
   std::int64_t begin = 0;
   Tensor values;  ///< a view: loading writes to it
@@ -57,8 +57,8 @@ struct TrainingState {
   std::function<void(const std::map<std::string, double>& numbers)> loaded;
 };
 
-/// Adds tensors that lie here whole. Those among the optimizer's parameters have
-/// its state.
+/// Adds tensors that this rank holds whole, with the optimizer's state for
+/// those among its parameters.
 void add_whole(TrainingState& state, const std::vector<NamedTensor>& tensors,
                Optimizer& optimizer);
 

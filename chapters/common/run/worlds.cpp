@@ -83,7 +83,7 @@ const char* number_name(double value) {
   return std::isnan(value) ? "nan" : "infinite";
 }
 
-// For chapters whose only rank has reported its losses and nothing else.
+// For chapters whose only rank has reported only its losses.
 void name_not_finite(Report& report) {
   if (!report.not_finite.empty()) return;
   for (std::size_t step = 0; step < report.losses.size(); ++step) {
@@ -95,7 +95,7 @@ void name_not_finite(Report& report) {
   }
 }
 
-// Which rank's numbers were the first that are not finite; empty where all are.
+// The rank whose numbers were first not finite; empty where all are finite.
 // Collective; the answer is on rank 0.
 std::string first_not_finite(ProcessGroup& world, const TrainingLog& log) {
   const TrainingLog::NotFinite& mine = log.not_finite;
@@ -186,7 +186,7 @@ Report with_prediction(
   try {
     run(on_shapes(options), predicted);
   } catch (const Error& error) {
-    // With data it would fail as well, but later, and on any rank first.
+    // With data it would also fail, but later, and on an arbitrary rank.
     throw Error(with_data(options, error.what()));
   }
   check_memory(options, predicted);
@@ -210,7 +210,7 @@ void compare_with_reference(
   if (!options.check || options.backend == "sim") return;
   Options of_any_size = options;
   of_any_size.device_memory_bytes = 0;
-  // What another order rounds in f64 is far below what is compared: all cores.
+  // Another order rounds f64 far below the tolerance, so use all cores.
   const int cores = options.dtype == DType::kF64 ? 0 : report.rank_threads;
   RankContext one(make_device(of_any_size, 0), /*rank=*/0, cores);
   one.deterministic = options.deterministic;
@@ -230,8 +230,8 @@ Report run_chapter(const Options& options, const ChapterBody& body,
   world.launch = launch_options(options);
   const auto cost = cost_model(options);
   if (options.fold) world.fold_class = fold_class;
-  // Clocks that travel with data do not see messages of other groups. Such a run
-  // is compared with a prediction by the same rule.
+  // With data, clocks do not see messages of other groups. Such a run is
+  // compared with a prediction by the same rule.
   world.shares_links = options.backend == "sim";
   return with_prediction(options, [&](const Options& options, Report& report) {
     world.launch.backend = options.backend;

@@ -10,11 +10,11 @@
 //   };
 //   Report report = run_chapter(options, body);
 //
-// Where virtual time is kept beside real data, the same body runs first in the
-// `sim` world, on shapes alone: it simulates peaks of memory and the time of a
-// step before the real run begins. The chapter's code cannot tell the two apart.
-// On GPUs the run on shapes predicts wall time, as accurately as --cluster
-// describes the machine.
+// Where a run with real data also keeps virtual time, the same body runs first
+// in the `sim` world, on shapes alone: it simulates peaks of memory and the
+// time of a step before the real run begins. The chapter's code cannot tell the
+// two apart. On GPUs the run on shapes predicts wall time, as accurately as
+// --cluster describes the machine.
 
 #include <functional>
 #include <memory>
@@ -41,9 +41,8 @@ sim::Cluster read_cluster(const std::string& name);
 /// Costs on --cluster; null for "none".
 std::shared_ptr<const sim::CostModel> cost_model(const Options& options);
 
-/// Device i of those that one process works on, as --device and
-/// --device-memory say; shapes only where `on_shapes`. Devices share GPUs where
-/// there are fewer of them.
+/// Device i of one process, by --device and --device-memory; for shapes only
+/// with `on_shapes`. Devices share GPUs where there are fewer of them.
 Device make_device(const Options& options, int i, bool on_shapes = false);
 
 /// Throws Error where --cluster has fewer devices than --world-size.
@@ -56,14 +55,14 @@ Report run_chapter(const Options& options, const ChapterBody& body,
                    const FoldClass& fold_class = one_class);
 
 /// For chapters that start no ranks: calls `run` with the options, and where
-/// virtual time is kept beside real data, once before with those of the
+/// real data also keeps virtual time, once before with the options of the
 /// prediction (backend "sim", few steps, nothing written).
 Report with_prediction(
     const Options& options,
     const std::function<void(const Options& options, Report& report)>& run);
 
-/// Compares with a training on one device (`train_one`, with the options that
-/// it is given), except under --no-check and in the `sim` world, which has no
+/// Compares with a training on one device (`train_one`, with the given
+/// options), except under --no-check and in the `sim` world, which has no
 /// numbers. One device computes with as many cores as a rank did. Both then add
 /// up in the same order, which matters to batch norms of few images: they
 /// amplify the rounding of their sums. With --device cuda the one device is a
@@ -73,12 +72,12 @@ void compare_with_reference(
     const std::function<ReferenceRun(const Options& options)>& train_one,
     Report& report);
 
-/// Gathers the ranks' counts. Collective; `report` is filled on rank 0, whose bill
-/// has the time of all.
+/// Gathers the ranks' counts. Collective; `report` is filled on rank 0, whose
+/// bill has the virtual time of all ranks.
 void finish_rank(const Options& options, ProcessGroup& world,
                  const TrainingLog& log, const Bill& bill, Report& report);
 
-/// The report's step time, from a clock and its sums for each rank (or device),
+/// The report's step time, from a clock and the sums of each rank (or device),
 /// without a prediction.
 VirtualTime virtual_time(const sim::VirtualClock& clock,
                          const std::vector<sim::TimeSummary>& ranks);

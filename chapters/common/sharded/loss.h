@@ -14,9 +14,9 @@ namespace shardbook {
 Tensor count_targets(const Tensor& targets, DType dtype);
 
 /// Mean over the targets of all ranks, the same on every rank. `local` returns
-/// the loss of this rank's rows, whose targets are `targets` (those of -100 count
-/// for nothing). Backward gives each rank the gradient of the global mean by its
-/// own rows, and sends nothing.
+/// the loss of this rank's rows, whose targets are `targets` (targets of -100
+/// do not count). Backward gives each rank the gradient of the global mean by
+/// its own rows, and sends nothing.
 ///
 /// Sums and counts are added before they are divided: a mean of means would be
 /// wrong where ranks have unequally many targets, and NaN where one has none. An

@@ -44,7 +44,7 @@ std::vector<NamedTensor> gather_parts(const std::vector<NamedTensor>& parts,
   for (const NamedTensor& part : parts) {
     if (group.rank() != 0) {
       if (is_first_holder(layout, part.name, group.rank())) {
-        // What a pipeline has collected may lie on the host
+        // Tensors collected by a pipeline may lie on the host
         group.send(to_device(part.tensor, Device()), 0, tag).wait();
       }
       ++tag;

@@ -42,8 +42,8 @@ std::vector<NamedTensor> gather_parts(const std::vector<NamedTensor>& parts,
                                       ProcessGroup& group,
                                       std::int64_t vocabulary);
 
-/// Says of parts of a training's state, which know their own shapes only, how they
-/// are cut out of the parameters on one device.
+/// Sets how parts of a training's state, which know their own shapes only, are
+/// cut out of the parameters on one device.
 void place_parts(TrainingState& state, const ParameterLayout& layout, int rank,
                  std::int64_t vocabulary);
 

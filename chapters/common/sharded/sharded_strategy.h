@@ -22,9 +22,9 @@ namespace shardbook {
 
 /// A chapter's model on one rank.
 struct ShardedModel {
-  /// They make parameters with init.shards = layout(name, rank). The loss is the
-  /// mean over the batch that it is given, the same value on every rank; its
-  /// backward gives each rank the gradient of that mean by its own logits.
+  /// They make parameters with init.shards = layout(name, rank). The loss is
+  /// the mean over the given batch, the same value on every rank; its backward
+  /// gives each rank the gradient of that mean by its own logits.
   LayerFactory layers;
   ParameterLayout layout;
   /// Rows of the token embedding, at least the vocabulary: rows behind it are
@@ -48,7 +48,7 @@ struct Passes {
 /// --micro-batches and --recompute.
 void add_passes(CommandLine& line, Passes& passes);
 
-/// The numbers that the bill of a GPT in parts is made from.
+/// The sizes from which the bill of a sharded GPT is computed.
 struct ShardedSizes {
   double tokens = 0;  ///< of all ranks, in one micro-batch
   double seq = 0;     ///< S
@@ -95,8 +95,8 @@ class ShardedStrategy : public Strategy {
   std::unique_ptr<Gpt> model_;
   Dataset data_;
   std::unique_ptr<Optimizer> optimizer_;
-  /// Parameters whose gradients this rank adds to the norm: those that no lower
-  /// rank holds as well.
+  /// Parameters whose gradients this rank adds to the norm: no lower rank holds
+  /// them as well.
   Tensors own_;
 };
 

@@ -8,7 +8,7 @@ namespace shardbook {
 
 /// `name` as it was before PyTorch wrapped the model: without the "module." of
 /// DistributedDataParallel, the "_orig_mod." of torch.compile and the names of
-/// FSDP's and of recomputation's wrappers, wherever they stand.
+/// FSDP's and of recomputation's wrappers, at any place in the name.
 std::string without_wrappers(const std::string& name);
 
 /// What transformers' ResNetForImageClassification calls the tensor that
