@@ -133,7 +133,7 @@ void add_rank_rows(const Report& report, Rows& rows) {
       rows.push_back(
           claim_row(who, held_name(static_cast<MemoryKind>(k)), held));
     }
-    // Scratch memory, which depends on the machine, is in what was counted
+    // Counted values include scratch memory, which depends on the machine
     if (rank.peak_total.simulated > 0) {
       rows.push_back({who, "peak of all kinds", "",
                       bytes_text(rank.peak_total.simulated), "simulated"});
@@ -166,7 +166,7 @@ Picture claims(const Report& report) {
                     report.not_finite});
   }
   if (report.parity.checked) {
-    // What is allowed: whether rounding differs at all depends on the machine
+    // Shows the tolerance: whether rounding differs depends on the machine
     rows.push_back({"numbers", "like one device's", "",
                     report.parity.tolerance == 0
                         ? "every bit"

@@ -9,8 +9,8 @@
 // text as well: for readers without pictures, and for `./shardbook notebook
 // --execute`, which compares texts.
 //
-// Pictures are SVG with their own colours, drawn in chapters/pictures as those
-// of report.html are.
+// Pictures are SVG with their own colours, drawn in chapters/pictures like
+// those of report.html.
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -26,7 +26,7 @@
 #include "comm/ledger.h"
 #include "core/tensor.h"
 
-/// The name that xeus has for it.
+/// The name that xeus uses for it.
 namespace nl = nlohmann;
 
 namespace shardbook::notebook {
@@ -68,7 +68,7 @@ std::string verdict(const std::string& exercise, double answer, double right);
 
 }  // namespace shardbook::notebook
 
-// What argument-dependent lookup finds.
+// Found by argument-dependent lookup.
 namespace shardbook {
 namespace pictures {
 nl::json mime_bundle_repr(const Picture& picture);

@@ -15,7 +15,7 @@ void run_on_ranks(int world_size,
     try {
       body(world);
     } catch (const std::exception& error) {
-      // run_ranks throws the first cause, which alone does not name its rank.
+      // run_ranks throws the first cause, whose message does not name its rank.
       throw Error("rank " + std::to_string(world.rank()) + ": " + error.what());
     }
   });

@@ -26,8 +26,8 @@ struct Bar {
 /// Horizontal bars, the longest as wide as the picture.
 Picture bars(const std::vector<Bar>& all);
 
-/// A curve through these values with their deviations, their names below it,
-/// and two values to compare with as lines across.
+/// A curve through these values with their deviations and names, and two values
+/// to compare with as lines across.
 Picture curve(const std::vector<Bar>& points, const Bar& solid,
               const Bar& dashed);
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // Pictures that stand alone: one SVG with its own text and colours, for pages
-// without style or scripts, such as notebooks and what shows them.
+// without style or scripts, such as notebooks and their viewers.
 //
 //   Figure figure(/*width=*/760);
 //   figure.legend({{"forward", "forward"}, {"backward", "backward"}});

@@ -120,7 +120,7 @@ Picture schedule(const pipeline::Schedule& schedule,
     const double y = figure.add_row(kRow + 3);
     figure.text(0, y + 16, fmt::format("rank {}", rank));
     figure.box({kBegin, y, figure.width() - kBegin, kRow}, "empty");
-    bool is_second = false;  // of a pair that shares its time: one above one
+    bool is_second = false;  // second of a pair, drawn below the first
     for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
       const pipeline::Action& action = schedule.actions[rank][i];
       const pipeline::Span& span = replay.spans[rank][i];

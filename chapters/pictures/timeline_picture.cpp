@@ -21,7 +21,7 @@ using sim::TimelineEvent;
 constexpr double kLaneBegin = 110, kLaneEnd = 710;
 constexpr double kLaneWidth = kLaneEnd - kLaneBegin;
 
-// Neighbours of one class that are too near to be told apart are one block.
+// Neighbours of one class too close to be told apart are merged into one block.
 struct Block {
   double from = 0, to = 0;
   std::string label;  // of a micro-batch; empty for others

@@ -17,15 +17,15 @@ namespace shardbook::pictures {
 std::vector<std::pair<std::string, std::string>> classes_of(
     const sim::StepView& view);
 /// The kinds of memory that a view has, each as "kind-NAME" with its name and
-/// the most bytes that it had.
+/// its peak in bytes.
 std::vector<std::pair<std::string, std::string>> memory_classes_of(
     const sim::StepView& view);
 /// The most bytes of all kinds at one time.
 double memory_peak(const sim::RankGroup& group);
 double memory_peak(const sim::StepView& view);
 
-/// The last step: what each rank does, from left to right, in lanes that ranks
-/// which do the same share. Numbers in boxes are micro-batches.
+/// The last step: what each rank does, from left to right, in lanes; ranks that
+/// do the same share one. Numbers in boxes are micro-batches.
 Picture timeline(const std::vector<sim::RankTimeline>& timelines,
                  int max_groups = 8);
 /// The memory in use during the last step, by kind, without the scratch memory

@@ -15,7 +15,7 @@ namespace {
 constexpr tensor_parallel::Cut kTokens{1};
 constexpr double kInitStddev = 0.02;
 
-/// 16 bits are read, 8 are written twice, once transposed: a copy's traffic.
+/// Reads 16 bits and writes 8 bits twice, once transposed: a copy's traffic.
 void convert(const Place& at, const Tensor& x) {
   if (at.layout.scales_by_maximum) sum(x);  // a maximum reads as much
   scale(x, 1);
@@ -30,7 +30,7 @@ Tensor converted(const Place& at, const Tensor& x) {
   return x;
 }
 
-/// y, whose gradient arrives in FP8.
+/// Returns y; its gradient arrives in FP8.
 Tensor converting_gradient(const Place& at, const Tensor& y) {
   if (!at.layout.converts_to_fp8) return y;
   return autograd::custom_function(
@@ -41,7 +41,7 @@ Tensor converting_gradient(const Place& at, const Tensor& y) {
       })[0];
 }
 
-/// x W, with columns of W on each rank; tokens are gathered where they are cut.
+/// x W, with columns of W on each rank; gathers tokens where they are cut.
 Tensor by_columns(const Place& at, const Tensor& x, const Tensor& weight) {
   const Tensor in = converted(at, x);
   const Tensor y =
@@ -52,7 +52,7 @@ Tensor by_columns(const Place& at, const Tensor& x, const Tensor& weight) {
   return converting_gradient(at, y);
 }
 
-/// x W, with rows of W on each rank: a sum over them.
+/// x W, with rows of W on each rank; sums over the ranks.
 Tensor by_rows(const Place& at, const Tensor& x, const Tensor& weight) {
   const Tensor part = linear(converted(at, x), weight);
   if (at.tp.size() == 1) return converting_gradient(at, part);
@@ -62,7 +62,7 @@ Tensor by_rows(const Place& at, const Tensor& x, const Tensor& weight) {
               : tensor_parallel::reduce_from(part, at.tp));
 }
 
-/// `numel` elements from `begin` on, as they lie.
+/// `numel` elements from `begin` on, in memory order.
 Tensor piece(const Tensor& flat, std::int64_t begin, const Shape& shape) {
   std::int64_t numel = 1;
   for (const std::int64_t size : shape) numel *= size;
@@ -70,9 +70,9 @@ Tensor piece(const Tensor& flat, std::int64_t begin, const Shape& shape) {
 }
 
 /// Queries, keys and values from their projection. Only shapes count here, so
-/// the parts are those of the array's first, second and third elements; queries
-/// and keys are read and written once, as rotary positions do. Where heads are
-/// normalised, the norm's backward reads two arrays and writes one.
+/// each part is a run of the array's elements; queries and keys are read and
+/// written once, as rotary positions do. Where heads are normalised, the norm's
+/// backward reads two arrays and writes one.
 Tensors rotated_parts(const Place& at, const Tensor& qkv) {
   const std::int64_t n = qkv.size(0), s = qkv.size(1);
   const std::int64_t d = at.sizes.head_width() / at.tp.size();
@@ -118,7 +118,7 @@ Tensor gated(const Tensor& both) {
 }
 
 /// Causal attention to the last `window` tokens at most. It has as many pairs
-/// as whole causal attention of parts that are twice as long.
+/// as full causal attention within parts of twice that length.
 Tensor attend_in_window(const Place& at, const Tensors& qkv,
                         std::int64_t window, double dropout) {
   const std::int64_t n = qkv[0].size(0), s = qkv[0].size(1);
@@ -134,7 +134,7 @@ Tensor attend_in_window(const Place& at, const Tensors& qkv,
       qkv[0].shape());
 }
 
-/// Slots for all choices where they are spread evenly.
+/// Slots for all choices, when tokens are spread evenly.
 moe::GateOptions even_gate(const Place& at) {
   moe::GateOptions options;
   options.num_experts = at.sizes.experts;
@@ -238,9 +238,9 @@ Tensor LlamaBlock::operator()(const Tensor& x) const {
       })[0];
 }
 
-// The seven products are those of queries, keys, values, attention's output,
-// gate, up and down: the second, fourth and sixth are computed again. Where
-// tokens are cut, the sum of the fourth is kept, so nobody needs its parts.
+// The seven products give queries, keys, values, attention's output, gate, up
+// and down: the second, fourth and sixth are recomputed. Where tokens are cut,
+// the reduced fourth is kept, so it is not recomputed.
 void LlamaBlock::replay(const Tensor& x) const {
   const NoGrad no_grad;
   const std::int64_t t = at_.tp.size(), d = at_.sizes.head_width(),

@@ -22,7 +22,7 @@ struct Place {
   ProcessGroup& ep;
   const DecoderSizes& sizes;
   const StageLayout& layout;
-  /// Tokens of a sequence that this rank's context-parallel place has.
+  /// Tokens of a sequence on this rank of cp.
   std::int64_t tokens() const { return sizes.seq / cp.size(); }
 };
 
@@ -30,12 +30,12 @@ struct Place {
 Tensor attend(const Place& at, const Tensor& q, const Tensor& k,
               const Tensor& v, double dropout);
 
-/// Experts of the chapter on experts, with a gate each. The router spreads
-/// tokens evenly: every expert has the same number of slots.
+/// Gated experts of the chapter on experts. The router spreads tokens evenly:
+/// every expert has the same number of slots.
 class ExpertMlp {
  public:
   ExpertMlp(const Place& at, const InitOptions& init);
-  /// [n, s, h] -> [n, s, h]; where tp cuts tokens, of this rank's own.
+  /// [n, s, h] -> [n, s, h]; of this rank's own tokens where tp cuts them.
   Tensor operator()(const Tensor& x) const;
   Tensors shared_parameters() const { return {gate_.weight}; }
   Tensors own_parameters() const { return {up_, down_}; }
@@ -52,7 +52,7 @@ class LlamaBlock {
   LlamaBlock(const Place& at, std::int64_t index, const InitOptions& init);
   Tensor operator()(const Tensor& x) const;
   const Tensors& parameters() const { return parameters_; }
-  /// Those among them that only the ranks with the same experts share.
+  /// The experts' parameters, shared only by ranks with the same experts.
   Tensors expert_parameters() const {
     return experts_ ? experts_->own_parameters() : Tensors();
   }

@@ -89,7 +89,7 @@ void read_request(Asked& asked) {
   planner::read_model(of, cluster);
 }
 
-/// The table of strategies is text, and no single plan.
+/// The table of strategies is text only, and names no single plan.
 void check_alone(const Asked& asked) {
   const char* const other = asked.format != "text"  ? "--format"
                             : !asked.config.empty() ? "--write-config"

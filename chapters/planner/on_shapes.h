@@ -1,7 +1,7 @@
 #pragma once
 
-// Runs on shapes alone, in the `sim` world: of pieces of a model, and of whole
-// chapters.
+// Runs pieces of a model, and whole chapters, on shapes alone in the `sim`
+// world.
 
 #include <cstdint>
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace shardbook::planner {
 
-/// `body` on every rank; of those of one class, on one.
+/// Runs `body` on every rank, or on one rank of each class.
 void on_shapes(const sim::Cluster& cluster, int ranks,
                const FoldClass& fold_class,
                const std::function<void(ProcessGroup& world)>& body);
@@ -25,7 +25,7 @@ ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers);
 /// Two steps on random data. The cluster, the ranks, the model and the batch
 /// are the caller's.
 Options shape_options();
-/// A chapter's training with such options.
+/// Trains a chapter with these options.
 Report train_on_shapes(
     const Options& options, const FoldClass& fold_class,
     const std::function<void(const Options& options, ProcessGroup& world,

@@ -141,11 +141,11 @@ double tokens_per_s(const PlanRequest& request, const Prediction& prediction) {
          prediction.step.seconds;
 }
 
-// --- Bounds that cost nothing, by which most plans are left out --------------
+// --- Bounds that cost nothing and leave out most plans --------------
 
 namespace {
 
-/// FLOPs per second that no operation of the device exceeds.
+/// FLOPs per second that no operation of the device can exceed.
 double best_rate(const PlanRequest& request) {
   const sim::DeviceSpec& device = request.base.cluster.device;
   double rate = 0;
@@ -213,16 +213,16 @@ double least_seconds(const PlanRequest& request, const Plan& plan) {
   const double flops = 2 * tokens / job.layout.tp;
   double block = flops * (3 * (weights + attention) + again) / rate;
   const double head = 2 * tokens * 3 * job.table() / rate;
-  // Sums over tp in forward wait for the links
+  // Sums over tp in forward wait for their messages
   const double t = job.layout.tp;
   const double link = fastest_link(request.base.cluster);
   if (!job.overlaps_tensor)
     block += 2 * (t - 1) / t * tokens * static_cast<double>(job.sizes.hidden) *
              job.element() / link;
 
-  // The last rank waits for the way there of the first micro-batch, and the
-  // first rank for the way back of the last one. Zero bubble fills the way
-  // back with gradients of weights.
+  // The last rank waits until the first micro-batch arrives, and the first rank
+  // until the last one comes back. Zero bubble fills the second wait with
+  // gradients of weights.
   const std::vector<double> blocks = blocks_of_ranks(job);
   double slowest = 0, before = 0;
   for (std::size_t rank = 0; rank < blocks.size(); ++rank) {

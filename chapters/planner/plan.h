@@ -25,7 +25,7 @@
 
 namespace shardbook::planner {
 
-/// Choices that are fixed, or that a system does not have. 0 and empty: free.
+/// Choices that are fixed, or that a system lacks. 0 and empty: free.
 struct Limits {
   int tp = 0, pp = 0, cp = 0;
   int zero_stage = -1;  ///< -1: free
@@ -40,9 +40,9 @@ struct Limits {
 
 struct PlanRequest {
   std::string model = "gpt-13b";  ///< of the GPT family
-  /// The caller sets the sequence, the dtype and dropout; read_model the cluster,
-  /// the model's other sizes, and how the system behaves that trains it. Degrees
-  /// and micro-batches are the plan's.
+  /// The caller sets the sequence, the dtype and dropout; read_model the
+  /// cluster, the model's other sizes, and the behaviour of the system that
+  /// trains it. Degrees and micro-batches are the plan's.
   HybridJob base;
   int world_size = 0;
   std::int64_t batch = 0;
@@ -60,15 +60,15 @@ struct PlanRequest {
 void read_model(PlanRequest& request, const sim::Cluster& cluster);
 
 /// The part of a device's memory that a plan may fill. The rest is left to the
-/// driver, NCCL's buffers and what an allocator cannot join.
+/// driver, NCCL's buffers and fragmentation.
 constexpr double kUsableMemory = 0.95;
 
 struct Plan {
   hybrid::HybridOptions setup;
   std::int64_t micro_batch = 1;
-  /// "never"; "attention" (selective) or "blocks" (full) in backward again.
+  /// Recomputed in backward: "never", "attention" (selective), "blocks" (full).
   std::string recompute = "never";
-  /// The ZeRO chapter's --cpu-offload; without tp, pp and cp.
+  /// The ZeRO chapter's --cpu-offload; only without tp, pp and cp.
   bool offloads = false;
 
   /// "tp 4 x pp 2 x dp 8, ZeRO-1".
@@ -79,7 +79,7 @@ struct Plan {
 
 /// The shared options that the hybrid chapter is started with.
 Options options_of(const PlanRequest& request);
-/// Its own options: with the cuts that the plan means, and its recomputation.
+/// Its own options: the plan's degrees and cuts, and its recomputation.
 hybrid::HybridOptions chapter_options(const PlanRequest& request,
                                       const Plan& plan);
 /// The job that step.h predicts.
@@ -89,21 +89,21 @@ struct Prediction {
   Plan plan;
   HybridStep step;
   StepMemory memory;
-  /// The hybrid chapter itself, on shapes: seconds of a step, and the most bytes
-  /// of a device at one time. 0: it was not run.
+  /// From the hybrid chapter itself, on shapes: seconds of a step, and the most
+  /// bytes of a device at one time. 0: it was not run.
   double confirmed_s = 0, confirmed_bytes = 0;
 };
 
-/// Seconds that no plan of these degrees can beat: products at the device's best
-/// rate, bytes over the fastest link, and the pipeline's way in and out.
+/// Seconds that no plan of these degrees can beat: products at the device's
+/// best rate, bytes over the fastest link, and the pipeline's fill and drain.
 double least_seconds(const PlanRequest& request, const Plan& plan);
-/// Bytes without which it cannot train: its part of parameters, gradients and
+/// Bytes that the plan needs at least: its part of parameters, gradients and
 /// optimizer state.
 double least_bytes(const PlanRequest& request, const Plan& plan);
-/// Exact except for what step.h leaves out.
+/// The prediction, exact except for the omissions of step.h.
 Prediction predict_plan(const PlanRequest& request, const Plan& plan);
 
-/// Model FLOPs over what all devices could do in the time of a step.
+/// Model FLOPs over the devices' peak FLOPs in the time of a step.
 double mfu(const PlanRequest& request, const Prediction& prediction);
 double tokens_per_s(const PlanRequest& request, const Prediction& prediction);
 

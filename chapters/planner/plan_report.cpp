@@ -30,7 +30,7 @@ std::string request_text(const PlanRequest& request) {
       dtype_name(request.dtype()));
 }
 
-/// What a plan keeps on the host, where it keeps anything.
+/// Bytes that a plan keeps on the host, if any.
 std::string host_text(const Prediction& each) {
   if (each.memory.host <= 0) return "";
   return fmt::format(", host {}", bytes_text(each.memory.host));

@@ -8,8 +8,8 @@
 
 namespace shardbook::planner {
 
-/// The best plans with their figures, and why the others were rejected.
-/// With `config_file`, in which config_of is, also the engine's command.
+/// The best plans with their figures, and why the others were rejected. With
+/// `config_file`, which holds config_of's result, also the engine's command.
 std::string result_text(const PlanRequest& request, const PlanResult& result,
                         const std::string& config_file = "");
 /// The best plan of each strategy, by the time of its step; then those that do
@@ -23,10 +23,10 @@ std::string result_json(const PlanRequest& request, const PlanResult& result);
 /// `simulates`.
 std::string command_of(const PlanRequest& request, const Plan& plan,
                        bool simulates);
-/// A config of DeepSpeed's keys, for the engine; what DeepSpeed has no keys for
-/// is in its section "shardbook".
+/// A config with DeepSpeed's keys, for the engine; settings without such a key
+/// are in its section "shardbook".
 std::string config_of(const PlanRequest& request, const Plan& plan);
-/// The engine's command for it, on GPUs: what no key of the file says.
+/// The engine's command for it, on GPUs: options that have no key in the file.
 std::string engine_command_of(const PlanRequest& request,
                               const std::string& file);
 

@@ -24,8 +24,8 @@ bool is_faster(const Prediction& a, const Prediction& b) {
   return a.step.seconds < b.step.seconds;
 }
 
-/// Bytes that the host of a node lacks for the devices that are used of it; 0
-/// where its memory is not known.
+/// Bytes that a node's host lacks for those of its devices that are used; 0
+/// where its memory is unknown.
 double host_excess(const PlanRequest& request, const StepMemory& memory) {
   const sim::Cluster& cluster = request.base.cluster;
   const int devices = std::min(request.world_size, cluster.devices_per_node);
@@ -33,7 +33,7 @@ double host_excess(const PlanRequest& request, const StepMemory& memory) {
   return devices * memory.host - static_cast<double>(cluster.host.memory_bytes);
 }
 
-/// Counts a plan that does not fit, and remembers the nearest.
+/// Counts a plan that does not fit, and keeps the one that exceeds least.
 void count_unfit(const Plan& plan, double excess, PlanResult& result) {
   Rejection& rejection = result.does_not_fit;
   if (rejection.count++ == 0 || excess < result.least_excess) {

@@ -1,16 +1,16 @@
 #pragma once
 
-// The search: all plans that are legal, bounds for each, and an exact
-// prediction for those that the bounds leave.
+// The search: all legal plans, bounds for each, and an exact prediction for
+// those that the bounds do not rule out.
 //
 // 1. Enumerate degrees, ZeRO stages, micro-batches, schedules, recomputation; the
 // hybrid chapter refuses what it does not run.
-// 2. Order the plans by the time that they cannot beat.
+// 2. Order the plans by their bounds on the time.
 // 3. Predict one after the other; stop at the first whose bound is slower than
 // the best few so far. So are all after it.
 //
-// The bounds are below every prediction, so the result is that of predicting
-// every plan (prunes = false).
+// The bounds are below every prediction, so the result is the same as by
+// predicting every plan (prunes = false).
 
 #include <map>
 #include <string>
@@ -37,23 +37,23 @@ struct PlanResult {
   std::int64_t num_plans = 0;                ///< legal ones
   std::int64_t num_predicted = 0;            ///< exactly
   std::map<std::string, Rejection> illegal;  ///< by the option that was refused
-  Rejection does_not_fit;   ///< the example is the one that exceeds least
-  double least_excess = 0;  ///< bytes, of that one
-  Rejection slower_bound;   ///< could not be faster than the plans shown
-  Rejection slower;         ///< predicted, and slower
+  Rejection does_not_fit;                    ///< the example exceeds least
+  double least_excess = 0;                   ///< bytes, of the example
+  Rejection slower_bound;  ///< could not be faster than the plans shown
+  Rejection slower;        ///< predicted, and slower
 };
 
 /// All legal plans; `illegal` counts the others.
 std::vector<Plan> plans_of(const PlanRequest& request,
                            std::map<std::string, Rejection>* illegal = nullptr);
 
-/// Throws Error for a request without sense: an unknown model, a batch that no
+/// Throws Error for an impossible request: an unknown model, a batch that no
 /// degree divides, more devices than the cluster has.
 PlanResult search(const PlanRequest& request,
                   const SearchOptions& options = {});
 void check_request(const PlanRequest& request);
 
-/// One way of splitting, without the others or with them.
+/// One way of splitting, alone or combined with others.
 struct Strategy {
   std::string name;   ///< "DDP", "ZeRO-3", "TP x PP"
   PlanResult result;  ///< of its plans alone
@@ -62,10 +62,10 @@ struct Strategy {
 std::vector<Strategy> search_by_strategy(const PlanRequest& request,
                                          SearchOptions options = {});
 
-/// Runs the plan in the hybrid chapter, on shapes, and sets what it confirms.
+/// Runs the plan in the hybrid chapter, on shapes, and adds its results.
 void confirm(const PlanRequest& request, Prediction& prediction);
-/// Whether that is affordable: few different ranks, and a plan that the chapter
-/// itself runs.
+/// Whether confirm is affordable: few different ranks, and a plan that the
+/// chapter itself runs.
 bool can_confirm(const PlanRequest& request, const Plan& plan);
 
 }  // namespace shardbook::planner

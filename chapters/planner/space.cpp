@@ -46,7 +46,7 @@ class Space {
 
  private:
   /// Sequences of less than some thousand tokens are not worth cutting: a part
-  /// has to keep its device busy while the next one's keys arrive.
+  /// must keep its device busy while the next keys arrive.
   bool is_worth_cutting(int cp) const {
     return cp == 1 || request_.seq() / cp >= 2048;
   }

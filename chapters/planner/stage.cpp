@@ -93,7 +93,7 @@ class Stage {
   }
 
   const Tensors& parameters() const { return parameters_; }
-  /// Elements of those that are experts.
+  /// The number of elements in experts.
   double expert_parameters() const { return expert_parameters_; }
 
   /// A stage without an embedding gets its input from the stage before.
@@ -109,7 +109,7 @@ class Stage {
     for (const LlamaBlock& block : llama_) x = block(x);
     return head_ != nullptr ? layers_.loss((*head_)(x), tokens_) : x;
   }
-  /// Of a stage without a head, `dy` comes from the stage behind.
+  /// For a stage without a head, `dy` comes from the next stage.
   void backward(const Tensor& y, Tensor dy = Tensor()) const {
     const PhaseScope phase(Phase::kBackward);
     if (!dy.defined() && head_ == nullptr) dy = gradient();
@@ -148,7 +148,7 @@ double peak(MemoryKind kind) {
 }
 void reset_peaks() { RankContext::current().device.reset_peak_memory(); }
 
-/// A backward whose gradients of weights come later, as zero bubble runs it.
+/// A backward with later gradients of weights, as zero bubble runs it.
 void split_backward(Stage& stage, StageRun& run) {
   const double before = in_use(MemoryKind::kActivation);
   sim::VirtualClock& clock = *sim::VirtualClock::current();
@@ -223,7 +223,7 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
     run.sent_bytes[each.link] -= each.bytes;
   }
 
-  // One kernel for all parameters, as a fused optimizer's
+  // One kernel for all parameters, like a fused optimizer's
   const Tensor all = make_constant_parameter(
       {static_cast<std::int64_t>(run.parameters)}, 0, init_of(at));
   all.set_grad(all.empty_like());
@@ -240,15 +240,15 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   return run;
 }
 
-/// The cluster as the messages of experts see it: between nodes, fewer copies
-/// of a token travel than it visits experts.
+/// The cluster with a network as fast as expert messages find it: a token
+/// visits more experts than it has copies between nodes.
 sim::Cluster with_expert_traffic(sim::Cluster cluster,
                                  const DecoderSizes& sizes,
                                  const StageLayout& layout) {
   const int nodes = layout.ep / cluster.devices_per_node;
   if (!layout.sends_once_per_node || nodes <= 1) return cluster;
   const auto k = static_cast<double>(sizes.experts_per_token);
-  const double other = 1.0 / nodes;  // the chance that an expert is there
+  const double other = 1.0 / nodes;  // chance of an expert on a given node
   const double copies = k * other, once = 1 - std::pow(1 - other, k);
   cluster.network.bytes_per_s *= copies / once;
   return cluster;
@@ -278,8 +278,8 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
            ": tp has to divide ep and to cut the tokens, and cp is 1");
   StageRun run;
   const int replicas = layout.ep > 1 ? layout.ep / layout.tp : 1;
-  // Ranks of a tensor-parallel group do the same; so do those that share
-  // experts, as tokens are spread evenly
+  // Ranks of a tensor-parallel group do the same; so do ranks that share
+  // experts, since tokens are spread evenly
   on_shapes(
       with_expert_traffic(cluster, sizes, layout),
       layout.tp * layout.cp * replicas,

@@ -13,17 +13,17 @@
 
 namespace shardbook::planner {
 
-/// Sizes of GPT-2's block, or of Llama's.
+/// Sizes of a block of GPT-2 or Llama.
 struct DecoderSizes {
   std::int64_t hidden = 0, heads = 0, seq = 0, vocabulary = 0;
   std::int64_t kv_heads = 0;  ///< 0: as many as heads
   /// Width of the MLP; 0: four times hidden.
   std::int64_t mlp = 0;
   std::int64_t head_dim = 0;  ///< 0: hidden / heads; Llama's block only
-  /// The attention of every second block sees so many tokens; 0: of none.
+  /// Every second block attends to only so many tokens; 0: no block does.
   std::int64_t window = 0;
-  /// Experts in the place of Llama's MLP, each `mlp` wide, and how many of them
-  /// a token visits.
+  /// Experts in place of Llama's MLP, each `mlp` wide, and how many of them a
+  /// token visits.
   std::int64_t experts = 0, experts_per_token = 0;
   /// As Llama: rotary positions, no biases, and a gated MLP.
   bool is_llama = false;
@@ -42,13 +42,13 @@ enum class Recompute {
   kNothing,
   kAttention,  ///< selective
   kBlocks,     ///< full
-  /// torchtitan's "selective op": backward has the results of attention, of
-  /// every other product and of what was reduce-scattered, and computes the
-  /// rest again. Llama's block only; a step's time, not its memory.
+  /// torchtitan's "selective op": backward keeps the results of attention, of
+  /// every other product and of reduce-scatters, and recomputes the rest.
+  /// Llama's block only; a step's time, not its memory.
   kEverySecondProduct
 };
 
-/// How the ranks share the work, and in what they compute.
+/// How the ranks share the work, and the types that they compute in.
 struct StageLayout {
   int tp = 1, cp = 1;
   /// Ranks that share the experts, those of tp among them; 1: each has all.
@@ -61,13 +61,13 @@ struct StageLayout {
   std::int64_t micro_batch = 1;
   DType dtype = DType::kF16;
   double dropout = 0;
-  /// Backwards are also run in two parts, as zero bubble needs them.
+  /// Backwards are also run in two parts, as zero bubble requires.
   bool splits_backward = false;
-  /// Llama's linear layers take FP8: what they read, and the gradients of what
-  /// they return, are converted first. Their speed is the device's.
+  /// Llama's linear layers compute in FP8: inputs, and gradients of outputs,
+  /// are converted first. The device's FP8 rate gives their speed.
   bool converts_to_fp8 = false;
-  /// The scale of a conversion is the maximum of what it converts, which is
-  /// read once more (current scaling); false: that of earlier steps.
+  /// The scale of a conversion is the maximum of its input, which is read once
+  /// more (current scaling); false: the maximum of earlier steps.
   bool scales_by_maximum = false;
 };
 
@@ -81,20 +81,20 @@ struct StageParts {
   }
 };
 
-/// Of one rank and one micro-batch.
+/// Numbers of one rank and one micro-batch.
 struct StageRun {
-  /// Each by itself, from an idle device to an idle device.
+  /// Each measured alone: the device is idle before and after.
   double forward_s = 0, backward_s = 0;
-  /// Of the first micro-batch, which has no gradients to add to, in a row with
-  /// its forward.
+  /// The first micro-batch's backward, right after its forward: it creates the
+  /// gradients, and adds to none.
   double first_backward_s = 0;
-  /// A forward and a backward in a row of many, where the host runs ahead.
+  /// A forward and a backward among many, where the host runs ahead.
   double both_s = 0;
-  /// Of the time of both, the part in which the device computes.
+  /// The part of both_s in which the device computes.
   double busy_s = 0;
-  /// What the rank sends over each kind of link: over tp, and over cp.
+  /// Bytes that the rank sends over each kind of link: over tp, and over cp.
   std::map<std::string, double> sent_bytes;
-  /// The norm of all gradients, and the update of all parameters.
+  /// Seconds for the norm of all gradients and the update of all parameters.
   double optimizer_s = 0;
   double parameters = 0;
   double expert_parameters = 0;  ///< a part of them
@@ -103,12 +103,12 @@ struct StageRun {
   double backward_input_s = 0, backward_weight_s = 0;
   /// Activations that wait for backward, the stage's input included.
   double kept_bytes = 0;
-  /// The most activations of this micro-batch at one time, in forward and in
-  /// backward; and, between the two parts of a backward, what is kept.
+  /// Peaks of this micro-batch's activations in forward and in backward; and
+  /// the bytes kept between the two parts of a backward.
   double forward_peak_bytes = 0, backward_peak_bytes = 0;
   double kept_for_weights_bytes = 0;
-  /// Gradients of weights that are computed beside those that they are added
-  /// to, and buffers of messages: the most at one time.
+  /// The most bytes at one time of new weight gradients before they are added
+  /// to the accumulated ones, and of message buffers.
   double passing_gradient_bytes = 0, message_bytes = 0;
   sim::Trust trust = sim::Trust::kInterpolated;
 };
@@ -116,7 +116,7 @@ struct StageRun {
 /// Throws Error where sizes do not divide by the groups.
 StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                    const StageLayout& layout, const StageParts& parts);
-/// The same, each once for all calls.
+/// The same, computed once and then remembered for all calls.
 const StageRun& known_stage(const sim::Cluster& cluster,
                             const DecoderSizes& sizes,
                             const StageLayout& layout, const StageParts& parts);

@@ -12,9 +12,9 @@
 namespace shardbook::planner {
 namespace {
 
-/// From one rank of the pipeline to the next. Every rank of tp sends its part;
-/// where all need the whole, they gather it afterwards (Narayanan et al. 2021,
-/// section 4.1).
+/// Seconds from one rank of the pipeline to the next. Every rank of tp sends
+/// its part; if all need the whole, they gather it afterwards (Narayanan et al.
+/// 2021, section 4.1).
 double message_seconds(const HybridJob& job, const sim::CostModel& costs,
                        int pp_rank) {
   const Ranks ranks(job);
@@ -31,12 +31,12 @@ double message_seconds(const HybridJob& job, const sim::CostModel& costs,
   return seconds;
 }
 
-/// By rank: the mean of its messages to the next one and to the one before.
+/// By rank: the mean of its messages to the next and to the previous rank.
 std::vector<double> messages_of_ranks(const HybridJob& job,
                                       const sim::CostModel& costs) {
   std::vector<double> next;
   for (int rank = 0; rank < job.pp; ++rank) {
-    // Only chunks go on from the last to the first
+    // Only with chunks, the last rank sends to the first
     const bool is_last = rank + 1 == job.pp && job.chunks == 1;
     next.push_back(is_last ? next.back() : message_seconds(job, costs, rank));
   }
@@ -89,7 +89,7 @@ double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
   return second + (second - first) * ((m - least) / job.pp - 1);
 }
 
-/// Sums (or gathers) over the ranks that have the same parameters.
+/// Seconds of sums (or gathers) over the ranks with the same parameters.
 double gradient_seconds(const HybridJob& job, const sim::CostModel& costs,
                         double parameters, const std::vector<int>& replicas,
                         const StageRun& busiest) {
@@ -105,8 +105,8 @@ double gradient_seconds(const HybridJob& job, const sim::CostModel& costs,
     return exposed(sum(CommOp::kAllReduce, gradients), busiest.backward_s);
   }
   const double weights = parameters * job.element();
-  // Stages 2 and 3 have scattered them after every micro-batch, and 3 gathers
-  // the parameters when it needs them
+  // Stages 2 and 3 have already scattered gradients after every micro-batch,
+  // and stage 3 gathers parameters when needed
   const double scattered =
       job.zero_stage >= 2 ? 0 : sum(CommOp::kReduceScatter, gradients);
   const double gathered =
@@ -166,8 +166,8 @@ HybridStep hybrid_step(const HybridJob& job) {
 
 namespace {
 
-/// Sets of activations that a rank keeps at the same time, one of which is
-/// being computed; those of one chunk each. The table of the 1F1B chapter.
+/// Sets of activations, each of one chunk, that a rank keeps at the same time,
+/// including the one being computed. The table of the 1F1B chapter.
 int live_sets(const HybridJob& job, int pp_rank) {
   const int p = job.pp, v = job.chunks;
   const auto m = static_cast<int>(job.micro_batches);
@@ -178,7 +178,7 @@ int live_sets(const HybridJob& job, int pp_rank) {
 
 }  // namespace
 
-// With Adam, and f32 copies of 16-bit parameters
+// Adam, with f32 copies of 16-bit parameters
 zero::ModelStates HybridJob::states(double parameters) const {
   return zero::model_states(zero_stage, parameters, replicas(),
                             zero::state_bytes(layout.dtype, "adamw", {}));
@@ -208,12 +208,12 @@ StepMemory step_memory(const HybridJob& job) {
       memory.gradients +=
           job.micro_batches > 1 ? run.passing_gradient_bytes : 0;
     } else {
-      // Gradients that pass: the table's part from the head, which waits for
+      // Temporary gradients: the head's gradient of the table, which waits for
       // the embedding's, and the largest of a block's matrices
       memory.gradients += element * (table + block / 3);
     }
     if (stage == 3) {
-      // Gathered: the table and a block; the next one is still a message
+      // Gathered: the table and a block; the next block counts as a message
       memory.parameters += element * (table + block);
       memory.messages += 2 * element * block;
     } else {

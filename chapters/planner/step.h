@@ -35,12 +35,12 @@ struct HybridJob {
   /// The host waits for the device after each forward and backward, as
   /// Megatron-LM's timers of 2021 do. Otherwise it runs ahead.
   bool is_synchronous = true;
-  /// Messages of data parallelism run beside the last micro-batch's backward
-  /// and, of parameters, the first one's forward.
+  /// Sums of gradients overlap with the last micro-batch's backward, gathers of
+  /// parameters with the first one's forward.
   bool overlaps_gradients = false;
-  /// Products begin with the parts of their input that are there, and send what
-  /// is done of their output: of a tensor-parallel transfer, one of tp parts is
-  /// left (Transformer Engine's userbuffers).
+  /// Products begin with the parts of their input that have arrived, and send
+  /// finished parts of their output: only one of tp parts of a transfer is not
+  /// hidden (Transformer Engine's userbuffers).
   bool overlaps_tensor = false;
   DType gradient_dtype = DType::kF16;  ///< on the wire
   bool is_tied = true;                 ///< head and token embedding
@@ -48,10 +48,10 @@ struct HybridJob {
   /// Blocks of each stage; empty: equally many.
   std::vector<std::int64_t> blocks;
   bool is_zero_bubble = false;  ///< ZB-H1 in place of 1F1B
-  /// 1: each rank of dp and cp updates its part of the parameters (Megatron-LM's
-  /// distributed optimizer). 2 and 3 need pp = 1: the gradients of every
-  /// micro-batch are scattered, and with 3 the parameters of a block are
-  /// gathered while the block before computes.
+  /// 1: each rank of dp and cp updates its part of the parameters
+  /// (Megatron-LM's distributed optimizer). 2 and 3 need pp = 1: the gradients
+  /// of every micro-batch are scattered, and with 3 the parameters of a block
+  /// are gathered during the block before.
   int zero_stage = 0;
   /// Stages 2 and 3: the optimizer's state, gradients and the update are on the
   /// host; with 3, shards of the parameters as well.
@@ -62,40 +62,40 @@ struct HybridJob {
   /// A rank of tp sends its part of an activation to the next stage, where tp
   /// gathers them; false: each sends the whole.
   bool scatters_messages = true;
-  /// Stages come from composed_stage; else each is run as it is.
+  /// Stages come from composed_stage; false: each is run as it is.
   bool composes_stages = false;
 
   int replicas() const { return layout.cp * dp; }
   int ranks() const { return layout.tp * pp * replicas(); }
-  /// Bytes of an element; of a gradient's on the wire.
+  /// Bytes of an element, and of a gradient's element on the wire.
   double element() const {
     return static_cast<double>(dtype_bytes(layout.dtype));
   }
   double gradient() const {
     return static_cast<double>(dtype_bytes(gradient_dtype));
   }
-  /// Elements of the token table on a rank of tp.
+  /// Elements of the token table on one rank of tp.
   double table() const {
     return static_cast<double>(sizes.vocabulary * sizes.hidden) / layout.tp;
   }
-  /// Of a step, over all replicas.
+  /// Tokens of a step, over all replicas.
   double tokens() const {
     return static_cast<double>(micro_batches * layout.micro_batch * sizes.seq) *
            dp;
   }
-  /// The ZeRO chapter's table, with Adam, for a rank of so many parameters.
+  /// The ZeRO chapter's table, with Adam, for a rank with so many parameters.
   zero::ModelStates states(double parameters) const;
 };
 
 // --- Work --------------------------------------------------------------------
 
-/// Multiply-adds of one block for one token: of its products with weights, and
-/// of attention, without what its mask saves.
+/// Multiply-adds of one block for one token: products with weights, and
+/// attention as if it had no mask.
 double weight_products(const HybridJob& job);
 double attention_products(const HybridJob& job);
-/// Products of forward and backward; attention without what its mask saves.
+/// FLOPs of forward and backward, with attention as if it had no mask.
 double model_flops(const HybridJob& job);
-/// With all blocks computed again: Narayanan et al. 2021, equation 3.
+/// FLOPs with full recomputation: Narayanan et al. 2021, equation 3.
 double recomputed_flops(const HybridJob& job);
 
 // --- Prediction --------------------------------------------------------------
@@ -110,23 +110,23 @@ struct HybridStep : StepTime {
   double pipeline_s = 0, gradients_s = 0, optimizer_s = 0;
   /// The part of the step in which a device does not compute; mean over ranks.
   double idle_share = 0;
-  /// What the rank that sends most sends, by kind of link.
+  /// Bytes sent by the rank that sends most, by kind of link.
   std::map<std::string, double> sent_bytes;
 };
 
-/// The most that a rank holds, by kind; of the rank that holds most.
+/// The peaks of the fullest rank, by kind.
 struct StepMemory {
   double parameters = 0, gradients = 0, optimizer = 0, activations = 0;
   double messages = 0;
-  double host = 0;  ///< on the host, beside these
+  double host = 0;  ///< on the host, not in total()
   double total() const {
     return parameters + gradients + optimizer + activations + messages;
   }
 };
 
-/// Throws Error where layers do not divide by stages, micro-batches by an
-/// interleaved pipeline, or the cluster is smaller than the job. Cost: a few
-/// simulated stages, each once for all jobs.
+/// Throws Error where layers do not divide by stages, micro-batches by the
+/// ranks of an interleaved pipeline, or the cluster is smaller than the job.
+/// Cost: a few simulated stages, each once for all jobs.
 HybridStep hybrid_step(const HybridJob& job);
 /// The memory of a step, by closed forms on the bytes of one micro-batch:
 ///

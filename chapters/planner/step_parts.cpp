@@ -9,7 +9,7 @@
 namespace shardbook::planner {
 namespace {
 
-/// The part of an update of all parameters that a rank does.
+/// The share of the update of all parameters that this rank performs.
 double own_share(const HybridJob& job, const StageRun& run) {
   if (job.zero_stage == 0) return 1;
   const double experts = run.expert_parameters / run.parameters;
@@ -104,7 +104,7 @@ std::vector<StageRun> ranks_of(const HybridJob& job,
     most(&StageRun::backward_peak_bytes);
     most(&StageRun::passing_gradient_bytes);
     most(&StageRun::message_bytes);
-    // The head's set is let go at once: its backward follows its forward
+    // The head's set is freed at once: its backward follows its forward
     if (i + 1 < runs.size() || job.chunks == 1) most(&StageRun::kept_bytes);
     rank.trust = std::max(rank.trust, run.trust);
   }
@@ -146,7 +146,7 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
     return in_buckets(costs, CommOp::kReduceScatter, elements * job.gradient(),
                       job.bucket_bytes, replicas);
   };
-  // Shards of gradients go to the host as they come, those of parameters come
+  // Shards of gradients go to the host as they come; shards of parameters come
   // from there
   const auto copy = [&](double elements) {
     if (!job.offloads) return 0.0;
@@ -156,7 +156,7 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
   const double reduce = std::max(scatter(block), copy(block));
   double each = 0;
   if (job.zero_stage == 2) {
-    // The last bucket has nothing to run beside
+    // The last bucket overlaps with nothing
     each = forward +
            std::max(backward + reduce, blocks * reduce + backward / blocks) +
            scatter(table);
@@ -207,7 +207,7 @@ std::map<std::string, double> sent_bytes(const HybridJob& job,
     // Inside the layers
     std::map<std::string, double> bytes = run.sent_bytes;
     for (auto& [link, each] : bytes) each *= m;
-    // Every chunk sends to its two neighbours; the model's first and last have one
+    // Every chunk sends to its two neighbours; the model's ends have only one
     if (job.pp > 1) {
       const auto send = [&](int to, int chunks) {
         const int peer = ranks.at_stage((to + job.pp) % job.pp);
@@ -248,7 +248,7 @@ std::map<std::string, double> sent_bytes(const HybridJob& job,
 
 namespace {
 
-/// Of all heads: the width of queries and of values.
+/// The width of queries and the width of values, over all heads.
 double attention_width(const DecoderSizes& sizes) {
   return static_cast<double>(sizes.heads * sizes.head_width());
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Parts of a step's prediction: the ranks of its groups, what each rank of the
-// pipeline has to do, the messages of ZeRO, and the bytes that all messages have.
+// Parts of a step's prediction: the ranks of its groups, the work of each rank
+// of the pipeline, the messages of ZeRO, and the bytes of all messages.
 
 #include <algorithm>
 #include <map>
@@ -39,15 +39,15 @@ class Ranks {
   int tp_, replicas_;
 };
 
-/// The stages in order, with those of all chunks.
+/// All stages in order, including those of all chunks.
 std::vector<StageRun> runs_of(const HybridJob& job);
-/// By rank of the pipeline, all of its chunks: times, bytes sent and parameters
-/// are sums, a tied table counts once, and the update is of the rank's own part;
-/// of what is held for a time, the most.
+/// Totals of each pipeline rank over its chunks: times, bytes sent and
+/// parameters are sums, a tied table counts once, and the update is of the
+/// rank's own part; memory that is held temporarily counts by its maximum.
 std::vector<StageRun> ranks_of(const HybridJob& job,
                                const std::vector<StageRun>& runs);
 
-/// Of one micro-batch on a rank of cp.
+/// Activation bytes of one micro-batch on one rank of cp.
 double activation_bytes(const HybridJob& job);
 /// The part that one rank of tp sends to the next stage.
 double sent_activation(const HybridJob& job);
@@ -62,10 +62,10 @@ double in_buckets(const sim::CostModel& costs, CommOp op, double bytes,
 /// beside the computation, and the slower of the two counts.
 double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
                     const StageRun& run);
-/// Gradients to the host, Adam there, parameters back: `elements` of a rank.
+/// Seconds of gradients to the host, Adam on `elements`, and parameters back.
 double update_on_host_seconds(const HybridJob& job, const sim::CostModel& costs,
                               double elements);
-/// What the rank that sends most sends in a step, by kind of link.
+/// Bytes sent in a step by the rank that sends most, by kind of link.
 std::map<std::string, double> sent_bytes(const HybridJob& job,
                                          const sim::CostModel& costs,
                                          const std::vector<StageRun>& ranks);

@@ -11,7 +11,7 @@ namespace shardbook::table {
 
 struct LayerLoad {
   std::string layer;  ///< "h.3"
-  /// Of each expert: how often tokens chose it, relative to an even load.
+  /// For each expert: how often tokens chose it, relative to an even load.
   std::vector<double> shares;
 };
 

@@ -69,7 +69,7 @@ std::string speed_up_cell(const ProgramRun& run, const ProgramRun* one) {
                      or_dash(text));
 }
 
-// A full bar is the device's memory; a run that does not fit says so.
+// A full bar is the device's memory; a run that does not fit is marked.
 std::string memory_cell(const ProgramRun& run) {
   if (run.peak_bytes < 0) return "<td>\u2013</td>";
   const std::string peak = format_gigabytes(run.peak_bytes) + " GB";

@@ -20,8 +20,8 @@ namespace {
 using internal::Json;
 using internal::JsonReader;
 
-/// A model that is given by the text of its config, in words: "gpt2 (n_embd
-/// 2048, n_layer 24)".
+/// A model given as the text of its config, in words: "gpt2 (n_embd 2048,
+/// n_layer 24)".
 std::string readable_model(const std::string& setting) {
   const std::size_t end = setting.rfind('}');
   if (setting.empty() || setting[0] != '{' || end == std::string::npos ||
@@ -55,7 +55,7 @@ std::string format_difference(double value) {
 Claim read_numbers(const JsonReader& reader) {
   Claim claim{read_verdict(reader, "numbers"), "", ""};
   const auto relative = reader.number("parity.max_rel");
-  // Where nothing was compared, no difference is no result.
+  // Without a comparison, a difference of 0 means nothing.
   if (relative && claim.verdict != Verdict::kNotMeasured) {
     claim.value = format_difference(*relative);
   }
@@ -151,7 +151,7 @@ void read_memory(const JsonReader& reader, ProgramRun& run) {
   if (most >= 0) run.memory.value = format_bytes(most);
 }
 
-// The devices' memory: as the run states it, or that of its cluster.
+// The devices' memory: stated by the run, or else that of its cluster.
 double read_capacity(const JsonReader& reader, const ProgramRun& run) {
   if (const auto stated = reader.amount("capacity_bytes")) return *stated;
   if (!run.virtual_run || run.virtual_run->cluster.empty()) return 0;
@@ -260,7 +260,7 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
       reader.words({"options.schedule", "options.strategy", "options.variant"});
   run.setting = readable_model(
       reader.words({"options.model", "options.dtype", "options.optimizer"}));
-  // Wall time in the `sim` world is that of the simulation.
+  // Wall time in the `sim` world is only the simulation's own.
   if (run.backend != "sim") {
     run.wall_step_s = reader.amount("wall.step_s").value_or(-1);
   }

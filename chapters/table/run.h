@@ -28,8 +28,8 @@ struct Claim {
   std::string failure;  ///< one sentence without a full stop
 };
 
-/// A quantity that a formula predicts (a peak: that the run on shapes simulates)
-/// and the program counts.
+/// A quantity that a formula (for a peak: the run on shapes) predicts and the
+/// program counts.
 struct Figure {
   double predicted = -1;  ///< negative: not predicted
   double counted = 0;
@@ -58,10 +58,10 @@ struct VirtualRun {
 /// One program run, ready to be shown.
 struct ProgramRun {
   std::string chapter;
-  std::string variant;  ///< the one that was chosen: "zb-h1"; may be empty
+  std::string variant;  ///< the chosen one: "zb-h1"; may be empty
   /// Where the run comes from (see run_set.h); all may be empty.
   std::string label;    ///< "ZeRO-2"
-  std::string title;    ///< of the rows that it belongs to
+  std::string title;    ///< of its group of rows
   std::string command;  ///< "./shardbook run ddp -- --world-size 4"
   std::string set;      ///< the name of the set of runs
   std::string backend;

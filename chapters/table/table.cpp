@@ -133,7 +133,7 @@ Row buys_row(const ProgramRun& run, const ProgramRun* one) {
 std::string buys_table(const std::vector<RunGroup>& groups) {
   std::vector<Row> rows = {{"WHAT IT BUYS", "devices", "step", "speed-up",
                             "memory", "sent", "idle"}};
-  std::vector<std::string> titles;  // of the rows before which they stand
+  std::vector<std::string> titles;  // the titles above the rows
   for (const RunGroup& group : groups) {
     for (const ProgramRun* run : group.runs) {
       const bool first = run == group.runs.front();

@@ -32,7 +32,7 @@ std::string format_table(const std::vector<ProgramRun>& runs, Charset charset);
 std::string format_claims(const std::vector<ProgramRun>& runs, Charset charset);
 
 /// Sets of runs side by side: rows of the same title and label (or, where each
-/// set has one row, that row) share lines, and ratios are to the first set.
+/// set has one row, these rows) share lines, and ratios are to the first set.
 std::string format_comparison(const std::vector<ProgramRun>& runs);
 
 /// The claims of all runs that were measured, and how many of them failed.

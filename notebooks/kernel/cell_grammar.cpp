@@ -132,7 +132,7 @@ bool begins_lambda(const std::vector<Token>& tokens, std::size_t i) {
          before.text != "&" && before.text != ">";
 }
 
-/// What closes the parameters of a function, before its body.
+/// Tokens between the parameters of a function and its body.
 bool follows_parameters(const std::vector<Token>& tokens, std::size_t begin,
                         std::size_t brace) {
   static const Words between = {"const", "noexcept", "override", "mutable"};

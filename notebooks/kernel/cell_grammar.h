@@ -7,9 +7,9 @@
 //   statements   declarations and expressions, each ended by a semicolon
 //
 // xeus-cling (cling 0.9) decides by the first token of a cell whether the cell
-// becomes the body of a function, so a cell that mixes kinds fails there. What
-// keeps to the grammar runs there, in xeus-cpp, and in the book's own kernel,
-// which refuses everything else: a laxer kernel would hide the mistake.
+// becomes the body of a function, so a cell that mixes kinds fails there. Cells
+// that follow the grammar run there, in xeus-cpp, and in the book's own kernel,
+// which refuses all others: a laxer kernel would hide the mistake.
 
 #include <string>
 #include <string_view>

@@ -21,14 +21,14 @@ namespace {
 
 constexpr int kCrashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
-// What the handler of a crash knows: it may only write to a file.
+// Data for the handler of a crash, which may only write to a file.
 std::atomic<int> crash_signal{0};
 std::atomic<int> crash_wake{-1};
 
 void wake(int file) {
   const std::uint64_t one = 1;
   if (write(file, &one, sizeof one) < 0) {
-    // The counter is full, so the reader wakes up in any case.
+    // If the counter is full, the reader wakes up anyway.
   }
 }
 
@@ -45,10 +45,10 @@ void on_crash(int signal) {
   for (;;) pause();
 }
 
-/// Ends a system call that waits. Nothing else.
+/// Does nothing but end a system call that waits.
 void on_nudge(int) {}
 
-/// Handlers run on a stack of their own: that of the cell may be exhausted, and
+/// Handlers run on a stack of their own: the cell's may be exhausted, and
 /// oneDNN points the stack pointer at its buffers while it computes.
 void install_handlers() {
   struct sigaction action {};

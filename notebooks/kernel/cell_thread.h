@@ -22,7 +22,7 @@
 
 namespace shardbook::notebook {
 
-/// What a cell asks the front end to show.
+/// A cell's request to the front end to show something.
 struct DisplayRequest {
   enum class Kind { kDisplay, kUpdate, kClear };
   Kind kind = Kind::kDisplay;
@@ -31,7 +31,7 @@ struct DisplayRequest {
   bool wait = false;    ///< clear when the next output comes
 };
 
-/// What the main thread does with the output of a cell.
+/// The main thread's handlers for the output of a cell.
 struct CellOutput {
   OutputPipes::Receiver print;
   std::function<void(const DisplayRequest&)> display;
@@ -43,9 +43,9 @@ class CellThread {
   CellThread();
   ~CellThread();
 
-  /// Runs `work` on the thread of cells, and returns when it has ended. True
-  /// if it returned; false if it crashed: then crash() tells how, and nothing
-  /// runs on that thread any more. `work` must not throw.
+  /// Runs `work` on the thread of cells, and returns when it has ended. True if
+  /// it returned; false if it crashed: then crash() describes how, and the
+  /// thread runs nothing more. `work` must not throw.
   bool run(const std::function<void()>& work, const CellOutput& output);
 
   const std::string& crash() const { return crash_; }
@@ -53,7 +53,7 @@ class CellThread {
   /// Forgets what was printed while no cell ran.
   void drop_output();
 
-  /// What other threads of the cell tried to print; empty if they did not.
+  /// Text that other threads of the cell tried to print; may be empty.
   std::string refused_text() { return guard_.refused(); }
 
   /// For a cell: passes the request to the main thread and waits until it is

@@ -30,11 +30,11 @@ void write_all(int file, const std::string& text) {
 constexpr char kReturned = '\n';
 constexpr char kRemarked = '\0';
 
-// What a child needs when a signal ends it.
+// Data for a child that a signal ends.
 const std::string* child_remarks = nullptr;
 int child_answer = -1;
 
-/// Gives the remarks, and ends by the signal after all.
+/// Writes the remarks, then lets the signal end the child.
 void leave_remarks(int signal) {
   ::signal(signal, SIG_DFL);
   write_all(child_answer, *child_remarks);
@@ -42,8 +42,8 @@ void leave_remarks(int signal) {
   raise(signal);
 }
 
-/// Limits of time count what the child computes: other programs may leave it
-/// little of the processor.
+/// Limits count the child's own CPU time: other programs may leave it little of
+/// the processor.
 [[noreturn]] void run_child(const std::function<std::string()>& work,
                             const std::string& remarks, int answer,
                             int limit_s) {
@@ -53,7 +53,7 @@ void leave_remarks(int signal) {
   setrlimit(RLIMIT_CPU, &limit);
   child_remarks = &remarks;
   child_answer = answer;
-  // The cell thread's signal stack is there in the child, too.
+  // The child also has the cell thread's signal stack.
   struct sigaction action {};
   action.sa_flags = SA_ONSTACK;
   action.sa_handler = leave_remarks;

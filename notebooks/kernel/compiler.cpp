@@ -22,7 +22,7 @@
 namespace shardbook::notebook {
 namespace {
 
-/// A printer of what the compiler says, into a text.
+/// A printer that appends the compiler's messages to a text.
 class Collector : private llvm::raw_string_ostream,
                   public clang::TextDiagnosticPrinter {
  public:
@@ -46,7 +46,7 @@ class Collector : private llvm::raw_string_ostream,
   const bool& in_copy_;
 };
 
-/// Without the lines about the file that clang's interpreter pretends to read.
+/// Removes lines about the file that clang's interpreter pretends to read.
 std::string tidy(std::string text) {
   const std::string line = "In file included from <<< inputs >>>:1:\n";
   for (std::size_t at; (at = text.find(line)) != std::string::npos;) {
@@ -57,7 +57,7 @@ std::string tidy(std::string text) {
   return text;
 }
 
-/// The names in `module` that neither this process nor an earlier cell has.
+/// Names in `module` that neither this process nor an earlier cell defines.
 std::string missing_symbols(clang::Interpreter& clang,
                             const llvm::Module& module) {
   std::string missing;
@@ -131,7 +131,7 @@ Compiler::Compiler(std::vector<std::string> arguments)
 
 Compiler::~Compiler() = default;
 
-/// Runs in the child: returns what is wrong, with E, L or W (a warning) first.
+/// Runs in the child: returns the mistakes, with E, L or W (a warning) first.
 std::string Compiler::compile_only(const std::string& code) {
   in_copy_ = true;
   auto unit = clang_->Parse(code);

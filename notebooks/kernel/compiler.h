@@ -29,8 +29,8 @@ class Compiler {
   /// Compiles and runs one cell, whose lines count from 1. Throws CellError
   /// when the cell does not compile or link; whatever the cell throws passes.
   ///
-  /// A copy of this process compiles the cell first, so what was wrong with it,
-  /// even a crash of the compiler, leaves nothing behind.
+  /// A copy of this process compiles the cell first, so a mistake in it, even
+  /// one that crashes the compiler, leaves nothing behind.
   void run(const std::string& cell, const std::string& name);
 
   /// Throws CellError where there is no such folder.

@@ -13,7 +13,7 @@ bool continues_character(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
 }
 
-/// How many bytes of a separator (:: -> .) end at `at`.
+/// The number of bytes of the separator (:: -> .) that ends at `at`.
 std::size_t separator_before(std::string_view text, std::size_t at) {
   if (at >= 2 &&
       (text.substr(at - 2, 2) == "::" || text.substr(at - 2, 2) == "->")) {

@@ -17,8 +17,8 @@ std::atomic<int> interrupted{0};
 
 }  // namespace
 
-/// Called by the loops of cells, when the flag is set. A destructor that loops
-/// while an exception passes must go on.
+/// Called by the loops of cells when the flag is set. Must not throw in a
+/// destructor that loops while an exception passes.
 extern "C" void shardbook_kernel_interrupt() {
   if (std::uncaught_exceptions() == 0) {
     throw shardbook::notebook::Interrupted{};
@@ -57,8 +57,8 @@ bool calls(const llvm::BasicBlock& block, llvm::StringRef name) {
   return false;
 }
 
-/// True if an exception of this call meets a function that is noexcept, such as
-/// a destructor, and ends the program.
+/// True if an exception from this call would reach a noexcept function, such as
+/// a destructor, and end the program.
 bool must_not_throw(const llvm::InvokeInst& invoke) {
   std::vector<const llvm::BasicBlock*> open = {invoke.getUnwindDest()};
   std::set<const llvm::BasicBlock*> seen;
@@ -137,7 +137,7 @@ void add_interruption_checks(llvm::Module& module) {
     for (llvm::Instruction* jump : jumps_back(function)) {
       add_check(jump, flag, interrupt);
     }
-    // What was known not to throw may throw now, and so may its callers.
+    // Functions known not to throw may throw now, and so may their callers.
     function.removeFnAttr(llvm::Attribute::NoUnwind);
     function.setUWTableKind(llvm::UWTableKind::Async);
     for (llvm::BasicBlock& block : function) {

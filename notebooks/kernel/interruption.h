@@ -2,14 +2,14 @@
 
 // How a cell that loops is stopped.
 //
-// Every loop that a cell compiles to looks at a flag each time round and, when
+// Every loop that a cell compiles to reads a flag in each iteration and, when
 // the flag is set, throws. The cell then ends as by any exception: the stack
-// unwinds, and what earlier cells made stays. Two things are lost: objects that
-// live in the very function that loops are not destroyed, since that function
-// has no clean-up for an exception that only this file knows of; and compiled
-// code of a library, which has no such checks, stops only when it returns. Loops
-// that a destructor or another noexcept function calls have no checks either: an
-// exception would end the program there.
+// unwinds, and the results of earlier cells stay. Two things are lost: objects
+// that live in the very function that loops are not destroyed, since that
+// function has no clean-up for an exception that only this file knows of; and
+// compiled code of a library, which has no such checks, stops only when it
+// returns. Loops that a destructor or another noexcept function calls have no
+// checks either: an exception would end the program there.
 
 #include <memory>
 
@@ -20,7 +20,7 @@ class Module;
 namespace shardbook::notebook {
 
 /// Thrown in a cell. It derives from nothing, so that handlers for
-/// std::exception in the cell do not keep it.
+/// std::exception in the cell do not catch it.
 struct Interrupted {};
 
 void set_interrupted(bool interrupted);

@@ -28,7 +28,7 @@ std::string current_exception_type() {
   return name ? name.get() : type->name();
 }
 
-/// Runs `work` and says how it failed, if it did.
+/// Runs `work` and returns how it failed, if it did.
 std::optional<CellError> failure_of(const std::function<void()>& work) {
   try {
     work();
@@ -172,7 +172,7 @@ nl::json JupyterKernel::execute(int count, const std::string& code,
     const std::vector<std::string> trace = {"\x1b[31m" + error.name +
                                             "\x1b[0m: " + error.text};
     publish_execution_error(error.name, error.text, trace);
-    // create_error_reply() of xeus 2 exchanges the name and the text.
+    // create_error_reply() of xeus 2 swaps the name and the text.
     return {{"status", "error"},
             {"ename", error.name},
             {"evalue", error.text},
@@ -227,7 +227,7 @@ void JupyterKernel::shutdown_request_impl() {
   }
 }
 
-// ---- What cells call: xcpp/xdisplay.hpp
+// ---- Called by cells: xcpp/xdisplay.hpp
 
 void display_bundle(const nl::json& bundle, const std::string& id,
                     bool update) {

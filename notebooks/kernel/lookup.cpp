@@ -1,4 +1,4 @@
-// What the compiler knows about names: completion, and Shift-Tab in Jupyter.
+// Lookup of names in the compiler: completion, and Shift-Tab in Jupyter.
 
 #include <clang/AST/ASTContext.h>
 #include <clang/AST/DeclCXX.h>
@@ -30,7 +30,7 @@ class Names : public clang::VisibleDeclConsumer {
                  clang::DeclContext*, bool) override {
     const clang::IdentifierInfo* name = found->getIdentifier();
     if (name == nullptr || !name->getName().starts_with(prefix_)) return;
-    // Names of the library's inside begin with _ or __.
+    // Internal names of the library begin with _ or __.
     if (prefix_.empty() && name->getName().starts_with("_")) return;
     names_.insert(name->getName().str());
   }
@@ -62,7 +62,7 @@ std::vector<std::string> words_of(const std::string& name) {
   return words;
 }
 
-/// Where names after `declaration::` or `declaration.` are looked up.
+/// The scope of names after `declaration::` or `declaration.`.
 clang::DeclContext* inside(clang::NamedDecl* declaration) {
   if (auto* space = llvm::dyn_cast<clang::NamespaceDecl>(declaration)) {
     return space;
@@ -82,7 +82,7 @@ clang::DeclContext* inside(clang::NamedDecl* declaration) {
   return nullptr;
 }
 
-/// All that the last of `names` may mean, as in {"shardbook", "Tensor"}.
+/// All meanings of the last of `names`, as in {"shardbook", "Tensor"}.
 std::vector<clang::NamedDecl*> declarations_of(
     clang::CompilerInstance& compiler, const std::vector<std::string>& names) {
   clang::Sema& sema = compiler.getSema();

@@ -2,7 +2,7 @@
 //
 //   shardbook_kernel -f CONNECTION_FILE [ARGUMENTS OF CLANG...]
 //
-// Jupyter starts it; kernel.json, beside it, says how.
+// Jupyter starts it by the kernel.json next to it.
 
 #include <unistd.h>
 
@@ -17,8 +17,8 @@
 
 namespace {
 
-/// A kernel whose Jupyter was killed must not stay. The thread never ends and
-/// touches nothing that is destroyed.
+/// Ends a kernel whose Jupyter was killed. The thread never ends and touches
+/// nothing that is destroyed.
 void end_with_parent() {
   std::thread([parent = getppid()] {
     while (getppid() == parent) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::array<const char*, 2> kNames = {"stdout", "stderr"};
 
-/// How many bytes at the end of `text` begin a character and do not end it.
+/// The number of bytes at the end of `text` that begin an unfinished character.
 std::size_t begun_character(const std::string& text) {
   for (std::size_t back = 1; back <= 3 && back <= text.size(); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
@@ -37,7 +37,7 @@ OutputPipes::OutputPipes() {
     fcntl(pair[0], F_SETFL, O_NONBLOCK);
     ends_[i] = pair[0];
   }
-  // A pipe has a large buffer otherwise; a reader wants to see lines.
+  // Pipes are fully buffered by default; a reader wants to see lines.
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // Standard output and error of this process, as pipes that the kernel reads.
-// That catches std::cout, printf, and what compiled libraries print.
+// This catches std::cout, printf, and the output of compiled libraries.
 
 #include <functional>
 #include <string>
@@ -13,7 +13,7 @@ class OutputPipes {
   /// Takes the text of "stdout" or "stderr".
   using Receiver = std::function<void(const char*, const std::string&)>;
 
-  /// Replaces the files 1 and 2. Throws std::runtime_error where it cannot.
+  /// Replaces files 1 and 2. Throws std::runtime_error on failure.
   OutputPipes();
   ~OutputPipes();
 

@@ -3,8 +3,8 @@
 // How many messages a cell may send.
 //
 // A socket keeps a thousand messages for a front end that is busy, and drops
-// those that come after: the end of the cell among them, and the front end waits
-// for it forever. After a burst, a cell that prints without end is slowed down.
+// later ones, among them the end of the cell, for which the front end then
+// waits forever. After a burst, a cell that prints without end is slowed down.
 
 #include <algorithm>
 #include <chrono>

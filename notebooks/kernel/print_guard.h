@@ -37,7 +37,7 @@ class PrintGuard {
   /// if it comes from the first such thread, for refused().
   bool allows(const char* text, std::size_t size);
 
-  /// What a thread that may not print tried to print since the last call: the
+  /// The text that a forbidden thread tried to print since the last call: the
   /// beginning of the first line. Empty if there was none.
   std::string refused();
 

@@ -54,7 +54,7 @@ class Reader {
     for (; count > 0; --count) step();
   }
 
-  /// Stops behind `end`. A cell without it is unfinished.
+  /// Stops after `end`. A cell without it is unfinished.
   void step_behind(std::string_view end) {
     while (at_ < cell_.size() && !sees(end)) step();
     if (at_ >= cell_.size()) tokens_.unfinished = true;

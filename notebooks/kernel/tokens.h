@@ -19,7 +19,7 @@ struct Token {
   int line = 1;                ///< counted from 1
 };
 
-/// How far a token leads into brackets: 1 for ( { [, 2 for [[, -1 for ) } ],
+/// The change of bracket depth at a token: 1 for ( { [, 2 for [[, -1 for ) } ],
 /// -2 for ]], 0 for all others.
 int depth_of(const Token& token);
 

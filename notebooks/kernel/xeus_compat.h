@@ -1,7 +1,7 @@
 #pragma once
 
-// What differs between xeus 2 (Debian 12) and xeus 5 with xeus-zmq (Debian 13):
-// how a cell's reply is given back, and how a server is made.
+// Differences of xeus 2 (Debian 12) and xeus 5 with xeus-zmq (Debian 13): how a
+// cell's reply is returned, and how a server is created.
 
 #include <chrono>
 #include <cstdlib>
@@ -48,9 +48,9 @@ class XeusInterpreter : public xeus::xinterpreter {
 };
 
 #if XEUS_VERSION_MAJOR < 3 || XEUS_VERSION_MAJOR >= 5
-/// xeus' own server, which waits before it ends: its publisher drops what it has
-/// not sent when it is told to stop, and a page that misses the last "idle"
-/// shows a kernel that is busy for ever after a restart.
+/// xeus' own server, which waits before it ends: its publisher drops what it
+/// has not sent when it is told to stop, and a page that misses the last "idle"
+/// shows a kernel that is busy forever after a restart.
 class XeusServer : public xeus::xserver_zmq {
  public:
 #if XEUS_VERSION_MAJOR < 3

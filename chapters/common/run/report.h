@@ -135,10 +135,9 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
 
 /// Numbers that the optimizer keeps for each parameter.
 double optimizer_states(const Options& options);
-/// Bytes held by one device that trains `config` on these pieces of a batch,
-/// one after another. See kept.cpp for the derivation. With `tensor_ranks`, by
-/// one of so many devices that share every block of a GPT by tensor
-/// parallelism.
+/// Bytes held by one device that trains `config` on these pieces of a batch, one
+/// after another. See kept.cpp for the derivation. With `tensor_ranks`, by one
+/// of as many devices that share every block of a GPT by tensor parallelism.
 MemoryBill single_device_bill(const Options& options, const ModelConfig& config,
                               const std::vector<MicroBatch>& pieces,
                               bool recompute = false, int tensor_ranks = 1);

@@ -61,7 +61,7 @@ class TraceScope {
 
  private:
   void watch(int rank, const Device& device);
-  /// Shows messages to the i-th trace; null: stops doing so.
+  /// Shows messages (of device i, if of one process) to `trace`; null: stops.
   void show_messages(std::size_t i, Trace* trace);
   void stop();
 

@@ -15,8 +15,7 @@ std::string page_template();
 std::string page_style();
 std::string page_script();
 
-/// A sign, and a word for screen readers: that of the verdict, unless one is
-/// given.
+/// A sign, and a word for screen readers, by default the verdict's.
 std::string sign_html(Verdict verdict, const char* word = nullptr);
 
 /// The name of a run as a link to its section.
