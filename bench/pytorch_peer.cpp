@@ -116,7 +116,7 @@ TimedWork matmul_work(const PeerOptions& options, ProcessGroup&) {
   Tensor a = Tensor::empty(shape), b = Tensor::empty(shape);
   fill_normal(a, 0, 1, 0, 1);
   fill_normal(b, 0, 2, 0, 1);
-  // The allocator reuses the block of the product before.
+  // The allocator reuses the block of the previous product.
   return {"matmul", [a, b] { matmul(a, b); }};
 }
 

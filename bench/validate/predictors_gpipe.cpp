@@ -64,8 +64,8 @@ double bubble_bound(int stages, int micro_batches) {
   return stages * (1 - gpipe::idle_share(stages, micro_batches));
 }
 
-/// The same where recomputation begins before the gradient arrives: of F + R +
-/// B = 1 + 1 + 2, only F and B are in the bubble.
+/// The same where recomputation begins before the gradient arrives: of F, R and
+/// B (1, 1 and 2), only F and B are in the bubble.
 double early_recompute_bound(int stages, int micro_batches) {
   return 4.0 * stages * micro_batches /
          (4.0 * micro_batches + 3.0 * (stages - 1));

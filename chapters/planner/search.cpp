@@ -24,8 +24,8 @@ bool is_faster(const Prediction& a, const Prediction& b) {
   return a.step.seconds < b.step.seconds;
 }
 
-/// Bytes that a node's host lacks for those of its devices that are used; 0
-/// where its memory is unknown.
+/// Bytes by which the devices in use on a node exceed its host's memory; 0
+/// where that memory is unknown.
 double host_excess(const PlanRequest& request, const StepMemory& memory) {
   const sim::Cluster& cluster = request.base.cluster;
   const int devices = std::min(request.world_size, cluster.devices_per_node);

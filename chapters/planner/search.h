@@ -3,8 +3,8 @@
 // The search: all legal plans, bounds for each, and an exact prediction for
 // those that the bounds do not rule out.
 //
-// 1. Enumerate degrees, ZeRO stages, micro-batches, schedules, recomputation; the
-// hybrid chapter refuses what it does not run.
+// 1. Enumerate degrees, ZeRO stages, micro-batches, schedules, recomputation;
+// the hybrid chapter rejects those that it cannot run.
 // 2. Order the plans by their bounds on the time.
 // 3. Predict one after the other; stop at the first whose bound is slower than
 // the best few so far. So are all after it.
@@ -37,10 +37,10 @@ struct PlanResult {
   std::int64_t num_plans = 0;                ///< legal ones
   std::int64_t num_predicted = 0;            ///< exactly
   std::map<std::string, Rejection> illegal;  ///< by the option that was refused
-  Rejection does_not_fit;                    ///< the example exceeds least
-  double least_excess = 0;                   ///< bytes, of the example
-  Rejection slower_bound;  ///< could not be faster than the plans shown
-  Rejection slower;        ///< predicted, and slower
+  Rejection does_not_fit;   ///< the example is the one that exceeds least
+  double least_excess = 0;  ///< bytes, of that one
+  Rejection slower_bound;   ///< could not be faster than the plans shown
+  Rejection slower;         ///< predicted, and slower
 };
 
 /// All legal plans; `illegal` counts the others.

@@ -240,8 +240,8 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   return run;
 }
 
-/// The cluster with a network as fast as expert messages find it: a token
-/// visits more experts than it has copies between nodes.
+/// The cluster with a faster network for messages of experts: between nodes, a
+/// token has fewer copies than it visits experts.
 sim::Cluster with_expert_traffic(sim::Cluster cluster,
                                  const DecoderSizes& sizes,
                                  const StageLayout& layout) {

@@ -135,10 +135,10 @@ HybridStep hybrid_step(const HybridJob& job);
 ///
 /// Throws as hybrid_step does.
 StepMemory step_memory(const HybridJob& job);
-/// Blocks of each stage: equally many. Where two more would divide, the embedding
-/// and the head count as one each, and the first stage and the last have one less
-/// (Llama 3; Megatron-LM's account_for_embedding_in_pipeline_split). Else some
-/// have one more, in the later middle, away from the head.
+/// Blocks of each stage: equally many. Where layers + 2 divides, the embedding
+/// and the head count as a block each, and the first and the last stage have
+/// one less (Llama 3; Megatron-LM's account_for_embedding_in_pipeline_split).
+/// Else some have one more, in the later middle, away from the head.
 std::vector<std::int64_t> balanced_blocks(std::int64_t layers, int stages);
 
 }  // namespace shardbook::planner

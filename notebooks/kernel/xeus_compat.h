@@ -1,7 +1,7 @@
 #pragma once
 
-// Differences of xeus 2 (Debian 12) and xeus 5 with xeus-zmq (Debian 13): how a
-// cell's reply is returned, and how a server is created.
+// Differences between xeus 2 (Debian 12) and xeus 5 with xeus-zmq (Debian 13):
+// how a cell's reply is returned, and how a server is created.
 
 #include <chrono>
 #include <cstdlib>

@@ -51,7 +51,7 @@ class Dataset {
   std::int64_t num_tokens() const { return num_tokens_; }
   std::int64_t num_samples() const { return (num_tokens() - 1) / seq_; }
   std::int64_t seq() const { return seq_; }
-  /// A hash of the tokens; 0 where the seed decides about the samples.
+  /// A hash of the tokens; 0 where the samples depend on the seed.
   std::uint64_t fingerprint() const;
 
   /// Rows first, first + stride, ... (`count` of them) of step `step`'s global

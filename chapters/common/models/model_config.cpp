@@ -214,8 +214,7 @@ ModelConfig gpt_from_json(const json& object, const std::string& label,
   read_fraction(object, label, "layer_norm_epsilon",
                 &config.layer_norm_epsilon);
   read_fraction(object, label, "initializer_range", &config.initializer_range);
-  // Published configs have the dropout of their training: --dropout is the one
-  // of a run here
+  // Published configs have the dropout of their own training: ours is --dropout
   for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) {
     double unused = 0;
     read_fraction(object, label, key, &unused);

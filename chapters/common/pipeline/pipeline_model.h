@@ -1,6 +1,6 @@
 #pragma once
 
-// What an engine runs: the stages of this rank, with the end of a step (reduce,
+// The stages of a rank, as an engine runs them, with the end of a step (reduce,
 // clip, update), and the rows of each micro-batch.
 //
 //   PipelineModel model(options, layers, {cuts, owners}, world);

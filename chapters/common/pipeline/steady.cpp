@@ -60,8 +60,8 @@ struct Search {
     return result;
   }
 
-  // Moves the begin of ranks whose repetition 0 waits for a later repetition of
-  // another rank. False if this does not end.
+  // Moves the begin of a rank for whose later repetition another rank's
+  // repetition 0 waits. False if this does not end.
   bool align() {
     const auto p = static_cast<int>(begins.size());
     std::map<Product, std::vector<std::pair<int, int>>> makers;

@@ -112,7 +112,7 @@ int lock_folder(const std::string& folder) {
 
 // --- The manifest ------------------------------------------------------------
 
-/// All options that decide about the numbers of a run, apart from the mesh.
+/// All options that determine the numbers of a run, apart from the mesh.
 Texts identity_of(const Options& options) {
   const ModelConfig config = model_config(options);
   const OptimizerOptions& opt = options.optimizer_options;

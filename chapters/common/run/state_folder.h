@@ -28,7 +28,7 @@ class StateError : public Error {
 
 struct Manifest {
   int ranks = 1;  ///< as many files
-  /// Options that decide about the numbers of a run: names and values.
+  /// Options that determine the numbers of a run: names and values.
   std::map<std::string, std::string> run;
   std::map<std::string, std::string> agreed;  ///< TrainingState::agreed
   std::map<std::string, double> numbers;      ///< TrainingState::numbers

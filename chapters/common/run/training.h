@@ -76,9 +76,9 @@ LoadedModel build_model(const Options& options);
 LoadedModel model_with(const Options& options,
                        const std::vector<NamedTensor>& state);
 
-/// One device, the whole batch in these pieces: the run that every chapter is
-/// compared with. Each piece counts by its share of the rows; gradients are
-/// summed in the order of the list.
+/// Trains one device on the whole batch in these pieces: the run that every
+/// chapter is compared with. Each piece counts by its share of the rows;
+/// gradients are summed in the order of the list.
 struct ReferenceRun {
   std::vector<double> losses = {};
   std::vector<double> grad_norms = {};  ///< empty: not known

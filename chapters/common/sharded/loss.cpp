@@ -32,7 +32,7 @@ Tensor mean_loss_over_ranks(
     group->all_reduce(sums, ReduceOp::kSum, "loss").wait();
   }
   const Tensor total_count = sums.flat_view(1, {});
-  // Every rank's loss is the whole mean, of which its own rows make a part
+  // Every rank's loss is the whole mean, to which its own rows contribute
   return autograd::custom_function(
       "mean_loss_over_ranks", {local},
       [&](const Tensors&) {

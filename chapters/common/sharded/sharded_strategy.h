@@ -95,8 +95,8 @@ class ShardedStrategy : public Strategy {
   std::unique_ptr<Gpt> model_;
   Dataset data_;
   std::unique_ptr<Optimizer> optimizer_;
-  /// Parameters whose gradients this rank adds to the norm: no lower rank holds
-  /// them as well.
+  /// Parameters whose gradients this rank adds to the norm: those that no lower
+  /// rank holds.
   Tensors own_;
 };
 

@@ -41,7 +41,7 @@ void check_fixed(const json& object, const std::string& label,
 
 namespace {
 
-/// What other programs call the keys.
+/// Names of the keys in other programs.
 const std::map<std::string, std::string>& other_names() {
   static const std::map<std::string, std::string> kNames = {
       {"block_size", "n_positions"},

@@ -20,8 +20,8 @@ void read_size(const nlohmann::json& object, const std::string& label,
 void read_fraction(const nlohmann::json& object, const std::string& label,
                    const char* key, double* value);
 
-/// A key with which a model of Hugging Face may compute something else, and the
-/// values with which it computes what the models here do.
+/// A key that may change the results of a Hugging Face model, and the values
+/// with which they equal the results of the models here.
 struct FixedKey {
   const char* key;
   std::vector<nlohmann::json> values;
@@ -32,8 +32,8 @@ void check_fixed(const nlohmann::json& object, const std::string& label,
                  const FixedKey& fixed);
 
 /// Throws Error for a key that looks like one of `read`, `fixed` or `sizes` and
-/// is none of them, and for a config with none of the sizes: its author means
-/// another model than the default. Other unknown keys are harmless: configs of
+/// is none of them, and for a config with none of the sizes: its author does
+/// not mean the default model. Other unknown keys are harmless: configs of
 /// Hugging Face have many.
 void check_keys(const nlohmann::json& object, const std::string& label,
                 std::vector<std::string> read,

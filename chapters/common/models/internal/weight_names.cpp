@@ -34,7 +34,7 @@ std::string resnet_name_in_transformers(const std::string& name) {
     return "resnet.embedder.embedder." + (kind(at.str(1)) + at.str(2));
   }
   if (!std::regex_match(name, at, kBlock)) return "";
-  // They count from 0 what torchvision counts from 1
+  // transformers counts stages from 0, torchvision from 1
   const auto index = [&](int i) {
     return std::to_string(std::stoi(at.str(i)) - 1);
   };

@@ -11,8 +11,8 @@ namespace shardbook {
 /// FSDP's and of recomputation's wrappers, at any place in the name.
 std::string without_wrappers(const std::string& name);
 
-/// What transformers' ResNetForImageClassification calls the tensor that
-/// torchvision calls `name`; empty where it has none.
+/// The name of torchvision's tensor `name` in transformers'
+/// ResNetForImageClassification; empty where it has none.
 ///
 ///   conv1.weight                resnet.embedder.embedder.convolution.weight
 ///   layer2.0.bn1.bias           resnet.encoder.stages.1.layers.0.layer.0
