@@ -12,8 +12,8 @@
 //   on_ranks(4, lesson::sum_of_ranks);              // {6, 6, 6, 6}
 //
 // Every rank has ended when on_ranks returns, so a cell leaves no thread
-// behind. Functions for ranks return what they find out, and the cell prints
-// it: text that ranks print would come in any order.
+// behind. Functions for ranks return their results, and the cell prints them:
+// text that ranks print would come in any order.
 //
 // Only templates are defined here. Threads are started in the library: code
 // that an interpreter compiles has no state of its own.

@@ -1,7 +1,7 @@
 #pragma once
 
 // Published results, one table per CSV file of bench/validate. Its columns are
-// named in the first line; `source` says where a row was read.
+// named in the first line; `source` names the origin of a row.
 
 #include <string>
 #include <vector>

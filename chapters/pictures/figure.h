@@ -67,7 +67,7 @@ class Figure {
     }
   }
 
-  /// The finished picture; `title` is read aloud in its place.
+  /// The finished picture; `title` is its text for screen readers.
   std::string svg(const std::string& title) const;
 
  private:

@@ -59,7 +59,7 @@ class LlamaBlock {
 
  private:
   Tensor compute(const Tensor& x) const;
-  /// What backward computes again with Recompute::kEverySecondProduct.
+  /// Runs the recomputation of Recompute::kEverySecondProduct.
   void replay(const Tensor& x) const;
   Tensor mlp(const Tensor& x) const;
 

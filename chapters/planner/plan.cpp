@@ -141,7 +141,7 @@ double tokens_per_s(const PlanRequest& request, const Prediction& prediction) {
          prediction.step.seconds;
 }
 
-// --- Bounds that cost nothing and leave out most plans -------- --------------
+// --- Bounds that cost nothing and leave out most plans -----------------------
 
 namespace {
 

@@ -46,7 +46,7 @@ struct PlanRequest {
   HybridJob base;
   int world_size = 0;
   std::int64_t batch = 0;
-  /// Of a device; 0: the cluster's.
+  /// Memory of a device; 0: the cluster's.
   double memory_bytes = 0;
   Limits limits;
 

@@ -94,7 +94,7 @@ ProgramRun read_run(const std::string& text, const std::string& source);
 /// Its label, or "06_1f1b zb-h1".
 std::string run_name(const ProgramRun& run);
 
-/// Whether the run lies within the memory of its devices.
+/// Whether the run fits in the memory of its devices.
 bool fits(const ProgramRun& run);
 
 /// Bytes that the busiest rank sends in a step, mean of the run; negative where

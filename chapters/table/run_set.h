@@ -50,8 +50,8 @@ std::vector<ComparedRuns> compare_sets(const std::vector<ProgramRun>& runs);
 std::vector<std::string> compared_cells(const ProgramRun& run,
                                         const ProgramRun& first);
 
-/// "3.64": over the yardstick, which may be null. In brackets if one of the two
-/// does not fit in memory; empty where there is none.
+/// "3.64": the speed-up over the yardstick, which may be null. In brackets if
+/// one of the two does not fit in memory; empty where there is none.
 std::string speed_up_text(const ProgramRun& run, const ProgramRun* one);
 
 /// "nvlink 12 GB, network 4.5 GB", per step by all devices; empty without.

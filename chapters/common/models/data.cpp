@@ -132,7 +132,7 @@ std::string utf8_problem(const std::string& text) {
       valid = (next >> 6) == 0x02;
       code = code << 6 | (next & 0x3fu);
     }
-    // Overlong forms, surrogates and numbers beyond Unicode are no text.
+    // Overlong forms, surrogates and numbers beyond Unicode are not text.
     const std::uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
     valid = valid && code >= smallest[length] && code <= 0x10ffff &&
             (code < 0xd800 || code > 0xdfff);

@@ -44,9 +44,9 @@ class Dependencies {
   std::vector<std::vector<Place>> owners_;  ///< by stage
 };
 
-/// In schedules with updates in their lists, the version that each stage's forward of each micro-batch in the lists
-/// reads; version n has had n updates. Keeps a reference to the schedule, whose routes must be sound; its
-/// actions need not be.
+/// For schedules with updates in their lists: the version of the weights that
+/// each forward reads; version n has had n updates. Keeps a reference to the
+/// schedule, whose routes must be sound; its actions need not be.
 class ReadVersions {
  public:
   explicit ReadVersions(const Schedule& schedule);

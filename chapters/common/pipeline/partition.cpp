@@ -70,7 +70,7 @@ std::string even_list(int num_layers, int num_stages) {
   return text;
 }
 
-/// What counts as a layer.
+/// The layers of a model, in words.
 std::string parts_of(const Options& options) {
   const ModelConfig config = ModelConfig::read(options.model);
   if (config.type == "mlp") return "its embedding and three linear layers";

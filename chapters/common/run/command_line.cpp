@@ -62,7 +62,7 @@ struct CommandLine::Impl {
   using Show = std::function<std::string()>;
 
   CLI::App app;
-  std::string results;  ///< what statuses 0 and 1 mean
+  std::string results;  ///< the meaning of statuses 0 and 1
   std::vector<std::pair<std::string, std::string>> given;
   std::vector<std::pair<std::string, Show>> shows;
   std::vector<std::function<void()>> after_parse;

@@ -16,7 +16,7 @@ namespace shardbook {
 /// Options by name, each with a check of its own. Wraps CLI11.
 class CommandLine {
  public:
-  /// `results` says what exit statuses 0 and 1 mean.
+  /// `results` explains exit statuses 0 and 1.
   CommandLine(const std::string& program, const std::string& summary,
               const std::string& results =
                   "0, every claim holds; 1, a claim does not hold");

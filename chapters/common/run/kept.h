@@ -25,18 +25,18 @@ struct KeptSizes {
 /// The sizes for `rows` samples.
 KeptSizes kept_sizes(const Options& options, std::int64_t rows);
 
-/// What one GPT block keeps.
+/// Bytes kept by one GPT block.
 double kept_by_block(const ModelConfig& config, const KeptSizes& sizes);
-/// What the head and the norm before it keep, without the loss itself.
+/// Bytes kept by the head and the norm before it, without the loss itself.
 double kept_by_head(const ModelConfig& config, const KeptSizes& sizes);
-/// What one layer of the model's LayerList keeps.
+/// Bytes kept by one layer of the model's LayerList.
 double kept_by_layer(const ModelConfig& config, int layer,
                      const KeptSizes& sizes);
 /// Bytes that deferred weight gradients of a layer need: inputs of products,
 /// and the gradients of their outputs.
 double deferred_by_layer(const ModelConfig& config, int layer,
                          const KeptSizes& sizes);
-/// What the whole model keeps, and the loss.
+/// Bytes kept by the whole model, and the loss.
 double kept_by_model(const ModelConfig& config, const KeptSizes& sizes);
 
 }  // namespace shardbook

@@ -43,7 +43,7 @@ class DynamicLossScaler {
   /// Everything that `update` changes, by name; and back.
   std::map<std::string, double> state() const;
   void load_state(const std::map<std::string, double>& numbers);
-  /// Tells whether the step overflowed. DeepSpeed's scalers throw Error when
+  /// Records whether the step overflowed. DeepSpeed's scalers throw Error when
   /// the scale would fall below min_scale.
   void update(bool overflow);
 

@@ -1,4 +1,4 @@
-// What each rank counted, and how rank 0 learns of it.
+// The counts of each rank, and how they reach rank 0.
 
 #include <nlohmann/json.hpp>
 

@@ -38,9 +38,9 @@ class StateFiles {
 
   /// Of all parameters and buffers in the files.
   std::vector<std::string> names() const;
-  /// Throws Error where the files lack elements of `state`, have a field of
-  /// a parameter that it lacks, or hold other shapes or dtypes. `with_optimizer` false:
-  /// looks at parameters and buffers only.
+  /// Throws Error where the files lack elements of `state`, have a field of a
+  /// parameter that it lacks, or hold other shapes or dtypes. `with_optimizer`
+  /// false: checks parameters and buffers only.
   void check(const TrainingState& state, bool with_optimizer) const;
   /// Fills the parts of a state that has been checked, whatever mesh wrote the
   /// files. Creates the optimizer's state.

@@ -28,7 +28,7 @@ class Trace : public Observer, public CommObserver {
   void on_issue(const CommRecord& record) override;
   void on_complete(const CommRecord& record) override;
 
-  /// Seconds since the trace was made. What has not ended ends where it begins.
+  /// Seconds since the trace was made. An open event ends where it begins.
   sim::RankTimeline timeline() const;
 
  private:

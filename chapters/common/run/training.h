@@ -134,12 +134,12 @@ double accumulate_pieces(const Options& options, Module& model,
 /// Forward and backward of this rank's samples of a global batch, in
 /// `num_micro_batches` pieces: rank r of d takes samples r, r + d, r + 2d, ...,
 /// and its piece i of g the samples r + d i, r + d (i + g), ... of those.
-/// `begin_piece` says whether a piece is the last one, `forward` returns the
-/// outputs for its inputs. Each piece counts 1/g in the gradients; the mean over
-/// the ranks is up to the strategy. Returns the mean loss over the global
+/// `begin_piece` is told whether a piece is the last one, `forward` returns the
+/// outputs for its inputs. Each piece counts 1/g in the gradients; the mean
+/// over the ranks is up to the strategy. Returns the mean loss over the global
 /// batch, an f64 on every rank: its all-reduce is under way during the last
-/// backward. `backward` adds the gradient of a piece's loss by itself, its share
-/// included; empty: the graph's backward.
+/// backward. `backward` adds the gradient of a piece's loss by itself, its
+/// share included; empty: the graph's backward.
 Tensor data_parallel_gradients(
     const Options& options, ProcessGroup& dp, const Dataset& data,
     std::int64_t step, std::int64_t num_micro_batches,
@@ -153,7 +153,7 @@ void check_even_batch(const Options& options, int num_ranks,
                       std::int64_t num_micro_batches,
                       const std::string& option);
 
-/// Norm, clipping (--clip), update; forgets the gradients. Returns the norm.
+/// Clips (--clip), updates and clears the gradients. Returns the norm.
 double update_parameters(const Options& options, Optimizer& optimizer);
 
 /// The same for gradients of a loss that was multiplied by the scaler's factor
@@ -165,7 +165,7 @@ double update_unscaled(const Options& options, Optimizer& optimizer,
 /// The same with a known norm, of a gradient that lies on several ranks.
 void clip_and_update(const Options& options, Optimizer& optimizer, double norm);
 
-/// Writes what --save and --logits ask for. Throws RunError, and leaves the
+/// Writes the files of --save and --logits. Throws RunError, and leaves the
 /// file as it was, where weights are not finite and --save-non-finite is off.
 void save_results(const Options& options, const LoadedModel& model,
                   const Dataset& data);

@@ -5,8 +5,8 @@
 //
 //   class DdpStrategy : public ShardedStrategy { ... bills() ... };
 //
-// A chapter gives the layers of its rank and says which part of each parameter a
-// rank holds. Every rank feeds the same token ids [n, S] and targets [n, S] of
+// A chapter provides the layers of a rank and the part of each parameter that
+// it holds. Every rank feeds the same token ids [n, S] and targets [n, S] of
 // the whole batch, and each layer takes its part of them.
 
 #include <functional>
