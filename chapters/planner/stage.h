@@ -64,7 +64,7 @@ struct StageLayout {
   /// Backwards are also run in two parts, as zero bubble requires.
   bool splits_backward = false;
   /// Llama's linear layers compute in FP8: inputs, and gradients of outputs,
-  /// are converted first. The device's FP8 rate gives their speed.
+  /// are converted first. The caller sets the device's rate to FP8's.
   bool converts_to_fp8 = false;
   /// The scale of a conversion is the maximum of its input, which is read once
   /// more (current scaling); false: the maximum of earlier steps.

@@ -27,8 +27,8 @@ std::vector<SafetensorsItem> items_of(const std::vector<NamedTensor>& tensors) {
   return items;
 }
 
-/// A ResNet's tensors under transformers' names. It reinitializes norms without
-/// a number of batches, which does not change their results.
+/// A ResNet's tensors under transformers' names, with num_batches_tracked,
+/// without which transformers reinitializes norms; its value has no effect.
 std::vector<SafetensorsItem> named_as_in_transformers(
     const std::vector<SafetensorsItem>& items) {
   static constexpr std::int64_t kNotCounted = 0;

@@ -121,7 +121,7 @@ std::ofstream open_log(const Options& options) {
     }
     kept += line + "\n";
   }
-  // A killed run must not leave a file without these lines
+  // A killed run must not lose these lines
   const std::string name = kept.empty() ? options.log : options.log + ".new";
   std::ofstream log(name);
   log << kept << std::flush;
