@@ -297,7 +297,7 @@ TEST(DataParallelTrap, DropoutAtLocalRowsDiffersFromOneDevice) {
 
 TEST(DataParallelDevices, OutputsMeetOnTheOutputDevice) {
   World world(3);
-  Linear model("0", 4, 2, init_of(DType::kF64));
+  Linear model("0", 4, 2, {1, DType::kF64, Device()});
   const Tensor x = random_tensor({6, 4}, 1);
   for (const std::size_t i : {0, 2}) {
     DataParallel parallel(model, world.devices, world.devices[i]);
