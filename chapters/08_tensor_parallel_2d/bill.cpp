@@ -26,7 +26,7 @@ double linear_elements(double q, double d, double m, double k, double n) {
 
 namespace {
 
-/// What one micro-batch sends.
+/// Traffic of one micro-batch.
 double micro_batch_bytes(const Sizes& s) {
   const double q = s.q, d = s.d, t = s.tokens, h = s.h;
   const double rows = t / (d * q);  // tokens of this rank
@@ -43,15 +43,15 @@ double micro_batch_bytes(const Sizes& s) {
   elements += reduced(d, s.vocabulary * h / (q * q));
   elements += vector_elements(q, d, s.seq * h);
   elements += linear_elements(q, d, t, h, s.vocabulary) +
-              // X W^T moves the logits in place of X
+              // X W^T sends logits instead of X
               3 * (q - 1) / (q * q) * (t * s.vocabulary - t * h) / d;
 
-  // Sums of the norms, twice; of the loss, three times, then its sum and count
+  // Norms sum twice, the loss three times; then its sum and count
   double stats = norms * 2 * reduced(q, 2 * rows);
   stats += 3 * reduced(q, rows) + reduced(d * q, 2);
   if (s.recompute) {
-    // The forward of each block again: 12 h^2 weights, 7 h columns that are
-    // read, biases of 9 h and two norms
+    // Recomputed blocks: 12 h^2 weights, inputs of 7 h columns, biases of 9 h,
+    // two norms
     elements +=
         s.layers * (q - 1) / (q * q) * (7 * t * h / d + 12 * h * h + 13 * h);
     stats += s.layers * 2 * reduced(q, 2 * rows);
@@ -78,8 +78,8 @@ double kept_bytes(const Sizes& s) {
   const double w = s.h / s.q, v = s.vocabulary / s.q;  // ... in its columns
   const double x = n * w * e;
   const double vector = s.q > 1 ? w * e : 0;  // gathered
-  // A block keeps what it keeps on one device (chapters/common/run/kept.cpp),
-  // and gathered vectors: four of the norms, biases of 9 h
+  // A block keeps the same as on one device (chapters/common/run/kept.cpp),
+  // plus gathered vectors: four of the norms, biases of 9 h
   const double block = 16 * x + n * (4 + s.heads / s.q) * stat + 13 * vector;
   // ln_f: input, output, its vectors and statistics. Logits and the loss
   return s.layers * (s.recompute ? x : block) + 2 * x + 2 * vector +
@@ -104,8 +104,7 @@ struct StepTime : Sizes {
   double x(double columns) const { return tokens * columns / (d * q * q); }
   double w(double k, double n) const { return k * n / (q * q); }
 
-  /// C = A B: the broadcasts of the next step hide behind the product, or it
-  /// behind them.
+  /// C = A B: a product overlaps the next step's broadcasts.
   double ab(double m, double k, double n) const {
     const double arrives =
         std::max(broadcast(q, element * x(k)), broadcast(q, element * w(k, n)));
@@ -122,7 +121,7 @@ struct StepTime : Sizes {
   /// A vector of n is gathered over COL, its gradient scattered.
   double there(double n) const { return all_gather(q, element * n / q); }
   double back(double n) const { return there(n) + over_depth(n); }
-  /// The sum of the gradient of a parameter of n elements.
+  /// Sums the gradient of a parameter of n elements.
   double over_depth(double n) const {
     return all_reduce(d, element * n / (q * q));
   }
@@ -134,7 +133,7 @@ struct StepTime : Sizes {
     return reduced(tokens, n, k, w(k, n), x(k)) +
            reduced(tokens, k, n, x(k), w(k, n)) + over_depth(k * n) + back(n);
   }
-  /// The sums of a norm, there and back alike.
+  /// A norm's sums, the same forward and backward.
   double sums() const { return all_reduce(q, 2 * stat * rows()); }
   double norm_forward() const { return sums() + 2 * there(h); }
   double norm_backward() const { return sums() + 2 * back(h); }
@@ -152,7 +151,7 @@ struct StepTime : Sizes {
            over_linears(
                h, [this](double k, double n) { return linear_backward(k, n); });
   }
-  /// Logits are X W^T; backward multiplies as a forward and as dW does.
+  /// Logits are X W^T; backward computes one A B and one A^T B.
   double head() const {
     const double table = w(vocabulary, h), logits = x(vocabulary);
     return reduced(tokens, h, vocabulary, table, logits) +

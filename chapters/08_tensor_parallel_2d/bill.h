@@ -6,7 +6,7 @@
 
 namespace shardbook::summa {
 
-/// The numbers that a bill is made from.
+/// The sizes that the formulas need.
 struct Sizes : ShardedSizes {
   double q = 1, d = 1;
 };
@@ -25,7 +25,7 @@ double linear_elements(double q, double d, double m, double k, double n);
 double step_bytes(const Sizes& sizes);
 /// Parameters that a rank holds: 1/q^2 of all.
 double parameters_per_rank(const Sizes& sizes);
-/// Activations that a rank keeps of a forward, in bytes.
+/// Activations that a rank keeps for backward, in bytes.
 double kept_bytes(const Sizes& sizes);
 /// Seconds of a step on the cluster `textbook`.
 double step_s(const Sizes& sizes);

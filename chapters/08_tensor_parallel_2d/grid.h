@@ -25,8 +25,8 @@
 
 namespace shardbook::summa {
 
-/// Which of `rows` parts of an activation's rows a rank has, and which of
-/// `columns` parts of its columns.
+/// An activation's block on a rank: its index among `rows` parts of the rows
+/// and `columns` parts of the columns.
 struct BlockPlace {
   int row = 0, rows = 1;
   int column = 0, columns = 1;
@@ -36,7 +36,7 @@ struct BlockPlace {
 struct Place {
   int q = 1, i = 0, j = 0;
 };
-/// Of rank j + q (i + q k).
+/// The place of rank j + q (i + q k).
 Place place_of(int rank, int q);
 
 /// One rank's place and groups. The groups must outlive it.
@@ -44,7 +44,7 @@ struct Grid {
   ProcessGroup* row = nullptr;    ///< fixed i and k; local rank is j
   ProcessGroup* col = nullptr;    ///< fixed j and k; local rank is i
   ProcessGroup* depth = nullptr;  ///< fixed i and j; local rank is k
-  /// Fixed j: all ranks that hold other rows of the batch. `col` without depth.
+  /// Fixed j: the ranks with other rows of the batch; `col` without depth.
   ProcessGroup* batch = nullptr;
 
   int q() const { return row->size(); }
@@ -54,7 +54,7 @@ struct Grid {
   int k() const { return depth == nullptr ? 0 : depth->rank(); }
   Place place() const { return {q(), i(), j()}; }
   int num_ranks() const { return d() * q() * q(); }
-  /// Into how many parts the rows of a batch are cut, and which this rank has.
+  /// Number of parts of a batch's rows, and the index of this rank's part.
   int row_parts() const { return d() * q(); }
   int row_part() const { return k() * q() + i(); }
   BlockPlace block() const { return {row_part(), row_parts(), j(), q()}; }
@@ -69,8 +69,8 @@ Grid grid_of(DeviceMesh& mesh);
 /// numbers of ranks that form squares.
 int side_of(int num_ranks, int depth, const std::string& option);
 
-/// Block (i, j) of a matrix. `blocks` > 1 cuts each of so many groups of columns
-/// over j: the queries, keys and values of attention are three.
+/// Block (i, j) of a matrix. With `blocks` > 1, each of that many groups of
+/// columns is cut over j: attention has queries, keys and values.
 Shards matrix_part(const Place& place, std::int64_t blocks = 1);
 /// Piece i of piece j of a vector, or of the columns of a table.
 Shards vector_part(const Place& place, std::int64_t dim = 0,

@@ -1,11 +1,10 @@
 #pragma once
 
-// What layers that are cut over ranks do between their products, on any group:
-// sums and gathers with the backward that each needs, a norm and a loss whose
-// last dimension is cut. The layers of a square, of squares one above the other
-// and of a cube are all made of these.
+// Operations of sharded layers between their products, on any group: sums and
+// gathers with their backward, and a norm and a loss over a cut last dimension.
+// The 2D, 2.5D and 3D layers are all built from them.
 //
-// A group of size one, or null, makes each of them the operation of one device.
+// With a group of size one, or null, each is the single-device operation.
 
 #include <cstdint>
 
@@ -14,15 +13,15 @@
 
 namespace shardbook::summa {
 
-/// A parameter that the ranks of `group` hold as replicas and use on different
-/// rows: identity, whose backward adds up the ranks' gradients (all_reduce, in
-/// place: the result may be used by one operation).
+/// Identity for a parameter that the ranks of `group` replicate and use on
+/// different rows. Backward sums the ranks' gradients with an in-place
+/// all_reduce, so only one operation may use the result.
 Tensor replicated(const Tensor& parameter, ProcessGroup* group);
 /// The sum over the ranks, on all of them: all_reduce. Its backward is the
 /// identity, since every rank has the whole gradient of the sum already.
 Tensor sum_over(const Tensor& partial, ProcessGroup& group);
 
-/// A call under way, unrecorded; `wait` returns its result.
+/// A call in flight, not recorded for backward; `wait` returns its result.
 class InFlight {
  public:
   /// The ranks' rows end to end.
@@ -51,20 +50,20 @@ Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
                         const Tensor& beta, ProcessGroup& group, double eps);
 
 /// Cross-entropy of rows whose classes are cut over `group`: logits
-/// [.., v] are classes first .. first + v - 1, and those from `vocabulary` on are
-/// padding (0: none is). See cross_entropy_part: three all_reduces of one value
-/// per row forward, none backward.
+/// [.., v] hold classes first .. first + v - 1; classes from `vocabulary` on
+/// are padding (0: no padding). See cross_entropy_part: three all_reduces of
+/// one value per row forward, none backward.
 Tensor split_cross_entropy(const Tensor& logits, const Tensor& targets,
                            std::int64_t first, ProcessGroup& group,
                            std::int64_t vocabulary = 0,
                            Reduction reduction = Reduction::kMean);
 
-/// qkv [b, S, 3h/n], a block's heads of queries, keys and values of n parts of the
-/// columns -> [b, S, h/n]. `options` are those of one device. Rows are whole
-/// sequences, so nothing is sent.
+/// qkv [b, S, 3h/n], one of n parts of the heads of queries, keys and values ->
+/// [b, S, h/n]. `options` are the single-device ones. Rows are whole sequences,
+/// so nothing is sent.
 Tensor block_attention(const Tensor& qkv, const AttentionOptions& options,
                        const BlockPlace& at);
-/// Draws the block's part of the mask of one device.
+/// Draws the block's part of the single-device mask.
 Tensor block_dropout(const Tensor& x, double p, const BlockPlace& at);
 
 /// Linear rows of `x` as a matrix [rows, last dim].

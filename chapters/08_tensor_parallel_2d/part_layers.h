@@ -12,11 +12,11 @@
 
 namespace shardbook::summa {
 
-/// What a rank computes in each layer.
+/// A rank's functions for each type of layer.
 struct PartLayers {
   /// The part of the parameter `name` that this rank holds.
   std::function<Shards(const std::string& name)> layout;
-  /// `name` is the layer's.
+  /// `name` is the layer's name.
   std::function<Tensor(const std::string& name, const Tensor& x,
                        const Tensor& weight, const Tensor& bias)>
       linear;
@@ -30,8 +30,8 @@ struct PartLayers {
   std::function<Tensor(const Tensor& x, const Tensor& table)> logits;
 };
 
-/// Layers of one device with these in their place. Every parameter begins with
-/// the values that one device draws there.
+/// Single-device layers with these functions in their place. Every parameter
+/// starts with its single-device values.
 LayerFactory factory_of(const PartLayers& parts);
 
 /// Queries, keys and values are three blocks of columns, each cut by heads.

@@ -29,18 +29,18 @@ class Travelling {
     return arrays_[slot(t)];
   }
 
-  /// The array for this rank's part of the sum of step t, which rank t gets.
+  /// The array for this rank's term of the sum that goes to rank t.
   const Tensor& part(int t) {
     // The buffer was last used two steps ago, or before
     works_[slot(t)].wait();
     return array_of(t);
   }
-  /// Begins that sum; it travels while the next part is computed.
+  /// Begins the sum of step t; it travels while the next part is computed.
   void reduce(int t) {
     works_[slot(t)] =
         group_.reduce(arrays_[slot(t)], t, ReduceOp::kSum, label_);
   }
-  /// This rank's sum, once all have travelled.
+  /// Waits for all sums; returns this rank's.
   Tensor finish() {
     for (Work& work : works_) work.wait();
     return own_;

@@ -45,7 +45,7 @@ Tensor product_ab(const Tensor& a, const Tensor& b, const Grid& grid);
 Tensor product_abt(const Tensor& a, const Tensor& b, const Grid& grid);
 Tensor product_atb(const Tensor& a, const Tensor& b, const Grid& grid);
 
-/// Books what a backward computes for `input` as a gradient where it becomes a
+/// Books the result of a backward for `input`: as a gradient if it becomes the
 /// parameter's own, otherwise as an activation.
 class GradientScope : public MemoryScope {
  public:

@@ -10,8 +10,7 @@
 namespace shardbook::summa {
 namespace {
 
-/// Pieces of a vector, or of a table's columns, that ranks of one COL put
-/// together.
+/// Assembles a vector, or a table's columns, from pieces within one COL.
 Tensor whole_columns(const Tensor& pieces, const Grid& grid) {
   return gather_columns(replicated(pieces, grid.depth), *grid.col);
 }

@@ -9,8 +9,8 @@
 //
 // Activations [B, S, N] lie in blocks: rank (i, j, k) has part k q + i of the
 // batch and part j of N. Weights are blocks (i, j), vectors pieces i of pieces j.
-// What ranks of one depth sum up over their rows, `replicated` adds over the
-// depth: without it each depth would train a model of its own.
+// `replicated` adds the gradients of all depths: without it each depth would
+// train a model of its own.
 //
 // A grid of one rank computes what one device does, bit for bit. Colossal-AI has
 // these functions as modules: Linear2D, LayerNorm2D, VocabParallelEmbedding2D.
@@ -31,10 +31,10 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                   const Grid& grid, double eps = 1e-5);
 /// qkv [b, S, 3h/q], this rank's heads of queries, keys and values -> [b, S, h/q].
-/// `options` are those of one device. Nothing is sent.
+/// `options` are the single-device ones. Nothing is sent.
 Tensor attention(const Tensor& qkv, const AttentionOptions& options,
                  const Grid& grid);
-/// Draws the block's part of the mask of one device.
+/// Draws the block's part of the single-device mask.
 Tensor dropout(const Tensor& x, double p, const Grid& grid);
 
 /// Ids [B, S] of the whole batch, table [V, h/q^2] -> [b, S, h/q]: the table is
@@ -64,8 +64,8 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
                                          const Grid& grid,
                                          std::int64_t vocabulary = 0);
 
-/// The layers of a GPT in blocks. `vocabulary` is the number of tokens, where the
-/// table has more rows than that.
+/// The layers of a GPT in blocks. `vocabulary` is the number of tokens; the
+/// table may have more rows.
 LayerFactory layers(const Grid& grid, std::int64_t vocabulary = 0);
 /// The part of a GPT's parameter that rank (i, j) holds, by its name.
 Shards layout(const std::string& name, const Place& place);

@@ -16,7 +16,7 @@ namespace shardbook::summa {
 /// Trains the model of the options on all ranks of `group`.
 class SummaStrategy : public ShardedStrategy {
  public:
-  /// Throws Error that names the option and what would divide. Collective.
+  /// Throws Error that names the option and sizes that divide. Collective.
   SummaStrategy(const Options& options, const Grid& grid, ProcessGroup& group,
                 const Passes& passes = {});
 
@@ -28,23 +28,23 @@ class SummaStrategy : public ShardedStrategy {
                : "./shardbook run tensor_parallel_2p5d -- --world-size 8 "
                  "--depth 2 --cluster textbook";
   }
-  /// The documents' MLP on this grid: who holds which shapes.
+  /// Describes the documents' MLP on this grid: the shapes on each rank.
   std::string remarks() override;
 
  private:
   Grid grid_;
 };
 
-/// The options, where the parts in which ranks hold the batch, the heads and the
-/// width divide them; otherwise throws Error that names the option and what would
-/// divide. `what` are the parts of the width.
+/// Returns the options if the ranks' parts divide the batch, the heads and the
+/// width; otherwise throws Error that names the option and sizes that divide.
+/// `what` names the parts of the width.
 Options checked_parts(const Options& options, const Passes& passes,
                       int row_parts, int columns, const std::string& what);
 
 /// The documents' MLP: X [16, 256], 256 -> 1024 -> 256, on d squares of side q.
 std::string describe_mlp(int q, int d);
 /// The same for any cuts: rows of activations and of weights, columns of both.
-/// `elements(M, K, N)` are sent for one product.
+/// `elements(M, K, N)` returns the elements sent for one product.
 std::string describe_mlp(
     int row_parts, int weight_parts, int columns,
     const std::function<double(double m, double k, double n)>& elements);

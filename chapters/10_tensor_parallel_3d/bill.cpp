@@ -23,7 +23,7 @@ double linear_elements(double l, double m, double k, double n,
 
 namespace {
 
-/// What one micro-batch sends.
+/// Traffic of one micro-batch.
 double micro_batch_bytes(const Sizes& s) {
   const double l = s.l, t = s.tokens, h = s.h;
   const auto linear = [&](double k, double n) {
@@ -47,7 +47,7 @@ double micro_batch_bytes(const Sizes& s) {
   double stats = norms * 2 * reduced(l, 2 * rows);
   stats += 3 * reduced(l, rows) + 2 * reduced(l, 2);
   if (s.recompute) {
-    // The forward of each block again: columns that are read and written, weights
+    // Recomputed blocks: columns that are read and written, weights
     elements += s.layers * (l - 1) / (l * l * l) * (16 * t * h + 12 * h * h);
     stats += s.layers * 2 * reduced(l, 2 * rows);
   }
@@ -74,8 +74,8 @@ double kept_bytes(const Sizes& s) {
   const double x = n * w * e;
   // Gathered: a weight [h, h], the table
   const double square = l > 1 ? w * w * e : 0, table = l > 1 ? v * w * e : 0;
-  // A block keeps what it keeps on one device (chapters/common/run/kept.cpp).
-  // Its four products read 7h per token and 12h^2 weights
+  // A block keeps the same as on one device (chapters/common/run/kept.cpp). Its
+  // four products read 7h per token and 12h^2 weights
   const bool keeps = s.keep_gathered && l > 1;
   const double gathered = 7 * l * x + 12 * square;
   const double block =
@@ -114,9 +114,9 @@ struct StepTime : Sizes {
     const double dx = keep_gathered ? y + g : std::max(std::max(y, w) + g, x);
     return dx + std::max(g, x) + w;
   }
-  /// The sum of the gradient of a vector's part of n.
+  /// Sums the gradient of a vector's part of n.
   double vector(double n) const { return all_reduce(l * l, element * n / l); }
-  /// The sums of a norm, there and back alike.
+  /// A norm's sums, the same forward and backward.
   double sums() const { return all_reduce(l, 2 * stat * tokens / (l * l)); }
   /// The two products of attention.
   double attention() const {

@@ -6,7 +6,7 @@
 
 namespace shardbook::cube {
 
-/// The numbers that a bill is made from.
+/// The sizes that the formulas need.
 struct Sizes : ShardedSizes {
   double l = 1;
   bool keep_gathered = true;
@@ -23,7 +23,7 @@ double step_bytes(const Sizes& sizes);
 /// Parameters that a rank holds: 1/l^3 of matrices and the table, 1/l of vectors
 /// and positions.
 double parameters_per_rank(const Sizes& sizes);
-/// Activations that a rank keeps of a forward, in bytes.
+/// Activations that a rank keeps for backward, in bytes.
 double kept_bytes(const Sizes& sizes);
 /// Seconds of a step on the cluster `textbook`.
 double step_s(const Sizes& sizes);

@@ -39,17 +39,17 @@ Layout layout_of(const Tensor& x);
 struct Place {
   int l = 1, i = 0, j = 0, k = 0;
 
-  /// Which of l parts of the columns it has of an activation.
+  /// Index of this rank's part, of l, of an activation's columns.
   int column_part(Layout layout) const {
     return layout == Layout::kStraight ? k : j;
   }
-  /// The same with its part of l^2 of the rows.
+  /// The same with its part of the rows, of l^2.
   summa::BlockPlace block(Layout layout) const {
     return {i * l + column_part(swapped(layout)), l * l, column_part(layout),
             l};
   }
 };
-/// Of rank i + l (j + l k).
+/// The place of rank i + l (j + l k).
 Place place_of(int rank, int l);
 
 /// The groups by their roles in one layout.
@@ -82,9 +82,9 @@ Cube cube_on(DeviceMesh& mesh);
 /// The cube root. Throws Error that names `option` and the nearest cubes.
 int side_of(int num_ranks, const std::string& option);
 
-/// The part of a weight [in, out] of a layer that reads activations of `layout`:
-/// rows block (k, i), columns block j where that is straight. `blocks`: groups of
-/// columns that are cut alike (queries, keys, values).
+/// The part of a weight [in, out] of a layer that reads activations of
+/// `layout`; if straight: rows block (k, i), columns block j. `blocks`: groups
+/// of columns that are cut alike (queries, keys, values).
 Shards weight_part(const Place& place, Layout layout, std::int64_t blocks = 1);
 /// The columns of an activation of `layout`, of a vector or a table's dim.
 Shards column_part(const Place& place, Layout layout, std::int64_t dim = 0,

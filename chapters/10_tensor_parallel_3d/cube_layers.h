@@ -37,7 +37,7 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
 /// whole sequences, so nothing is sent.
 Tensor attention(const Tensor& qkv, const AttentionOptions& options,
                  const Cube& cube);
-/// Draws the block's part of the mask of one device.
+/// Draws the block's part of the single-device mask.
 Tensor dropout(const Tensor& x, double p, const Cube& cube);
 
 /// Ids [B, S] of the whole batch, table [V, h/l] -> [b, S, h/l], straight. The
@@ -65,7 +65,7 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
 
 /// The layers of a GPT: c_attn and c_fc read straight activations, both c_proj
 /// swapped ones; each throws Error for an activation of the other layout.
-/// `vocabulary` is the number of tokens, where the table has more rows than that.
+/// `vocabulary` is the number of tokens; the table may have more rows.
 LayerFactory layers(const Cube& cube, std::int64_t vocabulary = 0);
 /// The part of a GPT's parameter that a rank holds, by its name.
 Shards layout(const std::string& name, const Place& place);

@@ -14,7 +14,7 @@ namespace shardbook::cube {
 /// Trains the model of the options on all ranks of `group`.
 class CubeStrategy : public ShardedStrategy {
  public:
-  /// Throws Error that names the option and what would divide. Collective.
+  /// Throws Error that names the option and sizes that divide. Collective.
   CubeStrategy(const Options& options, const Cube& cube, ProcessGroup& group,
                const Passes& passes = {});
 
@@ -23,7 +23,7 @@ class CubeStrategy : public ShardedStrategy {
     return "./shardbook run tensor_parallel_3d -- --world-size 8 "
            "--cluster textbook";
   }
-  /// The documents' MLP on this cube: who holds which shapes.
+  /// Describes the documents' MLP on this cube: the shapes on each rank.
   std::string remarks() override;
 
  private:

@@ -52,7 +52,7 @@ Topology topology_of(const Way& way) {
   }
 }
 
-/// The layers of one rank, and into how many parts they cut their input.
+/// One rank's layers, and the number of parts of their input.
 struct Cut {
   LayerFactory factory;
   std::int64_t row_parts = 1, column_parts = 1;
@@ -108,7 +108,7 @@ Cost cost_on_rank(const ComparedLayer& layer, const Way& way,
   world.clear_records();
   clock.begin_steps();
   const Tensor y = (*module)(x);
-  // The input was there before; the output, which nothing keeps, is as large
+  // The input existed before; the output is not kept, but has the same size
   cost.kept_bytes = bytes_of(MemoryKind::kActivation) - before;
   autograd::backward({y}, {y.empty_like()});
   clock.end_step();
@@ -180,7 +180,7 @@ std::vector<Lead> leads(const Comparison& all, int ranks) {
   }
   SB_CHECK(!lines.empty(), "comparison: nothing was counted on ", ranks,
            " ranks");
-  // The lowest line begins; the next one is the first to pass below it
+  // Start from the lowest line; the first one to pass below it is next
   const Line* leader = &lines.front();
   for (const Line& line : lines) {
     if (line.fixed < leader->fixed) leader = &line;

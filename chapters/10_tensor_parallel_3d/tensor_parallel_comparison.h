@@ -1,8 +1,8 @@
 #pragma once
 
-// One layer in 1D, 2D, 2.5D and 3D on equally many ranks. Runs on shapes count
-// what a rank holds, keeps, sends and how long it takes; no formula of the pages
-// is used here, so the tests can hold one against the other.
+// One layer in 1D, 2D, 2.5D and 3D on equally many ranks. Runs on shapes
+// measure a rank's memory, traffic and time. They use no formula of the pages,
+// so tests can compare the two.
 
 #include <cstdint>
 #include <string>
@@ -30,12 +30,12 @@ std::vector<Way> ways_for(int ranks);
 struct ComparedLayer {
   bool is_mlp = false;  ///< only the MLP of a transformer block
   std::int64_t h = 4096, heads = 64;
-  std::int64_t sequences = 64;  ///< any number of tokens has so many
+  std::int64_t sequences = 64;  ///< for any number of tokens
   std::vector<double> tokens_over_h = {0.25, 2, 16};
   std::vector<int> ranks = {4, 8, 16, 64};
 };
 
-/// Of one rank, for one forward and backward.
+/// Costs of one rank for one forward and backward.
 struct Cost {
   double weight_bytes = 0;
   double kept_bytes = 0;  ///< for backward, the layer's input included
@@ -64,9 +64,9 @@ struct Lead {
   Way way;
   double tokens = 0;
 };
-/// Who sends the least on so many ranks, from few tokens to many. The bytes of
-/// each way are a constant plus a multiple of the tokens, so the fewest and the
-/// most tokens that were counted determine where two ways are equal.
+/// The ways that send the least on `ranks` ranks, from few tokens to many.
+/// Bytes are linear in the tokens, so the smallest and largest numbers of
+/// tokens determine where two ways are equal.
 std::vector<Lead> leads(const Comparison& all, int ranks);
 
 /// A table, and the leads.

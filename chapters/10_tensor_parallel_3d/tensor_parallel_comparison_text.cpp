@@ -54,7 +54,7 @@ constexpr std::array<Column, 3> kColumns = {
     Column{"sent, MiB", &Cost::sent_bytes, kMiB, 1},
     Column{"time, ms", &Cost::time_s, 1e-3, 2}};
 
-/// No other way has less on as many ranks, for tokens number `i`.
+/// True if no other way on as many ranks has less, for tokens number `i`.
 bool is_least(const Comparison& all, const Compared& one, std::size_t i,
               double Cost::*value) {
   return std::none_of(

@@ -13,7 +13,7 @@ namespace shardbook::dtensor {
 
 namespace {
 
-// `count` parameters that tp leaves `rows` rows of `width` elements.
+// `count` parameters that have `rows` rows of `width` elements under tp.
 struct Matrices {
   double rows, width, count;
 };
@@ -28,7 +28,7 @@ std::vector<Matrices> parameters_of(const ShardedSizes& s, double t) {
           {4 * h / t, 1, layers}, {4 * h / t, h, layers}};  // its c_proj
 }
 
-// Elements of all parameters, of which `rows(n)` of n rows count.
+// Elements of all parameters, counting `rows(n)` of n rows.
 double elements(const std::vector<Matrices>& parameters,
                 const std::function<double(double n)>& rows) {
   double sum = 0;
@@ -44,8 +44,8 @@ double DTensorStrategy::predicted_bytes() const {
   const ShardedSizes s = sizes();
   // tp: four all-reduces per layer
   const double tp = 4 * s.layers * 2 * (t_ - 1) / t_ * s.tokens / d_ * s.h;
-  // dp: every use of a parameter, of which wte has two. R: an all-reduce; S(0):
-  // an all-gather and a reduce-scatter of parts of ceil(n / d) rows.
+  // dp: every use of a parameter; wte has two uses. R: an all-reduce; S(0): an
+  // all-gather and a reduce-scatter of parts of ceil(n / d) rows.
   const auto travels = [this](double n) {
     return setup_.data_parallel == "fsdp" ? d_ * std::ceil(n / d_) : n;
   };
@@ -91,7 +91,7 @@ MemoryBill DTensorStrategy::memory() const {
   here.t = 1;
   // The loss; over dp also this rank's sum and the count of all
   kept += kept_by_head(config(), here) + (d_ > 1 ? 3 : 1) * s.stat;
-  // What FSDP has gathered stays for backward: wte twice, and not wpe
+  // FSDP keeps gathered parameters for backward: wte twice, but not wpe
   if (is_fsdp && d_ > 1) {
     kept += (elements(all, padded) +
              (padded(s.vocabulary) - padded(s.positions)) * s.h) *
@@ -100,7 +100,7 @@ MemoryBill DTensorStrategy::memory() const {
   return bill;
 }
 
-// Nothing hides: each operation waits for the layout that it needs.
+// Nothing overlaps: each operation waits for the layout that it needs.
 double DTensorStrategy::step_s() const {
   if (!textbook::is_chosen(options_)) return kNotPredicted;
   const ShardedSizes s = sizes();
@@ -111,7 +111,7 @@ double DTensorStrategy::step_s() const {
   const double blocks =
       times.block_forward() + times.block_backward() +
       4 * textbook::all_reduce(t_, times.tokens * times.h * s.element);
-  // A use of n rows: an all-reduce, or a gather and a scatter, which take as long
+  // One use of n rows: an all-reduce, or a gather and a scatter, equally long
   const auto used = [&](double n, double width) {
     const double rows =
         setup_.data_parallel == "fsdp" ? d_ * std::ceil(n / d_) : n;

@@ -59,7 +59,7 @@ class DTensor {
   /// the gradient's layout to normalized(placements()).
   DTensor redistribute(const Placements& to) const;
 
-  /// This rank's array, for operations outside. Its gradient is a piece of a
+  /// This rank's array, for ordinary operations. Its gradient is a piece of a
   /// tensor in layout `grad_placements`: by default the forward's, with
   /// replicas for partials. No communication.
   Tensor to_local() const { return to_local(normalized(placements_)); }
@@ -73,7 +73,7 @@ class DTensor {
   DTensor(Tensor local, Mesh mesh, Placements placements, Shape shape,
           std::shared_ptr<GradientLayout> gradient);
   const std::shared_ptr<GradientLayout>& gradient() const { return gradient_; }
-  /// The same without its array: nodes of the graph keep layouts alone.
+  /// The same without its array: graph nodes keep only layouts.
   DTensor layout() const {
     return DTensor(Tensor(), *mesh_, placements_, shape_, gradient_);
   }
@@ -89,11 +89,11 @@ class DTensor {
 /// The layout in which the gradient of one DTensor arrives.
 class GradientLayout {
  public:
-  /// The gradient as its receiver gets it: `grad` in the layout of the first
-  /// one that came. Collective where the layouts differ.
+  /// Brings `grad` to the layout of the first gradient that arrived. Collective
+  /// where the layouts differ.
   Tensor add(const DTensor& of, const Tensor& grad,
              const Placements& placements);
-  /// The layout of the sum; forgets it, for the next backward.
+  /// Returns the sum's layout and resets it for the next backward.
   Placements take(const DTensor& of);
 
  private:
@@ -102,8 +102,8 @@ class GradientLayout {
 
 /// Wraps this rank's array. The gradient comes back in the same layout, with
 /// replicas for partials. Without `shape`, shards are equal. With `run_check`,
-/// throws Error where ranks hold other replicas than coordinate 0, or other
-/// sizes than the layout has.
+/// throws Error if replicas differ from coordinate 0's, or sizes from the
+/// layout's.
 ///
 /// Communication: none; with run_check one broadcast per axis that replicates.
 DTensor from_local(const Tensor& local, const Mesh& mesh,

@@ -147,7 +147,7 @@ DTensor attention(const DTensor& q, const DTensor& k, const DTensor& v,
     rules.push_back({Placements(3, placement), placement});
   }
   const Shape& mesh = q.mesh().shape();
-  // Cuts lie between heads of keys, so queries stay beside the head they read
+  // Cut between key heads, so queries stay with the key head they read
   const std::int64_t kv_heads =
       options.kv_heads == 0 ? options.heads : options.kv_heads;
   const Choice choice =
@@ -290,7 +290,7 @@ DTensor reshape(const DTensor& x, const Shape& shape) {
       "reshape: ", shape_text(x.shape()), " to ", shape_text(shape));
   const Shape& mesh = x.mesh().shape();
   std::vector<Rule> rules = {{{replicate()}, replicate()}};
-  // Dims of the result that must divide, with the dim of x that must, too
+  // Pairs of dims, of the result and of x, that a cut must divide
   std::vector<std::pair<std::size_t, std::size_t>> must_divide;
   for (const DimGroup& group : dim_groups(x.shape(), shape)) {
     if (group.in_begin == group.in_end || group.out_begin == group.out_end) {

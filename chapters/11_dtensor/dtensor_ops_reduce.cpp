@@ -158,7 +158,7 @@ DTensor cross_entropy(const DTensor& logits, const DTensor& targets) {
         "cross_entropy", {logits, targets}, choice, {},
         [](const Tensors& x) { return shardbook::cross_entropy(x[0], x[1]); });
   }
-  // Ranks may have unequally many targets: their sums are over one count
+  // Ranks may have different numbers of targets: divide by the total
   const DTensor rows = targets.redistribute(choice.operands[1]);
   const DType stat = logits.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
   const Tensor count = from_local(count_targets(rows.local(), stat),

@@ -48,7 +48,7 @@ Shards cuts_of_tp(const std::string& name, const Topology& grid, int rank) {
            style->blocks}};
 }
 
-// The part of a parameter that tp leaves to each of its ranks.
+// The part of a parameter on each rank of tp.
 Shape shape_on_tp(const std::string& name, const Topology& grid,
                   const ModelConfig& config) {
   return shape_of(cuts_of_tp(name, grid, 0), whole_of(name, config));

@@ -30,7 +30,7 @@ struct StrategyOptions {
 /// Error where they do not give the world size.
 Topology topology_of(const StrategyOptions& setup, int world_size);
 
-/// Which ranks do the same: the `sim` world runs one of each class.
+/// Ranks with equal work: the `sim` world runs one of each class.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup);
 
 class DTensorStrategy : public ShardedStrategy {
@@ -52,7 +52,7 @@ class DTensorStrategy : public ShardedStrategy {
  private:
   /// Bytes that a rank sends in options.steps steps.
   double predicted_bytes() const;
-  /// What a rank holds, by kind.
+  /// Memory of a rank, by kind.
   MemoryBill memory() const;
   /// Seconds of a step on the cluster `textbook`.
   double step_s() const;

@@ -113,8 +113,8 @@ void add_rowwise_embedding(Module& module, const Mesh& mesh, const Style& style,
 // --- Sequence ------------------------------------------------------------------------
 
 // Each rank normalises its own tokens: gradients of the parameters are terms.
-// Dropout draws at the places of these tokens, which only a DTensor knows: the
-// module lets everything pass, and the hook behind it drops.
+// Dropout must draw at the global places of these tokens, which only a DTensor
+// knows: the module passes its input on, and the hook after it drops.
 void add_sequence(Module& module, const Mesh& mesh, const Style& style) {
   const Placement cut = shard(style.sequence_dim);
   const Placement input = style.input.value_or(cut);

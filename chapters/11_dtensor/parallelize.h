@@ -47,8 +47,8 @@ struct Style {
   Kind kind = Kind::kColwise;
   /// Layouts of the input and of the output; the table's by default.
   std::optional<Placement> input, output;
-  /// colwise: the columns are so many equal blocks, each of which is cut
-  /// (attention's queries, keys and values are three).
+  /// colwise: number of equal blocks of columns, each cut by itself (attention
+  /// has three: queries, keys and values).
   std::int64_t blocks = 1;
   std::int64_t sequence_dim = 1;  ///< of `sequence`
 };
@@ -63,7 +63,7 @@ Style sequence(std::int64_t dim = 1);
 /// Names of modules and their styles; '*' stands for one component of a path.
 using Plan = std::vector<std::pair<std::string, Style>>;
 
-/// Where a parameter went.
+/// How a parameter was cut.
 struct CutParameter {
   std::string name;
   Placement placement;
@@ -74,8 +74,8 @@ struct CutParameter {
 /// Cuts the parameters and adds the hooks. Parameters that no style names stay
 /// whole. Throws Error for a name that nothing matches, a module that a style
 /// does not know, an odd number of Linears in a pairwise style, heads that do
-/// not divide, and where somebody else holds a parameter that is replaced: an
-/// optimizer created before would update tensors that no module has any more.
+/// not divide, and where anything else holds a replaced parameter: an optimizer
+/// created earlier would update tensors that no module uses.
 ///
 /// Communication: none; all ranks have the same parameters.
 std::vector<CutParameter> parallelize_module(Module& root, const Mesh& mesh,
@@ -83,13 +83,13 @@ std::vector<CutParameter> parallelize_module(Module& root, const Mesh& mesh,
 
 /// The placement of a parameter, by its name in the whole module.
 using Partition = std::function<Placement(const std::string& name)>;
-/// What a module makes of a plain tensor: from_local, redistribute, to_local.
+/// Converts a plain tensor: from_local, redistribute, to_local.
 using LayoutChange = std::function<Tensor(const Tensor& x, const Mesh& mesh)>;
 
-/// The same without a plan: `partition` says how each parameter is cut, `input`
-/// changes what comes into the root, `output` what leaves it. Each may be left
-/// out; parameters are replicas then. torch.distributed.tensor's
-/// distribute_module. Errors and communication as above.
+/// The same without a plan: `partition` cuts each parameter (default:
+/// replicas), `input` and `output` convert the root's input and output. Each
+/// may be left out. torch.distributed.tensor's distribute_module. Errors and
+/// communication as above.
 std::vector<CutParameter> distribute_module(
     Module& root, const Mesh& mesh, const Partition& partition,
     const LayoutChange& input = nullptr, const LayoutChange& output = nullptr);

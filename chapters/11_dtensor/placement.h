@@ -35,7 +35,7 @@ struct Placement {
   bool is_shard() const { return kind == Kind::kShard; }
   bool is_shard(std::int64_t of) const { return is_shard() && dim == of; }
   bool is_partial() const { return kind == Kind::kPartial; }
-  /// A partial that matrix products keep: of a sum or an average.
+  /// True for partials that matrix products preserve: sums and averages.
   bool is_linear() const {
     return is_partial() && (op == PartialOp::kSum || op == PartialOp::kAvg);
   }
@@ -64,7 +64,7 @@ Placements normalized(Placements placements);
 
 /// Part `index` of n elements by rule CEIL.
 struct Part {
-  std::int64_t full = 0;    ///< ceil(n / P): what collectives pad parts to
+  std::int64_t full = 0;    ///< ceil(n / P), the padded length in collectives
   std::int64_t offset = 0;  ///< of its first element
   std::int64_t size = 0;    ///< 0 for trailing parts that are empty
 };

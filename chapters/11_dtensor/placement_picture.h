@@ -35,7 +35,7 @@ Held held_by(const std::string& name, const Shape& shape, int num_ranks,
 Held held_by(const std::string& name, const Shape& shape,
              const Placements& placements, const Shape& mesh);
 
-/// One below the other. Cells that equal ranks hold are one.
+/// One below the other. Cells with the same ranks are merged.
 std::string picture_text(const std::vector<Held>& all);
 /// An SVG of its own; a color per set of ranks.
 std::string picture_svg(const std::vector<Held>& all);

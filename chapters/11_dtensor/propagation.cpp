@@ -109,8 +109,8 @@ DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
                 const Choice& choice, const Shape& result_shape,
                 const std::function<Tensor(const Tensors&)>& function) {
   const Mesh& mesh = operands[0].mesh();
-  // Axes on which all ranks compute the same: a gradient that consists of terms
-  // can pass there as it is
+  // Axes on which all ranks compute the same: a partial gradient can pass there
+  // unchanged
   std::vector<bool> is_copy(mesh.ndim());
   for (std::size_t axis = 0; axis < mesh.ndim(); ++axis) {
     is_copy[axis] = choice.result[axis].is_replicate() &&
@@ -119,7 +119,7 @@ DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
                                   return placements[axis].is_replicate();
                                 });
   }
-  // The layout in which the gradient of the result went in, set by backward
+  // The layout of the result's gradient, set by backward
   const auto arrived = std::make_shared<Placements>();
 
   Tensors locals;

@@ -43,9 +43,9 @@ Choice propagate(const std::string& name, const std::vector<DTensor>& operands,
                  const std::function<bool(const Choice&)>& is_valid = nullptr);
 
 /// Brings the operands to their layouts, computes on the local arrays, and
-/// wraps the result. The gradient of the result comes to the layout that the
-/// local backward needs; that of an operand is a shard for a shard, and for a
-/// replica a term of a sum, if its ranks computed different parts.
+/// wraps the result. Backward brings the result's gradient to the layout that
+/// the local backward needs. A shard's gradient is a shard; a replica's is a
+/// term of a sum if its ranks computed different parts.
 DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
                 const Choice& choice, const Shape& result_shape,
                 const std::function<Tensor(const Tensors&)>& function);
@@ -58,7 +58,7 @@ DTensor compute(const std::string& name, const std::vector<DTensor>& operands,
 /// Replicas of all operands; or the first operand cut along one of its first `dims`
 /// dims, the others whole.
 std::vector<Rule> rules_of_rows(std::int64_t dims, std::size_t operands = 1);
-/// Adds: sums and averages of all operands stay what they are.
+/// Adds rules: sums (averages) of all operands give a sum (average).
 void keep_terms(std::vector<Rule>& rules, std::size_t operands = 1);
 
 /// Counted from the front. Throws Error for a dim that x does not have.

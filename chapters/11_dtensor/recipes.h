@@ -28,8 +28,8 @@ namespace shardbook::dtensor {
 Tensor borrowed(const Tensor& parameter, const Mesh& dp,
                 const Placement& placement, const Shape& whole);
 
-/// Lends the module's parameters, `whole` their shapes, to each of its forwards.
-/// Hooks that `inside` adds run within.
+/// Lends the module's parameters, of shapes `whole`, to each of its forwards.
+/// Hooks that `inside` adds run while they are lent.
 void lend_parameters(
     Module& module, const Mesh& dp, const Placement& placement,
     const std::vector<Shape>& whole,

@@ -131,7 +131,7 @@ struct Axis {
     return cut(mine, dim, 0, part.size);
   }
 
-  // Sends the part of every other rank along `to`, of the own part along `from`.
+  // Cuts the own part along `to`, and sends each other rank its piece.
   Tensor all_to_all(const Tensor& x, std::int64_t from, std::int64_t to) const {
     const std::int64_t n = length(whole, from);
     const std::int64_t full_from = ceil_div(n, parts);
@@ -237,7 +237,7 @@ std::vector<Move> moves_between(const Placements& from, const Placements& to) {
   Placements now = from;
   const auto move = [&moves, &now](std::size_t axis, const Placement& target) {
     if (now[axis] == target) return;
-    // Terms of one kind become terms of another by way of their result
+    // Partials of one kind become another kind via their result
     if (now[axis].is_partial() && target.is_partial()) {
       moves.push_back({axis, now[axis], replicate()});
       now[axis] = replicate();

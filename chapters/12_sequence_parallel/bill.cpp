@@ -10,7 +10,7 @@
 namespace shardbook::sequence_parallel {
 namespace {
 
-/// Of a micro-batch of `rows` samples.
+/// Sizes of a micro-batch of `rows` samples.
 struct Sizes {
   double c, rows, s, h, heads, layers, vocabulary, positions;
   double element, sum;  // bytes of an element, and of one of a sum
@@ -33,16 +33,16 @@ Sizes sizes_of(const Options& options, const ModelConfig& config, int c,
   return sizes;
 }
 
-/// What one rank keeps of a forward.
+/// Activations that one rank keeps for backward.
 double kept_bytes(const Options& own, const ModelConfig& config,
                   const SequenceOptions& setup, const Sizes& z,
                   std::int64_t rows) {
-  // Each layer keeps what it keeps of as many tokens on one device
+  // Each layer keeps the same as for as many tokens on one device
   const KeptSizes sizes = kept_sizes(own, rows);
   const double kept = kept_by_model(config, sizes);
   const double tokens = sizes.rows * sizes.tokens;
   if (setup.kind == Kind::kUlysses) {
-    // And the output of attention by heads, beside the same by tokens
+    // And the output of attention by heads, as well as by tokens
     return kept + z.layers * tokens * z.h * z.element;
   }
   if (setup.kind != Kind::kRsa) return kept;
@@ -109,8 +109,8 @@ namespace {
 using textbook::all_gather;
 using textbook::all_reduce;
 
-/// Ring attention on the rank that the others wait for: two products forward and
-/// five backward, of the pairs of its first step and of each other one.
+/// Ring attention on the slowest rank: two products forward and five backward,
+/// over the pairs of its first step and of each later step.
 double ring_s(double c, double first, double other, double hop,
               double hop_of_sums) {
   const double forward =
@@ -123,7 +123,7 @@ double ring_s(double c, double first, double other, double hop,
 
 /// Attention of one layer, forward and backward.
 double attention_s(const SequenceOptions& setup, const Sizes& z) {
-  // One product of so many pairs of query and key, for all heads
+  // One product for this many pairs of query and key, for all heads
   const auto a = [&](double pairs) {
     return 2 * pairs * z.h * z.rows / textbook::kRate;
   };
@@ -131,7 +131,7 @@ double attention_s(const SequenceOptions& setup, const Sizes& z) {
   const double all = a(z.s * (z.s + 1) / 2);
   if (c == 1) return 7 * all;
   if (setup.kind == Kind::kUlysses) {
-    // An exchange takes as long as a gather of as much as one rank has
+    // An exchange takes as long as a gather of one rank's elements in total
     return 7 * all / c + 8 * all_gather(c, part * z.element);
   }
   if (setup.kind == Kind::kRsa) {
@@ -190,7 +190,7 @@ Bill sequence_bill(const Options& options, const ModelConfig& config,
 
 namespace {
 
-/// What Megatron's layers keep.
+/// Activations that Megatron's layers keep.
 double megatron_kept(const Options& options, const ModelConfig& padded,
                      const Sizes& z, std::int64_t rows,
                      bool recompute_attention) {
@@ -219,8 +219,7 @@ double megatron_step_s(const Options& options, const ModelConfig& padded, int t,
     textbook::GptTimes times = textbook::gpt_times(options, padded, z.rows);
     times.t = t;
     const double h = z.h, x = all_gather(t, z.z() * z.element);
-    // Backward's gather travels beside the product for dW, its scatter beside
-    // that for dX
+    // Backward's gather overlaps the product for dX, its scatter the one for dW
     const auto column = [&](double weights) {
       const double g = times.product(2 * weights);
       return x + g + 2 * std::max(x, g);

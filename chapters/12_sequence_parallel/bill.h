@@ -14,7 +14,7 @@ namespace shardbook::sequence_parallel {
 struct LayerElements {
   double forward = 0;   ///< of the model's dtype
   double backward = 0;  ///< of the model's dtype
-  /// Of f32 (f64 for f64): gradients that are summed on their way.
+  /// In f32 (f64 for f64): gradients that are summed on their way.
   double backward_sums = 0;
 };
 /// z = b s h of a whole sequence. `kv_share`: key heads as a part of heads.
@@ -22,12 +22,12 @@ LayerElements layer_elements(const SequenceOptions& setup, double c, double z,
                              double kv_share = 1);
 
 /// Bytes of options.steps steps (attention, the gradients of all parameters, loss
-/// and norm), what a rank holds, and seconds of a step on the cluster `textbook`.
+/// and norm), a rank's memory, seconds of a step on the cluster `textbook`.
 Bill sequence_bill(const Options& options, const ModelConfig& config,
                    const SequenceOptions& setup, int c,
                    std::int64_t num_parameters, std::int64_t micro_batches);
 
-/// Megatron's, of a rank of t. `padded` has the vocabulary with its padding.
+/// Megatron's, on t ranks. `padded` has the vocabulary with its padding.
 Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
                    std::int64_t micro_batches, bool recompute_attention);
 

@@ -42,8 +42,8 @@ Tensors split_qkv(const Tensor& qkv);
 /// Dropout of x [n, s/c, h] that draws what one device draws for [n, s, h].
 AnyModule cut_dropout(double p, Layout layout, int rank, int c);
 
-/// The layers of one rank, for sequences of s tokens. Those of one device where
-/// c = 1.
+/// The layers of one rank, for sequences of s tokens. Single-device layers
+/// where c = 1.
 LayerFactory sequence_layers(const SequenceOptions& setup, std::int64_t s,
                              ProcessGroup& cp);
 

@@ -30,7 +30,7 @@ namespace shardbook::sequence_parallel {
 ///
 /// Keeps only x, and gathers it once more for the gradient of the weight.
 /// Communication, in n s in elements: an all_gather forward; backward an
-/// all_gather of x, behind which the gradient of the input hides, and a
+/// all_gather of x, which overlaps the product for the gradient of x, and a
 /// reduce_scatter of that gradient. Without requires_grad, a weight causes no
 /// gather in backward, and x no scatter.
 Tensor gathered_linear(const Tensor& x, const Tensor& weight,

@@ -103,7 +103,7 @@ class RingAttention {
     return Tensor::zeros(x.shape(), {sum_dtype_, x.device()});
   }
 
-  /// Keys and values leave for the next rank, unless they have been everywhere.
+  /// Keys and values leave for the next rank, unless they have visited all.
   Hop pass_on(const Tensors& here, int step) const {
     if (step + 1 == cp_.size()) return {};
     return Hop(cp_, here, kKeysTag, "K, V");
@@ -125,8 +125,8 @@ class RingAttention {
     merge_attention(sums, block.queries.begin, added);
   }
 
-  /// Adds what earlier ranks found for the block that is here, which arrives
-  /// while this rank computes, and sends the sum after the block.
+  /// Adds earlier ranks' gradients for the current block, which arrive while
+  /// this rank computes, and sends the sum after the block.
   Hop send_gradients(Hop before, Tensors own, int step) const {
     if (step > 0) {
       const Tensors earlier = before.wait();

@@ -40,7 +40,7 @@ std::vector<TokenRun> token_runs(Layout layout, int rank, int c,
                                  std::int64_t s);
 
 /// Positions of the rank's tokens in the whole sequence, in the rank's order:
-/// what position embeddings, targets and loss masks are cut by.
+/// position embeddings, targets and loss masks are cut by them.
 std::vector<std::int64_t> positions(Layout layout, int rank, int c,
                                     std::int64_t s);
 
@@ -51,11 +51,11 @@ Tensor cut_sequence(const Tensor& whole, std::int64_t dim, Layout layout,
 /// The whole from the ranks' parts, by rank.
 Tensor join_sequence(const Tensors& parts, std::int64_t dim, Layout layout);
 
-/// What rank `rank`, with n queries, computes with the n keys of rank `source`.
-/// Nothing where the mask hides all of them.
+/// The blocks that rank `rank` computes from its n queries and the n keys of
+/// rank `source`. Empty where the mask hides all of them.
 ///
-/// `runs_apart` never lets one block hold tokens of two runs: dropout's mask
-/// needs rows at equal distances in one device's [s, s].
+/// With `runs_apart`, no block holds tokens of two runs: dropout's mask needs
+/// rows at equal distances in one device's [s, s].
 std::vector<AttentionBlock> visible_blocks(Layout layout, int rank, int source,
                                            int c, std::int64_t n, bool causal,
                                            bool runs_apart = false);

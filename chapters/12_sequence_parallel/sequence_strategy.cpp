@@ -42,7 +42,7 @@ ShardedModel megatron_model(const Options& options,
     return tensor_parallel::layout(name, rank, t);
   };
   model.padded_vocabulary = padded_rows(config, tp.size());
-  // What is used on cut tokens has only their part of the gradient
+  // Parameters that are used on cut tokens have a partial gradient
   model.finish_gradients = [&tp](const std::vector<NamedTensor>& parameters) {
     Tensors partial;
     for (const NamedTensor& each : parameters) {
