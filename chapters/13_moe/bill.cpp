@@ -72,7 +72,7 @@ Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
   return here;
 }
 
-/// Bytes of all steps that depend on the routing: what the layers have seen.
+/// Routing-dependent bytes of all steps, from the layers' records.
 double routed_bytes(const KeptSizes& z, double h, const MoeOptions& moe,
                     const BillSizes& sizes, const MoeRecord& record) {
   double bytes = 0;
@@ -200,7 +200,7 @@ struct StepTime {
   double h() const { return model.h; }
   double c_attn() const { return model.product(6 * h() * h()); }
   double c_proj() const { return model.product(2 * h() * h()); }
-  /// Of slots: in all, and times their width in bytes.
+  /// The number of slots, and their size in bytes.
   double all_slots() const { return experts * slots; }
   double slot_bytes() const { return element * all_slots() * h(); }
 
@@ -228,7 +228,7 @@ struct StepTime {
     return c_attn() + model.attention() + c_proj() + a() + gate() +
            2 * exchange() + 2 * expert() + gather() + cut_gather() + cut_sum();
   }
-  /// Of a block's backward, what is behind the gradients of its experts.
+  /// A block's backward after the gradients of its experts.
   double rest() const {
     return cut_sum() + exchange() + gather() + 2 * gate() + 2 * c_proj() +
            2.5 * model.attention() + c_attn() + std::max(c_attn(), a());
@@ -237,16 +237,16 @@ struct StepTime {
     return cut_gather() + exchange() + 4 * expert() + rest();
   }
 
-  /// From the loss on.
+  /// The backward, from the loss on.
   double whole_backward() const {
     return 2 * model.head() + a() + layers * backward();
   }
-  /// What the sum of the losses takes beyond `hidden`, work that it travels beside.
+  /// Time of the sum of the losses that the work `hidden` does not cover.
   double loss_left(double hidden) const {
     return std::max(0.0, textbook::all_reduce(sizes.dp, 8) - hidden);
   }
-  /// What stages of ZeRO do behind a backward, and `loss` before: reduce gradients,
-  /// those of experts during the rest of the backward; offloaded, copy them away.
+  /// ZeRO's time after backward and `loss`: reduces gradients (experts' during
+  /// the rest of backward); with offload, copies them to the host.
   double reduced(double dense, double experts, double loss) const {
     const double left = experts - rest();
     if (sizes.ep == 1 && sizes.t == 1) {  // one group for all
@@ -296,8 +296,8 @@ struct StepTime {
   }
 };
 
-/// Experts in every layer, with slots. ZeRO sends one message for each list, which
-/// must not meet those of TP in one group.
+/// Needs equal experts with slots in every layer. ZeRO's one message per list
+/// must not meet TP's in one group.
 bool has_step_time(const Options& options, const ModelConfig& config,
                    const MoeOptions& moe, const BillSizes& sizes,
                    const Parameters& here) {
@@ -351,7 +351,7 @@ Bill predicted_bill(const Options& options, const ModelConfig& config,
       reduced.once + steps * (micro * layer_bytes(options, config, moe, sizes) +
                               reduced.step + scalars);
   if (depends_on_routing(moe)) {
-    // On shapes, some micro-batches stand for all
+    // On shapes, a few micro-batches represent all
     bill.bytes =
         options.backend == "sim"
             ? kNotPredicted

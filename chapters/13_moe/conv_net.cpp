@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kTokenWidth = 84;
 
-/// As PyTorch's layers begin: uniform, by the inputs of an output.
+/// PyTorch's initialization: uniform, scaled by the number of inputs.
 Tensor uniform(const std::string& name, const Shape& shape, std::int64_t inputs,
                const InitOptions& init) {
   return make_uniform_parameter(

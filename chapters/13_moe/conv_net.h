@@ -54,8 +54,8 @@ struct ConvResult {
   std::vector<NamedTensor> parameters;  ///< this rank's
 };
 /// Trains on the ranks of `world`: rank r of W has images r, r + W, ... of a batch.
-/// With `groups`, a multiple of W, it routes by themselves the images that each of
-/// so many ranks would have. Collective.
+/// With `groups`, a multiple of W, it routes the images in groups, as that many
+/// ranks would. Collective.
 ConvResult train_conv_net(const ConvNetOptions& options,
                           const ConvTraining& training,
                           const CifarImages& images, ProcessGroup& world,

@@ -42,7 +42,7 @@ std::vector<PlaceRun> runs_of(const GateCall& call) {
   return runs;
 }
 
-/// Random numbers for x [S, n], those of the same elements of one device's
+/// Random numbers for x [S, n], equal to one device's for the same elements of
 /// [B, tokens of a sample, n]. `fill` draws them.
 using Fill = std::function<void(const Tensor& values, const ShardView& view)>;
 Tensor drawn(const Tensor& x, const GateCall& call, const Fill& fill) {
@@ -73,8 +73,8 @@ Tensor value_tensor(const std::vector<double>& values, const Shape& shape,
                              shape, like.device());
 }
 
-/// The fraction of tokens that an expert is the first choice of (k >= 3: its
-/// share of all choices), [E].
+/// [E]: the fraction of tokens whose first choice is this expert (k >= 3: its
+/// share of all choices).
 Tensor first_choices(const Routing& routing, const Tensor& gates) {
   std::vector<double> share(at(routing.experts), 0);
   const std::int64_t counted = routing.k > 2 ? routing.k : 1;
@@ -93,7 +93,7 @@ Tensor weights_of(const Routing& routing, const Tensor& gates,
                   bool is_dropless) {
   const std::int64_t s = routing.tokens, k = routing.k, e = routing.experts;
   const std::int64_t n = s * k;
-  // Choices that were dropped point behind the table, where zeros are read
+  // Dropped choices point past the table, where zeros are read
   std::vector<std::int64_t> place;
   std::vector<double> kept_none;
   if (!gates.is_meta()) {
@@ -111,7 +111,7 @@ Tensor weights_of(const Routing& routing, const Tensor& gates,
   const Tensor picked = reshape(
       embedding_part(table, index_tensor(place, {n}, gates), 0), {s, k});
   if (k == 1) return picked;
-  // Tokens that kept nothing divide by 1
+  // Tokens without a kept choice divide by 1
   const Tensor ones = value_tensor(kept_none, {s}, gates);
   return div(picked, reshape(add(sum(picked, 1), ones), {s, 1}));
 }

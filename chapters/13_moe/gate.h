@@ -30,7 +30,7 @@ struct GateResult {
   Tensor z_loss;
 };
 
-/// How a gate is called: what depends on the step and on the other ranks.
+/// Arguments that depend on the step and on the other ranks.
 struct GateCall {
   std::string name;          ///< names the random streams
   std::int64_t per_row = 1;  ///< tokens of a sample that this rank has

@@ -9,7 +9,7 @@
 namespace shardbook::moe {
 namespace {
 
-/// The ranks of the group over these axes that `rank` is in.
+/// The ranks of the group over these axes that contains `rank`.
 std::string group_text(const Topology& grid, int rank,
                        const std::vector<std::string>& axes) {
   for (const std::vector<int>& group : grid.groups(axes)) {

@@ -13,8 +13,8 @@
 // An EP group is a run of `ep` ranks of a data-parallel group, so its ranks hold
 // different tokens. With use_data_before_expert_parallel the strides of EP and EDP
 // are exchanged. Tensor-parallel ranks are neighbours; each group has ranks of
-// equal place in theirs, as DeepSpeed's with enable_expert_tensor_parallelism.
-// (Its other experts use EP groups of consecutive ranks, TP peers included; the
+// one TP rank, as in DeepSpeed with enable_expert_tensor_parallelism. (Its
+// other experts use EP groups of consecutive ranks, TP peers included; the
 // divisor of gradients is the same.)
 //
 // DeepSpeed, deepspeed/utils/groups.py.

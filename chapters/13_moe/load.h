@@ -13,7 +13,7 @@ namespace shardbook::moe {
 /// Choices per expert, by layer.
 using Loads = std::map<std::string, std::vector<std::int64_t>>;
 
-/// The sums over the ranks that say `counts`; outside of the ledger. Collective.
+/// Sums over the ranks where `counts` is true; not in the ledger. Collective.
 Loads sum_loads(const MoeRecord& record, ProcessGroup& world, bool counts);
 
 /// Choices per expert by layer, as a JSON object; for report.html.

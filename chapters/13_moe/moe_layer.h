@@ -55,13 +55,13 @@ struct MoeGroups {
   int ep_stride = 1;
 };
 
-/// What the layers of a model tell and are told while it trains.
+/// Data exchanged with a model's layers while it trains.
 struct MoeRecord {
-  /// The number that the main loss' backward starts from: so that auxiliary
-  /// losses, which start on their own, count as much.
+  /// The number that the main loss' backward starts from. Auxiliary losses
+  /// start from it too, so they count as much.
   double loss_scale = 1;
-  /// The tokens of each sample that the layers see: draws are keyed by their
-  /// places in the whole one. By default all.
+  /// The tokens of each sample that the layers see; default: all. Draws are
+  /// keyed by their places in the whole sample.
   SamplePart part;
 
   struct Load {
@@ -81,14 +81,15 @@ struct MoeRecord {
 
 class MoeLayer : public ModuleOf<MoeLayer> {
  public:
-  /// `mlp_beside` is the residual MLP or the shared expert, where there is one.
-  /// A copy of a module shares its tensors: layers may have the same one.
+  /// `mlp_beside` is the residual MLP or the shared expert, if any. Copies of a
+  /// module share its tensors, so several layers may have the same one.
   MoeLayer(const std::string& name, const ExpertsShape& shape,
            const MoeOptions& options, const InitOptions& init,
            AnyModule mlp_beside, AnyModule dropout, const MoeGroups& groups,
            std::shared_ptr<MoeRecord> record);
-  /// [n, S, M] -> [n, S, M], or [n, M] of samples that are tokens. The losses of the gate join the graph here: their
-  /// backward starts from record->loss_scale when the output's runs.
+  /// [n, S, M] -> the same, or [n, M] where each sample is one token. The
+  /// gate's losses join the graph here: their backward starts from
+  /// record->loss_scale when the output's runs.
   Tensor forward(const Tensor& x) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "MoeLayer"; }
@@ -105,10 +106,10 @@ class MoeLayer : public ModuleOf<MoeLayer> {
   Tensor with_capacity(const Tensor& rows, const GateResult& gated);
   Tensor dropless(const Tensor& rows, const GateResult& gated,
                   std::int64_t per_row);
-  /// Choices [E] of another rank of EP in a run on shapes, which draws them.
+  /// Choices [E] that a run on shapes draws for another EP rank.
   std::vector<std::int64_t> drawn_counts(int source, std::int64_t tokens,
                                          std::int64_t per_row) const;
-  /// The largest count of the ranks of EP.
+  /// The largest `count` over the ranks of EP.
   std::int64_t most_of_ranks(std::int64_t count, const Tensor& rows,
                              std::int64_t per_row) const;
   Tensor attach_losses(const Tensor& y, const GateResult& gated);
@@ -128,7 +129,7 @@ decltype(LayerFactory::mlp) moe_mlp(const MoeOptions& options,
 
 /// Experts of layer `layer`.
 std::int64_t experts_of_layer(const MoeOptions& options, std::int64_t layer);
-/// Of the layer that has most.
+/// Experts of the layer that has the most.
 int most_experts(const MoeOptions& options);
 /// Whether the options ask for a residual MLP or a shared expert.
 bool has_mlp_beside(const MoeOptions& options);

@@ -91,8 +91,8 @@ void MoeStrategy::make_optimizers() {
     return;
   }
 
-  // ZeRO divides by its group, and the gradient of experts by dp: by what is
-  // left of dp when its group has divided, as if the loss had been scaled by it
+  // Experts' gradients are divided by dp: by ZeRO's group inside ZeRO, and by
+  // the rest of dp as by a loss scale
   const double left = static_cast<double>(dp_.size()) / replicas_.size();
   dense_part_ = std::make_unique<ParameterSubset>(dense);
   dense_zero_ =
@@ -154,8 +154,8 @@ double MoeStrategy::global_norm() {
     const double norm = grad_norm(own_);
     squares = norm * norm;
   } else {
-    // A shard has one owner among its replicas. What TP does not cut, all of its
-    // ranks have: the first one counts it
+    // A shard has one owner among its replicas. Parameters that TP does not cut
+    // are on all of its ranks: the first one counts them
     const bool is_first = mesh_.coordinate("tp") == 0;
     const int here = mesh_.world().rank();
     const auto is_counted = [&](const std::string& name) {
@@ -206,7 +206,7 @@ TrainingState MoeStrategy::state() {
   if (!dense_zero_) {
     add_whole(state, model_->named_parameters(), *optimizer_);
   }
-  // Two ZeRO optimizers: their parts, and what each does after loading
+  // Two ZeRO optimizers: their parts, and their steps after loading
   std::vector<decltype(state.loaded)> loaded;
   for (zero::ZeroOptimizer* each : {dense_zero_.get(), expert_zero_.get()}) {
     if (each == nullptr) continue;
@@ -246,7 +246,7 @@ std::vector<Bill> MoeStrategy::bills() {
   sizes.offload = setup_.cpu_offload;
   sizes.micro_batches = setup_.micro_batches;
   Bill bill = predicted_bill(options_, config_, setup_.moe, sizes, *record_);
-  // A run that goes on from a checkpoint gathers what it has loaded
+  // A run resumed from a checkpoint gathers the loaded parameters
   if (options_.first_step > 0) {
     for (const auto* each : {dense_zero_.get(), expert_zero_.get()}) {
       if (each != nullptr) bill.bytes += each->predicted_load_bytes();

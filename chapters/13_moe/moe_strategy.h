@@ -10,8 +10,8 @@
 //   E + Z + M   both; with offload, the optimizer is on the host
 //
 // Each rank's loss is the mean over its own tokens, so every gradient is divided
-// by the number of data-parallel ranks: that of experts too, although only dp / ep
-// ranks sum it. Their all-to-all has already brought them the tokens of ep ranks.
+// by the number of data-parallel ranks: the experts' too, although only dp / ep
+// ranks sum them: the all-to-all has already brought the tokens of ep ranks.
 
 #include <memory>
 #include <string>

@@ -11,7 +11,7 @@
 namespace shardbook::moe {
 namespace {
 
-/// The position of the largest of n values, the first of equals, but for the
+/// Position of the largest of n values (the first of equals), except the
 /// `num_chosen` positions at `chosen`.
 std::int64_t largest(const double* values, std::int64_t n,
                      const std::int64_t* chosen, std::int64_t num_chosen) {
@@ -35,8 +35,8 @@ std::vector<double> with_gumbel(const double* logits, std::int64_t n,
   return noisy;
 }
 
-/// Keeps the first `capacity` of those that chose an expert, in this order of
-/// choices (numbers s k + j); slots count on in it.
+/// Keeps the first `capacity` choices of each expert in `order` (numbers s k +
+/// j), which also numbers the slots.
 void keep_first(Routing& routing, const std::vector<std::int64_t>& order) {
   std::vector<std::int64_t> next(at(routing.experts), 0);
   for (const std::int64_t choice : order) {

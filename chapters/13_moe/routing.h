@@ -88,9 +88,8 @@ struct SamplePart {
 /// Random numbers for the tokens of a gate, by their place in the global batch.
 class TokenDraws {
  public:
-  /// Tokens [rows, per_row] whose rows lie in the batch as `random.batch` says,
-  /// and in their samples as `part` says. Throws Error when `part` has another
-  /// number of tokens.
+  /// Tokens [rows, per_row] placed in the batch by `random.batch`, and in their
+  /// samples by `part`. Throws Error when `part` has another number of tokens.
   TokenDraws(const std::string& gate, const RandomState& random,
              std::int64_t per_row, SamplePart part = {});
   /// In (0, 1): draw `index` of `purpose` for a token.
@@ -111,7 +110,7 @@ class TokenDraws {
   SamplePart part_;
 };
 
-/// Who goes where.
+/// The expert and the slot of each choice.
 struct Routing {
   std::int64_t tokens = 0, k = 0, experts = 0;
   std::int64_t capacity = 0;

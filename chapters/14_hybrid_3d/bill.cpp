@@ -179,14 +179,14 @@ double layer_deferred(const BillSizes& z, int layer, std::int64_t rows) {
   if (layer == 0 || layer == last) {
     return deferred_by_layer(z.layers->padded, layer, sizes);
   }
-  // The input of a block that is computed again stays
+  // A recomputed block keeps its input
   const double input =
       z.setup->recompute == "blocks" ? x / (is_cut ? z.t() : 1) : 0;
   if (!is_cut && !z.setup->has_experts()) {
     return deferred_by_layer(z.layers->padded, layer, sizes) + input;
   }
   if (z.setup->has_experts()) {
-    // Those of attention: its c_proj, and c_attn where it does not gather
+    // Attention's: c_proj, and c_attn where it does not gather
     return input + x * (is_cut ? 1 + 1 / z.t() : 2 + 4 / z.t()) +
            moe::deferred_by_experts(z.layers->padded, z.setup->moe(),
                                     z.setup->experts, sizes);
@@ -216,7 +216,7 @@ double layer_kept(const BillSizes& z, int layer, std::int64_t rows) {
   if (setup.recompute == "blocks") return is_cut ? x / z.t() : x;
   const bool is_rsa = z.c() > 1 && setup.cp_kind == "rsa";
   const double heads = static_cast<double>(config.n_head) / z.t();
-  // Attention that is computed again keeps its inputs only
+  // Recomputed attention keeps its inputs only
   const bool again = setup.recompute == "attention";
   if (again || is_rsa) config.n_head = 0;
   if (is_cut) sizes.t = 1;
@@ -230,7 +230,7 @@ double layer_kept(const BillSizes& z, int layer, std::int64_t rows) {
     if (is_cut) kept += x * (1 - 1 / z.t());
   }
   if (again || z.c() == 1) return kept;
-  // Rows of scores; the output by heads, beside the same by tokens
+  // Rows of scores; the output by heads, as well as by tokens
   if (is_rsa) {
     kept += tokens * heads * static_cast<double>(z.options->seq) * z.element *
             (z.options->dropout > 0 ? 2 : 1);
@@ -262,7 +262,7 @@ MemoryBill memory(const BillSizes& z, PipelineModel& model,
   bill[MemoryKind::kOptimizerState] =
       updated * (z.updates > 0 ? state.optimizer : masters);
   if (z.setup->zero_stage == 1) {
-    // Running statistics are no part of the flat parameters
+    // Running statistics are not in the flat parameters
     bill[MemoryKind::kParameter] += flats - whole;
     bill[MemoryKind::kGradient] = shards;
   }

@@ -17,7 +17,7 @@
 
 namespace shardbook::hybrid {
 
-/// How often a rank runs what in one step, and on which sizes.
+/// Counts and sizes of a rank's work in one step.
 struct BillSizes {
   const Options* options = nullptr;
   const HybridOptions* setup = nullptr;
@@ -26,7 +26,7 @@ struct BillSizes {
   double element = 0;  ///< bytes
   double sum = 0;      ///< bytes of an element of a loss or a statistic
   double updates = 0;  ///< steps that f16 did not skip
-  /// Forwards (and backwards) of blocks, embedding, head; and forwards again.
+  /// Forwards (and backwards) of blocks, embedding, head; and recomputed ones.
   double blocks = 0, embeddings = 0, heads = 0;
   double blocks_again = 0, embeddings_again = 0, heads_again = 0;
   double attentions_again = 0;  ///< alone
@@ -63,7 +63,7 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& setup,
 
 // --- Bytes that a rank sends in a step ---------------------------------------
 
-/// Inside its layers: over tp, cp and ep.
+/// Inside the rank's layers: over tp, cp and ep.
 double layer_bytes(const BillSizes& sizes);
 /// An all-reduce of two f64 over the world.
 double loss_and_norm_bytes(const BillSizes& sizes);
@@ -95,13 +95,13 @@ struct UpdateTimes {
 };
 UpdateTimes update_times(const BillSizes& sizes);
 
-/// From the pipeline's actions and the updates of its ranks. The sum of loss and
-/// norm over the world waits for all of them; with ZeRO-1, a rank begins its next
-/// step when it has its parameters.
+/// Seconds of a step, from the pipeline's actions and its ranks' updates. The
+/// sum of loss and norm over the world waits for all of them; with ZeRO-1, a
+/// rank begins its next step when it has its parameters.
 double step_s(const BillSizes& sizes, pipeline::Engine& engine,
               const std::vector<UpdateTimes>& updates);
 
-/// A micro-batch of this size, for ZeRO-2 and -3.
+/// Times of a micro-batch of this size, for ZeRO-2 and -3.
 textbook::ModelTimes model_times(const BillSizes& sizes);
 
 }  // namespace shardbook::hybrid

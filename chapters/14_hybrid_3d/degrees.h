@@ -6,8 +6,8 @@
 //   d = ep x edp    with experts: replicas that share a set of experts, and sets
 //
 // Every combination that the chapter does not offer is refused before ranks
-// start, with the reason. The table of the page is made by the same code: it
-// asks for each combination, and prints what it is told.
+// start, with the reason. The same code makes the table of the page, one
+// combination after another.
 
 #include <map>
 #include <string>
@@ -62,12 +62,12 @@ struct HybridOptions {
   sequence_parallel::SequenceOptions sequence() const;
   bool has_experts() const { return experts > 1; }
   moe::MoeOptions moe() const;
-  /// What a run has in common with the one that it continues: drops and the
-  /// gates' losses depend on the tokens that are routed together.
+  /// Options that a resumed run must share: drops and the gates' losses depend
+  /// on the tokens that are routed together.
   std::map<std::string, std::string> agreed() const;
-  /// The pipeline's choice, which is about whole stages.
+  /// The pipeline's choice, for whole stages.
   pipeline::Recompute recomputed_stages() const;
-  /// The scale of the loss of the first step, and how it goes on.
+  /// The first step's loss scale, and how it changes.
   DynamicLossScaler loss_scaler(DType dtype) const;
 };
 
@@ -77,8 +77,8 @@ void add_options(CommandLine& line, HybridOptions& setup);
 /// The orders of ranks that systems use, and the axes in each.
 extern const char* const kOrderHelp;
 /// "megatron", "megatron-pp-dp", "deepspeed", "colossal-ai", or the axes
-/// themselves ("tp-cp-dp-pp"). Throws Error unless each axis comes once. With ep
-/// above 1, ep and edp stand in the place of dp, and move no rank.
+/// themselves ("tp-cp-dp-pp"). Throws Error unless each axis comes once. With
+/// ep above 1, ep and edp replace dp, and no rank moves.
 Topology topology_of(const HybridOptions& setup);
 /// The ranks of one replica's stage, and with ep of the ep replicas that share
 /// experts: axes tp and ep, in their order.
@@ -86,8 +86,8 @@ Topology parts_topology(const HybridOptions& setup);
 /// The replica that a rank belongs to, 0 .. dp-1.
 int replica_of(const Topology& topology, int rank);
 
-/// Sets dp where it was left open. Throws Error, with sizes that would work, for
-/// options that are not legal together.
+/// Sets dp where it was left open. Throws Error for illegal combinations, with
+/// sizes that work.
 void check_legal(const Options& options, HybridOptions& setup);
 /// The message of check_legal; empty where the options are legal.
 std::string refusal(const Options& options, HybridOptions setup);

@@ -159,7 +159,7 @@ class ExpertsByRank : public ModuleOf<ExpertsByRank> {
   std::shared_ptr<moe::MoeRecord> record_;
 };
 
-/// `experts` whose dropout follows behind `wrap`.
+/// `experts` with dropout after `wrap`.
 template <typename Wrap>
 decltype(LayerFactory::mlp) wrapped(decltype(LayerFactory::mlp) experts,
                                     Wrap wrap) {
@@ -276,7 +276,7 @@ RankLayers rank_layers(const Options& options, const HybridOptions& setup,
   }
   made.factory =
       factory_of(options, config, setup, tp, cp, groups.ep, made.record);
-  // For runs on shapes: their messages reach nobody
+  // For runs on shapes: nobody receives their messages
   LayerFactory on_shapes =
       factory_of(options, config, setup, *made.tp_shapes, *made.cp_shapes,
                  made.ep_shapes.get(), std::make_shared<moe::MoeRecord>());

@@ -1,8 +1,8 @@
 #pragma once
 
 // The layers of one rank: columns and rows of the tensor-parallel chapter, the
-// tokens of the sequence-parallel chapter, the experts of theirs, or all of them,
-// in one list that a pipeline cuts into stages. Those of a ResNet are whole.
+// tokens of the sequence-parallel chapter, experts, or all of them, in one list
+// that a pipeline cuts into stages. A ResNet's layers are whole.
 
 #include <memory>
 

@@ -45,8 +45,8 @@ struct BlockTimes {
                     : textbook::all_reduce(z.t(), x);
   }
 
-  // The message of the input's gradient travels beside the product of the
-  // weights' one, unless that one is left for W
+  // The input gradient's message overlaps the weight gradient's product, unless
+  // that product is left for W
   Costs column(double weights) const {
     const double q = product(weights), a = message();
     if (!is_cut()) return {q, q + std::max(q, a), q + a, q};

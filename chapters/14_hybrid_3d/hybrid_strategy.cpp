@@ -79,7 +79,7 @@ StepResult HybridStrategy::step(std::int64_t step) {
   // global batch, so every later reduction is a sum
   feed_.set_first_step(step);
   feed_.set_loss_scale(scaler_.scale());
-  // The losses of gates: of each group that is routed together the same share
+  // The gates' losses: equal shares for groups that are routed together
   layers_.record->loss_scale =
       scaler_.scale() /
       static_cast<double>(setup_.dp * setup_.micro_batches * setup_.cp);
@@ -148,7 +148,7 @@ std::vector<Bill> HybridStrategy::bills() {
                       statistics_bytes(*model_, groups_.data)) -
                  static_cast<double>(num_skipped_) * gather_bytes(sizes);
   }
-  // Parameters that a checkpoint has brought into shards
+  // Parameters that a checkpoint loaded into shards
   if (options_.first_step > 0) bill.bytes += gather_bytes(sizes);
   bill.memory = memory(sizes, *model_, *engine_);
   if (has_step_time(options_, setup_, schedule_)) {
@@ -207,8 +207,8 @@ ReferenceRun reference_run(const Options& options, const HybridOptions& setup) {
                                 *record, pieces, setup.cp,
                                 setup.loss_scaler(options.dtype));
   }
-  // In f16 the one device scales its loss, too, and skips the same steps: it sums
-  // as replicas do, and as in ZeRO-2 and -3 divides their gradients before
+  // In f16 the single device also scales its loss and skips the same steps: it
+  // sums as replicas do, and divides gradients first as in ZeRO-2 and -3
   OneDevice one;
   const DynamicLossScaler scaler = setup.loss_scaler(options.dtype);
   if (options.dtype == DType::kF16) {

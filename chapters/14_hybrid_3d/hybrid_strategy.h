@@ -115,7 +115,7 @@ class HybridZeroStrategy : public MeshStrategy {
   void shard();
   /// One for the dense parameters, and one for experts where there are any.
   std::vector<zero::ZeroOptimizer*> zeros() const;
-  /// The number by which the gradients of `zero` are still too large.
+  /// The factor by which the gradients of `zero` are still too large.
   double scale_of(const zero::ZeroOptimizer& zero) const;
   /// Whether the tp group adds up parts of the parameter's gradient.
   bool is_partial(const std::string& name) const;
@@ -127,7 +127,7 @@ class HybridZeroStrategy : public MeshStrategy {
   std::unique_ptr<zero::ZeroOptimizer> zero_, expert_zero_;
 };
 
-/// The one that the stage of ZeRO asks for.
+/// The strategy for the stage of ZeRO.
 std::unique_ptr<Strategy> make_trainer(const Options& options,
                                        const HybridOptions& setup,
                                        DeviceMesh& mesh);

@@ -120,9 +120,9 @@ double HybridZeroStrategy::norm() {
 }
 
 StepResult HybridZeroStrategy::step(std::int64_t step) {
-  // ZeRO divides by the ranks that it sums over: every gradient begins as many
-  // times too large as dp x cp has ranks. Experts are summed over fewer, and
-  // what is left is unscaled with the loss
+  // ZeRO divides by the ranks that it sums over, so every gradient starts dp x
+  // cp times too large. Experts are summed over fewer ranks; unscaling the loss
+  // does the rest
   for (zero::ZeroOptimizer* zero : zeros()) {
     zero->set_loss_scale(scale_of(*zero));
   }
@@ -137,7 +137,7 @@ StepResult HybridZeroStrategy::step(std::int64_t step) {
         for (zero::ZeroOptimizer* zero : zeros()) zero->set_boundary(is_last);
         const Batch batch =
             data_.batch(step, options_.batch, piece.slice, piece.rows);
-        // Logits are let go before backward
+        // Free the logits before backward
         const Tensor loss = layers_.factory.loss(
             expert_zero_ ? (*model_)(batch.inputs) : (*zero_)(batch.inputs),
             batch.targets);
@@ -149,7 +149,7 @@ StepResult HybridZeroStrategy::step(std::int64_t step) {
   if (!counts_loss()) loss = 0;
   StepResult result;
   {
-    // Gone before the update sends its own
+    // Freed before the update sends its own
     const MemoryScope kind(MemoryKind::kCommunication);
     const Tensor sum = Tensor::full({}, loss, {DType::kF64, Device()});
     mesh_.world().all_reduce(sum, ReduceOp::kSum, "loss").wait();
@@ -187,7 +187,7 @@ std::vector<Bill> HybridZeroStrategy::bills() {
     const double r = zero->group().size();
     bill.bytes += zero->predicted_bytes(options_.steps, setup_.micro_batches) +
                   steps * (2 * (t - 1) / t * partial - 2 * (r - 1) / r * 8);
-    // A step that f16 skips shows no new parameters; a loaded checkpoint does
+    // A step that f16 skips publishes no parameters; a loaded checkpoint does
     bill.bytes -= static_cast<double>(zero->num_skipped_steps()) *
                   zero->predicted_load_bytes();
     if (options_.first_step > 0) bill.bytes += zero->predicted_load_bytes();

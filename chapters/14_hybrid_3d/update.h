@@ -72,7 +72,7 @@ class Update {
   /// Sums the gradients. Order of collectives: all buckets over dp x cp, then
   /// over tp, then over stages (Megatron-LM, finalize_model_grads.py).
   void reduce();
-  /// Of the gradient's elements that no other rank counts. The sum over the
+  /// Over the gradient's elements that no other rank counts. The sum over the
   /// world is the square of the norm.
   double sum_of_squares() const;
   /// Updates with `factor` times the gradient, and gives every rank the new
@@ -80,7 +80,7 @@ class Update {
   void apply(double factor);
   /// Forgets the gradients without an update.
   void forget();
-  /// Adds what this rank updates, and the optimizer's state of it.
+  /// Adds the tensors that this rank updates, and their optimizer state.
   void add_to(TrainingState& state);
   /// Gives every rank the parameters that were loaded into shards (ZeRO-1).
   void gather();

@@ -16,8 +16,8 @@ class Filler {
   Filler(const DeepSpeedConfig& config, const Given& given)
       : config_(config), given_(given) {}
 
-  /// `option` becomes the config's value; as given on the command line it may
-  /// say the same only.
+  /// Sets `option` to the config's value; a value given on the command line
+  /// must be equal.
   template <typename T>
   void fill(const char* flag, T& option, const std::string& key,
             const T& value) {
@@ -32,7 +32,7 @@ class Filler {
     return std::any_of(given_.begin(), given_.end(),
                        [&](const auto& each) { return each.first == flag; });
   }
-  /// The option has no place beside this section.
+  /// Refuses the option together with this section.
   void refuse(const char* flag, const std::string& key) {
     for (const auto& [name, text] : given_) {
       SB_CHECK(name != flag, flag, " ", text, ": ", config_.label, " has ", key,

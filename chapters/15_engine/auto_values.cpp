@@ -105,7 +105,7 @@ DeepSpeedConfig read_config(const std::string& file, const Options& options,
   const std::string label = is_text ? "--config" : file;
   const std::string text =
       is_text ? file : internal::read_config_file("--config", file);
-  // What is no JSON has its message from `parse`
+  // `parse` reports invalid JSON
   if (text.find("\"auto\"") == std::string::npos) {
     return DeepSpeedConfig::parse(text, label);
   }

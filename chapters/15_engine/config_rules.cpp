@@ -1,4 +1,4 @@
-// Rules over several keys: batch arithmetic, and what does not go together.
+// Rules over several keys: batch arithmetic, and illegal combinations.
 
 #include "chapters/15_engine/internal/config_rules.h"
 
@@ -78,7 +78,7 @@ std::string OptimizerConfig::name() const {
 LossScaleOptions Fp16Config::scale() const {
   LossScaleOptions options;
   if (!is_dynamic()) {
-    // Between equal limits nothing moves; Megatron's has no error at the lower
+    // Equal limits fix the scale; Megatron's raises no error at the lower one
     options.scale = options.min_scale = loss_scale;
     options.window = std::int64_t{1} << 60;
     options.kind = ScalerKind::kMegatron;
@@ -138,7 +138,7 @@ bool DeepSpeedConfig::divides_first() const {
 namespace internal {
 namespace {
 
-/// Collects what is wrong.
+/// Collects errors.
 struct Rules {
   template <typename... Parts>
   void check(bool holds, const Parts&... parts) {
@@ -176,7 +176,7 @@ void check_offload(const DeepSpeedConfig& config, Rules& rules) {
               "/zero_optimization/offload_optimizer {\"device\": \"cpu\"}");
 }
 
-/// How gradients are divided and what travels.
+/// How gradients are divided, and what is sent.
 void check_reduction(const DeepSpeedConfig& config, Rules& rules) {
   const ZeroConfig& zero = config.zero;
   rules.check(

@@ -73,7 +73,7 @@ void read_type(JsonObject& section, const std::vector<std::string>& offered,
   if (is_in(offered)) type = given;
 }
 
-/// Of keys that act in another type.
+/// Refuses keys that only another type has.
 void refuse_others(const Section& params, const std::string& type,
                    const std::vector<std::string>& own) {
   if (!params.is_object()) return;
@@ -312,8 +312,8 @@ void read_pipeline(JsonObject& root, PipelineConfig& pipeline) {
                pipeline.activation_checkpoint_interval);
 }
 
-/// DeepSpeed's section says how a model that recomputes does so; a key that only
-/// such a model can use asks for it here.
+/// In DeepSpeed the section configures models that recompute; here, a key that
+/// only such a model can use turns recomputation on.
 void read_activations(JsonObject& root, DeepSpeedConfig& config) {
   Section section(root, "activation_checkpointing");
   if (!section.is_object()) return;
@@ -372,7 +372,7 @@ void read_experts(JsonObject& book, BookConfig& to) {
               to.enable_expert_tensor_parallelism);
 }
 
-/// What DeepSpeed has names of its own for.
+/// Choices that have names of their own in DeepSpeed.
 void read_parallel_names(JsonObject& root, BookConfig& to) {
   Section autotp(root, "tensor_parallel");
   autotp.object.integer("autotp_size", 0, 1 << 16, to.tensor_parallel);

@@ -1,4 +1,4 @@
-// What the table of keys says about a file.
+// Checks a file against the table of keys.
 
 #include <algorithm>
 #include <map>
@@ -13,7 +13,7 @@ namespace {
 using json_file::Json;
 using json_file::printable;
 
-/// A list of more names is no help.
+/// Longer lists of names do not help.
 constexpr std::size_t kLongestList = 12;
 constexpr std::size_t kMostAdvice = 100;
 
@@ -81,7 +81,7 @@ bool drops_auto(const std::string& path) {
          section == "/fp16" || section == "/tensor_parallel";
 }
 
-/// Why a key is unknown: it is spelt otherwise, or stands elsewhere.
+/// Why a key is unknown: it is misspelt, or belongs elsewhere.
 std::string advice(const std::string& section, const std::string& key,
                    std::string& meant) {
   std::vector<std::string> here;
@@ -150,7 +150,7 @@ class Sorter {
   void fail_unknown(const std::string& path, const std::string& section,
                     const std::string& key) {
     std::string meant;
-    // Far more than anybody reads need no advice
+    // No advice for more mistakes than anybody reads
     const bool is_read = keys.problems.size() < kMostAdvice;
     fail(path,
          "unknown key" + (is_read ? "; " + advice(section, key, meant) : ""));
@@ -207,7 +207,7 @@ class Sorter {
     return true;
   }
 
-  /// Names in a section that does nothing, as far as the table has them.
+  /// Known names in a section that has no effect.
   void check_names(const Json& value, const std::string& path) {
     if (!value.is_object() || !has_rows(path)) return;
     for (const auto& [key, each] : value.items()) {

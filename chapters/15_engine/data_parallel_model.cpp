@@ -25,14 +25,14 @@ bool has_f16(Module& module) {
   return false;
 }
 
-/// The norm over all ranks of `world` of gradients in parts: what several ranks
-/// of the model group hold counts on the first of them.
+/// The norm over all ranks of `world` of gradients in parts. Elements that
+/// several ranks of the model group hold count on the first of them.
 double norm_over_ranks(const std::vector<NamedTensor>& gradients,
                        const Mpu& mpu, bool counts_here, ProcessGroup& world) {
   double total = 0;
   for (const NamedTensor& each : gradients) {
-    // All ranks sum these squares, also those where they do not count: no rank
-    // then takes longer than another
+    // All ranks sum these squares, even those that do not count, so that all
+    // take equally long
     const double squares = sum_of_squares(each.tensor);
     if (counts_here &&
         is_first_holder(mpu.layout, each.name, mpu.model->rank())) {
@@ -177,7 +177,7 @@ zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
   to.allgather_partitions = from.allgather_partitions;
   to.overlap_comm = from.overlaps();
   to.reduce_scatter = from.reduce_scatter;
-  // A plain sum is divided where the keys say, ranks' own parts before it
+  // Keys choose where an all-reduce divides; a reduce-scatter divides first
   const bool sums_all = from.stage <= 2 && !from.reduce_scatter;
   if (sums_all && !config.prescale_gradients) {
     to.divide_before = config.gradient_predivide_factor;

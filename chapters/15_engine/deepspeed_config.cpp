@@ -42,7 +42,7 @@ std::string path_of(const std::string& problem, const std::string& label) {
   return rest.substr(0, rest.find(": "));
 }
 
-/// Values that DeepSpeed's defaults take the place of.
+/// Values that DeepSpeed's defaults replace.
 void remark_defaults(const std::vector<std::string>& paths,
                      DeepSpeedConfig& config) {
   if (paths.empty()) return;
@@ -88,7 +88,7 @@ DeepSpeedConfig DeepSpeedConfig::parse(const std::string& text,
   config.remarks = std::move(keys.no_effect);
   internal::read_keys(root, config);
 
-  // Rules cannot judge what could not be read
+  // Rules need all values
   std::vector<std::string> doubtful = std::move(keys.meant);
   for (const std::string& each : problems) {
     doubtful.push_back(path_of(each, label));
@@ -118,7 +118,7 @@ std::string internal::read_config_file(const std::string& option,
                                        const std::string& file) {
   std::ifstream in(file, std::ios::binary);
   std::ostringstream text;
-  // A folder opens as a file does, and gives nothing
+  // A folder opens like a file, but reads nothing
   text << in.rdbuf();
   SB_CHECK(in && !text.str().empty(), option, " ", file,
            ": cannot be read, or is empty; give a JSON file with DeepSpeed's "

@@ -43,9 +43,8 @@ struct BatchSizes {
 
 /// train = micro x accumulation x dp: two of them give the third, train or micro
 /// alone mean accumulation 1. `dp` counts data-parallel ranks, not the world.
-/// Throws Error where the product does not hold, which names the numbers that
-/// were given, and where nothing says how large a batch is. `train_key` is where
-/// `train` comes from.
+/// Throws Error, with the numbers given, where the product does not hold or no
+/// batch size is given. `train_key` is the key of `train`.
 BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp,
                          const std::string& train_key = "train_batch_size");
 
@@ -115,7 +114,7 @@ struct PipelineConfig {
   std::int64_t activation_checkpoint_interval = 0;  ///< above 0: recompute
 };
 
-/// Section "shardbook": choices that DeepSpeed makes in code, or has not.
+/// Section "shardbook": choices that DeepSpeed makes in code, or lacks.
 struct BookConfig {
   int tensor_parallel = 1;
   std::string tensor_parallel_mode = "1d";  ///< "2d", "2.5d", "3d"
@@ -126,8 +125,8 @@ struct BookConfig {
   std::string context_parallel_layout = "contiguous";
   std::string schedule = "1f1b";
   int chunks = 2;
-  /// Of each block in backward again: "never", "attention", "blocks". Whole
-  /// stages are the pipeline's activation_checkpoint_interval.
+  /// Recomputed in each block: "never", "attention", "blocks". Whole stages are
+  /// the pipeline's activation_checkpoint_interval.
   std::string recompute = "never";
   std::string sharding = "zero";  ///< stage 3: "zero", "fsdp" or "fsdp2"
   // Experts; none where there are no numbers
@@ -150,11 +149,11 @@ struct DeepSpeedConfig {
   double gradient_clipping = 1;  ///< 0: off
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1;
-  /// Of gradients on the wire: "fp32", "fp16", "bf16"; empty: as they are.
+  /// Dtype of gradients on the wire: "fp32", "fp16", "bf16"; empty: theirs.
   std::string communication_data_type;
-  /// Of their sum over ranks that share a sample; empty: as they are.
+  /// Dtype of their sum over ranks that share a sample; empty: theirs.
   std::string seq_parallel_communication_data_type;
-  /// In which micro-batches' gradients are summed; empty: as they are.
+  /// Dtype of sums over micro-batches; empty: the gradients'.
   std::string grad_accum_dtype;
   bool bf16 = false;
   Fp16Config fp16;
@@ -168,8 +167,8 @@ struct DeepSpeedConfig {
   std::set<std::string> filled_from;
   /// Paths of the file whose values act.
   std::vector<std::string> acts;
-  /// What was filled in for "auto", which keys of the file have no effect, and
-  /// what a reader who knows another version of DeepSpeed should be told.
+  /// Values filled in for "auto", keys of the file without effect, and relevant
+  /// differences between versions of DeepSpeed.
   std::vector<std::string> remarks;
 
   /// Reads the text of a config: JSON, with Hjson's comments and a comma before a
@@ -190,7 +189,7 @@ struct DeepSpeedConfig {
   std::string recompute() const;
   /// bf16 or f16 where a section enables it, else `otherwise`.
   DType dtype(DType otherwise) const;
-  /// Of gradients on the wire; none: as they are.
+  /// Dtype of gradients on the wire; none: their own.
   std::optional<DType> wire() const;
   /// Whether gradients are divided by all ranks before they are summed.
   bool divides_first() const;
@@ -202,8 +201,8 @@ DType dtype_of(const std::string& name);
 /// the dtype of training. Throws Error for narrower ones.
 bool sums_in_f32(const DeepSpeedConfig& config, DType dtype, std::int64_t g);
 
-/// A value in place of "auto": its JSON, and where it comes from. Empty JSON: the
-/// key goes, and the other keys say what it would have.
+/// A value for "auto": its JSON, and where it comes from. Empty JSON removes
+/// the key; its value then follows from the other keys.
 struct AutoValue {
   std::string json, source;
 };
@@ -215,9 +214,9 @@ struct FilledConfig {
 };
 
 /// Replaces values "auto" in the text of a config: `values` are by path, such as
-/// {"/optimizer/params/lr", {"0.001", "--lr"}}. A front end calls it, which knows
-/// what the user's objects or options say. An "auto" without a value stays; `parse`
-/// takes DeepSpeed's default where DeepSpeed does, else it is an error. A path that
+/// {"/optimizer/params/lr", {"0.001", "--lr"}}. For front ends, which know the
+/// user's objects or options. An "auto" without a value stays; `parse` takes
+/// DeepSpeed's default where DeepSpeed does, else it is an error. A path that
 /// is not "auto" stays as it is. Throws Error for a text that is no JSON.
 FilledConfig fill_auto(const std::string& text, const std::string& label,
                        const std::map<std::string, AutoValue>& values);

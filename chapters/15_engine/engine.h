@@ -124,9 +124,9 @@ class Engine {
   /// ranks keep no whole gradients.
   NoSync no_sync();
   /// Whether the next backward is the last one before an update: every g-th, or
-  /// as set_gradient_accumulation_boundary has said.
+  /// as set_gradient_accumulation_boundary has set.
   bool is_gradient_accumulation_boundary() const;
-  /// From now on a front end says it, before each forward.
+  /// From now on a front end sets the boundary before each forward.
   void set_gradient_accumulation_boundary(bool is_boundary) {
     boundary_ = is_boundary;
   }
@@ -141,7 +141,7 @@ class Engine {
                      const LossFunction& loss_of = language_loss);
   double train_batch();
 
-  /// Counts from this step on: of a run whose state was loaded elsewhere.
+  /// Counts from this step on, for a run whose state was loaded elsewhere.
   void begin_at(std::int64_t global_steps, std::int64_t skipped_steps = 0);
 
   std::int64_t global_steps() const { return global_steps_; }
@@ -150,9 +150,9 @@ class Engine {
   std::int64_t skipped_steps() const { return skipped_steps_; }
   double get_lr() const;
   void set_lr(double lr);
-  /// Of the last step, before clipping and without the loss scale.
+  /// The norm of the last step, before clipping, without the loss scale.
   double get_global_grad_norm() const { return grad_norm_; }
-  /// Of a module; 1 without f16.
+  /// A module's loss scale; 1 without f16.
   double loss_scale() const;
   bool was_step_applied() const { return was_applied_; }
   std::int64_t gradient_accumulation_steps() const {
@@ -166,7 +166,7 @@ class Engine {
   LrScheduler* lr_scheduler() { return scheduler_.get(); }
   /// Replaces the scheduler (none: null, then set_lr alone decides).
   void set_lr_scheduler(std::shared_ptr<LrScheduler> scheduler);
-  /// Of a module; throws Error for a strategy.
+  /// The module; throws Error for a strategy.
   Module& module();
   ProcessGroup& data_parallel_group();
 
@@ -174,7 +174,7 @@ class Engine {
   std::vector<NamedTensor> full_state();
   /// This rank's parts of all that training changes.
   TrainingState state();
-  /// Everything that the loss scale of f16 remembers; and back. None without.
+  /// The whole state of the f16 loss scale, and back; empty without one.
   std::map<std::string, double> scaler_numbers() const;
   void set_scaler_numbers(const std::map<std::string, double>& numbers);
   /// Steps, rate, scheduler and loss scale, by name; and back.
@@ -191,7 +191,7 @@ class Engine {
   /// Where the lines of steps_per_print and wall_clock_breakdown go; stderr to
   /// begin with.
   void set_log(std::function<void(const std::string& line)> log);
-  /// Of a module: its wrapper, which knows its bill.
+  /// A module's wrapper, which predicts its bill.
   const internal::DataParallelModel& model() const { return *model_; }
 
  private:

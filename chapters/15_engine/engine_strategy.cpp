@@ -52,7 +52,7 @@ StepResult ModuleStrategy::step(std::int64_t step) {
   const Tensor loss = data_parallel_gradients(
       options_, dp_, data_, step, engine_->gradient_accumulation_steps(),
       [&](bool is_last) {
-        // On shapes, equal micro-steps are skipped: the count alone would not do
+        // Runs on shapes skip equal micro-steps: counting alone would not do
         is_boundary = is_last;
         engine_->set_gradient_accumulation_boundary(is_last);
       },

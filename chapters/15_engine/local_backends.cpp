@@ -38,8 +38,8 @@ class Local : public Backend {
                        {Tensor::full(loss.shape(), factor, loss.options())});
   }
 
-  // The optimizer applies the factor. Gradients themselves keep the loss scale,
-  // without which those of f16 might vanish.
+  // The optimizer applies the factor. Gradients keep the loss scale: without
+  // it, f16 gradients might vanish.
   double clip(double max_norm) override {
     norm_ = norm() / scale();
     if (std::isfinite(*norm_)) factor_ = clip_factor(*norm_, max_norm);

@@ -21,7 +21,7 @@ namespace {
 /// The micro-batches of one batch that a script gives.
 class BatchFeed : public pipeline::Feed {
  public:
-  /// `weight` is what this batch counts in the mean over the step.
+  /// `weight` is the batch's share of the mean over the step.
   BatchFeed(std::int64_t micro_batches, double weight, DType dtype,
             LossFunction loss_of)
       : micro_batches_(micro_batches),
@@ -85,7 +85,7 @@ const Gpt& gpt_of(Module& module) {
   return *gpt;
 }
 
-/// What the hybrid chapter reads on its command line.
+/// Options that the hybrid chapter reads on its command line.
 Options options_of(const Plan& plan, const Batch& example, int dp) {
   const Gpt& gpt = gpt_of(plan.module);
   Options options;
@@ -183,7 +183,7 @@ class Megatron : public Backend {
     norm_.reset();
     factor_ = 1;
   }
-  // An update has forgotten them
+  // The update has forgotten the gradients
   void zero_grad() override {}
   bool was_skipped() const override { return was_skipped_; }
 

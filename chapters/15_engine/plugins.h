@@ -65,7 +65,7 @@ struct DeepSpeedPlugin {
   std::optional<double> gradient_clipping = {};  ///< without a config: 1.0
   std::optional<std::string> offload_optimizer_device = {};  ///< "none", "cpu"
   std::optional<std::string> offload_param_device = {};
-  /// Refused where true: the model is there before `prepare` sees it.
+  /// Refused where true: the model exists before `prepare` is called.
   bool zero3_init_flag = false;
   /// A file, or a text that begins with '{'. Its values may be "auto".
   std::string hf_ds_config = {};
@@ -84,7 +84,7 @@ using Plugin =
     std::variant<DistributedDataParallelPlugin, FullyShardedDataParallelPlugin,
                  DeepSpeedPlugin, MegatronLMPlugin>;
 
-/// What `prepare` knows, for values "auto" of a config.
+/// Values that `prepare` knows, for "auto" in a config.
 struct KnownValues {
   std::int64_t micro_batch_size = 1;  ///< of one forward on one rank
   std::int64_t accumulation = 1;
@@ -93,7 +93,7 @@ struct KnownValues {
   engine::OptimizerConfig optimizer = {};
   std::int64_t warmup_num_steps = 0;
   std::int64_t total_num_steps = 0;
-  std::int64_t hidden_size = 0;  ///< 0: the model does not say
+  std::int64_t hidden_size = 0;  ///< 0: unknown
 };
 
 /// The options of the FSDP chapter. Throws Error that names the field, its
@@ -101,8 +101,8 @@ struct KnownValues {
 fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
                                const std::string& mixed_precision,
                                int num_ranks);
-/// The plugin's config, with every "auto" that `known` has a value for. Throws
-/// Error that names field and key where two of them say different things.
+/// The plugin's config, with each "auto" filled in from `known` where it can.
+/// Throws Error that names field and key where they conflict.
 engine::DeepSpeedConfig deepspeed_config(const DeepSpeedPlugin& plugin,
                                          const KnownValues& known);
 /// The degrees of the hybrid chapter.

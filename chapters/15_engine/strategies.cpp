@@ -45,7 +45,7 @@ void refuse_fp16(const DeepSpeedConfig& config, const std::string& name) {
            ": its chapter does not scale the loss; give /bf16/enabled");
 }
 
-/// Around what a chapter makes.
+/// A chapter's strategy under the engine.
 template <typename Make>
 auto under_engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
                   Make make) {
@@ -86,8 +86,8 @@ void refuse_dtypes(const Options& options, const DeepSpeedConfig& config,
 
 // --- Plain models ----------------------------------------------------------------
 
-/// As `dp` ranks that divide before they sum: each has the gradients of its own
-/// mean loss. Rank r has the samples r, r + dp, r + 2 dp, ...
+/// Trains as `dp` ranks that divide before they sum: each has the gradients of
+/// its own mean loss. Rank r has the samples r, r + dp, r + 2 dp, ...
 ReferenceRun train_mean_of_replicas(const Options& options,
                                     std::int64_t num_pieces, int dp,
                                     const LossScaleOptions& loss_scale) {
@@ -130,11 +130,11 @@ void choose_data_parallel(const Options& options, DeepSpeedConfig config,
   const int dp = choice.dp;
   const std::int64_t pieces = dp * choice.sizes.accumulation;
   choice.reference = [=](const Options& options) {
-    // In f16 one device scales its loss, too, and skips the same steps
+    // In f16 the single device also scales its loss and skips the same steps
     if (options.dtype == DType::kF16 && config.divides_first()) {
       return train_mean_of_replicas(options, pieces, dp, config.fp16.scale());
     }
-    // By as much more as the ranks' sum is larger than their mean
+    // The scale grows by the ratio of the ranks' sum to their mean
     if (options.dtype == DType::kF16) {
       const double sum_over_mean = dp / config.gradient_predivide_factor;
       LossScaleOptions scale = config.fp16.scale();

@@ -48,15 +48,15 @@ struct Choice {
 DeepSpeedConfig read_config(const std::string& file, const Options& options,
                             const Given& given);
 /// Fills the options from the config: batch, optimizer, schedule, clipping,
-/// dtype. What only one of them says holds, and of two clips --clip; throws Error
-/// that names both where option and key say different things.
+/// dtype. A value given only once holds, and --clip overrides the config's;
+/// throws Error that names option and key where they conflict.
 void apply_config(const DeepSpeedConfig& config, int dp, const Given& given,
                   Options& options);
 /// Data-parallel ranks: the world without the ranks that share a model. Throws
 /// Error where it does not divide.
 int data_parallel_ranks(const Options& options, const DeepSpeedConfig& config);
 /// The chapter for a config whose values are in the options. Throws Error that
-/// names the keys which do not go together or which that chapter has not.
+/// names the keys that conflict or that the chapter does not support.
 Choice choose(const Options& options, const DeepSpeedConfig& config);
 /// Which strategy, which sizes, and the config's remarks: a line each.
 std::string describe(const Choice& choice, const DeepSpeedConfig& config);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What an Accelerator asks of a plugin's library.
+// The interface of a plugin's library to an Accelerator.
 
 #include <map>
 #include <memory>
@@ -28,8 +28,8 @@ class Backend {
   virtual Tensor loss(const Batch& batch);
   /// Adds the gradient of loss / gradient_accumulation_steps.
   virtual void backward(const Tensor& loss) = 0;
-  /// Of the whole gradient, without a loss scale. Later calls of step use the
-  /// clipped one.
+  /// Returns the norm of the whole gradient, without a loss scale. Later calls
+  /// of step use the clipped gradient.
   virtual double clip(double max_norm) = 0;
   virtual void step() = 0;
   virtual void zero_grad() = 0;
@@ -46,12 +46,12 @@ class Backend {
   virtual std::vector<NamedTensor> full_state() = 0;
   /// This rank's parts, and the loss scale.
   virtual TrainingState state() = 0;
-  /// Further numbers of a library that counts steps itself; and back.
+  /// Further counters of a library that counts steps itself; and back.
   virtual std::map<std::string, double> numbers() const { return {}; }
   virtual void set_numbers(const std::map<std::string, double>&) {}
 };
 
-/// What the libraries are made from. Model and group outlive the backend.
+/// Inputs of the factories below. Model and group outlive the backend.
 struct Plan {
   Module& module;
   ProcessGroup& world;

@@ -16,7 +16,7 @@ std::string read_config_file(const std::string& option,
                              const std::string& file);
 /// Reads the keys that act.
 void read_keys(json_file::JsonObject& root, DeepSpeedConfig& config);
-/// What does not go together: a message each, with all keys that take part.
+/// Illegal combinations: a message each, with all keys involved.
 std::vector<std::string> broken_rules(const DeepSpeedConfig& config);
 /// The remark on a file without gradient_clipping.
 inline constexpr const char* kClippingRemark =

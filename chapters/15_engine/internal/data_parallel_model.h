@@ -31,7 +31,7 @@ class DataParallelModel {
   virtual TrainingState state() = 0;
   virtual double predicted_bytes(std::int64_t steps,
                                  std::int64_t micro_steps) const = 0;
-  /// Of showing the parameters to the other ranks, once.
+  /// Bytes to send the parameters to the other ranks, once.
   virtual double predicted_publish_bytes() const = 0;
   /// `rows` samples per micro-step; `updates` are steps that f16 did not skip.
   virtual MemoryBill predicted_memory(const Options& options,

@@ -27,7 +27,7 @@ struct KnownKeys {
 };
 const std::vector<KnownKeys>& known_keys();
 
-/// What the table says about a file.
+/// The result of checking a file against the table.
 struct SortedKeys {
   nlohmann::json acting;               ///< the file without the other keys
   std::vector<std::string> acts;       ///< paths
