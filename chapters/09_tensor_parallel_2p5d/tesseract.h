@@ -8,9 +8,9 @@
 //                  (1,0,0)  (1,1,0)
 //
 // Each square multiplies as the 2D chapter does, with its own d-th of the rows
-// and weights that all squares share. Its weight gradients are those of its rows
-// alone, so each layer adds them over DEP, the ranks of one (i, j). The layers
-// are those of the 2D chapter: a grid with a depth is all that changes.
+// and weights that all squares share. Its weight gradients cover its own rows
+// only, so each layer adds them over DEP, the ranks of one (i, j). The layers
+// are the 2D chapter's; only the grid changes: it has a depth.
 //
 // Wang et al. 2021, "Tesseract: Parallelize the Tensor Parallelism Efficiently",
 // section 3.

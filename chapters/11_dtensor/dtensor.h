@@ -11,9 +11,9 @@
 //   y.full_tensor();                               // equals `whole`
 //
 // Gradients flow through core's autograd and have layouts of their own. The
-// gradient of a shard is a shard. That of a replica is a replica, or a partial
-// where ranks used it for different parts of the result. `redistribute` sends a
-// gradient back from the layout that it has:
+// gradient of a shard is a shard. The gradient of a replica is a replica, or a
+// partial where ranks used it for different parts of the result. `redistribute`
+// sends a gradient back from the layout that it has:
 //
 //   forward     gradient arrives as    backward
 //   S(a) -> R   R                      slice

@@ -7,8 +7,8 @@
 //   Mesh tp(devices, {"tp"});              // a submesh by name
 //   Mesh nested(devices, {"tp", "dp"});    // tp cuts first, dp cuts its parts
 //
-// The order of the axes is the order of cuts. It is independent of the order
-// in which ranks are numbered, which is the device mesh's.
+// The order of the axes is the order of cuts. It is independent of the
+// numbering of ranks, which the device mesh defines.
 
 #include <cstddef>
 #include <cstdint>

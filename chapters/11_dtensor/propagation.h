@@ -3,7 +3,7 @@
 // Which layouts an operation can compute on, and which of them to choose.
 //
 // A rule holds for one axis of the mesh: placements of the operands, and the
-// one of the result that local arrays then give. A product [M, K] x [K, N] has
+// placement that the local results then have. A product [M, K] x [K, N] has
 //
 //   (R, R) -> R   (S(0), R) -> S(0)   (R, S(1)) -> S(1)   (S(1), S(0)) -> P
 //

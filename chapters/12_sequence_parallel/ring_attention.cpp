@@ -17,7 +17,7 @@ namespace {
 constexpr int kKeysTag = 0;       // and values: 1
 constexpr int kGradientsTag = 2;  // of keys; of values: 3
 
-/// One attention of the ring: what its forward keeps for its backward.
+/// One call of ring attention: the state that its backward needs.
 class RingAttention {
  public:
   RingAttention(const RingOptions& options, ProcessGroup& cp, const Tensor& q)
@@ -52,8 +52,8 @@ class RingAttention {
   /// and do not travel.
   Tensors backward(const Tensor& q, const Tensor& k, const Tensor& v,
                    const Tensor& dout, bool of_keys) {
-    // A pipeline may have begun other micro-batches since the forward: drop
-    // what was dropped for these rows
+    // A pipeline may have begun other micro-batches since the forward: repeat
+    // the dropout of these rows
     const ContextValue<RandomState> replay(&RankContext::random, random_);
     const Tensor dq = zeros_like(q);
     Tensors here = {k, v};

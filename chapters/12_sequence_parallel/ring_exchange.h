@@ -29,10 +29,10 @@ class Hop {
  public:
   Hop() = default;
   /// Starts it: sends each tensor, and receives one like it. Tags `first_tag`,
-  /// `first_tag` + 1, ... keep hops apart that are under way together.
+  /// `first_tag` + 1, ... keep concurrent hops apart.
   Hop(ProcessGroup& cp, const Tensors& leaving, int first_tag,
       const std::string& label);
-  /// What arrived from the rank before. The buffers that left are free again.
+  /// The tensors of the previous rank. The sent buffers are free again.
   Tensors wait();
 
  private:

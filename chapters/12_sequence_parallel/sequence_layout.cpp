@@ -135,7 +135,7 @@ std::vector<AttentionBlock> visible_blocks(Layout layout, int rank, int source,
     return blocks_of_runs(rank, source, c, n, causal);
   }
   if (!causal) return {{all, all, false, 0}};
-  // Keys of this rank itself are in the order of its queries
+  // This rank's own keys are in the order of its queries
   if (source == rank) return {{all, all, true, 0}};
   if (layout == Layout::kStriped) {
     // Query a is token a c + rank, key b is token b c + source

@@ -23,7 +23,7 @@ bool keeps_known_bytes(const MoeOptions& moe) {
          moe.z_coefficient == 0;
 }
 
-// In the place of an MLP:
+// Kept in the place of an MLP:
 //
 //   gate       S E          probabilities; 2 E: their means, and the load
 //              S k          weights; k >= 2: also probabilities, and their sum

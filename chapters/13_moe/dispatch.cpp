@@ -45,8 +45,8 @@ Tensor all_to_all(const Tensor& rows, ProcessGroup& ep, const char* label) {
   return arrived;
 }
 
-// [E, C, M] -> [El, ep C, M]. What arrives lies by source, and waits for the
-// expert's order in a buffer of its own.
+// [E, C, M] -> [El, ep C, M]. Rows arrive by source in a buffer of their own,
+// and are then sorted by expert.
 Tensor scatter(const Tensor& rows, ProcessGroup& ep, const char* label) {
   const std::int64_t p = ep.size(), local = rows.size(0) / p;
   const std::int64_t c = rows.size(1), m = rows.size(2);

@@ -7,8 +7,8 @@
 namespace shardbook::moe {
 namespace {
 
-/// [E, ..] of independent experts, or E copies of one. Both draw what one device
-/// draws.
+/// [E, ..] of independent experts, or E copies of one. Both draw the
+/// single-device values.
 Tensor expert_parameter(const std::string& name, const ExpertsShape& shape,
                         Shape of_one, double stddev, const InitOptions& init) {
   Shape all = of_one;

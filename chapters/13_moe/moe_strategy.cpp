@@ -326,7 +326,7 @@ ReferenceRun train_reference(const Options& options,
       strided_micro_batches(options.batch, dp * setup.micro_batches));
 }
 
-// Ranks differ in what they add to the norm: under ZeRO and TP in the pieces of
+// Ranks differ in their terms of the norm: under ZeRO and TP, in the pieces of
 // their shards that count. Without capacity they differ in shapes.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
   const bool has_own_shapes =

@@ -14,7 +14,7 @@ namespace {
 /// or a reduce-scatter.
 double all_reduce(double n, double bytes) { return 2 * (n - 1) / n * bytes; }
 
-/// Elements of a bucket, and of the part that goes on after the first sum.
+/// Elements of a bucket, and of the part that is kept after the first sum.
 struct BucketElements {
   double whole = 0, kept = 0;
 };

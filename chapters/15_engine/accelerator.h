@@ -60,15 +60,15 @@ struct AcceleratorOptions {
 };
 
 /// The scheduler of a script: one that it makes itself, or (null) the one in
-/// the config of a DeepSpeedPlugin, whose "auto" numbers of steps are these.
+/// the config of a DeepSpeedPlugin, with these for its "auto" numbers.
 struct Scheduler {
   std::shared_ptr<engine::LrScheduler> native = {};
   std::int64_t warmup_num_steps = 0;
   std::int64_t total_num_steps = 0;
 };
 
-/// What a script trains with. Wrappers replace the tensors of a model, so
-/// `prepare` makes the optimizer behind them.
+/// The objects that a script trains with. Wrappers replace a model's tensors,
+/// so `prepare` creates the optimizer after them.
 struct Prepared {
   PreparedModel model;
   PreparedOptimizer optimizer;
@@ -96,8 +96,8 @@ class Accelerator {
   /// Wraps the model as the plugin says, deals out the loader's batches, and
   /// makes the optimizer. `optimizer` without a type means the one in the
   /// config of a DeepSpeedPlugin. Every rank begins with the first one's
-  /// weights. Throws Error that names the fields, keys or arguments which do
-  /// not go together. Call it once. Collective.
+  /// weights. Throws Error that names the fields, keys or arguments that
+  /// conflict. Call it once. Collective.
   Prepared prepare(Module& model, const engine::OptimizerConfig& optimizer,
                    const DataLoader& loader, const Scheduler& scheduler = {});
   /// Another loader, such as one for evaluation. Its ends do not end windows.
@@ -139,12 +139,12 @@ class Accelerator {
   /// All parameters and buffers, whole, on the main process. Collective.
   std::vector<NamedTensor> get_state_dict(PreparedModel& model);
 
-  /// Keeps model, optimizer, scheduler, loss scale and the loader's place in
+  /// Saves model, optimizer, scheduler, loss scale and the loader's place in
   /// FOLDER. Throws Error inside a window. Collective.
   void save_state(const std::string& folder);
-  /// Goes on from FOLDER, written by any number of ranks under any plugin
-  /// (fp16: by one with the same kind of loss scale). The loader goes on behind
-  /// the samples that were read. Collective.
+  /// Resumes from FOLDER, written by any number of ranks under any plugin
+  /// (fp16: by one with the same kind of loss scale). The loader continues
+  /// after the samples that were read. Collective.
   void load_state(const std::string& folder);
 
  private:

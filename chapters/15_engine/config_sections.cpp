@@ -44,7 +44,7 @@ std::string lower_case(std::string text) {
   return text;
 }
 
-/// Types by the names that DeepSpeed takes in any case.
+/// The usual case of a type; DeepSpeed accepts any.
 std::string with_usual_case(const std::string& type) {
   const std::string lower = lower_case(type);
   return lower == "adam" ? "Adam" : lower == "adamw" ? "AdamW" : type;
@@ -179,7 +179,7 @@ void read_scheduler(JsonObject& root, SchedulerConfig& scheduler) {
   refuse_others(params, scheduler.type, own);
 }
 
-/// Names of dtypes as DeepSpeed takes them: "bf16", "FP32", "torch.float16".
+/// Names of dtypes as DeepSpeed accepts them: "bf16", "FP32", "torch.float16".
 void read_dtype(JsonObject& object, const std::string& key,
                 std::string& value) {
   std::string name;

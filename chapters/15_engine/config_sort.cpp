@@ -124,7 +124,7 @@ class Sorter {
  public:
   explicit Sorter(const std::string& label) : label_(label) {}
 
-  /// Removes the keys that do not act from an object of the file.
+  /// Removes keys without effect from an object of the file.
   void sort(Json& json, const std::string& path) {
     std::vector<std::string> gone;
     for (auto& [key, value] : json.items()) {

@@ -56,7 +56,7 @@ void remark_defaults(const std::vector<std::string>& paths,
   }
 }
 
-/// Values may have turned out to do nothing.
+/// Removes values that turned out to have no effect.
 void keep_acting(DeepSpeedConfig& config) {
   const auto is_idle = [&](const std::string& path) {
     const auto& remarks = config.remarks;

@@ -67,7 +67,7 @@ struct Mpu {
   ParameterLayout layout = {};
 };
 
-/// What a script may give beside model and config.
+/// Optional arguments besides model and config.
 struct InitializeArgs {
   /// A config's file; together with a config it is an error.
   std::string deepspeed_config;
@@ -180,11 +180,11 @@ class Engine {
   /// Steps, rate, scheduler and loss scale, by name; and back.
   std::map<std::string, double> numbers() const;
   void set_numbers(const std::map<std::string, double>& numbers);
-  /// Keeps the training in FOLDER/TAG, and TAG in FOLDER/latest. Collective.
+  /// Saves the training in FOLDER/TAG, and TAG in FOLDER/latest. Collective.
   void save_checkpoint(const std::string& folder, const std::string& tag);
-  /// Goes on from FOLDER/TAG (empty: the latest), written by any number of ranks
-  /// and any stage. Returns the tag. Throws Error that names what does not fit,
-  /// the same on all ranks. Collective.
+  /// Resumes from FOLDER/TAG (empty: the latest), written by any number of
+  /// ranks and any stage. Returns the tag. Throws Error that names what does
+  /// not fit, the same on all ranks. Collective.
   std::string load_checkpoint(const std::string& folder,
                               const std::string& tag = "");
 

@@ -9,7 +9,7 @@
 namespace shardbook::engine {
 namespace {
 
-/// The optimizer of the options, into which the config's has gone.
+/// The options' optimizer, which already includes the config's.
 InitializeArgs args_of(const Options& options) {
   OptimizerConfig optimizer;
   optimizer.type = options.optimizer == "sgd"     ? "SGD"
@@ -75,8 +75,8 @@ std::vector<Bill> ModuleStrategy::bills() {
   const std::int64_t skipped = engine_->skipped_steps() - skipped_before_;
   const double d = dp_.size();
   Bill bill;
-  // The chapter's, and an all-reduce of the loss; a skipped step publishes
-  // nothing, a loaded checkpoint once
+  // The chapter's bytes, and an all-reduce of the loss; a skipped step
+  // publishes nothing, a loaded checkpoint once
   const double published =
       static_cast<double>((options_.first_step > 0 ? 1 : 0) - skipped);
   bill.bytes = model.predicted_bytes(options_.steps, g) +

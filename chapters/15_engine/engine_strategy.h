@@ -41,7 +41,7 @@ class ModuleStrategy : public Strategy {
   LoadedModel loaded_;
   Dataset data_;
   std::unique_ptr<Engine> engine_;
-  /// By the steps before the first one of this run.
+  /// Steps skipped before the first one of this run.
   std::int64_t skipped_before_ = 0;
 };
 

@@ -26,8 +26,8 @@ struct TrainingData {
   /// These samples, in this order.
   std::function<Batch(const std::vector<std::int64_t>& samples)> batch = {};
 };
-/// Sample i of a data set: tokens [i S, i S + S). Images have no end, and need a
-/// number of them.
+/// Sample i of a data set: tokens [i S, i S + S). Images have no end: their
+/// number must be given.
 TrainingData training_data(const Dataset& data, std::int64_t num_samples = 0);
 
 struct LoaderOptions {

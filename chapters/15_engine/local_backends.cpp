@@ -77,7 +77,7 @@ class Local : public Backend {
     optimizer_ = make_optimizer(plan_.optimizer.name(), parameters,
                                 plan_.optimizer.params);
   }
-  /// Of the global gradient, with the loss scale. Collective.
+  /// The norm of the global gradient, with the loss scale. Collective.
   virtual double norm() = 0;
   virtual TrainingState parts() = 0;
   double scale() const { return scaler_ ? scaler_->scale() : 1; }

@@ -158,7 +158,7 @@ class Megatron : public Backend {
   Tensor loss(const Batch& batch) override {
     feed_.set(batch, scaler_.scale());
     const double part = engine_->run() * batches_per_step_;
-    // The last stage tells the others
+    // Send the last stage's loss to the others
     const MemoryScope kind(MemoryKind::kCommunication);
     const Tensor loss = Tensor::full({}, part, {DType::kF64, Device()});
     groups_.pp.all_reduce(loss, ReduceOp::kSum, "loss").wait();

@@ -12,8 +12,7 @@
 //   MegatronLMPlugin                  14_hybrid_3d: tensor and pipeline
 //                                     parallelism
 //
-// A field either does what it says, or `prepare` refuses its value with a
-// reason.
+// A field either has its effect, or `prepare` refuses its value with a reason.
 //
 // huggingface/accelerate, src/accelerate/utils/dataclasses.py.
 

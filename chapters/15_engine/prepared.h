@@ -112,7 +112,7 @@ class PreparedOptimizer {
   /// DeepSpeedPlugin, whose engine does it in backward, does nothing.
   void step();
   void zero_grad();
-  /// The last step left parameters alone: an f16 gradient had overflowed.
+  /// True if the last step was skipped: an f16 gradient had overflowed.
   bool step_was_skipped() const;
   double lr() const;
 

@@ -11,7 +11,7 @@
 namespace shardbook::engine::internal {
 namespace {
 
-/// Seconds, when all that the device was given has run.
+/// Seconds, after the device has finished its work.
 double now_s() {
   if (RankContext::current().device.is_cuda()) {
     Event event;

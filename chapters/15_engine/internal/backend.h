@@ -33,7 +33,7 @@ class Backend {
   virtual double clip(double max_norm) = 0;
   virtual void step() = 0;
   virtual void zero_grad() = 0;
-  /// The last step was left out: its f16 gradient had overflowed.
+  /// True if the last step was skipped: its f16 gradient had overflowed.
   virtual bool was_skipped() const = 0;
   /// The library moves the learning rate itself.
   virtual bool owns_schedule() const { return false; }

@@ -17,7 +17,7 @@ class DataParallelModel {
 
   /// `reduces`: the backward of this forward ends a step.
   virtual Tensor forward(const Tensor& inputs, bool reduces) = 0;
-  /// Before a backward whose gradients are multiplied by `loss_scale`.
+  /// Call before a backward whose gradients are multiplied by `loss_scale`.
   virtual void before_backward(bool reduces, double loss_scale) = 0;
   /// Clips and updates, or forgets the gradients of an f16 step whose norm is
   /// not finite. Returns the norm of the whole gradient, divided by the loss

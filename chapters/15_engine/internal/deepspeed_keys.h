@@ -20,8 +20,8 @@ struct KnownKeys {
   const char* section;  ///< "" or "/zero_optimization"
   const char* keys;     ///< names, with spaces between them
   Effect effect;
-  /// JSON of the value that is the same as no key at all; "off": a section in
-  /// which no `enabled` is true; "": there is none.
+  /// JSON of the value equal to a missing key; "off": a section in which no
+  /// `enabled` is true; "": there is none.
   const char* harmless;
   const char* why;
 };
