@@ -1,6 +1,6 @@
 #pragma once
 
-// What a step costs on d squares of q x q ranks: the formulas of the page.
+// The cost of a step on d squares of q x q ranks: the formulas of the page.
 
 #include "chapters/common/sharded/sharded_strategy.h"
 

@@ -44,7 +44,7 @@ Tensor scatter_rows(const Tensor& partial, ProcessGroup& group);
 Tensor gather_columns(const Tensor& own, ProcessGroup& group);
 
 /// layer_norm of rows that are cut over `group`: x [.., n/P], gamma and beta
-/// [n/P]. The mean of x and that of x^2 need one all_reduce of 2 values per row,
+/// [n/P]. The means of x and x^2 need one all_reduce of 2 values per row,
 /// forward and backward; var = E[x^2] - E[x]^2, in f32 or f64.
 Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
                         const Tensor& beta, ProcessGroup& group, double eps);

@@ -29,8 +29,8 @@ namespace shardbook::summa {
 
 /// Blocks a [m, k] and b [k, n] -> block [m, n] of A B, with `bias` [n] added when
 /// given. q broadcasts along ROW of m k elements, and q along COL of k n. In
-/// deterministic mode the bits are those of one device: each element is one
-/// chain of additions in increasing k.
+/// deterministic mode the bits equal one device's: each element is one chain of
+/// additions in increasing k.
 Tensor multiply_ab(const Tensor& a, const Tensor& b, const Grid& grid,
                    const Tensor& bias = Tensor());
 /// Blocks a [m, n] and b [k, n] -> block [m, k] of A B^T: q broadcasts along COL of

@@ -12,8 +12,8 @@
 // `replicated` adds the gradients of all depths: without it each depth would
 // train a model of its own.
 //
-// A grid of one rank computes what one device does, bit for bit. Colossal-AI has
-// these functions as modules: Linear2D, LayerNorm2D, VocabParallelEmbedding2D.
+// A grid of one rank equals one device, bit for bit. Colossal-AI has these
+// functions as modules: Linear2D, LayerNorm2D, VocabParallelEmbedding2D.
 
 #include <cstdint>
 #include <string>

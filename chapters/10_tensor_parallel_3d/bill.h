@@ -1,6 +1,6 @@
 #pragma once
 
-// What a step costs on a cube of l x l x l ranks: the formulas of the page.
+// The cost of a step on a cube of l x l x l ranks: the formulas of the page.
 
 #include "chapters/common/sharded/sharded_strategy.h"
 

@@ -10,8 +10,8 @@
 // are for the straight layout: rows (i, j), columns k; for the swapped one, read k
 // for j and j for k. [b] stands for B/l^2 samples.
 //
-// A cube of one rank computes what one device does, bit for bit. Colossal-AI has
-// these functions as modules: Linear3D, LayerNorm3D, Classifier3D.
+// A cube of one rank equals one device, bit for bit. Colossal-AI has these
+// functions as modules: Linear3D, LayerNorm3D, Classifier3D.
 
 #include <cstdint>
 #include <string>

@@ -140,7 +140,7 @@ std::string svg_text(double x, double y, const char* anchor,
       x, y, anchor, color, words);
 }
 
-/// The least MiB that a kind sends; infinite where it has no such ranks.
+/// The least MiB that a kind sends; infinite without such ranks.
 double least_sent_mib(const Comparison& all, Kind kind, int ranks,
                       std::size_t i) {
   double least = std::numeric_limits<double>::infinity();

@@ -1,8 +1,8 @@
 #pragma once
 
-// Operations on DTensors. Each gives what core's operation of the same name
-// (core/ops.h) gives for the whole tensors; its rules say on which layouts it
-// computes, and propagation.h chooses among them. Operands lie on one mesh.
+// Operations on DTensors. Each returns the same as core's operation of that
+// name (core/ops.h) for the whole tensors; its rules list the layouts that it
+// computes on, and propagation.h chooses among them. Operands lie on one mesh.
 //
 //   const DTensor hidden = gelu(add(matmul(x, w1()), b1()));  // S(-1)
 //   const DTensor y = matmul(hidden, w2());                   // P(sum)
@@ -57,8 +57,8 @@ DTensor min(const DTensor& x, std::int64_t dim);
 DTensor softmax(const DTensor& x);
 DTensor layer_norm(const DTensor& x, const DTensor& gamma, const DTensor& beta,
                    double eps = 1e-5);
-/// The mean over all targets but those of -100: logits [.., v], targets i64 [..].
-/// Cut rows give terms of it, over a count that is added up first.
+/// The mean over all targets except -100: logits [.., v], targets i64 [..]. Cut
+/// rows give terms of it, over a count that is added up first.
 DTensor cross_entropy(const DTensor& logits, const DTensor& targets);
 
 // --- Lookup --------------------------------------------------------------------------

@@ -16,7 +16,7 @@ Shape without_dim(Shape shape, std::int64_t dim) {
   return shape;
 }
 
-// Shards of `dim` become terms; those of other dims stay.
+// Shards of `dim` become terms; shards of other dims stay.
 std::vector<Rule> rules_over(const DTensor& x, std::int64_t dim,
                              const Placement& terms) {
   std::vector<Rule> rules = {{{replicate()}, replicate()}};

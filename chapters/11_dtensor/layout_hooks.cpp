@@ -20,7 +20,7 @@ Shape with_last(Shape shape, std::int64_t size) {
   return shape;
 }
 
-// Shard(-1) of a tensor with so many dims.
+// Shard(-1) of a tensor with this many dims.
 Placement last_of(const Tensor& x) { return shard(x.ndim() - 1); }
 
 // This rank's plain tensor as a DTensor: shards of the last dim may be uneven,

@@ -25,7 +25,7 @@ namespace shardbook::dtensor {
 /// How the terms that the ranks hold make up the tensor.
 enum class PartialOp { kSum, kAvg, kMax, kMin };
 
-/// What one axis of the mesh does with a tensor.
+/// The effect of one axis of the mesh on a tensor.
 struct Placement {
   enum class Kind { kReplicate, kShard, kPartial };
   Kind kind = Kind::kReplicate;

@@ -9,8 +9,8 @@
 //   R        -             all-reduce         DDP
 //   S(0)     all-gather    reduce-scatter     FSDP
 //
-// Those chapters add what the speed needs: buckets, overlap, prefetch, and
-// parameters that are freed and gathered again.
+// Those chapters add optimizations: buckets, overlap, prefetch, and parameters
+// that are freed and gathered again.
 
 #include <functional>
 #include <string>

@@ -52,9 +52,9 @@ std::vector<Call> calls_of(const Placements& from, const Placements& to,
 /// Elements that they put on the wire.
 double wire_elements(const std::vector<Call>& calls, const Shape& mesh);
 
-/// The local array of layout `to` from that of layout `from`. Collective over
-/// the axes that communicate; not recorded for backward. Where nothing moves,
-/// the result shares the memory of `local`.
+/// The local array of layout `to` from the array of layout `from`. Collective
+/// over the axes that communicate; not recorded for backward. Where nothing
+/// moves, the result shares the memory of `local`.
 Tensor redistribute_local(const Tensor& local, const Mesh& mesh,
                           const Shape& global, const Placements& from,
                           const Placements& to);

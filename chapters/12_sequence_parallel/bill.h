@@ -1,7 +1,7 @@
 #pragma once
 
-// What a step of sequence-parallel training costs a rank, as formulas in b s h:
-// the page's.
+// The cost of a sequence-parallel step for a rank, by the page's formulas in b
+// s h.
 
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 #include "chapters/common/run/options.h"

@@ -40,7 +40,7 @@ class CutEmbedding : public ModuleOf<CutEmbedding, Embedding> {
   Place place_;
 };
 
-/// Dropout of x [n, s/c, h] that drops what one device drops of [n, s, h].
+/// Dropout of x [n, s/c, h] with one device's mask of [n, s, h].
 class CutDropout : public ModuleOf<CutDropout> {
  public:
   CutDropout(double p, Place place) : p_(p), place_(place) {}

@@ -39,7 +39,7 @@ void check_sizes(const SequenceOptions& setup, int c, std::int64_t s,
 /// [b, n, 3h] -> q, k, v [b, n, h], each in an array of its own.
 Tensors split_qkv(const Tensor& qkv);
 
-/// Dropout of x [n, s/c, h] that draws what one device draws for [n, s, h].
+/// Dropout of x [n, s/c, h] with one device's mask of [n, s, h].
 AnyModule cut_dropout(double p, Layout layout, int rank, int c);
 
 /// The layers of one rank, for sequences of s tokens. Single-device layers

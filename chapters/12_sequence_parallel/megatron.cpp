@@ -138,7 +138,7 @@ LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
     return {std::make_unique<ScatteringEmbedding>(name, rows, width, stddev,
                                                   init, tp)};
   };
-  // Positions join after the reduce_scatter: those of own tokens alone
+  // Add positions after the reduce_scatter, for own tokens only
   made.positions = [&tp, whole = made.positions](AnyModule& wpe,
                                                  const Tensor& tokens) {
     return cut_sequence(whole(wpe, tokens), 0, Layout::kContiguous, tp.rank(),

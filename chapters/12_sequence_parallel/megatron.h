@@ -41,7 +41,7 @@ struct MegatronOptions {
   bool recompute_attention = false;
 };
 
-/// The layers of one rank; those of tensor parallelism in a group of one.
+/// The layers of one rank; tensor parallelism's in a group of one.
 LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
                              const MegatronOptions& setup = {});
 

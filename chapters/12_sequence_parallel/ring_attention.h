@@ -16,8 +16,8 @@
 namespace shardbook::sequence_parallel {
 
 struct RingOptions {
-  /// heads, kv_heads, causal, scale and dropout. `shard` is not read: the layout
-  /// says where the blocks lie.
+  /// heads, kv_heads, causal, scale and dropout. `shard` is not read: the
+  /// layout defines where the blocks lie.
   AttentionOptions attention;
   Layout layout = Layout::kContiguous;
 };

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a step of expert-parallel training costs a rank: the page's formulas.
+// The cost of an expert-parallel training step for a rank: the page's formulas.
 
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/13_moe/moe_layer.h"
@@ -48,7 +48,7 @@ double predicted_activations(const ModelConfig& config, const MoeOptions& moe,
 // --- The bill ---------------------------------------------------------------------
 
 /// Bytes of options.steps steps, memory held, and the time of a step. Where shapes
-/// depend on the routing, the loads in `record` say how many rows have travelled.
+/// depend on the routing, the loads in `record` count the rows that were sent.
 Bill predicted_bill(const Options& options, const ModelConfig& config,
                     const MoeOptions& moe, const BillSizes& sizes,
                     const MoeRecord& record);

@@ -88,7 +88,7 @@ Tensor first_choices(const Routing& routing, const Tensor& gates) {
   return value_tensor(share, {routing.experts}, gates);
 }
 
-/// The probabilities of the chosen experts as shares of those that were kept.
+/// The probabilities of the chosen experts, as shares of the kept ones.
 Tensor weights_of(const Routing& routing, const Tensor& gates,
                   bool is_dropless) {
   const std::int64_t s = routing.tokens, k = routing.k, e = routing.experts;

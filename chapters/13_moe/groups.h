@@ -37,7 +37,7 @@ struct GroupSizes {
 /// Axes pp, edp, ep and tp (the last varies fastest). Ranks that differ in ep share
 /// a set of all experts; in edp, they hold the same experts; in edp and ep, the same
 /// dense parameters; in edp and tp, the same experts where TP does not cut them.
-/// Throws Error, with what would work, where the sizes do not divide.
+/// Throws Error, with sizes that work, where the sizes do not divide.
 Topology expert_topology(const GroupSizes& sizes);
 
 /// A table: a row per rank with its experts and its groups.

@@ -167,7 +167,7 @@ Tensor MoeLayer::dropless(const Tensor& rows, const GateResult& gated,
   const std::int64_t k = routing.k, ep = size_of(groups_.ep);
   const std::int64_t local = routing.experts / ep, m = rows.size(1);
 
-  // Sort the choices by expert: those of one rank lie together
+  // Sort the choices by expert, which keeps each rank's together
   const SortedChoices sorted = sort_by_expert(routing);
   const auto n = static_cast<std::int64_t>(sorted.choice.size());
   Indices token, place(at(routing.tokens * k), n);
@@ -177,7 +177,7 @@ Tensor MoeLayer::dropless(const Tensor& rows, const GateResult& gated,
   }
   const Tensor leaving = rows_at(rows, token);
 
-  // Tell the others how many come. What arrives: by source, then by expert
+  // Exchange the counts and the rows, which arrive by source, then by expert
   const Indices counts =
       exchange_counts(sorted.counts, groups_.ep, rows, [&](int source) {
         return drawn_counts(source, routing.tokens, per_row);

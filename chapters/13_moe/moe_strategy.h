@@ -125,7 +125,7 @@ class MoeStrategy : public Strategy {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<ParameterSubset> dense_part_, expert_part_;
   std::unique_ptr<zero::ZeroOptimizer> dense_zero_, expert_zero_;
-  Tensors own_;  ///< stage 0: what this rank adds to the norm
+  Tensors own_;  ///< stage 0: this rank's terms of the norm
 };
 
 // --- One device ------------------------------------------------------------------

@@ -48,7 +48,7 @@ void keep_first(Routing& routing, const std::vector<std::int64_t>& order) {
 }
 
 /// Keeps the `capacity` best of each expert. Their slots follow the order of
-/// tokens, counted over those that are kept.
+/// tokens, counting only kept choices.
 void keep_best(Routing& routing, const std::vector<double>& priority) {
   const std::int64_t n = routing.tokens * routing.k;
   std::vector<std::vector<std::int64_t>> chosen_by(at(routing.experts));

@@ -46,7 +46,7 @@ std::vector<std::string> noise_names();
 Noise noise_of(const std::string& name);
 /// Which choices keep their place where k >= 3 choices overfill an expert.
 enum class DropPolicy {
-  kProbs,     ///< the most probable of those that chose it
+  kProbs,     ///< the most probable ones
   kPosition,  ///< the first ones
 };
 

@@ -3,8 +3,8 @@
 // Running statistics of batch norms, where replicas see different images.
 //
 // A batch norm divides each micro-batch by its own statistics. They depend on no
-// other micro-batch and on no other rank, so losses and gradients on a mesh are
-// those of one device that takes the same micro-batches one by one. The running
+// other micro-batch and on no other rank, so losses and gradients on a mesh
+// equal one device's for the same micro-batches one by one. The running
 // statistics are another matter: evaluation reads them, and a replica has seen
 // its own images alone. There are three ways to go on:
 //

@@ -209,7 +209,7 @@ double layer_kept(const BillSizes& z, int layer, std::int64_t rows) {
   const double tokens = sizes.rows * sizes.tokens;
   const double x = tokens * z.h() * z.element;
   if (layer == last) {
-    // Norms of own tokens alone; what the head reads is gathered
+    // Norms of own tokens only; the input of the head is gathered
     const double norm = x + 2 * tokens * z.sum;
     return kept_by_head(config, sizes) - (is_cut ? norm * (1 - 1 / z.t()) : 0);
   }

@@ -1,8 +1,8 @@
 #pragma once
 
-// What a step costs a rank in bytes, memory and time (on the cluster `textbook`),
-// as the page's formulas: sums of the formulas of the chapters that this one
-// composes.
+// The cost of a step for a rank in bytes, memory and time (on the cluster
+// `textbook`), as the page's formulas: sums of the formulas of the chapters
+// that this one composes.
 
 #include <vector>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// How many ranks share what, and which products of degrees are legal.
+// The degrees of parallelism, and their legal combinations.
 //
 //   W = d t c p     data, tensor, context, pipeline
 //   d = ep x edp    with experts: replicas that share a set of experts, and sets
@@ -44,7 +44,7 @@ struct HybridOptions {
   /// stage from its input; "blocks", one block after the other from its own;
   /// "attention" of every block alone; "never".
   std::string recompute = "never";
-  /// Gradients (and shards) travel in buckets of about so many bytes.
+  /// Gradients (and shards) travel in buckets of about this many bytes.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   /// Sum the 16-bit gradients of micro-batches in f32.
   bool accumulate_f32 = false;

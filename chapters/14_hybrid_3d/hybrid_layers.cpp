@@ -14,8 +14,7 @@ namespace {
 using sequence_parallel::cut_sequence;
 using sequence_parallel::Layout;
 
-/// An embedding that takes the ids of all tokens, and looks up those of this
-/// rank.
+/// An embedding that accepts the ids of all tokens and looks up this rank's.
 class EmbeddingOfOwnTokens : public ModuleOf<EmbeddingOfOwnTokens> {
  public:
   EmbeddingOfOwnTokens(AnyModule inner, Layout layout, int rank, int c)

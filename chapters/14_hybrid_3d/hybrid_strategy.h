@@ -19,8 +19,8 @@
 
 namespace shardbook::hybrid {
 
-/// What a rank has on every mesh: its groups, its layers, the data, the factor of
-/// the loss.
+/// A rank's state on every mesh: its groups, its layers, the data, the factor
+/// of the loss.
 class MeshStrategy : public Strategy {
  public:
   LoadedModel whole_model(const Options& options,

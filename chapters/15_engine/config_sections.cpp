@@ -312,8 +312,8 @@ void read_pipeline(JsonObject& root, PipelineConfig& pipeline) {
                pipeline.activation_checkpoint_interval);
 }
 
-/// In DeepSpeed the section configures models that recompute; here, a key that
-/// only such a model can use turns recomputation on.
+/// In DeepSpeed the section configures models that recompute; here, keys for
+/// these models turn recomputation on.
 void read_activations(JsonObject& root, DeepSpeedConfig& config) {
   Section section(root, "activation_checkpointing");
   if (!section.is_object()) return;

@@ -13,10 +13,10 @@
 //
 // Defaults are those of DeepSpeed 0.19: "Adam" is AdamW unless adam_w_mode is
 // false, and gradients are clipped at 1 unless a key says otherwise. Every key of
-// DeepSpeed's is known (deepspeed_keys.cpp): it acts, or `remarks` says that it has no
-// effect here, or an error says which numbers it would change. `remarks` also names
-// each default that some version of DeepSpeed sets otherwise. A key that DeepSpeed
-// does not have is an error.
+// DeepSpeed's is known (deepspeed_keys.cpp): it acts, or `remarks` reports that
+// it has no effect here, or an error reports which numbers it would change.
+// `remarks` also names each default that some version of DeepSpeed sets
+// otherwise. A key that DeepSpeed does not have is an error.
 //
 // microsoft/DeepSpeed, deepspeed/runtime/{config,constants}.py,
 // deepspeed/runtime/zero/config.py.
@@ -51,8 +51,8 @@ BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp,
 struct OptimizerConfig {
   std::string type;  ///< "Adam", "AdamW" or "SGD"; empty: no section
   OptimizerOptions params;
-  /// "Adam": weight decay apart from the gradient, as AdamW. A file means it
-  /// unless it says false.
+  /// "Adam": weight decay apart from the gradient, as AdamW. Files default to
+  /// true.
   bool adam_w_mode = false;
   /// The name that make_optimizer knows.
   std::string name() const;

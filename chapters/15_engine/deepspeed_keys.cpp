@@ -1,5 +1,5 @@
-// The table of keys: those of DeepSpeed's config classes (0.19) and of older
-// versions, and which of them act here.
+// The table of keys in DeepSpeed's config classes (0.19) and older versions,
+// and which of them act here.
 
 #include "chapters/15_engine/internal/deepspeed_keys.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The engine: three calls train a model, and a config says how.
+// The engine: three calls train a model, and a config chooses how.
 //
 //   DeepSpeedConfig config = DeepSpeedConfig::read("ds.json");
 //   auto [engine, optimizer, loader, scheduler] =
@@ -63,7 +63,7 @@ struct Mpu {
   ProcessGroup* data = nullptr;   ///< ranks with the same part of the model
   ProcessGroup* model = nullptr;  ///< ranks that share the layers
   /// The part that a rank of `model` holds of each parameter; the norm of the
-  /// gradient counts what several ranks hold once.
+  /// gradient counts elements on several ranks once.
   ParameterLayout layout = {};
 };
 
@@ -183,8 +183,8 @@ class Engine {
   /// Saves the training in FOLDER/TAG, and TAG in FOLDER/latest. Collective.
   void save_checkpoint(const std::string& folder, const std::string& tag);
   /// Resumes from FOLDER/TAG (empty: the latest), written by any number of
-  /// ranks and any stage. Returns the tag. Throws Error that names what does
-  /// not fit, the same on all ranks. Collective.
+  /// ranks and any stage. Returns the tag. Throws Error that names the
+  /// mismatch, the same on all ranks. Collective.
   std::string load_checkpoint(const std::string& folder,
                               const std::string& tag = "");
 
@@ -233,8 +233,8 @@ Initialized initialize(Module& model, const DeepSpeedConfig& config,
 /// The same with the config in the file args.deepspeed_config.
 Initialized initialize(Module& model, ProcessGroup& world,
                        const InitializeArgs& args);
-/// The scheduler that a config asks for; null for none. The optimizer's rate is
-/// that of the config, or of `optimizer`.
+/// The scheduler that a config asks for; null for none. The optimizer's rate
+/// comes from the config, or from `optimizer`.
 std::shared_ptr<LrScheduler> make_scheduler(const DeepSpeedConfig& config,
                                             const OptimizerConfig& optimizer);
 /// The same as a function of the optimizer step.

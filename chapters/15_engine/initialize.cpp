@@ -104,7 +104,7 @@ Initialized initialize(Module& model, const DeepSpeedConfig& given,
       given.label,
       ": /data_types/grad_accum_dtype \"fp32\" needs a model of the book; "
       "give its name (--model) in place of a module, or leave the key out");
-  // The engine's config says what the engine does
+  // The engine's config names the optimizer in use
   DeepSpeedConfig config = given;
   config.optimizer = optimizer_of(given, args);
   const OptimizerConfig& optimizer = config.optimizer;

@@ -49,7 +49,7 @@ struct FullyShardedDataParallelPlugin {
   bool cpu_offload = false;
   /// "BACKWARD_PRE", "BACKWARD_POST" or "NO_PREFETCH".
   std::string backward_prefetch = "BACKWARD_PRE";
-  /// What save_state writes. Only "SHARDED_STATE_DICT" is offered: any number
+  /// The format of save_state. Only "SHARDED_STATE_DICT" is offered: any number
   /// of ranks loads it. get_state_dict has the whole model.
   std::string state_dict_type = "SHARDED_STATE_DICT";
   bool use_orig_params = false;

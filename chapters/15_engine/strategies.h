@@ -1,6 +1,6 @@
 #pragma once
 
-// The registry: which chapter trains what a config asks for.
+// The registry of chapters, by the config that each can train.
 //
 //   Choice choice = choose(options, config);    // or an Error with the reason
 //   DeviceMesh mesh(world, choice.topology);

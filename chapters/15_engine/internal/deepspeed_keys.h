@@ -10,7 +10,7 @@ namespace shardbook::engine::internal {
 
 enum class Effect {
   kActs,     ///< config.cpp reads it
-  kNone,     ///< it cannot change numbers: a remark says that it does nothing
+  kNone,     ///< it cannot change numbers: a remark reports no effect
   kChanges,  ///< it would change numbers: an error, unless the value is harmless
   kInside    ///< inside a section which has no effect: no remark of its own
 };
