@@ -2,7 +2,7 @@
 
 // The layers of a GPT whose parameters lie in parts on a square or a cube of
 // ranks. Each is a function of its input and of this rank's parts, so squares
-// and cubes differ in these functions alone.
+// and cubes differ only in these functions.
 
 #include <functional>
 #include <string>

@@ -130,7 +130,7 @@ struct Parameter {
   Placements placements;
   Shape shape;
 
-  /// The parameter as an operand: call it anew in each forward.
+  /// The parameter as an operand: call it in each forward.
   DTensor operator()() const {
     return from_local(local, mesh, placements, shape);
   }

@@ -69,8 +69,8 @@ bool is_pairwise(const Style& style) {
   return style.kind == Kind::kPairwise || style.kind == Kind::kPairwiseSequence;
 }
 
-// Column, row, column, row: the first style takes the module's input, the last
-// one gives its output.
+// Column, row, column, row: the first style converts the module's input, the
+// last one its output.
 Plan pairs_of(const std::string& name, Module& module, const Style& style) {
   Plan plan;
   for (const NamedModule& below : module.named_modules()) {

@@ -48,7 +48,7 @@ std::int64_t padded_numel(const Shape& shape, std::int64_t dim,
 
 // --- Arrays --------------------------------------------------------------------
 
-// Zeros behind x along `dim`.
+// Pads x with zeros along `dim`.
 Tensor pad_to(const Tensor& x, std::int64_t dim, std::int64_t size) {
   if (x.size(dim) == size) return x;
   const Tensor zeros =

@@ -37,7 +37,7 @@ Sizes sizes_of(const Options& options, const ModelConfig& config, int c,
 double kept_bytes(const Options& own, const ModelConfig& config,
                   const SequenceOptions& setup, const Sizes& z,
                   std::int64_t rows) {
-  // Each layer keeps the same as for as many tokens on one device
+  // Each layer keeps the same as one device with this many tokens
   const KeptSizes sizes = kept_sizes(own, rows);
   const double kept = kept_by_model(config, sizes);
   const double tokens = sizes.rows * sizes.tokens;
@@ -246,7 +246,7 @@ Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
   // Per block: two gathers and two scatters forward, the same backward, and two
   // gathers for dW. One of each for the embedding and for the head.
   const double moved = (10 * z.layers + 4) * z.z() * z.element;
-  // LayerNorms, biases behind a reduce_scatter, positions
+  // LayerNorms, biases after a reduce_scatter, positions
   const double whole = (6 * z.layers + 2 + z.positions) * h;
   const double partial = whole * z.element;
   const double loss = 3 * z.rows * z.s * z.sum;

@@ -45,7 +45,7 @@ struct MegatronOptions {
 LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
                              const MegatronOptions& setup = {});
 
-/// True for parameters that are used on cut tokens: LayerNorms, biases behind a
+/// True for parameters that are used on cut tokens: LayerNorms, biases after a
 /// reduce_scatter, positions. Their gradients are parts of sums over the group.
 bool has_partial_gradient(const std::string& name);
 

@@ -112,7 +112,7 @@ double layer_bytes(const Options& options, const ModelConfig& config,
     const double cuts = !is_moe || has_mlp_beside(moe) ? 4 : 2;
     elements += cuts * all_reduce(sizes.t) * tokens * h;
   }
-  // g behind the embedding, f before the head; three numbers per token in the
+  // g after the embedding, f before the head; three numbers per token in the
   // loss
   elements += 2 * all_reduce(sizes.t) * tokens * h;
   return elements * z.element + 3 * all_reduce(sizes.t) * tokens * z.stat;
@@ -177,7 +177,7 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
 double layer_elements(const MoeOptions& moe, std::int64_t experts, double slots,
                       double width, const BillSizes& sizes) {
   const double all = static_cast<double>(experts) * slots * width;
-  // Replicated experts: slots are gathered behind them, and their gradients
+  // Replicated experts: slots are gathered after them, and their gradients
   // before; cut experts gather twice as often, and sum f and g
   const double gathers =
       (moe.expert_tensor_parallel ? 4 : 2) * all_gather(sizes.t) +
@@ -264,7 +264,7 @@ struct StepTime {
 
   /// All-reduces; with ZeRO, gradients scattered and parameters gathered.
   double sums() const {
-    // One EP group of all ranks: exchanges wait behind the sum of the losses
+    // One EP group of all ranks: exchanges wait for the sum of the losses
     const bool waits = sizes.ep == sizes.dp && sizes.t == 1;
     const double behind_exchanges = waits ? loss_left(2 * model.head()) : 0;
     const double beside = waits ? 0 : loss_left(whole_backward());

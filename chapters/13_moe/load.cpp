@@ -30,7 +30,7 @@ std::vector<double> shares(const std::vector<std::int64_t>& counts) {
   return result;
 }
 
-/// "h.10" comes behind "h.9".
+/// "h.10" comes after "h.9".
 std::vector<std::string> in_order(const Loads& loads) {
   std::vector<std::string> names;
   for (const auto& [name, counts] : loads) names.push_back(name);

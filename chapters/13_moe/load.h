@@ -21,7 +21,7 @@ std::string loads_json(const Loads& loads);
 /// A row per layer, a cell per expert: its share of the load, where 1.00 is
 /// even, and a bar below.
 std::string draw_loads(const Loads& loads);
-/// The same as SVG: bars beside each other, one row per layer.
+/// The same as SVG: bars side by side, one row per layer.
 std::string draw_loads_svg(const Loads& loads);
 
 }  // namespace shardbook::moe

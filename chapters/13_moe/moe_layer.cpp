@@ -38,7 +38,7 @@ ExpertsShape shape_of(const ModelConfig& config, const MoeOptions& options) {
 
 using Indices = std::vector<std::int64_t>;
 
-/// The rows of these indices; an index behind the last row reads zeros.
+/// The rows of these indices; an index past the last row reads zeros.
 Tensor rows_at(const Tensor& rows, const Indices& index) {
   const auto n = static_cast<std::int64_t>(index.size());
   return embedding_part(rows, index_tensor(index, {n}, rows), 0);
@@ -302,7 +302,7 @@ decltype(LayerFactory::mlp) moe_mlp(const MoeOptions& options,
       return {std::make_unique<GptMlp>(name, config, init, layers)};
     }
     ModelConfig beside = config;
-    beside.dropout = 0;  // drawn once, behind the sum
+    beside.dropout = 0;  // drawn once, after the sum
     AnyModule mlp{nullptr};
     if (has_mlp_beside(own)) {
       mlp = {std::make_unique<GptMlp>(name + ".mlp", beside, init, layers)};

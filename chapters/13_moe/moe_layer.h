@@ -99,7 +99,7 @@ class MoeLayer : public ModuleOf<MoeLayer> {
   std::optional<AnyModule> mlp;                 ///< residual, or shared
   Tensor coefficient_weight, coefficient_bias;  ///< residual [M, 2], [2]
   Tensor shared_gate;                           ///< [M, 1]
-  AnyModule resid_dropout;                      ///< as behind an ordinary MLP
+  AnyModule resid_dropout;                      ///< as after an ordinary MLP
 
  private:
   /// Rows [S, M] through their experts.

@@ -135,7 +135,7 @@ class MoeStrategy : public Strategy {
 
 /// Trains a GPT of these layers in these pieces of the batch, which are equally
 /// large. Each piece is routed by itself; where the layers route it in `groups`
-/// equal parts, the gates' losses of each count that much less. In f16 the
+/// equal parts, the gates' losses of each part count 1 / `groups`. In f16 the
 /// losses are scaled by `scaler`, and steps that overflow are skipped.
 ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
                              MoeRecord& record,
@@ -147,7 +147,7 @@ ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
 LoadedModel whole_model(const Options& options, const MoeOptions& moe,
                         const std::vector<NamedTensor>& state);
 
-/// The same for the groups of these options: each rank's micro-batches.
+/// Reference run for the groups of these options: each rank's micro-batches.
 ReferenceRun train_reference(const Options& options,
                              const StrategyOptions& setup);
 /// Ranks that the `sim` world may run once.

@@ -101,7 +101,7 @@ double layer_bytes(const BillSizes& z) {
                             z.heads_again;
       bytes += all_reduce(z.t(), halves / 2 * x);
     } else {
-      // f and g of attention and MLP; g behind the embedding, f before the head
+      // f and g of attention and MLP; g after the embedding, f before the head
       const double sums =
           (has_experts ? 1 : 2) * (2 * z.blocks + z.blocks_again) +
           z.embeddings + z.embeddings_again + z.heads;

@@ -80,7 +80,7 @@ void check_schedule(const HybridOptions& setup) {
            setup.zero_stage, ", which has no stages; give blocks or attention");
 }
 
-/// Convolutions and batch norms go with replicas and stages alone.
+/// Convolutions and batch norms work with replicas and stages only.
 void check_image_model(const HybridOptions& setup, const ModelConfig& config) {
   SB_CHECK(setup.tp == 1, "--tp ", setup.tp,
            ": this tensor parallelism cuts the matrices, heads and vocabulary "

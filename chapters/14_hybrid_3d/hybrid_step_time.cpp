@@ -58,7 +58,7 @@ struct BlockTimes {
     const double gathers = is_cut() ? a : 0;
     return {q + a, gathers + 2 * q, gathers + q, q};
   }
-  /// Seconds of one product of attention, for as many pairs of query and key.
+  /// Seconds of one product of attention, for this many pairs of query and key.
   double pairs(double count) const {
     return 2 * count * z.h() * z.rows / z.t() / textbook::kRate;
   }

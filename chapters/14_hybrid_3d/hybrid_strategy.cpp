@@ -208,7 +208,7 @@ ReferenceRun reference_run(const Options& options, const HybridOptions& setup) {
                                 setup.loss_scaler(options.dtype));
   }
   // In f16 the single device also scales its loss and skips the same steps: it
-  // sums as replicas do, and divides gradients first as in ZeRO-2 and -3
+  // sums as replicas do, and for ZeRO-2 and -3 divides gradients first
   OneDevice one;
   const DynamicLossScaler scaler = setup.loss_scaler(options.dtype);
   if (options.dtype == DType::kF16) {

@@ -48,7 +48,7 @@ class Values {
     values_[path] = {value.dump(), source};
   }
 
-  /// Two sizes give the third; where one of them is alone, g is 1.
+  /// Two sizes give the third; with only one of them, g is 1.
   void add_batch() {
     const bool has_train = has_number("/train_batch_size");
     const bool has_micro = has_number("/train_micro_batch_size_per_gpu");

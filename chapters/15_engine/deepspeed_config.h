@@ -41,10 +41,10 @@ struct BatchSizes {
   std::int64_t accumulation = 0;  ///< gradient_accumulation_steps
 };
 
-/// train = micro x accumulation x dp: two of them give the third, train or micro
-/// alone mean accumulation 1. `dp` counts data-parallel ranks, not the world.
-/// Throws Error, with the numbers given, where the product does not hold or no
-/// batch size is given. `train_key` is the key of `train`.
+/// train = micro x accumulation x dp: two of them give the third; with train or
+/// micro only, accumulation is 1. `dp` counts data-parallel ranks, not the
+/// world. Throws Error, with the numbers given, where the product does not hold
+/// or no batch size is given. `train_key` is the key of `train`.
 BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp,
                          const std::string& train_key = "train_batch_size");
 
@@ -181,7 +181,7 @@ struct DeepSpeedConfig {
   static DeepSpeedConfig read(const std::string& file);
   /// Every key with its value. Parsing it again gives this config.
   std::string to_json() const;
-  /// The same, behind `acts` and `remarks` as keys that begin with '_'.
+  /// The same, after `acts` and `remarks` as keys that begin with '_'.
   std::string explained() const;
 
   /// "never", "attention", "blocks": the book's key, or what

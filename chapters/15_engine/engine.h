@@ -164,7 +164,7 @@ class Engine {
   const DeepSpeedConfig& config() const { return config_; }
   Optimizer& optimizer();
   LrScheduler* lr_scheduler() { return scheduler_.get(); }
-  /// Replaces the scheduler (none: null, then set_lr alone decides).
+  /// Replaces the scheduler; with null, only set_lr changes the rate.
   void set_lr_scheduler(std::shared_ptr<LrScheduler> scheduler);
   /// The module; throws Error for a strategy.
   Module& module();

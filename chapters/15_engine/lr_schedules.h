@@ -1,19 +1,6 @@
 #pragma once
 
-// DeepSpeed's learning-rate schedules: a warm-up, and a descent behind it.
-//
-//   rate
-//   max |         .------          WarmupLR
-//       |      .'    '.
-//       |    .'         '.         WarmupDecayLR
-//   min |__.'_______________ step
-//        0 1    n         T
-//
-// A scheduler steps AFTER the optimizer, and counts from -1: the first two
-// optimizer steps both have the smallest rate. With DeepSpeed's usual minimum of
-// 0 they change nothing. A test that looks for changed weights begins at step 3.
-//
-// microsoft/DeepSpeed, deepspeed/runtime/lr_schedules.py, WarmupLR.
+// DeepSpeed's learning-rate schedules: a warm-up, and a descent after it.
 
 #include <cstdint>
 #include <utility>
@@ -25,9 +12,9 @@ namespace shardbook::engine {
 struct WarmupOptions {
   double min_lr = 0;
   double max_lr = 1e-3;
-  std::int64_t num_steps = 1000;  ///< at least 2 are taken
+  std::int64_t num_steps = 1000;  ///< at least 2 are used
   bool is_log = true;             ///< ln(it + 1) / ln(n), not it / n
-  /// WarmupDecayLR: the rate has come down to min_lr here; 0: no descent.
+  /// WarmupDecayLR: the rate reaches min_lr at this step; 0: no descent.
   std::int64_t total_steps = 0;
 };
 

@@ -18,7 +18,7 @@
 namespace shardbook::accelerate::internal {
 namespace {
 
-/// The micro-batches of one batch that a script gives.
+/// The micro-batches of one batch of the script.
 class BatchFeed : public pipeline::Feed {
  public:
   /// `weight` is the batch's share of the mean over the step.

@@ -97,7 +97,7 @@ fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
 
 namespace {
 
-/// A config in which the script's values take their places.
+/// A config that the script's values are filled into.
 class Filler {
  public:
   explicit Filler(const std::string& file) {
