@@ -1,6 +1,19 @@
 #pragma once
 
 // DeepSpeed's learning-rate schedules: a warm-up, and a descent after it.
+//
+//   rate
+//   max |         .------          WarmupLR
+//       |      .'    '.
+//       |    .'         '.         WarmupDecayLR
+//   min |__.'_______________ step
+//        0 1    n         T
+//
+// A scheduler steps AFTER the optimizer, and counts from -1: the first two
+// optimizer steps both have the smallest rate. With DeepSpeed's usual minimum of
+// 0 they change nothing. A test that looks for changed weights begins at step 3.
+//
+// microsoft/DeepSpeed, deepspeed/runtime/lr_schedules.py, WarmupLR.
 
 #include <cstdint>
 #include <utility>
