@@ -55,8 +55,8 @@ class DTensor {
 
   /// The same tensor in another layout.
   ///
-  /// Communication: calls_of (redistribute.h) forward, and backward those from
-  /// the gradient's layout to normalized(placements()).
+  /// Communication: calls_of (redistribute.h) forward; in backward, the calls
+  /// from the gradient's layout to normalized(placements()).
   DTensor redistribute(const Placements& to) const;
 
   /// This rank's array, for ordinary operations. Its gradient is a piece of a
@@ -111,7 +111,7 @@ DTensor from_local(const Tensor& local, const Mesh& mesh,
                    const std::optional<Shape>& shape = std::nullopt,
                    bool run_check = false);
 
-/// Spreads `whole` as the rank at coordinate 0 has it; the other ranks give a
+/// Distributes the `whole` of the rank at coordinate 0; the other ranks pass a
 /// tensor of the same shape. Not recorded for backward.
 ///
 /// Communication, axis by axis: a scatter for a shard, else a broadcast.
@@ -122,8 +122,8 @@ DTensor distribute_tensor(const Tensor& whole, const Mesh& mesh,
 DTensor cut_tensor(const Tensor& whole, const Mesh& mesh,
                    const Placements& placements);
 
-/// A leaf that is trained: this rank's block, and its place. The gradient of
-/// `local` has the same layout, whatever used it: partials are reduced.
+/// A leaf that is trained: this rank's block and its layout. The gradient of
+/// `local` always has this layout: partials are reduced.
 struct Parameter {
   Tensor local;
   Mesh mesh;

@@ -290,7 +290,7 @@ DTensor reshape(const DTensor& x, const Shape& shape) {
       "reshape: ", shape_text(x.shape()), " to ", shape_text(shape));
   const Shape& mesh = x.mesh().shape();
   std::vector<Rule> rules = {{{replicate()}, replicate()}};
-  // Pairs of dims, of the result and of x, that a cut must divide
+  // Pairs of dims, of x and of the result, that cuts must divide
   std::vector<std::pair<std::size_t, std::size_t>> must_divide;
   for (const DimGroup& group : dim_groups(x.shape(), shape)) {
     if (group.in_begin == group.in_end || group.out_begin == group.out_end) {

@@ -85,7 +85,7 @@ Tensor sum_for_owner(ProcessGroup& cp, const Tensor& weights,
 Tensor causal_rows(std::int64_t first, std::int64_t n, std::int64_t s,
                    const TensorOptions& like) {
   const NoGrad no_grad;
-  // How far each key lies behind each query: 0 or less where it is seen
+  // Key position minus query position: 0 or less where the key is seen
   const TensorOptions f32{DType::kF32, like.device};
   const Tensor queries =
       add_scalar(Tensor::arange(n, f32), static_cast<double>(first));

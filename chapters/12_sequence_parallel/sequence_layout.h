@@ -44,8 +44,8 @@ std::vector<TokenRun> token_runs(Layout layout, int rank, int c,
 std::vector<std::int64_t> positions(Layout layout, int rank, int c,
                                     std::int64_t s);
 
-/// This rank's part of dim `dim` of a tensor, in the rank's order. The gradient
-/// goes back to where it came from; other ranks' parts get zeros.
+/// This rank's part of dim `dim` of a tensor, in the rank's order. Backward
+/// puts the gradient into the same places; other ranks' parts get zeros.
 Tensor cut_sequence(const Tensor& whole, std::int64_t dim, Layout layout,
                     int rank, int c);
 /// The whole from the ranks' parts, by rank.

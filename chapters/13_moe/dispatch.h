@@ -44,14 +44,14 @@ Tensor to_experts(const Tensor& rows, ProcessGroup* ep);
 /// The inverse.
 Tensor from_experts(const Tensor& rows, ProcessGroup* ep, std::int64_t experts);
 
-/// Rows by destination, as many as each rank has for the others: [n, M] ->
-/// [m, M], by source. Backward sends gradients the same way back.
+/// Different numbers of rows per rank: [n, M] by destination -> [m, M] by
+/// source. Backward sends gradients back the same way.
 Tensor exchange_rows(const Tensor& rows, ProcessGroup* ep,
                      const std::vector<std::int64_t>& send_rows,
                      const std::vector<std::int64_t>& recv_rows,
                      const char* label);
 
-/// The choices that each rank of the group has for each of this rank's experts:
+/// The number of choices that each rank has for each of this rank's experts:
 /// [ep, El], row by row. One all_to_all of E i64. On shapes, which have no
 /// values, `drawn(source)` gives the counts [E] of every source.
 std::vector<std::int64_t> exchange_counts(

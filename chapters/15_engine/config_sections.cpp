@@ -281,7 +281,7 @@ void read_zero(JsonObject& root, ZeroConfig& zero,
                zero.offload_optimizer);
   read_offload(object, "offload_param", "cpu_offload_param",
                zero.offload_param);
-  // The update is where the shards are
+  // The update runs where the shards are
   if (zero.stage == 3 && zero.offload_optimizer.device == "none" &&
       zero.offload_param.device == "cpu") {
     zero.offload_optimizer.device = "cpu";

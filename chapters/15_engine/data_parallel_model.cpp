@@ -110,7 +110,7 @@ class Replicated : public DataParallelModel {
                               std::int64_t rows,
                               std::int64_t updates) const override {
     MemoryBill bill = single_device_bill(options, config, rows, recomputes_);
-    // The first update creates the optimizer's state; masters are there before
+    // The first update creates the optimizer's state; masters exist before it
     if (updates == 0) {
       bill[MemoryKind::kGradient] = bill[MemoryKind::kOptimizerState] = 0;
     }
@@ -169,7 +169,7 @@ zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
   const ZeroConfig& from = config.zero;
   zero::ZeroOptions to;
   to.stage = from.stage;
-  // 0: one gradient at a time; and no limit to what is gathered at once
+  // 0 means one gradient at a time, and gathers without a limit
   to.reduce_bucket_size = std::max<std::int64_t>(1, from.reduce_bucket_size);
   to.allgather_bucket_size = from.allgather_bucket_size > 0
                                  ? from.allgather_bucket_size

@@ -97,7 +97,7 @@ void Engine::backward(const Tensor& loss) {
 }
 
 // Callbacks at the end of a backward run in the order in which they were added.
-// The loss comes first, before parameters whose owners wait for their messages.
+// The loss is first, before parameters whose owners wait for their messages.
 void Engine::time_backward(const Tensor& loss) {
   log_->begin("bwd-inner");
   loss.add_grad_hook([this](const Tensor&) {

@@ -119,7 +119,7 @@ void choose_data_parallel(const Options& options, DeepSpeedConfig config,
            options.model, ", /zero_optimization/stage ", stage,
            ": this chapter's bill knows language models only; give stage 0");
   config.batch = choice.sizes;
-  // The config's, or --clip alone
+  // The config's clip, or --clip
   config.gradient_clipping = options.clip;
   if (stage == 2 && config.zero.offload_optimizer.device == "cpu") {
     choice.fold_class = [](int rank) { return rank; };
