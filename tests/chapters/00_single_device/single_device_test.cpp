@@ -74,11 +74,11 @@ TEST_P(SingleDevicePieces, MicroBatchesEqualTheWholeBatch) {
   setup.num_micro_batches = GetParam();
   const TrainedRun whole = train_with(options);
   const TrainedRun pieces = train_with(options, setup);
-  // Also 3 pieces of 8 samples, of 3, 3 and 2: each has its share of the mean.
+  // Also 3 pieces of 8 samples, of 3, 3 and 2: each is weighted by its size.
   EXPECT_LT(largest_relative_difference(options, pieces, whole), 1e-10);
 }
 
-// Also of uneven pieces, whose first is larger than the others.
+// Also with uneven pieces, where the first is larger than the others.
 TEST_P(SingleDevicePieces, MemoryHeldEqualsTheBill) {
   for (const bool recompute : {false, true}) {
     for (const char* model : {"gpt-nano", "mlp"}) {
@@ -103,9 +103,9 @@ TEST_P(SingleDevicePieces, MemoryHeldEqualsTheBill) {
   }
 }
 
-// Of the mlp, whose logits are as wide as its hidden layers: fc1 and fc2 keep 5 h
-// numbers of a token, fc3 h, the logits and their softmax's sum 4 h + 1. Backward
-// begins with the gradients of the loss and of the logits.
+// The mlp's logits are as wide as its hidden layers: fc1 and fc2 keep 5 h
+// numbers per token, fc3 h, the logits and their softmax's sum 4 h + 1.
+// Backward begins with the gradients of the loss and of the logits.
 TEST(SingleDevice, ThePeakIsAtTheLoss) {
   Options options = small_options();
   options.model = "mlp";
@@ -115,7 +115,7 @@ TEST(SingleDevice, ThePeakIsAtTheLoss) {
             4 * (tokens * (11 * h + 2 * 4 * h + 1) + 2));
 }
 
-// Running statistics of a ResNet have no masters; a step of f16 that overflows
+// A ResNet's running statistics have no masters; an f16 step that overflows
 // leaves the optimizer without a state.
 TEST(SingleDevice, OptimizerStateInSixteenBitsEqualsTheBill) {
   Options options = small_options();
@@ -207,8 +207,8 @@ TEST(SingleDevice, SixteenBitsStayNearF32) {
   }
 }
 
-// The first steps overflow and are skipped, also by the run that one compares
-// with. The step that updates first takes longer than those behind it.
+// The first steps overflow and are skipped, in the run on one device as well.
+// The first step that updates takes longer than the later ones.
 TEST(SingleDevice, SkippedStepsAreSkippedByThePlainRunToo) {
   Options options = small_options();
   options.model = R"({"model_type": "resnet", "depths": [1, 1, 1],
@@ -273,7 +273,7 @@ TEST(SingleDevice, AnOverflowInF16ChangesNothing) {
   RankContext::Scope scope(context);
   SingleDevice device(options, {});
   const Tensor weight = device.optimizer().parameters()[0];
-  // Products of such weights are beyond f16's largest number.
+  // Products of these weights exceed f16's largest number.
   fill_normal(weight, 0, 0, 0, 20000);
   const Tensor before = weight.clone();
   const StepResult result = device.step(0);
@@ -284,7 +284,7 @@ TEST(SingleDevice, AnOverflowInF16ChangesNothing) {
   EXPECT_FALSE(weight.grad().defined());
 }
 
-// The rate belongs to the number of updates, not of steps.
+// The rate follows the number of updates, not of steps.
 TEST(SingleDevice, ASkippedStepDoesNotMoveTheSchedule) {
   Options options = small_options();
   options.dtype = DType::kF16;

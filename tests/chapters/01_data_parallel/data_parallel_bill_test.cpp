@@ -96,7 +96,7 @@ TEST(DataParallelBill, BuffersTravelForwardOnly) {
   BatchNorm module(5, {1, DType::kF64, Device()});
   DataParallel model(module, world.devices);
   sum(square(model(random_tensor({8, 5}, 3)))).backward();
-  // 10 values of parameters there and back, 10 of buffers there.
+  // 10 parameter values go there and back, 10 buffer values only there.
   const auto traffic = step_traffic(8, 4, 40, 40, 80, 80);
   EXPECT_EQ(traffic[0].replicate, 3 * 160);
   for (std::size_t i = 0; i < 4; ++i) {
@@ -114,7 +114,7 @@ TEST(DataParallelBill, TheMainDeviceIsTheHotSpot) {
   double into_main = 0;
   for (std::size_t i = 1; i < 4; ++i) into_main += traffic[i].total();
   double all = into_main + traffic[0].total();
-  // Everything enters or leaves it: no byte goes past the main device.
+  // Every byte enters or leaves the main device.
   EXPECT_EQ(all, 2 * 3e6 + 18 * (512.0 + 2 * 65536.0));
 }
 

@@ -69,12 +69,12 @@ TEST(DataParallelReplicate, DiesWithTheGraph) {
     loss.backward();
   }
   EXPECT_EQ(world.devices[1].memory().current_total, 0);
-  // Also when no backward comes.
+  // The same when no backward follows.
   { DataParallel(module, world.devices)(random_tensor({4, 6}, 1)); }
   EXPECT_EQ(world.devices[1].memory().current_total, 0);
 }
 
-/// Its backward belongs to the module that ran the forward.
+/// A module whose backward refers to the module that ran the forward.
 class Owned : public ModuleOf<Owned> {
  public:
   Owned() : fc("fc", 6, 3, {1, DType::kF64, Device()}) {}
@@ -92,7 +92,7 @@ class Owned : public ModuleOf<Owned> {
   void members(MemberVisitor& visit) override { visit.module("fc", fc); }
 
   Linear fc;
-  /// Backwards whose module had gone; shared by all copies.
+  /// Backwards that found their module destroyed; all copies share it.
   std::shared_ptr<std::atomic<int>> num_lost =
       std::make_shared<std::atomic<int>>(0);
 
@@ -128,7 +128,7 @@ TEST(DataParallelApply, RunsReplicasOnAThreadEach) {
     return call_module(m, x);
   });
   EXPECT_EQ(threads.size(), 3u);
-  // The caller runs the first: it would only wait.
+  // The caller runs the first one itself: otherwise it would only wait.
   EXPECT_EQ(threads.count(std::this_thread::get_id()), 1u);
   std::sort(devices.begin(), devices.end());
   EXPECT_EQ(devices, (std::vector<int>{0, 1, 2}));

@@ -52,7 +52,7 @@ TEST(DataParallelScatter, CutsRows) {
     EXPECT_TRUE(parts[i].device() == world.devices[i]);
     EXPECT_TRUE(bitwise_equal(parts[i], x.rows_view(ends[i], ends[i + 1])));
   }
-  // What is on its device already is not copied.
+  // A tensor that is on its device already is not copied.
   EXPECT_TRUE(parts[0].shares_storage(x));
   EXPECT_TRUE(bitwise_equal(gather(parts, world.devices[0]), x));
 }
@@ -63,7 +63,7 @@ TEST(DataParallelScatter, GathersTheGradient) {
   x.set_requires_grad();
   const double error = autograd::check_gradients(
       [&](const Tensors& in) {
-        // The pieces are weighted 1 and 3; the second not at all.
+        // Pieces 0 and 2 are weighted 1 and 3; piece 1 is not used.
         const Tensors parts = scatter(in[0], world.devices);
         const auto of_piece = [&](std::size_t i, double weight) {
           return to_device(sum(scale(square(parts[i]), weight)),

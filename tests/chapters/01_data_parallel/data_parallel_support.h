@@ -20,7 +20,7 @@
 
 namespace shardbook::data_parallel::test {
 
-// One step adds the same products in another order.
+// Tolerances: a step adds the same products in another order.
 constexpr double kF64 = 1e-10;
 constexpr double kF32 = 1e-5;
 
@@ -57,7 +57,7 @@ inline Tensor random_tokens(std::int64_t rows, std::int64_t seq,
   return Tensor::from_values<std::int64_t>(values, {rows, seq});
 }
 
-/// Three linear layers, with what a test wants to see of its replicas.
+/// Three linear layers that record facts about their replicas for tests.
 class Probe : public ModuleOf<Probe> {
  public:
   explicit Probe(DType dtype = DType::kF64)

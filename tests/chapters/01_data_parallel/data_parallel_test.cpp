@@ -210,7 +210,7 @@ TEST(DataParallelBatchNorm, RunningStatisticsAreThoseOfReplicaZero) {
   DataParallel(module, world.devices)(x);
   EXPECT_LT(max_relative({module.running_mean}, {first.running_mean}), kF64);
   EXPECT_LT(max_relative({module.running_var}, {first.running_var}), kF64);
-  // Statistics are per chunk: they are not those of the batch.
+  // Statistics are per chunk and differ from the whole batch's.
   EXPECT_GT(max_relative({module.running_mean}, {all.running_mean}), 1e-3);
 }
 
@@ -239,7 +239,7 @@ TEST(DataParallelTrap, MeanOverDevicesWeightsAnUnevenChunkWrongly) {
   });
   ASSERT_EQ(losses.shape(), Shape{3});
   EXPECT_GT(std::abs(mean(losses).item() - expected), 1e-3);
-  // Each loss counts as often as its chunk has rows: 3, 3, 1.
+  // Each loss is weighted by the rows of its chunk: 3, 3, 1.
   const Tensor weights = Tensor::from_values<double>({3, 3, 1}, {3});
   EXPECT_NEAR(sum(mul(losses, weights)).item() / 7, expected, 1e-12);
 }

@@ -17,7 +17,7 @@ namespace {
 
 using namespace test;
 
-/// Holds the threads of one device up, so that those of the others come first.
+/// Delays the threads of one device, so the others' threads come first.
 class Laggard : public Observer {
  public:
   explicit Laggard(Device slow) : slow_(std::move(slow)) {}
@@ -31,7 +31,7 @@ class Laggard : public Observer {
   Device slow_;
 };
 
-/// All that the clock has recorded of two steps on three devices.
+/// The clock's record of two steps on three devices.
 std::string timeline(int slow) {
   // Real launches take time: they show the order in which work is issued.
   const sim::CostModel model(sim::Cluster::read("dgx-a100"));

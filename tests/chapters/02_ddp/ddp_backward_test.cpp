@@ -61,7 +61,7 @@ TEST(DdpForwards, TheirLossesMayShareOneBackward) {
   }
 }
 
-// The second gradient would stay on its rank, and nobody would notice.
+// The second gradient would stay on its rank, unnoticed.
 TEST(DdpTrap, ASecondBackwardAfterTwoForwardsIsRefused) {
   for (const DdpOptions& options : ways()) {
     const std::string error = error_on_ranks(2, [&](ProcessGroup& world) {
@@ -101,7 +101,7 @@ TEST(DdpTrap, AForwardUnderNoSyncBeforeTheBackwardIsRefused) {
   expect_text(error, {"no reduction awaits"});
 }
 
-// Some buckets have left when the gradient of the first layer comes.
+// Some buckets have been sent when the first layer's gradient is ready.
 TEST(DdpTrap, ABackwardThatThrewIsRefusedUntilItsGradientsAreCleared) {
   const Values right = gradients_of_two_batches();
   for (DdpOptions options : ways()) {
@@ -240,8 +240,8 @@ class NormBranches : public ModuleOf<NormBranches> {
   bool a_first = true;
 };
 
-// Backward meets the statistics before b's gradients on one rank and behind
-// them on the other: on the gradients' own group, calls would not match.
+// Backward reaches the statistics before b's gradients on one rank and after
+// them on the other: in the gradients' own group, calls would not match.
 TEST(DdpSyncBatchNorm, StatisticsTravelBesideTheBucketsInAGroupOfTheirOwn) {
   DdpOptions tiny;
   tiny.bucket_cap_mb = tiny.first_bucket_mb = kByte;

@@ -1,4 +1,4 @@
-// What DDP computes without ranks: buckets, coalescing, who gets which sample.
+// The parts of DDP that need no ranks: buckets, coalescing, sampling.
 
 #include <gtest/gtest.h>
 
@@ -51,7 +51,7 @@ TEST(DdpBuckets, RebuiltFromArrivalOrderTheSmallBucketComesFirst) {
 }
 
 TEST(DdpBuckets, AParameterIsAppendedBeforeTheBucketIsCalledFull) {
-  // 24 MiB are not enough to close, 24 + 100 are; the next begins anew.
+  // 24 MiB do not close a bucket, 24 + 100 do; the next bucket is new.
   EXPECT_EQ(assign_buckets(items_of_mib({1, 24, 100, 1}), counting(4), kLimits),
             (std::vector<BucketMembers>{{0}, {1, 2}, {3}}));
 }
@@ -150,7 +150,7 @@ TEST(DdpSampler, PadsByRepetitionFromTheBeginning) {
   EXPECT_EQ(indices_of(10, 4, 1, options), (Indices{1, 5, 9}));
   EXPECT_EQ(indices_of(10, 4, 2, options), (Indices{2, 6, 0}));
   EXPECT_EQ(indices_of(10, 4, 3, options), (Indices{3, 7, 1}));
-  // Fewer samples than ranks: it goes round more than once.
+  // Fewer samples than ranks: the samples repeat more than once.
   EXPECT_EQ(indices_of(2, 5, 4, options), (Indices{0}));
   EXPECT_EQ(indices_of(2, 5, 3, options), (Indices{1}));
 }
@@ -194,7 +194,7 @@ TEST(DdpSampler, DealsAGlobalBatchOutAsTheDatasetDoes) {
   for (int r = 0; r < 3; ++r) {
     const Indices mine = indices_of(12, 3, r, options);
     for (std::int64_t step = 0; step < 2; ++step) {
-      // Two of this rank's samples make its share of a global batch of 6.
+      // Two of this rank's samples are its part of a global batch of 6.
       const Batch batch = data.batch(step, 6, BatchSlice{r, 3}, 2);
       for (std::int64_t i = 0; i < 2; ++i) {
         const Batch one = data.batch(

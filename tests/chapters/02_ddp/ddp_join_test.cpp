@@ -43,7 +43,7 @@ std::vector<Joined> train_uneven(const std::vector<int>& counts,
   });
 }
 
-/// The same on one device, rank after rank.
+/// The same on one device, one rank's batches after another's.
 Values train_uneven_reference(const std::vector<int>& counts, bool by_initial) {
   Sequential model = make_mlp(DType::kF64);
   const auto optimizer = make_optimizer("sgd", model.parameters(), {0.1});

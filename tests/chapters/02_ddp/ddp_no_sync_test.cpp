@@ -70,8 +70,8 @@ TEST(DdpTrap, NoSyncAroundBackwardAloneStillReducesEveryTime) {
         auto no_sync = ddp.no_sync();
         loss.backward();
       });
-  // Three times the traffic. The result is right all the same: a sum that is
-  // equal on all ranks is its own mean.
+  // Three times the traffic. The result is still right: a sum that is equal on
+  // all ranks is its own mean.
   EXPECT_EQ(result.log, (Numels(3, 111)));
   EXPECT_LT(largest_difference(result.grads, full_gradients()), 1e-12);
 }

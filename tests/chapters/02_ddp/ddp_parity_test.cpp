@@ -16,7 +16,7 @@ namespace {
 using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
 
-/// A way to configure DDP; all of them compute the same.
+/// A way to configure DDP; all ways compute the same.
 struct Variant {
   const char* name;
   DdpOptions options;
@@ -147,7 +147,7 @@ std::vector<Values> uneven_gradients(bool by_sum) {
                        slice(all.y, 0, first ? 0 : 5, first ? 5 : 8)};
     Tensor loss = mse_loss(ddp(mine.x), mine.y);
     if (by_sum) {
-      // Sum the numerators, divide by the global count; DDP's 1/d is undone
+      // Sum the numerators, divide by the global count; undo DDP's 1/d
       const Tensor count = Tensor::full({}, static_cast<double>(mine.x.size(0)),
                                         {DType::kF64, Device()});
       const double local = count.item();
@@ -194,7 +194,7 @@ TEST(DdpSyncBatchNorm, SendsCountsAndSumsForwardAndTwoSumsBackward) {
 }
 
 TEST(DdpSyncBatchNorm, RanksWithDifferentCountsAreWeightedByThem) {
-  // 5 and 3 samples: the statistics are those of all 8.
+  // 5 and 3 samples: the statistics cover all 8.
   const auto stats = on_ranks(2, [](ProcessGroup& world) {
     Sequential model = make_norm_net();
     ddp::convert_sync_batchnorm(model, world);
@@ -306,9 +306,9 @@ TEST_P(DdpParity, BytesAndMemoryAreAsPredicted) {
   }
 }
 
-// Buckets are the gradients once more, beside the order of the buckets, an i32 for
-// each of the mlp's seven parameters. Where gradients lie in the buckets, the peak
-// is the buffer in which the weights were sent at the beginning.
+// Buckets are as large as the gradients; the order of the buckets adds an i32
+// for each of the mlp's seven parameters. Where gradients lie in the buckets,
+// the peak is the buffer in which the weights were sent at the beginning.
 TEST(DdpBill, BucketsAreTheGradientsOnceMore) {
   const Options options = tiny_options(DType::kF32, "mlp");
   const double numbers = 4 * 64 * 256 + 256 + 64 + 256;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Models and options with which the reducer's tests see single buckets.
+// Models and options that make single buckets visible to the reducer's tests.
 
 #include <cstdint>
 #include <string>
@@ -18,7 +18,7 @@ inline ddp::DdpOptions tiny_buckets(double bytes = 1) {
   return options;
 }
 
-/// Two branches; each call uses those in `use`, in that order.
+/// Two branches; each call uses the ones in `use`, in that order.
 class Branches : public ModuleOf<Branches> {
  public:
   explicit Branches(DType dtype = DType::kF64)

@@ -87,8 +87,8 @@ TEST(DdpLedger, GroupsOfOneSendNothing) {
 
 // --- Overlap -----------------------------------------------------------------
 
-/// Backward operations that begin after the first bucket was sent; results
-/// that are copied out of the buckets do not count.
+/// Backward operations that begin after the first bucket was sent, without
+/// copies of results out of the buckets.
 std::int64_t backward_ops_after_first_bucket(const DdpOptions& options) {
   return on_ranks(2, [&](ProcessGroup& world) {
     Replica<Mlp32> r(world, options, 8);
@@ -158,7 +158,7 @@ TEST(DdpOrder, RanksWhoseGradientsComeInDifferentOrdersAgree) {
   EXPECT_LT(largest_difference(grads[0], grads_of(model)), 1e-12);
 }
 
-// The same without the rule: whoever is ready sends.
+// The same without the rule: each gradient is sent when it is ready.
 TEST(DdpTrap, LaunchingInTheOrderOfReadinessMixesUpTheRanks) {
   const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
     Branches model;

@@ -18,7 +18,7 @@
 
 namespace shardbook::ddp_test {
 
-/// As options in MiB say it.
+/// One byte, in the options' unit MiB.
 constexpr double kByte = 1.0 / (1 << 20);
 
 using Values = std::vector<double>;

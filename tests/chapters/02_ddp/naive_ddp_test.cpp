@@ -21,7 +21,7 @@ TEST_P(NaiveDdpParity, GradientsEqualTheReducersBitForBit) {
   const int d = GetParam();
   const auto average = [&](bool naive) {
     return on_ranks(d, [&](ProcessGroup& dp) {
-      // Rank 0's parameters count
+      // Rank 0's parameters are used
       Sequential model = make_mlp(DType::kF32, /*seed=*/1 + dp.rank());
       const Samples own = every(make_samples(24, DType::kF32), dp.rank(), d);
       AveragedGradients result;

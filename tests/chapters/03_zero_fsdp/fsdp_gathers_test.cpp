@@ -59,7 +59,7 @@ TEST(FsdpGathers, TheNextUnitOfBackwardIsAskedForBeforeThisOneComputes) {
                      "reduce h.1", "reduce h.0", "reduce root"});
   EXPECT_EQ(gathers(blocks()), pre);
   EXPECT_EQ(gathers(blocks(), 3), pre);
-  // Recomputed blocks are gathered no more often
+  // Recomputation causes no further gathers
   EXPECT_EQ(gathers(blocks(), 1, true), pre);
 }
 
@@ -77,7 +77,7 @@ TEST(FsdpGathers, OrAfterItOrWhenItIsNeeded) {
                      "gather h.0", "reduce h.0", "reduce root"}));
 }
 
-/// A unit of its own weight and of two layers, which are units as well.
+/// A unit with a weight of its own and two layers that are units themselves.
 class Outer : public ModuleOf<Outer> {
  public:
   Outer()
@@ -97,7 +97,7 @@ class Outer : public ModuleOf<Outer> {
   Tensor weight;
 };
 
-/// Tells in backward whether a unit is in shards while the model's own last
+/// Returns in backward whether a unit is sharded while the model's own last
 /// operation computes.
 class Nested : public ModuleOf<Nested> {
  public:
@@ -155,9 +155,8 @@ Prefetched prefetched(BackwardPrefetch setup) {
   })[0];
 }
 
-// Backward meets units in the reverse order in which their forwards ended:
-// after the root comes its last unit, after a unit around others the last of
-// those.
+// Backward visits units in the reverse order of the ends of their forwards: the
+// root is followed by its last unit, an outer unit by its last inner one.
 TEST(FsdpGathers, BackwardPrefetchesInTheReverseOrderOfFinishedForwards) {
   const Prefetched pre = prefetched(BackwardPrefetch::kPre);
   EXPECT_EQ(
@@ -249,8 +248,8 @@ StreamLog streams_of(bool limits) {
 }
 
 TEST(FsdpStreams, TheHostWaitsWhenTwoFreedUnitsAreNotYetThroughAtTheDevice) {
-  // Gathers 1 to 7 (root, 3 forward, 3 backward); 2 units are free when the
-  // fourth is issued, and from then on
+  // Gathers 1 to 7 (root, 3 forward, 3 backward): from the fourth on, two units
+  // are free when a gather is issued
   EXPECT_EQ(streams_of(true).synchronized, 3);
   EXPECT_EQ(streams_of(false).synchronized, 0);
 }

@@ -1,4 +1,4 @@
-// FSDP: every option does what it says, and nothing where it should not.
+// FSDP: every option has its documented effect, and no other.
 
 #include <gtest/gtest.h>
 
@@ -66,8 +66,8 @@ TEST(FsdpOptions, AGradientWithinTheLimitIsNotClipped) {
 
 // --- Padding ----------------------------------------------------------------
 
-// 41 elements over 8 ranks: the last shard is mostly padding, and what freed
-// memory held is no gradient.
+// 41 elements over 8 ranks: the last shard is mostly padding, and leftovers in
+// freed memory must not enter the gradient.
 TEST(FsdpPadding, GarbageInFreedMemoryIsNotCounted) {
   const auto norms = on_ranks(8, [](ProcessGroup& world) {
     Linear model("0", 1, 41, init_of(DType::kF64), /*with_bias=*/false);
@@ -94,7 +94,7 @@ FsdpOptions hybrid(int shard_size) {
   return options;
 }
 
-// A node holds one copy together: its ranks are neighbours.
+// The ranks of a node are neighbours and hold one copy together.
 TEST(FsdpHybrid, ConsecutiveRanksShareACopy) {
   for (const auto& [d, f] :
        std::vector<std::pair<int, int>>{{4, 2}, {6, 3}, {6, 2}}) {
@@ -120,7 +120,7 @@ TEST(FsdpHybrid, ConsecutiveRanksShareACopy) {
   }
 }
 
-// The mean is over all ranks, in whatever it travels. 1, 2, 3 and 4 and their
+// The mean is over all ranks, in any dtype on the wire. 1, 2, 3 and 4 and their
 // halves are exact in few bits.
 TEST(FsdpHybrid, ReplicasAverageInEveryDtype) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -154,7 +154,7 @@ TEST(FsdpOffload, CountsTheBytesOfEveryDtype) {
     std::optional<DType> param, reduce;
     double to_device, to_host;  // bytes per element
   };
-  // Shards travel as they lie, gradients as they were reduced
+  // Shards travel in their own dtype, gradients in the reduced one
   for (const Case& c :
        std::vector<Case>{{DType::kF64, {}, {}, 8, 8},
                          {DType::kF32, DType::kBF16, {}, 4, 2},

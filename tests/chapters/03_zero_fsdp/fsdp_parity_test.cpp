@@ -153,7 +153,7 @@ TEST_P(FsdpParity, RecomputedBlocksChangeNothing) {
               train_gpt(d, DType::kF32, "adamw", variant.options, false))
         << variant.name;
   }
-  // Units inside what is recomputed
+  // Units inside recomputed blocks
   FsdpOptions inner;
   inner.auto_wrap_policy = every_linear();
   EXPECT_EQ(train_gpt(d, DType::kF32, "adamw", inner, true),
@@ -240,8 +240,8 @@ TEST_P(FsdpParity, AccumulatesInShardsOrWholeWithoutSync) {
 
 // --- Mixed precision ------------------------------------------------------------
 
-/// One step of SGD by hand, whose gradients are computed in bf16 and travel in
-/// `reduce`: what FSDP must equal bit for bit.
+/// One step of SGD by hand, with gradients computed in bf16 and sent in
+/// `reduce`: FSDP must equal it bit for bit.
 Values step_in_few_bits(int d, DType reduce) {
   return on_ranks(d, [&](ProcessGroup& world) {
     Gpt full(tiny_gpt_config(), init_of(DType::kF32));
@@ -363,7 +363,7 @@ TEST_P(FsdpParity, ClipsByTheNormOverAllShards) {
       EXPECT_LT(largest_difference({rank.begin() + 2, rank.end()},
                                    values_of(one.parameters())),
                 1e-12);
-      // The trap: a norm of this rank's shards alone
+      // The trap: a norm of this rank's shards only
       if (d > 1 && variant.name != "no shard") {
         EXPECT_LT(rank[1], want - 1e-6);
       }

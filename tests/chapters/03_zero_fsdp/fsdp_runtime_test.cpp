@@ -106,7 +106,7 @@ TEST(FsdpUses, RanksThatUseUnitsInAnotherOrderAreToldSo) {
                           "gathers 'b'"});
 }
 
-// The trap: equal sizes in another order go through, with other values.
+// The trap: equal sizes in another order are accepted, with wrong values.
 TEST(FsdpUses, WithoutTheCheckAnotherOrderOfEqualSizesGivesWrongValues) {
   const auto outputs = on_ranks(2, [](ProcessGroup& world) {
     Uses model;
@@ -201,7 +201,7 @@ TEST(FsdpSummon, ParametersAreReadAndWrittenInsideTheScopeOnly) {
 TEST(FsdpPadding, IsZeroInGradientsWhateverTheMemoryHeld) {
   const auto norms = on_ranks(8, [](ProcessGroup& world) {
     Linear model("0", 1, 5, init_of(DType::kF64), /*with_bias=*/false);
-    // Memory that the gradients will get again
+    // Memory that the gradients will reuse
     {
       MemoryScope kind(MemoryKind::kGradient);
       Tensor::full({8}, 1e9, {DType::kF64, Device()});
@@ -234,7 +234,7 @@ TEST(FsdpDivision, NeitherAddendsNorSumLeaveTheRangeOfF16) {
   EXPECT_EQ(Tensor::full({1}, 2e-7 / 8, f16).item(), 0);
 }
 
-// [exact] what stays between steps is table 3.1 with padded lengths.
+// [exact] between steps, memory is as in table 3.1 with padded lengths.
 TEST(FsdpMemory, ShardsGradientsAndStateAreSixteenBytesPerElement) {
   for (const int d : {2, 3, 4, 8}) {
     on_ranks(d, [d](ProcessGroup& world) {

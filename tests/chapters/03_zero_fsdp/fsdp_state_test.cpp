@@ -132,7 +132,7 @@ TEST(FsdpState, AFullStateHasOriginalNamesAndShapesOnTheHost) {
   }
 }
 
-// The trap: units of one wrapping in the order of another.
+// The trap: units of one wrapping loaded in the order of another.
 TEST(FsdpState, OptimizerStateByIndexWouldBelongToOtherParameters) {
   const Saved one = train_and_save(2, FsdpOptions{});
   const Saved many = train_and_save(2, linears());

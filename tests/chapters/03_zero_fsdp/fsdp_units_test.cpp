@@ -13,7 +13,7 @@ using fsdp::auto_wrap;
 
 // --- Layouts -----------------------------------------------------------------
 
-/// Those of toy_net.
+/// The parameters of toy_net.
 const std::vector<Shape> kToyShapes = {{8, 4}, {4},     {4, 16},
                                        {16},   {16, 4}, {4}};
 
@@ -81,7 +81,7 @@ std::size_t units_by_size(std::int64_t min_num_params) {
 
 TEST(FsdpWrap, TheToyNetIsOneUnitUnlessTheLimitIsLowered) {
   EXPECT_EQ(units_by_size(100'000'000), 0u);
-  // 36, 80, 68: the children that are large enough
+  // 36, 80, 68: the sizes of the children
   EXPECT_EQ(units_by_size(70), 1u);
   EXPECT_EQ(units_by_size(60), 2u);
   EXPECT_EQ(units_by_size(36), 3u);

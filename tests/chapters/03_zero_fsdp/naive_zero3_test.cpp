@@ -31,7 +31,7 @@ Options naive_options(int d, const std::string& model) {
 struct NaiveRun {
   ReferenceRun run;
   double bytes = 0;     ///< of the last step
-  double expected = 0;  ///< tied parameters count in each of their places
+  double expected = 0;  ///< tied parameters count at each use
 };
 
 NaiveRun train_naively(ProcessGroup& dp, const Options& options) {

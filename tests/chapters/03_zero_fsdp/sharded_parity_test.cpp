@@ -58,7 +58,7 @@ Samples global_batch(int step) {
   return all;
 }
 
-/// `rest`, then the running statistics.
+/// Appends the running statistics to `rest`.
 Values with_buffers(Module& model, const std::vector<NamedTensor>& rest) {
   Tensors all;
   for (const NamedTensor& each : rest) all.push_back(each.tensor);
@@ -99,7 +99,7 @@ Values train_fsdp(const std::string& strategy, ConvNet& model,
   return with_buffers(model, full_state_dict(fsdp));
 }
 
-/// Of DDP, and of one device.
+/// Trains with DDP, or on one device.
 template <typename Forward>
 Values train_whole(ConvNet& model, Forward&& forward, int rank, int ranks) {
   const auto optimizer = make_optimizer("adamw", model.parameters(), {});

@@ -1,5 +1,5 @@
-// The bill of the program's trainer, for every way to shard, and a peak that was
-// derived by hand.
+// The bill of the program's trainer for every way to shard, and a peak derived
+// by hand.
 
 #include <gtest/gtest.h>
 
@@ -119,7 +119,7 @@ TEST(ZeroFsdpBill, EveryThresholdOfZero3IsPredicted) {
         StrategyOptions setup = of("zero3");
         setup.zero.persistence_threshold = threshold;
         setup.zero.prefetch_bucket_size = prefetch;
-        // One block of gpt-nano is less, and two are more
+        // Room for one block of gpt-nano, but not for two
         if (prefetch == 60'000) setup.zero.max_live_parameters = 90'000;
         expect_predicted(run(2, language_options(model), setup),
                          std::string(model) + ", threshold " +
@@ -141,8 +141,8 @@ double peak(const RankReport& rank, MemoryKind kind) {
   return rank.peak[static_cast<std::size_t>(kind)].counted;
 }
 
-// Shards, the root, and the two largest neighbours among the blocks: one that
-// computes, and one that is gathered.
+// Shards, the root, and the two largest neighbours among the blocks: one
+// computes, the next is gathered.
 TEST(ZeroFsdpFormula, ThePeakOfFsdpsParametersIsShardsTheRootAndTwoBlocks) {
   for (const int d : {2, 3, 4}) {
     const double root = padded((kVocab + kPositions + 2) * kH, d);

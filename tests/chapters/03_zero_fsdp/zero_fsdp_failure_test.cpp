@@ -12,7 +12,7 @@ namespace {
 
 using fsdp::FullyShardedDataParallel;
 
-/// Hands its input on; throws once where it is told to.
+/// Returns its input; throws once, at the place that a test sets.
 struct Fuse {
   bool in_forward = false;
   bool in_backward = false;
@@ -60,7 +60,7 @@ class Block : public ModuleOf<Block> {
   Linear second;
 };
 
-/// A layer of the root's, a block that may throw, and one that does not.
+/// A layer of the root, a block that may throw, and one that does not.
 class Net : public ModuleOf<Net> {
  public:
   explicit Net(const std::shared_ptr<Fuse>& fuse)
@@ -145,7 +145,7 @@ class Sharded {
 
  private:
   ProcessGroup& world_;
-  Net net_;  // outlives what holds its layers
+  Net net_;  // outlives the module that holds its layers
 
  public:
   std::unique_ptr<ZeroOptimizer> zero;
@@ -195,7 +195,7 @@ TEST_P(Failure, AForwardThatThrewIsRunAgainAsIfNothingHadBeen) {
   EXPECT_EQ(got, undisturbed());
 }
 
-// What the forward had gathered is of before the update.
+// The units that the forward had gathered are older than the update.
 TEST_P(Failure, AnUpdateAfterAForwardThatThrewIsSeenByTheNextForward) {
   auto run = [&](bool throws) {
     return after([throws](Sharded& sharded) {
@@ -231,7 +231,7 @@ TEST_P(Failure, ABackwardThatThrewIsRefusedUntilItsGradientsAreCleared) {
   EXPECT_EQ(got, undisturbed());
 }
 
-/// Takes all memory of the device but `left` bytes.
+/// Allocates all memory of the device except `left` bytes.
 Tensor take_memory(std::int64_t capacity, std::int64_t left) {
   const MemoryStats memory = RankContext::current().device.memory();
   return Tensor::empty({(capacity - memory.current_total - left) / 8},
@@ -302,7 +302,7 @@ TEST_P(Failure, AStepThatThrewIsRunAgainOrRefused) {
   EXPECT_EQ(got, undisturbed());
 }
 
-// The graph of a forward that no backward follows is forgotten.
+// The graph of a forward without a backward is discarded.
 TEST_P(Failure, AForwardWithoutABackwardLeavesNothingBehind) {
   const Values got = after([](Sharded& sharded) {
     for (int k = 0; k < 3; ++k) {

@@ -1,4 +1,4 @@
-// Who owns what, which gradients travel together, and what the ledger says.
+// Who owns which element, which gradients travel together, and the ledger.
 
 #include <gtest/gtest.h>
 
@@ -174,7 +174,7 @@ TEST(ZeroBuckets, ReduceScatterAndReducesCoverEveryElementOnce) {
         for (const GradientBucket& bucket : buckets) {
           std::vector<int> places(static_cast<std::size_t>(bucket.numel));
           for (const zero::BucketPiece& piece : bucket.pieces) {
-            // The place belongs to the owner: in the block, or in the rest
+            // The owner decides the place: in the block, or in the rest
             const std::int64_t common = bucket.scatter_numel * d;
             int owner = -1;
             if (piece.bucket_begin < common) {

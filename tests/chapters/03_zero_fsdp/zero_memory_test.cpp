@@ -1,5 +1,5 @@
-// What ZeRO leaves of the memory, by formula and to the byte. Published tables
-// are in tests/validate.
+// Memory per rank under ZeRO, by formula and to the byte. Published tables are
+// in tests/validate.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// ZeRO: every option does what it says, and nothing where it should not.
+// ZeRO: every option has its documented effect, and no other.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ TEST(ZeroOptions, AGradientWithinTheLimitIsNotClipped) {
   }
 }
 
-// The scale of the loss is no part of the norm, nor of what is clipped.
+// The norm and clipping ignore the loss scale.
 TEST(ZeroOptions, NormAndLimitAreThoseOfTheUnscaledGradient) {
   Training run = optimizers(DType::kF32)[0];
   run.steps = 1;
@@ -39,8 +39,8 @@ TEST(ZeroOptions, NormAndLimitAreThoseOfTheUnscaledGradient) {
   }
 }
 
-// Only f16 overflows where f32 would not. With more exponent bits a gradient
-// that is not finite is the model's, and must show.
+// Only f16 overflows where f32 would not. With more exponent bits, a gradient
+// that is not finite comes from the model and must be visible.
 TEST(ZeroOptions, OnlyF16LeavesStepsOut) {
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
     for (const int number : {1, 2, 3}) {
@@ -84,8 +84,8 @@ TEST(ZeroOptions, AlignmentPadsTheShards) {
 }
 
 TEST(ZeroOptions, RoundRobinGivesNeighboursToDifferentOwners) {
-  // 32, 4 | 64, 16 | 64, 4 elements over shards of 92: in order, the first two
-  // belong to rank 0; every other one first, the second is behind 160
+  // 32, 4 | 64, 16 | 64, 4 elements over shards of 92: in order, rank 0 owns
+  // the first two; round robin puts the second behind 160
   for (const int number : {1, 2}) {
     for (const bool robin : {false, true}) {
       const auto owns = on_ranks(2, [&](ProcessGroup& world) {
@@ -108,7 +108,7 @@ TEST(ZeroOptions, RoundRobinGivesNeighboursToDifferentOwners) {
 
 // --- Loading ----------------------------------------------------------------
 
-// What is frozen is loaded as well, also where it stays gathered.
+// Frozen parameters are loaded as well, even where they stay gathered.
 TEST(ZeroOptions, FrozenParametersAreLoaded) {
   for (const std::int64_t threshold : {0, 7, 1000}) {
     std::vector<Tensors> saved(3);
@@ -165,8 +165,8 @@ TEST(ZeroOptions, OffloadCountsTheBytesOfEveryDtype) {
         return std::pair(after.to_host - before.to_host,
                          after.to_device - before.to_device);
       });
-      // Each micro-step sends the own half of the gradients. Parameters come back
-      // after the step, or for each of four gathers.
+      // Each micro-step sends this rank's half of the gradients. Parameters
+      // return after the step, or at each of four gathers.
       const auto half = static_cast<std::int64_t>(92 * dtype_bytes(dtype));
       for (const auto& rank : counted) {
         EXPECT_EQ(rank.first, 2 * half) << dtype_name(dtype) << " " << number;

@@ -59,7 +59,7 @@ Gathers gathers_of(const std::vector<CommRecord>& records) {
 
 struct Seen {
   Gathers first, later;
-  double bytes_over = 0;        ///< counted less predicted
+  double bytes_over = 0;        ///< counted minus predicted
   std::int64_t parameters = 0;  ///< peak, elements
   std::int64_t messages = 0;    ///< peak, elements
   std::int64_t shard = 0;
@@ -93,7 +93,7 @@ std::vector<Seen> seen_with(int d, const ZeroOptions& options) {
 }
 
 // The page's rule: block i of L is kept where R + 2 (L - 1 - i) B is below the
-// distance, and the root, which backward begins with, wherever anything is.
+// distance. Backward begins with the root, so it is kept if any unit is.
 TEST(ZeroReuse, TheDistanceDecidesWhichUnitsAreGatheredOnce) {
   for (const int d : {2, 3, 4}) {
     const Sizes sizes = on_ranks(d, [&](ProcessGroup&) {
@@ -117,7 +117,7 @@ TEST(ZeroReuse, TheDistanceDecidesWhichUnitsAreGatheredOnce) {
           EXPECT_EQ(seen.first, Gathers(1 + kLayers, 2)) << "records the order";
           EXPECT_EQ(seen.later, expected);
           EXPECT_NEAR(seen.bytes_over, 0, 1e-6);
-          // All that is kept is whole at the end of the forward
+          // All kept units are whole at the end of the forward
           const auto kept = std::count(expected.begin() + 1, expected.end(), 1);
           if (prefetch == 0) {
             EXPECT_EQ(seen.parameters - seen.shard,
@@ -138,7 +138,7 @@ TEST(ZeroReuse, TheLimitReleasesTheUnitOfTheFarthestUse) {
     options.prefetch_bucket_size = 0;
     options.max_reuse_distance = kForever;
     for (std::int64_t blocks = 1; blocks <= kLayers; ++blocks) {
-      // The root and so many blocks: those of the last forwards stay
+      // The root and `blocks` blocks, the last ones of the forward, stay
       options.max_live_parameters = sizes.root + blocks * sizes.block;
       Gathers expected(1 + kLayers, 1);
       for (std::int64_t i = 0; i < kLayers - blocks; ++i) {
@@ -150,7 +150,7 @@ TEST(ZeroReuse, TheLimitReleasesTheUnitOfTheFarthestUse) {
         EXPECT_EQ(seen.parameters - seen.shard, options.max_live_parameters);
       }
     }
-    // Units that compute are whole under any limit, and nothing else
+    // Computing units are whole under any limit; no others are
     options.max_live_parameters = 0;
     for (const Seen& seen : seen_with(d, options)) {
       EXPECT_EQ(seen.later, Gathers(1 + kLayers, 2));
@@ -172,15 +172,15 @@ TEST(ZeroReuse, TheLimitHoldsPrefetchingBack) {
   const Seen held = seen_with(d, options)[0];
   options.prefetch_bucket_size = 0;
   const Seen on_demand = seen_with(d, options)[0];
-  // The root's gradients, and the block that is gathered or reduced; gathered
-  // ahead, the next block has a buffer beside them
+  // The root's gradients, and the block being gathered or reduced; with
+  // prefetching, also a buffer for the next block
   EXPECT_EQ(held.messages, sizes.root + sizes.block);
   EXPECT_EQ(held.messages, on_demand.messages);
   EXPECT_EQ(ahead.messages, sizes.root + 2 * sizes.block);
   EXPECT_EQ(held.bytes_over, 0);
 }
 
-/// Three steps with an evaluation before each, whose units nobody uses again.
+/// Three steps, each after an evaluation whose units are not used again.
 State weights_after(int d, const ZeroOptions& options, bool recompute) {
   return on_ranks(d, [&](ProcessGroup& world) {
     const auto model = make_model(small_gpt(), init_of(DType::kF64));
@@ -202,8 +202,8 @@ State weights_after(int d, const ZeroOptions& options, bool recompute) {
   })[0];
 }
 
-// [BIT] What is kept, and for how long, changes no number: after an update every
-// unit is gathered anew.
+// [BIT] Which units are kept, and how long, changes no number: after an update
+// every unit is gathered anew.
 TEST(ZeroReuse, KeptUnitsAreThoseOfTheLastUpdate) {
   for (const int d : {1, 2, 3}) {
     for (const bool recompute : {false, true}) {
@@ -222,8 +222,8 @@ TEST(ZeroReuse, KeptUnitsAreThoseOfTheLastUpdate) {
 
 // --- The wire ----------------------------------------------------------------
 
-// Sums in bf16 of values that bf16 holds are exact; those of the f32 gradients
-// are not, so the two runs differ only where the wire rounds.
+// bf16 sums of values that bf16 holds are exact; sums of the f32 gradients are
+// not, so the two runs differ only where the wire rounds.
 TEST(ZeroWire, GradientsTravelInTheDtypeOfTheWire) {
   for (const int number : {1, 2, 3}) {
     for (const bool scatters : {true, false}) {
@@ -284,7 +284,7 @@ TEST(ZeroWire, OnlyTheWireRounds) {
   }
 }
 
-// Divided before, after, or in parts: once in all.
+// Division before, after, or in parts: once in all.
 TEST(ZeroWire, ASumIsDividedOnceWhereverItIsDivided) {
   Training run;
   run.optimizer = "sgd";

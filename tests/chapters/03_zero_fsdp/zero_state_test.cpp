@@ -19,7 +19,7 @@ void train_on_all(ZeroOptimizer& zero, const Training& run, int first,
   }
 }
 
-// Trap: without the optimizer's state the parameters alone go on differently.
+// Trap: without the optimizer's state, training continues differently.
 TEST(ZeroStateTrap, ParametersAloneAreNotTheState) {
   Training run;
   run.dtype = DType::kF64;

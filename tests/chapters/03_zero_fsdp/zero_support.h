@@ -18,7 +18,7 @@ using zero::make_zero;
 using zero::ZeroOptimizer;
 using zero::ZeroOptions;
 
-/// What a run leaves behind: parameters and optimizer state by name.
+/// The result of a run: parameters and optimizer state by name.
 using State = std::map<std::string, Values>;
 
 struct Training {
@@ -64,7 +64,7 @@ inline Samples samples_of(const Training& run, int step, int micro,
                world.rank() + d * micro, d * g);
 }
 
-/// backward of one micro-step, as its share of the step.
+/// The backward of one micro-step, scaled to its share of the step.
 inline void backward_of(const Tensor& output, const Samples& mine,
                         int micro_steps, double loss_scale = 1) {
   const Tensor loss = mse_loss(output, mine.y);
@@ -163,7 +163,7 @@ inline State state_of_zero(ZeroOptimizer& zero) {
   const std::vector<StatePart> mine = zero.state().parts;
   for (const auto& [name, tensor] : zero.module().named_parameters()) {
     for (const std::string& field : fields) {
-      // Each rank's elements, and behind them how many there are
+      // Each rank's elements, followed by their number
       const auto numel = static_cast<std::size_t>(tensor.numel());
       Values values(numel + 1);
       for (const StatePart& part : mine) {

@@ -17,11 +17,11 @@ struct Variant {
   ZeroOptions options;
 };
 
-/// All ways to configure the stages; they compute the same.
+/// All ways to configure the stages; all compute the same.
 std::vector<Variant> all_variants() {
   std::vector<Variant> all;
   for (const int n : {1, 2}) {
-    // 50 is larger than some gradients only; under 3 every weight travels alone
+    // 50 is less than some gradients only; with 3 every weight travels alone
     const std::vector<Variant> more = {
         {"one bucket", {.stage = n}},
         {"small buckets",
@@ -62,7 +62,7 @@ std::vector<Variant> all_variants() {
         .persistence_threshold = 0,
         .max_live_parameters = 60,
         .max_reuse_distance = 1'000'000}},
-      // Biases stay, weights do not
+      // Biases stay gathered, weights do not
       {"persistent biases", {.stage = 3, .persistence_threshold = 7}},
       {"all persistent", {.stage = 3, .persistence_threshold = 1000}},
       {"one unit",
@@ -157,7 +157,7 @@ TEST(Zero, AnOverflowOnOneRankSkipsTheStepOnAll) {
       backward_of((*zero)(large.x), large, 1, scale);
       const double norm = zero->step();
       const bool is_same = first_difference(state_of_zero(*zero), before) == "";
-      // The next step counts again
+      // The next step is counted again
       backward_of((*zero)(mine.x), mine, 1, 8);
       const double next = zero->step();
       return std::tuple(std::isfinite(norm), is_same, zero->num_skipped_steps(),

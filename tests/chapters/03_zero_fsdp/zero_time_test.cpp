@@ -1,5 +1,5 @@
-// ZeRO in virtual time: what overlap and prefetching hide, on a machine that is
-// not there.
+// ZeRO in virtual time on a described machine: the effect of overlap and
+// prefetching.
 
 #include <gtest/gtest.h>
 
@@ -101,8 +101,8 @@ TEST(ZeroTime, OffloadTakesItsTimeOnTheLinkToTheHost) {
   EXPECT_EQ(offloaded.bytes, plain.bytes);
 }
 
-// A sub-group travels to the device while the host updates the next one, so only
-// the last one's way shows; each of them is an operation and a copy more.
+// A sub-group is copied to the device while the host updates the next one, so
+// only the last copy shows; each group adds an operation and a copy.
 TEST(ZeroTime, SubGroupsReturnWhileTheNextIsUpdated) {
   constexpr std::int64_t kGroups = 4;
   const sim::CostModel cost(sim::Cluster::read("dgx-a100"));

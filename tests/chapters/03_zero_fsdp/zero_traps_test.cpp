@@ -1,4 +1,4 @@
-// Natural mistakes around sharded state, each shown to be one.
+// Natural mistakes with sharded state, each shown to give wrong results.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ Tensor filled(std::int64_t numel, std::uint64_t stream,
   return x;
 }
 
-/// Leaves numbers in the memory that later tensors get.
+/// Leaves numbers in memory that later tensors reuse.
 void spoil_free_memory() {
   Tensors spoilt;
   for (int i = 0; i < 40; ++i) {
@@ -85,7 +85,7 @@ TEST(ZeroTrap, OneBucketWithOverlapIsOverwrittenInFlight) {
       } else {
         world.recv(token, 0).wait();
         first = world.all_reduce(fill(0));
-        // This rank does it right, and the other's mistake reaches it
+        // This rank is correct, yet the other's mistake reaches it
         first.wait();
         second = world.all_reduce(fill(1));
       }
@@ -100,8 +100,8 @@ TEST(ZeroTrap, OneBucketWithOverlapIsOverwrittenInFlight) {
   // Production, with a rank that is late
   Training run = optimizers(DType::kF32)[1];
   ZeroOptions options = stage(2);
-  // Gradients of 3, 18, 6 | 42 | 7, 35: none is larger than a bucket, and sent
-  // from where it lies
+  // Gradients of 3, 18, 6 | 42 | 7, 35: none is larger than a bucket, which
+  // would be sent from its own place
   options.reduce_bucket_size = 45;
   options.overlap_comm = true;
   const auto late = on_ranks(3, [&](ProcessGroup& world) {
@@ -172,7 +172,7 @@ TEST(ZeroTrap, DividingAfterTheSumWouldOverflow) {
   }
 }
 
-// What is gathered is ordered by rank, then by parameter.
+// Gathered values are ordered by rank, then by parameter.
 TEST(ZeroTrap, ReadingGatheredShardsByParameterMixesThemUp) {
   Sequential model = make_184(DType::kF64);
   const Values right = values_of(model.parameters());
@@ -189,7 +189,7 @@ TEST(ZeroTrap, ReadingGatheredShardsByParameterMixesThemUp) {
   Values end_to_end = ranks[0].first;
   end_to_end.insert(end_to_end.end(), ranks[1].first.begin(),
                     ranks[1].first.end());
-  EXPECT_EQ(end_to_end.size(), right.size());  // nothing seems to be wrong
+  EXPECT_EQ(end_to_end.size(), right.size());  // no error is visible
   EXPECT_NE(end_to_end, right);
   EXPECT_EQ(ranks[0].second, right);
   EXPECT_EQ(ranks[1].second, right);
@@ -210,7 +210,7 @@ TEST(ZeroTrap, ShardsEndToEndAreNotTheStateOnOtherRanks) {
     return all;
   };
   const Values two = raw_shards(2, 3), four = raw_shards(4, 3);
-  EXPECT_EQ(two.size(), four.size());  // 184: nothing seems to be wrong
+  EXPECT_EQ(two.size(), four.size());  // 184: no error is visible
   EXPECT_NE(two, four);
   EXPECT_NE(raw_shards(3, 1).size(), raw_shards(3, 3).size());
 }

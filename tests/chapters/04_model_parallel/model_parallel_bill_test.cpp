@@ -13,8 +13,8 @@ namespace {
 
 using namespace test;
 
-/// (label, numel) of what one device sends in one step of ResNet-50, batch 120
-/// of 3x128x128, on shapes.
+/// (label, numel) of each message of one device in one step of ResNet-50, batch
+/// 120 of 3x128x128, on shapes.
 using Sent = std::vector<std::pair<std::string, std::int64_t>>;
 Sent sent_by(int device, const Settings& settings) {
   Options options = tiny_options();
@@ -46,7 +46,7 @@ TEST(ModelParallelBill, PipelinedSendsSixMessagesEachWay) {
   forward.emplace_back("labels", 120);
   EXPECT_EQ(sent_by(0, pipeline), forward);
   EXPECT_EQ(sent_by(1, pipeline), Sent(6, {"gradients", 20 * 131072}));
-  // 50, 50 and 20 images
+  // 50, 50 and 20 images, sent in reverse
   EXPECT_EQ(sent_by(1, {.variant = "pipeline", .split_size = 50}),
             (Sent{{"gradients", 20 * 131072},
                   {"gradients", 50 * 131072},
@@ -93,7 +93,7 @@ TEST(ModelParallelBill, ActivationsOfTheWholeBatchStayUntilBackward) {
   EXPECT_EQ(kept[1], kept[2]);
 }
 
-// Splits change nothing that is held.
+// Splits do not change the memory held.
 TEST(ModelParallelBill, MemoryHeldIsAsPredicted) {
   Options mlp = tiny_options();
   mlp.model = "mlp";

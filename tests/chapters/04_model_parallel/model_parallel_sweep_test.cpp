@@ -23,8 +23,8 @@ TEST(ModelParallelSweep, SplitSizesAreNumbersFromOneUp) {
   }
 }
 
-// The model that `./shardbook run` trains: small enough to be quick, and large
-// enough to show the U on devices of the tutorial's time.
+// The model that `./shardbook run` trains: small enough to be quick, large
+// enough to show the U on devices as fast as the tutorial's.
 TEST(ModelParallelSweep, AModelThatTrainsInSecondsShowsTheLesson) {
   Options options = tiny_options();
   options.backend = "sim";
@@ -62,7 +62,7 @@ TEST(ModelParallelSweep, TheBestIsTheFastest) {
     sweep.pipelined.push_back(time);
   }
   EXPECT_EQ(sweep.best().settings.split_size, 1);
-  // Measured times count more than virtual ones
+  // Measured times take precedence over virtual ones
   for (StepTime& time : sweep.pipelined) time.mean_s = 10 - time.virtual_s;
   EXPECT_EQ(sweep.best().settings.split_size, 3);
 }

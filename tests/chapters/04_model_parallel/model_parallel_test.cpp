@@ -63,8 +63,8 @@ TEST(ModelParallelCut, IsWhereThePartitionSays) {
   expect_text(error_of([] { cut_of_resnet50("time", 6, "none"); }), {"none"});
 }
 
-// On a V100 each operation on one image takes its launch, so the 18 layers
-// count, most of which are behind layer2; on all images their arithmetic does.
+// On a V100 each operation on one image takes as long as its launch, so layers
+// count (most of the 18 are behind layer2); on all images arithmetic counts.
 TEST(ModelParallelCut, ByTimeIsThatOfOneSplit) {
   EXPECT_GT(cut_of_resnet50("time", 1, "dgx-v100"),
             cut_of_resnet50("time", 24, "dgx-v100"));
@@ -79,7 +79,7 @@ TEST(ModelParallelCut, LeavesEachDeviceItsLayers) {
   EXPECT_THROW(ModelParallel(*layers, 1, {a}, {}), Error);
   EXPECT_THROW(ModelParallel(*layers, 1, {a, a}, {}), Error);
   EXPECT_THROW(PipelineParallel(*layers, 1, {a, b}, {}, 0), Error);
-  // GPT's token embedding is its last layer, too.
+  // GPT's token embedding is also its last layer.
   const auto gpt = layers_of(ModelConfig::read("gpt-nano"));
   expect_text(error_of([&] {
                 ModelParallel(*gpt, 3, {a, b}, {});
@@ -141,7 +141,7 @@ TEST(ModelParallelBatchNorm, SeesOneSplitAtATime) {
 
 TEST(ModelParallelBatchNorm, RunningStatisticsAreUpdatedOncePerSplit) {
   // Two splits with the same images: each update moves a running mean by a
-  // tenth of the way, so 0.9^n of the way is left after n updates.
+  // tenth of the way, so 0.9^n of the way remains after n updates.
   const auto layers = resnet_layers(ModelConfig::read(kTiny));
   const TwoDevices two;
   InitOptions init;

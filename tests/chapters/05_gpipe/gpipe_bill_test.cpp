@@ -1,4 +1,4 @@
-// Counts what the page's bill predicts: memory and idle time of GPipe.
+// Memory and idle time of GPipe: the page's bill against counts.
 
 #include <gtest/gtest.h>
 
@@ -45,8 +45,8 @@ std::vector<double> peaks(int m, std::int64_t rows, Recompute recompute) {
   });
 }
 
-// Without recomputation, every micro-batch keeps its graph: at least the
-// inputs of its layers.
+// Without recomputation, every micro-batch keeps its graph, which has at least
+// the inputs of its layers.
 TEST(GpipeBill, WithoutRecomputationEachMicroBatchKeepsItsActivations) {
   const std::int64_t rows = 5;
   for (int s = 0; s < 2; ++s) {
@@ -58,8 +58,8 @@ TEST(GpipeBill, WithoutRecomputationEachMicroBatchKeepsItsActivations) {
   }
 }
 
-// With recomputation, every micro-batch keeps its input, and one graph exists
-// at a time: m |input| + A.
+// With recomputation, every micro-batch keeps its input, and only one graph
+// exists at any time: m |input| + A.
 TEST(GpipeBill, WithRecomputationItKeepsItsInput) {
   const std::int64_t rows = 5;
   const double input = rows * kBillWidth * 4.0;
@@ -143,8 +143,8 @@ class WideInside : public LayerList {
   std::int64_t wide_;
 };
 
-// Nor does a recomputed output wait, which nobody is sent: it would lie beside
-// its gradient. Catches a recomputation that keeps its outputs.
+// A recomputed output is not sent, so it must not wait beside its gradient.
+// Catches a recomputation that keeps its outputs.
 TEST(GpipeBill, RecomputedOutputsDoNotWaitForTheirGradients) {
   const std::int64_t rows = 3, wide = 64;
   const auto peak = on_ranks(2, [&](ProcessGroup& world) {
@@ -167,7 +167,7 @@ struct Timed {
   double step_s = 0, idle_share = 0;
 };
 
-/// Equal stages of wide layers, beside which messages take little time.
+/// Equal stages of wide layers, which take much longer than messages.
 Timed timed(int p, int m, Recompute recompute, bool early,
             const std::string& cluster = "dgx-a100") {
   const std::int64_t rows = 4096, width = 8192;
@@ -211,8 +211,8 @@ Timed timed(int p, int m, Recompute recompute, bool early,
   return mean;
 }
 
-// Forward and backward need not take the same time: a stage is idle for p - 1
-// of p - 1 + m forwards, and for p - 1 of p - 1 + m backwards.
+// Forward and backward may take different times: a stage is idle for p - 1 of p
+// - 1 + m forwards, and for p - 1 of p - 1 + m backwards.
 TEST(GpipeBill, IdleShareIsPMinusOneOverMPlusPMinusOne) {
   for (const int p : sized<int>({2, 4}, {2})) {
     for (const int m : sized<int>({1, 4, 16}, {4})) {

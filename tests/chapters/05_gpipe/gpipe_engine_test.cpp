@@ -32,8 +32,8 @@ TEST(GpipeSchedule, EveryForwardPrecedesTheFirstBackward) {
   }
 }
 
-// Where F and B take one slot each, micro-batch b of stage s is in slot b + s,
-// and in as many slots before the last one.
+// Where F and B take one slot each, F of micro-batch b on stage s is in slot b
+// + s, and its B is as many slots before the last one.
 TEST(GpipeSchedule, SlotsAreThoseOfAReplay) {
   pipeline::Costs slots;
   slots.forward = slots.backward = 1;
@@ -288,8 +288,8 @@ TEST(GpipeSkips, TravelDirectly) {
   EXPECT_EQ(ranks[2].bytes, 2 * bytes);  // backward: of both
 }
 
-// Skips work under every schedule: 1F1B has the bits of one device that
-// computes the micro-batches from the first to the last.
+// Skips work under every schedule: 1F1B equals, bit for bit, one device that
+// computes the micro-batches from first to last.
 TEST_P(GpipeEngine, SkipsTravelUnderOtherSchedules) {
   const SkipNet net = net_with_skips(/*dropout=*/0.3);
   for (const Recompute mode : {Recompute::kAlways, Recompute::kNever}) {

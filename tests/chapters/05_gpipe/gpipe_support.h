@@ -61,7 +61,7 @@ class SkipLayer : public ModuleOf<SkipLayer> {
   std::size_t num_stashes_;
 };
 
-/// Linear layers of one width, with skips from layer to layer (-1: to none).
+/// Linear layers of one width, with skips from layer to layer (-1: none).
 class SkipNet : public LayerList {
  public:
   SkipNet(int size, std::int64_t width,

@@ -54,7 +54,7 @@ class GpipeTrainer : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(WorldSizes, GpipeTrainer,
                          testing::ValuesIn(world_sizes()));
 
-// The claims on numbers, bytes and memory, for every way to run.
+// Numbers, bytes and memory are as claimed, for every way to run.
 TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
   const int p = GetParam();
   // Sizes: 6; 2 2 2; 1 x 6
@@ -87,7 +87,7 @@ TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
   }
 }
 
-// No parameter is on two ranks, so every bit is that of one device.
+// No parameter is on two ranks, so every bit equals one device's.
 TEST(GpipeParity, AnMlpHasTheBitsOfOneDevice) {
   for (const int p : sized<int>({1, 2, 3, 4}, {3})) {
     for (const DType dtype : {DType::kF64, DType::kF32}) {
@@ -201,7 +201,7 @@ TEST(GpipePartition, StagesAreCutAsAsked) {
   };
   EXPECT_EQ(cuts("uniform", 4), (std::vector<int>{0, 2, 4, 5, 6}));
   EXPECT_EQ(cuts("2,1,1,2", 4), (std::vector<int>{0, 2, 3, 4, 6}));
-  // Blocks weigh most: two ends are cheap
+  // Blocks have most parameters: the two ends are cheap
   EXPECT_EQ(cuts("parameters", 2), (std::vector<int>{0, 3, 6}));
   EXPECT_EQ(cuts("type:block", 4).size(), 5u);
   EXPECT_EQ(cuts("time", 2).size(), 3u);
