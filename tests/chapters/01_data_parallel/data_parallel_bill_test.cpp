@@ -149,8 +149,8 @@ TEST_P(DataParallelParity, MemoryHeldFollowsTheFormula) {
   }
 }
 
-// A replica of the mlp keeps 5 h numbers of a token in fc1 and in fc2, and h in
-// fc3. The gradient of its outputs arrives, 4 h, and becomes that of fc3's input.
+// A replica of the mlp keeps 5 h numbers per token in fc1 and fc2, h in fc3.
+// Its outputs' gradient, 4 h, arrives and becomes the one of fc3's input.
 TEST(DataParallelBill, AReplicasPeakIsInItsLastLayer) {
   Options options = tiny_options(2, 8);
   options.model = "mlp";

@@ -95,7 +95,7 @@ TEST_P(DataParallelParity, TenStepsEqualOneDevice) {
         options.optimizer_options.lr = 0.05;
         options.optimizer_options.momentum = 0.9;
       } else {
-        // Above the rounding of gradients, or Adam makes whole steps of it.
+        // Above the gradients' rounding, or Adam turns it into full steps.
         options.optimizer_options.eps = 1e-5;
       }
       World world(GetParam());

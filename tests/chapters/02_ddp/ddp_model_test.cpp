@@ -230,7 +230,7 @@ TEST(DdpBuffers, NothingIsSharedAfterAForwardUnderNoSync) {
       for (int i = 0; i < 3; ++i) mse_loss(ddp(mine.x), mine.y).backward();
     }
     mse_loss(ddp(mine.x), mine.y).backward();
-    // Before the first forward, which follows construction; not before others.
+    // Before the first forward after construction, but not before later ones.
     EXPECT_EQ(records_of(world, CommOp::kBroadcast, "buffers").size(), 1u);
     return 0;
   });

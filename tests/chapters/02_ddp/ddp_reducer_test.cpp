@@ -123,7 +123,7 @@ TEST(DdpOverlap, OneBucketForEverythingLeavesAfterBackward) {
 // --- The order of buckets ----------------------------------------------------
 
 TEST(DdpOrder, RebuiltBucketsFollowTheArrivalOnRankZero) {
-  // Backward meets the branch of the later addition first.
+  // Backward first reaches the branch that was added last.
   const auto buckets = on_ranks(2, [](ProcessGroup& world) {
     Replica<Branches> r(world, tiny_buckets());
     r.model.use = world.rank() == 0 ? "ba" : "ab";

@@ -81,7 +81,7 @@ TEST(ZeroFsdpBill, GradientsLargerThanABucketArePredicted) {
   for (const char* model : {"gpt-nano", "mlp"}) {
     for (const char* strategy : {"zero1", "zero2"}) {
       for (const bool overlaps : {true, false}) {
-        // All, most, some matrices of a block, the table, only the head's
+        // Exceeded by all, most, some matrices, the table, only the head
         for (const std::int64_t size : {1, 5000, 13000, 16383, 16640}) {
           StrategyOptions setup = of(strategy);
           setup.zero.reduce_bucket_size = size;

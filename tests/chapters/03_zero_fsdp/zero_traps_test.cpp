@@ -215,7 +215,7 @@ TEST(ZeroTrap, ShardsEndToEndAreNotTheStateOnOtherRanks) {
   EXPECT_NE(raw_shards(3, 1).size(), raw_shards(3, 3).size());
 }
 
-// Stage 2 keeps no full gradient: what a micro-step does not reduce is lost.
+// Stage 2 keeps no full gradient: unreduced gradients are lost.
 TEST(ZeroTrap, KeepingTheOwnSliceUnreducedLosesTheOthersGradients) {
   Training run = optimizers(DType::kF64, 2)[0];
   run.steps = 1;

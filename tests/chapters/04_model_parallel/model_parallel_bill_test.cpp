@@ -122,8 +122,8 @@ TEST(ModelParallelBill, MemoryHeldIsAsPredicted) {
   }
 }
 
-// The second half of the mlp: fc2 keeps 5 h numbers of a token, fc3 h, the logits
-// and their softmax's sum 4 h + 1. At the loss come its gradient, and the logits'.
+// The mlp's second half: fc2 keeps 5 h numbers per token, fc3 h, the logits and
+// their softmax's sum 4 h + 1; the loss adds its gradient and the logits'.
 TEST(ModelParallelBill, ThePeakIsAtTheLoss) {
   Options options = tiny_options();
   options.model = "mlp";

@@ -1,5 +1,5 @@
-// PipeDream, vertical sync, 2BW: ranks that update at their own time compute
-// the same as one device that follows the rule of versions.
+// PipeDream, vertical sync, 2BW: ranks that update at different times compute
+// the same as one device that applies the version rule.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -139,7 +139,7 @@ TEST_P(AsynchronousRanks, PipeDreamFollowsTheVersionFormula) {
   const auto pieces = ceil_micro_batches(4, 1);
   for (const bool vertical : {false, true}) {
     SCOPED_TRACE(vertical ? "vertical sync" : "stashing");
-    // State of the optimizer has no versions: momentum, and Adam's moments
+    // The optimizer's state (momentum, Adam's moments) has no versions
     const Options options =
         training_options(4, steps, vertical ? "adamw" : "sgd");
     const Schedule schedule = schedules::pipedream(p, steps, vertical);
@@ -265,9 +265,9 @@ TEST(AsynchronousTest, OneRankIsPlainSgd) {
               plain, 1);
 }
 
-/// The version that a mini-batch reads, counted from the rule: a stage of R
-/// ranks runs ceil(ranks of later stages / R) rounds of R forwards ahead of its
-/// updates.
+/// The version that a mini-batch reads, counted by the rule: before its update,
+/// a stage of R ranks runs ceil(ranks of later stages / R) rounds of R
+/// forwards.
 int read_version(const std::vector<int>& replicas, int stage, int b) {
   const auto s = static_cast<std::size_t>(stage);
   int behind = 0;

@@ -25,8 +25,8 @@ TEST_P(DualPipeRanks, EqualsOneDevice) {
       on_ranks(schedule, layers, cut_uniform(kLayers, p), options, pieces);
   bool agree = false;
   const Outcome all = together(ranks, &agree);
-  // Losses have the same bits; gradients are sums in another order, the same on
-  // both ranks of a stage
+  // Losses have the same bits; gradients are summed in another order, the same
+  // on both ranks of a stage
   EXPECT_EQ(all.losses, one.losses);
   EXPECT_TRUE(agree);
   EXPECT_LT(largest_difference(all.grads, one.grads), 1e-12);

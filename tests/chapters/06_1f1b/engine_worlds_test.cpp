@@ -22,9 +22,9 @@
 namespace shardbook::pipeline_test {
 namespace {
 
-/// Under a sanitizer, one for each way in which the engine runs an action:
-/// whole and split backwards, several stages per rank, two copies of a stage,
-/// checks of the update, versions of weights, replicas of a stage.
+/// Under a sanitizer, one schedule for each way to run an action: whole and
+/// split backwards, several stages per rank, two copies of a stage, checks of
+/// the update, versions of weights, replicas of a stage.
 std::vector<Variant> few_variants() {
   std::vector<Variant> few = {
       variant("1f1b", 3),         variant("interleaved", 2),
@@ -78,7 +78,7 @@ TEST(EngineWorlds, SchedulesCountOnThreadsWhatSimCharges) {
                      pipeline::reference_run(options, each.setup, plan));
     EXPECT_TRUE(parity.passed) << parity.max_rel;
     if (plan.is_asynchronous()) {
-      // Sums over the micro-batches of a loss are rounded in another place
+      // The sums over a loss's micro-batches are rounded at another point
       EXPECT_LE(parity.max_abs, 1e-6);
     }
 
@@ -205,7 +205,7 @@ TEST(EngineWorlds, LongRunsKeepTheirClaims) {
   }
 }
 
-// Rank 0 updates every second step, and has the losses of both.
+// Rank 0 updates every second step and has both steps' losses.
 TEST(EngineWorlds, ReplicasLogEveryStep) {
   const TempFolder folder;
   Options options = worlds_options(3);
@@ -253,7 +253,7 @@ Change set(Field Owner::*field, Value value) {
   };
 }
 
-/// Of a plan for four ranks with these changes; "" when there is a plan.
+/// The error for a four-rank plan with these changes; "" if there is none.
 std::string plan_error(const std::vector<Change>& changes) {
   Options options = worlds_options(4);
   StrategyOptions setup;

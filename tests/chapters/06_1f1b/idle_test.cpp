@@ -1,4 +1,4 @@
-// The trainer's idle time on large models of shapes, as the page's formulas say.
+// The trainer's idle time on large models of shapes, by the page's formulas.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace shardbook::pipeline_test {
 namespace {
 
 TEST(IdleTime, PlacesOfTheBubbleAreTheFormulas) {
-  // The stages are large, so that launches take no time beside products
+  // The stages are large, so launches cost nothing next to products
   Options options = worlds_options(4);
   options.model = R"({"n_layer": 8, "n_embd": 2048, "n_head": 16,
                       "n_positions": 1024, "vocab_size": 64})";
@@ -26,7 +26,7 @@ TEST(IdleTime, PlacesOfTheBubbleAreTheFormulas) {
   };
   const auto one = idle("1f1b"), gpipe = idle("gpipe");
   const auto zero = idle("zb-h1");
-  // (p-1)/(m+p-1) = 3/19 of the time; the optimizer's is work too
+  // (p-1)/(m+p-1) = 3/19 of the time; the optimizer counts as work too
   EXPECT_NEAR(one.idle_share, 3.0 / 19, 0.04);
   EXPECT_NEAR(gpipe.idle_share, one.idle_share, 0.02);
   EXPECT_LT(zero.idle_share, one.idle_share - 0.03);

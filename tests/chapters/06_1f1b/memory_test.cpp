@@ -1,7 +1,7 @@
-// The bytes that a rank holds are those of the bill: where stages of one rank
-// hand values to each other and share parameters, and where gradients are
-// compared (--no-stash). The count is the device's; one stash, one value or one
-// gradient more or less makes them differ.
+// The bytes that a rank holds equal the bill: where a rank's stages hand values
+// to each other and share parameters, and where gradients are compared
+// (--no-stash). The device counts; one stash, value or gradient more or less
+// makes a difference.
 
 #include <fstream>
 
@@ -76,7 +76,7 @@ TEST_P(MemoryRanks, WithoutStashIsPredicted) {
   StrategyOptions setup = trainer_options("pipedream", 1);
   for (const bool stash : {true, false}) {
     setup.stash = stash;
-    // Too few steps to be stale, as many as it takes, and a steady state
+    // Too few steps to be stale, just enough, and a steady state
     for (const int steps : {1, 2, p + 3, 40}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         Options options = memory_options(p, 1);
@@ -102,7 +102,7 @@ TEST(MemoryWorlds, OfDualPipeIsPredicted) {
   }
 }
 
-// A ReLU holds what it gave to the next stage.
+// A ReLU holds the output that it passed to the next stage.
 TEST(MemoryWorlds, OfAnMlpIsPredicted) {
   const auto expect_mlp = [](int p, int chunks, const std::string& schedule) {
     const int m = 2 * p;
@@ -131,7 +131,7 @@ TEST(MemoryWorlds, OfAnMlpIsPredicted) {
   }
 }
 
-// Values and gradients that wait for the next stage of their rank.
+// Values and gradients wait for the next stage on the same rank.
 TEST(MemoryWorlds, OfAUsersOwnScheduleIsPredicted) {
   const TempFolder folder;
   const auto file_of = [&](const std::string& list) {
@@ -157,8 +157,8 @@ TEST(MemoryWorlds, OfAUsersOwnScheduleIsPredicted) {
             0);
 }
 
-// The lab in a list whose backwards are in two parts: the comparison leaves
-// nothing for W, so the steps are those of whole backwards.
+// The --no-stash lab with backwards in two parts: the comparison leaves nothing
+// for W, so the steps equal those of whole backwards.
 TEST(MemoryWorlds, OfTheLabWithSplitBackwardsIsPredicted) {
   const TempFolder folder;
   const auto run = [&](const std::string& first_rank) {

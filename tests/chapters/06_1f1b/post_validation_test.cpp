@@ -52,7 +52,7 @@ double checked_update(PipelineModel& model, Optimizer& optimizer, double clip,
   return norm;
 }
 
-/// `poison`: stage whose gradient has an inf in step 2 (-1: none).
+/// `poison`: the stage whose gradient has an inf in step 2 (-1: none).
 Training run(const Schedule& schedule,
              const std::shared_ptr<const LayerList>& layers, double clip,
              bool validates_later, int poison = -1) {
@@ -147,7 +147,7 @@ class PostValidationRanks : public ::testing::TestWithParam<int> {};
 TEST_P(PostValidationRanks, HasTheBitsOfTheCheckBefore) {
   const int p = GetParam(), m = 2 * p;
   const auto layers = std::make_shared<PairLayers>();
-  // No clipping; never, sometimes and always; by the first ranks' sums alone
+  // Clip: off; never, sometimes, always (the first ranks' sums suffice)
   for (const double clip : {0.0, 1e9, 1.2, 0.01}) {
     SCOPED_TRACE(clip);
     const Schedule schedule = schedules::zb_h2(p, m);
@@ -174,7 +174,7 @@ TEST_P(PostValidationRanks, OverflowSkipsTheStepEverywhere) {
          {schedules::zb_h2(p, m), schedules::one_f_one_b(p, m)}) {
       const Training before = run(schedule, layers, 0, false, poison);
       const Training later = run(schedule, layers, 0, true, poison);
-      // The norm of that step is inf on both
+      // The norm of that step is inf in both
       expect_same(later, before);
       EXPECT_EQ(later.amended, 1);
       EXPECT_TRUE(later.skipped[2]);

@@ -45,7 +45,7 @@ TEST(Recomputed, AreNotThoseWhoseBackwardIsNext) {
   }
 }
 
-/// Under a sanitizer, one for each way in which the engine recomputes.
+/// Under a sanitizer, one schedule for each way to recompute.
 std::vector<Variant> few_recomputing_variants() {
   std::vector<Variant> few = {variant("gpipe", 3), variant("zb-h1", 3),
                               variant("dualpipe", 2), variant("pipedream", 3)};

@@ -34,7 +34,7 @@ rank 3 |.  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .  .
 )");
 }
 
-// A backward takes two forwards; two chunks of half the size.
+// A backward takes as long as two forwards; two chunks of half the size.
 TEST(Figures, LongActionsAndChunks) {
   EXPECT_EQ(figure(schedules::one_f_one_b(2, 3), Costs()), R"(
 rank 0 |F0 F1 .  .  B0--- F2 B1--- .  B2---

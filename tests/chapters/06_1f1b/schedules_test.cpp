@@ -122,7 +122,7 @@ TEST(Schedules, NumbersThatDoNotFitAreOneSentence) {
   }
 }
 
-/// The number behind `words` in a message; 0 where it has none.
+/// The number behind `words` in a message; 0 if there is none.
 int advised(const std::string& message, const std::string& words) {
   const auto at = message.find(words);
   return at == std::string::npos
@@ -130,7 +130,7 @@ int advised(const std::string& message, const std::string& words) {
              : std::atoi(message.c_str() + at + words.size());
 }
 
-/// Does what the message says; false if it says nothing.
+/// Follows a message's advice; false if it gives none.
 bool follow(const std::string& message, schedules::ScheduleOptions& o) {
   const int multiple = advised(message, "give a multiple of ");
   const int least = std::max(advised(message, "give at least "),
@@ -147,7 +147,7 @@ bool follow(const std::string& message, schedules::ScheduleOptions& o) {
   return true;
 }
 
-// Advice that contradicts itself would go round in circles.
+// Contradictory advice would go round in circles.
 TEST(Schedules, AdviceLeadsToASchedule) {
   for (const std::string& name : schedules::schedule_names()) {
     for (int point = 0; point < 6 * 14 * 8; ++point) {

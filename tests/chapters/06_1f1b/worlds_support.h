@@ -1,6 +1,6 @@
 #pragma once
 
-// Small runs of the program's trainer, and the checks that they must pass.
+// Small runs of the program's trainer, and checks of their results.
 
 #include <gtest/gtest.h>
 

@@ -30,7 +30,7 @@ ModelConfig tiny_gpt() {
 
 class ZeroBubbleRanks : public ::testing::TestWithParam<int> {};
 
-// Tied embeddings: with one rank both uses meet in one store.
+// Tied embeddings: with one rank, both uses share one store.
 TEST_P(ZeroBubbleRanks, HasTheBitsOfOneFOneB) {
   const int p = GetParam();
   const std::vector<std::shared_ptr<const LayerList>> models = {
@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(WorldSizes, ZeroBubbleRanks,
                          ::testing::ValuesIn(world_sizes()));
 
 // A hook, a norm or a reduction before the last W would see incomplete
-// gradients: they are not complete when backward returns.
+// gradients: W is still missing when backward returns.
 TEST(ZeroBubbleTest, GradientsAreIncompleteBeforeTheLastW) {
   const int p = 2, m = 4;
   const auto layers = std::make_shared<PairLayers>();

@@ -38,7 +38,7 @@ Linear whole_projection(const std::string& kind, std::int64_t out) {
   whole.weight =
       make_parameter("a." + kind + ".weight", {kWidth, out}, 0.5, init_f64());
   whole.bias = make_constant_parameter({out}, 0, init_f64());
-  // The bias is not zero, so that its gradient and its cut show
+  // A bias of zero would hide its gradient and its cut
   whole.bias.copy_from(drawn({out}, stream_of(kind)));
   return whole;
 }
@@ -68,7 +68,7 @@ Shards of_bias(Shards shards) {
   return shards;
 }
 
-/// This rank's parameters get the values of one device's.
+/// Copies one device's values to this rank's parameters.
 void take_biases(GroupedAttention& part, const OneDevice& whole,
                  const Shards& q, const Shards& kv) {
   part.q_proj.bias.copy_from(take_part(whole.q.bias.detach(), of_bias(q)));
@@ -77,8 +77,8 @@ void take_biases(GroupedAttention& part, const OneDevice& whole,
   part.o_proj.bias.copy_from(whole.o.bias.detach());
 }
 
-/// The largest difference of output, dx and gradients of parameters from those
-/// of one device. `sharers` of one rank: nobody sums the keys' gradients.
+/// Largest difference of the output, dx and the parameters' gradients from one
+/// device. If `sharers` has one rank, nobody sums the keys' gradients.
 double difference_on(ProcessGroup& tp, ProcessGroup& sharers,
                      std::int64_t groups, double dropout = 0) {
   const int t = tp.size();
@@ -219,8 +219,8 @@ TEST(GroupedAttentionTraps, SharedKeysNeedTheSumOfTheirGradients) {
   for (const double each : differences) EXPECT_GT(each, 0.1);
 }
 
-/// The order of the heads' columns in a packed matrix, by numbers: queries 0 to
-/// 7, then keys, then values. A rank takes `columns` of it, and reads them as its
+/// The column order of the heads in a packed matrix, by numbers: queries 0 to
+/// 7, then keys, then values. A rank gets `columns` of it and reads them as its
 /// own queries, keys and values.
 double difference_of_packed(const std::vector<int>& order,
                             const Shards& (*shards_of)(int rank)) {
@@ -274,7 +274,7 @@ TEST(GroupedAttentionTraps, PackedColumnsAreCutRightInTheOrderOfGroupsOnly) {
                                               6, 7, 8, 9, 10, 11};
   const std::vector<int> by_group = {0, 1, 2, 3, 8, 10, 4, 5, 6, 7, 9, 11};
   EXPECT_GT(difference_of_packed(all_q_all_k_all_v, contiguous), 0.1);
-  // Three blocks of equal width are right for as many keys as queries
+  // Three equal blocks are right only for as many keys as queries
   EXPECT_GT(difference_of_packed(all_q_all_k_all_v, three_blocks), 0.1);
   EXPECT_LT(difference_of_packed(by_group, contiguous), kAnotherOrder);
 }

@@ -1,4 +1,4 @@
-// The conjugate operators: what each moves, and whose gradient arrives where.
+// The conjugate operators: what each sends, and which gradients arrive.
 
 #include "chapters/07_tensor_parallel/mappings.h"
 
@@ -41,7 +41,7 @@ Result apply(ProcessGroup& group, const Tensor& x,
              const std::function<Tensor(const Tensor&)>& op,
              const std::function<Tensor(const Tensor& y)>& upstream) {
   const Tensor leaf = x.clone().set_requires_grad();
-  // reduce_from works in its input's own array, so that is no leaf
+  // reduce_from overwrites its input, which must therefore be no leaf
   const Tensor y = op(scale(leaf, 1));
   autograd::backward({y}, {upstream(y)});
   return {y.detach(), leaf.grad(), group.records()};
@@ -63,8 +63,8 @@ TEST_P(Mappings, CopyToAddsGradientsOnly) {
   });
 }
 
-// The upstream gradient is the whole one on every rank: adding the ranks' would
-// count it P times.
+// The upstream gradient is whole on every rank: a sum over ranks would count it
+// P times.
 TEST_P(Mappings, ReduceFromPassesTheGradientOnAsItIs) {
   const int p = GetParam();
   on_ranks(p, [&](ProcessGroup& group) {
@@ -96,7 +96,7 @@ TEST_P(Mappings, ScatterAndGatherAreInverse) {
           [&](const Tensor&) { return part(grad); });
       EXPECT_TRUE(bitwise_equal(scattered.y, part(whole)));
       EXPECT_TRUE(bitwise_equal(scattered.dx, grad));
-      // Every rank computes the same behind it: the gradient is cut, not added
+      // All ranks compute the same afterwards: the gradient is cut, not added
       const Result gathered = apply(
           group, part(whole),
           [&](const Tensor& x) { return gather_from(x, group, {dim}); },
@@ -108,7 +108,7 @@ TEST_P(Mappings, ScatterAndGatherAreInverse) {
   });
 }
 
-// Columns and rows, each with one message there and one back.
+// Column and row layers: one message forward and one backward each.
 TEST_P(Mappings, GatherToParallelAndReduceScatterAreConjugate) {
   const int p = GetParam();
   on_ranks(p, [&](ProcessGroup& group) {
@@ -144,7 +144,7 @@ TEST_P(Mappings, GatherToParallelAndReduceScatterAreConjugate) {
       EXPECT_TRUE(bitwise_equal(reduced.y, part(total)));
       EXPECT_TRUE(bitwise_equal(reduced.dx, numbers(7, shape)));
       expect_sent(reduced, {"reduce_scatter 24", "all_gather 24"});
-      // What all ranks have is cut without a message, in either direction
+      // Replicated tensors are cut without a message, in either direction
       expect_sent(
           apply(
               group, numbers(7, shape),

@@ -18,7 +18,7 @@ namespace {
 using Ranks = std::vector<int>;
 using Groups = std::vector<Ranks>;
 
-// Topology's own test has the lists.
+// Topology's own test checks the lists.
 TEST(ModelParallel, GroupsOfSixteenRanksAreThoseOfMegatron) {
   const Topology grid = model_parallel_topology(16, {2, 4});
   EXPECT_EQ(grid.text(), Topology::megatron(2, 1, 2, 4).text());
@@ -32,7 +32,7 @@ TEST(ModelParallel, EmbeddingsAreOnTheFirstTheLastAndTheSplitStage) {
   EXPECT_EQ(position_embedding_ranks(pipeline), (Ranks{1}));
   EXPECT_EQ(embedding_ranks(pipeline, 2), (Ranks{1, 9, 13}));
   EXPECT_EQ(position_embedding_ranks(pipeline, 2), (Ranks{1, 9}));
-  // The decoder is the last stage: named once
+  // The decoder is the last stage: listed once
   EXPECT_EQ(embedding_ranks(pipeline, 3), (Ranks{1, 13}));
   EXPECT_EQ(position_embedding_ranks(pipeline, 3), (Ranks{1, 13}));
   EXPECT_EQ(embedding_ranks({7}), (Ranks{7}));

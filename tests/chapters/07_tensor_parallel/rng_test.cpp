@@ -107,7 +107,7 @@ TEST(RngStreams, NamesAndSeedsAreTakenOnce) {
             }),
             "random stream 'one': a fork inside of another one; end that "
             "first");
-  mask_of(rng, "one");  // and ends well after that
+  mask_of(rng, "one");  // and ends well afterwards
 }
 
 // --- A model -----------------------------------------------------------------
@@ -149,7 +149,7 @@ TEST_P(RngStreamsOfRanks, DropoutCostsWhatItCostsOtherwise) {
   }
 }
 
-/// What the chapter's trainer makes of the parameters, by rank.
+/// The parameters after the chapter's trainer has run, by rank.
 std::vector<std::vector<double>> trained_with_streams(
     int t, bool replicas_only, bool recompute = false,
     std::int64_t micro_batches = 2) {
@@ -196,7 +196,7 @@ TEST(RngStreams, TheTensorStreamDiffersBetweenRanksAndTheDefaultDoesNot) {
   }
 }
 
-/// The same of a GPT on two ranks whose layers `wrong` may change.
+/// The same for a GPT on two ranks; `wrong` may change its layers.
 std::vector<std::vector<double>> trained_by_hand(
     bool replicas_only, bool recompute = false,
     const std::function<void(LayerFactory& layers, RngTracker& rng)>& wrong =
@@ -251,7 +251,7 @@ TEST(RngStreamTraps, TheTensorStreamOnReplicatedActivationsSplitsReplicas) {
   EXPECT_NE(wrong[0], wrong[1]);
 }
 
-// Core's recomputation knows the context's stream alone.
+// Core's recomputation saves only the context's stream.
 TEST(RngStreamTraps, RecomputationOfTheDefaultStreamAloneDrawsOtherMasks) {
   EXPECT_NE(trained_by_hand(false, true), trained_by_hand(false));
 }

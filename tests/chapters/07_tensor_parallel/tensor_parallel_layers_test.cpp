@@ -17,15 +17,15 @@ Linear whole_linear(std::int64_t in, std::int64_t out) {
   Linear whole;
   whole.weight = make_parameter("l.weight", {in, out}, 1, init_f64());
   whole.bias = make_constant_parameter({out}, 0, init_f64());
-  // Not zero, so that a bias which counts t times shows
+  // Not zero, so a bias that counts t times shows
   whole.bias.copy_from(drawn({out}, 77));
   return whole;
 }
 
 class TensorParallelLayers : public ::testing::TestWithParam<int> {};
 
-// With gather_output every rank goes on with all columns: their gradient is cut,
-// not added.
+// With gather_output every rank continues with all columns, so their gradient
+// is cut, not added.
 TEST_P(TensorParallelLayers, ColumnsAreThoseOfOneDeviceBitForBit) {
   const int t = GetParam();
   on_ranks(t, [&](ProcessGroup& tp) {
@@ -94,7 +94,7 @@ TEST_P(TensorParallelLayers, RowsAreSummedAndTheBiasCountsOnce) {
   });
 }
 
-// Two halves are added in one order only.
+// The sum of two halves has only one order.
 TEST(TensorParallelLayers, TwoHalvesOfRowsAreTheSumOfTwoHalves) {
   on_ranks(2, [](ProcessGroup& tp) {
     RowParallelLinear part("l", {48, 24, 1, 1}, init_f64(), tp);
@@ -110,7 +110,7 @@ TEST(TensorParallelLayers, TwoHalvesOfRowsAreTheSumOfTwoHalves) {
   });
 }
 
-// [BIT] What every rank has is the same on all of them.
+// [BIT] Replicated tensors are the same on all ranks.
 TEST(TensorParallelLayers, WhatAllRanksHaveHasTheSameBits) {
   for (const int t : {2, 3, 4, 8}) {
     const auto found = on_ranks(t, [](ProcessGroup& tp) {
@@ -145,7 +145,7 @@ TEST_P(TensorParallelLayers, ColumnsInF32HaveTheBitsOfOneDevice) {
   });
 }
 
-// What would happen if a rank added the bias before the sum.
+// The result if a rank added the bias before the sum.
 TEST(TensorParallelLayers, ABiasInsideTheSumWouldCountTwice) {
   on_ranks(2, [](ProcessGroup& tp) {
     RowParallelLinear part("l", {48, 24, 1, 1}, init_f64(), tp);
@@ -202,8 +202,8 @@ TEST_P(TensorParallelLayers, TheVocabularyIsLookedUpAndTrainedInParts) {
   });
 }
 
-/// The loss of logits [5, 24] in parts, of which `classes` are tokens, against one
-/// device's.
+/// Compares the loss of logits [5, 24] in parts with one device's; `classes` of
+/// the columns are tokens.
 void expect_loss_of_one_device(ProcessGroup& tp, const Tensor& logits,
                                std::int64_t classes, Reduction reduction,
                                double tolerance) {
@@ -227,8 +227,7 @@ void expect_loss_of_one_device(ProcessGroup& tp, const Tensor& logits,
             tp.size() > 1 ? Log(3, "all_reduce 5") : Log{});
 }
 
-// 21 tokens on t ranks: 24 rows of which three are padding, on one rank all of
-// them.
+// 21 tokens on t ranks: of 24 columns three pad; on 8 ranks one only pads.
 TEST_P(TensorParallelLayers, TheLossOfAPaddedVocabularyIsThatOfOneDevice) {
   for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
     on_ranks(GetParam(), [&](ProcessGroup& tp) {
@@ -238,8 +237,8 @@ TEST_P(TensorParallelLayers, TheLossOfAPaddedVocabularyIsThatOfOneDevice) {
   }
 }
 
-// The largest logit of all ranks is subtracted, not a sum of theirs: of that,
-// no exponential would be left.
+// The maximum over all ranks is subtracted, not the sum of their maxima, which
+// would make every exponential vanish.
 TEST_P(TensorParallelLayers, TheLossOfLargeLogitsIsThatOfOneDevice) {
   on_ranks(GetParam(), [&](ProcessGroup& tp) {
     const Tensor logits = add_scalar(scale(drawn({5, 24}, 4), 300), 5000);

@@ -50,7 +50,7 @@ TEST_P(DistributedInputs, EveryClaimHolds) {
 INSTANTIATE_TEST_SUITE_P(Ranks, DistributedInputs,
                          ::testing::Values(1, 2, 3, 4, 8));
 
-// Where blocks are many, nearly all that is kept is their inputs.
+// With many blocks, nearly all kept memory is the blocks' inputs.
 TEST(DistributedInputs, TheyCostOneAllGatherPerBlockAndSaveMemory) {
   for (const int t : {2, 4, 8}) {
     for (const double dropout : {0.0, 0.1}) {
@@ -91,7 +91,7 @@ TEST(DistributedInputs, SeveralMayBeKeptAtOnce) {
     for (int i = 0; i < 3; ++i) {
       leaves.push_back(Tensor::full({4, 3}, i + 1, {DType::kF64, Device()})
                            .set_requires_grad());
-      // Not the leaf itself, whose array goes
+      // Not the leaf itself: its array is freed
       const Tensor x = scale(leaves.back(), 2);
       DroppedForward forward(x, setup);
       const Tensor y = square_of(x);

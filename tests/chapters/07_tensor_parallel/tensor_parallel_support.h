@@ -41,7 +41,7 @@ inline Log log_of(const std::vector<CommRecord>& records) {
   return log;
 }
 
-/// A GPT whose layers `change` may make wrong.
+/// A GPT whose layers `change` may corrupt.
 class ChangedGpt : public ShardedStrategy {
  public:
   using Change = std::function<void(LayerFactory& layers, ProcessGroup& tp)>;
@@ -70,8 +70,8 @@ class ChangedGpt : public ShardedStrategy {
   }
 };
 
-/// By rank, what training by `make(tp, rng)` makes of all parameters, or of those
-/// that all ranks have.
+/// By rank: all parameters after training by `make(tp, rng)`, or only the
+/// replicated ones.
 template <typename Make>
 std::vector<std::vector<double>> trained(const Options& options,
                                          bool replicas_only, const Make& make) {

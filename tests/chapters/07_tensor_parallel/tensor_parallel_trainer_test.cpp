@@ -1,5 +1,5 @@
-// A GPT whose blocks are cut over ranks trains as on one device; what it sends
-// and keeps are the closed formulas of the page.
+// A GPT whose blocks are cut over ranks trains as on one device; messages and
+// memory follow the page's closed formulas.
 
 #include <gtest/gtest.h>
 #include <memory>
@@ -84,7 +84,7 @@ TEST(TensorParallelTrainer, ABlockAllReducesFourTimes) {
   for (const auto& log : logs) EXPECT_EQ(log, expected);
 }
 
-/// Columns whose input's gradient nobody sums.
+/// Column layers whose input gradient is not summed.
 class ColumnsWithoutF : public ModuleOf<ColumnsWithoutF> {
  public:
   ColumnsWithoutF(const std::string& name, const LinearShape& shape,
@@ -99,7 +99,7 @@ class ColumnsWithoutF : public ModuleOf<ColumnsWithoutF> {
   ColumnParallelLinear columns_;
 };
 
-/// By rank, what ten steps make of the parameters that all ranks have.
+/// By rank: the replicated parameters after ten steps.
 std::vector<std::vector<double>> replicas_after_ten_steps(
     const ChangedGpt::Change& change) {
   Options options = small_gpt(3);
@@ -144,7 +144,7 @@ TEST(TensorParallelTrainer, HeadsThatDoNotDivideAreRefusedWithASizeThatWould) {
   expect_text(model, {"shards the layers of a GPT"});
 }
 
-// Odd and even sizes: the formulas of the page, written out again.
+// Odd and even sizes, against the page's formulas, written out again.
 TEST(TensorParallelBill, BytesAreThoseOfThePage) {
   struct Case {
     std::int64_t batch, seq;
@@ -189,7 +189,7 @@ TEST(TensorParallelBill, ThePeakIsWhatForwardKeepsAndTheLogitsGradient) {
   }
 }
 
-// Messages take longer than the products beside them, then products.
+// Messages take longer than the products beside them, then less long.
 TEST(TensorParallelBill, AStepOnTheTextbookClusterTakesTheClosedForm) {
   for (const int t : {1, 2, 4, 8}) {
     for (const int width : {768, 6144}) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// A GPT whose blocks squares and cubes of ranks share, for runs on shapes; runs on
-// squares.
+// A GPT whose blocks are shared by squares and cubes of ranks, for runs on
+// shapes; runs on squares.
 
 #include <gtest/gtest.h>
 

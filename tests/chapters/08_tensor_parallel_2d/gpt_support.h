@@ -1,6 +1,6 @@
 #pragma once
 
-// A GPT in parts beside one on one device, step by step.
+// A GPT in parts against one on one device, step by step.
 
 #include <algorithm>
 #include <cmath>
@@ -18,8 +18,8 @@
 
 namespace shardbook::summa_test {
 
-/// Sizes that divide for squares of 2 and 3 and cubes of 2; the vocabulary
-/// divides for none of them but 2.
+/// Sizes that divide for squares of 2 and 3 and cubes of 2, except the
+/// vocabulary, which divides by 2 only.
 inline ModelConfig small_gpt(double dropout) {
   ModelConfig config;
   config.vocab_size = 50;
@@ -37,8 +37,8 @@ struct GptParts {
   std::int64_t padded_vocabulary = 0;
 };
 
-/// Trains both for `steps` steps of AdamW. The largest difference of the losses
-/// and of this rank's parameters.
+/// Trains both for `steps` steps of AdamW. Returns the largest difference of
+/// the losses and of this rank's parameters.
 inline double gpt_difference(const GptParts& parts, DType dtype, int steps,
                              double dropout, bool recompute = false) {
   const ModelConfig config = small_gpt(dropout);
@@ -84,7 +84,7 @@ inline double gpt_difference(const GptParts& parts, DType dtype, int steps,
     Tensor expected = theirs[i].tensor.detach();
     if (mine[i].name == "transformer.wte.weight" &&
         padded.vocab_size > config.vocab_size) {
-      // Padding stays as it began
+      // Padding keeps its initial values
       Tensor table =
           make_parameter("transformer.wte.weight",
                          {padded.vocab_size, config.n_embd}, 0.02, init);
@@ -109,8 +109,8 @@ inline GptParts parts_on(const Grid& grid) {
           padded_vocabulary(vocabulary, grid.q())};
 }
 
-// AdamW divides gradients by their size: what rounding left of a gradient near
-// zero moves a parameter by up to lr.
+// AdamW divides gradients by their size, so rounding errors in a gradient near
+// zero move a parameter by up to lr.
 constexpr double kTrainedF64 = 1e-9;
 
 }  // namespace shardbook::summa_test

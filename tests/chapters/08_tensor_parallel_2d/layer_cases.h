@@ -1,6 +1,6 @@
 #pragma once
 
-// Every layer in blocks beside that of one device.
+// Every layer in blocks, against the same layer on one device.
 
 #include <string>
 #include <utility>
@@ -12,11 +12,11 @@
 
 namespace shardbook::summa_test {
 
-// They divide by 4 and by 9, as pieces of pieces need, and the batch by 2 x 2 and
+// Divisible by 4 and by 9, as pieces of pieces need, and the batch by 2 x 2 and
 // by 3.
 constexpr std::int64_t kBatch = 12, kSeq = 5, kWidth = 36, kVocabulary = 18;
 
-/// Heads of queries, keys and values by columns: this rank's heads of each.
+/// This rank's heads of queries, keys and values, cut by columns.
 inline Tensor own_heads_of(const Tensor& qkv, const Grid& grid) {
   return take_part(summa::own_rows(qkv, grid), {{2, grid.j(), grid.q(), 3}});
 }
@@ -83,7 +83,7 @@ inline Layer whole_loss_case(Targets targets) {
   return layer;
 }
 
-/// A loss that means over other ranks, or takes other classes for its own.
+/// A loss with the mean over the wrong ranks, or the wrong classes.
 inline Layer wrong_loss_case(int (*column)(const Grid& grid),
                              ProcessGroup* (*batch)(const Grid& grid)) {
   Layer wrong = vocabulary_loss_case();

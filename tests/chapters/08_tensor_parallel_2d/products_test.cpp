@@ -18,7 +18,7 @@ INSTANTIATE_TEST_SUITE_P(Sides, SummaProducts, testing::Values(1, 2, 3));
 /// Sizes that divide by 2 and by 3, and are not equal.
 constexpr std::int64_t kM = 12, kK = 18, kN = 24;
 
-// [BIT] The loop over t adds in the order of one product of all of k.
+// [BIT] The loop over t adds in the same order as one product over all of k.
 TEST_P(SummaProducts, AbHasTheBitsOfOneDevice) {
   for (const DType dtype : {DType::kF64, DType::kF32}) {
     const auto equal = on_grid({GetParam()}, [&](const Grid& grid, auto&) {
@@ -89,7 +89,7 @@ TEST_P(SummaProducts, AreClosedUnderDifferentiation) {
                     sizes);
 }
 
-// Roots are ranks of the group: the second square of a world has other ones.
+// The root is a group rank: the second square of a world has other world ranks.
 TEST(SummaProducts, EachSquareOfAWorldWorksByItself) {
   const auto equal = on_ranks(8, [&](ProcessGroup& world) {
     DeviceMesh mesh(world, Topology({"dp", "col", "row"}, {2, 2, 2}));
@@ -106,8 +106,8 @@ TEST(SummaProducts, EachSquareOfAWorldWorksByItself) {
   for (const bool each : equal) EXPECT_TRUE(each);
 }
 
-// The rank of ROW is the COLUMN index. Exchanged, a rank gets the block of
-// another one.
+// A rank of ROW is the COLUMN index. If they are exchanged, a rank gets another
+// block.
 TEST(SummaProducts, ExchangedGroupsAreAnotherProduct) {
   const auto equal = on_grid({2}, [&](const Grid& grid, auto&) {
     Grid wrong = grid;
@@ -198,8 +198,8 @@ TEST(SummaLedger, OneRankSendsNothing) {
   EXPECT_EQ(logs[0], Calls{});
 }
 
-// Two buffers for each operand that arrives, fewer where fewer arrive: no rank
-// ever holds all rows or all columns.
+// Two buffers for each operand that is received, fewer for fewer operands: no
+// rank ever holds all rows or all columns.
 TEST(SummaMemory, TwoBuffersForEachOperandInFlight) {
   const std::int64_t m = 5, k = 7, n = 11;
   for (const int q : {2, 3, 4}) {
@@ -252,7 +252,7 @@ TEST(SummaGrid, RanksRunAlongRowThenColumn) {
     EXPECT_EQ(runs[0].begin, 12 * place.j + 4 * place.i);
     EXPECT_EQ(runs[0].count, 4);
   }
-  // The rank in a COL group is the row, that in a ROW group the column
+  // The rank in a COL group is the row, in a ROW group the column
   const auto seen = on_grid({q}, [](const Grid& grid, ProcessGroup& world) {
     return std::vector<int>{world.rank(), grid.col->rank(), grid.row->rank()};
   });

@@ -23,7 +23,7 @@ TEST_P(SummaLayers, EqualOneDevice) {
   }
 }
 
-// Comparisons see NaN: a maximum that loses it would let everything pass.
+// Comparisons must see NaN: a maximum that loses it would pass every test.
 TEST(SummaTraps, ADifferenceOfNanIsSeen) {
   Layer broken = norm_case();
   broken.split = [](const Tensors& in, const Grid& grid) {
@@ -34,7 +34,7 @@ TEST(SummaTraps, ADifferenceOfNanIsSeen) {
 
 TEST(SummaLayers, LinearHasTheBitsOfOneDevice) { expect_linear_bits({2}); }
 
-// The model's epsilon, not one of the layer's own.
+// Norms use the model's epsilon, not a default of the layer.
 TEST(SummaLayers, NormsTakeTheEpsilonOfTheModel) {
   const auto differences = on_grid({2}, [](const Grid& grid, ProcessGroup&) {
     InitOptions init;
@@ -51,8 +51,8 @@ TEST(SummaLayers, NormsTakeTheEpsilonOfTheModel) {
   for (const double each : differences) EXPECT_LT(each, kSameSumF64);
 }
 
-// Sums of 16-bit rows are f32. In 16 bits, E[x^2] - E[x]^2 of numbers around 20
-// would be off by more than the variance.
+// Sums of 16-bit rows are in f32. In 16 bits, the error of E[x^2] - E[x]^2 for
+// numbers around 20 would exceed the variance.
 TEST(SummaLayers, NormsOfSixteenBitsSumInF32) {
   const auto bf16 = [](const Tensor& x) { return to_dtype(x, DType::kBF16); };
   const auto differences = on_grid({2}, [&](const Grid& grid, ProcessGroup&) {
@@ -75,14 +75,14 @@ TEST(SummaLayers, NormsOfSixteenBitsSumInF32) {
         max_abs_difference(own.grad(),
                            part_of(whole.grad(), Lies::kBlock, grid)));
   });
-  // Results below 16 may be rounded to the neighbour, 1/16 away
+  // Results below 16 may round to a neighbour, 1/16 away
   for (const auto& [output, gradient] : differences) {
     EXPECT_LT(output, 0.1);
     EXPECT_LT(gradient, 0.1);
   }
 }
 
-// The largest logit of all ranks is subtracted, not a sum of theirs.
+// The maximum over all ranks is subtracted, not the sum of their maxima.
 TEST_P(SummaLayers, TheLossOfLargeLogitsIsThatOfOneDevice) {
   const Layer usual = vocabulary_loss_case();
   const auto large = [](const Tensor& x) {
@@ -96,7 +96,7 @@ TEST_P(SummaLayers, TheLossOfLargeLogitsIsThatOfOneDevice) {
   EXPECT_LT(difference(layer, {GetParam()}, DType::kF64), 1e-9);
 }
 
-// The mask is that of one device, in the rank's block of it.
+// The mask equals the rank's block of one device's mask.
 TEST(SummaLayers, DropoutDrawsTheMaskOfOneDevice) {
   const auto equal = on_grid({2}, [&](const Grid& grid, ProcessGroup&) {
     const auto masked = [](const std::function<Tensor()>& drop) {
@@ -171,7 +171,7 @@ TEST(SummaLedger, OfABias) {
   });
 }
 
-// A variance from the rank's own columns alone is another one.
+// The variance of the rank's own columns alone is wrong.
 TEST(SummaTraps, ANormOfOwnColumnsIsNotThatOfTheRow) {
   Layer wrong = norm_case();
   wrong.split = [](const Tensors& in, const Grid& grid) {
@@ -181,7 +181,7 @@ TEST(SummaTraps, ANormOfOwnColumnsIsNotThatOfTheRow) {
   EXPECT_GT(difference(wrong, Sizes{2}, DType::kF64), 1e-2);
 }
 
-// The vocabulary's offset is j V/q: with i in its place targets are missed.
+// The vocabulary's offset is j V/q; with i instead of j, targets are missed.
 TEST(SummaTraps, TheOffsetOfTheClassesIsThatOfTheColumn) {
   const Layer wrong =
       wrong_loss_case([](const Grid& grid) { return grid.i(); },
@@ -189,7 +189,7 @@ TEST(SummaTraps, TheOffsetOfTheClassesIsThatOfTheColumn) {
   EXPECT_GT(difference(wrong, Sizes{2}, DType::kF64), 1e-2);
 }
 
-// The backward of sum_over is the identity: a sum once more counts the logits'
+// The backward of sum_over is the identity: another sum would count the logits'
 // gradient q times.
 TEST(SummaTraps, TheGradientOfASumIsNotSummed) {
   Layer wrong = classifier_case();

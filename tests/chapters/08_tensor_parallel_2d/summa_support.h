@@ -1,6 +1,6 @@
 #pragma once
 
-// Squares of ranks for tests, and layers held against one device.
+// Squares of ranks for tests, and layers compared with one device.
 
 #include <gtest/gtest.h>
 #include <algorithm>
@@ -41,14 +41,14 @@ auto on_grid(const Sizes& sizes, Body body) {
   });
 }
 
-/// Standard normal values, the same on every rank, other ones for each stream.
+/// Standard normal values, the same on every rank, different for each stream.
 inline Tensor drawn(const Shape& shape, DType dtype, std::uint64_t stream) {
   const Tensor x = Tensor::empty(shape, {dtype, Device()});
   fill_normal(x, 3, stream, 0, 1);
   return x;
 }
 
-/// Numbers 0 .. below - 1 in an order without a pattern.
+/// Numbers 0 .. below - 1 without a pattern.
 inline Tensor drawn_ids(const Shape& shape, std::int64_t below) {
   const Tensor ids = Tensor::empty(shape, {DType::kI64, Device()});
   for (std::int64_t i = 0; i < ids.numel(); ++i) {
@@ -57,8 +57,8 @@ inline Tensor drawn_ids(const Shape& shape, std::int64_t below) {
   return ids;
 }
 
-/// Such targets, of which the first half of the samples is ignored, and of the
-/// others every third token: some rank of every grid has none to count.
+/// The same, but the first half of the samples and every third other token are
+/// ignored: on every grid some rank has nothing to count.
 inline Tensor uneven_targets(const Shape& shape, std::int64_t below) {
   const Tensor targets = drawn_ids(shape, below);
   for (std::int64_t i = 0; i < targets.numel(); ++i) {
@@ -109,7 +109,7 @@ inline Tensor part_of(const Tensor& whole, const Input& input,
 }
 
 /// The largest difference between the rank's parts of one device's output and
-/// gradients and those of the layer in parts. `Place` is a grid, or a cube.
+/// gradients and the distributed layer's. `Place` is a grid or a cube.
 template <typename LayerOf, typename Place>
 double difference(const LayerOf& layer, const Place& place, DType dtype) {
   Tensors whole, parts;
@@ -141,7 +141,7 @@ inline double largest_of(const std::vector<double>& all) {
   return largest;
 }
 
-/// The largest over the ranks of a grid.
+/// The largest difference over the ranks of a grid.
 inline double difference(const Layer& layer, const Sizes& sizes, DType dtype) {
   return largest_of(on_grid(sizes, [&](const Grid& grid, ProcessGroup&) {
     return difference(layer, grid, dtype);
@@ -151,7 +151,7 @@ inline double difference(const Layer& layer, const Sizes& sizes, DType dtype) {
 // Sums of a few hundred numbers of size one, in another order.
 constexpr double kSameSumF64 = 1e-12, kSameSumF32 = 2e-4;
 
-/// [BIT] The forward of a linear adds in the order of one device.
+/// [BIT] The forward of a linear adds in one device's order.
 inline void expect_linear_bits(const Sizes& sizes) {
   for (const DType dtype : {DType::kF64, DType::kF32}) {
     const auto equal = on_grid(sizes, [&](const Grid& grid, ProcessGroup&) {
@@ -184,8 +184,8 @@ inline Calls calls(const ProcessGroup& world) {
   return texts;
 }
 
-/// y's forward and backward make these calls; the latter in any order, since
-/// gradients of several parameters arrive in any.
+/// Checks the calls of y's forward and backward; the backward's in any order,
+/// since gradients of several parameters arrive in any order.
 inline void expect_calls(ProcessGroup& world, const Tensor& y,
                          const Calls& forward, Calls backward) {
   EXPECT_EQ(calls(world), forward);
@@ -198,7 +198,7 @@ inline void expect_calls(ProcessGroup& world, const Tensor& y,
   EXPECT_EQ(made, backward);
 }
 
-/// The part of x along `dim` that a rank of the group has.
+/// This rank's part of x along `dim`, in the group.
 inline Tensor chunk(const Tensor& x, std::int64_t dim,
                     const ProcessGroup& group) {
   return take_part(x, {{dim, group.rank(), group.size()}});

@@ -1,4 +1,4 @@
-// Squares with a depth: rows cut d times more, gradients added over the depth.
+// Squares with a depth: rows cut d times more, gradients summed over the depth.
 
 #include "chapters/09_tensor_parallel_2p5d/tesseract.h"
 
@@ -132,7 +132,7 @@ TEST(TesseractLedger, OfTheDocumentsLinear) {
   for (const auto& [forward, last] : logs) {
     EXPECT_EQ(forward, (Calls{"broadcast row 512", "broadcast col 65536",
                               "broadcast row 512", "broadcast col 65536"}));
-    // After the backward of the layer
+    // After the layer's backward
     EXPECT_EQ(last, "all_reduce dep 65536");
   }
   EXPECT_EQ(summa::linear_elements(2, 2, 16, 256, 1024) +
@@ -140,8 +140,8 @@ TEST(TesseractLedger, OfTheDocumentsLinear) {
             531968);
 }
 
-// b/(d q) sequences: what 2D sends, by the rows of one depth, and the depth's
-// sum of every parameter's gradient. The loss meets over all of XZ.
+// b/(d q) sequences: 2D's messages for the rows of one depth, and the depth sum
+// of every parameter's gradient. The loss is summed over all of XZ.
 TEST(TesseractLedger, OfTheLayersBesideTheProducts) {
   const std::int64_t batch = 8, s = 3, h = 8, v = 16;
   const auto ids = [=] { return drawn_ids({batch, s}, v); };
@@ -174,7 +174,7 @@ TEST(TesseractMlp, HasTheShapesOfTheDocuments) {
             "An MLP of [16, 256], 256 -> 1024 -> 256: on each rank input "
             "[4, 128], weights [128, 512] and [512, 128], outputs [4, 512] and "
             "[4, 128]; 531968 elements sent per rank, forward and backward\n");
-  // The documents' partition: by the ranks of DEP, of COL, of ROW
+  // The documents' partition: by ranks of DEP, of COL, of ROW
   const auto equal = on_grid({2, 2}, [](const Grid& grid, ProcessGroup&) {
     const Tensor x = drawn({16, 256}, DType::kF32, 1);
     const Tensor expected =
@@ -185,7 +185,7 @@ TEST(TesseractMlp, HasTheShapesOfTheDocuments) {
   for (const bool each : equal) EXPECT_TRUE(each);
 }
 
-/// dW of a linear whose depth is left out of its backward, against one device's.
+/// dW of a linear without the depth in its backward, against one device.
 double without_the_depth(bool equal_rows) {
   return largest_of(on_grid({2, 2}, [=](const Grid& grid, ProcessGroup&) {
     const Tensor half = drawn({4, 8}, DType::kF64, 1);
@@ -206,13 +206,13 @@ double without_the_depth(bool equal_rows) {
   }));
 }
 
-// Equal data at all depths hides it.
+// With equal data at all depths the mistake would not show.
 TEST(TesseractTraps, WithoutTheDepthReduceEachDepthTrainsItsOwnModel) {
   EXPECT_LT(without_the_depth(/*equal_rows=*/true), 1e-12);
   EXPECT_GT(without_the_depth(/*equal_rows=*/false), 1e-3);
 }
 
-// A mean over COL alone is that of one depth.
+// A mean over COL alone covers only one depth.
 TEST(TesseractTraps, TheLossIsAMeanOverAllDepths) {
   const Layer wrong =
       wrong_loss_case([](const Grid& grid) { return grid.j(); },

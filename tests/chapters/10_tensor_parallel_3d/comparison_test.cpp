@@ -175,8 +175,8 @@ TEST(ComparisonCosts, EqualTheFormulasOfThePages) {
   EXPECT_EQ(compared, 2 * 3 * 13 * 2);
 }
 
-// Where the program changes from one way to the next, both formulas give the
-// same bytes; in between, no other way's gives fewer.
+// At each change of the leading way, both formulas give the same bytes; in
+// between, no other way sends fewer.
 TEST(ComparisonLeads, ChangeWhereTheFormulasAreEqual) {
   for (const bool is_mlp : {false, true}) {
     ComparedLayer layer;
@@ -207,7 +207,7 @@ TEST(ComparisonLeads, ChangeWhereTheFormulasAreEqual) {
   }
 }
 
-// In products alone: 8 ranks, T = h for a block and T = 2h for its MLP.
+// With products alone: 8 ranks, T = h for a block and T = 2h for its MLP.
 TEST(ComparisonLeads, OfACubeOfEightBeginAtThePagesNumberOfTokens) {
   for (const bool is_mlp : {false, true}) {
     ComparedLayer layer;

@@ -24,7 +24,7 @@ Tensor ids() { return drawn_ids({kBatch, kSeq}, kVocabulary); }
 /// drawn_ids, or uneven_targets.
 using Targets = Tensor (*)(const Shape& shape, std::int64_t below);
 
-/// Either layout: a norm may stand before or behind one linear layer.
+/// Either layout: a norm may come before or after one linear layer.
 Layer norm_case(Layout layout) {
   return {{{{kBatch, kSeq, kWidth}, Lies::kBlock, layout},
            {{kWidth}, Lies::kColumns, layout},
@@ -195,7 +195,7 @@ TEST(CubeLedger, OfTheLayersBesideTheProducts) {
   });
 }
 
-// Layers that no GPT of this chapter has: no bill counts their messages.
+// Layers that no GPT of this chapter has, so no bill counts their messages.
 TEST(CubeLedger, OfTheEmbeddingTheClassifierAndWholeLogits) {
   on_cube(2, [&](const Cube& cube, ProcessGroup& world) {
     const std::string rows_of_x =
@@ -214,7 +214,7 @@ TEST(CubeLedger, OfTheEmbeddingTheClassifierAndWholeLogits) {
         world,
         cube::cross_entropy(leaf({kBatch / 4, kSeq, kVocabulary}), ids(), cube),
         {"all_reduce j 2", "all_reduce i 2"}, {});
-    // Of a swapped norm: over j, and its gain over the other rows
+    // In a swapped norm: over j, and its gain over the other rows
     const Tensor inner = leaf({kBatch / 4, kSeq, kWidth / 2});
     cube::with_layout(inner, Layout::kSwapped);
     expect_calls(world, cube::layer_norm(inner, leaf({8}), leaf({8}), cube),
@@ -224,7 +224,7 @@ TEST(CubeLedger, OfTheEmbeddingTheClassifierAndWholeLogits) {
   });
 }
 
-// The gradient of a gain is that of this rank's rows alone.
+// Trap: the gain's gradient covers this rank's rows only.
 TEST(CubeTraps, AGainWithoutItsReduceDiffersOnEveryRank) {
   Layer wrong = norm_case(Layout::kStraight);
   wrong.split = [](const Tensors& in, const Cube& cube) {
@@ -234,8 +234,8 @@ TEST(CubeTraps, AGainWithoutItsReduceDiffersOnEveryRank) {
   EXPECT_GT(difference(wrong, 2, DType::kF64), 1e-2);
 }
 
-// The rows of logits are cut over OUTPUT, of whole logits over INPUT: targets of
-// the other cut are other tokens.
+// Rows of split logits are cut over OUTPUT, of whole logits over INPUT: targets
+// in the other cut belong to other tokens.
 TEST(CubeTraps, TargetsAreCutAsTheLogitsAre) {
   Layer wrong = layer_cases().back().second;
   wrong.split = [](const Tensors& in, const Cube& cube) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Cubes of ranks for tests, and layers held against one device.
+// Cubes of ranks for tests, and layers compared with one device.
 
 #include "chapters/10_tensor_parallel_3d/cube_layers.h"
 #include "chapters/10_tensor_parallel_3d/cube_strategy.h"
@@ -61,8 +61,8 @@ std::string error_on_cube(Body body) {
   });
 }
 
-/// How a tensor lies on the cube, for a straight activation or (swapped) for one
-/// after a linear layer.
+/// How a tensor lies on the cube, if straight or (swapped) after a linear
+/// layer.
 enum class Lies {
   kBlock,
   kWeight,

@@ -81,7 +81,7 @@ TEST(CubeLinear, TwoLayersReturnToTheLayoutTheyBeganWith) {
   }
 }
 
-// Three on a side, with values: what holds for powers of two alone fails here.
+// Three on a side, with values: rules for powers of two alone fail here.
 TEST(CubeLinear, EqualsOneDeviceOnTwentySevenRanks) {
   Layer layer = mlp_case();
   layer.inputs = std::vector<Input>{{{9, 2, 18}},
@@ -203,7 +203,7 @@ TEST(CubeLayouts, TravelThroughElementWiseOperations) {
         add(x, plain), mul(plain, x), x.rows_view(0, 1)}) {
     EXPECT_EQ(cube::layout_of(y), Layout::kSwapped);
   }
-  // Other operations make tensors that say nothing
+  // Results of other operations have no layout
   EXPECT_THROW(cube::layout_of(sum(x, 0)), Error);
 }
 
@@ -218,7 +218,7 @@ TEST(CubeLayouts, ALayerRefusesWhatItsWeightDoesNotLieFor) {
        "odd number of linear layers lies before it"});
 }
 
-// The layout is not the layer's that was built last: building more layers
+// The layout does not come from the last layer built: building more layers
 // between the calls changes nothing.
 TEST(CubeLayouts, DoNotDependOnTheOrderOfConstruction) {
   const auto equal = on_cube(2, [](const Cube& cube, ProcessGroup&) {
@@ -232,9 +232,9 @@ TEST(CubeLayouts, DoNotDependOnTheOrderOfConstruction) {
   for (const bool each : equal) EXPECT_TRUE(each);
 }
 
-// With the roles of the straight layout for a swapped activation, the second
-// product is another one: what a layout held in one place for all layers gives
-// when it flips at the wrong moment.
+// With the straight roles for a swapped activation, the second product is
+// wrong. This happens if all layers share one layout that flips at the wrong
+// moment.
 TEST(CubeTraps, TheSecondLayerNeedsTheSwappedRoles) {
   const auto differences = on_cube(2, [](const Cube& cube, ProcessGroup&) {
     const Tensor x = drawn({8, 16}, DType::kF64, 1);

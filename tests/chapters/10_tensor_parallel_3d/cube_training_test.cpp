@@ -14,7 +14,7 @@ namespace {
 using cube_test::trained_on_cube;
 using textbook::on_squares;
 
-// Clipping needs the norm of the whole model: each part counted once.
+// Clipping needs the norm of the whole model, with each part counted once.
 TEST(DimensionsTraining, EqualsOneDevice) {
   Options options = small_gpt(1);
   options.dropout = 0.1;
@@ -43,8 +43,7 @@ TEST(DimensionsTraining, TenStepsOfBothOptimizersOnSquares) {
   }
 }
 
-// Blocks that are computed again draw their masks again, at the positions of the
-// micro-batch.
+// Recomputed blocks draw their masks again, at the micro-batch's positions.
 TEST(DimensionsTraining, EqualsOneDeviceInMicroBatchesComputedAgain) {
   Options options = small_gpt(1);
   options.dropout = 0.2;
@@ -67,7 +66,7 @@ TEST(DimensionsTraining, RefusesMicroBatchesThatRanksCannotShare) {
        "parts; give 8"});
 }
 
-// Rows must contain whole sequences: l^2 parts of the batch.
+// Row cuts must keep sequences whole: l^2 parts of the batch.
 TEST(DimensionsTraining, RefusesABatchThatACubeCannotShare) {
   Options options = small_gpt(1);
   options.batch = 6;

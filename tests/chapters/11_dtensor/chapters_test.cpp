@@ -1,5 +1,5 @@
-// DDP, FSDP and tensor parallelism of this chapter against the chapters that
-// write them by hand: the same numbers, the same ledger.
+// DDP, FSDP and tensor parallelism of this chapter against the chapters with
+// handwritten ones: the same numbers, the same ledger.
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ Sequential toy() {
   return model;
 }
 
-/// The mean square of the model's output for this rank's own samples.
+/// The model's mean squared output for this rank's own samples.
 template <typename Model>
 Tensor local_loss(Model& model, const ProcessGroup& world) {
   const auto stream = static_cast<std::uint64_t>(10 + world.rank());
@@ -44,7 +44,7 @@ std::vector<double> gradients(Module& model) {
   return all;
 }
 
-/// The calls on many numbers, without those for one loss or for checks.
+/// The gradients' calls, without those for one loss or for checks.
 std::string gradient_calls(const ProcessGroup& world, CommOp op) {
   std::string log;
   for (const CommRecord& record : world.records()) {
@@ -67,8 +67,8 @@ double worst(const std::vector<double>& a, const std::vector<double>& b) {
   return most;
 }
 
-// Sums are in rank order in both. DDP divides after the sum and this chapter
-// before backward: the same bits where d is a power of two.
+// Both sum in rank order. DDP divides after the sum and this chapter before
+// backward: the same bits where d is a power of two.
 TEST(DTensorChapters, DdpHasTheNumbersAndTheLedgerOfItsChapter) {
   for (const int d : {2, 3, 4}) {
     on_ranks(d, [d](ProcessGroup& world) {
@@ -134,7 +134,7 @@ TEST(DTensorChapters, FsdpHasTheNumbersAndTheLedgerOfItsChapter) {
   }
 }
 
-// Colwise and rowwise against the layers of the chapter, bit for bit.
+// Colwise and rowwise against the chapter's layers, bit for bit.
 TEST(DTensorChapters, TensorParallelismHasTheNumbersAndTheLedgerOfItsChapter) {
   for (const int t : {2, 4}) {
     on_ranks(t, [t](ProcessGroup& world) {

@@ -1,4 +1,4 @@
-// distribute_module: a module's parameters by a function, its ends by two.
+// distribute_module: one function for parameters, two for inputs and outputs.
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 namespace shardbook::dtensor_test {
 namespace {
 
-/// Linear 10-32, ReLU, 32-5 without a bias behind the sum.
+/// Linear 10-32, ReLU, 32-5; without a bias after the sum.
 Sequential make_pair() {
   Sequential model;
   model.add(Linear("0", 10, 32, f64_init()));

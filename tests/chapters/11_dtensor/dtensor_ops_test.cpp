@@ -1,4 +1,4 @@
-// Which layouts operations choose, what that costs, and the traps.
+// The layouts that operations choose, their costs, and the traps.
 
 #include "chapters/11_dtensor/dtensor_ops.h"
 
@@ -49,13 +49,13 @@ TEST(DTensorMatmul, ChoosesTheRuleWithTheFewestBytes) {
   EXPECT_EQ(product(s1, s0), "P(sum)");
   EXPECT_EQ(product(p, r), "P(sum)");
   EXPECT_EQ(product(r, p), "P(sum)");
-  // A replica is sliced where that makes a match
+  // A replica is sliced where the slice matches
   EXPECT_EQ(product(s1, r), "P(sum)");
   EXPECT_EQ(product(r, s0), "P(sum)");
-  // Half of a's cut moves to its columns, 12 elements; to gather b costs 16
+  // Half of a's cut moves to its columns, 12 elements; gathering b costs 16
   EXPECT_EQ(product(s0, s0), "P(sum) after all_to_all world 24");
   EXPECT_EQ(product(s1, s1), "P(sum) after all_to_all world 16");
-  // Here a would move and b, too: 12 + 8 elements
+  // Here both a and b would move: 12 + 8 elements
   EXPECT_EQ(product(s0, s1), "S(0) after all_gather world 32");
   // Two partials: reducing the smaller one is enough
   EXPECT_EQ(product(p, p), "P(sum) after all_reduce world 32");
@@ -83,7 +83,7 @@ TEST(DTensorPointwise, LinearOperationsKeepPartials) {
   EXPECT_EQ(sum_of(p, p), "P(sum)");
   EXPECT_EQ(sum_of(s0, r), "S(0)");
   EXPECT_EQ(sum_of(s0, s1), "S(0) after all_to_all world 12");
-  // A replica counts once: the partial is reduced first, as cheaply as it goes
+  // A replica counts once: first reduce the partial, the cheapest way
   EXPECT_EQ(sum_of(p, r), "S(0) after reduce_scatter world 24");
   EXPECT_EQ(sum_of(p, s1), "S(1) after reduce_scatter world 24");
   const auto one = [&](const Placement& pa,
@@ -188,7 +188,7 @@ TEST(DTensorReshape, KeepsCutsOfTheOutermostDimOnly) {
   EXPECT_EQ(to({72}, partial()), "P(sum)");
 }
 
-/// Attention of four heads to so many heads of keys.
+/// Attention of four query heads to this many key heads.
 std::string attend(std::int64_t kv_heads, const Placement& placement,
                    int ranks) {
   const Tensor q = normal({4, 5, 8}, 1), k = normal({4, 5, 2 * kv_heads}, 2),
@@ -205,7 +205,7 @@ std::string attend(std::int64_t kv_heads, const Placement& placement,
       .substr(0, 21);
 }
 
-// Two queries' heads share a head of keys: four ranks cannot have whole ones.
+// Two query heads share a key head, so four ranks cannot have whole ones.
 TEST(DTensorAttention, CutsTheBatchOrWholeHeadsWithTheirKeys) {
   EXPECT_EQ(attend(4, shard(2), 2), "S(2)");
   EXPECT_EQ(attend(4, shard(0), 2), "S(0)");
@@ -214,7 +214,7 @@ TEST(DTensorAttention, CutsTheBatchOrWholeHeadsWithTheirKeys) {
   EXPECT_EQ(attend(2, shard(2), 4), "S(0) after all_to_all");
 }
 
-/// Of logits whose rows are cut over the ranks.
+/// The loss of logits whose rows are cut over the ranks.
 std::string loss_of(int ranks, const std::vector<std::int64_t>& targets) {
   const auto rows = static_cast<std::int64_t>(targets.size());
   const Tensor logits = normal({rows, 4}, 1);
@@ -225,8 +225,8 @@ std::string loss_of(int ranks, const std::vector<std::int64_t>& targets) {
       shardbook::cross_entropy(logits, classes));
 }
 
-// Uneven rows, and a rank of two without a target that counts: the mean of means
-// is another number, or none.
+// Uneven rows, and one of two ranks without a counted target: the mean of means
+// would be wrong or undefined.
 TEST(DTensorLoss, CountsEveryTargetOnce) {
   const std::string calls = "P(sum) after all_reduce world 1";
   EXPECT_EQ(loss_of(2, {0, 3, 1, 2, 2}), calls);

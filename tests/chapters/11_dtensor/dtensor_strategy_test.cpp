@@ -1,5 +1,5 @@
-// The trainer: one device's numbers, and the page's formulas for bytes, memory and
-// time, over shapes odd and even.
+// The trainer: one device's numbers, and the page's formulas for bytes, memory
+// and time, on odd and even shapes.
 
 #include "chapters/11_dtensor/dtensor_strategy.h"
 
@@ -116,7 +116,7 @@ TEST(DTensorTrainerOptions, NameWhatDoesNotDivide) {
     });
   };
   expect_text(error("4", 4, 4), {"6 heads do not divide over tp=4"});
-  // Also where classes of ranks are asked for, before there are ranks
+  // Also when classes of ranks are requested before ranks exist
   StrategyOptions four;
   four.mesh = "4";
   expect_error([&] { fold_class(small_options(4, 4, 8), four); },
@@ -125,7 +125,7 @@ TEST(DTensorTrainerOptions, NameWhatDoesNotDivide) {
               {"--mesh 3x2: give DPxTP with a product of 4"});
   expect_text(error("two", 2, 6), {"--mesh two: give DPxTP"});
   expect_text(error("2x1", 2, 3), {"--batch 3: dp=2 times --micro-batches 1"});
-  // Not the one head of a model that has no attention
+  // Not even for the one head of a model without attention
   Options mlp = small_options(2, 4, 8);
   mlp.model = "mlp";
   expect_error([&] { run(mlp, {}); }, {"--model mlp"});

@@ -44,8 +44,8 @@ inline int ranks_of(const std::vector<int>& shape) {
   return ranks;
 }
 
-/// What `body(mesh, world)` returns on each rank of a mesh of this shape; its axes
-/// are "axis0", "axis1", or as given.
+/// The results of `body(mesh, world)` on each rank of a mesh of this shape;
+/// axes are called "axis0", "axis1", or as given.
 template <typename Body>
 auto on_mesh(const std::vector<int>& shape, Body body,
              const std::vector<std::string>& axes = {}) {
@@ -67,7 +67,7 @@ auto on_tp(int t, Body body) {
   return on_mesh({t}, body, {"tp"});
 }
 
-/// What `body` threw on some rank; "" when all ended well.
+/// The error of `body` on some rank; "" if none threw.
 template <typename Body>
 std::string error_on_mesh(const std::vector<int>& shape, Body body,
                           const std::vector<std::string>& axes = {}) {
@@ -95,8 +95,8 @@ inline std::vector<Placements> all_placements(const Placements& choices,
   return all;
 }
 
-/// Value of element i of a whole tensor: multiples of 36 that sums, and thirds
-/// and halves of them, keep exactly.
+/// Element i of a whole tensor: multiples of 36, so that sums and their halves
+/// and thirds stay exact.
 inline double value_at(std::int64_t i) {
   return static_cast<double>(36 * ((i * 7) % 23 - 11));
 }
@@ -120,8 +120,8 @@ inline Tensor block_of(const Tensor& whole, const Block& block) {
   return x;
 }
 
-/// This rank's array of a tensor that is whole_values(shape): its block, to
-/// which each axis with terms adds a term of its own, zero in total.
+/// This rank's array of whole_values(shape): its block; each axis with partial
+/// terms adds a term of its own, and these sum to zero.
 inline Tensor local_values(const Shape& shape, const Placements& placements,
                            const Mesh& mesh) {
   NoGrad no_grad;

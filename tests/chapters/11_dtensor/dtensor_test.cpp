@@ -9,7 +9,7 @@
 namespace shardbook::dtensor_test {
 namespace {
 
-// Every rank brings other values; those of coordinate 0 are the truth.
+// Every rank passes other values; coordinate 0's are used.
 TEST(DTensorDistribute, TheRankAtCoordinateZeroDecides) {
   for (const std::vector<int>& shape :
        {std::vector<int>{3}, std::vector<int>{2, 2}, std::vector<int>{2, 3}}) {
@@ -41,7 +41,7 @@ TEST(DTensorDistribute, ScattersOrBroadcastsAxisByAxis) {
     return log_since(world, 0);
   });
   // [7, 5] over 2 rows of ranks: 8 * 5. Rank 0 keeps 4 rows, of which each
-  // column of ranks has 2 columns: 4 * 6; rank 5 has 3 rows.
+  // column of ranks gets 2 columns: 4 * 6; rank 5 has 3 rows.
   EXPECT_EQ(log[0],
             "scatter axis0 40, scatter axis1 24, broadcast axis0 35, "
             "scatter axis1 45");
@@ -127,8 +127,8 @@ TEST(DTensorFromLocal, UnevenShardsNeedTheGlobalShape) {
                        "array is [3, 4]"));
 }
 
-// Without grad_placements the gradient of a replica counts as a replica; with
-// P it is summed.
+// Without grad_placements a replica's gradient counts as a replica; with P it
+// is summed.
 TEST(DTensorToLocal, GradPlacementsSayWhatTheGradientIs) {
   const auto gradient = [](const Placements& grad_placements) {
     return on_mesh({3}, [&](const Mesh& mesh, ProcessGroup& world) {
@@ -157,8 +157,8 @@ TEST(DTensorToLocal, GradPlacementsSayWhatTheGradientIs) {
   EXPECT_TRUE(has_text(wrong, "the gradient of a replica is R or P"));
 }
 
-// Two uses of one tensor: one gradient is a replica, the other one consists of
-// terms. The sum is right in both orders.
+// Two uses of one tensor: one gradient is a replica, the other a partial sum.
+// The total is right in both orders.
 TEST(DTensorGradient, ReplicasAndTermsMeet) {
   for (const bool term_first : {false, true}) {
     const auto grads = on_mesh({2}, [&](const Mesh& mesh, ProcessGroup& world) {

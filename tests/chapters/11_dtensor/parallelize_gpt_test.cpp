@@ -67,7 +67,7 @@ TEST(DTensorGpt, BlocksEqualOneDeviceWithTwoAllReducesEachWay) {
   }
 }
 
-// Each rank has other heads, and drops what one device drops of those.
+// Each rank has other heads and drops the same elements of them as one device.
 TEST(DTensorGpt, DropsWhatOneDeviceDrops) {
   ModelConfig config = small_gpt();
   config.dropout = 0.3;
@@ -85,7 +85,7 @@ TEST(DTensorGpt, DropsWhatOneDeviceDrops) {
 }
 
 // Replicated parameters stay equal on all ranks, bit for bit, and the model
-// trains as one device does.
+// trains as on one device.
 TEST(DTensorGpt, TrainsAsOneDevice) {
   const auto train = [](Module& model) {
     const auto optimizer = make_optimizer("adamw", model.parameters(), {});
@@ -104,8 +104,8 @@ TEST(DTensorGpt, TrainsAsOneDevice) {
     train(model);
     const Named whole = named(full_parameters(model, tp, cuts));
     for (const NamedTensor& each : plain.named_parameters()) {
-      // The bias of attention's keys has no gradient but rounding, from which
-      // Adam makes steps
+      // The gradient of attention's key bias is only rounding, which Adam turns
+      // into steps
       if (has_text(each.name, "c_attn.bias")) continue;
       SB_CHECK(error_between(whole.at(each.name), each.tensor) < 1e-9,
                each.name);
@@ -119,7 +119,7 @@ TEST(DTensorGpt, TrainsAsOneDevice) {
   });
 }
 
-// Shards draw different numbers: those of their places in one device's mask.
+// Shards draw different numbers: their parts of one device's mask.
 TEST(DTensorSequence, DropsWhatOneDeviceDrops) {
   for (const int t : {1, 2, 4}) {
     on_tp(t, [t](const Mesh& tp, ProcessGroup& world) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What tests of plans share: a small MLP, and parameters by name.
+// Common to tests of plans: a small MLP, and parameters by name.
 
 #include <algorithm>
 #include <functional>
@@ -33,7 +33,7 @@ inline Named named(const std::vector<NamedTensor>& list) {
   return map;
 }
 
-/// Gradients of a parallelized model, whole: parameters become gradients.
+/// A parallelized model's gradients, whole, in place of its parameters.
 inline Named whole_gradients(Module& model, const Mesh& mesh,
                              const std::vector<CutParameter>& cuts) {
   const auto grads = model.clone();
@@ -51,9 +51,9 @@ inline double worst_error(const Named& got, Module& plain) {
   return worst;
 }
 
-/// Trains a step of make() and of the same as `cut` changes it, from equal inputs
-/// and for the sum of squares of the outputs. Throws where outputs or gradients
-/// differ; returns the calls.
+/// One training step of make() and one of make() changed by `cut`, with equal
+/// inputs and the sum of squared outputs as loss. Throws if outputs or
+/// gradients differ; returns the calls.
 template <typename Make>
 std::string calls_of_equal_steps(
     const Make& make, const Tensor& input,

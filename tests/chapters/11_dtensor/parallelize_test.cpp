@@ -1,5 +1,4 @@
-// Plans: the numbers of one device, the calls of the table, and errors that say
-// what is wrong.
+// Plans: the numbers of one device, the calls of the table, and clear errors.
 
 #include "chapters/11_dtensor/parallelize.h"
 
@@ -47,7 +46,7 @@ TEST(DTensorPairwise, SendsTheGoldenNumberOfElements) {
   }
 }
 
-// Column, row, column, row: the second pair begins with a replica again.
+// Column, row, column, row: the second pair starts from a replica again.
 TEST(DTensorPairwise, FourLayersAreTwoPairs) {
   const auto make = [] {
     const std::int64_t widths[] = {6, 8, 5, 7, 3};
@@ -64,7 +63,7 @@ TEST(DTensorPairwise, FourLayersAreTwoPairs) {
       return calls_of_equal_steps(make, normal({4, 6}, 1), {{"", pairwise()}},
                                   tp, world);
     });
-    // [4, 5] between the pairs and [4, 3] behind them; backward [4, 5], [4, 6]
+    // [4, 5] between the pairs and [4, 3] after them; backward [4, 5], [4, 6]
     EXPECT_EQ(logs[0],
               "all_reduce world 20, all_reduce world 12, all_reduce world 20, "
               "all_reduce world 24");
@@ -108,7 +107,7 @@ TEST(DTensorPairwiseSequence, SlicesAreOneBatch) {
 }
 
 // The backward of a gather is a scatter, and the reverse; a row layer's bias
-// has seen this rank's rows alone.
+// was applied to this rank's rows only.
 TEST(DTensorPairwiseSequence, GathersAndScattersBothWays) {
   const auto logs = on_tp(2, [](const Mesh& tp, ProcessGroup& world) {
     Sequential model = make_mlp(10, 32, 5);
@@ -137,8 +136,8 @@ TEST(DTensorPairwiseSequence, GathersAndScattersBothWays) {
   }
 }
 
-// torch 2.3's: norms and dropout on slices of the sequence, without calls
-// forward; gradients of the parameters are reduced.
+// torch 2.3's: norms and dropout on slices of the sequence, without calls in
+// forward; the parameters' gradients are reduced.
 TEST(DTensorSequence, NormalisesSlicesAndReducesParameterGradients) {
   on_tp(4, [](const Mesh& tp, ProcessGroup& world) {
     Sequential plain, model;
@@ -237,7 +236,7 @@ TEST(DTensorPlanErrors, ARowwiseEmbeddingNeedsAllIndices) {
       << refused;
 }
 
-// Trap: the optimizer of the whole model trains tensors that nobody uses.
+// Trap: the optimizer of the whole model trains unused tensors.
 TEST(DTensorTrap, AnOptimizerOfTheOldParametersTrainsNothing) {
   on_tp(2, [](const Mesh& tp, ProcessGroup&) {
     Sequential model = make_mlp(10, 32, 5), old = make_mlp(10, 32, 5);
@@ -253,7 +252,7 @@ TEST(DTensorTrap, AnOptimizerOfTheOldParametersTrainsNothing) {
   });
 }
 
-// Trap: pairwise with other inputs on every rank computes neither batch.
+// Trap: pairwise with different inputs per rank computes neither batch.
 TEST(DTensorTrap, PairwiseNeedsEqualInputs) {
   on_tp(2, [](const Mesh& tp, ProcessGroup& world) {
     Sequential plain = make_mlp(10, 32, 5), model = make_mlp(10, 32, 5);

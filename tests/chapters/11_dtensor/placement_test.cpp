@@ -109,7 +109,7 @@ TEST(DTensorMoves, CountWhatTheyPad) {
 }
 
 // 5 rows are 3 + 2 over the first axis, which the second cuts 2 + 1 and 1 + 1:
-// its groups do not send equally much.
+// its groups send different amounts.
 TEST(DTensorMoves, CountNestedCutsByTheirGroup) {
   const Placement r = replicate(), s0 = shard(0), s1 = shard(1), p = partial();
   const auto log = [](const Placements& from, const Placements& to,

@@ -68,7 +68,7 @@ Tensor leaf_values(std::size_t index, const Shape& shape) {
   return x;
 }
 
-/// One program for both kinds of tensors: these are all that differs.
+/// One program for both kinds of tensors: only these functions differ.
 struct Plain {
   using T = Tensor;
   static T redistribute(const T& x, const Placements&) { return x; }
@@ -121,7 +121,7 @@ struct PlainRun {
   Tensors gradients;
 };
 
-/// Which of loss and gradients differ from plain computation: "" for none.
+/// Says whether loss or gradients differ from plain computation: "" if not.
 std::string differences(const std::vector<Leaf>& leaves, const Tensors& locals,
                         const Tensor& loss, const PlainRun& expected,
                         const Mesh& mesh) {
@@ -187,7 +187,7 @@ Graph random_graph(unsigned seed, std::size_t axes) {
   return graph;
 }
 
-/// The first row of tokens does not count, and of the others every fourth one.
+/// The first row of tokens is ignored, and every fourth token of the others.
 Tensor targets_of(const Shape& shape) {
   std::vector<std::int64_t> targets;
   for (std::int64_t i = 0; i < shape[0] * shape[1]; ++i) {

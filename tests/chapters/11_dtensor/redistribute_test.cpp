@@ -1,4 +1,4 @@
-// All pairs of layouts: values bit for bit, and the calls that they cost.
+// All pairs of layouts: values bit for bit, and the calls needed.
 
 #include <gtest/gtest.h>
 
@@ -42,8 +42,8 @@ std::vector<Placements> layouts(std::size_t axes) {
   return all_placements({replicate(), shard(0), shard(1), partial()}, axes);
 }
 
-// X -> Y has the values of Y, X -> Y -> X those of X, and the ledger has the
-// calls of the table: 16 pairs on one axis, 256 on two.
+// X -> Y has the values of Y, X -> Y -> X has the values of X, and the ledger
+// has the table's calls: 16 pairs on one axis, 256 on two.
 TEST_P(DTensorRedistribute, EveryPairHasTheValuesAndTheCallsOfTheTable) {
   const auto [mesh_shape, shape] = param();
   const auto wrong = on_mesh(mesh_shape, [&](const Mesh& mesh,
@@ -111,7 +111,7 @@ TEST_P(DTensorRedistribute, EveryReductionEqualsItsOperation) {
   EXPECT_EQ(joined(wrong), "");
 }
 
-// The gradient of the sum of squares is 2 x, whatever the layouts, and has the
+// The gradient of the sum of squares is 2 x, for all layouts, and has the
 // layout of x with replicas for partials.
 TEST_P(DTensorRedistribute, TheGradientComesBackInTheLayoutOfTheInput) {
   const auto [mesh_shape, shape] = param();
@@ -123,7 +123,7 @@ TEST_P(DTensorRedistribute, TheGradientComesBackInTheLayoutOfTheInput) {
         const Tensor leaf = local_values(shape, from, mesh);
         leaf.set_requires_grad();
         const DTensor y = from_local(leaf, mesh, from, shape).redistribute(to);
-        // The consumer's gradient is that of the whole tensor's block
+        // The consumer's gradient is the block of the whole tensor's gradient
         const Tensor local = y.to_local();
         const Block block =
             local_part(shape, normalized(to), mesh.shape(), mesh.coordinate());
@@ -162,19 +162,19 @@ std::string backward_log(const Placement& from, const Placement& to,
 
 TEST(DTensorBackward, CallsDependOnTheLayoutOfTheGradient) {
   const Placement r = replicate(), s0 = shard(0), s1 = shard(1), p = partial();
-  // All-reduce goes back as the identity: Megatron's g
+  // All-reduce has the identity as its backward: Megatron's g
   EXPECT_EQ(backward_log(p, r, r), "");
-  // A copy whose gradient is a term: Megatron's f
+  // A copy whose gradient is a partial sum: Megatron's f
   EXPECT_EQ(backward_log(r, r, p), "all_reduce world 15");
-  // A slice goes back as an all-gather
+  // A slice has an all-gather as its backward
   EXPECT_EQ(backward_log(r, s0, s0), "all_gather world 24");
-  // An all-gather goes back as a slice, or as a reduce-scatter
+  // An all-gather has a slice as its backward, or a reduce-scatter
   EXPECT_EQ(backward_log(s0, r, r), "");
   EXPECT_EQ(backward_log(s0, r, p), "reduce_scatter world 24");
   // Reduce-scatter and all-gather, all-to-all and its inverse
   EXPECT_EQ(backward_log(p, s0, s0), "all_gather world 24");
   EXPECT_EQ(backward_log(s0, s1, s1), "all_to_all world 8");
-  // S -> P goes back as a slice of R
+  // S -> P has a slice of R as its backward
   EXPECT_EQ(backward_log(s0, p, r), "");
   EXPECT_EQ(backward_log(r, p, r), "");
 }

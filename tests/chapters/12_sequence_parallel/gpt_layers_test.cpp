@@ -18,7 +18,7 @@ constexpr std::int64_t kBatch = 2, kSequence = 48;
 ModelConfig small_gpt(double dropout) {
   ModelConfig config;
   config.vocab_size = 13;
-  config.n_positions = 50;  // More than are used
+  config.n_positions = 50;  // More than needed
   config.n_embd = 24;
   config.n_layer = 2;
   config.n_head = 24;
@@ -66,7 +66,7 @@ void sum_all(Gpt& model, ProcessGroup& cp) {
   sum_gradients(cp, model.parameters(), "gradients");
 }
 
-/// Each rank's result with its layers changed by `change`.
+/// Each rank's result after `change` was applied to its layers.
 std::vector<Found> on_cut(
     int c, const SequenceOptions& setup, double dropout, DType dtype,
     const Tensor& targets,
@@ -129,7 +129,7 @@ const SequenceOptions kStripedRing{Kind::kRing, Layout::kStriped, false};
 const SequenceOptions kUlyssesHeads{Kind::kUlysses, Layout::kContiguous, false};
 
 TEST(CutGptLoss, CountsTheTargetsOfAllRanks) {
-  // The first rank has almost no targets, as in a batch with long prompts
+  // The first rank has almost no targets, as with long prompts
   std::vector<std::int64_t> masked = ids(8).to_vector<std::int64_t>();
   for (std::int64_t i = 0; i < kBatch * kSequence; ++i) {
     if (i % kSequence < 11) masked[static_cast<std::size_t>(i)] = -100;
@@ -171,8 +171,8 @@ TEST(CutGptTraps, PositionsMustBeCutWithTheTokens) {
 }
 
 TEST(CutGptTraps, TargetsAreShiftedBeforeTheCut) {
-  // Shifting a rank's own tokens afterwards gives its last token (zigzag: two of
-  // them) the wrong target
+  // Shifting after the cut gives the last token of each rank (zigzag: two
+  // tokens) the wrong target
   const Tensor tokens = ids(7);
   const Tensor shifted =
       concat({slice(tokens, 1, 1, kSequence), slice(tokens, 1, 0, 1)}, 1);
@@ -213,7 +213,7 @@ TEST(CutGptTraps, TargetsInAnotherOrderAreWrong) {
 }
 
 TEST(CutGptTraps, AveragedGradientsOfAGlobalMeanAreTooSmall) {
-  // The loss is a mean over all tokens already: gradients are summed
+  // The loss is already a mean over all tokens: gradients are summed
   const Found expected = run(LayerFactory(), 0, DType::kF64, ids(8));
   const auto averaged = on_ranks(4, [&](ProcessGroup& world) {
     return run(sequence_layers(kZigzagRing, kSequence, world), 0, DType::kF64,
@@ -225,7 +225,7 @@ TEST(CutGptTraps, AveragedGradientsOfAGlobalMeanAreTooSmall) {
                });
   });
   EXPECT_GT(worst(averaged[0], expected), 1e-3);
-  // And without a sum each rank has its own tokens' part
+  // And without a sum each rank has only the part of its own tokens
   const auto alone = on_ranks(4, [&](ProcessGroup& world) {
     return run(sequence_layers(kZigzagRing, kSequence, world), 0, DType::kF64,
                ids(8));

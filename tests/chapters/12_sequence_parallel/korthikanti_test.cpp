@@ -103,7 +103,7 @@ std::int64_t activations() {
       MemoryKind::kActivation);
 }
 
-/// Bytes that each further block of a 16-bit model keeps after its forward.
+/// Bytes that each block of a 16-bit model but the first keeps after forward.
 double kept_per_layer(const Sizes& sizes, const Variant& variant) {
   ModelConfig config;
   config.n_embd = sizes.h;
@@ -140,8 +140,8 @@ double kept_per_layer(const Sizes& sizes, const Variant& variant) {
 
 // --- The formulas ------------------------------------------------------------
 
-/// Table 2, and the statistics of two norms, a mean and a deviation of 4 bytes
-/// each, which the paper leaves out.
+/// Table 2, plus the statistics of two norms, a mean and a deviation of 4 bytes
+/// each, which the paper omits.
 double of_paper(const Sizes& z, const Variant& variant) {
   const double s = static_cast<double>(z.s), b = static_cast<double>(z.b);
   const double h = static_cast<double>(z.h), t = z.t;
@@ -185,7 +185,7 @@ TEST(Korthikanti, EveryVariantKeepsWhatItsFormulaSays) {
   }
 }
 
-// What differs: two masks of a byte, scores, and sums of 4 bytes in their place.
+// The difference: two masks of a byte, scores, and sums of 4 bytes instead.
 TEST(Korthikanti, TheBookDiffersByMasksAndScores) {
   const Sizes z{2};
   const double tokens = static_cast<double>(z.s * z.b);

@@ -188,7 +188,7 @@ std::vector<std::string> op_names(const ProcessGroup& group) {
   return names;
 }
 
-// A block that is computed again gathers and scatters again, too.
+// A recomputed block repeats its gathers and scatters, too.
 TEST(MegatronSequenceBytes, ARecomputedBlockRepeatsItsCollectives) {
   struct Block {
     std::vector<std::string> calls;
@@ -236,7 +236,7 @@ TEST(MegatronSequenceBytes, AFrozenWeightIsNotGatheredFor) {
       tp.clear_records();
       autograd::backward({y}, {noise(y.shape(), 4 + tp.rank())});
       const std::vector<std::string> calls = op_names(tp);
-      // What remains is as with all gradients
+      // The other gradients are as if all were needed
       Tensor free = noise({6, 5}, 2).set_requires_grad();
       Tensor own = noise({3, 4, 6}, 1).set_requires_grad();
       const Tensor expected = gathered_linear(own, free, bias.detach(), tp);
@@ -303,7 +303,7 @@ TEST(MegatronSequenceTraps, PartialGradientsMustBeSummed) {
 
 TEST(MegatronSequenceTraps, SummingWholePositionGradientsCountsThemTTimes) {
   // Megatron adds positions before the scatter, whose backward gathers: every
-  // rank then has the whole gradient already
+  // rank has the whole gradient at that point
   const GptSizes sizes;
   const int t = 4;
   const Result expected = run_gpt(sizes, LayerFactory());
@@ -327,7 +327,7 @@ TEST(MegatronSequenceTraps, SummingWholePositionGradientsCountsThemTTimes) {
 }
 
 TEST(MegatronSequenceTraps, AHeadThatOnlySlicesLosesTheOtherRanks) {
-  // Behind the gather the vocabulary is cut, so gradients are parts of sums: a
+  // After the gather the vocabulary is cut, so gradients are partial sums: a
   // backward that only cuts is right for replicated consumers, and wrong here
   const GptSizes sizes;
   const Result expected = run_gpt(sizes, LayerFactory());

@@ -17,7 +17,7 @@ RankAttention ring(const Setting& s, Layout layout) {
   };
 }
 
-/// Ring attention of tokens as the layout gives them.
+/// Ring attention of tokens in this layout.
 OnRanks on_ring(int c, const Setting& s, Layout layout) {
   return on_tokens(c, s, layout, ring(s, layout));
 }
@@ -60,7 +60,7 @@ TEST(RingAttention, OneRankIsOneDeviceBitForBit) {
 }
 
 TEST(RingAttention, SumsOf16BitsAreKeptInF32) {
-  // Rounded once at the end, the result is as near as one device's own rounding
+  // One rounding at the end: as accurate as one device
   expect_one_device(8, {.sequence = 64, .dtype = DType::kBF16}, 0.05);
 }
 
@@ -114,7 +114,7 @@ TEST(RingAttentionBytes, EveryHopIsAsTheFormulaSays) {
           expected.push_back("backward " + elements);
           expected.push_back("backward " + elements);
         }
-        // dK and dV leave after the block that they belong to
+        // dK and dV leave after the computation of their block
         expected.push_back("backward " + sums);
         expected.push_back("backward " + sums);
       }
@@ -165,7 +165,7 @@ TEST(RingAttentionBytes, ConstantKeysCauseNoHopsOfGradients) {
 // --- Traps -------------------------------------------------------------------------
 
 TEST(RingAttentionTraps, MasksOfContiguousTokensAreWrongForOtherLayouts) {
-  // Tokens that lie zigzag or striped, computed as if they were contiguous
+  // Zigzag or striped tokens, computed as if they were contiguous
   Setting s;
   const Tensors expected = one_device(s);
   for (Layout layout : {Layout::kZigzag, Layout::kStriped}) {

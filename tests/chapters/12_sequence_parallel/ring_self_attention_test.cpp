@@ -86,7 +86,7 @@ TEST(RsaBytes, TwoRingsForwardTwoRingsAndTwoSumsBackward) {
 }
 
 TEST(RsaMemory, KeepsRowsOfScores) {
-  // What lives from forward to backward grows with s^2 / c
+  // Memory from forward to backward grows with s^2 / c
   const auto kept = [](int c, std::int64_t s) {
     return on_ranks(c, [s](ProcessGroup& world) {
       const Setting setting{1, s, 2, 0, 4, false};
@@ -98,8 +98,8 @@ TEST(RsaMemory, KeepsRowsOfScores) {
       return device.memory().current_total - before;
     })[0];
   };
-  // Softmax keeps its rows: 2 heads (s/c) s values of 8 bytes. Beside them are
-  // q, k and v head by head, and the output: (s/c) 8 values each.
+  // Softmax keeps its rows: 2 heads (s/c) s values of 8 bytes. In addition q, k
+  // and v by heads, and the output: (s/c) 8 values each.
   for (const auto& [c, s] : {std::pair{2, 16}, {3, 27}, {4, 32}}) {
     const std::int64_t n = s / c;
     EXPECT_EQ(kept(c, s), 8 * (2 * n * s + 4 * 8 * n)) << c << " " << s;
@@ -131,7 +131,7 @@ TEST(RsaTraps, GradientsDividedByTheRanksAreWrong) {
           .whole;
   EXPECT_LT(largest_difference(
                 {quirk[0], expected[1], expected[2], expected[3]}, expected),
-            1e-12);  // The forward does not show it
+            1e-12);  // The forward does not show the mistake
   for (std::size_t i = 1; i < 4; ++i) {
     Tensors only = expected;
     only[i] = quirk[i];

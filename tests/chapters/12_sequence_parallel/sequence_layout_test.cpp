@@ -1,4 +1,4 @@
-// Layouts: who holds which tokens, and which pairs each step computes.
+// Layouts: the tokens of each rank, and the pairs that each step computes.
 
 #include "chapters/12_sequence_parallel/sequence_layout.h"
 
@@ -65,8 +65,8 @@ TEST(SequenceLayout, RefusesLengthsThatDoNotDivide) {
   expect_error([] { layout_of("spiral"); }, {"spiral", "zigzag"});
 }
 
-/// Pairs (query, key) by global position that all ranks compute in all steps,
-/// each with how often.
+/// How often each (query, key) pair, by global position, is computed by all
+/// ranks in all steps.
 std::map<std::pair<std::int64_t, std::int64_t>, int> pairs_of(
     Layout layout, int c, std::int64_t s, bool causal, bool runs_apart) {
   std::map<std::pair<std::int64_t, std::int64_t>, int> pairs;

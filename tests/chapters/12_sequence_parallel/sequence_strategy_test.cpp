@@ -93,7 +93,7 @@ TEST(SequenceBill, HoldsForOtherShapes) {
         Shape3{4, 2, 200,
                R"({"n_embd": 16, "n_layer": 2, "n_head": 8, "vocab_size": 16,
                    "n_positions": 200})"},
-        // Rows of scores that weigh more than the rest
+        // Rows of scores that outweigh everything else
         Shape3{2, 2, 24,
                R"({"n_embd": 32, "n_layer": 1, "n_head": 8, "vocab_size": 20,
                    "n_positions": 24})"},
@@ -140,7 +140,7 @@ TEST(MegatronStrategy, EveryClaimHolds) {
   }
 }
 
-// Of one row of tokens and several, in all precisions, with dropout.
+// One row of tokens and several, in all precisions, with dropout.
 TEST(MegatronStrategy, EveryClaimHoldsForOtherShapes) {
   struct Case {
     int t;
@@ -205,7 +205,7 @@ TEST(SequenceTrainer, EveryClaimHoldsForMicroBatchesAndDropout) {
   }
 }
 
-/// Where messages are long beside products, and short.
+/// Messages that are long relative to products, and short ones.
 std::vector<Options> textbook_shapes() {
   std::vector<Options> all;
   for (int c : {2, 4, 8}) {
@@ -238,7 +238,7 @@ TEST(TextbookSequence, StepsTakeThePagesForms) {
                    << options.seq << " b " << options.batch);
       const Report report = train_on(options, setup);
       expect_bill(report);
-      // Zigzag shares the pairs: faster where hops hide behind them
+      // Zigzag balances the pairs: faster where hops hide behind them
       if (setup.sequence.kind != Kind::kRing) continue;
       const double step_s = report.time.step_s;
       if (setup.sequence.layout == Layout::kContiguous) slices_s = step_s;

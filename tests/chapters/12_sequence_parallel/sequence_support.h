@@ -22,7 +22,7 @@ namespace shardbook::sequence_parallel {
 
 // Sums over keys in another order: rounding of f64 over some dozens of terms.
 constexpr double kF64 = 1e-12;
-// The same in f32; and the gradients are sums of products of those.
+// The same in f32, where gradients are sums of products of such sums.
 constexpr double kF32 = 1e-5;
 
 inline const std::vector<Layout>& all_layouts() {
@@ -113,7 +113,7 @@ inline Tensors own_inputs(const Setting& s, Layout layout,
   return inputs;
 }
 
-/// Each rank's tokens through `attention`, joined afterwards.
+/// Applies `attention` to each rank's tokens, and joins the results.
 inline OnRanks on_tokens(int c, const Setting& s, Layout layout,
                          const RankAttention& attention) {
   OnRanks result;
@@ -147,7 +147,7 @@ inline OnRanks on_slices(int c, const Setting& s,
   return on_tokens(c, s, Layout::kContiguous, attention);
 }
 
-/// "send 80", ...: the calls of a rank but its receives.
+/// "send 80", ...: a rank's calls, without receives.
 inline std::vector<std::string> calls_of(
     const std::vector<CommRecord>& records) {
   std::vector<std::string> calls;

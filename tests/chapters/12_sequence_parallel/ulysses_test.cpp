@@ -65,7 +65,7 @@ TEST_P(UlyssesParity, GroupedQueriesShareKeys) {
     SCOPED_TRACE(kv_heads);
     s.kv_heads = kv_heads;
     const Tensors found = on_slices(GetParam(), s, ulysses(s)).whole;
-    // Copies of a key head sum their gradients in another order
+    // The gradients of a key head's copies are summed in another order
     expect_all_close(found, one_device(s), 1e-12);
   }
 }
@@ -141,7 +141,7 @@ TEST(UlyssesTraps, KeyHeadsByRankAloneAreWrong) {
 }
 
 TEST(UlyssesTraps, DropoutOfOwnHeadsAloneIsTheSameOnEveryRank) {
-  // Without the place of its heads, each rank drops what head 0 should
+  // Without the offset of its heads, each rank would use head 0's mask
   Setting s;
   s.dropout = 0.5;
   const Tensors expected = one_device(s);
