@@ -1,5 +1,5 @@
-// Random graphs over tensors of three dims, with a loss that ignores targets: all
-// layouts of the input in turn, values and gradients of plain computation.
+// Random graphs over tensors of three dims, with a loss that ignores some
+// targets: for all layouts of the input, the results of plain computation.
 
 #include <gtest/gtest.h>
 
@@ -85,7 +85,7 @@ struct Distributed {
   }
 };
 
-/// A term of `whole` on this rank, whose sum (or mean) over the axis is it.
+/// This rank's term of `whole`, the sum (or mean) of the axis' terms.
 Tensor spread(const Tensor& whole, const Leaf& leaf, const Mesh& mesh) {
   NoGrad no_grad;
   Tensor x = block_of(whole, local_part(leaf.shape, leaf.placements,

@@ -93,7 +93,7 @@ inline Tensors one_device(const Setting& s) {
                        });
 }
 
-/// What ranks found: out, dq, dk, dv of the whole sequence, and rank r's calls.
+/// The ranks' out, dq, dk, dv of the whole sequence, and rank r's calls.
 struct OnRanks {
   Tensors whole;
   std::vector<std::vector<CommRecord>> records;

@@ -36,7 +36,7 @@ GateCall call_of() {
   return call;
 }
 
-/// Tokens, what a gate makes of them, and its probabilities.
+/// Tokens, a gate's result for them, and its probabilities.
 struct Gated {
   explicit Gated(const GateOptions& options, const GateCall& call = call_of())
       : gate(make_gate(options)), result(gate.route(x, call)) {}
@@ -119,7 +119,7 @@ INSTANTIATE_TEST_SUITE_P(Choices, GateWeights, testing::Values(1, 2, 3));
 TEST(AuxiliaryLoss, IsOneForAnEvenLoad) {
   TopKGate gate = make_gate(gate_of(1));
   gate.weight.copy_from(Tensor::zeros({kWidth, kExperts}, {DType::kF64, {}}));
-  // All gates 1/E: me is even, and whatever ce is, it adds up to 1
+  // All gates 1/E: me is even, so for every ce the loss is 1
   const GateResult result = gate.route(noise({kTokens, kWidth}), call_of());
   EXPECT_NEAR(result.l_aux.item(), 1, 1e-14);
 }
@@ -151,7 +151,7 @@ TEST(AuxiliaryLoss, CountsFirstChoicesBeforeDropping) {
   }
 }
 
-// Padding is nobody's choice, yet me and ce are fractions of all S tokens.
+// Padding chooses no expert, yet me and ce are fractions of all S tokens.
 TEST(AuxiliaryLoss, PaddingIsNotRoutedAndCountsAsTokens) {
   GateCall call = call_of();
   call.used_token.assign(at(kTokens), true);
@@ -185,7 +185,7 @@ TEST(ZLoss, IsTheMeanSquareOfLogSumExp) {
   EXPECT_NEAR(gate.route(x, call).z_loss.item(), expected, 1e-13);
 }
 
-// A weight of zero is not an empty slot.
+// A weight of zero does not mean an empty slot.
 TEST(DispatchMask, KeepsTokensWhoseWeightUnderflows) {
   const TopKGate gate = make_gate(gate_of(1, 2));
   const Tensor x = noise({kTokens, kWidth}, 2, 1, 2);
@@ -206,7 +206,7 @@ TEST(TopKGate, ComputesInF32ForNarrowInputs) {
   EXPECT_EQ(gate.route(x, call_of()).weights.dtype(), DType::kF32);
 }
 
-// Not only their dtype: logits or gates that bf16 has rounded are off by 1e-3.
+// The dtype is not enough: logits or gates rounded to bf16 are off by 1e-3.
 TEST(TopKGate, RoundsNothingToTheDtypeOfItsInputs) {
   InitOptions init;
   init.dtype = DType::kBF16;
@@ -256,7 +256,7 @@ TEST(TopKGate, JitterAndNoiseChangeTrainingAlone) {
 
 constexpr std::int64_t kDrawnTokens = 4000;
 
-/// A gate of two experts, with room for all, for tokens that are one number.
+/// A gate of two experts with room for all; a token is a single number.
 TopKGate narrow_gate(Noise kind, const std::vector<double>& weight) {
   GateOptions options = gate_of(1, 2);
   options.num_experts = 2;
@@ -266,8 +266,8 @@ TopKGate narrow_gate(Noise kind, const std::vector<double>& weight) {
   return gate;
 }
 
-// Tokens of 1 and logits (1, 0): what multiplies a token is the logit of its
-// weight.
+// Tokens of 1 and logits (1, 0): the multiplicative noise scales the weight's
+// logit.
 TEST(TopKGate, JitterIsUniformWithinOnePercent) {
   const TopKGate gate = narrow_gate(Noise::kJitter, {1, 0});
   const Tensor x = Tensor::full({kDrawnTokens, 1}, 1, {DType::kF64, {}});
@@ -303,7 +303,7 @@ TEST(TopKGate, NoisyTopKAddsNormalsTimesASoftplus) {
   EXPECT_NEAR(squares / n, 1, 0.12);
 }
 
-// The noise decides who goes where, and weighs nothing.
+// Noise affects the choice of experts, not the weights.
 TEST(TopKGate, SampledChoicesWeighTheirCleanProbabilities) {
   GateOptions options = gate_of(1, 4);
   options.noise = Noise::kRSample;
@@ -329,7 +329,7 @@ TEST(TopKGate, WithoutDroppingTheBusiestExpertSetsTheSlots) {
   const auto counts = routing.exp_counts();
   EXPECT_EQ(routing.capacity, *std::max_element(counts.begin(), counts.end()));
   EXPECT_EQ(routing.num_dropped(), 0);
-  // Another rank has more; and TP cuts slots by 4
+  // Another rank has more; and the slots must divide by TP = 4
   call.max_over_ranks = [](std::int64_t) { return 21; };
   call.capacity_multiple = 4;
   EXPECT_EQ(gate.route(x, call).routing.capacity, 24);

@@ -67,8 +67,8 @@ TEST(MoeBill, HoldsForEveryForm) {
       {"E+D+Z", 2, 4, 1, 2},
       {"E+D+Z-Off", 2, 2, 1, 2, true},
       {"E+Z-Off+M", 2, 1, 2, 2, true}};
-  // Few tokens and many, odd and even; wide models and large vocabularies; slots
-  // that are rare, and slots that stay empty; products that outlast messages
+  // Few tokens and many, odd and even; wide models and large vocabularies;
+  // scarce slots, and slots that stay empty; products that outlast messages
   const std::vector<ModelShape> shapes = {
       {},
       {3, 11, 20, 3, 100, 4},

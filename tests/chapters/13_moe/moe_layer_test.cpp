@@ -20,7 +20,7 @@ MoeOptions options_of(std::int64_t k = 1, std::int64_t experts = 8) {
   return options;
 }
 
-/// What the layer's gate makes of these rows.
+/// The gate's result for these rows.
 GateResult gated_by(const MoeLayer& layer, const Tensor& rows,
                     bool wants_z_loss = false) {
   GateCall call;
@@ -46,7 +46,7 @@ Tensors run(Forward&& forward, int rank, int ranks) {
   return {y.detach(), x.grad()};
 }
 
-/// The same on one device: each rank's tokens by themselves.
+/// The same on one device, which computes each rank's tokens separately.
 template <typename Forward>
 std::vector<Tensors> one_device(Forward&& forward, int ranks) {
   const ContextValue<RandomState> as_new_ranks(&RankContext::random, {});
@@ -87,7 +87,7 @@ TEST_P(MoeLayerOnRanks, EqualsOneDevice) {
     MoeLayer layer = make_layer(options, {&world, nullptr});
     Tensors results = run(layer, world.rank(), c.ep);
     for (const Tensor& each : gradients_of(layer)) results.push_back(each);
-    // Gates are replicated: their gradients are parts of a sum
+    // Gates are replicated: their gradients are partial sums
     world.all_reduce(results[2]).wait();
     return results;
   });
@@ -157,7 +157,7 @@ TEST(MoeLayer, SendsAsManyElementsWhateverTheRouting) {
   }
 }
 
-// Biases make something of empty slots; no token reads it.
+// Biases make empty slots nonzero; no token reads these slots.
 TEST(MoeLayer, EmptySlotsContributeNothing) {
   MoeOptions options = options_of(1, 4);
   options.gate.capacity_factor = 3;
@@ -168,7 +168,7 @@ TEST(MoeLayer, EmptySlotsContributeNothing) {
   const Tensor x = input_of(0);
   const Tensor y = layer(x);
   sum(y).backward();
-  // d/d bias of the sum: the weights of the tokens that the expert has
+  // d/d bias of the sum: the weights of the expert's tokens
   const GateResult gated = gated_by(layer, x.detach());
   const auto weights = gated.weights.to_vector<double>();
   std::vector<double> sums(4, 0);
@@ -181,7 +181,7 @@ TEST(MoeLayer, EmptySlotsContributeNothing) {
   }
 }
 
-// A token that every expert drops is zero: the residual stream carries it.
+// A token that every expert drops gives zero: the residual stream carries it.
 TEST(MoeLayer, DroppedTokensAreZero) {
   MoeOptions options = options_of(1, 4);
   options.gate.capacity_factor = 0.2;
@@ -216,7 +216,7 @@ TEST(MoeLayer, AuxiliaryLossesCountAsTheRecordSays) {
   EXPECT_LT(max_abs_difference(once, sub(gate_gradient(2, 0.3), none)), 1e-14);
 }
 
-// The gradients of a user who is handed the losses and adds them.
+// The gradients for a user who gets the losses and adds them.
 TEST(MoeLayer, LossesOfTheGateCountByTheirCoefficients) {
   MoeOptions options = options_of(1, 4);
   options.aux_coefficient = 0.6, options.z_coefficient = 0.2;
@@ -300,8 +300,8 @@ TEST(MoeLayer, ASharedExpertMayBeWeighedByAGate) {
   EXPECT_LT(max_abs_difference(layer(x), expected), 1e-15);
 }
 
-// Rows without slots against masks with a slot for everyone: no code in common
-// behind the gate but the experts.
+// Rows without slots against masks with a slot for every token: after the gate,
+// only the experts' code is shared.
 TEST(MoeLayer, DroplessIsTheFormWithSlotsForAll) {
   for (const std::int64_t k : {1, 2, 3}) {
     MoeOptions slots = options_of(k);
@@ -385,7 +385,7 @@ TEST(MoeMlp, ExpertsHaveTheGeluOfTheConfig) {
   MoeLayer layer = make_layer(options, {}, nullptr, f64_init(), config);
   Experts& experts = layer.experts;
   const Tensor rows = Tensor::empty({2, 5, 6}, {DType::kF64, Device()});
-  fill_normal(rows, 1, 1, 0, 30);  // beside weights of 0.02
+  fill_normal(rows, 1, 1, 0, 30);  // large next to weights of 0.02
   const Tensor hidden = matmul(rows, experts.c_fc_weight);
   const auto expected = [&](GeluForm form) {
     return matmul(gelu(hidden, form), experts.c_proj_weight);

@@ -17,8 +17,8 @@ MoeOptions logged_options() {
   return options;
 }
 
-/// "op numel", forward and backward of a layer on ep x tp ranks; sums left out,
-/// which tensor-parallel experts have of their own.
+/// "op numel", forward and backward of a layer on ep x tp ranks, by default
+/// without the sums of tensor-parallel experts.
 std::vector<std::string> log_of(int ep, int tp, const MoeOptions& options,
                                 bool with_sums = false) {
   const auto logs = on_ranks(ep * tp, [&](ProcessGroup& world) {
@@ -48,8 +48,8 @@ std::string line(const std::string& call, std::int64_t numel) {
   return call + " " + std::to_string(numel);
 }
 
-// tp ranks have the same tokens and cut the slots: 1 / t of them travels, and one
-// gather each way makes them whole.
+// tp ranks have the same tokens and cut the slots: 1 / t of them travels, and
+// one gather in each direction completes them.
 TEST(MoeLog, TensorParallelRanksSendPartsOfTheSlots) {
   const std::string part = line("all_to_all ep", kAll / 2);
   const std::string whole = line("all_gather tp", kAll);
@@ -72,7 +72,7 @@ TEST(MoeLog, WithoutDroppingRanksAgreeOnOneNumber) {
   for (std::size_t i = 1; i < 5; ++i) EXPECT_EQ(log[i], log[1]);
 }
 
-// The largest count of all ranks, not their sum.
+// The largest count over all ranks, not the sum.
 TEST(MoeLog, WithoutDroppingTheBusiestExpertOfAnyRankSetsTheSlots) {
   MoeOptions options = logged_options();
   options.gate.drop_tokens = false;
@@ -113,8 +113,8 @@ TEST(MoeLog, WithoutCapacityCountsGoFirst) {
   }
 }
 
-// An expert treats rows one by one: the forward of any group of ranks is that of
-// one device bit for bit.
+// An expert treats rows independently: the forward on any group of ranks equals
+// one device's, bit for bit.
 TEST(MoeLog, ForwardIsBitForBitThatOfOneDevice) {
   const auto forward = [](std::int64_t k, DType dtype, const MoeGroups& groups,
                           int rank, int ranks) {

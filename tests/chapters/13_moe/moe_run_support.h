@@ -12,7 +12,7 @@ namespace shardbook::moe {
 
 using Reference = std::function<ReferenceRun(const Options&)>;
 
-/// Trains, and compares with one device, or with `reference`.
+/// Trains, and compares with one device or with `reference`.
 inline Report train_on(const Options& options, const StrategyOptions& setup,
                        const Reference& reference = {}) {
   ChapterRun chapter;

@@ -93,8 +93,8 @@ TEST(MoeTrainer, ClipsByTheGlobalNorm) {
   }
 }
 
-// What is saved comes from one copy of each parameter: the others are compared
-// here. Ranks 0 and 2 have the same experts, 1 and 3; the rest all have.
+// A saved model has one copy of each parameter, so the copies are compared
+// here. Ranks 0 and 2 share experts, as do 1 and 3; all share the rest.
 TEST(MoeTrainer, CopiesStayEqualBitForBit) {
   for (const int zero : {0, 1, 2}) {
     const Options options = small_options(4);
@@ -180,8 +180,8 @@ TEST(MoeTrainer, WithTensorParallelismEveryGateHasItsRun) {
 
 // --- Traps ---------------------------------------------------------------------
 
-// Capacity is per rank and micro-batch: one device that routes the whole batch at
-// once computes something else.
+// Capacity is per rank and micro-batch: one device that routes the whole batch
+// at once gets other results.
 TEST(MoeTraps, AReferenceThatRoutesTheWholeBatchDiffers) {
   const Options options = small_options(4);
   const StrategyOptions setup = how_of({"", 4, 2});
@@ -195,8 +195,8 @@ TEST(MoeTraps, AReferenceThatRoutesTheWholeBatchDiffers) {
   EXPECT_FALSE(report.parity.passed);
 }
 
-// The update of experts does not depend on ep: the same run with all of its
-// divisors, by SGD, which shows the scale of gradients.
+// The update of experts does not depend on ep: the same run for all divisors,
+// by SGD, which shows the scale of gradients.
 TEST(MoeTraps, ExpertUpdatesDoNotDependOnEp) {
   Options options = small_options(4);
   options.optimizer = "sgd";
@@ -232,7 +232,7 @@ TEST(MoeTrainer, RefusesWhatDoesNotWork) {
                  [](StrategyOptions& setup) { setup.cpu_offload = true; });
 }
 
-// Every rank counts other pieces of its shard: none stands for another.
+// Each rank counts another piece of its shard, so no rank represents another.
 TEST(MoeTrainer, VirtualTimeIsPredictedUnderZeroAndTensorParallelism) {
   Options options = small_options(8);
   options.cluster = "dgx-a100";
@@ -245,7 +245,7 @@ TEST(MoeTrainer, VirtualTimeIsPredictedUnderZeroAndTensorParallelism) {
   }
 }
 
-// A run on shapes draws the routing; messages and slots fit all the same.
+// A run on shapes draws the routing at random; messages and slots still fit.
 TEST(MoeTrainer, RunsOnShapes) {
   Options options = small_options(4);
   options.backend = "sim";

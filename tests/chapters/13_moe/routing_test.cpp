@@ -1,4 +1,4 @@
-// Who goes where: capacity, choices, slots, on the host alone.
+// Routing: capacity, choices, slots, on the host alone.
 
 #include "chapters/13_moe/routing.h"
 
@@ -66,7 +66,7 @@ TEST(Capacity, IsComputedInDouble) {
   EXPECT_EQ(capacity(64, options, false), 16);
 }
 
-// In double 100 x 1.1 is 110.00000000000001: one rounding is no slot.
+// In double 100 x 1.1 is 110.00000000000001: rounding must not add a slot.
 TEST(Capacity, ForgivesOneRounding) {
   GateOptions options = routing_gate(1, 1);
   options.capacity_factor = 1.1;
@@ -137,7 +137,7 @@ TEST(TopOne, RandomTokensStayAndSlotsFollowTheOrderOfTokens) {
     seen.insert(routing.slot);
   }
   EXPECT_EQ(seen.size(), 4U);
-  // Evaluation draws nothing: the first ones stay
+  // Evaluation draws nothing: the first tokens stay
   const Routing routing = route(values, routing_gate(1), 6, false);
   EXPECT_EQ(routing.slot[5], 5);
   EXPECT_EQ(routing.slot[6], -1);
@@ -153,7 +153,7 @@ TEST(TopOne, NoiseSamplesTheChoiceInTrainingOnly) {
             route(values, routing_gate(1), kRouted).expert);
 }
 
-/// Tokens whose softmax is these shares.
+/// Tokens with this softmax.
 GateValues values_of_shares(const std::vector<double>& shares,
                             std::int64_t tokens) {
   std::vector<double> logits;
@@ -215,8 +215,8 @@ TEST(TopTwo, SecondChoicesAreSampledInTrainingOnly) {
   }
 }
 
-// DeepSpeed once ranked raw logits against zeros for tokens that had not chosen
-// the expert: negative logits lost to those.
+// DeepSpeed once ranked raw logits together with zeros for tokens that had not
+// chosen the expert: negative logits ranked below those zeros.
 TEST(TopK, RanksByProbabilityAmongThoseThatChose) {
   GateOptions options = routing_gate(3, 4);
   const GateValues values = values_of(Tensor::from_values<double>(
@@ -273,7 +273,7 @@ TEST(Routing, PaddingIsNotRouted) {
   EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), 0), kRouted - 2);
 }
 
-// Where ranks share samples, a part's token draws what it draws in the whole.
+// Where ranks share samples, each token of a part draws as in the whole.
 TEST(TokenDraws, FollowTheTokenIntoPartsOfItsSample) {
   const TokenDraws whole = draws_at(4);
   RandomState random;

@@ -68,7 +68,7 @@ TEST(HybridDegrees, NameSizesThatWork) {
   expect_refusal(options, {}, {"--model mlp", "GPT"});
 }
 
-// The table asks the code that refuses: every cell that says yes is a run.
+// The table asks the code that refuses: every cell with "yes" is a legal run.
 TEST(HybridDegrees, TheTableSaysWhatTheCodeDoes) {
   const std::string table = combinations_text();
   for (const char* row :
@@ -84,8 +84,8 @@ TEST(HybridDegrees, TheTableSaysWhatTheCodeDoes) {
   }
 }
 
-// Replicas read different samples, ranks of one replica the same: together all
-// rows of the batch, each once.
+// Replicas read different samples, ranks of one replica the same: together
+// every row of the batch exactly once.
 TEST(HybridDegrees, MicroBatchesCoverTheBatchOnce) {
   HybridOptions setup;
   setup.dp = 3, setup.micro_batches = 4;

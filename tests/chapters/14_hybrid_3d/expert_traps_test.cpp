@@ -1,5 +1,5 @@
-// Experts on a mesh: the groups of the book's example, the page's bill worked out
-// by hand, and what would go unnoticed if the tests were too coarse.
+// Experts on a mesh: the groups of the book's example, the page's bill worked
+// out by hand, and mistakes that coarse tests would miss.
 
 #include "tests/chapters/14_hybrid_3d/hybrid_support.h"
 #include "tests/support/sanitized.h"
@@ -48,8 +48,8 @@ TEST(HybridExpertGroups, AreThoseOfSixteenRanks) {
                                              {7, 15}}));
 }
 
-// Experts never leave their stage, their tensor-parallel place, or their part of
-// the sequence.
+// Expert groups stay within a stage, a tensor-parallel index, and a part of the
+// sequence.
 TEST(HybridExpertGroups, CrossReplicasAlone) {
   HybridOptions setup;
   setup.dp = 4, setup.ep = 2, setup.tp = 2, setup.cp = 2, setup.pp = 2;
@@ -62,7 +62,7 @@ TEST(HybridExpertGroups, CrossReplicasAlone) {
         EXPECT_EQ(grid.coordinate(group[0], axis),
                   grid.coordinate(group[1], axis));
       }
-      // Neighbours among the replicas: other samples
+      // Adjacent replicas, with different samples
       EXPECT_EQ(replica_of(grid, group[0]) + 1, replica_of(grid, group[1]));
     }
   }
@@ -123,7 +123,7 @@ TEST(HybridExpertBill, IsThatOfThePage) {
   }
 }
 
-/// Bytes of the states of a model of experts, in the page's symbols.
+/// Bytes of the states of a model with experts, in the page's symbols.
 TEST(HybridExpertBill, StatesAreThoseOfThePage) {
   for (const int zero : {0, 1, 2}) {
     HybridOptions setup = two_replicas();
@@ -146,8 +146,8 @@ TEST(HybridExpertBill, StatesAreThoseOfThePage) {
       if (zero < 2) continue;
       const auto gradient = static_cast<std::size_t>(MemoryKind::kGradient);
       EXPECT_EQ(held[gradient].counted, 8 * (dense / 2 + experts));
-      // At the peak, beside the shard, two tables' worth: the largest that
-      // passes is c_fc of two experts, 2 x 4 h^2
+      // At the peak, two temporary tables besides the shard: the largest
+      // gradient is c_fc of two experts, 2 x 4 h^2
       const double passing = v * h + std::max(v * h, 2 * 4 * h * h);
       EXPECT_EQ(rank.peak[gradient].counted,
                 8 * (dense / 2 + experts + passing));
@@ -157,7 +157,7 @@ TEST(HybridExpertBill, StatesAreThoseOfThePage) {
 
 // --- Traps ---------------------------------------------------------------------
 
-/// How far the mesh's numbers are from one device with other options.
+/// The difference of the mesh's results from one device with other options.
 double distance_from(const HybridOptions& setup, const HybridOptions& other) {
   Options options = nano_options(ranks_of(setup));
   options.batch = 8, options.steps = 2;
@@ -170,7 +170,7 @@ double distance_from(const HybridOptions& setup, const HybridOptions& other) {
   return most;
 }
 
-// Each variant below is far beyond the 1e-9 at which losses are compared.
+// Each variant below differs far more than 1e-9, the tolerance for losses.
 TEST(HybridExpertTraps, CapacityIsNotThatOfTheGlobalBatch) {
   HybridOptions setup = two_replicas();
   HybridOptions whole = setup;
@@ -192,9 +192,9 @@ TEST(HybridExpertTraps, LossesOfGatesCountOncePerGroupOfTokens) {
   EXPECT_GT(distance_from(setup, none), 1e-6);
 }
 
-// By SGD, which shows the scale of gradients, and clipped by a norm in which
-// experts count once: updates do not depend on ep. Divided by the expert-data
-// group they would be ep times too large.
+// By SGD, which shows the scale of gradients, and clipped by a norm that counts
+// experts once: updates do not depend on ep. Divided by the size of the
+// expert-data group, they would be ep times too large.
 TEST(HybridExpertTraps, UpdatesDoNotDependOnEp) {
   HybridOptions setup = two_replicas();
   setup.dp = 4, setup.micro_batches = 1;

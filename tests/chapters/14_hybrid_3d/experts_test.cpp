@@ -1,5 +1,5 @@
-// Experts on meshes with every other axis: the losses, norms and weights of one
-// device that routes the same groups of tokens, and the bill to the byte.
+// Experts on meshes with every other axis: losses, norms and weights equal one
+// device's, which routes the same groups of tokens; the bill to the byte.
 
 #include <fstream>
 #include <map>
@@ -109,7 +109,7 @@ TEST(HybridExperts, RunUnderEverySchedule) {
   }
 }
 
-// A forward that runs again routes its tokens as before, and sends them again.
+// A recomputed forward routes its tokens as before, and sends them again.
 TEST(HybridExperts, RouteAlikeWhenForwardRunsAgain) {
   for (const char* recompute :
        sized<const char*>({"always", "except_last"}, {"always"})) {
@@ -156,7 +156,7 @@ TEST(HybridExperts, EachPartOfASequenceIsRoutedByItself) {
     HybridOptions setup = with_experts({2, 1, 1, 2, 2, 1});
     setup.cp_layout = layout;
     expect_routed_as_one_device(setup);
-    // One device that routes the two parts together drops other tokens
+    // One device that routes both parts together drops other tokens
     HybridOptions joined = setup;
     joined.cp = 1, joined.cp_layout = "contiguous";
     const Options options = nano_options(ranks_of(setup));
@@ -167,8 +167,8 @@ TEST(HybridExperts, EachPartOfASequenceIsRoutedByItself) {
   }
 }
 
-/// All experts have room for all tokens, and no loss depends on which of them
-/// are routed together: what is left of cuts is the random numbers.
+/// All experts have room for all tokens, and no loss depends on the groups that
+/// are routed together, so cuts can only affect random numbers.
 HybridOptions without_drops(const ExpertMesh& mesh) {
   HybridOptions setup = with_experts(mesh);
   setup.capacity_factor = static_cast<double>(setup.experts);
@@ -191,8 +191,8 @@ void expect_noise_of_whole_sequences(const HybridOptions& setup) {
   EXPECT_NE(reference_run(options, joined).losses, one.losses);
 }
 
-// A token draws the same numbers wherever it lies. Keyed by its place in a rank's
-// part, or left out, they give other losses.
+// A token draws the same numbers on every rank. With its place in the rank's
+// part as key, or with none, losses differ.
 TEST(HybridExperts, NoiseIsKeyedByTheTokenNotByItsRank) {
   struct Case {
     const char *noise, *layout;
@@ -210,7 +210,7 @@ TEST(HybridExperts, NoiseIsKeyedByTheTokenNotByItsRank) {
   }
 }
 
-// With tensor parallelism and cut tokens, recomputation and stages, too.
+// Also with tensor parallelism and cut tokens, recomputation and stages.
 TEST(HybridExperts, NoiseIsReplayedOnEveryAxis) {
   for (const ExpertMesh& mesh : sized<ExpertMesh>(
            {{2, 1, 2, 2, 1, 1, true}, {2, 1, 1, 2, 2}}, {{2, 1, 1, 2, 2}})) {
@@ -235,8 +235,8 @@ TEST(HybridExperts, DropoutDrawsAsOneDevice) {
 
 // --- The end of a step -------------------------------------------------------
 
-/// "gradients" of each bucket: the group that sums them, and whether it has
-/// experts.
+/// The "gradients" of each bucket: the size of the summing group, and whether
+/// it has experts.
 std::set<std::string> groups_of_sums(const HybridOptions& setup) {
   std::set<std::string> found;
   for (const auto& here : on_mesh(
@@ -257,7 +257,7 @@ std::set<std::string> groups_of_sums(const HybridOptions& setup) {
   return found;
 }
 
-// Over the ranks that hold the same ones, and never over those of other experts.
+// Over the ranks with the same experts, never over ranks with others.
 TEST(HybridExpertSums, ReachTheRanksThatHoldTheSameExperts) {
   using Sums = std::set<std::string>;
   EXPECT_EQ(groups_of_sums(with_experts({2, 2, 1, 1, 2})),
@@ -271,7 +271,7 @@ TEST(HybridExpertSums, ReachTheRanksThatHoldTheSameExperts) {
             (Sums{"dense over 4", "experts over 2"}));
 }
 
-// The sum over all ranks of the elements that they add to the norm is the model.
+// The elements that the ranks add to the norm sum to the model's.
 TEST(HybridExpertNorm, CountsEachElementOnce) {
   for (const ExpertMesh& mesh :
        {ExpertMesh{2, 2, 2, 1, 2, 0}, ExpertMesh{2, 2, 2, 1, 2, 1},
@@ -289,7 +289,7 @@ TEST(HybridExpertNorm, CountsEachElementOnce) {
   }
 }
 
-// Ranks with the same experts, and ranks with the same part of all else.
+// Ranks with the same experts, and ranks with the same part of the rest.
 TEST(HybridExperts, CopiesStayEqualBitForBit) {
   for (const ExpertMesh& mesh :
        {ExpertMesh{2, 2, 2, 1, 1, 0}, ExpertMesh{2, 2, 2, 1, 1, 1},

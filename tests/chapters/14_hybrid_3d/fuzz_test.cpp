@@ -1,6 +1,6 @@
-// Random meshes, schedules and options: legal ones hold every claim, the others
-// are refused with a reason. SHARDBOOK_HYBRID_DRAWS sets how many legal ones
-// run on threads; five times as many run on shapes.
+// Random meshes, schedules and options: legal ones hold every claim, others are
+// refused with a reason. SHARDBOOK_HYBRID_DRAWS sets how many legal ones run on
+// threads; five times as many run on shapes.
 
 #include <cstdlib>
 #include <random>
@@ -78,7 +78,7 @@ void run_draws(unsigned seed, int count, int most_ranks,
     SCOPED_TRACE(name_of(setup));
     const std::string reason = refusal(nano_options(ranks_of(setup)), setup);
     if (!reason.empty()) {
-      // Names an option, and says what would be legal
+      // Names an option, and gives a legal value
       EXPECT_EQ(reason.rfind("--", 0), 0u) << reason;
       EXPECT_NE(reason.find(": "), std::string::npos) << reason;
       ++refused;

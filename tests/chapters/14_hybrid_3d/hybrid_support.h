@@ -80,8 +80,8 @@ inline void expect_refusal(const Options& options, const HybridOptions& setup,
   expect_text(refusal(options, setup), parts);
 }
 
-/// What `read` returns on each rank of the mesh, from a strategy that has made no
-/// step.
+/// The results of `read` on each rank of the mesh, for a strategy before its
+/// first step.
 template <typename StrategyType = HybridStrategy, typename Read>
 auto on_mesh(const Options& options, HybridOptions setup, Read read) {
   check_legal(options, setup);
@@ -111,7 +111,7 @@ inline Values values_of(const HybridStrategy& strategy) {
   return values;
 }
 
-/// Elements that all ranks together add to the norm.
+/// Elements that all ranks together contribute to the norm.
 inline std::int64_t counted_in_norm(const HybridOptions& setup) {
   std::int64_t counted = 0;
   for (const std::int64_t here : on_mesh(
@@ -152,8 +152,8 @@ inline void expect_folded_as_all(const HybridOptions& setup) {
   }
 }
 
-/// One device that routes as the mesh does: one run for all meshes whose groups
-/// of tokens are the same.
+/// One device that routes as the mesh does: one run for all meshes with the
+/// same groups of tokens.
 inline const ReferenceRun& reference_with_experts(const Options& options,
                                                   const HybridOptions& setup) {
   static std::map<std::string, ReferenceRun> known;

@@ -1,4 +1,4 @@
-// Running statistics of batch norms: those of one device on every replica.
+// Running statistics of batch norms: every replica has one device's.
 
 #include "chapters/14_hybrid_3d/batch_statistics.h"
 #include "tests/chapters/14_hybrid_3d/image_support.h"
@@ -6,7 +6,7 @@
 namespace shardbook::hybrid {
 namespace {
 
-/// Of a rank's stages after three steps.
+/// The running statistics of a rank's stages after three steps.
 struct AfterSteps {
   int pp = 0;
   Values statistics;
@@ -38,8 +38,8 @@ TEST(HybridStatistics, AreTheSameBitsOnAllReplicas) {
   }
 }
 
-// The saved model is that of one device, running statistics included; the first
-// norm's are known without any pieces, since images have none.
+// The saved model equals one device's, running statistics included; the first
+// norm's follow from the images alone, without any pieces.
 TEST(HybridStatistics, AreSavedAsThoseOfAllImages) {
   TempFolder folder;
   const HybridOptions setup = image_mesh(2, 2, 1);
@@ -128,8 +128,8 @@ double largest_difference(const std::vector<double>& a,
   return largest;
 }
 
-// Trap: nothing but evaluation reads them, so training looks right without the
-// sum. Then each replica has its own, and DDP's rule saves the first one's.
+// Trap: only evaluation reads them, so training looks right without the sum.
+// Each replica then has its own, and DDP's rule saves the first one's.
 TEST(HybridStatistics, WithoutTheSumReplicasDriftApart) {
   const auto right = statistics_of_two(Rule::kAllImages);
   EXPECT_LT(largest_difference(right[0], right[1]), 1e-14);
@@ -139,7 +139,7 @@ TEST(HybridStatistics, WithoutTheSumReplicasDriftApart) {
   EXPECT_GT(largest_difference(own[0], own[1]), 1e-4);
 }
 
-// Trap: twice the sums need twice the count.
+// Trap: sums over two ranks need the count of both.
 TEST(HybridStatistics, SumsNeedTheirNumberOfRanks) {
   const auto wrong = statistics_of_two(Rule::kWithoutCount);
   EXPECT_GT(largest_difference(wrong[0], wrong[1]), 1e-3);

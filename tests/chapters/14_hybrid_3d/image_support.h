@@ -1,6 +1,6 @@
 #pragma once
 
-// ResNets over replicas and stages, and what a run leaves of them.
+// ResNets over replicas and stages, and the results of a run.
 
 #include "chapters/common/models/resnet.h"
 #include "tests/chapters/14_hybrid_3d/hybrid_support.h"
@@ -19,7 +19,7 @@ inline Options image_options(int world_size) {
   return options;
 }
 
-/// Eight micro-batches on any mesh, unless they are given.
+/// Eight micro-batches on any mesh by default.
 inline HybridOptions image_mesh(int dp, int pp, int zero = 0,
                                 int micro_batches = 0) {
   return {.dp = dp,

@@ -1,5 +1,5 @@
-// ResNets over replicas and stages: the losses, weights and running statistics of
-// one device that takes the same micro-batches, and the bill to the byte.
+// ResNets over replicas and stages: losses, weights and running statistics
+// equal one device's with the same micro-batches; the bill to the byte.
 
 #include <random>
 
@@ -10,7 +10,7 @@
 namespace shardbook::hybrid {
 namespace {
 
-/// One run on one device for all meshes with as many micro-batches.
+/// One run on one device for all meshes with this many micro-batches.
 ReferenceRun& image_reference(const HybridOptions& setup) {
   static std::map<std::int64_t, ReferenceRun> known;
   return known[setup.dp * setup.micro_batches];
@@ -61,7 +61,7 @@ TEST(HybridImages, EachScheduleThatFlushesTrainsAsOneDevice) {
   }
 }
 
-// A forward that runs again does not count its images twice.
+// A recomputed forward does not count its images twice.
 TEST(HybridImages, RecomputationChangesNoNumbers) {
   for (const std::string recompute : {"always", "except_last", "blocks"}) {
     HybridOptions setup = image_mesh(2, 2, 1);
@@ -89,7 +89,7 @@ TEST(HybridImages, BottlenecksTrainAsOneDevice) {
   expect_claims(train_on(options, setup));
 }
 
-// f16 begins with a scale that overflows: all replicas leave these steps out.
+// f16 begins with a scale that overflows: all replicas skip these steps.
 TEST(HybridImages, TrainInSixteenBits) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     SCOPED_TRACE(dtype_name(dtype));
@@ -101,7 +101,7 @@ TEST(HybridImages, TrainInSixteenBits) {
   }
 }
 
-// Micro-batches of other images are another model to batch norm.
+// With batch norm, different micro-batches make a different model.
 TEST(HybridImages, OtherMicroBatchesGiveOtherLosses) {
   const Report eight = train_on(image_options(2), image_mesh(2, 1),
                                 &image_reference(image_mesh(2, 1)));
@@ -110,9 +110,9 @@ TEST(HybridImages, OtherMicroBatchesGiveOtherLosses) {
   EXPECT_GT(std::abs(eight.losses[0] - four.losses[0]), 1e-3);
 }
 
-// Deep networks on few images make differences thousands of times larger in each
-// step, so the last bit of a sum would decide about weights. One device sums for
-// each replica first, and then over replicas.
+// Deep networks on few images amplify differences thousands of times per step,
+// so the last bit of a sum would change the weights. One device therefore sums
+// within each replica first, then over replicas.
 TEST(HybridImages, SumInTheOrderOfOneDevice) {
   for (const std::string& schedule :
        sized<std::string>({"1f1b", "gpipe", "zb-h1"}, {"gpipe"})) {
@@ -122,7 +122,7 @@ TEST(HybridImages, SumInTheOrderOfOneDevice) {
     Options options = image_options(6);
     options.dtype = DType::kF32;
     options.steps = 6;
-    options.clip = 0;  // a norm's last bit would be one of all gradients
+    options.clip = 0;  // a norm's last bit would change all gradients
     const Report report = train_on(options, setup);
     // Of running statistics, f64 sums in another order may round otherwise
     EXPECT_LT(report.parity.max_rel, 1e-6);
@@ -206,7 +206,7 @@ TEST(HybridImageCheckpoints, GoOnBitForBit) {
     HybridOptions other = image_mesh(4, 1, 1);
     options.steps = 5;
     expect_claims(train_on(options, other));
-    // Others are another one
+    // Other micro-batches are another training
     other.micro_batches = 3;
     expect_error(
         [&] { train_on(options, other); },

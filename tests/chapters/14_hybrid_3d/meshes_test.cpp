@@ -18,7 +18,7 @@ HybridOptions mesh(int dp, int tp, int cp, int pp, int zero = 0,
           .micro_batches = 2};
 }
 
-/// One run on one device for all: the batch is the same.
+/// One run on one device for all meshes: the batch is the same.
 ReferenceRun& reference() {
   static ReferenceRun one;
   return one;
@@ -66,8 +66,8 @@ TEST(HybridMeshes, TrainAsOneDeviceUnderZero2And3) {
   }
 }
 
-// From eight ranks on, a whole bias of c_proj is larger than a rank's part of
-// c_fc's.
+// From eight ranks on, the whole c_proj bias is larger than a rank's part of
+// c_fc's bias.
 TEST(HybridMeshes, CutEightTimesUnderZero2And3) {
   for (const int zero : {2, 3}) {
     const HybridOptions setup = mesh(1, 8, 1, 1, zero);
@@ -81,7 +81,7 @@ TEST(HybridMeshes, CutEightTimesUnderZero2And3) {
   }
 }
 
-// Long enough for momentum and for bias corrections.
+// Enough steps for momentum and for bias corrections.
 TEST(HybridMeshes, TenStepsTrainAsOneDevice) {
   for (const std::string optimizer : {"sgd", "adamw"}) {
     for (const bool has_experts : {false, true}) {
@@ -187,8 +187,8 @@ TEST(HybridContext, EveryKindAndLayoutMeetsTensorsAndStages) {
   }
 }
 
-// Masks are those of one device, also where a backward comes after other
-// micro-batches have begun.
+// Masks equal one device's, even when other micro-batches have begun before a
+// backward.
 TEST(HybridDropout, DrawsAsOneDevice) {
   for (const HybridOptions& setup :
        {mesh(2, 2, 1, 2, 1), mesh(1, 2, 1, 2, 0, true), mesh(1, 1, 2, 2),

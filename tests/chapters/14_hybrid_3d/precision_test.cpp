@@ -45,7 +45,7 @@ HybridOptions experts_of(int zero) {
           .aux_coefficient = 0.3};
 }
 
-// The gates' losses are scaled as the main one is, on all meshes.
+// The gates' losses are scaled like the main loss, on all meshes.
 TEST(HybridPrecision, TrainsExpertsInSixteenBits) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for (const int zero : {0, 1, 2}) {
@@ -57,8 +57,8 @@ TEST(HybridPrecision, TrainsExpertsInSixteenBits) {
   }
 }
 
-// The factor of the loss is a power of two: it changes no loss, those of the
-// gates included. Unscaled, they would all but vanish.
+// The loss scale is a power of two: it changes no loss, including the gates'.
+// Unscaled, the gates' would all but vanish.
 TEST(HybridPrecision, TheScaleReachesTheLossesOfGates) {
   for (const int zero : {0, 2}) {
     const auto losses = [&](double scale, double aux_coefficient, bool one) {
@@ -83,9 +83,9 @@ TEST(HybridPrecision, TheScaleReachesTheLossesOfGates) {
   }
 }
 
-// The gradients of eight replicas under ZeRO-2 and -3 are eight times as large as
-// their shares of the mean before they are divided: they overflow earlier. One
-// device leaves the same steps out, by the same sequence of factors.
+// Before the division, the gradients of eight replicas under ZeRO-2 and -3 are
+// eight times their shares of the mean, so they overflow earlier. One device
+// skips the same steps, by the same sequence of factors.
 TEST(HybridPrecision, OneDeviceLeavesOutTheStepsThatRanksDo) {
   for (const int zero : {0, 1, 2, 3}) {
     std::set<std::string> patterns;
@@ -138,8 +138,8 @@ std::vector<Found> run(const HybridOptions& setup) {
   return on_mesh<MeshStrategy>(options, setup, read);
 }
 
-// Gradients overflow somewhere: all ranks leave the step out, weights stay, and
-// the scale falls until they do not.
+// Gradients overflow somewhere: all ranks skip the step, weights stay, and the
+// scale falls until they do not.
 TEST(HybridPrecision, AnOverflowSkipsTheStepOnAllRanks) {
   for (HybridOptions setup :
        {cube(0), cube(1), cube(2), cube(3), experts_of(1), experts_of(2)}) {
@@ -152,14 +152,14 @@ TEST(HybridPrecision, AnOverflowSkipsTheStepOnAllRanks) {
     EXPECT_EQ(all[0].scale,
               std::ldexp(1.0, 19 - static_cast<int>(all[0].skipped)));
     for (const Found& found : all) EXPECT_TRUE(found == all[0]);
-    // The bill knows of steps that were left out
+    // The bill accounts for skipped steps
     expect_claims(train_on(half_options(setup, DType::kF16), setup));
   }
 }
 
-/// The first step overflows on rank `sick` alone, in the gradient of `part`, of
-/// which no other rank of its tp group has the same elements; then it is done
-/// again, twice.
+/// The first step overflows on rank `sick` alone, in the gradient of `part`,
+/// whose elements no other rank of its tp group has; then the step is repeated
+/// twice.
 std::vector<Found> run_with_one_sick(const HybridOptions& setup, int sick,
                                      const std::string& part, DType dtype) {
   const Options options = half_options(setup, dtype);
@@ -186,7 +186,7 @@ std::vector<Found> run_with_one_sick(const HybridOptions& setup, int sick,
   return on_mesh(options, setup, read);
 }
 
-// Where one rank's own gradients decided, the others would go on without it.
+// If each rank judged its own gradients, the others would continue alone.
 TEST(HybridPrecision, AnOverflowOnOneRankSkipsTheStepOnAll) {
   struct Case {
     HybridOptions setup;
@@ -199,7 +199,7 @@ TEST(HybridPrecision, AnOverflowOnOneRankSkipsTheStepOnAll) {
     each.setup.loss_scale.scale = 1 << 4;
     each.setup.loss_scale.hysteresis = 1;
     for (int sick = 0; sick < ranks_of(each.setup); sick += 3) {
-      // Without a scale to mend it, the infinite gradient is left out as well
+      // Without a loss scale, a step with an infinite gradient is skipped, too
       const DType dtype = sick == 0   ? DType::kF16
                           : sick == 3 ? DType::kF32
                                       : DType::kBF16;
@@ -216,7 +216,7 @@ TEST(HybridPrecision, AnOverflowOnOneRankSkipsTheStepOnAll) {
   }
 }
 
-// A rate that ruins the weights: the step behind it has nothing to add to them.
+// A rate that ruins the weights: the next step must not change them.
 TEST(HybridPrecision, StepsWithoutAFiniteNormAreLeftOutInEveryDtype) {
   for (const int zero : {0, 1, 2, 3}) {
     for (const DType dtype : {DType::kF32, DType::kF64}) {
@@ -243,8 +243,8 @@ TEST(HybridPrecision, StepsWithoutAFiniteNormAreLeftOutInEveryDtype) {
   }
 }
 
-// 1024 times as large, the norm would clip all but nothing away. By SGD, which
-// shows the scale of gradients.
+// A norm 1024 times too large would clip gradients to almost nothing. By SGD,
+// which shows the scale of gradients.
 TEST(HybridPrecision, TheNormThatClipsIsThatOfUnscaledGradients) {
   for (const int zero : {0, 1, 2, 3}) {
     HybridOptions setup = cube(zero);
@@ -277,7 +277,7 @@ TEST(HybridPrecision, OnlyF16IsScaledByTheScalerThatIsNamed) {
   EXPECT_EQ(setup.loss_scaler(DType::kF16).scale(), 65536);
   setup.loss_scale.scale = 2;
   setup.loss_scale.window = setup.loss_scale.hysteresis = 1;
-  // At the smallest scale DeepSpeed gives up
+  // At the smallest scale, DeepSpeed gives up
   DynamicLossScaler deepspeed = setup.loss_scaler(DType::kF16);
   deepspeed.update(true);
   EXPECT_THROW(deepspeed.update(true), Error);
@@ -285,7 +285,7 @@ TEST(HybridPrecision, OnlyF16IsScaledByTheScalerThatIsNamed) {
   DynamicLossScaler megatron = setup.loss_scaler(DType::kF16);
   for (int i = 0; i < 3; ++i) megatron.update(true);
   EXPECT_EQ(megatron.scale(), 1);
-  // Newer ones grow one good step later
+  // Newer versions grow one good step later
   setup.scaler = "deepspeed-0.17.1";
   DynamicLossScaler newer = setup.loss_scaler(DType::kF16);
   newer.update(false);

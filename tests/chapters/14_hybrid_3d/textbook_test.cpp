@@ -9,8 +9,8 @@ namespace {
 
 using namespace textbook;
 
-/// A model beside whose products messages take long, and one beside whose they
-/// take little.
+/// A model whose messages take long relative to its products, and one whose
+/// messages do not.
 const std::pair<std::string, int> kModels[] = {
     {R"({"n_embd": 16, "n_layer": 6, "n_head": 4, "vocab_size": 40,
          "n_positions": 32})",
@@ -63,9 +63,9 @@ TEST(HybridTextbook, AStepIsThePagesFormula) {
   }
 }
 
-// A rank sums its gradients when its last message has arrived. The second rank
-// has more to sum than the first, to which it sends, and with ZeRO-1 more
-// parameters to wait for.
+// A rank sums its gradients once its last message has arrived. The second rank
+// has more to sum than the first, its receiver, and with ZeRO-1 it waits for
+// more parameters.
 TEST(HybridTextbook, MessagesArriveBeforeGradientsAreSummed) {
   const std::pair<std::string, int> model = {
       R"({"n_embd": 512, "n_layer": 6, "n_head": 4, "vocab_size": 256,
@@ -140,8 +140,8 @@ TEST(HybridTextbook, AStepWithExpertsIsThePagesFormula) {
   }
 }
 
-// Messages of shards travel beside those over tp. Large models have several
-// buckets under ZeRO-2, for which there is no formula.
+// Messages of shards and of tp travel at the same time. Large models have
+// several buckets under ZeRO-2, for which there is no formula.
 TEST(HybridTextbook, ZeroShardsWhatTensorRanksShare) {
   for (const bool cuts_tokens : {false, true}) {
     for (const char* recompute : {"never", "blocks"}) {

@@ -1,5 +1,5 @@
-// The sums at the end of a step: which, in which order, and each element of the
-// norm once.
+// The sums at the end of a step: their groups, their order, and each element of
+// the norm once.
 
 #include "chapters/14_hybrid_3d/update.h"
 
@@ -19,7 +19,7 @@ HybridOptions cube(int zero, bool sequence_parallel) {
   return setup;
 }
 
-/// What `read` finds on each rank after `steps` steps.
+/// The results of `read` on each rank after `steps` steps.
 template <typename Read>
 auto after_steps(const HybridOptions& setup, std::int64_t steps, Read read) {
   Options options = nano_options(ranks_of(setup));
@@ -87,7 +87,7 @@ TEST(HybridSums, AreLeftOutWhereNobodySharesAParameter) {
   }
 }
 
-// The sum over all ranks of the elements that they add to the norm is the model.
+// The elements that the ranks add to the norm sum to the model's.
 TEST(HybridNorm, CountsEachElementOnce) {
   const std::int64_t whole =
       make_model(model_config(nano_options(1)), InitOptions{})
@@ -105,7 +105,7 @@ TEST(HybridNorm, CountsEachElementOnce) {
   }
 }
 
-// A forgotten sum lets copies drift apart, while the loss still falls.
+// Without one of the sums, copies drift apart while the loss still falls.
 TEST(HybridReplicas, StayEqualBitForBit) {
   for (const int zero : {0, 1}) {
     for (const bool sequence_parallel : {false, true}) {
@@ -139,7 +139,7 @@ TEST(HybridReplicas, StayEqualBitForBit) {
   }
 }
 
-// With shards, a tied parameter's first sum must be cut alike on both stages.
+// With shards, both stages must cut a tied parameter's first sum alike.
 TEST(HybridBuckets, TiedWeightsHaveTheirOwn) {
   const auto all = after_steps(
       cube(1, false), 0,
