@@ -266,8 +266,7 @@ TopKGate narrow_gate(Noise kind, const std::vector<double>& weight) {
   return gate;
 }
 
-// Tokens of 1 and logits (1, 0): the multiplicative noise scales the weight's
-// logit.
+// Tokens of 1 and logits (1, 0): a weight's logit is the factor of its token.
 TEST(TopKGate, JitterIsUniformWithinOnePercent) {
   const TopKGate gate = narrow_gate(Noise::kJitter, {1, 0});
   const Tensor x = Tensor::full({kDrawnTokens, 1}, 1, {DType::kF64, {}});

@@ -1,4 +1,4 @@
-// What a layer of experts sends, call by call, and its forward bit for bit.
+// The messages of a layer of experts, one by one; its forward bit for bit.
 
 #include <algorithm>
 
@@ -55,14 +55,14 @@ TEST(MoeLog, TensorParallelRanksSendPartsOfTheSlots) {
   const std::string whole = line("all_gather tp", kAll);
   EXPECT_EQ(log_of(2, 2, logged_options()),
             (Lines{part, part, whole, part, part, whole}));
-  // Experts that tp cuts see all slots: a gather before, and in their backward
+  // Experts cut by tp need all slots: a gather before, and in backward
   MoeOptions cut = logged_options();
   cut.expert_tensor_parallel = true;
   EXPECT_EQ(log_of(2, 2, cut),
             (Lines{part, whole, part, whole, part, whole, part, whole}));
 }
 
-// Without dropping, ranks agree on the slots: one number, before all else.
+// Without dropping, ranks first agree on the slots: one number.
 TEST(MoeLog, WithoutDroppingRanksAgreeOnOneNumber) {
   MoeOptions options = logged_options();
   options.gate.drop_tokens = false;

@@ -331,7 +331,7 @@ TEST(CheckGate, NamesWhatDoesNotWork) {
   options.noise = Noise::kRSample;
   EXPECT_THROW(check_gate(options), Error);
   options = routing_gate(1);
-  options.num_experts = 999999999;  // lists of them would fill the memory
+  options.num_experts = 999999999;  // lists this long would fill the memory
   EXPECT_THROW(check_gate(options), Error);
 }
 

@@ -124,7 +124,7 @@ TEST(HybridImages, SumInTheOrderOfOneDevice) {
     options.steps = 6;
     options.clip = 0;  // a norm's last bit would change all gradients
     const Report report = train_on(options, setup);
-    // Of running statistics, f64 sums in another order may round otherwise
+    // Running statistics are f64 sums in another order: rounding differs
     EXPECT_LT(report.parity.max_rel, 1e-6);
     expect_claims(report);
   }

@@ -1,4 +1,4 @@
-// What prepare refuses, and the config that it makes.
+// The errors of prepare, and the config that it creates.
 
 #include "chapters/common/models/models.h"
 #include "core/layers.h"
@@ -11,7 +11,7 @@ namespace {
 struct Refused {
   std::string name;
   std::function<void(Script&)> change;
-  /// Words of the message: fields, keys, values.
+  /// Words in the message: fields, keys, values.
   std::vector<std::string> words;
   int ranks = 2;
 };
@@ -382,7 +382,7 @@ TEST(AcceleratorConfig, RoundTrip) {
   plugin.offload_optimizer_device = "cpu";
   const std::string text = deepspeed_config(plugin, known()).to_json();
   EXPECT_EQ(engine::DeepSpeedConfig::parse(text, "text").to_json(), text);
-  // As a config of the same script, it says nothing new
+  // As another config for the same script, it adds nothing
   DeepSpeedPlugin again;
   again.hf_ds_config = text;
   EXPECT_EQ(deepspeed_config(again, known()).to_json(), text);
@@ -398,7 +398,7 @@ TEST(AcceleratorConfig, OfTheConfigAloneTrainsAsTheScriptsOptimizer) {
   plugin.hf_ds_config =
       R"({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}})";
   script.options.plugin = plugin;
-  // No type: the numbers fill "auto"
+  // No type: the scheduler's numbers fill "auto"
   script.optimizer.type = "";
   EXPECT_EQ(run_on(2, script)[0].weights, native[0].weights);
 }

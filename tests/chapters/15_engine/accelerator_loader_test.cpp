@@ -176,7 +176,7 @@ TEST(AcceleratorGather, ForMetricsEverySampleComesOnce) {
           all.push_back(each);
         }
       }
-      // What does not leave out repetitions counts some samples twice
+      // Gathering with repetitions counts some samples twice
       EXPECT_GT(all.size(), 7u);
       return metrics;
     });

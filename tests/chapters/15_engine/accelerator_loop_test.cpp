@@ -1,5 +1,5 @@
-// The traps of the loop: each has a script (or a library) that falls into it,
-// and ends up elsewhere.
+// The traps of the loop: for each, a script (or a library) that falls into it
+// and gets other results.
 
 #include <map>
 
@@ -37,8 +37,8 @@ Script sgd_script(std::int64_t accumulation) {
 
 // --- Windows -----------------------------------------------------------------
 
-/// By hand, on one device: windows of `g` batches of `rows` samples, each batch
-/// divided by what `divisor` returns for the size of its window.
+/// By hand, on one device: windows of `g` batches of `rows` samples; each batch
+/// is divided by `divisor(size of its window)`.
 Trace by_hand(const Script& script, std::int64_t rows, std::int64_t g,
               const std::function<double(std::int64_t window)>& divisor) {
   Trace trace;
@@ -90,8 +90,8 @@ TEST(AcceleratorTrap, ShortLastWindowIsDividedByTheFullNumber) {
   }
 }
 
-/// Reductions in backward of the batches that end no window, and by batch of
-/// those that do.
+/// Reductions in backward: the number in batches inside windows, and one by one
+/// in batches that end a window.
 struct Reductions {
   std::int64_t between = 0;
   std::vector<std::int64_t> at_ends;
@@ -135,7 +135,7 @@ TEST(AcceleratorTrap, NothingIsSentBetweenWindows) {
     ASSERT_EQ(found.at_ends.size(), 2u);
     for (const std::int64_t count : found.at_ends) EXPECT_GT(count, 0);
   }
-  // Shards of gradients have no place for more than a micro-step
+  // Shards of gradients hold only one micro-step
   script.options.plugin = stage(2);
   EXPECT_GT(reductions_of(script).between, 0);
 }
@@ -173,12 +173,12 @@ TEST(AcceleratorTrap, UnderTheEngineTheConfigClips) {
   Script script = sgd_script(2);
   script.options.plugin = stage(1);
   const Trace unclipped = run_on(2, script)[0];
-  // The call returns the norm, and leaves the gradient alone
+  // The call returns the norm and does not change the gradient
   script.max_norm = 0.01;
   const Trace called = run_on(2, script)[0];
   EXPECT_EQ(called.weights, unclipped.weights);
   EXPECT_GT(called.norms[0], 0.01);
-  // The key clips, whatever the call is given
+  // The key clips, whatever the argument of the call
   DeepSpeedPlugin clips = stage(1);
   clips.gradient_clipping = 0.2;
   script.options.plugin = clips;
@@ -279,7 +279,7 @@ TEST(AcceleratorPrecision, Bf16StaysNearF32UnderEveryPlugin) {
     const std::vector<double> exact = run_on(2, script)[0].losses;
     script.options.mixed_precision = "bf16";
     const std::vector<double> rounded = run_on(2, script)[0].losses;
-    // Eight bits of mantissa, and differences that training carries on
+    // bf16 rounds to eight bits, and training carries the differences on
     EXPECT_LT(largest_difference(exact, rounded), 0.1) << plugin.index();
     EXPECT_GT(largest_difference(exact, rounded), 0) << plugin.index();
   }

@@ -1,4 +1,4 @@
-// One script, any plugin: the losses are those of one device.
+// One script, any plugin: the losses equal one device's.
 
 #include "tests/chapters/15_engine/accelerator_support.h"
 
@@ -73,7 +73,7 @@ TEST_P(AcceleratorPlugins, SameScriptHasTheLossesOfOneDevice) {
   script.options.gradient_accumulation_steps = kAccumulation;
   script.batch_size = kBatch / (kAccumulation * dp);
   script.samples = kBatch * kSteps;
-  // The rate moves once per step on one device, and dp times here
+  // On one device the rate moves once per step, here dp times
   script.rate = [dp](std::int64_t k) {
     return 0.01 / (1 + static_cast<double>(k) / dp);
   };
@@ -96,8 +96,8 @@ TEST_P(AcceleratorPlugins, SameScriptHasTheLossesOfOneDevice) {
 INSTANTIATE_TEST_SUITE_P(All, AcceleratorPlugins, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-// What depends on the plugin only in its last bits: with the ranks in one
-// order, nothing does.
+// Plugins differ only in the last bits: with the ranks in one order, not at
+// all.
 TEST(AcceleratorPlugins, EngineOfStageZeroEqualsDdpBitForBit) {
   Script script;
   script.batch_size = 2;

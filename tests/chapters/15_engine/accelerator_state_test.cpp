@@ -1,4 +1,4 @@
-// save_state and load_state: a training goes on as if it had not stopped, under
+// save_state and load_state: training continues as if it had not stopped, under
 // the same plugin or another.
 
 #include "tests/chapters/15_engine/accelerator_support.h"
@@ -62,7 +62,7 @@ TEST(AcceleratorState, OtherNumbersOfProcessesGoOnWithTheSameSamples) {
   script.batch_size = 1;
   const Trace rest = run_on(4, script)[0];
   EXPECT_LT(largest_difference(rest.losses, tail(whole.losses, 1)), kTolerance);
-  // Rounds of 6 samples do not end behind the 8 that were read
+  // After the 8 samples read, a round of 6 samples is incomplete
   script.batch_size = 3;
   const std::string error = error_on_ranks(
       2, [&](ProcessGroup& world) { run_script(script, world); });

@@ -19,7 +19,7 @@ namespace shardbook::accelerate {
 constexpr const char* kTinyGpt =
     R"({"model_type": "gpt2", "vocab_size": 32, "n_positions": 8, "n_embd": 16,
         "n_layer": 2, "n_head": 2})";
-/// f64: what remains is the order of sums.
+/// f64: only the order of sums differs.
 constexpr double kTolerance = 1e-9;
 
 struct Script {
@@ -30,20 +30,20 @@ struct Script {
   double max_norm = 0.2;  ///< below the gradient's, so that it changes weights
   DType dtype = DType::kF64;
   engine::OptimizerConfig optimizer = {"AdamW", {}, false};
-  /// Of the native scheduler; empty: a constant rate.
+  /// The native scheduler's rates; empty: a constant rate.
   LrSchedule rate = {};
   /// Changes the loss before backward; batches count from 0.
   std::function<Tensor(const Tensor& loss, std::int64_t batch)> on_loss = {};
-  /// After so many batches: save_state to this folder, and stop.
+  /// After this many batches: save_state to this folder, and stop.
   std::int64_t stop_after = 0;
   std::string save_to = {}, load_from = {};
-  /// In place of clip_grad_norm_ at the end of a window.
+  /// Replaces clip_grad_norm_ at the end of a window.
   std::function<void(Accelerator& acc, PreparedModel& model)> clip = {};
 };
 
 struct Trace {
-  /// By window: the mean over its batches and ranks (what is divided by g), the
-  /// norm, and the rate of the update.
+  /// By window: the loss, averaged over batches and ranks (each divided by g),
+  /// the norm, and the update's rate.
   std::vector<double> losses, norms, rates;
   std::vector<std::vector<std::vector<std::int64_t>>> batches;
   std::vector<bool> skipped;

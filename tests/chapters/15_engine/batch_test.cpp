@@ -6,7 +6,7 @@
 namespace shardbook::engine {
 namespace {
 
-// The numbers of a message were given, and what it advises works.
+// A message's numbers were given, and its advice works.
 TEST(EngineBatch, AdviceCanBeFollowed) {
   for (const std::int64_t train : {1, 2, 7, 16}) {
     for (const std::int64_t micro : {0, 1, 3}) {

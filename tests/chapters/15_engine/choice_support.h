@@ -1,6 +1,6 @@
 #pragma once
 
-// A whole run of what a config chooses.
+// A whole run of the strategy that a config chooses.
 
 #include "chapters/15_engine/strategies.h"
 #include "tests/chapters/common/claims_support.h"
@@ -11,7 +11,7 @@ inline Options options_for(int world_size) {
   return tiny_gpt("15_engine", world_size);
 }
 
-/// Compares with one device, where the world has data.
+/// Compares with one device if the world has data.
 inline Report train_choice(const Options& options, const Choice& choice) {
   ChapterRun chapter;
   chapter.fold_class = choice.fold_class;

@@ -1,5 +1,4 @@
-// No key is read without effect in silence, and no damaged file does more than
-// fail.
+// No key is ignored silently, and a damaged file causes an error at most.
 
 #include <gtest/gtest.h>
 
@@ -35,7 +34,7 @@ bool has_path(const std::string& text, const std::string& path, bool inside) {
   return false;
 }
 
-/// Whether the text names the key, something in it, or the section it is in.
+/// Whether the text names the key, a part of it, or its section.
 bool names(const std::string& text, Path path) {
   if (has_path(text, path.to_string(), /*inside=*/true)) return true;
   for (path.pop_back(); !path.empty(); path.pop_back()) {
@@ -46,10 +45,10 @@ bool names(const std::string& text, Path path) {
 
 // --- Every key of the table ------------------------------------------------------
 
-/// 8 ranks have all degrees of the files below.
+/// 8 ranks satisfy all degrees in the files below.
 constexpr int kRanks = 8;
 
-/// Files into which keys are planted. Each has values that some key needs.
+/// Files into which keys are planted. Each has values that some keys need.
 const std::vector<std::string>& bases() {
   static const std::vector<std::string> all = {
       R"({"train_batch_size": 8})",
@@ -70,7 +69,7 @@ const std::vector<std::string>& bases() {
   return all;
 }
 
-/// At least one of them is a legal value of each key, and not its default.
+/// For each key, one of them at least is legal and not the default.
 const Json& values() {
   static const Json all = Json::parse(R"([true, 3, "cpu", "auto", {}, null,
       false, 0.25, 2, "none", "fp16", "linear", "parameters", "gpipe", "2d",
@@ -90,7 +89,7 @@ Fate fate_of(const Json& base, const Outcome& without, const Path& path,
   const std::vector<Path> sections = {path.parent_pointer(),
                                       path.parent_pointer().parent_pointer()};
   for (const Path& section : sections) {
-    // The base has the old form of the section
+    // The base has the section in its old form
     if (json.contains(section) && !json[section].is_object()) {
       return Fate::kRefused;
     }
@@ -119,8 +118,8 @@ std::vector<std::size_t> bases_for(Path path) {
   return some;
 }
 
-// A reader that forgets to copy a value it has read fails here, and so does a row
-// of the table that calls a key acting which nobody reads.
+// Fails if the reader does not copy a value it has read, and if the table says
+// that a key acts but nothing reads it.
 TEST(EngineConfigFuzz, EveryKnownKeyActsOrIsNamed) {
   if (kSanitized) GTEST_SKIP() << "the mutations below run the same code";
   std::vector<Outcome> read;
@@ -136,7 +135,7 @@ TEST(EngineConfigFuzz, EveryKnownKeyActsOrIsNamed) {
       bool was_read = false, was_remarked = false;
       for (const std::size_t i : bases_for(path)) {
         const Json base = Json::parse(bases()[i]);
-        // Of several values one is what the base has without the key
+        // One of several values may equal the base's value without the key
         std::vector<Json> silent;
         for (std::size_t k = 0; k < values().size(); ++k) {
           if (k >= kEveryKind && (was_read || !acts)) break;
@@ -164,7 +163,7 @@ std::vector<std::string> wild_names() {
   for (const auto& entry : std::filesystem::directory_iterator(wild_folder())) {
     all.push_back(entry.path().stem().string());
   }
-  std::sort(all.begin(), all.end());  // the order of a folder is any
+  std::sort(all.begin(), all.end());  // a folder's order is arbitrary
   return all;
 }
 
@@ -174,7 +173,7 @@ class Mutator {
 
   std::size_t below(std::size_t limit) { return random_() % limit; }
 
-  /// A path of the file, of a section or of a value.
+  /// The path of a value or of a section in the file.
   Path any_path(const Json& json) {
     Path path;
     const Json* at = &json;
@@ -224,7 +223,7 @@ Json& parent_of(Json& json, const Path& path) {
   return json[path.parent_pointer()];
 }
 
-/// The object at the path of the key, with another name in its place.
+/// Renames the key at the path, keeping its value.
 Json renamed(const Json& json, const Path& path, const std::string& name) {
   Json result = json;
   Json& parent = parent_of(result, path);
@@ -238,7 +237,7 @@ Json renamed(const Json& json, const Path& path, const std::string& name) {
 
 class EngineConfigMutations : public testing::Test {
  protected:
-  /// Calls `mutate` on some file of the planted ones, often.
+  /// Applies `mutate` to random planted files, many times.
   template <typename Mutate>
   void on_many(int count, Mutate mutate) {
     const std::vector<std::string> names = wild_names();
@@ -259,8 +258,7 @@ class EngineConfigMutations : public testing::Test {
   }
 };
 
-// A nearest name that is taken silently, or an unknown key that is passed over,
-// would fail here.
+// Would fail if the nearest name were used silently or an unknown key ignored.
 TEST_F(EngineConfigMutations, AMisspeltKeyIsNamed) {
   on_many(700, [](Mutator& mutator, const Json& file) {
     const Path path = mutator.any_path(file);
@@ -276,11 +274,11 @@ TEST_F(EngineConfigMutations, AMisspeltKeyIsNamed) {
   });
 }
 
-// Of two equal keys, the second would win.
+// Without an error, the second of two equal keys would win.
 TEST_F(EngineConfigMutations, AKeyThatStandsTwiceIsAnError) {
   on_many(500, [](Mutator& mutator, const Json& file) {
     const Path path = mutator.any_path(file);
-    // The name that no file has becomes the key's own, in the text
+    // In the text, the placeholder becomes a second copy of the key
     Json json = file;
     parent_of(json, path)["TWICE"] = file[path];
     std::string text = json.dump();
@@ -299,7 +297,7 @@ TEST_F(EngineConfigMutations, AnotherValueActsOrIsNamed) {
     const Outcome outcome = outcome_of(json.dump());
     if (!outcome.error.empty() || names(outcome.remarks, path)) return;
     if (outcome.json != outcome_of(file.dump()).json) return;
-    // The config had this value before: from "auto", or as its default
+    // The config already had this value: from "auto", or as its default
     const Json kept = Json::parse(outcome.json);
     EXPECT_TRUE(value == Json::object() || value == file[path] ||
                 (kept.contains(path) && kept[path] == value))
@@ -315,7 +313,7 @@ TEST_F(EngineConfigMutations, ATruncatedFileIsAnError) {
   });
 }
 
-// Errors of this library alone: any other exception fails the test.
+// Only this library's errors: any other exception fails the test.
 TEST_F(EngineConfigMutations, NoiseDoesNoHarm) {
   on_many(1000, [](Mutator& mutator, const Json& file) {
     outcome_of(mutator.noise(file.dump(/*indent=*/1)));

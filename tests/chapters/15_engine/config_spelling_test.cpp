@@ -25,7 +25,7 @@ TEST(EngineSpelling, CommentsAndACommaBeforeABracketAreRead) {
                       ]}}})")
                 .optimizer.params.beta2,
             0.25);
-  // Positions are those of the file
+  // Positions refer to the original file
   expect_error("{ # one\n \"steps_per_print\": x}", "line 2, column 21");
   for (const char* text : {"{,}", "{\"steps_per_print\": 1,,}", "[,]",
                            "{} /* no end", "{\"steps_per_print\": ,}"}) {
@@ -127,9 +127,9 @@ TEST(EngineMistakes, AreNamedAllAtOnce) {
         << path << "\n"
         << error;
   }
-  // A section that is none misses no keys
+  // A section that is no object lacks no keys
   EXPECT_EQ(lines_of(error_of(R"({"scheduler": [], "optimizer": 1})")), 2U);
-  // What goes with a stage that could not be read is not judged
+  // Keys that depend on an unreadable stage are not judged
   EXPECT_EQ(lines_of(error), 9U) << error;
   EXPECT_EQ(lines_of(error_of(R"({"zero_optimization": {"stge": 2,
                 "offload_optimizer": {"device": "cpu"}}})")),

@@ -152,7 +152,7 @@ void expect_kept(const std::string& text) {
   }
 }
 
-// What the full text cannot have, since it excludes other keys.
+// Keys that the full text cannot have, since they exclude others.
 TEST(EngineConfig, KeysThatExcludeOthersAreWrittenToo) {
   expect_kept(R"({"prescale_gradients": true, "communication_data_type":
       "fp16", "bf16": {"enabled": true}, "gradient_clipping": 0.25,
@@ -326,7 +326,7 @@ TEST(EngineConfig, KeysThatExcludeEachOtherAreAllNamed) {
   expect_error(R"({"zero_optimization": {"stage": 3}, "shardbook":
                    {"experts": {"num_experts": 4}}})",
                "/shardbook/experts with /zero_optimization/stage 3");
-  // Each of the three conditions of f16 masters alone
+  // Each of the three conditions for f16 masters alone
   for (const char* others :
        {R"("enabled": false}, "zero_optimization": {"stage": 2,
             "offload_optimizer": {"device": "cpu"}}})",

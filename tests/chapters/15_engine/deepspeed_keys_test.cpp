@@ -140,7 +140,7 @@ TEST(EngineKeys, NamesInSectionsWithoutEffectAreKnownToo) {
                "mean \"device\"?");
 }
 
-// A guess is the key without its mistake, never one that means something else.
+// A guess corrects the key's spelling, never its meaning.
 TEST(EngineKeys, ALetterThatIsMissingIsFound) {
   std::set<std::string> known;
   for (const Effect effect :
@@ -217,7 +217,7 @@ TEST(EngineDefaults, RemarksSayWhatOtherVersionsDo) {
               "pin_memory: "));
 }
 
-// The section asks where a key has a use for recomputation only.
+// The section turns on recomputation only if one of its keys uses it.
 TEST(EngineDefaults, ActivationCheckpointingAsksForRecomputation) {
   const auto recompute = [](const std::string& section,
                             const std::string& more = "") {

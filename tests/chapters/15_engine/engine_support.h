@@ -63,8 +63,8 @@ inline bool remarks(const DeepSpeedConfig& config, const std::string& part) {
   return false;
 }
 
-/// Batch, micro-steps and stage, and further keys. Nothing is clipped unless they
-/// say so.
+/// Batch, micro-steps and stage, and further keys. Clips only if they ask for
+/// it.
 inline DeepSpeedConfig config_of(int stage, std::int64_t g,
                                  const std::string& more = "") {
   const bool clips = more.find("gradient_clipping") != std::string::npos;
@@ -111,8 +111,8 @@ struct Trained {
         d(engine.data_parallel_group().size()),
         rank(engine.data_parallel_group().rank()) {}
 
-  /// This rank's samples of micro-step `micro` of step `step`: others than those
-  /// of the other ranks.
+  /// This rank's samples of micro-step `micro` of step `step`, different from
+  /// the other ranks'.
   Batch batch(std::int64_t step, std::int64_t micro) const {
     const std::int64_t g = engine.gradient_accumulation_steps();
     return data.batch(step, kBatch, BatchSlice{rank + d * micro, d * g},
@@ -138,7 +138,7 @@ struct Trained {
   int d, rank;
 };
 
-/// Weights after these steps on one device, whose rate of step k is lr(k).
+/// Weights after these steps on one device; lr(k) is the rate of step k.
 inline Values one_device(const Options& options, int steps, double clip = 0,
                          const LrSchedule& lr = {}) {
   return on_ranks(1, [&](ProcessGroup&) {

@@ -50,10 +50,10 @@ TEST(EngineParity, TrainBatchIsTheSameStep) {
   }
 }
 
-// [TRAP] The engine divides by g: user code that divides as well trains on
-// gradients that are g times too small.
+// [TRAP] The engine divides by g: if user code divides as well, gradients are g
+// times too small.
 TEST(EngineBackward, DividesByTheAccumulationStepsOnce) {
-  // SGD, since Adam forgets the scale of gradients
+  // SGD, since Adam ignores the scale of gradients
   const DeepSpeedConfig config = parse(
       R"({"train_batch_size": 48, "gradient_accumulation_steps": 4,
           "optimizer": {"type": "SGD", "params": {"lr": 0.5}}})");
@@ -108,11 +108,11 @@ TEST(EngineStep, ActsAtTheBoundaryOnly) {
   });
 }
 
-/// Elements that travelled in each micro-step, for gradients and parameters.
+/// Elements sent in each micro-step, for gradients and parameters.
 std::vector<std::int64_t> sent_elements(int stage) {
   return on_ranks(2, [&](ProcessGroup& world) {
     Trained t(small_options(), config_of(stage, 3), world);
-    t.step(0);  // the order of DDP's buckets travels after a first one
+    t.step(0);  // the order of DDP's buckets is sent after the first one
     std::vector<std::int64_t> sent;
     for (int i = 0; i < 3; ++i) {
       const Tensor loss = t.loss(1, i);
@@ -141,8 +141,8 @@ TEST(EngineBackward, StagesReduceAtTheBoundaryOrInEveryMicroStep) {
   const std::int64_t padded = (parameters + 3) / 4 * 4;  // alignment 2, 2 ranks
   EXPECT_EQ(sent_elements(1), (Sent{0, 0, padded}));
   EXPECT_EQ(sent_elements(2), (Sent{padded, padded, padded}));
-  // Stage 3 pads each parameter to a multiple of the ranks; those below the
-  // threshold stay gathered, and are reduced all the same
+  // Stage 3 pads each parameter to a multiple of the ranks; parameters below
+  // the threshold stay gathered, but are reduced too
   const Sent stage3 = sent_elements(3);
   EXPECT_GE(stage3[0], parameters);
   EXPECT_EQ(stage3[0], stage3[1]);
@@ -183,7 +183,7 @@ TEST(EngineNoSync, SumsHereAndDividesByTheStepsAllTheSame) {
     const Values found =
         after(2, small_options(), config_of(stage, 2), [](Trained& t) {
           {
-            // Each backward divides by 2, although no step is counted
+            // Each backward divides by 2, even without counting a step
             const NoSync no_sync = t.engine.no_sync();
             SB_CHECK(!t.engine.is_gradient_accumulation_boundary(), "inside");
             t.engine.backward(t.loss(0, 0));
@@ -286,7 +286,7 @@ TEST(EngineScheduler, OverwritesTheOptimizersRate) {
                 after(2, small_options(), config_of(1, 2, kWarmup), four_steps),
                 expected),
             1e-11);
-  // A scheduler that moves BEFORE the optimizer has another result
+  // A scheduler that moves BEFORE the optimizer gives another result
   const LrSchedule early = [&](std::int64_t k) { return warmup_lr(warmup, k); };
   EXPECT_GT(
       largest_difference(one_device(small_options(), 4, 0, early), expected),

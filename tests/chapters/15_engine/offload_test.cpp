@@ -1,4 +1,4 @@
-// The engine with a host's help, against the ZeRO chapter's own run.
+// The engine with offload to the host, against the ZeRO chapter's own run.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ Options options_on(const std::string& backend) {
 
 Report engine_run(Options options, int stage) {
   const std::string cpu = R"({"device": "cpu"})";
-  // The chapter follows the width h = 16 where nothing else is given
+  // The chapter uses the width h = 16 unless a key is given
   const std::string third =
       stage == 3 ? R"(, "stage3_param_persistence_threshold": 160,
                        "stage3_prefetch_bucket_size": 3328,
@@ -69,8 +69,8 @@ TEST(EngineOffload, TakesTheTimeMemoryAndBytesOfItsChapter) {
   }
 }
 
-// Small parts of a shard return while the next are updated: more copies, and
-// another time.
+// Small parts of a shard return while the next are updated: more copies, and a
+// different time.
 TEST(EngineOffload, SubGroupsAreThoseOfTheKey) {
   const auto step_s = [](const std::string& size) {
     Options options = options_on("sim");

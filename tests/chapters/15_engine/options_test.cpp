@@ -1,4 +1,4 @@
-// What a config fills in, what it does not use, and what it contradicts.
+// Options that a config fills, does not use, or contradicts.
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ TEST(EngineOptions, TheConfigFillsThem) {
   EXPECT_EQ(options.rate(100), 0.5);
 }
 
-// --clip wins over the key, and over its default.
+// --clip takes precedence over the key and its default.
 TEST(EngineOptions, OneOfThreeClips) {
   const auto clip = [](const std::string& text, const Given& given) {
     Options options = options_for(2);
@@ -49,7 +49,7 @@ TEST(EngineOptions, OneOfThreeClips) {
   EXPECT_EQ(clip(R"({"gradient_clipping": 0})", {}), 0);
 }
 
-// As Hugging Face's Trainer does; the widths are those of options_for's model.
+// As in Hugging Face's Trainer; widths refer to the model of options_for.
 TEST(EngineOptions, AutoIsFilledFromTheCommandLineAndTheModel) {
   Options options = options_for(2);
   options.batch = 12;
@@ -98,7 +98,7 @@ TEST(EngineOptions, AutoIsFilledFromTheCommandLineAndTheModel) {
               1)
         << remark;
   }
-  // The options agree with what they have filled
+  // The filled options agree with the config
   EXPECT_NO_THROW(apply_config(config, 2, given, options));
   EXPECT_EQ(options.batch, 12);
 }
@@ -137,7 +137,7 @@ TEST(EngineOptions, ZerosAndRecomputationTrainAsOneDevice) {
     apply_config(config, 2, {}, options);
     const Report report = train_choice(options, choose(options, config));
     expect_claims(report);
-    // An update of single elements would take thousands of launches
+    // Updates of single elements would take thousands of launches
     EXPECT_LT(report.time.step_s, 0.1);
   }
 }
@@ -158,7 +158,7 @@ TEST(EngineOptions, GradAccumDtypeIsChapter14s) {
   };
   EXPECT_EQ(chosen("fp32", 2), "hybrid");
   EXPECT_EQ(chosen("bf16", 2), "ZeRO-1");
-  EXPECT_EQ(chosen("fp32", 1, 2), "ZeRO-2");  // nothing is added up
+  EXPECT_EQ(chosen("fp32", 1, 2), "ZeRO-2");  // no gradients are accumulated
   const auto error = [&](const std::string& dtype, int stage) -> std::string {
     return shardbook::error_of([&] { chosen(dtype, 2, stage); });
   };
@@ -169,7 +169,7 @@ TEST(EngineOptions, GradAccumDtypeIsChapter14s) {
               {"/data_types/grad_accum_dtype \"fp16\" in bf16"});
 }
 
-// The one device clips by the option, so the engine has to as well.
+// One device clips by the option, so the engine must as well.
 TEST(EngineOptions, ClippingOfTheCommandLineHolds) {
   for (const char* stage : {"0", "1"}) {
     Options options = options_for(2);
@@ -195,7 +195,7 @@ TEST(EngineOptions, TheReportSaysWhichAdamRuns) {
   expect_text(describe(choice, config), {"the loss scale begins at 2^16"});
 }
 
-// Stage 3 by FSDP has limits of its own, so a config says more than it does.
+// FSDP has limits of its own, so some of stage 3's keys have no effect.
 TEST(EngineOptions, KeysWithoutEffectAreNamed) {
   const auto described = [](const std::string& sharding) {
     const auto config = DeepSpeedConfig::parse(

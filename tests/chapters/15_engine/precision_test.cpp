@@ -29,8 +29,8 @@ TEST(EnginePrecision, InitializeCastsTheModel) {
   }
 }
 
-// An update smaller than half of a weight's last place would be lost in bf16:
-// masters of f32 keep it.
+// An update below half of a weight's last place would be lost in bf16: f32
+// masters keep it.
 TEST(EnginePrecision, MastersKeepWhatSixteenBitsWouldLose) {
   for (const int stage : {0, 1}) {
     const auto [master, weights] = on_ranks(2, [&](ProcessGroup& world) {
@@ -54,8 +54,7 @@ TEST(EnginePrecision, MastersKeepWhatSixteenBitsWouldLose) {
   }
 }
 
-/// Skips, scales and rates of five steps, the second of which overflows on rank
-/// 1 alone.
+/// Skips, scales and rates of five steps; the second overflows on rank 1 alone.
 struct Course {
   std::vector<double> scales, rates, norms;
   std::vector<std::int64_t> skipped, steps, samples;
@@ -102,7 +101,7 @@ TEST(EngineLossScale, AnOverflowOnOneRankSkipsTheStepOnAll) {
     using Counts = std::vector<std::int64_t>;
     EXPECT_TRUE(course.held);
     EXPECT_EQ(course.skipped, (Counts{0, 0, 0, 1, 1}));
-    // Steps and samples advance all the same
+    // Steps and samples advance nevertheless
     EXPECT_EQ(course.steps, (Counts{1, 2, 3, 4, 5}));
     EXPECT_EQ(course.samples, (Counts{48, 96, 144, 192, 240}));
     EXPECT_EQ(course.scales, (Values{256, 256, 256, 128, 128}));
@@ -130,7 +129,7 @@ TEST(EngineLossScale, DoublesAfterAWindow) {
   const Course course =
       course_of(1, R"(, "initial_scale_power": 8, "loss_scale_window": 2)");
   // Good steps 0, 1, 2 (iter - last_overflow = 1, 2, 3): doubled after the
-  // second one; the overflow is forgiven
+  // second; the overflow's hysteresis is restored
   EXPECT_EQ(course.scales, (Values{256, 512, 512, 512, 512}));
 }
 
@@ -154,7 +153,7 @@ double norm_near_overflow(const std::string& keys) {
   })[0];
 }
 
-// [TRAP] The sum over ranks comes before the division, so four gradients of 30000
+// [TRAP] The sum over ranks precedes the division, so four gradients of 30000
 // overflow although their mean does not.
 TEST(EngineReduction, PrescalingKeepsTheSumFinite) {
   EXPECT_FALSE(std::isfinite(norm_near_overflow("")));
@@ -172,7 +171,7 @@ TEST(EngineReduction, PrescalingKeepsTheSumFinite) {
         norm_near_overflow(zero + R"(, "gradient_predivide_factor": 4)"), 30000,
         50);
   }
-  // Stages whose ranks receive their parts divide first in any case
+  // Stages that reduce to parts divide first in any case
   for (const std::string stage : {"1", "2", "3"}) {
     EXPECT_NEAR(norm_near_overflow(R"(, "zero_optimization": {"stage": )" +
                                    stage + "}"),
@@ -185,7 +184,7 @@ TEST(EngineReduction, DividesOnceWhereverTheDivisionStands) {
   for (const int stage : {0, 1, 2}) {
     for (const std::string more : {"", R"(, "prescale_gradients": true)",
                                    R"(, "gradient_predivide_factor": 3)"}) {
-      // Of a plain sum: reduce_scatter leaves no choice
+      // Only for plain sums: reduce_scatter offers no choice
       DeepSpeedConfig config = config_of(0, 2, more);
       config.zero.stage = stage;
       config.zero.reduce_scatter = false;
@@ -204,7 +203,7 @@ TEST(EngineReduction, TheWireHasADtypeOfItsOwn) {
       t.engine.backward(loss);
       std::set<DType> dtypes;
       for (const CommRecord& each : world.records()) {
-        // Parameters are gathered as they are
+        // Parameters are gathered in their own dtype
         if (each.op != CommOp::kAllGather) dtypes.insert(each.dtype);
       }
       return dtypes;
@@ -325,7 +324,7 @@ TEST(EngineZero, RoundRobinGivesOtherShards) {
   }
 }
 
-// Units that may not stay whole are gathered again in backward.
+// Units that must not stay whole are gathered again in backward.
 TEST(EngineZero, LiveParametersAreLimited) {
   const auto sent = [](std::int64_t most) {
     return on_ranks(2, [&](ProcessGroup& world) {
@@ -429,7 +428,7 @@ TEST(EngineLog, CountsSkippedStepsAndKnowsTheOptimizersMomentum) {
                 "SGD", "params": {"lr": 0.5, "momentum": 0.875}}})"),
                      DType::kF64),
             of_sgd);
-  // The user's in place of the config's: see note A, fails until it is fixed
+  // The user's optimizer in place of the config's
   InitializeArgs args;
   args.optimizer.emplace();
   args.optimizer->type = "SGD";

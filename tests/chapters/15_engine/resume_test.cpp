@@ -15,8 +15,8 @@
 namespace shardbook::engine {
 namespace {
 
-/// f16 whose first scale overflows at once, and a rate that each step changes:
-/// it follows the steps that were not skipped.
+/// f16 that overflows at its first scale, and a rate that changes with each
+/// step that is not skipped.
 std::string fp16_config(const std::string& more) {
   return R"({"train_batch_size": 24, "gradient_accumulation_steps": 2,
              "fp16": {"enabled": true, "initial_scale_power": 24,
@@ -44,7 +44,7 @@ int skipped(const std::vector<double>& norms) {
       norms.begin(), norms.end(), [](double x) { return !std::isfinite(x); }));
 }
 
-/// [BIT] The second half of a run that stopped, after steps that were skipped.
+/// [BIT] The second half of a run that stopped after skipped steps.
 void expect_the_same_end(const std::string& text, int world) {
   constexpr std::int64_t kSteps = 16, kStop = 10;
   const Report whole = run(text, world, kSteps, "");
@@ -75,7 +75,7 @@ TEST(EngineResume, APipelineGoesOnBehindAnOverflow) {
   expect_the_same_end(fp16_config(R"(, "pipeline": {"stages": 2})"), 2);
 }
 
-// [TRAP] A run that forgets how many steps were skipped goes on at another rate.
+// [TRAP] A run that forgets the number of skipped steps uses another rate.
 TEST(EngineResume, TheRateFollowsTheStepsThatWereNotSkipped) {
   const std::string text = fp16_config(R"(, "pipeline": {"stages": 2})");
   const TempFolder folder;

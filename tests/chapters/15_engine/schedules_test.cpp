@@ -53,7 +53,7 @@ TEST(WarmupLr, BeginsAtTheMinimumAndTakesTwoStepsAtLeast) {
   EXPECT_EQ(found[3], 1);
 }
 
-// A warm-up of two steps at least, after which the end has passed.
+// A warm-up has at least two steps, so the end comes before it.
 TEST(WarmupLr, AnEndBeforeTheWarmUpIsTheMinimum) {
   WarmupOptions options;
   options.max_lr = 1;
@@ -80,7 +80,7 @@ TEST(WarmupLr, TheConfigsKeysAreItsNumbers) {
                 "warmup_max_lr": 1}})",
                      10),
             (std::vector<double>{0, 0, .25, .5, .75, 1, .75, .5, .25, 0}));
-  // Without keys: 0 to the optimizer's rate by the logarithm in 1000 steps
+  // Without keys: logarithmic from 0 to the optimizer's rate in 1000 steps
   EXPECT_EQ(rates_of(R"({"type": "WarmupLR"})", 5), rates({}, 5));
   EXPECT_EQ(rates_of(R"({"type": "WarmupLR", "params": {"warmup_min_lr":
                 0.0005}})",

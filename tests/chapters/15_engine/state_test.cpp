@@ -1,4 +1,4 @@
-// Checkpoints, the loader, and models that are cut already.
+// Checkpoints, the loader, and models that are already cut.
 
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "comm/device_mesh.h"
@@ -178,7 +178,7 @@ TEST(EngineLoader, GivesTheSamplesOfADataset) {
   });
 }
 
-// Ranks of one data-parallel index read the same samples.
+// Ranks with the same data-parallel index read the same samples.
 TEST(EngineLoader, IsKeyedByTheDataParallelRank) {
   const auto samples = on_ranks(4, [](ProcessGroup& world) {
     DeviceMesh mesh(world, Topology({"dp", "tp"}, {2, 2}));
@@ -202,7 +202,7 @@ TEST(EngineLoader, TheSeedIsTheOrder) {
   });
 }
 
-// With a model that pairs of ranks share: micro-batches of 12 / (2 x 2).
+// With a model over pairs of ranks: micro-batches of 12 / (2 x 2).
 TEST(EngineLoader, OfInitializeHasTheConfigsMicroBatches) {
   on_ranks(4, [](ProcessGroup& world) {
     DeviceMesh mesh(world, Topology({"dp", "tp"}, {2, 2}));
@@ -233,7 +233,7 @@ struct Cut {
   double loss = 0;
 };
 
-/// Two steps of DP x TP; the layout that the norm is told may be a wrong one.
+/// Two steps of DP x TP; the norm may be given a wrong layout.
 Cut train_cut(int stage, int d, int t, bool tells_the_layout) {
   return on_ranks(d * t, [&](ProcessGroup& world) {
     DeviceMesh mesh(world, Topology({"dp", "tp"}, {d, t}));
@@ -251,7 +251,7 @@ Cut train_cut(int stage, int d, int t, bool tells_the_layout) {
     args.mpu.data = &mesh.group("dp");
     args.mpu.model = &tp;
     args.mpu.layout = [=](const std::string& name, int rank) {
-      // [TRAP] As if every parameter were cut: what all hold counts t times
+      // [TRAP] As if every parameter were cut: replicated ones count t times
       return tells_the_layout ? tensor_parallel::layout(name, rank, t)
                               : Shards{{0, rank, t}};
     };

@@ -29,7 +29,7 @@ struct Case {
   std::string config;
 };
 
-/// Keys beside a batch of 24, g = 2 and a norm that clipping changes.
+/// Keys for a batch of 24, g = 2 and a norm that clipping changes.
 Case with(const std::string& name, const std::string& chapter, int world,
           const std::string& keys, int g = 2) {
   return {name, chapter, world,
@@ -158,7 +158,7 @@ double peak_of_first_rank(const Report& report, MemoryKind kind) {
   return report.ranks.at(0).peak.at(static_cast<std::size_t>(kind)).counted;
 }
 
-// The first stage's positions weigh more than all blocks together.
+// The first stage's positions outweigh all blocks together.
 TEST(EnginePipeline, PartitionAndRecomputationAreThoseOfTheKeys) {
   const auto peak = [](const std::string& keys, MemoryKind kind) {
     Options options = options_for(2);
@@ -177,8 +177,8 @@ TEST(EnginePipeline, PartitionAndRecomputationAreThoseOfTheKeys) {
       peak("", MemoryKind::kActivation));
 }
 
-// Blocks that are gathered ahead and kept fill buffers in the forward, when there
-// is no loss yet that travels beside them.
+// Blocks gathered ahead and kept fill buffers in forward, when no loss travels
+// beside them yet.
 TEST(EngineStrategies, WhatIsGatheredAheadOfTheLossIsCountedAlone) {
   Options options = options_for(2);
   options.model =
@@ -258,7 +258,7 @@ TEST(EngineSkippedSteps, AreCountedInBytesAndMemory) {
     Options options = options_for(2);
     options.dtype = DType::kF32;
     options.steps = 6;
-    // 2^40 overflows, each time halved: all six steps are skipped. From 2^18 on
+    // 2^40 overflows, each time halved: all six steps are skipped. From 2^18
     // some are not
     for (const std::string power : {"40", "18"}) {
       SCOPED_TRACE("2^" + power);
@@ -326,9 +326,9 @@ std::string refusal(int world, const std::string& text,
   });
 }
 
-// A rank's own gradients are dp times as large as their share of the mean. From
-// some scale on they overflow, and so do the ones of the one device. Where every
-// step is left out, nothing is published.
+// A rank's own gradients are dp times their share of the mean. From some scale
+// on they overflow, and so do one device's. If every step is skipped, nothing
+// is published.
 TEST(EngineStrategies, F16OverflowsWhereARankDoes) {
   bool has_updated = false, has_skipped = false;
   for (const int stage : {1, 3}) {

@@ -30,9 +30,9 @@ std::string stage(int number, const std::string& more = "") {
 
 class TextbookEngine : public ::testing::TestWithParam<int> {};
 
-// g forwards and backwards, one reduction at the boundary (stages 0 and 1) or one
-// per micro-step (stage 2), and what ends the step. Dividing, scaling and
-// clipping take no time here, and send nothing but the norm.
+// g forwards and backwards, one reduction at the boundary (stages 0 and 1) or
+// one per micro-step (stage 2), and the end of the step. Dividing, scaling and
+// clipping take no time here, and send only the norm.
 TEST_P(TextbookEngine, AStepIsItsMicroStepsAndItsMessages) {
   const std::string wire = R"(, "communication_data_type": "bf16")";
   for (const std::int64_t g : {1, 3}) {
@@ -50,9 +50,9 @@ TEST_P(TextbookEngine, AStepIsItsMicroStepsAndItsMessages) {
   }
 }
 
-// As in chapter 00: of 8000 * 64 tokens of the mlp fc1 and fc2 keep 5 h numbers,
-// fc3 5 h and a statistic; the gradient of the logits has 4 h, and there are the
-// loss and its gradient.
+// As in chapter 00: for 8000 * 64 tokens of the mlp, fc1 and fc2 keep 5 h
+// numbers, fc3 5 h and a statistic; the logits' gradient has 4 h; the loss and
+// its gradient are added.
 TEST(EnginePeak, IsThatOfOneMicroStep) {
   const Report report = report_of("mlp", 2, 3, stage(2));
   EXPECT_EQ(report.ranks[0]

@@ -1,5 +1,5 @@
-// Files in the style of those that projects publish: wild/KIND_*.json. Each runs,
-// and what has no effect is named, or is refused, and each reason is named.
+// Files in the style of published ones: wild/KIND_*.json. Each runs and its
+// keys without effect are named, or is refused with every reason named.
 
 #include <gtest/gtest.h>
 
@@ -25,9 +25,9 @@ Lines sorted(Lines lines) {
 
 struct Wild {
   const char* name;
-  /// Keys without effect, or the beginning of each message, without "--config: ".
+  /// Keys without effect, or each message's beginning, without "--config: ".
   Lines says;
-  int ranks = 1;  ///< the fewest that its sizes and its degrees allow
+  int ranks = 1;  ///< the smallest number that its sizes and degrees allow
 };
 
 const std::vector<Wild>& running() {
@@ -150,7 +150,7 @@ const std::vector<Wild>& refused() {
   return all;
 }
 
-/// Keys of which a remark says that they have no effect.
+/// Keys that a remark calls without effect.
 Lines without_effect(const std::string& remarks) {
   Lines keys;
   std::istringstream lines(remarks);
@@ -194,7 +194,7 @@ TEST(EngineWildConfigs, EachReasonIsNamedAndNoOthers) {
   }
 }
 
-/// A step of what the file chooses, as the program of the chapter runs it.
+/// A step of the file's choice, as the chapter's program runs it.
 void expect_a_step(const std::string& text, int world_size) {
   Options options = options_for(world_size);
   options.steps = 1;

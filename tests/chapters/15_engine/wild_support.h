@@ -1,6 +1,6 @@
 #pragma once
 
-// What the reader of configs makes of a text, as tests of many texts ask it.
+// The reader's result for a text of a config, as tests of many texts need it.
 
 #include <fstream>
 #include <iterator>
@@ -11,14 +11,14 @@
 
 namespace shardbook::engine {
 
-/// Either an error, or a config and what is remarked about the text.
+/// An error, or a config with the remarks about the text.
 struct Outcome {
   std::string error;    ///< empty: the text is a config
   std::string json;     ///< every key with its value
   std::string remarks;  ///< a line each
 };
 
-/// Of a text that begins with '{'. The options fill "auto".
+/// For a text that begins with '{'. The options fill "auto".
 inline Outcome outcome_of(const std::string& text, int world_size = 1) {
   const Options options = options_for(world_size);
   Outcome outcome;
