@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Path = Json::json_pointer;
 
-/// Whether the path is in the text, and no longer name or, unless `inside`, path.
+/// Whether the text has the path, not as part of a name or (outside) a path.
 bool has_path(const std::string& text, const std::string& path, bool inside) {
   for (std::size_t at = text.find(path); at != std::string::npos;
        at = text.find(path, at + 1)) {
@@ -82,7 +82,7 @@ constexpr std::size_t kEveryKind = 6;  // the first ones: one of each type
 /// An error; a remark; another config; none of these.
 enum class Fate { kRefused, kRemarked, kRead, kSilent };
 
-/// What becomes of `value` at `path` of the base, which is read as `without`.
+/// The result of `value` at `path` of the base, which gives `without` alone.
 Fate fate_of(const Json& base, const Outcome& without, const Path& path,
              const Json& value) {
   Json json = base;
@@ -107,7 +107,7 @@ bool is_section(const std::string& path) {
                      [&](const auto& row) { return row.section == path; });
 }
 
-/// Numbers of the bases: first those that have the outermost section of the key.
+/// Indices of the bases, the ones with the key's outermost section first.
 std::vector<std::size_t> bases_for(Path path) {
   while (!path.parent_pointer().empty()) path.pop_back();
   std::vector<std::size_t> some, others;

@@ -1,4 +1,4 @@
-// Every key of DeepSpeed's acts, or a remark or an error names it; defaults.
+// Every key of DeepSpeed acts, or a message names it; defaults.
 
 #include "chapters/15_engine/internal/deepspeed_keys.h"
 
@@ -44,7 +44,7 @@ TEST(EngineKeys, NoneIsInTheTableTwice) {
   }
 }
 
-// A key that acts is read: a value of no possible type is an error that names it.
+// A key with an effect is read: a value of no possible type is an error.
 TEST(EngineKeys, ThoseThatActAreRead) {
   for_each_key(Effect::kActs, [](const KnownKeys&, const std::string& path) {
     if (path.rfind("/optimizer/params/", 0) == 0 ||

@@ -53,7 +53,7 @@ TEST(WarmupLr, BeginsAtTheMinimumAndTakesTwoStepsAtLeast) {
   EXPECT_EQ(found[3], 1);
 }
 
-// A warm-up has at least two steps, so the end comes before it.
+// A warm-up has at least two steps, so training ends before it does.
 TEST(WarmupLr, AnEndBeforeTheWarmUpIsTheMinimum) {
   WarmupOptions options;
   options.max_lr = 1;

@@ -1,4 +1,4 @@
-// The time of an engine's step on the cluster `textbook`: those of its chapters.
+// An engine's step on the cluster `textbook` takes its chapter's time.
 
 #include "tests/chapters/15_engine/choice_support.h"
 #include "tests/chapters/common/textbook_support.h"

@@ -1,5 +1,5 @@
-// Checkpoints move freely: what one way of cutting layers has saved, every other
-// one loads, on another number of ranks, bit for bit.
+// Checkpoints move freely: a checkpoint of one way to cut layers is loaded by
+// every other one, on another number of ranks, bit for bit.
 
 #include <gtest/gtest.h>
 

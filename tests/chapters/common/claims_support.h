@@ -1,6 +1,6 @@
 #pragma once
 
-// What whole runs of a chapter on a small GPT are asked for.
+// Claims that whole runs of a chapter on a small GPT must meet.
 
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ inline void expect_claims(const Report& report) {
     EXPECT_NEAR(found.bytes.counted, found.bytes.predicted,
                 1e-9 * found.bytes.counted);
     for (std::size_t kind = 0; kind < found.held.size(); ++kind) {
-      // Some noise in gates, and zero bubbles of images, have no formula
+      // Noisy gates, and zero bubbles of images, may have no formula
       if (found.held[kind].predicted == kNotPredicted) {
         EXPECT_EQ(kind, static_cast<std::size_t>(MemoryKind::kActivation));
         continue;

@@ -17,7 +17,7 @@
 
 namespace shardbook::common_test {
 
-/// A folder of its own for each test, gone afterwards.
+/// A folder for each test, removed afterwards.
 class CommonFiles : public testing::Test {
  protected:
   std::string path(const std::string& name) const { return folder_ / name; }
@@ -46,7 +46,7 @@ inline ModelConfig tiny() {
   return config;
 }
 
-/// The text of a GPT's config: `rest` after sizes.
+/// The text of a GPT's config: sizes, then `rest`.
 inline std::string with_sizes(const std::string& rest) {
   return R"({"n_embd": 8, "n_layer": 2, "n_head": 2, )" + rest + "}";
 }

@@ -1,5 +1,5 @@
-// Layers of a GPT from a factory. That sharded layers begin, compute and draw as
-// one device's is tested by the chapters that have them.
+// A GPT's layers from a factory. The chapters with sharded layers test that
+// these start, compute and draw as one device's do.
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ Options small_batches() {
 // One device adds the same numbers in another order.
 constexpr double kSameSum = 1e-12;
 
-// Each way of training asks the loss that it is given.
+// Each way of training uses the loss that it is given.
 TEST(LayerFactory, TrainingUsesTheLossOfTheFactory) {
   const ModelConfig config = two_layers();
   const Options options = small_batches();
@@ -56,7 +56,7 @@ TEST(LayerFactory, TrainingUsesTheLossOfTheFactory) {
   });
 }
 
-/// A chapter's layer that is core's and more.
+/// A chapter's layer that extends core's.
 class DoubledLinear : public ModuleOf<DoubledLinear, Linear> {
  public:
   Tensor forward(const Tensor& x) override {
@@ -64,7 +64,7 @@ class DoubledLinear : public ModuleOf<DoubledLinear, Linear> {
   }
 };
 
-// gelu_mlp must not go past a layer that somebody watches or replaces.
+// gelu_mlp must not bypass a layer that is observed or replaced.
 TEST(GptMlp, UsesItsLayersAsTheyAre) {
   const ModelConfig config = two_layers();
   const InitOptions init;

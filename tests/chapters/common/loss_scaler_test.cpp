@@ -42,7 +42,7 @@ TEST(LossScaler, FollowsTheGoldenSequence) {
   EXPECT_EQ(exponents(golden(ScalerKind::kMegatron), kOverflows), expected);
 }
 
-// One good step later; the overflow at step 4 comes before the growth here.
+// One good step later; here the overflow at step 4 precedes the growth.
 TEST(LossScaler, NewerDeepSpeedGrowsOneStepLater) {
   const std::vector<bool> good(10, false);
   EXPECT_EQ(exponents(golden(ScalerKind::kDeepSpeed), good),
@@ -51,7 +51,7 @@ TEST(LossScaler, NewerDeepSpeedGrowsOneStepLater) {
             (std::vector<int>{15, 15, 15, 15, 16, 16, 16, 16, 17, 17}));
 }
 
-// Two formulations of the same rule.
+// Two formulations of the same rule agree.
 TEST(LossScaler, MegatronAndDeepSpeedAgreeOnRandomOverflows) {
   std::mt19937 random(5);
   for (int run = 0; run < 200; ++run) {

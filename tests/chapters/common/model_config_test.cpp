@@ -1,5 +1,4 @@
-// What configs of models say: sizes, keys that models here cannot follow, keys
-// that are misspelt.
+// Model configs: sizes, unsupported keys, misspelt keys.
 
 #include <gtest/gtest.h>
 
@@ -92,9 +91,9 @@ std::string refusal(const std::string& json) {
   return error_of([&] { ModelConfig::from_json(json, "c.json"); });
 }
 
-// Each key's first value would change what the model computes. Its second value
-// is what the model computes here, so it is accepted. This catches a row that is
-// lost from the table.
+// Each key's first value would change the model and is refused. Its second
+// value is what the model computes here, so it is accepted. This catches a row
+// that is lost from the table.
 TEST(ModelConfig, KeysThatWouldChangeTheFunctionAreRefused) {
   const std::vector<std::array<std::string, 3>> keys = {
       {"tie_word_embeddings", "false", "true"},
@@ -114,7 +113,7 @@ TEST(ModelConfig, KeysThatWouldChangeTheFunctionAreRefused) {
 }
 
 // The config.json of a GPT-2 as transformers writes it, and keys of its base
-// class. Catches a guess that takes one of them for a misspelt key.
+// class. Catches a guess that treats one of them as a misspelt key.
 TEST(ModelConfig, AWholeConfigOfTransformersIsRead) {
   const std::string text = R"({
     "_name_or_path": "", "activation_function": "gelu_new",
@@ -215,7 +214,7 @@ TEST(ModelConfig, WeightsBeginWithTheInitializersRange) {
 
 // --- ResNets --------------------------------------------------------------------
 
-// As transformers writes it: labels by name, and two where it names none.
+// As transformers writes it: labels by name, and two labels by default.
 TEST(ResNetConfig, OfTransformersIsRead) {
   const auto labels = [](const std::string& rest) {
     return ModelConfig::read(R"({"depths": [1, 2], "embedding_size": 4,

@@ -130,7 +130,7 @@ TEST(Gpt, BeginsNearTheEntropyOfItsVocabulary) {
 
 class ModelFiles : public CommonFiles {
  protected:
-  /// The file has every bit of the model.
+  /// The file preserves every bit of the model.
   void expect_in_file(const std::string& name, Gpt& model) const {
     Gpt loaded(tiny(), f64_init(2));
     load_model(path(name), loaded);
@@ -170,7 +170,7 @@ TEST_F(ModelFiles, MayLackTheNameOfTheWhole) {
   expect_in_file("bare.safetensors", saved);
 }
 
-// Files of DistributedDataParallel, torch.compile, FSDP, and of one in another.
+// Files of DistributedDataParallel, torch.compile, FSDP, and nested ones.
 TEST_F(ModelFiles, MayHaveTheNamesOfPyTorchsWrappers) {
   Gpt saved(tiny(), f64_init(1));
   for (const std::string prefix :
@@ -191,7 +191,7 @@ TEST_F(ModelFiles, MayHaveTheNamesOfPyTorchsWrappers) {
   }
 }
 
-// As averages of weights are kept beside them. Catches a map of names that keeps
+// Averaged weights may be stored beside them. Catches a map of names that keeps
 // the first or the last of the two.
 TEST_F(ModelFiles, ANameWithoutWrappersCounts) {
   Gpt saved(tiny(), f64_init(1)), average(tiny(), f64_init(3));
@@ -205,7 +205,7 @@ TEST_F(ModelFiles, ANameWithoutWrappersCounts) {
   }
 }
 
-// A head of its own would be dropped silently.
+// An output layer of its own would be dropped silently.
 TEST_F(ModelFiles, AnOutputLayerThatIsNotTiedIsRefused) {
   Gpt saved(tiny(), f64_init(1)), loaded(tiny(), f64_init(2));
   std::vector<NamedTensor> state = saved.named_parameters();

@@ -1,4 +1,4 @@
-// Equality with one device: what rounding may do, and what mistakes do.
+// Equality with one device: the effect of rounding, and of mistakes.
 
 #include "chapters/common/run/parity.h"
 
@@ -54,7 +54,7 @@ ReferenceRun train_ddp(Options options, int world_size,
   return run;
 }
 
-// Losses know nothing of what the last update did.
+// Losses do not reflect the last update.
 TEST(Parity, NamesAParameterThatIsNotFinite) {
   const Options options = small_options("sgd", 1);
   ReferenceRun one, run;
@@ -66,7 +66,7 @@ TEST(Parity, NamesAParameterThatIsNotFinite) {
   }
   EXPECT_TRUE(compare_runs(options, run, one).passed);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  // A strategy that diverges alone is wrong: no excuse for it
+  // A strategy that alone diverges is wrong and has no excuse
   run.parameters[1].tensor.fill(kInfinity);
   Parity parity = compare_runs(options, run, one);
   EXPECT_FALSE(parity.passed);
@@ -83,8 +83,8 @@ TEST(Parity, NamesAParameterThatIsNotFinite) {
 
 // --- Right runs --------------------------------------------------------------
 
-// Some of these seeds have an element whose gradient is rounding and little
-// else, of which Adam's first step makes 1e-5 of a parameter and more.
+// With some of these seeds, an element's gradient is mostly rounding, and
+// Adam's first step changes the parameter by 1e-5 or more because of it.
 TEST(Parity, OneStepOfFortySeedsIsEqual) {
   int beyond_without_slack = 0, beyond_with_slack = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
@@ -107,7 +107,7 @@ TEST(Parity, OneStepOfFortySeedsIsEqual) {
   EXPECT_LT(beyond_with_slack, 4) << "rule 2 does not do its part";
 }
 
-// A rate at which differences grow to a hundred times what they were.
+// A rate at which differences grow a hundredfold.
 TEST(Parity, TheLastBitExplainsWhatGrows) {
   Options options = small_options("adamw", 40);
   options.optimizer_options.lr = 1e-2;
@@ -135,8 +135,8 @@ TEST(Parity, TheBiasOfAttentionsKeysHasSlackForAllThatItDoes) {
   FAIL() << "no such parameter";
 }
 
-// The first step moves these weights by rounding; then their decay is nearly
-// all of the gradient, and keeps the sign that rounding gave them.
+// The first step moves these weights by rounding; afterwards their decay is
+// nearly all of the gradient, with the sign that rounding gave them.
 TEST(Parity, DecayInTheGradientCarriesSlackOn) {
   Options options = small_options("adam", 3);
   options.model = R"({"model_type": "gpt2", "vocab_size": 256,
@@ -156,7 +156,7 @@ TEST(Parity, DecayInTheGradientCarriesSlackOn) {
 
 // --- Wrong runs --------------------------------------------------------------
 
-/// Adds a step's gradients in a wrong way; returns the loss.
+/// Adds a step's gradients wrongly; returns the loss.
 using WrongGradients =
     std::function<double(const Options& options, Module& model,
                          const Dataset& data, std::int64_t step)>;

@@ -1,4 +1,4 @@
-// The claims of a report: what is judged, and what is said.
+// The claims of a report: their verdicts and their texts.
 
 #include "chapters/common/run/report.h"
 
@@ -68,7 +68,7 @@ TEST(Report, ClaimsThatHoldPass) {
       says(printed, "500 ms per step by the page's closed form: equal"));
 }
 
-// The formula against the clock, to 1e-9; without a formula there is no claim.
+// The formula against the clock, to 1e-9; no claim without a formula.
 TEST(Report, TimeIsClaimedByAClosedFormAlone) {
   Report report = good_report();
   report.time.simulated_step_s = 0.5;
@@ -97,7 +97,7 @@ TEST(Report, TimeIsClaimedByAClosedFormAlone) {
   EXPECT_TRUE(printed.json["virtual"]["step_s"]["counted"].is_null());
 }
 
-// Peaks are simulated and counted, and neither is right or wrong.
+// Peaks are simulated and counted, without a verdict.
 TEST(Report, PeaksAreNoClaims) {
   const Printed printed = print(good_report());
   EXPECT_EQ(printed.json["claims"]["memory"], "passed");
@@ -143,7 +143,7 @@ TEST(Report, WhatNobodyCountedNeedsNoPrediction) {
   EXPECT_EQ(print(report).json["claims"]["memory"], "passed");
 }
 
-// The rows that experts are given depend on the data.
+// The number of an expert's rows depends on the data.
 TEST(Report, NoClaimIsMadeOfWhatDependsOnTheData) {
   Report report = good_report();
   const auto kind = static_cast<std::size_t>(MemoryKind::kActivation);
@@ -153,8 +153,8 @@ TEST(Report, NoClaimIsMadeOfWhatDependsOnTheData) {
   EXPECT_FALSE(says(printed, "not predicted"));
 }
 
-// States as an update leaves them, activations as a forward leaves them; a run
-// without an update holds its parameters all the same.
+// States after an update, activations after a forward; without an update,
+// parameters are counted too.
 TEST(Report, HeldIsCountedAtTheMomentsThatAreNamed) {
   RankContext context(Device::cpu(5));
   const RankContext::Scope scope(context);
@@ -185,7 +185,7 @@ TEST(Report, HeldIsCountedAtTheMomentsThatAreNamed) {
   EXPECT_EQ(held(MemoryKind::kActivation), 32);
 }
 
-// Of what is in use at one time; not the sum of the peaks of the kinds.
+// The peak of all memory in use at one time, not the sum of peaks by kind.
 TEST(Report, TheTotalPeakIsOfOneMoment) {
   RankContext context(Device::cpu(6));
   const RankContext::Scope scope(context);
@@ -227,7 +227,7 @@ TEST(Report, SaysWhenAModelDoesNotFit) {
   EXPECT_TRUE(says(printed, "does not fit: 324 of 80 GB"));
   EXPECT_TRUE(says(printed, "500 ms per step"));
 
-  // --device-memory says otherwise
+  // --device-memory overrides the capacity
   Options options;
   options.device_memory_bytes = 400'000'000'000;
   printed = print(report, options);
@@ -245,7 +245,7 @@ TEST(Report, SaysWhatTheLastBitDoes) {
   EXPECT_TRUE(says(printed, "differ in their last bit: 0.0025"));
 }
 
-// Where one device diverges as well, nobody is wrong.
+// Where one device diverges as well, no claim fails.
 TEST(Report, SaysWhoseNumbersAreNotFinite) {
   Report report = good_report();
   report.not_finite = "'w' is not finite after the last step";

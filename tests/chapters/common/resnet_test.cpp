@@ -82,7 +82,7 @@ TEST(ResNet, SizeIsTheModels) {
   }
 }
 
-// The experiment of the model-parallel chapter cuts behind layer2.
+// The model-parallel chapter's experiment cuts after layer2.
 TEST(ResNet, ImagesOf128LeaveLayer2With131072Values) {
   const auto layers = layers_of(ModelConfig::read("resnet50"));
   ASSERT_EQ(layers->size(), 18);
@@ -141,7 +141,7 @@ TEST(ResNet, AnImageAloneIsTheSameInEvaluation) {
   }
 }
 
-/// One device that trains two steps; calls `look` with it at their end.
+/// Trains two steps on one device, then passes it to `look`.
 void train_alone(
     const Options& options, const single_device::SingleDeviceOptions& setup,
     const std::function<void(single_device::SingleDevice&)>& look) {
@@ -170,8 +170,8 @@ TEST(ResNet, RecomputationChangesNothing) {
   }
 }
 
-// Deferred statistics are those of the whole batch after its last piece. Catches
-// a sum of pieces that never commits them.
+// Deferred statistics equal the whole batch's after its last piece. Catches a
+// sum of pieces that is never committed.
 TEST(ResNet, PiecesCommitDeferredStatistics) {
   Options options = image_options(kBasic);
   options.dtype = DType::kF64;
@@ -216,8 +216,8 @@ std::vector<std::string> names_in(const std::string& path) {
   return CheckpointReader::open(path).names();
 }
 
-// torchvision's names in a file that claims transformers' class would be loaded
-// there as random weights.
+// In a file for transformers' class, torchvision's names would be loaded as
+// random weights.
 TEST(ResNet, FilesClaimTheClassThatHasTheirNames) {
   const TempFolder folder;
   const std::string path = folder / "resnet.safetensors";

@@ -29,8 +29,8 @@ inline Options small_gpt(int world_size, DType dtype = DType::kF64) {
   return options;
 }
 
-/// Trains by `StrategyType(options, setup, group)` on the whole world, and compares
-/// with one device, by `reference` or in as many pieces.
+/// Trains by `StrategyType(options, setup, group)` on the whole world, and
+/// compares with one device: with `reference`, or with as many pieces.
 template <typename StrategyType, typename Setup>
 Report report_of(
     const Options& options, const Setup& setup,
@@ -47,7 +47,7 @@ Report report_of(
   return run_and_compare(options, chapter);
 }
 
-/// The most bytes of activations that a rank has had.
+/// The peak of activations over all ranks, in bytes.
 inline double activation_peak(const RankReport& rank) {
   return rank.peak[static_cast<std::size_t>(MemoryKind::kActivation)].counted;
 }

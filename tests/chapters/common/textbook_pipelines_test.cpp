@@ -1,5 +1,5 @@
 // The time of a pipeline's step on the cluster `textbook`: the textbooks' forms
-// for equal stages against the longest path through a schedule, and that path
+// for equal stages against the longest path in a schedule, and this path
 // against the clock.
 
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ TEST_P(TextbookPipelines, GpipeIsFillPlusOneMicroBatchAtATime) {
                      (m + p - 1) * (f + b) + 2 * (p - 1) * c);
     EXPECT_DOUBLE_EQ(makespan(gpipe, {}, Recompute::kAlways, false),
                      (m + p - 1) * (f + f + b) + 2 * (p - 1) * c);
-    // While the first gradient is on its way, stages make their graph again
+    // While the first gradient travels, stages recompute their graphs
     EXPECT_DOUBLE_EQ(
         makespan(gpipe, {}, Recompute::kAlways, true),
         (m + p - 1) * f + m * (f + b) + (p - 1) * b + 2 * (p - 1) * c);
@@ -81,8 +81,8 @@ TEST_P(TextbookPipelines, GpipeIsFillPlusOneMicroBatchAtATime) {
   }
 }
 
-// A message between two ranks waits for the one before. With stages that take
-// no time, the last of m arrives after m + p - 2 of them, there and back.
+// A message between two ranks waits for the one before. If stages take no time,
+// the last of m arrives after m + p - 2 messages, there and back.
 TEST_P(TextbookPipelines, MessagesOfOneLineFollowEachOther) {
   const int p = GetParam();
   for (const int m : {1, 8}) {
@@ -91,8 +91,8 @@ TEST_P(TextbookPipelines, MessagesOfOneLineFollowEachOther) {
   }
 }
 
-// As GPipe, and each micro-batch after the first waits for a message on its way
-// to the last stage or back, but for one in p.
+// As GPipe, and in addition each micro-batch but one in p, after the first,
+// waits for a message in each direction.
 TEST_P(TextbookPipelines,
        OneForwardOneBackwardWaitsForMessagesInItsSteadyState) {
   const int p = GetParam();
@@ -105,8 +105,8 @@ TEST_P(TextbookPipelines,
   }
 }
 
-// A message waits wherever a chunk begins, there and back; the steady state
-// hides the rest, however many micro-batches there are.
+// A message delays the start of each chunk, there and back; the steady state
+// hides the others, for any number of micro-batches.
 TEST_P(TextbookPipelines, InterleavingWaitsForAMessagePerChunkOfTheFill) {
   const int p = GetParam();
   const auto [f, i, w, one] = Parts{};
@@ -145,8 +145,8 @@ TEST_P(TextbookPipelines, ZbH1HidesMessagesBehindWeights) {
   }
 }
 
-// Messages count on the way to the last stage, and on the way back as far as
-// two W do not cover I and a message.
+// Messages to the last stage always count; on the way back, only the part of I
+// and a message that two W do not cover.
 TEST_P(TextbookPipelines, ZbH2WaitsWhereTwoWeightsAreShorterThanAnInput) {
   const int p = GetParam();
   for (const int m : {2 * p - 1, 2 * p, 3 * p + 2}) {
@@ -266,7 +266,7 @@ TEST(TextbookPipelineBills, SchedulesLongestPathIsTheClocks) {
   }
 }
 
-// Stages of unequal work, of which one waits for another.
+// Stages of unequal work, one of which waits for another.
 TEST(TextbookPipelineBills, UnequalStagesWait) {
   for (const char* partition : {"1,5,4,2", "6,1,1,4", "3,3,3,3"}) {
     for (const char* schedule : {"1f1b", "zb-h1"}) {
@@ -301,10 +301,10 @@ TEST(TextbookPipelineBills, StepsWithoutAFlushLastUntilTheNextUpdate) {
   expect("pipedream", 3, 70, 0);
 }
 
-// On the last rank, of 4 * 16 tokens each: a block keeps 16 h numbers and 6
-// statistics, the last norm 2 h and 2, the softmax 1, and logits. GPipe has both
-// micro-batches when backward begins, 1F1B one. The gradients of the loss and of
-// the logits come beside them.
+// On the last rank, for 4 * 16 tokens each: a block keeps 16 h numbers and 6
+// statistics, the last norm 2 h and 2, the softmax 1, and logits. GPipe has
+// both micro-batches when backward begins, 1F1B one. The gradients of the loss
+// and of the logits are added.
 TEST(PipelinePeaks, AreWhatTheScheduleKeepsAndTheLogitsGradient) {
   Options options = gpt_options(
       {R"({"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 1024,
@@ -327,7 +327,7 @@ TEST(PipelinePeaks, AreWhatTheScheduleKeepsAndTheLogitsGradient) {
   EXPECT_EQ(peak(run_schedule(options, one)), 4 * (set + 64 * 1024 + 1));
 }
 
-// Where the forms do not hold, none is given.
+// No form is given where none holds.
 TEST(TextbookPipelineBills, NoFormIsGivenWhereItDoesNotHold) {
   const auto form = [](const char* schedule, int p, auto change) {
     Options options = gpt_options(kModels[0], p, 8);

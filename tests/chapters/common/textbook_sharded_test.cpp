@@ -100,7 +100,7 @@ TEST_P(TextbookSharded, KeptLayersAndThoseGatheredLate) {
       });
 }
 
-// Where messages hide, gathering further ahead changes nothing; elsewhere there
+// Where messages hide, gathering further ahead changes nothing; otherwise there
 // is no form.
 TEST(TextbookZero3, DeepPrefetchHidesNoMoreThanTheNextLayer) {
   StrategyOptions setup;

@@ -72,7 +72,7 @@ inline void expect_time(double counted, double closed_form) {
       << counted << " s counted, " << closed_form << " s by the closed form";
 }
 
-/// The bill has a closed form of the step, and the clock comes to the same.
+/// The bill has a closed form of the step's time, and the clock agrees.
 inline void expect_closed_form(const Report& report) {
   ASSERT_GE(report.time.closed_form_s, 0) << "no closed form";
   expect_time(report.time.step_s, report.time.closed_form_s);

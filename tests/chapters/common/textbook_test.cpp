@@ -81,7 +81,7 @@ TEST(TextbookOfOne, OtherClustersAndImagesHaveNoForm) {
 
 // --- DDP ---------------------------------------------------------------------
 
-// F + B + c: one bucket, which leaves when all gradients are there.
+// F + B + c: one bucket, sent when all gradients are ready.
 TEST_P(Textbook, DdpWithOneBucketHidesNothing) {
   const int n = GetParam();
   const Options options = mlp_options(n, 80000);
@@ -174,7 +174,7 @@ Report model_parallel_report(const Options& options,
 }
 
 // Naive: F + B, and a copy each way. With splits, one device works on a split
-// while the other works on its neighbour; either may be the slower one.
+// while the other works on the next; either may be the slower one.
 TEST(TextbookOfTwo, ModelParallelismComputesOneHalfAfterTheOther) {
   for (const int splits : {1, 4, 8}) {
     for (const char* partition : {"half", "1,3", "3,1"}) {

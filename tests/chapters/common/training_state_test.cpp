@@ -1,5 +1,5 @@
-// The parts of a training's state: where their elements lie, who writes them, and
-// what is said about files that lack some.
+// The parts of a training's state: the places of their elements, their writers,
+// and errors for incomplete files.
 
 #include "chapters/common/run/training_state.h"
 
@@ -31,7 +31,7 @@ std::vector<float> count_up(std::int64_t n) {
   return values;
 }
 
-// Oracle: the part that core/shards.h copies out of 0, 1, 2, ...
+// Oracle: the part that core/shards.h copies from 0, 1, 2, ...
 TEST_F(TrainingStateTest, RunsAreTheElementsOfTheFlattenedPart) {
   const Shape whole = {6, 12, 2};
   const Tensor all = Tensor::from_values(count_up(144), whole, Device::cpu(0));
@@ -59,7 +59,7 @@ TEST_F(TrainingStateTest, RunsAreTheElementsOfTheFlattenedPart) {
   }
 }
 
-/// A parameter of which a rank holds elements [begin, begin + count).
+/// A parameter of which this rank holds elements [begin, begin + count).
 TrainingState piece_of(const std::string& name, const Shape& whole,
                        std::int64_t begin, std::int64_t count) {
   StatePart part;

@@ -56,8 +56,8 @@ TEST(Training, RefusesMoreMicroBatchesThanSamples) {
   expect_error([&] { build_model(options); }, {"--seq 257", "256 positions"});
 }
 
-// The loss stays finite when the update is left out: only the step itself tells.
-// In f16 that is an overflow, and the loss scale falls.
+// The loss stays finite if the update is skipped: only the step itself shows
+// the error. In f16 that is an overflow, and the loss scale falls.
 TEST(Training, NamesTheStepThatWasLeftOut) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     Options options = tiny_run();
@@ -82,7 +82,7 @@ TEST(Training, NamesTheStepThatWasLeftOut) {
   }
 }
 
-/// What `train` finds in steps with these losses and norms.
+/// The first bad value that `train` reports for these losses and norms.
 TrainingLog::NotFinite first_bad(const std::vector<double>& losses,
                                  const std::vector<double>& norms) {
   Options options = tiny_run();
@@ -107,7 +107,7 @@ TEST(Training, NamesTheStepWhoseGradientSpoiledTheLoss) {
   EXPECT_EQ(loss.step, 1);
   EXPECT_FALSE(loss.is_gradient);
   EXPECT_EQ(first_bad({3, 2, 1}, {1, INFINITY, 1}).step, -1);
-  // Stages that update by themselves know no norm
+  // Stages that update independently have no norm
   const auto later = first_bad({3, 2, 1, nan}, {nan, nan, nan, nan});
   EXPECT_EQ(later.step, 3);
   EXPECT_FALSE(later.is_gradient);
@@ -115,7 +115,7 @@ TEST(Training, NamesTheStepWhoseGradientSpoiledTheLoss) {
 
 // --- The claim about numbers ------------------------------------------------
 
-/// Losses and one parameter of a run, beside 2 and {1, 2} on one device.
+/// A run's loss and parameter, compared with 2 and {1, 2} on one device.
 bool passes(double loss, const std::vector<double>& values,
             DType dtype = DType::kF64) {
   Options options;

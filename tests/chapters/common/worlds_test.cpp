@@ -1,5 +1,5 @@
-// One program, four worlds: what the chapters count with data is what the world
-// `sim` charges on shapes.
+// One program, four worlds: counts of runs with data equal the charges of the
+// world `sim` on shapes.
 
 #include "chapters/common/run/worlds.h"
 
@@ -88,7 +88,7 @@ void expect_same(const Outcome& a, const Outcome& b) {
   for (std::size_t r = 0; r < a.report.ranks.size(); ++r) {
     EXPECT_EQ(a.report.ranks[r].bytes.counted, b.report.ranks[r].bytes.counted);
     for (int k = 0; k < kNumMemoryKinds; ++k) {
-      // Kernels need scratch memory where there are data.
+      // Kernels need scratch memory if there are data.
       if (static_cast<MemoryKind>(k) == MemoryKind::kWorkspace) continue;
       const auto kind = static_cast<std::size_t>(k);
       EXPECT_EQ(a.report.ranks[r].peak[kind].counted,
@@ -96,7 +96,7 @@ void expect_same(const Outcome& a, const Outcome& b) {
           << memory_kind_name(static_cast<MemoryKind>(k));
     }
   }
-  // Micro-batches that are multiplied round differently.
+  // Repeated micro-batches that are multiplied round differently.
   const double rounding = 1e-9 * a.report.time.step_s;
   EXPECT_NEAR(a.report.time.step_s, b.report.time.step_s, rounding);
   EXPECT_NEAR(a.report.time.exposed_comm_s, b.report.time.exposed_comm_s,
@@ -195,7 +195,7 @@ TEST(WorldsDeathTest, ASignalIsNoticedInsideASimulatedStep) {
 }
 
 TEST_P(Worlds, AllClaimsHoldOnOneDeviceInBothWorlds) {
-  // Rank count stands for the number of micro-batches.
+  // The rank count is also the number of micro-batches.
   Options options = small_options(1);
   single_device::SingleDeviceOptions setup;
   setup.num_micro_batches = GetParam();
@@ -234,7 +234,7 @@ TEST(WorldsTest, LinksCarryWhatTheLedgerCounts) {
   EXPECT_DOUBLE_EQ(in_links, in_ledger);
 }
 
-// Sums over the images of a batch depend on how many cores add them up.
+// Sums over the images of a batch depend on the number of cores.
 TEST(WorldsTest, OneDeviceHasTheCoresOfARank) {
   Options options = small_options(1);
   options.model = "mlp";
@@ -295,13 +295,13 @@ TEST(WorldsTest, ImagesInSixteenBitsTakeThePredictedTime) {
   options.world_size = 2;
   gpipe::StrategyOptions setup;
   setup.micro_batches = 2;
-  // Each rank has a stage of its own: none stands for another
+  // Each rank has a stage of its own: no rank represents another
   const auto each = [](int rank) { return rank; };
   expect_as_predicted(
       run_trainer<gpipe::GpipeStrategy>(options, setup, each).report);
 }
 
-// Micro-batches that repeat are multiplied; threads run all of them.
+// On shapes, equal micro-batches are run once and multiplied; threads run all.
 TEST(WorldsTest, ThousandsOfMicroBatchesCostTheTimeOfAll) {
   Options options = small_options(2);
   options.model = "mlp";
@@ -320,8 +320,8 @@ TEST(WorldsTest, ThousandsOfMicroBatchesCostTheTimeOfAll) {
   EXPECT_GT(many.report.time.step_s, 200 * few.report.time.step_s);
 }
 
-// Events, samples, steps and records: what is kept does not grow with the run,
-// and the sums are of all of it.
+// Events, samples, steps and records: stored data does not grow with the run,
+// and sums cover all of it.
 TEST(WorldsTest, LongRunsKeepAsMuchAsShorterOnes) {
   Options options = small_options(2);
   options.model = R"({"model_type": "mlp", "n_embd": 8, "vocab_size": 32,

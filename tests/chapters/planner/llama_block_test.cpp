@@ -66,14 +66,14 @@ TEST(LlamaBlock, HasNoMemoryForEverySecondProduct) {
   EXPECT_THROW(run_blocks(job, 1), Error);
 }
 
-/// Seconds in which an H100 moves so many bytes of one operation.
+/// The seconds an H100 needs to move this many bytes in one operation.
 double streamed(const HybridJob& job, double bytes) {
   const sim::DeviceSpec& device = job.cluster.device;
   return (bytes + device.half_memory_bytes) /
          (device.memory_bytes_per_s * device.memory_efficiency);
 }
 
-/// So large that the host is never waited for.
+/// Large enough that the device never waits for the host.
 HybridJob large_job() {
   HybridJob job = llama_job("dgx-h100");
   job.sizes.hidden *= 8;
@@ -96,7 +96,7 @@ TEST(LlamaBlock, ReadsAndWritesQueriesAndKeysOnceMoreToNormalise) {
               2 * streamed(job, 3 * bytes), 1e-9);
 }
 
-// Stages that were run are kept for equal jobs, and only for these.
+// Stage runs are cached for equal jobs only.
 TEST(LlamaBlock, KeepsNoStageForAJobThatNormalises) {
   HybridJob job = large_job();
   const double plain = hybrid_step(job).seconds;
@@ -104,8 +104,8 @@ TEST(LlamaBlock, KeepsNoStageForAJobThatNormalises) {
   EXPECT_GT(hybrid_step(job).seconds, plain);
 }
 
-// A scale is the maximum of a tensor: the four products' inputs, and the gradients
-// of their outputs, are read once more.
+// A scale is the maximum of a tensor: the inputs of the four products and the
+// gradients of their outputs are read once more.
 TEST(LlamaBlock, ReadsOnceMoreForTheMaximumOfAScale) {
   HybridJob job = large_job();
   job.layout.converts_to_fp8 = true;

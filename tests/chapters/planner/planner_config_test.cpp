@@ -19,7 +19,7 @@ engine::DeepSpeedConfig written(const PlanRequest& request, const Plan& plan) {
   return engine::DeepSpeedConfig::parse(config_of(request, plan), "ds.json");
 }
 
-/// What engine_command_of says, and what the file fills.
+/// Options of engine_command_of, completed from the file.
 Options options_under(const PlanRequest& request,
                       const engine::DeepSpeedConfig& config) {
   Options options = options_of(request);

@@ -1,4 +1,4 @@
-// What the planner predicts, against the hybrid chapter's own runs on shapes.
+// The planner's predictions, against the hybrid chapter's own runs on shapes.
 
 #include <gtest/gtest.h>
 
@@ -121,7 +121,7 @@ TEST(PlannerPrediction, ComposedStagesEqualWholeOnes) {
   }
 }
 
-// The replay of few micro-batches goes on as that of many.
+// A replay of few micro-batches extrapolates to many.
 TEST(PlannerPrediction, LongPipelinesRepeat) {
   PlanRequest request = gpt_1_3b(16);
   for (const std::string schedule : {"1f1b", "interleaved", "zb-h1"}) {

@@ -1,5 +1,5 @@
-// The planner's search: against predicting every plan, and the rules by which
-// plans are left out.
+// The planner's search: against predicting every plan, and the rules that
+// exclude plans.
 
 #include <gtest/gtest.h>
 
@@ -116,7 +116,7 @@ TEST(PlannerSearch, LeavesOutWhatDoesNotFit) {
   EXPECT_NEAR(none.least_excess, 16 * parameters - 0.95 * request.capacity(),
               1e9);
   expect_text(result_text(request, none), {"No plan fits."});
-  // The host holds the optimizer
+  // The host holds the optimizer's state
   request.limits.offloads = true;
   const PlanResult offloaded = search(request);
   ASSERT_FALSE(offloaded.best.empty());

@@ -40,7 +40,7 @@ constexpr double kAttention = 256 * (4 + 2 * 2) * 128 + 4 * 128 * 256;
 constexpr double kRouter = 256 * 8;
 constexpr double kExpert = 3 * 256 * 384;
 constexpr double kTokens = 2 * 64;
-/// Pairs below the diagonal, times the width of all heads.
+/// Pairs on or below the diagonal, times the width of all heads.
 double pairs(double tokens) { return tokens * (tokens + 1) / 2 * 4 * 128; }
 
 TEST(ExpertStage, HoldsItsShareOfTheExperts) {
@@ -54,8 +54,8 @@ TEST(ExpertStage, HoldsItsShareOfTheExperts) {
   }
 }
 
-// Every token has two experts, wherever these are; two all-to-alls bring it
-// there and back, and gradients twice more.
+// Each token has two experts on any ranks; two all-to-alls send it there and
+// back, and two more its gradients.
 TEST(ExpertStage, TakesTheTimeOfItsProductsAndMessages) {
   for (const int ep : {1, 2, 4, 8}) {
     HybridJob job = job_with_experts();
@@ -70,7 +70,7 @@ TEST(ExpertStage, TakesTheTimeOfItsProductsAndMessages) {
   }
 }
 
-// Ranks of tp cut the tokens, and are among those that share the experts.
+// tp ranks cut the tokens, and the experts are shared over tp ranks too.
 TEST(ExpertStage, TensorParallelRanksSendTheirOwnTokens) {
   HybridJob job = job_with_experts();
   job.layout.tp = 2;
@@ -96,8 +96,8 @@ TEST(ExpertStage, EverySecondBlockHasAWindow) {
               1e-9 * all);
 }
 
-// Products of several experts run at the speed of grouped ones; one expert's,
-// and all others, do not.
+// Products of several experts run at the speed of grouped products; a single
+// expert's, and all others, do not.
 TEST(ExpertStage, GroupedProductsAreSlower) {
   HybridJob job = job_with_experts("dgx-a100");
   job.sizes.hidden = job.sizes.mlp = 4096;
@@ -113,8 +113,8 @@ TEST(ExpertStage, GroupedProductsAreSlower) {
   EXPECT_EQ(forward(0.5), forward(1));
 }
 
-// Two of eight experts, on two nodes: a token leaves its node in 3 of 4 cases
-// with one copy, instead of once on average.
+// Two of eight experts, on two nodes: with one copy per node a token leaves its
+// node in 3 of 4 cases, otherwise once on average.
 TEST(ExpertStage, OneCopyPerNodeShortensTheMessagesBetweenNodes) {
   HybridJob job = job_with_experts("dgx-h100");
   job.sizes.experts = 16;
@@ -135,8 +135,8 @@ TEST(ExpertStage, OneCopyPerNodeShortensTheMessagesBetweenNodes) {
   EXPECT_EQ(run_blocks(job, 1).forward_s, run_blocks(faster, 1).forward_s);
 }
 
-// Shared weights are summed over all replicas, experts over those with the
-// same ones.
+// Shared weights are summed over all replicas, experts over the replicas that
+// hold the same ones.
 TEST(ExpertStep, SumsExpertsOverTheirOwnRanks) {
   for (const int ep : {1, 2, 4, 8}) {
     HybridJob job = job_with_experts();

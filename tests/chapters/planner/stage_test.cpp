@@ -97,9 +97,9 @@ TEST(Layer, TakesTheTimeOfSequenceParallelism) {
   }
 }
 
-// Korthikanti et al. 2022, section 4, without what this book does not keep:
-// two masks of dropout, a byte each, and scores with their mask. Beside it,
-// statistics of norms and of softmax in f32.
+// Korthikanti et al. 2022, section 4, without the terms for memory that this
+// book does not keep: two masks of dropout, a byte each, and scores with their
+// mask. Added are statistics of norms and of softmax in f32.
 TEST(Layer, KeepsKorthikantisBytesWithoutMasksAndScores) {
   for (const Layer& layer : kLayers) {
     const auto t = static_cast<double>(layer.t);
@@ -122,7 +122,7 @@ TEST(Layer, KeepsKorthikantisBytesWithoutMasksAndScores) {
       job.layout.recompute = Recompute::kNothing;
       job.layout.cuts_tokens = true;
       EXPECT_EQ(kept(job), element / 2 * 32 / t + norms / t + softmax);
-      // Of attention there was no more to drop than softmax's sums
+      // Of attention, only softmax's sums were left to drop
       job.layout.recompute = Recompute::kAttention;
       EXPECT_EQ(kept(job), element / 2 * 32 / t + norms / t);
     }

@@ -83,7 +83,7 @@ TEST(HybridStep, ReducesTheGradientsOfTheFullestRank) {
   HybridJob job = small_job("textbook");
   job.layout.tp = 2;
   job.dp = 4;
-  // The embedding, which is the head, is in there once
+  // The embedding, which is also the head, counts once
   const double parameters =
       8 * block_parameters(1024, 2) + 4096.0 * 1024 / 2 + 512 * 1024 + 2 * 1024;
   EXPECT_NEAR(hybrid_step(job).gradients_s, all_reduce(4, 2 * parameters),
@@ -97,7 +97,7 @@ TEST(HybridStep, ReducesTheGradientsOfTheFullestRank) {
   EXPECT_LT(hybrid_step(job).gradients_s, reduce_scatter(4, 4 * parameters));
 }
 
-// Two stages share a table: its gradients meet.
+// Two stages share a table: its gradients are summed.
 TEST(HybridStep, SumsTheTiedEmbedding) {
   HybridJob job = small_job("textbook");
   job.pp = 2;

@@ -1,7 +1,6 @@
 #pragma once
 
-// Small models for the tests of pipelines' engines, and one device to compare
-// them with.
+// Small models for tests of pipeline engines, and one device for comparison.
 
 #include <functional>
 #include <map>
@@ -22,8 +21,8 @@ using Values = std::map<std::string, std::vector<double>>;
 constexpr std::int64_t kVocab = 13, kWidth = 6;
 constexpr int kLayers = 9;
 
-/// Maps (x, tokens) to (x', tokens): integers, which need no gradient, travel
-/// with the activations.
+/// Maps (x, tokens) to (x', tokens): integers without a gradient travel with
+/// the activations.
 class PairLayer : public ModuleOf<PairLayer> {
  public:
   enum class Kind { kEmbedding, kLinear, kRelu, kHead };
@@ -166,8 +165,8 @@ inline std::vector<int> ascending(int m) {
   return order;
 }
 
-/// Runs the schedule on ranks. Returns gradients by rank, after the shared ones
-/// were summed.
+/// Runs the schedule on ranks. Returns each rank's gradients, with the shared
+/// ones summed.
 inline std::vector<Outcome> on_ranks(
     const pipeline::Schedule& schedule,
     const std::shared_ptr<const LayerList>& layers,

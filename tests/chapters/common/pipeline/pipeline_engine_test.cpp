@@ -1,4 +1,4 @@
-// Ranks that execute a schedule compute what one device does with the same
+// Ranks that execute a schedule equal one device that runs the same
 // micro-batches in the same order.
 
 #include "chapters/common/pipeline/pipeline_engine.h"
@@ -202,7 +202,7 @@ class FusedFeed : public pipeline::LanguageFeed {
   bool throws_ = true;
 };
 
-// The gradients of micro-batch 0 would count twice.
+// A second run would count the gradients of micro-batch 0 twice.
 TEST(EngineTest, ARunAfterOneThatFailedIsRefused) {
   const Schedule schedule = schedules::one_f_one_b(1, 2);
   const Options options = small_options(2);
@@ -274,7 +274,7 @@ TEST(EngineTest, SendsThatBlockWaitForEachOtherForEver) {
 }
 
 // A whole backward between an I and its W: the weights' gradients are summed in
-// another order than those of biases, and than on one device.
+// an order that differs from the biases' and from one device's.
 TEST(EngineTest, BackwardsBetweenInputAndWeightsSumInAnotherOrder) {
   Schedule schedule = schedules::one_f_one_b(1, 3);
   using pipeline::ActionKind;
@@ -303,8 +303,8 @@ TEST(EngineTest, BackwardsBetweenInputAndWeightsSumInAnotherOrder) {
   }
 }
 
-// Neighbours of the lists change places at random. What `check` still accepts
-// runs to its end, and has the sums of one device.
+// Random neighbours in the lists are swapped. If `check` still accepts them,
+// they run to their end and give one device's sums.
 TEST(EngineTest, WhatIsAcceptedRunsToItsEnd) {
   const int p = 3, m = 4;
   const Options options = small_options(m, DType::kF64);

@@ -1,4 +1,4 @@
-// The parts of a pipeline around its schedule.
+// The parts of a pipeline other than its schedule.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ TEST(PipelineModelShelf, AskingForAnothersStageIsAnError) {
 // --- A micro-batch inside a stage --------------------------------------------
 
 TEST(StageRuns, OutputsMayGoBeforeBackward) {
-  // The gradient of a product needs its inputs, and not the product
+  // A product's gradient needs the inputs, but not the product
   const Tensor weight = rows_of(4, 4, DType::kF32);
   weight.set_requires_grad();
   const StageFunction stage = [&](const Tensors& in) {
@@ -141,7 +141,7 @@ TEST(Mailboxes, ValuesOfAnyTypeTravelAndGradientsComeBack) {
         mailbox.send_backward({got[0], Tensor(), Tensor()}, spec, b, 1, 0);
       }
     }
-    // In another order than they were sent
+    // In an order other than the sending order
     for (int b = 2; b >= 0 && world.rank() == 0; --b) {
       const Tensors grads = mailbox.receive_backward(spec, b, 1, 1);
       is_equal = is_equal && !grads[1].defined() &&

@@ -305,7 +305,7 @@ TEST(PipeDream, ReplicasTakeTurnsAndUpdateTogether) {
   }
 }
 
-// The lists keep to NOAM. Narayanan et al. 2019, section 3.2.
+// The lists follow NOAM. Narayanan et al. 2019, section 3.2.
 TEST(PipeDream, AdmitsRanksOverReplicasOfTheFirstStage) {
   const std::pair<std::vector<int>, int> cases[] = {
       {{1}, 1},       {{4}, 1},       {{1, 1}, 2},    {{1, 1, 1, 1}, 4},
@@ -320,7 +320,7 @@ TEST(PipeDream, AdmitsRanksOverReplicasOfTheFirstStage) {
   }
 }
 
-// Versions count updates; an update of a stage with R replicas has R
+// Versions count updates; an update of a stage with R replicas covers R
 // mini-batches.
 TEST(PipeDream, VerticalSyncWithReplicasReadsWhatTheFirstStageHasSeen) {
   for (const std::vector<int>& replicas : std::vector<std::vector<int>>{

@@ -26,7 +26,7 @@ Schedule mine(int micro_batches, const std::vector<List>& lists) {
   return schedule;
 }
 
-/// What follows "schedule 'mine': ".
+/// The text after "schedule 'mine': ".
 std::string fault(const Schedule& schedule) {
   const std::string start = "schedule '" + schedule.name + "': ";
   try {
@@ -124,8 +124,8 @@ TEST(Check, DeadlocksNameTheirCycle) {
             "rank 1 (at F1) waits for F1 of rank 0");
 }
 
-// Every rank wants the gradient of a micro-batch that it holds back from the
-// next one.
+// Every rank waits for the gradient of a micro-batch that it has not yet sent
+// on.
 TEST(Check, LongCyclesAreCutShort) {
   std::vector<List> lists(20, {{F, 0}, {F, 1}, {B, 0}, {B, 1}});
   lists[19] = {{F, 0}, {F, 1}, {B, 1}, {B, 0}};
@@ -133,7 +133,7 @@ TEST(Check, LongCyclesAreCutShort) {
   const std::string text = fault(mine(2, lists));
   expect_text(text, {"deadlock: rank 0 (at B0) waits for B0 of rank 1, rank "
                      "1 (at F1) waits for F1 of rank 0"});
-  // Around all of them: the last forward waits for the first backward
+  // Across all ranks: the last forward waits for the first backward
   for (List& list : lists) list = {{F, 0}, {F, 1}, {B, 0}, {B, 1}};
   lists[19] = {{F, 1}, {B, 1}, {F, 0}, {B, 0}};
   lists[0] = {{F, 0}, {B, 0}, {F, 1}, {B, 1}};
@@ -185,7 +185,7 @@ TEST(Check, UpdatesHaveTheirGradientsAndNoOthers) {
             "tick 2, rank 0: U0 after an update that claims as much");
   EXPECT_EQ(stream({{F}, {B}, {U}, {F, 1}, {B, 1}}),
             "tick 4, rank 0: ends without the update for micro-batch 1");
-  // After "backward(0) is done" the gradient is not: W0 still waits
+  // After "backward(0) is done" its gradient is incomplete: W0 is missing
   EXPECT_EQ(stream({{F}, {I}, {U}, {W}}),
             "tick 2, rank 0: U0 before the gradient of micro-batch 0");
   EXPECT_EQ(fault(mine(1, {{{F}, {B}, {U}}})),
@@ -258,7 +258,7 @@ TEST(Check, ReplicasWaitForEachOther) {
             "tick 6, rank 0: deadlock: rank 0 (at B2) waits for B2 of rank 1, "
             "rank 1 (at U1) waits for F3 of rank 2, rank 2 (at F3) waits for "
             "F3 of rank 0");
-  // A replica that has no update for the others to meet
+  // One replica lacks the update at which the others wait for it
   s.actions[2] = {{F, 1}, {B, 1}, {F, 3}, {B, 3}};
   expect_text(fault(s), {"rank 1 (at U1) waits for U1 of rank 2"});
 }
@@ -271,7 +271,7 @@ TEST(Check, ChunksAreNumberedFromZero) {
             "from 0");
 }
 
-// More forwards under way than two versions of the weights allow for.
+// More forwards under way than two versions of the weights allow.
 TEST(Check, DoubleBuffersReadVersionsThatExist) {
   Schedule s = mine(6, {{{F, 0}, {F, 1}, {F, 2}, {F, 3}, {F, 4}, {B, 0}}});
   s.flushes = false;

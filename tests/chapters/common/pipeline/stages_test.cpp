@@ -1,4 +1,4 @@
-// The stages of a model together compute what the model computes.
+// A model's stages together compute the same as the model.
 
 #include "chapters/common/pipeline/stages.h"
 
@@ -132,7 +132,7 @@ TEST(Stages, ShapesAreKnownBeforeTheRun) {
   EXPECT_EQ(specs.back().values[0].shape, (Shape{3, 8, 256}));
 }
 
-// The n-th random operation is the same one in a stage and in the whole model.
+// The n-th random operation is the same in a stage as in the whole model.
 TEST(Stages, RandomOperationsAreCountedThroughTheModel) {
   ModelConfig config = ModelConfig::read("gpt-nano");
   config.dropout = 0.1;

@@ -1,4 +1,4 @@
-// The part of a schedule that repeats, and long runs that leave it out.
+// The part of a schedule that repeats, and long runs that omit it.
 
 #include "chapters/common/pipeline/steady.h"
 
@@ -72,7 +72,7 @@ TEST(SteadyState, RepetitionsWaitForNoLaterOnes) {
   }
 }
 
-// All that a run on shapes reports is the same as if all micro-batches had run.
+// A run on shapes reports the same as if all micro-batches had run.
 TEST(SteadyState, LongRunsLeaveMicroBatchesOutAndReportTheSame) {
   for (const std::string cluster : {"textbook", "dgx-a100", "dgx-v100"}) {
     for (const std::string schedule : {"1f1b", "interleaved", "zb-h1"}) {
