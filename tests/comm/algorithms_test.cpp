@@ -1,5 +1,5 @@
 // The algorithms against the backend's own collectives, and their cost cards
-// against the messages that they really send.
+// against the messages actually sent.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -96,7 +96,7 @@ TEST_P(AllReduces, GiveEveryRankTheSameBits) {
     const auto results = on_ranks(num_ranks, [](ProcessGroup& world) {
       std::vector<float> values(1000);
       for (std::size_t i = 0; i < values.size(); ++i) {
-        // Sums of these do depend on their order.
+        // Sums of these values depend on their order.
         values[i] = 1.0f / static_cast<float>(1 + i + 37 * world.rank());
       }
       const Tensor x = Tensor::from_values<float>(values, {1000});

@@ -92,7 +92,7 @@ std::string check_scatter_and_gather(ProcessGroup& group) {
           piece,
           [&](std::int64_t i) { return value(root, group.rank() * n + i); },
           "scatter"));
-      // And back, with something of this rank in it.
+      // And back, with this rank's own values.
       piece.copy_from(mine(group, dtype, n));
       group.gather(all, piece, root).wait();
       if (!is_root) continue;

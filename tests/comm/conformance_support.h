@@ -28,8 +28,8 @@ inline const std::vector<DType> kDTypes = {DType::kF64,  DType::kF32,
                                            DType::kI64,  DType::kI32};
 inline const std::vector<ReduceOp> kOps = {ReduceOp::kSum, ReduceOp::kMax,
                                            ReduceOp::kMin};
-// Elements per rank: nothing, one, primes; where a call is cut into tasks, or
-// sent in several segments, also one that leaves a broken piece at the end.
+// Elements per rank: none, one, primes; where a call is cut into tasks, or sent
+// in several segments, also a size that leaves an incomplete piece at the end.
 inline std::vector<std::int64_t> sizes(DType dtype) {
   if (dtype == DType::kF32) return {0, 1, 7, 64, 1009, 70001};
   return {0, 1, 7, 1009};
@@ -55,7 +55,7 @@ inline Tensor mine(const ProcessGroup& group, DType dtype, std::int64_t n) {
   return make(dtype, n, [&](std::int64_t i) { return value(group.rank(), i); });
 }
 
-// The first element that differs from the formula; empty when none does.
+// The first element that differs from the formula; empty if none does.
 inline std::string compare(const Tensor& tensor, const Formula& formula,
                            const std::string& what) {
   const std::vector<double> values = tensor.to_vector<double>();
@@ -82,7 +82,7 @@ inline double reduced(int num_ranks, std::int64_t i, ReduceOp op) {
   return result;
 }
 
-// Runs checks until one finds something wrong.
+// Runs checks until one finds an error.
 class Findings {
  public:
   void add(const std::string& wrong) {

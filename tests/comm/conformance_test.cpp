@@ -38,7 +38,7 @@ std::string check_messages(ProcessGroup& group) {
   });
 }
 
-// A small message leaves its buffer at once: both may send before they receive.
+// A small message is buffered: both ranks may send before they receive.
 std::string check_small_messages(ProcessGroup& group) {
   if (group.size() == 1) return std::string();
   Findings findings;
@@ -54,7 +54,7 @@ std::string check_small_messages(ProcessGroup& group) {
   return findings.text();
 }
 
-// Many calls in flight, waited for in another order than they were issued.
+// Many calls in flight, waited for in an order other than that of issue.
 std::string check_asynchronous_calls(ProcessGroup& group) {
   Findings findings;
   for (int round = 0; round < 2; ++round) {
@@ -84,7 +84,7 @@ std::string check_polling(ProcessGroup& group) {
   Findings findings;
   Tensor x = mine(group, DType::kF32, 150000);
   Work work = group.all_reduce(x);
-  // It advances although nobody waits for it.
+  // It advances even when no rank waits for it.
   while (!work.done()) {
   }
   findings.add(compare(
@@ -114,7 +114,7 @@ std::string check_exchange(ProcessGroup& group) {
   return findings.text();
 }
 
-// Even and odd ranks, in reverse; then everybody but rank 0.
+// Even and odd ranks, in reverse; then every rank except rank 0.
 std::string check_subgroups(ProcessGroup& group) {
   Findings findings;
   const int parity = group.rank() % 2;
@@ -155,7 +155,7 @@ std::string check_subgroups(ProcessGroup& group) {
           return static_cast<double>(members[static_cast<std::size_t>(i)]);
         },
         "all_gather of a subgroup"));
-    // The last member, counted in the group, sends to the first.
+    // The last member, by its rank in the group, sends to the first.
     if (rest->size() > 1 && rest->rank() == rest->size() - 1) {
       rest->send(Tensor::full({3}, 42), 0).wait();
     } else if (rest->size() > 1 && rest->rank() == 0) {
@@ -255,7 +255,7 @@ std::string check_ledger(ProcessGroup& group) {
   if (!records.empty()) {
     findings.require(records[0].label == "sum", "a record carries its label");
   }
-  // Subgroups write into the ledger of the group that they come from.
+  // Subgroups write into their parent group's ledger.
   group.clear_records();
   const auto twin = group.split(0, group.rank(), "twin");
   twin->all_reduce(one).wait();

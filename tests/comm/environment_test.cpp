@@ -61,7 +61,7 @@ std::string described(const std::string& variables) {
   }
 }
 
-// Where a rank of two meets the other, or the error.
+// The rendezvous of a rank in a world of two, or the error.
 std::string meeting(const std::string& variables,
                     const std::string& rendezvous = "") {
   const OnlyThese only(variables);
@@ -76,7 +76,7 @@ std::string meeting(const std::string& variables,
   }
 }
 
-// A task of a Slurm step; `more` may give its variables other values.
+// A task of a Slurm step; `more` may override its variables.
 std::string task(int rank, int local_rank, int size,
                  const std::string& more = "") {
   return fmt::format(
@@ -102,11 +102,11 @@ TEST(RankEnvironment, ReadsEachLauncher) {
 TEST(RankEnvironment, TheOnlyRankOfALauncherIsNoRank) {
   EXPECT_EQ(described("RANK=0 WORLD_SIZE=1"), "no rank");
   EXPECT_EQ(described(task(0, 0, 1, "SLURM_NTASKS_PER_NODE=4")), "no rank");
-  // It may hold a launcher that starts several.
+  // The single task may be a launcher that starts several ranks.
   EXPECT_EQ(described("RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=1 "
                       "OMPI_COMM_WORLD_SIZE=2"),
             "rank 1 of 2, local 1 of 2");
-  // A copy that this library started knows that it is one.
+  // A single copy that this library started is a rank.
   EXPECT_EQ(described("SHARDBOOK_RANK=0 SHARDBOOK_WORLD_SIZE=1"),
             "rank 0 of 1, local 0 of 1");
 }
@@ -125,7 +125,7 @@ TEST(RankEnvironment, AStepMayBeSmallerThanItsJob) {
                            "SLURM_NTASKS_PER_NODE=4 SLURM_STEP_NUM_NODES=2")),
             "rank 1 of 2, local 0 of 1");
   EXPECT_EQ(described(task(1, 1, 8, "SLURM_STEP_NUM_TASKS=2")), second);
-  // The tasks of the job, which this step of two does not have
+  // The job's numbers of tasks, which do not apply to this step of two
   EXPECT_EQ(described(task(1, 1, 2, "SLURM_TASKS_PER_NODE=4(x2)")), second);
 }
 
@@ -229,7 +229,7 @@ TEST(RankMeeting, OfAStepIsOnItsFirstHost) {
     EXPECT_EQ(of_step("SLURM_STEP_NODELIST=" + list), "tcp:" + first);
     EXPECT_EQ(of_step("SLURM_JOB_NODELIST=" + list), "tcp:" + first);
   }
-  // A host list of the job, of which the step has one host
+  // The job's host list; the step has only one of these hosts
   EXPECT_EQ(of_step("SLURM_JOB_NODELIST=node[1-4] SLURM_STEP_NUM_NODES=1"),
             "tcp:127.0.0.1");
   EXPECT_EQ(of_step("SLURM_STEP_NODELIST=node[3-4] "

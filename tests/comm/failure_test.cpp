@@ -1,4 +1,4 @@
-// Failure among thread ranks is an answer, and comes at once.
+// Failures among thread ranks end calls with an error at once.
 
 #include <gtest/gtest.h>
 
@@ -46,14 +46,14 @@ Outcome run(int world_size, const Body& body, LaunchOptions options = {}) {
   } catch (const std::exception& error) {
     outcome.first_cause = error.what();
   }
-  // Nobody waits until it gives up
+  // No rank waits until its timeout
   for (const std::string& text : outcome.by_rank) {
     EXPECT_EQ(text.find("timeout after 20000 ms"), std::string::npos) << text;
   }
   return outcome;
 }
 
-// Rank `late` does nothing until a call of another one has failed.
+// Rank `late` does nothing until another rank's call has failed.
 Outcome run_without(int late, int world_size, const Body& body,
                     const LaunchOptions& options = {}) {
   std::atomic<bool> stop{false};
@@ -89,11 +89,11 @@ TEST(ThreadFailure, ARankThatThrowsStopsAllOthersByName) {
 TEST(ThreadFailure, TimeoutNamesWhoIsAtTheEndOfTheChainOfWaits) {
   std::atomic<bool> neighbour_waits{false};
   const Outcome outcome = run_without(2, 3, [&](ProcessGroup& world) {
-    // Only rank 0 is impatient, and its neighbour is not to blame.
+    // Only rank 0 has a short timeout, and its neighbour is not to blame.
     world.set_timeout(world.rank() == 0 ? std::chrono::milliseconds(300)
                                         : std::chrono::minutes(1));
     const Tensor x = zeros(10);
-    // The patience of rank 0 begins when its neighbour is at its call.
+    // Rank 0's timeout starts when its neighbour is at its call.
     if (world.rank() == 1) neighbour_waits = true;
     while (!neighbour_waits) std::this_thread::yield();
     world.recv(x, world.rank() + 1).wait();
@@ -318,7 +318,7 @@ TEST(ThreadTimeout, NamesWhoIsMissing) {
       1, 3,
       [&](ProcessGroup& world) {
         const Tensor x = zeros(6);
-        // The first patience begins when both are at their calls.
+        // The shorter timeout starts when both are at their calls.
         ++num_ready;
         while (num_ready < 2) std::this_thread::yield();
         world.all_reduce(x).wait();
@@ -332,7 +332,7 @@ TEST(ThreadTimeout, NamesWhoIsMissing) {
 TEST(ThreadFailure, BuffersOfDroppedWorkStayAlive) {
   run_ranks(2, [](ProcessGroup& world) {
     for (int i = 0; i < 20; ++i) {
-      // Nobody keeps the handle or the tensor.
+      // The caller keeps neither the handle nor the tensor.
       world.all_reduce(Tensor::full({300000}, 1));
     }
     Tensor x = Tensor::full({10}, 1);

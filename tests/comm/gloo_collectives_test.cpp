@@ -1,4 +1,4 @@
-// What is large enough for Gloo's rings; the conformance suite has the rest.
+// Sizes large enough for Gloo's rings; the conformance suite has the rest.
 
 #include <gtest/gtest.h>
 

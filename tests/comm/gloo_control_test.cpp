@@ -1,4 +1,4 @@
-// Frames of the control line, and strangers who send something else.
+// Frames of the control line, and connections that send something else.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -29,10 +29,10 @@ constexpr const char* kAllReduce =
 
 Tensor ten() { return Tensor::zeros({10}); }
 
-// Runs ranks that are to fail, and keeps the error of each.
+// Runs ranks that should fail, and keeps the error of each.
 class GlooFailure : public ::testing::Test {
  protected:
-  // The error of the whole; "" when there was none.
+  // The error of the whole run; "" if there was none.
   std::string run(int world_size,
                   const std::function<void(ProcessGroup&)>& body) {
     const std::filesystem::path folder = folder_.path();
@@ -62,7 +62,7 @@ class GlooFailure : public ::testing::Test {
   }
 
   void TearDown() override {
-    // Neither a running process nor an uncollected one is left.
+    // Neither a running process nor a zombie is left.
     EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
     EXPECT_EQ(errno, ECHILD);
   }
@@ -90,7 +90,7 @@ TEST_F(GlooFailure, KilledRankIsNamed) {
   });
   EXPECT_THAT(error, HasSubstr("rank 1 failed: its process was killed by "
                                "signal 9"));
-  // Perhaps it has not heard that rank 1 was in the barrier, too.
+  // It may not have learned that rank 1 was in the barrier, too.
   EXPECT_THAT(said_by(0), AllOf(HasSubstr("rank 1 failed"),
                                 HasSubstr("(while rank 0 was in ")));
   EXPECT_THAT(said_by(2), HasSubstr("rank 1 failed"));
@@ -169,7 +169,7 @@ TEST_F(GlooFailure, RankThatWaitsInRecvHears) {
   EXPECT_THAT(said_by(1), HasSubstr("in recv f32[10] from rank 0"));
 }
 
-// Of single calls: ranks on a busy machine take longer to meet.
+// For single calls: on a busy machine ranks need longer to meet.
 constexpr std::chrono::milliseconds kShort(300);
 
 TEST_F(GlooFailure, TimeoutNamesWhoIsMissing) {

@@ -32,7 +32,7 @@ using ::testing::HasSubstr;
 // The test program lies beside this one.
 std::string program() { return test::beside_this_one("gloo_program"); }
 
-// A rank of torchrun's on this host.
+// One of torchrun's ranks on this host.
 Variables torchrun(int rank, int world_size, int port,
                    const Variables& more = {}) {
   Variables variables = {"RANK=" + std::to_string(rank),
@@ -58,7 +58,7 @@ TEST(GlooLaunch, ReturnsTheStatusOfARankThatThrows) {
 TEST(GlooLaunch, ReportsARankThatIsKilled) {
   Program ranks({program(), "3", "kill"});
   const int status = ranks.finish();
-  // The others have thrown, or the launcher was faster.
+  // The other ranks have thrown, or the launcher was faster.
   EXPECT_TRUE(status == 1 || status == kExitRunFailed) << status;
   EXPECT_THAT(ranks.output(),
               AllOf(HasSubstr("rank 1 failed: its process was killed by "
@@ -145,12 +145,12 @@ TEST(GlooLaunch, RanksWithOtherOptionsAreRefusedWhenTheyMeet) {
 
 // --- Ranks that do not answer
 
-// Three ranks started one by one. Their patience is also the time in which they
-// have to meet: on a busy machine that takes a second.
+// Three ranks started one by one. Their timeout also limits the time to meet,
+// which on a busy machine may be a second.
 constexpr char kPatience[] = "SHARDBOOK_TIMEOUT_MS=3000";
 
-// Starts the ranks, of which `stops` stops itself, and returns what the other
-// two say.
+// Starts the ranks, of which `stops` stops itself, and returns the output of
+// the other two.
 std::vector<std::string> run_frozen(int stops) {
   const int port = free_port();
   std::vector<std::unique_ptr<Program>> ranks;
@@ -180,7 +180,7 @@ TEST(GlooFrozen, IsNamedAtTheEndOfTheChainOfWaits) {
 }
 
 TEST(GlooFrozen, IsNamedByItsPeersWhenItServesTheRendezvous) {
-  // A peer learns of it by its own timeout, or as its line to rank 0 goes silent
+  // A peer's own timeout fires, or its line to rank 0 goes silent
   for (const std::string& said : run_frozen(0)) {
     EXPECT_THAT(said, HasSubstr("rank 0 does not answer: its process is "
                                 "stopped, or its host"));
@@ -222,7 +222,7 @@ TEST(GlooRendezvous, ByFile) {
   const TempFolder temporary;
   const std::string& folder = temporary.path();
   EXPECT_EQ(sums("file:" + folder), kThrees);
-  // Rank 0 has tidied up, so the folder can serve again.
+  // Rank 0 has cleaned up, so the folder can be used again.
   EXPECT_TRUE(std::filesystem::is_empty(folder));
   EXPECT_EQ(sums("file:" + folder), kThrees);
 }
@@ -267,7 +267,7 @@ TEST(GlooRendezvous, MissingRanksAreNamed) {
 
 // --- Processes of one that has threads
 
-// A thread is listed for a moment after it was joined; this one ends on its own.
+// A thread is listed for a moment after its join; wait until it disappears.
 TEST(GlooFork, WaitsForAThreadThatIsEnding) {
   std::thread ending(
       [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
@@ -276,7 +276,7 @@ TEST(GlooFork, WaitsForAThreadThatIsEnding) {
   EXPECT_EQ(sums("file:" + temporary.path()), kThrees);
 }
 
-#ifndef __SANITIZE_THREAD__  // has a thread of its own
+#ifndef __SANITIZE_THREAD__  // TSan runs its own thread
 TEST(GlooFork, RefusesAProcessWithThreads) {
   std::promise<void> end;
   std::thread other([&] { end.get_future().wait(); });
@@ -290,7 +290,7 @@ TEST(GlooFork, RefusesAProcessWithThreads) {
 
 // --- Two hosts
 
-// Two network namespaces joined by a cable, as far as the ranks can tell.
+// Two network namespaces joined by a cable, as the ranks see them.
 class TwoHosts {
  public:
   TwoHosts() {

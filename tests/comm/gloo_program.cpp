@@ -54,7 +54,7 @@ void run_scenario(ProcessGroup& world, const std::string& scenario) {
   }
   const Tensor x = Tensor::full({3}, world.rank());
   world.all_reduce(x).wait();
-  // Every rank prints; the launcher shows the first one's.
+  // Every rank prints; the launcher shows only the first one's output.
   std::printf("sum %g of %d\n", x.to_vector<double>()[2], world.size());
 }
 

@@ -74,7 +74,7 @@ TEST(Ledger, ARecordReadsAsASentence) {
 
 double bytes_of(const CommRecord& record) { return wire_bytes(record); }
 
-// Of a long run the log keeps the begin and the end, and the sum of all.
+// The log keeps the beginning and the end of a long run, and the sum of all.
 TEST(Ledger, ALongLogIsKeptInPart) {
   const auto log_of = [](std::int64_t count) {
     CommLog log(bytes_of);

@@ -26,7 +26,7 @@ const std::vector<DType> kDTypes = {DType::kF64, DType::kF32, DType::kBF16,
 
 using Communicator = std::shared_ptr<NcclCommunicator>;
 
-// Returns when NCCL has taken what it was given.
+// Returns when NCCL has completed the submitted calls.
 void settle(const Communicator& communicator) {
   while (!communicator->is_ready()) {
   }
@@ -48,7 +48,7 @@ class NcclAdapter : public ::testing::Test {
     return result;
   }
 
-  // Whether values of this type come through a call of the rank with itself.
+  // Whether values of this type survive a call of the rank with itself.
   bool moves(const Communicator& communicator, CommOp op, DType dtype,
              ReduceOp reduce_op = ReduceOp::kSum) {
     const bool in_place = op == CommOp::kReduce || op == CommOp::kBroadcast;
@@ -159,7 +159,7 @@ TEST_F(NcclAdapter, AnAbortEndsCallsInFlight) {
   nccl_library().end_group();
   cuda_runtime().synchronize_stream(stream());
   EXPECT_THROW(nccl->is_ready(), Error);
-  // The GPU serves the next communicator.
+  // The GPU can be used by another communicator.
   const Communicator next = join();
   EXPECT_TRUE(moves(next, CommOp::kAllReduce, DType::kF32));
 }

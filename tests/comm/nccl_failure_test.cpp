@@ -1,4 +1,4 @@
-// Failure among ranks of backend nccl is an answer that names call and rank.
+// Failures among ranks of backend nccl give errors that name call and rank.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Ranks of backend nccl that are processes, each with a GPU of its own. They
-// find each other as those of gloo do; the stand-in for NCCL lets them meet in a
-// folder, where it leaves what each of them called.
+// find each other like gloo's ranks; NCCL's stand-in lets them meet in a
+// folder, where it records the calls of each.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -55,8 +55,8 @@ class NcclProcesses : public ::testing::Test {
             "SHARDBOOK_STAND_IN_FOLDER=" + folder_.path()};
   }
 
-  // "stand-in-77-0.join.1": "1 of 2", for all communicators that ranks joined
-  // with an id; those of messages have ids of their own.
+  // "stand-in-77-0.join.1": "1 of 2", for every communicator that ranks joined
+  // by an id; messages have communicators with other ids.
   std::map<std::string, std::string> joined() const {
     std::map<std::string, std::string> result;
     for (const auto& file :

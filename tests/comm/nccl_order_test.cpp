@@ -1,4 +1,4 @@
-// Calls of backend nccl take their place among the work of streams.
+// Calls of backend nccl are ordered with the other work of streams.
 
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ TEST(NcclOrder, BuffersLiveUntilTheDeviceHasUsedThem) {
       const Tensor mine = Tensor::full({100000}, world.rank() + 1);
       Work dropped = world.all_gather(all, mine);
     }
-    // Takes the memory of `mine`, if that is free already.
+    // Reuses the memory of `mine`, if that is already free.
     const Tensor other = Tensor::full({100000}, 9);
     world.barrier();
     world.all_reduce(Tensor::zeros({1})).wait();

@@ -135,7 +135,7 @@ TEST(GroupOfOne, IsFreeAndCopiesWhereItMust) {
   });
 }
 
-// Counts what it sees.
+// Counts the events it observes.
 struct Counter : CommObserver {
   void on_issue(const CommRecord& record) override {
     issued.push_back(record.label);

@@ -72,7 +72,7 @@ TEST(Signals, TheSecondOneInsists) {
             128 + SIGINT);
 }
 
-// Code that computes may use its stack pointer as it likes.
+// Running code may use its stack pointer for anything.
 TEST(Signals, NoThreadRunsAHandler) {
   EXPECT_EQ(status_of([] {
               watch_signals();

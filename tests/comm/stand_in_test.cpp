@@ -1,4 +1,4 @@
-// The stand-in for NCCL notices what NCCL would leave hanging.
+// The stand-in for NCCL detects calls that would hang in NCCL.
 
 #include <gtest/gtest.h>
 
@@ -47,7 +47,7 @@ class StandIn : public ::testing::Test {
     ncclCommGetAsyncError(comm_[rank], &result);
     return result;
   }
-  // Asks until the launch has reached its stream.
+  // Polls until the launch has reached its stream.
   void settle(int rank) {
     while (state(rank) == ncclInProgress) {
     }
@@ -104,7 +104,7 @@ TEST_F(StandIn, CollectivesThatDifferNameBothRanks) {
                "called ncclAllReduce f32[1] (max)");
 }
 
-// Each rank sends first and receives then: only a group lets both run.
+// Each rank sends before it receives: only a group lets both run.
 TEST_F(StandIn, MessagesOfAGroupRunTogether) {
   for (const bool grouped : {true, false}) {
     for (int r = 0; r < 2; ++r) {

@@ -43,8 +43,8 @@ TEST(ThreadsOnGpus, SumsHaveTheBitsOfTheCpu) {
   }
 }
 
-// Above 16 inputs the kernel goes on from sums in scratch memory, which must lie
-// on the GPU and outlive the call.
+// Above 16 inputs the kernel continues from sums in scratch memory, which must
+// lie on the GPU and outlive the call.
 TEST(ThreadsOnGpus, SumsOfManyRanksGoThroughScratch) {
   EXPECT_EQ(sums("cuda", 1, DType::kBF16, /*world_size=*/18),
             sums("cpu", 8, DType::kBF16, /*world_size=*/18));

@@ -173,8 +173,8 @@ TEST(ThreadGroup, WorldsRunSideBySide) {
   EXPECT_EQ(right, 6);
 }
 
-// A run without flushes has a tag for each message: nothing is left of those
-// that have met, whichever side came first.
+// A run without flushes has a tag for each message: matched messages leave
+// nothing behind, whichever side came first.
 TEST(ThreadWorld, MessagesThatMetLeaveNothing) {
   using internal::Slot;
   internal::ThreadWorld world(2, /*num_cores=*/0);

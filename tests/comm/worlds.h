@@ -10,7 +10,7 @@
 
 namespace shardbook::test {
 
-/// What a rank did: says what is wrong, or nothing. Ranks do not assert: one
+/// The body of a rank: returns an error, or nothing. Ranks do not assert: one
 /// that stopped early would leave its peers waiting.
 using RankBody = std::function<std::string(ProcessGroup&)>;
 
@@ -18,7 +18,7 @@ struct World {
   std::string name;  ///< "Threads"
   /// Runs the body on each rank; returns their results, by rank.
   std::function<std::vector<std::string>(int world_size, const RankBody&)> run;
-  /// Why this machine cannot run so many ranks; null where all can.
+  /// Why this machine cannot run this many ranks; null if it always can.
   std::function<std::string(int world_size)> why_not = nullptr;
   std::vector<int> sizes = {1, 2, 3, 4, 8};
 };

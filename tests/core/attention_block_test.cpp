@@ -49,7 +49,7 @@ TEST(MergeAttention, DoesNotOverflow) {
   expect_close(sums.logsumexp, whole.logsumexp, 1e-12);
 }
 
-/// The formula as it stands, without a look at -inf.
+/// The formula without the special case for -inf.
 void naive_merge(const AttentionSums& sums, const AttentionSums& block) {
   const auto heads = sums.logsumexp.size(1), rows = sums.out.size(1);
   const auto width = sums.out.size(2) / heads;
@@ -81,19 +81,19 @@ TEST(MergeAttention, RowsWithoutKeysAreSkipped) {
                            p.options, {});
   };
   for (double x : values(hidden().logsumexp)) EXPECT_EQ(x, nothing);
-  // Into a result: nothing changes
+  // Merging nothing into a result changes nothing
   AttentionSums sums = p.of(0, 6);
   merge_attention(sums, 0, hidden());
   EXPECT_TRUE(bitwise_equal(sums.out, p.of(0, 6).out));
   EXPECT_TRUE(bitwise_equal(sums.logsumexp, p.of(0, 6).logsumexp));
-  // Into nothing: still nothing, and no NaN; the formula alone makes one
+  // Nothing into nothing is nothing, not NaN; the formula alone gives NaN
   AttentionSums empty = hidden(), naive = hidden();
   merge_attention(empty, 0, hidden());
   for (double x : values(empty.out)) EXPECT_EQ(x, 0);
   for (double x : values(empty.logsumexp)) EXPECT_EQ(x, nothing);
   naive_merge(naive, hidden());
   EXPECT_TRUE(std::isnan(values(naive.out)[0]));
-  // A first block into nothing: as it is
+  // Merging a first block into nothing keeps its bits
   AttentionSums first = hidden();
   merge_attention(first, 0, p.of(0, 6));
   EXPECT_TRUE(bitwise_equal(first.out, p.of(0, 6).out));
@@ -123,7 +123,7 @@ AttentionOptions grouped(double dropout = 0) {
 }
 
 TEST(AttentionBlocks, BackwardsAddUpToTheWhole) {
-  // Causal attention of 9 queries to 9 keys, in pieces that lie anywhere
+  // Causal attention of 9 queries to 9 keys, in arbitrary pieces
   for (const DType dtype : {DType::kF64, DType::kBF16}) {
     const double tolerance = dtype == DType::kF64 ? 1e-12 : 0.05;
     const TensorOptions like{dtype, Device()};
@@ -214,7 +214,7 @@ TEST(AttentionBlocks, SayWhatDoesNotFit) {
 }
 
 TEST(Attention, SharesKeyHeadsAmongConsecutiveQueryHeads) {
-  // As if each key head were there twice
+  // As if each key head existed twice
   const Tensor q = leaf({2, 7, 20}, 1), k = leaf({2, 7, 10}, 2),
                v = leaf({2, 7, 10}, 3);
   const auto twice = [](const Tensor& x) {

@@ -1,4 +1,4 @@
-// Fused attention against the one that is composed of small operations.
+// Fused attention against attention composed of small operations.
 
 #include "tests/core/support.h"
 
@@ -78,7 +78,7 @@ TEST(Attention, EqualsTheComposedOneWithItsGradients) {
       SCOPED_TRACE(testing::Message() << dtype_name(dtype) << ", " << s.q_rows
                                       << " x " << s.k_rows);
       const std::int64_t h = s.heads * s.head_dim;
-      // Both compute with the numbers that the narrow dtype holds.
+      // Both start from values that are exact in the narrow dtype.
       const auto operand = [&](std::int64_t rows, std::uint64_t seed) {
         return noise({s.batch, rows, h}, seed, -2, 2, {dtype, Device()});
       };

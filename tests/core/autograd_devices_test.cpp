@@ -97,7 +97,7 @@ TEST_F(Devices, RunAtTheSameTime) {
   EXPECT_TRUE(met);
 }
 
-// 1e16 + 1 - 1e16 depends on the order: whoever arrives first must not matter.
+// 1e16 + 1 - 1e16 depends on the order: arrival must not change it.
 TEST_F(Devices, SumsDoNotDependOnWhoArrivesFirst) {
   const std::vector<double> factors = {1e16, 1, -1e16};
   auto gradient = [&](const std::vector<int>& delays_ms, bool into_leaf) {
@@ -160,7 +160,7 @@ TEST_F(Devices, AnErrorOnAnotherDeviceReachesTheCaller) {
   }
   expect_error([&] { sum(concat(parts, 0)).backward(); },
                {"on purpose on device 1"});
-  // Nothing is left behind that would disturb the next one.
+  // The failure leaves nothing behind that would disturb the next backward.
   x.clear_grad();
   sum(to_device(square(to_device(x, devices[1])), devices[0])).backward();
   expect_close(x.grad(), scale(x.detach(), 2), 0);
@@ -201,7 +201,7 @@ TEST_F(Devices, TheCallersOwnMayBeNoneOfThem) {
   const Tensor x = leaf({4}, 1, -1, 1, there);
   sum(to_device(square(x), devices[2])).backward();
   expect_close(x.grad(), scale(x.detach(), 2), 0);
-  // A single device that is not the caller's.
+  // A single device other than the caller's.
   x.clear_grad();
   sum(square(x)).backward();
   expect_close(x.grad(), scale(x.detach(), 2), 0);

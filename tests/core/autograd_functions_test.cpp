@@ -1,4 +1,4 @@
-// Where callers reach into the tape: hooks, gradient buffers, own functions.
+// The tape's entry points for callers: hooks, gradient buffers, own functions.
 
 #include "core/autograd.h"
 
@@ -89,7 +89,7 @@ TEST(Hooks, OnResultsSeeAndReplaceTheCompleteGradient) {
   sum(add(y, scale(y, 3))).backward();
   EXPECT_EQ(seen, 4);
   EXPECT_EQ(x.grad().item(), 160);
-  // An undefined answer changes nothing.
+  // A hook that returns an undefined tensor changes nothing.
   x.clear_grad();
   const Tensor z = square(x);
   z.add_grad_hook([](const Tensor&) { return Tensor(); });
@@ -133,7 +133,7 @@ TEST(GradBuffers, MayBeWiderThanTheParameter) {
 
 TEST(CustomFunction, HasItsOwnBackward) {
   const Tensor x = leaf_of({3}, {1});
-  // Straight-through: forward rounds, backward passes.
+  // Straight-through: forward rounds, backward does not.
   const Tensor y = custom_function(
       "round", {x},
       [](const Tensors& in) {
@@ -212,7 +212,7 @@ TEST(CustomFunction, AGradientOfAnotherShapeIsAnError) {
   };
   const Tensor x = leaf({2});
   expect_error([&] { wrong(x).backward(); }, {"[]", "[2]"});
-  // Also where only broadcasting would notice.
+  // Even if broadcasting would hide the error.
   expect_error([&] { wrong(square(x)).backward(); }, {"[]", "[2]"});
 }
 

@@ -1,4 +1,4 @@
-// The tape: what flows, in which order, what it keeps alive.
+// The tape: which gradients flow, in which order, and how long tensors live.
 
 #include "core/autograd.h"
 
@@ -98,7 +98,7 @@ TEST(Backward, TheGivenGradientStaysTheCallers) {
   EXPECT_EQ(values(given), (std::vector<double>{2, 2}));
 }
 
-// add hands the same array to both sides.
+// The backward of add returns the same array for both operands.
 TEST(Backward, TwoLeavesNeverShareAGradient) {
   const Tensor a = leaf_of({1, 2}, {2}), b = leaf_of({3, 4}, {2});
   const Tensor y = add(a, b);
@@ -136,7 +136,7 @@ TEST(Graph, AHundredThousandNodesNeedNoStack) {
     sum(y).backward();
     EXPECT_EQ(x.grad().item(), 100001);
   }
-  // Freed without a backward, too.
+  // Freed even without a backward.
   Tensor y = x;
   for (int i = 0; i < 100000; ++i) y = square(y);
   y = Tensor();
@@ -158,8 +158,8 @@ TEST(Graph, SavedTensorsAreFreedAsBackwardPasses) {
   Device handle = device;
   handle.reset_peak_memory();
   loss.backward();
-  // At the last layer: all that was saved, the gradients of its output and of
-  // its input, the loss; from there on one saved tensor fewer at each layer.
+  // At the last layer: all saved tensors, the gradients of its output and of
+  // its input, the loss; each further layer has one saved tensor fewer.
   EXPECT_EQ(device.memory().peak_total, (1 + kLayers + 2) * kBytes + 8);
   // The leaf and its gradient; the loss.
   EXPECT_EQ(device.memory().current_total, 2 * kBytes + 8);

@@ -1,4 +1,4 @@
-// Contexts, scopes, and what observers see.
+// Contexts, scopes, and the events that observers get.
 
 #include "core/context.h"
 
@@ -13,7 +13,7 @@
 namespace shardbook {
 namespace {
 
-/// Keeps everything it sees.
+/// Records every event.
 class Notebook : public Observer {
  public:
   void on_op_begin(const OpEvent& event) override { begun.push_back(event); }
@@ -23,7 +23,7 @@ class Notebook : public Observer {
     net += event.bytes;
   }
 
-  /// Of all operations of this name.
+  /// The events of all operations with this name.
   double flops_of(const std::string& name) const {
     double flops = 0;
     for (const OpEvent& event : begun) {

@@ -96,7 +96,7 @@ TEST(Conv2d, EveryPathComesNearF64) {
   }
 }
 
-// What pipelines' proofs stand on: an image's bits do not depend on the others.
+// Pipelines rely on this: an image's bits do not depend on the others.
 TEST(Conv2d, AnImageAloneIsTheSameInDeterministicMode) {
   Deterministic deterministic;
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
@@ -147,7 +147,7 @@ TEST(Conv2d, IsAProductToTheCostModel) {
   const Tensor wide = leaf({2, 9, 9, 64}), windows = leaf({64, 64, 3, 3}, 2);
   context.add_observer(&events);
   conv2d(x, w, Tensor(), 2, 1);
-  // Kernels with fewer operations are calibrated on their own
+  // Kernels with fewer operations are calibrated separately
   conv2d(wide, windows, Tensor(), 1, 1);
   context.remove_observer(&events);
   ASSERT_EQ(events.seen.size(), 2u);

@@ -1,4 +1,4 @@
-// CUDA devices on a GPU whose work happens as late as it may: reuse of memory,
+// CUDA devices on a GPU that works as late as possible: reuse of memory,
 // streams, events, copies.
 
 #include <gtest/gtest.h>
@@ -92,7 +92,7 @@ TEST_F(CudaAllocator, AnotherStreamRunsAfterTheEarlierUsersOfABlock) {
   EXPECT_EQ(values(y), four(2));
 }
 
-// The users of a block are those that asked for its address, not the stream
+// A block's users are the streams that asked for its address, not the stream
 // that freed it.
 TEST_F(CudaAllocator, AStreamThatFreesABlockRunsAfterItsUsers) {
   Tensor x;
@@ -218,7 +218,7 @@ TEST_F(CudaStreams, AWaitForHostWorkHoldsTheHost) {
   EXPECT_FALSE(filled.query());
   filled.wait();
   EXPECT_TRUE(filled.query());
-  // Copies that this part of the program issues are on the GPU's streams.
+  // Copies that core itself issues are on the GPU's streams.
   x.fill(2);
   Event again;
   again.record();
@@ -263,8 +263,8 @@ TEST_F(CudaCopies, ToTheGpuAndBackInEveryDType) {
             3);
 }
 
-// Both ranks' streams meet at the copy: it reads what was written before, and
-// what is written after it is not read.
+// Both ranks' streams meet at the copy: it reads earlier writes, and none of
+// the later ones.
 TEST_F(CudaCopies, BetweenRanksAreOrderedOnBothSides) {
   RankContext sender(make_device()), receiver(make_device());
   Tensor x;

@@ -13,8 +13,8 @@
 namespace shardbook {
 namespace {
 
-/// A queue that does nothing until `open`: what waits for its event is held
-/// back for as long as a test likes.
+/// A queue that does nothing until `open`: it delays all work that waits for
+/// its event as long as a test likes.
 class Gate {
  public:
   Gate() : queue_(Device::cpu(9)) {
@@ -73,7 +73,7 @@ TEST(DeviceQueue, WorkHasTheSettingsOfWhoGaveIt) {
               now.deterministic, now.phase,     now.random.seed};
     });
   }
-  // The settings have changed again before the work runs.
+  // The settings have changed back before the work runs.
   context.random.seed = 0;
   gate.open();
   queue.synchronize();
@@ -86,7 +86,7 @@ TEST(DeviceQueue, WorkHasTheSettingsOfWhoGaveIt) {
 }
 
 TEST(DeviceQueue, TwoQueuesRunAtTheSameTime) {
-  // Each waits for the other, which only works side by side.
+  // Each waits for the other, which works only in parallel.
   DeviceQueue a(Device::cpu(0)), b(Device::cpu(1));
   std::promise<void> from_a, from_b;
   a.enqueue([&] {
@@ -152,7 +152,7 @@ TEST(Event, QueryTellsWhetherItHasPassedWithoutWaiting) {
   behind.synchronize();
   EXPECT_TRUE(behind.query());
   EXPECT_TRUE(copy.query());
-  // On the CPU, work is done when it returns.
+  // On the CPU, an operation is finished when it returns.
   Event here;
   here.record();
   EXPECT_TRUE(here.query());
@@ -188,7 +188,7 @@ TEST(DeviceQueue, AnErrorIsThrownWhereTheHostSynchronises) {
       },
       Error);
   EXPECT_FALSE(ran) << "work behind an error is dropped";
-  // It has been told, and the queue works again.
+  // The error was reported, and the queue works again.
   queue.enqueue([&] { ran = true; });
   queue.synchronize();
   EXPECT_TRUE(ran);
@@ -271,7 +271,7 @@ TEST(DeviceQueue, AGraphThatWasRecordedByQueuesRunsBackward) {
 // --- The hazard of a second queue on a device --------------------------------
 
 /// A second queue of a device copies x, which is 1, to y on another device.
-/// Without an event, what `compute` is given runs before the copy.
+/// Without an event, the work of `compute` runs before the copy.
 struct LateCopy {
   const Device gpu0 = Device::cpu(0), gpu1 = Device::cpu(1);
   const Tensor x = Tensor::full({4}, 1, {DType::kF64, gpu0});
@@ -281,7 +281,7 @@ struct LateCopy {
               const std::function<void()>& work) const {
     Gate gate;
     DeviceQueue copies(gpu0, 1, kCopyStream);
-    // The copies are late: nothing says that they are not.
+    // The copies are late: without an event their order is not certain.
     gate.closed().wait(copies);
     copies.enqueue([this] { y.copy_from(x); });
     if (with_event) {

@@ -1,4 +1,4 @@
-// The allocator: what it counts, refuses and keeps.
+// The allocator: counts, refusals and reuse.
 
 #include "core/device.h"
 
@@ -151,7 +151,7 @@ TEST(Allocator, FreedBlocksAreUsedAgain) {
   EXPECT_EQ(device.memory().cached, 0);
 }
 
-// An expert gets other tokens in each step.
+// An expert gets a different number of tokens in each step.
 TEST(Allocator, BlocksOfNearlyTheSameSizeAreUsedAgain) {
   constexpr std::int64_t kMiB = 1 << 20;
   const Device device = Device::cpu();

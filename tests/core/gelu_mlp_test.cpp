@@ -1,6 +1,6 @@
-// gelu_mlp against the three layers that it stands for: values, gradients, what
-// observers see and what memory holds. On CUDA (core_on_cuda) its products
-// apply GELU and its derivative themselves, and only that may differ.
+// gelu_mlp against its three separate layers: values, gradients, observed
+// events and memory. On CUDA (core_on_cuda) its products apply GELU and its
+// derivative themselves, and only that may differ.
 
 #include <array>
 #include <map>
@@ -22,7 +22,7 @@ struct MlpSizes {
   std::int64_t rows, in, wide, out;
 };
 
-/// Where products of 16 bits apply GELU, nowhere (odd), and next to nothing.
+/// Sizes where 16-bit products apply GELU, where none do (odd), and tiny ones.
 const MlpSizes kMlpSizes[] = {
     {5, 6, 16, 4}, {1, 1, 8, 1}, {7, 3, 5, 9}, {33, 24, 96, 24}, {1, 1, 1, 1}};
 
@@ -112,15 +112,15 @@ TEST_P(GeluMlp, AGraphThatIsKeptGivesTheSameGradientsAgain) {
       x[i].clear_grad();
     }
   }
-  // And near them when weight gradients wait, for which other kernels run
+  // And near them with deferred weight gradients, which use other kernels
   WeightGradients store;
   const DeferWeightGradients defer(store);
   autograd::backward({loss});
   expect_close(x[0].grad(), first[0], mlp_tolerance(dtype));
 }
 
-// On CUDA cuBLASLt's epilogues are the tanh form: catches a product that applies
-// them to the other one.
+// On CUDA cuBLASLt's epilogues have the tanh form: catches products that use it
+// for the other form.
 TEST_P(GeluMlp, ExactGeluIsThatOfTheLayers) {
   const Tensors one = mlp_operands(kMlpSizes[3], dtype),
                 three = mlp_operands(kMlpSizes[3], dtype);
@@ -190,7 +190,7 @@ TEST(GeluMlpDeferred, WeightGradientsThatWaitHaveTheSameBits) {
   }
 }
 
-/// What one training step of an MLP does, in two micro-batches.
+/// Measurements of one training step of an MLP, in two micro-batches.
 struct MlpStep : Observer {
   void on_op_begin(const OpEvent& event) override {
     names.push_back(std::string(event.name) + " " + phase_name(event.phase));
@@ -245,7 +245,7 @@ MlpStep train_mlp(const Mlp& mlp, MlpMode mode, int num_micro_batches,
   return seen;
 }
 
-// The peak is in the backward of the second layer or in that of the first.
+// The peak is in the backward of the second layer or of the first.
 TEST(GeluMlpCosts, AreThoseOfItsLayers) {
   for (const MlpMode mode :
        {MlpMode::kPlain, MlpMode::kDeferred, MlpMode::kRecomputed}) {
@@ -284,7 +284,7 @@ TEST(GeluMlpCosts, GeluIsPartOfTheProductsOnCudaOnly) {
   EXPECT_EQ(seen["matmul_gelu backward"], fused ? 1 : 0);
   EXPECT_EQ(seen["gelu backward"], fused ? 0 : 1);
   EXPECT_EQ(seen["sum_rows backward"], fused ? 1 : 2);
-  // Weight gradients that wait keep GELU's output, and the bill counts that
+  // Deferred weight gradients keep GELU's output, as the bill counts
   seen = count_names(train_mlp(in_one, MlpMode::kDeferred, 1).names);
   EXPECT_EQ(seen["matmul_gelu backward"], 0);
   EXPECT_EQ(seen["gelu backward"], 1);

@@ -10,7 +10,7 @@
 namespace shardbook {
 namespace {
 
-/// An operation, and operands on which it is smooth.
+/// An operation, and operands where it is smooth.
 struct Case {
   const char* name;
   std::vector<Shape> shapes;

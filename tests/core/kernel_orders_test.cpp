@@ -1,5 +1,5 @@
 // Weights of convolutions in oneDNN's order: copies that end when a weight is
-// written, and gradients that become row-major when they are read.
+// written, and gradients that become row-major when read.
 
 #include <cstdint>
 #include <functional>
@@ -51,7 +51,7 @@ TEST_F(KernelOrders, CopiesAreKeptFromTheSecondUseUntilTheWeightIsWritten) {
   EXPECT_EQ(workspace(), kept);
   w.raw();
   EXPECT_EQ(workspace(), 0);
-  // The next step is expected to be like the last one
+  // The next step is expected to use the weight as the last one did
   use(w);
   EXPECT_EQ(workspace(), kept);
   use(w);
@@ -176,8 +176,8 @@ TEST_F(KernelOrders, AGradientIsAWeightLikeAnyOther) {
   EXPECT_TRUE(bitwise_equal(y, convolve(x, gradient_of(w, 1))));
 }
 
-// Where channels do not fill oneDNN's blocks, copies are larger than the
-// weight, and gradients are row-major from the start.
+// If channels do not fill oneDNN's blocks, copies are larger than the weight,
+// and gradients are row-major from the start.
 TEST_F(KernelOrders, OddNumbersOfChannels) {
   const Tensor w = leaf({9, 5, 3, 3}, 2, -1, 1, f32());
   const Tensor x = leaf({2, 7, 10, 5}, 1, -1, 1, f32());

@@ -1,8 +1,7 @@
 #pragma once
 
-// A GPU for tests of core: its memory is the host's, and nothing that a stream
-// was given happens before somebody waits for it. A wait that is missing in core
-// so shows in values.
+// A GPU for tests of core: its memory is the host's, and work on a stream runs
+// only when somebody waits for it. A missing wait in core thus shows in values.
 
 #include <cstddef>
 #include <cstdint>
@@ -39,9 +38,9 @@ struct LateStream {
 struct LateEvent {
   LateStream* stream = nullptr;
   std::int64_t recorded = 0;  ///< times that record was called
-  std::int64_t passed = 0;    ///< times that the stream got there
+  std::int64_t passed = 0;    ///< times that the stream reached it
 
-  /// The stream works until it gets to the n-th record.
+  /// The stream runs until it reaches the n-th record.
   void run_until(std::int64_t n) {
     while (passed < n) stream->run_one();
   }
@@ -93,11 +92,11 @@ class LateRuntime : public internal::DeviceRuntime {
   void* make_event() override {
     return events_.emplace_back(std::make_unique<LateEvent>()).get();
   }
-  // CUDA keeps an event until its record has happened.
+  // CUDA keeps an event until its record has run.
   void destroy_event(void*) override {}
   void record_event(void* pointer, void* stream) override {
     auto* event = static_cast<LateEvent*>(pointer);
-    // CUDA allows it, for an event that nobody waits for any more.
+    // CUDA allows this for an event without further waits.
     event->stream = of(stream);
     event->recorded += 1;
     num_records += 1;

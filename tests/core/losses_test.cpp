@@ -33,8 +33,8 @@ TEST(CrossEntropy, IsTheMeanOverCountedTargets) {
   EXPECT_EQ(grad[5], 0);
 }
 
-// Ranks with different numbers of counted targets sum numerators: a mean of
-// their means would be another number.
+// Ranks with different numbers of counted targets sum numerators: the mean of
+// their means would be wrong.
 TEST(CrossEntropy, SumsOfPiecesMakeTheWholeAndMeansDoNot) {
   const Tensor logits = noise({6, 5}, 1, -3, 3);
   const Tensor targets = targets_of({1, -100, -100, 0, 4, 2});
@@ -96,7 +96,7 @@ TEST(CrossEntropy, RefusesTargetsOfAnotherDevice) {
       {"cross_entropy", "cpu:1"});
 }
 
-// One rank has all classes, and the columns behind them pad.
+// One rank has all classes, followed by padding columns.
 TEST(CrossEntropyPart, PaddingCountsForNothing) {
   const Tensor logits = leaf({4, 5}, 1, -3, 3);
   const Tensor targets = targets_of({2, -100, 0, 1});
@@ -111,7 +111,7 @@ TEST(CrossEntropyPart, PaddingCountsForNothing) {
   EXPECT_EQ(values(slice(logits.grad(), 1, 3, 5)), std::vector<double>(8, 0.0));
 }
 
-// A rank whose columns all pad gets the loss that the others have.
+// A rank with padding columns only gets the same loss as the others.
 TEST(CrossEntropyPart, ARankOfPaddingAlone) {
   const Tensor targets = targets_of({2, 0});
   std::vector<Tensor> sums;

@@ -119,7 +119,7 @@ TEST(Module, ReplacedTensorsKeepTheirTies) {
   EXPECT_FALSE(copy.head.shares_storage(net.head));
   EXPECT_TRUE(net.head.is_same(net.wte.weight));
   EXPECT_TRUE(bitwise_equal((*replica)(tokens()), before.detach()));
-  // The original does not feel what happens to the replica.
+  // Changes to the replica do not reach the original.
   copy.head.fill(0);
   EXPECT_TRUE(bitwise_equal(net(tokens()).detach(), before.detach()));
 }

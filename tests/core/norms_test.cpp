@@ -80,10 +80,10 @@ TEST(BatchNorm, RefusesOtherShapesAndDtypes) {
                {"[2]", "3"});
 }
 
-/// Two threads that exchange sums, as ranks would.
+/// Two threads that exchange sums like ranks.
 class TwoRanks {
  public:
-  /// What rank `rank` calls; both come out with the sum in rank order.
+  /// The function for rank `rank`; both threads get the sum in rank order.
   SumOverRanks sum(int rank) {
     return [this, rank](const Tensor& sums) {
       calls_ += rank == 0;
@@ -149,7 +149,7 @@ TEST(BatchNorm, SynchronisedEqualsTheWholeBatch) {
   for (std::thread& thread : threads) thread.join();
   expect_close(concat({ys[0], ys[1]}, 0), y.detach(), 1e-13);
   expect_close(concat({dxs[0], dxs[1]}, 0), x.grad(), 1e-12);
-  // Parameters see their own rows; the sum is the whole.
+  // Parameters get gradients from their own rows; the sum is the whole.
   expect_close(add(dgammas[0], dgammas[1]), whole.weight.grad(), 1e-12);
   expect_close(running[0], whole.running_var, 1e-13);
   expect_close(running[1], whole.running_var, 1e-13);

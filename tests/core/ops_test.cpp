@@ -1,4 +1,4 @@
-// Values of the simpler operations, and what they refuse.
+// Values of the simpler operations, and the arguments that they refuse.
 
 #include "tests/core/support.h"
 

@@ -126,7 +126,7 @@ TEST(Adam, DecayIsTheDifferenceToAdamW) {
   EXPECT_GT(max_abs_difference(run("adam", o, 9), run("adamw", o, 9)), 1e-3);
 }
 
-// What ZeRO needs: whoever updates a slice does to it what one would have done.
+// ZeRO needs this: updating a slice gives the bits of the whole update.
 TEST(Sharding, SlicesUpdateBitwiseAsTheWhole) {
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
     for (const std::string name : {"sgd", "adam", "adamw"}) {
@@ -274,7 +274,7 @@ TEST(Schedules, HaveNames) {
   EXPECT_EQ(make_schedule("constant", 2, 10)(9), 1);
   EXPECT_EQ(make_schedule("linear", 0, 10)(5), 0.5);
   EXPECT_DOUBLE_EQ(make_schedule("cosine", 0, 10)(5), 0.5);
-  // All warm-up: nothing is left to fall over.
+  // Warm-up only: no steps remain for the decay.
   EXPECT_EQ(make_schedule("linear", 10, 10)(10), 0);
   EXPECT_EQ(make_schedule("linear", 10, 10)(9), 1);
   expect_error([] { make_schedule("step", 0, 1); }, {"'step'", "cosine"});

@@ -39,7 +39,7 @@ TEST(Initialisation, LinearLayersBeginAsNamed) {
   EXPECT_TRUE(bitwise_equal(a.weight, again.weight));
   EXPECT_FALSE(bitwise_equal(a.weight, other.weight));
   for (double v : values(a.weight)) EXPECT_LE(std::fabs(v), 1.0 / 3);
-  // Rank 1 of a column-parallel pair draws its two columns alone.
+  // Rank 1 of a column-parallel pair draws only its own two columns.
   const Tensor half = Tensor::empty({9, 2});
   fill_uniform(half, init.seed, stream_of("fc1.weight"), -1.0 / 3, 1.0 / 3,
                {{9, 4}, {0, 2}, {1, 1}});
@@ -75,7 +75,7 @@ TEST(Dropout, OfABatchSliceEqualsTheRowsOfTheGlobalBatch) {
     EXPECT_TRUE(bitwise_equal(drawn(at, [&] { return forward(mine); }),
                               rows_of(whole, at, count)));
   }
-  // Negative: a rank that forgets its place draws rank 0's masks.
+  // Counterexample: a rank that ignores its place draws rank 0's masks.
   EXPECT_FALSE(bitwise_equal(drawn({0, 1},
                                    [&] {
                                      return forward(rows_of(x, {4, 1}, 4));
@@ -99,7 +99,7 @@ TEST(Dropout, OfAttentionEqualsTheRowsOfTheGlobalBatch) {
   EXPECT_TRUE(bitwise_equal(mine.grad(), rows_of(qkv.grad(), at, 3)));
 }
 
-/// Which elements of a tensor a shard has.
+/// The elements of a tensor that a shard has.
 struct Part {
   const char* name;
   Shape shape;

@@ -30,7 +30,7 @@ TEST(Recompute, GivesTheSameBitsAlsoWithDropout) {
   auto gradients = [&](bool again) {
     for (const Tensor& t : {w, b, x}) t.clear_grad();
     const Tensor y = run(body, {x}, again)[0];
-    // What follows draws from where the body stopped.
+    // Later draws continue where the body stopped.
     const Tensor z = dropout(y, 0.5);
     weighted_sum(z).backward();
     return Tensors{z.detach(), w.grad(), b.grad(), x.grad()};
@@ -41,7 +41,7 @@ TEST(Recompute, GivesTheSameBitsAlsoWithDropout) {
   }
 }
 
-// What happens between forward and backward must not change the masks.
+// Draws between forward and backward must not change the masks.
 TEST(Recompute, BringsBackTheRandomStateOfTheForward) {
   const Tensor x = leaf({8, 8});
   const Body body = [](const Tensors& in) {
@@ -58,7 +58,7 @@ TEST(Recompute, BringsBackTheRandomStateOfTheForward) {
   EXPECT_EQ(max_abs_difference(mul(x.detach(), x.grad()), y.detach()), 0);
 }
 
-// A first block reads data that needs no gradient; a graph that hangs on its
+// A first block reads data that needs no gradient; a graph that depends on its
 // input alone would silently lose the parameters' gradients.
 TEST(Recompute, WorksOnInputsThatNeedNoGradient) {
   const Tensor w = leaf_of({3}, {1});
@@ -213,7 +213,7 @@ TEST(Recompute, BooksTheGradientOfItsInputAsActivation) {
       [&](const Tensors& in) { return Tensors{tanh(matmul(in[0], w))}; },
       {h})[0];
   sum(h).backward();
-  // One gradient of w in the block, one before it, until they are added.
+  // One gradient of w in the block and one before it, until they are added.
   EXPECT_LE(device.memory().peak(MemoryKind::kGradient), 2 * 800);
 }
 

@@ -1,5 +1,5 @@
-// Parts of parameters: what one rank draws, takes and puts back is what the
-// whole has there.
+// Parts of parameters: one rank draws, copies and restores the same values as
+// the whole has there.
 
 #include "core/shards.h"
 

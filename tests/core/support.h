@@ -57,7 +57,7 @@ inline Tensor ones_like(const Tensor& x) {
   return Tensor::full(x.shape(), 1, x.options());
 }
 
-/// The identity, which notes when its backward runs.
+/// The identity, which records that its backward runs.
 inline Tensor noted(const Tensor& x, const std::string& name,
                     std::vector<std::string>* notes) {
   return autograd::custom_function(

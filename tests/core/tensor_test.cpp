@@ -185,7 +185,7 @@ TEST(SetData, MovesAParameterIntoAFlatBuffer) {
   EXPECT_EQ(w.shape(), (Shape{2, 3}));
   EXPECT_EQ(values(w), before);
   EXPECT_TRUE(w.shares_storage(flat));
-  // The array that it had is free again.
+  // The tensor's previous array is free again.
   EXPECT_EQ(device.memory().current_total, 80);
   flat.fill(5);
   EXPECT_EQ(values(w), (std::vector<double>(6, 5)));
@@ -220,7 +220,7 @@ TEST(ReleaseStorage, GivesMemoryBackAndTakesItAgain) {
   EXPECT_EQ(device.memory().current_total, 32);
   flat.fill(3);
   EXPECT_EQ(values(view), (std::vector<double>(4, 3)));
-  // Twice is as good as once.
+  // Calling it twice has no further effect.
   release_storage(flat);
   release_storage(flat);
   restore_storage(flat);
@@ -273,7 +273,7 @@ TEST(MetaTensors, HaveShapesAndNoValues) {
   x.copy_from(Tensor::zeros({3, 4}));
   const Tensor arange = Tensor::arange(5, {DType::kI64, meta});
   EXPECT_EQ(arange.shape(), Shape{5});
-  // More than any machine has, and nothing is touched.
+  // More memory than any machine has; no element is accessed.
   const Tensor huge =
       Tensor::zeros({1LL << 20, 1LL << 20}, {DType::kF32, meta});
   EXPECT_EQ(huge.bytes(), 4LL << 40);

@@ -1,4 +1,4 @@
-// Weight gradients that wait.
+// Deferred weight gradients.
 
 #include "core/weight_gradients.h"
 
@@ -50,7 +50,7 @@ TEST(WeightGradientsTest, WaitAndAreTheSameBits) {
     store.flush();
     EXPECT_TRUE(bitwise_equal(x.grad(), y.grad()));
   }
-  // Biases are cheap, weights wait
+  // Biases are cheap, weights are deferred
   EXPECT_TRUE(bitwise_equal(now.b1.grad(), later.b1.grad()));
   EXPECT_FALSE(later.w1.grad().defined());
   EXPECT_EQ(store.size(), 3u);
@@ -96,7 +96,7 @@ TEST(WeightGradientsTest, ListsMayBeEmptyAndPopNeedsOne) {
   expect_error([&] { store.pop(); }, {"no micro-batch waits"});
 }
 
-// What a list keeps alive is freed as it is computed.
+// Each entry of the list frees its tensors once it is computed.
 TEST(WeightGradientsTest, FreeWhatTheyKept) {
   const Device device = RankContext::current().device;
   const auto activations = [&] {

@@ -124,7 +124,7 @@ TEST_F(Npy, RefusesBadFilesWithASentence) {
   expect_error([&] { load(npy("<f2", "(1,)", "ab")); },
                {path, "<f2", "float32"});
   expect_error([&] { load(npy(">f4", "(1,)", "abcd")); }, {path, ">f4"});
-  // Too short by a value; longer than memory; sizes that wrap in 64 bits
+  // A value too short; longer than memory; sizes that overflow 64 bits
   for (const char* shape :
        {"(3,)", "(1000000000000000,)", "(4294967296, 4294967296)",
         "(100000000000000000000000000000,)", "(1 5,)", "(-1,)"}) {

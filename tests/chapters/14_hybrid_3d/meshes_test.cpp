@@ -107,7 +107,7 @@ TEST(HybridMeshes, TenStepsTrainAsOneDevice) {
   }
 }
 
-// Stages and shards of tensors and sequences follow the config as usual.
+// Stages and shards of tensors and sequences use the config's activation.
 TEST(HybridMeshes, ExactGeluTrainsAsOneDevice) {
   const HybridOptions setup = mesh(1, 2, 1, 2, 1, true);
   Options options = nano_options(ranks_of(setup));

@@ -96,7 +96,7 @@ std::vector<Way> all_ways() {
   };
 }
 
-/// Trains `steps` steps from `load` (or from the seed); what was saved.
+/// Trains `steps` steps from `load` (or from the seed); returns the save.
 std::string saved_by(const Way& way, const std::string& load,
                      std::int64_t steps) {
   const TempFolder folder;
@@ -126,7 +126,7 @@ TEST(ShardedCheckpoints, MoveBetweenAllWaysToCutLayers) {
     const std::string path = folder.path() + "/from.safetensors";
     std::ofstream(path, std::ios::binary) << saved;
     for (const Way& loader : ways) {
-      // Each saves, each loads, and the first meets all: no pair runs other code
+      // Each saves, each loads, the first meets all: more pairs add nothing new
       if (kSanitized && &loader != &ways.front() && &saver != &ways.front()) {
         continue;
       }

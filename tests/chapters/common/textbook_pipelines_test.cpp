@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, TextbookPipelines,
 
 // --- The bill and the clock ------------------------------------------------------
 
-/// Blocks beside which messages take long, or little; heads of unequal size.
+/// Blocks whose messages are relatively long, or short; unequal heads.
 const std::pair<std::string, int> kModels[] = {
     {R"({"n_embd": 16, "n_layer": 10, "n_head": 2, "vocab_size": 31,
          "n_positions": 16})",

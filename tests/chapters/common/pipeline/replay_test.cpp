@@ -130,8 +130,8 @@ TEST_P(ClosedForms, ZbH2HasNoBubbleAndTwiceTheActivations) {
             std::vector<int>(static_cast<std::size_t>(p), 2 * p - 1));
 }
 
-// In a rank's own time. Of a step that all ranks begin and end together, F as
-// well, where two W cover I.
+// A rank's own time loses F + I - 2 W; a step that all ranks begin and end
+// together loses at least F, even where two W cover I.
 TEST_P(ClosedForms, ZbH2LosesForwardAndInputLessTwoWeights) {
   const int p = std::get<0>(GetParam());
   const int m = std::max(std::get<1>(GetParam()), 2 * p - 1);

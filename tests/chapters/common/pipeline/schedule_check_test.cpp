@@ -124,8 +124,7 @@ TEST(Check, DeadlocksNameTheirCycle) {
             "rank 1 (at F1) waits for F1 of rank 0");
 }
 
-// Every rank waits for the gradient of a micro-batch that it has not yet sent
-// on.
+// Every rank waits for the gradient of a micro-batch that it still holds back.
 TEST(Check, LongCyclesAreCutShort) {
   std::vector<List> lists(20, {{F, 0}, {F, 1}, {B, 0}, {B, 1}});
   lists[19] = {{F, 0}, {F, 1}, {B, 1}, {B, 0}};
