@@ -16,7 +16,7 @@
 namespace shardbook {
 namespace {
 
-/// Only these variables of launchers ("RANK=0 WORLD_SIZE=2"), while it lives.
+/// While it lives, no other launcher variables exist ("RANK=0 WORLD_SIZE=2").
 /// The last value of a variable counts.
 class OnlyThese {
  public:

@@ -1,5 +1,5 @@
-// What calls NCCL, with one rank on one GPU: as far as a machine with a single
-// GPU can go. The same source runs on a real GPU and on the emulated one.
+// The code that calls NCCL, as far as one rank on a single GPU can go. The same
+// source runs on a real GPU and on the emulated one.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ const std::vector<DType> kDTypes = {DType::kF64, DType::kF32, DType::kBF16,
 
 using Communicator = std::shared_ptr<NcclCommunicator>;
 
-// Returns when NCCL has completed the submitted calls.
+// Returns once NCCL has accepted the call.
 void settle(const Communicator& communicator) {
   while (!communicator->is_ready()) {
   }

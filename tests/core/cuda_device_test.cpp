@@ -209,7 +209,7 @@ TEST_F(CudaStreams, AStreamThatWaitsRunsAfterTheEvent) {
   EXPECT_EQ(values(y), four(1));
 }
 
-// Work on the host, such as an optimizer's on offloaded state, waits itself.
+// Host work, such as an optimizer step on offloaded state, waits itself.
 TEST_F(CudaStreams, AWaitForHostWorkHoldsTheHost) {
   const Tensor x = full(1, context.device);
   Event filled;
@@ -218,7 +218,7 @@ TEST_F(CudaStreams, AWaitForHostWorkHoldsTheHost) {
   EXPECT_FALSE(filled.query());
   filled.wait();
   EXPECT_TRUE(filled.query());
-  // Copies that core itself issues are on the GPU's streams.
+  // Work on GPU tensors is still issued on the GPU's streams.
   x.fill(2);
   Event again;
   again.record();

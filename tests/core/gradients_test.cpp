@@ -315,7 +315,7 @@ TEST_P(Operation, GradientEqualsDifferences) {
   }
 }
 
-// Each operand alone: the others are constants, whose gradients would be waste.
+// Each operand alone: the others are constants and need no gradient.
 TEST_P(Operation, AGradientDoesNotDependOnWhoElseNeedsOne) {
   const TensorOptions f64{DType::kF64, Device()};
   const Tensors all = operands(f64);

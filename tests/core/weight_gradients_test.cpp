@@ -75,7 +75,7 @@ TEST(WeightGradientsTest, HooksRunWhenAWeightIsAccumulated) {
   EXPECT_EQ(hooks, 1);
 }
 
-// A leaf that is booked as an activation is a stage's input: somebody waits.
+// A leaf booked as an activation is a stage's input: its sender waits.
 TEST(WeightGradientsTest, InputsNeverWait) {
   const Tensor a = input(1),
                b = leaf({4, 3}, 2, -1, 1, {DType::kF32, Device()});

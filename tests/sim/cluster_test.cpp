@@ -22,13 +22,13 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-/// The message of the error that reading the text ends in.
+/// The error message from reading the text.
 using shardbook::error_of;
 std::string error_of(const std::string& text) {
   return error_of([&] { Cluster::from_json(text, "my.json"); });
 }
 
-/// A preset with some things changed.
+/// A preset with some changes.
 std::string changed(const std::string& rest,
                     const std::string& base = "dgx-a100") {
   return "{\"extends\": \"" + base + "\", " + rest + "}";
@@ -40,7 +40,7 @@ TEST_P(ClusterPresets, AreComplete) {
   const Cluster cluster = Cluster::read(GetParam());
   EXPECT_EQ(cluster.name, GetParam());
   EXPECT_GT(cluster.num_devices(), 1);
-  if (cluster.name == "textbook") return;  // where nothing is lost
+  if (cluster.name == "textbook") return;  // an ideal machine: no losses
   EXPECT_GT(cluster.device.peak_flops.at(DType::kF32), 1e12);
   EXPECT_GT(cluster.device.memory_bytes_per_s, 1e11);
   EXPECT_GT(cluster.device.launch_s, 0);
@@ -61,14 +61,14 @@ INSTANTIATE_TEST_SUITE_P(All, ClusterPresets,
                            return name;
                          });
 
-/// Objects in which numbers stand without any remark.
+/// Objects that contain numbers but no remark.
 void find_bare_numbers(const json_file::Json& json, const std::string& path,
                        std::vector<std::string>& bare) {
   bool has_number = false, has_remark = false;
   for (const auto& [key, value] : json.items()) {
     has_number |= value.is_number();
     has_remark |= key[0] == '_';
-    // Peaks and operations have theirs beside them.
+    // Remarks on peaks and operations are next to these objects.
     if (value.is_object() && key != "peak_TFLOPS" && key != "operations") {
       find_bare_numbers(value, path + "/" + key, bare);
     }
@@ -140,7 +140,7 @@ TEST(ClusterFile, MayBeNestedInSixtyFourLevels) {
   EXPECT_FALSE(json_file::is_too_deep(nested(64, "1")));
 
   EXPECT_TRUE(json_file::is_too_deep(nested(64, "{}")));
-  // One after the other, and in quotes
+  // Siblings, and brackets inside strings
   std::string flat = "[";
   for (int i = 0; i < 100; ++i) flat += "[], {},";
   EXPECT_FALSE(json_file::is_too_deep(flat));

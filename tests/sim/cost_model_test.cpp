@@ -1,4 +1,4 @@
-// What messages cost; operation_cost_test.cpp has operations. Longer messages of
+// Costs of messages; operation_cost_test.cpp has operations. Longer messages of
 // published tables are in tests/validate.
 
 #include "sim/cost_model.h"
@@ -33,8 +33,8 @@ double all_reduce_s(const CostModel& costs, double bytes, int ranks) {
 
 /// A step of training sends 16 MB and more.
 constexpr double kLargeBytes = 16e6;
-// What a bucket of DDP or a layer of FSDP sends. NCCL picks LL128 for too long
-// on the V100, which the rows between 4 and 12 MB show.
+// The messages of a DDP bucket or an FSDP layer. NCCL uses LL128 too long on
+// the V100, which the rows between 4 and 12 MB show.
 TEST(PublishedAllReduceBelowSixteenMegabytes, IsWithinAQuarter) {
   int count = 0;
   double sum = 0;
@@ -123,7 +123,7 @@ TEST(CostModel, AllReduceIsReduceScatterAndAllGather) {
 TEST(CostModel, GroupsShareTheirNodesNetwork) {
   const CostModel costs(Cluster::read("dgx-a100"));
   constexpr double kBytes = 8e9;
-  // One device from each of 8 nodes has one NIC; a whole node has eight.
+  // A group of one device per node has one NIC; a whole node has eight.
   std::vector<int> rail;
   for (int node = 0; node < 8; ++node) rail.push_back(8 * node);
   const double alone =
@@ -132,7 +132,7 @@ TEST(CostModel, GroupsShareTheirNodesNetwork) {
       costs.collective(CommOp::kAllGather, kBytes, first_ranks(64)).seconds;
   EXPECT_NEAR(kBytes * 7 / 8 / alone, 24e9, 1e9);
   EXPECT_NEAR(kBytes * 63 / 64 / whole, 192e9, 8e9);
-  // So do messages: four devices per NIC pair on the DGX-1.
+  // The same for messages: four devices per NIC pair on the DGX-1.
   const CostModel dgx1(Cluster::read("dgx-v100"));
   EXPECT_NEAR(1e9 / dgx1.message(1e9, 0, 8).seconds, 6e9, 0.1e9);
 }
@@ -160,7 +160,7 @@ TEST(CostModel, LatencyGrowsWithTheRing) {
   const double bandwidth_s = 1e9 / 192e9;
   EXPECT_NEAR(gather(16).seconds / bandwidth_s, 1, 0.05);
   EXPECT_GT(gather(2048).seconds / bandwidth_s, 1.4);
-  // A list of tensors makes it worse: ZeRO-3's collapse at scale.
+  // Lists of tensors are slower still: ZeRO-3's collapse at scale.
   const CostModel listed(Cluster::read("selene-zero3"));
   EXPECT_GT(
       listed.collective(CommOp::kAllGather, 1e9, first_ranks(2048)).seconds,

@@ -14,7 +14,7 @@
 namespace shardbook::sim {
 namespace {
 
-// The next mapping gets the memory, such as a file that is read.
+// The next mapping, such as a file, may reuse the memory.
 TEST(FiberWorld, StacksAreGivenBackWithoutMarks) {
   std::vector<char*> frames(3);
   run_fibers(
@@ -25,7 +25,7 @@ TEST(FiberWorld, StacksAreGivenBackWithoutMarks) {
       },
       {}, /*on_meta=*/false);
   for (char* const frame : frames) {
-    // The first frames of a fiber, above this one
+    // The first frames of a fiber, at addresses above this one
     EXPECT_EQ(__asan_region_is_poisoned(frame, 4096), nullptr);
   }
 }

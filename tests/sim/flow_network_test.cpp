@@ -20,7 +20,7 @@ using sim::use_links;
 // Rounding of sums of a few rates and times.
 constexpr double kTolerance = 1e-12;
 
-// `bytes` over these links at up to `max_rate`, from `ready_s` on.
+// A flow of `bytes` over these links at up to `max_rate`, from `ready_s` on.
 Flow flow(double ready_s, double bytes, double max_rate,
           std::vector<LinkUse> uses, double latency_s = 0) {
   Flow result;
@@ -96,7 +96,7 @@ TEST(FlowNetwork, UnequalDemandsGetTheirMaxMinShares) {
 }
 
 // Bertsekas and Gallager, Data Networks, section 6.5: a flow that crosses a
-// narrow link leaves more of the wide one to the others.
+// narrow link leaves more of the wide link to others.
 TEST(FlowNetwork, AFlowThatIsHeldUpElsewhereLeavesTheRestToTheOthers) {
   FlowNetwork network;
   const int narrow = network.add_link(2), wide = network.add_link(10);
@@ -111,7 +111,7 @@ TEST(FlowNetwork, AFlowThatIsHeldUpElsewhereLeavesTheRestToTheOthers) {
 TEST(FlowNetwork, StreamsCountOnTheirLink) {
   FlowNetwork network;
   const int nic = network.add_link(10);
-  // Seven groups in lock-step, of which one is a flow, and an eighth flow
+  // Seven groups in lock-step, represented by one flow, and an eighth flow
   const auto end =
       ends(network, {flow(0, 10, 10, {{nic, 7}}), flow(0, 10, 10, {{nic, 1}})});
   EXPECT_NEAR(end[0], 8, kTolerance * 10);
@@ -207,9 +207,9 @@ TEST(FlowNetwork, TheOrderOfFlowsOfOneInstantDoesNotMatter) {
   }
 }
 
-// Between two events no link carries more than it can, no flow is faster than
-// it could be alone, and each flow has all that it wants or a full link on
-// which no other is faster.
+// Between two events no link exceeds its capacity, no flow exceeds its own
+// limit, and each flow either runs at that limit or crosses a full link on
+// which no other flow is faster.
 TEST(FlowNetwork, LinksAreNeverOverloadedAndRatesAreMaxMinFair) {
   std::mt19937 random(2);
   for (int run = 0; run < 100; ++run) {
@@ -253,7 +253,7 @@ TEST(FlowNetwork, LinksAreNeverOverloadedAndRatesAreMaxMinFair) {
         EXPECT_TRUE(is_held) << run;
       }
     } while (network.advance() != nullptr);
-    // All bytes went through, in no less time than the links need
+    // All bytes were sent, in no less time than the links need
     for (int link = 0; link < num_links; ++link) {
       double bytes = 0;
       for (const Flow& each : flows) {

@@ -1,4 +1,4 @@
-// What operations cost; cost_model_test.cpp has messages.
+// Costs of operations; cost_model_test.cpp has messages.
 
 #include <gtest/gtest.h>
 
@@ -58,15 +58,15 @@ TEST(CostModel, ProductsAreAsFastAsTheirTilesFillTheDevice) {
   const CostModel costs(Cluster::read("dgx-a100"));
   const double large = flops_per_s(costs, product(8192, 8192, 8192));
   EXPECT_LT(flops_per_s(costs, product(512, 512, 512)), large / 3);
-  // A long k is split, so that few tiles fill the device, too.
+  // A long k is split, so even few tiles fill the device.
   EXPECT_GT(flops_per_s(costs, product(768, 768, 65536)), large / 2);
   // Padding 50257 to 50304 columns makes a vocabulary faster.
   EXPECT_LT(costs.operation(product(8192, 50304, 768)).seconds,
             costs.operation(product(8192, 50257, 768)).seconds);
-  // One row reads the weight: memory bounds it.
+  // One row reads the whole weight: memory is the limit.
   const Cost row = costs.operation(product(1, 8192, 8192));
   EXPECT_STREQ(row.setup, "memory");
-  // Matrix units are for narrow types.
+  // Only narrow types use matrix units.
   EXPECT_GT(large,
             5 * flops_per_s(costs, product(8192, 8192, 8192, DType::kF32)));
 }
@@ -88,7 +88,7 @@ TEST(CostModel, ElementwiseOperationsTakeBytesOverBandwidth) {
               1e-5);
   gelu.bytes = 100;
   EXPECT_DOUBLE_EQ(costs.operation(gelu).seconds, device.kernel_s);
-  // On the host each of the node's ranks has an eighth.
+  // On the host each of the node's ranks gets an eighth.
   gelu.bytes = 1e9;
   const DeviceSpec& host = costs.cluster().host;
   EXPECT_NEAR(costs.operation(gelu, true).seconds,
@@ -121,7 +121,7 @@ TEST(CostModel, AMegatronLayerTakesItsPublishedTime) {
                                 DType::kBF16, scores));
   backward_s += seconds(
       op_event("attention", 5 * pair_flops / 2, tensor, DType::kBF16, scores));
-  // Whole activations: norms, dropout, residuals. A rank's part: GELU.
+  // On whole activations: norms, dropout, residuals. On a rank's part: GELU.
   auto passes = [&](double count) {
     return seconds(op_event("elementwise", 0, count * tensor, DType::kBF16));
   };
@@ -147,7 +147,7 @@ TEST(CostModel, UnfusedAttentionPaysForItsScores) {
   EXPECT_GT(unfused, 7 * scores / cluster.device.memory_bytes_per_s);
 }
 
-// 60 bytes per logit in all, in place of 8.
+// 60 bytes per logit in total, instead of 8.
 TEST(CostModel, UnfusedLossPaysForEachOperation) {
   Cluster cluster = Cluster::read("dgx-a100");
   const double logits = 1e9;

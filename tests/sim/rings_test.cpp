@@ -18,20 +18,20 @@ TEST(NumRings, OfTheDgx1AreNcclsOwn) {
   EXPECT_EQ(num_rings(mesh, {0, 1, 2}), 2);
 }
 
-// Of 0 to 4, device 4 is linked with 0 alone: 3-7-4 and 4-5-1 close rounds.
+// Of 0 to 4, device 4 has links to 0 only: 3-7-4 and 4-5-1 close rings.
 TEST(NumRings, OfTheDgx1MayPassThroughADeviceOutside) {
   const Cluster cluster = Cluster::read("dgx-v100");
   EXPECT_EQ(num_rings(cluster.mesh, {0, 1, 2, 3, 4}), 4);
   const CostModel costs(cluster);
   EXPECT_EQ(costs.link({0, 1, 2, 3, 4}).name, "nvlink");
-  // Four rings as among 0 to 3, and a little more to send
+  // Four rings as among 0 to 3, with a little more to send
   const double four =
       costs.collective(CommOp::kAllReduce, 1e9, {0, 1, 2, 3}).seconds;
   const double five =
       costs.collective(CommOp::kAllReduce, 1e9, {0, 1, 2, 3, 4}).seconds;
   EXPECT_GT(five, four);
   EXPECT_LT(five, 1.1 * four);
-  // One link each to a device outside: one round
+  // One link from each end to a device outside: one ring
   const std::vector<MeshLink> around = {
       {0, 1, 2}, {1, 2, 2}, {2, 3, 1}, {3, 0, 1}};
   EXPECT_EQ(num_rings(around, {0, 1, 2}), 2);
@@ -42,7 +42,7 @@ TEST(NumRings, AreNoneWhereTheRoundDoesNotClose) {
   EXPECT_EQ(num_rings(chain, {0, 1, 2}), 0);
   EXPECT_EQ(num_rings(chain, {0, 2}), 0);
   EXPECT_EQ(num_rings(chain, {1}), 0);
-  // Two devices are enough for one: out and back.
+  // Two devices are enough for one ring: out and back.
   EXPECT_EQ(num_rings(chain, {1, 2}), 2);
 }
 

@@ -42,11 +42,11 @@ TEST(SharedNetwork, RingsOfOneNodeShareItsNics) {
   const auto options = plain_world("sim", two_per_nic(2));
   const sim::Cost price =
       options.cost->collective(CommOp::kAllReduce, 1e6, {0, 4});
-  // The price expects all devices of the node to communicate at once
+  // The formula assumes that all devices of the node communicate at once
   const double latency = price.seconds - price.transfer_s;
   ASSERT_GT(price.transfer_s, 2 * latency);
   EXPECT_NEAR(column_seconds(options, 4), price.seconds, 1e-9 * price.seconds);
-  // Columns 0 and 1 share a NIC; column 0 alone has all of it
+  // Columns 0 and 1 share a NIC; column 0 alone has the whole NIC
   EXPECT_NEAR(column_seconds(options, 2), price.seconds, 1e-9 * price.seconds);
   EXPECT_NEAR(column_seconds(options, 1), latency + price.transfer_s / 2,
               1e-9 * price.seconds);
@@ -83,8 +83,8 @@ TEST(SharedNetwork, AMessageSharesTheNicWithAnAllReduce) {
   const sim::Cost message = options.cost->message(1e6, 0, 4);
   const sim::Cost reduce =
       options.cost->collective(CommOp::kAllReduce, 4e6, {0, 4});
-  // The message has the NIC for itself until the all-reduce's latency is over,
-  // and half of it from then on: both take as much longer
+  // The message has the whole NIC until the all-reduce's latency is over, then
+  // half of it: both are delayed equally
   const double longer = message.seconds - (reduce.seconds - reduce.transfer_s);
   EXPECT_NEAR(duration_s(find_event(both.at(0), "all_reduce")), alone + longer,
               1e-9 * alone);
@@ -109,9 +109,9 @@ TEST(SharedNetwork, GroupsOnOtherNodesAndPortsDoNotMeet) {
 
 // --- Folded ------------------------------------------------------------------
 
-// A data- and tensor-parallel pipeline over `stages` stages of 2 x 2 ranks: the
-// gradients of one layer travel while the next one computes and its tensor group
-// all-reduces, and a message to the next stage passes the same NICs.
+// A data- and tensor-parallel pipeline over `stages` stages of 2 x 2 ranks: one
+// layer's gradients travel while the next layer computes and its tensor group
+// all-reduces, and a message to the next stage shares the NICs.
 void hybrid_step(ProcessGroup& world, int stages) {
   DeviceMesh mesh(world, Topology({"pp", "dp", "tp"}, {stages, 2, 2}));
   ProcessGroup &pp = mesh.group("pp"), &dp = mesh.group("dp"),
@@ -162,7 +162,7 @@ TEST(SharedNetwork, FoldedRanksTakeTheTimeOfAll) {
   // A stage per node, where tensor and data groups share ports
   expect_folded_equals_all(2, two_per_nic(2));
   expect_folded_equals_all(4, two_per_nic(4));
-  // A stage on two nodes of two devices: data groups leave them
+  // A stage over two nodes of two devices: data groups cross nodes
   sim::Cluster narrow = two_per_nic(8);
   narrow.devices_per_node = 2;
   narrow.nics_per_node = 1;

@@ -1,6 +1,6 @@
 #pragma once
 
-// A cluster whose figures are easy to add up, and what ranks do on it.
+// A cluster with simple figures, and bodies for its ranks.
 
 #include <algorithm>
 #include <functional>
@@ -47,7 +47,7 @@ inline sim::WorldOptions plain_world(const std::string& backend,
   return options;
 }
 
-/// An operation that takes so long on that cluster.
+/// An operation of this duration on that cluster.
 inline void compute_for(int microseconds) {
   Tensor::empty({250 * microseconds}).zero();
 }
@@ -71,7 +71,7 @@ inline std::map<int, sim::RankTimeline> timelines(
   return result;
 }
 
-/// The first event of this name, and label if one is given.
+/// The first event with this name and, if given, this label.
 inline const sim::TimelineEvent& find_event(const sim::RankTimeline& timeline,
                                             const std::string& name,
                                             const std::string& label = "") {

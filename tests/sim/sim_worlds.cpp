@@ -1,4 +1,4 @@
-// The conformance suite where ranks are fibers, and where they carry clocks.
+// The conformance suite with ranks as fibers, and with clocks on ranks.
 
 #include "sim/fiber_world.h"
 #include "tests/comm/worlds.h"

@@ -132,7 +132,7 @@ TEST(TimedGroup, AMessageArrivesAfterItsTime) {
 }
 
 // A message that its receiver does not need yet is on the wire no longer than
-// one that it waits for.
+// one whose receiver waits for it.
 TEST(TimedGroup, AMessageThatWaitsForItsReceiverIsNoCommunication) {
   const auto options = plain_world("sim", plain_cluster());
   const double cost = options.cost->message(4000, 0, 1).seconds;
@@ -153,7 +153,7 @@ TEST(TimedGroup, ThreadsAndFibersCountTheSameTime) {
     const auto threads =
         timelines(size, plain_world("threads", plain_cluster()), mixed_body);
     sim::WorldOptions options = plain_world("sim", plain_cluster());
-    options.shares_links = false;  // as clocks that travel with data
+    options.shares_links = false;  // like clocks that travel with data
     const auto fibers = timelines(size, options, mixed_body);
     EXPECT_EQ(text_of(threads), text_of(fibers)) << size << " ranks";
   }
@@ -162,7 +162,7 @@ TEST(TimedGroup, ThreadsAndFibersCountTheSameTime) {
 TEST(TimedGroup, LoadAndSchedulingDoNotChangeATrace) {
   const auto options = plain_world("threads", plain_cluster());
   const std::string expected = text_of(timelines(4, options, mixed_body));
-  // Busy cores, and ranks that dawdle in wall time.
+  // Load on the cores, and ranks delayed in wall time.
   std::atomic<bool> stops{false};
   std::vector<std::thread> load;
   for (int i = 0; i < 4; ++i) {

@@ -81,8 +81,8 @@ TEST(TimelineStep, APipelineDoesNotShowTheOptimizerOfTheStepBefore) {
   EXPECT_EQ(second.events[1].end_s, 1.25);
 }
 
-// Stage 0 is one mini-batch ahead of stage 1 and drains in its last step, which
-// has no forward.
+// Stage 0 is one mini-batch ahead of stage 1, and its last step only drains,
+// without a forward.
 TEST(TimelineStep, RanksThatDoNotFlushShowTheirSteadyState) {
   std::vector<RankTimeline> ranks(2);
   constexpr int kSteps = 10;
@@ -109,11 +109,11 @@ TEST(TimelineStep, RanksThatDoNotFlushShowTheirSteadyState) {
   }
 }
 
-// Ranks may have left out different steps: entries of one number are shown.
+// Ranks may omit different steps: the entries of the same step are shown.
 TEST(TimelineStep, RanksThatLeftOutStepsShowTheirLastOne) {
   std::vector<RankTimeline> ranks = two_stages();
   for (RankTimeline& rank : ranks) {
-    // Six more steps before those two, of which nothing is known
+    // Six more steps before these two, without records
     for (TimelineEvent& each : rank.events) {
       each.begin_s += 6;
       each.end_s += 6;
@@ -124,7 +124,7 @@ TEST(TimelineStep, RanksThatLeftOutStepsShowTheirLastOne) {
     rank.steps.insert(rank.steps.begin(), begin_s);
     rank.num_left_out = 6;
   }
-  // One rank has left out fewer
+  // One rank has omitted fewer
   RankTimeline& first = ranks[0];
   first.steps.insert(first.steps.begin() + 1, first.steps[1] - 1);
   first.num_left_out = 5;

@@ -25,7 +25,7 @@ inline MemorySample sample(double time_s, MemoryKind kind, std::int64_t bytes) {
 }
 
 /// Two steps of one second: forward, backward with an all-reduce beside it,
-/// optimizer. The second step begins at 1 s. `late_s` delays its all-reduce.
+/// optimizer. The second step begins at 1 s; `late_s` delays its all-reduce.
 inline RankTimeline two_steps(int rank, double late_s = 0) {
   RankTimeline timeline;
   timeline.rank = rank;

@@ -27,7 +27,7 @@ TEST(TimelineText, OneLinePerQueue) {
             "A cell is 31.2 ms. At the right: how much of the step is busy.\n");
 }
 
-// Each number behind its letter, where it has room.
+// Each number follows its letter if there is room.
 TEST(TimelineText, MicroBatchesHaveTheirNumbers) {
   RankTimeline rank;
   rank.steps = {0, 32};

@@ -117,7 +117,7 @@ TEST(TimelineTrace, StepsThatAreLeftOutAreNumbered) {
                                       "steps 3 to 8, left out", "step 9"}));
 }
 
-// Their events are collected as texts.
+// Their events are collected as text.
 TEST(TimelineTrace, RanksThatAreProcessesWriteTheSameFile) {
   const std::vector<RankTimeline> ranks = {two_steps(0), two_steps(1)};
   const TempFolder folder;

@@ -1,4 +1,4 @@
-// One rank's queues: what waits for what, and what runs side by side.
+// One rank's queues: dependencies and overlap.
 
 #include "sim/virtual_clock.h"
 
@@ -207,8 +207,8 @@ TEST_F(VirtualClock, StepsWithoutAForwardAreNotSummedUp) {
   EXPECT_NEAR(summary().step_s * 1e6, 10, 1e-6);
 }
 
-// What is kept of a run does not grow with it: the first steps, the last ones,
-// and the sums of the last.
+// Memory for records does not grow with the run: it holds the first steps, the
+// last ones, and the sums of the last.
 TEST_F(VirtualClock, LongRunsKeepTheirFirstAndLastSteps) {
   using sim::DeviceClock;
   const auto run = [&](int num_steps, int ops) {
@@ -222,7 +222,7 @@ TEST_F(VirtualClock, LongRunsKeepTheirFirstAndLastSteps) {
   };
   for (const int ops : {1, 40, 3000}) {
     SCOPED_TRACE(std::to_string(ops) + " operations");
-    // Whole, in part, and in part
+    // Kept completely, in part, and in part
     for (const int num_steps : {20, ops == 3000 ? 60 : 1000, 1200}) {
       if (ops == 3000 && num_steps > 1000) continue;
       run(num_steps, ops);
@@ -234,7 +234,7 @@ TEST_F(VirtualClock, LongRunsKeepTheirFirstAndLastSteps) {
       EXPECT_LE(timeline.steps.size(),
                 3 + DeviceClock::kFirstSteps + 2 * DeviceClock::kMostSteps);
       EXPECT_LE(timeline.memory.size(), 3 * timeline.events.size());
-      // Numbers of the steps that are known
+      // Numbers of the recorded steps
       std::vector<int> labels;
       for (const sim::TimelineEvent& each : timeline.events) {
         const int label = std::stoi(each.label);
@@ -253,7 +253,7 @@ TEST_F(VirtualClock, LongRunsKeepTheirFirstAndLastSteps) {
       EXPECT_NEAR(timeline.steps.back() * 1e6, num_steps * ops, 1e-3);
       EXPECT_NEAR(summary().step_s * 1e6, ops, 1e-3);
       EXPECT_NEAR(summary().idle_share, 0, 1e-6);
-      // The samples of the steps that are shown, and one before
+      // The samples of the recorded steps, and one before
       const double shown_s =
           timeline.steps[timeline.steps.size() - 1 - DeviceClock::kLastSteps];
       EXPECT_TRUE(std::any_of(
@@ -263,7 +263,7 @@ TEST_F(VirtualClock, LongRunsKeepTheirFirstAndLastSteps) {
   }
 }
 
-// A stage that drains for many steps keeps the last one that counts.
+// A stage that drains for many steps keeps the last step with a forward.
 TEST_F(VirtualClock, DrainingKeepsTheLastForward) {
   clock().begin_steps();
   for (int step = 0; step < 1500; ++step) {
