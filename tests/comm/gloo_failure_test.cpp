@@ -189,7 +189,7 @@ TEST_F(GlooFailure, TimeoutNamesWhoIsAtTheEndOfTheChainOfWaits) {
     world.set_timeout(kShort);
     if (world.rank() == 2) sleep(60);
     const int next = world.rank() + 1;
-    // A message without a waiting receiver must not make rank 1 look guilty.
+    // A message that no receiver waits for must not make rank 1 look guilty.
     if (world.rank() == 0) world.send(Tensor::zeros({7}), next, /*tag=*/1);
     world.recv(ten(), next).wait();
   });

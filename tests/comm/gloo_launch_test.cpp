@@ -29,7 +29,7 @@ using test::Variables;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// The test program lies beside this one.
+// The test program is in the same folder.
 std::string program() { return test::beside_this_one("gloo_program"); }
 
 // One of torchrun's ranks on this host.

@@ -43,7 +43,7 @@ void run_scenario(ProcessGroup& world, const std::string& scenario) {
       raise(SIGSTOP);
     }
     const int next = (world.rank() + 1) % world.size();
-    // A send without a waiting receiver must not make that rank look guilty
+    // A message that no receiver waits for must not make the rank look guilty
     world.send(Tensor::zeros({7}), next, /*tag=*/1);
     world.recv(Tensor::zeros({10}), next).wait();
   }

@@ -75,7 +75,7 @@ class Program {
   std::string seen_;
 };
 
-/// A program in the folder of the one that runs.
+/// A program in the running program's folder.
 inline std::string beside_this_one(const std::string& name) {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
 }

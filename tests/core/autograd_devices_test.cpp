@@ -15,7 +15,7 @@ namespace {
 
 using autograd::custom_function;
 
-/// The identity, whose backward calls `body` first.
+/// The identity; its backward first calls `body`.
 Tensor probe(const Tensor& x, const std::function<void()>& body) {
   return custom_function(
       "probe", {x}, [](const Tensors& in) { return in; },

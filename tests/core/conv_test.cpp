@@ -1,4 +1,4 @@
-// Convolution, pooling, and batch norm behind them: values, layouts, pieces.
+// Convolution, pooling, and batch norm after them: values, layouts, pieces.
 
 #include <vector>
 

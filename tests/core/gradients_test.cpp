@@ -1,5 +1,5 @@
 // Every operation: its gradient against differences in f64, the same shapes on
-// meta, and values in f32, bf16 and f16 near those in f64.
+// meta, and values in f32, bf16 and f16 close to the f64 values.
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #pragma once
 
-// Tensors of noise, and comparisons that say where they fail.
+// Tensors of noise, and comparisons that report where they fail.
 
 #include <gtest/gtest.h>
 

@@ -52,7 +52,7 @@ inline void compute_for(int microseconds) {
   Tensor::empty({250 * microseconds}).zero();
 }
 
-/// Runs `body` as one step, and returns what each rank that ran did.
+/// Runs `body` as one step, and returns the timelines of the ranks that ran.
 inline std::map<int, sim::RankTimeline> timelines(
     int world_size, const sim::WorldOptions& options,
     const std::function<void(ProcessGroup&)>& body) {

@@ -50,8 +50,8 @@ TEST(TimelineStep, RanksThatDoTheSameAreOneGroup) {
   EXPECT_EQ(view.groups[1].ranks, (std::vector<int>{1}));
 }
 
-// Stage 0 ends a step at 1, 2; stage 1, whose optimizer is slower, at 1.25,
-// 2.25.
+// Stage 0 ends its steps at 1 and 2; stage 1, with its slower optimizer, at
+// 1.25 and 2.25.
 std::vector<RankTimeline> two_stages() {
   std::vector<RankTimeline> ranks(2);
   ranks[0].steps = {0, 1, 2};

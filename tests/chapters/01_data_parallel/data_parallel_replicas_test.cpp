@@ -1,4 +1,4 @@
-// Replicas: what they share, how long they live, and the threads they run on.
+// Replicas: shared parts, lifetimes, and the threads they run on.
 
 #include <gtest/gtest.h>
 

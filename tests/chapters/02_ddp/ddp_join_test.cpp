@@ -65,8 +65,8 @@ Values train_uneven_reference(const std::vector<int>& counts, bool by_initial) {
   }
 }
 
-// Ranks that left the first join at different steps agree on whose weights are
-// final.
+// Ranks that left the first join at different steps agree on the rank with the
+// final weights.
 TEST(DdpJoin, AJoinWithoutBatchesMayFollowAnUnevenOne) {
   const auto parameters = on_ranks(2, [](ProcessGroup& world) {
     Replica<Mlp> r(world);

@@ -1,4 +1,4 @@
-// The reducer: what it sends, when, in which order, and through which hook.
+// The reducer: the messages, their times and order, and the hook used.
 
 #include <gtest/gtest.h>
 

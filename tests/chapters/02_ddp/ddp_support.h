@@ -112,8 +112,8 @@ inline double largest_difference(const Values& a, const Values& b) {
 }
 
 /// Sum over chunks r = 0..d-1 (rows r, r + d, ...) of gradient / d, computed
-/// one after another in rank order: what DDP must equal bit for bit. Leaves
-/// the result in the parameters' gradients.
+/// one after another in rank order: DDP must equal it bit for bit. Leaves the
+/// result in the parameters' gradients.
 inline void chunk_gradients(
     Module& model, const Samples& all, int d,
     const std::function<Tensor(Module&, const Samples&)>& loss) {

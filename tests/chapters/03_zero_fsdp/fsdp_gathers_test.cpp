@@ -228,7 +228,7 @@ class StreamLog : public Observer {
     waits.emplace_back(stream, static_cast<int>(time.s) - 1);
   }
   void on_event_synchronize(const EventTime&) override { ++synchronized; }
-  std::vector<std::pair<int, int>> waits;  ///< (who, for whom)
+  std::vector<std::pair<int, int>> waits;  ///< (waiting stream, awaited stream)
   int synchronized = 0;
 };
 

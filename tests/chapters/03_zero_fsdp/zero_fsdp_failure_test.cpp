@@ -1,5 +1,5 @@
-// What an exception leaves behind: every strategy recovers, or refuses and says
-// why, in forward, backward, step and gather.
+// After an exception, every strategy recovers, or refuses and gives the reason:
+// in forward, backward, step and gather.
 
 #include <gtest/gtest.h>
 

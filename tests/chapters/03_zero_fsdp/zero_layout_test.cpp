@@ -228,7 +228,7 @@ struct Log {
   double bytes = 0;
 };
 
-/// Construction, then `steps` steps; the lines are those of the last step.
+/// Construction, then `steps` steps; the lines come from the last step.
 std::vector<Log> log_of(int d, const ZeroOptions& options, int steps,
                         int micro_steps) {
   return on_ranks(d, [&](ProcessGroup& world) {

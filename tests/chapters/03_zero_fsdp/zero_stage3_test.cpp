@@ -168,8 +168,8 @@ class Loop : public ModuleOf<Loop> {
   bool uses_last = true;
 };
 
-/// Four steps whose forward changes on the way; stage 0 is DDP, which looks
-/// for unused parameters.
+/// Four steps with a forward that changes on the way; stage 0 is DDP, which
+/// looks for unused parameters.
 State train_loop(int d, int number) {
   return on_ranks(d, [&](ProcessGroup& world) {
     Loop model;

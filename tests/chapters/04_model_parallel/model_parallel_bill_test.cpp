@@ -57,7 +57,7 @@ TEST(ModelParallelBill, TrafficIsTheBoundaryOfTheBatch) {
   struct Case {
     std::int64_t split;
     std::string partition;
-    double numel;  // of one image behind the cut
+    double numel;  // of one image, after the cut
   };
   for (const Case& each :
        {Case{3, "half", 4 * 4 * 32}, Case{10, "half", 4 * 4 * 32},

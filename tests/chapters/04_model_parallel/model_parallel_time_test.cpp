@@ -35,8 +35,8 @@ class EqualHalves : public LayerList {
   }
 };
 
-/// Two devices on which a product takes 1 ms per million operations and
-/// everything else takes no time.
+/// Two devices where a product takes 1 ms per million operations and everything
+/// else no time.
 sim::Cluster free_copies() {
   return sim::Cluster::from_json(R"({
     "name": "ideal", "nodes": 1, "devices_per_node": 2,

@@ -121,7 +121,7 @@ TEST(GpipeBill, SentOutputsDoNotWaitForTheirGradients) {
   })[0];
   const auto output = static_cast<double>(4 * rows * seq * config.n_embd);
   EXPECT_GE(peak, output);
-  EXPECT_LE(peak, 2 * output);  // this one, and the one before
+  EXPECT_LE(peak, 2 * output);  // the current and the previous one
 }
 
 /// Two linear layers: from a narrow value to a wide one, and back.

@@ -211,7 +211,7 @@ std::vector<std::vector<double>> trained_by_hand(
       });
 }
 
-// The trainer's streams are those of Megatron, seeded by rank.
+// The trainer's streams are Megatron's, seeded by rank.
 TEST(RngStreams, TheTrainerDrawsFromTheStreamsOfItsRank) {
   EXPECT_EQ(trained_with_streams(2, false, false, 1), trained_by_hand(false));
 }

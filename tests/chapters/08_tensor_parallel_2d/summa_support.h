@@ -30,7 +30,7 @@ inline Topology topology_of(const Sizes& sizes) {
   return Topology({"dep", "col", "row"}, {sizes.d, sizes.q, sizes.q});
 }
 
-/// What `body(grid, world)` returns on each rank of the grid.
+/// The results of `body(grid, world)` on each rank of the grid.
 template <typename Body>
 auto on_grid(const Sizes& sizes, Body body) {
   return on_ranks(sizes.d * sizes.q * sizes.q, [&](ProcessGroup& world) {

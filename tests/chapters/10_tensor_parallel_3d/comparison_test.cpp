@@ -1,5 +1,5 @@
-// One layer in 1D, 2D, 2.5D and 3D: what the runs count against the formulas of
-// the four pages, and the numbers of tokens at which two of them are equal.
+// One layer in 1D, 2D, 2.5D and 3D: counts of the runs against the formulas of
+// the four pages, and the numbers of tokens where two ways are equal.
 
 #include "chapters/10_tensor_parallel_3d/tensor_parallel_comparison.h"
 
@@ -90,7 +90,7 @@ struct Page {
 
   double weight_bytes() const {
     if (way.kind == Kind::k1D) {
-      // Norms, and biases behind rows, are on every rank
+      // Norms, and the biases of row layers, are on every rank
       const double whole = layer.is_mlp ? h() : 6 * h();
       return ((matrix_elements() + vector_elements() - whole) / way.ranks +
               whole) *

@@ -23,7 +23,7 @@ using summa_test::elements_sent;
 using summa_test::expect_calls;
 using summa_test::leaf;
 
-/// What `body(cube, world)` returns on each rank of a cube of side l.
+/// The results of `body(cube, world)` on each rank of a cube of side l.
 template <typename Body>
 auto on_cube(int l, Body body, bool keep_gathered = true) {
   return on_ranks(l * l * l, [&](ProcessGroup& world) {

@@ -121,7 +121,7 @@ struct PlainRun {
   Tensors gradients;
 };
 
-/// Says whether loss or gradients differ from plain computation: "" if not.
+/// Names loss or gradients that differ from plain computation: "" if none.
 std::string differences(const std::vector<Leaf>& leaves, const Tensors& locals,
                         const Tensor& loss, const PlainRun& expected,
                         const Mesh& mesh) {

@@ -4,7 +4,7 @@
 // The paper's layer keeps dropout's masks, a byte per element, and the scores of
 // attention. Layers of that kind, made here of smaller operations, meet the
 // paper's formulas to the byte. This book's layers draw masks again and never keep
-// a row of scores: they have formulas of their own, and both stand here.
+// a row of scores: they have formulas of their own, and both are here.
 
 #include <cmath>
 #include <memory>

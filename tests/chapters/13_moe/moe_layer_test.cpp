@@ -376,7 +376,7 @@ TEST(MoeMlp, GivesEachLayerItsNumberOfExperts) {
   }
 }
 
-// Catches experts that compute the tanh form whatever the config says.
+// Catches experts that use the tanh form even if the config does not.
 TEST(MoeMlp, ExpertsHaveTheGeluOfTheConfig) {
   ModelConfig config = config_of(6);
   config.gelu = GeluForm::kErf;

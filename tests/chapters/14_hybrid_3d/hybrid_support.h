@@ -135,7 +135,7 @@ inline std::int64_t counted_in_norm(const HybridOptions& setup) {
   return counted;
 }
 
-/// On shapes, one rank of each stage takes the time and sends the bytes of its
+/// On shapes, one rank per stage runs, with the same time and bytes as its
 /// peers.
 inline void expect_folded_as_all(const HybridOptions& setup) {
   SCOPED_TRACE(name_of(setup));
@@ -172,7 +172,7 @@ inline const ReferenceRun& reference_with_experts(const Options& options,
   return known[key];
 }
 
-/// Losses and norms equal those of one device to 1e-9, step by step.
+/// Losses and norms equal one device's to 1e-9, step by step.
 inline void expect_losses(const Report& report, const ReferenceRun& one) {
   ASSERT_EQ(report.losses.size(), one.losses.size());
   for (std::size_t k = 0; k < one.losses.size(); ++k) {

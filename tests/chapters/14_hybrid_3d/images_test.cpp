@@ -242,7 +242,7 @@ TEST(HybridImages, RefuseWhatCutsNoConvolution) {
   refused({.dp = 1, .pp = 9}, "--pp 9, --schedule 1f1b: 9 stages");
 }
 
-// One image whose last maps have one value: a variance of zero.
+// One image with a single value in its last maps: a variance of zero.
 TEST(HybridImages, BatchNormNeedsTwoValues) {
   HybridOptions setup = image_mesh(4, 1, 0, 6);
   Options options = image_options(4);

@@ -171,7 +171,7 @@ TEST(HybridPeak, IsWhatAStageKeepsAndTheLogitsGradient) {
             4 * (32 * (12 * 8 + 8 + 2 * 512) + 1));
 }
 
-// Where the formulas do not hold, none is given.
+// No form is given where none holds.
 TEST(HybridTextbook, NoFormIsGivenWhereItDoesNotHold) {
   const auto form = [](const HybridOptions& setup) {
     return run(setup, kModels[0]).time.closed_form_s;

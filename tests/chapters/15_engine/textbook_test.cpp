@@ -1,4 +1,4 @@
-// An engine's step on the cluster `textbook` takes its chapter's time.
+// An engine's step on the cluster `textbook` takes as long as its chapter's.
 
 #include "tests/chapters/15_engine/choice_support.h"
 #include "tests/chapters/common/textbook_support.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-// Whole runs of chapters: training, one device beside it, the claims of the report.
+// Whole runs of chapters: training, the run on one device, the report's claims.
 
 #include <gtest/gtest.h>
 

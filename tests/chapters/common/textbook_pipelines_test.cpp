@@ -231,8 +231,8 @@ TEST(TextbookPipelineBills, GpipesLongestPathIsTheClocks) {
   }
 }
 
-// Skips travel beside the chain of stages; several to one stage wait for each
-// other.
+// Skips travel in parallel to the chain of stages; several to one stage wait
+// for each other.
 TEST(TextbookPipelineBills, GpipesSkipsDelayNoStageUnnoticed) {
   for (const auto& model : kModels) {
     for (const char* partition : {"4,4,4", "1,5,4,2", "5,1,1,5"}) {
@@ -279,8 +279,8 @@ TEST(TextbookPipelineBills, UnequalStagesWait) {
   }
 }
 
-// The last step in which a forward runs: while the pipeline fills, in its steady
-// state, and in a run whose middle is not listed.
+// The last step with a forward: while the pipeline fills, in its steady state,
+// and in a run whose middle is not listed.
 TEST(TextbookPipelineBills, StepsWithoutAFlushLastUntilTheNextUpdate) {
   const auto expect = [](const char* schedule, int p, int steps, int model) {
     Options options = gpt_options(kModels[model], p, 8);

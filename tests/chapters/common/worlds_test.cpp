@@ -215,7 +215,7 @@ TEST_P(Worlds, AllClaimsHoldOnOneDeviceInBothWorlds) {
 INSTANTIATE_TEST_SUITE_P(WorldSizes, Worlds,
                          ::testing::ValuesIn(world_sizes({4})));
 
-// The bytes of a step's messages on the links are those of its ledger.
+// A step's messages have the same bytes on the links and in the ledger.
 TEST(WorldsTest, LinksCarryWhatTheLedgerCounts) {
   Options options = small_options(4);
   options.backend = "sim";

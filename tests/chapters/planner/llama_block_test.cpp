@@ -1,4 +1,4 @@
-// Llama's block: what its options add to a step, by closed forms.
+// Llama's block: the cost of its options in a step, by closed forms.
 
 #include <gtest/gtest.h>
 

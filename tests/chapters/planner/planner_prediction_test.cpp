@@ -59,7 +59,7 @@ TEST(PlannerPrediction, AgreesWithTheHybridChapter) {
   }
 }
 
-// Bytes have closed forms: those of the hybrid chapter's page.
+// Bytes follow closed forms, given on the hybrid chapter's page.
 TEST(PlannerPrediction, CountsTheBytesOfThePage) {
   const PlanRequest request = gpt_1_3b(64);
   const double h = 2048, layers = 24, vocabulary = 50257, seq = 2048;
@@ -75,7 +75,7 @@ TEST(PlannerPrediction, CountsTheBytesOfThePage) {
     EXPECT_NEAR(each.step.sent_bytes.at("network") / (count * unit), 1, 1e-9)
         << "ZeRO-" << stage;
   }
-  // Four sums of [b, s, h] per block, one behind the embedding, one before the
+  // Four sums of [b, s, h] per block, one after the embedding, one before the
   // head; three f32 per token in the loss
   const Prediction cut = predict_plan(request, plan_of(request, 8, 1, 1, 0, 2));
   const double tokens = 2 * seq;

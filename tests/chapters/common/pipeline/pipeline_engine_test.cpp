@@ -235,8 +235,8 @@ TEST(EngineTest, ChunksOfARankAreNotNeighbours) {
   EXPECT_THAT(error, ::testing::HasSubstr("deadlock"));
 }
 
-/// 1F1B on two ranks whose messages no backend buffers. `blocks`: every send
-/// waits until its message has been received.
+/// 1F1B on two ranks, without buffered messages. `blocks`: every send waits
+/// until its message has been received.
 void exchange_along_1f1b(bool blocks) {
   const Schedule schedule = schedules::one_f_one_b(2, 3);
   LayerInput spec;

@@ -170,8 +170,8 @@ TEST(Mailboxes, StagesOfOneRankHandOver) {
   });
 }
 
-// A message that waits for its receiver does not count as an activation,
-// because the length of the wait is not known.
+// A message that waits for its receiver does not count as an activation: the
+// length of its wait is unknown.
 TEST(Mailboxes, WhatWasSentIsBookedAsCommunication) {
   const auto kinds = on_ranks(2, [](ProcessGroup& world) {
     Mailbox mailbox(world, 2);
