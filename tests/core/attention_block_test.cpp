@@ -112,7 +112,7 @@ TEST(MergeAttention, SomeRowsOfAResult) {
   expect_error([&] { merge_attention(sums, 4, p.of(0, 5)); }, {"at row 4"});
 }
 
-// --- Blocks ------------------------------------------------------------------------
+// --- Blocks ------------------------------------------------------------------
 
 AttentionOptions grouped(double dropout = 0) {
   AttentionOptions options;

@@ -65,7 +65,7 @@ TEST(Xtensor, RefusesOtherTypesAndMemory) {
       {"as_xtensor", "meta:0", "host memory"});
 }
 
-// --- Files, whose bytes are NumPy's --------------------------------------------
+// --- Files, whose bytes are NumPy's ------------------------------------------
 
 std::string npy(const std::string& type, const std::string& shape,
                 const std::string& data, const std::string& order = "False") {

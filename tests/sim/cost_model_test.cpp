@@ -198,7 +198,7 @@ TEST(CostModel, FaultsSlowTheirRank) {
   EXPECT_DOUBLE_EQ(costs.link_slowdown({0, 1}), 1);
 }
 
-// --- The textbook's cluster ---------------------------------------------------
+// --- The textbook's cluster --------------------------------------------------
 
 TEST(Textbook, MessagesTakeLatencyPlusBytesOverBandwidth) {
   const CostModel costs(Cluster::read("textbook"));

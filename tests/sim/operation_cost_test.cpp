@@ -168,7 +168,7 @@ TEST(CostModel, UnfusedLossPaysForEachOperation) {
   EXPECT_NEAR(seconds(), (60 * logits + starts) / speed, 1e-9);
 }
 
-// --- The textbook's cluster ---------------------------------------------------
+// --- The textbook's cluster --------------------------------------------------
 
 TEST(Textbook, ProductsTakeTheirFlopsAndNothingElseTakesTime) {
   const CostModel costs(Cluster::read("textbook"));

@@ -187,7 +187,7 @@ TEST(DataParallelBill, TracesHaveATrackPerDevice) {
     sum(square(model(random_tensor({4, 6}, 3)))).backward();
     trace.write();
   }
-  // Each device computes its own half, and main's loss is on main's track alone.
+  // Each device computes its own half; the loss is on main's track alone.
   std::ifstream file(options.trace);
   std::map<std::string, int> matmuls, sums;
   for (std::string line; std::getline(file, line);) {

@@ -113,7 +113,7 @@ TEST_P(DdpParity, EqualsTheChunksOneAfterAnotherBitForBit) {
   }
 }
 
-// --- The traps, each of which must fail -------------------------------------------
+// --- The traps, each of which must fail --------------------------------------
 
 TEST(DdpTrap, WithoutTheDivisionTheGradientIsDTimesTooLarge) {
   const auto grads = on_ranks(2, [](ProcessGroup& world) {
@@ -169,7 +169,7 @@ TEST(DdpTrap, TheMeanOfLocalMeansIsNotTheMeanWhenCountsDiffer) {
   EXPECT_EQ(remedied[0], remedied[1]);
 }
 
-// --- Batch normalisation -----------------------------------------------------------
+// --- Batch normalisation -----------------------------------------------------
 
 Sequential make_norm_net() {
   Sequential model;
@@ -211,7 +211,7 @@ TEST(DdpSyncBatchNorm, RanksWithDifferentCountsAreWeightedByThem) {
   EXPECT_EQ(stats[0], stats[1]);
 }
 
-// --- The language models, as the program trains them --------------------------------
+// --- The language models, as the program trains them -------------------------
 
 const char* const kTinyGpt =
     R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 16,)"
@@ -284,7 +284,7 @@ TEST(DdpTrap, WithoutGlobalPositionsDropoutMasksRepeatOnEveryRank) {
   EXPECT_NE(masks[0].second, masks[1].second);
 }
 
-// --- The bill -------------------------------------------------------------------------
+// --- The bill ----------------------------------------------------------------
 
 TEST_P(DdpParity, BytesAndMemoryAreAsPredicted) {
   const int d = GetParam();

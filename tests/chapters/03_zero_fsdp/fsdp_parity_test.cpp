@@ -187,7 +187,7 @@ TEST(FsdpHybrid, TheNodeMustDivideTheRanks) {
       "shard_size 3 for 4 ranks; give a divisor of 4"));
 }
 
-// --- Accumulation -------------------------------------------------------------
+// --- Accumulation ------------------------------------------------------------
 
 /// Two micro-batches per step; rank 0's parameters and gather counts.
 struct Accumulated {
@@ -238,7 +238,7 @@ TEST_P(FsdpParity, AccumulatesInShardsOrWholeWithoutSync) {
   }
 }
 
-// --- Mixed precision ------------------------------------------------------------
+// --- Mixed precision ---------------------------------------------------------
 
 /// One step of SGD by hand, with gradients computed in bf16 and sent in
 /// `reduce`: FSDP must equal it bit for bit.
@@ -335,7 +335,7 @@ TEST(FsdpMixedPrecision, BatchNormStaysOutOfIt) {
   });
 }
 
-// --- Clipping -------------------------------------------------------------------
+// --- Clipping ----------------------------------------------------------------
 
 TEST_P(FsdpParity, ClipsByTheNormOverAllShards) {
   const int d = GetParam();

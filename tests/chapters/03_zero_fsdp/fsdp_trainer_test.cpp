@@ -126,7 +126,7 @@ TEST_P(FsdpTrainer, MixedPrecisionIsPredictedToTheByte) {
   }
 }
 
-// --- What DDP cannot hold ------------------------------------------------------
+// --- What DDP cannot hold ----------------------------------------------------
 
 TEST(FsdpCapacity, AModelThatDdpCannotHoldTrains) {
   Options options = tiny_options("gpt-nano");

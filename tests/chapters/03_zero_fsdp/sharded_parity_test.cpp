@@ -1,5 +1,5 @@
-// DDP, ZeRO and FSDP against one device, on convolutions whose batch norms share
-// their statistics.
+// DDP, ZeRO and FSDP against one device, on convolutions whose batch norms
+// share their statistics.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// One device, two in turn, and splits of every size: the experiment of PyTorch's tutorial.
+// The experiment of PyTorch's tutorial: one device, two in turn, all splits.
 
 #include "chapters/04_model_parallel/split_sweep.h"
 

@@ -32,8 +32,8 @@ struct Training {
   int amended = 0;
 };
 
-/// The check before the step: one all-reduce of the squared norm, then all ranks
-/// scale and step, or skip. Returns the norm.
+/// The check before the step: one all-reduce of the squared norm, then all
+/// ranks scale and step, or skip. Returns the norm.
 double checked_update(PipelineModel& model, Optimizer& optimizer, double clip,
                       ProcessGroup& world) {
   const double here = grad_norm(model.counted_parameters());

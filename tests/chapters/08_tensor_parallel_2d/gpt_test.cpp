@@ -45,7 +45,7 @@ TEST(SummaMlp, HasTheShapesAndMessagesOfTheDocuments) {
     const Tensor x = drawn({16, 256}, dtype, 1);
     const Tensor w1 = drawn({256, 1024}, dtype, 2);
     const Tensor w2 = drawn({1024, 256}, dtype, 3);
-    // As the documents write it: rows by the rank of COL, columns by that of ROW
+    // As in the documents: rows by the rank in COL, columns by the rank in ROW
     Tensor own =
         slice(slice(x, 0, 8 * grid.col->rank(), 8 * grid.col->rank() + 8), 1,
               128 * grid.row->rank(), 128 * grid.row->rank() + 128)

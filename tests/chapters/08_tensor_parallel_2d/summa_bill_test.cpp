@@ -49,9 +49,9 @@ TEST(SummaBill, EqualsARunOnShapes) {
   }
 }
 
-// At the loss, 80 tokens on a rank (2.5D with two squares: 40): blocks of 16 * 72 columns with statistics
-// and gathered vectors of 13 * 72; the last norm; logits, 2048 columns, and their
-// gradient; the loss and its gradient.
+// At the loss, 80 tokens on a rank (2.5D with two squares: 40): blocks of 16 *
+// 72 columns with statistics and gathered vectors of 13 * 72; the last norm;
+// logits, 2048 columns, and their gradient; the loss and its gradient.
 TEST(SummaBill, ThePeakIsWhatForwardKeepsAndTheLogitsGradient) {
   for (const int d : {1, 2}) {
     const Report report = on_squares(gpt_options(4 * d, 4096, 8), 2, d);

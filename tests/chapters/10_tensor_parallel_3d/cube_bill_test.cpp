@@ -50,10 +50,10 @@ TEST(CubeBill, EqualsARunOnShapes) {
   }
 }
 
-// At the head, in f32; 40 tokens, 72 columns, 2048 classes on a rank. Kept: 16 * 72
-// and statistics by each block, 2 * 72 and 2 by the last norm, the embedding's
-// gathered table, the loss and its gradient. There: x and the table gathered, the
-// logits' gradient, its part and gathered; dX and dW before their sums, dX after.
+// At the head, in f32; 40 tokens, 72 columns, 2048 classes on a rank. Kept:
+// 16 * 72 and statistics by each block, 2 * 72 and 2 by the last norm, the
+// gathered embedding, the loss and its gradient. At the head: x and the table
+// gathered, the logits' gradient, own and gathered; dX, dW; dX after its sum.
 TEST(CubeBill, ThePeakIsAtTheHead) {
   const Report report =
       cube_test::trained_on_cube(gpt_options(8, 4096, 8), 2, false);

@@ -181,7 +181,7 @@ TEST(CubeLedger, OfTwentySevenRanks) {
   }
 }
 
-// --- Layouts -------------------------------------------------------------------
+// --- Layouts -----------------------------------------------------------------
 
 TEST(CubeLayouts, ASumOfTwoIsRefused) {
   expect_text(

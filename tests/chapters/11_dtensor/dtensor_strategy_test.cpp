@@ -93,9 +93,9 @@ TEST_P(DTensorTrainer, EqualsOneDeviceAndItsBill) {
   textbook::expect_closed_form(report);
 }
 
-// At the loss, 48 tokens in f64 on each of two ranks: a block keeps (4 + 12/2) 2
-// numbers and 4 + 2/2 statistics, the last norm 2 * 2 and 2, the loss 200 logits,
-// their gradient, the softmax, itself and its gradient.
+// At the loss, 48 tokens in f64 on each of two ranks: a block keeps (4 + 12/2)
+// 2 numbers and 4 + 2/2 statistics, the last norm 2 * 2 and 2, the loss 200
+// logits, their gradient, the softmax, itself and its gradient.
 TEST(DTensorTrainer, ThePeakIsAtTheLoss) {
   Options options = small_options(2, 3, 16);
   options.model =

@@ -17,7 +17,7 @@
 namespace shardbook::dtensor_test {
 namespace {
 
-// --- The toy of the documents ---------------------------------------------------
+// --- The toy of the documents ------------------------------------------------
 
 // Linear 10-32, ReLU, 32-5: equal inputs, one pair of all-reduces.
 TEST(DTensorPairwise, EqualsOneDeviceWithAnAllReduceEachWay) {
@@ -158,7 +158,7 @@ TEST(DTensorSequence, NormalisesSlicesAndReducesParameterGradients) {
   });
 }
 
-// --- Single layers, layouts, uneven sizes -----------------------------------------
+// --- Single layers, layouts, uneven sizes ------------------------------------
 
 TEST(DTensorStyles, LayoutsOfInputsAndOutputsCanBeChosen) {
   const auto make = [] {
@@ -193,7 +193,7 @@ TEST(DTensorStyles, EmbeddingsAreCutByRowsOrColumns) {
   });
 }
 
-// --- Traps and errors --------------------------------------------------------------------
+// --- Traps and errors --------------------------------------------------------
 
 std::string plan_error(const Plan& plan, bool with_optimizer = false,
                        int ranks = 2) {

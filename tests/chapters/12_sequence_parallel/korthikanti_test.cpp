@@ -1,10 +1,10 @@
 // Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
 // Transformer Models", table 2: what one layer keeps, counted by the allocator.
 //
-// The paper's layer keeps dropout's masks, a byte per element, and the scores of
-// attention. Layers of that kind, made here of smaller operations, meet the
-// paper's formulas to the byte. This book's layers draw masks again and never keep
-// a row of scores: they have formulas of their own, and both are here.
+// The paper's layer keeps dropout's masks, a byte per element, and attention's
+// scores. Such layers, composed here of smaller operations, match the paper's
+// formulas to the byte. This book's layers draw masks again and never keep a
+// row of scores: they have formulas of their own, and both are tested here.
 
 #include <cmath>
 #include <memory>
@@ -153,8 +153,8 @@ double of_paper(const Sizes& z, const Variant& variant) {
   return sbh * (10 + 24 / t + scores / t) + 16 * s * b;
 }
 
-/// The same without two masks and without scores, and with the logarithm of each
-/// softmax's sum.
+/// The same without two masks and without scores, and with the logarithm of
+/// each softmax's sum.
 double of_book(const Sizes& z, const Variant& variant) {
   const double s = static_cast<double>(z.s), b = static_cast<double>(z.b);
   const double h = static_cast<double>(z.h), t = z.t;

@@ -283,7 +283,7 @@ TEST(MegatronSequenceMemory, ActivationsOfABlockAreATthPart) {
   }
 }
 
-// --- Traps -----------------------------------------------------------------------
+// --- Traps -------------------------------------------------------------------
 
 TEST(MegatronSequenceTraps, PartialGradientsMustBeSummed) {
   const GptSizes sizes;

@@ -162,7 +162,7 @@ TEST(RingAttentionBytes, ConstantKeysCauseNoHopsOfGradients) {
   EXPECT_EQ(sends[0], 4u);  // K and V, forward and backward
 }
 
-// --- Traps -------------------------------------------------------------------------
+// --- Traps -------------------------------------------------------------------
 
 TEST(RingAttentionTraps, MasksOfContiguousTokensAreWrongForOtherLayouts) {
   // Zigzag or striped tokens, computed as if they were contiguous

@@ -106,7 +106,7 @@ TEST(RsaMemory, KeepsRowsOfScores) {
   }
 }
 
-// --- Traps: what the original does -----------------------------------------------
+// --- Traps: what the original does -------------------------------------------
 
 TEST(RsaTraps, GradientsDividedByTheRanksAreWrong) {
   // Colossal-AI divides dQ, dK and dV by c inside the operators

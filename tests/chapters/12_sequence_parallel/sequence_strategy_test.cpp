@@ -1,4 +1,4 @@
-// Training on cut sequences: equal weights, and the bill to the byte and second.
+// Training on cut sequences: equal weights, the bill to the byte and second.
 
 #include "chapters/12_sequence_parallel/sequence_strategy.h"
 
@@ -167,10 +167,10 @@ TEST(MegatronStrategy, EveryClaimHoldsForOtherShapes) {
   }
 }
 
-// At the loss, in f32 on each of two ranks, which share 48 tokens: a block keeps 16
-// * 8 numbers and 4 + 4 statistics per own token, the last norm 8 and 2; all 48
-// tokens gathered, their 500 logits, as many gradients, the softmax; the loss and
-// its gradient.
+// At the loss, in f32 on each of two ranks, which share 48 tokens: a block
+// keeps 16 * 8 numbers and 4 + 4 statistics per own token, the last norm 8 and
+// 2; all 48 tokens gathered, their 500 logits, as many gradients, the softmax;
+// the loss and its gradient.
 TEST(MegatronStrategy, ThePeakIsAtTheLoss) {
   Options options = small_options(2);
   options.model =

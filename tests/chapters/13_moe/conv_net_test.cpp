@@ -104,7 +104,7 @@ TEST(ConvNet, Learns) {
   EXPECT_LT(found[0].back(), 0.8 * found[0].front());
 }
 
-// --- Files -----------------------------------------------------------------------
+// --- Files -------------------------------------------------------------------
 
 class Cifar : public testing::Test {
  protected:

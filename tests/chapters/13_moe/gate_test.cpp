@@ -124,7 +124,7 @@ TEST(AuxiliaryLoss, IsOneForAnEvenLoad) {
   EXPECT_NEAR(result.l_aux.item(), 1, 1e-14);
 }
 
-/// E sum_e me_e ce_e, where ce counts the first `counted` choices of each token.
+/// E sum_e me_e ce_e; ce counts the first `counted` choices of each token.
 double auxiliary_loss(const Tensor& gates, const Routing& routing,
                       std::int64_t counted) {
   std::vector<double> ce(kExperts, 0);

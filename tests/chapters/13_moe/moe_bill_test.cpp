@@ -123,10 +123,10 @@ TEST(MoeBill, HoldsForOtherLayers) {
   }
 }
 
-// At the loss, in f64 on one of 4 ranks with 64 tokens, h = 8, 2 experts of 32 slots,
-// one block: attention 8h + 8 (norms, 4 heads), the gate 2 and 3 and 2 * 2 per all,
-// the slots 1 + 10h, rows h; the last norm 2h + 2; 600 logits, their gradient, the
-// softmax; the loss and its gradient.
+// At the loss, in f64 on one of 4 ranks with 64 tokens, h = 8, 2 experts of 32
+// slots, one block: attention 8h + 8 (norms, 4 heads), the gate 2 and 3 and 2 *
+// 2 per all, the slots 1 + 10h, rows h; the last norm 2h + 2; 600 logits, their
+// gradient, the softmax; the loss and its gradient.
 TEST(MoeBill, ThePeakIsAtTheLoss) {
   const ModelShape shape{4, 16, 8, 1, 600, 2};
   const Combination form{"D", 1, 4};

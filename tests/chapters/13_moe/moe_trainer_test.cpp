@@ -178,7 +178,7 @@ TEST(MoeTrainer, WithTensorParallelismEveryGateHasItsRun) {
   }
 }
 
-// --- Traps ---------------------------------------------------------------------
+// --- Traps -------------------------------------------------------------------
 
 // Capacity is per rank and micro-batch: one device that routes the whole batch
 // at once gets other results.

@@ -15,7 +15,7 @@ HybridOptions two_replicas() {
           .aux_coefficient = 0.3};
 }
 
-// --- Groups --------------------------------------------------------------------
+// --- Groups ------------------------------------------------------------------
 
 using Groups = std::vector<std::vector<int>>;
 
@@ -155,7 +155,7 @@ TEST(HybridExpertBill, StatesAreThoseOfThePage) {
   }
 }
 
-// --- Traps ---------------------------------------------------------------------
+// --- Traps -------------------------------------------------------------------
 
 /// The difference of the mesh's results from one device with other options.
 double distance_from(const HybridOptions& setup, const HybridOptions& other) {

@@ -24,7 +24,7 @@ void expect_equal_on_images(const HybridOptions& setup) {
   expect_claims(report);
 }
 
-// --- The numbers, the bytes, the memory ----------------------------------------
+// --- The numbers, the bytes, the memory --------------------------------------
 
 TEST(HybridImages, TrainAsOneDevice) {
   const std::vector<HybridOptions> all = {
@@ -183,7 +183,7 @@ TEST(HybridImages, RunOnShapes) {
   }
 }
 
-// --- Checkpoints -------------------------------------------------------------------
+// --- Checkpoints -------------------------------------------------------------
 
 TEST(HybridImageCheckpoints, GoOnBitForBit) {
   for (const int zero : sized<int>({0, 1}, {1})) {
@@ -214,7 +214,7 @@ TEST(HybridImageCheckpoints, GoOnBitForBit) {
   }
 }
 
-// --- What does not go with images --------------------------------------------------
+// --- What does not go with images --------------------------------------------
 
 TEST(HybridImages, RefuseWhatCutsNoConvolution) {
   const auto refused = [](const HybridOptions& setup, const std::string& part) {
@@ -254,7 +254,7 @@ TEST(HybridImages, BatchNormNeedsTwoValues) {
   EXPECT_EQ(refusal(options, setup), "");
 }
 
-// --- Random meshes -----------------------------------------------------------------
+// --- Random meshes -----------------------------------------------------------
 
 TEST(HybridImageFuzz, RandomMeshesTrainAsOneDevice) {
   std::mt19937 random(27);

@@ -155,10 +155,10 @@ TEST(HybridTextbook, ZeroShardsWhatTensorRanksShare) {
   }
 }
 
-// The last stage of 1F1B holds one micro-batch of 2 * 16 tokens, and t = 2 ranks
-// share heads, hidden units and logits: a block keeps (4 + 12/2) h numbers and 5
-// statistics, the last norm 2 h and 2, the softmax 1, and V/2 logits; beside them
-// are the gradients of the loss and of the logits.
+// The last stage of 1F1B holds one micro-batch of 2 * 16 tokens, and t = 2
+// ranks share heads, hidden units and logits: a block keeps (4 + 12/2) h
+// numbers and 5 statistics, the last norm 2 h and 2, the softmax 1, and V/2
+// logits; beside them are the gradients of the loss and of the logits.
 TEST(HybridPeak, IsWhatAStageKeepsAndTheLogitsGradient) {
   HybridOptions setup = degrees(1, 2, 2);
   setup.micro_batches = 2;

@@ -43,7 +43,7 @@ bool names(const std::string& text, Path path) {
   return false;
 }
 
-// --- Every key of the table ------------------------------------------------------
+// --- Every key of the table --------------------------------------------------
 
 /// 8 ranks satisfy all degrees in the files below.
 constexpr int kRanks = 8;
@@ -156,7 +156,7 @@ TEST(EngineConfigFuzz, EveryKnownKeyActsOrIsNamed) {
   }
 }
 
-// --- Mutations -------------------------------------------------------------------
+// --- Mutations ---------------------------------------------------------------
 
 std::vector<std::string> wild_names() {
   std::vector<std::string> all;

@@ -108,7 +108,7 @@ std::size_t lines_of(const std::string& text) {
          static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
 }
 
-// --- All mistakes at once -------------------------------------------------------
+// --- All mistakes at once ----------------------------------------------------
 
 TEST(EngineMistakes, AreNamedAllAtOnce) {
   const std::string error = error_of(

@@ -179,7 +179,7 @@ TEST(EngineKeys, AMisplacedKeyIsSentToItsSection) {
   expect_error(R"({"grad_clipping": 2})", "did you mean \"gradient_clipping\"");
 }
 
-// --- Defaults that changed, and remarks --------------------------------------------
+// --- Defaults that changed, and remarks --------------------------------------
 
 TEST(EngineDefaults, AdamIsAdamWUnlessToldOtherwise) {
   const std::string adam = R"({"optimizer": {"type": "Adam", "params": {)";

@@ -9,7 +9,7 @@
 namespace shardbook::engine {
 namespace {
 
-// --- One device ----------------------------------------------------------------
+// --- One device --------------------------------------------------------------
 
 TEST(EngineParity, EveryStageOnEveryWorldEqualsOneDevice) {
   const Values expected = one_device(small_options(), 3);
@@ -86,7 +86,7 @@ TEST(EngineBackward, RefusesALossThatIsNoNumber) {
   expect_text(error, {"backward of a loss of shape [48, 4, 13]"});
 }
 
-// --- Boundaries ----------------------------------------------------------------
+// --- Boundaries --------------------------------------------------------------
 
 TEST(EngineStep, ActsAtTheBoundaryOnly) {
   after(2, small_options(), config_of(1, 3), [](Trained& t) {
@@ -175,7 +175,7 @@ TEST(EngineBoundary, MayNotChangeBetweenForwardAndBackward) {
   expect_text(error, {"boundary has changed between forward and backward"});
 }
 
-// --- no_sync ---------------------------------------------------------------------
+// --- no_sync -----------------------------------------------------------------
 
 TEST(EngineNoSync, SumsHereAndDividesByTheStepsAllTheSame) {
   const Values expected = one_device(small_options(), 1);
@@ -239,7 +239,7 @@ TEST(EngineOptimizer, AdamIsAdamWUnlessToldOtherwise) {
   }
 }
 
-// --- Clipping and the scheduler --------------------------------------------------
+// --- Clipping and the scheduler ----------------------------------------------
 
 TEST(EngineClipping, LimitsTheNormOfTheWholeGradient) {
   const double clip = 0.05;
@@ -307,7 +307,7 @@ TEST(EngineScheduler, TheUsersTakesThePlaceOfTheConfigs) {
       args);
 }
 
-// --- Initialize ------------------------------------------------------------------
+// --- Initialize --------------------------------------------------------------
 
 TEST(EngineInitialize, EveryRankBeginsWithTheFirstOnesWeights) {
   for (const int stage : {0, 1, 2, 3}) {

@@ -142,7 +142,7 @@ TEST(EngineOptions, ZerosAndRecomputationTrainAsOneDevice) {
   }
 }
 
-// --- Sums in f32, and Ulysses ----------------------------------------------------
+// --- Sums in f32, and Ulysses ------------------------------------------------
 
 TEST(EngineOptions, GradAccumDtypeIsChapter14s) {
   Options options = options_for(2);

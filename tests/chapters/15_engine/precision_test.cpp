@@ -133,7 +133,7 @@ TEST(EngineLossScale, DoublesAfterAWindow) {
   EXPECT_EQ(course.scales, (Values{256, 512, 512, 512, 512}));
 }
 
-// --- Division and the wire -----------------------------------------------------
+// --- Division and the wire ---------------------------------------------------
 
 /// The gradient's norm with f16 gradients near the largest number, 65504.
 double norm_near_overflow(const std::string& keys) {
@@ -376,7 +376,7 @@ TEST(EnginePrecision, AutoCastTakesInputsOfF32) {
   EXPECT_NE(error(""), "");
 }
 
-// --- Lines of the log ------------------------------------------------------------
+// --- Lines of the log --------------------------------------------------------
 
 TEST(EngineLog, WritesEveryNthStepAndTheTimesOfTheCalls) {
   DeepSpeedConfig config = config_of(0, 2);

@@ -97,7 +97,7 @@ TEST(EngineCheckpoint, RefusesOthersAndDamagedOnes) {
   EXPECT_NE(middle.find("between the micro-steps"), std::string::npos);
 }
 
-// --- The loader ------------------------------------------------------------------
+// --- The loader --------------------------------------------------------------
 
 TrainingData numbers_up_to(std::int64_t n) {
   TrainingData data;
@@ -226,7 +226,7 @@ TEST(EngineLoader, OfInitializeHasTheConfigsMicroBatches) {
   });
 }
 
-// --- Models that are cut already (mpu) ---------------------------------------------
+// --- Models that are cut already (mpu) ---------------------------------------
 
 struct Cut {
   double norm = 0;

@@ -194,7 +194,7 @@ TEST(EngineStrategies, WhatIsGatheredAheadOfTheLossIsCountedAlone) {
   }
 }
 
-// --- The documents' three configs, as their files say --------------------------
+// --- The documents' three configs, as their files say ------------------------
 
 nlohmann::json document(const std::string& name) {
   std::ifstream file(SHARDBOOK_ROOT "/chapters/15_engine/configs/" + name);
@@ -250,7 +250,7 @@ TEST(EngineDocuments, ExpertsTrain) {
   expect_claims_of_document(document("moe.json"), DType::kF64);
 }
 
-// --- f16: every overflow skips on all ranks and on the one device ------------------
+// --- f16: every overflow skips on all ranks and on the one device ------------
 
 TEST(EngineSkippedSteps, AreCountedInBytesAndMemory) {
   for (const std::string stage : {"0", "1", "2", "3"}) {
@@ -272,7 +272,7 @@ TEST(EngineSkippedSteps, AreCountedInBytesAndMemory) {
   }
 }
 
-// --- Pipelines have train_batch alone ----------------------------------------------
+// --- Pipelines have train_batch alone ----------------------------------------
 
 TEST(EnginePipeline, RefusesForwardBackwardAndStep) {
   const auto config = DeepSpeedConfig::parse(
@@ -313,7 +313,7 @@ TEST(EnginePipeline, RefusesForwardBackwardAndStep) {
   EXPECT_NEAR(losses[0], std::log(31.0), 0.5);
 }
 
-// --- What is refused ---------------------------------------------------------------
+// --- What is refused ---------------------------------------------------------
 
 std::string refusal(int world, const std::string& text,
                     const std::string& model = "") {

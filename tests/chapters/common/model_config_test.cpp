@@ -212,7 +212,7 @@ TEST(ModelConfig, WeightsBeginWithTheInitializersRange) {
   }
 }
 
-// --- ResNets --------------------------------------------------------------------
+// --- ResNets -----------------------------------------------------------------
 
 // As transformers writes it: labels by name, and two labels by default.
 TEST(ResNetConfig, OfTransformersIsRead) {

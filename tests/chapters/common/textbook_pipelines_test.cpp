@@ -24,7 +24,7 @@ namespace {
 using pipeline::Recompute;
 using pipeline::Schedule;
 
-// --- Equal stages --------------------------------------------------------------
+// --- Equal stages ------------------------------------------------------------
 
 class TextbookPipelines : public ::testing::TestWithParam<int> {};
 
@@ -164,7 +164,7 @@ TEST_P(TextbookPipelines, ZbH2WaitsWhereTwoWeightsAreShorterThanAnInput) {
 INSTANTIATE_TEST_SUITE_P(Ranks, TextbookPipelines,
                          ::testing::Values(1, 2, 4, 8));
 
-// --- The bill and the clock ------------------------------------------------------
+// --- The bill and the clock --------------------------------------------------
 
 /// Blocks whose messages are relatively long, or short; unequal heads.
 const std::pair<std::string, int> kModels[] = {

@@ -143,7 +143,7 @@ TEST_F(TrainingStateTest, WhatIsMissingIsNamed) {
   expect_refused(wide, {"'w' is F32", "f64"});
 }
 
-// Two pieces that overlap have as many elements as the whole, and not all of them
+// Two overlapping pieces have as many elements as the whole, but not all
 TEST_F(TrainingStateTest, AHoleBetweenPiecesIsFound) {
   run_ranks(2, [&](ProcessGroup& world) {
     write_state_file(path("kept"),
