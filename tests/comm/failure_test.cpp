@@ -318,7 +318,7 @@ TEST(ThreadTimeout, NamesWhoIsMissing) {
       1, 3,
       [&](ProcessGroup& world) {
         const Tensor x = zeros(6);
-        // The shorter timeout starts when both are at their calls.
+        // The first timeout starts when both are at their calls.
         ++num_ready;
         while (num_ready < 2) std::this_thread::yield();
         world.all_reduce(x).wait();

@@ -291,7 +291,7 @@ TEST(ZeroOverlap, BucketsLeaveWhileBackwardStillRuns) {
   const Names notes = notes_of(options);
   const auto first = std::find(notes.begin(), notes.end(), "bucket 0");
   EXPECT_NE(std::find(first, notes.end(), "product"), notes.end());
-  // All of it in one bucket leaves at the end
+  // A single bucket leaves at the end
   options.reduce_bucket_size = 1000;
   EXPECT_EQ(notes_of(options).back(), "bucket 0");
 }

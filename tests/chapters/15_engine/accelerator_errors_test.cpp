@@ -398,7 +398,7 @@ TEST(AcceleratorConfig, OfTheConfigAloneTrainsAsTheScriptsOptimizer) {
   plugin.hf_ds_config =
       R"({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}})";
   script.options.plugin = plugin;
-  // No type: the scheduler's numbers fill "auto"
+  // Without a type, the script's optimizer only fills "auto"
   script.optimizer.type = "";
   EXPECT_EQ(run_on(2, script)[0].weights, native[0].weights);
 }

@@ -217,7 +217,7 @@ TEST(EngineDefaults, RemarksSayWhatOtherVersionsDo) {
               "pin_memory: "));
 }
 
-// The section turns on recomputation only if one of its keys uses it.
+// The section asks for recomputation if a key makes sense only with it.
 TEST(EngineDefaults, ActivationCheckpointingAsksForRecomputation) {
   const auto recompute = [](const std::string& section,
                             const std::string& more = "") {

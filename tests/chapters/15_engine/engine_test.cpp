@@ -112,7 +112,7 @@ TEST(EngineStep, ActsAtTheBoundaryOnly) {
 std::vector<std::int64_t> sent_elements(int stage) {
   return on_ranks(2, [&](ProcessGroup& world) {
     Trained t(small_options(), config_of(stage, 3), world);
-    t.step(0);  // the order of DDP's buckets is sent after the first one
+    t.step(0);  // the first step also sends DDP's bucket order
     std::vector<std::int64_t> sent;
     for (int i = 0; i < 3; ++i) {
       const Tensor loss = t.loss(1, i);

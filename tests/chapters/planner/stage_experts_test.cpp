@@ -70,7 +70,7 @@ TEST(ExpertStage, TakesTheTimeOfItsProductsAndMessages) {
   }
 }
 
-// tp ranks cut the tokens, and the experts are shared over tp ranks too.
+// tp ranks cut the tokens, and are part of the expert group.
 TEST(ExpertStage, TensorParallelRanksSendTheirOwnTokens) {
   HybridJob job = job_with_experts();
   job.layout.tp = 2;
