@@ -201,7 +201,7 @@ nlohmann::json document(const std::string& name) {
   return nlohmann::json::parse(file);
 }
 
-/// Four steps on four ranks: the schedule of the first lets two pass unchanged.
+/// Four steps on four ranks; getting_started.json's rate is 0 in the first two.
 void expect_claims_of_document(const nlohmann::json& config, DType dtype) {
   Options options = options_for(4);
   options.batch = 16;
