@@ -169,7 +169,7 @@ zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
   const ZeroConfig& from = config.zero;
   zero::ZeroOptions to;
   to.stage = from.stage;
-  // 0 means one gradient at a time, and gathers without a limit
+  // 0 means one gradient at a time, and the default limit for gathers
   to.reduce_bucket_size = std::max<std::int64_t>(1, from.reduce_bucket_size);
   to.allgather_bucket_size = from.allgather_bucket_size > 0
                                  ? from.allgather_bucket_size
