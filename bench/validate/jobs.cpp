@@ -143,8 +143,8 @@ StepTime with_gpipe(const HybridJob& job, const Options& options,
   setup.micro_batches = job.micro_batches;
   setup.recompute = checkpoint;
   setup.partition = "time";
-  return step_of_trainer<gpipe::GpipeStrategy>(
-      options, false, [](int rank) { return rank; }, setup);
+  return step_of_trainer<gpipe::GpipeStrategy>(options, false, each_rank,
+                                               setup);
 }
 
 StepTime with_tensor(const HybridJob& job) {
@@ -167,8 +167,7 @@ StepTime with_sequence(const HybridJob& job, sequence_parallel::Kind kind) {
   setup.sequence.kind = kind;
   setup.sequence.all_reduce = kind == sequence_parallel::Kind::kRsa;
   return step_of_trainer<sequence_parallel::SequenceStrategy>(
-      options_of(job), true, sequence_parallel::fold_class(setup.sequence),
-      setup);
+      options_of(job), true, sequence_parallel::fold_class(setup), setup);
 }
 
 StepTime run_attention(const AttentionJob& job) {
@@ -200,8 +199,7 @@ StepTime run_attention(const AttentionJob& job) {
     time.seconds = std::max(time.seconds, clock.now_s());
     time.trust = std::max(time.trust, clock.trust());
   };
-  planner::on_shapes(
-      job.cluster, job.ranks, [](int rank) { return rank; }, body);
+  planner::on_shapes(job.cluster, job.ranks, each_rank, body);
   return time;
 }
 

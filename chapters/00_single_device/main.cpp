@@ -15,7 +15,6 @@ int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
-    options.chapter = "00_single_device";
     single_device::SingleDeviceOptions setup;
     CommandLine line("ch00_single_device", "One device: the yardstick.");
     add_shared_options(line, options, {"threads", "sim"});

@@ -15,7 +15,6 @@ int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
-    options.chapter = "01_data_parallel";
     CommandLine line("ch01_data_parallel",
                      "DataParallel: one process, a thread per device.");
     add_shared_options(line, options, {"threads", "sim"},

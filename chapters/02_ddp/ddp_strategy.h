@@ -18,6 +18,8 @@ struct StrategyOptions {
   std::string comm_hook = "none";  ///< "none" or "bf16"
 };
 
+void add_options(CommandLine& line, StrategyOptions& setup);
+
 /// Rank r of d takes samples r, r + d, r + 2d, ... of each global batch, and in
 /// its micro-batch i of g the samples r + d i, r + d (i + g), ...
 class DdpStrategy : public Strategy {

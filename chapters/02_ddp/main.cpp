@@ -13,40 +13,16 @@
 
 using namespace shardbook;
 
-namespace {
-
-void add_options(CommandLine& line, ddp::StrategyOptions& setup) {
-  line.add("--bucket-mb", &setup.ddp.bucket_cap_mb,
-           "MiB after which a bucket is full", 1e-6, 1e6);
-  line.add("--first-bucket-mb", &setup.ddp.first_bucket_mb,
-           "the same for the first bucket", 1e-6, 1e6);
-  line.add("--find-unused-parameters", &setup.ddp.find_unused_parameters,
-           "look for parameters that a forward does not use");
-  line.add("--gradient-as-bucket-view", &setup.ddp.gradient_as_bucket_view,
-           "gradients lie in the buckets");
-  line.add("--static-graph", &setup.ddp.static_graph,
-           "every step uses the same parameters equally often");
-  line.add("--micro-batches", &setup.micro_batches,
-           "micro-batches per step; only the last one communicates", 1);
-  line.add("--comm-hook", &setup.comm_hook, "what travels in place of buckets",
-           {"none", "bf16"});
-  line.refuse("--accumulate", "this option is called --micro-batches");
-  line.refuse("--broadcast-buffers", "the models of this chapter have none");
-}
-
-}  // namespace
-
 int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
-    options.chapter = "02_ddp";
     ddp::StrategyOptions setup;
     CommandLine line("ch02_ddp",
                      "DistributedDataParallel: Reducer, buckets, "
                      "overlap.");
     add_shared_options(line, options);
-    add_options(line, setup);
+    ddp::add_options(line, setup);
     line.parse(argc, argv);
     check_options(options);
     if (setup.comm_hook == "bf16") narrow(options, DType::kBF16);

@@ -19,7 +19,6 @@ int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
-    options.chapter = "03_zero_fsdp";
     zero_fsdp::StrategyOptions setup;
     CommandLine line("ch03_zero_fsdp", "ZeRO stages 1 to 3, and FSDP.");
     add_shared_options(line, options);

@@ -90,7 +90,7 @@ fsdp::FsdpOptions fsdp_options(const Options& options,
 // one by one. All other work is cut into equal parts.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
   if (setup.strategy == "zero2" && setup.cpu_offload) {
-    return [](int rank) { return rank; };
+    return each_rank;
   }
   if (setup.strategy != "fsdp2" || setup.sharding_strategy == "no_shard") {
     return one_class;

@@ -13,20 +13,12 @@
 #include "chapters/common/run/program.h"
 
 using namespace shardbook;
-using model_parallel::Settings;
 
 int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
-    Options options;
-    options.chapter = "04_model_parallel";
-    options.world_size = 2;
-    options.model = "resnet18";
-    options.optimizer = "sgd";
-    options.cluster = "kaggle-t4x2";
-    options.steps = 6;
-    Settings settings;
-    settings.loss.clear();
+    Options options = model_parallel::default_options();
+    model_parallel::Settings settings;
     model_parallel::Extras extras;
     CommandLine line("ch04_model_parallel",
                      "Model parallelism: half of the layers on each device.");
@@ -36,18 +28,15 @@ int main(int argc, char** argv) {
     model_parallel::add_options(line, settings, extras);
     line.parse(argc, argv);
     check_options(options);
-    std::vector<std::int64_t> sizes;
-    if (!extras.sweep.empty())
-      sizes = model_parallel::split_sizes(extras.sweep);
     model_parallel::check_settings(options, settings);
     if (extras.toy)
       return model_parallel::show_toy(options, settings.split_size);
 
-    // 2. Start the ranks: one rank owns both devices; each has its cores.
+    // 2. Start the ranks: one owns both devices, each with half of the cores.
     const Options on_two = options;
     options.world_size = settings.num_devices();
     ChapterRun chapter;
-    chapter.cores_shared_by = 2;  // one device alone gets half of the cores
+    chapter.cores_shared_by = 2;
     chapter.devices = [&](const Options& options,
                           const std::vector<Device>& devices, Run& run) {
       // 3. Name the axes of the device mesh: none; the devices are a list.
@@ -67,11 +56,7 @@ int main(int argc, char** argv) {
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.
     chapter.add_to_report = [&](Report& report) {
-      if (sizes.empty()) return;
-      const auto sweep =
-          model_parallel::run_sweep(on_two, settings, sizes, extras.repeats);
-      report.more.emplace_back("sweep", model_parallel::sweep_json(sweep));
-      report.appendix = model_parallel::sweep_text(sweep);
+      model_parallel::add_sweep(on_two, settings, extras, report);
     };
     return run_program(options, line, chapter);
   });

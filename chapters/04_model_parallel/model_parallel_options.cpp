@@ -1,12 +1,24 @@
 // The chapter's own options.
 
 #include "chapters/04_model_parallel/model_parallel_strategy.h"
+#include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/common/pipeline/partition.h"
 #include "core/check.h"
 
 namespace shardbook::model_parallel {
 
+Options default_options() {
+  Options options;
+  options.world_size = 2;
+  options.model = "resnet18";
+  options.optimizer = "sgd";
+  options.cluster = "kaggle-t4x2";
+  options.steps = 6;
+  return options;
+}
+
 void add_options(CommandLine& line, Settings& settings, Extras& extras) {
+  settings.loss.clear();  // check_settings chooses one by the model
   line.add("--variant", &settings.variant,
            "one device, two in turn, or two at the same time", kVariants);
   line.add("--split-size", &settings.split_size, "rows of a split", 1);
@@ -23,6 +35,9 @@ void add_options(CommandLine& line, Settings& settings, Extras& extras) {
            "also measure these split sizes, such as 1,3,5,8,10,12,20,40,60");
   line.add("--repeats", &extras.repeats,
            "measured steps per variant of the sweep", 1);
+  line.after_parse([&extras] {
+    if (!extras.sweep.empty()) split_sizes(extras.sweep);
+  });
 }
 
 void check_settings(const Options& options, Settings& settings) {

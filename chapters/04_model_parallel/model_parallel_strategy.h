@@ -37,6 +37,8 @@ struct Extras {
   std::string sweep;  ///< split sizes; empty: none
   std::int64_t repeats = 5;
 };
+/// A ResNet-18 on the documents' two T4.
+Options default_options();
 void add_options(CommandLine& line, Settings& settings, Extras& extras);
 /// Fills in the values that depend on other options. Throws Error for options
 /// that contradict each other.

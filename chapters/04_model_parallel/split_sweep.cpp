@@ -204,4 +204,13 @@ std::string sweep_json(const Sweep& sweep) {
   return json.dump();
 }
 
+void add_sweep(const Options& options, const Settings& settings,
+               const Extras& extras, Report& report) {
+  if (extras.sweep.empty()) return;
+  const Sweep sweep =
+      run_sweep(options, settings, split_sizes(extras.sweep), extras.repeats);
+  report.more.emplace_back("sweep", sweep_json(sweep));
+  report.appendix = sweep_text(sweep);
+}
+
 }  // namespace shardbook::model_parallel

@@ -54,5 +54,8 @@ Sweep run_sweep(const Options& options, const Settings& settings,
 std::string sweep_text(const Sweep& sweep);
 /// The sweep as a JSON object; report.html draws it.
 std::string sweep_json(const Sweep& sweep);
+/// Runs the sweep of --sweep, if it is given, and adds it to the report.
+void add_sweep(const Options& options, const Settings& settings,
+               const Extras& extras, Report& report);
 
 }  // namespace shardbook::model_parallel

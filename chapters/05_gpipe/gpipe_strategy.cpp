@@ -31,8 +31,21 @@ std::vector<int> stage_cuts(const Options& options,
 
 }  // namespace
 
+void add_options(CommandLine& line, StrategyOptions& setup) {
+  line.add("--micro-batches", &setup.micro_batches,
+           "pieces of a batch, each ceil(batch / n) samples", 1);
+  line.add("--partition", &setup.partition, kPartitionHelp);
+  add_recompute(line, setup.recompute, setup.early_recompute);
+  line.add("--long-skips", &setup.long_skips,
+           "connect block i with block L-1-i, as U-Nets do");
+  line.refuse("--balance", "this option is called --partition");
+}
+
 void check_trainer_options(const Options& options,
                            const StrategyOptions& setup) {
+  SB_CHECK(!setup.long_skips || (options.save.empty() && options.load.empty()),
+           "--long-skips: a saved model does not record them; leave out "
+           "--save and --load");
   const ModelConfig config = model_config(options);
   const auto layers = make_layers(config, setup);
   const auto pieces = ceil_micro_batches(options.batch, setup.micro_batches);

@@ -28,6 +28,8 @@ struct StrategyOptions {
   bool early_recompute = true;
 };
 
+void add_options(CommandLine& line, StrategyOptions& setup);
+
 /// Throws Error for options that cannot run: more ranks than layers or devices,
 /// more micro-batches than samples, a partition that does not add up. Call it
 /// before ranks start, so that the error is printed once and not by every rank.

@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include "chapters/05_gpipe/gpipe_strategy.h"
-#include "chapters/common/pipeline/partition.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 
@@ -20,25 +19,14 @@ int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
-    options.chapter = "05_gpipe";
     gpipe::StrategyOptions setup;
     bool print_schedule = false;
     CommandLine line("ch05_gpipe", "GPipe: micro-batches through stages.");
     add_shared_options(line, options);
-    line.add("--micro-batches", &setup.micro_batches,
-             "pieces of a batch, each ceil(batch / n) samples", 1);
-    line.add("--partition", &setup.partition, kPartitionHelp);
-    add_recompute(line, setup.recompute, setup.early_recompute);
-    line.add("--long-skips", &setup.long_skips,
-             "connect block i with block L-1-i, as U-Nets do");
+    gpipe::add_options(line, setup);
     line.add("--print-schedule", &print_schedule, "draw the schedule and exit");
-    line.refuse("--balance", "this option is called --partition");
     line.parse(argc, argv);
     check_options(options);
-    SB_CHECK(
-        !setup.long_skips || (options.save.empty() && options.load.empty()),
-        "--long-skips: a saved model does not record them; leave out "
-        "--save and --load");
     if (print_schedule) {
       fmt::print("{}", gpipe::figure(options, setup));
       return 0;
@@ -47,16 +35,13 @@ int main(int argc, char** argv) {
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;
-    // Stages differ, so every rank is simulated
-    chapter.fold_class = [](int rank) { return rank; };
+    chapter.fold_class = each_rank;  // stages differ
     chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
       // 3. Name the axes of the device mesh: one, over the whole world.
       DeviceMesh mesh(world, Topology({"pp"}, {world.size()}));
 
-      // 4. Build the same model from the same seed: each rank builds its
-      // layers.
-      // 5. Apply the strategy: cut the layers into stages, the batch into
-      // micro-batches.
+      // 4. Build the same model from the same seed: each rank its layers.
+      // 5. Apply the strategy: stages of layers, micro-batches of the batch.
       gpipe::GpipeStrategy strategy(options, setup, mesh.group("pp"));
 
       // 6. Train a few steps on the same data.

@@ -3,9 +3,7 @@
 //   ch06_1f1b --world-size 4
 //   ch06_1f1b --world-size 4 --schedule zb-h1 --micro-batches 12
 //   ch06_1f1b --world-size 2 --schedule interleaved --chunks 2
-//   ch06_1f1b --world-size 4 --schedule 1f1b --recompute
 //   ch06_1f1b --world-size 4 --schedule pipedream --no-stash
-//   ch06_1f1b --world-size 4 --schedule dualpipe --print-schedule
 //   ch06_1f1b --world-size 4 --schedule zb-auto --write-schedule mine.json
 //   ch06_1f1b --world-size 4 --schedule mine.json
 //   ch06_1f1b --world-size 8 --backend sim --model gpt-175b --dtype bf16
@@ -23,7 +21,6 @@ int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
-    options.chapter = "06_1f1b";
     pipeline::StrategyOptions setup;
     CommandLine line("ch06_1f1b",
                      "PipeDream, 1F1B, interleaved, zero bubble, DualPipe.");
@@ -31,7 +28,6 @@ int main(int argc, char** argv) {
     pipeline::add_options(line, setup);
     line.parse(argc, argv);
     check_options(options);
-    for (const auto& [flag, value] : line.given()) setup.given.push_back(flag);
     const pipeline::Plan plan = pipeline::make_plan(options, setup);
     if (setup.only_shows()) {
       pipeline::show_schedule(plan, setup);
@@ -40,11 +36,9 @@ int main(int argc, char** argv) {
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;
-    // Stages differ, so every rank is simulated
-    chapter.fold_class = [](int rank) { return rank; };
+    chapter.fold_class = each_rank;  // stages differ
     chapter.rank = [&](Options options, ProcessGroup& world, Run& run) {
-      // A run without flushes is one schedule from the first step to the last
-      const pipeline::Plan here =
+      const pipeline::Plan here =  // without flushes, a plan is the whole run's
           options.is_prediction ? plan.on_shapes(&options) : plan;
 
       // 3. Name the axes of the device mesh: one, over the whole world.

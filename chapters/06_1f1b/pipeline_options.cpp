@@ -39,6 +39,9 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
            "draw the schedule, print its idle time and memory, and exit");
   line.add("--write-schedule", &setup.write_schedule,
            "write the schedule to FILE.json, which --schedule reads, and exit");
+  line.after_parse([&line, &setup] {
+    for (const auto& [flag, value] : line.given()) setup.given.push_back(flag);
+  });
 }
 
 }  // namespace shardbook::pipeline

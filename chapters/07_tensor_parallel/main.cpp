@@ -14,39 +14,15 @@
 
 using namespace shardbook;
 
-namespace {
-
-void add_options(CommandLine& line, tensor_parallel::StrategyOptions& setup) {
-  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step",
-           1);
-  line.add(
-      "--recompute", &setup.recompute,
-      "keep the inputs of blocks only, and compute them again in backward");
-  line.add("--distribute-saved-activations",
-           &setup.distribute_saved_activations,
-           "--recompute: keep a part of each block's input on every rank, and "
-           "gather it in backward");
-  line.add("--rng", &setup.rng,
-           "dropout's masks: those of one device, or two streams per rank",
-           {"global", "megatron"});
-  line.add("--vocabulary-divisible-by", &setup.vocabulary_divisible_by,
-           "pad the vocabulary to a multiple of this times --world-size "
-           "(Megatron-LM: 128)",
-           1);
-}
-
-}  // namespace
-
 int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
-    options.chapter = "07_tensor_parallel";
     tensor_parallel::StrategyOptions setup;
     CommandLine line("ch07_tensor_parallel",
                      "Tensor parallelism: columns, rows, vocabulary.");
     add_shared_options(line, options);
-    add_options(line, setup);
+    tensor_parallel::add_options(line, setup);
     line.parse(argc, argv);
     check_options(options);
     check_micro_batches(options.batch, setup.micro_batches);

@@ -54,6 +54,25 @@ ShardedModel sharded(const Options& options, const StrategyOptions& setup,
 
 }  // namespace
 
+void add_options(CommandLine& line, StrategyOptions& setup) {
+  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step",
+           1);
+  line.add(
+      "--recompute", &setup.recompute,
+      "keep the inputs of blocks only, and compute them again in backward");
+  line.add("--distribute-saved-activations",
+           &setup.distribute_saved_activations,
+           "--recompute: keep a part of each block's input on every rank, and "
+           "gather it in backward");
+  line.add("--rng", &setup.rng,
+           "dropout's masks: those of one device, or two streams per rank",
+           {"global", "megatron"});
+  line.add("--vocabulary-divisible-by", &setup.vocabulary_divisible_by,
+           "pad the vocabulary to a multiple of this times --world-size "
+           "(Megatron-LM: 128)",
+           1);
+}
+
 bool draws_as_one_device(const Options& options, const StrategyOptions& setup) {
   return options.dropout == 0 || !has_streams(setup);
 }

@@ -24,6 +24,8 @@ struct StrategyOptions {
   std::int64_t vocabulary_divisible_by = 1;
 };
 
+void add_options(CommandLine& line, StrategyOptions& setup);
+
 /// False if no run on one device draws the same masks.
 bool draws_as_one_device(const Options& options, const StrategyOptions& setup);
 

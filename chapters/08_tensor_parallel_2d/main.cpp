@@ -15,7 +15,6 @@ int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
-    options.chapter = "08_tensor_parallel_2d";
     Passes passes;
     CommandLine line("ch08_tensor_parallel_2d",
                      "Tensor parallelism in 2D: SUMMA, Optimus.");

@@ -15,7 +15,6 @@ int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
-    options.chapter = "09_tensor_parallel_2p5d";
     int depth = 2;
     Passes passes;
     CommandLine line("ch09_tensor_parallel_2p5d",

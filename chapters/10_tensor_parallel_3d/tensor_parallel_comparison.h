@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "chapters/common/run/options.h"
+#include "chapters/common/sharded/sharded_strategy.h"
 
 namespace shardbook::cube {
 
@@ -74,6 +75,14 @@ std::string comparison_text(const Comparison& all);
 /// Bytes sent over the number of ranks, both logarithmic: a plot for each number
 /// of tokens, a line for each kind. The depth of 2.5D is the best one.
 std::string comparison_svg(const Comparison& all);
+
+struct ProgramOptions {
+  Passes passes;
+  bool keep_gathered = true;
+  std::string compared = "none";  ///< or "block", "mlp"
+  std::string picture;            ///< of the comparison
+};
+void add_options(CommandLine& line, ProgramOptions& setup);
 
 /// Prints the comparison of "block" or "mlp", and writes the plot to `picture`
 /// unless that is empty. Returns the exit status.

@@ -229,6 +229,22 @@ std::string comparison_svg(const Comparison& all) {
       width, height, width, height, body);
 }
 
+void add_options(CommandLine& line, ProgramOptions& setup) {
+  add_passes(line, setup.passes);
+  line.add("--keep-gathered", &setup.keep_gathered,
+           "keep gathered operands for backward");
+  line.add_mode("--compare", &setup.compared,
+                "print what one layer costs in 1D, 2D, 2.5D and 3D, and "
+                "train nothing",
+                {"block", "mlp", "none"});
+  line.add("--picture", &setup.picture,
+           "with --compare: a file for the plot of the bytes sent, as SVG");
+  line.after_parse([&setup] {
+    SB_CHECK(setup.picture.empty() || setup.compared != "none", "--picture ",
+             setup.picture, ": it shows what --compare counts; give both");
+  });
+}
+
 int show_comparison(const Options& options, const std::string& layer,
                     const std::string& picture) {
   ComparedLayer compared;

@@ -199,6 +199,18 @@ Options checked(const Options& options, const StrategyOptions& setup,
 
 }  // namespace
 
+void add_options(CommandLine& line, StrategyOptions& setup) {
+  line.add("--mesh", &setup.mesh,
+           "ranks as DPxTP, such as 2x2; TP alone: tensor parallelism");
+  line.add("--data-parallel", &setup.data_parallel,
+           "what dp does with parameters: shards or replicas", {"fsdp", "ddp"});
+  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step",
+           1);
+  line.add("--picture", &setup.picture,
+           "a file for the picture of who holds which block, as SVG");
+  line.refuse("--accumulate", "this option is called --micro-batches");
+}
+
 Topology topology_of(const StrategyOptions& setup, int world_size) {
   std::vector<int> sizes(1, 0);
   for (const char c : setup.mesh) {

@@ -26,6 +26,8 @@ struct StrategyOptions {
   std::string picture;  ///< a file for the picture as SVG
 };
 
+void add_options(CommandLine& line, StrategyOptions& setup);
+
 /// The sizes of axes dp and tp for `--mesh`; empty: all ranks on tp. Throws
 /// Error where they do not give the world size.
 Topology topology_of(const StrategyOptions& setup, int world_size);

@@ -15,33 +15,16 @@
 
 using namespace shardbook;
 
-namespace {
-
-void add_options(CommandLine& line, dtensor::StrategyOptions& setup) {
-  line.add("--mesh", &setup.mesh,
-           "ranks as DPxTP, such as 2x2; TP alone: tensor parallelism");
-  line.add("--data-parallel", &setup.data_parallel,
-           "what dp does with parameters: shards or replicas", {"fsdp", "ddp"});
-  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step",
-           1);
-  line.add("--picture", &setup.picture,
-           "a file for the picture of who holds which block, as SVG");
-  line.refuse("--accumulate", "this option is called --micro-batches");
-}
-
-}  // namespace
-
 int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
-    options.chapter = "11_dtensor";
     dtensor::StrategyOptions setup;
     CommandLine line("ch11_dtensor",
                      "DeviceMesh, placements, redistribute, "
                      "parallelize_module.");
     add_shared_options(line, options);
-    add_options(line, setup);
+    dtensor::add_options(line, setup);
     line.parse(argc, argv);
     check_options(options);
     dtensor::topology_of(setup, options.world_size);

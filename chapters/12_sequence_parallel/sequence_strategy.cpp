@@ -53,7 +53,39 @@ ShardedModel megatron_model(const Options& options,
   return model;
 }
 
+/// Throws Error for an option that is given although `kind` does not read it.
+void check_reads(bool is_given, const std::string& option,
+                 const std::string& kind, const std::string& reader) {
+  SB_CHECK(!is_given || kind == reader, option, ": --kind ", kind,
+           " does not read it; give it with --kind ", reader);
+}
+
 }  // namespace
+
+void add_options(CommandLine& line, StrategyOptions& setup) {
+  const auto kind = std::make_shared<std::string>("ring");
+  const auto layout = std::make_shared<std::string>("contiguous");
+  line.add("--kind", kind.get(), "how queries meet keys",
+           {"ring", "rsa", "ulysses", "megatron"});
+  line.add("--layout", layout.get(),
+           "which tokens a rank holds (ring attention)",
+           {"contiguous", "zigzag", "striped"});
+  line.add("--rsa-all-reduce", &setup.sequence.all_reduce,
+           "RSA: sum dK and dV by all-reduce, as the original does");
+  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step",
+           1);
+  line.add("--recompute-attention", &setup.megatron.recompute_attention,
+           "megatron: compute attention again in backward");
+  line.after_parse([&setup, kind, layout] {
+    check_reads(*layout != "contiguous", "--layout " + *layout, *kind, "ring");
+    check_reads(setup.sequence.all_reduce, "--rsa-all-reduce", *kind, "rsa");
+    check_reads(setup.megatron.recompute_attention, "--recompute-attention",
+                *kind, "megatron");
+    setup.is_megatron = *kind == "megatron";
+    if (!setup.is_megatron) setup.sequence.kind = kind_of(*kind);
+    setup.sequence.layout = layout_of(*layout);
+  });
+}
 
 SequenceStrategy::SequenceStrategy(const Options& options,
                                    const StrategyOptions& setup,
@@ -81,11 +113,22 @@ std::vector<Bill> MegatronStrategy::bills() {
                         setup_.recompute_attention)};
 }
 
-FoldClass fold_class(const SequenceOptions& setup) {
-  if (setup.kind == Kind::kUlysses) {
+std::unique_ptr<Strategy> make_strategy(const Options& options,
+                                        const StrategyOptions& setup,
+                                        ProcessGroup& group) {
+  if (setup.is_megatron) {
+    return std::make_unique<MegatronStrategy>(options, setup.megatron,
+                                              setup.micro_batches, group);
+  }
+  return std::make_unique<SequenceStrategy>(options, setup, group);
+}
+
+FoldClass fold_class(const StrategyOptions& setup) {
+  if (setup.is_megatron) return one_class;
+  if (setup.sequence.kind == Kind::kUlysses) {
     return [](int rank) { return rank == 0 ? 0 : 1; };
   }
-  return [](int rank) { return rank; };
+  return each_rank;
 }
 
 }  // namespace shardbook::sequence_parallel

@@ -2,6 +2,7 @@
 
 // A GPT whose sequences are cut over a group, for main.cpp and the benchmarks.
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,8 +15,13 @@ namespace shardbook::sequence_parallel {
 
 struct StrategyOptions {
   SequenceOptions sequence;
+  bool is_megatron = false;  ///< `megatron` holds, not `sequence`
+  MegatronOptions megatron = {};
   std::int64_t micro_batches = 1;
 };
+
+/// Also refuses, when the line is parsed, options that the kind does not read.
+void add_options(CommandLine& line, StrategyOptions& setup);
 
 /// Every rank has all parameters and s/c tokens of every sample. Gradients are
 /// parts of sums over tokens: one all-reduce adds them after backward.
@@ -52,9 +58,14 @@ class MegatronStrategy : public ShardedStrategy {
   const MegatronOptions setup_;
 };
 
-/// Ranks that the `sim` world may run once. In a ring every rank waits for the
+/// A MegatronStrategy or a SequenceStrategy. Collective.
+std::unique_ptr<Strategy> make_strategy(const Options& options,
+                                        const StrategyOptions& setup,
+                                        ProcessGroup& group);
+
+/// Ranks that the `sim` world may run once: all of megatron's are alike. In a ring every rank waits for the
 /// one before it, and under contiguous slices no two have the same work. Ranks of
 /// Ulysses are alike, except for rank 0, which computes the norm.
-FoldClass fold_class(const SequenceOptions& setup);
+FoldClass fold_class(const StrategyOptions& setup);
 
 }  // namespace shardbook::sequence_parallel

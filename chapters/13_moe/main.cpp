@@ -19,7 +19,6 @@ int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
-    options.chapter = "13_moe";
     moe::StrategyOptions setup;
     CommandLine line("ch13_moe", "Mixture of experts, expert parallelism.");
     add_shared_options(line, options);

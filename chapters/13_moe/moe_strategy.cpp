@@ -332,7 +332,7 @@ FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
   const bool has_own_shapes =
       setup.moe.is_dropless || !setup.moe.gate.drop_tokens;
   if (has_own_shapes || (setup.zero_stage > 0 && setup.tp > 1)) {
-    return [](int rank) { return rank; };
+    return each_rank;
   }
   const Topology grid = expert_topology(group_sizes(options, setup));
   return [grid, ep = grid.size("ep"), t = grid.size("tp")](int rank) {

@@ -237,7 +237,7 @@ FoldClass fold_class(const HybridOptions& setup) {
   // ZeRO-2 and -3 give each rank other parts of other parameters, and where tp
   // cuts the slots of experts, it also cuts their shards
   const bool is_cut = setup.zero_stage >= 2;
-  if (is_cut && setup.has_experts()) return [](int rank) { return rank; };
+  if (is_cut && setup.has_experts()) return each_rank;
   return [=](int rank) {
     const int cp = is_ring || is_cut ? topology.coordinate(rank, "cp") : 0;
     const int dp = is_cut ? replica_of(topology, rank) : 0;

@@ -3,10 +3,7 @@
 //   ch14_hybrid_3d --world-size 8 --tp 2 --pp 2
 //   ch14_hybrid_3d --world-size 8 --tp 2 --pp 2 --zero-stage 1
 //   ch14_hybrid_3d --world-size 8 --tp 2 --cp 2 --pp 2 --sequence-parallel
-//   ch14_hybrid_3d --world-size 8 --tp 2 --zero-stage 3
-//   ch14_hybrid_3d --world-size 8 --tp 2 --pp 2 --schedule zb-h1
 //   ch14_hybrid_3d --world-size 8 --tp 2 --pp 2 --ep 2 --num-experts 8
-//   ch14_hybrid_3d --world-size 4 --pp 2 --model resnet18
 //   ch14_hybrid_3d --print-combinations
 //   ch14_hybrid_3d --world-size 64 --backend sim --model gpt-175b --dtype bf16
 //     --tp 8 --pp 8 --batch 64 --micro-batches 64 --seq 2048
@@ -25,7 +22,6 @@ int main(int argc, char** argv) {
   return chapter_main([&] {
     // 1. Read the options: the shared ones, then this chapter's own.
     Options options;
-    options.chapter = "14_hybrid_3d";
     hybrid::HybridOptions setup;
     bool prints_combinations = false;
     CommandLine line("ch14_hybrid_3d",

@@ -20,7 +20,6 @@ int main(int argc, char** argv) {
     // 1. Read the options: the shared ones, then this chapter's own. The config
     // fills those that it has a key for.
     Options options;
-    options.chapter = "15_engine";
     std::string file = "{}";
     bool prints_config = false;
     CommandLine line("ch15_engine", "One config, any strategy.");

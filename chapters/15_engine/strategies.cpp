@@ -122,7 +122,7 @@ void choose_data_parallel(const Options& options, DeepSpeedConfig config,
   // The config's clip, or --clip
   config.gradient_clipping = options.clip;
   if (stage == 2 && config.zero.offload_optimizer.device == "cpu") {
-    choice.fold_class = [](int rank) { return rank; };
+    choice.fold_class = each_rank;
   }
   choice.make = [config](const Options& options, DeviceMesh& mesh) {
     return std::make_unique<ModuleStrategy>(options, config, mesh.group("dp"));

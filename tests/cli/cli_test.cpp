@@ -4,6 +4,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <regex>
+#include <set>
 #include <string>
 
 #include "tests/cli/programs.h"
@@ -28,6 +31,11 @@ constexpr const char* kChapters[] = {"00_single_device",
                                      "13_moe",
                                      "14_hybrid_3d",
                                      "15_engine"};
+
+std::string file_text(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
 
 std::string write_file(const std::string& name, const std::string& bytes) {
   const std::string path = folder() / name;
@@ -385,6 +393,34 @@ TEST(CommandLine, HelpIsShortAndHelpAllIsComplete) {
     expect_text(help, {"--help-all", "--world-size"});
     EXPECT_EQ(count(help, "--weight-decay"), 0);
     expect_text(run(chapter, "--help-all").text, {"--weight-decay"});
+  }
+}
+
+TEST(CommandLine, APageExplainsEveryOption) {
+  std::string pages = file_text(SHARDBOOK_ROOT "/README.md");
+  for (const auto& file : std::filesystem::recursive_directory_iterator(
+           SHARDBOOK_ROOT "/chapters")) {
+    if (file.path().extension() == ".md") pages += file_text(file.path());
+  }
+  const std::regex option("--(no-)?[a-z0-9-]*[a-z0-9]");
+  std::set<std::string> explained, names;
+  for (std::sregex_iterator at(pages.begin(), pages.end(), option), end;
+       at != end; ++at) {
+    explained.insert(at->str());
+  }
+  const std::regex entry("\\n  (-\\w,)?--([\\w-]+)");
+  for (const char* chapter : kChapters) {
+    const std::string help = run(chapter, "--help-all").text;
+    for (std::sregex_iterator at(help.begin(), help.end(), entry), end;
+         at != end; ++at) {
+      names.insert((*at)[2]);
+    }
+  }
+  EXPECT_GT(names.size(), 100u);
+  for (const std::string& name : names) {
+    EXPECT_TRUE(explained.contains("--" + name) ||
+                explained.contains("--no-" + name))
+        << "no page mentions --" << name;
   }
 }
 

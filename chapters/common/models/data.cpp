@@ -191,7 +191,7 @@ Dataset Dataset::open(const std::string& source, std::int64_t seq,
   return data;
 }
 
-Dataset Dataset::open(const Options& options, const ModelConfig& config) {
+Dataset Dataset::open(const ModelOptions& options, const ModelConfig& config) {
   if (!config.is_image()) {
     return open(options.data, options.seq, config.vocab_size, options.seed);
   }

@@ -27,7 +27,7 @@
 namespace shardbook {
 
 struct ModelConfig;
-struct Options;
+struct ModelOptions;
 
 struct Batch {
   Tensor inputs;   ///< i64 [n, S]; images in the model's dtype [n, 3, S, S]
@@ -46,7 +46,7 @@ class Dataset {
                       std::int64_t vocab, std::uint64_t seed);
 
   /// The dataset of --data, --seq, --image-size and --seed for a model.
-  static Dataset open(const Options& options, const ModelConfig& config);
+  static Dataset open(const ModelOptions& options, const ModelConfig& config);
 
   std::int64_t num_tokens() const { return num_tokens_; }
   std::int64_t num_samples() const { return (num_tokens() - 1) / seq_; }

@@ -263,6 +263,10 @@ void CommandLine::add_bytes(const std::string& flag, std::int64_t* value,
       });
 }
 
+const std::string& CommandLine::program() const {
+  return impl_->app.get_name();
+}
+
 void CommandLine::after_parse(std::function<void()> finish) {
   impl_->after_parse.push_back(std::move(finish));
 }
@@ -313,7 +317,7 @@ bool CommandLine::has(const std::string& flag) const {
 
 std::vector<std::pair<std::string, std::string>> CommandLine::values() const {
   std::vector<std::pair<std::string, std::string>> values = {
-      {"the program", impl_->app.get_name()}};
+      {"the program", program()}};
   for (const auto& [flag, show] : impl_->shows) {
     values.emplace_back(flag, show());
   }

@@ -22,6 +22,8 @@ class CommandLine {
                   "0, every claim holds; 1, a claim does not hold");
   ~CommandLine();
 
+  const std::string& program() const;
+
   /// The heading in --help of the options that are added from here on.
   void group(const std::string& name);
   /// --help prints only the options added so far; --help-all prints all.

@@ -70,7 +70,7 @@ double kept_by_resnet_layer(const ModelConfig& config, int layer,
 
 }  // namespace
 
-KeptSizes kept_sizes(const Options& options, std::int64_t rows) {
+KeptSizes kept_sizes(const ModelOptions& options, std::int64_t rows) {
   KeptSizes sizes;
   sizes.rows = static_cast<double>(rows);
   sizes.tokens = static_cast<double>(options.seq);

@@ -23,7 +23,7 @@ struct KeptSizes {
 };
 
 /// The sizes for `rows` samples.
-KeptSizes kept_sizes(const Options& options, std::int64_t rows);
+KeptSizes kept_sizes(const ModelOptions& options, std::int64_t rows);
 
 /// Bytes kept by one GPT block.
 double kept_by_block(const ModelConfig& config, const KeptSizes& sizes);

@@ -25,7 +25,7 @@ double parameters_of(const ModelConfig& c, double t) {
 
 }  // namespace
 
-double optimizer_states(const Options& options) {
+double optimizer_states(const TrainingOptions& options) {
   if (options.optimizer != "sgd") return 2;
   return options.optimizer_options.momentum > 0 ? 1 : 0;
 }

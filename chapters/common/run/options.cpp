@@ -27,6 +27,7 @@ std::atomic<bool> has_begun{false};
 void add_shared_options(CommandLine& line, Options& o,
                         const std::vector<std::string>& backends,
                         const std::string& no_other) {
+  if (line.program().starts_with("ch")) o.chapter = line.program().substr(2);
   line.group("Ranks");
   line.add("--world-size", &o.world_size, "number of ranks", 1, 1 << 16);
   line.add("--backend", &o.backend, "what the ranks are", backends, no_other);
@@ -205,7 +206,7 @@ void check_device(const Options& o) {
 }
 
 // A launcher's processes become ranks of one run on gloo and nccl only.
-void warn_of_launcher(const Options& o) {
+void warn_of_launcher(const WorldOptions& o) {
   const auto rank = rank_environment();
   if (o.backend == "gloo" || o.backend == "nccl" || !rank || rank->rank > 0) {
     return;

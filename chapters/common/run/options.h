@@ -31,29 +31,45 @@
 
 namespace shardbook {
 
-/// The options of all chapters; --help prints their names and meaning.
-struct Options {
-  std::string chapter;  ///< "02_ddp"
+/// What starts the ranks: read by worlds.h and comm/launch.h.
+struct WorldOptions {
   int world_size = 1;
   std::string backend = "threads";
   std::string device = "cpu";  ///< or "cuda"
+  std::int64_t device_memory_bytes = 0;
+  /// CUDA: products of f32 may round their operands to TF32, 10 bits.
+  bool tf32 = false;
+  bool deterministic = false;
+  double timeout_s = 300;
+  std::string rendezvous;
+  std::string network_interface;
+  /// The cluster of virtual time: a preset, a FILE.json, or "none".
+  std::string cluster = "dgx-a100";
+  /// sim: ranks that do the same work are run once.
+  bool fold = true;
+};
+
+/// The model and its data: read by models/ and the strategies.
+struct ModelOptions {
   std::string model = "gpt-nano";
   DType dtype = DType::kF32;
   /// Narrowest type computed or sent (`dtype` where that is narrower); sets the
   /// tolerance. Set by chapters that offer one, not on the command line.
   DType narrowest = DType::kF64;
-  /// CUDA: products of f32 may round their operands to TF32, 10 bits.
-  bool tf32 = false;
-  /// Training begins with weights that differ in their last bit (parity.h).
-  bool nudged = false;
+  double dropout = 0;
   std::string data = "book";
-  std::int64_t steps = 60;
   std::int64_t batch = 24;  ///< samples per step, over all ranks
   /// Tokens per sample; the command line sets 1 for images, which have one
   /// target each.
   std::int64_t seq = 64;
   std::int64_t image_size = 64;  ///< height and width
   std::uint64_t seed = 0;
+  std::string load;
+};
+
+/// The steps and their updates: read by training.h and checkpoints.h.
+struct TrainingOptions {
+  std::int64_t steps = 60;
   std::string optimizer = "adamw";
   OptimizerOptions optimizer_options;
   std::string lr_schedule = "constant";
@@ -62,15 +78,6 @@ struct Options {
   /// f16 skips do not count. Set by chapters, not on the command line.
   LrSchedule rate;
   double clip = 0;  ///< largest gradient norm; 0: no clipping
-  double dropout = 0;
-  std::string load;
-  std::string save;
-  /// Names of a ResNet's weights in `save`: "torchvision" or "transformers".
-  std::string save_names = "torchvision";
-  std::string log;
-  /// A run on shapes ahead of the one with data: it does the same work, and
-  /// prints and writes nothing. Set by the shell, not on the command line.
-  bool is_prediction = false;
   /// Folder of checkpoints (checkpoints.h); empty: none.
   std::string checkpoint;
   std::int64_t checkpoint_every = 0;  ///< steps; 0: at the end only
@@ -78,30 +85,40 @@ struct Options {
   /// Steps done before, according to the checkpoint that the run continues;
   /// `steps` counts those to come. Set by the shell, not on the command line.
   std::int64_t first_step = 0;
+  /// Training begins with weights that differ in their last bit (parity.h).
+  bool nudged = false;
+};
+
+/// What a run writes: read by the shell (program.h, report.h, trace.h).
+struct OutputOptions {
+  bool check = true;
+  std::string format = "text";
+  std::string report;  ///< a file for the report as JSON
+  std::string log;
+  std::string logits;
+  std::string save;
+  /// Names of a ResNet's weights in `save`: "torchvision" or "transformers".
+  std::string save_names = "torchvision";
+  /// --save also writes weights that are not finite.
+  bool save_non_finite = false;
   std::string trace;
   /// The timeline of virtual time: "text", a FILE.json, or empty.
   std::string timeline;
-  /// The cluster of virtual time: a preset, a FILE.json, or "none".
-  std::string cluster = "dgx-a100";
-  /// sim: ranks that do the same work are run once.
-  bool fold = true;
-  std::string logits;
-  std::string format = "text";
-  std::string report;  ///< a file for the report as JSON
-  bool check = true;
-  bool deterministic = false;
-  std::int64_t device_memory_bytes = 0;
-  double timeout_s = 300;
-  std::string rendezvous;
-  std::string network_interface;
-  /// --save also writes weights that are not finite.
-  bool save_non_finite = false;
+};
+
+/// The options of all chapters; --help-all prints their names and meaning.
+struct Options : WorldOptions, ModelOptions, TrainingOptions, OutputOptions {
+  std::string chapter;  ///< "02_ddp"
+  /// A run on shapes ahead of the one with data: it does the same work, and
+  /// prints and writes nothing. Set by the shell, not on the command line.
+  bool is_prediction = false;
   /// Every option of the program with its value; ranks compare them when they
   /// meet.
   std::vector<std::pair<std::string, std::string>> effective;
 };
 
-/// Adds the shared options. `backends` are those that the chapter knows;
+/// Adds the shared options, and reads the chapter from the program's name
+/// ("ch02_ddp"). `backends` are those that the chapter knows;
 /// `no_other` is the reason for refusing others.
 void add_shared_options(CommandLine& line, Options& options,
                         const std::vector<std::string>& backends = {"threads",

@@ -134,7 +134,7 @@ std::vector<RankReport> gather_reports(ProcessGroup& world,
                                        const RankReport& mine);
 
 /// Numbers that the optimizer keeps for each parameter.
-double optimizer_states(const Options& options);
+double optimizer_states(const TrainingOptions& options);
 /// Bytes held by one device that trains `config` on these pieces of a batch, one
 /// after another. See kept.cpp for the derivation. With `tensor_ranks`, by one
 /// of as many devices that share every block of a GPT by tensor parallelism.

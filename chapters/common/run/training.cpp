@@ -258,7 +258,7 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
   return result;
 }
 
-ModelConfig model_config(const Options& options) {
+ModelConfig model_config(const ModelOptions& options) {
   ModelConfig config = ModelConfig::read(options.model);
   config.dropout = options.dropout;
   SB_CHECK(config.type == "gpt2" || options.dropout == 0, "--dropout ",
@@ -333,7 +333,7 @@ double accumulate_gradients(const Options& options, Module& model,
       strided_micro_batches(options.batch, num_micro_batches), loss_scale);
 }
 
-void check_even_batch(const Options& options, int num_ranks,
+void check_even_batch(const ModelOptions& options, int num_ranks,
                       std::int64_t num_micro_batches,
                       const std::string& option) {
   SB_CHECK(options.batch % num_ranks == 0, "--batch ", options.batch,

@@ -70,7 +70,7 @@ struct LoadedModel {
   ModelConfig config;
   std::unique_ptr<Module> model;
 };
-ModelConfig model_config(const Options& options);
+ModelConfig model_config(const ModelOptions& options);
 LoadedModel build_model(const Options& options);
 /// The model of the options with these parameters and buffers, by name.
 LoadedModel model_with(const Options& options,
@@ -149,7 +149,7 @@ Tensor data_parallel_gradients(
     const std::function<void(const Tensor& loss)>& backward = {});
 /// Throws Error where the ranks, or their pieces, would not have equally many
 /// samples. `option` sets the number of pieces.
-void check_even_batch(const Options& options, int num_ranks,
+void check_even_batch(const ModelOptions& options, int num_ranks,
                       std::int64_t num_micro_batches,
                       const std::string& option);
 

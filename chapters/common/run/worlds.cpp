@@ -49,7 +49,7 @@ void adopt_peaks(const Report& shapes, Report& report) {
 }
 
 // Refuses at once what would fill the memory of this machine first.
-void check_memory(const Options& options, const Report& shapes) {
+void check_memory(const WorldOptions& options, const Report& shapes) {
   if (options.backend != "threads" || options.device != "cpu") return;
   const double has = static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
                      static_cast<double>(sysconf(_SC_PAGESIZE));
@@ -75,7 +75,7 @@ std::string with_data(const Options& options, std::string text) {
 }
 
 // A GPU's own time is measured.
-bool keeps_virtual_time(const Options& options) {
+bool keeps_virtual_time(const WorldOptions& options) {
   return options.backend == "sim" || options.device == "cpu";
 }
 
@@ -128,7 +128,7 @@ std::string first_not_finite(ProcessGroup& world, const TrainingLog& log) {
 
 }  // namespace
 
-std::shared_ptr<const sim::CostModel> cost_model(const Options& options) {
+std::shared_ptr<const sim::CostModel> cost_model(const WorldOptions& options) {
   if (options.cluster == "none") {
     SB_CHECK(options.backend != "sim",
              "--cluster none: --backend sim needs a cluster");
@@ -145,14 +145,14 @@ sim::Cluster read_cluster(const std::string& name) {
   }
 }
 
-Device make_device(const Options& options, int i, bool on_shapes) {
+Device make_device(const WorldOptions& options, int i, bool on_shapes) {
   const std::int64_t capacity = options.device_memory_bytes;
   if (on_shapes || options.backend == "sim") return Device::meta(i, capacity);
   if (options.device == "cuda") return Device::cuda(i % num_gpus(), capacity);
   return Device::cpu(i, capacity);
 }
 
-void check_world_size(const Options& options) {
+void check_world_size(const WorldOptions& options) {
   const auto cost = cost_model(options);
   if (cost == nullptr) return;
   const int devices = cost->cluster().num_devices();
@@ -314,7 +314,7 @@ void finish_rank(const Options& options, ProcessGroup& world,
   report.time.closed_form_s = bill.step_s;
 }
 
-void show_timeline(const Options& options, const Report& report) {
+void show_timeline(const OutputOptions& options, const Report& report) {
   if (options.timeline.empty() || report.timelines.empty()) return;
   if (options.timeline == "text") {
     fmt::print("{}",

@@ -35,18 +35,20 @@ using FoldClass = std::function<int(int rank)>;
 
 /// All ranks do the same.
 inline int one_class(int) { return 0; }
+/// Every rank does something else, so each is run.
+inline int each_rank(int rank) { return rank; }
 
 /// A preset or a file. Errors begin with "--cluster NAME: ".
 sim::Cluster read_cluster(const std::string& name);
 /// Costs on --cluster; null for "none".
-std::shared_ptr<const sim::CostModel> cost_model(const Options& options);
+std::shared_ptr<const sim::CostModel> cost_model(const WorldOptions& options);
 
 /// Device i of one process, by --device and --device-memory; for shapes only
 /// with `on_shapes`. Devices share GPUs where there are fewer of them.
-Device make_device(const Options& options, int i, bool on_shapes = false);
+Device make_device(const WorldOptions& options, int i, bool on_shapes = false);
 
 /// Throws Error where --cluster has fewer devices than --world-size.
-void check_world_size(const Options& options);
+void check_world_size(const WorldOptions& options);
 
 /// Runs `body` on every rank and returns rank 0's report; its list of ranks is
 /// empty where rank 0 is another process. The `sim` world runs one rank of each
@@ -83,6 +85,6 @@ VirtualTime virtual_time(const sim::VirtualClock& clock,
                          const std::vector<sim::TimeSummary>& ranks);
 
 /// Writes --timeline, or prints it.
-void show_timeline(const Options& options, const Report& report);
+void show_timeline(const OutputOptions& options, const Report& report);
 
 }  // namespace shardbook

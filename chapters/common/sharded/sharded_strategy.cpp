@@ -17,7 +17,7 @@ ModelConfig padded(ModelConfig config, std::int64_t vocabulary) {
 
 }  // namespace
 
-ModelConfig sharded_gpt_config(const Options& options) {
+ModelConfig sharded_gpt_config(const ModelOptions& options) {
   ModelConfig config = model_config(options);
   SB_CHECK(config.type == "gpt2", "--model ", options.model,
            ": this chapter shards the layers of a GPT; give gpt-nano, gpt2 or "

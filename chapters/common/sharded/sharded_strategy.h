@@ -37,7 +37,7 @@ struct ShardedModel {
 };
 
 /// The model of the options. Throws Error where it is no GPT.
-ModelConfig sharded_gpt_config(const Options& options);
+ModelConfig sharded_gpt_config(const ModelOptions& options);
 
 /// How a rank goes through its batch.
 struct Passes {

@@ -176,7 +176,7 @@ Timed timed(int p, int m, Recompute recompute, bool early,
   sim::WorldOptions options;
   options.launch.backend = "sim";
   options.cost = std::make_shared<sim::CostModel>(sim::Cluster::read(cluster));
-  options.fold_class = [](int rank) { return rank; };
+  options.fold_class = each_rank;
   std::vector<Timed> ranks(at(p));
   sim::run_world(
       p,

@@ -245,7 +245,7 @@ using Change = std::function<void(Options&, StrategyOptions&)>;
 template <typename Owner, typename Field, typename Value>
 Change set(Field Owner::*field, Value value) {
   return [=](Options& options, StrategyOptions& setup) {
-    if constexpr (std::is_same_v<Owner, Options>) {
+    if constexpr (std::is_base_of_v<Owner, Options>) {
       options.*field = value;
     } else {
       setup.*field = value;

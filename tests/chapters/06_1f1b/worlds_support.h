@@ -57,7 +57,7 @@ inline WorldRun run_trainer(const Options& options,
         const auto whole = strategy.full_state();
         if (world.rank() == 0) run.parameters = whole;
       },
-      [](int rank) { return rank; });
+      each_rank);
   return run;
 }
 

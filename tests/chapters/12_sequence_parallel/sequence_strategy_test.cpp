@@ -34,7 +34,7 @@ Report train_on(const Options& options, const StrategyOptions& setup) {
     SequenceStrategy strategy(options, setup, world);
     run.train(options, strategy);
   };
-  chapter.fold_class = fold_class(setup.sequence);
+  chapter.fold_class = fold_class(setup);
   chapter.reference = [&](const Options& options) {
     return train_one_device(options, setup.micro_batches);
   };
@@ -44,11 +44,11 @@ Report train_on(const Options& options, const StrategyOptions& setup) {
 std::vector<StrategyOptions> all_kinds() {
   std::vector<StrategyOptions> all;
   for (Layout layout : all_layouts()) {
-    all.push_back({{Kind::kRing, layout, false}, 1});
+    all.push_back({{Kind::kRing, layout, false}});
   }
-  all.push_back({{Kind::kRsa, Layout::kContiguous, false}, 1});
-  all.push_back({{Kind::kRsa, Layout::kContiguous, true}, 1});
-  all.push_back({{Kind::kUlysses, Layout::kContiguous, false}, 1});
+  all.push_back({{Kind::kRsa, Layout::kContiguous, false}});
+  all.push_back({{Kind::kRsa, Layout::kContiguous, true}});
+  all.push_back({{Kind::kUlysses, Layout::kContiguous, false}});
   return all;
 }
 

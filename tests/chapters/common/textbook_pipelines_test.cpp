@@ -187,7 +187,7 @@ Report run_ranks(const Options& options,
                  const std::function<std::unique_ptr<Strategy>(
                      const Options&, ProcessGroup&)>& make) {
   ChapterRun chapter;
-  chapter.fold_class = [](int rank) { return rank; };
+  chapter.fold_class = each_rank;
   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
     run.train(options, *make(options, world));
   };
