@@ -88,7 +88,7 @@ class CommLog {
     double bytes = 0;
   };
   Mark mark() const { return {num_calls_, bytes_}; }
-  /// Counts the calls since `mark` again, `times` times.
+  /// Adds the calls since `mark` `times` times more.
   void repeat(const Mark& mark, std::int64_t times);
 
  private:

@@ -245,8 +245,8 @@ struct StepTime {
   double loss_left(double hidden) const {
     return std::max(0.0, textbook::all_reduce(sizes.dp, 8) - hidden);
   }
-  /// ZeRO's time after backward and `loss`: reduces gradients (experts' during
-  /// the rest of backward); with offload, copies them to the host.
+  /// ZeRO's time after backward and `loss`. Experts' gradients are reduced
+  /// during the rest of backward, dense ones after it; offload copies both.
   double reduced(double dense, double experts, double loss) const {
     const double left = experts - rest();
     if (sizes.ep == 1 && sizes.t == 1) {  // one group for all

@@ -75,7 +75,7 @@ struct MoeRecord {
     std::int64_t slots = 0;
     std::int64_t most_slots = 0;  ///< of an expert in one forward
   };
-  /// Of this rank's tokens, by the layer's name.
+  /// The load of this rank's tokens, by the layer's name.
   std::map<std::string, Load> loads;
 };
 

@@ -65,7 +65,7 @@ struct HybridOptions {
   /// Options that a resumed run must share: drops and the gates' losses depend
   /// on the tokens that are routed together.
   std::map<std::string, std::string> agreed() const;
-  /// The pipeline's choice, for whole stages.
+  /// Which micro-batches recompute their whole stage.
   pipeline::Recompute recomputed_stages() const;
   /// The first step's loss scale, and how it changes.
   DynamicLossScaler loss_scaler(DType dtype) const;

@@ -52,7 +52,7 @@ StepResult ModuleStrategy::step(std::int64_t step) {
   const Tensor loss = data_parallel_gradients(
       options_, dp_, data_, step, engine_->gradient_accumulation_steps(),
       [&](bool is_last) {
-        // Runs on shapes skip equal micro-steps: counting alone would not do
+        // Do not count micro-steps: a run on shapes skips those that are alike
         is_boundary = is_last;
         engine_->set_gradient_accumulation_boundary(is_last);
       },

@@ -37,7 +37,7 @@ struct PlanResult {
   std::int64_t num_plans = 0;                ///< legal ones
   std::int64_t num_predicted = 0;            ///< exactly
   std::map<std::string, Rejection> illegal;  ///< by the option that was refused
-  Rejection does_not_fit;   ///< the example is the one that exceeds least
+  Rejection does_not_fit;   ///< its example comes closest to fitting
   double least_excess = 0;  ///< bytes, of that one
   Rejection slower_bound;   ///< could not be faster than the plans shown
   Rejection slower;         ///< predicted, and slower

@@ -27,7 +27,7 @@ class NcclMessages {
  public:
   explicit NcclMessages(NcclWorld& world) : world_(world) {}
 
-  /// The stream of a way.
+  /// The stream that carries a way's messages.
   int stream_of(const std::string& way, bool sends) {
     return find(way, sends).stream;
   }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr char kPrefix[] = "transformer.";
 
-/// Of tensors on the host
+/// The tensors must be on the host
 std::vector<SafetensorsItem> items_of(const std::vector<NamedTensor>& tensors) {
   std::vector<SafetensorsItem> items;
   for (const NamedTensor& entry : tensors) {

@@ -142,7 +142,7 @@ __global__ void sort_tile_kernel(Key* keys, std::int64_t first_size,
   }
 }
 
-// One step at a distance of a tile or more.
+// One step of the sort, for keys that are a tile or more apart.
 __global__ void sort_step_kernel(Key* keys, std::int64_t pairs,
                                  std::int64_t size, std::int64_t distance) {
   for (std::int64_t i = first_index(); i < pairs; i += index_step()) {

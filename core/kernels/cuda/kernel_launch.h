@@ -70,8 +70,8 @@ inline unsigned blocks_of(std::int64_t n, std::int64_t per_block = 1) {
   return static_cast<unsigned>(ceil_div(n, per_block));
 }
 
-/// Blocks for n elements when every thread walks on by the grid's size; few
-/// enough that a thread has several elements.
+/// Blocks for n elements whose threads loop (first_index, index_step). Of many
+/// elements each thread has several.
 inline dim3 blocks_for(std::int64_t n, int per_block = kBlock) {
   constexpr std::int64_t kMost = 4096;
   return dim3(blocks_of(std::min(kMost, ceil_div(n, per_block))));

@@ -382,7 +382,7 @@ TEST(AcceleratorConfig, RoundTrip) {
   plugin.offload_optimizer_device = "cpu";
   const std::string text = deepspeed_config(plugin, known()).to_json();
   EXPECT_EQ(engine::DeepSpeedConfig::parse(text, "text").to_json(), text);
-  // As another config for the same script, it adds nothing
+  // The same script, given this config, adds nothing to it
   DeepSpeedPlugin again;
   again.hf_ds_config = text;
   EXPECT_EQ(deepspeed_config(again, known()).to_json(), text);

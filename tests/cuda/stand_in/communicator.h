@@ -35,7 +35,7 @@ struct Operation {
   bool is_message() const { return kind == Kind::kSend || kind == Kind::kRecv; }
   /// What must be the same on all ranks: "ncclAllReduce f32[10] (sum)".
   std::string text() const;
-  // While it runs.
+  // These change while the call runs.
   bool has_arrived = false;
   bool is_done = false;
   std::int64_t number = 0;  ///< among the rank's collectives, or of its way
