@@ -35,7 +35,7 @@ std::string table_html(const Rows& rows) {
 
 // --- Tensors -----------------------------------------------------------------
 
-// Of a long dim, its first and last indices; -1 stands for those between.
+// The first and last indices of a long dim; -1 stands for all between.
 std::vector<std::int64_t> shown_of(std::int64_t size) {
   constexpr std::int64_t kMost = 8, kEnd = 3;
   std::vector<std::int64_t> shown;

@@ -14,7 +14,7 @@ struct Window {
   double begin_s = 0;
   double end_s = 0;
   int num_steps = 1;
-  /// By rank, where one step is shown: which entry of its steps.
+  /// The entry of a rank's steps that is shown, by rank.
   std::vector<std::size_t> steps = {};
 };
 
@@ -158,7 +158,7 @@ RankTimeline cut(const RankTimeline& rank, std::size_t r,
     // A sample at the end belongs to the next step.
     if (sample.time_s >= window.end_s) break;
     const double time_s = std::max(sample.time_s - window.begin_s, 0.0);
-    // Of the samples before the window, the last one counts.
+    // The last sample before the window counts.
     if (sample.time_s <= window.begin_s) step.memory.clear();
     step.memory.push_back(sample);
     step.memory.back().time_s = time_s;

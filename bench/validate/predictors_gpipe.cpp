@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-/// As the paper names them: "Transformer-13 (d_model 2048, ...)".
+/// The paper's names of them: "Transformer-13 (d_model 2048, ...)".
 struct Transformer {
   double layers, hidden, inner, heads, vocab, seq;
 };

@@ -17,7 +17,7 @@ struct BillSizes {
   double elements = 0;       ///< of all parameters
   double tensors = 0;        ///< parameters
   double element_bytes = 0;  ///< of a parameter and its gradient
-  /// Of a gradient's element on the wire; 0: element_bytes.
+  /// Bytes of a gradient's element on the wire; 0: element_bytes.
   double wire_bytes = 0;
   DdpOptions ddp = {};
 };

@@ -48,7 +48,7 @@ class DTensor {
   const Tensor& local() const { return local_; }
   const Mesh& mesh() const { return *mesh_; }
   const Placements& placements() const { return placements_; }
-  /// Of the whole tensor.
+  /// The whole tensor's.
   const Shape& shape() const { return shape_; }
   std::int64_t ndim() const { return static_cast<std::int64_t>(shape_.size()); }
   DType dtype() const { return local_.dtype(); }

@@ -57,7 +57,7 @@ void keep_best(Routing& routing, const std::vector<double>& priority) {
     if (expert >= 0) chosen_by[at(expert)].push_back(choice);
   }
   for (std::vector<std::int64_t>& choices : chosen_by) {
-    // Of equals, the first token stays
+    // The first of equal tokens stays
     std::stable_sort(choices.begin(), choices.end(), [&](auto a, auto b) {
       return priority[at(a)] > priority[at(b)];
     });

@@ -81,7 +81,7 @@ std::int64_t capacity(std::int64_t tokens, const GateOptions& options,
 /// (context parallelism).
 struct SamplePart {
   std::int64_t whole = 0;  ///< tokens of the whole sample
-  /// Of each token that this rank has, in its order; empty: the whole sample.
+  /// A value for each token of this rank, in order; empty: the whole sample.
   std::vector<std::int64_t> place;
 };
 

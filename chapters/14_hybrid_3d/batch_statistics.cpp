@@ -44,7 +44,7 @@ void commit_statistics(PipelineModel& model, ProcessGroup& replicas) {
 }
 
 double statistics_bytes(PipelineModel& model, const ProcessGroup& replicas) {
-  // As many sums as running statistics, in f64
+  // One sum for each running statistic, in f64
   double bytes = 0;
   for (const NamedTensor& each : running_statistics(model)) {
     bytes += 8 * static_cast<double>(each.tensor.numel());

@@ -31,7 +31,7 @@ struct LoaderState;
 /// The loader of a script that knows one process.
 struct DataLoader {
   engine::TrainingData data = {};
-  /// Of one process; with split_batches, of all together.
+  /// Samples of one process; with split_batches, of all together.
   std::int64_t batch_size = 1;
   bool shuffle = false;
   std::uint64_t seed = 0;

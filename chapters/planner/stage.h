@@ -25,7 +25,7 @@ struct DecoderSizes {
   /// Experts in place of Llama's MLP, each `mlp` wide, and how many of them a
   /// token visits.
   std::int64_t experts = 0, experts_per_token = 0;
-  /// As Llama: rotary positions, no biases, and a gated MLP.
+  /// Llama's block: rotary positions, no biases, and a gated MLP.
   bool is_llama = false;
   bool is_gated = true;
   /// Queries and keys are normalised, head by head (Qwen3).

@@ -21,7 +21,7 @@ class Ranks {
   std::vector<int> of_tp() const { return every(1, tp_); }
   /// The ranks with the same parameters.
   std::vector<int> of_replicas() const { return every(tp_, replicas_); }
-  /// Of these, the ranks with the same experts.
+  /// Those of them with the same experts.
   std::vector<int> of_experts(int ep) const {
     const int stride = std::max(ep, tp_);
     return every(stride, std::max(1, tp_ * replicas_ / stride));

@@ -59,7 +59,7 @@ Charset terminal_charset() {
   return codeset == "UTF-8" ? Charset::kUtf8 : Charset::kAscii;
 }
 
-// Of several folders, each remark names its own.
+// Where there are several folders, each remark names its own.
 std::string remark_line(const std::string& path, bool several) {
   const std::string remark = shardbook::table::read_remark(path);
   if (remark.empty()) return "";

@@ -249,7 +249,7 @@ Json parse_json(const char* text, std::size_t size, const std::string& label) {
              "; it must be an object");
     return document;
   } catch (const Json::exception& error) {
-    // Without "[json.exception.parse_error.101] "
+    // Leave out "[json.exception.parse_error.101] "
     const std::string what = error.what();
     SB_FAIL(label, " is not valid JSON in UTF-8: ",
             quote(what.substr(std::min(what.size(), what.find("] ") + 2))));

@@ -263,7 +263,7 @@ TEST(CommandLine, ALogChangesNoClaim) {
   }
 }
 
-// Without steps no run on shapes comes first, and would tell.
+// A run without steps has no run on shapes before it that would notice.
 TEST(CommandLine, RanksDoNotStartForABatchThatCannotBeCut) {
   if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "built without Gloo";
   for (const char* chapter : {"07_tensor_parallel", "12_sequence_parallel"}) {
@@ -336,7 +336,7 @@ TEST(CommandLine, NumbersThatAreNotFiniteAreNamedWhereTheyBegin) {
   const Outcome one = run("00_single_device", kDiverging);
   expect_end(one, 1, {"numbers  the loss is nan from step "});
   EXPECT_EQ(one.text.find("DIFFERENT"), std::string::npos) << one.text;
-  // Of a pipeline, the last stage computes the loss.
+  // The last stage of a pipeline computes the loss.
   expect_end(run("05_gpipe", std::string("--world-size 2 ") + kDiverging), 1,
              {"first on rank 1: nothing to compare"});
   // No loss follows the last update.

@@ -17,7 +17,7 @@ const ConvShape kConvShapes[] = {
 
 class ConvParity : public ParityTest {
  protected:
-  /// Of a sum of n products.
+  /// The tolerance of a sum of n products.
   double bound(std::int64_t n) const {
     return tolerance(dtype) * (1 + static_cast<double>(n) / 16);
   }

@@ -26,7 +26,7 @@ std::string without_remark(const std::string& line) {
   return std::regex_replace(line, kRemark, "");
 }
 
-// Without white space, and without the remark at its end.
+// Leaves out white space and the remark at the end.
 std::string bare(std::string line) {
   line = without_remark(line);
   line.erase(std::remove_if(line.begin(), line.end(),

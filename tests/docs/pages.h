@@ -24,7 +24,7 @@ struct Link {
 };
 
 Lines split_lines(const std::string& text);
-/// Of a file, by its path from the root of the book or an absolute one; empty when
+/// A file's text, by its path from the root of the book or an absolute one; empty when
 /// there is none.
 std::string read_file(const std::filesystem::path& path);
 

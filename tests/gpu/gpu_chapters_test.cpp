@@ -77,7 +77,7 @@ std::string gpt_sizes() {
   return is_short() ? " --steps 2 --batch 4 --seq 8" : sizes();
 }
 
-/// As many ranks as share a GPU here.
+/// The number of ranks that share a GPU here.
 std::string shared() {
   return is_short() ? "--world-size 2 " : "--world-size 4 ";
 }

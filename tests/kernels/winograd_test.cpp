@@ -10,7 +10,7 @@
 namespace shardbook::kernels {
 namespace {
 
-// Of the largest result: sums of up to 1152 products, and transforms whose
+// Relative to the largest result: sums of up to 1152 products, and transforms whose
 // terms are a few times the inputs. Measured: below 4e-6.
 constexpr double kTolerance = 1e-5;
 

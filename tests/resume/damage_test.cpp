@@ -197,7 +197,7 @@ TEST_F(Refused, AManifestThatIsNone) {
   expect_refused(resume(""), {step(4), "an older version of the book"});
   fs::remove(step(4) + "/manifest.json");
   expect_refused(resume(""), {step(4), "is no whole checkpoint"});
-  // As the sentence says
+  // Do what the sentence says
   fs::remove_all(step(4));
   expect_done(resume(""));
 }

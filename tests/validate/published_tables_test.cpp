@@ -142,7 +142,7 @@ TEST(PublishedTable, MegatronsMemoryIsWithinTwoPercent) {
   }
 }
 
-// Of all ways to lay a model over one node, the prediction picks a good one.
+// The prediction picks a good way to lay a model over one node.
 TEST(PublishedTable, VtrainsPlansAreInOrder) {
   const Validation& result = of("vtrain_a100_single_node.csv");
   EXPECT_EQ(result.contests.count, 72);

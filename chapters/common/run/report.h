@@ -59,7 +59,7 @@ struct RankReport {
   Claim bytes;                               ///< on the wire, sent by this rank
   std::array<Claim, kNumHeldKinds> held{};   ///< bytes, by MemoryKind
   std::array<Peak, kNumMemoryKinds> peak{};  ///< bytes, by MemoryKind
-  /// Of all kinds together: at most the sum of `peak`, since kinds peak at
+  /// All kinds together: at most the sum of `peak`, since kinds peak at
   /// different times.
   Peak peak_total;
   sim::TimeSummary time;  ///< of its device, where virtual time is kept
@@ -116,7 +116,7 @@ struct Report {
   /// to sum in the same order: batch norms of few images amplify rounding.
   int rank_threads = 0;
   VirtualTime time;
-  /// Of the first ranks; empty where none were kept.
+  /// The first ranks' timelines; empty where none were kept.
   std::vector<sim::RankTimeline> timelines;
   /// "the loss is nan in step 3, first on rank 1"; empty while all is finite.
   std::string not_finite;

@@ -36,7 +36,7 @@ class StateFiles {
   /// checkpoint.
   StateFiles(const std::string& folder, int num_ranks);
 
-  /// Of all parameters and buffers in the files.
+  /// All parameters and buffers in the files.
   std::vector<std::string> names() const;
   /// Throws Error where the files lack elements of `state`, have a field of a
   /// parameter that it lacks, or hold other shapes or dtypes. `with_optimizer`

@@ -96,7 +96,7 @@ void combine(KernelContext& context, DType dtype, ReduceKind op, std::int64_t n,
     using T = decltype(zero);
     switch (op) {
       case ReduceKind::kSum:
-        // Without a sign, so that an overflow wraps
+        // Unsigned, because an overflow must wrap
         if constexpr (std::is_integral_v<T>) {
           return combine_strips<ReduceKind::kSum, std::make_unsigned_t<T>>(
               n, inputs, outputs);

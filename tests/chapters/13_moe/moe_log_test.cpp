@@ -62,7 +62,7 @@ TEST(MoeLog, TensorParallelRanksSendPartsOfTheSlots) {
             (Lines{part, whole, part, whole, part, whole, part, whole}));
 }
 
-// Without dropping, ranks first agree on the slots: one number.
+// Where nothing is dropped, ranks first agree on one number: the slots.
 TEST(MoeLog, WithoutDroppingRanksAgreeOnOneNumber) {
   MoeOptions options = logged_options();
   options.gate.drop_tokens = false;
