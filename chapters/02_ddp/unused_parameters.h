@@ -39,7 +39,7 @@ class UsageReduction {
   /// Waits for it, if it has been launched.
   void wait() { work_.wait(); }
   void read_result();
-  /// False when no rank used the parameter, by the result.
+  /// False when the result says that no rank used the parameter.
   bool has_users(std::size_t parameter) const {
     return num_users_.empty() || num_users_[parameter] != 0;
   }

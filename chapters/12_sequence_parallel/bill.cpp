@@ -131,7 +131,7 @@ double attention_s(const SequenceOptions& setup, const Sizes& z) {
   const double all = a(z.s * (z.s + 1) / 2);
   if (c == 1) return 7 * all;
   if (setup.kind == Kind::kUlysses) {
-    // An exchange takes as long as a gather of one rank's elements in total
+    // An exchange of a part takes as long as gathering it from all ranks
     return 7 * all / c + 8 * all_gather(c, part * z.element);
   }
   if (setup.kind == Kind::kRsa) {

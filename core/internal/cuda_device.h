@@ -54,7 +54,7 @@ class GraphBlocks {
  public:
   GraphBlocks(const Device& device, int stream)
       : device_(device), stream_(stream) {}
-  /// The blocks become ordinary ones: the stream is their last user.
+  /// Makes the blocks ordinary ones, with the stream as their last user.
   ~GraphBlocks();
   GraphBlocks(const GraphBlocks&) = delete;
   GraphBlocks& operator=(const GraphBlocks&) = delete;

@@ -207,7 +207,7 @@ TEST_P(Matmul, RowsAloneEqualRowsTogether) {
   }
 }
 
-// And a column, even when its neighbours are missing.
+// A column has the same bits when its neighbours are missing.
 TEST_P(Matmul, ColumnsAloneEqualColumnsTogether) {
   context.deterministic = true;
   const std::int64_t m = 25, n = 70, k = 300;

@@ -50,7 +50,7 @@ done
 }  // namespace
 
 void Script::SetUp() {
-  // Wishes of the caller, such as those of .ci/run
+  // The caller, such as .ci/run, may have set these
   for (const char* name :
        {"SHARDBOOK_MESON_OPTIONS", "CXX", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"}) {
     unsetenv(name);

@@ -78,7 +78,7 @@ struct Search {
           const auto found = makers.find(product);
           if (found == makers.end()) return false;
           for (const auto& [maker, made_b] : found->second) {
-            // The maker's repetition 0 makes made_b; which one makes b?
+            // Find the repetition that makes b; repetition 0 makes made_b
             if ((b - made_b) % period != 0) continue;
             const int least = later[at(rank)] + (b - made_b) / period;
             if (later[at(maker)] >= least) continue;

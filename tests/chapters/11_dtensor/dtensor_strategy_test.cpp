@@ -125,7 +125,7 @@ TEST(DTensorTrainerOptions, NameWhatDoesNotDivide) {
               {"--mesh 3x2: give DPxTP with a product of 4"});
   expect_text(error("two", 2, 6), {"--mesh two: give DPxTP"});
   expect_text(error("2x1", 2, 3), {"--batch 3: dp=2 times --micro-batches 1"});
-  // Not even for the one head of a model without attention
+  // A model without attention is refused although one head would divide
   Options mlp = small_options(2, 4, 8);
   mlp.model = "mlp";
   expect_error([&] { run(mlp, {}); }, {"--model mlp"});

@@ -138,7 +138,7 @@ TEST(HybridExpertBill, StatesAreThoseOfThePage) {
       const auto& held = rank.held;
       EXPECT_EQ(held[static_cast<std::size_t>(MemoryKind::kParameter)].counted,
                 8 * (dense + experts));
-      // One copy of the experts: their state is whole. Adam has two
+      // Experts have one copy, so ZeRO cuts none of Adam's two moments
       const double kept = zero == 0 ? dense : dense / 2;
       EXPECT_EQ(
           held[static_cast<std::size_t>(MemoryKind::kOptimizerState)].counted,
