@@ -148,8 +148,6 @@ void matmul_bench(benchmark::State& state, const Product& p, DType dtype) {
   MatmulArgs args;
   args.batch = p.batch, args.m = p.m, args.n = p.n, args.k = p.k;
   args.trans_a = p.trans_a, args.trans_b = p.trans_b;
-  args.stride_a = p.m * p.k, args.stride_b = p.k * p.n;
-  args.stride_c = p.m * p.n;
   const std::int64_t size =
       p.batch * std::max({p.m * p.k, p.k * p.n, p.m * p.n});
   const std::vector<float> values = noise(size);
@@ -204,8 +202,8 @@ void register_elementwise(const std::string& size, std::int64_t n) {
   unary_bench("relu", UnaryOp::kRelu);
   unary_bench("tanh", UnaryOp::kTanh);
   bench("add", 3, [](Arrays& x) {
-    binary_same_shape(x.context, BinaryOp::kAdd, DType::kF32, x.n, x.a.data(),
-                      x.b.data(), x.d.data());
+    binary(x.context, BinaryOp::kAdd, DType::kF32, {x.n}, x.a.data(), {x.n},
+           x.b.data(), x.d.data());
   });
   bench("axpy", 3, [](Arrays& x) {
     axpy(x.context, DType::kF32, x.n, 0.5, x.a.data(), x.d.data());
@@ -257,7 +255,8 @@ void register_rows(std::int64_t rows, std::int64_t cols) {
     sum_rows(x.context, DType::kF32, rows, cols, x.a.data(), x.d.data());
   });
   bench("sum_last", 1, [=](Arrays& x) {
-    sum_last(x.context, DType::kF32, rows, cols, x.a.data(), x.d.data());
+    sum_to_shape(x.context, DType::kF32, {rows, cols}, x.a.data(), {rows, 1},
+                 x.d.data());
   });
   bench("softmax", 2, [=](Arrays& x) {
     softmax(x.context, DType::kF32, rows, cols, x.a.data(), x.d.data());
@@ -289,7 +288,8 @@ void register_rows(std::int64_t rows, std::int64_t cols) {
                            x.d.data());
   });
   bench("transpose", 2, [=](Arrays& x) {
-    transpose(x.context, DType::kF32, 1, rows, cols, x.a.data(), x.d.data());
+    permute(x.context, DType::kF32, {rows, cols}, {1, 0}, x.a.data(),
+            x.d.data());
   });
   bench("split_heads", 2, [=](Arrays& x) {
     permute(x.context, DType::kF32, {8, rows / 8, 8, cols / 8}, {0, 2, 1, 3},
@@ -316,7 +316,7 @@ void attention_bench(benchmark::State& state, bool backward) {
   const std::int64_t width = heads * dim;
   KernelContext context;
   AttentionArgs args;
-  args.batch = batch, args.heads = heads, args.head_dim = dim;
+  args.batch = batch, args.heads = args.kv_heads = heads, args.head_dim = dim;
   args.q_rows = args.k_rows = rows;
   args.scale = 1.0 / std::sqrt(static_cast<double>(dim));
   args.q = args.k = args.v = {rows * 3 * width, dim, 3 * width};

@@ -39,6 +39,12 @@ Tensor rstd_of(const Tensor& variance, double eps) {
   return rstd;
 }
 
+/// `sums` become means.
+void divide(KernelContext& context, const Tensor& sums, const Tensor& count) {
+  kernels::binary(context, kernels::BinaryOp::kDiv, DType::kF64, {sums.numel()},
+                  sums.raw(), {1}, count.raw(), sums.raw());
+}
+
 /// Mean and variance of x over all ranks: two calls of sum_over_ranks.
 void compute_statistics(OpScope& scope, const Tensor& x,
                         const SumOverRanks& sum_over_ranks,
@@ -59,8 +65,7 @@ void compute_statistics(OpScope& scope, const Tensor& x,
   if (sum_over_ranks) sum_over_ranks(sums);
   result.mean = sums.rows_view(0, c).clone();
   if (scope.runs()) {
-    kernels::channel_divide(scope.kernels(), c, count.data<double>(),
-                            result.mean.data<double>());
+    divide(scope.kernels(), result.mean, count);
     if (sum_over_ranks) {
       // The one value that the host reads
       internal::read_to_host(&result.count, count);
@@ -73,8 +78,7 @@ void compute_statistics(OpScope& scope, const Tensor& x,
     }
   }
   if (sum_over_ranks) sum_over_ranks(result.variance);
-  scope.run(kernels::channel_divide, c, count.data<double>(),
-            result.variance.data<double>());
+  if (scope.runs()) divide(scope.kernels(), result.variance, count);
 }
 
 /// Everything that the backward of one normalisation needs.

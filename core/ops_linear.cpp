@@ -52,9 +52,6 @@ kernels::MatmulArgs args_of(const Tensor& a, const Tensor& b, bool trans_a,
            "matmul: shapes ", shape_text(a.shape()), trans_a ? "^T" : "",
            " and ", shape_text(b.shape()), trans_b ? "^T" : "", " do not fit");
   args.batch = sa.batch;
-  args.stride_a = sa.rows * sa.cols;
-  args.stride_b = sb.rows * sb.cols;
-  args.stride_c = args.m * args.n;
   return args;
 }
 

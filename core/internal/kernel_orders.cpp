@@ -117,9 +117,9 @@ void add_elements(KernelContext& context, const Tensor& a, const Tensor& b,
   const auto address = [as_they_lie](const Tensor& tensor) {
     return as_they_lie ? address_as_it_lies(tensor) : tensor.raw();
   };
-  kernels::binary_same_shape(context, kernels::BinaryOp::kAdd, a.dtype(),
-                             a.numel(), address(a), address(b),
-                             address(result));
+  const kernels::Dims n = {a.numel()};
+  kernels::binary(context, kernels::BinaryOp::kAdd, a.dtype(), n, address(a), n,
+                  address(b), address(result));
 }
 
 }  // namespace shardbook::internal

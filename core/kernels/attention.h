@@ -22,12 +22,12 @@ struct HeadStrides {
 /// For q, k and v packed as qkv [B, S, 3H] with H = heads * head_dim:
 /// strides {S * 3H, head_dim, 3H}, pointers qkv, qkv + H, qkv + 2H.
 ///
-/// `causal` lets query i see key j when q_position + i >= k_position + j; the
-/// positions differ when queries and keys are pieces of a longer sequence
-/// (ring attention). A query that sees no key gets output 0, logsumexp -inf.
+/// `causal` lets query i see key j when q_position + i >= j, where q_position
+/// counts from the first key (it may be negative): queries and keys may be pieces
+/// of a longer sequence (ring attention). A query that sees no key gets output 0, logsumexp -inf.
 ///
 /// `kv_heads` < heads shares each key and value head among consecutive query
-/// heads (grouped queries); 0 means heads. It divides heads.
+/// heads (grouped queries). It divides heads.
 ///
 /// Dropout acts on the probabilities. Element (b, h, i, j) of the mask is drawn
 /// at b, h, i, j of the global tensor [B', heads', S', S'] that `dropout_view`
@@ -41,7 +41,6 @@ struct AttentionArgs {
   std::int64_t head_dim = 0;
   bool causal = true;
   std::int64_t q_position = 0;
-  std::int64_t k_position = 0;
   double scale = 1.0;
   HeadStrides q;
   HeadStrides k;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Checks of the attention kernels on every type of device.
+// The check of attention's dropout on every type of device.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,20 +9,6 @@
 #include "core/kernels/attention.h"
 
 namespace shardbook::kernels {
-
-/// Fills in kv_heads; throws Error when sizes are negative or heads disagree.
-inline AttentionArgs checked_args(const char* kernel, AttentionArgs args) {
-  if (args.kv_heads == 0) args.kv_heads = args.heads;
-  SB_CHECK(args.batch >= 0 && args.heads >= 0 && args.q_rows >= 0 &&
-               args.k_rows >= 0 && args.head_dim >= 0,
-           kernel, ": batch ", args.batch, ", heads ", args.heads, ", q_rows ",
-           args.q_rows, ", k_rows ", args.k_rows, ", head_dim ", args.head_dim,
-           "; none may be negative");
-  SB_CHECK(args.heads == 0 || args.heads % args.kv_heads == 0, kernel, ": ",
-           args.kv_heads, " key heads do not divide ", args.heads,
-           " query heads");
-  return args;
-}
 
 /// Where the elements of the dropout mask lie in the global tensor:
 /// element (b, h, i, j) at index

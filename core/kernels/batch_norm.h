@@ -55,11 +55,6 @@ SHARDBOOK_KERNEL(row_norm_backward,
 // variance. All arrays are f64, and the count of values follows the sums, so
 // the host waits for nothing.
 
-/// sums[c] /= count[0]: sums become means.
-SHARDBOOK_KERNEL(channel_divide,
-                 void(KernelContext& context, std::int64_t channels,
-                      const double* count, double* sums));
-
 /// Squares around this rank's mean become squares around the common mean, by
 /// the parallel axis theorem. `local` [channels + 1]: this rank's sums and
 /// count, which is not 0.

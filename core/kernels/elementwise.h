@@ -54,11 +54,6 @@ SHARDBOOK_KERNEL(binary, void(KernelContext& context, BinaryOp op, DType dtype,
 /// The shape that two shapes broadcast to; throws Error when they do not.
 Dims broadcast_shape(const Dims& a, const Dims& b);
 
-/// out[i] = a[i] op b[i]: `binary` on equal shapes.
-SHARDBOOK_KERNEL(binary_same_shape,
-                 void(KernelContext& context, BinaryOp op, DType dtype,
-                      std::int64_t n, const void* a, const void* b, void* out));
-
 /// y[i] = factor * x[i]. All dtypes; integers take an integral factor.
 SHARDBOOK_KERNEL(scale,
                  void(KernelContext& context, DType dtype, std::int64_t n,

@@ -18,12 +18,6 @@ SHARDBOOK_KERNEL(copy_strided,
                       const void* src, const Dims& src_strides, void* dst,
                       const Dims& dst_strides));
 
-/// dst[b, c, r] = src[b, r, c], both contiguous.
-SHARDBOOK_KERNEL(transpose,
-                 void(KernelContext& context, DType dtype, std::int64_t batch,
-                      std::int64_t rows, std::int64_t cols, const void* src,
-                      void* dst));
-
 /// Contiguous dst whose dim d is src's dim order[d]; src has `shape`.
 SHARDBOOK_KERNEL(permute,
                  void(KernelContext& context, DType dtype, const Dims& shape,

@@ -12,7 +12,7 @@ namespace shardbook::kernels {
 /// y[r] = (x[r] - mean[r]) * rstd[r] * gamma + beta, rows normalised alone.
 ///
 ///   x, y         [rows, cols]; y may be x
-///   gamma, beta  [cols], or null for ones and zeros
+///   gamma, beta  [cols]
 ///   mean, rstd   [rows] stat, written; rstd = 1 / sqrt(variance + eps) with
 ///                the biased variance
 SHARDBOOK_KERNEL(layer_norm,
@@ -22,7 +22,7 @@ SHARDBOOK_KERNEL(layer_norm,
                       void* rstd));
 
 /// Gradients of layer_norm. dx may be dy or null; dgamma and dbeta [cols] may
-/// be null.
+/// both be null.
 SHARDBOOK_KERNEL(layer_norm_backward,
                  void(KernelContext& context, DType dtype, std::int64_t rows,
                       std::int64_t cols, const void* x, const void* gamma,

@@ -16,11 +16,6 @@ SHARDBOOK_KERNEL(sum_rows,
                  void(KernelContext& context, DType dtype, std::int64_t rows,
                       std::int64_t cols, const void* x, void* out));
 
-/// out[r] = sum over c of x[r, c]: x [rows, cols], out [rows]; floating dtypes.
-SHARDBOOK_KERNEL(sum_last,
-                 void(KernelContext& context, DType dtype, std::int64_t rows,
-                      std::int64_t cols, const void* x, void* out));
-
 /// out = x summed over the dims that broadcasting `out_shape` to `x_shape`
 /// repeats: the backward of broadcasting. Floating dtypes; up to 8 dims.
 /// Throws Error when out_shape does not broadcast to x_shape.
@@ -28,11 +23,8 @@ SHARDBOOK_KERNEL(sum_to_shape,
                  void(KernelContext& context, DType dtype, const Dims& x_shape,
                       const void* x, const Dims& out_shape, void* out));
 
-/// Sum of all elements, added in f64. All dtypes.
-SHARDBOOK_KERNEL(sum_all, double(KernelContext& context, DType dtype,
-                                 std::int64_t n, const void* x));
-
-/// y[0] = factor times that sum, rounded to `dtype`. All dtypes. The host waits
+/// y[0] = factor times the sum of all elements, added in f64 and rounded to
+/// `dtype`. All dtypes. The host waits
 /// for nothing.
 SHARDBOOK_KERNEL(sum_all_into,
                  void(KernelContext& context, DType dtype, std::int64_t n,

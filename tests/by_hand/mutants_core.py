@@ -23,8 +23,7 @@ kernels("winograd.cpp", "bias == nullptr ? V(0.0f) : load(bias + c)",
 # Channels behind the first block
 kernels("winograd.cpp", "return channel / kDepth * patches * kDepth + patch",
         "return patch", WINOGRAD)
-kernels("winograd.cpp", "block == 0 ? nullptr : to, cols, to, cols",
-        "nullptr, cols, to, cols", WINOGRAD)
+kernels("winograd.cpp", "kCols, block != 0,", "kCols, false,", WINOGRAD)
 # The gradient of the image turns its windows by half a turn
 kernels("winograd.cpp", "lanes[turned_ ? 8 - i : i][l]", "lanes[i][l]",
         WINOGRAD)
@@ -40,8 +39,7 @@ kernels("winograd.cpp", "rows = std::min<std::int64_t>(kTileRows, kDepth - c % "
 kernels("winograd.cpp", "rows = std::min<std::int64_t>(kTileRows, kDepth - c % "
         "kDepth);\n            for",
         "rows = kTileRows;\n            for", WINOGRAD)
-kernels("winograd.cpp", "first ? nullptr : at, out, at, out",
-        "nullptr, out, at, out", WINOGRAD)
+kernels("winograd.cpp", "!first, at, out", "false, at, out", WINOGRAD)
 kernels("winograd.cpp", "from_dy, end - p, p == 0, sums",
         "from_dy, end - p, false, sums", WINOGRAD)
 kernels("winograd.cpp", "write_windows(u, in, j + k, c + r, dweight)",
@@ -52,10 +50,8 @@ kernels("winograd.cpp", "are_all_at_once = at_once == patches.count",
 # --- Products ----------------------------------------------------------------------
 
 MATMUL = "*Matmul.*"
-kernels("matmul_dnnl.cpp", "!(is_tall(args) && (args.accumulate || "
-        "args.ldc != args.n))", "true", MATMUL)
-kernels("matmul_dnnl.cpp", "(args.accumulate ? 4 : 0) | (bias", "(bias",
-        MATMUL)
+kernels("matmul_dnnl.cpp", "!(is_tall(args) && args.resume)", "true", MATMUL)
+kernels("matmul_dnnl.cpp", "(args.resume ? 4 : 0)", "0", MATMUL)
 kernels("matmul_dnnl.cpp", "sgemm(!args.trans_b, false,",
         "sgemm(args.trans_b, false,", MATMUL)
 

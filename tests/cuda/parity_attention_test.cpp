@@ -140,10 +140,9 @@ TEST_P(AttentionParity, SharesKeyHeadsAmongQueryHeads) {
 
 // Pieces of a sequence: some queries see nothing, some everything.
 TEST_P(AttentionParity, KnowsThePositionsOfItsPieces) {
-  for (const std::int64_t k_position : {0, 5, 30, 100}) {
+  for (const std::int64_t q_position : {10, 5, -20, -90}) {
     AttentionArgs args = make({1, 2, 2, 40, 20, 8}, true);
-    args.q_position = 10;
-    args.k_position = k_position;
+    args.q_position = q_position;
     check(args);
     args.head_dim = 32;
     check_both(args);

@@ -35,7 +35,7 @@ TEST_P(ElementwiseParity, BinaryOnEqualShapesIsBitEqual) {
       Comparison c(dtype);
       const Slot a = c.array(numbers(n, 1));
       const Slot b = c.array(numbers(n, 2));
-      c.expect_equal(kernels::binary_same_shape, 0, op, dtype, n, a, b,
+      c.expect_equal(kernels::binary, 0, op, dtype, Dims{n}, a, Dims{n}, b,
                      c.empty(n));
       c.expect_equal(kernels::binary, 0, op, dtype, Dims{n}, a, Dims{n}, b, b);
     }
@@ -87,8 +87,7 @@ TEST_P(ElementwiseParity, UnalignedArraysAreBitEqual) {
     const Pointer a = on.from(x, 1), b = on.from(y, 1), out = on.from(z, 1);
     kernels::binary(on.context, BinaryOp::kMul, dtype, {kRows, kCols}, a,
                     {kCols}, b, out);
-    kernels::binary_same_shape(on.context, BinaryOp::kAdd, dtype, n, out, a,
-                               out);
+    kernels::binary(on.context, BinaryOp::kAdd, dtype, {n}, out, {n}, a, out);
     kernels::scale(on.context, dtype, n, 3, out, out);
   });
 }

@@ -39,8 +39,8 @@ TEST_P(LayoutParity, TransposesAnySize) {
                                     {0, 3, 4},    {2, 64, 32}, {40, 2, 3}};
   for (const auto& [batch, rows, cols] : shapes) {
     Comparison c(dtype);
-    c.expect_equal(kernels::transpose, 0, dtype, batch, rows, cols,
-                   c.array(counting(batch * rows * cols)),
+    c.expect_equal(kernels::permute, 0, dtype, Dims{batch, rows, cols},
+                   Dims{0, 2, 1}, c.array(counting(batch * rows * cols)),
                    c.empty(batch * rows * cols));
   }
 }

@@ -57,8 +57,8 @@ std::vector<std::string> transpose_failures() {
   return failures([](CudaContext& context) {
     const DeviceArray from = ones(context, 33 * 36),
                       to = ones(context, 33 * 36);
-    kernels::transpose(context.kernels(), DType::kF32, 1, 33, 36, from.data(),
-                       to.data());
+    kernels::permute(context.kernels(), DType::kF32, {33, 36}, {1, 0},
+                     from.data(), to.data());
     context.synchronize();
   });
 }

@@ -245,19 +245,19 @@ TEST(Cast, KeepsEvery16BitNumberThroughF32) {
 TEST(Integers, AddMultiplyAndFill) {
   KernelContext context;
   std::vector<std::int64_t> a = {1, -2, 3}, b = {4, 5, -6}, out(3);
-  binary_same_shape(context, BinaryOp::kMul, DType::kI64, 3, a.data(), b.data(),
-                    out.data());
+  binary(context, BinaryOp::kMul, DType::kI64, {3}, a.data(), {3}, b.data(),
+         out.data());
   EXPECT_EQ(out, (std::vector<std::int64_t>{4, -10, -18}));
-  binary_same_shape(context, BinaryOp::kDiv, DType::kI64, 3, b.data(), a.data(),
-                    out.data());
+  binary(context, BinaryOp::kDiv, DType::kI64, {3}, b.data(), {3}, a.data(),
+         out.data());
   EXPECT_EQ(out, (std::vector<std::int64_t>{4, -2, -2}));
   fill(context, DType::kI64, 3, out.data(), 7);
   EXPECT_EQ(out, (std::vector<std::int64_t>{7, 7, 7}));
   axpy(context, DType::kI64, 3, 2.0, a.data(), out.data());
   EXPECT_EQ(out, (std::vector<std::int64_t>{9, 3, 13}));
   a[1] = 0;
-  EXPECT_THROW(binary_same_shape(context, BinaryOp::kDiv, DType::kI64, 3,
-                                 b.data(), a.data(), out.data()),
+  EXPECT_THROW(binary(context, BinaryOp::kDiv, DType::kI64, {3}, b.data(), {3},
+                      a.data(), out.data()),
                Error);
 }
 

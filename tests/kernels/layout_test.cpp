@@ -37,17 +37,6 @@ TEST_P(Layout, PermutesInAllOrders) {
   }
 }
 
-TEST_P(Layout, TransposesAnySize) {
-  const std::int64_t shapes[][3] = {{1, 1, 1},    {1, 5, 3},   {2, 16, 16},
-                                    {3, 100, 37}, {1, 12, 65}, {1, 200, 130}};
-  for (const auto& [batch, rows, cols] : shapes) {
-    const Array src = counting(batch * rows * cols);
-    Array dst(dtype, src.size());
-    transpose(context, dtype, batch, rows, cols, src.data(), dst.data());
-    expect_close(dst, xt::transpose(src.as({batch, rows, cols}), {0, 2, 1}), 0);
-  }
-}
-
 // Splitting on a dim and joining again is the identity.
 TEST_P(Layout, SplitsAndJoinsBlocks) {
   const Dims shape = {3, 8, 5};

@@ -141,10 +141,9 @@ S merge_row(std::int64_t dim, const T* block, S block_total, S* out, S total) {
 
 }  // namespace
 
-void attention(KernelContext& context, DType dtype,
-               const AttentionArgs& original, const void* q, const void* k,
-               const void* v, void* out, void* logsumexp) {
-  const AttentionArgs args = checked_args("attention", original);
+void attention(KernelContext& context, DType dtype, const AttentionArgs& args,
+               const void* q, const void* k, const void* v, void* out,
+               void* logsumexp) {
   const Dropout dropout(args);
   dispatch_floating("attention", dtype, [&](auto zero) {
     using T = decltype(zero);

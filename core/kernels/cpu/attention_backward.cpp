@@ -170,12 +170,11 @@ class Backward {
 }  // namespace
 
 void attention_backward(KernelContext& context, DType dtype,
-                        const AttentionArgs& original,
+                        const AttentionArgs& args,
                         const AttentionGradStrides& strides, const void* q,
                         const void* k, const void* v, const void* out,
                         const void* dout, const void* logsumexp, void* dq,
                         void* dk, void* dv, bool accumulate) {
-  const AttentionArgs args = checked_args("attention_backward", original);
   const Dropout dropout(args);
   dispatch_floating("attention_backward", dtype, [&](auto zero) {
     using T = decltype(zero);

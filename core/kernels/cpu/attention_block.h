@@ -44,8 +44,7 @@ struct Block {
   /// for every row of a tile would cost some percent of the forward.
   [[gnu::always_inline]] std::int64_t seen_by(std::int64_t row) const {
     if (!args.causal) return count;
-    const std::int64_t end =
-        args.q_position + first + row - args.k_position + 1 - from;
+    const std::int64_t end = args.q_position + first + row + 1 - from;
     return std::clamp<std::int64_t>(end, 0, count);
   }
   /// Number of keys that the tile with first row `row` sees.
@@ -55,8 +54,8 @@ struct Block {
   /// The first query that sees `key` of the block.
   std::int64_t first_to_see(std::int64_t key) const {
     if (!args.causal) return 0;
-    return std::clamp<std::int64_t>(
-        from + key + args.k_position - args.q_position - first, 0, rows);
+    return std::clamp<std::int64_t>(from + key - args.q_position - first, 0,
+                                    rows);
   }
   /// End of the weights that tiles read for a query that sees `seen` keys: a
   /// tile's last query sees at most this many. Weights past `seen` are zero.
@@ -83,8 +82,8 @@ void multiply_scores(const Block& block, std::int64_t dim, const S* left,
       multiply_panel<1>(std::min<std::int64_t>(kTileRows, block.rows - i),
                         seen > kLanes<S> ? kCols : kLanes<S>, dim,
                         left + i * dim, kTileRows,
-                        panels + (block.from + j) * dim, kCols, TileEnds<S>(),
-                        scores + i * kScoreLd + j, kScoreLd);
+                        panels + (block.from + j) * dim, kCols,
+                        /*resume=*/false, scores + i * kScoreLd + j, kScoreLd);
     }
   }
 }
@@ -100,12 +99,10 @@ void multiply_weights(const Block& block, const S* weights, const S* panels,
   for (std::int64_t c = 0; c < dim; c += kCols) {
     for (std::int64_t i = 0; i < block.rows; i += kTileRows) {
       S* const to = out + i * ld + c;
-      TileEnds<S> ends;
-      if (add) ends.partial = to, ends.partial_ld = ld;
       multiply_panel<kScoreLd>(
           std::min<std::int64_t>(kTileRows, block.rows - i), kCols,
           block.seen_by_tile(i), weights + i * kScoreLd, 1,
-          panels + c * panel_rows + block.from * kCols, kCols, ends, to, ld);
+          panels + c * panel_rows + block.from * kCols, kCols, add, to, ld);
     }
   }
 }
@@ -121,12 +118,10 @@ void multiply_transposed(const Block& block, const S* weights, const S* panels,
       const std::int64_t row = block.first_to_see(j);
       if (row == block.rows) continue;
       S* const to = out + j * ld + c;
-      TileEnds<S> ends;
-      ends.partial = to, ends.partial_ld = ld;
       multiply_panel<1>(std::min<std::int64_t>(kTileRows, block.count - j),
                         kCols, block.rows - row, weights + row * kScoreLd + j,
                         kScoreLd, panels + c * block.rows + row * kCols, kCols,
-                        ends, to, ld);
+                        /*resume=*/true, to, ld);
     }
   }
 }

@@ -260,12 +260,6 @@ void row_norm_backward(KernelContext&, DType dtype, const RowNorm& norm,
   });
 }
 
-void channel_divide(KernelContext&, std::int64_t channels, const double* count,
-                    double* sums) {
-  const double values = count[0];
-  for (std::int64_t c = 0; c < channels; ++c) sums[c] /= values;
-}
-
 void channel_shift_squares(KernelContext&, std::int64_t channels,
                            const double* local, const double* mean,
                            double* squares) {

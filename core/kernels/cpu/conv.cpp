@@ -148,18 +148,19 @@ void backward_weight(KernelContext& context, DType dtype, const ConvShape& s,
   const std::int64_t rows = s.out_h() * s.out_w();
   const std::int64_t size = s.out * s.depth();
   Scratch patches(context, rows * s.depth() * sizeof(T));
-  Scratch wide(context, (rows * (s.depth() + s.out) + size) * sizeof(S));
+  Scratch wide(context, (rows * (s.depth() + s.out) + 2 * size) * sizeof(S));
   Scratch narrowed(context, size * sizeof(T));
-  S* const wide_patches = wide.as<S>() + size;
+  S* const product = wide.as<S>() + size;
+  S* const wide_patches = product + size;
   S* const wide_dy = wide_patches + rows * s.depth();
   fill(context, kSums, size, wide.data(), 0.0);
   for (std::int64_t i = 0; i < s.n; ++i) {
     gather_patches(s, x + i * image, patches.as<T>());
     cast(context, dtype, patches.data(), kSums, wide_patches, rows * s.depth());
     cast(context, dtype, dy + i * rows * s.out, kSums, wide_dy, rows * s.out);
-    MatmulArgs args = product_args(s.out, s.depth(), rows, true, false);
-    args.accumulate = true;
-    matmul(context, kSums, args, wide_dy, wide_patches, wide.data(), nullptr);
+    matmul(context, kSums, product_args(s.out, s.depth(), rows, true, false),
+           wide_dy, wide_patches, product, nullptr);
+    axpy(context, kSums, size, 1.0, product, wide.data());
   }
   cast(context, kSums, wide.data(), dtype, narrowed.data(), size);
   from_patch_order(context, dtype, s, narrowed.data(), dweight);

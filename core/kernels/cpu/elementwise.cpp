@@ -192,27 +192,21 @@ void cast(KernelContext&, DType from_dtype, const void* from, DType to_dtype,
   });
 }
 
-void binary_same_shape(KernelContext&, BinaryOp op, DType dtype, std::int64_t n,
-                       const void* a, const void* b, void* out) {
-  dispatch_any("binary", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    with_op(op, [&](auto kOp) {
-      parallel_for(0, n, kGrain, [&](std::int64_t from, std::int64_t to) {
-        binary_row<kOp.value>(to - from, static_cast<const T*>(a) + from, true,
-                              static_cast<const T*>(b) + from, true,
-                              static_cast<T*>(out) + from);
-      });
-    });
-  });
-}
-
-void binary(KernelContext& context, BinaryOp op, DType dtype,
-            const Dims& a_shape, const void* a, const Dims& b_shape,
-            const void* b, void* out) {
+void binary(KernelContext&, BinaryOp op, DType dtype, const Dims& a_shape,
+            const void* a, const Dims& b_shape, const void* b, void* out) {
   if (a_shape == b_shape) {
     std::int64_t n = 1;
     for (const std::int64_t size : a_shape) n *= size;
-    return binary_same_shape(context, op, dtype, n, a, b, out);
+    return dispatch_any("binary", dtype, [&](auto zero) {
+      using T = decltype(zero);
+      with_op(op, [&](auto kOp) {
+        parallel_for(0, n, kGrain, [&](std::int64_t from, std::int64_t to) {
+          binary_row<kOp.value>(to - from, static_cast<const T*>(a) + from,
+                                true, static_cast<const T*>(b) + from, true,
+                                static_cast<T*>(out) + from);
+        });
+      });
+    });
   }
   const Dims shape = broadcast_shape(a_shape, b_shape);
   for (const std::int64_t size : shape) {

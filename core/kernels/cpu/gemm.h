@@ -42,23 +42,13 @@ inline std::int64_t round_up(std::int64_t n, std::int64_t to) {
   return (n + to - 1) / to * to;
 }
 
-/// Operands that join a tile's sum of products.
-template <typename T>
-struct TileEnds {
-  const T* partial = nullptr;  // Resume from these sums (ld is partial_ld)
-  std::int64_t partial_ld = 0;
-  const T* addend = nullptr;  // Then add this matrix
-  std::int64_t addend_ld = 0;
-  const T* bias = nullptr;  // And this row
-};
-
-/// out[kRows, kVecs vectors] = init (or 0) + chain over k of a[i, k] * b[k, j].
+/// out[kRows, kVecs vectors] = out (or 0, unless `resume`) + chain over k of
+/// a[i, k] * b[k, j].
 /// a: element (i, p) at i * kRowStep + p * a_step; b: row p at p * b_step.
 template <typename T, int kRows, int kVecs, std::int64_t kRowStep>
 [[gnu::noinline]] void multiply_tile(std::int64_t k, const T* __restrict a,
                                      std::int64_t a_step, const T* __restrict b,
-                                     std::int64_t b_step, const T* init,
-                                     std::int64_t init_ld, T* out,
+                                     std::int64_t b_step, bool resume, T* out,
                                      std::int64_t ld) {
   using V = Vec<T>;
   V sums[kRows][kVecs];
@@ -69,12 +59,12 @@ template <typename T, int kRows, int kVecs, std::int64_t kRowStep>
       sums[i][v] = V(T(0));
     }
   }
-  if (init != nullptr) {
+  if (resume) {
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) {
-        sums[i][v] = load(init + i * init_ld + v * kLanes<T>);
+        sums[i][v] = load(out + i * ld + v * kLanes<T>);
       }
     }
   }
@@ -106,68 +96,62 @@ template <typename T, int kRows, int kVecs, std::int64_t kRowStep>
 template <typename T, int kVecs, std::int64_t kRowStep, int kRows = kTileRows>
 inline void multiply_rows(std::int64_t rows, std::int64_t k, const T* a,
                           std::int64_t a_step, const T* b, std::int64_t b_step,
-                          const T* init, std::int64_t init_ld, T* out,
-                          std::int64_t ld) {
+                          bool resume, T* out, std::int64_t ld) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      multiply_tile<T, kRows, kVecs, kRowStep>(k, a, a_step, b, b_step, init,
-                                               init_ld, out, ld);
+      multiply_tile<T, kRows, kVecs, kRowStep>(k, a, a_step, b, b_step, resume,
+                                               out, ld);
     } else {
-      multiply_rows<T, kVecs, kRowStep, kRows - 1>(
-          rows, k, a, a_step, b, b_step, init, init_ld, out, ld);
+      multiply_rows<T, kVecs, kRowStep, kRows - 1>(rows, k, a, a_step, b,
+                                                   b_step, resume, out, ld);
     }
   }
 }
 
-/// A tile with its ends, and edges: `cols` <= kTileCols columns are written.
+/// A tile, plus the row `bias` when given: `cols` <= kTileCols columns are
+/// written.
 template <std::int64_t kRowStep, typename T>
 inline void multiply_panel(std::int64_t rows, std::int64_t cols, std::int64_t k,
                            const T* a, std::int64_t a_step, const T* b,
-                           std::int64_t b_step, const TileEnds<T>& ends, T* out,
-                           std::int64_t ld) {
-  const auto multiply = [&](const T* init, std::int64_t init_ld, T* to,
-                            std::int64_t to_ld) {
+                           std::int64_t b_step, bool resume, T* out,
+                           std::int64_t ld, const T* bias = nullptr) {
+  const auto multiply = [&](T* to, std::int64_t to_ld) {
     if (cols > kLanes<T>) {
-      multiply_rows<T, 2, kRowStep>(rows, k, a, a_step, b, b_step, init,
-                                    init_ld, to, to_ld);
+      multiply_rows<T, 2, kRowStep>(rows, k, a, a_step, b, b_step, resume, to,
+                                    to_ld);
     } else {
-      multiply_rows<T, 1, kRowStep>(rows, k, a, a_step, b, b_step, init,
-                                    init_ld, to, to_ld);
+      multiply_rows<T, 1, kRowStep>(rows, k, a, a_step, b, b_step, resume, to,
+                                    to_ld);
     }
   };
-  if (cols % kLanes<T> == 0 && ends.addend == nullptr && ends.bias == nullptr) {
-    return multiply(ends.partial, ends.partial_ld, out, ld);
+  if (cols % kLanes<T> == 0 && bias == nullptr) {
+    return multiply(out, ld);
   }
   // Through a tile of our own, of which only the true columns are copied.
   alignas(64) T tile[kTileRows * kTileCols<T>];
-  if (ends.partial != nullptr) {
+  if (resume) {
     for (std::int64_t i = 0; i < rows; ++i) {
-      const T* from = ends.partial + i * ends.partial_ld;
+      const T* from = out + i * ld;
       for (std::int64_t j = 0; j < kTileCols<T>; ++j) {
         tile[i * kTileCols<T> + j] = j < cols ? from[j] : T(0);
       }
     }
   }
-  multiply(ends.partial == nullptr ? nullptr : tile, kTileCols<T>, tile,
-           kTileCols<T>);
+  multiply(tile, kTileCols<T>);
   for (std::int64_t i = 0; i < rows; ++i) {
     const T* sums = tile + i * kTileCols<T>;
-    const T* addend =
-        ends.addend == nullptr ? nullptr : ends.addend + i * ends.addend_ld;
     T* to = out + i * ld;
     const int width = static_cast<int>(cols),
               step = static_cast<int>(kLanes<T>);
     int j = 0;
     for (; j + step <= width; j += step) {
       Vec<T> sum = load(sums + j);
-      if (addend != nullptr) sum = load(addend + j) + sum;
-      if (ends.bias != nullptr) sum = sum + load(ends.bias + j);
+      if (bias != nullptr) sum = sum + load(bias + j);
       store(to + j, sum);
     }
     for (; j < width; ++j) {
       T sum = sums[j];
-      if (addend != nullptr) sum = addend[j] + sum;
-      if (ends.bias != nullptr) sum = sum + ends.bias[j];
+      if (bias != nullptr) sum = sum + bias[j];
       to[j] = sum;
     }
   }

@@ -17,26 +17,22 @@ using dnnl::memory;
 using Plan = KernelContext::Plans::Plan;
 
 memory::desc describe(memory::data_type type, std::int64_t batch,
-                      std::int64_t rows, std::int64_t cols, std::int64_t stride,
-                      std::int64_t row_stride, std::int64_t col_stride) {
+                      std::int64_t rows, std::int64_t cols, bool transposed) {
+  const std::int64_t row_stride = transposed ? 1 : cols,
+                     col_stride = transposed ? rows : 1;
   if (batch == 1) return {{rows, cols}, type, {row_stride, col_stride}};
-  // A batch that shares one matrix has a batch dim of 1, which repeats.
-  if (stride == 0) batch = 1, stride = rows * cols;
-  return {{batch, rows, cols}, type, {stride, row_stride, col_stride}};
+  return {{batch, rows, cols}, type, {rows * cols, row_stride, col_stride}};
 }
 
 Plan make_plan(const dnnl::engine& engine, memory::data_type type,
                const MatmulArgs& args, bool with_bias) {
   Plan plan;
-  plan.a = describe(type, args.batch, args.m, args.k, args.stride_a,
-                    args.trans_a ? 1 : args.lda, args.trans_a ? args.lda : 1);
-  plan.b = describe(type, args.batch, args.k, args.n, args.stride_b,
-                    args.trans_b ? 1 : args.ldb, args.trans_b ? args.ldb : 1);
-  plan.c =
-      describe(type, args.batch, args.m, args.n, args.stride_c, args.ldc, 1);
+  plan.a = describe(type, args.batch, args.m, args.k, args.trans_a);
+  plan.b = describe(type, args.batch, args.k, args.n, args.trans_b);
+  plan.c = describe(type, args.batch, args.m, args.n, false);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  if (args.accumulate) {
+  if (args.resume) {
     dnnl::post_ops add;
     add.append_sum(1.0f);
     attributes.set_post_ops(add);
@@ -72,23 +68,15 @@ bool own_loops_are_faster(const MatmulArgs& args) {
 // bias at no cost. GEMM holds its own packing buffers.
 bool gemm_is_faster(DType dtype, const MatmulArgs& args, bool has_bias) {
   return dtype == DType::kF32 && args.batch == 1 && !has_bias &&
-         !(is_tall(args) && (args.accumulate || args.ldc != args.n));
-}
-
-// oneDNN 3.7 reads the wrong elements in a bf16 product with one row or one
-// column when a leading dimension is larger than the row.
-bool is_misread(DType dtype, const MatmulArgs& args) {
-  return dtype == DType::kBF16 && (args.m == 1 || args.n == 1) &&
-         (args.lda > (args.trans_a ? args.m : args.k) ||
-          args.ldb > (args.trans_b ? args.k : args.n) || args.ldc > args.n);
+         !(is_tall(args) && args.resume);
 }
 
 void sgemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n,
-           std::int64_t k, const float* a, std::int64_t lda, const float* b,
-           std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
+           std::int64_t k, const float* a, const float* b, float beta,
+           float* c) {
   const dnnl_status_t status =
       dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', m, n, k, 1.0f, a,
-                 lda, b, ldb, beta, c, ldc);
+                 trans_a ? m : k, b, trans_b ? k : n, beta, c, n);
   SB_CHECK(status == dnnl_success, "matmul: oneDNN's GEMM failed with status ",
            static_cast<int>(status));
 }
@@ -96,14 +84,13 @@ void sgemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n,
 void gemm(KernelContext& context, const MatmulArgs& args, const float* a,
           const float* b, float* c) {
   if (!is_tall(args)) {
-    return sgemm(args.trans_a, args.trans_b, args.m, args.n, args.k, a,
-                 args.lda, b, args.ldb, args.accumulate ? 1.0f : 0.0f, c,
-                 args.ldc);
+    return sgemm(args.trans_a, args.trans_b, args.m, args.n, args.k, a, b,
+                 args.resume ? 1.0f : 0.0f, c);
   }
   Scratch turned(context, args.m * args.n * sizeof(float));
-  sgemm(!args.trans_b, false, args.n, args.m, args.k, b, args.ldb, a, args.lda,
-        0.0f, turned.as<float>(), args.m);
-  transpose(context, DType::kF32, 1, args.n, args.m, turned.data(), c);
+  sgemm(!args.trans_b, false, args.n, args.m, args.k, b, a, 0.0f,
+        turned.as<float>());
+  permute(context, DType::kF32, {args.n, args.m}, {1, 0}, turned.data(), c);
 }
 
 }  // namespace
@@ -116,7 +103,6 @@ bool matmul_dnnl(KernelContext& context, DType dtype, const MatmulArgs& args,
          static_cast<const float*>(b), static_cast<float*>(c));
     return true;
   }
-  if (is_misread(dtype, args)) return false;
   KernelContext::Plans& plans = context.plans();
   const KernelContext::Plans::Key key = {
       static_cast<std::int64_t>(dtype),
@@ -124,14 +110,8 @@ bool matmul_dnnl(KernelContext& context, DType dtype, const MatmulArgs& args,
       args.m,
       args.n,
       args.k,
-      args.lda,
-      args.ldb,
-      args.ldc,
-      args.stride_a,
-      args.stride_b,
-      args.stride_c,
-      (args.trans_a ? 1 : 0) | (args.trans_b ? 2 : 0) |
-          (args.accumulate ? 4 : 0) | (bias != nullptr ? 8 : 0),
+      (args.trans_a ? 1 : 0) | (args.trans_b ? 2 : 0) | (args.resume ? 4 : 0) |
+          (bias != nullptr ? 8 : 0),
       max_threads(),
       0};
   const Plan& plan = plans.find_or_make("matmul", plans.matmuls, key, [&] {

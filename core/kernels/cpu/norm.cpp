@@ -29,10 +29,9 @@ struct LayerNormRow {
     *rstd = S(1) / std::sqrt(squares / count + eps);
     const V factor(*rstd);
     for_vectors<T>(cols, [&](std::int64_t i, std::int64_t size) {
-      V v = (load_up_to(x + i, size) - center) * factor;
-      if (gamma != nullptr) v = v * load_up_to(gamma + i, size);
-      if (beta != nullptr) v = v + load_up_to(beta + i, size);
-      store_up_to(y + i, v, size);
+      const V xhat = (load_up_to(x + i, size) - center) * factor;
+      const V v = xhat * load_up_to(gamma + i, size);
+      store_up_to(y + i, v + load_up_to(beta + i, size), size);
     });
   }
 
@@ -44,7 +43,7 @@ struct LayerNormRow {
     for_vectors<T>(cols, [&](std::int64_t i, std::int64_t size) {
       const V xhat = (load_up_to(x + i, size, mean) - center) * factor;
       const V g = load_up_to(dy + i, size);
-      const V scaled = gamma == nullptr ? g : g * load_up_to(gamma + i, size);
+      const V scaled = g * load_up_to(gamma + i, size);
       sum = sum + scaled;
       sum_xhat = xsimd::fma(scaled, xhat, sum_xhat);
       // The partial sums are padded to whole vectors.
@@ -57,8 +56,7 @@ struct LayerNormRow {
     const V shift(sum_lanes(sum) / count), slope(sum_lanes(sum_xhat) / count);
     for_vectors<T>(cols, [&](std::int64_t i, std::int64_t size) {
       const V xhat = (load_up_to(x + i, size, mean) - center) * factor;
-      V g = load_up_to(dy + i, size);
-      if (gamma != nullptr) g = g * load_up_to(gamma + i, size);
+      const V g = load_up_to(dy + i, size) * load_up_to(gamma + i, size);
       store_up_to(dx + i, factor * (g - shift - xhat * slope), size);
     });
   }
@@ -100,8 +98,6 @@ void layer_norm_backward(KernelContext& context, DType dtype, std::int64_t rows,
                          std::int64_t cols, const void* x, const void* gamma,
                          const void* mean, const void* rstd, const void* dy,
                          void* dx, void* dgamma, void* dbeta) {
-  SB_CHECK(cols >= 1, "layer_norm_backward: rows of ", cols,
-           " elements; at least 1");
   dispatch_floating("layer_norm_backward", dtype, [&](auto zero) {
     using T = decltype(zero);
     using S = Compute<T>;
@@ -126,14 +122,11 @@ void layer_norm_backward(KernelContext& context, DType dtype, std::int64_t rows,
         }
       }
     });
-    if (dgamma != nullptr) {
-      add_partials<T>(partials, blocks, 2 * padded, cols,
-                      static_cast<T*>(dgamma));
-    }
-    if (dbeta != nullptr) {
-      add_partials<T>(partials + padded, blocks, 2 * padded, cols,
-                      static_cast<T*>(dbeta));
-    }
+    if (dgamma == nullptr) return;
+    add_partials<T>(partials, blocks, 2 * padded, cols,
+                    static_cast<T*>(dgamma));
+    add_partials<T>(partials + padded, blocks, 2 * padded, cols,
+                    static_cast<T*>(dbeta));
   });
 }
 

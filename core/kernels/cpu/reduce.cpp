@@ -155,6 +155,18 @@ double as_double(T x) {
   }
 }
 
+// out[r] = sum over c of x[r, c].
+void sum_along_rows(DType dtype, std::int64_t rows, std::int64_t cols,
+                    const void* x, void* out) {
+  dispatch_floating("sum_to_shape", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for_rows(rows, cols, [&](std::int64_t r) {
+      static_cast<T*>(out)[r] =
+          narrow<T>(sum_row(static_cast<const T*>(x) + r * cols, cols));
+    });
+  });
+}
+
 }  // namespace
 
 void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
@@ -163,17 +175,6 @@ void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
     using T = decltype(zero);
     sum_rows_typed(context, rows, cols, static_cast<const T*>(x),
                    static_cast<T*>(out));
-  });
-}
-
-void sum_last(KernelContext&, DType dtype, std::int64_t rows, std::int64_t cols,
-              const void* x, void* out) {
-  dispatch_floating("sum_last", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    for_rows(rows, cols, [&](std::int64_t r) {
-      static_cast<T*>(out)[r] =
-          narrow<T>(sum_row(static_cast<const T*>(x) + r * cols, cols));
-    });
   });
 }
 
@@ -197,7 +198,7 @@ void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
       inner *= groups.sizes[d];
     }
     const std::int64_t n = groups.sizes[g];
-    if (inner == 1) return sum_last(context, type, outer, n, from, to);
+    if (inner == 1) return sum_along_rows(type, outer, n, from, to);
     const std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(type));
     for (std::int64_t o = 0; o < outer; ++o) {
       sum_rows(context, type, n, inner,
@@ -246,8 +247,7 @@ double sum_all(KernelContext& context, DType dtype, std::int64_t n,
 
 void sum_all_into(KernelContext& context, DType dtype, std::int64_t n,
                   double factor, const void* x, void* y) {
-  const double sum = cpu::sum_all(context, dtype, n, x);
-  cpu::fill(context, dtype, 1, y, factor * sum);
+  fill(context, dtype, 1, y, factor * sum_all(context, dtype, n, x));
 }
 
 double sum_squares(KernelContext& context, DType dtype, std::int64_t n,

@@ -17,6 +17,10 @@ namespace shardbook::kernels::cpu {
 /// one partial sum.
 inline constexpr std::int64_t kRowBlock = 128;
 
+/// Sum of all elements, added in f64. All dtypes.
+double sum_all(KernelContext& context, DType dtype, std::int64_t n,
+               const void* x);
+
 /// Sum over the vectors fn(i, count) of n elements. fn loads the `count`
 /// elements from i on, a whole vector unless it is the last, whose rest is
 /// neutral.

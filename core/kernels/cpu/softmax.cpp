@@ -8,7 +8,6 @@
 #include "core/kernels/cpu/simd.h"
 #include "core/kernels/cpu/vector_math.h"
 #include "core/kernels/elementwise.h"
-#include "core/kernels/reduce.h"
 
 namespace shardbook::kernels::cpu {
 

@@ -235,8 +235,8 @@ void multiply_points(const Points& v, const float* points, std::int64_t count,
           float* const to = product + p * cols + j;
           multiply_rows<float, kTileVecs, kDepth>(
               std::min<std::int64_t>(kTileRows, count - p), kDepth,
-              left + v.at(p, block), 1, block_windows, kCols,
-              block == 0 ? nullptr : to, cols, to, cols);
+              left + v.at(p, block), 1, block_windows, kCols, block != 0, to,
+              cols);
         }
       }
     }
@@ -302,9 +302,9 @@ void multiply_gradients(const Points& v, const float* patches, const Points& n,
           // A tile ends with its block of channels
           rows = std::min<std::int64_t>(kTileRows, kDepth - c % kDepth);
           float* const at = sum + c * out + j;
-          multiply_rows<float, kTileVecs, 1>(
-              rows, count, left + v.at(0, c), kDepth, right + n.at(0, j),
-              kDepth, first ? nullptr : at, out, at, out);
+          multiply_rows<float, kTileVecs, 1>(rows, count, left + v.at(0, c),
+                                             kDepth, right + n.at(0, j), kDepth,
+                                             !first, at, out);
         }
       }
     }
@@ -356,8 +356,8 @@ void multiply_all_gradients(const Points& v, const float* patches,
             for (std::int64_t i = 0; i < kPoints; ++i) {
               multiply_rows<float, kTileVecs, 1>(
                   rows, count, patches + i * v.step + v.at(0, c), kDepth,
-                  gradients + i * n.step + n.at(0, j), kDepth, nullptr, 0,
-                  sums[i], kCols);
+                  gradients + i * n.step + n.at(0, j), kDepth,
+                  /*resume=*/false, sums[i], kCols);
             }
             for (std::int64_t r = 0; r < rows; ++r) {
               for (std::int64_t k = 0; k < kCols; k += kWidth) {

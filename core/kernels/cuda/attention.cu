@@ -84,10 +84,9 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void attention(KernelContext& context, DType dtype,
-               const AttentionArgs& original, const void* q, const void* k,
-               const void* v, void* out, void* logsumexp) {
-  const AttentionArgs args = checked_args("attention", original);
+void attention(KernelContext& context, DType dtype, const AttentionArgs& args,
+               const void* q, const void* k, const void* v, void* out,
+               void* logsumexp) {
   const DropoutMask mask(args);
   const AttentionShape s(args);
   const void* const pointers[] = {q, k, v, out};

@@ -162,12 +162,11 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void attention_backward(KernelContext& context, DType dtype,
-                        const AttentionArgs& original,
+                        const AttentionArgs& args,
                         const AttentionGradStrides& strides, const void* q,
                         const void* k, const void* v, const void* out,
                         const void* dout, const void* logsumexp, void* dq,
                         void* dk, void* dv, bool accumulate) {
-  const AttentionArgs args = checked_args("attention_backward", original);
   const DropoutMask mask(args);
   const AttentionShape s(args);
   const HeadStrides others[] = {strides.dq, strides.dk, strides.dv,

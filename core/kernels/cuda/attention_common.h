@@ -22,7 +22,7 @@ struct AttentionShape {
         q_rows(args.q_rows),
         k_rows(args.k_rows),
         head_dim(args.head_dim),
-        lead(args.q_position - args.k_position),
+        lead(args.q_position),
         causal(args.causal),
         scale(args.scale),
         q(args.q),

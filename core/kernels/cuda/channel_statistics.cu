@@ -8,13 +8,6 @@ namespace shardbook::kernels::cuda {
 
 namespace {
 
-__global__ void divide_kernel(std::int64_t channels, const double* count,
-                              double* sums) {
-  for (std::int64_t c = first_index(); c < channels; c += index_step()) {
-    sums[c] /= count[0];
-  }
-}
-
 __global__ void shift_squares_kernel(std::int64_t channels, const double* local,
                                      const double* mean, double* squares) {
   const double count = local[channels];
@@ -50,12 +43,6 @@ __global__ void blend_kernel(std::int64_t channels, double keep, double share,
 
 }  // namespace
 
-void channel_divide(KernelContext& context, std::int64_t channels,
-                    const double* count, double* sums) {
-  launch(context, "channel_divide", blocks_for(channels), kBlock, divide_kernel,
-         channels, count, sums);
-}
-
 void channel_shift_squares(KernelContext& context, std::int64_t channels,
                            const double* local, const double* mean,
                            double* squares) {
@@ -80,7 +67,6 @@ void channel_blend(KernelContext& context, DType dtype, std::int64_t channels,
   });
 }
 
-SHARDBOOK_CUDA_KERNEL(channel_divide);
 SHARDBOOK_CUDA_KERNEL(channel_shift_squares);
 SHARDBOOK_CUDA_KERNEL(channel_rstd);
 SHARDBOOK_CUDA_KERNEL(channel_blend);

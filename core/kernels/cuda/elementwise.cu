@@ -324,15 +324,6 @@ void cast(KernelContext& context, DType from_dtype, const void* from,
   });
 }
 
-void binary_same_shape(KernelContext& context, BinaryOp op, DType dtype,
-                       std::int64_t n, const void* a, const void* b,
-                       void* out) {
-  with_any("binary", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    map<T>(context, "binary", n, make_binary<T>(context, op), out, a, b);
-  });
-}
-
 void binary(KernelContext& context, BinaryOp op, DType dtype,
             const Dims& a_shape, const void* a, const Dims& b_shape,
             const void* b, void* out) {
@@ -340,10 +331,13 @@ void binary(KernelContext& context, BinaryOp op, DType dtype,
       a_shape == b_shape ? a_shape : broadcast_shape(a_shape, b_shape);
   std::int64_t n = 1;
   for (const std::int64_t size : shape) n *= size;
-  if (a_shape == b_shape) {
-    return binary_same_shape(context, op, dtype, n, a, b, out);
-  }
   if (n == 0) return;
+  if (a_shape == b_shape) {
+    return with_any("binary", dtype, [&](auto zero) {
+      using T = decltype(zero);
+      map<T>(context, "binary", n, make_binary<T>(context, op), out, a, b);
+    });
+  }
   const BroadcastLoops loops = plan_broadcast(shape, a_shape, b_shape);
   with_any("binary", dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -403,7 +397,6 @@ void unary_backward(KernelContext& context, UnaryOp op, DType dtype,
 SHARDBOOK_CUDA_KERNEL(fill);
 SHARDBOOK_CUDA_KERNEL(cast);
 SHARDBOOK_CUDA_KERNEL(binary);
-SHARDBOOK_CUDA_KERNEL(binary_same_shape);
 SHARDBOOK_CUDA_KERNEL(scale);
 SHARDBOOK_CUDA_KERNEL(add_scalar);
 SHARDBOOK_CUDA_KERNEL(axpy);

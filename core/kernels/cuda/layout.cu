@@ -220,13 +220,6 @@ void copy_strided(KernelContext& context, DType dtype, const Dims& shape,
   }
 }
 
-void transpose(KernelContext& context, DType dtype, std::int64_t batch,
-               std::int64_t rows, std::int64_t cols, const void* src,
-               void* dst) {
-  copy_strided(context, dtype, {batch, cols, rows}, src, {rows * cols, 1, cols},
-               dst, {rows * cols, rows, 1});
-}
-
 void permute(KernelContext& context, DType dtype, const Dims& shape,
              const Dims& order, const void* src, void* dst) {
   const PermutedView view = plan_permute(shape, order);
@@ -235,7 +228,6 @@ void permute(KernelContext& context, DType dtype, const Dims& shape,
 }
 
 SHARDBOOK_CUDA_KERNEL(copy_strided);
-SHARDBOOK_CUDA_KERNEL(transpose);
 SHARDBOOK_CUDA_KERNEL(permute);
 
 }  // namespace shardbook::kernels::cuda

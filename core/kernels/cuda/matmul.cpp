@@ -19,10 +19,8 @@
 #include "core/kernels/cuda/owner.h"
 #include "core/kernels/cuda/status_check.h"
 #include "core/kernels/elementwise.h"
-#include "core/kernels/layout.h"
 #include "core/kernels/matmul_args.h"
 #include "core/kernels/matmul_gelu.h"
-#include "core/kernels/matmul_gelu_apart.h"
 
 namespace shardbook::kernels::cuda {
 
@@ -41,9 +39,7 @@ std::string text(DType dtype, const MatmulArgs& x) {
   const auto number = [](std::int64_t n) { return std::to_string(n); };
   return std::string("matmul of ") + dtype_name(dtype) + ", batch " +
          number(x.batch) + ", m " + number(x.m) + ", n " + number(x.n) +
-         ", k " + number(x.k) + ", lda " + number(x.lda) + ", ldb " +
-         number(x.ldb) + ", ldc " + number(x.ldc) +
-         (x.trans_a ? ", A transposed" : "") +
+         ", k " + number(x.k) + (x.trans_a ? ", A transposed" : "") +
          (x.trans_b ? ", B transposed" : "");
 }
 
@@ -81,7 +77,7 @@ struct Plan {
 };
 
 // All that the choice of an algorithm depends on.
-using Key = std::array<std::int64_t, 18>;
+using Key = std::array<std::int64_t, 12>;
 
 struct Products {
   Handle handle;
@@ -205,7 +201,7 @@ bool choose(KernelContext& context, Products& all, DType dtype,
         static_cast<std::int32_t>(type));
   }
   if (!is_plain && x.pre != nullptr) {
-    set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, args.ldc);
+    set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, args.n);
   }
   plan->epilogue = epilogue;
   plan->left = layout_of(type, product.left, args.batch);
@@ -252,7 +248,7 @@ Plan& plan_for(KernelContext& context, Products& all, DType dtype,
                cublasLtEpilogue_t epilogue) {
   const bool tf32 = dtype == DType::kF32 && context.allow_tf32;
   const std::int64_t flags = args.trans_a | args.trans_b << 1 |
-                             args.accumulate << 2 | tf32 << 3 |
+                             args.resume << 2 | tf32 << 3 |
                              context.deterministic << 4;
   const Key key = {static_cast<std::int64_t>(dtype),
                    flags,
@@ -260,12 +256,6 @@ Plan& plan_for(KernelContext& context, Products& all, DType dtype,
                    args.m,
                    args.n,
                    args.k,
-                   args.lda,
-                   args.ldb,
-                   args.ldc,
-                   args.stride_a,
-                   args.stride_b,
-                   args.stride_c,
                    epilogue,
                    alignment_of(x.left),
                    alignment_of(x.right),
@@ -306,62 +296,35 @@ void multiply(KernelContext& context, Products& all, Plan& plan, DType dtype,
       text(dtype, args), ", epilogue ", static_cast<int>(plan.epilogue));
 }
 
-std::int64_t bytes_of(DType dtype, std::int64_t n) {
-  return n * static_cast<std::int64_t>(dtype_bytes(dtype));
-}
-
-// Every row of C = bias.
-void copy_bias(KernelContext& context, DType dtype, const MatmulArgs& args,
-               const void* bias, void* c) {
-  copy_strided(context, dtype, {args.batch, args.m, args.n}, bias, {0, 0, 1}, c,
-               {args.stride_c, args.ldc, 1});
+// C = 0.
+void clear(KernelContext& context, DType dtype, const MatmulArgs& args,
+           void* c) {
+  const std::int64_t n = args.batch * args.m * args.n;
+  SHARDBOOK_CUDA(
+      cudaMemsetAsync(c, 0, static_cast<std::size_t>(n) * dtype_bytes(dtype),
+                      stream_of(context.stream)),
+      text(dtype, args));
 }
 
 // C += bias in every row. Only for products whose epilogue does not.
 void add_bias(KernelContext& context, DType dtype, const MatmulArgs& args,
               const void* bias, void* c) {
-  for (std::int64_t i = 0; i < args.batch; ++i) {
-    char* const matrix =
-        static_cast<char*>(c) + bytes_of(dtype, i * args.stride_c);
-    if (args.ldc == args.n) {
-      binary(context, BinaryOp::kAdd, dtype, {args.m, args.n}, matrix, {args.n},
-             bias, matrix);
-      continue;
-    }
-    for (std::int64_t row = 0; row < args.m; ++row) {
-      axpy(context, dtype, args.n, 1.0, bias,
-           matrix + bytes_of(dtype, row * args.ldc));
-    }
-  }
-}
-
-// The product when k is 0: zeros, C or bias.
-void multiply_empty(KernelContext& context, DType dtype, const MatmulArgs& args,
-                    const void* bias, void* c) {
-  if (args.accumulate) {
-    if (bias != nullptr) add_bias(context, dtype, args, bias, c);
-    return;
-  }
-  if (bias != nullptr) return copy_bias(context, dtype, args, bias, c);
-  for (std::int64_t i = 0; i < args.batch; ++i) {
-    SHARDBOOK_CUDA(
-        cudaMemset2DAsync(
-            static_cast<char*>(c) + bytes_of(dtype, i * args.stride_c),
-            static_cast<std::size_t>(bytes_of(dtype, args.ldc)), 0,
-            static_cast<std::size_t>(bytes_of(dtype, args.n)),
-            static_cast<std::size_t>(args.m), stream_of(context.stream)),
-        text(dtype, args));
-  }
+  binary(context, BinaryOp::kAdd, dtype, {args.batch * args.m, args.n}, c,
+         {args.n}, bias, c);
 }
 
 }  // namespace
 
-void matmul(KernelContext& context, DType dtype, const MatmulArgs& original,
+void matmul(KernelContext& context, DType dtype, const MatmulArgs& args,
             const void* a, const void* b, void* c, const void* bias) {
-  const MatmulArgs args = checked_args(original);
+  check_args(args);
   data_type(dtype);  // throws for integers
   if (args.batch == 0 || args.m == 0 || args.n == 0) return;
-  if (args.k == 0) return multiply_empty(context, dtype, args, bias, c);
+  if (args.k == 0) {
+    if (!args.resume) clear(context, dtype, args, c);
+    if (bias != nullptr) add_bias(context, dtype, args, bias, c);
+    return;
+  }
 
   Products& all = products(context);
   const Pointers x = {b, a, c, bias};
@@ -370,13 +333,10 @@ void matmul(KernelContext& context, DType dtype, const MatmulArgs& original,
       bias == nullptr ? CUBLASLT_EPILOGUE_DEFAULT : CUBLASLT_EPILOGUE_BIAS);
   SB_CHECK(plan.is_chosen, "cuBLASLt: no algorithm within ",
            all.most_workspace >> 20, " MiB of workspace; ", text(dtype, args));
-  bool accumulate = args.accumulate;
+  bool accumulate = args.resume;
   if (bias != nullptr && plan.epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
-    if (accumulate) {
-      add_bias(context, dtype, args, bias, c);
-    } else {
-      copy_bias(context, dtype, args, bias, c);
-    }
+    if (!accumulate) clear(context, dtype, args, c);
+    add_bias(context, dtype, args, bias, c);
     accumulate = true;
   }
   multiply(context, all, plan, dtype, args, x, accumulate);
@@ -398,29 +358,28 @@ bool multiply_with_gelu(KernelContext& context, DType dtype,
 
 }  // namespace
 
-void matmul_gelu(KernelContext& context, DType dtype,
-                 const MatmulArgs& original, const void* a, const void* b,
-                 const void* bias, void* pre, void* y) {
-  const MatmulArgs args = checked_gelu_args(original);
+void matmul_gelu(KernelContext& context, DType dtype, const MatmulArgs& args,
+                 const void* a, const void* b, const void* bias, void* pre,
+                 void* y) {
+  check_gelu_args(args);
   if (multiply_with_gelu(context, dtype, args, {b, a, y, bias, pre},
                          bias == nullptr ? CUBLASLT_EPILOGUE_GELU_AUX
                                          : CUBLASLT_EPILOGUE_GELU_AUX_BIAS)) {
     return;
   }
-  matmul_gelu_apart(context, dtype, args, a, b, bias, pre, y);
+  cpu::matmul_gelu(context, dtype, args, a, b, bias, pre, y);
 }
 
 void matmul_gelu_backward(KernelContext& context, DType dtype,
-                          const MatmulArgs& original, const void* a,
-                          const void* b, const void* pre, void* dpre,
-                          void* dbias) {
-  const MatmulArgs args = checked_gelu_args(original);
+                          const MatmulArgs& args, const void* a, const void* b,
+                          const void* pre, void* dpre, void* dbias) {
+  check_gelu_args(args);
   if (multiply_with_gelu(context, dtype, args, {b, a, dpre, dbias, pre},
                          dbias == nullptr ? CUBLASLT_EPILOGUE_DGELU
                                           : CUBLASLT_EPILOGUE_DGELU_BGRAD)) {
     return;
   }
-  matmul_gelu_backward_apart(context, dtype, args, a, b, pre, dpre, dbias);
+  cpu::matmul_gelu_backward(context, dtype, args, a, b, pre, dpre, dbias);
 }
 
 SHARDBOOK_CUDA_KERNEL(matmul);

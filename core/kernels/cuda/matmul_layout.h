@@ -8,6 +8,7 @@
 // C' (n x m), where cuBLASLt's epilogue wants it.
 
 #include <cstdint>
+#include <utility>
 
 #include "core/dtype.h"
 #include "core/kernels/kernel_context.h"
@@ -32,8 +33,7 @@ struct ColumnMajorProduct {
 };
 
 /// Whether an epilogue of cuBLASLt may compute GELU behind a product, or its
-/// derivative (CUBLASLT_EPILOGUE_GELU_AUX.., DGELU..). `args` are
-/// checked_gelu_args.
+/// derivative (CUBLASLT_EPILOGUE_GELU_AUX.., DGELU..).
 ///
 /// GELU is the tanh form there, as here. cuBLASLt promises no accuracy for
 /// its tanh, and GPUs have an instruction that gives 11 bits: enough where
@@ -47,28 +47,23 @@ inline bool may_fuse_gelu(const KernelContext& context, DType dtype,
   const bool is_accurate = dtype == DType::kBF16 || dtype == DType::kF16 ||
                            (dtype == DType::kF32 && context.allow_tf32);
   const bool is_empty = args.m == 0 || args.n == 0 || args.k == 0;
-  return is_accurate && !context.deterministic && !is_empty &&
-         args.ldc % 8 == 0;
+  return is_accurate && !context.deterministic && !is_empty && args.n % 8 == 0;
 }
 
-/// `args` with all leading dimensions given (matmul_args.h).
 inline ColumnMajorProduct column_major(const MatmulArgs& args) {
-  const auto operand = [](std::int64_t stored_rows, std::int64_t stored_cols,
-                          std::int64_t ld, std::int64_t stride,
+  // Row-major as stored: `rows` x `cols`, unless it enters transposed
+  const auto operand = [](std::int64_t rows, std::int64_t cols,
                           bool transposed) {
-    return ColumnMajor{stored_cols, stored_rows, ld, stride, transposed};
+    if (transposed) std::swap(rows, cols);
+    return ColumnMajor{cols, rows, cols, rows * cols, transposed};
   };
-  ColumnMajorProduct product;
-  product.m = args.n, product.n = args.m, product.k = args.k;
-  product.batch = args.batch;
-  product.left =
-      operand(args.trans_b ? args.n : args.k, args.trans_b ? args.k : args.n,
-              args.ldb, args.stride_b, args.trans_b);
-  product.right =
-      operand(args.trans_a ? args.k : args.m, args.trans_a ? args.m : args.k,
-              args.lda, args.stride_a, args.trans_a);
-  product.c = operand(args.m, args.n, args.ldc, args.stride_c, false);
-  return product;
+  return {args.n,
+          args.m,
+          args.k,
+          args.batch,
+          operand(args.k, args.n, args.trans_b),
+          operand(args.m, args.k, args.trans_a),
+          operand(args.m, args.n, false)};
 }
 
 }  // namespace shardbook::kernels::cuda

@@ -162,7 +162,7 @@ void launch_rows(KernelContext& context, std::int64_t rows, std::int64_t chunks,
                  Out* out) {
   const bool aligned = is_aligned(kVectorBytes, x) && cols % kLanes<In> == 0;
   const bool by_warps = chunk_cols <= 1024;
-  launch(context, "sum_last",
+  launch(context, "sum_along_rows",
          blocks_for(rows * chunks, by_warps ? kBlock / kWarp : 1), kBlock,
          by_warps ? sum_row_kernel<kWarp, In, Out>
                   : sum_row_kernel<kBlock, In, Out>,
@@ -208,15 +208,6 @@ void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
     using T = decltype(zero);
     sum_columns(context, 1, rows, cols, static_cast<const T*>(x),
                 static_cast<T*>(out));
-  });
-}
-
-void sum_last(KernelContext& context, DType dtype, std::int64_t rows,
-              std::int64_t cols, const void* x, void* out) {
-  with_floating("sum_last", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    sum_along_rows(context, rows, cols, static_cast<const T*>(x),
-                   static_cast<T*>(out));
   });
 }
 
@@ -273,7 +264,6 @@ void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
 }
 
 SHARDBOOK_CUDA_KERNEL(sum_rows);
-SHARDBOOK_CUDA_KERNEL(sum_last);
 SHARDBOOK_CUDA_KERNEL(sum_to_shape);
 
 }  // namespace shardbook::kernels::cuda

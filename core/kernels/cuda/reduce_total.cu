@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kMostBlocks = 1024;
 
-enum class Total { kSum, kSquares, kMaxDifference };
+enum class Total { kSquares, kMaxDifference };
 
 template <Total kTotal>
 using JoinOf = std::conditional_t<kTotal == Total::kMaxDifference, Max, Sum>;
@@ -25,14 +25,10 @@ using JoinOf = std::conditional_t<kTotal == Total::kMaxDifference, Max, Sum>;
 // The contribution of one element; `b` is for differences.
 template <Total kTotal, typename T>
 __device__ double term(T a, T b) {
-  if constexpr (kTotal == Total::kSquares) {
-    return as_double(a) * as_double(a);
-  } else if constexpr (kTotal == Total::kMaxDifference) {
-    const double u = as_double(a), v = as_double(b);
-    return u == v ? 0.0 : std::fabs(u - v);
-  } else {
-    return as_double(a);
-  }
+  const double u = as_double(a);
+  if constexpr (kTotal == Total::kSquares) return u * u;
+  const double v = as_double(b);
+  return u == v ? 0.0 : std::fabs(u - v);
 }
 
 // partial[block] = the total of the block's vectors, a grid apart.
@@ -92,15 +88,6 @@ double total(KernelContext& context, const char* name, std::int64_t n,
 
 }  // namespace
 
-double sum_all(KernelContext& context, DType dtype, std::int64_t n,
-               const void* x) {
-  double result = 0.0;
-  with_any("sum_all", dtype, [&](auto zero) {
-    result = total<Total::kSum, decltype(zero)>(context, "sum_all", n, x, x);
-  });
-  return result;
-}
-
 double sum_squares(KernelContext& context, DType dtype, std::int64_t n,
                    const void* x) {
   double result = 0.0;
@@ -121,7 +108,6 @@ double max_abs_difference(KernelContext& context, DType dtype, std::int64_t n,
   return result;
 }
 
-SHARDBOOK_CUDA_KERNEL(sum_all);
 SHARDBOOK_CUDA_KERNEL(sum_squares);
 SHARDBOOK_CUDA_KERNEL(max_abs_difference);
 

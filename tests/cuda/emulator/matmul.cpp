@@ -5,7 +5,6 @@
 
 #include "core/kernels/cuda/matmul_layout.h"
 #include "core/kernels/matmul_gelu.h"
-#include "core/kernels/matmul_gelu_apart.h"
 #include "tests/cuda/emulator/cpu_work.h"
 
 namespace shardbook::kernels::cuda {
@@ -20,8 +19,8 @@ void matmul(KernelContext& context, DType dtype, const MatmulArgs& args,
 void matmul_gelu(KernelContext& context, DType dtype, const MatmulArgs& args,
                  const void* a, const void* b, const void* bias, void* pre,
                  void* y) {
-  if (!may_fuse_gelu(context, dtype, checked_gelu_args(args))) {
-    return matmul_gelu_apart(context, dtype, args, a, b, bias, pre, y);
+  if (!may_fuse_gelu(context, dtype, args)) {
+    return cpu::matmul_gelu(context, dtype, args, a, b, bias, pre, y);
   }
   emulator::run_on_cpu(context, "matmul_gelu", [=](KernelContext& cpu) {
     cpu::matmul_gelu(cpu, dtype, args, a, b, bias, pre, y);
@@ -31,9 +30,9 @@ void matmul_gelu(KernelContext& context, DType dtype, const MatmulArgs& args,
 void matmul_gelu_backward(KernelContext& context, DType dtype,
                           const MatmulArgs& args, const void* a, const void* b,
                           const void* pre, void* dpre, void* dbias) {
-  if (!may_fuse_gelu(context, dtype, checked_gelu_args(args))) {
-    return matmul_gelu_backward_apart(context, dtype, args, a, b, pre, dpre,
-                                      dbias);
+  if (!may_fuse_gelu(context, dtype, args)) {
+    return cpu::matmul_gelu_backward(context, dtype, args, a, b, pre, dpre,
+                                     dbias);
   }
   emulator::run_on_cpu(context, "matmul_gelu", [=](KernelContext& cpu) {
     cpu::matmul_gelu_backward(cpu, dtype, args, a, b, pre, dpre, dbias);
