@@ -4,9 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <vector>
 
 namespace shardbook::internal {
 
@@ -35,22 +33,8 @@ class DeviceMemory {
   virtual std::size_t release_kept() = 0;
 };
 
-/// Blocks that the host alone uses: the most recently kept comes first.
-class HostMemory : public DeviceMemory {
- public:
-  Block take_kept(std::size_t bytes) override;
-  Block take_new(std::size_t bytes) override;
-  void keep(const Block& block, std::size_t bytes) override;
-  std::size_t release_kept() override;
-
- private:
-  virtual void* allocate(std::size_t bytes) = 0;
-  virtual void free(void* data) = 0;
-
-  std::map<std::size_t, std::vector<void*>> kept_;
-};
-
-/// The memory of the process, aligned to 64 bytes.
+/// The memory of the process, aligned to 64 bytes. The most recently kept block
+/// comes first, here and in pinned memory.
 std::unique_ptr<DeviceMemory> make_host_memory();
 /// Host memory that copies to and from CUDA devices need not stage.
 std::unique_ptr<DeviceMemory> make_pinned_memory(DeviceRuntime& runtime,

@@ -23,8 +23,9 @@ struct HeadStrides {
 /// strides {S * 3H, head_dim, 3H}, pointers qkv, qkv + H, qkv + 2H.
 ///
 /// `causal` lets query i see key j when q_position + i >= j, where q_position
-/// counts from the first key (it may be negative): queries and keys may be pieces
-/// of a longer sequence (ring attention). A query that sees no key gets output 0, logsumexp -inf.
+/// counts from the first key, and may be negative: queries and keys may be
+/// pieces of a longer sequence (ring attention). A query that sees no key gets
+/// output 0, logsumexp -inf.
 ///
 /// `kv_heads` < heads shares each key and value head among consecutive query
 /// heads (grouped queries). It divides heads.

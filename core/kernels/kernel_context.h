@@ -20,8 +20,8 @@
 //   when stored; f64 is computed in f64.
 // - One context serves one thread at a time; nothing else is shared, so any
 //   number of ranks may run as threads, each with its own context.
-// - Arrays are contiguous unless strides are given; strides and leading
-//   dimensions count elements, not bytes. Sizes of zero are legal.
+// - Arrays are contiguous unless strides are given; strides count elements, not
+//   bytes. Sizes of zero are legal.
 // - Outputs may be the same array as an input only where documented.
 
 #include <cstddef>

@@ -37,42 +37,6 @@ TEST_P(Layout, PermutesInAllOrders) {
   }
 }
 
-// Splitting on a dim and joining again is the identity.
-TEST_P(Layout, SplitsAndJoinsBlocks) {
-  const Dims shape = {3, 8, 5};
-  const Array src = counting(120);
-  for (std::size_t dim = 0; dim < 3; ++dim) {
-    Array joined(dtype, 120);
-    const Dims strides = contiguous_strides(shape);
-    std::int64_t from = 0;
-    for (const std::int64_t size : {std::int64_t{2}, shape[dim] - 2}) {
-      Dims part = shape;
-      part[dim] = size;
-      Array block(dtype, 120 / shape[dim] * size);
-      const std::int64_t skip =
-          from * strides[dim] * static_cast<std::int64_t>(dtype_bytes(dtype));
-      copy_strided(context, dtype, part,
-                   static_cast<const char*>(src.data()) + skip, strides,
-                   block.data(), contiguous_strides(part));
-      copy_strided(context, dtype, part, block.data(), contiguous_strides(part),
-                   static_cast<char*>(joined.data()) + skip, strides);
-      from += size;
-    }
-    EXPECT_TRUE(joined == src);
-  }
-}
-
-TEST_P(Layout, RepeatsWhereTheSourceStandsStill) {
-  const Array src = counting(4);
-  Array dst(dtype, 12);
-  copy_strided(context, dtype, {3, 4}, src.data(), {0, 1}, dst.data(), {4, 1});
-  expect_close(dst, xt::broadcast(src.as({4}), {3, 4}), 0);
-  copy_strided(context, dtype, {4, 3}, src.data(), {1, 0}, dst.data(), {3, 1});
-  expect_close(dst, xt::broadcast(src.as({4, 1}), {4, 3}), 0);
-  copy_strided(context, dtype, {}, src.data(), {}, dst.data(), {});
-  EXPECT_EQ(dst.values()[0], src.values()[0]);
-}
-
 TEST_P(Layout, DoesNotDependOnThreads) {
   const Array src = counting(300 * 400);
   Array one(dtype, src.size()), three(dtype, src.size());

@@ -96,8 +96,9 @@ TEST_P(Matmul, MultipliesBatches) {
   }
 }
 
-// Large enough for oneDNN in f32. The last is the gradient of a weight with more
-// outputs than inputs, which it computes in turned order unless sums are there.
+// Large enough for oneDNN in f32. The last is the gradient of a weight with
+// more outputs than inputs, which it computes in turned order unless sums are
+// there.
 TEST_P(Matmul, LargeProductsEqualTheDefinitionToo) {
   const std::int64_t shapes[][3] = {
       {300, 70, 210}, {70, 300, 210}, {160, 70, 400}};
