@@ -296,7 +296,7 @@ shared_by_pipelines(
     "for (std::size_t cut = s; cut < i; ++cut) {", "Stages.*")
 shared_by_pipelines(
     "run/micro_batches.cpp", "const std::int64_t size = (batch + n - 1) / n;",
-    "const std::int64_t size = batch / n;", "GpipeCut.*")
+    "const std::int64_t size = batch / n;", "*GpipeTrainer.*:GpipeFigure.*")
 # A graph that keeps what was only there to be sent
 shared_by_pipelines(
     "pipeline/stages.cpp",
