@@ -79,35 +79,25 @@ std::vector<NamedTensor> DdpStrategy::full_state() {
   return state_of(*loaded_.model);
 }
 
-BillSizes DdpStrategy::sizes() const {
-  BillSizes sizes =
-      bill_sizes(*loaded_.model, setup_.ddp, dp_.size(), options_.steps);
-  if (setup_.comm_hook == "bf16") sizes.wire_bytes = 2;
-  return sizes;
-}
-
-double DdpStrategy::predicted_bytes() const {
+std::vector<Bill> DdpStrategy::bills() {
+  const std::int64_t pieces = dp_.size() * setup_.micro_batches;
+  const DType wire = setup_.comm_hook == "bf16" ? DType::kBF16 : options_.dtype;
   // Each step also all-reduces the loss
   const double d = dp_.size();
-  return ddp::predicted_bytes(sizes()) +
-         static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;
-}
+  const double bytes =
+      predicted_bytes(bill_sizes(*loaded_.model, setup_.ddp, dp_.size(),
+                                 options_.steps, wire)) +
+      static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;
 
-MemoryBill DdpStrategy::bill() const {
-  return single_device_bill(
-      options_, loaded_.config,
-      options_.batch / (dp_.size() * setup_.micro_batches));
-}
-
-double DdpStrategy::step_s() const {
   StepTime step{loaded_.config};
-  step.ranks = dp_.size();
+  step.ranks = d;
   step.micro_batches = static_cast<double>(setup_.micro_batches);
-  step.rows =
-      static_cast<double>(options_.batch) / dp_.size() / step.micro_batches;
-  step.wire_bytes = static_cast<double>(
-      setup_.comm_hook == "bf16" ? 2 : dtype_bytes(options_.dtype));
-  return ddp::step_s(options_, step, *loaded_.model, ddp_);
+  step.rows = static_cast<double>(options_.batch) / d / step.micro_batches;
+  step.wire_bytes = static_cast<double>(dtype_bytes(wire));
+  return {
+      {bytes,
+       single_device_bill(options_, loaded_.config, options_.batch / pieces),
+       step_s(options_, step, *loaded_.model, ddp_)}};
 }
 
 }  // namespace shardbook::ddp

@@ -12,7 +12,7 @@
 namespace shardbook::ddp {
 
 struct StrategyOptions {
-  DdpOptions ddp;
+  DdpOptions ddp = {};
   /// Micro-batches per step; all but the last run under no_sync.
   std::int64_t micro_batches = 1;
   std::string comm_hook = "none";  ///< "none" or "bf16"
@@ -33,9 +33,7 @@ class DdpStrategy : public Strategy {
   /// rank: an all-reduce of one f64.
   StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override { return *optimizer_; }
-  std::vector<Bill> bills() override {
-    return {{predicted_bytes(), bill(), step_s()}};
-  }
+  std::vector<Bill> bills() override;
   std::string closed_form_command() const override {
     return "./shardbook run ddp -- --world-size 4 --cluster textbook";
   }
@@ -43,19 +41,8 @@ class DdpStrategy : public Strategy {
   TrainingState state() override;
 
   const LoadedModel& model() const { return loaded_; }
-  const Dataset& data() const { return data_; }
-  DistributedDataParallel& ddp() { return ddp_; }
-
-  /// Bytes that a rank sends in options.steps steps, construction included.
-  double predicted_bytes() const;
-  /// Bytes that a rank holds, by kind.
-  MemoryBill bill() const;
-  /// Seconds of a step on the cluster `textbook`.
-  double step_s() const;
 
  private:
-  BillSizes sizes() const;
-
   Options options_;
   StrategyOptions setup_;
   ProcessGroup& dp_;

@@ -25,7 +25,6 @@
 #include <vector>
 
 #include "chapters/02_ddp/bucket.h"
-#include "chapters/02_ddp/static_graph.h"
 #include "chapters/02_ddp/unused_parameters.h"
 #include "comm/process_group.h"
 #include "core/module.h"
@@ -41,7 +40,7 @@ struct DdpOptions {
   /// Gradients are views of the buckets: saves a second array for them.
   bool gradient_as_bucket_view = false;
   /// The user promises that every iteration uses the same parameters equally
-  /// often (static_graph.h). The first one reduces at its end.
+  /// often (unused_parameters.h). The first one reduces at its end.
   bool static_graph = false;
   /// Broadcasts rank 0's buffers (BatchNorm's running statistics) before a
   /// forward that follows a synchronised one.

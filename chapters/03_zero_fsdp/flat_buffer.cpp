@@ -57,30 +57,6 @@ std::vector<OwnedPart> FlatLayout::parts(int parameter) const {
   return found;
 }
 
-SliceLayout slice_layout(const std::vector<std::int64_t>& numels, int ranks) {
-  SliceLayout layout;
-  layout.ranks = ranks;
-  layout.numels = numels;
-  for (const std::int64_t numel : numels) {
-    layout.slices.push_back((numel + ranks - 1) / ranks);
-    layout.offsets.push_back(layout.shard);
-    layout.shard += layout.slices.back();
-  }
-  return layout;
-}
-
-std::vector<OwnedPart> SliceLayout::parts(int parameter) const {
-  const auto i = static_cast<std::size_t>(parameter);
-  std::vector<OwnedPart> found;
-  for (int owner = 0; owner < ranks; ++owner) {
-    const std::int64_t begin = owner * slices[i];
-    const std::int64_t numel = std::min(slices[i], numels[i] - begin);
-    if (numel <= 0) break;
-    found.push_back({parameter, owner, begin, offsets[i], numel});
-  }
-  return found;
-}
-
 void move_to_host(const std::vector<NamedTensor>& parameters) {
   MemoryScope kind(MemoryKind::kParameter);
   const Device& host = RankContext::current().host();

@@ -8,8 +8,9 @@
 //
 // ZeRO-1 and -2 store all parameters of one dtype end to end and cut the whole
 // into equal shards: a parameter may straddle two owners. ZeRO-3 cuts each
-// parameter alone. Both answer the same question, so both are lists of
-// `OwnedPart`. All of this is arithmetic: print it, test it without ranks.
+// parameter alone (fsdp/flat_parameter_layout.h). Both answer the same question,
+// so both are lists of `OwnedPart`. All of this is arithmetic: print it, test it
+// without ranks.
 //
 // Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training
 // Trillion Parameter Models", section 5.
@@ -51,20 +52,6 @@ struct FlatLayout {
 /// consecutive gradients go to different owners.
 FlatLayout flat_layout(const std::vector<std::int64_t>& numels, int ranks,
                        std::int64_t alignment, bool round_robin = false);
-
-/// ZeRO-3: each parameter padded to a multiple of `ranks`; every rank owns one
-/// piece of each, and keeps its pieces end to end in the order of parameters.
-struct SliceLayout {
-  int ranks = 1;
-  std::vector<std::int64_t> numels;
-  std::vector<std::int64_t> slices;   ///< ceil(numel / ranks) of each
-  std::vector<std::int64_t> offsets;  ///< of each slice in a shard
-  std::int64_t shard = 0;             ///< elements of every rank's shard
-
-  /// The parts that are not padding; ranks at the end may own none.
-  std::vector<OwnedPart> parts(int parameter) const;
-};
-SliceLayout slice_layout(const std::vector<std::int64_t>& numels, int ranks);
 
 /// Moves the parameters into one buffer of `layout.padded` elements on
 /// `device`: they become views of it, the padding is zero. Values pass through

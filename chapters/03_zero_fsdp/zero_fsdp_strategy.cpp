@@ -187,45 +187,38 @@ StepResult ZeroFsdpStrategy::step(std::int64_t step) {
   return result;
 }
 
-std::vector<NamedTensor> ZeroFsdpStrategy::full_parameters() {
+std::vector<NamedTensor> ZeroFsdpStrategy::full_state() {
   if (zero_) return zero_->full_parameters(/*rank0_only=*/true);
   return fsdp::full_state_dict(*fsdp_, {/*offload_to_cpu=*/true,
                                         /*rank0_only=*/true});
 }
 
-double ZeroFsdpStrategy::predicted_bytes() const {
+double ZeroFsdpStrategy::predicted_bytes(const fsdp::StepPlan& plan) const {
   const double d = dp_.size();
-  const auto steps = static_cast<double>(options_.steps);
-  const double losses = steps * 2 * (d - 1) / d * 8;
-  if (zero_) {
-    const double loading =
-        options_.first_step > 0 ? zero_->predicted_load_bytes() : 0;
-    return losses + loading +
-           zero_->predicted_bytes(options_.steps, setup_.micro_batches);
-  }
-  return losses + fsdp::predicted_bytes(*fsdp_, step_plan());
+  const double losses = static_cast<double>(plan.steps) * 2 * (d - 1) / d * 8;
+  if (!zero_) return losses + fsdp::predicted_bytes(*fsdp_, plan);
+  const double loading =
+      options_.first_step > 0 ? zero_->predicted_load_bytes() : 0;
+  return losses + loading +
+         zero_->predicted_bytes(plan.steps, plan.micro_steps);
 }
 
-fsdp::StepPlan ZeroFsdpStrategy::step_plan() const {
+std::vector<Bill> ZeroFsdpStrategy::bills() {
   fsdp::StepPlan plan;
   plan.steps = options_.steps;
   plan.micro_steps = setup_.micro_batches;
   plan.no_sync = setup_.no_sync;
-  return plan;
-}
-
-double ZeroFsdpStrategy::step_s() const {
-  if (!textbook::has_model_times(options_, loaded_.config)) {
-    return kNotPredicted;
-  }
+  Bill bill{predicted_bytes(plan), memory_bill(), kNotPredicted};
+  if (!textbook::has_model_times(options_, loaded_.config)) return {bill};
   const auto model =
       textbook::model_times(options_, loaded_.config,
                             static_cast<double>(options_.batch) / dp_.size() /
                                 static_cast<double>(setup_.micro_batches),
                             setup_.recompute);
-  return zero_
-             ? zero::step_s(*zero_, model, options_.steps, setup_.micro_batches)
-             : fsdp::step_s(*fsdp_, step_plan(), model);
+  bill.step_s = zero_
+                    ? zero::step_s(*zero_, model, plan.steps, plan.micro_steps)
+                    : fsdp::step_s(*fsdp_, plan, model);
+  return {bill};
 }
 
 std::string ZeroFsdpStrategy::closed_form_command() const {
@@ -234,7 +227,7 @@ std::string ZeroFsdpStrategy::closed_form_command() const {
          setup_.strategy;
 }
 
-MemoryBill ZeroFsdpStrategy::bill() const {
+MemoryBill ZeroFsdpStrategy::memory_bill() const {
   const std::int64_t rows =
       options_.batch / (dp_.size() * setup_.micro_batches);
   if (zero_) {

@@ -42,9 +42,9 @@ struct StrategyOptions {
   std::string backward_prefetch = "pre";
   /// Sizes, prefetch, limits; strategy, policy and offload follow from the
   /// fields above.
-  fsdp::FsdpOptions fsdp;
-  std::string param_dtype;   ///< "": as the parameters
-  std::string reduce_dtype;  ///< "": as param_dtype
+  fsdp::FsdpOptions fsdp = {};
+  std::string param_dtype = {};   ///< "": as the parameters
+  std::string reduce_dtype = {};  ///< "": as param_dtype
 
   // Both
   bool cpu_offload = false;
@@ -86,36 +86,18 @@ class ZeroFsdpStrategy : public Strategy {
   /// rank: an all-reduce of one f64.
   StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override;
-  std::vector<Bill> bills() override {
-    return {{predicted_bytes(), bill(), step_s()}};
-  }
+  std::vector<Bill> bills() override;
   std::string closed_form_command() const override;
   /// Gathers the shards, a few at a time.
-  std::vector<NamedTensor> full_state() override { return full_parameters(); }
+  std::vector<NamedTensor> full_state() override;
   /// The shards as stored: no communication.
   TrainingState state() override {
     return zero_ ? zero_->state() : fsdp::training_state(*fsdp_, *optimizer_);
   }
 
-  const LoadedModel& model() const { return loaded_; }
-  const Dataset& data() const { return data_; }
-  /// One of the two exists; the other is null.
-  fsdp::FullyShardedDataParallel* fsdp() { return fsdp_.get(); }
-  zero::ZeroOptimizer* zero() { return zero_.get(); }
-
-  /// All parameters by name, whole, on the host of rank 0 (none elsewhere).
-  /// Collective.
-  std::vector<NamedTensor> full_parameters();
-
-  /// Bytes that a rank sends in options.steps steps, construction included.
-  double predicted_bytes() const;
-  /// Bytes that a rank's device holds, by kind.
-  MemoryBill bill() const;
-  /// Seconds of a step on the cluster `textbook`.
-  double step_s() const;
-
  private:
-  fsdp::StepPlan step_plan() const;
+  double predicted_bytes(const fsdp::StepPlan& plan) const;
+  MemoryBill memory_bill() const;
 
   Options options_;
   StrategyOptions setup_;

@@ -87,7 +87,7 @@ ddp("reducer.cpp",
     "if (!usage_.has_users(slot.index)) return;", "",
     "DdpUnused.*")
 ddp("reducer.cpp", "usage_.mark_used(slot.index);", "", "DdpUnused.*")
-ddp("static_graph.h", "return --missing_uses_[parameter] <= 0;",
+ddp("unused_parameters.h", "return --missing_uses_[parameter] <= 0;",
     "return --missing_uses_[parameter] < 0;", "DdpUnused.*:DdpTrap.*")
 ddp("reducer.cpp", "SB_CHECK(is_expecting_, \"ddp: rank \"",
     "SB_CHECK(true, \"ddp: rank \"", "DdpTrap.*:DdpForwards.*")
@@ -130,8 +130,8 @@ sharded("zero/zero.cpp", "return std::sqrt(sum.item()) / loss_scale_;",
         "return std::sqrt(sum.item());", "ZeroOptions.*")
 sharded("zero/zero12.cpp", "options_.round_robin_gradients);", "false);",
         "ZeroOptions.*")
-sharded("zero/zero12.cpp", "flat_layout(numels, group_.size(), options_.alignment,",
-        "flat_layout(numels, group_.size(), 2,", "ZeroOptions.*")
+sharded("zero/zero12.cpp", "flat_layout(group.numels, group_.size(), options_.alignment,",
+        "flat_layout(group.numels, group_.size(), 2,", "ZeroOptions.*")
 sharded("zero/zero.cpp",
         "finish_bringing_back();\n  publish(/*with_frozen=*/true);",
         "finish_bringing_back();\n  publish(/*with_frozen=*/false);",
@@ -157,7 +157,7 @@ sharded("zero/zero12_backward.cpp",
         "*ZeroParity.Accumulation*/1")
 sharded("zero/zero12_backward.cpp",
         "if (options_.stage == 2) entry.parameter.clear_grad();", "",
-        "*ZeroHeld*/1:*ZeroParity.Accumulation*/1")
+        "*ZeroParity.Accumulation*/1")
 sharded("zero/zero_buckets.cpp",
         "if (buckets.empty() || filled + numel > bucket_size) {",
         "if (buckets.empty() || filled + numel >= bucket_size) {",
@@ -175,7 +175,8 @@ sharded("zero/zero3_runtime.cpp",
         "ZeroTrap.*")
 sharded("fsdp/fsdp.cpp",
         "const double factor = clip_factor(norm, max_norm);",
-        "const double factor = max_norm / (norm + 1e-6);", "FsdpOptions.*")
+        "const double factor = max_norm / (norm + 1e-6);",
+        "*FsdpParity.Clips*/1")
 sharded("fsdp/fsdp.cpp",
         "groups_.shards->all_reduce(total, ReduceOp::kSum, \"norm\").wait();",
         "", "*FsdpParity.Clips*/1")
@@ -206,12 +207,12 @@ sharded("fsdp/flat_parameter.cpp",
         "part_of(grads_, end, grads_.numel() - end).zero();", "",
         "FsdpPadding.*")
 sharded("fsdp/flat_parameter.cpp",
-        "host_traffic_.to_host += static_cast<double>(output.bytes());",
-        "host_traffic_.to_host += 4.0 * static_cast<double>(output.numel());",
+        "host_traffic_.to_host += output.bytes();",
+        "host_traffic_.to_host += 4 * output.numel();",
         "FsdpOffload.*")
 sharded("fsdp/flat_parameter.cpp",
-        "host_traffic_.to_device += static_cast<double>(shard_.bytes());",
-        "host_traffic_.to_device += 4.0 * static_cast<double>(shard_.numel());",
+        "host_traffic_.to_device += shard_.bytes();",
+        "host_traffic_.to_device += 4 * shard_.numel();",
         "FsdpOffload.*")
 sharded("fsdp/flat_parameter.cpp",
         "options.mixed_precision.reduce_dtype.value_or(compute_dtype_);",
@@ -372,7 +373,7 @@ step_of["03_zero_fsdp"](
     "zero/zero_time.cpp", "(options.stage == 1 ? 1 : micro_steps) * reduce",
     "reduce", "*TextbookSharded.*")
 sharded("zero/zero_memory.cpp", ": stage == 1   ? whole * bytes.gradient",
-        ": stage <= 2   ? whole * bytes.gradient", "*ZeroHeld*/1")
+        ": stage <= 2   ? whole * bytes.gradient", "ZeroFsdpBill.Few*")
 step_of["04_model_parallel"](
     "bill.cpp", "std::max(first.backward, second.backward + copy)",
     "(std::max(first.backward, second.backward) + copy)", "TextbookOfTwo.*")

@@ -14,7 +14,6 @@
 #include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/02_ddp/naive_ddp.h"
 #include "chapters/03_zero_fsdp/fsdp/fsdp.h"
-#include "chapters/03_zero_fsdp/fsdp/fully_shard.h"
 #include "chapters/03_zero_fsdp/fsdp/wrap.h"
 #include "chapters/03_zero_fsdp/naive_zero3.h"
 #include "chapters/03_zero_fsdp/zero/zero.h"
@@ -105,7 +104,6 @@ void fsdp(Module& model, ProcessGroup& world,
   }
 }
 
-// --- chapters/03_zero_fsdp/fsdp/fully_shard.h
 void fully_shard(Gpt& gpt, ProcessGroup& world) {
   using fsdp::fully_shard;
   auto model = fully_shard(gpt, {&gpt.h[0], &gpt.h[1]}, world);

@@ -139,7 +139,7 @@ void FlatParameter::start_gather() {
     input = own_part(message, layout_.shard_numel);
     input.copy_from(shard_);
     if (options_.offload_params) {
-      host_traffic_.to_device += static_cast<double>(shard_.bytes());
+      host_traffic_.to_device += shard_.bytes();
     }
   }
   if (groups_.shards != nullptr) {
@@ -283,9 +283,7 @@ void FlatParameter::finish_reduce(double divide_after) {
 
 // Adds to the gradients of the tensors that the optimizer updates
 void FlatParameter::take(const Tensor& output) {
-  if (options_.offload_params) {
-    host_traffic_.to_host += static_cast<double>(output.bytes());
-  }
+  if (options_.offload_params) host_traffic_.to_host += output.bytes();
   const bool is_first = std::none_of(
       trained_.begin(), trained_.end(),
       [](const NamedTensor& t) { return t.tensor.grad().defined(); });
@@ -355,6 +353,10 @@ std::int64_t bytes(std::int64_t numel, DType dtype) {
 
 std::int64_t FlatParameter::full_bytes() const {
   return is_whole_ ? 0 : bytes(layout_.full_numel(), compute_dtype_);
+}
+
+std::int64_t FlatParameter::message_bytes() const {
+  return bytes(ranks() * grad_numel_, reduce_dtype_);
 }
 
 bool FlatParameter::sends_copy() const {

@@ -26,16 +26,11 @@
 
 #include "chapters/03_zero_fsdp/fsdp/flat_parameter_layout.h"
 #include "chapters/03_zero_fsdp/fsdp/wrap.h"
+#include "chapters/03_zero_fsdp/zero/zero_offload.h"
 #include "comm/process_group.h"
 #include "core/module.h"
 
 namespace shardbook::fsdp {
-
-/// Bytes between host and device; not on the wire.
-struct HostTraffic {
-  double to_device = 0;
-  double to_host = 0;
-};
 
 /// The ranks that a unit is spread over; null: this rank alone.
 struct UnitGroups {
@@ -98,16 +93,15 @@ class FlatParameter {
 
   int shard_rank() const { return groups_.shards ? groups_.shards->rank() : 0; }
   const UnitGroups& groups() const { return groups_; }
-  const HostTraffic& host_traffic() const { return host_traffic_; }
+  const zero::HostTraffic& host_traffic() const { return host_traffic_; }
 
   // Bytes, for the bill.
   std::int64_t shard_bytes() const { return shard_.bytes(); }
   bool is_on_host() const { return options_.offload_params; }
   std::int64_t full_bytes() const;  ///< 0 if full is the shard
   std::int64_t shard_grad_bytes() const;
-  DType reduce_dtype() const { return reduce_dtype_; }
-  /// Elements of a gradient message, padding included.
-  std::int64_t grad_message_numel() const { return ranks() * grad_numel_; }
+  /// A gradient message, padding included.
+  std::int64_t message_bytes() const;
   std::int64_t ranks() const { return layout_.num_ranks; }
 
  private:
@@ -148,7 +142,7 @@ class FlatParameter {
   Tensor grads_;
   Tensor message_, output_;
   Work reduce_work_;
-  HostTraffic host_traffic_;
+  zero::HostTraffic host_traffic_;
 };
 
 }  // namespace shardbook::fsdp

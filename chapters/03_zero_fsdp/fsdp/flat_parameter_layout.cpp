@@ -57,10 +57,4 @@ Piece ShardLayout::piece(std::size_t parameter, int rank) const {
   return piece;
 }
 
-std::int64_t ShardLayout::real_numel(int rank) const {
-  std::int64_t total = 0;
-  for (std::size_t i = 0; i < size(); ++i) total += piece(i, rank).numel();
-  return total;
-}
-
 }  // namespace shardbook::fsdp

@@ -45,14 +45,12 @@ struct ShardLayout {
   std::int64_t full_numel() const { return num_ranks * shard_numel; }
   std::size_t size() const { return shapes.size(); }
   Piece piece(std::size_t parameter, int rank) const;
-  /// Real elements of a rank's shard, without padding.
-  std::int64_t real_numel(int rank) const;
 };
 
 /// FSDP v1: all parameters end to end, S = ceil(F / d).
 ShardLayout flat_layout(const std::vector<Shape>& shapes, int num_ranks);
-/// FSDP v2: every parameter is cut along dim 0. Throws Error for a parameter
-/// without dims.
+/// FSDP v2: every parameter is cut along dim 0. ZeRO-3 does the same with
+/// flattened parameters. Throws Error for a parameter without dims.
 ShardLayout row_layout(const std::vector<Shape>& shapes, int num_ranks);
 
 }  // namespace shardbook::fsdp

@@ -357,8 +357,8 @@ std::vector<const FlatParameter*> FullyShardedDataParallel::units() const {
   return all;
 }
 
-HostTraffic FullyShardedDataParallel::host_traffic() const {
-  HostTraffic total;
+zero::HostTraffic FullyShardedDataParallel::host_traffic() const {
+  zero::HostTraffic total;
   for (const FlatParameter* unit : units()) {
     total.to_device += unit->host_traffic().to_device;
     total.to_host += unit->host_traffic().to_host;

@@ -74,9 +74,9 @@ struct FsdpOptions {
   ShardingStrategy sharding_strategy = ShardingStrategy::kFullShard;
   /// HYBRID_SHARD: ranks of a node, which share one copy.
   int shard_size = 0;
-  WrapPolicy auto_wrap_policy;
-  CpuOffload cpu_offload;
-  MixedPrecision mixed_precision;
+  WrapPolicy auto_wrap_policy = {};
+  CpuOffload cpu_offload = {};
+  MixedPrecision mixed_precision = {};
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
   /// The next unit of the last iteration is gathered before this one computes.
   bool forward_prefetch = false;
@@ -89,7 +89,7 @@ struct FsdpOptions {
   bool sync_module_states = false;
   /// First iteration: check that all ranks gather the units in the same order.
   bool check_execution_order = true;
-  /// FSDP v2 (fully_shard.h).
+  /// FSDP v2 (fully_shard).
   bool per_parameter = false;
 };
 
@@ -169,7 +169,8 @@ class FullyShardedDataParallel {
   bool root_has_parameters() const { return units_[0]->flat != nullptr; }
   /// Frees gathered units, for instance before shards are overwritten.
   void reshard_all();
-  HostTraffic host_traffic() const;
+  /// Bytes between host and device; not on the wire.
+  zero::HostTraffic host_traffic() const;
 
  private:
   friend class NoSync;
@@ -190,6 +191,8 @@ class FullyShardedDataParallel {
 
   void make_groups();
   void make_units(const WrapPlan& plan);
+  /// The model's parameters become views of the units' arrays.
+  void put_leaves_in_place();
   void convert_buffers();
   void broadcast_states();
   void hook(Unit& unit);
@@ -236,5 +239,21 @@ class FullyShardedDataParallel {
   Unit* reducing_ = nullptr;
   std::deque<Event> freed_;  ///< on the compute stream, one per freed unit
 };
+
+/// FSDP v2: `root` with these modules as units (PyTorch calls fully_shard on
+/// each, and on the root last); a policy adds units. Every parameter is sharded
+/// by itself, along dim 0:
+///
+///   auto model = fully_shard(gpt, {&gpt.h[0], &gpt.h[1]}, world);
+///
+/// A unit still sends one all-gather and one reduce-scatter; since each rank's
+/// rows of every parameter travel together, they are copied into and out of the
+/// message. The gain: optimizer state and state dicts per parameter, trained and
+/// frozen parameters side by side, no padding between parameters of even rows.
+/// Parameters with fewer rows than ranks leave some ranks without a part.
+/// pytorch/pytorch, torch/distributed/fsdp/_fully_shard.
+std::unique_ptr<FullyShardedDataParallel> fully_shard(
+    Module& root, const std::vector<Module*>& modules, ProcessGroup& group,
+    FsdpOptions options = {});
 
 }  // namespace shardbook::fsdp

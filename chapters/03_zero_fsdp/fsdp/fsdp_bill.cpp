@@ -30,9 +30,7 @@ double predicted_bytes(const FullyShardedDataParallel& fsdp,
     total +=
         micro * gathers * (p - 1) / p * static_cast<double>(unit.full_bytes());
     // Gradients, in the shards' group and then among the replicas
-    const double message =
-        static_cast<double>(unit.grad_message_numel()) *
-        static_cast<double>(dtype_bytes(unit.reduce_dtype()));
+    const auto message = static_cast<double>(unit.message_bytes());
     total += reductions * (p - 1) / p * message;
     if (unit.groups().replicas != nullptr) {
       const double r = unit.groups().replicas->size();
@@ -88,12 +86,10 @@ double step_s(const FullyShardedDataParallel& fsdp, const StepPlan& plan,
       options.backward_prefetch != BackwardPrefetch::kNone;
   const auto ranks = static_cast<double>(units[0]->ranks());
   for (const FlatParameter* unit : units) {
-    const double message =
-        static_cast<double>(unit->grad_message_numel()) *
-        static_cast<double>(dtype_bytes(unit->reduce_dtype()));
     step.layers.push_back(
         {textbook::all_gather(ranks, static_cast<double>(unit->full_bytes())),
-         textbook::reduce_scatter(ranks, message)});
+         textbook::reduce_scatter(ranks,
+                                  static_cast<double>(unit->message_bytes()))});
   }
   step.root = step.layers[0];
   step.layers.erase(step.layers.begin());

@@ -75,6 +75,18 @@ FullyShardedDataParallel::~FullyShardedDataParallel() {
   for (const auto& unit : units_) unit->module->clear_hooks();
 }
 
+std::unique_ptr<FullyShardedDataParallel> fully_shard(
+    Module& root, const std::vector<Module*>& modules, ProcessGroup& group,
+    FsdpOptions options) {
+  options.per_parameter = true;
+  WrapPlan plan;
+  {
+    EnableWrap scope(plan);
+    for (Module* module : modules) wrap(plan, *module);
+  }
+  return std::make_unique<FullyShardedDataParallel>(root, group, options, plan);
+}
+
 void FullyShardedDataParallel::make_groups() {
   const int d = group_.size();
   switch (options_.sharding_strategy) {
@@ -154,7 +166,6 @@ void FullyShardedDataParallel::make_units(const WrapPlan& plan) {
   // Shard one after another; the model releases its own tensors
   UnitWalk walk(names);
   walk.module("", module_);
-  std::map<std::string, Tensor> leaves;
   for (const auto& unit : units_) {
     std::vector<NamedTensor> own;
     for (const Placed& placed : walk.placed) {
@@ -164,11 +175,18 @@ void FullyShardedDataParallel::make_units(const WrapPlan& plan) {
       unit->flat = std::make_unique<FlatParameter>(
           names[unit->module], own, groups_, options[unit->module],
           options_.per_parameter, options_.use_orig_params);
-      for (std::size_t i = 0; i < own.size(); ++i) {
-        leaves[unit->flat->names()[i]] = unit->flat->leaves()[i];
-      }
     }
     hook(*unit);
+  }
+  put_leaves_in_place();
+}
+
+void FullyShardedDataParallel::put_leaves_in_place() {
+  std::map<std::string, Tensor> leaves;
+  for (const FlatParameter* unit : units()) {
+    for (std::size_t i = 0; i < unit->leaves().size(); ++i) {
+      leaves[unit->names()[i]] = unit->leaves()[i];
+    }
   }
   module_.replace_tensors([&](const std::string& name, const Tensor& old) {
     const auto leaf = leaves.find(name);
@@ -178,23 +196,22 @@ void FullyShardedDataParallel::make_units(const WrapPlan& plan) {
 
 void FullyShardedDataParallel::convert_buffers() {
   const auto dtype = options_.mixed_precision.buffer_dtype;
-  std::map<const void*, Tensor> kept;
-  for (const NamedModule& entry : module_.named_modules()) {
-    if (entry.module->type_name() != "BatchNorm") continue;
-    for (const Tensor& buffer : entry.module->buffers()) {
-      kept[buffer.id()] = buffer;
-    }
-  }
-  std::map<const void*, Tensor> converted;
   const Device& device = RankContext::current().device;
-  for (const Tensor& buffer : module_.buffers()) {
-    const bool casts =
-        dtype && is_floating(buffer.dtype()) && kept.count(buffer.id()) == 0;
+  std::map<const void*, Tensor> converted;
+  const auto convert = [&](const Tensor& buffer, bool casts) {
+    if (converted.count(buffer.id()) > 0) return;
     MemoryScope kind(MemoryKind::kParameter);
     Tensor moved = Tensor::empty(buffer.shape(),
                                  {casts ? *dtype : buffer.dtype(), device});
     moved.copy_from(buffer);
     converted[buffer.id()] = moved;
+  };
+  for (const NamedModule& entry : module_.named_modules()) {
+    if (entry.module->type_name() != "BatchNorm") continue;
+    for (const Tensor& buffer : entry.module->buffers()) convert(buffer, false);
+  }
+  for (const Tensor& buffer : module_.buffers()) {
+    convert(buffer, dtype && is_floating(buffer.dtype()));
   }
   module_.replace_tensors([&](const std::string&, const Tensor& old) {
     const auto found = converted.find(old.id());
@@ -225,18 +242,10 @@ SummonFullParams::~SummonFullParams() {
   // Write changes back, put the leaves back in place
   fsdp_.is_summoned_ = false;
   const auto units = fsdp_.units();
-  std::map<std::string, Tensor> leaves;
   for (std::size_t u = 0; u < units.size(); ++u) {
     if (writeback_) units[u]->scatter(full_[u], units[u]->shard());
-    for (std::size_t i = 0; i < units[u]->leaves().size(); ++i) {
-      leaves[units[u]->names()[i]] = units[u]->leaves()[i];
-    }
   }
-  fsdp_.module_.replace_tensors(
-      [&](const std::string& name, const Tensor& whole) {
-        const auto leaf = leaves.find(name);
-        return leaf == leaves.end() ? whole : leaf->second;
-      });
+  fsdp_.put_leaves_in_place();
 }
 
 }  // namespace shardbook::fsdp

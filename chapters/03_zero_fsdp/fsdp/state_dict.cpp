@@ -32,20 +32,38 @@ bool keeps(FullyShardedDataParallel& fsdp, const FullStateDictOptions& setup) {
   return !setup.rank0_only || fsdp.group().rank() == 0;
 }
 
-/// One state tensor of a unit in the layout of its shard, from the slots of the
-/// unit's parts; undefined if none was updated.
-Tensor packed_state(const FlatParameter& unit, Optimizer& optimizer,
-                    std::size_t first_slot, std::size_t which) {
+/// This rank's pieces of a unit's parameters. With an optimizer, the unit's state
+/// begins in slot `first`; a flat shard has one slot for all of them.
+std::vector<StatePart> parts_of(const FlatParameter& unit,
+                                Optimizer* optimizer = nullptr,
+                                std::size_t first = 0) {
   const auto& trained = unit.trained();
-  if (trained.size() == 1 && trained[0].tensor.is_same(unit.shard())) {
-    const OptimizerSlot& slot = optimizer.slots()[first_slot];
-    return which < slot.state.size() ? slot.state[which] : Tensor();
-  }
-  Tensor packed;
-  std::size_t next = first_slot;
+  const bool is_flat =
+      trained.size() == 1 && trained[0].tensor.is_same(unit.shard());
+  std::vector<StatePart> parts;
   for (std::size_t i = 0; i < unit.names().size(); ++i) {
-    if (!unit.leaves()[i].requires_grad()) continue;
-    const OptimizerSlot& slot = optimizer.slots()[next++];
+    const Piece piece = unit.layout().piece(i, unit.shard_rank());
+    StatePart& part = parts.emplace_back();
+    part.name = unit.names()[i];
+    part.whole = unit.layout().shapes[i];
+    part.begin = piece.begin;
+    part.values = part_of(unit.shard(), piece.shard_offset, piece.numel());
+    if (optimizer == nullptr || !unit.leaves()[i].requires_grad()) continue;
+    part.optimizer = optimizer;
+    part.slot = is_flat ? first : first++;
+    part.slot_begin = is_flat ? piece.shard_offset : 0;
+  }
+  return parts;
+}
+
+/// One state tensor of a unit in the layout of its shard; undefined if no part
+/// was updated.
+Tensor packed_state(const FlatParameter& unit,
+                    const std::vector<StatePart>& parts, std::size_t which) {
+  Tensor packed;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].optimizer == nullptr) continue;
+    const OptimizerSlot& slot = parts[i].optimizer->slots()[parts[i].slot];
     if (which >= slot.state.size()) continue;
     if (!packed.defined()) {
       MemoryScope kind(MemoryKind::kOptimizerState);
@@ -53,7 +71,8 @@ Tensor packed_state(const FlatParameter& unit, Optimizer& optimizer,
     }
     const Piece piece = unit.layout().piece(i, unit.shard_rank());
     part_of(packed, piece.shard_offset, piece.numel())
-        .copy_from(slot.state[which]);
+        .copy_from(
+            part_of(slot.state[which], parts[i].slot_begin, piece.numel()));
   }
   return packed;
 }
@@ -102,13 +121,10 @@ void load_full_state_dict(FullyShardedDataParallel& fsdp,
 std::vector<ShardedTensor> sharded_state_dict(FullyShardedDataParallel& fsdp) {
   std::vector<ShardedTensor> pieces;
   for (const FlatParameter* unit : fsdp.units()) {
-    for (std::size_t i = 0; i < unit->names().size(); ++i) {
-      const Piece piece = unit->layout().piece(i, unit->shard_rank());
-      if (piece.numel() == 0) continue;
-      const Tensor values =
-          part_of(unit->shard(), piece.shard_offset, piece.numel());
-      pieces.push_back({unit->names()[i], unit->layout().shapes[i], piece.begin,
-                        copy_of(values, /*to_host=*/true)});
+    for (const StatePart& part : parts_of(*unit)) {
+      if (part.values.numel() == 0) continue;
+      pieces.push_back({part.name, part.whole, part.begin,
+                        copy_of(part.values, /*to_host=*/true)});
     }
   }
   return pieces;
@@ -128,27 +144,24 @@ void load_sharded_state_dict(FullyShardedDataParallel& fsdp,
               });
   }
   for (const FlatParameter* unit : fsdp.units()) {
-    for (std::size_t i = 0; i < unit->names().size(); ++i) {
-      const std::string& name = unit->names()[i];
-      const Piece own = unit->layout().piece(i, unit->shard_rank());
+    for (const StatePart& own : parts_of(*unit)) {
       // Copy the overlap of each piece with this rank's
+      const std::int64_t own_end = own.begin + own.values.numel();
       std::int64_t covered = own.begin;
-      for (const ShardedTensor* piece : by_name[name]) {
-        SB_CHECK(piece->shape == unit->layout().shapes[i], "fsdp: '", name,
-                 "' has shape ", shape_text(piece->shape),
-                 " in the state, the model needs ",
-                 shape_text(unit->layout().shapes[i]));
+      for (const ShardedTensor* piece : by_name[own.name]) {
+        SB_CHECK(piece->shape == own.whole, "fsdp: '", own.name, "' has shape ",
+                 shape_text(piece->shape), " in the state, the model needs ",
+                 shape_text(own.whole));
         const std::int64_t end =
-            std::min(own.end, piece->begin + piece->values.numel());
+            std::min(own_end, piece->begin + piece->values.numel());
         if (piece->begin > covered || end <= covered) continue;
-        part_of(unit->shard(), own.shard_offset + covered - own.begin,
-                end - covered)
+        part_of(own.values, covered - own.begin, end - covered)
             .copy_from(
                 part_of(piece->values, covered - piece->begin, end - covered));
         covered = end;
       }
-      SB_CHECK(covered >= own.end, "fsdp: the state has no element ", covered,
-               " of '", name, "' ", shape_text(unit->layout().shapes[i]),
+      SB_CHECK(covered >= own_end, "fsdp: the state has no element ", covered,
+               " of '", own.name, "' ", shape_text(own.whole),
                "; give the pieces of all ranks that saved it");
     }
   }
@@ -193,23 +206,21 @@ std::map<std::string, ParameterState> full_optim_state_dict(
   std::map<std::string, ParameterState> all;
   std::size_t first = 0;
   for (const FlatParameter* unit : fsdp.units()) {
-    const std::size_t parts = unit->trained().size();
+    const std::vector<StatePart> parts = parts_of(*unit, &optimizer, first);
+    first += unit->trained().size();
     for (std::size_t s = 0; s < names.size(); ++s) {
-      const Tensor packed = packed_state(*unit, optimizer, first, s);
+      const Tensor packed = packed_state(*unit, parts, s);
       if (!packed.defined()) continue;
       const Tensor full = unit->gather(packed, names[s]);
       if (!keeps(fsdp, options)) continue;
-      std::size_t slot = first;
-      for (std::size_t i = 0; i < unit->names().size(); ++i) {
-        if (!unit->leaves()[i].requires_grad()) continue;
-        ParameterState& entry = all[unit->names()[i]];
-        entry.step = optimizer.slots()[slot].step;
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        if (parts[i].optimizer == nullptr) continue;
+        ParameterState& entry = all[parts[i].name];
+        entry.step = updates_of(parts[i]);
         entry.state.push_back(
             {names[s], copy_of(unit->view(full, i), options.offload_to_cpu)});
-        if (parts > 1) ++slot;
       }
     }
-    first += parts;
   }
   return all;
 }
@@ -220,39 +231,27 @@ void load_full_optim_state_dict(
   check_optimizer(fsdp, optimizer);
   std::size_t first = 0;
   for (const FlatParameter* unit : fsdp.units()) {
-    const bool is_flat = unit->trained().size() == 1 &&
-                         unit->trained()[0].tensor.is_same(unit->shard());
-    std::size_t next = first;
-    bool is_first = true;
-    for (std::size_t i = 0; i < unit->names().size(); ++i) {
-      if (!unit->leaves()[i].requires_grad()) continue;
-      OptimizerSlot& slot = optimizer.slots()[is_flat ? first : next++];
-      const auto entry = state.find(unit->names()[i]);
+    const OptimizerSlot* last = nullptr;
+    for (const StatePart& part : parts_of(*unit, &optimizer, first)) {
+      if (part.optimizer == nullptr) continue;
+      OptimizerSlot& slot = optimizer.slots()[part.slot];
+      const auto entry = state.find(part.name);
       const std::int64_t step = entry == state.end() ? 0 : entry->second.step;
-      SB_CHECK(!is_flat || is_first || slot.step == step, "fsdp: '",
-               unit->names()[i], "' was updated ", step,
-               " times, others of "
-               "unit '",
-               unit->name(), "' ", slot.step,
-               "; set use_orig_params for a step count each");
+      SB_CHECK(&slot != last || slot.step == step, "fsdp: '", part.name,
+               "' was updated ", step, " times, others of unit '", unit->name(),
+               "' ", slot.step, "; set use_orig_params for a step count each");
+      last = &slot;
       slot.step = step;
-      const bool starts = is_first || !is_flat;
-      is_first = false;
       if (entry == state.end()) continue;
 
       // This rank's piece of each whole tensor
-      const Piece piece = unit->layout().piece(i, unit->shard_rank());
-      for (std::size_t s = 0; s < entry->second.state.size(); ++s) {
-        const Tensor& whole = entry->second.state[s].tensor;
-        if (starts) {
-          MemoryScope kind(MemoryKind::kOptimizerState);
-          if (s == 0) slot.state.clear();
-          slot.state.push_back(
-              Tensor::zeros({is_flat ? unit->shard().numel() : piece.numel()},
-                            {whole.dtype(), unit->shard().device()}));
+      make_optimizer_state(part, step);
+      for (const NamedTensor& whole : entry->second.state) {
+        for (const StateField& own : fields_of(part)) {
+          if (own.name != whole.name) continue;
+          own.values.copy_from(
+              part_of(whole.tensor, part.begin, own.values.numel()));
         }
-        part_of(slot.state[s], is_flat ? piece.shard_offset : 0, piece.numel())
-            .copy_from(part_of(whole, piece.begin, piece.numel()));
       }
     }
     first += unit->trained().size();
@@ -268,22 +267,7 @@ TrainingState training_state(FullyShardedDataParallel& fsdp,
   TrainingState state;
   std::size_t first = 0;
   for (const FlatParameter* unit : fsdp.units()) {
-    const bool is_flat = unit->trained().size() == 1 &&
-                         unit->trained()[0].tensor.is_same(unit->shard());
-    std::size_t next = first;
-    for (std::size_t i = 0; i < unit->names().size(); ++i) {
-      const Piece piece = unit->layout().piece(i, unit->shard_rank());
-      const bool is_trained = unit->leaves()[i].requires_grad();
-      StatePart part;
-      part.name = unit->names()[i];
-      part.whole = unit->layout().shapes[i];
-      part.begin = piece.begin;
-      part.values = part_of(unit->shard(), piece.shard_offset, piece.numel());
-      if (is_trained) {
-        part.optimizer = &optimizer;
-        part.slot = is_flat ? first : next++;
-        part.slot_begin = is_flat ? piece.shard_offset : 0;
-      }
+    for (StatePart& part : parts_of(*unit, &optimizer, first)) {
       state.parts.push_back(std::move(part));
     }
     first += unit->trained().size();

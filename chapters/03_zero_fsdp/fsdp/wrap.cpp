@@ -5,6 +5,21 @@
 namespace shardbook::fsdp {
 namespace {
 
+/// The direct children of `module`.
+std::vector<Module*> children_of(Module& module) {
+  class Children : public MemberVisitor {
+   public:
+    void parameter(const std::string&, Tensor&) override {}
+    void buffer(const std::string&, Tensor&) override {}
+    void module(const std::string&, Module& child) override {
+      found.push_back(&child);
+    }
+    std::vector<Module*> found;
+  } children;
+  module.members(children);
+  return children.found;
+}
+
 /// Returns the elements of `module` that belong to units in it or below it.
 std::int64_t wrap_below(Module& module, bool is_root, const WrapPolicy& policy,
                         const WrapPlan& plan, std::vector<Module*>& units) {
@@ -73,20 +88,6 @@ std::vector<Module*> auto_wrap(Module& root, const WrapPolicy& policy,
   std::vector<Module*> units;
   if (policy) wrap_below(root, /*is_root=*/true, policy, plan, units);
   return units;
-}
-
-std::vector<Module*> children_of(Module& module) {
-  class Children : public MemberVisitor {
-   public:
-    void parameter(const std::string&, Tensor&) override {}
-    void buffer(const std::string&, Tensor&) override {}
-    void module(const std::string&, Module& child) override {
-      found.push_back(&child);
-    }
-    std::vector<Module*> found;
-  } children;
-  module.members(children);
-  return children.found;
 }
 
 }  // namespace shardbook::fsdp

@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/03_zero_fsdp/fsdp/mixed_precision.h"
+#include "core/dtype.h"
 #include "core/module.h"
 
 namespace shardbook::fsdp {
@@ -46,6 +46,19 @@ WrapPolicy size_based_auto_wrap_policy(
 
 /// Every module of these types: a transformer's blocks.
 WrapPolicy transformer_auto_wrap_policy(std::set<std::string> types);
+
+/// Mixed precision: 16 bits for messages and computation, f32 for shards. Absent:
+/// the dtype of the parameters, which the shard, its gradient and the optimizer's
+/// state always keep.
+struct MixedPrecision {
+  /// Forward and backward. Shards are cast BEFORE the gather, so that few
+  /// bytes travel.
+  std::optional<DType> param_dtype = {};
+  /// The reduce-scatter; absent: param_dtype.
+  std::optional<DType> reduce_dtype = {};
+  /// Buffers, such as running statistics. BatchNorm keeps its own.
+  std::optional<DType> buffer_dtype = {};
+};
 
 /// The options that a wrap may set for one unit.
 struct UnitOptions {
@@ -96,8 +109,5 @@ Module& wrap(WrapPlan& plan, Module& module,
 /// elements. Modules in `plan` are units already.
 std::vector<Module*> auto_wrap(Module& root, const WrapPolicy& policy,
                                const WrapPlan& plan = {});
-
-/// The direct children of `module`.
-std::vector<Module*> children_of(Module& module);
 
 }  // namespace shardbook::fsdp

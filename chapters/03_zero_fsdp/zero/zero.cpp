@@ -79,11 +79,13 @@ std::vector<ZeroOptimizer::ShardGroup> ZeroOptimizer::group_parameters(
     }
     found->parameters.push_back(entry);
     found->shapes.push_back(entry.tensor.shape());
+    found->numels.push_back(entry.tensor.numel());
   }
-  const bool any = std::any_of(groups.begin(), groups.end(),
-                               [](auto& group) { return group.is_trained; });
-  SB_CHECK(any, "zero: no parameter of ", module_.type_name(),
-           " requires a gradient; run the module itself");
+  std::stable_sort(groups.begin(), groups.end(), [](auto& a, auto& b) {
+    return a.is_trained > b.is_trained;
+  });
+  SB_CHECK(!groups.empty() && groups[0].is_trained, "zero: no parameter of ",
+           module_.type_name(), " requires a gradient; run the module itself");
   return groups;
 }
 
@@ -111,10 +113,6 @@ Tensor ZeroOptimizer::sent_as(const Tensor& bucket) const {
 
 void ZeroOptimizer::make_sharded_optimizer(
     const std::string& name, const OptimizerOptions& optimizer_options) {
-  // Trained groups come first: optimizer slot i is group i
-  std::stable_sort(groups_.begin(), groups_.end(), [](auto& a, auto& b) {
-    return a.is_trained > b.is_trained;
-  });
   Tensors shards;
   for (const ShardGroup& group : groups_) {
     if (group.is_trained) shards.push_back(group.shard);

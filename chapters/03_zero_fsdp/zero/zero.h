@@ -128,6 +128,7 @@ class ZeroOptimizer {
     bool is_trained = true;
     std::vector<NamedTensor> parameters;
     std::vector<Shape> shapes;
+    std::vector<std::int64_t> numels;
     /// All ranks' parts; `parameter` is an index into `parameters`.
     std::vector<OwnedPart> parts;
     Tensor shard;  ///< [S], this rank's parameters; updated here
@@ -142,7 +143,8 @@ class ZeroOptimizer {
   /// Called when the derived class has filled `groups_`.
   void make_sharded_optimizer(const std::string& name,
                               const OptimizerOptions& options);
-  /// The parameters as groups without shards, in order of definition.
+  /// The parameters as groups without shards, in order of definition. Trained
+  /// groups come first: slot i of the optimizer is group i.
   std::vector<ShardGroup> group_parameters(bool with_frozen);
   /// Bytes of an element of this dtype on the wire, and of its copy there:
   /// 0 if no copy is made.

@@ -47,13 +47,9 @@ ZeroStage12::~ZeroStage12() {
 void ZeroStage12::make_flat(std::size_t index) {
   ShardGroup& group = groups_[index];
   Flat& flat = flats_.emplace_back();
-  std::vector<std::int64_t> numels;
-  for (const NamedTensor& entry : group.parameters) {
-    numels.push_back(entry.tensor.numel());
-  }
-  flat.layout = flat_layout(numels, group_.size(), options_.alignment,
+  flat.layout = flat_layout(group.numels, group_.size(), options_.alignment,
                             options_.round_robin_gradients);
-  for (int i = 0; i < static_cast<int>(numels.size()); ++i) {
+  for (int i = 0; i < static_cast<int>(group.numels.size()); ++i) {
     const std::vector<OwnedPart> parts = flat.layout.parts(i);
     group.parts.insert(group.parts.end(), parts.begin(), parts.end());
   }

@@ -75,10 +75,8 @@ void ZeroStage12::copy_in(Bucket& bucket, int parameter) {
     const Tensor flat = grad.flat_view(0, {grad.numel()});
     scale_into(flat, flat, share);
     bucket.buffer = flat;
-  } else if (!bucket.buffer.defined()) {
-    open(bucket);
-  }
-  if (!bucket.plan.is_large) {
+  } else {
+    if (!bucket.buffer.defined()) open(bucket);
     for (const BucketPiece& piece : bucket.plan.pieces) {
       if (piece.parameter != parameter) continue;
       const Shape shape{piece.numel};
@@ -89,8 +87,6 @@ void ZeroStage12::copy_in(Bucket& bucket, int parameter) {
         place.zero();
       }
     }
-  } else if (!grad.defined()) {
-    bucket.buffer.zero();
   }
   // The full gradient is no longer needed
   if (options_.stage == 2) entry.parameter.clear_grad();

@@ -3,12 +3,24 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "chapters/03_zero_fsdp/fsdp/flat_parameter_layout.h"
 #include "comm/coalesce.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/tensor_storage.h"
 
 namespace shardbook::zero {
+namespace {
+
+/// Every parameter is cut alone: rank r keeps slice r of each, end to end.
+fsdp::ShardLayout slices_of(const std::vector<std::int64_t>& numels,
+                            int ranks) {
+  std::vector<Shape> flattened;
+  for (const std::int64_t numel : numels) flattened.push_back({numel});
+  return fsdp::row_layout(flattened, ranks);
+}
+
+}  // namespace
 
 // --- Construction ------------------------------------------------------------
 
@@ -41,20 +53,16 @@ ZeroStage3::~ZeroStage3() {
 
 void ZeroStage3::make_groups() {
   groups_ = group_parameters(/*with_frozen=*/true);
-  // Trained groups first, as the optimizer wants them
-  std::stable_sort(groups_.begin(), groups_.end(), [](auto& a, auto& b) {
-    return a.is_trained > b.is_trained;
-  });
   RankContext& context = RankContext::current();
   for (ShardGroup& group : groups_) {
-    std::vector<std::int64_t> numels;
-    for (const NamedTensor& entry : group.parameters) {
-      numels.push_back(entry.tensor.numel());
-    }
-    const SliceLayout layout = slice_layout(numels, group_.size());
-    for (int i = 0; i < static_cast<int>(numels.size()); ++i) {
-      const std::vector<OwnedPart> parts = layout.parts(i);
-      group.parts.insert(group.parts.end(), parts.begin(), parts.end());
+    const fsdp::ShardLayout layout = slices_of(group.numels, group_.size());
+    for (std::size_t i = 0; i < layout.size(); ++i) {
+      for (int owner = 0; owner < group_.size(); ++owner) {
+        const fsdp::Piece piece = layout.piece(i, owner);
+        if (piece.numel() == 0) continue;
+        group.parts.push_back({static_cast<int>(i), owner, piece.begin,
+                               piece.shard_offset, piece.numel()});
+      }
     }
 
     // The updated shard, and the gathered one
@@ -64,17 +72,17 @@ void ZeroStage3::make_groups() {
     const Device& home = on_host ? context.host() : context.device;
     {
       MemoryScope kind(MemoryKind::kParameter);
-      group.shard = Tensor::zeros({layout.shard}, {dtype, home});
+      group.shard = Tensor::zeros({layout.shard_numel}, {dtype, home});
       const bool needs_copy = on_host && !options_.offload_parameters;
       if (needs_copy) {
         group.on_device =
-            Tensor::zeros({layout.shard}, {dtype, context.device});
+            Tensor::zeros({layout.shard_numel}, {dtype, context.device});
       }
       gather_shards_.push_back(needs_copy ? group.on_device : group.shard);
     }
     if (!group.is_trained) continue;
     MemoryScope kind(MemoryKind::kGradient);
-    group.grad = Tensor::zeros({layout.shard}, {dtype, home});
+    group.grad = Tensor::zeros({layout.shard_numel}, {dtype, home});
   }
 }
 
@@ -86,12 +94,10 @@ void ZeroStage3::make_units() {
   };
   std::unordered_map<const void*, Place> places;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    std::int64_t offset = 0;
-    for (const NamedTensor& entry : groups_[g].parameters) {
-      const std::int64_t slice =
-          (entry.tensor.numel() + group_.size() - 1) / group_.size();
-      places[entry.tensor.id()] = {g, offset, slice};
-      offset += slice;
+    const auto layout = slices_of(groups_[g].numels, group_.size());
+    for (std::size_t i = 0; i < layout.size(); ++i) {
+      places[groups_[g].parameters[i].tensor.id()] = {
+          g, layout.full_offset[i] / group_.size(), layout.chunk[i]};
     }
   }
 

@@ -118,29 +118,23 @@ double ZeroStage3::predicted_bytes(std::int64_t steps,
   }
   for (const auto& unit : units_) {
     for (const Slot& slot : unit->slots) {
-      const auto padded = static_cast<double>(slot.slice * group_.size() *
-                                              element_bytes(slot.parameter));
       once += static_cast<double>(slot.parameter.bytes());
-      // Gathered for forward and for backward, or once per step
-      if (!slot.is_persistent) {
-        micro_step += 2 * padded;
-      } else if (slot.is_trained) {
-        step += padded;
-      }
-      if (slot.is_trained) {
-        micro_step += static_cast<double>(slot.slice * group_.size() *
-                                          wire_bytes(slot.parameter.dtype()));
-      }
+      if (!slot.is_persistent || !slot.is_trained) continue;
+      step += static_cast<double>(slot.slice * group_.size() *
+                                  element_bytes(slot.parameter));
     }
   }
-  step += static_cast<double>(micro_steps) * micro_step;
-  // Units that were kept are not gathered again; the first micro-step records
+  // Units are gathered for forward and for backward; those that were kept only
+  // once, as soon as the first micro-step has recorded the order
   double kept = 0;
   const std::vector<int> gathers = later_gathers();
   const std::vector<UnitSize> sizes = unit_sizes();
   for (std::size_t u = 0; u < sizes.size(); ++u) {
-    kept += (2 - gathers[u]) * static_cast<double>(sizes[u].full_bytes);
+    const auto gathered = static_cast<double>(sizes[u].full_bytes);
+    micro_step += 2 * gathered + static_cast<double>(sizes[u].reduced_bytes);
+    kept += (2 - gathers[u]) * gathered;
   }
+  step += static_cast<double>(micro_steps) * micro_step;
   const double later =
       std::max<double>(static_cast<double>(steps * micro_steps) - 1, 0);
   return (d - 1) / d *

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <memory>
+#include <optional>
 #include <utility>
 
 #include "chapters/02_ddp/sync_batch_norm.h"
@@ -31,11 +31,10 @@ Values gradients_of_two_batches() {
 }
 
 std::vector<DdpOptions> ways() {
-  std::vector<DdpOptions> all(4);
-  all[1].gradient_as_bucket_view = true;
-  all[2].find_unused_parameters = true;
-  all[3].static_graph = true;
-  return all;
+  return {{},
+          {.gradient_as_bucket_view = true},
+          {.find_unused_parameters = true},
+          {.static_graph = true}};
 }
 
 // --- Several forwards -------------------------------------------------------
@@ -151,13 +150,10 @@ TEST(DdpForwards, EvaluationBetweenForwardAndBackwardChangesNothing) {
 
 TEST(DdpForwards, AGraphMayOutliveDdp) {
   const auto grads = on_ranks(2, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64);
-    const Samples mine = mine_of(world, 1);
-    Tensor loss;
-    {
-      DistributedDataParallel ddp(model, world);
-      loss = mse_loss(ddp(mine.x), mine.y);
-    }
+    std::optional<Replica<Mlp>> r(std::in_place, world);
+    Sequential model = r->model;
+    const Tensor loss = r->loss();
+    r.reset();
     world.clear_records();
     loss.backward();
     EXPECT_TRUE(world.records().empty());
@@ -170,23 +166,17 @@ TEST(DdpForwards, AGraphMayOutliveDdp) {
 
 TEST(DdpBuckets, TheFirstLimitIsAnOptionOfItsOwn) {
   // Parameters of 140, 28, 168, 24, 72 and 12 bytes
-  DdpOptions options;
-  options.first_bucket_mb = 80 * kByte;
-  options.bucket_cap_mb = 200 * kByte;
-  on_ranks(2, [&](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF32);
-    DistributedDataParallel ddp(model, world, options);
-    EXPECT_EQ(ddp.reducer().buckets(),
+  on_ranks(2, [](ProcessGroup& world) {
+    Replica<Mlp32> r(
+        world, {.bucket_cap_mb = 200 * kByte, .first_bucket_mb = 80 * kByte});
+    EXPECT_EQ(r.ddp.reducer().buckets(),
               (std::vector<BucketMembers>{{4, 5}, {1, 2, 3}, {0}}));
-    const Samples mine = every(make_samples(4, DType::kF32), world.rank(), 2);
-    for (int step = 0; step < 2; ++step) {
-      mse_loss(ddp(mine.x), mine.y).backward();
-    }
+    for (int step = 0; step < 2; ++step) r.backward();
     // Once rebuilt, the small bucket is the first one
-    const BucketMembers first = ddp.reducer().buckets()[0];
+    const BucketMembers first = r.ddp.reducer().buckets()[0];
     std::int64_t bytes = 0, last = 0;
     for (const int i : first) {
-      last = model.parameters()[static_cast<std::size_t>(i)].bytes();
+      last = r.model.parameters()[static_cast<std::size_t>(i)].bytes();
       bytes += last;
     }
     EXPECT_GE(bytes, 80);
@@ -243,13 +233,12 @@ class NormBranches : public ModuleOf<NormBranches> {
 // Backward reaches the statistics before b's gradients on one rank and after
 // them on the other: in the gradients' own group, calls would not match.
 TEST(DdpSyncBatchNorm, StatisticsTravelBesideTheBucketsInAGroupOfTheirOwn) {
-  DdpOptions tiny;
-  tiny.bucket_cap_mb = tiny.first_bucket_mb = kByte;
-  const auto ranks = on_ranks(2, [&](ProcessGroup& world) {
+  const auto ranks = on_ranks(2, [](ProcessGroup& world) {
     NormBranches model;
     model.a_first = world.rank() == 0;
     ddp::convert_sync_batchnorm(model, world);
-    DistributedDataParallel ddp(model, world, tiny);
+    DistributedDataParallel ddp(
+        model, world, {.bucket_cap_mb = kByte, .first_bucket_mb = kByte});
     const Samples mine = mine_of(world, 1);
     mse_loss(ddp(mine.x), mine.y).backward();
     std::vector<std::string> groups;

@@ -138,15 +138,13 @@ std::vector<std::int64_t> indices_of(std::int64_t n, int d, int r,
 using Indices = std::vector<std::int64_t>;
 
 TEST(DdpSampler, WithoutShufflingRankRTakesEveryDthFromR) {
-  SamplerOptions options;
-  options.shuffle = false;
+  const SamplerOptions options{.shuffle = false};
   EXPECT_EQ(indices_of(8, 2, 0, options), (Indices{0, 2, 4, 6}));
   EXPECT_EQ(indices_of(8, 2, 1, options), (Indices{1, 3, 5, 7}));
 }
 
 TEST(DdpSampler, PadsByRepetitionFromTheBeginning) {
-  SamplerOptions options;
-  options.shuffle = false;
+  const SamplerOptions options{.shuffle = false};
   EXPECT_EQ(indices_of(10, 4, 1, options), (Indices{1, 5, 9}));
   EXPECT_EQ(indices_of(10, 4, 2, options), (Indices{2, 6, 0}));
   EXPECT_EQ(indices_of(10, 4, 3, options), (Indices{3, 7, 1}));
@@ -156,9 +154,7 @@ TEST(DdpSampler, PadsByRepetitionFromTheBeginning) {
 }
 
 TEST(DdpSampler, DropLastLeavesOutTheRest) {
-  SamplerOptions options;
-  options.shuffle = false;
-  options.drop_last = true;
+  const SamplerOptions options{.shuffle = false, .drop_last = true};
   EXPECT_EQ(indices_of(10, 4, 1, options), (Indices{1, 5}));
   EXPECT_EQ(indices_of(10, 4, 3, options), (Indices{3, 7}));
   EXPECT_EQ(indices_of(3, 4, 0, options), Indices{});
@@ -170,9 +166,10 @@ TEST(DdpSampler, ShuffledRanksShareOnePermutation) {
     for (int r = 0; r < d; ++r) {
       for (const std::int64_t i : indices_of(24, d, r, {})) all.insert(i);
     }
-    std::multiset<std::int64_t> expected;
-    for (std::int64_t i = 0; i < 24; ++i) expected.insert(i);
-    EXPECT_EQ(all, expected) << d << " ranks";
+    const std::vector<int> expected = counting(24);
+    EXPECT_EQ(all,
+              std::multiset<std::int64_t>(expected.begin(), expected.end()))
+        << d << " ranks";
   }
 }
 
@@ -189,8 +186,7 @@ TEST(DdpSampler, EpochAndSeedChooseThePermutation) {
 
 TEST(DdpSampler, DealsAGlobalBatchOutAsTheDatasetDoes) {
   const Dataset data = Dataset::open("random", 4, 256, 3);
-  SamplerOptions options;
-  options.shuffle = false;
+  const SamplerOptions options{.shuffle = false};
   for (int r = 0; r < 3; ++r) {
     const Indices mine = indices_of(12, 3, r, options);
     for (std::int64_t step = 0; step < 2; ++step) {

@@ -108,42 +108,31 @@ TEST(DdpJoin, EarlyFinishersAnswerForTheRanksThatHaveMore) {
 
 TEST(DdpJoin, AccumulationAndBuffersWorkInside) {
   const auto ranks = on_ranks(2, [](ProcessGroup& world) {
-    Sequential model;
-    model.add(Linear("0", 5, 3, init_of(DType::kF64)));
-    model.add(BatchNorm(3, init_of(DType::kF64)));
-    DistributedDataParallel ddp(model, world);
-    const auto optimizer = make_optimizer("sgd", model.parameters(), {0.1});
-    ddp.join([&] {
+    Replica<NormNet> r(world, {}, 8);
+    const auto optimizer = make_optimizer("sgd", r.model.parameters(), {0.1});
+    r.ddp.join([&] {
       for (int step = 0; step < 2 + 2 * world.rank(); ++step) {
-        const Samples mine =
-            every(make_samples(8, DType::kF64), world.rank(), 2);
         {
-          auto no_sync = ddp.no_sync();
-          mse_loss(ddp(mine.x), mine.y).backward();
+          auto no_sync = r.ddp.no_sync();
+          r.backward();
         }
-        mse_loss(ddp(mine.x), mine.y).backward();
+        r.backward();
         optimizer->step();
-        model.clear_grad();
+        r.model.clear_grad();
       }
     });
-    Values all = values_of(model.parameters());
-    const Values buffers = values_of(model.buffers());
-    all.insert(all.end(), buffers.begin(), buffers.end());
-    return all;
+    return std::pair(values_of(r.model.parameters()),
+                     values_of(r.model.buffers()));
   });
   EXPECT_EQ(ranks[0], ranks[1]);
 }
 
 TEST(DdpTrap, UnevenInputsWithoutJoinFailAndNameTheRankThatLeft) {
   const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64);
-    DistributedDataParallel ddp(model, world);
-    for (int step = 0; step < 1 + world.rank(); ++step) {
-      const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
-      mse_loss(ddp(mine.x), mine.y).backward();
-    }
+    Replica<Mlp> r(world);
+    for (int step = 0; step < 1 + world.rank(); ++step) r.backward();
   });
-  EXPECT_TRUE(has_text(error, "rank 0")) << error;
+  expect_text(error, {"rank 0"});
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 namespace shardbook::ddp_test {
 namespace {
 
-using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
 
 // --- Models ------------------------------------------------------------------
@@ -54,23 +53,6 @@ TEST(DdpModel, AModelWithoutTrainableParametersIsRefused) {
                                DistributedDataParallel ddp(model, world);
                              }),
               {"no parameter of Sequential requires a gradient"});
-}
-
-TEST(DdpModel, TiedWeightsAreReducedOnce) {
-  const auto grads = on_ranks(2, [](ProcessGroup& world) {
-    Branches model;
-    model.b.weight = model.a.weight;
-    DistributedDataParallel ddp(model, world, tiny_buckets());
-    EXPECT_EQ(ddp.reducer().buckets().size(), 3u);
-    const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
-    mse_loss(ddp(mine.x), mine.y).backward();
-    return values_of({model.a.weight.grad()});
-  });
-  Branches model;
-  model.b.weight = model.a.weight;
-  mse(model, make_samples(4, DType::kF64)).backward();
-  EXPECT_LT(largest_difference(grads[0], values_of({model.a.weight.grad()})),
-            1e-12);
 }
 
 /// The first half in f32, the second in f64.
@@ -151,9 +133,7 @@ TEST(DdpModel, MayLieOnSeveralDevicesOfEachRank) {
 
 TEST(DdpModel, GradientsAreViewsOfTheBucketsWhenAsked) {
   on_ranks(2, [](ProcessGroup& world) {
-    DdpOptions options;
-    options.gradient_as_bucket_view = true;
-    Replica<Branches> r(world, options);
+    Replica<Branches> r(world, {.gradient_as_bucket_view = true});
     for (int step = 0; step < 3; ++step) {
       r.backward();
       EXPECT_TRUE(
@@ -169,9 +149,8 @@ TEST(DdpModel, AfterItsEndBackwardIsLocalAgain) {
     Branches model;
     const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
     {
-      DdpOptions options;
-      options.gradient_as_bucket_view = true;
-      DistributedDataParallel ddp(model, world, options);
+      DistributedDataParallel ddp(model, world,
+                                  {.gradient_as_bucket_view = true});
       mse_loss(ddp(mine.x), mine.y).backward();
     }
     world.clear_records();
@@ -197,19 +176,13 @@ TEST(DdpModel, DivisionComesBeforeTheSum) {
 
 TEST(DdpBuffers, RankZeroSharesItsRunningStatistics) {
   const auto buffers = on_ranks(2, [](ProcessGroup& world) {
-    Sequential model;
-    model.add(Linear("0", 5, 3, init_of(DType::kF64)));
-    model.add(BatchNorm(3, init_of(DType::kF64)));
-    DistributedDataParallel ddp(model, world);
-    const Samples mine = every(make_samples(8, DType::kF64), world.rank(), 2);
-    for (int step = 0; step < 3; ++step) {
-      mse_loss(ddp(mine.x), mine.y).backward();
-    }
-    const Values own = values_of(model.buffers());
-    model.train(false);
-    ddp(mine.x);
+    Replica<NormNet> r(world, {}, 8);
+    for (int step = 0; step < 3; ++step) r.backward();
+    const Values own = values_of(r.model.buffers());
+    r.model.train(false);
+    r.ddp(r.mine.x);
     EXPECT_EQ(records_of(world, CommOp::kBroadcast, "buffers").size(), 1u + 4u);
-    return std::pair(own, values_of(model.buffers()));
+    return std::pair(own, values_of(r.model.buffers()));
   });
   // Each rank's own, until the next forward
   EXPECT_NE(buffers[0].first, buffers[1].first);
@@ -219,17 +192,13 @@ TEST(DdpBuffers, RankZeroSharesItsRunningStatistics) {
 
 TEST(DdpBuffers, NothingIsSharedAfterAForwardUnderNoSync) {
   on_ranks(2, [](ProcessGroup& world) {
-    Sequential model;
-    model.add(Linear("0", 5, 3, init_of(DType::kF64)));
-    model.add(BatchNorm(3, init_of(DType::kF64)));
-    DistributedDataParallel ddp(model, world);
-    const Samples mine = every(make_samples(8, DType::kF64), world.rank(), 2);
+    Replica<NormNet> r(world, {}, 8);
     world.clear_records();
     {
-      auto no_sync = ddp.no_sync();
-      for (int i = 0; i < 3; ++i) mse_loss(ddp(mine.x), mine.y).backward();
+      auto no_sync = r.ddp.no_sync();
+      for (int i = 0; i < 3; ++i) r.backward();
     }
-    mse_loss(ddp(mine.x), mine.y).backward();
+    r.backward();
     // Before the first forward after construction, but not before later ones.
     EXPECT_EQ(records_of(world, CommOp::kBroadcast, "buffers").size(), 1u);
     return 0;
@@ -238,14 +207,9 @@ TEST(DdpBuffers, NothingIsSharedAfterAForwardUnderNoSync) {
 
 TEST(DdpBuffers, EachRankKeepsItsOwnOnRequest) {
   on_ranks(2, [](ProcessGroup& world) {
-    Sequential model;
-    model.add(BatchNorm(3, init_of(DType::kF64)));
-    DdpOptions options;
-    options.broadcast_buffers = false;
-    DistributedDataParallel ddp(model, world, options);
+    Replica<NormNet> r(world, {.broadcast_buffers = false}, 8);
     world.clear_records();
-    const Tensor x = Tensor::full({4, 3}, world.rank(), {DType::kF64, {}});
-    for (int i = 0; i < 2; ++i) sum(ddp(x)).backward();
+    for (int i = 0; i < 2; ++i) r.backward();
     EXPECT_TRUE(records_of(world, CommOp::kBroadcast, "buffers").empty());
     return 0;
   });

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "tests/chapters/02_ddp/ddp_reducer_support.h"
 
 namespace shardbook::ddp_test {
@@ -33,19 +35,21 @@ Values full_gradients() {
   return grads_of(model);
 }
 
+/// The last of three pieces reduces; each loss is multiplied by `share`.
+Accumulated accumulate_in_pieces(const DdpOptions& options, double share) {
+  return accumulate(options,
+                    [&](DistributedDataParallel& ddp, const Samples& s, int i) {
+                      std::optional<ddp::NoSync> no_sync;
+                      if (i < 2) no_sync.emplace(ddp);
+                      scale(mse_loss(ddp(s.x), s.y), share).backward();
+                    });
+}
+
 TEST(DdpNoSync, AccumulationSendsWhatOneStepSends) {
   for (const bool view : {false, true}) {
     DdpOptions options = tiny_buckets(100);
     options.gradient_as_bucket_view = view;
-    const Accumulated result = accumulate(
-        options, [](DistributedDataParallel& ddp, const Samples& s, int i) {
-          if (i < 2) {
-            auto no_sync = ddp.no_sync();
-            scale(mse_loss(ddp(s.x), s.y), 1.0 / 3).backward();
-          } else {
-            scale(mse_loss(ddp(s.x), s.y), 1.0 / 3).backward();
-          }
-        });
+    const Accumulated result = accumulate_in_pieces(options, 1.0 / 3);
     EXPECT_EQ(result.log, (Numels{3, 24, 49, 35}));
     EXPECT_LT(largest_difference(result.grads, full_gradients()), 1e-12);
   }
@@ -91,15 +95,7 @@ TEST(DdpTrap, NoSyncAroundForwardAloneNeverReduces) {
 }
 
 TEST(DdpTrap, ALossNotDividedByTheMicroBatchesGivesTheirSum) {
-  const Accumulated result =
-      accumulate({}, [](DistributedDataParallel& ddp, const Samples& s, int i) {
-        if (i < 2) {
-          auto no_sync = ddp.no_sync();
-          mse_loss(ddp(s.x), s.y).backward();
-        } else {
-          mse_loss(ddp(s.x), s.y).backward();
-        }
-      });
+  const Accumulated result = accumulate_in_pieces({}, 1);
   Values right = full_gradients();
   EXPECT_GT(largest_difference(result.grads, right), 1e-3);
   for (double& value : right) value *= 3;

@@ -46,68 +46,66 @@ class DdpParity : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(WorldSizes, DdpParity,
                          testing::ValuesIn(world_sizes()));
 
-/// State after `steps` steps on each rank.
-std::vector<Values> train_ddp(int d, DType dtype, const std::string& optimizer,
-                              const OptimizerOptions& setup, int steps,
+struct Updates {
+  const char* optimizer;
+  OptimizerOptions options;
+};
+
+/// The state after four steps of gradients that `backward` computes.
+Values state_after(
+    Module& model, DType dtype, const Updates& updates,
+    const std::function<void(const Samples& global_batch)>& backward) {
+  const auto optimizer =
+      make_optimizer(updates.optimizer, model.parameters(), updates.options);
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    backward(make_samples(24, dtype, 10 + step));
+    optimizer->step();
+    model.clear_grad();
+  }
+  return state_of(model, *optimizer);
+}
+
+std::vector<Values> train_ddp(int d, DType dtype, const Updates& updates,
                               const DdpOptions& options) {
   return on_ranks(d, [&](ProcessGroup& world) {
     // Different weights on each rank: construction makes them rank 0's
     Sequential model =
         make_mlp(dtype, 1 + static_cast<std::uint64_t>(world.rank()));
     DistributedDataParallel ddp(model, world, options);
-    const auto optim = make_optimizer(optimizer, model.parameters(), setup);
-    for (int step = 0; step < steps; ++step) {
-      const Samples mine =
-          every(make_samples(24, dtype, 10 + static_cast<std::uint64_t>(step)),
-                world.rank(), d);
+    return state_after(model, dtype, updates, [&](const Samples& all) {
+      const Samples mine = every(all, world.rank(), d);
       mse_loss(ddp(mine.x), mine.y).backward();
-      optim->step();
-      model.clear_grad();
-    }
-    return state_of(model, *optim);
+    });
   });
 }
 
 /// The same on one device: `chunks` chunks, one after another.
-Values train_chunks(int chunks, DType dtype, const std::string& optimizer,
-                    const OptimizerOptions& setup, int steps) {
+Values train_chunks(int chunks, DType dtype, const Updates& updates) {
   RankContext context(Device::cpu(), 0, 1);
   context.deterministic = true;
   RankContext::Scope scope(context);
   Sequential model = make_mlp(dtype);
-  const auto optim = make_optimizer(optimizer, model.parameters(), setup);
-  for (int step = 0; step < steps; ++step) {
-    chunk_gradients(
-        model, make_samples(24, dtype, 10 + static_cast<std::uint64_t>(step)),
-        chunks, mse);
-    optim->step();
-    model.clear_grad();
-  }
-  return state_of(model, *optim);
+  return state_after(model, dtype, updates, [&](const Samples& all) {
+    chunk_gradients(model, all, chunks, mse);
+  });
 }
 
-OptimizerOptions sgd_options() {
-  OptimizerOptions options;
-  options.lr = 0.05;
-  options.momentum = 0.9;
-  options.weight_decay = 0.01;
-  return options;
-}
+const Updates kUpdates[] = {
+    {"adamw", {}},
+    {"sgd", {.lr = 0.05, .weight_decay = 0.01, .momentum = 0.9}}};
 
 // [BIT] parameters and optimizer state, on all ranks, in every configuration.
 TEST_P(DdpParity, EqualsTheChunksOneAfterAnotherBitForBit) {
   const int d = GetParam();
   for (const DType dtype : {DType::kF64, DType::kF32}) {
-    const Values adamw = train_chunks(d, dtype, "adamw", {}, 4);
-    const Values sgd = train_chunks(d, dtype, "sgd", sgd_options(), 4);
-    for (const Variant& variant : variants()) {
-      for (const Values& rank :
-           train_ddp(d, dtype, "adamw", {}, 4, variant.options)) {
-        EXPECT_EQ(rank, adamw) << variant.name << " " << dtype_name(dtype);
-      }
-      for (const Values& rank :
-           train_ddp(d, dtype, "sgd", sgd_options(), 4, variant.options)) {
-        EXPECT_EQ(rank, sgd) << variant.name << " " << dtype_name(dtype);
+    for (const Updates& updates : kUpdates) {
+      const Values chunks = train_chunks(d, dtype, updates);
+      for (const Variant& variant : variants()) {
+        for (const Values& rank :
+             train_ddp(d, dtype, updates, variant.options)) {
+          EXPECT_EQ(rank, chunks) << variant.name << " " << dtype_name(dtype)
+                                  << " " << updates.optimizer;
+        }
       }
     }
   }
@@ -117,16 +115,14 @@ TEST_P(DdpParity, EqualsTheChunksOneAfterAnotherBitForBit) {
 
 TEST(DdpTrap, WithoutTheDivisionTheGradientIsDTimesTooLarge) {
   const auto grads = on_ranks(2, [](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64);
-    DistributedDataParallel ddp(model, world);
-    ddp.register_comm_hook(
+    Replica<Mlp> r(world, {}, 8);
+    r.ddp.register_comm_hook(
         [](const ddp::GradBucket& bucket, ProcessGroup& group) {
           group.all_reduce(bucket.gradients).wait();
           return [] {};
         });
-    const Samples mine = every(make_samples(8, DType::kF64), world.rank(), 2);
-    mse_loss(ddp(mine.x), mine.y).backward();
-    return grads_of(model);
+    r.backward();
+    return grads_of(r.model);
   });
   Sequential model = make_mlp(DType::kF64);
   mse(model, make_samples(8, DType::kF64)).backward();
@@ -136,15 +132,18 @@ TEST(DdpTrap, WithoutTheDivisionTheGradientIsDTimesTooLarge) {
   EXPECT_LT(largest_difference(grads[0], right), 1e-12);
 }
 
-// Rank 0 has 5 samples, rank 1 has 3.
+// Rank 0 has 5 of 8 samples, rank 1 has 3.
+Samples uneven_samples(int rank) {
+  const Samples all = make_samples(8, DType::kF64);
+  const std::int64_t begin = rank == 0 ? 0 : 5, end = rank == 0 ? 5 : 8;
+  return {slice(all.x, 0, begin, end), slice(all.y, 0, begin, end)};
+}
+
 std::vector<Values> uneven_gradients(bool by_sum) {
   return on_ranks(2, [by_sum](ProcessGroup& world) {
     Sequential model = make_mlp(DType::kF64);
     DistributedDataParallel ddp(model, world);
-    const Samples all = make_samples(8, DType::kF64);
-    const bool first = world.rank() == 0;
-    const Samples mine{slice(all.x, 0, first ? 0 : 5, first ? 5 : 8),
-                       slice(all.y, 0, first ? 0 : 5, first ? 5 : 8)};
+    const Samples mine = uneven_samples(world.rank());
     Tensor loss = mse_loss(ddp(mine.x), mine.y);
     if (by_sum) {
       // Sum the numerators, divide by the global count; undo DDP's 1/d
@@ -194,14 +193,12 @@ TEST(DdpSyncBatchNorm, SendsCountsAndSumsForwardAndTwoSumsBackward) {
 }
 
 TEST(DdpSyncBatchNorm, RanksWithDifferentCountsAreWeightedByThem) {
-  // 5 and 3 samples: the statistics cover all 8.
+  // The statistics cover all 8.
   const auto stats = on_ranks(2, [](ProcessGroup& world) {
     Sequential model = make_norm_net();
     ddp::convert_sync_batchnorm(model, world);
-    const Samples all = make_samples(8, DType::kF64);
-    const bool first = world.rank() == 0;
     NoGrad no_grad;
-    model(slice(all.x, 0, first ? 0 : 5, first ? 5 : 8));
+    model(uneven_samples(world.rank()).x);
     return values_of(model.buffers());
   });
   Sequential model = make_norm_net();
@@ -243,12 +240,10 @@ TEST_P(DdpParity, ATiedGptEqualsOneDeviceAlsoWithDropout) {
   for (const double dropout : {0.0, 0.1}) {
     options.dropout = dropout;
     for (const std::int64_t accumulate : {1, d == 3 ? 4 : 3}) {
-      ddp::StrategyOptions setup;
-      setup.micro_batches = accumulate;
-      sharded_test::expect_claims(train_language(d, options, setup),
-                                  "dropout " + std::to_string(dropout) +
-                                      ", accumulate " +
-                                      std::to_string(accumulate));
+      sharded_test::expect_claims(
+          train_language(d, options, {.micro_batches = accumulate}),
+          "dropout " + std::to_string(dropout) + ", accumulate " +
+              std::to_string(accumulate));
     }
   }
 }
@@ -258,10 +253,9 @@ TEST(DdpParityOfOne, WorldSizeOneEqualsTheSingleDeviceBitForBit) {
        sized<DType>({DType::kF32, DType::kF64, DType::kBF16}, {DType::kF32})) {
     for (const char* model : {kTinyGpt, "mlp"}) {
       for (const bool view : {false, true}) {
-        ddp::StrategyOptions setup;
-        setup.ddp.gradient_as_bucket_view = view;
         const Report report =
-            train_language(1, tiny_options(dtype, model), setup);
+            train_language(1, tiny_options(dtype, model),
+                           {.ddp = {.gradient_as_bucket_view = view}});
         EXPECT_TRUE(report.parity.checked);
         EXPECT_EQ(report.parity.max_abs, 0) << dtype_name(dtype) << model;
       }
@@ -288,14 +282,14 @@ TEST(DdpTrap, WithoutGlobalPositionsDropoutMasksRepeatOnEveryRank) {
 
 TEST_P(DdpParity, BytesAndMemoryAreAsPredicted) {
   const int d = GetParam();
-  std::vector<ddp::StrategyOptions> all(7);
-  all[1].ddp.gradient_as_bucket_view = true;
-  all[2].ddp.find_unused_parameters = true;
-  all[3].ddp.static_graph = true;
-  all[3].ddp.gradient_as_bucket_view = true;
-  all[4].micro_batches = d == 3 ? 4 : 3;
-  all[5].comm_hook = "bf16";
-  all[6].ddp.bucket_cap_mb = all[6].ddp.first_bucket_mb = 0.005;
+  const std::vector<ddp::StrategyOptions> all = {
+      {},
+      {.ddp = {.gradient_as_bucket_view = true}},
+      {.ddp = {.find_unused_parameters = true}},
+      {.ddp = {.gradient_as_bucket_view = true, .static_graph = true}},
+      {.micro_batches = d == 3 ? 4 : 3},
+      {.comm_hook = "bf16"},
+      {.ddp = {.bucket_cap_mb = 0.005, .first_bucket_mb = 0.005}}};
   for (const char* model : {kTinyGpt, "mlp"}) {
     for (std::size_t i = 0; i < all.size(); ++i) {
       SCOPED_TRACE("configuration " + std::to_string(i) + ", " + model);
@@ -313,8 +307,7 @@ TEST(DdpBill, BucketsAreTheGradientsOnceMore) {
   const Options options = tiny_options(DType::kF32, "mlp");
   const double numbers = 4 * 64 * 256 + 256 + 64 + 256;
   for (const bool view : {false, true}) {
-    ddp::StrategyOptions setup;
-    setup.ddp.gradient_as_bucket_view = view;
+    const ddp::StrategyOptions setup{.ddp = {.gradient_as_bucket_view = view}};
     for (const RankReport& rank : train_language(2, options, setup).ranks) {
       const auto kind = static_cast<std::size_t>(MemoryKind::kCommunication);
       EXPECT_EQ(rank.peak[kind].counted, 4 * numbers + (view ? 0 : 7 * 4));
@@ -325,20 +318,15 @@ TEST(DdpBill, BucketsAreTheGradientsOnceMore) {
 TEST(DdpBill, ABatchThatDoesNotDivideIsRefused) {
   Options options = tiny_options(DType::kF32, "mlp");
   options.batch = 25;
-  const std::string error = error_on_ranks(4, [&](ProcessGroup& world) {
-    ddp::DdpStrategy strategy(options, {}, world);
-  });
-  EXPECT_TRUE(has_text(error, "--batch 25: does not divide by --world-size 4"))
-      << error;
+  const auto error = [&](const ddp::StrategyOptions& setup) {
+    return error_on_ranks(4, [&](ProcessGroup& world) {
+      ddp::DdpStrategy strategy(options, setup, world);
+    });
+  };
+  expect_text(error({}), {"--batch 25: does not divide by --world-size 4"});
   options.batch = 24;
-  ddp::StrategyOptions setup;
-  setup.micro_batches = 4;
-  EXPECT_TRUE(has_text(error_on_ranks(4,
-                                      [&](ProcessGroup& world) {
-                                        ddp::DdpStrategy strategy(options,
-                                                                  setup, world);
-                                      }),
-                       "--micro-batches 4: a rank's 6 samples"));
+  expect_text(error({.micro_batches = 4}),
+              {"--micro-batches 4: a rank's 6 samples"});
 }
 
 }  // namespace

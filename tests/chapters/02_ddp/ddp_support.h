@@ -144,6 +144,14 @@ struct Mlp32 : Sequential {
   Mlp32() : Sequential(make_mlp(DType::kF32)) {}
 };
 
+/// A linear layer and a batch norm.
+struct NormNet : Sequential {
+  NormNet() {
+    add(Linear("0", 5, 3, init_of(DType::kF64)));
+    add(BatchNorm(3, init_of(DType::kF64)));
+  }
+};
+
 /// A model under DDP on this rank, and this rank's rows of a global batch.
 template <typename Model>
 struct Replica {

@@ -12,9 +12,16 @@ using ddp::DistributedDataParallel;
 
 // --- Unused parameters -------------------------------------------------------
 
-DdpOptions finding(bool view = false) {
+DdpOptions finding(bool view) {
   DdpOptions options = tiny_buckets();
   options.find_unused_parameters = true;
+  options.gradient_as_bucket_view = view;
+  return options;
+}
+
+DdpOptions static_graph(bool view = false) {
+  DdpOptions options = tiny_buckets();
+  options.static_graph = true;
   options.gradient_as_bucket_view = view;
   return options;
 }
@@ -49,24 +56,19 @@ TEST(DdpUnused, UsedOnSomeRanksEveryoneGetsTheSumOverD) {
 TEST(DdpUnused, UsedNowhereTheGradientStaysUndefinedAndMomentumAtRest) {
   for (const bool view : {false, true}) {
     on_ranks(2, [&](ProcessGroup& world) {
-      Branches model;
-      model.use = "a";
-      const Values before = values_of(model.b.parameters());
-      DistributedDataParallel ddp(model, world, finding(view));
-      OptimizerOptions optimizer_options;
-      optimizer_options.momentum = 0.9;
-      optimizer_options.weight_decay = 0.1;
-      const auto optimizer =
-          make_optimizer("sgd", model.parameters(), optimizer_options);
-      const Samples mine = every(make_samples(4, DType::kF64), world.rank(), 2);
+      Replica<Branches> r(world, finding(view));
+      r.model.use = "a";
+      const Values before = values_of(r.model.b.parameters());
+      const auto optimizer = make_optimizer(
+          "sgd", r.model.parameters(), {.weight_decay = 0.1, .momentum = 0.9});
       for (int step = 0; step < 2; ++step) {
-        mse_loss(ddp(mine.x), mine.y).backward();
-        EXPECT_FALSE(model.b.weight.grad().defined());
-        EXPECT_TRUE(model.a.weight.grad().defined());
+        r.backward();
+        EXPECT_FALSE(r.model.b.weight.grad().defined());
+        EXPECT_TRUE(r.model.a.weight.grad().defined());
         optimizer->step();
-        model.clear_grad();
+        r.model.clear_grad();
       }
-      EXPECT_EQ(values_of(model.b.parameters()), before);
+      EXPECT_EQ(values_of(r.model.b.parameters()), before);
       return 0;
     });
   }
@@ -115,9 +117,8 @@ TEST(DdpTrap, AMissingGradientIsNamedByTheNextForward) {
     r.backward();
     r.ddp(r.mine.x);
   });
-  EXPECT_TRUE(has_text(error, "expected to have finished reduction")) << error;
-  EXPECT_TRUE(has_text(error, "rank 1")) << error;
-  EXPECT_TRUE(has_text(error, "'b.weight', 'b.bias'")) << error;
+  expect_text(error, {"expected to have finished reduction", "rank 1",
+                      "'b.weight', 'b.bias'"});
   EXPECT_FALSE(has_text(error, "'a.weight'")) << error;
 }
 
@@ -128,7 +129,7 @@ TEST(DdpTrap, AParameterFrozenAfterConstructionIsMissed) {
     r.backward();
     r.ddp(r.mine.x);
   });
-  EXPECT_TRUE(has_text(error, "no gradient came for 'b.weight'")) << error;
+  expect_text(error, {"no gradient came for 'b.weight'"});
 }
 
 // --- Recomputation and static graphs -----------------------------------------
@@ -178,10 +179,7 @@ TEST(DdpStaticGraph, ParametersMayBeUsedByTwoRecomputedBlocks) {
     model.clear_grad();
   }
   for (const bool view : {false, true}) {
-    DdpOptions options = tiny_buckets();
-    options.static_graph = true;
-    options.gradient_as_bucket_view = view;
-    const auto ranks = train_twice(options);
+    const auto ranks = train_twice(static_graph(view));
     EXPECT_EQ(ranks[0], ranks[1]);
     EXPECT_LT(largest_difference(ranks[0], values_of(model.parameters())),
               1e-12);
@@ -190,24 +188,14 @@ TEST(DdpStaticGraph, ParametersMayBeUsedByTwoRecomputedBlocks) {
 
 TEST(DdpTrap, WithoutStaticGraphTheyAreMarkedReadyTwice) {
   for (const bool find : {false, true}) {
-    DdpOptions options = tiny_buckets();
-    options.find_unused_parameters = find;
-    std::string error;
-    try {
-      train_twice(options);
-    } catch (const Error& caught) {
-      error = caught.what();
-    }
-    EXPECT_TRUE(has_text(error, "marked ready twice")) << error;
-    EXPECT_TRUE(has_text(error, "'layer.")) << error;
+    expect_error([&] { train_twice(find ? finding(false) : tiny_buckets()); },
+                 {"marked ready twice", "'layer."});
   }
 }
 
 TEST(DdpStaticGraph, UnusedParametersAreFoundOnceAndForAll) {
   on_ranks(2, [](ProcessGroup& world) {
-    DdpOptions options = tiny_buckets();
-    options.static_graph = true;
-    Replica<Branches> r(world, options);
+    Replica<Branches> r(world, static_graph());
     r.model.use = "a";
     for (int step = 0; step < 3; ++step) {
       r.backward();
@@ -221,15 +209,13 @@ TEST(DdpStaticGraph, UnusedParametersAreFoundOnceAndForAll) {
 
 TEST(DdpStaticGraph, AGraphThatChangesIsAnError) {
   const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
-    DdpOptions options;
-    options.static_graph = true;
-    Replica<Branches> r(world, options);
+    Replica<Branches> r(world, {.static_graph = true});
     r.model.use = "a";
     r.backward();
     r.model.use = "ab";
     r.backward();
   });
-  EXPECT_TRUE(has_text(error, "static graph changed")) << error;
+  expect_text(error, {"static graph changed"});
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "chapters/03_zero_fsdp/fsdp/fully_shard.h"
 #include "core/stream.h"
 #include "tests/chapters/03_zero_fsdp/fsdp_support.h"
 
@@ -24,25 +23,19 @@ Labels gathers(const FsdpOptions& options, int steps = 1,
       const Batch mine = tokens_of(4, 1, world.rank(), 2);
       language_loss(fsdp(mine.inputs), mine.targets).backward();
     }
-    Labels labels;
-    for (const CommRecord& record : world.records()) {
-      std::string label = record.label;
+    for (const CommRecord& each : records_of(world, CommOp::kReduceScatter)) {
+      EXPECT_EQ(each.phase, Phase::kBackward);
+    }
+    Labels labels = labels_of(world.records());
+    for (std::string& label : labels) {
       const auto at = label.find("transformer.");
       if (at != std::string::npos) label.erase(at, 12);
-      labels.push_back(label);
-      EXPECT_EQ(record.phase, record.op == CommOp::kReduceScatter
-                                  ? Phase::kBackward
-                                  : record.phase);
     }
     return labels;
   })[0];
 }
 
-FsdpOptions blocks() {
-  FsdpOptions options;
-  options.auto_wrap_policy = every_block();
-  return options;
-}
+FsdpOptions blocks() { return {.auto_wrap_policy = every_block()}; }
 
 const Labels kForward = {"gather root", "gather h.0", "gather h.1",
                          "gather h.2"};
@@ -66,10 +59,7 @@ TEST(FsdpGathers, TheNextUnitOfBackwardIsAskedForBeforeThisOneComputes) {
 TEST(FsdpGathers, OrAfterItOrWhenItIsNeeded) {
   FsdpOptions post = blocks();
   post.backward_prefetch = BackwardPrefetch::kPost;
-  const Labels late =
-      after_forward({"gather h.2", "gather h.1", "reduce h.2", "gather h.0",
-                     "reduce h.1", "reduce h.0", "reduce root"});
-  EXPECT_EQ(gathers(post), late);
+  EXPECT_EQ(gathers(post), gathers(blocks()));
   post.backward_prefetch = BackwardPrefetch::kNone;
   EXPECT_EQ(
       gathers(post),
@@ -132,11 +122,11 @@ struct Prefetched {
 Prefetched prefetched(BackwardPrefetch setup) {
   return on_ranks(2, [setup](ProcessGroup& world) {
     Nested model;
-    FsdpOptions options;
-    options.backward_prefetch = setup;
-    options.auto_wrap_policy =
-        fsdp::transformer_auto_wrap_policy({"Linear", "Outer"});
-    FullyShardedDataParallel fsdp(model, world, options);
+    FullyShardedDataParallel fsdp(
+        model, world,
+        {.auto_wrap_policy =
+             fsdp::transformer_auto_wrap_policy({"Linear", "Outer"}),
+         .backward_prefetch = setup});
     Prefetched result;
     model.probe = [&] {
       for (const fsdp::FlatParameter* unit : fsdp.units()) {
@@ -148,9 +138,7 @@ Prefetched prefetched(BackwardPrefetch setup) {
     const Tensor output = fsdp(Tensor::full({2, 5}, 1.0 + world.rank()));
     world.clear_records();
     sum(output).backward();
-    for (const CommRecord& record : world.records()) {
-      result.labels.push_back(record.label);
-    }
+    result.labels = labels_of(world.records());
     return result;
   })[0];
 }
@@ -185,8 +173,7 @@ TEST(FsdpGathers, ShardGradOpGathersOnceAndNoShardNever) {
 }
 
 TEST(FsdpGathers, UnitsInsideARecomputedBlockAreGatheredTwiceToo) {
-  FsdpOptions options;
-  options.auto_wrap_policy = every_linear();
+  const FsdpOptions options{.auto_wrap_policy = every_linear()};
   const Labels plain = gathers(options), again = gathers(options, 1, true);
   auto count = [](const Labels& labels, const std::string& label) {
     return std::count(labels.begin(), labels.end(), label);
@@ -266,17 +253,13 @@ TEST(FsdpStreams, GathersWaitForTheLastUpdateReductionsForBackward) {
 TEST(FsdpGathers, EvaluationKeepsNothing) {
   on_ranks(2, [](ProcessGroup& world) {
     Sequential model = toy_net();
-    FsdpOptions options;
-    options.auto_wrap_policy = every_linear();
-    FullyShardedDataParallel fsdp(model, world, options);
-    const auto before =
-        RankContext::current().device.memory().current(MemoryKind::kParameter);
+    FullyShardedDataParallel fsdp(model, world,
+                                  {.auto_wrap_policy = every_linear()});
     NoGrad no_grad;
     fsdp(Tensor::full({2, 8}, 1));
     EXPECT_EQ(
         RankContext::current().device.memory().current(MemoryKind::kParameter),
-        before);
-    EXPECT_EQ(before, (18 + 40 + 34) * 4);
+        (18 + 40 + 34) * 4);
     return 0;
   });
 }

@@ -17,10 +17,7 @@ struct Saved {
 };
 
 FsdpOptions linears(bool per_parameter = false) {
-  FsdpOptions options;
-  options.auto_wrap_policy = every_linear();
-  options.per_parameter = per_parameter;
-  return options;
+  return {.auto_wrap_policy = every_linear(), .per_parameter = per_parameter};
 }
 
 void train_steps(FullyShardedDataParallel& fsdp, Optimizer& optimizer, int d,
@@ -65,51 +62,40 @@ Saved train_and_save(int d, const FsdpOptions& options) {
   return saved;
 }
 
-/// Parameters after continuing from `saved` on d ranks.
-Values resume(int d, const Saved& saved, const FsdpOptions& options,
-              bool from_pieces) {
+/// Parameters after six steps on d ranks, the last three of them continued from
+/// `saved`, if there is one.
+Values after_six_steps(int d, const FsdpOptions& options, const Saved* saved,
+                       bool from_pieces = false) {
   return on_ranks(d, [&](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64, 99);  // other values
+    const bool resumes = saved != nullptr;
+    Sequential model = make_mlp(DType::kF64, resumes ? 99 : 1);
     FullyShardedDataParallel fsdp(model, world, options);
     const auto adam = make_optimizer("adamw", fsdp.parameters(), {});
-    if (from_pieces) {
-      load_sharded_state_dict(fsdp, saved.pieces);
-    } else {
-      load_full_state_dict(fsdp, saved.parameters);
+    if (resumes) {
+      from_pieces ? load_sharded_state_dict(fsdp, saved->pieces)
+                  : load_full_state_dict(fsdp, saved->parameters);
+      load_full_optim_state_dict(fsdp, *adam, saved->optimizer);
     }
-    load_full_optim_state_dict(fsdp, *adam, saved.optimizer);
-    train_steps(fsdp, *adam, d, 3, 6);
-    return whole_parameters(fsdp);
-  })[0];
-}
-
-Values without_a_break(int d) {
-  return on_ranks(d, [&](ProcessGroup& world) {
-    Sequential model = make_mlp(DType::kF64);
-    FullyShardedDataParallel fsdp(model, world, linears());
-    const auto adam = make_optimizer("adamw", fsdp.parameters(), {});
-    train_steps(fsdp, *adam, d, 0, 6);
+    train_steps(fsdp, *adam, d, resumes ? 3 : 0, 6);
     return whole_parameters(fsdp);
   })[0];
 }
 
 TEST(FsdpState, FourRanksContinueOnAnyNumberUnderAnyWrapping) {
-  const Values want = without_a_break(4);
+  const Values want = after_six_steps(4, linears(), nullptr);
+  FsdpOptions orig = linears();
+  orig.use_orig_params = true;
   for (const bool rows : {false, true}) {
     const Saved saved = train_and_save(4, linears(rows));
     // The same ranks, bit for bit
-    EXPECT_EQ(resume(4, saved, linears(rows), false), want);
+    EXPECT_EQ(after_six_steps(4, linears(rows), &saved), want);
     for (const bool from_pieces : {false, true}) {
       for (const int d : {1, 2, 3, 4, 8}) {
-        FsdpOptions one_unit;
-        FsdpOptions orig = linears();
-        orig.use_orig_params = true;
         for (const FsdpOptions& options :
-             {linears(), linears(true), one_unit, orig}) {
-          EXPECT_LT(
-              largest_difference(resume(d, saved, options, from_pieces), want),
-              1e-12)
-              << d;
+             {linears(), linears(true), FsdpOptions{}, orig}) {
+          const Values resumed =
+              after_six_steps(d, options, &saved, from_pieces);
+          EXPECT_LT(largest_difference(resumed, want), 1e-12) << d;
         }
       }
     }
@@ -136,12 +122,12 @@ TEST(FsdpState, AFullStateHasOriginalNamesAndShapesOnTheHost) {
 TEST(FsdpState, OptimizerStateByIndexWouldBelongToOtherParameters) {
   const Saved one = train_and_save(2, FsdpOptions{});
   const Saved many = train_and_save(2, linears());
-  EXPECT_LT(largest_difference(resume(2, one, linears(), false),
-                               resume(2, many, linears(), false)),
+  EXPECT_LT(largest_difference(after_six_steps(2, linears(), &one),
+                               after_six_steps(2, linears(), &many)),
             1e-12);
   Saved shifted = many;
   std::swap(shifted.optimizer.at("2.bias"), shifted.optimizer.at("0.bias"));
-  EXPECT_ANY_THROW(resume(2, shifted, linears(), false));
+  EXPECT_ANY_THROW(after_six_steps(2, linears(), &shifted));
 }
 
 TEST(FsdpState, MissingPiecesAreNamed) {
@@ -152,8 +138,7 @@ TEST(FsdpState, MissingPiecesAreNamed) {
     FullyShardedDataParallel fsdp(model, world);
     load_sharded_state_dict(fsdp, saved.pieces);
   });
-  EXPECT_TRUE(has_text(error, "the state has no element 0 of '0.weight'"))
-      << error;
+  expect_text(error, {"the state has no element 0 of '0.weight'"});
 }
 
 TEST(FsdpState, ALocalStateLoadsWhereItWasMadeOnly) {

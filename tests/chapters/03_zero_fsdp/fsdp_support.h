@@ -37,15 +37,7 @@ inline fsdp::WrapPolicy every_block() {
   return fsdp::transformer_auto_wrap_policy({"GptBlock"});
 }
 
-inline ModelConfig tiny_gpt_config() {
-  ModelConfig config;
-  config.vocab_size = 19;
-  config.n_positions = 8;
-  config.n_embd = 12;
-  config.n_layer = 3;
-  config.n_head = 2;
-  return config;
-}
+inline ModelConfig tiny_gpt_config() { return {"gpt2", 19, 8, 12, 3, 2}; }
 
 /// Tokens and targets of `rows` samples, rows first, first + stride, ...
 inline Batch tokens_of(std::int64_t rows, std::uint64_t seed, int first,
@@ -76,13 +68,10 @@ inline Values whole_parameters(FullyShardedDataParallel& fsdp) {
   return values_of(fsdp.module().parameters());
 }
 
-/// Labels of the calls of one operation.
-inline std::vector<std::string> labels_of(const ProcessGroup& group,
-                                          CommOp op) {
-  std::vector<std::string> labels;
-  for (const CommRecord& record : group.records()) {
-    if (record.op == op) labels.push_back(record.label);
-  }
+/// Labels of the records of a group.
+inline Labels labels_of(const std::vector<CommRecord>& records) {
+  Labels labels;
+  for (const CommRecord& record : records) labels.push_back(record.label);
   return labels;
 }
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include <array>
 
 #include "tests/chapters/03_zero_fsdp/fsdp_support.h"
 
@@ -22,18 +22,13 @@ TEST(FsdpLayout, GoldenNumbersOfTheToyNet) {
   EXPECT_EQ(three.numel, 184);
   EXPECT_EQ(three.shard_numel, 62);
   EXPECT_EQ(three.full_numel(), 186);
-  EXPECT_EQ(three.real_numel(0), 62);
-  EXPECT_EQ(three.real_numel(1), 62);
-  EXPECT_EQ(three.real_numel(2), 60);
   EXPECT_EQ(fsdp::flat_layout(kToyShapes, 8).shard_numel, 23);
 
   // Fewer elements than a multiple: short and empty shards
   const fsdp::ShardLayout five = fsdp::flat_layout({{5}}, 4);
   EXPECT_EQ(five.shard_numel, 2);
   for (int r = 0; r < 4; ++r) {
-    EXPECT_EQ(
-        five.real_numel(r),
-        std::vector<std::int64_t>({2, 2, 1, 0})[static_cast<std::size_t>(r)]);
+    EXPECT_EQ(five.piece(0, r).numel(), (std::array{2, 2, 1, 0})[r]);
   }
 }
 
@@ -150,14 +145,11 @@ class Tied : public ModuleOf<Tied> {
 TEST(FsdpWrap, TiedParametersMustLieInOneUnit) {
   const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
     Tied model;
-    FsdpOptions options;
-    options.auto_wrap_policy = every_linear();
-    FullyShardedDataParallel fsdp(model, world, options);
+    FullyShardedDataParallel fsdp(model, world,
+                                  {.auto_wrap_policy = every_linear()});
   });
-  EXPECT_TRUE(has_text(error,
-                       "'a.weight' of unit 'a' and 'b.weight' of unit "
-                       "'b' are one tensor"))
-      << error;
+  expect_text(error, {"'a.weight' of unit 'a' and 'b.weight' of unit 'b' are "
+                      "one tensor"});
   const auto grads = on_ranks(2, [](ProcessGroup& world) {
     Tied model;
     FullyShardedDataParallel fsdp(model, world);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "chapters/02_ddp/sync_batch_norm.h"
+#include "chapters/03_zero_fsdp/fsdp/state_dict.h"
 #include "tests/chapters/03_zero_fsdp/fsdp_support.h"
 #include "tests/chapters/03_zero_fsdp/zero_support.h"
 #include "tests/support/sanitized.h"
@@ -66,49 +67,53 @@ Values with_buffers(Module& model, const std::vector<NamedTensor>& rest) {
   return values_of(all);
 }
 
-Values train_zero(int stage, ConvNet& model, ProcessGroup& world) {
-  zero::ZeroOptions options;
-  options.stage = stage;
-  options.persistence_threshold = 7;
-  options.reduce_bucket_size = 40;
-  const auto zero = zero::make_zero(model, world, options, "adamw", {});
+/// Trains on the rank's images; `update` is called after each backward.
+void train_steps(const std::function<Tensor(const Tensor& x)>& forward,
+                 const std::function<void()>& update, int rank, int ranks) {
   for (int step = 0; step < kSteps; ++step) {
-    const Samples mine = every(global_batch(step), world.rank(), world.size());
-    mse_loss((*zero)(mine.x), mine.y).backward();
-    zero->step();
+    const Samples mine = every(global_batch(step), rank, ranks);
+    mse_loss(forward(mine.x), mine.y).backward();
+    update();
   }
+}
+
+Values train_zero(int stage, ConvNet& model, ProcessGroup& world) {
+  const auto zero = zero::make_zero(
+      model, world,
+      {.stage = stage, .reduce_bucket_size = 40, .persistence_threshold = 7},
+      "adamw", {});
+  train_steps([&](const Tensor& x) { return (*zero)(x); },
+              [&] { zero->step(); }, world.rank(), world.size());
   return with_buffers(model, zero->full_parameters());
 }
 
 Values train_fsdp(const std::string& strategy, ConvNet& model,
                   ProcessGroup& world) {
-  fsdp::FsdpOptions options;
+  fsdp::FsdpOptions options{.per_parameter = strategy == "fsdp2"};
   if (strategy != "fsdp one") {
     options.auto_wrap_policy =
         fsdp::transformer_auto_wrap_policy({"Linear", "Conv2d", "BatchNorm"});
   }
-  options.per_parameter = strategy == "fsdp2";
   fsdp::FullyShardedDataParallel fsdp(model, world, options);
   const auto optimizer = make_optimizer("adamw", fsdp.parameters(), {});
-  for (int step = 0; step < kSteps; ++step) {
-    const Samples mine = every(global_batch(step), world.rank(), world.size());
-    mse_loss(fsdp(mine.x), mine.y).backward();
+  const auto update = [&] {
     optimizer->step();
     fsdp.clear_grad();
-  }
+  };
+  train_steps([&](const Tensor& x) { return fsdp(x); }, update, world.rank(),
+              world.size());
   return with_buffers(model, full_state_dict(fsdp));
 }
 
 /// Trains with DDP, or on one device.
 template <typename Forward>
-Values train_whole(ConvNet& model, Forward&& forward, int rank, int ranks) {
+Values train_whole(ConvNet& model, Forward& forward, int rank, int ranks) {
   const auto optimizer = make_optimizer("adamw", model.parameters(), {});
-  for (int step = 0; step < kSteps; ++step) {
-    const Samples mine = every(global_batch(step), rank, ranks);
-    mse_loss(forward(mine.x), mine.y).backward();
+  const auto update = [&] {
     optimizer->step();
     model.clear_grad();
-  }
+  };
+  train_steps([&](const Tensor& x) { return forward(x); }, update, rank, ranks);
   return with_buffers(model, model.named_parameters());
 }
 
@@ -117,9 +122,7 @@ Values train(const std::string& strategy, ProcessGroup& world) {
   ddp::convert_sync_batchnorm(model, world);
   if (strategy == "ddp") {
     ddp::DistributedDataParallel ddp(model, world);
-    return train_whole(
-        model, [&](const Tensor& x) { return ddp(x); }, world.rank(),
-        world.size());
+    return train_whole(model, ddp, world.rank(), world.size());
   }
   return strategy[0] == 'z' ? train_zero(strategy.back() - '0', model, world)
                             : train_fsdp(strategy, model, world);
@@ -134,8 +137,7 @@ TEST_P(ShardedParity, ConvolutionsWithSyncBatchNormEqualOneDevice) {
   RankContext context(Device::cpu(), 0, 1);
   const RankContext::Scope scope(context);
   ConvNet model(init_of(DType::kF64));
-  const Values one = train_whole(
-      model, [&](const Tensor& x) { return model(x); }, 0, 1);
+  const Values one = train_whole(model, model, 0, 1);
   for (const std::string strategy :
        {"ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp one", "fsdp2"}) {
     for (const Values& rank : on_ranks(GetParam(), [&](ProcessGroup& world) {

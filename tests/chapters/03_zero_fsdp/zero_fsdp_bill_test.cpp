@@ -43,35 +43,29 @@ void expect_predicted(const Report& report, const std::string& name) {
 }
 
 StrategyOptions of(const std::string& strategy) {
-  StrategyOptions setup;
-  setup.strategy = strategy;
-  return setup;
+  return {.strategy = strategy};
 }
 
 TEST(ZeroFsdpBill, UnitsInsideUnitsArePredicted) {
   // 10000: blocks, their MLPs or attentions, alone and inside one another
   for (const std::int64_t numel : {10000, 17000, 30000}) {
     for (const char* strategy : {"fsdp", "fsdp2"}) {
-      StrategyOptions setup = of(strategy);
-      setup.wrap = "size";
-      setup.min_num_params = numel;
-      setup.recompute = numel == 17000;
-      expect_predicted(run(2, language_options(), setup),
+      expect_predicted(run(2, language_options(),
+                           {.strategy = strategy,
+                            .wrap = "size",
+                            .min_num_params = numel,
+                            .recompute = numel == 17000}),
                        std::string(strategy) + " by " + std::to_string(numel));
     }
   }
-}
-
-TEST(ZeroFsdpBill, UnitsInsideUnitsAccumulateAsPredicted) {
   for (const char* sharding : {"full_shard", "shard_grad_op", "no_shard"}) {
     for (const bool no_sync : {false, true}) {
-      StrategyOptions setup = of("fsdp");
-      setup.wrap = "size";
-      setup.min_num_params = 17000;
-      setup.sharding_strategy = sharding;
-      setup.micro_batches = 2;
-      setup.no_sync = no_sync;
-      expect_predicted(run(2, language_options(), setup),
+      expect_predicted(run(2, language_options(),
+                           {.sharding_strategy = sharding,
+                            .wrap = "size",
+                            .min_num_params = 17000,
+                            .micro_batches = 2,
+                            .no_sync = no_sync}),
                        std::string(sharding) + (no_sync ? ", no_sync" : ""));
     }
   }
@@ -83,7 +77,7 @@ TEST(ZeroFsdpBill, GradientsLargerThanABucketArePredicted) {
       for (const bool overlaps : {true, false}) {
         // Exceeded by all, most, some matrices, the table, only the head
         for (const std::int64_t size : {1, 5000, 13000, 16383, 16640}) {
-          StrategyOptions setup = of(strategy);
+          StrategyOptions setup{.strategy = strategy};
           setup.zero.reduce_bucket_size = size;
           setup.zero.overlap_comm = overlaps;
           expect_predicted(run(2, language_options(model), setup),
@@ -96,17 +90,24 @@ TEST(ZeroFsdpBill, GradientsLargerThanABucketArePredicted) {
   }
 }
 
-TEST(ZeroFsdpBill, ConstructionAloneIsPredicted) {
+// Construction alone, and two steps whose master copies count.
+TEST(ZeroFsdpBill, FewStepsInEveryDtypeArePredicted) {
   for (const char* model : {"gpt-nano", "mlp"}) {
     for (const char* strategy : {"zero1", "zero2", "zero3", "fsdp", "fsdp2"}) {
       for (const bool offload : {false, true}) {
         if (offload && std::string(strategy) == "zero1") continue;
         Options options = language_options(model);
         options.steps = 0;
-        StrategyOptions setup = of(strategy);
-        setup.cpu_offload = offload;
+        const StrategyOptions setup{.strategy = strategy,
+                                    .cpu_offload = offload};
         expect_predicted(run(2, options, setup),
                          std::string(strategy) + " " + model);
+        if (strategy[0] == 'f') continue;
+        options.steps = 2;
+        options.batch = 6;
+        options.dtype = DType::kBF16;
+        expect_predicted(run(3, options, setup),
+                         std::string(strategy) + " bf16 " + model);
       }
     }
   }
@@ -116,7 +117,7 @@ TEST(ZeroFsdpBill, EveryThresholdOfZero3IsPredicted) {
   for (const char* model : {"gpt-nano", "mlp"}) {
     for (const std::int64_t threshold : {-1, 0, 300, 20000, 100000}) {
       for (const std::int64_t prefetch : {-1, 0, 60'000, 1 << 30}) {
-        StrategyOptions setup = of("zero3");
+        StrategyOptions setup{.strategy = "zero3"};
         setup.zero.persistence_threshold = threshold;
         setup.zero.prefetch_bucket_size = prefetch;
         // Room for one block of gpt-nano, but not for two
@@ -167,17 +168,19 @@ TEST(ZeroFsdpDefaults, Zero3GathersWhatItUses) {
 }
 
 TEST(ZeroFsdpDefaults, ResultsAreComparedInTheShortestDtypeInUse) {
-  StrategyOptions setup = of("fsdp");
-  EXPECT_EQ(shortest_dtype(DType::kF64, setup), DType::kF64);
-  setup.reduce_dtype = "f32";
-  EXPECT_EQ(shortest_dtype(DType::kF64, setup), DType::kF32);
-  EXPECT_EQ(shortest_dtype(DType::kF32, setup), DType::kF32);
-  EXPECT_EQ(shortest_dtype(DType::kBF16, setup), DType::kBF16);
-  setup.param_dtype = "f16";
-  EXPECT_EQ(shortest_dtype(DType::kF64, setup), DType::kF16);
-  setup.param_dtype = "f32";
-  setup.reduce_dtype = "";
-  EXPECT_EQ(shortest_dtype(DType::kF64, setup), DType::kF32);
+  const std::tuple<DType, const char*, const char*, DType> cases[] = {
+      // Parameters, --param-dtype, --reduce-dtype, the shortest
+      {DType::kF64, "", "", DType::kF64},
+      {DType::kF64, "", "f32", DType::kF32},
+      {DType::kF32, "", "f32", DType::kF32},
+      {DType::kBF16, "", "f32", DType::kBF16},
+      {DType::kF64, "f16", "f32", DType::kF16},
+      {DType::kF64, "f32", "", DType::kF32}};
+  for (const auto& [parameters, param, reduce, expected] : cases) {
+    EXPECT_EQ(shortest_dtype(parameters,
+                             {.param_dtype = param, .reduce_dtype = reduce}),
+              expected);
+  }
 }
 
 TEST(ZeroFsdpDefaults, OptionsOfAnotherStrategyAreRefusedByName) {
@@ -190,20 +193,17 @@ TEST(ZeroFsdpDefaults, OptionsOfAnotherStrategyAreRefusedByName) {
   EXPECT_EQ(error_of(of("zero3"), "--sharding-strategy", "no_shard"),
             "--sharding-strategy no_shard: means nothing to --strategy zero3; "
             "it belongs to --strategy fsdp or fsdp2");
-  EXPECT_EQ(error_of(of("fsdp"), "--overlap-comm", "false"),
-            "--overlap-comm false: means nothing to --strategy fsdp; it "
-            "belongs to --strategy zero1, zero2 or zero3");
-  expect_text(error_of(of("zero3"), "--reduce-bucket-size", "9"),
-              {"zero1 or zero2"});
-  expect_text(error_of(of("zero1"), "--persistence-threshold", "9"),
-              {"--strategy zero3"});
-  expect_text(error_of(of("fsdp"), "--shard-size", "2"),
-              {"belongs to hybrid_shard"});
-  expect_text(error_of(of("fsdp"), "--min-num-params", "2"),
-              {"belongs to size"});
-  StrategyOptions setup = of("fsdp2");
-  setup.wrap = "size";
-  setup.sharding_strategy = "hybrid_shard";
+  const std::tuple<const char*, const char*, const char*> cases[] = {
+      {"fsdp", "--overlap-comm", "--strategy zero1, zero2 or zero3"},
+      {"zero3", "--reduce-bucket-size", "zero1 or zero2"},
+      {"zero1", "--persistence-threshold", "--strategy zero3"},
+      {"fsdp", "--shard-size", "belongs to hybrid_shard"},
+      {"fsdp", "--min-num-params", "belongs to size"}};
+  for (const auto& [strategy, flag, words] : cases) {
+    expect_text(error_of(of(strategy), flag, "2"), {words});
+  }
+  const StrategyOptions setup{
+      .strategy = "fsdp2", .sharding_strategy = "hybrid_shard", .wrap = "size"};
   EXPECT_EQ(error_of(setup, "--min-num-params", "2"), "");
   EXPECT_EQ(error_of(setup, "--shard-size", "2"), "");
   EXPECT_EQ(error_of(of("zero1"), "--overlap-comm", "true"), "");

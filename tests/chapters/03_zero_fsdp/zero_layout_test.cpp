@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <tuple>
 
+#include "chapters/03_zero_fsdp/fsdp/flat_parameter_layout.h"
 #include "tests/chapters/03_zero_fsdp/zero_support.h"
 
 namespace shardbook::zero_test {
@@ -14,40 +16,36 @@ using zero::FlatLayout;
 using zero::GradientBucket;
 using zero::OwnedPart;
 using zero::plan_buckets;
-using zero::slice_layout;
-using zero::SliceLayout;
 
 using Counts = std::vector<std::int64_t>;
 
 const Counts k184 = {32, 4, 64, 16, 64, 4};
 
+/// Elements of a rank's shard in stage 3.
+std::int64_t slices_of_184(int d) {
+  return fsdp::row_layout({{32}, {4}, {64}, {16}, {64}, {4}}, d).shard_numel;
+}
+
 // --- Golden numbers ----------------------------------------------------------
 
-TEST(ZeroLayout, TheNetOf184ParametersInStages1And2) {
+TEST(ZeroLayout, TheNetOf184Parameters) {
   const FlatLayout three = flat_layout(k184, 3, 2);
   EXPECT_EQ(three.numel, 184);
   EXPECT_EQ(three.padded, 186);
   EXPECT_EQ(three.shard(), 62);
-  const FlatLayout four = flat_layout(k184, 4, 2);
-  EXPECT_EQ(four.padded, 184);
-  EXPECT_EQ(four.shard(), 46);
-}
-
-TEST(ZeroLayout, TheNetOf184ParametersInStage3) {
-  const SliceLayout three = slice_layout(k184, 3);
-  EXPECT_EQ(three.slices, (Counts{11, 2, 22, 6, 22, 2}));
-  EXPECT_EQ(three.shard, 65);
-  EXPECT_EQ(slice_layout(k184, 4).shard, 46);
+  EXPECT_EQ(flat_layout(k184, 4, 2).shard(), 46);
+  // In stage 3, each parameter alone: 11 + 2 + 22 + 6 + 22 + 2
+  EXPECT_EQ(slices_of_184(3), 65);
+  EXPECT_EQ(slices_of_184(4), 46);
 }
 
 // --- Layouts -----------------------------------------------------------------
 
 /// Every element of every parameter has one owner and one place.
-template <typename Layout>
-void expect_partition(const Layout& layout, std::int64_t shard) {
+void expect_partition(const FlatLayout& layout) {
   std::vector<std::vector<int>> places(
       static_cast<std::size_t>(layout.ranks),
-      std::vector<int>(static_cast<std::size_t>(shard)));
+      std::vector<int>(static_cast<std::size_t>(layout.shard())));
   for (std::size_t i = 0; i < layout.numels.size(); ++i) {
     std::int64_t next = 0;
     for (const OwnedPart& part : layout.parts(static_cast<int>(i))) {
@@ -82,11 +80,9 @@ TEST(ZeroLayout, EveryElementHasOneOwner) {
               flat_layout(numels, d, alignment, round_robin);
           EXPECT_EQ(flat.padded % (alignment * d), 0);
           EXPECT_LT(flat.padded - flat.numel, alignment * d);
-          expect_partition(flat, flat.shard());
+          expect_partition(flat);
         }
       }
-      const SliceLayout slices = slice_layout(numels, d);
-      expect_partition(slices, slices.shard);
     }
   }
 }
@@ -96,13 +92,11 @@ TEST(ZeroLayout, AParameterMayStraddleOwners) {
   // 64 elements at 36: 26 for rank 0, 38 for rank 1
   const std::vector<OwnedPart> parts = layout.parts(2);
   ASSERT_EQ(parts.size(), 2u);
-  EXPECT_EQ(parts[0].owner, 0);
-  EXPECT_EQ(parts[0].shard_begin, 36);
-  EXPECT_EQ(parts[0].numel, 26);
-  EXPECT_EQ(parts[1].owner, 1);
-  EXPECT_EQ(parts[1].begin, 26);
-  EXPECT_EQ(parts[1].shard_begin, 0);
-  EXPECT_EQ(parts[1].numel, 38);
+  const auto fields = [](const OwnedPart& part) {
+    return std::tuple(part.owner, part.begin, part.shard_begin, part.numel);
+  };
+  EXPECT_EQ(fields(parts[0]), std::tuple(0, 0, 36, 26));
+  EXPECT_EQ(fields(parts[1]), std::tuple(1, 26, 0, 38));
 }
 
 TEST(ZeroLayout, RoundRobinPutsEveryDthParameterTogether) {
@@ -128,18 +122,14 @@ TEST(ZeroBuckets, OneBucketForEverythingIsOneReduceScatter) {
     EXPECT_EQ(buckets[0].scatter_numel, layout.shard());
     EXPECT_TRUE(buckets[0].rest.empty());
     EXPECT_EQ(buckets[0].numel, layout.padded);
-  }
-}
-
-TEST(ZeroBuckets, AShardArrivesInOneRun) {
-  const FlatLayout layout = flat_layout(k184, 3, 2);
-  const auto buckets = plan_buckets(layout, 500'000'000);
-  for (int owner = 0; owner < 3; ++owner) {
-    const auto runs = zero::runs_of(buckets[0], owner);
-    ASSERT_EQ(runs.size(), 1u);
-    EXPECT_EQ(runs[0].shard_begin, 0);
-    EXPECT_EQ(runs[0].bucket_begin, owner * layout.shard());
-    EXPECT_EQ(runs[0].numel, layout.shard());
+    // A shard arrives in one run
+    for (int owner = 0; owner < d; ++owner) {
+      const auto runs = zero::runs_of(buckets[0], owner);
+      ASSERT_EQ(runs.size(), 1u);
+      EXPECT_EQ(runs[0].shard_begin, 0);
+      EXPECT_EQ(runs[0].bucket_begin, owner * layout.shard());
+      EXPECT_EQ(runs[0].numel, layout.shard());
+    }
   }
 }
 
@@ -332,7 +322,7 @@ TEST(ZeroLedger, TrafficIsThatOfThePaper) {
                (4.0 * static_cast<double>(padded) * (d - 1) / d);
       };
       const std::int64_t flat = flat_layout(k184, d, 2).padded;
-      const std::int64_t slices = slice_layout(k184, d).shard * d;
+      const std::int64_t slices = slices_of_184(d) * d;
       EXPECT_NEAR(units(stage(1), flat), 2, 1e-12);
       EXPECT_NEAR(units(stage(2), flat), g + 1, 1e-12);
       EXPECT_NEAR(units(stage(3), slices), 3 * g, 1e-12);

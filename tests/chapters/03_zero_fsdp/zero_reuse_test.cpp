@@ -30,13 +30,13 @@ void micro_step(ZeroOptimizer& zero, int number) {
 
 /// Gathered elements of the root and of a block on d ranks, nothing persistent.
 struct Sizes {
-  std::int64_t root = 0, block = 0, parameters = 0;
+  std::int64_t root = 0, block = 0;
 };
-Sizes sizes_of(Module& model, int d) {
+Sizes sizes_on(int d) {
   Sizes sizes;
-  for (const auto& [name, tensor] : model.named_parameters()) {
+  const auto model = make_model(small_gpt(), init_of(DType::kF32));
+  for (const auto& [name, tensor] : model->named_parameters()) {
     const std::int64_t padded = (tensor.numel() + d - 1) / d * d;
-    sizes.parameters += padded;
     if (name.find(".h.") == std::string::npos) sizes.root += padded;
     if (name.find(".h.0.") != std::string::npos) sizes.block += padded;
   }
@@ -96,9 +96,7 @@ std::vector<Seen> seen_with(int d, const ZeroOptions& options) {
 // distance. Backward begins with the root, so it is kept if any unit is.
 TEST(ZeroReuse, TheDistanceDecidesWhichUnitsAreGatheredOnce) {
   for (const int d : {2, 3, 4}) {
-    const Sizes sizes = on_ranks(d, [&](ProcessGroup&) {
-      return sizes_of(*make_model(small_gpt(), init_of(DType::kF32)), d);
-    })[0];
+    const Sizes sizes = sizes_on(d);
     const auto r = sizes.root, b = sizes.block;
     for (const std::int64_t distance :
          {std::int64_t{0}, std::int64_t{1}, r, r + 1, r + 2 * b, r + 2 * b + 1,
@@ -131,9 +129,7 @@ TEST(ZeroReuse, TheDistanceDecidesWhichUnitsAreGatheredOnce) {
 
 TEST(ZeroReuse, TheLimitReleasesTheUnitOfTheFarthestUse) {
   for (const int d : {2, 3}) {
-    const Sizes sizes = on_ranks(d, [&](ProcessGroup&) {
-      return sizes_of(*make_model(small_gpt(), init_of(DType::kF32)), d);
-    })[0];
+    const Sizes sizes = sizes_on(d);
     ZeroOptions options = stage(3);
     options.prefetch_bucket_size = 0;
     options.max_reuse_distance = kForever;
@@ -161,9 +157,7 @@ TEST(ZeroReuse, TheLimitReleasesTheUnitOfTheFarthestUse) {
 
 TEST(ZeroReuse, TheLimitHoldsPrefetchingBack) {
   const int d = 2;
-  const Sizes sizes = on_ranks(d, [&](ProcessGroup&) {
-    return sizes_of(*make_model(small_gpt(), init_of(DType::kF32)), d);
-  })[0];
+  const Sizes sizes = sizes_on(d);
   ZeroOptions options = stage(3);
   options.overlap_comm = false;
   options.prefetch_bucket_size = sizes.block;
@@ -264,12 +258,15 @@ TEST(ZeroWire, GradientsTravelInTheDtypeOfTheWire) {
   }
 }
 
+Training plain_sgd() {
+  return {.optimizer = "sgd",
+          .optimizer_options = {.lr = 0.05},
+          .dtype = DType::kF64,
+          .micro_steps = 2};
+}
+
 TEST(ZeroWire, OnlyTheWireRounds) {
-  Training run;
-  run.optimizer = "sgd";
-  run.optimizer_options.lr = 0.05;
-  run.dtype = DType::kF64;
-  run.micro_steps = 2;
+  const Training run = plain_sgd();
   for (const int number : {1, 2, 3}) {
     ZeroOptions options = stage(number);
     options.reduce_bucket_size = 50;  // some gradients are larger
@@ -286,11 +283,7 @@ TEST(ZeroWire, OnlyTheWireRounds) {
 
 // Division before, after, or in parts: once in all.
 TEST(ZeroWire, ASumIsDividedOnceWhereverItIsDivided) {
-  Training run;
-  run.optimizer = "sgd";
-  run.optimizer_options.lr = 0.05;
-  run.dtype = DType::kF64;
-  run.micro_steps = 2;
+  const Training run = plain_sgd();
   for (const int number : {1, 2}) {
     ZeroOptions options = stage(number);
     options.reduce_bucket_size = 50;
@@ -302,19 +295,6 @@ TEST(ZeroWire, ASumIsDividedOnceWhereverItIsDivided) {
                 1e-12)
           << number << ", " << before;
     }
-  }
-}
-
-TEST(ZeroWire, APlainSumIsNeededToDivideAfterIt) {
-  for (const int number : {1, 2, 3}) {
-    ZeroOptions options = stage(number);
-    options.divide_before = 2;
-    const std::string error = error_on_ranks(1, [&](ProcessGroup& world) {
-      Sequential model = make_184(DType::kF32);
-      make_zero(model, world, options, "sgd", {});
-    });
-    expect_text(error,
-                {"zero: divide_before 2 with stage " + std::to_string(number)});
   }
 }
 

@@ -74,39 +74,21 @@ Tensor token_rows(std::int64_t first, std::int64_t stride) {
 }
 
 /// Three steps of AdamW on a tied GPT; stage 0 is DDP.
-State train_gpt(int d, int number, DType dtype, bool recompute, double dropout,
-                const ZeroOptions& base = stage(1)) {
+State train_gpt(int d, DType dtype, bool recompute, double dropout,
+                const ZeroOptions& options) {
   return on_ranks(d, [&](ProcessGroup& world) {
     const auto model = make_model(tiny_config(dropout), init_of(dtype));
     set_recompute(*model, recompute);
     RandomState& random = RankContext::current().random;
-    auto backward = [&](int step, auto&& forward) {
-      random.step = static_cast<std::uint64_t>(step);
-      random.next_op = 0;
-      random.batch = BatchSlice{world.rank(), d};
-      const Tensor targets = token_rows(step + 1 + world.rank(), d);
-      language_loss(forward(token_rows(step + world.rank(), d)), targets)
-          .backward();
-    };
-    if (number == 0) {
-      ddp::DistributedDataParallel ddp(*model, world);
-      const auto optimizer = make_optimizer("adamw", model->parameters(), {});
-      optimizer->keep_master_copies();
-      for (int step = 0; step < 3; ++step) {
-        backward(step, [&](const Tensor& x) { return ddp(x); });
-        optimizer->step();
-        model->clear_grad();
-      }
-      return state_by_name(*model, *optimizer);
-    }
-    ZeroOptions options = base;
-    options.stage = number;
-    const auto zero = make_zero(*model, world, options, "adamw", {});
-    for (int step = 0; step < 3; ++step) {
-      backward(step, [&](const Tensor& x) { return (*zero)(x); });
-      zero->step();
-    }
-    return state_of_zero(*zero);
+    return train_by(
+        *model, world, options, "adamw", {}, 3, [&](int step, auto& forward) {
+          random.step = static_cast<std::uint64_t>(step);
+          random.next_op = 0;
+          random.batch = BatchSlice{world.rank(), d};
+          const Tensor targets = token_rows(step + 1 + world.rank(), d);
+          language_loss(forward(token_rows(step + world.rank(), d)), targets)
+              .backward();
+        });
   })[0];
 }
 
@@ -115,7 +97,7 @@ TEST(ZeroGpt, EveryStageEqualsDdpBitForBit) {
   for (const int d : {1, 2, 3, 4}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const double dropout : {0.0, 0.1}) {
-        const State ddp = train_gpt(d, 0, dtype, false, dropout);
+        const State ddp = train_gpt(d, dtype, false, dropout, stage(0));
         for (int number = 1; number <= 3; ++number) {
           for (const bool recompute : {false, true}) {
             ZeroOptions options = stage(number);
@@ -123,10 +105,10 @@ TEST(ZeroGpt, EveryStageEqualsDdpBitForBit) {
               options.persistence_threshold = 100;
               options.reduce_bucket_size = 700;
             }
-            EXPECT_EQ(first_difference(train_gpt(d, number, dtype, recompute,
-                                                 dropout, options),
-                                       ddp),
-                      "")
+            EXPECT_EQ(
+                first_difference(
+                    train_gpt(d, dtype, recompute, dropout, options), ddp),
+                "")
                 << "stage " << number << " on " << d << ", dropout " << dropout
                 << (recompute ? ", recomputed" : "");
           }
@@ -173,33 +155,17 @@ class Loop : public ModuleOf<Loop> {
 State train_loop(int d, int number) {
   return on_ranks(d, [&](ProcessGroup& world) {
     Loop model;
-    auto backward = [&](int step, auto&& forward) {
-      model.repeats = 1 + step % 3;
-      model.uses_last = step != 2;
-      const Tensor x = every(
-          make_samples(12, DType::kF64, static_cast<std::uint64_t>(step)).x,
-          world.rank(), d);
-      sum(square(forward(x))).backward();
-    };
     // Plain SGD: a parameter without a gradient and one with zeros agree
-    if (number == 0) {
-      ddp::DdpOptions options;
-      options.find_unused_parameters = true;
-      ddp::DistributedDataParallel ddp(model, world, options);
-      const auto optimizer = make_optimizer("sgd", model.parameters(), {0.001});
-      for (int step = 0; step < 4; ++step) {
-        backward(step, [&](const Tensor& x) { return ddp(x); });
-        optimizer->step();
-        model.clear_grad();
-      }
-      return state_by_name(model, *optimizer);
-    }
-    const auto zero = make_zero(model, world, stage(number), "sgd", {0.001});
-    for (int step = 0; step < 4; ++step) {
-      backward(step, [&](const Tensor& x) { return (*zero)(x); });
-      zero->step();
-    }
-    return state_of_zero(*zero);
+    return train_by(
+        model, world, stage(number), "sgd", {0.001}, 4,
+        [&](int step, auto& forward) {
+          model.repeats = 1 + step % 3;
+          model.uses_last = step != 2;
+          const Tensor x = every(
+              make_samples(12, DType::kF64, static_cast<std::uint64_t>(step)).x,
+              world.rank(), d);
+          sum(square(forward(x))).backward();
+        });
   })[0];
 }
 

@@ -23,7 +23,7 @@ using State = std::map<std::string, Values>;
 
 struct Training {
   std::string optimizer = "adamw";
-  OptimizerOptions optimizer_options;
+  OptimizerOptions optimizer_options = {};
   DType dtype = DType::kF32;
   int steps = 3;
   int micro_steps = 1;
@@ -31,23 +31,12 @@ struct Training {
   std::uint64_t seed = 10;
 };
 
-inline OptimizerOptions momentum_sgd() {
-  OptimizerOptions options;
-  options.lr = 0.05;
-  options.momentum = 0.9;
-  options.weight_decay = 0.01;
-  return options;
-}
-
 /// SGD with momentum, Adam, AdamW.
 inline std::vector<Training> optimizers(DType dtype, int micro_steps = 1) {
-  Training sgd, adam, adamw;
-  sgd.optimizer = "sgd";
-  sgd.optimizer_options = momentum_sgd();
-  adam.optimizer = "adam";
-  adam.optimizer_options.weight_decay = 0.01;
-  adamw.optimizer_options.weight_decay = 0.1;
-  std::vector<Training> all = {sgd, adam, adamw};
+  std::vector<Training> all = {
+      {"sgd", {.lr = 0.05, .weight_decay = 0.01, .momentum = 0.9}},
+      {"adam", {.weight_decay = 0.01}},
+      {"adamw", {.weight_decay = 0.1}}};
   for (Training& run : all) {
     run.dtype = dtype;
     run.micro_steps = micro_steps;
@@ -198,6 +187,37 @@ inline std::vector<State> train_zero(int d, const Training& run,
     train_zero(*zero, run, 0, run.steps);
     return state_of_zero(*zero);
   });
+}
+
+/// The state after `steps` steps of a backward, which the test gives, through
+/// DDP (stage 0) or ZeRO.
+using Backward = std::function<void(
+    int step, const std::function<Tensor(const Tensor& x)>& forward)>;
+inline State train_by(Module& model, ProcessGroup& world,
+                      const ZeroOptions& options, const std::string& optimizer,
+                      const OptimizerOptions& optimizer_options, int steps,
+                      const Backward& backward) {
+  if (options.stage > 0) {
+    const auto zero =
+        make_zero(model, world, options, optimizer, optimizer_options);
+    for (int step = 0; step < steps; ++step) {
+      backward(step, [&](const Tensor& x) { return (*zero)(x); });
+      zero->step();
+    }
+    return state_of_zero(*zero);
+  }
+  ddp::DdpOptions finds_unused;
+  finds_unused.find_unused_parameters = true;
+  ddp::DistributedDataParallel ddp(model, world, finds_unused);
+  const auto updates =
+      make_optimizer(optimizer, model.parameters(), optimizer_options);
+  updates->keep_master_copies();
+  for (int step = 0; step < steps; ++step) {
+    backward(step, [&](const Tensor& x) { return ddp(x); });
+    updates->step();
+    model.clear_grad();
+  }
+  return state_by_name(model, *updates);
 }
 
 inline ZeroOptions stage(int number) {
