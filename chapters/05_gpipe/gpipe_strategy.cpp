@@ -118,17 +118,6 @@ StepResult GpipeStrategy::step(std::int64_t step) {
   return model_->update(options_, *optimizer_, loss);
 }
 
-// --- Predictions -------------------------------------------------------------
-
-double GpipeStrategy::predicted_bytes() {
-  return static_cast<double>(options_.steps) *
-         (engine_->predicted_bytes() + model_->predicted_update_bytes());
-}
-
-MemoryBill GpipeStrategy::bill() {
-  return pipeline_bill(options_, *model_, *engine_, pp_.rank());
-}
-
 // --- The yardstick -----------------------------------------------------------
 
 ReferenceRun train_one_device_in_reverse(const Options& options,

@@ -68,8 +68,11 @@ class GpipeStrategy : public Strategy {
   StepResult step(std::int64_t step) override;
   Optimizer& optimizer() override { return *optimizer_; }
   std::vector<Bill> bills() override {
-    return {{predicted_bytes(), bill(),
-             pipeline::step_s(options_, *model_, *engine_)}};
+    return {
+        {static_cast<double>(options_.steps) *
+             (engine_->predicted_bytes() + model_->predicted_update_bytes()),
+         pipeline_bill(options_, *model_, *engine_, pp_.rank()),
+         pipeline::step_s(options_, *model_, *engine_)}};
   }
   std::string closed_form_command() const override {
     return "./shardbook run gpipe -- --world-size 4 --cluster textbook";
@@ -86,10 +89,6 @@ class GpipeStrategy : public Strategy {
 
   const Dataset& data() const { return data_; }
   PipelineModel& model() { return *model_; }
-
-  /// Bytes that this rank sends in options.steps steps.
-  double predicted_bytes();
-  MemoryBill bill();
 
  private:
   Options options_;

@@ -143,11 +143,6 @@ double PipelineStrategy::step_loss(std::int64_t step) {
   return losses_to_rank_0_.receive(loss_rank(step), loss_tag(step));
 }
 
-const std::vector<VersionUse>& PipelineStrategy::version_uses() const {
-  static const std::vector<VersionUse> kNone;
-  return updates_ ? updates_->uses() : kNone;
-}
-
 // --- Bills -------------------------------------------------------------------
 
 double PipelineStrategy::predicted_bytes() {
@@ -201,7 +196,8 @@ double PipelineStrategy::predicted_step_s() {
 }
 
 std::string PipelineStrategy::remarks() {
-  return staleness_table(version_uses(), pp_);
+  return staleness_table(
+      updates_ ? updates_->uses() : std::vector<VersionUse>{}, pp_);
 }
 
 }  // namespace shardbook::pipeline

@@ -23,7 +23,7 @@ struct StrategyOptions {
   int chunks = 2;  ///< per rank: interleaved schedules
   /// zb-auto: sets of activations that a rank may keep; 0: twice the ranks.
   double memory_limit = 0;
-  std::string replicas;               ///< pipedream: "2,1,1", ranks per stage
+  std::string replicas = {};          ///< pipedream: "2,1,1", ranks per stage
   std::string partition = "uniform";  ///< as shardbook::cuts_of reads it
   /// Which micro-batches keep only their stage's input.
   std::string recompute = "never";
@@ -34,9 +34,9 @@ struct StrategyOptions {
   /// On shapes, leave out micro-batches that repeat (EngineOptions).
   bool leaves_out_repetitions = true;
   bool print_schedule = false;
-  std::string write_schedule;  ///< FILE.json
+  std::string write_schedule = {};  ///< FILE.json
   /// The given flags; make_plan rejects flags that the schedule does not read.
-  std::vector<std::string> given;
+  std::vector<std::string> given = {};
 
   /// True if the program prints or writes the schedule and runs nothing.
   bool only_shows() const { return print_schedule || !write_schedule.empty(); }
@@ -107,18 +107,14 @@ class PipelineStrategy : public Strategy {
   /// The table of the weights' ages, for schedules that do not flush.
   std::string remarks() override;
 
-  const Dataset& data() const { return data_; }
-  /// Empty for schedules that flush.
-  const std::vector<VersionUse>& version_uses() const;
   /// Steps that post-validation amended.
   int num_amended() const { return post_ ? post_->num_amended() : 0; }
 
+ private:
   /// Bytes that a rank sends in options.steps steps.
   double predicted_bytes();
   MemoryBill bill();
   double predicted_step_s();
-
- private:
   StepResult asynchronous_step(std::int64_t step);
   StepResult post_validated_step(std::int64_t step);
   void note_loss(int micro_batch, double loss);

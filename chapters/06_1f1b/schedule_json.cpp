@@ -24,13 +24,10 @@ constexpr int kMaxSlots = 1 << 20;
 constexpr const char* kForm =
     "; give F, B, I, W or U with a micro-batch, such as F0, B3.1 or F5&B2";
 
-const std::map<std::string, VersionRule>& version_names() {
-  static const std::map<std::string, VersionRule> names = {
-      {"newest", VersionRule::kNewest},
-      {"first-stage", VersionRule::kFirstStage},
-      {"delay-one", VersionRule::kDelayOne}};
-  return names;
-}
+const std::map<std::string, VersionRule> kVersionNames = {
+    {"newest", VersionRule::kNewest},
+    {"first-stage", VersionRule::kFirstStage},
+    {"delay-one", VersionRule::kDelayOne}};
 
 /// Reads the digits at `*position` and moves past them; -1 for none or more
 /// than seven.
@@ -109,8 +106,7 @@ class Reader {
   void check_keys() const {
     if (!object_.is_object()) {
       fail(shown(object_),
-           "; give an object with \"micro_batches\" and "
-           "\"ranks\"");
+           "; give an object with \"micro_batches\" and \"ranks\"");
     }
     static const std::vector<std::string> known = {
         "name",     "micro_batches",         "ranks", "routes", "route_of",
@@ -261,8 +257,8 @@ class Reader {
     s_.micro_batches_per_step = s_.flushes ? s_.num_micro_batches : 1;
     if (object_.contains("versions")) {
       const std::string name = text(object_["versions"], "versions");
-      const auto found = version_names().find(name);
-      if (found == version_names().end()) {
+      const auto found = kVersionNames.find(name);
+      if (found == kVersionNames.end()) {
         fail("versions is ", shown(name),
              "; give newest, first-stage or delay-one");
       }
@@ -337,7 +333,7 @@ std::string to_json(const Schedule& schedule) {
     object["route_of"] = schedule.route_of;
   }
   if (!schedule.flushes) {
-    for (const auto& [name, rule] : version_names()) {
+    for (const auto& [name, rule] : kVersionNames) {
       if (rule == schedule.versions) object["versions"] = name;
     }
     object["micro_batches_per_step"] = schedule.micro_batches_per_step;

@@ -94,8 +94,7 @@ void show_schedule(const Plan& plan, const StrategyOptions& setup) {
   if (setup.print_schedule) print_schedule(plan.schedule);
   const std::string& file = setup.write_schedule;
   if (file.empty()) return;
-  SB_CHECK(file.size() > 5 && file.substr(file.size() - 5) == ".json",
-           "--write-schedule ", file,
+  SB_CHECK(file.ends_with(".json"), "--write-schedule ", file,
            ": give a FILE.json, which --schedule can read");
   SB_CHECK(
       plan.schedule.repeats == 0, "--write-schedule ", file,

@@ -83,11 +83,11 @@ std::int64_t listed_steps(std::int64_t steps, int num_ranks, int round);
 /// Options of the command line.
 struct ScheduleOptions {
   int num_ranks = 1;
-  int micro_batches = 1;      ///< of one batch
-  int chunks = 2;             ///< per rank: interleaved
-  int batches = 1;            ///< pipedream, pipedream-2bw: without a flush
-  double memory_limit = 0;    ///< zb-auto: sets of activations; 0: 2p
-  std::vector<int> replicas;  ///< pipedream, by stage; none: one each
+  int micro_batches = 1;    ///< of one batch
+  int chunks = 2;           ///< per rank: interleaved
+  int batches = 1;          ///< pipedream, pipedream-2bw: without a flush
+  double memory_limit = 0;  ///< zb-auto: sets of activations; 0: 2p
+  std::vector<int> replicas = {};  ///< pipedream, by stage; none: one each
 };
 /// Names that make_schedule knows.
 const std::vector<std::string>& schedule_names();

@@ -14,22 +14,25 @@ namespace {
 
 using Maker = std::function<Schedule(const ScheduleOptions&)>;
 
+/// Makes a schedule that depends on ranks and micro-batches only.
+Maker simple(Schedule (*make)(int num_ranks, int micro_batches)) {
+  return [make](const ScheduleOptions& o) {
+    return make(o.num_ranks, o.micro_batches);
+  };
+}
+
 const std::map<std::string, Maker>& makers() {
   using O = ScheduleOptions;
   static const std::map<std::string, Maker> all = {
-      {"naive", [](const O& o) { return naive(o.num_ranks, o.micro_batches); }},
-      {"gpipe",
-       [](const O& o) {
-         return gpipe::schedule(o.num_ranks, o.micro_batches);
-       }},
-      {"1f1b",
-       [](const O& o) { return one_f_one_b(o.num_ranks, o.micro_batches); }},
+      {"naive", simple(naive)},
+      {"gpipe", simple(gpipe::schedule)},
+      {"1f1b", simple(one_f_one_b)},
       {"interleaved",
        [](const O& o) {
          return interleaved(o.num_ranks, o.micro_batches, o.chunks);
        }},
-      {"zb-h1", [](const O& o) { return zb_h1(o.num_ranks, o.micro_batches); }},
-      {"zb-h2", [](const O& o) { return zb_h2(o.num_ranks, o.micro_batches); }},
+      {"zb-h1", simple(zb_h1)},
+      {"zb-h2", simple(zb_h2)},
       {"zb-auto",
        [](const O& o) {
          ZeroBubbleSearch search;
@@ -37,8 +40,7 @@ const std::map<std::string, Maker>& makers() {
              o.memory_limit > 0 ? o.memory_limit : 2 * o.num_ranks;
          return zb_auto(o.num_ranks, o.micro_batches, search);
        }},
-      {"dualpipe",
-       [](const O& o) { return dualpipe(o.num_ranks, o.micro_batches); }},
+      {"dualpipe", simple(dualpipe)},
       {"pipedream",
        [](const O& o) {
          const int mini_batches = o.micro_batches * o.batches;
@@ -76,9 +78,7 @@ const std::vector<std::string>& schedule_names() {
 
 Schedule make_schedule(const std::string& name,
                        const ScheduleOptions& options) {
-  if (name.size() > 5 && name.substr(name.size() - 5) == ".json") {
-    return read_fitting(name, options);
-  }
+  if (name.ends_with(".json")) return read_fitting(name, options);
   const auto found = makers().find(name);
   std::string known;
   for (const std::string& each : schedule_names()) {

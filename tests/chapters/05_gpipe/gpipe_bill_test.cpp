@@ -28,14 +28,12 @@ constexpr std::int64_t kBillWidth = 8;
 std::vector<double> peaks(int m, std::int64_t rows, Recompute recompute) {
   return on_ranks(2, [&](ProcessGroup& world) {
     const SkipNet net(6, kBillWidth);
-    const std::shared_ptr<const LayerList> layers(&net,
-                                                  [](const LayerList*) {});
+    const auto layers = borrowed(net);
     Options options;
     PipelineModel model(options, layers, one_stage_per_rank({0, 3, 6}), world);
     const auto pieces = ceil_micro_batches(rows * m, m);
     RowsFeed feed(pieces, kBillWidth, DType::kF32);
-    EngineOptions engine_options;
-    engine_options.recompute = recompute;
+    const EngineOptions engine_options{.recompute = recompute};
     Engine engine(gpipe::schedule(2, m), model, world, feed, nullptr,
                   engine_options);
     RankContext::current().device.reset_peak_memory();
@@ -151,8 +149,7 @@ TEST(GpipeBill, RecomputedOutputsDoNotWaitForTheirGradients) {
     PipelineModel model(Options{}, std::make_shared<WideInside>(wide),
                         one_stage_per_rank({0, 1, 2}), world);
     RowsFeed feed(ceil_micro_batches(rows, 1), kBillWidth, DType::kF32);
-    EngineOptions engine_options;
-    engine_options.recompute = Recompute::kAlways;
+    const EngineOptions engine_options{.recompute = Recompute::kAlways};
     Engine engine(gpipe::schedule(2, 1), model, world, feed, nullptr,
                   engine_options);
     engine.run();
@@ -172,7 +169,7 @@ Timed timed(int p, int m, Recompute recompute, bool early,
             const std::string& cluster = "dgx-a100") {
   const std::int64_t rows = 4096, width = 8192;
   const SkipNet net(16 * p, width);
-  const std::shared_ptr<const LayerList> layers(&net, [](const LayerList*) {});
+  const auto layers = borrowed(net);
   sim::WorldOptions options;
   options.launch.backend = "sim";
   options.cost = std::make_shared<sim::CostModel>(sim::Cluster::read(cluster));
@@ -185,10 +182,9 @@ Timed timed(int p, int m, Recompute recompute, bool early,
                             one_stage_per_rank(cut_uniform(16 * p, p)), world);
         const auto pieces = ceil_micro_batches(rows * m, m);
         RowsFeed feed(pieces, width, DType::kF32);
-        EngineOptions engine_options;
-        engine_options.recompute = recompute;
-        engine_options.early_recompute = early;
-        engine_options.reads_losses_late = true;
+        const EngineOptions engine_options{.recompute = recompute,
+                                           .early_recompute = early,
+                                           .reads_losses_late = true};
         Engine engine(gpipe::schedule(p, m), model, world, feed, nullptr,
                       engine_options);
         sim::VirtualClock* clock = sim::VirtualClock::current();

@@ -24,14 +24,6 @@ using testing::HasSubstr;
 
 // --- The schedule -----------------------------------------------------------
 
-TEST(GpipeSchedule, EveryForwardPrecedesTheFirstBackward) {
-  for (const auto& actions : gpipe::schedule(2, 3).actions) {
-    std::string text;
-    for (const Action& each : actions) text += to_string(each) + " ";
-    EXPECT_EQ(text, "F0 F1 F2 B2 B1 B0 ");
-  }
-}
-
 // Where F and B take one slot each, F of micro-batch b on stage s is in slot b
 // + s, and its B is as many slots before the last one.
 TEST(GpipeSchedule, SlotsAreThoseOfAReplay) {
@@ -62,11 +54,9 @@ TEST(GpipeSchedule, SlotsAreThoseOfAReplay) {
 constexpr std::int64_t kWidth = 6;
 
 EngineOptions with(Recompute recompute, bool early = true) {
-  EngineOptions engine_options;
-  engine_options.recompute = recompute;
-  engine_options.early_recompute = early;
-  engine_options.reads_losses_late = true;
-  return engine_options;
+  return {.recompute = recompute,
+          .early_recompute = early,
+          .reads_losses_late = true};
 }
 
 struct Case {
@@ -118,7 +108,7 @@ Trained on_one_rank(const LayerList& net, const Case& c, ProcessGroup& world) {
   options.seed = 5;
   options.dtype = c.dtype;
   RankContext::current().random = RandomState{21, 3, 0, {}};
-  const std::shared_ptr<const LayerList> layers(&net, [](const LayerList*) {});
+  const auto layers = borrowed(net);
   PipelineModel model(options, layers,
                       one_stage_per_rank(cut_uniform(net.size(), world.size())),
                       world);
@@ -307,7 +297,7 @@ TEST_P(GpipeEngine, SkipsTravelUnderOtherSchedules) {
 
 TEST(GpipeSkips, NeedRanksWithOneStage) {
   const SkipNet net(4, kWidth, {{0, 3}});
-  const std::shared_ptr<const LayerList> layers(&net, [](const LayerList*) {});
+  const auto layers = borrowed(net);
   const std::string error = error_of([&] {
     on_ranks(2, [&](ProcessGroup& world) {
       const auto schedule = pipeline::schedules::interleaved(2, 2, 2);
@@ -367,8 +357,7 @@ TEST(GpipeFailure, ARankThatThrowsEndsTheOthers) {
         Case c;
         Options options;
         options.dtype = c.dtype;
-        const std::shared_ptr<const LayerList> layers(&net,
-                                                      [](const LayerList*) {});
+        const auto layers = borrowed(net);
         PipelineModel model(options, layers, one_stage_per_rank({0, 1, 2, 3}),
                             world);
         FailingFeed feed(c);

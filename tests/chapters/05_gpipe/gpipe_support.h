@@ -100,6 +100,11 @@ class SkipNet : public LayerList {
   double dropout_;
 };
 
+/// A list that the caller keeps.
+inline std::shared_ptr<const LayerList> borrowed(const LayerList& layers) {
+  return {&layers, [](const LayerList*) {}};
+}
+
 /// Micro-batches of rows of one width, compared with other rows.
 class RowsFeed : public pipeline::Feed {
  public:

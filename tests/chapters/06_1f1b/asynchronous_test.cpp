@@ -32,10 +32,22 @@ struct AsynchronousOutcome {
   bool replicas_agree = true;
 };
 
-AsynchronousOutcome run_asynchronously(
-    const Schedule& schedule, const std::shared_ptr<const LayerList>& layers,
-    const std::vector<int>& cuts, const Options& options,
-    const std::vector<MicroBatch>& pieces, bool stashes = true) {
+/// A training: its options, layers, and the pieces of a batch.
+struct AsynchronousTraining {
+  Options options;
+  std::shared_ptr<const LayerList> layers = std::make_shared<PairLayers>();
+  std::vector<MicroBatch> pieces = ceil_micro_batches(4, 1);
+
+  std::vector<int> cuts(int num_stages) const {
+    return cut_uniform(layers->size(), num_stages);
+  }
+};
+
+AsynchronousOutcome run_asynchronously(const Schedule& schedule,
+                                       const AsynchronousTraining& training,
+                                       bool stashes = true) {
+  const Options& options = training.options;
+  const auto cuts = training.cuts(schedule.num_stages);
   const auto p = static_cast<std::size_t>(schedule.num_ranks);
   AsynchronousOutcome all;
   all.uses.resize(p);
@@ -53,8 +65,8 @@ AsynchronousOutcome run_asynchronously(
         const auto r = static_cast<std::size_t>(world.rank());
         RankContext::current().random = random_of(options);
         const Dataset data = small_data(options);
-        pipeline::LanguageFeed feed(options, data, pieces);
-        PipelineModel model(options, layers,
+        pipeline::LanguageFeed feed(options, data, training.pieces);
+        PipelineModel model(options, training.layers,
                             pipeline::layout_of(schedule, cuts), world);
         const auto optimizer = make_optimizer(
             options.optimizer, model.parameters(), options.optimizer_options);
@@ -92,16 +104,6 @@ AsynchronousOutcome run_asynchronously(
   return all;
 }
 
-ReferenceRun run_sequentially(const LayerList& layers, const Options& options,
-                              const SequentialRule& rule,
-                              const std::vector<MicroBatch>& pieces) {
-  RankContext context(Device::cpu(0), 0, 1);
-  context.deterministic = true;
-  const RankContext::Scope scope(context);
-  return pipeline::train_sequentially(options, layers, rule, pieces,
-                                      small_data(options));
-}
-
 void expect_bits(const AsynchronousOutcome& ranks, const ReferenceRun& one,
                  int micro_batches) {
   Values expected;
@@ -120,6 +122,29 @@ void expect_bits(const AsynchronousOutcome& ranks, const ReferenceRun& one,
   }
 }
 
+using Version = std::function<int(int stage, int micro_batch)>;
+
+/// Trains in the pipeline; one device that applies the rule of versions has the
+/// same bits.
+AsynchronousOutcome expect_versions(const Schedule& schedule,
+                                    const AsynchronousTraining& training,
+                                    const Version& version,
+                                    std::vector<int> replicas = {}) {
+  const AsynchronousOutcome ranks = run_asynchronously(schedule, training);
+  RankContext context(Device::cpu(0), 0, 1);
+  context.deterministic = true;
+  const RankContext::Scope scope(context);
+  const int stages = schedule.num_stages;
+  if (replicas.empty()) replicas.assign(static_cast<std::size_t>(stages), 1);
+  const SequentialRule rule{training.cuts(stages), version, replicas};
+  expect_bits(ranks,
+              pipeline::train_sequentially(training.options, *training.layers,
+                                           rule, training.pieces,
+                                           small_data(training.options)),
+              static_cast<int>(training.pieces.size()));
+  return ranks;
+}
+
 Options training_options(std::int64_t batch, std::int64_t steps,
                          const std::string& optimizer) {
   Options options = small_options(batch);
@@ -134,25 +159,15 @@ class AsynchronousRanks : public ::testing::TestWithParam<int> {};
 
 TEST_P(AsynchronousRanks, PipeDreamFollowsTheVersionFormula) {
   const int p = GetParam(), steps = p + 5;
-  const auto layers = std::make_shared<PairLayers>();
-  const auto cuts = cut_uniform(kLayers, p);
-  const auto pieces = ceil_micro_batches(4, 1);
   for (const bool vertical : {false, true}) {
     SCOPED_TRACE(vertical ? "vertical sync" : "stashing");
     // The optimizer's state (momentum, Adam's moments) has no versions
-    const Options options =
-        training_options(4, steps, vertical ? "adamw" : "sgd");
-    const Schedule schedule = schedules::pipedream(p, steps, vertical);
     const auto version = [&](int s, int b) {
       return std::max(0, b - (vertical ? p - 1 : p - 1 - s));
     };
-    const auto ranks =
-        run_asynchronously(schedule, layers, cuts, options, pieces);
-    expect_bits(
-        ranks,
-        run_sequentially(*layers, options,
-                         {cuts, version, std::vector<int>(p, 1)}, pieces),
-        1);
+    const auto ranks = expect_versions(
+        schedules::pipedream(p, steps, vertical),
+        {training_options(4, steps, vertical ? "adamw" : "sgd")}, version);
     for (int s = 0; s < p; ++s) {
       const auto& uses = ranks.uses[static_cast<std::size_t>(s)];
       ASSERT_EQ(uses.size(), static_cast<std::size_t>(steps));
@@ -174,20 +189,13 @@ TEST_P(AsynchronousRanks, PipeDreamFollowsTheVersionFormula) {
 
 TEST_P(AsynchronousRanks, DoubleBufferedWeightsHaveDelayOne) {
   const int p = GetParam(), m = p + 1, steps = 4;
-  const auto layers = std::make_shared<PairLayers>();
-  const auto cuts = cut_uniform(kLayers, p);
-  const Options options = training_options(2 * m - 1, steps, "adamw");
-  const auto pieces = ceil_micro_batches(options.batch, m);
-  const Schedule schedule = schedules::pipedream_2bw(p, m, steps);
-  const auto ranks =
-      run_asynchronously(schedule, layers, cuts, options, pieces);
   const auto version = [&](int, int b) {
     return pipeline::double_buffered_version(b, m);
   };
-  expect_bits(ranks,
-              run_sequentially(*layers, options,
-                               {cuts, version, std::vector<int>(p, 1)}, pieces),
-              m);
+  AsynchronousTraining training{training_options(2 * m - 1, steps, "adamw")};
+  training.pieces = ceil_micro_batches(2 * m - 1, m);
+  const auto ranks =
+      expect_versions(schedules::pipedream_2bw(p, m, steps), training, version);
   for (int s = 0; s < p; ++s) {
     const auto at = static_cast<std::size_t>(s);
     EXPECT_LE(ranks.peak[at], 2 * ranks.parameter_bytes[at]);
@@ -201,14 +209,11 @@ TEST_P(AsynchronousRanks, DoubleBufferedWeightsHaveDelayOne) {
 // Without a stash, backward does not compute the gradient of any loss.
 TEST_P(AsynchronousRanks, WithoutStashingGradientsAreWrong) {
   const int p = GetParam(), steps = p + 6;
-  const auto layers = std::make_shared<PairLayers>();
-  const auto cuts = cut_uniform(kLayers, p);
-  const auto pieces = ceil_micro_batches(4, 1);
-  const Options options = training_options(4, steps, "sgd");
+  const AsynchronousTraining training{training_options(4, steps, "sgd")};
   const Schedule schedule = schedules::pipedream(p, steps);
-  const auto with = run_asynchronously(schedule, layers, cuts, options, pieces);
+  const auto with = run_asynchronously(schedule, training);
   const auto without =
-      run_asynchronously(schedule, layers, cuts, options, pieces, false);
+      run_asynchronously(schedule, training, /*stashes=*/false);
   EXPECT_EQ(with.parameters == without.parameters, p == 1);
   for (int s = 0; s < p; ++s) {
     double worst = 0;
@@ -230,9 +235,8 @@ INSTANTIATE_TEST_SUITE_P(WorldSizes, AsynchronousRanks,
 
 // Forward, backward, step, without any code of this chapter.
 TEST(AsynchronousTest, OneRankIsPlainSgd) {
-  const auto layers = std::make_shared<PairLayers>();
-  const Options options = training_options(4, 5, "sgd");
-  const auto pieces = ceil_micro_batches(4, 1);
+  const AsynchronousTraining training{training_options(4, 5, "sgd")};
+  const Options& options = training.options;
   ReferenceRun plain;
   {
     RankContext context(Device::cpu(0), 0, 1);
@@ -242,13 +246,13 @@ TEST(AsynchronousTest, OneRankIsPlainSgd) {
     InitOptions init;
     init.seed = options.seed;
     init.dtype = options.dtype;
-    Stage model(*layers, 0, kLayers, init);
+    Stage model(*training.layers, 0, kLayers, init);
     const auto optimizer =
         make_optimizer("sgd", model.parameters(), options.optimizer_options);
     const Dataset data = small_data(options);
     for (int step = 0; step < 5; ++step) {
       context.random.step = static_cast<std::uint64_t>(step);
-      context.random.batch = pieces[0].slice;
+      context.random.batch = training.pieces[0].slice;
       context.random.next_op = 0;
       const Batch batch = data.batch(step, options.batch);
       const Tensor loss =
@@ -260,9 +264,8 @@ TEST(AsynchronousTest, OneRankIsPlainSgd) {
     }
     plain.parameters = model.named_parameters();
   }
-  expect_bits(run_asynchronously(schedules::pipedream(1, 5), layers,
-                                 {0, kLayers}, options, pieces),
-              plain, 1);
+  expect_bits(run_asynchronously(schedules::pipedream(1, 5), training), plain,
+              1);
 }
 
 /// The version that a mini-batch reads, counted by the rule: before its update,
@@ -279,40 +282,29 @@ int read_version(const std::vector<int>& replicas, int stage, int b) {
 }
 
 TEST(AsynchronousTest, ReplicasAverageTheirGradients) {
-  const auto layers = std::make_shared<PairLayers>();
-  const auto pieces = ceil_micro_batches(4, 1);
   for (const std::vector<int>& replicas : sized<std::vector<int>>(
            {{2, 1}, {1, 2}, {3, 1}, {2, 1, 1}, {2, 2}, {4, 4}, {3, 2, 3}},
            {{1, 2}, {2, 1, 1}})) {
     for (const bool vertical : {false, true}) {
       SCOPED_TRACE(::testing::PrintToString(replicas) +
                    (vertical ? " vertical sync" : ""));
-      const int stages = static_cast<int>(replicas.size());
-      const Options options = training_options(4, 12, "adamw");
-      const auto cuts = cut_uniform(kLayers, stages);
-      const Schedule schedule = schedules::pipedream(replicas, 12, vertical);
-      const auto ranks =
-          run_asynchronously(schedule, layers, cuts, options, pieces);
-      EXPECT_TRUE(ranks.replicas_agree);
       const auto version = [&](int s, int b) {
         if (!vertical) return read_version(replicas, s, b);
         return replicas[0] * read_version(replicas, 0, b) /
                replicas[static_cast<std::size_t>(s)];
       };
-      expect_bits(
-          ranks,
-          run_sequentially(*layers, options, {cuts, version, replicas}, pieces),
-          1);
+      const auto ranks = expect_versions(
+          schedules::pipedream(replicas, 12, vertical),
+          {training_options(4, 12, "adamw")}, version, replicas);
+      EXPECT_TRUE(ranks.replicas_agree);
     }
   }
 }
 
 // Short lists with a repeated steady state equal the lists of a long run.
 TEST(AsynchronousTest, SteadyStatesRepeat) {
-  const auto layers = std::make_shared<PairLayers>();
-  const auto expect_same = [&](Schedule few, const Schedule& all,
-                               const Options& options,
-                               const std::vector<MicroBatch>& pieces) {
+  const auto expect_same = [](Schedule few, const Schedule& all,
+                              const AsynchronousTraining& training) {
     ASSERT_GT(few.period, 0);
     few.repeats = (all.num_micro_batches - few.num_micro_batches) / few.period;
     ASSERT_EQ(few.total_micro_batches(), all.num_micro_batches);
@@ -325,39 +317,33 @@ TEST(AsynchronousTest, SteadyStatesRepeat) {
       }
       EXPECT_TRUE(walk.is_at_end());
     }
-    const auto cuts = cut_uniform(kLayers, all.num_stages);
-    const auto a = run_asynchronously(few, layers, cuts, options, pieces);
-    const auto b = run_asynchronously(all, layers, cuts, options, pieces);
+    const auto a = run_asynchronously(few, training);
+    const auto b = run_asynchronously(all, training);
     EXPECT_EQ(a.parameters, b.parameters);
     EXPECT_EQ(a.losses, b.losses);
     EXPECT_EQ(a.peak, b.peak);
     EXPECT_EQ(a.kept, b.kept);
   };
-  const auto whole = ceil_micro_batches(4, 1);
-  for (const bool vertical : {false, true}) {
-    expect_same(schedules::pipedream(3, 8, vertical),
-                schedules::pipedream(3, 21, vertical),
-                training_options(4, 21, "adamw"), whole);
-    expect_same(schedules::pipedream({2, 1}, 8, vertical),
-                schedules::pipedream({2, 1}, 20, vertical),
-                training_options(4, 20, "adamw"), whole);
-    expect_same(schedules::pipedream({1, 3}, 9, vertical),
-                schedules::pipedream({1, 3}, 21, vertical),
-                training_options(4, 21, "adamw"), whole);
-  }
+  const auto expect_repeats = [&](const std::vector<int>& replicas, int few,
+                                  int all) {
+    for (const bool vertical : {false, true}) {
+      expect_same(schedules::pipedream(replicas, few, vertical),
+                  schedules::pipedream(replicas, all, vertical),
+                  {training_options(4, all, "adamw")});
+    }
+  };
+  expect_repeats({1, 1, 1}, 8, 21);
+  expect_repeats({2, 1}, 8, 20);
+  expect_repeats({1, 3}, 9, 21);
+  AsynchronousTraining doubled{training_options(8, 8, "adamw")};
+  doubled.pieces = ceil_micro_batches(8, 4);
   expect_same(schedules::pipedream_2bw(3, 4, 3),
-              schedules::pipedream_2bw(3, 4, 8),
-              training_options(8, 8, "adamw"), ceil_micro_batches(8, 4));
+              schedules::pipedream_2bw(3, 4, 8), doubled);
 }
 
 TEST(AsynchronousTest, HeadsAreUntied) {
-  ModelConfig config;
-  config.vocab_size = kVocab;
-  config.n_positions = 4;
-  config.n_embd = 8;
-  config.n_layer = 2;
-  config.n_head = 2;
-  const std::shared_ptr<const LayerList> tied = layers_of(config);
+  const std::shared_ptr<const LayerList> tied =
+      layers_of(ModelConfig{"gpt2", kVocab, 4, 8, 2, 2});
   const auto layers = pipeline::untied(tied);
   EXPECT_FALSE(shared_parameters(*tied).empty());
   EXPECT_TRUE(shared_parameters(*layers).empty());
@@ -371,17 +357,9 @@ TEST(AsynchronousTest, HeadsAreUntied) {
                             first->named_parameters()[0].tensor));
 
   const int p = 3, steps = 6;
-  const Options options = training_options(4, steps, "adamw");
-  const auto pieces = ceil_micro_batches(4, 1);
-  const auto cuts = cut_uniform(layers->size(), p);
-  const auto version = [](int s, int b) {
-    return std::max(0, b - (p - 1 - s));
-  };
-  expect_bits(run_asynchronously(schedules::pipedream(p, steps), layers, cuts,
-                                 options, pieces),
-              run_sequentially(*layers, options,
-                               {cuts, version, std::vector<int>(p, 1)}, pieces),
-              1);
+  expect_versions(schedules::pipedream(p, steps),
+                  {training_options(4, steps, "adamw"), layers},
+                  [](int s, int b) { return std::max(0, b - (p - 1 - s)); });
   // Layers without shared parameters are returned unchanged
   const auto pairs = std::make_shared<PairLayers>();
   EXPECT_EQ(pipeline::untied(pairs), pairs);

@@ -64,27 +64,19 @@ TEST(EngineWorlds, SchedulesCountOnThreadsWhatSimCharges) {
   for (const Variant& each : variants()) {
     SCOPED_TRACE(each.name + " on " + std::to_string(each.world_size));
     Options options = worlds_options(each.world_size);
-    const Plan plan = pipeline::make_plan(options, each.setup);
+    const bool is_asynchronous =
+        pipeline::make_plan(options, each.setup).is_asynchronous();
     options.backend = "threads";
-    const WorldRun threads = run_trainer(options, each.setup);
-    expect_claims(threads.report);
-    EXPECT_NEAR(threads.report.time.simulated_step_s,
-                threads.report.time.step_s, 1e-9 * threads.report.time.step_s);
-    RankContext one(Device::cpu(0), 0, 1);
-    one.deterministic = true;
-    const RankContext::Scope scope(one);
-    const Parity parity =
-        compare_runs(options, {threads.report.losses, {}, threads.parameters},
-                     pipeline::reference_run(options, each.setup, plan));
-    EXPECT_TRUE(parity.passed) << parity.max_rel;
-    if (plan.is_asynchronous()) {
+    const auto [threads, parity] =
+        expect_trained_as_one_device(options, each.setup);
+    if (is_asynchronous) {
       // The sums over a loss's micro-batches are rounded at another point
       EXPECT_LE(parity.max_abs, 1e-6);
     }
 
     options.backend = "sim";
     const WorldRun shapes = run_trainer(options, each.setup);
-    expect_claims(shapes.report);
+    expect_bill(shapes.report);
     ASSERT_EQ(shapes.report.ranks.size(), threads.report.ranks.size());
     for (std::size_t r = 0; r < shapes.report.ranks.size(); ++r) {
       const RankReport& a = threads.report.ranks[r];

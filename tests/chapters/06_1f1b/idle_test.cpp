@@ -18,11 +18,10 @@ TEST(IdleTime, PlacesOfTheBubbleAreTheFormulas) {
   options.batch = 16;
   options.seq = 1024;
   const auto idle = [&](const std::string& schedule) {
-    StrategyOptions setup;
-    setup.schedule = schedule;
-    setup.micro_batches = 16;
-    setup.partition = "type:block";
-    return run_trainer(options, setup).report.time;
+    return run_trainer(options, {.schedule = schedule,
+                                 .micro_batches = 16,
+                                 .partition = "type:block"})
+        .report.time;
   };
   const auto one = idle("1f1b"), gpipe = idle("gpipe");
   const auto zero = idle("zb-h1");
@@ -44,10 +43,8 @@ TEST(IdleTime, PostValidationTakesTheWaitAway) {
   options.batch = 36;
   options.seq = 1024;
   options.steps = 3;
-  StrategyOptions setup;
-  setup.schedule = "zb-h2";
-  setup.micro_batches = 12;
-  setup.partition = "2,1,1";
+  StrategyOptions setup{
+      .schedule = "zb-h2", .micro_batches = 12, .partition = "2,1,1"};
   const VirtualTime before = run_trainer(options, setup).report.time;
   setup.post_validation = true;
   const VirtualTime after = run_trainer(options, setup).report.time;

@@ -30,10 +30,7 @@ Options memory_options(int world_size, std::int64_t micro_batches) {
 
 StrategyOptions trainer_options(const std::string& schedule,
                                 std::int64_t micro_batches) {
-  StrategyOptions setup;
-  setup.schedule = schedule;
-  setup.micro_batches = micro_batches;
-  return setup;
+  return {.schedule = schedule, .micro_batches = micro_batches};
 }
 
 /// With and without recomputation, and in two dtypes.
@@ -46,7 +43,7 @@ void expect_predicted(Options options, StrategyOptions setup) {
     options.dtype = name == "never, bf16" ? DType::kBF16 : DType::kF32;
     setup.recompute = name.substr(0, name.find(','));
     setup.early_recompute = name == "always";
-    expect_claims(run_trainer(options, setup).report);
+    expect_bill(run_trainer(options, setup).report);
   }
 }
 
@@ -85,7 +82,7 @@ TEST_P(MemoryRanks, WithoutStashIsPredicted) {
         options.dtype = dtype;
         options.dropout = steps == 2 ? 0.1 : 0;
         SCOPED_TRACE(std::to_string(steps) + " steps");
-        expect_claims(run_trainer(options, setup).report);
+        expect_bill(run_trainer(options, setup).report);
       }
     }
   }
@@ -127,7 +124,7 @@ TEST(MemoryWorlds, OfAnMlpIsPredicted) {
     Options options = memory_options(ranks, 2);
     options.model = kMlp;
     options.steps = 12;
-    expect_claims(run_trainer(options, setup).report);
+    expect_bill(run_trainer(options, setup).report);
   }
 }
 
@@ -175,8 +172,8 @@ TEST(MemoryWorlds, OfTheLabWithSplitBackwardsIsPredicted) {
   };
   const Report whole = run("F0 F1 B0 U0 F2 B1 U1 B2 U2");
   const Report split = run("F0 F1 I0 W0 U0 F2 I1 W1 U1 I2 W2 U2");
-  expect_claims(whole);
-  expect_claims(split);
+  expect_bill(whole);
+  expect_bill(split);
   EXPECT_EQ(split.losses, whole.losses);
 }
 
@@ -187,7 +184,7 @@ TEST(MemoryWorlds, WithDataIsPredicted) {
   all[2].setup.stash = false;
   for (const Variant& each : all) {
     SCOPED_TRACE(each.name);
-    expect_claims(
+    expect_bill(
         run_trainer(worlds_options(each.world_size), each.setup).report);
   }
 }
@@ -195,7 +192,7 @@ TEST(MemoryWorlds, WithDataIsPredicted) {
 TEST(MemoryWorlds, OfNoStepsIsNone) {
   Options options = memory_options(2, 8);
   options.steps = 0;
-  expect_claims(run_trainer(options, trainer_options("1f1b", 8)).report);
+  expect_bill(run_trainer(options, trainer_options("1f1b", 8)).report);
 }
 
 }  // namespace

@@ -187,13 +187,8 @@ INSTANTIATE_TEST_SUITE_P(WorldSizes, PostValidationRanks,
                          ::testing::ValuesIn(world_sizes()));
 
 TEST(PostValidationTest, TiedEmbeddingsCountOnce) {
-  ModelConfig config;
-  config.vocab_size = kVocab;
-  config.n_positions = 4;
-  config.n_embd = 8;
-  config.n_layer = 2;
-  config.n_head = 2;
-  const std::shared_ptr<const LayerList> layers = layers_of(config);
+  const std::shared_ptr<const LayerList> layers =
+      layers_of(ModelConfig{"gpt2", kVocab, 4, 8, 2, 2});
   const Schedule schedule = schedules::zb_h2(3, 6);
   const Training before = run(schedule, layers, 0.7, false);
   expect_same(run(schedule, layers, 0.7, true), before);

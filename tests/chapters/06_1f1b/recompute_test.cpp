@@ -68,8 +68,7 @@ std::vector<Variant> recomputing_variants() {
 }
 
 double activations(const WorldRun& run, std::size_t rank) {
-  const auto kind = static_cast<std::size_t>(MemoryKind::kActivation);
-  return run.report.ranks[rank].peak[kind].counted;
+  return sharded_test::activation_peak(run.report.ranks[rank]);
 }
 
 void expect_same_numbers(const WorldRun& a, const WorldRun& b) {
@@ -95,7 +94,7 @@ TEST(RecomputeWorlds, EveryScheduleKeepsItsClaimsAndLessActivations) {
       each.setup.early_recompute = is_early;
       options.backend = "threads";
       const WorldRun threads = run_trainer(options, each.setup);
-      expect_claims(threads.report);
+      expect_bill(threads.report);
       EXPECT_NEAR(threads.report.time.simulated_step_s,
                   threads.report.time.step_s,
                   1e-9 * threads.report.time.step_s);
@@ -103,7 +102,7 @@ TEST(RecomputeWorlds, EveryScheduleKeepsItsClaimsAndLessActivations) {
       EXPECT_LT(activations(threads, 0), activations(kept, 0));
       options.backend = "sim";
       const WorldRun shapes = run_trainer(options, each.setup);
-      expect_claims(shapes.report);
+      expect_bill(shapes.report);
       for (std::size_t r = 0; r < shapes.report.ranks.size(); ++r) {
         EXPECT_EQ(activations(shapes, r), activations(threads, r)) << r;
         EXPECT_EQ(shapes.report.ranks[r].bytes.counted,

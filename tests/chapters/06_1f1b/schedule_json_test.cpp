@@ -53,10 +53,8 @@ TEST(ScheduleJson, AnUpdateAloneTakesAllSoFar) {
 }
 
 TEST(ScheduleJson, WrittenAndReadIsTheSame) {
-  schedules::ScheduleOptions options;
-  options.num_ranks = 4;
-  options.micro_batches = 8;
-  options.batches = 2;
+  const schedules::ScheduleOptions options{
+      .num_ranks = 4, .micro_batches = 8, .batches = 2};
   std::vector<Schedule> all = {schedules::pipedream({3, 2, 1}, 12, true)};
   for (const std::string& name : schedules::schedule_names()) {
     all.push_back(schedules::make_schedule(name, options));
@@ -124,16 +122,13 @@ TEST(ScheduleJson, FilesStandWhereNamesDo) {
   const TempFolder folder;
   const std::string file = folder / "mine.json";
   std::ofstream(file) << to_json(schedules::zb_h1(2, 4));
-  schedules::ScheduleOptions options;
-  options.num_ranks = 2;
-  options.micro_batches = 4;
-  EXPECT_EQ(to_json(schedules::make_schedule(file, options)),
-            to_json(schedules::zb_h1(2, 4)));
-  options.num_ranks = 3;
-  EXPECT_THROW(schedules::make_schedule(file, options), Error);
-  options.num_ranks = 2;
-  options.micro_batches = 8;
-  EXPECT_THROW(schedules::make_schedule(file, options), Error);
+  const auto made = [&](int ranks, int micro_batches) {
+    return schedules::make_schedule(
+        file, {.num_ranks = ranks, .micro_batches = micro_batches});
+  };
+  EXPECT_EQ(to_json(made(2, 4)), to_json(schedules::zb_h1(2, 4)));
+  EXPECT_THROW(made(3, 4), Error);
+  EXPECT_THROW(made(2, 8), Error);
   std::remove(file.c_str());
   EXPECT_THROW(read_schedule(file), Error);
   EXPECT_THROW(read_schedule(folder.path()), Error);

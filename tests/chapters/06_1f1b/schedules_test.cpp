@@ -76,10 +76,8 @@ TEST(Schedules, AllAreSound) {
 }
 
 TEST(Schedules, HaveNames) {
-  schedules::ScheduleOptions options;
-  options.num_ranks = 4;
-  options.micro_batches = 8;
-  options.batches = 2;
+  schedules::ScheduleOptions options{
+      .num_ranks = 4, .micro_batches = 8, .batches = 2};
   for (const std::string& name : schedules::schedule_names()) {
     const Schedule schedule = schedules::make_schedule(name, options);
     EXPECT_EQ(schedule.name, name);

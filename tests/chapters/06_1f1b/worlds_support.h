@@ -9,11 +9,13 @@
 
 #include "chapters/06_1f1b/pipeline_strategy.h"
 #include "chapters/common/run/worlds.h"
+#include "tests/chapters/common/sharded_support.h"
 
 namespace shardbook::pipeline_test {
 
 using pipeline::Plan;
 using pipeline::StrategyOptions;
+using sharded_test::expect_bill;
 
 inline Options worlds_options(int world_size) {
   Options options;
@@ -61,21 +63,12 @@ inline WorldRun run_trainer(const Options& options,
   return run;
 }
 
-/// Bytes sent, and bytes held of each kind.
-inline void expect_claims(const Report& report) {
-  for (const RankReport& rank : report.ranks) {
-    EXPECT_DOUBLE_EQ(rank.bytes.predicted, rank.bytes.counted);
-    for (std::size_t kind = 0; kind < kNumHeldKinds; ++kind) {
-      EXPECT_EQ(rank.held[kind].predicted, rank.held[kind].counted)
-          << memory_kind_name(static_cast<MemoryKind>(kind));
-    }
-  }
-}
-
-inline void expect_trained_as_one_device(const Options& options,
-                                         const StrategyOptions& setup) {
+/// Trains on threads; every claim holds. Returns the run and its parity with one
+/// device.
+inline std::pair<WorldRun, Parity> expect_trained_as_one_device(
+    const Options& options, const StrategyOptions& setup) {
   const WorldRun threads = run_trainer(options, setup);
-  expect_claims(threads.report);
+  expect_bill(threads.report);
   EXPECT_NEAR(threads.report.time.simulated_step_s, threads.report.time.step_s,
               1e-9 * threads.report.time.step_s);
   RankContext one(Device::cpu(0), 0, 1);
@@ -86,6 +79,7 @@ inline void expect_trained_as_one_device(const Options& options,
                    pipeline::reference_run(
                        options, setup, pipeline::make_plan(options, setup)));
   EXPECT_TRUE(parity.passed) << parity.max_rel;
+  return {threads, parity};
 }
 
 struct Variant {

@@ -18,12 +18,7 @@ using pipeline::Schedule;
 namespace schedules = pipeline::schedules;
 
 ModelConfig tiny_gpt() {
-  ModelConfig config;
-  config.vocab_size = kVocab;
-  config.n_positions = 4;
-  config.n_embd = 8;
-  config.n_layer = 6;
-  config.n_head = 2;
+  ModelConfig config{"gpt2", kVocab, 4, 8, 6, 2};
   config.dropout = 0.1;
   return config;
 }

@@ -91,7 +91,7 @@ TEST(SteadyState, LongRunsLeaveMicroBatchesOutAndReportTheSame) {
       const Report fast = run_trainer(options, setup).report;
       setup.leaves_out_repetitions = false;
       const Report all = run_trainer(options, setup).report;
-      expect_claims(fast);
+      expect_bill(fast);
       const auto num_events = [](const Report& report) {
         return report.timelines.at(0).events.size();
       };
