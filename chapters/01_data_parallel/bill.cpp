@@ -7,7 +7,6 @@
 #include "chapters/common/run/textbook.h"
 
 namespace shardbook::data_parallel {
-namespace {
 
 double bytes_of(const Tensors& tensors) {
   double bytes = 0;
@@ -16,8 +15,6 @@ double bytes_of(const Tensors& tensors) {
   }
   return bytes;
 }
-
-}  // namespace
 
 std::vector<Traffic> step_traffic(std::int64_t batch, int num_devices,
                                   double row_bytes_in, double row_bytes_out,

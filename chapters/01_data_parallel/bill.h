@@ -9,6 +9,8 @@
 
 namespace shardbook::data_parallel {
 
+double bytes_of(const Tensors& tensors);
+
 /// Bytes that leave one device in one step, by reason. X, Y, Wb, Bb: bytes of
 /// input, output, parameters, buffers; share: a device's fraction of the rows.
 struct Traffic {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chapters/01_data_parallel/bill.h"
 #include "chapters/common/run/kept.h"
 #include "chapters/common/run/textbook.h"
 #include "core/check.h"
@@ -10,13 +11,7 @@
 namespace shardbook::model_parallel {
 namespace {
 
-double bytes_of(const Tensors& tensors) {
-  double bytes = 0;
-  for (const Tensor& tensor : tensors) {
-    bytes += static_cast<double>(tensor.bytes());
-  }
-  return bytes;
-}
+using data_parallel::bytes_of;
 
 double label_bytes(const Options& options) {
   return 8.0 * static_cast<double>(options.batch * options.seq);

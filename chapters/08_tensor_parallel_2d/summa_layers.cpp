@@ -70,15 +70,6 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
   return split_layer_norm(x, g, b, *grid.row, eps);
 }
 
-Tensor attention(const Tensor& qkv, const AttentionOptions& options,
-                 const Grid& grid) {
-  return block_attention(qkv, options, grid.block());
-}
-
-Tensor dropout(const Tensor& x, double p, const Grid& grid) {
-  return block_dropout(x, p, grid.block());
-}
-
 // --- Embedding -------------------------------------------------------------------
 
 Tensor embedding(const Tensor& table, const Tensor& ids, const Grid& grid) {
@@ -155,15 +146,16 @@ LayerFactory layers(const Grid& grid, std::int64_t vocabulary) {
   parts.positions = [grid](const Tensor& rows) {
     return whole_columns(rows, grid);
   };
-  parts.dropout = [grid](const Tensor& x, double p) {
-    return dropout(x, p, grid);
+  parts.dropout = [at = grid.block()](const Tensor& x, double p) {
+    return block_dropout(x, p, at);
   };
   parts.logits = [grid](const Tensor& x, const Tensor& table) {
     return vocabulary_parallel_classifier(x, table, grid);
   };
   LayerFactory made = factory_of(parts);
-  made.attention = [grid](const Tensor& qkv, const AttentionOptions& options) {
-    return attention(qkv, options, grid);
+  made.attention = [at = grid.block()](const Tensor& qkv,
+                                       const AttentionOptions& options) {
+    return block_attention(qkv, options, at);
   };
   made.loss = [grid, vocabulary](const Tensor& logits, const Tensor& targets) {
     return vocabulary_parallel_cross_entropy(logits, targets, grid, vocabulary);

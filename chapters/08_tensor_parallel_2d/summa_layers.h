@@ -30,13 +30,6 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 /// gamma and beta [N/q^2]: gathered over COL; sums over ROW.
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                   const Grid& grid, double eps = 1e-5);
-/// qkv [b, S, 3h/q], this rank's heads of queries, keys and values -> [b, S, h/q].
-/// `options` are the single-device ones. Nothing is sent.
-Tensor attention(const Tensor& qkv, const AttentionOptions& options,
-                 const Grid& grid);
-/// Draws the block's part of the single-device mask.
-Tensor dropout(const Tensor& x, double p, const Grid& grid);
-
 /// Ids [B, S] of the whole batch, table [V, h/q^2] -> [b, S, h/q]: the table is
 /// gathered over COL.
 Tensor embedding(const Tensor& table, const Tensor& ids, const Grid& grid);

@@ -107,18 +107,6 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                      layout);
 }
 
-Tensor attention(const Tensor& qkv, const AttentionOptions& options,
-                 const Cube& cube) {
-  const Layout layout = layout_of(qkv);
-  return with_layout(
-      summa::block_attention(qkv, options, cube.place.block(layout)), layout);
-}
-
-Tensor dropout(const Tensor& x, double p, const Cube& cube) {
-  if (p == 0) return x;
-  return summa::block_dropout(x, p, cube.place.block(layout_of(x)));
-}
-
 // --- Embedding -------------------------------------------------------------------
 
 Tensor embedding(const Tensor& table, const Tensor& ids, const Cube& cube) {
@@ -223,14 +211,16 @@ LayerFactory layers(const Cube& cube, std::int64_t vocabulary) {
     return replicated(rows, cube.straight.input_weight);
   };
   parts.dropout = [cube](const Tensor& x, double p) {
-    return dropout(x, p, cube);
+    return summa::block_dropout(x, p, cube.place.block(layout_of(x)));
   };
   parts.logits = [cube](const Tensor& x, const Tensor& table) {
     return product(x, table, cube, /*trans_weight=*/true);
   };
   LayerFactory made = factory_of(parts);
   made.attention = [cube](const Tensor& qkv, const AttentionOptions& options) {
-    return attention(qkv, options, cube);
+    const Layout layout = layout_of(qkv);
+    return with_layout(
+        summa::block_attention(qkv, options, cube.place.block(layout)), layout);
   };
   made.loss = [cube, vocabulary](const Tensor& logits, const Tensor& targets) {
     return vocabulary_parallel_cross_entropy(logits, targets, cube, vocabulary);

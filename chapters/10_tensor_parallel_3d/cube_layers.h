@@ -33,13 +33,6 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 /// gamma and beta [h/l]: sums over OUTPUT, gradients over INPUT x WEIGHT.
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                   const Cube& cube, double eps = 1e-5);
-/// qkv [b, S, 3h/l]: this rank's heads of queries, keys and values. Rows are
-/// whole sequences, so nothing is sent.
-Tensor attention(const Tensor& qkv, const AttentionOptions& options,
-                 const Cube& cube);
-/// Draws the block's part of the single-device mask.
-Tensor dropout(const Tensor& x, double p, const Cube& cube);
-
 /// Ids [B, S] of the whole batch, table [V, h/l] -> [b, S, h/l], straight. The
 /// table's gradient is summed over INPUT x WEIGHT.
 Tensor embedding(const Tensor& table, const Tensor& ids, const Cube& cube);

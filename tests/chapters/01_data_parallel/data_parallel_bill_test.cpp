@@ -105,19 +105,6 @@ TEST(DataParallelBill, BuffersTravelForwardOnly) {
   }
 }
 
-TEST(DataParallelBill, TheMainDeviceIsTheHotSpot) {
-  // GPT-nano on four devices: main sends three copies of the weights, the
-  // inputs and the output gradients; each other device sends its own.
-  const auto traffic = step_traffic(24, 4, 512, 65536, 1e6, 0);
-  EXPECT_EQ(traffic[0].total(), 3e6 + 18 * 512.0 + 18 * 65536.0);
-  EXPECT_EQ(traffic[1].total(), 1e6 + 6 * 65536.0);
-  double into_main = 0;
-  for (std::size_t i = 1; i < 4; ++i) into_main += traffic[i].total();
-  double all = into_main + traffic[0].total();
-  // Every byte enters or leaves the main device.
-  EXPECT_EQ(all, 2 * 3e6 + 18 * (512.0 + 2 * 65536.0));
-}
-
 TEST_P(DataParallelParity, MemoryHeldFollowsTheFormula) {
   for (const char* model : {"mlp", "gpt-nano"}) {
     for (const double dropout : {0.0, 0.5}) {

@@ -86,6 +86,14 @@ inline Tensors grads_of(Module& module) {
   return grads;
 }
 
+/// The gradients of a loss on one device; leaves none in the module.
+inline Tensors take_grads(Module& module, const Tensor& loss) {
+  loss.backward();
+  Tensors grads = grads_of(module);
+  module.clear_grad();
+  return grads;
+}
+
 inline double max_relative(const Tensors& a, const Tensors& b) {
   EXPECT_EQ(a.size(), b.size());
   double worst = 0;
@@ -116,12 +124,7 @@ inline Options tiny_options(int n, std::int64_t batch) {
 }
 
 inline ModelConfig tiny_gpt(double dropout = 0) {
-  ModelConfig config;
-  config.vocab_size = 32;
-  config.n_positions = 8;
-  config.n_embd = 8;
-  config.n_layer = 2;
-  config.n_head = 2;
+  ModelConfig config{"gpt2", 32, 8, 8, 2, 2};
   config.dropout = dropout;
   return config;
 }

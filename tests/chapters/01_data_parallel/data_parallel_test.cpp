@@ -28,9 +28,7 @@ TEST_P(DataParallelParity, GradientsEqualOneDeviceForAnySplit) {
       Probe module(dtype);
       const Tensor x = random_tensor({rows, 6}, 3, dtype);
       const Tensor target = random_tensor({rows, 3}, 4, dtype);
-      mse_loss(module(x), target).backward();
-      const Tensors expected = grads_of(module);
-      module.clear_grad();
+      const Tensors expected = take_grads(module, mse_loss(module(x), target));
       DataParallel model(module, world.devices);
       mse_loss(model(x), target).backward();
       EXPECT_LT(max_relative(grads_of(module), expected),
@@ -57,18 +55,14 @@ TEST_P(DataParallelParity, GradientsEqualTheDeviceOrderedChunkSumBitForBit) {
   const Tensor whole = concat(outputs, 0).detach();
   whole.set_requires_grad();
   language_loss(whole, targets).backward();
-  Tensors sums;
+  Tensors sums(module.parameters().size());
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     module.clear_grad();
     autograd::backward({outputs[i]}, {whole.grad().rows_view(
                                          chunks[i].first, chunks[i].second)});
     const Tensors grads = grads_of(module);
     for (std::size_t p = 0; p < grads.size(); ++p) {
-      if (i == 0) {
-        sums.push_back(grads[p]);
-      } else {
-        sums[p] = add(sums[p], grads[p]);
-      }
+      sums[p] = i == 0 ? grads[p] : add(sums[p], grads[p]);
     }
   }
 
@@ -133,9 +127,7 @@ TEST_P(DataParallelParity, DropoutEqualsOneDevice) {
   world.context.random = start;
   const Tensor expected = module(tokens);
   const std::uint64_t ops = world.context.random.next_op;
-  sum(square(expected)).backward();
-  const Tensors expected_grads = grads_of(module);
-  module.clear_grad();
+  const Tensors expected_grads = take_grads(module, sum(square(expected)));
 
   world.context.random = start;
   DataParallel model(module, world.devices);
@@ -160,9 +152,8 @@ TEST(DataParallelForward, AccumulatesOverSeveralForwards) {
   World world(2);
   Probe module;
   const Tensor a = random_tensor({3, 6}, 3), b = random_tensor({4, 6}, 4);
-  add(sum(square(module(a))), sum(square(module(b)))).backward();
-  const Tensors expected = grads_of(module);
-  module.clear_grad();
+  const Tensors expected =
+      take_grads(module, add(sum(square(module(a))), sum(square(module(b)))));
   DataParallel model(module, world.devices);
   const Tensor first = sum(square(model(a)));
   add(first, sum(square(model(b)))).backward();
@@ -186,9 +177,8 @@ TEST(DataParallelForward, AParameterThatOneReplicaUsedHasItsGradient) {
   World world(3);
   Probe module;
   const Tensor x = random_tensor({6, 6}, 3);
-  sum(square(module(x.rows_view(2, 4)))).backward();
-  const Tensors expected = grads_of(module);
-  module.clear_grad();
+  const Tensors expected =
+      take_grads(module, sum(square(module(x.rows_view(2, 4)))));
   DataParallel model(module, world.devices);
   const Tensor y = model(x, [](Module& m, const Tensor& rows) {
     const bool uses = RankContext::current().device.index() == 1;
@@ -248,9 +238,7 @@ TEST(DataParallelTrap, AveragedGradientsAreTooSmall) {
   World world(4);
   Probe module;
   const Tensor x = random_tensor({8, 6}, 3), target = random_tensor({8, 3}, 4);
-  mse_loss(module(x), target).backward();
-  const Tensors expected = grads_of(module);
-  module.clear_grad();
+  const Tensors expected = take_grads(module, mse_loss(module(x), target));
   DataParallel model(module, world.devices);
   mse_loss(model(x), target).backward();
   Tensors averaged;

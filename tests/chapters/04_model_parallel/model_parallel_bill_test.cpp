@@ -79,20 +79,6 @@ TEST(ModelParallelBill, TrafficIsTheBoundaryOfTheBatch) {
   }
 }
 
-TEST(ModelParallelBill, ActivationsOfTheWholeBatchStayUntilBackward) {
-  const auto layers = layers_of(ModelConfig::read("mlp"));
-  const Tensor tokens = Tensor::zeros({8, 4}, {DType::kI64, Device::cpu(7)});
-  std::vector<std::int64_t> kept;
-  for (const std::int64_t split : {1, 2, 8}) {
-    const TwoDevices two;
-    PipelineParallel model(*layers, 2, two.all, {}, split);
-    const Tensor output = model(to_device(tokens, two.all[0]));
-    kept.push_back(two.all[0].memory().current(MemoryKind::kActivation));
-  }
-  EXPECT_EQ(kept[0], kept[2]);
-  EXPECT_EQ(kept[1], kept[2]);
-}
-
 // Splits do not change the memory held.
 TEST(ModelParallelBill, MemoryHeldIsAsPredicted) {
   Options mlp = tiny_options();

@@ -99,29 +99,20 @@ TEST_P(ModelParallelParity, NaiveHasTheBitsOfOneDevice) {
 
 TEST_P(ModelParallelParity, PipelinedHasTheBitsOfOneDeviceOverTheSameSplits) {
   const Options options = tiny_options(GetParam());
-  // 10 rows: 2 2 2 2 2, 3 3 3 1, 4 4 2, all at once
-  for (const std::int64_t split : sized<std::int64_t>({2, 3, 4, 50}, {3})) {
-    SCOPED_TRACE(split);
-    const Settings settings = {.variant = "pipeline", .split_size = split};
+  // 10 rows: 2 2 2 2 2, 3 3 3 1, 4 4 2, all at once; and other cuts
+  for (const Settings& settings :
+       sized<Settings>({{.split_size = 2},
+                        {.split_size = 3},
+                        {.split_size = 4},
+                        {.split_size = 50},
+                        {.split_size = 3, .partition = "1,5"},
+                        {.split_size = 3, .partition = "5,1"}},
+                       {{.split_size = 3, .partition = "1,5"}})) {
+    SCOPED_TRACE(settings.partition + " " +
+                 std::to_string(settings.split_size));
     expect_same_bits(run(options, settings),
                      run(options, on_one_device(settings)));
   }
-}
-
-TEST_P(ModelParallelParity, AnotherCutHasTheBitsOfOneDeviceToo) {
-  const Options options = tiny_options(GetParam());
-  for (const std::string partition : {"1,5", "5,1"}) {
-    SCOPED_TRACE(partition);
-    const Settings settings = {.split_size = 3, .partition = partition};
-    expect_same_bits(run(options, settings),
-                     run(options, on_one_device(settings)));
-  }
-}
-
-TEST_P(ModelParallelParity, OneSplitIsTheNaiveSchedule) {
-  const Options options = tiny_options(GetParam());
-  expect_same_bits(run(options, {.variant = "pipeline", .split_size = 10}),
-                   run(options, {.variant = "model_parallel"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -21,13 +21,7 @@ constexpr std::int64_t kWidth = 24, kHeads = 8, kHeadDim = 3;
 constexpr double kAnotherOrder = 1e-11;
 
 GroupedShape grouped_shape(std::int64_t groups, double dropout = 0) {
-  GroupedShape shape;
-  shape.width = kWidth;
-  shape.heads = kHeads;
-  shape.groups = groups;
-  shape.stddev = 0.5;
-  shape.dropout = dropout;
-  return shape;
+  return {kWidth, kHeads, groups, /*stddev=*/0.5, dropout};
 }
 
 Tensor input() { return drawn({2, 5, kWidth}, 1); }
@@ -201,12 +195,12 @@ TEST(GroupedAttention, SizesThatDoNotDivideNameThoseThatWould) {
       GroupedAttention part("a", shape, init_f64(), tp, *sharers);
     });
   };
-  expect_text(error_of(2, 8, 3), {"3 groups of keys over 2 ranks; give a "
-                                  "multiple or a divisor of 3 ranks"});
-  expect_text(error_of(1, 8, 3), {"3 groups share 8 heads; give a divisor of "
-                                  "8"});
-  expect_text(error_of(4, 6, 2), {"6 heads do not divide over 4 ranks; give a "
-                                  "divisor of 6"});
+  expect_text(error_of(2, 8, 3),
+              {"3 groups of keys over 2 ranks; give a multiple or a divisor"});
+  expect_text(error_of(1, 8, 3),
+              {"3 groups share 8 heads; give a divisor of 8"});
+  expect_text(error_of(4, 6, 2),
+              {"6 heads do not divide over 4 ranks; give a divisor of 6"});
 }
 
 // --- What goes wrong ---------------------------------------------------------

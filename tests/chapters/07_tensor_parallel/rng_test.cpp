@@ -119,11 +119,7 @@ Options with_dropout(int t) {
   return options;
 }
 
-StrategyOptions with_streams() {
-  StrategyOptions setup;
-  setup.rng = "megatron";
-  return setup;
-}
+StrategyOptions with_streams() { return {.rng = "megatron"}; }
 
 class RngStreamsOfRanks : public ::testing::TestWithParam<int> {};
 

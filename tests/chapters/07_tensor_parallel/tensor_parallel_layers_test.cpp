@@ -47,13 +47,9 @@ TEST_P(TensorParallelLayers, ColumnsAreThoseOfOneDeviceBitForBit) {
           bitwise_equal(y.detach(), take_part(expected.detach(), seen)));
       autograd::backward({y}, {take_part(dy, seen)});
       autograd::backward({expected}, {dy});
-      EXPECT_LT(max_abs_difference(x.grad(), x_whole.grad()), 1e-12);
-      EXPECT_LT(max_abs_difference(part.weight.grad(),
-                                   take_part(whole.weight.grad(), columns)),
-                1e-12);
-      EXPECT_LT(max_abs_difference(part.bias.grad(),
-                                   take_part(whole.bias.grad(), piece)),
-                1e-12);
+      expect_near(x.grad(), x_whole.grad());
+      expect_near(part.weight.grad(), take_part(whole.weight.grad(), columns));
+      expect_near(part.bias.grad(), take_part(whole.bias.grad(), piece));
       Log log = {"all_reduce 192"};
       if (gathers) log.insert(log.begin(), "all_gather 384");
       EXPECT_EQ(log_of(tp.records()), t > 1 ? log : Log{});
@@ -79,16 +75,12 @@ TEST_P(TensorParallelLayers, RowsAreSummedAndTheBiasCountsOnce) {
               .clone()
               .set_requires_grad();
       const Tensor y = part(x);
-      EXPECT_LT(max_abs_difference(y.detach(), expected.detach()), 1e-12);
+      expect_near(y.detach(), expected.detach());
       autograd::backward({y}, {dy});
-      EXPECT_LT(max_abs_difference(x.grad(),
-                                   is_parallel ? take_part(x_whole.grad(), last)
-                                               : x_whole.grad()),
-                1e-12);
-      EXPECT_LT(max_abs_difference(part.weight.grad(),
-                                   take_part(whole.weight.grad(), rows)),
-                1e-12);
-      EXPECT_LT(max_abs_difference(part.bias.grad(), whole.bias.grad()), 1e-12);
+      expect_near(x.grad(), is_parallel ? take_part(x_whole.grad(), last)
+                                        : x_whole.grad());
+      expect_near(part.weight.grad(), take_part(whole.weight.grad(), rows));
+      expect_near(part.bias.grad(), whole.bias.grad());
     }
     return 0;
   });
@@ -154,11 +146,9 @@ TEST(TensorParallelLayers, ABiasInsideTheSumWouldCountTwice) {
     const Tensor right = part(x).detach();
     const Tensor wrong =
         reduce_from(linear(x, part.weight, part.bias), tp).detach();
-    EXPECT_LT(
-        max_abs_difference(sub(wrong, right),
-                           add(Tensor::zeros(right.shape(), right.options()),
-                               part.bias.detach())),
-        1e-12);
+    expect_near(
+        sub(wrong, right),
+        add(Tensor::zeros(right.shape(), right.options()), part.bias.detach()));
     return 0;
   });
 }
@@ -174,9 +164,7 @@ TEST_P(TensorParallelLayers, AFrozenWeightStillSumsTheGradientOfTheInput) {
     EXPECT_FALSE(part.weight.grad().defined());
     const Tensor weight = make_parameter("l.weight", {24, 48}, 1, init_f64());
     const Tensor ones = Tensor::full({4, 48}, 1, y.options());
-    EXPECT_LT(max_abs_difference(x.grad(),
-                                 matmul(ones, weight.detach(), false, true)),
-              1e-12);
+    expect_near(x.grad(), matmul(ones, weight.detach(), false, true));
     return 0;
   });
 }
@@ -221,8 +209,7 @@ void expect_loss_of_one_device(ProcessGroup& tp, const Tensor& logits,
   const Tensor padding = Tensor::zeros({5, 24 - classes}, logits.options());
   const Tensor gradient =
       classes == 24 ? whole.grad() : concat({whole.grad(), padding}, 1);
-  EXPECT_LT(max_abs_difference(mine.grad(), take_part(gradient, part)),
-            tolerance);
+  expect_near(mine.grad(), take_part(gradient, part), tolerance);
   EXPECT_EQ(log_of(tp.records()),
             tp.size() > 1 ? Log(3, "all_reduce 5") : Log{});
 }

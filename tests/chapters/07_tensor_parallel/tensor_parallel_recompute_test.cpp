@@ -25,10 +25,7 @@ using sharded_test::report_of;
 using sharded_test::small_gpt;
 
 StrategyOptions distributed() {
-  StrategyOptions setup;
-  setup.recompute = true;
-  setup.distribute_saved_activations = true;
-  return setup;
+  return {.recompute = true, .distribute_saved_activations = true};
 }
 
 class DistributedInputs : public ::testing::TestWithParam<int> {};
@@ -83,9 +80,7 @@ TEST(DistributedInputs, TheyCostOneAllGatherPerBlockAndSaveMemory) {
 TEST(DistributedInputs, SeveralMayBeKeptAtOnce) {
   const auto differences = on_ranks(3, [](ProcessGroup& tp) {
     RngTracker rng;
-    RecomputeOptions setup;
-    setup.rng = &rng;
-    setup.distribute_over = &tp;
+    const RecomputeOptions setup{.rng = &rng, .distribute_over = &tp};
     const auto square_of = [](const Tensor& x) { return mul(x, x); };
     Tensors leaves, results;
     for (int i = 0; i < 3; ++i) {
@@ -112,9 +107,8 @@ TEST(DistributedInputs, SeveralMayBeKeptAtOnce) {
 
 TEST(DistributedInputs, AreRefusedWithoutRecomputation) {
   const std::string error = error_on_ranks(2, [](ProcessGroup& tp) {
-    StrategyOptions setup;
-    setup.distribute_saved_activations = true;
-    TensorParallelStrategy strategy(small_gpt(2), setup, tp);
+    TensorParallelStrategy strategy(small_gpt(2),
+                                    {.distribute_saved_activations = true}, tp);
   });
   expect_text(error, {"kept with --recompute only; give that as well"});
 }

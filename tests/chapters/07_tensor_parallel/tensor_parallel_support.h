@@ -30,6 +30,11 @@ inline Tensor drawn(const Shape& shape, std::uint64_t stream) {
   return x;
 }
 
+inline void expect_near(const Tensor& found, const Tensor& expected,
+                        double tolerance = 1e-12) {
+  EXPECT_LT(max_abs_difference(found, expected), tolerance);
+}
+
 /// "all_reduce 192", ...
 using Log = std::vector<std::string>;
 inline Log log_of(const std::vector<CommRecord>& records) {

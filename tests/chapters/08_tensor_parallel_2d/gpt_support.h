@@ -21,12 +21,7 @@ namespace shardbook::summa_test {
 /// Sizes that divide for squares of 2 and 3 and cubes of 2, except the
 /// vocabulary, which divides by 2 only.
 inline ModelConfig small_gpt(double dropout) {
-  ModelConfig config;
-  config.vocab_size = 50;
-  config.n_positions = 8;
-  config.n_embd = 36;
-  config.n_layer = 2;
-  config.n_head = 6;
+  ModelConfig config{"gpt2", 50, 8, 36, 2, 6};
   config.dropout = dropout;
   return config;
 }

@@ -63,13 +63,6 @@ TEST(SummaBill, ThePeakIsWhatForwardKeepsAndTheLogitsGradient) {
   }
 }
 
-TEST(SummaBill, OfOneLinearIsThatOfTheLedger) {
-  EXPECT_EQ(summa::linear_elements(2, 1, 16, 256, 1024), 199680);
-  EXPECT_EQ(summa::linear_elements(2, 1, 16, 256, 1024) +
-                summa::linear_elements(2, 1, 16, 1024, 256),
-            408576);
-}
-
 using shardbook::error_of;
 std::string error_of(const Options& options) {
   return error_of([&] { on_squares(options, 2, 1); });

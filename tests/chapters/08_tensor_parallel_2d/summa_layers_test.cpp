@@ -98,7 +98,7 @@ TEST_P(SummaLayers, TheLossOfLargeLogitsIsThatOfOneDevice) {
 
 // The mask equals the rank's block of one device's mask.
 TEST(SummaLayers, DropoutDrawsTheMaskOfOneDevice) {
-  const auto equal = on_grid({2}, [&](const Grid& grid, ProcessGroup&) {
+  expect_all(on_grid({2}, [&](const Grid& grid, ProcessGroup&) {
     const auto masked = [](const std::function<Tensor()>& drop) {
       const ContextValue<RandomState> state(&RankContext::random,
                                             RandomState{7, 2, 0, {0, 1}});
@@ -111,17 +111,17 @@ TEST(SummaLayers, DropoutDrawsTheMaskOfOneDevice) {
     options.dropout = 0.3;
     const Tensor whole = masked([&] { return dropout(x, 0.4); });
     const Tensor own = masked([&] {
-      return summa::dropout(part_of(x, Lies::kBlock, grid), 0.4, grid);
+      return summa::block_dropout(part_of(x, Lies::kBlock, grid), 0.4,
+                                  grid.block());
     });
     const Tensor heads = masked([&] { return attention(qkv, options); });
     const Tensor own_heads = masked([&] {
-      return summa::attention(own_heads_of(qkv, grid), options, grid);
+      return summa::layers(grid).attention(own_heads_of(qkv, grid), options);
     });
     return bitwise_equal(own, part_of(whole, Lies::kBlock, grid)) &&
            max_abs_difference(own_heads, part_of(heads, Lies::kBlock, grid)) <
                kSameSumF64;
-  });
-  for (const bool each : equal) EXPECT_TRUE(each);
+  }));
 }
 
 // [b, S, h/q] tokens of 2 numbers along ROW, pieces of h/q^2 along COL.
@@ -221,8 +221,8 @@ TEST(SummaLayers, RefuseWhatDoesNotDivide) {
                        [](const Grid& grid, ProcessGroup&) {
                          AttentionOptions options;
                          options.heads = 3;
-                         return summa::attention(
-                             drawn({2, 2, 12}, DType::kF64, 1), options, grid);
+                         return summa::layers(grid).attention(
+                             drawn({2, 2, 12}, DType::kF64, 1), options);
                        }),
                Error);
 }

@@ -41,6 +41,10 @@ auto on_grid(const Sizes& sizes, Body body) {
   });
 }
 
+inline void expect_all(const std::vector<int>& conditions) {
+  for (const int each : conditions) EXPECT_TRUE(each);
+}
+
 /// Standard normal values, the same on every rank, different for each stream.
 inline Tensor drawn(const Shape& shape, DType dtype, std::uint64_t stream) {
   const Tensor x = Tensor::empty(shape, {dtype, Device()});
@@ -154,15 +158,14 @@ constexpr double kSameSumF64 = 1e-12, kSameSumF32 = 2e-4;
 /// [BIT] The forward of a linear adds in one device's order.
 inline void expect_linear_bits(const Sizes& sizes) {
   for (const DType dtype : {DType::kF64, DType::kF32}) {
-    const auto equal = on_grid(sizes, [&](const Grid& grid, ProcessGroup&) {
+    expect_all(on_grid(sizes, [&](const Grid& grid, ProcessGroup&) {
       const Tensor x = drawn({8, 6, 8}, dtype, 1), w = drawn({8, 12}, dtype, 2);
       const Tensor b = drawn({12}, dtype, 3);
       const Tensor y = summa::linear(part_of(x, Lies::kBlock, grid),
                                      part_of(w, Lies::kMatrix, grid),
                                      part_of(b, Lies::kVector, grid), grid);
       return bitwise_equal(y, part_of(linear(x, w, b), Lies::kBlock, grid));
-    });
-    for (const bool each : equal) EXPECT_TRUE(each);
+    }));
   }
 }
 

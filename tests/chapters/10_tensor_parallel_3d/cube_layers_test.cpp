@@ -261,8 +261,8 @@ TEST(CubeLayers, RefuseWhatDoesNotDivide) {
                 AttentionOptions options;
                 options.heads = 3;
                 const Tensor qkv = drawn({1, 2, 18}, DType::kF64, 1);
-                return cube::attention(cube::with_layout(qkv, Layout::kSwapped),
-                                       options, cube);
+                return cube::layers(cube).attention(
+                    cube::with_layout(qkv, Layout::kSwapped), options);
               }),
               {"attention: 3 heads do not divide over 2 ranks; give 4"});
 }

@@ -20,6 +20,7 @@ using summa_test::difference;
 using summa_test::drawn;
 using summa_test::drawn_ids;
 using summa_test::elements_sent;
+using summa_test::expect_all;
 using summa_test::expect_calls;
 using summa_test::leaf;
 

@@ -26,7 +26,7 @@ Tensor integers(const Shape& shape, std::int64_t below) {
 TEST(CubeIndices, AreThoseOfThePage) {
   const std::int64_t m = 8, k = 16, n = 12;
   for (const int l : {1, 2}) {
-    const auto equal = on_cube(l, [=](const Cube& cube, ProcessGroup& world) {
+    expect_all(on_cube(l, [=](const Cube& cube, ProcessGroup& world) {
       const auto [side, i, j, at_k] = cube.place;
       EXPECT_EQ(world.rank(), i + l * (j + l * at_k));
       const auto block = [](const Tensor& x, std::int64_t row,
@@ -48,8 +48,7 @@ TEST(CubeIndices, AreThoseOfThePage) {
       // [BIT]
       return bitwise_equal(part, own_x) && bitwise_equal(weight, own_w) &&
              bitwise_equal(y, own_y);
-    });
-    for (const bool each : equal) EXPECT_TRUE(each);
+    }));
   }
 }
 
@@ -124,9 +123,6 @@ TEST(CubeLedger, OfTheDocumentsLinear) {
       EXPECT_EQ(log, expected);
     }
   }
-  EXPECT_EQ(cube::linear_elements(2, 16, 256, 1024) +
-                cube::linear_elements(2, 16, 1024, 256),
-            141312);
 }
 
 TEST(CubeMlp, HasTheShapesOfTheDocuments) {
@@ -135,50 +131,14 @@ TEST(CubeMlp, HasTheShapesOfTheDocuments) {
             "[4, 128], weights [64, 512] and [256, 128], outputs [4, 512] and "
             "[4, 128]; 141312 elements sent per rank, forward and backward\n");
   // The documents' partition: by the ranks of WEIGHT, of INPUT, of OUTPUT
-  const auto equal = on_cube(2, [](const Cube& cube, ProcessGroup&) {
+  expect_all(on_cube(2, [](const Cube& cube, ProcessGroup&) {
     const Tensor x = drawn({16, 256}, DType::kF32, 1);
     const Tensor expected = chunk(
         chunk(chunk(x, 0, *cube.straight.weight), 0, *cube.straight.input), 1,
         *cube.straight.output);
     return expected.shape() == Shape{4, 128} &&
            bitwise_equal(expected, cube::own_block(x, cube, Layout::kStraight));
-  });
-  for (const bool each : equal) EXPECT_TRUE(each);
-}
-
-// 27 ranks, on shapes; sizes odd and even.
-TEST(CubeLedger, OfTwentySevenRanks) {
-  Options options;
-  options.backend = "sim";
-  options.cluster = "textbook";
-  for (const std::int64_t n : {9, 36, 45}) {
-    for (const bool keep : {true, false}) {
-      sim::WorldOptions world;
-      world.launch = launch_options(options);
-      world.cost = cost_model(options);
-      int checked = 0;
-      sim::run_world(
-          27,
-          [&](ProcessGroup& world) {
-            DeviceMesh mesh(world, cube::cube_of(3));
-            Cube cube = cube::cube_on(mesh);
-            cube.keep_gathered = keep;
-            world.clear_records();
-            const std::int64_t m = 18, k = 27;
-            Tensor x = Tensor::empty({m / 9, k / 3}).set_requires_grad();
-            Tensor w = Tensor::empty({k / 9, n / 3}).set_requires_grad();
-            cube::with_layout(x, Layout::kStraight);
-            const Tensor y = cube::product(x, w, cube);
-            autograd::backward({y}, {y.empty_like()});
-            EXPECT_NEAR(elements_sent(world),
-                        cube::linear_elements(3, m, k, n, keep), 1e-9);
-            EXPECT_EQ(w.grad().shape(), w.shape());
-            ++checked;
-          },
-          world);
-      EXPECT_GE(checked, 1);
-    }
-  }
+  }));
 }
 
 // --- Layouts -----------------------------------------------------------------
@@ -221,15 +181,14 @@ TEST(CubeLayouts, ALayerRefusesWhatItsWeightDoesNotLieFor) {
 // The layout does not come from the last layer built: building more layers
 // between the calls changes nothing.
 TEST(CubeLayouts, DoNotDependOnTheOrderOfConstruction) {
-  const auto equal = on_cube(2, [](const Cube& cube, ProcessGroup&) {
+  expect_all(on_cube(2, [](const Cube& cube, ProcessGroup&) {
     AnyModule fc1 = cube::layers(cube).linear("fc1", 8, 8, 1, {});
     const Tensor x =
         cube::with_layout(drawn({2, 4}, DType::kF32, 1), Layout::kStraight);
     const Tensor before = fc1(x);
     cube::layers(cube).linear("other", 8, 8, 1, {});
     return bitwise_equal(before, fc1(x));
-  });
-  for (const bool each : equal) EXPECT_TRUE(each);
+  }));
 }
 
 // With the straight roles for a swapped activation, the second product is
