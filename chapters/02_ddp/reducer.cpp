@@ -13,6 +13,10 @@
 namespace shardbook::ddp {
 namespace {
 
+constexpr const char* kAfterAFailure =
+    " after a backward that failed: gradients hold a part of it; call "
+    "clear_grad() of the model and run this step again from its first forward";
+
 std::int64_t mib(double value) {
   return static_cast<std::int64_t>(std::llround(value * (1 << 20)));
 }
@@ -204,10 +208,7 @@ void Reducer::expect_reduction(const Tensors& outputs, double divisor) {
 // Refuse a backward whose reduction is over
 void Reducer::check_expecting() {
   std::lock_guard<std::mutex> lock(mutex_);
-  SB_CHECK(!has_failed_,
-           "ddp: backward after a backward that failed: gradients hold a part "
-           "of it; call clear_grad() of the model and run this step again from "
-           "its first forward");
+  SB_CHECK(!has_failed_, "ddp: backward", kAfterAFailure);
   SB_CHECK(is_expecting_, "ddp: rank ", group_.rank(),
            " runs a backward "
            "whose gradients no reduction awaits: another forward or backward "
@@ -324,10 +325,7 @@ void Reducer::forget_failed_backward() {
   const bool is_clear = std::all_of(
       slots_.begin(), slots_.end(),
       [](const Slot& slot) { return !slot.parameter.grad().defined(); });
-  SB_CHECK(is_clear,
-           "ddp: forward after a backward that failed: gradients hold a part "
-           "of it; call clear_grad() of the model and run this step again from "
-           "its first forward");
+  SB_CHECK(is_clear, "ddp: forward", kAfterAFailure);
   // Launched buckets are still in use by their all-reduce
   for (Bucket& bucket : buckets_) bucket.wait();
   usage_.wait();

@@ -15,7 +15,7 @@ struct ZeroBubbleSearch {
   /// attention matrices: 32/(34 + 5 a s/h), as only I reads the matrices. Qi et
   /// al. 2023, table 1.
   double weight_share = 1;
-  Costs costs;
+  Costs costs = {};
 };
 
 /// A stage first runs as many F as fit before the first gradient comes back.

@@ -25,9 +25,7 @@ std::shared_ptr<RngTracker> streams(const Options& options,
   auto rng = std::make_shared<RngTracker>();
   if (!has_streams(setup)) return rng;
   // The default stream's seed is options.seed here, as `train` sets it
-  RngPlace place;
-  place.tp = tp_rank;
-  const StreamSeeds seeds = megatron_seeds(options.seed, place);
+  const StreamSeeds seeds = megatron_seeds(options.seed, {.tp = tp_rank});
   rng->add(kTensorStream, seeds.tensor);
   rng->add(kExpertStream, seeds.expert);
   return rng;
@@ -42,14 +40,13 @@ ShardedModel sharded(const Options& options, const StrategyOptions& setup,
   SB_CHECK(config.n_head % tp.size() == 0, "--world-size ", tp.size(),
            ": the ranks share ", config.n_head, " heads; give a divisor of ",
            config.n_head);
-  ShardedModel model;
-  model.layers = layers(config, tp, has_streams(setup) ? &rng : nullptr);
-  model.layout = [t = tp.size()](const std::string& name, int rank) {
-    return layout(name, rank, t);
-  };
-  model.padded_vocabulary = padded_vocabulary(config.vocab_size, tp.size(),
-                                              setup.vocabulary_divisible_by);
-  return model;
+  return {layers(config, tp, has_streams(setup) ? &rng : nullptr),
+          [t = tp.size()](const std::string& name, int rank) {
+            return layout(name, rank, t);
+          },
+          padded_vocabulary(config.vocab_size, tp.size(),
+                            setup.vocabulary_divisible_by),
+          {}};
 }
 
 }  // namespace

@@ -12,14 +12,12 @@ namespace {
 
 ShardedModel sharded_model(const Options& options, const Grid& grid) {
   const std::int64_t vocabulary = model_config(options).vocab_size;
-  ShardedModel model;
-  model.layers = layers(grid, vocabulary);
-  const int q = grid.q();
-  model.layout = [q](const std::string& name, int rank) {
-    return layout(name, place_of(rank, q));
-  };
-  model.padded_vocabulary = padded_vocabulary(vocabulary, q);
-  return model;
+  return {layers(grid, vocabulary),
+          [q = grid.q()](const std::string& name, int rank) {
+            return layout(name, place_of(rank, q));
+          },
+          padded_vocabulary(vocabulary, grid.q()),
+          {}};
 }
 
 }  // namespace

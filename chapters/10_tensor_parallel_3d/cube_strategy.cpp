@@ -11,14 +11,12 @@ namespace {
 
 ShardedModel sharded_model(const Options& options, const Cube& cube) {
   const std::int64_t vocabulary = model_config(options).vocab_size;
-  ShardedModel model;
-  model.layers = layers(cube, vocabulary);
-  const int l = cube.l();
-  model.layout = [l](const std::string& name, int rank) {
-    return layout(name, place_of(rank, l));
-  };
-  model.padded_vocabulary = padded_vocabulary(vocabulary, l * l);
-  return model;
+  return {layers(cube, vocabulary),
+          [l = cube.l()](const std::string& name, int rank) {
+            return layout(name, place_of(rank, l));
+          },
+          padded_vocabulary(vocabulary, cube.l() * cube.l()),
+          {}};
 }
 
 }  // namespace

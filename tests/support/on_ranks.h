@@ -15,39 +15,37 @@
 
 namespace shardbook {
 
-/// Runs `body` on thread ranks that sum in a fixed order; what it returns, by
-/// rank.
+/// Runs `body` on thread ranks that sum in a fixed order; what it returns, if it
+/// does, by rank.
 template <typename Body>
 auto on_ranks(int world_size, Body body, double timeout_s = 60) {
   using Returned = decltype(body(std::declval<ProcessGroup&>()));
-  // A vector of bool has several ranks' results in one byte: ranks would race.
-  using Result =
-      std::conditional_t<std::is_same_v<Returned, bool>, int, Returned>;
-  std::vector<Result> results(static_cast<std::size_t>(world_size));
   LaunchOptions options;
   options.deterministic = true;
   options.timeout =
       std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1000));
-  run_ranks(
-      world_size,
-      [&](ProcessGroup& world) {
-        results[static_cast<std::size_t>(world.rank())] = body(world);
-      },
-      options);
-  return results;
+  if constexpr (std::is_void_v<Returned>) {
+    run_ranks(world_size, body, options);
+  } else {
+    // A vector of bool has several ranks' results in one byte: ranks would race.
+    using Result =
+        std::conditional_t<std::is_same_v<Returned, bool>, int, Returned>;
+    std::vector<Result> results(static_cast<std::size_t>(world_size));
+    run_ranks(
+        world_size,
+        [&](ProcessGroup& world) {
+          results[static_cast<std::size_t>(world.rank())] = body(world);
+        },
+        options);
+    return results;
+  }
 }
 
 /// What `body` threw on some rank; "" when all ended well.
 template <typename Body>
 std::string error_on_ranks(int world_size, Body body, double timeout_s = 60) {
   try {
-    on_ranks(
-        world_size,
-        [&](ProcessGroup& world) {
-          body(world);
-          return 0;
-        },
-        timeout_s);
+    on_ranks(world_size, body, timeout_s);
   } catch (const Error& error) {
     return error.what();
   }

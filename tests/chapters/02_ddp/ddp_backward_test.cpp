@@ -181,7 +181,6 @@ TEST(DdpBuckets, TheFirstLimitIsAnOptionOfItsOwn) {
     }
     EXPECT_GE(bytes, 80);
     EXPECT_LT(bytes - last, 80);
-    return 0;
   });
 }
 
@@ -198,7 +197,6 @@ TEST(DdpOrder, EvaluationDoesNotRebuildTheBuckets) {
     EXPECT_TRUE(world.records().empty());
     r.ddp(r.mine.x);
     EXPECT_TRUE(r.ddp.reducer().has_rebuilt());
-    return 0;
   });
 }
 

@@ -41,7 +41,6 @@ TEST(DdpModel, FrozenParametersAreCopiedButNotReduced) {
       mse_loss(ddp(mine.x), mine.y).backward();
     }
     EXPECT_FALSE(model.b.weight.grad().defined());
-    return 0;
   });
 }
 
@@ -140,7 +139,6 @@ TEST(DdpModel, GradientsAreViewsOfTheBucketsWhenAsked) {
           r.model.a.weight.grad().shares_storage(r.model.b.bias.grad()));
       if (step > 0) r.model.clear_grad();
     }
-    return 0;
   });
 }
 
@@ -157,7 +155,6 @@ TEST(DdpModel, AfterItsEndBackwardIsLocalAgain) {
     model.clear_grad();
     mse(model, mine).backward();
     EXPECT_TRUE(world.records().empty());
-    return 0;
   });
 }
 
@@ -201,7 +198,6 @@ TEST(DdpBuffers, NothingIsSharedAfterAForwardUnderNoSync) {
     r.backward();
     // Before the first forward after construction, but not before later ones.
     EXPECT_EQ(records_of(world, CommOp::kBroadcast, "buffers").size(), 1u);
-    return 0;
   });
 }
 
@@ -211,7 +207,6 @@ TEST(DdpBuffers, EachRankKeepsItsOwnOnRequest) {
     world.clear_records();
     for (int i = 0; i < 2; ++i) r.backward();
     EXPECT_TRUE(records_of(world, CommOp::kBroadcast, "buffers").empty());
-    return 0;
   });
 }
 

@@ -63,7 +63,6 @@ TEST(DdpNoSync, ScopesNest) {
     { auto inner = r.ddp.no_sync(); }
     r.backward();
     EXPECT_TRUE(world.records().empty());
-    return 0;
   });
 }
 

@@ -210,24 +210,6 @@ TEST(DdpSyncBatchNorm, RanksWithDifferentCountsAreWeightedByThem) {
 
 // --- The language models, as the program trains them -------------------------
 
-const char* const kTinyGpt =
-    R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 16,)"
-    R"("n_embd": 16, "n_layer": 2, "n_head": 2})";
-
-Options tiny_options(DType dtype, const std::string& model) {
-  Options options;
-  options.model = model;
-  options.data = "random";
-  options.cluster = "none";
-  options.dtype = dtype;
-  options.batch = 24;
-  options.seq = 8;
-  options.steps = 3;
-  options.optimizer_options.lr = 1e-3;
-  options.deterministic = true;
-  return options;
-}
-
 Report train_language(int d, Options options,
                       const ddp::StrategyOptions& setup) {
   options.world_size = d;
@@ -236,7 +218,7 @@ Report train_language(int d, Options options,
 
 TEST_P(DdpParity, ATiedGptEqualsOneDeviceAlsoWithDropout) {
   const int d = GetParam();
-  Options options = tiny_options(DType::kF64, kTinyGpt);
+  Options options = tiny_options(kTinyGpt, DType::kF64);
   for (const double dropout : {0.0, 0.1}) {
     options.dropout = dropout;
     for (const std::int64_t accumulate : {1, d == 3 ? 4 : 3}) {
@@ -254,7 +236,7 @@ TEST(DdpParityOfOne, WorldSizeOneEqualsTheSingleDeviceBitForBit) {
     for (const char* model : {kTinyGpt, "mlp"}) {
       for (const bool view : {false, true}) {
         const Report report =
-            train_language(1, tiny_options(dtype, model),
+            train_language(1, tiny_options(model, dtype),
                            {.ddp = {.gradient_as_bucket_view = view}});
         EXPECT_TRUE(report.parity.checked);
         EXPECT_EQ(report.parity.max_abs, 0) << dtype_name(dtype) << model;
@@ -293,7 +275,7 @@ TEST_P(DdpParity, BytesAndMemoryAreAsPredicted) {
   for (const char* model : {kTinyGpt, "mlp"}) {
     for (std::size_t i = 0; i < all.size(); ++i) {
       SCOPED_TRACE("configuration " + std::to_string(i) + ", " + model);
-      Options options = tiny_options(DType::kF32, model);
+      Options options = tiny_options(model);
       options.check = false;
       sharded_test::expect_bill(train_language(d, options, all[i]));
     }
@@ -304,7 +286,7 @@ TEST_P(DdpParity, BytesAndMemoryAreAsPredicted) {
 // for each of the mlp's seven parameters. Where gradients lie in the buckets,
 // the peak is the buffer in which the weights were sent at the beginning.
 TEST(DdpBill, BucketsAreTheGradientsOnceMore) {
-  const Options options = tiny_options(DType::kF32, "mlp");
+  const Options options = tiny_options("mlp");
   const double numbers = 4 * 64 * 256 + 256 + 64 + 256;
   for (const bool view : {false, true}) {
     const ddp::StrategyOptions setup{.ddp = {.gradient_as_bucket_view = view}};
@@ -316,7 +298,7 @@ TEST(DdpBill, BucketsAreTheGradientsOnceMore) {
 }
 
 TEST(DdpBill, ABatchThatDoesNotDivideIsRefused) {
-  Options options = tiny_options(DType::kF32, "mlp");
+  Options options = tiny_options("mlp");
   options.batch = 25;
   const auto error = [&](const ddp::StrategyOptions& setup) {
     return error_on_ranks(4, [&](ProcessGroup& world) {

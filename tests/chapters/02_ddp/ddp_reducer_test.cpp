@@ -65,7 +65,6 @@ TEST(DdpLedger, ConstructionBroadcastsTheWeightsOnce) {
     const Replica<Mlp32> r(world);
     EXPECT_EQ(numels(world.records()), (Numels{111}));
     EXPECT_EQ(world.records()[0].op, CommOp::kBroadcast);
-    return 0;
   });
 }
 
@@ -76,7 +75,6 @@ TEST(DdpLedger, GroupsOfOneSendNothing) {
     Replica<Mlp32> r(world, options);
     for (int step = 0; step < 2; ++step) r.backward();
     EXPECT_TRUE(world.records().empty());
-    return 0;
   });
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "chapters/02_ddp/ddp.h"
+#include "chapters/common/run/options.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/layers.h"
@@ -40,6 +41,26 @@ inline Sequential make_mlp(DType dtype, std::uint64_t seed = 1) {
   model.add(Relu());
   model.add(Linear("4", 6, 3, init));
   return model;
+}
+
+/// The config of a small GPT.
+inline constexpr char kTinyGpt[] =
+    R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 16,)"
+    R"("n_embd": 16, "n_layer": 3, "n_head": 2})";
+
+/// Three steps of the program's trainer.
+inline Options tiny_options(const std::string& model,
+                            DType dtype = DType::kF32) {
+  Options options;
+  options.model = model;
+  options.data = "random";
+  options.cluster = "none";
+  options.dtype = dtype;
+  options.batch = 24;
+  options.seq = 8;
+  options.steps = 3;
+  options.deterministic = true;
+  return options;
 }
 
 struct Samples {

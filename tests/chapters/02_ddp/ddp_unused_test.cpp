@@ -69,7 +69,6 @@ TEST(DdpUnused, UsedNowhereTheGradientStaysUndefinedAndMomentumAtRest) {
         r.model.clear_grad();
       }
       EXPECT_EQ(values_of(r.model.b.parameters()), before);
-      return 0;
     });
   }
 }
@@ -85,7 +84,6 @@ TEST(DdpUnused, UsedNowhereAnOldGradientIsUntouched) {
         r.backward();
         EXPECT_EQ(values_of({r.model.b.weight.grad()}), old);
       }
-      return 0;
     });
   }
 }
@@ -203,7 +201,6 @@ TEST(DdpStaticGraph, UnusedParametersAreFoundOnceAndForAll) {
       r.model.clear_grad();
     }
     EXPECT_EQ(records_of(world, CommOp::kAllReduce, "used").size(), 1u);
-    return 0;
   });
 }
 

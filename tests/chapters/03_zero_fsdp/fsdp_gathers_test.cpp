@@ -192,7 +192,6 @@ TEST(FsdpGathers, LengthsArePaddedAndExact) {
     EXPECT_TRUE(world.records().empty());
     sum(fsdp(Tensor::full({2, 8}, world.rank()))).backward();
     EXPECT_EQ(numels(world.records()), (Numels{186, 186}));
-    return 0;
   });
   on_ranks(8, [](ProcessGroup& world) {
     Sequential model = toy_net();
@@ -201,7 +200,6 @@ TEST(FsdpGathers, LengthsArePaddedAndExact) {
     // Rows of 8: [8,4] 4, [4] 1, [16,4] 8, [4] 1; and [4,16] 16, [16] 2
     EXPECT_EQ(numels(world.records()),
               (Numels{8 * 14, 8 * 18, 8 * 18, 8 * 18, 8 * 14}));
-    return 0;
   });
 }
 
@@ -260,7 +258,6 @@ TEST(FsdpGathers, EvaluationKeepsNothing) {
     EXPECT_EQ(
         RankContext::current().device.memory().current(MemoryKind::kParameter),
         (18 + 40 + 34) * 4);
-    return 0;
   });
 }
 

@@ -32,7 +32,6 @@ TEST(FsdpOptions, SyncModuleStatesBeginsWithRankZerosValues) {
         const double own = 1 + world.rank();
         EXPECT_EQ(whole == Values(whole.size(), 1), sync);
         EXPECT_EQ(buffers, Values(buffers.size(), sync ? 1 : own));
-        return 0;
       });
     }
   }
@@ -87,7 +86,6 @@ TEST(FsdpHybrid, ConsecutiveRanksShareACopy) {
         EXPECT_EQ(record.group_rank, among_replicas ? rank / f : rank % f);
         EXPECT_EQ(record.group_size, among_replicas ? world.size() / f : f);
       }
-      return 0;
     });
   }
 }
@@ -111,7 +109,6 @@ TEST(FsdpHybrid, ReplicasAverageInEveryDtype) {
           const Values grad = fsdp.parameters()[0].grad().to_vector<double>();
           EXPECT_EQ(grad, Values(static_cast<std::size_t>(8 / f), 2.5))
               << dtype_name(dtype) << ", nodes of " << f;
-          return 0;
         });
       }
     }
@@ -146,7 +143,6 @@ TEST(FsdpOffload, CountsTheBytesOfEveryDtype) {
       const Tensor shard = fsdp.parameters()[0];
       EXPECT_EQ(shard.device(), RankContext::current().host());
       EXPECT_EQ(shard.grad().device(), RankContext::current().host());
-      return 0;
     });
   }
 }

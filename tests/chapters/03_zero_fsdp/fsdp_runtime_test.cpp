@@ -152,7 +152,6 @@ TEST(FsdpFrozen, FrozenUnitsReduceNothing) {
     EXPECT_EQ(labels_of(records_of(world, CommOp::kReduceScatter)),
               (Labels{"reduce c", "reduce a"}));
     EXPECT_EQ(fsdp.parameters().size(), 2u);
-    return 0;
   });
 }
 
@@ -175,7 +174,6 @@ TEST(FsdpSummon, ParametersAreReadAndWrittenInsideTheScopeOnly) {
       model.parameters()[0].fill(3);
     }
     EXPECT_EQ(whole_parameters(fsdp)[0], 2.0);
-    return 0;
   });
 }
 
@@ -215,7 +213,6 @@ TEST(FsdpMemory, ShardsGradientsAndStateAreSixteenBytesPerElement) {
       EXPECT_EQ(memory.current(MemoryKind::kParameter), 4 * s);
       EXPECT_EQ(memory.current(MemoryKind::kGradient), 4 * s);
       EXPECT_EQ(memory.current(MemoryKind::kOptimizerState), 8 * s);
-      return 0;
     });
   }
 }

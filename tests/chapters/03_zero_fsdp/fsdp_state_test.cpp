@@ -54,7 +54,6 @@ Saved train_and_save(int d, const FsdpOptions& options) {
     }
     pieces[rank] = sharded_state_dict(fsdp);
     saved.local[rank] = local_state_dict(fsdp);
-    return 0;
   });
   for (const auto& rank : pieces) {
     saved.pieces.insert(saved.pieces.end(), rank.begin(), rank.end());

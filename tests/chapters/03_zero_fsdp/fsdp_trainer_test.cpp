@@ -13,25 +13,6 @@ namespace {
 using zero_fsdp::StrategyOptions;
 using zero_fsdp::ZeroFsdpStrategy;
 
-/// The text of its config.
-std::string tiny_gpt() {
-  return R"({"model_type": "gpt2", "vocab_size": 256,)"
-         R"("n_positions": 16, "n_embd": 16, "n_layer": 3,)"
-         R"("n_head": 2})";
-}
-
-Options tiny_options(const std::string& model) {
-  Options options;
-  options.model = model;
-  options.data = "random";
-  options.cluster = "none";
-  options.batch = 24;
-  options.seq = 8;
-  options.steps = 2;
-  options.deterministic = true;
-  return options;
-}
-
 Report train_language(int d, Options options, const StrategyOptions& setup) {
   options.world_size = d;
   return sharded_test::report_of<ZeroFsdpStrategy>(options, setup);
@@ -103,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(WorldSizes, FsdpTrainer,
 
 TEST_P(FsdpTrainer, NumbersBytesAndMemoryAreAsPredicted) {
   const int d = GetParam();
-  for (const std::string& model : {tiny_gpt(), std::string("mlp")}) {
+  for (const std::string model : {kTinyGpt, "mlp"}) {
     for (const TrainerVariant& variant : variants(d)) {
       const bool is_gpt = model != "mlp";
       if (!is_gpt && (variant.setup.recompute || (d != 2 && d != 3))) continue;
@@ -115,7 +96,7 @@ TEST_P(FsdpTrainer, NumbersBytesAndMemoryAreAsPredicted) {
 }
 
 TEST_P(FsdpTrainer, MixedPrecisionIsPredictedToTheByte) {
-  Options options = tiny_options(tiny_gpt());
+  Options options = tiny_options(kTinyGpt);
   options.check = false;
   for (const char* strategy : {"fsdp", "fsdp2"}) {
     for (const char* reduce : {"", "f32"}) {
@@ -167,7 +148,7 @@ TEST(FsdpCapacity, AModelThatDdpCannotHoldTrains) {
 }
 
 TEST(FsdpTrainerOptions, WhatDoesNotGoTogetherIsRefused) {
-  const Options options = tiny_options(tiny_gpt());
+  const Options options = tiny_options(kTinyGpt);
   const std::pair<StrategyOptions, const char*> cases[] = {
       {{.strategy = "zero3", .micro_batches = 5}, "--micro-batches 5"},
       {{.sharding_strategy = "hybrid_shard"},

@@ -126,7 +126,6 @@ TEST(FsdpWrap, ByHandInsideItsScopeOnlyAndOverridesWin) {
     EXPECT_EQ(fsdp.units().size(), 2u);
     EXPECT_EQ(fsdp.units()[0]->layout().numel, 36 + 68);
     EXPECT_EQ(fsdp.units()[1]->layout().numel, 80);
-    return 0;
   });
 }
 

@@ -20,15 +20,9 @@ using zero_fsdp::StrategyOptions;
 using zero_fsdp::ZeroFsdpStrategy;
 
 Options language_options(const std::string& model = "gpt-nano") {
-  Options options;
-  options.model = model;
-  options.data = "random";
-  options.cluster = "none";
+  Options options = tiny_options(model);
   options.check = false;
   options.batch = 4;
-  options.seq = 8;
-  options.steps = 3;
-  options.deterministic = true;
   return options;
 }
 

@@ -216,7 +216,6 @@ TEST(ZeroParameters, OutsideOfForwardTheyHaveNoMemory) {
     const auto zero = make_zero(model, world, stage(3), "adam", {});
     expect_text(error_of([&] { model.parameters()[0].raw(); }),
                 {"whose storage was released"});
-    return 0;
   });
 }
 

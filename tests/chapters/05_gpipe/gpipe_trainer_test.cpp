@@ -68,10 +68,8 @@ TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
           options.dtype = dtype;
           options.dropout = dtype == DType::kF64 ? 0.1 : 0;
           options.batch = m == 4 ? 5 : 6;  // 2 2 1
-          StrategyOptions setup;
-          setup.micro_batches = m;
-          setup.recompute = recompute;
-          setup.long_skips = skips;
+          const StrategyOptions setup{
+              .micro_batches = m, .recompute = recompute, .long_skips = skips};
           const auto what = std::string(recompute) + " " + dtype_name(dtype) +
                             " m " + std::to_string(m) + " skips " +
                             std::to_string(skips);
@@ -95,9 +93,7 @@ TEST(GpipeParity, AnMlpHasTheBitsOfOneDevice) {
       options.dtype = dtype;
       options.steps = 3;
       options.batch = 7;
-      StrategyOptions setup;
-      setup.micro_batches = 3;
-      const Report report = train_ranks(p, options, setup);
+      const Report report = train_ranks(p, options, {3});
       sharded_test::expect_claims(report, "mlp");
       EXPECT_EQ(report.parity.max_abs, 0);
     }
@@ -247,10 +243,10 @@ TEST(GpipeOptions, ImpossibleOnesAreOneSentence) {
   Options options = gpipe_options("mlp");
   EXPECT_THAT(error_of([&] { train_ranks(2, options, {7}); }),
               HasSubstr("--micro-batches 7: give 1 to 6"));
-  StrategyOptions setup;
-  setup.micro_batches = 2;
-  setup.long_skips = true;
-  EXPECT_THAT(error_of([&] { train_ranks(2, options, setup); }),
+  EXPECT_THAT(error_of([&] {
+                train_ranks(2, options,
+                            {.micro_batches = 2, .long_skips = true});
+              }),
               HasSubstr("--long-skips: the layers of a model of type mlp"));
 }
 
@@ -263,11 +259,10 @@ TEST(GpipeFiles, AModelInPiecesIsSavedWhole) {
     GpipeStrategy strategy(options, {3}, world);
     strategy.step(0);
     const std::vector<NamedTensor> state = strategy.full_state();
-    if (world.rank() != 0) return 0;
+    if (world.rank() != 0) return;
     Options save = options;
     save.save = path;
     save_results(save, model_with(options, state), strategy.data());
-    return 0;
   });
   options.load = path;
   options.steps = 1;

@@ -99,8 +99,7 @@ TEST(EngineWorlds, AUsersOwnScheduleRuns) {
                              "ranks": ["F0 F1 B0 B1", "F0 F1 B0 B1"]})";
   Options options = worlds_options(2);
   options.batch = 4;
-  StrategyOptions setup;
-  setup.schedule = file;
+  const StrategyOptions setup{.schedule = file};
   const Plan plan = pipeline::make_plan(options, setup);
   EXPECT_EQ(plan.schedule.name, "mine");
   EXPECT_EQ(plan.pieces.size(), 2u);
@@ -117,24 +116,20 @@ TEST(EngineWorlds, LossesDoNotWaitForUpdates) {
   Options options = worlds_options(2);
   options.steps = 2;
   options.timeout_s = 20;
-  StrategyOptions setup;
-  setup.schedule = file;
-  expect_trained_as_one_device(options, setup);
+  expect_trained_as_one_device(options, {.schedule = file});
 }
 
 TEST(EngineWorlds, WrittenSchedulesRun) {
   const TempFolder folder;
-  StrategyOptions setup;
-  setup.schedule = "zb-auto";
-  setup.memory_limit = 3;
-  setup.micro_batches = 6;
-  setup.write_schedule = folder / "found.json";
+  StrategyOptions setup{.schedule = "zb-auto",
+                        .micro_batches = 6,
+                        .memory_limit = 3,
+                        .write_schedule = folder / "found.json"};
   Options options = worlds_options(2);
   options.batch = 6;
   const Plan written = pipeline::make_plan(options, setup);
   pipeline::show_schedule(written, setup);
-  StrategyOptions again;
-  again.schedule = setup.write_schedule;
+  const StrategyOptions again{.schedule = setup.write_schedule};
   EXPECT_EQ(to_json(pipeline::make_plan(options, again).schedule),
             to_json(written.schedule));
   expect_trained_as_one_device(options, again);
@@ -160,9 +155,7 @@ TEST(EngineWorlds, LongRunsHaveShortLists) {
        {std::pair("pipedream", ""), std::pair("pipedream", "2,1,1"),
         std::pair("pipedream-2bw", "")}) {
     SCOPED_TRACE(std::string(schedule) + " " + replicas);
-    StrategyOptions setup;
-    setup.schedule = schedule;
-    setup.replicas = replicas;
+    const StrategyOptions setup{.schedule = schedule, .replicas = replicas};
     Options options = worlds_options(4);
     std::vector<std::size_t> sizes;
     for (const std::int64_t steps : {1000, 1000000}) {
@@ -184,9 +177,7 @@ TEST(EngineWorlds, LongRunsHaveShortLists) {
 
 TEST(EngineWorlds, LongRunsKeepTheirClaims) {
   for (const char* replicas : sized<const char*>({"", "2,1"}, {"2,1"})) {
-    StrategyOptions setup;
-    setup.schedule = "pipedream";
-    setup.replicas = replicas;
+    const StrategyOptions setup{.schedule = "pipedream", .replicas = replicas};
     Options options = worlds_options(3);
     options.model = "mlp";
     options.batch = 2;
@@ -203,9 +194,7 @@ TEST(EngineWorlds, ReplicasLogEveryStep) {
   Options options = worlds_options(3);
   options.steps = 8;
   options.log = folder / "log.jsonl";
-  StrategyOptions setup;
-  setup.schedule = "pipedream";
-  setup.replicas = "2,1";
+  const StrategyOptions setup{.schedule = "pipedream", .replicas = "2,1"};
   const WorldRun threads = run_trainer(options, setup);
   const ReferenceRun one = pipeline::reference_run(
       options, setup, pipeline::make_plan(options, setup));

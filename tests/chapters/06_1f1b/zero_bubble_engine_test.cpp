@@ -37,10 +37,8 @@ TEST_P(ZeroBubbleRanks, HasTheBitsOfOneFOneB) {
     const auto cuts = cut_uniform(layers->size(), p);
     const Outcome one = together(
         on_ranks(schedules::one_f_one_b(p, m), layers, cuts, options, pieces));
-    schedules::ScheduleOptions search;
-    search.num_ranks = p;
-    search.micro_batches = m;
-    search.memory_limit = p;
+    const schedules::ScheduleOptions search{
+        .num_ranks = p, .micro_batches = m, .memory_limit = 1.0 * p};
     for (const Schedule& schedule :
          {schedules::zb_h1(p, m), schedules::zb_h2(p, m),
           schedules::make_schedule("zb-auto", search)}) {

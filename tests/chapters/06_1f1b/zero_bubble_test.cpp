@@ -14,12 +14,12 @@ TEST(ZbAuto, KeepsItsLimitAndIsNoWorseThanByHand) {
   for (const int p : {1, 2, 3, 4, 8}) {
     for (const int m : {1, 2, 5, 16}) {
       for (const double limit : {1.0, 1.0 * p, 1.5 * p, 2.0 * p}) {
-        schedules::ZeroBubbleSearch search;
-        search.memory_limit = limit;
-        search.costs = {.forward = 3,
-                        .backward_input = 4,
-                        .backward_weight = 2,
-                        .communication = 0.5};
+        const schedules::ZeroBubbleSearch search{
+            .memory_limit = limit,
+            .costs = {.forward = 3,
+                      .backward_input = 4,
+                      .backward_weight = 2,
+                      .communication = 0.5}};
         const Schedule found = schedules::zb_auto(p, m, search);
         const Replay r = replay(found, search.costs);
         for (const int live : max_live_activations(found, Until::kWeight)) {
@@ -38,10 +38,8 @@ TEST(ZbAuto, KeepsItsLimitAndIsNoWorseThanByHand) {
 TEST(ZbAuto, MoreMemoryLeavesASmallerBubble) {
   double before = 1;
   for (const double limit : {4, 5, 6, 8}) {
-    schedules::ZeroBubbleSearch search;
-    search.memory_limit = limit;
-    const double bubble =
-        window_bubble(replay(schedules::zb_auto(4, 12, search)));
+    const double bubble = window_bubble(
+        replay(schedules::zb_auto(4, 12, {.memory_limit = limit})));
     EXPECT_LE(bubble, before);
     before = bubble;
   }

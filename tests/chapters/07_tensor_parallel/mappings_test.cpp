@@ -59,7 +59,6 @@ TEST_P(Mappings, CopyToAddsGradientsOnly) {
     EXPECT_TRUE(bitwise_equal(
         result.dx, sum_over(p, [](int r) { return numbers(r + 1); })));
     EXPECT_EQ(result.log.size(), p > 1 ? 1u : 0u);
-    return 0;
   });
 }
 
@@ -76,7 +75,6 @@ TEST_P(Mappings, ReduceFromPassesTheGradientOnAsItIs) {
         bitwise_equal(result.y, sum_over(p, [](int r) { return numbers(r); })));
     EXPECT_TRUE(bitwise_equal(result.dx, numbers(9)));
     EXPECT_EQ(result.log.size(), p > 1 ? 1u : 0u);
-    return 0;
   });
 }
 
@@ -104,7 +102,6 @@ TEST_P(Mappings, ScatterAndGatherAreInverse) {
       EXPECT_TRUE(bitwise_equal(gathered.y, whole));
       EXPECT_TRUE(bitwise_equal(gathered.dx, part(grad)));
     }
-    return 0;
   });
 }
 
@@ -158,7 +155,6 @@ TEST_P(Mappings, GatherToParallelAndReduceScatterAreConjugate) {
               whole),
           {"all_gather 24"});
     }
-    return 0;
   });
 }
 

@@ -54,7 +54,6 @@ TEST_P(TensorParallelLayers, ColumnsAreThoseOfOneDeviceBitForBit) {
       if (gathers) log.insert(log.begin(), "all_gather 384");
       EXPECT_EQ(log_of(tp.records()), t > 1 ? log : Log{});
     }
-    return 0;
   });
 }
 
@@ -82,7 +81,6 @@ TEST_P(TensorParallelLayers, RowsAreSummedAndTheBiasCountsOnce) {
       expect_near(part.weight.grad(), take_part(whole.weight.grad(), rows));
       expect_near(part.bias.grad(), whole.bias.grad());
     }
-    return 0;
   });
 }
 
@@ -98,7 +96,6 @@ TEST(TensorParallelLayers, TwoHalvesOfRowsAreTheSumOfTwoHalves) {
     };
     EXPECT_TRUE(bitwise_equal(part(take_part(x, {{2, tp.rank(), 2}})).detach(),
                               add(add(half(0), half(1)), part.bias.detach())));
-    return 0;
   });
 }
 
@@ -133,7 +130,6 @@ TEST_P(TensorParallelLayers, ColumnsInF32HaveTheBitsOfOneDevice) {
     const Tensor expected = linear(x, weight, bias).detach();
     EXPECT_TRUE(bitwise_equal(part(x).detach(),
                               take_part(expected, {{2, tp.rank(), t}})));
-    return 0;
   });
 }
 
@@ -149,7 +145,6 @@ TEST(TensorParallelLayers, ABiasInsideTheSumWouldCountTwice) {
     expect_near(
         sub(wrong, right),
         add(Tensor::zeros(right.shape(), right.options()), part.bias.detach()));
-    return 0;
   });
 }
 
@@ -165,7 +160,6 @@ TEST_P(TensorParallelLayers, AFrozenWeightStillSumsTheGradientOfTheInput) {
     const Tensor weight = make_parameter("l.weight", {24, 48}, 1, init_f64());
     const Tensor ones = Tensor::full({4, 48}, 1, y.options());
     expect_near(x.grad(), matmul(ones, weight.detach(), false, true));
-    return 0;
   });
 }
 
@@ -186,7 +180,6 @@ TEST_P(TensorParallelLayers, TheVocabularyIsLookedUpAndTrainedInParts) {
                       take_part(whole.weight.grad(), {{0, tp.rank(), t}})));
     // A sum, not a gather: every rank has the whole width of every token
     EXPECT_EQ(log_of(tp.records()), t > 1 ? Log{"all_reduce 96"} : Log{});
-    return 0;
   });
 }
 
@@ -219,7 +212,6 @@ TEST_P(TensorParallelLayers, TheLossOfAPaddedVocabularyIsThatOfOneDevice) {
   for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
     on_ranks(GetParam(), [&](ProcessGroup& tp) {
       expect_loss_of_one_device(tp, drawn({5, 24}, 4), 21, reduction, 1e-12);
-      return 0;
     });
   }
 }
@@ -230,7 +222,6 @@ TEST_P(TensorParallelLayers, TheLossOfLargeLogitsIsThatOfOneDevice) {
   on_ranks(GetParam(), [&](ProcessGroup& tp) {
     const Tensor logits = add_scalar(scale(drawn({5, 24}, 4), 300), 5000);
     expect_loss_of_one_device(tp, logits, 24, Reduction::kMean, 1e-9);
-    return 0;
   });
 }
 
@@ -269,7 +260,6 @@ TEST(TensorParallelLayers, APairOnFourRanksSends12288Elements) {
     double sent = 0;
     for (const CommRecord& record : tp.records()) sent += wire_elements(record);
     EXPECT_EQ(sent, 12288);
-    return 0;
   });
 }
 

@@ -185,7 +185,6 @@ TEST(SummaMemory, TwoBuffersForEachOperandInFlight) {
       expect_peak(ab, a, b, m * k + k * n);
       expect_peak(summa::multiply_abt, c, b, k * n + m * k);
       expect_peak(summa::multiply_atb, a, c, m * k + k * n);
-      return 0;
     });
   }
 }

@@ -162,7 +162,6 @@ TEST(TesseractLedger, OfTheLayersBesideTheProducts) {
                  {"all_reduce row 6", "all_reduce row 6", "all_reduce row 6",
                   "all_reduce dep-col 2"},
                  {});
-    return 0;
   });
 }
 

@@ -191,7 +191,6 @@ TEST(CubeLedger, OfTheLayersBesideTheProducts) {
                  {"all_reduce j 6", "all_reduce j 6", "all_reduce j 6",
                   "all_reduce k 2", "all_reduce i 2"},
                  {});
-    return 0;
   });
 }
 
@@ -220,7 +219,6 @@ TEST(CubeLedger, OfTheEmbeddingTheClassifierAndWholeLogits) {
     expect_calls(world, cube::layer_norm(inner, leaf({8}), leaf({8}), cube),
                  {"all_reduce j 12"},
                  {"all_reduce j 12", rows_of_y + " 8", rows_of_y + " 8"});
-    return 0;
   });
 }
 
