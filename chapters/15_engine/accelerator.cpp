@@ -60,14 +60,14 @@ std::unique_ptr<internal::Backend> Accelerator::make_backend(
 
   // The engine: a config with the script's values, in which "auto" is filled
   if (const auto* deepspeed = std::get_if<DeepSpeedPlugin>(&plugin)) {
-    KnownValues known;
-    known.micro_batch_size = internal::batch_of_a_rank(setup, world_.size());
-    known.accumulation = plan.accumulation;
-    known.data_parallel_ranks = world_.size();
-    known.mixed_precision = options_.mixed_precision;
-    known.optimizer = optimizer;
-    known.warmup_num_steps = scheduler.warmup_num_steps;
-    known.total_num_steps = scheduler.total_num_steps;
+    KnownValues known = {
+        .micro_batch_size = internal::batch_of_a_rank(setup, world_.size()),
+        .accumulation = plan.accumulation,
+        .data_parallel_ranks = world_.size(),
+        .mixed_precision = options_.mixed_precision,
+        .optimizer = optimizer,
+        .warmup_num_steps = scheduler.warmup_num_steps,
+        .total_num_steps = scheduler.total_num_steps};
     if (const auto* gpt = dynamic_cast<const Gpt*>(&model)) {
       known.hidden_size = gpt->config.n_embd;
     }

@@ -144,10 +144,12 @@ struct Rules {
   void check(bool holds, const Parts&... parts) {
     if (holds) return;
     std::ostringstream message;
+    message << label << ": ";
     (message << ... << parts);
     broken.push_back(message.str());
   }
-  std::vector<std::string> broken;
+  const std::string& label;
+  std::vector<std::string> broken = {};
 };
 
 void check_offload(const DeepSpeedConfig& config, Rules& rules) {
@@ -157,20 +159,19 @@ void check_offload(const DeepSpeedConfig& config, Rules& rules) {
   const bool optimizer = zero.offload_optimizer.device != "none";
   const bool parameters = zero.offload_param.device != "none";
   rules.check(
-      !optimizer || zero.stage >= 2, config.label,
-      ": /zero_optimization/offload_optimizer with ", stage,
+      !optimizer || zero.stage >= 2,
+      "/zero_optimization/offload_optimizer with ", stage,
       zero.stage == 0
           ? ": no optimizer is sharded"
           : ": whole gradients stay on the device, so nothing streams to "
             "the host",
       "; give stage 2 or 3");
-  rules.check(!parameters || zero.stage == 3, config.label,
-              ": /zero_optimization/offload_param with ", stage,
+  rules.check(!parameters || zero.stage == 3,
+              "/zero_optimization/offload_param with ", stage,
               ": only stage 3 shards parameters; give stage 3");
   rules.check(!config.fp16.fp16_master_weights_and_grads ||
                   (config.fp16.enabled && zero.stage == 2 && optimizer),
-              config.label, ": /fp16/fp16_master_weights_and_grads with ",
-              stage,
+              "/fp16/fp16_master_weights_and_grads with ", stage,
               ": only ZeRO-2 whose optimizer is on the host keeps f16 masters; "
               "give /fp16/enabled true, stage 2 and "
               "/zero_optimization/offload_optimizer {\"device\": \"cpu\"}");
@@ -181,8 +182,7 @@ void check_reduction(const DeepSpeedConfig& config, Rules& rules) {
   const ZeroConfig& zero = config.zero;
   rules.check(
       !config.prescale_gradients || config.gradient_predivide_factor == 1,
-      config.label, ": /gradient_predivide_factor ",
-      config.gradient_predivide_factor,
+      "/gradient_predivide_factor ", config.gradient_predivide_factor,
       " with /prescale_gradients true: gradients are divided by all ranks "
       "before the sum; leave one of them out");
   const bool is_default =
@@ -193,14 +193,13 @@ void check_reduction(const DeepSpeedConfig& config, Rules& rules) {
   const bool sums_all =
       zero.stage == 0 || (zero.stage < 3 && !zero.reduce_scatter);
   rules.check(
-      is_default || sums_all, config.label, ": ", key,
-      " with /zero_optimization/stage ", zero.stage,
+      is_default || sums_all, key, " with /zero_optimization/stage ",
+      zero.stage,
       zero.stage < 3 ? " and /zero_optimization/reduce_scatter true" : "",
       ": ZeRO divides by its ranks before it reduces; leave it out");
   rules.check(
       zero.allgather_partitions || zero.stage == 1 || zero.stage == 2,
-      config.label,
-      ": /zero_optimization/allgather_partitions false with "
+      "/zero_optimization/allgather_partitions false with "
       "/zero_optimization/stage ",
       zero.stage,
       ": no updated parameters are gathered after a step; leave it out");
@@ -209,9 +208,8 @@ void check_reduction(const DeepSpeedConfig& config, Rules& rules) {
 void check_pipeline(const DeepSpeedConfig& config, Rules& rules) {
   const int stage = config.zero.stage;
   rules.check(
-      stage <= 1 || config.pipeline.stages == 1, config.label,
-      ": /zero_optimization/stage ", stage, " with /pipeline/stages ",
-      config.pipeline.stages,
+      stage <= 1 || config.pipeline.stages == 1, "/zero_optimization/stage ",
+      stage, " with /pipeline/stages ", config.pipeline.stages,
       stage == 2
           ? ": a stage sums gradients over all micro-batches, so shards "
             "of them would be reduced after each one, m times the traffic"
@@ -222,34 +220,32 @@ void check_pipeline(const DeepSpeedConfig& config, Rules& rules) {
 
 void check_book(const DeepSpeedConfig& config, Rules& rules) {
   const BookConfig& book = config.book;
-  rules.check(book.sharding == "zero" || config.zero.stage == 3, config.label,
-              ": /shardbook/sharding \"", book.sharding,
+  rules.check(book.sharding == "zero" || config.zero.stage == 3,
+              "/shardbook/sharding \"", book.sharding,
               "\" with /zero_optimization/stage ", config.zero.stage,
               ": FSDP shards parameters as stage 3 does; give stage 3");
   rules.check(
       book.tensor_parallel_mode == "2.5d" || book.tensor_parallel_depth == 1,
-      config.label, ": /shardbook/tensor_parallel/depth ",
-      book.tensor_parallel_depth, " with mode \"", book.tensor_parallel_mode,
-      "\": only 2.5d has a depth");
+      "/shardbook/tensor_parallel/depth ", book.tensor_parallel_depth,
+      " with mode \"", book.tensor_parallel_mode, "\": only 2.5d has a depth");
   rules.check(book.recompute == "never" ||
                   config.pipeline.activation_checkpoint_interval == 0,
-              config.label, ": /shardbook/recompute \"", book.recompute,
+              "/shardbook/recompute \"", book.recompute,
               "\" with /pipeline/activation_checkpoint_interval ",
               config.pipeline.activation_checkpoint_interval,
               ", which runs whole stages again; keep one of them");
-  rules.check(
-      config.zero.stage < 3 || book.num_experts.empty(), config.label,
-      ": /shardbook/experts with /zero_optimization/stage 3: experts are "
-      "not whole on any rank, and stage 3 would gather them for every "
-      "micro-batch; give stage 1 or 2");
+  rules.check(config.zero.stage < 3 || book.num_experts.empty(),
+              "/shardbook/experts with /zero_optimization/stage 3: experts are "
+              "not whole on any rank, and stage 3 would gather them for every "
+              "micro-batch; give stage 1 or 2");
 }
 
 }  // namespace
 
 std::vector<std::string> broken_rules(const DeepSpeedConfig& config) {
-  Rules rules;
-  rules.check(!config.bf16 || !config.fp16.enabled, config.label,
-              ": /bf16/enabled and /fp16/enabled are both true; keep one");
+  Rules rules = {config.label};
+  rules.check(!config.bf16 || !config.fp16.enabled,
+              "/bf16/enabled and /fp16/enabled are both true; keep one");
   check_offload(config, rules);
   check_reduction(config, rules);
   check_pipeline(config, rules);
@@ -257,16 +253,14 @@ std::vector<std::string> broken_rules(const DeepSpeedConfig& config) {
   const SchedulerConfig& scheduler = config.scheduler;
   rules.check(scheduler.total_num_steps == 0 ||
                   scheduler.total_num_steps >= scheduler.warmup_num_steps,
-              config.label, ": /scheduler/params/total_num_steps ",
-              scheduler.total_num_steps,
+              "/scheduler/params/total_num_steps ", scheduler.total_num_steps,
               " comes before /scheduler/params/warmup_num_steps ",
               scheduler.warmup_num_steps);
-  rules.check(!scheduler.warmup_max_lr ||
-                  *scheduler.warmup_max_lr >= scheduler.warmup_min_lr,
-              config.label, ": /scheduler/params/warmup_max_lr ",
-              scheduler.warmup_max_lr.value_or(0),
-              " is below /scheduler/params/warmup_min_lr ",
-              scheduler.warmup_min_lr);
+  rules.check(
+      !scheduler.warmup_max_lr ||
+          *scheduler.warmup_max_lr >= scheduler.warmup_min_lr,
+      "/scheduler/params/warmup_max_lr ", scheduler.warmup_max_lr.value_or(0),
+      " is below /scheduler/params/warmup_min_lr ", scheduler.warmup_min_lr);
   return rules.broken;
 }
 

@@ -39,18 +39,14 @@ double norm_over_ranks(const std::vector<NamedTensor>& gradients,
       total += squares;
     }
   }
-  const MemoryScope kind(MemoryKind::kCommunication);
-  const Tensor sum = Tensor::full({}, total, {DType::kF64, Device()});
-  world.all_reduce(sum, ReduceOp::kSum, "norm").wait();
-  return std::sqrt(sum.item());
+  return std::sqrt(sum_over_ranks(world, total, "norm"));
 }
 
 // --- Stage 0 -----------------------------------------------------------------
 
 class Replicated : public DataParallelModel {
  public:
-  Replicated(Module& module, const DeepSpeedConfig& config,
-             const OptimizerConfig& optimizer, const Mpu& mpu,
+  Replicated(Module& module, const DeepSpeedConfig& config, const Mpu& mpu,
              ProcessGroup& world)
       : module_(module),
         mpu_(mpu),
@@ -61,8 +57,9 @@ class Replicated : public DataParallelModel {
         recomputes_(config.book.recompute == "blocks"),
         num_ranks_((mpu.data != nullptr ? *mpu.data : world).size()),
         ddp_(module, mpu.data != nullptr ? *mpu.data : world),
-        optimizer_(make_optimizer(optimizer.name(), trained(module),
-                                  optimizer.params)) {
+        optimizer_(make_optimizer(config.optimizer.name(),
+                                  trained_parameters(module),
+                                  config.optimizer.params)) {
     optimizer_->keep_master_copies();
     const double before = config.prescale_gradients
                               ? num_ranks_
@@ -102,25 +99,22 @@ class Replicated : public DataParallelModel {
     return state;
   }
 
-  double predicted_bytes(std::int64_t steps, std::int64_t) const override {
-    return ddp::predicted_bytes(sizes(steps));
-  }
-  double predicted_publish_bytes() const override { return 0; }
-  MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
-                              std::int64_t rows,
-                              std::int64_t updates) const override {
-    MemoryBill bill = single_device_bill(options, config, rows, recomputes_);
+  Bill bill(const Options& options, const ModelConfig& config,
+            std::int64_t rows, std::int64_t micro_steps,
+            std::int64_t skipped) const override {
+    const ddp::BillSizes sizes = ddp::bill_sizes(
+        module_, ddp_.options(), num_ranks_, options.steps, wire_);
+    Bill bill;
+    bill.bytes = ddp::predicted_bytes(sizes);
+    bill.memory = single_device_bill(options, config, rows, recomputes_);
     // The first update creates the optimizer's state; masters exist before it
-    if (updates == 0) {
-      bill[MemoryKind::kGradient] = bill[MemoryKind::kOptimizerState] = 0;
+    if (skipped == options.steps) {
+      bill.memory[MemoryKind::kGradient] = 0;
+      bill.memory[MemoryKind::kOptimizerState] = 0;
     }
     if (dtype_bytes(options.dtype) == 2) {
-      bill[MemoryKind::kOptimizerState] += 4 * sizes(options.steps).elements;
+      bill.memory[MemoryKind::kOptimizerState] += 4 * sizes.elements;
     }
-    return bill;
-  }
-  double step_s(const Options& options, const ModelConfig& config,
-                std::int64_t rows, std::int64_t micro_steps) const override {
     ddp::StepTime step{config};
     step.ranks = num_ranks_;
     step.micro_batches = static_cast<double>(micro_steps);
@@ -128,7 +122,8 @@ class Replicated : public DataParallelModel {
     step.wire_bytes =
         static_cast<double>(dtype_bytes(wire_.value_or(options.dtype)));
     step.recompute = recomputes_;
-    return ddp::step_s(options, step, module_, ddp_);
+    bill.step_s = ddp::step_s(options, step, module_, ddp_);
+    return bill;
   }
 
  private:
@@ -140,16 +135,6 @@ class Replicated : public DataParallelModel {
       gradients.push_back({each.name, each.tensor.grad()});
     }
     return norm_over_ranks(gradients, mpu_, mpu_.data->rank() == 0, world_);
-  }
-  static Tensors trained(Module& module) {
-    Tensors parameters;
-    for (const Tensor& each : module.parameters()) {
-      if (each.requires_grad()) parameters.push_back(each);
-    }
-    return parameters;
-  }
-  ddp::BillSizes sizes(std::int64_t steps) const {
-    return ddp::bill_sizes(module_, ddp_.options(), num_ranks_, steps, wire_);
   }
 
   Module& module_;
@@ -205,14 +190,15 @@ zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
 
 class Sharded : public DataParallelModel {
  public:
-  Sharded(Module& module, const DeepSpeedConfig& config,
-          const OptimizerConfig& optimizer, const Mpu& mpu, ProcessGroup& world)
+  Sharded(Module& module, const DeepSpeedConfig& config, const Mpu& mpu,
+          ProcessGroup& world)
       : mpu_(mpu),
         world_(world),
         recomputes_(config.book.recompute == "blocks"),
         zero_(zero::make_zero(module, mpu.data != nullptr ? *mpu.data : world,
-                              zero_options(config, module), optimizer.name(),
-                              optimizer.params)) {}
+                              zero_options(config, module),
+                              config.optimizer.name(),
+                              config.optimizer.params)) {}
 
   Tensor forward(const Tensor& inputs, bool) override {
     return (*zero_)(inputs);
@@ -238,23 +224,21 @@ class Sharded : public DataParallelModel {
   }
   TrainingState state() override { return zero_->state(); }
 
-  double predicted_bytes(std::int64_t steps,
-                         std::int64_t micro_steps) const override {
-    return zero_->predicted_bytes(steps, micro_steps);
-  }
-  double predicted_publish_bytes() const override {
-    return zero_->predicted_load_bytes();
-  }
-  MemoryBill predicted_memory(const Options& options, const ModelConfig& config,
-                              std::int64_t rows, std::int64_t) const override {
-    return zero::zero_bill(*zero_, options, config, rows, recomputes_);
-  }
-  double step_s(const Options& options, const ModelConfig& config,
-                std::int64_t rows, std::int64_t micro_steps) const override {
-    if (!textbook::has_model_times(options, config)) return kNotPredicted;
-    const auto model = textbook::model_times(
-        options, config, static_cast<double>(rows), recomputes_);
-    return zero::step_s(*zero_, model, options.steps, micro_steps);
+  Bill bill(const Options& options, const ModelConfig& config,
+            std::int64_t rows, std::int64_t micro_steps,
+            std::int64_t skipped) const override {
+    Bill bill;
+    // A skipped step publishes nothing, a loaded checkpoint once
+    const std::int64_t published = (options.first_step > 0 ? 1 : 0) - skipped;
+    bill.bytes = zero_->predicted_bytes(options.steps, micro_steps) +
+                 static_cast<double>(published) * zero_->predicted_load_bytes();
+    bill.memory = zero::zero_bill(*zero_, options, config, rows, recomputes_);
+    if (textbook::has_model_times(options, config)) {
+      const auto model = textbook::model_times(
+          options, config, static_cast<double>(rows), recomputes_);
+      bill.step_s = zero::step_s(*zero_, model, options.steps, micro_steps);
+    }
+    return bill;
   }
 
  private:
@@ -268,13 +252,20 @@ class Sharded : public DataParallelModel {
 
 std::unique_ptr<DataParallelModel> make_model(Module& module,
                                               const DeepSpeedConfig& config,
-                                              const OptimizerConfig& optimizer,
                                               const Mpu& mpu,
                                               ProcessGroup& world) {
   if (config.zero.stage == 0) {
-    return std::make_unique<Replicated>(module, config, optimizer, mpu, world);
+    return std::make_unique<Replicated>(module, config, mpu, world);
   }
-  return std::make_unique<Sharded>(module, config, optimizer, mpu, world);
+  return std::make_unique<Sharded>(module, config, mpu, world);
+}
+
+Tensors trained_parameters(Module& module) {
+  Tensors trained;
+  for (const Tensor& each : module.parameters()) {
+    if (each.requires_grad()) trained.push_back(each);
+  }
+  return trained;
 }
 
 void cast(Module& module, DType dtype) {

@@ -207,6 +207,9 @@ struct AutoValue {
   std::string json, source;
 };
 
+/// By path.
+using AutoValues = std::map<std::string, AutoValue>;
+
 /// The text of a config without these values "auto", and a remark on each.
 struct FilledConfig {
   std::string text;
@@ -219,6 +222,6 @@ struct FilledConfig {
 /// DeepSpeed's default where DeepSpeed does, else it is an error. A path that
 /// is not "auto" stays as it is. Throws Error for a text that is no JSON.
 FilledConfig fill_auto(const std::string& text, const std::string& label,
-                       const std::map<std::string, AutoValue>& values);
+                       const AutoValues& values);
 
 }  // namespace shardbook::engine

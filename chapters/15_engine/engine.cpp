@@ -1,17 +1,97 @@
 #include "chapters/15_engine/engine.h"
 
+#include <fmt/format.h>
+
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <utility>
 
 #include "chapters/15_engine/internal/data_parallel_model.h"
-#include "chapters/15_engine/internal/step_log.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
+#include "core/stream.h"
 
 namespace shardbook::engine {
+
+// --- The log -------------------------------------------------------------------
+
+namespace {
+
+/// Seconds, after the device has finished its work.
+double now_s() {
+  if (RankContext::current().device.is_cuda()) {
+    Event event;
+    event.record();
+    event.synchronize();
+  }
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+namespace internal {
+
+/// The lines that an engine writes: every n steps, and how long its calls took.
+class StepLog {
+ public:
+  /// Writes to stderr, on the main rank.
+  StepLog(const DeepSpeedConfig& config, bool is_main)
+      : is_main_(is_main),
+        times_calls_(config.wall_clock_breakdown),
+        is_adam_(config.optimizer.type != "SGD"),
+        every_(config.steps_per_print) {}
+
+  /// Time a call. With wall_clock_breakdown the device is synchronised on both
+  /// ends, so nothing that it does overlaps another call.
+  void begin(const std::string& call) {
+    if (times_calls_) began_s_[call] = now_s();
+  }
+  void end(const std::string& call) {
+    const auto began = began_s_.find(call);
+    if (began == began_s_.end()) return;
+    seconds_[call] += now_s() - began->second;
+    began_s_.erase(began);
+  }
+
+  /// An optimizer step has ended.
+  void step(std::int64_t global_steps, std::int64_t skipped,
+            const OptimizerOptions& options) {
+    if (is_main_ && every_ > 0 && global_steps % every_ == 0) {
+      write(fmt::format(
+          "step={}, skipped={}, lr={}, mom={}", global_steps, skipped,
+          options.lr,
+          is_adam_ ? fmt::format("({}, {})", options.beta1, options.beta2)
+                   : fmt::format("{}", options.momentum)));
+    }
+    if (is_main_ && times_calls_) {
+      std::string line = "time (ms)";
+      for (const auto& [call, seconds] : seconds_) {
+        line += fmt::format(" | {}: {:.2f}", call, seconds * 1e3);
+      }
+      write(line);
+    }
+    seconds_.clear();
+  }
+
+  std::function<void(const std::string& line)> write =
+      [](const std::string& line) {
+        std::fprintf(stderr, "%s\n", line.c_str());
+      };
+
+ private:
+  const bool is_main_, times_calls_, is_adam_;
+  const std::int64_t every_;
+  std::map<std::string, double> began_s_, seconds_;
+};
+
+}  // namespace internal
+
+// --- The engine ----------------------------------------------------------------
 
 NoSync::NoSync(Engine& engine) : engine_(engine) {
   engine_.no_sync_depth_ += 1;
@@ -165,11 +245,8 @@ double Engine::train_batch(const std::function<Batch()>& next,
   }
   random.batch = BatchSlice{};
   ProcessGroup& dp = model_->group();
-  const MemoryScope kind(MemoryKind::kCommunication);
   const double parts = static_cast<double>(sizes_.accumulation * dp.size());
-  const Tensor mean = Tensor::full({}, sum / parts, {DType::kF64, Device()});
-  dp.all_reduce(mean, ReduceOp::kSum, "loss").wait();
-  return mean.item();
+  return sum_over_ranks(dp, sum / parts, "loss");
 }
 
 double Engine::train_batch() {

@@ -70,23 +70,13 @@ StepResult ModuleStrategy::step(std::int64_t step) {
 }
 
 std::vector<Bill> ModuleStrategy::bills() {
-  const internal::DataParallelModel& model = engine_->model();
-  const std::int64_t g = engine_->gradient_accumulation_steps();
-  const std::int64_t skipped = engine_->skipped_steps() - skipped_before_;
   const double d = dp_.size();
-  Bill bill;
-  // The chapter's bytes, and an all-reduce of the loss; a skipped step
-  // publishes nothing, a loaded checkpoint once
-  const double published =
-      static_cast<double>((options_.first_step > 0 ? 1 : 0) - skipped);
-  bill.bytes = model.predicted_bytes(options_.steps, g) +
-               published * model.predicted_publish_bytes() +
-               static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;
-  bill.memory = model.predicted_memory(
-      options_, loaded_.config, engine_->train_micro_batch_size_per_gpu(),
-      options_.steps - skipped);
-  bill.step_s = model.step_s(options_, loaded_.config,
-                             engine_->train_micro_batch_size_per_gpu(), g);
+  Bill bill = engine_->model().bill(options_, loaded_.config,
+                                    engine_->train_micro_batch_size_per_gpu(),
+                                    engine_->gradient_accumulation_steps(),
+                                    engine_->skipped_steps() - skipped_before_);
+  // The all-reduce of the loss
+  bill.bytes += static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;
   return {bill};
 }
 

@@ -73,19 +73,18 @@ OptimizerConfig optimizer_of(const DeepSpeedConfig& config,
 LrSchedule schedule_of(const DeepSpeedConfig& config,
                        const OptimizerConfig& optimizer) {
   const SchedulerConfig& from = config.scheduler;
-  WarmupOptions to;
-  to.min_lr = from.warmup_min_lr;
-  to.max_lr = from.warmup_max_lr.value_or(optimizer.params.lr);
-  to.num_steps = from.warmup_num_steps;
-  to.is_log = from.warmup_type == "log";
-  to.total_steps = from.total_num_steps;
-  return warmup_schedule(to);
+  return warmup_schedule(
+      {.min_lr = from.warmup_min_lr,
+       .max_lr = from.warmup_max_lr.value_or(optimizer.params.lr),
+       .num_steps = from.warmup_num_steps,
+       .is_log = from.warmup_type == "log",
+       .total_steps = from.total_num_steps});
 }
 
 std::shared_ptr<LrScheduler> make_scheduler(const DeepSpeedConfig& config,
                                             const OptimizerConfig& optimizer) {
   if (config.scheduler.type.empty()) return nullptr;
-  return std::make_shared<ScheduledLr>(schedule_of(config, optimizer));
+  return std::make_shared<LrScheduler>(schedule_of(config, optimizer));
 }
 
 Initialized initialize(Module& model, const DeepSpeedConfig& given,
@@ -107,26 +106,24 @@ Initialized initialize(Module& model, const DeepSpeedConfig& given,
   // The engine's config names the optimizer in use
   DeepSpeedConfig config = given;
   config.optimizer = optimizer_of(given, args);
-  const OptimizerConfig& optimizer = config.optimizer;
 
   // Cast, choose what is trained, wrap: the wrapper copies the first rank's weights
   choose_parameters(model, args.model_parameters);
   recompute_blocks(model, config);
   const DType dtype = config.dtype(DType::kF32);
   if (dtype != DType::kF32) internal::cast(model, dtype);
-  auto wrapped = internal::make_model(model, config, optimizer, mpu, world);
+  auto wrapped = internal::make_model(model, config, mpu, world);
 
-  auto scheduler =
-      args.lr_scheduler ? args.lr_scheduler : make_scheduler(config, optimizer);
+  auto scheduler = args.lr_scheduler ? args.lr_scheduler
+                                     : make_scheduler(config, config.optimizer);
   Initialized all;
   all.engine = std::make_unique<Engine>(config, sizes, world,
                                         std::move(wrapped), scheduler);
   all.optimizer = &all.engine->optimizer();
   all.lr_scheduler = scheduler.get();
   if (args.training_data) {
-    LoaderOptions loader;
-    loader.micro_batch_size = sizes.micro;
-    loader.seed = args.seed;
+    const LoaderOptions loader = {.micro_batch_size = sizes.micro,
+                                  .seed = args.seed};
     all.loader = std::make_unique<Loader>(*args.training_data, loader, dp);
   }
   return all;

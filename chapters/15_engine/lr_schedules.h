@@ -43,28 +43,18 @@ double warmup_lr(const WarmupOptions& options, std::int64_t it);
 /// warmup_lr(k - 1).
 LrSchedule warmup_schedule(const WarmupOptions& options);
 
-/// Sets the rate of optimizer steps, one after another. A user may give the
-/// engine one of these in place of the config's.
+/// The rate of optimizer steps, one after another. A user may give the engine one
+/// of these in place of the config's.
 class LrScheduler {
  public:
-  virtual ~LrScheduler() = default;
-  /// After an optimizer step that was not skipped.
-  virtual void step() = 0;
+  explicit LrScheduler(LrSchedule rate) : rate_(std::move(rate)) {}
+  /// Call it after an optimizer step that was not skipped.
+  void step() { steps_ += 1; }
   /// The rate of the next optimizer step.
-  virtual double lr() const = 0;
+  double lr() const { return rate_(steps_); }
   /// Steps so far, and back: for checkpoints.
-  virtual std::int64_t steps_done() const = 0;
-  virtual void set_steps_done(std::int64_t steps) = 0;
-};
-
-/// A rate for each number of optimizer steps done.
-class ScheduledLr : public LrScheduler {
- public:
-  explicit ScheduledLr(LrSchedule rate) : rate_(std::move(rate)) {}
-  void step() override { steps_ += 1; }
-  double lr() const override { return rate_(steps_); }
-  std::int64_t steps_done() const override { return steps_; }
-  void set_steps_done(std::int64_t steps) override { steps_ = steps; }
+  std::int64_t steps_done() const { return steps_; }
+  void set_steps_done(std::int64_t steps) { steps_ = steps; }
 
  private:
   LrSchedule rate_;

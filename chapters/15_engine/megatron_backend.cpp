@@ -92,10 +92,9 @@ Options options_of(const Plan& plan, const Batch& example, int dp) {
   options.world_size = plan.world.size();
   options.model = gpt.config.to_json();
   options.dropout = gpt.config.dropout;
-  options.dtype = plan.mixed_precision == "bf16" ? DType::kBF16
-                  : plan.mixed_precision == "fp16"
-                      ? DType::kF16
-                      : plan.module.parameters().at(0).dtype();
+  options.dtype = plan.mixed_precision == "no"
+                      ? plan.module.parameters().at(0).dtype()
+                      : engine::dtype_of(plan.mixed_precision);
   options.batch = example.inputs.size(0) * dp;
   options.seq = example.inputs.size(1);
   options.seed = RankContext::current().random.seed;
@@ -244,11 +243,9 @@ class Megatron : public Backend {
   void reduce() {
     if (norm_) return;
     update_->reduce();
-    const MemoryScope kind(MemoryKind::kCommunication);
-    const Tensor squares =
-        Tensor::full({}, update_->sum_of_squares(), {DType::kF64, Device()});
-    plan_.world.all_reduce(squares, ReduceOp::kSum, "norm").wait();
-    norm_ = std::sqrt(squares.item()) / scaler_.scale();
+    const double squares =
+        sum_over_ranks(plan_.world, update_->sum_of_squares(), "norm");
+    norm_ = std::sqrt(squares) / scaler_.scale();
   }
 
   const Plan plan_;

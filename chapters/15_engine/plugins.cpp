@@ -87,7 +87,7 @@ fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
   setup.use_orig_params = plugin.use_orig_params;
   setup.sync_module_states = plugin.sync_module_states;
   if (mixed_precision != "no") {
-    const DType dtype = mixed_precision == "bf16" ? DType::kBF16 : DType::kF16;
+    const DType dtype = engine::dtype_of(mixed_precision);
     setup.mixed_precision = {dtype, dtype, dtype};
   }
   return setup;
@@ -100,14 +100,13 @@ namespace {
 /// A config that the script's values are filled into.
 class Filler {
  public:
-  explicit Filler(const std::string& file) {
+  Filler(const std::string& file, engine::AutoValues autos)
+      : autos_(std::move(autos)) {
+    for (auto& [path, value] : autos_) value.source = "the script";
     if (file.empty()) return;
-    std::string text = file;
-    if (file.rfind('{', 0) != 0) {
-      text = engine::internal::read_config_file("DeepSpeedPlugin: hf_ds_config",
-                                                file);
-      label_ = file;
-    }
+    const auto [text, label] = engine::internal::config_text(
+        file, "DeepSpeedPlugin: hf_ds_config", label_);
+    label_ = label;
     json_ = json_file::parse_json(json_file::plain_json(text), label_);
     SB_CHECK(json_.is_object(), label_,
              ": is no object; give one with DeepSpeed's keys");
@@ -154,7 +153,7 @@ class Filler {
 
   std::string label_ = "hf_ds_config";
   Json json_ = Json::object();
-  std::map<std::string, engine::AutoValue> autos_;
+  engine::AutoValues autos_;
 };
 
 void say_sizes(Filler& config, const KnownValues& known) {
@@ -195,16 +194,8 @@ void say_fields(Filler& config, const DeepSpeedPlugin& plugin,
 }
 
 void fill_objects(Filler& config, const KnownValues& known) {
-  const OptimizerOptions& optimizer = known.optimizer.params;
-  const std::string params = "/optimizer/params/";
-  config.fill(params + "lr", optimizer.lr);
-  config.fill(params + "weight_decay", optimizer.weight_decay);
-  config.fill(params + "betas", {optimizer.beta1, optimizer.beta2});
-  config.fill(params + "eps", optimizer.eps);
-  config.fill(params + "momentum", optimizer.momentum);
   const std::string schedule = "/scheduler/params/";
   config.fill(schedule + "warmup_min_lr", 0);
-  config.fill(schedule + "warmup_max_lr", optimizer.lr);
   if (known.total_num_steps > 0) {
     config.fill(schedule + "warmup_num_steps", known.warmup_num_steps);
     config.fill(schedule + "total_num_steps", known.total_num_steps);
@@ -216,12 +207,6 @@ void fill_objects(Filler& config, const KnownValues& known) {
     }
     config.fill(key, false);
   }
-  const std::int64_t h = known.hidden_size;
-  if (h == 0) return;
-  const std::string zero = "/zero_optimization/";
-  config.fill(zero + "reduce_bucket_size", h * h);
-  config.fill(zero + "stage3_prefetch_bucket_size", h * h * 9 / 10);
-  config.fill(zero + "stage3_param_persistence_threshold", 10 * h);
 }
 
 }  // namespace
@@ -232,7 +217,9 @@ engine::DeepSpeedConfig deepspeed_config(const DeepSpeedPlugin& plugin,
            "DeepSpeedPlugin: zero3_init_flag true: prepare is given a model "
            "that exists; build it on the host (RankContext::host), from which "
            "stage 3 takes its shards one by one, and leave the flag out");
-  Filler config(plugin.hf_ds_config);
+  Filler config(
+      plugin.hf_ds_config,
+      engine::internal::auto_values(known.optimizer.params, known.hidden_size));
   say_sizes(config, known);
   say_fields(config, plugin, !plugin.hf_ds_config.empty());
   fill_objects(config, known);
@@ -257,16 +244,14 @@ hybrid::HybridOptions hybrid_options(const MegatronLMPlugin& plugin,
   SB_CHECK(!plugin.sequence_parallelism || plugin.tp_degree > 1, name,
            "sequence_parallelism true with tp_degree 1: tokens are cut among "
            "the ranks that share layers; give tp_degree 2 or more");
-  hybrid::HybridOptions setup;
-  setup.tp = plugin.tp_degree;
-  setup.pp = plugin.pp_degree;
-  setup.dp = static_cast<int>(world_size / shared);
-  setup.order = "megatron";
-  setup.micro_batches = plugin.num_micro_batches;
-  setup.sequence_parallel = plugin.sequence_parallelism;
-  setup.recompute = plugin.recompute_activations ? "always" : "never";
-  setup.zero_stage = plugin.use_distributed_optimizer ? 1 : 0;
-  return setup;
+  return {.dp = static_cast<int>(world_size / shared),
+          .tp = plugin.tp_degree,
+          .pp = plugin.pp_degree,
+          .order = "megatron",
+          .zero_stage = plugin.use_distributed_optimizer ? 1 : 0,
+          .sequence_parallel = plugin.sequence_parallelism,
+          .micro_batches = plugin.num_micro_batches,
+          .recompute = plugin.recompute_activations ? "always" : "never"};
 }
 
 }  // namespace shardbook::accelerate

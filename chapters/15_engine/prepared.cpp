@@ -100,20 +100,12 @@ std::optional<Batch> PreparedLoader::next() {
 std::int64_t PreparedLoader::size() const {
   return static_cast<std::int64_t>(state_->batches.size());
 }
-std::int64_t PreparedLoader::epoch() const { return state_->epoch; }
-void PreparedLoader::set_epoch(std::int64_t epoch) {
-  state_->begin_epoch(epoch);
-}
-bool PreparedLoader::end_of_dataloader() const { return state_->is_at_end(); }
-std::int64_t PreparedLoader::remainder() const { return state_->remainder; }
 const std::vector<std::vector<std::int64_t>>& PreparedLoader::batches() const {
   return state_->batches;
 }
 
 // --- Model, optimizer, scheduler ---------------------------------------------
 
-PreparedModel::PreparedModel(std::shared_ptr<internal::Loop> loop)
-    : loop_(std::move(loop)) {}
 Tensor PreparedModel::operator()(const Tensor& inputs) {
   return loop_->backend->forward(inputs);
 }
@@ -124,8 +116,6 @@ Tensors PreparedModel::parameters() const {
   return loop_->backend->parameters();
 }
 
-PreparedOptimizer::PreparedOptimizer(std::shared_ptr<internal::Loop> loop)
-    : loop_(std::move(loop)) {}
 void PreparedOptimizer::step() {
   if (loop_->sync_gradients) loop_->backend->step();
 }
@@ -139,9 +129,6 @@ double PreparedOptimizer::lr() const {
   return loop_->backend->optimizer().options().lr;
 }
 
-PreparedScheduler::PreparedScheduler(std::shared_ptr<internal::Loop> loop)
-    : loop_(std::move(loop)) {}
-
 void PreparedScheduler::step() {
   internal::Loop& loop = *loop_;
   if (!loop.scheduler || !loop.sync_gradients) return;
@@ -152,9 +139,6 @@ void PreparedScheduler::step() {
   loop.set_lr();
 }
 
-double PreparedScheduler::get_last_lr() const {
-  return loop_->backend->optimizer().options().lr;
-}
 std::int64_t PreparedScheduler::steps_done() const {
   return loop_->scheduler ? loop_->scheduler->steps_done() : 0;
 }

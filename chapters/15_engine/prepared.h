@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "chapters/15_engine/loader.h"
@@ -69,14 +70,6 @@ class PreparedLoader {
   std::optional<Batch> next();
   /// Batches of an epoch.
   std::int64_t size() const;
-  std::int64_t epoch() const;
-  /// Begins this epoch.
-  void set_epoch(std::int64_t epoch);
-  /// `next` has returned the last batch of the epoch.
-  bool end_of_dataloader() const;
-  /// Samples of the last round over all processes that are no repetitions; 0:
-  /// all of them.
-  std::int64_t remainder() const;
   /// The samples of this process, batch by batch.
   const std::vector<std::vector<std::int64_t>>& batches() const;
 
@@ -90,6 +83,8 @@ class PreparedLoader {
 
 class PreparedModel {
  public:
+  explicit PreparedModel(std::shared_ptr<internal::Loop> loop)
+      : loop_(std::move(loop)) {}
   /// The model's forward, in the plugin's wrapper. Throws Error for
   /// MegatronLMPlugin, which computes losses only.
   Tensor operator()(const Tensor& inputs);
@@ -101,13 +96,13 @@ class PreparedModel {
   Tensors parameters() const;
 
  private:
-  friend class Accelerator;
-  explicit PreparedModel(std::shared_ptr<internal::Loop> loop);
   std::shared_ptr<internal::Loop> loop_;
 };
 
 class PreparedOptimizer {
  public:
+  explicit PreparedOptimizer(std::shared_ptr<internal::Loop> loop)
+      : loop_(std::move(loop)) {}
   /// Updates, where gradients have been synchronised. Between them, and for
   /// DeepSpeedPlugin, whose engine does it in backward, does nothing.
   void step();
@@ -117,25 +112,22 @@ class PreparedOptimizer {
   double lr() const;
 
  private:
-  friend class Accelerator;
-  explicit PreparedOptimizer(std::shared_ptr<internal::Loop> loop);
   std::shared_ptr<internal::Loop> loop_;
 };
 
 class PreparedScheduler {
  public:
+  explicit PreparedScheduler(std::shared_ptr<internal::Loop> loop)
+      : loop_(std::move(loop)) {}
   /// After an optimizer step, advances once per data-parallel rank (once with
   /// split_batches): a schedule written for one process then counts the same
   /// samples. Does nothing between steps, after a skipped step, and where the
   /// config of a DeepSpeedPlugin has the scheduler.
   void step();
-  double get_last_lr() const;
   /// Calls of the script's scheduler so far.
   std::int64_t steps_done() const;
 
  private:
-  friend class Accelerator;
-  explicit PreparedScheduler(std::shared_ptr<internal::Loop> loop);
   std::shared_ptr<internal::Loop> loop_;
 };
 

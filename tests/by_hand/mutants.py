@@ -126,8 +126,9 @@ sharded("zero/zero.cpp", "factor *= clip_factor(norm, options_.clip);",
         "factor *= options_.clip / (norm + 1e-6);", "ZeroOptions.*")
 sharded("zero/zero.cpp", "group.shard.dtype() == DType::kF16;",
         "dtype_bytes(group.shard.dtype()) == 2;", "ZeroOptions.*")
-sharded("zero/zero.cpp", "return std::sqrt(sum.item()) / loss_scale_;",
-        "return std::sqrt(sum.item());", "ZeroOptions.*")
+sharded("zero/zero.cpp",
+        "sum_over_ranks(group_, sum_of_squares(), \"norm\")) /\n         loss_scale_;",
+        "sum_over_ranks(group_, sum_of_squares(), \"norm\"));", "ZeroOptions.*")
 sharded("zero/zero12.cpp", "options_.round_robin_gradients);", "false);",
         "ZeroOptions.*")
 sharded("zero/zero12.cpp", "flat_layout(group.numels, group_.size(), options_.alignment,",
@@ -178,8 +179,8 @@ sharded("fsdp/fsdp.cpp",
         "const double factor = max_norm / (norm + 1e-6);",
         "*FsdpParity.Clips*/1")
 sharded("fsdp/fsdp.cpp",
-        "groups_.shards->all_reduce(total, ReduceOp::kSum, \"norm\").wait();",
-        "", "*FsdpParity.Clips*/1")
+        "sum_over_ranks(*groups_.shards, local, \"norm\");", "local;",
+        "*FsdpParity.Clips*/1")
 sharded("fsdp/fsdp.cpp",
         "while (num_ranks % factor == 0 && num_ranks / factor > factor)",
         "while (num_ranks % factor == 0 && num_ranks / factor >= factor)",

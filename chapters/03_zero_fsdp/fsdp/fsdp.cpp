@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chapters/common/sharded/parts.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -334,12 +335,10 @@ double FullyShardedDataParallel::clip_grad_norm_(double max_norm) {
     if (shard.grad().defined()) local += sum_of_squares(shard.grad());
   }
   // Replicas hold the same shards: count the squares once
-  MemoryScope kind(MemoryKind::kCommunication);
-  const Tensor total = Tensor::full({}, local, {DType::kF64, Device()});
-  if (groups_.shards != nullptr) {
-    groups_.shards->all_reduce(total, ReduceOp::kSum, "norm").wait();
-  }
-  const double norm = std::sqrt(total.item());
+  const double total = groups_.shards == nullptr
+                           ? local
+                           : sum_over_ranks(*groups_.shards, local, "norm");
+  const double norm = std::sqrt(total);
   if (std::isinf(max_norm)) return norm;
   const double factor = clip_factor(norm, max_norm);
   for (const Tensor& shard : parameters()) {

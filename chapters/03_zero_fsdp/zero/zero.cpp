@@ -6,6 +6,7 @@
 #include "chapters/02_ddp/ddp.h"
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero3.h"
+#include "chapters/common/sharded/parts.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -154,11 +155,8 @@ std::vector<NamedTensor> ZeroOptimizer::own_gradients() {
 // everything once. All ranks see an overflow on one: inf and nan survive the
 // sum.
 double ZeroOptimizer::global_norm() {
-  const double total = sum_of_squares();
-  MemoryScope kind(MemoryKind::kCommunication);
-  const Tensor sum = Tensor::full({}, total, {DType::kF64, Device()});
-  group_.all_reduce(sum, ReduceOp::kSum, "norm").wait();
-  return std::sqrt(sum.item()) / loss_scale_;
+  return std::sqrt(sum_over_ranks(group_, sum_of_squares(), "norm")) /
+         loss_scale_;
 }
 
 double ZeroOptimizer::sum_of_squares() const {

@@ -35,8 +35,6 @@ class Backend {
   virtual void zero_grad() = 0;
   /// True if the last step was skipped: its f16 gradient had overflowed.
   virtual bool was_skipped() const = 0;
-  /// The library moves the learning rate itself.
-  virtual bool owns_schedule() const { return false; }
 
   virtual Optimizer& optimizer() = 0;
   virtual Tensors parameters() = 0;

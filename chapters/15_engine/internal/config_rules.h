@@ -10,10 +10,17 @@
 
 namespace shardbook::engine::internal {
 
-/// The text of a config; `option`, which named the file, begins the message of an
-/// Error.
-std::string read_config_file(const std::string& option,
-                             const std::string& file);
+/// A config, and its name in messages.
+struct ConfigText {
+  std::string text, label;
+};
+/// Reads a file, or returns a text that begins with '{' under the name
+/// `text_label`. `option`, which named the file, begins the message of an Error.
+ConfigText config_text(const std::string& file, const std::string& option,
+                       const std::string& text_label);
+/// Values for "auto" from an optimizer and the width `h` of a GPT (0: another
+/// model). Sources are options of the program.
+AutoValues auto_values(const OptimizerOptions& optimizer, std::int64_t h);
 /// Reads the keys that act.
 void read_keys(json_file::JsonObject& root, DeepSpeedConfig& config);
 /// Illegal combinations: a message each, with all keys involved.

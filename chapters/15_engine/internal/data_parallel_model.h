@@ -29,27 +29,21 @@ class DataParallelModel {
   virtual ProcessGroup& group() = 0;
   virtual std::vector<NamedTensor> full_state() = 0;
   virtual TrainingState state() = 0;
-  virtual double predicted_bytes(std::int64_t steps,
-                                 std::int64_t micro_steps) const = 0;
-  /// Bytes to send the parameters to the other ranks, once.
-  virtual double predicted_publish_bytes() const = 0;
-  /// `rows` samples per micro-step; `updates` are steps that f16 did not skip.
-  virtual MemoryBill predicted_memory(const Options& options,
-                                      const ModelConfig& config,
-                                      std::int64_t rows,
-                                      std::int64_t updates) const = 0;
-  /// Seconds of a step on the cluster `textbook`.
-  virtual double step_s(const Options& options, const ModelConfig& config,
-                        std::int64_t rows, std::int64_t micro_steps) const = 0;
+  /// The bill of all steps of the options, each with `micro_steps` of `rows`
+  /// samples. The updates of `skipped` steps were left out (f16).
+  virtual Bill bill(const Options& options, const ModelConfig& config,
+                    std::int64_t rows, std::int64_t micro_steps,
+                    std::int64_t skipped) const = 0;
 };
 
 /// The choice by zero_optimization.stage. Collective.
 std::unique_ptr<DataParallelModel> make_model(Module& module,
                                               const DeepSpeedConfig& config,
-                                              const OptimizerConfig& optimizer,
                                               const Mpu& mpu,
                                               ProcessGroup& world);
 
+/// The parameters that need gradients.
+Tensors trained_parameters(Module& module);
 /// Parameters and floating-point buffers in `dtype`.
 void cast(Module& module, DType dtype);
 

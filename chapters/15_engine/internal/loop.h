@@ -23,6 +23,8 @@ struct LoaderState {
   std::int64_t epoch = 0;
   std::size_t next = 0;
   std::vector<std::vector<std::int64_t>> batches;
+  /// Samples of the last round over all processes that are no repetitions; 0:
+  /// all of them.
   std::int64_t remainder = 0;
   std::weak_ptr<Loop> loop;
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/sharded/parts.h"
 #include "core/check.h"
 
 namespace shardbook {
@@ -99,16 +100,11 @@ void PipelineModel::reduce_shared_gradients() {
 StepResult PipelineModel::update(const Options& options, Optimizer& optimizer,
                                  double local_loss) {
   const double norm_here = grad_norm(own_);
-  Tensor sums;
-  {
-    MemoryScope kind(MemoryKind::kCommunication);
-    sums = Tensor::full({2}, local_loss, {DType::kF64, Device()});
-    sums.rows_view(1, 2).fill(norm_here * norm_here);
-  }
-  world_.all_reduce(sums, ReduceOp::kSum, "loss and norm").wait();
+  const std::vector<double> sums = sum_over_ranks(
+      world_, {local_loss, norm_here * norm_here}, "loss and norm");
   StepResult result;
-  result.loss = sums.rows_view(0, 1).item();
-  result.grad_norm = std::sqrt(sums.rows_view(1, 2).item());
+  result.loss = sums[0];
+  result.grad_norm = std::sqrt(sums[1]);
   clip_and_update(options, optimizer, result.grad_norm);
   return result;
 }

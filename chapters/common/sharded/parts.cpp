@@ -119,6 +119,30 @@ void sum_over_ranks(ProcessGroup& group, const Tensors& values,
   copy_runs(back);
 }
 
+std::vector<double> sum_over_ranks(ProcessGroup& group,
+                                   const std::vector<double>& numbers,
+                                   const std::string& label) {
+  const MemoryScope kind(MemoryKind::kCommunication);
+  const auto n = static_cast<std::int64_t>(numbers.size());
+  const Tensor sums = Tensor::full({n}, numbers[0], {DType::kF64, Device()});
+  const auto at = [&](std::size_t i) {
+    const auto row = static_cast<std::int64_t>(i);
+    return sums.rows_view(row, row + 1);
+  };
+  for (std::size_t i = 1; i < numbers.size(); ++i) at(i).fill(numbers[i]);
+  group.all_reduce(sums, ReduceOp::kSum, label).wait();
+  std::vector<double> result;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    result.push_back(at(i).item());
+  }
+  return result;
+}
+
+double sum_over_ranks(ProcessGroup& group, double number,
+                      const std::string& label) {
+  return sum_over_ranks(group, std::vector<double>{number}, label)[0];
+}
+
 void sum_gradients(ProcessGroup& group, const Tensors& parameters,
                    const std::string& label, double factor) {
   if (group.size() == 1 && factor == 1) return;

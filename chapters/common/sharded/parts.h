@@ -58,6 +58,12 @@ void check_divides(const std::string& what, std::int64_t n, std::int64_t parts,
 /// all-reduce. Each rank's values count `factor` times.
 void sum_over_ranks(ProcessGroup& group, const Tensors& values,
                     const std::string& label, double factor = 1);
+/// The sums of these numbers, in f64. Collective.
+std::vector<double> sum_over_ranks(ProcessGroup& group,
+                                   const std::vector<double>& numbers,
+                                   const std::string& label);
+double sum_over_ranks(ProcessGroup& group, double number,
+                      const std::string& label);
 /// Sums the gradients of these parameters in the same way. A parameter without
 /// a gradient counts as zeros.
 void sum_gradients(ProcessGroup& group, const Tensors& parameters,

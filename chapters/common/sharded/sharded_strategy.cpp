@@ -73,13 +73,8 @@ StepResult ShardedStrategy::step(std::int64_t step) {
 
   // The norm counts every element of the whole model once
   const double norm_here = grad_norm(own_);
-  Tensor sum;
-  {
-    const MemoryScope kind(MemoryKind::kCommunication);
-    sum = Tensor::full({}, norm_here * norm_here, {DType::kF64, Device()});
-  }
-  group_.all_reduce(sum, ReduceOp::kSum, "norm").wait();
-  result.grad_norm = std::sqrt(sum.item());
+  result.grad_norm =
+      std::sqrt(sum_over_ranks(group_, norm_here * norm_here, "norm"));
   clip_and_update(options_, *optimizer_, result.grad_norm);
   return result;
 }

@@ -32,23 +32,25 @@ std::vector<Case> cases() {
     }
     add("MegatronAlone", MegatronLMPlugin{}, ranks);
   }
-  FullyShardedDataParallelPlugin fsdp;
-  fsdp.sharding_strategy = "SHARD_GRAD_OP";
-  fsdp.auto_wrap_policy = "SIZE_BASED_WRAP";
-  fsdp.min_num_params = 1000;
-  fsdp.backward_prefetch = "BACKWARD_POST";
-  add("FsdpShardGradOp", fsdp, 2);
-  fsdp.sharding_strategy = "NO_SHARD";
-  fsdp.auto_wrap_policy = "NO_WRAP";
-  fsdp.backward_prefetch = "NO_PREFETCH";
-  fsdp.activation_checkpointing = true;
-  add("FsdpNoShard", fsdp, 2);
-  fsdp = {};
-  fsdp.sharding_strategy = "HYBRID_SHARD";
-  fsdp.shard_size = 2;
-  fsdp.use_orig_params = true;
-  fsdp.cpu_offload = true;
-  add("FsdpHybridShard", fsdp, 4);
+  using Fsdp = FullyShardedDataParallelPlugin;
+  add("FsdpShardGradOp",
+      Fsdp{.sharding_strategy = "SHARD_GRAD_OP",
+           .auto_wrap_policy = "SIZE_BASED_WRAP",
+           .min_num_params = 1000,
+           .backward_prefetch = "BACKWARD_POST"},
+      2);
+  add("FsdpNoShard",
+      Fsdp{.sharding_strategy = "NO_SHARD",
+           .auto_wrap_policy = "NO_WRAP",
+           .backward_prefetch = "NO_PREFETCH",
+           .activation_checkpointing = true},
+      2);
+  add("FsdpHybridShard",
+      Fsdp{.sharding_strategy = "HYBRID_SHARD",
+           .shard_size = 2,
+           .cpu_offload = true,
+           .use_orig_params = true},
+      4);
   DeepSpeedPlugin offload = stage(3);
   offload.gradient_clipping = 0.2;
   offload.offload_optimizer_device = "cpu";

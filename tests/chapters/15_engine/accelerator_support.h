@@ -81,7 +81,7 @@ inline Trace run_script(const Script& script, ProcessGroup& world) {
   const DataLoader samples = loader_of(script, options, loaded.config);
   Scheduler schedule;
   if (script.rate) {
-    schedule.native = std::make_shared<engine::ScheduledLr>(script.rate);
+    schedule.native = std::make_shared<engine::LrScheduler>(script.rate);
   }
   const double g =
       static_cast<double>(script.options.gradient_accumulation_steps);

@@ -296,7 +296,7 @@ TEST(EngineScheduler, OverwritesTheOptimizersRate) {
 TEST(EngineScheduler, TheUsersTakesThePlaceOfTheConfigs) {
   InitializeArgs args;
   args.lr_scheduler =
-      std::make_shared<ScheduledLr>([](std::int64_t k) { return 0.25 + k; });
+      std::make_shared<LrScheduler>([](std::int64_t k) { return 0.25 + k; });
   after(
       1, small_options(), config_of(0, 1, kWarmup),
       [](Trained& t) {

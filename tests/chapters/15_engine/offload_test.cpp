@@ -18,7 +18,7 @@ Options options_on(const std::string& backend) {
   return options;
 }
 
-Report engine_run(Options options, int stage) {
+Report engine_run(const Options& options, int stage) {
   const std::string cpu = R"({"device": "cpu"})";
   // The chapter uses the width h = 16 unless a key is given
   const std::string third =
@@ -27,14 +27,11 @@ Report engine_run(Options options, int stage) {
                        "stage3_max_reuse_distance": 0, "offload_param": )" +
                        cpu
                  : std::string();
-  const auto config = DeepSpeedConfig::parse(
-      R"({"train_batch_size": 24, "gradient_accumulation_steps": 2,
+  return train_config(
+      options, R"({"train_batch_size": 24, "gradient_accumulation_steps": 2,
           "zero_optimization": {"overlap_comm": true, "stage": )" +
-          std::to_string(stage) + R"(, "offload_optimizer": )" + cpu + third +
-          "}}",
-      "ds.json");
-  apply_config(config, options.world_size, {}, options);
-  return train_choice(options, choose(options, config));
+                   std::to_string(stage) + R"(, "offload_optimizer": )" + cpu +
+                   third + "}}");
 }
 
 Report chapter_run(const Options& options, int stage) {
@@ -73,14 +70,12 @@ TEST(EngineOffload, TakesTheTimeMemoryAndBytesOfItsChapter) {
 // different time.
 TEST(EngineOffload, SubGroupsAreThoseOfTheKey) {
   const auto step_s = [](const std::string& size) {
-    Options options = options_on("sim");
-    const auto config = DeepSpeedConfig::parse(
-        R"({"train_batch_size": 24, "zero_optimization": {"stage": 2,
+    return train_config(
+               options_on("sim"),
+               R"({"train_batch_size": 24, "zero_optimization": {"stage": 2,
             "offload_optimizer": {"device": "cpu"}, "sub_group_size": )" +
-            size + "}}",
-        "ds.json");
-    apply_config(config, options.world_size, {}, options);
-    return train_choice(options, choose(options, config)).time.step_s;
+                   size + "}}")
+        .time.step_s;
   };
   EXPECT_NE(step_s("100"), step_s("1e9"));
   EXPECT_EQ(step_s("5e8"), step_s("1e9"));

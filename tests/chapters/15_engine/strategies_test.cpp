@@ -17,12 +17,6 @@
 namespace shardbook::engine {
 namespace {
 
-Report train_on(Options options, const std::string& text) {
-  const auto config = DeepSpeedConfig::parse(text, "ds.json");
-  apply_config(config, data_parallel_ranks(options, config), {}, options);
-  return train_choice(options, choose(options, config));
-}
-
 struct Case {
   std::string name, chapter;
   int world = 4;
@@ -139,7 +133,7 @@ std::vector<Case> all_cases() {
 class EngineStrategies : public testing::TestWithParam<Case> {};
 
 TEST_P(EngineStrategies, EveryClaimHolds) {
-  expect_claims(train_on(options_for(GetParam().world), GetParam().config));
+  expect_claims(train_config(options_for(GetParam().world), GetParam().config));
 }
 
 TEST_P(EngineStrategies, ComeFromTheirChapter) {
@@ -165,9 +159,9 @@ TEST(EnginePipeline, PartitionAndRecomputationAreThoseOfTheKeys) {
     options.model =
         R"({"n_embd": 16, "n_layer": 4, "n_head": 4, "vocab_size": 31,
             "n_positions": 2000})";
-    const Report report = train_on(options, R"({"train_batch_size": 24,
+    const Report report = train_config(options, R"({"train_batch_size": 24,
             "gradient_accumulation_steps": 4, "pipeline": {"stages": 2)" +
-                                                keys + "}}");
+                                                    keys + "}}");
     return peak_of_first_rank(report, kind);
   };
   EXPECT_LT(peak(R"(, "partition": "parameters")", MemoryKind::kParameter),
@@ -185,12 +179,12 @@ TEST(EngineStrategies, WhatIsGatheredAheadOfTheLossIsCountedAlone) {
       R"({"n_embd": 16, "n_layer": 4, "n_head": 4, "vocab_size": 31,
           "n_positions": 20})";
   for (const std::string distance : {"0", "1e9"}) {
-    expect_claims(
-        train_on(options,
-                 R"({"train_batch_size": 24, "zero_optimization": {"stage": 3,
+    expect_claims(train_config(
+        options,
+        R"({"train_batch_size": 24, "zero_optimization": {"stage": 3,
             "stage3_param_persistence_threshold": 0,
             "stage3_max_reuse_distance": )" +
-                     distance + "}}"));
+            distance + "}}"));
   }
 }
 
@@ -207,7 +201,7 @@ void expect_claims_of_document(const nlohmann::json& config, DType dtype) {
   options.batch = 16;
   options.steps = 4;
   options.dtype = dtype;
-  const Report report = train_on(options, config.dump());
+  const Report report = train_config(options, config.dump());
   expect_claims(report);
   EXPECT_EQ(report.losses.size(), 4U);
   EXPECT_EQ(report.not_finite, "");
@@ -236,7 +230,7 @@ TEST(EngineDocuments, Gpt2IsTrainedByItsOwn) {
   options.batch = 16;
   options.seq = 64;
   options.steps = 2;
-  const Report report = train_on(options, document("gpt2.json").dump());
+  const Report report = train_config(options, document("gpt2.json").dump());
   EXPECT_GT(report.time.step_s, 0);
   ASSERT_FALSE(report.ranks.empty());
   for (const RankReport& rank : report.ranks) {
@@ -262,7 +256,7 @@ TEST(EngineSkippedSteps, AreCountedInBytesAndMemory) {
     // some are not
     for (const std::string power : {"40", "18"}) {
       SCOPED_TRACE("2^" + power);
-      const Report report = train_on(
+      const Report report = train_config(
           options, R"({"train_batch_size": 24, "fp16": {"enabled": true,
               "hysteresis": 1, "initial_scale_power": )" +
                        power + R"(}, "zero_optimization": {"stage": )" + stage +
@@ -346,7 +340,7 @@ TEST(EngineStrategies, F16OverflowsWhereARankDoes) {
       options.model = R"({"n_embd": 16, "n_layer": 4, "n_head": 4,
                           "vocab_size": 31, "n_positions": 20})";
       options.steps = 1;
-      const Report report = train_on(options, config);
+      const Report report = train_config(options, config);
       expect_claims(report);
       const bool is_finite = std::isfinite(report.grad_norms.at(0));
       (is_finite ? has_updated : has_skipped) = true;

@@ -6,21 +6,16 @@
 namespace shardbook::textbook::engine_step {
 namespace {
 
-using engine::DeepSpeedConfig;
-
 constexpr std::int64_t kBatch = 48000;
 
 Report report_of(const std::string& model, int ranks, std::int64_t micro_steps,
                  const std::string& keys) {
   Options options = mlp_options(ranks, kBatch);
   options.model = model;
-  const auto config = DeepSpeedConfig::parse(
-      "{\"train_batch_size\": " + std::to_string(kBatch) +
-          ", \"gradient_accumulation_steps\": " + std::to_string(micro_steps) +
-          keys + "}",
-      "ds.json");
-  engine::apply_config(config, ranks, {}, options);
-  return engine::train_choice(options, engine::choose(options, config));
+  return engine::train_config(
+      options, "{\"train_batch_size\": " + std::to_string(kBatch) +
+                   ", \"gradient_accumulation_steps\": " +
+                   std::to_string(micro_steps) + keys + "}");
 }
 
 std::string stage(int number, const std::string& more = "") {

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <sstream>
 
-#include "tests/chapters/15_engine/choice_support.h"
 #include "tests/chapters/15_engine/wild_support.h"
 #include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
@@ -199,10 +198,7 @@ void expect_a_step(const std::string& text, int world_size) {
   Options options = options_for(world_size);
   options.steps = 1;
   options.dtype = DType::kF32;
-  const DeepSpeedConfig config = read_config(text, options, /*given=*/{});
-  const int dp = data_parallel_ranks(options, config);
-  apply_config(config, dp, {}, options);
-  expect_claims(train_choice(options, choose(options, config)));
+  expect_claims(train_config(options, read_config(text, options, {})));
 }
 
 TEST(EngineWildConfigs, WhatIsNotRefusedTrains) {

@@ -1,11 +1,13 @@
-// DDP and FSDP under an Accelerator: a rank computes gradients by itself, and
-// the wrapper averages them.
+// DDP, FSDP and the engine under an Accelerator. With DDP and FSDP a rank computes
+// gradients by itself, and the wrapper averages them; the engine's config clips,
+// and backward ends in the engine's step.
 
 #include <cmath>
 #include <limits>
 #include <optional>
 
 #include "chapters/03_zero_fsdp/fsdp/state_dict.h"
+#include "chapters/15_engine/engine.h"
 #include "chapters/15_engine/internal/backend.h"
 #include "chapters/15_engine/internal/data_parallel_model.h"
 #include "chapters/common/models/checkpoint.h"
@@ -93,10 +95,8 @@ class Local : public Backend {
 };
 
 Module& in_dtype(const Plan& plan) {
-  if (plan.mixed_precision == "bf16") {
-    engine::internal::cast(plan.module, DType::kBF16);
-  } else if (plan.mixed_precision == "fp16") {
-    engine::internal::cast(plan.module, DType::kF16);
+  if (plan.mixed_precision != "no") {
+    engine::internal::cast(plan.module, engine::dtype_of(plan.mixed_precision));
   }
   return plan.module;
 }
@@ -117,11 +117,7 @@ class Ddp : public Local {
   void zero_grad() override { plan_.module.clear_grad(); }
 
   Tensors parameters() override {
-    Tensors trained;
-    for (const Tensor& each : plan_.module.parameters()) {
-      if (each.requires_grad()) trained.push_back(each);
-    }
-    return trained;
+    return engine::internal::trained_parameters(plan_.module);
   }
   std::vector<NamedTensor> full_state() override {
     if (plan_.world.rank() != 0) return {};
@@ -192,6 +188,64 @@ std::unique_ptr<Backend> make_ddp(const Plan& plan,
 std::unique_ptr<Backend> make_fsdp(
     const Plan& plan, const FullyShardedDataParallelPlugin& plugin) {
   return std::make_unique<Fsdp>(plan, plugin);
+}
+
+// --- The engine --------------------------------------------------------------
+
+namespace {
+
+class UnderEngine : public Backend {
+ public:
+  UnderEngine(const Plan& plan, const engine::DeepSpeedConfig& config) {
+    engine::InitializeArgs args;
+    if (!plan.optimizer.type.empty()) args.optimizer = plan.optimizer;
+    engine_ = engine::initialize(plan.module, config, plan.world, args).engine;
+    engine_->set_gradient_accumulation_boundary(true);
+  }
+
+  void begin_micro_step(bool syncs) override {
+    engine_->set_gradient_accumulation_boundary(syncs);
+  }
+  void end_micro_step() override {
+    engine_->set_gradient_accumulation_boundary(true);
+  }
+  Tensor forward(const Tensor& inputs) override { return (*engine_)(inputs); }
+  // The engine divides by gradient_accumulation_steps, clips as its config
+  // says, updates and forgets the gradients
+  void backward(const Tensor& loss) override {
+    engine_->backward(loss);
+    engine_->step();
+  }
+  double clip(double) override { return engine_->get_global_grad_norm(); }
+  void step() override {}
+  void zero_grad() override {}
+  bool was_skipped() const override { return !engine_->was_step_applied(); }
+
+  Optimizer& optimizer() override { return engine_->optimizer(); }
+  Tensors parameters() override { return engine_->module().parameters(); }
+  Module& module() override { return engine_->module(); }
+  ProcessGroup& data_group() override { return engine_->data_parallel_group(); }
+  std::vector<NamedTensor> full_state() override {
+    return engine_->full_state();
+  }
+  TrainingState state() override { return engine_->state(); }
+  std::map<std::string, double> numbers() const override {
+    return engine_->numbers();
+  }
+  void set_numbers(const std::map<std::string, double>& numbers) override {
+    // Other plugins do not count them
+    if (numbers.count("global_steps") > 0) engine_->set_numbers(numbers);
+  }
+
+ private:
+  std::unique_ptr<engine::Engine> engine_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_engine(const Plan& plan,
+                                     const engine::DeepSpeedConfig& config) {
+  return std::make_unique<UnderEngine>(plan, config);
 }
 
 }  // namespace shardbook::accelerate::internal
