@@ -13,28 +13,14 @@
 namespace shardbook::dtensor {
 using Kind = Style::Kind;
 
-namespace {
-
-Style style_of(Kind kind) {
-  Style style;
-  style.kind = kind;
-  return style;
-}
-
-}  // namespace
-
 Style colwise(std::int64_t blocks) {
-  Style style = style_of(Kind::kColwise);
-  style.blocks = blocks;
-  return style;
+  return {.kind = Kind::kColwise, .blocks = blocks};
 }
-Style rowwise() { return style_of(Kind::kRowwise); }
-Style pairwise() { return style_of(Kind::kPairwise); }
-Style pairwise_sequence() { return style_of(Kind::kPairwiseSequence); }
+Style rowwise() { return {.kind = Kind::kRowwise}; }
+Style pairwise() { return {.kind = Kind::kPairwise}; }
+Style pairwise_sequence() { return {.kind = Kind::kPairwiseSequence}; }
 Style sequence(std::int64_t dim) {
-  Style style = style_of(Kind::kSequence);
-  style.sequence_dim = dim;
-  return style;
+  return {.kind = Kind::kSequence, .sequence_dim = dim};
 }
 
 namespace {

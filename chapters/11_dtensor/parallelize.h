@@ -46,7 +46,7 @@ struct Style {
   };
   Kind kind = Kind::kColwise;
   /// Layouts of the input and of the output; the table's by default.
-  std::optional<Placement> input, output;
+  std::optional<Placement> input = {}, output = {};
   /// colwise: number of equal blocks of columns, each cut by itself (attention
   /// has three: queries, keys and values).
   std::int64_t blocks = 1;

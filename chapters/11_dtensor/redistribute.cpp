@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
+#include "core/shards.h"
 
 namespace shardbook::dtensor {
 namespace {
@@ -162,20 +163,9 @@ struct Axis {
 
   // Zeros as long as the whole, with the own part in its place.
   Tensor among_zeros(const Tensor& x, std::int64_t dim) const {
-    const std::int64_t n = length(whole, dim);
-    const Part part = ceil_part(n, parts, index);
-    if (part.size == 0) return Tensor::zeros(whole, x.options());
-    Tensors pieces;
-    if (part.offset > 0) {
-      pieces.push_back(
-          Tensor::zeros(with_size(whole, dim, part.offset), x.options()));
-    }
-    pieces.push_back(x);
-    if (part.offset + part.size < n) {
-      pieces.push_back(Tensor::zeros(
-          with_size(whole, dim, n - part.offset - part.size), x.options()));
-    }
-    return pieces.size() == 1 ? x : concat(pieces, dim);
+    const Tensor all = Tensor::zeros(whole, x.options());
+    put_part(all, x, {{dim, index, parts, 1, length(whole, dim)}});
+    return all;
   }
 };
 

@@ -104,54 +104,46 @@ MemoryBill memory(const Options& options, const ModelConfig& config,
 
 // --- Time ------------------------------------------------------------------------
 
-namespace {
-
 using textbook::all_gather;
 using textbook::all_reduce;
 
-/// Ring attention on the slowest rank: two products forward and five backward,
-/// over the pairs of its first step and of each later step.
-double ring_s(double c, double first, double other, double hop,
-              double hop_of_sums) {
-  const double forward =
-      std::max(2 * first, hop) + (c - 2) * std::max(2 * other, hop) + 2 * other;
-  // Gradients of a block leave when it is computed, before the next K and V
-  return forward + std::max(5 * first, hop) +
-         (c - 2) * std::max(5 * other, hop + hop_of_sums) +
-         std::max(5 * other, hop_of_sums) + hop_of_sums;
-}
-
-/// Attention of one layer, forward and backward.
-double attention_s(const SequenceOptions& setup, const Sizes& z) {
-  // One product for this many pairs of query and key, for all heads
-  const auto a = [&](double pairs) {
-    return 2 * pairs * z.h * z.rows / textbook::kRate;
-  };
-  const double c = z.c, n = z.s / c, part = z.z() / c;
-  const double all = a(z.s * (z.s + 1) / 2);
-  if (c == 1) return 7 * all;
+AttentionTimes attention_times(const SequenceOptions& setup, double c, double s,
+                               double pair_s, double part,
+                               double part_of_sums) {
+  const double n = s / c, square = n * n * pair_s;
+  const double half = n * (n + 1) / 2 * pair_s;
+  if (c == 1) return {2 * half, 5 * half};
   if (setup.kind == Kind::kUlysses) {
-    // An exchange of a part takes as long as gathering it from all ranks
-    return 7 * all / c + 8 * all_gather(c, part * z.element);
+    // Q, K and V go, the result comes back. An exchange of a part takes as long
+    // as gathering it from all ranks
+    const double all = s * (s + 1) / 2 * pair_s / c;
+    const double exchanges = 4 * all_gather(c, part);
+    return {2 * all + exchanges, 5 * all + exchanges};
   }
   if (setup.kind == Kind::kRsa) {
-    const double block = a(n * n);
     const double ring =
-        (c - 1) * std::max(block, textbook::message(part * z.element)) + block;
-    const double sum = (setup.all_reduce ? 2 : 1) *
-                       textbook::reduce_scatter(c, c * part * z.element);
-    return 4 * ring + 2 * (c * block + sum);
+        (c - 1) * std::max(square, textbook::message(part)) + square;
+    const double sum =
+        (setup.all_reduce ? 2 : 1) * textbook::reduce_scatter(c, c * part);
+    return {2 * ring, 2 * ring + 2 * (c * square + sum)};
   }
-  double first = a(n * (n + 1) / 2);  // half of a square
-  double other = first;               // striped: each step sees half
-  if (setup.layout == Layout::kContiguous) other = a(n * n);
-  if (setup.layout == Layout::kZigzag) {
-    first = a(n * (n + 1) / 2);
-    other = a(n * n / 2);
-  }
-  return ring_s(c, first, other, 2 * textbook::message(part * z.element),
-                2 * textbook::message(part * z.sum));
+  // Ring attention: the pairs of the first step and of each later step. Striped
+  // ranks see half of a square in all of them
+  const double other = setup.layout == Layout::kContiguous ? square
+                       : setup.layout == Layout::kZigzag   ? square / 2
+                                                           : half;
+  const double hop = 2 * textbook::message(part);
+  const double sums = 2 * textbook::message(part_of_sums);
+  const double forward =
+      std::max(2 * half, hop) + (c - 2) * std::max(2 * other, hop) + 2 * other;
+  // Gradients of a block leave when it is computed, before the next K and V
+  const double backward = std::max(5 * half, hop) +
+                          (c - 2) * std::max(5 * other, hop + sums) +
+                          std::max(5 * other, sums) + sums;
+  return {forward, backward};
 }
+
+namespace {
 
 double step_s(const Options& options, const ModelConfig& config,
               const SequenceOptions& setup, int c, double parameters,
@@ -164,8 +156,13 @@ double step_s(const Options& options, const ModelConfig& config,
     const Sizes z = sizes_of(options, config, c, piece.rows);
     textbook::GptTimes times = textbook::gpt_times(options, config, z.rows);
     times.t = c;  // a rank has 1/c of the tokens, and of all products
+    const double part = z.z() / c;
+    const AttentionTimes attention =
+        attention_times(setup, c, z.s, 2 * z.h * z.rows / textbook::kRate,
+                        part * z.element, part * z.sum);
     sum += 3 * (z.layers * times.product(24 * z.h * z.h) + times.head()) +
-           z.layers * attention_s(setup, z) + all_reduce(c, 2 * z.sum);
+           z.layers * (attention.forward + attention.backward) +
+           all_reduce(c, 2 * z.sum);
   }
   const auto element = static_cast<double>(dtype_bytes(options.dtype));
   return sum + all_reduce(c, parameters * element) + all_reduce(c, 8);

@@ -21,6 +21,16 @@ struct LayerElements {
 LayerElements layer_elements(const SequenceOptions& setup, double c, double z,
                              double kv_share = 1);
 
+/// Seconds of one layer's attention on the slowest of c ranks: two products
+/// forward, five backward.
+struct AttentionTimes {
+  double forward = 0, backward = 0;
+};
+/// Of s tokens. `pair_s`: seconds of one product for a pair of query and key;
+/// `part`: bytes of a rank's keys, `part_of_sums`: of their gradient on its way.
+AttentionTimes attention_times(const SequenceOptions& setup, double c, double s,
+                               double pair_s, double part, double part_of_sums);
+
 /// Bytes of options.steps steps (attention, the gradients of all parameters, loss
 /// and norm), a rank's memory, seconds of a step on the cluster `textbook`.
 Bill sequence_bill(const Options& options, const ModelConfig& config,

@@ -20,10 +20,8 @@ struct Place {
   int rank, c;
 };
 
-/// Token ids or targets [n, s] -> this rank's [n, s/c].
 Tensor cut_ids(const Tensor& ids, const Place& place) {
-  const MemoryScope kind(MemoryKind::kInput);
-  return cut_sequence(ids, 1, place.layout, place.rank, place.c);
+  return sequence_parallel::cut_ids(ids, place.layout, place.rank, place.c);
 }
 
 /// Takes the ids of all tokens, and looks up this rank's.
@@ -102,6 +100,21 @@ Tensors split_qkv(const Tensor& qkv) {
                        slice(in[0], 2, 2 * h, 3 * h)};
       },
       [](const Tensors& grads) { return Tensors{concat(grads, 2)}; });
+}
+
+Tensor cut_ids(const Tensor& ids, Layout layout, int rank, int c) {
+  const MemoryScope kind(MemoryKind::kInput);
+  return cut_sequence(ids, 1, layout, rank, c);
+}
+
+LayerFactory recomputing_attention(LayerFactory layers) {
+  layers.attention = [whole = layers.attention](
+                         const Tensor& qkv, const AttentionOptions& options) {
+    return autograd::recompute(
+        [=](const Tensors& in) { return Tensors{whole(in[0], options)}; },
+        {qkv})[0];
+  };
+  return layers;
 }
 
 AnyModule cut_dropout(double p, Layout layout, int rank, int c) {

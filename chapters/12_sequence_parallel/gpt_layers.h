@@ -39,6 +39,13 @@ void check_sizes(const SequenceOptions& setup, int c, std::int64_t s,
 /// [b, n, 3h] -> q, k, v [b, n, h], each in an array of its own.
 Tensors split_qkv(const Tensor& qkv);
 
+/// Token ids or targets [n, s] -> the [n, s/c] of a rank.
+Tensor cut_ids(const Tensor& ids, Layout layout, int rank, int c);
+
+/// The same layers with attention that keeps only its input, and runs forward
+/// again before its backward.
+LayerFactory recomputing_attention(LayerFactory layers);
+
 /// Dropout of x [n, s/c, h] with one device's mask of [n, s, h].
 AnyModule cut_dropout(double p, Layout layout, int rank, int c);
 

@@ -111,16 +111,7 @@ Tensor gathered_linear(const Tensor& x, const Tensor& weight,
 LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
                              const MegatronOptions& setup) {
   LayerFactory made = tensor_parallel::layers(config, tp);
-  if (setup.recompute_attention) {
-    made.attention = [inner = made.attention](const Tensor& qkv,
-                                              const AttentionOptions& options) {
-      return autograd::recompute(
-          [inner, options](const Tensors& in) {
-            return Tensors{inner(in[0], options)};
-          },
-          {qkv})[0];
-    };
-  }
+  if (setup.recompute_attention) made = recomputing_attention(made);
   if (tp.size() == 1) return made;
   made.linear = [&tp](const std::string& name, std::int64_t in,
                       std::int64_t out, double stddev,

@@ -17,7 +17,7 @@ double slots_of_expert(const MoeOptions& moe, std::int64_t experts,
 }
 
 bool keeps_known_bytes(const MoeOptions& moe) {
-  return !moe.is_dropless && !moe.is_naive && moe.gate.drop_tokens &&
+  return !moe.depends_on_routing() && !moe.is_naive &&
          (moe.gate.noise == Noise::kNone ||
           moe.gate.noise == Noise::kRSample) &&
          moe.z_coefficient == 0;

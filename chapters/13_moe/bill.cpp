@@ -11,10 +11,6 @@
 namespace shardbook::moe {
 namespace {
 
-bool depends_on_routing(const MoeOptions& moe) {
-  return moe.is_dropless || !moe.gate.drop_tokens;
-}
-
 /// Ranks that hold the same expert parameters.
 int replicas(const MoeOptions& moe, const BillSizes& sizes) {
   return sizes.edp() * (moe.expert_tensor_parallel ? 1 : sizes.t);
@@ -104,7 +100,7 @@ double layer_bytes(const Options& options, const ModelConfig& config,
   for (std::int64_t i = 0; i < config.n_layer; ++i) {
     const std::int64_t experts = experts_of_layer(moe, i);
     const bool is_moe = experts > 1;
-    if (is_moe && !depends_on_routing(moe)) {
+    if (is_moe && !moe.depends_on_routing()) {
       elements += layer_elements(
           moe, experts, slots_of_expert(moe, experts, tokens), h, sizes);
     }
@@ -150,7 +146,7 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
       options.dtype, options.optimizer, options.optimizer_options);
   MemoryBill bill;
   bill[MemoryKind::kParameter] = (dense + experts) * z.element;
-  bill[MemoryKind::kActivation] = depends_on_routing(moe) ? kNoClaim
+  bill[MemoryKind::kActivation] = moe.depends_on_routing() ? kNoClaim
                                   : trains
                                       ? predicted_activations(config, moe, z)
                                       : 0;
@@ -310,7 +306,7 @@ bool has_step_time(const Options& options, const ModelConfig& config,
       sizes.zero_stage == 0 || (std::max(here.dense, here.experts) <= bucket &&
                                 (sizes.dp > 1 || sizes.t == 1));
   return textbook::is_chosen(options) && sends_once &&
-         !depends_on_routing(moe) && !moe.is_naive && !has_mlp_beside(moe) &&
+         !moe.depends_on_routing() && !moe.is_naive && !has_mlp_beside(moe) &&
          moe.gate.noise != Noise::kNoisyTopK;
 }
 
@@ -350,7 +346,7 @@ Bill predicted_bill(const Options& options, const ModelConfig& config,
   bill.bytes =
       reduced.once + steps * (micro * layer_bytes(options, config, moe, sizes) +
                               reduced.step + scalars);
-  if (depends_on_routing(moe)) {
+  if (moe.depends_on_routing()) {
     // On shapes, a few micro-batches represent all
     bill.bytes =
         options.backend == "sim"

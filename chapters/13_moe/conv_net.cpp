@@ -21,13 +21,6 @@ Tensor uniform(const std::string& name, const Shape& shape, std::int64_t inputs,
       name, shape, 1 / std::sqrt(static_cast<double>(inputs)), init);
 }
 
-InitOptions init_of(const ConvNetOptions& options) {
-  InitOptions init;
-  init.seed = options.seed;
-  init.dtype = options.dtype;
-  return init;
-}
-
 /// Forward and backward of the images of one of `groups` in step `step`; their
 /// share of the mean loss.
 double add_gradients(ConvNet& net, const ConvNetOptions& options,
@@ -51,7 +44,7 @@ double add_gradients(ConvNet& net, const ConvNetOptions& options,
 
 ConvNet::ConvNet(const ConvNetOptions& options, const MoeGroups& groups,
                  std::shared_ptr<MoeRecord> record) {
-  const InitOptions init = init_of(options);
+  const InitOptions init = {.seed = options.seed, .dtype = options.dtype};
   if (record == nullptr) record = std::make_shared<MoeRecord>();
   conv1_weight = uniform("conv1.weight", {6, 3, 5, 5}, 75, init);
   conv1_bias = uniform("conv1.bias", {6}, 75, init);
@@ -113,22 +106,17 @@ ConvResult train_conv_net(const ConvNetOptions& options,
   if (groups == 0) groups = world.size();
   SB_CHECK(training.batch % groups == 0, "--batch ", training.batch,
            ": does not divide by ", groups, " ranks");
-  GroupSizes sizes;
-  sizes.world = world.size();
-  sizes.ep = training.ep > 0 ? training.ep : world.size();
-  DeviceMesh mesh(world, expert_topology(sizes));
+  const int ep = training.ep > 0 ? training.ep : world.size();
+  DeviceMesh mesh(world, expert_topology({.world = world.size(), .ep = ep}));
   const auto record = std::make_shared<MoeRecord>();
   record->loss_scale = 1.0 / groups;
-  MoeGroups experts_of;
-  experts_of.ep = &mesh.group("ep");
-  ConvNet net(options, experts_of, record);
+  ConvNet net(options, {.ep = &mesh.group("ep")}, record);
   Tensors dense, experts;
   for (const NamedTensor& each : net.named_parameters()) {
     (is_expert(each.name) ? experts : dense).push_back(each.tensor);
   }
-  OptimizerOptions adam;
-  adam.lr = training.lr;
-  const auto optimizer = make_optimizer("adam", net.parameters(), adam);
+  const auto optimizer =
+      make_optimizer("adam", net.parameters(), {.lr = training.lr});
 
   ConvResult result;
   RankContext::current().random.seed = options.seed;
@@ -139,9 +127,7 @@ ConvResult train_conv_net(const ConvNetOptions& options,
     }
     sum_gradients(world, dense, "dense");
     sum_gradients(mesh.group("edp"), experts, "experts");
-    const Tensor loss = Tensor::full({}, own, {DType::kF64, Device()});
-    world.all_reduce(loss, ReduceOp::kSum, "loss").wait();
-    result.losses.push_back(loss.item());
+    result.losses.push_back(sum_over_ranks(world, own, "loss"));
     optimizer->step();
     net.clear_grad();
   }

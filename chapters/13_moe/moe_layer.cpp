@@ -25,15 +25,13 @@ int rank_of(const ProcessGroup* group) {
 }
 
 ExpertsShape shape_of(const ModelConfig& config, const MoeOptions& options) {
-  ExpertsShape shape;
-  shape.experts = options.gate.num_experts;
-  shape.width = config.n_embd;
-  shape.hidden = 4 * config.n_embd;
-  shape.stddev = config.initializer_range;
-  shape.residual_stddev = residual_stddev(config);
-  shape.are_copies = options.are_copies;
-  shape.gelu = config.gelu;
-  return shape;
+  return {.experts = options.gate.num_experts,
+          .width = config.n_embd,
+          .hidden = 4 * config.n_embd,
+          .stddev = config.initializer_range,
+          .residual_stddev = residual_stddev(config),
+          .are_copies = options.are_copies,
+          .gelu = config.gelu};
 }
 
 using Indices = std::vector<std::int64_t>;
@@ -138,10 +136,7 @@ Tensor MoeLayer::forward(const Tensor& x) {
 Tensor MoeLayer::with_capacity(const Tensor& rows, const GateResult& gated) {
   const Routing& routing = gated.routing;
   ProcessGroup* const tp = is_many(groups_.tp) ? groups_.tp : nullptr;
-  SB_CHECK(tp == nullptr || routing.capacity % tp->size() == 0, "--tp ",
-           size_of(tp), ": does not divide the ", routing.capacity,
-           " slots of an expert; choose --capacity-factor or --batch so that "
-           "it does");
+  check_slots(routing.capacity, size_of(tp));
   Tensor slots = options_.is_naive ? naive_dispatch(rows, routing)
                                    : dispatch(rows, routing);
 
@@ -272,6 +267,13 @@ void MoeLayer::remember(const GateResult& gated) {
 }
 
 // --- A GPT -------------------------------------------------------------------
+
+void check_slots(std::int64_t slots, int tp) {
+  SB_CHECK(
+      slots % tp == 0, "--tp ", tp, ": does not divide the ", slots,
+      " slots of an expert; choose --capacity-factor or --batch so that it "
+      "does");
+}
 
 std::int64_t experts_of_layer(const MoeOptions& options, std::int64_t layer) {
   if (options.num_experts.empty()) return options.gate.num_experts;

@@ -45,6 +45,9 @@ struct MoeOptions {
   bool expert_tensor_parallel = false;
   double aux_coefficient = 1e-2;  ///< of the load-balancing loss; Switch's
   double z_coefficient = 0;       ///< of the z-loss; ST-MoE: 1e-3
+
+  /// Nothing is dropped, so shapes depend on the routing.
+  bool depends_on_routing() const { return is_dropless || !gate.drop_tokens; }
 };
 
 /// The groups of a layer's ranks; null or of one rank where there are none.
@@ -127,6 +130,8 @@ decltype(LayerFactory::mlp) moe_mlp(const MoeOptions& options,
                                     const MoeGroups& groups,
                                     std::shared_ptr<MoeRecord> record);
 
+/// Throws Error unless `tp` ranks can share the slots of an expert.
+void check_slots(std::int64_t slots, int tp);
 /// Experts of layer `layer`.
 std::int64_t experts_of_layer(const MoeOptions& options, std::int64_t layer);
 /// Experts of the layer that has the most.

@@ -72,14 +72,6 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
   });
 }
 
-void check_slots(const GateOptions& gate, std::int64_t tokens, int tp) {
-  const std::int64_t slots = capacity(tokens, gate, true);
-  SB_CHECK(
-      slots % tp == 0, "--tp ", tp, ": does not divide the ", slots,
-      " slots of an expert; choose --capacity-factor or --batch so that it "
-      "does");
-}
-
 void check_trainer(const Options& options, const StrategyOptions& setup) {
   SB_CHECK(setup.zero_stage < 3,
            "--zero-stage 3: experts are not whole on any rank, and stage 3 "
@@ -101,25 +93,25 @@ void check_trainer(const Options& options, const StrategyOptions& setup) {
            "--num-experts 1: no layer has experts; give 2 or more");
   const std::int64_t groups =
       options.world_size / setup.tp * setup.micro_batches;
-  const bool has_slots = !setup.moe.is_dropless && setup.moe.gate.drop_tokens &&
-                         groups > 0 && options.batch % groups == 0;
+  const bool has_slots = !setup.moe.depends_on_routing() && groups > 0 &&
+                         options.batch % groups == 0;
   GateOptions gate = setup.moe.gate;
   for (std::int64_t layer = 0; layer < counts; ++layer) {
     gate.num_experts = experts_of_layer(setup.moe, layer);
     if (gate.num_experts == 1) continue;
     check_gate(gate);
     if (has_slots) {
-      check_slots(gate, options.batch / groups * options.seq, setup.tp);
+      check_slots(capacity(options.batch / groups * options.seq, gate, true),
+                  setup.tp);
     }
   }
 }
 
 GroupSizes group_sizes(const Options& options, const StrategyOptions& setup) {
-  GroupSizes sizes;
-  sizes.world = options.world_size;
-  sizes.tp = setup.tp;
-  sizes.data_before_expert = setup.data_before_expert;
-  sizes.ep = setup.ep;
+  GroupSizes sizes = {.world = options.world_size,
+                      .tp = setup.tp,
+                      .ep = setup.ep,
+                      .data_before_expert = setup.data_before_expert};
   if (setup.ep > 0) return sizes;
   int ep = std::max(1, options.world_size / setup.tp);
   const auto shrink = [&](std::int64_t experts) {

@@ -34,9 +34,7 @@ zero::ZeroOptions zero_options(const StrategyOptions& setup,
 std::unique_ptr<Gpt> build_gpt(const Options& options,
                                const ModelConfig& config,
                                const LayerFactory& layers) {
-  InitOptions init;
-  init.seed = options.seed;
-  init.dtype = options.dtype;
+  const InitOptions init = {.seed = options.seed, .dtype = options.dtype};
   return std::make_unique<Gpt>(config, init, layers);
 }
 
@@ -61,10 +59,10 @@ MoeStrategy::MoeStrategy(const Options& options, const StrategyOptions& setup,
 
   // Dense layers as one device has them, or cut over TP; experts for MLPs
   if (t > 1) layers_ = tensor_parallel::layers(config_, tp);
-  MoeGroups groups;
-  groups.ep = &mesh.group("ep");
-  groups.tp = &tp;
-  groups.ep_stride = setup.data_before_expert ? mesh.size("edp") : 1;
+  const MoeGroups groups = {
+      .ep = &mesh.group("ep"),
+      .tp = &tp,
+      .ep_stride = setup.data_before_expert ? mesh.size("edp") : 1};
   layers_.mlp = moe_mlp(setup.moe, groups, record_);
   const std::int64_t rows = padded_vocabulary(config_.vocab_size, t);
   ModelConfig padded = config_;
@@ -105,6 +103,13 @@ void MoeStrategy::make_optimizers() {
       options_.optimizer, options_.optimizer_options);
 }
 
+std::vector<zero::ZeroOptimizer*> MoeStrategy::zeros() const {
+  std::vector<zero::ZeroOptimizer*> all;
+  if (dense_zero_) all.push_back(dense_zero_.get());
+  if (expert_zero_) all.push_back(expert_zero_.get());
+  return all;
+}
+
 Optimizer& MoeStrategy::optimizer() {
   return dense_zero_ ? dense_zero_->optimizer() : *optimizer_;
 }
@@ -114,8 +119,7 @@ StepResult MoeStrategy::step(std::int64_t step) {
   // same number as the main one
   record_->loss_scale = 1 / static_cast<double>(setup_.micro_batches);
   const auto begin_piece = [&](bool is_last) {
-    if (dense_zero_) dense_zero_->set_boundary(is_last);
-    if (expert_zero_) expert_zero_->set_boundary(is_last);
+    for (zero::ZeroOptimizer* zero : zeros()) zero->set_boundary(is_last);
   };
   const Tensor loss = data_parallel_gradients(
       options_, dp_, data_, step, setup_.micro_batches, begin_piece,
@@ -133,12 +137,11 @@ StepResult MoeStrategy::step(std::int64_t step) {
     return result;
   }
   const std::int64_t skipped = dense_zero_->num_skipped_steps();
-  dense_zero_->step(result.grad_norm);
-  result.was_skipped = dense_zero_->num_skipped_steps() > skipped;
-  if (expert_zero_) {
-    expert_zero_->set_lr(dense_zero_->optimizer().options().lr);
-    expert_zero_->step(result.grad_norm);
+  for (zero::ZeroOptimizer* zero : zeros()) {
+    zero->set_lr(optimizer().options().lr);
+    zero->step(result.grad_norm);
   }
+  result.was_skipped = dense_zero_->num_skipped_steps() > skipped;
   return result;
 }
 
@@ -163,8 +166,7 @@ double MoeStrategy::global_norm() {
       const Shards part = layout(name, here);
       return part.size() > (is_expert(name) && setup_.ep > 1 ? 1U : 0U);
     };
-    for (zero::ZeroOptimizer* each : {dense_zero_.get(), expert_zero_.get()}) {
-      if (each == nullptr) continue;
+    for (zero::ZeroOptimizer* each : zeros()) {
       const std::vector<NamedTensor> own = each->own_gradients();
       // Experts that TP does not cut are sharded over its ranks as well
       const bool counts_all =
@@ -179,13 +181,7 @@ double MoeStrategy::global_norm() {
       squares += total / (scale * scale);
     }
   }
-  Tensor sum;
-  {
-    const MemoryScope kind(MemoryKind::kCommunication);
-    sum = Tensor::full({}, squares, {DType::kF64, Device()});
-  }
-  mesh_.world().all_reduce(sum, ReduceOp::kSum, "norm").wait();
-  return std::sqrt(sum.item());
+  return std::sqrt(sum_over_ranks(mesh_.world(), squares, "norm"));
 }
 
 Shards MoeStrategy::layout(const std::string& name, int rank) const {
@@ -201,30 +197,32 @@ std::vector<NamedTensor> MoeStrategy::full_state() {
                       config_.vocab_size);
 }
 
-TrainingState MoeStrategy::state() {
+TrainingState joint_state(const std::vector<zero::ZeroOptimizer*>& zeros) {
   TrainingState state;
-  if (!dense_zero_) {
-    add_whole(state, model_->named_parameters(), *optimizer_);
-  }
-  // Two ZeRO optimizers: their parts, and their steps after loading
   std::vector<decltype(state.loaded)> loaded;
-  for (zero::ZeroOptimizer* each : {dense_zero_.get(), expert_zero_.get()}) {
-    if (each == nullptr) continue;
-    TrainingState own = each->state();
+  for (zero::ZeroOptimizer* zero : zeros) {
+    TrainingState own = zero->state();
     state.parts.insert(state.parts.end(), own.parts.begin(), own.parts.end());
     state.numbers.insert(own.numbers.begin(), own.numbers.end());
     if (own.loaded) loaded.push_back(own.loaded);
   }
-  place_parts(state, layout_, mesh_.world().rank(), config_.vocab_size);
-  // Drops and the gates' losses depend on the tokens that are routed together
-  const bool drops = !setup_.moe.is_dropless && setup_.moe.gate.drop_tokens;
-  if (drops || setup_.moe.aux_coefficient != 0) {
-    state.agreed["groups of tokens"] =
-        std::to_string(dp_.size() * setup_.micro_batches);
-  }
   state.loaded = [loaded](const std::map<std::string, double>& numbers) {
     for (const auto& each : loaded) each(numbers);
   };
+  return state;
+}
+
+TrainingState MoeStrategy::state() {
+  TrainingState state = joint_state(zeros());
+  if (!dense_zero_) {
+    add_whole(state, model_->named_parameters(), *optimizer_);
+  }
+  place_parts(state, layout_, mesh_.world().rank(), config_.vocab_size);
+  // Drops and the gates' losses depend on the tokens that are routed together
+  if (!setup_.moe.depends_on_routing() || setup_.moe.aux_coefficient != 0) {
+    state.agreed["groups of tokens"] =
+        std::to_string(dp_.size() * setup_.micro_batches);
+  }
   return state;
 }
 
@@ -234,23 +232,20 @@ LoadedModel MoeStrategy::whole_model(const Options& options,
 }
 
 bool MoeStrategy::has_predictable_time() const {
-  return !setup_.moe.is_dropless && setup_.moe.gate.drop_tokens;
+  return !setup_.moe.depends_on_routing();
 }
 
 std::vector<Bill> MoeStrategy::bills() {
-  BillSizes sizes;
-  sizes.dp = dp_.size();
-  sizes.ep = setup_.ep;
-  sizes.t = mesh_.size("tp");
-  sizes.zero_stage = setup_.zero_stage;
-  sizes.offload = setup_.cpu_offload;
-  sizes.micro_batches = setup_.micro_batches;
+  const BillSizes sizes = {.dp = dp_.size(),
+                           .ep = setup_.ep,
+                           .t = mesh_.size("tp"),
+                           .zero_stage = setup_.zero_stage,
+                           .offload = setup_.cpu_offload,
+                           .micro_batches = setup_.micro_batches};
   Bill bill = predicted_bill(options_, config_, setup_.moe, sizes, *record_);
   // A run resumed from a checkpoint gathers the loaded parameters
   if (options_.first_step > 0) {
-    for (const auto* each : {dense_zero_.get(), expert_zero_.get()}) {
-      if (each != nullptr) bill.bytes += each->predicted_load_bytes();
-    }
+    for (const auto* each : zeros()) bill.bytes += each->predicted_load_bytes();
   }
   return {bill};
 }
@@ -329,9 +324,8 @@ ReferenceRun train_reference(const Options& options,
 // Ranks differ in their terms of the norm: under ZeRO and TP, in the pieces of
 // their shards that count. Without capacity they differ in shapes.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
-  const bool has_own_shapes =
-      setup.moe.is_dropless || !setup.moe.gate.drop_tokens;
-  if (has_own_shapes || (setup.zero_stage > 0 && setup.tp > 1)) {
+  if (setup.moe.depends_on_routing() ||
+      (setup.zero_stage > 0 && setup.tp > 1)) {
     return each_rank;
   }
   const Topology grid = expert_topology(group_sizes(options, setup));

@@ -45,8 +45,6 @@ struct StrategyOptions {
 void add_options(CommandLine& line, StrategyOptions& setup);
 /// Throws Error for options that do not go together.
 void check_trainer(const Options& options, const StrategyOptions& setup);
-/// Throws Error unless `tp` ranks can share the slots of a group of tokens.
-void check_slots(const GateOptions& gate, std::int64_t tokens, int tp);
 /// The sizes of the mesh, with `ep` chosen.
 GroupSizes group_sizes(const Options& options, const StrategyOptions& setup);
 
@@ -65,6 +63,10 @@ class ParameterSubset : public ModuleOf<ParameterSubset> {
  private:
   std::vector<NamedTensor> parameters_;
 };
+
+/// Several ZeRO optimizers of one training: their parts, and their steps after
+/// loading.
+TrainingState joint_state(const std::vector<zero::ZeroOptimizer*>& zeros);
 
 class MoeStrategy : public Strategy {
  public:
@@ -102,6 +104,8 @@ class MoeStrategy : public Strategy {
   /// The part of a parameter that a rank of the world holds.
   Shards layout(const std::string& name, int rank) const;
   void make_optimizers();
+  /// With ZeRO: the one of the dense parameters, and the one of experts.
+  std::vector<zero::ZeroOptimizer*> zeros() const;
   /// The norm of the whole gradient, each element of the model counted once.
   double global_norm();
   /// Sums gradients over the ranks that hold replicas, divided by dp.

@@ -176,7 +176,8 @@ void check_experts(const Options& options, const HybridOptions& setup) {
   const moe::MoeOptions moe = setup.moe();
   moe::check_gate(moe.gate);
   const std::int64_t rows = options.batch / (setup.dp * setup.micro_batches);
-  moe::check_slots(moe.gate, rows * options.seq / setup.cp, setup.tp);
+  const std::int64_t tokens = rows * options.seq / setup.cp;
+  moe::check_slots(moe::capacity(tokens, moe.gate, true), setup.tp);
 }
 
 void check_precision(const Options& options, const HybridOptions& setup) {

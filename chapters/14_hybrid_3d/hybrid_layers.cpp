@@ -1,5 +1,6 @@
 #include "chapters/14_hybrid_3d/hybrid_layers.h"
 
+#include <functional>
 #include <utility>
 
 #include "chapters/07_tensor_parallel/mappings.h"
@@ -11,30 +12,24 @@
 namespace shardbook::hybrid {
 namespace {
 
+using sequence_parallel::cut_ids;
 using sequence_parallel::cut_sequence;
 using sequence_parallel::Layout;
 
-/// An embedding that accepts the ids of all tokens and looks up this rank's.
-class EmbeddingOfOwnTokens : public ModuleOf<EmbeddingOfOwnTokens> {
+/// `run` around a module, whose parameters it leaves as they are.
+class Around : public ModuleOf<Around> {
  public:
-  EmbeddingOfOwnTokens(AnyModule inner, Layout layout, int rank, int c)
-      : inner(std::move(inner)), layout_(layout), rank_(rank), c_(c) {}
-  Tensor forward(const Tensor& tokens) override {
-    Tensor own;
-    {
-      const MemoryScope kind(MemoryKind::kInput);
-      own = cut_sequence(tokens, 1, layout_, rank_, c_);
-    }
-    return inner(own);
-  }
+  using Run = std::function<Tensor(AnyModule& inner, const Tensor& x)>;
+  Around(AnyModule inner, Run run)
+      : inner(std::move(inner)), run_(std::move(run)) {}
+  Tensor forward(const Tensor& x) override { return run_(inner, x); }
   void members(MemberVisitor& visit) override { (*inner).members(visit); }
   std::string type_name() const override { return (*inner).type_name(); }
 
   AnyModule inner;
 
  private:
-  Layout layout_;
-  int rank_, c_;
+  Run run_;
 };
 
 /// Tensor-parallel layers on the tokens of a context-parallel rank.
@@ -48,8 +43,12 @@ LayerFactory on_own_tokens(const LayerFactory& inner, const ModelConfig& config,
   made.embedding = [=](const std::string& name, std::int64_t rows,
                        std::int64_t width, double stddev,
                        const InitOptions& init) -> AnyModule {
-    return {std::make_unique<EmbeddingOfOwnTokens>(
-        inner.embedding(name, rows, width, stddev, init), layout, rank, c)};
+    // The ids of all tokens arrive
+    return {std::make_unique<Around>(
+        inner.embedding(name, rows, width, stddev, init),
+        [=](AnyModule& table, const Tensor& tokens) {
+          return table(cut_ids(tokens, layout, rank, c));
+        })};
   };
   // Positions are cut as the tokens are: over cp, then (Megatron) over tp
   made.positions = [=, &tp, whole = LayerFactory().positions](
@@ -68,15 +67,11 @@ LayerFactory on_own_tokens(const LayerFactory& inner, const ModelConfig& config,
         return over_cp(qkv, options);
       };
   made.logits = [inner](const Tensor& x, AnyModule& wte) {
-    return inner.logits(x, wte.as<EmbeddingOfOwnTokens>().inner);
+    return inner.logits(x, wte.as<Around>().inner);
   };
   made.loss = [=, &tp, &cp, classes = config.vocab_size](
                   const Tensor& logits, const Tensor& targets) {
-    Tensor own;
-    {
-      const MemoryScope kind(MemoryKind::kInput);
-      own = cut_sequence(targets, 1, layout, rank, c);
-    }
+    const Tensor own = cut_ids(targets, layout, rank, c);
     return mean_loss_over_ranks(
         [&](Reduction reduction) {
           return tensor_parallel::vocab_parallel_cross_entropy(
@@ -103,71 +98,25 @@ LayerFactory dense_layers(const Options& options, const ModelConfig& config,
 
 // --- Experts -----------------------------------------------------------------
 
-/// Experts where tokens are cut over tp (Megatron's sequence parallelism): its
-/// ranks gather the tokens, route all of them alike, and keep their own results.
-class ExpertsOfAllTokens : public ModuleOf<ExpertsOfAllTokens> {
- public:
-  ExpertsOfAllTokens(AnyModule inner, AnyModule dropout, ProcessGroup& tp)
-      : inner(std::move(inner)), dropout(std::move(dropout)), tp_(&tp) {}
-  Tensor forward(const Tensor& x) override {
-    constexpr tensor_parallel::Cut kTokens{1};
-    const Tensor all = tensor_parallel::gather_from(x, *tp_, kTokens);
-    return dropout(tensor_parallel::scatter_to(inner(all), *tp_, kTokens));
-  }
-  void members(MemberVisitor& visit) override { (*inner).members(visit); }
-  std::string type_name() const override { return (*inner).type_name(); }
-
-  AnyModule inner, dropout;
-
- private:
-  ProcessGroup* tp_;
-};
-
 /// The tokens of each sample that a context-parallel rank has.
 moe::SamplePart part_of_samples(std::int64_t seq, Layout layout, int rank,
                                 int c) {
   return {seq, sequence_parallel::positions(layout, rank, c, seq)};
 }
 
-/// Experts of one device for the tokens of c ranks, one rank after another.
-class ExpertsByRank : public ModuleOf<ExpertsByRank> {
- public:
-  ExpertsByRank(AnyModule inner, AnyModule dropout, Layout layout, int c,
-                std::shared_ptr<moe::MoeRecord> record)
-      : inner(std::move(inner)),
-        dropout(std::move(dropout)),
-        layout_(layout),
-        c_(c),
-        record_(std::move(record)) {}
-  Tensor forward(const Tensor& x) override {
-    Tensors parts;
-    for (int rank = 0; rank < c_; ++rank) {
-      record_->part = part_of_samples(x.size(1), layout_, rank, c_);
-      parts.push_back(inner(cut_sequence(x, 1, layout_, rank, c_)));
-    }
-    return dropout(join_sequence(parts, 1, layout_));
-  }
-  void members(MemberVisitor& visit) override { (*inner).members(visit); }
-  std::string type_name() const override { return (*inner).type_name(); }
-
-  AnyModule inner, dropout;
-
- private:
-  Layout layout_;
-  int c_;
-  std::shared_ptr<moe::MoeRecord> record_;
-};
-
-/// `experts` with dropout after `wrap`.
-template <typename Wrap>
+/// `experts` with `run` around them, and dropout after it.
 decltype(LayerFactory::mlp) wrapped(decltype(LayerFactory::mlp) experts,
-                                    Wrap wrap) {
+                                    Around::Run run) {
   return [=](const std::string& name, const ModelConfig& config,
              const InitOptions& init, const LayerFactory& layers) -> AnyModule {
     ModelConfig inner = config;
     inner.dropout = 0;
-    return wrap(experts(name, inner, init, layers),
-                layers.dropout(config.dropout));
+    return {std::make_unique<Around>(
+        experts(name, inner, init, layers),
+        [run, dropout = layers.dropout(config.dropout)](
+            AnyModule& own, const Tensor& x) mutable {
+          return dropout(run(own, x));
+        })};
   };
 }
 
@@ -183,9 +132,12 @@ LayerFactory factory_of(const Options& options, const ModelConfig& config,
   }
   made.mlp = moe::moe_mlp(setup.moe(), {ep, &tp}, std::move(record));
   if (setup.sequence_parallel) {
-    made.mlp = wrapped(made.mlp, [&tp](AnyModule experts, AnyModule dropout) {
-      return AnyModule(std::make_unique<ExpertsOfAllTokens>(
-          std::move(experts), std::move(dropout), tp));
+    // The ranks of tp gather their tokens, route all of them alike, and keep
+    // their own results
+    made.mlp = wrapped(made.mlp, [&tp](AnyModule& experts, const Tensor& x) {
+      constexpr tensor_parallel::Cut kTokens{1};
+      const Tensor all = tensor_parallel::gather_from(x, tp, kTokens);
+      return tensor_parallel::scatter_to(experts(all), tp, kTokens);
     });
   }
   return made;
@@ -193,18 +145,7 @@ LayerFactory factory_of(const Options& options, const ModelConfig& config,
 
 // --- Recomputation -----------------------------------------------------------
 
-/// Attention that keeps its input, and runs forward again before its backward.
-LayerFactory recomputing_attention(LayerFactory layers) {
-  layers.attention = [whole = layers.attention](
-                         const Tensor& qkv, const AttentionOptions& options) {
-    return autograd::recompute(
-        [=](const Tensors& in) { return Tensors{whole(in[0], options)}; },
-        {qkv})[0];
-  };
-  return layers;
-}
-
-/// The layers of a list, whose blocks do the same.
+/// The layers of a list, whose blocks run forward again before their backward.
 class RecomputingBlocks : public LayerList {
  public:
   explicit RecomputingBlocks(std::shared_ptr<const LayerList> layers)
@@ -280,8 +221,8 @@ RankLayers rank_layers(const Options& options, const HybridOptions& setup,
       factory_of(options, config, setup, *made.tp_shapes, *made.cp_shapes,
                  made.ep_shapes.get(), std::make_shared<moe::MoeRecord>());
   if (setup.recompute == "attention") {
-    made.factory = recomputing_attention(made.factory);
-    on_shapes = recomputing_attention(on_shapes);
+    made.factory = sequence_parallel::recomputing_attention(made.factory);
+    on_shapes = sequence_parallel::recomputing_attention(on_shapes);
   }
   made.padded = config;
   made.padded.vocab_size = padded_vocabulary(config.vocab_size, tp.size());
@@ -317,9 +258,13 @@ LayerFactory reference_layers(const HybridOptions& setup,
   if (setup.cp == 1) return made;
   const Layout layout = setup.sequence().layout;
   made.mlp = wrapped(made.mlp, [layout, c = setup.cp, record](
-                                   AnyModule experts, AnyModule dropout) {
-    return AnyModule(std::make_unique<ExpertsByRank>(
-        std::move(experts), std::move(dropout), layout, c, record));
+                                   AnyModule& experts, const Tensor& x) {
+    Tensors parts;
+    for (int rank = 0; rank < c; ++rank) {
+      record->part = part_of_samples(x.size(1), layout, rank, c);
+      parts.push_back(experts(cut_sequence(x, 1, layout, rank, c)));
+    }
+    return join_sequence(parts, 1, layout);
   });
   return made;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "chapters/12_sequence_parallel/bill.h"
 #include "chapters/14_hybrid_3d/bill.h"
 
 namespace shardbook::hybrid {
@@ -58,44 +59,13 @@ struct BlockTimes {
     const double gathers = is_cut() ? a : 0;
     return {q + a, gathers + 2 * q, gathers + q, q};
   }
-  /// Seconds of one product of attention, for this many pairs of query and key.
-  double pairs(double count) const {
-    return 2 * count * z.h() * z.rows / z.t() / textbook::kRate;
-  }
   Costs attention() const {
-    const double c = z.c(), seq = static_cast<double>(z.options->seq);
-    const double n = seq / c;       // tokens of a sample on a rank
-    const double part = x / z.t();  // bytes of its K, of V, of Q
-    const auto times = [](double forward, double backward) {
-      return Costs{forward, backward, backward, 0};
-    };
-    if (z.setup->cp_kind == "ulysses" || c == 1) {
-      // Q, K, V go, the result comes back; causal: seq (seq + 1) / 2 pairs
-      const double k = pairs(seq * (seq + 1) / 2 / c);
-      const double exchanges = 4 * textbook::all_gather(c, part);
-      return times(2 * k + exchanges, 5 * k + exchanges);
-    }
-    if (z.setup->cp_kind == "rsa") {
-      const double block = pairs(n * n);
-      const double ring =
-          (c - 1) * std::max(block, textbook::message(part)) + block;
-      const double sum = c * block + textbook::reduce_scatter(c, c * part);
-      return times(2 * ring, 2 * ring + 2 * sum);
-    }
-    // Ring attention: a rank's own block, then those of the others. The last
-    // rank of contiguous parts has the most pairs
-    const bool is_zigzag = z.setup->cp_layout == "zigzag";
-    const double own = pairs(n * (n + 1) / 2);
-    const double other = pairs(is_zigzag ? n * n / 2 : n * n);
-    const double hop = 2 * textbook::message(part);
-    const double sums = 2 * textbook::message(part / z.element * z.sum);
-    const double forward =
-        std::max(2 * own, hop) + (c - 2) * std::max(2 * other, hop) + 2 * other;
-    // Gradients of a block leave when it is computed, before the next K and V
-    const double backward = std::max(5 * own, hop) +
-                            (c - 2) * std::max(5 * other, hop + sums) +
-                            std::max(5 * other, sums) + sums;
-    return times(forward, backward);
+    const double part = x / z.t();  // bytes of a rank's K, of V, of Q
+    const auto [forward, backward] = sequence_parallel::attention_times(
+        z.setup->sequence(), z.c(), static_cast<double>(z.options->seq),
+        2 * z.h() * z.rows / z.t() / textbook::kRate, part,
+        part / z.element * z.sum);
+    return {forward, backward, backward, 0};
   }
   Costs experts() const {
     const HybridOptions& setup = *z.setup;

@@ -93,17 +93,11 @@ StepResult HybridStrategy::step(std::int64_t step) {
   update_->reduce();
 
   // One sum over the world: the loss, and the norm with each element once
-  Tensor sums;
-  {
-    const double squares = update_->sum_of_squares();
-    const MemoryScope kind(MemoryKind::kCommunication);
-    sums = Tensor::full({2}, loss, {DType::kF64, Device()});
-    sums.rows_view(1, 2).fill(squares);
-  }
-  mesh_.world().all_reduce(sums, ReduceOp::kSum, "loss and norm").wait();
+  const std::vector<double> sums = sum_over_ranks(
+      mesh_.world(), {loss, update_->sum_of_squares()}, "loss and norm");
   StepResult result;
-  result.loss = sums.rows_view(0, 1).item();
-  result.grad_norm = std::sqrt(sums.rows_view(1, 2).item()) / scaler_.scale();
+  result.loss = sums[0];
+  result.grad_norm = std::sqrt(sums[1]) / scaler_.scale();
 
   // One rank's infinite gradient makes the sum infinite, and all ranks skip
   result.was_skipped = !std::isfinite(result.grad_norm);

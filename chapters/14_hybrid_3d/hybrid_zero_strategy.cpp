@@ -20,9 +20,7 @@ std::unique_ptr<Gpt> build_on_host(const Options& options,
                                    const RankLayers& layers, int tp_rank) {
   RankContext& context = RankContext::current();
   const ContextValue<Device> on_host(&RankContext::device, context.host());
-  InitOptions init;
-  init.seed = options.seed;
-  init.dtype = options.dtype;
+  const InitOptions init = {.seed = options.seed, .dtype = options.dtype};
   auto model = std::make_unique<Gpt>(layers.padded, init, layers.factory);
   if (!options.load.empty()) {
     load_model(options.load, *model,
@@ -110,13 +108,7 @@ double HybridZeroStrategy::norm() {
     }
     total += squares / (scale_of(*zero) * scale_of(*zero));
   }
-  Tensor sum;
-  {
-    const MemoryScope kind(MemoryKind::kCommunication);
-    sum = Tensor::full({}, total, {DType::kF64, Device()});
-  }
-  mesh_.world().all_reduce(sum, ReduceOp::kSum, "norm").wait();
-  return std::sqrt(sum.item());
+  return std::sqrt(sum_over_ranks(mesh_.world(), total, "norm"));
 }
 
 StepResult HybridZeroStrategy::step(std::int64_t step) {
@@ -148,13 +140,7 @@ StepResult HybridZeroStrategy::step(std::int64_t step) {
       });
   if (!counts_loss()) loss = 0;
   StepResult result;
-  {
-    // Freed before the update sends its own
-    const MemoryScope kind(MemoryKind::kCommunication);
-    const Tensor sum = Tensor::full({}, loss, {DType::kF64, Device()});
-    mesh_.world().all_reduce(sum, ReduceOp::kSum, "loss").wait();
-    result.loss = sum.item();
-  }
+  result.loss = sum_over_ranks(mesh_.world(), loss, "loss");
   result.grad_norm = norm();
   for (zero::ZeroOptimizer* zero : zeros()) {
     zero->set_lr(zero_->optimizer().options().lr);
@@ -204,26 +190,16 @@ std::vector<Bill> HybridZeroStrategy::bills() {
 }
 
 TrainingState HybridZeroStrategy::state() {
-  TrainingState state;
+  TrainingState state = moe::joint_state(zeros());
   state.agreed = setup_.agreed();
-  std::vector<decltype(state.loaded)> loaded;
-  for (zero::ZeroOptimizer* zero : zeros()) {
-    TrainingState own = zero->state();
-    state.parts.insert(state.parts.end(), own.parts.begin(), own.parts.end());
-    state.numbers.insert(own.numbers.begin(), own.numbers.end());
-    if (own.loaded) loaded.push_back(own.loaded);
-  }
   place_parts(state, layers_.layout, groups_.parts.rank(),
               model_config(options_).vocab_size);
-  const bool is_scaled = options_.dtype == DType::kF16;
-  if (is_scaled) {
-    for (const auto& [name, value] : scaler_.state()) {
-      state.numbers[name] = value;
-    }
-  }
-  state.loaded = [=, this](const std::map<std::string, double>& numbers) {
-    if (is_scaled) scaler_.load_state(numbers);
-    for (const auto& each : loaded) each(numbers);
+  if (options_.dtype != DType::kF16) return state;
+  for (const auto& [name, value] : scaler_.state()) state.numbers[name] = value;
+  state.loaded = [this, zeros_loaded = state.loaded](
+                     const std::map<std::string, double>& numbers) {
+    scaler_.load_state(numbers);
+    zeros_loaded(numbers);
   };
   return state;
 }

@@ -123,8 +123,6 @@ TIME = "HybridTextbook.*"
 hybrid("hybrid_step_time.cpp", "{q, q + std::max(q, a), q + a, q}",
        "{q, q + q + a, q + a, q}", TIME)
 hybrid("hybrid_step_time.cpp", "z.options->steps > 1 ? each.gather : 0", "0", TIME)
-hybrid("hybrid_step_time.cpp", "std::max(5 * other, sums) + sums",
-       "std::max(5 * other, sums)", TIME)
 hybrid("hybrid_step_time.cpp", "if (bucket.is_partial) {", "if (false) {", TIME)
 hybrid("hybrid_step_time.cpp", "replay.flushed[rank] +",
        "replay.spans[rank].back().end +", TIME)

@@ -187,8 +187,8 @@ sequence("megatron.cpp",
 # Dropout keeps rows of scores before and after it
 sequence("bill.cpp", "const double copies = own.dropout > 0 ? 2 : 1;",
          "const double copies = 1;", "*SequenceTrainer*")
-sequence("bill.cpp", "std::max(5 * other, hop_of_sums) + hop_of_sums;",
-         "std::max(5 * other, hop_of_sums);", "TextbookSequence.*")
+sequence("bill.cpp", "std::max(5 * other, sums) + sums;",
+         "std::max(5 * other, sums);", "TextbookSequence.*")
 sequence("bill.cpp", "return x + g + 2 * std::max(x, g);",
          "return 2 * x + 3 * g;", "TextbookSequence.*")
 

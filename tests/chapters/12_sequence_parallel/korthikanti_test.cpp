@@ -72,16 +72,6 @@ LayerFactory layers_of(const ModelConfig& config, const Variant& variant,
   LayerFactory made = variant.has_sequence
                           ? megatron_layers(config, tp, setup)
                           : tensor_parallel::layers(config, tp);
-  const auto again = [](const LayerFactory& layers) {
-    return [inner = layers.attention](const Tensor& qkv,
-                                      const AttentionOptions& options) {
-      return autograd::recompute(
-          [inner, options](const Tensors& in) {
-            return Tensors{inner(in[0], options)};
-          },
-          {qkv})[0];
-    };
-  };
   if (variant.is_papers) {
     made.dropout = [](double) -> AnyModule {
       return {std::make_unique<MaskedDropout>()};
@@ -89,9 +79,9 @@ LayerFactory layers_of(const ModelConfig& config, const Variant& variant,
     made.attention = [&tp](const Tensor& qkv, const AttentionOptions& options) {
       return attention_with_scores(qkv, options.heads / tp.size());
     };
-    if (variant.selective) made.attention = again(made);
+    if (variant.selective) made = recomputing_attention(made);
   } else if (variant.selective && !variant.has_sequence) {
-    made.attention = again(made);
+    made = recomputing_attention(made);
   }
   return made;
 }
