@@ -198,14 +198,6 @@ TEST(DispatchMask, KeepsTokensWhoseWeightUnderflows) {
               sum(dispatch(x, result.routing)).item(), 1e-12);
 }
 
-TEST(TopKGate, ComputesInF32ForNarrowInputs) {
-  InitOptions init;
-  init.dtype = DType::kBF16;
-  const TopKGate gate("gate", kWidth, gate_of(1), init);
-  const Tensor x = noise({kTokens, kWidth}, 1, -1, 1, {DType::kBF16, Device()});
-  EXPECT_EQ(gate.route(x, call_of()).weights.dtype(), DType::kF32);
-}
-
 // The dtype is not enough: logits or gates rounded to bf16 are off by 1e-3.
 TEST(TopKGate, RoundsNothingToTheDtypeOfItsInputs) {
   InitOptions init;
@@ -223,17 +215,6 @@ TEST(TopKGate, RoundsNothingToTheDtypeOfItsInputs) {
     const auto expert = at(result.routing.expert[s]);
     EXPECT_NEAR(weights[s], gates[s * kExperts + expert], 1e-6);
   }
-}
-
-TEST(TopKGate, EvaluationHasACapacityOfItsOwn) {
-  GateOptions options = gate_of(1);
-  options.eval_capacity_factor = 2;
-  const TopKGate gate = make_gate(options);
-  const Tensor x = noise({kTokens, kWidth});
-  GateCall call = call_of();
-  EXPECT_EQ(gate.route(x, call).routing.capacity, kTokens / kExperts);
-  call.is_training = false;
-  EXPECT_EQ(gate.route(x, call).routing.capacity, 2 * kTokens / kExperts);
 }
 
 TEST(TopKGate, JitterAndNoiseChangeTrainingAlone) {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <set>
 
 #include "tests/core/support.h"
@@ -260,17 +259,6 @@ TEST(TopK, ByPositionTheFirstTokensStay) {
   options.drop_policy = DropPolicy::kPosition;
   const Routing routing = route(values_of(noise({4, 3})), options, 2);
   for (std::size_t i = 0; i < 12; ++i) EXPECT_EQ(routing.slot[i] >= 0, i < 6);
-}
-
-TEST(Routing, PaddingIsNotRouted) {
-  std::vector<bool> used(at(kRouted), true);
-  used[3] = used[7] = false;
-  const Routing routing = choose_experts(
-      noisy_values(), kRouted, routing_gate(1), draws_at(), true, used);
-  EXPECT_EQ(routing.expert[3], -1);
-  EXPECT_EQ(routing.expert[7], -1);
-  const auto counts = routing.exp_counts();
-  EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), 0), kRouted - 2);
 }
 
 // Where ranks share samples, each token of a part draws as in the whole.

@@ -17,35 +17,16 @@ HybridOptions two_replicas() {
 
 // --- Groups ------------------------------------------------------------------
 
-using Groups = std::vector<std::vector<int>>;
-
-TEST(HybridExpertGroups, AreThoseOfSixteenRanks) {
-  HybridOptions setup;
-  setup.dp = 16, setup.ep = 2;
-  const Topology pairs = topology_of(setup);
-  EXPECT_EQ(pairs.groups({"ep"}), (Groups{{0, 1},
-                                          {2, 3},
-                                          {4, 5},
-                                          {6, 7},
-                                          {8, 9},
-                                          {10, 11},
-                                          {12, 13},
-                                          {14, 15}}));
-  EXPECT_EQ(pairs.groups({"edp"}),
-            (Groups{{0, 2, 4, 6, 8, 10, 12, 14}, {1, 3, 5, 7, 9, 11, 13, 15}}));
-  setup.dp = 8, setup.ep = 4, setup.tp = 2;
-  const Topology with_tp = topology_of(setup);
-  EXPECT_EQ(
-      with_tp.groups({"ep"}),
-      (Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}}));
-  EXPECT_EQ(with_tp.groups({"edp"}), (Groups{{0, 8},
-                                             {1, 9},
-                                             {2, 10},
-                                             {3, 11},
-                                             {4, 12},
-                                             {5, 13},
-                                             {6, 14},
-                                             {7, 15}}));
+// The lists of sixteen ranks are those of chapter 13.
+TEST(HybridExpertGroups, AreThoseOfChapter13) {
+  for (const auto& [tp, ep] : {std::pair{1, 2}, {2, 4}}) {
+    const Topology grid = topology_of({.dp = 16 / tp, .tp = tp, .ep = ep});
+    const Topology expected =
+        moe::expert_topology({.world = 16, .tp = tp, .ep = ep});
+    for (const char* axis : {"ep", "edp"}) {
+      EXPECT_EQ(grid.groups({axis}), expected.groups({axis})) << axis;
+    }
+  }
 }
 
 // Expert groups stay within a stage, a tensor-parallel index, and a part of the
