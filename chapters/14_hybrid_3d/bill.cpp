@@ -14,17 +14,10 @@ namespace {
 /// or a reduce-scatter.
 double all_reduce(double n, double bytes) { return 2 * (n - 1) / n * bytes; }
 
-/// Elements of a bucket, and of the part that is kept after the first sum.
-struct BucketElements {
-  double whole = 0, kept = 0;
-};
-BucketElements elements_of(const UpdateBucket& bucket) {
-  if (!bucket.flat.defined()) {
-    const auto whole = static_cast<double>(bucket.numel());
-    return {whole, whole};
-  }
-  return {static_cast<double>(bucket.flat.numel()),
-          static_cast<double>(bucket.own.numel())};
+/// Elements of a bucket's first sum, with padding.
+double elements_of(const UpdateBucket& bucket) {
+  return static_cast<double>(bucket.flat.defined() ? bucket.flat.numel()
+                                                   : bucket.numel());
 }
 
 }  // namespace
@@ -74,8 +67,7 @@ namespace {
 /// Layers of experts send slots over ep, and gather them over tp.
 double expert_bytes(const BillSizes& z) {
   const moe::MoeOptions moe = z.setup->moe();
-  moe::BillSizes groups;
-  groups.ep = z.setup->ep, groups.t = z.setup->tp;
+  const moe::BillSizes groups = {.ep = z.setup->ep, .t = z.setup->tp};
   const auto slots = static_cast<double>(moe::capacity(
       static_cast<std::int64_t>(z.tokens()), moe.gate, /*is_training=*/true));
   // Forward sends half of the messages
@@ -129,14 +121,15 @@ namespace {
 double update_bytes(const BillSizes& z) {
   double bytes = 0;
   for (const UpdateBucket& bucket : *z.buckets) {
-    const BucketElements of = elements_of(bucket);
+    const auto kept = static_cast<double>(bucket.updated_numel());
     const double grad = bucket.gradient_bytes;
     // All-reduce, or reduce-scatter of gradients and all-gather of parameters
     const double second = bucket.flat.defined() ? z.element : grad;
-    bytes += all_reduce(bucket.data->size(), of.whole * (grad + second) / 2);
-    if (bucket.is_partial) bytes += all_reduce(z.t(), of.kept * grad);
+    bytes += all_reduce(bucket.data->size(),
+                        elements_of(bucket) * (grad + second) / 2);
+    if (bucket.is_partial) bytes += all_reduce(z.t(), kept * grad);
     if (bucket.tied != nullptr) {
-      bytes += all_reduce(bucket.tied->size(), of.kept * grad);
+      bytes += all_reduce(bucket.tied->size(), kept * grad);
     }
   }
   return bytes;
@@ -310,11 +303,11 @@ MemoryBill zero_memory(const BillSizes& z, const zero::ZeroOptimizer& zero) {
 
 MemoryBill expert_zero_memory(const BillSizes& z) {
   // The formulas of the experts' chapter, whose replicas are dp x cp here
-  moe::BillSizes sizes;
-  sizes.dp = z.setup->dp * z.setup->cp;
-  sizes.ep = z.setup->ep, sizes.t = z.setup->tp;
-  sizes.zero_stage = 2;
-  sizes.micro_batches = z.setup->micro_batches;
+  const moe::BillSizes sizes = {.dp = z.setup->dp * z.setup->cp,
+                                .ep = z.setup->ep,
+                                .t = z.setup->tp,
+                                .zero_stage = 2,
+                                .micro_batches = z.setup->micro_batches};
   MemoryBill bill = moe::predicted_bill(*z.options, model_config(*z.options),
                                         z.setup->moe(), sizes, {})
                         .memory;

@@ -126,12 +126,11 @@ UpdateTimes update_times(const BillSizes& z) {
   UpdateTimes times;
   for (const UpdateBucket& bucket : *z.buckets) {
     const double grad = bucket.gradient_bytes, ranks = bucket.data->size();
-    auto kept = static_cast<double>(bucket.numel());
+    const auto kept = static_cast<double>(bucket.updated_numel());
     if (bucket.flat.defined()) {
       const auto whole = static_cast<double>(bucket.flat.numel());
       times.sums += textbook::reduce_scatter(ranks, whole * grad);
       times.gather += textbook::all_gather(ranks, whole * z.element);
-      kept = static_cast<double>(bucket.own.numel());
     } else {
       times.sums += textbook::all_reduce(ranks, kept * grad);
     }

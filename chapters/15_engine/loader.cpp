@@ -5,6 +5,7 @@
 
 #include "chapters/02_ddp/sampler.h"
 #include "core/check.h"
+#include "core/ops.h"
 
 namespace shardbook::engine {
 
@@ -12,23 +13,16 @@ TrainingData training_data(const Dataset& data, std::int64_t num_samples) {
   TrainingData samples;
   samples.num_samples = num_samples > 0 ? num_samples : data.num_samples();
   samples.batch = [data](const std::vector<std::int64_t>& numbers) {
-    Batch all;
-    const auto n = static_cast<std::int64_t>(numbers.size());
-    for (std::int64_t i = 0; i < n; ++i) {
+    Tensors inputs, targets;
+    for (const std::int64_t number : numbers) {
       // Step i of global batches of one sample is sample i
-      const Batch one = data.batch(numbers[static_cast<std::size_t>(i)], 1);
-      if (i == 0) {
-        const auto with_rows = [&](const Tensor& like) {
-          Shape shape = like.shape();
-          shape[0] = n;
-          return Tensor::empty(shape, like.options());
-        };
-        all.inputs = with_rows(one.inputs);
-        all.targets = with_rows(one.targets);
-      }
-      all.inputs.rows_view(i, i + 1).copy_from(one.inputs);
-      all.targets.rows_view(i, i + 1).copy_from(one.targets);
+      const Batch one = data.batch(number, 1);
+      inputs.push_back(one.inputs);
+      targets.push_back(one.targets);
     }
+    Batch all;
+    all.inputs = concat(inputs, 0);
+    all.targets = concat(targets, 0);
     return all;
   };
   return samples;

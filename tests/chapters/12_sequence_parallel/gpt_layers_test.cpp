@@ -79,11 +79,8 @@ std::vector<Found> on_cut(int c, const SequenceOptions& setup,
 }
 
 double worst(const Found& a, const Found& b) {
-  double largest = std::fabs(a.loss - b.loss);
-  for (std::size_t i = 0; i < a.gradients.size(); ++i) {
-    largest = larger(largest, std::fabs(a.gradients[i] - b.gradients[i]));
-  }
-  return largest;
+  return larger(std::fabs(a.loss - b.loss),
+                largest_gap(a.gradients, b.gradients));
 }
 
 using Case = std::tuple<int, Kind, Layout>;

@@ -101,11 +101,7 @@ double worst_gradient(const Result& found, const GptSizes& sizes,
     const auto part =
         take_part(whole, tensor_parallel::layout(each.name, rank, t))
             .to_vector<double>();
-    const std::vector<double>& own = found.gradients.at(each.name);
-    if (own.size() != part.size()) return HUGE_VAL;
-    for (std::size_t i = 0; i < part.size(); ++i) {
-      largest = larger(largest, std::fabs(own[i] - part[i]));
-    }
+    largest = larger(largest, largest_gap(found.gradients.at(each.name), part));
   }
   return largest;
 }

@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <functional>
@@ -16,6 +15,7 @@
 #include "core/autograd.h"
 #include "tests/core/support.h"
 #include "tests/support/errors.h"
+#include "tests/support/larger.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::sequence_parallel {
@@ -180,13 +180,8 @@ inline double largest_difference(const Tensors& found,
                                  const Tensors& expected) {
   double largest = 0;
   for (std::size_t i = 0; i < 4; ++i) {
-    const auto a = found[i].to_vector<double>();
-    const auto b = expected[i].to_vector<double>();
-    for (std::size_t j = 0; j < a.size(); ++j) {
-      const double difference = std::fabs(a[j] - b[j]);
-      if (std::isnan(difference)) return HUGE_VAL;
-      largest = std::max(largest, difference);
-    }
+    largest =
+        larger(largest, largest_gap(values(found[i]), values(expected[i])));
   }
   return largest;
 }

@@ -2,6 +2,7 @@
 
 #include "chapters/14_hybrid_3d/batch_statistics.h"
 #include "tests/chapters/14_hybrid_3d/image_support.h"
+#include "tests/support/larger.h"
 
 namespace shardbook::hybrid {
 namespace {
@@ -119,30 +120,21 @@ std::vector<std::vector<double>> statistics_of_two(Rule rule) {
   return all;
 }
 
-double largest_difference(const std::vector<double>& a,
-                          const std::vector<double>& b) {
-  double largest = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    largest = std::max(largest, std::abs(a[i] - b[i]));
-  }
-  return largest;
-}
-
 // Trap: only evaluation reads them, so training looks right without the sum.
 // Each replica then has its own, and DDP's rule saves the first one's.
 TEST(HybridStatistics, WithoutTheSumReplicasDriftApart) {
   const auto right = statistics_of_two(Rule::kAllImages);
-  EXPECT_LT(largest_difference(right[0], right[1]), 1e-14);
+  EXPECT_LT(largest_gap(right[0], right[1]), 1e-14);
   EXPECT_EQ(right[1], right[2]);
   const auto own = statistics_of_two(Rule::kOwnImages);
-  EXPECT_GT(largest_difference(own[1], own[2]), 1e-4);
-  EXPECT_GT(largest_difference(own[0], own[1]), 1e-4);
+  EXPECT_GT(largest_gap(own[1], own[2]), 1e-4);
+  EXPECT_GT(largest_gap(own[0], own[1]), 1e-4);
 }
 
 // Trap: sums over two ranks need the count of both.
 TEST(HybridStatistics, SumsNeedTheirNumberOfRanks) {
   const auto wrong = statistics_of_two(Rule::kWithoutCount);
-  EXPECT_GT(largest_difference(wrong[0], wrong[1]), 1e-3);
+  EXPECT_GT(largest_gap(wrong[0], wrong[1]), 1e-3);
 }
 
 }  // namespace

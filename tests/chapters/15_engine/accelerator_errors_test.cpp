@@ -3,6 +3,7 @@
 #include "chapters/common/models/models.h"
 #include "core/layers.h"
 #include "tests/chapters/15_engine/accelerator_support.h"
+#include "tests/chapters/15_engine/config_support.h"
 #include "tests/support/errors.h"
 
 namespace shardbook::accelerate {
@@ -16,22 +17,18 @@ struct Refused {
   int ranks = 2;
 };
 
-template <typename P>
-std::function<void(Script&)> with(const std::function<void(P&)>& change) {
-  return [change](Script& script) {
-    P plugin;
-    change(plugin);
-    script.options.plugin = plugin;
-  };
+std::function<void(Script&)> with(const Plugin& plugin) {
+  return [plugin](Script& script) { script.options.plugin = plugin; };
 }
 
 std::function<void(Script&)> with_config(const std::string& text) {
-  return with<DeepSpeedPlugin>(
-      [text](DeepSpeedPlugin& plugin) { plugin.hf_ds_config = text; });
+  return with(DeepSpeedPlugin{.hf_ds_config = text});
 }
 
 std::vector<Refused> refused() {
   using Fsdp = FullyShardedDataParallelPlugin;
+  using DeepSpeed = DeepSpeedPlugin;
+  using Megatron = MegatronLMPlugin;
   return {
       {"Precision",
        [](Script& s) { s.options.mixed_precision = "fp8"; },
@@ -56,47 +53,39 @@ std::vector<Refused> refused() {
        [](Script& s) { s.optimizer.type = ""; },
        {"optimizer", "type"}},
       {"ShardingStrategy",
-       with<Fsdp>([](Fsdp& p) { p.sharding_strategy = "FULL"; }),
+       with(Fsdp{.sharding_strategy = "FULL"}),
        {"sharding_strategy", "FULL", "HYBRID_SHARD"}},
       {"FsdpVersion",
-       with<Fsdp>([](Fsdp& p) { p.fsdp_version = 3; }),
+       with(Fsdp{.fsdp_version = 3}),
        {"fsdp_version 3", "give 1 or 2"}},
       {"ShardSize",
-       with<Fsdp>([](Fsdp& p) { p.shard_size = 2; }),
+       with(Fsdp{.shard_size = 2}),
        {"shard_size 2", "FULL_SHARD"}},
       {"HybridWithoutSize",
-       with<Fsdp>([](Fsdp& p) { p.sharding_strategy = "HYBRID_SHARD"; }),
+       with(Fsdp{.sharding_strategy = "HYBRID_SHARD"}),
        {"shard_size", "HYBRID_SHARD"}},
       {"WrapPolicy",
-       with<Fsdp>([](Fsdp& p) { p.auto_wrap_policy = "LAYERS"; }),
+       with(Fsdp{.auto_wrap_policy = "LAYERS"}),
        {"auto_wrap_policy", "LAYERS", "NO_WRAP"}},
       {"Prefetch",
-       with<Fsdp>([](Fsdp& p) { p.backward_prefetch = "EARLY"; }),
+       with(Fsdp{.backward_prefetch = "EARLY"}),
        {"backward_prefetch", "EARLY", "BACKWARD_PRE"}},
       {"StateDictType",
-       with<Fsdp>([](Fsdp& p) { p.state_dict_type = "FULL_STATE_DICT"; }),
+       with(Fsdp{.state_dict_type = "FULL_STATE_DICT"}),
        {"state_dict_type", "FULL_STATE_DICT", "SHARDED_STATE_DICT"}},
       {"InitFlag",
-       with<DeepSpeedPlugin>([](DeepSpeedPlugin& p) {
-         p.zero_stage = 3;
-         p.zero3_init_flag = true;
-       }),
+       with(DeepSpeed{.zero_stage = 3, .zero3_init_flag = true}),
        {"zero3_init_flag", "host"}},
       {"Nvme",
-       with<DeepSpeedPlugin>(
-           [](DeepSpeedPlugin& p) { p.offload_param_device = "nvme"; }),
+       with(DeepSpeed{.offload_param_device = "nvme"}),
        {"offload_param_device", "nvme", "cpu"}},
       {"OffloadOfStageZero",
-       with<DeepSpeedPlugin>([](DeepSpeedPlugin& p) {
-         p.zero_stage = 0;
-         p.offload_optimizer_device = "cpu";
-       }),
+       with(DeepSpeed{.zero_stage = 0, .offload_optimizer_device = "cpu"}),
        {"/zero_optimization/offload_optimizer", "/zero_optimization/stage 0"}},
       {"TwoStages",
-       with<DeepSpeedPlugin>([](DeepSpeedPlugin& p) {
-         p.zero_stage = 2;
-         p.hf_ds_config = R"({"zero_optimization": {"stage": 3}})";
-       }),
+       with(
+           DeepSpeed{.zero_stage = 2,
+                     .hf_ds_config = R"({"zero_optimization": {"stage": 3}})"}),
        {"/zero_optimization/stage 3", "zero_stage", "2"}},
       {"TwoMicroBatches",
        with_config(R"({"train_micro_batch_size_per_gpu": 7})"),
@@ -130,27 +119,17 @@ std::vector<Refused> refused() {
        with_config(R"({"zero_optimization": 3})"),
        {"/zero_optimization"}},
       {"NoFile",
-       with<DeepSpeedPlugin>(
-           [](DeepSpeedPlugin& p) { p.hf_ds_config = "/nowhere/ds.json"; }),
+       with(DeepSpeed{.hf_ds_config = "/nowhere/ds.json"}),
        {"hf_ds_config", "/nowhere/ds.json"}},
-      {"TpDegree",
-       with<MegatronLMPlugin>([](MegatronLMPlugin& p) { p.tp_degree = 3; }),
-       {"tp_degree 3", "2 ranks"}},
-      {"PpDegree",
-       with<MegatronLMPlugin>([](MegatronLMPlugin& p) { p.pp_degree = 0; }),
-       {"pp_degree 0"}},
+      {"TpDegree", with(Megatron{.tp_degree = 3}), {"tp_degree 3", "2 ranks"}},
+      {"PpDegree", with(Megatron{.pp_degree = 0}), {"pp_degree 0"}},
       {"MicroBatches",
-       with<MegatronLMPlugin>(
-           [](MegatronLMPlugin& p) { p.num_micro_batches = 2; }),
+       with(Megatron{.num_micro_batches = 2}),
        {"num_micro_batches 2"}},
       {"SequenceParallelism",
-       with<MegatronLMPlugin>(
-           [](MegatronLMPlugin& p) { p.sequence_parallelism = true; }),
+       with(Megatron{.sequence_parallelism = true}),
        {"sequence_parallelism", "tp_degree"}},
-      {"Heads",
-       with<MegatronLMPlugin>([](MegatronLMPlugin& p) { p.tp_degree = 4; }),
-       {"tp_degree 4", "2 heads"},
-       4},
+      {"Heads", with(Megatron{.tp_degree = 4}), {"tp_degree 4", "2 heads"}, 4},
   };
 }
 
@@ -161,12 +140,7 @@ TEST_P(AcceleratorErrors, NameTheFieldsAndKeys) {
   Script script;
   script.max_norm = 0;
   param.change(script);
-  const std::string error = error_on_ranks(
-      param.ranks, [&](ProcessGroup& world) { run_script(script, world); });
-  ASSERT_FALSE(error.empty());
-  for (const std::string& word : param.words) {
-    EXPECT_NE(error.find(word), std::string::npos) << word << " in: " << error;
-  }
+  expect_text(error_of(script, param.ranks), param.words);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AcceleratorErrors, testing::ValuesIn(refused()),
@@ -179,9 +153,7 @@ TEST(AcceleratorErrors, ClippingOtherTensorsIsRefused) {
     some.pop_back();
     acc.clip_grad_norm_(some, 1);
   };
-  const std::string error = error_on_ranks(
-      2, [&](ProcessGroup& world) { run_script(script, world); });
-  expect_text(error, {"clip_grad_norm_", "model.parameters()"});
+  expect_text(error_of(script), {"clip_grad_norm_", "model.parameters()"});
 }
 
 TEST(AcceleratorErrors, MegatronHasNoForwardAndNoModelToUnwrap) {
@@ -195,26 +167,23 @@ TEST(AcceleratorErrors, MegatronHasNoForwardAndNoModelToUnwrap) {
         model(Tensor::zeros({1, 8}, {DType::kI64, Device()}));
       }
     };
-    const std::string error = error_on_ranks(
-        2, [&](ProcessGroup& world) { run_script(script, world); });
-    expect_text(error, {unwraps ? "get_state_dict" : "model.loss(batch)"});
+    expect_text(error_of(script),
+                {unwraps ? "get_state_dict" : "model.loss(batch)"});
   }
 }
 
 // --- The config that prepare makes -------------------------------------------
 
 KnownValues known() {
-  KnownValues values;
-  values.micro_batch_size = 3;
-  values.accumulation = 2;
-  values.data_parallel_ranks = 4;
-  values.optimizer.params.lr = 0.02;
-  values.optimizer.params.weight_decay = 0.1;
-  values.warmup_num_steps = 5;
-  values.total_num_steps = 50;
-  values.hidden_size = 20;
-  values.mixed_precision = "bf16";
-  return values;
+  return {
+      .micro_batch_size = 3,
+      .accumulation = 2,
+      .data_parallel_ranks = 4,
+      .mixed_precision = "bf16",
+      .optimizer = {.type = "", .params = {.lr = 0.02, .weight_decay = 0.1}},
+      .warmup_num_steps = 5,
+      .total_num_steps = 50,
+      .hidden_size = 20};
 }
 
 TEST(AcceleratorConfig, AutoTakesTheScriptsValues) {
@@ -236,22 +205,17 @@ TEST(AcceleratorConfig, AutoTakesTheScriptsValues) {
       "stage3_param_persistence_threshold": "auto",
       "offload_optimizer": {"device": "auto"}}})";
   const engine::DeepSpeedConfig config = deepspeed_config(plugin, known());
-  EXPECT_EQ(config.batch.train, 24);
-  EXPECT_EQ(config.batch.micro, 3);
-  EXPECT_EQ(config.batch.accumulation, 2);
-  EXPECT_EQ(config.gradient_clipping, 1.0);
-  EXPECT_TRUE(config.bf16);
-  EXPECT_FALSE(config.fp16.enabled);
-  EXPECT_EQ(config.optimizer.params.lr, 0.02);
-  EXPECT_EQ(config.optimizer.params.weight_decay, 0.1);
-  EXPECT_EQ(config.scheduler.warmup_min_lr, 0);
-  EXPECT_EQ(config.scheduler.warmup_max_lr, 0.02);
-  EXPECT_EQ(config.scheduler.warmup_num_steps, 5);
-  EXPECT_EQ(config.scheduler.total_num_steps, 50);
-  EXPECT_EQ(config.zero.reduce_bucket_size, 400);
-  EXPECT_EQ(config.zero.stage3_prefetch_bucket_size, 360);
-  EXPECT_EQ(config.zero.stage3_param_persistence_threshold, 200);
-  EXPECT_EQ(config.zero.offload_optimizer.device, "none");
+  engine::expect_values(config, R"({
+    "train_batch_size": 24, "train_micro_batch_size_per_gpu": 3,
+    "gradient_accumulation_steps": 2, "gradient_clipping": 1,
+    "bf16": {"enabled": true}, "fp16": {"enabled": false},
+    "optimizer": {"params": {"lr": 0.02, "weight_decay": 0.1}},
+    "scheduler": {"params": {"warmup_min_lr": 0, "warmup_max_lr": 0.02,
+      "warmup_num_steps": 5, "total_num_steps": 50}},
+    "zero_optimization": {"reduce_bucket_size": 400,
+      "stage3_prefetch_bucket_size": 360,
+      "stage3_param_persistence_threshold": 200,
+      "offload_optimizer": {"device": "none"}}})");
 }
 
 TEST(AcceleratorConfig, FieldsOfThePluginBecomeKeys) {
@@ -260,11 +224,10 @@ TEST(AcceleratorConfig, FieldsOfThePluginBecomeKeys) {
   plugin.offload_optimizer_device = "cpu";
   plugin.offload_param_device = "cpu";
   const engine::DeepSpeedConfig config = deepspeed_config(plugin, known());
-  EXPECT_EQ(config.zero.stage, 3);
-  EXPECT_EQ(config.gradient_clipping, 0.5);
-  EXPECT_EQ(config.zero.offload_optimizer.device, "cpu");
-  EXPECT_EQ(config.zero.offload_param.device, "cpu");
-  EXPECT_TRUE(config.bf16);
+  engine::expect_values(config, R"({"gradient_clipping": 0.5,
+      "bf16": {"enabled": true}, "zero_optimization": {"stage": 3,
+      "offload_optimizer": {"device": "cpu"},
+      "offload_param": {"device": "cpu"}}})");
   // Without fields and config: stage 2, and DeepSpeed's clipping
   const engine::DeepSpeedConfig usual = deepspeed_config({}, known());
   EXPECT_EQ(usual.zero.stage, 2);
@@ -272,34 +235,34 @@ TEST(AcceleratorConfig, FieldsOfThePluginBecomeKeys) {
 }
 
 TEST(AcceleratorFields, OfFsdpAreItsOptions) {
-  FullyShardedDataParallelPlugin plugin;
-  const fsdp::FsdpOptions usual = fsdp_options(plugin, "no", 4);
+  using Fsdp = FullyShardedDataParallelPlugin;
+  const auto options_of = [](const Fsdp& plugin) {
+    return fsdp_options(plugin, "no", 4);
+  };
+  const fsdp::FsdpOptions usual = options_of({});
   EXPECT_EQ(usual.sharding_strategy, fsdp::ShardingStrategy::kFullShard);
   EXPECT_EQ(usual.backward_prefetch, fsdp::BackwardPrefetch::kPre);
   EXPECT_FALSE(usual.cpu_offload.offload_params);
   EXPECT_FALSE(usual.use_orig_params);
   EXPECT_TRUE(usual.sync_module_states);
-  plugin.cpu_offload = true;
-  plugin.use_orig_params = true;
-  plugin.sync_module_states = false;
-  plugin.auto_wrap_policy = "NO_WRAP";
-  const fsdp::FsdpOptions other = fsdp_options(plugin, "no", 4);
+  const fsdp::FsdpOptions other =
+      options_of({.sharding_strategy = "NO_SHARD",
+                  .auto_wrap_policy = "NO_WRAP",
+                  .cpu_offload = true,
+                  .backward_prefetch = "NO_PREFETCH",
+                  .use_orig_params = true,
+                  .sync_module_states = false});
+  EXPECT_EQ(other.sharding_strategy, fsdp::ShardingStrategy::kNoShard);
+  EXPECT_EQ(other.backward_prefetch, fsdp::BackwardPrefetch::kNone);
   EXPECT_TRUE(other.cpu_offload.offload_params);
   EXPECT_TRUE(other.use_orig_params);
   EXPECT_FALSE(other.sync_module_states);
   EXPECT_FALSE(static_cast<bool>(other.auto_wrap_policy));
-  for (const auto& [name, strategy] :
-       {std::pair{"SHARD_GRAD_OP", fsdp::ShardingStrategy::kShardGradOp},
-        std::pair{"NO_SHARD", fsdp::ShardingStrategy::kNoShard}}) {
-    plugin.sharding_strategy = name;
-    EXPECT_EQ(fsdp_options(plugin, "no", 4).sharding_strategy, strategy);
-  }
-  for (const auto& [name, prefetch] :
-       {std::pair{"BACKWARD_POST", fsdp::BackwardPrefetch::kPost},
-        std::pair{"NO_PREFETCH", fsdp::BackwardPrefetch::kNone}}) {
-    plugin.backward_prefetch = name;
-    EXPECT_EQ(fsdp_options(plugin, "no", 4).backward_prefetch, prefetch);
-  }
+  const fsdp::FsdpOptions third =
+      options_of({.sharding_strategy = "SHARD_GRAD_OP",
+                  .backward_prefetch = "BACKWARD_POST"});
+  EXPECT_EQ(third.sharding_strategy, fsdp::ShardingStrategy::kShardGradOp);
+  EXPECT_EQ(third.backward_prefetch, fsdp::BackwardPrefetch::kPost);
 }
 
 TEST(AcceleratorFields, OfFsdpSayWhatIsWrapped) {

@@ -17,45 +17,27 @@ Samples first(std::int64_t n) {
   return samples;
 }
 
-ShardOptions batches_of(std::int64_t size, bool split = false,
-                        bool even = true) {
-  ShardOptions options;
-  options.batch_size = size;
-  options.split_batches = split;
-  options.even_batches = even;
-  return options;
-}
-
-TEST(AcceleratorLoader, ProcessIHasBatchesIAndEveryNthAfterIt) {
-  const auto of = [](int rank) {
-    return shard_batches(first(7), batches_of(2), 2, rank);
+TEST(AcceleratorLoader, DealsOutSevenSamples) {
+  struct Case {
+    ShardOptions options;
+    std::vector<Batches> by_rank;
   };
-  EXPECT_EQ(of(0), (Batches{{0, 1}, {4, 5}}));
-  EXPECT_EQ(of(1), (Batches{{2, 3}, {6, 0}}));
-}
-
-TEST(AcceleratorLoader, SplitBatchesCutEveryBatch) {
-  const auto of = [](int rank) {
-    return shard_batches(first(7), batches_of(2, true), 2, rank);
-  };
-  EXPECT_EQ(of(0), (Batches{{0}, {2}, {4}, {6}}));
-  EXPECT_EQ(of(1), (Batches{{1}, {3}, {5}, {0}}));
-}
-
-TEST(AcceleratorLoader, WithoutEvenBatchesTheLastRoundIsShort) {
-  const auto of = [](int rank) {
-    return shard_batches(first(7), batches_of(2, false, false), 3, rank);
-  };
-  EXPECT_EQ(of(0), (Batches{{0, 1}, {6}}));
-  EXPECT_EQ(of(1), (Batches{{2, 3}}));
-  EXPECT_EQ(of(2), (Batches{{4, 5}}));
-}
-
-TEST(AcceleratorLoader, DropLastLeavesOutShortRounds) {
-  ShardOptions options = batches_of(2);
-  options.drop_last = true;
-  EXPECT_EQ(shard_batches(first(7), options, 2, 1), (Batches{{2, 3}}));
-  EXPECT_TRUE(shard_batches(first(3), options, 2, 0).empty());
+  for (const Case& each : std::vector<Case>{
+           // Batch i, and every n-th after it
+           {{.batch_size = 2}, {{{0, 1}, {4, 5}}, {{2, 3}, {6, 0}}}},
+           {{.batch_size = 2, .split_batches = true},
+            {{{0}, {2}, {4}, {6}}, {{1}, {3}, {5}, {0}}}},
+           // The last round is short, or left out
+           {{.batch_size = 2, .even_batches = false},
+            {{{0, 1}, {6}}, {{2, 3}}, {{4, 5}}}},
+           {{.batch_size = 2, .drop_last = true}, {{{0, 1}}, {{2, 3}}}},
+           {{.batch_size = 4, .drop_last = true}, {{}, {}}}}) {
+    const int ranks = static_cast<int>(each.by_rank.size());
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_EQ(shard_batches(first(7), each.options, ranks, rank),
+                each.by_rank[static_cast<std::size_t>(rank)]);
+    }
+  }
 }
 
 /// BatchSamplerShard._iter_with_no_split of Accelerate, line by line, for
@@ -107,7 +89,7 @@ TEST(AcceleratorLoader, UnevenDataAreDealtOutAsAccelerateDoes) {
     for (const std::int64_t size : {1, 2, 3}) {
       for (std::int64_t count = 1; count <= 30; ++count) {
         for (int rank = 0; rank < n; ++rank) {
-          EXPECT_EQ(shard_batches(first(count), batches_of(size), n, rank),
+          EXPECT_EQ(shard_batches(first(count), {.batch_size = size}, n, rank),
                     as_accelerate(first(count), size, n, rank))
               << count << " samples, batches of " << size << ", rank " << rank
               << " of " << n;
@@ -119,7 +101,9 @@ TEST(AcceleratorLoader, UnevenDataAreDealtOutAsAccelerateDoes) {
 
 TEST(AcceleratorLoader, SplitBatchesThatDoNotDivideAreAnError) {
   shardbook::expect_error(
-      [&] { shard_batches(first(8), batches_of(6, true), 4, 0); },
+      [&] {
+        shard_batches(first(8), {.batch_size = 6, .split_batches = true}, 4, 0);
+      },
       {"split_batches", "give 8"});
 }
 

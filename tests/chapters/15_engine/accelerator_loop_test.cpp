@@ -20,7 +20,7 @@ double weights_apart(const Trace& a, const Trace& b) {
   const std::map<std::string, std::vector<double>> others(b.weights.begin(),
                                                           b.weights.end());
   for (const auto& [name, values] : a.weights) {
-    most = std::max(most, largest_difference(values, others.at(name)));
+    most = std::max(most, largest_gap(values, others.at(name)));
   }
   return most;
 }
@@ -224,7 +224,7 @@ TEST(AcceleratorScheduler, WithSplitBatchesOncePerWindow) {
   const Trace trace = run_on(4, script)[0];
   EXPECT_EQ(trace.rates, rates_after({0, 1, 2}));
   const ReferenceRun one = on_one_device(script, 8, 3);
-  EXPECT_LT(largest_difference(trace.losses, one.losses), kTolerance);
+  EXPECT_LT(largest_gap(trace.losses, one.losses), kTolerance);
 }
 
 TEST(AcceleratorScheduler, OfTheConfigMovesInTheEngine) {
@@ -280,8 +280,8 @@ TEST(AcceleratorPrecision, Bf16StaysNearF32UnderEveryPlugin) {
     script.options.mixed_precision = "bf16";
     const std::vector<double> rounded = run_on(2, script)[0].losses;
     // bf16 rounds to eight bits, and training carries the differences on
-    EXPECT_LT(largest_difference(exact, rounded), 0.1) << plugin.index();
-    EXPECT_GT(largest_difference(exact, rounded), 0) << plugin.index();
+    EXPECT_LT(largest_gap(exact, rounded), 0.1) << plugin.index();
+    EXPECT_GT(largest_gap(exact, rounded), 0) << plugin.index();
   }
 }
 

@@ -84,8 +84,8 @@ TEST_P(AcceleratorPlugins, SameScriptHasTheLossesOfOneDevice) {
   script.rate = [](std::int64_t k) { return 0.01 / (1 + double(k)); };
   const ReferenceRun one = on_one_device(script, kBatch, kSteps);
   for (const Trace& trace : ranks) {
-    EXPECT_LT(largest_difference(trace.losses, one.losses), kTolerance);
-    EXPECT_LT(largest_difference(trace.norms, one.grad_norms), kTolerance);
+    EXPECT_LT(largest_gap(trace.losses, one.losses), kTolerance);
+    EXPECT_LT(largest_gap(trace.norms, one.grad_norms), kTolerance);
     EXPECT_EQ(trace.scheduler_steps, kSteps * dp);
   }
   expect_weights(ranks[0], one);

@@ -12,6 +12,8 @@
 #include "chapters/15_engine/accelerator.h"
 #include "chapters/common/run/training.h"
 #include "core/context.h"
+#include "tests/support/errors.h"
+#include "tests/support/larger.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::accelerate {
@@ -137,6 +139,12 @@ inline std::vector<Trace> run_on(int ranks, const Script& script) {
       ranks, [&](ProcessGroup& world) { return run_script(script, world); });
 }
 
+/// The error of the script on some rank; "" if none threw.
+inline std::string error_of(const Script& script, int ranks = 2) {
+  return error_on_ranks(
+      ranks, [&](ProcessGroup& world) { run_script(script, world); });
+}
+
 /// Windows of `batch` samples on one device.
 inline ReferenceRun on_one_device(const Script& script, std::int64_t batch,
                                   std::int64_t steps) {
@@ -153,16 +161,6 @@ inline ReferenceRun on_one_device(const Script& script, std::int64_t batch,
   return run;
 }
 
-inline double largest_difference(const std::vector<double>& a,
-                                 const std::vector<double>& b) {
-  if (a.size() != b.size()) return 1e30;
-  double most = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    most = std::max(most, std::abs(a[i] - b[i]));
-  }
-  return most;
-}
-
 inline void expect_weights(const Trace& trace, const ReferenceRun& one) {
   ASSERT_EQ(trace.weights.size(), one.parameters.size());
   for (const auto& [name, values] : trace.weights) {
@@ -170,7 +168,7 @@ inline void expect_weights(const Trace& trace, const ReferenceRun& one) {
     for (const NamedTensor& each : one.parameters) {
       if (each.name != name) continue;
       found = true;
-      EXPECT_LT(largest_difference(values, each.tensor.to_vector<double>()),
+      EXPECT_LT(largest_gap(values, each.tensor.to_vector<double>()),
                 kTolerance)
           << name;
     }

@@ -63,18 +63,6 @@ TEST(EngineConfig, DefaultsInsideSections) {
   EXPECT_EQ(decay.warmup_num_steps, 1000);
 }
 
-/// Each key of the text has its value in the config that is written.
-void expect_kept(const std::string& text) {
-  const json kept = json::parse(parse(text).to_json());
-  const json given = json::parse(text).flatten();
-  for (const auto& [path, value] : given.items()) {
-    const json::json_pointer at(path);
-    if (at.back()[0] == '_') continue;
-    ASSERT_TRUE(kept.contains(at)) << path;
-    EXPECT_EQ(kept[at], value) << path;
-  }
-}
-
 constexpr const char* kFull = R"({
   "_remark": "every key",
   "train_batch_size": 16, "train_micro_batch_size_per_gpu": 2,

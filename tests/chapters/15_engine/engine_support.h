@@ -15,7 +15,9 @@
 #include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "core/check.h"
+#include "tests/chapters/15_engine/config_support.h"
 #include "tests/support/errors.h"
+#include "tests/support/larger.h"
 #include "tests/support/on_ranks.h"
 #include "tests/support/sanitized.h"
 
@@ -63,6 +65,10 @@ inline bool remarks(const DeepSpeedConfig& config, const std::string& part) {
   return false;
 }
 
+inline void expect_kept(const std::string& text) {
+  expect_values(parse(text), text);
+}
+
 /// Batch, micro-steps and stage, and further keys. Clips only if they ask for
 /// it.
 inline DeepSpeedConfig config_of(int stage, std::int64_t g,
@@ -88,15 +94,6 @@ inline Values values_of(const std::vector<NamedTensor>& state) {
     all.insert(all.end(), values.begin(), values.end());
   }
   return all;
-}
-
-inline double largest_difference(const Values& a, const Values& b) {
-  if (a.size() != b.size()) return INFINITY;
-  double most = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    most = std::max(most, std::abs(a[i] - b[i]));
-  }
-  return most;
 }
 
 /// A model, its data, and the engine around it, on one rank.

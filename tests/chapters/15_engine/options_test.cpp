@@ -6,6 +6,7 @@
 
 #include "chapters/15_engine/engine_strategy.h"
 #include "tests/chapters/15_engine/choice_support.h"
+#include "tests/chapters/15_engine/config_support.h"
 #include "tests/support/errors.h"
 
 namespace shardbook::engine {
@@ -72,16 +73,15 @@ TEST(EngineOptions, AutoIsFilledFromTheCommandLineAndTheModel) {
             "stage3_prefetch_bucket_size": "auto",
             "stage3_param_persistence_threshold": "auto"}})",
       options, given);
-  const std::int64_t h = model_config(options).n_embd;
-  EXPECT_EQ(config.zero.reduce_bucket_size, h * h);
-  EXPECT_EQ(config.zero.stage3_prefetch_bucket_size, h * h * 9 / 10);
-  EXPECT_EQ(config.zero.stage3_param_persistence_threshold, 10 * h);
-  EXPECT_EQ(config.scheduler.warmup_max_lr, 0.25);
-  EXPECT_EQ(config.scheduler.warmup_num_steps, 3);
-  EXPECT_EQ(config.scheduler.total_num_steps, 7);
-  EXPECT_EQ(config.optimizer.params.weight_decay, 0.5);
-  EXPECT_TRUE(config.bf16 && !config.fp16.enabled);
-  EXPECT_EQ(config.gradient_clipping, 1);
+  // The model has a width of 16
+  expect_values(config, R"({"bf16": {"enabled": true},
+      "fp16": {"enabled": false}, "gradient_clipping": 1,
+      "optimizer": {"params": {"weight_decay": 0.5}},
+      "scheduler": {"params": {"warmup_max_lr": 0.25, "warmup_num_steps": 3,
+        "total_num_steps": 7}},
+      "zero_optimization": {"reduce_bucket_size": 256,
+        "stage3_prefetch_bucket_size": 230,
+        "stage3_param_persistence_threshold": 160}})");
   for (const char* remark :
        {"/train_batch_size \"auto\": 12, from --batch",
         "/train_micro_batch_size_per_gpu \"auto\": 6, from the other sizes",

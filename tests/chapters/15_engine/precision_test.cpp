@@ -106,7 +106,7 @@ TEST(EngineLossScale, AnOverflowOnOneRankSkipsTheStepOnAll) {
     EXPECT_EQ(course.samples, (Counts{48, 96, 144, 192, 240}));
     EXPECT_EQ(course.scales, (Values{256, 256, 256, 128, 128}));
     // The scheduler waits: 0, .01, .02, (still) .02, .03
-    EXPECT_LT(largest_difference(course.rates, {0, .01, .02, .02, .03}), 1e-15);
+    EXPECT_LT(largest_gap(course.rates, {0, .01, .02, .02, .03}), 1e-15);
     EXPECT_FALSE(std::isfinite(course.norms[3]));
     // The norm is that of the gradient without the scale
     EXPECT_LT(course.norms[2], 10);
@@ -189,7 +189,7 @@ TEST(EngineReduction, DividesOnceWhereverTheDivisionStands) {
       config.zero.stage = stage;
       config.zero.reduce_scatter = false;
       const Values found = after(4, small_options(), config, three_steps);
-      EXPECT_LT(largest_difference(found, expected), 1e-11) << stage << more;
+      EXPECT_LT(largest_gap(found, expected), 1e-11) << stage << more;
     }
   }
 }
@@ -244,9 +244,9 @@ TEST(EngineZero, OwnersMayBroadcastTheirParameters) {
     const auto [gathered_bytes, others] = sent(config_of(stage, 1));
     EXPECT_EQ(broadcasts - others, 3 * 3) << "one per owner and step";
     EXPECT_NEAR(bytes, gathered_bytes, 1e-9 * gathered_bytes);
-    EXPECT_LT(largest_difference(after(3, small_options(), config, three_steps),
-                                 expected),
-              1e-11);
+    EXPECT_LT(
+        largest_gap(after(3, small_options(), config, three_steps), expected),
+        1e-11);
   }
 }
 
@@ -298,8 +298,8 @@ TEST(EngineZero, RoundRobinGivesOtherShards) {
     EXPECT_NE(shard(true), shard(false)) << stage;
     DeepSpeedConfig config = config_of(stage, 2);
     config.zero.round_robin_gradients = true;
-    EXPECT_LT(largest_difference(after(2, small_options(), config, three_steps),
-                                 one_device(small_options(), 3)),
+    EXPECT_LT(largest_gap(after(2, small_options(), config, three_steps),
+                          one_device(small_options(), 3)),
               1e-11);
   }
 }

@@ -34,9 +34,7 @@ Report run(const std::string& text, int world, std::int64_t steps,
   options.steps = steps;
   options.checkpoint = folder;
   options.resume = resumes;
-  const auto config = DeepSpeedConfig::parse(text, "ds.json");
-  apply_config(config, data_parallel_ranks(options, config), {}, options);
-  return train_choice(options, choose(options, config));
+  return train_config(options, text);
 }
 
 int skipped(const std::vector<double>& norms) {

@@ -47,7 +47,7 @@ TEST(EngineCheckpoint, GoesOnAtAnotherStageOnOtherRanks) {
                                    t.engine.load_checkpoint(folder.path(), "a");
                                    for (int k = 2; k < 4; ++k) t.step(k);
                                  });
-    EXPECT_LT(largest_difference(resumed, whole), 1e-11)
+    EXPECT_LT(largest_gap(resumed, whole), 1e-11)
         << "stage " << stage << " on " << ranks;
   }
 }
