@@ -24,11 +24,6 @@ ShardedModel sharded_model(const Options& options, const StrategyOptions& setup,
   return model;
 }
 
-std::int64_t padded_rows(const ModelConfig& config, int t) {
-  return tensor_parallel::padded_vocabulary(config.vocab_size, t,
-                                            /*divisible_by=*/1);
-}
-
 ShardedModel megatron_model(const Options& options,
                             const MegatronOptions& setup, ProcessGroup& tp) {
   const ModelConfig config = sharded_gpt_config(options);
@@ -41,7 +36,7 @@ ShardedModel megatron_model(const Options& options,
   model.layout = [t = tp.size()](const std::string& name, int rank) {
     return tensor_parallel::layout(name, rank, t);
   };
-  model.padded_vocabulary = padded_rows(config, tp.size());
+  model.padded_vocabulary = padded_vocabulary(config.vocab_size, tp.size());
   // Parameters that are used on cut tokens have a partial gradient
   model.finish_gradients = [&tp](const std::vector<NamedTensor>& parameters) {
     Tensors partial;
@@ -108,7 +103,7 @@ MegatronStrategy::MegatronStrategy(const Options& options,
 
 std::vector<Bill> MegatronStrategy::bills() {
   ModelConfig padded = config();
-  padded.vocab_size = padded_rows(config(), group_.size());
+  padded.vocab_size = padded_vocabulary(padded.vocab_size, group_.size());
   return {megatron_bill(options_, padded, group_.size(), passes_.micro_batches,
                         setup_.recompute_attention)};
 }

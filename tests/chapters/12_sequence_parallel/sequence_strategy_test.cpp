@@ -5,6 +5,7 @@
 #include "chapters/12_sequence_parallel/bill.h"
 #include "chapters/common/run/program.h"
 #include "tests/chapters/12_sequence_parallel/sequence_support.h"
+#include "tests/chapters/common/claims_support.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/chapters/common/textbook_support.h"
 
@@ -12,19 +13,14 @@ namespace shardbook::sequence_parallel {
 namespace {
 
 Options small_options(int world_size) {
-  Options options;
-  options.chapter = "12_sequence_parallel";
-  options.world_size = world_size;
+  Options options = tiny_gpt("12_sequence_parallel", world_size);
   options.model =
       R"({"n_embd": 24, "n_layer": 2, "n_head": 12, "vocab_size": 31,
                       "n_positions": 60})";
-  options.data = "random";
-  options.steps = 3;
+  options.dtype = DType::kF32;
   options.batch = 4;
   options.seq = 48;
-  options.seed = 3;
   options.cluster = "textbook";
-  options.deterministic = true;
   return options;
 }
 
@@ -60,7 +56,7 @@ std::string name_of(const StrategyOptions& setup) {
          std::to_string(setup.micro_batches);
 }
 
-void expect_claims(const Report& report) {
+void expect_every_claim(const Report& report) {
   sharded_test::expect_claims(report, "");
   textbook::expect_closed_form(report);
 }
@@ -70,7 +66,7 @@ class SequenceTrainer : public testing::TestWithParam<int> {};
 TEST_P(SequenceTrainer, EveryClaimHolds) {
   for (const StrategyOptions& setup : all_kinds()) {
     SCOPED_TRACE(name_of(setup));
-    expect_claims(train_on(small_options(GetParam()), setup));
+    expect_every_claim(train_on(small_options(GetParam()), setup));
   }
 }
 INSTANTIATE_TEST_SUITE_P(WorldSizes, SequenceTrainer,
@@ -110,10 +106,10 @@ TEST(SequenceBill, HoldsForOtherShapes) {
       options.model = shape.model;
       options.batch = shape.batch, options.seq = shape.seq;
       options.dtype = shape.c == 4 ? DType::kF64 : DType::kF32;
-      expect_claims(train_on(options, setup));
+      expect_every_claim(train_on(options, setup));
       StrategyOptions in_pieces = setup;
       in_pieces.micro_batches = shape.batch;
-      if (shape.batch > 1) expect_claims(train_on(options, in_pieces));
+      if (shape.batch > 1) expect_every_claim(train_on(options, in_pieces));
     }
   }
 }
@@ -134,9 +130,9 @@ Report train_megatron(const Options& options, const MegatronOptions& setup = {},
 TEST(MegatronStrategy, EveryClaimHolds) {
   for (int t : {1, 2, 3, 4}) {
     SCOPED_TRACE(t);
-    expect_claims(train_megatron(small_options(t)));
-    expect_claims(train_megatron(small_options(t), {true}));
-    expect_claims(train_megatron(small_options(t), {}, 3));
+    expect_every_claim(train_megatron(small_options(t)));
+    expect_every_claim(train_megatron(small_options(t), {true}));
+    expect_every_claim(train_megatron(small_options(t), {}, 3));
   }
 }
 
@@ -162,7 +158,8 @@ TEST(MegatronStrategy, EveryClaimHoldsForOtherShapes) {
     options.dropout = c.dropout;
     SCOPED_TRACE(testing::Message() << "t " << c.t << " V " << c.vocabulary);
     for (const bool recomputes : {false, true}) {
-      expect_claims(train_megatron(options, {recomputes}, c.micro_batches));
+      expect_every_claim(
+          train_megatron(options, {recomputes}, c.micro_batches));
     }
   }
 }
@@ -197,10 +194,11 @@ TEST(SequenceTrainer, EveryClaimHoldsForMicroBatchesAndDropout) {
     for (const std::int64_t micro_batches : {1, 2, 3}) {
       setup.micro_batches = micro_batches;
       SCOPED_TRACE(name_of(setup));
-      if (micro_batches > 1) expect_claims(train_on(small_options(2), setup));
+      if (micro_batches > 1)
+        expect_every_claim(train_on(small_options(2), setup));
       Options options = small_options(3);
       options.dropout = 0.2;
-      if (micro_batches < 3) expect_claims(train_on(options, setup));
+      if (micro_batches < 3) expect_every_claim(train_on(options, setup));
     }
   }
 }

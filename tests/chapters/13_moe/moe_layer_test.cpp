@@ -197,43 +197,30 @@ TEST(MoeLayer, DroppedTokensAreZero) {
   EXPECT_EQ(zeros, kSamples * kTokensEach - 4 * 2);  // two slots each
 }
 
-TEST(MoeLayer, AuxiliaryLossesCountAsTheRecordSays) {
-  const auto gate_gradient = [](double loss_scale, double coefficient) {
-    MoeOptions options = options_of(1, 4);
-    options.aux_coefficient = coefficient;
-    options.z_coefficient = coefficient / 3;
-    auto record = std::make_shared<MoeRecord>();
-    record->loss_scale = loss_scale;
-    MoeLayer layer = make_layer(options, {}, record);
-    sum(layer(input_of(0))).backward();
-    return layer.gate.weight.grad();
-  };
-  const Tensor none = gate_gradient(1, 0);
-  const Tensor once = sub(gate_gradient(1, 0.6), none);
-  const Tensor half = sub(gate_gradient(0.5, 0.6), none);
-  EXPECT_GT(max_abs_difference(once, half), 1e-6);
-  EXPECT_LT(max_abs_difference(scale(once, 0.5), half), 1e-14);
-  EXPECT_LT(max_abs_difference(once, sub(gate_gradient(2, 0.3), none)), 1e-14);
-}
-
-// The gradients for a user who gets the losses and adds them.
+// The gradients for a user who gets the losses and adds them, with the factor
+// that the main loss' backward starts from.
 TEST(MoeLayer, LossesOfTheGateCountByTheirCoefficients) {
-  MoeOptions options = options_of(1, 4);
-  options.aux_coefficient = 0.6, options.z_coefficient = 0.2;
-  MoeLayer layer = make_layer(options, {});
-  const Tensor x = input_of(0);
-  sum(layer(x)).backward();
+  for (const double factor : {1.0, 0.5}) {
+    MoeOptions options = options_of(1, 4);
+    options.aux_coefficient = 0.6, options.z_coefficient = 0.2;
+    const auto record = std::make_shared<MoeRecord>();
+    record->loss_scale = factor;
+    MoeLayer layer = make_layer(options, {}, record);
+    const Tensor x = input_of(0);
+    sum(layer(x)).backward();
 
-  options.aux_coefficient = options.z_coefficient = 0;
-  MoeLayer plain = make_layer(options, {});
-  const Tensor same = input_of(0);
-  const GateResult gated = gated_by(plain, same, /*wants_z_loss=*/true);
-  const Tensor losses = add(scale(gated.l_aux, 0.6), scale(gated.z_loss, 0.2));
-  add(sum(plain(same)), losses).backward();
-  EXPECT_LT(
-      max_abs_difference(layer.gate.weight.grad(), plain.gate.weight.grad()),
-      1e-13);
-  EXPECT_LT(max_abs_difference(x.grad(), same.grad()), 1e-13);
+    options.aux_coefficient = options.z_coefficient = 0;
+    MoeLayer plain = make_layer(options, {});
+    const Tensor same = input_of(0);
+    const GateResult gated = gated_by(plain, same, /*wants_z_loss=*/true);
+    const Tensor losses =
+        add(scale(gated.l_aux, 0.6), scale(gated.z_loss, 0.2));
+    add(sum(plain(same)), scale(losses, factor)).backward();
+    EXPECT_LT(
+        max_abs_difference(layer.gate.weight.grad(), plain.gate.weight.grad()),
+        1e-13);
+    EXPECT_LT(max_abs_difference(x.grad(), same.grad()), 1e-13);
+  }
 }
 
 TEST(MoeLayer, DefaultsAreThoseOfTheDocuments) {
@@ -272,32 +259,25 @@ TEST(MoeLayer, JitterReachesTheGateAlone) {
 }
 
 TEST(MoeLayer, ResidualAndSharedExpertsAddAnMlpForAllTokens) {
-  MoeOptions residual = options_of(1, 4);
+  MoeOptions residual = options_of(1, 4), shared = residual, gated = residual;
   residual.use_residual = true;
-  MoeOptions shared = options_of(1, 4);
   shared.shared_expert = true;
+  gated.shared_expert = gated.gate_shared_expert = true;
   const Tensor x = input_of(0).detach();
   const Tensor plain = make_layer(options_of(1, 4), {})(x);
-  MoeLayer a = make_layer(residual, {}), b = make_layer(shared, {});
+  MoeLayer a = make_layer(residual, {}), b = make_layer(shared, {}),
+           c = make_layer(gated, {});
   const Tensor dense = (*b.mlp)(x);
   EXPECT_LT(max_abs_difference(b(x), add(plain, dense)), 1e-15);
   const Tensor w = softmax(linear(x, a.coefficient_weight, a.coefficient_bias));
-  const Tensor expected =
+  const Tensor weighed =
       add(mul(plain, slice(w, 2, 0, 1)), mul(dense, slice(w, 2, 1, 2)));
-  EXPECT_LT(max_abs_difference(a(x), expected), 1e-15);
-}
-
-TEST(MoeLayer, ASharedExpertMayBeWeighedByAGate) {
-  MoeOptions options = options_of(1, 4);
-  options.shared_expert = options.gate_shared_expert = true;
-  const Tensor x = input_of(0).detach();
-  const Tensor plain = make_layer(options_of(1, 4), {})(x);
-  MoeLayer layer = make_layer(options, {});
+  EXPECT_LT(max_abs_difference(a(x), weighed), 1e-15);
+  // The shared expert may be weighed by a gate of its own
   const Tensor rows = reshape(x, {-1, kLayerWidth});
-  const Tensor weights = reshape(sigmoid(matmul(rows, layer.shared_gate)),
-                                 {kSamples, kTokensEach, 1});
-  const Tensor expected = add(plain, mul((*layer.mlp)(x), weights));
-  EXPECT_LT(max_abs_difference(layer(x), expected), 1e-15);
+  const Tensor weights =
+      reshape(sigmoid(matmul(rows, c.shared_gate)), {kSamples, kTokensEach, 1});
+  EXPECT_LT(max_abs_difference(c(x), add(plain, mul(dense, weights))), 1e-15);
 }
 
 // Rows without slots against masks with a slot for every token: after the gate,

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
@@ -109,6 +110,45 @@ inline Values values_of(const HybridStrategy& strategy) {
     values.merge(values_of(bucket.parameters));
   }
   return values;
+}
+
+/// After three steps, ranks that hold the same part of a parameter hold the same
+/// bits: replicas, tied stages, parameters whole over tp, and experts.
+inline void expect_equal_copies(const HybridOptions& setup) {
+  SCOPED_TRACE(name_of(setup));
+  const auto found =
+      on_mesh(nano_options(ranks_of(setup)), setup,
+              [](ProcessGroup&, DeviceMesh&, HybridStrategy& strategy) {
+                for (std::int64_t k = 0; k < 3; ++k) strategy.step(k);
+                return values_of(strategy);
+              });
+  const Topology grid = topology_of(setup);
+  const auto part = [&](const std::string& name, int rank) {
+    const int tp = grid.coordinate(rank, "tp");
+    if (!moe::is_expert(name)) {
+      return tensor_parallel::layout(name, tp, setup.tp);
+    }
+    const int ep = setup.ep > 1 ? grid.coordinate(rank, "ep") : 0;
+    return moe::expert_layout(name, ep, setup.ep, tp,
+                              setup.expert_tp ? setup.tp : 1);
+  };
+  // The first rank with a part, for all others with it
+  std::map<std::string, std::vector<int>> holders;
+  int compared = 0;
+  for (int rank = 0; rank < static_cast<int>(found.size()); ++rank) {
+    for (const auto& [name, value] : found[static_cast<std::size_t>(rank)]) {
+      bool is_first = true;
+      for (const int other : holders[name]) {
+        if (part(name, other) != part(name, rank)) continue;
+        EXPECT_EQ(value, found[static_cast<std::size_t>(other)].at(name))
+            << name << " of ranks " << other << " and " << rank;
+        is_first = false;
+        ++compared;
+      }
+      if (is_first) holders[name].push_back(rank);
+    }
+  }
+  EXPECT_GT(compared, 0);
 }
 
 /// Elements that all ranks together contribute to the norm.

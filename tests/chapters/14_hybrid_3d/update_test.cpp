@@ -109,32 +109,7 @@ TEST(HybridNorm, CountsEachElementOnce) {
 TEST(HybridReplicas, StayEqualBitForBit) {
   for (const int zero : {0, 1}) {
     for (const bool sequence_parallel : {false, true}) {
-      const HybridOptions setup = cube(zero, sequence_parallel);
-      SCOPED_TRACE(name_of(setup));
-      const auto all = after_steps(
-          setup, 3, [](ProcessGroup&, DeviceMesh&, HybridStrategy& strategy) {
-            return values_of(strategy);
-          });
-      const Topology topology = topology_of(setup);
-      const auto at = [&](int dp, int tp, int pp) -> const Values& {
-        return all[static_cast<std::size_t>(topology.get_rank(
-            {{"dp", dp}, {"tp", tp}, {"pp", pp}, {"cp", 0}}))];
-      };
-      for (int tp = 0; tp < 2; ++tp) {
-        for (int pp = 0; pp < 2; ++pp) {
-          EXPECT_EQ(at(0, tp, pp), at(1, tp, pp));  // replicas
-        }
-        EXPECT_EQ(at(0, tp, 0).at("transformer.wte.weight"),
-                  at(0, tp, 1).at("transformer.wte.weight"));  // tied
-      }
-      for (const auto& [name, value] : at(0, 0, 0)) {
-        if (name.find("ln_") == std::string::npos &&
-            name.find("c_proj.bias") == std::string::npos &&
-            name.find("wpe") == std::string::npos) {
-          continue;
-        }
-        EXPECT_EQ(value, at(0, 1, 0).at(name)) << name;  // whole over tp
-      }
+      expect_equal_copies(cube(zero, sequence_parallel));
     }
   }
 }

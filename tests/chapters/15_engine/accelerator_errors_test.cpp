@@ -299,16 +299,9 @@ TEST(AcceleratorFields, OfMegatronAreTheHybridChaptersOptions) {
 
 TEST(AcceleratorFields, ActivationCheckpointingIsOfTheBlocks) {
   for (const bool checkpoints : {false, true}) {
-    on_ranks(2, [&](ProcessGroup& world) {
-      Script script;
-      FullyShardedDataParallelPlugin plugin;
-      plugin.activation_checkpointing = checkpoints;
-      script.options.plugin = plugin;
-      const Options options = options_of(script);
-      const LoadedModel loaded = build_model(options);
-      Accelerator acc(script.options, world);
-      Prepared all = acc.prepare(*loaded.model, script.optimizer,
-                                 loader_of(script, options, loaded.config));
+    FullyShardedDataParallelPlugin plugin;
+    plugin.activation_checkpointing = checkpoints;
+    on_prepared(plugin, [&](Accelerator& acc, Prepared& all, Module&) {
       int blocks = 0;
       for (const NamedModule& each :
            acc.unwrap_model(all.model).named_modules()) {
@@ -318,7 +311,6 @@ TEST(AcceleratorFields, ActivationCheckpointingIsOfTheBlocks) {
         EXPECT_EQ(block->recompute, checkpoints);
       }
       EXPECT_EQ(blocks, 2);
-      return 0;
     });
   }
 }

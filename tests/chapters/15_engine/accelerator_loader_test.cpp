@@ -200,16 +200,8 @@ TEST(AcceleratorModel, UnwrappedIsTheScriptsOwn) {
   for (const Plugin& plugin : std::vector<Plugin>{
            DistributedDataParallelPlugin{}, FullyShardedDataParallelPlugin{},
            stage(0), stage(2)}) {
-    on_ranks(2, [&](ProcessGroup& world) {
-      Script script;
-      script.options.plugin = plugin;
-      const Options options = options_of(script);
-      const LoadedModel loaded = build_model(options);
-      Accelerator acc(script.options, world);
-      Prepared all = acc.prepare(*loaded.model, script.optimizer,
-                                 loader_of(script, options, loaded.config));
-      EXPECT_EQ(&acc.unwrap_model(all.model), loaded.model.get());
-      return 0;
+    on_prepared(plugin, [](Accelerator& acc, Prepared& all, Module& model) {
+      EXPECT_EQ(&acc.unwrap_model(all.model), &model);
     });
   }
 }

@@ -134,6 +134,22 @@ inline Trace run_script(const Script& script, ProcessGroup& world) {
   return trace;
 }
 
+/// check(acc, all, model) of the script's preparations on two ranks.
+template <class Check>
+void on_prepared(const Plugin& plugin, const Check& check) {
+  on_ranks(2, [&](ProcessGroup& world) {
+    Script script;
+    script.options.plugin = plugin;
+    const Options options = options_of(script);
+    const LoadedModel loaded = build_model(options);
+    Accelerator acc(script.options, world);
+    Prepared all = acc.prepare(*loaded.model, script.optimizer,
+                               loader_of(script, options, loaded.config));
+    check(acc, all, *loaded.model);
+    return 0;
+  });
+}
+
 inline std::vector<Trace> run_on(int ranks, const Script& script) {
   return on_ranks(
       ranks, [&](ProcessGroup& world) { return run_script(script, world); });

@@ -149,21 +149,6 @@ TEST(EngineBackward, StagesReduceAtTheBoundaryOrInEveryMicroStep) {
   EXPECT_EQ(stage3[0], stage3[2]);
 }
 
-TEST(EngineBoundary, AFrontEndMaySayIt) {
-  const Values expected = one_device(small_options(), 1);
-  for (const int stage : {0, 1, 2, 3}) {
-    const Values found =
-        after(2, small_options(), config_of(stage, 3), [](Trained& t) {
-          for (int i = 0; i < 3; ++i) {
-            t.engine.set_gradient_accumulation_boundary(i == 2);
-            t.engine.backward(t.loss(0, i));
-            t.engine.step();
-          }
-        });
-    EXPECT_LT(largest_gap(found, expected), 1e-11) << stage;
-  }
-}
-
 TEST(EngineBoundary, MayNotChangeBetweenForwardAndBackward) {
   const std::string error = error_on_ranks(2, [&](ProcessGroup& world) {
     Trained t(small_options(), config_of(0, 1), world);

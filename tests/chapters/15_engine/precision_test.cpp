@@ -360,64 +360,55 @@ TEST(EnginePrecision, AutoCastTakesInputsOfF32) {
 
 // --- Lines of the log --------------------------------------------------------
 
+using Lines = std::vector<std::string>;
+
+/// Each rank's lines of the log in the first `steps` steps.
+std::vector<Lines> logs(int ranks, int steps, const DeepSpeedConfig& config,
+                        DType dtype = DType::kF64,
+                        const InitializeArgs& args = {}) {
+  return on_ranks(ranks, [&](ProcessGroup& world) {
+    Trained t(small_options(dtype), config, world, args);
+    Lines lines;
+    t.engine.set_log([&](const std::string& line) { lines.push_back(line); });
+    for (int k = 0; k < steps; ++k) t.step(k);
+    return lines;
+  });
+}
+
 TEST(EngineLog, WritesEveryNthStepAndTheTimesOfTheCalls) {
   DeepSpeedConfig config = config_of(0, 2);
   config.steps_per_print = 2;
-  const auto lines_of = [&](bool times) {
-    config.wall_clock_breakdown = times;
-    return on_ranks(2, [&](ProcessGroup& world) {
-      Trained t(small_options(), config, world);
-      std::vector<std::string> lines;
-      t.engine.set_log([&](const std::string& line) { lines.push_back(line); });
-      for (int k = 0; k < 4; ++k) t.step(k);
-      return lines;
-    });
-  };
-  const auto plain = lines_of(false);
-  EXPECT_EQ(plain[0], (std::vector<std::string>{
-                          "step=2, skipped=0, lr=0.01, mom=(0.9, 0.999)",
-                          "step=4, skipped=0, lr=0.01, mom=(0.9, 0.999)"}));
+  const auto plain = logs(2, 4, config);
+  EXPECT_EQ(plain[0], (Lines{"step=2, skipped=0, lr=0.01, mom=(0.9, 0.999)",
+                             "step=4, skipped=0, lr=0.01, mom=(0.9, 0.999)"}));
   EXPECT_TRUE(plain[1].empty());
-  const auto timed = lines_of(true)[0];
+  config.wall_clock_breakdown = true;
+  const Lines timed = logs(2, 4, config)[0];
   ASSERT_EQ(timed.size(), 6u);
-  for (const char* call : {" | bwd: ", " | bwd-inner: ", " | bwd-reduce: ",
-                           " | fwd: ", " | step: "}) {
-    EXPECT_NE(timed[0].find(call), std::string::npos) << timed[0];
-  }
+  expect_text(timed[0], {" | bwd: ", " | bwd-inner: ", " | bwd-reduce: ",
+                         " | fwd: ", " | step: "});
 }
 
 TEST(EngineLog, CountsSkippedStepsAndKnowsTheOptimizersMomentum) {
-  const auto lines_of = [](DeepSpeedConfig config, DType dtype,
-                           const InitializeArgs& args = {}) {
-    config.steps_per_print = 1;
-    return on_ranks(1, [&](ProcessGroup& world) {
-      Trained t(small_options(dtype), config, world, args);
-      std::vector<std::string> lines;
-      t.engine.set_log([&](const std::string& line) { lines.push_back(line); });
-      for (int k = 0; k < 2; ++k) t.step(k);
-      return lines;
-    })[0];
-  };
-  using Lines = std::vector<std::string>;
-  EXPECT_EQ(lines_of(config_of(1, 1, fp16(R"(, "initial_scale_power": 40,
-                                             "hysteresis": 1)")),
-                     DType::kF32),
+  DeepSpeedConfig config =
+      config_of(1, 1, fp16(R"(, "initial_scale_power": 40, "hysteresis": 1)"));
+  config.steps_per_print = 1;
+  EXPECT_EQ(logs(1, 2, config, DType::kF32)[0],
             (Lines{"step=1, skipped=1, lr=0.01, mom=(0.9, 0.999)",
                    "step=2, skipped=2, lr=0.01, mom=(0.9, 0.999)"}));
   const Lines of_sgd = {"step=1, skipped=0, lr=0.5, mom=0.875",
                         "step=2, skipped=0, lr=0.5, mom=0.875"};
-  EXPECT_EQ(lines_of(parse(R"({"train_batch_size": 48, "optimizer": {"type":
-                "SGD", "params": {"lr": 0.5, "momentum": 0.875}}})"),
-                     DType::kF64),
-            of_sgd);
+  const std::string sgd = R"(, "optimizer": {"type": "SGD",
+                             "params": {"lr": 0.5, "momentum": 0.875}})";
+  const auto parse_with = [](const std::string& keys) {
+    return parse(R"({"train_batch_size": 48, "steps_per_print": 1)" + keys +
+                 "}");
+  };
+  EXPECT_EQ(logs(1, 2, parse_with(sgd))[0], of_sgd);
   // The user's optimizer in place of the config's
   InitializeArgs args;
-  args.optimizer.emplace();
-  args.optimizer->type = "SGD";
-  args.optimizer->params.lr = 0.5;
-  args.optimizer->params.momentum = 0.875;
-  EXPECT_EQ(lines_of(parse(R"({"train_batch_size": 48})"), DType::kF64, args),
-            of_sgd);
+  args.optimizer = parse_with(sgd).optimizer;
+  EXPECT_EQ(logs(1, 2, parse_with(""), DType::kF64, args)[0], of_sgd);
 }
 
 }  // namespace
