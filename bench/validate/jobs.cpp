@@ -50,8 +50,8 @@ void keep_masters(const Options& options, Strategy& strategy) {
 
 /// A step of a chapter's strategy, with its options.
 template <typename StrategyType, typename... Setups>
-StepTime step_of_trainer(const Options& options, bool keeps_masters,
-                         const FoldClass& fold_class, const Setups&... setups) {
+StepTime step_of(const Options& options, bool keeps_masters,
+                 const FoldClass& fold_class, const Setups&... setups) {
   return step_of(
       options,
       [&](const Options& options, ProcessGroup& world, Run& run) {
@@ -121,8 +121,8 @@ StepTime with_zero3(const HybridJob& job, bool is_of_2021) {
     setup.zero.prefetch_bucket_size = 0;
     setup.zero.overlap_comm = false;
   }
-  return step_of_trainer<zero_fsdp::ZeroFsdpStrategy>(options_of(job), false,
-                                                      one_class, setup);
+  return step_of<zero_fsdp::ZeroFsdpStrategy>(options_of(job), false, one_class,
+                                              setup);
 }
 
 StepTime with_fsdp(const HybridJob& job) {
@@ -133,8 +133,7 @@ StepTime with_fsdp(const HybridJob& job) {
   setup.param_dtype = setup.reduce_dtype = dtype_name(job.layout.dtype);
   Options options = options_of(job);
   options.dtype = DType::kF32;  // the shards' dtype
-  return step_of_trainer<zero_fsdp::ZeroFsdpStrategy>(options, false, one_class,
-                                                      setup);
+  return step_of<zero_fsdp::ZeroFsdpStrategy>(options, false, one_class, setup);
 }
 
 StepTime with_gpipe(const HybridJob& job, const Options& options,
@@ -143,20 +142,19 @@ StepTime with_gpipe(const HybridJob& job, const Options& options,
   setup.micro_batches = job.micro_batches;
   setup.recompute = checkpoint;
   setup.partition = "time";
-  return step_of_trainer<gpipe::GpipeStrategy>(options, false, each_rank,
-                                               setup);
+  return step_of<gpipe::GpipeStrategy>(options, false, each_rank, setup);
 }
 
 StepTime with_tensor(const HybridJob& job) {
   tensor_parallel::StrategyOptions setup;
   setup.micro_batches = job.micro_batches;
   setup.recompute = recomputes(job);
-  return step_of_trainer<tensor_parallel::TensorParallelStrategy>(
-      options_of(job), true, one_class, setup);
+  return step_of<tensor_parallel::TensorParallelStrategy>(options_of(job), true,
+                                                          one_class, setup);
 }
 
 StepTime with_megatron(const HybridJob& job) {
-  return step_of_trainer<sequence_parallel::MegatronStrategy>(
+  return step_of<sequence_parallel::MegatronStrategy>(
       options_of(job), true, one_class, sequence_parallel::MegatronOptions(),
       job.micro_batches);
 }
@@ -166,7 +164,7 @@ StepTime with_sequence(const HybridJob& job, sequence_parallel::Kind kind) {
   setup.micro_batches = job.micro_batches;
   setup.sequence.kind = kind;
   setup.sequence.all_reduce = kind == sequence_parallel::Kind::kRsa;
-  return step_of_trainer<sequence_parallel::SequenceStrategy>(
+  return step_of<sequence_parallel::SequenceStrategy>(
       options_of(job), true, sequence_parallel::fold_class(setup), setup);
 }
 

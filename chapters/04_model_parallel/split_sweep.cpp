@@ -68,18 +68,18 @@ void measure(const Options& options, std::int64_t repeats,
   RankContext::Scope scope(context);
   Options quiet = options;
   quiet.log.clear();
-  std::vector<std::unique_ptr<ModelParallelStrategy>> trainers;
+  std::vector<std::unique_ptr<ModelParallelStrategy>> strategies;
   for (const StepTime* time : times) {
-    trainers.push_back(std::make_unique<ModelParallelStrategy>(
+    strategies.push_back(std::make_unique<ModelParallelStrategy>(
         quiet, time->settings, devices, cores));
   }
-  const Batch batch = trainers[0]->batch(0);
+  const Batch batch = strategies[0]->batch(0);
   std::vector<std::vector<double>> seconds(times.size());
   for (std::int64_t round = 0; round <= repeats; ++round) {
-    for (std::size_t i = 0; i < trainers.size(); ++i) {
+    for (std::size_t i = 0; i < strategies.size(); ++i) {
       if (interrupted()) throw Interrupted("interrupted while measuring");
       const double begin = now_s();
-      trainers[i]->step(batch);
+      strategies[i]->step(batch);
       wait_for(devices);
       seconds[i].push_back(now_s() - begin);
     }

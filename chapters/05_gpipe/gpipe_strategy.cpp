@@ -41,8 +41,8 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
   line.refuse("--balance", "this option is called --partition");
 }
 
-void check_trainer_options(const Options& options,
-                           const StrategyOptions& setup) {
+void check_strategy_options(const Options& options,
+                            const StrategyOptions& setup) {
   SB_CHECK(!setup.long_skips || (options.save.empty() && options.load.empty()),
            "--long-skips: a saved model does not record them; leave out "
            "--save and --load");

@@ -33,8 +33,8 @@ void add_options(CommandLine& line, StrategyOptions& setup);
 /// Throws Error for options that cannot run: more ranks than layers or devices,
 /// more micro-batches than samples, a partition that does not add up. Call it
 /// before ranks start, so that the error is printed once and not by every rank.
-void check_trainer_options(const Options& options,
-                           const StrategyOptions& setup);
+void check_strategy_options(const Options& options,
+                            const StrategyOptions& setup);
 /// The figure of --print-schedule, with one slot for each F and B.
 std::string figure(const Options& options, const StrategyOptions& setup);
 

@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
       fmt::print("{}", gpipe::figure(options, setup));
       return 0;
     }
-    gpipe::check_trainer_options(options, setup);
+    gpipe::check_strategy_options(options, setup);
 
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;

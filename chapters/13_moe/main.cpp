@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
     line.parse(argc, argv);
     check_options(options);
     refuse_image_models(options, "experts stand in the place of a GPT's MLPs");
-    moe::check_trainer(options, setup);
+    moe::check_strategy_options(options, setup);
     const Topology grid =
         moe::expert_topology(moe::group_sizes(options, setup));
 

@@ -72,7 +72,8 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
   });
 }
 
-void check_trainer(const Options& options, const StrategyOptions& setup) {
+void check_strategy_options(const Options& options,
+                            const StrategyOptions& setup) {
   SB_CHECK(setup.zero_stage < 3,
            "--zero-stage 3: experts are not whole on any rank, and stage 3 "
            "would gather them for every micro-batch; give 1 or 2");

@@ -51,7 +51,7 @@ MoeStrategy::MoeStrategy(const Options& options, const StrategyOptions& setup,
       config_(gpt_config(options)),
       data_(Dataset::open(options, config_)),
       record_(std::make_shared<MoeRecord>()) {
-  check_trainer(options, setup);
+  check_strategy_options(options, setup);
   check_even_batch(options, dp_.size(), setup.micro_batches, "--micro-batches");
   setup_.ep = mesh.size("ep");
   const int t = mesh.size("tp");

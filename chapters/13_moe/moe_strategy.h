@@ -44,7 +44,8 @@ struct StrategyOptions {
 
 void add_options(CommandLine& line, StrategyOptions& setup);
 /// Throws Error for options that do not go together.
-void check_trainer(const Options& options, const StrategyOptions& setup);
+void check_strategy_options(const Options& options,
+                            const StrategyOptions& setup);
 /// The sizes of the mesh, with `ep` chosen.
 GroupSizes group_sizes(const Options& options, const StrategyOptions& setup);
 

@@ -179,9 +179,9 @@ TrainingState HybridStrategy::state() {
 
 // --- Either of them ------------------------------------------------------------
 
-std::unique_ptr<Strategy> make_trainer(const Options& options,
-                                       const HybridOptions& setup,
-                                       DeviceMesh& mesh) {
+std::unique_ptr<Strategy> make_strategy(const Options& options,
+                                        const HybridOptions& setup,
+                                        DeviceMesh& mesh) {
   if (setup.zero_stage >= 2) {
     return std::make_unique<HybridZeroStrategy>(options, setup, mesh);
   }

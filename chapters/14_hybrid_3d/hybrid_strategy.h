@@ -128,9 +128,9 @@ class HybridZeroStrategy : public MeshStrategy {
 };
 
 /// The strategy for the stage of ZeRO.
-std::unique_ptr<Strategy> make_trainer(const Options& options,
-                                       const HybridOptions& setup,
-                                       DeviceMesh& mesh);
+std::unique_ptr<Strategy> make_strategy(const Options& options,
+                                        const HybridOptions& setup,
+                                        DeviceMesh& mesh);
 /// One device that sums the gradients of all micro-batches of all replicas.
 ReferenceRun reference_run(const Options& options, const HybridOptions& setup);
 /// Ranks of one stage do the same on the same shapes, except in a ring.

@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
 
       // 4. Build this rank's parts of this rank's stage of the same model.
       // 5. Apply the strategy: a pipeline, then the sums over all axes.
-      const auto strategy = hybrid::make_trainer(options, setup, mesh);
+      const auto strategy = hybrid::make_strategy(options, setup, mesh);
 
       // 6. Train a few steps; replicas read different samples.
       run.train(options, *strategy);

@@ -208,7 +208,7 @@ void choose_experts(const Options& options, const DeepSpeedConfig& config,
   setup.moe.use_residual = book.use_residual;
   setup.moe.expert_tensor_parallel = book.enable_expert_tensor_parallelism;
   refuse_image_models(options, "experts take the place of a GPT's MLPs");
-  moe::check_trainer(options, setup);
+  moe::check_strategy_options(options, setup);
   choice.topology = moe::expert_topology(moe::group_sizes(options, setup));
   choice.fold_class = moe::fold_class(options, setup);
   choice.make = under_engine(
@@ -318,7 +318,7 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
   choice.fold_class = hybrid::fold_class(setup);
   choice.make = under_engine(
       config, choice.sizes, [=](const Options& options, DeviceMesh& mesh) {
-        return hybrid::make_trainer(options, setup, mesh);
+        return hybrid::make_strategy(options, setup, mesh);
       });
   choice.reference = [=](const Options& options) {
     return hybrid::reference_run(options, setup);

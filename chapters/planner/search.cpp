@@ -201,7 +201,7 @@ void confirm(const PlanRequest& request, Prediction& prediction) {
       options, hybrid::fold_class(setup),
       [&](const Options& options, ProcessGroup& world, Run& run) {
         DeviceMesh mesh(world, hybrid::topology_of(setup));
-        run.train(options, *hybrid::make_trainer(options, setup, mesh));
+        run.train(options, *hybrid::make_strategy(options, setup, mesh));
       });
   prediction.confirmed_s = report.time.step_s;
   for (const RankReport& rank : report.ranks) {

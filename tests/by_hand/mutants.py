@@ -298,7 +298,7 @@ shared_by_pipelines(
     "for (std::size_t cut = s; cut < i; ++cut) {", "Stages.*")
 shared_by_pipelines(
     "run/micro_batches.cpp", "const std::int64_t size = (batch + n - 1) / n;",
-    "const std::int64_t size = batch / n;", "*GpipeTrainer.*:GpipeFigure.*")
+    "const std::int64_t size = batch / n;", "*GpipeTraining.*:GpipeFigure.*")
 # A graph that keeps what was only there to be sent
 shared_by_pipelines(
     "pipeline/stages.cpp",
@@ -309,7 +309,7 @@ shared_by_pipelines(
 shared_by_pipelines(
     "pipeline/pipeline_model.cpp", "if (*holders[name].begin() == world.rank())",
     "if (holders[name].count(world.rank()) > 0)",
-    "*GpipeTrainer*")
+    "*GpipeTraining*")
 
 # --- Model parallelism --------------------------------------------------------------
 

@@ -19,7 +19,7 @@ moe("gate.cpp", "1 / static_cast<double>(routing.tokens * counted)",
 moe("moe_layer.cpp", "Tensor::full({}, record->loss_scale, like)",
     "Tensor::full({}, 1, like)", "*MoeForms*")
 moe("moe_layer.cpp", "call.capacity_multiple = size_of(groups_.tp)",
-    "call.capacity_multiple = 1", "MoeTrainer.WithTensor*")
+    "call.capacity_multiple = 1", "MoeTraining.WithTensor*")
 moe("routing.cpp", "std::max(options.min_capacity, slots)", "slots",
     "Capacity.*")
 moe("routing.cpp", "priority[at(a)] > priority[at(b)]",

@@ -34,11 +34,11 @@ flat("megatron_layers.cpp", "return add(reduce_from(linear(part, weight), *tp_),
      "return reduce_from(linear(part, weight, bias), *tp_);",
      "*TensorParallel*")
 flat("megatron_layers.cpp", 'if (is(".c_attn.bias")) return {{0, rank, t, 3}};',
-     'if (is(".c_attn.bias")) return {{0, rank, t}};', "*Trainer*:*Checkpoints*")
+     'if (is(".c_attn.bias")) return {{0, rank, t}};', "*Training*:*Checkpoints*")
 flat("megatron_layers.cpp",
      "{qkv.size(0), options.heads, s, s}, {0, tp.rank() * own, 0, 0}, {}};",
      "{qkv.size(0), options.heads, s, s}, {0, 0, 0, 0}, {}};",
-     "*Trainer*:TensorParallel*:*Rng*")
+     "*Training*:TensorParallel*:*Rng*")
 flat("rng.cpp", "seeds.tensor = base + 2718 + offset(place.tp);",
      "seeds.tensor = base + 2718;", "*Rng*:*Stream*")
 flat("recompute.cpp", "const Replay replay(*rng, streams);", "",
@@ -146,17 +146,17 @@ dtensor("dtensor_ops_reduce.cpp",
         "shardbook::cross_entropy(x[0], x[1], Reduction::kSum);",
         "shardbook::cross_entropy(x[0], x[1]);", "DTensorLoss.*:DTensor*")
 dtensor("layout_hooks.cpp", ".to_local({partial()});\n    });\n  }\n  if",
-        ".to_local();\n    });\n  }\n  if", "*Trainer*:DTensor*")
+        ".to_local();\n    });\n  }\n  if", "*Training*:DTensor*")
 dtensor("dtensor_strategy.cpp", "{0, options.heads * tp.coordinate()[0], 0, 0},",
-        "{0, 0, 0, 0},", "*DTensorTrainer*")
+        "{0, 0, 0, 0},", "*DTensorTraining*")
 
 # FSDP gathers parts of equal lengths; the table's second use
 dtensor("bill.cpp", "elements(all, padded) +", "elements(all, own) +",
-        "*DTensorTrainer*")
+        "*DTensorTraining*")
 dtensor("bill.cpp", "(d_ > 1 ? 3 : 1) * s.stat;", "3 * s.stat;",
-        "*DTensorTrainer*")
+        "*DTensorTraining*")
 dtensor("bill.cpp", "double uses = used(times.vocabulary, times.h);",
-        "double uses = 0;", "*DTensorTrainer*")
+        "double uses = 0;", "*DTensorTraining*")
 
 # --- 12 -----------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ sequence("megatron.cpp",
          'name.ends_with("c_proj.bias");', "*Megatron*")
 # Dropout keeps rows of scores before and after it
 sequence("bill.cpp", "const double copies = own.dropout > 0 ? 2 : 1;",
-         "const double copies = 1;", "*SequenceTrainer*")
+         "const double copies = 1;", "*SequenceTraining*")
 sequence("bill.cpp", "std::max(5 * other, sums) + sums;",
          "std::max(5 * other, sums);", "TextbookSequence.*")
 sequence("bill.cpp", "return x + g + 2 * std::max(x, g);",

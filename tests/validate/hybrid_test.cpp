@@ -65,7 +65,7 @@ TEST(HybridStep, AgreesWithTheHybridChapter) {
         options, hybrid::fold_class(setup),
         [&](const Options& options, ProcessGroup& world, shardbook::Run& run) {
           DeviceMesh mesh(world, hybrid::topology_of(setup));
-          run.train(options, *hybrid::make_trainer(options, setup, mesh));
+          run.train(options, *hybrid::make_strategy(options, setup, mesh));
         });
     EXPECT_NEAR(hybrid_step(job).seconds / report.time.step_s, 1, 0.07)
         << "tp " << tp << ", pp " << pp;

@@ -10,7 +10,7 @@
 
 namespace shardbook::fsdp {
 
-/// One optimizer step as the trainer runs it.
+/// One optimizer step as the strategy runs it.
 struct StepPlan {
   std::int64_t steps = 1;
   std::int64_t micro_steps = 1;

@@ -48,7 +48,7 @@ inline constexpr char kTinyGpt[] =
     R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 16,)"
     R"("n_embd": 16, "n_layer": 3, "n_head": 2})";
 
-/// Three steps of the program's trainer.
+/// Three steps of the program's strategy.
 inline Options tiny_options(const std::string& model,
                             DType dtype = DType::kF32) {
   Options options;

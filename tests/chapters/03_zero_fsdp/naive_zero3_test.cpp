@@ -92,13 +92,13 @@ TEST_P(NaiveZero3Parity, EqualsOneDeviceAndTheRealOne) {
   setup.strategy = "zero3";
   setup.zero.persistence_threshold = 0;
   const auto real = on_ranks(d, [&](ProcessGroup& dp) {
-    zero_fsdp::ZeroFsdpStrategy trainer(options, setup, dp);
+    zero_fsdp::ZeroFsdpStrategy strategy(options, setup, dp);
     ReferenceRun run;
     run.losses =
-        train(options, trainer.optimizer(), false, [&](std::int64_t k) {
-          return trainer.step(k);
+        train(options, strategy.optimizer(), false, [&](std::int64_t k) {
+          return strategy.step(k);
         }).losses;
-    run.parameters = trainer.full_state();
+    run.parameters = strategy.full_state();
     return run;
   });
   ReferenceRun naive = ranks[0].run;

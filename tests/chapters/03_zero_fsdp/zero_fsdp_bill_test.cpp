@@ -1,4 +1,4 @@
-// The bill of the program's trainer for every way to shard, and a peak derived
+// The bill of the program's strategy for every way to shard, and a peak derived
 // by hand.
 
 #include <gtest/gtest.h>

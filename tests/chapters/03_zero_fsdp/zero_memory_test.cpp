@@ -1,5 +1,5 @@
 // Memory per rank under ZeRO, by formula. Published tables are in tests/validate;
-// fsdp_trainer_test.cpp compares the bytes held.
+// fsdp_strategy_test.cpp compares the bytes held.
 
 #include <gtest/gtest.h>
 

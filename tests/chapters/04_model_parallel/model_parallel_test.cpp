@@ -212,7 +212,7 @@ TEST(ModelParallelToy, TrainsToTheSameNumbersOnTwoDevices) {
                      "output        [20, 5]     cpu:1"});
 }
 
-TEST(ModelParallelTrainer, ClippingUsesTheNormOfBothHalves) {
+TEST(ModelParallelTraining, ClippingUsesTheNormOfBothHalves) {
   Options options = tiny_options(DType::kF64);
   options.clip = 0.05;
   const Outcome two = run(options, {.variant = "model_parallel"});

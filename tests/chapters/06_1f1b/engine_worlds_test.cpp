@@ -75,7 +75,7 @@ TEST(EngineWorlds, SchedulesCountOnThreadsWhatSimCharges) {
     }
 
     options.backend = "sim";
-    const WorldRun shapes = run_trainer(options, each.setup);
+    const WorldRun shapes = run_strategy(options, each.setup);
     expect_bill(shapes.report);
     ASSERT_EQ(shapes.report.ranks.size(), threads.report.ranks.size());
     for (std::size_t r = 0; r < shapes.report.ranks.size(); ++r) {
@@ -195,7 +195,7 @@ TEST(EngineWorlds, ReplicasLogEveryStep) {
   options.steps = 8;
   options.log = folder / "log.jsonl";
   const StrategyOptions setup{.schedule = "pipedream", .replicas = "2,1"};
-  const WorldRun threads = run_trainer(options, setup);
+  const WorldRun threads = run_strategy(options, setup);
   const ReferenceRun one = pipeline::reference_run(
       options, setup, pipeline::make_plan(options, setup));
   ASSERT_EQ(threads.report.losses.size(), 8u);

@@ -1,4 +1,4 @@
-// The trainer's idle time on large models of shapes, by the page's formulas.
+// The strategy's idle time on large models of shapes, by the page's formulas.
 
 #include <gtest/gtest.h>
 
@@ -18,9 +18,9 @@ TEST(IdleTime, PlacesOfTheBubbleAreTheFormulas) {
   options.batch = 16;
   options.seq = 1024;
   const auto idle = [&](const std::string& schedule) {
-    return run_trainer(options, {.schedule = schedule,
-                                 .micro_batches = 16,
-                                 .partition = "type:block"})
+    return run_strategy(options, {.schedule = schedule,
+                                  .micro_batches = 16,
+                                  .partition = "type:block"})
         .report.time;
   };
   const auto one = idle("1f1b"), gpipe = idle("gpipe");
@@ -45,9 +45,9 @@ TEST(IdleTime, PostValidationTakesTheWaitAway) {
   options.steps = 3;
   StrategyOptions setup{
       .schedule = "zb-h2", .micro_batches = 12, .partition = "2,1,1"};
-  const VirtualTime before = run_trainer(options, setup).report.time;
+  const VirtualTime before = run_strategy(options, setup).report.time;
   setup.post_validation = true;
-  const VirtualTime after = run_trainer(options, setup).report.time;
+  const VirtualTime after = run_strategy(options, setup).report.time;
   EXPECT_LT(after.step_s, 0.97 * before.step_s);
   EXPECT_LT(after.idle_share, before.idle_share - 0.03);
 }

@@ -28,8 +28,8 @@ Options memory_options(int world_size, std::int64_t micro_batches) {
   return options;
 }
 
-StrategyOptions trainer_options(const std::string& schedule,
-                                std::int64_t micro_batches) {
+StrategyOptions strategy_options(const std::string& schedule,
+                                 std::int64_t micro_batches) {
   return {.schedule = schedule, .micro_batches = micro_batches};
 }
 
@@ -43,7 +43,7 @@ void expect_predicted(Options options, StrategyOptions setup) {
     options.dtype = name == "never, bf16" ? DType::kBF16 : DType::kF32;
     setup.recompute = name.substr(0, name.find(','));
     setup.early_recompute = name == "always";
-    expect_bill(run_trainer(options, setup).report);
+    expect_bill(run_strategy(options, setup).report);
   }
 }
 
@@ -53,7 +53,7 @@ TEST_P(MemoryRanks, OfInterleavedSchedulesIsPredicted) {
   const int p = GetParam();
   for (const int chunks : {2, 3}) {
     for (const int m : {p, 2 * p}) {
-      StrategyOptions setup = trainer_options("interleaved", m);
+      StrategyOptions setup = strategy_options("interleaved", m);
       setup.chunks = chunks;
       expect_predicted(memory_options(p, m), setup);
     }
@@ -64,13 +64,13 @@ TEST_P(MemoryRanks, OfSchedulesWithOneStagePerRankIsPredicted) {
   const int p = GetParam();
   for (const char* schedule : {"gpipe", "1f1b", "zb-h1", "zb-h2", "zb-auto"}) {
     expect_predicted(memory_options(p, 2 * p),
-                     trainer_options(schedule, 2 * p));
+                     strategy_options(schedule, 2 * p));
   }
 }
 
 TEST_P(MemoryRanks, WithoutStashIsPredicted) {
   const int p = GetParam();
-  StrategyOptions setup = trainer_options("pipedream", 1);
+  StrategyOptions setup = strategy_options("pipedream", 1);
   for (const bool stash : {true, false}) {
     setup.stash = stash;
     // Too few steps to be stale, just enough, and a steady state
@@ -82,7 +82,7 @@ TEST_P(MemoryRanks, WithoutStashIsPredicted) {
         options.dtype = dtype;
         options.dropout = steps == 2 ? 0.1 : 0;
         SCOPED_TRACE(std::to_string(steps) + " steps");
-        expect_bill(run_trainer(options, setup).report);
+        expect_bill(run_strategy(options, setup).report);
       }
     }
   }
@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(WorldSizes, MemoryRanks,
 TEST(MemoryWorlds, OfDualPipeIsPredicted) {
   for (const int p : {2, 4, 8}) {
     for (const int m : {2 * p, 2 * p + 2}) {
-      expect_predicted(memory_options(p, m), trainer_options("dualpipe", m));
+      expect_predicted(memory_options(p, m), strategy_options("dualpipe", m));
     }
   }
 }
@@ -105,7 +105,7 @@ TEST(MemoryWorlds, OfAnMlpIsPredicted) {
     const int m = 2 * p;
     Options options = memory_options(p, m);
     options.model = kMlp;
-    StrategyOptions setup = trainer_options(schedule, m);
+    StrategyOptions setup = strategy_options(schedule, m);
     setup.chunks = chunks;
     expect_predicted(options, setup);
   };
@@ -113,7 +113,7 @@ TEST(MemoryWorlds, OfAnMlpIsPredicted) {
   expect_mlp(2, 2, "interleaved");
   expect_mlp(2, 0, "dualpipe");
   expect_mlp(4, 0, "dualpipe");
-  StrategyOptions setup = trainer_options("pipedream", 1);
+  StrategyOptions setup = strategy_options("pipedream", 1);
   setup.stash = false;
   for (const char* replicas :
        {"1,1", "2,1", "1,2", "2,1,1", "2,2", "1,1,1,1"}) {
@@ -124,7 +124,7 @@ TEST(MemoryWorlds, OfAnMlpIsPredicted) {
     Options options = memory_options(ranks, 2);
     options.model = kMlp;
     options.steps = 12;
-    expect_bill(run_trainer(options, setup).report);
+    expect_bill(run_strategy(options, setup).report);
   }
 }
 
@@ -140,7 +140,7 @@ TEST(MemoryWorlds, OfAUsersOwnScheduleIsPredicted) {
   };
   Options options = memory_options(1, 2);
   StrategyOptions setup =
-      trainer_options(file_of("F0 F1 F0.1 F1.1 B1.1 B0.1 B1 B0"), 2);
+      strategy_options(file_of("F0 F1 F0.1 F1.1 B1.1 B0.1 B1 B0"), 2);
   expect_predicted(options, setup);
   for (const char* partition : {"1,3", "2,2", "3,1"}) {
     options.model = kMlp;
@@ -150,7 +150,7 @@ TEST(MemoryWorlds, OfAUsersOwnScheduleIsPredicted) {
   // Backwards in two parts between stages of one rank have no formula
   setup.schedule = file_of("F0 F0.1 I0.1 I0 W0 F1 W0.1 F1.1 I1.1 W1.1 B1");
   const auto kind = static_cast<std::size_t>(MemoryKind::kActivation);
-  EXPECT_LT(run_trainer(options, setup).report.ranks[0].held[kind].predicted,
+  EXPECT_LT(run_strategy(options, setup).report.ranks[0].held[kind].predicted,
             0);
 }
 
@@ -166,9 +166,9 @@ TEST(MemoryWorlds, OfTheLabWithSplitBackwardsIsPredicted) {
     Options options = worlds_options(2);
     options.batch = 3;
     options.steps = 3;
-    StrategyOptions setup = trainer_options(file, 1);
+    StrategyOptions setup = strategy_options(file, 1);
     setup.stash = false;
-    return run_trainer(options, setup).report;
+    return run_strategy(options, setup).report;
   };
   const Report whole = run("F0 F1 B0 U0 F2 B1 U1 B2 U2");
   const Report split = run("F0 F1 I0 W0 U0 F2 I1 W1 U1 I2 W2 U2");
@@ -185,14 +185,14 @@ TEST(MemoryWorlds, WithDataIsPredicted) {
   for (const Variant& each : all) {
     SCOPED_TRACE(each.name);
     expect_bill(
-        run_trainer(worlds_options(each.world_size), each.setup).report);
+        run_strategy(worlds_options(each.world_size), each.setup).report);
   }
 }
 
 TEST(MemoryWorlds, OfNoStepsIsNone) {
   Options options = memory_options(2, 8);
   options.steps = 0;
-  expect_bill(run_trainer(options, trainer_options("1f1b", 8)).report);
+  expect_bill(run_strategy(options, strategy_options("1f1b", 8)).report);
 }
 
 }  // namespace

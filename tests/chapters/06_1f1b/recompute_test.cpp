@@ -87,13 +87,13 @@ TEST(RecomputeWorlds, EveryScheduleKeepsItsClaimsAndLessActivations) {
     Options options = worlds_options(each.world_size);
     options.dropout = 0.1;
     each.setup.recompute = "never";
-    const WorldRun kept = run_trainer(options, each.setup);
+    const WorldRun kept = run_strategy(options, each.setup);
     for (const bool is_early : {true, false}) {
       SCOPED_TRACE(each.name + (is_early ? " early" : " late"));
       each.setup.recompute = is_early ? "always" : "except_last";
       each.setup.early_recompute = is_early;
       options.backend = "threads";
-      const WorldRun threads = run_trainer(options, each.setup);
+      const WorldRun threads = run_strategy(options, each.setup);
       expect_bill(threads.report);
       EXPECT_NEAR(threads.report.time.simulated_step_s,
                   threads.report.time.step_s,
@@ -101,7 +101,7 @@ TEST(RecomputeWorlds, EveryScheduleKeepsItsClaimsAndLessActivations) {
       expect_same_numbers(threads, kept);
       EXPECT_LT(activations(threads, 0), activations(kept, 0));
       options.backend = "sim";
-      const WorldRun shapes = run_trainer(options, each.setup);
+      const WorldRun shapes = run_strategy(options, each.setup);
       expect_bill(shapes.report);
       for (std::size_t r = 0; r < shapes.report.ranks.size(); ++r) {
         EXPECT_EQ(activations(shapes, r), activations(threads, r)) << r;

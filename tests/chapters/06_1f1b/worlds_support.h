@@ -1,6 +1,6 @@
 #pragma once
 
-// Small runs of the program's trainer, and checks of their results.
+// Small runs of the program's strategy, and checks of their results.
 
 #include <gtest/gtest.h>
 
@@ -36,8 +36,8 @@ struct WorldRun {
   std::vector<NamedTensor> parameters;
 };
 
-inline WorldRun run_trainer(const Options& options,
-                            const StrategyOptions& setup) {
+inline WorldRun run_strategy(const Options& options,
+                             const StrategyOptions& setup) {
   WorldRun run;
   const Plan plan = pipeline::make_plan(options, setup);
   run.report = run_chapter(
@@ -67,7 +67,7 @@ inline WorldRun run_trainer(const Options& options,
 /// device.
 inline std::pair<WorldRun, Parity> expect_trained_as_one_device(
     const Options& options, const StrategyOptions& setup) {
-  const WorldRun threads = run_trainer(options, setup);
+  const WorldRun threads = run_strategy(options, setup);
   expect_bill(threads.report);
   EXPECT_NEAR(threads.report.time.simulated_step_s, threads.report.time.step_s,
               1e-9 * threads.report.time.step_s);

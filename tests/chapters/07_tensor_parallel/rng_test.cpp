@@ -145,7 +145,7 @@ TEST_P(RngStreamsOfRanks, DropoutCostsWhatItCostsOtherwise) {
   }
 }
 
-/// The parameters after the chapter's trainer has run, by rank.
+/// The parameters after the chapter's strategy has run, by rank.
 std::vector<std::vector<double>> trained_with_streams(
     int t, bool replicas_only, bool recompute = false,
     std::int64_t micro_batches = 2) {
@@ -207,8 +207,8 @@ std::vector<std::vector<double>> trained_by_hand(
       });
 }
 
-// The trainer's streams are Megatron's, seeded by rank.
-TEST(RngStreams, TheTrainerDrawsFromTheStreamsOfItsRank) {
+// The strategy's streams are Megatron's, seeded by rank.
+TEST(RngStreams, TheStrategyDrawsFromTheStreamsOfItsRank) {
   EXPECT_EQ(trained_with_streams(2, false, false, 1), trained_by_hand(false));
 }
 

@@ -1,4 +1,4 @@
-// The trainer: one device's numbers, and the page's formulas for bytes, memory
+// The strategy: one device's numbers, and the page's formulas for bytes, memory
 // and time, on odd and even shapes.
 
 #include "chapters/11_dtensor/dtensor_strategy.h"
@@ -43,7 +43,7 @@ Report run(const Options& options, const StrategyOptions& setup) {
   return run_and_compare(options, chapter);
 }
 
-struct TrainerCase {
+struct TrainingCase {
   const char* mesh;
   int ranks;
   const char* data_parallel;
@@ -54,7 +54,7 @@ struct TrainerCase {
   int vocabulary = 256;
 };
 
-const TrainerCase kCases[] = {
+const TrainingCase kCases[] = {
     {"1", 1, "fsdp", 2, 5},
     {"2", 2, "fsdp", 3, 7, 0.2},
     {"3", 3, "fsdp", 6, 32},
@@ -72,11 +72,11 @@ const TrainerCase kCases[] = {
     {"5x2", 10, "fsdp", 5, 8, 0, DType::kF64, 1, 256},
     {"9x1", 9, "fsdp", 9, 8, 0, DType::kF64, 1, 256}};
 
-class DTensorTrainer : public testing::TestWithParam<TrainerCase> {};
-INSTANTIATE_TEST_SUITE_P(Meshes, DTensorTrainer, testing::ValuesIn(kCases));
+class DTensorTraining : public testing::TestWithParam<TrainingCase> {};
+INSTANTIATE_TEST_SUITE_P(Meshes, DTensorTraining, testing::ValuesIn(kCases));
 
-TEST_P(DTensorTrainer, EqualsOneDeviceAndItsBill) {
-  const TrainerCase& c = GetParam();
+TEST_P(DTensorTraining, EqualsOneDeviceAndItsBill) {
+  const TrainingCase& c = GetParam();
   Options options = small_options(c.ranks, c.batch, c.seq);
   options.dropout = c.dropout;
   options.dtype = c.dtype;
@@ -96,7 +96,7 @@ TEST_P(DTensorTrainer, EqualsOneDeviceAndItsBill) {
 // At the loss, 48 tokens in f64 on each of two ranks: a block keeps (4 + 12/2)
 // 2 numbers and 4 + 2/2 statistics, the last norm 2 * 2 and 2, the loss 200
 // logits, their gradient, the softmax, itself and its gradient.
-TEST(DTensorTrainer, ThePeakIsAtTheLoss) {
+TEST(DTensorTraining, ThePeakIsAtTheLoss) {
   Options options = small_options(2, 3, 16);
   options.model =
       R"({"n_layer": 1, "n_embd": 2, "n_head": 2, "vocab_size": 200,)"
@@ -106,7 +106,7 @@ TEST(DTensorTrainer, ThePeakIsAtTheLoss) {
             8 * (48 * (10 * 2 + 5 + 2 * 2 + 2 + 2 * 200 + 1) + 2));
 }
 
-TEST(DTensorTrainerOptions, NameWhatDoesNotDivide) {
+TEST(DTensorTrainingOptions, NameWhatDoesNotDivide) {
   const auto error = [](const std::string& mesh, int ranks,
                         std::int64_t batch) {
     return shardbook::error_of([&] {

@@ -61,15 +61,15 @@ void expect_every_claim(const Report& report) {
   textbook::expect_closed_form(report);
 }
 
-class SequenceTrainer : public testing::TestWithParam<int> {};
+class SequenceTraining : public testing::TestWithParam<int> {};
 
-TEST_P(SequenceTrainer, EveryClaimHolds) {
+TEST_P(SequenceTraining, EveryClaimHolds) {
   for (const StrategyOptions& setup : all_kinds()) {
     SCOPED_TRACE(name_of(setup));
     expect_every_claim(train_on(small_options(GetParam()), setup));
   }
 }
-INSTANTIATE_TEST_SUITE_P(WorldSizes, SequenceTrainer,
+INSTANTIATE_TEST_SUITE_P(WorldSizes, SequenceTraining,
                          testing::Values(1, 2, 3, 4));
 
 TEST(SequenceBill, HoldsForOtherShapes) {
@@ -189,7 +189,7 @@ TEST(MegatronStrategy, NamesTheSizesThatWork) {
   expect_error([&] { train_megatron(options); }, {"--seq 42", "44"});
 }
 
-TEST(SequenceTrainer, EveryClaimHoldsForMicroBatchesAndDropout) {
+TEST(SequenceTraining, EveryClaimHoldsForMicroBatchesAndDropout) {
   for (StrategyOptions setup : all_kinds()) {
     for (const std::int64_t micro_batches : {1, 2, 3}) {
       setup.micro_batches = micro_batches;

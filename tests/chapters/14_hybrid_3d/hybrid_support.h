@@ -64,7 +64,7 @@ inline Report train_on(const Options& options, HybridOptions setup,
   ChapterRun chapter;
   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
     DeviceMesh mesh(world, topology_of(setup));
-    const auto strategy = make_trainer(options, setup, mesh);
+    const auto strategy = make_strategy(options, setup, mesh);
     run.train(options, *strategy);
   };
   chapter.fold_class = fold_class(setup);
@@ -88,7 +88,7 @@ auto on_mesh(const Options& options, HybridOptions setup, Read read) {
   check_legal(options, setup);
   return on_ranks(options.world_size, [&](ProcessGroup& world) {
     DeviceMesh mesh(world, topology_of(setup));
-    const auto made = make_trainer(options, setup, mesh);
+    const auto made = make_strategy(options, setup, mesh);
     return read(world, mesh, dynamic_cast<StrategyType&>(*made));
   });
 }

@@ -64,7 +64,7 @@ std::vector<Way> all_ways() {
     return Way{
         name, 2 * tp * pp, hybrid::topology_of(setup),
         [setup](const Options& options, ProcessGroup&, DeviceMesh& mesh) {
-          return hybrid::make_trainer(options, setup, mesh);
+          return hybrid::make_strategy(options, setup, mesh);
         }};
   };
   return {

@@ -60,8 +60,8 @@ Outcome run_strategy(const Options& options, const Make& make,
 }
 
 template <typename StrategyType, typename Setup>
-Outcome run_trainer(const Options& options, const Setup& setup,
-                    const FoldClass& fold_class = one_class) {
+Outcome run_strategy(const Options& options, const Setup& setup,
+                     const FoldClass& fold_class = one_class) {
   return run_strategy(
       options,
       [&](const Options& options, ProcessGroup& world) {
@@ -79,7 +79,7 @@ Report run_alone(const Options& options,
 }
 
 Outcome run_ddp(const Options& options, const ddp::StrategyOptions& setup) {
-  return run_trainer<ddp::DdpStrategy>(options, setup);
+  return run_strategy<ddp::DdpStrategy>(options, setup);
 }
 
 void expect_same(const Outcome& a, const Outcome& b) {
@@ -162,14 +162,14 @@ TEST_P(Worlds, ZeroAndFsdpCountOnThreadsWhatSimCharges) {
     options.clip = 0.5;
     options.fold = false;
     const Outcome threads =
-        run_trainer<zero_fsdp::ZeroFsdpStrategy>(options, setup);
+        run_strategy<zero_fsdp::ZeroFsdpStrategy>(options, setup);
     options.backend = "sim";
     const Outcome unfolded =
-        run_trainer<zero_fsdp::ZeroFsdpStrategy>(options, setup);
+        run_strategy<zero_fsdp::ZeroFsdpStrategy>(options, setup);
     expect_same(threads, unfolded);
     options.fold = true;
     expect_same(unfolded,
-                run_trainer<zero_fsdp::ZeroFsdpStrategy>(
+                run_strategy<zero_fsdp::ZeroFsdpStrategy>(
                     options, setup, zero_fsdp::fold_class(options, setup)));
   }
 }
@@ -298,7 +298,7 @@ TEST(WorldsTest, ImagesInSixteenBitsTakeThePredictedTime) {
   // Each rank has a stage of its own: no rank represents another
   const auto each = [](int rank) { return rank; };
   expect_as_predicted(
-      run_trainer<gpipe::GpipeStrategy>(options, setup, each).report);
+      run_strategy<gpipe::GpipeStrategy>(options, setup, each).report);
 }
 
 // On shapes, equal micro-batches are run once and multiplied; threads run all.

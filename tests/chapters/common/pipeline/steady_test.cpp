@@ -88,9 +88,9 @@ TEST(SteadyState, LongRunsLeaveMicroBatchesOutAndReportTheSame) {
       StrategyOptions setup;
       setup.schedule = schedule;
       setup.micro_batches = 160;
-      const Report fast = run_trainer(options, setup).report;
+      const Report fast = run_strategy(options, setup).report;
       setup.leaves_out_repetitions = false;
-      const Report all = run_trainer(options, setup).report;
+      const Report all = run_strategy(options, setup).report;
       expect_bill(fast);
       const auto num_events = [](const Report& report) {
         return report.timelines.at(0).events.size();

@@ -1,4 +1,4 @@
-// The program's trainer: parity, bytes and memory of real models.
+// The program's strategy: parity, bytes and memory of real models.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,12 +50,12 @@ Report train_ranks(int p, Options options, const StrategyOptions& setup) {
       });
 }
 
-class GpipeTrainer : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(WorldSizes, GpipeTrainer,
+class GpipeTraining : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(WorldSizes, GpipeTraining,
                          testing::ValuesIn(world_sizes()));
 
 // Numbers, bytes and memory are as claimed, for every way to run.
-TEST_P(GpipeTrainer, NumbersBytesAndMemoryAreThosePredicted) {
+TEST_P(GpipeTraining, NumbersBytesAndMemoryAreThosePredicted) {
   const int p = GetParam();
   // Sizes: 6; 2 2 2; 1 x 6
   const auto pieces = sized<std::int64_t>({1, 4, 6}, {4});
@@ -231,7 +231,7 @@ TEST(GpipeOptions, ImpossibleOnesAreKnownBeforeThereAreRanks) {
     Options options = gpipe_options("gpt-nano");
     options.world_size = world_size;
     options.cluster = cluster;
-    return error_of([&] { gpipe::check_trainer_options(options, setup); });
+    return error_of([&] { gpipe::check_strategy_options(options, setup); });
   };
   EXPECT_EQ(error(6, {6}), "");
   EXPECT_THAT(error(6, {7}), HasSubstr("--micro-batches 7: give 1 to 6"));

@@ -23,9 +23,9 @@ using sharded_test::expect_claims;
 using sharded_test::report_of;
 using sharded_test::small_gpt;
 
-class TensorParallelTrainer : public ::testing::TestWithParam<int> {};
+class TensorParallelTraining : public ::testing::TestWithParam<int> {};
 
-TEST_P(TensorParallelTrainer, EveryClaimHolds) {
+TEST_P(TensorParallelTraining, EveryClaimHolds) {
   const int t = GetParam();
   StrategyOptions setup;
   expect_claims(report_of<TensorParallelStrategy>(small_gpt(t), setup), "f64");
@@ -48,10 +48,10 @@ TEST_P(TensorParallelTrainer, EveryClaimHolds) {
                 "f32, ten steps");
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallelTrainer,
+INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallelTraining,
                          ::testing::Values(1, 2, 3, 4, 8));
 
-TEST(TensorParallelTrainer, ExactGeluEqualsOneDevice) {
+TEST(TensorParallelTraining, ExactGeluEqualsOneDevice) {
   Options options = small_gpt(3);
   options.model.replace(0, 1, R"({"activation_function":"gelu",)");
   expect_claims(report_of<TensorParallelStrategy>(options, StrategyOptions{}),
@@ -61,7 +61,7 @@ TEST(TensorParallelTrainer, ExactGeluEqualsOneDevice) {
 // Per block: two all-reduces of every token's vector in forward, two in
 // backward. One more each for the embedding and the head, three of a value per
 // token for the loss, one for the norm.
-TEST(TensorParallelTrainer, ABlockAllReducesFourTimes) {
+TEST(TensorParallelTraining, ABlockAllReducesFourTimes) {
   Options options = small_gpt(4);
   options.steps = 1;
   const auto logs = on_ranks(4, [&](ProcessGroup& tp) {
@@ -131,7 +131,7 @@ TEST(TensorParallelTraps, WithoutFReplicasDrift) {
   EXPECT_NE(wrong[2], wrong[0]);
 }
 
-TEST(TensorParallelTrainer, HeadsThatDoNotDivideAreRefusedWithASizeThatWould) {
+TEST(TensorParallelTraining, HeadsThatDoNotDivideAreRefusedWithASizeThatWould) {
   const std::string error = error_on_ranks(5, [](ProcessGroup& tp) {
     TensorParallelStrategy strategy(small_gpt(5), {}, tp);
   });

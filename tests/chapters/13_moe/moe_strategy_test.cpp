@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Form{"EDZOffM", 8, 2, 2, 2, 2, 1, false, false, true}),
     [](const auto& each) { return each.param.name; });
 
-TEST(MoeTrainer, ClipsByTheGlobalNorm) {
+TEST(MoeTraining, ClipsByTheGlobalNorm) {
   Options options = small_options(4);
   options.optimizer = "sgd";
   options.optimizer_options.lr = 0.5;
@@ -95,16 +95,16 @@ TEST(MoeTrainer, ClipsByTheGlobalNorm) {
 
 // A saved model has one copy of each parameter, so the copies are compared
 // here. Ranks 0 and 2 share experts, as do 1 and 3; all share the rest.
-TEST(MoeTrainer, CopiesStayEqualBitForBit) {
+TEST(MoeTraining, CopiesStayEqualBitForBit) {
   for (const int zero : {0, 1, 2}) {
     const Options options = small_options(4);
     const StrategyOptions setup = how_of({"", 4, 2, 1, zero});
     const auto found = on_ranks(4, [&](ProcessGroup& world) {
       DeviceMesh mesh(world, expert_topology(group_sizes(options, setup)));
-      MoeStrategy trainer(options, setup, mesh);
-      for (std::int64_t k = 0; k < 3; ++k) trainer.step(k);
+      MoeStrategy strategy(options, setup, mesh);
+      for (std::int64_t k = 0; k < 3; ++k) strategy.step(k);
       std::map<std::string, std::vector<double>> state;
-      for (const NamedTensor& each : trainer.model().named_parameters()) {
+      for (const NamedTensor& each : strategy.model().named_parameters()) {
         state[each.name] = each.tensor.to_vector<double>();
       }
       return state;
@@ -118,7 +118,7 @@ TEST(MoeTrainer, CopiesStayEqualBitForBit) {
   }
 }
 
-TEST(MoeTrainer, TenStepsEqualOneDevice) {
+TEST(MoeTraining, TenStepsEqualOneDevice) {
   for (const std::string optimizer : {"sgd", "adamw"}) {
     Options options = small_options(4);
     options.steps = 10;
@@ -139,7 +139,7 @@ TEST(MoeTrainer, TenStepsEqualOneDevice) {
   }
 }
 
-TEST(MoeTrainer, EveryGateHasItsRun) {
+TEST(MoeTraining, EveryGateHasItsRun) {
   using Change = void (*)(MoeOptions & m);
   for (const Change change : std::initializer_list<Change>{
            [](MoeOptions& m) { m.gate.noise = Noise::kJitter; },
@@ -165,7 +165,7 @@ TEST(MoeTrainer, EveryGateHasItsRun) {
   }
 }
 
-TEST(MoeTrainer, WithTensorParallelismEveryGateHasItsRun) {
+TEST(MoeTraining, WithTensorParallelismEveryGateHasItsRun) {
   for (const bool expert_tp : {false, true}) {
     for (const bool residual : {false, true}) {
       StrategyOptions setup = how_of({"", 4, 2, 2});
@@ -213,7 +213,7 @@ TEST(MoeTraps, ExpertUpdatesDoNotDependOnEp) {
   }
 }
 
-TEST(MoeTrainer, RefusesWhatDoesNotWork) {
+TEST(MoeTraining, RefusesWhatDoesNotWork) {
   const auto expect_refused = [](StrategyOptions setup, const std::string& part,
                                  void (*change)(StrategyOptions & setup)) {
     change(setup);
@@ -233,7 +233,7 @@ TEST(MoeTrainer, RefusesWhatDoesNotWork) {
 }
 
 // Each rank counts another piece of its shard, so no rank represents another.
-TEST(MoeTrainer, VirtualTimeIsPredictedUnderZeroAndTensorParallelism) {
+TEST(MoeTraining, VirtualTimeIsPredictedUnderZeroAndTensorParallelism) {
   Options options = small_options(8);
   options.cluster = "dgx-a100";
   options.steps = 2;
@@ -246,7 +246,7 @@ TEST(MoeTrainer, VirtualTimeIsPredictedUnderZeroAndTensorParallelism) {
 }
 
 // A run on shapes draws the routing at random; messages and slots still fit.
-TEST(MoeTrainer, RunsOnShapes) {
+TEST(MoeTraining, RunsOnShapes) {
   Options options = small_options(4);
   options.backend = "sim";
   options.cluster = "dgx-a100";
@@ -260,7 +260,7 @@ TEST(MoeTrainer, RunsOnShapes) {
   }
 }
 
-TEST(MoeTrainer, SavesTheWholeModelAndLoadsItsParts) {
+TEST(MoeTraining, SavesTheWholeModelAndLoadsItsParts) {
   const TempFolder folder;
   Options options = small_options(4);
   options.steps = 2;
@@ -281,13 +281,13 @@ TEST(MoeTrainer, SavesTheWholeModelAndLoadsItsParts) {
   }
 }
 
-TEST(MoeTrainer, ExactGeluEqualsOneDevice) {
+TEST(MoeTraining, ExactGeluEqualsOneDevice) {
   Options options = small_options(4);
   options.model.replace(0, 1, R"({"activation_function": "gelu", )");
   expect_claims(train_on(options, how_of({"", 4, 2, 2, 2, 1, 1, false, true})));
 }
 
-TEST(MoeTrainer, F32EqualsOneDevice) {
+TEST(MoeTraining, F32EqualsOneDevice) {
   Options options = small_options(8);
   options.dtype = DType::kF32;
   options.steps = 10;

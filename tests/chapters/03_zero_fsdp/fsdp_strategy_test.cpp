@@ -1,4 +1,4 @@
-// The program's trainer: parity, bytes and memory held, for every way to shard.
+// The program's strategy: parity, bytes and memory held, for every way to shard.
 
 #include <gtest/gtest.h>
 
@@ -18,14 +18,14 @@ Report train_language(int d, Options options, const StrategyOptions& setup) {
   return sharded_test::report_of<ZeroFsdpStrategy>(options, setup);
 }
 
-struct TrainerVariant {
+struct ShardedRun {
   std::string name;
   StrategyOptions setup;
 };
 
-std::vector<TrainerVariant> variants(int d) {
+std::vector<ShardedRun> variants(int d) {
   const std::int64_t pieces = d == 3 ? 4 : 3;
-  std::vector<TrainerVariant> all;
+  std::vector<ShardedRun> all;
   for (const std::string name : {"zero1", "zero2", "zero3", "fsdp", "fsdp2"}) {
     const auto add = [&](const std::string& what, auto change) {
       StrategyOptions setup;
@@ -78,14 +78,14 @@ std::vector<TrainerVariant> variants(int d) {
   return all;
 }
 
-class FsdpTrainer : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(WorldSizes, FsdpTrainer,
+class FsdpTraining : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(WorldSizes, FsdpTraining,
                          testing::ValuesIn(world_sizes()));
 
-TEST_P(FsdpTrainer, NumbersBytesAndMemoryAreAsPredicted) {
+TEST_P(FsdpTraining, NumbersBytesAndMemoryAreAsPredicted) {
   const int d = GetParam();
   for (const std::string model : {kTinyGpt, "mlp"}) {
-    for (const TrainerVariant& variant : variants(d)) {
+    for (const ShardedRun& variant : variants(d)) {
       const bool is_gpt = model != "mlp";
       if (!is_gpt && (variant.setup.recompute || (d != 2 && d != 3))) continue;
       sharded_test::expect_claims(
@@ -95,7 +95,7 @@ TEST_P(FsdpTrainer, NumbersBytesAndMemoryAreAsPredicted) {
   }
 }
 
-TEST_P(FsdpTrainer, MixedPrecisionIsPredictedToTheByte) {
+TEST_P(FsdpTraining, MixedPrecisionIsPredictedToTheByte) {
   Options options = tiny_options(kTinyGpt);
   options.check = false;
   for (const char* strategy : {"fsdp", "fsdp2"}) {
@@ -132,9 +132,9 @@ TEST(FsdpCapacity, AModelThatDdpCannotHoldTrains) {
       run_ranks(
           4,
           [&](ProcessGroup& world) {
-            ZeroFsdpStrategy trainer(options, setup, world);
-            train(options, trainer.optimizer(), false,
-                  [&](std::int64_t k) { return trainer.step(k); });
+            ZeroFsdpStrategy strategy(options, setup, world);
+            train(options, strategy.optimizer(), false,
+                  [&](std::int64_t k) { return strategy.step(k); });
           },
           launch);
     });
@@ -147,7 +147,7 @@ TEST(FsdpCapacity, AModelThatDdpCannotHoldTrains) {
   EXPECT_TRUE(fits("zero3"));
 }
 
-TEST(FsdpTrainerOptions, WhatDoesNotGoTogetherIsRefused) {
+TEST(FsdpTrainingOptions, WhatDoesNotGoTogetherIsRefused) {
   const Options options = tiny_options(kTinyGpt);
   const std::pair<StrategyOptions, const char*> cases[] = {
       {{.strategy = "zero3", .micro_batches = 5}, "--micro-batches 5"},
@@ -158,8 +158,8 @@ TEST(FsdpTrainerOptions, WhatDoesNotGoTogetherIsRefused) {
   for (const auto& [setup, words] : cases) {
     expect_text(error_on_ranks(2,
                                [&, setup = setup](ProcessGroup& world) {
-                                 ZeroFsdpStrategy trainer(options, setup,
-                                                          world);
+                                 ZeroFsdpStrategy strategy(options, setup,
+                                                           world);
                                }),
                 {words});
   }
