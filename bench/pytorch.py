@@ -45,7 +45,6 @@ The protocol, for build/bench/pytorch_peer (ours) and pytorch_work.py:
 """
 
 import argparse
-import ctypes
 import json
 import os
 import select
@@ -136,14 +135,6 @@ class PeerError(Exception):
     """A peer that ended, kept silent, or answered nonsense."""
 
 
-def _before_exec():
-    # PR_SET_PDEATHSIG: no peer outlives this script, even when it is killed.
-    try:
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-    except (OSError, AttributeError):
-        pass
-
-
 class Peer:
     """A process that times one work; a context, so that none is left over."""
 
@@ -162,7 +153,8 @@ class Peer:
             stdout=subprocess.PIPE,
             env=environment,
             start_new_session=True,
-            preexec_fn=_before_exec,
+            # No peer outlives this script, even when it is killed.
+            preexec_fn=torch_python.die_with_parent,
         )
 
     def __enter__(self):

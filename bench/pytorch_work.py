@@ -5,12 +5,10 @@ Speaks the protocol that pytorch.py states, as build/bench/pytorch_peer does.
 
 import argparse
 import contextlib
-import ctypes
 import datetime
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,27 +21,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-sys.path.insert(
-    0,
-    os.path.join(
-        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-        "tests",
-        "pytorch",
-    ),
-)
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "tests", "pytorch"))
 import gpt
 import resnet
+from gpt import MODELS
+from torch_python import die_with_parent
 
-MODELS = {
-    "gpt-micro": gpt.config(n_embd=256, n_layer=4, n_head=8, n_positions=256),
-}
 IMAGE_MODELS = {"resnet18": resnet.resnet18, "resnet50": resnet.resnet50}
-
-
-def die_with_parent():
-    """Asks Linux to end this process when the one that started it ends."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 class SingleRank:

@@ -11,11 +11,20 @@ import argparse
 import glob
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import typing
 
 import torch_python
+
+torch_python.require_torch()
+
+import torch
+
+import gpt
+import safetensors_file
 
 ROOT = os.path.dirname(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -25,20 +34,7 @@ RUN_TIMEOUT_S = 300
 
 # Three heads of 16, a sequence and a batch that no vector width divides: the
 # remainders that a kernel handles last have their turn here.
-ODD_MODEL = {
-    "model_type": "gpt2",
-    "architectures": ["GPT2LMHeadModel"],
-    "activation_function": "gelu_new",
-    "vocab_size": 256,
-    "n_positions": 40,
-    "n_embd": 48,
-    "n_layer": 3,
-    "n_head": 3,
-    "layer_norm_epsilon": 1e-5,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-}
+ODD_MODEL = gpt.config(n_embd=48, n_layer=3, n_head=3, n_positions=40)
 
 # f32: 20 steps of float arithmetic in another order. f64 leaves no room for a
 # wrong formula to hide in.
@@ -47,18 +43,19 @@ LOGITS_TOLERANCE = {"f32": 1e-5, "f64": 1e-12}
 PARAMETER_TOLERANCE_F64 = 1e-8
 
 
-class Case:
+class Case(typing.NamedTuple):
     """One training run, done twice."""
 
-    def __init__(self, name, dtype, optimizer, lr, **changes):
-        self.name, self.dtype = name, dtype
-        self.optimizer, self.lr = optimizer, lr
-        self.weight_decay = changes.get("weight_decay", 0.0)
-        self.momentum = changes.get("momentum", 0.0)
-        self.model = changes.get("model", "gpt-nano")
-        self.batch = changes.get("batch", BATCH)
-        self.seq = changes.get("seq", SEQ)
-        self.data_bytes = changes.get("data_bytes", 60000)
+    name: str
+    dtype: str
+    optimizer: str
+    lr: float
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    model: str = "gpt-nano"
+    batch: int = BATCH
+    seq: int = SEQ
+    data_bytes: int = 60000
 
     def options(self, work):
         """The command line of this case, but for what it loads and saves."""
@@ -215,37 +212,40 @@ def read_log(path):
 
 def load_model(path):
     """The model of a file that the program saved."""
-    import gpt
-
     try:
         return gpt.load(path)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise Failed(f"{os.path.basename(path)}: {error}") from None
 
 
-def transformers_model(path, folder):
-    """The same file as transformers.GPT2LMHeadModel reads it."""
-    import shutil
-
-    import safetensors_file
-    from transformers import GPT2LMHeadModel
-
+def compare_with_transformers(
+    name, kind, path, inputs, ours, tolerance, report
+):
+    """Logits of a file, as transformers' class `kind` reads it."""
+    name = f"logits in transformers, {name}"
+    try:
+        import transformers
+    except ImportError as error:
+        print(f"SKIPPED {name:<40} {error}", flush=True)
+        return
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     _, metadata = safetensors_file.load(path)
-    os.makedirs(folder, exist_ok=True)
-    shutil.copy(path, os.path.join(folder, "model.safetensors"))
-    config = {"model_type": "gpt2", **json.loads(metadata["config"])}
-    with open(
-        os.path.join(folder, "config.json"), "w", encoding="utf-8"
-    ) as file:
-        json.dump(config, file)
-    model, info = GPT2LMHeadModel.from_pretrained(
-        folder, output_loading_info=True
-    )
+    with tempfile.TemporaryDirectory(prefix="shardbook-") as folder:
+        shutil.copy(path, os.path.join(folder, "model.safetensors"))
+        config = os.path.join(folder, "config.json")
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(metadata["config"])
+        model, info = getattr(transformers, kind).from_pretrained(
+            folder, output_loading_info=True
+        )
     strangers = set(info["missing_keys"]) - {"lm_head.weight"}
     strangers |= set(info["unexpected_keys"])
     if strangers:
         raise Failed("transformers: missing or unknown " + ", ".join(strangers))
-    return model.eval()
+    with torch.no_grad():
+        theirs = model.to(ours.dtype).eval()(inputs).logits
+    report.error(name, relative(ours, theirs), tolerance)
 
 
 def check_rows_are_text(ids, data, seq):
@@ -263,8 +263,6 @@ def without_key_bias(model):
 
     With decay inside Adam's gradient the noise grows 10^4 times a step.
     """
-    import torch
-
     with torch.no_grad():
         for block in model.h:
             bias = block.attn.c_attn.bias
@@ -273,11 +271,6 @@ def without_key_bias(model):
 
 def compare_logits(case, program, work, report):
     """A model saved after training gives the program's own logits here."""
-    import torch
-
-    import gpt
-    import safetensors_file
-
     saved, logits_file = work.path("trained.safetensors"), work.path("logits")
     program.run(
         case.options(work)
@@ -293,24 +286,13 @@ def compare_logits(case, program, work, report):
     with torch.no_grad():
         theirs = load_model(saved).to(gpt.DTYPES[case.dtype])(ids)
     report.error(f"logits, {case.name}", relative(ours, theirs), tolerance)
-    name = f"logits in transformers, {case.name}"
-    try:
-        import transformers
-    except ImportError as error:
-        print(f"SKIPPED {name:<40} {error}", flush=True)
-        return
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    with torch.no_grad():
-        model = transformers_model(saved, work.path("transformers"))
-        theirs = model.to(gpt.DTYPES[case.dtype])(ids).logits
-    report.error(name, relative(ours, theirs), tolerance)
+    compare_with_transformers(
+        case.name, "GPT2LMHeadModel", saved, ids, ours, tolerance, report
+    )
 
 
 def compare_training(case, program, work, report):
     """Twenty steps from the same file give the same losses and norms."""
-    import gpt
-
     init, log_file = work.path("init.safetensors"), work.path("log.jsonl")
     final = work.path("final.safetensors")
     program.run(case.options(work) + ["--steps", "0", "--save", init])
@@ -392,12 +374,6 @@ def main():
     arguments = parser.parse_args()
     if not arguments.command:
         parser.error("name the program to compare")
-    reason = torch_python.ensure_torch()
-    if reason:
-        print(f"SKIPPED: {reason}")
-        return 77
-    import torch
-
     torch.set_num_threads(1)
     print(f"PyTorch {torch.__version__}, {STEPS} steps each")
     report = Report()

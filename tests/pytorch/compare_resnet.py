@@ -10,26 +10,22 @@ logits in evaluation. Exit status as compare.py's.
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 
 import torch_python
 
-REASON = torch_python.ensure_torch()
-if REASON:
-    print(f"SKIPPED: {REASON}")
-    sys.exit(77)
+torch_python.require_torch()
 
 import torch
 import torch.nn.functional as F
 
 import compare
+import gpt
 import resnet
 import safetensors_file
 
 LR, MOMENTUM = 0.05, 0.9
-DTYPES = {"f32": torch.float32, "f64": torch.float64}
 # Batch norm divides by standard deviations of few values: f32's rounding grows.
 TOLERANCE = {"f32": 2e-4, "f64": 1e-10}
 
@@ -52,30 +48,6 @@ def train_one_step(model, images, labels):
     return loss.item()
 
 
-def transformers_logits(ours_file, images, dtype, folder):
-    """Logits of the file in transformers; None where that is missing."""
-    try:
-        import transformers
-    except ImportError:
-        return None
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    _, metadata = safetensors_file.load(ours_file)
-    shutil.copy(ours_file, os.path.join(folder, "model.safetensors"))
-    with open(
-        os.path.join(folder, "config.json"), "w", encoding="utf-8"
-    ) as file:
-        file.write(metadata["config"])
-    model, info = transformers.ResNetForImageClassification.from_pretrained(
-        folder, output_loading_info=True
-    )
-    strangers = set(info["missing_keys"]) | set(info["unexpected_keys"])
-    if strangers:
-        raise compare.Failed("transformers: " + ", ".join(sorted(strangers)))
-    with torch.no_grad():
-        return model.to(DTYPES[dtype]).eval()(images).logits
-
-
 def compare_case(case, program, folder, report):
     name, depths, bottleneck, width, labels, size, batch, dtype = case
     config = {
@@ -86,19 +58,19 @@ def compare_case(case, program, folder, report):
         "num_labels": labels,
     }
     torch.manual_seed(1)
-    model = resnet.ResNet(depths, bottleneck, width, labels).to(DTYPES[dtype])
-    model(torch.randn(4, 3, size, size, dtype=DTYPES[dtype]))  # statistics
+    model = resnet.ResNet(depths, bottleneck, width, labels).to(gpt.DTYPES[dtype])
+    model(torch.randn(4, 3, size, size, dtype=gpt.DTYPES[dtype]))  # statistics
     theirs_file = os.path.join(folder, "theirs.safetensors")
     ours_file = os.path.join(folder, "ours.safetensors")
     logits_file = os.path.join(folder, "logits.safetensors")
     log_file = os.path.join(folder, "log.jsonl")
     # With num_batches_tracked, which the program need not know
     safetensors_file.save(theirs_file, model.state_dict(), {"format": "pt"})
+    options = ["--no-check", "--model", json.dumps(config), "--dtype", dtype]
+    options += ["--image-size", str(size), "--batch", str(batch), "--steps"]
     program.run(
-        ["--no-check", "--model", json.dumps(config), "--dtype", dtype]
-        + ["--image-size", str(size), "--batch", str(batch), "--steps", "1"]
+        [*options, "1", "--load", theirs_file, "--save", ours_file]
         + ["--optimizer", "sgd", "--lr", str(LR), "--momentum", str(MOMENTUM)]
-        + ["--load", theirs_file, "--save", ours_file]
         + ["--logits", logits_file, "--log", log_file]
     )
     results, _ = safetensors_file.load(logits_file)
@@ -128,25 +100,24 @@ def compare_case(case, program, folder, report):
     report.error(f"logits, {name}", error, tolerance)
 
     # The same weights under the names of transformers, there and back
-    options = ["--no-check", "--model", json.dumps(config), "--dtype", dtype]
-    options += ["--image-size", str(size), "--batch", str(batch)]
-    options += ["--steps", "0"]
     renamed_file = os.path.join(folder, "renamed.safetensors")
     program.run(
-        options
-        + ["--load", ours_file, "--save", renamed_file]
+        [*options, "0", "--load", ours_file, "--save", renamed_file]
         + ["--save-names", "transformers"]
     )
-    program.run(options + ["--load", renamed_file, "--save", ours_file])
+    program.run([*options, "0", "--load", renamed_file, "--save", ours_file])
     again, _ = safetensors_file.load(ours_file)
     same = all(torch.equal(again[key], value) for key, value in saved.items())
     report.line(f"names of transformers, {name}", same, "the same weights")
-    there = transformers_logits(renamed_file, images, dtype, folder)
-    if there is None:
-        print(f"SKIPPED logits in transformers, {name}", flush=True)
-        return
-    error = compare.relative(results["logits"], there)
-    report.error(f"logits in transformers, {name}", error, tolerance)
+    compare.compare_with_transformers(
+        name,
+        "ResNetForImageClassification",
+        renamed_file,
+        images,
+        results["logits"],
+        tolerance,
+        report,
+    )
 
 
 def main():

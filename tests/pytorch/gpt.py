@@ -42,13 +42,16 @@ def config(n_embd, n_layer, n_head, n_positions, vocab_size=256):
     }
 
 
+MODELS = {
+    "gpt-nano": config(n_embd=64, n_layer=4, n_head=4, n_positions=256),
+    "gpt-micro": config(n_embd=256, n_layer=4, n_head=8, n_positions=256),
+}
+
+
 def gelu_tanh(x):
     """GELU in its tanh form, as GPT-2 was trained with ("gelu_new")."""
-    return (
-        0.5
-        * x
-        * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    )
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return 0.5 * x * (1 + torch.tanh(inner))
 
 
 class Conv1D(nn.Module):

@@ -16,28 +16,19 @@ import torch
 import gpt
 import safetensors_file
 
-MODELS = {
-    "gpt-nano": gpt.config(n_embd=64, n_layer=4, n_head=4, n_positions=256),
-    "gpt-micro": gpt.config(n_embd=256, n_layer=4, n_head=8, n_positions=256),
-}
-
-
 def parse(arguments):
     """The options that a replay understands, as the chapters spell them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="gpt-nano")
     parser.add_argument("--dtype", default="f32", choices=sorted(gpt.DTYPES))
     parser.add_argument("--data", required=True)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--seq", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--optimizer", default="adamw", choices=["sgd", "adam", "adamw"]
     )
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--momentum", type=float, default=0.0)
-    parser.add_argument("--weight-decay", type=float, default=0.0)
+    numbers = {"steps": 20, "batch": 8, "seq": 32, "seed": 0}
+    numbers.update({"lr": 1e-3, "momentum": 0.0, "weight-decay": 0.0})
+    for name, value in numbers.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
     # Accepted, so that a chapter's command line fits as it is.
     parser.add_argument("--no-check", action="store_true")
     for name in ("--load", "--save", "--log", "--logits"):
@@ -50,8 +41,8 @@ def initial_model(options):
     if options.load:
         return gpt.load(options.load)
     torch.manual_seed(options.seed)
-    if options.model in MODELS:
-        return gpt.Gpt(MODELS[options.model])
+    if options.model in gpt.MODELS:
+        return gpt.Gpt(gpt.MODELS[options.model])
     with open(options.model, encoding="utf-8") as file:
         return gpt.Gpt(json.load(file))
 

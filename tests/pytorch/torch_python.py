@@ -2,10 +2,18 @@
 
 Order: SHARDBOOK_PYTHON, the running interpreter, python3, /usr/bin/python3.
 Imports nothing but the standard library.
+
+    import torch_python
+
+    torch_python.require_torch()  # or the script ends with status 77
+    import torch
 """
 
+import contextlib
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -39,7 +47,7 @@ def ensure_torch():
 
     Returns a sentence instead when no candidate has torch.
     """
-    if os.environ.pop(_MARK, None):
+    if os.environ.pop(_MARK, None) or "torch" in sys.modules:
         return None
     tried = candidates()
     for python in tried:
@@ -53,3 +61,17 @@ def ensure_torch():
         "no Python with torch; tried " + ", ".join(tried) + "; install "
         "python3-torch, or name another interpreter in SHARDBOOK_PYTHON"
     )
+
+
+def die_with_parent():
+    """Asks Linux to end this process when the one that started it ends."""
+    pr_set_pdeathsig = 1
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def require_torch():
+    """Ends a test as skipped where no Python has torch."""
+    if reason := ensure_torch():
+        print(f"SKIPPED: {reason}")
+        sys.exit(77)
