@@ -1,4 +1,4 @@
-"""The changes that run.py makes: one line each, and the tests to notice it.
+"""The changes that mutation.py makes: one line each, and the tests to notice it.
 
 `line` is text of `file`, once in it; `becomes` takes its place. `tests` are
 filters of GoogleTest for `program` (without its ending, _test), narrow enough
@@ -59,9 +59,6 @@ data_parallel(
     "data_parallel.cpp",
     "outputs[i] = holding(forward(*replicas[i], inputs[i]), replicas[i]);",
     "outputs[i] = forward(*replicas[i], inputs[i]);",
-    "DataParallelReplicate.*")
-data_parallel(
-    "data_parallel.cpp", "autograd::at_end_of_backward([replica] {});", "",
     "DataParallelReplicate.*")
 data_parallel(
     "data_parallel.cpp", "rows.first += rows.stride * inputs[i].size(0);", "",
@@ -212,10 +209,6 @@ sharded("fsdp/flat_parameter.cpp",
         "host_traffic_.to_host += 4 * output.numel();",
         "FsdpOffload.*")
 sharded("fsdp/flat_parameter.cpp",
-        "host_traffic_.to_device += shard_.bytes();",
-        "host_traffic_.to_device += 4 * shard_.numel();",
-        "FsdpOffload.*")
-sharded("fsdp/flat_parameter.cpp",
         "options.mixed_precision.reduce_dtype.value_or(compute_dtype_);",
         "options.mixed_precision.reduce_dtype.value_or(dtype_);",
         "FsdpMixedPrecision.*")
@@ -266,8 +259,6 @@ of_pipelines = chapter("common", "pipeline_shapes")
 
 of_pipelines("pipeline/pipeline_bill.cpp", "gradients.erase(next);", "",
              "*MemoryRanks*")
-of_pipelines("pipeline/pipeline_bill.cpp", "values.erase(here);", "",
-             "*MemoryRanks*")
 of_pipelines("pipeline/pipeline_bill.cpp", "sets[here] = layers_bytes(b, stage, deferred);",
              "sets[here] = 0;", "*MemoryRanks*")
 of_pipelines("pipeline/pipeline_bill.cpp",
@@ -293,9 +284,6 @@ shared_by_pipelines(
     "pipeline/partition.cpp",
     "const double cost = std::max(worst[s - 1][cut], here);",
     "const double cost = worst[s - 1][cut] + here;", "Stages.*")
-shared_by_pipelines(
-    "pipeline/partition.cpp", "for (std::size_t cut = s - 1; cut < i; ++cut) {",
-    "for (std::size_t cut = s; cut < i; ++cut) {", "Stages.*")
 shared_by_pipelines(
     "run/micro_batches.cpp", "const std::int64_t size = (batch + n - 1) / n;",
     "const std::int64_t size = batch / n;", "*GpipeTraining.*:GpipeFigure.*")
@@ -356,17 +344,11 @@ data_parallel(
 step_of["01_data_parallel"](
     "bill.cpp", "(n - 1) * messages", "n * messages", "*Textbook.DataParallel*")
 step_of["02_ddp"](
-    "bill.cpp", 'if (has("ln_f")) return times.head_backward;',
-    'if (has("ln_f")) return times.backward();', "*Textbook.Ddp*")
-step_of["02_ddp"](
     "bill.cpp", 'if (has("mlp.c_proj")) after +=', "if (false) after +=",
     "*Textbook.Ddp*")
 step_of["02_ddp"](
     "bill.cpp", "options.steps == 2 && !finds_unused(ddp.options())", "false",
     "TextbookDdp.*")
-step_of["03_zero_fsdp"](
-    "zero_fsdp_step_time.cpp", "std::max(head, loss_s + last)",
-    "std::max(head, loss_s) + last", "*TextbookSharded.*")
 step_of["03_zero_fsdp"](
     "zero_fsdp_step_time.cpp", "model.layer_backward, before + next)",
     "model.layer_backward, std::max(before, next))", "*TextbookSharded.*")
@@ -400,19 +382,13 @@ gpipe("gpipe.cpp", "return static_cast<double>(num_stages - 1) /",
 kin = chapter("06_1f1b", "pipelines")
 pipeline = folder("chapters/common/pipeline", "pipelines")
 
-# An update that waits for nobody, and one that waits for its own rank alone
+# An update that waits for nobody
 pipeline("dependencies.cpp",
     "for (const Place& each : owners_[at(stage(rank, a.chunk))]) {",
     "for (const Place& each : std::vector<Place>{}) {",
     "Check.*:PipeDream.*:Replays.*:Asynchronous*")
-pipeline("dependencies.cpp",
-    "if (each.rank == rank && each.chunk == a.chunk) continue;",
-    "if (each.rank != rank || each.chunk == a.chunk) continue;",
-    "Check.*:PipeDream.*:Replays.*:Asynchronous*")
 pipeline("pipeline_engine.cpp", "commit_batch_norms(model_.stage(stage));", "",
          "GpipeBatchNorm.*")
-pipeline("pipeline_engine.cpp", "if (schedule_.flushes) defer_batch_norms(model_.stage(stage));",
-         "", "GpipeBatchNorm.*")
 pipeline("pipeline_engine.cpp", "outputs = std::exchange(live.run.outputs, {});",
          "outputs = live.run.outputs;",
          "EngineWorlds.SchedulesCount*")
@@ -456,14 +432,9 @@ kin("post_validation.cpp", "optimizer_.set_lr(lr_);", "", "*PostValidation*")
 pipeline("schedule_check.cpp",
     "if (a.kind != ActionKind::kForward || !is_backward(b)) {",
     "if (!is_backward(b)) {", "Check.*")
-pipeline("schedule_check.cpp", "if (b.overlaps_next) return both", "if (false) return both",
-    "Check.*")
 pipeline("schedule_check.cpp",
     "per_step >= 1 && s.num_micro_batches % per_step == 0,",
     "per_step >= 1,", "Check.*")
-pipeline("schedule_check.cpp",
-    "SB_CHECK(!s.flushes || per_step == s.num_micro_batches, who,",
-    "SB_CHECK(true, who,", "Check.*:ScheduleJson.*")
 pipeline("replay.cpp", "if (each.rank == rank) {", "if (each.rank != rank) {",
     "Replays.*")
 

@@ -10,9 +10,7 @@ kernels = folder("core/kernels/cpu", "kernels")
 WINOGRAD = "Winograd.*"
 kernels("winograd.cpp", "patch / cols % rows * 2", "patch / rows % rows * 2",
         WINOGRAD)
-# No padding to the left of an image, or above it
-kernels("winograd.cpp", "x = place.x + i % 4 - 1", "x = place.x + i % 4",
-        WINOGRAD)
+# No padding below an image
 kernels("winograd.cpp", "y >= 0 && y < patches.h && x >= 0 && x < patches.w",
         "y >= 0 && x >= 0 && x < patches.w", WINOGRAD)
 # The last patch of an odd image writes its neighbour's outputs
@@ -32,13 +30,10 @@ kernels("winograd.cpp", "order->in_ == in_ &&\n           order->turned_ == "
 # The last patches of a turn that is not full
 kernels("winograd.cpp", "std::min<std::int64_t>(kTileRows, count - p), kDepth,",
         "kTileRows, kDepth,", WINOGRAD)
-# A tile of weights that goes on in the next block of channels: in both loops
+# A tile of weights that goes on in the next block of channels
 kernels("winograd.cpp", "rows = std::min<std::int64_t>(kTileRows, kDepth - c % "
         "kDepth);\n          float*",
         "rows = kTileRows;\n          float*", WINOGRAD)
-kernels("winograd.cpp", "rows = std::min<std::int64_t>(kTileRows, kDepth - c % "
-        "kDepth);\n            for",
-        "rows = kTileRows;\n            for", WINOGRAD)
 kernels("winograd.cpp", "!first, at, out", "false, at, out", WINOGRAD)
 kernels("winograd.cpp", "from_dy, end - p, p == 0, sums",
         "from_dy, end - p, false, sums", WINOGRAD)

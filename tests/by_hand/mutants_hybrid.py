@@ -52,8 +52,6 @@ hybrid("update.cpp", "optimizer_->step_one(i, buckets_[i].grad, factor)",
 hybrid("update.cpp", "!moe::is_expert(each.name)", "true", EXPERTS)
 hybrid("hybrid_layers.cpp", 'cuts_slots ? copies + "-tp" : copies',
        'cuts_slots && !has_ep ? copies + "-tp" : copies', TRAPS)
-hybrid("hybrid_layers.cpp", 'cuts_slots ? copies + "-tp" : copies',
-       'cuts_slots && has_ep ? copies + "-tp" : copies', EXPERTS)
 # The all-to-all of other ranks
 hybrid("hybrid_layers.cpp", '&mesh.group("ep")', '&mesh.group("edp")', EXPERTS)
 hybrid("hybrid_layers.cpp",

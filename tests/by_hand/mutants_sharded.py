@@ -27,8 +27,6 @@ flat("mappings.cpp", 'group.all_reduce(sum, ReduceOp::kSum, "f").wait();', "",
      "*Mappings*:TensorParallel*")
 flat("mappings.cpp", "if (around.before > 1) parts = transpose(parts, 0, 1);",
      "", "*Mappings*")
-flat("mappings.cpp", "return reshape(transpose(parts, 0, 1), shape);",
-     "return reshape(parts, shape);", "*Mappings*")
 # The bias counts t times
 flat("megatron_layers.cpp", "return add(reduce_from(linear(part, weight), *tp_), bias);",
      "return reduce_from(linear(part, weight, bias), *tp_);",
@@ -49,8 +47,6 @@ flat("grouped_attention.cpp", "if (rank % together == 0) parts.emplace_back();",
 flat("bill.cpp", "kept_by_block(padded, kept) / sizes.t +",
      "kept_by_block(padded, kept) +", "*DistributedInputs*")
 flat("bill.cpp", "std::max(c, a);", "c + a;", "TensorParallelBill.*")
-flat("bill.cpp", "if (sizes.recompute) backward += forward;", "",
-     "TensorParallelBill.*")
 
 # --- 08 -----------------------------------------------------------------------
 
@@ -79,8 +75,6 @@ square("bill.cpp", "const double vector = s.q > 1 ? w * e : 0;",
        "const double vector = w * e;", "SummaBill.*")
 square("bill.cpp", "return arrives + (q - 1) * std::max(arrives, g) + g;",
        "return q * (arrives + g);", "SummaBill.*")
-square("bill.cpp", "const double forwards = recompute ? 2 : 1;",
-       "const double forwards = 1;", "SummaBill.*")
 
 # --- 09 -----------------------------------------------------------------------
 
@@ -90,8 +84,6 @@ stacked("operators.cpp", "group->all_reduce(grads[0]).wait();", "",
         "*Tesseract*")
 stacked("summa_layers.cpp", "const Tensor w = replicated(weight, grid.depth);\n  const Tensor b",
         "const Tensor w = weight;\n  const Tensor b", "*Tesseract*")
-stacked("summa_layers.cpp", "const Tensor rows = replicated(table, grid.depth);",
-        "const Tensor rows = table;", "*Tesseract*")
 stacked("grid.h", "int row_part() const { return k() * q() + i(); }",
         "int row_part() const { return i() * d() + k(); }", "*Tesseract*")
 stacked("grid.cpp", 'grid.batch = &mesh.group("dep-col");', "", "*Tesseract*")
@@ -122,8 +114,6 @@ cube("cube_layers.cpp", "InFlight::scatter(dw, *roles.weight).wait();",
 cube("bill.cpp", "(keeps ? gathered : 0);", "gathered;", "CubeBill.*")
 cube("bill.cpp", "return dx + std::max(g, x) + w;", "return dx + g + x + w;",
      "CubeBill.*")
-cube("bill.cpp", "keep_gathered ? y + g : std::max(std::max(y, w) + g, x);",
-     "y + g;", "CubeBill.*")
 
 # --- 11 -----------------------------------------------------------------------
 
@@ -131,8 +121,6 @@ dtensor = chapter("11_dtensor", "dtensor")
 GRAPHS = "*DTensorProperty*:DTensor*"
 dtensor("propagation.cpp", "grad = scale(grad, static_cast<double>(ranks));", "",
         GRAPHS)
-dtensor("propagation.cpp",
-        "grad = scale(grad, 1 / static_cast<double>(ranks));", "", GRAPHS)
 dtensor("propagation.cpp", "placements[axis] = partial();", "", GRAPHS)
 dtensor("redistribute.cpp",
         "return from.op == PartialOp::kAvg ? scale(reduced, 1 / ranks) : reduced;",
@@ -153,8 +141,6 @@ dtensor("dtensor_strategy.cpp", "{0, options.heads * tp.coordinate()[0], 0, 0},"
 # FSDP gathers parts of equal lengths; the table's second use
 dtensor("bill.cpp", "elements(all, padded) +", "elements(all, own) +",
         "*DTensorTraining*")
-dtensor("bill.cpp", "(d_ > 1 ? 3 : 1) * s.stat;", "3 * s.stat;",
-        "*DTensorTraining*")
 dtensor("bill.cpp", "double uses = used(times.vocabulary, times.h);",
         "double uses = 0;", "*DTensorTraining*")
 
@@ -166,8 +152,6 @@ sequence("ring_exchange.h", "return (rank - step + c) % c;", "return (rank + ste
 sequence("ring_attention.cpp", "add_into(own[1], earlier[1]);", "", "*Ring*")
 sequence("sequence_layout.cpp", "if (source < rank) return {{all, {0, n / 2}, false, 0}};",
          "if (source < rank) return {{all, all, false, 0}};", "*Ring*:*Layout*")
-sequence("sequence_layout.cpp", "return {{all, all, true, source < rank ? 0 : -1}};",
-         "return {{all, all, true, 0}};", "*Ring*:*Layout*")
 sequence("ring_self_attention.cpp", "source * n, (source + 1) * n);\n}",
          "(rows.size(2) / n - 1 - source) * n,\n"
          "               (rows.size(2) / n - source) * n);\n}", "*Rsa*:*Ring*")
@@ -189,8 +173,6 @@ sequence("bill.cpp", "const double copies = own.dropout > 0 ? 2 : 1;",
          "const double copies = 1;", "*SequenceTraining*")
 sequence("bill.cpp", "std::max(5 * other, sums) + sums;",
          "std::max(5 * other, sums);", "TextbookSequence.*")
-sequence("bill.cpp", "return x + g + 2 * std::max(x, g);",
-         "return 2 * x + 3 * g;", "TextbookSequence.*")
 
 # --- 13 -----------------------------------------------------------------------
 
@@ -223,16 +205,11 @@ moe("routing.cpp",
 # Weights are not shares of the kept choices
 moe("gate.cpp", "(!is_dropless && routing.slot[choice] < 0)", "false",
     "*GateWeights*")
-moe("gate.cpp",
-    "const std::int64_t counted = routing.k > 2 ? routing.k : 1;",
-    "const std::int64_t counted = routing.k;", "AuxiliaryLoss.*")
 # Rows stay in the order of the ranks that they come from
 moe("dispatch.cpp", "permute(reshape(arrived, {p, local, c, m}), {1, 0, 2, 3})",
     "arrived", "*MoeLayerOnRanks*")
-# The bill: hidden units beside the experts; gradients that leave early
+# The bill: hidden units beside the experts
 moe("activations.cpp", "double beside = has_mlp_beside(moe) ? 8 * h / z.t : 0;",
     "double beside = 0;", "MoeBill.*")
-moe("bill.cpp", "const double left = experts - rest();",
-    "const double left = experts;", "MoeBill.*")
 moe("bill.cpp", "2 * exchange() + 2 * expert() + gather()",
     "exchange() + 2 * expert() + gather()", "MoeBill.*")
