@@ -45,6 +45,7 @@ The protocol, for build/bench/pytorch_peer (ours) and pytorch_work.py:
 """
 
 import argparse
+import itertools
 import json
 import os
 import select
@@ -69,65 +70,41 @@ MICRO = ["--model", "gpt-micro", "--batch", "8", "--seq", "128"]
 class Row:
     """One line of the table: a work, and how each side is asked for it."""
 
-    def __init__(self, name, title, work, both, ours, theirs, bar=None):
+    def __init__(self, name, title, work, both, backend="", bar=None):
         self.name, self.title, self.bar = name, title, bar
-        self.ours = [work, *both, *ours]
-        self.theirs = [work, *both, *theirs]
+        self.ours, self.theirs = [work, *both], [work, *both]
+        if backend:
+            self.ours += ["--backend", backend]
+            self.theirs += ["--backend", "gloo"]
         self.flops = None
 
 
 def rows():
     """The table. A bar is the ratio that the README promises at most."""
+    images = ["--model", "resnet50", "--batch", "24", "--size", "128"]
     table = [
-        Row(
-            "matmul", "f32 matmul 1024^3", "matmul", ["--size", "1024"], [], []
-        ),
-        Row("step", "gpt-micro step", "step", MICRO, [], [], 0.75),
+        Row("matmul", "f32 matmul 1024^3", "matmul", ["--size", "1024"]),
+        Row("step", "gpt-micro step", "step", MICRO, bar=0.75),
+        Row("resnet50", "ResNet-50 step, 24 x 3 x 128 x 128", "images", images,
+            bar=0.85),
     ]
     table[0].flops = 2 * 1024**3
-    table.append(
-        Row(
-            "resnet50",
-            "ResNet-50 step, 24 x 3 x 128 x 128",
-            "images",
-            ["--model", "resnet50", "--batch", "24", "--size", "128"],
-            [],
-            [],
-            0.85,
-        )
-    )
     for backend, bar in (("threads", 0.2), ("gloo", 1.0)):
-        for world_size in (2, 4):
-            name = f"allreduce-{backend}-{world_size}"
-            sizes = [("", "64 MiB", 64 << 20, bar)]
-            if backend == "gloo":
-                sizes += [("-1KiB", "1 KiB", 1 << 10, None)]
-                sizes += [("-1MiB", "1 MiB", 1 << 20, None)]
-            for suffix, size, count, promised in sizes:
-                table.append(
-                    Row(
-                        name + suffix,
-                        f"all-reduce {size}, {world_size} ranks, {backend}",
-                        "allreduce",
-                        ["--bytes", str(count)]
-                        + ["--world-size", str(world_size)],
-                        ["--backend", backend],
-                        ["--backend", "gloo"],
-                        promised,
-                    )
-                )
+        sizes = [("", "64 MiB", 64 << 20, bar)]
+        if backend == "gloo":
+            sizes += [("-1KiB", "1 KiB", 1 << 10, None)]
+            sizes += [("-1MiB", "1 MiB", 1 << 20, None)]
+        for ranks, (suffix, size, count, promised) in itertools.product(
+            (2, 4), sizes
+        ):
+            title = f"all-reduce {size}, {ranks} ranks, {backend}"
+            both = ["--bytes", str(count), "--world-size", str(ranks)]
+            name = f"allreduce-{backend}-{ranks}{suffix}"
+            table.append(Row(name, title, "allreduce", both, backend, promised))
     for backend, bar in (("threads", 0.7), ("gloo", None)):
-        table.append(
-            Row(
-                f"ddp-{backend}",
-                f"gpt-micro DDP step, 2 ranks, {backend}",
-                "ddp",
-                [*MICRO, "--world-size", "2"],
-                ["--backend", backend],
-                ["--backend", "gloo"],
-                bar,
-            )
-        )
+        title = f"gpt-micro DDP step, 2 ranks, {backend}"
+        both = [*MICRO, "--world-size", "2"]
+        table.append(Row(f"ddp-{backend}", title, "ddp", both, backend, bar))
     return table
 
 

@@ -27,6 +27,7 @@ the rows that were fitted.
 """
 import csv
 import json
+import math
 import pathlib
 import re
 import subprocess
@@ -64,6 +65,17 @@ KNOWN = {each: dict(zip(GRID, values)) for each, values in {
 GROUPED = [round(0.30 + 0.02 * i, 2) for i in range(21)]
 
 
+def predicted(program, table, name, cluster, folder):
+    """The rows of a table, predicted with a cluster in place of a preset."""
+    file = pathlib.Path(folder) / "cluster.json"
+    file.write_text(json.dumps(cluster))
+    out = subprocess.run(
+        [program, "--table", table, "--format", "json",
+         "--cluster", f"{name}={file}"],
+        check=True, capture_output=True, text=True).stdout
+    return json.loads(out)["rows"]
+
+
 class Program:
     """bench/validate/validate, with one file for all runs."""
 
@@ -86,16 +98,11 @@ class Program:
         constants."""
         key = (table, is_whole, json.dumps(constants, sort_keys=True))
         if key not in self.known:
-            cluster = self.folder / "h100.json"
-            cluster.write_text(json.dumps(
-                {"extends": "dgx-h100",
-                 "device": {"extends": "h100-80gb", **constants}}))
-            out = subprocess.run(
-                [self.path, "--table",
-                 (HERE if is_whole else self.folder) / table,
-                 "--format", "json", "--cluster", f"dgx-h100={cluster}"],
-                check=True, capture_output=True, text=True).stdout
-            self.known[key] = json.loads(out)["rows"]
+            self.known[key] = predicted(
+                self.path, (HERE if is_whole else self.folder) / table,
+                "dgx-h100", {"extends": "dgx-h100", "device":
+                             {"extends": "h100-80gb", **constants}},
+                self.folder)
         return self.known[key]
 
 
@@ -105,11 +112,8 @@ def model(row):
 
 
 def gpus(row):
-    degrees = re.findall(r" (?:tp|pp|dp|cp) (\d+)", row["row"])
-    product = 1
-    for degree in degrees:
-        product *= int(degree)
-    return product
+    return math.prod(map(int, re.findall(r" (?:tp|pp|dp|cp) (\d+)",
+                                         row["row"])))
 
 
 def error(rows):

@@ -13,9 +13,10 @@ sequences that are 16 times as long, are left out.
 import csv
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
+
+import fit_h100
 
 HERE = pathlib.Path(__file__).resolve().parent
 TABLE = HERE / "llama3_table4.csv"
@@ -73,13 +74,8 @@ CAUSES = {
 
 
 def rows(program, folder, constants):
-    file = pathlib.Path(folder) / "cluster.json"
-    file.write_text(json.dumps(constants))
-    out = subprocess.run(
-        [program, "--table", TABLE, "--format", "json",
-         "--cluster", f"grand-teton-h100={file}"],
-        check=True, capture_output=True, text=True).stdout
-    return json.loads(out)["rows"]
+    return fit_h100.predicted(program, TABLE, "grand-teton-h100", constants,
+                              folder)
 
 
 def fit(program, folder, cause):

@@ -4,25 +4,14 @@ import os
 
 from programs import ROOT, die
 
-_ALIASES = {
-    "one": "single_device",
-    "one_device": "single_device",
-    "single": "single_device",
-    "dp": "data_parallel",
-    "distributed_data_parallel": "ddp",
-    "zero": "zero_fsdp",
-    "zero1": "zero_fsdp",
-    "zero2": "zero_fsdp",
-    "zero3": "zero_fsdp",
-    "fsdp": "zero_fsdp",
-    "mp": "model_parallel",
-    "naive": "model_parallel",
-    "splits": "model_parallel",
-    "pipeline": "1f1b",
-    "pipedream": "1f1b",
-    "zero_bubble": "1f1b",
-    "dualpipe": "1f1b",
-}
+_ALIASES = {alias: name for name, aliases in {
+    "single_device": "one one_device single",
+    "data_parallel": "dp",
+    "ddp": "distributed_data_parallel",
+    "zero_fsdp": "zero zero1 zero2 zero3 fsdp",
+    "model_parallel": "mp naive splits",
+    "1f1b": "pipeline pipedream zero_bubble dualpipe",
+}.items() for alias in aliases.split()}
 
 
 def all_chapters():

@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from book import ROOT  # noqa: E402
+
 sys.path.insert(0, str(ROOT / "notebooks"))
 import notebook_files  # noqa: E402
 import run_notebooks  # noqa: E402

@@ -10,7 +10,6 @@ only: a second or two for each source.
 Exit status: 0 all sources do, 1 one does not.
 """
 
-import argparse
 import concurrent.futures
 import json
 import os
@@ -20,7 +19,8 @@ import shlex
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from book import ROOT, folder, parser
+
 
 
 def sources_of(entry):
@@ -57,14 +57,13 @@ def checks_of(build):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("part", nargs="*")
-    parser.add_argument("--jobs", type=int,
-                        default=len(os.sched_getaffinity(0)))
-    args = parser.parse_args()
-    build = args.build.resolve()
+    line = parser(__doc__)
+    line.add_argument("build", type=folder)
+    line.add_argument("part", nargs="*")
+    line.add_argument("--jobs", type=int,
+                      default=len(os.sched_getaffinity(0)))
+    args = line.parse_args()
+    build = args.build
 
     def check(source, command):
         return source, subprocess.run([*command, str(source)], cwd=build,

@@ -23,7 +23,6 @@ Every run after a kill or a freeze must end within its timeout and five seconds;
 Exit status: 0 when all went as it should.
 """
 
-import argparse
 import ctypes
 import json
 import os
@@ -38,7 +37,8 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from book import ROOT, folder, parser, program
+
 SLACK_S = 5
 
 # A step of each takes milliseconds; every run is long enough to be hit.
@@ -98,10 +98,6 @@ ON_THREADS = [
     ("14_hybrid_3d", ["--world-size", "4", "--pp", "2", "--tp", "2"]),
     ("15_engine", ["--world-size", "2", "--config", ZERO2]),
 ]
-
-
-def program(build, chapter):
-    return str(build / "chapters" / chapter / f"ch{chapter}")
 
 
 def is_sanitized(path):
@@ -180,9 +176,6 @@ class Faults:
         self.random = random.Random(args.seed)
         self.failures = []
         self.slowest = 0
-
-    def report(self, kind, done, more=""):
-        print(f"{kind}: {done}{more}", flush=True)
 
     def complain(self, what, command, words):
         text = f"{what}\n    {' '.join(command)}\n    {words.strip()[-1500:]}"
@@ -269,26 +262,30 @@ class Faults:
             break
         return True
 
-    def hurts(self, kind, how, count):
+    def kills(self):
+        return self.hurts(signal.SIGKILL, self.args.kills)
+
+    def freezes(self):
+        return self.hurts(signal.SIGSTOP, self.args.freezes)
+
+    def hurts(self, how, count):
         self.slowest, done, missed = 0, 0, 0
-        wrong = len(self.failures)
         while done < count and missed < count + 20:
             if self.hurt(done, how, timeout_s=5):
                 done += 1
             else:
                 missed += 1
-        self.report(kind, done, f", {len(self.failures) - wrong} wrong; the "
-                    f"slowest ended {self.slowest:.1f} s after its fault")
+        return done, f"; the slowest ended {self.slowest:.1f} s after its fault"
 
     # --- Interrupts ---------------------------------------------------------
 
-    def interrupts(self, count):
+    def interrupts(self):
         checks = {"LD_PRELOAD": "libc_malloc_debug.so.0",
                   "GLIBC_TUNABLES": "glibc.malloc.check=3"}
         if is_sanitized(program(self.args.build, "00_single_device")):
             checks = {}
-        unharmed, durations, hit, wrong = {}, {}, 0, len(self.failures)
-        for number in range(count):
+        unharmed, durations, hit = {}, {}, 0
+        for number in range(self.args.interrupts):
             chapter, options = self.random.choice(ON_THREADS)
             command = [program(self.args.build, chapter), "--steps", "4",
                        "--data", "random", "--seq", "32", "--batch", "8",
@@ -310,8 +307,7 @@ class Faults:
             if not is_fine or "corrupt" in words:
                 self.complain(f"{how.name} {number}: status {status}", command,
                               words)
-        self.report("interrupts", count, f", {hit} came in time, "
-                    f"{len(self.failures) - wrong} wrong")
+        return self.args.interrupts, f"; {hit} came in time"
 
     # --- Options that differ ------------------------------------------------
 
@@ -337,7 +333,6 @@ class Faults:
             ("13_moe", 2, "--top-k", "1", "2"),
             ("14_hybrid_3d", 3, "--order", "megatron", "colossal-ai"),
         ]
-        wrong = len(self.failures)
         if self.args.short:
             cases = cases[:3]
         for chapter, size, option, one, two in cases:
@@ -353,13 +348,11 @@ class Faults:
                 status, words = finish(rank, 60)
                 if status != 2 or said not in words:
                     self.complain(f"{option}: status {status}", command, words)
-        self.report("options", len(cases),
-                    f", {len(self.failures) - wrong} wrong")
+        return len(cases), ""
 
     # --- Two at once --------------------------------------------------------
 
     def pairs(self):
-        wrong = len(self.failures)
         for backend in ["threads", "gloo"]:
             command = [program(self.args.build, "02_ddp"), "--backend", backend,
                        "--world-size", "2", "--steps", "3", "--format", "json",
@@ -388,13 +381,12 @@ class Faults:
                                                   "2.safetensors"]:
                     self.complain("files are left over", command,
                                   str(os.listdir(folder)))
-        self.report("pairs", 2, f", {len(self.failures) - wrong} wrong")
+        return 2, ""
 
     # --- The lock on the build folder ---------------------------------------
 
     def lock(self):
         """A copy of the script, with a Ninja that takes its time."""
-        wrong = len(self.failures)
         with tempfile.TemporaryDirectory(prefix="shardbook-") as name:
             folder = pathlib.Path(name)
             for file in ["shardbook", "packages.sh"]:
@@ -436,43 +428,39 @@ class Faults:
                     self.complain("the lock is free while Ninja runs", command,
                                   words)
                 end(int(pid))
-        self.report("lock", 1, f", {len(self.failures) - wrong} wrong")
+        return 1, ""
+
+
+KINDS = ["lock", "options", "pairs", "kills", "freezes", "interrupts"]
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("build", type=lambda p: pathlib.Path(p).resolve())
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--freezes", type=int, default=100)
-    parser.add_argument("--interrupts", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--short", action="store_true")
-    parser.add_argument("--without-processes", action="store_true",
-                        help="this build has no Gloo")
-    parser.add_argument("--only", action="append",
-                        choices=["kills", "freezes", "interrupts", "options",
-                                 "pairs", "lock"])
-    args = parser.parse_args()
+    line = parser(__doc__)
+    line.add_argument("build", type=folder)
+    line.add_argument("--kills", type=int, default=100)
+    line.add_argument("--freezes", type=int, default=100)
+    line.add_argument("--interrupts", type=int, default=1000)
+    line.add_argument("--seed", type=int, default=None)
+    line.add_argument("--short", action="store_true")
+    line.add_argument("--without-processes", action="store_true",
+                      help="this build has no Gloo")
+    line.add_argument("--only", action="append",
+                      choices=KINDS)
+    args = line.parse_args()
     if args.short:
         args.kills, args.freezes, args.interrupts = 3, 2, 7
     if args.seed is None:
         args.seed = 1 if args.short else random.randrange(1 << 30)
     print(f"seed {args.seed}", flush=True)
     faults = Faults(args)
-    wanted = args.only or ["lock", "options", "pairs", "kills", "freezes",
-                           "interrupts"]
+    wanted = args.only or KINDS
     if args.without_processes:
         wanted = [kind for kind in wanted if kind in ("lock", "interrupts")]
     for kind in wanted:
-        if kind == "kills":
-            faults.hurts("kills", signal.SIGKILL, args.kills)
-        elif kind == "freezes":
-            faults.hurts("freezes", signal.SIGSTOP, args.freezes)
-        elif kind == "interrupts":
-            faults.interrupts(args.interrupts)
-        else:
-            getattr(faults, kind)()
+        wrong = len(faults.failures)
+        done, more = getattr(faults, kind)()
+        print(f"{kind}: {done}, {len(faults.failures) - wrong} wrong{more}",
+              flush=True)
     return 1 if faults.failures else 0
 
 

@@ -31,7 +31,6 @@ fewer were, 2 when nothing could be run: programs that do not build, or a test
 that fails, or runs nothing, without a change.
 """
 
-import argparse
 import collections
 import concurrent.futures
 import importlib
@@ -47,10 +46,10 @@ import threading
 import time
 
 sys.dont_write_bytecode = True
+from book import ROOT, folder, parser  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 for more in sorted(HERE.glob("mutants_*.py")):
     importlib.import_module(more.stem)  # adds to the list
 ENOUGH = 0.95
@@ -228,22 +227,21 @@ def table(chosen, states):
 
 
 def parse():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("build", type=pathlib.Path, metavar="BUILD",
+    line = parser(__doc__)
+    line.add_argument("build", type=folder, metavar="BUILD",
                         help="a build folder of this checkout")
-    parser.add_argument("--only", action="append", metavar="TEXT",
+    line.add_argument("--only", action="append", metavar="TEXT",
                         help="those with this text in file, line or tests")
-    parser.add_argument("--from", dest="first", type=int, default=1,
+    line.add_argument("--from", dest="first", type=int, default=1,
                         metavar="N", help="from mutant N on")
-    parser.add_argument("--to", dest="last", type=int, default=len(MUTANTS),
+    line.add_argument("--to", dest="last", type=int, default=len(MUTANTS),
                         metavar="N", help="up to mutant N")
-    parser.add_argument("--list", action="store_true", help="run nothing")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N",
+    line.add_argument("--list", action="store_true", help="run nothing")
+    line.add_argument("--jobs", type=int, default=1, metavar="N",
                         help="mutants at a time (default 1)")
-    parser.add_argument("--resume", type=pathlib.Path, metavar="FILE",
+    line.add_argument("--resume", type=pathlib.Path, metavar="FILE",
                         help="keep results here, and go on from them")
-    return parser.parse_args()
+    return line.parse_args()
 
 
 def main():
@@ -269,7 +267,7 @@ def main():
     todo = [each for each in chosen if key(each[1]) not in killed]
     states = {number: "killed" for number, mutant in chosen
               if key(mutant) in killed}
-    build = todo and Build(args.build.resolve(), {m.program for _, m in todo})
+    build = todo and Build(args.build, {m.program for _, m in todo})
     lock = threading.Lock()
 
     def tell(number, mutant, state, detail, seconds):

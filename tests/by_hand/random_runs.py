@@ -28,7 +28,6 @@ Each failure is printed with its command. Exit status: 0 none, 1 some, 2 bad
 input.
 """
 
-import argparse
 import collections
 import concurrent.futures
 import json
@@ -41,31 +40,12 @@ import subprocess
 import sys
 import tempfile
 
+from book import CHAPTERS, ROOT, folder, parser, program
 from draw import Draw
 from draw_plan import judge_plan, judge_same_plans
 from judge import judge_refusal, judge_report
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-NAMES = {
-    "00": "00_single_device",
-    "01": "01_data_parallel",
-    "02": "02_ddp",
-    "03": "03_zero_fsdp",
-    "04": "04_model_parallel",
-    "05": "05_gpipe",
-    "06": "06_1f1b",
-    "07": "07_tensor_parallel",
-    "08": "08_tensor_parallel_2d",
-    "09": "09_tensor_parallel_2p5d",
-    "10": "10_tensor_parallel_3d",
-    "11": "11_dtensor",
-    "12": "12_sequence_parallel",
-    "13": "13_moe",
-    "14": "14_hybrid_3d",
-    "15": "15_engine",
-    "plan": "planner",
-}
-
+NAMES = {**CHAPTERS, "plan": "planner"}
 Verdict = collections.namedtuple("Verdict", "index draw command state detail")
 
 
@@ -77,9 +57,9 @@ def kill_group(process):
 
 
 def program_of(args, chapter):
-    name = NAMES[chapter]
-    last = "shardbook_plan" if chapter == "plan" else "ch" + name
-    return args.build / "chapters" / name / last
+    if chapter == "plan":
+        return str(args.build / "chapters/planner/shardbook_plan")
+    return program(args.build, NAMES[chapter])
 
 
 def execute(command, folder, limit):
@@ -128,7 +108,7 @@ def judge_second(draw, command, out, folder, args):
         return (judge(draw, status, unpruned, err, args.limit) or
                 judge_same_plans(out, unpruned)), again
     if draw.then == "read config":
-        again = [str(program_of(args, "15")), "--print-config", "--config",
+        again = [program_of(args, "15"), "--print-config", "--config",
                  "ds.json"]
         status, _, err = execute(again, folder, args.limit)
         return None if status == 0 else ("config", err[-300:]), again
@@ -145,7 +125,7 @@ def run_once(index, args):
     if args.chapter:
         chapter = args.chapter[index % len(args.chapter)]
     draw = Draw(rng, chapter, args.backends)
-    command = [str(program_of(args, chapter)), "--format", "json",
+    command = [program_of(args, chapter), "--format", "json",
                *draw.words]
     shown = shlex.join(command)
     with tempfile.TemporaryDirectory() as folder:
@@ -168,27 +148,25 @@ def run_once(index, args):
 
 
 def read_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build",
+    line = parser(__doc__)
+    line.add_argument("--build", type=folder, default=ROOT / "build",
                         help="build folder")
-    parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--seed", default="0")
-    parser.add_argument("--only", type=int, help="one run, by its number")
-    parser.add_argument("--chapter", action="append", choices=sorted(NAMES))
-    parser.add_argument("--backend", action="append", dest="backends",
+    line.add_argument("--runs", type=int, default=100)
+    line.add_argument("--seed", default="0")
+    line.add_argument("--only", type=int, help="one run, by its number")
+    line.add_argument("--chapter", action="append", choices=sorted(NAMES))
+    line.add_argument("--backend", action="append", dest="backends",
                         choices=["threads", "gloo", "sim"])
-    parser.add_argument("--limit", type=float, default=120,
+    line.add_argument("--limit", type=float, default=120,
                         help="seconds that a run may take")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--show", action="store_true",
+    line.add_argument("--jobs", type=int, default=1)
+    line.add_argument("--show", action="store_true",
                         help="print the commands of all runs")
-    args = parser.parse_args()
+    args = line.parse_args()
     args.backends = args.backends or ["threads", "threads", "gloo", "sim"]
-    args.build = args.build.resolve()
     for chapter in args.chapter or NAMES:
-        if not program_of(args, chapter).exists():
-            parser.error(f"--build {args.build}: has no "
+        if not os.path.exists(program_of(args, chapter)):
+            line.error(f"--build {args.build}: has no "
                          f"chapters/{NAMES[chapter]}")
     return args
 

@@ -13,7 +13,6 @@ option's name, or than a key of the report, gets and gives the old one.
 Exit status: 0 when all agree. By hand, not in CI: it needs two builds.
 """
 
-import argparse
 import functools
 import json
 import pathlib
@@ -22,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from book import ROOT, folder, parser, program
+
 SMALL = f"--data {ROOT}/LICENSE --batch 12 --seq 16 --steps 3"
 
 # Chapter and options. {w} runs on world sizes 1, 2, 3, 4.
@@ -125,10 +125,10 @@ def without_wall_times(report, names):
 
 
 @functools.lru_cache(maxsize=None)
-def old_names(program, chapter):
+def old_names(build, chapter):
     """New to old names of the options that the program knows by the old one."""
     renamed = RENAMED.get(chapter, {})
-    text = renamed and subprocess.run([str(program), "--help"], text=True,
+    text = renamed and subprocess.run([program(build, chapter), "--help"], text=True,
                                       stdout=subprocess.PIPE,
                                       check=True).stdout
     return {new: old for new, old in renamed.items()
@@ -136,11 +136,10 @@ def old_names(program, chapter):
 
 
 def outcome(build, chapter, options):
-    program = build / "chapters" / chapter / f"ch{chapter}"
-    names = old_names(program, chapter)
-    with tempfile.TemporaryDirectory(prefix="shardbook-") as folder:
-        saved = pathlib.Path(folder) / "weights.safetensors"
-        command = [str(program),
+    names = old_names(build, chapter)
+    with tempfile.TemporaryDirectory(prefix="shardbook-") as place:
+        saved = pathlib.Path(place) / "weights.safetensors"
+        command = [program(build, chapter),
                    *(names.get(word, word) for word in shlex.split(options)),
                    "--format", "json"]
         if "--backend sim" not in options:
@@ -151,7 +150,7 @@ def outcome(build, chapter, options):
         try:
             report = without_wall_times(json.loads(done.stdout), names)
         except ValueError:
-            report = done.stderr.strip().replace(folder, "")
+            report = done.stderr.strip().replace(place, "")
         return (done.returncode, report,
                 saved.read_bytes() if saved.exists() else b"")
 
@@ -170,13 +169,12 @@ def differences(old, new, where=""):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("old", type=lambda p: pathlib.Path(p).resolve())
-    parser.add_argument("new", type=lambda p: pathlib.Path(p).resolve())
-    parser.add_argument("--only", default="", metavar="TEXT",
+    line = parser(__doc__)
+    line.add_argument("old", type=folder)
+    line.add_argument("new", type=folder)
+    line.add_argument("--only", default="", metavar="TEXT",
                         help="runs with this text in chapter or options")
-    args = parser.parse_args()
+    args = line.parse_args()
     count, failed, refused = 0, 0, 0
     for chapter, options in [*rows(), *sets()]:
         if args.only not in f"{chapter} {options}":

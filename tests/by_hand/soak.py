@@ -16,7 +16,6 @@ Losses come from all weights, so a bit that is lost in a checkpoint shows in the
 steps after it. Exit status: 0 when all went as it should.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -27,6 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from book import folder, parser, program
 
 TINY = ["--model", "gpt-nano", "--data", "walk", "--seq", "8", "--batch", "8",
         "--cluster", "none", "--no-check", "--lr-schedule", "cosine",
@@ -102,8 +103,7 @@ class Run:
     def command(self, way, more):
         chapter, options = way
         dtype = ["--dtype", "f64"] if self.is_mixed else []
-        return ([str(self.build / "chapters" / chapter / f"ch{chapter}")] +
-                TINY + options + dtype + more)
+        return [program(self.build, chapter), *TINY, *options, *dtype, *more]
 
     def steps(self):
         names = [each.name for each in self.checkpoints.glob("step-*")]
@@ -196,13 +196,13 @@ class Run:
 
 
 def main():
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--cycles", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--short", action="store_true")
-    parser.add_argument("--without-processes", action="store_true")
-    args = parser.parse_args()
+    line = parser(__doc__)
+    line.add_argument("build", type=folder)
+    line.add_argument("--cycles", type=int, default=1000)
+    line.add_argument("--seed", type=int, default=None)
+    line.add_argument("--short", action="store_true")
+    line.add_argument("--without-processes", action="store_true")
+    args = line.parse_args()
     seed = args.seed if args.seed is not None else random.randrange(1 << 30)
     random.seed(seed)
     ways = THREADS + ([] if args.without_processes else PROCESSES)
@@ -210,10 +210,10 @@ def main():
         ways = random.sample(ways, 3)
         args.cycles = 12
     print(f"soak: seed {seed}, {args.cycles} cycles")
-    with tempfile.TemporaryDirectory(prefix="shardbook-soak-") as folder:
+    with tempfile.TemporaryDirectory(prefix="shardbook-soak-") as scratch:
         runs = []
         for i, each in enumerate(ways):
-            place = pathlib.Path(folder) / str(i)
+            place = pathlib.Path(scratch) / str(i)
             place.mkdir()
             runs.append(Run(args.build, place, each))
         for i in range(args.cycles):

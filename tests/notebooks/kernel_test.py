@@ -74,6 +74,11 @@ class Kernel:
                                         output_hook=interrupt_when_printed)
         return failed
 
+    def restart(self, now=False):
+        self.manager.restart_kernel(now=now)
+        self.client.wait_for_ready(timeout=LIMIT_S)
+        self.text("#include <iostream>")
+
     def stop(self):
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
@@ -357,9 +362,7 @@ class KernelTest(unittest.TestCase):
             self.assertIn("Segmentation fault", text)
             self.assertIn("restart the kernel", text)
             self.assertIn("restart", self.kernel.error("int x = 1;")[1])
-            self.kernel.manager.restart_kernel()
-            self.kernel.client.wait_for_ready(timeout=LIMIT_S)
-            self.kernel.text("#include <iostream>")
+            self.kernel.restart()
             self.assertEqual(self.kernel.text("std::cout << 2;"), "2")
             self.kernel.text("namespace crash { int deep(int n) { volatile "
                              "int a[999]; a[n % 9] = n; "
@@ -368,9 +371,7 @@ class KernelTest(unittest.TestCase):
 
     def test_a_restart_forgets_everything(self):
         self.kernel.text("int forgotten = 1;")
-        self.kernel.manager.restart_kernel()
-        self.kernel.client.wait_for_ready(timeout=LIMIT_S)
-        self.kernel.text("#include <iostream>")
+        self.kernel.restart()
         self.assertEqual(
             self.kernel.text("int forgotten = 2; std::cout << forgotten;"),
             "2")
@@ -385,9 +386,7 @@ class KernelTest(unittest.TestCase):
         self.assertFalse(self.kernel.manager.is_alive())
         # Now, as Jupyter itself does: a request to shut down, which the dead
         # kernel would never read, would reach the new one.
-        self.kernel.manager.restart_kernel(now=True)
-        self.kernel.client.wait_for_ready(timeout=LIMIT_S)
-        self.kernel.text("#include <iostream>")
+        self.kernel.restart(now=True)
         self.assertEqual(self.kernel.text("std::cout << 1;"), "1")
         self.end_kernel()
 

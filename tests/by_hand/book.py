@@ -1,0 +1,23 @@
+"""What scripts by hand share: where the book and its programs are."""
+
+import argparse
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CHAPTERS = {path.parent.name[:2]: path.parent.name
+            for path in ROOT.glob("chapters/[0-9]*/main.cpp")}
+
+
+def program(build, chapter):
+    """The program of a chapter: "02_ddp"."""
+    return str(build / "chapters" / chapter / f"ch{chapter}")
+
+
+def parser(text):
+    """For a script whose first text says what it does."""
+    return argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawTextHelpFormatter)
+
+
+def folder(path):
+    return pathlib.Path(path).resolve()
