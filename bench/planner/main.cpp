@@ -49,29 +49,26 @@ void print_speed() {
       best.num_predicted, pruned_s);
 }
 
-void print_published(const std::string& which, const std::string& folder,
-                     bool asks_open) {
-  const auto print =
-      [&](const char* name, const char* title,
-          std::vector<bench::PublishedRow> (*rows)(const std::string&)) {
-        if (which != "all" && which != name) return;
-        fmt::print("{}\n", title);
-        double least = 1e30, most = 0;
-        const double seconds = seconds_of([&] {
-          for (const bench::PublishedRow& row : rows(folder)) {
-            const bench::Compared compared =
-                asks_open ? bench::compare(row) : bench::compare_within(row);
-            least = std::min(least, compared.slower());
-            most = std::max(most, compared.slower());
-            fmt::print("{}", bench::compared_text({compared}));
-            std::fflush(stdout);
-          }
-        });
-        fmt::print(
-            "published plans are {:.1f} % to {:.1f} % slower than ours; {:.0f} "
-            "s\n\n",
-            100 * least, 100 * most, seconds);
-      };
+void print_published(const std::string& which, bool asks_open) {
+  const auto print = [&](const char* name, const char* title,
+                         std::vector<bench::PublishedRow> (*rows)()) {
+    if (which != "all" && which != name) return;
+    fmt::print("{}\n", title);
+    double least = 1e30, most = 0;
+    const double seconds = seconds_of([&] {
+      for (const bench::PublishedRow& row : rows()) {
+        const bench::Compared compared = bench::compare(row, asks_open);
+        least = std::min(least, compared.slower());
+        most = std::max(most, compared.slower());
+        fmt::print("{}", bench::compared_text(compared));
+        std::fflush(stdout);
+      }
+    });
+    fmt::print(
+        "published plans are {:.1f} % to {:.1f} % slower than ours; {:.0f} "
+        "s\n\n",
+        100 * least, 100 * most, seconds);
+  };
   print("megatron", "Megatron-LM, SC'21, table 1", bench::megatron_rows);
   print("llama3", "Llama 3, table 4", bench::llama3_rows);
   print("mpt", "MPT, FSDP on A100s", bench::mpt_rows);
@@ -83,7 +80,6 @@ int main(int argc, char** argv) {
   return chapter_main([&] {
     std::string published;
     bool asks_open = true;
-    std::string folder = SHARDBOOK_ROOT "/bench/validate";
     CommandLine line("planner",
                      "The planner's speed, and its plans beside published "
                      "ones.");
@@ -91,10 +87,9 @@ int main(int argc, char** argv) {
                   {"all", "megatron", "llama3", "mpt"});
     line.add("--free", &asks_open,
              "ask again with all of this book's choices, which is slower");
-    line.add("--tables", &folder, "where the published tables are");
     line.parse(argc, argv);
     if (!published.empty()) {
-      print_published(published, folder, asks_open);
+      print_published(published, asks_open);
     } else {
       print_speed();
     }

@@ -57,6 +57,10 @@ PublishedRow row_of(const std::string& model, const HybridJob& job) {
   return row;
 }
 
+std::vector<Row> table(const std::string& name) {
+  return validate::open_table(SHARDBOOK_ROOT "/bench/validate/" + name).rows;
+}
+
 planner::Prediction best_of(PlanRequest request, const std::string& model,
                             double memory_bytes) {
   request.memory_bytes = memory_bytes;
@@ -69,10 +73,9 @@ planner::Prediction best_of(PlanRequest request, const std::string& model,
 
 }  // namespace
 
-std::vector<PublishedRow> megatron_rows(const std::string& folder) {
+std::vector<PublishedRow> megatron_rows() {
   std::vector<PublishedRow> rows;
-  for (const Row& each :
-       validate::read_table(folder + "/megatron_sc21_table1.csv")) {
+  for (const Row& each : table("megatron_sc21_table1.csv")) {
     rows.push_back(row_of(each.text("model"), validate::sc21_table1_job(each)));
     // Megatron-LM of 2021 recomputes all blocks and has neither sequence nor
     // context parallelism, nor a distributed optimizer
@@ -87,9 +90,9 @@ std::vector<PublishedRow> megatron_rows(const std::string& folder) {
   return rows;
 }
 
-std::vector<PublishedRow> llama3_rows(const std::string& folder) {
+std::vector<PublishedRow> llama3_rows() {
   std::vector<PublishedRow> rows;
-  for (const Row& each : validate::read_table(folder + "/llama3_table4.csv")) {
+  for (const Row& each : table("llama3_table4.csv")) {
     const HybridJob job = validate::llama3_job(each);
     rows.push_back(row_of(fmt::format("405B, {} tokens", job.sizes.seq), job));
     planner::Limits& limits = rows.back().request.limits;
@@ -99,10 +102,9 @@ std::vector<PublishedRow> llama3_rows(const std::string& folder) {
   return rows;
 }
 
-std::vector<PublishedRow> mpt_rows(const std::string& folder) {
+std::vector<PublishedRow> mpt_rows() {
   std::vector<PublishedRow> rows;
-  for (const Row& each :
-       validate::read_table(folder + "/mpt_fsdp_a100_h100.csv")) {
+  for (const Row& each : table("mpt_fsdp_a100_h100.csv")) {
     if (each.text("gpu") != "a100_80gb" ||
         each.text("sharding") != "FULL_SHARD" ||
         each.flag("activation_cpu_offload")) {
@@ -121,7 +123,7 @@ std::vector<PublishedRow> mpt_rows(const std::string& folder) {
   return rows;
 }
 
-Compared compare_within(const PublishedRow& row) {
+Compared compare(const PublishedRow& row, bool asks_open) {
   Compared compared;
   compared.model = row.model;
   compared.published = planner::predict_plan(row.request, row.plan);
@@ -129,32 +131,25 @@ Compared compare_within(const PublishedRow& row) {
       compared.published.memory.total() / planner::kUsableMemory;
   compared.memory_bytes = std::max(row.request.capacity(), needs);
   compared.within = best_of(row.request, row.model, compared.memory_bytes);
-  return compared;
-}
-
-Compared compare(const PublishedRow& row) {
-  Compared compared = compare_within(row);
-  compared.open = best_of(row.open, row.model, compared.memory_bytes);
-  return compared;
-}
-
-std::string compared_text(const std::vector<Compared>& rows) {
-  std::string text;
-  for (const Compared& row : rows) {
-    text += fmt::format("{}, {} per device\n", row.model,
-                        planner::bytes_text(row.memory_bytes));
-    const auto line = [&](const char* whose, const planner::Prediction& of) {
-      text += fmt::format("  {:<10}{:<38}{:<38}{:>9}{:>10}", whose,
-                          of.plan.layout_text(), of.plan.work_text(),
-                          planner::bytes_text(of.memory.total()),
-                          planner::time_text(of.step.seconds));
-      const double slower = row.published.step.seconds / of.step.seconds - 1;
-      text += fmt::format("{:>+8.1f} %\n", 100 * slower);
-    };
-    line("published", row.published);
-    line("ours", row.within);
-    if (row.open.step.seconds > 0) line("free", row.open);
+  if (asks_open) {
+    compared.open = best_of(row.open, row.model, compared.memory_bytes);
   }
+  return compared;
+}
+
+std::string compared_text(const Compared& row) {
+  std::string text = fmt::format("{}, {} per device\n", row.model,
+                                 planner::bytes_text(row.memory_bytes));
+  const auto line = [&](const char* whose, const planner::Prediction& of) {
+    const double slower = row.published.step.seconds / of.step.seconds - 1;
+    text += fmt::format("  {:<10}{:<38}{:<38}{:>9}{:>10}{:>+8.1f} %\n", whose,
+                        of.plan.layout_text(), of.plan.work_text(),
+                        planner::bytes_text(of.memory.total()),
+                        planner::time_text(of.step.seconds), 100 * slower);
+  };
+  line("published", row.published);
+  line("ours", row.within);
+  if (row.open.step.seconds > 0) line("free", row.open);
   return text;
 }
 

@@ -37,16 +37,15 @@ struct Compared {
   }
 };
 
-/// The tables in `folder` (bench/validate). Throws Error where one is missing.
-std::vector<PublishedRow> megatron_rows(const std::string& folder);
-std::vector<PublishedRow> llama3_rows(const std::string& folder);
+/// The tables of bench/validate.
+std::vector<PublishedRow> megatron_rows();
+std::vector<PublishedRow> llama3_rows();
 /// The rows of A100s with 80 GB.
-std::vector<PublishedRow> mpt_rows(const std::string& folder);
+std::vector<PublishedRow> mpt_rows();
 
-/// Searches its system's choices: fills in all but `open`.
-Compared compare_within(const PublishedRow& row);
-Compared compare(const PublishedRow& row);
-/// The rows as a table of text.
-std::string compared_text(const std::vector<Compared>& rows);
+/// Searches its system's choices, and all of this book's where `asks_open`.
+Compared compare(const PublishedRow& row, bool asks_open);
+/// The plans of a row as lines of text.
+std::string compared_text(const Compared& row);
 
 }  // namespace shardbook::bench

@@ -3,30 +3,22 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <numeric>
 
 #include "core/check.h"
 
 namespace shardbook::validate {
 namespace {
 
-std::vector<std::size_t> sorted_places(const std::vector<double>& values) {
-  std::vector<std::size_t> places(values.size());
-  std::iota(places.begin(), places.end(), 0);
-  std::stable_sort(places.begin(), places.end(),
-                   [&](auto i, auto j) { return values[i] < values[j]; });
-  return places;
-}
-
 /// Rank of each value, from 0; equal ones share their mean.
 std::vector<double> ranks_of(const std::vector<double>& values) {
-  const std::vector<std::size_t> places = sorted_places(values);
-  std::vector<double> ranks(values.size());
-  for (std::size_t begin = 0, end = 0; begin < places.size(); begin = end) {
-    while (end < places.size() && values[places[end]] == values[places[begin]])
-      ++end;
-    const double mean = static_cast<double>(begin + end - 1) / 2;
-    for (std::size_t i = begin; i < end; ++i) ranks[places[i]] = mean;
+  std::vector<double> sorted = values, ranks;
+  std::sort(sorted.begin(), sorted.end());
+  for (const double value : values) {
+    const auto [begin, end] =
+        std::equal_range(sorted.begin(), sorted.end(), value);
+    ranks.push_back(
+        static_cast<double>(begin - sorted.begin() + end - sorted.begin() - 1) /
+        2);
   }
   return ranks;
 }
@@ -52,35 +44,28 @@ double worst_error(const std::vector<Pair>& pairs) {
   return worst;
 }
 
-double weighted_median(const std::vector<double>& values,
-                       const std::vector<double>& weights) {
-  SB_CHECK(!values.empty() && values.size() == weights.size(),
-           "weighted_median: ", values.size(), " values and ", weights.size(),
-           " weights");
-  double total = 0;
-  for (const double weight : weights) {
-    SB_CHECK(weight > 0, "weighted_median: a weight is ", weight,
-             "; give weights above 0");
-    total += weight;
+double weighted_median(std::vector<Weighted> values) {
+  SB_CHECK(!values.empty(), "weighted_median: no values");
+  std::stable_sort(values.begin(), values.end(),
+                   [](auto a, auto b) { return a.value < b.value; });
+  double total = 0, below = 0;
+  for (const Weighted& each : values) total += each.weight;
+  for (const Weighted& each : values) {
+    below += each.weight;
+    if (below >= total / 2) return each.value;
   }
-  const std::vector<std::size_t> places = sorted_places(values);
-  double below = 0;
-  for (const std::size_t i : places) {
-    below += weights[i];
-    if (below >= total / 2) return values[i];
-  }
-  return values[places.back()];
+  return values.back().value;
 }
 
 // |c s / p - 1| is s / p times |c - p / s|: weights and values of a median.
 double null_mape(const std::vector<Pair>& pairs) {
   if (pairs.empty()) return 0;
-  std::vector<double> values, weights;
+  std::vector<Weighted> values;
   for (const Pair& pair : pairs) {
-    values.push_back(pair.published / pair.null_scale);
-    weights.push_back(pair.null_scale / pair.published);
+    values.push_back(
+        {pair.published / pair.null_scale, pair.null_scale / pair.published});
   }
-  const double best = weighted_median(values, weights);
+  const double best = weighted_median(values);
   std::vector<Pair> guesses = pairs;
   for (Pair& guess : guesses) guess.predicted = best * guess.null_scale;
   return mape(guesses);

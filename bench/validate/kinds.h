@@ -24,6 +24,11 @@ class NotExpressed : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Throws NotExpressed unless a chapter can run the row.
+inline void require(bool can_run, const std::string& reason) {
+  if (!can_run) throw NotExpressed(reason);
+}
+
 struct Outcome {
   std::string row;   ///< what was run: "7.5B, stage 2, 64 GPUs"
   std::string unit;  ///< "TFLOP/s per GPU"

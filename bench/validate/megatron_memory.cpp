@@ -119,35 +119,28 @@ void expect_plain(const Row& row) {
       {"multi_dist_optimizer_instances",
        "the number of optimizer instances is not in the table"}};
   for (const auto& each : kinds) {
-    if (row.text("test").find(each.part) != std::string::npos) {
-      throw NotExpressed(each.reason);
-    }
+    require(!row.says("test", each.part), each.reason);
   }
-  if (row.has("fp8")) throw NotExpressed("weights in FP8 have no formula");
-  if (row.count("cp") > 1 || row.count("ep") > 1) {
-    throw NotExpressed("the formulae are for tp, pp and dp");
-  }
+  require(!row.has("fp8"), "weights in FP8 have no formula");
+  require(row.count("cp") == 1 && row.count("ep") == 1,
+          "the formulae are for tp, pp and dp");
 }
 
 MegatronSoftware software_of(const Row& row) {
   MegatronSoftware software;
   const std::string& hardware = row.text("hardware");
-  if (hardware == "A100") {
-    software.product_workspace = 4 << 20;
-  } else if (hardware == "H100" || hardware == "GB200") {
-    software.product_workspace = 32 << 20;
-  } else {
-    throw NotExpressed("the workspace of " + hardware + " is unknown");
-  }
+  const bool is_a100 = hardware == "A100";
+  require(is_a100 || hardware == "H100" || hardware == "GB200",
+          "the workspace of " + hardware + " is unknown");
+  software.product_workspace = (is_a100 ? 4 : 32) << 20;
   software.has_transformer_engine = row.text("impl") != "local";
   software.fuses_attention =
       software.has_transformer_engine && row.text("attn_backend") != "unfused";
   // Where a test leaves the choice to the library, development containers fuse;
   // those with long-term support did so in some releases only.
-  if (software.fuses_attention && !row.has("attn_backend") &&
-      row.text("env").rfind("lts", 0) == 0) {
-    throw NotExpressed("the attention that its container chose is not stated");
-  }
+  require(!software.fuses_attention || row.has("attn_backend") ||
+              !row.begins("env", "lts"),
+          "the attention that its container chose is not stated");
   return software;
 }
 
@@ -165,14 +158,12 @@ HybridJob tested_job(const Row& row) {
   job.zero_stage = is_set(row, "dist_opt") ? 1 : 0;
   if (row.has("dp_derived")) {
     job.dp = row.count("dp_derived", kMaxSize);
-  } else if (job.zero_stage > 0) {
-    throw NotExpressed("the number of GPUs is not in the table");
+  } else {
+    require(job.zero_stage == 0, "the number of GPUs is not in the table");
   }
   if (row.has("recompute")) {
-    if (row.text("recompute") != "full/uniform/1") {
-      throw NotExpressed("recomputation " + row.text("recompute") +
-                         " has no formula");
-    }
+    require(row.text("recompute") == "full/uniform/1",
+            "recomputation " + row.text("recompute") + " has no formula");
     job.layout.recompute = Recompute::kBlocks;
   }
   return job;

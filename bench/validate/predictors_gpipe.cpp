@@ -168,9 +168,8 @@ std::vector<Outcome> torchgpipe(const Row& row) {
   const std::string& experiment = row.text("experiment");
   const std::string name = benchmark + ", " + experiment;
   if (row.has("memory_GiB")) {
-    if (benchmark.rfind("AmoebaNet", 0) != 0) {
-      throw NotExpressed("no U-Net has a chapter: activations are unknown");
-    }
+    require(row.begins("benchmark", "AmoebaNet"),
+            "no U-Net has a chapter: activations are unknown");
     // Parameters, gradients and momentum
     const double params = row.positive("params");
     return {{name,

@@ -84,9 +84,7 @@ const Model& model_of(const std::string& name) {
 /// Linear layers in FP8; attention, norms and messages in BF16.
 void compute_in_fp8(HybridJob& job) {
   sim::DeviceSpec& device = job.cluster.device;
-  if (device.fp8_speedup == 0) {
-    throw NotExpressed("no FP8 is known of " + device.name);
-  }
+  require(device.fp8_speedup > 0, "no FP8 is known of " + device.name);
   job.cluster.name += " in FP8";
   job.layout.converts_to_fp8 = true;
   device.peak_flops[DType::kBF16] *= device.fp8_speedup;
@@ -108,11 +106,10 @@ HybridJob nemo_job(const std::string& model_name, const std::string& precision,
   job.zero_stage = 1;
   job.overlaps_gradients = true;
   job.overlaps_tensor = true;
-  if (precision.rfind("FP8", 0) == 0) {
-    compute_in_fp8(job);
-  } else if (precision.rfind("BF16", 0) != 0) {
-    throw NotExpressed("precision " + precision + " is not in the devices");
-  }
+  const bool is_fp8 = precision.rfind("FP8", 0) == 0;
+  require(is_fp8 || precision.rfind("BF16", 0) == 0,
+          "precision " + precision + " is not in the devices");
+  if (is_fp8) compute_in_fp8(job);
   return job;
 }
 
@@ -136,17 +133,11 @@ Outcome step_rate(const std::string& model, const HybridJob& job,
   return outcome;
 }
 
-bool says(const Row& row, const char* column, const char* word) {
-  return row.text(column).find(word) != std::string::npos;
-}
-
 }  // namespace
 
 // NVIDIA/dgxc-benchmarking.
 std::vector<Outcome> dgxc(const Row& row) {
-  if (row.text("gpu") != "H100") {
-    throw NotExpressed("no cluster has " + row.text("gpu"));
-  }
+  require(row.text("gpu") == "H100", "no cluster has " + row.text("gpu"));
   HybridJob job = nemo_job(row);
   job.layers = row.count("layers", kMaxLayers);
   return {time_outcome(
@@ -156,18 +147,15 @@ std::vector<Outcome> dgxc(const Row& row) {
 
 // NVIDIA-NeMo/Megatron-Bridge.
 std::vector<Outcome> nemo(const Row& row) {
-  if (row.text("system") != "DGX-H100") {
-    throw NotExpressed("no cluster describes " + row.text("system"));
-  }
-  if (row.text("task") != "Pre-Training Performance") {
-    throw NotExpressed("fine-tuning has no chapter");
-  }
+  require(row.text("system") == "DGX-H100",
+          "no cluster describes " + row.text("system"));
+  require(row.text("task") == "Pre-Training Performance",
+          "fine-tuning has no chapter");
   HybridJob job = nemo_job(row);
   job.layout.ep = degree(row, "ep");
   // Megatron Core drops tokens with its plain all-to-all only, which sends a
   // copy to each expert (megatron/bridge/utils, apply_moe_token_drop)
-  job.layout.sends_once_per_node =
-      row.text("model").find("tokendrop") == std::string::npos;
+  job.layout.sends_once_per_node = !row.says("model", "tokendrop");
   // Their settings are FP8_CS: current scaling
   job.layout.scales_by_maximum = job.layout.converts_to_fp8;
   return {step_rate(row.text("model") + " " + row.text("release"), job,
@@ -205,26 +193,22 @@ std::vector<Outcome> llama3(const Row& row) {
 // and sums gradients in f32; without torch.compile, norms, rotary positions
 // and activations are many operations.
 std::vector<Outcome> torchtitan(const Row& row) {
-  if (!says(row, "hardware", "H100-96GB")) {
-    throw NotExpressed("no cluster describes " + row.text("hardware"));
-  }
-  const bool is_tp = says(row, "technique", " TP ");
-  if (!says(row, "technique", "compile") && !is_tp) {
-    throw NotExpressed("without torch.compile, operations are not fused");
-  }
-  if (says(row, "technique", "rowwise")) {
-    throw NotExpressed("FP8 with a scale per row is not in the devices");
-  }
-  HybridJob job = nemo_job(
-      row.text("model"), says(row, "technique", "fp8") ? "FP8" : "BF16",
-      row.count("seq_len", kMaxSize), "grand-teton-h100-500w");
+  require(row.says("hardware", "H100-96GB"),
+          "no cluster describes " + row.text("hardware"));
+  require(row.says("technique", "compile") || row.says("technique", " TP "),
+          "without torch.compile, operations are not fused");
+  require(!row.says("technique", "rowwise"),
+          "FP8 with a scale per row is not in the devices");
+  HybridJob job =
+      nemo_job(row.text("model"), row.says("technique", "fp8") ? "FP8" : "BF16",
+               row.count("seq_len", kMaxSize), "grand-teton-h100-500w");
   set_mesh(row, job, "", "local_batch");
   SB_CHECK(job.dp == row.count("fsdp"), row.place(), ": fsdp is ",
            row.text("fsdp"), ", and ", row.text("gpus"), " GPUs leave ",
            job.dp);
   job.zero_stage = 3;
   job.gradient_dtype = DType::kF32;
-  job.overlaps_tensor = says(row, "technique", "async");
+  job.overlaps_tensor = row.says("technique", "async");
   job.layout.cuts_tokens = job.layout.tp > 1;
   job.layout.scales_by_maximum = job.layout.converts_to_fp8;
   job.layout.recompute = row.text("ac") == "full"

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "bench/validate/table_rows.h"
 #include "core/check.h"
@@ -14,20 +16,18 @@ namespace shardbook::validate {
 std::vector<Outcome> megatron_2020(const Row& row) {
   const std::string& hardware = row.text("hardware");
   const bool is_a100 = hardware == "DGX-A100";
-  if (!is_a100 && hardware.find("V100") == std::string::npos) {
-    throw NotExpressed("no cluster describes " + hardware);
-  }
+  require(is_a100 || row.says("hardware", "V100"),
+          "no cluster describes " + hardware);
   // DGX A100 with Megatron-LM's software
   HybridJob job = megatron_job(row, is_a100 ? "selene" : "dgx2-v100");
   set_degrees(row, row.count("tp", kMaxSize), 1, 1, job);
-  if (job.dp > 1 && job.layout.tp > 1) {
-    throw NotExpressed("no chapter joins tensor and data parallelism yet");
-  }
+  require(job.dp == 1 || job.layout.tp == 1,
+          "no chapter joins tensor and data parallelism yet");
   const int batch = row.count("global_batch");
   SB_CHECK(batch % job.dp == 0, row.place(), ": global_batch is ", batch,
            ", which does not divide by dp ", job.dp);
   job.layout.micro_batch = batch / job.dp;
-  if (row.text("activation_recompute").rfind("full", 0) != 0) {
+  if (!row.begins("activation_recompute", "full")) {
     job.layout.recompute = Recompute::kNothing;
   }
   const StepTime time = job.dp > 1          ? with_ddp(job)
@@ -41,9 +41,8 @@ std::vector<Outcome> megatron_2020(const Row& row) {
 // Korthikanti et al. 2022, table 4.
 std::vector<Outcome> korthikanti_layer(const Row& row) {
   expect_selene(row);
-  if (row.text("unit") != "one transformer layer") {
-    throw NotExpressed("unit " + row.text("unit") + " is not one layer");
-  }
+  require(row.text("unit") == "one transformer layer",
+          "unit " + row.text("unit") + " is not one layer");
   HybridJob job;
   job.cluster = cluster_named("selene-2022");
   job.sizes.hidden = row.count("hidden", 1 << 17);
@@ -53,20 +52,18 @@ std::vector<Outcome> korthikanti_layer(const Row& row) {
   job.layout.micro_batch = row.count("micro_batch", kMaxSize);
   job.layout.dropout = kMegatronDropout;
   const std::string& experiment = row.text("experiment");
-  if (experiment == "sequence parallelism") {
-    job.layout.cuts_tokens = true;
-  } else if (experiment == "selective + sequence") {
-    job.layout.cuts_tokens = true;
-    job.layout.recompute = Recompute::kAttention;
-  } else if (experiment == "baseline with full recompute") {
-    job.layout.recompute = Recompute::kBlocks;
-  } else if (experiment == "selective recompute") {
-    throw NotExpressed(
-        "no chapter recomputes attention alone while all ranks have all "
-        "tokens");
-  } else if (experiment != "baseline no recompute") {
-    throw NotExpressed("experiment " + experiment + " has no chapter");
-  }
+  require(experiment != "selective recompute",
+          "no chapter recomputes attention alone while all ranks have all "
+          "tokens");
+  const std::map<std::string, std::pair<bool, Recompute>> experiments = {
+      {"baseline no recompute", {false, Recompute::kNothing}},
+      {"baseline with full recompute", {false, Recompute::kBlocks}},
+      {"sequence parallelism", {true, Recompute::kNothing}},
+      {"selective + sequence", {true, Recompute::kAttention}}};
+  require(experiments.count(experiment) > 0,
+          "experiment " + experiment + " has no chapter");
+  std::tie(job.layout.cuts_tokens, job.layout.recompute) =
+      experiments.at(experiment);
   const planner::StageRun run =
       planner::run_stage(job.cluster, job.sizes, job.layout, {1});
   const auto outcome = [&](const char* part, const char* column, double seconds,
@@ -116,12 +113,11 @@ std::vector<Outcome> korthikanti_step(const Row& row) {
   set_mesh(row, job, "interleave_v");
   set_micro_batches(row, job);
   const std::string& mode = row.text("mode");
-  if (mode == "SP + selective recompute") {
-    job.layout.cuts_tokens = true;
-    job.layout.recompute = Recompute::kAttention;
-  } else if (mode != "full recompute, no SP") {
-    throw NotExpressed("mode " + mode + " has no chapter");
-  }
+  const bool is_selective = mode == "SP + selective recompute";
+  require(is_selective || mode == "full recompute, no SP",
+          "mode " + mode + " has no chapter");
+  job.layout.cuts_tokens = is_selective;
+  if (is_selective) job.layout.recompute = Recompute::kAttention;
   Outcome outcome = time_outcome(
       describe(row.text("model") + ", " + mode, job), job, hybrid_step(job),
       "s", 1, row.positive("iter_time_s"), recomputed_flops(job));
@@ -131,10 +127,9 @@ std::vector<Outcome> korthikanti_step(const Row& row) {
 
 // VIA-Research/vTrain: one node of A100s.
 std::vector<Outcome> vtrain(const Row& row) {
-  if (row.text("gpu") != "A100" || row.text("schedule") != "1F1B") {
-    throw NotExpressed("no cluster and schedule for " + row.text("gpu") + ", " +
-                       row.text("schedule"));
-  }
+  require(row.text("gpu") == "A100" && row.text("schedule") == "1F1B",
+          "no cluster and schedule for " + row.text("gpu") + ", " +
+              row.text("schedule"));
   HybridJob job =
       megatron_job(row, "vtrain-a100", kMegatronVocabulary, "seq_len_tokens");
   if (row.text("activation_recompute") != "full") {

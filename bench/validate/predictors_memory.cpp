@@ -45,9 +45,8 @@ double capacity_bytes(const Row& row) {
 // Decimal GB of one device. Rajbhandari et al. 2020, table 1.
 std::vector<Outcome> model_states(const Row& row) {
   const std::string& optimizer = row.text("optimizer");
-  if (optimizer.find("(2+2+12 bytes)") == std::string::npos) {
-    throw NotExpressed("optimizer \"" + optimizer + "\" has no known bytes");
-  }
+  require(row.says("optimizer", "(2+2+12 bytes)"),
+          "optimizer \"" + optimizer + "\" has no known bytes");
   const double parameters = row.positive("params");
   const int dp = row.count("dp");
   const int stage = stage_of(row);
@@ -78,9 +77,7 @@ std::vector<Outcome> largest_models(const Row& row) {
 // GiB of one device, and of the host where the table has it.
 std::vector<Outcome> deepspeed_estimates(const Row& row) {
   const int stage = stage_of(row);
-  if (stage < 2) {
-    throw NotExpressed("DeepSpeed has estimators of stages 2 and 3 only");
-  }
+  require(stage >= 2, "DeepSpeed has estimators of stages 2 and 3 only");
   zero::DeepSpeedSetup setup;
   setup.parameters = row.positive("params");
   setup.largest_layer = row.positive("largest_layer_params");
@@ -92,13 +89,9 @@ std::vector<Outcome> deepspeed_estimates(const Row& row) {
     setup.zero_init = row.flag("zero_init");
   } else {
     // In words: "offload params+optimizer cpu, zero_init=1"
-    const std::string& words = row.text("offload");
-    const auto says = [&](const char* word) {
-      return words.find(word) != std::string::npos;
-    };
-    setup.offload_optimizer = says("optimizer");
-    setup.offload_parameters = says("params");
-    setup.zero_init = !says("zero_init=0");
+    setup.offload_optimizer = row.says("offload", "optimizer");
+    setup.offload_parameters = row.says("offload", "params");
+    setup.zero_init = !row.says("offload", "zero_init=0");
   }
   const auto estimate = zero::deepspeed_estimate(stage, setup);
   constexpr double kGiB = 1 << 30;

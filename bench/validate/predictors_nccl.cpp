@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <memory>
 #include <numeric>
 
 #include "bench/validate/kinds.h"
@@ -16,33 +15,13 @@ namespace {
 // Below this, launch and latency dominate, and figures vary from run to run.
 constexpr double kLargeBytes = 16e6;
 
-std::vector<int> first_ranks(int count) {
-  std::vector<int> ranks(static_cast<std::size_t>(count));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
-/// Cost models by cluster (a preset's name or JSON), each made once.
-const sim::CostModel& costs_of(const std::string& cluster,
-                               const std::string& label) {
-  static std::map<std::string, std::unique_ptr<sim::CostModel>> models;
-  auto& model = models[cluster];
-  if (model == nullptr) {
-    model = std::make_unique<sim::CostModel>(
-        cluster.front() == '{' ? sim::Cluster::from_json(cluster, label)
-                               : sim::Cluster::read(cluster));
-  }
-  return *model;
-}
-
-const sim::CostModel& machine_of(const Row& row) {
-  const std::string& gpu = row.text("gpu");
+sim::Cluster machine_of(const Row& row) {
   for (const auto& [prefix, cluster] :
        {std::pair("A100", "dgx-a100"), std::pair("V100", "dgx-v100"),
         std::pair("H100", "dgx-h100")}) {
-    if (gpu.rfind(prefix, 0) == 0) return costs_of(cluster, row.place());
+    if (row.begins("gpu", prefix)) return sim::Cluster::read(cluster);
   }
-  throw NotExpressed("no cluster has " + gpu);
+  throw NotExpressed("no cluster has " + row.text("gpu"));
 }
 
 CommOp operation_of(const Row& row) {
@@ -52,52 +31,53 @@ CommOp operation_of(const Row& row) {
       {"reduce_scatter", CommOp::kReduceScatter},
       {"broadcast", CommOp::kBroadcast},
       {"all_to_all", CommOp::kAllToAll}};
-  const auto found = names.find(row.text("collective"));
-  if (found == names.end()) {
-    throw NotExpressed("collective " + row.text("collective") +
-                       " is not in the cost model");
-  }
-  return found->second;
+  const std::string& name = row.text("collective");
+  require(names.count(name) > 0,
+          "collective " + name + " is not in the cost model");
+  return names.at(name);
 }
 
-void check_size(const Row& row, const sim::CostModel& costs, int ranks) {
-  const int devices = costs.cluster().num_devices();
+sim::Cost cost_of(const Row& row, const sim::Cluster& cluster, CommOp op,
+                  double bytes, int ranks) {
+  const int devices = cluster.num_devices();
   SB_CHECK(ranks >= 2 && ranks <= devices, row.place(), ": ranks is ", ranks,
-           "; give 2 to ", devices, ", the devices of ", costs.cluster().name);
+           "; give 2 to ", devices, ", the devices of ", cluster.name);
+  std::vector<int> first(static_cast<std::size_t>(ranks));
+  std::iota(first.begin(), first.end(), 0);
+  return sim::CostModel(cluster).collective(op, bytes, first);
 }
 
 /// The cluster that a row describes, or the one that its words name:
 /// "NVLink3 A100 8-GPU", "DGX H100 SHARP 8x400Gb RDMA, multi-node".
-std::string fabric_cluster(const Row& row) {
-  if (row.has("cluster")) return row.text("cluster");
-  const std::string& fabric = row.text("fabric");
-  const auto says = [&](const char* word) {
-    return fabric.find(word) != std::string::npos;
-  };
-  if (says("A100")) return "dgx-a100";
-  if (says("V100")) return "dgx-v100";
-  if (!says("H100")) {
-    throw NotExpressed("fabric \"" + fabric +
-                       "\" comes without a description of its cluster");
+sim::Cluster fabric_cluster(const Row& row) {
+  if (row.has("cluster")) {
+    const std::string& cluster = row.text("cluster");
+    return cluster.front() == '{'
+               ? sim::Cluster::from_json(cluster, row.place())
+               : sim::Cluster::read(cluster);
   }
-  const bool has_many_nodes = says("multi-node");
-  if (says("SHARP") != has_many_nodes) return "dgx-h100";
+  const auto says = [&](const char* word) { return row.says("fabric", word); };
+  if (says("A100")) return sim::Cluster::read("dgx-a100");
+  if (says("V100")) return sim::Cluster::read("dgx-v100");
+  require(says("H100"), "fabric \"" + row.text("fabric") +
+                            "\" comes without a description of its cluster");
+  sim::Cluster cluster = sim::Cluster::read("dgx-h100");
   // The preset sums in the node's switch, and not in the network
-  return has_many_nodes ? R"({"extends": "dgx-h100",
-                   "network": {"reduction_GB_per_s": 48}})"
-                        : R"({"extends": "dgx-h100",
-                   "intra_node": {"reduction_GB_per_s": 0}})";
+  const bool has_many_nodes = says("multi-node");
+  if (says("SHARP") == has_many_nodes) {
+    (has_many_nodes ? cluster.network : cluster.intra_node)
+        .reduction_bytes_per_s = has_many_nodes ? 48e9 : 0;
+  }
+  return cluster;
 }
 
 }  // namespace
 
 std::vector<Outcome> collective_time(const Row& row) {
-  const sim::CostModel& costs = machine_of(row);
   const int ranks = row.count("ranks");
-  check_size(row, costs, ranks);
   const double bytes = row.positive("size_bytes");
   const sim::Cost cost =
-      costs.collective(operation_of(row), bytes, first_ranks(ranks));
+      cost_of(row, machine_of(row), operation_of(row), bytes, ranks);
   // The null model: one bandwidth for the bytes that a rank sends
   return {{fmt::format("{} of {:.4g} MB over {} {}", row.text("collective"),
                        bytes / 1e6, ranks, row.text("gpu")),
@@ -111,17 +91,12 @@ std::vector<Outcome> collective_time(const Row& row) {
 
 // The bytes that an all-reduce of 8 GB sends per rank and second.
 std::vector<Outcome> bus_bandwidth(const Row& row) {
-  // Named: a reference from a call on temporaries looks dangling to GCC 14
-  const std::string cluster = fabric_cluster(row);
-  const sim::CostModel& costs = costs_of(cluster, row.place());
-  const bool has_many_nodes =
-      row.text("fabric").find("multi-node") != std::string::npos;
-  const int ranks =
-      row.has("ranks") ? row.count("ranks") : (has_many_nodes ? 16 : 8);
-  check_size(row, costs, ranks);
+  const int ranks = row.has("ranks")                   ? row.count("ranks")
+                    : row.says("fabric", "multi-node") ? 16
+                                                       : 8;
   constexpr double kBytes = 8e9;
   const sim::Cost cost =
-      costs.collective(CommOp::kAllReduce, kBytes, first_ranks(ranks));
+      cost_of(row, fabric_cluster(row), CommOp::kAllReduce, kBytes, ranks);
   return {{row.text("fabric"),
            "GB/s",
            {2.0 * (ranks - 1) / ranks * kBytes / cost.seconds / 1e9,

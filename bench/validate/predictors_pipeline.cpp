@@ -57,17 +57,14 @@ Outcome outcome_of(const Row& row, const std::string& schedule,
 std::vector<Outcome> bubble_rate(const Row& row) {
   static const std::map<std::string, std::string> names = {
       {"1F1B", "1f1b"}, {"ZB-H1", "zb-h1"}, {"ZB-H2", "zb-h2"}};
-  const auto name = names.find(row.text("schedule"));
-  if (name == names.end()) {
-    throw NotExpressed("no schedule " + row.text("schedule"));
-  }
+  const std::string& name = row.text("schedule");
+  require(names.count(name) > 0, "no schedule " + name);
   pipeline::schedules::ScheduleOptions options;
   options.num_ranks = row.count("pp", kMaxRanks);
   options.micro_batches = row.count("num_microbatches", kMaxMicroBatches);
   const auto schedule =
-      pipeline::schedules::make_schedule(name->second, options);
-  return {outcome_of(row, row.text("schedule"),
-                     pipeline::replay(schedule, costs_of(row)))};
+      pipeline::schedules::make_schedule(names.at(name), options);
+  return {outcome_of(row, name, pipeline::replay(schedule, costs_of(row)))};
 }
 
 // The same table's schedules that are found by search within a memory limit.
@@ -89,31 +86,20 @@ std::vector<Outcome> automatic_bubble_rate(const Row& row) {
 
 namespace {
 
-/// Seconds of one step; each setting is run once.
-double step_s(const std::string& model, std::int64_t batch,
-              std::int64_t image_size, const std::string& variant,
-              std::int64_t split_size) {
-  static std::map<std::string, double> done;
-  const std::string key = fmt::format("{} {} {} {} {}", model, batch,
-                                      image_size, variant, split_size);
-  if (const auto found = done.find(key); found != done.end()) {
-    return found->second;
-  }
+/// A step of ResNet-50 in each way.
+model_parallel::Sweep sweep_of(std::int64_t batch, std::int64_t image_size,
+                               std::int64_t split_size) {
   Options options = planner::shape_options();
   // The text names no device; a processor of a K80, fitted to its first row,
   // gives the other three
   options.cluster = "k80-pcie";
   options.world_size = 2;
-  options.model = model;
+  options.model = "resnet50";
   options.batch = batch;
   options.seq = 1;
   options.image_size = image_size;
   options.optimizer = "sgd";
-  const model_parallel::Sweep sweep =
-      model_parallel::run_sweep(options, {}, {split_size}, /*repeats=*/1);
-  return done[key] = variant == "single"     ? sweep.single.virtual_s
-                     : variant == "pipeline" ? sweep.pipelined[0].virtual_s
-                                             : sweep.naive.virtual_s;
+  return model_parallel::run_sweep(options, {}, {split_size}, /*repeats=*/1);
 }
 
 /// Height of "3x128x128".
@@ -128,19 +114,17 @@ std::int64_t image_size(const Row& row) {
 }  // namespace
 
 std::vector<Outcome> tutorial(const Row& row) {
-  if (row.text("model") != "ResNet50") {
-    throw NotExpressed("the chapter's table is of ResNet50");
-  }
+  require(row.text("model") == "ResNet50",
+          "the chapter's table is of ResNet50");
   const int batch = row.count("batch", 1 << 16);
   const std::string& variant = row.text("variant");
   const bool is_pipeline = variant == "pipelined";
-  const std::string ours = is_pipeline                ? "pipeline"
-                           : row.integer("gpus") == 1 ? "single"
-                                                      : "model_parallel";
   const int split = is_pipeline ? row.count("split_size", batch) : batch;
-  const double seconds =
-      row.positive("num_batches") *
-      step_s("resnet50", batch, image_size(row), ours, split);
+  const model_parallel::Sweep sweep = sweep_of(batch, image_size(row), split);
+  const auto& time = is_pipeline                ? sweep.pipelined[0]
+                     : row.integer("gpus") == 1 ? sweep.single
+                                                : sweep.naive;
+  const double seconds = row.positive("num_batches") * time.virtual_s;
   return {{variant + (is_pipeline ? fmt::format(", splits of {}", split) : ""),
            "s",
            {seconds, row.positive("time_s"), 1, "ResNet50"},

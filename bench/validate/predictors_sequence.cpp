@@ -64,26 +64,23 @@ constexpr std::int64_t kTokensPerStep = 1 << 20;
 
 // Iterations per second of one attention, whose sequence is cut over 8 GPUs.
 std::vector<Outcome> ring_flash_attention(const Row& row) {
-  if (row.text("api") != "batch") {
-    throw NotExpressed("several sequences packed into one have no chapter");
-  }
+  require(row.text("api") == "batch",
+          "several sequences packed into one have no chapter");
   static const std::map<std::string, Layout> layouts = {
       {"ring", Layout::kContiguous},
       {"zigzag", Layout::kZigzag},
       {"stripe", Layout::kStriped}};
   const std::string& variant = row.text("variant");
   const bool is_bound = variant.rfind("theoretic (1-GPU", 0) == 0;
-  const auto layout = layouts.find(variant);
-  if (!is_bound && layout == layouts.end()) {
-    throw NotExpressed("variant " + variant + " has no chapter");
-  }
+  require(is_bound || layouts.count(variant) > 0,
+          "variant " + variant + " has no chapter");
   AttentionJob job;
   job.cluster = ring_cluster(row.text("gpu"));
   job.tokens_per_rank = row.count("tokens_per_gpu", kMaxSize);
   read_heads(row, job);
   const int world = row.count("world", 1024);
   job.ranks = is_bound ? 1 : world;
-  if (!is_bound) job.layout = layout->second;
+  if (!is_bound) job.layout = layouts.at(variant);
   const std::string& phase = row.text("phase");
   job.with_backward = phase == "fwd+bwd";
   const StepTime time = run_attention(job);
@@ -101,17 +98,14 @@ std::vector<Outcome> ulysses_charts(const Row& row) {
   const std::string& system = row.text("system");
   const bool is_megatron = system == "Megatron-LM";
   const bool is_ulysses = system == "Ulysses (a2a SP)";
-  if (!is_megatron && !is_ulysses && system != "ColossalAI-SP (ring RSA)") {
-    throw NotExpressed("system " + system + " has no chapter");
-  }
+  require(is_megatron || is_ulysses || system == "ColossalAI-SP (ring RSA)",
+          "system " + system + " has no chapter");
   HybridJob job;
   set_sizes(row.text("model"), job);
-  if (row.text("outcome") != "ran") {
-    throw NotExpressed("it ran out of memory: no rate was printed");
-  }
-  if (row.text("hardware") != "A100-40GB") {
-    throw NotExpressed("no cluster describes " + row.text("hardware"));
-  }
+  require(row.text("outcome") == "ran",
+          "it ran out of memory: no rate was printed");
+  require(row.text("hardware") == "A100-40GB",
+          "no cluster describes " + row.text("hardware"));
   job.cluster = cluster_named("a100-40gb-cloud");
   (is_megatron ? job.layout.tp : job.layout.cp) = row.count("gpus", kMaxSize);
   job.sizes.seq = row.count("seq_len", kMaxSize);

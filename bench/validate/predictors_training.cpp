@@ -43,12 +43,10 @@ const char* mpt_cluster(const std::string& gpu) {
 
 // DeepSpeed on Azure: 175B to 1T parameters, sequences of 512.
 std::vector<Outcome> azure_zero3(const Row& row) {
-  if (row.integer("zero_stage") != 3) {
-    throw NotExpressed("only stage 3 was published for this cluster");
-  }
-  if (row.text("hardware").find("NDm A100 v4") == std::string::npos) {
-    throw NotExpressed("no cluster describes " + row.text("hardware"));
-  }
+  require(row.integer("zero_stage") == 3,
+          "only stage 3 was published for this cluster");
+  require(row.says("hardware", "NDm A100 v4"),
+          "no cluster describes " + row.text("hardware"));
   return zero3(row, row.text("model"), "azure-ndm-a100", false,
                kMegatronVocabulary);
 }
@@ -56,12 +54,11 @@ std::vector<Outcome> azure_zero3(const Row& row) {
 // Narayanan et al. 2021, table 2.
 std::vector<Outcome> sc21_table2(const Row& row) {
   const std::string model = row.text("params_B") + "B";
-  if (row.text("scheme").rfind("ZeRO-3", 0) == 0) {
+  if (row.begins("scheme", "ZeRO-3")) {
     return zero3(row, model, "selene-zero3", true, 0);
   }
-  if (row.text("scheme") != "PTD-P") {
-    throw NotExpressed("scheme " + row.text("scheme") + " has no chapter");
-  }
+  require(row.text("scheme") == "PTD-P",
+          "scheme " + row.text("scheme") + " has no chapter");
   HybridJob job = sc21_table1_job(row);
   Outcome outcome = tflops_outcome(model, job, row);
   outcome.pair.contest = contest(row, model);
@@ -81,17 +78,12 @@ HybridJob mpt_job(const Row& row, const char* cluster) {
 
 // mosaicml/llm-foundry, scripts/train/benchmarking.
 std::vector<Outcome> mpt_fsdp(const Row& row) {
-  if (row.text("sharding") != "FULL_SHARD") {
-    throw NotExpressed("sharding " + row.text("sharding") +
-                       " is not FULL_SHARD");
-  }
-  if (row.text("precision").find("bf16") == std::string::npos) {
-    throw NotExpressed("precision " + row.text("precision") +
-                       " is not in the device models");
-  }
-  if (row.flag("activation_cpu_offload")) {
-    throw NotExpressed("activations on the host have no chapter yet");
-  }
+  require(row.text("sharding") == "FULL_SHARD",
+          "sharding " + row.text("sharding") + " is not FULL_SHARD");
+  require(row.says("precision", "bf16"), "precision " + row.text("precision") +
+                                             " is not in the device models");
+  require(!row.flag("activation_cpu_offload"),
+          "activations on the host have no chapter yet");
   const HybridJob job = mpt_job(row, mpt_cluster(row.text("gpu")));
   Outcome outcome = rate_outcome(
       describe_on_gpus(row.text("model"), job), job, with_fsdp(job),
@@ -103,7 +95,7 @@ std::vector<Outcome> mpt_fsdp(const Row& row) {
            12.0 * static_cast<double>(job.layers * job.sizes.seq) * h);
   outcome.pair.contest =
       row.text("gpu") + " " + contest(row, row.text("model"));
-  outcome.is_aimed_at = row.text("gpu").rfind("a100", 0) == 0;
+  outcome.is_aimed_at = row.begins("gpu", "a100");
   return {outcome};
 }
 

@@ -56,6 +56,14 @@ const std::string& Row::text(const std::string& column) const {
   return values_[static_cast<std::size_t>(found - names_.begin())];
 }
 
+bool Row::says(const std::string& column, const std::string& word) const {
+  return text(column).find(word) != std::string::npos;
+}
+
+bool Row::begins(const std::string& column, const std::string& word) const {
+  return text(column).rfind(word, 0) == 0;
+}
+
 double Row::number(const std::string& column) const {
   const std::string& value = text(column);
   char* end = nullptr;
@@ -119,10 +127,6 @@ Table open_table(const std::string& file) {
   SB_CHECK(!table.columns.empty(), file, ": is empty");
   SB_CHECK(!table.rows.empty(), file, ": has names of columns, but no rows");
   return table;
-}
-
-std::vector<Row> read_table(const std::string& file) {
-  return open_table(file).rows;
 }
 
 }  // namespace shardbook::validate

@@ -20,6 +20,9 @@ class Row {
   /// Throws Error that names the file, the line and the column when there is
   /// no such column or, for the others, no such value.
   const std::string& text(const std::string& column) const;
+  /// Whether the text of a column has this word, or begins with it.
+  bool says(const std::string& column, const std::string& word) const;
+  bool begins(const std::string& column, const std::string& word) const;
   double number(const std::string& column) const;
   int integer(const std::string& column) const;
   /// A number above 0; a whole number from 1 to `max`.
@@ -42,7 +45,5 @@ struct Table {
 /// Values may be quoted: "a, b", with "" for a quote. Throws Error that names
 /// the file and the line.
 Table open_table(const std::string& file);
-/// Its rows.
-std::vector<Row> read_table(const std::string& file);
 
 }  // namespace shardbook::validate

@@ -80,9 +80,8 @@ HybridJob sc21_table1_job(const Row& row) {
 }
 
 void expect_selene(const Row& row) {
-  if (row.text("hardware").find("A100-80GB") == std::string::npos) {
-    throw NotExpressed("no cluster describes " + row.text("hardware"));
-  }
+  require(row.says("hardware", "A100-80GB"),
+          "no cluster describes " + row.text("hardware"));
 }
 
 std::string describe(const std::string& model, const HybridJob& job) {

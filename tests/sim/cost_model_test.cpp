@@ -39,7 +39,8 @@ TEST(PublishedAllReduceBelowSixteenMegabytes, IsWithinAQuarter) {
   int count = 0;
   double sum = 0;
   for (const validate::Row& row :
-       validate::read_table(table_file("nccl_allreduce_lut_a100_v100.csv"))) {
+       validate::open_table(table_file("nccl_allreduce_lut_a100_v100.csv"))
+           .rows) {
     const double bytes = row.number("size_bytes");
     if (bytes >= kLargeBytes) continue;
     const bool is_a100 = row.text("gpu") == "A100";

@@ -19,13 +19,10 @@ TEST(Mape, IsTheMeanOfAbsoluteErrors) {
 }
 
 TEST(WeightedMedian, HasHalfOfTheWeightOnEitherSide) {
-  EXPECT_EQ(weighted_median({3, 1, 2}, {1, 1, 1}), 2);
-  EXPECT_EQ(weighted_median({1, 2, 3}, {5, 1, 1}), 1);
-  EXPECT_EQ(weighted_median({1, 2, 3}, {1, 1, 5}), 3);
-  EXPECT_EQ(weighted_median({7}, {0.1}), 7);
-  EXPECT_THROW(weighted_median({}, {}), Error);
-  EXPECT_THROW(weighted_median({1, 2}, {1}), Error);
-  EXPECT_THROW(weighted_median({1, 2}, {1, 0}), Error);
+  EXPECT_EQ(weighted_median({{3}, {1}, {2}}), 2);
+  EXPECT_EQ(weighted_median({{1, 5}, {2}, {3}}), 1);
+  EXPECT_EQ(weighted_median({{1}, {2}, {3, 5}}), 3);
+  EXPECT_THROW(weighted_median({}), Error);
 }
 
 // Small values weigh more: 10, 20 and 40 are best met by 20 (or less).
