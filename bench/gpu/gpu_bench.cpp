@@ -26,6 +26,7 @@
 #include <optional>
 
 #include "bench/gpu/gpu_work.h"
+#include "chapters/common/run/command_line.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/gpus.h"
@@ -210,31 +211,23 @@ int run(const Settings& settings) {
   return 0;
 }
 
-Settings read(const std::vector<std::string>& words) {
+Settings read(int argc, char** argv) {
   Settings settings;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    const auto value = [&] {
-      SB_CHECK(i + 1 < words.size(), words[i], " needs a value");
-      return words[++i];
-    };
-    if (words[i] == "--pytorch") {
-      settings.pytorch = value();
-    } else if (words[i] == "--json") {
-      settings.json = value();
-    } else if (words[i] == "--quick") {
-      settings.sizes.gemm = 64;
-      settings.sizes.copy_bytes = 1 << 16;
-      settings.sizes.gpt = "gpt-nano";
-      settings.sizes.batch = 2;
-      settings.sizes.seq = 16;
-      settings.sizes.resnet = "resnet18";
-      settings.sizes.images = 2;
-      settings.sizes.image_size = 32;
-    } else {
-      SB_FAIL(words[i],
-              ": unknown option; there are --pytorch SCRIPT, --json "
-              "FILE and --quick");
-    }
+  bool is_quick = false;
+  CommandLine line("gpu_bench", "One GPU against its peak, cuBLAS, PyTorch.");
+  line.add("--pytorch", &settings.pytorch, "the script that measures PyTorch");
+  line.add("--json", &settings.json, "write the results to this file");
+  line.add("--quick", &is_quick, "small sizes, to try the program itself");
+  line.parse(argc, argv);
+  if (is_quick) {
+    settings.sizes = {.gemm = 64,
+                      .copy_bytes = 1 << 16,
+                      .gpt = "gpt-nano",
+                      .batch = 2,
+                      .seq = 16,
+                      .resnet = "resnet18",
+                      .images = 2,
+                      .image_size = 32};
   }
   return settings;
 }
@@ -245,8 +238,7 @@ Settings read(const std::vector<std::string>& words) {
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a peer may have ended
   try {
-    return shardbook::bench::run(
-        shardbook::bench::read({argv + 1, argv + argc}));
+    return shardbook::bench::run(shardbook::bench::read(argc, argv));
   } catch (const std::exception& error) {
     fmt::print(stderr, "error: {}\n", error.what());
     return 2;

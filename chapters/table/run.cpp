@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 
 #include "chapters/table/internal/json_reader.h"
@@ -206,6 +207,60 @@ std::optional<VirtualRun> read_virtual(const JsonReader& reader,
   return run;
 }
 
+SweepTime read_time(const Json& object, const std::string& source) {
+  const JsonReader reader(object, source);
+  SweepTime time;
+  if (!reader.at("split_size").is_null()) {
+    time.split_size = reader.count("split_size");
+  }
+  time.wall_s = reader.amount("wall_s.mean").value_or(-1);
+  time.wall_sd_s = reader.amount("wall_s.sd").value_or(0);
+  time.virtual_s = reader.amount("virtual_s").value_or(-1);
+  return time;
+}
+
+std::optional<Sweep> read_sweep(const JsonReader& reader,
+                                const std::string& source) {
+  if (!reader.object("sweep")) return std::nullopt;
+  Sweep sweep;
+  sweep.repeats = reader.count("sweep.repeats");
+  sweep.cluster = reader.words({"sweep.cluster"});
+  sweep.single =
+      read_time(reader.at("sweep.single"), source + ": sweep.single");
+  sweep.naive = read_time(reader.at("sweep.model_parallel"),
+                          source + ": sweep.model_parallel");
+  for (const Json& point : reader.list("sweep.pipeline")) {
+    sweep.pipelined.push_back(read_time(point, source + ": sweep.pipeline"));
+  }
+  SB_CHECK(!sweep.pipelined.empty(), source,
+           ": sweep.pipeline is empty; it has a time per split size");
+  return sweep;
+}
+
+// Counts of choices by layer, in the order of the run.
+std::vector<LayerLoad> read_expert_loads(const JsonReader& reader,
+                                         const std::string& source) {
+  std::vector<LayerLoad> loads;
+  if (!reader.object("expert_loads")) return loads;
+  for (const auto& [layer, counts] : reader.at("expert_loads").items()) {
+    const std::string where = source + ": expert_loads." + layer;
+    LayerLoad load{layer, {}};
+    SB_CHECK(counts.is_array() && !counts.empty(), where,
+             " has to be a list with a count for each expert");
+    for (const Json& count : counts) {
+      SB_CHECK(count.is_number() && count.get<double>() >= 0, where,
+               ": a count has to be a number from 0 on");
+      load.shares.push_back(count.get<double>());
+    }
+    const double even =
+        std::accumulate(load.shares.begin(), load.shares.end(), 0.0) /
+        static_cast<double>(load.shares.size());
+    for (double& share : load.shares) share /= std::max(even, 1e-300);
+    loads.push_back(std::move(load));
+  }
+  return loads;
+}
+
 // Virtual time is exact: formula and clock may differ by rounding only.
 Claim check_time(const ProgramRun& run) {
   Claim claim;
@@ -278,8 +333,8 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   read_bytes(reader, run);
   read_memory(reader, run);
   run.time = check_time(run);
-  run.sweep = read_sweep(object, source);
-  run.expert_loads = read_expert_loads(object, source);
+  run.sweep = read_sweep(reader, source);
+  run.expert_loads = read_expert_loads(reader, source);
   return run;
 }
 

@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "chapters/pictures/bytes.h"
-#include "chapters/table/expert_loads.h"
-#include "chapters/table/sweep.h"
 #include "sim/timeline_step.h"
 
 namespace shardbook::table {
@@ -53,6 +51,28 @@ struct VirtualRun {
   std::vector<sim::LinkBytes> links;  ///< per step
   std::optional<sim::StepView> timeline;
   std::string timeline_json;  ///< the same, as it was read
+};
+
+/// Seconds of one training step; negative where it was not measured.
+struct SweepTime {
+  std::int64_t split_size = 0;  ///< 0: not in splits
+  double wall_s = -1;           ///< mean
+  double wall_sd_s = 0;
+  double virtual_s = -1;
+};
+
+/// A sweep over split sizes, by the chapter on model parallelism.
+struct Sweep {
+  std::int64_t repeats = 0;
+  std::string cluster;
+  SweepTime single, naive;
+  std::vector<SweepTime> pipelined;
+};
+
+struct LayerLoad {
+  std::string layer;  ///< "h.3"
+  /// For each expert: how often tokens chose it, relative to an even load.
+  std::vector<double> shares;
 };
 
 /// One program run, ready to be shown.

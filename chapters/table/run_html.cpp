@@ -13,7 +13,9 @@
 namespace shardbook::table::internal {
 namespace {
 
-using pictures::svg::escape;
+namespace svg = pictures::svg;
+
+using svg::escape;
 
 struct Mark {
   const char* css_class;
@@ -100,6 +102,42 @@ std::string claims_html(const ProgramRun& run) {
          claim_html("Bytes", run.bytes, "sent per step by the busiest rank") +
          claim_html("Memory", run.memory, memory_explanation(run)) +
          claim_html("Time", run.time, time_explanation(run)) + "</ul>\n";
+}
+
+/// Twice the even load is as high as a row.
+constexpr double kMostShown = 2;
+
+std::string layer_html(const LayerLoad& load) {
+  std::vector<double> heights;
+  std::vector<std::string> names;
+  std::size_t busiest = 0;
+  for (std::size_t e = 0; e < load.shares.size(); ++e) {
+    heights.push_back(load.shares[e] / kMostShown);
+    names.push_back(fmt::format("expert {}: {:.2f}", e, load.shares[e]));
+    if (load.shares[e] > load.shares[busiest]) busiest = e;
+  }
+  const std::string most =
+      fmt::format("expert {}: {:.2f}", busiest, load.shares[busiest]);
+  return fmt::format(
+      "<span class=\"label\">{}</span>{}<span class=\"number\">{}</span>\n",
+      svg::escape(load.layer),
+      svg::columns(heights, names, 1 / kMostShown,
+                   load.layer + ", load of " +
+                       std::to_string(load.shares.size()) +
+                       " experts; the busiest is " + most),
+      most);
+}
+
+// A row of columns per layer, one for each expert; a line where the load is
+// even.
+std::string expert_loads_html(const std::vector<LayerLoad>& loads) {
+  if (loads.empty()) return "";
+  std::string text =
+      "<figure class=\"loads\"><figcaption><b>Load of each expert</b> how "
+      "often tokens chose it, relative to an even load (dashed line); at the "
+      "right the busiest</figcaption>\n<div class=\"bars wide\">";
+  for (const LayerLoad& load : loads) text += layer_html(load);
+  return text + "</div></figure>\n";
 }
 
 // The visible line of a closed section.

@@ -1,33 +1,15 @@
-#include "chapters/table/sweep.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "chapters/pictures/svg.h"
-#include "chapters/table/internal/json_reader.h"
+#include "chapters/table/internal/page.h"
 #include "sim/timeline_text.h"
 
-namespace shardbook::table {
+namespace shardbook::table::internal {
 namespace {
 
 namespace svg = pictures::svg;
-
-using internal::Json;
-using internal::JsonReader;
-
-SweepTime read_time(const Json& object, const std::string& source) {
-  const JsonReader reader(object, source);
-  SweepTime time;
-  if (!reader.at("split_size").is_null()) {
-    time.split_size = reader.count("split_size");
-  }
-  time.wall_s = reader.amount("wall_s.mean").value_or(-1);
-  time.wall_sd_s = reader.amount("wall_s.sd").value_or(0);
-  time.virtual_s = reader.amount("virtual_s").value_or(-1);
-  return time;
-}
 
 /// One of the two clocks.
 struct Clock {
@@ -117,25 +99,6 @@ std::string clock_html(const Sweep& sweep, const Clock& clock) {
 
 }  // namespace
 
-std::optional<Sweep> read_sweep(const nlohmann::ordered_json& run,
-                                const std::string& source) {
-  const JsonReader reader(run, source);
-  if (!reader.object("sweep")) return std::nullopt;
-  Sweep sweep;
-  sweep.repeats = reader.count("sweep.repeats");
-  sweep.cluster = reader.words({"sweep.cluster"});
-  sweep.single =
-      read_time(reader.at("sweep.single"), source + ": sweep.single");
-  sweep.naive = read_time(reader.at("sweep.model_parallel"),
-                          source + ": sweep.model_parallel");
-  for (const Json& point : reader.list("sweep.pipeline")) {
-    sweep.pipelined.push_back(read_time(point, source + ": sweep.pipeline"));
-  }
-  SB_CHECK(!sweep.pipelined.empty(), source,
-           ": sweep.pipeline is empty; it has a time per split size");
-  return sweep;
-}
-
 std::string sweep_html(const Sweep& sweep) {
   return clock_html(sweep, {"Split sizes",
                             fmt::format("wall time of a step on this "
@@ -148,4 +111,4 @@ std::string sweep_html(const Sweep& sweep) {
                             &SweepTime::virtual_s, false});
 }
 
-}  // namespace shardbook::table
+}  // namespace shardbook::table::internal

@@ -1,14 +1,13 @@
 #include "tests/report/browser.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 
 #include "tests/cli/programs.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::report {
 
@@ -25,10 +24,8 @@ std::string find_browser() {
 }
 
 Page visit(const std::string& browser, const Visit& visit) {
-  std::string folder = (fs::temp_directory_path() / "browser-XXXXXX").string();
-  Page page;
-  if (mkdtemp(folder.data()) == nullptr) return page;
-  const std::string log = folder + "/log";
+  const TempFolder folder;
+  const std::string log = folder / "log";
   // Containers give root no sandbox, and /dev/shm may be small. A browser that
   // is stopped leaves what it keeps in TMPDIR.
   const std::string command = fmt::format(
@@ -36,19 +33,13 @@ Page visit(const std::string& browser, const Visit& visit) {
       "--disable-gpu --disable-dev-shm-usage --no-first-run --hide-scrollbars "
       "--user-data-dir='{0}/profile' --enable-logging=stderr "
       "--blink-settings=preferredColorScheme={2} --window-size={3},{4} "
-      "--virtual-time-budget=3000 {5} 'file://{6}' 2>'{7}' </dev/null",
-      folder, browser, visit.dark ? 0 : 1, visit.width, visit.height,
-      visit.screenshot.empty() ? "--dump-dom"
-                               : "--screenshot='" + visit.screenshot + "'",
+      "--virtual-time-budget=3000 --dump-dom 'file://{5}' 2>'{6}' </dev/null",
+      folder.path(), browser, visit.dark ? 0 : 1, visit.width, visit.height,
       fs::absolute(visit.file).string(), log);
   const Outcome outcome = run_command(command);
-  page.dom = outcome.text;
-  page.status = outcome.status;
   std::ifstream file(log);
-  page.log = {std::istreambuf_iterator<char>(file), {}};
-  std::error_code ignored;
-  fs::remove_all(folder, ignored);
-  return page;
+  return {
+      outcome.status, outcome.text, {std::istreambuf_iterator<char>(file), {}}};
 }
 
 }  // namespace shardbook::report

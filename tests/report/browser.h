@@ -11,11 +11,10 @@ namespace shardbook::report {
 std::string find_browser();
 
 struct Visit {
-  std::string file;   ///< an HTML file
-  bool dark = false;  ///< what the system prefers
-  int width = 1280;   ///< of the window, in pixels
+  std::string file = "";  ///< an HTML file
+  bool dark = false;      ///< what the system prefers
+  int width = 1280;       ///< of the window, in pixels
   int height = 1000;
-  std::string screenshot;  ///< a PNG file to write; empty: print the DOM
 };
 
 struct Page {

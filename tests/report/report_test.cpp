@@ -364,12 +364,9 @@ TEST_F(Report, MicroBatchesHaveNumbersAndMessagesHaveArrows) {
   EXPECT_EQ(found["arrows"][0], 3 * 8 * 2);
 }
 
-TEST_F(Report, CanBeZoomed) {
-  EXPECT_EQ(audit({})["zoom"], json({{"in", true}, {"back", true}}));
-}
-
-TEST_F(Report, CanBePannedAndItsAxesChanged) {
+TEST_F(Report, CanBeZoomedAndPannedAndItsAxesChanged) {
   const json found = audit({});
+  EXPECT_EQ(found["zoom"], json({{"in", true}, {"back", true}}));
   EXPECT_EQ(found["pan"], json({{"left", true}, {"back", true}}));
   EXPECT_EQ(found["scales"], json({{"changed", true}, {"back", true}}));
 }
@@ -384,10 +381,7 @@ TEST_F(Report, WorkHasColoursOfItsOwn) {
 }
 
 TEST_F(Report, IsDarkWhereTheSystemIs) {
-  const json light = audit({});
-  Visit visit;
-  visit.dark = true;
-  const json dark = audit(visit);
+  const json light = audit({}), dark = audit({.dark = true});
   expect_sound(dark);
   EXPECT_EQ(light["page"], "rgb(251, 251, 250)");
   EXPECT_EQ(dark["page"], "rgb(20, 22, 26)");
@@ -397,32 +391,13 @@ TEST_F(Report, TheButtonSwitchesBetweenLightAndDark) {
   const json light = json::array({"Dark", "rgb(251, 251, 250)"});
   const json dark = json::array({"Light", "rgb(20, 22, 26)"});
   EXPECT_EQ(audit({})["themes"], json::array({light, dark}));
-  Visit visit;
-  visit.dark = true;
-  EXPECT_EQ(audit(visit)["themes"], json::array({dark, light}));
+  EXPECT_EQ(audit({.dark = true})["themes"], json::array({dark, light}));
 }
 
 TEST_F(Report, FitsWindowsFromAPhoneToAScreen) {
   for (const int width : {390, 800, 1400}) {
     SCOPED_TRACE(width);
-    Visit visit;
-    visit.width = width;
-    visit.height = 844;
-    expect_sound(audit(visit));
-  }
-}
-
-TEST_F(Report, CanBePhotographed) {
-  for (const bool dark : {false, true}) {
-    Visit visit;
-    visit.file = file_;
-    visit.dark = dark;
-    visit.screenshot = file_ + (dark ? ".dark.png" : ".light.png");
-    const Page page = shardbook::report::visit(browser_, visit);
-    EXPECT_EQ(page.status, 0) << page.log;
-    // A page without content is a PNG of a few kilobytes.
-    ASSERT_TRUE(fs::exists(visit.screenshot)) << page.log;
-    EXPECT_GT(fs::file_size(visit.screenshot), 40'000u);
+    expect_sound(audit({.width = width, .height = 844}));
   }
 }
 
@@ -430,9 +405,7 @@ TEST_F(Report, TheWatchSeesAScriptThatFails) {
   std::string page = with_audit(html());
   page.insert(page.rfind("<script>"), "<script>nothing.here();</script>");
   std::ofstream(file_, std::ios::binary) << page;
-  Visit visit;
-  visit.file = file_;
-  const json found = audit_of(shardbook::report::visit(browser_, visit));
+  const json found = audit_of(visit(browser_, {.file = file_}));
   EXPECT_EQ(found["errors"].size(), 1u) << found.dump();
 }
 

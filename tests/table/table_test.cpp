@@ -9,6 +9,7 @@
 #include "chapters/table/run_set.h"
 #include "core/check.h"
 #include "tests/support/errors.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::table {
 namespace {
@@ -137,31 +138,25 @@ Sample with_step(const std::string& closed_form, const std::string& counted) {
                                counted + "}}"};
 }
 
-TEST(TableTime, VirtualStepsThatAreEqualPass) {
-  const ProgramRun run = with_step("0.0013", "0.0013000000000001").read();
-  EXPECT_EQ(run.time.verdict, Verdict::kPassed);
-  EXPECT_EQ(run.time.value, "1.30 ms");
-}
-
-TEST(TableTime, ADifferenceOfABillionthIsAFailure) {
-  const ProgramRun run = with_step("0.0013", "0.0013000000027").read();
-  EXPECT_EQ(run.time.verdict, Verdict::kFailed);
-  EXPECT_EQ(run.time.failure,
+// A difference of a billionth is a failure. Without a closed form there is no
+// claim, nor has a GPU a clock of virtual time; without a cluster, wall time is
+// shown.
+TEST(TableTime, IsJudgedByAClosedFormAlone) {
+  const auto expect = [](const Sample& sample, Verdict verdict,
+                         const std::string& value) {
+    const ProgramRun run = sample.read();
+    EXPECT_EQ(run.time.verdict, verdict);
+    EXPECT_EQ(run.time.value, value);
+    return run.time.failure;
+  };
+  expect(with_step("0.0013", "0.0013000000000001"), Verdict::kPassed,
+         "1.30 ms");
+  EXPECT_EQ(expect(with_step("0.0013", "0.0013000000027"), Verdict::kFailed,
+                   "1.30 ms"),
             "a step of 0.0013000000027 s by the clock, 0.0013 s by the closed "
             "form");
-}
-
-// Nor has a GPU a clock of virtual time.
-TEST(TableTime, WithoutAClosedFormThereIsNoClaim) {
-  const ProgramRun run = with_step("null", "null").read();
-  EXPECT_EQ(run.time.verdict, Verdict::kNotMeasured);
-  EXPECT_EQ(run.time.value, "1.30 ms");
-}
-
-TEST(TableTime, WithoutAClusterWallTimeIsShown) {
-  const ProgramRun run = Sample{}.read();
-  EXPECT_EQ(run.time.verdict, Verdict::kNotMeasured);
-  EXPECT_EQ(run.time.value, "41.2 ms");
+  expect(with_step("null", "null"), Verdict::kNotMeasured, "1.30 ms");
+  expect(Sample{}, Verdict::kNotMeasured, "41.2 ms");
 }
 
 TEST(Table, TheBusiestRankStandsForAll) {
@@ -302,9 +297,8 @@ TEST(TableComparison, SingleRunsAreComparedWhateverTheirNames) {
 }
 
 TEST(RunSet, AFolderNamesItsRuns) {
-  std::string folder =
-      (std::filesystem::path(testing::TempDir()) / "runs-XXXXXX").string();
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const TempFolder temporary;
+  const std::string& folder = temporary.path();
   std::ofstream(folder + "/01.json") << Sample{}.json();
   std::ofstream(folder + "/rows.tsv")
       << "01.json\tSplit\tDDP on two\t./shardbook run ddp -- --steps 5\n";
@@ -321,7 +315,6 @@ TEST(RunSet, AFolderNamesItsRuns) {
   EXPECT_EQ(read_remark(folder), "Interrupted after 1 of 3 runs.");
   std::ofstream(folder + "/rows.tsv") << "01.json\n";
   expect_error([&] { read_run_set(folder); }, {"has 1 columns"});
-  std::filesystem::remove_all(folder);
 }
 
 TEST(TableInput, MistakesAreSentences) {

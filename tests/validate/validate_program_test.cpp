@@ -2,14 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/cli/command.h"
 #include "tests/validate/validate_support.h"
 
 namespace shardbook {
@@ -18,46 +16,29 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-struct Result {
-  int status = -1;
-  std::string output;
-};
-
-Result run_command(const std::string& words) {
-  Result result;
-  const std::string command = words + " 2>&1";
-  std::FILE* pipe = popen(command.c_str(), "r");
-  std::array<char, 4096> buffer;
-  while (std::size_t count =
-             std::fread(buffer.data(), 1, buffer.size(), pipe)) {
-    result.output.append(buffer.data(), count);
-  }
-  result.status = WEXITSTATUS(pclose(pipe));
-  return result;
-}
-
-Result run_program(const std::string& arguments) {
-  return run_command(std::string("'") + VALIDATE_PROGRAM + "' " + arguments);
+Outcome run_program(const std::string& arguments) {
+  return run_command(std::string("'") + VALIDATE_PROGRAM + "' " + arguments +
+                     " 2>&1");
 }
 
 TEST(ValidateProgram, PrintsEveryRowAndTheSummary) {
-  const Result result = run_program(
+  const Outcome result = run_program(
       "--table '" + test::own_table("megatron_2020_tp_weak_scaling.csv") + "'");
-  EXPECT_EQ(result.status, 0) << result.output;
-  EXPECT_THAT(result.output, HasSubstr("1B DGX-A100"));
-  EXPECT_THAT(result.output, HasSubstr("MAPE"));
-  EXPECT_THAT(result.output, HasSubstr("8B DGX-2 V100"));
-  EXPECT_THAT(result.output, HasSubstr("aim: MAPE within 10 %: met"));
+  EXPECT_EQ(result.status, 0) << result.text;
+  EXPECT_THAT(result.text, HasSubstr("1B DGX-A100"));
+  EXPECT_THAT(result.text, HasSubstr("MAPE"));
+  EXPECT_THAT(result.text, HasSubstr("8B DGX-2 V100"));
+  EXPECT_THAT(result.text, HasSubstr("aim: MAPE within 10 %: met"));
 }
 
 TEST(ValidateProgram, CountsWhatNoChapterRuns) {
-  const Result result = run_program(
+  const Outcome result = run_program(
       "--table '" + test::own_table("korthikanti_table4_layer.csv") + "'");
-  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_EQ(result.status, 0) << result.text;
   EXPECT_THAT(
-      result.output,
+      result.text,
       HasSubstr("1 rows not expressed: 1 x no chapter recomputes attention"));
-  EXPECT_THAT(result.output, HasSubstr("aim: MAPE within 8 %: met"));
+  EXPECT_THAT(result.text, HasSubstr("aim: MAPE within 8 %: met"));
 }
 
 // The file's device computes at half the speed.
@@ -71,21 +52,21 @@ TEST(ValidateProgram, PredictsWithAFileInPlaceOfAPreset) {
   const auto mape = [](const std::string& output) {
     return std::stod(output.substr(output.find("MAPE ") + 5));
   };
-  const Result with = run_program(table + " --cluster 'selene=" + file + "'");
-  EXPECT_EQ(with.status, 0) << with.output;
-  EXPECT_GT(mape(with.output), 30);
-  EXPECT_LT(mape(run_program(table).output), 10);
-  const Result wrong = run_program(table + " --cluster selene");
+  const Outcome with = run_program(table + " --cluster 'selene=" + file + "'");
+  EXPECT_EQ(with.status, 0) << with.text;
+  EXPECT_GT(mape(with.text), 30);
+  EXPECT_LT(mape(run_program(table).text), 10);
+  const Outcome wrong = run_program(table + " --cluster selene");
   EXPECT_EQ(wrong.status, 2);
-  EXPECT_THAT(wrong.output, HasSubstr("give PRESET=FILE.json"));
+  EXPECT_THAT(wrong.text, HasSubstr("give PRESET=FILE.json"));
 }
 
 TEST(ValidateProgram, PrintsOneJsonObjectPerTable) {
-  const Result result =
+  const Outcome result =
       run_program("--format json --table '" +
                   test::own_table("nccl_allreduce_h100_8gpu.csv") + "'");
-  EXPECT_EQ(result.status, 0) << result.output;
-  const auto object = nlohmann::json::parse(result.output);
+  EXPECT_EQ(result.status, 0) << result.text;
+  const auto object = nlohmann::json::parse(result.text);
   EXPECT_EQ(object["table"], "nccl_allreduce_h100_8gpu.csv");
   EXPECT_EQ(object["kind"], "nccl_collectives");
   EXPECT_EQ(object["rows"].size(), 32u);
@@ -100,10 +81,10 @@ TEST(ValidateProgram, EndsWithStatus2AndASentenceForBadInput) {
   for (const std::string& arguments :
        {"--table '" + unknown + "'", std::string("--table /no/such/file"),
         std::string("--format xml"), std::string("--tabel x.csv")}) {
-    const Result result = run_program(arguments);
+    const Outcome result = run_program(arguments);
     EXPECT_EQ(result.status, 2) << arguments;
-    EXPECT_THAT(result.output, Not(HasSubstr("terminate"))) << arguments;
-    EXPECT_FALSE(result.output.empty()) << arguments;
+    EXPECT_THAT(result.text, Not(HasSubstr("terminate"))) << arguments;
+    EXPECT_FALSE(result.text.empty()) << arguments;
   }
 }
 
@@ -111,10 +92,10 @@ TEST(ValidateProgram, EndsWithStatus2AndASentenceForBadInput) {
 // or of the script changes them. The fits themselves take minutes.
 TEST(FitOfTheH100, PrintsTheRowsOfThePage) {
   const std::string bench = std::string(SHARDBOOK_ROOT) + "/bench";
-  const Result result =
+  const Outcome result =
       run_command("python3 -B '" + bench + "/validate/fit_h100.py' '" +
-                  VALIDATE_PROGRAM + "' --known");
-  EXPECT_EQ(result.status, 0) << result.output;
+                  VALIDATE_PROGRAM + "' --known 2>&1");
+  EXPECT_EQ(result.status, 0) << result.text;
   std::ifstream page(bench + "/README.md");
   std::string rows;
   for (std::string line; std::getline(page, line);) {
@@ -122,7 +103,7 @@ TEST(FitOfTheH100, PrintsTheRowsOfThePage) {
         line.rfind("| fitted: ", 0) == 0 || line.rfind("| left out", 0) == 0;
     if (is_row) rows += line + "\n";
   }
-  EXPECT_EQ(result.output, rows);
+  EXPECT_EQ(result.text, rows);
 }
 
 }  // namespace

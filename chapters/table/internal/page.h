@@ -39,6 +39,11 @@ std::string run_html(std::size_t run_number, const ProgramRun& run,
 /// Timeline, memory over time and bytes by link; empty without virtual time.
 std::string pictures_html(std::size_t run_number, const ProgramRun& run);
 
+/// Draws the times of one device, the naive schedule and the best split size as
+/// bars with their deviations, and a curve over the split sizes: once in wall
+/// time and once in virtual time.
+std::string sweep_html(const Sweep& sweep);
+
 /// Predicted and counted, per rank; ranks with the same bill share rows.
 std::string bills_html(const ProgramRun& run);
 
