@@ -36,17 +36,6 @@ TEST(Advice, NamesWhatWasGivenAndAWayThatWorks) {
   }
 }
 
-// 50,257 rows over dp=2
-TEST(Advice, RowsThatTheRanksDoNotDivideAreShardedUnevenly) {
-  expect_done(run("11_dtensor",
-                  "--world-size 4 --mesh 2x2 --model gpt2 --backend sim"));
-}
-
-TEST(Advice, MinCapacityMayBeZeroAsInDeepSpeed) {
-  expect_done(run(
-      "13_moe", "--min-capacity 0 --steps 1 --batch 4 --seq 8 --data random"));
-}
-
 // Each would fill the memory, or take hours.
 TEST(Advice, SizesThatNobodyCanMeanAreRefusedAtOnce) {
   for (const std::string world :

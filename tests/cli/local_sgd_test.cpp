@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "tests/cli/programs.h"
 
@@ -20,15 +19,7 @@ Outcome local_sgd(const std::string& options) {
 
 /// The report of a run that ends well.
 json report_of(const std::string& options) {
-  const Outcome outcome = local_sgd("--format json " + options);
-  EXPECT_EQ(outcome.status, 0) << outcome.text;
-  return json::parse(outcome.text, nullptr, /*allow_exceptions=*/false);
-}
-
-void expect_claims(const json& report) {
-  for (const char* claim : {"numbers", "bytes", "memory"}) {
-    EXPECT_EQ(report["claims"][claim], "passed") << claim;
-  }
+  return json_of(local_sgd("--format json " + options));
 }
 
 TEST(LocalSgd, IsAChapterOnThreads) {
@@ -63,13 +54,9 @@ TEST(LocalSgd, AveragesLessOftenForFewerBytes) {
 
 TEST(LocalSgd, PrintsAReportSavesAndRefuses) {
   const std::string file = folder() / "local_sgd.safetensors";
-  const Outcome good = local_sgd("--world-size 2 --save '" + file + "'");
-  EXPECT_EQ(good.status, 0) << good.text;
-  EXPECT_NE(good.text.find("numbers"), std::string::npos) << good.text;
+  expect_done(local_sgd("--world-size 2 --save '" + file + "'"), {"numbers"});
   EXPECT_TRUE(std::ifstream(file).good());
-  const Outcome bad = local_sgd("--average-every 0");
-  EXPECT_EQ(bad.status, 2);
-  EXPECT_NE(bad.text.find("--average-every 0"), std::string::npos) << bad.text;
+  expect_end(local_sgd("--average-every 0"), 2, {"--average-every 0"});
 }
 
 }  // namespace

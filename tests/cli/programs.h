@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "tests/cli/command.h"
@@ -62,6 +63,20 @@ inline Outcome run(const std::string& chapter, const std::string& options,
                      variables);
 }
 
+/// What a program that ends well prints under --format json.
+inline nlohmann::json json_of(const Outcome& outcome) {
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  return nlohmann::json::parse(outcome.text, nullptr,
+                               /*allow_exceptions=*/false);
+}
+
+inline void expect_claims(const nlohmann::json& report) {
+  ASSERT_TRUE(report.is_object());
+  for (const char* claim : {"numbers", "bytes", "memory"}) {
+    EXPECT_EQ(report["claims"][claim], "passed") << claim;
+  }
+}
+
 /// A run that is sent a signal when `log` has so many lines; with a minus before
 /// the signal's number, all its processes are.
 inline Outcome run_until(const std::string& chapter, const std::string& options,
@@ -94,6 +109,13 @@ struct BadInput {
   std::string options;
   const char* sentence;
 };
+
+/// It was refused by one sentence, which begins so.
+inline void expect_sentence(const Outcome& outcome, const std::string& begin) {
+  EXPECT_EQ(outcome.status, 2) << outcome.text;
+  EXPECT_EQ(outcome.text.rfind(begin, 0), 0u) << outcome.text;
+  EXPECT_LT(outcome.text.size(), 300u) << "more than a sentence";
+}
 
 inline void expect_refused(const BadInput& bad) {
   const Outcome outcome = run(bad.chapter, bad.options);

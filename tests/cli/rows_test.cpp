@@ -4,7 +4,6 @@
 
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -64,9 +63,9 @@ std::map<std::string, json> rows_of(const std::string& title) {
     // A sweep is for the report's picture
     const std::string options =
         row.options.substr(0, row.options.find("--sweep"));
-    const Outcome outcome = run(row.chapter, "--format json" + quoted(options));
-    EXPECT_EQ(outcome.status, 0) << row.label << "\n" << outcome.text;
-    const json report = json::parse(outcome.text, nullptr, false);
+    SCOPED_TRACE(row.label);
+    const json report =
+        json_of(run(row.chapter, "--format json" + quoted(options)));
     rows[row.label] =
         report.is_object() ? report.value("virtual", json()) : json();
   }
@@ -81,10 +80,9 @@ TEST(DefaultRows, EveryProofTrains) {
     const bool is_gloo =
         row.options.find("--backend gloo") != std::string::npos;
     if (is_gloo && !SHARDBOOK_HAVE_GLOO) continue;
-    const Outcome outcome =
-        run(row.chapter,
-            quoted(row.options + " --steps 1 --no-check --cluster none"));
-    EXPECT_EQ(outcome.status, 0) << row.label << "\n" << outcome.text;
+    SCOPED_TRACE(row.label);
+    expect_done(run(row.chapter, quoted(row.options + " --steps 1 --no-check "
+                                                      "--cluster none")));
   }
 }
 

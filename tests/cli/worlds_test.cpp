@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "tests/cli/programs.h"
 #include "tests/support/sanitized.h"
@@ -16,12 +15,10 @@ namespace {
 using nlohmann::json;
 
 json report_of(const std::string& chapter, const std::string& options) {
-  const Outcome outcome = run(
+  SCOPED_TRACE(chapter + " " + options);
+  return json_of(run(
       chapter,
-      "--format json --no-check --data random --steps 3 --seq 16 " + options);
-  EXPECT_EQ(outcome.status, 0) << chapter << " " << options << "\n"
-                               << outcome.text;
-  return json::parse(outcome.text, nullptr, /*allow_exceptions=*/false);
+      "--format json --no-check --data random --steps 3 --seq 16 " + options));
 }
 
 json counted_memory(json report) {
@@ -84,16 +81,11 @@ TEST(ProgramWorlds, PipelinesOfProcessesTrainAsOneDevice) {
            {"06_1f1b", "--world-size 3 --schedule pipedream --replicas 2,1"},
            {"06_1f1b",
             "--world-size 3 --schedule zb-h2 --post-validation --clip 0.5"}}) {
-    const Outcome outcome = run(chapter,
-                                "--backend gloo --format json --data random "
-                                "--steps 4 --seq 16 " +
-                                    options);
-    EXPECT_EQ(outcome.status, 0) << options << "\n" << outcome.text;
-    const json report = json::parse(outcome.text, nullptr, false);
-    ASSERT_TRUE(report.is_object()) << outcome.text;
-    for (const char* claim : {"numbers", "bytes", "memory"}) {
-      EXPECT_EQ(report["claims"][claim], "passed") << options;
-    }
+    SCOPED_TRACE(options);
+    expect_claims(json_of(run(chapter,
+                              "--backend gloo --format json --data random "
+                              "--steps 4 --seq 16 " +
+                                  options)));
   }
 }
 

@@ -108,9 +108,23 @@ INSTANTIATE_TEST_SUITE_P(Ways, EveryChapter, testing::ValuesIn(all_ways()),
                            return "Ch" + name;
                          });
 
-// Each run goes on from the one before, in another chapter or on other ranks. The
-// last one compares its weights with one device that trained all steps.
-TEST_F(ResumeTest, AnotherMeshGoesOnWithTheSameNumbers) {
+/// Each run goes on from the one before, in another chapter or on other ranks.
+/// The last two compare their weights with one device that trained all steps.
+class OtherMeshes : public ResumeTest {
+ protected:
+  void train_in_turn(const std::vector<Way>& ways) const {
+    for (std::size_t i = 0; i < ways.size(); ++i) {
+      SCOPED_TRACE(ways[i].chapter + " " + ways[i].options);
+      expect_done(
+          train(ways[i].chapter,
+                ways[i].options + " --dtype f64 --cluster none --steps " +
+                    std::to_string(2 * (i + 1)) + (i > 0 ? " --resume" : "") +
+                    (i + 2 < ways.size() ? " --no-check" : "")));
+    }
+  }
+};
+
+TEST_F(OtherMeshes, AnotherMeshGoesOnWithTheSameNumbers) {
   const std::vector<Way> ways = {
       {"03_zero_fsdp", "--world-size 4 --strategy zero2"},
       {"03_zero_fsdp", "--world-size 2 --strategy fsdp2"},
@@ -129,39 +143,22 @@ TEST_F(ResumeTest, AnotherMeshGoesOnWithTheSameNumbers) {
       {"00_single_device", ""},
       {"02_ddp", "--world-size 4"},
   };
-  int steps = 0;
-  for (const Way& way : ways) {
-    SCOPED_TRACE(way.chapter + " " + way.options);
-    steps += 2;
-    expect_done(train(way.chapter, way.options +
-                                       " --dtype f64 --cluster none --steps " +
-                                       std::to_string(steps) +
-                                       (steps > 2 ? " --resume" : "") +
-                                       (steps < 26 ? " --no-check" : "")));
-  }
+  train_in_turn(ways);
 }
 
-// Other meshes with the same groups of tokens route them alike: the last one
-// compares its weights with one device that trained all steps.
-TEST_F(ResumeTest, ExpertsMoveToAnotherMesh) {
-  const std::vector<std::string> ways = {
-      "--world-size 8 --tp 2 --pp 2 --ep 2 --zero-stage 1 --micro-batches 2",
-      "--world-size 4 --ep 4 --zero-stage 2 --micro-batches 1",
-      "--world-size 2 --pp 2 --micro-batches 4",
-      "--world-size 4 --ep 2 --tp 2 --expert-tp --zero-stage 2 "
-      "--micro-batches 2",
-      "--world-size 2 --ep 2 --zero-stage 1 --micro-batches 2",
-  };
-  int steps = 0;
-  for (const std::string& way : ways) {
-    SCOPED_TRACE(way);
-    steps += 2;
-    expect_done(
-        train("14_hybrid_3d",
-              way + " --num-experts 4 --dtype f64 --cluster none --steps " +
-                  std::to_string(steps) + (steps > 2 ? " --resume" : "") +
-                  (steps < 10 ? " --no-check" : "")));
+// Other meshes with the same groups of tokens route them alike.
+TEST_F(OtherMeshes, ExpertsMoveToAnotherMesh) {
+  std::vector<Way> ways;
+  for (const char* options :
+       {"--world-size 8 --tp 2 --pp 2 --ep 2 --zero-stage 1 --micro-batches 2",
+        "--world-size 4 --ep 4 --zero-stage 2 --micro-batches 1",
+        "--world-size 2 --pp 2 --micro-batches 4",
+        "--world-size 4 --ep 2 --tp 2 --expert-tp --zero-stage 2 "
+        "--micro-batches 2",
+        "--world-size 2 --ep 2 --zero-stage 1 --micro-batches 2"}) {
+    ways.push_back({"14_hybrid_3d", options + std::string(" --num-experts 4")});
   }
+  train_in_turn(ways);
 }
 
 TEST_F(ResumeTest, KeepsTheLastTwo) {
