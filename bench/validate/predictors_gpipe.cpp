@@ -40,7 +40,7 @@ double parameters(const Transformer& t) {
 }
 
 /// Bytes that a layer keeps of one sequence in f32: 16 elements per token and
-/// hidden unit as in chapters/common/run/memory.cpp, two masks of a byte, and,
+/// hidden unit as in chapters/common/run/kept.cpp, two masks of a byte, and,
 /// since attention was not fused, the probabilities before and after dropout
 /// with their mask. Korthikanti et al. 2022, section 4.1.
 double layer_bytes(const Transformer& t) {

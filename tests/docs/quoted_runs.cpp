@@ -1,15 +1,12 @@
 // Runs that a page quotes: found, repeated, compared.
 
-#include <sys/wait.h>
-
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
+#include "tests/cli/command.h"
 #include "tests/docs/pages.h"
 
 namespace shardbook::docs {
@@ -115,16 +112,7 @@ Lines run_program(const std::string& build, const std::string& command) {
   // Braces: of a pipe, only the first command reads nothing
   const std::string line = "{ LC_ALL=C.UTF-8 " + program_line(build, command) +
                            "; } 2>&1 </dev/null";
-  FILE* pipe = popen(line.c_str(), "r");
-  if (pipe == nullptr) return {"could not be started"};
-  std::string text;
-  std::array<char, 4096> buffer;
-  for (std::size_t n = 0;
-       (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
-    text.append(buffer.data(), n);
-  }
-  pclose(pipe);
-  return split_lines(text);
+  return split_lines(run_command(line).text);
 }
 
 std::string compare_output(const Lines& quoted, const Lines& printed) {

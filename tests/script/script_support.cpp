@@ -55,8 +55,6 @@ void Script::SetUp() {
        {"SHARDBOOK_MESON_OPTIONS", "CXX", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"}) {
     unsetenv(name);
   }
-  root_ = (fs::path(testing::TempDir()) / "script-XXXXXX").string();
-  ASSERT_NE(mkdtemp(root_.data()), nullptr);
   copy_python("/chapters/table");
   copy_python("/bench");
   copy_python("/tests/gpu");
@@ -96,8 +94,6 @@ void Script::SetUp() {
             "/packages.sh' | "
             "sed -n 's/^\\([a-z][-a-z0-9+]*\\) .*/installed \\1 1/p'\n");
 }
-
-void Script::TearDown() { fs::remove_all(root_); }
 
 void Script::copy_python(const std::string& folder) {
   fs::create_directories(root_ + folder);

@@ -8,13 +8,13 @@
 #include <string>
 
 #include "tests/cli/command.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook {
 
 class Script : public testing::Test {
  protected:
   void SetUp() override;
-  void TearDown() override;
 
   void copy_python(const std::string& folder);
 
@@ -28,7 +28,8 @@ class Script : public testing::Test {
   // Runs words of bash. Standard output and error together.
   Outcome run(const std::string& words) const;
 
-  std::string root_;
+  const TempFolder folder_;
+  const std::string root_ = folder_.path();
 };
 
 // Those that ./shardbook may use.

@@ -109,24 +109,16 @@ class RunOnDevices : public Run {
     const TrainingLog log =
         train_to_the_end(options, strategy, true, /*world=*/nullptr);
     trace.write();
-    if (options.backend != "sim") {
-      report_.losses = log.losses;
-      report_.grad_norms = log.grad_norms;
-    }
-    report_.wall_step_s = log.step_s;
-    report_.rank_threads = num_threads();
 
     const std::vector<Bill> bills = strategy.bills();
-    std::vector<sim::TimeSummary> times;
     for (std::size_t i = 0; i < devices_.size(); ++i) {
       report_.ranks.push_back(
           rank_report(bills[i], copies.sent_bytes(devices_[i]), devices_[i]));
       if (clock_ == nullptr) continue;
-      times.push_back(clock_->devices()[i]->summary());
+      report_.ranks.back().time = clock_->devices()[i]->summary();
       report_.timelines.push_back(clock_->devices()[i]->timeline());
     }
-    if (clock_ != nullptr) report_.time = virtual_time(*clock_, times);
-    report_.time.closed_form_s = bills[0].step_s;
+    note_training(options, log, clock_, bills[0], report_);
     note_closed_form(strategy, report_);
     if (options.backend == "sim") return;
     keep_results(options, strategy, true, report_, trained_);

@@ -24,20 +24,6 @@ bool holds(const Claim& claim) {
          1e-12 * std::abs(claim.predicted);
 }
 
-const char* bytes_verdict(const Report& report) {
-  std::vector<Claim> claims;
-  for (const RankReport& rank : report.ranks) claims.push_back(rank.bytes);
-  return verdict_of(claims);
-}
-
-const char* memory_verdict(const Report& report) {
-  std::vector<Claim> claims;
-  for (const RankReport& rank : report.ranks) {
-    claims.insert(claims.end(), rank.held.begin(), rank.held.end());
-  }
-  return verdict_of(claims);
-}
-
 std::string bytes_text(double bytes) {
   if (bytes < 1024) return fmt::format("{:.0f} B", bytes);
   if (bytes < 1024 * 1024) return fmt::format("{:.1f} KiB", bytes / 1024);
@@ -90,8 +76,20 @@ double virtual_step_s(const VirtualTime& time) {
   return time.step_s > 0 ? time.step_s : time.simulated_step_s;
 }
 
-const char* numbers_verdict(const Parity& parity) {
-  return !parity.checked ? "not measured" : parity.passed ? "passed" : "failed";
+/// The report's claims, and what became of them.
+std::vector<std::pair<const char*, const char*>> verdicts_of(
+    const Report& report) {
+  std::vector<Claim> bytes, claims;
+  for (const RankReport& rank : report.ranks) {
+    bytes.push_back(rank.bytes);
+    claims.insert(claims.end(), rank.held.begin(), rank.held.end());
+  }
+  const Parity& parity = report.parity;
+  const char* equality = parity.passed ? "passed" : "failed";
+  return {{"numbers", parity.checked ? equality : "not measured"},
+          {"bytes", verdict_of(bytes)},
+          {"memory", verdict_of(claims)},
+          {"time", time_verdict(report.time)}};
 }
 
 ordered_json options_json(const Options& o, const CommandLine& line) {
@@ -172,16 +170,25 @@ ordered_json to_json(const Options& options, const CommandLine& line,
   const bool is_limited = fit.capacity_bytes > 0;
   json["fits"] = or_null(fit.fits(), is_limited);
   json["capacity_bytes"] = or_null(bytes_json(fit.capacity_bytes), is_limited);
-  json["claims"] = {{"numbers", numbers_verdict(report.parity)},
-                    {"bytes", bytes_verdict(report)},
-                    {"memory", memory_verdict(report)},
-                    {"time", time_verdict(report.time)}};
+  for (const auto& [claim, verdict] : verdicts_of(report)) {
+    json["claims"][claim] = verdict;
+  }
   json["virtual"] = time_json(report);
   json["wall"] = {{"step_s", report.wall_step_s}};
   for (const auto& [key, text] : report.more) {
     json[key] = ordered_json::parse(text);
   }
   return json;
+}
+
+std::string json_text(const Options& options, const CommandLine& line,
+                      const Report& report) {
+  std::string text = to_json(options, line, report).dump(2);
+  const std::string place = std::string("\"") + kTimelinePlace + "\"";
+  if (const auto at = text.find(place); at != std::string::npos) {
+    text.replace(at, place.size(), sim::timeline_json(report.timelines));
+  }
+  return text + "\n";
 }
 
 void print_claim(const char* name, const Claim& claim) {
@@ -348,20 +355,6 @@ Fit fit_of(const Options& options, const Report& report) {
   return fit;
 }
 
-namespace {
-
-std::string json_text(const Options& options, const CommandLine& line,
-                      const Report& report) {
-  std::string text = to_json(options, line, report).dump(2);
-  const std::string place = std::string("\"") + kTimelinePlace + "\"";
-  if (const auto at = text.find(place); at != std::string::npos) {
-    text.replace(at, place.size(), sim::timeline_json(report.timelines));
-  }
-  return text + "\n";
-}
-
-}  // namespace
-
 int print_report(const Options& options, const CommandLine& line,
                  const Report& report) {
   if (!options.report.empty()) {
@@ -378,9 +371,7 @@ int print_report(const Options& options, const CommandLine& line,
     std::fputs(report.appendix.c_str(), stdout);
   }
   std::fflush(stdout);
-  for (const char* verdict :
-       {numbers_verdict(report.parity), bytes_verdict(report),
-        memory_verdict(report), time_verdict(report.time)}) {
+  for (const auto& [claim, verdict] : verdicts_of(report)) {
     if (std::string_view(verdict) == "failed") return kExitClaimFailed;
   }
   return 0;

@@ -18,13 +18,15 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kStem[] = "rank";
 
-Shape padded(Shape whole, std::int64_t rows) {
-  if (rows > 0) whole[0] = rows;
+/// The shape that the part's shards cut.
+Shape padded(const StatePart& part) {
+  Shape whole = part.whole;
+  if (part.padded_rows > 0) whole[0] = part.padded_rows;
   return whole;
 }
 
 // Identifies the elements of a tensor: equal on ranks that hold the same.
-Json place_of(const StatePart& part) {
+Json place_of(const StatePart& part, std::int64_t count) {
   Json shards = Json::array();
   for (const Shard& each : part.shards) {
     if (each.count == 1) continue;
@@ -35,11 +37,12 @@ Json place_of(const StatePart& part) {
           {"padded_rows", part.padded_rows},
           {"shards", shards},
           {"begin", part.begin},
-          {"count", part.values.numel()}};
+          {"count", count}};
 }
 
 std::string key_of(const StatePart& part, const std::string& field) {
-  return field + ":" + part.name + " " + place_of(part).dump();
+  return field + ":" + part.name + " " +
+         place_of(part, part.values.numel()).dump();
 }
 
 // FNV-1a over words of eight bytes: detects bits that a disk has corrupted.
@@ -112,7 +115,7 @@ void write_state_file(const std::string& folder, const TrainingState& state,
   for (const StatePart& part : state.parts) {
     if (part.values.numel() == 0) continue;
     for (const StateField& each : fields_of(part)) {
-      Json place = place_of(part);
+      Json place = place_of(part, part.values.numel());
       place["updates"] = updates_of(part);
       const std::string key = key_of(part, each.name);
       keys[key] = each.values.bytes();
@@ -166,33 +169,32 @@ void StateFiles::add(std::size_t file, const SafetensorsEntry& entry) {
            path, ": '", entry.name,
            "' is not named FIELD:PARAMETER, or the metadata do not know it");
   Piece piece;
+  StatePart& part = piece.place;
   piece.file = file;
   piece.entry = entry;
   bool is_valid = true;
   try {
     const Json place = Json::parse(found->second);
-    piece.whole = place.at("whole").get<Shape>();
-    piece.padded_rows = place.at("padded_rows").get<std::int64_t>();
-    piece.begin = place.at("begin").get<std::int64_t>();
-    piece.count = place.at("count").get<std::int64_t>();
-    piece.updates = place.at("updates").get<std::int64_t>();
-    piece.sum = place.at("sum").get<std::string>();
+    place.at("whole").get_to(part.whole);
+    place.at("padded_rows").get_to(part.padded_rows);
+    place.at("begin").get_to(part.begin);
+    place.at("count").get_to(piece.count);
+    place.at("updates").get_to(piece.updates);
+    place.at("sum").get_to(piece.sum);
     for (const Json& each : place.at("shards")) {
       // A file may omit the length if its parts are equal
-      piece.shards.push_back({each.at(0), each.at(1), each.at(2), each.at(3),
-                              each.size() > 4 ? each.at(4) : Json(0)});
-      const Shard& shard = piece.shards.back();
+      part.shards.push_back({each.at(0), each.at(1), each.at(2), each.at(3),
+                             each.size() > 4 ? each.at(4) : Json(0)});
+      const Shard& shard = part.shards.back();
       is_valid = is_valid && shard.count > 0 && shard.blocks > 0;
     }
     is_valid = is_valid &&
-               (piece.padded_rows == 0 ||
-                (!piece.whole.empty() && piece.padded_rows >= piece.whole[0]));
+               (part.padded_rows == 0 ||
+                (!part.whole.empty() && part.padded_rows >= part.whole[0]));
     const auto in_part =
-        is_valid ? shape_numel(shape_of(piece.shards,
-                                        padded(piece.whole, piece.padded_rows)))
-                 : 0;
-    is_valid = is_valid && piece.begin >= 0 &&
-               piece.begin + piece.count <= in_part &&
+        is_valid ? shape_numel(shape_of(part.shards, padded(part))) : 0;
+    is_valid = is_valid && part.begin >= 0 &&
+               part.begin + piece.count <= in_part &&
                entry.shape == Shape{piece.count};
   } catch (const std::exception&) {
     is_valid = false;
@@ -247,9 +249,9 @@ void StateFiles::check(const TrainingState& state, bool with_optimizer) const {
       SB_CHECK(!found.empty(), folder_, ": holds no ", field, " of '",
                part.name, "', which this run needs");
       for (const Piece& each : found) {
-        SB_CHECK(each.whole == part.whole, folder_, ": '", part.name,
-                 "' has shape ", shape_text(each.whole), ", this run needs ",
-                 shape_text(part.whole));
+        SB_CHECK(each.place.whole == part.whole, folder_, ": '", part.name,
+                 "' has shape ", shape_text(each.place.whole),
+                 ", this run needs ", shape_text(part.whole));
         SB_CHECK(
             dtypes.count(field) == 0 || dtypes.at(field) == each.entry.dtype,
             folder_, ": ", field, " of '", part.name, "' is ",
@@ -291,16 +293,10 @@ Tensor StateFiles::assemble(const StatePart& part,
                     {field.values.dtype(), RankContext::current().host()});
   const auto element = static_cast<std::int64_t>(dtype_bytes(own.dtype()));
   const auto count = own.numel();
-  const Json place = place_of(part);
+  const Json place = place_of(part, count);
   // The mesh that wrote had the same cut: one piece is the part
   for (const Piece& each : found) {
-    StatePart theirs;
-    theirs.whole = each.whole;
-    theirs.shards = each.shards;
-    theirs.padded_rows = each.padded_rows;
-    theirs.begin = each.begin;
-    theirs.values = own;
-    if (each.count != count || place_of(theirs) != place) continue;
+    if (place_of(each.place, each.count) != place) continue;
     std::memcpy(own.raw(), bytes(each),
                 static_cast<std::size_t>(count * element));
     return own;
@@ -312,9 +308,8 @@ Tensor StateFiles::assemble(const StatePart& part,
   std::vector<bool> is_there(static_cast<std::size_t>(numel));
   for (const Piece& each : found) {
     const char* data = static_cast<const char*>(bytes(each));
-    for (const IndexRun& run :
-         flat_runs(each.shards, padded(each.whole, each.padded_rows),
-                   each.begin, each.count)) {
+    for (const IndexRun& run : flat_runs(each.place.shards, padded(each.place),
+                                         each.place.begin, each.count)) {
       // Padding lies behind the elements of the whole
       const std::int64_t n = std::min(run.count, numel - run.begin);
       if (n > 0) {
@@ -328,8 +323,7 @@ Tensor StateFiles::assemble(const StatePart& part,
   own.copy_from(field.values);  // padding stays as it is here
   char* next = static_cast<char*>(own.raw());
   for (const IndexRun& run :
-       flat_runs(part.shards, padded(part.whole, part.padded_rows), part.begin,
-                 count)) {
+       flat_runs(part.shards, padded(part), part.begin, count)) {
     const std::int64_t n = std::min(run.count, numel - run.begin);
     for (std::int64_t i = run.begin; i < run.begin + n; ++i) {
       SB_CHECK(is_there[static_cast<std::size_t>(i)], folder_,

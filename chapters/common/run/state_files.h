@@ -48,10 +48,7 @@ class StateFiles {
 
  private:
   struct Piece {
-    Shape whole;
-    Shards shards;
-    std::int64_t padded_rows = 0;
-    std::int64_t begin = 0;
+    StatePart place;  ///< its `whole`, `shards`, `padded_rows` and `begin`
     std::int64_t count = 0;
     std::int64_t updates = 0;
     std::string sum;

@@ -258,15 +258,25 @@ Report run_chapter(const Options& options, const ChapterBody& body,
   });
 }
 
-VirtualTime virtual_time(const sim::VirtualClock& clock,
-                         const std::vector<sim::TimeSummary>& ranks) {
-  VirtualTime time;
-  time.cluster = clock.model().cluster().name;
-  time.trust = clock.trust();
+void note_training(const Options& options, const TrainingLog& log,
+                   const sim::VirtualClock* clock, const Bill& bill,
+                   Report& report) {
+  report.wall_step_s = log.step_s;
+  report.rank_threads = num_threads();
+  if (options.backend != "sim") {
+    report.losses = log.losses;
+    report.grad_norms = log.grad_norms;
+  }
+  if (clock == nullptr) return;
+  VirtualTime& time = report.time;
+  time.cluster = clock->model().cluster().name;
+  time.trust = clock->trust();
+  time.closed_form_s = bill.step_s;
   time.capacity_bytes =
-      static_cast<double>(clock.model().cluster().device.memory_bytes);
-  for (const sim::TimeSummary& rank : ranks) {
-    const auto count = static_cast<double>(ranks.size());
+      static_cast<double>(clock->model().cluster().device.memory_bytes);
+  const auto count = static_cast<double>(report.ranks.size());
+  for (const RankReport& each : report.ranks) {
+    const sim::TimeSummary& rank = each.time;
     time.step_s = std::max(time.step_s, rank.step_s);
     time.idle_share += rank.idle_share / count;
     time.exposed_comm_s += rank.exposed_comm_s / count;
@@ -274,15 +284,13 @@ VirtualTime virtual_time(const sim::VirtualClock& clock,
     for (const sim::LinkBytes& link : rank.links) {
       auto found = std::find_if(
           time.links.begin(), time.links.end(),
-          [&](const auto& each) { return each.link == link.link; });
+          [&](const auto& other) { return other.link == link.link; });
       if (found == time.links.end()) {
-        time.links.push_back({link.link, 0});
-        found = std::prev(time.links.end());
+        found = time.links.insert(found, {link.link, 0});
       }
       found->bytes += link.bytes;
     }
   }
-  return time;
 }
 
 void finish_rank(const Options& options, ProcessGroup& world,
@@ -301,17 +309,7 @@ void finish_rank(const Options& options, ProcessGroup& world,
     fmt::print(stderr, "{}\n", not_finite);
   }
   report.ranks = ranks;
-  report.wall_step_s = log.step_s;
-  report.rank_threads = num_threads();
-  if (options.backend != "sim") {
-    report.losses = log.losses;
-    report.grad_norms = log.grad_norms;
-  }
-  if (clock == nullptr) return;
-  std::vector<sim::TimeSummary> times;
-  for (const RankReport& rank : ranks) times.push_back(rank.time);
-  report.time = virtual_time(*clock, times);
-  report.time.closed_form_s = bill.step_s;
+  note_training(options, log, clock, bill, report);
 }
 
 void show_timeline(const OutputOptions& options, const Report& report) {

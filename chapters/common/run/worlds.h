@@ -79,10 +79,11 @@ void compare_with_reference(
 void finish_rank(const Options& options, ProcessGroup& world,
                  const TrainingLog& log, const Bill& bill, Report& report);
 
-/// The report's step time, from a clock and the sums of each rank (or device),
-/// without a prediction.
-VirtualTime virtual_time(const sim::VirtualClock& clock,
-                         const std::vector<sim::TimeSummary>& ranks);
+/// Fills in the losses, the wall time, and the virtual time of report.ranks:
+/// `clock` is null where none is kept. For the rank that reports.
+void note_training(const Options& options, const TrainingLog& log,
+                   const sim::VirtualClock* clock, const Bill& bill,
+                   Report& report);
 
 /// Writes --timeline, or prints it.
 void show_timeline(const OutputOptions& options, const Report& report);

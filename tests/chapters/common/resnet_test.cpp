@@ -141,6 +141,14 @@ TEST(ResNet, AnImageAloneIsTheSameInEvaluation) {
   }
 }
 
+void expect_equal(const std::vector<NamedTensor>& a,
+                  const std::vector<NamedTensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(bitwise_equal(a[i].tensor, b[i].tensor)) << a[i].name;
+  }
+}
+
 /// Trains two steps on one device, then passes it to `look`.
 void train_alone(
     const Options& options, const single_device::SingleDeviceOptions& setup,
@@ -163,10 +171,7 @@ TEST(ResNet, RecomputationChangesNothing) {
                     states[recompute] = state_of(*device.model().model);
                   });
     }
-    for (std::size_t i = 0; i < states[0].size(); ++i) {
-      EXPECT_TRUE(bitwise_equal(states[0][i].tensor, states[1][i].tensor))
-          << states[0][i].name;
-    }
+    expect_equal(states[0], states[1]);
   }
 }
 
@@ -239,10 +244,7 @@ TEST(ResNet, FilesClaimTheClassThatHasTheirNames) {
       EXPECT_EQ(ModelConfig::from_json(text, path).to_json(), config.to_json());
       const auto copy = make_model(config, other);
       load_model(path, *copy);
-      const auto a = state_of(*model), b = state_of(*copy);
-      for (std::size_t i = 0; i < a.size(); ++i) {
-        EXPECT_TRUE(bitwise_equal(a[i].tensor, b[i].tensor)) << a[i].name;
-      }
+      expect_equal(state_of(*model), state_of(*copy));
     };
     expect_as_saved("ResNet");
 
@@ -289,6 +291,11 @@ TEST(ResNetConfig, RefusesWhatIsNoResNet) {
   expect_text(error_of([&] { model_config(options); }), {"--dropout"});
   expect_text(error_of([&] { refuse_image_models(options, "because"); }),
               {"--model resnet18: because"});
+  options = image_options(kBasic);
+  options.data = "book";
+  expect_text(
+      error_of([&] { Dataset::open(options, ModelConfig::read(kBasic)); }),
+      {"--data random"});
 }
 
 TEST(Images, DependOnTheSampleAlone) {
@@ -336,14 +343,6 @@ TEST(Images, AreStandardNormalWithUniformLabels) {
     seen.insert(label);
   }
   EXPECT_EQ(seen.size(), 10u);
-}
-
-TEST(Images, AreRandomOnly) {
-  Options options = image_options(kBasic);
-  options.data = "book";
-  expect_text(
-      error_of([&] { Dataset::open(options, ModelConfig::read(kBasic)); }),
-      {"--data random"});
 }
 
 TEST(Images, AreTheDefaultOfImageModels) {

@@ -39,6 +39,11 @@ TEST_P(TextbookSharded, OneUnitGathersAndScattersOnce) {
   }
 }
 
+/// The step's closed form and the clock agree.
+void expect_form(const Options& options, const StrategyOptions& setup) {
+  expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
+}
+
 /// Calls `expect` for GPTs of one to four layers and the mlp, where a gather
 /// takes longer than a layer's backward, longer than its forward, and less.
 void for_each_run(
@@ -65,39 +70,35 @@ void for_each_run(
 TEST_P(TextbookSharded, UnitsHideTheirMessagesButForTheEnds) {
   for (const char* strategy : {"zero1", "zero2", "zero3", "fsdp", "fsdp2"}) {
     SCOPED_TRACE(strategy);
-    for_each_run(
-        GetParam(), strategy,
-        [](const Options& options, const zero_fsdp::StrategyOptions& setup) {
-          expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
-        });
+    for_each_run(GetParam(), strategy, expect_form);
   }
 }
 
 // Layers that stay whole are gathered once, and the sum of the losses travels
 // while backward computes. Without prefetching nothing hides.
 TEST_P(TextbookSharded, KeptLayersAndThoseGatheredLate) {
-  for_each_run(
-      GetParam(), "zero3", [](const Options& options, StrategyOptions setup) {
-        setup.zero.max_reuse_distance = 1'000'000'000;
-        expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
-        setup.zero.prefetch_bucket_size = 1'000'000'000;
-        expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
-        setup.zero.max_reuse_distance = 0;
-        setup.zero.prefetch_bucket_size = 0;
-        setup.recompute = true;
-        setup.zero.persistence_threshold = 0;
-        expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
-      });
-  for_each_run(
-      GetParam(), "fsdp", [](const Options& options, StrategyOptions setup) {
-        setup.backward_prefetch = "none";
-        expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
-        setup.backward_prefetch = "post";
-        expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
-        setup.sharding_strategy = "shard_grad_op";
-        setup.param_dtype = "bf16";
-        expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
-      });
+  for_each_run(GetParam(), "zero3",
+               [](const Options& options, StrategyOptions setup) {
+                 setup.zero.max_reuse_distance = 1'000'000'000;
+                 expect_form(options, setup);
+                 setup.zero.prefetch_bucket_size = 1'000'000'000;
+                 expect_form(options, setup);
+                 setup.zero.max_reuse_distance = 0;
+                 setup.zero.prefetch_bucket_size = 0;
+                 setup.recompute = true;
+                 setup.zero.persistence_threshold = 0;
+                 expect_form(options, setup);
+               });
+  for_each_run(GetParam(), "fsdp",
+               [](const Options& options, StrategyOptions setup) {
+                 setup.backward_prefetch = "none";
+                 expect_form(options, setup);
+                 setup.backward_prefetch = "post";
+                 expect_form(options, setup);
+                 setup.sharding_strategy = "shard_grad_op";
+                 setup.param_dtype = "bf16";
+                 expect_form(options, setup);
+               });
 }
 
 // Where messages hide, gathering further ahead changes nothing; otherwise there
@@ -108,7 +109,7 @@ TEST(TextbookZero3, DeepPrefetchHidesNoMoreThanTheNextLayer) {
   setup.zero.prefetch_bucket_size = 150'000;  // three blocks
   Options options = mlp_options(4, 240000);
   options.model = "gpt-nano";
-  expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
+  expect_form(options, setup);
   options.batch = 24;
   EXPECT_EQ(
       run_on_textbook<ZeroFsdpStrategy>(options, setup).time.closed_form_s,
@@ -118,20 +119,16 @@ TEST(TextbookZero3, DeepPrefetchHidesNoMoreThanTheNextLayer) {
 TEST(TextbookSharding, OtherWaysHaveNoForm) {
   Options options = mlp_options(4, 24);
   options.model = "gpt-nano";
-  const auto expect_none = [&](const char* strategy,
-                               const std::function<void(
-                                   zero_fsdp::StrategyOptions&)>& set) {
+  const auto expect_none = [&](const std::string& strategy, auto set) {
     StrategyOptions setup;
     setup.strategy = strategy;
     set(setup);
     const Report report = run_on_textbook<ZeroFsdpStrategy>(options, setup);
     EXPECT_EQ(report.time.closed_form_s, kNotPredicted) << strategy;
-    EXPECT_EQ(
-        report.time.closed_form_command,
-        std::string(
-            "./shardbook run zero_fsdp -- --world-size 4 --cluster textbook "
-            "--strategy ") +
-            strategy);
+    EXPECT_EQ(report.time.closed_form_command,
+              "./shardbook run zero_fsdp -- --world-size 4 --cluster textbook "
+              "--strategy " +
+                  strategy);
   };
   expect_none("zero2",
               [](auto& setup) { setup.zero.reduce_bucket_size = 1000; });
