@@ -1,0 +1,114 @@
+// GPipe on one screen: a stage of layers per rank. All micro-batches go forward
+// through the stages, then all go back.
+//
+//   ./shardbook lesson gpipe
+// Read before: model parallelism. Read next: 1F1B.
+
+#include "chapters/common/lesson.h"
+#include "chapters/common/pipeline/partition.h"
+#include "chapters/common/pipeline/stages.h"
+#include "core/autograd.h"
+
+namespace shardbook::gpipe {
+
+constexpr int kMicroBatches = 6, kRows = lesson::kBatch / kMicroBatches;
+
+// tick   stage 0   stage 1   stage 2      (F b: micro-batch b goes forward)
+//  0      F 0
+//  1      F 1       F 0
+//  2                F 1       F 0
+//  3                          F 1
+//  4                          B 0
+//  5                B 0       B 1
+//  6      B 0       B 1
+//  7      B 1
+
+// --- the strategy
+// Returns the mean loss over the batch on the last rank, zero on the others.
+inline Tensor run_stages(Module& stage, const Batch& batch, ProcessGroup& pp) {
+  const int s = pp.rank(), last = pp.size() - 1;
+  const Shape between = {kRows, lesson::kSequence, lesson::config().n_embd};
+  Tensors inputs;
+  const auto rows = [](const Tensor& all, int b) {
+    return slice(all, 0, b * kRows, (b + 1) * kRows);
+  };
+  const auto receive = [&](int from) {
+    const Tensor x = Tensor::empty(between, {DType::kF64, {}});
+    pp.recv(x, from).wait();
+    return x;
+  };
+  // Fill the pipeline. A stage keeps its inputs alone
+  for (int b = 0; b < kMicroBatches; ++b) {
+    inputs.push_back(s == 0 ? rows(batch.inputs, b) : receive(s - 1));
+    if (s == last) continue;  // its forward comes with the backward
+    const NoGrad no_graph;
+    pp.send(stage(inputs.back()), s + 1).wait();
+  }
+  // Drain it: compute the graph again, then its gradients
+  Tensor loss = Tensor::zeros({}, {DType::kF64, {}});
+  for (int b = 0; b < kMicroBatches; ++b) {
+    Tensor& input = inputs[static_cast<std::size_t>(b)];
+    const Tensor x = s == 0 ? input : autograd::graph_input(input);
+    Tensor y = stage(x);
+    if (s == last) {
+      y = scale(language_loss(y, rows(batch.targets, b)), 1.0 / kMicroBatches);
+      loss = add(loss, y.detach());
+    }
+    autograd::backward({y}, s == last ? Tensors{} : Tensors{receive(s + 1)});
+    if (s != 0) pp.send(x.grad(), s - 1).wait();
+    input = Tensor();
+  }
+  return loss;
+}
+
+// The first and the last stage share the embedding: its gradient has two terms.
+inline void sum_tied(Module& stage, ProcessGroup* ends) {
+  for (const auto& [name, parameter] : stage.named_parameters()) {
+    if (ends == nullptr || name != "transformer.wte.weight") continue;
+    ends->all_reduce(parameter.grad(), ReduceOp::kSum, "tied").wait();
+  }
+}
+// --- end
+
+inline lesson::Result train(ProcessGroup& pp) {
+  // 1. This rank's layers, with the weights that they have in the whole model
+  const auto layers = layers_of(lesson::config());
+  const std::vector<int> cuts = cut_uniform(layers->size(), pp.size());
+  const auto s = static_cast<std::size_t>(pp.rank());
+  Stage stage(*layers, cuts[s], cuts[s + 1], lesson::init());
+  const bool is_end = pp.rank() == 0 || pp.rank() + 1 == pp.size();
+  const auto ends = pp.split(is_end ? 0 : -1, pp.rank(), "ends");
+  const auto optimizer = lesson::sgd(stage.parameters());
+  double loss = 0;
+  for (int step = 0; step < lesson::kSteps; ++step) {
+    // 2. The first stage reads the inputs, the last one the targets
+    const Tensor local = run_stages(stage, lesson::batch(step), pp);
+    sum_tied(stage, ends.get());
+    // 3. Each rank updates its own layers, when all micro-batches are through
+    optimizer->step();
+    stage.clear_grad();
+    loss = lesson::sum_over(local, pp);
+  }
+  lesson::Result result = lesson::count(pp, loss);
+  result.weights = lesson::collect(pp, stage.named_parameters());
+  return result;
+}
+
+/// Ten steps: an activation or a gradient over each cut per micro-batch, the tied
+/// gradient between two ranks, and an all-reduce of the loss.
+inline double bill(int rank, int p) {
+  const ModelConfig config = lesson::config();
+  const double message = kRows * lesson::kSequence * config.n_embd;
+  const double sent = kMicroBatches * ((rank > 0) + (rank + 1 < p)) * message;
+  const bool is_end = p > 1 && (rank == 0 || rank + 1 == p);
+  const double tied = is_end * config.vocab_size * config.n_embd;
+  const double elements = sent + tied + 2.0 * (p - 1) / p;
+  return lesson::kSteps * elements * 8;
+}
+
+}  // namespace shardbook::gpipe
+
+#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+using namespace shardbook;
+int main() { return lesson::compare(/*ranks=*/3, gpipe::train, gpipe::bill); }
+#endif

@@ -1,0 +1,122 @@
+// 1F1B on one screen: each stage goes back as soon as it can, so it keeps the
+// activations of p - s micro-batches, and not of all.
+//
+//   ./shardbook lesson 1f1b
+// Read before: GPipe. Read next: tensor parallelism.
+
+#include "chapters/common/lesson.h"
+#include "chapters/common/pipeline/partition.h"
+#include "chapters/common/pipeline/stages.h"
+#include "core/autograd.h"
+
+namespace shardbook::pipeline {
+
+constexpr int kMicroBatches = 6;
+
+// tick   stage 0   stage 1   stage 2      (F b forward, B b backward)
+//  0      F 0
+//  1      F 1       F 0
+//  2      F 2       F 1       F 0         stage s begins with p - 1 - s more
+//  3                          B 0         forwards than backwards,
+//  4                B 0       F 1
+//  5      B 0       F 2       B 1         then takes turns,
+//  6      F 3       B 1       F 2
+//  7      ...                             and ends with the backwards left over.
+
+// --- the strategy
+// Returns the mean loss over the batch on the last rank, zero on the others.
+inline Tensor run_stages(Module& stage, const Batch& batch, ProcessGroup& pp,
+                         const LossFunction& loss_of = language_loss) {
+  const int s = pp.rank(), last = pp.size() - 1;
+  const std::int64_t n = batch.inputs.size(0) / kMicroBatches;
+  const Shape between = {n, lesson::kSequence, lesson::config().n_embd};
+  std::vector<std::pair<Tensor, Tensor>> alive;  // input and output, with graph
+  std::size_t done = 0;
+  std::vector<std::pair<Work, Tensor>> sent;
+  Tensor loss = Tensor::zeros({}, {DType::kF64, {}});
+  const auto receive = [&](int from) {
+    const Tensor x = Tensor::empty(between, {DType::kF64, {}});
+    pp.recv(x, from).wait();
+    return x;
+  };
+  const auto forward = [&](int b) {
+    const auto rows = [b, n](Tensor all) {
+      return slice(all, 0, b * n, b * n + n);
+    };
+    const Tensor x =
+        s == 0 ? rows(batch.inputs) : autograd::graph_input(receive(s - 1));
+    Tensor y = stage(x);
+    if (s == last) {
+      y = scale(loss_of(y, rows(batch.targets)), 1.0 / kMicroBatches);
+      loss = add(loss, y.detach());
+    } else {
+      // Do not wait here: the next stage may be sending, too
+      sent.emplace_back(pp.send(y.detach(), s + 1), y.detach());
+    }
+    alive.emplace_back(x, y);
+  };
+  const auto backward = [&] {
+    const auto [x, y] = std::exchange(alive[done++], {});
+    autograd::backward({y}, s == last ? Tensors{} : Tensors{receive(s + 1)});
+    if (s != 0) sent.emplace_back(pp.send(x.grad(), s - 1), x.grad());
+  };
+  const int warm_up = std::min(last - s, kMicroBatches);
+  for (int b = 0; b < warm_up; ++b) forward(b);
+  for (int b = warm_up; b < kMicroBatches; ++b) forward(b), backward();
+  for (int b = 0; b < warm_up; ++b) backward();
+  for (auto& [work, tensor] : sent) work.wait();
+  return loss;
+}
+
+// The first and the last stage share the embedding: its gradient has two terms.
+inline void sum_tied(Module& stage, ProcessGroup* ends) {
+  for (const auto& [name, parameter] : stage.named_parameters()) {
+    if (ends == nullptr || name != "transformer.wte.weight") continue;
+    ends->all_reduce(parameter.grad(), ReduceOp::kSum, "tied").wait();
+  }
+}
+// --- end
+
+inline lesson::Result train(ProcessGroup& pp) {
+  // 1. This rank's layers, with the weights that they have in the whole model
+  const auto layers = layers_of(lesson::config());
+  const std::vector<int> cuts = cut_uniform(layers->size(), pp.size());
+  const auto s = static_cast<std::size_t>(pp.rank());
+  Stage stage(*layers, cuts[s], cuts[s + 1], lesson::init());
+  const bool is_end = pp.rank() == 0 || pp.rank() + 1 == pp.size();
+  const auto ends = pp.split(is_end ? 0 : -1, pp.rank(), "ends");
+  const auto optimizer = lesson::sgd(stage.parameters());
+  double loss = 0;
+  for (int step = 0; step < lesson::kSteps; ++step) {
+    // 2. The first stage reads the inputs, the last one the targets
+    const Tensor local = run_stages(stage, lesson::batch(step), pp);
+    sum_tied(stage, ends.get());
+    // 3. Each rank updates its own layers, when all micro-batches are through
+    optimizer->step();
+    stage.clear_grad();
+    loss = lesson::sum_over(local, pp);
+  }
+  lesson::Result result = lesson::count(pp, loss);
+  result.weights = lesson::collect(pp, stage.named_parameters());
+  return result;
+}
+
+/// Ten steps: an activation or a gradient over each cut per micro-batch, the tied
+/// gradient between two ranks, and an all-reduce of the loss.
+inline double bill(int rank, int p) {
+  const ModelConfig config = lesson::config();
+  const double message = 2 * lesson::kSequence * config.n_embd;  // two rows
+  const double sent = kMicroBatches * ((rank > 0) + (rank + 1 < p)) * message;
+  const bool is_end = p > 1 && (rank == 0 || rank + 1 == p);
+  const double tied = is_end * config.vocab_size * config.n_embd;
+  return lesson::kSteps * (sent + tied + 2.0 * (p - 1) / p) * 8;
+}
+
+}  // namespace shardbook::pipeline
+
+#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+using namespace shardbook;
+int main() {
+  return lesson::compare(/*ranks=*/3, pipeline::train, pipeline::bill);
+}
+#endif

@@ -1,0 +1,98 @@
+// Tensor parallelism on one screen: one matrix is cut by columns, the next by
+// rows, and the ranks meet once forward and once backward.
+//
+//   ./shardbook lesson tensor_parallel
+// Read before: DDP. Read next: two dimensions.
+
+#include "chapters/common/lesson.h"
+#include "core/autograd.h"
+
+namespace shardbook::tensor_parallel {
+
+// --- the strategy
+/// A copy of `x` whose values are summed over the ranks.
+inline Tensor summed(const Tensor& x, ProcessGroup& tp) {
+  const Tensor sum = x.detach().clone();
+  tp.all_reduce(sum).wait();
+  return sum;
+}
+
+/// f: nothing forward. Backward, each rank has a term of the gradient of x.
+inline Tensor f(const Tensor& x, ProcessGroup& tp) {
+  return autograd::custom_function(
+      "f", {x}, [](const Tensors& in) { return Tensors{in[0].clone()}; },
+      [&tp](const Tensors& grad) { return Tensors{summed(grad[0], tp)}; })[0];
+}
+
+/// g: forward, each rank has a term of the sum. Nothing backward.
+inline Tensor g(const Tensor& x, ProcessGroup& tp) {
+  return autograd::custom_function(
+      "g", {x}, [&tp](const Tensors& in) { return Tensors{summed(in[0], tp)}; },
+      [](const Tensors& grad) { return grad; })[0];
+}
+
+/// x [n, S, in] on every rank; weight [in, out/t], bias [out/t] -> this rank's
+/// columns [n, S, out/t]. An element-wise function may follow.
+inline Tensor column_linear(const Tensor& x, const Tensor& weight,
+                            const Tensor& bias, ProcessGroup& tp) {
+  return linear(f(x, tp), weight, bias);
+}
+
+/// x [n, S, in/t], weight [in/t, out], bias [out] -> [n, S, out] on every rank.
+/// The bias is added once, behind the sum.
+inline Tensor row_linear(const Tensor& x, const Tensor& weight,
+                         const Tensor& bias, ProcessGroup& tp) {
+  return add(g(linear(x, weight), tp), bias);
+}
+// --- end
+
+/// What rank `r` of `t` holds of a parameter; {}: all of it.
+inline Shards part_of(const std::string& name, int r, int t) {
+  if (name == "fc1.weight") return {{1, r, t}};
+  if (name == "fc1.bias" || name == "fc2.weight") return {{0, r, t}};
+  return {};
+}
+
+inline lesson::Result train(ProcessGroup& tp) {
+  // 1. Take this rank's part of each parameter out of the whole model
+  const auto part = [&](const std::string& name, int r) {
+    return part_of(name, r, tp.size());
+  };
+  auto p = lesson::take_parts(tp, part);
+  const auto optimizer = lesson::sgd(lesson::values_of(p));
+  double loss = 0;
+  for (int step = 0; step < lesson::kSteps; ++step) {
+    // 2. Every rank reads the whole batch
+    const Batch batch = lesson::batch(step);
+    Tensor x = embedding(p["wte.weight"], batch.inputs);
+    // 3. Columns, then rows: nothing is sent between them
+    x = relu(column_linear(x, p["fc1.weight"], p["fc1.bias"], tp));
+    x = relu(row_linear(x, p["fc2.weight"], p["fc2.bias"], tp));
+    x = linear(x, p["fc3.weight"], p["fc3.bias"]);
+    const Tensor mean = language_loss(x, batch.targets);
+    mean.backward();
+    // 4. Whole parameters have equal gradients everywhere: no average
+    optimizer->step();
+    for (const auto& each : p) each.second.clear_grad();
+    loss = mean.item();
+  }
+  return lesson::finish(tp, loss, lesson::named(p), part);
+}
+
+/// Ten steps: an all-reduce of [n, S, h] forward by g, and one backward by f.
+inline double bill(int /*rank*/, int t) {
+  const double elements =
+      lesson::kBatch * lesson::kSequence * lesson::config(lesson::kMlp).n_embd;
+  return lesson::kSteps * 2 * (2.0 * (t - 1) / t) * elements * 8;
+}
+
+}  // namespace shardbook::tensor_parallel
+
+#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+using namespace shardbook;
+int main() {
+  return lesson::compare(/*ranks=*/4, tensor_parallel::train,
+                         tensor_parallel::bill,
+                         lesson::one_device(lesson::kMlp));
+}
+#endif

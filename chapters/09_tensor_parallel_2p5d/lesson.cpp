@@ -1,0 +1,122 @@
+// Tesseract on one screen: d layers of q x q ranks. Each layer multiplies its own
+// samples by SUMMA; the gradients of weights are summed over the layers.
+//
+//   ./shardbook lesson 2p5d
+// Read before: two dimensions. Read next: three dimensions.
+
+#include "chapters/common/lesson.h"
+#include "comm/device_mesh.h"
+#include "core/autograd.h"
+
+namespace shardbook::tesseract {
+
+// 4 ranks are one layer of 2 x 2, 8 are two
+inline int side(int ranks) { return ranks >= 4 ? 2 : 1; }
+
+//   layer 0: samples of depth 0     A B = C      every layer has the same B,
+//   layer 1: samples of depth 1     A B = C      so dB is summed over the depth
+//
+// --- the strategy
+/// The block of the group's rank `root`, sent to all of the group.
+inline Tensor broadcast(const Tensor& block, int root, ProcessGroup& group) {
+  const Tensor copy = block.detach().clone();
+  group.broadcast(copy, root).wait();
+  return copy;
+}
+
+/// The sum of the group's terms, on rank `root`.
+inline void reduce(Tensor term, int root, ProcessGroup& group, Tensor& sum) {
+  group.reduce(term, root).wait();
+  if (group.rank() == root) sum = term;
+}
+
+/// C = A B, with a block of each matrix per rank (i, j): in step l, A's block
+/// (i, l) goes along the rows of ranks and B's block (l, j) along the columns.
+inline Tensor summa(const Tensor& a, const Tensor& b, DeviceMesh& mesh) {
+  ProcessGroup &row = mesh.group("col"), &column = mesh.group("row");
+  const int q = row.size();
+  const auto forward = [&, q](const Tensors& in) {
+    Tensor c;
+    for (int l = 0; l < q; ++l) {
+      const Tensor term =
+          matmul(broadcast(in[0], l, row), broadcast(in[1], l, column));
+      c = l == 0 ? term : add(c, term);
+    }
+    return Tensors{c};
+  };
+  // Each gradient is a product as well: its terms are summed where its block is
+  const auto backward = [&, q, a, b](const Tensors& grad) {
+    Tensor da, db;
+    for (int l = 0; l < q; ++l) {
+      reduce(matmul(grad[0], broadcast(b, l, column), false, true), l, row, da);
+      reduce(matmul(broadcast(a, l, row), grad[0], true), l, column, db);
+    }
+    // Every layer of ranks has the same weights and its own samples
+    mesh.group("depth").all_reduce(db).wait();
+    return Tensors{da, db};
+  };
+  return autograd::custom_function("summa", {a, b}, forward, backward)[0];
+}
+// --- end
+
+inline lesson::Result train(ProcessGroup& world) {
+  // 1. q x q ranks in d layers, and their blocks of the weights
+  const int q = side(world.size()), d = world.size() / (q * q);
+  DeviceMesh mesh(world, Topology({"depth", "row", "col"}, {d, q, q}));
+  const int i = mesh.coordinate("row"), j = mesh.coordinate("col");
+  const auto part = [&](const std::string& name, int r) {
+    // The table and the biases are whole on every rank
+    if (!lesson::is_matrix(name)) return Shards{};
+    return Shards{{0, r / q % q, q}, {1, r % q, q}};
+  };
+  auto p = lesson::take_parts(world, part);
+  const auto optimizer = lesson::sgd(lesson::values_of(p));
+  const auto layer = [&](const Tensor& x, const std::string& name) {
+    const Tensor bias = lesson::columns_of(p[name + ".bias"], j, q);
+    return add(summa(x, p[name + ".weight"], mesh), bias);
+  };
+  double loss = 0;
+  for (int step = 0; step < lesson::kSteps; ++step) {
+    // 2. Samples for each layer and row of ranks; columns of their activations
+    const Batch batch =
+        lesson::batch(step, mesh.coordinate("depth") * q + i, d * q);
+    Tensor x = lesson::columns_of(
+        embedding(p["wte.weight"], reshape(batch.inputs, {-1})), j, q);
+    // 3. Three products of blocks
+    x = relu(layer(relu(layer(x, "fc1")), "fc2"));
+    x = lesson::gather_columns(layer(x, "fc3"), mesh.group("col"));
+    const Tensor mean =
+        scale(language_loss(x, reshape(batch.targets, {-1})), 1.0 / (d * q));
+    mean.backward();
+    lesson::sum_whole(p, world, part);
+    optimizer->step();
+    for (const auto& each : p) each.second.clear_grad();
+    loss = lesson::sum_over(mean, mesh.group("depth-row"));
+  }
+  return lesson::finish(world, loss, lesson::named(p), part);
+}
+
+/// Ten steps: two kinds of blocks move in each product and in its two gradients,
+/// and dB over the depth; logits, what every rank has whole, and the loss.
+inline double bill(int /*rank*/, int ranks) {
+  const int q = side(ranks), d = ranks / (q * q);
+  const double h = 48, tokens = lesson::kBatch * lesson::kSequence / (d * q);
+  double elements = 0;
+  for (const auto& [in, out] : lesson::kMlpLayers) {
+    const double b = in / q * out / q;
+    elements += 3 * (q - 1) * (tokens * in / q + b) + 2.0 * (d - 1) / d * b;
+  }
+  elements += (q - 1.0) / q * tokens * h + 2.0 * (d * q - 1) / (d * q);
+  elements += 2.0 * (ranks - 1) / ranks * (h * h + 6 * h);
+  return lesson::kSteps * elements * 8;
+}
+
+}  // namespace shardbook::tesseract
+
+#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+using namespace shardbook;
+int main() {
+  return lesson::compare(/*ranks=*/8, tesseract::train, tesseract::bill,
+                         lesson::one_device(lesson::kMlp));
+}
+#endif

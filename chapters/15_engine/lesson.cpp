@@ -1,0 +1,61 @@
+// The engine on one screen: three calls train a model, and a config chooses the
+// strategy.
+//
+//   ./shardbook lesson engine
+// Read before: hybrids.
+
+#include "chapters/common/lesson.h"
+#include "chapters/15_engine/engine.h"
+
+namespace shardbook::engine {
+
+// --- the strategy
+/// Stage 0 is DDP; 1, 2 and 3 shard optimizer state, gradients and parameters.
+/// The keys are DeepSpeed's.
+inline std::string config_of(int stage) {
+  return R"({"train_batch_size": 12, "gradient_clipping": 0,
+             "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+             "zero_optimization": {"stage": )" +
+         std::to_string(stage) + "}}";
+}
+// --- end
+
+inline lesson::Result train_stage(ProcessGroup& world, int stage) {
+  // 1. The model knows nothing of ranks
+  Gpt model(lesson::config(), lesson::init());
+  // 2. The config chooses what wraps it
+  const Initialized made = initialize(
+      model, DeepSpeedConfig::parse(config_of(stage), "lesson"), world);
+  Engine& engine = *made.engine;
+  double loss = 0;
+  for (int step = 0; step < lesson::kSteps; ++step) {
+    // 3. Three calls, whatever was chosen
+    const Batch batch = lesson::batch(step, world.rank(), world.size());
+    const Tensor mean = language_loss(engine(batch.inputs), batch.targets);
+    engine.backward(mean);
+    engine.step();
+    loss = lesson::mean_over(mean, world);
+  }
+  lesson::Result result = lesson::count(world, loss);
+  result.weights = engine.full_state();
+  return result;
+}
+
+inline lesson::Result train(ProcessGroup& world) {
+  return train_stage(world, /*stage=*/2);
+}
+
+/// Once, rank 0's weights; ten times stage 2's reduce-scatter of gradients and
+/// all-gather of weights, the loss, and the norm.
+inline double bill(int /*rank*/, int d) {
+  const double weights = lesson::num_parameters();
+  const double elements = weights + lesson::kSteps * 2 * (weights + 2);
+  return elements * (d - 1) / d * 8;
+}
+
+}  // namespace shardbook::engine
+
+#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+using namespace shardbook;
+int main() { return lesson::compare(/*ranks=*/4, engine::train, engine::bill); }
+#endif
