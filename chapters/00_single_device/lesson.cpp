@@ -50,12 +50,10 @@ inline lesson::Result train(ProcessGroup& world) {
 /// One device sends nothing.
 inline double bill(int /*rank*/, int /*ranks*/) { return 0; }
 
+inline lesson::Lesson this_lesson() { return {/*ranks=*/1, train, bill}; }
+
 }  // namespace shardbook::single_device
 
 #ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
-using namespace shardbook;
-int main() {
-  return lesson::compare(/*ranks=*/1, single_device::train,
-                         single_device::bill);
-}
+int main() { return compare(shardbook::single_device::this_lesson()); }
 #endif

@@ -90,12 +90,10 @@ inline double bill_of(int devices) {
 }
 inline double bill(int /*rank*/, int /*ranks*/) { return bill_of(4); }
 
+inline lesson::Lesson this_lesson() { return {/*ranks=*/1, train, bill}; }
+
 }  // namespace shardbook::data_parallel
 
 #ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
-using namespace shardbook;
-int main() {
-  return lesson::compare(/*ranks=*/1, data_parallel::train,
-                         data_parallel::bill);
-}
+int main() { return compare(shardbook::data_parallel::this_lesson()); }
 #endif

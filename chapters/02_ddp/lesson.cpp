@@ -5,7 +5,6 @@
 // Read before: one device. Read next: zero.
 
 #include "chapters/common/lesson.h"
-#include "core/inplace.h"
 
 namespace shardbook::ddp {
 
@@ -51,9 +50,10 @@ inline double bill(int /*rank*/, int ranks) {
   return lesson::kSteps * 2.0 * (ranks - 1) / ranks * elements * 8;
 }
 
+inline lesson::Lesson this_lesson() { return {/*ranks=*/4, train, bill}; }
+
 }  // namespace shardbook::ddp
 
 #ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
-using namespace shardbook;
-int main() { return lesson::compare(/*ranks=*/4, ddp::train, ddp::bill); }
+int main() { return compare(shardbook::ddp::this_lesson()); }
 #endif

@@ -93,13 +93,12 @@ inline double bill(int /*rank*/, int /*ranks*/) {
   return lesson::kSteps * tokens * (2 * width + 1) * 8;
 }
 
+inline lesson::Lesson this_lesson() {
+  return {/*ranks=*/1, train, bill, lesson::mlp_on_one_device};
+}
+
 }  // namespace shardbook::model_parallel
 
 #ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
-using namespace shardbook;
-int main() {
-  return lesson::compare(/*ranks=*/1, model_parallel::train,
-                         model_parallel::bill,
-                         lesson::one_device(lesson::kMlp));
-}
+int main() { return compare(shardbook::model_parallel::this_lesson()); }
 #endif

@@ -5,7 +5,6 @@
 // Read before: DDP. Read next: two dimensions.
 
 #include "chapters/common/lesson.h"
-#include "core/autograd.h"
 
 namespace shardbook::tensor_parallel {
 
@@ -73,10 +72,10 @@ inline lesson::Result train(ProcessGroup& tp) {
     mean.backward();
     // 4. Whole parameters have equal gradients everywhere: no average
     optimizer->step();
-    for (const auto& each : p) each.second.clear_grad();
+    lesson::clear_gradients(p);
     loss = mean.item();
   }
-  return lesson::finish(tp, loss, lesson::named(p), part);
+  return lesson::finish(tp, loss, p, part);
 }
 
 /// Ten steps: an all-reduce of [n, S, h] forward by g, and one backward by f.
@@ -86,13 +85,12 @@ inline double bill(int /*rank*/, int t) {
   return lesson::kSteps * 2 * (2.0 * (t - 1) / t) * elements * 8;
 }
 
+inline lesson::Lesson this_lesson() {
+  return {/*ranks=*/4, train, bill, lesson::mlp_on_one_device};
+}
+
 }  // namespace shardbook::tensor_parallel
 
 #ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
-using namespace shardbook;
-int main() {
-  return lesson::compare(/*ranks=*/4, tensor_parallel::train,
-                         tensor_parallel::bill,
-                         lesson::one_device(lesson::kMlp));
-}
+int main() { return compare(shardbook::tensor_parallel::this_lesson()); }
 #endif

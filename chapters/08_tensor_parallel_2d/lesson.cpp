@@ -6,7 +6,6 @@
 
 #include "chapters/common/lesson.h"
 #include "comm/device_mesh.h"
-#include "core/autograd.h"
 
 namespace shardbook::summa {
 
@@ -86,10 +85,10 @@ inline lesson::Result train(ProcessGroup& world) {
     // 4. What is whole on every rank has a term of its gradient on each
     lesson::sum_whole(p, world, part);
     optimizer->step();
-    for (const auto& each : p) each.second.clear_grad();
+    lesson::clear_gradients(p);
     loss = lesson::sum_over(mean, mesh.group("row"));
   }
-  return lesson::finish(world, loss, lesson::named(p), part);
+  return lesson::finish(world, loss, p, part);
 }
 
 /// Ten steps: two kinds of blocks move in each product and in its two gradients;
@@ -106,12 +105,12 @@ inline double bill(int /*rank*/, int ranks) {
   return lesson::kSteps * elements * 8;
 }
 
+inline lesson::Lesson this_lesson() {
+  return {/*ranks=*/4, train, bill, lesson::mlp_on_one_device};
+}
+
 }  // namespace shardbook::summa
 
 #ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
-using namespace shardbook;
-int main() {
-  return lesson::compare(/*ranks=*/4, summa::train, summa::bill,
-                         lesson::one_device(lesson::kMlp));
-}
+int main() { return compare(shardbook::summa::this_lesson()); }
 #endif

@@ -6,16 +6,13 @@
 
 #include "chapters/common/lesson.h"
 #include "comm/device_mesh.h"
-#include "core/autograd.h"
 
 namespace shardbook::tesseract {
 
-// 4 ranks are one layer of 2 x 2, 8 are two
+// 4 ranks are one layer of 2 x 2, 8 are two: every layer has the same B, and
+// rows of A of its own, so dB is summed over the depth.
 inline int side(int ranks) { return ranks >= 4 ? 2 : 1; }
 
-//   layer 0: samples of depth 0     A B = C      every layer has the same B,
-//   layer 1: samples of depth 1     A B = C      so dB is summed over the depth
-//
 // --- the strategy
 /// The block of the group's rank `root`, sent to all of the group.
 inline Tensor broadcast(const Tensor& block, int root, ProcessGroup& group) {
@@ -65,9 +62,8 @@ inline lesson::Result train(ProcessGroup& world) {
   DeviceMesh mesh(world, Topology({"depth", "row", "col"}, {d, q, q}));
   const int i = mesh.coordinate("row"), j = mesh.coordinate("col");
   const auto part = [&](const std::string& name, int r) {
-    // The table and the biases are whole on every rank
     if (!lesson::is_matrix(name)) return Shards{};
-    return Shards{{0, r / q % q, q}, {1, r % q, q}};
+    return Shards{{0, r / q % q, q}, {1, r % q, q}};  // equal in each layer
   };
   auto p = lesson::take_parts(world, part);
   const auto optimizer = lesson::sgd(lesson::values_of(p));
@@ -90,10 +86,10 @@ inline lesson::Result train(ProcessGroup& world) {
     mean.backward();
     lesson::sum_whole(p, world, part);
     optimizer->step();
-    for (const auto& each : p) each.second.clear_grad();
+    lesson::clear_gradients(p);
     loss = lesson::sum_over(mean, mesh.group("depth-row"));
   }
-  return lesson::finish(world, loss, lesson::named(p), part);
+  return lesson::finish(world, loss, p, part);
 }
 
 /// Ten steps: two kinds of blocks move in each product and in its two gradients,
@@ -111,12 +107,12 @@ inline double bill(int /*rank*/, int ranks) {
   return lesson::kSteps * elements * 8;
 }
 
+inline lesson::Lesson this_lesson() {
+  return {/*ranks=*/8, train, bill, lesson::mlp_on_one_device};
+}
+
 }  // namespace shardbook::tesseract
 
 #ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
-using namespace shardbook;
-int main() {
-  return lesson::compare(/*ranks=*/8, tesseract::train, tesseract::bill,
-                         lesson::one_device(lesson::kMlp));
-}
+int main() { return compare(shardbook::tesseract::this_lesson()); }
 #endif

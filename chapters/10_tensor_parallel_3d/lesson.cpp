@@ -6,7 +6,6 @@
 
 #include "chapters/common/lesson.h"
 #include "comm/device_mesh.h"
-#include "core/autograd.h"
 
 namespace shardbook::cube {
 
@@ -89,10 +88,10 @@ inline lesson::Result train(ProcessGroup& world) {
     mean.backward();
     lesson::sum_whole(p, world, part);
     optimizer->step();
-    for (const auto& each : p) each.second.clear_grad();
+    lesson::clear_gradients(p);
     loss = lesson::sum_over(mean, mesh.group("i-k"));
   }
-  return lesson::finish(world, loss, lesson::named(p), part);
+  return lesson::finish(world, loss, p, part);
 }
 
 /// Ten steps: X, W and Y of each product move once forward and once backward;
@@ -109,12 +108,12 @@ inline double bill(int /*rank*/, int ranks) {
   return lesson::kSteps * ((l - 1.0) / l * (elements + logits) + 2 * sums) * 8;
 }
 
+inline lesson::Lesson this_lesson() {
+  return {/*ranks=*/8, train, bill, lesson::mlp_on_one_device};
+}
+
 }  // namespace shardbook::cube
 
 #ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
-using namespace shardbook;
-int main() {
-  return lesson::compare(/*ranks=*/8, cube::train, cube::bill,
-                         lesson::one_device(lesson::kMlp));
-}
+int main() { return compare(shardbook::cube::this_lesson()); }
 #endif

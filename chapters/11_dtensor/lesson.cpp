@@ -5,7 +5,6 @@
 // Read before: tensor parallelism. Read next: sequence parallelism.
 
 #include "chapters/common/lesson.h"
-#include "core/autograd.h"
 
 namespace shardbook::dtensor {
 
@@ -96,10 +95,10 @@ inline lesson::Result train(ProcessGroup& mesh) {
     const Tensor mean = language_loss(layer(x, "fc3").local, batch.targets);
     mean.backward();
     optimizer->step();
-    for (const auto& each : p) each.second.clear_grad();
+    lesson::clear_gradients(p);
     loss = mean.item();
   }
-  return lesson::finish(mesh, loss, lesson::named(p), part);
+  return lesson::finish(mesh, loss, p, part);
 }
 
 /// Ten steps: an all-reduce of [n, S, h] forward and one backward.
@@ -109,12 +108,12 @@ inline double bill(int /*rank*/, int t) {
   return lesson::kSteps * 2 * (2.0 * (t - 1) / t) * elements * 8;
 }
 
+inline lesson::Lesson this_lesson() {
+  return {/*ranks=*/4, train, bill, lesson::mlp_on_one_device};
+}
+
 }  // namespace shardbook::dtensor
 
 #ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
-using namespace shardbook;
-int main() {
-  return lesson::compare(/*ranks=*/4, dtensor::train, dtensor::bill,
-                         lesson::one_device(lesson::kMlp));
-}
+int main() { return compare(shardbook::dtensor::this_lesson()); }
 #endif

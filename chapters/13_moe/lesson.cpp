@@ -5,10 +5,7 @@
 // Read before: DDP. Read next: hybrids.
 
 #include "chapters/common/lesson.h"
-#include "chapters/13_moe/moe_layer.h"
-#include "chapters/13_moe/moe_reference.h"
-#include "core/autograd.h"
-#include "core/inplace.h"
+#include "chapters/13_moe/moe_strategy.h"
 
 namespace shardbook::moe {
 
@@ -25,19 +22,19 @@ inline Tensor exchange(const Tensor& x, ProcessGroup& ep) {
   return autograd::custom_function("exchange", {x}, all_to_all, all_to_all)[0];
 }
 
-/// x [T, M] of this rank's tokens, through the experts of all ranks. `experts`
-/// maps [E/d, rows, M] to the same with the experts of this rank.
+/// Sends x [T, M] through the experts of all ranks; `experts`, those of this rank,
+/// map [E/d, rows, M] to the same.
 inline Tensor dispatch_and_combine(const Tensor& x, const Tensor& gate,
                                    Module& experts, ProcessGroup& ep) {
-  const std::int64_t d = ep.size(), t = x.size(0), m = x.size(1);
-  const std::int64_t local = kExperts / d;
+  const std::int64_t d = ep.size(), local = kExperts / d;
+  const std::int64_t t = x.size(0), m = x.size(1);
   // The gate: a probability per expert; each token takes the most likely one
   const Tensor probabilities = softmax(matmul(x, gate));
   const Tensor chosen = lesson::one_hot_of_largest(probabilities);
   // Dispatch: a slot per expert and token, zeros where it is not chosen
   const Tensor by_expert = reshape(transpose(chosen, 0, 1), {kExperts, t, 1});
   Tensor slots = mul(by_expert, reshape(x, {1, t, m}));
-  // By expert -> by source, [d, E/d, T, M] -> the rows of each expert
+  // From the order of sources to the order of experts, and back
   slots = reshape(exchange(slots, ep), {d, local, t, m});
   slots = reshape(transpose(slots, 0, 1), {local, d * t, m});
   Tensor results = reshape(experts(slots), {local, d, t, m});
@@ -57,34 +54,30 @@ inline void average_gradients(Module& model, ProcessGroup& dp) {
 // --- end
 
 struct ExpertLayer : ModuleOf<ExpertLayer> {
-  Tensor gate;
-  Experts experts;
-  ProcessGroup* ep;
-
-  ExpertLayer(const std::string& name, const ModelConfig& c,
-              const InitOptions& init, ProcessGroup& ep)
-      : gate(make_parameter(name + ".gate.weight", {c.n_embd, kExperts}, 0.02,
-                            init)),
-        experts(name + ".experts",
-                {kExperts, c.n_embd, 4 * c.n_embd, 0.02, residual_stddev(c)},
-                init, ep.rank(), ep.size(), nullptr),
-        ep(&ep) {}
+  ExpertLayer(const Tensor& gate, const Experts& experts, ProcessGroup& ep)
+      : gate(gate), experts(experts), ep(ep) {}
   Tensor forward(const Tensor& x) override {
     const Tensor rows = reshape(x, {-1, x.size(-1)});
-    return reshape(dispatch_and_combine(rows, gate, experts, *ep), x.shape());
+    return reshape(dispatch_and_combine(rows, gate, experts, ep), x.shape());
   }
   void members(MemberVisitor& visit) override {
-    visit.parameter("gate.weight", gate);
-    visit.module("experts", experts);
+    visit.parameter("gate.weight", gate), visit.module("experts", experts);
   }
+  Tensor gate;
+  Experts experts;
+  ProcessGroup& ep;
 };
 
 inline lesson::Result train(ProcessGroup& dp) {
   // 1. A GPT with experts in the place of its MLPs; this rank has 1/d of them
   LayerFactory layers;
-  layers.mlp = [&dp](const std::string& name, const ModelConfig& config,
-                     const InitOptions& init, const LayerFactory&) {
-    return AnyModule(std::make_unique<ExpertLayer>(name, config, init, dp));
+  layers.mlp = [&dp](auto& name, auto& config, auto& init, auto&) {
+    const double last = residual_stddev(config);
+    return AnyModule(std::make_unique<ExpertLayer>(
+        make_parameter(name + ".gate.weight", {24, kExperts}, 0.02, init),
+        Experts(name + ".experts", {kExperts, 24, 96, 0.02, last}, init,
+                dp.rank(), dp.size(), nullptr),
+        dp));
   };
   Gpt model(lesson::config(), lesson::init(), layers);
   const auto optimizer = lesson::sgd(model.parameters());
@@ -99,30 +92,29 @@ inline lesson::Result train(ProcessGroup& dp) {
     model.clear_grad();
     loss = lesson::mean_over(mean, dp);
   }
-  const auto part = [&](const std::string& name, int r) {
+  lesson::Result result = lesson::count(dp, loss);
+  const auto layout = [&](const std::string& name, int r) {
     return expert_layout(name, r, dp.size(), 0, 1);
   };
-  return lesson::finish(dp, loss, model.named_parameters(), part);
+  result.weights = gather_parts(model.named_parameters(), layout, dp, 48);
+  return result;
 }
 
-/// Ten steps: four all-to-alls per block, forward and backward; an all-reduce of
-/// the weights that every rank has, and of the loss.
+/// Ten steps: four all-to-alls per block; an all-reduce of gates and dense weights.
 inline double bill(int /*rank*/, int d) {
-  const ModelConfig c = lesson::config();
-  const double h = c.n_embd, tokens = lesson::kBatch * lesson::kSequence / d;
-  const double gates_for_mlps = c.n_layer * (kExperts * h - 8 * h * h - 5 * h);
-  const double all_to_all = kExperts * tokens * h;
-  const double whole = lesson::num_parameters() + gates_for_mlps + 1;
-  return lesson::kSteps * (16 * all_to_all + 2 * whole) * (d - 1) / d * 8;
+  const double h = 24, slots = kExperts * 144 / d;  // twelve for each token
+  const double gates_for_mlps = 4 * (kExperts * h - 8 * h * h - 5 * h);
+  const double whole = lesson::num_parameters() + gates_for_mlps + 1;  // loss
+  return lesson::kSteps * (16 * slots * h + 2 * whole) * (d - 1) / d * 8;
+}
+
+inline lesson::Lesson this_lesson() {
+  const auto alone = [] { return train_dropless(lesson::options(), kExperts); };
+  return {/*ranks=*/4, train, bill, alone};
 }
 
 }  // namespace shardbook::moe
 
 #ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
-using namespace shardbook;
-int main() {
-  return lesson::compare(/*ranks=*/4, moe::train, moe::bill, [] {
-    return moe::train_dropless(lesson::options(), moe::kExperts);
-  });
-}
+int main() { return compare(shardbook::moe::this_lesson()); }
 #endif

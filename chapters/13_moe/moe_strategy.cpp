@@ -295,6 +295,18 @@ ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
       });
 }
 
+ReferenceRun train_dropless(const Options& options, int experts) {
+  MoeOptions moe;
+  moe.gate.num_experts = experts;
+  moe.is_dropless = true;
+  moe.aux_coefficient = 0;
+  const auto record = std::make_shared<MoeRecord>();
+  LayerFactory layers;
+  layers.mlp = moe_mlp(moe, {}, record);
+  return train_reference(options, layers, *record,
+                         strided_micro_batches(options.batch, 1));
+}
+
 LoadedModel whole_model(const Options& options, const MoeOptions& moe,
                         const std::vector<NamedTensor>& state) {
   LayerFactory layers;

@@ -148,6 +148,10 @@ ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
                              int groups = 1,
                              DynamicLossScaler scaler = DynamicLossScaler({1}));
 
+/// A GPT with `experts` top-1 experts in each block, without capacity and without
+/// auxiliary losses.
+ReferenceRun train_dropless(const Options& options, int experts);
+
 /// The model with all of its experts, for --save and --logits.
 LoadedModel whole_model(const Options& options, const MoeOptions& moe,
                         const std::vector<NamedTensor>& state);

@@ -54,11 +54,11 @@ inline lesson::Result train(ProcessGroup& world) {
     loss = lesson::mean_over(scale(local, n), mesh.group("pp-dp"));
   }
   lesson::Result result = lesson::count(world, loss);
-  const auto whole = lesson::join(stage.named_parameters(), tp,
-                                  [n](const std::string& name, int r) {
-                                    return tensor_parallel::layout(name, r, n);
-                                  });
-  result.weights = lesson::collect(world, whole);
+  const auto layout = [n](const std::string& name, int r) {
+    return tensor_parallel::layout(name, r, n);
+  };
+  result.weights = lesson::collect(
+      world, gather_parts(stage.named_parameters(), layout, tp, 48));
   return result;
 }
 
@@ -79,9 +79,10 @@ inline double bill(int rank, int ranks) {
   return lesson::kSteps * (tp + pp + dp + 1.5) * 8;
 }
 
+inline lesson::Lesson this_lesson() { return {/*ranks=*/8, train, bill}; }
+
 }  // namespace shardbook::hybrid
 
 #ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
-using namespace shardbook;
-int main() { return lesson::compare(/*ranks=*/8, hybrid::train, hybrid::bill); }
+int main() { return compare(shardbook::hybrid::this_lesson()); }
 #endif

@@ -1,24 +1,29 @@
 #include "chapters/common/lesson.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include <functional>
 #include <sstream>
 
-#include "core/autograd.h"
+#include "comm/launch.h"
 #include "core/context.h"
 
 namespace shardbook::lesson {
 namespace {
 
-constexpr double kTolerance = 1e-12;
+constexpr double kTolerance = 1e-12, kMorePeak = 1.05;
 
-/// The largest |a - b| of all weights, relative to the largest weight.
-double relative_difference(const std::vector<NamedTensor>& weights,
-                           const std::vector<NamedTensor>& expected) {
+/// The largest |a - b| of all weights, relative to the largest weight, and the
+/// weight that has it.
+std::pair<double, std::string> difference(
+    const std::vector<NamedTensor>& weights,
+    const std::vector<NamedTensor>& expected) {
   std::map<std::string, Tensor> by_name;
   for (const NamedTensor& each : weights) by_name[each.name] = each.tensor;
-  double largest = 0, difference = 0;
+  double scale = 0;
+  std::pair<double, std::string> largest = {0, ""};
   for (const auto& [name, tensor] : expected) {
     SB_CHECK(by_name.count(name) != 0, "the lesson returns no weight \"", name,
              "\": give all weights of the model, by name, on rank 0");
@@ -27,12 +32,29 @@ double relative_difference(const std::vector<NamedTensor>& weights,
              shape_text(ours.shape()), ", one device has ",
              shape_text(tensor.shape()));
     for (const double value : tensor.to_vector<double>()) {
-      largest = std::max(largest, std::abs(value));
+      scale = std::max(scale, std::abs(value));
     }
-    difference = std::max(difference, max_abs_difference(ours, tensor));
-    if (std::isnan(difference)) return difference;
+    const double apart = max_abs_difference(ours, tensor);
+    if (std::isnan(apart)) return {apart, name};
+    if (apart > largest.first) largest = {apart, name};
   }
-  return difference / largest;
+  return {largest.first / scale, largest.second};
+}
+
+/// "12 each", or every rank's.
+std::string by_rank(const std::vector<double>& values) {
+  if (std::adjacent_find(values.begin(), values.end(), std::not_equal_to<>()) ==
+      values.end()) {
+    return fmt::format("{:.0f}{}", values[0], values.size() > 1 ? " each" : "");
+  }
+  return fmt::format("{:.0f}", fmt::join(values, ", "));
+}
+
+void add_claim(Verdict& verdict, const std::string& name, bool holds,
+               const std::string& text) {
+  verdict.text +=
+      fmt::format("{:8} {:5}  {}\n", name, holds ? "holds" : "FAILS", text);
+  if (!holds) verdict.failed += (verdict.failed.empty() ? "" : " ") + name;
 }
 
 }  // namespace
@@ -42,8 +64,6 @@ const char* const kGpt =
         "vocab_size": 48})";
 const char* const kMlp =
     R"({"model_type": "mlp", "n_embd": 48, "vocab_size": 48})";
-
-// --- The run -------------------------------------------------------------------
 
 Options options(const std::string& model) {
   Options options;
@@ -144,15 +164,17 @@ Tensor columns_of(const Tensor& x, int i, int n) {
   return slice(x, x.ndim() - 1, i * width, (i + 1) * width);
 }
 
+// --- The mlp's parameters in parts -------------------------------------------------
+
 bool is_matrix(const std::string& name) {
   return name != "wte.weight" && name.find("weight") != std::string::npos;
 }
 
-Parts take_parts(ProcessGroup& world, const PartOf& part_of) {
+Parts take_parts(ProcessGroup& world, const ParameterLayout& layout) {
   MlpModel whole(config(kMlp), init());
   Parts parts;
   for (const auto& [name, tensor] : whole.named_parameters()) {
-    parts[name] = take_part(tensor.detach(), part_of(name, world.rank()));
+    parts[name] = take_part(tensor.detach(), layout(name, world.rank()));
     parts[name].set_requires_grad();
   }
   return parts;
@@ -164,15 +186,14 @@ Tensors values_of(const Parts& parts) {
   return values;
 }
 
-std::vector<NamedTensor> named(const Parts& parts) {
-  std::vector<NamedTensor> result;
-  for (const auto& [name, part] : parts) result.push_back({name, part});
-  return result;
+void clear_gradients(const Parts& parts) {
+  for (const auto& [name, part] : parts) part.clear_grad();
 }
 
-void sum_whole(const Parts& parts, ProcessGroup& world, const PartOf& part_of) {
+void sum_whole(const Parts& parts, ProcessGroup& world,
+               const ParameterLayout& layout) {
   for (const auto& [name, part] : parts) {
-    if (!part_of(name, world.rank()).empty()) continue;
+    if (!layout(name, world.rank()).empty()) continue;
     world.all_reduce(part.grad()).wait();
   }
 }
@@ -220,79 +241,85 @@ std::vector<NamedTensor> collect(ProcessGroup& world,
   return result;
 }
 
-std::vector<NamedTensor> join(const std::vector<NamedTensor>& parts,
-                              ProcessGroup& world, const PartOf& part_of) {
-  std::vector<NamedTensor> whole;
-  for (const auto& [name, tensor] : parts) {
-    const Tensor part = tensor.detach();
-    const Shape shape = whole_shape(part_of(name, 0), part.shape());
-    whole.push_back({name, Tensor::empty(shape, part.options())});
-    const Tensor all =
-        Tensor::empty({world.size() * part.numel()}, part.options());
-    world.all_gather(all, part).wait();
-    for (int r = 0; r < world.size(); ++r) {
-      put_part(whole.back().tensor,
-               all.flat_view(r * part.numel(), part.shape()), part_of(name, r));
-    }
-  }
-  return whole;
-}
-
-Result finish(ProcessGroup& world, double loss,
-              const std::vector<NamedTensor>& parts, const PartOf& part_of) {
+Result finish(ProcessGroup& world, double loss, const Parts& parts,
+              const ParameterLayout& layout) {
   Result result = count(world, loss);
-  result.weights = join(parts, world, part_of);
+  std::vector<NamedTensor> named;
+  for (const auto& [name, part] : parts) named.push_back({name, part});
+  result.weights = gather_parts(named, layout, world, 48);
   return result;
 }
 
-// --- The comparison ------------------------------------------------------------------
+// --- The judge ---------------------------------------------------------------------
 
-OneDevice one_device(const std::string& model) {
-  return [model] { return train_one_device(options(model)); };
-}
+ReferenceRun mlp_on_one_device() { return train_one_device(options(kMlp)); }
 
-Comparison run(int ranks, const Train& train, const OneDevice& alone) {
+Verdict judge(const Lesson& lesson, int ranks) {
+  if (ranks == 0) ranks = lesson.ranks;
+  Verdict verdict;
+  std::vector<double> bill;
+  for (int r = 0; r < ranks; ++r) bill.push_back(lesson.bill(r, ranks));
+  // 1. Every rank ends
   std::vector<Result> results(static_cast<std::size_t>(ranks));
-  run_ranks(ranks, [&](ProcessGroup& world) {
-    results[static_cast<std::size_t>(world.rank())] = train(world);
-  });
-  const ReferenceRun expected = alone();
-  Comparison result;
-  result.loss = results[0].loss;
-  result.one_device_loss = expected.losses.back();
-  result.difference =
-      relative_difference(results[0].weights, expected.parameters);
-  for (const Result& each : results) {
-    result.bytes.push_back(each.bytes);
-    result.peak_bytes.push_back(each.peak_bytes);
+  try {
+    run_ranks(ranks, [&](ProcessGroup& world) {
+      RankContext::current().device.reset_peak_memory();
+      results[static_cast<std::size_t>(world.rank())] = lesson.train(world);
+    });
+  } catch (const std::exception& error) {
+    add_claim(verdict, "ends", false, error.what());
+    verdict.text += fmt::format(
+        "numbers  later  all weights must equal those of one device to 1e-12\n"
+        "bytes    later  the bill is {}\n",
+        by_rank(bill));
+    return verdict;
   }
-  return result;
+  // 2. The weights are those of one device
+  RankContext context(Device::cpu(0), /*rank=*/0, /*num_threads=*/1);
+  const RankContext::Scope scope(context);
+  const ReferenceRun one_device =
+      lesson.one_device ? lesson.one_device() : train_one_device(options());
+  verdict.loss = results[0].loss;
+  verdict.one_device_loss = one_device.losses.back();
+  const auto [apart, name] =
+      difference(results[0].weights, one_device.parameters);
+  const bool is_equal = apart <= kTolerance;
+  add_claim(
+      verdict, "numbers", is_equal,
+      fmt::format("loss {:.10f}, {:.10f} on one device; weights differ by "
+                  "{:.0e}{}",
+                  verdict.loss, verdict.one_device_loss, apart,
+                  is_equal ? "" : ", most in " + name));
+  // 3. Every rank sends what the bill says
+  std::vector<double> bytes, peaks;
+  bool is_as_billed = true;
+  for (std::size_t r = 0; r < results.size(); ++r) {
+    bytes.push_back(results[r].bytes);
+    peaks.push_back(results[r].peak_bytes);
+    is_as_billed &= std::abs(bytes[r] - bill[r]) < 0.5;
+  }
+  add_claim(
+      verdict, "bytes", is_as_billed,
+      "sent " + by_rank(bytes) +
+          (is_as_billed ? ", as billed" : "; the bill is " + by_rank(bill)));
+  // 4. No rank keeps more than the lesson does
+  const double peak = *std::max_element(peaks.begin(), peaks.end());
+  if (lesson.peak_bytes == 0 || ranks != lesson.ranks) return verdict;
+  add_claim(verdict, "memory", peak <= kMorePeak * lesson.peak_bytes,
+            fmt::format("{:.0f} bytes at the peak of a rank; the lesson needs "
+                        "{:.0f}",
+                        peak, lesson.peak_bytes));
+  return verdict;
 }
 
-int compare(int ranks, const Train& train, const Bill& bill,
-            const OneDevice& alone) {
-  const Comparison run = lesson::run(ranks, train, alone);
-  const bool is_equal = run.difference <= kTolerance;
-  std::printf("numbers  loss %.10f on %d ranks, %.10f on one device\n",
-              run.loss, ranks, run.one_device_loss);
-  std::printf("         %s: weights differ by %.1e\n",
-              is_equal ? "equal" : "DIFFERENT", run.difference);
-  bool is_as_billed = true;
-  std::printf("bytes   ");
-  for (int r = 0; r < ranks; ++r) {
-    const double sent = run.bytes[static_cast<std::size_t>(r)];
-    std::printf(" %.0f", sent);
-    if (std::abs(sent - bill(r, ranks)) > 0.5) {
-      is_as_billed = false;
-      std::printf(" (by the bill %.0f)", bill(r, ranks));
-    }
-  }
-  std::printf(" sent by the ranks: %s\n",
-              is_as_billed ? "as billed" : "NOT AS BILLED");
-  std::printf("memory  ");
-  for (const double peak : run.peak_bytes) std::printf(" %.0f", peak);
-  std::printf(" bytes at the peak\n");
-  return is_equal && is_as_billed ? 0 : 1;
+int compare(const Lesson& lesson) {
+  const Verdict verdict = judge(lesson);
+  fmt::print("{}", verdict.text);
+  return verdict.failed.empty() ? 0 : 1;
+}
+
+void write_this(const std::string& function) {
+  SB_FAIL(function, " is empty: write it; the comments in it say what it does");
 }
 
 }  // namespace shardbook::lesson

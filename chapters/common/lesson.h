@@ -1,10 +1,11 @@
 #pragma once
 
-// What the lessons share: a small model, its data, and the comparison with one
-// device. Every lesson trains ten steps in f64, with SGD and without dropout.
+// What the lessons share: a small model, its data, and the judge. Every lesson
+// trains ten steps in f64, with SGD and without dropout.
 //
-//   lesson::Result train(ProcessGroup& dp) { ... }          // the lesson
-//   int main() { return lesson::compare(4, train, bill); }
+//   lesson::Result train(ProcessGroup& dp);    // trains one rank
+//   double bill(int rank, int ranks);          // the bytes that it sends
+//   int main() { return compare({/*ranks=*/4, train, bill}); }
 
 #include <functional>
 #include <map>
@@ -13,14 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/common/models/data.h"
-#include "chapters/common/models/models.h"
-#include "chapters/common/run/options.h"
 #include "chapters/common/run/training.h"
-#include "comm/launch.h"
+#include "chapters/common/sharded/parts.h"
 #include "comm/process_group.h"
+#include "core/autograd.h"
+#include "core/inplace.h"
 #include "core/ops.h"
-#include "core/optim.h"
 
 namespace shardbook::lesson {
 
@@ -29,92 +28,93 @@ constexpr int kSteps = 10, kBatch = 12, kSequence = 12;
 extern const char* const kGpt;
 /// An embedding and three linear layers: 48 -> 48 -> 192 -> 48 -> 48.
 extern const char* const kMlp;
-/// Inputs and outputs of these three layers.
+/// Their inputs and outputs.
 const std::pair<double, double> kMlpLayers[] = {{48, 192}, {192, 48}, {48, 48}};
 
-/// Ten steps of SGD on `model`, as options of chapter 00.
+/// Chapter 00's options for ten steps of SGD on `model`.
 Options options(const std::string& model = kGpt);
 ModelConfig config(const std::string& model = kGpt);
-/// Adam would hide a gradient of the wrong scale.
+/// SGD, because Adam would hide a gradient of the wrong scale.
 std::unique_ptr<Optimizer> sgd(const Tensors& parameters);
-/// The same weights from the same seed on every rank.
+/// Draws the same weights on every rank.
 InitOptions init();
-/// For weights that come from other ranks.
+/// Makes layers without memory, for weights that come from other ranks.
 InitOptions no_values();
-/// Samples `rank`, rank + ranks, rank + 2 ranks, ... of a step's batch.
+/// Returns samples `rank`, rank + ranks, rank + 2 ranks, ... of a step's batch.
 Batch batch(int step, int rank = 0, int ranks = 1);
-/// A tied parameter counts once.
+/// Counts a tied parameter once.
 double num_parameters(const std::string& model = kGpt);
-
-/// Of the ranks' losses. The message counts.
+/// Add up or average the ranks' losses. Their message counts.
 double sum_over(const Tensor& loss, ProcessGroup& group);
 double mean_over(const Tensor& loss, ProcessGroup& group);
 /// [n, n]: 1 where token first_query + i may see first_key + j, else 0.
 Tensor visible(std::int64_t n, std::int64_t first_query,
                std::int64_t first_key);
-/// [rows, n]: 1 at the largest of each row, else 0. No gradient.
+/// [rows, n]: 1 at the largest element of each row, else 0. No gradient.
 Tensor one_hot_of_largest(const Tensor& x);
-/// The blocks [rows, n] of the group's ranks side by side. Differentiable.
+/// Puts the ranks' blocks [rows, n] side by side. Differentiable.
 Tensor gather_columns(const Tensor& block, ProcessGroup& group);
-
-/// q of q x q ranks, l of l x l x l.
-int root_of(int ranks, double dims);
-/// Piece i of n of the last dimension.
+/// Cuts piece i of n out of the last dimension.
 Tensor columns_of(const Tensor& x, int i, int n);
+/// The number of ranks on each side of a square (dims 2) or a cube (3).
+int root_of(int ranks, double dims);
 
-/// Whether `name` is one of the mlp's fc1.weight, fc2.weight and fc3.weight.
-bool is_matrix(const std::string& name);
-/// What rank r holds of `name`; {}: all of it.
-using PartOf = std::function<Shards(const std::string& name, int r)>;
+// --- The mlp's parameters in parts: layout(name, r) is rank r's part, {} all ---
+
 using Parts = std::map<std::string, Tensor>;
-/// This rank's parts of the mlp's parameters, by name.
-Parts take_parts(ProcessGroup& world, const PartOf& part_of);
+/// Whether `name` is fc1.weight, fc2.weight or fc3.weight.
+bool is_matrix(const std::string& name);
+/// Cuts this rank's parts out of the whole model.
+Parts take_parts(ProcessGroup& world, const ParameterLayout& layout);
 Tensors values_of(const Parts& parts);
-std::vector<NamedTensor> named(const Parts& parts);
+void clear_gradients(const Parts& parts);
 /// Sums the gradients of the parameters that every rank has whole.
-void sum_whole(const Parts& parts, ProcessGroup& world, const PartOf& part_of);
+void sum_whole(const Parts& parts, ProcessGroup& world,
+               const ParameterLayout& layout);
 
 // --- What a rank returns -----------------------------------------------------------
 
-/// Rank 0's weights are judged: the whole model, by name.
+/// Rank 0 returns all weights of the model, by name; other ranks' do not count.
 struct Result {
-  double loss = 0;
-  double bytes = 0, peak_bytes = 0;
+  double loss = 0, bytes = 0, peak_bytes = 0;
   std::vector<NamedTensor> weights = {};
 };
-/// Reads this rank's ledger and memory. Messages from here on do not count:
-/// they gather the weights.
+/// Reads this rank's ledger and memory. Messages after it do not count: they
+/// gather the weights.
 Result count(ProcessGroup& world, double loss);
-/// All named tensors of all ranks on rank 0, each once.
+/// Brings the named tensors of all ranks to rank 0, each once.
 std::vector<NamedTensor> collect(ProcessGroup& world,
                                  const std::vector<NamedTensor>& own);
-/// The whole tensors of which the ranks have parts.
-std::vector<NamedTensor> join(const std::vector<NamedTensor>& parts,
-                              ProcessGroup& world, const PartOf& part_of);
-/// `count`, and then the whole tensors.
-Result finish(ProcessGroup& world, double loss,
-              const std::vector<NamedTensor>& parts, const PartOf& part_of);
+/// Calls `count`, then joins the parts.
+Result finish(ProcessGroup& world, double loss, const Parts& parts,
+              const ParameterLayout& layout);
 
-// --- The comparison ------------------------------------------------------------------
+// --- The judge ---------------------------------------------------------------------
 
-using Train = std::function<Result(ProcessGroup& ranks)>;
-/// The bytes that a rank sends in ten steps, by the lesson's formula.
-using Bill = std::function<double(int rank, int ranks)>;
-/// The run that a lesson must equal: by default chapter 00's.
-using OneDevice = std::function<ReferenceRun()>;
-OneDevice one_device(const std::string& model = kGpt);
-
-struct Comparison {
-  double loss = 0, one_device_loss = 0;
-  double difference = 0;  ///< largest of all weights, relative to the largest
-  std::vector<double> bytes, peak_bytes;  ///< by rank
+struct Lesson {
+  int ranks = 1;
+  std::function<Result(ProcessGroup&)> train;
+  std::function<double(int rank, int ranks)> bill;
+  /// The run that the lesson must equal: by default chapter 00's of kGpt.
+  std::function<ReferenceRun()> one_device = nullptr;
+  /// The largest peak of a rank; 0 where memory is not judged.
+  double peak_bytes = 0;
 };
-/// Runs `train` on threads, and one device beside it.
-Comparison run(int ranks, const Train& train,
-               const OneDevice& alone = one_device());
-/// The same, and prints it. Returns the exit status: 0 where the weights agree
-/// to 1e-12, and the bytes exactly.
-int compare(int ranks, const Train& train, const Bill& bill,
-            const OneDevice& alone = one_device());
+/// Trains the mlp on one device.
+ReferenceRun mlp_on_one_device();
+
+/// Whether the claims hold: it "ends", its "numbers" equal one device's to
+/// 1e-12, its "bytes" are the bill's, its "memory" is at most 1.05 of the peak.
+struct Verdict {
+  double loss = 0, one_device_loss = 0;
+  std::string text;    ///< a line for each claim
+  std::string failed;  ///< the claims that fail: "numbers bytes"
+};
+/// `ranks` 0: those of the lesson. Memory is judged on these only.
+Verdict judge(const Lesson& lesson, int ranks = 0);
+/// Prints the verdict and returns the program's exit status.
+int compare(const Lesson& lesson);
+/// Takes the place of a function in an exercise, and throws.
+[[noreturn]] void write_this(const std::string& function);
 
 }  // namespace shardbook::lesson
