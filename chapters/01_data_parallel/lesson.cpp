@@ -53,7 +53,7 @@ inline Tensor forward(Module& model, const Tensor& inputs,
 }
 // --- end
 
-inline lesson::Result train_on(int num_devices) {
+inline lesson::Result train(int num_devices) {
   // 1. The model is on the main device, and so is the optimizer
   Gpt model(lesson::config(), lesson::init());
   const auto optimizer = lesson::sgd(model.parameters());
@@ -77,20 +77,20 @@ inline lesson::Result train_on(int num_devices) {
   return result;
 }
 
-inline lesson::Result train(ProcessGroup&) { return train_on(4); }
-
 /// Ten steps: the weights and their gradients to and from every other device,
 /// its samples' tokens, and their logits and gradients.
-inline double bill_of(int devices) {
+inline double bill(int devices) {
   const double tokens = lesson::kBatch * lesson::kSequence / devices;
   const double logits =
       tokens * static_cast<double>(lesson::config().vocab_size);
   return lesson::kSteps * (devices - 1) *
          (2 * lesson::num_parameters() + tokens + 2 * logits) * 8;
 }
-inline double bill(int /*rank*/, int /*ranks*/) { return bill_of(4); }
 
-inline lesson::Lesson this_lesson() { return {/*ranks=*/1, train, bill}; }
+inline lesson::Lesson this_lesson(int devices = 4) {
+  return {/*ranks=*/1, [=](ProcessGroup&) { return train(devices); },
+          [=](int /*rank*/, int /*ranks*/) { return bill(devices); }};
+}
 
 }  // namespace shardbook::data_parallel
 

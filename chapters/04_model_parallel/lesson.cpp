@@ -44,7 +44,7 @@ inline Tensor forward(Module& first, Module& second, const Tensor& inputs,
 }
 // --- end
 
-inline lesson::Result train_in(int splits) {
+inline lesson::Result train(int splits) {
   // 1. Half of the layers on each device
   const Device device0 = RankContext::current().device,
                device1 = Device::cpu(1);
@@ -83,8 +83,6 @@ inline lesson::Result train_in(int splits) {
   return result;
 }
 
-inline lesson::Result train(ProcessGroup&) { return train_in(/*splits=*/3); }
-
 /// Ten steps: the activations between the halves and their gradients, and the
 /// labels, whatever the number of splits.
 inline double bill(int /*rank*/, int /*ranks*/) {
@@ -93,8 +91,9 @@ inline double bill(int /*rank*/, int /*ranks*/) {
   return lesson::kSteps * tokens * (2 * width + 1) * 8;
 }
 
-inline lesson::Lesson this_lesson() {
-  return {/*ranks=*/1, train, bill, lesson::mlp_on_one_device};
+inline lesson::Lesson this_lesson(int splits = 3) {
+  return {/*ranks=*/1, [=](ProcessGroup&) { return train(splits); }, bill,
+          lesson::mlp_on_one_device};
 }
 
 }  // namespace shardbook::model_parallel

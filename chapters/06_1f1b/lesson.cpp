@@ -58,6 +58,7 @@ inline Tensor run_stages(Module& stage, const Batch& batch, ProcessGroup& pp,
     autograd::backward({y}, s == last ? Tensors{} : Tensors{receive(s + 1)});
     if (s != 0) sent.emplace_back(pp.send(x.grad(), s - 1), x.grad());
   };
+  // Warm up, then one forward and one backward in turn, then cool down
   const int warm_up = std::min(last - s, kMicroBatches);
   for (int b = 0; b < warm_up; ++b) forward(b);
   for (int b = warm_up; b < kMicroBatches; ++b) forward(b), backward();

@@ -128,6 +128,19 @@ TEST(PageExcerpt, EqualsItsStepOrDiffersWhereItSays) {
             "2 comments have the title \"Go\"; there has to be one");
 }
 
+TEST(PageExcerpt, TheStrategyIsBetweenItsMarks) {
+  const auto compare = [](const std::string& code) {
+    return compare_excerpt(
+        {1, "pipe.cpp", "the strategy", split_lines(code)},
+        "// --- the strategy\n// Sum\nint s = a + b;\n\nint t = s;\n"
+        "// --- end\nint main() {}\n");
+  };
+  EXPECT_EQ(compare("// Sum\nint s = a + b;\n\nint t = s;\n"), "");
+  EXPECT_EQ(compare("// Sum\nint s = a + b;\n"), "");
+  EXPECT_NE(compare("int s = a + b;"), "");
+  EXPECT_NE(compare("int main() {}"), "");
+}
+
 TEST(PageLinks, AreFoundInProseOnly) {
   const auto found = find_local_links(
       "[a](x.md#top) ![b](<y.svg>) `[c](code.md)` [d](https://e.org)\n"

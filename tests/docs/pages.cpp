@@ -129,6 +129,14 @@ std::optional<Comment> only_comment(const Lines& lines, const std::string& step,
   return std::nullopt;
 }
 
+// What a lesson has between its marks.
+Lines strategy_of(const Lines& lines) {
+  const auto begin =
+      std::find(lines.begin(), lines.end(), "// --- the strategy");
+  const auto end = std::find(begin, lines.end(), "// --- end");
+  return begin == end ? Lines{} : Lines(begin + 1, end);
+}
+
 // The code from a comment to the end of the block around it.
 Lines step_below(const Lines& lines, const Comment& comment) {
   const std::size_t depth = depth_of(lines[comment.begin]);
@@ -217,25 +225,27 @@ std::vector<std::string> find_anchors(const std::string& page) {
 
 std::string compare_excerpt(const Excerpt& excerpt, const std::string& source) {
   const Lines lines = split_lines(source);
-  std::string problem;
-  const auto found = only_comment(lines, excerpt.step, problem);
-  if (!found) return problem;
-  const Comment& comment = *found;
-  Lines code = dedent(excerpt.code);
-  if (!code.empty() && is_comment(code.front()) &&
-      has_title(comment_text(code.front()), excerpt.step)) {
-    const Lines quoted(lines.begin() + comment.begin,
-                       lines.begin() + comment.end);
-    const Lines words = dedent(quoted);
-    if (code.size() < words.size() ||
-        !std::equal(words.begin(), words.end(), code.begin())) {
-      return "the step comment itself differs";
+  Lines code = dedent(excerpt.code), step = strategy_of(lines);
+  if (excerpt.step != "the strategy") {
+    std::string problem;
+    const auto found = only_comment(lines, excerpt.step, problem);
+    if (!found) return problem;
+    const Comment& comment = *found;
+    if (!code.empty() && is_comment(code.front()) &&
+        has_title(comment_text(code.front()), excerpt.step)) {
+      const Lines quoted(lines.begin() + comment.begin,
+                         lines.begin() + comment.end);
+      const Lines words = dedent(quoted);
+      if (code.size() < words.size() ||
+          !std::equal(words.begin(), words.end(), code.begin())) {
+        return "the step comment itself differs";
+      }
+      code = dedent(Lines(code.begin() + words.size(), code.end()));
     }
-    code = dedent(Lines(code.begin() + words.size(), code.end()));
+    step = step_below(lines, comment);
   }
   if (code.empty()) return "the excerpt is empty";
 
-  const Lines step = step_below(lines, comment);
   for (std::size_t i = 0; i < code.size(); ++i) {
     if (i == step.size()) return "the step has no line \"" + code[i] + "\"";
     if (code[i] != step[i]) {

@@ -64,7 +64,8 @@ std::vector<std::string> find_anchors(const std::string& page);
 /// may go on after a full stop, comma, colon or bracket), to the end of the
 /// block around it. An excerpt begins there, or with the comment itself, and
 /// may stop at a blank line or before the next comment of the same depth.
-/// Indentation does not count.
+/// Indentation does not count. The step "the strategy" is what a lesson has
+/// between "// --- the strategy" and "// --- end".
 std::string compare_excerpt(const Excerpt& excerpt, const std::string& source);
 
 }  // namespace shardbook::docs

@@ -117,7 +117,7 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"notebook --execute 7", "notebook 7: there is no such notebook"},
         {"notebook --execute -- -v", "takes no options after --"},
         {"run --name .", "--name .: give letters, digits, "},
-        {"walk", "walk: no such command; there are run, plan, report"}}) {
+        {"walk", "walk: no such command; there are run, lesson, exercise, mistake"}}) {
     expect_end(run(std::string("./shardbook ") + words), 2, {text});
   }
 }

@@ -1,0 +1,135 @@
+"""./shardbook exercise and mistake, of DDP: what a reader's file may do wrong.
+
+  commands_test.py BUILD
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = sys.argv.pop()
+AVERAGE = """    scale_into(gradient, gradient, 1.0 / dp.size());
+    dp.all_reduce(gradient, ReduceOp::kSum, "gradient").wait();
+"""
+# The program, with another build folder and a folder of its own for its texts
+DRIVER = """
+import sys
+sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]
+import programs
+programs.BUILD = sys.argv.pop(1)
+import lessons
+lessons.OUT = sys.argv.pop(1)
+programs.main(lessons.print_targets, lessons.run)
+"""
+
+
+class Commands(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.out = folder.name
+
+    def run_command(self, *words):
+        """The exit status, and what it prints."""
+        ended = subprocess.run(
+            [sys.executable, "-B", "-c", DRIVER, ROOT / "chapters" / "table",
+             ROOT / "chapters", BUILD, self.out, "run", *words],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False, timeout=120)
+        return ended.returncode, ended.stdout
+
+    def judge(self, average, before="", include=""):
+        """The answer to an exercise that averages gradients in this way."""
+        self.run_command("exercise", "ddp")
+        path = pathlib.Path(self.out, "exercises", "ddp.cpp")
+        text = re.sub(r"( *// Divide.*\n)?  lesson::write_this.*\n", lambda _: f"""
+  for (const Tensor& parameter : model.parameters()) {{
+    const Tensor gradient = parameter.grad();
+{before}{average}  }}
+""", path.read_text("utf-8"))
+        path.write_text(include + text, "utf-8")
+        return self.run_command("exercise", "ddp")
+
+    def test_an_exercise_begins_with_a_file_and_says_what_is_missing(self):
+        status, said = self.run_command("exercise", "02")
+        self.assertEqual(status, 0, said)
+        self.assertRegex(said, r"exercises/ddp\.cpp: write what is missing")
+        status, said = self.run_command("exercise", "ddp", "--solution")
+        self.assertIn("+" + AVERAGE.splitlines()[0], said)
+        status, said = self.run_command("exercise", "ddp")
+        self.assertEqual(status, 1, said)
+        self.assertRegex(said, "ends +FAILS.*average_gradients is empty: write it")
+        self.assertRegex(said, r"bytes +later +the bill is 3646200 each")
+
+    def test_the_solution_passes(self):
+        status, said = self.judge(AVERAGE)
+        self.assertEqual(status, 0, said)
+        self.assertIn("All claims hold", said)
+        self.assertRegex(said, "numbers +holds")
+
+    def test_a_wrong_answer_hears_which_claim_fails(self):
+        status, said = self.judge("    scale_into(gradient, gradient, 0.25);\n")
+        self.assertEqual(status, 1, said)
+        self.assertRegex(said, "numbers +FAILS.*weights differ by .*, most in ")
+        self.assertRegex(said, r"bytes +FAILS  sent 600 each; the bill is 36462")
+
+    def test_a_syntax_error_is_shown_with_its_line(self):
+        status, said = self.judge(AVERAGE.replace("grad", "gard", 1))
+        self.assertEqual(status, 1, said)
+        self.assertRegex(said, r"exercises/ddp\.cpp does not compile:\n"
+                               r".*exercises/ddp\.cpp:\d+:\d+: error: .*gard")
+        self.assertLess(said.count("\n"), 15)
+
+    def test_a_call_of_the_chapter_s_library_is_named(self):
+        status, said = self.judge(
+            "    ddp::check_same_everywhere(dp);\n" + AVERAGE,
+            include="""
+namespace shardbook { class ProcessGroup; }
+namespace shardbook::ddp { void check_same_everywhere(ProcessGroup& dp); }
+""")
+        self.assertEqual(status, 1, said)
+        self.assertRegex(said, "links only core, comm and chapters/common; it has "
+                               "no shardbook::ddp::check_same_everywhere")
+
+    def test_an_endless_loop_is_stopped(self):
+        status, said = self.judge(AVERAGE, before="    while (dp.rank() == 0) {}\n")
+        self.assertEqual(status, 1, said)
+        self.assertIn("stopped after 5 s", said)
+
+    def test_a_rank_that_throws_is_quoted(self):
+        status, said = self.judge(
+            AVERAGE, before='    if (dp.rank() == 2) SB_FAIL("no luck");\n')
+        self.assertEqual(status, 1, said)
+        self.assertRegex(said, "ends +FAILS.*no luck")
+
+    def test_a_crash_is_named(self):
+        status, said = self.judge(AVERAGE, before="    __builtin_trap();\n")
+        self.assertEqual(status, 1, said)
+        self.assertRegex(said, "ended by signal (4|5)")
+
+    def test_a_missing_message_names_who_waits(self):
+        status, said = self.judge(
+            AVERAGE, before="    dp.recv(gradient, (dp.rank() + 1) % 4).wait();\n")
+        self.assertEqual(status, 1, said)
+        self.assertRegex(said, "ends +FAILS.*rank . waits for rank .")
+
+    def test_mistakes_are_listed_and_planted(self):
+        status, said = self.run_command("mistake", "ddp")
+        self.assertEqual(status, 0, said)
+        self.assertIn("forgot-to-divide (breaks: numbers)", said)
+        status, said = self.run_command("mistake", "ddp", "forgot-to-divide")
+        self.assertEqual(status, 0, said)
+        self.assertIn("-" + AVERAGE.splitlines()[0], said)
+        self.assertRegex(said, "numbers +FAILS")
+        self.assertRegex(said, "bytes +holds")
+        status, said = self.run_command("mistake", "ddp", "forgot")
+        self.assertEqual(status, 2, said)
+        self.assertIn("there are forgot-to-divide, divided-twice", said)
+
+
+if __name__ == "__main__":
+    unittest.main()

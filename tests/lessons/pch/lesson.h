@@ -1,0 +1,3 @@
+#include "chapters/common/lesson.h"
+#include "chapters/common/pipeline/partition.h"
+#include "comm/device_mesh.h"
