@@ -104,7 +104,7 @@ def mistakes_of(chapter):
 def planted(lesson, mistake):
     for old, new in mistake.changes:
         if lesson.count(old) != 1:
-            die(f"mistake {mistake.name}: the lesson does not have once:\n{old}")
+            die(f"mistake {mistake.name}: not once in the lesson:\n{old}")
         lesson = lesson.replace(old, new)
     return lesson
 
@@ -116,13 +116,14 @@ def difference(old, new, names):
 
 
 def variants(chapter, path):
-    """The lesson, its exercise and mistakes, in namespaces inside the lesson's."""
+    """The lesson, its exercise and mistakes, in namespaces of their own."""
     lesson = lesson_of(chapter)
     outer = re.search(r"^namespace (shardbook::\w+) \{", lesson, re.M)[1]
     texts = {"": ("", lesson), "exercise": ("ends", exercise_of(lesson))}
     for mistake in mistakes_of(chapter).values():
         texts[mistake.name] = (mistake.claims, planted(lesson, mistake))
-    parts = [f'#include "tests/lessons/variants.h"\n#define main main_{chapter}\n']
+    parts = ['#include "tests/lessons/variants.h"\n',
+             f"#define main main_{chapter}\n"]
     calls = []
     for name, (claims, text) in texts.items():
         space = outer + "::" + (name.replace("-", "_") or "itself")
@@ -131,9 +132,9 @@ def variants(chapter, path):
         parts += [f'#line {text[:begin].count(chr(10)) + 1} '
                   f'"chapters/{chapter}/lesson.cpp: {name}"\n',
                   text[begin:end].replace(outer, space), "}\n" if name else ""]
-        calls.append(f'static shardbook::lessons_test::Variant add_{len(calls)}("{chapter}"'
-                     f', "{name}", "{claims}", [] {{ return {space}::this_lesson()'
-                     "; });\n")
+        calls.append(f"static shardbook::lessons_test::Variant add_{len(calls)}("
+                     f'"{chapter}", "{name}", "{claims}", '
+                     f"[] {{ return {space}::this_lesson(); }});\n")
     write(os.path.abspath(path), "".join([*parts, *calls]))
 
 
@@ -141,9 +142,9 @@ def variants(chapter, path):
 
 def command_of(target):
     """What Ninja runs for a target, as words."""
-    text = subprocess.run(["ninja", "-C", BUILD, "-t", "commands", "-s", target],
-                          stdout=subprocess.PIPE, text=True, check=True).stdout
-    return shlex.split(text.strip().splitlines()[-1])
+    ninja = ["ninja", "-C", BUILD, "-t", "commands", "-s", target]
+    text = subprocess.run(ninja, stdout=subprocess.PIPE, text=True, check=True)
+    return shlex.split(text.stdout.strip().splitlines()[-1])
 
 
 def run_logged(command, log, seconds):
@@ -165,8 +166,7 @@ def replaced(words, values):
 
 
 def compile_lesson(chapter, source, program):
-    """Compiles `source` in place of the lesson, or says why not; returns whether
-    it did."""
+    """Compiles `source` in place of the lesson; says why where it cannot."""
     target = f"chapters/lesson_{chapter}"
     link = command_of(target)
     lesson_object = next(word for word in link if word.endswith("lesson.cpp.o"))
@@ -174,12 +174,11 @@ def compile_lesson(chapter, source, program):
     compiler = replaced(command_of(lesson_object),
                         {"-o": own_object, "-MF": own_object + ".d"})
     compiler[-1] = source
-    name = os.path.relpath(source, ROOT)
-    status, output = run_logged(
-        [*compiler, "-fmax-errors=3", "-fdiagnostics-color=never"]
-        if "clang" not in " ".join(compiler[:2])
-        else [*compiler, "-ferror-limit=3"], log, COMPILE_SECONDS)
+    name = source.replace(ROOT + os.sep, "")
+    status, output = run_logged([*compiler, "-fdiagnostics-color=never"], log,
+                                COMPILE_SECONDS)
     if status:
+        output = output.replace(os.path.relpath(source, BUILD), name)
         first = re.search(rf"^{re.escape(name)}:\d+.*error.*", output, re.M)
         output = output[first.start():] if first else output
         say(f"{name} does not compile:\n" + "\n".join(output.splitlines()[:12]))
@@ -197,7 +196,7 @@ def compile_lesson(chapter, source, program):
 
 
 def judge(chapter, source, kind):
-    """Compiles and runs a file; returns the claims that fail, None without any."""
+    """Compiles and runs a file; the claims that fail, or None if it cannot."""
     program = f"chapters/{kind}_{chapter}"
     if not compile_lesson(chapter, source, program):
         return None
@@ -227,11 +226,12 @@ def run_lesson(chapter):
 def run_exercise(chapter, wish=None):
     title, lesson = title_of(chapter), lesson_of(chapter)
     path = os.path.join(OUT, "exercises", title + ".cpp")
-    name, command = os.path.relpath(path, ROOT), f"./shardbook exercise {title}"
+    name = path.replace(ROOT + os.sep, "")
+    command = f"./shardbook exercise {title}"
     is_new = not os.path.exists(path)
     text = exercise_of(lesson) if is_new else read(path)
     if wish == "--solution":
-        print(difference(text, lesson, (name, f"chapters/{chapter}/lesson.cpp")))
+        print(difference(text, lesson, (name, "the lesson")))
         return 0
     if is_new:
         write(path, text)
@@ -262,8 +262,7 @@ def run_mistake(chapter, which=None):
     text = planted(lesson, mistake)
     path = write(f"mistakes/{title}/{which}.cpp", text)
     print(textwrap.fill(" ".join(mistake.symptom), 76))
-    print(difference(lesson, text, ("lesson.cpp", os.path.relpath(path, ROOT))),
-          flush=True)
+    print(difference(lesson, text, ("the lesson", which)), flush=True)
     failed = judge(chapter, path, "mistake")
     return 0 if failed and " ".join(failed) == mistake.claims else 1
 

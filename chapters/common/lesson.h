@@ -5,7 +5,7 @@
 //
 //   lesson::Result train(ProcessGroup& dp);    // trains one rank
 //   double bill(int rank, int ranks);          // the bytes that it sends
-//   int main() { return compare({/*ranks=*/4, train, bill}); }
+//   int main() { return lesson::compare({/*ranks=*/4, train, bill}); }
 
 #include <functional>
 #include <map>

@@ -217,6 +217,9 @@ def run_and_report(name, *words):
     status = 0
     if runs.num_kept:
         status = write_report([kept], page_of(name), is_quiet(chapters, options))
+        title = "CHAPTER" if len(chapters) > 1 else chapters[0].partition("_")[2]
+        say(f"Read it, write it, break it: ./shardbook lesson {title}, "
+            f"./shardbook exercise {title}, ./shardbook mistake {title}")
     if stopped:
         raise stopped
     return runs.status or status

@@ -12,10 +12,8 @@
 #include "chapters/02_ddp/comm_hooks.h"
 #include "chapters/02_ddp/ddp.h"
 #include "chapters/02_ddp/ddp_strategy.h"
-#include "chapters/02_ddp/naive_ddp.h"
 #include "chapters/03_zero_fsdp/fsdp/fsdp.h"
 #include "chapters/03_zero_fsdp/fsdp/wrap.h"
-#include "chapters/03_zero_fsdp/naive_zero3.h"
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/04_model_parallel/model_parallel.h"
 #include "chapters/05_gpipe/gpipe.h"
@@ -25,6 +23,7 @@
 #include "chapters/08_tensor_parallel_2d/summa_layers.h"
 #include "chapters/10_tensor_parallel_3d/cube_layers.h"
 #include "chapters/14_hybrid_3d/update.h"
+#include "chapters/common/lesson.h"
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/models/resnet.h"
@@ -79,15 +78,6 @@ void ddp(const ModelConfig& config, const Batch& batch) {
   });
 }
 
-// --- chapters/02_ddp/naive_ddp.h
-void naive_ddp(Module& model, ProcessGroup& dp, const Tensor& inputs,
-               const Tensor& targets) {
-  using ddp::NaiveDdp;
-  NaiveDdp ddp(model, dp);
-  language_loss(model(inputs), targets).backward();
-  ddp.average_gradients();
-}
-
 // --- chapters/03_zero_fsdp/fsdp/fsdp.h
 void fsdp(Module& model, ProcessGroup& world,
           const std::vector<Batch>& batches) {
@@ -123,16 +113,6 @@ void wrap(Gpt& model, const fsdp::UnitOptions& own_options) {
     wrap(plan, model.h[1], own_options);
   }
   wrap(plan, *model.ln_f);
-}
-
-// --- chapters/03_zero_fsdp/naive_zero3.h
-void naive_zero3(const ModelConfig& config, const InitOptions& init,
-                 ProcessGroup& dp, const Tensor& inputs,
-                 const Tensor& targets) {
-  using zero_fsdp::NaiveZero3;
-  const auto layers = layers_of(config);
-  NaiveZero3 zero(*layers, init, dp, "adamw", {});
-  double loss = zero.step(inputs, targets);
 }
 
 // --- chapters/03_zero_fsdp/zero/zero.h
@@ -180,6 +160,13 @@ void shape_group(const ModelConfig& config) {
   ShapeGroup tp(/*rank=*/1, /*size=*/4, "tp");
   LayerFactory layers = tensor_parallel::layers(config, tp);
 }
+
+// --- chapters/common/lesson.h
+namespace example_of_lesson {
+lesson::Result train(ProcessGroup& dp);
+double bill(int rank, int ranks);
+int main() { return lesson::compare({/*ranks=*/4, train, bill}); }
+}  // namespace example_of_lesson
 
 // --- chapters/common/sharded/parts.h
 void parts(Module& model, const ModelConfig& config, ProcessGroup& tp, int t) {

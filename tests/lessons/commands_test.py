@@ -46,7 +46,8 @@ class Commands(unittest.TestCase):
         """The answer to an exercise that averages gradients in this way."""
         self.run_command("exercise", "ddp")
         path = pathlib.Path(self.out, "exercises", "ddp.cpp")
-        text = re.sub(r"( *// Divide.*\n)?  lesson::write_this.*\n", lambda _: f"""
+        body = r"( *// Divide.*\n)?  lesson::write_this.*\n"
+        text = re.sub(body, lambda _: f"""
   for (const Tensor& parameter : model.parameters()) {{
     const Tensor gradient = parameter.grad();
 {before}{average}  }}
@@ -62,7 +63,7 @@ class Commands(unittest.TestCase):
         self.assertIn("+" + AVERAGE.splitlines()[0], said)
         status, said = self.run_command("exercise", "ddp")
         self.assertEqual(status, 1, said)
-        self.assertRegex(said, "ends +FAILS.*average_gradients is empty: write it")
+        self.assertRegex(said, "ends +FAILS.*average_gradients is empty: ")
         self.assertRegex(said, r"bytes +later +the bill is 3646200 each")
 
     def test_the_solution_passes(self):
@@ -75,13 +76,13 @@ class Commands(unittest.TestCase):
         status, said = self.judge("    scale_into(gradient, gradient, 0.25);\n")
         self.assertEqual(status, 1, said)
         self.assertRegex(said, "numbers +FAILS.*weights differ by .*, most in ")
-        self.assertRegex(said, r"bytes +FAILS  sent 600 each; the bill is 36462")
+        self.assertRegex(said, r"bytes +FAILS  sent 120 each; the bill is 364")
 
     def test_a_syntax_error_is_shown_with_its_line(self):
         status, said = self.judge(AVERAGE.replace("grad", "gard", 1))
         self.assertEqual(status, 1, said)
         self.assertRegex(said, r"exercises/ddp\.cpp does not compile:\n"
-                               r".*exercises/ddp\.cpp:\d+:\d+: error: .*gard")
+                               r".*exercises/ddp\.cpp:18:16: error: .*gardient")
         self.assertLess(said.count("\n"), 15)
 
     def test_a_call_of_the_chapter_s_library_is_named(self):
@@ -92,11 +93,12 @@ namespace shardbook { class ProcessGroup; }
 namespace shardbook::ddp { void check_same_everywhere(ProcessGroup& dp); }
 """)
         self.assertEqual(status, 1, said)
-        self.assertRegex(said, "links only core, comm and chapters/common; it has "
-                               "no shardbook::ddp::check_same_everywhere")
+        self.assertRegex(said, "links only core, comm and chapters/common; it "
+                               "has no shardbook::ddp::check_same_everywhere")
 
     def test_an_endless_loop_is_stopped(self):
-        status, said = self.judge(AVERAGE, before="    while (dp.rank() == 0) {}\n")
+        status, said = self.judge(
+            AVERAGE, before="    while (dp.rank() == 0) {}\n")
         self.assertEqual(status, 1, said)
         self.assertIn("stopped after 5 s", said)
 
@@ -112,8 +114,8 @@ namespace shardbook::ddp { void check_same_everywhere(ProcessGroup& dp); }
         self.assertRegex(said, "ended by signal (4|5)")
 
     def test_a_missing_message_names_who_waits(self):
-        status, said = self.judge(
-            AVERAGE, before="    dp.recv(gradient, (dp.rank() + 1) % 4).wait();\n")
+        wait = "    dp.recv(gradient, (dp.rank() + 1) % 4).wait();\n"
+        status, said = self.judge(AVERAGE, before=wait)
         self.assertEqual(status, 1, said)
         self.assertRegex(said, "ends +FAILS.*rank . waits for rank .")
 

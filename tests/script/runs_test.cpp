@@ -19,7 +19,9 @@ TEST_F(Script, WithOptionsTheProgramsOwnWordsAreShown) {
   EXPECT_EQ(outcome.status, 0) << outcome.text;
   EXPECT_EQ(outcome.text,
             "ch05_gpipe --timeline text\n"
-            "As pictures: build/runs/gpipe/report.html\n");
+            "As pictures: build/runs/gpipe/report.html\n"
+            "Read it, write it, break it: ./shardbook lesson gpipe, ./shardbook "
+            "exercise gpipe, ./shardbook mistake gpipe\n");
   EXPECT_EQ(read("/build/runs/gpipe/rows.tsv"),
             "01.json\t\t\t./shardbook run gpipe -- --timeline text\n");
   EXPECT_EQ(read("/build/runs/gpipe/report.html"), "page\n");
