@@ -2,8 +2,8 @@
 
   lessons.py targets COMMAND WORDS...   prints what to build
   lessons.py run COMMAND WORDS...       runs it
-  lessons.py variants CHAPTER FILE      writes the chapter's exercise and all of
-                                        its mistakes as one source, for the tests
+  lessons.py variants CHAPTER FILE      writes the lesson, its exercise and its
+                                        mistakes as one source, for the tests
 
 An exercise is the lesson without the lines between its two marks. A mistake, in
 chapters/NN_name/mistakes.txt, is a change of a few lines of the lesson:
@@ -132,8 +132,8 @@ def variants(chapter, path):
         parts += [f'#line {text[:begin].count(chr(10)) + 1} '
                   f'"chapters/{chapter}/lesson.cpp: {name}"\n',
                   text[begin:end].replace(outer, space), "}\n" if name else ""]
-        calls.append(f"static shardbook::lessons_test::Variant add_{len(calls)}("
-                     f'"{chapter}", "{name}", "{claims}", '
+        calls.append("static shardbook::lessons_test::Variant "
+                     f'add_{len(calls)}("{chapter}", "{name}", "{claims}", '
                      f"[] {{ return {space}::this_lesson(); }});\n")
     write(os.path.abspath(path), "".join([*parts, *calls]))
 

@@ -1,3 +1,0 @@
-#include "chapters/common/lesson.h"
-#include "chapters/common/pipeline/partition.h"
-#include "comm/device_mesh.h"
