@@ -1,5 +1,5 @@
-// One device on one screen: the yardstick of all other lessons. A batch that does
-// not fit goes through the model in pieces, whose gradients add up.
+// One device on one screen: the yardstick of all other lessons. A batch that
+// does not fit goes through the model in pieces, whose gradients add up.
 //
 //   ./shardbook lesson single_device
 // Read next: DataParallel.

@@ -1,5 +1,5 @@
-// DataParallel on one screen: one process, a thread per device. The batch is cut,
-// the model is copied, and the outputs come together on the main device.
+// DataParallel on one screen: one process, a thread per device. The batch is
+// cut, the model is copied, and the outputs come together on the main device.
 //
 //   ./shardbook lesson data_parallel
 // Read before: one device. Read next: DDP.
@@ -11,7 +11,7 @@
 
 namespace shardbook::data_parallel {
 
-/// Copies that were made, there and (their gradients) back.
+/// Copies `x`, and counts its bytes and those of its gradient on the way back.
 inline Tensor copy(const Tensor& x, const Device& to, double& bytes) {
   if (x.device() == to) return x;
   bytes += static_cast<double>(x.bytes()) * (x.requires_grad() ? 2 : 1);
@@ -77,8 +77,8 @@ inline lesson::Result train(int num_devices) {
   return result;
 }
 
-/// Ten steps: the weights and their gradients to and from every other device,
-/// its samples' tokens, and their logits and gradients.
+/// Ten steps send the weights and their gradients to and from every other
+/// device, its samples' tokens, and their logits and gradients.
 inline double bill(int devices) {
   const double tokens = lesson::kBatch * lesson::kSequence / devices;
   const double logits =

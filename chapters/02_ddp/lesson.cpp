@@ -44,7 +44,7 @@ inline lesson::Result train(ProcessGroup& dp) {
   return result;
 }
 
-/// Ten steps: an all-reduce of every gradient, and of the loss.
+/// Ten steps send an all-reduce of every gradient, and of the loss.
 inline double bill(int /*rank*/, int ranks) {
   const double elements = lesson::num_parameters() + 1;
   return lesson::kSteps * 2.0 * (ranks - 1) / ranks * elements * 8;

@@ -1,5 +1,5 @@
-// ZeRO-3 on one screen: each rank holds 1/d of every parameter. A layer is whole
-// only while it computes.
+// ZeRO-3 on one screen: each rank holds 1/d of every parameter. A layer is
+// whole only while it computes.
 //
 //   ./shardbook lesson zero
 // Read before: DDP. Read next: model parallelism.
@@ -97,8 +97,8 @@ inline lesson::Result train(ProcessGroup& dp) {
   return result;
 }
 
-/// Ten steps: two gathers (of the last layer one) and one scatter of each layer,
-/// and an all-reduce of the loss.
+/// Ten steps send two gathers (of the last layer one) and one scatter of each
+/// layer, and an all-reduce of the loss.
 inline double bill(int /*rank*/, int d) {
   const auto layers = layers_of(lesson::config());
   double elements = 2;

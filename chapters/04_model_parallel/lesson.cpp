@@ -1,5 +1,5 @@
-// Model parallelism on one screen: the first layers on one device, the others on
-// another. In splits, both devices work at the same time.
+// Model parallelism on one screen: the first layers on one device, the others
+// on another. In splits, both devices work at the same time.
 //
 //   ./shardbook lesson model_parallel
 // Read before: DataParallel. Read next: GPipe.
@@ -12,8 +12,8 @@
 namespace shardbook::model_parallel {
 
 // --- the strategy
-/// inputs on device 0 -> outputs on device 1. One split of all rows: the devices
-/// take turns. More splits:
+/// Maps inputs on device 0 to outputs on device 1. With one split the devices
+/// take turns; with more, both work:
 ///
 ///   device 0 | 0 | 1 | 2 |   |       a split per column; device 1 works on
 ///   device 1 |   | 0 | 1 | 2 |       one while device 0 works on the next
@@ -83,8 +83,8 @@ inline lesson::Result train(int splits) {
   return result;
 }
 
-/// Ten steps: the activations between the halves and their gradients, and the
-/// labels, whatever the number of splits.
+/// Ten steps send the activations between the halves and their gradients, and
+/// the labels, whatever the number of splits.
 inline double bill(int /*rank*/, int /*ranks*/) {
   const double tokens = lesson::kBatch * lesson::kSequence;
   const double width = 4.0 * lesson::config(lesson::kMlp).n_embd;

@@ -93,8 +93,8 @@ inline lesson::Result train(ProcessGroup& pp) {
   return result;
 }
 
-/// Ten steps: an activation or a gradient over each cut per micro-batch, the tied
-/// gradient between two ranks, and an all-reduce of the loss.
+/// Ten steps send an activation or a gradient over each cut per micro-batch,
+/// the tied gradient between two ranks, and an all-reduce of the loss.
 inline double bill(int rank, int p) {
   const ModelConfig config = lesson::config();
   const double message = kRows * lesson::kSequence * config.n_embd;

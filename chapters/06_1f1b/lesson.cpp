@@ -100,7 +100,7 @@ inline lesson::Result train(ProcessGroup& pp) {
   return result;
 }
 
-/// As GPipe's: the same messages in another order.
+/// Sends the messages of GPipe in another order.
 inline double bill(int rank, int p) {
   const double h = 24, batch = lesson::kBatch * lesson::kSequence * h;
   const double sent = ((rank > 0) + (rank + 1 < p)) * batch;

@@ -9,43 +9,43 @@
 namespace shardbook::tensor_parallel {
 
 // --- the strategy
-/// A copy of `x` whose values are summed over the ranks.
+/// Copies `x`, and adds up the copies of all ranks.
 inline Tensor summed(const Tensor& x, ProcessGroup& tp) {
   const Tensor sum = x.detach().clone();
   tp.all_reduce(sum).wait();
   return sum;
 }
 
-/// f: nothing forward. Backward, each rank has a term of the gradient of x.
+/// f does nothing forward. Backward, it adds the ranks' terms of the gradient.
 inline Tensor f(const Tensor& x, ProcessGroup& tp) {
   return autograd::custom_function(
       "f", {x}, [](const Tensors& in) { return Tensors{in[0].clone()}; },
       [&tp](const Tensors& grad) { return Tensors{summed(grad[0], tp)}; })[0];
 }
 
-/// g: forward, each rank has a term of the sum. Nothing backward.
+/// g adds the ranks' terms forward. Backward, it does nothing.
 inline Tensor g(const Tensor& x, ProcessGroup& tp) {
   return autograd::custom_function(
       "g", {x}, [&tp](const Tensors& in) { return Tensors{summed(in[0], tp)}; },
       [](const Tensors& grad) { return grad; })[0];
 }
 
-/// x [n, S, in] on every rank; weight [in, out/t], bias [out/t] -> this rank's
-/// columns [n, S, out/t]. An element-wise function may follow.
+/// Maps x [n, S, in], equal on all ranks, to this rank's columns [n, S, out/t];
+/// weight is [in, out/t], bias [out/t]. An element-wise function may follow.
 inline Tensor column_linear(const Tensor& x, const Tensor& weight,
                             const Tensor& bias, ProcessGroup& tp) {
   return linear(f(x, tp), weight, bias);
 }
 
-/// x [n, S, in/t], weight [in/t, out], bias [out] -> [n, S, out] on every rank.
-/// The bias is added once, behind the sum.
+/// Maps this rank's columns x [n, S, in/t] to [n, S, out], equal on all ranks;
+/// weight is [in/t, out], bias [out]. The bias is added once, behind the sum.
 inline Tensor row_linear(const Tensor& x, const Tensor& weight,
                          const Tensor& bias, ProcessGroup& tp) {
   return add(g(linear(x, weight), tp), bias);
 }
 // --- end
 
-/// What rank `r` of `t` holds of a parameter; {}: all of it.
+/// Returns the part that rank `r` of `t` holds; {} is the whole.
 inline Shards part_of(const std::string& name, int r, int t) {
   if (name == "fc1.weight") return {{1, r, t}};
   if (name == "fc1.bias" || name == "fc2.weight") return {{0, r, t}};
@@ -78,7 +78,8 @@ inline lesson::Result train(ProcessGroup& tp) {
   return lesson::finish(tp, loss, p, part);
 }
 
-/// Ten steps: an all-reduce of [n, S, h] forward by g, and one backward by f.
+/// Ten steps send an all-reduce of [n, S, h] forward by g, and one backward by
+/// f.
 inline double bill(int /*rank*/, int t) {
   const double elements =
       lesson::kBatch * lesson::kSequence * lesson::config(lesson::kMlp).n_embd;

@@ -13,14 +13,14 @@ namespace shardbook::summa {
 //   A00 A01 | C00 C01      C00 = A00 B00 + A01 B10
 //
 // --- the strategy
-/// The block of the group's rank `root`, sent to all of the group.
+/// Sends the block of the group's rank `root` to the whole group.
 inline Tensor broadcast(const Tensor& block, int root, ProcessGroup& group) {
   const Tensor copy = block.detach().clone();
   group.broadcast(copy, root).wait();
   return copy;
 }
 
-/// Adds the sum of the group's terms to `sum` on rank `root`.
+/// Sets `sum` to the sum of the group's terms on rank `root`.
 inline void reduce(const Tensor& term, int root, ProcessGroup& group,
                    Tensor& sum) {
   group.reduce(term, root).wait();
@@ -91,8 +91,8 @@ inline lesson::Result train(ProcessGroup& world) {
   return lesson::finish(world, loss, p, part);
 }
 
-/// Ten steps: two kinds of blocks move in each product and in its two gradients;
-/// then the logits, what every rank has whole, and the loss.
+/// Ten steps: two kinds of blocks move in each product and in its two
+/// gradients; then the logits, what every rank has whole, and the loss.
 inline double bill(int /*rank*/, int ranks) {
   const int q = lesson::root_of(ranks, 2);
   const double h = 48, tokens = lesson::kBatch * lesson::kSequence / q;

@@ -1,5 +1,5 @@
-// Tesseract on one screen: d layers of q x q ranks. Each layer multiplies its own
-// samples by SUMMA; the gradients of weights are summed over the layers.
+// Tesseract on one screen: d layers of q x q ranks. Each layer multiplies its
+// own samples by SUMMA; the gradients of weights are summed over the layers.
 //
 //   ./shardbook lesson 2p5d
 // Read before: two dimensions. Read next: three dimensions.
@@ -14,14 +14,14 @@ namespace shardbook::tesseract {
 inline int side(int ranks) { return ranks >= 4 ? 2 : 1; }
 
 // --- the strategy
-/// The block of the group's rank `root`, sent to all of the group.
+/// Sends the block of the group's rank `root` to the whole group.
 inline Tensor broadcast(const Tensor& block, int root, ProcessGroup& group) {
   const Tensor copy = block.detach().clone();
   group.broadcast(copy, root).wait();
   return copy;
 }
 
-/// The sum of the group's terms, on rank `root`.
+/// Sets `sum` to the sum of the group's terms on rank `root`.
 inline void reduce(Tensor term, int root, ProcessGroup& group, Tensor& sum) {
   group.reduce(term, root).wait();
   if (group.rank() == root) sum = term;
@@ -92,8 +92,9 @@ inline lesson::Result train(ProcessGroup& world) {
   return lesson::finish(world, loss, p, part);
 }
 
-/// Ten steps: two kinds of blocks move in each product and in its two gradients,
-/// and dB over the depth; logits, what every rank has whole, and the loss.
+/// Ten steps: two kinds of blocks move in each product and in its two
+/// gradients, and dB over the depth; logits, what every rank has whole, and the
+/// loss.
 inline double bill(int /*rank*/, int ranks) {
   const int q = side(ranks), d = ranks / (q * q);
   const double h = 48, tokens = lesson::kBatch * lesson::kSequence / (d * q);

@@ -17,7 +17,7 @@ namespace shardbook::cube {
 //   Y_ij   summed over k, and scattered: piece k stays here
 //
 // --- the strategy
-/// The pieces of the group's ranks, end to end.
+/// Joins the pieces of the group's ranks, end to end.
 inline Tensor gather(const Tensor& piece, ProcessGroup& group) {
   const Tensor all = Tensor::empty(
       {group.size() * piece.size(0), piece.size(1)}, piece.options());
@@ -25,7 +25,7 @@ inline Tensor gather(const Tensor& piece, ProcessGroup& group) {
   return all;
 }
 
-/// This rank's piece of the sum of the ranks' terms.
+/// Adds the ranks' terms up, and returns this rank's piece of the sum.
 inline Tensor scatter(const Tensor& term, ProcessGroup& group) {
   const Tensor piece = Tensor::empty(
       {term.size(0) / group.size(), term.size(1)}, term.options());
@@ -33,8 +33,8 @@ inline Tensor scatter(const Tensor& term, ProcessGroup& group) {
   return piece;
 }
 
-/// A piece of X W from pieces of X and W. The axes of Y are those of X with
-/// `over_x` and `over_y` exchanged, so the next product exchanges them again.
+/// Computes a piece of X W. The axes of Y are those of X with `over_x` and
+/// `over_y` exchanged, so the next product exchanges them again.
 inline Tensor product(const Tensor& x, const Tensor& w, DeviceMesh& mesh,
                       const std::string& over_x, const std::string& over_y) {
   ProcessGroup &gx = mesh.group(over_x), &gw = mesh.group("i");
@@ -75,7 +75,8 @@ inline lesson::Result train(ProcessGroup& world) {
   };
   double loss = 0;
   for (int step = 0; step < lesson::kSteps; ++step) {
-    // 2. Samples by (i, j), columns by k; the products turn that into (i, k) and j
+    // 2. Samples by (i, j), columns by k; the products turn that into (i, k)
+    // and j
     const Tensor ids = lesson::batch(step, i * l + j, l * l).inputs;
     const Tensor targets = lesson::batch(step, i * l + k, l * l).targets;
     Tensor x = lesson::columns_of(

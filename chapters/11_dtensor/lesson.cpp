@@ -20,7 +20,7 @@ struct DistributedTensor {
   Placement placement;
 };
 
-/// The same tensor under another placement: this is where messages come from.
+/// Changes the placement of a tensor: this is where messages come from.
 inline DistributedTensor redistribute(const DistributedTensor& x, Placement to,
                                       ProcessGroup& mesh) {
   const auto all_reduce = [&mesh](const Tensors& in) {
@@ -61,7 +61,7 @@ inline DistributedTensor linear(const DistributedTensor& x,
 }
 // --- end
 
-/// The plan: where each parameter of the mlp lies.
+/// The plan says where each parameter of the mlp lies.
 inline Placement plan(const std::string& name) {
   if (name == "fc1.weight") return {kShard, 1};
   if (name == "fc1.bias" || name == "fc2.weight") return {kShard, 0};
@@ -101,7 +101,7 @@ inline lesson::Result train(ProcessGroup& mesh) {
   return lesson::finish(mesh, loss, p, part);
 }
 
-/// Ten steps: an all-reduce of [n, S, h] forward and one backward.
+/// Ten steps send an all-reduce of [n, S, h] forward and one backward.
 inline double bill(int /*rank*/, int t) {
   const double elements =
       lesson::kBatch * lesson::kSequence * lesson::config(lesson::kMlp).n_embd;

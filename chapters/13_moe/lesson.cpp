@@ -22,8 +22,8 @@ inline Tensor exchange(const Tensor& x, ProcessGroup& ep) {
   return autograd::custom_function("exchange", {x}, all_to_all, all_to_all)[0];
 }
 
-/// Sends x [T, M] through the experts of all ranks; `experts`, those of this rank,
-/// map [E/d, rows, M] to the same.
+/// Sends x [T, M] through the experts of all ranks; `experts`, those of this
+/// rank, map [E/d, rows, M] to the same.
 inline Tensor dispatch_and_combine(const Tensor& x, const Tensor& gate,
                                    Module& experts, ProcessGroup& ep) {
   const std::int64_t d = ep.size(), local = kExperts / d;
@@ -100,7 +100,7 @@ inline lesson::Result train(ProcessGroup& dp) {
   return result;
 }
 
-/// Ten steps: four all-to-alls per block; an all-reduce of gates and dense weights.
+/// Ten steps send four all-to-alls per block, and sums of gates and dense weights.
 inline double bill(int /*rank*/, int d) {
   const double h = 24, slots = kExperts * 144 / d;  // twelve for each token
   const double gates_for_mlps = 4 * (kExperts * h - 8 * h * h - 5 * h);

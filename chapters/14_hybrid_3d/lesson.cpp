@@ -1,5 +1,6 @@
-// 3D parallelism on one screen: two stages, two replicas and two ranks per layer.
-// The three strategies know nothing of each other; each has its own groups.
+// 3D parallelism on one screen: two stages, two replicas and two ranks per
+// layer. The three strategies know nothing of each other; each has its own
+// groups.
 //
 //   ./shardbook lesson hybrid_3d
 // Read before: DDP, 1F1B, tensor parallelism. Read next: the engine.
@@ -14,7 +15,8 @@
 namespace shardbook::hybrid {
 
 // --- the strategy
-/// One step of this rank: its stage, its replica, its part of the layers.
+/// Trains one step of this rank: its stage, its replica, its part of the
+/// layers.
 inline Tensor forward_backward(Stage& stage, const LossFunction& loss_of,
                                ProcessGroup* ends, int step, DeviceMesh& mesh) {
   // tp: every layer computes on a part; its messages are inside of the layer
@@ -62,7 +64,8 @@ inline lesson::Result train(ProcessGroup& world) {
   return result;
 }
 
-/// Ten steps on 2 x 2 x 2 ranks, where an all-reduce of n elements sends n.
+/// Counts ten steps on 2 x 2 x 2 ranks, where an all-reduce of n elements sends
+/// n.
 inline double bill(int rank, int ranks) {
   if (ranks == 1) return 0;
   const ModelConfig c = lesson::config();

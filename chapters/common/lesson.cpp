@@ -108,7 +108,7 @@ double num_parameters(const std::string& model) {
   return static_cast<double>(whole->num_parameters());
 }
 
-// --- Small pieces ----------------------------------------------------------------
+// --- Small pieces ------------------------------------------------------------
 
 double sum_over(const Tensor& loss, ProcessGroup& group) {
   const Tensor sum = loss.detach().clone();
@@ -164,7 +164,7 @@ Tensor columns_of(const Tensor& x, int i, int n) {
   return slice(x, x.ndim() - 1, i * width, (i + 1) * width);
 }
 
-// --- The mlp's parameters in parts -------------------------------------------------
+// --- The mlp's parameters in parts -------------------------------------------
 
 bool is_matrix(const std::string& name) {
   return name != "wte.weight" && name.find("weight") != std::string::npos;
@@ -198,7 +198,7 @@ void sum_whole(const Parts& parts, ProcessGroup& world,
   }
 }
 
-// --- What a rank returns -----------------------------------------------------------
+// --- What a rank returns -----------------------------------------------------
 
 Result count(ProcessGroup& world, double loss) {
   const MemoryStats memory = RankContext::current().device.memory();
@@ -250,7 +250,7 @@ Result finish(ProcessGroup& world, double loss, const Parts& parts,
   return result;
 }
 
-// --- The judge ---------------------------------------------------------------------
+// --- The judge ---------------------------------------------------------------
 
 ReferenceRun mlp_on_one_device() { return train_one_device(options(kMlp)); }
 

@@ -59,7 +59,7 @@ Tensor columns_of(const Tensor& x, int i, int n);
 /// The number of ranks on each side of a square (dims 2) or a cube (3).
 int root_of(int ranks, double dims);
 
-// --- The mlp's parameters in parts: layout(name, r) is rank r's part, {} all ---
+// --- The mlp's parameters in parts: layout(name, r) is rank r's part, {} all -
 
 using Parts = std::map<std::string, Tensor>;
 /// Whether `name` is fc1.weight, fc2.weight or fc3.weight.
@@ -72,7 +72,7 @@ void clear_gradients(const Parts& parts);
 void sum_whole(const Parts& parts, ProcessGroup& world,
                const ParameterLayout& layout);
 
-// --- What a rank returns -----------------------------------------------------------
+// --- What a rank returns -----------------------------------------------------
 
 /// Rank 0 returns all weights of the model, by name; other ranks' do not count.
 struct Result {
@@ -89,7 +89,7 @@ std::vector<NamedTensor> collect(ProcessGroup& world,
 Result finish(ProcessGroup& world, double loss, const Parts& parts,
               const ParameterLayout& layout);
 
-// --- The judge ---------------------------------------------------------------------
+// --- The judge ---------------------------------------------------------------
 
 struct Lesson {
   int ranks = 1;

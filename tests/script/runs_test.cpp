@@ -17,11 +17,12 @@ namespace fs = std::filesystem;
 TEST_F(Script, WithOptionsTheProgramsOwnWordsAreShown) {
   const Outcome outcome = run("./shardbook run gpipe -- --timeline text");
   EXPECT_EQ(outcome.status, 0) << outcome.text;
-  EXPECT_EQ(outcome.text,
-            "ch05_gpipe --timeline text\n"
-            "As pictures: build/runs/gpipe/report.html\n"
-            "Read it, write it, break it: ./shardbook lesson gpipe, ./shardbook "
-            "exercise gpipe, ./shardbook mistake gpipe\n");
+  EXPECT_EQ(
+      outcome.text,
+      "ch05_gpipe --timeline text\n"
+      "As pictures: build/runs/gpipe/report.html\n"
+      "Read it, write it, break it: ./shardbook lesson gpipe, ./shardbook "
+      "exercise gpipe, ./shardbook mistake gpipe\n");
   EXPECT_EQ(read("/build/runs/gpipe/rows.tsv"),
             "01.json\t\t\t./shardbook run gpipe -- --timeline text\n");
   EXPECT_EQ(read("/build/runs/gpipe/report.html"), "page\n");

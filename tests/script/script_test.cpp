@@ -116,8 +116,14 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"notebook --update", "names and --update go with --execute"},
         {"notebook --execute 7", "notebook 7: there is no such notebook"},
         {"notebook --execute -- -v", "takes no options after --"},
+        {"lesson", "lesson: give a chapter, as in ./shardbook lesson ddp"},
+        {"lesson ddp --solution", "--solution goes with exercise only"},
+        {"exercise ddp gpipe",
+         "exercise ddp gpipe: only --solution may follow"},
+        {"mistake walk", "walk: no such chapter"},
         {"run --name .", "--name .: give letters, digits, "},
-        {"walk", "walk: no such command; there are run, lesson, exercise, mistake"}}) {
+        {"walk",
+         "walk: no such command; there are run, lesson, exercise, mistake"}}) {
     expect_end(run(std::string("./shardbook ") + words), 2, {text});
   }
 }
