@@ -100,7 +100,7 @@ inline lesson::Result train(ProcessGroup& dp) {
   return result;
 }
 
-/// Ten steps send four all-to-alls per block, and sums of gates and dense weights.
+/// Ten steps send four all-to-alls per block, and the sums of DDP.
 inline double bill(int /*rank*/, int d) {
   const double h = 24, slots = kExperts * 144 / d;  // twelve for each token
   const double gates_for_mlps = 4 * (kExperts * h - 8 * h * h - 5 * h);
