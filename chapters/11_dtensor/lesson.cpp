@@ -23,41 +23,41 @@ struct DistributedTensor {
 /// Changes the placement of a tensor: this is where messages come from.
 inline DistributedTensor redistribute(const DistributedTensor& x, Placement to,
                                       ProcessGroup& mesh) {
-  const auto all_reduce = [&mesh](const Tensors& in) {
+  if (x.placement.kind == to.kind) return x;
+  SB_CHECK(x.placement.kind == kPartial && to.kind == kReplicate, "not here");
+  const auto add_up = [&mesh](const Tensors& in) {
     const Tensor sum = in[0].clone();
     mesh.all_reduce(sum).wait();
     return Tensors{sum};
   };
+  // The gradient of a sum is whole on every rank
+  const auto same = [](const Tensors& grad) { return grad; };
+  return {autograd::custom_function("sum", {x.local}, add_up, same)[0], to};
+}
+
+/// Ranks use x differently, so the gradient of each is one term of a sum.
+inline Tensor with_partial_gradient(const Tensor& x, ProcessGroup& mesh) {
   const auto same = [](const Tensors& in) { return Tensors{in[0].clone()}; };
-  if (x.placement.kind == to.kind) return x;
-  if (x.placement.kind == kPartial && to.kind == kReplicate) {
-    // The gradient of a sum is whole on every rank
-    return {autograd::custom_function("sum", {x.local}, all_reduce, same)[0],
-            to};
-  }
-  // Replicated to partial uses: each use gives a term of the gradient
-  SB_CHECK(x.placement.kind == kReplicate, "no other change is needed here");
-  return {autograd::custom_function("uses", {x.local}, same, all_reduce)[0],
-          {kReplicate}};
+  const auto whole = [&mesh](const Tensors& grad) {
+    return Tensors{redistribute({grad[0], {kPartial}}, {}, mesh).local};
+  };
+  return autograd::custom_function("uses", {x}, same, whole)[0];
 }
 
 /// y = x W + b. The placement of the weight decides about that of the result.
-inline DistributedTensor linear(const DistributedTensor& x,
-                                const DistributedTensor& weight,
-                                const DistributedTensor& bias,
-                                ProcessGroup& mesh) {
+inline DistributedTensor linear(Tensor x, const DistributedTensor& weight,
+                                const Tensor& bias, ProcessGroup& mesh) {
   if (weight.placement.kind == kReplicate) {
-    return {shardbook::linear(x.local, weight.local, bias.local), {kReplicate}};
+    return {shardbook::linear(x, weight.local, bias), {kReplicate}};
   }
   if (weight.placement.dim == 1) {  // columns: x whole, y cut in its last dim
-    const Tensor whole = redistribute(x, {kPartial}, mesh).local;
-    return {shardbook::linear(whole, weight.local, bias.local), {kShard, 2}};
+    x = with_partial_gradient(x, mesh);
+    return {shardbook::linear(x, weight.local, bias), {kShard, 2}};
   }
   // Rows: x is cut in its last dim already, y is a sum; the bias comes after it
-  const DistributedTensor sum =
-      redistribute({shardbook::linear(x.local, weight.local), {kPartial}},
-                   {kReplicate}, mesh);
-  return {add(sum.local, bias.local), {kReplicate}};
+  x = shardbook::linear(x, weight.local);
+  x = redistribute({x, {kPartial}}, {kReplicate}, mesh).local;
+  return {add(x, bias), {kReplicate}};
 }
 // --- end
 
@@ -75,22 +75,19 @@ inline lesson::Result train(ProcessGroup& mesh) {
     return at.kind == kShard ? Shards{{at.dim, r, mesh.size()}} : Shards{};
   };
   const auto p = lesson::take_parts(mesh, part);
-  const auto parameter = [&](const std::string& name) {
-    return DistributedTensor{p.at(name), plan(name)};
-  };
-  const auto layer = [&](const DistributedTensor& x, const std::string& name) {
-    return linear(x, parameter(name + ".weight"), parameter(name + ".bias"),
-                  mesh);
+  const auto layer = [&](const Tensor& x, const std::string& name) {
+    const std::string weight = name + ".weight";
+    return linear(x, {p.at(weight), plan(weight)}, p.at(name + ".bias"), mesh);
   };
   const auto optimizer = lesson::sgd(lesson::values_of(p));
   double loss = 0;
   for (int step = 0; step < lesson::kSteps; ++step) {
     // 2. The model is that of one device
     const Batch batch = lesson::batch(step);
-    DistributedTensor x = {embedding(p.at("wte.weight"), batch.inputs), {}};
+    Tensor x = embedding(p.at("wte.weight"), batch.inputs);
     for (const char* name : {"fc1", "fc2"}) {
-      x = layer(x, name);
-      x.local = relu(x.local);  // of each element, whatever the placement
+      x = relu(
+          layer(x, name).local);  // of each element, whatever the placement
     }
     const Tensor mean = language_loss(layer(x, "fc3").local, batch.targets);
     mean.backward();

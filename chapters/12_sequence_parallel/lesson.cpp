@@ -28,7 +28,8 @@ inline Tensor pass_on(const Tensor& x, ProcessGroup& cp) {
 }
 
 /// qkv [n, S/c, 3h] of this rank's tokens -> [n, S/c, h], attending to all
-/// tokens before. A rank never holds the keys of more than one other rank.
+/// tokens before. Here the graph keeps the pieces that came by; the library's
+/// backward sends them around again.
 inline Tensor ring_attention(const Tensor& qkv, std::int64_t heads,
                              ProcessGroup& cp) {
   const int c = cp.size(), r = cp.rank();
@@ -48,7 +49,8 @@ inline Tensor ring_attention(const Tensor& qkv, std::int64_t heads,
     const Tensor scores = matmul(q, by_head(kv, 0), false, /*trans_b=*/true);
     const Tensor seen = mul(exp(scores), lesson::visible(s, r * s, owner * s));
     const Tensor values = matmul(seen, by_head(kv, h)), sums = sum(seen, 2);
-    // The softmax over all keys is a quotient of two sums over the ring
+    // The softmax over all keys is a quotient of two sums over the ring. (The
+    // library subtracts the largest score, or exp could overflow)
     numerator = step == 0 ? values : add(numerator, values);
     denominator = step == 0 ? sums : add(denominator, sums);
   }

@@ -5,10 +5,11 @@
 //   ./shardbook lesson hybrid_3d
 // Read before: DDP, 1F1B, tensor parallelism. Read next: the engine.
 
+#pragma push_macro("SHARDBOOK_LESSON_WITHOUT_MAIN")
 #define SHARDBOOK_LESSON_WITHOUT_MAIN
 #include "chapters/02_ddp/lesson.cpp"
 #include "chapters/06_1f1b/lesson.cpp"
-#undef SHARDBOOK_LESSON_WITHOUT_MAIN
+#pragma pop_macro("SHARDBOOK_LESSON_WITHOUT_MAIN")
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "comm/device_mesh.h"
 
