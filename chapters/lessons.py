@@ -231,7 +231,8 @@ def run_exercise(chapter, wish=None):
     is_new = not os.path.exists(path)
     text = exercise_of(lesson) if is_new else read(path)
     if wish == "--solution":
-        print(difference(text, lesson, (name, "the lesson")))
+        print(difference(text, lesson, (name, "the lesson"))
+              or f"{name} is the lesson.")
         return 0
     if is_new:
         write(path, text)
