@@ -286,7 +286,7 @@ shared_by_pipelines(
     "const double cost = worst[s - 1][cut] + here;", "Stages.*")
 shared_by_pipelines(
     "run/micro_batches.cpp", "const std::int64_t size = (batch + n - 1) / n;",
-    "const std::int64_t size = batch / n;", "*GpipeTraining.*:GpipeFigure.*")
+    "const std::int64_t size = batch / n;", "GpipePieces.*")
 # A graph that keeps what was only there to be sent
 shared_by_pipelines(
     "pipeline/stages.cpp",

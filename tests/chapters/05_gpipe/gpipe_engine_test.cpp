@@ -24,6 +24,18 @@ using testing::HasSubstr;
 
 // --- The schedule -----------------------------------------------------------
 
+TEST(GpipePieces, HaveTheCeilingOfTheShareAndMayBeFewer) {
+  const auto rows = [](std::int64_t batch, std::int64_t n) {
+    std::vector<std::int64_t> sizes;
+    for (const auto& piece : ceil_micro_batches(batch, n)) {
+      sizes.push_back(piece.rows);
+    }
+    return sizes;
+  };
+  EXPECT_EQ(rows(10, 4), (std::vector<std::int64_t>{3, 3, 3, 1}));
+  EXPECT_EQ(rows(6, 4), (std::vector<std::int64_t>{2, 2, 2}));
+}
+
 // Where F and B take one slot each, F of micro-batch b on stage s is in slot b
 // + s, and its B is as many slots before the last one.
 TEST(GpipeSchedule, SlotsAreThoseOfAReplay) {

@@ -55,6 +55,10 @@ TEST(Schedules, InterleavedOrder) {
             "F0 F1 F2 F3 F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 "
             "F4 B0 F5 B1 F6 B2 F7 B3 F4.1 B4.1 F5.1 B5.1 F6.1 B6.1 F7.1 B7.1 "
             "B4 B5 B6 B7");
+  EXPECT_EQ(list(s, 0),
+            "F0 F1 F2 F3 F0.1 F1.1 F2.1 F3.1 F4 F5 "
+            "F6 B0.1 F7 B1.1 F4.1 B2.1 F5.1 B3.1 F6.1 B0 F7.1 B1 "
+            "B2 B3 B4.1 B5.1 B6.1 B7.1 B4 B5 B6 B7");
   EXPECT_EQ(list(schedules::interleaved(4, 4, 2), 0),
             "F0 F1 F2 F3 F0.1 F1.1 F2.1 F3.1 "
             "B0.1 B1.1 B2.1 B3.1 B0 B1 B2 B3");
