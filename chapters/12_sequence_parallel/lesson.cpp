@@ -1,5 +1,5 @@
 // Ring attention on one screen: each rank has a piece of the sequence. Keys and
-// values go around a ring, so that every query meets every key.
+// values go around a ring, until every query has met every key.
 //
 //   ./shardbook lesson sequence_parallel
 // Read before: DDP. Read next: mixture of experts.

@@ -51,8 +51,8 @@ WrapPolicy transformer_auto_wrap_policy(std::set<std::string> types);
 /// the dtype of the parameters, which the shard, its gradient and the optimizer's
 /// state always keep.
 struct MixedPrecision {
-  /// Forward and backward. Shards are cast BEFORE the gather, so that few
-  /// bytes travel.
+  /// Forward and backward compute in it. Shards are cast before the gather, and
+  /// fewer bytes travel.
   std::optional<DType> param_dtype = {};
   /// The reduce-scatter; absent: param_dtype.
   std::optional<DType> reduce_dtype = {};

@@ -123,9 +123,9 @@ double pairs_at(Layout layout, int rank, int source, int c, std::int64_t n) {
   return pairs;
 }
 
-// Four ranks of n = 12 tokens each, on the step with this source: zigzag steps
-// are equal but for the diagonal, striped ones differ by one diagonal, and
-// contiguous ranks see all sources before them.
+// Four ranks of n = 12 tokens each, on the step with this source. Zigzag steps
+// have equally many pairs, except for the diagonal. Striped steps differ by one
+// diagonal. Contiguous ranks see all sources before them.
 TEST(VisibleBlocks, HaveThePairsOfTheirLayout) {
   for (int rank = 0; rank < 4; ++rank) {
     for (int source = 0; source < 4; ++source) {
