@@ -111,7 +111,8 @@ struct RandomState {
 struct RankSettings {
   int rank = 0;
   bool grad_enabled = true;
-  /// Fixed summation order, whatever the shape; for proofs, not for speed.
+  /// Fixed summation order, on the CPU whatever the shape; for proofs, not for
+  /// speed.
   bool deterministic = false;
   /// CUDA: products of f32 may round their operands to TF32.
   bool allow_tf32 = false;
