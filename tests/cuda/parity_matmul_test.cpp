@@ -74,6 +74,25 @@ TEST_P(MatmulParity, ProductsOfABatchEqualTheCpus) {
 
 SB_PARITY_OVER_FLOATING_DTYPES(MatmulParity);
 
+/// Products of 16 bits, which are computed on padded copies.
+class PaddedMatmulParity : public MatmulParity {};
+
+TEST_P(PaddedMatmulParity, LargeProductsOfOddSizesEqualTheCpus) {
+  for (const bool trans_a : {false, true}) {
+    for (const bool trans_b : {false, true}) {
+      MatmulArgs args = product(257, 259, 260, trans_a, trans_b);
+      compare(args, /*with_bias=*/false);
+      compare(args, /*with_bias=*/true);
+      args.resume = true;
+      compare(args, /*with_bias=*/false);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, PaddedMatmulParity,
+                         testing::Values(DType::kBF16, DType::kF16),
+                         kernels::dtype_test_name);
+
 /// GELU behind the product, and its derivative behind the product of the
 /// backward; with TF32, f32 meets cuBLASLt's epilogues too.
 class MatmulGeluParity : public MatmulParity {

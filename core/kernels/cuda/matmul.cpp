@@ -17,6 +17,7 @@
 #include "core/kernels/cuda/device_state.h"
 #include "core/kernels/cuda/matmul_layout.h"
 #include "core/kernels/cuda/owner.h"
+#include "core/kernels/cuda/padding.h"
 #include "core/kernels/cuda/status_check.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/matmul_args.h"
@@ -313,19 +314,9 @@ void add_bias(KernelContext& context, DType dtype, const MatmulArgs& args,
          {args.n}, bias, c);
 }
 
-}  // namespace
-
-void matmul(KernelContext& context, DType dtype, const MatmulArgs& args,
-            const void* a, const void* b, void* c, const void* bias) {
-  check_args(args);
-  data_type(dtype);  // throws for integers
-  if (args.batch == 0 || args.m == 0 || args.n == 0) return;
-  if (args.k == 0) {
-    if (!args.resume) clear(context, dtype, args, c);
-    if (bias != nullptr) add_bias(context, dtype, args, bias, c);
-    return;
-  }
-
+// C = the product, with its bias.
+void multiply(KernelContext& context, DType dtype, const MatmulArgs& args,
+              const void* a, const void* b, void* c, const void* bias) {
   Products& all = products(context);
   const Pointers x = {b, a, c, bias};
   Plan& plan = plan_for(
@@ -340,6 +331,27 @@ void matmul(KernelContext& context, DType dtype, const MatmulArgs& args,
     accumulate = true;
   }
   multiply(context, all, plan, dtype, args, x, accumulate);
+}
+
+}  // namespace
+
+void matmul(KernelContext& context, DType dtype, const MatmulArgs& args,
+            const void* a, const void* b, void* c, const void* bias) {
+  check_args(args);
+  data_type(dtype);  // throws for integers
+  if (args.batch == 0 || args.m == 0 || args.n == 0) return;
+  if (args.k == 0) {
+    if (!args.resume) clear(context, dtype, args, c);
+    if (bias != nullptr) add_bias(context, dtype, args, bias, c);
+    return;
+  }
+
+  const MatmulArgs padded = bias == nullptr ? padded_sizes(dtype, args) : args;
+  multiply_padded(context, args, padded, a, b, c,
+                  [&](const MatmulArgs& sizes, const void* left,
+                      const void* right, void* result) {
+                    multiply(context, dtype, sizes, left, right, result, bias);
+                  });
 }
 
 namespace {

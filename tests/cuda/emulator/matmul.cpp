@@ -4,6 +4,7 @@
 #include "core/kernels/matmul.h"
 
 #include "core/kernels/cuda/matmul_layout.h"
+#include "core/kernels/cuda/padding.h"
 #include "core/kernels/matmul_gelu.h"
 #include "tests/cuda/emulator/cpu_work.h"
 
@@ -11,9 +12,14 @@ namespace shardbook::kernels::cuda {
 
 void matmul(KernelContext& context, DType dtype, const MatmulArgs& args,
             const void* a, const void* b, void* c, const void* bias) {
-  emulator::run_on_cpu(context, "matmul", [=](KernelContext& cpu) {
-    cpu::matmul(cpu, dtype, args, a, b, c, bias);
-  });
+  const MatmulArgs padded = bias == nullptr ? padded_sizes(dtype, args) : args;
+  multiply_padded(
+      context, args, padded, a, b, c,
+      [&](const MatmulArgs& sizes, const void* x, const void* y, void* result) {
+        emulator::run_on_cpu(context, "matmul", [=](KernelContext& cpu) {
+          cpu::matmul(cpu, dtype, sizes, x, y, result, bias);
+        });
+      });
 }
 
 void matmul_gelu(KernelContext& context, DType dtype, const MatmulArgs& args,
