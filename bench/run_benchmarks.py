@@ -22,7 +22,7 @@ VALIDATE = "bench/validate/validate"
 PLANNER = "bench/planner/planner"
 GPU = "bench/gpu/gpu_bench"
 THIS_MACHINE = "bench/this_machine"
-MODEL_PARALLEL = "chapters/04_model_parallel/ch04_model_parallel"
+MODEL_PARALLEL = "bench/model_parallel"
 
 
 def built(target):
@@ -64,10 +64,12 @@ def run_this_machine(options):
 
 
 def run_model_parallel(options):
-    """ResNet-50 on one device, on two in turn, and in splits.
+    """PyTorch's experiment: ResNet-50 on one device, two in turn, and in splits.
 
-    Each is measured round by round, one core per device, beside the simulator's
-    prediction, which also chooses the cut for each size of splits.
+    Measured with a fifth of its images, one core per device, beside the
+    simulator's prediction, which also chooses the cut for each size of splits;
+    then in its own sizes on two simulated T4s. Options concern what is measured,
+    and leave out the T4s.
     """
     cluster, partition = "this-machine", "time"
     cache = (os.environ.get("XDG_CACHE_HOME")
@@ -75,12 +77,22 @@ def run_model_parallel(options):
     if not os.path.isfile(os.path.join(cache, "shardbook/this-machine.json")):
         say("Predictions need ./shardbook bench this-machine, once.")
         cluster, partition = "none", "half"
-    command = [built(MODEL_PARALLEL), "--model", "resnet50", "--batch", "24",
-               "--image-size", "128", "--steps", "1", "--no-check",
-               "--cluster", cluster, "--partition", partition,
-               "--sweep", "3,4,6,8,12", "--repeats", "5"]
-    return programs.run([*command, *options],
-                        environment={"OMP_NUM_THREADS": "2"})
+    charts = os.path.join(BUILD, "bench-results")
+    os.makedirs(charts, exist_ok=True)
+    command = [built(MODEL_PARALLEL), "--model", "resnet50", "--image-size",
+               "128", "--batches", "3", "--repeats", "10"]
+    status = programs.run(
+        [*command, "--batch", "24", "--cluster", cluster,
+         "--partition", partition, "--split-size", "4",
+         "--sweep", "1,2,3,4,6,8,12",
+         "--charts", f"{charts}/model-parallel-measured", *options],
+        environment={"OMP_NUM_THREADS": "2"})
+    if status or options:
+        return status
+    return programs.run(
+        [*command, "--backend", "sim", "--batch", "120", "--split-size", "20",
+         "--sweep", "1,3,5,8,10,12,20,40,60",
+         "--charts", f"{charts}/model-parallel-t4"])
 
 
 def run_gpu(options):

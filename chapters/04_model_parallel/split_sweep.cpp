@@ -58,7 +58,7 @@ void wait_for(const std::vector<Device>& devices) {
 }
 
 /// Measures the wall times of all variants, round by round.
-void measure(const Options& options, std::int64_t repeats,
+void measure(const Options& options, std::int64_t repeats, std::int64_t batches,
              const std::vector<StepTime*>& times) {
   const std::vector<Device> devices = make_devices(options, false);
   const int cores = std::max(1, num_threads() / 2);
@@ -79,7 +79,7 @@ void measure(const Options& options, std::int64_t repeats,
     for (std::size_t i = 0; i < strategies.size(); ++i) {
       if (interrupted()) throw Interrupted("interrupted while measuring");
       const double begin = now_s();
-      strategies[i]->step(batch);
+      for (std::int64_t b = 0; b < batches; ++b) strategies[i]->step(batch);
       wait_for(devices);
       seconds[i].push_back(now_s() - begin);
     }
@@ -134,8 +134,10 @@ std::vector<std::int64_t> split_sizes(const std::string& text) {
 }
 
 Sweep run_sweep(const Options& options, const Settings& settings,
-                const std::vector<std::int64_t>& sizes, std::int64_t repeats) {
+                const std::vector<std::int64_t>& sizes, std::int64_t repeats,
+                std::int64_t batches) {
   Sweep sweep;
+  sweep.batches = batches;
   sweep.single.settings = sweep.naive.settings = settings;
   sweep.single.settings.variant = "single";
   sweep.single.settings.split_size = 0;
@@ -153,12 +155,13 @@ Sweep run_sweep(const Options& options, const Settings& settings,
   if (const auto costs = cost_model(options)) {
     sweep.cluster = costs->cluster().name;
     for (StepTime* time : times) {
-      time->virtual_s = virtual_step_s(options, time->settings, *costs);
+      time->virtual_s = static_cast<double>(batches) *
+                        virtual_step_s(options, time->settings, *costs);
     }
   }
   if (options.backend != "sim") {
     sweep.repeats = repeats;
-    measure(options, repeats, times);
+    measure(options, repeats, batches, times);
   }
   return sweep;
 }

@@ -15,7 +15,7 @@
 
 namespace shardbook::model_parallel {
 
-/// Seconds of one training step of a variant.
+/// Seconds of a repetition of a variant: of one training step, or of several.
 struct StepTime {
   Settings settings;
   /// Wall time on this machine, with half of the cores per device: mean and
@@ -33,6 +33,7 @@ void set_wall_times(const std::vector<double>& seconds, StepTime& time);
 
 struct Sweep {
   std::int64_t repeats = 0;
+  std::int64_t batches = 1;  ///< training steps of a repetition
   std::string cluster;
   StepTime single, naive;
   std::vector<StepTime> pipelined;  ///< by split size
@@ -44,11 +45,12 @@ struct Sweep {
 /// "1,3,5": numbers from 1 up. Throws Error that names the option otherwise.
 std::vector<std::int64_t> split_sizes(const std::string& text);
 
-/// Runs one device, the naive schedule and each split size: one step each to
-/// warm up, then `repeats` rounds of one step of each, so that other load on
-/// the machine affects all variants alike. `sim` gives virtual times only.
+/// Runs one device, the naive schedule and each split size: a round to warm up,
+/// then `repeats` rounds of `batches` steps of each, so that other load on the
+/// machine affects all variants alike. `sim` gives virtual times only.
 Sweep run_sweep(const Options& options, const Settings& settings,
-                const std::vector<std::int64_t>& sizes, std::int64_t repeats);
+                const std::vector<std::int64_t>& sizes, std::int64_t repeats,
+                std::int64_t batches = 1);
 
 /// A table, one line per variant.
 std::string sweep_text(const Sweep& sweep);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <sstream>
 
 #include "chapters/pictures/figure.h"
 #include "chapters/pictures/svg.h"
@@ -19,6 +20,15 @@ constexpr std::array<const char*, 8> kColors = {"#2f6fb5", "#c2570c", "#2e7d4f",
 const char* color(std::size_t i) { return kColors[i % kColors.size()]; }
 
 std::string format_value(double value) { return fmt::format("{:.3g}", value); }
+
+void add_title(Figure& figure, const std::string& title) {
+  std::istringstream lines(title);
+  double size = 14;
+  for (std::string line; std::getline(lines, line); size = 12) {
+    figure.text(0, figure.add_row(20) + 15, line, Figure::Anchor::kStart, size);
+  }
+  if (!title.empty()) figure.add_row(4);
+}
 
 }  // namespace
 
@@ -70,11 +80,12 @@ Picture curves(const std::vector<Series>& series) {
   return picture;
 }
 
-Picture bars(const std::vector<Bar>& all) {
+Picture bars(const std::vector<Bar>& all, const std::string& title) {
   constexpr double kName = 170, kValue = 130, kRow = 20;
   double most = 0;
   for (const Bar& bar : all) most = std::max(most, bar.value + bar.deviation);
   Figure figure;
+  add_title(figure, title);
   std::vector<std::vector<std::string>> rows;
   for (const Bar& bar : all) {
     const double y = figure.add_row(kRow + 4);
@@ -89,11 +100,12 @@ Picture bars(const std::vector<Bar>& all) {
     figure.text(figure.width(), y + 14, bar.text, Figure::Anchor::kEnd);
     rows.push_back({bar.name, bar.text});
   }
-  return {text_table::align(rows), figure.svg("bars"), ""};
+  return {text_table::align(rows), figure.svg(title.empty() ? "bars" : title),
+          ""};
 }
 
 Picture curve(const std::vector<Bar>& points, const Bar& solid,
-              const Bar& dashed) {
+              const Bar& dashed, const std::string& title) {
   constexpr double kBegin = 60, kHeight = 200;
   double most = std::max(solid.value, dashed.value);
   for (const Bar& point : points) {
@@ -102,6 +114,7 @@ Picture curve(const std::vector<Bar>& points, const Bar& solid,
   if (!(most > 0)) most = 1;
   const double top = 1.05 * most;
   Figure figure;
+  add_title(figure, title);
   const Box at{kBegin, figure.add_row(kHeight), figure.width() - kBegin,
                kHeight};
   figure.box(at, "empty");
@@ -128,7 +141,8 @@ Picture curve(const std::vector<Bar>& points, const Bar& solid,
       kBegin + 40 + 6.6 * static_cast<double>(solid.name.size());
   figure.colored_box({next, lines + 6, 10, 10}, "#2e7d4f");
   figure.text(next + 15, lines + 15, dashed.name);
-  return {text_table::align(rows), figure.svg("a curve with deviations"), ""};
+  return {text_table::align(rows),
+          figure.svg(title.empty() ? "a curve with deviations" : title), ""};
 }
 
 }  // namespace shardbook::pictures

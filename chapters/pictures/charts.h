@@ -23,12 +23,13 @@ struct Bar {
   double deviation = 0;   ///< drawn to both sides of the bar's end
   std::string text = "";  ///< the value with its unit
 };
-/// Horizontal bars, the longest as wide as the picture.
-Picture bars(const std::vector<Bar>& all);
+/// Horizontal bars, the longest as wide as the picture, below the lines of the
+/// title.
+Picture bars(const std::vector<Bar>& all, const std::string& title = "");
 
 /// A curve through these values with their deviations and names, and two values
 /// to compare with as lines across.
 Picture curve(const std::vector<Bar>& points, const Bar& solid,
-              const Bar& dashed);
+              const Bar& dashed, const std::string& title = "");
 
 }  // namespace shardbook::pictures

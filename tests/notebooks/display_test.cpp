@@ -205,6 +205,12 @@ TEST(Pictures, CurvesAndBarsSurviveEqualAndMissingValues) {
   expect_stands_alone(bars({{"zero", 0, 0, "0"}}).svg);
   expect_stands_alone(
       curve({{"1", 2, 0.5, "2"}}, {"a", 1, 0, "1"}, {"b", 0, 0, "0"}).svg);
+  for (const std::string& titled :
+       {bars({{"a", 1, 0, "1"}}, "a < b").svg,
+        curve({{"1", 2, 0, "2"}}, {"a", 1}, {"b", 1}, "a < b").svg}) {
+    expect_stands_alone(titled);
+    EXPECT_EQ(count_of(titled, "a &lt; b"), 2u);  // for eyes, for readers
+  }
   EXPECT_EQ(curves({{"loss", {3, 2}}}).text,
             "      first   last\nloss  3.0000  2.0000\n");
 }

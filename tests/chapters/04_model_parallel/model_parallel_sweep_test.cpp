@@ -39,6 +39,8 @@ TEST(ModelParallelSweep, AModelThatTrainsInSecondsShowsTheLesson) {
   EXPECT_EQ(sweep.best().settings.split_size, 8);
   EXPECT_LT(sweep.best().virtual_s, 0.9 * sweep.single.virtual_s);
   EXPECT_GT(sweep.pipelined.back().virtual_s, sweep.best().virtual_s);
+  const Sweep three = run_sweep(options, {}, {8}, 1, /*batches=*/3);
+  EXPECT_DOUBLE_EQ(three.naive.virtual_s, 3 * sweep.naive.virtual_s);
 }
 
 TEST(ModelParallelSweep, WallTimesLeaveOutTheWarmUp) {
