@@ -1,4 +1,4 @@
-// The bill of a GPT on dp x tp ranks: the formulas of the page.
+// The bill of a GPT or an MLP on dp x tp ranks: the formulas of the page.
 
 #include <algorithm>
 #include <cmath>
@@ -18,8 +18,18 @@ struct Matrices {
   double rows, width, count;
 };
 
-std::vector<Matrices> parameters_of(const ShardedSizes& s, double t) {
+std::vector<Matrices> parameters_of(const ShardedSizes& s, double t,
+                                    bool is_mlp) {
   const double h = s.h, layers = s.layers;
+  if (is_mlp) {
+    return {{s.vocabulary, h, 1},
+            {h, 4 * h / t, 1},  // wte, fc1
+            {4 * h / t, 1, 1},
+            {4 * h / t, h, 1},  // fc2
+            {h, 1, 1},
+            {h, s.vocabulary, 1},  // fc3
+            {s.vocabulary, 1, 1}};
+  }
   return {{s.vocabulary, h, 1},   {s.positions, h, 1},
           {h, 1, 2 + 6 * layers},  // norms, and biases of both c_proj
           {h, 3 * h / t, layers},  // c_attn
@@ -42,16 +52,18 @@ double elements(const std::vector<Matrices>& parameters,
 
 double DTensorStrategy::predicted_bytes() const {
   const ShardedSizes s = sizes();
-  // tp: four all-reduces per layer
-  const double tp = 4 * s.layers * 2 * (t_ - 1) / t_ * s.tokens / d_ * s.h;
-  // dp: every use of a parameter; wte has two uses. R: an all-reduce; S(0): an
-  // all-gather and a reduce-scatter of parts of ceil(n / d) rows.
+  // tp: two all-reduces per pair of layers
+  const double pairs = is_mlp() ? 1 : 2 * s.layers;
+  const double tp = 2 * pairs * 2 * (t_ - 1) / t_ * s.tokens / d_ * s.h;
+  // dp: every use of a parameter; a GPT uses wte twice. R: an all-reduce; S(0):
+  // an all-gather and a reduce-scatter of parts of ceil(n / d) rows.
   const auto travels = [this](double n) {
     return setup_.data_parallel == "fsdp" ? d_ * std::ceil(n / d_) : n;
   };
+  const double second_use = is_mlp() ? 0 : travels(s.vocabulary) * s.h;
   const double dp =
       2 * (d_ - 1) / d_ *
-      (elements(parameters_of(s, t_), travels) + travels(s.vocabulary) * s.h);
+      (elements(parameters_of(s, t_, is_mlp()), travels) + second_use);
   // The sum of losses, and the count of targets
   const double loss = 2 * 2 * (d_ - 1) / d_ * s.stat;
   return static_cast<double>(options_.steps) *
@@ -70,7 +82,7 @@ MemoryBill DTensorStrategy::memory() const {
     return std::clamp(n - index * part(n), 0., part(n));
   };
   const auto padded = [=](double n) { return d * part(n); };
-  const auto all = parameters_of(s, t_);
+  const auto all = parameters_of(s, t_, is_mlp());
   const double parameters = elements(all, own);
 
   MemoryBill bill;
@@ -87,22 +99,29 @@ MemoryBill DTensorStrategy::memory() const {
   here.t = t_;
   // Matrices are cut over tp; the head and the loss are whole
   double& kept = bill[MemoryKind::kActivation];
-  kept = s.layers * kept_by_block(config(), here);
-  here.t = 1;
+  const double tokens = here.rows * here.tokens;
+  if (is_mlp()) {
+    kept = tokens * ((3 + 8 / t_) * s.h + s.vocabulary) * s.element +
+           tokens * s.stat;
+  } else {
+    kept = s.layers * kept_by_block(config(), here);
+    here.t = 1;
+    kept += kept_by_head(config(), here);
+  }
   // The loss; over dp also this rank's sum and the count of all
-  kept += kept_by_head(config(), here) + (d_ > 1 ? 3 : 1) * s.stat;
-  // FSDP keeps gathered parameters for backward: wte twice, but not wpe
+  kept += (d_ > 1 ? 3 : 1) * s.stat;
+  // FSDP keeps gathered parameters for backward: a GPT's wte twice, but not wpe
   if (is_fsdp && d_ > 1) {
-    kept += (elements(all, padded) +
-             (padded(s.vocabulary) - padded(s.positions)) * s.h) *
-            s.element;
+    const double twice =
+        is_mlp() ? 0 : (padded(s.vocabulary) - padded(s.positions)) * s.h;
+    kept += (elements(all, padded) + twice) * s.element;
   }
   return bill;
 }
 
 // Nothing overlaps: each operation waits for the layout that it needs.
 double DTensorStrategy::step_s() const {
-  if (!textbook::is_chosen(options_)) return kNotPredicted;
+  if (!textbook::is_chosen(options_) || is_mlp()) return kNotPredicted;
   const ShardedSizes s = sizes();
   textbook::GptTimes times =
       textbook::gpt_times(options_, config(), s.tokens / s.seq / d_);
@@ -118,7 +137,7 @@ double DTensorStrategy::step_s() const {
     return textbook::all_reduce(d_, rows * width * s.element);
   };
   double uses = used(times.vocabulary, times.h);  // the table's second
-  for (const Matrices& each : parameters_of(s, t_)) {
+  for (const Matrices& each : parameters_of(s, t_, false)) {
     uses += each.count * used(each.rows, each.width);
   }
   const double loss = 2 * textbook::all_reduce(d_, s.stat);

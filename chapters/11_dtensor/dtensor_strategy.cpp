@@ -14,12 +14,12 @@
 namespace shardbook::dtensor {
 namespace {
 
-// The styles of the blocks' layers, by the last part of their names.
+// The styles of a GPT's and an MLP's layers, by the last part of their names.
 const Style* style_of(const std::string& name) {
   static const Style packed = colwise(3), column = colwise(), row = rowwise();
   if (name.ends_with("c_attn")) return &packed;
-  if (name.ends_with("c_fc")) return &column;
-  return name.ends_with("c_proj") ? &row : nullptr;
+  if (name.ends_with("c_fc") || name == "fc1") return &column;
+  return name.ends_with("c_proj") || name == "fc2" ? &row : nullptr;
 }
 
 // The shape of a parameter on one device.
@@ -30,9 +30,12 @@ Shape whole_of(const std::string& name, const ModelConfig& config) {
   const auto has = [&name](const char* part) {
     return name.find(part) != std::string::npos;
   };
-  const std::int64_t out = has("c_attn") ? 3 * h : has("c_fc") ? 4 * h : h;
+  const std::int64_t out = has("c_attn")               ? 3 * h
+                           : has("c_fc") || has("fc1") ? 4 * h
+                           : has("fc3")                ? config.vocab_size
+                                                       : h;
   if (name.ends_with("bias") || has("ln_")) return {out};
-  return {has("mlp.c_proj") ? 4 * h : h, out};
+  return {has("mlp.c_proj") || has("fc2") ? 4 * h : h, out};
 }
 
 // How tp cuts a parameter.
@@ -72,11 +75,23 @@ void check_sizes(const Options& options, const StrategyOptions& setup,
   const std::int64_t t = grid.size("tp"), d = grid.size("dp");
   SB_CHECK(setup.data_parallel == "ddp" || setup.data_parallel == "fsdp",
            "--data-parallel ", setup.data_parallel, ": give ddp or fsdp");
-  SB_CHECK(config.n_head % t == 0, "--mesh: ", config.n_head,
-           " heads do not divide over tp=", t, "; give a tp that divides them");
+  const bool is_mlp = config.type == "mlp";
+  const std::int64_t parts = is_mlp ? 4 * config.n_embd : config.n_head;
+  SB_CHECK(parts % t == 0, "--mesh: ", parts,
+           is_mlp ? " hidden units" : " heads", " do not divide over tp=", t,
+           "; give a tp that divides them");
   SB_CHECK(options.batch % (d * setup.micro_batches) == 0, "--batch ",
            options.batch, ": dp=", d, " times --micro-batches ",
            setup.micro_batches, " does not divide it");
+}
+
+ModelConfig config_of(const ModelOptions& options) {
+  const ModelConfig config = model_config(options);
+  SB_CHECK(
+      !config.is_image(), "--model ", options.model,
+      ": this chapter shards a GPT or the mlp; give mlp, gpt-nano, gpt2 or "
+      "another one of its family");
+  return config;
 }
 
 Placement placement_of(const StrategyOptions& setup) {
@@ -114,6 +129,37 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
         }
         lend_parameters(module, dp, placement, whole, inside);
       };
+  // This rank's samples; dropout counts rows of the whole batch
+  const auto read_own_rows = [dp](Module&, Tensors& tokens) {
+    const std::int64_t rows = tokens[0].size(0);
+    tokens[0] = own_rows(tokens[0], dp).local();
+    BatchSlice& batch = RankContext::current().random.batch;
+    batch.first += batch.stride *
+                   ceil_part(rows, dp.shape()[0], dp.coordinate()[0]).offset;
+  };
+  if (config.type == "mlp") {
+    model.make = [=, layout = model.layout](const ModelConfig& config,
+                                            const InitOptions& init) {
+      auto mlp = std::make_unique<MlpModel>(config, init);
+      mlp->replace_tensors([&](const std::string& name, const Tensor& whole) {
+        const MemoryScope kind(MemoryKind::kParameter);
+        return take_part(whole.detach(), layout(name, rank))
+            .set_requires_grad();
+      });
+      mlp->wte.add_forward_pre_hook(read_own_rows);
+      for (const NamedModule& layer : mlp->named_modules()) {
+        if (layer.name.empty()) continue;
+        const std::string name = layer.name;
+        lend(name, *layer.module, [&](Module& module) {
+          const Style* style = style_of(name);
+          if (style == nullptr) return;
+          const Shape whole = whole_of(name + ".weight", config);
+          add_layout_hooks(module, tp, *style, whole[0], whole[1]);
+        });
+      }
+      return mlp;
+    };
+  }
   const LayerFactory one_device;
   LayerFactory& layers = model.layers;
 
@@ -135,14 +181,7 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
                          const InitOptions& init) -> AnyModule {
     AnyModule made = one_device.embedding(name, rows, width, stddev,
                                           part_of(name + ".weight", init));
-    // This rank's samples; dropout counts rows of the whole batch
-    (*made).add_forward_pre_hook([dp](Module&, Tensors& tokens) {
-      const std::int64_t rows = tokens[0].size(0);
-      tokens[0] = own_rows(tokens[0], dp).local();
-      BatchSlice& batch = RankContext::current().random.batch;
-      batch.first += batch.stride *
-                     ceil_part(rows, dp.shape()[0], dp.coordinate()[0]).offset;
-    });
+    (*made).add_forward_pre_hook(read_own_rows);
     lend(name, *made);
     return made;
   };
@@ -190,8 +229,8 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
 Options checked(const Options& options, const StrategyOptions& setup,
                 const DeviceMesh& devices) {
   const ModelConfig config = model_config(options);
-  // ShardedStrategy refuses other models
-  if (config.type == "gpt2") {
+  // config_of refuses other models
+  if (!config.is_image()) {
     check_sizes(options, setup, devices.topology(), config);
   }
   return options;
@@ -231,20 +270,44 @@ Topology topology_of(const StrategyOptions& setup, int world_size) {
   return Topology({"dp", "tp"}, sizes);
 }
 
+namespace {
+
+// One parameter of each number of rows.
+std::vector<std::string> kinds_of_rows(const ModelConfig& config) {
+  if (config.type == "mlp") {
+    return {"wte.weight", "fc1.weight", "fc1.bias", "fc2.weight"};
+  }
+  return {"wte.weight", "wpe.weight",         "ln_f.weight",      "c_attn.bias",
+          "c_fc.bias",  "attn.c_proj.weight", "mlp.c_proj.weight"};
+}
+
+// One parameter of each layout.
+std::vector<std::string> kinds_of_layouts(const ModelConfig& config) {
+  if (config.type == "mlp") {
+    return {"wte.weight", "fc1.weight", "fc2.weight", "fc3.weight"};
+  }
+  return {"wte.weight",
+          "h.*.ln_1.weight",
+          "h.*.attn.c_attn.weight",
+          "h.*.attn.c_proj.weight",
+          "h.*.mlp.c_fc.weight",
+          "h.*.mlp.c_proj.weight"};
+}
+
+}  // namespace
+
 // Rows that dp does not divide give the last ranks smaller parts.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
   if (setup.data_parallel != "fsdp") return one_class;
   const Topology grid = topology_of(setup, options.world_size);
-  const ModelConfig config = sharded_gpt_config(options);
+  const ModelConfig config = config_of(options);
   check_sizes(options, setup, grid, config);
   const int d = grid.size("dp");
   std::map<std::vector<std::int64_t>, int> classes;
   std::vector<int> class_of;
   for (int r = 0; r < d; ++r) {
     std::vector<std::int64_t> sizes;
-    for (const char* name :
-         {"wte.weight", "wpe.weight", "ln_f.weight", "c_attn.bias", "c_fc.bias",
-          "attn.c_proj.weight", "mlp.c_proj.weight"}) {
+    for (const std::string& name : kinds_of_rows(config)) {
       const std::int64_t rows = shape_on_tp(name, grid, config)[0];
       sizes.push_back(ceil_part(rows, d, r).size);
     }
@@ -259,10 +322,9 @@ FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
 DTensorStrategy::DTensorStrategy(const Options& options,
                                  const StrategyOptions& setup,
                                  DeviceMesh& devices)
-    : ShardedStrategy(
-          checked(options, setup, devices),
-          sharded_model(setup, devices, sharded_gpt_config(options)),
-          devices.world(), {setup.micro_batches}),
+    : ShardedStrategy(checked(options, setup, devices),
+                      sharded_model(setup, devices, config_of(options)),
+                      devices.world(), {setup.micro_batches}),
       setup_(setup),
       devices_(devices),
       d_(devices.size("dp")),
@@ -272,10 +334,7 @@ std::string DTensorStrategy::remarks() {
   if (devices_.world().rank() != 0) return "";
   const Topology& grid = devices_.topology();
   std::vector<Held> rows;
-  for (const std::string name :
-       {"wte.weight", "h.*.ln_1.weight", "h.*.attn.c_attn.weight",
-        "h.*.attn.c_proj.weight", "h.*.mlp.c_fc.weight",
-        "h.*.mlp.c_proj.weight"}) {
+  for (const std::string& name : kinds_of_layouts(config())) {
     rows.push_back(held_by(name, whole_of(name, config()), grid.world_size(),
                            [&](int rank) {
                              return shards_of(name, grid, rank, config(),

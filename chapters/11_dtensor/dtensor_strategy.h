@@ -1,12 +1,12 @@
 #pragma once
 
-// A GPT on a mesh of data-parallel and tensor-parallel ranks, for main.cpp and
-// the benchmarks.
+// A GPT or an MLP on a mesh of data-parallel and tensor-parallel ranks, for
+// main.cpp and the benchmarks.
 //
 // Axis tp follows the plan of parallelize.h: attention and MLP are pairs of a
-// column-cut and a row-cut layer. Axis dp cuts the batch. Its parameters are
-// replicas or shards, and a forward borrows them whole (recipes.h): with R that
-// is DDP, with S(0) FSDP.
+// column-cut and a row-cut layer; of --model mlp, fc1 and fc2 are one. Axis dp
+// cuts the batch. Its parameters are replicas or shards, and a forward borrows
+// them whole (recipes.h): with R that is DDP, with S(0) FSDP.
 
 #include <string>
 #include <vector>
@@ -52,6 +52,7 @@ class DTensorStrategy : public ShardedStrategy {
   std::string remarks() override;
 
  private:
+  bool is_mlp() const { return config().type == "mlp"; }
   /// Bytes that a rank sends in options.steps steps.
   double predicted_bytes() const;
   /// Memory of a rank, by kind.

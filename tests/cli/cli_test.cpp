@@ -90,7 +90,7 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"09_tensor_parallel_2p5d", "--world-size 8 --depth 3",
             "give 3 or 12"},
            {"11_dtensor", "--mesh 2x3 --world-size 4", "a product of 4"},
-           {"11_dtensor", "--model mlp --world-size 2", "--model mlp: this"},
+           {"11_dtensor", "--model resnet18", "--model resnet18: this"},
            {"12_sequence_parallel", "--world-size 4 --seq 63", "--seq 63: 4"},
            {"12_sequence_parallel", "--kind ulysses --layout zigzag",
             "give it with --kind ring"},

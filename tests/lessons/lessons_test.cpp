@@ -86,8 +86,10 @@ double last_loss_of(const std::string& chapter, const std::string& options) {
       std::string(SHARDBOOK_BUILD "/chapters/") + chapter + "/ch" + chapter +
       " --data walk --dtype f64 --optimizer sgd --lr 0.1 --steps 10 --batch 12"
       " --seq 12 --no-check --cluster none --format json --model '" +
-      (chapter == "04_model_parallel" ? lesson::kMlp : lesson::kGpt) + "' " +
-      options;
+      (chapter == "04_model_parallel" || chapter == "11_dtensor"
+           ? lesson::kMlp
+           : lesson::kGpt) +
+      "' " + options;
   std::FILE* program = popen(command.c_str(), "r");
   std::string text;
   for (int c; (c = std::fgetc(program)) != EOF;) text += static_cast<char>(c);
@@ -96,7 +98,7 @@ double last_loss_of(const std::string& chapter, const std::string& options) {
   return json.is_discarded() ? -1 : json["loss"]["last"].get<double>();
 }
 
-// The programs of 07 to 11 train GPTs alone, and their lessons the mlp.
+// The programs of 07 to 10 train GPTs alone, and their lessons the mlp.
 TEST(Lessons, TrainAsTheProgramsOfTheirChapters) {
   const std::map<std::string, std::string> options = {
       {"00_single_device", "--micro-batches 3"},
@@ -106,6 +108,7 @@ TEST(Lessons, TrainAsTheProgramsOfTheirChapters) {
       {"04_model_parallel", "--variant pipeline --split-size 4"},
       {"05_gpipe", "--world-size 3 --micro-batches 6"},
       {"06_1f1b", "--world-size 3 --micro-batches 6"},
+      {"11_dtensor", "--world-size 4"},
       {"12_sequence_parallel", "--world-size 4"},
       {"13_moe",
        "--world-size 4 --num-experts 12 --dropless --aux-coefficient 0"},

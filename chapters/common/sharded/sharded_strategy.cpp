@@ -39,13 +39,15 @@ ShardedStrategy::ShardedStrategy(const Options& options, ShardedModel sharded,
       group_(group),
       passes_(passes),
       sharded_(std::move(sharded)),
-      config_(sharded_gpt_config(options)),
+      config_(sharded_.make ? model_config(options)
+                            : sharded_gpt_config(options)),
       data_(Dataset::open(options, config_)) {
   InitOptions init;
   init.seed = options.seed;
   init.dtype = options.dtype;
-  model_ = std::make_unique<Gpt>(padded(config_, sharded_.padded_vocabulary),
-                                 init, sharded_.layers);
+  const ModelConfig config = padded(config_, sharded_.padded_vocabulary);
+  model_ = sharded_.make ? sharded_.make(config, init)
+                         : std::make_unique<Gpt>(config, init, sharded_.layers);
   set_recompute(*model_, passes.recompute);
   if (!options.load.empty()) {
     load_model(

@@ -34,6 +34,10 @@ struct ShardedModel {
   /// last micro-batch; may be empty.
   std::function<void(const std::vector<NamedTensor>& parameters)>
       finish_gradients;
+  /// Makes a model that is no GPT; `layers` then gives the loss alone.
+  std::function<std::unique_ptr<Module>(const ModelConfig& config,
+                                        const InitOptions& init)>
+      make = {};
 };
 
 /// The model of the options. Throws Error where it is no GPT.
@@ -62,7 +66,7 @@ struct ShardedSizes {
 class ShardedStrategy : public Strategy {
  public:
   /// Builds the rank's part of the model of the options, or loads it (--load).
-  /// Throws Error where the model is no GPT. Collective.
+  /// Throws Error where the chapter does not shard it. Collective.
   ShardedStrategy(const Options& options, ShardedModel sharded,
                   ProcessGroup& group, const Passes& passes = {});
 
@@ -92,7 +96,7 @@ class ShardedStrategy : public Strategy {
  private:
   ShardedModel sharded_;
   ModelConfig config_;
-  std::unique_ptr<Gpt> model_;
+  std::unique_ptr<Module> model_;
   Dataset data_;
   std::unique_ptr<Optimizer> optimizer_;
   /// Parameters whose gradients this rank adds to the norm: those that no lower
