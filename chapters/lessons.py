@@ -1,4 +1,4 @@
-"""Lessons, exercises and mistakes: ./shardbook lesson, exercise, mistake.
+"""Lessons and toys: ./shardbook lesson, toy, exercise, mistake.
 
   lessons.py targets COMMAND WORDS...   prints what to build
   lessons.py run COMMAND WORDS...       runs it
@@ -60,6 +60,10 @@ def write(path, text):
 
 def lesson_of(chapter):
     return read("chapters", chapter, "lesson.cpp")
+
+
+def has_toy(chapter):
+    return os.path.isfile(os.path.join(ROOT, "chapters", chapter, "toy.cpp"))
 
 
 def exercise_of(lesson):
@@ -223,6 +227,11 @@ def run_lesson(chapter):
     return programs.run([os.path.join(BUILD, f"chapters/lesson_{chapter}")])
 
 
+def run_toy(chapter):
+    say(f"chapters/{chapter}/toy.cpp: an example of the documents, in its sizes")
+    return programs.run([os.path.join(BUILD, f"chapters/toy_{chapter}")])
+
+
 def run_exercise(chapter, wish=None):
     title, lesson = title_of(chapter), lesson_of(chapter)
     path = os.path.join(OUT, "exercises", title + ".cpp")
@@ -268,17 +277,20 @@ def run_mistake(chapter, which=None):
     return 0 if failed and " ".join(failed) == mistake.claims else 1
 
 
-COMMANDS = {"lesson": run_lesson, "exercise": run_exercise,
+COMMANDS = {"lesson": run_lesson, "toy": run_toy, "exercise": run_exercise,
             "mistake": run_mistake}
 
 
 def read_words(command, words):
     """The chapter, and the word behind it."""
-    if not 1 <= len(words) <= (1 if command == "lesson" else 2):
+    if not 1 <= len(words) <= (1 if command in ("lesson", "toy") else 2):
         usage = {"exercise": " [--solution]", "mistake": " [NAME]"}
         die(f"{command}: give a chapter, as in ./shardbook {command} "
             f"ddp{usage.get(command, '')}")
     chapter, *more = *find_chapters(words[:1]), *words[1:]
+    if command == "toy" and not has_toy(chapter):
+        die(f"toy {words[0]}: its documents have no example; there are "
+            + ", ".join(map(title_of, filter(has_toy, find_chapters([])))))
     if command == "exercise" and more not in ([], ["--solution"]):
         die(f"exercise {words[0]} {more[0]}: only --solution may follow")
     if command == "mistake" and more and more[0] not in mistakes_of(chapter):
@@ -290,9 +302,10 @@ def read_words(command, words):
 def print_targets(command, *words):
     chapter, *more = read_words(command, words)
     # The libraries, and what Ninja runs for a lesson
-    needs = command == "lesson" or (command == "exercise" and not more) or (
-        command == "mistake" and more)
-    print(f"chapters/lesson_{chapter}" if needs else "build.ninja")
+    kind = "toy" if command == "toy" else "lesson"
+    needs = command in ("lesson", "toy") or (
+        command == "exercise" and not more) or (command == "mistake" and more)
+    print(f"chapters/{kind}_{chapter}" if needs else "build.ninja")
 
 
 def run(command, *words):

@@ -9,7 +9,6 @@
 
 #include "chapters/04_model_parallel/model_parallel_strategy.h"
 #include "chapters/04_model_parallel/split_sweep.h"
-#include "chapters/04_model_parallel/toy.h"
 #include "chapters/common/run/program.h"
 
 using namespace shardbook;
@@ -29,8 +28,6 @@ int main(int argc, char** argv) {
     line.parse(argc, argv);
     check_options(options);
     model_parallel::check_settings(options, settings);
-    if (extras.toy)
-      return model_parallel::show_toy(options, settings.split_size);
 
     // 2. Start the ranks: one owns both devices, each with half of the cores.
     const Options on_two = options;

@@ -29,8 +29,7 @@ void add_options(CommandLine& line, Settings& settings, Extras& extras) {
   line.add("--loss", &settings.loss,
            "mse (against one-hot labels; the default for images) "
            "or cross_entropy");
-  line.add("--toy", &extras.toy,
-           "train the two-layer model of PyTorch's tutorial and exit");
+  line.refuse("--toy", "./shardbook toy model_parallel runs it");
   line.add("--sweep", &extras.sweep,
            "also measure these split sizes, such as 1,3,5,8,10,12,20,40,60");
   line.add("--repeats", &extras.repeats,

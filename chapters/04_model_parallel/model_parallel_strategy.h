@@ -33,7 +33,6 @@ struct Settings {
 
 /// Options that do not concern the training itself.
 struct Extras {
-  bool toy = false;
   std::string sweep;  ///< split sizes; empty: none
   std::int64_t repeats = 5;
 };

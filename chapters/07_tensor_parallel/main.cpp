@@ -7,10 +7,10 @@
 //
 // Read before: 05_gpipe. Read next: 08_tensor_parallel_2d.
 
+#include "chapters/07_tensor_parallel/parallel_state.h"
 #include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
 #include "chapters/common/run/program.h"
 #include "chapters/common/run/training.h"
-#include "comm/device_mesh.h"
 
 using namespace shardbook;
 
@@ -34,13 +34,14 @@ int main(int argc, char** argv) {
     // 2. Start the ranks: threads of this process, processes, or fibers.
     ChapterRun chapter;
     chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-      // 3. Name the axes of the device mesh: one, over the whole world.
-      DeviceMesh mesh(world, Topology({"tp"}, {world.size()}));
+      // 3. Make the groups of Megatron-LM: one, over the whole world.
+      const auto groups = tensor_parallel::initialize_model_parallel(
+          world, /*t=*/world.size(), /*p=*/1);
 
       // 4. Build this rank's columns and rows of the same model.
       // 5. Apply the strategy: the layers communicate by f and g.
       tensor_parallel::TensorParallelStrategy strategy(options, setup,
-                                                       mesh.group("tp"));
+                                                       groups->tensor());
 
       // 6. Train a few steps; every rank reads the same samples.
       run.train(options, strategy);

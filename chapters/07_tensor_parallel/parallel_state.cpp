@@ -72,14 +72,19 @@ std::vector<int> position_embedding_ranks(const std::vector<int>& pipeline,
 
 ModelParallel::ModelParallel(ProcessGroup& world,
                              const ModelParallelSizes& sizes)
-    : sizes_(sizes),
-      mesh_(world, model_parallel_topology(world.size(), sizes)) {
+    : ModelParallel(world, model_parallel_topology(world.size(), sizes),
+                    sizes.v, sizes.split_rank) {}
+
+ModelParallel::ModelParallel(ProcessGroup& world, const Topology& topology,
+                             int v, int split_rank)
+    : sizes_{topology.size("tp"), topology.size("pp"), v, split_rank},
+      mesh_(world, topology) {
   // Create all groups on all ranks, also groups over several axes
   mesh_.group("tp-pp");
   std::vector<std::vector<int>> embedding, position;
   for (const auto& pipeline : mesh_.topology().groups({"pp"})) {
-    embedding.push_back(embedding_ranks(pipeline, sizes.split_rank));
-    position.push_back(position_embedding_ranks(pipeline, sizes.split_rank));
+    embedding.push_back(embedding_ranks(pipeline, split_rank));
+    position.push_back(position_embedding_ranks(pipeline, split_rank));
   }
   embedding_ = world.partition(embedding, "embedding");
   position_embedding_ = world.partition(position, "position embedding");

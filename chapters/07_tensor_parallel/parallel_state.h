@@ -53,6 +53,9 @@ class ModelParallel {
  public:
   /// `world` must outlive it. Collective.
   ModelParallel(ProcessGroup& world, const ModelParallelSizes& sizes);
+  /// The same on a topology with axes tp and pp, in any order and among others.
+  ModelParallel(ProcessGroup& world, const Topology& topology, int v = 1,
+                int split_rank = -1);
 
   ProcessGroup& tensor() { return mesh_.group("tp"); }
   ProcessGroup& pipeline() { return mesh_.group("pp"); }

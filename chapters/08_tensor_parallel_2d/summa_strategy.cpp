@@ -1,7 +1,5 @@
 #include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 
-#include <cmath>
-
 #include "chapters/08_tensor_parallel_2d/summa_layers.h"
 #include "chapters/common/run/textbook.h"
 #include "core/check.h"
@@ -51,38 +49,6 @@ std::vector<Bill> SummaStrategy::bills() {
   Bill bill = bill_of(parameters_per_rank(s), kept_bytes(s), step_bytes(s));
   if (textbook::is_chosen(options_)) bill.step_s = step_s(s);
   return {bill};
-}
-
-// --- The documents' MLP ------------------------------------------------------------
-
-std::string describe_mlp(
-    int row_parts, int weight_parts, int columns,
-    const std::function<double(double m, double k, double n)>& elements) {
-  constexpr std::int64_t kRows = 16, kWidth = 256, kInner = 1024;
-  if (kRows % row_parts != 0 || kWidth % (columns * columns) != 0) return "";
-  const auto rows_of = [=](std::int64_t width) {
-    return shape_text({kRows / row_parts, width / columns});
-  };
-  const auto weight = [=](std::int64_t in, std::int64_t out) {
-    return shape_text({in / weight_parts, out / columns});
-  };
-  const double moved =
-      elements(kRows, kWidth, kInner) + elements(kRows, kInner, kWidth);
-  return "An MLP of [16, 256], 256 -> 1024 -> 256: on each rank input " +
-         rows_of(kWidth) + ", weights " + weight(kWidth, kInner) + " and " +
-         weight(kInner, kWidth) + ", outputs " + rows_of(kInner) + " and " +
-         rows_of(kWidth) + "; " + std::to_string(std::llround(moved)) +
-         " elements sent per rank, forward and backward\n";
-}
-
-std::string describe_mlp(int q, int d) {
-  return describe_mlp(q * d, q, q, [=](double m, double k, double n) {
-    return linear_elements(q, d, m, k, n);
-  });
-}
-
-std::string SummaStrategy::remarks() {
-  return describe_mlp(grid_.q(), grid_.d());
 }
 
 }  // namespace shardbook::summa

@@ -3,7 +3,6 @@
 // A GPT in blocks on a grid of ranks, for main.cpp, the 2.5D chapter and the
 // benchmarks.
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,8 +27,6 @@ class SummaStrategy : public ShardedStrategy {
                : "./shardbook run tensor_parallel_2p5d -- --world-size 8 "
                  "--depth 2 --cluster textbook";
   }
-  /// Describes the documents' MLP on this grid: the shapes on each rank.
-  std::string remarks() override;
 
  private:
   Grid grid_;
@@ -40,13 +37,5 @@ class SummaStrategy : public ShardedStrategy {
 /// `what` names the parts of the width.
 Options checked_parts(const Options& options, const Passes& passes,
                       int row_parts, int columns, const std::string& what);
-
-/// The documents' MLP: X [16, 256], 256 -> 1024 -> 256, on d squares of side q.
-std::string describe_mlp(int q, int d);
-/// The same for any cuts: rows of activations and of weights, columns of both.
-/// `elements(M, K, N)` returns the elements sent for one product.
-std::string describe_mlp(
-    int row_parts, int weight_parts, int columns,
-    const std::function<double(double m, double k, double n)>& elements);
 
 }  // namespace shardbook::summa

@@ -38,15 +38,4 @@ std::vector<Bill> CubeStrategy::bills() {
   return {bill};
 }
 
-// --- The documents' MLP ------------------------------------------------------------
-
-std::string describe_mlp(int l) {
-  return summa::describe_mlp(l * l, l * l, l,
-                             [=](double m, double k, double n) {
-                               return linear_elements(l, m, k, n);
-                             });
-}
-
-std::string CubeStrategy::remarks() { return describe_mlp(cube_.l()); }
-
 }  // namespace shardbook::cube

@@ -23,14 +23,9 @@ class CubeStrategy : public ShardedStrategy {
     return "./shardbook run tensor_parallel_3d -- --world-size 8 "
            "--cluster textbook";
   }
-  /// Describes the documents' MLP on this cube: the shapes on each rank.
-  std::string remarks() override;
 
  private:
   Cube cube_;
 };
-
-/// The documents' MLP: X [16, 256], 256 -> 1024 -> 256, on a cube of side l.
-std::string describe_mlp(int l);
 
 }  // namespace shardbook::cube

@@ -12,9 +12,9 @@
 
 #include <cstdio>
 
+#include "chapters/07_tensor_parallel/parallel_state.h"
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/common/run/program.h"
-#include "comm/device_mesh.h"
 
 using namespace shardbook;
 
@@ -43,12 +43,13 @@ int main(int argc, char** argv) {
     ChapterRun chapter;
     chapter.fold_class = hybrid::fold_class(setup);
     chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-      // 3. Name the axes of the device mesh.
-      DeviceMesh mesh(world, hybrid::topology_of(setup));
+      // 3. Make the groups of Megatron-LM on the axes of the device mesh.
+      tensor_parallel::ModelParallel groups(world, hybrid::topology_of(setup));
 
       // 4. Build this rank's parts of this rank's stage of the same model.
       // 5. Apply the strategy: a pipeline, then the sums over all axes.
-      const auto strategy = hybrid::make_strategy(options, setup, mesh);
+      const auto strategy =
+          hybrid::make_strategy(options, setup, groups.mesh());
 
       // 6. Train a few steps; replicas read different samples.
       run.train(options, *strategy);

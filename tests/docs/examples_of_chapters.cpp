@@ -40,6 +40,7 @@
 #include "chapters/common/run/program.h"
 #include "chapters/common/run/strategy.h"
 #include "chapters/common/run/worlds.h"
+#include "chapters/common/toy.h"
 #include "chapters/pictures/figure.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
@@ -167,6 +168,13 @@ lesson::Result train(ProcessGroup& dp);
 double bill(int rank, int ranks);
 int main() { return lesson::compare({/*ranks=*/4, train, bill}); }
 }  // namespace example_of_lesson
+
+// --- chapters/common/toy.h
+void toy_numbers() {
+  toy::Torch torch(0);
+  Linear net = torch.linear("net", 10, 10);
+  const Tensor x = torch.randn({20, 10});
+}
 
 // --- chapters/common/sharded/parts.h
 void parts(Module& model, const ModelConfig& config, ProcessGroup& tp, int t) {

@@ -50,6 +50,7 @@ memory: static_pointer_cast unique_ptr weak_ptr
 mutex: lock_guard mutex unique_lock
 numeric: accumulate
 optional: nullopt optional
+random: mt19937
 set: multiset set
 sstream: istringstream ostringstream stringstream
 stdexcept: runtime_error

@@ -65,15 +65,18 @@ bool same_line(const std::string& a, const std::string& b) {
 }
 
 // What starts the program itself: "./shardbook run ddp -- --steps 5" and
-// "ch02_ddp --steps 5" are build/chapters/02_ddp/ch02_ddp; "./shardbook plan"
-// is the planner's.
+// "ch02_ddp --steps 5" are build/chapters/02_ddp/ch02_ddp; "./shardbook toy ddp"
+// is build/chapters/toy_02_ddp; "./shardbook plan" is the planner's.
 std::string program_line(const std::string& build, const std::string& command) {
   const std::string plan = "./shardbook plan";
   if (command.rfind(plan, 0) == 0) {
     return "'" + build + "/chapters/planner/shardbook_plan'" +
            command.substr(plan.size());
   }
-  const std::string script = "./shardbook run ";
+  const std::string script = "./shardbook run ", toy = "./shardbook toy ";
+  if (command.rfind(toy, 0) == 0) {
+    return "'" + build + "'/chapters/toy_??_" + command.substr(toy.size());
+  }
   std::string name = command.substr(0, command.find(' '));
   std::string options = command.substr(name.size());
   if (command.rfind(script, 0) == 0) {

@@ -31,6 +31,8 @@ def program(build, command):
         folder = next(f for f in (build / "chapters").iterdir()
                       if re.fullmatch(r"\d\d_" + words[1], f.name))
         return f"'{folder}/ch{folder.name}'{words[2]}"
+    if command.startswith("./shardbook toy "):
+        return f"'{build}'/chapters/toy_??_{command.split()[2]}"
     if command.startswith("./shardbook plan"):
         planner = build / "chapters" / "planner"
         return f"'{planner}/shardbook_plan'{command[len('./shardbook plan'):]}"

@@ -117,13 +117,16 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"notebook --execute 7", "notebook 7: there is no such notebook"},
         {"notebook --execute -- -v", "takes no options after --"},
         {"lesson", "lesson: give a chapter, as in ./shardbook lesson ddp"},
+        {"toy", "toy: give a chapter, as in ./shardbook toy ddp"},
+        {"toy single_device", "toy single_device: its documents have no "},
         {"lesson ddp --solution", "--solution goes with exercise only"},
         {"exercise ddp gpipe",
          "exercise ddp gpipe: only --solution may follow"},
         {"mistake walk", "walk: no such chapter"},
         {"run --name .", "--name .: give letters, digits, "},
         {"walk",
-         "walk: no such command; there are run, lesson, exercise, mistake"}}) {
+         "walk: no such command; there are run, lesson, toy, exercise, "
+         "mistake"}}) {
     expect_end(run(std::string("./shardbook ") + words), 2, {text});
   }
 }

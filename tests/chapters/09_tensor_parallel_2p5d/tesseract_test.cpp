@@ -166,10 +166,6 @@ TEST(TesseractLedger, OfTheLayersBesideTheProducts) {
 }
 
 TEST(TesseractMlp, HasTheShapesOfTheDocuments) {
-  EXPECT_EQ(summa::describe_mlp(2, 2),
-            "An MLP of [16, 256], 256 -> 1024 -> 256: on each rank input "
-            "[4, 128], weights [128, 512] and [512, 128], outputs [4, 512] and "
-            "[4, 128]; 531968 elements sent per rank, forward and backward\n");
   // The documents' partition: by ranks of DEP, of COL, of ROW
   expect_all(on_grid({2, 2}, [](const Grid& grid, ProcessGroup&) {
     const Tensor x = drawn({16, 256}, DType::kF32, 1);

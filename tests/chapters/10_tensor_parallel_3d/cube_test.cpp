@@ -126,10 +126,6 @@ TEST(CubeLedger, OfTheDocumentsLinear) {
 }
 
 TEST(CubeMlp, HasTheShapesOfTheDocuments) {
-  EXPECT_EQ(cube::describe_mlp(2),
-            "An MLP of [16, 256], 256 -> 1024 -> 256: on each rank input "
-            "[4, 128], weights [64, 512] and [256, 128], outputs [4, 512] and "
-            "[4, 128]; 141312 elements sent per rank, forward and backward\n");
   // The documents' partition: by the ranks of WEIGHT, of INPUT, of OUTPUT
   expect_all(on_cube(2, [](const Cube& cube, ProcessGroup&) {
     const Tensor x = drawn({16, 256}, DType::kF32, 1);

@@ -1,0 +1,120 @@
+#include "chapters/common/toy.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+
+namespace shardbook::toy {
+
+constexpr double kTolerance = 1e-6, kPi = 3.14159265358979323846;
+
+std::vector<float> Torch::uniform(std::int64_t n, double from, double to) {
+  std::vector<float> values(static_cast<std::size_t>(n));
+  for (float& value : values) {
+    const double share = static_cast<double>(bits_() & 0xffffff) / 0x1000000;
+    value = static_cast<float>(share * (to - from) + from);
+  }
+  return values;
+}
+
+Tensor Torch::rand(const Shape& shape) {
+  return Tensor::from_values(uniform(shape_numel(shape), 0, 1), shape);
+}
+
+Tensor Torch::randn(const Shape& shape) {
+  const std::int64_t n = shape_numel(shape);
+  SB_CHECK(n >= 16, "randn ", shape_text(shape), ": give 16 elements or more");
+  std::vector<float> values = uniform(n, 0, 1);
+  // Box and Muller's transform of 8 pairs, eight places apart
+  const auto transform = [](float* x) {
+    for (int i = 0; i < 8; ++i) {
+      const double radius = std::sqrt(-2 * std::log(1.0 - x[i]));
+      const double angle = 2 * kPi * x[i + 8];
+      x[i] = static_cast<float>(radius * std::cos(angle));
+      x[i + 8] = static_cast<float>(radius * std::sin(angle));
+    }
+  };
+  const auto whole = static_cast<std::size_t>(n / 16 * 16);
+  for (std::size_t i = 0; i < whole; i += 16) transform(&values[i]);
+  // The last 16 are drawn again where 16 does not divide the number
+  if (n % 16 != 0) {
+    const std::vector<float> last = uniform(16, 0, 1);
+    std::copy(last.begin(), last.end(), values.end() - 16);
+    transform(&values[values.size() - 16]);
+  }
+  return Tensor::from_values(values, shape);
+}
+
+Linear Torch::linear(const std::string& name, std::int64_t in,
+                     std::int64_t out) {
+  Linear layer(name, in, out, {});
+  const double bound = 1 / std::sqrt(static_cast<double>(in));
+  const Tensor weight =
+      Tensor::from_values(uniform(out * in, -bound, bound), {out, in});
+  layer.weight.copy_from(transpose(weight, 0, 1));
+  layer.bias.copy_from(Tensor::from_values(uniform(out, -bound, bound), {out}));
+  return layer;
+}
+
+Tensor Net::forward(const Tensor& x) {
+  Tensor y = x;
+  for (auto& [name, layer] : layers_) y = layer(y);
+  return y;
+}
+
+void Net::members(MemberVisitor& visit) {
+  for (auto& [name, layer] : layers_) visit.module(name, *layer);
+}
+
+class NetLayers : public LayerList {
+ public:
+  explicit NetLayers(const Net& net) : net_(net) {}
+  int size() const override { return static_cast<int>(net_.layers_.size()); }
+  std::string name(int i) const override {
+    return net_.layers_[static_cast<std::size_t>(i)].first;
+  }
+  std::unique_ptr<Module> make(int i, const InitOptions& init) const override {
+    auto one = std::make_unique<Net>();
+    one->layers_ = {net_.layers_[static_cast<std::size_t>(i)]};
+    one->replace_tensors([&](const std::string&, const Tensor& value) {
+      const Tensor copy =
+          Tensor::empty(value.shape(), {value.dtype(), init.device});
+      if (!copy.is_meta()) copy.copy_from(value);
+      return copy.set_requires_grad();
+    });
+    return one;
+  }
+
+ private:
+  Net net_;
+};
+
+std::unique_ptr<LayerList> Net::layers() const {
+  return std::make_unique<NetLayers>(*this);
+}
+
+std::string values_text(const Tensor& x) {
+  std::vector<double> values = x.to_vector<double>();
+  values.resize(std::min(values.size(), std::size_t{5}));
+  return fmt::format("{:.6f}", fmt::join(values, " "));
+}
+
+int compare(const Tensors& found, const Tensors& one_device) {
+  SB_CHECK(found.size() == one_device.size(), "compare: ", found.size(),
+           " tensors with ", one_device.size());
+  double largest = 0;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const double apart = max_abs_difference(found[i], one_device[i]);
+    // NaN is larger
+    if (!(apart <= largest)) largest = apart;
+  }
+  const bool is_equal = largest <= kTolerance;
+  fmt::print("largest difference from one device {:.1e}: {}\n", largest,
+             is_equal ? "equal" : "DIFFERENT");
+  return is_equal ? 0 : 1;
+}
+
+}  // namespace shardbook::toy

@@ -1,0 +1,68 @@
+#pragma once
+
+// What the toys share: the originals' random numbers, layers, the comparison.
+//
+// A toy is an example of the documents that a chapter follows, in its sizes, on
+// the chapter's library. With PyTorch's random numbers it starts from the same
+// weights and the same samples, so it prints what the original prints.
+//
+//   toy::Torch torch(0);                    // torch.manual_seed(0)
+//   Linear net = torch.linear("net", 10, 10);     // nn.Linear(10, 10)
+//   const Tensor x = torch.randn({20, 10});       // torch.randn(20, 10)
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chapters/common/pipeline/stages.h"
+#include "core/layers.h"
+
+namespace shardbook::toy {
+
+/// PyTorch's generator on a CPU: f32, the same numbers in the same order.
+class Torch {
+ public:
+  explicit Torch(std::uint32_t seed) : bits_(seed) {}
+
+  /// torch.rand: uniform in [0, 1).
+  Tensor rand(const Shape& shape);
+  /// torch.randn of 16 elements or more, which is another algorithm than that
+  /// of fewer; throws Error for fewer.
+  Tensor randn(const Shape& shape);
+  /// nn.Linear, whose weight PyTorch stores transposed, as [out, in].
+  Linear linear(const std::string& name, std::int64_t in, std::int64_t out);
+
+ private:
+  std::vector<float> uniform(std::int64_t n, double from, double to);
+  std::mt19937 bits_;
+};
+
+/// Named layers, one after another.
+class Net : public ModuleOf<Net> {
+ public:
+  template <typename M>
+  void add(const std::string& name, M layer) {
+    layers_.emplace_back(name, std::make_unique<M>(std::move(layer)));
+  }
+  Module& operator[](std::size_t i) { return *layers_[i].second; }
+  Tensor forward(const Tensor& x) override;
+  void members(MemberVisitor& visit) override;
+  /// The same as a list that pipelines cut, with these layers' values.
+  std::unique_ptr<LayerList> layers() const;
+
+ private:
+  friend class NetLayers;
+  std::vector<std::pair<std::string, AnyModule>> layers_;
+};
+
+/// "0.250000 -1.500000": the first five elements.
+std::string values_text(const Tensor& x);
+
+/// Prints the largest difference, in two lists of tensors that may lie on other
+/// devices; returns the exit status: 0 up to 1e-6, the rounding of f32.
+int compare(const Tensors& found, const Tensors& one_device);
+
+}  // namespace shardbook::toy
