@@ -114,9 +114,10 @@ double layer_bytes(const Options& options, const ModelConfig& config,
   return elements * z.element + 3 * all_reduce(sizes.t) * tokens * z.stat;
 }
 
-/// Bytes of gradients and parameters: of one step, and before the first.
+/// Bytes of gradients and parameters: before the first step, of one, and of the
+/// parameters that an update of ZeRO sends.
 struct Reduced {
-  double once = 0, step = 0;
+  double once = 0, step = 0, update = 0;
 };
 Reduced reduced_bytes(const MoeOptions& moe, const BillSizes& sizes,
                       const Parameters& here, double e) {
@@ -129,7 +130,7 @@ Reduced reduced_bytes(const MoeOptions& moe, const BillSizes& sizes,
                            all_gather(r) * padded(here.experts, r));
   const double passes =
       sizes.zero_stage == 1 ? 1 : static_cast<double>(sizes.micro_batches);
-  return {flat, (passes + 1) * flat};
+  return {flat, passes * flat, flat};
 }
 
 MemoryBill memory_bill(const Options& options, const ModelConfig& config,
@@ -138,6 +139,9 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
   const KeptSizes z = sizes_here(options, sizes);
   const int r = replicas(moe, sizes), stage = sizes.zero_stage;
   const bool trains = options.steps > 0;
+  // The first update creates the optimizer's state, or a checkpoint does
+  const bool updates = options.steps > sizes.skipped;
+  const bool has_state = updates || (trains && options.first_step > 0);
   const double dense = stage == 0 ? here.dense : padded(here.dense, sizes.dp);
   const double experts = stage == 0
                              ? here.experts
@@ -156,15 +160,15 @@ MemoryBill memory_bill(const Options& options, const ModelConfig& config,
   const double gradients = stage < 2       ? dense + experts
                            : sizes.offload ? 0
                                            : shard;
-  bill[MemoryKind::kGradient] = trains ? gradients * z.element : 0;
+  bill[MemoryKind::kGradient] = updates ? gradients * z.element : 0;
   // ZeRO keeps f32 copies of 16-bit weights, from the beginning
   const double states = stage == 0 ? dense + experts : shard;
   const double masters = z.element == 2 ? 4 : 0;
   const double moments = bytes.optimizer - masters;
   bill[MemoryKind::kOptimizerState] =
-      sizes.offload
-          ? 0
-          : states * ((trains ? moments : 0) + (stage > 0 ? masters : 0));
+      sizes.offload ? 0
+                    : states * ((has_state ? moments : 0) +
+                                (stage > 0 || sizes.has_masters ? masters : 0));
   return bill;
 }
 
@@ -337,15 +341,16 @@ Bill predicted_bill(const Options& options, const ModelConfig& config,
                     const MoeRecord& record) {
   const KeptSizes z = sizes_here(options, sizes);
   const auto steps = static_cast<double>(options.steps);
+  const auto updates = static_cast<double>(options.steps - sizes.skipped);
   const auto micro = static_cast<double>(sizes.micro_batches);
   const Parameters here = parameters_here(config, moe, sizes);
   const Reduced reduced = reduced_bytes(moe, sizes, here, z.element);
   const double scalars =
       8 * (all_reduce(sizes.dp) + all_reduce(sizes.dp * sizes.t));
   Bill bill;
-  bill.bytes =
-      reduced.once + steps * (micro * layer_bytes(options, config, moe, sizes) +
-                              reduced.step + scalars);
+  bill.bytes = reduced.once + updates * reduced.update +
+               steps * (micro * layer_bytes(options, config, moe, sizes) +
+                        reduced.step + scalars);
   if (moe.depends_on_routing()) {
     // On shapes, a few micro-batches represent all
     bill.bytes =

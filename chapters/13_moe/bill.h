@@ -15,6 +15,9 @@ struct BillSizes {
   int zero_stage = 0;
   bool offload = false;
   std::int64_t micro_batches = 1;
+  std::int64_t skipped = 0;  ///< steps that f16 has left out
+  /// f32 masters of 16-bit weights at stage 0, which ZeRO has in any case.
+  bool has_masters = false;
   int edp() const { return dp / ep; }
 };
 

@@ -96,6 +96,13 @@ class MoeLayer : public ModuleOf<MoeLayer> {
   Tensor forward(const Tensor& x) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "MoeLayer"; }
+  /// The ranks that share the experts of this layer; null or one: none.
+  ProcessGroup* expert_parallel_group() const { return groups_.ep; }
+  ProcessGroup* tensor_parallel_group() const { return groups_.tp; }
+  /// Whether tensor parallelism cuts experts, not their slots.
+  bool cuts_experts() const { return options_.expert_tensor_parallel; }
+  /// Shared with the other layers of the model.
+  MoeRecord& record() { return *record_; }
 
   TopKGate gate;
   Experts experts;

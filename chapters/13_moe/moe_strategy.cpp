@@ -1,12 +1,13 @@
 #include "chapters/13_moe/moe_strategy.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/13_moe/bill.h"
 #include "chapters/13_moe/load.h"
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/replica_sums.h"
+#include "core/autograd.h"
 #include "core/check.h"
 
 namespace shardbook::moe {
@@ -18,16 +19,6 @@ ModelConfig gpt_config(const Options& options) {
            ": experts stand in the place of a GPT's MLPs; give gpt-nano, gpt2 "
            "or another one of its family");
   return config;
-}
-
-zero::ZeroOptions zero_options(const StrategyOptions& setup,
-                               const Options& options, double loss_scale) {
-  zero::ZeroOptions zero;
-  zero.stage = setup.zero_stage;
-  zero.clip = options.clip;
-  zero.loss_scale = loss_scale;
-  zero.offload_optimizer = setup.cpu_offload;
-  return zero;
 }
 
 /// A GPT of these layers, with the options' seed and dtype.
@@ -72,116 +63,61 @@ MoeStrategy::MoeStrategy(const Options& options, const StrategyOptions& setup,
     load_model(options.load, *model_,
                part_of(layout_, mesh_.world().rank(), rows));
   }
-  make_optimizers();
+  make_update();
 }
 
-void MoeStrategy::make_optimizers() {
-  std::vector<NamedTensor> dense, experts;
-  const int here = mesh_.world().rank();
-  for (const NamedTensor& each : model_->named_parameters()) {
-    (is_expert(each.name) ? experts : dense).push_back(each);
-    (is_expert(each.name) ? experts_ : dense_).push_back(each.tensor);
-    if (is_first_holder(layout_, each.name, here)) own_.push_back(each.tensor);
+void MoeStrategy::make_update() {
+  if (setup_.loss_scale && options_.dtype == DType::kF16) {
+    scaler_.emplace(*setup_.loss_scale);
   }
-  if (setup_.zero_stage == 0) {
-    optimizer_ = make_optimizer(options_.optimizer, model_->parameters(),
-                                options_.optimizer_options);
-    return;
-  }
-
-  // Experts' gradients are divided by dp: by ZeRO's group inside ZeRO, and by
-  // the rest of dp as by a loss scale
-  const double left = static_cast<double>(dp_.size()) / replicas_.size();
-  dense_part_ = std::make_unique<ParameterSubset>(dense);
-  dense_zero_ =
-      zero::make_zero(*dense_part_, dp_, zero_options(setup_, options_, 1),
-                      options_.optimizer, options_.optimizer_options);
-  if (experts.empty()) return;
-  expert_part_ = std::make_unique<ParameterSubset>(experts);
-  expert_zero_ = zero::make_zero(
-      *expert_part_, replicas_, zero_options(setup_, options_, left),
-      options_.optimizer, options_.optimizer_options);
+  zero::ZeroOptions zero;
+  zero.stage = setup_.zero_stage;
+  zero.clip = options_.clip;
+  zero.offload_optimizer = setup_.cpu_offload;
+  zero.master_copies = zero.stage > 0 || scaler_;
+  ParameterGroup dense = {
+      "dense", dp_, [](const std::string& name) { return !is_expert(name); }};
+  ParameterGroup experts = {"experts", replicas_, is_expert};
+  // Parameters that TP does not cut are on all of its ranks: the first one
+  // counts them. It also cuts the shards of experts that it leaves whole
+  const auto counts = [this](const std::string& name) {
+    if (mesh_.coordinate("tp") == 0) return true;
+    const Shards part = layout(name, mesh_.world().rank());
+    return part.size() > (is_expert(name) && setup_.ep > 1 ? 1U : 0U);
+  };
+  if (mesh_.size("tp") > 1) dense.counts = counts;
+  if (setup_.moe.expert_tensor_parallel) experts.counts = counts;
+  update_ = std::make_unique<ExpertUpdate>(
+      model_->named_parameters(), std::vector{dense, experts}, mesh_.world(),
+      zero, options_.optimizer, options_.optimizer_options);
 }
 
-std::vector<zero::ZeroOptimizer*> MoeStrategy::zeros() const {
-  std::vector<zero::ZeroOptimizer*> all;
-  if (dense_zero_) all.push_back(dense_zero_.get());
-  if (expert_zero_) all.push_back(expert_zero_.get());
-  return all;
-}
-
-Optimizer& MoeStrategy::optimizer() {
-  return dense_zero_ ? dense_zero_->optimizer() : *optimizer_;
-}
+Optimizer& MoeStrategy::optimizer() { return update_->optimizer(); }
 
 StepResult MoeStrategy::step(std::int64_t step) {
   // Forward and backward of this rank's samples; losses of gates start from the
   // same number as the main one
-  record_->loss_scale = 1 / static_cast<double>(setup_.micro_batches);
-  const auto begin_piece = [&](bool is_last) {
-    for (zero::ZeroOptimizer* zero : zeros()) zero->set_boundary(is_last);
-  };
+  const double scale = scaler_ ? scaler_->scale() : 1;
+  record_->loss_scale = scale / static_cast<double>(setup_.micro_batches);
   const Tensor loss = data_parallel_gradients(
-      options_, dp_, data_, step, setup_.micro_batches, begin_piece,
-      [&](const Tensor& inputs) { return (*model_)(inputs); }, layers_.loss);
+      options_, dp_, data_, step, setup_.micro_batches,
+      [&](bool is_last) { update_->begin_backward(is_last, scale); },
+      [&](const Tensor& inputs) { return (*model_)(inputs); }, layers_.loss,
+      [&](const Tensor& loss) {
+        autograd::backward(
+            {loss}, {Tensor::full({}, record_->loss_scale, loss.options())});
+      });
 
   // Dense gradients over DP, those of experts over their replicas
-  if (!dense_zero_) sum_over_replicas();
+  update_->reduce();
   StepResult result;
   result.loss = loss.item();
-  result.grad_norm = global_norm();
+  result.grad_norm = update_->norm();
 
-  // Update
-  if (!dense_zero_) {
-    clip_and_update(options_, *optimizer_, result.grad_norm);
-    return result;
-  }
-  const std::int64_t skipped = dense_zero_->num_skipped_steps();
-  for (zero::ZeroOptimizer* zero : zeros()) {
-    zero->set_lr(optimizer().options().lr);
-    zero->step(result.grad_norm);
-  }
-  result.was_skipped = dense_zero_->num_skipped_steps() > skipped;
+  // Update, or skip a step that overflowed
+  result.was_skipped = !update_->apply(result.grad_norm);
+  if (scaler_) scaler_->update(result.was_skipped);
   return result;
-}
-
-void MoeStrategy::sum_over_replicas() {
-  const double share = 1.0 / dp_.size();
-  sum_gradients(dp_, dense_, "dense", share);
-  sum_gradients(replicas_, experts_, "experts", share);
-}
-
-double MoeStrategy::global_norm() {
-  double squares = 0;
-  if (!dense_zero_) {
-    const double norm = grad_norm(own_);
-    squares = norm * norm;
-  } else {
-    // A shard has one owner among its replicas. Parameters that TP does not cut
-    // are on all of its ranks: the first one counts them
-    const bool is_first = mesh_.coordinate("tp") == 0;
-    const int here = mesh_.world().rank();
-    const auto is_counted = [&](const std::string& name) {
-      if (is_first) return true;
-      const Shards part = layout(name, here);
-      return part.size() > (is_expert(name) && setup_.ep > 1 ? 1U : 0U);
-    };
-    for (zero::ZeroOptimizer* each : zeros()) {
-      const std::vector<NamedTensor> own = each->own_gradients();
-      // Experts that TP does not cut are sharded over its ranks as well
-      const bool counts_all =
-          mesh_.size("tp") == 1 ||
-          (each == expert_zero_.get() && !setup_.moe.expert_tensor_parallel);
-      double total = counts_all ? each->sum_of_squares() : 0;
-      for (const NamedTensor& part : own) {
-        if (counts_all || !is_counted(part.name)) continue;
-        total += sum_of_squares(part.tensor);
-      }
-      const double scale = each->options().loss_scale;
-      squares += total / (scale * scale);
-    }
-  }
-  return std::sqrt(sum_over_ranks(mesh_.world(), squares, "norm"));
 }
 
 Shards MoeStrategy::layout(const std::string& name, int rank) const {
@@ -197,27 +133,19 @@ std::vector<NamedTensor> MoeStrategy::full_state() {
                       config_.vocab_size);
 }
 
-TrainingState joint_state(const std::vector<zero::ZeroOptimizer*>& zeros) {
-  TrainingState state;
-  std::vector<decltype(state.loaded)> loaded;
-  for (zero::ZeroOptimizer* zero : zeros) {
-    TrainingState own = zero->state();
-    state.parts.insert(state.parts.end(), own.parts.begin(), own.parts.end());
-    state.numbers.insert(own.numbers.begin(), own.numbers.end());
-    if (own.loaded) loaded.push_back(own.loaded);
-  }
-  state.loaded = [loaded](const std::map<std::string, double>& numbers) {
-    for (const auto& each : loaded) each(numbers);
-  };
-  return state;
-}
-
 TrainingState MoeStrategy::state() {
-  TrainingState state = joint_state(zeros());
-  if (!dense_zero_) {
-    add_whole(state, model_->named_parameters(), *optimizer_);
-  }
+  TrainingState state = update_->state();
   place_parts(state, layout_, mesh_.world().rank(), config_.vocab_size);
+  if (scaler_) {
+    for (const auto& [name, number] : scaler_->state()) {
+      state.numbers[name] = number;
+    }
+    state.loaded = [this, of_parts = state.loaded](
+                       const std::map<std::string, double>& numbers) {
+      scaler_->load_state(numbers);
+      if (of_parts) of_parts(numbers);
+    };
+  }
   // Drops and the gates' losses depend on the tokens that are routed together
   if (!setup_.moe.depends_on_routing() || setup_.moe.aux_coefficient != 0) {
     state.agreed["groups of tokens"] =
@@ -232,7 +160,7 @@ LoadedModel MoeStrategy::whole_model(const Options& options,
 }
 
 bool MoeStrategy::has_predictable_time() const {
-  return !setup_.moe.depends_on_routing();
+  return !setup_.moe.depends_on_routing() && update_->num_skipped_steps() == 0;
 }
 
 std::vector<Bill> MoeStrategy::bills() {
@@ -241,12 +169,12 @@ std::vector<Bill> MoeStrategy::bills() {
                            .t = mesh_.size("tp"),
                            .zero_stage = setup_.zero_stage,
                            .offload = setup_.cpu_offload,
-                           .micro_batches = setup_.micro_batches};
+                           .micro_batches = setup_.micro_batches,
+                           .skipped = update_->num_skipped_steps(),
+                           .has_masters = scaler_.has_value()};
   Bill bill = predicted_bill(options_, config_, setup_.moe, sizes, *record_);
   // A run resumed from a checkpoint gathers the loaded parameters
-  if (options_.first_step > 0) {
-    for (const auto* each : zeros()) bill.bytes += each->predicted_load_bytes();
-  }
+  if (options_.first_step > 0) bill.bytes += update_->publish_bytes();
   return {bill};
 }
 
@@ -270,7 +198,8 @@ std::vector<std::pair<std::string, std::string>> MoeStrategy::more() {
 ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
                              MoeRecord& record,
                              const std::vector<MicroBatch>& pieces, int groups,
-                             DynamicLossScaler scaler) {
+                             DynamicLossScaler scaler,
+                             const RankDivision& division) {
   Options quiet = options;
   quiet.log.clear();
   const ModelConfig config = model_config(options);
@@ -280,12 +209,31 @@ ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
   const auto optimizer = make_optimizer(options.optimizer, model->parameters(),
                                         options.optimizer_options);
   const double parts = static_cast<double>(pieces.size()) * groups;
+  std::vector<int> joint;
+  for (const NamedTensor& each : model->named_parameters()) {
+    joint.push_back(is_expert(each.name) ? division.ep : 1);
+  }
+  ReplicaSums sums(model->parameters(), 1.0 / division.dp, joint);
+  std::size_t next = 0;
   return train_yardstick(
       quiet, *optimizer, model->named_parameters(), [&](std::int64_t step) {
         StepResult result;
-        record.loss_scale = scaler.scale() / parts;
-        result.loss = accumulate_gradients(quiet, *model, data, step, pieces,
-                                           scaler.scale());
+        const double scale = division.dp * scaler.scale();
+        record.loss_scale = scale / parts;
+        result.loss = accumulate_gradients(
+            quiet, *model, data, step, pieces, scale,
+            [&](const Tensor& logits, const Tensor& targets) {
+              // The first loss of a sum ends the sum before it
+              if (division.pieces > 0 && next % division.pieces == 0) {
+                sums.take(next / division.pieces);
+              }
+              ++next;
+              return language_loss(logits, targets);
+            });
+        if (division.pieces > 0) {
+          sums.take(next / division.pieces);
+          sums.give();
+        }
         result.grad_norm = options.dtype == DType::kF16
                                ? update_unscaled(quiet, *optimizer, scaler)
                                : update_parameters(quiet, *optimizer);
@@ -328,9 +276,28 @@ ReferenceRun train_reference(const Options& options,
   LayerFactory layers;
   layers.mlp = moe_mlp(setup.moe, {}, record);
   // A rank's micro-batch is a piece
-  return train_reference(
-      options, layers, *record,
-      strided_micro_batches(options.batch, dp * setup.micro_batches));
+  const std::vector<MicroBatch> pieces =
+      strided_micro_batches(options.batch, dp * setup.micro_batches);
+  if (!setup.loss_scale || options.dtype != DType::kF16) {
+    return train_reference(options, layers, *record, pieces);
+  }
+  // In the order of the sums: of each set of experts, rank by rank, or with
+  // ZeRO-2, which reduces every micro-batch, micro-batch by micro-batch
+  const bool is_every = setup.zero_stage == 2;
+  const auto m = static_cast<int>(setup.micro_batches);
+  const int ep = sizes.ep, sets = dp / ep;
+  std::vector<MicroBatch> ordered;
+  for (int i = 0; i < dp * m; ++i) {
+    const int set = i / (ep * m), in_set = i % (ep * m);
+    const int place = is_every ? in_set % ep : in_set / m;
+    const int micro = is_every ? in_set / ep : in_set % m;
+    const int rank =
+        sizes.data_before_expert ? place * sets + set : set * ep + place;
+    ordered.push_back(pieces[at(rank + micro * dp)]);
+  }
+  return train_reference(options, layers, *record, ordered, /*groups=*/1,
+                         DynamicLossScaler(*setup.loss_scale),
+                         {.pieces = is_every ? 1 : at(m), .dp = dp, .ep = ep});
 }
 
 // Ranks differ in their terms of the norm: under ZeRO and TP, in the pieces of

@@ -14,10 +14,11 @@
 // ranks sum them: the all-to-all has already brought the tokens of ep ranks.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "chapters/03_zero_fsdp/zero/zero.h"
+#include "chapters/13_moe/expert_update.h"
 #include "chapters/13_moe/groups.h"
 #include "chapters/13_moe/moe_layer.h"
 #include "chapters/common/run/loss_scaler.h"
@@ -40,6 +41,9 @@ struct StrategyOptions {
   int zero_stage = 0;
   bool cpu_offload = false;  ///< stage 2: the optimizer on the host
   std::int64_t micro_batches = 1;
+  /// f16: the factor of the loss; the update works on f32 masters at stage 0 as
+  /// well. None: the loss is not scaled.
+  std::optional<LossScaleOptions> loss_scale = {};
 };
 
 void add_options(CommandLine& line, StrategyOptions& setup);
@@ -48,26 +52,6 @@ void check_strategy_options(const Options& options,
                             const StrategyOptions& setup);
 /// The sizes of the mesh, with `ep` chosen.
 GroupSizes group_sizes(const Options& options, const StrategyOptions& setup);
-
-/// Some of a module's parameters, as a module of their own.
-class ParameterSubset : public ModuleOf<ParameterSubset> {
- public:
-  explicit ParameterSubset(std::vector<NamedTensor> parameters)
-      : parameters_(std::move(parameters)) {}
-  void members(MemberVisitor& visit) override {
-    for (NamedTensor& each : parameters_) {
-      visit.parameter(each.name, each.tensor);
-    }
-  }
-  std::string type_name() const override { return "ParameterSubset"; }
-
- private:
-  std::vector<NamedTensor> parameters_;
-};
-
-/// Several ZeRO optimizers of one training: their parts, and their steps after
-/// loading.
-TrainingState joint_state(const std::vector<zero::ZeroOptimizer*>& zeros);
 
 class MoeStrategy : public Strategy {
  public:
@@ -82,7 +66,7 @@ class MoeStrategy : public Strategy {
   std::string closed_form_command() const override {
     return "./shardbook run moe -- --world-size 4 --cluster textbook";
   }
-  /// False where shapes depend on the routing.
+  /// False where shapes depend on the routing, or f16 has skipped a step.
   bool has_predictable_time() const override;
   std::vector<NamedTensor> full_state() override;
   TrainingState state() override;
@@ -104,13 +88,7 @@ class MoeStrategy : public Strategy {
  private:
   /// The part of a parameter that a rank of the world holds.
   Shards layout(const std::string& name, int rank) const;
-  void make_optimizers();
-  /// With ZeRO: the one of the dense parameters, and the one of experts.
-  std::vector<zero::ZeroOptimizer*> zeros() const;
-  /// The norm of the whole gradient, each element of the model counted once.
-  double global_norm();
-  /// Sums gradients over the ranks that hold replicas, divided by dp.
-  void sum_over_replicas();
+  void make_update();
 
   const Options options_;
   StrategyOptions setup_;
@@ -126,11 +104,8 @@ class MoeStrategy : public Strategy {
   std::shared_ptr<MoeRecord> record_;
   LayerFactory layers_;
   std::unique_ptr<Gpt> model_;
-  Tensors dense_, experts_;
-  std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<ParameterSubset> dense_part_, expert_part_;
-  std::unique_ptr<zero::ZeroOptimizer> dense_zero_, expert_zero_;
-  Tensors own_;  ///< stage 0: this rank's terms of the norm
+  std::unique_ptr<ExpertUpdate> update_;
+  std::optional<DynamicLossScaler> scaler_;
 };
 
 // --- One device ------------------------------------------------------------------
@@ -142,11 +117,21 @@ class MoeStrategy : public Strategy {
 /// large. Each piece is routed by itself; where the layers route it in `groups`
 /// equal parts, the gates' losses of each part count 1 / `groups`. In f16 the
 /// losses are scaled by `scaler`, and steps that overflow are skipped.
+/// `division` says where gradients are divided.
+struct RankDivision {
+  /// Pieces in a row whose gradients a rank sums before it divides them by dp;
+  /// 0: gradients are sums of shares.
+  std::size_t pieces = 0;
+  int dp = 1;
+  /// An expert has the tokens of as many ranks, which follow each other.
+  int ep = 1;
+};
 ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
                              MoeRecord& record,
                              const std::vector<MicroBatch>& pieces,
                              int groups = 1,
-                             DynamicLossScaler scaler = DynamicLossScaler({1}));
+                             DynamicLossScaler scaler = DynamicLossScaler({1}),
+                             const RankDivision& division = {});
 
 /// A GPT with `experts` top-1 experts in each block, without capacity and without
 /// auxiliary losses.

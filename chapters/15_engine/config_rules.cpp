@@ -238,6 +238,12 @@ void check_book(const DeepSpeedConfig& config, Rules& rules) {
               "/shardbook/experts with /zero_optimization/stage 3: experts are "
               "not whole on any rank, and stage 3 would gather them for every "
               "micro-batch; give stage 1 or 2");
+  rules.check(book.noisy_gate_policy != "RSample" || book.top_k == 1,
+              "/shardbook/experts/noisy_gate_policy \"RSample\" with "
+              "/shardbook/experts/top_k ",
+              book.top_k,
+              ": it samples the one choice of a top-1 gate; give top_k 1, or "
+              "\"Jitter\"");
 }
 
 }  // namespace

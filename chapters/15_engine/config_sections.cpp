@@ -365,6 +365,11 @@ void read_experts(JsonObject& book, BookConfig& to) {
   object.integer("top_k", 1, 1 << 16, to.top_k);
   object.number("capacity_factor", 0.01, kMost, to.capacity_factor);
   object.integer("min_capacity", 0, 1 << 30, to.min_capacity);
+  object.choice("noisy_gate_policy", {"None", "Jitter", "RSample"},
+                to.noisy_gate_policy);
+  object.flag("drop_tokens", to.drop_tokens);
+  object.flag("use_rts", to.use_rts);
+  object.number("aux_coefficient", 0, kMost, to.aux_coefficient);
   object.flag("use_residual", to.use_residual);
   object.flag("use_data_before_expert_parallelism",
               to.use_data_before_expert_parallelism);

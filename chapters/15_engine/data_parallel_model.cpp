@@ -1,4 +1,5 @@
 // Stage 0 is the DDP chapter's library, stages 1 to 3 are the ZeRO chapter's.
+// Modules with experts are in expert_model.cpp.
 
 #include "chapters/15_engine/internal/data_parallel_model.h"
 
@@ -72,7 +73,7 @@ class Replicated : public DataParallelModel {
     if (!reduces) no_sync.emplace(ddp_);
     return ddp_(inputs);
   }
-  void before_backward(bool, double) override {}
+  void before_backward(bool, double, double) override {}
 
   double update(double loss_scale) override {
     const PhaseScope phase(Phase::kOptimizer);
@@ -150,6 +151,8 @@ class Replicated : public DataParallelModel {
 
 // --- Stages 1, 2 and 3 ---------------------------------------------------------
 
+}  // namespace
+
 zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
   const ZeroConfig& from = config.zero;
   zero::ZeroOptions to;
@@ -188,6 +191,8 @@ zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
   return to;
 }
 
+namespace {
+
 class Sharded : public DataParallelModel {
  public:
   Sharded(Module& module, const DeepSpeedConfig& config, const Mpu& mpu,
@@ -203,7 +208,7 @@ class Sharded : public DataParallelModel {
   Tensor forward(const Tensor& inputs, bool) override {
     return (*zero_)(inputs);
   }
-  void before_backward(bool reduces, double loss_scale) override {
+  void before_backward(bool reduces, double loss_scale, double) override {
     zero_->set_boundary(reduces);
     zero_->set_loss_scale(loss_scale);
   }
@@ -254,6 +259,9 @@ std::unique_ptr<DataParallelModel> make_model(Module& module,
                                               const DeepSpeedConfig& config,
                                               const Mpu& mpu,
                                               ProcessGroup& world) {
+  if (has_experts(module)) {
+    return make_expert_model(module, config, mpu, world);
+  }
   if (config.zero.stage == 0) {
     return std::make_unique<Replicated>(module, config, mpu, world);
   }

@@ -135,6 +135,10 @@ struct BookConfig {
   int top_k = 1;
   double capacity_factor = 1;
   int min_capacity = 4;
+  std::string noisy_gate_policy = "None";  ///< or "Jitter", "RSample"
+  bool drop_tokens = true;
+  bool use_rts = true;
+  double aux_coefficient = 1e-2;  ///< of the gates' losses
   bool use_residual = false;
   bool use_data_before_expert_parallelism = false;
   bool enable_expert_tensor_parallelism = false;

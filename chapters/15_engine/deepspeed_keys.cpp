@@ -169,8 +169,9 @@ const std::vector<KnownKeys> kTable = {
 {"/shardbook", "tensor_parallel context_parallel schedule chunks recompute sharding experts", kActs, "", ""},
 {"/shardbook/tensor_parallel", "size mode depth sequence_parallel", kActs, "", ""},
 {"/shardbook/context_parallel", "size kind layout", kActs, "", ""},
-{"/shardbook/experts", "num_experts ep_size top_k capacity_factor min_capacity use_residual "
- "use_data_before_expert_parallelism enable_expert_tensor_parallelism", kActs, "", ""},
+{"/shardbook/experts", "num_experts ep_size top_k capacity_factor min_capacity drop_tokens use_rts aux_coefficient "
+ "use_residual use_data_before_expert_parallelism enable_expert_tensor_parallelism", kActs, "", ""},
+{"/shardbook/experts", "noisy_gate_policy", kActs, "null", ""},
 
 // --- Inside sections without effect: names alone ---------------------------------
 {"/tensorboard", "enabled output_path job_name", kInside, "", ""},

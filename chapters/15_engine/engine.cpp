@@ -167,8 +167,8 @@ void Engine::backward(const Tensor& loss) {
            "forward and backward; no_sync covers both, and "
            "set_gradient_accumulation_boundary comes before the forward");
   log_->begin("bwd");
-  model_->before_backward(reduces, loss_scale());
   const double factor = loss_scale() / static_cast<double>(sizes_.accumulation);
+  model_->before_backward(reduces, loss_scale(), factor);
   if (config_.wall_clock_breakdown) time_backward(loss);
   autograd::backward({loss},
                      {Tensor::full(loss.shape(), factor, loss.options())});

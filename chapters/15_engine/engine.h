@@ -226,8 +226,11 @@ struct Initialized {
 
 /// Casts the model to bf16 or f16 where the config says so, gives every rank the
 /// first one's weights, and wraps it: stage 0 in DistributedDataParallel, stages 1
-/// to 3 in ZeRO. Throws Error that names the keys for a config that needs a model
-/// of the book (pipelines, experts, layers to be cut). Collective.
+/// to 3 in ZeRO. Layers of experts (moe::MoeLayer) that the module has stay spread
+/// over their groups, stages 0 to 2 reduce them over the ranks that hold the same
+/// ones, and their gates' losses start from the number that the loss starts from.
+/// Throws Error that names the keys for a config that needs a model of the book
+/// (pipelines, layers to be cut or replaced). Collective.
 Initialized initialize(Module& model, const DeepSpeedConfig& config,
                        ProcessGroup& world, const InitializeArgs& args = {});
 /// The same with the config in the file args.deepspeed_config.

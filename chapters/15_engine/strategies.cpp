@@ -182,13 +182,20 @@ void choose_fsdp(const Options& options, const DeepSpeedConfig& config,
 
 // --- Models whose layers are replaced or cut -------------------------------------
 
+/// The book's name of DeepSpeed's noise in the gate.
+std::string noise_name(const BookConfig& book) {
+  const std::string& policy = book.noisy_gate_policy;
+  return policy == "Jitter"    ? "jitter"
+         : policy == "RSample" ? "rsample"
+                               : "none";
+}
+
 void choose_experts(const Options& options, const DeepSpeedConfig& config,
                     Choice& choice) {
   const BookConfig& book = config.book;
   choice.name = "experts";
   choice.chapter = "13_moe";
   refuse_reduction_keys(config, choice.name, /*has_offload=*/true);
-  refuse_fp16(config, choice.name);
   refuse_recompute(config, choice.name);
   SB_CHECK(book.tensor_parallel_mode == "1d", config.label,
            ": /shardbook/experts with /shardbook/tensor_parallel mode \"",
@@ -200,11 +207,16 @@ void choose_experts(const Options& options, const DeepSpeedConfig& config,
   setup.zero_stage = config.zero.stage;
   setup.cpu_offload = config.zero.offload_optimizer.device == "cpu";
   setup.micro_batches = choice.sizes.accumulation;
+  if (config.fp16.enabled) setup.loss_scale = config.fp16.scale();
   setup.moe.num_experts = book.num_experts;
   setup.moe.gate.num_experts = book.num_experts.back();
   setup.moe.gate.k = book.top_k;
   setup.moe.gate.capacity_factor = book.capacity_factor;
   setup.moe.gate.min_capacity = book.min_capacity;
+  setup.moe.gate.noise = moe::noise_of(noise_name(book));
+  setup.moe.gate.drop_tokens = book.drop_tokens;
+  setup.moe.gate.use_rts = book.use_rts;
+  setup.moe.aux_coefficient = book.aux_coefficient;
   setup.moe.use_residual = book.use_residual;
   setup.moe.expert_tensor_parallel = book.enable_expert_tensor_parallelism;
   refuse_image_models(options, "experts take the place of a GPT's MLPs");
@@ -299,18 +311,21 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
   setup.loss_scale = config.fp16.scale();
   if (!config.fp16.is_dynamic()) setup.scaler = "megatron";
   if (!book.num_experts.empty()) {
-    SB_CHECK(book.num_experts.size() == 1 && !book.use_residual &&
-                 !book.use_data_before_expert_parallelism &&
-                 book.min_capacity == BookConfig().min_capacity,
-             config.label,
-             ": /shardbook/experts with stages or cut tokens: a list of "
-             "num_experts, use_residual, min_capacity and "
-             "use_data_before_expert_parallelism are chapter 13's alone; leave "
-             "them out");
+    SB_CHECK(
+        book.num_experts.size() == 1 && !book.use_residual &&
+            !book.use_data_before_expert_parallelism && book.drop_tokens &&
+            book.use_rts && book.min_capacity == BookConfig().min_capacity,
+        config.label,
+        ": /shardbook/experts with stages or cut tokens: a list of "
+        "num_experts, use_residual, min_capacity, drop_tokens, use_rts and "
+        "use_data_before_expert_parallelism are chapter 13's alone; leave "
+        "them out");
     setup.experts = book.num_experts[0];
     setup.ep = std::max(book.ep_size, 1);
     setup.top_k = book.top_k;
     setup.capacity_factor = book.capacity_factor;
+    setup.noise = noise_name(book);
+    setup.aux_coefficient = book.aux_coefficient;
     setup.expert_tp = book.enable_expert_tensor_parallelism;
   }
   hybrid::check_legal(options, setup);

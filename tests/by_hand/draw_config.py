@@ -94,7 +94,11 @@ class Config:
         self.maybe(0.5, experts, "ep_size", *self.divisors(self.dp))
         self.maybe(0.4, experts, "top_k", 1, 2)
         self.maybe(0.4, experts, "capacity_factor", 0.5, 1, 2)
-        self.maybe(0.2, experts, "min_capacity", 1, 8)
+        self.maybe(0.2, experts, "min_capacity", 0, 1, 8)
+        self.maybe(0.2, experts, "noisy_gate_policy", "None", "Jitter")
+        self.maybe(0.2, experts, "aux_coefficient", 0, 0.1)
+        for key in ("drop_tokens", "use_rts"):
+            self.maybe(0.1, experts, key, False)
         for key in ("use_residual", "use_data_before_expert_parallelism",
                     "enable_expert_tensor_parallelism"):
             self.maybe(0.1, experts, key, True)

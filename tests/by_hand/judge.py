@@ -44,8 +44,10 @@ def may_be_open(draw, what, report):
     if what.endswith("step"):
         return True
     # Rows that experts are given depend on the data
-    if draw.judged_as == "13" and {"--dropless",
-                                 "--no-drop-tokens"} & set(draw.words):
+    text = " ".join([*draw.words, *map(str, draw.files.values())])
+    if draw.judged_as == "13" and any(
+            each in text for each in ("--dropless", "--no-drop-tokens",
+                                      '"drop_tokens": false')):
         return what.endswith((" activation", " bytes"))
     return False
 

@@ -68,6 +68,30 @@ engine("strategies.cpp", "one.averages_replicas = true", "void()", SKIPS)
 zero = chapter("03_zero_fsdp/zero", "engine")
 zero("zero_memory.cpp", "has_updates || (trains && is_resumed)", "trains",
      SKIPS)
+# Experts: a step that is left out on some ranks alone, a norm that counts them
+# edp times, losses of gates that are not scaled, values of the wrong rank
+moe = chapter("13_moe", "engine")
+UNDER = "ExpertsUnderEngine.AnOverflow*"
+moe("expert_update.cpp",
+    'return std::sqrt(sum_over_ranks(world_, squares, "norm"));',
+    "return std::sqrt(squares);", UNDER)
+moe("expert_update.cpp", "has_f16_ && !std::isfinite(norm);", "false;", UNDER)
+moe("expert_update.cpp",
+    "part->group.replicas.rank() == 0 && part->counts(each.name)",
+    "part->counts(each.name)", "*ExpertsUnderEngine.Clip*")
+moe("moe_strategy.cpp", ".dp = dp, .ep = ep});", ".dp = 1, .ep = 1});",
+    "ExpertConfigs.F16*")
+moe("bill.cpp", "updates * reduced.update", "steps * reduced.update",
+    "ExpertConfigs.F16*")
+engine("expert_model.cpp", "each.layer->record().loss_scale = factor;",
+       "(void)each;",
+       "*ExpertsUnderEngine.Equal*")
+engine("expert_model.cpp", "broadcast_coalesced(*replicas_.at(key), tensors",
+       "broadcast_coalesced(world_, tensors", "ExpertsUnderEngine.EveryRank*")
+engine("expert_model.cpp", "each.shares_slots() ? world_ : dp_", "dp_",
+       "ExpertsUnderEngine.TrainAGpt*")
+engine("expert_model.cpp", "if (is_cut) groups[0].counts = counts;", "",
+       "ExpertsUnderEngine.TrainAGpt*")
 hybrid = chapter("14_hybrid_3d", "hybrid")
 hybrid("hybrid_strategy.cpp", "one.averages_replicas = setup.zero_stage >= 2;", "",
        "HybridPrecision.OneDevice*")

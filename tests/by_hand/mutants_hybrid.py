@@ -27,7 +27,7 @@ moe("routing.cpp", "priority[at(a)] > priority[at(b)]",
 moe("routing.cpp", "slot < routing.capacity ? slot : -1", "slot",
     "*Top*:*MoeForms*")
 # The one device does not scale the losses of gates
-routing("moe_strategy.cpp", "scaler.scale() / parts", "1 / parts",
+routing("moe_strategy.cpp", "loss_scale = scale / parts", "loss_scale = 1 / parts",
         "HybridPrecision.TheScale*")
 
 # --- 14: which sums, over which ranks -------------------------------------------

@@ -178,20 +178,21 @@ sequence("bill.cpp", "std::max(5 * other, sums) + sums;",
 
 moe = chapter("13_moe", "moe")
 # Experts divided by the ranks that sum them, not by all that have tokens
-moe("moe_strategy.cpp", 'sum_gradients(replicas_, experts_, "experts", share);',
-    'sum_gradients(replicas_, experts_, "experts", 1.0 / replicas_.size());',
+moe("expert_update.cpp", "part.tensors, part.group.label, share);",
+    "part.tensors, part.group.label,\n"
+    "                  1.0 / part.group.replicas.size());",
     "MoeTraps.*:*MoeForms*")
-moe("moe_strategy.cpp",
-    "const double left = static_cast<double>(dp_.size()) / replicas_.size();",
+moe("expert_update.cpp",
+    "const double left = static_cast<double>(dp_) / part.group.replicas.size();",
     "const double left = 1;", "MoeTraps.*:*MoeForms*")
 # Losses of the gate count m times
 moe("moe_strategy.cpp",
-    "record_->loss_scale = 1 / static_cast<double>(setup_.micro_batches);",
-    "record_->loss_scale = 1;", "*MoeForms*")
+    "record_->loss_scale = scale / static_cast<double>(setup_.micro_batches);",
+    "record_->loss_scale = scale;", "*MoeForms*")
 # The norm counts what TP does not cut t times
 moe("moe_strategy.cpp",
-    'const bool is_first = mesh_.coordinate("tp") == 0;',
-    "const bool is_first = true;", "*MoeForms*")
+    'if (mesh_.coordinate("tp") == 0) return true;', "return true;",
+    "*MoeForms*")
 # Ranks of TP with experts of their own slots are not summed
 moe("moe_strategy.cpp", ': mesh.group("edp-tp")),', ': mesh.group("edp")),',
     "*MoeForms*")

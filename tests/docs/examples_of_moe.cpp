@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "chapters/13_moe/cifar.h"
+#include "chapters/13_moe/expert_update.h"
 #include "chapters/13_moe/moe_layer.h"
 
 namespace shardbook::moe::examples {
@@ -15,6 +16,14 @@ void moe_layer(LayerFactory layers, const MoeOptions& options,
   auto record = std::make_shared<MoeRecord>();
   layers.mlp = moe_mlp(options, {&ep_group, &tp_group}, record);
   Gpt model(config, init, layers);
+}
+
+// --- chapters/13_moe/expert_update.h
+void expert_update(ExpertUpdate& update, bool is_last, double loss_scale) {
+  update.begin_backward(is_last, loss_scale);
+  update.reduce();
+  const double norm = update.norm();
+  update.apply(norm);
 }
 
 // --- chapters/13_moe/cifar.h

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "chapters/03_zero_fsdp/zero/zero_options.h"
 #include "chapters/15_engine/engine.h"
 
 namespace shardbook::engine::internal {
@@ -17,8 +18,10 @@ class DataParallelModel {
 
   /// `reduces`: the backward of this forward ends a step.
   virtual Tensor forward(const Tensor& inputs, bool reduces) = 0;
-  /// Call before a backward whose gradients are multiplied by `loss_scale`.
-  virtual void before_backward(bool reduces, double loss_scale) = 0;
+  /// Call before a backward that starts from `factor`: a micro-step's share of
+  /// the gradients, which are multiplied by `loss_scale`.
+  virtual void before_backward(bool reduces, double loss_scale,
+                               double factor) = 0;
   /// Clips and updates, or forgets the gradients of an f16 step whose norm is
   /// not finite. Returns the norm of the whole gradient, divided by the loss
   /// scale. Collective.
@@ -36,12 +39,19 @@ class DataParallelModel {
                     std::int64_t skipped) const = 0;
 };
 
-/// The choice by zero_optimization.stage. Collective.
+/// The choice by zero_optimization.stage, and by what the module has. Collective.
 std::unique_ptr<DataParallelModel> make_model(Module& module,
                                               const DeepSpeedConfig& config,
                                               const Mpu& mpu,
                                               ProcessGroup& world);
 
+/// Whether the module has layers of experts, and the model for those.
+bool has_experts(Module& module);
+std::unique_ptr<DataParallelModel> make_expert_model(
+    Module& module, const DeepSpeedConfig& config, const Mpu& mpu,
+    ProcessGroup& world);
+
+zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module);
 /// The parameters that need gradients.
 Tensors trained_parameters(Module& module);
 /// Parameters and floating-point buffers in `dtype`.

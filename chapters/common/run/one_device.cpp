@@ -2,56 +2,14 @@
 
 #include <cmath>
 #include <optional>
-#include <utility>
 
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/parity.h"
+#include "chapters/common/run/replica_sums.h"
 #include "chapters/common/run/training.h"
-#include "core/inplace.h"
 #include "core/layers.h"
 
 namespace shardbook {
-namespace {
-
-/// Sums gradients over replicas, after each has summed its own.
-class ReplicaSums {
- public:
-  /// A replica's gradients count `share` times.
-  ReplicaSums(Tensors parameters, double share)
-      : parameters_(std::move(parameters)),
-        share_(share),
-        sums_(parameters_.size()) {}
-
-  /// Adds a replica's gradients, and clears them for the next replica.
-  void take() {
-    const NoGrad no_grad;
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      const Tensor grad = parameters_[i].grad();
-      if (!grad.defined()) continue;
-      if (share_ != 1) scale_in_place(grad, share_);
-      if (sums_[i].defined()) {
-        add_into(sums_[i], grad);
-      } else {
-        sums_[i] = grad;
-      }
-      parameters_[i].clear_grad();
-    }
-  }
-  /// The sums become the gradients.
-  void give() {
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      parameters_[i].set_grad(std::exchange(sums_[i], {}));
-    }
-  }
-
- private:
-  Tensors parameters_;
-  double share_;
-  Tensors sums_;
-};
-
-}  // namespace
-
 ReferenceRun train_one_device(const Options& options,
                               std::int64_t num_micro_batches) {
   return train_one_device(
@@ -86,11 +44,14 @@ ReferenceRun train_one_device(const Options& options,
             copies * (scaler ? scaler->scale() : 1),
             [&](const Tensor& logits, const Tensor& targets) {
               // The first loss of a replica ends the replica before it
-              if (setup.replicas > 1 && next++ % each == 0) sums.take();
+              if (setup.replicas > 1 && next % each == 0) {
+                sums.take(next / each);
+              }
+              ++next;
               return language_loss(logits, targets);
             });
         if (setup.replicas > 1) {
-          sums.take();
+          sums.take(next / each);
           sums.give();
         }
         result.grad_norm = scaler ? update_unscaled(quiet, *optimizer, *scaler)

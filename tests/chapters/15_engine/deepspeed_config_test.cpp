@@ -93,7 +93,9 @@ constexpr const char* kFull = R"({
     "activation_checkpoint_interval": 1},
   "shardbook": {"tensor_parallel": {"size": 4, "mode": "2.5d", "depth": 1},
     "context_parallel": {"size": 2, "kind": "ulysses"}, "schedule": "gpipe",
-    "chunks": 3, "recompute": "never", "experts": {"num_experts": [4, 8], "ep_size": 2, "top_k": 2}},
+    "chunks": 3, "recompute": "never", "experts": {"num_experts": [4, 8], "ep_size": 2, "top_k": 2,
+      "noisy_gate_policy": "Jitter", "drop_tokens": false, "use_rts": false,
+      "min_capacity": 0, "aux_coefficient": 0.5}},
   "wall_clock_breakdown": true
 })";
 
@@ -263,6 +265,10 @@ TEST(EngineConfig, KeysThatExcludeEachOtherAreAllNamed) {
   expect_error(R"({"zero_optimization": {"stage": 3}, "shardbook":
                    {"experts": {"num_experts": 4}}})",
                "/shardbook/experts with /zero_optimization/stage 3");
+  expect_error(R"({"shardbook": {"experts": {"num_experts": 4, "top_k": 2,
+                   "noisy_gate_policy": "RSample"}}})",
+               "/shardbook/experts/noisy_gate_policy \"RSample\" with "
+               "/shardbook/experts/top_k 2: it samples the one choice");
   // Each of the three conditions for f16 masters alone
   for (const char* others :
        {R"("enabled": false}, "zero_optimization": {"stage": 2,
