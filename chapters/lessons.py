@@ -27,7 +27,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
                                 "table"))
 
 import programs  # noqa: E402
-from chapter_names import find_chapters  # noqa: E402
+from chapter_names import find_chapters, title_of  # noqa: E402
 from programs import BUILD, ROOT, die, say  # noqa: E402
 
 BEGIN, END = "// --- the strategy\n", "// --- end\n"
@@ -39,10 +39,6 @@ ALSO_LINKED = {"13_moe": ", 03, 07 and 13", "14_hybrid_3d": " and 07",
 
 
 # ---- Texts.
-
-def title_of(chapter):
-    return chapter.partition("_")[2]
-
 
 def read(*path):
     with open(os.path.join(ROOT, *path), encoding="utf-8") as file:

@@ -74,6 +74,16 @@ CifarImages synthetic_cifar10(std::int64_t n, std::uint64_t seed) {
   return images;
 }
 
+CifarData open_cifar10(const std::string& folder, std::uint64_t seed) {
+  if (folder.empty()) {
+    return {synthetic_cifar10(1000, seed), synthetic_cifar10(200, seed + 1)};
+  }
+  SB_CHECK(std::filesystem::is_directory(folder), "--data ", folder,
+           ": is no folder; give cifar-10-batches-bin, which has "
+           "data_batch_1.bin to data_batch_5.bin and test_batch.bin");
+  return {read_cifar10(folder), read_cifar10(folder + "/test_batch.bin")};
+}
+
 Batch cifar_batch(const CifarImages& images, BatchSlice slice,
                   std::int64_t rows, DType dtype) {
   std::vector<float> pixels;

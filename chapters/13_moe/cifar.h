@@ -34,6 +34,13 @@ CifarImages read_cifar10(const std::string& path);
 /// they can be learned.
 CifarImages synthetic_cifar10(std::int64_t n, std::uint64_t seed);
 
+struct CifarData {
+  CifarImages training, test;
+};
+/// The records of the folder cifar-10-batches-bin, test_batch.bin apart. Without
+/// a folder, 1000 and 200 synthetic ones.
+CifarData open_cifar10(const std::string& folder, std::uint64_t seed);
+
 /// Images [n, 32, 32, 3] in `dtype`, values in -1 to 1, and labels i64 [n]: images
 /// slice.first, slice.first + slice.stride, ..., wrapping at the end.
 Batch cifar_batch(const CifarImages& images, BatchSlice slice,

@@ -1,53 +1,53 @@
-// DeepSpeed's CIFAR example: a convolutional net with layers of experts.
+// DeepSpeed's example on CIFAR-10: a convolutional net with layers of experts,
+// trained by the engine of chapter 15 with the config of the example's script.
 //
-//   cifar_moe --world-size 4 --num-experts 2,4 --residual
+//   cifar_moe --world-size 4 --moe --num-experts 2,4 --mlp-type residual
+//   cifar_moe --world-size 2 --moe --num-experts 4 --stage 2 --cpu-offload
 //   cifar_moe --data cifar-10-batches-bin --steps 500
 //
 // Without --data, images are made up in the same format.
+//
+// Read before: 13_moe, 15_engine.
 
-#include <fmt/format.h>
-
-#include "chapters/13_moe/conv_net.h"
-#include "chapters/13_moe/load.h"
-#include "chapters/common/run/options.h"
-#include "comm/launch.h"
+#include "chapters/13_moe/cifar_strategy.h"
+#include "chapters/common/run/program.h"
 
 using namespace shardbook;
 
 int main(int argc, char** argv) {
   return chapter_main([&] {
-    int world_size = 2;
-    std::string data, num_experts = "2,4";
-    moe::ConvNetOptions net;
-    moe::ConvTraining training;
-    CommandLine line("cifar_moe", "A convolutional net with experts.",
-                     "0, the net was trained");
-    line.add("--world-size", &world_size, "ranks, threads of this process", 1);
-    line.add("--data", &data, "a file or folder of CIFAR-10's binary version");
-    line.add("--num-experts", &num_experts, "experts of each layer: 2,4");
-    line.add("--residual", &net.moe.use_residual, "an MLP beside the experts");
-    line.add("--share-mlp", &net.share_mlp, "the same one in all layers");
-    line.add("--top-k", &net.moe.gate.k, "experts that an image visits", 1);
-    line.add("--ep", &training.ep, "ranks that share a set of experts");
-    line.add("--steps", &training.steps, "steps");
-    line.add("--batch", &training.batch, "images per step, all ranks", 1);
-    line.add("--lr", &training.lr, "learning rate of Adam");
-    line.add("--seed", &net.seed, "of weights and made-up images");
+    // 1. Read the options: the script's, and some of those of all programs.
+    Options options;
+    moe::CifarOptions cifar;
+    CommandLine line("cifar_moe", "A convolutional net with experts.");
+    moe::add_cifar_options(line, options, cifar);
     line.parse(argc, argv);
-    net.num_experts = read_counts("--num-experts", num_experts,
-                                  "give numbers of experts such as 2,4");
-    const moe::CifarImages images = data.empty()
-                                        ? moe::synthetic_cifar10(1000, net.seed)
-                                        : moe::read_cifar10(data);
-    fmt::print("{} images, {} parameters\n", images.size(),
-               moe::ConvNet(net).num_parameters());
-    run_ranks(world_size, [&](ProcessGroup& world) {
-      const moe::ConvResult result =
-          moe::train_conv_net(net, training, images, world);
-      if (world.rank() != 0 || result.losses.empty()) return;
-      fmt::print("loss {:.4f} -> {:.4f}\n{}", result.losses.front(),
-                 result.losses.back(), moe::draw_loads(result.loads));
-    });
-    return 0;
+    check_options(options);
+    const moe::CifarData data = moe::open_cifar10(options.data, options.seed);
+    const Topology grid =
+        moe::expert_topology(moe::cifar_groups(cifar, options.world_size));
+
+    // 2. Start the ranks: threads of this process, or processes.
+    ChapterRun chapter;
+    chapter.fold_class = each_rank;
+    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+      // 3. Name the axes of the device mesh: experts and their copies.
+      DeviceMesh mesh(world, grid);
+
+      // 4. Build the same net from the same seed on every rank.
+      // 5. Apply the strategy: the engine, around a net with experts over EP.
+      moe::CifarStrategy strategy(options, cifar, data, mesh);
+
+      // 6. Train a few steps on the same data.
+      run.train(options, strategy);
+    };
+
+    // 7. Compare parameters with one device that routes the same groups.
+    chapter.reference = [&](const Options& options) {
+      return moe::train_cifar_reference(options, cifar, data);
+    };
+
+    // 8. Report loss, accuracies, largest difference, bytes sent, memory.
+    return run_program(options, line, chapter);
   });
 }

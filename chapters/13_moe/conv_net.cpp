@@ -2,12 +2,7 @@
 
 #include <cmath>
 
-#include "chapters/13_moe/groups.h"
-#include "chapters/13_moe/load.h"
-#include "chapters/common/sharded/sharded_strategy.h"
-#include "core/autograd.h"
-#include "core/check.h"
-#include "core/optim.h"
+#include "core/ops.h"
 
 namespace shardbook::moe {
 namespace {
@@ -19,25 +14,6 @@ Tensor uniform(const std::string& name, const Shape& shape, std::int64_t inputs,
                const InitOptions& init) {
   return make_uniform_parameter(
       name, shape, 1 / std::sqrt(static_cast<double>(inputs)), init);
-}
-
-/// Forward and backward of the images of one of `groups` in step `step`; their
-/// share of the mean loss.
-double add_gradients(ConvNet& net, const ConvNetOptions& options,
-                     const ConvTraining& training, const CifarImages& images,
-                     std::int64_t step, int group, int groups) {
-  RandomState& random = RankContext::current().random;
-  random.step = static_cast<std::uint64_t>(step);
-  random.batch = {group, groups};
-  random.next_op = 0;
-  const Batch batch =
-      cifar_batch(images, {step * training.batch + group, groups},
-                  training.batch / groups, options.dtype);
-  const Tensor loss = language_loss(net(batch.inputs), batch.targets);
-  const double share = 1.0 / groups;
-  autograd::backward({loss}, {Tensor::full({}, share, loss.options())});
-  random.batch = {};
-  return loss.item() * share;
 }
 
 }  // namespace
@@ -52,7 +28,8 @@ ConvNet::ConvNet(const ConvNetOptions& options, const MoeGroups& groups,
   conv2_bias = uniform("conv2.bias", {16}, 150, init);
   fc1 = Linear("fc1", 16 * 5 * 5, 120, init);
   fc2 = Linear("fc2", 120, kTokenWidth, init);
-  fc4 = Linear("fc4", kTokenWidth, 10, init);
+  last = Linear(options.num_experts.empty() ? "fc3" : "fc4", kTokenWidth, 10,
+                init);
 
   ExpertsShape shape;
   shape.width = kTokenWidth;
@@ -83,7 +60,7 @@ Tensor ConvNet::forward(const Tensor& images) {
   x = reshape(permute(x, {0, 3, 1, 2}), {images.size(0), -1});
   x = relu(fc2(relu(fc1(x))));
   for (MoeLayer& layer : moe_layers) x = layer(x);
-  return fc4(x);
+  return last(x);
 }
 
 void ConvNet::members(MemberVisitor& visit) {
@@ -96,44 +73,7 @@ void ConvNet::members(MemberVisitor& visit) {
   for (std::size_t i = 0; i < moe_layers.size(); ++i) {
     visit.module("moe_layer_list." + std::to_string(i), moe_layers[i]);
   }
-  visit.module("fc4", fc4);
-}
-
-ConvResult train_conv_net(const ConvNetOptions& options,
-                          const ConvTraining& training,
-                          const CifarImages& images, ProcessGroup& world,
-                          int groups) {
-  if (groups == 0) groups = world.size();
-  SB_CHECK(training.batch % groups == 0, "--batch ", training.batch,
-           ": does not divide by ", groups, " ranks");
-  const int ep = training.ep > 0 ? training.ep : world.size();
-  DeviceMesh mesh(world, expert_topology({.world = world.size(), .ep = ep}));
-  const auto record = std::make_shared<MoeRecord>();
-  record->loss_scale = 1.0 / groups;
-  ConvNet net(options, {.ep = &mesh.group("ep")}, record);
-  Tensors dense, experts;
-  for (const NamedTensor& each : net.named_parameters()) {
-    (is_expert(each.name) ? experts : dense).push_back(each.tensor);
-  }
-  const auto optimizer =
-      make_optimizer("adam", net.parameters(), {.lr = training.lr});
-
-  ConvResult result;
-  RankContext::current().random.seed = options.seed;
-  for (std::int64_t step = 0; step < training.steps; ++step) {
-    double own = 0;
-    for (int group = world.rank(); group < groups; group += world.size()) {
-      own += add_gradients(net, options, training, images, step, group, groups);
-    }
-    sum_gradients(world, dense, "dense");
-    sum_gradients(mesh.group("edp"), experts, "experts");
-    result.losses.push_back(sum_over_ranks(world, own, "loss"));
-    optimizer->step();
-    net.clear_grad();
-  }
-  result.loads = sum_loads(*record, world, true);
-  result.parameters = net.named_parameters();
-  return result;
+  visit.module(last_name(), last);
 }
 
 }  // namespace shardbook::moe

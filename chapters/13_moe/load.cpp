@@ -83,7 +83,7 @@ std::string draw_loads(const Loads& loads) {
   std::string text = "load of each expert (1.00: even)\n";
   for (const std::string& name : in_order(loads)) {
     std::string numbers = fmt::format("{:>6} ", short_name(name));
-    std::string bars = fmt::format("{:>6} ", "");
+    std::string bars(numbers.size(), ' ');
     for (const double share : shares(loads.at(name))) {
       numbers += fmt::format(" {:5.2f}", share);
       const auto length = std::clamp(static_cast<int>(share * 2.5 + 0.5), 0, 5);

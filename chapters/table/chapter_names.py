@@ -1,4 +1,4 @@
-"""The chapters, and the words that name them on the command line."""
+"""The chapters, and the words that name them and their programs."""
 
 import os
 
@@ -12,6 +12,19 @@ _ALIASES = {alias: name for name, aliases in {
     "model_parallel": "mp naive splits",
     "1f1b": "pipeline pipedream zero_bubble dualpipe",
 }.items() for alias in aliases.split()}
+
+# Programs beside those of the chapters: build/chapters/NAME.
+PROGRAMS = ["cifar_moe"]
+
+
+def program_of(name):
+    """The program of a chapter, or one of PROGRAMS, in the build folder."""
+    own = name if name in PROGRAMS else os.path.join(name, "ch" + name)
+    return os.path.join("chapters", own)
+
+
+def title_of(name):
+    return name if name in PROGRAMS else name.partition("_")[2]
 
 
 def all_chapters():
@@ -28,6 +41,12 @@ def find_chapters(words):
     if not chapters:
         die("run: there is no chapter yet")
     return [_find(word, chapters) for word in words] or chapters
+
+
+def find_programs(words):
+    """The same for words that may name one of PROGRAMS."""
+    return [word if word in PROGRAMS else find_chapters([word])[0]
+            for word in words] or find_chapters([])
 
 
 def _find(word, chapters):

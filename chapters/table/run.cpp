@@ -168,8 +168,9 @@ double read_capacity(const JsonReader& reader, const ProgramRun& run) {
 std::string read_samples(const JsonReader& reader) {
   if (reader.at("options.batch").is_null()) return "";
   const std::int64_t batch = reader.count("options.batch");
+  const std::string model = reader.words({"options.model"});
   const bool images =
-      reader.words({"options.model"}).find("resnet") != std::string::npos;
+      model == "cifar" || model.find("resnet") != std::string::npos;
   if (images) {
     const std::string size = reader.words({"options.image_size"});
     return fmt::format("{} images", batch) +

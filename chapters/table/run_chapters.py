@@ -20,15 +20,11 @@ import signal
 import sys
 
 import programs
-from chapter_names import find_chapters
+from chapter_names import PROGRAMS, find_programs, program_of, title_of
 from default_rows import YARDSTICK, Row, default_rows
 from programs import BUILD, Stopped, die, say
 from report_runs import TABLE, page_of, write_report
 from run_folder import keep_folder, new_folder, remove_folder
-
-
-def program_of(chapter):
-    return os.path.join("chapters", chapter, "ch" + chapter)
 
 
 def quoted(word):
@@ -86,7 +82,7 @@ class Runs:
         self.status = self.status or status
         complain(row.label or row.chapter, status)
         if status < 2 and os.path.exists(report) and os.path.getsize(report):
-            words = ["./shardbook", "run", row.chapter.partition("_")[2], "--",
+            words = ["./shardbook", "run", title_of(row.chapter), "--",
                      *map(quoted, row.options)]
             self.add_row(name, row.title, row.label, " ".join(words))
             self.num_kept += 1
@@ -151,11 +147,11 @@ def is_quiet(chapters, options):
 
 
 def read_words(words):
-    """The chapters, and the options, None without a --."""
+    """The programs, and the options, None without a --."""
     if "--" not in words:
-        return find_chapters(words), None
+        return find_programs(words or [*find_programs([]), *PROGRAMS]), None
     end = words.index("--")
-    return find_chapters(words[:end]), words[end + 1:]
+    return find_programs(words[:end]), words[end + 1:]
 
 
 def uses_gpu(options):
@@ -169,7 +165,7 @@ def default_name(words):
     if words[0] == "--":
         return "all"
     chapters, _ = read_words(words)
-    return "-".join(chapter.partition("_")[2] for chapter in chapters)
+    return "-".join(map(title_of, chapters))
 
 
 def print_targets(name, *words):
@@ -217,9 +213,10 @@ def run_and_report(name, *words):
     status = 0
     if runs.num_kept:
         status = write_report([kept], page_of(name), is_quiet(chapters, options))
-        title = "CHAPTER" if len(chapters) > 1 else chapters[0].partition("_")[2]
-        say(f"Read it, write it, break it: ./shardbook lesson {title}, "
-            f"./shardbook exercise {title}, ./shardbook mistake {title}")
+        title = "CHAPTER" if len(chapters) > 1 else title_of(chapters[0])
+        if title not in PROGRAMS:
+            say(f"Read it, write it, break it: ./shardbook lesson {title}, "
+                f"./shardbook exercise {title}, ./shardbook mistake {title}")
     if stopped:
         raise stopped
     return runs.status or status

@@ -9,8 +9,9 @@ CHAPTERS = {path.parent.name[:2]: path.parent.name
 
 
 def program(build, chapter):
-    """The program of a chapter: "02_ddp"."""
-    return str(build / "chapters" / chapter / f"ch{chapter}")
+    """The program of a chapter, "02_ddp", or beside those: "cifar_moe"."""
+    own = f"{chapter}/ch{chapter}" if chapter[0].isdecimal() else chapter
+    return str(build / "chapters" / own)
 
 
 def parser(text):

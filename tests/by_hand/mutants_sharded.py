@@ -206,6 +206,17 @@ moe("routing.cpp",
 # Weights are not shares of the kept choices
 moe("gate.cpp", "(!is_dropless && routing.slot[choice] < 0)", "false",
     "*GateWeights*")
+# Draws belong to the ranks' images, not to the groups'
+cifar = chapter("13_moe", "engine")
+cifar("cifar_strategy.cpp", "random.batch = {group, groups};",
+      "random.batch = {world_.rank(), world_.size()};", "*CifarRanks*")
+cifar("cifar_strategy.cpp", "own += loss.item() / groups;",
+      "own += loss.item();", "*CifarRanks*")
+# Images that fill the last batch count
+cifar("cifar_strategy.cpp", "i < kTestBatch && first + i < n;",
+      "i < kTestBatch;", "Cifar.EveryImage*")
+cifar("cifar_options.cpp", '"warmup_num_steps": 1000', '"warmup_num_steps": 999',
+      "Cifar.Losses*")
 # Rows stay in the order of the ranks that they come from
 moe("dispatch.cpp", "permute(reshape(arrived, {p, local, c, m}), {1, 0, 2, 3})",
     "arrived", "*MoeLayerOnRanks*")

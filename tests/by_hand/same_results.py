@@ -83,7 +83,7 @@ def rows():
             # The book changes with its pages
             if "--backend sim" not in group:
                 group += f" --data {ROOT}/LICENSE"
-        elif line and not line.startswith("#"):
+        elif line[:1].isdecimal():
             chapter, _, options = (line + "||").split("|")[:3]
             yield chapter.strip(), f"{group} {options.strip()}"
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cctype>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -56,11 +57,13 @@ inline Outcome run_on_terminal(const std::string& path,
   return outcome;
 }
 
-// "02_ddp" with options.
+// "02_ddp", or "cifar_moe" beside the chapters, with options.
 inline Outcome run(const std::string& chapter, const std::string& options,
                    const std::string& variables = "") {
-  return run_program("chapters/" + chapter + "/ch" + chapter, options,
-                     variables);
+  const bool has_folder = std::isdigit(chapter[0]) != 0;
+  return run_program(
+      "chapters/" + (has_folder ? chapter + "/ch" : "") + chapter, options,
+      variables);
 }
 
 /// What a program that ends well prints under --format json.

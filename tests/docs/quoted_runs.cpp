@@ -66,7 +66,8 @@ bool same_line(const std::string& a, const std::string& b) {
 
 // What starts the program itself: "./shardbook run ddp -- --steps 5" and
 // "ch02_ddp --steps 5" are build/chapters/02_ddp/ch02_ddp; "./shardbook toy ddp"
-// is build/chapters/toy_02_ddp; "./shardbook plan" is the planner's.
+// is build/chapters/toy_02_ddp, "./shardbook run cifar_moe" is
+// build/chapters/cifar_moe; "./shardbook plan" is the planner's.
 std::string program_line(const std::string& build, const std::string& command) {
   const std::string plan = "./shardbook plan";
   if (command.rfind(plan, 0) == 0) {
@@ -83,6 +84,9 @@ std::string program_line(const std::string& build, const std::string& command) {
     const std::size_t end = command.find(" --", script.size());
     const std::string word = command.substr(script.size(), end - script.size());
     options = end == std::string::npos ? "" : command.substr(end + 3);
+    if (std::filesystem::is_regular_file(build + "/chapters/" + word)) {
+      return "'" + build + "/chapters/" + word + "'" + options;
+    }
     for (const auto& entry :
          std::filesystem::directory_iterator(build + "/chapters")) {
       const std::string folder = entry.path().filename().string();

@@ -28,6 +28,9 @@ def program(build, command):
     """The command line of the program that a quoted command starts."""
     words = re.match(r"\./shardbook run (\S+) --(.*)", command)
     if words:
+        own = build / "chapters" / words[1]
+        if own.is_file():
+            return f"'{own}'{words[2]}"
         folder = next(f for f in (build / "chapters").iterdir()
                       if re.fullmatch(r"\d\d_" + words[1], f.name))
         return f"'{folder}/ch{folder.name}'{words[2]}"

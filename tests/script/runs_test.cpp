@@ -28,6 +28,17 @@ TEST_F(Script, WithOptionsTheProgramsOwnWordsAreShown) {
   EXPECT_EQ(read("/build/runs/gpipe/report.html"), "page\n");
 }
 
+// Its own name, and no lesson of another chapter.
+TEST_F(Script, ProgramsBesideTheChaptersRunAsWell) {
+  const Outcome outcome = run("./shardbook run cifar_moe -- --moe");
+  EXPECT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_EQ(outcome.text,
+            "cifar_moe --moe\n"
+            "As pictures: build/runs/cifar_moe/report.html\n");
+  EXPECT_EQ(read("/build/runs/cifar_moe/rows.tsv"),
+            "01.json\t\t\t./shardbook run cifar_moe -- --moe\n");
+}
+
 TEST_F(Script, WhatLeavesNoReportLeavesNoTable) {
   const Outcome outcome = run("./shardbook run gpipe -- --help");
   EXPECT_EQ(outcome.status, 0);

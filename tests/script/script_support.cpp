@@ -70,6 +70,7 @@ void Script::SetUp() {
     write(chapter + "/main.cpp", "");
     write("/build" + chapter + "/ch" + name, kProgram);
   }
+  write("/build/chapters/cifar_moe", kProgram);
   write("/chapters/rows.txt",
         "# a comment\n"
         "[Proof] --backend threads\n"

@@ -240,8 +240,16 @@ std::string gigabytes_text(double bytes) {
   return fmt::format("{}", tenths / 10);
 }
 
-void print_text(const Options& o, const Report& report) {
-  const bool images = ModelConfig::read(o.model).is_image();
+/// A program without --model has a net of its own, for images.
+bool reads_images(const Options& o, const CommandLine& line) {
+  const auto values = line.values();
+  const bool has_model =
+      std::any_of(values.begin(), values.end(),
+                  [](const auto& each) { return each.first == "--model"; });
+  return !has_model || ModelConfig::read(o.model).is_image();
+}
+
+void print_text(const Options& o, const Report& report, bool images) {
   fmt::print("{}: {}, {} rank{} on {}{}, {} steps of {}, {} {}\n",
              report.chapter, o.model, o.world_size,
              o.world_size == 1 ? "" : "s", o.backend,
@@ -367,7 +375,7 @@ int print_report(const Options& options, const CommandLine& line,
     fmt::print("{}", json_text(options, line, report));
   } else {
     std::fputs(report.remarks.c_str(), stdout);
-    print_text(options, report);
+    print_text(options, report, reads_images(options, line));
     std::fputs(report.appendix.c_str(), stdout);
   }
   std::fflush(stdout);

@@ -1,0 +1,214 @@
+#include "chapters/13_moe/cifar_strategy.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "chapters/03_zero_fsdp/flat_buffer.h"
+#include "chapters/13_moe/bill.h"
+#include "chapters/13_moe/load.h"
+#include "chapters/common/sharded/parts.h"
+#include "comm/launch.h"
+#include "core/ops.h"
+
+namespace shardbook::moe {
+namespace {
+
+constexpr std::int64_t kTestBatch = 4;
+constexpr double kWidth = 84;  // of a token
+
+int groups_of(const CifarOptions& cifar, const ProcessGroup& world) {
+  return cifar.groups > 0 ? cifar.groups : world.size();
+}
+
+double gather(double ranks) { return (ranks - 1) / ranks; }
+
+/// Elements that a rank holds of a list of parameters.
+double held(double numel, int ranks, int stage) {
+  if (stage == 0 || numel == 0) return numel;
+  const auto n = static_cast<std::int64_t>(numel);
+  return static_cast<double>(
+      zero::flat_layout({n}, ranks, zero::ZeroOptions().alignment).padded);
+}
+
+/// The place of the largest of each row's values.
+std::vector<std::int64_t> largest(const Tensor& rows) {
+  const std::vector<double> values = rows.to_vector<double>();
+  const auto width = static_cast<std::ptrdiff_t>(rows.size(1));
+  std::vector<std::int64_t> places;
+  for (auto row = values.begin(); row != values.end(); row += width) {
+    places.push_back(std::max_element(row, row + width) - row);
+  }
+  return places;
+}
+
+}  // namespace
+
+CifarStrategy::CifarStrategy(const Options& options, const CifarOptions& cifar,
+                             const CifarData& data, DeviceMesh& mesh)
+    : options_(options),
+      cifar_(cifar),
+      data_(data),
+      mesh_(mesh),
+      world_(mesh.world()),
+      net_(cifar.net, {.ep = &mesh.group("ep")}, record_),
+      engine_(
+          engine::initialize(net_, cifar_config(cifar, world_.size()), world_)
+              .engine) {}
+
+StepResult CifarStrategy::step(std::int64_t step) {
+  RandomState& random = RankContext::current().random;
+  const int groups = groups_of(cifar_, world_);
+  const std::int64_t rows = options_.batch / groups;
+  double own = 0;
+  for (int group = world_.rank(); group < groups; group += world_.size()) {
+    // Draws are keyed by an image's place in the batch
+    random.step = static_cast<std::uint64_t>(step);
+    random.batch = {group, groups};
+    random.next_op = 0;
+    const Batch batch =
+        cifar_batch(data_.training, {step * options_.batch + group, groups},
+                    rows, options_.dtype);
+    const Tensor loss = language_loss((*engine_)(batch.inputs), batch.targets);
+    engine_->backward(loss);
+    engine_->step();
+    own += loss.item() / groups;
+  }
+  random.batch = {};
+  StepResult result;
+  result.loss = sum_over_ranks(world_, own, "loss");
+  result.grad_norm = engine_->get_global_grad_norm();
+  result.was_skipped = !engine_->was_step_applied();
+  return result;
+}
+
+double CifarStrategy::accuracy(const CifarImages& images) {
+  const NoGrad no_grad;
+  const ContextValue<Device> here(&RankContext::device,
+                                  net_.conv1_weight.device());
+  net_.train(false);
+  // All ranks compute equally many batches: experts wait for tokens
+  const std::int64_t n = images.size(), stride = kTestBatch * world_.size();
+  double correct = 0;
+  for (std::int64_t begin = 0; begin < n; begin += stride) {
+    const std::int64_t first = begin + kTestBatch * world_.rank();
+    const Batch batch =
+        cifar_batch(images, {first, 1}, kTestBatch, options_.dtype);
+    const auto found = largest(net_(batch.inputs));
+    const auto labels = batch.targets.to_vector<std::int64_t>();
+    for (std::int64_t i = 0; i < kTestBatch && first + i < n; ++i) {
+      correct += found[at(i)] == labels[at(i)] ? 1 : 0;
+    }
+  }
+  net_.train();
+  return sum_over_ranks(world_, correct, "accuracy") / static_cast<double>(n);
+}
+
+const CifarResults& CifarStrategy::results() {
+  if (!results_) {
+    // Loads come first: they are of training alone
+    results_ = CifarResults{sum_loads(*record_, world_, true)};
+    results_->training = accuracy(data_.training);
+    results_->test = accuracy(data_.test);
+  }
+  return *results_;
+}
+
+std::string CifarStrategy::remarks() {
+  const CifarResults& found = results();
+  std::string text;
+  const std::vector<int>& experts = cifar_.net.num_experts;
+  if (!experts.empty()) {
+    text = draw_groups(cifar_groups(cifar_, world_.size()),
+                       *std::max_element(experts.begin(), experts.end())) +
+           "\n" + draw_loads(found.loads);
+  }
+  return text + fmt::format(
+                    "accuracy {:.1f} % of {} training images, {:.1f} % of {} "
+                    "test images\n",
+                    100 * found.training, data_.training.size(),
+                    100 * found.test, data_.test.size());
+}
+
+std::vector<std::pair<std::string, std::string>> CifarStrategy::more() {
+  const CifarResults& found = results();
+  std::vector<std::pair<std::string, std::string>> keys = {
+      {"accuracy", fmt::format(R"({{"training": {}, "test": {}}})",
+                               found.training, found.test)}};
+  if (!found.loads.empty()) {
+    keys.emplace_back("expert_loads", loads_json(found.loads));
+  }
+  return keys;
+}
+
+std::vector<Bill> CifarStrategy::bills() {
+  const int w = world_.size(), ep = mesh_.size("ep"), r = w / ep;
+  const int stage = cifar_.stage;
+  double dense = 0, experts = 0;
+  for (const NamedTensor& each : net_.named_parameters()) {
+    (is_expert(each.name) ? experts : dense) +=
+        static_cast<double>(each.tensor.numel());
+  }
+  dense = held(dense, w, stage), experts = held(experts, r, stage);
+  const auto e = static_cast<double>(dtype_bytes(options_.dtype));
+  const auto steps = static_cast<double>(options_.steps);
+  const auto skipped = static_cast<double>(engine_->skipped_steps());
+  Bill bill;
+
+  // Weights once; in each step gradients, under ZeRO also weights
+  const double flat = e * (gather(w) * dense + gather(r) * experts);
+  bill.bytes =
+      flat + steps * flat + (stage == 0 ? steps : steps - skipped) * flat;
+  // DDP tells all ranks the order of its buckets
+  const bool is_ddp = stage == 0 && cifar_.net.num_experts.empty();
+  if (is_ddp && options_.steps >= 2) {
+    bill.bytes += gather(w) * 4 * static_cast<double>(net_.parameters().size());
+  }
+  // The loss and the norm, which DDP's ranks know without a message
+  bill.bytes += steps * 2 * gather(w) * 8 * (is_ddp ? 1 : 2);
+  BillSizes sizes;
+  sizes.dp = w, sizes.ep = ep;
+  const double tokens = static_cast<double>(options_.batch / w);
+  for (const int each : cifar_.net.num_experts) {
+    bill.bytes += steps * e *
+                  layer_elements(cifar_.net.moe, each,
+                                 slots_of_expert(cifar_.net.moe, each, tokens),
+                                 kWidth, sizes);
+  }
+
+  // Two moments in the dtype of the update, and f32 masters of 16-bit weights
+  const double shard = stage == 0 ? dense + experts : dense / w + experts / r;
+  const double master = e == 2 ? 4 : 0;
+  const bool updates = steps > skipped;
+  bill.memory[MemoryKind::kParameter] = e * (dense + experts);
+  bill.memory[MemoryKind::kGradient] = !updates    ? 0
+                                       : stage < 2 ? e * (dense + experts)
+                                       : cifar_.cpu_offload ? 0
+                                                            : e * shard;
+  bill.memory[MemoryKind::kOptimizerState] =
+      cifar_.cpu_offload
+          ? 0
+          : shard * (master + (updates ? 2 * std::max(e, 4.0) : 0));
+  return {bill};
+}
+
+ReferenceRun train_cifar_reference(const Options& options,
+                                   const CifarOptions& cifar,
+                                   const CifarData& data) {
+  Options quiet = options;
+  quiet.log.clear();
+  CifarOptions one = cifar;
+  one.groups = cifar.groups > 0 ? cifar.groups : options.world_size;
+  one.ep = 1, one.stage = 0, one.cpu_offload = false;
+  ReferenceRun run;
+  run_ranks(1, [&](ProcessGroup& alone) {
+    DeviceMesh mesh(alone, expert_topology({}));
+    CifarStrategy strategy(quiet, one, data, mesh);
+    run = train_yardstick(
+        quiet, strategy.optimizer(), strategy.net().named_parameters(),
+        [&](std::int64_t step) { return strategy.step(step); });
+  });
+  return run;
+}
+
+}  // namespace shardbook::moe
