@@ -128,7 +128,7 @@ Prepared Accelerator::prepare(Module& model,
 
   // Deal out batches over the ranks that do not share a model
   PreparedLoader dealt = shard(loader, loop_->backend->data_group());
-  SB_CHECK(dealt.state_->gives_even_batches() || dealt.state_->ranks == 1,
+  SB_CHECK(dealt.state_->gives_even_batches(),
            "prepare: even_batches false: ", loader.data.num_samples,
            " samples in batches of ", loader.batch_size,
            " leave some ranks without a full last batch, while the others wait "

@@ -156,7 +156,9 @@ class Megatron : public Backend {
 
   Tensor loss(const Batch& batch) override {
     feed_.set(batch, scaler_.scale());
-    const double part = engine_->run() * batches_per_step_;
+    const bool trains = RankContext::current().grad_enabled;
+    const double part =
+        (trains ? engine_->run() : engine_->evaluate()) * batches_per_step_;
     // Send the last stage's loss to the others
     const MemoryScope kind(MemoryKind::kCommunication);
     const Tensor loss = Tensor::full({}, part, {DType::kF64, Device()});

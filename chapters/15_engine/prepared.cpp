@@ -34,7 +34,7 @@ std::vector<std::vector<std::int64_t>> shard_batches(
   std::int64_t end = given;
   if (options.drop_last) {
     end = given / round * round;
-  } else if (options.even_batches) {
+  } else if (options.even_batches && ranks > 1) {
     end = (given + round - 1) / round * round;
   }
   std::vector<std::vector<std::int64_t>> batches;
@@ -64,7 +64,7 @@ void LoaderState::begin_epoch(std::int64_t number) {
 }
 
 bool LoaderState::gives_even_batches() const {
-  return setup.even_batches || setup.drop_last || remainder == 0;
+  return setup.even_batches || setup.drop_last || remainder == 0 || ranks == 1;
 }
 
 void Loop::set_lr() {
@@ -99,6 +99,10 @@ std::optional<Batch> PreparedLoader::next() {
 
 std::int64_t PreparedLoader::size() const {
   return static_cast<std::int64_t>(state_->batches.size());
+}
+std::int64_t PreparedLoader::epoch() const { return state_->epoch; }
+std::int64_t PreparedLoader::batches_done() const {
+  return static_cast<std::int64_t>(state_->next);
 }
 const std::vector<std::vector<std::int64_t>>& PreparedLoader::batches() const {
   return state_->batches;
@@ -139,6 +143,9 @@ void PreparedScheduler::step() {
   loop.set_lr();
 }
 
+double PreparedScheduler::get_last_lr() const {
+  return loop_->backend->optimizer().options().lr;
+}
 std::int64_t PreparedScheduler::steps_done() const {
   return loop_->scheduler ? loop_->scheduler->steps_done() : 0;
 }

@@ -45,7 +45,7 @@ struct ShardOptions {
   /// Cuts every batch into one part per process.
   bool split_batches = false;
   /// Goes back to the first samples until all processes have equally many
-  /// batches, all of them full.
+  /// batches, all of them full. One process has a short last batch.
   bool even_batches = true;
   bool drop_last = false;
 };
@@ -57,6 +57,7 @@ struct ShardOptions {
 ///   the same, split_batches                 0: [0] [2] [4] [6]
 ///                                           1: [1] [3] [5] [0]
 ///   the same, even_batches false            0: [0 1] [4 5]    1: [2 3] [6]
+///   7 samples, batches of 4, 1 process      0: [0 1 2 3] [4 5 6]
 ///
 /// Throws Error for batches that do not split.
 std::vector<std::vector<std::int64_t>> shard_batches(
@@ -70,6 +71,9 @@ class PreparedLoader {
   std::optional<Batch> next();
   /// Batches of an epoch.
   std::int64_t size() const;
+  /// The epoch of the next batch, and the batches before it in that epoch.
+  std::int64_t epoch() const;
+  std::int64_t batches_done() const;
   /// The samples of this process, batch by batch.
   const std::vector<std::vector<std::int64_t>>& batches() const;
 
@@ -89,7 +93,8 @@ class PreparedModel {
   /// MegatronLMPlugin, which computes losses only.
   Tensor operator()(const Tensor& inputs);
   /// The mean loss of a batch: language_loss(model(inputs), targets). For
-  /// MegatronLMPlugin, runs forward and backward of its pipeline.
+  /// MegatronLMPlugin, runs forward and backward of its pipeline; under NoGrad,
+  /// forward alone.
   Tensor loss(const Batch& batch);
   /// The tensors that are trained on this rank: shards, where the plugin has
   /// cut the model.
@@ -124,6 +129,8 @@ class PreparedScheduler {
   /// samples. Does nothing between steps, after a skipped step, and where the
   /// config of a DeepSpeedPlugin has the scheduler.
   void step();
+  /// The rate of the next update.
+  double get_last_lr() const;
   /// Calls of the script's scheduler so far.
   std::int64_t steps_done() const;
 

@@ -159,6 +159,21 @@ def uses_gpu(options):
     return ("--device", "cuda") in pairs or "--device=cuda" in options
 
 
+# Programs that print, and keep no run: build/chapters/NAME.
+OTHERS = ["accelerate"]
+
+
+def other_command(name, words):
+    """The command of one of OTHERS; None for words that name another program."""
+    if not words or words[0] not in OTHERS:
+        return None
+    if words[1:] and words[1] != "--":
+        die(f"run {words[0]}: {words[1]}: give its options after --")
+    if name:
+        die(f"run {words[0]}: --name {name}: it keeps no run")
+    return [os.path.join(BUILD, "chapters", words[0]), *words[2:]]
+
+
 def default_name(words):
     if not words:
         return "last"
@@ -171,6 +186,10 @@ def default_name(words):
 def print_targets(name, *words):
     if name and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         die(f"--name {name}: give letters, digits, '.', '_' and '-'")
+    if other := other_command(name, words):
+        needed = ["gpu_libraries"] if uses_gpu(other) else []
+        print(os.path.join("chapters", words[0]), *needed, sep="\n")
+        return
     chapters, options = read_words(words)
     needed = [program_of(chapter) for chapter in chapters]
     if options is None:
@@ -191,6 +210,8 @@ def run_all(runs, chapters, options):
 
 
 def run_and_report(name, *words):
+    if other := other_command(name, words):
+        return programs.run(other)
     chapters, options = read_words(words)
     name = name or default_name(words)
     folder = new_folder()

@@ -1,6 +1,6 @@
 """Mutants of kernels that were written for speed (windows of 3x3 by Winograd's
-algorithm, gradients of tall weights), of the cuts of chapter 04, and of the one
-device that f16 is compared with."""
+algorithm, gradients of tall weights), of the cuts of chapter 04, of the one
+device that f16 is compared with, and of Accelerate's loop."""
 
 from mutants import chapter, folder
 
@@ -99,3 +99,19 @@ hybrid("hybrid_strategy.cpp",
        "const DynamicLossScaler scaler = setup.loss_scaler(options.dtype);",
        "const DynamicLossScaler scaler(setup.loss_scale);",
        "HybridPrecision.OneDevice*")
+
+# --- The loop of Accelerate ---------------------------------------------------------
+
+loop = chapter("15_engine", "accelerator")
+ORIGINALS = "*AcceleratorOriginals.*"
+loop("prepared.cpp", "options.even_batches && ranks > 1",
+     "options.even_batches", ORIGINALS)
+loop("prepared.cpp", "loop.split_batches ? 1 : ", "", ORIGINALS)
+loop("accelerator.cpp", "loop.training->is_at_end();", "false;", ORIGINALS)
+loop("accelerator.cpp", "return all.rows_view(0, loader->remainder);",
+     "return all;", ORIGINALS)
+loop("accelerator.cpp", "std::min(static_cast<std::size_t>(done / round), "
+     "loader.batches.size());", "0;", ORIGINALS)
+pipeline = folder("chapters/common/pipeline", "accelerator")
+pipeline("pipeline_engine.cpp", "  runs_.clear();\n", "",
+         "AcceleratorTrap.Evaluating*")

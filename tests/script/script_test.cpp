@@ -29,6 +29,17 @@ TEST_F(Script, ChaptersHaveManyNames) {
   expect_end(run("./shardbook run nothing"), 2, {"nothing: no such chapter"});
 }
 
+TEST_F(Script, AnotherProgramOfAChapterRunsByItsName) {
+  write("/build/chapters/accelerate", kPlanner);
+  expect_end(run("./shardbook run accelerate"), 2, {"planner: \n"});
+  expect_end(run("./shardbook run accelerate -- --plugin fsdp"), 2,
+             {"planner: --plugin fsdp\n"});
+  expect_end(run("./shardbook run accelerate ddp"), 2,
+             {"run accelerate: ddp: give its options after --"});
+  expect_end(run("./shardbook run accelerate --name a"), 2,
+             {"--name a: it keeps no run"});
+}
+
 TEST_F(Script, AllOptionsOfThePlannerAreItsOwn) {
   write("/build/chapters/planner/shardbook_plan", kPlanner);
   for (const char* words : {"--nodes 8 --batch 64", "-- --nodes 8 --batch 64",

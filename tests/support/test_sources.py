@@ -3,9 +3,10 @@
 The sources have the whole names of TEST and TEST_F. TEST_P and typed tests get a
 prefix and a suffix as the program runs. These consist of numbers and of words:
 strings in files that instantiate tests or name their worlds or cases (*_worlds,
-*_cases), and names of clusters, tables, chapters and element types. A pattern with other words
-matches nothing. filters_test.py asks all programs that are built whether any name
-of theirs would be refused.
+*_cases), names in tables of cases (*_loops.json), and names of clusters, tables,
+chapters and element types. A pattern with other words matches nothing.
+filters_test.py asks all programs that are built whether any name of theirs would
+be refused.
 """
 
 import fnmatch
@@ -35,6 +36,8 @@ def tests_of_sources():
                                        "bench/validate/*.csv")
              for path in ROOT.glob(pattern)}
     words.update(ELEMENT_TYPES.split())
+    for path in (ROOT / "tests").rglob("*_loops.json"):
+        words.update(re.findall(r'"name": "(\w+)"', path.read_text("utf-8")))
     for path in (ROOT / "tests").rglob("*"):
         if path.suffix not in (".cpp", ".h", ".cu"):
             continue

@@ -98,9 +98,33 @@ double Engine::run(const std::function<bool()>& stands) {
       commit_batch_norms(model_.stage(stage));
     }
   }
+  is_running_ = false;
+  return sum_of_losses();
+}
+
+double Engine::evaluate() {
+  check_not_failed();
+  SB_CHECK(schedule_.flushes, "schedule '", schedule_.name,
+           "': evaluate between updates, which the list has; give a schedule "
+           "that flushes");
+  is_running_ = true;
+  losses_.clear();
+  const NoGrad no_grad;
+  walk_ = ActionWalk(schedule_, world_.rank());
+  while (!walk_.is_at_end()) {
+    const Action action = walk_.next();
+    if (action.kind != ActionKind::kForward) continue;
+    forward(action.micro_batch, stages_[at(action.chunk)]);
+  }
+  runs_.clear();
+  mailbox_.flush();
+  is_running_ = false;
+  return sum_of_losses();
+}
+
+double Engine::sum_of_losses() {
   double sum = 0;
   for (const auto& each : losses_) sum += loss(each.first);
-  is_running_ = false;
   return sum;
 }
 

@@ -101,6 +101,9 @@ class Engine {
   /// and receivers discard the earlier messages. For schedules with one chunk
   /// per rank.
   double run(const std::function<bool()>& stands = {});
+  /// Runs the forwards of the list alone, without graphs, and leaves gradients
+  /// as they are. Returns what `run` returns. For schedules that flush.
+  double evaluate();
   /// Runs the list up to and including the next U; false when it has ended.
   bool run_to_update();
   /// `on_loss` gets share * loss of each micro-batch whose last stage is here,
@@ -152,6 +155,7 @@ class Engine {
   };
 
   void check_not_failed() const;
+  double sum_of_losses();
   void perform(const Action& action);
   bool may_leave_out();
   void leave_out_repetitions(const Steady& steady, sim::SteadyState& watched);

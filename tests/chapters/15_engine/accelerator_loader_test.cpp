@@ -31,7 +31,9 @@ TEST(AcceleratorLoader, DealsOutSevenSamples) {
            {{.batch_size = 2, .even_batches = false},
             {{{0, 1}, {6}}, {{2, 3}}, {{4, 5}}}},
            {{.batch_size = 2, .drop_last = true}, {{{0, 1}}, {{2, 3}}}},
-           {{.batch_size = 4, .drop_last = true}, {{}, {}}}}) {
+           {{.batch_size = 4, .drop_last = true}, {{}, {}}},
+           // One process reads what there is
+           {{.batch_size = 4}, {{{0, 1, 2, 3}, {4, 5, 6}}}}}) {
     const int ranks = static_cast<int>(each.by_rank.size());
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(shard_batches(first(7), each.options, ranks, rank),
@@ -41,7 +43,7 @@ TEST(AcceleratorLoader, DealsOutSevenSamples) {
 }
 
 /// BatchSamplerShard._iter_with_no_split of Accelerate, line by line, for
-/// even_batches and without drop_last.
+/// even_batches and without drop_last, on several processes.
 Batches as_accelerate(const Samples& samples, std::int64_t size, int n,
                       int process) {
   Batches plain, yielded;
@@ -85,7 +87,7 @@ Batches as_accelerate(const Samples& samples, std::int64_t size, int n,
 }
 
 TEST(AcceleratorLoader, UnevenDataAreDealtOutAsAccelerateDoes) {
-  for (const int n : {1, 2, 3, 4, 8}) {
+  for (const int n : {2, 3, 4, 8}) {
     for (const std::int64_t size : {1, 2, 3}) {
       for (std::int64_t count = 1; count <= 30; ++count) {
         for (int rank = 0; rank < n; ++rank) {
@@ -161,7 +163,7 @@ TEST(AcceleratorGather, ForMetricsEverySampleComesOnce) {
         }
       }
       // Gathering with repetitions counts some samples twice
-      EXPECT_GT(all.size(), 7u);
+      EXPECT_EQ(all.size() > 7, acc.num_processes() > 1);
       return metrics;
     });
     for (const Samples& seen : ranks) EXPECT_EQ(seen, first(7));

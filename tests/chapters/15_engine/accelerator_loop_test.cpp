@@ -189,6 +189,26 @@ TEST(AcceleratorTrap, UnderTheEngineTheConfigClips) {
   EXPECT_LT(weights_apart(run_on(2, script)[0], clipped), kTolerance);
 }
 
+TEST(AcceleratorTrap, EvaluatingInsideAWindowChangesNothing) {
+  Script script = sgd_script(2);
+  for (const Plugin& plugin : std::vector<Plugin>{
+           DistributedDataParallelPlugin{}, FullyShardedDataParallelPlugin{},
+           stage(1), stage(3), MegatronLMPlugin{.tp_degree = 2},
+           MegatronLMPlugin{.pp_degree = 2}}) {
+    script.options.plugin = plugin;
+    script.clip = [](Accelerator&, PreparedModel&) {};
+    const Trace trained = run_on(2, script)[0];
+    script.clip = [&](Accelerator&, PreparedModel& model) {
+      const Options options = options_of(script);
+      const engine::TrainingData data = engine::training_data(
+          Dataset::open(options, model_config(options)), script.samples);
+      const NoGrad no_grad;
+      EXPECT_GT(model.loss(data.batch({5, 6})).item(), 0);
+    };
+    EXPECT_EQ(run_on(2, script)[0].weights, trained.weights) << plugin.index();
+  }
+}
+
 // --- The scheduler -----------------------------------------------------------
 
 std::vector<double> rates_after(const std::vector<std::int64_t>& calls) {

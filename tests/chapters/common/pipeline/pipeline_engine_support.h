@@ -117,6 +117,9 @@ inline void add_grads(Module& module, Values& grads) {
 
 struct Outcome {
   double loss = 0;
+  double evaluated = 0;  ///< by forwards alone, after the run
+  /// Messages with gradients in that evaluation.
+  std::int64_t gradients_evaluating = 0;
   std::map<int, double> losses;  ///< by micro-batch
   Values grads;
   int live = 0;
@@ -203,6 +206,11 @@ inline std::vector<Outcome> on_ranks(
           if (schedule.place(b, last).rank == world.rank()) {
             mine.losses[b] = engine.loss(b);
           }
+        }
+        world.clear_records();
+        mine.evaluated = schedule.flushes ? engine.evaluate() : mine.loss;
+        for (const CommRecord& each : world.records()) {
+          mine.gradients_evaluating += each.label.rfind("gradients", 0) == 0;
         }
         model.reduce_shared_gradients();
         for (int s = 0; s < schedule.num_stages; ++s) {

@@ -46,7 +46,11 @@ void expect_one_device(const Schedule& schedule, const Options& options,
   const Outcome all = together(ranks);
   EXPECT_EQ(all.losses, one.losses);
   EXPECT_EQ(all.grads, one.grads);
-  for (const Outcome& each : ranks) EXPECT_EQ(each.predicted, each.counted);
+  for (const Outcome& each : ranks) {
+    EXPECT_EQ(each.predicted, each.counted);
+    EXPECT_EQ(each.evaluated, each.loss);
+    EXPECT_EQ(each.gradients_evaluating, 0);
+  }
 }
 
 class EngineRanks : public ::testing::TestWithParam<int> {};
