@@ -34,6 +34,7 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& setup,
       static_cast<double>(options.batch / (setup.dp * setup.micro_batches));
   sizes.element = static_cast<double>(dtype_bytes(options.dtype));
   sizes.sum = options.dtype == DType::kF64 ? 8 : 4;
+  sizes.cuts = cuts;
   const int last = layers.list->size() - 1;
   const pipeline::Recomputed recomputed(schedule, pp_rank,
                                         setup.recomputed_stages());

@@ -30,6 +30,8 @@ struct BillSizes {
   double blocks = 0, embeddings = 0, heads = 0;
   double blocks_again = 0, embeddings_again = 0, heads_again = 0;
   double attentions_again = 0;  ///< alone
+  /// First layer of each stage, and the end.
+  std::vector<int> cuts = {};
   /// The update's buckets; null with ZeRO-2 and -3.
   const std::vector<UpdateBucket>* buckets = nullptr;
 
@@ -87,19 +89,12 @@ MemoryBill expert_zero_memory(const BillSizes& sizes);
 bool has_step_time(const Options& options, const HybridOptions& setup,
                    const pipeline::Schedule& schedule);
 
-/// Seconds of a rank's update, part by part.
-struct UpdateTimes {
-  double sums = 0;    ///< of gradients over dp x cp, and over tp
-  double tied = 0;    ///< of the table over its stages
-  double gather = 0;  ///< of ZeRO-1's parameters
-};
-UpdateTimes update_times(const BillSizes& sizes);
-
 /// Seconds of a step, from the pipeline's actions and its ranks' updates. The
 /// sum of loss and norm over the world waits for all of them; with ZeRO-1, a
-/// rank begins its next step when it has its parameters.
+/// rank begins its next step when it has its parameters. With
+/// overlap_grad_reduce, buckets leave during backward. Collective over `pp`.
 double step_s(const BillSizes& sizes, pipeline::Engine& engine,
-              const std::vector<UpdateTimes>& updates);
+              ProcessGroup& pp);
 
 /// Times of a micro-batch of this size, for ZeRO-2 and -3.
 textbook::ModelTimes model_times(const BillSizes& sizes);

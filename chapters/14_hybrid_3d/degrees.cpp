@@ -65,6 +65,13 @@ void check_zero(const HybridOptions& setup) {
                  "--zero-stage 1");
 }
 
+void check_overlap(const HybridOptions& setup) {
+  SB_CHECK(!setup.overlap_grad_reduce || setup.zero_stage <= 1,
+           "--overlap-grad-reduce: with --zero-stage ", setup.zero_stage,
+           " gradients always leave during backward; leave it out, or give "
+           "--zero-stage 0 or 1");
+}
+
 void check_schedule(const HybridOptions& setup) {
   SB_CHECK(setup.schedule != "pipedream" && setup.schedule != "pipedream-2bw",
            "--schedule ", setup.schedule,
@@ -293,6 +300,7 @@ int replica_of(const Topology& topology, int rank) {
 void check_legal(const Options& options, HybridOptions& setup) {
   check_product(options, setup);
   check_zero(setup);
+  check_overlap(setup);
   check_schedule(setup);
   check_model(options, setup, model_config(options));
   check_batch(options, setup);

@@ -46,6 +46,9 @@ struct HybridOptions {
   std::string recompute = "never";
   /// Gradients (and shards) travel in buckets of about this many bytes.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
+  /// A bucket leaves while backward goes on, once the last micro-batch has
+  /// filled it.
+  bool overlap_grad_reduce = false;
   /// Sum the 16-bit gradients of micro-batches in f32.
   bool accumulate_f32 = false;
   /// Experts of each layer in place of its MLP; 1: an ordinary MLP.

@@ -38,6 +38,9 @@ void add_options(CommandLine& line, HybridOptions& setup) {
                 {"always", "except_last", "never", "blocks", "attention"});
   line.add_bytes("--bucket-bytes", &setup.bucket_bytes,
                  "gradients travel in buckets of about this size");
+  line.add("--overlap-grad-reduce", &setup.overlap_grad_reduce,
+           "a bucket leaves while backward goes on, once the last micro-batch "
+           "has filled it (Megatron-LM)");
   line.add("--num-experts", &setup.experts,
            "experts of each layer in the place of its MLP; 1: none", 1,
            1 << 20);

@@ -1,6 +1,8 @@
 // Seconds of a step on the cluster `textbook`.
 
 #include <algorithm>
+#include <set>
+#include <sstream>
 
 #include "chapters/12_sequence_parallel/bill.h"
 #include "chapters/14_hybrid_3d/bill.h"
@@ -15,13 +17,15 @@ bool has_step_time(const Options& options, const HybridOptions& setup,
                        (setup.cp_kind == "rsa" && options.steps == 1));
   return textbook::is_chosen(options) && options.steps > 0 &&
          model_config(options).type == "gpt2" && !is_unusual &&
-         !setup.expert_tp && schedule.routes.size() == 1;
+         !setup.expert_tp && schedule.routes.size() == 1 &&
+         !(setup.overlap_grad_reduce && setup.has_experts());
 }
 
 // --- Layers ------------------------------------------------------------------
 
 namespace {
 
+using pipeline::at;
 using pipeline::Costs;
 
 Costs operator+(const Costs& a, const Costs& b) {
@@ -93,63 +97,231 @@ struct BlockTimes {
   double x;  ///< bytes of a micro-batch's activations between blocks
 };
 
+/// A part of a block, with the begin of its parameters' names.
+struct Part {
+  std::string name;
+  Costs costs;
+};
+
+/// In the order of forward.
+std::vector<Part> block_parts(const BillSizes& z) {
+  const BlockTimes at(z);
+  const double h = z.h();
+  Costs attention = at.attention();
+  if (z.setup->recompute == "attention") {
+    attention.backward += attention.forward;
+    attention.backward_input += attention.forward;
+  }
+  std::vector<Part> parts = {{"attn.c_attn", at.column(3 * h * h)},
+                             {"", attention},
+                             {"attn.c_proj", at.row(h * h)}};
+  if (z.setup->has_experts()) {
+    parts.push_back({"mlp", at.experts()});
+  } else {
+    parts.push_back({"mlp.c_fc", at.column(4 * h * h)});
+    parts.push_back({"mlp.c_proj", at.row(4 * h * h)});
+  }
+  return parts;
+}
+
 /// Seconds of a layer for a micro-batch of this size, messages inside it included.
 Costs layer_costs(const BillSizes& z, int layer) {
   const BlockTimes at(z);
-  const double h = z.h(), a = at.message();
-  const double cut = at.is_cut() ? a : 0;
+  const double a = at.message(), cut = at.is_cut() ? a : 0;
   if (layer == 0) return {a, cut, cut, 0};
   if (layer == z.layers->list->size() - 1) {
-    const double q = at.product(h * z.vocabulary());
+    const double q = at.product(z.h() * z.vocabulary());
     const double loss = 3 * textbook::all_reduce(z.t(), z.tokens() * z.sum) +
                         textbook::all_reduce(z.c(), 2 * z.sum);
     return {cut + q + loss, 2 * q + a, q + a, q};
   }
-  const Costs attention = at.attention();
-  Costs block =
-      at.column(3 * h * h) + attention + at.row(h * h) +
-      (z.setup->has_experts() ? at.experts()
-                              : at.column(4 * h * h) + at.row(4 * h * h));
-  const double again = z.setup->recompute == "blocks"      ? block.forward
-                       : z.setup->recompute == "attention" ? attention.forward
-                                                           : 0;
-  block.backward += again;
-  block.backward_input += again;
+  Costs block{0, 0, 0, 0};
+  for (const Part& part : block_parts(z)) block = block + part.costs;
+  if (z.setup->recompute == "blocks") {
+    block.backward += block.forward;
+    block.backward_input += block.forward;
+  }
   return block;
 }
 
-}  // namespace
+// --- Gradients during backward -----------------------------------------------
+
+double seconds_of(const Costs& costs, pipeline::ActionKind kind) {
+  return kind == pipeline::ActionKind::kBackward        ? costs.backward
+         : kind == pipeline::ActionKind::kBackwardInput ? costs.backward_input
+                                                        : costs.backward_weight;
+}
+
+/// Seconds between the gradient that B, I or W of a layer adds to a parameter
+/// and the end of the layer's part of that action; negative if it adds none.
+double left_after(const BillSizes& z, const std::string& parameter, int layer,
+                  pipeline::ActionKind kind) {
+  const BlockTimes at(z);
+  const auto has = [&](const std::string& text) {
+    return parameter.find(text) != std::string::npos;
+  };
+  const bool is_weight = kind == pipeline::ActionKind::kBackwardWeight;
+  // Lookups and products leave their weights' gradients for W, except where
+  // tokens are gathered for them
+  const bool is_column = has("c_attn.weight") || has("c_fc.weight");
+  const bool is_put_off =
+      has("wte") || has("c_proj.weight") || (is_column && !at.is_cut());
+  if (kind != pipeline::ActionKind::kBackward && is_put_off != is_weight) {
+    return -1;
+  }
+  if (layer == 0) return has("wpe") && at.is_cut() ? at.message() : 0;
+  if (has("wte")) return is_weight ? 0 : at.message();
+  // In a block, the parts before the parameter's own in forward are left
+  double left = 0;
+  for (const Part& part : block_parts(z)) {
+    const bool is_own = !part.name.empty() && has(part.name);
+    // A norm comes before the part, and a bias over tp after it
+    if ((has("ln_1") && part.name == "attn.c_attn") ||
+        (has("ln_2") && part.name == "mlp.c_fc")) {
+      return left;
+    }
+    if (is_own && !(has("c_proj.bias") && z.t() > 1)) return left;
+    left += seconds_of(part.costs, kind);
+    if (is_own) return left;
+  }
+  return 0;  // the last norm
+}
+
+/// Those of the layers [begin, end) that add a gradient to the parameter.
+std::vector<int> layers_with(const BillSizes& z, const std::string& parameter,
+                             int begin, int end) {
+  const int last = z.layers->list->size() - 1;
+  std::vector<int> layers;
+  const auto has = [&](const char* text) {
+    return parameter.find(text) != std::string::npos;
+  };
+  if (has("wte") || has("wpe")) {
+    layers.push_back(0);
+    if (has("wte")) layers.push_back(last);
+  } else if (has("ln_f")) {
+    layers.push_back(last);
+  } else {
+    layers.push_back(
+        1 + std::stoi(parameter.substr(parameter.find_first_of("0123456789"))));
+  }
+  std::erase_if(layers,
+                [=](int layer) { return layer < begin || layer >= end; });
+  return layers;
+}
+
+/// When the last B, I and W of a stage have added their gradients to the
+/// parameter: the latest of them.
+double complete_s(const BillSizes& z, const std::string& parameter,
+                  const pipeline::Schedule& schedule,
+                  const pipeline::Replay& replay, int rank) {
+  double latest = 0;
+  const auto& list = schedule.actions[at(rank)];
+  std::set<std::pair<pipeline::ActionKind, int>> seen;
+  for (std::size_t i = list.size(); i-- > 0;) {
+    const pipeline::Action& action = list[i];
+    if (action.kind == pipeline::ActionKind::kForward ||
+        !seen.insert({action.kind, action.chunk}).second) {
+      continue;
+    }
+    const int stage = schedule.stage_at(rank, action.chunk);
+    const int begin = z.cuts[at(stage)], end = z.cuts[at(stage) + 1];
+    std::vector<int> layers = layers_with(z, parameter, begin, end);
+    // W adds the gradients of a lookup and of the head at once, with the head's
+    if (action.kind == pipeline::ActionKind::kBackwardWeight &&
+        layers.size() == 2) {
+      layers = {layers.back()};
+    }
+    for (const int layer : layers) {
+      double left = left_after(z, parameter, layer, action.kind);
+      if (left < 0) continue;
+      for (int before = begin; before < layer; ++before) {
+        left += seconds_of(layer_costs(z, before), action.kind);
+      }
+      latest = std::max(latest, replay.spans[at(rank)][i].end - left);
+    }
+  }
+  return latest;
+}
 
 // --- The update --------------------------------------------------------------
+
+/// Seconds of a bucket's first sum.
+double sum_s(const UpdateBucket& bucket) {
+  const double grad = bucket.gradient_bytes, ranks = bucket.data->size();
+  if (bucket.flat.defined()) {
+    return textbook::reduce_scatter(
+        ranks, static_cast<double>(bucket.flat.numel()) * grad);
+  }
+  return textbook::all_reduce(ranks,
+                              static_cast<double>(bucket.numel()) * grad);
+}
+
+/// Seconds of a rank's update, part by part.
+struct UpdateTimes {
+  double sums = 0;     ///< of gradients over dp x cp
+  double partial = 0;  ///< over tp
+  double tied = 0;     ///< of the table over its stages
+  double gather = 0;   ///< of ZeRO-1's parameters
+};
 
 UpdateTimes update_times(const BillSizes& z) {
   UpdateTimes times;
   for (const UpdateBucket& bucket : *z.buckets) {
-    const double grad = bucket.gradient_bytes, ranks = bucket.data->size();
-    const auto kept = static_cast<double>(bucket.updated_numel());
+    const double kept =
+        static_cast<double>(bucket.updated_numel()) * bucket.gradient_bytes;
+    times.sums += sum_s(bucket);
     if (bucket.flat.defined()) {
-      const auto whole = static_cast<double>(bucket.flat.numel());
-      times.sums += textbook::reduce_scatter(ranks, whole * grad);
-      times.gather += textbook::all_gather(ranks, whole * z.element);
-    } else {
-      times.sums += textbook::all_reduce(ranks, kept * grad);
+      times.gather += textbook::all_gather(
+          bucket.data->size(), static_cast<double>(bucket.flat.bytes()));
     }
-    if (bucket.is_partial) {
-      times.sums += textbook::all_reduce(z.t(), kept * grad);
-    }
+    if (bucket.is_partial) times.partial += textbook::all_reduce(z.t(), kept);
     if (bucket.tied != nullptr) {
-      times.tied += textbook::all_reduce(bucket.tied->size(), kept * grad);
+      times.tied += textbook::all_reduce(bucket.tied->size(), kept);
     }
   }
   return times;
 }
 
-double step_s(const BillSizes& z, pipeline::Engine& engine,
-              const std::vector<UpdateTimes>& updates) {
-  std::vector<double> begins;
-  for (const UpdateTimes& each : updates) {
-    begins.push_back(z.options->steps > 1 ? each.gather : 0);
+/// When the last bucket of a rank has been summed, if each leaves when it is
+/// full.
+double overlapped_sums_end(const BillSizes& z, pipeline::Engine& engine,
+                           const pipeline::Replay& replay, int rank) {
+  std::vector<std::pair<double, double>> buckets;  // full at, seconds
+  for (const UpdateBucket& bucket : *z.buckets) {
+    double full = 0;
+    for (const NamedTensor& each : bucket.parameters) {
+      full = std::max(
+          full, complete_s(z, each.name, engine.schedule(), replay, rank));
+    }
+    buckets.emplace_back(full, sum_s(bucket));
   }
+  std::sort(buckets.begin(), buckets.end());
+  double end = 0;
+  for (const auto& [full, seconds] : buckets) {
+    end = std::max(end, full) + seconds;
+  }
+  return end;
+}
+
+/// Each rank's number.
+std::vector<double> of_all(ProcessGroup& pp, double own) {
+  std::ostringstream text;
+  text.precision(17);
+  text << own;
+  std::vector<double> all;
+  for (const std::string& each : pp.exchange(text.str())) {
+    all.push_back(std::stod(each));
+  }
+  return all;
+}
+
+}  // namespace
+
+double step_s(const BillSizes& z, pipeline::Engine& engine, ProcessGroup& pp) {
+  const UpdateTimes own = update_times(z);
+  const std::vector<double> gathers = of_all(pp, own.gather);
+  const bool is_first = z.options->steps == 1;
+  const auto begins = is_first ? std::vector<double>(gathers.size()) : gathers;
   BillSizes piece = z;
   const pipeline::Replay replay = engine.predicted_times(
       [&](int layer, std::int64_t rows) {
@@ -157,18 +329,25 @@ double step_s(const BillSizes& z, pipeline::Engine& engine,
         return layer_costs(piece, layer);
       },
       begins);
-  double all = 0, tied = 0, tied_s = 0;
-  for (std::size_t rank = 0; rank < updates.size(); ++rank) {
-    const double end = replay.flushed[rank] + updates[rank].sums;
-    all = std::max(all, end);
-    if (updates[rank].tied > 0) tied = std::max(tied, end);
-    tied_s = std::max(tied_s, updates[rank].tied);
+  const double flushed = replay.flushed[at(pp.rank())];
+  // The first step counts gradients, and sums them at its end
+  const double sums =
+      z.setup->overlap_grad_reduce && !is_first
+          ? std::max(flushed, overlapped_sums_end(z, engine, replay, pp.rank()))
+          : flushed + own.sums;
+  const std::vector<double> ends = of_all(pp, sums + own.partial);
+  const std::vector<double> tied = of_all(pp, own.tied);
+  double all = 0, tied_end = 0, tied_s = 0;
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    all = std::max(all, ends[rank]);
+    if (tied[rank] > 0) tied_end = std::max(tied_end, ends[rank]);
+    tied_s = std::max(tied_s, tied[rank]);
   }
   const double norm =
-      std::max(all, tied + tied_s) + textbook::all_reduce(z.world(), 16);
+      std::max(all, tied_end + tied_s) + textbook::all_reduce(z.world(), 16);
   double longest = 0;
-  for (std::size_t rank = 0; rank < updates.size(); ++rank) {
-    longest = std::max(longest, norm + updates[rank].gather - begins[rank]);
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    longest = std::max(longest, norm + gathers[rank] - begins[rank]);
   }
   return longest;
 }

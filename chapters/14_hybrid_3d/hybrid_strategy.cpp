@@ -1,7 +1,6 @@
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
 
 #include <cmath>
-#include <sstream>
 
 #include "chapters/13_moe/moe_strategy.h"
 #include "chapters/14_hybrid_3d/batch_statistics.h"
@@ -72,6 +71,9 @@ HybridStrategy::HybridStrategy(const Options& options,
   engine_options_.commits_statistics = false;
   engine_.emplace(schedule_, *model_, groups_.pp, feed_, nullptr,
                   engine_options_);
+  if (setup.overlap_grad_reduce) {
+    update_->overlap([this] { return engine_->adds_last_gradients(); });
+  }
 }
 
 StepResult HybridStrategy::step(std::int64_t step) {
@@ -115,21 +117,6 @@ StepResult HybridStrategy::step(std::int64_t step) {
   return result;
 }
 
-std::vector<UpdateTimes> HybridStrategy::updates_of_all_stages(
-    const BillSizes& sizes) {
-  const UpdateTimes own = update_times(sizes);
-  std::ostringstream text;
-  text.precision(17);
-  text << own.sums << ' ' << own.tied << ' ' << own.gather;
-  std::vector<UpdateTimes> all;
-  for (const std::string& each : groups_.pp.exchange(text.str())) {
-    UpdateTimes times;
-    std::istringstream(each) >> times.sums >> times.tied >> times.gather;
-    all.push_back(times);
-  }
-  return all;
-}
-
 std::vector<Bill> HybridStrategy::bills() {
   BillSizes sizes = bill_sizes(options_, setup_, layers_, schedule_,
                                model_->layout().cuts, groups_.pp.rank());
@@ -146,7 +133,7 @@ std::vector<Bill> HybridStrategy::bills() {
   if (options_.first_step > 0) bill.bytes += gather_bytes(sizes);
   bill.memory = memory(sizes, *model_, *engine_);
   if (has_step_time(options_, setup_, schedule_)) {
-    bill.step_s = step_s(sizes, *engine_, updates_of_all_stages(sizes));
+    bill.step_s = step_s(sizes, *engine_, groups_.pp);
   }
   return {bill};
 }

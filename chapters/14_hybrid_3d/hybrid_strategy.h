@@ -79,8 +79,6 @@ class HybridStrategy : public MeshStrategy {
   PipelineModel& model() { return *model_; }
 
  private:
-  std::vector<UpdateTimes> updates_of_all_stages(const BillSizes& sizes);
-
   pipeline::Schedule schedule_;
   pipeline::LanguageFeed feed_;
   std::unique_ptr<PipelineModel> model_;

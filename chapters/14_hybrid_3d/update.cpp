@@ -6,6 +6,7 @@
 
 #include "chapters/02_ddp/bucket.h"
 #include "chapters/12_sequence_parallel/megatron.h"
+#include "core/check.h"
 #include "core/context.h"
 #include "core/copy_runs.h"
 #include "core/inplace.h"
@@ -23,16 +24,17 @@ std::shared_ptr<ProcessGroup> tied_group(const PipelineModel& model,
   return nullptr;
 }
 
-/// The parameters of all stages of this rank, each once, by stage.
-std::vector<NamedTensor> named_parameters(PipelineModel& model) {
-  std::vector<NamedTensor> all;
+/// The parameters of all stages of this rank, each once, with its first stage.
+std::vector<std::pair<NamedTensor, int>> parameters_by_stage(
+    PipelineModel& model) {
+  std::vector<std::pair<NamedTensor, int>> all;
   for (int s = 0; s < model.layout().num_stages(); ++s) {
     if (!model.holds(s)) continue;
     for (const NamedTensor& each : model.stage(s).named_parameters()) {
-      const auto same = [&](const NamedTensor& other) {
-        return other.tensor.is_same(each.tensor);
+      const auto same = [&](const auto& other) {
+        return other.first.tensor.is_same(each.tensor);
       };
-      if (std::none_of(all.begin(), all.end(), same)) all.push_back(each);
+      if (std::none_of(all.begin(), all.end(), same)) all.emplace_back(each, s);
     }
   }
   return all;
@@ -82,8 +84,8 @@ Update::Update(const Options& options, const HybridOptions& setup,
 }
 
 Update::~Update() {
-  for (auto& [name, each] : sums_) {
-    each.parameter.remove_accumulate_hook(each.hook);
+  for (const auto& [parameter, key] : hooks_) {
+    parameter.remove_accumulate_hook(key);
   }
 }
 
@@ -93,22 +95,21 @@ void Update::sum_in_f32() {
   for (UpdateBucket& bucket : buckets_) {
     bucket.gradient_bytes = 4;
     for (const NamedTensor& each : bucket.parameters) {
-      Sum& sum = sums_[each.name];
-      sum.parameter = each.tensor;
-      sum.sum = Tensor::zeros(each.tensor.shape(), {DType::kF32, Device()});
-      sum.hook =
-          each.tensor.add_accumulate_hook([total = sum.sum](Tensor& parameter) {
-            const NoGrad no_grad;
-            add_into(total, to_dtype(parameter.grad(), DType::kF32));
-            parameter.clear_grad();
-          });
+      Tensor& sum = sums_[each.name];
+      sum = Tensor::zeros(each.tensor.shape(), {DType::kF32, Device()});
+      hooks_.emplace_back(each.tensor,
+                          each.tensor.add_accumulate_hook([&sum](Tensor& from) {
+                            const NoGrad no_grad;
+                            add_into(sum, to_dtype(from.grad(), DType::kF32));
+                            from.clear_grad();
+                          }));
     }
   }
 }
 
 Tensor Update::gradient(const NamedTensor& parameter) const {
   const auto found = sums_.find(parameter.name);
-  if (found != sums_.end()) return found->second.sum;
+  if (found != sums_.end()) return found->second;
   // Zeros where no backward has reached it
   if (!parameter.tensor.grad().defined()) {
     const MemoryScope kind(MemoryKind::kGradient);
@@ -121,8 +122,9 @@ void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
                           const HybridOptions& setup) {
   // Parameters that are summed over the same groups, by their first member
   std::vector<UpdateBucket> kinds;
-  for (const NamedTensor& each : named_parameters(model)) {
+  for (const auto& [each, stage] : parameters_by_stage(model)) {
     UpdateBucket kind;
+    if (setup.overlap_grad_reduce) kind.stage = stage;
     kind.tied = tied_group(model, each.tensor);
     kind.data = moe::is_expert(each.name) ? &groups_.experts : &groups_.data;
     kind.is_replicated = layers.is_whole(each.name);
@@ -132,7 +134,8 @@ void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
                       !moe::is_expert(each.name);
     const auto found =
         std::find_if(kinds.begin(), kinds.end(), [&](const auto& other) {
-          return other.tied == kind.tied && other.data == kind.data &&
+          return other.stage == kind.stage && other.tied == kind.tied &&
+                 other.data == kind.data &&
                  other.is_replicated == kind.is_replicated &&
                  other.is_partial == kind.is_partial;
         });
@@ -180,35 +183,85 @@ Tensors Update::gradients_of(const UpdateBucket& bucket) const {
   return grads;
 }
 
-void Update::scatter(UpdateBucket& bucket) {
-  Tensor all;
+// --- Sums --------------------------------------------------------------------
+
+void Update::overlap(const std::function<bool()>& adds_last) {
+  std::vector<std::size_t> bucket_of;
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    if (buckets_[b].data->size() == 1) continue;
+    for (const NamedTensor& each : buckets_[b].parameters) {
+      const std::size_t i = bucket_of.size();
+      bucket_of.push_back(b);
+      hooks_.emplace_back(
+          each.tensor,
+          each.tensor.add_accumulate_hook([=, this, name = each.name](Tensor&) {
+            SB_CHECK(!buckets_[b].sent.defined(), "--overlap-grad-reduce: '",
+                     name,
+                     "' got a gradient after its bucket had left; each step "
+                     "must use every parameter equally often");
+            if (!adds_last()) return;
+            for (const std::size_t full : full_->count(i)) send(buckets_[full]);
+          }));
+    }
+  }
+  full_.emplace(std::move(bucket_of), buckets_.size());
+}
+
+void Update::send(UpdateBucket& bucket) {
+  const NoGrad no_grad;
+  Tensor& all = bucket.sent;
   {
-    const MemoryScope kind(MemoryKind::kCommunication);
-    all = Tensor::zeros(bucket.flat.shape(),
+    const MemoryScope kind(is_sharded_ ? MemoryKind::kCommunication
+                                       : MemoryKind::kGradient);
+    all = Tensor::zeros({is_sharded_ ? bucket.flat.numel() : bucket.numel()},
                         gradient(bucket.parameters[0]).options());
   }
   std::vector<CopyRun> there;
-  for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
-    const Tensor grad = gradient(bucket.parameters[i]);
-    there.push_back(
-        {all.flat_view(bucket.layout.offsets[i], grad.shape()), grad});
+  std::int64_t next = 0;
+  for (const NamedTensor& each : bucket.parameters) {
+    const Tensor grad = gradient(each);
+    there.push_back({all.flat_view(next, grad.shape()), grad});
+    next += grad.numel();
   }
   copy_runs(there);
+  if (!is_sharded_) {
+    // Gradients are views of the sum
+    for (std::size_t i = 0; i < there.size(); ++i) {
+      const NamedTensor& each = bucket.parameters[i];
+      const auto found = sums_.find(each.name);
+      if (found == sums_.end()) {
+        each.tensor.set_grad(there[i].target);
+      } else {
+        found->second = there[i].target;
+      }
+    }
+    bucket.work = bucket.data->all_reduce(all, ReduceOp::kSum, "gradients");
+    return;
+  }
   // The whole gradients are no longer needed
   there.clear();
   for (const NamedTensor& each : bucket.parameters) each.tensor.clear_grad();
   const MemoryScope kind(MemoryKind::kGradient);
   bucket.grad = Tensor::empty(bucket.own.shape(), all.options());
-  bucket.data->reduce_scatter(bucket.grad, all, ReduceOp::kSum, "gradients")
-      .wait();
+  bucket.work = bucket.data->reduce_scatter(bucket.grad, all, ReduceOp::kSum,
+                                            "gradients");
+}
+
+void Update::take_sum(UpdateBucket& bucket) {
+  bucket.work.wait();
+  bucket.sent = Tensor();
 }
 
 void Update::reduce() {
   const PhaseScope phase(Phase::kOptimizer);
+  if (full_) {
+    for (const std::size_t b : full_->end_step()) send(buckets_[b]);
+  }
   // Over samples and tokens
   for (UpdateBucket& bucket : buckets_) {
-    if (is_sharded_) {
-      scatter(bucket);
+    if (is_sharded_ && !bucket.sent.defined()) send(bucket);
+    if (bucket.sent.defined()) {
+      take_sum(bucket);
     } else {
       sum_over_ranks(*bucket.data, gradients_of(bucket), "gradients");
     }
@@ -298,7 +351,7 @@ void Update::forget() {
     bucket.grad = Tensor();
     for (const NamedTensor& each : bucket.parameters) each.tensor.clear_grad();
   }
-  for (auto& [name, each] : sums_) each.sum.zero();
+  for (auto& [name, sum] : sums_) sum.zero();
 }
 
 }  // namespace shardbook::hybrid

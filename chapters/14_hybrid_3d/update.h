@@ -22,13 +22,21 @@
 // new parameters. For that the shards of all members must have the same limits:
 // the token embedding has buckets of its own, or the other stage's shard would
 // hold other elements.
+//
+// With overlap_grad_reduce, the first sum of a bucket begins while backward goes
+// on (full_buckets.h), and reduce() waits for it. Its buckets hold parameters of
+// one stage, since the stages of a rank end their backwards at different times.
 
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/03_zero_fsdp/flat_buffer.h"
+#include "chapters/14_hybrid_3d/full_buckets.h"
 #include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/run/training_state.h"
@@ -47,12 +55,18 @@ struct UpdateBucket {
   bool is_partial = false;     ///< and their gradients are summed over it
   /// This rank adds them to the norm: no other rank that has them does.
   bool counts = false;
+  /// With overlap_grad_reduce: the first stage of this rank that has them.
+  int stage = 0;
 
   // With ZeRO-1
   zero::FlatLayout layout;
   Tensor flat;  ///< [padded]; the parameters are views of it
   Tensor own;   ///< [S], this rank's part
   Tensor grad;  ///< [S], during the update
+
+  // While the first sum is under way
+  Tensor sent;
+  Work work;
 
   /// Size of a gradient's element: 4 where 16-bit ones are summed in f32.
   double gradient_bytes = 0;
@@ -69,6 +83,9 @@ class Update {
   Update(const Options& options, const HybridOptions& setup,
          PipelineModel& model, const RankLayers& layers, const Groups& groups);
 
+  /// Sends each bucket as soon as it is full. `adds_last`: whether the backward
+  /// under way adds its stage's last gradients. Call it before the first step.
+  void overlap(const std::function<bool()>& adds_last);
   /// Sums the gradients. Order of collectives: all buckets over dp x cp, then
   /// over tp, then over stages (Megatron-LM, finalize_model_grads.py).
   void reduce();
@@ -97,7 +114,9 @@ class Update {
   void make_buckets(PipelineModel& model, const RankLayers& layers,
                     const HybridOptions& setup);
   void sum_in_f32();
-  void scatter(UpdateBucket& bucket);
+  /// Begins the first sum of a bucket; take_sum ends it.
+  void send(UpdateBucket& bucket);
+  static void take_sum(UpdateBucket& bucket);
   Tensor gradient(const NamedTensor& parameter) const;
   Tensors gradients_of(const UpdateBucket& bucket) const;
 
@@ -105,13 +124,12 @@ class Update {
   bool is_sharded_;
   std::vector<UpdateBucket> buckets_;
   std::unique_ptr<Optimizer> optimizer_;
-  /// With accumulate_f32: sums of gradients, by parameter.
-  struct Sum {
-    Tensor parameter;
-    Tensor sum;  ///< f32
-    int hook = 0;
-  };
-  std::map<std::string, Sum> sums_;
+  /// With accumulate_f32: sums of gradients in f32, by parameter.
+  std::map<std::string, Tensor> sums_;
+  /// Parameters, and the keys of their hooks.
+  std::vector<std::pair<Tensor, int>> hooks_;
+  /// With overlap_grad_reduce.
+  std::optional<FullBuckets> full_;
 };
 
 }  // namespace shardbook::hybrid

@@ -397,6 +397,7 @@ class Draw:
                    "type:block", "1,2")
         self.maybe(0.3, "--order", "megatron", "colossal-ai", "pp-cp-tp-dp")
         self.maybe(0.2, "--bucket-bytes", 0, 1000, "1MiB")
+        self.flag(0.2, "--overlap-grad-reduce")
         self.maybe(0.1, "--dp", left, 2)
         if self.sometimes(0.35):
             self.draw_hybrid_experts(left)

@@ -1,6 +1,6 @@
 """Mutants of experts and of hybrids: chapters 13 and 14."""
 
-from mutants import chapter
+from mutants import chapter, folder
 
 # --- 13, as chapter 14 uses it -------------------------------------------------
 
@@ -105,6 +105,22 @@ hybrid("degrees.cpp",
        '         topology.coordinate(rank, "ep")',
        'topology.coordinate(rank, "ep")', "HybridExperts.MoveWith*")
 
+# --- 14: buckets that leave during backward ------------------------------------
+
+OVERLAP = "FullBuckets.*:HybridOverlap.*"
+# Sent by the first micro-batch
+common = folder("chapters/common/pipeline", "hybrid")
+common("pipeline_engine.cpp", "std::none_of(now + 1, list.end(),",
+       "std::none_of(list.begin(), now,", OVERLAP)
+# Sent with the first of two gradients of the tied embedding
+hybrid("full_buckets.cpp", "if (gradients_.is_last_use(parameter)) num",
+       "num", OVERLAP)
+hybrid("full_buckets.cpp", "filled_[a] < filled_[b]", "a < b", OVERLAP)
+hybrid("update.cpp", "if (setup.overlap_grad_reduce) kind.stage = stage;", "",
+       OVERLAP)
+# What is sent is not the gradient that the optimizer reads
+hybrid("update.cpp", "each.tensor.set_grad(there[i].target);", "", OVERLAP)
+
 # --- 14: the bill --------------------------------------------------------------------
 
 hybrid("bill.cpp", "(z.blocks + z.blocks_again / 2)",
@@ -120,10 +136,16 @@ hybrid("hybrid_zero_strategy.cpp",
 TIME = "HybridTextbook.*"
 hybrid("hybrid_step_time.cpp", "{q, q + std::max(q, a), q + a, q}",
        "{q, q + q + a, q + a, q}", TIME)
-hybrid("hybrid_step_time.cpp", "z.options->steps > 1 ? each.gather : 0", "0", TIME)
-hybrid("hybrid_step_time.cpp", "if (bucket.is_partial) {", "if (false) {", TIME)
-hybrid("hybrid_step_time.cpp", "replay.flushed[rank] +",
-       "replay.spans[rank].back().end +", TIME)
+hybrid("hybrid_step_time.cpp",
+       "is_first ? std::vector<double>(gathers.size()) : gathers",
+       "std::vector<double>(gathers.size())", TIME)
+hybrid("hybrid_step_time.cpp", "if (bucket.is_partial) times",
+       "if (false) times", TIME)
+hybrid("hybrid_step_time.cpp", "replay.flushed[at(pp.rank())]",
+       "replay.spans[at(pp.rank())].back().end", TIME)
+hybrid("hybrid_step_time.cpp", 'has("c_proj.bias") && z.t() > 1', "false", TIME)
+hybrid("hybrid_step_time.cpp", 'has("wpe") && at.is_cut()', "false", TIME)
+hybrid("hybrid_step_time.cpp", "is_weight ? 0 : at.message()", "0", TIME)
 hybrid("hybrid_step_time.cpp", "z.element == 2 ? expert", "false ? expert", TIME)
 hybrid("hybrid_step_time.cpp", "2 * textbook::all_gather(setup.ep,",
        "1 * textbook::all_gather(setup.ep,", TIME)

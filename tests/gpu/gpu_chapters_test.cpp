@@ -227,6 +227,9 @@ TEST_F(GpuChapters, RanksThatShareAGpuShareAMesh) {
   expect_all(
       {{"14_hybrid_3d", "--world-size 4 --tp 2 --pp 2"},
        {"14_hybrid_3d", "--world-size 4 --pp 2 --zero-stage 1", false},
+       {"14_hybrid_3d",
+        "--world-size 4 --pp 2 --overlap-grad-reduce --bucket-bytes 1MiB",
+        false},
        {"14_hybrid_3d", "--world-size 4 --tp 2 --zero-stage 3", false},
        {"14_hybrid_3d", "--world-size 4 --cp 2 --pp 2 --dtype f16", false}},
       gpt_sizes());

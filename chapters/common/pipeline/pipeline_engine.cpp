@@ -179,6 +179,14 @@ void Engine::perform(const Action& action) {
   }
 }
 
+bool Engine::adds_last_gradients() const {
+  const auto& list = schedule_.actions[at(world_.rank())];
+  const auto now = list.begin() + walk_.position() - 1;
+  return std::none_of(now + 1, list.end(), [&](const Action& later) {
+    return later.kind == now->kind && later.chunk == now->chunk;
+  });
+}
+
 // --- One micro-batch ---------------------------------------------------------
 
 void Engine::forward(int b, int stage) {

@@ -116,6 +116,10 @@ class Engine {
   double loss(int micro_batch);
 
   const Schedule& schedule() const { return schedule_; }
+  /// Whether the action under way is the last of its kind (B, I or W) for its
+  /// stage on this rank: the gradients that it adds are the last ones. For
+  /// schedules that flush.
+  bool adds_last_gradients() const;
   /// On shapes, a run leaves out micro-batches whose time and memory repeat:
   /// the number of these.
   int num_left_out() const { return num_left_out_; }

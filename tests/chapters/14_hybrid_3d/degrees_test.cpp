@@ -48,6 +48,12 @@ TEST(HybridDegrees, AsynchronousSchedulesHaveNoPointToSumAt) {
   }
 }
 
+TEST(HybridDegrees, ZeroBeyondStage1AlwaysOverlaps) {
+  expect_refusal(options_for(2),
+                 {.dp = 2, .zero_stage = 2, .overlap_grad_reduce = true},
+                 {"--overlap-grad-reduce", "--zero-stage 2", "leave it out"});
+}
+
 TEST(HybridDegrees, NameSizesThatWork) {
   expect_refusal(options_for(3), {.tp = 3}, {"--tp 3", "4 heads", "give 2"});
   expect_refusal(options_for(2), {.dp = 2, .micro_batches = 5},

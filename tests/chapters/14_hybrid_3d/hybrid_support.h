@@ -49,6 +49,7 @@ inline std::string name_of(const HybridOptions& setup) {
          std::to_string(setup.micro_batches) + " " + setup.order +
          " recompute " + setup.recompute + " bucket " +
          std::to_string(setup.bucket_bytes) +
+         (setup.overlap_grad_reduce ? " overlapped" : "") +
          (setup.has_experts()
               ? " experts " + std::to_string(setup.experts) + " ep " +
                     std::to_string(setup.ep) + " k " +

@@ -140,6 +140,67 @@ TEST(HybridTextbook, AStepWithExpertsIsThePagesFormula) {
   }
 }
 
+// From the second step on, each bucket leaves when it is full.
+TEST(HybridTextbook, FullBucketsTravelDuringBackward) {
+  const auto expect_overlap = [](HybridOptions setup) {
+    setup.overlap_grad_reduce = true;
+    for (const std::int64_t bytes :
+         {std::int64_t{20000}, std::int64_t{1} << 21}) {
+      setup.bucket_bytes = bytes;
+      expect_form(setup, 2);
+    }
+  };
+  for (const int p : {1, 2, 3}) {
+    for (const int t : {1, 2}) {
+      for (const int zero : {0, 1}) expect_overlap(degrees(2, t, p, zero));
+    }
+  }
+  for (const char* schedule : {"zb-h1", "zb-auto", "interleaved", "gpipe"}) {
+    for (const bool is_cut : {false, true}) {
+      HybridOptions setup = degrees(2, 2, 2, 1);
+      setup.schedule = schedule;
+      setup.sequence_parallel = is_cut;
+      expect_overlap(setup);
+    }
+    HybridOptions setup = degrees(2, 1, 1);
+    if (schedule != std::string("interleaved")) setup.schedule = schedule;
+    expect_overlap(setup);
+  }
+  for (const char* recompute : {"always", "blocks", "attention"}) {
+    HybridOptions setup = degrees(1, 1, 2);
+    setup.cp = 2, setup.cp_kind = "ulysses";
+    setup.recompute = recompute;
+    expect_overlap(setup);
+  }
+}
+
+// Latencies keep the network busy from a stage's first full bucket on: the
+// head's table on the last stage, the bias behind a sum on one between.
+TEST(HybridTextbook, TheFirstFullBucketSetsTheEnd) {
+  for (const auto& [p, partition] :
+       {std::pair(2, "1,7"), std::pair(3, "1,6,1")}) {
+    for (const bool is_cut : {false, true}) {
+      HybridOptions setup = degrees(2, 2, p);
+      setup.partition = partition;
+      setup.sequence_parallel = is_cut;
+      setup.bucket_bytes = 1, setup.overlap_grad_reduce = true;
+      SCOPED_TRACE(name_of(setup));
+      expect_closed_form(run(setup, kModels[0]));
+    }
+  }
+}
+
+// A step is shorter, but not the first one, which counts gradients.
+TEST(HybridTextbook, OverlapHidesSumsBehindTheLastBackward) {
+  HybridOptions setup = degrees(4, 1, 2);
+  setup.bucket_bytes = 1 << 20;
+  const double at_end = run(setup, kModels[1]).time.step_s;
+  setup.overlap_grad_reduce = true;
+  const double overlapped = run(setup, kModels[1]).time.step_s;
+  EXPECT_LT(overlapped, at_end);
+  EXPECT_NEAR(run(setup, kModels[1], 1).time.step_s / at_end, 1, 1e-9);
+}
+
 // Messages of shards and of tp travel at the same time. Large models have
 // several buckets under ZeRO-2, for which there is no formula.
 TEST(HybridTextbook, ZeroShardsWhatTensorRanksShare) {
@@ -186,6 +247,8 @@ TEST(HybridTextbook, NoFormIsGivenWhereItDoesNotHold) {
   EXPECT_LT(run(setup, kModels[0], 1).time.closed_form_s, 0);
   setup = degrees(1, 2, 1);
   setup.experts = 4, setup.expert_tp = true;
+  EXPECT_LT(form(setup), 0);
+  setup.expert_tp = false, setup.overlap_grad_reduce = true;
   EXPECT_LT(form(setup), 0);
 }
 
