@@ -16,7 +16,6 @@ constexpr int kBatch = 16;
 /// In the script's words and order.
 constexpr const char* kConfig = R"({{
   "train_batch_size": {batch},
-  "gradient_accumulation_steps": {accumulation},
   "steps_per_print": 2000,
   "optimizer": {{
     "type": "Adam",
@@ -70,9 +69,10 @@ void check(const Options& options, const CifarOptions& cifar) {
   SB_CHECK(cifar.stage < 3,
            "--stage 3: it gathers every parameter for each micro-batch, and no "
            "rank has experts whole, so DeepSpeed refuses it; give 0, 1 or 2");
-  SB_CHECK(!cifar.cpu_offload || cifar.stage == 2,
-           "--cpu-offload: gradients stream to the host as shards; give --stage "
-           "2 as well");
+  SB_CHECK(
+      !cifar.cpu_offload || cifar.stage == 2,
+      "--cpu-offload: gradients stream to the host as shards; give --stage "
+      "2 as well");
   SB_CHECK(kBatch % options.world_size == 0, "--world-size ",
            options.world_size, ": does not divide the batch of ", kBatch,
            " images; give 1, 2, 4, 8 or 16");
@@ -105,6 +105,7 @@ void add_cifar_options(CommandLine& line, Options& options,
   options.cluster = "none";
   options.seq = 1;  // one label for an image
   options.data.clear();
+  options.steps = 20;
   line.add("--world-size", &options.world_size, "number of ranks", 1, 1 << 16);
   line.add("--backend", &options.backend, "what the ranks are",
            {"threads", "gloo"});
@@ -161,7 +162,7 @@ void add_cifar_options(CommandLine& line, Options& options,
                      : names->policy == "Jitter" ? Noise::kJitter
                                                  : Noise::kNone;
     check(options, cifar);
-    const auto config = cifar_config(cifar, options.world_size);
+    const auto config = cifar_config(cifar);
     options.batch = config.batch.train;
     options.optimizer = config.optimizer.name();
     options.optimizer_options = config.optimizer.params;
@@ -173,11 +174,9 @@ void add_cifar_options(CommandLine& line, Options& options,
   line.at_end([&line, &options] { options.effective = line.values(); });
 }
 
-engine::DeepSpeedConfig cifar_config(const CifarOptions& cifar, int ranks) {
-  const int groups = cifar.groups > 0 ? cifar.groups : ranks;
+engine::DeepSpeedConfig cifar_config(const CifarOptions& cifar) {
   const std::string text = fmt::format(
       fmt::runtime(kConfig), fmt::arg("batch", kBatch),
-      fmt::arg("accumulation", groups / ranks),
       fmt::arg("bf16", cifar.dtype == "bf16"),
       fmt::arg("fp16", cifar.dtype == "fp16"), fmt::arg("stage", cifar.stage),
       fmt::arg("offload", cifar.cpu_offload));

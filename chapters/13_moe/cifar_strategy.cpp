@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 
 #include "chapters/03_zero_fsdp/flat_buffer.h"
 #include "chapters/13_moe/bill.h"
 #include "chapters/13_moe/load.h"
+#include "chapters/common/run/parity.h"
+#include "chapters/common/run/replica_sums.h"
 #include "chapters/common/sharded/parts.h"
-#include "comm/launch.h"
-#include "core/ops.h"
+#include "core/autograd.h"
 
 namespace shardbook::moe {
 namespace {
@@ -17,8 +20,19 @@ namespace {
 constexpr std::int64_t kTestBatch = 4;
 constexpr double kWidth = 84;  // of a token
 
-int groups_of(const CifarOptions& cifar, const ProcessGroup& world) {
-  return cifar.groups > 0 ? cifar.groups : world.size();
+/// The loss of the images of one rank.
+Tensor loss_of(const Options& options, const CifarData& data, std::int64_t step,
+               int rank, const std::function<Tensor(const Tensor&)>& forward) {
+  const int ranks = options.world_size;
+  RandomState& random = RankContext::current().random;
+  // Draws are keyed by an image's place in the batch
+  random.step = static_cast<std::uint64_t>(step);
+  random.batch = {rank, ranks};
+  random.next_op = 0;
+  const Batch batch =
+      cifar_batch(data.training, {step * options.batch + rank, ranks},
+                  options.batch / ranks, options.dtype);
+  return language_loss(forward(batch.inputs), batch.targets);
 }
 
 double gather(double ranks) { return (ranks - 1) / ranks; }
@@ -52,31 +66,16 @@ CifarStrategy::CifarStrategy(const Options& options, const CifarOptions& cifar,
       mesh_(mesh),
       world_(mesh.world()),
       net_(cifar.net, {.ep = &mesh.group("ep")}, record_),
-      engine_(
-          engine::initialize(net_, cifar_config(cifar, world_.size()), world_)
-              .engine) {}
+      engine_(engine::initialize(net_, cifar_config(cifar), world_).engine) {}
 
 StepResult CifarStrategy::step(std::int64_t step) {
-  RandomState& random = RankContext::current().random;
-  const int groups = groups_of(cifar_, world_);
-  const std::int64_t rows = options_.batch / groups;
-  double own = 0;
-  for (int group = world_.rank(); group < groups; group += world_.size()) {
-    // Draws are keyed by an image's place in the batch
-    random.step = static_cast<std::uint64_t>(step);
-    random.batch = {group, groups};
-    random.next_op = 0;
-    const Batch batch =
-        cifar_batch(data_.training, {step * options_.batch + group, groups},
-                    rows, options_.dtype);
-    const Tensor loss = language_loss((*engine_)(batch.inputs), batch.targets);
-    engine_->backward(loss);
-    engine_->step();
-    own += loss.item() / groups;
-  }
-  random.batch = {};
+  const Tensor loss =
+      loss_of(options_, data_, step, world_.rank(),
+              [&](const Tensor& images) { return (*engine_)(images); });
+  engine_->backward(loss);
+  engine_->step();
   StepResult result;
-  result.loss = sum_over_ranks(world_, own, "loss");
+  result.loss = sum_over_ranks(world_, loss.item() / world_.size(), "loss");
   result.grad_norm = engine_->get_global_grad_norm();
   result.was_skipped = !engine_->was_step_applied();
   return result;
@@ -197,18 +196,46 @@ ReferenceRun train_cifar_reference(const Options& options,
                                    const CifarData& data) {
   Options quiet = options;
   quiet.log.clear();
-  CifarOptions one = cifar;
-  one.groups = cifar.groups > 0 ? cifar.groups : options.world_size;
-  one.ep = 1, one.stage = 0, one.cpu_offload = false;
-  ReferenceRun run;
-  run_ranks(1, [&](ProcessGroup& alone) {
-    DeviceMesh mesh(alone, expert_topology({}));
-    CifarStrategy strategy(quiet, one, data, mesh);
-    run = train_yardstick(
-        quiet, strategy.optimizer(), strategy.net().named_parameters(),
-        [&](std::int64_t step) { return strategy.step(step); });
-  });
-  return run;
+  const int ranks = options.world_size;
+  const bool is_f16 = options.dtype == DType::kF16;
+  const auto record = std::make_shared<MoeRecord>();
+  ConvNet net(cifar.net, {}, record);
+  const auto optimizer = make_optimizer(options.optimizer, net.parameters(),
+                                        options.optimizer_options);
+  optimizer->keep_master_copies();
+
+  // DDP's sums may overflow before they are divided; all others divide first
+  const bool sums_first =
+      is_f16 && cifar.stage == 0 && cifar.net.num_experts.empty();
+  const double divisor = sums_first ? ranks : 1;
+  LossScaleOptions scale = cifar_config(cifar).fp16.scale();
+  scale.scale *= divisor, scale.min_scale *= divisor;
+  DynamicLossScaler scaler(scale);
+  // An expert has the tokens of ep ranks
+  std::vector<int> joint;
+  for (const NamedTensor& each : net.named_parameters()) {
+    joint.push_back(is_expert(each.name) ? cifar_groups(cifar, ranks).ep : 1);
+  }
+  ReplicaSums sums(net.parameters(), divisor / ranks, joint);
+  return train_yardstick(
+      quiet, *optimizer, net.named_parameters(), [&](std::int64_t step) {
+        record->loss_scale = is_f16 ? scaler.scale() / divisor : 1;
+        StepResult result;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const Tensor loss =
+              loss_of(quiet, data, step, rank,
+                      [&](const Tensor& images) { return net(images); });
+          autograd::backward(
+              {loss}, {Tensor::full({}, record->loss_scale, loss.options())});
+          result.loss += loss.item() / ranks;
+          sums.take(at(rank + 1));
+        }
+        sums.give();
+        result.grad_norm = is_f16 ? update_unscaled(quiet, *optimizer, scaler)
+                                  : update_parameters(quiet, *optimizer);
+        result.was_skipped = is_f16 && !std::isfinite(result.grad_norm);
+        return result;
+      });
 }
 
 }  // namespace shardbook::moe

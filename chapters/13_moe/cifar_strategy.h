@@ -29,9 +29,6 @@ struct CifarOptions {
   int stage = 0;
   bool cpu_offload = false;
   std::string dtype = "fp16";
-  /// Groups of images that are routed together, one rank's in one micro-batch;
-  /// 0: as many as ranks.
-  int groups = 0;
 };
 
 /// The script's options under their own names, and those of all programs that
@@ -39,8 +36,8 @@ struct CifarOptions {
 /// checks everything, when the line has been parsed.
 void add_cifar_options(CommandLine& line, Options& options,
                        CifarOptions& cifar);
-/// The script's config, for groups that `ranks` ranks compute.
-engine::DeepSpeedConfig cifar_config(const CifarOptions& cifar, int ranks);
+/// The script's config.
+engine::DeepSpeedConfig cifar_config(const CifarOptions& cifar);
 /// The sizes of the mesh, with ep chosen. Throws Error that names the option for
 /// sizes that do not divide.
 GroupSizes cifar_groups(const CifarOptions& cifar, int ranks);
@@ -87,7 +84,8 @@ class CifarStrategy : public Strategy {
   std::optional<CifarResults> results_;
 };
 
-/// The same training on one device, which routes the images in the same groups.
+/// The same training on one device without an engine. It routes the images of each
+/// rank by themselves, and in f16 leaves out the steps that overflow on ranks.
 ReferenceRun train_cifar_reference(const Options& options,
                                    const CifarOptions& cifar,
                                    const CifarData& data);

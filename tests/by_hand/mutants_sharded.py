@@ -206,12 +206,13 @@ moe("routing.cpp",
 # Weights are not shares of the kept choices
 moe("gate.cpp", "(!is_dropless && routing.slot[choice] < 0)", "false",
     "*GateWeights*")
-# Draws belong to the ranks' images, not to the groups'
+# The loss is a mean
 cifar = chapter("13_moe", "engine")
-cifar("cifar_strategy.cpp", "random.batch = {group, groups};",
-      "random.batch = {world_.rank(), world_.size()};", "*CifarRanks*")
-cifar("cifar_strategy.cpp", "own += loss.item() / groups;",
-      "own += loss.item();", "*CifarRanks*")
+cifar("cifar_strategy.cpp", "loss.item() / world_.size()", "loss.item()",
+      "*CifarRanks*")
+# f16: the one device has another scale
+cifar("cifar_strategy.cpp", "is_f16 ? scaler.scale() / divisor : 1",
+      "is_f16 ? scaler.scale() / ranks : 1", "*CifarRanks.SkipsSteps*")
 # Images that fill the last batch count
 cifar("cifar_strategy.cpp", "i < kTestBatch && first + i < n;",
       "i < kTestBatch;", "Cifar.EveryImage*")
