@@ -36,6 +36,24 @@ TEST(Advice, NamesWhatWasGivenAndAWayThatWorks) {
   }
 }
 
+TEST(Advice, AnUnknownOptionNamesTheNearestAndWhereAllAre) {
+  for (const auto& [options, sentence] :
+       {std::pair{"--stpes 3", "--stpes 3 (did you mean --steps?); see "},
+        {"--world_sze=2", "--world_sze=2 (did you mean --world-size?)"},
+        {"--optim sgd", "--optim sgd (did you mean --optimizer?)"},
+        {"batch 8", "unknown option batch 8 (did you mean --batch?)"},
+        {"--no-chekc", "--no-chekc (did you mean --no-check?)"},
+        {"--xyzzy", "--xyzzy; see ch02_ddp --help\n"}}) {
+    expect_end(run("02_ddp", options), 2, {sentence});
+  }
+  // As ./shardbook starts a program
+  const std::string shell = "SHARDBOOK_COMMAND='./shardbook run ddp --'";
+  expect_end(run("02_ddp", "--xyzzy", shell), 2,
+             {"--xyzzy; see ./shardbook run ddp -- --help\n"});
+  // An option that is refused is no advice
+  expect_end(run("13_moe", "--load-svgg"), 2, {"--load-svgg; see"});
+}
+
 // Each would fill the memory, or take hours.
 TEST(Advice, SizesThatNobodyCanMeanAreRefusedAtOnce) {
   for (const std::string world :

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <iostream>
 #include <limits>
 #include <map>
@@ -54,6 +55,47 @@ std::string parse_number(const std::string& text, T* value, T min, T max) {
   }
   *value = number;
   return "";
+}
+
+/// How many letters too many, missing, wrong or swapped with the next turn one
+/// word into the other.
+std::size_t num_typos(const std::string& a, const std::string& b) {
+  std::vector<std::vector<std::size_t>> fewest(a.size() + 1);
+  for (std::size_t i = 0; i <= a.size(); ++i) {
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      std::size_t typos = i + j;
+      if (i > 0 && j > 0) {
+        typos = std::min({fewest[i - 1][j] + 1, fewest[i][j - 1] + 1,
+                          fewest[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
+      }
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        typos = std::min(typos, fewest[i - 2][j - 2] + 1);
+      }
+      fewest[i].push_back(typos);
+    }
+  }
+  return fewest[a.size()][b.size()];
+}
+
+/// " (did you mean --steps?)" for "--stpes=3", or nothing. A word that begins
+/// an option's name also means it.
+std::string nearest_option(const CLI::App& app, const std::string& word) {
+  const std::size_t begin = word.find_first_not_of('-');
+  if (begin == std::string::npos) return "";
+  const std::string typed = word.substr(begin, word.find('=') - begin);
+  std::size_t fewest = std::max<std::size_t>(1, typed.size() / 3) + 1;
+  std::string nearest;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_description().empty()) continue;  // It is refused
+    for (const std::string& name : option->get_lnames()) {
+      const bool begins = typed.size() > 2 && name.rfind(typed, 0) == 0;
+      const std::size_t typos = begins ? 1 : num_typos(typed, name);
+      if (typos >= fewest) continue;
+      fewest = typos;
+      nearest = name;
+    }
+  }
+  return nearest.empty() ? "" : " (did you mean --" + nearest + "?)";
 }
 
 }  // namespace
@@ -296,10 +338,12 @@ void CommandLine::parse(int argc, char** argv) {
     std::string text = error.what();
     std::replace(text.begin(), text.end(), '\n', ' ');
     if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-      text = fmt::format("unknown option {}",
-                         fmt::join(impl_->app.remaining(), " "));
+      const std::vector<std::string> words = impl_->app.remaining();
+      text = fmt::format("unknown option {}{}", fmt::join(words, " "),
+                         nearest_option(impl_->app, words.front()));
     }
-    SB_FAIL(text, "; see ", impl_->app.get_name(), " --help");
+    const char* command = std::getenv("SHARDBOOK_COMMAND");
+    SB_FAIL(text, "; see ", command ? command : program(), " --help");
   }
   for (const auto& finish : impl_->after_parse) finish();
   for (const auto& finish : impl_->at_end) finish();
