@@ -26,9 +26,9 @@ class Stopped(BaseException):
         self.number = number
 
 
-def say(text):
+def say(text, end="\n"):
     """Prints a line on stderr; results of programs are on stdout."""
-    os.write(2, os.fsencode(text + "\n"))
+    os.write(2, os.fsencode(text + end))
 
 
 def die(text):
@@ -47,53 +47,65 @@ def run(command, output=None, environment=None):
                             environment=environment)[0]
 
 
-def run_side_by_side(commands, at_once, on_start=lambda k: None, output=None,
-                     environment=None, statuses=None):
+def run_side_by_side(commands, at_once, on_start=lambda k: None, on_end=None,
+                     output=None, environment=None, statuses=None):
     """Runs programs in their order, `at_once` at a time; returns their statuses.
 
-    Calls on_start(k) before program k starts. A list `statuses`, of None, has
-    those of the programs that have ended, also when it throws. All else is as
-    run() says.
+    Calls on_start(k) before program k starts. With on_end, nothing that they
+    write to stderr is shown: on_end(k, text) gets it when program k has ended.
+    A list `statuses`, of None, has those of the programs that have ended, also
+    when it throws. All else is as run() says.
     """
     if statuses is None:
         statuses = [None] * len(commands)
-    running = {}  # the place of each program
+    running = {}  # the place of each program, and the file of its errors
+
+    def finish_one():
+        program, status = _wait_for_one(running)
+        k, errors = running.pop(program)
+        statuses[k] = status
+        if errors:
+            with errors:
+                errors.seek(0)
+                on_end(k, errors.read())
+
     try:
         for k, command in enumerate(commands):
             _check_signals()
             if len(running) == at_once:
-                _finish_one(running, statuses)
+                finish_one()
             on_start(k)
-            running[_start(command, output, environment)] = k
+            errors = open(os.memfd_create("stderr"), "rb") if on_end else None
+            running[_start(command, output, errors, environment)] = k, errors
         while running:
-            _finish_one(running, statuses)
+            finish_one()
     except (OSError, Stopped) as error:
         _end(running, getattr(error, "number", signal.SIGTERM))
         raise
     return statuses
 
 
-def _start(command, output, environment):
+def _start(command, output, errors, environment):
     files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     if output:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         files.append((os.POSIX_SPAWN_OPEN, 1, output, flags, 0o666))
+    if errors:
+        files.append((os.POSIX_SPAWN_DUP2, errors.fileno(), 2))
     return os.posix_spawnp(
         command[0], command, {**os.environ, **(environment or {})},
         file_actions=files, setpgroup=0, setsigmask=[],
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])  # ignored by Python
 
 
-def _finish_one(running, statuses):
-    """Waits until one of the programs ends, and notes its status."""
+def _wait_for_one(running):
+    """Waits until one of the programs ends; returns it, and its status."""
     while True:
         # One SIGCHLD may stand for several programs, so all are asked.
-        for program, k in running.items():
+        for program in running:
             ended, status = os.waitpid(program, os.WNOHANG)
             if ended:
-                statuses[k] = _status_of(status)
-                del running[program]
-                return
+                return program, _status_of(status)
         number = signal.sigwait(_stopping | {signal.SIGCHLD})
         if number in _stopping:
             raise Stopped(number)

@@ -18,13 +18,16 @@ import re
 import shlex
 import signal
 import sys
+import time
 
 import programs
 from chapter_names import PROGRAMS, find_programs, program_of, title_of
 from default_rows import YARDSTICK, Row, default_rows
 from programs import BUILD, Stopped, die, say
+from progress import Progress
 from report_runs import TABLE, page_of, write_report
-from run_folder import keep_folder, new_folder, remove_folder
+from run_folder import (keep_folder, known_seconds, new_folder, note_seconds,
+                        remove_folder)
 
 
 def quoted(word):
@@ -33,6 +36,12 @@ def quoted(word):
         octal = "".join(f"\\{byte:03o}" for byte in os.fsencode(word))
         return f"$'{octal}'"
     return shlex.quote(word)
+
+
+def typed_command(chapter, options=()):
+    """What a reader types to run a chapter."""
+    words = ["./shardbook", "run", title_of(chapter), "--"]
+    return " ".join([*words, *map(quoted, options)])
 
 
 class Runs:
@@ -51,23 +60,40 @@ class Runs:
     def add(self, chapter, options):
         """Shows what the program prints."""
         name = self.next_name()
-        self.keep(name, Row("", chapter, "", options),
-                  programs.run(self.command(name, chapter, options)))
+        status = programs.run(
+            self.command(name, chapter, options),
+            environment={"SHARDBOOK_COMMAND": typed_command(chapter)})
+        say(complaint(chapter, status), end="")
+        self.keep(name, Row("", chapter, "", options), status)
 
-    def add_rows(self, rows, at_once):
-        """Says which rows run, and shows nothing of what they print."""
+    def add_rows(self, rows, at_once, progress):
+        """Says which rows run, and shows only the errors that they print."""
+        first = self.count
         names = [self.next_name() for _ in rows]
+        titles = [f"{row.chapter}, {row.label}" for row in rows]
         statuses = [None] * len(rows)
+        seconds = [0.0] * len(rows)
+
+        def begin(k):
+            seconds[k] = -time.monotonic()
+            progress.begin(first + k, titles[k])
+
+        def end(k, errors):
+            seconds[k] += time.monotonic()
+            progress.end(first + k, titles[k], os.fsdecode(errors)
+                         + complaint(rows[k].label, statuses[k]))
+
         try:
             programs.run_side_by_side(
                 [self.command(name, row.chapter, row.options)
-                 for name, row in zip(names, rows)], at_once,
-                lambda k: say(f"running {rows[k].chapter}, {rows[k].label} ..."),
-                output=os.devnull, statuses=statuses)
+                 for name, row in zip(names, rows)],
+                at_once, begin, end, output=os.devnull, statuses=statuses)
         finally:
-            for name, row, status in zip(names, rows, statuses):
-                if status is not None:
-                    self.keep(name, row, status)
+            progress.clear()
+            for name, row, status, s in zip(names, rows, statuses, seconds):
+                if status is not None and self.keep(name, row, status):
+                    note_seconds(self.folder, s,
+                                 typed_command(row.chapter, row.options))
 
     def next_name(self):
         self.count += 1
@@ -78,32 +104,34 @@ class Runs:
                 "--report", self.file(name), *options]
 
     def keep(self, name, row, status):
+        """Whether the program has left a report, which is kept."""
         report = self.file(name)
         self.status = self.status or status
-        complain(row.label or row.chapter, status)
         if status < 2 and os.path.exists(report) and os.path.getsize(report):
-            words = ["./shardbook", "run", title_of(row.chapter), "--",
-                     *map(quoted, row.options)]
-            self.add_row(name, row.title, row.label, " ".join(words))
+            self.add_row(name, row.title, row.label,
+                         typed_command(row.chapter, row.options))
             self.num_kept += 1
-        elif os.path.exists(report):
+            return True
+        if os.path.exists(report):
             os.unlink(report)
+        return False
 
     def add_row(self, *cells):
         with open(self.file("rows.tsv"), "ab") as rows:
             rows.write(os.fsencode("\t".join(cells) + "\n"))
 
 
-def complain(label, status):
-    """Reports an unusual status; up to 3, the program itself has done so."""
-    if status > 128:
-        try:
-            number = signal.Signals(status - 128).name.removeprefix("SIG")
-        except ValueError:
-            number = status - 128
-        say(f"shardbook: {label} was ended by signal {number}")
-    elif status > 3:
-        say(f"shardbook: {label} ended with status {status}")
+def complaint(label, status):
+    """Names an unusual status; up to 3, the program itself has explained it."""
+    if status <= 3:
+        return ""
+    try:
+        number = signal.Signals(status - 128).name.removeprefix("SIG")
+    except ValueError:
+        number = status - 128
+    end = (f"was ended by signal {number}" if status > 128 else
+           f"ended with status {status}")
+    return f"shardbook: {label} {end}\n"
 
 
 def gloo_is_built():
@@ -120,6 +148,20 @@ def is_simulated(row):
     return "--backend sim" in " ".join(row.options)
 
 
+def shares_of_time(rows, cores):
+    """As long as rows took in the last run; others, as long as these on average.
+
+    Simulated rows share the cores.
+    """
+    known = known_seconds("last")
+    seconds = [known.get(typed_command(row.chapter, row.options))
+               for row in rows]
+    found = [s for s in seconds if s is not None] or [1]
+    mean = sum(found) / len(found)
+    return [(mean if s is None else s) / (cores if is_simulated(row) else 1)
+            for s, row in zip(seconds, rows)]
+
+
 def run_default_rows(runs, chapters):
     """Measured rows one by one, and simulated ones on all cores."""
     rows = default_rows(chapters)
@@ -130,12 +172,10 @@ def run_default_rows(runs, chapters):
                 "Gloo (package libgloo-dev)")
         rows = [row for row in rows if row not in on_gloo]
     runs.num_planned = len(rows)
+    cores = len(os.sched_getaffinity(0))
+    progress = Progress(shares_of_time(rows, cores))
     for simulated, group in itertools.groupby(rows, is_simulated):
-        if simulated:
-            runs.add_rows(list(group), len(os.sched_getaffinity(0)))
-        else:
-            for row in group:
-                runs.add_rows([row], 1)
+        runs.add_rows(list(group), cores if simulated else 1, progress)
 
 
 def is_quiet(chapters, options):

@@ -1,5 +1,7 @@
 """The folder of a run, build/runs/NAME: a report per program, and rows.tsv.
 
+Rows of chapters/rows.txt also leave seconds.tsv: how long each command took.
+
 A run writes into a folder of its own, which gets its name when all is done: two
 runs at a time do not see each other, and a name never holds half a run.
 """
@@ -45,3 +47,19 @@ def _moves(source, target):
     except OSError:
         return False
     return True
+
+
+def note_seconds(folder, seconds, command):
+    with open(os.path.join(folder, "seconds.tsv"), "ab") as file:
+        file.write(os.fsencode(f"{seconds:.2f}\t{command}\n"))
+
+
+def known_seconds(name):
+    """How long the commands of a kept run took."""
+    try:
+        with open(os.path.join(RUNS, name, "seconds.tsv"), "rb") as file:
+            lines = os.fsdecode(file.read()).splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split("\t", 1) for line in lines)
+    return {command: float(seconds) for seconds, command in pairs}

@@ -3,7 +3,9 @@
 // Commands of the shell, and how they end.
 
 #include <gtest/gtest.h>
+#include <pty.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -30,6 +32,36 @@ inline Outcome run_command(const std::string& command) {
     outcome.text.append(buffer.data(), n);
   }
   const int status = pclose(pipe);
+  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return outcome;
+}
+
+/// What a command of sh prints to a terminal. Somebody presses Ctrl-C when
+/// `interrupt_at` has been printed.
+inline Outcome run_on_terminal(const std::string& command, int columns = 80,
+                               const std::string& interrupt_at = "") {
+  Outcome outcome;
+  int terminal = -1;
+  winsize size{};
+  size.ws_col = static_cast<unsigned short>(columns);
+  const pid_t child = forkpty(&terminal, nullptr, nullptr, &size);
+  if (child < 0) return outcome;
+  if (child == 0) {
+    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    _exit(127);
+  }
+  bool waits = !interrupt_at.empty();
+  std::array<char, 4096> buffer;
+  // Where the program has ended, reading fails
+  for (ssize_t n; (n = read(terminal, buffer.data(), buffer.size())) > 0;) {
+    outcome.text.append(buffer.data(), static_cast<std::size_t>(n));
+    if (waits && outcome.text.find(interrupt_at) != std::string::npos) {
+      waits = write(terminal, "\003", 1) != 1;
+    }
+  }
+  close(terminal);
+  int status = 0;
+  waitpid(child, &status, 0);
   outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return outcome;
 }

@@ -3,11 +3,7 @@
 // The chapters' programs, as a user starts them.
 
 #include <gtest/gtest.h>
-#include <pty.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
 #include <cctype>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -32,29 +28,11 @@ inline Outcome run_program(const std::string& path, const std::string& options,
                      path + "' " + options + " 2>&1 </dev/null");
 }
 
-// The same on a terminal, which shows more: a line of progress.
+/// The same on a terminal, which shows more: a line of progress.
 inline Outcome run_on_terminal(const std::string& path,
                                const std::string& options) {
-  const std::string command =
-      "timeout 120 '" SHARDBOOK_BUILD "/" + path + "' " + options;
-  Outcome outcome;
-  int terminal = -1;
-  const pid_t child = forkpty(&terminal, nullptr, nullptr, nullptr);
-  if (child < 0) return outcome;
-  if (child == 0) {
-    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-    _exit(127);
-  }
-  std::array<char, 4096> buffer;
-  // Where the program has ended, reading fails
-  for (ssize_t n; (n = read(terminal, buffer.data(), buffer.size())) > 0;) {
-    outcome.text.append(buffer.data(), static_cast<std::size_t>(n));
-  }
-  close(terminal);
-  int status = 0;
-  waitpid(child, &status, 0);
-  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return outcome;
+  return run_on_terminal("timeout 120 '" SHARDBOOK_BUILD "/" + path + "' " +
+                         options);
 }
 
 // "02_ddp", or "cifar_moe" beside the chapters, with options.

@@ -27,6 +27,11 @@ if [[ " $* " == *" --wait-for-ddp "* ]]; then
     sleep 0.1
   done
 fi
+if [[ " $* " == *" --complain "* ]]; then
+  echo "$name: one" >&2
+  sleep 0.2
+  echo "$name: two" >&2
+fi
 [[ " $* " != *" --slow "* ]] || sleep 1
 [[ " $* " != *" --stay "* ]] || sleep 60
 [[ $1 == --report ]] || exit 2
@@ -125,10 +130,19 @@ std::string Script::read(const std::string& path) const {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+std::string Script::in_the_tree(const std::string& words) const {
+  return "cd '" + root_ + "' && PATH='" + root_ +
+         "/bin':$PATH bash -c 'PATH=$PATH; " + words + "' 2>&1";
+}
+
 Outcome Script::run(const std::string& words) const {
-  return run_command("cd '" + root_ + "' && PATH='" + root_ +
-                     "/bin':$PATH bash -c 'PATH=$PATH; " + words +
-                     "' 2>&1 </dev/null");
+  return run_command(in_the_tree(words) + " </dev/null");
+}
+
+Outcome Script::run_in_terminal(const std::string& words, int columns,
+                                const std::string& interrupt_at) const {
+  return run_on_terminal("TERM=xterm; " + in_the_tree(words), columns,
+                         interrupt_at);
 }
 
 int num_cores() {

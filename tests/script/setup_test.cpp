@@ -119,14 +119,6 @@ TEST_F(Script, AFolderThatCannotBeWrittenIsNamed) {
       << outcome.text;
 }
 
-TEST_F(Script, ProgressIsForTerminalsThatMoveTheirCursor) {
-  write("/terminal.py", "import pty, sys\npty.spawn(sys.argv[1:])\n");
-  const std::string call =
-      " python3 terminal.py ./shardbook run gpipe -- --help";
-  expect_text(run("TERM=xterm" + call).text, {"\033["});
-  EXPECT_FALSE(has_text(run("TERM=dumb" + call).text, "\033["));
-}
-
 TEST_F(Script, TheDoctorSaysWhatComesNext) {
   write("/build/build.ninja",
         "build core/libshardbook_kernels.so: cpp_LINKER a.o\n");
