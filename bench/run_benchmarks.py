@@ -17,6 +17,7 @@ sys.path.insert(0, os.path.join(ROOT, "chapters", "table"))
 
 import programs  # noqa: E402
 from programs import BUILD, die, say  # noqa: E402
+from spelling import near  # noqa: E402
 
 VALIDATE = "bench/validate/validate"
 PLANNER = "bench/planner/planner"
@@ -119,8 +120,9 @@ def find_benchmarks(words):
     chosen = [word.removesuffix("_bench") for word in words]
     for word, name in zip(words, chosen):
         if name not in names:
-            die(f"bench {word}: there is no such benchmark; there are: "
-                + " ".join([*names, *ALONE]))
+            known = [*names, *ALONE]
+            die(f"bench {word}: there is no such benchmark{near(word, known)}; "
+                f"there are: {' '.join(known)}")
     return chosen or names or die("bench: there is no benchmark in this build")
 
 
@@ -155,6 +157,7 @@ def run(*words):
     names, options = read_words(words)
     if len(names) == 1 and names[0] in ALONE:
         _, run_alone = ALONE[names[0]]
+        os.environ["SHARDBOOK_COMMAND"] = f"./shardbook bench {names[0]} --"
         return run_alone(options)
     statuses = [run_benchmark(name, options) for name in find_benchmarks(names)]
     say("Results as JSON are in build/bench-results/.")

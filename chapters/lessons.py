@@ -29,6 +29,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
 import programs  # noqa: E402
 from chapter_names import find_chapters, title_of  # noqa: E402
 from programs import BUILD, ROOT, die, say  # noqa: E402
+from spelling import near  # noqa: E402
 
 BEGIN, END = "// --- the strategy\n", "// --- end\n"
 OUT = BUILD  # exercises and mistakes are written below it
@@ -290,8 +291,9 @@ def read_words(command, words):
     if command == "exercise" and more not in ([], ["--solution"]):
         die(f"exercise {words[0]} {more[0]}: only --solution may follow")
     if command == "mistake" and more and more[0] not in mistakes_of(chapter):
-        die(f"mistake {words[0]} {more[0]}: no such mistake; there are "
-            + ", ".join(mistakes_of(chapter)))
+        mistakes = list(mistakes_of(chapter))
+        die(f"mistake {words[0]} {more[0]}: no such mistake"
+            f"{near(more[0], mistakes)}; there are {', '.join(mistakes)}")
     return [chapter, *more]
 
 

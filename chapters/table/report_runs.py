@@ -10,6 +10,7 @@ import sys
 import programs
 from programs import BUILD, ROOT, die, say
 from run_folder import RUNS
+from spelling import near
 
 TABLE = os.path.join("chapters", "table", "shardbook_table")
 
@@ -49,9 +50,9 @@ def kept_folders(names):
     for name in names:
         is_name = not name.startswith(".") and "/" not in name
         if not is_name or not os.path.isdir(os.path.join(RUNS, name)):
-            kept = " ".join(kept_names())
-            die(f"report {name}: no runs have that name; " +
-                (f"there are: {kept}" if kept else
+            kept = kept_names()
+            die(f"report {name}: no runs have that name{near(name, kept)}; " +
+                (f"there are: {' '.join(kept)}" if kept else
                  "none are kept yet: ./shardbook run keeps them"))
     return [os.path.join(RUNS, name) for name in names]
 

@@ -21,7 +21,8 @@ import sys
 import time
 
 import programs
-from chapter_names import PROGRAMS, find_programs, program_of, title_of
+from chapter_names import (OTHERS, PROGRAMS, find_programs, program_of,
+                           title_of)
 from default_rows import YARDSTICK, Row, default_rows
 from programs import BUILD, Stopped, die, say
 from progress import Progress
@@ -199,10 +200,6 @@ def uses_gpu(options):
     return ("--device", "cuda") in pairs or "--device=cuda" in options
 
 
-# Programs that print, and keep no run: build/chapters/NAME.
-OTHERS = ["accelerate"]
-
-
 def other_command(name, words):
     """The command of one of OTHERS; None for words that name another program."""
     if not words or words[0] not in OTHERS:
@@ -251,7 +248,8 @@ def run_all(runs, chapters, options):
 
 def run_and_report(name, *words):
     if other := other_command(name, words):
-        return programs.run(other)
+        return programs.run(
+            other, environment={"SHARDBOOK_COMMAND": typed_command(words[0])})
     chapters, options = read_words(words)
     name = name or default_name(words)
     folder = new_folder()

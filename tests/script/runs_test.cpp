@@ -193,7 +193,9 @@ TEST_F(Script, ReportComparesWhatWasKept) {
   run("./shardbook run ddp --name a -- --steps 1");
   run("./shardbook run ddp --name b -- --steps 2");
   expect_done(run("./shardbook report a b"), {"--steps 1\n01.json"});
-  EXPECT_EQ(run("./shardbook report none").status, 2);
+  expect_end(run("./shardbook report bb"), 2,
+             {"report bb: no runs have that name (did you mean b?); there "
+              "are: a b\n"});
   EXPECT_EQ(run("./shardbook report ../runs").status, 2);
   EXPECT_EQ(run("./shardbook run ddp --name a/b").status, 2);
   EXPECT_EQ(run("./shardbook test --name a").status, 2);

@@ -65,8 +65,10 @@ void Script::SetUp() {
   copy_python("/bench");
   copy_python("/tests/gpu");
   copy_python("/notebooks");
-  for (const char* name : {"/shardbook", "/packages.sh",
-                           "/chapters/table/help.txt", "/tests/gpu/suite.sh"}) {
+  for (const char* name :
+       {"/shardbook", "/packages.sh", "/chapters/table/help.txt",
+        "/chapters/table/completion.bash", "/chapters/table/completion.zsh",
+        "/tests/gpu/suite.sh"}) {
     fs::copy_file(std::string(SHARDBOOK_ROOT) + name, root_ + name);
   }
   for (const char* name :

@@ -2,12 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <sstream>
 #include <string>
 
 #include "tests/script/script_support.h"
 
 namespace shardbook {
 namespace {
+
+namespace fs = std::filesystem;
 
 // The planner: says what it was given.
 constexpr const char* kPlanner = R"sh(#!/bin/bash
@@ -110,10 +115,57 @@ TEST_F(Script, NotebooksAreBuiltAndExecuted) {
               {"run_notebooks.py open " + root_ + "/build --no-browser\n"});
 }
 
+// The version is meson.build's; in a checkout, the commit follows.
+TEST_F(Script, TheVersionNeedsNoBuild) {
+  write("/meson.build", "project(\"s\",\n  version: '1.2.3',\n)\n");
+  EXPECT_EQ(run("./shardbook --version").text, "shardbook 1.2.3\n");
+  if (run("git --version").status != 0) GTEST_SKIP() << "there is no git";
+  run("git init -q . && git add meson.build && "
+      "git -c user.name=a -c user.email=a commit -q -m a && "
+      "echo >>meson.build");
+  const std::string text = run("./shardbook --version").text;
+  EXPECT_EQ(text.rfind("shardbook 1.2.3 (", 0), 0u) << text;
+  expect_text(text, {"-dirty)\n"});
+}
+
+TEST_F(Script, AListOfTheChaptersNeedsNoBuild) {
+  expect_done(run("./shardbook run --list"),
+              {"02 ddp                   the batch, over ranks (distributed_"});
+  EXPECT_FALSE(fs::exists(root_ + "/build/.lock"));
+}
+
+// In the book itself: every chapter says what it splits.
+TEST_F(Script, ListAndHelpFit80Columns) {
+  const std::string list = run(SHARDBOOK_ROOT "/shardbook run --list").text;
+  EXPECT_EQ(std::count(list.begin(), list.end(), '\n'), 18) << list;
+  EXPECT_FALSE(has_text(list, " \n")) << list;
+  std::istringstream lines(list + run("./shardbook help").text);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), 80u) << line;
+  }
+}
+
+TEST_F(Script, AProgramKnowsTheCommandThatStartedIt) {
+  for (const char* name : {"02_ddp/ch02_ddp", "planner/shardbook_plan"}) {
+    write(std::string("/build/chapters/") + name,
+          "#!/bin/sh\necho \"see $SHARDBOOK_COMMAND --help\"\n");
+  }
+  expect_text(run("./shardbook run 2 -- --nope").text,
+              {"see ./shardbook run ddp -- --help\n"});
+  expect_text(run("./shardbook plan --nope").text,
+              {"see ./shardbook plan --help\n"});
+}
+
 TEST_F(Script, MistakesInTheCommandAreNamed) {
   for (const auto& [words, text] :
        {std::pair{"run --steps 3", "options of a program go after --"},
-        {"doctor --steps 3", "--steps: unknown option"},
+        {"doctor --steps 3", "--steps: unknown option; ./shardbook help"},
+        {"run ddp --nmae a", "--nmae: unknown option (did you mean --name?)"},
+        {"test --sanitise=thread", "option (did you mean --sanitize?)"},
+        {"doctor --list", "--list goes with run only"},
+        {"run --list ddp", "run --list ddp: it lists all chapters"},
+        {"completion", "completion: give the shell, bash or zsh"},
+        {"completion fish", "completion fish: give the shell, bash or zsh"},
         {"test core -- --steps 3", "test takes no options after --"},
         {"report -- --steps 3", "report takes no options after --"},
         {"test --sanitize=memory", "give address,undefined or thread"},
@@ -133,11 +185,15 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"lesson ddp --solution", "--solution goes with exercise only"},
         {"exercise ddp gpipe",
          "exercise ddp gpipe: only --solution may follow"},
-        {"mistake walk", "walk: no such chapter"},
+        {"mistake walk",
+         "walk: no such chapter; ./shardbook run --list lists them"},
+        {"run dpp", "dpp: no such chapter (did you mean ddp?)"},
+        {"lesson zeor", "zeor: no such chapter (did you mean zero?)"},
+        {"run cifar-moee", "cifar-moee: no such chapter (did you mean cifar_"},
+        {"toy single", "toy single: its documents have no "},
         {"run --name .", "--name .: give letters, digits, "},
-        {"walk",
-         "walk: no such command; there are run, lesson, toy, exercise, "
-         "mistake"}}) {
+        {"walk", "walk: no such command; there are run report plan lesson"},
+        {"tset", "tset: no such command (did you mean test?); there are "}}) {
     expect_end(run(std::string("./shardbook ") + words), 2, {text});
   }
 }
