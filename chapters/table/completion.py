@@ -41,9 +41,10 @@ def own_options(command):
     text = read("chapters/table/help.txt")
     lines = re.findall(rf"^  {command or 'help'} .*", text, re.M)
     found = re.findall(r"(?<=[ \[])--[a-z-]*", " ".join(lines))
-    for option, owner in re.findall(
-            r"^  (--[a-z-]+)\S*(?: [A-Z]+)? +(?:([a-z]+)[a-z -]*: )?", text, re.M):
-        if owner in ("", command):
+    # "  --name NAME        run: ..."; without a command before the colon, of all
+    for option, owners in re.findall(
+            r"^  (--[a-z-]+)\S*(?: [A-Z]+)? +(?:([a-z, -]+): )?", text, re.M):
+        if not owners or command in re.findall(r"[a-z]+", owners):
             found.append(option)
     return found
 

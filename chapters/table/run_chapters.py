@@ -150,7 +150,7 @@ def is_simulated(row):
 
 
 def shares_of_time(rows, cores):
-    """As long as rows took in the last run; others, as long as these on average.
+    """Seconds in the last run; rows that it had not count as much on average.
 
     Simulated rows share the cores.
     """

@@ -22,18 +22,19 @@ def num_typos(a, b):
 def near(word, known):
     """" (did you mean ddp?)", or nothing where no known word is near.
 
-    Otherwise the words that begin with this one are near.
+    To be the beginning of a word counts as one typo.
     """
     typed = word.lstrip("-")
-    typos = {name: num_typos(typed, name.lstrip("-")) for name in known}
+    typos = {}
+    for name in known:
+        begins = len(typed) > 2 and name.lstrip("-").startswith(typed)
+        typos[name] = (0 if name == word else 1 if begins else
+                       num_typos(typed, name.lstrip("-")))
     fewest = min(typos.values(), default=0)
-    if 0 < fewest <= max(1, len(typed) // 3):
-        found = [name for name in typos if typos[name] == fewest]
-    elif fewest and len(typed) > 2:
-        found = [name for name in typos if name.lstrip("-").startswith(typed)]
-    else:
-        found = []
-    return f" (did you mean {' or '.join(found)}?)" if found else ""
+    if not 0 < fewest <= max(1, len(typed) // 3):
+        return ""
+    found = [name for name in typos if typos[name] == fewest]
+    return f" (did you mean {' or '.join(found)}?)"
 
 
 if __name__ == "__main__":

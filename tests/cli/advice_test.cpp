@@ -54,6 +54,17 @@ TEST(Advice, AnUnknownOptionNamesTheNearestAndWhereAllAre) {
   expect_end(run("13_moe", "--load-svgg"), 2, {"--load-svgg; see"});
 }
 
+// Tab completes from a program's --help-all.
+TEST(Advice, TabKnowsTheOptionsOfAProgramAndTheirValues) {
+  expect_done(
+      run_command("cd '" SHARDBOOK_ROOT "/chapters/table' && python3 -S -B -c '"
+                  "import completion; options = completion.program_options("
+                  "\"" SHARDBOOK_BUILD "/chapters/02_ddp/ch02_ddp\"); "
+                  "print(*options); print(*options[\"--backend\"])'"),
+      {"--help --help-all --world-size", "--fold --no-fold ", "--bucket-mb ",
+       "\nthreads gloo nccl sim\n"});
+}
+
 // Each would fill the memory, or take hours.
 TEST(Advice, SizesThatNobodyCanMeanAreRefusedAtOnce) {
   for (const std::string world :
