@@ -17,6 +17,7 @@
 #include <fstream>
 #include <iostream>
 
+#include "chapters/table/compare.h"
 #include "chapters/table/html.h"
 #include "chapters/table/run_set.h"
 #include "chapters/table/table.h"
@@ -94,7 +95,8 @@ int main(int argc, char** argv) {
       std::cout << (arguments.paths.size() > 1
                         ? format_comparison(runs) + "\n" +
                               format_claims(runs, charset)
-                        : format_table(runs, charset))
+                    : are_compared(runs) ? format_compared(runs, charset)
+                                         : format_table(runs, charset))
                 << remarks << std::flush;
       SB_CHECK(std::cout, "the table cannot be written");
     }

@@ -301,6 +301,7 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   ProgramRun run;
   run.chapter = reader.text("chapter");
   run.backend = reader.text("options.backend");
+  run.device = reader.words({"options.device"});
   const std::int64_t world_size = reader.count("options.world_size");
   SB_CHECK(world_size >= 1 && world_size <= 10'000'000, source,
            ": options.world_size is ", world_size,

@@ -85,6 +85,7 @@ struct ProgramRun {
   std::string command;  ///< "./shardbook run ddp -- --world-size 4"
   std::string set;      ///< the name of the set of runs
   std::string backend;
+  std::string device;  ///< "cpu", "cuda"; may be empty
   int world_size = 1;
   std::int64_t steps = 0;         ///< of training; 0: not stated
   std::string setting;            ///< "gpt-nano, f32, sgd"; may be empty

@@ -164,7 +164,6 @@ def shares_of_time(rows, cores):
 
 
 def run_default_rows(runs, chapters):
-    """Measured rows one by one, and simulated ones on all cores."""
     rows = default_rows(chapters)
     on_gloo = [row for row in rows if uses_gloo(row)]
     if on_gloo and not gloo_is_built():
@@ -172,6 +171,11 @@ def run_default_rows(runs, chapters):
             say(f"skipping {row.chapter}, {row.label}, gloo: this build has no "
                 "Gloo (package libgloo-dev)")
         rows = [row for row in rows if row not in on_gloo]
+    run_rows(runs, rows)
+
+
+def run_rows(runs, rows):
+    """Measured rows one by one, and simulated ones on all cores."""
     runs.num_planned = len(rows)
     cores = len(os.sched_getaffinity(0))
     progress = Progress(shares_of_time(rows, cores))
@@ -220,9 +224,13 @@ def default_name(words):
     return "-".join(map(title_of, chapters))
 
 
-def print_targets(name, *words):
+def check_name(name):
     if name and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         die(f"--name {name}: give letters, digits, '.', '_' and '-'")
+
+
+def print_targets(name, *words):
+    check_name(name)
     if other := other_command(name, words):
         needed = ["gpu_libraries"] if uses_gpu(other) else []
         print(os.path.join("chapters", words[0]), *needed, sep="\n")
@@ -246,22 +254,21 @@ def run_all(runs, chapters, options):
             runs.add(chapter, options)
 
 
-def run_and_report(name, *words):
-    if other := other_command(name, words):
-        return programs.run(
-            other, environment={"SHARDBOOK_COMMAND": typed_command(words[0])})
-    chapters, options = read_words(words)
-    name = name or default_name(words)
+def keep_runs(name, run_all, at_least=1):
+    """Calls run_all(runs), and keeps the runs as `name`, if they are enough.
+
+    Returns the runs, the folder that keeps them, and the signal that came. The
+    last two may be None. What has ended when a signal comes is kept.
+    """
     folder = new_folder()
-    stopped = None
+    kept = stopped = None
     try:
         runs = Runs(folder)
         try:
-            run_all(runs, chapters, options)
+            run_all(runs)
         except Stopped as signal_came:
             stopped = signal_came
-        # Some options, such as --help, leave nothing to report.
-        if runs.num_kept:
+        if runs.num_kept >= at_least:
             if stopped:
                 runs.add_row(f"# Interrupted after {runs.num_kept} of "
                              f"{runs.num_planned} runs.")
@@ -269,9 +276,22 @@ def run_and_report(name, *words):
             kept = keep_folder(folder, name)
     finally:
         remove_folder(folder)
+    return runs, kept, stopped
+
+
+def run_and_report(name, *words):
+    if other := other_command(name, words):
+        return programs.run(
+            other, environment={"SHARDBOOK_COMMAND": typed_command(words[0])})
+    chapters, options = read_words(words)
+    # Some options, such as --help, leave nothing to report.
+    runs, kept, stopped = keep_runs(
+        name or default_name(words),
+        lambda runs: run_all(runs, chapters, options))
     status = 0
-    if runs.num_kept:
-        status = write_report([kept], page_of(name), is_quiet(chapters, options))
+    if kept:
+        status = write_report([kept], page_of(os.path.basename(kept)),
+                              is_quiet(chapters, options))
         title = "CHAPTER" if len(chapters) > 1 else title_of(chapters[0])
         if title not in PROGRAMS:
             say(f"Read it, write it, break it: ./shardbook lesson {title}, "

@@ -192,7 +192,7 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"run cifar-moee", "cifar-moee: no such chapter (did you mean cifar_"},
         {"toy single", "toy single: its documents have no "},
         {"run --name .", "--name .: give letters, digits, "},
-        {"walk", "walk: no such command; there are run report plan lesson"},
+        {"walk", "walk: no such command; there are run compare report plan"},
         {"tset", "tset: no such command (did you mean test?); there are "}}) {
     expect_end(run(std::string("./shardbook ") + words), 2, {text});
   }

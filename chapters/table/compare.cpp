@@ -1,0 +1,264 @@
+#include "chapters/table/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "chapters/pictures/text_table.h"
+#include "chapters/table/run_set.h"
+
+namespace shardbook::table {
+namespace {
+
+using pictures::text_table::width;
+
+constexpr std::size_t kWidth = 80;
+constexpr const char* kNotMeasured = "-";
+
+struct Unit {
+  double size;
+  const char* name;
+};
+const std::vector<Unit> kSeconds = {{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}};
+const std::vector<Unit> kBytes = {
+    {1e12, "TB"}, {1e9, "GB"}, {1e6, "MB"}, {1e3, "KB"}, {1, "B"}};
+
+/// The largest unit in which no value but 0 is below a half.
+Unit unit_for(double smallest, const std::vector<Unit>& units) {
+  const auto found = std::find_if(
+      units.begin(), units.end(),
+      [&](const Unit& unit) { return smallest >= 0.5 * unit.size; });
+  return found == units.end() ? units.back() : *found;
+}
+
+/// Values from 0 up, in one unit, with three digits of the smallest unless the
+/// largest is long; a negative value was not measured.
+ComparedColumn column_of(const std::string& name,
+                         const std::vector<double>& values,
+                         const std::vector<Unit>& units,
+                         const std::string& meaning) {
+  double smallest = 0, largest = 0;
+  for (const double value : values) {
+    if (value > 0 && (smallest == 0 || value < smallest)) smallest = value;
+    largest = std::max(largest, value);
+  }
+  const Unit unit = unit_for(smallest, units);
+  const double shown = smallest / unit.size;
+  const bool is_long = largest / unit.size >= 1e5;
+  const int decimals = is_long || shown >= 99.95 ? 0 : shown >= 9.995 ? 1 : 2;
+  ComparedColumn column{name, unit.name, meaning, {}};
+  for (const double value : values) {
+    column.cells.push_back(
+        value < 0    ? kNotMeasured
+        : value == 0 ? "0"
+                     : fmt::format("{:.{}f}", value / unit.size, decimals));
+  }
+  return column;
+}
+
+template <typename ValueOf>
+std::vector<double> values_of(const std::vector<ProgramRun>& runs,
+                              ValueOf value_of) {
+  std::vector<double> values;
+  for (const ProgramRun& run : runs) values.push_back(value_of(run));
+  return values;
+}
+
+/// Virtual time compares with virtual time only.
+bool have_virtual_time(const std::vector<ProgramRun>& runs) {
+  return std::all_of(runs.begin(), runs.end(), [](const ProgramRun& run) {
+    return run.virtual_run && run.device != "cuda";
+  });
+}
+
+bool train_the_same(const ProgramRun& a, const ProgramRun& b) {
+  return a.setting == b.setting && a.samples == b.samples;
+}
+
+const ProgramRun* yardstick_of(const std::vector<ProgramRun>& runs) {
+  return runs.front().world_size == 1 ? &runs.front() : nullptr;
+}
+
+ComparedColumn speed_ups(const std::vector<ProgramRun>& runs,
+                         const std::vector<double>& step_s) {
+  ComparedColumn column{"speed-up", "", "over one device", {}};
+  const ProgramRun* one = yardstick_of(runs);
+  bool all_fit = true;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const bool is_known = one != nullptr && step_s[0] > 0 && step_s[i] > 0 &&
+                          train_the_same(runs[i], *one);
+    const bool fit = fits(runs[i]) && (one == nullptr || fits(*one));
+    const std::string ratio =
+        is_known ? fmt::format("{:.2f}", step_s[0] / step_s[i]) : kNotMeasured;
+    column.cells.push_back(fit || !is_known ? ratio : "(" + ratio + ")");
+    all_fit = all_fit && fit;
+  }
+  if (!all_fit) {
+    column.meaning += ", in brackets if one of the two does not fit in memory";
+  }
+  return column;
+}
+
+ComparedColumn peaks(const std::vector<ProgramRun>& runs) {
+  ComparedColumn column = column_of(
+      "peak", values_of(runs, [](const auto& run) { return run.peak_bytes; }),
+      kBytes, "most memory in use at one time, by the fullest rank");
+  if (std::all_of(runs.begin(), runs.end(), fits)) return column;
+  column.meaning += "; ! does not fit";
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    column.cells[i] += fits(runs[i]) ? " " : "!";
+  }
+  return column;
+}
+
+ComparedColumn claims(const std::vector<ProgramRun>& runs, Charset charset) {
+  ComparedColumn column{"claims", "", "those that hold, of those measured", {}};
+  const bool utf8 = charset == Charset::kUtf8;
+  for (const ProgramRun& run : runs) {
+    const auto [failed, measured] = count_claims({run});
+    const char* mark =
+        failed > 0 ? (utf8 ? "\u2717" : "no") : (utf8 ? "\u2713" : "ok");
+    column.cells.push_back(
+        measured == 0
+            ? kNotMeasured
+            : fmt::format("{} {}/{}", mark, measured - failed, measured));
+  }
+  return column;
+}
+
+/// Lines of at most kWidth columns.
+std::string wrapped(const std::string& text) {
+  std::istringstream words(text);
+  std::string lines;
+  std::size_t used = 0;
+  for (std::string word; words >> word;) {
+    const bool breaks = used + 1 + width(word) > kWidth;
+    if (used > 0) lines += breaks ? "\n" : " ";
+    used = used == 0 || breaks ? width(word) : used + 1 + width(word);
+    lines += word;
+  }
+  return lines + "\n";
+}
+
+std::size_t width_of(const ComparedColumn& column) {
+  std::size_t most = std::max(width(column.name), width(column.unit));
+  for (const std::string& cell : column.cells) {
+    most = std::max(most, width(cell));
+  }
+  return most;
+}
+
+/// A line of the table; a label that is too long has lines of its own.
+template <typename CellOf>
+std::string line_of(const std::string& label, std::size_t label_width,
+                    const std::vector<ComparedColumn>& columns,
+                    CellOf cell_of) {
+  const bool fits_in = width(label) <= label_width;
+  std::string text = fits_in ? "" : wrapped(label);
+  std::string line = fits_in ? label : "";
+  line.append(label_width - width(line), ' ');
+  for (const ComparedColumn& column : columns) {
+    const std::string cell = cell_of(column);
+    line += std::string(2 + width_of(column) - width(cell), ' ') + cell;
+  }
+  line.erase(line.find_last_not_of(' ') + 1);
+  return text + line + "\n";
+}
+
+std::string rows_text(const std::vector<ProgramRun>& runs,
+                      const std::vector<ComparedColumn>& columns) {
+  std::size_t label_width = 0, used = 0;
+  for (const ComparedColumn& column : columns) used += 2 + width_of(column);
+  for (const ProgramRun& run : runs) {
+    label_width = std::max(label_width, width(run_name(run)));
+  }
+  label_width = std::min(label_width, kWidth - std::min(used, kWidth));
+  std::string text = line_of("", label_width, columns,
+                             [](const auto& column) { return column.name; }) +
+                     line_of("", label_width, columns,
+                             [](const auto& column) { return column.unit; });
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    text += line_of(run_name(runs[i]), label_width, columns,
+                    [&](const auto& column) { return column.cells[i]; });
+  }
+  return text;
+}
+
+}  // namespace
+
+const char* const kComparedTitle = "Compared";
+
+bool are_compared(const std::vector<ProgramRun>& runs) {
+  return !runs.empty() &&
+         std::all_of(runs.begin(), runs.end(), [](const ProgramRun& run) {
+           return run.title == kComparedTitle;
+         });
+}
+
+ComparedTable compare_runs(const std::vector<ProgramRun>& runs,
+                           Charset charset) {
+  const bool is_virtual = have_virtual_time(runs);
+  const std::vector<double> step_s = values_of(runs, [&](const auto& run) {
+    return is_virtual ? run.virtual_run->step_s.counted : run.wall_step_s;
+  });
+  ComparedTable table{setting_of(runs.front()), {}, {}};
+  ComparedColumn ranks{"ranks", "", "", {}}, losses{"loss", "", "", {}};
+  losses.meaning = "of the last step";
+  for (const ProgramRun& run : runs) {
+    ranks.cells.push_back(fmt::format("{}", run.world_size));
+    losses.cells.push_back(run.loss.empty() ? kNotMeasured : run.loss.back());
+    const bool same = train_the_same(run, runs.front());
+    if (same && (!is_virtual || setting_of(run) == table.setting)) continue;
+    table.remarks.push_back(run_name(run) + ": " + setting_of(run) +
+                            (same ? "." : "; without a speed-up."));
+  }
+  table.columns = {
+      ranks,
+      column_of("step", step_s, kSeconds,
+                is_virtual ? "virtual time on " + runs[0].virtual_run->cluster
+                           : "wall time on this machine"),
+      speed_ups(runs, step_s),
+      peaks(runs),
+      column_of("sent", values_of(runs, sent_per_step), kBytes,
+                "bytes per step, by the busiest rank"),
+      losses};
+  if (is_virtual) {
+    ComparedColumn idle{
+        "idle", "%", "share of the step in which a rank computes nothing", {}};
+    for (const ProgramRun& run : runs) {
+      idle.cells.push_back(
+          fmt::format("{:.1f}", 100 * run.virtual_run->idle_share));
+    }
+    table.columns.insert(table.columns.end() - 1, idle);
+  }
+  // Runs on shapes train nothing
+  if (!trained_runs(runs).empty()) {
+    table.columns.push_back(claims(runs, charset));
+  }
+  const auto is_empty = [](const ComparedColumn& column) {
+    return std::all_of(
+        column.cells.begin(), column.cells.end(),
+        [](const std::string& cell) { return cell[0] == kNotMeasured[0]; });
+  };
+  table.columns.erase(
+      std::remove_if(table.columns.begin(), table.columns.end(), is_empty),
+      table.columns.end());
+  return table;
+}
+
+std::string format_compared(const std::vector<ProgramRun>& runs,
+                            Charset charset) {
+  const ComparedTable table = compare_runs(runs, charset);
+  std::string text = table.setting.empty() ? "" : wrapped(table.setting) + "\n";
+  text += rows_text(runs, table.columns) + "\n";
+  for (const std::string& remark : table.remarks) text += wrapped(remark);
+  std::string legend;
+  for (const ComparedColumn& column : table.columns) {
+    if (column.meaning.empty()) continue;
+    legend += column.name + ": " + column.meaning + ". ";
+  }
+  return text + wrapped(legend) + "\n" + format_claims(runs, charset);
+}
+
+}  // namespace shardbook::table
