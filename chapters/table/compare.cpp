@@ -247,18 +247,23 @@ ComparedTable compare_runs(const std::vector<ProgramRun>& runs,
   return table;
 }
 
+std::string legend_of(const ComparedTable& table) {
+  std::string legend;
+  for (const ComparedColumn& column : table.columns) {
+    if (column.meaning.empty()) continue;
+    legend +=
+        (legend.empty() ? "" : " ") + column.name + ": " + column.meaning + ".";
+  }
+  return legend;
+}
+
 std::string format_compared(const std::vector<ProgramRun>& runs,
                             Charset charset) {
   const ComparedTable table = compare_runs(runs, charset);
   std::string text = table.setting.empty() ? "" : wrapped(table.setting) + "\n";
   text += rows_text(runs, table.columns) + "\n";
   for (const std::string& remark : table.remarks) text += wrapped(remark);
-  std::string legend;
-  for (const ComparedColumn& column : table.columns) {
-    if (column.meaning.empty()) continue;
-    legend += column.name + ": " + column.meaning + ". ";
-  }
-  return text + wrapped(legend) + "\n" + format_claims(runs, charset);
+  return text + wrapped(legend_of(table)) + "\n" + format_claims(runs, charset);
 }
 
 }  // namespace shardbook::table

@@ -39,6 +39,9 @@ struct ComparedTable {
 ComparedTable compare_runs(const std::vector<ProgramRun>& runs,
                            Charset charset);
 
+/// What the columns mean: "step: virtual time on dgx-a100. speed-up: ..."
+std::string legend_of(const ComparedTable& table);
+
 /// The table with its legend, at most 80 columns wide, and the claims.
 std::string format_compared(const std::vector<ProgramRun>& runs,
                             Charset charset);

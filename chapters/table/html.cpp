@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "chapters/pictures/svg.h"
+#include "chapters/table/compare.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/table.h"
 
@@ -53,8 +54,10 @@ void fill(std::string& page, const std::string& mark, const std::string& text) {
 
 std::string report_html(const std::vector<ProgramRun>& runs,
                         const std::string& remarks) {
-  std::string body = internal::comparison_html(runs) +
-                     internal::proof_html(runs) + internal::buys_html(runs) +
+  const std::string tables = are_compared(runs) ? internal::compared_html(runs)
+                                                : internal::proof_html(runs) +
+                                                      internal::buys_html(runs);
+  std::string body = internal::comparison_html(runs) + tables +
                      internal::glossary_html() +
                      "<section id=\"runs\"><h2>The runs</h2>\n";
   for (std::size_t i = 0; i < runs.size(); ++i) {

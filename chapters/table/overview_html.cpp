@@ -94,6 +94,8 @@ std::string idle_cell(const ProgramRun& run) {
                         {time.idle_share - bubble - exposed, "rest"}}));
 }
 
+}  // namespace
+
 std::string scatter_html(const RunGroup& group,
                          const std::vector<ProgramRun>& runs) {
   std::string points, capacity;
@@ -125,6 +127,8 @@ std::string scatter_html(const RunGroup& group,
          "</figcaption><div class=\"plane\">" + capacity + points +
          "</div><button type=\"button\" hidden></button></figure>\n";
 }
+
+namespace {
 
 std::string group_html(const RunGroup& group,
                        const std::vector<ProgramRun>& runs) {

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "chapters/pictures/text_table.h"
+#include "chapters/table/html.h"
 #include "tests/support/errors.h"
 
 namespace shardbook::table {
@@ -158,6 +159,43 @@ TEST(Compare, WithoutOneDeviceNothingIsASpeedUp) {
   runs.erase(runs.begin());
   EXPECT_FALSE(has_column(runs, "speed-up"));
   text_of(runs);
+}
+
+// Ranks that compute `busy_s` of each step.
+sim::StepView step_of(double step_s, const std::vector<double>& busy_s) {
+  sim::StepView view;
+  view.step_s = step_s;
+  for (const double end_s : busy_s) {
+    sim::TimelineEvent event;
+    event.queue = "compute";
+    event.category = "forward";
+    event.end_s = end_s;
+    const int rank = static_cast<int>(view.groups.size());
+    view.groups.push_back({{rank}, {}});
+    view.groups.back().timeline.events = {event};
+  }
+  return view;
+}
+
+// The longest step but for one device's is as wide as the axis.
+TEST(Compare, ThePageHasTheTableAndAllTimelinesOnOneAxis) {
+  std::vector<ProgramRun> runs = compared_runs();
+  runs[0].virtual_run->timeline = step_of(1.2, {1.2});
+  runs[1].virtual_run->timeline = step_of(0.2, {0.2});
+  runs[2].virtual_run->timeline = step_of(0.4, {0.1, 0.3});
+  const std::string page = report_html(runs);
+  expect_text(page,
+              {"<section id=\"compared\">",
+               "<th scope=\"col\" title=\"virtual "
+               "time on dgx-a100\">step (ms)</th>",
+               "<td>746.6</td>", "<path class=\"forward\" d=\"M0.0 0h500.0v10",
+               "rank 0</span>", "M0.0 0h250.0v10", "rank 1</span>",
+               "M0.0 0h750.0v10", "<span style=\"left:25.00%\">100 ms</span>",
+               "<figure class=\"scatter\">"});
+  EXPECT_FALSE(has_text(page, "h3000.0")) << "one device has a timeline";
+  EXPECT_FALSE(has_text(page, "id=\"buys\"")) << "a second table";
+  runs[1].title = "";
+  EXPECT_FALSE(has_text(report_html(runs), "id=\"compared\""));
 }
 
 TEST(Compare, OnlyItsOwnRunsGetItsTable) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "chapters/table/run.h"
+#include "chapters/table/run_set.h"
 
 namespace shardbook::table::internal {
 
@@ -26,6 +27,11 @@ std::string proof_html(const std::vector<ProgramRun>& runs);
 /// The simulated runs: per group a table with bars, and step time against
 /// memory.
 std::string buys_html(const std::vector<ProgramRun>& runs);
+/// Step time against memory; empty for fewer than two points.
+std::string scatter_html(const RunGroup& group,
+                         const std::vector<ProgramRun>& runs);
+/// The runs of ./shardbook compare: a table, and their timelines on one axis.
+std::string compared_html(const std::vector<ProgramRun>& runs);
 /// Several sets of runs, line by line.
 std::string comparison_html(const std::vector<ProgramRun>& runs);
 
