@@ -75,8 +75,7 @@ TEST_F(CompareScript, EachRunHasItsOwnOptionsAndThoseOfAll) {
       "--world-size 4 --backend gloo '--model=a b' --no-fold "
       "--world-size 2\n");
   // The stand-in of the table prints the rows.
-  expect_text(outcome.text,
-              {rows, "As pictures: build/runs/compare/report.html\n"});
+  expect_text(outcome.text, {rows, "build/runs/compare/report.html\n"});
   expect_text(read("/build/runs/compare/03.json"),
               {"ch03_zero_fsdp --world-size 4 --backend gloo --model=a b "
                "--no-fold --strategy fsdp"});
