@@ -55,7 +55,9 @@ def program_of(command, words):
     """Below the build folder; None if no options of a program can follow."""
     if command == "plan":
         return "chapters/planner/shardbook_plan"
-    if command != "run":
+    if command == "compare":
+        words = []  # the options of all chapters, and of one device
+    elif command != "run":
         return None
     if words[:1] == ["accelerate"]:
         return "chapters/accelerate"
@@ -87,6 +89,8 @@ def values_of(command, words):
     """The names that may follow the words of a command."""
     if command == "run":
         return [*names(), *PROGRAMS, *OTHERS]
+    if command == "compare":
+        return names()
     if command == "mistake" and words:
         text = read("chapters", find_programs(words[:1])[0], "mistakes.txt")
         return re.findall(r"^== ([^:]+):", text, re.M)

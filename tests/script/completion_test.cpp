@@ -75,6 +75,7 @@ TEST_F(Completion, OffersWhatMayFollow) {
       "run ddp -- --backend = s: sim\n"
       "run ddp -- --save-names t: torchvision transformers\n"
       "run gpipe -- --x:\n"
+      "compare gpipe zero_f: zero_fsdp\n"
       "lesson zero_f: zero_fsdp\n"
       "toy pipe: pipeline pipedream\n"
       "exercise ddp --s: --solution\n"
