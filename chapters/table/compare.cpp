@@ -170,10 +170,11 @@ std::string rows_text(const std::vector<ProgramRun>& runs,
                       const std::vector<ComparedColumn>& columns) {
   std::size_t label_width = 0, used = 0;
   for (const ComparedColumn& column : columns) used += 2 + width_of(column);
+  const std::size_t room = kWidth - std::min(used, kWidth);
   for (const ProgramRun& run : runs) {
-    label_width = std::max(label_width, width(run_name(run)));
+    const std::size_t wide = width(run_name(run));
+    if (wide <= room) label_width = std::max(label_width, wide);
   }
-  label_width = std::min(label_width, kWidth - std::min(used, kWidth));
   std::string text = line_of("", label_width, columns,
                              [](const auto& column) { return column.name; }) +
                      line_of("", label_width, columns,
