@@ -371,6 +371,17 @@ TEST(Chapters, EveryProgramHasARowInTheDefaultRun) {
   }
 }
 
+TEST(Citation, NamesTheVersionOfTheBuild) {
+  static const std::regex kBuild(R"(\n  version: '([0-9.]+)')");
+  const std::string build = read_file(kRoot / "meson.build");
+  std::smatch version;
+  ASSERT_TRUE(std::regex_search(build, version, kBuild));
+  EXPECT_NE(read_file(kRoot / "CITATION.cff")
+                .find("\nversion: " + version[1].str() + "\n"),
+            std::string::npos)
+      << version[1];
+}
+
 // Meson lists the headers when it configures; a header that came later would
 // go unchecked.
 TEST(PublicHeaders, AllAreCompiledAlone) {
