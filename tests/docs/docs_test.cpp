@@ -47,8 +47,8 @@ std::vector<fs::path> chapter_pages() {
 std::vector<fs::path> all_pages() {
   std::vector<fs::path> pages = chapter_pages();
   for (const char* name :
-       {"README.md", "README.zh-CN.md", "comm/algorithms/README.md",
-        "notebooks/README.md"}) {
+       {"README.md", "README.zh-CN.md", "chapters/your_own/README.md",
+        "comm/algorithms/README.md", "notebooks/README.md"}) {
     if (fs::exists(kRoot / name)) pages.push_back(kRoot / name);
   }
   return pages;
@@ -162,7 +162,9 @@ TEST(PageLinks, HeadingsHaveAnchors) {
 
 TEST(Pages, EveryExcerptEqualsItsSource) {
   int checked = 0;
-  for (const fs::path& page : chapter_pages()) {
+  std::vector<fs::path> pages = chapter_pages();
+  pages.push_back(kRoot / "chapters/your_own/README.md");
+  for (const fs::path& page : pages) {
     const auto excerpts = find_excerpts(read_file(page));
     EXPECT_FALSE(excerpts.empty())
         << place(page, 1) << ": the walk through the code quotes nothing";
