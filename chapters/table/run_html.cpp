@@ -150,11 +150,13 @@ std::string source_html(const ProgramRun& run) {
   if (!run.command.empty()) {
     text += "<code>" + escape(run.command) + "</code> ";
   }
-  // The report lies in build/.
-  return text + fmt::format(
-                    "<a href=\"../chapters/{0}/README.md\">the page of {0}</a>"
-                    "</p>\n",
+  // A program from elsewhere has no page. The report lies in build/.
+  if (const char first = run.chapter[0]; first >= '0' && first <= '9') {
+    text +=
+        fmt::format("<a href=\"../chapters/{0}/README.md\">the page of {0}</a>",
                     escape(run.chapter));
+  }
+  return text + "</p>\n";
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #include "comm/algorithms/halving_doubling.h"
 
-#include "comm/algorithms/messages.h"
+#include "comm/algorithms/internal/messages.h"
 
 namespace shardbook::algorithms {
 namespace {

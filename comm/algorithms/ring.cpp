@@ -1,6 +1,6 @@
 #include "comm/algorithms/ring.h"
 
-#include "comm/algorithms/messages.h"
+#include "comm/algorithms/internal/messages.h"
 #include "core/check.h"
 
 namespace shardbook::algorithms {

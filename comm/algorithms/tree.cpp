@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "comm/algorithms/messages.h"
+#include "comm/algorithms/internal/messages.h"
 #include "core/check.h"
 
 namespace shardbook::algorithms {

@@ -1,5 +1,5 @@
-// A chapter in one file (tests/example/local_sgd.cpp) gets all worlds, claims
-// and reports from the shell.
+// A strategy in one file (chapters/your_own/local_sgd.cpp) gets all worlds,
+// claims and reports from the shell.
 
 #include <gtest/gtest.h>
 
@@ -42,6 +42,25 @@ TEST(LocalSgd, IsAChapterInTheSimulatedCluster) {
   EXPECT_GT(report["virtual"]["step_s"], 0);
 }
 
+// The claim is about the last step, with an average and without one.
+TEST(LocalSgd, HasAClosedFormOnTextbook) {
+  for (const char* steps : {"6", "7"}) {
+    const json report = report_of(
+        "--world-size 4 --backend sim --cluster textbook --model gpt2 "
+        "--steps " +
+        std::string(steps));
+    EXPECT_EQ(report["claims"]["time"], "passed") << steps;
+  }
+}
+
+// Each replica has its own batch norms, as the oracle has.
+TEST(LocalSgd, TrainsImages) {
+  expect_claims(json_of(run_program(
+      "tests/cli/local_sgd",
+      "--model resnet18 --image-size 32 --batch 4 --steps 3 --world-size 2 "
+      "--format json")));
+}
+
 TEST(LocalSgd, AveragesLessOftenForFewerBytes) {
   const auto bytes = [](const std::string& every) {
     return report_of("--world-size 2 --average-every " +
@@ -57,6 +76,7 @@ TEST(LocalSgd, PrintsAReportSavesAndRefuses) {
   expect_done(local_sgd("--world-size 2 --save '" + file + "'"), {"numbers"});
   EXPECT_TRUE(std::ifstream(file).good());
   expect_end(local_sgd("--average-every 0"), 2, {"--average-every 0"});
+  expect_end(local_sgd("--world-size 5"), 2, {"--batch 12", "--world-size 5"});
 }
 
 }  // namespace

@@ -47,8 +47,8 @@ std::vector<fs::path> chapter_pages() {
 std::vector<fs::path> all_pages() {
   std::vector<fs::path> pages = chapter_pages();
   for (const char* name :
-       {"README.md", "README.zh-CN.md", "comm/algorithms/README.md",
-        "notebooks/README.md"}) {
+       {"README.md", "README.zh-CN.md", "chapters/your_own/README.md",
+        "comm/algorithms/README.md", "notebooks/README.md"}) {
     if (fs::exists(kRoot / name)) pages.push_back(kRoot / name);
   }
   return pages;
@@ -162,7 +162,9 @@ TEST(PageLinks, HeadingsHaveAnchors) {
 
 TEST(Pages, EveryExcerptEqualsItsSource) {
   int checked = 0;
-  for (const fs::path& page : chapter_pages()) {
+  std::vector<fs::path> pages = chapter_pages();
+  pages.push_back(kRoot / "chapters/your_own/README.md");
+  for (const fs::path& page : pages) {
     const auto excerpts = find_excerpts(read_file(page));
     EXPECT_FALSE(excerpts.empty())
         << place(page, 1) << ": the walk through the code quotes nothing";
@@ -369,6 +371,17 @@ TEST(Chapters, EveryProgramHasARowInTheDefaultRun) {
     EXPECT_TRUE(rows.count(folder.filename().string()))
         << "chapters/rows.txt does not run " << folder.filename();
   }
+}
+
+TEST(Citation, NamesTheVersionOfTheBuild) {
+  static const std::regex kBuild(R"(\n  version: '([0-9.]+)')");
+  const std::string build = read_file(kRoot / "meson.build");
+  std::smatch version;
+  ASSERT_TRUE(std::regex_search(build, version, kBuild));
+  EXPECT_NE(read_file(kRoot / "CITATION.cff")
+                .find("\nversion: " + version[1].str() + "\n"),
+            std::string::npos)
+      << version[1];
 }
 
 // Meson lists the headers when it configures; a header that came later would

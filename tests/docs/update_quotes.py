@@ -72,7 +72,7 @@ def main():
     pages = [pathlib.Path(p) for p in sys.argv[2:]]
     chapters = root / "chapters"
     for page in pages or [chapters / "README.md",
-                          *sorted(chapters.glob("*/README.md"))]:
+                          *sorted(chapters.glob("[0-9]*/README.md"))]:
         update(build, page)
 
 

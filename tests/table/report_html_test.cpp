@@ -146,6 +146,8 @@ TEST(ReportHtml, ARunShowsItsCommandAndItsPage) {
   const std::string page = report_html({run});
   expect_text(page, {"<code>./shardbook run ddp -- --trace 'a&lt;b'</code>",
                      "href=\"../chapters/02_ddp/README.md\""});
+  run.chapter = "local_sgd";
+  EXPECT_EQ(report_html({run}).find("README.md"), std::string::npos);
 }
 
 // ---- A sweep over split sizes.

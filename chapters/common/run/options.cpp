@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -22,12 +23,19 @@ namespace {
 
 std::atomic<bool> has_begun{false};
 
+// "ch02_ddp" is the program of "02_ddp"; any other has its own name.
+std::string chapter_of(const std::string& program) {
+  const bool is_chapter =
+      program.starts_with("ch") && std::isdigit(program[2]) != 0;
+  return is_chapter ? program.substr(2) : program;
+}
+
 }  // namespace
 
 void add_shared_options(CommandLine& line, Options& o,
                         const std::vector<std::string>& backends,
                         const std::string& no_other) {
-  if (line.program().starts_with("ch")) o.chapter = line.program().substr(2);
+  o.chapter = chapter_of(line.program());
   line.group("Ranks");
   line.add("--world-size", &o.world_size, "number of ranks", 1, 1 << 16);
   line.add("--backend", &o.backend, "what the ranks are", backends, no_other);

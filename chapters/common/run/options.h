@@ -108,7 +108,7 @@ struct OutputOptions {
 
 /// The options of all chapters; --help-all prints their names and meaning.
 struct Options : WorldOptions, ModelOptions, TrainingOptions, OutputOptions {
-  std::string chapter;  ///< "02_ddp"
+  std::string chapter;  ///< "02_ddp", or the name of another program
   /// A run on shapes ahead of the one with data: it does the same work, and
   /// prints and writes nothing. Set by the shell, not on the command line.
   bool is_prediction = false;
@@ -118,7 +118,7 @@ struct Options : WorldOptions, ModelOptions, TrainingOptions, OutputOptions {
 };
 
 /// Adds the shared options, and reads the chapter from the program's name
-/// ("ch02_ddp"). `backends` are those that the chapter knows;
+/// ("ch02_ddp", or a name of your own). `backends` are those that the chapter knows;
 /// `no_other` is the reason for refusing others.
 void add_shared_options(CommandLine& line, Options& options,
                         const std::vector<std::string>& backends = {"threads",

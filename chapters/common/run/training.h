@@ -28,7 +28,7 @@ struct StepResult {
   bool is_open = false;
   /// The norm is not finite, and all ranks have left the update out.
   bool was_skipped = false;
-  std::vector<double> open_losses;  ///< of the open steps before this one
+  std::vector<double> open_losses = {};  ///< of the open steps before this one
 };
 
 class Checkpoints;
