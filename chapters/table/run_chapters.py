@@ -1,10 +1,11 @@
 """Runs chapters and reports on them: ./shardbook run.
 
-  run_chapters.py targets NAME [CHAPTER...] [-- OPTIONS]   prints what to build
-  run_chapters.py run NAME [CHAPTER...] [-- OPTIONS]       runs what was built
+  run_chapters.py targets NAME ALL [CHAPTER...] [-- OPTIONS]   what to build
+  run_chapters.py run NAME ALL [CHAPTER...] [-- OPTIONS]       runs what was built
 
 Without OPTIONS each chapter runs its rows of chapters/rows.txt. With OPTIONS it
-runs once with them, and the output of its program is printed.
+runs once with them, and the output of its program is printed. Neither chapters
+nor options: the tables are an overview, unless ALL is not "".
 
 The runs are kept as build/runs/NAME. Without a NAME ("") only the rows of all
 chapters are `last`; all else is kept under the names of its chapters, so a look
@@ -84,7 +85,8 @@ class Runs:
         if status < 2 and os.path.exists(report) and os.path.getsize(report):
             words = ["./shardbook", "run", title_of(row.chapter), "--",
                      *map(quoted, row.options)]
-            self.add_row(name, row.title, row.label, " ".join(words))
+            self.add_row(name, row.title, row.star + row.label,
+                         " ".join(words))
             self.num_kept += 1
         elif os.path.exists(report):
             os.unlink(report)
@@ -183,7 +185,7 @@ def default_name(words):
     return "-".join(map(title_of, chapters))
 
 
-def print_targets(name, *words):
+def print_targets(name, _, *words):
     if name and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         die(f"--name {name}: give letters, digits, '.', '_' and '-'")
     if other := other_command(name, words):
@@ -209,7 +211,16 @@ def run_all(runs, chapters, options):
             runs.add(chapter, options)
 
 
-def run_and_report(name, *words):
+def say_what_is_next(chapters):
+    """The first chapter's lesson; after a run of all, one and the planner."""
+    title = title_of(chapters[0]) if chapters else "ddp"
+    if title not in PROGRAMS:
+        say(f"Read it:  ./shardbook lesson {title}, then exercise and mistake")
+    if not chapters:
+        say("Plan it:  ./shardbook plan --model gpt-13b --nodes 8 --batch 1024")
+
+
+def run_and_report(name, all_rows, *words):
     if other := other_command(name, words):
         return programs.run(other)
     chapters, options = read_words(words)
@@ -233,11 +244,10 @@ def run_and_report(name, *words):
         remove_folder(folder)
     status = 0
     if runs.num_kept:
-        status = write_report([kept], page_of(name), is_quiet(chapters, options))
-        title = "CHAPTER" if len(chapters) > 1 else title_of(chapters[0])
-        if title not in PROGRAMS:
-            say(f"Read it, write it, break it: ./shardbook lesson {title}, "
-                f"./shardbook exercise {title}, ./shardbook mistake {title}")
+        how = (["--quiet"] if is_quiet(chapters, options) else
+               [] if all_rows or words else ["--overview"])
+        status = write_report([kept], page_of(name), how)
+        say_what_is_next(chapters if words else [])
     if stopped:
         raise stopped
     return runs.status or status
