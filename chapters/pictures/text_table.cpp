@@ -60,14 +60,16 @@ std::string align(std::vector<Row> rows, std::size_t columns) {
 std::string wrap(std::string text, std::size_t indent, std::size_t columns) {
   std::string lines;
   while (width(text) > columns) {
-    const std::size_t begin = text.find_first_not_of(' ');
-    std::size_t end = std::string::npos;  // the last space that fits
-    for (std::size_t i = text.find(' ', begin);
+    std::size_t end = 0;  // the last space that fits
+    for (std::size_t i = text.find(' ', text.find_first_not_of(' '));
          i != std::string::npos && width(text.substr(0, i)) <= columns;
          i = text.find(' ', i + 1)) {
       if (!std::isdigit(static_cast<unsigned char>(text[i - 1]))) end = i;
     }
-    if (end == std::string::npos) break;
+    if (end == 0) {
+      end = columns;
+      while (is_continuation(text[end])) --end;
+    }
     lines += text.substr(0, end) + "\n";
     text = std::string(indent, ' ') +
            text.substr(text.find_first_not_of(' ', end));

@@ -21,7 +21,8 @@ std::string align(std::vector<Row> rows,
                   std::size_t columns = std::string::npos);
 
 /// A text as lines that fit, broken at spaces, but not between a number and its
-/// unit; all lines but the first begin with `indent` spaces.
+/// unit; all lines but the first begin with `indent` spaces. A word that does not
+/// fit is cut.
 std::string wrap(std::string text, std::size_t indent = 0,
                  std::size_t columns = kColumns);
 

@@ -132,7 +132,7 @@ TEST(Overview, ProofsOfAChapterShareALine) {
 TEST(TextTable, LinesBreakAtSpacesButKeepUnits) {
   EXPECT_EQ(wrap("one two three", 2, 8), "one two\n  three\n");
   EXPECT_EQ(wrap("  one 2 GB", 4, 8), "  one\n    2 GB\n");
-  EXPECT_EQ(wrap("unbreakable", 0, 4), "unbreakable\n");
+  EXPECT_EQ(wrap("unbreakable", 1, 5), "unbre\n akab\n le\n");
 }
 
 TEST(TextTable, NamesAreCutWhereATableIsTooWide) {
