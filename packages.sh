@@ -222,14 +222,18 @@ print_machine() {
 
 print_packages() {
   local package need scope reason version
+  if ! command -v dpkg-query >/dev/null; then
+    printf 'packages  unknown: this system has no dpkg\n'
+    return
+  fi
   printf 'packages\n'
   while read -r package need scope reason; do
     version=$(sed -n "s/^$package //p" <<<"$installed" | head -n 1)
     if [[ -n $version ]]; then
-      printf '  has    %-19s %s\n' "$package" "$version"
+      printf '  has    %-22s %s\n' "$package" "$version"
     else
       [[ $scope == all || $scope == compare ]] || need+=" for $scope"
-      printf '  lacks  %-19s %s; it adds: %s\n' "$package" "$need" "$reason"
+      printf '  lacks  %-22s %s; it adds: %s\n' "$package" "$need" "$reason"
     fi
   done < <(package_table)
 }
@@ -241,7 +245,7 @@ print_torch() {
     version=$("$python" -c 'import torch; print(torch.__version__)' 2>/dev/null)
     printf 'pytorch   %s, in %s\n' "$version" "$python"
   else
-    printf 'pytorch   no Python here can import torch; it would add %s\n' \
+    printf 'pytorch   no Python here can import torch; it adds %s\n' \
       "./shardbook bench pytorch"
   fi
 }
@@ -275,23 +279,36 @@ print_build() {
   fi
 }
 
+# Lines of at most 80 columns: what is left of a row goes below its last column.
+fold_rows() {
+  awk '{
+    indent = sprintf("%" (/^ / ? 32 : 10) "s", "")
+    while (length($0) > 80 &&
+           match(substr($0, 1, 81), / [^ ]*$/) > length(indent)) {
+      print substr($0, 1, RSTART - 1)
+      $0 = indent substr($0, RSTART + 1)
+    }
+    print
+  }'
+}
+
 # Status 2 when ./shardbook run itself lacks a package.
 command_doctor() {
   local missing='' lacking='' obstacle=''
-  print_machine
   if command -v dpkg-query >/dev/null; then
     look_up_packages
-    print_packages
     missing=$(missing_packages '*')
     lacking=$(missing_packages all | sed -n 's/ required .*//p' |
       paste -s -d ' ')
     obstacle=$(apt_obstacle)
-  else
-    printf 'packages  unknown: this system has no dpkg\n'
   fi
-  print_torch
-  print_gpus
-  print_build
+  {
+    print_machine
+    print_packages
+    print_torch
+    print_gpus
+    print_build
+  } | fold_rows
   [[ -z $missing ]] ||
     printf 'To install all that is missing: apt-get install %s\n' \
       "$(cut -d ' ' -f 1 <<<"$missing" | paste -s -d ' ')"

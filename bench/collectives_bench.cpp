@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/narrow_console.h"
 #include "comm/algorithms/halving_doubling.h"
 #include "comm/algorithms/ring.h"
 #include "comm/algorithms/tree.h"
@@ -216,6 +217,7 @@ int main(int argc, char** argv) {
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
   benchmark::AddCustomContext("memory_GB/s",
                               std::to_string(shardbook::bandwidth() * 1e-9));
-  benchmark::RunSpecifiedBenchmarks();
+  shardbook::bench::NarrowConsole console;
+  benchmark::RunSpecifiedBenchmarks(&console);
   benchmark::Shutdown();
 }

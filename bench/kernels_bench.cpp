@@ -21,6 +21,7 @@
 #include <omp.h>
 #endif
 
+#include "bench/narrow_console.h"
 #include "core/kernels/attention.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/embedding.h"
@@ -380,6 +381,7 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
   shardbook::kernels::register_all();
-  benchmark::RunSpecifiedBenchmarks();
+  shardbook::bench::NarrowConsole console;
+  benchmark::RunSpecifiedBenchmarks(&console);
   return 0;
 }

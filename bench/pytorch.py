@@ -76,7 +76,6 @@ class Row:
         if backend:
             self.ours += ["--backend", backend]
             self.theirs += ["--backend", "gloo"]
-        self.flops = None
 
 
 def rows():
@@ -85,10 +84,9 @@ def rows():
     table = [
         Row("matmul", "f32 matmul 1024^3", "matmul", ["--size", "1024"]),
         Row("step", "gpt-micro step", "step", MICRO, bar=0.75),
-        Row("resnet50", "ResNet-50 step, 24 x 3 x 128 x 128", "images", images,
+        Row("resnet50", "ResNet-50 step, 24 of 128^2", "images", images,
             bar=0.85),
     ]
-    table[0].flops = 2 * 1024**3
     for backend, bar in (("threads", 0.2), ("gloo", 1.0)):
         sizes = [("", "64 MiB", 64 << 20, bar)]
         if backend == "gloo":
@@ -97,12 +95,12 @@ def rows():
         for ranks, (suffix, size, count, promised) in itertools.product(
             (2, 4), sizes
         ):
-            title = f"all-reduce {size}, {ranks} ranks, {backend}"
+            title = f"all-reduce {size}, {backend} x{ranks}"
             both = ["--bytes", str(count), "--world-size", str(ranks)]
             name = f"allreduce-{backend}-{ranks}{suffix}"
             table.append(Row(name, title, "allreduce", both, backend, promised))
     for backend, bar in (("threads", 0.7), ("gloo", None)):
-        title = f"gpt-micro DDP step, 2 ranks, {backend}"
+        title = f"gpt-micro DDP step, {backend} x2"
         both = [*MICRO, "--world-size", "2"]
         table.append(Row(f"ddp-{backend}", title, "ddp", both, backend, bar))
     return table
@@ -247,15 +245,14 @@ class Bench:
                 result[key].append(peer.run(count))
 
 
-def time_text(seconds, flops):
-    """A median with its unit, and the rate where a rate says more."""
+def time_text(seconds):
+    """A median with its unit."""
     if not seconds:
         return "-"
     median = statistics.median(seconds)
-    text = f"{median * 1e3:.1f} ms"
     if median < 1e-3:
-        text = f"{median * 1e6:.0f} us"
-    return text + (f" {flops / median / 1e9:.0f} GF/s" if flops else "")
+        return f"{median * 1e6:.0f} us"
+    return f"{median * 1e3:.1f} ms"
 
 
 def line_of(result, row):
@@ -271,8 +268,8 @@ def line_of(result, row):
     elif row.bar:
         verdict = f"{row.bar:g}"
     line = (
-        f"{row.title:<36}{time_text(result['ours_s'], row.flops):>17}"
-        f"{time_text(result['torch_s'], row.flops):>17}{text:>19} {verdict}"
+        f"{row.title:<30}{time_text(result['ours_s']):>10}"
+        f"{time_text(result['torch_s']):>10}{text:>18} {verdict}"
     )
     return line.rstrip()
 
@@ -338,15 +335,15 @@ def main():
     ).stdout.split("\n")[:2]
     print(f"{processor()}, {os.cpu_count()} cores; PyTorch {version}")
     print(
-        f"{options.threads} thread(s) per rank, {options.rounds} rounds in "
-        "turn; a ratio is ours over PyTorch's: smaller is faster"
+        f"{options.threads} thread(s) per rank, {options.rounds} rounds in turn\n"
+        "ratio: our time over PyTorch's; smaller is faster"
     )
     if "BLAS_INFO=generic" in config:
         print(
-            "This PyTorch brings no BLAS of its own: its products are as fast "
-            "as the system's libblas."
+            "This PyTorch brings no BLAS of its own:\n"
+            "its products are as fast as the system's libblas."
         )
-    print(f"\n{'':<36}{'ours':>17}{'PyTorch':>17}{'ratio (range)':>19} bar")
+    print(f"\n{'':<30}{'ours':>10}{'PyTorch':>10}{'ratio (range)':>18} bar")
     results, status = [], 0
     for row in table:
         wanted = options.rows or [row.name]
@@ -356,7 +353,7 @@ def main():
             results.append(bench.measure(row))
             print(line_of(results[-1], row), flush=True)
         except (PeerError, ValueError, KeyError) as error:
-            print(f"{row.title:<36} failed: {error}", flush=True)
+            print(f"{row.title:<30} failed: {error}", flush=True)
             status = 1
     folder = os.path.join(options.build, "bench-results")
     os.makedirs(folder, exist_ok=True)

@@ -5,6 +5,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include "bench/narrow_console.h"
 #include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/common/run/worlds.h"
 
@@ -49,4 +50,9 @@ BENCHMARK(BM_Folded)->RangeMultiplier(4)->Range(4, 4096)->Unit(
 }  // namespace
 }  // namespace shardbook
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  shardbook::bench::NarrowConsole console;
+  benchmark::RunSpecifiedBenchmarks(&console);
+}

@@ -119,13 +119,14 @@ double mfu(const Work& work, double seconds, const Peaks& peaks) {
   return work.flops / seconds / found->second;
 }
 
+constexpr const char* kLine = "{:<38}{:>9}{:>15}{:>8}{:>10}\n";
+
 void print_row(const Row& row) {
   const auto ratio = [&](double other) {
     return other < 0 ? "-" : fmt::format("{:.2f}", row.ours / other);
   };
-  fmt::print("{:<36}{:>12}{:>15}{:>12}{:>9}{:>12}{:>9}\n", row.work.text,
-             time_text(row.ours), rate_text(row.work, row.ours),
-             time_text(row.cublas), ratio(row.cublas), time_text(row.pytorch),
+  fmt::print(kLine, row.work.text, time_text(row.ours),
+             rate_text(row.work, row.ours), ratio(row.cublas),
              ratio(row.pytorch));
   std::fflush(stdout);
 }
@@ -166,15 +167,17 @@ int run(const Settings& settings) {
     return 0;
   }
   const Gpu device = gpu(0);
-  fmt::print("gpu       {}, {:.0f} GiB, compute capability {}.{}; {}\n",
-             device.name, static_cast<double>(device.memory_bytes) / (1 << 30),
-             device.major, device.minor, gpu_versions());
+  fmt::print(
+      "gpu       {}, {:.0f} GiB, compute capability {}.{}\n"
+      "library   {}\n",
+      device.name, static_cast<double>(device.memory_bytes) / (1 << 30),
+      device.major, device.minor, gpu_versions());
   const std::unique_ptr<Peer> peer = find_peer(settings);
   RankContext context(Device::cuda(0));
   const RankContext::Scope scope(context);
 
-  fmt::print("\n{:<36}{:>12}{:>15}{:>12}{:>9}{:>12}{:>9}\n", "work", "time",
-             "rate", "cuBLAS", "ratio", "PyTorch", "ratio");
+  fmt::print("\n");
+  fmt::print(kLine, "work", "time", "rate", "/cuBLAS", "/PyTorch");
   std::vector<Row> rows;
   Peaks peaks;
   for (const Work& work : all_works(settings.sizes)) {
@@ -186,7 +189,7 @@ int run(const Settings& settings) {
     }
     print_row(row);
   }
-  fmt::print("\nratio: our time over theirs; smaller is faster\n");
+  fmt::print("\n/cuBLAS, /PyTorch: our time over theirs; smaller is faster\n");
   for (const Row& row : rows) {
     const bool is_step = row.work.name == "gpt" || row.work.name == "resnet";
     const double here = mfu(row.work, row.ours, peaks);
@@ -196,7 +199,7 @@ int run(const Settings& settings) {
       fmt::print(" (PyTorch {:.1f} %)",
                  100 * mfu(row.work, row.pytorch, peaks));
     }
-    fmt::print(" = {:.4g} TFLOP / time / {:.1f} TFLOP/s of cuBLAS\n",
+    fmt::print("\n          = {:.4g} TFLOP / time / {:.1f} TFLOP/s of cuBLAS\n",
                row.work.flops / 1e12, peaks.at(row.work.dtype) / 1e12);
   }
   if (!settings.json.empty()) {

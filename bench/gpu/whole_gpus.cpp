@@ -111,10 +111,10 @@ void print_library(const Library& library) {
   for (const std::string& name : library.files) {
     void* file = dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL);
     if (file == nullptr) continue;
-    fmt::print("  has    {:<19} {}\n", library.name, library.version(file));
+    fmt::print("  has    {:<22} {}\n", library.name, library.version(file));
     return;
   }
-  fmt::print("  lacks  {:<19} optional; it adds: {}\n", library.name,
+  fmt::print("  lacks  {:<22} optional; it adds: {}\n", library.name,
              library.what_it_adds);
 }
 

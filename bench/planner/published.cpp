@@ -142,10 +142,11 @@ std::string compared_text(const Compared& row) {
                                  planner::bytes_text(row.memory_bytes));
   const auto line = [&](const char* whose, const planner::Prediction& of) {
     const double slower = row.published.step.seconds / of.step.seconds - 1;
-    text += fmt::format("  {:<10}{:<38}{:<38}{:>9}{:>10}{:>+8.1f} %\n", whose,
-                        of.plan.layout_text(), of.plan.work_text(),
+    text += fmt::format("  {:<10}{:<38}{:>9}{:>10}{:>+8.1f} %\n{:12}{}\n",
+                        whose, of.plan.layout_text(),
                         planner::bytes_text(of.memory.total()),
-                        planner::time_text(of.step.seconds), 100 * slower);
+                        planner::time_text(of.step.seconds), 100 * slower, "",
+                        of.plan.work_text());
   };
   line("published", row.published);
   line("ours", row.within);

@@ -171,7 +171,7 @@ int run(const std::string& folder, bool as_json, bool on_gpu) {
   if (as_json) {
     fmt::print("{}\n", json.dump(2));
   } else {
-    fmt::print("mean error {:.1f} % of {} runs; calibration in {}\n",
+    fmt::print("mean error {:.1f} % of {} runs; calibration:\n{}\n",
                100 * sum / count, count, sim::Cluster::this_machine_file());
   }
   return 0;

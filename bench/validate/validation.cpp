@@ -6,23 +6,57 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "chapters/pictures/text_table.h"
 
 namespace shardbook::validate {
 namespace {
+
+using pictures::text_table::width;
+using pictures::text_table::wrap;
 
 std::string file_name(const std::string& path) {
   return std::filesystem::path(path).filename().string();
 }
 
-/// "6 x no chapter joins tensor and pipeline parallelism yet, 1 x ...".
+/// Lines such as "6 x no chapter joins tensor and pipeline parallelism yet".
 std::string reasons(const Validation& validation) {
   std::map<std::string, int> counts;
   for (const auto& [row, reason] : validation.not_expressed) ++counts[reason];
   std::string text;
   for (const auto& [reason, count] : counts) {
-    text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", count, reason);
+    text += wrap(fmt::format("    {} x {}", count, reason), 6);
   }
   return text;
+}
+
+/// The unit of all rows; empty where they differ.
+std::string common_unit(const Validation& validation) {
+  std::set<std::string> units;
+  for (const Outcome& outcome : validation.outcomes) units.insert(outcome.unit);
+  return units.size() == 1 ? *units.begin() : "";
+}
+
+std::string number_text(double value) {
+  return value < 1e5 ? fmt::format("{:.5g}", value)
+                     : fmt::format("{:.0f}", value);
+}
+
+/// Numbers, and the first letter of how far they can be trusted. A long name has
+/// lines of its own.
+std::string row_lines(const Outcome& outcome, const std::string& common_unit) {
+  constexpr std::size_t kNameColumns = 47;
+  std::string name = "  " + outcome.row;
+  if (common_unit.empty()) name += " [" + outcome.unit + "]";
+  std::string text;
+  if (width(name) > kNameColumns) text = wrap(std::exchange(name, ""), 4);
+  return text + fmt::format("{:<{}} {:>10} {:>9} {:>+7.1f} % {}\n", name,
+                            kNameColumns, number_text(outcome.pair.predicted),
+                            number_text(outcome.pair.published),
+                            100 * relative_error(outcome.pair),
+                            outcome.trust[0]);
 }
 
 void judge(Validation& result) {
@@ -81,47 +115,60 @@ Validation validate(const Table& table) {
 
 std::string as_text(const Validation& validation) {
   const Kind& kind = *validation.kind;
+  const std::string unit = common_unit(validation);
   std::string text =
-      fmt::format("{} ({})\n", file_name(validation.file), kind.name);
+      wrap(fmt::format("{} ({}){}{}", file_name(validation.file), kind.name,
+                       unit.empty() ? "" : ", in ", unit));
+  if (!validation.outcomes.empty()) {
+    text += fmt::format("{:49}predicted published     error\n", "");
+  }
+  std::map<std::string, int> trust;
   for (const Outcome& outcome : validation.outcomes) {
-    text += fmt::format("  {:<58} {:>9.5g} {:>9.5g} {:<15} {:>+6.1f} %  {}\n",
-                        outcome.row, outcome.pair.predicted,
-                        outcome.pair.published, outcome.unit,
-                        100 * relative_error(outcome.pair), outcome.trust);
+    text += row_lines(outcome, unit);
+    ++trust[outcome.trust];
   }
   for (const auto& [row, reason] : validation.not_expressed) {
-    text += fmt::format("  {}: not expressed: {}\n", file_name(row), reason);
+    text +=
+        wrap(fmt::format("  {}: not expressed: {}", file_name(row), reason), 4);
   }
+  const auto add = [&](const std::string& line) {
+    text += wrap("  " + line, 4);
+  };
   if (!validation.outcomes.empty()) {
-    text += fmt::format(
-        "  {} predictions: MAPE {:.1f} %; one constant for all rows: {:.1f} "
-        "%\n",
+    add(fmt::format(
+        "{} predictions: MAPE {:.1f} %; one constant for all rows: {:.1f} %",
         validation.outcomes.size(), 100 * validation.mape,
-        100 * validation.null_mape);
+        100 * validation.null_mape));
+    std::string counts;
+    for (const auto& [word, count] : trust) {
+      counts += fmt::format("{}{} {} ({})", counts.empty() ? "" : ", ", count,
+                            word, word[0]);
+    }
+    add("trust: " + counts);
   }
   const auto aimed = static_cast<std::size_t>(validation.num_aimed_at);
   if (aimed > 0 && aimed < validation.outcomes.size()) {
-    text += fmt::format(
-        "  the {} rows of the aim: MAPE {:.1f} %, at most {:.1f} %\n", aimed,
-        100 * validation.aimed_mape, 100 * validation.aimed_worst);
+    add(fmt::format("the {} rows of the aim: MAPE {:.1f} %, at most {:.1f} %",
+                    aimed, 100 * validation.aimed_mape,
+                    100 * validation.aimed_worst));
   }
   const Contests& contests = validation.contests;
   if (contests.count > 0) {
-    text += fmt::format(
-        "  {} rows compete for {} pieces of work: Spearman {:.2f}, regret of "
-        "the picked plan {:.1f} %\n",
-        contests.rows, contests.count, contests.spearman,
-        100 * contests.regret);
+    add(
+        fmt::format("{} rows compete for {} pieces of work: Spearman {:.2f}, "
+                    "regret of the picked plan {:.1f} %",
+                    contests.rows, contests.count, contests.spearman,
+                    100 * contests.regret));
   }
   if (!validation.not_expressed.empty()) {
-    text += fmt::format("  {} rows not expressed: {}\n",
+    text += fmt::format("  {} rows not expressed:\n{}",
                         validation.not_expressed.size(), reasons(validation));
   }
-  if (!kind.note.empty()) text += "  note: " + kind.note + "\n";
-  text += fmt::format("  aim: {}: {}\n", kind.aim.text,
-                      validation.outcomes.empty() ? "nothing to judge"
-                      : validation.meets_aim      ? "met"
-                                                  : "missed");
+  if (!kind.note.empty()) add("note: " + kind.note);
+  add(fmt::format("aim: {}: {}", kind.aim.text,
+                  validation.outcomes.empty() ? "nothing to judge"
+                  : validation.meets_aim      ? "met"
+                                              : "missed"));
   return text;
 }
 

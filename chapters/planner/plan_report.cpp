@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "chapters/common/models/models.h"
+#include "chapters/pictures/text_table.h"
 
 namespace shardbook::planner {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using pictures::text_table::wrap;
 
 double parameters_of(const PlanRequest& request) {
   const HybridJob job = job_of(request, Plan());
@@ -21,13 +23,14 @@ double parameters_of(const PlanRequest& request) {
 }
 
 std::string request_text(const PlanRequest& request) {
-  return fmt::format(
-      "{}, {:.2f} billion parameters, on {} of {}'s {}, {} each\n"
-      "{} samples of {} tokens per step, {}",
-      request.model, parameters_of(request) / 1e9, request.world_size,
-      request.base.cluster.name, request.base.cluster.device.name,
-      bytes_text(request.capacity()), request.batch, request.seq(),
-      dtype_name(request.dtype()));
+  return wrap(fmt::format("{}, {:.2f} billion parameters, on {} of {}'s {}, {} "
+                          "each",
+                          request.model, parameters_of(request) / 1e9,
+                          request.world_size, request.base.cluster.name,
+                          request.base.cluster.device.name,
+                          bytes_text(request.capacity()))) +
+         fmt::format("{} samples of {} tokens per step, {}", request.batch,
+                     request.seq(), dtype_name(request.dtype()));
 }
 
 /// Bytes that a plan keeps on the host, if any.
@@ -43,31 +46,33 @@ std::string fit_text(const PlanRequest& request, double bytes) {
 
 std::string plan_lines(const PlanRequest& request, const Prediction& each,
                        int number) {
-  const double seconds = each.step.seconds;
-  std::string text =
-      fmt::format("{:2}  {:<34}{:<34}{:>9}\n", number, each.plan.layout_text(),
-                  each.plan.work_text(), time_text(seconds));
-  text += fmt::format(
-      "    {:.0f} tokens/s, MFU {:.1f} %, idle {:.1f} %; memory {} ({})\n",
-      tokens_per_s(request, each), 100 * mfu(request, each),
-      100 * each.step.idle_share, bytes_text(each.memory.total()),
-      fit_text(request, each.memory.total()));
-  text += fmt::format("    sent by a rank: {}; {}",
-                      links_text(each.step) + host_text(each),
-                      sim::trust_name(each.step.trust));
+  std::string sent = fmt::format("    sent by a rank: {}; {}",
+                                 links_text(each.step) + host_text(each),
+                                 sim::trust_name(each.step.trust));
   if (each.confirmed_s > 0) {
-    text += fmt::format("; the chapter on shapes: {}, {}",
+    sent += fmt::format("; the chapter on shapes: {}, {}",
                         time_text(each.confirmed_s),
                         bytes_text(each.confirmed_bytes));
   }
-  return text + "\n";
+  return wrap(fmt::format("{:2}  {:>9}  {}; {}", number,
+                          time_text(each.step.seconds), each.plan.layout_text(),
+                          each.plan.work_text()),
+              15) +
+         wrap(fmt::format("    {:.0f} tokens/s, MFU {:.1f} %, idle {:.1f} %; "
+                          "memory {} ({})",
+                          tokens_per_s(request, each), 100 * mfu(request, each),
+                          100 * each.step.idle_share,
+                          bytes_text(each.memory.total()),
+                          fit_text(request, each.memory.total())),
+              4) +
+         wrap(sent, 4);
 }
 
 std::string rejection_lines(const PlanResult& result) {
   std::string text;
   const auto add = [&](const Rejection& rejection, const std::string& why) {
     if (rejection.count > 0)
-      text += fmt::format("{:6}  {}\n", rejection.count, why);
+      text += wrap(fmt::format("{:6}  {}", rejection.count, why), 8);
   };
   add(result.does_not_fit, fmt::format("do not fit; nearest, {} over: {}",
                                        bytes_text(result.least_excess),
@@ -189,24 +194,26 @@ std::string strategies_text(const PlanRequest& request,
                      return seconds(a) < seconds(b);
                    });
   std::string text = request_text(request) + "\n\n";
-  text +=
-      fmt::format("{:<12}{:<34}{:<30}{:>9}{:>8}{:>9}  {}\n", "strategy",
-                  "best plan", "", "step", "MFU", "memory", "sent by a rank");
+  constexpr const char* kLine = "{:<12}{:<37}{:>9}{:>9}{:>10}\n";
+  text += fmt::format(kLine, "strategy", "best plan", "step", "MFU", "memory") +
+          "            micro-batches x samples; sent by a rank\n";
   for (const Strategy& each : strategies) {
     const PlanResult& result = each.result;
     if (result.best.empty()) {
-      text += fmt::format("{:<12}does not fit, {} or more over: {}\n",
-                          each.name, bytes_text(result.least_excess),
-                          result.does_not_fit.example);
+      text += wrap(fmt::format("{:<12}does not fit, {} or more over: {}",
+                               each.name, bytes_text(result.least_excess),
+                               result.does_not_fit.example),
+                   12);
       continue;
     }
     const Prediction& best = result.best[0];
-    text +=
-        fmt::format("{:<12}{:<34}{:<30}{:>9}{:>6.1f} %{:>9}  {}\n", each.name,
-                    best.plan.layout_text(), best.plan.work_text(),
-                    time_text(best.step.seconds), 100 * mfu(request, best),
-                    bytes_text(best.memory.total()),
-                    links_text(best.step) + host_text(best));
+    text += fmt::format(kLine, each.name, best.plan.layout_text(),
+                        time_text(best.step.seconds),
+                        fmt::format("{:.1f} %", 100 * mfu(request, best)),
+                        bytes_text(best.memory.total())) +
+            wrap(fmt::format("{:12}{}; {}{}", "", best.plan.work_text(),
+                             links_text(best.step), host_text(best)),
+                 12);
   }
   return text;
 }

@@ -3,17 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "chapters/pictures/text_table.h"
+#include "chapters/table/internal/text.h"
 #include "chapters/table/run_set.h"
 
 namespace shardbook::table {
 namespace {
 
+using pictures::text_table::kColumns;
 using pictures::text_table::width;
+using pictures::text_table::wrap;
 
-constexpr std::size_t kWidth = 80;
 constexpr const char* kNotMeasured = "-";
 
 struct Unit {
@@ -100,45 +101,31 @@ ComparedColumn speed_ups(const std::vector<ProgramRun>& runs,
   return column;
 }
 
-ComparedColumn peaks(const std::vector<ProgramRun>& runs) {
+ComparedColumn peaks(const std::vector<ProgramRun>& runs,
+                     const internal::Marks& marks) {
   ComparedColumn column = column_of(
       "peak", values_of(runs, [](const auto& run) { return run.peak_bytes; }),
       kBytes, "most memory in use at one time, by the fullest rank");
   if (std::all_of(runs.begin(), runs.end(), fits)) return column;
   column.meaning += "; ! does not fit";
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    column.cells[i] += fits(runs[i]) ? " " : "!";
+    column.cells[i] += fits(runs[i]) ? " " : marks.too_large;
   }
   return column;
 }
 
-ComparedColumn claims(const std::vector<ProgramRun>& runs, Charset charset) {
+ComparedColumn claims(const std::vector<ProgramRun>& runs,
+                      const internal::Marks& marks) {
   ComparedColumn column{"claims", "", "those that hold, of those measured", {}};
-  const bool utf8 = charset == Charset::kUtf8;
   for (const ProgramRun& run : runs) {
-    const auto [failed, measured] = count_claims({run});
-    const char* mark =
-        failed > 0 ? (utf8 ? "\u2717" : "no") : (utf8 ? "\u2713" : "ok");
+    const auto [failed, measured] = count_claims(run);
     column.cells.push_back(
         measured == 0
             ? kNotMeasured
-            : fmt::format("{} {}/{}", mark, measured - failed, measured));
+            : fmt::format("{} {}/{}", failed > 0 ? marks.failed : marks.passed,
+                          measured - failed, measured));
   }
   return column;
-}
-
-/// Lines of at most kWidth columns.
-std::string wrapped(const std::string& text) {
-  std::istringstream words(text);
-  std::string lines;
-  std::size_t used = 0;
-  for (std::string word; words >> word;) {
-    const bool breaks = used + 1 + width(word) > kWidth;
-    if (used > 0) lines += breaks ? "\n" : " ";
-    used = used == 0 || breaks ? width(word) : used + 1 + width(word);
-    lines += word;
-  }
-  return lines + "\n";
 }
 
 std::size_t width_of(const ComparedColumn& column) {
@@ -155,7 +142,7 @@ std::string line_of(const std::string& label, std::size_t label_width,
                     const std::vector<ComparedColumn>& columns,
                     CellOf cell_of) {
   const bool fits_in = width(label) <= label_width;
-  std::string text = fits_in ? "" : wrapped(label);
+  std::string text = fits_in ? "" : wrap(label);
   std::string line = fits_in ? label : "";
   line.append(label_width - width(line), ' ');
   for (const ComparedColumn& column : columns) {
@@ -170,7 +157,7 @@ std::string rows_text(const std::vector<ProgramRun>& runs,
                       const std::vector<ComparedColumn>& columns) {
   std::size_t label_width = 0, used = 0;
   for (const ComparedColumn& column : columns) used += 2 + width_of(column);
-  const std::size_t room = kWidth - std::min(used, kWidth);
+  const std::size_t room = kColumns - std::min(used, kColumns);
   for (const ProgramRun& run : runs) {
     const std::size_t wide = width(run_name(run));
     if (wide <= room) label_width = std::max(label_width, wide);
@@ -197,8 +184,9 @@ bool are_compared(const std::vector<ProgramRun>& runs) {
          });
 }
 
-ComparedTable compare_runs(const std::vector<ProgramRun>& runs,
-                           Charset charset) {
+ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
+                           bool has_colours) {
+  const internal::Marks marks = internal::marks_of(charset, has_colours);
   const bool is_virtual = have_virtual_time(runs);
   const std::vector<double> step_s = values_of(runs, [&](const auto& run) {
     return is_virtual ? run.virtual_run->step_s.counted : run.wall_step_s;
@@ -220,7 +208,7 @@ ComparedTable compare_runs(const std::vector<ProgramRun>& runs,
                 is_virtual ? "virtual time on " + runs[0].virtual_run->cluster
                            : "wall time on this machine"),
       speed_ups(runs, step_s),
-      peaks(runs),
+      peaks(runs, marks),
       column_of("sent", values_of(runs, sent_per_step), kBytes,
                 "bytes per step, by the busiest rank"),
       losses};
@@ -235,7 +223,7 @@ ComparedTable compare_runs(const std::vector<ProgramRun>& runs,
   }
   // Runs on shapes train nothing
   if (!trained_runs(runs).empty()) {
-    table.columns.push_back(claims(runs, charset));
+    table.columns.push_back(claims(runs, marks));
   }
   const auto is_empty = [](const ComparedColumn& column) {
     return std::all_of(
@@ -259,12 +247,13 @@ std::string legend_of(const ComparedTable& table) {
 }
 
 std::string format_compared(const std::vector<ProgramRun>& runs,
-                            Charset charset) {
-  const ComparedTable table = compare_runs(runs, charset);
-  std::string text = table.setting.empty() ? "" : wrapped(table.setting) + "\n";
+                            Charset charset, bool has_colours) {
+  const ComparedTable table = compare_runs(runs, charset, has_colours);
+  std::string text = table.setting.empty() ? "" : wrap(table.setting) + "\n";
   text += rows_text(runs, table.columns) + "\n";
-  for (const std::string& remark : table.remarks) text += wrapped(remark);
-  return text + wrapped(legend_of(table)) + "\n" + format_claims(runs, charset);
+  for (const std::string& remark : table.remarks) text += wrap(remark);
+  return text + wrap(legend_of(table)) + "\n" +
+         format_claims(runs, charset, has_colours);
 }
 
 }  // namespace shardbook::table

@@ -36,14 +36,15 @@ struct ComparedTable {
   std::vector<std::string> remarks;     ///< on runs of another setting
 };
 
-ComparedTable compare_runs(const std::vector<ProgramRun>& runs,
-                           Charset charset);
+ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
+                           bool has_colours = false);
 
 /// What the columns mean: "step: virtual time on dgx-a100. speed-up: ..."
 std::string legend_of(const ComparedTable& table);
 
-/// The table with its legend, at most 80 columns wide, and the claims.
+/// The table with its legend, at most 80 columns wide, and the claims. With
+/// colours, marks are green or red.
 std::string format_compared(const std::vector<ProgramRun>& runs,
-                            Charset charset);
+                            Charset charset, bool has_colours = false);
 
 }  // namespace shardbook::table

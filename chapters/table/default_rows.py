@@ -7,7 +7,11 @@ from programs import ROOT
 
 YARDSTICK = "00_single_device"
 
-Row = collections.namedtuple("Row", "title chapter label options")
+# The star of a row that the overview shows, too
+STAR = "*"
+
+Row = collections.namedtuple("Row", "title chapter label options star",
+                             defaults=[""])
 _Group = collections.namedtuple("_Group", "title options rows")
 
 
@@ -22,8 +26,10 @@ def default_rows(chosen):
         needs_yardstick = group.title and has_chosen
         for chapter, label, options in group.rows:
             if chapter in chosen or (needs_yardstick and chapter == YARDSTICK):
-                options = f"{group.options} {options}"
-                rows.append(Row(group.title, chapter, label, options.split()))
+                options = f"{group.options} {options}".split()
+                star = STAR if label.startswith(STAR) else ""
+                rows.append(Row(group.title, chapter, label[len(star):],
+                                options, star))
     return rows
 
 

@@ -4,15 +4,17 @@
 //   shardbook_table --html build/report.html build/runs/last
 //   shardbook_table --html build/report.html build/runs/a build/runs/b
 //
-// Several folders are compared. A JSON file is a run of its own. With --quiet,
-// only failed claims are printed.
+// Several folders are compared. A JSON file is a run of its own. With --overview,
+// the tables fit one screen; with --quiet, only failed claims are printed.
 //
 // Exit status: 0 all claims hold, 1 a claim failed, 2 a file cannot be read or
 // written.
 
 #include <langinfo.h>
+#include <unistd.h>
 
 #include <clocale>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -30,7 +32,7 @@ using shardbook::table::ProgramRun;
 
 struct Arguments {
   std::string html_file;  // empty: no report
-  bool quiet = false;
+  bool overview = false, quiet = false;
   std::vector<std::string> paths;
 };
 
@@ -41,11 +43,14 @@ Arguments read_arguments(int argc, char** argv) {
     if (word == "--html") {
       SB_CHECK(i + 1 < argc, "--html needs the name of a file to write");
       arguments.html_file = argv[++i];
+    } else if (word == "--overview") {
+      arguments.overview = true;
     } else if (word == "--quiet") {
       arguments.quiet = true;
     } else {
-      SB_CHECK(word.compare(0, 2, "--") != 0, word,
-               ": unknown option; there are --html FILE and --quiet");
+      SB_CHECK(
+          word.compare(0, 2, "--") != 0, word,
+          ": unknown option; there are --html FILE, --overview and --quiet");
       arguments.paths.push_back(word);
     }
   }
@@ -58,6 +63,30 @@ Charset terminal_charset() {
   std::setlocale(LC_CTYPE, "");
   const std::string codeset = nl_langinfo(CODESET);
   return codeset == "UTF-8" ? Charset::kUtf8 : Charset::kAscii;
+}
+
+// https://no-color.org: NO_COLOR with any value but the empty one.
+bool terminal_has_colours() {
+  const auto value = [](const char* name) {
+    const char* text = std::getenv(name);
+    return std::string(text == nullptr ? "" : text);
+  };
+  return isatty(STDOUT_FILENO) && value("NO_COLOR").empty() &&
+         !value("TERM").empty() && value("TERM") != "dumb";
+}
+
+// The text for a terminal.
+std::string text_of(const std::vector<ProgramRun>& runs,
+                    const Arguments& arguments) {
+  const Charset charset = terminal_charset();
+  const bool has_colours = terminal_has_colours();
+  if (arguments.paths.size() > 1) {
+    return format_comparison(runs) + "\n" +
+           format_claims(runs, charset, has_colours);
+  }
+  if (are_compared(runs)) return format_compared(runs, charset, has_colours);
+  return arguments.overview ? format_overview(runs, charset, has_colours)
+                            : format_table(runs, charset, has_colours);
 }
 
 // Where there are several folders, each remark names its own.
@@ -91,13 +120,7 @@ int main(int argc, char** argv) {
     }
     const bool failed = count_claims(runs).failed > 0;
     if (!arguments.quiet || failed) {
-      const Charset charset = terminal_charset();
-      std::cout << (arguments.paths.size() > 1
-                        ? format_comparison(runs) + "\n" +
-                              format_claims(runs, charset)
-                    : are_compared(runs) ? format_compared(runs, charset)
-                                         : format_table(runs, charset))
-                << remarks << std::flush;
+      std::cout << text_of(runs, arguments) << remarks << std::flush;
       SB_CHECK(std::cout, "the table cannot be written");
     }
     if (!arguments.html_file.empty()) {

@@ -21,17 +21,19 @@ def page_of(name):
     return os.path.join(folder, "report.html")
 
 
-def write_report(folders, target, is_quiet=False):
-    """Writes a page, whole or not at all, and prints the tables."""
+def write_report(folders, target, how=()):
+    """Writes a page, whole or not at all, and prints the tables.
+
+    `how` has options of the program that prints: --overview, --quiet.
+    """
     page = os.path.join(BUILD, ".report-" + os.urandom(6).hex())
     try:
-        quiet = ["--quiet"] if is_quiet else []
         status = programs.run([os.path.join(BUILD, TABLE), "--html", page,
-                               *quiet, *folders])
+                               *how, *folders])
         if status < 2:
             os.chmod(page, 0o644)
             os.replace(page, target)
-            say("As pictures: " + os.path.relpath(target, ROOT))
+            say("See it:   " + os.path.relpath(target, ROOT))
     finally:
         if os.path.exists(page):
             os.unlink(page)

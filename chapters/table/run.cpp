@@ -49,15 +49,13 @@ Verdict read_verdict(const JsonReader& reader, const std::string& claim) {
   return text == "failed" ? Verdict::kFailed : Verdict::kNotMeasured;
 }
 
-std::string format_difference(double value) {
-  return value == 0 ? "exact" : fmt::format("{:.1e}", value);
-}
-
-Claim read_numbers(const JsonReader& reader) {
-  Claim claim{read_verdict(reader, "numbers"), "", ""};
+void read_numbers(const JsonReader& reader, ProgramRun& run) {
+  Claim& claim = run.numbers;
+  claim.verdict = read_verdict(reader, "numbers");
   const auto relative = reader.number("parity.max_rel");
   // Without a comparison, a difference of 0 means nothing.
   if (relative && claim.verdict != Verdict::kNotMeasured) {
+    run.difference = *relative;
     claim.value = format_difference(*relative);
   }
   const auto tolerance = reader.number("parity.tolerance");
@@ -65,7 +63,6 @@ Claim read_numbers(const JsonReader& reader) {
       "the largest relative difference to one device is {}, allowed is {}",
       relative ? format_difference(*relative) : "not a number",
       tolerance ? fmt::format("{:.1e}", *tolerance) : "not stated");
-  return claim;
 }
 
 // Both members of the pair at `path`. The one under `key` may be null, or
@@ -328,7 +325,7 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   run.ranks = read_bills(reader);
   run.virtual_run = read_virtual(reader, source);
   run.capacity_bytes = read_capacity(reader, run);
-  run.numbers = read_numbers(reader);
+  read_numbers(reader, run);
   if (const auto tolerance = reader.number("parity.tolerance")) {
     run.tolerance = fmt::format("{:.1e}", *tolerance);
   }
@@ -338,6 +335,10 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   run.sweep = read_sweep(reader, source);
   run.expert_loads = read_expert_loads(reader, source);
   return run;
+}
+
+std::string format_difference(double value) {
+  return value == 0 ? "exact" : fmt::format("{:.1e}", value);
 }
 
 bool fits(const ProgramRun& run) {

@@ -84,6 +84,7 @@ struct ProgramRun {
   std::string title;    ///< of its group of rows
   std::string command;  ///< "./shardbook run ddp -- --world-size 4"
   std::string set;      ///< the name of the set of runs
+  bool is_in_overview = false;
   std::string backend;
   std::string device;  ///< "cpu", "cuda"; may be empty
   int world_size = 1;
@@ -92,6 +93,7 @@ struct ProgramRun {
   std::string samples;            ///< "32 x 512 tokens"; may be empty
   std::vector<std::string> loss;  ///< first and last step; empty: not measured
   Claim numbers, bytes, memory, time;
+  double difference = -1;     ///< from one device, relative; negative: none
   std::string tolerance;      ///< of the numbers: "1.0e-05"; may be empty
   double wall_step_s = -1;    ///< negative: not measured
   double peak_bytes = -1;     ///< of the fullest rank; negative: not measured
@@ -114,6 +116,9 @@ ProgramRun read_run(const std::string& text, const std::string& source);
 
 /// Its label, or "06_1f1b zb-h1".
 std::string run_name(const ProgramRun& run);
+
+/// "3.1e-07", "exact".
+std::string format_difference(double value);
 
 /// Whether the run fits in the memory of its devices.
 bool fits(const ProgramRun& run);

@@ -1,10 +1,11 @@
 """Runs chapters and reports on them: ./shardbook run.
 
-  run_chapters.py targets NAME [CHAPTER...] [-- OPTIONS]   prints what to build
-  run_chapters.py run NAME [CHAPTER...] [-- OPTIONS]       runs what was built
+  run_chapters.py targets NAME ALL [CHAPTER...] [-- OPTIONS]   what to build
+  run_chapters.py run NAME ALL [CHAPTER...] [-- OPTIONS]       runs what was built
 
 Without OPTIONS each chapter runs its rows of chapters/rows.txt. With OPTIONS it
-runs once with them, and the output of its program is printed.
+runs once with them, and the output of its program is printed. Neither chapters
+nor options: the tables are an overview, unless ALL is not "".
 
 The runs are kept as build/runs/NAME. Without a NAME ("") only the rows of all
 chapters are `last`; all else is kept under the names of its chapters, so a look
@@ -109,7 +110,7 @@ class Runs:
         report = self.file(name)
         self.status = self.status or status
         if status < 2 and os.path.exists(report) and os.path.getsize(report):
-            self.add_row(name, row.title, row.label,
+            self.add_row(name, row.title, row.star + row.label,
                          typed_command(row.chapter, row.options))
             self.num_kept += 1
             return True
@@ -229,7 +230,7 @@ def check_name(name):
         die(f"--name {name}: give letters, digits, '.', '_' and '-'")
 
 
-def print_targets(name, *words):
+def print_targets(name, _, *words):
     check_name(name)
     if other := other_command(name, words):
         needed = ["gpu_libraries"] if uses_gpu(other) else []
@@ -252,6 +253,15 @@ def run_all(runs, chapters, options):
         runs.num_planned = len(chapters)
         for chapter in chapters:
             runs.add(chapter, options)
+
+
+def say_what_is_next(chapters):
+    """The first chapter's lesson; after a run of all, one and the planner."""
+    title = title_of(chapters[0]) if chapters else "ddp"
+    if title not in PROGRAMS:
+        say(f"Read it:  ./shardbook lesson {title}, then exercise and mistake")
+    if not chapters:
+        say("Plan it:  ./shardbook plan --model gpt-13b --nodes 8 --batch 1024")
 
 
 def keep_runs(name, run_all, at_least=1):
@@ -279,7 +289,7 @@ def keep_runs(name, run_all, at_least=1):
     return runs, kept, stopped
 
 
-def run_and_report(name, *words):
+def run_and_report(name, all_rows, *words):
     if other := other_command(name, words):
         return programs.run(
             other, environment={"SHARDBOOK_COMMAND": typed_command(words[0])})
@@ -290,12 +300,10 @@ def run_and_report(name, *words):
         lambda runs: run_all(runs, chapters, options))
     status = 0
     if kept:
-        status = write_report([kept], page_of(os.path.basename(kept)),
-                              is_quiet(chapters, options))
-        title = "CHAPTER" if len(chapters) > 1 else title_of(chapters[0])
-        if title not in PROGRAMS:
-            say(f"Read it, write it, break it: ./shardbook lesson {title}, "
-                f"./shardbook exercise {title}, ./shardbook mistake {title}")
+        how = (["--quiet"] if is_quiet(chapters, options) else
+               [] if all_rows or words else ["--overview"])
+        status = write_report([kept], page_of(os.path.basename(kept)), how)
+        say_what_is_next(chapters if words else [])
     if stopped:
         raise stopped
     return runs.status or status

@@ -54,7 +54,8 @@ std::vector<ProgramRun> read_run_set(const std::string& path) {
     const std::string file = (folder / cells[0]).string();
     ProgramRun run = read_run(read_file(file), file);
     run.title = cells[1];
-    run.label = cells[2];
+    run.is_in_overview = cells[2].rfind('*', 0) == 0;
+    run.label = cells[2].substr(run.is_in_overview ? 1 : 0);
     run.command = cells[3];
     run.set = fs::path(path).lexically_normal().filename().string();
     runs.push_back(std::move(run));
@@ -174,6 +175,17 @@ std::string setting_of(const ProgramRun& run) {
   if (run.capacity_bytes > 0) {
     text += fmt::format(" ({} GB per device)",
                         format_gigabytes(run.capacity_bytes));
+  }
+  return text;
+}
+
+std::string short_setting_of(const ProgramRun& run) {
+  std::string text = run.setting.substr(0, run.setting.find(", "));
+  if (text.find('(') != std::string::npos) text.clear();
+  if (!run.samples.empty()) text += (text.empty() ? "" : ", ") + run.samples;
+  if (run.virtual_run) text += " on " + run.virtual_run->cluster;
+  if (run.capacity_bytes > 0) {
+    text += fmt::format(" ({} GB)", format_gigabytes(run.capacity_bytes));
   }
   return text;
 }

@@ -3,8 +3,9 @@
 // Runs that are kept: a folder that `./shardbook run` has filled.
 //
 //   build/runs/last/
-//     rows.tsv      one line per run: file, title, label, command; a line that
-//                   begins with # is a remark on all of them
+//     rows.tsv      one line per run: file, title, label, command; a * before a
+//                   label: the overview has this row; a line that begins with
+//                   # is a remark on all of them
 //     01.json       what the program wrote under --report
 //     02.json
 
@@ -63,6 +64,10 @@ std::string world_name(const ProgramRun& run,
 
 /// "gpt2, f32, adamw, 32 x 512 tokens on dgx-a100 (80 GB per device)".
 std::string setting_of(const ProgramRun& run);
+
+/// "gpt2, 32 x 512 tokens on dgx-a100 (80 GB)"; a config that is given as text
+/// would be too long.
+std::string short_setting_of(const ProgramRun& run);
 
 /// "80", "17.2", "0.61": decimal gigabytes with three digits.
 std::string format_gigabytes(double bytes);

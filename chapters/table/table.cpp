@@ -1,47 +1,45 @@
+#include "chapters/table/table.h"
+
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <sstream>
+#include <utility>
 
 #include "chapters/pictures/text_table.h"
-#include "chapters/table/run_set.h"
-#include "chapters/table/table.h"
+#include "chapters/table/internal/text.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table {
 namespace {
 
+using internal::Marks;
 using pictures::text_table::align;
+using pictures::text_table::kColumns;
 using pictures::text_table::Row;
-
-// The marks that a terminal can show.
-struct Marks {
-  const char* passed;
-  const char* failed;
-  const char* to;     // between the first and the last loss
-  const char* times;  // between the backend and its ranks
-};
-constexpr Marks kUtf8Marks = {"\u2713", "\u2717", " \u2192 ", " \u00d7"};
-constexpr Marks kAsciiMarks = {"ok", "no", " -> ", " x"};
+using pictures::text_table::wrap;
 
 constexpr const char* kProofLegend =
     "A mark compares the value with its formula. numbers: largest relative "
-    "difference to one device.\n"
-    "sent: bytes per step, by the busiest rank; broadcasts at the start are "
-    "shared out over the steps.\n"
-    "held: parameters, gradients and optimizer state after an update, and "
-    "activations kept after a\n"
-    "forward, of the fullest rank. time: a mark for the closed form of a step "
-    "on the cluster textbook;\n"
-    "elsewhere simulated; (wall time) without a cluster.\n";
+    "difference to one device. sent: bytes per step, by the busiest rank; "
+    "broadcasts at the start are shared out over the steps. held: parameters, "
+    "gradients and optimizer state after an update, and activations kept after "
+    "a forward, of the fullest rank. time: the closed form of a step on the "
+    "cluster textbook; -: there is none.";
 
 constexpr const char* kBuysLegend =
-    "Simulated (--backend sim). step: virtual time. speed-up: over one "
-    "device; in brackets if the run on\n"
-    "one device, or this one, does not fit in memory. memory: peak of the "
-    "fullest device. sent: bytes\n"
-    "per step over each kind of link, by all devices. idle: share of the step "
-    "in which a device computes\nnothing.\n";
+    "Simulated: --backend sim. A row begins with its number of devices. step: "
+    "virtual time. speed-up: over one device; in brackets if one of the two "
+    "runs does not fit in memory. memory: peak of the fullest device; !: does "
+    "not fit. sent: bytes per step by all devices, and the kind of link that "
+    "carries most of them. idle: share of the step in which a device computes "
+    "nothing.";
+
+constexpr const char* kOverviewLegend =
+    "A row begins with its number of devices. speed-up: over one; in brackets "
+    "if either run does not fit in memory (!). sent: per step, most over this "
+    "link.";
 
 std::string claim_cell(const Claim& claim, const Marks& marks) {
   const std::string value = claim.value.empty() ? "-" : claim.value;
@@ -50,26 +48,26 @@ std::string claim_cell(const Claim& claim, const Marks& marks) {
   return fmt::format("{} {}", passed ? marks.passed : marks.failed, value);
 }
 
-// These models are too small for their step times to mean anything, so only the
-// mark of a closed form is shown. Wall time is in brackets, because no claim is
-// made about it.
+// These models are too small for their step times to mean anything: a mark says
+// that the closed form holds.
 std::string time_cell(const ProgramRun& run, const Marks& marks) {
-  if (run.time.verdict == Verdict::kPassed) return marks.passed;
-  if (run.virtual_run || run.time.value.empty()) {
-    return claim_cell(run.time, marks);
+  switch (run.time.verdict) {
+    case Verdict::kPassed:
+      return marks.passed;
+    case Verdict::kFailed:
+      return claim_cell(run.time, marks);
+    default:
+      return "-";
   }
-  return "(" + run.time.value + ")";
 }
 
 Row row_of(const ProgramRun& run, const Marks& marks) {
-  return {
-      run_name(run),
-      world_name(run, marks.times),
-      run.loss.empty() ? "-" : run.loss.front() + marks.to + run.loss.back(),
-      claim_cell(run.numbers, marks),
-      claim_cell(run.bytes, marks),
-      claim_cell(run.memory, marks),
-      time_cell(run, marks)};
+  return {run_name(run),
+          world_name(run, marks.times),
+          claim_cell(run.numbers, marks),
+          claim_cell(run.bytes, marks),
+          claim_cell(run.memory, marks),
+          time_cell(run, marks)};
 }
 
 // Calls visit(name, claim) for the four claims of a run.
@@ -98,54 +96,54 @@ std::string common_setting(const std::vector<const ProgramRun*>& runs) {
 std::string proof_table(const std::vector<const ProgramRun*>& runs,
                         const Marks& marks) {
   std::vector<Row> rows = {
-      {"PROOF", "world", "loss", "numbers", "sent", "held", "time"}};
+      {"PROOF", "world", "numbers", "sent", "held", "time"}};
   for (const ProgramRun* run : runs) rows.push_back(row_of(*run, marks));
   const std::string setting = common_setting(runs);
-  return align(rows) + "\n" +
+  return align(rows, kColumns) + "\n" +
          (setting.empty() ? ""
-                          : "Trained here: " + setting +
-                                ", unless the row says otherwise.\n") +
-         kProofLegend + "\n";
+                          : wrap("Trained here: " + setting +
+                                 ", unless the row says otherwise.")) +
+         wrap(kProofLegend) + "\n";
 }
 
-std::string memory_cell(const ProgramRun& run) {
-  if (run.peak_bytes < 0) return "-";
-  const std::string peak = format_gigabytes(run.peak_bytes) + " GB";
-  return fits(run) ? peak : peak + ", does not fit";
+std::string memory_cell(const ProgramRun& run, const Marks& marks) {
+  if (run.peak_bytes < 0) return "";
+  return format_decimal_bytes(run.peak_bytes) +
+         (fits(run) ? "" : marks.too_large);
 }
 
-Row buys_row(const ProgramRun& run, const ProgramRun* one) {
-  Row row = {"  " + run_name(run),
-             fmt::format("{}", run.world_size),
+// "147 TB nvlink".
+std::string sent_cell(const VirtualRun& run) {
+  double sum = 0, most = 0;
+  std::string link;
+  for (const sim::LinkBytes& each : run.links) {
+    sum += each.bytes;
+    if (each.bytes > most) link = each.link;
+    most = std::max(most, each.bytes);
+  }
+  return sum > 0 ? format_decimal_bytes(sum) + " " + link : "";
+}
+
+Row buys_row(const ProgramRun& run, const ProgramRun* one, const Marks& marks) {
+  Row row = {fmt::format("{:4}  {}", run.world_size, run_name(run)),
              "",
              speed_up_text(run, one),
-             memory_cell(run),
-             links_text(run),
+             memory_cell(run, marks),
+             "",
              ""};
   if (run.virtual_run) {
-    row[2] = sim::seconds_text(run.virtual_run->step_s.counted);
-    row[6] = fmt::format("{:.1f} %", 100 * run.virtual_run->idle_share);
+    row[1] = sim::seconds_text(run.virtual_run->step_s.counted);
+    row[4] = sent_cell(*run.virtual_run);
+    row[5] = fmt::format("{:.1f} %", 100 * run.virtual_run->idle_share);
   }
   for (std::string& cell : row) cell = cell.empty() ? "-" : cell;
   return row;
 }
 
-std::string buys_table(const std::vector<RunGroup>& groups) {
-  std::vector<Row> rows = {{"WHAT IT BUYS", "devices", "step", "speed-up",
-                            "memory", "sent", "idle"}};
-  std::vector<std::string> titles;  // the titles above the rows
-  for (const RunGroup& group : groups) {
-    for (const ProgramRun* run : group.runs) {
-      const bool first = run == group.runs.front();
-      titles.push_back(
-          !first ? ""
-                 : "\n" + (group.title.empty() ? "" : group.title + "\n") +
-                       setting_of(*run) + "\n");
-      rows.push_back(buys_row(*run, yardstick(group)));
-    }
-  }
-  // Titles may be wider than columns, so they are inserted afterwards.
-  std::istringstream lines(align(rows));
+// A table; titles[i], which may be wider than its columns, is above row i + 1.
+std::string align_below(const std::vector<std::string>& titles,
+                        const std::vector<Row>& rows) {
+  std::istringstream lines(align(rows, kColumns));
   std::string text, line;
   std::getline(lines, line);
   text = line + "\n";
@@ -153,25 +151,76 @@ std::string buys_table(const std::vector<RunGroup>& groups) {
     std::getline(lines, line);
     text += title + line + "\n";
   }
-  return text + "\n" + kBuysLegend + "\n";
+  return text;
+}
+
+std::string title_of(const RunGroup& group, bool is_overview) {
+  const ProgramRun& run = *group.runs.front();
+  if (is_overview) {
+    return wrap(group.title + ": " + short_setting_of(run));
+  }
+  return "\n" + (group.title.empty() ? "" : group.title + "\n") +
+         wrap(setting_of(run));
 }
 
 }  // namespace
 
+namespace internal {
+
+Marks marks_of(Charset charset, bool has_colours) {
+  const bool is_utf8 = charset == Charset::kUtf8;
+  const auto coloured = [&](int colour, const char* mark) {
+    return has_colours ? fmt::format("\033[{}m{}\033[0m", colour, mark) : mark;
+  };
+  constexpr int kRed = 31, kGreen = 32;
+  return {coloured(kGreen, is_utf8 ? "\u2713" : "ok"),
+          coloured(kRed, is_utf8 ? "\u2717" : "no"), coloured(kRed, "!"),
+          is_utf8 ? " \u00d7" : " x"};
+}
+
+std::string buys_table(const std::vector<RunGroup>& groups, const Marks& marks,
+                       bool is_overview) {
+  std::vector<Row> rows = {{"WHAT IT BUYS, simulated", "step", "speed-up",
+                            "memory", "sent", "idle"}};
+  std::vector<std::string> titles;  // the titles above the rows
+  for (const RunGroup& group : groups) {
+    std::string title = title_of(group, is_overview);
+    for (const ProgramRun* run : group.runs) {
+      if (is_overview && !run->is_in_overview) continue;
+      titles.push_back(std::exchange(title, ""));
+      rows.push_back(buys_row(*run, yardstick(group), marks));
+    }
+  }
+  const std::string text = align_below(titles, rows);
+  return text +
+         (is_overview ? wrap(kOverviewLegend) : "\n" + wrap(kBuysLegend)) +
+         "\n";
+}
+
+}  // namespace internal
+
+ClaimCount count_claims(const ProgramRun& run) {
+  ClaimCount count;
+  for_each_claim(run, [&](const char*, const Claim& claim) {
+    if (claim.verdict != Verdict::kNotMeasured) ++count.measured;
+    if (claim.verdict == Verdict::kFailed) ++count.failed;
+  });
+  return count;
+}
+
 ClaimCount count_claims(const std::vector<ProgramRun>& runs) {
   ClaimCount count;
   for (const ProgramRun& run : runs) {
-    for_each_claim(run, [&](const char*, const Claim& claim) {
-      if (claim.verdict != Verdict::kNotMeasured) ++count.measured;
-      if (claim.verdict == Verdict::kFailed) ++count.failed;
-    });
+    const auto [failed, measured] = count_claims(run);
+    count.failed += failed;
+    count.measured += measured;
   }
   return count;
 }
 
-std::string format_claims(const std::vector<ProgramRun>& runs,
-                          Charset charset) {
-  const Marks& marks = charset == Charset::kUtf8 ? kUtf8Marks : kAsciiMarks;
+std::string format_claims(const std::vector<ProgramRun>& runs, Charset charset,
+                          bool has_colours) {
+  const Marks marks = internal::marks_of(charset, has_colours);
   std::string failures;
   for (const ProgramRun& run : runs) {
     for_each_claim(run, [&](const char* name, const Claim& claim) {
@@ -191,33 +240,36 @@ std::string format_claims(const std::vector<ProgramRun>& runs,
   return verdict + "\n" + failures;
 }
 
-std::string format_table(const std::vector<ProgramRun>& runs, Charset charset) {
-  const Marks& marks = charset == Charset::kUtf8 ? kUtf8Marks : kAsciiMarks;
+std::string format_table(const std::vector<ProgramRun>& runs, Charset charset,
+                         bool has_colours) {
+  const Marks marks = internal::marks_of(charset, has_colours);
   const std::vector<const ProgramRun*> trained = trained_runs(runs);
   const std::vector<RunGroup> groups = simulated_groups(runs);
-  return (trained.empty() ? "" : proof_table(trained, marks)) +
-         (groups.empty() ? "" : buys_table(groups)) +
-         format_claims(runs, charset);
+  return (groups.empty() ? "" : internal::buys_table(groups, marks, false)) +
+         (trained.empty() ? "" : proof_table(trained, marks)) +
+         format_claims(runs, charset, has_colours);
 }
 
 std::string format_comparison(const std::vector<ProgramRun>& runs) {
   std::vector<Row> rows = {
-      {"run", "set", "step", "peak memory", "sent per step", "idle"}};
-  std::string last;
+      {"run", "step", "peak memory", "sent per step", "idle"}};
+  std::vector<std::string> titles;  // names
   for (const ComparedRuns& line : compare_sets(runs)) {
-    last.clear();
+    std::string last;
     for (const ProgramRun* run : line.runs) {
-      const std::string name = run_name(*run);
-      rows.push_back({name == last ? "" : name, run->set});
+      const std::string name = run_name(*run) + "\n";
+      titles.push_back(name == last ? "" : name);
+      rows.push_back({"  " + run->set});
       for (const auto& cell : compared_cells(*run, *line.runs.front())) {
         rows.back().push_back(cell.empty() ? "-" : cell);
       }
       last = name;
     }
   }
-  return align(rows) +
-         "\nIn brackets: the ratio to the first set. step: virtual "
-         "time, or wall time without a cluster.\n";
+  return align_below(titles, rows) + "\n" +
+         wrap(
+             "In brackets: the ratio to the first set. step: virtual time, or "
+             "wall time without a cluster.");
 }
 
 }  // namespace shardbook::table

@@ -2,17 +2,21 @@
 
 // The tables that `./shardbook run` ends with.
 //
-//   PROOF                 world       loss         numbers    sent     ...
-//   DataParallel          threads ×4  5.53 → 3.44  ✓ 5.6e-05  ✓ 3.8 MiB ...
+//   WHAT IT BUYS           step    speed-up  memory   sent            idle
 //
-//   WHAT IT BUYS          devices  step    speed-up  memory    sent    idle
-//   gpt2, 32 x 512 tokens on dgx-a100 (80 GB per device)
-//   One device            1        1.19 s  1.00      18 GB     -       0 %
-//   DistributedDataP...   4        327 ms  3.64      6.8 GB    ...     2 %
+//   Split the batch
+//   gpt2, f32, adamw, 32 x 512 tokens on dgx-a100 (80 GB per device)
+//      1  One device       1.19 s  1.00      17.9 GB  -               0.0 %
+//      4  DDP              327 ms  3.64      6.1 GB   3.0 GB nvlink   1.9 %
 //
-// Runs that trained are proofs: their claims are shown. Runs on shapes alone
-// (--backend sim) show what a strategy buys: each group of rows has one model
-// on one cluster, and the group's run on one device is the yardstick.
+//   PROOF                  world       numbers    sent        held        time
+//   DataParallel           threads x4  ok 5.6e-05  ok 3.8 MiB ...
+//
+// Runs on shapes alone (--backend sim) show what a strategy buys: each group of
+// rows has one model on one cluster, and the group's run on one device is the
+// yardstick. Runs that trained are proofs: their claims are shown.
+//
+// The overview has some rows of each group, and a line per chapter that trained.
 
 #include <string>
 #include <vector>
@@ -24,12 +28,18 @@ namespace shardbook::table {
 /// How marks and arrows are written.
 enum class Charset { kUtf8, kAscii };
 
-/// Both tables, at most 100 columns wide, with their legends, and a sentence
-/// for each claim that failed.
-std::string format_table(const std::vector<ProgramRun>& runs, Charset charset);
+/// Both tables, at most 80 columns wide, with their legends, and a sentence for
+/// each claim that failed. With colours, marks are green or red.
+std::string format_table(const std::vector<ProgramRun>& runs, Charset charset,
+                         bool has_colours = false);
+
+/// The same on one screen: the rows of the overview, and proofs by chapter.
+std::string format_overview(const std::vector<ProgramRun>& runs,
+                            Charset charset, bool has_colours = false);
 
 /// How many claims hold, and a sentence for each that failed.
-std::string format_claims(const std::vector<ProgramRun>& runs, Charset charset);
+std::string format_claims(const std::vector<ProgramRun>& runs, Charset charset,
+                          bool has_colours = false);
 
 /// Sets of runs side by side: rows of the same title and label (or, where each
 /// set has one row, these rows) share lines, and ratios are to the first set.
@@ -40,6 +50,7 @@ struct ClaimCount {
   int failed = 0;
   int measured = 0;
 };
+ClaimCount count_claims(const ProgramRun& run);
 ClaimCount count_claims(const std::vector<ProgramRun>& runs);
 
 }  // namespace shardbook::table

@@ -2,24 +2,18 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <map>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "tests/cli/programs.h"
+#include "tests/support/default_rows.h"
 
 namespace shardbook {
 namespace {
 
 using nlohmann::json;
-
-std::string trimmed(const std::string& text) {
-  const std::size_t begin = text.find_first_not_of(' ');
-  if (begin == std::string::npos) return "";
-  return text.substr(begin, text.find_last_not_of(' ') - begin + 1);
-}
 
 /// The words of a row, quoted for the shell.
 std::string quoted(const std::string& options) {
@@ -29,29 +23,10 @@ std::string quoted(const std::string& options) {
   return text;
 }
 
-struct Row {
-  std::string chapter, label, options;
-};
-
-std::vector<Row> read_rows(const std::string& title) {
-  std::vector<Row> rows;
-  std::ifstream file(SHARDBOOK_ROOT "/chapters/rows.txt");
-  bool is_here = false;
-  std::string shared;
-  for (std::string line; std::getline(file, line);) {
-    if (line.empty() || line[0] == '#') continue;
-    if (line[0] == '[') {
-      is_here = line.rfind("[" + title + "]", 0) == 0;
-      shared = line.substr(line.find(']') + 1);
-      continue;
-    }
-    if (!is_here) continue;
-    std::istringstream cells(line);
-    std::string chapter, label, more;
-    std::getline(cells, chapter, '|');
-    std::getline(cells, label, '|');
-    std::getline(cells, more);
-    rows.push_back({trimmed(chapter), trimmed(label), shared + " " + more});
+std::vector<DefaultRow> rows_under(const std::string& title) {
+  std::vector<DefaultRow> rows;
+  for (const DefaultRow& row : default_rows()) {
+    if (row.title == title) rows.push_back(row);
   }
   return rows;
 }
@@ -59,7 +34,7 @@ std::vector<Row> read_rows(const std::string& title) {
 /// The "virtual" part of each row's report, by the row's label.
 std::map<std::string, json> rows_of(const std::string& title) {
   std::map<std::string, json> rows;
-  for (const Row& row : read_rows(title)) {
+  for (const DefaultRow& row : rows_under(title)) {
     // A sweep is for the report's picture
     const std::string options =
         row.options.substr(0, row.options.find("--sweep"));
@@ -74,9 +49,9 @@ std::map<std::string, json> rows_of(const std::string& title) {
 
 // An option that all rows share must be legal for each.
 TEST(DefaultRows, EveryProofTrains) {
-  const std::vector<Row> rows = read_rows("Proof");
+  const std::vector<DefaultRow> rows = rows_under("Proof");
   EXPECT_GT(rows.size(), 30u);
-  for (const Row& row : rows) {
+  for (const DefaultRow& row : rows) {
     const bool is_gloo =
         row.options.find("--backend gloo") != std::string::npos;
     if (is_gloo && !SHARDBOOK_HAVE_GLOO) continue;
@@ -104,7 +79,7 @@ TEST(DefaultRows, PipelinesIdleNearTheirFormulas) {
 }
 
 TEST(DefaultRows, TheBestSplitSizeLiesBetweenTheSmallestAndTheLargest) {
-  auto rows = rows_of("Split the layers over two devices");
+  auto rows = rows_of("Split the layers");
   const auto step_s = [&](const char* label) {
     return rows[label].value(json::json_pointer("/step_s/counted"), -1.0);
   };

@@ -17,15 +17,29 @@ namespace fs = std::filesystem;
 TEST_F(Script, WithOptionsTheProgramsOwnWordsAreShown) {
   const Outcome outcome = run("./shardbook run gpipe -- --timeline text");
   EXPECT_EQ(outcome.status, 0) << outcome.text;
-  EXPECT_EQ(
-      outcome.text,
-      "ch05_gpipe --timeline text\n"
-      "As pictures: build/runs/gpipe/report.html\n"
-      "Read it, write it, break it: ./shardbook lesson gpipe, ./shardbook "
-      "exercise gpipe, ./shardbook mistake gpipe\n");
+  EXPECT_EQ(outcome.text,
+            "ch05_gpipe --timeline text\n"
+            "See it:   build/runs/gpipe/report.html\n"
+            "Read it:  ./shardbook lesson gpipe, then exercise and mistake\n");
   EXPECT_EQ(read("/build/runs/gpipe/rows.tsv"),
             "01.json\t\t\t./shardbook run gpipe -- --timeline text\n");
   EXPECT_EQ(read("/build/runs/gpipe/report.html"), "page\n");
+}
+
+TEST_F(Script, ARunOfAllEndsWithAnOverviewAndWhatIsNext) {
+  const Outcome all = run("./shardbook run --name a 2>&1");
+  expect_done(all, {"\noverview\n01.json\t\tOne device",
+                    "See it:   build/runs/a/report.html\n"
+                    "Read it:  ./shardbook lesson ddp, then exercise and "
+                    "mistake\n"
+                    "Plan it:  ./shardbook plan --model "});
+  // All rows: asked for, or of some chapters only
+  for (const char* words : {"run --all", "run ddp gpipe", "report a"}) {
+    const Outcome rows = run(std::string("./shardbook ") + words);
+    expect_done(rows, {"\tSplit\t*DDP\t"});
+    EXPECT_FALSE(has_text(rows.text, "overview")) << words;
+  }
+  expect_end(run("./shardbook report --all"), 2, {"--all goes with run only"});
 }
 
 // Its own name, and no lesson of another chapter.
@@ -34,7 +48,7 @@ TEST_F(Script, ProgramsBesideTheChaptersRunAsWell) {
   EXPECT_EQ(outcome.status, 0) << outcome.text;
   EXPECT_EQ(outcome.text,
             "cifar_moe --moe\n"
-            "As pictures: build/runs/cifar_moe/report.html\n");
+            "See it:   build/runs/cifar_moe/report.html\n");
   EXPECT_EQ(read("/build/runs/cifar_moe/rows.tsv"),
             "01.json\t\t\t./shardbook run cifar_moe -- --moe\n");
 }
@@ -59,7 +73,7 @@ TEST_F(Script, ALookAtSomeChaptersLeavesTheTableOfAll) {
   expect_text(read("/build/runs/all/rows.tsv"), {"--steps 3"});
   EXPECT_EQ(read("/build/runs/last/rows.tsv"), table);
   EXPECT_EQ(read("/build/report.html"), "of all\n");
-  EXPECT_FALSE(has_text(outcome.text, "As pictures: build/report.html"))
+  EXPECT_FALSE(has_text(outcome.text, "See it:   build/report.html"))
       << outcome.text;
 }
 
@@ -78,7 +92,7 @@ TEST_F(Script, AGroupOfAChapterBringsItsYardstick) {
             "--world-size 2\n"
             "02.json\tSplit\tOne device\t./shardbook run single_device -- "
             "--backend sim\n"
-            "03.json\tSplit\tDDP\t./shardbook run ddp -- --backend sim "
+            "03.json\tSplit\t*DDP\t./shardbook run ddp -- --backend sim "
             "--world-size 8\n");
 }
 

@@ -38,11 +38,12 @@ fi
 echo "{\"run\": \"$name ${*:3}\"}" >"$2"
 )sh";
 
-// shardbook_table: prints the rows of the folders.
+// shardbook_table: prints the rows of the folders, below the name of the table.
 constexpr const char* kTable = R"sh(#!/bin/bash
 for word; do
   case $word in
     --quiet) quiet=1 ;;
+    --overview) echo overview ;;
     --html) next=1 ;;
     *)
       if [[ ${next-} ]]; then echo page >"$word"; next=; continue; fi
@@ -86,7 +87,7 @@ void Script::SetUp() {
         "\n"
         "[Split] --backend sim\n"
         "00_single_device | One device\n"
-        "02_ddp           | DDP        | --world-size 8\n"
+        "02_ddp           | *DDP       | --world-size 8\n"
         "[Stages] --backend sim\n"
         "00_single_device | One device\n"
         "05_gpipe         | GPipe      | --world-size 4\n");

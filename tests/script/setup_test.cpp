@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <sstream>
 #include <string>
 
 #include "tests/script/script_support.h"
@@ -129,10 +130,17 @@ TEST_F(Script, TheDoctorSaysWhatComesNext) {
     return run("./shardbook doctor --no-install");
   };
   // Only notebooks need these.
+  const Outcome notebooks = without("xeus|llvm|libclang");
   expect_done(
-      without("xeus|llvm|libclang"),
-      {"required for notebook; it adds", "without the kernel of the notebooks",
-       "\nNext: ./shardbook run\n"});
+      notebooks,
+      {"required for notebook; it adds: compiles cells\n"
+       "                                while the kernel runs\n",
+       "without the kernel of the notebooks", "\nNext: ./shardbook run\n"});
+  std::istringstream table(
+      notebooks.text.substr(0, notebooks.text.find("\nTo install")));
+  for (std::string line; std::getline(table, line);) {
+    EXPECT_LE(line.size(), 80u) << line;
+  }
   expect_end(without(" g[+][+] | libfmt-dev "), 2,
              {"\nNext: install g++ libfmt-dev (not done from here: "
               "--no-install was given), then ./shardbook run\n"});

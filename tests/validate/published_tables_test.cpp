@@ -8,6 +8,7 @@
 
 #include "bench/validate/jobs.h"
 #include "bench/validate/validation.h"
+#include "tests/support/widths.h"
 #include "tests/validate/validate_support.h"
 
 namespace shardbook::validate {
@@ -41,6 +42,7 @@ TEST_P(PublishedTable, MeetsItsAimAndBeatsOneConstant) {
   EXPECT_EQ(result.outcomes.size(), table.num_predicted);
   EXPECT_EQ(result.not_expressed.size(), table.num_not_expressed);
   EXPECT_TRUE(result.meets_aim) << as_text(result);
+  expect_fits_terminal(as_text(result));
   EXPECT_LT(result.mape, result.null_mape);
 }
 

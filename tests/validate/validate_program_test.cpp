@@ -37,7 +37,8 @@ TEST(ValidateProgram, CountsWhatNoChapterRuns) {
   EXPECT_EQ(result.status, 0) << result.text;
   EXPECT_THAT(
       result.text,
-      HasSubstr("1 rows not expressed: 1 x no chapter recomputes attention"));
+      HasSubstr(
+          "1 rows not expressed:\n    1 x no chapter recomputes attention"));
   EXPECT_THAT(result.text, HasSubstr("aim: MAPE within 8 %: met"));
 }
 

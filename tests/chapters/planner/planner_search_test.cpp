@@ -12,6 +12,7 @@
 #include "tests/chapters/planner/planner_support.h"
 #include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
+#include "tests/support/widths.h"
 
 namespace shardbook::planner {
 namespace {
@@ -120,6 +121,9 @@ TEST(PlannerSearch, LeavesOutWhatDoesNotFit) {
   request.limits.offloads = true;
   const PlanResult offloaded = search(request);
   ASSERT_FALSE(offloaded.best.empty());
+  expect_fits_terminal(result_text(request, offloaded));
+  expect_fits_terminal(
+      strategies_text(request, {{"DDP", none}, {"offload", offloaded}}));
   for (const Prediction& each : offloaded.best) {
     EXPECT_TRUE(each.plan.offloads);
     EXPECT_LE(each.memory.total(), kUsableMemory * request.capacity());
