@@ -101,14 +101,15 @@ ComparedColumn speed_ups(const std::vector<ProgramRun>& runs,
   return column;
 }
 
-ComparedColumn peaks(const std::vector<ProgramRun>& runs) {
+ComparedColumn peaks(const std::vector<ProgramRun>& runs,
+                     const internal::Marks& marks) {
   ComparedColumn column = column_of(
       "peak", values_of(runs, [](const auto& run) { return run.peak_bytes; }),
       kBytes, "most memory in use at one time, by the fullest rank");
   if (std::all_of(runs.begin(), runs.end(), fits)) return column;
   column.meaning += "; ! does not fit";
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    column.cells[i] += fits(runs[i]) ? " " : "!";
+    column.cells[i] += fits(runs[i]) ? " " : marks.too_large;
   }
   return column;
 }
@@ -185,6 +186,7 @@ bool are_compared(const std::vector<ProgramRun>& runs) {
 
 ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
                            bool has_colours) {
+  const internal::Marks marks = internal::marks_of(charset, has_colours);
   const bool is_virtual = have_virtual_time(runs);
   const std::vector<double> step_s = values_of(runs, [&](const auto& run) {
     return is_virtual ? run.virtual_run->step_s.counted : run.wall_step_s;
@@ -206,7 +208,7 @@ ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
                 is_virtual ? "virtual time on " + runs[0].virtual_run->cluster
                            : "wall time on this machine"),
       speed_ups(runs, step_s),
-      peaks(runs),
+      peaks(runs, marks),
       column_of("sent", values_of(runs, sent_per_step), kBytes,
                 "bytes per step, by the busiest rank"),
       losses};
@@ -221,8 +223,7 @@ ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
   }
   // Runs on shapes train nothing
   if (!trained_runs(runs).empty()) {
-    table.columns.push_back(
-        claims(runs, internal::marks_of(charset, has_colours)));
+    table.columns.push_back(claims(runs, marks));
   }
   const auto is_empty = [](const ComparedColumn& column) {
     return std::all_of(

@@ -42,7 +42,8 @@ ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
 /// What the columns mean: "step: virtual time on dgx-a100. speed-up: ..."
 std::string legend_of(const ComparedTable& table);
 
-/// The table with its legend, at most 80 columns wide, and the claims.
+/// The table with its legend, at most 80 columns wide, and the claims. With
+/// colours, marks are green or red.
 std::string format_compared(const std::vector<ProgramRun>& runs,
                             Charset charset, bool has_colours = false);
 

@@ -140,6 +140,20 @@ Row buys_row(const ProgramRun& run, const ProgramRun* one, const Marks& marks) {
   return row;
 }
 
+// A table; titles[i], which may be wider than its columns, is above row i + 1.
+std::string align_below(const std::vector<std::string>& titles,
+                        const std::vector<Row>& rows) {
+  std::istringstream lines(align(rows, kColumns));
+  std::string text, line;
+  std::getline(lines, line);
+  text = line + "\n";
+  for (const std::string& title : titles) {
+    std::getline(lines, line);
+    text += title + line + "\n";
+  }
+  return text;
+}
+
 std::string title_of(const RunGroup& group, bool is_overview) {
   const ProgramRun& run = *group.runs.front();
   if (is_overview) {
@@ -177,15 +191,7 @@ std::string buys_table(const std::vector<RunGroup>& groups, const Marks& marks,
       rows.push_back(buys_row(*run, yardstick(group), marks));
     }
   }
-  // Titles may be wider than columns, so they are inserted afterwards.
-  std::istringstream lines(align(rows, kColumns));
-  std::string text, line;
-  std::getline(lines, line);
-  text = line + "\n";
-  for (const std::string& title : titles) {
-    std::getline(lines, line);
-    text += title + line + "\n";
-  }
+  const std::string text = align_below(titles, rows);
   return text +
          (is_overview ? wrap(kOverviewLegend) : "\n" + wrap(kBuysLegend)) +
          "\n";
@@ -246,20 +252,21 @@ std::string format_table(const std::vector<ProgramRun>& runs, Charset charset,
 
 std::string format_comparison(const std::vector<ProgramRun>& runs) {
   std::vector<Row> rows = {
-      {"run", "set", "step", "peak memory", "sent per step", "idle"}};
-  std::string last;
+      {"run", "step", "peak memory", "sent per step", "idle"}};
+  std::vector<std::string> titles;  // names
   for (const ComparedRuns& line : compare_sets(runs)) {
-    last.clear();
+    std::string last;
     for (const ProgramRun* run : line.runs) {
-      const std::string name = run_name(*run);
-      rows.push_back({name == last ? "" : name, run->set});
+      const std::string name = run_name(*run) + "\n";
+      titles.push_back(name == last ? "" : name);
+      rows.push_back({"  " + run->set});
       for (const auto& cell : compared_cells(*run, *line.runs.front())) {
         rows.back().push_back(cell.empty() ? "-" : cell);
       }
       last = name;
     }
   }
-  return align(rows, kColumns) + "\n" +
+  return align_below(titles, rows) + "\n" +
          wrap(
              "In brackets: the ratio to the first set. step: virtual time, or "
              "wall time without a cluster.");

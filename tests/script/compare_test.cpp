@@ -157,7 +157,7 @@ TEST_F(CompareScript, WhatLeavesNoReportIsNamed) {
 
 TEST_F(CompareScript, WhatHadEndedBeforeASignalIsKept) {
   const Outcome outcome =
-      run("./shardbook compare ddp \"zero --stay\" -- >text 2>&1 & "
+      run("touch text; ./shardbook compare ddp \"zero --stay\" -- >text 2>&1 & "
           "for ((i = 0; i < 600; ++i)); do"
           "  ! grep -q \"zero --stay\" text || break; sleep 0.1; "
           "done; kill -TERM $!; wait $!; echo status $?");

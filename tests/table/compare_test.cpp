@@ -113,6 +113,8 @@ TEST(Compare, RunsThatTrainedShowLossAndClaims) {
   runs[1].bytes = {Verdict::kFailed, "2 B", "rank 1: 2 B counted"};
   expect_text(text_of(runs), {"  3.65   ✗ 2/3\n", "1 of 6 claims failed:\n"});
   expect_text(text_of(runs, Charset::kAscii), {"ok 3/3\n", "no 2/3\n"});
+  expect_text(format_compared(runs, Charset::kUtf8, /*has_colours=*/true),
+              {"   \033[32m✓\033[0m 3/3\n", "   \033[31m✗\033[0m 2/3\n"});
   EXPECT_FALSE(has_column(compared_runs(), "claims"));
 }
 

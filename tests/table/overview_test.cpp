@@ -94,6 +94,17 @@ TEST(Overview, TheWholeTablesFitEightyColumnsAndCutNoName) {
   }
 }
 
+TEST(TableComparison, FitsEightyColumnsAndCutsNoName) {
+  std::vector<ProgramRun> runs = default_runs();
+  for (const ProgramRun& run : default_runs()) {
+    runs.push_back(run);
+    runs.back().set = "last-interrupted";
+  }
+  const std::string text = format_comparison(runs);
+  EXPECT_GT(expect_fits_terminal(text), 200);
+  EXPECT_EQ(text.find(".."), std::string::npos) << text;
+}
+
 TEST(Overview, EveryIdeaIsInIt) {
   std::vector<ProgramRun> runs = default_runs();
   const std::string text = format_overview(runs, Charset::kUtf8);

@@ -287,8 +287,8 @@ TEST(TableComparison, RowsOfOneNameArePairedAndComparedWithTheFirst) {
   b.virtual_run->step_s.counted = 0.75;
   b.peak_bytes = 4e9;
   const std::string text = format_comparison({a, only_a, b});
-  expect_text(text, {"DDP   a    500 ms         7.5 GiB",
-                     "      b    750 ms (1.50)  3.7 GiB (0.50)"});
+  expect_text(text, {"DDP\n  a  500 ms         7.5 GiB",
+                     "\n  b  750 ms (1.50)  3.7 GiB (0.50)"});
   EXPECT_LT(text.find(" b "), text.find("FSDP")) << text;
 }
 
@@ -298,7 +298,7 @@ TEST(TableComparison, SingleRunsAreComparedWhateverTheirNames) {
   a.set = "a";
   b.set = "b";
   EXPECT_EQ(compare_sets({a, b}).size(), 1u);
-  expect_text(format_comparison({a, b}), {"FSDP  b    250 ms (0.50)"});
+  expect_text(format_comparison({a, b}), {"FSDP\n  b  250 ms (0.50)"});
 }
 
 TEST(RunSet, AFolderNamesItsRuns) {
