@@ -49,10 +49,10 @@ pictures::Picture variants(const Sweep& sweep, const std::string& what,
                                      std::to_string(splits.settings.split_size),
                                  splits);
   return pictures::bars(
-      {one, naive, pipelined},
       fmt::format("Two devices in turn take {:.2f} of one's time, in splits "
                   "{:.2f}\nSeconds of {}",
-                  naive.value / one.value, pipelined.value / one.value, what));
+                  naive.value / one.value, pipelined.value / one.value, what),
+      {one, naive, pipelined}, {"s", 1});
 }
 
 /// Sizes whose time would flatten the others are named below the title.
@@ -72,10 +72,10 @@ pictures::Picture split_sizes_chart(const Sweep& sweep,
     }
   }
   return pictures::curve(
-      points, one, naive,
       fmt::format("Splits of {} are the fastest: {}, on one device {}\n"
-                  "Seconds of {}, by the rows of a split{}",
-                  best.name, best.text, one.text, what, slow));
+                  "Seconds of {}{}",
+                  best.name, best.text, one.text, what, slow),
+      points, "rows of a split", one, naive, {"s", 1});
 }
 
 void write(const std::string& path, const std::string& svg) {

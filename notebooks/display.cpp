@@ -90,6 +90,37 @@ Picture tensor_picture(const Tensor& x) {
   return picture;
 }
 
+// --- Images ------------------------------------------------------------------
+
+std::string base64(const std::string& bytes) {
+  constexpr const char* kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    const std::string three = bytes.substr(i, 3);
+    unsigned bits = 0;
+    for (std::size_t k = 0; k < 3; ++k) {
+      bits = bits << 8 |
+             (k < three.size() ? static_cast<unsigned char>(three[k]) : 0U);
+    }
+    for (std::size_t k = 0; k < 4; ++k) {
+      text += k <= three.size() ? kDigits[bits >> (18 - 6 * k) & 63] : '=';
+    }
+  }
+  return text;
+}
+
+std::string attribute(const std::string& svg, const std::string& name) {
+  const std::size_t begin = svg.find(name + "=\"") + name.size() + 2;
+  return svg.substr(begin, svg.find('"', begin) - begin);
+}
+
+std::string image_html(const std::string& svg) {
+  return fmt::format(
+      "<img alt=\"{}\" width=\"{}\" src=\"data:image/svg+xml;base64,{}\"/>\n",
+      attribute(svg, "aria-label"), attribute(svg, "width"), base64(svg));
+}
+
 // --- Claims ------------------------------------------------------------------
 
 std::string verdict_text(const Claim& claim) {
@@ -223,8 +254,9 @@ std::string verdict(const std::string& exercise, double answer, double right) {
   return verdict(exercise, std::abs(answer - right) <= 1e-9 * std::abs(right));
 }
 
-Picture holders(const std::vector<dtensor::Held>& all) {
-  return {dtensor::picture_text(all), dtensor::picture_svg(all), ""};
+Picture holders(const std::string& title,
+                const std::vector<dtensor::Held>& all) {
+  return {dtensor::picture_text(all), dtensor::picture_svg(title, all), ""};
 }
 
 }  // namespace shardbook::notebook
@@ -235,7 +267,10 @@ namespace pictures {
 nl::json mime_bundle_repr(const Picture& picture) {
   nl::json bundle;
   bundle["text/plain"] = picture.text;
-  if (!picture.svg.empty()) bundle["image/svg+xml"] = picture.svg;
+  if (!picture.svg.empty()) {
+    bundle["image/svg+xml"] = picture.svg;
+    bundle["text/html"] = notebook::image_html(picture.svg);
+  }
   if (!picture.html.empty()) bundle["text/html"] = picture.html;
   return bundle;
 }
@@ -255,7 +290,8 @@ nl::json mime_bundle_repr(const Report& report) {
 }
 namespace dtensor {
 nl::json mime_bundle_repr(const Held& held) {
-  return mime_bundle_repr(notebook::holders({held}));
+  return mime_bundle_repr(
+      notebook::holders("Ranks that hold each block", {held}));
 }
 }  // namespace dtensor
 }  // namespace shardbook

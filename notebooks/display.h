@@ -2,15 +2,17 @@
 
 // The output of cells: tensors, pictures and tables.
 //
-//   xcpp::display(x);                              // a tensor
-//   xcpp::display(timeline(report.timelines));     // a picture
+//   xcpp::display(x);                                // a tensor
+//   xcpp::display(timeline("All ranks compute", report.timelines));
 //
 // `xcpp::display` asks a value for its `mime_bundle_repr`. Every value has a
 // text as well: for readers without pictures, and for `./shardbook notebook
 // --execute`, which compares texts.
 //
 // Pictures are SVG with their own colours, drawn in chapters/pictures like
-// those of report.html.
+// those of report.html. The first argument of each is its title, which says what
+// one sees. Every picture is an image of HTML, too, with a text for readers that
+// do not see it: nbconvert 6 empties each SVG, and 7 drops its text.
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -43,12 +45,17 @@ using pictures::Bar;
 using pictures::bars;
 using pictures::curve;
 using pictures::curves;
+using pictures::memories;
 using pictures::memory;
 using pictures::mesh;
+using pictures::NamedSchedule;
+using pictures::NamedTimelines;
 using pictures::Picture;
 using pictures::schedule;
+using pictures::schedules;
 using pictures::Series;
 using pictures::timeline;
+using pictures::timelines;
 
 /// The claims of a run: numbers, bytes, memory and virtual time, each predicted
 /// and counted. No wall time.
@@ -57,7 +64,8 @@ Picture claims(const Report& report);
 Picture ledger(const std::vector<CommRecord>& records);
 
 /// Which ranks hold which blocks (chapters/11_dtensor/placement_picture.h).
-Picture holders(const std::vector<dtensor::Held>& all);
+Picture holders(const std::string& title,
+                const std::vector<dtensor::Held>& all);
 
 /// Rows of equal length; the first one has the titles.
 Picture table(const std::vector<std::vector<std::string>>& rows);

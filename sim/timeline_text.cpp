@@ -106,10 +106,10 @@ void write_numbers(Lane& lane) {
 }
 
 Lane make_lane(const RankTimeline& timeline, const std::string& queue,
-               double step_s, int columns) {
+               double step_s, double cell_s) {
+  const auto columns = static_cast<int>(std::ceil(step_s / cell_s - 1e-6));
   Lane lane{std::vector<Cell>(static_cast<std::size_t>(columns)),
             queue_shares(timeline, queue, step_s).busy};
-  const double cell_s = step_s / columns;
   for (const TimelineEvent& event : timeline.events) {
     if (event.queue != queue || !is_work(event)) continue;
     const std::size_t category = category_of(event);
@@ -247,7 +247,8 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
   const std::size_t label_width = label_columns(view);
   const int columns =
       style.width - static_cast<int>(label_width) - kShareColumns;
-  const double cell_s = view.step_s / columns;
+  const double axis_s = std::max(style.axis_s, view.step_s);
+  const double cell_s = axis_s / columns;
   std::vector<Cell> cells;
   std::string text;
   const std::size_t shown = std::min(view.groups.size(), style.max_groups);
@@ -258,14 +259,16 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
       text += title + "\n";
       title.clear();
     }
-    text += axis(title, label_width, view.step_s, columns);
+    text += axis(title, label_width, axis_s, columns);
     for (const std::string& queue : queue_names(group.timeline)) {
-      const Lane lane = make_lane(group.timeline, queue, view.step_s, columns);
+      const Lane lane = make_lane(group.timeline, queue, view.step_s, cell_s);
       cells.insert(cells.end(), lane.cells.begin(), lane.cells.end());
       text += fmt::format("{:<{}.{}}", queue, label_width, label_width - 2);
       for (const Cell& cell : lane.cells) {
         text += cell_text(cell, cell_s, style);
       }
+      text += std::string(static_cast<std::size_t>(columns) - lane.cells.size(),
+                          ' ');
       text += fmt::format("{:>5.0f} %\n", 100 * lane.busy_share);
     }
   }

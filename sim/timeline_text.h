@@ -22,6 +22,7 @@ namespace shardbook::sim {
 struct TextStyle {
   std::size_t max_groups = 8;  ///< of ranks that differ; the rest are counted
   int width = 80;      ///< columns, labels and shares included; at least 40
+  double axis_s = 0;   ///< least length of the axis, to compare several runs
   bool color = false;  ///< ANSI colours behind the letters
   bool utf8 = false;   ///< a middle dot for idle time
 };

@@ -10,6 +10,7 @@
 
 #include "chapters/common/run/options.h"
 #include "chapters/common/sharded/sharded_strategy.h"
+#include "chapters/pictures/picture.h"
 
 namespace shardbook::cube {
 
@@ -74,7 +75,7 @@ std::vector<Lead> leads(const Comparison& all, int ranks);
 std::string comparison_text(const Comparison& all);
 /// Bytes sent over the number of ranks, both logarithmic: a plot for each number
 /// of tokens, a line for each kind. The depth of 2.5D is the best one.
-std::string comparison_svg(const Comparison& all);
+pictures::Picture comparison_picture(const Comparison& all);
 
 struct ProgramOptions {
   Passes passes;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "chapters/10_tensor_parallel_3d/tensor_parallel_comparison.h"
+#include "chapters/pictures/figure.h"
 #include "core/check.h"
 
 namespace shardbook::cube {
@@ -22,13 +23,13 @@ constexpr double kMiB = 1024 * 1024;
 /// In the order of Kind.
 struct KindStyle {
   Kind kind;
-  const char *name, *color;
+  const char *name, *color, *dashes;
 };
 constexpr std::array<KindStyle, 4> kStyles = {
-    KindStyle{Kind::k1D, "1D", "#777777"},
-    KindStyle{Kind::k2D, "2D", "#1f77b4"},
-    KindStyle{Kind::k2p5D, "2.5D", "#d62728"},
-    KindStyle{Kind::k3D, "3D", "#2ca02c"}};
+    KindStyle{Kind::k1D, "1D", "#555c64", ""},
+    KindStyle{Kind::k2D, "2D", "#1f5594", "8 3"},
+    KindStyle{Kind::k2p5D, "2.5D", "#c2570c", "2 3"},
+    KindStyle{Kind::k3D, "3D", "#1d5c38", "12 3 2 3"}};
 
 const KindStyle& style_of(Kind kind) {
   return kStyles[static_cast<std::size_t>(kind)];
@@ -132,14 +133,6 @@ std::string comparison_text(const Comparison& all) {
 
 namespace {
 
-std::string svg_text(double x, double y, const char* anchor,
-                     const std::string& words, const char* color = "#333333") {
-  return fmt::format(
-      "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" "
-      "fill=\"{}\">{}</text>\n",
-      x, y, anchor, color, words);
-}
-
 /// The least MiB that a kind sends; infinite without such ranks.
 double least_sent_mib(const Comparison& all, Kind kind, int ranks,
                       std::size_t i) {
@@ -152,11 +145,31 @@ double least_sent_mib(const Comparison& all, Kind kind, int ranks,
   return least;
 }
 
+/// "On 64 ranks 1D sends the least for T = h/4, 3D for T = 2h"
+std::string plot_title(const Comparison& all) {
+  const int ranks = all.layer.ranks.back();
+  std::string title = fmt::format("On {} ranks", ranks), before;
+  for (std::size_t i = 0; i < all.layer.tokens_over_h.size(); ++i) {
+    std::string least;
+    for (const Compared& one : all.ways) {
+      if (one.way.ranks == ranks && is_least(all, one, i, &Cost::sent_bytes)) {
+        least = style_of(one.way.kind).name;
+      }
+    }
+    const std::string tokens = "T = " + tokens_text(all.layer.tokens_over_h[i]);
+    title += least == before ? fmt::format(" and {}", tokens)
+             : i == 0 ? fmt::format(" {} sends the least for {}", least, tokens)
+                      : fmt::format(", {} for {}", least, tokens);
+    before = least;
+  }
+  return title;
+}
+
 }  // namespace
 
-std::string comparison_svg(const Comparison& all) {
-  constexpr double kWidth = 200, kHeight = 260, kGap = 30;
-  constexpr double kLeft = 80, kTop = 60, kBelow = 50;
+pictures::Picture comparison_picture(const Comparison& all) {
+  constexpr double kWidth = 190, kHeight = 260, kGap = 30, kLeft = 70;
+  using pictures::Figure;
   const ComparedLayer& layer = all.layer;
   const std::size_t plots = layer.tokens_over_h.size();
   double lowest = std::numeric_limits<double>::infinity(), highest = 0;
@@ -171,62 +184,60 @@ std::string comparison_svg(const Comparison& all) {
   const double top = std::ceil(std::log2(highest));
   const double first = std::log2(layer.ranks.front());
   const double last = std::log2(layer.ranks.back());
-  const auto y_of = [&](double mib) {
-    return kTop + kHeight * (top - std::log2(mib)) / (top - bottom);
-  };
 
-  std::string body =
-      svg_text(kLeft, 20, "start", "MiB sent per rank, over the ranks");
-  double legend = kLeft + 260;
-  for (const KindStyle& style : kStyles) {
-    body += svg_text(legend, 20, "start", style.name, style.color);
-    legend += 50;
-  }
+  Figure figure(plot_title(all) +
+                    "\nMiB sent per rank, over the number of ranks; both axes "
+                    "are logarithmic",
+                kLeft + static_cast<double>(plots) * (kWidth + kGap) + 20);
+  const double titles = figure.add_row(24) + 14;
+  const double y0 = figure.add_row(kHeight + 4);
+  const double names = figure.add_row(22) + 18;
+  const auto y_of = [&](double mib) {
+    return y0 + kHeight * (top - std::log2(mib)) / (top - bottom);
+  };
+  figure.text(0, titles, "MiB", Figure::Anchor::kStart, pictures::kMuted);
+  figure.text(0, names, "ranks", Figure::Anchor::kStart, pictures::kMuted);
+  std::string details;
   for (std::size_t i = 0; i < plots; ++i) {
     const double left = kLeft + static_cast<double>(i) * (kWidth + kGap);
     const auto x_of = [&](int ranks) {
       return left + kWidth * (std::log2(ranks) - first) / (last - first);
     };
-    body += svg_text(left + kWidth / 2, kTop - 10, "middle",
-                     "T = " + tokens_text(layer.tokens_over_h[i]));
+    const std::string tokens = "T = " + tokens_text(layer.tokens_over_h[i]);
+    figure.text(left + kWidth / 2, titles, tokens, Figure::Anchor::kMiddle);
     for (double power = bottom; power <= top; ++power) {
       const double y = y_of(std::exp2(power));
-      body += fmt::format(
-          "<path d=\"M{:.1f} {:.1f}h{:.1f}\" stroke=\"#dddddd\"/>\n", left, y,
-          kWidth);
-      if (i == 0) {
-        body += svg_text(left - 8, y + 4, "end",
-                         fmt::format("{:g}", std::exp2(power)));
-      }
+      figure.line({{left, y}, {left + kWidth, y}}, "#d8dbdf");
+      if (i > 0) continue;
+      figure.text(left - 8, y + 4, fmt::format("{:g}", std::exp2(power)),
+                  Figure::Anchor::kEnd, pictures::kMuted);
     }
     for (const int ranks : layer.ranks) {
-      body += svg_text(x_of(ranks), kTop + kHeight + 20, "middle",
-                       std::to_string(ranks));
+      figure.text(x_of(ranks), names, std::to_string(ranks),
+                  Figure::Anchor::kMiddle, pictures::kMuted);
     }
+    details += tokens + ":";
+    std::vector<Figure::Label> labels;
     for (const KindStyle& style : kStyles) {
-      std::string points, circles;
+      std::vector<pictures::Point> points;
+      double mib = 0;
       for (const int ranks : layer.ranks) {
-        const double mib = least_sent_mib(all, style.kind, ranks, i);
-        if (std::isinf(mib)) continue;
-        const double x = x_of(ranks), y = y_of(mib);
-        points += fmt::format("{:.1f},{:.1f} ", x, y);
-        circles += fmt::format(
-            "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", x, y,
-            style.color);
+        const double least = least_sent_mib(all, style.kind, ranks, i);
+        if (std::isinf(least)) continue;
+        mib = least;
+        points.push_back({x_of(ranks), y_of(mib)});
+        figure.dot(points.back(), style.color);
       }
-      body += fmt::format(
-          "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" "
-          "stroke-width=\"2\"/>\n{}",
-          points, style.color, circles);
+      if (points.empty()) continue;
+      figure.line(points, style.color, 2, style.dashes);
+      labels.push_back({points.back().y, style.name, style.color});
+      details += fmt::format(" {} ends at {:.1f} MiB.", style.name, mib);
     }
+    figure.labels(left + kWidth + 5, labels);
+    details += " ";
   }
-  const double width = kLeft + static_cast<double>(plots) * (kWidth + kGap);
-  const double height = kTop + kHeight + kBelow;
-  return fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:g} {:g}\" "
-      "font-family=\"sans-serif\" font-size=\"13\">\n"
-      "<rect width=\"{:g}\" height=\"{:g}\" fill=\"white\"/>\n{}</svg>\n",
-      width, height, width, height, body);
+  return {"MiB sent per rank over the number of ranks", figure.svg(details),
+          ""};
 }
 
 void add_options(CommandLine& line, ProgramOptions& setup) {
@@ -253,7 +264,7 @@ int show_comparison(const Options& options, const std::string& layer,
   fmt::print("{}", comparison_text(all));
   if (picture.empty()) return 0;
   std::ofstream file(picture);
-  file << comparison_svg(all) << std::flush;
+  file << comparison_picture(all).svg << std::flush;
   SB_CHECK(file, "--picture ", picture, ": cannot be written");
   return 0;
 }

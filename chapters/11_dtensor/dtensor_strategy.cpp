@@ -341,13 +341,13 @@ std::string DTensorStrategy::remarks() {
                                               setup_.data_parallel == "fsdp");
                            }));
   }
+  const std::string title = "Ranks that hold each block, on " + grid.text();
   if (!setup_.picture.empty()) {
     std::ofstream file(setup_.picture);
-    file << picture_svg(rows);
+    file << picture_svg(title, rows);
     SB_CHECK(file.good(), "--picture ", setup_.picture, ": cannot be written");
   }
-  return "Ranks that hold each block, on " + grid.text() + ":\n" +
-         picture_text(rows) + "\n";
+  return title + ":\n" + picture_text(rows) + "\n";
 }
 
 }  // namespace shardbook::dtensor

@@ -5,7 +5,7 @@
 #include <set>
 #include <sstream>
 
-#include "chapters/pictures/svg.h"
+#include "chapters/pictures/figure.h"
 #include "core/check.h"
 
 namespace shardbook::dtensor {
@@ -122,42 +122,41 @@ std::string picture_text(const std::vector<Held>& all) {
   return out.str();
 }
 
-std::string picture_svg(const std::vector<Held>& all) {
-  constexpr double kWidth = 360, kRow = 22, kTitle = 20, kMargin = 10;
+std::string picture_svg(const std::string& title,
+                        const std::vector<Held>& all) {
+  constexpr double kWidth = 420, kRow = 24;
+  using pictures::Figure;
+  Figure figure(title, kWidth);
   std::map<std::string, std::size_t> colors;
-  std::ostringstream body;
-  double y = kMargin;
+  std::string details;
   for (const Held& held : all) {
     const Grid grid = grid_of(held);
-    y += kTitle;
-    body << "<text x=\"" << kMargin << "\" y=\"" << y - 6 << "\">"
-         << pictures::svg::escape(held.title) << "</text>\n";
-    double x_unit = kWidth / static_cast<double>(held.columns);
+    figure.heading(held.title);
+    details += held.title + ", ranks of each block:";
+    const double unit = kWidth / static_cast<double>(held.columns);
     for (std::size_t i = 0; i < grid.cells.size(); ++i) {
+      const double y = figure.add_row(kRow);
       for (std::size_t j = 0; j < grid.cells[i].size(); ++j) {
         const std::string& ranks = grid.cells[i][j];
         const std::size_t color =
             colors.emplace(ranks, colors.size()).first->second;
-        const double x =
-            kMargin + static_cast<double>(grid.columns[j]) * x_unit;
+        const double x = unit * static_cast<double>(grid.columns[j]);
         const double width =
-            static_cast<double>(grid.columns[j + 1] - grid.columns[j]) * x_unit;
-        body << "<rect x=\"" << x << "\" y=\"" << y << "\" width=\"" << width
-             << "\" height=\"" << kRow << "\" fill=\"hsl("
-             << (color * 137) % 360 << ",60%,80%)\" stroke=\"#333\"/>"
-             << "<text x=\"" << x + width / 2 << "\" y=\"" << y + kRow - 6
-             << "\" text-anchor=\"middle\">" << ranks << "</text>\n";
+            unit * static_cast<double>(grid.columns[j + 1] - grid.columns[j]);
+        // Neighbours differ in lightness, too.
+        figure.colored_box({x, y, width, kRow},
+                           "hsl(" + std::to_string(color * 137 % 360) +
+                               ",60%," + std::to_string(92 - color % 3 * 7) +
+                               "%)",
+                           pictures::kInk);
+        figure.text(x + width / 2, y + 16, ranks, Figure::Anchor::kMiddle);
+        details += (j > 0 ? " | " : i > 0 ? " / " : " ") + ranks;
       }
-      y += kRow;
     }
-    y += kMargin;
+    figure.add_row(8);
+    details += ". ";
   }
-  std::ostringstream out;
-  out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 "
-      << kWidth + 2 * kMargin << " " << y
-      << "\" font-family=\"sans-serif\" font-size=\"13\">\n"
-      << body.str() << "</svg>\n";
-  return out.str();
+  return figure.svg(details);
 }
 
 }  // namespace shardbook::dtensor

@@ -38,6 +38,6 @@ Held held_by(const std::string& name, const Shape& shape,
 /// One below the other. Cells with the same ranks are merged.
 std::string picture_text(const std::vector<Held>& all);
 /// An SVG of its own; a color per set of ranks.
-std::string picture_svg(const std::vector<Held>& all);
+std::string picture_svg(const std::string& title, const std::vector<Held>& all);
 
 }  // namespace shardbook::dtensor

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <sstream>
 
+#include "chapters/pictures/charts.h"
+
 namespace shardbook::moe {
 namespace {
 
@@ -96,42 +98,15 @@ std::string draw_loads(const Loads& loads) {
   return text;
 }
 
-std::string draw_loads_svg(const Loads& loads) {
-  constexpr int kBar = 14, kGap = 4, kHeight = 60, kLeft = 40, kRow = 84;
-  std::size_t widest = 0;
-  for (const auto& [name, counts] : loads) {
-    widest = std::max(widest, counts.size());
-  }
-  const int width = kLeft + static_cast<int>(widest) * (kBar + kGap) + kGap;
-  const int height = static_cast<int>(loads.size()) * kRow + kGap;
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" "
-      "font-family=\"sans-serif\" font-size=\"11\">\n",
-      width, height);
-  int top = kGap;
+pictures::Picture loads_picture(const std::string& title, const Loads& loads) {
+  std::vector<pictures::Series> rows;
   for (const std::string& name : in_order(loads)) {
-    svg += fmt::format("<text x=\"0\" y=\"{}\">{}</text>\n", top + kHeight,
-                       short_name(name));
-    int x = kLeft;
-    const std::vector<double> all = shares(loads.at(name));
-    for (std::size_t e = 0; e < all.size(); ++e) {
-      const double bar = std::min(all[e] * kHeight / 2, 1.0 * kHeight);
-      svg += fmt::format(
-          "<rect x=\"{}\" y=\"{:.1f}\" width=\"{}\" height=\"{:.1f}\" "
-          "fill=\"#4269d0\"><title>expert {}: {:.2f}</title></rect>\n",
-          x, top + kHeight - bar, kBar, bar, e, all[e]);
-      svg += fmt::format("<text x=\"{}\" y=\"{}\">{}</text>\n", x,
-                         top + kHeight + 13, e);
-      x += kBar + kGap;
-    }
-    // An even load is half of the height
-    svg += fmt::format(
-        "<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" stroke=\"#888\" "
-        "stroke-dasharray=\"3 3\"/>\n",
-        kLeft, top + kHeight / 2, x, top + kHeight / 2);
-    top += kRow;
+    rows.push_back({short_name(name), shares(loads.at(name))});
   }
-  return svg + "</svg>\n";
+  pictures::Picture picture =
+      pictures::columns(title, rows, "expert", /*even=*/1);
+  picture.text = draw_loads(loads);
+  return picture;
 }
 
 }  // namespace shardbook::moe

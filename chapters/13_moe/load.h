@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "chapters/13_moe/moe_layer.h"
+#include "chapters/pictures/picture.h"
 
 namespace shardbook::moe {
 
@@ -21,7 +22,7 @@ std::string loads_json(const Loads& loads);
 /// A row per layer, a cell per expert: its share of the load, where 1.00 is
 /// even, and a bar below.
 std::string draw_loads(const Loads& loads);
-/// The same as SVG: bars side by side, one row per layer.
-std::string draw_loads_svg(const Loads& loads);
+/// The same with bars side by side, one row per layer.
+pictures::Picture loads_picture(const std::string& title, const Loads& loads);
 
 }  // namespace shardbook::moe

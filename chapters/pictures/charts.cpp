@@ -4,145 +4,231 @@
 
 #include <algorithm>
 #include <array>
-#include <sstream>
 
 #include "chapters/pictures/figure.h"
-#include "chapters/pictures/svg.h"
 #include "chapters/pictures/text_table.h"
 
 namespace shardbook::pictures {
 namespace {
 
-// Neighbours are easy to tell apart.
-constexpr std::array<const char*, 8> kColors = {"#2f6fb5", "#c2570c", "#2e7d4f",
-                                                "#8a4bb0", "#9a7108", "#a93558",
-                                                "#11767c", "#6a737c"};
-const char* color(std::size_t i) { return kColors[i % kColors.size()]; }
+// Neighbours are easy to tell apart, in grey by their dashes.
+struct Stroke {
+  const char *color, *dashes;
+};
+constexpr std::array<Stroke, 6> kStrokes = {{{"#1f5594", ""},
+                                             {"#c2570c", "8 3"},
+                                             {"#1d5c38", "2 3"},
+                                             {"#8a4bb0", "12 3 2 3"},
+                                             {"#9a7108", "5 5"},
+                                             {"#a93558", "1 5"}}};
 
-std::string format_value(double value) { return fmt::format("{:.3g}", value); }
+using Rows = std::vector<text_table::Row>;
 
-void add_title(Figure& figure, const std::string& title) {
-  std::istringstream lines(title);
-  double size = 14;
-  for (std::string line; std::getline(lines, line); size = 12) {
-    figure.text(0, figure.add_row(20) + 15, line, Figure::Anchor::kStart, size);
+// Bars whose texts are written, and their table.
+std::vector<Bar> with_texts(std::vector<Bar> all, const Unit& unit) {
+  for (Bar& bar : all) {
+    if (bar.text.empty()) bar.text = text(bar.value, unit);
   }
-  if (!title.empty()) figure.add_row(4);
+  return all;
+}
+
+Rows rows_of(const std::vector<Bar>& all) {
+  Rows rows;
+  for (const Bar& bar : all) rows.push_back({bar.name, bar.text});
+  return rows;
+}
+
+std::string list_of(const std::vector<Bar>& all) {
+  std::string list;
+  for (const Bar& bar : all) {
+    list += (list.empty() ? "" : "; ") + bar.name + " " + bar.text;
+  }
+  return list;
+}
+
+double most_of(const std::vector<Bar>& all) {
+  double most = 0;
+  for (const Bar& bar : all) most = std::max(most, bar.value + bar.deviation);
+  return most > 0 ? most : 1;
+}
+
+double widest(const std::vector<std::string>& texts) {
+  double width = 0;
+  for (const std::string& each : texts) {
+    width = std::max(width, text_width(each));
+  }
+  return width;
 }
 
 }  // namespace
 
-Picture curves(const std::vector<Series>& series) {
-  constexpr double kHeight = 220, kBegin = 60;
+Picture curves(const std::string& title, const std::vector<Series>& series,
+               const std::string& what, const Unit& unit) {
+  constexpr double kBegin = 70, kHeight = 220;
   double low = 0, high = 0;
   std::size_t most = 2;
-  bool is_first = true;
-  Picture picture;
-  std::vector<std::vector<std::string>> rows = {{"", "first", "last"}};
+  Rows rows = {{"", "first", "last"}};
+  std::vector<std::string> names;
+  std::string details;
   for (const Series& one : series) {
     if (one.values.empty()) continue;
     const auto [least, largest] =
         std::minmax_element(one.values.begin(), one.values.end());
-    low = is_first ? *least : std::min(low, *least);
-    high = is_first ? *largest : std::max(high, *largest);
-    is_first = false;
+    low = names.empty() ? *least : std::min(low, *least);
+    high = names.empty() ? *largest : std::max(high, *largest);
     most = std::max(most, one.values.size());
+    names.push_back(one.name);
     rows.push_back({one.name, fmt::format("{:.4f}", one.values.front()),
                     fmt::format("{:.4f}", one.values.back())});
+    details +=
+        fmt::format("{} of {} over {} steps: from {} to {}. ", what, one.name,
+                    one.values.size(), rows.back()[1], rows.back()[2]);
   }
-  picture.text = text_table::align(rows);
   if (!(high > low)) high = low + 1;
-  Figure figure;
-  const double width = figure.width() - kBegin;
-  const double y = figure.add_row(kHeight + 6) + 4;
-  figure.box({kBegin, y, width, kHeight}, "empty");
-  figure.text(kBegin - 6, y + 10, format_value(high), Figure::Anchor::kEnd);
-  figure.text(kBegin - 6, y + kHeight, format_value(low), Figure::Anchor::kEnd);
+  const double margin = 0.03 * (high - low);
+  low -= margin;
+  high += margin;
+
+  Figure figure(title);
+  figure.text(0, figure.add_row(16) + 10, what, Figure::Anchor::kStart, kMuted);
+  const Box at{kBegin, figure.add_row(kHeight + 4),
+               figure.width() - kBegin - widest(names) - 10, kHeight};
+  figure.lines_across(at, low, high, unit);
+  std::vector<Figure::Label> labels;
   for (std::size_t s = 0; s < series.size(); ++s) {
-    std::vector<svg::Point> points;
-    for (std::size_t i = 0; i < series[s].values.size(); ++i) {
-      points.push_back(
-          {static_cast<double>(i) / static_cast<double>(most - 1),
-           0.02 + 0.96 * (series[s].values[i] - low) / (high - low), 0});
+    const std::vector<double>& values = series[s].values;
+    if (values.empty()) continue;
+    const Stroke& stroke = kStrokes[labels.size() % kStrokes.size()];
+    std::vector<Point> points;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      points.push_back({at.x + at.width * static_cast<double>(i) /
+                                   static_cast<double>(most - 1),
+                        at.y + at.height * (high - values[i]) / (high - low)});
     }
-    figure.curve(points, color(s), {kBegin, y, width, kHeight});
+    figure.line(points, stroke.color, 2, stroke.dashes);
+    labels.push_back({points.back().y, series[s].name, stroke.color});
   }
-  figure.axis(kBegin, figure.width(), static_cast<double>(most - 1),
-              [](double step) { return fmt::format("{:g}", step); });
-  double x = kBegin;
-  const double names = figure.add_row(20);
-  for (std::size_t s = 0; s < series.size(); ++s) {
-    figure.colored_box({x, names + 6, 10, 10}, color(s));
-    figure.text(x + 15, names + 15, series[s].name);
-    x += 40 + 6.6 * static_cast<double>(series[s].name.size());
-  }
-  picture.svg = figure.svg("curves over steps");
-  return picture;
+  figure.axis(at.x, at.x + at.width, static_cast<double>(most - 1), {}, "step");
+  figure.labels(at.x + at.width + 6, labels);
+  return {text_table::align(rows), figure.svg(details), ""};
 }
 
-Picture bars(const std::vector<Bar>& all, const std::string& title) {
-  constexpr double kName = 170, kValue = 130, kRow = 20;
-  double most = 0;
-  for (const Bar& bar : all) most = std::max(most, bar.value + bar.deviation);
-  Figure figure;
-  add_title(figure, title);
-  std::vector<std::vector<std::string>> rows;
+Picture bars(const std::string& title, const std::vector<Bar>& bars,
+             const Unit& unit, const std::string& css_class) {
+  constexpr double kBar = 20;
+  const std::vector<Bar> all = with_texts(bars, unit);
+  const double most = most_of(all);
+  std::vector<std::string> names, texts;
   for (const Bar& bar : all) {
-    const double y = figure.add_row(kRow + 4);
-    figure.text(0, y + 14, bar.name);
-    const double share = most > 0 ? bar.value / most : 0;
-    const Box at{kName, y, figure.width() - kName - kValue, kRow};
-    figure.box(at, "empty");
-    figure.place(bar.deviation > 0
-                     ? svg::bar_with_error(share, bar.deviation / most, "time")
-                     : svg::bar(share, "time"),
-                 at);
-    figure.text(figure.width(), y + 14, bar.text, Figure::Anchor::kEnd);
-    rows.push_back({bar.name, bar.text});
+    names.push_back(bar.name);
+    texts.push_back(bar.text);
   }
-  return {text_table::align(rows), figure.svg(title.empty() ? "bars" : title),
+  Figure figure(title);
+  const double begin = widest(names) + 12;
+  const double length = figure.width() - begin - widest(texts) - 12;
+  for (const Bar& bar : all) {
+    const double y = figure.add_row(kBar + 4);
+    const double end = begin + length * std::max(bar.value, 0.0) / most;
+    const double error = length * bar.deviation / most;
+    figure.text(0, y + 14, bar.name);
+    figure.box({begin, y, end - begin, kBar}, css_class);
+    if (error > 0) {
+      for (const double x : {end - error, end + error}) {
+        figure.line({{x, y + 6}, {x, y + 14}}, kInk, 1.5);
+      }
+      figure.line({{end - error, y + 10}, {end + error, y + 10}}, kInk, 1.5);
+    }
+    figure.text(end + error + 6, y + 14, bar.text);
+  }
+  figure.axis(begin, begin + length, most, unit, "");
+  return {text_table::align(rows_of(all)), figure.svg(list_of(all)), ""};
+}
+
+Picture curve(const std::string& title, const std::vector<Bar>& values,
+              const std::string& what, const Bar& solid, const Bar& dashed,
+              const Unit& unit) {
+  constexpr double kBegin = 70, kHeight = 200;
+  const std::vector<Bar> points = with_texts(values, unit);
+  const std::vector<Bar> across = with_texts({solid, dashed}, unit);
+  const double high = 1.05 * std::max(most_of(points), most_of(across));
+  Figure figure(title);
+  const Box at{kBegin, figure.add_row(kHeight + 4),
+               figure.width() - kBegin - widest({solid.name, dashed.name}) - 10,
+               kHeight};
+  const auto y_of = [&](double value) {
+    return at.y + at.height * (1 - value / high);
+  };
+  figure.lines_across(at, 0, high, unit);
+  std::vector<Figure::Label> labels;
+  for (const Bar& bar : across) {
+    figure.line({{at.x, y_of(bar.value)}, {at.x + at.width, y_of(bar.value)}},
+                kInk, 1.5, labels.empty() ? "" : "6 4");
+    labels.push_back({y_of(bar.value), bar.name, kInk});
+  }
+  const double names = figure.add_row(20) + 15;
+  figure.text(0, names, what, Figure::Anchor::kStart, kMuted);
+  std::vector<Point> line;
+  for (const Bar& point : points) {
+    const double x = at.x + at.width *
+                                (static_cast<double>(line.size()) + 0.5) /
+                                static_cast<double>(points.size());
+    line.push_back({x, y_of(point.value)});
+    figure.text(x, names, point.name, Figure::Anchor::kMiddle);
+    figure.dot(line.back(), color_of("time"));
+    if (point.deviation > 0) {
+      figure.line({{x, y_of(point.value - point.deviation)},
+                   {x, y_of(point.value + point.deviation)}},
+                  color_of("time"), 1.5);
+    }
+  }
+  figure.line(line, color_of("time"), 2);
+  figure.labels(at.x + at.width + 6, labels);
+  Rows rows = rows_of(across);
+  for (const text_table::Row& row : rows_of(points)) rows.push_back(row);
+  return {text_table::align(rows),
+          figure.svg(fmt::format("{}. By {}: {}", list_of(across), what,
+                                 list_of(points))),
           ""};
 }
 
-Picture curve(const std::vector<Bar>& points, const Bar& solid,
-              const Bar& dashed, const std::string& title) {
-  constexpr double kBegin = 60, kHeight = 200;
-  double most = std::max(solid.value, dashed.value);
-  for (const Bar& point : points) {
-    most = std::max(most, point.value + point.deviation);
+Picture columns(const std::string& title, const std::vector<Series>& rows,
+                const std::string& what, double even) {
+  constexpr double kHeight = 60, kColumn = 34;
+  double most = even;
+  std::vector<std::string> names;
+  std::size_t longest = 0;
+  for (const Series& row : rows) {
+    for (const double value : row.values) most = std::max(most, value);
+    names.push_back(row.name);
+    longest = std::max(longest, row.values.size());
   }
-  if (!(most > 0)) most = 1;
-  const double top = 1.05 * most;
-  Figure figure;
-  add_title(figure, title);
-  const Box at{kBegin, figure.add_row(kHeight), figure.width() - kBegin,
-               kHeight};
-  figure.box(at, "empty");
-  std::vector<svg::Point> places;
-  std::vector<std::vector<std::string>> rows = {{solid.name, solid.text},
-                                                {dashed.name, dashed.text}};
-  const double names = figure.add_row(20) + 15;
-  for (std::size_t i = 0; i < points.size(); ++i) {
-    const double x =
-        (static_cast<double>(i) + 0.5) / static_cast<double>(points.size());
-    places.push_back({x, points[i].value / top, points[i].deviation / top});
-    figure.text(at.x + at.width * x, names, points[i].name,
-                Figure::Anchor::kMiddle);
-    rows.push_back({points[i].name, points[i].text});
+  Figure figure(title);
+  const double begin = widest(names) + 50;
+  const double width = kColumn * static_cast<double>(longest);
+  std::string details;
+  for (const Series& row : rows) {
+    const Box at{begin, figure.add_row(kHeight + 16) + 8, width, kHeight};
+    const double line = at.y + kHeight * (1 - even / most);
+    figure.text(0, at.y + kHeight / 2 + 4, row.name);
+    figure.lines_across(at, 0, most, {});
+    details += row.name + ":";
+    for (std::size_t i = 0; i < row.values.size(); ++i) {
+      const double height = kHeight * row.values[i] / most;
+      const double x = begin + kColumn * static_cast<double>(i);
+      figure.box({x + 4, at.y + kHeight - height, kColumn - 8, height}, "time");
+      details += fmt::format(" {:.2f}", row.values[i]);
+    }
+    details += ". ";
+    figure.line({{begin, line}, {begin + width, line}}, kInk, 1.5, "6 4");
+    figure.text(begin + width + 6, line + 4, round_text(even, {}) + ": even");
   }
-  figure.place(svg::curve(places, solid.value / top, dashed.value / top, ""),
-               at);
-  figure.text(kBegin - 6, at.y + 10, format_value(top), Figure::Anchor::kEnd);
-  figure.text(kBegin - 6, at.y + kHeight, "0", Figure::Anchor::kEnd);
-  const double lines = figure.add_row(20);
-  figure.colored_box({kBegin, lines + 6, 10, 10}, "#c2570c");
-  figure.text(kBegin + 15, lines + 15, solid.name);
-  const double next =
-      kBegin + 40 + 6.6 * static_cast<double>(solid.name.size());
-  figure.colored_box({next, lines + 6, 10, 10}, "#2e7d4f");
-  figure.text(next + 15, lines + 15, dashed.name);
-  return {text_table::align(rows),
-          figure.svg(title.empty() ? "a curve with deviations" : title), ""};
+  const double y = figure.add_row(18) + 12;
+  figure.text(0, y, what, Figure::Anchor::kStart, kMuted);
+  for (std::size_t i = 0; i < longest; ++i) {
+    figure.text(begin + kColumn * (static_cast<double>(i) + 0.5), y,
+                std::to_string(i), Figure::Anchor::kMiddle);
+  }
+  return {"", figure.svg(details), ""};
 }
 
 }  // namespace shardbook::pictures

@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <sstream>
 
+#include "chapters/pictures/svg.h"
+#include "chapters/pictures/text_table.h"
 #include "sim/timeline_step.h"
 
 namespace shardbook::pictures {
@@ -14,17 +18,17 @@ struct Paint {
   const char* css_class;
   const char* fill;
 };
-// As in report.css; tests/table compares them.
+// As in report.css; tests/notebooks compares them.
 constexpr std::array<Paint, 22> kFills = {{
-    {"forward", "#2f6fb5"},
-    {"kind-parameter", "#2f6fb5"},
-    {"time", "#2f6fb5"},
+    {"forward", "#1f5594"},
+    {"kind-parameter", "#1f5594"},
+    {"time", "#1f5594"},
     {"backward", "#c2570c"},
     {"kind-gradient", "#c2570c"},
-    {"weights", "#93420a"},
-    {"optimizer", "#2e7d4f"},
-    {"kind-optimizer_state", "#2e7d4f"},
-    {"space", "#2e7d4f"},
+    {"weights", "#5c2605"},
+    {"optimizer", "#1d5c38"},
+    {"kind-optimizer_state", "#1d5c38"},
+    {"space", "#1d5c38"},
     {"comm", "#8a4bb0"},
     {"exposed", "#8a4bb0"},
     {"kind-communication", "#8a4bb0"},
@@ -40,44 +44,71 @@ constexpr std::array<Paint, 22> kFills = {{
     {"over", "#b3261e"},
 }};
 
-std::string line_paint(const char* color, double width, const char* more = "") {
-  return fmt::format(
-      "fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" "
-      "vector-effect=\"non-scaling-stroke\"{}",
-      color, width, more);
+constexpr double kSwatch = 10, kLegendRow = 18;
+
+// Round numbers from low to high, at most `most` of them and one.
+std::vector<double> marks(double low, double high, const Unit& unit,
+                          double most) {
+  const double distance =
+      sim::axis_distance((high - low) / unit.size, static_cast<int>(most));
+  std::vector<double> all;
+  if (distance <= 0) return all;
+  const auto first =
+      static_cast<int>(std::ceil(low / unit.size / distance - 1e-9));
+  const auto last =
+      static_cast<int>(std::floor(high / unit.size / distance + 1e-9));
+  for (int i = first; i <= last; ++i) all.push_back(i * distance * unit.size);
+  return all;
 }
 
-constexpr double kSwatch = 10, kLegendRow = 18, kLetter = 6.4;
+// Words in lines of at most `width` pixels, for letters of `size`.
+std::vector<std::string> wrapped(const std::string& text, double width,
+                                 double size) {
+  std::vector<std::string> lines;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const bool has_room =
+        !lines.empty() &&
+        text_width(lines.back() + " " + word) * size / 12 <= width;
+    if (has_room) {
+      lines.back() += " " + word;
+    } else {
+      lines.push_back(word);
+    }
+  }
+  return lines;
+}
 
 }  // namespace
 
-std::string paint_of(const std::string& css_class) {
+std::string color_of(const std::string& css_class) {
   for (const Paint& paint : kFills) {
-    if (css_class == paint.css_class) {
-      return fmt::format("fill=\"{}\"", paint.fill);
-    }
-  }
-  if (css_class == "error") return line_paint("#1c1e21", 1.5);
-  if (css_class == "line") return line_paint("#2f6fb5", 2.5);
-  if (css_class == "solid") return line_paint("#c2570c", 1.5);
-  if (css_class == "dashed") {
-    return line_paint("#2e7d4f", 1.5, " stroke-dasharray=\"6 4\"");
+    if (css_class == paint.css_class) return paint.fill;
   }
   return "";
 }
 
-std::string painted(const std::string& drawing) {
-  const std::string mark = "class=\"";
-  std::string text;
-  std::size_t from = 0;
-  for (std::size_t at; (at = drawing.find(mark, from)) != std::string::npos;) {
-    const std::size_t name = at + mark.size();
-    const std::size_t end = drawing.find('"', name);
-    text += drawing.substr(from, at - from);
-    text += paint_of(drawing.substr(name, end - name));
-    from = end + 1;
+double text_width(const std::string& text) {
+  return 6.6 * static_cast<double>(text_table::width(text));
+}
+
+std::string px(double value) {
+  return fmt::format("{:g}", std::round(10 * value) / 10 + 0.0);
+}
+
+Figure::Figure(const std::string& title, double width) : width_(width) {
+  std::istringstream lines(title);
+  std::getline(lines, title_);
+  for (const std::string& line : wrapped(title_, width, 14.5)) {
+    add_text(0, add_row(20) + 14, line, Anchor::kStart, kInk,
+             " font-size=\"14\" font-weight=\"bold\"");
   }
-  return text + drawing.substr(from);
+  for (std::string rest; std::getline(lines, rest);) {
+    for (const std::string& line : wrapped(rest, width, 12)) {
+      text(0, add_row(18) + 13, line);
+    }
+  }
+  add_row(6);
 }
 
 double Figure::add_row(double height) {
@@ -86,60 +117,70 @@ double Figure::add_row(double height) {
   return y;
 }
 
-void Figure::text(double x, double y, const std::string& text, Anchor anchor,
-                  double size, const std::string& color) {
-  const char* name = anchor == Anchor::kStart    ? "start"
-                     : anchor == Anchor::kMiddle ? "middle"
-                                                 : "end";
-  body_ += fmt::format(
-      "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-size=\"{}\" "
-      "fill=\"{}\">{}</text>\n",
-      x, y, name, size, color, svg::escape(text));
+void Figure::add_text(double x, double y, const std::string& text,
+                      Anchor anchor, const std::string& color,
+                      const std::string& more) {
+  if (text.empty()) return;
+  const char* name = anchor == Anchor::kStart    ? ""
+                     : anchor == Anchor::kMiddle ? " text-anchor=\"middle\""
+                                                 : " text-anchor=\"end\"";
+  const std::string fill =
+      color == kInk ? "" : fmt::format(" fill=\"{}\"", color);
+  body_ += fmt::format("<text x=\"{}\" y=\"{}\"{}{}{}>{}</text>\n", px(x),
+                       px(y), name, more, fill, svg::escape(text));
 }
 
-void Figure::rect(const Box& at, const std::string& paint) {
-  body_ += fmt::format(
-      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
-      "{}/>\n",
-      at.x, at.y, at.width, at.height, paint);
+void Figure::heading(const std::string& text) {
+  add_text(0, add_row(24) + 17, text, Anchor::kStart, kInk,
+           " font-weight=\"bold\"");
+}
+
+void Figure::text(double x, double y, const std::string& text, Anchor anchor,
+                  const std::string& color) {
+  add_text(x, y, text, anchor, color, "");
 }
 
 void Figure::box(const Box& at, const std::string& css_class) {
-  rect(at, paint_of(css_class));
+  colored_box(at, color_of(css_class));
 }
 
 void Figure::colored_box(const Box& at, const std::string& color,
                          const std::string& stroke) {
-  rect(at, fmt::format("fill=\"{}\"", color) +
-               (stroke.empty() ? "" : fmt::format(" stroke=\"{}\"", stroke)));
+  body_ += fmt::format(
+      "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" "
+      "fill=\"{}\"{}/>\n",
+      px(at.x), px(at.y), px(at.width), px(at.height), color,
+      stroke.empty() ? "" : fmt::format(" stroke=\"{}\"", stroke));
 }
 
 void Figure::path(const std::string& d, const std::string& css_class) {
-  if (!d.empty()) {
-    body_ += fmt::format("<path {} d=\"{}\"/>\n", paint_of(css_class), d);
-  }
+  if (d.empty()) return;
+  body_ +=
+      fmt::format("<path fill=\"{}\" d=\"{}\"/>\n", color_of(css_class), d);
 }
 
-void Figure::curve(const std::vector<svg::Point>& points,
-                   const std::string& color, const Box& at) {
-  std::string line;
-  for (const svg::Point& point : points) {
-    line += fmt::format("{}{:.1f} {:.1f}", line.empty() ? "M" : "L",
-                        at.x + at.width * point.x,
-                        at.y + at.height * (1 - point.y));
-  }
+void Figure::line(const std::string& d, const std::string& color, double width,
+                  const std::string& dashes) {
+  if (d.empty()) return;
   body_ += fmt::format(
-      "<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>\n", line,
-      color);
+      "<path fill=\"none\" stroke=\"{}\" stroke-width=\"{}\"{} d=\"{}\"/>\n",
+      color, width,
+      dashes.empty() ? "" : fmt::format(" stroke-dasharray=\"{}\"", dashes), d);
 }
 
-void Figure::place(const std::string& drawing, const Box& at) {
-  std::string inner = painted(drawing);
-  inner.insert(std::string("<svg").size(),
-               fmt::format(" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
-                           "height=\"{:.1f}\"",
-                           at.x, at.y, at.width, at.height));
-  body_ += inner + "\n";
+void Figure::line(const std::vector<Point>& points, const std::string& color,
+                  double width, const std::string& dashes) {
+  std::string d;
+  for (const Point& point : points) {
+    d +=
+        fmt::format("{}{} {}", d.empty() ? "M" : "L", px(point.x), px(point.y));
+  }
+  line(d, color, width, dashes);
+}
+
+void Figure::dot(const Point& at, const std::string& color) {
+  body_ += fmt::format("<circle cx=\"{}\" cy=\"{}\" r=\"3\" fill=\"{}\"/>\n",
+                       px(at.x), px(at.y), color);
 }
 
 void Figure::legend(
@@ -147,51 +188,76 @@ void Figure::legend(
   double x = 0;
   double y = entries.empty() ? 0 : add_row(kLegendRow);
   for (const auto& [css_class, title] : entries) {
-    const double length =
-        kSwatch + 22 + kLetter * static_cast<double>(title.size());
+    const double length = kSwatch + 22 + text_width(title);
     if (x > 0 && x + length > width_) {
       x = 0;
       y = add_row(kLegendRow);
     }
-    box({x, y + 3, kSwatch, kSwatch}, css_class);
+    colored_box({x + 0.5, y + 3, kSwatch, kSwatch}, color_of(css_class),
+                css_class == "empty" ? kMuted : "");
     text(x + kSwatch + 5, y + 12, title);
     x += length;
   }
 }
 
-std::vector<double> Figure::marks(double length, double pixels) {
-  const double distance =
-      sim::axis_distance(length, static_cast<int>(pixels / 90));
-  std::vector<double> all;
-  if (distance <= 0) return all;
-  const auto num = static_cast<int>(std::floor(length / distance + 1e-9));
-  for (int i = 0; i <= num; ++i) all.push_back(i * distance);
-  return all;
-}
-
-void Figure::mark(double x, double y, const std::string& label) {
-  body_ += fmt::format(
-      "<path d=\"M{:.1f} {:.1f}v6\" stroke=\"#555c64\" fill=\"none\"/>\n", x,
-      y);
-  // The last mark's text stays inside the picture.
-  const double half = kLetter * static_cast<double>(label.size()) / 2;
-  if (x + half > width_) {
-    text(width_, y + 17, label, Anchor::kEnd, 11, "#555c64");
-  } else {
-    text(x, y + 17, label, Anchor::kMiddle, 11, "#555c64");
+void Figure::axis(double begin, double end, double length, const Unit& unit,
+                  const std::string& name) {
+  const double y = add_row(22);
+  text(0, y + 18, name, Anchor::kStart, kMuted);
+  for (const double mark : marks(0, length, unit, (end - begin) / 90)) {
+    const double x = begin + (end - begin) * mark / length;
+    const std::string label = round_text(mark, unit);
+    line({{x, y}, {x, y + 6}}, kMuted);
+    // The text of the last mark stays inside the picture.
+    const bool is_last = x + text_width(label) / 2 > width_;
+    text(is_last ? width_ : x, y + 18, label,
+         is_last ? Anchor::kEnd : Anchor::kMiddle, kMuted);
   }
 }
 
-std::string Figure::svg(const std::string& title) const {
+void Figure::lines_across(const Box& at, double low, double high,
+                          const Unit& unit, bool is_right) {
+  for (const double mark : marks(low, high, unit, at.height / 30)) {
+    const double y = at.y + at.height * (high - mark) / (high - low);
+    line({{at.x, y}, {at.x + at.width, y}}, "#d8dbdf");
+    text(is_right ? at.x + at.width + 6 : at.x - 6, y + 4,
+         round_text(mark, unit), is_right ? Anchor::kStart : Anchor::kEnd,
+         kMuted);
+  }
+}
+
+void Figure::labels(double x, std::vector<Label> all) {
+  constexpr double kRow = 15;
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Label& a, const Label& b) { return a.y < b.y; });
+  // Neighbours that are too close move apart, up and down alike.
+  for (std::size_t turn = 0; turn < 50; ++turn) {
+    for (std::size_t i = 1; i < all.size(); ++i) {
+      const double lack = kRow - (all[i].y - all[i - 1].y);
+      if (lack <= 0) continue;
+      all[i - 1].y -= lack / 2;
+      all[i].y += lack / 2;
+    }
+  }
+  for (const Label& label : all) {
+    text(x, label.y + 4, label.text, Anchor::kStart, label.color);
+  }
+}
+
+std::string Figure::svg(const std::string& details) const {
   constexpr double kMargin = 10;
+  std::string label = title_ + ". " + details;
+  label.erase(label.find_last_not_of(' ') + 1);
   return fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"{0} {0} {1:.0f} "
       "{2:.0f}\" width=\"{1:.0f}\" height=\"{2:.0f}\" "
-      "font-family=\"sans-serif\" role=\"img\" aria-label=\"{3}\">\n"
+      "font-family=\"sans-serif\" font-size=\"12\" fill=\"{5}\" role=\"img\" "
+      "aria-label=\"{4}\">\n"
+      "<title>{3}</title>\n"
       "<rect x=\"{0}\" y=\"{0}\" width=\"{1:.0f}\" height=\"{2:.0f}\" "
-      "fill=\"#ffffff\"/>\n{4}</svg>\n",
-      -kMargin, width_ + 2 * kMargin, height_ + 2 * kMargin, svg::escape(title),
-      body_);
+      "fill=\"#ffffff\"/>\n{6}</svg>\n",
+      -kMargin, width_ + 2 * kMargin, height_ + 2 * kMargin,
+      svg::escape(title_), svg::escape(label), kInk, body_);
 }
 
 }  // namespace shardbook::pictures

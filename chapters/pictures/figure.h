@@ -1,83 +1,105 @@
 #pragma once
 
-// Pictures that stand alone: one SVG with its own text and colours, for pages
-// without style or scripts, such as notebooks and their viewers.
+// Pictures that stand alone: one SVG with its title, text and colours, for
+// pages without style or scripts, such as notebooks and their viewers.
 //
-//   Figure figure(/*width=*/760);
+//   Figure figure("A step computes for half of its time");
 //   figure.legend({{"forward", "forward"}, {"backward", "backward"}});
 //   const double y = figure.add_row(20);
 //   figure.text(0, y + 14, "rank 0");
 //   figure.box({110, y, 200, 20}, "forward");
-//   figure.svg("one step of one rank");
+//   figure.axis(110, 710, /*length=*/0.25, {"ms", 1e-3}, "virtual time");
+//   figure.svg("rank 0 computes for 125 of 250 ms");
 //
-// Boxes are named by the classes of report.css and have its colours (those for
-// light pages, on a white ground).
+// Classes have the colours that report.css gives them on light pages. The
+// ground is white, so that a picture can be read on a dark page as well.
+// Elements have attributes alone: some viewers of notebooks drop styles,
+// classes and references to other elements.
 
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "chapters/pictures/svg.h"
+#include "chapters/pictures/units.h"
 
 namespace shardbook::pictures {
 
-/// The attributes that draw an element of this class: fill="#2f6fb5". Empty for
-/// a class that has no colour.
-std::string paint_of(const std::string& css_class);
-/// The drawing with each class replaced by its attributes.
-std::string painted(const std::string& drawing);
+/// "#c2570c" for "backward"; empty for a class that has no colour.
+std::string color_of(const std::string& css_class);
+
+/// Of texts, and of lines to compare with.
+constexpr const char* kInk = "#1c1e21";
+/// Of axes.
+constexpr const char* kMuted = "#555c64";
 
 struct Box {
   double x = 0, y = 0, width = 0, height = 0;
+};
+struct Point {
+  double x = 0, y = 0;
 };
 
 class Figure {
  public:
   enum class Anchor { kStart, kMiddle, kEnd };
 
-  explicit Figure(double width = 760) : width_(width) {}
+  /// The first line of the title says what one sees; more lines are smaller.
+  explicit Figure(const std::string& title, double width = 760);
 
   double width() const { return width_; }
   /// Appends room of this height at the bottom; returns where it begins.
   double add_row(double height);
 
-  /// `y` is the base line.
+  /// A row with the name of what is below it.
+  void heading(const std::string& text);
+  /// `y` is the base line. Every text has 12 pixels.
   void text(double x, double y, const std::string& text,
-            Anchor anchor = Anchor::kStart, double size = 12,
-            const std::string& color = "#1c1e21");
+            Anchor anchor = Anchor::kStart, const std::string& color = kInk);
   void box(const Box& at, const std::string& css_class);
-  /// A box of a colour: "#2f6fb5" or "hsl(137,60%,80%)".
+  /// A box of a colour: "#1f5594" or "hsl(137,60%,80%)".
   void colored_box(const Box& at, const std::string& color,
                    const std::string& stroke = "");
-  /// A path with the attributes of a class.
+  /// A shape in the colour of a class.
   void path(const std::string& d, const std::string& css_class);
-  /// A curve of one colour through points from 0 to 1, y from below.
-  void curve(const std::vector<svg::Point>& points, const std::string& color,
-             const Box& at);
-  /// An SVG of svg.h, stretched over `at`.
-  void place(const std::string& drawing, const Box& at);
+  void line(const std::string& d, const std::string& color, double width = 1,
+            const std::string& dashes = "");
+  void line(const std::vector<Point>& points, const std::string& color,
+            double width = 1, const std::string& dashes = "");
+  void dot(const Point& at, const std::string& color);
+
   /// Swatches with titles, in as many rows as they need.
   void legend(const std::vector<std::pair<std::string, std::string>>& entries);
-  /// Round marks below an axis of `length`, from pixel `begin` to `end`.
-  template <typename Text>
-  void axis(double begin, double end, double length, const Text& text_of) {
-    const double y = add_row(20);
-    for (const double at : marks(length, end - begin)) {
-      mark(begin + (end - begin) * at / length, y, text_of(at));
-    }
-  }
+  /// A row with round marks from 0 to `length`, which are the pixels `begin` to
+  /// `end`; its name is at the left.
+  void axis(double begin, double end, double length, const Unit& unit,
+            const std::string& name);
+  /// Lines across `at` at round numbers from `low` to `high`, with the numbers
+  /// at its left, or at its right.
+  void lines_across(const Box& at, double low, double high, const Unit& unit,
+                    bool is_right = false);
+  /// Texts at the right of `x`, as near to their heights as others allow.
+  struct Label {
+    double y = 0;
+    std::string text, color;
+  };
+  void labels(double x, std::vector<Label> all);
 
-  /// The finished picture; `title` is its text for screen readers.
-  std::string svg(const std::string& title) const;
+  /// The finished picture; `details` say what one sees to who does not see it.
+  std::string svg(const std::string& details) const;
 
  private:
-  void rect(const Box& at, const std::string& paint);
-  static std::vector<double> marks(double length, double pixels);
-  void mark(double x, double y, const std::string& text);
+  void add_text(double x, double y, const std::string& text, Anchor anchor,
+                const std::string& color, const std::string& more);
 
   double width_;
   double height_ = 0;
+  std::string title_;
   std::string body_;
 };
+
+/// The pixels of a text, about.
+double text_width(const std::string& text);
+/// "57.3", "110": a coordinate.
+std::string px(double value);
 
 }  // namespace shardbook::pictures

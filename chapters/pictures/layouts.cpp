@@ -5,12 +5,13 @@
 #include <algorithm>
 #include <set>
 
-#include "chapters/common/pipeline/replay.h"
 #include "chapters/pictures/figure.h"
 #include "chapters/pictures/text_table.h"
 
 namespace shardbook::pictures {
 namespace {
+
+constexpr double kScheduleBegin = 60;
 
 // The class of report.css that has an action's colour.
 const char* class_of_action(pipeline::ActionKind kind) {
@@ -48,22 +49,23 @@ std::string number_of(const pipeline::Action& action) {
 
 /// The pixels of a box with room for this number.
 double room_of(const std::string& number) {
-  return 6 + 7 * static_cast<double>(number.size());
+  double room = 3;
+  for (const char c : number) room += c == '\'' ? 2.6 : 6.8;
+  return room;
 }
 
-/// So long that all numbers have room, within limits.
-double length_of(const pipeline::Schedule& schedule,
-                 const pipeline::Replay& replay) {
+/// The pixels of one unit of time in which all numbers have room.
+double unit_of(const NamedSchedule& one) {
   double unit = 0;
-  for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
-    for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
-      const pipeline::Span& span = replay.spans[rank][i];
+  for (std::size_t rank = 0; rank < one.schedule.actions.size(); ++rank) {
+    for (std::size_t i = 0; i < one.schedule.actions[rank].size(); ++i) {
+      const pipeline::Span& span = one.replay.spans[rank][i];
       if (span.end <= span.begin) continue;
-      unit = std::max(unit, room_of(number_of(schedule.actions[rank][i])) /
+      unit = std::max(unit, room_of(number_of(one.schedule.actions[rank][i])) /
                                 (span.end - span.begin));
     }
   }
-  return std::clamp(unit * replay.makespan, 700.0, 4000.0);
+  return unit;
 }
 
 }  // namespace
@@ -92,7 +94,9 @@ Picture mesh(const Topology& topology) {
       rows.back().push_back(std::to_string(topology.get_rank(coord)));
     }
   }
-  Figure figure(kName + kCell * columns);
+  const std::string title = topology.text() + ": ranks by coordinate";
+  Figure figure(title, std::max(kName + kCell * columns, 360.0));
+  std::string details;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const double y = figure.add_row(kHeight);
     figure.text(0, y + 16, rows[i][0]);
@@ -100,31 +104,33 @@ Picture mesh(const Topology& topology) {
       const double x = kName + kCell * static_cast<double>(j - 1);
       if (i > 0) {
         figure.colored_box({x, y, kCell - 2, kHeight - 2}, "#d5e3f2",
-                           "#2f6fb5");
+                           color_of("forward"));
+        details += fmt::format("{}{} {}: rank {}", details.empty() ? "" : ", ",
+                               rows[i][0], rows[0][j], rows[i][j]);
       }
       figure.text(x + kCell / 2 - 1, y + 16, rows[i][j],
                   Figure::Anchor::kMiddle);
     }
   }
-  const std::string title = topology.text() + ": ranks by coordinate";
-  return {title + "\n" + text_table::align(rows), figure.svg(title), ""};
+  return {title + "\n" + text_table::align(rows), figure.svg(details), ""};
 }
 
-Picture schedule(const pipeline::Schedule& schedule,
-                 const pipeline::Replay& replay) {
-  constexpr double kBegin = 60, kRow = 24;
-  Figure figure(kBegin + length_of(schedule, replay));
-  std::set<std::string> kinds;
-  const double unit = (figure.width() - kBegin) / replay.makespan;
+namespace {
+
+// The lanes of all ranks; adds what they do to `kinds`.
+void draw_lanes(Figure& figure, const NamedSchedule& one, double unit,
+                std::set<std::string>& kinds) {
+  constexpr double kRow = 24;
+  const auto& [name, schedule, replay] = one;
   for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
     const double y = figure.add_row(kRow + 3);
     figure.text(0, y + 16, fmt::format("rank {}", rank));
-    figure.box({kBegin, y, figure.width() - kBegin, kRow}, "empty");
+    figure.box({kScheduleBegin, y, unit * replay.makespan, kRow}, "empty");
     bool is_second = false;  // second of a pair, drawn below the first
     for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
       const pipeline::Action& action = schedule.actions[rank][i];
       const pipeline::Span& span = replay.spans[rank][i];
-      const double x = kBegin + unit * span.begin;
+      const double x = kScheduleBegin + unit * span.begin;
       const double width = std::max(unit * (span.end - span.begin) - 1, 0.6);
       const bool is_pair = action.overlaps_next || is_second;
       const Box box{x, y + (is_second ? kRow / 2 : 0), width,
@@ -134,21 +140,57 @@ Picture schedule(const pipeline::Schedule& schedule,
       kinds.insert(class_of_action(action.kind));
       const std::string number = number_of(action);
       if (width + 1.01 > room_of(number)) {
-        figure.text(x + width / 2, box.y + box.height / 2 + 4, number,
-                    Figure::Anchor::kMiddle, 11, "#ffffff");
+        figure.text(x + width / 2, box.y + box.height / 2 + 4.5, number,
+                    Figure::Anchor::kMiddle, "#ffffff");
       }
     }
   }
+}
+
+}  // namespace
+
+Picture schedules(const std::string& title,
+                  const std::vector<NamedSchedule>& all) {
+  double unit = 0, makespan = 0;
+  for (const NamedSchedule& one : all) {
+    unit = std::max(unit, unit_of(one));
+    makespan = std::max(makespan, one.replay.makespan);
+  }
+  const double length = std::clamp(unit * makespan, 700.0, 4000.0);
+  unit = length / makespan;
+  Figure figure(title, kScheduleBegin + length);
+  std::set<std::string> kinds;
+  std::string text, details;
+  for (const NamedSchedule& one : all) {
+    if (!one.name.empty()) {
+      figure.heading(one.name);
+      text += one.name + "\n";
+    }
+    draw_lanes(figure, one, unit, kinds);
+    text += pipeline::draw(one.schedule, one.replay);
+    details += fmt::format(
+        "{}{} ranks take {:g} units of time and idle for "
+        "{:.0f} %. ",
+        one.name.empty() ? "" : one.name + ": ", one.schedule.actions.size(),
+        one.replay.makespan, 100 * pipeline::idle_share(one.replay));
+  }
+  figure.axis(kScheduleBegin, kScheduleBegin + length, makespan, {"units", 1},
+              "time");
   std::vector<std::pair<std::string, std::string>> legend;
-  for (const auto& [kind, title] :
+  for (const auto& [kind, name] :
        {std::pair("forward", "forward"), std::pair("backward", "backward"),
         std::pair("weights", "gradients of weights"),
         std::pair("optimizer", "update")}) {
-    if (kinds.count(kind) > 0) legend.emplace_back(kind, title);
+    if (kinds.count(kind) > 0) legend.emplace_back(kind, name);
   }
+  legend.emplace_back("empty", "idle");
   figure.legend(legend);
-  return {pipeline::draw(schedule, replay),
-          figure.svg("schedule " + schedule.name), ""};
+  return {text, figure.svg(details), ""};
+}
+
+Picture schedule(const std::string& title, const pipeline::Schedule& schedule,
+                 const pipeline::Replay& replay) {
+  return schedules(title, {{"", schedule, replay}});
 }
 
 }  // namespace shardbook::pictures

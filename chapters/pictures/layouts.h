@@ -2,6 +2,9 @@
 
 // Ranks on a grid, and schedules over time.
 
+#include <string>
+#include <vector>
+
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "chapters/pictures/picture.h"
@@ -11,8 +14,18 @@ namespace shardbook::pictures {
 
 /// Which rank sits where on the grid of named axes.
 Picture mesh(const Topology& topology);
+
 /// A schedule of a pipeline, drawn in the time of `replay`.
-Picture schedule(const pipeline::Schedule& schedule,
+Picture schedule(const std::string& title, const pipeline::Schedule& schedule,
                  const pipeline::Replay& replay);
+
+struct NamedSchedule {
+  std::string name = "";
+  pipeline::Schedule schedule = {};
+  pipeline::Replay replay = {};
+};
+/// One below the other, on one axis.
+Picture schedules(const std::string& title,
+                  const std::vector<NamedSchedule>& all);
 
 }  // namespace shardbook::pictures

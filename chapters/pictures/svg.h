@@ -1,9 +1,8 @@
 #pragma once
 
-// Bars and curves. They are as wide as the page allows: the x axis runs from 0
-// to 1000 and is stretched, so no drawing contains text. Colours are classes:
-// the style of report.html defines them for light and dark, and figures that
-// stand alone replace them by colours (figure.h).
+// Bars and curves of report.html. They are as wide as the page allows: the x
+// axis runs from 0 to 1000 and is stretched, so no drawing contains text.
+// Colours are classes, which the page's style defines for light and dark.
 
 #include <string>
 #include <utility>

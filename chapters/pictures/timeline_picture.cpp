@@ -18,8 +18,9 @@ using sim::RankGroup;
 using sim::StepView;
 using sim::TimelineEvent;
 
-constexpr double kLaneBegin = 110, kLaneEnd = 710;
+constexpr double kLaneBegin = 110, kLaneEnd = 700;
 constexpr double kLaneWidth = kLaneEnd - kLaneBegin;
+constexpr const char* kNoTime = "no virtual time was kept";
 
 // Neighbours of one class too close to be told apart are merged into one block.
 struct Block {
@@ -31,6 +32,7 @@ using Blocks = std::map<std::string, std::vector<Block>>;
 // The forward or the backward of one micro-batch, pauses included.
 struct Numbered {
   double from = 0, to = 0;
+  double filled = 0;  // without the pauses
   std::string number, label, css_class;
 };
 
@@ -39,13 +41,14 @@ struct Lane {
   std::vector<Numbered> numbers;
 };
 
+// `pixels` per second.
 Lane lane_of(const sim::RankTimeline& timeline, const std::string& queue,
-             double step_s) {
+             double pixels) {
   Lane lane;
   for (const TimelineEvent& event : timeline.events) {
     if (event.queue != queue || event.category == "wait") continue;
-    const double from = kLaneBegin + kLaneWidth * event.begin_s / step_s;
-    const double to = kLaneBegin + kLaneWidth * event.end_s / step_s;
+    const double from = kLaneBegin + pixels * event.begin_s;
+    const double to = kLaneBegin + pixels * event.end_s;
     const std::string number =
         sim::is_work(event) ? sim::micro_batch_of(event) : "";
     const std::string label = number.empty() ? "" : event.label;
@@ -62,34 +65,38 @@ Lane lane_of(const sim::RankTimeline& timeline, const std::string& queue,
     if (!all.empty() && all.back().label == label &&
         all.back().css_class == css_class) {
       all.back().to = std::max(all.back().to, to);
+      all.back().filled += to - from;
     } else {
-      all.push_back({from, to, number, label, css_class});
+      all.push_back({from, to, to - from, number, label, css_class});
     }
   }
   return lane;
 }
 
-void draw_lane(Figure& figure, const Lane& lane, double y, double height) {
-  figure.box({kLaneBegin, y, kLaneWidth, height}, "empty");
+void draw_lane(Figure& figure, const Lane& lane, const Box& at) {
+  figure.box(at, "empty");
   for (const auto& [css_class, row] : lane.blocks) {
     // Waiting is thin: nothing runs.
     const bool is_thin = css_class == "bubble" || css_class == "exposed";
-    const double inset = is_thin ? height * 0.38 : 0;
     std::string path;
     for (const Block& block : row) {
       const double seam =
           !block.label.empty() && block.to - block.from > 3 ? 0.7 : 0;
-      const double width = std::max(block.to - block.from - seam, 0.6);
-      path += fmt::format("M{:.1f} {:.1f}h{:.1f}v{:.1f}h{:.1f}z", block.from,
-                          y + inset, width, height - 2 * inset, -width);
+      path += fmt::format("M{} {}h{}", px(block.from), px(at.y + at.height / 2),
+                          px(std::max(block.to - block.from - seam, 0.6)));
     }
-    figure.path(path, css_class);
+    figure.line(path, color_of(css_class), (is_thin ? 0.24 : 1) * at.height);
   }
   for (const Numbered& each : lane.numbers) {
-    const double room = 5 + 7 * static_cast<double>(each.number.size());
-    if (each.to - each.from < room) continue;
-    figure.text((each.from + each.to) / 2, y + height / 2 + 3.5, each.number,
-                Figure::Anchor::kMiddle, 10, "#ffffff");
+    const double width = text_width(each.number) + 3;
+    if (each.to - each.from < width) continue;
+    const double x = (each.from + each.to) / 2;
+    if (each.filled < 0.9 * (each.to - each.from)) {
+      figure.box({x - width / 2, at.y + 3, width, at.height - 6},
+                 each.css_class);
+    }
+    figure.text(x, at.y + at.height / 2 + 4.5, each.number,
+                Figure::Anchor::kMiddle, "#ffffff");
   }
 }
 
@@ -135,12 +142,14 @@ std::int64_t most_of(const RankGroup& group, std::size_t kind) {
 }
 
 void draw_memory(Figure& figure, const RankGroup& group, double step_s,
-                 double most, double y, double height) {
+                 double most, const Box& at) {
   constexpr std::size_t kColumns = 200;
   const auto columns = columns_of(group, step_s, kColumns);
-  constexpr double kColumn = kLaneWidth / static_cast<double>(kColumns);
-  figure.box({kLaneBegin, y, kLaneWidth, height}, "empty");
-  std::vector<double> below(kColumns, y + height);
+  const auto x_of = [&](std::size_t column) {
+    return at.x + at.width * static_cast<double>(column) / kColumns;
+  };
+  figure.box(at, "empty");
+  std::vector<double> below(kColumns, at.y + at.height);
   for (std::size_t k = 0; k < static_cast<std::size_t>(kNumMemoryKinds); ++k) {
     std::string top, bottom;
     bool any = false;
@@ -148,21 +157,22 @@ void draw_memory(Figure& figure, const RankGroup& group, double step_s,
     for (std::size_t c = 0; c < kColumns; ++c) {
       const auto bytes = static_cast<double>(columns[c].bytes[k]);
       any = any || bytes > 0;
-      above[c] -= height * bytes / most;
-      if (c == 0 || above[c] != above[c - 1]) {
-        top += fmt::format("V{:.1f}", above[c]);
-      }
-      top += fmt::format("h{:.0f}", kColumn);
+      above[c] -= at.height * bytes / most;
     }
-    for (std::size_t c = kColumns; c-- > 0;) {
-      if (c + 1 == kColumns || below[c] != below[c + 1]) {
-        bottom += fmt::format("V{:.1f}", below[c]);
+    for (std::size_t c = 1; c < kColumns; ++c) {
+      const std::size_t back = kColumns - c;
+      if (above[c] != above[c - 1]) {
+        top += fmt::format("H{}V{}", px(x_of(c)), px(above[c]));
       }
-      bottom += fmt::format("h{:.0f}", -kColumn);
+      if (below[back] != below[back - 1]) {
+        bottom += fmt::format("H{}V{}", px(x_of(back)), px(below[back - 1]));
+      }
     }
     if (any) {
       figure.path(
-          fmt::format("M{:.1f} {:.1f}{}{}z", kLaneBegin, below[0], top, bottom),
+          fmt::format("M{0} {1}{3}H{2}V{4}{5}H{0}z", px(at.x),
+                      px(above.front()), px(at.x + at.width), top,
+                      px(below.back()), bottom),
           std::string("kind-") + memory_kind_name(static_cast<MemoryKind>(k)));
     }
     below = above;
@@ -223,88 +233,188 @@ double memory_peak(const RankGroup& group) {
 
 namespace {
 
-std::string timeline_svg(const StepView& view, int max_groups) {
-  Figure figure;
-  figure.legend(classes_of(view));
-  const std::size_t shown = num_groups(view, max_groups);
-  for (std::size_t g = 0; g < shown; ++g) {
-    const RankGroup& group = view.groups[g];
-    figure.text(0, figure.add_row(20) + 15, sim::rank_list(group.ranks));
-    for (const std::string& queue : sim::queue_names(group.timeline)) {
-      const double height = queue == "compute" ? 20 : 10;
-      const double y = figure.add_row(height + 3);
-      figure.text(0, y + height / 2 + 4, queue, Figure::Anchor::kStart, 11);
-      draw_lane(figure, lane_of(group.timeline, queue, view.step_s), y, height);
-      const double busy =
-          sim::queue_shares(group.timeline, queue, view.step_s).busy;
-      figure.text(figure.width(), y + height / 2 + 4,
-                  fmt::format("{:.0f} %", 100 * busy), Figure::Anchor::kEnd,
-                  11);
-    }
+struct Shown {
+  std::string name;
+  StepView view;
+};
+
+std::vector<Shown> views_of(const std::vector<NamedTimelines>& runs) {
+  std::vector<Shown> views;
+  for (const NamedTimelines& run : runs) {
+    if (run.timelines.empty()) continue;
+    StepView view = sim::last_step(run.timelines);
+    if (view.step_s > 0) views.push_back({run.name, std::move(view)});
   }
-  figure.axis(kLaneBegin, kLaneEnd, view.step_s, sim::seconds_text);
-  note_hidden(figure, view, shown);
-  return figure.svg("timeline of one step, " + sim::seconds_text(view.step_s));
+  return views;
 }
 
-std::string memory_svg(const StepView& view, int max_groups) {
-  const double most = memory_peak(view);
-  Figure figure;
-  figure.legend(memory_classes_of(view));
-  const std::size_t shown = most > 0 ? num_groups(view, max_groups) : 0;
-  for (std::size_t g = 0; g < shown; ++g) {
-    constexpr double kHeight = 90;
-    const RankGroup& group = view.groups[g];
-    const double y = figure.add_row(kHeight + 10) + 6;
-    figure.text(0, y + 12, sim::rank_list(group.ranks));
-    figure.text(0, y + 28, "at most", Figure::Anchor::kStart, 11);
-    figure.text(0, y + 42, format_bytes(memory_peak(group)),
-                Figure::Anchor::kStart, 11);
-    draw_memory(figure, group, view.step_s, most, y, kHeight);
+// The groups of all runs, on the axis of the longest.
+StepView all_of(const std::vector<Shown>& views) {
+  StepView all;
+  for (const Shown& one : views) {
+    all.step_s = std::max(all.step_s, one.view.step_s);
+    all.groups.insert(all.groups.end(), one.view.groups.begin(),
+                      one.view.groups.end());
   }
-  figure.axis(kLaneBegin, kLaneEnd, view.step_s, sim::seconds_text);
-  note_hidden(figure, view, shown);
-  return figure.svg("memory in use during one step, at most " +
-                    format_bytes(most));
+  return all;
+}
+
+// "FSDP takes 6.50 ms", or "A step takes 6.50 ms".
+std::string time_of(const Shown& one) {
+  return fmt::format("{} takes {}", one.name.empty() ? "A step" : one.name,
+                     sim::seconds_text(one.view.step_s));
+}
+
+void add_name(Figure& figure, const Shown& one) {
+  if (one.name.empty()) return;
+  figure.heading(
+      fmt::format("{}: {}", one.name, sim::seconds_text(one.view.step_s)));
+}
+
+// Draws the lanes of a group; returns how much of the step it computes.
+double draw_group(Figure& figure, const RankGroup& group, double step_s,
+                  double pixels) {
+  double computes = 0;
+  figure.text(0, figure.add_row(20) + 15, sim::rank_list(group.ranks));
+  for (const std::string& queue : sim::queue_names(group.timeline)) {
+    const double height = queue == "compute" ? 20 : 12;
+    const double y = figure.add_row(height + 3);
+    const double busy = sim::queue_shares(group.timeline, queue, step_s).busy;
+    if (queue == "compute") computes = busy;
+    figure.text(0, y + height / 2 + 4, queue);
+    draw_lane(figure, lane_of(group.timeline, queue, pixels),
+              {kLaneBegin, y, pixels * step_s, height});
+    figure.text(figure.width(), y + height / 2 + 4,
+                fmt::format("{:.0f} %", 100 * busy), Figure::Anchor::kEnd);
+  }
+  return computes;
+}
+
+std::string timelines_svg(const std::string& title,
+                          const std::vector<Shown>& views, int max_groups) {
+  const StepView all = all_of(views);
+  const double pixels = kLaneWidth / all.step_s;
+  Figure figure(title);
+  auto legend = classes_of(all);
+  legend.emplace_back("empty", "idle");
+  figure.legend(legend);
+  figure.text(figure.width(), figure.add_row(16) + 12, "busy",
+              Figure::Anchor::kEnd, kMuted);
+  std::string details;
+  for (const Shown& one : views) {
+    add_name(figure, one);
+    details += time_of(one) + ".";
+    const std::size_t shown = num_groups(one.view, max_groups);
+    for (std::size_t g = 0; g < shown; ++g) {
+      const RankGroup& group = one.view.groups[g];
+      const double computes =
+          draw_group(figure, group, one.view.step_s, pixels);
+      details += fmt::format(" Compute is busy for {:.0f} % of it on {}.",
+                             100 * computes, sim::rank_list(group.ranks));
+    }
+    note_hidden(figure, one.view, shown);
+    details += " ";
+  }
+  figure.axis(kLaneBegin, kLaneEnd, all.step_s, seconds_unit(all.step_s),
+              "virtual time");
+  return figure.svg(details);
+}
+
+// "ranks 0-3, at most 2.7 MiB: parameter 746 KiB activation 1.2 MiB"
+std::string memory_line(const RankGroup& group) {
+  std::string line = fmt::format("{}, at most {}:", sim::rank_list(group.ranks),
+                                 format_bytes(memory_peak(group)));
+  for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+    const std::int64_t most = most_of(group, k);
+    if (most == 0) continue;
+    line += fmt::format(" {} {}", memory_kind_name(static_cast<MemoryKind>(k)),
+                        format_bytes(static_cast<double>(most)));
+  }
+  return line;
+}
+
+std::string memories_svg(const std::string& title,
+                         const std::vector<Shown>& views, int max_groups) {
+  const StepView all = all_of(views);
+  const double most = memory_peak(all);
+  Figure figure(title);
+  figure.legend(memory_classes_of(all));
+  std::string details;
+  for (const Shown& one : views) {
+    add_name(figure, one);
+    details += time_of(one) + ".";
+    const std::size_t shown = most > 0 ? num_groups(one.view, max_groups) : 0;
+    for (std::size_t g = 0; g < shown; ++g) {
+      constexpr double kHeight = 90;
+      const RankGroup& group = one.view.groups[g];
+      const Box at{kLaneBegin, figure.add_row(kHeight + 12) + 8,
+                   kLaneWidth * one.view.step_s / all.step_s, kHeight};
+      figure.text(0, at.y + 12, sim::rank_list(group.ranks));
+      figure.text(0, at.y + 29, "at most");
+      figure.text(0, at.y + 44, format_bytes(memory_peak(group)));
+      draw_memory(figure, group, one.view.step_s, most, at);
+      figure.lines_across({at.x, at.y, kLaneWidth, at.height}, 0, most,
+                          bytes_unit(most), /*is_right=*/true);
+      details += " " + memory_line(group) + ".";
+    }
+    note_hidden(figure, one.view, shown);
+    details += " ";
+  }
+  figure.axis(kLaneBegin, kLaneEnd, all.step_s, seconds_unit(all.step_s),
+              "virtual time");
+  return figure.svg(details);
 }
 
 }  // namespace
 
-Picture timeline(const std::vector<sim::RankTimeline>& timelines,
-                 int max_groups) {
-  if (timelines.empty()) return {"no virtual time was kept", "", ""};
+Picture timelines(const std::string& title,
+                  const std::vector<NamedTimelines>& runs, int max_groups) {
+  const std::vector<Shown> views = views_of(runs);
+  if (views.empty()) return {kNoTime, "", ""};
   sim::TextStyle style;
   style.max_groups = static_cast<std::size_t>(max_groups);
-  return {sim::timeline_text(timelines, style),
-          timeline_svg(sim::last_step(timelines), max_groups), ""};
+  style.axis_s = all_of(views).step_s;
+  std::string text;
+  for (const NamedTimelines& run : runs) {
+    if (run.timelines.empty()) continue;
+    if (!run.name.empty()) text += run.name + "\n";
+    text += sim::timeline_text(run.timelines, style);
+  }
+  return {text, timelines_svg(title, views, max_groups), ""};
 }
 
-Picture memory(const std::vector<sim::RankTimeline>& timelines,
+Picture timeline(const std::string& title,
+                 const std::vector<sim::RankTimeline>& timelines,
+                 int max_groups) {
+  return pictures::timelines(title, {{"", timelines}}, max_groups);
+}
+
+Picture memories(const std::string& title, std::vector<NamedTimelines> runs,
+                 int max_groups) {
+  for (NamedTimelines& run : runs) {
+    // The scratch memory of kernels depends on the machine.
+    for (sim::RankTimeline& timeline : run.timelines) {
+      for (sim::MemorySample& sample : timeline.memory) {
+        sample.bytes[static_cast<std::size_t>(MemoryKind::kWorkspace)] = 0;
+      }
+    }
+  }
+  const std::vector<Shown> views = views_of(runs);
+  if (views.empty()) return {kNoTime, "", ""};
+  std::string text;
+  for (const Shown& one : views) {
+    if (!one.name.empty()) text += one.name + "\n";
+    for (const RankGroup& group : one.view.groups) {
+      text += memory_line(group) + "\n";
+    }
+  }
+  return {text, memories_svg(title, views, max_groups), ""};
+}
+
+Picture memory(const std::string& title,
+               const std::vector<sim::RankTimeline>& timelines,
                int max_groups) {
-  if (timelines.empty()) return {"no virtual time was kept", "", ""};
-  // The scratch memory of kernels depends on the machine.
-  std::vector<sim::RankTimeline> without_workspace = timelines;
-  for (sim::RankTimeline& timeline : without_workspace) {
-    for (sim::MemorySample& sample : timeline.memory) {
-      sample.bytes[static_cast<std::size_t>(MemoryKind::kWorkspace)] = 0;
-    }
-  }
-  const sim::StepView view = sim::last_step(without_workspace);
-  Picture picture;
-  for (const sim::RankGroup& group : view.groups) {
-    picture.text += fmt::format("{}, at most {}:", sim::rank_list(group.ranks),
-                                format_bytes(memory_peak(group)));
-    for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
-      const std::int64_t most = most_of(group, k);
-      if (most == 0) continue;
-      picture.text +=
-          fmt::format(" {} {}", memory_kind_name(static_cast<MemoryKind>(k)),
-                      format_bytes(static_cast<double>(most)));
-    }
-    picture.text += "\n";
-  }
-  picture.svg = memory_svg(view, max_groups);
-  return picture;
+  return memories(title, {{"", timelines}}, max_groups);
 }
 
 }  // namespace shardbook::pictures

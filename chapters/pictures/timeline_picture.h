@@ -1,7 +1,7 @@
 #pragma once
 
 // One step of a run as pictures without scripts: the lanes of each rank, and
-// how full its memory is. report.html draws the same view with timeline.js,
+// how full its memory is. A title says what one sees. report.html draws the same view with timeline.js,
 // which can zoom.
 
 #include <string>
@@ -26,11 +26,28 @@ double memory_peak(const sim::StepView& view);
 
 /// The last step: what each rank does, from left to right, in lanes; ranks that
 /// do the same share one. Numbers in boxes are micro-batches.
-Picture timeline(const std::vector<sim::RankTimeline>& timelines,
+Picture timeline(const std::string& title,
+                 const std::vector<sim::RankTimeline>& timelines,
                  int max_groups = 8);
 /// The memory in use during the last step, by kind, without the scratch memory
 /// of kernels, which depends on the machine. The text has the peaks.
-Picture memory(const std::vector<sim::RankTimeline>& timelines,
+Picture memory(const std::string& title,
+               const std::vector<sim::RankTimeline>& timelines,
                int max_groups = 4);
+
+/// The timelines of one of several runs.
+struct NamedTimelines {
+  std::string name = "";
+  std::vector<sim::RankTimeline> timelines = {};
+};
+/// The same for runs that are compared: one below the other, on one axis of
+/// time, and one of bytes.
+///
+///   timelines("GPipe and 1F1B take as long",
+///             {{"GPipe", a.timelines}, {"1F1B", b.timelines}});
+Picture timelines(const std::string& title,
+                  const std::vector<NamedTimelines>& runs, int max_groups = 8);
+Picture memories(const std::string& title, std::vector<NamedTimelines> runs,
+                 int max_groups = 4);
 
 }  // namespace shardbook::pictures

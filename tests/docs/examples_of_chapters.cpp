@@ -42,6 +42,7 @@
 #include "chapters/common/run/worlds.h"
 #include "chapters/common/toy.h"
 #include "chapters/pictures/figure.h"
+#include "chapters/pictures/timeline_picture.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
 #include "comm/shape_group.h"
@@ -225,12 +226,20 @@ void data(std::uint64_t seed, std::int64_t step, std::int64_t rank,
 // --- chapters/pictures/figure.h
 void figure() {
   using pictures::Figure;
-  Figure figure(/*width=*/760);
+  Figure figure("A step computes for half of its time");
   figure.legend({{"forward", "forward"}, {"backward", "backward"}});
   const double y = figure.add_row(20);
   figure.text(0, y + 14, "rank 0");
   figure.box({110, y, 200, 20}, "forward");
-  figure.svg("one step of one rank");
+  figure.axis(110, 710, /*length=*/0.25, {"ms", 1e-3}, "virtual time");
+  figure.svg("rank 0 computes for 125 of 250 ms");
+}
+
+// --- chapters/pictures/timeline_picture.h
+void timelines(const Report& a, const Report& b) {
+  using pictures::timelines;
+  timelines("GPipe and 1F1B take as long",
+            {{"GPipe", a.timelines}, {"1F1B", b.timelines}});
 }
 
 // --- chapters/common/pipeline/schedule_check.h

@@ -140,19 +140,20 @@ class BrowserTest(unittest.TestCase):
     async def look_at_pictures(self, page):
         """Each picture has a size, stays in its column, and draws something."""
         pictures = await page.value(
-            "[...document.querySelectorAll('.output_svg svg')].map(svg => {"
-            " const box = svg.getBoundingClientRect();"
-            " const cell = svg.closest('.output_area').getBoundingClientRect();"
-            " return {width: box.width, height: box.height,"
+            "[...document.querySelectorAll('.output_html img')].map(image => {"
+            " const box = image.getBoundingClientRect();"
+            " const cell = image.closest('.output_area')"
+            "  .getBoundingClientRect();"
+            " return {width: box.width, height: box.height, alt: image.alt,"
             "  inside: box.right <= cell.right + 1,"
-            "  shapes: svg.querySelectorAll('rect, path, line, polyline,"
-            " text').length}})")
+            "  drawn: image.complete && image.naturalWidth}})")
+        self.assertGreaterEqual(len(pictures), 3)
         for picture in pictures:
-            self.assertGreater(picture["shapes"], 0, picture)
+            self.assertGreater(picture["width"], 200, picture)
+            self.assertGreater(picture["height"], 50, picture)
+            self.assertGreater(picture["drawn"], 200, picture)
             self.assertTrue(picture["inside"], picture)
-        large = [picture for picture in pictures if picture["shapes"] > 3
-                 and picture["width"] > 200 and picture["height"] > 50]
-        self.assertGreaterEqual(len(large), 3, pictures)
+            self.assertTrue(picture["alt"], picture)
 
     async def interrupt(self, page):
         self.assertTrue(await page.value(BUSY))

@@ -268,7 +268,7 @@ TEST(ComparisonPlot, OnThePageIsWhatTheProgramDraws) {
   std::ifstream file(SHARDBOOK_ROOT
                      "/chapters/10_tensor_parallel_3d/comparison.svg");
   const std::string drawn{std::istreambuf_iterator<char>(file), {}};
-  EXPECT_EQ(drawn, cube::comparison_svg(cube::compare(options, {})))
+  EXPECT_EQ(drawn, cube::comparison_picture(cube::compare(options, {})).svg)
       << "ch10_tensor_parallel_3d --compare --dtype bf16 --picture FILE.svg "
          "draws it";
 }

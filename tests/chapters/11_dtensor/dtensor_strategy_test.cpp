@@ -165,17 +165,18 @@ TEST(DTensorPicture, ShowsTheRanksOfEveryBlock) {
             "| 2 |\n"
             "+---+\n");
   const std::string svg =
-      picture_svg({held_by("w", {2, 4}, {shard(1)}, {2}),
-                   held_by("c_attn", {2, 6}, 2, [](int rank) {
-                     return Shards{{1, rank, 2, 3}};
-                   })});
+      picture_svg("Columns", {held_by("w", {2, 4}, {shard(1)}, {2}),
+                              held_by("c_attn", {2, 6}, 2, [](int rank) {
+                                return Shards{{1, rank, 2, 3}};
+                              })});
   EXPECT_EQ(svg.substr(0, 4), "<svg");
   std::size_t cells = 0;
   for (std::size_t at = svg.find("<rect"); at != std::string::npos;
        at = svg.find("<rect", at + 1)) {
     ++cells;
   }
-  EXPECT_EQ(cells, 2u + 6u);
+  EXPECT_EQ(cells, 1u + 2u + 6u);  // and the ground
+  EXPECT_NE(svg.find("ranks of each block: 0 | 1."), std::string::npos);
 }
 
 }  // namespace

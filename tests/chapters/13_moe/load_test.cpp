@@ -24,14 +24,15 @@ TEST(DrawLoads, ShowsSharesOfAnEvenLoad) {
 }
 
 TEST(DrawLoads, AsSvgHasABarPerExpert) {
-  const std::string svg = draw_loads_svg({{"transformer.h.0.mlp", {1, 2, 3}}});
+  const std::string svg =
+      loads_picture("Uneven", {{"transformer.h.0.mlp", {1, 2, 3}}}).svg;
   std::size_t bars = 0;
   for (auto at = svg.find("<rect"); at != std::string::npos;
        at = svg.find("<rect", at + 1)) {
     ++bars;
   }
-  EXPECT_EQ(bars, 3U);
-  EXPECT_NE(svg.find("expert 2: 1.50"), std::string::npos);
+  EXPECT_EQ(bars, 3U + 1U);  // and the ground
+  EXPECT_NE(svg.find("h.0: 0.50 1.00 1.50"), std::string::npos);
 }
 
 TEST(SumLoads, AddsTheRanksThatCount) {

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+
+namespace shardbook::pictures {
+
+/// One unit of the numbers in a picture: {"ms", 1e-3}, {"KiB", 1024},
+/// {"%", 0.01}.
+struct Unit {
+  std::string name = "";
+  double size = 1;
+};
+
+/// "0", "1.25 ms", "12.5 ms", "1250 ms": three digits, more before the point.
+std::string text(double value, const Unit& unit);
+/// The same without zeros at the end: "10 ms", for round numbers.
+std::string round_text(double value, const Unit& unit);
+
+/// The units in which the largest number of an axis reads best.
+Unit seconds_unit(double largest_s);
+Unit bytes_unit(double largest_bytes);
+
+}  // namespace shardbook::pictures
