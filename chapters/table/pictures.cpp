@@ -107,7 +107,7 @@ bool has_messages(const StepView& view) {
 }
 
 std::string timeline_html(std::size_t run_number, const StepView& view) {
-  const std::size_t hidden = sim::num_hidden(view, view.groups.size());
+  const std::string hidden = sim::hidden_text(view, view.groups.size());
   const bool messages = has_messages(view);
   const std::string what =
       view.num_steps == 1
@@ -128,10 +128,7 @@ std::string timeline_html(std::size_t run_number, const StepView& view) {
   return text +
          "<div class=\"lanes\"><div class=\"axis\" aria-hidden=\"true\">"
          "</div></div></div>\n" +
-         (hidden == 0 ? ""
-                      : fmt::format("<p class=\"note\">{} more ranks differ "
-                                    "from these.</p>\n",
-                                    hidden)) +
+         (hidden.empty() ? "" : "<p class=\"note\">" + hidden + ".</p>\n") +
          "</figure>\n";
 }
 
