@@ -158,13 +158,21 @@ std::string buys_table(const std::vector<RunGroup>& groups) {
 
 }  // namespace
 
+ClaimCount count_claims(const ProgramRun& run) {
+  ClaimCount count;
+  for_each_claim(run, [&](const char*, const Claim& claim) {
+    if (claim.verdict != Verdict::kNotMeasured) ++count.measured;
+    if (claim.verdict == Verdict::kFailed) ++count.failed;
+  });
+  return count;
+}
+
 ClaimCount count_claims(const std::vector<ProgramRun>& runs) {
   ClaimCount count;
   for (const ProgramRun& run : runs) {
-    for_each_claim(run, [&](const char*, const Claim& claim) {
-      if (claim.verdict != Verdict::kNotMeasured) ++count.measured;
-      if (claim.verdict == Verdict::kFailed) ++count.failed;
-    });
+    const auto [failed, measured] = count_claims(run);
+    count.failed += failed;
+    count.measured += measured;
   }
   return count;
 }

@@ -40,6 +40,7 @@ struct ClaimCount {
   int failed = 0;
   int measured = 0;
 };
+ClaimCount count_claims(const ProgramRun& run);
 ClaimCount count_claims(const std::vector<ProgramRun>& runs);
 
 }  // namespace shardbook::table
