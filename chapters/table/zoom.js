@@ -1,6 +1,6 @@
-// ---- Views: pictures that show the same part of time. A drag, keys and buttons
-// ---- choose the part; the pointer and the arrow keys choose a span, which a tip
-// ---- describes.
+// ---- Views: pictures that show the same part of time. A drag, keys and
+// ---- buttons choose the part; the pointer and the arrow keys choose a span,
+// ---- which a tip describes.
 
 const tip = document.getElementById("tip");
 
