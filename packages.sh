@@ -23,6 +23,7 @@ libxtensor-dev      required  all      tensors as array expressions, .npy files
 nlohmann-json3-dev  required  all      reads and writes JSON
 libfmt-dev          required  all      formats numbers and messages
 libcli11-dev        required  all      reads the options of the programs
+zlib1g-dev          required  all      compresses the timelines of report.html
 libboost-context-dev required all      fibers: thousands of ranks in one thread
 libgloo-dev         optional  all      ranks as processes: --backend gloo
 ccache              optional  all      builds again in seconds

@@ -173,12 +173,20 @@ void DeviceClock::on_memory(MemoryKind kind, std::int64_t bytes) {
   samples.push_back(now);
 }
 
+void DeviceClock::set_place(int world_size, std::vector<int> alike) {
+  timeline_.world_size = world_size;
+  timeline_.alike = std::move(alike);
+}
+
 void DeviceClock::begin_steps() {
   for (double& each : queues_) each = 0;
   host_ = 0;
-  timeline_ = {};
-  timeline_.rank = rank_;
-  timeline_.steps = {0};
+  timeline_ = {.rank = rank_,
+               .alike = std::move(timeline_.alike),
+               .world_size = timeline_.world_size,
+               .events = {},
+               .memory = {},
+               .steps = {0}};
   passages_.clear();
   steps_.assign(1, {});
   before_.assign(1, {});

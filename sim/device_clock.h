@@ -76,6 +76,8 @@ class DeviceClock {
   const Device& device() const { return device_; }
   const RankTimeline& timeline() const { return timeline_; }
   TimeSummary summary() const;
+  /// Names the world, and the ranks that this one stands for.
+  void set_place(int world_size, std::vector<int> alike);
   /// Keep events and memory samples (the default), or times only.
   void set_records_events(bool on) { records_events_ = on; }
 

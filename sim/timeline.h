@@ -56,6 +56,10 @@ bool is_work(const TimelineEvent& event);
 /// except for messages to and from several ranks.
 struct RankTimeline {
   int rank = 0;
+  /// Ranks that were not run because they do the same; all ranks of the world
+  /// (0: those that have a timeline).
+  std::vector<int> alike = {};
+  int world_size = 0;
   std::vector<TimelineEvent> events;
   std::vector<MemorySample> memory;
   /// Ends of the training steps; the first entry is the begin of the first.

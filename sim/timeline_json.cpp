@@ -35,29 +35,42 @@ std::vector<TimelineEvent> events_of(const RankTimeline& timeline,
   return events;
 }
 
-// Joins events with their neighbours while the sum is too short to be seen.
+// Joins events too short to be seen. In an interval of `shortest_s`, those of
+// one category and label become one; those between them move behind it, so
+// every class keeps its time.
 std::vector<TimelineEvent> join_short(const std::vector<TimelineEvent>& events,
                                       double shortest_s) {
   std::vector<TimelineEvent> joined;
-  std::int64_t count = 0;
+  std::vector<int> counts;
+  std::size_t first = 0;  // of the interval, in `joined`
+  double begin_s = -shortest_s;
   for (const TimelineEvent& event : events) {
-    // Events of different labels, such as two micro-batches, stay apart.
-    const bool joins = !joined.empty() &&
-                       joined.back().category == event.category &&
-                       joined.back().label == event.label &&
-                       event.end_s - joined.back().begin_s <= shortest_s;
-    if (!joins) {
+    if (event.end_s - begin_s > shortest_s) {
+      first = joined.size();
+      begin_s = event.begin_s;
+    }
+    std::size_t at = first;
+    while (at < joined.size() && (joined[at].category != event.category ||
+                                  joined[at].label != event.label)) {
+      ++at;
+    }
+    if (at == joined.size()) {
       joined.push_back(event);
-      count = 1;
+      counts.push_back(1);
       continue;
     }
-    TimelineEvent& last = joined.back();
-    last.name = fmt::format("{} operations", ++count);
-    last.end_s = event.end_s;
-    last.bytes += event.bytes;
-    last.flops += event.flops;
-    last.peer = -1;
-    last.message = -1;
+    const double length_s = event.end_s - event.begin_s;
+    for (std::size_t behind = at + 1; behind < joined.size(); ++behind) {
+      joined[behind].begin_s += length_s;
+      joined[behind].end_s += length_s;
+    }
+    TimelineEvent& all = joined[at];
+    all.name = fmt::format("{} operations", ++counts[at]);
+    all.end_s += length_s;
+    all.bytes += event.bytes;
+    all.flops += event.flops;
+    all.peer = -1;
+    all.message = -1;
   }
   return joined;
 }

@@ -24,9 +24,9 @@
 
 namespace shardbook::sim {
 
-/// At most 8 groups of ranks that differ. A queue with more than
-/// 2000 events has neighbours of one category and label joined ("12
-/// operations") until they are as long as a 1000th of the step. Of more than
+/// At most 8 groups of ranks that differ. In a queue with more than 2000
+/// events, those of one category and label are joined ("12 operations") within
+/// a 1000th of the step, and keep the sum of their times. Of more than
 /// 1000 samples of memory, each 1000th of the step keeps its fullest and its
 /// last.
 std::string timeline_json(const std::vector<RankTimeline>& timelines);

@@ -239,9 +239,9 @@ QueueShares queue_shares(const RankTimeline& timeline, const std::string& queue,
 StepView last_step(const std::vector<RankTimeline>& timelines) {
   const Window window = find_window(timelines);
   StepView view;
-  view.world_size = static_cast<int>(timelines.size());
   view.step_s = window.end_s - window.begin_s;
   view.num_steps = window.num_steps;
+  int num_ranks = 0;
   for (std::size_t r = 0; r < timelines.size(); ++r) {
     const RankTimeline& rank = timelines[r];
     RankTimeline step = cut(rank, r, window);
@@ -249,21 +249,30 @@ StepView last_step(const std::vector<RankTimeline>& timelines) {
         view.groups.begin(), view.groups.end(), [&](const RankGroup& group) {
           return alike(group.timeline, step, 1e-6 * view.step_s);
         });
-    if (same != view.groups.end()) {
-      same->ranks.push_back(rank.rank);
-    } else {
-      view.groups.push_back({{rank.rank}, std::move(step)});
-    }
+    RankGroup& group =
+        same != view.groups.end()
+            ? *same
+            : view.groups.emplace_back(RankGroup{{}, std::move(step)});
+    group.ranks.push_back(rank.rank);
+    group.ranks.insert(group.ranks.end(), rank.alike.begin(), rank.alike.end());
+    view.world_size = std::max(view.world_size, rank.world_size);
+    num_ranks += 1 + static_cast<int>(rank.alike.size());
   }
+  for (RankGroup& group : view.groups) {
+    std::sort(group.ranks.begin(), group.ranks.end());
+  }
+  view.world_size = std::max(view.world_size, num_ranks);
   return view;
 }
 
-std::size_t num_hidden(const StepView& view, std::size_t num_shown) {
+std::string hidden_text(const StepView& view, std::size_t num_shown) {
   auto hidden = static_cast<std::size_t>(view.world_size);
   for (std::size_t g = 0; g < std::min(num_shown, view.groups.size()); ++g) {
     hidden -= view.groups[g].ranks.size();
   }
-  return hidden;
+  if (hidden == 0) return "";
+  return fmt::format("{} more rank{} not shown", hidden,
+                     hidden == 1 ? " is" : "s are");
 }
 
 std::string class_of(const TimelineEvent& event) {
@@ -296,8 +305,13 @@ std::vector<std::string> queue_names(const RankTimeline& timeline) {
 }
 
 std::string rank_list(const std::vector<int>& ranks) {
+  constexpr int kMostSpans = 8;
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  int num_spans = 0;
   for (std::size_t i = 0; i < ranks.size();) {
+    if (num_spans++ == kMostSpans) {
+      return text + fmt::format(" and {} more", ranks.size() - i);
+    }
     std::size_t end = i + 1;
     while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
     if (i > 0) text += ", ";

@@ -19,7 +19,8 @@
 
 namespace shardbook::sim {
 
-/// Ranks whose steps look alike, and the step of the first of them.
+/// Ranks whose steps look alike, those that were not run included, and the step
+/// of the first of them.
 struct RankGroup {
   std::vector<int> ranks;  ///< ascending
   RankTimeline timeline;   ///< times count from the begin of the step
@@ -82,8 +83,9 @@ constexpr std::array<EventClass, 9> kEventClasses = {
 
 /// Texts and files show at most this many groups of ranks that differ.
 constexpr std::size_t kMostGroups = 8;
-/// How many ranks are in none of the first `num_shown` groups.
-std::size_t num_hidden(const StepView& view, std::size_t num_shown);
+/// "3 more ranks are not shown": those in none of the first `num_shown` groups;
+/// empty where all are shown.
+std::string hidden_text(const StepView& view, std::size_t num_shown);
 
 /// The micro-batch of an event, "3" of "weights of micro-batch 3, stage 5"; empty
 /// where its label names none.
@@ -92,7 +94,7 @@ std::string micro_batch_of(const TimelineEvent& event);
 /// Names of the queues that have events: "compute" first, then as they come.
 std::vector<std::string> queue_names(const RankTimeline& timeline);
 
-/// "rank 0", "ranks 0-3", "ranks 0-2, 5".
+/// "rank 0", "ranks 0-3", "ranks 0-2, 5"; long lists end in "and 12 more".
 std::string rank_list(const std::vector<int>& ranks);
 
 /// Distance of round marks (1, 2 or 5 times a power of ten) that puts at most

@@ -272,9 +272,8 @@ std::string timeline_text(const std::vector<RankTimeline>& timelines,
       text += fmt::format("{:>5.0f} %\n", 100 * lane.busy_share);
     }
   }
-  if (const std::size_t hidden = num_hidden(view, shown); hidden > 0) {
-    text += fmt::format("and {} more ranks that differ from these\n", hidden);
-  }
+  const std::string hidden = hidden_text(view, shown);
+  if (!hidden.empty()) text += hidden + "\n";
   return text + legend(cells, cell_s, style);
 }
 

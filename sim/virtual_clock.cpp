@@ -232,9 +232,9 @@ ActivityScope::~ActivityScope() {
   if (clock_ != nullptr) clock_->set_label("");
 }
 
-ClockScope::ClockScope(const CostModel& model, int rank, int num_recorded_ranks)
+ClockScope::ClockScope(const CostModel& model, int rank, bool records_events)
     : clock_(model, rank, RankContext::current().device) {
-  clock_.main().set_records_events(rank < num_recorded_ranks);
+  clock_.main().set_records_events(records_events);
   RankContext::current().add_observer(&clock_);
 }
 

@@ -124,9 +124,8 @@ class ActivityScope {
 /// Keeps virtual time on this thread's rank for the lifetime of the scope.
 class ClockScope {
  public:
-  /// `model` must outlive it. Events are kept on ranks below
-  /// `num_recorded_ranks`.
-  ClockScope(const CostModel& model, int rank, int num_recorded_ranks);
+  /// `model` must outlive it. With `records_events`, it keeps a timeline.
+  ClockScope(const CostModel& model, int rank, bool records_events);
   ~ClockScope();
   ClockScope(const ClockScope&) = delete;
   ClockScope& operator=(const ClockScope&) = delete;

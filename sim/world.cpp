@@ -19,6 +19,17 @@ namespace {
 struct Folding {
   std::vector<int> running;          // world ranks
   std::vector<int> representatives;  // index into `running`, by world rank
+
+  // The world ranks that do not run because running[i] does.
+  std::vector<int> alike(int i) const {
+    std::vector<int> ranks;
+    for (int r = 0; r < static_cast<int>(representatives.size()); ++r) {
+      const auto at = static_cast<std::size_t>(r);
+      if (representatives[at] == i && running[static_cast<std::size_t>(i)] != r)
+        ranks.push_back(r);
+    }
+    return ranks;
+  }
 };
 
 Folding fold(int world_size, const WorldOptions& options) {
@@ -40,9 +51,18 @@ Folding fold(int world_size, const WorldOptions& options) {
   return result;
 }
 
+// Whether the i-th of `count` ranks is among the `most` that are recorded.
+bool is_recorded(int i, int count, int most) {
+  if (most < 2 || count <= most) return i < most;
+  // The j-th of them is rank j * (count - 1) / (most - 1).
+  const int j = (i * (most - 1) + count - 2) / (count - 1);
+  return j * (count - 1) / (most - 1) == i;
+}
+
 void run_sim(int world_size, const std::function<void(ProcessGroup&)>& body,
              const WorldOptions& options) {
   const Folding folding = fold(world_size, options);
+  const int num_running = static_cast<int>(folding.running.size());
   std::vector<int> ranks(static_cast<std::size_t>(world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
   std::unique_ptr<SharedNetwork> network;
@@ -55,12 +75,18 @@ void run_sim(int world_size, const std::function<void(ProcessGroup&)>& body,
     hooks.when_all_wait = [&] { return network->advance(); };
   }
   run_fibers(
-      static_cast<int>(folding.running.size()),
+      num_running,
       [&](ProcessGroup& running) {
         const int rank =
             folding.running[static_cast<std::size_t>(running.rank())];
         RankContext::current().rank = rank;
-        ClockScope scope(*options.cost, rank, options.num_recorded_ranks);
+        const bool records = is_recorded(running.rank(), num_running,
+                                         options.num_recorded_ranks);
+        ClockScope scope(*options.cost, rank, records);
+        if (records) {
+          scope.clock().main().set_place(world_size,
+                                         folding.alike(running.rank()));
+        }
         const std::shared_ptr<void> attached =
             network ? network->attach(running.rank(), scope.clock()) : nullptr;
         // The group does not own the objects on this stack.
@@ -95,8 +121,10 @@ void run_world(int world_size, const std::function<void(ProcessGroup&)>& body,
   run_ranks(
       world_size,
       [&](ProcessGroup& real) {
-        ClockScope scope(*options.cost, real.rank(),
-                         options.num_recorded_ranks);
+        ClockScope scope(
+            *options.cost, real.rank(),
+            is_recorded(real.rank(), real.size(), options.num_recorded_ranks));
+        scope.clock().main().set_place(real.size(), {});
         TimedGroup group(real, scope.clock());
         body(group);
       },

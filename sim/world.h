@@ -30,7 +30,8 @@ struct WorldOptions {
   /// sim: messages under way at one time share links (sim/shared_network.h).
   /// false, and in worlds with data: each is priced alone.
   bool shares_links = true;
-  /// Events and memory samples are kept on the first ranks only.
+  /// Events and memory samples are kept on this many of the ranks that run: the
+  /// first, the last, and some evenly between them.
   int num_recorded_ranks = 8;
 };
 

@@ -34,7 +34,7 @@ double virtual_step_s(const Options& options, const Settings& settings,
   devices.resize(static_cast<std::size_t>(settings.num_devices()));
   RankContext context(devices[0], /*rank=*/0, 1);
   RankContext::Scope scope(context);
-  sim::ClockScope clock(costs, 0, 0);
+  sim::ClockScope clock(costs, 0, false);
   for (std::size_t i = 1; i < devices.size(); ++i) {
     clock.clock().add_device(devices[i], static_cast<int>(i));
   }

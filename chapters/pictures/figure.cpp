@@ -30,7 +30,7 @@ constexpr std::array<Paint, 22> kFills = {{
     {"kind-optimizer_state", "#1d5c38"},
     {"space", "#1d5c38"},
     {"comm", "#8a4bb0"},
-    {"exposed", "#8a4bb0"},
+    {"exposed", "#dd4f98"},
     {"kind-communication", "#8a4bb0"},
     {"copy", "#6a737c"},
     {"kind-input", "#6a737c"},
@@ -39,7 +39,7 @@ constexpr std::array<Paint, 22> kFills = {{
     {"kind-workspace", "#a93558"},
     {"host", "#11767c"},
     {"bubble", "#6a737c"},
-    {"rest", "#6a737c"},
+    {"rest", "#80888f"},
     {"empty", "#eceef0"},
     {"over", "#b3261e"},
 }};

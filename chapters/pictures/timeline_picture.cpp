@@ -101,10 +101,8 @@ void draw_lane(Figure& figure, const Lane& lane, const Box& at) {
 }
 
 void note_hidden(Figure& figure, const StepView& view, std::size_t num_shown) {
-  const std::size_t hidden = sim::num_hidden(view, num_shown);
-  if (hidden == 0) return;
-  figure.text(0, figure.add_row(18) + 14,
-              fmt::format("{} more ranks differ from these.", hidden));
+  const std::string hidden = sim::hidden_text(view, num_shown);
+  if (!hidden.empty()) figure.text(0, figure.add_row(18) + 14, hidden + ".");
 }
 
 std::size_t num_groups(const StepView& view, int max_groups) {

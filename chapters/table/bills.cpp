@@ -89,7 +89,7 @@ std::string group_html(const BillGroup& group) {
 
 }  // namespace
 
-std::string bills_html(const ProgramRun& run) {
+std::string bills_html(const ProgramRun& run, const Runs& runs) {
   const std::vector<BillGroup> groups = group_bills(run.ranks);
   std::string bodies;
   for (std::size_t g = 0; g < std::min(groups.size(), kMostGroups); ++g) {
@@ -97,11 +97,14 @@ std::string bills_html(const ProgramRun& run) {
   }
   if (bodies.empty()) return "";
   std::string text =
-      "<details open><summary>Predicted and counted, per rank</summary>"
-      "<div class=\"scroll\" tabindex=\"0\" role=\"region\" "
-      "aria-label=\"Predicted and counted, per rank\"><table class=\"bill\">"
-      "<thead><tr><td></td><th scope=\"col\">Predicted</th>"
-      "<th scope=\"col\">Counted</th><th scope=\"col\"></th></tr></thead>\n" +
+      fmt::format(
+          "<details open><summary>Predicted and counted, per rank</summary>"
+          "<div class=\"scroll\" tabindex=\"0\" role=\"region\" "
+          "aria-label=\"Predicted and counted by run {}: {}\">"
+          "<table class=\"bill\"><thead><tr><td></td>"
+          "<th scope=\"col\">Predicted</th><th scope=\"col\">Counted</th>"
+          "<th scope=\"col\">Equal</th></tr></thead>\n",
+          number_of(run, runs), svg::escape(full_name(run, runs))) +
       bodies + "</table></div>";
   if (groups.size() > kMostGroups) {
     text += fmt::format("<p class=\"note\">Further bills: {}.</p>",

@@ -192,10 +192,10 @@ ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
     return is_virtual ? run.virtual_run->step_s.counted : run.wall_step_s;
   });
   ComparedTable table{setting_of(runs.front()), {}, {}};
-  ComparedColumn ranks{"ranks", "", "", {}}, losses{"loss", "", "", {}};
+  ComparedColumn devices{"devices", "", "", {}}, losses{"loss", "", "", {}};
   losses.meaning = "of the last step";
   for (const ProgramRun& run : runs) {
-    ranks.cells.push_back(fmt::format("{}", run.world_size));
+    devices.cells.push_back(fmt::format("{}", run.world_size));
     losses.cells.push_back(run.loss.empty() ? kNotMeasured : run.loss.back());
     const bool same = train_the_same(run, runs.front());
     if (same && (!is_virtual || setting_of(run) == table.setting)) continue;
@@ -203,7 +203,7 @@ ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
                             (same ? "." : "; without a speed-up."));
   }
   table.columns = {
-      ranks,
+      devices,
       column_of("step", step_s, kSeconds,
                 is_virtual ? "virtual time on " + runs[0].virtual_run->cluster
                            : "wall time on this machine"),

@@ -2,11 +2,11 @@
 
 // The table of `./shardbook compare`: one training, split in several ways.
 //
-//                         ranks  step  speed-up   peak  sent  idle
-//                                  ms               GB    MB     %
-//   one device                1  1192      1.00  17.86     0   0.0
-//   ddp                       4   327      3.64   6.08   747   1.9
-//   zero --strategy fsdp      4   328      3.63   4.70  1126   2.4
+//                         devices  step  speed-up   peak  sent  idle
+//                                    ms               GB    MB     %
+//   one device                  1  1192      1.00  17.86     0   0.0
+//   ddp                         4   327      3.64   6.08   871   1.9
+//   zero --strategy fsdp        4   320      3.73   4.62  1002   0.6
 //
 // A column has one unit for all rows, so its numbers compare at a glance. The
 // first run is the yardstick if it has one rank.

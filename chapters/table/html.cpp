@@ -10,12 +10,14 @@
 namespace shardbook::table {
 namespace {
 
-namespace svg = pictures::svg;
-
+using internal::are_sets;
+using internal::Runs;
 using internal::sign_html;
+using pictures::svg::escape;
 
-std::string summary_html(const std::vector<ProgramRun>& runs,
-                         const std::string& remarks) {
+// "What it costs to split a training: 106 runs, 65 simulated on clusters and 41
+// trained here; all 292 claims hold."
+std::string summary_html(const Runs& runs, const std::string& remarks) {
   const auto [failed, measured] = count_claims(runs);
   const std::string verdict =
       measured == 0 ? "no claim was measured"
@@ -24,25 +26,84 @@ std::string summary_html(const std::vector<ProgramRun>& runs,
   const Verdict mark = measured == 0 ? Verdict::kNotMeasured
                        : failed == 0 ? Verdict::kPassed
                                      : Verdict::kFailed;
-  return fmt::format("<p class=\"summary\">{} {} run{}, {}.{}</p>\n",
-                     sign_html(mark), runs.size(), runs.size() == 1 ? "" : "s",
-                     verdict,
-                     remarks.empty() ? "" : " " + svg::escape(remarks));
+  const std::size_t trained = trained_runs(runs).size();
+  const std::size_t simulated = runs.size() - trained;
+  const std::string parts =
+      simulated == 0 || trained == 0
+          ? ""
+          : fmt::format(", {} simulated on clusters and {} trained here",
+                        simulated, trained);
+  return fmt::format(
+      "<p class=\"summary\">What it costs to split a training: "
+      "{} run{}{}; {} {}.{}</p>\n",
+      runs.size(), runs.size() == 1 ? "" : "s", parts, sign_html(mark), verdict,
+      remarks.empty() ? "" : " " + escape(remarks));
 }
 
-// JSON inside <script>: no end tag may appear in a string.
-std::string data_json(const std::vector<ProgramRun>& runs) {
-  std::string json = "[";
-  for (const ProgramRun& run : runs) {
-    if (json.size() > 1) json += ",\n";
-    const bool has = run.virtual_run && run.virtual_run->timeline;
-    json += has ? run.virtual_run->timeline_json : "null";
+// One element per run: a closed run's timeline is not decoded.
+std::string data_html(const Runs& runs) {
+  std::string text;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (!internal::has_timeline(runs[i])) continue;
+    text += fmt::format("<script type=\"text/plain\" id=\"data-{}\">", i) +
+            internal::timeline_data(*runs[i].virtual_run->timeline) +
+            "</script>\n";
   }
-  json += "]";
-  for (std::size_t at = 0; (at = json.find('<', at)) != std::string::npos;) {
-    json.replace(at, 1, "\\u003c");
+  return text;
+}
+
+// The runs of a group under its title: first what they buy, then the proofs.
+std::string runs_html(const Runs& runs) {
+  std::vector<RunGroup> groups = simulated_groups(runs);
+  const std::vector<const ProgramRun*> trained = trained_runs(runs);
+  if (!trained.empty()) groups.push_back({"Proof", trained});
+  std::string text = "<section id=\"runs\"><h2>The runs</h2>\n";
+  for (const RunGroup& group : groups) {
+    text += "<h3>" + escape(internal::title_of(group)) + "</h3>\n";
+    for (const ProgramRun* run : group.runs) {
+      text += internal::run_html(*run, runs, runs.size() == 1);
+    }
   }
-  return json;
+  return text + "</section>\n";
+}
+
+// The sections of the page, in their order. A run alone needs no tables.
+std::string body_html(const Runs& runs) {
+  if (runs.size() == 1) return runs_html(runs) + internal::glossary_html();
+  const internal::FirstLook look = internal::first_look(runs);
+  const std::string tables =
+      are_compared(runs) ? internal::compared_html(runs)
+                         : internal::comparison_html(runs) +
+                               internal::buys_html(runs, look.scatter_group) +
+                               internal::proof_html(runs);
+  return look.html + tables + runs_html(runs) + internal::glossary_html();
+}
+
+std::string contents_html(const Runs& runs) {
+  std::string text;
+  const auto open = [&](const std::string& id, const std::string& title) {
+    text += "<li><a href=\"#" + id + "\">" + escape(title) + "</a>";
+  };
+  const auto add = [&](const std::string& id, const std::string& title) {
+    open(id, title);
+    text += "</li>\n";
+  };
+  const std::vector<RunGroup> groups = simulated_groups(runs);
+  const bool has_groups = runs.size() > 1 && !are_compared(runs);
+  if (are_compared(runs)) add("compared", "Compared");
+  if (are_sets(runs)) add("comparison", "Compared");
+  if (has_groups && !groups.empty()) {
+    open("buys", "What it buys");
+    text += "<ul>\n";
+    for (const RunGroup& group : groups) {
+      add(internal::id_of(group, runs), internal::title_of(group));
+    }
+    text += "</ul></li>\n";
+  }
+  if (has_groups && !trained_runs(runs).empty()) add("proof", "Proof");
+  add("runs", "The runs");
+  add("words", "Words");
+  return text;
 }
 
 void fill(std::string& page, const std::string& mark, const std::string& text) {
@@ -52,25 +113,15 @@ void fill(std::string& page, const std::string& mark, const std::string& text) {
 
 }  // namespace
 
-std::string report_html(const std::vector<ProgramRun>& runs,
-                        const std::string& remarks) {
-  const std::string tables = are_compared(runs) ? internal::compared_html(runs)
-                                                : internal::proof_html(runs) +
-                                                      internal::buys_html(runs);
-  std::string body = internal::comparison_html(runs) + tables +
-                     internal::glossary_html() +
-                     "<section id=\"runs\"><h2>The runs</h2>\n";
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    body += internal::run_html(i, runs[i], runs.size() == 1);
-  }
-  body += "</section>\n";
+std::string report_html(const Runs& runs, const std::string& remarks) {
   std::string page = internal::page_template();
   fill(page, "/*STYLE*/", internal::page_style());
   fill(page, "/*SCRIPT*/", internal::page_script());
+  fill(page, "<!--CONTENTS-->", contents_html(runs));
   fill(page, "<!--SUMMARY-->", summary_html(runs, remarks));
   // The data first, so that no mark is searched for in the text of runs.
-  fill(page, "/*DATA*/", data_json(runs));
-  fill(page, "<!--BODY-->", body);
+  fill(page, "<!--DATA-->", data_html(runs));
+  fill(page, "<!--BODY-->", body_html(runs));
   return page;
 }
 

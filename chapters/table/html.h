@@ -1,13 +1,15 @@
 #pragma once
 
-// report.html: several program runs in one file that needs no network. It
-// opens with a comparison of the runs. Each run has a section with its claims
-// and the predicted and counted values per rank. A run with virtual time also
-// has the timeline of its last step, memory over time, and bytes by link.
+// report.html: several program runs in one file that needs no network. The
+// first screen says how the claims stand, and shows step time against memory of
+// one group and a few timelines on one axis. Tables of all runs follow: what
+// they buy, and the proof. Each run has a section with its claims and the
+// predicted and counted values per rank. A run with virtual time also has the
+// timeline of its last step, memory over time, and bytes by link.
 //
-// The drawings are static (svg.h) and print as they are. A script, given the
-// timelines as data, describes the item under the pointer or the arrow keys,
-// and switches between light and dark.
+// Tables and bars need no script. Timelines are compressed data: a script draws
+// those of a run when the run is opened, zooms into them, and describes the item
+// under the pointer or the arrow keys.
 
 #include <string>
 #include <vector>

@@ -22,10 +22,10 @@ constexpr const char* kLegend =
     "time.\n";
 
 /// The runs of one chapter, in their order.
-using Runs = std::vector<const ProgramRun*>;
+using Chosen = std::vector<const ProgramRun*>;
 
-std::vector<Runs> by_chapter(const Runs& runs) {
-  std::vector<Runs> chapters;
+std::vector<Chosen> by_chapter(const Chosen& runs) {
+  std::vector<Chosen> chapters;
   std::map<std::string, std::size_t> places;
   for (const ProgramRun* run : runs) {
     const auto [place, is_new] =
@@ -48,7 +48,7 @@ std::string with_ways(const std::string& name, std::size_t ways) {
 
 /// "03 ZeRO-1, ZeRO-2, ZeRO-3, FSDP", "13 Experts, 7 ways" or, if the names do
 /// not fit, "14 hybrid_3d, 6 ways".
-std::string strategies_of(const Runs& runs, std::size_t columns) {
+std::string strategies_of(const Chosen& runs, std::size_t columns) {
   std::vector<std::string> names, ideas;  // an idea: its name up to a comma
   for (const ProgramRun* run : runs) {
     const std::string name = run_name(*run);
@@ -67,7 +67,7 @@ std::string strategies_of(const Runs& runs, std::size_t columns) {
 }
 
 /// "threads x8, gloo x2": the largest world of each backend.
-std::string worlds_of(const Runs& runs, const Marks& marks) {
+std::string worlds_of(const Chosen& runs, const Marks& marks) {
   std::vector<const ProgramRun*> largest;
   for (const ProgramRun* run : runs) {
     const auto same =
@@ -86,7 +86,7 @@ std::string worlds_of(const Runs& runs, const Marks& marks) {
   return text;
 }
 
-std::string claims_cell(const Runs& runs, const Marks& marks) {
+std::string claims_cell(const Chosen& runs, const Marks& marks) {
   ClaimCount count;
   for (const ProgramRun* run : runs) {
     const auto [failed, measured] = count_claims(*run);
@@ -99,11 +99,11 @@ std::string claims_cell(const Runs& runs, const Marks& marks) {
                      count.measured - count.failed, count.measured);
 }
 
-std::string proofs(const Runs& runs, const Marks& marks) {
+std::string proofs(const Chosen& runs, const Marks& marks) {
   std::vector<Row> rows = {
       {"PROOF, trained here", "worlds", "differs", "claims"}};
-  const std::vector<Runs> chapters = by_chapter(runs);
-  for (const Runs& chapter : chapters) {
+  const std::vector<Chosen> chapters = by_chapter(runs);
+  for (const Chosen& chapter : chapters) {
     double difference = -1;
     for (const ProgramRun* run : chapter) {
       difference = std::max(difference, run->difference);
@@ -130,7 +130,7 @@ std::string proofs(const Runs& runs, const Marks& marks) {
 std::string format_overview(const std::vector<ProgramRun>& runs,
                             Charset charset, bool has_colours) {
   const Marks marks = internal::marks_of(charset, has_colours);
-  const Runs trained = trained_runs(runs);
+  const Chosen trained = trained_runs(runs);
   const std::vector<RunGroup> groups = simulated_groups(runs);
   return (groups.empty() ? "" : internal::buys_table(groups, marks, true)) +
          (trained.empty() ? "" : proofs(trained, marks)) +

@@ -21,10 +21,36 @@
   system.addEventListener("change", name);
   name();
   button.hidden = false;
-  addEventListener("beforeprint", () => {
-    for (const details of document.querySelectorAll("details")) {
-      details.open = true;
-    }
-  });
 })();
 
+// ---- A button beside each command copies it, or selects it where a page may
+// ---- not write to the clipboard.
+
+for (const code of document.querySelectorAll(".source code")) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(code);
+      button.textContent = "Selected: press Ctrl+C";
+    }
+  });
+  code.after(" ", button);
+}
+
+// ---- Paper shows the table of proofs, and the runs that are open.
+
+(() => {
+  const proof = document.querySelector("#proof details");
+  if (!proof) return;
+  let wasOpen = proof.open;
+  addEventListener("beforeprint", () => {
+    wasOpen = proof.open;
+    proof.open = true;
+  });
+  addEventListener("afterprint", () => { proof.open = wasOpen; });
+})();

@@ -1,10 +1,11 @@
-// The frames of a run's drawings: the lanes of each rank, how the time of a
-// step is spent, how full the memory is. The script timeline.js fills them.
+// The frames of drawings: the lanes of ranks on one axis of time, how full
+// their memory is, bytes by link. Scripts fill them from the data of the runs.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -18,26 +19,20 @@ namespace {
 
 namespace svg = pictures::svg;
 
-using pictures::classes_of;
-using pictures::memory_classes_of;
 using pictures::memory_peak;
 using pictures::svg::escape;
 using sim::RankGroup;
 using sim::StepView;
-
-std::string swatch(const std::string& css_class, const std::string& title) {
-  return fmt::format(
-      "<li><svg class=\"swatch\" viewBox=\"0 0 10 10\" aria-hidden=\"true\">"
-      "<rect class=\"{}\" width=\"10\" height=\"10\"/></svg>{}</li>",
-      css_class, title);
-}
 
 using Classes = std::vector<std::pair<std::string, std::string>>;
 
 std::string legend(const Classes& classes) {
   std::string text = "<ul class=\"legend\">";
   for (const auto& [css_class, title] : classes) {
-    text += swatch(css_class, title);
+    text += fmt::format(
+        "<li><svg class=\"swatch\" viewBox=\"0 0 10 10\" aria-hidden=\"true\">"
+        "<rect class=\"{}\" width=\"10\" height=\"10\"/></svg>{}</li>",
+        css_class, title);
   }
   return text + "</ul>\n";
 }
@@ -47,54 +42,13 @@ std::string shares_text(const sim::QueueShares& shares) {
   const auto tenths = [](double share) {
     return static_cast<int>(std::lround(1000 * share));
   };
-  const int busy = tenths(shares.busy), bubble = tenths(shares.bubble),
-            exposed = tenths(shares.exposed);
+  const int bubble = tenths(shares.bubble), exposed = tenths(shares.exposed),
+            rest = tenths(shares.rest), busy = 1000 - bubble - exposed - rest;
   const auto text = [](int value) {
     return fmt::format("{:.1f} %", value / 10.0);
   };
   return fmt::format("busy {} + bubble {} + exposed communication {} + rest {}",
-                     text(busy), text(bubble), text(exposed),
-                     text(1000 - busy - bubble - exposed));
-}
-
-std::string tools_html(bool has_messages) {
-  const auto button = [](const char* action, const char* sign,
-                         const char* name) {
-    return fmt::format(
-        "<button type=\"button\" data-do=\"{}\" aria-label=\"{}\" "
-        "title=\"{}\">{}</button>",
-        action, name, name, sign);
-  };
-  return "<div class=\"tools\" hidden>" + button("in", "+", "zoom in") +
-         button("out", "\u2212", "zoom out") +
-         button("left", "\u2190", "earlier") +
-         button("right", "\u2192", "later") +
-         button("all", "All", "the whole step") +
-         (has_messages ? "<label><input type=\"checkbox\" class=\"messages\" "
-                         "checked> messages</label>"
-                       : "") +
-         "</div>\n";
-}
-
-std::string track_html(std::size_t g, const RankGroup& group, double step_s) {
-  const auto queues = sim::queue_names(group.timeline);
-  const std::string who = sim::rank_list(group.ranks);
-  std::string text = fmt::format(
-      "<div class=\"track\"><h4>{}</h4><p class=\"shares\">{}</p>"
-      "<div class=\"lanes\">\n",
-      who, shares_text(sim::queue_shares(group.timeline, "compute", step_s)));
-  for (std::size_t q = 0; q < queues.size(); ++q) {
-    const sim::QueueShares shares =
-        sim::queue_shares(group.timeline, queues[q], step_s);
-    text += fmt::format(
-        "<span class=\"label\">{0}</span><svg class=\"lane{1}\" role=\"img\" "
-        "aria-label=\"{2}, {0}: {3}. Arrow keys move from one operation to "
-        "the next, + and - zoom.\" tabindex=\"0\" data-group=\"{4}\" "
-        "data-queue=\"{5}\"></svg><span class=\"number\">{6:.0f} %</span>\n",
-        escape(queues[q]), queues[q] == "compute" ? " compute" : "", who,
-        shares_text(shares), g, q, 100 * shares.busy);
-  }
-  return text + "</div></div>\n";
+                     text(busy), text(bubble), text(exposed), text(rest));
 }
 
 bool has_messages(const StepView& view) {
@@ -106,54 +60,164 @@ bool has_messages(const StepView& view) {
       });
 }
 
-std::string timeline_html(std::size_t run_number, const StepView& view) {
-  const std::size_t hidden = sim::num_hidden(view, view.groups.size());
-  const bool messages = has_messages(view);
-  const std::string what =
-      view.num_steps == 1
-          ? "of one step"
-          : fmt::format("of {} steps in the steady state", view.num_steps);
+std::string tools_html(bool messages) {
+  const auto button = [](const char* action, const char* sign,
+                         const char* name) {
+    return fmt::format(
+        "<button type=\"button\" data-do=\"{}\" aria-label=\"{}\" "
+        "title=\"{}\">{}</button>",
+        action, name, name, sign);
+  };
+  return "<div class=\"tools\" hidden>" + button("in", "+", "zoom in") +
+         button("out", "\u2212", "zoom out") +
+         button("left", "\u2190", "earlier") +
+         button("right", "\u2192", "later") +
+         "<button type=\"button\" data-do=\"all\">All</button>" +
+         (messages ? "<label><input type=\"checkbox\" class=\"messages\" "
+                     "checked> messages</label>"
+                   : "") +
+         "<span>Drag to zoom, shift-drag to move, double-click for all. "
+         "Pictures below this line move together.</span></div>\n";
+}
+
+// A lane that the script draws from queues of a rank: "0", or "1 2 3".
+struct Lane {
+  std::string queues;
+  bool is_compute = false;
+  std::string label, number;  // at its left and at its right
+  std::string says;           // for screen readers
+};
+
+std::string lane_html(std::size_t run_number, std::size_t g, const Lane& lane) {
+  return fmt::format(
+      "<span class=\"label\">{}</span><svg class=\"lane{}\" role=\"img\" "
+      "aria-label=\"{}. Arrow keys move from one operation to the next, + and "
+      "- zoom.\" tabindex=\"0\" data-run=\"{}\" data-group=\"{}\" "
+      "data-queues=\"{}\"></svg><span class=\"number\">{}</span>\n",
+      escape(lane.label), lane.is_compute ? " compute" : "", escape(lane.says),
+      run_number, g, lane.queues, lane.number);
+}
+
+std::string percent(double share) {
+  return fmt::format("{:.0f} %", 100 * share);
+}
+
+// All queues of the ranks of one run.
+std::string track_html(std::size_t run_number, std::size_t g,
+                       const StepView& view) {
+  const RankGroup& group = view.groups[g];
+  const auto queues = sim::queue_names(group.timeline);
+  const auto shares_of = [&](const std::string& queue) {
+    return sim::queue_shares(group.timeline, queue, view.step_s);
+  };
+  const std::string who = sim::rank_list(group.ranks);
   std::string text = fmt::format(
-      "<figure class=\"timeline\" data-run=\"{}\"><figcaption><b>Timeline</b> "
-      "{}, {} of virtual time. The numbers in boxes are micro-batches. The "
-      "share at the right is the time in which a queue is "
-      "busy.</figcaption>\n{}{}"
-      "<div class=\"tracks\">\n",
-      run_number, what, sim::seconds_text(view.step_s),
-      legend(classes_of(view)), tools_html(messages));
+      "<div class=\"track\"><b>{}</b> <span class=\"shares\">{}</span>"
+      "<div class=\"lanes\">\n",
+      who, shares_text(shares_of("compute")));
+  for (std::size_t q = 0; q < queues.size(); ++q) {
+    const sim::QueueShares shares = shares_of(queues[q]);
+    text += lane_html(run_number, g,
+                      {std::to_string(q), queues[q] == "compute", queues[q],
+                       percent(shares.busy),
+                       who + ", " + queues[q] + ": " + shares_text(shares)});
+  }
+  return text + "</div></div>\n";
+}
+
+// One of several runs: per rank a lane of computing, and one of messages.
+std::string short_track_html(const ProgramRun& run, const Runs& runs) {
+  const StepView& view = *run.virtual_run->timeline;
+  std::string text = fmt::format(
+      "<div class=\"track\">{} <span class=\"shares\">{}{}</span>"
+      "<div class=\"lanes\">\n",
+      link_to(run, runs), sim::seconds_text(view.step_s),
+      view.num_steps == 1 ? "" : fmt::format(" for {} steps", view.num_steps));
   for (std::size_t g = 0; g < view.groups.size(); ++g) {
-    text += track_html(g, view.groups[g], view.step_s);
+    const RankGroup& group = view.groups[g];
+    const std::string who = sim::rank_list(group.ranks);
+    const auto shares =
+        sim::queue_shares(group.timeline, "compute", view.step_s);
+    const auto queues = sim::queue_names(group.timeline);
+    std::string others;
+    for (std::size_t q = 1; q < queues.size(); ++q) {
+      if (queues[q] == "host") continue;
+      others += (others.empty() ? "" : " ") + std::to_string(q);
+    }
+    const std::size_t number = number_of(run, runs);
+    const std::string says = full_name(run, runs) + ", " + who;
+    text += lane_html(number, g,
+                      {"0", true, who, percent(shares.busy),
+                       says + ": " + shares_text(shares)});
+    if (others.empty()) continue;
+    text += lane_html(number, g, {others, false, "", "", says + ", messages"});
+  }
+  return text + "</div></div>\n";
+}
+
+constexpr const char* kAxis =
+    "<div class=\"lanes\"><div class=\"axis\" "
+    "aria-hidden=\"true\"></div></div>";
+
+// The classes of all runs, in the order of the book, and idle time.
+std::string timeline_legend(const std::vector<const ProgramRun*>& drawn) {
+  std::set<std::pair<std::string, std::string>> used;
+  for (const ProgramRun* run : drawn) {
+    const Classes classes = pictures::classes_of(*run->virtual_run->timeline);
+    used.insert(classes.begin(), classes.end());
+  }
+  Classes classes;
+  for (const auto& [name, title] : sim::kEventClasses) {
+    if (used.count({name, title}) > 0) classes.emplace_back(name, title);
+  }
+  classes.emplace_back("idle", "idle");
+  return legend(classes);
+}
+
+std::string timeline_html(std::size_t run_number, const ProgramRun& run) {
+  const StepView& view = *run.virtual_run->timeline;
+  const std::string hidden = sim::hidden_text(view, view.groups.size());
+  const bool messages = has_messages(view);
+  std::string text = fmt::format(
+      "<figure class=\"timeline\"><figcaption><b>Timeline</b> of {}, {} of "
+      "virtual time. The numbers in boxes are micro-batches. The share at the "
+      "right is the time in which a queue is busy. Ranks that are named "
+      "together do the same.</figcaption>\n{}{}"
+      "<div class=\"tracks\">\n",
+      view.num_steps == 1
+          ? "one step"
+          : fmt::format("{} steps in the steady state", view.num_steps),
+      sim::seconds_text(view.step_s), timeline_legend({&run}),
+      tools_html(messages));
+  for (std::size_t g = 0; g < view.groups.size(); ++g) {
+    text += track_html(run_number, g, view);
   }
   if (messages) text += "<svg class=\"arrows\" aria-hidden=\"true\"></svg>";
-  return text +
-         "<div class=\"lanes\"><div class=\"axis\" aria-hidden=\"true\">"
-         "</div></div></div>\n" +
-         (hidden == 0 ? ""
-                      : fmt::format("<p class=\"note\">{} more ranks differ "
-                                    "from these.</p>\n",
-                                    hidden)) +
+  return text + kAxis + "</div>\n" +
+         (hidden.empty() ? "" : "<p class=\"note\">" + hidden + ".</p>\n") +
          "</figure>\n";
 }
 
 std::string memory_html(std::size_t run_number, const StepView& view) {
   const double most = memory_peak(view);
   if (most <= 0) return "";
-  std::string text = fmt::format(
-      "<figure class=\"memories\" data-run=\"{}\"><figcaption><b>Memory</b> in "
-      "use during the same time, by kind</figcaption>\n{}{}"
-      "<div class=\"plots\">\n",
-      run_number, legend(memory_classes_of(view)), tools_html(false));
+  std::string text =
+      "<figure class=\"memories\"><figcaption><b>Memory</b> in use during the "
+      "same time, by kind</figcaption>\n" +
+      legend(pictures::memory_classes_of(view)) + "<div class=\"plots\">\n";
   for (std::size_t g = 0; g < view.groups.size(); ++g) {
     const RankGroup& group = view.groups[g];
     const std::string who = sim::rank_list(group.ranks);
     text += fmt::format(
-        "<div class=\"plot\"><h4>{0}, at most {1}</h4>"
+        "<div class=\"plot\"><b>{0}, at most {1}</b>"
         "<div class=\"scale\" aria-hidden=\"true\"><span>{2}</span>"
         "<span>0</span></div><svg class=\"memory\" role=\"img\" "
         "aria-label=\"{0}: memory over the step, at most {1}. Arrow keys move "
-        "through time.\" tabindex=\"0\" data-group=\"{3}\" data-most=\"{4}\">"
-        "</svg><div class=\"axis\" aria-hidden=\"true\"></div></div>\n",
-        who, format_bytes(memory_peak(group)), format_bytes(most), g, most);
+        "through time.\" tabindex=\"0\" data-run=\"{3}\" data-group=\"{4}\" "
+        "data-most=\"{5}\"></svg>"
+        "<div class=\"axis\" aria-hidden=\"true\"></div></div>\n",
+        who, format_bytes(memory_peak(group)), format_bytes(most), run_number,
+        g, most);
   }
   return text + "</div></figure>\n";
 }
@@ -178,15 +242,32 @@ std::string links_html(const VirtualRun& run) {
 
 }  // namespace
 
-std::string pictures_html(std::size_t run_number, const ProgramRun& run) {
+bool has_timeline(const ProgramRun& run) {
+  return run.virtual_run && run.virtual_run->timeline &&
+         run.virtual_run->timeline->step_s > 0;
+}
+
+std::string timelines_html(const std::string& title,
+                           const std::vector<const ProgramRun*>& drawn,
+                           const Runs& runs) {
+  std::string text = fmt::format(
+      "<div class=\"view\"><figure class=\"timeline\"><figcaption><b>{}</b> "
+      "One step of each, on one axis of time</figcaption>\n{}{}"
+      "<div class=\"tracks\">\n",
+      escape(title), timeline_legend(drawn), tools_html(false));
+  for (const ProgramRun* run : drawn) text += short_track_html(*run, runs);
+  return text + kAxis + "</div></figure></div>\n";
+}
+
+std::string pictures_html(const ProgramRun& run, const Runs& runs) {
   if (!run.virtual_run) return "";
-  const VirtualRun& virtual_run = *run.virtual_run;
   std::string text;
-  if (virtual_run.timeline && virtual_run.timeline->step_s > 0) {
-    text += timeline_html(run_number, *virtual_run.timeline) +
-            memory_html(run_number, *virtual_run.timeline);
+  if (has_timeline(run)) {
+    const std::size_t number = number_of(run, runs);
+    text = "<div class=\"view\">" + timeline_html(number, run) +
+           memory_html(number, *run.virtual_run->timeline) + "</div>\n";
   }
-  return text + links_html(virtual_run);
+  return text + links_html(*run.virtual_run);
 }
 
 }  // namespace shardbook::table::internal

@@ -134,7 +134,6 @@ double peak_of(const RankBill& bill) {
 
 void read_memory(const JsonReader& reader, ProgramRun& run) {
   run.memory.verdict = read_verdict(reader, "memory");
-  double most = -1;
   for (std::size_t r = 0; r < run.ranks.size(); ++r) {
     double sum = 0;
     for (const auto& [kind, figure] : run.ranks[r].held) {
@@ -142,11 +141,13 @@ void read_memory(const JsonReader& reader, ProgramRun& run) {
                      figure);
       sum += figure.counted;
     }
-    if (!run.ranks[r].held.empty()) most = std::max(most, sum);
+    if (!run.ranks[r].held.empty()) {
+      run.held_bytes = std::max(run.held_bytes, sum);
+    }
     if (run.ranks[r].peak.empty()) continue;
     run.peak_bytes = std::max(run.peak_bytes, peak_of(run.ranks[r]));
   }
-  if (most >= 0) run.memory.value = format_bytes(most);
+  if (run.held_bytes >= 0) run.memory.value = format_bytes(run.held_bytes);
 }
 
 // The devices' memory: stated by the run, or else that of its cluster.
@@ -198,9 +199,8 @@ std::optional<VirtualRun> read_virtual(const JsonReader& reader,
   }
   const Json& timeline = reader.at("virtual.timeline");
   if (!timeline.is_null()) {
-    run.timeline_json = timeline.dump();
-    run.timeline = sim::read_timeline_json(run.timeline_json,
-                                           source + ": virtual.timeline");
+    run.timeline =
+        sim::read_timeline_json(timeline.dump(), source + ": virtual.timeline");
   }
   return run;
 }

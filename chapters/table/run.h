@@ -50,7 +50,6 @@ struct VirtualRun {
   double bubble_s = 0;
   std::vector<sim::LinkBytes> links;  ///< per step
   std::optional<sim::StepView> timeline;
-  std::string timeline_json;  ///< the same, as it was read
 };
 
 /// Seconds of one training step; negative where it was not measured.
@@ -97,6 +96,7 @@ struct ProgramRun {
   std::string tolerance;      ///< of the numbers: "1.0e-05"; may be empty
   double wall_step_s = -1;    ///< negative: not measured
   double peak_bytes = -1;     ///< of the fullest rank; negative: not measured
+  double held_bytes = -1;     ///< by the fullest rank; negative: not measured
   double sent_bytes = -1;     ///< by the busiest rank; negative: not measured
   double capacity_bytes = 0;  ///< of one device's memory; 0: no limit
   std::vector<RankBill> ranks;

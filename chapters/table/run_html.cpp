@@ -8,6 +8,7 @@
 #include "chapters/table/html.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/run_set.h"
+#include "chapters/table/table.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table::internal {
@@ -38,7 +39,7 @@ std::string claim_html(const char* name, const Claim& claim,
                        const std::string& explanation) {
   const bool failed = claim.verdict == Verdict::kFailed;
   return fmt::format(
-      "<li class=\"claim {}\">{}<h3>{}</h3><p class=\"value\">{}</p><p>{}</p>"
+      "<li class=\"claim {}\">{}<b>{}</b><p class=\"value\">{}</p><p>{}</p>"
       "</li>\n",
       mark_of(claim.verdict).css_class, sign_html(claim.verdict), name,
       claim.value.empty() ? "not measured" : escape(claim.value),
@@ -140,11 +141,6 @@ std::string expert_loads_html(const std::vector<LayerLoad>& loads) {
   return text + "</div></figure>\n";
 }
 
-// The visible line of a closed section.
-std::string headline(const ProgramRun& run) {
-  return run_name(run) + ", " + world_name(run);
-}
-
 std::string source_html(const ProgramRun& run) {
   std::string text = "<p class=\"source\">";
   if (!run.command.empty()) {
@@ -168,13 +164,36 @@ std::string sign_html(Verdict verdict, const char* word) {
       mark.css_class, word == nullptr ? mark.word : word, mark.sign);
 }
 
-std::string link_to(std::size_t run_number, const ProgramRun& run) {
-  return fmt::format("<a href=\"#run-{}\">{}</a>", run_number,
+std::size_t number_of(const ProgramRun& run, const Runs& runs) {
+  return static_cast<std::size_t>(&run - runs.data());
+}
+
+double step_of(const ProgramRun& run) {
+  return run.virtual_run ? run.virtual_run->step_s.counted : run.wall_step_s;
+}
+
+bool are_sets(const Runs& runs) {
+  return std::any_of(runs.begin(), runs.end(), [&](const ProgramRun& run) {
+    return run.set != runs.front().set;
+  });
+}
+
+std::string full_name(const ProgramRun& run, const Runs& runs) {
+  return fmt::format("{}{}, {} \u00d7{}", are_sets(runs) ? run.set + ": " : "",
+                     run_name(run), run.backend, run.world_size);
+}
+
+std::string link_to(const ProgramRun& run, const Runs& runs) {
+  return fmt::format("<a href=\"#run-{}\">{}</a>", number_of(run, runs),
+                     escape(full_name(run, runs)));
+}
+
+std::string short_link_to(const ProgramRun& run, const Runs& runs) {
+  return fmt::format("<a href=\"#run-{}\">{}</a>", number_of(run, runs),
                      escape(run_name(run)));
 }
 
-std::string run_html(std::size_t run_number, const ProgramRun& run,
-                     bool is_open) {
+std::string run_html(const ProgramRun& run, const Runs& runs, bool is_open) {
   std::string about = run.title.empty() ? "" : run.title + " \u00b7 ";
   about += run.chapter;
   if (!setting_of(run).empty()) about += " \u00b7 " + setting_of(run);
@@ -182,18 +201,19 @@ std::string run_html(std::size_t run_number, const ProgramRun& run,
     about += fmt::format(" \u00b7 loss {} \u2192 {}", run.loss.front(),
                          run.loss.back());
   }
-  const std::string step =
-      run.time.value.empty() ? "" : " \u00b7 " + run.time.value + " per step";
   return fmt::format(
-             "<details class=\"run\" id=\"run-{}\"{}><summary><h2>{}</h2> "
-             "<span class=\"about\">{}{}</span></summary>"
+             "<details class=\"run\" id=\"run-{}\"{}><summary><h4>{}</h4>{} "
+             "<span class=\"about\">{}</span></summary>"
              "<p class=\"about\">{}</p>\n",
-             run_number, is_open ? " open" : "", escape(headline(run)),
-             run.set.empty() || run.set == "last" ? "" : escape(run.set + " "),
-             escape(step), escape(about)) +
-         source_html(run) + claims_html(run) + pictures_html(run_number, run) +
+             number_of(run, runs), is_open ? " open" : "",
+             escape(full_name(run, runs)),
+             count_claims(run).failed > 0 ? sign_html(Verdict::kFailed) : "",
+             run.time.value.empty() ? "" : escape(run.time.value) + " per step",
+             escape(about)) +
+         source_html(run) + claims_html(run) + pictures_html(run, runs) +
          (run.sweep ? sweep_html(*run.sweep) : "") +
-         expert_loads_html(run.expert_loads) + bills_html(run) + "</details>\n";
+         expert_loads_html(run.expert_loads) + bills_html(run, runs) +
+         "</details>\n";
 }
 
 }  // namespace shardbook::table::internal

@@ -15,8 +15,9 @@
 
     // From 0 to 1 between the ends of an axis.
     function axis(values) {
-      const most = Math.max(...values) * (isLog ? 1.3 : 1.08);
-      const least = isLog ? Math.min(...values) / 1.3 : 0;
+      const margin = Math.max(spread(values) ** 0.15, 1.05);
+      const most = Math.max(...values) * (isLog ? margin : 1.08);
+      const least = isLog ? Math.min(...values) / margin : 0;
       const place = isLog ? Math.log : (value) => value;
       return {
         most, least,
@@ -27,27 +28,61 @@
 
     // Round values along an axis; few, so that they have room.
     function marks({ least, most }) {
-      if (!isLog) {
-        const power = 10 ** Math.floor(Math.log10(most / 3));
-        const step = power * [1, 2, 5, 10].find((f) => f * power >= most / 4);
-        return Array.from({ length: Math.floor(most / step) },
-                          (_, i) => (i + 1) * step);
+      const inside = (values) =>
+          values.filter((value) => value >= least && value <= most);
+      if (isLog) {
+        const powers = [];
+        for (let power = 10 ** Math.floor(Math.log10(least)); power <= most;
+             power *= 10) {
+          powers.push(power);
+        }
+        const all = inside(powers.flatMap((p) => [p, 2 * p, 5 * p]));
+        if (all.length > 5) return inside(powers);
+        if (all.length > 1) return all;
       }
-      const all = [];
-      for (let power = 10 ** Math.floor(Math.log10(least)); power <= most;
-           power *= 10) {
-        all.push(...[1, 2, 5].map((f) => f * power));
-      }
-      const inside = all.filter((value) => value >= least && value <= most);
-      return inside.length > 5
-          ? inside.filter((value) => /^1/.test(value.toPrecision(1)))
-          : inside;
+      const power = 10 ** Math.floor(Math.log10((most - least) / 3));
+      const step = power *
+          [1, 2, 5, 10].find((f) => f * power >= (most - least) / 4);
+      const first = Math.max(Math.ceil(least / step), 1);
+      return inside(Array.from({ length: 6 }, (_, i) => (first + i) * step));
     }
 
     const gigabytes = (value) => `${Number((value / 1e9).toPrecision(2))} GB`;
     const seconds = (value) => value >= 0.9995
         ? `${Number(value.toPrecision(2))} s`
         : `${Number((value * 1e3).toPrecision(2))} ms`;
+
+    // Beside each point its name, where it covers no point and no other name:
+    // right, left, above or below. Names that find no room stay hidden.
+    function placeNames() {
+      const { width, height } = plane.getBoundingClientRect();
+      const radius = points[0].offsetWidth / 2 + 1;
+      const centers = points.map((point) => ({
+        x: parseFloat(point.style.left) / 100 * width,
+        y: height - parseFloat(point.style.bottom) / 100 * height }));
+      const taken = centers.map(({ x, y }) => [x - radius, y - radius,
+                                               x + radius, y + radius]);
+      const meets = ([a, b, c, d]) => ([e, f, g, h]) =>
+          a < g && e < c && b < h && f < d;
+      const names = points.map((point) => point.querySelector("span"));
+      const sizes = names.map((name) => [name.offsetWidth, name.offsetHeight]);
+      centers.forEach(({ x, y }, i) => {
+        const [w, h] = sizes[i];
+        const places = {
+          right: [x + radius, y - h / 2], left: [x - radius - w, y - h / 2],
+          above: [x - w / 2, y - radius - h], below: [x - w / 2, y + radius] };
+        const place = Object.keys(places).find((key) => {
+          const [left, top] = places[key];
+          const box = [left, top, left + w, top + h];
+          return left >= 0 && left + w <= width && top >= 0 &&
+                 top + h <= height && !taken.some(meets(box));
+        });
+        names[i].className = place ?? "no-room";
+        if (!place) return;
+        const [left, top] = places[place];
+        taken.push([left, top, left + w, top + h]);
+      });
+    }
 
     function draw() {
       const across = axis(capacity ? [...memory, capacity] : memory);
@@ -60,7 +95,12 @@
         mark.style[edge] = `${100 * share}%`;
         plane.append(mark);
       };
+      let free = 0;
       for (const value of marks(across)) {
+        // Those that touch another or leave the page are left out.
+        const x = across.at(value) * plane.clientWidth;
+        if (x < free || x > plane.clientWidth - 20) continue;
+        free = x + 55;
         add("x", gigabytes(value), "left", across.at(value));
       }
       for (const value of marks(up)) {
@@ -72,7 +112,7 @@
       });
       if (limit) limit.style.left = `${100 * across.at(capacity)}%`;
       button.textContent = isLog ? "Linear axes" : "Logarithmic axes";
-      button.setAttribute("aria-pressed", String(isLog));
+      placeNames();
     }
     button.addEventListener("click", () => {
       isLog = !isLog;
@@ -80,5 +120,6 @@
     });
     button.hidden = false;
     draw();
+    new ResizeObserver(draw).observe(plane);
   }
 })();

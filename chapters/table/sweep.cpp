@@ -73,8 +73,8 @@ std::string curve_html(const Sweep& sweep, const Clock& clock) {
                         time.split_size);
   }
   return fmt::format(
-      "<div class=\"plot\"><h4>by split size; lines: one device (solid), "
-      "naive (dashed)</h4><div class=\"scale\" aria-hidden=\"true\">"
+      "<div class=\"plot\"><b>by split size; lines: one device (solid), "
+      "naive (dashed)</b><div class=\"scale\" aria-hidden=\"true\">"
       "<span>{}</span><span>0</span></div>{}"
       "<div class=\"axis\" aria-hidden=\"true\">{}</div></div>\n",
       sim::seconds_text(most),

@@ -154,7 +154,7 @@ std::string align_below(const std::vector<std::string>& titles,
   return text;
 }
 
-std::string title_of(const RunGroup& group, bool is_overview) {
+std::string heading_of(const RunGroup& group, bool is_overview) {
   const ProgramRun& run = *group.runs.front();
   if (is_overview) {
     return wrap(group.title + ": " + short_setting_of(run));
@@ -184,7 +184,7 @@ std::string buys_table(const std::vector<RunGroup>& groups, const Marks& marks,
                             "memory", "sent", "idle"}};
   std::vector<std::string> titles;  // the titles above the rows
   for (const RunGroup& group : groups) {
-    std::string title = title_of(group, is_overview);
+    std::string title = heading_of(group, is_overview);
     for (const ProgramRun* run : group.runs) {
       if (is_overview && !run->is_in_overview) continue;
       titles.push_back(std::exchange(title, ""));

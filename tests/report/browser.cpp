@@ -33,7 +33,7 @@ Page visit(const std::string& browser, const Visit& visit) {
       "--disable-gpu --disable-dev-shm-usage --no-first-run --hide-scrollbars "
       "--user-data-dir='{0}/profile' --enable-logging=stderr "
       "--blink-settings=preferredColorScheme={2} --window-size={3},{4} "
-      "--virtual-time-budget=3000 --dump-dom 'file://{5}' 2>'{6}' </dev/null",
+      "--virtual-time-budget=20000 --dump-dom 'file://{5}' 2>'{6}' </dev/null",
       folder.path(), browser, visit.dark ? 0 : 1, visit.width, visit.height,
       fs::absolute(visit.file).string(), log);
   const Outcome outcome = run_command(command);

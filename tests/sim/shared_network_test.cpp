@@ -131,6 +131,7 @@ void hybrid_step(ProcessGroup& world, int stages) {
 void expect_folded_equals_all(int stages, sim::Cluster cluster) {
   sim::WorldOptions options = plain_world("sim", cluster);
   const int size = 4 * stages;
+  options.num_recorded_ranks = size;
   const auto body = [&](ProcessGroup& world) { hybrid_step(world, stages); };
   const auto all = timelines(size, options, body);
   options.fold_class = [](int rank) { return rank / 4; };
@@ -156,6 +157,21 @@ void expect_folded_equals_all(int stages, sim::Cluster cluster) {
     }
   }
   EXPECT_TRUE(differs) << "nothing was shared";
+}
+
+TEST(SimWorld, RecordsRanksFromTheFirstToTheLastThatStandForOthers) {
+  sim::WorldOptions options = plain_world("sim", plain_cluster());
+  options.fold_class = [](int rank) { return rank % 5; };
+  options.num_recorded_ranks = 3;
+  const auto ranks =
+      timelines(8, options, [](ProcessGroup&) { compute_for(1); });
+  ASSERT_EQ(ranks.size(), 5u);
+  for (const auto& [rank, timeline] : ranks) {
+    EXPECT_EQ(timeline.events.empty(), rank % 2 == 1) << rank;
+  }
+  EXPECT_EQ(ranks.at(0).alike, (std::vector<int>{5}));
+  EXPECT_EQ(ranks.at(4).alike, (std::vector<int>{}));
+  EXPECT_EQ(ranks.at(4).world_size, 8);
 }
 
 TEST(SharedNetwork, FoldedRanksTakeTheTimeOfAll) {

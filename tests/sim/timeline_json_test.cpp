@@ -100,8 +100,14 @@ TEST(TimelineJson, WhatIsForAnotherMicroBatchIsNotJoined) {
   }
   const StepView read = read_back({rank});
   const auto& events = read.groups[0].timeline.events;
-  ASSERT_EQ(events.size(), rank.events.size() / 2);
-  EXPECT_EQ(events[1].label, "micro-batch 1");
+  EXPECT_LE(events.size(), 2002u);
+  std::map<std::string, double> seconds;
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    seconds[events[i].label] += events[i].end_s - events[i].begin_s;
+    if (i > 0) EXPECT_GE(events[i].begin_s, events[i - 1].end_s - 2e-9) << i;
+  }
+  EXPECT_NEAR(seconds["micro-batch 0"], 0.5, 1e-5);
+  EXPECT_NEAR(seconds["micro-batch 1"], 0.5, 1e-5);
 }
 
 TEST(TimelineJson, ManySamplesOfMemoryKeepThePeakAndWhatStays) {

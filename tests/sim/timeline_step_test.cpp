@@ -50,6 +50,19 @@ TEST(TimelineStep, RanksThatDoTheSameAreOneGroup) {
   EXPECT_EQ(view.groups[1].ranks, (std::vector<int>{1}));
 }
 
+TEST(TimelineStep, ARankStandsForThoseThatWereNotRun) {
+  std::vector<RankTimeline> ranks = {two_steps(0), two_steps(3, 0.125),
+                                     two_steps(4)};
+  ranks[0].alike = {1, 5};
+  ranks[0].world_size = 9;
+  const StepView view = last_step(ranks);
+  EXPECT_EQ(view.world_size, 9);
+  ASSERT_EQ(view.groups.size(), 2u);
+  EXPECT_EQ(view.groups[0].ranks, (std::vector<int>{0, 1, 4, 5}));
+  EXPECT_EQ(hidden_text(view, 2), "4 more ranks are not shown");
+  EXPECT_EQ(hidden_text(last_step({two_steps(0)}), 1), "");
+}
+
 // Stage 0 ends its steps at 1 and 2; stage 1, with its slower optimizer, at
 // 1.25 and 2.25.
 std::vector<RankTimeline> two_stages() {
@@ -173,6 +186,8 @@ TEST(TimelineStep, RanksAreNamedByRuns) {
   EXPECT_EQ(rank_list({4}), "rank 4");
   EXPECT_EQ(rank_list({0, 1, 2, 3}), "ranks 0-3");
   EXPECT_EQ(rank_list({0, 2, 3, 7}), "ranks 0, 2-3, 7");
+  EXPECT_EQ(rank_list({0, 2, 4, 6, 8, 10, 12, 14, 16, 17}),
+            "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 2 more");
 }
 
 TEST(TimelineStep, AxisMarksAreRound) {

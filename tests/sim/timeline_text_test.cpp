@@ -64,7 +64,7 @@ TEST(TimelineText, GroupsBeyondTheLimitAreCounted) {
   std::vector<RankTimeline> ranks;
   for (int r = 0; r < 10; ++r) ranks.push_back(two_steps(r, 0.01 * r));
   expect_text(timeline_text(ranks, TextStyle{}),
-              {"and 2 more ranks that differ"});
+              {"2 more ranks are not shown"});
 }
 
 TEST(TimelineText, LinesFitTheWidth) {

@@ -28,7 +28,7 @@ class VirtualClock : public ::testing::Test {
     model_ = std::make_unique<CostModel>(cluster);
     context_ = std::make_unique<RankContext>(Device::meta(rank), rank);
     scope_ = std::make_unique<RankContext::Scope>(*context_);
-    clock_scope_ = std::make_unique<ClockScope>(*model_, rank, rank + 1);
+    clock_scope_ = std::make_unique<ClockScope>(*model_, rank, true);
   }
   sim::TimeSummary summary() { return clock().main().summary(); }
   sim::VirtualClock& clock() { return clock_scope_->clock(); }

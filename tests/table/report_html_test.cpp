@@ -50,23 +50,42 @@ TEST(ReportHtml, NamesAreText) {
 
 TEST(ReportHtml, ARemarkFollowsTheSummary) {
   const std::string page = report_html({one_run()}, "Interrupted <early>.\n");
-  expect_text(page, {"measured. Interrupted &lt;early&gt;."});
+  expect_text(page, {"no claim was measured. Interrupted &lt;early&gt;."});
 }
 
-TEST(ReportHtml, DataCannotEndTheScript) {
+// A run of two ranks with a step of three seconds.
+ProgramRun with_timeline() {
   ProgramRun run = one_run();
   run.virtual_run.emplace();
-  run.virtual_run->timeline.emplace();
-  run.virtual_run->timeline_json = R"({"ops": [["</script>", "", ""]]})";
+  sim::StepView& view = run.virtual_run->timeline.emplace();
+  view.world_size = 2;
+  view.step_s = 3;
+  sim::RankGroup group;
+  group.ranks = {0, 1};
+  group.timeline.events = {event("forward", 0, 1), event("bubble", 1, 2),
+                           event("exposed", 2, 2.25)};
+  view.groups = {group};
+  return run;
+}
+
+TEST(ReportHtml, DataAreLettersThatCannotEndTheScript) {
+  ProgramRun run = with_timeline();
+  run.virtual_run->timeline->groups[0].timeline.events[0].name = "</script>";
   const std::string page = report_html({run});
-  expect_text(page, {R"([["\u003c/script>")"});
-  EXPECT_EQ(page.find("\"</script>\""), std::string::npos);
+  const std::string mark = "<script type=\"text/plain\" id=\"data-0\">";
+  ASSERT_EQ(count(page, mark), 1);
+  const std::size_t begin = page.find(mark) + mark.size();
+  const std::size_t end = page.find('<', begin);
+  EXPECT_EQ(page.compare(end, 10, "</script>\n"), 0);
+  const std::string data = page.substr(begin, end - begin);
+  EXPECT_EQ(data.size() % 4, 0u);
+  EXPECT_EQ(data.substr(0, 2), "eJ") << "no deflated data";
 }
 
 TEST(ReportHtml, WithoutVirtualTimeThereIsNoTimeline) {
   const std::string page = report_html({one_run()});
   EXPECT_EQ(page.find("<figure class=\"timeline\""), std::string::npos);
-  expect_text(page, {"id=\"data\">[null]</script>"});
+  EXPECT_EQ(page.find("id=\"data-"), std::string::npos);
 }
 
 TEST(ReportHtml, RanksWithOneBillShareRows) {
@@ -79,26 +98,51 @@ TEST(ReportHtml, RanksWithOneBillShareRows) {
 }
 
 TEST(ReportHtml, AnEmptyReportIsAPage) {
-  expect_text(report_html({}), {"0 runs, no claim was measured."});
+  expect_text(report_html({}), {"0 runs;", "no claim was measured."});
 }
 
 TEST(ReportHtml, SharesOfALaneAddUpToTheStep) {
-  ProgramRun run = one_run();
-  run.virtual_run.emplace();
-  sim::StepView& view = run.virtual_run->timeline.emplace();
-  view.world_size = 1;
-  view.step_s = 3;
-  sim::RankGroup group;
-  group.ranks = {0};
-  group.timeline.events = {event("forward", 0, 1), event("bubble", 1, 2),
-                           event("exposed", 2, 2.25)};
-  view.groups = {group};
-  run.virtual_run->timeline_json = "{}";
-  const std::string page = report_html({run});
-  EXPECT_NE(page.find(">busy 33.3 % + bubble 33.3 % + exposed communication "
-                      "8.3 % + rest 25.1 %</p>"),
+  const std::string page = report_html({with_timeline()});
+  EXPECT_NE(page.find(">busy 33.4 % + bubble 33.3 % + exposed communication "
+                      "8.3 % + rest 25.0 %</span>"),
             std::string::npos)
       << page.substr(page.find("class=\"shares\""), 200);
+  expect_text(page, {"<b>ranks 0-1</b>", "</svg>idle</li>"});
+}
+
+TEST(ReportHtml, RunsThatAreNotShownAreCounted) {
+  ProgramRun run = with_timeline();
+  run.virtual_run->timeline->world_size = 64;
+  expect_text(report_html({run}), {"62 more ranks are not shown."});
+}
+
+// ---- Proof.
+
+ProgramRun proved(Verdict verdict) {
+  ProgramRun run = one_run();
+  run.bytes = {verdict, "3.0 KiB", "rank 0: 96 B counted, 64 B predicted"};
+  run.sent_bytes = 3072;
+  run.time = {Verdict::kPassed, "1 us", ""};
+  return run;
+}
+
+TEST(ReportProof, IsOneLineThatOpensIfAClaimFails) {
+  const std::string holds =
+      report_html({proved(Verdict::kPassed), proved(Verdict::kPassed)});
+  expect_text(holds, {"<details><summary><h2>Proof: 2 of 2 runs hold</h2>",
+                      "all 4 claims", "all 4 claims hold."});
+  const std::string fails =
+      report_html({proved(Verdict::kPassed), proved(Verdict::kFailed)});
+  expect_text(fails, {"<details open><summary><h2>Proof: 1 of 2 runs hold</h2>",
+                      "3 of 4 claims", "1 of 4 claims failed."});
+}
+
+TEST(ReportProof, NumbersOfAColumnShareAUnit) {
+  ProgramRun large = proved(Verdict::kPassed);
+  large.sent_bytes = 5 * 1024 * 1024;
+  const std::string page = report_html({proved(Verdict::kPassed), large});
+  expect_text(page, {">Sent <span class=\"unit\">KiB</span></th>",
+                     "</span> 3.00</td>", "</span> 5120</td>"});
 }
 
 // ---- What simulated runs show.
@@ -126,18 +170,117 @@ TEST(ReportBuys, ModelsOfDifferentKindsDoNotShareAxes) {
   const std::string page =
       report_html({simulated("One device", 1, 2, 40e9),
                    simulated("DDP", 4, 0.5, 20e9), other, more});
-  EXPECT_EQ(count(page, "<section class=\"group\">"), 2);
-  EXPECT_EQ(count(page, "<figure class=\"scatter\">"), 2);
+  EXPECT_EQ(count(page, "<section class=\"group\" id="), 2);
+  EXPECT_EQ(count(page, "<figure class=\"scatter\">"), 1);
   // The longest step of each group fills its bar.
   EXPECT_EQ(count(page, "<rect class=\"time\" width=\"1000.0\""), 3);
 }
 
 TEST(ReportBuys, WhatDoesNotFitIsMarked) {
-  const std::string page = report_html({simulated("DDP", 4, 0.5, 40e9)});
-  expect_text(page, {"40 GB <span class=\"over\">does not fit</span>"});
-  EXPECT_EQ(report_html({simulated("DDP", 4, 0.5, 32e9)})
-                .find("<span class=\"over\">"),
+  const ProgramRun fits = simulated("DDP", 4, 0.5, 32e9);
+  const std::string page = report_html({fits, simulated("DDP", 4, 0.5, 40e9)});
+  EXPECT_EQ(count(page, "<span class=\"over\">does not fit</span> 40<"), 1);
+  EXPECT_EQ(report_html({fits, fits}).find("<span class=\"over\">"),
             std::string::npos);
+}
+
+TEST(ReportBuys, EveryColumnHasADefinitionAndAUnit) {
+  ProgramRun run = simulated("DDP", 8, 0.5, 20e9);
+  run.virtual_run->links = {{"nvlink", 12e9}, {"network", 0}};
+  const std::string page =
+      report_html({simulated("One device", 1, 2, 40e9), run});
+  EXPECT_EQ(count(page, "<th scope=\"col\" title=\"\""), 0);
+  for (const char* head : {"Step <span class=\"unit\">ms</span>",
+                           "Peak memory <span class=\"unit\">GB</span>",
+                           "Sent over nvlink <span class=\"unit\">GB</span>",
+                           "Idle <span class=\"unit\">%</span>"}) {
+    EXPECT_EQ(count(page, std::string(">") + head + "</th>"), 1) << head;
+  }
+  expect_text(page, {"<td>12</td>", "<dt>sent over</dt><dd>"});
+  EXPECT_EQ(page.find("Sent over network"), std::string::npos);
+}
+
+TEST(ReportBuys, StandsBeforeTheProofAndMarksWhatFailed) {
+  ProgramRun run = simulated("DDP", 8, 0.5, 20e9);
+  run.bytes = proved(Verdict::kFailed).bytes;
+  const std::string page = report_html({proved(Verdict::kPassed), run});
+  EXPECT_LT(page.find("<h2>What it buys</h2>"), page.find("<h2>Proof: 1 of 1"));
+  EXPECT_EQ(count(page, "aria-label=\"failed\">\u2717</span> <a href"), 1);
+}
+
+TEST(ReportBuys, NamesSayWhatARunIs) {
+  ProgramRun run = simulated("DDP", 8, 0.5, 20e9), other = run;
+  run.title = "Split the batch";
+  other.title = "Shard what every rank keeps";
+  const std::string page = report_html({run, other});
+  EXPECT_EQ(count(page, "<h4>DDP, sim \u00d78</h4>"), 2);
+  for (const ProgramRun& each : {run, other}) {
+    // In the contents, above its table and above its runs
+    EXPECT_EQ(count(page, ">" + each.title + "<"), 3) << each.title;
+  }
+}
+
+// ---- The first screen.
+
+ProgramRun pipeline(const std::string& label, double step_s, double bubble_s,
+                    double peak_bytes) {
+  ProgramRun run = simulated(label, 4, step_s, peak_bytes);
+  run.virtual_run->bubble_s = bubble_s;
+  run.virtual_run->timeline = with_timeline().virtual_run->timeline;
+  run.virtual_run->timeline->step_s = step_s;
+  return run;
+}
+
+TEST(ReportFirst, TwoPipelinesThatDifferMostShareAnAxis) {
+  std::vector<ProgramRun> runs = {
+      pipeline("GPipe", 1, 0.2, 48e9), pipeline("1F1B", 1, 0.2, 16e9),
+      pipeline("ZB-H1", 0.9, 0.09, 16e9), pipeline("late", 0.5, 0, 1e9),
+      simulated("DDP", 8, 0.5, 20e9)};
+  // A view of several steps cannot be compared.
+  runs[3].virtual_run->timeline->step_s = 2;
+  runs[4].setting = "resnet50";
+  const std::string page = report_html(runs);
+  const std::size_t begin = page.find("<section id=\"first\"");
+  const std::string first =
+      page.substr(begin, page.find("</section>", begin) - begin);
+  expect_text(first,
+              {"<b>late is the fastest that fits: 500 ms</b>",
+               "<b>ZB-H1 spends 10 % of its step in bubbles, GPipe 20 %</b>"});
+  EXPECT_EQ(count(first, "<svg class=\"lane compute\""), 2);
+  EXPECT_EQ(count(first, "data-run=\"0\""), 1);
+  EXPECT_EQ(count(first, "data-run=\"2\""), 1);
+}
+
+TEST(ReportFirst, AFewRunsAreAllDrawn) {
+  const std::string page = report_html(
+      {simulated("One device", 1, 9, 30e9), pipeline("A", 2, 0, 20e9),
+       pipeline("B", 1, 0, 20e9), pipeline("C", 3, 0, 20e9)});
+  expect_text(page, {"<b>B ends its step first, after 1.00 s; C last, after "
+                     "3.00 s</b>"});
+  const std::string first = page.substr(0, page.find("id=\"buys\""));
+  EXPECT_EQ(count(first, "<svg class=\"lane compute\""), 3);
+  expect_text(first, {"<a href=\"#run-2\">B, sim \u00d74</a>"});
+}
+
+TEST(ReportFirst, SetsAreComparedByTheLineThatChangedMost) {
+  std::vector<ProgramRun> runs = {
+      pipeline("A", 2, 0, 20e9), pipeline("B", 1, 0, 20e9),
+      pipeline("A", 2, 0, 20e9), pipeline("B", 1.5, 0, 20e9)};
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    runs[i].set = i < 2 ? "old" : "new";
+  }
+  expect_text(report_html(runs),
+              {"<b>old: B, sim \u00d74 ends its step first, after 1.00 s; "
+               "new: B, sim \u00d74 last, after 1.50 s</b>",
+               "<td>1.50 (1.50)</td>"});
+}
+
+TEST(ReportFirst, ARunAloneIsOpenAndHasNoTables) {
+  const std::string page = report_html({pipeline("A", 2, 0, 20e9)});
+  expect_text(page, {"<details class=\"run\" id=\"run-0\" open>"});
+  for (const char* part : {"id=\"first\"", "id=\"buys\"", "id=\"proof\""}) {
+    EXPECT_EQ(page.find(part), std::string::npos) << part;
+  }
 }
 
 TEST(ReportHtml, ARunShowsItsCommandAndItsPage) {

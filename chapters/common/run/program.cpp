@@ -148,7 +148,7 @@ Report run_on_devices(const Options& options, const ChapterRun& chapter,
     const RankContext::Scope scope(context);
     std::optional<sim::ClockScope> clock;
     if (cost != nullptr && !devices[0].is_cuda()) {
-      clock.emplace(*cost, 0, n);
+      clock.emplace(*cost, 0, /*records_events=*/true);
       for (int i = 1; i < n; ++i) clock->clock().add_device(devices[i], i);
     }
     RunOnDevices run(devices, clock ? &clock->clock() : nullptr, report,

@@ -4,12 +4,15 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/table/run.h"
 #include "chapters/table/run_set.h"
 
 namespace shardbook::table::internal {
+
+using Runs = std::vector<ProgramRun>;
 
 /// The page, with marks where style, script and text go.
 std::string page_template();
@@ -19,31 +22,96 @@ std::string page_script();
 /// A sign, and a word for screen readers, by default the verdict's.
 std::string sign_html(Verdict verdict, const char* word = nullptr);
 
-/// The name of a run as a link to its section.
-std::string link_to(std::size_t run_number, const ProgramRun& run);
+/// Runs are numbered by their place in the list, which `run` is part of.
+std::size_t number_of(const ProgramRun& run, const Runs& runs);
+/// Seconds of a step, virtual or else on the wall; negative: not measured.
+double step_of(const ProgramRun& run);
+/// Whether several sets of runs are compared.
+bool are_sets(const Runs& runs);
+/// Says what the run is: "DDP, sim x4", and of which set.
+std::string full_name(const ProgramRun& run, const Runs& runs);
+/// A link to the section of a run, with its full name, or its short one.
+std::string link_to(const ProgramRun& run, const Runs& runs);
+std::string short_link_to(const ProgramRun& run, const Runs& runs);
 
-/// The runs that trained: a table of their claims.
-std::string proof_html(const std::vector<ProgramRun>& runs);
-/// The simulated runs: per group a table with bars, and step time against
-/// memory.
-std::string buys_html(const std::vector<ProgramRun>& runs);
-/// Step time against memory; empty for fewer than two points.
-std::string scatter_html(const RunGroup& group,
-                         const std::vector<ProgramRun>& runs);
-/// The runs of ./shardbook compare: a table, and their timelines on one axis.
-std::string compared_html(const std::vector<ProgramRun>& runs);
-/// Several sets of runs, line by line.
-std::string comparison_html(const std::vector<ProgramRun>& runs);
+// ---- Tables
+
+/// A unit for all numbers of a column.
+struct Unit {
+  const char* name = "";
+  double size = 1;
+};
+/// The largest unit in which the smallest positive value is at least 1.
+Unit seconds_unit(const std::vector<double>& values);
+Unit bytes_unit(const std::vector<double>& values);
+/// Three digits, or all before the point; a dash for negative values.
+std::string number_text(double value, Unit unit);
+
+/// The head of a column: a word of the glossary, which defines it, and a unit.
+struct Head {
+  std::string word;
+  std::string unit = "";
+};
+/// A table that scrolls where it is too wide, open for its rows.
+std::string open_table(const std::string& name, const std::vector<Head>& heads);
+constexpr const char* kCloseTable = "</tbody></table></div>\n";
 
 /// The glossary of the page.
 std::string glossary_html();
 
+// ---- The first screen
+
+/// Step time against memory of a group's runs; empty for fewer than two points.
+std::string scatter_html(const RunGroup& group, const Runs& runs);
+
+/// The first screen shows the scatter of one group, and a few of its timelines.
+struct FirstLook {
+  std::string scatter_group;  ///< its id; empty: none
+  std::string html;
+};
+FirstLook first_look(const Runs& runs);
+
+// ---- The sections. An id and a title of each that the contents list.
+
+struct Entry {
+  std::string id, title;
+};
+
+/// "Split the batch", or the setting of runs without a title.
+std::string title_of(const RunGroup& group);
+/// The id of the group's section.
+std::string id_of(const RunGroup& group, const Runs& runs);
+
+/// The simulated runs: per group a table with bars, and step time against
+/// memory, but for the group whose scatter is on the first screen.
+std::string buys_html(const Runs& runs, const std::string& scatter_group);
+/// The runs that trained: one line, which opens a table of their claims. It is
+/// open if a claim failed.
+std::string proof_html(const Runs& runs);
+/// The runs of ./shardbook compare, in place of these two.
+std::string compared_html(const Runs& runs);
+/// Several sets of runs, line by line.
+std::string comparison_html(const Runs& runs);
+
 /// The section of one run; closed, it shows only its first line.
-std::string run_html(std::size_t run_number, const ProgramRun& run,
-                     bool is_open);
+std::string run_html(const ProgramRun& run, const Runs& runs, bool is_open);
+
+// ---- Pictures of a run
+
+/// What a run's element of data holds: its timeline for the script.
+std::string timeline_data(const sim::StepView& view);
+
+/// Whether a run has a timeline that can be drawn.
+bool has_timeline(const ProgramRun& run);
+
+/// The timelines of some runs under each other, on one axis of time. `title`
+/// says what one sees.
+std::string timelines_html(const std::string& title,
+                           const std::vector<const ProgramRun*>& drawn,
+                           const Runs& runs);
 
 /// Timeline, memory over time and bytes by link; empty without virtual time.
-std::string pictures_html(std::size_t run_number, const ProgramRun& run);
+std::string pictures_html(const ProgramRun& run, const Runs& runs);
 
 /// Draws the times of one device, the naive schedule and the best split size as
 /// bars with their deviations, and a curve over the split sizes: once in wall
@@ -51,6 +119,6 @@ std::string pictures_html(std::size_t run_number, const ProgramRun& run);
 std::string sweep_html(const Sweep& sweep);
 
 /// Predicted and counted, per rank; ranks with the same bill share rows.
-std::string bills_html(const ProgramRun& run);
+std::string bills_html(const ProgramRun& run, const Runs& runs);
 
 }  // namespace shardbook::table::internal

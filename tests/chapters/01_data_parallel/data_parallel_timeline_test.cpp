@@ -41,7 +41,7 @@ std::string timeline(int slow) {
   std::ostringstream text;
   text.precision(17);
   {
-    sim::ClockScope scope(model, 0, 3);
+    sim::ClockScope scope(model, 0, true);
     for (int i = 1; i < 3; ++i) {
       scope.clock().add_device(world.devices[static_cast<std::size_t>(i)], i);
     }

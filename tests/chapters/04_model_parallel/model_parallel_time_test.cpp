@@ -57,7 +57,7 @@ template <typename Make>
 double forward_s(std::int64_t rows, Make make) {
   const sim::CostModel costs(free_copies());
   const TwoDevices two(/*on_shapes=*/true);
-  sim::ClockScope clock(costs, 0, 2);
+  sim::ClockScope clock(costs, 0, true);
   clock.clock().add_device(two.all[1], 1);
   const auto model = make(two.all);
   const Tensor x = Tensor::zeros({rows, 8});
@@ -88,7 +88,7 @@ TEST(ModelParallelTime, AStepOfEqualHalvesIsThePagesFormula) {
   const sim::CostModel costs(sim::Cluster::read("textbook"));
   for (const std::int64_t n : {1, 2, 4, 8}) {
     const TwoDevices two(/*on_shapes=*/true);
-    sim::ClockScope clock(costs, 0, 2);
+    sim::ClockScope clock(costs, 0, true);
     clock.clock().add_device(two.all[1], 1);
     PipelineParallel model(EqualHalves(), 1, two.all, InitOptions{}, rows / n);
     // With a gradient of the input, both halves have equal backwards
@@ -120,7 +120,7 @@ TEST_P(ModelParallelStepTime, OfTwoDevicesRepeatsExactly) {
   const auto step_s = [&](bool on_shapes) {
     const sim::CostModel costs(sim::Cluster::read("kaggle-t4x2"));
     const TwoDevices two(on_shapes);
-    sim::ClockScope clock(costs, 0, 2);
+    sim::ClockScope clock(costs, 0, true);
     clock.clock().add_device(two.all[1], 1);
     ModelParallelStrategy strategy(
         options, {.variant = "pipeline", .split_size = 2}, two.all, 1);

@@ -1,0 +1,222 @@
+// "What it buys" of report.html: the simulated runs, a group at a time.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "chapters/pictures/svg.h"
+#include "chapters/table/internal/page.h"
+#include "chapters/table/table.h"
+#include "sim/timeline_text.h"
+
+namespace shardbook::table::internal {
+namespace {
+
+namespace svg = pictures::svg;
+
+using pictures::svg::escape;
+
+const char* kDash = "<td>\u2013</td>";
+
+std::vector<double> steps_of(const RunGroup& group) {
+  std::vector<double> seconds;
+  for (const ProgramRun* run : group.runs) {
+    if (run->virtual_run) seconds.push_back(run->virtual_run->step_s.counted);
+  }
+  return seconds;
+}
+
+std::vector<std::string> links_of(const RunGroup& group) {
+  std::vector<std::string> links;
+  for (const ProgramRun* run : group.runs) {
+    if (!run->virtual_run) continue;
+    for (const sim::LinkBytes& each : run->virtual_run->links) {
+      const bool is_new =
+          std::find(links.begin(), links.end(), each.link) == links.end();
+      if (is_new && each.bytes > 0) links.push_back(each.link);
+    }
+  }
+  return links;
+}
+
+std::string step_cell(const ProgramRun& run, Unit unit, double most_s) {
+  if (!run.virtual_run) return kDash;
+  const double step_s = run.virtual_run->step_s.counted;
+  return fmt::format("<td class=\"with-bar\">{}{}</td>",
+                     number_text(step_s, unit),
+                     svg::bar(most_s > 0 ? step_s / most_s : 0, "time"));
+}
+
+std::string speed_up_cell(const ProgramRun& run, const ProgramRun* one) {
+  const std::string text = speed_up_text(run, one);
+  if (text.empty()) return kDash;
+  return fmt::format("<td{}>{}</td>", text[0] == '(' ? " class=\"muted\"" : "",
+                     text);
+}
+
+// A full bar is the device's memory; a run that does not fit is marked.
+std::string memory_cell(const ProgramRun& run) {
+  if (run.peak_bytes < 0) return kDash;
+  const std::string peak = format_gigabytes(run.peak_bytes);
+  if (run.capacity_bytes <= 0) return "<td>" + peak + "</td>";
+  return fmt::format(
+      "<td class=\"with-bar\">{}{}{}</td>",
+      fits(run) ? "" : "<span class=\"over\">does not fit</span> ", peak,
+      svg::bar(run.peak_bytes / run.capacity_bytes,
+               fits(run) ? "space" : "over"));
+}
+
+std::string sent_cell(const ProgramRun& run, const std::string& link) {
+  if (!run.virtual_run) return kDash;
+  for (const sim::LinkBytes& each : run.virtual_run->links) {
+    if (each.link == link && each.bytes > 0) {
+      return "<td>" + format_gigabytes(each.bytes) + "</td>";
+    }
+  }
+  return kDash;
+}
+
+std::string idle_cell(const ProgramRun& run) {
+  if (!run.virtual_run) return kDash;
+  const VirtualRun& time = *run.virtual_run;
+  const double step_s = std::max(time.step_s.counted, 1e-12);
+  const double bubble = time.bubble_s / step_s;
+  const double exposed = time.exposed_comm_s / step_s;
+  return fmt::format(
+      "<td class=\"with-bar\">{:.1f}{}</td>", 100 * time.idle_share,
+      svg::stacked_bar({{bubble, "bubble"},
+                        {exposed, "exposed"},
+                        {time.idle_share - bubble - exposed, "rest"}}));
+}
+
+std::string group_html(const RunGroup& group, const Runs& runs,
+                       const std::string& scatter_group) {
+  const std::vector<double> steps = steps_of(group);
+  const Unit unit = seconds_unit(steps);
+  const double most_s =
+      steps.empty() ? 0 : *std::max_element(steps.begin(), steps.end());
+  const std::vector<std::string> links = links_of(group);
+  std::vector<Head> heads = {{"strategy"},
+                             {"devices"},
+                             {"step", unit.name},
+                             {"speed-up"},
+                             {"peak memory", "GB"}};
+  for (const std::string& link : links)
+    heads.push_back({"sent over " + link, "GB"});
+  heads.push_back({"idle", "%"});
+
+  const std::string title = title_of(group), id = id_of(group, runs);
+  const std::string setting = setting_of(*group.runs.front());
+  std::string text = fmt::format(
+      "<section class=\"group\" id=\"{}\"><h3>{}</h3>{}\n", id, escape(title),
+      title == setting ? "" : "<p class=\"about\">" + escape(setting) + "</p>");
+  text += open_table(title, heads);
+  for (const ProgramRun* run : group.runs) {
+    text += fmt::format(
+        "<tr><th scope=\"row\">{}{}</th><td>{}</td>",
+        count_claims(*run).failed > 0 ? sign_html(Verdict::kFailed) + " " : "",
+        short_link_to(*run, runs), run->world_size);
+    text += step_cell(*run, unit, most_s) +
+            speed_up_cell(*run, yardstick(group)) + memory_cell(*run);
+    for (const std::string& link : links) text += sent_cell(*run, link);
+    text += idle_cell(*run) + "</tr>\n";
+  }
+  return text + kCloseTable +
+         (id != scatter_group ? scatter_html(group, runs)
+                              : "<p class=\"note\">Step time against memory "
+                                "is drawn <a href=\"#first\">at the top</a>."
+                                "</p>\n") +
+         "</section>\n";
+}
+
+}  // namespace
+
+std::string title_of(const RunGroup& group) {
+  if (!group.title.empty()) return group.title;
+  const std::string setting = setting_of(*group.runs.front());
+  return setting.empty() ? "Simulated" : setting;
+}
+
+std::string id_of(const RunGroup& group, const Runs& runs) {
+  return fmt::format("group-{}", number_of(*group.runs.front(), runs));
+}
+
+std::string scatter_html(const RunGroup& group, const Runs& runs) {
+  // One device would be so far from the others that they could not be told
+  // apart.
+  std::vector<const ProgramRun*> shown;
+  for (const ProgramRun* run : group.runs) {
+    if (run->virtual_run && run->world_size > 1 && run->peak_bytes > 0 &&
+        step_of(*run) > 0) {
+      shown.push_back(run);
+    }
+  }
+  if (shown.size() < 2) return "";
+  const bool same_devices =
+      std::all_of(shown.begin(), shown.end(), [&](const ProgramRun* run) {
+        return run->world_size == shown.front()->world_size;
+      });
+  const auto name_of = [&](const ProgramRun& run) {
+    return run_name(run) +
+           (same_devices ? "" : fmt::format(" \u00d7{}", run.world_size));
+  };
+  std::string points, capacity;
+  const ProgramRun *fastest = nullptr, *smallest = nullptr;
+  for (const ProgramRun* run : shown) {
+    points += fmt::format(
+        "<a class=\"point{}\" href=\"#run-{}\" data-memory=\"{}\" "
+        "data-time=\"{}\" title=\"{}, {} GB\"><span>{}</span></a>\n",
+        fits(*run) ? "" : " over", number_of(*run, runs), run->peak_bytes,
+        step_of(*run), sim::seconds_text(step_of(*run)),
+        format_gigabytes(run->peak_bytes), escape(name_of(*run)));
+    if (run->capacity_bytes > 0) {
+      capacity = fmt::format("<span class=\"limit\" data-memory=\"{}\"></span>",
+                             run->capacity_bytes);
+    }
+    if (!fits(*run)) continue;
+    if (!fastest || step_of(*run) < step_of(*fastest)) fastest = run;
+    if (!smallest || run->peak_bytes < smallest->peak_bytes) smallest = run;
+  }
+  std::string title = "None of these runs fits in memory";
+  if (fastest) {
+    title = fmt::format("{} is the fastest that fits: {}", name_of(*fastest),
+                        sim::seconds_text(step_of(*fastest)));
+  }
+  if (smallest != fastest) {
+    title +=
+        fmt::format("; {} needs the least memory: {} GB", name_of(*smallest),
+                    format_gigabytes(smallest->peak_bytes));
+  }
+  return fmt::format(
+      "<figure class=\"scatter\"><figcaption><b>{}</b> Upwards: time of a "
+      "step. To the right: peak memory{}.</figcaption>"
+      "<button type=\"button\" hidden></button>"
+      "<div class=\"plane\">{}{}</div></figure>\n",
+      escape(title), capacity.empty() ? "" : "; dashed: what a device has",
+      capacity, points);
+}
+
+std::string buys_html(const Runs& runs, const std::string& scatter_group) {
+  const std::vector<RunGroup> groups = simulated_groups(runs);
+  if (groups.empty()) return "";
+  std::string text =
+      "<section id=\"buys\"><h2>What it buys</h2><p class=\"about\">Models on "
+      "clusters, simulated. The run on one device is the yardstick of a "
+      "group's speed-ups. A full bar of memory is the device's.</p>"
+      "<ul class=\"legend\"><li>idle:</li>";
+  for (const auto& [name, title] : {std::pair{"bubble", "bubble"},
+                                    {"exposed", "exposed communication"},
+                                    {"rest", "rest"}}) {
+    text += fmt::format(
+        "<li><svg class=\"swatch\" viewBox=\"0 0 10 10\" aria-hidden=\"true\">"
+        "<rect class=\"{}\" width=\"10\" height=\"10\"/></svg>{}</li>",
+        name, title);
+  }
+  text += "</ul>\n";
+  for (const RunGroup& group : groups) {
+    text += group_html(group, runs, scatter_group);
+  }
+  return text + "</section>\n";
+}
+
+}  // namespace shardbook::table::internal

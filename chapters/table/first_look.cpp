@@ -1,0 +1,151 @@
+// The first screen of report.html: step time against memory of one group of
+// runs, and a few timelines on one axis.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "chapters/table/internal/page.h"
+#include "sim/timeline_text.h"
+
+namespace shardbook::table::internal {
+namespace {
+
+using Drawn = std::vector<const ProgramRun*>;
+
+constexpr std::size_t kMostTimelines = 6;
+constexpr std::size_t kMostRanks = 4;  // of each of two timelines
+
+double bubble_of(const ProgramRun& run) {
+  return run.virtual_run->bubble_s / std::max(step_of(run), 1e-12);
+}
+
+// One device would be so much longer that the others could not be read.
+Drawn drawable(const std::vector<const ProgramRun*>& runs) {
+  Drawn drawn;
+  for (const ProgramRun* run : runs) {
+    if (run->world_size > 1 && has_timeline(*run)) drawn.push_back(run);
+  }
+  return drawn;
+}
+
+bool are_few(const Drawn& drawn) {
+  return drawn.size() >= 2 && drawn.size() <= kMostTimelines;
+}
+
+// How much the timelines of two pipelines of the same devices show: one has more
+// bubbles, and one needs more memory. Their views are as long as a step.
+double contrast(const ProgramRun& a, const ProgramRun& b) {
+  const auto num_ranks = [](const ProgramRun& run) {
+    return run.virtual_run->timeline->groups.size();
+  };
+  const auto is_step = [](const ProgramRun& run) {
+    return std::abs(run.virtual_run->timeline->step_s / step_of(run) - 1) <
+           0.01;
+  };
+  if (a.world_size != b.world_size || num_ranks(a) != num_ranks(b) ||
+      num_ranks(a) > kMostRanks || !is_step(a) || !is_step(b) ||
+      std::min(a.peak_bytes, b.peak_bytes) <= 0) {
+    return 0;
+  }
+  return std::abs(bubble_of(a) - bubble_of(b)) *
+         std::abs(std::log(a.peak_bytes / b.peak_bytes));
+}
+
+struct Choice {
+  const RunGroup* group = nullptr;
+  Drawn drawn;
+};
+
+// All runs of the only group, the two of a larger page that differ most, or all
+// runs of a small group.
+Choice choose(const std::vector<RunGroup>& groups) {
+  Choice best;
+  double most = 0;
+  for (const RunGroup& group : groups) {
+    const Drawn drawn = drawable(group.runs);
+    if (groups.size() == 1 && are_few(drawn)) return {&group, drawn};
+    for (const ProgramRun* a : drawn) {
+      for (const ProgramRun* b : drawn) {
+        if (contrast(*a, *b) <= most || bubble_of(*a) < bubble_of(*b)) continue;
+        most = contrast(*a, *b);
+        best = {&group, {a, b}};
+      }
+    }
+  }
+  for (const RunGroup& group : groups) {
+    if (best.group) break;
+    const Drawn drawn = drawable(group.runs);
+    if (are_few(drawn)) best = {&group, drawn};
+  }
+  return best;
+}
+
+// The line of compared sets whose steps differ most.
+Drawn most_changed(const Runs& runs) {
+  Drawn drawn;
+  double most = -1;
+  for (const ComparedRuns& line : compare_sets(runs)) {
+    const bool all =
+        std::all_of(line.runs.begin(), line.runs.end(),
+                    [](const ProgramRun* run) { return has_timeline(*run); });
+    if (!all || !are_few(line.runs)) continue;
+    double change = 0;
+    for (const ProgramRun* run : line.runs) {
+      change = std::max(
+          change, std::abs(std::log(step_of(*run) / step_of(*line.runs[0]))));
+    }
+    if (change <= most) continue;
+    most = change;
+    drawn = line.runs;
+  }
+  return drawn;
+}
+
+std::string title_of_timelines(Drawn drawn, const Runs& runs) {
+  std::stable_sort(
+      drawn.begin(), drawn.end(),
+      [](const auto* a, const auto* b) { return step_of(*a) < step_of(*b); });
+  const ProgramRun &first = *drawn.front(), &last = *drawn.back();
+  const bool same = run_name(first) == run_name(last);
+  const std::string winner = same ? full_name(first, runs) : run_name(first);
+  const std::string loser = same ? full_name(last, runs) : run_name(last);
+  const double less = bubble_of(first), more = bubble_of(last);
+  if (drawn.size() == 2 && more - less > 0.02) {
+    return fmt::format("{} spends {:.0f} % of its step in bubbles, {} {:.0f} %",
+                       winner, 100 * less, loser, 100 * more);
+  }
+  return fmt::format("{} ends its step first, after {}; {} last, after {}",
+                     winner, sim::seconds_text(step_of(first)), loser,
+                     sim::seconds_text(step_of(last)));
+}
+
+}  // namespace
+
+FirstLook first_look(const Runs& runs) {
+  std::vector<RunGroup> groups = simulated_groups(runs);
+  FirstLook look;
+  Drawn drawn;
+  if (are_sets(runs)) {
+    drawn = most_changed(runs);
+  } else {
+    if (groups.empty()) groups.push_back({"", trained_runs(runs)});
+    const Choice choice = choose(groups);
+    drawn = choice.drawn;
+    if (choice.group) {
+      look.html = scatter_html(*choice.group, runs);
+      if (!look.html.empty()) look.scatter_group = id_of(*choice.group, runs);
+    }
+  }
+  if (!drawn.empty()) {
+    look.html += timelines_html(title_of_timelines(drawn, runs), drawn, runs);
+  }
+  if (!look.html.empty()) {
+    look.html = "<section id=\"first\" aria-label=\"At a glance\">\n" +
+                look.html + "</section>\n";
+  }
+  return look;
+}
+
+}  // namespace shardbook::table::internal

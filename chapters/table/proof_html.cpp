@@ -1,0 +1,136 @@
+// "Proof" of report.html, the runs that trained, and sets of runs compared.
+
+#include <fmt/format.h>
+
+#include "chapters/pictures/svg.h"
+#include "chapters/table/html.h"
+#include "chapters/table/internal/page.h"
+#include "chapters/table/table.h"
+
+namespace shardbook::table::internal {
+namespace {
+
+using pictures::svg::escape;
+
+// The unit of a column, of the values that `value` gives for each run.
+template <typename List, typename Value>
+Unit unit_of(Unit (*choose)(const std::vector<double>&), const List& runs,
+             Value value) {
+  std::vector<double> values;
+  for (const ProgramRun* run : runs) values.push_back(value(*run));
+  return choose(values);
+}
+
+// A value with the sign of its claim, if it was measured.
+std::string claim_cell(const Claim& claim, const std::string& value) {
+  const bool plain =
+      claim.verdict == Verdict::kNotMeasured && !claim.value.empty();
+  return fmt::format("<td>{} {}</td>", plain ? "" : sign_html(claim.verdict),
+                     value);
+}
+
+std::string proof_rows(const std::vector<const ProgramRun*>& trained,
+                       const Runs& runs) {
+  const Unit sent = unit_of(bytes_unit, trained, sent_per_step);
+  const auto held_of = [](const ProgramRun& run) { return run.held_bytes; };
+  const auto peak_of = [](const ProgramRun& run) { return run.peak_bytes; };
+  const Unit held = unit_of(bytes_unit, trained, held_of);
+  const Unit peak = unit_of(bytes_unit, trained, peak_of);
+  const Unit step = unit_of(seconds_unit, trained, step_of);
+  std::string text = open_table("Proof", {{"strategy"},
+                                          {"world"},
+                                          {"loss"},
+                                          {"numbers"},
+                                          {"sent", sent.name},
+                                          {"held", held.name},
+                                          {"peak memory", peak.name},
+                                          {"step", step.name}});
+  for (const ProgramRun* run : trained) {
+    const std::string loss =
+        run->loss.empty() ? "\u2013"
+                          : run->loss.front() + " \u2192 " + run->loss.back();
+    const bool on_the_wall = !run->virtual_run && run->wall_step_s >= 0;
+    text +=
+        fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td>",
+                    short_link_to(*run, runs), escape(world_name(*run)), loss) +
+        claim_cell(run->numbers, escape(run->numbers.value)) +
+        claim_cell(run->bytes, number_text(sent_per_step(*run), sent)) +
+        claim_cell(run->memory, number_text(run->held_bytes, held)) + "<td>" +
+        number_text(run->peak_bytes, peak) + "</td>" +
+        claim_cell(run->time, number_text(step_of(*run), step) +
+                                  (on_the_wall ? " wall" : "")) +
+        "</tr>\n";
+  }
+  return text + kCloseTable;
+}
+
+}  // namespace
+
+std::string proof_html(const Runs& runs) {
+  const std::vector<const ProgramRun*> trained = trained_runs(runs);
+  if (trained.empty()) return "";
+  std::size_t num_failed = 0;
+  ClaimCount claims;
+  for (const ProgramRun* run : trained) {
+    const ClaimCount own = count_claims(*run);
+    claims.failed += own.failed;
+    claims.measured += own.measured;
+    if (own.failed > 0) ++num_failed;
+  }
+  const bool holds = num_failed == 0;
+  return fmt::format(
+             "<section id=\"proof\"><details{}><summary><h2>Proof: {} of {} "
+             "run{} hold</h2> <span class=\"about\">{}{} claims, each "
+             "predicted by a formula and counted by the program</span>"
+             "</summary><p class=\"about\">Small models, trained here; virtual "
+             "time on the cluster textbook.</p>\n",
+             holds ? "" : " open", trained.size() - num_failed, trained.size(),
+             trained.size() == 1 ? "" : "s",
+             sign_html(holds ? Verdict::kPassed : Verdict::kFailed),
+             holds ? fmt::format(" all {}", claims.measured)
+                   : fmt::format(" {} of {}", claims.measured - claims.failed,
+                                 claims.measured)) +
+         proof_rows(trained, runs) + "</details></section>\n";
+}
+
+std::string comparison_html(const Runs& runs) {
+  if (!are_sets(runs)) return "";
+  std::vector<const ProgramRun*> all;
+  for (const ProgramRun& run : runs) all.push_back(&run);
+  const Unit step = unit_of(seconds_unit, all, step_of);
+  const Unit sent = unit_of(bytes_unit, all, sent_per_step);
+  const Unit peak = unit_of(
+      bytes_unit, all, [](const ProgramRun& run) { return run.peak_bytes; });
+  std::string text =
+      "<section id=\"comparison\"><h2>Compared</h2><p class=\"about\">In "
+      "brackets: the ratio to the first set.</p>\n" +
+      open_table("Compared", {{"run"},
+                              {"set"},
+                              {"step", step.name},
+                              {"peak memory", peak.name},
+                              {"sent", sent.name},
+                              {"idle", "%"}});
+  for (const ComparedRuns& line : compare_sets(runs)) {
+    const ProgramRun& first = *line.runs.front();
+    for (const ProgramRun* run : line.runs) {
+      const auto cell = [&](double value, double base, Unit unit) {
+        text += "<td>" + number_text(value, unit) +
+                (run != &first && value >= 0 && base > 0
+                     ? fmt::format(" ({:.2f})", value / base)
+                     : "") +
+                "</td>";
+      };
+      text += fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td>",
+                          short_link_to(*run, runs), escape(run->set));
+      cell(step_of(*run), step_of(first), step);
+      cell(run->peak_bytes, first.peak_bytes, peak);
+      cell(sent_per_step(*run), sent_per_step(first), sent);
+      text += run->virtual_run ? fmt::format("<td>{:.1f}</td></tr>\n",
+                                             100 * run->virtual_run->idle_share)
+                               : "<td>\u2013</td></tr>\n";
+    }
+  }
+  return text + kCloseTable + "</section>\n";
+}
+
+}  // namespace shardbook::table::internal
