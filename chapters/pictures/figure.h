@@ -43,7 +43,7 @@ class Figure {
  public:
   enum class Anchor { kStart, kMiddle, kEnd };
 
-  /// The first line of the title says what one sees; more lines are smaller.
+  /// The first line of the title states what the picture shows; further lines are smaller.
   explicit Figure(const std::string& title, double width = 760);
 
   double width() const { return width_; }
@@ -84,7 +84,7 @@ class Figure {
   };
   void labels(double x, std::vector<Label> all);
 
-  /// The finished picture; `details` say what one sees to who does not see it.
+  /// The finished picture; `details` is its description for screen readers.
   std::string svg(const std::string& details) const;
 
  private:

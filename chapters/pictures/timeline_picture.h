@@ -1,8 +1,8 @@
 #pragma once
 
 // One step of a run as pictures without scripts: the lanes of each rank, and
-// how full its memory is. A title says what one sees. report.html draws the same view with timeline.js,
-// which can zoom.
+// how full its memory is. A title states what the picture shows. report.html
+// draws the same view with timeline.js, which can zoom.
 
 #include <string>
 #include <utility>

@@ -4,7 +4,7 @@
   compare_runs.py run NAME RUN... [-- COMMON]       runs what was built
 
 A RUN is one word: a chapter with its own options, 'zero --strategy fsdp'. All
-runs have the options COMMON as well. So has one device, the yardstick, but for
+runs have the options COMMON as well. So has one device, the yardstick, except
 those about ranks. The runs are kept as build/runs/NAME (`compare` without a
 NAME), each under its own text.
 """
@@ -129,7 +129,7 @@ def check_known(rows, common, known):
 
 
 def yardstick(rows, common, known):
-    """One device with the options of all runs, but for those about ranks."""
+    """One device with the options of all runs, except those about ranks."""
     options = []
     for option in each_option(common):
         if name_of(option) in known and name_of(option) != "--world-size":

@@ -9,7 +9,7 @@
 
 namespace shardbook {
 
-/// Every line fits a terminal of 80 columns, but for commands to copy. Returns
+/// Every line fits a terminal of 80 columns, except commands to copy. Returns
 /// the number of lines.
 inline int expect_fits_terminal(const std::string& text) {
   int count = 0;

@@ -83,7 +83,7 @@ std::string title_of(const RunGroup& group);
 std::string id_of(const RunGroup& group, const Runs& runs);
 
 /// The simulated runs: per group a table with bars, and step time against
-/// memory, but for the group whose scatter is on the first screen.
+/// memory, except the group whose scatter is on the first screen.
 std::string buys_html(const Runs& runs, const std::string& scatter_group);
 /// The runs that trained: one line, which opens a table of their claims. It is
 /// open if a claim failed.
