@@ -45,7 +45,8 @@ std::vector<TimelineEvent> join_short(const std::vector<TimelineEvent>& events,
   std::size_t first = 0;  // of the interval, in `joined`
   double begin_s = -shortest_s;
   for (const TimelineEvent& event : events) {
-    if (event.end_s - begin_s > shortest_s) {
+    // Rounding must not split an interval that ends with an event
+    if (event.end_s - begin_s > shortest_s * (1 + 1e-9)) {
       first = joined.size();
       begin_s = event.begin_s;
     }

@@ -56,6 +56,8 @@ class Installed(unittest.TestCase):
     @classmethod
     def run_in(cls, folder, command, **variables):
         """What a command prints, which ends with status 0."""
+        # Meson points this at the libraries of the build folder
+        os.environ.pop("LD_LIBRARY_PATH", None)
         ended = subprocess.run(
             ["bash", "-c", command], cwd=folder, text=True, encoding="utf-8",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
