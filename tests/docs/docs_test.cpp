@@ -37,9 +37,12 @@ std::vector<fs::path> chapter_folders() {
 }
 
 std::vector<fs::path> chapter_pages() {
-  std::vector<fs::path> pages = {kRoot / "chapters" / "README.md"};
+  std::vector<fs::path> pages = {kRoot / "chapters" / "README.md",
+                                 kRoot / "chapters" / "before.md"};
   for (const fs::path& folder : chapter_folders()) {
-    if (fs::exists(folder / "README.md")) pages.push_back(folder / "README.md");
+    for (const char* name : {"README.md", "details.md"}) {
+      if (fs::exists(folder / name)) pages.push_back(folder / name);
+    }
   }
   return pages;
 }
@@ -47,7 +50,8 @@ std::vector<fs::path> chapter_pages() {
 std::vector<fs::path> all_pages() {
   std::vector<fs::path> pages = chapter_pages();
   for (const char* name :
-       {"README.md", "README.zh-CN.md", "chapters/your_own/README.md",
+       {"README.md", "README.zh-CN.md", "chapters/symbols.md",
+        "chapters/your_own/README.md",
         "comm/algorithms/README.md", "notebooks/README.md"}) {
     if (fs::exists(kRoot / name)) pages.push_back(kRoot / name);
   }
@@ -255,6 +259,16 @@ TEST(Notebooks, EveryLocalLinkLeadsSomewhere) {
     }
   }
   EXPECT_GT(checked, 0) << "the notebooks link to nothing";
+}
+
+TEST(PageRuns, ABackslashContinuesTheCommand) {
+  const auto runs = find_quoted_runs(
+      "```console\n$ ./shardbook run ddp -- --steps 5 \\\n    --batch 8\nloss\n"
+      "```\n```console\n$ ./shardbook toy ddp\n```\n");
+  ASSERT_EQ(runs.size(), 2u);
+  EXPECT_EQ(runs[0].command, "./shardbook run ddp -- --steps 5 --batch 8");
+  EXPECT_EQ(runs[0].output, Lines{"loss"});
+  EXPECT_EQ(runs[1].output, Lines{});
 }
 
 TEST(PageRuns, NumbersMayDifferALittleAndTimesMuch) {

@@ -66,17 +66,21 @@ bool same_line(const std::string& a, const std::string& b) {
 
 // What starts the program itself: "./shardbook run ddp -- --steps 5" and
 // "ch02_ddp --steps 5" are build/chapters/02_ddp/ch02_ddp; "./shardbook toy ddp"
-// is build/chapters/toy_02_ddp, "./shardbook run cifar_moe" is
-// build/chapters/cifar_moe; "./shardbook plan" is the planner's.
+// is build/chapters/toy_02_ddp, and likewise for lessons; "./shardbook run
+// cifar_moe" is build/chapters/cifar_moe; "./shardbook plan" is the planner's.
 std::string program_line(const std::string& build, const std::string& command) {
   const std::string plan = "./shardbook plan";
   if (command.rfind(plan, 0) == 0) {
     return "'" + build + "/chapters/planner/shardbook_plan'" +
            command.substr(plan.size());
   }
-  const std::string script = "./shardbook run ", toy = "./shardbook toy ";
-  if (command.rfind(toy, 0) == 0) {
-    return "'" + build + "'/chapters/toy_??_" + command.substr(toy.size());
+  const std::string script = "./shardbook run ";
+  for (const std::string kind : {"toy", "lesson"}) {
+    const std::string begin = "./shardbook " + kind + " ";
+    if (command.rfind(begin, 0) == 0) {
+      return "'" + build + "'/chapters/" + kind + "_??_" +
+             command.substr(begin.size());
+    }
   }
   std::string name = command.substr(0, command.find(' '));
   std::string options = command.substr(name.size());
@@ -106,8 +110,12 @@ std::vector<QuotedRun> find_quoted_runs(const std::string& page) {
     if (lines[i] != "```console" || lines[i + 1].rfind("$ ", 0) != 0) continue;
     QuotedRun run;
     run.line = static_cast<int>(i) + 1;
-    run.command = lines[i + 1].substr(2);
-    for (i += 2; i < lines.size() && lines[i] != "```"; ++i) {
+    run.command = lines[++i].substr(2);
+    while (run.command.ends_with(" \\") && ++i < lines.size()) {
+      run.command.pop_back();
+      run.command += lines[i].substr(lines[i].find_first_not_of(' '));
+    }
+    for (++i; i < lines.size() && lines[i] != "```"; ++i) {
       run.output.push_back(lines[i]);
     }
     runs.push_back(run);

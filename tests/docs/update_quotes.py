@@ -20,12 +20,13 @@ import re
 import subprocess
 import sys
 
-FENCE = re.compile(r"^```console\n\$ (?P<command>.*)\n(?P<output>[^`]*)^```$",
-                   re.MULTILINE)
+FENCE = re.compile(r"^```console\n\$ (?P<command>(.*\\\n)*.*)\n"
+                   r"(?P<output>[^`]*)^```$", re.MULTILINE)
 
 
 def program(build, command):
     """The command line of the program that a quoted command starts."""
+    command = re.sub(r"\\\n *", "", command)
     words = re.match(r"\./shardbook run (\S+) --(.*)", command)
     if words:
         own = build / "chapters" / words[1]
@@ -34,8 +35,9 @@ def program(build, command):
         folder = next(f for f in (build / "chapters").iterdir()
                       if re.fullmatch(r"\d\d_" + words[1], f.name))
         return f"'{folder}/ch{folder.name}'{words[2]}"
-    if command.startswith("./shardbook toy "):
-        return f"'{build}'/chapters/toy_??_{command.split()[2]}"
+    words = re.match(r"\./shardbook (toy|lesson) (\S+)", command)
+    if words:
+        return f"'{build}'/chapters/{words[1]}_??_{words[2]}"
     if command.startswith("./shardbook plan"):
         planner = build / "chapters" / "planner"
         return f"'{planner}/shardbook_plan'{command[len('./shardbook plan'):]}"
@@ -71,8 +73,9 @@ def main():
     root = pathlib.Path(__file__).resolve().parents[2]
     pages = [pathlib.Path(p) for p in sys.argv[2:]]
     chapters = root / "chapters"
-    for page in pages or [chapters / "README.md",
-                          *sorted(chapters.glob("[0-9]*/README.md"))]:
+    for page in pages or [chapters / "README.md", chapters / "before.md",
+                          *sorted(chapters.glob("[0-9]*/README.md")),
+                          *sorted(chapters.glob("*/details.md"))]:
         update(build, page)
 
 
