@@ -154,9 +154,12 @@ void Figure::colored_box(const Box& at, const std::string& color,
 }
 
 void Figure::path(const std::string& d, const std::string& css_class) {
+  colored_path(d, color_of(css_class));
+}
+
+void Figure::colored_path(const std::string& d, const std::string& color) {
   if (d.empty()) return;
-  body_ +=
-      fmt::format("<path fill=\"{}\" d=\"{}\"/>\n", color_of(css_class), d);
+  body_ += fmt::format("<path fill=\"{}\" d=\"{}\"/>\n", color, d);
 }
 
 void Figure::line(const std::string& d, const std::string& color, double width,

@@ -59,8 +59,9 @@ class Figure {
   /// A box of a colour: "#1f5594" or "hsl(137,60%,80%)".
   void colored_box(const Box& at, const std::string& color,
                    const std::string& stroke = "");
-  /// A shape in the colour of a class.
+  /// A shape in the colour of a class, or in a colour.
   void path(const std::string& d, const std::string& css_class);
+  void colored_path(const std::string& d, const std::string& color);
   void line(const std::string& d, const std::string& color, double width = 1,
             const std::string& dashes = "");
   void line(const std::vector<Point>& points, const std::string& color,

@@ -41,6 +41,7 @@
 #include "chapters/common/run/strategy.h"
 #include "chapters/common/run/worlds.h"
 #include "chapters/common/toy.h"
+#include "chapters/figures/plot.h"
 #include "chapters/pictures/figure.h"
 #include "chapters/pictures/timeline_picture.h"
 #include "comm/device_mesh.h"
@@ -233,6 +234,17 @@ void figure() {
   figure.box({110, y, 200, 20}, "forward");
   figure.axis(110, 710, /*length=*/0.25, {"ms", 1e-3}, "virtual time");
   figure.svg("rank 0 computes for 125 of 250 ms");
+}
+
+// --- chapters/figures/plot.h
+void plot(pictures::Figure& figure, const std::vector<figures::Value>& points) {
+  using namespace figures;
+  const double y = Plot::row(figure, 220);
+  Plot plot(figure, {110, y, 400, 220}, {"tokens", 250, 4000, {}, true},
+            {"share of the step", 0, 1, {"%", 0.01}});
+  plot.curve(points, kBlue, "8 ranks");
+  plot.mark(1750, kBlue, "inequality: 1750");
+  plot.labels();
 }
 
 // --- chapters/pictures/timeline_picture.h

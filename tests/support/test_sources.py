@@ -4,7 +4,7 @@ The sources have the whole names of TEST and TEST_F. TEST_P and typed tests get 
 prefix and a suffix as the program runs. These consist of numbers and of words:
 strings in files that instantiate tests or name their worlds or cases (*_worlds,
 *_cases), names in tables of cases (*_loops.json), and names of clusters, tables,
-chapters and element types. A pattern with other words matches nothing.
+chapters, figures and element types. A pattern with other words matches nothing.
 filters_test.py asks all programs that are built whether any name of theirs would
 be refused.
 """
@@ -35,6 +35,9 @@ def tests_of_sources():
     words = {path.stem for pattern in ("sim/clusters/*", "chapters/[0-9]*",
                                        "bench/validate/*.csv")
              for path in ROOT.glob(pattern)}
+    words.update(part for room in ("chapters", "comm")
+                 for path in (ROOT / room).rglob("*.svg")
+                 for part in path.relative_to(ROOT).parts)
     words.update(ELEMENT_TYPES.split())
     for path in (ROOT / "tests").rglob("*_loops.json"):
         words.update(re.findall(r'"name": "(\w+)"', path.read_text("utf-8")))

@@ -6,8 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -260,17 +258,6 @@ TEST(ComparisonText, MarksTheLeastOfItsRanks) {
                      "3.0 *   2.50     3.00 *\n"});
   // 4x and 2 + x are equal at x = 2/3
   expect_text(text, {"4  1D, from T = 0.67 h on 2D\n"});
-}
-
-TEST(ComparisonPlot, OnThePageIsWhatTheProgramDraws) {
-  Options options;
-  options.dtype = DType::kBF16;
-  std::ifstream file(SHARDBOOK_ROOT
-                     "/chapters/10_tensor_parallel_3d/comparison.svg");
-  const std::string drawn{std::istreambuf_iterator<char>(file), {}};
-  EXPECT_EQ(drawn, cube::comparison_picture(cube::compare(options, {})).svg)
-      << "ch10_tensor_parallel_3d --compare --dtype bf16 --picture FILE.svg "
-         "draws it";
 }
 
 }  // namespace

@@ -1,0 +1,257 @@
+// DDP: buckets, and when they hide.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "chapters/common/run/textbook.h"
+#include "chapters/figures/lane.h"
+#include "chapters/figures/pages.h"
+#include "chapters/figures/plot.h"
+#include "chapters/figures/runs.h"
+
+namespace shardbook::figures::page_02 {
+namespace {
+
+using pictures::color_of;
+using pictures::Figure;
+using pictures::kInk;
+
+constexpr double kMs = 1e-3, kMiB = 1 << 20;
+
+ddp::StrategyOptions buckets_of(double first_mb, double other_mb) {
+  ddp::StrategyOptions setup;
+  setup.ddp.first_bucket_mb = first_mb;
+  setup.ddp.bucket_cap_mb = other_mb;
+  return setup;
+}
+
+Report gpt2_on_textbook(const ddp::StrategyOptions& setup = {}) {
+  return run_ddp(on_shapes("textbook", 8, "gpt2", 16, 1024), setup);
+}
+
+std::string buckets() {
+  const sim::RankTimeline step = first_rank(gpt2_on_textbook());
+  // Times count from the begin of backward
+  double begin = 1, end = 0;
+  for (const sim::TimelineEvent& event : step.events) {
+    if (event.category != "backward") continue;
+    begin = std::min(begin, event.begin_s);
+    end = std::max(end, event.end_s);
+  }
+  std::vector<sim::TimelineEvent> messages;
+  for (const sim::TimelineEvent& event : step.events) {
+    if (event.label.rfind("bucket ", 0) == 0) messages.push_back(event);
+  }
+
+  constexpr double kBegin = 150, kLength = 15 * kMs, kRow = 17;
+  Figure figure(
+      "Each block's bucket travels while the next block is computed\n"
+      "The 13 buckets of GPT-2's gradients, in the order in which they leave",
+      640);
+  const double pixels = (figure.width() - kBegin - 10) / kLength;
+  const auto x_of = [&](double time) {
+    return kBegin + pixels * (time - begin);
+  };
+  figure.legend(
+      {{"backward", "its gradients are computed"}, {"comm", "it travels"}});
+  const double top = figure.add_row(18);
+  figure.text(x_of(end), top + 13, "backward ends", Figure::Anchor::kMiddle);
+  double before = begin;
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const sim::TimelineEvent& message = messages[i];
+    const double y = figure.add_row(kRow);
+    const auto bar = [&](double from, double to, double height,
+                         const char* css_class) {
+      figure.box(
+          {x_of(from), y + (kRow - height) / 2, x_of(to) - x_of(from), height},
+          css_class);
+    };
+    // A ring sends 2 (d - 1) / d of each byte
+    const double bytes = message.bytes * 8 / 14;
+    figure.text(0, y + 13, fmt::format("bucket {}", i));
+    figure.text(kBegin - 12, y + 13, fmt::format("{:.0f} MiB", bytes / kMiB),
+                Figure::Anchor::kEnd);
+    if (i + 1 == messages.size()) {
+      figure.text(x_of(before) - 8, y + 13, "token table, block 0",
+                  Figure::Anchor::kEnd);
+    }
+    const double full = std::min(message.begin_s, end);
+    bar(before, full, 5, "backward");
+    bar(message.begin_s, message.end_s, kRow - 4, "comm");
+    before = full;
+  }
+  const double arrived = messages.back().end_s;
+  const double bottom = figure.add_row(22);
+  figure.line({{x_of(end), top + 18}, {x_of(end), bottom}}, kInk, 1, "4 3");
+  figure.line({{x_of(end), bottom + 3}, {x_of(arrived), bottom + 3}},
+              color_of("exposed"), 3);
+  figure.text((x_of(end) + x_of(arrived)) / 2, bottom + 18,
+              fmt::format("exposed: {:.2f} ms", exposed_s(step) / kMs),
+              Figure::Anchor::kMiddle, color_of("exposed"));
+  figure.axis(kBegin, kBegin + pixels * kLength, kLength, {"ms", kMs},
+              "since backward began");
+  return figure.svg(fmt::format(
+      "Backward ends after {:.2f} ms, the last bucket arrives after {:.2f} ms.",
+      (end - begin) / kMs, (arrived - begin) / kMs));
+}
+
+std::string overlap() {
+  struct Way {
+    const char* name;
+    ddp::StrategyOptions setup;
+  };
+  const std::vector<Way> ways = {
+      {"one message", buckets_of(1000, 1000)},
+      {"a message per tensor", buckets_of(1e-6, 1e-6)},
+      {"buckets of 25 MiB", {}}};
+  constexpr double kBegin = 70, kLength = 28 * kMs;
+  Figure figure(
+      "Buckets hide most of the all-reduce; one message and 148 messages do "
+      "not\nOne step of GPT-2 on 8 ranks",
+      640);
+  const double pixels = (figure.width() - kBegin - 10) / kLength;
+  figure.legend({{"forward", "forward"},
+                 {"backward", "backward"},
+                 {"comm", "all-reduce"},
+                 {"exposed", "exposed: waits for the network"},
+                 {"empty", "idle"}});
+  const double top = figure.add_row(6);
+  double computing = 0;
+  std::string details;
+  for (const Way& way : ways) {
+    const Report report = gpt2_on_textbook(way.setup);
+    const sim::RankTimeline step = first_rank(report);
+    const double length = report.time.step_s, exposed = exposed_s(step);
+    computing = busy_s(step, "compute");
+    const std::string result =
+        fmt::format("{}: {:.1f} ms, of which {:.3g} ms exposed", way.name,
+                    length / kMs, exposed / kMs);
+    details += result + ". ";
+    figure.heading(result);
+    const auto lane = [&](const char* name, const char* queue, double height) {
+      const double y = figure.add_row(height + 3);
+      figure.text(0, y + height / 2 + 4, name);
+      draw_lane(figure, step, queue, {kBegin, y, pixels * length, height},
+                pixels);
+    };
+    lane("compute", "compute", 22);
+    lane("network", "comm world", 16);
+  }
+  const double bottom = figure.add_row(22);
+  const double x = kBegin + pixels * computing;
+  figure.line({{x, top}, {x, bottom + 4}}, kInk, 1, "4 3");
+  figure.text(x, bottom + 16,
+              fmt::format("computing alone: {:.1f} ms", computing / kMs),
+              Figure::Anchor::kMiddle);
+  figure.axis(kBegin, kBegin + pixels * kLength, kLength, {"ms", kMs}, "time");
+  return figure.svg(details);
+}
+
+// Exposed communication as a share of the step, by tokens per rank.
+std::vector<Value> exposed_shares(Options options,
+                                  const std::vector<int>& samples,
+                                  double bucket_mb) {
+  std::vector<Value> shares;
+  for (const int each : samples) {
+    options.batch = options.world_size * each;
+    const Report report = run_ddp(options, buckets_of(1, bucket_mb));
+    shares.push_back({static_cast<double>(each * options.seq),
+                      report.time.exposed_comm_s / report.time.step_s});
+  }
+  return shares;
+}
+
+std::string threshold() {
+  // (d - 1) / d e rate / (2 bandwidth)
+  const double textbook_tokens =
+      7.0 / 8 * 4 * textbook::kRate / (2 * textbook::kBandwidth);
+  const sim::Cluster a100 = sim::Cluster::read("dgx-a100");
+  const double a100_tokens =
+      63.0 / 64 * 2 * a100.device.peak_flops.at(DType::kBF16) /
+      (2 * a100.nics_per_node * a100.network.bytes_per_s);
+  Options bf16 = on_shapes("dgx-a100", 64, "gpt-1.3b", 64, 256);
+  bf16.dtype = DType::kBF16;
+  const auto on_textbook =
+      exposed_shares(on_shapes("textbook", 8, "gpt2-xl", 8, 250),
+                     {1, 2, 4, 5, 6, 7, 8, 9, 12, 16}, 100);
+  const auto on_a100 = exposed_shares(bf16, {1, 2, 3, 4, 5, 6, 7, 8}, 25);
+
+  Figure figure("Above eγ/2β tokens per device, gradients travel for free",
+                640);
+  const double y = Plot::row(figure, 240);
+  Plot plot(figure, {50, y, 575, 240},
+            {"tokens per device and step", 250, 4000, {}, true},
+            {"exposed communication, share of the step", 0, 1, {"%", 0.01}});
+  const auto text = [&](double x, double y, const std::string& words,
+                        const Stroke& stroke,
+                        Figure::Anchor anchor = Figure::Anchor::kStart) {
+    const pictures::Point at = plot.at(x, y);
+    figure.text(at.x, at.y, words, anchor, stroke.color);
+  };
+  plot.mark(textbook_tokens, kBlue,
+            fmt::format("inequality: {:.0f}", textbook_tokens));
+  plot.mark(a100_tokens, kOrange, "", 30);
+  text(a100_tokens / 1.02, 0.82, fmt::format("inequality: {:.0f}", a100_tokens),
+       kOrange, Figure::Anchor::kEnd);
+  plot.curve(on_textbook, kBlue);
+  text(540, 0.64, "GPT-2 XL, f32, 8 ranks of textbook", kBlue);
+  text(2050, 0.07, "the last bucket", kBlue);
+  plot.curve(on_a100, kOrange);
+  text(260, 0.25, "GPT 1.3B, bf16, 64 A100", kOrange);
+  return figure.svg(fmt::format(
+      "GPT-2 XL on 8 ranks falls from {:.0f} % at {:.0f} tokens to {:.0f} % at "
+      "{:.0f}. GPT 1.3B on 64 A100 falls from {:.0f} % to {:.0f} %.",
+      100 * on_textbook.front().y, on_textbook.front().x,
+      100 * on_textbook.back().y, on_textbook.back().x, 100 * on_a100.front().y,
+      100 * on_a100.back().y));
+}
+
+// The loss after each step, over the samples seen. One device has DDP's losses,
+// and takes a quarter of the time of four ranks on two cores.
+std::vector<Value> losses(std::int64_t batch, std::int64_t steps, double rate) {
+  Options options = on_shapes("none", 1, "gpt-nano", batch, 64);
+  options.backend = "threads";
+  options.data = "walk";
+  options.dtype = DType::kF64;
+  options.optimizer = "sgd";
+  options.optimizer_options.lr = rate;
+  options.steps = steps;
+  std::vector<Value> all;
+  for (const double loss : run_one_device(options).losses) {
+    all.push_back(
+        {static_cast<double>(batch) * static_cast<double>(all.size()), loss});
+  }
+  return all;
+}
+
+std::string rates() {
+  Figure figure(
+      "Four times the samples per step want four times the learning rate", 640);
+  const double y = Plot::row(figure, 240);
+  Plot plot(figure, {50, y, 380, 240}, {"samples seen", 0, 640},
+            {"loss", 4, 5.6});
+  std::string details;
+  const auto add = [&](const std::vector<Value>& values, const Stroke& stroke,
+                       const std::string& name) {
+    plot.curve(values, stroke,
+               fmt::format("{:.2f}: {}", values.back().y, name));
+    details += fmt::format("{} ends at {:.2f}. ", name, values.back().y);
+  };
+  add(losses(8, 80, 0.01), kBlue, "8 per step, rate 0.01");
+  add(losses(32, 20, 0.01), kOrange, "32 per step, rate 0.01");
+  add(losses(32, 20, 0.04), kGreen, "32 per step, rate 0.04");
+  plot.labels();
+  return figure.svg(details);
+}
+
+}  // namespace
+
+std::vector<PageFigure> all() {
+  return {{"chapters/02_ddp/buckets.svg", buckets},
+          {"chapters/02_ddp/overlap.svg", overlap},
+          {"chapters/02_ddp/threshold.svg", threshold},
+          {"chapters/02_ddp/rates.svg", rates}};
+}
+
+}  // namespace shardbook::figures::page_02

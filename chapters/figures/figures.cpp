@@ -1,0 +1,70 @@
+#include "chapters/figures/figures.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "chapters/figures/pages.h"
+#include "chapters/pictures/figure.h"
+
+namespace shardbook::figures {
+namespace {
+
+using pictures::color_of;
+
+// A colour of light pages, and the one in its place on dark pages, as in
+// chapters/table/report.css: tests/figures compares them.
+std::vector<std::pair<std::string, std::string>> dark_colors() {
+  return {{"#ffffff", "#14161a"},
+          {pictures::kInk, "#e6e8ea"},
+          {pictures::kMuted, "#a6adb5"},
+          {"#d8dbdf", "#343a42"},
+          {color_of("empty"), "#2a2f36"},
+          {color_of("forward"), "#6aa9ee"},
+          {color_of("backward"), "#f6b98a"},
+          {color_of("weights"), "#c46a2e"},
+          {color_of("optimizer"), "#52ab78"},
+          {color_of("comm"), "#c294e6"},
+          {color_of("exposed"), "#d8569b"},
+          {color_of("copy"), "#9aa3ad"},
+          {color_of("other"), "#d9b24c"},
+          {color_of("kind-workspace"), "#e887a3"},
+          {color_of("host"), "#57c4c4"},
+          {color_of("over"), "#ff8f85"}};
+}
+
+}  // namespace
+
+std::vector<PageFigure> all_figures() {
+  std::vector<PageFigure> all;
+  for (const auto& page :
+       {page_overview::all, page_before::all, page_algorithms::all,
+        page_00::all,       page_01::all,     page_02::all,
+        page_03::all,       page_04::all,     page_05::all,
+        page_06::all,       page_07::all,     page_08::all,
+        page_09::all,       page_10::all,     page_11::all,
+        page_12::all,       page_13::all,     page_14::all,
+        page_15::all,       page_which::all}) {
+    for (const PageFigure& figure : page()) all.push_back(figure);
+  }
+  return all;
+}
+
+std::string svg_file(const PageFigure& figure) {
+  const std::string svg = figure.draw();
+  std::string rules;
+  for (const auto& [light, dark] : dark_colors()) {
+    for (const char* attribute : {"fill", "stroke"}) {
+      const std::string given = fmt::format("{}=\"{}\"", attribute, light);
+      const bool is_used = svg.find(given) != std::string::npos;
+      if (!is_used || rules.find(given) != std::string::npos) continue;
+      rules += fmt::format("[{}]{{{}:{}}}\n", given, attribute, dark);
+    }
+  }
+  const std::size_t body = svg.find('\n') + 1;
+  return fmt::format(
+      "{}<style>@media(prefers-color-scheme:dark){{\n{}}}</style>\n{}",
+      svg.substr(0, body), rules, svg.substr(body));
+}
+
+}  // namespace shardbook::figures

@@ -1,0 +1,48 @@
+// Writes the figures of the pages again.
+//
+//   ./shardbook figures               all
+//   ./shardbook figures 02_ddp        those whose file's name contains a word
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "chapters/common/run/options.h"
+#include "chapters/figures/figures.h"
+#include "core/check.h"
+
+using namespace shardbook;
+
+int main(int argc, char** argv) {
+  return chapter_main([&] {
+    SB_CHECK(argc > 1,
+             "shardbook_figures: give the folder of the book, and "
+             "words of files' names: . 02_ddp");
+    const std::filesystem::path root = argv[1];
+    const std::vector<std::string> words(argv + 2, argv + argc);
+    std::vector<figures::PageFigure> chosen;
+    for (const figures::PageFigure& figure : figures::all_figures()) {
+      const auto is_part = [&](const std::string& word) {
+        return figure.file.find(word) != std::string::npos;
+      };
+      if (words.empty() || std::any_of(words.begin(), words.end(), is_part)) {
+        chosen.push_back(figure);
+      }
+    }
+    SB_CHECK(!chosen.empty(), "figures ", words.empty() ? "" : words.front(),
+             ": no figure's file has such a name; ./shardbook figures writes "
+             "all, and lists them");
+    for (const figures::PageFigure& figure : chosen) {
+      const std::filesystem::path path = root / figure.file;
+      std::ofstream file(path, std::ios::binary);
+      file << figures::svg_file(figure) << std::flush;
+      SB_CHECK(file, path.string(), ": cannot be written");
+      fmt::print("{}\n", figure.file);
+    }
+    return 0;
+  });
+}

@@ -1,0 +1,79 @@
+// The README's picture: one step by several strategies, on one axis.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "chapters/figures/lane.h"
+#include "chapters/figures/pages.h"
+#include "chapters/figures/runs.h"
+
+namespace shardbook::figures::page_overview {
+namespace {
+
+using pictures::Figure;
+
+std::string overview() {
+  struct Way {
+    const char* name;
+    Report report;
+  };
+  const auto options = [](int world_size) {
+    Options options =
+        on_shapes("dgx-a100", world_size, "gpt2-medium", 32, 1024);
+    options.dtype = DType::kBF16;
+    return options;
+  };
+  const std::vector<Way> ways = {
+      {"One device", run_one_device(options(1))},
+      {"DDP", run_ddp(options(4))},
+      {"FSDP", run_sharded(options(4), {})},
+      {"GPipe", run_pipeline(options(4), "gpipe", 8)},
+      {"1F1B", run_pipeline(options(4), "1f1b", 8)},
+      {"Zero bubble", run_pipeline(options(4), "zb-h2", 8)}};
+
+  constexpr double kBegin = 130, kLane = 11;
+  const double longest = ways[0].report.time.step_s;
+  Figure figure(
+      "One step of the same training, by one device and by four\n"
+      "GPT-2 medium, 32 samples of 1024 tokens, on simulated A100; a lane per "
+      "device",
+      640);
+  figure.legend({{"forward", "forward"},
+                 {"backward", "backward"},
+                 {"weights", "gradients of weights"},
+                 {"optimizer", "update"},
+                 {"bubble", "waits"},
+                 {"empty", "idle"}});
+  figure.add_row(6);
+  const double pixels = (figure.width() - kBegin) / longest;
+  std::string details;
+  for (const auto& [name, report] : ways) {
+    const sim::StepView view = sim::last_step(report.timelines);
+    const double length = report.time.step_s;
+    const auto lanes = static_cast<std::size_t>(name == ways[0].name ? 1 : 4);
+    const double top = figure.add_row(
+        std::max(static_cast<double>(lanes) * (kLane + 1), 28.0) + 10);
+    figure.text(0, top + 11, name);
+    figure.text(0, top + 26, fmt::format("{:.0f} ms", 1e3 * length),
+                Figure::Anchor::kStart, pictures::kMuted);
+    details += fmt::format("{} {:.0f} ms. ", name, 1e3 * length);
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      // Ranks of which only the first ran do all the same
+      const sim::RankGroup& group =
+          view.groups[std::min(lane, view.groups.size() - 1)];
+      draw_lane(figure, group.timeline, "compute",
+                {kBegin, top + static_cast<double>(lane) * (kLane + 1),
+                 pixels * length, kLane},
+                pixels);
+    }
+  }
+  figure.axis(kBegin, figure.width(), longest, {"ms", 1e-3}, "time");
+  return figure.svg(details);
+}
+
+}  // namespace
+
+std::vector<PageFigure> all() { return {{"chapters/overview.svg", overview}}; }
+
+}  // namespace shardbook::figures::page_overview

@@ -1,0 +1,212 @@
+#include "chapters/figures/pieces.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+#include "chapters/figures/ranks.h"
+#include "comm/launch.h"
+
+namespace shardbook::figures {
+namespace {
+
+using pictures::Figure;
+using pictures::px;
+
+// Which piece a number is of, and the ranks that it sums, as bits.
+struct Content {
+  int piece = -1;
+  unsigned ranks = 0;
+};
+
+Content content_of(double number) {
+  const auto bits = static_cast<unsigned>(std::lround(number));
+  for (int piece = 0; piece < 4; ++piece) {
+    const unsigned ranks = bits >> (4 * piece) & 15;
+    if (ranks != 0) return {piece, ranks};
+  }
+  return {};
+}
+
+// Notes the messages of this rank, and its tensor before each of them.
+class RecordingGroup : public ProcessGroup {
+ public:
+  struct Step {
+    Pieces before;
+    Message message;
+  };
+
+  RecordingGroup(ProcessGroup& inner, const Tensor& tensor)
+      : ProcessGroup(inner.rank(), inner.ranks(), inner.name()),
+        inner_(inner),
+        tensor_(tensor) {}
+
+  const std::vector<Step>& steps() const { return steps_; }
+
+  std::vector<std::string> exchange(const std::string& text) override {
+    return inner_.exchange(text);
+  }
+  void set_timeout(std::chrono::milliseconds timeout) override {
+    inner_.set_timeout(timeout);
+  }
+  void abort(const std::string& reason) override { inner_.abort(reason); }
+
+ protected:
+  Work do_collective(const CommCall& call,
+                     const CommBuffers& buffers) override {
+    return inner_.issue(call, buffers);
+  }
+  // A swap begins with its recv
+  Work do_recv(const Tensor& tensor, const CommCall& call) override {
+    before_ = pieces_of(tensor_);
+    return inner_.recv(tensor, call.root_or_peer);
+  }
+  Work do_send(const Tensor& tensor, const CommCall& call) override {
+    const auto offset = static_cast<const double*>(tensor.raw()) -
+                        static_cast<const double*>(tensor_.raw());
+    steps_.push_back(
+        {before_, {rank(), call.root_or_peer, offset, tensor.numel()}});
+    return inner_.send(tensor, call.root_or_peer);
+  }
+  std::shared_ptr<ProcessGroup> do_subgroup(const std::vector<int>& members,
+                                            const std::string& name) override {
+    return inner_.subgroup_of(members, name);
+  }
+
+ private:
+  ProcessGroup& inner_;
+  Tensor tensor_;
+  Pieces before_;
+  std::vector<Step> steps_;
+};
+
+}  // namespace
+
+Tensor all_pieces(int rank) {
+  const Tensor tensor = Tensor::empty({4}, {DType::kF64, {}});
+  for (int piece = 0; piece < 4; ++piece) {
+    static_cast<double*>(tensor.raw())[piece] = std::exp2(4 * piece + rank);
+  }
+  return tensor;
+}
+
+Tensor one_piece(int rank, int piece) {
+  return Tensor::full({1}, std::exp2(4 * piece + rank), {DType::kF64, {}});
+}
+
+Pieces pieces_of(const Tensor& tensor) {
+  const auto* begin = static_cast<const double*>(tensor.raw());
+  return {begin, begin + tensor.numel()};
+}
+
+void draw_pieces(Figure& figure, const Pieces& pieces, double x, double y) {
+  for (const double number : pieces) {
+    const auto [piece, ranks] = content_of(number);
+    const bool is_sum = ranks == 15;
+    const std::string color =
+        is_sum ? pictures::kInk
+               : rank_color(static_cast<int>(std::log2(std::max(ranks, 1u))));
+    figure.colored_box({x, y, kPiece - 1, kPiece - 1}, color);
+    figure.text(x + (kPiece - 1) / 2, y + 12,
+                std::string(1, static_cast<char>((is_sum ? 'A' : 'a') + piece)),
+                Figure::Anchor::kMiddle, "#ffffff");
+    x += kPiece;
+  }
+}
+
+std::vector<Frame> frames_of(
+    const std::function<void(ProcessGroup& group, const Tensor& tensor)>&
+        all_reduce) {
+  std::vector<Frame> frames;
+  std::mutex mutex;
+  run_ranks(kPieceRanks, [&](ProcessGroup& world) {
+    const Tensor tensor = all_pieces(world.rank());
+    RecordingGroup group(world, tensor);
+    all_reduce(group, tensor);
+    const std::lock_guard lock(mutex);
+    const auto rank = static_cast<std::size_t>(world.rank());
+    frames.resize(group.steps().size() + 1);
+    for (Frame& frame : frames) {
+      frame.ranks.resize(kPieceRanks);
+      frame.messages.resize(kPieceRanks);
+    }
+    for (std::size_t i = 0; i < group.steps().size(); ++i) {
+      frames[i].ranks[rank] = group.steps()[i].before;
+      frames[i].messages[rank] = group.steps()[i].message;
+    }
+    frames.back().ranks[rank] = pieces_of(tensor);
+  });
+  frames.back().messages.clear();
+  return frames;
+}
+
+void draw_frames(Figure& figure, const std::vector<Frame>& frames,
+                 const std::vector<std::string>& titles) {
+  constexpr double kLeft = 54, kFrame = 147, kCell = 24, kHeight = 20, kGap = 8;
+  constexpr double kRow = 44 + kPieceRanks * (kHeight + kGap) + 34;
+  double top = 0;
+  std::int64_t sent = 0;
+  for (std::size_t f = 0; f < frames.size(); ++f) {
+    const Frame& frame = frames[f];
+    const double left = kLeft + kFrame * static_cast<double>(f % 4);
+    if (f % 4 == 0) top = figure.add_row(kRow);
+    figure.text(left, top + 16, titles[f]);
+    for (int p = 0; p < 4; ++p) {
+      figure.text(left + kCell * (p + 0.5), top + 35, std::string(1, "abcd"[p]),
+                  Figure::Anchor::kMiddle, pictures::kMuted);
+    }
+    const auto y_of = [&](int rank) {
+      return top + 42 + rank * (kHeight + kGap);
+    };
+    for (int rank = 0; rank < kPieceRanks; ++rank) {
+      const double y = y_of(rank);
+      if (f % 4 == 0) {
+        figure.text(0, y + 14, fmt::format("rank {}", rank),
+                    Figure::Anchor::kStart, rank_color(rank));
+      }
+      for (int p = 0; p < 4; ++p) {
+        const double x = left + kCell * p;
+        const unsigned ranks =
+            content_of(frame.ranks[static_cast<std::size_t>(rank)]
+                                  [static_cast<std::size_t>(p)])
+                .ranks;
+        figure.box({x, y, kCell - 2, kHeight}, "empty");
+        for (int r = 0; r < kPieceRanks; ++r) {
+          if ((ranks >> r & 1) == 0) continue;
+          figure.colored_box({x + 1 + 5 * r, y + 1, 5, kHeight - 2},
+                             rank_color(r));
+        }
+      }
+    }
+    if (!frame.messages.empty()) {
+      sent += frame.messages[0].count;
+      figure.text(left, y_of(kPieceRanks) + 14,
+                  fmt::format("sent so far: {}/4", sent),
+                  Figure::Anchor::kStart, pictures::kMuted);
+    }
+    for (const Message& message : frame.messages) {
+      const double x = left + kCell * static_cast<double>(message.first);
+      const double y = y_of(message.from);
+      const double width = kCell * static_cast<double>(message.count) - 2;
+      figure.line(fmt::format("M{} {}h{}v{}h{}z", px(x - 1), px(y - 1),
+                              px(width + 2), px(kHeight + 2), px(-width - 2)),
+                  pictures::kInk, 2);
+      // An arc at the right, wider for ranks that are further apart
+      const double right = left + 4 * kCell;
+      const double from = y + kHeight / 2;
+      const double to =
+          y_of(message.to) + kHeight / 2 + (message.to > message.from ? -4 : 4);
+      const double reach = right + 8 + 9 * std::abs(message.to - message.from);
+      figure.line(fmt::format("M{0} {2}C{1} {2} {1} {3} {0} {3}", px(right),
+                              px(reach), px(from), px(to)),
+                  pictures::kMuted, 1.2);
+      figure.line(fmt::format("M{} {}L{} {}L{} {}", px(right + 6), px(to - 4),
+                              px(right), px(to), px(right + 6), px(to + 4)),
+                  pictures::kMuted, 1.2);
+    }
+  }
+}
+
+}  // namespace shardbook::figures

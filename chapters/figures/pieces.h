@@ -1,0 +1,53 @@
+#pragma once
+
+// Four ranks with tensors of four pieces, as collectives change them.
+//
+// Piece p of rank r is the number 2^(4 p + r). So each number in a result says
+// which piece it is of, and which ranks it sums.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "chapters/pictures/figure.h"
+#include "comm/process_group.h"
+
+namespace shardbook::figures {
+
+constexpr int kPieceRanks = 4;
+
+/// The pieces of one tensor; none where a rank has no tensor.
+using Pieces = std::vector<double>;
+
+/// The four pieces of a rank, or one of them.
+Tensor all_pieces(int rank);
+Tensor one_piece(int rank, int piece);
+Pieces pieces_of(const Tensor& tensor);
+
+/// A piece of one rank has its colour and its letter; a sum of all ranks is dark,
+/// with a capital letter.
+void draw_pieces(pictures::Figure& figure, const Pieces& pieces, double x,
+                 double y);
+/// The side of a piece of draw_pieces.
+constexpr double kPiece = 16;
+
+/// Ranks swap messages at the same time.
+struct Message {
+  int from = 0, to = 0;
+  std::int64_t first = 0, count = 0;  ///< pieces
+};
+struct Frame {
+  std::vector<Pieces> ranks;  ///< before the messages
+  std::vector<Message> messages;
+};
+/// What the algorithm sends, step by step, and the result as a last frame.
+std::vector<Frame> frames_of(
+    const std::function<void(ProcessGroup& group, const Tensor& tensor)>&
+        all_reduce);
+/// The frames in rows of four: a piece has a stripe in the colour of each rank
+/// that it sums, and the pieces that are sent have a border.
+void draw_frames(pictures::Figure& figure, const std::vector<Frame>& frames,
+                 const std::vector<std::string>& titles);
+
+}  // namespace shardbook::figures

@@ -1,0 +1,105 @@
+#include "chapters/figures/plot.h"
+
+#include <cmath>
+
+#include "sim/timeline_step.h"
+
+namespace shardbook::figures {
+namespace {
+
+using pictures::Figure;
+using pictures::Point;
+
+// From 0 to 1.
+double share(const Axis& axis, double value) {
+  if (axis.is_log)
+    return std::log(value / axis.low) / std::log(axis.high / axis.low);
+  return (value - axis.low) / (axis.high - axis.low);
+}
+
+std::vector<double> marks_of(const Axis& axis, double most) {
+  if (!axis.marks.empty()) return axis.marks;
+  std::vector<double> marks;
+  if (axis.is_log) {
+    for (double mark = axis.low; mark <= 1.001 * axis.high; mark *= 2) {
+      marks.push_back(mark);
+    }
+    return marks;
+  }
+  const double step =
+      axis.unit.size *
+      sim::axis_distance((axis.high - axis.low) / axis.unit.size,
+                         static_cast<int>(most));
+  for (double i = std::ceil(axis.low / step - 1e-9);
+       i * step <= axis.high + 1e-9 * step; ++i) {
+    marks.push_back(i * step + 0.0);  // not -0
+  }
+  return marks;
+}
+
+std::string text_of(const Axis& axis, double mark) {
+  return axis.text ? axis.text(mark) : round_text(mark, axis.unit);
+}
+
+}  // namespace
+
+double Plot::row(Figure& figure, double height) {
+  const double y = figure.add_row(22 + height + 40);
+  return y + 22;
+}
+
+Plot::Plot(Figure& figure, const pictures::Box& at, const Axis& x,
+           const Axis& y)
+    : figure_(figure), box_(at), x_(x), y_(y) {
+  const double bottom = at.y + at.height;
+  figure.text(at.x, at.y - 10, y.name, Figure::Anchor::kStart,
+              pictures::kMuted);
+  for (const double mark : marks_of(y, at.height / 35)) {
+    const double height = bottom - at.height * share(y, mark);
+    figure.line({{at.x, height}, {at.x + at.width, height}}, "#d8dbdf");
+    figure.text(at.x - 6, height + 4, text_of(y, mark), Figure::Anchor::kEnd,
+                pictures::kMuted);
+  }
+  for (const double mark : marks_of(x, at.width / 70)) {
+    const double left = at.x + at.width * share(x, mark);
+    figure.line({{left, bottom}, {left, bottom + 5}}, pictures::kMuted);
+    figure.text(left, bottom + 18, text_of(x, mark), Figure::Anchor::kMiddle,
+                pictures::kMuted);
+  }
+  figure.text(at.x + at.width / 2, bottom + 34, x.name, Figure::Anchor::kMiddle,
+              pictures::kMuted);
+}
+
+Point Plot::at(double x, double y) const {
+  return {box_.x + box_.width * share(x_, x),
+          box_.y + box_.height * (1 - share(y_, y))};
+}
+
+void Plot::curve(const std::vector<Value>& values, const Stroke& stroke,
+                 const std::string& label) {
+  std::vector<Point> points;
+  for (const Value& value : values) points.push_back(at(value.x, value.y));
+  figure_.line(points, stroke.color, 2, stroke.dashes);
+  labels_.push_back({points.back().y, label, stroke.color});
+}
+
+void Plot::dots(const std::vector<Value>& values, const Stroke& stroke) {
+  for (const Value& value : values)
+    figure_.dot(at(value.x, value.y), stroke.color);
+}
+
+void Plot::mark(double x, const Stroke& stroke, const std::string& text,
+                double from_top) {
+  const double left = at(x, y_.low).x;
+  figure_.line({{left, box_.y + from_top}, {left, box_.y + box_.height}},
+               stroke.color, 1.5, "4 3");
+  figure_.text(left + 5, box_.y + from_top + 10, text, Figure::Anchor::kStart,
+               stroke.color);
+}
+
+void Plot::labels() {
+  figure_.labels(box_.x + box_.width + 6, labels_);
+  labels_.clear();
+}
+
+}  // namespace shardbook::figures
