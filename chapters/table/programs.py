@@ -63,6 +63,9 @@ def run_side_by_side(commands, at_once, on_start=lambda k: None, on_end=None,
     def finish_one():
         program, status = _wait_for_one(running)
         k, errors = running.pop(program)
+        # Ctrl-C reaches a program that has just started, too
+        if status > 128:
+            _check_signals()
         statuses[k] = status
         if errors:
             with errors:
