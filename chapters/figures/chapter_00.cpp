@@ -52,7 +52,7 @@ std::string block() {
                                     {"attention", 1}, {"y = x + o_proj", 1},
                                     {"norm", 1},      {"gate", 3.5},
                                     {"up", 3.5},      {"SiLU(gate) up", 3.5}};
-  // The sum is what the program counts, but for the statistics
+  // The sum is what the program counts, except the statistics
   const ModelConfig config = ModelConfig::read("gpt2");
   KeptSizes sizes;
   sizes.rows = sizes.tokens = 1;
