@@ -47,7 +47,7 @@ std::string moves() {
     const std::string cost = cost_of(a, b);
     const std::string color =
         cost == "no message" ? pictures::kMuted : pictures::color_of("comm");
-    // Beside the line between the two, so that there is room for the way back
+    // Beside the line between the two: the way back needs room
     const Point beside{-6 * u, 6 * x};
     arrow(figure, {from.x + 42 * x + beside.x, from.y + 26 * u + beside.y},
           {to.x - 42 * x + beside.x, to.y - 26 * u + beside.y}, color);

@@ -3,8 +3,8 @@
 // The figures of the book's pages: SVG files beside them, drawn from runs on
 // shapes, schedules, layouts and messages of the chapters' own code.
 //
-// Nothing in them depends on the machine, so that a test can draw them again
-// and compare. `chapter_NN.cpp` has the figures of chapter NN.
+// Nothing in them depends on the machine, so a test can draw them again and
+// compare. `chapter_NN.cpp` has the figures of chapter NN.
 
 #include <string>
 #include <vector>

@@ -12,7 +12,7 @@
 //   figure.svg("rank 0 computes for 125 of 250 ms");
 //
 // Classes have the colours that report.css gives them on light pages. The
-// ground is white, so that a picture can be read on a dark page as well.
+// ground is white: a picture can be read on a dark page as well.
 // Elements have attributes alone: some viewers of notebooks drop styles,
 // classes and references to other elements.
 

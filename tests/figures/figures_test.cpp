@@ -153,7 +153,7 @@ TEST(FigureFiles, FitThePage) {
   }
 }
 
-// What the frames of a ring send is what its cost card counts.
+// The frames of a ring send the bytes that its cost card counts.
 TEST(Frames, OfARingSendItsBytes) {
   const auto frames = frames_of([](ProcessGroup& group, const Tensor& tensor) {
     algorithms::ring_all_reduce(group, tensor);
