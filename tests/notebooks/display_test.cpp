@@ -141,7 +141,7 @@ TEST(Figure, NeighboursDifferInGrey) {
         std::pair("kind-parameter", "kind-gradient"),
         std::pair("kind-gradient", "kind-optimizer_state"),
         std::pair("kind-optimizer_state", "kind-activation")}) {
-    const auto [dark, bright] = std::minmax(light(a), light(b));
+    const auto [dark, bright] = std::minmax({light(a), light(b)});
     EXPECT_GT((bright + 0.05) / (dark + 0.05), 1.4) << a << " " << b;
   }
 }
