@@ -40,8 +40,8 @@ std::vector<fs::path> chapter_pages() {
   std::vector<fs::path> pages = {kRoot / "chapters" / "README.md",
                                  kRoot / "chapters" / "before.md"};
   for (const fs::path& folder : chapter_folders()) {
-    for (const char* name : {"README.md", "details.md"}) {
-      if (fs::exists(folder / name)) pages.push_back(folder / name);
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (entry.path().extension() == ".md") pages.push_back(entry.path());
     }
   }
   return pages;
@@ -50,7 +50,8 @@ std::vector<fs::path> chapter_pages() {
 std::vector<fs::path> all_pages() {
   std::vector<fs::path> pages = chapter_pages();
   for (const char* name :
-       {"README.md", "README.zh-CN.md", "chapters/symbols.md",
+       {"README.md", "README.zh-CN.md", "chapters/running.md",
+        "chapters/worlds.md", "chapters/symbols.md", "bench/README.md",
         "chapters/your_own/README.md", "comm/algorithms/README.md",
         "notebooks/README.md"}) {
     if (fs::exists(kRoot / name)) pages.push_back(kRoot / name);
@@ -224,7 +225,7 @@ Lines fenced_lines(const fs::path& page) {
 // Commands and tables are of one book, in whatever language they are explained.
 TEST(Pages, TheChineseReadmeHasTheSameRuns) {
   const Lines english = fenced_lines(kRoot / "README.md");
-  EXPECT_GT(english.size(), 50u);
+  EXPECT_GT(english.size(), 20u);
   EXPECT_EQ(fenced_lines(kRoot / "README.zh-CN.md"), english);
 }
 

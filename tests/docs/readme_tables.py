@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Compares the two tables of both READMEs with what their rows print now.
+"""Compares the overview's tables on three pages with what their rows print now.
 
     python3 tests/docs/readme_tables.py build            compares
     python3 tests/docs/readme_tables.py build --update   writes them again
 
-Each README shows some groups and some chapters of the overview that
-./shardbook run prints. Their rows run, the program of the tables prints them, and
-the text must be that of the README: words to the letter, numbers within one in a
-hundred (other processors round elsewhere).
+Each page shows some groups and some chapters of the overview that ./shardbook run
+prints. Their rows run, the program of the tables prints them, and the text must be
+that of the page: words to the letter, numbers within one in a hundred (other
+processors round elsewhere).
 """
 
 import concurrent.futures
@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT / "chapters" / "table"))
 from chapter_names import find_chapters  # noqa: E402
 from default_rows import default_rows  # noqa: E402
 
-README = ROOT / "README.md"
-PAGES = [README, ROOT / "README.zh-CN.md"]
+PAGES = [ROOT / "chapters" / "running.md",  # all rows of the others
+         ROOT / "README.md", ROOT / "README.zh-CN.md"]
 TABLE = re.compile(r"(?<=^```\n)(?:WHAT IT BUYS|PROOF), [^`]*(?=^```$)",
                    re.MULTILINE)
 SKIPPED = 77  # for Meson
@@ -51,28 +51,32 @@ def without_sweep(options):
     return options[:at] + options[at + 2:]
 
 
-def printed_tables(build, rows):
+def run_rows(build, folder, rows):
+    """Runs each row; returns the names of their reports in this folder."""
+    names = {str(row): f"{k:02}.json" for k, row in enumerate(rows)}
+
+    def run(row):
+        subprocess.run(
+            [f"{build}/chapters/{row.chapter}/ch{row.chapter}", "--report",
+             f"{folder}/{names[str(row)]}", *without_sweep(row.options)], check=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    cores = len(os.sched_getaffinity(0))
+    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+        list(pool.map(run, rows))
+    return names
+
+
+def printed_tables(build, folder, names, rows):
     """What the program of the tables prints of these rows."""
-    with tempfile.TemporaryDirectory() as folder:
-        names = [f"{k:02}.json" for k in range(len(rows))]
-
-        def run(name, row):
-            subprocess.run(
-                [f"{build}/chapters/{row.chapter}/ch{row.chapter}", "--report",
-                 f"{folder}/{name}", *without_sweep(row.options)], check=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-        cores = len(os.sched_getaffinity(0))
-        with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-            list(pool.map(run, names, rows))
-        pathlib.Path(folder, "rows.tsv").write_text("".join(
-            f"{name}\t{row.title}\t{row.star}{row.label}\t-\n"
-            for name, row in zip(names, rows)), encoding="utf-8")
-        text = subprocess.run(
-            [f"{build}/chapters/table/shardbook_table", "--overview", folder],
-            text=True, stdout=subprocess.PIPE, check=True, encoding="utf-8",
-            env={**os.environ, "LC_ALL": "C.UTF-8"}).stdout
+    pathlib.Path(folder, "rows.tsv").write_text("".join(
+        f"{names[str(row)]}\t{row.title}\t{row.star}{row.label}\t-\n"
+        for row in rows), encoding="utf-8")
+    text = subprocess.run(
+        [f"{build}/chapters/table/shardbook_table", "--overview", folder],
+        text=True, stdout=subprocess.PIPE, check=True, encoding="utf-8",
+        env={**os.environ, "LC_ALL": "C.UTF-8"}).stdout
     buys, proof = text.split("\n\n")
     # The last line counts the claims of these rows
     return [buys + "\n", proof[:proof.rindex("\n", 0, -1) + 1]]
@@ -105,22 +109,23 @@ def main():
     if "libgloo" not in pathlib.Path(build, "build.ninja").read_text("utf-8"):
         print("skipped: the proofs need a build with Gloo")
         return SKIPPED
-    tables = printed_tables(
-        build, rows_behind(TABLE.findall(README.read_text("utf-8"))))
+    shown = {page: page.read_text("utf-8") for page in PAGES}
+    rows = {page: rows_behind(TABLE.findall(shown[page])) for page in PAGES}
     failed = False
-    for page in PAGES:
-        shown = page.read_text("utf-8")
-        if update:
-            new = iter(tables)
-            page.write_text(TABLE.sub(lambda _: next(new), shown), "utf-8")
-            continue
-        found = TABLE.findall(shown)
-        assert len(found) == 2, f"{page.name}: {len(found)} tables"
-        for a, b in zip(found, tables):
-            wrong = difference(a, b)
-            if wrong:
-                failed = True
-                print(f"{page.name}: stale, see --update:\n{wrong}")
+    with tempfile.TemporaryDirectory() as folder:
+        names = run_rows(build, folder, rows[PAGES[0]])
+        for page in PAGES:
+            tables = printed_tables(build, folder, names, rows[page])
+            if update:
+                new = iter(tables)
+                page.write_text(TABLE.sub(lambda _: next(new), shown[page]),
+                                "utf-8")
+                continue
+            for a, b in zip(TABLE.findall(shown[page]), tables):
+                wrong = difference(a, b)
+                if wrong:
+                    failed = True
+                    print(f"{page.name}: stale, see --update:\n{wrong}")
     return int(failed)
 
 

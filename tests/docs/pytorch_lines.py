@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Runs the PyTorch lines of the chapters' pages, and compares their losses.
+
+    python3 tests/docs/pytorch_lines.py build [CHAPTER...]
+
+"In PyTorch" has one fence of Python on each page. Its first line says how it is
+started, and it leaves a loss on each rank. A quoted run of the chapter prints the
+same losses. Without a Python that has torch 2 (SHARDBOOK_PYTHON, python3 or
+/usr/bin/python3) the test is skipped.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SKIPPED = 77  # for Meson
+TOLERANCE = 2e-5
+
+# What prints the same losses, in the order of ranks
+COMMANDS = {
+    "02_ddp": ("toy_02_ddp", r"^loss of rank \d+ (\S+)$"),
+}
+
+LINES = re.compile(r"^```python\n(# .*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
+END = """
+import os
+print("loss of rank", os.environ.get("RANK", "0"), float(loss))
+if torch.distributed.is_initialized(): torch.distributed.destroy_process_group()
+"""
+
+
+def python_with_torch():
+    for python in (os.environ.get("SHARDBOOK_PYTHON"), "python3",
+                   "/usr/bin/python3"):
+        try:
+            if python and subprocess.run(
+                    [python, "-c", "import torch; assert torch.__version__ >= '2'"],
+                    stderr=subprocess.DEVNULL, check=False).returncode == 0:
+                return python
+        except FileNotFoundError:
+            pass
+    return None
+
+
+def losses_of_page(python, chapter):
+    page = ROOT / "chapters" / chapter / "README.md"
+    start, lines = LINES.search(page.read_text("utf-8")).groups()
+    ranks = re.search(r"--nproc-per-node (\d+)", start)
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder, "train.py")
+        program.write_text(lines + END, "utf-8")
+        launcher = ["-m", "torch.distributed.run", "--standalone",
+                    "--nproc-per-node", ranks[1]] if ranks else []
+        done = subprocess.run(
+            [python, *launcher, program], text=True, check=False, timeout=120,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode != 0:
+        sys.exit(f"{chapter}: {done.stderr}")
+    found = re.findall(r"^loss of rank (\d+) (\S+)$", done.stdout, re.MULTILINE)
+    return [float(loss) for _, loss in sorted(found)]
+
+
+def main():
+    build, chosen = sys.argv[1], sys.argv[2:]
+    python = python_with_torch()
+    if not python:
+        print("skipped: no Python here has torch 2")
+        return SKIPPED
+    failed = False
+    for chapter, (program, pattern) in COMMANDS.items():
+        if chosen and chapter not in chosen:
+            continue
+        name, *options = program.split()
+        printed = subprocess.run(
+            [f"{build}/chapters/{name}", *options], text=True, check=True,
+            stdout=subprocess.PIPE, stdin=subprocess.DEVNULL).stdout
+        ours = [float(x) for x in re.findall(pattern, printed, re.MULTILINE)]
+        theirs = losses_of_page(python, chapter)
+        agree = ours and len(ours) == len(theirs) and all(
+            abs(a - b) <= TOLERANCE * abs(b) for a, b in zip(ours, theirs))
+        print(f"{chapter}: {theirs}" +
+              ("" if agree else f", but {program} prints {ours}"))
+        failed |= not agree
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
