@@ -14,21 +14,18 @@
 #include <vector>
 
 #include "chapters/pictures/figure.h"
+#include "chapters/pictures/palette.h"
 #include "chapters/pictures/units.h"
 
 namespace shardbook::figures {
 
-/// A colour, and dashes that tell it from the others in grey.
-struct Stroke {
-  const char* color = "";
-  const char* dashes = "";
-};
-constexpr Stroke kBlue = {"#1f5594", ""};
-constexpr Stroke kOrange = {"#c2570c", "8 3"};
-constexpr Stroke kGreen = {"#1d5c38", "2 3"};
-constexpr Stroke kPurple = {"#8a4bb0", "12 3 2 3"};
-constexpr Stroke kGold = {"#9a7108", "5 5"};
-constexpr Stroke kGray = {"#555c64", "3 3"};
+using pictures::kBlue;
+using pictures::kGold;
+using pictures::kGray;
+using pictures::kGreen;
+using pictures::kOrange;
+using pictures::kPurple;
+using pictures::Stroke;
 
 struct Axis {
   std::string name = "";

@@ -3,15 +3,18 @@
 #include <array>
 #include <cstddef>
 
+#include "chapters/pictures/palette.h"
+
 namespace shardbook::figures {
 
 /// A rank keeps its colour where ranks are the subject.
-constexpr std::array<const char*, 8> kRankColors = {
-    "#1f5594", "#c2570c", "#1d5c38", "#8a4bb0",
-    "#9a7108", "#11767c", "#a93558", "#6a737c"};
+constexpr std::array<pictures::Stroke, 8> kRankStrokes = {
+    pictures::kBlue, pictures::kOrange, pictures::kGreen, pictures::kPurple,
+    pictures::kGold, pictures::kTeal,   pictures::kRed,   pictures::kSlate};
 
 inline const char* rank_color(int rank) {
-  return kRankColors[static_cast<std::size_t>(rank) % kRankColors.size()];
+  return kRankStrokes[static_cast<std::size_t>(rank) % kRankStrokes.size()]
+      .color;
 }
 
 }  // namespace shardbook::figures

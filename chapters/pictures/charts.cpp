@@ -6,21 +6,15 @@
 #include <array>
 
 #include "chapters/pictures/figure.h"
+#include "chapters/pictures/palette.h"
 #include "chapters/pictures/text_table.h"
 
 namespace shardbook::pictures {
 namespace {
 
 // Neighbours are easy to tell apart, in grey by their dashes.
-struct Stroke {
-  const char *color, *dashes;
-};
-constexpr std::array<Stroke, 6> kStrokes = {{{"#1f5594", ""},
-                                             {"#c2570c", "8 3"},
-                                             {"#1d5c38", "2 3"},
-                                             {"#8a4bb0", "12 3 2 3"},
-                                             {"#9a7108", "5 5"},
-                                             {"#a93558", "1 5"}}};
+constexpr std::array<Stroke, 6> kStrokes = {kBlue,   kOrange, kGreen,
+                                            kPurple, kGold,   kRed};
 
 using Rows = std::vector<text_table::Row>;
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "chapters/pictures/palette.h"
 #include "chapters/pictures/svg.h"
 #include "chapters/pictures/text_table.h"
 #include "sim/timeline_step.h"
@@ -20,25 +21,25 @@ struct Paint {
 };
 // As in report.css; tests/notebooks compares them.
 constexpr std::array<Paint, 22> kFills = {{
-    {"forward", "#1f5594"},
-    {"kind-parameter", "#1f5594"},
-    {"time", "#1f5594"},
-    {"backward", "#c2570c"},
-    {"kind-gradient", "#c2570c"},
+    {"forward", kBlue.color},
+    {"kind-parameter", kBlue.color},
+    {"time", kBlue.color},
+    {"backward", kOrange.color},
+    {"kind-gradient", kOrange.color},
     {"weights", "#5c2605"},
-    {"optimizer", "#1d5c38"},
-    {"kind-optimizer_state", "#1d5c38"},
-    {"space", "#1d5c38"},
-    {"comm", "#8a4bb0"},
+    {"optimizer", kGreen.color},
+    {"kind-optimizer_state", kGreen.color},
+    {"space", kGreen.color},
+    {"comm", kPurple.color},
     {"exposed", "#dd4f98"},
-    {"kind-communication", "#8a4bb0"},
-    {"copy", "#6a737c"},
-    {"kind-input", "#6a737c"},
-    {"kind-activation", "#9a7108"},
-    {"other", "#9a7108"},
-    {"kind-workspace", "#a93558"},
-    {"host", "#11767c"},
-    {"bubble", "#6a737c"},
+    {"kind-communication", kPurple.color},
+    {"copy", kSlate.color},
+    {"kind-input", kSlate.color},
+    {"kind-activation", kGold.color},
+    {"other", kGold.color},
+    {"kind-workspace", kRed.color},
+    {"host", kTeal.color},
+    {"bubble", kSlate.color},
     {"rest", "#80888f"},
     {"empty", "#eceef0"},
     {"over", "#b3261e"},

@@ -25,7 +25,7 @@ COMMANDS = {
     "02_ddp": ("toy_02_ddp", r"^loss of rank \d+ (\S+)$"),
 }
 
-LINES = re.compile(r"^```python\n(# .*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
 END = """
 import os
 print("loss of rank", os.environ.get("RANK", "0"), float(loss))

@@ -1,0 +1,23 @@
+#pragma once
+
+// The colours of all pictures, as in chapters/table/report.css.
+
+namespace shardbook::pictures {
+
+/// A colour, and dashes that tell its line from the others in grey.
+struct Stroke {
+  const char* color = "";
+  const char* dashes = "";
+};
+constexpr Stroke kBlue = {"#1f5594", ""};
+constexpr Stroke kOrange = {"#c2570c", "8 3"};
+constexpr Stroke kGreen = {"#1d5c38", "2 3"};
+constexpr Stroke kPurple = {"#8a4bb0", "12 3 2 3"};
+constexpr Stroke kGold = {"#9a7108", "5 5"};
+constexpr Stroke kTeal = {"#11767c", "2 6"};
+constexpr Stroke kRed = {"#a93558", "1 5"};
+constexpr Stroke kSlate = {"#6a737c", "8 3 2 3"};
+/// Of lines to compare with: formulas, one device.
+constexpr Stroke kGray = {"#555c64", "3 3"};
+
+}  // namespace shardbook::pictures
