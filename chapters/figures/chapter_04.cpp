@@ -2,11 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <map>
+#include <string>
+#include <vector>
+
 #include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/figures/lane.h"
 #include "chapters/figures/pages.h"
 #include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
+#include "chapters/figures/tables.h"
 
 namespace shardbook::figures::page_04 {
 namespace {
@@ -76,47 +81,213 @@ std::string turns() {
   return figure.svg(details);
 }
 
-std::string sizes() {
-  const model_parallel::Sweep sweep = model_parallel::run_sweep(
-      on_t4s(), settings_of("pipeline", 1), {3, 5, 8, 10, 12, 20, 40, 60, 120},
-      /*repeats=*/0);
-  const double single = sweep.single.virtual_s;
-  std::vector<Value> times;
-  for (const model_parallel::StepTime& time : sweep.pipelined) {
-    times.push_back({static_cast<double>(time.settings.split_size),
-                     time.virtual_s / single});
+// Seconds of three batches: one device, two in turn, and two in splits.
+struct Time {
+  double mean = 0, deviation = 0;
+};
+struct Experiment {
+  std::vector<std::string> name;  // its lines
+  double images = 120;
+  Time one, naive;
+  std::map<int, Time> splits;  // by their sizes
+};
+
+double number(const TableRow& row, const std::string& column) {
+  return std::stod(row.at(column));
+}
+
+Experiment published() {
+  Experiment experiment;
+  experiment.name = {"PyTorch's tutorial:", "two GPUs,", "120 images"};
+  for (const TableRow& row :
+       read_table("bench/validate/pytorch_mp_tutorial.csv")) {
+    const Time time = {number(row, "time_s")};
+    const std::string& variant = row.at("variant");
+    if (variant == "single GPU") {
+      experiment.one = time;
+    } else if (variant == "pipelined") {
+      experiment.splits[static_cast<int>(number(row, "split_size"))] = time;
+    } else {
+      experiment.naive = time;
+    }
   }
-  // PyTorch's tutorial: 3.75 s on one GPU, 4.02 naive, 2.51 and 2.43 in splits
-  const std::vector<Value> published = {{12, 2.43 / 3.75}, {20, 2.51 / 3.75}};
+  return experiment;
+}
+
+Experiment simulated() {
+  const auto time_of = [](const model_parallel::StepTime& step) {
+    return Time{step.virtual_s};
+  };
+  // All figures show one sweep
+  static const model_parallel::Sweep sweep = model_parallel::run_sweep(
+      on_t4s(), settings_of("pipeline", 1), {3, 5, 8, 10, 12, 20, 40, 60},
+      /*repeats=*/0, /*batches=*/3);
+  Experiment experiment;
+  experiment.name = {"Simulated:", "two T4,", "120 images"};
+  experiment.one = time_of(sweep.single);
+  experiment.naive = time_of(sweep.naive);
+  for (const model_parallel::StepTime& step : sweep.pipelined) {
+    const auto size = static_cast<int>(step.settings.split_size);
+    experiment.splits[size] = time_of(step);
+  }
+  return experiment;
+}
+
+Experiment measured() {
+  Experiment experiment;
+  experiment.name = {"Measured:", "two cores of a", "Xeon, 24 images"};
+  experiment.images = 24;
+  for (const TableRow& row : read_table("bench/model_parallel.csv")) {
+    const Time time = {number(row, "mean_s"), number(row, "sd_s")};
+    const std::string& variant = row.at("variant");
+    if (variant == "single") {
+      experiment.one = time;
+    } else if (variant == "pipeline") {
+      experiment.splits[static_cast<int>(number(row, "split_size"))] = time;
+    } else {
+      experiment.naive = time;
+    }
+  }
+  return experiment;
+}
+
+std::string two_devices() {
+  constexpr double kNames = 236, kBegin = 244, kScale = 235, kTexts = 516,
+                   kRow = 18;
   Figure figure(
-      "Small splits pay for kernels, large ones leave a device idle\n"
-      "ResNet-50 with 120 images on two T4, over the time of one device",
+      "Two devices in turn are no faster than one; in splits they are\n"
+      "Share of one device's time, and seconds of three training steps of "
+      "ResNet-50",
       640);
-  const double y = Plot::row(figure, 230);
-  Plot plot(
-      figure, {50, y, 470, 230},
-      {"images of a split", 3, 120, {}, true, {3, 5, 8, 12, 20, 40, 60, 120}},
-      {"time of a step, one device = 1", 0, 1.8});
-  plot.curve({{3, 1}, {120, 1}}, kGray);
-  const double naive = sweep.naive.virtual_s / single;
-  plot.curve({{3, naive}, {120, naive}}, kOrange, "naive");
-  plot.curve(times, kBlue, "splits");
-  plot.dots(times, kBlue);
-  plot.dots(published, {pictures::kInk, ""});
-  const pictures::Point at = plot.at(12, 0.48);
-  figure.text(at.x, at.y, "PyTorch's tutorial: 0.65 and 0.67",
-              Figure::Anchor::kMiddle);
-  const pictures::Point one = plot.at(3.2, 0.92);
-  figure.text(one.x, one.y, "one device", Figure::Anchor::kStart,
-              pictures::kMuted);
+  const double top = figure.add_row(16);
+  std::string details;
+  const auto group = [&](const Experiment& experiment,
+                         const std::vector<int>& sizes) {
+    const double begin = figure.add_row(4 * kRow + 10);
+    double y = begin;
+    for (std::size_t i = 0; i < experiment.name.size(); ++i) {
+      figure.text(0, y + 13 + kRow * static_cast<double>(i),
+                  experiment.name[i]);
+      details += experiment.name[i] + " ";
+    }
+    const auto bar = [&](const std::string& name, const Time& time,
+                         const Stroke& stroke) {
+      const double share = time.mean / experiment.one.mean;
+      const double end = kBegin + kScale * share;
+      const double error = kScale * time.deviation / experiment.one.mean;
+      const std::string seconds =
+          error > 0
+              ? fmt::format("{:.2f} \u00b1 {:.2f} s", time.mean, time.deviation)
+              : fmt::format("{:.2f} s", time.mean);
+      figure.text(kNames, y + 13, name, Figure::Anchor::kEnd);
+      figure.colored_box({kBegin, y + 2, kScale * share, kRow - 4},
+                         stroke.color);
+      if (error > 0) {
+        const double middle = y + kRow / 2;
+        figure.line({{end - error, middle}, {end + error, middle}},
+                    pictures::kInk, 1.5);
+        for (const double x : {end - error, end + error}) {
+          figure.line({{x, middle - 4}, {x, middle + 4}}, pictures::kInk, 1.5);
+        }
+      }
+      figure.text(kTexts, y + 13, fmt::format("{:.2f}", share));
+      figure.text(kTexts + 36, y + 13, seconds);
+      details += fmt::format("{} {}; ", name, seconds);
+      y += kRow;
+    };
+    bar("one device", experiment.one, kGray);
+    bar("two, in turn", experiment.naive, kOrange);
+    for (const int size : sizes) {
+      bar(fmt::format("splits of {}", size), experiment.splits.at(size), kBlue);
+    }
+  };
+  group(published(), {20, 12});
+  group(simulated(), {20, 12});
+  group(measured(), {4, 6});
+  const double x = kBegin + kScale;
+  figure.text(x, top + 11, "one device = 1", Figure::Anchor::kMiddle);
+  figure.line({{x, top + 16}, {x, figure.add_row(4)}}, pictures::kInk, 1,
+              "4 3");
+  return figure.svg(details);
+}
+
+std::vector<Value> shares(const Experiment& experiment) {
+  std::vector<Value> values;
+  for (const auto& [size, time] : experiment.splits) {
+    values.push_back(
+        {static_cast<double>(size), time.mean / experiment.one.mean});
+  }
+  values.push_back(
+      {experiment.images, experiment.naive.mean / experiment.one.mean});
+  return values;
+}
+
+std::string sizes() {
+  const Experiment t4s = simulated(), xeon = measured(), tutorial = published();
+  Figure figure(
+      "Small splits pay for every kernel again, large ones leave a device "
+      "idle\nA step of ResNet-50 on two devices, over the size of a split",
+      640);
+  const double y = Plot::row(figure, 240);
+  Plot plot(figure, {50, y, 465, 240},
+            {"images of a split",
+             1,
+             120,
+             {},
+             true,
+             {1, 2, 3, 5, 8, 12, 20, 40, 60, 120}},
+            {"time, one device = 1", 0.4, 1.7, {}, false, {0.5, 1, 1.5}});
+  const auto words = [&](double x, double y, const std::string& text,
+                         const Stroke& stroke,
+                         Figure::Anchor anchor = Figure::Anchor::kStart) {
+    const pictures::Point at = plot.at(x, y);
+    figure.text(at.x, at.y, text, anchor, stroke.color);
+  };
+  const double naive = t4s.naive.mean / t4s.one.mean;
+  plot.curve({{1, naive}, {120, naive}}, kOrange,
+             fmt::format("in turn: {:.2f}", naive));
+  plot.curve({{1, 1}, {120, 1}}, kGray, "one device: 1");
+  plot.curve(shares(t4s), kBlue);
+  plot.dots(shares(t4s), kBlue);
+  plot.curve(shares(xeon), kGreen);
+  plot.dots(shares(xeon), kGreen);
+  for (const auto& [size, time] : xeon.splits) {
+    const double share = time.mean / xeon.one.mean;
+    const double error = time.deviation / xeon.one.mean;
+    const double x = size;
+    const pictures::Point low = plot.at(x, share - error),
+                          high = plot.at(x, share + error);
+    figure.line({low, high}, kGreen.color, 1.5);
+    for (const pictures::Point& end : {low, high}) {
+      figure.line({{end.x - 4, end.y}, {end.x + 4, end.y}}, kGreen.color, 1.5);
+    }
+  }
+  plot.dots(shares(tutorial), {pictures::kInk, ""});
+  words(3.9, 1.42, "two T4, simulated, 120 images", kBlue);
+  words(1.05, 0.62, "two cores of a Xeon, measured,", kGreen);
+  words(1.05, 0.55, "24 images, with deviations", kGreen);
+  words(15, 0.55, "PyTorch's tutorial", {pictures::kInk, ""},
+        Figure::Anchor::kMiddle);
+  words(114, 1.12,
+        fmt::format("PyTorch, in turn: {:.2f}",
+                    tutorial.naive.mean / tutorial.one.mean),
+        {pictures::kInk, ""}, Figure::Anchor::kEnd);
   plot.labels();
-  return figure.svg("");
+  std::string details;
+  for (const Experiment& each : {tutorial, t4s, xeon}) {
+    for (const std::string& line : each.name) details += line + " ";
+    for (const Value& value : shares(each)) {
+      details += fmt::format("{:.0f}: {:.2f}; ", value.x, value.y);
+    }
+  }
+  return figure.svg(details);
 }
 
 }  // namespace
 
 std::vector<PageFigure> all() {
-  return {{"chapters/04_model_parallel/turns.svg", turns},
+  return {{"chapters/04_model_parallel/two_devices.svg", two_devices},
+          {"chapters/04_model_parallel/turns.svg", turns},
           {"chapters/04_model_parallel/sizes.svg", sizes}};
 }
 
