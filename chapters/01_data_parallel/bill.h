@@ -11,14 +11,14 @@ namespace shardbook::data_parallel {
 
 double bytes_of(const Tensors& tensors);
 
-/// Bytes that leave one device in one step, by reason. X, Y, Wb, Bb: bytes of
-/// input, output, parameters, buffers; share: a device's fraction of the rows.
+/// Bytes that leave one device in one step, by reason. `share` is a device's
+/// fraction of the rows, and d the number of devices that have rows.
 struct Traffic {
-  double scatter_inputs = 0;     ///< main: (1 - share_0) X
-  double replicate = 0;          ///< main: (n - 1) (Wb + Bb)
-  double gather_outputs = 0;     ///< device i > 0: share_i Y
-  double scatter_gradients = 0;  ///< main: (1 - share_0) Y
-  double reduce_gradients = 0;   ///< device i > 0: Wb
+  double scatter_inputs = 0;     ///< main: (1 - share_0) input
+  double replicate = 0;          ///< main: (d - 1) (parameters + buffers)
+  double gather_outputs = 0;     ///< device i > 0: share_i output
+  double scatter_gradients = 0;  ///< main: (1 - share_0) output
+  double reduce_gradients = 0;   ///< device i > 0: parameters
 
   double total() const {
     return scatter_inputs + replicate + gather_outputs + scatter_gradients +

@@ -1,6 +1,6 @@
 #pragma once
 
-// DataParallel: one process, n devices, a thread per device.
+// DataParallel: one process, d devices, a thread per device.
 //
 //   DataParallel model(module, {gpu0, gpu1, gpu2});
 //   Tensor y = model(x);            // scatter, replicate, apply, gather
@@ -35,7 +35,7 @@ constexpr std::int64_t kCoalescedBytes = std::int64_t{10} << 20;
 
 // --- Pure functions ---------------------------------------------------------
 
-/// Rows [begin, end) of each device: q = ceil(n / parts) rows, the last part
+/// Rows [begin, end) of each device: ceil(n / parts) rows, the last part
 /// shorter, empty parts left out. 5 over 4 gives [0,2) [2,4) [4,5). No rows
 /// make one empty part. The CEIL rule (torch.chunk).
 using RowRange = std::pair<std::int64_t, std::int64_t>;

@@ -1,22 +1,28 @@
-// DataParallel: the main device is busy while the others wait.
+// DataParallel: everything passes through the main device.
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "chapters/01_data_parallel/data_parallel_strategy.h"
+#include "chapters/common/run/textbook.h"
 #include "chapters/figures/lane.h"
 #include "chapters/figures/pages.h"
 #include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
+#include "core/autograd.h"
+#include "core/context.h"
+#include "core/layers.h"
 
 namespace shardbook::figures::page_01 {
 namespace {
 
 using pictures::Figure;
 
-// 24 samples suit 2, 3, 4, 6 and 8 devices.
-Options on_gpus(int devices) {
-  return on_shapes("dgx-v100", devices, "gpt2", 24, 512);
-}
+constexpr double kMs = 1e-3, kGB = 1e9, kGiB = 1 << 30;
+// GPT-2 in f32
+constexpr double kParameters = 124439808, kVocabulary = 50257, kBytes = 4;
 
 Report data_parallel_on(const Options& options) {
   ChapterRun chapter;
@@ -26,6 +32,123 @@ Report data_parallel_on(const Options& options) {
     run.train(options, strategy);
   };
   return run_and_compare(options, chapter);
+}
+
+// GPT-2 with samples of 1024 tokens.
+Options on_textbook(int devices, std::int64_t batch) {
+  return on_shapes("textbook", devices, "gpt2", batch, 1024);
+}
+
+double step_s(int devices, std::int64_t batch) {
+  return data_parallel_on(on_textbook(devices, batch)).time.step_s;
+}
+
+// --- The nine steps ---------------------------------------------------------
+
+// Elements of one copy: to each other device, or from each of them.
+struct Copy {
+  std::int64_t elements = 0;
+  bool is_to_main = false;
+};
+
+// The copies of the toy's first batch, with the input on device 0.
+std::vector<Copy> copies_of_toy() {
+  const std::vector<Device> devices = {Device::cpu(0), Device::cpu(1),
+                                       Device::cpu(2)};
+  RankContext context(devices[0]);
+  const RankContext::Scope scope(context);
+  Linear model("fc", 5, 2, InitOptions());
+  data_parallel::DataParallel net(model, devices);
+  mean(square(net(Tensor::full({30, 5}, 1)))).backward();
+  const auto main = net.ledger()->records(devices[0]);
+  const auto other = net.ledger()->records(devices[1]);
+  std::vector<Copy> copies;
+  for (std::size_t i = 0; i < main.size(); ++i) {
+    const bool is_to_main = main[i].numel_to_peers == 0;
+    copies.push_back(
+        {is_to_main ? other[i].numel_to_peers : main[i].numel_to_peers / 2,
+         is_to_main});
+  }
+  return copies;
+}
+
+std::string nine_steps() {
+  constexpr double kRow = 32, kBox = 22, kWidth = 110, kMain = 336;
+  constexpr double kLefts[] = {kMain - 180, kMain, kMain + 180};
+  struct Row {
+    std::string name;
+    std::string main, others;  // their texts
+    std::string css_class;     // empty: a copy
+  };
+  const std::vector<Row> rows = {
+      {"1 scatter the input", "x: 30 rows", "x: 10 rows", ""},
+      {"2 replicate the model", "weights", "replica", ""},
+      {"3 forward", "y = model(x)", "y = model(x)", "forward"},
+      {"4 gather the outputs", "y: 30 rows", "y: 10 rows", ""},
+      {"5 loss", "loss(y)", "", "forward"},
+      {"6 scatter dy", "dy: 30 rows", "dy: 10 rows", ""},
+      {"7 backward", "gradients", "gradients", "backward"},
+      {"8 add up the gradients", "sum of three", "gradients", ""},
+      {"9 update", "weights", "", "optimizer"}};
+  const std::vector<Copy> copies = copies_of_toy();
+  Figure figure(
+      "Every copy begins or ends on device 0\n"
+      "One step of a linear layer from 5 to 2, 30 rows on 3 devices; numbers "
+      "at arrows are elements",
+      640);
+  const double top = figure.add_row(20);
+  for (const int device : {1, 0, 2}) {
+    const double left = kLefts[device == 1 ? 0 : device == 0 ? 1 : 2];
+    figure.text(left + kWidth / 2, top + 14,
+                fmt::format("device {}{}", device, device ? "" : " (main)"),
+                Figure::Anchor::kMiddle, pictures::kMuted);
+  }
+  std::string details;
+  std::size_t num_copies = 0;
+  for (const Row& row : rows) {
+    const double y = figure.add_row(kRow) + (kRow - kBox) / 2;
+    const double middle = y + kBox / 2;
+    figure.text(0, middle + 4, row.name);
+    for (std::size_t i = 0; i < 3; ++i) {
+      const std::string& text = i == 1 ? row.main : row.others;
+      const pictures::Box box = {kLefts[i], y, kWidth, kBox};
+      if (row.css_class.empty()) {
+        figure.colored_box(box, "#ffffff", pictures::kMuted);
+      } else {
+        figure.box(box, text.empty() ? "empty" : row.css_class);
+      }
+      figure.text(kLefts[i] + kWidth / 2, middle + 4,
+                  text.empty() ? "idle" : text, Figure::Anchor::kMiddle,
+                  row.css_class.empty() ? pictures::kInk
+                  : text.empty()        ? pictures::kMuted
+                                        : "#ffffff");
+    }
+    if (!row.css_class.empty()) continue;
+    const Copy& copy = copies.at(num_copies++);
+    for (const double side : {-1.0, 1.0}) {
+      const double inner = kMain + kWidth / 2 + side * (kWidth / 2 + 5);
+      const double outer = inner + side * 60;
+      const double tip = copy.is_to_main ? inner : outer;
+      const double back = (copy.is_to_main ? 1 : -1) * side * 7;
+      figure.line({{inner, middle}, {outer, middle}},
+                  pictures::color_of("copy"), 2);
+      figure.line(
+          {{tip + back, middle - 4}, {tip, middle}, {tip + back, middle + 4}},
+          pictures::color_of("copy"), 2);
+      figure.text((inner + outer) / 2, middle - 5,
+                  fmt::format("{}", copy.elements), Figure::Anchor::kMiddle);
+    }
+    details += fmt::format("{}: {} elements {} each other device. ", row.name,
+                           copy.elements, copy.is_to_main ? "from" : "to");
+  }
+  return figure.svg(details);
+}
+
+// --- Runs -------------------------------------------------------------------
+
+// 24 samples suit 2, 3, 4, 6 and 8 devices.
+Options on_gpus(int devices) {
+  return on_shapes("dgx-v100", devices, "gpt2", 24, 512);
 }
 
 std::string step() {
@@ -58,19 +181,18 @@ std::string step() {
           fmt::format("Device {} is busy for {:.0f} %. ", device, 100 * busy);
     }
   }
-  figure.axis(kBegin, 560, view.step_s, {"ms", 1e-3}, "time");
+  figure.axis(kBegin, 560, view.step_s, {"ms", kMs}, "time");
   return figure.svg(details);
 }
 
 std::string hot_spot() {
-  constexpr double kGB = 1e9;
   std::vector<Value> main, other, ring;
-  for (const int n : {2, 3, 4, 6, 8}) {
-    const Options options = on_gpus(n);
+  for (const int d : {2, 3, 4, 6, 8}) {
+    const Options options = on_gpus(d);
     const Report report = data_parallel_on(options);
     const Report ddp = run_ddp(options);
     const auto steps = static_cast<double>(options.steps);
-    const auto x = static_cast<double>(n);
+    const auto x = static_cast<double>(d);
     main.push_back({x, report.ranks.front().bytes.counted / steps});
     other.push_back({x, report.ranks.back().bytes.counted / steps});
     ring.push_back({x, ddp.ranks.front().bytes.counted / steps});
@@ -81,20 +203,185 @@ std::string hot_spot() {
       640);
   const double y = Plot::row(figure, 220);
   Plot plot(figure, {50, y, 400, 220},
-            {"devices n", 2, 8, {}, false, {2, 3, 4, 5, 6, 7, 8}},
-            {"sent per step", 0, 8 * kGB, {"GB", kGB}});
+            {"devices d", 2, 8, {}, false, {2, 3, 4, 5, 6, 7, 8}},
+            {"sent per step", 0, 6 * kGB, {"GB", kGB}});
   plot.curve(main, kOrange, "device 0");
   plot.curve(ring, kGreen, "a rank of a ring (DDP)");
   plot.curve(other, kBlue, "another device");
   plot.labels();
-  return figure.svg("");
+  return figure.svg(fmt::format(
+      "Device 0 sends {:.1f} GB with 2 devices and {:.1f} GB with 8, a rank of "
+      "a ring {:.1f} and {:.1f} GB.",
+      main.front().y / kGB, main.back().y / kGB, ring.front().y / kGB,
+      ring.back().y / kGB));
+}
+
+// --- When it pays -----------------------------------------------------------
+
+// 2 e parameters / (bandwidth token_s - 2 e vocabulary)
+double tokens_that_pay() {
+  const Options options = on_textbook(1, 1);
+  const double token_s = step_s(1, 1) / static_cast<double>(options.seq);
+  return 2 * kBytes * kParameters /
+         (textbook::kBandwidth * token_s - 2 * kBytes * kVocabulary);
+}
+
+std::string threshold() {
+  const double tokens = tokens_that_pay();
+  Figure figure(
+      fmt::format("Above {:.0f} tokens per device, DataParallel is faster "
+                  "than one device\n"
+                  "GPT-2 in f32 on the cluster textbook",
+                  tokens),
+      640);
+  const double y = Plot::row(figure, 240);
+  Plot plot(figure, {50, y, 480, 240},
+            {"tokens per device and step", 1024, 16384, {}, true},
+            {"speed-up over one device, same batch",
+             0,
+             2,
+             {},
+             false,
+             {0, 0.5, 1, 1.5, 2}});
+  figure.line({plot.at(1024, 1), plot.at(16384, 1)}, pictures::kInk, 1.5);
+  const pictures::Point one = plot.at(16384, 1);
+  figure.text(one.x + 6, one.y + 4, "one device");
+  std::string details;
+  for (const auto& [devices, stroke] :
+       {std::pair(2, kBlue), std::pair(4, kOrange), std::pair(8, kGreen)}) {
+    std::vector<Value> speedups;
+    for (const int samples : {1, 2, 3, 4, 6, 8, 12, 16}) {
+      const std::int64_t batch = samples * devices;
+      speedups.push_back(
+          {1024.0 * samples, step_s(1, batch) / step_s(devices, batch)});
+    }
+    plot.curve(speedups, stroke, fmt::format("{} devices", devices));
+    details += fmt::format(
+        "{} devices: {:.2f} at 1024 tokens, {:.2f} at "
+        "16384. ",
+        devices, speedups.front().y, speedups.back().y);
+  }
+  plot.mark(tokens, kPurple, fmt::format("inequality: {:.0f}", tokens));
+  plot.labels();
+  return figure.svg(details);
+}
+
+std::string devices() {
+  constexpr std::int64_t kBatch = 24;
+  const double ratio = 1024 * kBatch / tokens_that_pay();
+  const double one = step_s(1, kBatch);
+  Figure figure(
+      fmt::format("With 24 samples, three devices are fastest; from {:.0f} on, "
+                  "one device is faster\n"
+                  "GPT-2 in f32 on the cluster textbook",
+                  ratio),
+      640);
+  const double y = Plot::row(figure, 240);
+  const std::vector<double> counts = {1, 2, 3, 4, 6, 8, 12, 24};
+  Axis x = {"devices d", 1, 24, {}, true, counts};
+  Plot plot(figure, {50, y, 460, 240}, x,
+            {"time of a step", 0, 350 * kMs, {"ms", kMs}});
+  std::vector<Value> data_parallel, ddp;
+  for (const double d : counts) {
+    data_parallel.push_back({d, step_s(static_cast<int>(d), kBatch)});
+    ddp.push_back(
+        {d, run_ddp(on_textbook(static_cast<int>(d), kBatch)).time.step_s});
+  }
+  figure.line({plot.at(1, one), plot.at(24, one)}, pictures::kInk, 1.5);
+  const pictures::Point end = plot.at(24, one);
+  figure.text(end.x + 6, end.y + 4, "one device");
+  plot.mark(std::sqrt(ratio), kPurple,
+            fmt::format("fastest: √{:.1f} = {:.1f}", ratio, std::sqrt(ratio)));
+  plot.mark(ratio, kPurple, fmt::format("equal: {:.1f}", ratio), 40);
+  plot.curve(data_parallel, kOrange, "DataParallel");
+  plot.dots(data_parallel, kOrange);
+  plot.curve(ddp, kGreen, "DDP");
+  plot.labels();
+  const auto fastest = std::min_element(
+      data_parallel.begin(), data_parallel.end(),
+      [](const Value& a, const Value& b) { return a.y < b.y; });
+  return figure.svg(fmt::format(
+      "One device takes {:.0f} ms, {:.0f} devices {:.0f} ms, {:.0f} devices "
+      "{:.0f} ms.",
+      one / kMs, fastest->x, fastest->y / kMs, data_parallel.back().x,
+      data_parallel.back().y / kMs));
+}
+
+// --- Memory -----------------------------------------------------------------
+
+std::string memory() {
+  constexpr double kBegin = 80, kMost = 11 * kGiB;
+  const Report report = data_parallel_on(on_textbook(4, 16));
+  const sim::StepView view = sim::last_step(report.timelines);
+  const std::vector<std::pair<MemoryKind, std::string>> kinds = {
+      {MemoryKind::kParameter, "parameters"},
+      {MemoryKind::kGradient, "gradients"},
+      {MemoryKind::kOptimizerState, "optimizer state"},
+      {MemoryKind::kActivation, "activations"}};
+  const auto class_of = [](MemoryKind kind) {
+    return std::string("kind-") + memory_kind_name(kind);
+  };
+  std::vector<double> peaks;
+  std::vector<sim::MemorySample> fullest;
+  for (const sim::RankGroup& group : view.groups) {
+    const auto& samples = group.timeline.memory;
+    fullest.push_back(*std::max_element(
+        samples.begin(), samples.end(),
+        [](const auto& a, const auto& b) { return a.total() < b.total(); }));
+    peaks.push_back(static_cast<double>(fullest.back().total()));
+  }
+  Figure figure(
+      fmt::format("Device 0 needs {:.1f} times the memory of another\n"
+                  "The fullest moment of a step: GPT-2, 16 samples of 1024 "
+                  "tokens on 4 devices",
+                  peaks.front() / peaks.back()),
+      640);
+  std::vector<std::pair<std::string, std::string>> legend;
+  for (const auto& [kind, name] : kinds) {
+    legend.emplace_back(class_of(kind), name);
+  }
+  figure.legend(legend);
+  const double pixels = (figure.width() - kBegin - 10) / kMost;
+  std::string details;
+  for (std::size_t i = 0; i < view.groups.size(); ++i) {
+    const double y = figure.add_row(30) + 4;
+    const std::string name = fmt::format("device {}", view.groups[i].ranks[0]);
+    figure.text(0, y + 16, name);
+    double x = kBegin;
+    for (const auto& kind : kinds) {
+      const double width =
+          pixels * static_cast<double>(
+                       fullest[i].bytes[static_cast<std::size_t>(kind.first)]);
+      if (width > 0) figure.box({x, y, width, 22}, class_of(kind.first));
+      x += width;
+    }
+    if (i == 0) {
+      // In the middle of the loss's backward, both are there
+      const double logits = 2 * 16 * 1024 * kVocabulary * kBytes;
+      const double begin = x - pixels * logits;
+      figure.line({{begin, y}, {begin, y + 22}}, "#ffffff", 2);
+      figure.text(
+          (begin + x) / 2, y + 15,
+          fmt::format("logits and their gradient: {:.1f} GiB", logits / kGiB),
+          Figure::Anchor::kMiddle, "#ffffff");
+    }
+    const std::string size = fmt::format("{:.1f} GiB", peaks[i] / kGiB);
+    figure.text(x + 6, y + 16, size);
+    details += fmt::format("{}: {}. ", name, size);
+  }
+  figure.axis(kBegin, kBegin + pixels * kMost, kMost, {"GiB", kGiB}, "in use");
+  return figure.svg(details);
 }
 
 }  // namespace
 
 std::vector<PageFigure> all() {
-  return {{"chapters/01_data_parallel/step.svg", step},
-          {"chapters/01_data_parallel/hot_spot.svg", hot_spot}};
+  return {{"chapters/01_data_parallel/nine_steps.svg", nine_steps},
+          {"chapters/01_data_parallel/step.svg", step},
+          {"chapters/01_data_parallel/hot_spot.svg", hot_spot},
+          {"chapters/01_data_parallel/threshold.svg", threshold},
+          {"chapters/01_data_parallel/devices.svg", devices},
+          {"chapters/01_data_parallel/memory.svg", memory}};
 }
 
 }  // namespace shardbook::figures::page_01

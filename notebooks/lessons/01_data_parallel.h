@@ -1,0 +1,168 @@
+#pragma once
+
+// What the notebook 01_data_parallel calls: small inputs, runs, and pictures of
+// what they counted.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chapters/01_data_parallel/bill.h"
+#include "chapters/01_data_parallel/data_parallel_strategy.h"
+#include "chapters/common/run/program.h"
+#include "notebooks/display.h"
+
+namespace notes {
+
+using namespace shardbook;
+using namespace shardbook::notebook;
+
+/// 0, 1, 2, ... as rows of two.
+inline Tensor numbers(std::int64_t rows, const Device& device) {
+  const TensorOptions options{DType::kF32, device};
+  return reshape(Tensor::arange(2 * rows, options), {rows, 2});
+}
+
+/// The rows that each device gets.
+inline Picture shares(std::int64_t rows, int num_devices) {
+  std::vector<std::vector<std::string>> lines = {{"device", "rows"}};
+  for (const auto& [begin, end] :
+       data_parallel::ceil_chunks(rows, num_devices)) {
+    lines.push_back({std::to_string(lines.size() - 1),
+                     std::to_string(begin) + " to " + std::to_string(end - 1)});
+  }
+  return table(lines);
+}
+
+/// One forward and backward.
+struct Step {
+  std::vector<std::vector<CommRecord>> records = {};  ///< by device
+  Tensor gradient = {};                               ///< of the weight
+};
+
+inline std::vector<std::vector<CommRecord>> records_of(
+    const data_parallel::DataParallel& model) {
+  std::vector<std::vector<CommRecord>> records;
+  for (const Device& device : model.device_ids()) {
+    records.push_back(model.ledger()->records(device));
+  }
+  return records;
+}
+
+/// The bytes that each device sends, a line per copy.
+inline Picture sent(const Step& step) {
+  std::vector<std::vector<std::string>> rows = {{"copy", "for"}};
+  for (std::size_t device = 0; device < step.records.size(); ++device) {
+    rows[0].push_back("device " + std::to_string(device));
+  }
+  for (std::size_t i = 0; i < step.records[0].size(); ++i) {
+    const CommRecord& record = step.records[0][i];
+    rows.push_back({comm_op_name(record.op), record.label});
+    for (const auto& records : step.records) {
+      rows.back().push_back(fixed(bytes_sent(records[i]), 0));
+    }
+  }
+  return table(rows);
+}
+
+/// gpt-nano on four devices of this machine.
+inline Options small_options() {
+  Options options;
+  options.chapter = "01_data_parallel";
+  options.model = "gpt-nano";
+  options.data = "walk";
+  options.world_size = 4;
+  options.batch = 8;
+  options.seq = 32;
+  options.steps = 8;
+  return options;
+}
+
+/// GPT-2 on the cluster textbook, in virtual time.
+inline Options gpt2_on_textbook(int devices, std::int64_t batch) {
+  Options options;
+  options.chapter = "01_data_parallel";
+  options.backend = "sim";
+  options.cluster = "textbook";
+  options.model = "gpt2";
+  options.data = "random";
+  options.world_size = devices;
+  options.batch = batch;
+  options.seq = 1024;
+  options.steps = 3;
+  options.check = false;
+  return options;
+}
+
+/// The chapter's program without its command line.
+inline Report train(const Options& options) {
+  ChapterRun chapter;
+  chapter.devices = [](const Options& options,
+                       const std::vector<Device>& devices, Run& run) {
+    data_parallel::DataParallelStrategy strategy(options, devices);
+    run.train(options, strategy);
+  };
+  chapter.reference = [](const Options& options) {
+    return train_one_device(options);
+  };
+  return run_and_compare(options, chapter);
+}
+
+/// The bytes that leave device 0, and those that leave each device of a ring.
+inline Picture hot_spot(Options options, const std::vector<int>& sizes) {
+  const ModelConfig config = model_config(options);
+  const double weights =
+      4.0 * static_cast<double>(build_model(options).model->num_parameters());
+  std::vector<Bar> all;
+  for (const int d : sizes) {
+    options.world_size = d;
+    const double main = data_parallel::step_traffic(options, config)[0].total();
+    const double ring = 2.0 * (d - 1) / d * weights;
+    all.push_back({std::to_string(d) + " devices, device 0", main});
+    all.push_back({std::to_string(d) + " devices, a ring", ring});
+  }
+  return bars("Device 0 sends more with every device, a ring hardly", all,
+              {"KiB", 1024}, "comm");
+}
+
+/// The step of one device over that of `devices`, for the same batch of GPT-2,
+/// whose samples have 1024 tokens.
+inline double speedup(int devices, int samples_per_device) {
+  const std::int64_t batch = devices * samples_per_device;
+  return train(gpt2_on_textbook(1, batch)).time.step_s /
+         train(gpt2_on_textbook(devices, batch)).time.step_s;
+}
+
+inline Picture speedups(int devices, const std::vector<int>& samples,
+                        double limit) {
+  std::vector<Bar> all;
+  for (const int each : samples) {
+    all.push_back({std::to_string(1024 * each), speedup(devices, each)});
+  }
+  return curve("Few tokens per device make " + std::to_string(devices) +
+                   " devices slower than one",
+               all, "tokens each", {"one device", 1},
+               {"limit for any number of devices", limit}, {"", 1});
+}
+
+inline bool are_shares_right(double rows_of_last, double devices_with_rows) {
+  const auto ten = data_parallel::ceil_chunks(10, 4);
+  const auto nine = data_parallel::ceil_chunks(9, 8);
+  return rows_of_last ==
+             static_cast<double>(ten.back().second - ten.back().first) &&
+         devices_with_rows == static_cast<double>(nine.size());
+}
+
+/// From the chapter's bill, for rows of no bytes: only weights and gradients.
+inline double through_main(double d, double weight_bytes) {
+  double bytes = 0;
+  for (const data_parallel::Traffic& device : data_parallel::step_traffic(
+           /*batch=*/static_cast<std::int64_t>(d), static_cast<int>(d), 0, 0,
+           weight_bytes, 0)) {
+    bytes += device.total();
+  }
+  return bytes;
+}
+
+}  // namespace notes
