@@ -144,6 +144,8 @@ std::vector<UnitLife> lives_of(const sim::RankTimeline& step, int num_blocks) {
     } else {
       continue;
     }
+    // Operations without a time may come before a wait
+    if (unit > 0 && event.end_s == event.begin_s) continue;
     std::vector<Span>& spans = units[unit].computations;
     if (spans.empty() || unit != before ||
         spans.back().css_class != event.category) {
@@ -285,8 +287,8 @@ std::string times() {
   const std::vector<UnitLife> units = lives_of(step, 4);
   const double length = report.time.step_s;
   Figure figure(
-      "The parts of a step: messages and computations of a root and four "
-      "blocks\nFSDP on 8 ranks of textbook, gpt-nano with 65,536 tokens per "
+      "A step of FSDP is the sum of four parts\nFSDP on 8 ranks of textbook, "
+      "gpt-nano with 65,536 tokens per "
       "rank; r root, 0 to 3 blocks, h head",
       640);
   figure.legend(
@@ -341,19 +343,18 @@ std::string times() {
   head_ends = units.back().gathers.back().end;
   const double bottom = figure.add_row(28);
   const std::vector<std::pair<const char*, double>> parts = {
-      {"forward", forward_ends},
-      {"head", head_ends},
-      {"backward", backward_ends},
-      {"step", length}};
+      {"forward: ", forward_ends},
+      {"head: ", head_ends},
+      {"backward: ", backward_ends},
+      {"", length}};
   double begin = 0;
   std::string details;
   for (const auto& [name, end] : parts) {
     figure.line({{x_of(end), top + 10}, {x_of(end), bottom + 8}},
                 pictures::kInk, 1, "4 3");
     const std::string result =
-        fmt::format("{}: {:.0f} µs", name, 1e6 * (end - begin));
-    figure.text((x_of(begin) + x_of(end)) / 2, bottom + 20,
-                name == std::string("step") ? "step" : result,
+        fmt::format("{}{:.0f} µs", name, 1e6 * (end - begin));
+    figure.text((x_of(begin) + x_of(end)) / 2, bottom + 20, result,
                 Figure::Anchor::kMiddle);
     details += result + ". ";
     begin = end;
