@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
+#include "chapters/common/run/textbook.h"
 #include "chapters/figures/lane.h"
 #include "chapters/figures/pages.h"
 #include "chapters/figures/plot.h"
@@ -65,9 +66,9 @@ std::string gathers() {
       640);
   figure.legend({{"forward", "forward"},
                  {"backward", "backward"},
-                 {"optimizer", "optimizer"},
-                 {"comm", "communication"},
-                 {"exposed", "exposed"}});
+                 {"comm", "gather, reduce-scatter"},
+                 {"exposed", "waits for its message"},
+                 {"bubble", "its message waits, too"}});
   double longest = 0;
   for (const auto& [name, report] : runs) {
     longest = std::max(longest, report.time.step_s);
@@ -77,63 +78,344 @@ std::string gathers() {
   for (const auto& [name, report] : runs) {
     const sim::RankTimeline step = first_rank(report);
     const std::string result =
-        fmt::format("{}: {:.1f} ms, {:.1f} ms exposed", name,
-                    1e3 * report.time.step_s, 1e3 * exposed_s(step));
+        fmt::format("{}: {:.1f} ms, {:.1f} ms of it waiting", name,
+                    1e3 * report.time.step_s,
+                    1e3 * (report.time.step_s - busy_s(step, "compute")));
     details += result + ". ";
     figure.heading(result);
-    for (const std::string& queue : sim::queue_names(step)) {
-      const double height = queue == "compute" ? 22 : 14;
+    const auto lane = [&](const char* title, const char* queue, double height) {
       const double y = figure.add_row(height + 3);
-      figure.text(0, y + height / 2 + 4, queue);
+      figure.text(0, y + height / 2 + 4, title);
       draw_lane(figure, step, queue,
                 {kBegin, y, pixels * report.time.step_s, height}, pixels);
-    }
+    };
+    lane("compute", "compute", 22);
+    lane("network", "comm world", 16);
   }
   figure.axis(kBegin, figure.width(), longest, {"ms", 1e-3}, "time");
   return figure.svg(details);
 }
 
-// The bytes of parameters over time; a level holds until the next sample.
-std::vector<Value> parameters(const Report& report) {
-  std::vector<Value> values;
-  for (const sim::MemorySample& sample : first_rank(report).memory) {
-    const auto bytes = static_cast<double>(
-        sample.bytes[static_cast<std::size_t>(MemoryKind::kParameter)]);
-    if (!values.empty()) values.push_back({sample.time_s, values.back().y});
-    values.push_back({sample.time_s, bytes});
+/// One use of a unit: its gather, a computation or its reduce-scatter.
+struct Span {
+  const char* css_class = "";
+  double begin = 0, end = 0;
+};
+struct UnitLife {
+  std::string name = "root";
+  double bytes = 0;  ///< whole
+  std::vector<Span> gathers, computations, reductions;
+};
+
+constexpr double kShare = 7.0 / 8;  // of a message that a rank of 8 sends
+
+// The root, then the blocks. A block's forward begins with its first norm, and
+// its backward ends with that norm.
+std::vector<UnitLife> lives_of(const sim::RankTimeline& step, int num_blocks) {
+  const auto blocks = static_cast<std::size_t>(num_blocks);
+  std::vector<UnitLife> units(blocks + 1);
+  std::size_t forward_norms = 0, backward_norms = 0, before = 0;
+  const auto message = [&](const sim::TimelineEvent& event) {
+    const std::size_t dot = event.label.rfind('.');
+    const std::size_t i = dot == std::string::npos
+                              ? 0
+                              : 1 + std::stoul(event.label.substr(dot + 1));
+    const bool is_gather = event.name == "all_gather";
+    (is_gather ? units[i].gathers : units[i].reductions)
+        .push_back({"comm", event.begin_s, event.end_s});
+    units[i].bytes = event.bytes / kShare;
+  };
+  for (const sim::TimelineEvent& event : step.events) {
+    if (event.name == "all_gather" || event.name == "reduce_scatter") {
+      message(event);
+    }
+    if (event.queue != "compute") continue;
+    std::size_t unit = 0;  // the root's, unless between norms of blocks
+    if (event.category == "forward") {
+      if (event.name == "layer_norm") ++forward_norms;
+      if (forward_norms > 0 && forward_norms <= 2 * blocks) {
+        unit = 1 + (forward_norms - 1) / 2;
+      }
+    } else if (event.category == "backward") {
+      if (backward_norms > 0 && backward_norms <= 2 * blocks) {
+        unit = blocks - (backward_norms - 1) / 2;
+      }
+      if (event.name == "layer_norm") ++backward_norms;
+    } else {
+      continue;
+    }
+    // Operations without a time may come before a wait
+    if (unit > 0 && event.end_s == event.begin_s) continue;
+    std::vector<Span>& spans = units[unit].computations;
+    if (spans.empty() || unit != before ||
+        spans.back().css_class != event.category) {
+      const bool is_forward = event.category == "forward";
+      spans.push_back(
+          {is_forward ? "forward" : "backward", event.begin_s, event.end_s});
+    }
+    spans.back().end = std::max(spans.back().end, event.end_s);
+    before = unit;
   }
+  for (std::size_t i = 0; i < blocks; ++i) {
+    units[i + 1].name = fmt::format("block {}", i);
+  }
+  return units;
+}
+
+/// From the begin of a gather to the end of its computation; the root is kept
+/// from forward to backward.
+std::vector<Span> whole(const UnitLife& unit) {
+  if (unit.gathers.size() == 1) {
+    return {{"empty", unit.gathers[0].begin, unit.computations.back().end}};
+  }
+  std::vector<Span> spans;
+  for (std::size_t i = 0; i < unit.gathers.size(); ++i) {
+    spans.push_back(
+        {"empty", unit.gathers[i].begin, unit.computations.at(i).end});
+  }
+  return spans;
+}
+
+std::string units() {
+  constexpr double kBegin = 130, kLength = 20e-3, kRow = 17;
+  const std::vector<UnitLife> units = lives_of(first_rank(fsdp("pre")), 12);
+  Figure figure(
+      "A block is whole twice: for its forward and for its backward\n"
+      "FSDP, one step of GPT-2 on 8 ranks of the cluster textbook",
+      640);
+  figure.legend({{"comm", "gather, or reduce-scatter behind backward"},
+                 {"empty", "whole, waits"},
+                 {"forward", "forward"},
+                 {"backward", "backward"}});
+  const double pixels = (figure.width() - kBegin - 10) / kLength;
+  const auto x_of = [&](double time) { return kBegin + pixels * time; };
+  figure.add_row(4);
+  for (const UnitLife& unit : units) {
+    const double y = figure.add_row(kRow);
+    figure.text(0, y + 13, unit.name);
+    figure.text(kBegin - 12, y + 13,
+                fmt::format("{:.0f} MiB", unit.bytes / (1 << 20)),
+                Figure::Anchor::kEnd);
+    const auto bars = [&](const std::vector<Span>& spans, double height) {
+      for (const Span& span : spans) {
+        figure.box({x_of(span.begin), y + (kRow - height) / 2,
+                    std::max(pixels * (span.end - span.begin), 0.5), height},
+                   span.css_class);
+      }
+    };
+    bars(whole(unit), kRow - 4);
+    bars(unit.gathers, kRow - 4);
+    bars(unit.computations, kRow - 4);
+    bars(unit.reductions, kRow - 4);
+    if (unit.name == "block 0") {
+      figure.text(
+          (x_of(unit.computations[0].end) + x_of(unit.gathers[1].begin)) / 2,
+          y + 13, "freed: each rank keeps its eighth", Figure::Anchor::kMiddle);
+    }
+  }
+  figure.axis(kBegin, x_of(kLength), kLength, {"ms", 1e-3}, "time");
+  return figure.svg(fmt::format(
+      "Block 0 is gathered at {:.1f} ms, freed at {:.1f} ms, and gathered "
+      "again "
+      "at {:.1f} ms.",
+      1e3 * units[1].gathers[0].begin, 1e3 * units[1].computations[0].end,
+      1e3 * units[1].gathers[1].begin));
+}
+
+// The bytes of parameters over time: the shard, and what is whole.
+std::vector<Value> parameters(const Report& report) {
+  std::vector<std::pair<double, double>> changes;
+  double bytes = 0;
+  for (const UnitLife& unit : lives_of(first_rank(report), 12)) {
+    bytes += unit.bytes / 8;
+    for (const Span& span : whole(unit)) {
+      changes.push_back({span.begin, unit.bytes});
+      changes.push_back({span.end, -unit.bytes});
+    }
+  }
+  std::sort(changes.begin(), changes.end());
+  std::vector<Value> values = {{0, bytes}};
+  for (const auto& [time, change] : changes) {
+    values.push_back({time, bytes});
+    values.push_back({time, bytes += change});
+  }
+  values.push_back({report.time.step_s, bytes});
   return values;
 }
 
 std::string saw() {
-  constexpr double kMiB = 1 << 20;
+  constexpr double kMiB = 1 << 20, kDdp = 474.7 * kMiB;
   const Report early = fsdp("pre"), late = fsdp("none");
+  const std::vector<Value> values = parameters(early);
+  double most = 0;
+  for (const Value& value : values) most = std::max(most, value.y);
   Figure figure(
-      "FSDP has its shard, the root and one or two units\n"
-      "Parameters of a rank in one step of GPT-2 on 8 ranks; under DDP, "
-      "475 MiB",
+      "FSDP holds its shard, the root and at most three blocks\n"
+      "Parameters of a rank in one step of GPT-2 on 8 ranks; a block counts "
+      "from "
+      "its gather to the end of its computation",
       640);
-  const double y = Plot::row(figure, 200);
-  Plot plot(figure, {60, y, 565, 200},
+  const double y = Plot::row(figure, 220);
+  Plot plot(figure, {60, y, 565, 220},
             {"time", 0, late.time.step_s, {"ms", 1e-3}},
-            {"parameters", 0, 300 * kMiB, {"MiB", kMiB}});
-  plot.curve(parameters(early), kBlue);
+            {"parameters", 0, 500 * kMiB, {"MiB", kMiB}});
+  plot.curve({{0, kDdp}, {late.time.step_s, kDdp}}, kGray);
+  plot.curve(values, kBlue);
   plot.curve(parameters(late), kOrange);
-  const pictures::Point end = plot.at(early.time.step_s, 20 * kMiB);
-  figure.text(end.x, end.y, "gathers one unit early", Figure::Anchor::kEnd,
-              kBlue.color);
-  const pictures::Point last = plot.at(late.time.step_s, 282 * kMiB);
-  figure.text(last.x, last.y, "gathers when it is needed", Figure::Anchor::kEnd,
-              kOrange.color);
-  return figure.svg("");
+  const auto text = [&](double time_ms, double mib, const std::string& words,
+                        const Stroke& stroke, Figure::Anchor anchor) {
+    const pictures::Point at = plot.at(1e-3 * time_ms, mib * kMiB);
+    figure.text(at.x, at.y, words, anchor, stroke.color);
+  };
+  text(0.2, 448, "DDP: all 475 MiB", kGray, Figure::Anchor::kStart);
+  text(8, 308, "blocks are gathered one early", kBlue, Figure::Anchor::kStart);
+  text(25.9, 308, "blocks are gathered on demand", kOrange,
+       Figure::Anchor::kEnd);
+  text(7.1, 170, "shard and root: 210 MiB", kGray, Figure::Anchor::kMiddle);
+  text(19.8, 22, "shard: 59 MiB", kBlue, Figure::Anchor::kEnd);
+  return figure.svg(fmt::format(
+      "The peak is {:.0f} MiB, against 475 MiB under DDP.", most / kMiB));
+}
+
+// The step of the page's table of times: four blocks, whose messages are
+// shorter than their computations.
+std::string times() {
+  constexpr double kBegin = 104, kRow = 20;
+  const Report report =
+      run_sharded(on_shapes("textbook", 8, "gpt-nano", 8192, 64), {});
+  const sim::RankTimeline step = first_rank(report);
+  const std::vector<UnitLife> units = lives_of(step, 4);
+  const double length = report.time.step_s;
+  Figure figure(
+      "A step of FSDP is the sum of four parts\nFSDP on 8 ranks of textbook, "
+      "gpt-nano with 65,536 tokens per "
+      "rank; r root, 0 to 3 blocks, h head",
+      640);
+  figure.legend(
+      {{"comm", "message"}, {"forward", "forward"}, {"backward", "backward"}});
+  const double pixels = (figure.width() - kBegin - 10) / length;
+  const auto x_of = [&](double time) { return kBegin + pixels * time; };
+  const double top = figure.add_row(6);
+  const auto bar = [&](double y, const Span& span, const std::string& word) {
+    const double width = pixels * (span.end - span.begin);
+    figure.box({x_of(span.begin) + 0.5, y + 16, width - 1, kRow - 4},
+               span.css_class);
+    figure.text(x_of(span.begin) + width / 2, y + 13, word,
+                Figure::Anchor::kMiddle);
+  };
+  const auto row = [&](const char* name) {
+    const double y = figure.add_row(kRow + 18);
+    figure.text(0, y + 28, name);
+    return y;
+  };
+  const auto word = [&](const UnitLife& unit) {
+    return &unit == &units[0] ? "r" : unit.name.substr(6);
+  };
+  double y = row("all-gather");
+  for (const UnitLife& unit : units) {
+    for (const Span& span : unit.gathers) bar(y, span, word(unit));
+  }
+  y = row("all-reduce");
+  for (const sim::TimelineEvent& event : step.events) {
+    if (event.name != "all_reduce") continue;
+    bar(y, {"comm", event.begin_s, event.end_s}, event.label);
+  }
+  y = row("compute");
+  double head_ends = 0, forward_ends = 0;
+  for (const UnitLife& unit : units) {
+    for (const Span& span : unit.computations) {
+      if (pixels * (span.end - span.begin) < 2) continue;  // the embedding
+      if (&unit == &units[0] && span.css_class == std::string("forward")) {
+        forward_ends = span.end;
+      }
+      bar(y, span, &unit == &units[0] ? "h" : word(unit));
+    }
+  }
+  y = row("reduce-scatter");
+  double backward_ends = 0;
+  for (const UnitLife& unit : units) {
+    for (const Span& span : unit.reductions) {
+      bar(y, span, word(unit));
+      backward_ends = std::max(backward_ends, span.end);
+    }
+  }
+  // The last block's backward begins when its gather has ended
+  head_ends = units.back().gathers.back().end;
+  const double bottom = figure.add_row(28);
+  const std::vector<std::pair<const char*, double>> parts = {
+      {"forward: ", forward_ends},
+      {"head: ", head_ends},
+      {"backward: ", backward_ends},
+      {"", length}};
+  double begin = 0;
+  std::string details;
+  for (const auto& [name, end] : parts) {
+    figure.line({{x_of(end), top + 10}, {x_of(end), bottom + 8}},
+                pictures::kInk, 1, "4 3");
+    const std::string result =
+        fmt::format("{}{:.0f} µs", name, 1e6 * (end - begin));
+    figure.text((x_of(begin) + x_of(end)) / 2, bottom + 20, result,
+                Figure::Anchor::kMiddle);
+    details += result + ". ";
+    begin = end;
+  }
+  figure.axis(kBegin, x_of(length), length, {"µs", 1e-6}, "time");
+  return figure.svg(details);
+}
+
+std::string threshold() {
+  // (d - 1) / d e rate / (2 bandwidth)
+  const double tokens =
+      7.0 / 8 * 4 * textbook::kRate / (2 * textbook::kBandwidth);
+  Options options = on_shapes("textbook", 8, "gpt2-xl", 8, 250);
+  ddp::StrategyOptions buckets;
+  buckets.ddp.bucket_cap_mb = 100;
+  std::vector<Value> sharded, replicated, computing;
+  for (const int samples : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16}) {
+    options.batch = 8 * samples;
+    const double x = static_cast<double>(samples * options.seq);
+    const Report fsdp = run_sharded(options, {});
+    sharded.push_back({x, fsdp.time.step_s});
+    replicated.push_back({x, run_ddp(options, buckets).time.step_s});
+    computing.push_back({x, busy_s(first_rank(fsdp), "compute")});
+  }
+  Figure figure(
+      "Above eγ/2β tokens per device, FSDP's messages hide\n"
+      "GPT-2 XL in f32 on 8 ranks of textbook",
+      640);
+  const double y = Plot::row(figure, 240);
+  Plot plot(figure, {60, y, 565, 240},
+            {"tokens per device and micro-batch", 0, 4000},
+            {"time of a step", 0, 400e-3, {"ms", 1e-3}});
+  plot.mark(tokens, kGray, fmt::format("inequality: {:.0f}", tokens));
+  plot.curve(computing, kGray);
+  plot.curve(replicated, kOrange);
+  plot.curve(sharded, kBlue);
+  plot.dots(sharded, kBlue);
+  const auto text = [&](double x, double y_ms, const std::string& words,
+                        const Stroke& stroke) {
+    const pictures::Point at = plot.at(x, 1e-3 * y_ms);
+    figure.text(at.x, at.y, words, Figure::Anchor::kStart, stroke.color);
+  };
+  text(260, 212, "FSDP: three messages of eΨ bytes", kBlue);
+  text(260, 76, "DDP: two", kOrange);
+  text(1080, 66, "computing alone", kGray);
+  text(2500, 168, "8 ms above it: the ends of the step", kBlue);
+  return figure.svg(fmt::format(
+      "FSDP takes {:.0f} ms at {:.0f} tokens and {:.0f} ms at {:.0f}.",
+      1e3 * sharded.front().y, sharded.front().x, 1e3 * sharded.back().y,
+      sharded.back().x));
 }
 
 }  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/03_zero_fsdp/states.svg", states},
+          {"chapters/03_zero_fsdp/units.svg", units},
           {"chapters/03_zero_fsdp/gathers.svg", gathers},
-          {"chapters/03_zero_fsdp/memory.svg", saw}};
+          {"chapters/03_zero_fsdp/memory.svg", saw},
+          {"chapters/03_zero_fsdp/threshold.svg", threshold},
+          {"chapters/03_zero_fsdp/times.svg", times}};
 }
 
 }  // namespace shardbook::figures::page_03

@@ -1,0 +1,179 @@
+#pragma once
+
+// What the notebook 03_zero_fsdp calls: pictures of shards, runs of DDP, ZeRO
+// and FSDP, and tables of their results.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chapters/02_ddp/ddp_strategy.h"
+#include "chapters/03_zero_fsdp/fsdp/fsdp.h"
+#include "chapters/03_zero_fsdp/zero/zero_memory.h"
+#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
+#include "chapters/common/run/program.h"
+#include "chapters/common/toy.h"
+#include "notebooks/display.h"
+
+namespace notes {
+
+using namespace shardbook;
+using namespace shardbook::notebook;
+
+/// Elements 0 .. n-1 as a strip: whole on every rank, or cut.
+inline dtensor::Held strip(const std::string& name, std::int64_t n, int ranks,
+                           bool is_cut) {
+  dtensor::Held held;
+  held.title = name;
+  held.columns = n;
+  const std::int64_t part = (n + ranks - 1) / ranks;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    IndexRun run{0, n};
+    if (is_cut) {
+      run.begin = std::min(rank * part, n);
+      run.count = std::min(part, n - run.begin);
+    }
+    held.rows_of.push_back({{0, 1}});
+    held.columns_of.push_back({run});
+  }
+  return held;
+}
+
+/// Who holds which of n elements under a stage of ZeRO; stage 0 is DDP.
+inline Picture stage(int number, std::int64_t n, int ranks) {
+  const std::vector<std::string> cut = {"nothing", "the optimizer state",
+                                        "gradients and optimizer state",
+                                        "all three"};
+  return holders("Stage " + std::to_string(number) + " cuts " +
+                     cut[static_cast<std::size_t>(number)],
+                 {strip("parameters", n, ranks, number >= 3),
+                  strip("gradients", n, ranks, number >= 2),
+                  strip("optimizer state", n, ranks, number >= 1)});
+}
+
+/// The net of PyTorch's post on FSDP.
+inline toy::Net three_layers() {
+  toy::Torch torch(0);
+  toy::Net net;
+  net.add("layer1", torch.linear("layer1", 8, 4));
+  net.add("layer2", torch.linear("layer2", 4, 16));
+  net.add("layer3", torch.linear("layer3", 16, 4));
+  return net;
+}
+
+/// "layer1 has 36 elements, 18 on each rank", a line for each unit.
+inline std::string units_of(const fsdp::FullyShardedDataParallel& model) {
+  std::string text;
+  for (const fsdp::FlatParameter* unit : model.units()) {
+    text += unit->name() + " has " + std::to_string(unit->layout().numel) +
+            " elements, " + std::to_string(unit->shard().numel()) +
+            " on each rank\n";
+  }
+  return text;
+}
+
+/// gpt-nano on four ranks of this process.
+inline Options small_options() {
+  Options options;
+  options.chapter = "03_zero_fsdp";
+  options.model = "gpt-nano";
+  options.data = "walk";
+  options.world_size = 4;
+  options.batch = 8;
+  options.seq = 32;
+  options.steps = 8;
+  return options;
+}
+
+/// On shapes alone, in virtual time: eight ranks, each with `samples` samples.
+inline Options simulated(const std::string& cluster, const std::string& model,
+                         std::int64_t samples, std::int64_t seq) {
+  Options options = small_options();
+  options.backend = "sim";
+  options.cluster = cluster;
+  options.world_size = 8;
+  options.model = model;
+  options.data = "random";
+  options.batch = 8 * samples;
+  options.seq = seq;
+  options.steps = 3;
+  return options;
+}
+
+/// Trains as ./shardbook run does: "ddp", or a --strategy of this chapter.
+inline Report train(const Options& options, const std::string& strategy_name,
+                    const std::string& prefetch = "pre") {
+  zero_fsdp::StrategyOptions setup;
+  setup.strategy = strategy_name;
+  setup.backward_prefetch = prefetch;
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    if (strategy_name == "ddp") {
+      ddp::DdpStrategy strategy(options, {}, world);
+      run.train(options, strategy);
+    } else {
+      zero_fsdp::ZeroFsdpStrategy strategy(options, setup, world);
+      run.train(options, strategy);
+    }
+  };
+  chapter.reference = [](const Options& options) {
+    return train_one_device(options);
+  };
+  return run_and_compare(options, chapter);
+}
+
+/// KiB of rank 0, a row for each strategy.
+inline Picture side_by_side(const Options& options,
+                            const std::vector<std::string>& names) {
+  std::vector<std::vector<std::string>> rows = {
+      {"strategy", "parameters", "gradients", "optimizer", "sent per step",
+       "last loss", "like one device"}};
+  for (const std::string& name : names) {
+    const Report report = train(options, name);
+    const auto kib = [](double bytes) { return fixed(bytes / 1024, 0); };
+    const auto peak = [&](MemoryKind kind) {
+      return kib(report.ranks[0].peak[static_cast<std::size_t>(kind)].counted);
+    };
+    rows.push_back(
+        {name, peak(MemoryKind::kParameter), peak(MemoryKind::kGradient),
+         peak(MemoryKind::kOptimizerState),
+         kib(report.ranks[0].bytes.counted / options.steps),
+         fixed(report.losses.back(), 4), report.parity.passed ? "yes" : "NO"});
+  }
+  return table(rows);
+}
+
+/// "fsdp trains: loss 4.6915", or the reason why the run stopped.
+inline std::string try_to_train(Options options,
+                                const std::string& strategy_name,
+                                std::int64_t device_bytes) {
+  options.device_memory_bytes = device_bytes;
+  try {
+    const Report report = train(options, strategy_name);
+    return strategy_name + " trains: loss " + fixed(report.losses.back(), 4) +
+           "\n";
+  } catch (const Error& error) {
+    return strategy_name +
+           " stops: " + std::string(error.what()).substr(0, 60) + "...\n";
+  }
+}
+
+/// The time of a step as a bar.
+inline Bar step_bar(const std::string& name, const Report& report) {
+  return {name, report.time.step_s};
+}
+
+/// Two all-gathers and a reduce-scatter, as the ledger books them.
+inline double three_calls(double psi, double d, double e) {
+  CommRecord gather;
+  gather.op = CommOp::kAllGather;
+  gather.group_size = static_cast<int>(d);
+  gather.numel = static_cast<std::int64_t>(psi);
+  CommRecord reduce = gather;
+  reduce.op = CommOp::kReduceScatter;
+  return e * (2 * wire_elements(gather) + wire_elements(reduce));
+}
+
+}  // namespace notes
