@@ -24,7 +24,7 @@ TOLERANCE = 2e-5
 COMMANDS = {
     "01_data_parallel": ("toy_01_data_parallel", r"^loss (\S+)$", 1),
     "02_ddp": ("toy_02_ddp", r"^loss of rank \d (\S+)$", 2),
-    "03_zero_fsdp": ("toy_03_zero_fsdp", r"^loss of rank 0 (\S+)$", 1),
+    "03_zero_fsdp": ("toy_03_zero_fsdp", r"^ *loss of rank 0 (\S+)$", 1),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
