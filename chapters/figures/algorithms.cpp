@@ -1,4 +1,4 @@
-// How collectives work: the second half of the page before chapter 01.
+// How collectives work, which continues the page before chapter 01.
 
 #include <fmt/format.h>
 

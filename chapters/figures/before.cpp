@@ -214,7 +214,7 @@ std::string latency() {
   const double both = 6 * (kAlpha + crossing / kBeta);
   point({crossing, both},
         fmt::format("{:.0f} KB: {}", crossing / 1e3, time(both)),
-        pictures::kInk, 6, 18, Anchor::kStart);
+        pictures::kInk, -6, -12, Anchor::kEnd);
   plot.labels();
   return figure.svg("");
 }
