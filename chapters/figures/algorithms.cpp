@@ -1,4 +1,4 @@
-// How collectives work: the second half of the page before chapter 01.
+// How collectives work, which continues the page before chapter 01.
 
 #include <fmt/format.h>
 
@@ -22,19 +22,18 @@ using algorithms::TreeNode;
 using pictures::Figure;
 
 std::string halving() {
-  std::vector<Frame> frames =
+  const std::vector<Frame> frames =
       frames_of([](ProcessGroup& group, const Tensor& tensor) {
         algorithms::halving_doubling_all_reduce(group, tensor);
       });
-  frames.pop_back();  // all ranks have all sums
   Figure figure(
-      "Halving and doubling: log2 P swaps, half as much each time\n"
-      "A piece has a stripe for each rank that it sums; those with a border "
-      "are sent.",
-      640);
+      "Halving and doubling: log2 P swaps add, as many copy\n"
+      "Each picture is the state before the swaps. A piece has a stripe for "
+      "each rank that it sums; those with a border are sent.",
+      440);
   draw_frames(figure, frames,
-              {"1: halves, add", "2: quarters, add", "3: quarters, copy",
-               "4: halves, copy"});
+              {"1: add halves", "2: add quarters", "3: copy quarters",
+               "4: copy halves", "end: all sums"});
   return figure.svg("");
 }
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <functional>
+#include <cmath>
 
 #include "chapters/figures/pages.h"
 #include "chapters/figures/pieces.h"
@@ -34,6 +34,19 @@ Pieces on_root(ProcessGroup& world, const Tensor& tensor) {
 }
 
 const std::vector<Collective> kCollectives = {
+    {"reduce-scatter",
+     [](ProcessGroup& world) -> BeforeAndAfter {
+       const Tensor x = all_pieces(world.rank()), y = room(1);
+       world.reduce_scatter(y, x).wait();
+       return {pieces_of(x), pieces_of(y)};
+     }},
+    {"all-gather (of the sums)",
+     [](ProcessGroup& world) -> BeforeAndAfter {
+       const Tensor sum = room(1), y = room(4);
+       world.reduce_scatter(sum, all_pieces(world.rank())).wait();
+       world.all_gather(y, sum).wait();
+       return {pieces_of(sum), pieces_of(y)};
+     }},
     {"all-reduce",
      [](ProcessGroup& world) -> BeforeAndAfter {
        const Tensor x = all_pieces(world.rank());
@@ -41,46 +54,34 @@ const std::vector<Collective> kCollectives = {
        world.all_reduce(x).wait();
        return {before, pieces_of(x)};
      }},
-    {"reduce-scatter",
-     [](ProcessGroup& world) -> BeforeAndAfter {
-       const Tensor x = all_pieces(world.rank()), y = room(1);
-       world.reduce_scatter(y, x).wait();
-       return {pieces_of(x), pieces_of(y)};
-     }},
-    {"all-gather",
-     [](ProcessGroup& world) -> BeforeAndAfter {
-       const Tensor x = one_piece(world.rank(), world.rank()), y = room(4);
-       world.all_gather(y, x).wait();
-       return {pieces_of(x), pieces_of(y)};
-     }},
     {"all-to-all",
      [](ProcessGroup& world) -> BeforeAndAfter {
        const Tensor x = all_pieces(world.rank()), y = room(4);
        world.all_to_all(y, x).wait();
        return {pieces_of(x), pieces_of(y)};
      }},
-    {"reduce to 0",
-     [](ProcessGroup& world) -> BeforeAndAfter {
-       const Tensor x = all_pieces(world.rank());
-       const Pieces before = pieces_of(x);
-       world.reduce(x, 0).wait();
-       return {before, on_root(world, x)};
-     }},
-    {"broadcast from 0",
+    {"broadcast from rank 0",
      [](ProcessGroup& world) -> BeforeAndAfter {
        const Tensor x = all_pieces(world.rank());
        const Pieces before = on_root(world, x);
        world.broadcast(x, 0).wait();
        return {before, pieces_of(x)};
      }},
-    {"scatter from 0",
+    {"reduce to rank 0",
+     [](ProcessGroup& world) -> BeforeAndAfter {
+       const Tensor x = all_pieces(world.rank());
+       const Pieces before = pieces_of(x);
+       world.reduce(x, 0).wait();
+       return {before, on_root(world, x)};
+     }},
+    {"scatter from rank 0",
      [](ProcessGroup& world) -> BeforeAndAfter {
        const bool is_root = world.rank() == 0;
        const Tensor x = is_root ? all_pieces(0) : Tensor(), y = room(1);
        world.scatter(y, x, 0).wait();
        return {is_root ? pieces_of(x) : Pieces{}, pieces_of(y)};
      }},
-    {"gather to 0", [](ProcessGroup& world) -> BeforeAndAfter {
+    {"gather to rank 0", [](ProcessGroup& world) -> BeforeAndAfter {
        const bool is_root = world.rank() == 0;
        const Tensor x = one_piece(world.rank(), world.rank());
        const Tensor y = is_root ? room(4) : Tensor();
@@ -89,12 +90,13 @@ const std::vector<Collective> kCollectives = {
      }}};
 
 std::string collectives() {
-  constexpr double kLeft = 50, kPanel = 150, kRow = 24;
+  constexpr double kLeft = 48, kArrow = 30, kRow = 21;
+  constexpr double kPanel = 8 * kPiece + kArrow + 34;
   Figure figure(
-      "An all-reduce is a reduce-scatter and an all-gather\n"
-      "A piece has the colour of its rank. Capital letters are sums over all "
-      "ranks.",
-      640);
+      "An all-reduce is a reduce-scatter, then an all-gather\n"
+      "A piece has the colour of its rank. A capital letter is a sum over all "
+      "ranks. A rank lacks the pale pieces.",
+      430);
   double top = 0;
   for (std::size_t i = 0; i < kCollectives.size(); ++i) {
     std::vector<BeforeAndAfter> ranks(kPieceRanks);
@@ -102,21 +104,22 @@ std::string collectives() {
       ranks[static_cast<std::size_t>(world.rank())] =
           kCollectives[i].run(world);
     });
-    if (i % 4 == 0) top = figure.add_row(32 + kPieceRanks * kRow);
-    const double left = kLeft + kPanel * static_cast<double>(i % 4);
+    if (i % 2 == 0) top = figure.add_row(38 + kPieceRanks * kRow);
+    const double left = kLeft + kPanel * static_cast<double>(i % 2);
     figure.text(left, top + 18, kCollectives[i].name);
     for (int rank = 0; rank < kPieceRanks; ++rank) {
       const double y = top + 26 + kRow * rank;
       const auto& [before, after] = ranks[static_cast<std::size_t>(rank)];
-      if (i % 4 == 0) {
-        figure.text(0, y + 12, fmt::format("rank {}", rank),
+      if (i % 2 == 0) {
+        figure.text(0, y + 13, fmt::format("rank {}", rank),
                     Figure::Anchor::kStart, rank_color(rank));
       }
       draw_pieces(figure, before, left, y);
-      figure.text(left + 4 * kPiece + 5, y + 12, "→", Figure::Anchor::kMiddle,
-                  pictures::kMuted);
-      draw_pieces(figure, after, left + 4 * kPiece + 12, y);
+      draw_pieces(figure, after, left + 4 * kPiece + kArrow, y);
     }
+    const double middle = top + 26 + kRow * kPieceRanks / 2 - 2;
+    draw_arrow(figure, {left + 4 * kPiece + 5, middle},
+               {left + 4 * kPiece + kArrow - 6, middle});
   }
   return figure.svg("");
 }
@@ -128,40 +131,50 @@ std::string ring() {
       });
   std::vector<std::string> titles;
   for (int step = 1; step <= 6; ++step) {
-    titles.push_back(fmt::format("{}: {}", step,
-                                 step <= 3 ? "send and add" : "send and copy"));
+    titles.push_back(
+        fmt::format("ring step {}: {}", step, step <= 3 ? "add" : "copy"));
   }
-  titles.emplace_back("all ranks have all sums");
+  titles.emplace_back("end: all sums");
   Figure figure(
-      "2(P - 1) steps, one piece per step: every link is always busy\n"
-      "A piece has a stripe for each rank that it sums; the one with a border "
-      "is sent.",
-      640);
+      "In each ring step, every rank sends one piece\n"
+      "Each picture is the state before the step. A piece has a stripe for "
+      "each rank that it sums; the one with a border is sent. Below: the "
+      "bytes that each rank has sent so far.",
+      440);
   draw_frames(figure, frames, titles);
   return figure.svg("");
 }
 
 std::string latency() {
   constexpr int kRanks = 8;
-  constexpr double kAlpha = 1e-5, kBeta = 1e10, kLeast = 1e3, kMost = 64e6;
-  std::vector<Value> ring, tree, wire;
+  constexpr double kAlpha = 1e-5, kBeta = 1e10, kLeast = 1e3, kMost = 32e6;
+  const auto seconds = [](const algorithms::CostCard& card) {
+    return card.seconds(kAlpha, kBeta, 1);
+  };
+  const auto ring_at = [&](double bytes) {
+    const auto n = static_cast<std::int64_t>(bytes);
+    return Value{bytes, seconds(algorithms::ring_all_reduce_cost(kRanks, n))};
+  };
+  const auto tree_at = [&](double bytes) {
+    const auto n = static_cast<std::int64_t>(bytes);
+    return Value{bytes,
+                 seconds(algorithms::tree_reduce_cost(kRanks, n)) +
+                     seconds(algorithms::tree_broadcast_cost(kRanks, n))};
+  };
+  std::vector<Value> ring, tree;
   for (double bytes = kLeast; bytes <= kMost; bytes *= 1.25) {
-    const auto n = static_cast<std::int64_t>(bytes / kRanks) * kRanks;
-    const auto seconds = [&](const algorithms::CostCard& card) {
-      return card.seconds(kAlpha, kBeta, 1);
-    };
-    const auto x = static_cast<double>(n);
-    ring.push_back({x, seconds(algorithms::ring_all_reduce_cost(kRanks, n))});
-    tree.push_back(
-        {x, seconds(algorithms::tree_reduce_cost(kRanks, n)) +
-                seconds(algorithms::tree_broadcast_cost(kRanks, n))});
-    if (x / kBeta >= 1e-5) wire.push_back({x, x / kBeta});
+    const double pieces = std::round(bytes / kRanks) * kRanks;
+    ring.push_back(ring_at(pieces));
+    tree.push_back(tree_at(pieces));
   }
-  Figure figure("Below 188 KB a tree is faster than a ring, above it the ring",
-                640);
-  const double y = Plot::row(figure, 260);
-  Plot plot(figure, {60, y, 510, 260},
-            {"bytes of the tensor",
+  Figure figure("Below 188 KB a tree is faster, above it a ring", 440);
+  const double y = Plot::row(figure, 250);
+  const auto time = [](double s) {
+    return s < 1e-3 ? fmt::format("{:.0f} µs", 1e6 * s)
+                    : fmt::format("{:g} ms", 1e3 * s);
+  };
+  Plot plot(figure, {56, y, 340, 250},
+            {"bytes of the tensor, n",
              kLeast,
              kMost,
              {},
@@ -171,38 +184,37 @@ std::string latency() {
                return bytes < 1e6 ? fmt::format("{:g} KB", bytes / 1e3)
                                   : fmt::format("{:g} MB", bytes / 1e6);
              }},
-            {"all-reduce over 8 ranks; latency 10 µs, 10 GB/s",
-             1e-5,
-             0.1,
+            {"time of an all-reduce: 8 ranks, 10 µs, 10 GB/s",
+             2e-5,
+             0.03,
              {},
              true,
-             {1e-5, 1e-4, 1e-3, 1e-2, 1e-1},
-             [](double s) {
-               return s < 1e-3 ? fmt::format("{:g} µs", 1e6 * s)
-                               : fmt::format("{:g} ms", 1e3 * s);
-             }});
-  plot.curve(wire, kGray, "n/β");
+             {1e-4, 1e-3, 1e-2},
+             time});
   plot.curve(ring, kBlue, "ring");
   plot.curve(tree, kOrange, "tree");
+  const auto point = [&](const Value& value, const std::string& words,
+                         const char* color, double dx, double dy,
+                         Figure::Anchor anchor) {
+    const pictures::Point at = plot.at(value.x, value.y);
+    figure.dot(at, color);
+    figure.text(at.x + dx, at.y + dy, words, anchor, color);
+  };
+  using Anchor = Figure::Anchor;
+  for (const double bytes : {1e3, 1e6}) {
+    const bool is_left = bytes == kLeast;
+    point(ring_at(bytes), time(ring_at(bytes).y), kBlue.color, is_left ? 4 : 6,
+          is_left ? -8 : 14, Anchor::kStart);
+    point(tree_at(bytes), time(tree_at(bytes).y), kOrange.color,
+          is_left ? 4 : -6, is_left ? 18 : -6,
+          is_left ? Anchor::kStart : Anchor::kEnd);
+  }
   // 14 a + 14/8 n/b = 6 a + 6 n/b
   const double crossing = 8 / 4.25 * kAlpha * kBeta;
   const double both = 6 * (kAlpha + crossing / kBeta);
-  figure.dot(plot.at(crossing, both), pictures::kInk);
-  const auto text = [&](double x, double seconds, const std::string& words,
-                        Figure::Anchor anchor) {
-    const pictures::Point at = plot.at(x, seconds);
-    figure.text(at.x, at.y, words, anchor);
-  };
-  text(
-      crossing / 1.1, both * 1.9,
-      fmt::format("{:.0f} KB: both take {:.0f} µs", crossing / 1e3, both * 1e6),
-      Figure::Anchor::kEnd);
-  const double knee = kRanks * kAlpha * kBeta;
-  const double at_knee = 28 * kAlpha;
-  figure.dot(plot.at(knee, at_knee), kBlue.color);
-  figure.line({plot.at(knee, at_knee), plot.at(knee, 2.6e-5)}, kBlue.color);
-  text(knee, 1.8e-5, "800 KB: half of the ring's time is latency",
-       Figure::Anchor::kStart);
+  point({crossing, both},
+        fmt::format("{:.0f} KB: {}", crossing / 1e3, time(both)),
+        pictures::kInk, -6, -12, Anchor::kEnd);
   plot.labels();
   return figure.svg("");
 }

@@ -13,63 +13,102 @@ namespace {
 
 using pictures::Figure;
 
-// A value of a block, in widths of the model.
+// A value that a block keeps, in widths of the model.
 struct Width {
   const char* name;
   double h;
+  bool is_mlp;
 };
+
+const char* kind_of(const Width& value) {
+  return value.is_mlp ? "weights" : "kind-activation";
+}
+
+double sum_of(const std::vector<Width>& values) {
+  double sum = 0;
+  for (const Width& value : values) sum += value.h;
+  return sum;
+}
+
+constexpr double kWidth = 22, kBar = 18;
 
 void draw_block(Figure& figure, const std::string& title,
                 const std::vector<Width>& values, double left, double top) {
-  constexpr double kWidth = 48, kRow = 25;
+  constexpr double kRow = 23;
   figure.text(left, top + 12, title);
   double y = top + 22;
-  for (const Width& value : values) {
-    figure.box({left, y, kWidth * value.h, 18}, "kind-activation");
-    const std::string width = fmt::format("{:g}h", value.h);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const Width& value = values[i];
+    if (i > 0 && value.is_mlp && !values[i - 1].is_mlp) y += 8;
+    figure.box({left, y, kWidth * value.h, kBar}, kind_of(value));
+    const std::string width =
+        value.h == 1 ? "h" : fmt::format("{:g}h", value.h);
     const bool has_room = value.h >= 1;
     if (has_room) {
-      figure.text(left + 4, y + 13, width, Figure::Anchor::kStart, "#ffffff");
+      figure.text(left + 3, y + 13, width, Figure::Anchor::kStart, "#ffffff");
     }
-    figure.text(left + kWidth * value.h + 6, y + 13,
+    figure.text(left + kWidth * value.h + 5, y + 13,
                 has_room ? value.name : width + " " + value.name);
     y += kRow;
   }
 }
 
+// All values of a block one behind the other.
+void draw_sum(Figure& figure, const std::string& title,
+              const std::vector<Width>& values) {
+  const double top = figure.add_row(22 + kBar + 12);
+  figure.text(0, top + 14,
+              fmt::format("{}: {:g}h per token", title, sum_of(values)));
+  double x = 0;
+  for (const bool is_mlp : {false, true}) {
+    std::vector<Width> half;
+    for (const Width& value : values) {
+      if (value.is_mlp == is_mlp) half.push_back(value);
+    }
+    const double width = kWidth * sum_of(half);
+    figure.box({x, top + 20, width, kBar}, kind_of(half[0]));
+    figure.text(x + 3, top + 33,
+                fmt::format("{:g}h {}", sum_of(half),
+                            is_mlp ? "for the MLP" : "for attention"),
+                Figure::Anchor::kStart, "#ffffff");
+    x += width;
+  }
+}
+
 std::string block() {
-  const std::vector<Width> gpt = {{"x", 1},
-                                  {"ln_1", 1},
-                                  {"queries, keys, values", 3},
-                                  {"attention", 1},
-                                  {"y = x + c_proj", 1},
-                                  {"ln_2", 1},
-                                  {"c_fc", 4},
-                                  {"GELU", 4}};
+  const std::vector<Width> gpt = {{"x", 1, false},
+                                  {"ln_1", 1, false},
+                                  {"queries, keys, values", 3, false},
+                                  {"attention", 1, false},
+                                  {"y = x + c_proj", 1, true},
+                                  {"ln_2", 1, true},
+                                  {"c_fc", 4, true},
+                                  {"GELU", 4, true}};
   // h = 4096, 32 heads that share 8 of keys and values, MLP of 14336
-  const std::vector<Width> llama = {{"x", 1},         {"norm", 1},
-                                    {"queries", 1},   {"keys, values", 0.5},
-                                    {"attention", 1}, {"y = x + o_proj", 1},
-                                    {"norm", 1},      {"gate", 3.5},
-                                    {"up", 3.5},      {"SiLU(gate) up", 3.5}};
+  const std::vector<Width> llama = {
+      {"x", 1, false},         {"norm", 1, false},
+      {"queries", 1, false},   {"keys, values", 0.5, false},
+      {"attention", 1, false}, {"y = x + o_proj", 1, true},
+      {"norm", 1, true},       {"gate", 3.5, true},
+      {"up", 3.5, true},       {"SiLU(gate) · up", 3.5, true}};
   // The sum is what the program counts, except the statistics
   const ModelConfig config = ModelConfig::read("gpt2");
   KeptSizes sizes;
   sizes.rows = sizes.tokens = 1;
-  double sum = 0;
-  for (const Width& value : gpt) sum += value.h;
   const auto h = static_cast<double>(config.n_embd);
   const auto heads = static_cast<double>(config.n_head);
-  SB_CHECK(kept_by_block(config, sizes) == 4 * (sum * h + 4 + heads),
+  SB_CHECK(kept_by_block(config, sizes) == 4 * (sum_of(gpt) * h + 4 + heads),
            "block.svg: a block keeps other values than those in the figure");
   Figure figure(
-      "A block of GPT-2 keeps 16 h numbers per token, one of Llama 17 h\n"
-      "Each bar is a value that forward keeps for backward, as wide as the "
-      "vector of a token.",
-      640);
-  const double top = figure.add_row(24 + 25 * 10 + 8);
+      "Kept per token and block: GPT-2 16h, Llama 3.1 8B 17h\n"
+      "A bar is a vector that backward needs; h is 768 numbers in "
+      "GPT-2, 4096 in Llama.",
+      440);
+  const double top = figure.add_row(24 + 23 * 10 + 16);
   draw_block(figure, "GPT-2", gpt, 0, top);
-  draw_block(figure, "Llama 3.1 8B", llama, 350, top);
+  draw_block(figure, "Llama 3.1 8B", llama, 236, top);
+  draw_sum(figure, "GPT-2", gpt);
+  draw_sum(figure, "Llama 3.1 8B", llama);
   return figure.svg("");
 }
 

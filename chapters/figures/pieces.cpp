@@ -13,6 +13,7 @@ namespace shardbook::figures {
 namespace {
 
 using pictures::Figure;
+using pictures::Point;
 using pictures::px;
 
 // Which piece a number is of, and the ranks that it sums, as bits.
@@ -102,18 +103,35 @@ Pieces pieces_of(const Tensor& tensor) {
 }
 
 void draw_pieces(Figure& figure, const Pieces& pieces, double x, double y) {
-  for (const double number : pieces) {
-    const auto [piece, ranks] = content_of(number);
+  for (int place = 0; place < 4; ++place) {
+    figure.box({x + kPiece * place, y, kPiece - 1, kPiece - 1}, "empty");
+  }
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const auto [piece, ranks] = content_of(pieces[i]);
     const bool is_sum = ranks == 15;
     const std::string color =
         is_sum ? pictures::kInk
                : rank_color(static_cast<int>(std::log2(std::max(ranks, 1u))));
-    figure.colored_box({x, y, kPiece - 1, kPiece - 1}, color);
-    figure.text(x + (kPiece - 1) / 2, y + 12,
+    const double left =
+        x + kPiece * (pieces.size() == 1 ? piece : static_cast<double>(i));
+    figure.colored_box({left, y, kPiece - 1, kPiece - 1}, color);
+    figure.text(left + (kPiece - 1) / 2, y + 13,
                 std::string(1, static_cast<char>((is_sum ? 'A' : 'a') + piece)),
                 Figure::Anchor::kMiddle, "#ffffff");
-    x += kPiece;
   }
+}
+
+void draw_arrow(Figure& figure, const Point& from, const Point& to) {
+  constexpr double kHead = 7, kHalf = 4.5;
+  const double length = std::hypot(to.x - from.x, to.y - from.y);
+  const double dx = (to.x - from.x) / length, dy = (to.y - from.y) / length;
+  const Point neck = {to.x - kHead * dx, to.y - kHead * dy};
+  figure.line({from, neck}, pictures::kInk, 2);
+  figure.colored_path(
+      fmt::format("M{} {}L{} {}L{} {}z", px(to.x), px(to.y),
+                  px(neck.x - kHalf * dy), px(neck.y + kHalf * dx),
+                  px(neck.x + kHalf * dy), px(neck.y - kHalf * dx)),
+      pictures::kInk);
 }
 
 std::vector<Frame> frames_of(
@@ -144,68 +162,74 @@ std::vector<Frame> frames_of(
 
 void draw_frames(Figure& figure, const std::vector<Frame>& frames,
                  const std::vector<std::string>& titles) {
-  constexpr double kLeft = 54, kFrame = 147, kCell = 24, kHeight = 20, kGap = 8;
-  constexpr double kRow = 44 + kPieceRanks * (kHeight + kGap) + 34;
+  constexpr double kLeft = 48, kFrame = 134, kStripe = 6, kCell = 4 * kStripe,
+                   kPlace = kCell + 5, kHeight = 17, kGap = 15;
+  constexpr double kRow = 40 + kPieceRanks * (kHeight + kGap) + 26;
   double top = 0;
   std::int64_t sent = 0;
   for (std::size_t f = 0; f < frames.size(); ++f) {
     const Frame& frame = frames[f];
-    const double left = kLeft + kFrame * static_cast<double>(f % 4);
-    if (f % 4 == 0) top = figure.add_row(kRow);
-    figure.text(left, top + 16, titles[f]);
+    const double left = kLeft + kFrame * static_cast<double>(f % 3);
+    if (f % 3 == 0) top = figure.add_row(kRow);
+    figure.text(left, top + 14, titles[f]);
     for (int p = 0; p < 4; ++p) {
-      figure.text(left + kCell * (p + 0.5), top + 35, std::string(1, "abcd"[p]),
-                  Figure::Anchor::kMiddle, pictures::kMuted);
+      figure.text(left + kPlace * p + kCell / 2, top + 32,
+                  std::string(1, "abcd"[p]), Figure::Anchor::kMiddle,
+                  pictures::kMuted);
     }
     const auto y_of = [&](int rank) {
-      return top + 42 + rank * (kHeight + kGap);
+      return top + 40 + rank * (kHeight + kGap);
     };
+    const auto x_of = [&](std::int64_t piece) {
+      return left + kPlace * static_cast<double>(piece);
+    };
+    for (const Message& message : frame.messages) {
+      const bool is_down = message.to > message.from;
+      const int distance = std::abs(message.to - message.from);
+      const int upper = std::min(message.from, message.to);
+      // Two arrows that pass each other have a side each
+      const double side = distance != 2 ? 0 : upper % 2 == 0 ? -5 : 5;
+      const double x =
+          (x_of(message.first) + x_of(message.first + message.count) -
+           (kPlace - kCell)) /
+              2 +
+          side;
+      draw_arrow(figure, {x, y_of(message.from) + (is_down ? kHeight + 2 : -2)},
+                 {x, y_of(message.to) + (is_down ? -1 : kHeight + 1)});
+    }
     for (int rank = 0; rank < kPieceRanks; ++rank) {
       const double y = y_of(rank);
-      if (f % 4 == 0) {
-        figure.text(0, y + 14, fmt::format("rank {}", rank),
+      if (f % 3 == 0) {
+        figure.text(0, y + 13, fmt::format("rank {}", rank),
                     Figure::Anchor::kStart, rank_color(rank));
       }
       for (int p = 0; p < 4; ++p) {
-        const double x = left + kCell * p;
         const unsigned ranks =
             content_of(frame.ranks[static_cast<std::size_t>(rank)]
                                   [static_cast<std::size_t>(p)])
                 .ranks;
-        figure.box({x, y, kCell - 2, kHeight}, "empty");
+        figure.box({x_of(p), y, kCell, kHeight}, "empty");
         for (int r = 0; r < kPieceRanks; ++r) {
           if ((ranks >> r & 1) == 0) continue;
-          figure.colored_box({x + 1 + 5 * r, y + 1, 5, kHeight - 2},
+          figure.colored_box({x_of(p) + kStripe * r, y, kStripe, kHeight},
                              rank_color(r));
         }
       }
     }
-    if (!frame.messages.empty()) {
-      sent += frame.messages[0].count;
-      figure.text(left, y_of(kPieceRanks) + 14,
-                  fmt::format("sent so far: {}/4", sent),
-                  Figure::Anchor::kStart, pictures::kMuted);
-    }
     for (const Message& message : frame.messages) {
-      const double x = left + kCell * static_cast<double>(message.first);
-      const double y = y_of(message.from);
-      const double width = kCell * static_cast<double>(message.count) - 2;
-      figure.line(fmt::format("M{} {}h{}v{}h{}z", px(x - 1), px(y - 1),
-                              px(width + 2), px(kHeight + 2), px(-width - 2)),
+      const double width = x_of(message.first + message.count) -
+                           x_of(message.first) - (kPlace - kCell) + 2;
+      figure.line(fmt::format("M{} {}h{}v{}h{}z", px(x_of(message.first) - 1),
+                              px(y_of(message.from) - 1), px(width),
+                              px(kHeight + 2), px(-width)),
                   pictures::kInk, 2);
-      // An arc at the right, wider for ranks that are further apart
-      const double right = left + 4 * kCell;
-      const double from = y + kHeight / 2;
-      const double to =
-          y_of(message.to) + kHeight / 2 + (message.to > message.from ? -4 : 4);
-      const double reach = right + 8 + 9 * std::abs(message.to - message.from);
-      figure.line(fmt::format("M{0} {2}C{1} {2} {1} {3} {0} {3}", px(right),
-                              px(reach), px(from), px(to)),
-                  pictures::kMuted, 1.2);
-      figure.line(fmt::format("M{} {}L{} {}L{} {}", px(right + 6), px(to - 4),
-                              px(right), px(to), px(right + 6), px(to + 4)),
-                  pictures::kMuted, 1.2);
     }
+    figure.text(left, y_of(kPieceRanks) + 3,
+                sent == 0   ? "sent: 0"
+                : sent == 1 ? "sent: n/4"
+                            : fmt::format("sent: {}n/4", sent),
+                Figure::Anchor::kStart, pictures::kMuted);
+    if (!frame.messages.empty()) sent += frame.messages[0].count;
   }
 }
 

@@ -25,12 +25,17 @@ Tensor all_pieces(int rank);
 Tensor one_piece(int rank, int piece);
 Pieces pieces_of(const Tensor& tensor);
 
-/// A piece of one rank has its colour and its letter; a sum of all ranks is dark,
-/// with a capital letter.
+/// Places for four pieces: one that the rank does not have is pale. A piece of
+/// one rank has its colour and its letter; a sum of all ranks is dark, with a
+/// capital letter. A tensor of one piece has it at its place among the four.
 void draw_pieces(pictures::Figure& figure, const Pieces& pieces, double x,
                  double y);
-/// The side of a piece of draw_pieces.
-constexpr double kPiece = 16;
+/// The side of a place of draw_pieces.
+constexpr double kPiece = 18;
+
+/// An arrow along an axis, with its tip at `to`.
+void draw_arrow(pictures::Figure& figure, const pictures::Point& from,
+                const pictures::Point& to);
 
 /// Ranks swap messages at the same time.
 struct Message {
@@ -45,8 +50,10 @@ struct Frame {
 std::vector<Frame> frames_of(
     const std::function<void(ProcessGroup& group, const Tensor& tensor)>&
         all_reduce);
-/// The frames in rows of four: a piece has a stripe in the colour of each rank
-/// that it sums, and the pieces that are sent have a border.
+/// The frames in rows of three: a piece has a stripe in the colour of each rank
+/// that it sums. Pieces that are sent have a border, and an arrow leads from
+/// each to the rank that receives it, behind the ranks between them. Below a
+/// frame: the bytes that each rank has sent before it.
 void draw_frames(pictures::Figure& figure, const std::vector<Frame>& frames,
                  const std::vector<std::string>& titles);
 
