@@ -299,6 +299,28 @@ TEST(ChapterForm, EachChapterLinksThePageBeforeIt) {
   }
 }
 
+// Each question of a chapter's details is on the page of all questions.
+TEST(ChapterForm, TheCommonPageHasEveryQuestion) {
+  const std::string common = read_file(kChapters / "what_goes_wrong.md");
+  for (const auto& entry : fs::directory_iterator(kChapters)) {
+    const std::string name = entry.path().filename().string();
+    const std::vector<Section> all =
+        sections_of(read_file(entry.path() / "details.md"));
+    for (const Section& section : all) {
+      if (section.title != "What goes wrong") continue;
+      std::string questions;
+      for (const std::string& line : split_lines(section.text)) {
+        if (line.rfind("### ", 0) == 0) questions += line + "\n";
+      }
+      for (const std::string& anchor : find_anchors(questions)) {
+        EXPECT_NE(common.find("(" + name + "/details.md#" + anchor + ")"),
+                  std::string::npos)
+            << name << "/details.md#" << anchor;
+      }
+    }
+  }
+}
+
 // Pages that were split quote and run no less than before.
 TEST(ChapterForm, CommandsDoNotGetFewer) {
   struct Least {
