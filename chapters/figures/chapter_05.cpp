@@ -78,7 +78,7 @@ std::string bubble() {
       "With twice as many micro-batches, the bubble falls from 43 % to 27 %\n"
       "One batch through four stages; a backward takes twice as long as a "
       "forward",
-      680);
+      640);
   figure.legend({{"forward", "forward"},
                  {"backward", "backward"},
                  {"empty", "striped: idle, the bubble"}});
@@ -139,7 +139,7 @@ std::string pieces() {
   Figure figure(
       "The step is shortest where the bubble is small and the host keeps up\n"
       "GPT-2 medium on 4 A100; a step has 49,152 tokens",
-      680);
+      640);
   const double y = Plot::row(figure, 240);
   Plot plot(figure, {60, y, 420, 240},
             {"micro-batches m", 1, 48, {}, true, counts},
@@ -162,7 +162,7 @@ std::string threshold() {
   Figure figure(
       "Above (p - 1)(1 - x)/x micro-batches, the bubble is below the share x\n"
       "GPT-2 medium in p stages on textbook; marked: the formula for x = 20 %",
-      680);
+      640);
   const double y = Plot::row(figure, 250);
   Plot plot(figure, {50, y, 520, 250},
             {"micro-batches m, of 8 samples each", 1, 32, {}, true},
