@@ -9,6 +9,7 @@ namespace shardbook::gpipe {
 pipeline::Schedule schedule(int num_stages, int num_micro_batches) {
   using namespace pipeline::parts;
   pipeline::Schedule schedule = empty("gpipe", num_stages, num_micro_batches);
+  // All forwards, then all backwards from the last one to the first
   for (Actions& list : schedule.actions) {
     for (int b = 0; b < num_micro_batches; ++b) list.push_back(forward(b));
     for (int b = num_micro_batches; b-- > 0;) list.push_back(backward(b));

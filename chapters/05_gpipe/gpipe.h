@@ -2,11 +2,12 @@
 
 // GPipe: micro-batches through a chain of stages.
 //
-//   slot     0  1  2  3  4  5  6  7  8  9 10 11 12 13
-//   rank 0 |F0 F1 F2 F3 .  .  .  .  .  .  B3 B2 B1 B0
-//   rank 1 |.  F0 F1 F2 F3 .  .  .  .  B3 B2 B1 B0 .
-//   rank 2 |.  .  F0 F1 F2 F3 .  .  B3 B2 B1 B0 .  .
-//   rank 3 |.  .  .  F0 F1 F2 F3 B3 B2 B1 B0 .  .  .
+//   rank 0 |F0 F1 F2 F3 .  .  .  .  .  .  .  .  .  B3--- B2--- B1--- B0---
+//   rank 1 |.  F0 F1 F2 F3 .  .  .  .  .  .  B3--- B2--- B1--- B0--- .  .
+//   rank 2 |.  .  F0 F1 F2 F3 .  .  .  B3--- B2--- B1--- B0--- .  .  .  .
+//   rank 3 |.  .  .  F0 F1 F2 F3 B3--- B2--- B1--- B0--- .  .  .  .  .  .
+//
+// A backward takes twice as long as a forward here.
 //
 // Rank s holds stage s. A step runs all forwards, then all backwards from the
 // last micro-batch to the first, then one update. One device that accumulates
@@ -29,8 +30,9 @@ namespace shardbook::gpipe {
 /// less than one stage or micro-batch. Huang et al. 2019, section 2.3.
 pipeline::Schedule schedule(int num_stages, int num_micro_batches);
 
-/// Share of idle slots among the 2 (m + p - 1) slots of a stage, with one slot
-/// for each F and B: (p - 1) / (m + p - 1).
+/// Share of a step in which a stage is idle: (p - 1) / (m + p - 1), however
+/// long F and B are. Each stage computes m of both, and a step lasts for
+/// m + p - 1 of both.
 /// Papers also quote (p - 1) / m, which is idle time over busy time.
 double idle_share(int num_stages, int num_micro_batches);
 

@@ -58,9 +58,7 @@ std::string figure(const Options& options, const StrategyOptions& setup) {
   const auto pieces = ceil_micro_batches(options.batch, setup.micro_batches);
   const pipeline::Schedule schedule =
       gpipe::schedule(options.world_size, static_cast<int>(pieces.size()));
-  pipeline::Costs slots;
-  slots.forward = slots.backward = 1;
-  return draw(schedule, replay(schedule, slots));
+  return draw(schedule, pipeline::replay(schedule));
 }
 
 // --- The mini-batch ----------------------------------------------------------

@@ -35,7 +35,7 @@ void add_options(CommandLine& line, StrategyOptions& setup);
 /// before ranks start, so that the error is printed once and not by every rank.
 void check_strategy_options(const Options& options,
                             const StrategyOptions& setup);
-/// The figure of --print-schedule, with one slot for each F and B.
+/// The figure of --print-schedule: a B is as long as two F.
 std::string figure(const Options& options, const StrategyOptions& setup);
 
 /// Reads targets once and keeps them until the step ends, because recomputation

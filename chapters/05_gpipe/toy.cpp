@@ -55,8 +55,7 @@ int main() {
   // 2. The way of the micro-batches
   const pipeline::Schedule schedule = gpipe::schedule(2, kChunks);
   fmt::print("{} micro-batches of {} rows, on {} ranks\n{}", kChunks, kRows,
-             schedule.num_ranks,
-             draw(schedule, replay(schedule, pipeline::Costs{1, 1})));
+             schedule.num_ranks, draw(schedule, replay(schedule)));
   std::vector<NamedTensor> by_rank[2];
   Tensors outputs;
   run_ranks(2, [&](ProcessGroup& world) {
@@ -85,5 +84,6 @@ int main() {
   fmt::print("output of each micro-batch {}, of all {}\n",
              shape_text(outputs[0].shape()), shape_text(output.shape()));
   fmt::print("output {}\n", toy::values_text(output));
+  fmt::print("loss {:.6f}\n", mean(square(output)).item());
   return toy::compare(found, expected);
 }

@@ -181,7 +181,7 @@ TEST(StepFiles, PagesListTheStepInReadingOrder) {
   };
   for (const auto& [chapter, page, num_files, max_lines] :
        {Step{"chapters/02_ddp", "/details.md", 6, 1500},
-        Step{"chapters/05_gpipe", "/README.md", 8, 2600}}) {
+        Step{"chapters/05_gpipe", "/details.md", 8, 2600}}) {
     const StepList list = find_step_list(read_file(chapter + page), chapter);
     ASSERT_EQ(list.step.size(), num_files) << chapter;
     EXPECT_EQ(list.step[0], chapter + "/main");

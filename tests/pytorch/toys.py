@@ -178,6 +178,7 @@ def gpipe():
     print(f"output of each micro-batch {list(outputs[0].shape)}, "
           f"of all {list(output.shape)}")
     show("output", output)
+    show("loss", output.square().mean())
 
 
 def original_of(chapter):

@@ -218,11 +218,13 @@ TEST(GpipePartition, StagesAreCutAsAsked) {
 TEST(GpipeFigure, OfFourStages) {
   Options options = gpipe_options("gpt-nano");
   options.world_size = options.batch = 4;
-  EXPECT_EQ(gpipe::figure(options, {4}),
-            "rank 0 |F0 F1 F2 F3 .  .  .  .  .  .  B3 B2 B1 B0\n"
-            "rank 1 |.  F0 F1 F2 F3 .  .  .  .  B3 B2 B1 B0 .\n"
-            "rank 2 |.  .  F0 F1 F2 F3 .  .  B3 B2 B1 B0 .  .\n"
-            "rank 3 |.  .  .  F0 F1 F2 F3 B3 B2 B1 B0 .  .  .\n");
+  EXPECT_EQ(
+      gpipe::figure(options, {4}),
+      "rank 0 |F0 F1 F2 F3 .  .  .  .  .  .  .  .  .  B3--- B2--- B1--- B0---\n"
+      "rank 1 |.  F0 F1 F2 F3 .  .  .  .  .  .  B3--- B2--- B1--- B0--- .  .\n"
+      "rank 2 |.  .  F0 F1 F2 F3 .  .  .  B3--- B2--- B1--- B0--- .  .  .  .\n"
+      "rank 3 |.  .  .  F0 F1 F2 F3 B3--- B2--- B1--- B0--- .  .  .  .  .  "
+      ".\n");
 }
 
 TEST(GpipeOptions, ImpossibleOnesAreKnownBeforeThereAreRanks) {

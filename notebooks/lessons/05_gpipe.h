@@ -1,0 +1,167 @@
+#pragma once
+
+// What the notebook 05_gpipe calls: models and clusters, runs of GPipe, and tables
+// of their results.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chapters/05_gpipe/gpipe_strategy.h"
+#include "chapters/common/pipeline/partition.h"
+#include "chapters/common/pipeline/replay.h"
+#include "chapters/common/pipeline/schedule_check.h"
+#include "chapters/common/run/program.h"
+#include "notebooks/display.h"
+#include "notebooks/live_ranks.h"
+
+namespace notes {
+
+using namespace shardbook;
+using namespace shardbook::notebook;
+
+/// "the schedule keeps the rules", or the first one that it breaks.
+inline std::string problem_of(const pipeline::Schedule& schedule) {
+  try {
+    pipeline::check(schedule);
+    return "the schedule keeps the rules\n";
+  } catch (const Error& error) {
+    return std::string(error.what()) + "\n";
+  }
+}
+
+/// A GPT that four threads train in a moment.
+inline Options small_options() {
+  Options options;
+  options.chapter = "05_gpipe";
+  options.model = "gpt-nano";
+  options.data = "walk";
+  options.world_size = 4;
+  options.batch = 16;
+  options.seq = 32;
+  options.steps = 6;
+  return options;
+}
+
+/// GPT-2 medium in bf16 on four simulated A100.
+inline Options gpt2_on_a100s() {
+  Options options = small_options();
+  options.backend = "sim";
+  options.cluster = "dgx-a100";
+  options.model = "gpt2-medium";
+  options.dtype = DType::kBF16;
+  options.data = "random";
+  options.batch = 32;
+  options.seq = 512;
+  options.steps = 2;
+  return options;
+}
+
+/// The parameters that a rank builds.
+inline std::int64_t stage_parameters(ProcessGroup& world,
+                                     const Options& options,
+                                     const std::vector<int>& cuts) {
+  const auto layers = layers_of(model_config(options));
+  const auto i = static_cast<std::size_t>(world.rank());
+  Stage stage(*layers, cuts[i], cuts[i + 1], InitOptions());
+  return stage.num_parameters();
+}
+
+/// Layers and parameters of each rank; `balance` has the numbers of layers.
+inline Picture stages(const Options& options, const std::vector<int>& balance) {
+  const auto layers = layers_of(model_config(options));
+  const std::vector<int> cuts = cut_by_balance(layers->size(), balance);
+  const auto numbers = on_ranks(static_cast<int>(balance.size()),
+                                stage_parameters, options, cuts);
+  std::vector<std::vector<std::string>> rows = {
+      {"rank", "layers", "parameters"}};
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    std::string names;
+    for (int layer = cuts[i]; layer < cuts[i + 1]; ++layer) {
+      names += (names.empty() ? "" : ", ") + layers->name(layer);
+    }
+    rows.push_back({std::to_string(i), names, std::to_string(numbers[i])});
+  }
+  return table(rows);
+}
+
+/// The chapter's training, and one device's with the same micro-batches.
+inline Report train(const Options& options,
+                    const gpipe::StrategyOptions& setup) {
+  ChapterRun chapter;
+  chapter.fold_class = each_rank;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    gpipe::GpipeStrategy strategy(options, setup, world);
+    run.train(options, strategy);
+  };
+  chapter.reference = [&](const Options& options) {
+    return gpipe::train_one_device_in_reverse(options, setup);
+  };
+  return run_and_compare(options, chapter);
+}
+
+/// Memory and time of the three ways to recompute.
+inline Picture recompute_modes(const Options& options,
+                               gpipe::StrategyOptions setup) {
+  std::vector<std::vector<std::string>> rows = {
+      {"recompute", "activations of rank 1", "virtual step", "idle"}};
+  for (const char* mode : {"never", "except_last", "always"}) {
+    setup.recompute = mode;
+    const Report report = train(options, setup);
+    const double bytes =
+        report.ranks[1]
+            .peak[static_cast<std::size_t>(MemoryKind::kActivation)]
+            .counted;
+    rows.push_back({mode, fixed(bytes / (1 << 20), 1) + " MiB",
+                    fixed(1e3 * report.time.step_s, 1) + " ms",
+                    fixed(100 * report.time.idle_share, 1) + " %"});
+  }
+  return table(rows);
+}
+
+/// The step time for each number of micro-batches.
+inline Picture step_times(const std::string& title, const Options& options,
+                          gpipe::StrategyOptions setup,
+                          const std::vector<int>& counts) {
+  std::vector<Bar> all;
+  for (const int m : counts) {
+    setup.micro_batches = m;
+    all.push_back(
+        {"m = " + std::to_string(m), train(options, setup).time.step_s});
+  }
+  return bars(title, all, {"ms", 1e-3}, "time");
+}
+
+// --- The exercises -----------------------------------------------------------
+
+/// The fewest micro-batches whose bubble is at most a share of the time.
+inline int fewest(int p, double share) {
+  int m = 1;
+  while (gpipe::idle_share(p, m) > share + 1e-12) ++m;
+  return m;
+}
+
+/// The bytes that `rank` sends in one step.
+inline double sent(const Options& options, int rank, int micro_batches) {
+  gpipe::StrategyOptions setup;
+  setup.micro_batches = micro_batches;
+  Options one_step = options;
+  one_step.steps = 1;
+  return train(one_step, setup)
+      .ranks[static_cast<std::size_t>(rank)]
+      .bytes.counted;
+}
+
+/// Messages of n bytes that the formulas claim, against those of a real run.
+/// Besides, all ranks sum loss and norm, and the ends sum the embedding.
+inline bool are_right(double middle, double last, double m, double n,
+                      const Options& options) {
+  const double message = 4.0 * 2 * 32 * 64;  // f32, 2 rows, 32 tokens, h = 64
+  const double sums = 2.0 * 3 / 4 * 16;
+  return std::abs(middle / n * message + sums - sent(options, 1, 8)) < 1 &&
+         last == m * n;
+}
+
+}  // namespace notes
