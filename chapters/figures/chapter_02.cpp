@@ -177,7 +177,7 @@ std::string threshold() {
                      {1, 2, 4, 5, 6, 7, 8, 9, 12, 16}, 100);
   const auto on_a100 = exposed_shares(bf16, {1, 2, 3, 4, 5, 6, 7, 8}, 25);
 
-  Figure figure("Above eγ/2β tokens per device, gradients travel for free",
+  Figure figure("Above the marked tokens per device, gradients travel for free",
                 640);
   const double y = Plot::row(figure, 240);
   Plot plot(figure, {50, y, 575, 240},

@@ -68,7 +68,7 @@ std::string gathers() {
                  {"backward", "backward"},
                  {"comm", "gather, reduce-scatter"},
                  {"exposed", "waits for its message"},
-                 {"bubble", "its message waits, too"}});
+                 {"bubble", "its message waits for another"}});
   double longest = 0;
   for (const auto& [name, report] : runs) {
     longest = std::max(longest, report.time.step_s);
@@ -380,7 +380,7 @@ std::string threshold() {
     computing.push_back({x, busy_s(first_rank(fsdp), "compute")});
   }
   Figure figure(
-      "Above eγ/2β tokens per device, FSDP's messages hide\n"
+      "Above the marked tokens per device, FSDP's messages hide\n"
       "GPT-2 XL in f32 on 8 ranks of textbook",
       640);
   const double y = Plot::row(figure, 240);
