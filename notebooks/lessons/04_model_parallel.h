@@ -73,31 +73,53 @@ inline Bar bar_of(const std::string& name, const StepTime& time) {
           fixed(time.mean_s, 2) + " \u00b1 " + fixed(time.sd_s, 2) + " s"};
 }
 
-/// Bars of one device, two in turn, and two in splits.
-inline Picture compare(const std::vector<Bar>& all) {
-  double best = all[2].value;
-  for (std::size_t i = 2; i < all.size(); ++i) {
-    if (all[i].value < best) best = all[i].value;
+/// One device, two in turn, and splits, which are named by their sizes.
+using Times = std::vector<Bar>;
+
+inline Times times_of(const Sweep& sweep) {
+  Times times = {bar_of("one device", sweep.single),
+                 bar_of("two, in turn", sweep.naive)};
+  for (const StepTime& each : sweep.pipelined) {
+    times.push_back(bar_of(std::to_string(each.settings.split_size), each));
   }
-  return bars(
-      "Two devices in turn take " + fixed(all[1].value / all[0].value, 2) +
-          " of the time of one, in splits " + fixed(best / all[0].value, 2),
-      all, {"s", 1});
+  return times;
 }
 
-/// With the best size of splits.
-inline Picture compare(const Sweep& sweep) {
-  const StepTime& best = sweep.best();
-  return compare(
-      {bar_of("one device", sweep.single), bar_of("two, in turn", sweep.naive),
-       bar_of("splits of " + std::to_string(best.settings.split_size), best)});
+inline Bar best_of(const Times& times) {
+  Bar best = times.at(2);
+  for (std::size_t i = 3; i < times.size(); ++i) {
+    if (times[i].value < best.value) best = times[i];
+  }
+  return best;
+}
+
+/// Bars; of many sizes of splits, the best alone.
+inline Picture compare(const Times& times) {
+  const Bar best = best_of(times);
+  Times shown = times;
+  if (shown.size() > 4) shown = {times[0], times[1], best};
+  for (std::size_t i = 2; i < shown.size(); ++i) {
+    shown[i].name = "splits of " + shown[i].name;
+  }
+  return bars("Two devices in turn take " +
+                  fixed(times[1].value / times[0].value, 2) +
+                  " of the time of one, in splits " +
+                  fixed(best.value / times[0].value, 2),
+              shown, {"s", 1});
+}
+
+/// The time over the size of a split.
+inline Picture over_sizes(const Times& times) {
+  return curve("Splits of " + best_of(times).name + " are the fastest",
+               Times(times.begin() + 2, times.end()), "images of a split",
+               times[0], times[1], {"s", 1});
 }
 
 /// What ./shardbook bench model-parallel measured on two cores of a Xeon: three
 /// steps with 24 images, from bench/model_parallel.csv.
-inline std::vector<Bar> measured_on_a_xeon() {
+inline Times measured_on_a_xeon() {
   std::ifstream lines("../bench/model_parallel.csv");
-  std::vector<Bar> all;
+  Times all;
   std::string line;
   std::getline(lines, line);
   while (std::getline(lines, line)) {
@@ -108,24 +130,12 @@ inline std::vector<Bar> measured_on_a_xeon() {
     }
     const std::string& variant = row.at(4);
     const std::string name = variant == "single"     ? "one device"
-                             : variant == "pipeline" ? "splits of " + row.at(5)
+                             : variant == "pipeline" ? row.at(5)
                                                      : "two, in turn";
     all.push_back({name, std::stod(row.at(6)), std::stod(row.at(7)),
                    row.at(6) + " \u00b1 " + row.at(7) + " s"});
   }
   return all;
-}
-
-/// The time over the size of a split.
-inline Picture over_sizes(const Sweep& sweep) {
-  std::vector<Bar> points;
-  for (const StepTime& time : sweep.pipelined) {
-    points.push_back(bar_of(std::to_string(time.settings.split_size), time));
-  }
-  return curve("Splits of " + std::to_string(sweep.best().settings.split_size) +
-                   " are the fastest",
-               points, "images of a split", bar_of("one device", sweep.single),
-               bar_of("in turn", sweep.naive), {"s", 1});
 }
 
 /// A small model, cut in two, after a backward.
