@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
@@ -55,7 +56,10 @@ std::string turns() {
       640);
   figure.legend({{"forward", "forward"},
                  {"backward", "backward"},
-                 {"copy", "copies (thin: waits)"},
+                 {"optimizer", "update"},
+                 {"copy", "copies activations"},
+                 {"bubble", "waits for the other device"},
+                 {"exposed", "waits for gradients to arrive"},
                  {"empty", "idle"}});
   double pixels = 0, longest = 0;
   std::string details;
@@ -120,7 +124,8 @@ Experiment simulated() {
   };
   // All figures show one sweep
   static const model_parallel::Sweep sweep = model_parallel::run_sweep(
-      on_t4s(), settings_of("pipeline", 1), {3, 5, 8, 10, 12, 20, 40, 60},
+      on_t4s(), settings_of("pipeline", 1),
+      {1, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60},
       /*repeats=*/0, /*batches=*/3);
   Experiment experiment;
   experiment.name = {"Simulated:", "two T4,", "120 images"};
@@ -211,11 +216,12 @@ std::string two_devices() {
   return figure.svg(details);
 }
 
+// Of one device's time, by the size of a split.
 std::vector<Value> shares(const Experiment& experiment) {
   std::vector<Value> values;
   for (const auto& [size, time] : experiment.splits) {
-    values.push_back(
-        {static_cast<double>(size), time.mean / experiment.one.mean});
+    const double share = time.mean / experiment.one.mean;
+    if (share < 1.8) values.push_back({static_cast<double>(size), share});
   }
   values.push_back(
       {experiment.images, experiment.naive.mean / experiment.one.mean});
@@ -283,12 +289,73 @@ std::string sizes() {
   return figure.svg(details);
 }
 
+// (m + 1) T_start <= T_one
+std::string threshold() {
+  const Experiment t4s = simulated();
+  // Splits of one image take the time of starting their kernels
+  const double start = t4s.splits.at(1).mean / (t4s.images + 1) / 3;
+  const double one = t4s.one.mean / 3;
+  const double most = one / start - 1, corner = one / start / 2;
+  std::vector<Value> times = {{1, t4s.naive.mean / 3}}, fill, starts;
+  for (auto split = t4s.splits.rbegin(); split != t4s.splits.rend(); ++split) {
+    const double time = split->second.mean / 3;
+    if (time < 1) times.push_back({t4s.images / split->first, time});
+  }
+  for (double m = 1; m <= 40; m *= 1.1) {
+    (m < corner ? fill : starts)
+        .push_back({m, m < corner ? one / 2 * (1 + 1 / m) : (m + 1) * start});
+  }
+  fill.push_back({corner, one / 2 * (1 + 1 / corner)});
+  starts.insert(starts.begin(), fill.back());
+
+  Figure figure(
+      fmt::format("Up to {:.0f} splits pay: with more, starting kernels takes "
+                  "longer than one device",
+                  std::floor(most)) +
+          "\nA step of ResNet-50 with 120 images on two T4, simulated",
+      640);
+  const double y = Plot::row(figure, 250);
+  Plot plot(figure, {50, y, 480, 250},
+            {"splits m", 1, 40, {}, true, {1, 2, 3, 4, 6, 8, 12, 24, 40}},
+            {"time of a step", 0, 1, {"ms", 1e-3}});
+  const auto words = [&](double x, double y, const std::string& text,
+                         const Stroke& stroke) {
+    const pictures::Point at = plot.at(x, y);
+    figure.text(at.x, at.y, text, Figure::Anchor::kMiddle, stroke.color);
+  };
+  plot.mark(most, kOrange, "");
+  plot.curve({{1, one}, {40, one}}, kGray, "one device");
+  plot.curve(fill, kGreen);
+  plot.curve(starts, kOrange);
+  plot.curve(times, kBlue);
+  plot.dots(times, kBlue);
+  plot.dots({fill.back()}, kGreen);
+  const pictures::Point at = plot.at(most / 1.02, 0.93);
+  figure.text(at.x, at.y, fmt::format("inequality: {:.1f}", most),
+              Figure::Anchor::kEnd, kOrange.color);
+  words(5, 0.45, "simulated: best with 6", kBlue);
+  words(2.5, 0.28, "one half idle: (m + 1)/2m of one device", kGreen);
+  words(corner, 0.22, fmt::format("best in theory: {:.0f}", corner), kGreen);
+  words(9, 0.12,
+        fmt::format("starting kernels: (m + 1) {:.1f} ms", 1e3 * start),
+        kOrange);
+  plot.labels();
+  std::string details = fmt::format(
+      "One device takes {:.0f} ms. Simulated, by the number of splits: ",
+      1e3 * one);
+  for (const Value& time : times) {
+    details += fmt::format("{:.0f}: {:.0f} ms; ", time.x, 1e3 * time.y);
+  }
+  return figure.svg(details);
+}
+
 }  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/04_model_parallel/two_devices.svg", two_devices},
           {"chapters/04_model_parallel/turns.svg", turns},
-          {"chapters/04_model_parallel/sizes.svg", sizes}};
+          {"chapters/04_model_parallel/sizes.svg", sizes},
+          {"chapters/04_model_parallel/threshold.svg", threshold}};
 }
 
 }  // namespace shardbook::figures::page_04

@@ -5,12 +5,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "chapters/04_model_parallel/model_parallel_strategy.h"
 #include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/common/run/program.h"
+#include "core/context.h"
+#include "core/layers.h"
+#include "core/ops.h"
 #include "notebooks/display.h"
 
 namespace notes {
@@ -66,38 +73,174 @@ inline Bar bar_of(const std::string& name, const StepTime& time) {
           fixed(time.mean_s, 2) + " \u00b1 " + fixed(time.sd_s, 2) + " s"};
 }
 
-/// Bars of one device, two in turn, and two in splits.
-inline Picture compare(const std::vector<Bar>& all) {
-  double best = all[2].value;
-  for (std::size_t i = 2; i < all.size(); ++i) {
-    if (all[i].value < best) best = all[i].value;
+/// One device, two in turn, and splits, which are named by their sizes.
+using Times = std::vector<Bar>;
+
+inline Times times_of(const Sweep& sweep) {
+  Times times = {bar_of("one device", sweep.single),
+                 bar_of("two, in turn", sweep.naive)};
+  for (const StepTime& each : sweep.pipelined) {
+    times.push_back(bar_of(std::to_string(each.settings.split_size), each));
   }
-  return bars(
-      "Two devices in turn take " + fixed(all[1].value / all[0].value, 2) +
-          " of the time of one, in splits " + fixed(best / all[0].value, 2),
-      all, {"s", 1});
+  return times;
 }
 
-inline Picture compare(const Sweep& sweep) {
-  std::vector<Bar> all = {bar_of("one device", sweep.single),
-                          bar_of("two, in turn", sweep.naive)};
-  for (const StepTime& time : sweep.pipelined) {
-    all.push_back(
-        bar_of("splits of " + std::to_string(time.settings.split_size), time));
+inline Bar best_of(const Times& times) {
+  Bar best = times.at(2);
+  for (std::size_t i = 3; i < times.size(); ++i) {
+    if (times[i].value < best.value) best = times[i];
   }
-  return compare(all);
+  return best;
+}
+
+/// Bars; of many sizes of splits, the best alone.
+inline Picture compare(const Times& times) {
+  const Bar best = best_of(times);
+  Times shown = times;
+  if (shown.size() > 4) shown = {times[0], times[1], best};
+  for (std::size_t i = 2; i < shown.size(); ++i) {
+    shown[i].name = "splits of " + shown[i].name;
+  }
+  return bars("Two devices in turn take " +
+                  fixed(times[1].value / times[0].value, 2) +
+                  " of the time of one, in splits " +
+                  fixed(best.value / times[0].value, 2),
+              shown, {"s", 1});
 }
 
 /// The time over the size of a split.
-inline Picture over_sizes(const Sweep& sweep) {
-  std::vector<Bar> points;
-  for (const StepTime& time : sweep.pipelined) {
-    points.push_back(bar_of(std::to_string(time.settings.split_size), time));
+inline Picture over_sizes(const Times& times) {
+  return curve("Splits of " + best_of(times).name + " are the fastest",
+               Times(times.begin() + 2, times.end()), "images of a split",
+               times[0], times[1], {"s", 1});
+}
+
+/// What ./shardbook bench model-parallel measured on two cores of a Xeon: three
+/// steps with 24 images, from bench/model_parallel.csv.
+inline Times measured_on_a_xeon() {
+  std::ifstream lines("../bench/model_parallel.csv");
+  Times all;
+  std::string line;
+  std::getline(lines, line);
+  while (std::getline(lines, line)) {
+    std::istringstream values(line);
+    std::vector<std::string> row;
+    for (std::string value; std::getline(values, value, ',');) {
+      row.push_back(value);
+    }
+    const std::string& variant = row.at(4);
+    const std::string name = variant == "single"     ? "one device"
+                             : variant == "pipeline" ? row.at(5)
+                                                     : "two, in turn";
+    all.push_back({name, std::stod(row.at(6)), std::stod(row.at(7)),
+                   row.at(6) + " \u00b1 " + row.at(7) + " s"});
   }
-  return curve("Splits of " + std::to_string(sweep.best().settings.split_size) +
-                   " are the fastest",
-               points, "images of a split", bar_of("one device", sweep.single),
-               bar_of("in turn", sweep.naive), {"s", 1});
+  return all;
+}
+
+/// A small model, cut in two, after a backward.
+struct CutStep {
+  Tensor output = {};
+  std::vector<NamedTensor> parameters = {};
+  std::vector<CommRecord> records = {};  ///< of the first device
+};
+
+/// The outputs of two layers, the second of which is on another device.
+using Halves =
+    std::function<Tensor(Linear& net1, Linear& net2, const Tensor& x,
+                         const Device& second, const SharedLedger& ledger)>;
+
+inline CutStep cut_step(std::int64_t rows, const Halves& forward) {
+  const Device first = Device::cpu(0), second = Device::cpu(1);
+  RankContext context(first), other(second);
+  RankContext::Scope scope(context);
+  Linear net1("net1", 10, 10, InitOptions());
+  Linear net2;
+  {
+    RankContext::Scope there(other);
+    net2 = Linear("net2", 10, 5, InitOptions());
+  }
+  Tensor x = Tensor::empty({rows, 10});
+  fill_normal(x, /*seed=*/0, stream_of("rows"), 0, 1);
+
+  const auto ledger = std::make_shared<CopyLedger>();
+  CutStep step;
+  step.output = forward(net1, net2, x, second, ledger);
+  mean(square(step.output)).backward();
+  for (Linear* layer : {&net1, &net2}) {
+    for (const NamedTensor& p : layer->named_parameters()) {
+      step.parameters.push_back(
+          {(layer == &net1 ? "net1." : "net2.") + p.name, p.tensor});
+    }
+  }
+  step.records = ledger->records(first);
+  return step;
+}
+
+inline Picture where(const CutStep& step) {
+  std::vector<std::vector<std::string>> rows = {
+      {"tensor", "shape", "device", "gradient on"}};
+  for (const NamedTensor& p : step.parameters) {
+    rows.push_back({p.name, shape_text(p.tensor.shape()),
+                    p.tensor.device().name(), p.tensor.grad().device().name()});
+  }
+  rows.push_back({"output", shape_text(step.output.shape()),
+                  step.output.device().name(), ""});
+  return table(rows);
+}
+
+/// Trains, and trains once more on one device as `reference` says.
+inline Report train(const Options& options, const Settings& settings,
+                    const Settings& reference) {
+  ChapterRun chapter;
+  chapter.cores_shared_by = 2;
+  chapter.devices = [&](const Options& options,
+                        const std::vector<Device>& devices, Run& run) {
+    model_parallel::ModelParallelStrategy strategy(options, settings, devices,
+                                                   num_threads());
+    run.train(options, strategy);
+  };
+  chapter.reference = [&](const Options& options) {
+    return model_parallel::train_reference(options, reference);
+  };
+  return run_and_compare(options, chapter);
+}
+
+/// Compared with one device over the same splits.
+inline Report train(const Options& options, const std::string& variant,
+                    std::int64_t split_size) {
+  const Settings settings = settings_of(variant, split_size);
+  return train(options, settings, settings);
+}
+
+/// Compared with one device over the whole batch.
+inline std::string against_whole_batch(const Options& options,
+                                       const std::string& variant) {
+  const Report report =
+      train(options, settings_of(variant, 4), settings_of("single", 0));
+  return variant +
+         (report.parity.passed ? ": like the whole batch\n" : ": DIFFERENT\n");
+}
+
+/// A ResNet that trains in a moment.
+inline Options small_options() {
+  Options options = tutorial_options();
+  options.backend = "threads";
+  options.model = R"({"model_type": "resnet", "depths": [1, 1],
+                      "layer_type": "basic", "embedding_size": 8,
+                      "hidden_sizes": [8, 16], "num_labels": 10})";
+  options.batch = 12;
+  options.image_size = 16;
+  options.steps = 4;
+  options.optimizer_options.lr = 0.1;
+  return options;
+}
+
+/// What both devices send in one step.
+inline double bytes_of_step(const Options& options) {
+  const Report report = train(options, "pipeline", 20);
+  return (report.ranks[0].bytes.counted + report.ranks[1].bytes.counted) /
+         static_cast<double>(options.steps);
 }
 
 }  // namespace notes
