@@ -25,6 +25,8 @@ COMMANDS = {
     "01_data_parallel": ("toy_01_data_parallel", r"^loss (\S+)$", [0]),
     "02_ddp": ("toy_02_ddp", r"^loss of rank \d (\S+)$", [0, 1]),
     "03_zero_fsdp": ("toy_03_zero_fsdp", r"^ *loss of rank 0 (\S+)$", [0]),
+    "04_model_parallel": ("toy_04_model_parallel",
+                          r"\A(?:(?!two devices).*\n)*two devices: loss (\S+)$", [0]),
     "05_gpipe": ("toy_05_gpipe", r"^loss (\S+)$", [1]),
 }
 
