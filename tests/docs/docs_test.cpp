@@ -40,7 +40,7 @@ std::vector<fs::path> chapter_pages() {
   std::vector<fs::path> pages = {kRoot / "chapters" / "README.md",
                                  kRoot / "chapters" / "before.md"};
   for (const fs::path& folder : chapter_folders()) {
-    for (const char* name : {"README.md", "details.md"}) {
+    for (const char* name : {"README.md", "details.md", "pipedream.md"}) {
       if (fs::exists(folder / name)) pages.push_back(folder / name);
     }
   }
