@@ -102,6 +102,7 @@ int StashedUpdates::oldest_needed() const {
 }
 
 void StashedUpdates::before_forward(int micro_batch) {
+  // Read this mini-batch's version, and keep it until its backward
   const int version = version_of(micro_batch);
   stash_.load(version);
   in_use_.insert(version);

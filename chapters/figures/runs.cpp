@@ -1,6 +1,5 @@
 #include "chapters/figures/runs.h"
 
-#include "chapters/06_1f1b/pipeline_strategy.h"
 #include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
 
 namespace shardbook::figures {
@@ -64,6 +63,11 @@ Report run_pipeline(const Options& options, const std::string& schedule,
   pipeline::StrategyOptions setup;
   setup.schedule = schedule;
   setup.micro_batches = micro_batches;
+  return run_pipeline(options, setup);
+}
+
+Report run_pipeline(const Options& options,
+                    const pipeline::StrategyOptions& setup) {
   const pipeline::Plan plan = pipeline::make_plan(options, setup);
   return run_on_ranks(
       options,

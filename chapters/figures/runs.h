@@ -8,6 +8,7 @@
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
+#include "chapters/06_1f1b/pipeline_strategy.h"
 #include "chapters/12_sequence_parallel/sequence_strategy.h"
 #include "chapters/common/run/program.h"
 #include "sim/timeline_step.h"
@@ -29,6 +30,8 @@ Report run_sharded(const Options& options,
 /// By a schedule of the 1F1B chapter: "gpipe", "1f1b", "zb-h1".
 Report run_pipeline(const Options& options, const std::string& schedule,
                     std::int64_t micro_batches);
+Report run_pipeline(const Options& options,
+                    const pipeline::StrategyOptions& setup);
 Report run_tensor_parallel(const Options& options);
 Report run_sequence(const Options& options,
                     const sequence_parallel::StrategyOptions& setup);

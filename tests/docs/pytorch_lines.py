@@ -28,6 +28,7 @@ COMMANDS = {
     "04_model_parallel": ("toy_04_model_parallel",
                           r"\A(?:(?!two devices).*\n)*two devices: loss (\S+)$", [0]),
     "05_gpipe": ("toy_05_gpipe", r"^loss (\S+)$", [1]),
+    "06_1f1b": ("toy_06_1f1b", r"^loss (\S+)$", [1]),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -181,10 +181,35 @@ def gpipe():
     show("loss", output.square().mean())
 
 
+# ---- 06: the stages of torch.distributed.pipelining, in two processes.
+
+def _1f1b():
+    on_two_ranks(run_stage)
+
+
+def run_stage(rank):
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    torch.manual_seed(0)
+    layers, losses = [nn.Linear(16, 8), nn.Linear(8, 4)], []
+    stage = PipelineStage(layers[rank], rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches=8,
+                            loss_fn=nn.functional.mse_loss)
+    inputs = [torch.rand(16, 16)] if rank == 0 else []
+    schedule.step(*inputs, target=torch.zeros(16, 4), losses=losses)
+    if rank == 1:
+        print("losses", *(f"{x.item():.6f}" for x in losses), flush=True)
+        show("loss", sum(losses) / 8)
+    dist.barrier()
+    if rank == 0:
+        show("gradient of fc1's bias", layers[0].bias.grad)
+
+
 def original_of(chapter):
     """What an original prints, in a process of its own."""
     module = "toys" if chapter < "07" else "toys_of_many_ranks"
-    code = f"import {module}; {module}.{chapter.partition('_')[2]}()"
+    name = chapter.partition("_")[2]
+    name = name if name.isidentifier() else f"_{name}"
+    code = f"import {module}; {module}.{name}()"
     return subprocess.run([sys.executable, "-c", code], text=True, check=True,
                           stdout=subprocess.PIPE,
                           cwd=os.path.dirname(__file__)).stdout

@@ -1,0 +1,224 @@
+// 1F1B and its family: schedules, and when zero bubble hides its messages.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "chapters/06_1f1b/schedules.h"
+#include "chapters/common/pipeline/replay.h"
+#include "chapters/common/run/textbook.h"
+#include "chapters/figures/pages.h"
+#include "chapters/figures/plot.h"
+#include "chapters/figures/runs.h"
+#include "chapters/pictures/layouts.h"
+
+namespace shardbook::figures::page_06 {
+namespace {
+
+using pictures::color_of;
+using pictures::Figure;
+using pictures::kInk;
+using pictures::kMuted;
+
+pictures::NamedSchedule timed(const std::string& name, const std::string& title,
+                              int p, int m) {
+  pipeline::schedules::ScheduleOptions options;
+  options.num_ranks = p;
+  options.micro_batches = m;
+  options.chunks = 2;
+  const pipeline::Schedule schedule =
+      pipeline::schedules::make_schedule(name, options);
+  pipeline::Costs costs;
+  if (schedule.num_stages > p) {  // a chunk is half of a stage
+    costs.forward = costs.backward_input = costs.backward_weight = 0.5;
+    costs.backward = 1;
+  }
+  return {title, schedule, pipeline::replay(schedule, costs)};
+}
+
+double most_sets(const pipeline::Schedule& schedule) {
+  double sets = 0;
+  for (const int each :
+       pipeline::max_live_activations(schedule, pipeline::Until::kWeight)) {
+    sets = std::max(sets, static_cast<double>(each));
+  }
+  return sets;
+}
+
+std::string orders() {
+  const auto lanes = [](const char* name, const std::string& title) {
+    pictures::NamedSchedule one = timed(name, "", 4, 8);
+    one.name = fmt::format(
+        "{}: {:g} units of time, at most {:g} sets of "
+        "activations",
+        title, one.replay.makespan, most_sets(one.schedule));
+    return one;
+  };
+  return pictures::schedules(
+             "1F1B takes as long as GPipe with half of the activations; zero "
+             "bubble fills the gaps",
+             {lanes("gpipe", "GPipe"), lanes("1f1b", "1F1B"),
+              lanes("zb-h1", "ZB-H1, backward in two parts"),
+              lanes("zb-h2", "ZB-H2, backward in two parts")})
+      .svg;
+}
+
+std::string trade() {
+  struct Point {
+    const char *name, *title;
+    double right = 8, below = 4;  // of its label
+    Figure::Anchor anchor = Figure::Anchor::kStart;
+  };
+  const std::vector<Point> points = {
+      {"gpipe", "GPipe", -8, 4, Figure::Anchor::kEnd},
+      {"1f1b", "1F1B"},
+      {"interleaved", "interleaved, v = 2"},
+      {"zb-h1", "ZB-H1", -8, 4, Figure::Anchor::kEnd},
+      {"zb-h2", "ZB-H2", 0, -10, Figure::Anchor::kMiddle},
+      {"dualpipe", "DualPipe"}};
+  Figure figure(
+      "No schedule has both the fewest sets and the least idle time\n"
+      "A point per schedule: 8 ranks, 16 micro-batches, equal times for F, I "
+      "and W",
+      640);
+  const double y = Plot::row(figure, 240);
+  Plot plot(
+      figure, {50, y, 575, 240},
+      {"sets of activations on the fullest rank, each of one stage", 0, 18},
+      {"idle share of a rank, from its first action to its last",
+       0,
+       0.4,
+       {"%", 0.01}});
+  std::string details;
+  for (const Point& point : points) {
+    const pictures::NamedSchedule one = timed(point.name, point.title, 8, 16);
+    double sets = most_sets(one.schedule);
+    // A rank of DualPipe has two whole stages
+    if (one.schedule.num_stages == 16) sets /= 2;  // of half a stage
+    const double idle = pipeline::window_bubble(one.replay);
+    plot.dots({{sets, idle}}, kBlue);
+    const pictures::Point at = plot.at(sets, idle);
+    const std::string text =
+        fmt::format("{}: {:.0f} %", point.title, 100 * idle);
+    figure.text(at.x + point.right, at.y + point.below, text, point.anchor);
+    details += fmt::format("{} with {:g} sets. ", text, sets);
+  }
+  return figure.svg(details);
+}
+
+// GPT-2's width or another, one block per stage, 25 tokens per sequence.
+std::vector<Value> idle_shares(const char* schedule, int width,
+                               const std::vector<int>& samples) {
+  constexpr int kMicroBatches = 256, kTokens = 25;
+  Options options =
+      on_shapes("textbook", 8,
+                fmt::format("{{\"n_layer\": 8, \"n_embd\": {}, \"n_head\": 4, "
+                            "\"n_positions\": 64, \"vocab_size\": 64}}",
+                            width),
+                1, kTokens);
+  options.steps = 1;
+  std::vector<Value> shares;
+  for (const int each : samples) {
+    options.batch = kMicroBatches * each;
+    pipeline::StrategyOptions setup;
+    setup.schedule = schedule;
+    setup.micro_batches = kMicroBatches;
+    setup.partition = "type:block";
+    shares.push_back({static_cast<double>(kTokens * each),
+                      run_pipeline(options, setup).time.idle_share});
+  }
+  return shares;
+}
+
+std::string hidden() {
+  constexpr double kWidth = 768, kBytes = 4;
+  const double tokens =
+      textbook::kLatency / (12 * kWidth * kWidth / textbook::kRate -
+                            kBytes * kWidth / textbook::kBandwidth);
+  Figure figure(
+      "ZB-H1 hides its messages from 125 tokens on, 1F1B never hides them\n"
+      "8 ranks of textbook, one block per stage, 256 micro-batches",
+      640);
+  const double y = Plot::row(figure, 240);
+  Plot plot(figure, {50, y, 450, 240},
+            {"tokens of a micro-batch", 25, 400, {}, true},
+            {"idle share of a step", 0, 0.9, {"%", 0.01}});
+  const auto narrow = idle_shares("zb-h1", 256, {1, 2, 4, 8, 16});
+  const auto one = idle_shares("1f1b", 768, {1, 2, 4, 8, 16});
+  const auto zero = idle_shares("zb-h1", 768, {1, 2, 3, 4, 5, 6, 8, 16});
+  plot.mark(tokens, kBlue, fmt::format("inequality: {:.0f} tokens", tokens));
+  plot.curve(narrow, kOrange, "ZB-H1, h = 256");
+  plot.curve(one, kGray, "1F1B, h = 768");
+  plot.curve(zero, kBlue, "ZB-H1, h = 768");
+  plot.dots(zero, kBlue);
+  plot.labels();
+  std::string details;
+  for (const Value& value : zero) {
+    details += fmt::format("{:g} tokens: {:.1f} %. ", value.x, 100 * value.y);
+  }
+  return figure.svg("ZB-H1 with h = 768 idles for: " + details);
+}
+
+// PipeDream's lists, and below each action the version of the weights that it
+// reads.
+std::string versions() {
+  constexpr int kRanks = 4, kMiniBatches = 8;
+  constexpr double kBegin = 60, kUnit = 23, kRow = 22;
+  const pipeline::Schedule schedule =
+      pipeline::schedules::pipedream(kRanks, kMiniBatches);
+  const pipeline::Replay replay = pipeline::replay(schedule);
+  const std::vector<pipeline::VersionRecord> records =
+      pipeline::versions(schedule);
+  const auto version = [&](int stage, int j) {
+    const auto found =
+        std::find_if(records.begin(), records.end(), [&](const auto& one) {
+          return one.stage == stage && one.micro_batch == j;
+        });
+    return found->read;
+  };
+  Figure figure(
+      "Forward and backward of a mini-batch read the same version of the "
+      "weights\nIn the boxes: the mini-batch. Below them: the version that is "
+      "read. Every backward ends with an update.",
+      kBegin + kUnit * replay.makespan + 10);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    const double y = figure.add_row(kRow + 24);
+    figure.text(0, y + 15, fmt::format("rank {}", rank));
+    figure.text(0, y + kRow + 13, "version", Figure::Anchor::kStart, kMuted);
+    figure.box({kBegin, y, kUnit * replay.makespan, kRow}, "empty");
+    for (std::size_t i = 0; i < schedule.actions[r].size(); ++i) {
+      const pipeline::Action& action = schedule.actions[r][i];
+      const pipeline::Span& span = replay.spans[r][i];
+      const double x = kBegin + kUnit * span.begin;
+      const double width = kUnit * (span.end - span.begin) - 1;
+      if (action.kind == pipeline::ActionKind::kUpdate) continue;
+      const bool is_forward = action.kind == pipeline::ActionKind::kForward;
+      figure.box({x, y, width, kRow}, is_forward ? "forward" : "backward");
+      figure.text(x + width / 2, y + 15, std::to_string(action.micro_batch),
+                  Figure::Anchor::kMiddle, "#ffffff");
+      figure.text(x + width / 2, y + kRow + 13,
+                  std::to_string(version(rank, action.micro_batch)),
+                  Figure::Anchor::kMiddle,
+                  color_of(is_forward ? "forward" : "backward"));
+    }
+  }
+  figure.axis(kBegin, kBegin + kUnit * replay.makespan, replay.makespan,
+              {"units", 1}, "time");
+  figure.legend(
+      {{"forward", "forward"}, {"backward", "backward"}, {"empty", "idle"}});
+  return figure.svg(
+      "Mini-batch j reads version max(0, j - 3) on rank 0 and "
+      "version j on rank 3.");
+}
+
+}  // namespace
+
+std::vector<PageFigure> all() {
+  return {{"chapters/06_1f1b/orders.svg", orders},
+          {"chapters/06_1f1b/trade.svg", trade},
+          {"chapters/06_1f1b/hidden.svg", hidden},
+          {"chapters/06_1f1b/versions.svg", versions}};
+}
+
+}  // namespace shardbook::figures::page_06

@@ -1,0 +1,226 @@
+#pragma once
+
+// What the notebook 06_1f1b calls: schedules in virtual time, trainings in a
+// pipeline, and their tables.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chapters/06_1f1b/pipeline_strategy.h"
+#include "chapters/06_1f1b/schedules.h"
+#include "chapters/common/pipeline/replay.h"
+#include "chapters/common/run/program.h"
+#include "notebooks/display.h"
+
+namespace notes {
+
+using namespace shardbook;
+using namespace shardbook::notebook;
+
+/// The schedule of this name: p ranks, and m micro-batches or, for PipeDream,
+/// mini-batches.
+inline pipeline::Schedule make(const std::string& name, int p, int m,
+                               int chunks = 2) {
+  pipeline::schedules::ScheduleOptions options;
+  const bool flushes = name != "pipedream";
+  options.num_ranks = p;
+  options.micro_batches = flushes ? m : 1;
+  options.batches = flushes ? 1 : m;
+  options.chunks = chunks;
+  return pipeline::schedules::make_schedule(name, options);
+}
+
+/// The actions of a rank, in order: "F0 F1 B0 F2 ...".
+inline std::string list_of(const std::string& name, int p, int m, int rank) {
+  const pipeline::Schedule schedule = make(name, p, m);
+  std::string text;
+  for (const pipeline::Action& action :
+       schedule.actions[static_cast<std::size_t>(rank)]) {
+    text += pipeline::to_string(action) + " ";
+  }
+  return text + "\n";
+}
+
+/// F, I and W take 1 unit each, B takes 2; half of it where a rank has two
+/// stages of half the size.
+inline pipeline::Costs costs_of(const pipeline::Schedule& schedule) {
+  pipeline::Costs costs;
+  if (schedule.num_stages > schedule.num_ranks) {
+    costs.forward = costs.backward_input = costs.backward_weight = 0.5;
+    costs.backward = 1;
+  }
+  return costs;
+}
+
+inline NamedSchedule timed(const std::string& name, int p, int m) {
+  const pipeline::Schedule schedule = make(name, p, m);
+  return {name, schedule, pipeline::replay(schedule, costs_of(schedule))};
+}
+
+/// Makespan, idle share and sets of activations, a row per schedule.
+inline Picture compare(const std::vector<std::string>& names, int p, int m) {
+  std::vector<std::vector<std::string>> rows = {
+      {"schedule", "makespan", "idle", "sets on rank 0", "on the last"}};
+  for (const std::string& name : names) {
+    const NamedSchedule one = timed(name, p, m);
+    const std::vector<int> sets =
+        pipeline::max_live_activations(one.schedule, pipeline::Until::kWeight);
+    rows.push_back({name, fixed(one.replay.makespan, 1),
+                    fixed(100 * pipeline::idle_share(one.replay), 1) + " %",
+                    std::to_string(sets.front()), std::to_string(sets.back())});
+  }
+  return table(rows);
+}
+
+/// A GPT that four threads train in a moment.
+inline Options small_options() {
+  Options options;
+  options.chapter = "06_1f1b";
+  options.model = "gpt-nano";
+  options.data = "walk";
+  options.world_size = 4;
+  options.batch = 16;
+  options.seq = 32;
+  options.steps = 6;
+  return options;
+}
+
+/// GPT-2 medium in bf16 on four simulated A100.
+inline Options gpt2_on_a100s() {
+  Options options = small_options();
+  options.backend = "sim";
+  options.cluster = "dgx-a100";
+  options.model = "gpt2-medium";
+  options.dtype = DType::kBF16;
+  options.data = "random";
+  options.batch = 32;
+  options.seq = 512;
+  options.steps = 2;
+  return options;
+}
+
+/// Eight blocks of width h on eight ranks of the cluster `textbook`, in f32.
+inline Options blocks_on_textbook(int h, int micro_batches, int tokens) {
+  Options options = gpt2_on_a100s();
+  options.cluster = "textbook";
+  options.dtype = DType::kF32;
+  options.world_size = 8;
+  options.model = "{\"n_layer\": 8, \"n_embd\": " + std::to_string(h) +
+                  ", \"n_head\": 4, \"n_positions\": 64, \"vocab_size\": 64}";
+  options.seq = 25;
+  options.batch = micro_batches * (tokens / 25);
+  options.steps = 1;
+  return options;
+}
+
+inline pipeline::StrategyOptions schedule_of(const std::string& name,
+                                             std::int64_t micro_batches) {
+  pipeline::StrategyOptions setup;
+  setup.schedule = name;
+  setup.micro_batches = micro_batches;
+  return setup;
+}
+
+/// Trains in a pipeline, and on one device for comparison.
+inline Report train(const Options& options,
+                    const pipeline::StrategyOptions& setup) {
+  const pipeline::Plan plan = pipeline::make_plan(options, setup);
+  ChapterRun chapter;
+  chapter.fold_class = each_rank;
+  const bool has_data = options.backend != "sim";
+  chapter.rank = [&](Options options, ProcessGroup& world, Run& run) {
+    const bool is_prediction = has_data && options.backend == "sim";
+    const pipeline::Plan here = is_prediction ? plan.on_shapes(&options) : plan;
+    pipeline::PipelineStrategy strategy(options, setup, here, world);
+    run.train(options, strategy);
+  };
+  chapter.reference = [&](const Options& options) {
+    return pipeline::reference_run(options, setup, plan);
+  };
+  return run_and_compare(options, chapter);
+}
+
+/// A bar for each schedule and number of micro-batches, of two samples each.
+inline Picture memory_by_pieces(const std::string& title,
+                                const std::vector<std::string>& names,
+                                const std::vector<std::int64_t>& pieces) {
+  std::vector<Bar> all;
+  for (const std::string& name : names) {
+    for (const std::int64_t m : pieces) {
+      Options options = small_options();
+      options.batch = 2 * m;
+      const Report report = train(options, schedule_of(name, m));
+      const double bytes =
+          report.ranks[0]
+              .peak[static_cast<std::size_t>(MemoryKind::kActivation)]
+              .counted;
+      all.push_back({name + ", m = " + std::to_string(m), bytes, 0,
+                     fixed(bytes / 1024, 0) + " KiB, " +
+                         (report.parity.passed ? "equal" : "DIFFERENT")});
+    }
+  }
+  return bars(title, all, {"KiB", 1024}, "space");
+}
+
+/// The idle share by tokens of a micro-batch, of 128 micro-batches.
+inline Picture idle_by_tokens(const std::string& title, int h,
+                              const std::vector<std::string>& names,
+                              const std::vector<int>& tokens) {
+  std::vector<Bar> all;
+  for (const std::string& name : names) {
+    for (const int each : tokens) {
+      pipeline::StrategyOptions setup = schedule_of(name, 128);
+      setup.partition = "type:block";
+      const double share =
+          train(blocks_on_textbook(h, 128, each), setup).time.idle_share;
+      all.push_back({name + ", " + std::to_string(each) + " tokens", share, 0,
+                     fixed(100 * share, 1) + " %"});
+    }
+  }
+  return bars(title, all, {"%", 0.01});
+}
+
+inline Bar step_bar(const std::string& name) {
+  const Report report = train(gpt2_on_a100s(), schedule_of(name, 8));
+  return {name, report.time.step_s, 0,
+          fixed(1e3 * report.time.step_s, 1) + " ms"};
+}
+
+/// The version of the weights that each mini-batch reads on a stage, and the
+/// one to which its gradient is applied.
+inline Picture versions_of_stage(int stage, int p, int m) {
+  const pipeline::Schedule schedule = make("pipedream", p, m);
+  std::vector<std::vector<std::string>> rows = {
+      {"mini-batch", "reads version", "updates version"}};
+  for (const pipeline::VersionRecord& record : pipeline::versions(schedule)) {
+    if (record.stage != stage) continue;
+    rows.push_back({std::to_string(record.micro_batch),
+                    std::to_string(record.read),
+                    std::to_string(record.applied_to)});
+  }
+  return table(rows);
+}
+
+inline std::vector<double> losses(const std::string& name, bool stash) {
+  Options options = small_options();
+  options.steps = 30;
+  options.optimizer_options.lr = 3e-4;
+  options.check = false;
+  pipeline::StrategyOptions setup = schedule_of(name, name == "1f1b" ? 4 : 1);
+  setup.stash = stash;
+  return train(options, setup).losses;
+}
+
+inline double most_sets(int p, int i) {
+  const pipeline::Schedule schedule = make("1f1b", p, 4 * p);
+  return pipeline::max_live_activations(
+      schedule, pipeline::Until::kInput)[static_cast<std::size_t>(i)];
+}
+
+inline double interleaved_idle() {
+  return pipeline::idle_share(pipeline::replay(make("interleaved", 4, 8)));
+}
+
+}  // namespace notes
