@@ -61,11 +61,9 @@ inline single_device::SingleDeviceOptions in_pieces(std::int64_t pieces,
   return setup;
 }
 
-/// The most bytes of activations at one time.
-inline double peak_activation(const Report& report) {
-  return report.ranks[0]
-      .peak[static_cast<std::size_t>(MemoryKind::kActivation)]
-      .counted;
+/// The most bytes of one kind at one time.
+inline double peak_of(const Report& report, MemoryKind kind) {
+  return report.ranks[0].peak[static_cast<std::size_t>(kind)].counted;
 }
 
 /// The most bytes of all kinds at one time, in the last step on shapes.
@@ -78,16 +76,21 @@ inline double peak(const Options& options, bool recompute) {
   return static_cast<double>(most);
 }
 
-/// Peaks of steps of 1, 2, 3, ... samples. The first value is that of one
-/// sample, so that value i is that of i samples.
-inline std::vector<double> peaks(const std::string& model, std::int64_t seq,
-                                 std::int64_t most_samples, bool recompute) {
-  std::vector<double> all;
-  for (std::int64_t samples = 0; samples <= most_samples; ++samples) {
-    const std::int64_t batch = std::max<std::int64_t>(samples, 1);
-    all.push_back(peak(on_shapes(model, batch, seq), recompute));
+/// Peaks of steps of 1, 2, 3, ... samples. The lines across are the last step's
+/// peak with recomputation, and parameters with their moments.
+inline Picture peaks(const std::string& title, const std::string& model,
+                     std::int64_t seq, std::int64_t most_samples) {
+  std::vector<Bar> plain;
+  for (std::int64_t samples = 1; samples <= most_samples; ++samples) {
+    plain.push_back(
+        {std::to_string(samples), peak(on_shapes(model, samples, seq), false)});
   }
-  return all;
+  const Bar again = {"recomputed",
+                     peak(on_shapes(model, most_samples, seq), true)};
+  const Report one = train(on_shapes(model, 1, seq));
+  const Bar at_the_loss = {"12 bytes per parameter",
+                           3 * peak_of(one, MemoryKind::kParameter)};
+  return curve(title, plain, "samples", again, at_the_loss, {"GiB", 1 << 30});
 }
 
 inline Bar activation_bar(const Options& options, std::int64_t pieces,
@@ -97,7 +100,7 @@ inline Bar activation_bar(const Options& options, std::int64_t pieces,
   bar.name = std::to_string(pieces) +
              (pieces == 1 ? " micro-batch" : " micro-batches") +
              (recompute ? ", recomputed" : "");
-  bar.value = peak_activation(report);
+  bar.value = peak_of(report, MemoryKind::kActivation);
   bar.text = fixed(bar.value / 1024, 0) + " KiB, " +
              (report.parity.passed ? "equal" : "DIFFERENT");
   return bar;
