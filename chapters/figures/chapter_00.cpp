@@ -1,16 +1,23 @@
-// One device: a block in numbers, and memory over one step.
+// One device: GPT-2 in numbers, memory over one step, and when less memory for
+// activations pays.
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "chapters/common/run/kept.h"
 #include "chapters/figures/pages.h"
+#include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
+#include "chapters/figures/shapes.h"
 #include "chapters/pictures/timeline_picture.h"
 #include "core/check.h"
 
 namespace shardbook::figures::page_00 {
 namespace {
 
+using pictures::color_of;
 using pictures::Figure;
 
 // A value that a block keeps, in widths of the model.
@@ -112,29 +119,282 @@ std::string block() {
   return figure.svg("");
 }
 
+// A row of a block: an operation, its parameters, and the value it returns, in
+// widths of the model.
+struct Operation {
+  const char* name;
+  double parameters;
+  double width;
+  bool is_kept;
+  const char* value;
+};
+
+std::string short_number(double parameters) {
+  return parameters < 1e5 ? fmt::format("{:.3g} K", parameters / 1e3)
+                          : fmt::format("{:.3g} M", parameters / 1e6);
+}
+
+std::string gpt() {
+  const ModelConfig config = ModelConfig::read("gpt2");
+  const auto h = static_cast<double>(config.n_embd);
+  const auto vocabulary = static_cast<double>(config.vocab_size);
+  const auto positions = static_cast<double>(config.n_positions);
+  const auto blocks = static_cast<double>(config.n_layer);
+  const std::vector<Operation> rows = {
+      {"", 0, 1, true, "x"},
+      {"ln_1", 2 * h, 1, true, ""},
+      {"c_attn", 3 * h * h + 3 * h, 3, true, "queries, keys, values"},
+      {"attention", 0, 1, true, ""},
+      {"c_proj", h * h + h, 1, false, ""},
+      {"+", 0, 1, true, "y"},
+      {"ln_2", 2 * h, 1, true, ""},
+      {"c_fc", 4 * h * h + 4 * h, 4, true, ""},
+      {"GELU", 0, 4, true, ""},
+      {"c_proj", 4 * h * h + h, 1, false, ""},
+      {"+", 0, 1, false, "x of the next block"}};
+  double in_block = 0, kept = 0;
+  for (const Operation& row : rows) {
+    in_block += row.parameters;
+    if (row.is_kept) kept += row.width;
+  }
+  const double all =
+      (vocabulary + positions + 2) * h + blocks * in_block;  // ln_f: 2 h
+  SB_CHECK(kept == 16 && all == 124439808,
+           "gpt.svg: not the GPT-2 that the program trains");
+
+  Figure figure(
+      fmt::format(
+          "{:.0f} of GPT-2's {:.0f} million parameters are in twelve "
+          "equal blocks\n"
+          "b samples of s tokens from top to bottom; a token is a vector "
+          "of h = {:.0f} numbers",
+          blocks * in_block / 1e6, all / 1e6, h),
+      640);
+  figure.legend({{"kind-parameter", "has parameters: K thousand, M million"},
+                 {"copy", "has none"},
+                 {"kind-activation", "kept for backward"},
+                 {"empty", "not kept"}});
+  constexpr double kRow = 29, kBox = 20, kModel = 158, kBlock = 258,
+                   kValues = 400, kWidth = 26;
+  const double top = figure.add_row(24 + kRow * 11);
+  const auto y_of = [&](double row) { return top + 24 + kRow * row; };
+  const auto box = [&](double left, double row, double width,
+                       const std::string& name, double parameters) {
+    named_box(figure, {left, y_of(row), width, kBox},
+              color_of(parameters > 0 ? "kind-parameter" : "copy"),
+              parameters > 0 ? name + " " + short_number(parameters) : name);
+  };
+  const auto down = [&](double x, double from, double to) {
+    arrow(figure, {x, y_of(from) + kBox}, {x, y_of(to)}, pictures::kMuted);
+  };
+
+  // The model
+  const double middle = kModel / 2;
+  figure.text(0, top + 12, "the model");
+  figure.text(middle, y_of(0) + 14, "token ids [b, s]",
+              Figure::Anchor::kMiddle);
+  box(0, 1, kModel, "token table", vocabulary * h);
+  box(0, 2, kModel, "+ position table", positions * h);
+  box(0, 3, kModel, "block 0", in_block);
+  box(0, 4, kModel, "block 1", in_block);
+  figure.text(middle, y_of(5) + 14, "... [b, s, h] ...",
+              Figure::Anchor::kMiddle);
+  box(0, 6, kModel, "block 11", in_block);
+  box(0, 7, kModel, "ln_f", 2 * h);
+  named_box(figure, {0, y_of(8), kModel, kBox}, color_of("kind-parameter"),
+            "head: the token table");
+  figure.text(middle, y_of(9) + 14, "logits [b, s, 50257]",
+              Figure::Anchor::kMiddle);
+  box(0, 10, kModel, "loss: one number", 0);
+  for (int row = 0; row < 10; ++row) down(middle, row, row + 1);
+  for (const auto& [from, to] : {std::pair<double, double>{0, 0}, {kBox, 10}}) {
+    figure.line({{kModel, y_of(4) + from}, {kBlock - 36, y_of(to) + from}},
+                "#d8dbdf", 1);
+  }
+
+  // A block, and what its operations return
+  figure.text(kBlock, top + 12, "a block");
+  figure.text(kValues, top + 12, "returns for each token: 16h kept");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Operation& row = rows[i];
+    const auto place = static_cast<double>(i);
+    const double y = y_of(place);
+    const bool is_input = i == 0;
+    if (is_input) {
+      figure.text(kBlock + 60, y + 14, "x of this block",
+                  Figure::Anchor::kMiddle);
+    } else {
+      box(kBlock, place, 120, row.name, row.parameters);
+      down(kBlock + 60, place - 1, place);
+    }
+    figure.box({kValues, y + 1, kWidth * row.width, kBox - 2},
+               row.is_kept ? "kind-activation" : "empty");
+    figure.text(kValues + 5, y + 14,
+                row.width == 1 ? "h" : fmt::format("{:g}h", row.width),
+                Figure::Anchor::kStart,
+                row.is_kept ? "#ffffff" : pictures::kInk);
+    figure.text(kValues + kWidth * row.width + 6, y + 14, row.value);
+  }
+  // Both additions take the value from before the norm
+  for (const int from : {0, 5}) {
+    const double x = kBlock - 16, begin = y_of(from) + kBox / 2;
+    const double end = y_of(from == 0 ? 5 : 10) + kBox / 2;
+    const double left = from == 0 ? kBlock + 6 : kBlock;
+    figure.line({{left, begin + 2}, {x, begin + 2}, {x, end - 2}},
+                pictures::kMuted, 1.2);
+    arrow(figure, {x, end - 2}, {kBlock, end - 2}, pictures::kMuted);
+  }
+  return figure.svg(fmt::format(
+      "The values that a block keeps are {:g} h numbers per token.", kept));
+}
+
 std::string memory() {
-  const Options options = on_shapes("dgx-a100", 1, "gpt2", 8, 1024);
-  Options bf16 = options;
-  bf16.dtype = DType::kBF16;
+  const Options options = on_shapes("kaggle-t4x2", 1, "gpt2", 16, 1024);
+  Options f16 = options;
+  f16.dtype = DType::kF16;
   single_device::SingleDeviceOptions pieces, recompute, masters;
   pieces.num_micro_batches = 4;
   recompute.recompute = true;
   masters.master_weights = true;
   return pictures::memories(
-             "Micro-batches, recomputation and 16 bits lower the peak\n"
-             "One step of GPT-2 with 8 samples of 1024 tokens on an A100",
-             {{"plain", run_one_device(options).timelines},
+             "Each of three methods makes a step fit into the 14.9 GiB of a "
+             "T4\n"
+             "One step of GPT-2 with 16 samples of 1024 tokens",
+             {{"plain f32, does not fit", run_one_device(options).timelines},
               {"4 micro-batches", run_one_device(options, pieces).timelines},
               {"recomputation", run_one_device(options, recompute).timelines},
-              {"bf16", run_one_device(bf16, masters).timelines}})
+              {"f16 with f32 masters", run_one_device(f16, masters).timelines}})
       .svg;
+}
+
+double peak_of(const Report& report) {
+  std::int64_t most = 0;
+  for (const sim::MemorySample& sample : first_rank(report).memory) {
+    most = std::max(most, sample.total());
+  }
+  return static_cast<double>(most);
+}
+
+constexpr double kGiB = 1 << 30;
+
+std::string threshold() {
+  constexpr std::int64_t kSeq = 256, kMost = 32;
+  Options options = on_shapes("dgx-a100", 1, "gpt2-xl", 1, kSeq);
+  options.steps = 2;
+  const ModelConfig config = ModelConfig::read("gpt2-xl");
+  const auto h = static_cast<double>(config.n_embd);
+  const auto peaks = [&](const std::vector<std::int64_t>& samples, DType dtype,
+                         single_device::SingleDeviceOptions setup,
+                         std::int64_t piece = 0) {
+    std::vector<Value> values;
+    Options one = options;
+    one.dtype = dtype;
+    setup.master_weights = dtype != DType::kF32;
+    for (const std::int64_t batch : samples) {
+      one.batch = batch;
+      if (piece > 0) setup.num_micro_batches = batch / piece;
+      values.push_back({static_cast<double>(batch * kSeq),
+                        peak_of(run_one_device(one, setup))});
+    }
+    return values;
+  };
+  single_device::SingleDeviceOptions recompute;
+  recompute.recompute = true;
+  const std::vector<std::int64_t> samples = {1, 4, 5, 6, 8, 16, kMost};
+  const auto plain = peaks(samples, DType::kF32, {});
+  const auto bf16 = peaks(samples, DType::kBF16, {});
+  const auto again = peaks(samples, DType::kF32, recompute);
+  const auto pieces = peaks({2, 4, kMost}, DType::kF32, {}, 2);
+
+  Figure figure(
+      "Up to 3h/4 tokens, activations are free; beyond, they cost memory\n"
+      "Peak memory of a step of GPT-2 XL, h = 1600",
+      640);
+  const double y = Plot::row(figure, 260);
+  const Axis tokens = {
+      "tokens per step", 0, 8192, {}, false, {0, 1024, 2048, 4096, 6144, 8192}};
+  Plot plot(figure, {50, y, 400, 260}, tokens,
+            {"peak of a step", 0, 60 * kGiB, {"GiB", kGiB}});
+  const double knee = 0.75 * h;
+  plot.mark(knee, kGray, fmt::format("inequality: {:.0f}", knee));
+  plot.curve(plain, kBlue, "f32");
+  plot.curve(bf16, kOrange, "bf16, f32 masters");
+  plot.curve(pieces, kPurple, "f32, micro-batches of 512");
+  plot.curve(again, kGreen, "f32, recomputed");
+  plot.labels();
+  const pictures::Point below = plot.at(8000, 18 * kGiB);
+  figure.text(below.x, below.y, "23.2 GiB: 16 bytes for each parameter",
+              Figure::Anchor::kEnd);
+  return figure.svg(fmt::format(
+      "f32 stays at {:.1f} GiB up to {:.0f} tokens and rises to {:.1f} at "
+      "{:.0f}. With recomputation it ends at {:.1f}, in pieces at {:.1f}, bf16 "
+      "at {:.1f}.",
+      plain[0].y / kGiB, plain[1].x, plain.back().y / kGiB, plain.back().x,
+      again.back().y / kGiB, pieces.back().y / kGiB, bf16.back().y / kGiB));
+}
+
+std::string trade() {
+  Options options = on_shapes("dgx-a100", 1, "gpt2", 16, 1024);
+  options.steps = 2;
+  options.dtype = DType::kBF16;
+  // Where the number of micro-batches is free to stand
+  struct Run {
+    std::int64_t pieces;
+    pictures::Point plain, again;
+  };
+  const std::vector<Run> runs = {{16, {14, 4}, {-14, 4}},
+                                 {8, {12, -8}, {-12, 4}},
+                                 {4, {0, 18}, {-10, 15}},
+                                 {2, {0, 18}, {0, -9}},
+                                 {1, {0, 18}, {0, -9}}};
+  Figure figure(
+      "From 3 GiB on, micro-batches alone are fastest; below, recomputation "
+      "helps\n"
+      "GPT-2 in bf16, 16 samples of 1024 tokens on an A100, in 1 to 16 "
+      "micro-batches",
+      640);
+  const double y = Plot::row(figure, 240);
+  Plot plot(figure, {60, y, 560, 240},
+            {"peak memory", 0, 10 * kGiB, {"GiB", kGiB}},
+            {"time of a step", 0, 0.35, {"ms", 1e-3}});
+  std::string details;
+  for (const bool recompute : {false, true}) {
+    const Stroke& stroke = recompute ? kOrange : kBlue;
+    std::vector<Value> values;
+    for (const Run& run : runs) {
+      single_device::SingleDeviceOptions setup;
+      setup.master_weights = true;
+      setup.recompute = recompute;
+      setup.num_micro_batches = run.pieces;
+      const Report report = run_one_device(options, setup);
+      values.push_back({peak_of(report), report.time.step_s});
+      const pictures::Point at = plot.at(values.back().x, values.back().y);
+      const pictures::Point& by = recompute ? run.again : run.plain;
+      figure.text(at.x + by.x, at.y + by.y, fmt::format("{}", run.pieces),
+                  Figure::Anchor::kMiddle, stroke.color);
+      details += fmt::format("{}{} micro-batches: {:.2f} GiB, {:.0f} ms. ",
+                             recompute ? "recomputed, " : "", run.pieces,
+                             values.back().x / kGiB, values.back().y * 1e3);
+    }
+    plot.curve(values, stroke);
+    plot.dots(values, stroke);
+    const pictures::Point name =
+        recompute ? plot.at(4.1 * kGiB, 0.165) : plot.at(6.6 * kGiB, 0.075);
+    figure.text(name.x, name.y,
+                recompute ? "with recomputation" : "micro-batches alone",
+                Figure::Anchor::kStart, stroke.color);
+  }
+  return figure.svg(details);
 }
 
 }  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/00_single_device/block.svg", block},
-          {"chapters/00_single_device/memory.svg", memory}};
+          {"chapters/00_single_device/gpt.svg", gpt},
+          {"chapters/00_single_device/memory.svg", memory},
+          {"chapters/00_single_device/threshold.svg", threshold},
+          {"chapters/00_single_device/trade.svg", trade}};
 }
 
 }  // namespace shardbook::figures::page_00

@@ -1,0 +1,145 @@
+#pragma once
+
+// What the notebook 00_single_device calls: runs, and the numbers in them.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chapters/00_single_device/single_device.h"
+#include "chapters/common/run/program.h"
+#include "core/ops.h"
+#include "notebooks/display.h"
+
+namespace notes {
+
+using namespace shardbook;
+using namespace shardbook::notebook;
+
+/// A small GPT on a random walk; the loss begins at ln 256 = 5.55.
+inline Options small_options() {
+  Options options;
+  options.chapter = "00_single_device";
+  options.model = "gpt-nano";
+  options.data = "walk";
+  options.batch = 24;
+  options.seq = 32;
+  options.steps = 6;
+  return options;
+}
+
+/// Two steps of a published model on shapes, on a simulated A100.
+inline Options on_shapes(const std::string& model, std::int64_t batch,
+                         std::int64_t seq) {
+  Options options = small_options();
+  options.backend = "sim", options.cluster = "dgx-a100";
+  options.model = model, options.data = "random";
+  options.batch = batch, options.seq = seq, options.steps = 2;
+  return options;
+}
+
+/// The chapter's program, without its command line.
+inline Report train(const Options& options,
+                    const single_device::SingleDeviceOptions& setup = {}) {
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup&, Run& run) {
+    single_device::SingleDevice strategy(options, setup);
+    run.train(options, strategy);
+  };
+  chapter.reference = [](const Options& options) {
+    return single_device::train_plain(options, 1);
+  };
+  return run_and_compare(options, chapter);
+}
+
+inline single_device::SingleDeviceOptions in_pieces(std::int64_t pieces,
+                                                    bool recompute) {
+  single_device::SingleDeviceOptions setup;
+  setup.num_micro_batches = pieces;
+  setup.recompute = recompute;
+  return setup;
+}
+
+/// The most bytes of one kind at one time.
+inline double peak_of(const Report& report, MemoryKind kind) {
+  return report.ranks[0].peak[static_cast<std::size_t>(kind)].counted;
+}
+
+/// The most bytes of all kinds at one time, in the last step on shapes.
+inline double peak(const Options& options, bool recompute) {
+  std::int64_t most = 0;
+  const Report report = train(options, in_pieces(1, recompute));
+  for (const sim::MemorySample& sample : report.timelines[0].memory) {
+    most = std::max(most, sample.total());
+  }
+  return static_cast<double>(most);
+}
+
+/// Peaks of steps of 1, 2, 3, ... samples. The lines across are the last step's
+/// peak with recomputation, and parameters with their moments.
+inline Picture peaks(const std::string& title, const std::string& model,
+                     std::int64_t seq, std::int64_t most_samples) {
+  std::vector<Bar> plain;
+  for (std::int64_t samples = 1; samples <= most_samples; ++samples) {
+    plain.push_back(
+        {std::to_string(samples), peak(on_shapes(model, samples, seq), false)});
+  }
+  const Bar again = {"recomputed",
+                     peak(on_shapes(model, most_samples, seq), true)};
+  const Report one = train(on_shapes(model, 1, seq));
+  const Bar at_the_loss = {"12 bytes per parameter",
+                           3 * peak_of(one, MemoryKind::kParameter)};
+  return curve(title, plain, "samples", again, at_the_loss, {"GiB", 1 << 30});
+}
+
+inline Bar activation_bar(const Options& options, std::int64_t pieces,
+                          bool recompute) {
+  const Report report = train(options, in_pieces(pieces, recompute));
+  Bar bar;
+  bar.name = std::to_string(pieces) +
+             (pieces == 1 ? " micro-batch" : " micro-batches") +
+             (recompute ? ", recomputed" : "");
+  bar.value = peak_of(report, MemoryKind::kActivation);
+  bar.text = fixed(bar.value / 1024, 0) + " KiB, " +
+             (report.parity.passed ? "equal" : "DIFFERENT");
+  return bar;
+}
+
+/// Each number of micro-batches, first without and then with recomputation.
+inline std::vector<Bar> activation_bars(
+    const Options& options, const std::vector<std::int64_t>& pieces) {
+  std::vector<Bar> all;
+  for (const bool recompute : {false, true}) {
+    for (const std::int64_t each : pieces) {
+      all.push_back(activation_bar(options, each, recompute));
+    }
+  }
+  return all;
+}
+
+/// The share of one matrix's weights that bf16 steps at this rate change.
+inline Bar changed_bar(Options options, double rate, bool master_weights) {
+  options.dtype = DType::kBF16;
+  options.batch = 2;
+  options.seq = 16;
+  options.optimizer_options.lr = rate;
+  single_device::SingleDeviceOptions setup;
+  setup.master_weights = master_weights;
+  single_device::SingleDevice strategy(options, setup);
+  const auto matrix = [&] {
+    return strategy.model().model->named_parameters()[6].tensor;
+  };
+  const std::vector<double> before = matrix().to_vector<double>();
+  for (int step = 0; step < options.steps; ++step) strategy.step(step);
+  const std::vector<double> after = matrix().to_vector<double>();
+  double changed = 0;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    changed += before[i] != after[i];
+  }
+  const double share = changed / static_cast<double>(before.size());
+  return {master_weights ? "with f32 masters" : "bf16 alone", share, 0,
+          fixed(100 * share, 0) + " %"};
+}
+
+}  // namespace notes
