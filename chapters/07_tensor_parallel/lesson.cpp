@@ -30,14 +30,14 @@ inline Tensor g(const Tensor& x, ProcessGroup& tp) {
       [](const Tensors& grad) { return grad; })[0];
 }
 
-/// Maps x [n, S, in], equal on all ranks, to this rank's columns [n, S, out/t];
+/// Maps x [b, s, in], equal on all ranks, to this rank's columns [b, s, out/t];
 /// weight is [in, out/t], bias [out/t]. An element-wise function may follow.
 inline Tensor column_linear(const Tensor& x, const Tensor& weight,
                             const Tensor& bias, ProcessGroup& tp) {
   return linear(f(x, tp), weight, bias);
 }
 
-/// Maps this rank's columns x [n, S, in/t] to [n, S, out], equal on all ranks;
+/// Maps this rank's columns x [b, s, in/t] to [b, s, out], equal on all ranks;
 /// weight is [in/t, out], bias [out]. The bias is added once, behind the sum.
 inline Tensor row_linear(const Tensor& x, const Tensor& weight,
                          const Tensor& bias, ProcessGroup& tp) {
@@ -78,7 +78,7 @@ inline lesson::Result train(ProcessGroup& tp) {
   return lesson::finish(tp, loss, p, part);
 }
 
-/// Ten steps send an all-reduce of [n, S, h] forward by g, and one backward by
+/// Ten steps send an all-reduce of [b, s, h] forward by g, and one backward by
 /// f.
 inline double bill(int /*rank*/, int t) {
   const double elements =

@@ -1,13 +1,20 @@
-// Tensor parallelism: the matrices of an MLP, and how far ranks help.
+// Tensor parallelism: the matrices of an MLP, what f and g add, and how wide a
+// model must be.
 
 #include <fmt/format.h>
 
+#include <array>
+
+#include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/11_dtensor/placement_picture.h"
+#include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
 #include "chapters/figures/plot.h"
 #include "chapters/figures/ranks.h"
 #include "chapters/figures/runs.h"
 #include "chapters/figures/shapes.h"
+#include "comm/launch.h"
+#include "core/ops.h"
 
 namespace shardbook::figures::page_07 {
 namespace {
@@ -36,14 +43,14 @@ void draw_matrix(Figure& figure, const dtensor::Held& held, int rank,
 std::string mlp() {
   constexpr int kRanks = 2;
   constexpr std::int64_t kHidden = 4;
-  constexpr double kH = 26, kTokens = 40, kRow = 128;
-  const dtensor::Held a = dtensor::held_by("A", {kHidden, 4 * kHidden},
-                                           {dtensor::shard(1)}, {kRanks});
-  const dtensor::Held b = dtensor::held_by("B", {4 * kHidden, kHidden},
-                                           {dtensor::shard(0)}, {kRanks});
+  constexpr double kH = 28, kTokens = 42, kRow = 134;
+  const dtensor::Held w1 = dtensor::held_by("W1", {kHidden, 4 * kHidden},
+                                            {dtensor::shard(1)}, {kRanks});
+  const dtensor::Held w2 = dtensor::held_by("W2", {4 * kHidden, kHidden},
+                                            {dtensor::shard(0)}, {kRanks});
   Figure figure(
       "Columns, then rows: one all-reduce behind the pair\n"
-      "An MLP on two ranks. A rank's part has its colour; both ranks have x "
+      "An MLP on t = 2 ranks. A rank's part has its colour; both ranks have x "
       "and y.",
       640);
   const double top = figure.add_row(kRanks * kRow + 46);
@@ -59,37 +66,38 @@ std::string mlp() {
     const auto step = [&](double from, double to) {
       arrow(figure, {from, y}, {to, y}, pictures::kMuted);
     };
-    const auto tensor = [&](double x, double width, double height) {
-      figure.colored_box({x, y - height / 2, width, height}, color);
+    const auto tensor = [&](double x, double width, const char* fill) {
+      figure.colored_box({x, y - kTokens / 2, width, kTokens}, fill);
     };
-    figure.colored_box({52, y - kTokens / 2, kH, kTokens}, pictures::kInk);
-    step(82, 128);
-    draw_matrix(figure, a, rank, {132, y - kH / 2, 4 * kH, kH});
-    step(240, 264);
-    tensor(268, 4 * kH / kRanks, kTokens);
-    middle(268 + 2 * kH / kRanks, y - kTokens / 2 - 6, "GELU");
-    step(324, 348);
-    draw_matrix(figure, b, rank, {352, y - 2 * kH, kH, 4 * kH});
-    step(382, 406);
-    tensor(410, kH, kTokens);
-    step(440, 500);
-    figure.colored_box({504, y - kTokens / 2, kH, kTokens}, pictures::kInk);
+    tensor(56, kH, pictures::kInk);
+    step(88, 146);
+    draw_matrix(figure, w1, rank, {150, y - kH / 2, 4 * kH, kH});
+    step(266, 296);
+    tensor(300, 4 * kH / kRanks, color);
+    step(360, 390);
+    draw_matrix(figure, w2, rank, {394, y - 2 * kH, kH, 4 * kH});
+    step(426, 456);
+    tensor(460, kH, color);
+    step(492, 568);
+    tensor(572, kH, pictures::kInk);
   }
   const double names = top + kRanks * kRow + 18;
-  middle(65, names, "x");
-  middle(65, names + 16, "[n, h]", pictures::kMuted);
-  middle(184, names, "A: columns");
-  middle(184, names + 16, "[h, 4h/t]", pictures::kMuted);
-  middle(294, names, "x A");
-  middle(294, names + 16, "[n, 4h/t]", pictures::kMuted);
-  middle(365, names, "B: rows");
-  middle(365, names + 16, "[4h/t, h]", pictures::kMuted);
-  middle(425, names, "a term", pictures::kInk);
-  middle(425, names + 16, "[n, h]", pictures::kMuted);
-  middle(517, names, "y");
-  middle(517, names + 16, "[n, h]", pictures::kMuted);
-  for (const auto& [x, name, does] : {std::tuple(103.0, "f", "backward"),
-                                      std::tuple(470.0, "g", "forward")}) {
+  struct Name {
+    double x;
+    const char *name, *shape;
+  };
+  for (const Name& each :
+       std::array<Name, 6>{{{70, "x", "[bs, h]"},
+                            {206, "columns of W1", "[h, 4h/t]"},
+                            {328, "GELU(x W1)", "[bs, 4h/t]"},
+                            {408, "rows of W2", "[4h/t, h]"},
+                            {486, "a term", "[bs, h]"},
+                            {586, "y", "[bs, h]"}}}) {
+    middle(each.x, names, each.name);
+    middle(each.x, names + 16, each.shape, pictures::kMuted);
+  }
+  for (const auto& [x, name, does] : {std::tuple(113.0, "f", "backward"),
+                                      std::tuple(530.0, "g", "forward")}) {
     figure.box({x - 8, top + 22, 16, kRanks * kRow - 30}, "comm");
     middle(x, top + kRow + 4, name, "#ffffff");
     middle(x, top + 14, fmt::format("all-reduce {}", does),
@@ -98,32 +106,230 @@ std::string mlp() {
   return figure.svg("");
 }
 
+// y = x W1 W2 for one number x, with W1 by columns and W2 by rows.
+struct Terms {
+  double w1 = 0, w2 = 0;
+  double x = 0, hidden = 0, y = 0;     // forward; y is this rank's term
+  double dx = 0, dhidden = 0;          // this rank's terms
+  double sum_of_y = 0, sum_of_dx = 0;  // behind g, and behind f
+};
+
+std::array<Terms, 2> terms_of_ranks() {
+  std::array<Terms, 2> all;
+  run_ranks(2, [&](ProcessGroup& tp) {
+    const auto number = [](double value) {
+      const Tensor x = Tensor::full({1, 1}, value);
+      x.set_requires_grad();
+      return x;
+    };
+    Terms& own = all[static_cast<std::size_t>(tp.rank())];
+    own.w1 = 2 - tp.rank(), own.w2 = 4 + tp.rank(), own.x = 3;
+    const Tensor w1 = number(own.w1), w2 = number(own.w2);
+    const Tensor x = number(own.x), term = matmul(matmul(x, w1), w2);
+    sum(term).backward();
+    const Tensor hidden = number(matmul(x, w1).item());
+    sum(matmul(hidden, w2)).backward();
+    own.hidden = hidden.item(), own.y = term.item();
+    own.dx = x.grad().item(), own.dhidden = hidden.grad().item();
+    const Tensor whole_x = number(own.x);
+    const Tensor y = tensor_parallel::reduce_from(
+        matmul(matmul(tensor_parallel::copy_to(whole_x, tp), w1), w2), tp);
+    sum(y).backward();
+    own.sum_of_y = y.item(), own.sum_of_dx = whole_x.grad().item();
+  });
+  return all;
+}
+
+std::string conjugate() {
+  const std::array<Terms, 2> ranks = terms_of_ranks();
+  Figure figure(
+      "f copies forward and adds backward; g adds forward and copies backward\n"
+      "y = x W1 W2 with one number x = 3, W1 = [2 1] by columns, W2 = [4 5] by "
+      "rows",
+      640);
+  constexpr double kX = 60, kF = 150, kIn = 205, kHidden = 315, kTerm = 425,
+                   kG = 490, kY = 580, kHalf = 22;
+  const auto number = [](double value) { return fmt::format("{:.0f}", value); };
+  const auto panel = [&](bool is_forward,
+                         const std::array<const char*, 4>& names, double left,
+                         double right, const auto& values_of) {
+    const double top = figure.add_row(142) + 22, middle = top + 46;
+    const auto text = [&](double x, double y, const std::string& words,
+                          const std::string& ink = pictures::kInk) {
+      figure.text(x, y, words, Figure::Anchor::kMiddle, ink);
+    };
+    const auto step = [&](double x0, double y0, double x1, double y1) {
+      if (is_forward) {
+        arrow(figure, {x0, y0}, {x1, y1}, pictures::kMuted);
+      } else {
+        arrow(figure, {x1, y1}, {x0, y0}, pictures::kMuted);
+      }
+    };
+    // What all ranks have is grey
+    const auto box = [&](double x, double y, double value, int rank) {
+      const Box at = {x - kHalf, y - 11, 2 * kHalf, 22};
+      if (rank < 0) {
+        figure.box(at, "empty");
+      } else {
+        figure.colored_box(at, rank_color(rank));
+      }
+      text(x, y + 4, number(value), rank < 0 ? pictures::kInk : "#ffffff");
+    };
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      text(std::array{kX, kHidden, kTerm, kY}[i], top - 6, names[i],
+           pictures::kMuted);
+    }
+    box(kX, middle, left, -1);
+    box(kY, middle, right, -1);
+    step(kX + kHalf + 3, middle, kF - 13, middle);
+    step(kG + 13, middle, kY - kHalf - 3, middle);
+    for (std::size_t r = 0; r < 2; ++r) {
+      const double y = middle + (r == 0 ? -28 : 28);
+      const std::array<double, 3> values = values_of(ranks[r]);
+      const std::array<double, 3> at = {kIn, kHidden, kTerm};
+      for (std::size_t i = 0; i < 3; ++i) {
+        box(at[i], y, values[i], static_cast<int>(r));
+      }
+      step(kF + 11, middle + (r == 0 ? -6 : 6), kIn - kHalf - 3, y);
+      step(kTerm + kHalf + 3, y, kG - 11, middle + (r == 0 ? -6 : 6));
+      const std::array<double, 2> weights = {ranks[r].w1, ranks[r].w2};
+      for (std::size_t i = 0; i < 2; ++i) {
+        step(at[i] + kHalf + 3, y, at[i + 1] - kHalf - 3, y);
+        text((at[i] + at[i + 1]) / 2, y - 6, "× " + number(weights[i]));
+      }
+    }
+    for (const auto& [x, name, adds] :
+         {std::tuple(kF, "f", !is_forward), std::tuple(kG, "g", is_forward)}) {
+      figure.box({x - 9, middle - 16, 18, 32}, adds ? "comm" : "empty");
+      text(x, middle + 4, name, adds ? "#ffffff" : pictures::kInk);
+      text(x, middle + 58, adds ? "adds" : "copies",
+           adds ? pictures::color_of("comm") : pictures::kMuted);
+    }
+  };
+  figure.heading("Forward: values, from left to right");
+  panel(true, {"x", "x W1", "term of y", "y"}, ranks[0].x, ranks[0].sum_of_y,
+        [](const Terms& rank) {
+          return std::array{rank.x, rank.hidden, rank.y};
+        });
+  figure.heading("Backward: gradients, from right to left");
+  panel(false, {"dx", "d(x W1)", "d(term)", "dy"}, ranks[0].sum_of_dx, 1,
+        [](const Terms& rank) {
+          return std::array{rank.dx, rank.dhidden, 1.0};
+        });
+  return figure.svg(fmt::format(
+      "Forward, rank 0 has the term {:.0f} and rank 1 {:.0f}; g adds them to "
+      "{:.0f}. Backward, rank 0 has {:.0f} and rank 1 {:.0f}; f adds them to "
+      "{:.0f}.",
+      ranks[0].y, ranks[1].y, ranks[0].sum_of_y, ranks[0].dx, ranks[1].dx,
+      ranks[0].sum_of_dx));
+}
+
+// Exposed communication as a share of the step of 24 blocks, by width.
+std::vector<Value> exposed_shares(Options options,
+                                  const std::vector<int>& widths) {
+  std::vector<Value> shares;
+  for (const int width : widths) {
+    options.model = fmt::format(
+        R"({{"n_embd": {}, "n_layer": 24, "n_head": 32, "vocab_size": 50304,)"
+        R"( "n_positions": 2048}})",
+        width);
+    const Report report = run_tensor_parallel(options);
+    shares.push_back({static_cast<double>(width),
+                      report.time.exposed_comm_s / report.time.step_s});
+  }
+  return shares;
+}
+
+std::string threshold() {
+  // (t - 1) e rate / (9 bandwidth)
+  const auto least_width = [](double t, double e, double rate,
+                              double bandwidth) {
+    return (t - 1) * e * rate / (9 * bandwidth);
+  };
+  const sim::Cluster a100 = sim::Cluster::read("dgx-a100");
+  const double rate = a100.device.peak_flops.at(DType::kBF16);
+  struct Case {
+    const char* name;
+    Options options;
+    Stroke stroke;
+    double width;
+  };
+  std::vector<Case> cases = {
+      {"8 ranks of textbook, f32", on_shapes("textbook", 8, "", 8, 1024), kBlue,
+       least_width(8, 4, textbook::kRate, textbook::kBandwidth)},
+      {"16 A100 of two nodes, bf16", on_shapes("dgx-a100", 16, "", 8, 1024),
+       kOrange,
+       least_width(16, 2, rate, a100.nics_per_node * a100.network.bytes_per_s)},
+      {"8 A100 of a node, bf16", on_shapes("dgx-a100", 8, "", 8, 1024), kGreen,
+       least_width(8, 2, rate, a100.intra_node.bytes_per_s)}};
+  const std::vector<int> widths = {768,  1024, 1280, 1536, 2048,
+                                   3072, 4096, 6144, 8192, 12288};
+
+  Figure figure(
+      "Above (t − 1)eγ/9β, products outweigh the all-reduces\n"
+      "Dashed from top to bottom: this width. Curves: 8192 tokens in a step; "
+      "dots: 32768",
+      640);
+  const double y = Plot::row(figure, 250);
+  Plot plot(figure, {50, y, 410, 250}, {"width h", 768, 12288, {}, true},
+            {"exposed communication, share of the step", 0, 0.8, {"%", 0.01}});
+  std::string details;
+  double from_top = 0;
+  for (Case& each : cases) {
+    if (each.options.cluster != "textbook") {
+      each.options.dtype = DType::kBF16;
+    }
+    const auto shares = exposed_shares(each.options, widths);
+    plot.mark(each.width, each.stroke, fmt::format("{:.0f}", each.width),
+              from_top);
+    plot.curve(shares, each.stroke, each.name);
+    details += fmt::format("{}: from {:.0f} % to {:.0f} %. ", each.name,
+                           100 * shares.front().y, 100 * shares.back().y);
+    // Four times the tokens
+    each.options.batch *= 4;
+    if (each.options.cluster == "textbook") {
+      plot.dots(exposed_shares(each.options, widths), each.stroke);
+    }
+  }
+  plot.labels();
+  return figure.svg(details);
+}
+
 std::string speed() {
   std::vector<Value> times, ideal;
+  std::vector<double> exposed;
   for (const int t : {1, 2, 4, 8, 16, 32}) {
-    Options options = on_shapes("selene", t, "gpt-6.7b", 8, 1024);
+    Options options = on_shapes("dgx-a100", t, "gpt-6.7b", 8, 1024);
     options.dtype = DType::kBF16;
     options.steps = 2;
-    const double step_s = run_tensor_parallel(options).time.step_s;
+    const Report report = run_tensor_parallel(options);
+    const double step_s = report.time.step_s;
     times.push_back({static_cast<double>(t), step_s});
     ideal.push_back({static_cast<double>(t), times[0].y / t});
+    exposed.push_back(report.time.exposed_comm_s / step_s);
   }
   Figure figure(
-      fmt::format("Eight ranks of a node are {:.1f} times as fast as one, 32 "
-                  "ranks {:.1f} times",
-                  times[0].y / times[3].y, times[0].y / times[5].y),
+      fmt::format(
+          "Eight A100 of a node are {:.1f} times as fast as one, 32 only "
+          "{:.1f} times",
+          times[0].y / times[3].y, times[0].y / times[5].y),
       640);
   const double y = Plot::row(figure, 230);
-  Plot plot(figure, {60, y, 440, 230}, {"ranks t", 1, 32, {}, true},
-            {"a step of GPT 6.7B, bf16, 8 samples",
+  Plot plot(figure, {60, y, 460, 230}, {"ranks t", 1, 32, {}, true},
+            {"a step of GPT 6.7B, bf16, 8 samples; in percent: exposed",
              0.032,
              2.048,
              {"ms", 1e-3},
              true});
   plot.mark(11.3, kGray, "edge of the node");
   plot.curve(ideal, kGray, "1/t");
-  plot.curve(times, kBlue, "selene: A100");
+  plot.curve(times, kBlue, "step");
   plot.dots(times, kBlue);
+  for (std::size_t i = 1; i < times.size(); ++i) {
+    const pictures::Point at = plot.at(times[i].x, times[i].y);
+    figure.text(at.x - 4, at.y - 10, fmt::format("{:.0f} %", 100 * exposed[i]),
+                Figure::Anchor::kStart, kBlue.color);
+  }
   plot.labels();
   return figure.svg("");
 }
@@ -132,6 +338,8 @@ std::string speed() {
 
 std::vector<PageFigure> all() {
   return {{"chapters/07_tensor_parallel/mlp.svg", mlp},
+          {"chapters/07_tensor_parallel/conjugate.svg", conjugate},
+          {"chapters/07_tensor_parallel/threshold.svg", threshold},
           {"chapters/07_tensor_parallel/speed.svg", speed}};
 }
 

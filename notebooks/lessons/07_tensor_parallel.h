@@ -1,0 +1,159 @@
+#pragma once
+
+// What the notebook 07_tensor_parallel calls: matrices and their parts, runs on
+// ranks and on shapes, and tables of their results.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chapters/07_tensor_parallel/mappings.h"
+#include "chapters/07_tensor_parallel/megatron_layers.h"
+#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
+#include "chapters/11_dtensor/placement_picture.h"
+#include "chapters/common/run/program.h"
+#include "notebooks/display.h"
+
+namespace notes {
+
+using namespace shardbook;
+using namespace shardbook::notebook;
+
+/// A matrix of which t ranks hold equal parts along `dim`.
+inline dtensor::Held cut_of(const std::string& name, const Shape& shape,
+                            std::int64_t dim, int t) {
+  return dtensor::held_by(name, shape, {dtensor::shard(dim)}, {t});
+}
+
+/// A parameter of a GPT as the chapter's layers cut it.
+inline dtensor::Held parameter_of(const std::string& name, const Shape& shape,
+                                  int t) {
+  return dtensor::held_by(name, shape, t, [&](int rank) {
+    return tensor_parallel::layout(name, rank, t);
+  });
+}
+
+/// Normal numbers that depend on the name alone.
+inline Tensor random(const std::string& name, const Shape& shape) {
+  const Tensor x = Tensor::empty(shape, {DType::kF64, {}});
+  fill_normal(x, /*seed=*/0, stream_of(name), 0, 1);
+  return x;
+}
+
+/// This rank's equal part along `dim`.
+inline Tensor part_of(const Tensor& whole, std::int64_t dim,
+                      ProcessGroup& world) {
+  return take_part(whole, {{dim, world.rank(), world.size()}});
+}
+
+inline std::string difference(const Tensor& a, const Tensor& b) {
+  const double value = max_abs_difference(a, b);
+  return value < 1e-12 ? "less than 1e-12" : fixed(value, 2);
+}
+
+/// One number of each rank, in columns with titles.
+inline Picture by_rank(const std::vector<std::string>& titles,
+                       const std::vector<std::vector<double>>& columns) {
+  std::vector<std::vector<std::string>> lines = {titles};
+  for (std::size_t rank = 0; rank < columns[0].size(); ++rank) {
+    lines.push_back({std::to_string(rank)});
+    for (const std::vector<double>& column : columns) {
+      lines.back().push_back(fixed(column[rank], 0));
+    }
+  }
+  return table(lines);
+}
+
+/// Four ranks on threads train the smallest GPT.
+inline Options small_options(int t) {
+  Options options;
+  options.chapter = "07_tensor_parallel";
+  options.model = "gpt-nano";
+  options.data = "walk";
+  options.world_size = t;
+  options.batch = 8;
+  options.seq = 32;
+  options.steps = 8;
+  return options;
+}
+
+/// A GPT of 1.3 billion parameters on the shapes of machines of eight A100.
+inline Options large_model(int t) {
+  Options options = small_options(t);
+  options.backend = "sim";
+  options.cluster = "selene";
+  options.model = "gpt-1.3b";
+  options.dtype = DType::kBF16;
+  options.data = "random";
+  options.seq = 1024;
+  options.steps = 2;
+  return options;
+}
+
+inline Report train(const Options& options) {
+  ChapterRun chapter;
+  chapter.rank = [](const Options& options, ProcessGroup& world, Run& run) {
+    tensor_parallel::TensorParallelStrategy strategy(options, {}, world);
+    run.train(options, strategy);
+  };
+  chapter.reference = [](const Options& options) {
+    return train_one_device(options);
+  };
+  return run_and_compare(options, chapter);
+}
+
+/// A bar for each number of ranks.
+inline Picture sweep(const std::vector<int>& sizes) {
+  std::vector<Bar> all;
+  for (const int t : sizes) {
+    const Report report = train(large_model(t));
+    all.push_back({"t = " + std::to_string(t), report.time.step_s, 0,
+                   fixed(1e3 * report.time.step_s, 1) + " ms, " +
+                       fixed(report.ranks[0].peak_total.counted / 1e9, 1) +
+                       " GB"});
+  }
+  return bars("Beyond eight ranks, twice as many gain little", all,
+              {"ms", 1e-3});
+}
+
+/// The exposed share of a step on 8 ranks of `textbook`, by width and samples.
+inline Picture exposed_shares(const std::vector<int>& widths,
+                              const std::vector<int>& samples) {
+  std::vector<std::vector<std::string>> lines = {{"width"}};
+  for (const int batch : samples) {
+    lines[0].push_back(std::to_string(1024 * batch) + " tokens");
+  }
+  for (const int width : widths) {
+    lines.push_back({std::to_string(width)});
+    for (const int batch : samples) {
+      Options options = large_model(/*t=*/8);
+      options.cluster = "textbook";
+      options.dtype = DType::kF32;
+      options.batch = batch;
+      options.model = R"({"n_layer": 24, "n_head": 32, "vocab_size": 50304, )"
+                      R"("n_positions": 2048, "n_embd": )" +
+                      std::to_string(width) + "}";
+      const Report report = train(options);
+      lines.back().push_back(
+          fixed(100 * report.time.exposed_comm_s / report.time.step_s, 0) +
+          " %");
+    }
+  }
+  return table(lines);
+}
+
+/// Bytes of the ledger for the all-reduces of the blocks of the large model on
+/// eight ranks: all of a step but token table, head, loss and norm.
+inline double bytes_of_blocks() {
+  const Options options = large_model(8);
+  const double all = train(options).ranks[0].bytes.counted /
+                     static_cast<double>(options.steps);
+  const double ring = 2.0 * 7 / 8;
+  const double activations = ring * 8 * 1024 * 2048 * 2;
+  const double loss = 3 * ring * 8 * 1024 * 4;
+  const double norm = ring * 8;
+  return all - 2 * activations - loss - norm;
+}
+
+}  // namespace notes
