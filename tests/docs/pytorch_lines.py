@@ -20,8 +20,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SKIPPED = 77  # for Meson
 TOLERANCE = 2e-5
 
-# What prints the same losses: its last ones are those of these ranks
+# What prints the same losses: its last ones are those of these ranks. Several
+# groups of a pattern are terms of one loss.
 COMMANDS = {
+    "00_single_device": ("toy_02_ddp", r"^loss of rank 1 (\S+)$", [0]),
     "01_data_parallel": ("toy_01_data_parallel", r"^loss (\S+)$", [0]),
     "02_ddp": ("toy_02_ddp", r"^loss of rank \d (\S+)$", [0, 1]),
     "03_zero_fsdp": ("toy_03_zero_fsdp", r"^ *loss of rank 0 (\S+)$", [0]),
@@ -29,6 +31,8 @@ COMMANDS = {
                           r"\A(?:(?!two devices).*\n)*two devices: loss (\S+)$", [0]),
     "05_gpipe": ("toy_05_gpipe", r"^loss (\S+)$", [1]),
     "06_1f1b": ("toy_06_1f1b", r"^loss (\S+)$", [1]),
+    "07_tensor_parallel": ("toy_07_tensor_parallel",
+                           r"^ *X A +(\d+) +(\d+)\n +(\d+) +(\d+)$", [0, 1]),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -85,7 +89,8 @@ def main():
         printed = subprocess.run(
             [f"{build}/chapters/{name}", *options], text=True, check=True,
             stdout=subprocess.PIPE, stdin=subprocess.DEVNULL).stdout
-        ours = [float(x) for x in re.findall(pattern, printed, re.MULTILINE)]
+        ours = [sum(map(float, match.groups()))
+                for match in re.finditer(pattern, printed, re.MULTILINE)]
         ours = ours[-len(ranks):]
         losses = losses_of_page(python, chapter)
         theirs = [losses[rank] for rank in ranks]
