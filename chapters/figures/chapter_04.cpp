@@ -58,7 +58,7 @@ std::string turns() {
                  {"backward", "backward"},
                  {"optimizer", "update"},
                  {"copy", "copies activations"},
-                 {"bubble", "waits for the other device"},
+                 {"bubble", "thin: waits for the other device"},
                  {"exposed", "waits for gradients to arrive"},
                  {"empty", "idle"}});
   double pixels = 0, longest = 0;
@@ -310,7 +310,7 @@ std::string threshold() {
 
   Figure figure(
       fmt::format("Up to {:.0f} splits pay: with more, starting kernels takes "
-                  "longer than one device",
+                  "longer than one device's step",
                   std::floor(most)) +
           "\nA step of ResNet-50 with 120 images on two T4, simulated",
       640);
@@ -334,10 +334,10 @@ std::string threshold() {
   figure.text(at.x, at.y, fmt::format("inequality: {:.1f}", most),
               Figure::Anchor::kEnd, kOrange.color);
   words(5, 0.45, "simulated: best with 6", kBlue);
-  words(2.5, 0.28, "one half idle: (m + 1)/2m of one device", kGreen);
+  words(2.5, 0.28, "computing: (m + 1)/2m of one device", kGreen);
   words(corner, 0.22, fmt::format("best in theory: {:.0f}", corner), kGreen);
   words(9, 0.12,
-        fmt::format("starting kernels: (m + 1) {:.1f} ms", 1e3 * start),
+        fmt::format("starting kernels: (m + 1) {:.2f} ms", 1e3 * start),
         kOrange);
   plot.labels();
   std::string details = fmt::format(
