@@ -307,7 +307,8 @@ std::string threshold() {
   const auto pieces = peaks({2, 4, kMost}, DType::kF32, {}, 2);
 
   Figure figure(
-      "Up to 3h/4 tokens, activations are free; beyond, they cost memory\n"
+      "Up to 3h/4 tokens, a step's activations are free; beyond, they cost "
+      "memory\n"
       "Peak memory of a step of GPT-2 XL, h = 1600",
       640);
   const double y = Plot::row(figure, 260);
@@ -323,7 +324,7 @@ std::string threshold() {
   plot.curve(again, kGreen, "f32, recomputed");
   plot.labels();
   const pictures::Point below = plot.at(8000, 18 * kGiB);
-  figure.text(below.x, below.y, "23.2 GiB: 16 bytes for each parameter",
+  figure.text(below.x, below.y, "least: 16 bytes for each parameter, 23.2 GiB",
               Figure::Anchor::kEnd);
   return figure.svg(fmt::format(
       "f32 stays at {:.1f} GiB up to {:.0f} tokens and rises to {:.1f} at "

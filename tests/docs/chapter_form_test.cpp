@@ -170,7 +170,7 @@ std::string faults_of_first_page(const std::string& page,
   const auto text = [&](int section) { return all[section].text; };
 
   for (const char* link :
-       {"(../before.md)", "(../symbols.md)", "(details.md)"}) {
+       {"(../before.md", "(../symbols.md)", "(details.md)"}) {
     faults.expect(text(0).find(link) != std::string::npos,
                   std::string("the head has no link ") + link);
   }
