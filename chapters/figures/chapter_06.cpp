@@ -58,8 +58,8 @@ std::string orders() {
              "1F1B takes as long as GPipe with half of the activations; zero "
              "bubble fills the gaps",
              {lanes("gpipe", "GPipe"), lanes("1f1b", "1F1B"),
-              lanes("zb-h1", "ZB-H1, backward in two parts"),
-              lanes("zb-h2", "ZB-H2, backward in two parts")})
+              lanes("zb-h1", "ZB-H1, gradients of inputs and of weights apart"),
+              lanes("zb-h2", "ZB-H2, the same")})
       .svg;
 }
 
@@ -136,7 +136,7 @@ std::string hidden() {
       textbook::kLatency / (12 * kWidth * kWidth / textbook::kRate -
                             kBytes * kWidth / textbook::kBandwidth);
   Figure figure(
-      "ZB-H1 hides its messages from 125 tokens on, 1F1B never hides them\n"
+      "ZB-H1 hides its messages from 125 tokens on, 1F1B never all of them\n"
       "8 ranks of textbook, one block per stage, 256 micro-batches",
       640);
   const double y = Plot::row(figure, 240);
@@ -178,8 +178,9 @@ std::string versions() {
   };
   Figure figure(
       "Forward and backward of a mini-batch read the same version of the "
-      "weights\nIn the boxes: the mini-batch. Below them: the version that is "
-      "read. Every backward ends with an update.",
+      "weights\nThe first 8 mini-batches. In the boxes: the mini-batch. Below "
+      "them: "
+      "the version that is read. Every backward ends with an update.",
       kBegin + kUnit * replay.makespan + 10);
   for (int rank = 0; rank < kRanks; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
