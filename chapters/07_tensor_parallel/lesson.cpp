@@ -2,7 +2,7 @@
 // rows, and the ranks meet once forward and once backward.
 //
 //   ./shardbook lesson tensor_parallel
-// Read before: DDP. Read next: two dimensions.
+// Read before: 1F1B. Read next: two dimensions.
 
 #include "chapters/common/lesson.h"
 

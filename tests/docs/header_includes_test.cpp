@@ -54,7 +54,8 @@ random: mt19937
 set: multiset set
 sstream: istringstream ostringstream stringstream
 stdexcept: runtime_error
-string: string to_string
+fstream: ifstream
+string: getline stod string to_string
 string_view: string_view
 thread: this_thread thread
 tuple: apply tie tuple tuple_element_t
