@@ -83,14 +83,14 @@ std::string comparison_text(const Comparison& all) {
   const ComparedLayer& layer = all.layer;
   const std::vector<double>& tokens = layer.tokens_over_h;
   std::string text = fmt::format(
-      "{} of h = {}{} in {}, forward and backward on {}; T tokens in {} "
+      "{} of h = {}{} in {}, forward and backward on {}; bs tokens in {} "
       "sequences; per rank, * the least\n",
       layer.is_mlp ? "An MLP" : "A block", layer.h,
       layer.is_mlp ? "" : fmt::format(" with {} heads", layer.heads),
       dtype_name(all.dtype), all.cluster, layer.sequences);
 
   std::string titles = fmt::format("{:<17}{:>12}", "ranks", "weights, MiB");
-  std::string sizes = fmt::format("{:>29}", "T =");
+  std::string sizes = fmt::format("{:>29}", "bs =");
   for (const Column& column : kColumns) {
     titles +=
         fmt::format("{:>9}{:<{}}", "", column.title, 9 * (tokens.size() - 1));
@@ -120,7 +120,7 @@ std::string comparison_text(const Comparison& all) {
     for (const Lead& lead : leads(all, ranks)) {
       line += line.empty()
                   ? fmt::format("{:>5}  {}", ranks, way_name(lead.way))
-                  : fmt::format(", from T = {:.2f} h on {}",
+                  : fmt::format(", from bs = {:.2f} h on {}",
                                 lead.tokens / static_cast<double>(layer.h),
                                 way_name(lead.way));
     }
@@ -145,7 +145,7 @@ double least_sent_mib(const Comparison& all, Kind kind, int ranks,
   return least;
 }
 
-/// "On 64 ranks 1D sends the least for T = h/4, 3D for T = 2h"
+/// "On 64 ranks 1D sends the least for bs = h/4, 3D for bs = 2h"
 std::string plot_title(const Comparison& all) {
   const int ranks = all.layer.ranks.back();
   std::string title = fmt::format("On {} ranks", ranks), before;
@@ -156,7 +156,8 @@ std::string plot_title(const Comparison& all) {
         least = style_of(one.way.kind).name;
       }
     }
-    const std::string tokens = "T = " + tokens_text(all.layer.tokens_over_h[i]);
+    const std::string tokens =
+        "bs = " + tokens_text(all.layer.tokens_over_h[i]);
     title += least == before ? fmt::format(" and {}", tokens)
              : i == 0 ? fmt::format(" {} sends the least for {}", least, tokens)
                       : fmt::format(", {} for {}", least, tokens);
@@ -203,7 +204,7 @@ pictures::Picture comparison_picture(const Comparison& all) {
     const auto x_of = [&](int ranks) {
       return left + kWidth * (std::log2(ranks) - first) / (last - first);
     };
-    const std::string tokens = "T = " + tokens_text(layer.tokens_over_h[i]);
+    const std::string tokens = "bs = " + tokens_text(layer.tokens_over_h[i]);
     figure.text(left + kWidth / 2, titles, tokens, Figure::Anchor::kMiddle);
     for (double power = bottom; power <= top; ++power) {
       const double y = y_of(std::exp2(power));

@@ -34,7 +34,7 @@ std::string moves() {
   const Placement s0 = dtensor::shard(0), s1 = dtensor::shard(1);
   Figure figure(
       "To cut costs nothing; to gather, to sum or to cut otherwise does\n"
-      "A tensor of n elements over 4 ranks; beside each arrow, what a rank "
+      "A tensor of n bytes over 4 ranks; beside each arrow, what a rank "
       "sends",
       640);
   const double y = figure.add_row(250) + 10;

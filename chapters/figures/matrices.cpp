@@ -59,12 +59,12 @@ std::string frames() {
   constexpr double kCell = 22, kGrid = kSide * kCell;
   const Travels travels = travels_of(kSide);
   Figure figure(
-      "In step t, column t of X goes along rows, row t of W along columns\n"
+      "In step k, column k of X goes along rows, row k of W along columns\n"
       "9 ranks; the blocks that travel are purple, what Y has is dark.",
       640);
   for (int t = 0; t < kSide; ++t) {
     const double y = figure.add_row(kGrid + 40) + 26;
-    figure.text(0, y + kGrid / 2 + 4, fmt::format("t = {}", t));
+    figure.text(0, y + kGrid / 2 + 4, fmt::format("k = {}", t));
     const auto grid = [&](double left, const char* name, const Blocks& moved) {
       figure.text(left + kGrid / 2, y - 8, name, Figure::Anchor::kMiddle);
       for (int i = 0; i < kSide; ++i) {
@@ -208,10 +208,10 @@ std::string depths() {
   Plot plot(figure, {50, y, 460, 230},
             {"depth d of the 64 ranks", 1, 64, {}, true, {1, 4, 16, 64}},
             {"elements sent by a rank, over h²", 2, 512, {}, true});
-  for (const auto& [x, stroke, name] :
-       {std::tuple(64.0, kOrange, "T = 64 h"),
-        std::tuple(16.0, kGold, "T = 16 h"), std::tuple(2.0, kGreen, "T = 2 h"),
-        std::tuple(0.25, kBlue, "T = h/4")}) {
+  for (const auto& [x, stroke, name] : {std::tuple(64.0, kOrange, "bs = 64 h"),
+                                        std::tuple(16.0, kGold, "bs = 16 h"),
+                                        std::tuple(2.0, kGreen, "bs = 2 h"),
+                                        std::tuple(0.25, kBlue, "bs = h/4")}) {
     std::vector<Value> values;
     for (const double d : {1, 4, 16, 64}) {
       values.push_back({d, page_08::sent(std::sqrt(64 / d), d, x)});

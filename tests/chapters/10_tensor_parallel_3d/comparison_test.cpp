@@ -257,7 +257,7 @@ TEST(ComparisonText, MarksTheLeastOfItsRanks) {
                      "4  2D                 1.0    4.0 *    8.0 *    2.5      "
                      "3.0 *   2.50     3.00 *\n"});
   // 4x and 2 + x are equal at x = 2/3
-  expect_text(text, {"4  1D, from T = 0.67 h on 2D\n"});
+  expect_text(text, {"4  1D, from bs = 0.67 h on 2D\n"});
 }
 
 }  // namespace
