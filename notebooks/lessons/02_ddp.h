@@ -1,0 +1,189 @@
+#pragma once
+
+// What the notebook 02_ddp calls: gradients of the lesson's model, runs of DDP,
+// and pictures of what they counted.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chapters/02_ddp/bucket.h"
+#include "chapters/02_ddp/ddp_strategy.h"
+#include "chapters/common/lesson.h"
+#include "chapters/common/run/program.h"
+#include "notebooks/display.h"
+#include "notebooks/live_ranks.h"
+
+namespace notes {
+
+using namespace shardbook;
+using namespace shardbook::notebook;
+
+/// Replaces the gradients of a model by their means over the ranks.
+using Average = void (*)(Module& model, ProcessGroup& dp);
+
+/// The norm of the gradient of these samples.
+inline double backward(Module& model, const Batch& batch) {
+  language_loss(model(batch.inputs), batch.targets).backward();
+  return grad_norm(model.parameters());
+}
+
+/// The norms of three gradients: of this rank's samples, of their average, and
+/// of the whole batch on one device.
+inline std::vector<double> gradient_norms(ProcessGroup& dp, Average average) {
+  Gpt mine(lesson::config(), lesson::init());
+  const double own = backward(mine, lesson::batch(0, dp.rank(), dp.size()));
+  average(mine, dp);
+  Gpt whole(lesson::config(), lesson::init());
+  return {own, grad_norm(mine.parameters()), backward(whole, lesson::batch(0))};
+}
+
+/// A row for each of four ranks.
+inline Picture norms(Average average) {
+  std::vector<std::vector<std::string>> rows = {
+      {"rank", "own samples", "after averaging", "one device"}};
+  for (const std::vector<double>& rank : on_ranks(4, gradient_norms, average)) {
+    rows.push_back({std::to_string(rows.size() - 1), fixed(rank[0], 4),
+                    fixed(rank[1], 4), fixed(rank[2], 4)});
+  }
+  return table(rows);
+}
+
+/// gpt-nano on four ranks of this process. Its loss begins near ln 256 = 5.55.
+inline Options small_options() {
+  Options options;
+  options.chapter = "02_ddp";
+  options.model = "gpt-nano";
+  options.data = "walk";
+  options.world_size = 4;
+  options.batch = 8;
+  options.seq = 32;
+  options.steps = 12;
+  return options;
+}
+
+/// Eight ranks of the cluster textbook, on shapes alone, in virtual time.
+inline Options on_textbook(const std::string& model, std::int64_t batch,
+                           std::int64_t seq) {
+  Options options = small_options();
+  options.backend = "sim";
+  options.cluster = "textbook";
+  options.world_size = 8;
+  options.model = model;
+  options.data = "random";
+  options.batch = batch;
+  options.seq = seq;
+  options.steps = 3;
+  return options;
+}
+
+/// The chapter's program without its command line.
+inline Report train(const Options& options, const ddp::DdpOptions& setup) {
+  ddp::StrategyOptions all;
+  all.ddp = setup;
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    ddp::DdpStrategy strategy(options, all, world);
+    run.train(options, strategy);
+  };
+  chapter.reference = [](const Options& options) {
+    return train_one_device(options);
+  };
+  return run_and_compare(options, chapter);
+}
+
+/// Limits in MiB, of the first bucket and of the others.
+inline ddp::DdpOptions buckets(double first_mb, double other_mb) {
+  ddp::DdpOptions setup;
+  setup.first_bucket_mb = first_mb;
+  setup.bucket_cap_mb = other_mb;
+  return setup;
+}
+
+/// The buckets of the first step, in the order in which they leave.
+inline Picture first_buckets(const Options& options,
+                             const ddp::DdpOptions& setup) {
+  const LoadedModel loaded = build_model(options);
+  std::vector<ddp::BucketItem> items;
+  for (const Tensor& each : loaded.model->parameters()) {
+    items.push_back({each.bytes(), each.dtype(), each.device()});
+  }
+  const auto bytes = [](double mb) {
+    return static_cast<std::int64_t>(mb * (1 << 20));
+  };
+  std::vector<Bar> all;
+  for (const ddp::BucketMembers& bucket : ddp::initial_buckets(
+           items, {bytes(setup.first_bucket_mb), bytes(setup.bucket_cap_mb)})) {
+    Bar bar;
+    for (const int i : bucket) {
+      bar.value +=
+          static_cast<double>(items[static_cast<std::size_t>(i)].bytes);
+    }
+    bar.name = "bucket " + std::to_string(all.size()) +
+               ", tensors: " + std::to_string(bucket.size());
+    all.push_back(bar);
+  }
+  return bars("In the first step, the token table's bucket leaves last", all,
+              {"KiB", 1024}, "comm");
+}
+
+/// This rank's part of a batch.
+inline Batch own_samples(const Options& options, const ModelConfig& config,
+                         ProcessGroup& world, int step) {
+  return Dataset::open(options, config)
+      .batch(step, options.batch, {world.rank(), world.size()},
+             options.batch / world.size());
+}
+
+/// The time of a step over the size of its buckets.
+inline Picture steps_with(const Options& options,
+                          const std::vector<double>& bucket_mbs) {
+  std::vector<Bar> all;
+  for (const double mb : bucket_mbs) {
+    const ddp::DdpOptions setup = buckets(std::min(mb, 1.0), mb);
+    all.push_back({fixed(mb, mb < 1 ? 3 : 0) + " MiB",
+                   train(options, setup).time.step_s});
+  }
+  return bars("Small buckets pay latencies, large ones leave late", all,
+              {"ms", 1e-3});
+}
+
+/// Exposed communication of GPT-2 XL over the tokens of a device. The lines
+/// across are the time of all gradients, and that of the last bucket.
+inline Picture exposed(const std::vector<std::int64_t>& tokens,
+                       double all_gradients_s) {
+  const auto seconds = [](std::int64_t each) {
+    return train(on_textbook("gpt2-xl", /*batch=*/8 * each / 250, /*seq=*/250),
+                 buckets(/*first_mb=*/1, /*other_mb=*/100))
+        .time.exposed_comm_s;
+  };
+  std::vector<Bar> all;
+  for (const std::int64_t each : tokens) {
+    all.push_back({std::to_string(each), seconds(each)});
+  }
+  return curve("Above 1750 tokens, little more than the last bucket is exposed",
+               all, "tokens each", {"all gradients", all_gradients_s},
+               {"last bucket", seconds(3500)}, {"ms", 1e-3});
+}
+
+/// The gradient of a weight w in the loss (w x_i)^2 / 2 at w = 1 is x_i^2.
+inline bool are_weights_right(double w0, double w1) {
+  const double g0 = (1 + 4 + 9 + 16 + 25) / 5.0, g1 = (36 + 49 + 64) / 3.0;
+  const double mean = (1 + 4 + 9 + 16 + 25 + 36 + 49 + 64) / 8.0;
+  return std::abs(w0 * g0 + w1 * g1 - mean) < 1e-9 &&
+         std::abs(w0 + w1 - 1) < 1e-9;
+}
+
+/// What the ledger books for an all-reduce of psi elements of e bytes.
+inline double booked_bytes(double psi, double e, double d) {
+  CommRecord record;
+  record.op = CommOp::kAllReduce;
+  record.group_size = static_cast<int>(d);
+  record.numel = static_cast<std::int64_t>(psi);
+  return e * wire_elements(record);
+}
+
+}  // namespace notes
