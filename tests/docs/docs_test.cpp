@@ -38,7 +38,8 @@ std::vector<fs::path> chapter_folders() {
 
 std::vector<fs::path> chapter_pages() {
   std::vector<fs::path> pages = {kRoot / "chapters" / "README.md",
-                                 kRoot / "chapters" / "before.md"};
+                                 kRoot / "chapters" / "before.md",
+                                 kRoot / "chapters" / "comparing.md"};
   for (const fs::path& folder : chapter_folders()) {
     for (const auto& entry : fs::directory_iterator(folder)) {
       if (entry.path().extension() == ".md") pages.push_back(entry.path());

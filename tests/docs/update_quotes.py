@@ -74,6 +74,7 @@ def main():
     pages = [pathlib.Path(p) for p in sys.argv[2:]]
     chapters = root / "chapters"
     for page in pages or [chapters / "README.md", chapters / "before.md",
+                          chapters / "comparing.md",
                           *sorted(chapters.glob("[0-9]*/*.md"))]:
         update(build, page)
 
