@@ -1,17 +1,28 @@
-// DTensor: what a change of placement sends.
+// DTensor: what a change of placement sends, the parts of a matrix on a mesh,
+// and whether tokens or weights should move.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
+#include <map>
 
+#include "chapters/11_dtensor/dtensor_strategy.h"
+#include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/11_dtensor/redistribute.h"
+#include "chapters/common/models/models.h"
+#include "chapters/common/run/program.h"
 #include "chapters/figures/pages.h"
+#include "chapters/figures/plot.h"
+#include "chapters/figures/ranks.h"
+#include "chapters/figures/runs.h"
 #include "chapters/figures/shapes.h"
 
 namespace shardbook::figures::page_11 {
 namespace {
 
 using dtensor::Placement;
+using pictures::Box;
 using pictures::Figure;
 using pictures::Point;
 
@@ -33,13 +44,12 @@ std::string moves() {
   const Placement r = dtensor::replicate(), p = dtensor::partial();
   const Placement s0 = dtensor::shard(0), s1 = dtensor::shard(1);
   Figure figure(
-      "To cut costs nothing; to gather, to sum or to cut otherwise does\n"
-      "A tensor of n bytes over 4 ranks; beside each arrow, what a rank "
-      "sends",
-      640);
-  const double y = figure.add_row(250) + 10;
-  const Point at_p{60, y + 110}, at_r{580, y + 110}, at_s0{320, y + 30},
-      at_s1{320, y + 190};
+      "To cut is free; to gather, to sum or to cut anew is not\n"
+      "A tensor of n bytes over 4 ranks; at each arrow, what a rank sends",
+      500);
+  const double y = figure.add_row(236) + 10;
+  const Point at_p{46, y + 108}, at_r{454, y + 108}, at_s0{250, y + 30},
+      at_s1{250, y + 186};
   const auto move = [&](const Point& from, const Point& to, const Placement& a,
                         const Placement& b, double label_x, double label_y) {
     const double length = std::hypot(to.x - from.x, to.y - from.y);
@@ -51,36 +61,167 @@ std::string moves() {
     const Point beside{-6 * u, 6 * x};
     arrow(figure, {from.x + 42 * x + beside.x, from.y + 26 * u + beside.y},
           {to.x - 42 * x + beside.x, to.y - 26 * u + beside.y}, color);
-    figure.text(label_x, label_y, cost, Figure::Anchor::kMiddle, color);
+    if (label_x > 0) {
+      figure.text(label_x, label_y, cost, Figure::Anchor::kMiddle, color);
+    }
   };
-  move(at_p, at_s0, p, s0, 130, y + 56);
-  move(at_p, at_s1, p, s1, 130, y + 172);
-  move(at_p, at_r, p, r, 190, y + 108);
-  move(at_s0, at_r, s0, r, 420, y + 88);
-  move(at_r, at_s0, r, s0, 510, y + 50);
-  move(at_s0, at_s1, s0, s1, 250, y + 140);
-  move(at_s1, at_s0, s1, s0, 250, y + 156);
-  move(at_s1, at_r, s1, r, 510, y + 186);
-  move(at_r, at_s1, r, s1, 425, y + 136);
-  const auto node = [&](const Point& at, const char* name, const char* text) {
+  move(at_p, at_s0, p, s0, 86, y + 52);
+  move(at_p, at_s1, p, s1, 86, y + 172);
+  move(at_p, at_r, p, r, 160, y + 107);
+  move(at_s0, at_r, s0, r, 332, y + 94);
+  move(at_r, at_s0, r, s0, 388, y + 50);
+  move(at_s0, at_s1, s0, s1, 180, y + 136);
+  move(at_s1, at_s0, s1, s0, 0, 0);  // as long as the way there
+  move(at_s1, at_r, s1, r, 414, y + 180);
+  move(at_r, at_s1, r, s1, 320, y + 136);
+  const auto node = [&](const Point& at, const char* name, const char* text,
+                        double text_y) {
     named_box(figure, {at.x - 34, at.y - 15, 68, 30},
               pictures::color_of("forward"), name);
-    figure.text(at.x, at.y + 30, text, Figure::Anchor::kMiddle,
+    figure.text(at.x, at.y + text_y, text, Figure::Anchor::kMiddle,
                 pictures::kMuted);
   };
-  node(at_p, "P(sum)", "terms");
-  node(at_r, "R", "all of it");
-  node({at_s0.x, at_s0.y}, "S(0)", "");
-  node(at_s1, "S(1)", "columns");
-  figure.text(at_s0.x, at_s0.y - 20, "rows", Figure::Anchor::kMiddle,
-              pictures::kMuted);
+  node(at_p, "P(sum)", "terms", 30);
+  node(at_r, "R", "all of it", 30);
+  node(at_s0, "S(0)", "rows", -20);
+  node(at_s1, "S(1)", "columns", 30);
   return figure.svg("");
+}
+
+// Who holds which part of a matrix on a mesh of 2 x 2 ranks.
+std::string mesh_parts() {
+  const Shape axes = {2, 2};
+  const std::vector<dtensor::Placements> all = {
+      {dtensor::shard(0), dtensor::replicate()},
+      {dtensor::replicate(), dtensor::shard(1)},
+      {dtensor::shard(0), dtensor::shard(1)},
+      {dtensor::shard(0), dtensor::shard(0)}};
+  const std::vector<const char*> texts = {
+      "dp cuts rows, tp copies", "dp copies, tp cuts columns",
+      "dp cuts rows, tp columns", "both cut rows, dp first"};
+  constexpr double kSide = 88, kColumn = 170, kRow = 148;
+  Figure figure(
+      "Two axes of a mesh cut one matrix, each in its own way\n"
+      "In brackets: the placements on dp and tp. Grey: two ranks have the part",
+      500);
+  const double top = figure.add_row(2 * kRow);
+  const auto middle = [&](double x, double y, const std::string& text,
+                          const std::string& color = pictures::kInk) {
+    figure.text(x, y, text, Figure::Anchor::kMiddle, color);
+  };
+  std::string details;
+  // The mesh itself
+  middle(60, top + 16, "the mesh");
+  for (int rank = 0; rank < 4; ++rank) {
+    const double x = 30 + 34.0 * (rank % 2), y = top + 44 + 34.0 * (rank / 2);
+    named_box(figure, {x, y, 28, 28}, rank_color(rank), std::to_string(rank));
+  }
+  arrow(figure, {30, top + 34}, {92, top + 34}, pictures::kMuted);
+  middle(104, top + 38, "tp", pictures::kMuted);
+  arrow(figure, {22, top + 44}, {22, top + 106}, pictures::kMuted);
+  middle(22, top + 122, "dp", pictures::kMuted);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const double x = 156 + kColumn * static_cast<double>(i % 2) + 41;
+    const double y = top + kRow * static_cast<double>(i / 2);
+    const dtensor::Held held = dtensor::held_by("", {4, 4}, all[i], axes);
+    const std::string name = dtensor::text(all[i]);
+    middle(x + kSide / 2, y + 16, name);
+    middle(x + kSide / 2, y + 32, texts[i], pictures::kMuted);
+    details += name + ": ";
+    // The ranks that have the same part share its box
+    std::map<std::vector<std::int64_t>, std::vector<int>> parts;
+    for (int rank = 0; rank < 4; ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      const IndexRun &rows = held.rows_of[r][0],
+                     &columns = held.columns_of[r][0];
+      parts[{rows.begin, rows.count, columns.begin, columns.count}].push_back(
+          rank);
+    }
+    for (const auto& [part, ranks] : parts) {
+      constexpr double kUnit = kSide / 4;
+      const Box at = {x + kUnit * static_cast<double>(part[2]),
+                      y + 42 + kUnit * static_cast<double>(part[0]),
+                      kUnit * static_cast<double>(part[3]),
+                      kUnit * static_cast<double>(part[1])};
+      // What several ranks have is grey
+      const Box inside = {at.x + 1, at.y + 1, at.width - 2, at.height - 2};
+      if (ranks.size() == 1) {
+        figure.colored_box(inside, rank_color(ranks[0]));
+      } else {
+        figure.box(inside, "empty");
+      }
+      middle(at.x + at.width / 2, at.y + at.height / 2 + 4,
+             fmt::format("{}", fmt::join(ranks, ", ")),
+             ranks.size() == 1 ? "#ffffff" : pictures::kInk);
+      details += fmt::format("rows {} to {}, columns {} to {} on ranks {}. ",
+                             part[0], part[0] + part[1] - 1, part[2],
+                             part[2] + part[3] - 1, fmt::join(ranks, " and "));
+    }
+  }
+  return figure.svg(details);
+}
+
+// Exposed communication of a step of GPT 1.3B on eight ranks of textbook.
+std::vector<Value> exposed(const std::string& mesh,
+                           const std::vector<int>& lengths) {
+  std::vector<Value> values;
+  for (const int seq : lengths) {
+    const Options options = on_shapes("textbook", 8, "gpt-1.3b", 8, seq);
+    dtensor::StrategyOptions setup;
+    setup.mesh = mesh;
+    ChapterRun chapter;
+    chapter.fold_class = dtensor::fold_class(options, setup);
+    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+      DeviceMesh devices(world, dtensor::topology_of(setup, world.size()));
+      dtensor::DTensorStrategy strategy(options, setup, devices);
+      run.train(options, strategy);
+    };
+    values.push_back(
+        {8.0 * seq, run_and_compare(options, chapter).time.exposed_comm_s});
+  }
+  return values;
+}
+
+std::string threshold() {
+  const ModelConfig gpt = ModelConfig::read("gpt-1.3b");
+  const double h = static_cast<double>(gpt.n_embd);
+  const double most = 3 * h + static_cast<double>(gpt.vocab_size) /
+                                  (2 * static_cast<double>(gpt.n_layer));
+  const std::vector<int> lengths = {64, 128, 256, 512, 768, 1024, 1536, 2048};
+  const auto tokens = exposed("1x8", lengths);
+  const auto weights = exposed("8x1", lengths);
+  Figure figure(
+      "Few tokens: move the tokens. Many tokens: move the weights\n"
+      "GPT 1.3B on 8 ranks of textbook, f32. Dashed: Bs = 3h + V/2L",
+      500);
+  const double y = Plot::row(figure, 220);
+  Plot plot(figure, {46, y, 330, 220},
+            {"tokens of a step, Bs",
+             0,
+             16384,
+             {},
+             false,
+             {0, 4096, 8192, 12288, 16384}},
+            {"exposed communication of a step", 0, 0.25, {"ms", 1e-3}});
+  plot.mark(most, kGray, fmt::format("{:.0f}", most));
+  plot.curve(tokens, kBlue, "tp: tokens move");
+  plot.dots(tokens, kBlue);
+  plot.curve(weights, kOrange, "fsdp: weights move");
+  plot.dots(weights, kOrange);
+  plot.labels();
+  return figure.svg(fmt::format(
+      "With {:.0f} tokens, tp exposes {:.0f} ms and fsdp {:.0f} ms; with "
+      "{:.0f} tokens {:.0f} and {:.0f} ms.",
+      tokens.front().x, 1e3 * tokens.front().y, 1e3 * weights.front().y,
+      tokens.back().x, 1e3 * tokens.back().y, 1e3 * weights.back().y));
 }
 
 }  // namespace
 
 std::vector<PageFigure> all() {
-  return {{"chapters/11_dtensor/moves.svg", moves}};
+  return {{"chapters/11_dtensor/moves.svg", moves},
+          {"chapters/11_dtensor/mesh.svg", mesh_parts},
+          {"chapters/11_dtensor/threshold.svg", threshold}};
 }
 
 }  // namespace shardbook::figures::page_11
