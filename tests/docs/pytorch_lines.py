@@ -33,6 +33,8 @@ COMMANDS = {
     "06_1f1b": ("toy_06_1f1b", r"^loss (\S+)$", [1]),
     "07_tensor_parallel": ("toy_07_tensor_parallel",
                            r"^ *X A +(\d+) +(\d+)\n +(\d+) +(\d+)$", [0, 1]),
+    # Rank 0 of FSDP's example is a replica of two ranks here
+    "14_hybrid_3d": ("toy_03_zero_fsdp", r"^ *loss of rank 0 (\S+)$", [0]),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
