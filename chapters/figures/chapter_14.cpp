@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
+#include <set>
 #include <sstream>
 
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/common/run/program.h"
 #include "chapters/figures/pages.h"
 #include "chapters/figures/plot.h"
+#include "chapters/figures/ranks.h"
 #include "chapters/figures/runs.h"
 #include "chapters/figures/shapes.h"
 #include "comm/device_mesh.h"
@@ -57,20 +60,20 @@ std::string cube() {
     Point edge;  // from a rank to its neighbour
   };
   const std::vector<AxisOfCube> axes = {
-      {"tp", "tp", "f and g, in every layer and micro-batch", kBlue, {70, 0}},
-      {"dp", "dp-cp", "gradients, once per step", kGreen, {44, -32}},
+      {"tp", "tp", "sums of activations, in every layer", kBlue, {66, 0}},
+      {"dp", "dp-cp", "gradients, once per step", kGreen, {38, -32}},
       {"pp", "pp", "activations, in every micro-batch", kOrange, {0, 92}}};
   double most = 0;
   for (const AxisOfCube& axis : axes) most = std::max(most, sent[axis.group]);
 
   Figure figure(
-      "Tensor parallelism sends the most, so its ranks are neighbours\n"
-      "dp 2 x pp 2 x tp 2. Thickness: bytes that rank 0 sends along an edge in "
-      "a step.",
-      640);
-  const double top = figure.add_row(190) + 56;
+      "Tensor parallelism sends the most\n"
+      "dp 2 x pp 2 x tp 2. Thickness: bytes that rank 0\n"
+      "sends along an edge in a step",
+      460);
+  const double top = figure.add_row(182) + 52;
   const auto at = [&](int rank) {
-    Point point{30, top};
+    Point point{20, top};
     for (const AxisOfCube& axis : axes) {
       const int steps = topology.coordinate(rank, axis.name);
       point.x += steps * axis.edge.x;
@@ -78,21 +81,23 @@ std::string cube() {
     }
     return point;
   };
-  double row = top - 14;
+  constexpr double kBars = 184, kLongest = 180;
+  double row = top - 30;
   for (const AxisOfCube& axis : axes) {
     const double bytes = sent[axis.group];
     for (const std::vector<int>& pair : topology.groups({axis.name})) {
       figure.line({at(pair[0]), at(pair[1])}, axis.stroke.color,
                   std::max(1.5, std::round(100 * bytes / most) / 10));
     }
-    figure.text(220, row + 13, axis.name, Figure::Anchor::kStart,
+    figure.text(kBars - 26, row + 13, axis.name, Figure::Anchor::kStart,
                 axis.stroke.color);
-    figure.colored_box({250, row, 260 * bytes / most, 18}, axis.stroke.color);
-    figure.text(256 + 260 * bytes / most, row + 13,
+    figure.colored_box({kBars, row, kLongest * bytes / most, 18},
+                       axis.stroke.color);
+    figure.text(kBars + 6 + kLongest * bytes / most, row + 13,
                 fmt::format("{:.0f} KiB", bytes / 1024));
-    figure.text(250, row + 34, axis.does, Figure::Anchor::kStart,
+    figure.text(kBars, row + 34, axis.does, Figure::Anchor::kStart,
                 pictures::kMuted);
-    row += 50;
+    row += 56;
   }
   for (int rank = 0; rank < options.world_size; ++rank) {
     const Point p = at(rank);
@@ -102,12 +107,211 @@ std::string cube() {
   return figure.svg("");
 }
 
-std::string legal() {
-  constexpr double kName = 130, kCell = 38, kRow = 20, kGap = 18;
+// The ranks that one rank adds its gradient with, by the first parameter of
+// each of its buckets.
+using Partners = std::map<std::string, std::set<int>>;
+
+std::vector<Partners> partners_of_ranks(const Options& options,
+                                        hybrid::HybridOptions setup) {
+  hybrid::check_legal(options, setup);
+  std::vector<Partners> all(static_cast<std::size_t>(options.world_size));
+  run_ranks(options.world_size, [&](ProcessGroup& world) {
+    DeviceMesh mesh(world, hybrid::topology_of(setup));
+    const hybrid::HybridStrategy strategy(options, setup, mesh);
+    Partners& own = all[static_cast<std::size_t>(world.rank())];
+    for (const hybrid::UpdateBucket& bucket : strategy.update().buckets()) {
+      std::set<int>& ranks = own[bucket.parameters[0].name];
+      ranks.insert(bucket.data->ranks().begin(), bucket.data->ranks().end());
+      if (bucket.tied != nullptr) {
+        ranks.insert(bucket.tied->ranks().begin(), bucket.tied->ranks().end());
+      }
+      if (bucket.is_partial) {
+        ranks.insert(mesh.group("tp").ranks().begin(),
+                     mesh.group("tp").ranks().end());
+      }
+    }
+  });
+  return all;
+}
+
+// The first rank of each rank's sum.
+std::vector<int> sums_of(const std::vector<Partners>& partners,
+                         const std::string& part_of_name) {
+  std::vector<int> first(partners.size());
+  std::iota(first.begin(), first.end(), 0);
+  // Partners of partners belong to the sum as well
+  for (std::size_t round = 0; round < partners.size(); ++round) {
+    for (std::size_t rank = 0; rank < partners.size(); ++rank) {
+      for (const auto& [name, ranks] : partners[rank]) {
+        if (name.find(part_of_name) == std::string::npos) continue;
+        for (const int other : ranks) {
+          const auto o = static_cast<std::size_t>(other);
+          first[o] = first[rank] = std::min(first[o], first[rank]);
+        }
+      }
+    }
+  }
+  return first;
+}
+
+std::string sums() {
+  Options options = on_shapes("none", 8, "gpt-nano", 16, 64);
+  options.backend = "threads";
+  hybrid::HybridOptions setup;
+  setup.tp = setup.pp = setup.dp = setup.ep = 2;
+  setup.experts = 8;
+  setup.sequence_parallel = true;
+  // A bucket for each parameter
+  setup.bucket_bytes = 1;
+  const std::vector<Partners> partners = partners_of_ranks(options, setup);
+  struct Row {
+    const char *name, *sums, *part_of_name;
+  };
+  const std::vector<Row> rows = {
+      {"matrices that tp cuts", "dp", "attn.c_attn.weight"},
+      {"norms, on the tokens of a rank", "dp, tp", "ln_1.weight"},
+      {"token table, on both end stages", "dp, pp", "wte"},
+      {"experts (ep 2: two halves)", "tp", "expert"}};
+  constexpr double kBoxes = 206, kSize = 26, kGap = 10;
+  const auto x_of = [&](int rank) {
+    return kBoxes + kSize * rank + kGap * (rank / 4);
+  };
   Figure figure(
-      "ZeRO-2 and ZeRO-3 go with tensor and context parallelism, not with "
-      "stages\nRows: axes above 1. Columns: stage of ZeRO. Filled: legal.",
-      640);
+      "Who sums what: one letter in a row is one sum\n"
+      "dp 2 x pp 2 x tp 2 with --sequence-parallel --ep 2",
+      480);
+  const double head = figure.add_row(40) + 14;
+  for (const int stage : {0, 1}) {
+    figure.text(x_of(4 * stage), head, fmt::format("stage {}", stage));
+  }
+  figure.text(0, head + 18, "rank", Figure::Anchor::kStart, pictures::kMuted);
+  figure.text(450, head + 18, "over", Figure::Anchor::kMiddle,
+              pictures::kMuted);
+  for (int rank = 0; rank < 8; ++rank) {
+    figure.text(x_of(rank) + kSize / 2 - 1, head + 18, std::to_string(rank),
+                Figure::Anchor::kMiddle, pictures::kMuted);
+  }
+  for (const Row& row : rows) {
+    const double y = figure.add_row(kSize + 8);
+    figure.text(0, y + 17, row.name);
+    const std::vector<int> first = sums_of(partners, row.part_of_name);
+    std::map<int, int> letters;
+    for (const int each : first) {
+      letters.try_emplace(each, static_cast<int>(letters.size()));
+    }
+    for (int rank = 0; rank < 8; ++rank) {
+      const int letter = letters.at(first[static_cast<std::size_t>(rank)]);
+      figure.colored_box({x_of(rank), y, kSize - 2, kSize - 2},
+                         rank_color(letter));
+      figure.text(x_of(rank) + kSize / 2 - 1, y + 16,
+                  std::string(1, static_cast<char>('A' + letter)),
+                  Figure::Anchor::kMiddle, "#ffffff");
+    }
+    figure.text(450, y + 17, row.sums, Figure::Anchor::kMiddle);
+  }
+  return figure.svg("");
+}
+
+Report run_hybrid(const Options& options, hybrid::HybridOptions setup) {
+  hybrid::check_legal(options, setup);
+  ChapterRun chapter;
+  chapter.fold_class = hybrid::fold_class(setup);
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, hybrid::topology_of(setup));
+    const auto strategy = hybrid::make_strategy(options, setup, mesh);
+    run.train(options, *strategy);
+  };
+  return run_and_compare(options, chapter);
+}
+
+std::string threshold() {
+  constexpr std::int64_t kSamples = 256, kSeq = 256;
+  constexpr int kTp = 2, kPp = 4;
+  const auto options_on = [](int ranks) {
+    Options options = on_shapes("textbook", ranks, "gpt-6.7b", kSamples, kSeq);
+    options.steps = 2;
+    return options;
+  };
+  std::vector<Value> sharded, hybrid, ideal;
+  for (const int ranks : {8, 16, 32, 64, 128, 256}) {
+    const double x = ranks;
+    zero_fsdp::StrategyOptions zero;
+    sharded.push_back({x, run_sharded(options_on(ranks), zero).time.step_s});
+    hybrid::HybridOptions setup;
+    setup.tp = kTp, setup.pp = kPp, setup.zero_stage = 1;
+    setup.overlap_grad_reduce = true;
+    setup.micro_batches =
+        std::min<std::int64_t>(16, kSamples * kTp * kPp / ranks);
+    hybrid.push_back({x, run_hybrid(options_on(ranks), setup).time.step_s});
+    ideal.push_back({x, sharded[0].y * 8 / x});
+  }
+  const double most = 2.0 * 1e11 * kSamples * kSeq / (4 * 1e14);
+  Figure figure(
+      fmt::format("ZeRO-3 alone gains nothing beyond {:.0f} devices\n"
+                  "GPT 6.7B, 65536 tokens per step, textbook. Dashed: W = 2 "
+                  "βBs / (eγ)",
+                  most),
+      480);
+  const double y = Plot::row(figure, 220);
+  Plot plot(figure, {56, y, 300, 220}, {"devices W", 8, 256, {}, true},
+            {"time of a step", 0.0625, 8, {"ms", 1e-3}, true});
+  plot.mark(most, kOrange, fmt::format("{:.0f}", most));
+  plot.curve(ideal, kGray, "1/W");
+  plot.curve(sharded, kOrange, "ZeRO-3");
+  plot.dots(sharded, kOrange);
+  plot.curve(hybrid, kBlue, "tp 2 x pp 4 x dp");
+  plot.dots(hybrid, kBlue);
+  plot.labels();
+  return figure.svg("");
+}
+
+std::string grow() {
+  struct Case {
+    const char* name;
+    int ranks, tp, pp;
+    std::int64_t micro_batches;
+  };
+  const std::vector<Case> cases = {{"one node: tp 8", 8, 8, 1, 16},
+                                   {"tp 16", 16, 16, 1, 16},
+                                   {"tp 8 x pp 2", 16, 8, 2, 16},
+                                   {"tp 8 x dp 2", 16, 8, 1, 8}};
+  constexpr double kBars = 120, kLongest = 240;
+  std::vector<Report> reports;
+  for (const Case& each : cases) {
+    Options options = on_shapes("dgx-a100", each.ranks, "gpt-6.7b", 64, 1024);
+    options.dtype = DType::kBF16;
+    options.steps = 2;
+    hybrid::HybridOptions setup;
+    setup.tp = each.tp, setup.pp = each.pp, setup.zero_stage = 1;
+    setup.overlap_grad_reduce = true;
+    setup.micro_batches = each.micro_batches;
+    reports.push_back(run_hybrid(options, setup));
+  }
+  const auto step_s = [&](std::size_t i) { return reports[i].time.step_s; };
+  Figure figure(
+      "A second node: stages or replicas, not wider layers\n"
+      "GPT 6.7B in bf16, 64 samples of 1024 tokens. Time of a step.\n"
+      "The end of each bar: idle, for messages or other stages",
+      480);
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const double y = figure.add_row(34);
+    const double pixels = kLongest * step_s(i) / step_s(0);
+    const double idle = reports[i].time.idle_share;
+    figure.text(0, y + 15, cases[i].name);
+    figure.box({kBars, y, pixels * (1 - idle), 22}, "forward");
+    figure.box({kBars + pixels * (1 - idle), y, pixels * idle, 22}, "exposed");
+    figure.text(kBars + pixels + 6, y + 15,
+                fmt::format("{:.2f} s, idle {:.0f} %", step_s(i), 100 * idle));
+  }
+  return figure.svg("");
+}
+
+std::string legal() {
+  constexpr double kName = 112, kCell = 30, kRow = 20, kGap = 14;
+  Figure figure(
+      "ZeRO-2 and ZeRO-3 go with tp and cp, not with stages\n"
+      "Rows: axes above 1. Columns: stage of ZeRO. Filled: legal.",
+      504);
   const auto x_of = [&](int column) {
     return kName + kCell * column + kGap * (column / 4);
   };
@@ -152,6 +356,9 @@ std::string legal() {
 
 std::vector<PageFigure> all() {
   return {{"chapters/14_hybrid_3d/cube.svg", cube},
+          {"chapters/14_hybrid_3d/sums.svg", sums},
+          {"chapters/14_hybrid_3d/threshold.svg", threshold},
+          {"chapters/14_hybrid_3d/grow.svg", grow},
           {"chapters/14_hybrid_3d/legal.svg", legal}};
 }
 

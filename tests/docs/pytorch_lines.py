@@ -35,6 +35,8 @@ COMMANDS = {
                            r"^ *X A +(\d+) +(\d+)\n +(\d+) +(\d+)$", [0, 1]),
     "11_dtensor": ("toy_11_dtensor",
                    r"\Apairwise\n(?:net.*\n)*losses +(\S+) ", [0]),
+    # Rank 0 of FSDP's example is a replica of two ranks here
+    "14_hybrid_3d": ("toy_03_zero_fsdp", r"^ *loss of rank 0 (\S+)$", [0]),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
