@@ -42,8 +42,8 @@ std::string mask() {
   constexpr double kCell = 9, kPanel = 166;
   Figure figure(
       "Contiguous slices give the last rank most of the work\n"
-      "Query i meets the keys 0 to i. A row has the colour of the rank that "
-      "has\nthe query. Below: the rank's pairs of query and key, of 136.",
+      "Query i meets the keys 0 to i. A row has the colour of the query's "
+      "rank.\nBelow: the rank's pairs of query and key, of 136.",
       490);
   const double top = figure.add_row(24 + kTokens * kCell + 10 + kRanks * 18);
   for (std::size_t l = 0; l < kLayouts.size(); ++l) {
@@ -81,9 +81,8 @@ std::string ring() {
   constexpr double kCell = 30, kPanel = 250, kLeft = 52;
   Figure figure(
       "In four steps, each rank's queries meet all keys\n"
-      "A row: the queries of a rank. A column: the keys of a rank. Large: "
-      "computed\nin this step. Small: before. Hidden by the mask: the rank "
-      "waits.",
+      "A row: a rank's queries. A column: a rank's keys. Large: computed\n"
+      "now; small: before; pale: hidden by the mask, so the rank waits.",
       490);
   double top = 0;
   for (int step = 0; step < kRanks; ++step) {
@@ -147,8 +146,8 @@ std::string steps() {
   }
   Figure figure(
       fmt::format("All wait for the longest bar: {:g} pairs, in zigzag {:g}\n"
-                  "16 tokens on 4 ranks: pairs of query and key that a rank "
-                  "computes in a step",
+                  "Pairs of query and key that each rank computes in each "
+                  "step;\n16 tokens on 4 ranks",
                   sums[0], sums[1]),
       490);
   const double top = figure.add_row(24 + kRanks * kStep + 24);
