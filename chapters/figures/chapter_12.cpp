@@ -8,6 +8,7 @@
 #include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "chapters/12_sequence_parallel/sequence_layout.h"
 #include "chapters/12_sequence_parallel/sequence_strategy.h"
+#include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
 #include "chapters/figures/plot.h"
 #include "chapters/figures/ranks.h"
@@ -18,6 +19,7 @@ namespace shardbook::figures::page_12 {
 namespace {
 
 namespace sp = sequence_parallel;
+using pictures::Box;
 using pictures::Figure;
 
 constexpr std::array<sp::Layout, 3> kLayouts = {
@@ -37,13 +39,13 @@ double pairs_in_step(sp::Layout layout, int rank, int step, int c,
 std::string mask() {
   constexpr int kRanks = 4;
   constexpr std::int64_t kTokens = 16;
-  constexpr double kCell = 11, kPanel = 218, kBar = 13;
+  constexpr double kCell = 9, kPanel = 166;
   Figure figure(
       "Contiguous slices give the last rank most of the work\n"
-      "Query i meets the keys 0 to i. A row has the colour of the rank that "
-      "has the query.",
-      640);
-  const double top = figure.add_row(24 + kTokens * kCell + 20 + kRanks * 18);
+      "Query i meets the keys 0 to i. A row has the colour of the query's "
+      "rank.\nBelow: the rank's pairs of query and key, of 136.",
+      490);
+  const double top = figure.add_row(24 + kTokens * kCell + 10 + kRanks * 18);
   for (std::size_t l = 0; l < kLayouts.size(); ++l) {
     const sp::Layout layout = kLayouts[l];
     const double left = kPanel * static_cast<double>(l);
@@ -62,15 +64,118 @@ std::string mask() {
       for (int step = 0; step < kRanks; ++step) {
         pairs += pairs_in_step(layout, rank, step, kRanks, kTokens);
       }
-      const double y = top + 34 + kTokens * kCell + 18 * rank;
-      figure.text(left, y + 11, fmt::format("rank {}", rank),
+      const double y = top + 26 + kTokens * kCell + 18 * rank;
+      figure.text(left, y + 13, fmt::format("rank {}", rank),
                   Figure::Anchor::kStart, rank_color(rank));
-      figure.colored_box({left + 48, y, 1.8 * pairs, kBar}, rank_color(rank));
-      figure.text(left + 52 + 1.8 * pairs, y + 11, fmt::format("{:g}", pairs));
+      figure.colored_box({left + 44, y + 2, 1.5 * pairs, 13}, rank_color(rank));
+      figure.text(left + 48 + 1.5 * pairs, y + 13, fmt::format("{:g}", pairs));
     }
   }
+  return figure.svg("");
+}
+
+// Four steps of a ring under a causal mask: which block of keys each rank has,
+// and which block of the mask it computes with it.
+std::string ring() {
+  constexpr int kRanks = 4;
+  constexpr double kCell = 30, kPanel = 250, kLeft = 52;
+  Figure figure(
+      "In four steps, each rank's queries meet all keys\n"
+      "A row: a rank's queries. A column: a rank's keys. Large: computed\n"
+      "now; small: before; pale: hidden by the mask, so the rank waits.",
+      490);
+  double top = 0;
+  for (int step = 0; step < kRanks; ++step) {
+    if (step % 2 == 0) top = figure.add_row(44 + kRanks * kCell + 14);
+    const double left = kPanel * (step % 2);
+    figure.text(left, top + 14, fmt::format("step {}", step));
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const double y = top + 40 + kCell * rank;
+      figure.text(left + kLeft + kCell * rank + kCell / 2, top + 34,
+                  fmt::format("{}", rank), Figure::Anchor::kMiddle,
+                  rank_color(rank));
+      figure.text(left, y + 19, fmt::format("rank {}", rank),
+                  Figure::Anchor::kStart, rank_color(rank));
+      for (int before = 0; before <= step; ++before) {
+        const int source = sp::source_at(rank, before, kRanks);
+        const double x = left + kLeft + kCell * source;
+        const double inset = before == step ? 2 : 9;
+        const Box at = {x + inset, y + inset, kCell - 2 * inset,
+                        kCell - 2 * inset};
+        const bool is_seen = pairs_in_step(sp::Layout::kContiguous, rank,
+                                           before, kRanks, 16) > 0;
+        if (!is_seen) {
+          if (before == step) figure.box(at, "empty");
+          continue;
+        }
+        if (source < rank) {
+          figure.colored_box(at, rank_color(rank));
+        } else {  // the diagonal: half of a square
+          figure.colored_path(
+              fmt::format("M{0:g} {1:g} L{0:g} {2:g} L{3:g} {2:g} Z", at.x,
+                          at.y, at.y + at.height, at.x + at.width),
+              rank_color(rank));
+        }
+      }
+      const int held = sp::source_at(rank, step, kRanks);
+      figure.text(left + kLeft + kRanks * kCell + 8, y + 19, "has keys",
+                  Figure::Anchor::kStart, pictures::kMuted);
+      figure.text(left + kLeft + kRanks * kCell + 60, y + 19,
+                  fmt::format("{}", held), Figure::Anchor::kStart,
+                  rank_color(held));
+    }
+  }
+  return figure.svg("");
+}
+
+// The pairs that each rank computes in each step of the ring.
+std::string steps() {
+  constexpr int kRanks = 4;
+  constexpr std::int64_t kTokens = 16;
+  constexpr double kPanel = 166, kBar = 9, kStep = 50, kUnit = 6.2;
+  std::array<double, 3> sums = {};
+  for (std::size_t l = 0; l < kLayouts.size(); ++l) {
+    for (int step = 0; step < kRanks; ++step) {
+      double most = 0;
+      for (int rank = 0; rank < kRanks; ++rank) {
+        most = std::max(
+            most, pairs_in_step(kLayouts[l], rank, step, kRanks, kTokens));
+      }
+      sums[l] += most;
+    }
+  }
+  Figure figure(
+      fmt::format("All wait for the longest bar: {:g} pairs, in zigzag {:g}\n"
+                  "Pairs of query and key that each rank computes in each "
+                  "step;\n16 tokens on 4 ranks",
+                  sums[0], sums[1]),
+      490);
+  const double top = figure.add_row(24 + kRanks * kStep + 24);
+  for (std::size_t l = 0; l < kLayouts.size(); ++l) {
+    const double left = kPanel * static_cast<double>(l);
+    figure.text(left, top + 14, sp::layout_name(kLayouts[l]));
+    for (int step = 0; step < kRanks; ++step) {
+      const double y = top + 26 + kStep * step;
+      figure.text(left, y + 22, fmt::format("{}", step), Figure::Anchor::kStart,
+                  pictures::kMuted);
+      double most = 0;
+      for (int rank = 0; rank < kRanks; ++rank) {
+        const double pairs =
+            pairs_in_step(kLayouts[l], rank, step, kRanks, kTokens);
+        figure.colored_box(
+            {left + 16, y + kBar * rank, kUnit * pairs, kBar - 1},
+            rank_color(rank));
+        most = std::max(most, pairs);
+      }
+      const double end = left + 16 + kUnit * most;
+      figure.line({{end, y - 3}, {end, y + kRanks * kBar + 2}}, pictures::kInk);
+      figure.text(end + 4, y + 22, fmt::format("{:g}", most));
+    }
+    figure.text(left + 16, top + 26 + kRanks * kStep + 12,
+                fmt::format("together {:g}", sums[l]));
+  }
   figure.text(0, figure.add_row(18) + 13,
-              "bars: pairs of query and key, of 136 together",
+              "at the left: the step; bars: ranks 0 to 3, from the top",
               Figure::Anchor::kStart, pictures::kMuted);
   return figure.svg("");
 }
@@ -103,9 +208,9 @@ std::string times() {
   Figure figure(
       "From 16 Ki tokens on, zigzag is faster than contiguous slices\n"
       "A step of 4 blocks of width 1024 in bf16, on 8 A100",
-      640);
-  const double y = Plot::row(figure, 230);
-  Plot plot(figure, {60, y, 440, 230},
+      490);
+  const double y = Plot::row(figure, 220);
+  Plot plot(figure, {50, y, 300, 220},
             {"tokens of the one sequence", 4096, 131072, {"Ki", 1024}, true},
             {"step", 0.008, 2.048, {"ms", 1e-3}, true});
   plot.curve(contiguous, kOrange, "ring, contiguous");
@@ -115,10 +220,63 @@ std::string times() {
   return figure.svg("");
 }
 
+// Communication that no computation hides, in a step on 8 ranks of textbook.
+double exposed_s(sp::Kind kind, std::int64_t own_tokens) {
+  const std::int64_t tokens = 8 * own_tokens;
+  Options options =
+      on_shapes("textbook", 8,
+                fmt::format(R"({{"n_embd": 1024, "n_layer": 4, "n_head": 16, )"
+                            R"("vocab_size": 256, "n_positions": {}}})",
+                            tokens),
+                1, tokens);
+  options.steps = 1;
+  sp::StrategyOptions setup;
+  setup.sequence.kind = kind;
+  setup.sequence.layout =
+      kind == sp::Kind::kRing ? sp::Layout::kZigzag : sp::Layout::kContiguous;
+  return run_sequence(options, setup).time.exposed_comm_s;
+}
+
+std::string threshold() {
+  constexpr double kTokens = 4 * textbook::kRate / textbook::kBandwidth;
+  std::vector<Value> ring, ulysses;
+  for (const std::int64_t own : {512, 1024, 2048, 3072, 4096, 6144, 8192}) {
+    const auto x = static_cast<double>(own);
+    ring.push_back({x, exposed_s(sp::Kind::kRing, own)});
+    ulysses.push_back({x, exposed_s(sp::Kind::kUlysses, own)});
+  }
+  Figure figure(
+      "From eγ/β tokens of a rank on, hops hide behind attention\n"
+      "8 ranks of textbook, f32, a model of 4 blocks of width 1024",
+      490);
+  const double y = Plot::row(figure, 220);
+  Plot plot(figure, {50, y, 330, 220},
+            {"tokens of a rank, s/c",
+             0,
+             8192,
+             {},
+             false,
+             {0, 2048, 4096, 6144, 8192}},
+            {"exposed communication in a step", 0, 0.02, {"ms", 1e-3}});
+  plot.mark(kTokens, kBlue, fmt::format("eγ/β = {:.0f}", kTokens));
+  plot.curve(ring, kBlue, "ring, zigzag");
+  plot.curve(ulysses, kGreen, "Ulysses");
+  plot.dots(ring, kBlue);
+  plot.dots(ulysses, kGreen);
+  plot.labels();
+  std::string details;
+  for (const Value& each : ring)
+    details += fmt::format("{:g}: {:.2f} ms. ", each.x, 1e3 * each.y);
+  return figure.svg(details);
+}
+
 }  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/12_sequence_parallel/mask.svg", mask},
+          {"chapters/12_sequence_parallel/ring.svg", ring},
+          {"chapters/12_sequence_parallel/steps.svg", steps},
+          {"chapters/12_sequence_parallel/threshold.svg", threshold},
           {"chapters/12_sequence_parallel/times.svg", times}};
 }
 

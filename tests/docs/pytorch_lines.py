@@ -37,6 +37,8 @@ COMMANDS = {
                    r"\Apairwise\n(?:net.*\n)*losses +(\S+) ", [0]),
     # Rank 0 of FSDP's example is a replica of two ranks here
     "14_hybrid_3d": ("toy_03_zero_fsdp", r"^ *loss of rank 0 (\S+)$", [0]),
+    "12_sequence_parallel": ("toy_12_sequence_parallel",
+                             r"^loss of rank \d (\S+)$", [0, 1]),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)

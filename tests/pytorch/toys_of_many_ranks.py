@@ -136,6 +136,17 @@ def show_layout(name, tensor):
           f"{local} on each rank")
 
 
+# ---- 12: the attention of one device, cut afterwards.
+
+def sequence_parallel():
+    x = torch.arange(8, dtype=torch.float64).view(1, 4, 2) / 4
+    y = nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+    print("one device: outputs", *(f"{number:.4f}" for number in y.flatten()))
+    for rank in range(2):
+        loss = (y[:, 2 * rank:2 * rank + 2] ** 2).mean()
+        print(f"loss of rank {rank} {loss:.6f}")
+
+
 # ---- 14: DeepSpeed's numbering.
 
 def hybrid_3d():
