@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 
@@ -81,7 +80,7 @@ std::string squares() {
     if (k > 0) {
       figure.text(side.x + 28, side.y + 17 + kLevel / 2,
                   "between: an all-reduce of dW", Figure::Anchor::kStart,
-                  pictures::color_of("comm"));
+                  pictures::kMuted);
     }
   }
   return figure.svg("");
