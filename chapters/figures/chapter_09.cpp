@@ -72,13 +72,13 @@ std::string squares() {
       }
     }
     const Point side = square.corner(1, kSide);
-    figure.text(side.x + 28, side.y,
+    figure.text(side.x + 44, side.y,
                 fmt::format("square {}: rows {} and {} of 4", k, kSide * k,
                             kSide * k + 1));
-    figure.text(side.x + 28, side.y + 17, "inside: the steps of 2D",
+    figure.text(side.x + 44, side.y + 17, "inside: the steps of 2D",
                 Figure::Anchor::kStart, pictures::kMuted);
     if (k > 0) {
-      figure.text(side.x + 28, side.y + 17 + kLevel / 2,
+      figure.text(side.x + 44, side.y + 17 + kLevel / 2,
                   "between: an all-reduce of dW", Figure::Anchor::kStart,
                   pictures::kMuted);
     }
