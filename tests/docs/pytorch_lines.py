@@ -39,6 +39,8 @@ COMMANDS = {
     "14_hybrid_3d": ("toy_03_zero_fsdp", r"^ *loss of rank 0 (\S+)$", [0]),
     "12_sequence_parallel": ("toy_12_sequence_parallel",
                              r"^loss of rank \d (\S+)$", [0, 1]),
+    "09_tensor_parallel_2p5d": ("toy_09_tensor_parallel_2p5d",
+                                r"^Loss: (\d+)$", [0]),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)

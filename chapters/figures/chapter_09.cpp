@@ -1,0 +1,298 @@
+// 2.5D: squares of ranks above one another, what they send, and from how many
+// tokens on they pay.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "chapters/08_tensor_parallel_2d/bill.h"
+#include "chapters/09_tensor_parallel_2p5d/tesseract.h"
+#include "chapters/figures/pages.h"
+#include "chapters/figures/plot.h"
+#include "chapters/figures/ranks.h"
+#include "chapters/figures/runs.h"
+#include "comm/device_mesh.h"
+
+namespace shardbook::figures::page_09 {
+namespace {
+
+using pictures::Figure;
+using pictures::Point;
+
+// A square of ranks that lies on a table, seen from its left.
+struct Square {
+  Point front;  // the left corner
+  double cell, slant, height;
+  int side;
+
+  Point corner(double i, double j) const {
+    return {front.x + cell * j + slant * (side - i),
+            front.y - height * (side - i)};
+  }
+  void draw(Figure& figure, int i, int j, const std::string& color) const {
+    const Point a = corner(i, j), b = corner(i, j + 1);
+    const Point c = corner(i + 1, j + 1), d = corner(i + 1, j);
+    const auto px = pictures::px;
+    figure.colored_path(
+        fmt::format("M{} {}L{} {}L{} {}L{} {}z", px(a.x), px(a.y), px(b.x),
+                    px(b.y), px(c.x), px(c.y), px(d.x), px(d.y)),
+        color);
+    figure.line({a, b, c, d, a}, "#ffffff", side > 2 ? 1 : 2);
+  }
+};
+
+std::string squares() {
+  constexpr int kSide = 2, kDepth = 2;
+  constexpr double kLevel = 104;
+  const Topology topology = tesseract::squares(kSide, kDepth);
+  Figure figure(
+      "Each square has its own rows of the batch and the same weights\n"
+      "8 ranks: d = 2 squares of q x q = 2 x 2. A colour is a block of W.",
+      500);
+  const double top = figure.add_row(kDepth * kLevel + 4) + 2;
+  for (int k = kDepth - 1; k >= 0; --k) {
+    const Square square = {
+        {0, top + kLevel * (kDepth - 1 - k) + 76}, 84, 36, 36, kSide};
+    for (int i = 0; i < kSide; ++i) {
+      for (int j = 0; j < kSide; ++j) {
+        const int rank =
+            topology.get_rank({{"dep", k}, {"col", i}, {"row", j}});
+        square.draw(figure, i, j, rank_color(kSide * i + j));
+        const Point middle = square.corner(i + 0.5, j + 0.5);
+        figure.text(middle.x, middle.y + 4, fmt::format("rank {}", rank),
+                    Figure::Anchor::kMiddle, "#ffffff");
+        if (k > 0) {
+          // The ranks of one block add its gradient
+          figure.line(
+              {{middle.x + 32, middle.y}, {middle.x + 32, middle.y + kLevel}},
+              pictures::kMuted, 1, "3 3");
+        }
+      }
+    }
+    const Point side = square.corner(1, kSide);
+    figure.text(side.x + 44, side.y,
+                fmt::format("square {}: rows {} and {} of 4", k, kSide * k,
+                            kSide * k + 1));
+    figure.text(side.x + 44, side.y + 17, "inside: the steps of 2D",
+                Figure::Anchor::kStart, pictures::kMuted);
+    if (k > 0) {
+      figure.text(side.x + 44, side.y + 17 + kLevel / 2,
+                  "between: an all-reduce of dW", Figure::Anchor::kStart,
+                  pictures::kMuted);
+    }
+  }
+  return figure.svg("");
+}
+
+ChapterRun training(int q, int d) {
+  ChapterRun chapter;
+  chapter.rank = [q, d](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, tesseract::squares(q, d));
+    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world);
+    run.train(options, strategy);
+  };
+  return chapter;
+}
+
+// The options of a GPT-2 medium on 16 ranks.
+Options medium(const std::string& cluster, std::int64_t seq) {
+  return on_shapes(cluster, 16, "gpt2-medium", 16, seq);
+}
+
+// Bytes that a rank sends in a step.
+double sent_bytes(const Options& options, int q, int d) {
+  const Report report = run_and_compare(options, training(q, d));
+  return report.ranks[0].bytes.counted / static_cast<double>(options.steps);
+}
+
+// The bytes that rank 0 sends over each group in one step.
+std::map<std::string, double> sent_by_group(const Options& options, int q,
+                                            int d) {
+  std::map<std::string, double> sent;
+  ChapterRun chapter;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, tesseract::squares(q, d));
+    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world);
+    world.clear_records();
+    run.train(options, strategy);
+    if (world.rank() > 0) return;
+    for (const CommRecord& record : world.records()) {
+      sent[record.group] += wire_bytes(record);
+    }
+  };
+  run_and_compare(options, chapter);
+  return sent;
+}
+
+std::string buys() {
+  constexpr double kColumn = 128, kLeft = 78, kGB = 1e9, kBars = 150;
+  constexpr double kStacks = 132, kMost = 5 * kGB;
+  Options options = medium("dgx-a100", 1024);
+  options.dtype = DType::kBF16;
+  options.steps = 1;
+  Figure figure(
+      "More depth: fewer bytes to send, more copies of the weights\n"
+      "GPT-2 medium on 16 ranks, 16 samples of 1024 tokens, bf16",
+      500);
+  const double top = figure.add_row(kStacks + 24 + kBars + 96);
+  const double bottom = top + kStacks + 24 + kBars;
+  const auto line = [&](double y, const char* name) {
+    figure.text(0, y, name, Figure::Anchor::kStart, pictures::kMuted);
+  };
+  line(top + kStacks / 2, "16 ranks");
+  line(top + kStacks + 30, "a rank sends");
+  line(top + kStacks + 46, "in a step");
+  line(bottom + 18, "depth d");
+  line(bottom + 36, "a rank holds");
+  figure.line({{kLeft, bottom}, {kLeft + 3 * kColumn, bottom}},
+              pictures::kMuted);
+  std::string details;
+  double x = kLeft;
+  for (const int d : {1, 4, 16}) {
+    const int q = static_cast<int>(std::sqrt(16 / d));
+    // 1. The squares, from the lowest one up
+    for (int k = 0; k < d; ++k) {
+      const double level = d == 4 ? 30 : 7.4;
+      const Square square = {
+          {x + 14, top + kStacks - 8 - level * k}, 18, 8, 8, q};
+      for (int i = 0; i < q; ++i) {
+        for (int j = 0; j < q; ++j) square.draw(figure, i, j, pictures::kMuted);
+      }
+    }
+    figure.text(x + 14, top + kStacks + 10,
+                fmt::format("{} of {} x {}", d, q, q));
+    // 2. What a rank sends, by group; with q = 1 the depth is the world
+    std::map<std::string, double> by_group = sent_by_group(options, q, d);
+    if (q == 1) by_group["dep"] = by_group["world"];
+    double y = bottom, all = 0;
+    struct Part {
+      const char *group, *css_class, *name;
+    };
+    for (const Part& part : {Part{"row", "forward", "activations"},
+                             Part{"col", "weights", "weights"},
+                             Part{"dep", "comm", "gradients over the depth"}}) {
+      const double bytes = by_group[part.group];
+      const double height = kBars * bytes / kMost;
+      figure.box({x + 14, y - height, 40, height}, part.css_class);
+      if (height > 8 && q > 1) {
+        figure.text(x + 58, y - height / 2 + 4,
+                    fmt::format("{:.2f}", bytes / kGB), Figure::Anchor::kStart,
+                    pictures::color_of(part.css_class));
+      }
+      details +=
+          fmt::format("Depth {}, {}: {:.2f} GB. ", d, part.name, bytes / kGB);
+      y -= height;
+      all += bytes;
+    }
+    figure.text(x + 14, y - 6, fmt::format("{:.2f} GB", all / kGB));
+    figure.text(x + 14, bottom + 18, fmt::format("{}", d));
+    figure.text(
+        x + 14, bottom + 36,
+        q == 1 ? "all weights" : fmt::format("1/{} of the weights", q * q));
+    x += kColumn;
+  }
+  double left = 0;
+  for (const auto& [css_class, name] :
+       {std::pair("forward", "activations, in rows"),
+        std::pair("weights", "weights, in columns"),
+        std::pair("comm", "gradients, over depth")}) {
+    figure.box({left, bottom + 60, 10, 10}, css_class);
+    figure.text(left + 14, bottom + 69, name);
+    left += 160;
+  }
+  return figure.svg(details);
+}
+
+// Sent by a rank for the products of a block of width h, forward and backward,
+// in units of h^2.
+double sent(double q, double d, double tokens_over_h) {
+  return summa::over_linears(1, [&](double k, double n) {
+    return summa::linear_elements(q, d, tokens_over_h, k, n);
+  });
+}
+
+// From so many tokens per unit of width on, d squares send less than one.
+double least_tokens(double d, double ranks) {
+  return 12 / 7.0 * std::sqrt(d) *
+         (1 - (std::sqrt(d) + 1) / (3 * std::sqrt(ranks)));
+}
+
+std::string threshold() {
+  constexpr double kWidth = 1024, kGiB = 1 << 30;
+  Figure figure(
+      fmt::format("From {:.0f} tokens on, four squares send less than one\n"
+                  "GPT-2 medium on 16 ranks. Curves: simulated runs; marks: "
+                  "inequality",
+                  kWidth * least_tokens(4, 16)),
+      500);
+  const double y = Plot::row(figure, 250);
+  Plot plot(figure, {34, y, 350, 250},
+            {"tokens of a step",
+             0,
+             8192,
+             {"", 1},
+             false,
+             {0, 2048, 4096, 6144, 8192}},
+            {"bytes that a rank sends in a step", 0, 5 * kGiB, {"GiB", kGiB}});
+  std::string details;
+  for (const auto& [d, stroke, name] :
+       {std::tuple(1, kOrange, "d = 1, 4 x 4"),
+        std::tuple(4, kBlue, "d = 4, 2 x 2"),
+        std::tuple(16, kGreen, "d = 16, 1 x 1")}) {
+    if (d > 1) {
+      const double least = kWidth * least_tokens(d, 16);
+      plot.mark(least, stroke, fmt::format("{:.0f}", least), d > 4 ? 0 : 40);
+    }
+    std::vector<Value> values;
+    for (const std::int64_t seq : {32, 64, 128, 192, 256, 320, 384, 512}) {
+      const int q = static_cast<int>(std::sqrt(16 / d));
+      values.push_back({16.0 * static_cast<double>(seq),
+                        sent_bytes(medium("textbook", seq), q, d)});
+    }
+    plot.curve(values, stroke, name);
+    details += fmt::format("{}: from {:.2f} to {:.2f} GiB. ", name,
+                           values.front().y / kGiB, values.back().y / kGiB);
+  }
+  plot.labels();
+  return figure.svg(details);
+}
+
+std::string depths() {
+  Figure figure(
+      "Many tokens favour depth, few tokens none\n"
+      "Products of a block on 64 ranks, forward and backward; dots: the least",
+      500);
+  const double y = Plot::row(figure, 230);
+  Plot plot(figure, {34, y, 360, 230},
+            {"depth d of the 64 ranks", 1, 64, {}, true, {1, 4, 16, 64}},
+            {"elements sent by a rank, over h²", 2, 512, {}, true});
+  for (const auto& [x, stroke, name] : {std::tuple(64.0, kOrange, "bs = 64 h"),
+                                        std::tuple(16.0, kGold, "bs = 16 h"),
+                                        std::tuple(2.0, kGreen, "bs = 2 h"),
+                                        std::tuple(0.25, kBlue, "bs = h/4")}) {
+    std::vector<Value> values;
+    for (const double d : {1, 4, 16, 64}) {
+      values.push_back({d, sent(std::sqrt(64 / d), d, x)});
+    }
+    plot.curve(values, stroke, name);
+    plot.dots({*std::min_element(
+                  values.begin(), values.end(),
+                  [](const Value& a, const Value& b) { return a.y < b.y; })},
+              stroke);
+  }
+  plot.labels();
+  return figure.svg("");
+}
+
+}  // namespace
+
+std::vector<PageFigure> all() {
+  return {{"chapters/09_tensor_parallel_2p5d/squares.svg", squares},
+          {"chapters/09_tensor_parallel_2p5d/buys.svg", buys},
+          {"chapters/09_tensor_parallel_2p5d/threshold.svg", threshold},
+          {"chapters/09_tensor_parallel_2p5d/depths.svg", depths}};
+}
+
+}  // namespace shardbook::figures::page_09

@@ -1,0 +1,192 @@
+#pragma once
+
+// What the notebook 09_tensor_parallel_2p5d calls: who holds what on squares,
+// the gradient of one device, runs on ranks and on shapes, and tables of them.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chapters/08_tensor_parallel_2d/bill.h"
+#include "chapters/08_tensor_parallel_2d/products.h"
+#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
+#include "chapters/09_tensor_parallel_2p5d/tesseract.h"
+#include "chapters/11_dtensor/placement_picture.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
+#include "core/ops.h"
+#include "notebooks/display.h"
+
+namespace notes {
+
+using namespace shardbook;
+using namespace shardbook::notebook;
+
+/// The blocks of X and W that each rank of d squares holds.
+inline Picture holders_on(int q, int d, std::int64_t rows,
+                          std::int64_t columns) {
+  const auto of_x = [q, d](int rank) {
+    const summa::Place place = summa::place_of(rank, q);
+    const int k = rank / (q * q);
+    return Shards{{0, k * q + place.i, d * q}, {1, place.j, q}};
+  };
+  const auto of_w = [q](int rank) {
+    return summa::matrix_part(summa::place_of(rank, q));
+  };
+  return holders("Each square has its own rows of X, and all of W",
+                 {dtensor::held_by("X", {rows, columns}, d * q * q, of_x),
+                  dtensor::held_by("W", {columns, columns}, d * q * q, of_w)});
+}
+
+/// The rows [4, 4] of a square: normal numbers. Squares may have equal ones.
+inline Tensor rows_of(const std::string& name, int square, bool are_different) {
+  const Tensor x = Tensor::empty({4, 4}, {DType::kF64, Device()});
+  const std::string stream = name + std::to_string(are_different ? square : 0);
+  fill_normal(x, /*seed=*/1, stream_of(stream), /*mean=*/0, /*stddev=*/1);
+  return x;
+}
+
+/// This rank's block of its square's rows.
+inline Tensor block_of(const std::string& name, const summa::Grid& grid,
+                       bool are_different) {
+  return take_part(rows_of(name, grid.k(), are_different),
+                   summa::matrix_part(grid.place()));
+}
+
+/// Between a block of dW and that of one device, which has all rows.
+inline double distance_from_one_device(const Tensor& dw,
+                                       const summa::Grid& grid,
+                                       bool are_different) {
+  Tensor right = Tensor::full({4, 4}, 0, {DType::kF64, Device()});
+  for (int k = 0; k < grid.d(); ++k) {
+    right = add(right, matmul(rows_of("X", k, are_different),
+                              rows_of("dY", k, are_different), true));
+  }
+  return max_abs_difference(dw, take_part(scale(right, 1.0 / grid.d()),
+                                          summa::matrix_part(grid.place())));
+}
+
+inline std::string largest(const std::vector<double>& distances) {
+  return fixed(*std::max_element(distances.begin(), distances.end()), 6);
+}
+
+/// What the products of a block of width h send, forward and backward.
+inline double block_elements(double q, double d, double tokens, double h) {
+  return summa::over_linears(h, [&](double rows, double columns) {
+    return summa::linear_elements(q, d, tokens, rows, columns);
+  });
+}
+
+/// Elements on 64 ranks, a row for each number of tokens in units of h.
+inline Picture depths(const std::vector<double>& tokens_over_h) {
+  std::vector<std::vector<std::string>> rows = {{"bs / h"}};
+  for (const double d : {1, 4, 16, 64}) {
+    rows[0].push_back("d = " + fixed(d, 0) +
+                      ", q = " + fixed(std::sqrt(64 / d), 0));
+  }
+  for (const double x : tokens_over_h) {
+    rows.push_back({fixed(x, 2)});
+    for (const double d : {1, 4, 16, 64}) {
+      rows.back().push_back(
+          fixed(block_elements(std::sqrt(64 / d), d, x, 1), 1));
+    }
+  }
+  return table(rows);
+}
+
+/// The smallest GPT on threads.
+inline Options small_options() {
+  Options options;
+  options.chapter = "09_tensor_parallel_2p5d";
+  options.model = "gpt-nano";
+  options.data = "walk";
+  options.batch = 8;
+  options.seq = 32;
+  options.steps = 4;
+  return options;
+}
+
+inline Report train(Options options, int q, int d) {
+  options.world_size = d * q * q;
+  ChapterRun chapter;
+  chapter.rank = [q, d](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, tesseract::squares(q, d));
+    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world);
+    run.train(options, strategy);
+  };
+  chapter.reference = [](const Options& options) {
+    return train_one_device(options);
+  };
+  return run_and_compare(options, chapter);
+}
+
+/// What a rank of GPT-2 medium on 16 ranks sends in a step, by the depth.
+inline Picture sent(const std::string& title, std::int64_t tokens) {
+  Options options = small_options();
+  options.backend = "sim";
+  options.cluster = "textbook";
+  options.model = "gpt2-medium";
+  options.data = "random";
+  options.batch = 16;
+  options.seq = tokens / 16;
+  options.steps = 1;
+  std::vector<Bar> all;
+  for (const int d : {1, 4, 16}) {
+    const int q = static_cast<int>(std::sqrt(16 / d));
+    const Report report = train(options, q, d);
+    all.push_back(
+        {"d = " + std::to_string(d), report.ranks[0].bytes.counted, 0, ""});
+  }
+  return bars(title, all, {"GB", 1e9}, "comm");
+}
+
+/// What small trainings send and hold.
+inline Picture compare(const std::vector<std::pair<int, int>>& sizes) {
+  std::vector<std::vector<std::string>> rows = {{"q", "d", "ranks",
+                                                 "sent per rank", "parameters",
+                                                 "activations", "equal"}};
+  const auto kibibytes = [](double bytes) {
+    return fixed(bytes / 1024, 0) + " KiB";
+  };
+  for (const std::pair<int, int>& size : sizes) {
+    const int q = size.first, d = size.second;
+    const Report report = train(small_options(), q, d);
+    const RankReport& rank = report.ranks[0];
+    const auto peak = [&](MemoryKind kind) {
+      return kibibytes(rank.peak[static_cast<std::size_t>(kind)].counted);
+    };
+    rows.push_back({std::to_string(q), std::to_string(d),
+                    std::to_string(d * q * q), kibibytes(rank.bytes.counted),
+                    peak(MemoryKind::kParameter), peak(MemoryKind::kActivation),
+                    report.parity.passed ? "yes" : "NO"});
+  }
+  return table(rows);
+}
+
+/// The rank in row i and column j of square k.
+inline double rank_at(int i, int j, int k, int q) {
+  int rank = k * q * q;  // the first one of the square
+  for (summa::Place at = summa::place_of(rank, q); at.i != i || at.j != j;) {
+    at = summa::place_of(++rank, q);
+  }
+  return rank;
+}
+
+/// Of 64 ranks.
+inline double best_depth(double tokens_over_h) {
+  int best = 1;
+  double least = block_elements(8, 1, tokens_over_h, 1);
+  for (const int d : {4, 16, 64}) {
+    const double elements =
+        block_elements(std::sqrt(64.0 / d), d, tokens_over_h, 1);
+    if (elements < least) best = d;
+    least = std::min(least, elements);
+  }
+  return best;
+}
+
+}  // namespace notes
