@@ -9,7 +9,6 @@
 #include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 #include "chapters/figures/pages.h"
 #include "chapters/figures/plot.h"
-#include "chapters/figures/ranks.h"
 #include "chapters/figures/runs.h"
 #include "chapters/figures/shapes.h"
 #include "comm/device_mesh.h"
@@ -62,8 +61,7 @@ std::string frames() {
   const std::string purple = pictures::color_of("comm");
   Figure figure(
       "Column k of X crosses the rows, row k of W the columns\n"
-      "9 ranks, a block each. Purple: blocks that travel, and the term of Y "
-      "they give.",
+      "9 ranks. Purple: blocks that travel, and the term that they give.",
       450);
   for (int k = 0; k < kSide; ++k) {
     const double y = figure.add_row(kGrid + 40) + 30;
@@ -151,10 +149,9 @@ std::string trap() {
   const std::vector<InGroups> places = places_in_groups();
   const summa::Place own = summa::place_of(kOwn, kSide);
   Figure figure(
-      fmt::format(
-          "Rank {} is in row {} and column {}: number {} in ROW, {} in COL\n"
-          "Blue: its ROW group, of one i. Orange: its COL group, of one j.",
-          kOwn, own.i, own.j, places[kOwn].in_row, places[kOwn].in_col),
+      fmt::format("A rank's number in ROW is its column j, in COL its row i\n"
+                  "Rank {} = ({}, {}): its ROW group is blue, its COL orange.",
+                  kOwn, own.i, own.j),
       450);
   const double top = figure.add_row(kSide * kHigh + 44) + 24;
   for (int j = 0; j < kSide; ++j) {
@@ -249,7 +246,7 @@ std::vector<Value> shares_of(const std::string& cluster, int ranks,
 
 const Axis kTokens = {"tokens over the width, bs/h", 0.25, 32, {}, true};
 
-Axis times_1d(const std::string& name) {
+Axis shares_axis(const std::string& name) {
   return {name, 0.25, 8, {}, true, {}, [](double mark) {
             return mark < 1 ? fmt::format("1/{:.0f}", 1 / mark)
                             : fmt::format("{:.0f}", mark);
@@ -263,7 +260,7 @@ std::string threshold() {
       500);
   const double y = Plot::row(figure, 250);
   Plot plot(figure, {34, y, 380, 250}, kTokens,
-            times_1d("bytes sent in 2D, over those sent in 1D"));
+            shares_axis("bytes sent in 2D, over those sent in 1D"));
   plot.curve({{0.25, 1}, {32, 1}}, kGray);
   for (const auto& [q, stroke] :
        {std::tuple(2, kOrange), std::tuple(4, kBlue), std::tuple(8, kGreen)}) {
@@ -289,7 +286,7 @@ std::string times() {
       500);
   const double y = Plot::row(figure, 250);
   Plot plot(figure, {34, y, 340, 250}, kTokens,
-            times_1d("time of a step in 2D, over that in 1D"));
+            shares_axis("time of a step in 2D, over that in 1D"));
   plot.curve({{0.25, 1}, {32, 1}}, kGray);
   struct Case {
     const char* cluster;

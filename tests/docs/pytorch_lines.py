@@ -33,6 +33,8 @@ COMMANDS = {
     "06_1f1b": ("toy_06_1f1b", r"^loss (\S+)$", [1]),
     "07_tensor_parallel": ("toy_07_tensor_parallel",
                            r"^ *X A +(\d+) +(\d+)\n +(\d+) +(\d+)$", [0, 1]),
+    "08_tensor_parallel_2d": ("toy_08_tensor_parallel_2d",
+                              r"^rank \(\d, \d\): .* = (\d+)$", [0, 1, 2, 3]),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
