@@ -244,7 +244,9 @@ std::vector<Value> shares_of(const std::string& cluster, int ranks,
   return shares;
 }
 
-const Axis kTokens = {"tokens over the width, bs/h", 0.25, 32, {}, true};
+Axis tokens_axis() {
+  return {"tokens over the width, bs/h", 0.25, 32, {}, true};
+}
 
 Axis shares_axis(const std::string& name) {
   return {name, 0.25, 8, {}, true, {}, [](double mark) {
@@ -256,10 +258,10 @@ Axis shares_axis(const std::string& name) {
 std::string threshold() {
   Figure figure(
       "2D sends less than 1D from bs/h = 36/(8q − 13) on\n"
-      "Simulated steps of a GPT; dots: the inequality, for q = 2, 4, 8",
+      "Simulated steps, width 8192; dots: the inequality for q = 2, 4, 8",
       500);
   const double y = Plot::row(figure, 250);
-  Plot plot(figure, {34, y, 380, 250}, kTokens,
+  Plot plot(figure, {34, y, 380, 250}, tokens_axis(),
             shares_axis("bytes sent in 2D, over those sent in 1D"));
   plot.curve({{0.25, 1}, {32, 1}}, kGray);
   for (const auto& [q, stroke] :
@@ -285,7 +287,7 @@ std::string times() {
       "The same GPT; dots: from here on, 2D sends less",
       500);
   const double y = Plot::row(figure, 250);
-  Plot plot(figure, {34, y, 340, 250}, kTokens,
+  Plot plot(figure, {34, y, 340, 250}, tokens_axis(),
             shares_axis("time of a step in 2D, over that in 1D"));
   plot.curve({{0.25, 1}, {32, 1}}, kGray);
   struct Case {
