@@ -196,8 +196,7 @@ inline Report train_1d(const Options& options) {
 
 inline Bar memory_bar(const std::string& name, const Report& report,
                       MemoryKind kind) {
-  return {name,
-          report.ranks[0].peak[static_cast<std::size_t>(kind)].counted};
+  return {name, report.ranks[0].peak[static_cast<std::size_t>(kind)].counted};
 }
 
 /// Parameters and activations of a rank in one dimension and in two.
