@@ -1,8 +1,7 @@
-// Colossal-AI's example of 2D tensor parallelism: an MLP 256 -> 1024 -> 256
-// with exact GELU and dropout 0.1 on 2 x 2 ranks.
+// A product of numbers on 2 x 2 ranks, and Colossal-AI's example of 2D tensor
+// parallelism: an MLP 256 -> 1024 -> 256 with exact GELU and dropout 0.1.
 //
 //   ./shardbook toy tensor_parallel_2d
-//
 //   x = torch.chunk(x, 2, dim=0)[gpc.get_local_rank(PARALLEL_2D_COL)]
 //   x = torch.chunk(x, 2, dim=-1)[gpc.get_local_rank(PARALLEL_2D_ROW)]
 
@@ -10,6 +9,7 @@
 
 #include <string>
 
+#include "chapters/08_tensor_parallel_2d/products.h"
 #include "chapters/08_tensor_parallel_2d/summa_layers.h"
 #include "comm/launch.h"
 #include "core/context.h"
@@ -17,6 +17,26 @@
 using namespace shardbook;
 
 namespace {
+
+/// Prints Y = X W for X = [1 2; 3 4] and W = [5 6; 7 8], a number per rank.
+void show_terms(ProcessGroup& world) {
+  DeviceMesh mesh(world, summa::square(2));
+  const summa::Grid grid = summa::grid_of(mesh);
+  const Tensor x = Tensor::full({1, 1}, 1 + world.rank());
+  const Tensor w = Tensor::full({1, 1}, 5 + world.rank());
+  std::string line = fmt::format("rank ({}, {}):", grid.i(), grid.j());
+  for (int k = 0; k < grid.q(); ++k) {
+    const Tensor x_k = x.clone(), w_k = w.clone();
+    grid.row->broadcast(x_k, k).wait();
+    grid.col->broadcast(w_k, k).wait();
+    line += fmt::format(" {} x {} {}", x_k.item(), w_k.item(), "+="[k]);
+  }
+  line += fmt::format(" {}\n", summa::multiply_ab(x, w, grid).item());
+  for (int turn = 0; turn < world.size(); ++turn) {
+    if (turn == world.rank()) fmt::print("{}", line);
+    world.barrier();
+  }
+}
 
 /// Returns whether the output in parts is that of one device.
 bool multiply(ProcessGroup& world) {
@@ -72,6 +92,7 @@ bool multiply(ProcessGroup& world) {
 int main() {
   bool equal = true;
   run_ranks(4, [&](ProcessGroup& world) {
+    show_terms(world);
     const bool is_equal = multiply(world);
     if (world.rank() == 0) equal = is_equal;
   });

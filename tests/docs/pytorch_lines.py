@@ -41,6 +41,8 @@ COMMANDS = {
                              r"^loss of rank \d (\S+)$", [0, 1]),
     "09_tensor_parallel_2p5d": ("toy_09_tensor_parallel_2p5d",
                                 r"^Loss: (\d+)$", [0]),
+    "08_tensor_parallel_2d": ("toy_08_tensor_parallel_2d",
+                              r"^rank \(\d, \d\): .* = (\d+)$", [0, 1, 2, 3]),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)

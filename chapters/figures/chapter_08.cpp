@@ -1,0 +1,322 @@
+// Tensor parallelism in 2D: one product in frames, the groups of a rank, and the
+// tokens from which the square is cheaper than one dimension.
+
+#include <fmt/format.h>
+
+#include <set>
+
+#include "chapters/08_tensor_parallel_2d/products.h"
+#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
+#include "chapters/figures/pages.h"
+#include "chapters/figures/plot.h"
+#include "chapters/figures/runs.h"
+#include "chapters/figures/shapes.h"
+#include "comm/device_mesh.h"
+#include "comm/launch.h"
+
+namespace shardbook::figures::page_08 {
+namespace {
+
+using pictures::Figure;
+using Blocks = std::set<std::pair<int, int>>;
+
+constexpr int kSide = 3;
+
+// The blocks of A and B that travel in each step of a product on 3 x 3 ranks.
+struct Travels {
+  std::vector<Blocks> a, b;
+};
+
+Travels travels_of_product() {
+  constexpr int kRanks = kSide * kSide;
+  std::vector<std::vector<CommRecord>> ranks(kRanks);
+  run_ranks(kRanks, [&](ProcessGroup& world) {
+    DeviceMesh mesh(world, summa::square(kSide));
+    const Tensor block = Tensor::full({1, 1}, 1);
+    world.clear_records();
+    summa::multiply_ab(block, block, summa::grid_of(mesh));
+    ranks[static_cast<std::size_t>(world.rank())] = world.records();
+  });
+  Travels travels;
+  travels.a.resize(kSide);
+  travels.b.resize(kSide);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const summa::Place place = summa::place_of(rank, kSide);
+    std::size_t rows = 0, columns = 0;
+    for (const CommRecord& record : ranks[static_cast<std::size_t>(rank)]) {
+      if (record.group == "row") {
+        travels.a[rows++].insert({place.i, record.root_or_peer});
+      } else if (record.group == "col") {
+        travels.b[columns++].insert({record.root_or_peer, place.j});
+      }
+    }
+  }
+  return travels;
+}
+
+std::string frames() {
+  constexpr double kCell = 32, kInner = kCell - 3, kGrid = kSide * kCell;
+  constexpr double kX = 44, kW = 184, kY = 324, kTerm = kInner / kSide;
+  const Travels travels = travels_of_product();
+  const std::string purple = pictures::color_of("comm");
+  Figure figure(
+      "Column k of X crosses the rows, row k of W the columns\n"
+      "9 ranks. Purple: blocks that travel, and the term that they give.",
+      450);
+  for (int k = 0; k < kSide; ++k) {
+    const double y = figure.add_row(kGrid + 40) + 30;
+    const auto step = static_cast<std::size_t>(k);
+    figure.text(0, y + kGrid / 2 + 4, fmt::format("k = {}", k));
+    const auto cells = [&](double left, const std::string& name,
+                           const auto& draw) {
+      figure.text(left + kGrid / 2, y - 8, name, Figure::Anchor::kMiddle);
+      for (int i = 0; i < kSide; ++i) {
+        for (int j = 0; j < kSide; ++j) {
+          draw(pictures::Box{left + kCell * j, y + kCell * i, kInner, kInner},
+               std::pair(i, j));
+        }
+      }
+    };
+    // From the block that travels to the others of its row, or of its column
+    const auto travel = [&](double left, const Blocks& moved, bool along_row) {
+      for (const auto& [i, j] : moved) {
+        const int own = along_row ? j : i;
+        for (const int end : {0, kSide - 1}) {
+          if (end == own) continue;
+          const double from = kCell * own + (end < own ? -1 : kInner + 1);
+          const double to = kCell * end + kInner / 2;
+          const double side = kCell * (along_row ? i : j) + kInner / 2;
+          if (along_row) {
+            arrow(figure, {left + from, y + side}, {left + to, y + side},
+                  purple);
+          } else {
+            arrow(figure, {left + side, y + from}, {left + side, y + to},
+                  purple);
+          }
+        }
+      }
+    };
+    const auto operand = [&](double left, const char* name, const Blocks& moved,
+                             bool along_row) {
+      cells(left, name, [&](const pictures::Box& at, const auto& block) {
+        figure.box(at, moved.count(block) > 0 ? "comm" : "empty");
+      });
+      travel(left, moved, along_row);
+    };
+    operand(kX, "X", travels.a[step], true);
+    operand(kW, "W", travels.b[step], false);
+    figure.text((kX + kGrid + kW) / 2, y + kGrid / 2 + 4, "×",
+                Figure::Anchor::kMiddle);
+    figure.text((kW + kGrid + kY) / 2, y + kGrid / 2 + 4, "→",
+                Figure::Anchor::kMiddle);
+    cells(kY, fmt::format("Y: + X(i, {0}) W({0}, j)", k),
+          [&](const pictures::Box& at, const auto&) {
+            for (int term = 0; term < kSide; ++term) {
+              const pictures::Box part{at.x + kTerm * term, at.y, kTerm - 1,
+                                       at.height};
+              if (term < k) {
+                figure.colored_box(part, pictures::kInk);
+              } else {
+                figure.box(part, term == k ? "comm" : "empty");
+              }
+            }
+          });
+  }
+  return figure.svg(
+      "Three frames. In frame k, the blocks of column k of X and of row k of W "
+      "travel, and each block of Y has one term more.");
+}
+
+// Where a rank is in its two groups.
+struct InGroups {
+  int in_row = 0, in_col = 0;
+};
+
+std::vector<InGroups> places_in_groups() {
+  std::vector<InGroups> all(kSide * kSide);
+  run_ranks(kSide * kSide, [&](ProcessGroup& world) {
+    DeviceMesh mesh(world, summa::square(kSide));
+    const summa::Grid grid = summa::grid_of(mesh);
+    all[static_cast<std::size_t>(world.rank())] = {grid.row->rank(),
+                                                   grid.col->rank()};
+  });
+  return all;
+}
+
+std::string trap() {
+  constexpr int kOwn = 5;  // rank (1, 2)
+  constexpr double kWide = 84, kHigh = 46, kLeft = 44;
+  const std::vector<InGroups> places = places_in_groups();
+  const summa::Place own = summa::place_of(kOwn, kSide);
+  Figure figure(
+      fmt::format("A rank's number in ROW is its column j, in COL its row i\n"
+                  "Rank {} = ({}, {}): its ROW group is blue, its COL orange.",
+                  kOwn, own.i, own.j),
+      450);
+  const double top = figure.add_row(kSide * kHigh + 44) + 24;
+  for (int j = 0; j < kSide; ++j) {
+    figure.text(kLeft + kWide * j + kWide / 2, top - 8,
+                fmt::format("j = {}", j), Figure::Anchor::kMiddle,
+                pictures::kMuted);
+  }
+  for (int rank = 0; rank < kSide * kSide; ++rank) {
+    const summa::Place place = summa::place_of(rank, kSide);
+    const InGroups& in = places[static_cast<std::size_t>(rank)];
+    if (place.j == 0) {
+      figure.text(0, top + kHigh * place.i + kHigh / 2 + 4,
+                  fmt::format("i = {}", place.i), Figure::Anchor::kStart,
+                  pictures::kMuted);
+    }
+    const pictures::Box at{kLeft + kWide * place.j, top + kHigh * place.i,
+                           kWide - 4, kHigh - 4};
+    const bool in_row = place.i == own.i, in_col = place.j == own.j;
+    const auto text = [&](double down, const std::string& words) {
+      figure.text(at.x + at.width / 2, at.y + down, words,
+                  Figure::Anchor::kMiddle,
+                  in_row || in_col ? "#ffffff" : pictures::kInk);
+    };
+    if (in_row && in_col) {
+      figure.colored_box({at.x, at.y, at.width / 2, at.height}, kBlue.color);
+      figure.colored_box({at.x + at.width / 2, at.y, at.width / 2, at.height},
+                         kOrange.color);
+    } else if (in_row || in_col) {
+      figure.colored_box(at, in_row ? kBlue.color : kOrange.color);
+    } else {
+      figure.box(at, "empty");
+    }
+    text(17, fmt::format("rank {}", rank));
+    if (in_row && in_col) {
+      text(34, fmt::format("{} and {}", in.in_row, in.in_col));
+    } else if (in_row) {
+      text(34, fmt::format("{} in ROW", in.in_row));
+    } else if (in_col) {
+      text(34, fmt::format("{} in COL", in.in_col));
+    }
+  }
+  const double right = kLeft + kSide * kWide + 10;
+  const auto note = [&](double y, const char* words, const Stroke& stroke) {
+    figure.text(right, y, words, Figure::Anchor::kStart, stroke.color);
+  };
+  const double row = top + kHigh * own.i + kHigh / 2;
+  note(row - 2, "ROW: fixed i,", kBlue);
+  note(row + 14, "numbered by j", kBlue);
+  note(top + 14, "COL: fixed j,", kOrange);
+  note(top + 30, "numbered by i", kOrange);
+  return figure.svg("");
+}
+
+Report run_square(const Options& options) {
+  ChapterRun chapter;
+  chapter.rank = [](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, summa::square(summa::side_of(options.world_size, 1,
+                                                        "--world-size")));
+    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world);
+    run.train(options, strategy);
+  };
+  return run_and_compare(options, chapter);
+}
+
+// A GPT of width 8192 on 16 samples, `tokens_over_h` times 8192 tokens in all.
+constexpr double kWidth = 8192, kSamples = 16;
+Options wide_model(const std::string& cluster, int ranks,
+                   double tokens_over_h) {
+  const char* model =
+      R"({"n_embd": 8192, "n_layer": 16, "n_head": 64, "vocab_size": 50304,)"
+      R"( "n_positions": 16384})";
+  Options options =
+      on_shapes(cluster, ranks, model, static_cast<std::int64_t>(kSamples),
+                static_cast<std::int64_t>(tokens_over_h * kWidth / kSamples));
+  if (cluster != "textbook") options.dtype = DType::kBF16;
+  options.steps = 1;
+  return options;
+}
+
+// What 2D has for each that 1D has, over tokens per unit of width.
+template <typename Of>
+std::vector<Value> shares_of(const std::string& cluster, int ranks,
+                             const Of& of) {
+  std::vector<Value> shares;
+  for (double x = 0.25; x <= 32; x *= 2) {
+    const Options options = wide_model(cluster, ranks, x);
+    shares.push_back(
+        {x, of(run_square(options)) / of(run_tensor_parallel(options))});
+  }
+  return shares;
+}
+
+Axis tokens_axis() {
+  return {"tokens over the width, bs/h", 0.25, 32, {}, true};
+}
+
+Axis shares_axis(const std::string& name) {
+  return {name, 0.25, 8, {}, true, {}, [](double mark) {
+            return mark < 1 ? fmt::format("1/{:.0f}", 1 / mark)
+                            : fmt::format("{:.0f}", mark);
+          }};
+}
+
+std::string threshold() {
+  Figure figure(
+      "2D sends less than 1D from bs/h = 36/(8q − 13) on\n"
+      "Simulated steps, width 8192; dots: the inequality for q = 2, 4, 8",
+      500);
+  const double y = Plot::row(figure, 250);
+  Plot plot(figure, {34, y, 380, 250}, tokens_axis(),
+            shares_axis("bytes sent in 2D, over those sent in 1D"));
+  plot.curve({{0.25, 1}, {32, 1}}, kGray);
+  for (const auto& [q, stroke] :
+       {std::tuple(2, kOrange), std::tuple(4, kBlue), std::tuple(8, kGreen)}) {
+    plot.curve(shares_of("textbook", q * q,
+                         [](const Report& report) {
+                           return report.ranks[0].bytes.counted;
+                         }),
+               stroke, fmt::format("{} ranks", q * q));
+    const double x = 36.0 / (8 * q - 13);
+    plot.dots({{x, 1}}, stroke);
+    const pictures::Point at = plot.at(x, 1);
+    figure.text(at.x - 6, at.y + 16, fmt::format("{:.2g}", x),
+                Figure::Anchor::kEnd, stroke.color);
+  }
+  plot.labels();
+  return figure.svg("");
+}
+
+std::string times() {
+  Figure figure(
+      "Fewer bytes do not yet make a shorter step\n"
+      "The same GPT; dots: from here on, 2D sends less",
+      500);
+  const double y = Plot::row(figure, 250);
+  Plot plot(figure, {34, y, 340, 250}, tokens_axis(),
+            shares_axis("time of a step in 2D, over that in 1D"));
+  plot.curve({{0.25, 1}, {32, 1}}, kGray);
+  struct Case {
+    const char* cluster;
+    int q;
+    Stroke stroke;
+    const char* name;
+  };
+  for (const Case& each : {Case{"textbook", 4, kGold, "16 of textbook"},
+                           Case{"textbook", 8, kPurple, "64 of textbook"},
+                           Case{"dgx-a100", 4, kBlue, "16 A100"},
+                           Case{"dgx-a100", 8, kGreen, "64 A100"}}) {
+    plot.curve(
+        shares_of(each.cluster, each.q * each.q,
+                  [](const Report& report) { return report.time.step_s; }),
+        each.stroke, each.name);
+    plot.dots({{36.0 / (8 * each.q - 13), 1}}, each.stroke);
+  }
+  plot.labels();
+  return figure.svg("");
+}
+
+}  // namespace
+
+std::vector<PageFigure> all() {
+  return {{"chapters/08_tensor_parallel_2d/frames.svg", frames},
+          {"chapters/08_tensor_parallel_2d/trap.svg", trap},
+          {"chapters/08_tensor_parallel_2d/threshold.svg", threshold},
+          {"chapters/08_tensor_parallel_2d/times.svg", times}};
+}
+
+}  // namespace shardbook::figures::page_08

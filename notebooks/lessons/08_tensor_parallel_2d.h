@@ -1,0 +1,269 @@
+#pragma once
+
+// What the notebook 08_tensor_parallel_2d calls: parts of matrices on a square,
+// products to be checked, bytes and times in one dimension and in two.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
+#include "chapters/08_tensor_parallel_2d/bill.h"
+#include "chapters/08_tensor_parallel_2d/operators.h"
+#include "chapters/08_tensor_parallel_2d/products.h"
+#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
+#include "chapters/11_dtensor/placement_picture.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
+#include "notebooks/display.h"
+#include "notebooks/live_ranks.h"
+
+namespace notes {
+
+using namespace shardbook;
+using namespace shardbook::notebook;
+
+using Rows = std::vector<std::vector<std::string>>;
+
+/// An n x n matrix and a vector of n, as the ranks of a square hold them.
+inline Picture holders_on(int q, std::int64_t n) {
+  const auto block = [q](int rank) {
+    return summa::matrix_part(summa::place_of(rank, q));
+  };
+  const auto piece = [q](int rank) {
+    return summa::vector_part(summa::place_of(rank, q));
+  };
+  return holders("Each rank has one block of a matrix, one piece of a vector",
+                 {dtensor::held_by("matrix", {n, n}, q * q, block),
+                  dtensor::held_by("vector", {n}, q * q, piece)});
+}
+
+// --- Groups and products ---------------------------------------------------------
+
+/// A rank's place on the square, and its number in each of its groups.
+inline std::vector<int> place_and_numbers(ProcessGroup& world, int q) {
+  DeviceMesh mesh(world, summa::square(q));
+  const summa::Grid grid = summa::grid_of(mesh);
+  const summa::Place place = summa::place_of(world.rank(), q);
+  return {place.i, place.j, grid.row->rank(), grid.col->rank()};
+}
+
+inline Picture numbers_in_groups(int q) {
+  Rows rows = {{"rank", "i", "j", "number in ROW", "number in COL"}};
+  const auto all = on_ranks(q * q, place_and_numbers, q);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    rows.push_back({std::to_string(rank)});
+    for (const int number : all[rank]) {
+      rows.back().push_back(std::to_string(number));
+    }
+  }
+  return table(rows);
+}
+
+/// n x n normal numbers that depend on the name alone.
+inline Tensor numbers(std::int64_t n, const char* name) {
+  const Tensor x = Tensor::empty({n, n}, {DType::kF64, Device()});
+  fill_normal(x, /*seed=*/1, stream_of(name), /*mean=*/0, /*stddev=*/1);
+  return x;
+}
+
+/// This rank's block of a product after `steps` steps, from blocks of X and W.
+using Product = Tensor (*)(const Tensor& x, const Tensor& w, ProcessGroup& row,
+                           ProcessGroup& col, int steps);
+
+/// How far this rank's block is from the right one after 0 to q steps. On 3 x 3
+/// ranks, matrices of 12 x 12.
+inline std::vector<double> distances_of(ProcessGroup& world, Product product,
+                                        bool is_exchanged) {
+  constexpr int kSide = 3;
+  constexpr std::int64_t kSize = 12;
+  DeviceMesh mesh(world, summa::square(kSide));
+  const summa::Grid grid = summa::grid_of(mesh);
+  const Tensor whole_x = numbers(kSize, "x"), whole_w = numbers(kSize, "w");
+  const Shards block = summa::matrix_part(grid.place());
+  const Tensor x = take_part(whole_x, block), w = take_part(whole_w, block);
+  const Tensor right = take_part(matmul(whole_x, whole_w), block);
+  ProcessGroup& row = is_exchanged ? *grid.col : *grid.row;
+  ProcessGroup& col = is_exchanged ? *grid.row : *grid.col;
+  std::vector<double> distances;
+  for (int steps = 0; steps <= kSide; ++steps) {
+    distances.push_back(
+        max_abs_difference(product(x, w, row, col, steps), right));
+  }
+  return distances;
+}
+
+inline Picture distances_table(const std::vector<std::vector<double>>& all) {
+  Rows rows = {{"rank", "at the start"}};
+  for (std::size_t step = 1; step < all[0].size(); ++step) {
+    rows[0].push_back("after step " + std::to_string(step - 1));
+  }
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    rows.push_back({std::to_string(rank)});
+    for (const double distance : all[rank]) {
+      rows.back().push_back(fixed(distance, 6));
+    }
+  }
+  return table(rows);
+}
+
+// --- Bytes -----------------------------------------------------------------------
+
+/// Elements that an average rank sends: roots send more than the others.
+inline double counted_elements(
+    const std::vector<std::vector<CommRecord>>& ranks) {
+  double elements = 0;
+  for (const std::vector<CommRecord>& records : ranks) {
+    for (const CommRecord& record : records) elements += wire_elements(record);
+  }
+  return elements / static_cast<double>(ranks.size());
+}
+
+/// What 2D sends in the products of a block for each element that 1D sends.
+inline Picture bytes_2d_over_1d(const std::vector<double>& tokens_over_h) {
+  Rows rows = {{"tokens over h"}};
+  for (const double q : {2, 4, 8, 16}) {
+    rows[0].push_back(fixed(q * q, 0) + " ranks");
+  }
+  for (const double x : tokens_over_h) {
+    rows.push_back({fixed(x, 2)});
+    for (const double q : {2, 4, 8, 16}) {
+      const double in_1d = 4 * 2 * (q * q - 1) / (q * q) * x;
+      const double in_2d = summa::over_linears(1, [&](double k, double n) {
+        return summa::linear_elements(q, 1, x, k, n);
+      });
+      rows.back().push_back(fixed(in_2d / in_1d, 2));
+    }
+  }
+  return table(rows);
+}
+
+/// For the first exercise: an MLP h -> 4h -> h on 16 ranks.
+inline bool is_crossover(double tokens, double h) {
+  const double in_1d = 2 * 2 * 15.0 / 16 * tokens * h;
+  const double in_2d = summa::linear_elements(4, 1, tokens, h, 4 * h) +
+                       summa::linear_elements(4, 1, tokens, 4 * h, h);
+  return tokens > 0 && std::abs(in_2d - in_1d) < 1e-6 * tokens * h;
+}
+
+/// For the second exercise: the first element of a rank's piece of a vector.
+inline double first_element(int i, int j, int q, std::int64_t n) {
+  const Shards piece = summa::vector_part({q, i, j});
+  return static_cast<double>(runs_of(piece, {n}, /*dim=*/0)[0].begin);
+}
+
+// --- Trainings -------------------------------------------------------------------
+
+/// A small GPT on a random walk; the loss begins at ln 256 = 5.55.
+inline Options small_options() {
+  Options options;
+  options.chapter = "08_tensor_parallel_2d";
+  options.model = "gpt-nano";
+  options.data = "walk";
+  options.world_size = 4;
+  options.batch = 8;
+  options.seq = 32;
+  options.steps = 6;
+  return options;
+}
+
+inline Report train_2d(const Options& options) {
+  ChapterRun chapter;
+  chapter.rank = [](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, summa::square(summa::side_of(world.size(), 1, "")));
+    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world);
+    run.train(options, strategy);
+  };
+  chapter.reference = [](const Options& options) {
+    return train_one_device(options);
+  };
+  return run_and_compare(options, chapter);
+}
+
+inline Report train_1d(const Options& options) {
+  ChapterRun chapter;
+  chapter.rank = [](const Options& options, ProcessGroup& world, Run& run) {
+    tensor_parallel::TensorParallelStrategy strategy(options, {}, world);
+    run.train(options, strategy);
+  };
+  chapter.reference = [](const Options& options) {
+    return train_one_device(options);
+  };
+  return run_and_compare(options, chapter);
+}
+
+inline Bar memory_bar(const std::string& name, const Report& report,
+                      MemoryKind kind) {
+  return {name, report.ranks[0].peak[static_cast<std::size_t>(kind)].counted};
+}
+
+/// Parameters and activations of a rank in one dimension and in two.
+inline Picture memories_1d_and_2d(const Report& in_1d, const Report& in_2d) {
+  return bars("2D cuts the activations as well",
+              {memory_bar("1D, parameters", in_1d, MemoryKind::kParameter),
+               memory_bar("2D, parameters", in_2d, MemoryKind::kParameter),
+               memory_bar("1D, activations", in_1d, MemoryKind::kActivation),
+               memory_bar("2D, activations", in_2d, MemoryKind::kActivation)},
+              {"KiB", 1024}, "space");
+}
+
+/// A step of GPT 6.7B, of three, in bf16 on 16 simulated A100, samples of 1024
+/// tokens.
+inline Picture steps_on_a100s(const std::vector<int>& samples) {
+  Rows rows = {{"tokens", "1D sends", "2D sends", "1D takes", "2D takes"}};
+  for (const int batch : samples) {
+    Options options = small_options();
+    options.backend = "sim";
+    options.cluster = "dgx-a100";
+    options.model = "gpt-6.7b";
+    options.data = "random";
+    options.dtype = DType::kBF16;
+    options.world_size = 16;
+    options.batch = batch;
+    options.seq = 1024;
+    options.steps = 3;
+    rows.push_back({std::to_string(1024 * batch)});
+    const std::vector<Report> reports = {train_1d(options), train_2d(options)};
+    for (const Report& report : reports) {
+      rows.back().push_back(fixed(report.ranks[0].bytes.counted / 3e9, 1) +
+                            " GB");
+    }
+    for (const Report& report : reports) {
+      rows.back().push_back(fixed(1e3 * report.time.step_s, 0) + " ms");
+    }
+  }
+  return table(rows);
+}
+
+// --- Norms -----------------------------------------------------------------------
+
+/// Error of the norm, in f32, of rows of 8 whose mean is `mean`, cut over ranks.
+inline double norm_error(ProcessGroup& world, double mean) {
+  const Tensor x = Tensor::empty({4, 8}, {DType::kF64, Device()});
+  fill_normal(x, 1, stream_of("x"), mean, 1);
+  const auto part = [&](const Tensor& whole, std::int64_t dim) {
+    return take_part(to_dtype(whole, DType::kF32),
+                     {{dim, world.rank(), world.size()}});
+  };
+  const Tensor ones = Tensor::full({8}, 1, x.options());
+  const Tensor zeros = ones.zeros_like();
+  const Tensor y =
+      summa::split_layer_norm(part(x, 1), part(ones, 0), part(zeros, 0), world,
+                              /*eps=*/1e-5);
+  const Tensor right = layer_norm(x, ones, zeros);
+  return max_abs_difference(to_dtype(y, DType::kF64),
+                            to_dtype(part(right, 1), DType::kF64));
+}
+
+inline Picture norm_errors(const std::vector<double>& means) {
+  Rows rows = {{"mean", "largest error"}};
+  for (const double mean : means) {
+    rows.push_back(
+        {fixed(mean, 0), fixed(on_ranks(2, norm_error, mean)[0], 6)});
+  }
+  return table(rows);
+}
+
+}  // namespace notes
