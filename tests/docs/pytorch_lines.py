@@ -33,6 +33,8 @@ COMMANDS = {
     "06_1f1b": ("toy_06_1f1b", r"^loss (\S+)$", [1]),
     "07_tensor_parallel": ("toy_07_tensor_parallel",
                            r"^ *X A +(\d+) +(\d+)\n +(\d+) +(\d+)$", [0, 1]),
+    "10_tensor_parallel_3d": ("toy_10_tensor_parallel_3d",
+                              r"^rank \d .* sum (\d+)$", list(range(8))),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
