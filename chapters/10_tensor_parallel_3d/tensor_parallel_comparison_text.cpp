@@ -169,7 +169,7 @@ std::string plot_title(const Comparison& all) {
 }  // namespace
 
 pictures::Picture comparison_picture(const Comparison& all) {
-  constexpr double kWidth = 190, kHeight = 260, kGap = 30, kLeft = 70;
+  constexpr double kWidth = 112, kHeight = 250, kGap = 40, kLeft = 44;
   using pictures::Figure;
   const ComparedLayer& layer = all.layer;
   const std::size_t plots = layer.tokens_over_h.size();

@@ -43,6 +43,8 @@ COMMANDS = {
                                 r"^Loss: (\d+)$", [0]),
     "08_tensor_parallel_2d": ("toy_08_tensor_parallel_2d",
                               r"^rank \(\d, \d\): .* = (\d+)$", [0, 1, 2, 3]),
+    "10_tensor_parallel_3d": ("toy_10_tensor_parallel_3d",
+                              r"^rank \d .* sum (\d+)$", list(range(8))),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
