@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 
 #include "chapters/13_moe/gate.h"
 #include "chapters/13_moe/load.h"
@@ -177,17 +179,14 @@ Load load(const std::string& name, double coefficient) {
 std::string balance() {
   const std::vector<Load> rows = {load("without the loss", 0),
                                   load("coefficient 0.1", 0.1)};
-  double most = 0;
-  std::size_t over = 0;
-  for (const double value : rows[0].values) {
-    most = std::max(most, value);
-    if (value > 1) ++over;
-  }
+  std::vector<double> sorted = rows[0].values;
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  const double most = sorted[0];
   Figure figure(
       fmt::format(
-          "Without the balancing loss, {} of 8 experts get most tokens\n"
+          "Without the loss, 3 of 8 experts get {:.0f} % of the tokens\n"
           "Tokens of each expert after 30 steps, over an even load",
-          over),
+          100 * (sorted[0] + sorted[1] + sorted[2]) / 8),
       460);
   constexpr double kLeft = 110, kColumn = 38, kHeight = 84;
   std::string details;
@@ -212,8 +211,11 @@ std::string balance() {
             {x + 4, y_of(value), kColumn - 8, y_of(1) - y_of(value)},
             kOrange.color);
       }
-      figure.text(x + kColumn / 2, y_of(value) - 5,
-                  fmt::format("{:.2f}", value), Figure::Anchor::kMiddle);
+      // Inside the bar where the even line is just above it
+      const bool is_inside = value > 0.5 && value <= 1;
+      figure.text(x + kColumn / 2, y_of(value) + (is_inside ? 14 : -5),
+                  fmt::format("{:.2f}", value), Figure::Anchor::kMiddle,
+                  is_inside ? "#ffffff" : pictures::kInk);
       details += fmt::format(" {:.2f}", value);
     }
     details += ". ";
@@ -270,7 +272,7 @@ std::vector<Value> message_shares(Options options,
   std::vector<Value> shares;
   for (const int width : widths) {
     options.model = fmt::format(
-        R"({{"n_embd": {}, "n_layer": 2, "n_head": 16, "vocab_size": 1024,)"
+        R"({{"n_embd": {}, "n_layer": 2, "n_head": 8, "vocab_size": 1024,)"
         R"( "n_positions": 1024}})",
         width);
     moe::StrategyOptions setup;
@@ -346,12 +348,11 @@ std::string threshold() {
     each.options.steps = 2;
     plot.mark(each.width, each.stroke, fmt::format("{:.0f}", each.width));
     plot.curve(message_shares(each.options, widths), each.stroke, each.name);
+    // The kernels of A100 want multiples of eight
+    const int marked = 8 * static_cast<int>(std::lround(each.width / 8));
     details += fmt::format(
-        "{} {:.0f} % at {:.0f}. ", each.name,
-        100 * message_shares(each.options,
-                             {16 * static_cast<int>(each.width / 16 + 0.5)})[0]
-                  .y,
-        each.width);
+        "{}: {:.0f} % at {}. ", each.name,
+        100 * message_shares(each.options, {marked})[0].y, marked);
     each.options.batch /= 16;
     if (each.options.cluster == "textbook") {
       plot.dots(message_shares(each.options, widths), each.stroke);
