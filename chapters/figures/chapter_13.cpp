@@ -350,9 +350,9 @@ std::string threshold() {
     plot.curve(message_shares(each.options, widths), each.stroke, each.name);
     // The kernels of A100 want multiples of eight
     const int marked = 8 * static_cast<int>(std::lround(each.width / 8));
-    details += fmt::format(
-        "{}: {:.0f} % at {}. ", each.name,
-        100 * message_shares(each.options, {marked})[0].y, marked);
+    details +=
+        fmt::format("{}: {:.0f} % at {}. ", each.name,
+                    100 * message_shares(each.options, {marked})[0].y, marked);
     each.options.batch /= 16;
     if (each.options.cluster == "textbook") {
       plot.dots(message_shares(each.options, widths), each.stroke);
