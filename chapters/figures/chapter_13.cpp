@@ -3,16 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 
 #include "chapters/13_moe/gate.h"
 #include "chapters/13_moe/load.h"
 #include "chapters/13_moe/moe_strategy.h"
 #include "chapters/13_moe/routing.h"
 #include "chapters/common/run/program.h"
+#include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
 #include "chapters/figures/plot.h"
 #include "chapters/figures/ranks.h"
-#include "chapters/pictures/charts.h"
+#include "chapters/figures/runs.h"
 #include "comm/device_mesh.h"
 #include "core/ops.h"
 
@@ -49,7 +52,7 @@ moe::Routing route(const moe::GateValues& values, std::int64_t tokens,
 
 std::string slots() {
   constexpr int kRanks = 2, kTokens = 8, kExperts = 4;
-  constexpr double kRow = 19, kTokenX = 120, kSlotX = 380, kBox = 34;
+  constexpr double kRow = 19, kTokenX = 126, kSlotX = 326, kBox = 34;
   std::vector<moe::Routing> routings;
   std::int64_t dropped = 0;
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -59,24 +62,43 @@ std::string slots() {
   }
   const std::int64_t capacity = routings[0].capacity;
   Figure figure(
-      fmt::format(
-          "{} of 16 tokens find their expert full, and {} slots stay "
-          "empty\nEach expert has {} slots for the tokens of each rank.",
-          dropped, dropped, capacity),
-      640);
-  const double top = figure.add_row(30 + kRow * kRanks * kTokens + 30) + 24;
-  figure.text(kTokenX, top - 10, "tokens");
-  figure.text(kSlotX, top - 10, "slots of the experts");
+      fmt::format("{} of 16 tokens find their expert full, and {} slots stay "
+                  "empty\nEach expert has {} slots for the tokens of each "
+                  "rank.",
+                  dropped, dropped, capacity),
+      500);
+  constexpr double kHeight = kRow * kRanks * kTokens + 42;
+  const double top = figure.add_row(kHeight + 36) + 34;
+  figure.text(kTokenX + kBox / 2, top - 18, "tokens", Figure::Anchor::kMiddle);
+  figure.text((kTokenX + kBox + kSlotX) / 2, top - 18, "all-to-all",
+              Figure::Anchor::kMiddle, pictures::color_of("comm"));
+  figure.text(kSlotX + kBox / 2, top - 18, "slots", Figure::Anchor::kMiddle);
   const auto token_y = [&](int rank, int token) {
-    return top + kRow * (rank * kTokens + token) + 12 * rank;
+    return top + kRow * (rank * kTokens + token) + 30 * rank;
   };
   const auto slot_y = [&](int expert, int rank, std::int64_t slot) {
     return top +
            kRow * static_cast<double>(capacity * (2 * expert + rank) + slot) +
-           6 * expert;
+           6 * (expert % 2) + 30 * (expert / 2);
   };
+  // What a rank has is in a frame of its colour
+  const auto frame = [&](double left, double right, double from, double to,
+                         int rank) {
+    figure.line(
+        {{left, from}, {right, from}, {right, to}, {left, to}, {left, from}},
+        rank_color(rank), 1.5);
+  };
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const double from = token_y(rank, 0) - 7;
+    const double to = token_y(rank, kTokens - 1) + kRow + 9;
+    frame(0, kTokenX + kBox + 8, from, to, rank);
+    frame(kSlotX - 8, figure.width() - 2, from, to, rank);
+    for (const double x : {8.0, figure.width() - 54}) {
+      figure.text(x, from + 18, fmt::format("rank {}", rank),
+                  Figure::Anchor::kStart, rank_color(rank));
+    }
+  }
   for (int expert = 0; expert < kExperts; ++expert) {
-    const int owner = expert / (kExperts / kRanks);
     for (int rank = 0; rank < kRanks; ++rank) {
       for (std::int64_t slot = 0; slot < capacity; ++slot) {
         figure.box({kSlotX, slot_y(expert, rank, slot), kBox, kRow - 2},
@@ -84,12 +106,9 @@ std::string slots() {
       }
     }
     figure.text(kSlotX + kBox + 10, slot_y(expert, 1, 0) + 4,
-                fmt::format("expert {}, on rank {}", expert, owner),
-                Figure::Anchor::kStart, rank_color(owner));
+                fmt::format("expert {}", expert));
   }
   for (int rank = 0; rank < kRanks; ++rank) {
-    figure.text(0, token_y(rank, kTokens / 2), fmt::format("rank {}", rank),
-                Figure::Anchor::kStart, rank_color(rank));
     for (int token = 0; token < kTokens; ++token) {
       const moe::Routing& routing = routings[static_cast<std::size_t>(rank)];
       const auto t = static_cast<std::size_t>(token);
@@ -114,11 +133,18 @@ std::string slots() {
       box(kSlotX, to);
     }
   }
-  return figure.svg("");
+  return figure.svg(fmt::format(
+      "Tokens in their slots keep the colour of their rank: half of the slots "
+      "of each expert hold tokens of the other rank."));
 }
 
+struct Load {
+  std::string name = "";
+  std::vector<double> values = {};  // of each expert, over an even load
+};
+
 // The choices of each expert, over all layers, in the last of 30 steps.
-pictures::Series load(const std::string& name, double coefficient) {
+Load load(const std::string& name, double coefficient) {
   Options options = on_shapes("none", 4, "gpt-nano", 8, 32);
   options.backend = "threads";
   options.data = "walk";
@@ -126,7 +152,7 @@ pictures::Series load(const std::string& name, double coefficient) {
   options.steps = 30;
   moe::StrategyOptions setup;
   setup.moe.aux_coefficient = coefficient;
-  pictures::Series series{name, {}};
+  Load result{name, {}};
   ChapterRun chapter;
   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
     DeviceMesh mesh(world,
@@ -137,25 +163,75 @@ pictures::Series load(const std::string& name, double coefficient) {
     if (world.rank() != 0) return;
     double sum = 0;
     for (const auto& [layer, counts] : loads) {
-      series.values.resize(counts.size());
+      result.values.resize(counts.size());
       for (std::size_t e = 0; e < counts.size(); ++e) {
-        series.values[e] += static_cast<double>(counts[e]);
+        result.values[e] += static_cast<double>(counts[e]);
         sum += static_cast<double>(counts[e]);
       }
     }
-    const auto experts = static_cast<double>(series.values.size());
-    for (double& value : series.values) value *= experts / sum;
+    const auto experts = static_cast<double>(result.values.size());
+    for (double& value : result.values) value *= experts / sum;
   };
   run_and_compare(options, chapter);
-  return series;
+  return result;
 }
 
 std::string balance() {
-  return pictures::columns(
-             "The balancing loss brings every expert near an even load\n"
-             "Load of each expert after 30 steps, over the even load",
-             {load("without it", 0), load("coefficient 0.1", 0.1)}, "expert", 1)
-      .svg;
+  const std::vector<Load> rows = {load("without the loss", 0),
+                                  load("coefficient 0.1", 0.1)};
+  std::vector<double> sorted = rows[0].values;
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  const double most = sorted[0];
+  Figure figure(
+      fmt::format(
+          "Without the loss, 3 of 8 experts get {:.0f} % of the tokens\n"
+          "Tokens of each expert after 30 steps, over an even load",
+          100 * (sorted[0] + sorted[1] + sorted[2]) / 8),
+      460);
+  constexpr double kLeft = 110, kColumn = 38, kHeight = 84;
+  std::string details;
+  double bottom = 0;
+  for (const Load& row : rows) {
+    const double top = figure.add_row(kHeight + 30) + 22;
+    bottom = top + kHeight;
+    const auto y_of = [&](double value) {
+      return bottom - kHeight * value / most;
+    };
+    figure.text(0, bottom - kHeight / 2 + 4, row.name);
+    details += row.name + ":";
+    for (std::size_t e = 0; e < row.values.size(); ++e) {
+      const double value = row.values[e];
+      const double x = kLeft + kColumn * static_cast<double>(e);
+      // Beyond an even load, in another colour
+      figure.colored_box({x + 4, y_of(std::min(value, 1.0)), kColumn - 8,
+                          bottom - y_of(std::min(value, 1.0))},
+                         kBlue.color);
+      if (value > 1) {
+        figure.colored_box(
+            {x + 4, y_of(value), kColumn - 8, y_of(1) - y_of(value)},
+            kOrange.color);
+      }
+      // Inside the bar where the even line is just above it
+      const bool is_inside = value > 0.5 && value <= 1;
+      figure.text(x + kColumn / 2, y_of(value) + (is_inside ? 14 : -5),
+                  fmt::format("{:.2f}", value), Figure::Anchor::kMiddle,
+                  is_inside ? "#ffffff" : pictures::kInk);
+      details += fmt::format(" {:.2f}", value);
+    }
+    details += ". ";
+    const double right = kLeft + kColumn * 8;
+    figure.line({{kLeft, y_of(1)}, {right, y_of(1)}}, pictures::kInk, 1.5,
+                "6 4");
+    figure.line({{kLeft, bottom}, {right, bottom}}, pictures::kMuted, 1);
+    figure.text(right + 6, y_of(1) + 4, "even");
+  }
+  const double y = figure.add_row(18) + 12;
+  figure.text(0, y, "expert", Figure::Anchor::kStart, pictures::kMuted);
+  for (int e = 0; e < 8; ++e) {
+    figure.text(kLeft + kColumn * (e + 0.5), y, std::to_string(e),
+                Figure::Anchor::kMiddle);
+  }
+  return figure.svg(details);
 }
 
 std::string drops() {
@@ -163,9 +239,9 @@ std::string drops() {
   Figure figure(
       "Capacity helps where the load is nearly even\n"
       "4096 tokens, 16 experts, top-1",
-      640);
+      500);
   const double y = Plot::row(figure, 220);
-  Plot plot(figure, {50, y, 360, 220},
+  Plot plot(figure, {50, y, 300, 220},
             {"capacity factor: slots over tokens", 1, 4},
             {"dropped tokens", 0, 0.8, {"%", 0.01}});
   for (const auto& [lean, stroke] :
@@ -183,11 +259,107 @@ std::string drops() {
                                         static_cast<double>(kTokens));
       }
     }
-    plot.curve(shares, stroke,
-               fmt::format("busiest expert: {:.1f} x even", busiest));
+    plot.curve(shares, stroke, fmt::format("busiest: {:.1f} x even", busiest));
   }
   plot.labels();
   return figure.svg("");
+}
+
+// The time of all-to-alls as a share of all-to-alls and experts' products.
+std::vector<Value> message_shares(Options options,
+                                  const std::vector<int>& widths) {
+  constexpr std::int64_t kExperts = 64;
+  std::vector<Value> shares;
+  for (const int width : widths) {
+    options.model = fmt::format(
+        R"({{"n_embd": {}, "n_layer": 2, "n_head": 8, "vocab_size": 1024,)"
+        R"( "n_positions": 1024}})",
+        width);
+    moe::StrategyOptions setup;
+    setup.moe.num_experts = {kExperts};
+    setup.moe.gate.num_experts = kExperts;
+    setup.ep = options.world_size;
+    ChapterRun chapter;
+    chapter.fold_class = moe::fold_class(options, setup);
+    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+      DeviceMesh mesh(world,
+                      moe::expert_topology(moe::group_sizes(options, setup)));
+      moe::MoeStrategy strategy(options, setup, mesh);
+      run.train(options, strategy);
+    };
+    const double tokens =
+        static_cast<double>(options.batch * options.seq) / options.world_size;
+    const double product = 8.0 * tokens * width * width;
+    double messages = 0, products = 0;
+    for (const sim::TimelineEvent& event :
+         first_rank(run_and_compare(options, chapter)).events) {
+      const double seconds = event.end_s - event.begin_s;
+      if (event.name == "all_to_all") messages += seconds;
+      if (event.name == "matmul" && event.flops == product) products += seconds;
+    }
+    shares.push_back(
+        {static_cast<double>(width), messages / (messages + products)});
+  }
+  return shares;
+}
+
+std::string threshold() {
+  // x e rate / (12 bandwidth): x is the share of the slots that travel over
+  // the slowest link
+  const auto least_width = [](double x, double e, double rate,
+                              double bandwidth) {
+    return x * e * rate / (12 * bandwidth);
+  };
+  const sim::Cluster a100 = sim::Cluster::read("dgx-a100");
+  const double rate = a100.device.peak_flops.at(DType::kBF16);
+  const double nic = a100.network.bytes_per_s;
+  struct Case {
+    const char* name;
+    Options options;
+    Stroke stroke;
+    double width;
+  };
+  // 32 samples for each rank
+  std::vector<Case> cases = {
+      {"8 A100", on_shapes("dgx-a100", 8, "", 256, 1024), kGreen,
+       least_width(7.0 / 8, 2, rate, a100.intra_node.bytes_per_s)},
+      {"8 of textbook", on_shapes("textbook", 8, "", 256, 1024), kBlue,
+       least_width(7.0 / 8, 4, textbook::kRate, textbook::kBandwidth)},
+      {"64 A100", on_shapes("dgx-a100", 64, "", 2048, 1024), kOrange,
+       least_width(56.0 / 64, 2, rate, nic)}};
+  const std::vector<int> widths = {64,  96,   128,  192,  256,  384, 512,
+                                   768, 1024, 1536, 2048, 3072, 4096};
+  Figure figure(
+      "Above the marked widths, products outweigh all-to-alls\n"
+      "64 experts. Curves: 32,768 tokens of each rank; dots: 2048",
+      500);
+  const double y = Plot::row(figure, 250);
+  Plot plot(figure, {50, y, 340, 250}, {"width h", 64, 4096, {}, true},
+            {"all-to-alls, share of all-to-alls and experts' products",
+             0,
+             1,
+             {"%", 0.01}});
+  figure.line({plot.at(64, 0.5), plot.at(4096, 0.5)}, pictures::kInk, 1, "4 3");
+  std::string details;
+  for (Case& each : cases) {
+    if (each.options.cluster != "textbook") {
+      each.options.dtype = DType::kBF16;
+    }
+    each.options.steps = 2;
+    plot.mark(each.width, each.stroke, fmt::format("{:.0f}", each.width));
+    plot.curve(message_shares(each.options, widths), each.stroke, each.name);
+    // The kernels of A100 want multiples of eight
+    const int marked = 8 * static_cast<int>(std::lround(each.width / 8));
+    details +=
+        fmt::format("{}: {:.0f} % at {}. ", each.name,
+                    100 * message_shares(each.options, {marked})[0].y, marked);
+    each.options.batch /= 16;
+    if (each.options.cluster == "textbook") {
+      plot.dots(message_shares(each.options, widths), each.stroke);
+    }
+  }
+  plot.labels();
+  return figure.svg(details);
 }
 
 }  // namespace
@@ -195,7 +367,8 @@ std::string drops() {
 std::vector<PageFigure> all() {
   return {{"chapters/13_moe/slots.svg", slots},
           {"chapters/13_moe/balance.svg", balance},
-          {"chapters/13_moe/drops.svg", drops}};
+          {"chapters/13_moe/drops.svg", drops},
+          {"chapters/13_moe/threshold.svg", threshold}};
 }
 
 }  // namespace shardbook::figures::page_13
