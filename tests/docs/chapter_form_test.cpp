@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 const fs::path kChapters = fs::path(SHARDBOOK_ROOT) / "chapters";
 
 // Chapters that do not have the form yet. One that has it may not be here.
-const std::set<std::string> kNotYet = {"13_moe", "15_engine"};
+const std::set<std::string> kNotYet = {"15_engine"};
 
 const std::vector<std::string> kSections = {
     "The problem", "The idea",   "The lesson", "The bill", "When it pays",
