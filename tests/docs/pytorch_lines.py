@@ -33,6 +33,7 @@ COMMANDS = {
     "06_1f1b": ("toy_06_1f1b", r"^loss (\S+)$", [1]),
     "07_tensor_parallel": ("toy_07_tensor_parallel",
                            r"^ *X A +(\d+) +(\d+)\n +(\d+) +(\d+)$", [0, 1]),
+    "15_engine": ("toy_02_ddp", r"^loss of rank \d (\S+)$", [0, 1]),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
