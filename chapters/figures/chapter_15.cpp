@@ -1,14 +1,22 @@
-// The engine: a config decides what the ranks do.
+// The engine: a config decides what the ranks do, and when they send.
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <map>
+#include <numeric>
 #include <sstream>
+#include <string>
+#include <vector>
 
+#include "chapters/15_engine/prepared.h"
 #include "chapters/15_engine/strategies.h"
 #include "chapters/common/run/program.h"
+#include "chapters/common/run/textbook.h"
 #include "chapters/figures/lane.h"
 #include "chapters/figures/pages.h"
+#include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
 #include "comm/device_mesh.h"
 
@@ -16,14 +24,15 @@ namespace shardbook::figures::page_15 {
 namespace {
 
 using pictures::Figure;
+using pictures::kInk;
+using pictures::kMuted;
 
 struct Run {
   Report report;
   FoldClass fold_class;
 };
 
-Run train(const std::string& json) {
-  Options options = on_shapes("dgx-a100", 4, "gpt2-medium", 32, 1024);
+Run train(const std::string& json, Options options) {
   const auto config = engine::DeepSpeedConfig::parse(json, "figure");
   const int dp = engine::data_parallel_ranks(options, config);
   engine::apply_config(config, dp, {}, options);
@@ -48,7 +57,7 @@ std::string config_of(const std::string& lines) {
 }
 
 std::string configs() {
-  constexpr double kBegin = 290, kLane = 15, kLine = 16;
+  constexpr double kBegin = 215, kLane = 15, kLine = 16;
   const std::vector<std::string> all = {
       "\"zero_optimization\":\n  {\"stage\": 2}",
       "\"pipeline\": {\"stages\": 4},\n\"gradient_accumulation_steps\": 8",
@@ -57,8 +66,8 @@ std::string configs() {
   Figure figure(
       "A few lines of the config choose what four devices do\n"
       "One step of GPT-2 medium with 32 samples of 1024 tokens in bf16, on "
-      "simulated A100",
-      640);
+      "simulated A100. A lane per device.",
+      520);
   figure.legend({{"forward", "forward"},
                  {"backward", "backward"},
                  {"optimizer", "update"},
@@ -67,7 +76,8 @@ std::string configs() {
   std::vector<Run> runs;
   double longest = 0;
   for (const std::string& lines : all) {
-    runs.push_back(train(config_of(lines)));
+    runs.push_back(train(config_of(lines),
+                         on_shapes("dgx-a100", 4, "gpt2-medium", 32, 1024)));
     longest = std::max(longest, runs.back().report.time.step_s);
   }
   const double pixels = (figure.width() - kBegin) / longest;
@@ -98,10 +108,211 @@ std::string configs() {
   return figure.svg(details);
 }
 
+// --- When gradients and parameters travel ------------------------------------
+
+// Stage 3 keeps nothing, and stages 1 and 2 have one bucket.
+std::string stage_config(int stage, std::int64_t micro_batches) {
+  return fmt::format(R"({{"gradient_accumulation_steps": {},
+                          "zero_optimization": {{"stage": {}, {}}}}})",
+                     micro_batches, stage,
+                     stage == 3 ? R"("max_reuse_distance": 0)"
+                                : R"("reduce_bucket_size": 2e9)");
+}
+
+// The queue of messages that works longest.
+std::string network_of(const sim::RankTimeline& timeline) {
+  std::map<std::string, double> busy;
+  for (const sim::TimelineEvent& event : timeline.events) {
+    if (event.queue.rfind("comm", 0) == 0) {
+      busy[event.queue] += event.end_s - event.begin_s;
+    }
+  }
+  const auto longest = std::max_element(
+      busy.begin(), busy.end(),
+      [](const auto& a, auto& b) { return a.second < b.second; });
+  return longest == busy.end() ? "" : longest->first;
+}
+
+std::string contract() {
+  constexpr double kBegin = 60;
+  Figure figure(
+      "Stage 1 sends at the boundary, stage 2 after each backward, stage 3 all "
+      "the time\n"
+      "One step of GPT-2 with four micro-batches, on 8 ranks of the cluster "
+      "textbook",
+      520);
+  figure.legend({{"forward", "forward"},
+                 {"backward", "backward"},
+                 {"comm", "reduces or gathers"},
+                 {"exposed", "waits for a message"}});
+  std::vector<Run> runs;
+  double longest = 0;
+  for (int stage = 1; stage <= 3; ++stage) {
+    runs.push_back(train(stage_config(stage, 4),
+                         on_shapes("textbook", 8, "gpt2", 64, 1024)));
+    longest = std::max(longest, runs.back().report.time.step_s);
+  }
+  const double pixels = (figure.width() - kBegin) / longest;
+  std::string details;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const sim::RankTimeline step = first_rank(runs[i].report);
+    const double length = runs[i].report.time.step_s;
+    const std::string result =
+        fmt::format("stage {}: {:.1f} ms", i + 1, 1e3 * length);
+    details += result + ". ";
+    figure.heading(result);
+    const auto lane = [&](const char* name, const std::string& queue,
+                          double height) {
+      const double y = figure.add_row(height + 3);
+      figure.text(0, y + height / 2 + 4, name);
+      draw_lane(figure, step, queue, {kBegin, y, pixels * length, height},
+                pixels);
+    };
+    lane("compute", "compute", 20);
+    lane("network", network_of(step), 16);
+  }
+  figure.axis(kBegin, figure.width(), longest, {"ms", 1e-3}, "time");
+  return figure.svg(details);
+}
+
+// --- Which stage for which number of micro-batches ---------------------------
+
+constexpr int kRanks = 8;
+constexpr std::int64_t kBatch = 320, kTokens = 175;
+
+double step_s(const std::string& json) {
+  return train(json, on_shapes("textbook", kRanks, "gpt2-xl", kBatch, kTokens))
+      .report.time.step_s;
+}
+
+std::vector<Value> stage_times(int stage, const std::vector<int>& all) {
+  std::vector<Value> times;
+  for (const int m : all) {
+    times.push_back({static_cast<double>(m), step_s(stage_config(stage, m))});
+  }
+  return times;
+}
+
+std::vector<Value> pipeline_times(const std::vector<int>& all) {
+  std::vector<Value> times;
+  for (const int m : all) {
+    const std::string json = fmt::format(
+        R"({{"gradient_accumulation_steps": {}, "pipeline":
+             {{"stages": 8, "partition": "parameters"}}}})",
+        m);
+    times.push_back({static_cast<double>(m), step_s(json)});
+  }
+  return times;
+}
+
+std::string choice() {
+  constexpr double kElement = 4;
+  // 2 bandwidth / (e rate) B s / (d - 1)
+  const double limit = 2 * textbook::kBandwidth / (kElement * textbook::kRate) *
+                       static_cast<double>(kBatch * kTokens) / (kRanks - 1);
+  const auto zero1 = stage_times(1, {1, 40});
+  const auto zero2 = stage_times(2, {1, 2, 4, 8, 10, 20});
+  const auto zero3 = stage_times(3, {1, 2, 4, 5, 8, 10});
+  const auto stages = pipeline_times({5, 8, 10, 20, 40});
+  Figure figure(
+      "Accumulation makes ZeRO-3 slow and fills a pipeline\n"
+      "GPT-2 XL in f32, 320 sequences of 175 tokens per step, on 8 ranks of "
+      "the cluster textbook",
+      520);
+  const double y = Plot::row(figure, 240);
+  Plot plot(figure, {50, y, 400, 240},
+            {"gradient_accumulation_steps", 1, 40, {}, true},
+            {"time of a step", 0, 2, {"ms", 1e-3}});
+  plot.mark(limit, kBlue, fmt::format("inequality: {:.0f}", limit));
+  const auto text = [&](double m, double seconds, const std::string& words,
+                        const pictures::Stroke& stroke) {
+    const pictures::Point at = plot.at(m, seconds);
+    figure.text(at.x + 7, at.y, words, Figure::Anchor::kStart, stroke.color);
+  };
+  plot.curve(zero2, kGold);
+  plot.dots(zero2, kGold);
+  text(zero2.back().x, zero2.back().y, "ZeRO-2", kGold);
+  plot.curve(zero1, kGreen, "ZeRO-1");
+  plot.curve(stages, kOrange, "8 stages");
+  plot.dots(stages, kOrange);
+  plot.curve(zero3, kBlue);
+  plot.dots(zero3, kBlue);
+  text(zero3.back().x, zero3.back().y, "ZeRO-3", kBlue);
+  plot.labels();
+  std::string details = fmt::format("ZeRO-1: {:.0f} ms. ", 1e3 * zero1[0].y);
+  for (const auto& [name, values] :
+       {std::pair("ZeRO-3", zero3), std::pair("8 stages", stages)}) {
+    for (const Value& value : values) {
+      details += fmt::format("{}, {:g} steps: {:.0f} ms. ", name, value.x,
+                             1e3 * value.y);
+    }
+  }
+  return figure.svg(details);
+}
+
+// --- Batches of a script for one process -------------------------------------
+
+std::string deal() {
+  constexpr int kProcesses = 4;
+  constexpr std::int64_t kSamples = 44, kSize = 4;
+  constexpr double kBegin = 90, kColumn = 120, kRow = 26;
+  std::vector<std::int64_t> samples(kSamples);
+  std::iota(samples.begin(), samples.end(), 0);
+  accelerate::ShardOptions options;
+  options.batch_size = kSize;
+  Figure figure(
+      "The last round repeats the first samples, and is a window of its own\n"
+      "44 samples in batches of 4, on 4 processes, with two batches per window",
+      kBegin + 3 * kColumn + 10);
+  figure.legend({{"forward", "samples of a batch"},
+                 {"exposed", "samples that come again"}});
+  const double top = figure.add_row(24);
+  std::size_t rounds = 0;
+  std::string details;
+  for (int rank = 0; rank < kProcesses; ++rank) {
+    const double y = figure.add_row(kRow);
+    figure.text(0, y + 16, fmt::format("process {}", rank));
+    const auto batches =
+        accelerate::shard_batches(samples, options, kProcesses, rank);
+    rounds = batches.size();
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      const auto first =
+          (static_cast<std::int64_t>(i) * kProcesses + rank) * kSize;
+      const bool is_again = first >= kSamples;
+      const double x = kBegin + kColumn * static_cast<double>(i);
+      figure.box({x, y + 1, kColumn - 12, kRow - 4},
+                 is_again ? "exposed" : "forward");
+      const std::string range =
+          fmt::format("{} to {}", batches[i].front(), batches[i].back());
+      figure.text(x + (kColumn - 12) / 2, y + 16, range,
+                  Figure::Anchor::kMiddle, "#ffffff");
+      if (is_again) details += "Process 3 reads " + range + " again. ";
+    }
+  }
+  for (std::size_t i = 0; i < rounds; ++i) {
+    figure.text(kBegin + kColumn * static_cast<double>(i) + (kColumn - 12) / 2,
+                top + 16, fmt::format("round {}", i + 1),
+                Figure::Anchor::kMiddle, kMuted);
+  }
+  const double bottom = figure.add_row(28);
+  const auto window = [&](double from, double to, const std::string& text) {
+    const double left = kBegin + kColumn * from;
+    const double right = kBegin + kColumn * to - 12;
+    figure.line({{left, bottom + 4}, {right, bottom + 4}}, kInk, 2);
+    figure.text((left + right) / 2, bottom + 20, text, Figure::Anchor::kMiddle);
+  };
+  window(0, 2, "window 1: an update");
+  window(2, 3, "window 2: counts half");
+  return figure.svg(details);
+}
+
 }  // namespace
 
 std::vector<PageFigure> all() {
-  return {{"chapters/15_engine/configs.svg", configs}};
+  return {{"chapters/15_engine/configs.svg", configs},
+          {"chapters/15_engine/contract.svg", contract},
+          {"chapters/15_engine/choice.svg", choice},
+          {"chapters/15_engine/accelerate.svg", deal}};
 }
 
 }  // namespace shardbook::figures::page_15

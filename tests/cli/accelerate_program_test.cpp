@@ -121,7 +121,7 @@ TEST(AccelerateProgram, GoesOnWhereItStoppedUnderAnotherPlugin) {
 }
 
 TEST(AccelerateProgram, ThePageExplainsEveryOption) {
-  std::ifstream file(SHARDBOOK_ROOT "/chapters/15_engine/README.md");
+  std::ifstream file(SHARDBOOK_ROOT "/chapters/15_engine/accelerate.md");
   const std::string page{std::istreambuf_iterator<char>(file), {}};
   std::istringstream help(run("accelerate", "--help").text);
   int options = 0;

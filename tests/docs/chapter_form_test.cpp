@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <map>
 #include <regex>
-#include <set>
 #include <sstream>
 
 #include "tests/docs/pages.h"
@@ -18,9 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 
 const fs::path kChapters = fs::path(SHARDBOOK_ROOT) / "chapters";
-
-// Chapters that do not have the form yet. One that has it may not be here.
-const std::set<std::string> kNotYet = {"15_engine"};
 
 const std::vector<std::string> kSections = {
     "The problem", "The idea",   "The lesson", "The bill", "When it pays",
@@ -260,18 +256,11 @@ TEST(ChapterForm, EachChapterHasIt) {
   for (const auto& entry : fs::directory_iterator(kChapters)) {
     const std::string name = entry.path().filename().string();
     if (!std::regex_match(name, std::regex("[0-9][0-9]_.*"))) continue;
-    const std::string details = read_file(entry.path() / "details.md");
-    const std::string faults =
-        details.empty()
-            ? name + ": no details.md\n"
-            : faults_of_first_page(read_file(entry.path() / "README.md"),
+    EXPECT_EQ(faults_of_first_page(read_file(entry.path() / "README.md"),
                                    entry.path()) +
-                  faults_of_details(details, entry.path());
-    if (kNotYet.count(name)) {
-      EXPECT_NE(faults, "") << name << " has the form: take it off kNotYet";
-    } else {
-      EXPECT_EQ(faults, "");
-    }
+                  faults_of_details(read_file(entry.path() / "details.md"),
+                                    entry.path()),
+              "");
   }
 }
 

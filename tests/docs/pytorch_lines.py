@@ -45,6 +45,7 @@ COMMANDS = {
                               r"^rank \(\d, \d\): .* = (\d+)$", [0, 1, 2, 3]),
     "10_tensor_parallel_3d": ("toy_10_tensor_parallel_3d",
                               r"^rank \d .* sum (\d+)$", list(range(8))),
+    "15_engine": ("toy_02_ddp", r"^loss of rank \d (\S+)$", [0, 1]),
 }
 
 LINES = re.compile(r"^```python\n(# [^\n]*\n)(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,0 +1,285 @@
+#pragma once
+
+// What the notebook 15_engine calls: trainings by a config, the objects of a
+// script under an engine or an Accelerator, and their tables.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chapters/15_engine/accelerator.h"
+#include "chapters/15_engine/engine.h"
+#include "chapters/15_engine/strategies.h"
+#include "chapters/common/run/program.h"
+#include "comm/device_mesh.h"
+#include "notebooks/display.h"
+#include "notebooks/live_ranks.h"
+
+namespace notes {
+
+using namespace shardbook;
+using namespace shardbook::notebook;
+
+// --- By a config -------------------------------------------------------------
+
+/// A small GPT on a random walk; the loss begins at ln 256 = 5.55.
+inline Options small_options(int world_size) {
+  Options options;
+  options.chapter = "15_engine";
+  options.model = "gpt-nano";
+  options.data = "walk";
+  options.world_size = world_size;
+  options.batch = 8;
+  options.seq = 32;
+  options.steps = 4;
+  return options;
+}
+
+/// What the chapter's program does: reads a config, asks the registry for a
+/// strategy, trains, and compares with one device.
+inline Report run(Options options, const std::string& json) {
+  const auto config = engine::DeepSpeedConfig::parse(json, "this cell");
+  const int dp = engine::data_parallel_ranks(options, config);
+  engine::apply_config(config, dp, {}, options);
+  check_options(options);
+  const engine::Choice choice = engine::choose(options, config);
+  ChapterRun chapter;
+  chapter.fold_class = choice.fold_class;
+  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+    DeviceMesh mesh(world, choice.topology);
+    const auto strategy = choice.make(options, mesh);
+    run.train(options, *strategy);
+  };
+  chapter.reference = choice.reference;
+  Report report = run_and_compare(options, chapter);
+  report.remarks = engine::describe(choice, config);
+  return report;
+}
+
+/// On live ranks.
+inline Report train(int world_size, const std::string& json) {
+  return run(small_options(world_size), json);
+}
+
+/// "accepted", or why a config is refused.
+inline std::string refusal(const std::string& json) {
+  try {
+    engine::DeepSpeedConfig::parse(json, "this cell");
+  } catch (const std::exception& error) {
+    return std::string(error.what()) + "\n";
+  }
+  return "accepted\n";
+}
+
+/// "24 = 3 x 2 x 4", or why the sizes do not fit together.
+inline std::string sizes_text(const engine::BatchSizes& given,
+                              std::int64_t dp) {
+  try {
+    const engine::BatchSizes all = engine::resolve_batch(given, dp);
+    return std::to_string(all.train) + " = " + std::to_string(all.micro) +
+           " x " + std::to_string(all.accumulation) + " x " +
+           std::to_string(dp) + "\n";
+  } catch (const std::exception& error) {
+    return std::string(error.what()) + "\n";
+  }
+}
+
+// --- Three calls -------------------------------------------------------------
+
+/// A rank's model and data, and an engine around the model: batches of 8
+/// samples in m micro-batches.
+struct Training {
+  Training(ProcessGroup& world, std::int64_t m)
+      : options(small_options(world.size())),
+        loaded(build_model(options)),
+        data(Dataset::open(options, loaded.config)),
+        rank(world.rank()),
+        pieces(m * world.size()),
+        ranks(world.size()) {
+    auto config = engine::DeepSpeedConfig::parse(
+        R"({"train_batch_size": 8, "optimizer": {"type": "AdamW"}})", "");
+    config.batch.accumulation = m;
+    made = engine::initialize(*loaded.model, config, world);
+  }
+
+  /// The engine's forward of micro-batch i, and its mean loss. Rank r of d
+  /// takes rows r + d i, r + d (i + m), ...
+  Tensor loss(std::int64_t i) {
+    const Batch batch =
+        data.batch(/*step=*/0, 8, {rank + ranks * i, pieces}, 8 / pieces);
+    return language_loss((*made.engine)(batch.inputs), batch.targets);
+  }
+
+  Options options;
+  LoadedModel loaded;
+  Dataset data;
+  std::int64_t rank = 0, pieces = 1, ranks = 1;
+  engine::Initialized made;
+};
+
+/// A row for each m: body(world, m, divides_too) is the norm of the gradient.
+template <typename Body>
+Picture norms(const Body& body, const std::vector<std::int64_t>& all) {
+  std::vector<std::vector<std::string>> rows = {
+      {"m", "norm", "norm, divided twice"}};
+  for (const std::int64_t m : all) {
+    rows.push_back({std::to_string(m),
+                    fixed(on_ranks(2, body, m, /*divides_too=*/0)[0], 4),
+                    fixed(on_ranks(2, body, m, /*divides_too=*/1)[0], 4)});
+  }
+  return table(rows);
+}
+
+// --- In virtual time ---------------------------------------------------------
+
+/// Stage 3 keeps no units, and stages 1 and 2 have one bucket.
+inline std::string stage_config(int stage, std::int64_t m) {
+  return R"({"gradient_accumulation_steps": )" + std::to_string(m) +
+         R"(, "zero_optimization": {"max_reuse_distance": 0,
+               "reduce_bucket_size": 2e9, "stage": )" +
+         std::to_string(stage) + "}}";
+}
+
+/// Eight ranks of the cluster `textbook`.
+inline Report on_textbook(const std::string& model, std::int64_t batch,
+                          std::int64_t seq, const std::string& json) {
+  Options options = small_options(8);
+  options.backend = "sim";
+  options.cluster = "textbook";
+  options.data = "random";
+  options.model = model;
+  options.batch = batch;
+  options.seq = seq;
+  options.steps = 3;
+  options.check = false;
+  return run(options, json);
+}
+
+/// The step of GPT-2 XL with 320 sequences of 175 tokens, a bar for each m.
+inline Picture times(const std::string& title, int stage,
+                     const std::vector<std::int64_t>& all) {
+  std::vector<Bar> drawn;
+  for (const std::int64_t m : all) {
+    for (const int each : {1, stage}) {
+      const double seconds =
+          on_textbook("gpt2-xl", 320, 175, stage_config(each, m)).time.step_s;
+      drawn.push_back(
+          {"stage " + std::to_string(each) + ", m = " + std::to_string(m),
+           seconds, 0, fixed(1e3 * seconds, 0) + " ms"});
+    }
+  }
+  return bars(title, drawn, {"ms", 1e-3});
+}
+
+// --- The learning rate -------------------------------------------------------
+
+inline Series rates(const std::string& name, std::int64_t warmup, bool is_log,
+                    std::int64_t total) {
+  engine::WarmupOptions options;
+  options.max_lr = 1e-3;
+  options.num_steps = warmup;
+  options.is_log = is_log;
+  options.total_steps = total;
+  const LrSchedule rate = engine::warmup_schedule(options);
+  Series series;
+  series.name = name;
+  for (std::int64_t step = 0; step < 60; ++step) {
+    series.values.push_back(1e3 * rate(step));
+  }
+  return series;
+}
+
+// --- Accelerate --------------------------------------------------------------
+
+/// The objects of a script for one process, prepared: 64 samples, windows of
+/// two batches.
+struct Script {
+  Script(ProcessGroup& world, const accelerate::Plugin& plugin,
+         std::int64_t batch_size)
+      : options(small_options(world.size())),
+        loaded(build_model(options)),
+        acc(options_of(plugin), world),
+        made(acc.prepare(*loaded.model, adamw(), samples(batch_size))) {}
+
+  static accelerate::AcceleratorOptions options_of(
+      const accelerate::Plugin& plugin) {
+    accelerate::AcceleratorOptions options;
+    options.gradient_accumulation_steps = 2;
+    options.plugin = plugin;
+    return options;
+  }
+  static engine::OptimizerConfig adamw() {
+    engine::OptimizerConfig optimizer;
+    optimizer.type = "AdamW";
+    return optimizer;
+  }
+  accelerate::DataLoader samples(std::int64_t batch_size) const {
+    accelerate::DataLoader loader;
+    loader.data =
+        engine::training_data(Dataset::open(options, loaded.config), 64);
+    loader.batch_size = batch_size;
+    return loader;
+  }
+  /// Adds a batch's loss to its window's mean.
+  void note(const Tensor& loss) {
+    window += acc.reduce(loss, "mean").item() / 2;
+    if (acc.sync_gradients()) losses.push_back(std::exchange(window, 0.0));
+  }
+
+  Options options;
+  LoadedModel loaded;
+  accelerate::Accelerator acc;
+  accelerate::Prepared made;
+  std::vector<double> losses;
+  double window = 0;
+};
+
+/// A plugin's row: loop(world, plugin, batch_size) is the losses of updates.
+template <typename Loop>
+std::vector<std::string> row(const std::string& name, const Loop& loop,
+                             const accelerate::Plugin& plugin,
+                             std::int64_t batch_size) {
+  std::vector<std::string> row = {name};
+  const auto ranks = on_ranks(4, loop, plugin, batch_size);
+  for (const double loss : ranks[0]) row.push_back(fixed(loss, 4));
+  return row;
+}
+
+/// Its config clips at 1.0 unless it has another limit.
+inline accelerate::Plugin zero(int stage) {
+  accelerate::DeepSpeedPlugin plugin;
+  plugin.zero_stage = stage;
+  return plugin;
+}
+
+inline accelerate::Plugin columns(int tp_degree) {
+  accelerate::MegatronLMPlugin plugin;
+  plugin.tp_degree = tp_degree;
+  return plugin;
+}
+
+// --- The exercises -----------------------------------------------------------
+
+inline double batch_of(int world, int tp, int pp, std::int64_t micro,
+                       std::int64_t accumulation) {
+  return static_cast<double>(
+      engine::resolve_batch({0, micro, accumulation}, world / (tp * pp)).train);
+}
+
+/// Prints why a config is refused.
+inline bool trains_under(const std::string& name, const std::string& json) {
+  try {
+    const Report report = train(4, json);
+    return report.remarks.rfind("this cell: " + name + " of ", 0) == 0 &&
+           report.parity.passed;
+  } catch (const std::exception& error) {
+    std::cout << error.what() << "\n";
+    return false;
+  }
+}
+
+}  // namespace notes
