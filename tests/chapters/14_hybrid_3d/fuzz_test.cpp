@@ -52,7 +52,7 @@ class Draws {
     setup.partition = one_of<std::string>({"uniform", "parameters"});
     setup.recompute = one_of<std::string>(
         {"never", "never", "always", "except_last", "blocks", "attention"});
-    setup.bucket_bytes = one_of<std::int64_t>({1, 20000, 1 << 25});
+    setup.bucket_bytes = one_of<std::int64_t>({1000, 20000, 1 << 25});
     setup.experts = one_of<std::int64_t>({1, 1, 4, 6, 8});
     if (setup.experts == 1 && one_of<int>({0, 0, 0, 1}) == 0) return setup;
     setup.ep = one_of<int>({1, 2, 2, 3, 4});
