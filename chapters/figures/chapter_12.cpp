@@ -80,7 +80,7 @@ std::string ring() {
   constexpr int kRanks = 4;
   constexpr double kCell = 30, kPanel = 250, kLeft = 52;
   Figure figure(
-      "In four steps, each rank's queries meet all keys\n"
+      "In four steps, the keys of all ranks visit each rank\n"
       "A row: a rank's queries. A column: a rank's keys. Large: computed\n"
       "now; small: before; pale: hidden by the mask, so the rank waits.",
       490);
@@ -145,7 +145,7 @@ std::string steps() {
     }
   }
   Figure figure(
-      fmt::format("All wait for the longest bar: {:g} pairs, in zigzag {:g}\n"
+      fmt::format("Sum of the longest bars: {:g} pairs, in zigzag order {:g}\n"
                   "Pairs of query and key that each rank computes in each "
                   "step;\n16 tokens on 4 ranks",
                   sums[0], sums[1]),
