@@ -60,9 +60,9 @@ std::string frames() {
   const Travels travels = travels_of_product();
   const std::string purple = pictures::color_of("comm");
   Figure figure(
-      "Column k of X goes along the rows, row k of W along the columns\n"
-      "9 ranks. A block of Y is a sum of three terms: purple now, black before.",
-      450);
+      "Column k of X goes along rows, row k of W along columns\n"
+      "9 ranks. A block of Y has three terms; each step adds the purple one.",
+      500);
   for (int k = 0; k < kSide; ++k) {
     const double y = figure.add_row(kGrid + 40) + 30;
     const auto step = static_cast<std::size_t>(k);

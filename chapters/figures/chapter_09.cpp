@@ -133,7 +133,7 @@ std::string buys() {
   options.dtype = DType::kBF16;
   options.steps = 1;
   Figure figure(
-      "With many tokens, more depth sends less, but copies the weights\n"
+      "More depth sends fewer bytes, but copies the weights\n"
       "GPT-2 medium on 16 ranks, 16 samples of 1024 tokens, bf16",
       500);
   const double top = figure.add_row(kStacks + 24 + kBars + 96);
