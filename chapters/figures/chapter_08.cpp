@@ -60,9 +60,9 @@ std::string frames() {
   const Travels travels = travels_of_product();
   const std::string purple = pictures::color_of("comm");
   Figure figure(
-      "Column k of X crosses the rows, row k of W the columns\n"
-      "9 ranks. Purple: blocks that travel, and the term that they give.",
-      450);
+      "Column k of X goes along rows, row k of W along columns\n"
+      "9 ranks. A block of Y has three terms; each step adds the purple one.",
+      500);
   for (int k = 0; k < kSide; ++k) {
     const double y = figure.add_row(kGrid + 40) + 30;
     const auto step = static_cast<std::size_t>(k);
@@ -145,7 +145,7 @@ std::vector<InGroups> places_in_groups() {
 
 std::string trap() {
   constexpr int kOwn = 5;  // rank (1, 2)
-  constexpr double kWide = 84, kHigh = 46, kLeft = 44;
+  constexpr double kWide = 84, kHigh = 64, kLeft = 44;
   const std::vector<InGroups> places = places_in_groups();
   const summa::Place own = summa::place_of(kOwn, kSide);
   Figure figure(
@@ -186,7 +186,8 @@ std::string trap() {
     }
     text(17, fmt::format("rank {}", rank));
     if (in_row && in_col) {
-      text(34, fmt::format("{} and {}", in.in_row, in.in_col));
+      text(34, fmt::format("{} in ROW", in.in_row));
+      text(51, fmt::format("{} in COL", in.in_col));
     } else if (in_row) {
       text(34, fmt::format("{} in ROW", in.in_row));
     } else if (in_col) {
@@ -257,8 +258,8 @@ Axis shares_axis(const std::string& name) {
 
 std::string threshold() {
   Figure figure(
-      "2D sends less than 1D from bs/h = 36/(8q − 13) on\n"
-      "Simulated steps, width 8192; dots: the inequality for q = 2, 4, 8",
+      "2D sends less than 1D from about bs/h = 36/(8q − 13) on\n"
+      "Simulated steps, width 8192; dots: 36/(8q − 13) for q = 2, 4, 8",
       500);
   const double y = Plot::row(figure, 250);
   Plot plot(figure, {34, y, 380, 250}, tokens_axis(),
@@ -284,7 +285,7 @@ std::string threshold() {
 std::string times() {
   Figure figure(
       "Fewer bytes do not yet make a shorter step\n"
-      "The same GPT; dots: from here on, 2D sends less",
+      "Simulated steps, width 8192; dots: from here on, 2D sends less",
       500);
   const double y = Plot::row(figure, 250);
   Plot plot(figure, {34, y, 340, 250}, tokens_axis(),

@@ -133,7 +133,7 @@ std::string buys() {
   options.dtype = DType::kBF16;
   options.steps = 1;
   Figure figure(
-      "More depth: fewer bytes to send, more copies of the weights\n"
+      "More depth sends fewer bytes, but copies the weights\n"
       "GPT-2 medium on 16 ranks, 16 samples of 1024 tokens, bf16",
       500);
   const double top = figure.add_row(kStacks + 24 + kBars + 96);
@@ -223,7 +223,7 @@ std::string threshold() {
   constexpr double kWidth = 1024, kGiB = 1 << 30;
   Figure figure(
       fmt::format("From {:.0f} tokens on, four squares send less than one\n"
-                  "GPT-2 medium on 16 ranks. Curves: simulated runs; marks: "
+                  "GPT-2 medium on 16 ranks. Lines: simulated; marks: by the "
                   "inequality",
                   kWidth * least_tokens(4, 16)),
       500);

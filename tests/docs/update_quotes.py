@@ -35,7 +35,7 @@ def program(build, command):
         folder = next(f for f in (build / "chapters").iterdir()
                       if re.fullmatch(r"\d\d_" + words[1], f.name))
         return f"'{folder}/ch{folder.name}'{words[2]}"
-    words = re.match(r"\./shardbook (toy|lesson) (\S+)", command)
+    words = re.match(r"\./shardbook (toy|lesson) (.*)", command)
     if words:
         return f"'{build}'/chapters/{words[1]}_??_{words[2]}"
     if command.startswith("./shardbook plan"):
