@@ -296,6 +296,31 @@ TEST(ChapterForm, TheCommonPageHasEveryQuestion) {
   }
 }
 
+// Which one? is a first reading as well: the map, the rules, and cases that are
+// worked on paper and by the planner.
+TEST(ChapterForm, WhichOneHasThreeWorkedCases) {
+  const std::string page = read_file(kChapters / "README.md");
+  EXPECT_LE(count_words(prose_of(page)), kMaxWords);
+  int cases = 0;
+  for (const Section& section : sections_of(page)) {
+    if (section.title == "The map") {
+      EXPECT_EQ(count_images(section.text), 1);
+    }
+    if (section.title == "The rules") {
+      EXPECT_GE(count(section.text, "#when-it-pays\\)"), 5);
+    }
+    if (section.title.rfind("Case ", 0) != 0) continue;
+    ++cases;
+    for (const char* part : {"**Memory.**", "**Threshold", "**Decision.**"}) {
+      EXPECT_NE(section.text.find(part), std::string::npos)
+          << section.title << ": " << part;
+    }
+    EXPECT_GE(count(section.text, "\\$ ./shardbook plan "), 1) << section.title;
+  }
+  EXPECT_EQ(cases, 3);
+  EXPECT_GE(count_runs(read_file(kChapters / "details.md")), 12);
+}
+
 // Pages that were split quote and run no less than before.
 TEST(ChapterForm, CommandsDoNotGetFewer) {
   struct Least {

@@ -37,9 +37,11 @@ std::vector<fs::path> chapter_folders() {
 }
 
 std::vector<fs::path> chapter_pages() {
-  std::vector<fs::path> pages = {kRoot / "chapters" / "README.md",
-                                 kRoot / "chapters" / "before.md",
-                                 kRoot / "chapters" / "comparing.md"};
+  std::vector<fs::path> pages;
+  for (const char* name :
+       {"README.md", "details.md", "before.md", "comparing.md"}) {
+    pages.push_back(kRoot / "chapters" / name);
+  }
   for (const fs::path& folder : chapter_folders()) {
     for (const auto& entry : fs::directory_iterator(folder)) {
       if (entry.path().extension() == ".md") pages.push_back(entry.path());
@@ -172,7 +174,8 @@ TEST(Pages, EveryExcerptEqualsItsSource) {
   pages.push_back(kRoot / "chapters/your_own/README.md");
   for (const fs::path& page : pages) {
     const auto excerpts = find_excerpts(read_file(page));
-    EXPECT_FALSE(excerpts.empty())
+    // Which one? leaves the code to its details
+    EXPECT_NE(excerpts.empty(), page != kRoot / "chapters" / "README.md")
         << place(page, 1) << ": the walk through the code quotes nothing";
     for (const Excerpt& excerpt : excerpts) {
       const fs::path source = find_quoted(page, excerpt.file);

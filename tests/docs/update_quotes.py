@@ -73,8 +73,8 @@ def main():
     root = pathlib.Path(__file__).resolve().parents[2]
     pages = [pathlib.Path(p) for p in sys.argv[2:]]
     chapters = root / "chapters"
-    for page in pages or [chapters / "README.md", chapters / "before.md",
-                          chapters / "comparing.md",
+    for page in pages or [chapters / "README.md", chapters / "details.md",
+                          chapters / "before.md", chapters / "comparing.md",
                           *sorted(chapters.glob("[0-9]*/*.md"))]:
         update(build, page)
 
