@@ -136,8 +136,7 @@ std::string network_of(const sim::RankTimeline& timeline) {
 std::string contract() {
   constexpr double kBegin = 60;
   Figure figure(
-      "Stage 1 sends at the boundary, stage 2 after each backward, stage 3 all "
-      "the time\n"
+      "Stage 1 sends once, stage 2 per backward, stage 3 in every pass\n"
       "One step of GPT-2 with four micro-batches, on 8 ranks of the cluster "
       "textbook",
       520);
