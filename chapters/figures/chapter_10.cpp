@@ -74,9 +74,8 @@ std::string surfaces() {
   constexpr int kRanks = 64;
   constexpr double kColumn = 170, kEdge = 96;
   Figure figure(
-      "A cube of work touches less data than a plate or a column\n"
-      "One of 64 equal parts of Y = X W. Its faces are what it reads and "
-      "writes.",
+      "A cube of work touches less data than a plate or a rod\n"
+      "One of 64 equal parts of Y = X W. It reads and writes its faces.",
       500);
   const double top = figure.add_row(226);
   const double corner = top + 52;
@@ -99,10 +98,10 @@ std::string surfaces() {
     };
     line(22, fmt::format("{}: {}", way_name(way),
                          is_1d                         ? "a plate"
-                         : way.kind == cube::Kind::k2D ? "a column"
+                         : way.kind == cube::Kind::k2D ? "a rod"
                                                        : "a cube"));
     line(40, fmt::format("touches {:.2f} matrices", touched));
-    line(58, fmt::format("{:.0f}/{} of one moves", moved * kRanks, kRanks));
+    line(58, fmt::format("moves {:.0f}/{} of one", moved * kRanks, kRanks));
     details += fmt::format("{} touches {:.2f} matrices and moves {:.2f}. ",
                            way_name(way), touched, moved);
     x += kColumn;
@@ -146,7 +145,8 @@ std::string cube() {
   const cube::Place me = cube::place_of(kRank, kSide);
   Figure figure(
       "One neighbour in each direction has the other half of a block\n"
-      "Rank 3 is (i, j, k) = (1, 1, 0). In colour: what that neighbour holds.",
+      "Rank 3 is (i, j, k) = (1, 1, 0). In colour: the parts of its "
+      "neighbours.",
       500);
   const double top = figure.add_row(190) + 34;
   const auto at = [&](int i, int j, int k) {
@@ -226,7 +226,7 @@ std::string threshold() {
   const cube::Comparison all = cube::compare(options, layer);
   Figure figure(
       "From bs = 3h/(q² + q − 3) on, 3D sends less than 1D\n"
-      "Dashed from top to bottom: this point for each number of ranks",
+      "Vertical lines: this point on 64, 27 and 8 ranks",
       500);
   const double y = Plot::row(figure, 250);
   const auto text = [](double value) {

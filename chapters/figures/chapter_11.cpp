@@ -101,7 +101,7 @@ std::string mesh_parts() {
       "dp cuts rows, tp columns", "both cut rows, dp first"};
   constexpr double kSide = 88, kColumn = 170, kRow = 148;
   Figure figure(
-      "Two axes of a mesh cut one matrix, each in its own way\n"
+      "A placement per axis says which part of a matrix a rank has\n"
       "In brackets: the placements on dp and tp. Grey: two ranks have the part",
       500);
   const double top = figure.add_row(2 * kRow);
@@ -191,8 +191,8 @@ std::string threshold() {
   const auto tokens = exposed("1x8", lengths);
   const auto weights = exposed("8x1", lengths);
   Figure figure(
-      "Few tokens: move the tokens. Many tokens: move the weights\n"
-      "GPT 1.3B on 8 ranks of textbook, f32. Dashed: Bs = 3h + V/2L",
+      "With few tokens, move the tokens; with many, the weights\n"
+      "GPT 1.3B on 8 ranks of textbook, f32. Vertical line: Bs = 3h + V/(2L)",
       500);
   const double y = Plot::row(figure, 220);
   Plot plot(figure, {46, y, 330, 220},
