@@ -271,8 +271,9 @@ std::vector<Value> message_shares(Options options,
   constexpr std::int64_t kExperts = 64;
   std::vector<Value> shares;
   for (const int width : widths) {
+    // At no width is the output layer's product as large as an expert's
     options.model = fmt::format(
-        R"({{"n_embd": {}, "n_layer": 2, "n_head": 8, "vocab_size": 1024,)"
+        R"({{"n_embd": {}, "n_layer": 2, "n_head": 4, "vocab_size": 1000,)"
         R"( "n_positions": 1024}})",
         width);
     moe::StrategyOptions setup;
@@ -342,19 +343,26 @@ std::string threshold() {
   figure.line({plot.at(64, 0.5), plot.at(4096, 0.5)}, pictures::kInk, 1, "4 3");
   std::string details;
   for (Case& each : cases) {
-    if (each.options.cluster != "textbook") {
-      each.options.dtype = DType::kBF16;
-    }
+    const bool is_textbook = each.options.cluster == "textbook";
+    if (!is_textbook) each.options.dtype = DType::kBF16;
     each.options.steps = 2;
     plot.mark(each.width, each.stroke, fmt::format("{:.0f}", each.width));
-    plot.curve(message_shares(each.options, widths), each.stroke, each.name);
-    // The kernels of A100 want multiples of eight
-    const int marked = 8 * static_cast<int>(std::lround(each.width / 8));
-    details +=
-        fmt::format("{}: {:.0f} % at {}. ", each.name,
-                    100 * message_shares(each.options, {marked})[0].y, marked);
+    // Heads divide the width, and the kernels of A100 want multiples of eight
+    const int step = is_textbook ? 4 : 8;
+    const int marked = step * static_cast<int>(std::lround(each.width / step));
+    std::vector<int> with_marked = widths;
+    with_marked.insert(
+        std::lower_bound(with_marked.begin(), with_marked.end(), marked),
+        marked);
+    const std::vector<Value> shares = message_shares(each.options, with_marked);
+    plot.curve(shares, each.stroke, each.name);
+    for (const Value& share : shares) {
+      if (share.x != marked) continue;
+      details +=
+          fmt::format("{}: {:.0f} % at {}. ", each.name, 100 * share.y, marked);
+    }
     each.options.batch /= 16;
-    if (each.options.cluster == "textbook") {
+    if (is_textbook) {
       plot.dots(message_shares(each.options, widths), each.stroke);
     }
   }

@@ -39,6 +39,7 @@ COMMANDS = {
     "14_hybrid_3d": ("toy_03_zero_fsdp", r"^ *loss of rank 0 (\S+)$", [0]),
     "12_sequence_parallel": ("toy_12_sequence_parallel",
                              r"^loss of rank \d (\S+)$", [0, 1]),
+    "13_moe": ("toy_13_moe", r"^loss of rank \d (\S+)$", [0, 1]),
     "09_tensor_parallel_2p5d": ("toy_09_tensor_parallel_2p5d",
                                 r"^Loss: (\d+)$", [0]),
     "08_tensor_parallel_2d": ("toy_08_tensor_parallel_2d",

@@ -147,6 +147,23 @@ def sequence_parallel():
         print(f"loss of rank {rank} {loss:.6f}")
 
 
+# ---- 13: each token's expert on one device, without slots.
+
+def moe():
+    scales = torch.tensor([2.0, 3], requires_grad=True)
+    tokens = torch.tensor([[[3.0, 1], [1, 2], [2, 0], [1, 4]],
+                           [[5, 1], [2, 1], [3, 2], [0, 1]]])
+    for rank, x in enumerate(tokens):
+        weight, expert = x.softmax(-1).max(-1)
+        kept = [i for i in range(4) if (expert[:i] == expert[i]).sum() < 2]
+        results = scales[expert[kept], None] * x[kept]
+        loss = (weight[kept, None] * results).sum()
+        loss.backward()
+        print(f"loss of rank {rank} {loss:.6f}")
+    for expert, gradient in enumerate(scales.grad):
+        print(f"gradient of expert {expert} {gradient:.6f}")
+
+
 # ---- 14: DeepSpeed's numbering.
 
 def hybrid_3d():
