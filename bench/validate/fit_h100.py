@@ -3,8 +3,8 @@
 
     python3 bench/validate/fit_h100.py build/bench/validate/validate
 
-prints the rows of both tables of bench/README.md, and with --known those of fits
-that were made before (KNOWN): seconds instead of minutes.
+prints the rows of both tables of bench/validation.md, and with --known those of
+fits that were made before (KNOWN): seconds instead of minutes.
 
 Five constants of sim/devices/h100-80gb.json: the grid below. They minimise the
 mean over models of the mean absolute error, on the rows with at most 64 GPUs of

@@ -1,5 +1,5 @@
 // Published plans are not slower than the planner's by more than 15 %, but for
-// rows whose reason is on the page (bench/README.md, "Plans").
+// rows whose reason is on the page (bench/validation.md, "Plans").
 
 #include <gtest/gtest.h>
 

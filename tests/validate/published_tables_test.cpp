@@ -1,4 +1,4 @@
-// What bench/README.md says of our predictions.
+// What bench/validation.md says of our predictions.
 
 #include <gtest/gtest.h>
 

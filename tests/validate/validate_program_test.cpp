@@ -97,7 +97,7 @@ TEST(FitOfTheH100, PrintsTheRowsOfThePage) {
       run_command("python3 -B '" + bench + "/validate/fit_h100.py' '" +
                   VALIDATE_PROGRAM + "' --known 2>&1");
   EXPECT_EQ(result.status, 0) << result.text;
-  std::ifstream page(bench + "/README.md");
+  std::ifstream page(bench + "/validation.md");
   std::string rows;
   for (std::string line; std::getline(page, line);) {
     const bool is_row =
