@@ -225,7 +225,7 @@ def run_lesson(chapter):
 
 
 def run_toy(chapter):
-    say(f"chapters/{chapter}/toy.cpp: an example of the documents, in its sizes")
+    say(f"chapters/{chapter}/toy.cpp: a small example, compared with one device")
     return programs.run([os.path.join(BUILD, f"chapters/toy_{chapter}")])
 
 
