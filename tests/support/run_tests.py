@@ -171,6 +171,8 @@ def run_meson(build, rooms, pattern, reports, pace, jobs):
                "--wrapper", shlex.join(wrapper)]
     if pattern:
         command = ["env", f"GTEST_FILTER={pattern}"] + command
+    # Tests share the cores: threads that spin while they wait take them from others
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     meson = subprocess.Popen(command + rooms, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True)
     output = []
