@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -36,10 +37,25 @@ inline Outcome run_command(const std::string& command) {
   return outcome;
 }
 
-/// What a command of sh prints to a terminal. Somebody presses Ctrl-C when
-/// `interrupt_at` has been printed.
-inline Outcome run_on_terminal(const std::string& command, int columns = 80,
-                               const std::string& interrupt_at = "") {
+/// Whether run_on_terminal can work: some containers have no pseudo-terminals.
+inline bool has_terminals() {
+  int terminal = -1, side = -1;
+  if (openpty(&terminal, &side, nullptr, nullptr, nullptr) != 0) return false;
+  close(side);
+  close(terminal);
+  return true;
+}
+
+inline void press_ctrl_c(int terminal) {
+  EXPECT_EQ(write(terminal, "\003", 1), 1);
+}
+
+/// What a command of sh prints to a terminal. When `awaited` has been printed,
+/// somebody reacts, once.
+inline Outcome run_on_terminal(
+    const std::string& command, int columns = 80,
+    const std::string& awaited = "",
+    const std::function<void(int terminal)>& react = press_ctrl_c) {
   Outcome outcome;
   int terminal = -1;
   winsize size{};
@@ -50,13 +66,14 @@ inline Outcome run_on_terminal(const std::string& command, int columns = 80,
     execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
     _exit(127);
   }
-  bool waits = !interrupt_at.empty();
+  bool waits = !awaited.empty();
   std::array<char, 4096> buffer;
   // Where the program has ended, reading fails
   for (ssize_t n; (n = read(terminal, buffer.data(), buffer.size())) > 0;) {
     outcome.text.append(buffer.data(), static_cast<std::size_t>(n));
-    if (waits && outcome.text.find(interrupt_at) != std::string::npos) {
-      waits = write(terminal, "\003", 1) != 1;
+    if (waits && outcome.text.find(awaited) != std::string::npos) {
+      waits = false;
+      react(terminal);
     }
   }
   close(terminal);

@@ -142,12 +142,6 @@ Outcome Script::run(const std::string& words) const {
   return run_command(in_the_tree(words) + " </dev/null");
 }
 
-Outcome Script::run_in_terminal(const std::string& words, int columns,
-                                const std::string& interrupt_at) const {
-  return run_on_terminal("TERM=xterm; " + in_the_tree(words), columns,
-                         interrupt_at);
-}
-
 int num_cores() {
   cpu_set_t cores;
   return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores)

@@ -28,15 +28,11 @@ class Script : public testing::Test {
   // Runs words of bash. Standard output and error together.
   Outcome run(const std::string& words) const;
 
-  // The same on a terminal; see run_on_terminal.
-  Outcome run_in_terminal(const std::string& words, int columns,
-                          const std::string& interrupt_at = "") const;
+  // The command of sh that runs words of bash there.
+  std::string in_the_tree(const std::string& words) const;
 
   const TempFolder folder_;
   const std::string root_ = folder_.path();
-
- private:
-  std::string in_the_tree(const std::string& words) const;
 };
 
 // Those that ./shardbook may use.

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -45,6 +47,22 @@ struct Screen {
   std::size_t widest_progress = 0;
 };
 
+class TerminalScript : public Script {
+ protected:
+  void SetUp() override {
+    if (!has_terminals()) GTEST_SKIP() << "there is no pseudo-terminal here";
+    Script::SetUp();
+  }
+
+  // Runs words of bash; see run_on_terminal.
+  Outcome run_in_terminal(
+      const std::string& words, int columns, const std::string& awaited = "",
+      const std::function<void(int)>& react = press_ctrl_c) const {
+    return run_on_terminal("TERM=xterm; " + in_the_tree(words), columns,
+                           awaited, react);
+  }
+};
+
 constexpr const char* kRows =
     "[Proof] --backend threads\n"
     "00_single_device | One device\n"
@@ -53,7 +71,7 @@ constexpr const char* kRows =
     "02_ddp   | DDP        | --complain\n"
     "03_zero_fsdp | ZeRO   | --complain\n";
 
-TEST_F(Script, ProgressCountsUpAndIsClearedAtTheEnd) {
+TEST_F(TerminalScript, ProgressCountsUpAndIsClearedAtTheEnd) {
   write("/chapters/rows.txt", kRows);
   const Outcome outcome = run_in_terminal("./shardbook run", 80);
   EXPECT_EQ(outcome.status, 0) << outcome.text;
@@ -73,13 +91,19 @@ TEST_F(Script, ProgressCountsUpAndIsClearedAtTheEnd) {
                        "ch03_zero_fsdp: two\n"});
 }
 
-TEST_F(Script, ProgressFitsNarrowTerminals) {
+TEST_F(TerminalScript, ProgressFitsNarrowTerminals) {
   write("/chapters/rows.txt", kRows);
-  write("/bin/ninja",
-        "#!/bin/sh\necho \"[1/9] " + std::string(200, 'x') + "\"\nsleep 0.3\n");
+  // It builds until its line has been on the screen
+  write("/bin/ninja", "#!/bin/sh\necho \"[1/9] " + std::string(200, 'x') +
+                          "\"\nuntil [ -e '" + root_ +
+                          "/seen' ]; do sleep 0.1; done\n");
   for (const int columns : {40, 60}) {
     const std::string text =
-        run_in_terminal("./shardbook run single gpipe", columns).text;
+        run_in_terminal("./shardbook run single gpipe", columns,
+                        "building: [1/9] xxx",
+                        [this](int) { write("/seen", ""); })
+            .text;
+    std::filesystem::remove(root_ + "/seen");
     expect_text(text,
                 {"building: [1/9] xxx", "[2/2] 05_gpipe, A pip", "left)"});
     const Screen screen(text);
@@ -89,7 +113,7 @@ TEST_F(Script, ProgressFitsNarrowTerminals) {
   }
 }
 
-TEST_F(Script, CtrlCLeavesACleanLineAndWhatHadEnded) {
+TEST_F(TerminalScript, CtrlCLeavesACleanLineAndWhatHadEnded) {
   write("/chapters/rows.txt",
         "[Proof] --backend threads\n"
         "00_single_device | One device\n"
@@ -108,7 +132,7 @@ TEST_F(Script, CtrlCLeavesACleanLineAndWhatHadEnded) {
             "shardbook: stopped by SIGINT\n\n");
 }
 
-TEST_F(Script, APipeHasALinePerRowAndNoEscapes) {
+TEST_F(TerminalScript, APipeHasALinePerRowAndNoEscapes) {
   write("/chapters/rows.txt", kRows);
   for (const Outcome& outcome :
        {run("./shardbook run"),
