@@ -13,6 +13,10 @@ import unittest
 import skipping
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "notebooks"))
+
+from notebook_files import same_text  # noqa: E402
+
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 
 
@@ -67,6 +71,17 @@ class ExecuteTest(unittest.TestCase):
                       "    -5\n    +4\n", text)
         self.assertRegex(text, r"(?m)^ok     04_measured ")
         self.assertTrue(text.endswith("\n3 passed, 1 failed\n"), text)
+
+    def test_the_last_of_many_digits_may_be_another(self):
+        was = "loss 4.6915, -0.00001\nin 3.25 ms\n"
+        for now in ("loss 4.6916, -0.00001\nin 3.25 ms\n",
+                    "loss 4.6915, -0.00002\nin 3.25 ms\n"):
+            self.assertTrue(same_text(was, now), now)
+        for now in ("loss 4.6917, -0.00001\nin 3.25 ms\n",
+                    "loss 4.69151, -0.00001\nin 3.25 ms\n",
+                    "loss 4.6915, 0.00001\nin 3.25 ms\n",
+                    "loss 4.6915, -0.00001\nin 3.26 ms\n"):
+            self.assertFalse(same_text(was, now), now)
 
     def test_updated_files_are_stable_and_pass(self):
         path = self.write("05_new", [code("std::cout << 1;"),
