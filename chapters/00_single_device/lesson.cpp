@@ -2,7 +2,7 @@
 // does not fit goes through the model in pieces, whose gradients add up.
 //
 //   ./shardbook lesson single_device
-// Read next: DataParallel.
+// Needed: nothing. Next: 01_data_parallel.
 
 #include "chapters/common/lesson.h"
 

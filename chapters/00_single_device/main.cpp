@@ -4,7 +4,7 @@
 //   ch00_single_device --micro-batches 4 --recompute
 //   ch00_single_device --dtype bf16 --master-weights
 //
-// Read next: 01_data_parallel.
+// Needed: nothing. Next: 01_data_parallel.
 
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/common/run/program.h"

@@ -2,7 +2,7 @@
 // cut, the model is copied, and the outputs come together on the main device.
 //
 //   ./shardbook lesson data_parallel
-// Read before: one device. Read next: DDP.
+// Needed: 00_single_device. Next: 02_ddp.
 
 #include <thread>
 

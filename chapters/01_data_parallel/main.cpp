@@ -4,7 +4,7 @@
 //   ch01_data_parallel --world-size 4 --batch 5
 //   ch01_data_parallel --world-size 3 --dropout 0.1 --dtype f64
 //
-// Read before: 00_single_device. Read next: 02_ddp.
+// Needed: 00_single_device. Next: 02_ddp.
 
 #include "chapters/01_data_parallel/data_parallel_strategy.h"
 #include "chapters/common/run/program.h"

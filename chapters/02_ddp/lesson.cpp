@@ -2,7 +2,7 @@
 // gradients.
 //
 //   ./shardbook lesson ddp
-// Read before: one device. Read next: zero.
+// Needed: 00_single_device. Next: 03_zero_fsdp.
 
 #include "chapters/common/lesson.h"
 

@@ -5,7 +5,7 @@
 //   ch02_ddp --world-size 2 --bucket-mb 0.1 --trace ddp.json
 //   ch02_ddp --world-size 1024 --backend sim --model gpt-175b --batch 1024
 //
-// Read before: 01_data_parallel. Read next: 03_zero_fsdp.
+// Needed: 00_single_device. Next: 03_zero_fsdp.
 
 #include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/common/run/program.h"

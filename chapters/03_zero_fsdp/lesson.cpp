@@ -2,7 +2,7 @@
 // whole only while it computes.
 //
 //   ./shardbook lesson zero
-// Read before: DDP. Read next: model parallelism.
+// Needed: 02_ddp. Next: 04_model_parallel.
 
 #include "chapters/common/lesson.h"
 #include "chapters/common/pipeline/stages.h"

@@ -7,7 +7,7 @@
 //   ch03_zero_fsdp --world-size 4 --strategy zero3
 //   ch03_zero_fsdp --world-size 64 --backend sim --model gpt2-xl --batch 64
 //
-// Read before: 02_ddp. Read next: 04_model_parallel.
+// Needed: 02_ddp. Next: 04_model_parallel.
 
 #include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "chapters/common/run/program.h"

@@ -2,7 +2,7 @@
 // on another. In splits, both devices work at the same time.
 //
 //   ./shardbook lesson model_parallel
-// Read before: DataParallel. Read next: GPipe.
+// Needed: 00_single_device. Next: 05_gpipe.
 
 #include "chapters/common/lesson.h"
 #include "chapters/common/pipeline/stages.h"

@@ -5,7 +5,7 @@
 //   ch04_model_parallel --model resnet50 --batch 120 --image-size 128
 //       --split-size 20 --backend sim
 //
-// Read before: 01_data_parallel. Read next: 05_gpipe.
+// Needed: 00_single_device. Next: 05_gpipe.
 
 #include "chapters/04_model_parallel/model_parallel_strategy.h"
 #include "chapters/04_model_parallel/split_sweep.h"

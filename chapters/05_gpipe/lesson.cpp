@@ -2,7 +2,7 @@
 // through the stages, then all go back.
 //
 //   ./shardbook lesson gpipe
-// Read before: model parallelism. Read next: 1F1B.
+// Needed: 00_single_device. Next: 06_1f1b.
 
 #include "chapters/common/lesson.h"
 #include "chapters/common/pipeline/partition.h"

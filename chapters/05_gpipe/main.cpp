@@ -5,7 +5,7 @@
 //   ch05_gpipe --world-size 4 --long-skips --backend gloo
 //   ch05_gpipe --world-size 8 --backend sim --model gpt-175b --batch 64
 //
-// Read before: 04_model_parallel. Read next: 06_1f1b.
+// Needed: 00_single_device. Next: 06_1f1b.
 
 #include <fmt/format.h>
 

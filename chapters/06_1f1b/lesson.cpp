@@ -2,7 +2,7 @@
 // activations of p - s micro-batches, and not of all.
 //
 //   ./shardbook lesson 1f1b
-// Read before: GPipe. Read next: tensor parallelism.
+// Needed: 05_gpipe. Next: 07_tensor_parallel.
 
 #include "chapters/common/lesson.h"
 #include "chapters/common/pipeline/partition.h"

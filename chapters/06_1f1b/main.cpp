@@ -9,7 +9,7 @@
 //   ch06_1f1b --world-size 8 --backend sim --model gpt-175b --dtype bf16
 //     --batch 64 --micro-batches 64 --seq 2048
 //
-// Read before: 05_gpipe. Read next: 07_tensor_parallel.
+// Needed: 05_gpipe. Next: 07_tensor_parallel.
 
 #include "chapters/06_1f1b/pipeline_strategy.h"
 #include "chapters/common/run/program.h"

@@ -2,7 +2,7 @@
 // rows, and the ranks meet once forward and once backward.
 //
 //   ./shardbook lesson tensor_parallel
-// Read before: 1F1B. Read next: two dimensions.
+// Needed: 00_single_device. Next: 08_tensor_parallel_2d.
 
 #include "chapters/common/lesson.h"
 

@@ -5,7 +5,7 @@
 //   ch07_tensor_parallel --world-size 4 --dropout 0.1 --rng megatron
 //   ch07_tensor_parallel --world-size 8 --backend sim --model gpt-13b --batch 8
 //
-// Read before: 05_gpipe. Read next: 08_tensor_parallel_2d.
+// Needed: 00_single_device. Next: 08_tensor_parallel_2d.
 
 #include "chapters/07_tensor_parallel/parallel_state.h"
 #include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"

@@ -2,7 +2,7 @@
 // travel along rows and columns of ranks.
 //
 //   ./shardbook lesson 2d
-// Read before: tensor parallelism. Read next: 2.5 dimensions.
+// Needed: 07_tensor_parallel. Next: 09_tensor_parallel_2p5d.
 
 #include "chapters/common/lesson.h"
 #include "comm/device_mesh.h"

@@ -3,7 +3,7 @@
 //   ch08_tensor_parallel_2d --world-size 4
 //   ch08_tensor_parallel_2d --world-size 9 --backend sim --model gpt2-xl
 //
-// Read before: 07_tensor_parallel. Read next: 09_tensor_parallel_2p5d.
+// Needed: 07_tensor_parallel. Next: 09_tensor_parallel_2p5d.
 
 #include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 #include "chapters/common/run/program.h"

@@ -2,7 +2,7 @@
 // own samples by SUMMA; the gradients of weights are summed over the layers.
 //
 //   ./shardbook lesson 2p5d
-// Read before: two dimensions. Read next: three dimensions.
+// Needed: 08_tensor_parallel_2d. Next: 10_tensor_parallel_3d.
 
 #include "chapters/common/lesson.h"
 #include "comm/device_mesh.h"

@@ -3,7 +3,7 @@
 //   ch09_tensor_parallel_2p5d --world-size 8 --depth 2
 //   ch09_tensor_parallel_2p5d --world-size 4 --depth 1
 //
-// Read before: 08_tensor_parallel_2d. Read next: 10_tensor_parallel_3d.
+// Needed: 08_tensor_parallel_2d. Next: 10_tensor_parallel_3d.
 
 #include "chapters/09_tensor_parallel_2p5d/tesseract.h"
 #include "chapters/common/run/program.h"

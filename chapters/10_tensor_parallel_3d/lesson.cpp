@@ -2,7 +2,7 @@
 // element of every matrix lies on one rank alone.
 //
 //   ./shardbook lesson 3d
-// Read before: 2.5 dimensions. Read next: DTensor.
+// Needed: 08_tensor_parallel_2d. Next: 11_dtensor.
 
 #include "chapters/common/lesson.h"
 #include "comm/device_mesh.h"

@@ -5,7 +5,7 @@
 //   ch10_tensor_parallel_3d --world-size 64 --backend sim --model gpt2-xl
 //   ch10_tensor_parallel_3d --compare --picture comparison.svg
 //
-// Read before: 09_tensor_parallel_2p5d. Read next: 11_dtensor.
+// Needed: 08_tensor_parallel_2d. Next: 11_dtensor.
 
 #include "chapters/10_tensor_parallel_3d/cube_strategy.h"
 #include "chapters/10_tensor_parallel_3d/tensor_parallel_comparison.h"

@@ -2,7 +2,7 @@
 // and row parallelism are two choices of placements, and the messages follow.
 //
 //   ./shardbook lesson dtensor
-// Read before: tensor parallelism. Read next: sequence parallelism.
+// Needed: 03_zero_fsdp, 07_tensor_parallel. Next: 12_sequence_parallel.
 
 #include "chapters/common/lesson.h"
 

@@ -6,8 +6,7 @@
 //   ch11_dtensor --world-size 2 --picture layout.svg
 //   ch11_dtensor --world-size 8 --backend sim --mesh 8 --model gpt2-medium
 //
-// Read before: 07_tensor_parallel, 03_zero_fsdp. Read next:
-// 12_sequence_parallel.
+// Needed: 03_zero_fsdp, 07_tensor_parallel. Next: 12_sequence_parallel.
 
 #include "chapters/11_dtensor/dtensor_strategy.h"
 #include "chapters/common/run/program.h"

@@ -2,7 +2,7 @@
 // values go around a ring, until every query has met every key.
 //
 //   ./shardbook lesson sequence_parallel
-// Read before: DDP. Read next: mixture of experts.
+// Needed: 07_tensor_parallel. Next: 13_moe.
 
 #include <cmath>
 

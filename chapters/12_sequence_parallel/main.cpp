@@ -5,7 +5,7 @@
 //   ch12_sequence_parallel --world-size 2 --kind megatron
 //   ch12_sequence_parallel --world-size 64 --backend sim --model gpt2 --seq 65536
 //
-// Read before: 07_tensor_parallel. Read next: 13_moe.
+// Needed: 07_tensor_parallel. Next: 13_moe.
 
 #include "chapters/12_sequence_parallel/sequence_strategy.h"
 #include "chapters/common/run/program.h"

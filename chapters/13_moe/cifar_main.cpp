@@ -7,7 +7,7 @@
 //
 // Without --data, images are made up in the same format.
 //
-// Read before: 13_moe, 15_engine.
+// Needed: 13_moe, 15_engine.
 
 #include "chapters/13_moe/cifar_strategy.h"
 #include "chapters/common/run/program.h"

@@ -2,7 +2,7 @@
 // One all-to-all brings tokens to their ranks, one takes results back.
 //
 //   ./shardbook lesson moe
-// Read before: DDP. Read next: hybrids.
+// Needed: 03_zero_fsdp, 07_tensor_parallel. Next: 14_hybrid_3d.
 
 #include "chapters/common/lesson.h"
 #include "chapters/13_moe/moe_strategy.h"

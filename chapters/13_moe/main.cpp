@@ -7,7 +7,7 @@
 //   ch13_moe --world-size 4 --zero-stage 2 --tp 2 --cpu-offload   E + Z-Off + M
 //   ch13_moe --world-size 64 --backend sim --model gpt2 --num-experts 64
 //
-// Read before: 07_tensor_parallel, 03_zero_fsdp. Read next: 14_hybrid_3d.
+// Needed: 03_zero_fsdp, 07_tensor_parallel. Next: 14_hybrid_3d.
 
 #include "chapters/13_moe/moe_strategy.h"
 #include "chapters/common/run/program.h"

@@ -3,7 +3,7 @@
 // groups.
 //
 //   ./shardbook lesson hybrid_3d
-// Read before: DDP, 1F1B, tensor parallelism. Read next: the engine.
+// Needed: 03_zero_fsdp, 06_1f1b, 07_tensor_parallel. Next: 15_engine.
 
 #pragma push_macro("SHARDBOOK_LESSON_WITHOUT_MAIN")
 #define SHARDBOOK_LESSON_WITHOUT_MAIN

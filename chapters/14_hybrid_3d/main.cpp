@@ -8,7 +8,7 @@
 //   ch14_hybrid_3d --world-size 64 --backend sim --model gpt-175b --dtype bf16
 //     --tp 8 --pp 8 --batch 64 --micro-batches 64 --seq 2048
 //
-// Read before: 12_sequence_parallel, 13_moe. Read next: 15_engine.
+// Needed: 03_zero_fsdp, 06_1f1b, 07_tensor_parallel. Next: 15_engine.
 
 #include <cstdio>
 

@@ -5,7 +5,7 @@
 //   accelerate --world-size 2 --plugin deepspeed --zero-stage 3
 //   accelerate --world-size 4 --plugin megatron --tp-degree 2 --pp-degree 2
 //
-// Read before: main.cpp, the engine by a config.
+// Needed: main.cpp, the engine by a config.
 
 #include <optional>
 #include <string>

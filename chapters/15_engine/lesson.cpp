@@ -2,7 +2,7 @@
 // strategy.
 //
 //   ./shardbook lesson engine
-// Read before: hybrids.
+// Needed: 14_hybrid_3d. The last chapter.
 
 #include "chapters/common/lesson.h"
 #include "chapters/15_engine/engine.h"

@@ -6,7 +6,7 @@
 //   ch15_engine --world-size 8 --steps 10
 //     --config chapters/15_engine/configs/pipeline.json
 //
-// Read before: 14_hybrid_3d. The last chapter.
+// Needed: 14_hybrid_3d. The last chapter.
 
 #include <cstdio>
 
