@@ -226,7 +226,8 @@ void check_statistics(const Options& options, const HybridOptions& setup,
 const char* const kOrderHelp =
     "ranks next to each other differ in the first axis: megatron "
     "(tp-cp-dp-pp), megatron-pp-dp (tp-cp-pp-dp), deepspeed (as megatron), "
-    "colossal-ai (tp-cp-pp-dp), or the axes in any order";
+    "colossal-ai (tp-cp-pp-dp, as for its ring attention), or the axes in any "
+    "order";
 
 sequence_parallel::SequenceOptions HybridOptions::sequence() const {
   sequence_parallel::SequenceOptions options;

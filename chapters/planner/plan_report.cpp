@@ -29,7 +29,7 @@ std::string request_text(const PlanRequest& request) {
                           request.world_size, request.base.cluster.name,
                           request.base.cluster.device.name,
                           bytes_text(request.capacity()))) +
-         fmt::format("{} samples of {} tokens per step, {}", request.batch,
+         fmt::format("{} samples of {} tokens per step, weights and gradients in {}", request.batch,
                      request.seq(), dtype_name(request.dtype()));
 }
 
