@@ -27,7 +27,7 @@ void CopyLedger::run(const DeviceCopy& copy,
                     .root_or_peer = copy.root,
                     .phase = RankContext::current().phase,
                     .label = copy.label};
-  std::vector<std::pair<CommObserver*, CommRecord>> observed;
+  std::vector<std::pair<std::shared_ptr<CommObserver>, CommRecord>> observed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (std::size_t i = 0; i < copy.devices.size(); ++i) {
@@ -58,9 +58,10 @@ void CopyLedger::clear() {
   for (Log& log : logs_) log.log.clear();
 }
 
-void CopyLedger::set_observer(const Device& device, CommObserver* observer) {
+void CopyLedger::set_observer(const Device& device,
+                              std::shared_ptr<CommObserver> observer) {
   std::lock_guard<std::mutex> lock(mutex_);
-  log_of(device).observer = observer;
+  log_of(device).observer = std::move(observer);
 }
 
 double bytes_sent(const CommRecord& record) {

@@ -51,14 +51,16 @@ class CopyLedger {
   /// Bytes that `device` sent in all copies.
   double sent_bytes(const Device& device) const;
   void clear();
-  /// Shows the records of `device` to `observer` (null: stops).
-  void set_observer(const Device& device, CommObserver* observer);
+  /// Shows the records of `device` to `observer` (null: stops). Copies that run
+  /// meanwhile own theirs.
+  void set_observer(const Device& device,
+                    std::shared_ptr<CommObserver> observer);
 
  private:
   struct Log {
     Device device;
     CommLog log;
-    CommObserver* observer = nullptr;
+    std::shared_ptr<CommObserver> observer;
   };
   Log& log_of(const Device& device) const;
 

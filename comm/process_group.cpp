@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "comm/internal/arguments.h"
+#include "comm/internal/observer_slot.h"
 #include "core/check.h"
 #include "core/internal/cuda_device.h"
 
@@ -38,9 +39,14 @@ ProcessGroup::ProcessGroup(int rank, std::vector<int> ranks, std::string name)
       ranks_(std::move(ranks)),
       name_(std::move(name)),
       log_(std::make_shared<CommLog>(
-          static_cast<CommLog::BytesOf>(&wire_bytes))) {
+          static_cast<CommLog::BytesOf>(&wire_bytes))),
+      observer_(std::make_shared<internal::ObserverSlot>()) {
   SB_CHECK(rank >= 0 && rank < size(), "process group '", name_, "': rank ",
            rank, " is not below the size ", size());
+}
+
+void ProcessGroup::set_observer(std::shared_ptr<CommObserver> observer) {
+  observer_->set(std::move(observer));
 }
 
 std::string ProcessGroup::where() const {
@@ -97,11 +103,12 @@ Work ProcessGroup::issue(const CommCall& call, const CommBuffers& buffers) {
         call.numel - buffers.send_counts[static_cast<std::size_t>(rank_)];
   }
   log_->add(record);
-  if (observer_ == nullptr) return dispatch(call, buffers);
-  observer_->on_issue(record);
+  const std::shared_ptr<CommObserver> observer = observer_->get();
+  if (observer == nullptr) return dispatch(call, buffers);
+  observer->on_issue(record);
   Work work = dispatch(call, buffers);
   return Work(
-      [work, observer = observer_, record]() mutable {
+      [work, observer, record]() mutable {
         work.wait();
         observer->on_complete(record);
       },

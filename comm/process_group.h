@@ -44,7 +44,8 @@ namespace shardbook {
 
 namespace internal {
 class Arguments;
-}
+class ObserverSlot;
+}  // namespace internal
 
 enum class ReduceOp { kSum, kMax, kMin };
 
@@ -185,9 +186,10 @@ class ProcessGroup {
   void repeat_records(const CommLog::Mark& mark, std::int64_t times) {
     log_->repeat(mark, times);
   }
-  /// `observer` (or null) sees the calls on this group and, from then on, on
-  /// subgroups made from it.
-  void set_observer(CommObserver* observer) { observer_ = observer; }
+  /// `observer` (or null) sees the calls on this group and on all groups that
+  /// share its ledger, made before or after. A call that was issued before a
+  /// change owns its observer, and tells it when it completes.
+  void set_observer(std::shared_ptr<CommObserver> observer);
 
   /// How long a call may wait for its peers before it throws and names the
   /// missing ranks.
@@ -225,7 +227,7 @@ class ProcessGroup {
   std::vector<int> ranks_;
   std::string name_;
   std::shared_ptr<CommLog> log_;
-  CommObserver* observer_ = nullptr;
+  std::shared_ptr<internal::ObserverSlot> observer_;
 };
 
 /// "all_reduce f32[1000] (sum) 'bucket 0'"

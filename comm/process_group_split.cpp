@@ -20,7 +20,7 @@ std::string list_text(const std::vector<int>& values) {
 
 }  // namespace
 
-// Subgroups write into this group's ledger.
+// Subgroups write into this group's ledger, and its observer sees them.
 std::shared_ptr<ProcessGroup> ProcessGroup::subgroup_of(
     const std::vector<int>& members, const std::string& name, bool all_call) {
   std::shared_ptr<ProcessGroup> group =

@@ -149,25 +149,25 @@ RankContext& RankContext::worker(const Device& worker_device) {
   return context;
 }
 
-void RankSettings::add_observer(Observer* observer) {
-  observers_.push_back(observer);
+void RankSettings::add_observer(std::shared_ptr<Observer> observer) {
+  observers_.push_back(std::move(observer));
 }
 
-void RankSettings::remove_observer(Observer* observer) {
+void RankSettings::remove_observer(const std::shared_ptr<Observer>& observer) {
   observers_.erase(std::remove(observers_.begin(), observers_.end(), observer),
                    observers_.end());
 }
 
 void RankContext::notify_op_begin(const OpEvent& event) {
-  for (Observer* observer : observers_) observer->on_op_begin(event);
+  for (const auto& observer : observers_) observer->on_op_begin(event);
 }
 
 void RankContext::notify_op_end(const OpEvent& event) {
-  for (Observer* observer : observers_) observer->on_op_end(event);
+  for (const auto& observer : observers_) observer->on_op_end(event);
 }
 
 void RankContext::notify_allocation(const AllocationEvent& event) {
-  for (Observer* observer : observers_) observer->on_allocation(event);
+  for (const auto& observer : observers_) observer->on_allocation(event);
 }
 
 const Device& RankContext::host() {

@@ -122,13 +122,17 @@ struct RankSettings {
   Phase phase = Phase::kForward;
   RandomState random;
 
-  void add_observer(Observer* observer);
-  void remove_observer(Observer* observer);
+  /// Copies of the settings own the observer too: work that was given to another
+  /// thread before the removal still finds it.
+  void add_observer(std::shared_ptr<Observer> observer);
+  void remove_observer(const std::shared_ptr<Observer>& observer);
   bool observed() const { return !observers_.empty(); }
-  const std::vector<Observer*>& observers() const { return observers_; }
+  const std::vector<std::shared_ptr<Observer>>& observers() const {
+    return observers_;
+  }
 
  protected:
-  std::vector<Observer*> observers_;
+  std::vector<std::shared_ptr<Observer>> observers_;
 };
 
 class RankContext : public RankSettings {

@@ -19,9 +19,6 @@ using internal::GraphBlocks;
 /// Knows which operation an error belongs to.
 class Operations : public Observer {
  public:
-  Operations() { context_.add_observer(this); }
-  ~Operations() override { context_.remove_observer(this); }
-
   void on_op_begin(const OpEvent& event) override {
     running_.push_back(event.name);
   }
@@ -42,10 +39,24 @@ class Operations : public Observer {
   }
 
  private:
-  RankContext& context_ = RankContext::current();
   std::vector<const char*> running_;
   const char* last_ = nullptr;
   const char* failed_ = nullptr;
+};
+
+/// Watches the current context for the lifetime of the scope.
+class OperationsScope {
+ public:
+  OperationsScope() { context_.add_observer(operations_); }
+  ~OperationsScope() { context_.remove_observer(operations_); }
+  OperationsScope(const OperationsScope&) = delete;
+  OperationsScope& operator=(const OperationsScope&) = delete;
+  std::string place() const { return operations_->place(); }
+
+ private:
+  RankContext& context_ = RankContext::current();
+  const std::shared_ptr<Operations> operations_ =
+      std::make_shared<Operations>();
 };
 
 }  // namespace
@@ -94,7 +105,7 @@ DeviceGraph::DeviceGraph(const std::function<void()>& work,
     blocks = std::make_shared<GraphBlocks>(context.device, context.stream);
   }
   const auto state = std::make_shared<State>(context.device, blocks);
-  const Operations operations;
+  const OperationsScope operations;
   state->gpu.begin_recording(*blocks);
   try {
     work();

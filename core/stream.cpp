@@ -18,7 +18,7 @@ namespace internal {
 
 void EventPoint::record(std::exception_ptr error) {
   RankContext& context = RankContext::current();
-  for (Observer* observer : context.observers()) {
+  for (const auto& observer : context.observers()) {
     observer->on_event_record(context.stream, time_);
   }
   mark(std::move(error));
@@ -27,7 +27,7 @@ void EventPoint::record(std::exception_ptr error) {
 std::exception_ptr EventPoint::wait() const {
   std::exception_ptr error = hold_stream();
   RankContext& context = RankContext::current();
-  for (Observer* observer : context.observers()) {
+  for (const auto& observer : context.observers()) {
     observer->on_event_wait(context.stream, time_);
   }
   return error;
@@ -35,7 +35,7 @@ std::exception_ptr EventPoint::wait() const {
 
 std::exception_ptr EventPoint::synchronize() const {
   std::exception_ptr error = hold_host();
-  for (Observer* observer : RankContext::current().observers()) {
+  for (const auto& observer : RankContext::current().observers()) {
     observer->on_event_synchronize(time_);
   }
   return error;

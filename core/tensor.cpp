@@ -209,7 +209,7 @@ template std::vector<std::int32_t> Tensor::to_vector() const;
 double Tensor::item() const {
   SB_CHECK(numel() == 1, "item: a tensor of shape ", shape_text(shape()),
            " is not a single value");
-  for (Observer* observer : RankContext::current().observers()) {
+  for (const auto& observer : RankContext::current().observers()) {
     observer->on_host_read(device());
   }
   return is_meta() ? 0 : to_vector<double>()[0];

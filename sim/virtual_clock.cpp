@@ -217,8 +217,8 @@ double VirtualClock::last_step_s() const {
 VirtualClock* VirtualClock::current() {
   RankContext* context = RankContext::installed();
   if (context == nullptr) return nullptr;
-  for (Observer* observer : context->observers()) {
-    if (auto* clock = dynamic_cast<VirtualClock*>(observer)) return clock;
+  for (const auto& observer : context->observers()) {
+    if (auto* clock = dynamic_cast<VirtualClock*>(observer.get())) return clock;
   }
   return nullptr;
 }
@@ -233,11 +233,12 @@ ActivityScope::~ActivityScope() {
 }
 
 ClockScope::ClockScope(const CostModel& model, int rank, bool records_events)
-    : clock_(model, rank, RankContext::current().device) {
-  clock_.main().set_records_events(records_events);
-  RankContext::current().add_observer(&clock_);
+    : clock_(std::make_shared<VirtualClock>(model, rank,
+                                            RankContext::current().device)) {
+  clock_->main().set_records_events(records_events);
+  RankContext::current().add_observer(clock_);
 }
 
-ClockScope::~ClockScope() { RankContext::current().remove_observer(&clock_); }
+ClockScope::~ClockScope() { RankContext::current().remove_observer(clock_); }
 
 }  // namespace shardbook::sim

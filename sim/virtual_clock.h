@@ -124,15 +124,16 @@ class ActivityScope {
 /// Keeps virtual time on this thread's rank for the lifetime of the scope.
 class ClockScope {
  public:
-  /// `model` must outlive it. With `records_events`, it keeps a timeline.
+  /// `model` must outlive it, and all work that it watches. With
+  /// `records_events`, it keeps a timeline.
   ClockScope(const CostModel& model, int rank, bool records_events);
   ~ClockScope();
   ClockScope(const ClockScope&) = delete;
   ClockScope& operator=(const ClockScope&) = delete;
-  VirtualClock& clock() { return clock_; }
+  VirtualClock& clock() { return *clock_; }
 
  private:
-  VirtualClock clock_;
+  const std::shared_ptr<VirtualClock> clock_;
 };
 
 }  // namespace shardbook::sim

@@ -78,11 +78,11 @@ double step_flops(Options options) {
   const RankContext::Scope scope(shapes);
   const std::int64_t samples = std::exchange(options.batch, 1);
   const auto training = make_training(options);
-  FlopCounter counter;
-  shapes.add_observer(&counter);
+  const auto counter = std::make_shared<FlopCounter>();
+  shapes.add_observer(counter);
   training->step();
-  shapes.remove_observer(&counter);
-  return counter.flops() * static_cast<double>(samples);
+  shapes.remove_observer(counter);
+  return counter->flops() * static_cast<double>(samples);
 }
 
 Work step_work(const std::string& name, const std::string& text,

@@ -115,14 +115,14 @@ Options options_of(const Size& size) {
 
 std::vector<Slot> record_steps(const Options& options, int num_steps) {
   single_device::SingleDevice device(options, {});
-  Recorder recorder;
+  const auto recorder = std::make_shared<Recorder>();
   for (int step = 0; step < num_steps; ++step) {
-    if (step == 2) RankContext::current().add_observer(&recorder);
-    recorder.begin_step();
+    if (step == 2) RankContext::current().add_observer(recorder);
+    recorder->begin_step();
     device.step(step);
   }
-  RankContext::current().remove_observer(&recorder);
-  return recorder.slots();
+  RankContext::current().remove_observer(recorder);
+  return recorder->slots();
 }
 
 bool is_by_flops(const OpEvent& event) { return event.product.m > 0; }

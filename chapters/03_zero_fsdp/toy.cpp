@@ -47,22 +47,22 @@ void train(ProcessGroup& world, const std::string& way, int& status) {
         fsdp::size_based_auto_wrap_policy(way == "by size" ? 50 : 100'000'000);
   }
   // 2. Shard: each rank keeps its part of each unit, on the host
-  Phases phases;
-  world.set_observer(&phases);
+  const auto phases = std::make_shared<Phases>();
+  world.set_observer(phases);
   fsdp::FullyShardedDataParallel model(net, world, options, plan);
   std::string text = way + "\n";
   for (const fsdp::FlatParameter* unit : model.units()) {
-    phases.of[unit->name()] = "shard";
+    phases->of[unit->name()] = "shard";
     text += fmt::format("  {} has {} elements, {} on each rank\n", unit->name(),
                         unit->layout().numel, unit->shard().numel());
   }
   text += "  the shards are on " + model.parameters()[0].device().name() + "\n";
   for (const NamedModule& each : net.named_modules()) {
     const std::string unit = each.name.empty() ? "root" : each.name;
-    each.module->add_forward_hook([&phases, unit](Module&, Tensors& outputs) {
-      phases.note(unit, "forward");
-      outputs[0].add_grad_hook([&phases, unit](const Tensor&) {
-        phases.note(unit, "backward");
+    each.module->add_forward_hook([phases, unit](Module&, Tensors& outputs) {
+      phases->note(unit, "forward");
+      outputs[0].add_grad_hook([phases, unit](const Tensor&) {
+        phases->note(unit, "backward");
         return Tensor();
       });
     });
@@ -80,7 +80,7 @@ void train(ProcessGroup& world, const std::string& way, int& status) {
     mse_loss(one(concat(x, 0)), concat(labels, 0)).backward();
     one_adam->step(), one.clear_grad();
     // 4. The seven phases of the first step
-    for (const auto& [unit, seen] : phases.of) {
+    for (const auto& [unit, seen] : phases->of) {
       if (step == 0) text += fmt::format("  {}: {}, update\n", unit, seen);
     }
     text += fmt::format("  loss of rank 0 {:.6f}\n", loss.item());

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 
 #include "comm/process_group.h"
@@ -279,6 +280,43 @@ std::string check_meta(ProcessGroup& group) {
   return findings.text();
 }
 
+// Counts in variables that outlive it.
+struct Counter : CommObserver {
+  Counter(int& issued, int& completed)
+      : num_issued(issued), num_completed(completed) {}
+  void on_issue(const CommRecord&) override { ++num_issued; }
+  void on_complete(const CommRecord&) override { ++num_completed; }
+  int &num_issued, &num_completed;
+};
+
+// A group made before the observer came, one made after, and a call that is in
+// flight when the observer goes.
+std::string check_observer(ProcessGroup& group) {
+  Findings findings;
+  int issued = 0, completed = 0;
+  const auto early = group.split(0, group.rank(), "early");
+  auto counter = std::make_shared<Counter>(issued, completed);
+  const std::weak_ptr<Counter> left = counter;
+  group.set_observer(counter);
+  const auto late = early->split(0, group.rank(), "late");
+  const Tensor x = mine(group, DType::kF32, 7), y = x.zeros_like();
+  early->all_reduce(x).wait();
+  Work in_flight = late->all_reduce(y);
+  const int calls = group.size() > 1 ? 2 : 0;
+  findings.require(issued == calls, "both groups are observed");
+
+  group.set_observer(nullptr);
+  counter.reset();
+  early->all_reduce(x).wait();
+  late->split(0, group.rank(), "new")->all_reduce(x).wait();
+  findings.require(issued == calls, "a removed observer sees no call");
+  in_flight.wait();
+  in_flight = Work();
+  findings.require(completed == calls, "a call in flight owns its observer");
+  findings.require(left.expired(), "nothing keeps the observer");
+  return findings.text();
+}
+
 TEST_P(Conformance, MessagesKeepTheirOrderPerTag) { expect(check_messages); }
 TEST_P(Conformance, SmallMessagesLeaveTheirBufferAtOnce) {
   expect(check_small_messages);
@@ -293,6 +331,9 @@ TEST_P(Conformance, ExchangeCollectsTexts) { expect(check_exchange); }
 TEST_P(Conformance, SubgroupsHaveTheirOwnRanks) { expect(check_subgroups); }
 TEST_P(Conformance, GroupsAreIndependent) { expect(check_several_groups); }
 TEST_P(Conformance, TheLedgerHasEveryCall) { expect(check_ledger); }
+TEST_P(Conformance, ARemovedObserverIsForgottenByAllGroups) {
+  expect(check_observer);
+}
 TEST_P(Conformance, MetaTensorsAreRecordedAndNotMoved) {
   if (GetParam().world_size == 1)
     GTEST_SKIP() << "a group of one sends nothing";

@@ -147,9 +147,10 @@ struct Counter : CommObserver {
 };
 
 TEST(CommObserver, SeesIssueAndCompletionAlsoOfSubgroups) {
-  std::vector<Counter> counters(2);
+  const auto counters = {std::make_shared<Counter>(),
+                         std::make_shared<Counter>()};
   run_ranks(2, [&](ProcessGroup& world) {
-    world.set_observer(&counters[static_cast<std::size_t>(world.rank())]);
+    world.set_observer(counters.begin()[world.rank()]);
     const auto pair = world.split(0, world.rank(), "pair");
     const Tensor x = zeros(4), y = zeros(4);
     Work first = world.all_reduce(x, ReduceOp::kSum, "first");
@@ -157,9 +158,10 @@ TEST(CommObserver, SeesIssueAndCompletionAlsoOfSubgroups) {
     second.wait();
     first.wait();
   });
-  for (const Counter& counter : counters) {
-    EXPECT_EQ(counter.issued, (std::vector<std::string>{"first", "second"}));
-    EXPECT_EQ(counter.completed, (std::vector<std::string>{"second", "first"}));
+  for (const auto& counter : counters) {
+    EXPECT_EQ(counter->issued, (std::vector<std::string>{"first", "second"}));
+    EXPECT_EQ(counter->completed,
+              (std::vector<std::string>{"second", "first"}));
   }
 }
 

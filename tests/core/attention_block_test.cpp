@@ -186,12 +186,12 @@ TEST(AttentionBlocks, CostWhatTheirMaskLeaves) {
       }
     }
     EXPECT_EQ(visible_pairs(block), pairs);
-    Flops seen;
-    RankContext::current().add_observer(&seen);
+    const auto seen = std::make_shared<Flops>();
+    RankContext::current().add_observer(seen);
     attention_block(p.q, p.k, p.v, block, p.options, {});
-    RankContext::current().remove_observer(&seen);
+    RankContext::current().remove_observer(seen);
     // Two products; [2 batch rows x 2 heads] of 4 columns; 2 flops each
-    EXPECT_EQ(seen.flops, 2 * 2 * pairs * 2 * 2 * 4);
+    EXPECT_EQ(seen->flops, 2 * 2 * pairs * 2 * 2 * 4);
   }
 }
 

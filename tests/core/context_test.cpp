@@ -116,13 +116,13 @@ TEST(Workers, AreKeptPerDeviceAndCopySettings) {
   EXPECT_EQ(worker.device, other);
   EXPECT_EQ(worker.rank, 3);
 
-  Notebook notebook;
+  const auto notebook = std::make_shared<Notebook>();
   rank.grad_enabled = false;
   rank.deterministic = true;
   rank.is_recomputing = true;
   rank.phase = Phase::kBackward;
   rank.random = {11, 12, 13, {14, 15}};
-  rank.add_observer(&notebook);
+  rank.add_observer(notebook);
   EXPECT_FALSE(worker.observed());  // settings are copied at the call
   RankContext& again = rank.worker(other);
   EXPECT_FALSE(again.grad_enabled);
@@ -135,17 +135,22 @@ TEST(Workers, AreKeptPerDeviceAndCopySettings) {
   EXPECT_EQ(again.random.batch.first, 14);
   EXPECT_EQ(again.random.batch.stride, 15);
   EXPECT_TRUE(again.observed());
-  rank.remove_observer(&notebook);
+  rank.remove_observer(notebook);
   EXPECT_FALSE(rank.observed());
 }
 
 class Observed : public testing::Test {
  protected:
-  Observed() : scope_(context) { context.add_observer(&seen); }
-  ~Observed() override { context.remove_observer(&seen); }
+  Observed() : scope_(context) { context.add_observer(notebook_); }
+  ~Observed() override { context.remove_observer(notebook_); }
 
   RankContext context;
-  Notebook seen;
+
+ private:
+  const std::shared_ptr<Notebook> notebook_ = std::make_shared<Notebook>();
+
+ protected:
+  Notebook& seen = *notebook_;
 
  private:
   RankContext::Scope scope_;

@@ -140,20 +140,21 @@ TEST(Conv2d, IsAProductToTheCostModel) {
   struct Events : Observer {
     void on_op_begin(const OpEvent& event) override { seen.push_back(event); }
     std::vector<OpEvent> seen;
-  } events;
+  };
+  const auto events = std::make_shared<Events>();
   RankContext context(Device::meta());
   const RankContext::Scope scope(context);
   const Tensor x = leaf({2, 9, 9, 3}), w = leaf({8, 3, 3, 3}, 2);
   const Tensor wide = leaf({2, 9, 9, 64}), windows = leaf({64, 64, 3, 3}, 2);
-  context.add_observer(&events);
+  context.add_observer(events);
   conv2d(x, w, Tensor(), 2, 1);
   // Kernels with fewer operations are calibrated separately
   conv2d(wide, windows, Tensor(), 1, 1);
-  context.remove_observer(&events);
-  ASSERT_EQ(events.seen.size(), 2u);
-  const OpEvent& event = events.seen[0];
+  context.remove_observer(events);
+  ASSERT_EQ(events->seen.size(), 2u);
+  const OpEvent& event = events->seen[0];
   EXPECT_STREQ(event.name, "conv2d");
-  EXPECT_STREQ(events.seen[1].name, "conv2d_3x3");
+  EXPECT_STREQ(events->seen[1].name, "conv2d_3x3");
   EXPECT_EQ(event.product.m, 2 * 5 * 5);
   EXPECT_EQ(event.product.n, 8);
   EXPECT_EQ(event.product.k, 27);

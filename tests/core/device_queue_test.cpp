@@ -50,6 +50,31 @@ TEST(DeviceQueue, RunsInOrderOnItsDeviceWhileTheHostGoesOn) {
   EXPECT_EQ(seen, device);
 }
 
+TEST(DeviceQueue, WorkInFlightOwnsItsObserver) {
+  struct Counter : Observer {
+    explicit Counter(int& ops) : num_ops(ops) {}
+    void on_op_begin(const OpEvent&) override { ++num_ops; }
+    int& num_ops;
+  };
+  RankContext context(Device::cpu(0));
+  const RankContext::Scope scope(context);
+  DeviceQueue queue(Device::cpu(1));
+  Gate gate;
+  gate.closed().wait(queue);
+  int ops = 0;
+  auto counter = std::make_shared<Counter>(ops);
+  const std::weak_ptr<Counter> left = counter;
+  context.add_observer(counter);
+  queue.enqueue([] { square(Tensor::zeros({2})); });
+  context.remove_observer(counter);
+  counter.reset();
+  EXPECT_FALSE(left.expired());
+  gate.open();
+  queue.synchronize();
+  EXPECT_GT(ops, 0);
+  EXPECT_TRUE(left.expired());
+}
+
 TEST(DeviceQueue, WorkHasTheSettingsOfWhoGaveIt) {
   RankContext context(Device::cpu(0), /*rank=*/5);
   RankContext::Scope scope(context);

@@ -209,7 +209,8 @@ enum class MlpMode { kPlain, kDeferred, kRecomputed };
 
 MlpStep train_mlp(const Mlp& mlp, MlpMode mode, int num_micro_batches,
                   const MlpSizes& sizes = {9, 6, 24, 6}) {
-  MlpStep seen;
+  const auto watched = std::make_shared<MlpStep>();
+  MlpStep& seen = *watched;
   Device device = is_on_cuda() ? Device::cuda() : Device::cpu();
   RankContext context(device);
   const RankContext::Scope scope(context);
@@ -219,7 +220,7 @@ MlpStep train_mlp(const Mlp& mlp, MlpMode mode, int num_micro_batches,
   }
   device.reset_peak_memory();
   const std::int64_t before = device.memory().current_total;
-  context.add_observer(&seen);
+  context.add_observer(watched);
   WeightGradients store;
   for (int i = 0; i < num_micro_batches; ++i) {
     const auto forward = [&](const Tensors&) { return Tensors{mlp(x)}; };
@@ -236,7 +237,7 @@ MlpStep train_mlp(const Mlp& mlp, MlpMode mode, int num_micro_batches,
     }
   }
   while (!store.empty()) store.pop();
-  context.remove_observer(&seen);
+  context.remove_observer(watched);
   const MemoryStats memory = device.memory();
   seen.after_step = memory.current_total - before;
   seen.peak = memory.peak_by_kind;

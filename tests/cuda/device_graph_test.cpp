@@ -239,10 +239,10 @@ TEST_F(DeviceGraphs, NeedAKernelToHaveRunBefore) {
 }
 
 TEST_F(DeviceGraphs, AreForGpusWithoutObservers) {
-  Observer nobody;
-  context.add_observer(&nobody);
+  const auto nobody = std::make_shared<Observer>();
+  context.add_observer(nobody);
   expect_error([&] { DeviceGraph graph([&] { work(); }); }, {"observed"});
-  context.remove_observer(&nobody);
+  context.remove_observer(nobody);
   {
     RankContext cpu(Device::cpu(0));
     const RankContext::Scope inside(cpu);

@@ -101,17 +101,17 @@ std::vector<std::int32_t> walk_tokens(std::int64_t vocab, std::uint64_t seed) {
 class Unobserved {
  public:
   Unobserved() : observers_(context_.observers()) {
-    for (Observer* each : observers_) context_.remove_observer(each);
+    for (const auto& each : observers_) context_.remove_observer(each);
   }
   ~Unobserved() {
-    for (Observer* each : observers_) context_.add_observer(each);
+    for (const auto& each : observers_) context_.add_observer(each);
   }
   Unobserved(const Unobserved&) = delete;
   Unobserved& operator=(const Unobserved&) = delete;
 
  private:
   RankContext& context_ = RankContext::current();
-  const std::vector<Observer*> observers_;
+  const std::vector<std::shared_ptr<Observer>> observers_;
 };
 
 }  // namespace

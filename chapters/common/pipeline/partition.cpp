@@ -175,8 +175,8 @@ std::vector<double> layer_seconds(
     };
     for (const ValueSpec& value : spec.values) add(value);
     for (const std::string& name : layer.incoming()) add(spec.skips.at(name));
-    Prices prices(seconds_of);
-    context.add_observer(&prices);
+    const auto prices = std::make_shared<Prices>(seconds_of);
+    context.add_observer(prices);
     Tensors roots, grads;
     for (const Tensor& output : layer(values)) {
       if (!output.requires_grad()) continue;
@@ -184,8 +184,8 @@ std::vector<double> layer_seconds(
       grads.push_back(output.empty_like());
     }
     if (!roots.empty()) autograd::backward(roots, grads);
-    context.remove_observer(&prices);
-    seconds.push_back(prices.sum_s());
+    context.remove_observer(prices);
+    seconds.push_back(prices->sum_s());
   }
   return seconds;
 }

@@ -103,12 +103,13 @@ TraceScope::TraceScope(const Options& options,
 TraceScope::~TraceScope() { stop(); }
 
 void TraceScope::watch(int rank, const Device& device) {
-  traces_.push_back(std::make_unique<Trace>(rank, device));
-  context_.add_observer(traces_.back().get());
-  show_messages(traces_.size() - 1, traces_.back().get());
+  traces_.push_back(std::make_shared<Trace>(rank, device));
+  context_.add_observer(traces_.back());
+  show_messages(traces_.size() - 1, traces_.back());
 }
 
-void TraceScope::show_messages(std::size_t i, Trace* trace) {
+void TraceScope::show_messages(std::size_t i,
+                               const std::shared_ptr<Trace>& trace) {
   if (world_ != nullptr) {
     world_->set_observer(trace);
   } else {
@@ -118,7 +119,7 @@ void TraceScope::show_messages(std::size_t i, Trace* trace) {
 
 void TraceScope::stop() {
   for (std::size_t i = 0; i < traces_.size(); ++i) {
-    context_.remove_observer(traces_[i].get());
+    context_.remove_observer(traces_[i]);
     show_messages(i, nullptr);
   }
   traces_.clear();

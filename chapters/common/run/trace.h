@@ -62,7 +62,7 @@ class TraceScope {
  private:
   void watch(int rank, const Device& device);
   /// Shows messages (of device i, if of one process) to `trace`; null: stops.
-  void show_messages(std::size_t i, Trace* trace);
+  void show_messages(std::size_t i, const std::shared_ptr<Trace>& trace);
   void stop();
 
   const std::string path_;
@@ -70,7 +70,7 @@ class TraceScope {
   ProcessGroup* const world_ = nullptr;
   CopyLedger* const copies_ = nullptr;
   const std::vector<Device> devices_;
-  std::vector<std::unique_ptr<Trace>> traces_;  ///< empty: nothing is watched
+  std::vector<std::shared_ptr<Trace>> traces_;  ///< empty: nothing is watched
 };
 
 }  // namespace shardbook

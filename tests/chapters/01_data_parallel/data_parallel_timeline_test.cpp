@@ -36,8 +36,9 @@ std::string timeline(int slow) {
   // Real launches take time: they show the order in which work is issued.
   const sim::CostModel model(sim::Cluster::read("dgx-a100"));
   World world(3);
-  Laggard laggard(world.devices[static_cast<std::size_t>(slow)]);
-  world.context.add_observer(&laggard);
+  const auto laggard =
+      std::make_shared<Laggard>(world.devices[static_cast<std::size_t>(slow)]);
+  world.context.add_observer(laggard);
   std::ostringstream text;
   text.precision(17);
   {
@@ -68,7 +69,7 @@ std::string timeline(int slow) {
       for (const double step : device->timeline().steps) text << step << "\n";
     }
   }
-  world.context.remove_observer(&laggard);
+  world.context.remove_observer(laggard);
   return text.str();
 }
 

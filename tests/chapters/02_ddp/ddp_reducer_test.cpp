@@ -87,14 +87,14 @@ std::int64_t backward_ops_after_first_bucket(const DdpOptions& options) {
     Replica<Mlp32> r(world, options, 8);
     r.backward();  // and the buckets are rebuilt
     r.model.clear_grad();
-    Trace trace(world.rank());
-    RankContext::current().add_observer(&trace);
-    world.set_observer(&trace);
+    const auto trace = std::make_shared<Trace>(world.rank());
+    RankContext::current().add_observer(trace);
+    world.set_observer(trace);
     r.backward();
-    RankContext::current().remove_observer(&trace);
+    RankContext::current().remove_observer(trace);
     world.set_observer(nullptr);
     std::int64_t later = -1;
-    const sim::RankTimeline seen = trace.timeline();
+    const sim::RankTimeline seen = trace->timeline();
     for (const sim::TimelineEvent& event : seen.events) {
       if (event.name == "all_reduce bucket 0") later = 0;
       if (later >= 0 && event.category == "backward" && event.name != "copy") {

@@ -223,12 +223,12 @@ StreamLog streams_of(bool limits) {
     FsdpOptions options = blocks();
     options.limit_all_gathers = limits;
     FullyShardedDataParallel fsdp(model, world, options);
-    StreamLog log;
-    RankContext::current().add_observer(&log);
+    const auto log = std::make_shared<StreamLog>();
+    RankContext::current().add_observer(log);
     const Batch mine = tokens_of(4, 1, world.rank(), 2);
     language_loss(fsdp(mine.inputs), mine.targets).backward();
-    RankContext::current().remove_observer(&log);
-    return log;
+    RankContext::current().remove_observer(log);
+    return *log;
   })[0];
 }
 

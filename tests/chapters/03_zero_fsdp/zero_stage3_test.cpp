@@ -240,13 +240,13 @@ Names notes_of(const ZeroOptions& options) {
     Sequential model = make_mlp(DType::kF32);
     const auto zero = make_zero(model, world, options, "adam", {});
     train_zero(*zero, Training(), 0, 1);
-    Order order;
-    RankContext::current().add_observer(&order);
-    world.set_observer(&order);
+    const auto order = std::make_shared<Order>();
+    RankContext::current().add_observer(order);
+    world.set_observer(order);
     train_zero(*zero, Training(), 1, 2);
     world.set_observer(nullptr);
-    RankContext::current().remove_observer(&order);
-    return order.notes;
+    RankContext::current().remove_observer(order);
+    return order->notes;
   })[0];
 }
 

@@ -1,8 +1,12 @@
 // gpt-nano on many meshes: the losses, norms and weights of one device, and the
 // bill to the byte.
 
+#include <fstream>
+#include <sstream>
+
 #include "tests/chapters/14_hybrid_3d/hybrid_support.h"
 #include "tests/support/sanitized.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::hybrid {
 namespace {
@@ -51,6 +55,22 @@ TEST(HybridMeshes, TrainAsOneDevice) {
   for (const HybridOptions& setup : sized(all, few)) {
     expect_equal_to_one_device(setup);
   }
+}
+
+// The weights are gathered over the axes' groups after the trace has ended.
+TEST(HybridMeshes, ATraceEndsBeforeTheWeightsAreGathered) {
+  const TempFolder folder;
+  const HybridOptions setup = mesh(1, 2, 1, 2);
+  Options options = nano_options(ranks_of(setup));
+  options.steps = 1;
+  options.trace = folder / "trace.json";
+  expect_claims(train_on(options, setup));
+  std::stringstream text;
+  text << std::ifstream(options.trace).rdbuf();
+  for (const char* seen : {"\"all_reduce", "\"send", "\"matmul"}) {
+    EXPECT_TRUE(has_text(text.str(), seen)) << seen;
+  }
+  EXPECT_FALSE(has_text(text.str(), "gather")) << "the trace had ended";
 }
 
 TEST(HybridMeshes, TrainAsOneDeviceUnderZero2And3) {
