@@ -196,6 +196,28 @@ Options at_checkpoint(const Options& options) {
 
 // --- One training ------------------------------------------------------------
 
+namespace {
+
+/// Looks into the folder again, now that this run has it for itself: another run
+/// may have been here since at_checkpoint.
+void look_again(const Options& options) {
+  const std::vector<std::int64_t> steps = steps_in(options.checkpoint);
+  const std::int64_t newest = steps.empty() ? 0 : steps.back();
+  SB_CHECK(newest >= options.first_step, "--checkpoint ", options.checkpoint,
+           ": ", name_of(options.first_step),
+           " is gone since this run looked; start it again");
+  SB_CHECK(newest == options.first_step, "--checkpoint ", options.checkpoint,
+           ": another run has written ", name_of(newest),
+           " since this one looked; give a folder of its own to each run, or "
+           "--resume when the other has ended");
+  Options whole = options;
+  whole.steps += whole.first_step;
+  whole.first_step = 0;
+  at_checkpoint(whole);
+}
+
+}  // namespace
+
 Checkpoints::Checkpoints(const Options& options, Strategy& strategy,
                          ProcessGroup* world)
     : options_(options),
@@ -212,6 +234,7 @@ Checkpoints::Checkpoints(const Options& options, Strategy& strategy,
       if (!is_main_) return;
       fs::create_directories(options.checkpoint);
       lock_ = lock_folder(options.checkpoint);
+      look_again(options);
     });
   } catch (const StateError& error) {
     throw BadCheckpoint(error.what());
@@ -227,14 +250,14 @@ void Checkpoints::load() {
   if (options_.first_step == 0) return;
   const std::string folder = folder_of(options_, options_.first_step);
   const TrainingState state = strategy_.state();
-  const Manifest manifest = manifest_in(folder);
-  skipped_steps_ =
-      static_cast<std::int64_t>(manifest.progress.at("skipped_steps"));
   try {
+    const Manifest manifest = manifest_in(folder);
+    skipped_steps_ =
+        static_cast<std::int64_t>(manifest.progress.at("skipped_steps"));
     // At the end of training, only the weights are needed
     load_state_folder(folder, manifest, state,
                       /*with_optimizer=*/options_.steps > 0, world_);
-  } catch (const StateError& error) {
+  } catch (const Error& error) {
     throw BadCheckpoint(std::string("--resume: ") + error.what());
   }
 }
@@ -274,7 +297,13 @@ void Checkpoints::save(std::int64_t steps_done) {
   const std::string& folder = options_.checkpoint;
   try {
     on_all_ranks(world_, [&] {
-      if (is_main_) remove_unfinished(folder);
+      if (!is_main_) return;
+      // File systems without locks let two runs in
+      const std::vector<std::int64_t> steps = steps_in(folder);
+      SB_CHECK(steps.empty() || steps.back() <= saved_step_, folder, " holds ",
+               name_of(steps.back()),
+               " of another run; give a folder of its own to each run");
+      remove_unfinished(folder);
     });
     write_state_folder(folder, name_of(steps_done), state, manifest, world_);
     on_all_ranks(world_, [&] {
@@ -283,7 +312,7 @@ void Checkpoints::save(std::int64_t steps_done) {
   } catch (const StateError& error) {
     throw RunError("--checkpoint: not kept after step " +
                    std::to_string(steps_done) + ": " + error.what() +
-                   (newest_.empty() ? "" : "; " + newest_ + " is whole"));
+                   (fs::exists(newest_) ? "; " + newest_ + " is whole" : ""));
   }
   saved_step_ = steps_done;
   newest_ = folder_of(options_, steps_done);

@@ -38,8 +38,10 @@ Options at_checkpoint(const Options& options);
 /// Reads and writes the checkpoints of one training, on every rank.
 class Checkpoints {
  public:
+  /// Locks the folder, for as long as this lives, and looks into it again.
   /// `world` is null where there is one rank. Throws BadCheckpoint where the
-  /// strategy cannot be resumed. Collective.
+  /// strategy cannot be resumed, where another run holds the folder, and where
+  /// it is no longer as at_checkpoint found it. Collective.
   Checkpoints(const Options& options, Strategy& strategy, ProcessGroup* world);
   ~Checkpoints();
   Checkpoints(const Checkpoints&) = delete;
