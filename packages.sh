@@ -313,7 +313,9 @@ command_doctor() {
   [[ -z $missing ]] ||
     printf 'To install all that is missing: apt-get install %s\n' \
       "$(cut -d ' ' -f 1 <<<"$missing" | paste -s -d ' ')"
-  if [[ -z $lacking ]]; then
+  if [[ -z $lacking && -e $build/runs/last ]]; then
+    printf 'Next: open build/report.html, or ./shardbook lesson ddp\n'
+  elif [[ -z $lacking ]]; then
     printf 'Next: ./shardbook run\n'
   elif [[ -z $obstacle ]]; then
     printf 'Next: ./shardbook run, which installs what it lacks\n'

@@ -28,8 +28,8 @@ from default_rows import YARDSTICK, Row, default_rows
 from programs import BUILD, Stopped, die, say
 from progress import Progress
 from report_runs import TABLE, page_of, write_report
-from run_folder import (keep_folder, known_seconds, new_folder, note_seconds,
-                        remove_folder)
+from run_folder import (RUNS, keep_folder, known_seconds, new_folder,
+                        note_seconds, remove_folder)
 
 
 def quoted(word):
@@ -230,8 +230,23 @@ def check_name(name):
         die(f"--name {name}: give letters, digits, '.', '_' and '-'")
 
 
+def say_what_comes():
+    """The first line of a run of all chapters, before anything is built."""
+    known = known_seconds("last")
+    if known:
+        minutes = int(sum(known.values()) // 60) + 1
+        say("This builds what has changed, runs all chapters again (last time "
+            f"{minutes} min), and replaces build/runs/last and "
+            "build/report.html.")
+    else:
+        say("This installs what is missing, builds, and runs all chapters: "
+            "five to ten minutes on two cores.")
+
+
 def print_targets(name, _, *words):
     check_name(name)
+    if not name and not words:
+        say_what_comes()
     if other := other_command(name, words):
         needed = ["gpu_libraries"] if uses_gpu(other) else []
         print(os.path.join("chapters", words[0]), *needed, sep="\n")
@@ -283,6 +298,9 @@ def keep_runs(name, run_all, at_least=1):
                 runs.add_row(f"# Interrupted after {runs.num_kept} of "
                              f"{runs.num_planned} runs.")
                 name += "-interrupted"
+            if os.path.exists(os.path.join(RUNS, name)):
+                say(f"Replaced: the run before, in build/runs/{name} (--name "
+                    "NAME keeps both)")
             kept = keep_folder(folder, name)
     finally:
         remove_folder(folder)

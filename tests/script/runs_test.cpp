@@ -42,6 +42,25 @@ TEST_F(Script, ARunOfAllEndsWithAnOverviewAndWhatIsNext) {
   expect_end(run("./shardbook report --all"), 2, {"--all goes with run only"});
 }
 
+// A reader waits for minutes, and loses the run before.
+TEST_F(Script, ARunSaysWhatComesAndWhatItReplaces) {
+  write("/build/runs/last/seconds.tsv", "61.5\t./shardbook run ddp --\n");
+  const Outcome again = run("./shardbook run");
+  EXPECT_EQ(again.text.rfind("This builds what has changed, runs all chapters "
+                             "again (last time 2 min), and replaces "
+                             "build/runs/last and build/report.html.\n",
+                             0),
+            0u)
+      << again.text;
+  expect_text(again.text, {"Replaced: the run before, in build/runs/last "});
+
+  const std::string command = "./shardbook run gpipe -- --steps 1";
+  EXPECT_FALSE(has_text(run(command).text, "Replaced"));
+  expect_text(run(command).text,
+              {"Replaced: the run before, in build/runs/gpipe (--name NAME "
+               "keeps both)\n"});
+}
+
 // Its own name, and no lesson of another chapter.
 TEST_F(Script, ProgramsBesideTheChaptersRunAsWell) {
   const Outcome outcome = run("./shardbook run cifar_moe -- --moe");
@@ -61,7 +80,14 @@ TEST_F(Script, WhatLeavesNoReportLeavesNoTable) {
 }
 
 TEST_F(Script, ALookAtSomeChaptersLeavesTheTableOfAll) {
-  expect_done(run("./shardbook run"));
+  const Outcome all = run("./shardbook run");
+  expect_done(all);
+  EXPECT_EQ(
+      all.text.rfind("This installs what is missing, builds, and runs all "
+                     "chapters: five to ten minutes on two cores.\n",
+                     0),
+      0u)
+      << all.text;
   const std::string table = read("/build/runs/last/rows.tsv");
   expect_text(table, {"gpipe"});
   write("/build/report.html", "of all\n");

@@ -148,6 +148,9 @@ TEST_F(Script, TheDoctorSaysWhatComesNext) {
   write("/build/build.ninja",
         "build notebooks/kernel/shardbook_kernel: cpp_LINKER a.o\n");
   expect_text(without("nothing").text, {"with the kernel of the notebooks"});
+  write("/build/runs/last/rows.tsv", "");
+  expect_text(without("nothing").text,
+              {"\nNext: open build/report.html, or ./shardbook lesson ddp\n"});
 }
 
 TEST_F(Script, LibrariesForGpusAreBuiltForRunsOnGpus) {
