@@ -41,8 +41,7 @@ class Topology {
   static Topology deepspeed_2d(int pipe, int data);
   /// DeepSpeed, axes [pipe, data, model]: r = tp + t*(dp + d*pp).
   static Topology deepspeed_3d(int pipe, int data, int model);
-  /// Colossal-AI without sequence parallelism, axes [data, pipe, tensor]:
-  /// r = tp + t*(pp + p*dp).
+  /// Colossal-AI, axes [data, pipe, tensor]: r = tp + t*(pp + p*dp).
   static Topology colossal_ai(int data, int pipe, int tensor);
 
   const std::vector<std::string>& axes() const { return axes_; }

@@ -136,7 +136,18 @@ std::string overlap() {
                 pixels);
     };
     lane("compute", "compute", 22);
+    if (&way == &ways[1]) {
+      figure.text(figure.width(), figure.add_row(0) - 32,
+                  "thin orange lines: a mean is copied back",
+                  Figure::Anchor::kEnd);
+    }
     lane("network", "comm world", 16);
+    for (const sim::TimelineEvent& event : step.events) {
+      if (event.queue != "comm world") continue;
+      figure.text(kBegin + pixels * event.end_s + 4, figure.add_row(0) - 6,
+                  "the loss");
+      break;  // it is the first message
+    }
   }
   const double bottom = figure.add_row(22);
   const double x = kBegin + pixels * computing;

@@ -236,7 +236,7 @@ std::string choice() {
   plot.dots(stages, kOrange);
   plot.curve(zero3, kBlue);
   plot.dots(zero3, kBlue);
-  text(zero3.back().x, zero3.back().y, "ZeRO-3", kBlue);
+  text(zero3.back().x, zero3.back().y, "ZeRO-3, max_reuse_distance 0", kBlue);
   plot.labels();
   std::string details = fmt::format("ZeRO-1: {:.0f} ms. ", 1e3 * zero1[0].y);
   for (const auto& [name, values] :

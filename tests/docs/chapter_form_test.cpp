@@ -321,6 +321,17 @@ TEST(ChapterForm, WhichOneHasThreeWorkedCases) {
   EXPECT_GE(count_runs(read_file(kChapters / "details.md")), 12);
 }
 
+// The tokens of a micro-batch are a product, b·s. "bs" reads as "batch size".
+TEST(ChapterForm, TokensReadAsAProduct) {
+  for (const auto& entry : fs::recursive_directory_iterator(kChapters)) {
+    if (entry.path().extension() != ".md") continue;
+    EXPECT_EQ(
+        count(prose_of(read_file(entry.path())), R"([${(][0-9]*[bB]s[ $}(/])"),
+        0)
+        << entry.path();
+  }
+}
+
 // Pages that were split quote and run no less than before.
 TEST(ChapterForm, CommandsDoNotGetFewer) {
   struct Least {

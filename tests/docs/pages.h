@@ -41,8 +41,8 @@ struct QuotedRun {
 std::vector<QuotedRun> find_quoted_runs(const std::string& page);
 
 /// Runs the program of "./shardbook run NAME -- OPTIONS" (or "chNN_name
-/// OPTIONS") in the build folder `build`; its lines on standard output and
-/// error.
+/// OPTIONS") in the build folder `build`; its lines on standard error and
+/// output. Commands that differ in their pipe only share one run.
 Lines run_program(const std::string& build, const std::string& command);
 
 /// Compares what a page quotes with what a program printed; returns an empty

@@ -4,10 +4,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <sstream>
 
 #include "tests/cli/command.h"
 #include "tests/docs/pages.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::docs {
 namespace {
@@ -124,10 +126,21 @@ std::vector<QuotedRun> find_quoted_runs(const std::string& page) {
 }
 
 Lines run_program(const std::string& build, const std::string& command) {
-  // Braces: of a pipe, only the first command reads nothing
-  const std::string line = "{ LC_ALL=C.UTF-8 " + program_line(build, command) +
-                           "; } 2>&1 </dev/null";
-  return split_lines(run_command(line).text);
+  const std::size_t pipe = std::min(command.find(" | "), command.size());
+  const std::string program = program_line(build, command.substr(0, pipe));
+  // Pages quote other lines of the same run: it runs once
+  static const TempFolder folder;
+  static std::map<std::string, std::string> runs;
+  const auto [run, is_new] =
+      runs.emplace(program, folder / std::to_string(runs.size()));
+  const std::string& kept = run->second;
+  if (is_new) {
+    run_command("LC_ALL=C.UTF-8 " + program + " >'" + kept + ".out' 2>'" +
+                kept + ".err' </dev/null");
+  }
+  return split_lines(run_command("{ cat '" + kept + ".err' && cat '" + kept +
+                                 ".out'" + command.substr(pipe) + "; } 2>&1")
+                         .text);
 }
 
 std::string compare_output(const Lines& quoted, const Lines& printed) {

@@ -50,9 +50,8 @@ Names pages_in(const std::string& text) {
 
 /// What follows `label` in a page's or a source's head.
 std::string part_of_head(const std::string& text, const std::string& label) {
-  static const std::regex kNext(
-      R"(( Previous page: | Next page: | Next: | Letters are |)"
-      R"( The last chapter|\n\n))");
+  static const std::regex kNext(R"(( Previous: | Next: | Letters: |)"
+                                R"( The last chapter|\n\n))");
   const std::size_t begin = text.find(label);
   if (begin == std::string::npos) return "";
   const std::string rest = text.substr(begin + label.size(), 1000);
@@ -83,10 +82,9 @@ TEST(ReadingOrder, EachPageNamesItsNeighbours) {
       pages.resize(std::min<std::size_t>(pages.size(), 1));  // others follow
       return pages;
     };
-    EXPECT_EQ(neighbour(" Previous page: "),
-              i == 0 ? Names{} : Names{order[i - 1]})
+    EXPECT_EQ(neighbour(" Previous: "), i == 0 ? Names{} : Names{order[i - 1]})
         << order[i];
-    EXPECT_EQ(neighbour(" Next page: "),
+    EXPECT_EQ(neighbour(" Next: "),
               i + 1 == order.size() ? Names{} : Names{order[i + 1]})
         << order[i];
   }
