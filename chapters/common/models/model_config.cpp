@@ -51,37 +51,6 @@ const std::map<std::string, ModelConfig>& presets() {
   return kPresets;
 }
 
-const std::vector<FixedKey>& fixed_of_gpt() {
-  static const std::vector<FixedKey> kKeys = {
-      {"tie_word_embeddings",
-       {true},
-       "the output layer has the weights of the token embedding here"},
-      {"scale_attn_weights",
-       {true},
-       "scores are divided by the square root of a head's width here"},
-      {"scale_attn_by_inverse_layer_idx",
-       {false},
-       "scores are not divided by the number of the layer here"},
-      {"add_cross_attention", {false}, "there is no encoder to attend to"},
-      {"pruned_heads", {json::object(), nullptr}, "all heads are kept here"},
-      {"quantization_config", {nullptr}, "weights are floating here"}};
-  return kKeys;
-}
-
-const std::vector<FixedKey>& fixed_of_resnet() {
-  static const std::vector<FixedKey> kKeys = {
-      {"hidden_act", {"relu"}, "a ResNet has ReLU here"},
-      {"num_channels", {3}, "images have 3 channels here"},
-      {"downsample_in_first_stage",
-       {false},
-       "the first stage keeps height and width here"},
-      {"problem_type",
-       {nullptr, "single_label_classification"},
-       "an image has one label here"},
-      {"quantization_config", {nullptr}, "weights are floating here"}};
-  return kKeys;
-}
-
 // Larger than any that fits; keeps products of sizes below 2^63.
 constexpr std::int64_t kMaxResNetSize = 1 << 16;
 
@@ -150,10 +119,14 @@ ModelConfig resnet_from_json(const json& object, const std::string& label) {
                  {false},
                  "the 3x3 convolution of a bottleneck has the stride here"});
   }
-  check_keys(object, label,
-             {"model_type", "layer_type", "num_labels", "id2label", "label2id",
-              "hidden_sizes", "downsample_in_bottleneck"},
-             fixed_of_resnet(), {"depths", "embedding_size"});
+  check_keys(
+      object, label,
+      {"model_type", "architectures", "layer_type", "num_labels", "id2label",
+       "label2id", "hidden_sizes", "downsample_in_bottleneck"},
+      fixed_of_resnet(), {"depths", "embedding_size"}, harmless_in_resnet(),
+      "torchvision's ResNet");
+  check_architecture(object, label,
+                     {"ResNetForImageClassification", "ResNet", "ResNetModel"});
   check_fixed(object, label,
               {"hidden_sizes",
                {hidden_sizes(config)},
@@ -205,6 +178,10 @@ GeluForm gelu_named(const json& name, const std::string& label) {
 
 constexpr char kTypeWithExperts[] = "gpt2-with-experts";
 
+/// The dropout of a published model's own training: ours is --dropout.
+constexpr const char* kDropouts[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop",
+                                     "dropout"};
+
 ModelConfig gpt_from_json(const json& object, const std::string& label,
                           const std::string& type) {
   ModelConfig config;
@@ -214,8 +191,7 @@ ModelConfig gpt_from_json(const json& object, const std::string& label,
   read_fraction(object, label, "layer_norm_epsilon",
                 &config.layer_norm_epsilon);
   read_fraction(object, label, "initializer_range", &config.initializer_range);
-  // Published configs have the dropout of their own training: ours is --dropout
-  for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) {
+  for (const char* key : kDropouts) {
     double unused = 0;
     read_fraction(object, label, key, &unused);
   }
@@ -233,11 +209,21 @@ ModelConfig gpt_from_json(const json& object, const std::string& label,
   for (const SizeKey& size : kSizes) sizes.push_back(size.key);
   for (const SizeKey& size : kSizes) sizes.push_back(size.alias);
   sizes.push_back("n_ctx");
-  check_keys(object, label,
-             {"model_type", "vocab_size", "layer_norm_epsilon",
-              "initializer_range", "attn_pdrop", "embd_pdrop", "resid_pdrop",
-              "activation_function", "n_inner"},
-             fixed_of_gpt(), sizes);
+  std::vector<std::string> read = {"model_type",        "architectures",
+                                   "vocab_size",        "n_inner",
+                                   "initializer_range", "activation_function",
+                                   "layer_norm_epsilon"};
+  read.insert(read.end(), std::begin(kDropouts), std::end(kDropouts));
+  check_keys(object, label, read, fixed_of_gpt(), sizes, harmless_in_gpt(),
+             type == "mlp"
+                 ? "an MLP of GPT-2's layers"
+                 : "a GPT-2 with learned positions, biases and a tied output "
+                   "layer");
+  using Names = std::vector<std::string>;
+  check_architecture(object, label,
+                     config.has_experts ? Names{"Gpt2WithExperts"}
+                     : type == "mlp"    ? Names{"MlpModel"}
+                                     : Names{"GPT2LMHeadModel", "GPT2Model"});
   SB_CHECK(config.n_embd % config.n_head == 0, label, ": n_embd ",
            config.n_embd, " is not a multiple of n_head ", config.n_head);
   return config;

@@ -59,36 +59,70 @@ const std::map<std::string, std::string>& other_names() {
   return kNames;
 }
 
+bool is_in(const std::vector<std::string>& keys, const std::string& key) {
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
+/// "a, b, c and 2 more"
+std::string first_of(const std::vector<std::string>& parts) {
+  constexpr std::size_t kShown = 5;
+  std::string list;
+  for (std::size_t i = 0; i < std::min(parts.size(), kShown); ++i) {
+    list += (i == 0 ? "" : ", ") + parts[i];
+  }
+  if (parts.size() <= kShown) return list;
+  return list + " and " + std::to_string(parts.size() - kShown) + " more";
+}
+
 }  // namespace
 
 void check_keys(const json& object, const std::string& label,
                 std::vector<std::string> read,
                 const std::vector<FixedKey>& fixed,
-                const std::vector<std::string>& sizes) {
+                const std::vector<std::string>& sizes,
+                const std::vector<std::string>& harmless, const char* model) {
   for (const FixedKey& each : fixed) read.push_back(each.key);
   read.insert(read.end(), sizes.begin(), sizes.end());
-  const auto is_read = [&](const std::string& key) {
-    return std::find(read.begin(), read.end(), key) != read.end();
-  };
-  std::string list, wrong;
+  std::string list;
   bool is_sized = false;
   for (const std::string& size : sizes) {
     is_sized = is_sized || object.contains(size);
     list += (list.empty() ? "" : ", ") + size;
   }
+  std::vector<std::string> misspelt, unknown;
   for (const auto& [key, value] : object.items()) {
-    if (is_read(key) || key.rfind('_', 0) == 0) continue;
+    if (is_in(read, key) || is_in(harmless, key) ||
+        is_in(keys_without_effect(), key) || is_in(keys_of_generation(), key) ||
+        key.rfind('_', 0) == 0) {
+      continue;
+    }
+    const std::string shown = "\"" + json_file::printable(key) + "\"";
     const auto other = other_names().find(key);
     const std::string meant = other != other_names().end()
                                   ? other->second
                                   : json_file::nearest(key, read, 2);
-    if (!is_read(meant)) continue;
-    wrong += (wrong.empty() ? "" : ", ") + ("\"" + json_file::printable(key)) +
-             "\" (did you mean \"" + meant + "\"?)";
+    if (is_in(read, meant)) {
+      misspelt.push_back(shown + " (did you mean \"" + meant + "\"?)");
+    } else {
+      unknown.push_back(shown + " is " + json_file::shown(value));
+    }
   }
-  SB_CHECK(wrong.empty(), label, ": these keys are not read: ", wrong,
+  SB_CHECK(misspelt.empty(), label,
+           ": these keys are not read: ", first_of(misspelt),
            "; the sizes are ", list);
   SB_CHECK(is_sized, label, ": has no size of the model; the sizes are ", list);
+  SB_CHECK(unknown.empty(), label, ": ", first_of(unknown),
+           ": not followed here, where the model is ", model,
+           "; remove what changes nothing in it");
+}
+
+void check_architecture(const json& object, const std::string& label,
+                        const std::vector<std::string>& names) {
+  FixedKey key = {"architectures", {}, "the model here is another"};
+  for (const std::string& name : names)
+    key.values.push_back(json::array({name}));
+  key.values.insert(key.values.end(), {nullptr, json::array()});
+  check_fixed(object, label, key);
 }
 
 }  // namespace shardbook::config_keys

@@ -31,13 +31,36 @@ struct FixedKey {
 void check_fixed(const nlohmann::json& object, const std::string& label,
                  const FixedKey& fixed);
 
-/// Throws Error for a key that looks like one of `read`, `fixed` or `sizes` and
-/// is none of them, and for a config with none of the sizes: its author does
-/// not mean the default model. Other unknown keys are harmless: configs of
-/// Hugging Face have many.
+/// Those of GPT-2, and of other programs that write its format.
+const std::vector<FixedKey>& fixed_of_gpt();
+const std::vector<FixedKey>& fixed_of_resnet();
+
+// Keys that change neither the function nor its gradients, at any value.
+
+/// Heads of other tasks, and rounding.
+const std::vector<std::string>& harmless_in_gpt();
+/// Layers that a backbone returns, and keys of language models.
+const std::vector<std::string>& harmless_in_resnet();
+/// Keys of transformers' PretrainedConfig, 2.0 to 5.24: results that are
+/// returned, names, the memory of a run, the types of weights (here --dtype), and
+/// heads of other tasks.
+const std::vector<std::string>& keys_without_effect();
+/// Keys of GenerationConfig, which older releases wrote into config.json.
+const std::vector<std::string>& keys_of_generation();
+
+/// Throws Error for a key that is neither in `read`, `fixed`, `sizes` and
+/// `harmless` nor in the two lists above: it may change the model, which the
+/// message describes by `model`. Throws Error also for a config with none of the
+/// sizes, whose author does not mean the default model. Keys that begin with an
+/// underscore are remarks.
 void check_keys(const nlohmann::json& object, const std::string& label,
                 std::vector<std::string> read,
                 const std::vector<FixedKey>& fixed,
-                const std::vector<std::string>& sizes);
+                const std::vector<std::string>& sizes,
+                const std::vector<std::string>& harmless, const char* model);
+
+/// "architectures" is missing, null, or one of `names` alone.
+void check_architecture(const nlohmann::json& object, const std::string& label,
+                        const std::vector<std::string>& names);
 
 }  // namespace shardbook::config_keys
