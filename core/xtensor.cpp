@@ -1,19 +1,15 @@
 #include "core/xtensor.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <exception>
-#include <regex>
-#include <sstream>
+#include <string_view>
 #include <xtensor/xnpy.hpp>
 
 #include "core/internal/files.h"
+#include "core/npy.h"
 
 namespace shardbook {
 namespace {
-
-// 64 dims need fewer bytes
-constexpr std::size_t kMaxHeader = 4096;
 
 template <typename T>
 std::string npy_bytes(const Tensor& tensor) {
@@ -22,51 +18,23 @@ std::string npy_bytes(const Tensor& tensor) {
   return xt::dump_npy(xt::adapt(tensor.to_vector<T>(), shape));
 }
 
-/// The header of a file, as NumPy writes it. xtensor accepts more, but does not
-/// check sizes: values may be missing, or their number may not fit in 64 bits.
-struct NpyHeader {
-  std::string type;   ///< "<f4"
-  double values = 1;  ///< elements
-  std::size_t bytes = 0;
-};
-
-NpyHeader read_header(const std::string& bytes) {
-  const auto byte = [&](std::size_t i) {
-    return static_cast<std::size_t>(static_cast<unsigned char>(bytes[i]));
-  };
-  const bool is_npy =
-      bytes.size() > 10 && bytes.compare(0, 8, "\x93NUMPY\1\0", 8) == 0;
-  const std::size_t length = is_npy ? byte(8) + 256 * byte(9) : 0;
-  const std::string text =
-      is_npy ? bytes.substr(10, std::min(length, kMaxHeader)) : "";
-  static const std::regex kText(
-      R"(\{'descr': '([<>|=]\w\d+)', 'fortran_order': (?:True|False), )"
-      R"('shape': \(((?:\d+, )*(?:\d+,?)?)\), \} *\n)");
-  std::smatch found;
-  SB_CHECK(text.size() == length && std::regex_match(text, found, kText),
-           "it is not a .npy file of NumPy's");
-  NpyHeader header;
-  header.bytes = 10 + length;
-  header.type = found[1];
-  std::istringstream sizes(found[2]);
-  for (std::string size; std::getline(sizes, size, ',');) {
-    header.values *= std::strtod(size.c_str(), nullptr);
-  }
-  return header;
-}
-
 template <typename T>
-Tensor read_values(const NpyHeader& header, const std::string& bytes,
+Tensor read_values(const NpyHeader& header, std::string_view bytes,
                    const Device& device) {
-  SB_CHECK(header.values * sizeof(T) <=
-               static_cast<double>(bytes.size() - header.bytes),
-           "its values end early");
-  std::istringstream stream(bytes);
-  return from_xtensor(xt::load_npy<T>(stream), device);
+  std::vector<T> values(static_cast<std::size_t>(header.num_values));
+  std::copy_n(bytes.data() + header.offset, values.size() * sizeof(T),
+              reinterpret_cast<char*>(values.data()));
+  const std::vector<std::size_t> shape(header.shape.begin(),
+                                       header.shape.end());
+  if (header.is_fortran) {
+    return from_xtensor(xt::adapt<xt::layout_type::column_major>(values, shape),
+                        device);
+  }
+  return from_xtensor(xt::adapt(values, shape), device);
 }
 
-Tensor read_any(const std::string& bytes, const Device& device) {
-  const NpyHeader header = read_header(bytes);
+Tensor read_any(std::string_view bytes, const Device& device) {
+  const NpyHeader header = read_npy_header(bytes, bytes.size());
   const std::string& type = header.type;
   if (type == "<f8") return read_values<double>(header, bytes, device);
   if (type == "<f4") return read_values<float>(header, bytes, device);
@@ -77,9 +45,11 @@ Tensor read_any(const std::string& bytes, const Device& device) {
   if (type == "<u4") return read_values<std::uint32_t>(header, bytes, device);
   if (type == "<u2") return read_values<std::uint16_t>(header, bytes, device);
   if (type == "|u1") return read_values<std::uint8_t>(header, bytes, device);
-  if (type == "|b1") return read_values<bool>(header, bytes, device);
-  SB_FAIL("its type is ", type,
-          "; give float64, float32, bool or a little-endian integer");
+  if (type == "|b1") return read_values<std::uint8_t>(header, bytes, device);
+  SB_FAIL(
+      "its type is ", type,
+      "; give float64, float32, bool, or a little-endian integer other than "
+      "uint64");
 }
 
 }  // namespace
@@ -98,9 +68,9 @@ void save_npy(const std::string& path, const Tensor& tensor) {
 
 Tensor load_npy(const std::string& path, const Device& device) {
   const internal::MappedFile file(path);
-  const std::string bytes(static_cast<const char*>(file.bytes()), file.size());
   try {
-    return read_any(bytes, device);
+    return read_any({static_cast<const char*>(file.bytes()), file.size()},
+                    device);
   } catch (const std::exception& error) {
     throw Error(path + ": " + error.what());
   }

@@ -138,8 +138,7 @@ ZeroFsdpStrategy::ZeroFsdpStrategy(const Options& options,
       setup_(setup),
       dp_(dp),
       loaded_(build_on_host(options, setup.recompute)),
-      data_(Dataset::open(options.data, options.seq, loaded_.config.vocab_size,
-                          options.seed)) {
+      data_(Dataset::open(options, loaded_.config)) {
   if (is_fsdp(setup)) {
     fsdp_ = std::make_unique<fsdp::FullyShardedDataParallel>(
         *loaded_.model, dp, fsdp_options(options, setup, loaded_.config));

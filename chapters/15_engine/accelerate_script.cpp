@@ -200,6 +200,7 @@ int run_script(const ScriptOptions& script,
       return *status;
     }
   }
+  const std::string tokens = tokens_text(script.run);
   std::optional<History> main_history;
   run_ranks(
       script.run.world_size,
@@ -209,7 +210,9 @@ int run_script(const ScriptOptions& script,
       },
       launch);
   // In a process of another rank there is nothing to judge
-  return main_history ? judge(script, *main_history) : 0;
+  if (!main_history) return 0;
+  if (!tokens.empty()) fmt::print("data        {}\n", tokens);
+  return judge(script, *main_history);
 }
 
 }  // namespace shardbook::accelerate

@@ -189,6 +189,20 @@ TEST(CommandLine, FilesThatLie) {
                   "a number is too large"});
 }
 
+TEST(CommandLine, AReportNamesTheTokenIdsOfAFile) {
+  const std::string file = write_file("train.bin", "abcdefgh");
+  const std::string tiny =
+      "--steps 0 --seq 2 --no-check --cluster none --data " + file;
+  expect_text(
+      run("00_single_device",
+          tiny + " --data-format u16 --model '{\"n_embd\": 8, \"n_head\": 1, "
+                 "\"n_layer\": 1, \"vocab_size\": 65536}'")
+          .text,
+      {"data     4 token ids (u16)\n"});
+  EXPECT_EQ(run("00_single_device", tiny).text.find("data "),
+            std::string::npos);
+}
+
 TEST(CommandLine, AModelOfAnotherShapeIsRefused) {
   const std::string path = folder() / "nano.safetensors";
   expect_done(run("00_single_device", "--steps 0 --no-check --save " + path));

@@ -119,6 +119,20 @@ TEST_F(Npy, ReadsIntegersAndFortranOrder) {
   EXPECT_EQ(values(turned), (std::vector<double>{1, 3, 2, -1}));
 }
 
+// Versions 2 and 3 have 32 bits for the length of the header.
+TEST_F(Npy, ReadsEveryVersionOfTheFormat) {
+  const std::string first = npy("<i4", "(2,)", "12345678");
+  for (const char version : {'\2', '\3'}) {
+    const std::string later = std::string("\x93NUMPY") + version + '\0' +
+                              first.substr(8, 2) + std::string(2, '\0') +
+                              first.substr(10);
+    EXPECT_TRUE(bitwise_equal(load(later), load(first)));
+  }
+  std::string unknown = first;
+  unknown[6] = '\4';
+  expect_error([&] { load(unknown); }, {path, "version is 4.0", "2.0 and 3.0"});
+}
+
 TEST_F(Npy, RefusesBadFilesWithASentence) {
   expect_error([&] { load_npy(folder / "none"); }, {"none", "No such file"});
   expect_error([&] { load(npy("<f2", "(1,)", "ab")); },

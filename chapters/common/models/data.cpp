@@ -1,19 +1,13 @@
 #include "chapters/common/models/data.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <limits>
 
 #include "chapters/common/models/models.h"
+#include "chapters/common/models/token_files.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
-#include "core/xtensor.h"
 
 namespace shardbook {
 namespace {
@@ -22,55 +16,11 @@ namespace {
 constexpr std::int64_t kRandomTokens = 1 << 17;
 constexpr std::int64_t kWalkTokens = 32;
 
-std::string read_file(const std::string& path) {
-  SB_CHECK(!std::filesystem::is_directory(path), "--data ", path,
-           ": cannot be read: it is a folder");
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  SB_CHECK(file, "--data ", path,
-           ": cannot be read: ", std::strerror(errno != 0 ? errno : EIO));
-  std::string bytes((std::istreambuf_iterator<char>(file)),
-                    std::istreambuf_iterator<char>());
-  SB_CHECK(!file.bad(), "--data ", path, ": cannot be read to its end");
-  return bytes;
-}
-
 std::vector<std::int32_t> tokens_of_bytes(const std::string& bytes) {
   std::vector<std::int32_t> tokens;
   tokens.reserve(bytes.size());
   for (unsigned char byte : bytes) tokens.push_back(byte);
   return tokens;
-}
-
-std::vector<std::int32_t> tokens_of_u16(const std::string& path,
-                                        const std::string& bytes) {
-  SB_CHECK(bytes.size() % 2 == 0, "--data ", path, ": ", bytes.size(),
-           " bytes are not a whole number of 16-bit token ids");
-  std::vector<std::int32_t> tokens;
-  tokens.reserve(bytes.size() / 2);
-  for (std::size_t i = 0; i < bytes.size(); i += 2) {
-    tokens.push_back(static_cast<unsigned char>(bytes[i]) |
-                     static_cast<unsigned char>(bytes[i + 1]) << 8);
-  }
-  return tokens;
-}
-
-std::vector<std::int32_t> tokens_of_npy(const std::string& path) {
-  Tensor array;
-  try {
-    array = load_npy(path, Device::cpu(-1));
-  } catch (const Error& error) {
-    throw Error(std::string("--data ") + error.what());
-  }
-  SB_CHECK(!is_floating(array.dtype()), "--data ", path, ": its type is ",
-           dtype_name(array.dtype()), "; token ids are integers");
-  const auto ids = array.to_vector<std::int64_t>();
-  const auto bad = std::find_if(ids.begin(), ids.end(), [](std::int64_t id) {
-    return id < 0 || id > std::numeric_limits<std::int32_t>::max();
-  });
-  SB_CHECK(bad == ids.end(), "--data ", path, ": ", *bad, " at position ",
-           bad - ids.begin(), " is not a token id");
-  return {ids.begin(), ids.end()};
 }
 
 std::vector<std::int32_t> random_tokens(std::int64_t vocab,
@@ -97,6 +47,10 @@ std::vector<std::int32_t> walk_tokens(std::int64_t vocab, std::uint64_t seed) {
   return tokens;
 }
 
+bool is_made_here(const std::string& source) {
+  return source == "book" || source == "random" || source == "walk";
+}
+
 /// Hides what happens inside the scope from observers.
 class Unobserved {
  public:
@@ -116,7 +70,7 @@ class Unobserved {
 
 }  // namespace
 
-std::string utf8_problem(const std::string& text) {
+std::string utf8_problem(std::string_view text) {
   std::size_t i = 0;
   while (i < text.size()) {
     const auto lead = static_cast<unsigned char>(text[i]);
@@ -143,8 +97,11 @@ std::string utf8_problem(const std::string& text) {
 }
 
 Dataset Dataset::open(const std::string& source, std::int64_t seq,
-                      std::int64_t vocab, std::uint64_t seed) {
+                      std::int64_t vocab, std::uint64_t seed,
+                      const std::string& format) {
   SB_CHECK(seq >= 1, "--seq ", seq, ": a sample has at least one token");
+  SB_CHECK(!is_made_here(source) || format == "auto", "--data-format ", format,
+           ": --data ", source, " is no file; leave the option out");
   Dataset data;
   data.seq_ = seq;
   const bool is_drawn = source == "random" || source == "walk";
@@ -153,31 +110,11 @@ Dataset Dataset::open(const std::string& source, std::int64_t seq,
     data.num_tokens_ = std::max<std::int64_t>(kRandomTokens, seq + 1);
     return data;
   }
-  std::vector<std::int32_t> tokens;
-  if (source == "book") {
-    tokens = tokens_of_bytes(book_text());
-  } else if (source == "random") {
-    tokens = random_tokens(vocab, seed);
-  } else if (source == "walk") {
-    tokens = walk_tokens(vocab, seed);
-  } else if (source.ends_with(".npy")) {
-    tokens = tokens_of_npy(source);
-  } else {
-    const std::string bytes = read_file(source);
-    SB_CHECK(!bytes.empty(), "--data ", source, ": the file is empty");
-    if (source.ends_with(".u16")) {
-      tokens = tokens_of_u16(source, bytes);
-    } else {
-      const std::string problem =
-          source.ends_with(".txt") || source.ends_with(".md")
-              ? utf8_problem(bytes)
-              : "";
-      SB_CHECK(problem.empty(), "--data ", source, ": ", problem,
-               "; text files are UTF-8 (files not named .txt or .md are read "
-               "as plain bytes)");
-      tokens = tokens_of_bytes(bytes);
-    }
-  }
+  std::vector<std::int32_t> tokens =
+      source == "book"     ? tokens_of_bytes(book_text())
+      : source == "random" ? random_tokens(vocab, seed)
+      : source == "walk"   ? walk_tokens(vocab, seed)
+                           : read_tokens(source, format);
   SB_CHECK(static_cast<std::int64_t>(tokens.size()) > seq, "--data ", source,
            ": ", tokens.size(), " tokens are too few for --seq ", seq,
            "; a sample and its targets need ", seq + 1);
@@ -191,12 +128,21 @@ Dataset Dataset::open(const std::string& source, std::int64_t seq,
   return data;
 }
 
+std::string tokens_text(const ModelOptions& options) {
+  return is_made_here(options.data)
+             ? ""
+             : describe_tokens(options.data, options.data_format);
+}
+
 Dataset Dataset::open(const ModelOptions& options, const ModelConfig& config) {
   if (!config.is_image()) {
-    return open(options.data, options.seq, config.vocab_size, options.seed);
+    return open(options.data, options.seq, config.vocab_size, options.seed,
+                options.data_format);
   }
   SB_CHECK(options.data == "random", "--data ", options.data, ": ",
            options.model, " reads images; give --data random");
+  SB_CHECK(options.data_format == "auto", "--data-format ", options.data_format,
+           ": ", options.model, " reads images; leave the option out");
   Dataset data;
   data.image_size_ = options.image_size;
   data.num_labels_ = config.num_labels;

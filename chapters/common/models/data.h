@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/context.h"
@@ -39,13 +40,15 @@ struct Batch {
 class Dataset {
  public:
   /// `source`: "book" (the chapters' pages as bytes), "random" (uniform),
-  /// "walk", a FILE of bytes, a FILE.u16 of little-endian token ids or a FILE.npy
-  /// of integers. Throws Error for a file that cannot be read, is shorter than
-  /// one sample, or has a token >= vocab.
+  /// "walk", or a FILE of text or token ids (token_files.h), whose `format` is
+  /// that of --data-format. Throws Error for a file that cannot be read, is
+  /// shorter than one sample, or has a token >= vocab.
   static Dataset open(const std::string& source, std::int64_t seq,
-                      std::int64_t vocab, std::uint64_t seed);
+                      std::int64_t vocab, std::uint64_t seed,
+                      const std::string& format = "auto");
 
-  /// The dataset of --data, --seq, --image-size and --seed for a model.
+  /// The dataset of --data, --data-format, --seq, --image-size and --seed for a
+  /// model.
   static Dataset open(const ModelOptions& options, const ModelConfig& config);
 
   std::int64_t num_tokens() const { return num_tokens_; }
@@ -81,7 +84,11 @@ class Dataset {
 /// The text of all chapter pages, in the order of the book.
 std::string book_text();
 
+/// "2000 token ids (u16, llm.c)" where --data is a file of token ids, from its
+/// header; else empty. Throws Error as Dataset::open.
+std::string tokens_text(const ModelOptions& options);
+
 /// Returns what is wrong with the bytes as UTF-8 text and where, or "".
-std::string utf8_problem(const std::string& text);
+std::string utf8_problem(std::string_view text);
 
 }  // namespace shardbook

@@ -75,9 +75,15 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--save-non-finite", &o.save_non_finite,
            "--save also weights that are infinite or not a number");
   line.group("Data");
-  line.add("--data", &o.data,
-           "book, random, walk (a random walk), FILE (bytes), FILE.u16 (GPT-2 "
-           "token ids) or FILE.npy (token ids); images are random");
+  line.add(
+      "--data", &o.data,
+      "book, random, walk (a random walk), FILE (text, as bytes) or a file "
+      "of token ids: .npy, .u16, .u32, llm.c's .bin, Megatron-LM's .bin; "
+      "images are random");
+  line.add("--data-format", &o.data_format,
+           "how FILE is read: auto, by its header and name; token ids without "
+           "a header, as nanoGPT's .bin (u16); or any bytes",
+           {"auto", "bytes", "u16", "u32"});
   line.add("--batch", &o.batch, "samples per step, over all ranks", 1);
   line.add("--seq", &o.seq, "tokens per sample", 1);
   line.add("--image-size", &o.image_size, "height and width of images", 1,

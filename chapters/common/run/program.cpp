@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/models/data.h"
 #include "chapters/common/run/checkpoints.h"
 #include "chapters/common/run/trace.h"
 #include "comm/processes.h"
@@ -208,8 +209,10 @@ int run_program(const Options& options, const CommandLine& line,
       return *status;
     }
   }
+  const std::string tokens = tokens_text(options);
   Report report = run_and_compare(options, chapter);
   if (report.ranks.empty()) return 0;  // the first rank reports
+  report.tokens = tokens;
   if (chapter.add_to_report) chapter.add_to_report(report);
   show_timeline(options, report);
   return print_report(options, line, report);

@@ -257,6 +257,7 @@ void print_text(const Options& o, const Report& report, bool images) {
              images ? fmt::format("{} images", o.batch)
                     : fmt::format("{} x {} tokens", o.batch, o.seq),
              o.optimizer, dtype_name(o.dtype));
+  if (!report.tokens.empty()) fmt::print("data     {}\n", report.tokens);
   if (!report.losses.empty()) {
     fmt::print("loss     {:.4f} -> {:.4f}\n", report.losses.front(),
                report.losses.back());

@@ -107,6 +107,7 @@ struct Bill {
 
 struct Report {
   std::string chapter;
+  std::string tokens;  ///< tokens_text of data.h
   std::vector<double> losses;
   std::vector<double> grad_norms;
   Parity parity;

@@ -76,7 +76,7 @@ TEST_F(DatasetFiles, NumPyArraysOfIntegersAreTokenIds) {
   EXPECT_EQ(ints(data.batch(0, 1).inputs), (Ints{513, 50256}));
   EXPECT_EQ(ints(data.batch(0, 1).targets), (Ints{50256, 0}));
   expect_error([&] { open_npy(Tensor::zeros({3})); },
-               {"--data ", "ids.npy", "f32", "integers"});
+               {"--data ", "ids.npy", "<f4", "integers"});
   expect_error(
       [&] {
         open_npy(Tensor::from_values<std::int64_t>({1, -2, 3}, {3}));
