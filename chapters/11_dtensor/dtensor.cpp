@@ -184,10 +184,12 @@ DTensor distribute_tensor(const Tensor& whole, const Mesh& mesh,
   Tensor local = whole.clone();
   Placements now(mesh.ndim(), replicate());
   for (std::size_t axis = 0; axis < mesh.ndim(); ++axis) {
-    if (mesh.shape()[axis] == 1 || local.numel() == 0) {
+    if (mesh.shape()[axis] == 1) {
       now[axis] = placements[axis];
       continue;
     }
+    // Nothing to send on any rank of the axis: redistribute_local cuts it
+    if (local.numel() == 0) continue;
     ProcessGroup& group = mesh.group(axis);
     if (!placements[axis].is_shard()) {
       group.broadcast(local, 0, "distribute_tensor").wait();

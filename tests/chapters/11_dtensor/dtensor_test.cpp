@@ -9,28 +9,38 @@
 namespace shardbook::dtensor_test {
 namespace {
 
-// Every rank passes other values; coordinate 0's are used.
+// Every rank passes other values; coordinate 0's are used. Where an axis leaves
+// ranks without rows, the next axes cut nothing, as in PyTorch: of [1, 6, 4] as
+// (S(0), S(2)), the second row of a 2 x 2 mesh has [0, 6, 2].
 TEST(DTensorDistribute, TheRankAtCoordinateZeroDecides) {
-  for (const std::vector<int>& shape :
-       {std::vector<int>{3}, std::vector<int>{2, 2}, std::vector<int>{2, 3}}) {
-    const auto wrong = on_mesh(shape, [&](const Mesh& mesh,
-                                          ProcessGroup& world) {
-      const Tensor truth = whole_values({7, 5});
-      const Tensor mine = add_scalar(truth, world.rank());
-      std::string wrong;
-      for (const Placements& placements : all_placements(
-               {replicate(), shard(0), shard(1), partial()}, shape.size())) {
-        const DTensor x = distribute_tensor(mine, mesh, placements);
-        const Block block =
-            local_part({7, 5}, placements, mesh.shape(), mesh.coordinate());
-        if (x.local().shape() != block.shape ||
-            !bitwise_equal(x.full_tensor(), truth)) {
-          wrong += text(placements) + "\n";
-        }
-      }
-      return wrong;
-    });
-    EXPECT_EQ(joined(wrong), "");
+  const std::vector<std::pair<std::vector<int>, Shape>> cases = {
+      {{3}, {7, 5}},      {{8}, {5, 2}},       {{2, 2}, {7, 5}},
+      {{2, 3}, {7, 5}},   {{2, 2}, {1, 6, 4}}, {{3, 2}, {2, 6}},
+      {{2, 1, 2}, {1, 3}}};
+  for (const auto& [mesh_shape, global] : cases) {
+    const Shape& shape = global;
+    Placements choices = {replicate(), partial()};
+    for (std::size_t dim = 0; dim < shape.size(); ++dim) {
+      choices.push_back(shard(static_cast<std::int64_t>(dim)));
+    }
+    const auto wrong =
+        on_mesh(mesh_shape, [&](const Mesh& mesh, ProcessGroup& world) {
+          const Tensor truth = whole_values(shape);
+          const Tensor mine = add_scalar(truth, world.rank());
+          std::string wrong;
+          for (const Placements& placements :
+               all_placements(choices, mesh.ndim())) {
+            const DTensor x = distribute_tensor(mine, mesh, placements);
+            const Block block =
+                local_part(shape, placements, mesh.shape(), mesh.coordinate());
+            if (x.local().shape() != block.shape ||
+                !bitwise_equal(x.full_tensor(), truth)) {
+              wrong += text(placements) + "\n";
+            }
+          }
+          return wrong;
+        });
+    EXPECT_EQ(joined(wrong), "") << shape_text(shape);
   }
 }
 

@@ -160,6 +160,13 @@ TEST(DTensorSequence, NormalisesSlicesAndReducesParameterGradients) {
 
 // --- Single layers, layouts, uneven sizes ------------------------------------
 
+TEST(DTensorStyles, RanksMayHaveNoUnits) {
+  on_tp(3, [](const Mesh& tp, ProcessGroup& world) {
+    calls_of_equal_steps([] { return make_mlp(5, 2, 4); }, normal({3, 5}, 1),
+                         {{"", pairwise()}}, tp, world);
+  });
+}
+
 TEST(DTensorStyles, LayoutsOfInputsAndOutputsCanBeChosen) {
   const auto make = [] {
     Sequential model;
