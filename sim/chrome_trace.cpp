@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -20,7 +21,75 @@ using Json = nlohmann::ordered_json;
 // The sender, the receiver, and the number of the message between them.
 using Message = std::tuple<int, int, std::int64_t>;
 
-constexpr int kStepsThread = 0;  // queues follow
+// Threads of a rank: its steps, then its queues. Viewers take a thread 0 for
+// the thread whose number is the process'.
+constexpr int kStepsThread = 1;
+
+std::int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
+
+// Viewers round a thousand times this number to nanoseconds, or cut it off.
+// With a tenth of one more, both give `ns`, also of 1000.99...
+Json microseconds(std::int64_t ns) {
+  if (ns % 1000 == 0) return ns / 1000;
+  return (static_cast<double>(ns) + 0.1) / 1000;
+}
+
+// An event with rounded times: events that touch touch after rounding, too.
+struct Slice {
+  const TimelineEvent* event;
+  std::int64_t begin_ns, end_ns;
+
+  bool is_message() const { return event->category == "comm"; }
+};
+
+// The slices of one thread of the trace. The format wants them to nest: those
+// that cross are lost.
+struct Lane {
+  std::vector<Slice> slices;
+  std::vector<Slice> open;  // each within the one before
+
+  /// Takes a slice that begins behind the others, if it has room here. An
+  /// operation may lie within an operation. A message in flight beside another
+  /// is not a part of it, even if it arrives first.
+  bool take(const Slice& slice) {
+    while (!open.empty() && open.back().end_ns <= slice.begin_ns) {
+      open.pop_back();
+    }
+    if (!open.empty() && (slice.end_ns > open.back().end_ns ||
+                          slice.is_message() || open.back().is_message())) {
+      return false;
+    }
+    open.push_back(slice);
+    slices.push_back(slice);
+    return true;
+  }
+};
+
+// The events of a queue in as few lanes as they need, by their begin.
+std::vector<Lane> lanes_of(const RankTimeline& rank, const std::string& queue) {
+  std::vector<Slice> slices;
+  for (const TimelineEvent& event : rank.events) {
+    if (event.queue != queue) continue;
+    slices.push_back(
+        {&event, nanoseconds(event.begin_s), nanoseconds(event.end_s)});
+  }
+  // At one time, first what has no length, then what is around the others
+  const auto key = [](const Slice& slice) {
+    const std::int64_t length = slice.end_ns - slice.begin_ns;
+    return std::tuple(slice.begin_ns, length > 0, -length);
+  };
+  std::stable_sort(
+      slices.begin(), slices.end(),
+      [&key](const Slice& a, const Slice& b) { return key(a) < key(b); });
+  std::vector<Lane> lanes;
+  for (const Slice& slice : slices) {
+    const bool is_taken =
+        std::any_of(lanes.begin(), lanes.end(),
+                    [&slice](Lane& lane) { return lane.take(slice); });
+    if (!is_taken) lanes.emplace_back().take(slice);
+  }
+  return lanes;
+}
 
 bool is_message(const TimelineEvent& event, const char* name) {
   return event.name == name && event.peer >= 0 && event.message >= 0;
@@ -54,14 +123,18 @@ class Writer {
          {"name", "process_sort_index"},
          {"args", {{"sort_index", rank.rank}}}});
     write_steps(rank);
-    std::map<std::string, int> threads;
+    int thread = kStepsThread;
     for (const std::string& queue : queue_names(rank)) {
-      const int thread = kStepsThread + 1 + static_cast<int>(threads.size());
-      threads[queue] = thread;
-      name("thread_name", rank.rank, thread, queue);
-    }
-    for (const TimelineEvent& event : rank.events) {
-      write_event(rank.rank, threads[event.queue], event);
+      int number = 0;
+      for (const Lane& lane : lanes_of(rank, queue)) {
+        ++number;
+        name_thread(
+            rank.rank, ++thread,
+            number == 1 ? queue : queue + " (" + std::to_string(number) + ")");
+        for (const Slice& slice : lane.slices) {
+          write_slice(rank.rank, thread, slice);
+        }
+      }
     }
     for (const MemorySample& sample : rank.memory) {
       write_memory(rank.rank, sample);
@@ -83,18 +156,20 @@ class Writer {
 
   void write_steps(const RankTimeline& rank) {
     if (rank.steps.size() < 2) return;
-    name("thread_name", rank.rank, kStepsThread, "steps");
+    name_thread(rank.rank, kStepsThread, "steps");
     for (std::size_t i = 1; i < rank.steps.size(); ++i) {
-      Json json = at("X", rank.rank, kStepsThread, rank.steps[i - 1]);
-      json["dur"] = (rank.steps[i] - rank.steps[i - 1]) * 1e6;
+      const std::int64_t begin_ns = nanoseconds(rank.steps[i - 1]);
+      Json json = at("X", rank.rank, kStepsThread, begin_ns);
+      json["dur"] = microseconds(nanoseconds(rank.steps[i]) - begin_ns);
       json["name"] = step_name(rank, i);
       put(json);
     }
   }
 
-  void write_event(int rank, int thread, const TimelineEvent& event) {
-    Json json = at("X", rank, thread, event.begin_s);
-    json["dur"] = (event.end_s - event.begin_s) * 1e6;
+  void write_slice(int rank, int thread, const Slice& slice) {
+    const TimelineEvent& event = *slice.event;
+    Json json = at("X", rank, thread, slice.begin_ns);
+    json["dur"] = microseconds(slice.end_ns - slice.begin_ns);
     json["name"] = event.name;
     json["cat"] = event.category;
     if (!event.label.empty()) json["args"]["label"] = event.label;
@@ -107,10 +182,10 @@ class Writer {
     // its end: viewers look for the slice around that time.
     if (is_message(event, "send")) {
       write_arrow("s", {rank, event.peer, event.message},
-                  at("s", rank, thread, event.begin_s));
+                  at("s", rank, thread, slice.begin_ns));
     } else if (is_message(event, "recv")) {
       Json end =
-          at("f", rank, thread, std::max(event.begin_s, event.end_s - 1e-9));
+          at("f", rank, thread, std::max(slice.begin_ns, slice.end_ns - 1));
       end["bp"] = "e";
       write_arrow("f", {event.peer, rank, event.message}, std::move(end));
     }
@@ -129,7 +204,7 @@ class Writer {
   void write_memory(int rank, const MemorySample& sample) {
     Json json = {{"ph", "C"},
                  {"pid", rank},
-                 {"ts", sample.time_s * 1e6},
+                 {"ts", microseconds(nanoseconds(sample.time_s))},
                  {"name", "memory (bytes)"}};
     for (std::size_t k = 0; k < sample.bytes.size(); ++k) {
       json["args"][memory_kind_name(static_cast<MemoryKind>(k))] =
@@ -146,9 +221,21 @@ class Writer {
          {"args", {{"name", text}}}});
   }
 
-  static Json at(const char* phase, int rank, int thread, double time_s) {
-    return {
-        {"ph", phase}, {"pid", rank}, {"tid", thread}, {"ts", time_s * 1e6}};
+  /// Viewers show threads in the order of their numbers.
+  void name_thread(int rank, int thread, const std::string& text) {
+    name("thread_name", rank, thread, text);
+    put({{"ph", "M"},
+         {"pid", rank},
+         {"tid", thread},
+         {"name", "thread_sort_index"},
+         {"args", {{"sort_index", thread}}}});
+  }
+
+  static Json at(const char* phase, int rank, int thread, std::int64_t ns) {
+    return {{"ph", phase},
+            {"pid", rank},
+            {"tid", thread},
+            {"ts", microseconds(ns)}};
   }
 
   void put(const Json& event) {

@@ -3,10 +3,12 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "core/check.h"
 #include "sim/chrome_trace.h"
 #include "tests/sim/timeline_support.h"
+#include "tests/support/chrome_trace.h"
 #include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
 
@@ -58,6 +60,86 @@ TEST(TimelineTrace, TimesAreMicroseconds) {
     return;
   }
   FAIL() << "no all_reduce in the first step";
+}
+
+/// What a reader finds in the file of these timelines.
+ChromeTrace written(const std::vector<RankTimeline>& ranks) {
+  const TempFolder folder;
+  write_chrome_trace(folder / "trace", ranks);
+  return expect_chrome_trace(folder / "trace", ranks);
+}
+
+RankTimeline with_events(const std::vector<TimelineEvent>& events, int rank) {
+  RankTimeline timeline;
+  timeline.rank = rank;
+  timeline.steps = {0, 1};
+  timeline.events = events;
+  return timeline;
+}
+
+// The second message leaves before the first one arrives; the third arrives
+// before the second, but is no part of it; the fourth finds the first lane
+// empty.
+TEST(TimelineTrace, MessagesInFlightAtOnceHaveLanesOfTheirOwn) {
+  const char *comm = "comm", *world = "comm world";
+  for (const int rank : {0, 1, 2, 3}) {
+    const ChromeTrace trace = written({with_events(
+        {event("a", comm, world, 0, 0.4), event("b", comm, world, 0.3, 0.9),
+         event("c", comm, world, 0.5, 0.6), event("d", comm, world, 0.6, 0.8),
+         event("matmul", "forward", "compute", 0, 0.7)},
+        rank)});
+    EXPECT_EQ(trace.lanes.at(rank),
+              (std::vector<std::string>{"steps", "compute", "comm world",
+                                        "comm world (2)"}));
+    std::string second;
+    for (const TraceSlice& slice : trace.slices) {
+      if (slice.lane == "comm world (2)") second += slice.name;
+    }
+    EXPECT_EQ(second, "b");
+  }
+}
+
+TEST(TimelineTrace, AnOperationWithinAnOperationStaysOnItsLane) {
+  const ChromeTrace trace =
+      written({with_events({event("attention", "forward", "compute", 0.1, 0.9),
+                            event("matmul", "forward", "compute", 0.1, 0.5),
+                            event("softmax", "forward", "compute", 0.5, 0.9)},
+                           1)});
+  EXPECT_EQ(trace.lanes.at(1), (std::vector<std::string>{"steps", "compute"}));
+}
+
+// Begins and durations that are rounded one by one add up to other ends.
+TEST(TimelineTrace, EventsThatTouchAreOnOneLane) {
+  std::mt19937 random(1);
+  std::vector<TimelineEvent> events;
+  double end_s = 3.0000005e-3;
+  for (int i = 0; i < 600; ++i) {
+    const double begin_s = end_s;
+    end_s += 1e-9 * static_cast<double>(random() % 100000) / 13;
+    events.push_back(event("add", "forward", "compute", begin_s, end_s));
+  }
+  RankTimeline rank = with_events(events, 1);
+  rank.steps = {0, events[200].end_s, events[400].end_s, end_s};
+  EXPECT_EQ(written({rank}).lanes.at(1),
+            (std::vector<std::string>{"steps", "compute"}));
+}
+
+TEST(TimelineTrace, NoEventIsLostWhateverCrosses) {
+  std::mt19937 random(2);
+  std::vector<RankTimeline> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    std::vector<TimelineEvent> events;
+    for (int i = 0; i < 200; ++i) {
+      const double begin_s = 1e-9 * static_cast<double>(random() % 2500);
+      const double length_s = 1e-9 * static_cast<double>(random() % 90);
+      const bool is_message = random() % 2 == 0;
+      events.push_back(event("e", is_message ? "comm" : "forward",
+                             is_message ? "comm pp" : "compute", begin_s,
+                             begin_s + length_s));
+    }
+    ranks.push_back(with_events(events, rank));
+  }
+  written(ranks);
 }
 
 TEST(TimelineTrace, MemoryIsACounterOfEveryKind) {

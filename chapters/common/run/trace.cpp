@@ -1,6 +1,9 @@
 #include "chapters/common/run/trace.h"
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
+#include <set>
 
 #include "sim/chrome_trace.h"
 
@@ -19,15 +22,12 @@ std::string comm_name(const CommRecord& record) {
   return name;
 }
 
-sim::TimelineEvent event_of(const std::string& name,
-                            const std::string& category, double flops,
-                            double bytes) {
+sim::TimelineEvent message_of(const CommRecord& record) {
   sim::TimelineEvent event;
-  event.name = name;
-  event.category = category;
-  event.queue = category == "comm" ? "communication" : "compute";
-  event.flops = flops;
-  event.bytes = bytes;
+  event.name = comm_name(record);
+  event.category = "comm";
+  event.queue = "comm " + record.group;
+  event.bytes = wire_bytes(record);
   return event;
 }
 
@@ -40,45 +40,70 @@ Trace::Trace(int rank, const Device& device)
 
 double Trace::now_s() const { return clock_s() - start_s_; }
 
-void Trace::begin(sim::TimelineEvent event) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  event.begin_s = event.end_s = now_s();
-  open_.push_back(timeline_.events.size());
-  timeline_.events.push_back(std::move(event));
+// The lowest number that no other thread has an operation in.
+int Trace::lane_of(std::thread::id thread) const {
+  std::set<int> taken;
+  for (const OpenOp& op : open_ops_) {
+    if (op.thread == thread) return op.lane;
+    taken.insert(op.lane);
+  }
+  int lane = 1;
+  while (taken.count(lane) > 0) ++lane;
+  return lane;
 }
 
-// Ends the latest open event of this name: operations nest. Messages of one
-// name end in the order of their issue.
-void Trace::end(const std::string& name, const std::string& category) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::size_t found = open_.size();
-  for (std::size_t i = 0; i < open_.size(); ++i) {
-    const sim::TimelineEvent& event = timeline_.events[open_[i]];
-    if (event.name != name || event.category != category) continue;
-    found = i;
-    if (category == "comm") break;
-  }
-  if (found == open_.size()) return;
-  timeline_.events[open_[found]].end_s = now_s();
-  open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(found));
+std::size_t Trace::begin(sim::TimelineEvent event) {
+  event.begin_s = event.end_s = now_s();
+  timeline_.events.push_back(std::move(event));
+  return timeline_.events.size() - 1;
 }
 
 void Trace::on_op_begin(const OpEvent& event) {
   if (!is_mine(event)) return;
-  begin(
-      event_of(event.name, phase_name(event.phase), event.flops, event.bytes));
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::thread::id thread = std::this_thread::get_id();
+  const int lane = lane_of(thread);
+  sim::TimelineEvent op;
+  op.name = event.name;
+  op.category = phase_name(event.phase);
+  op.queue = lane == 1 ? "compute" : "compute (" + std::to_string(lane) + ")";
+  op.flops = event.flops;
+  op.bytes = event.bytes;
+  open_ops_.push_back({begin(std::move(op)), thread, lane});
 }
 
+// Operations of a thread nest: its latest open one of this name ends.
 void Trace::on_op_end(const OpEvent& event) {
-  if (is_mine(event)) end(event.name, phase_name(event.phase));
+  if (!is_mine(event)) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::thread::id thread = std::this_thread::get_id();
+  const auto found =
+      std::find_if(open_ops_.rbegin(), open_ops_.rend(), [&](const OpenOp& op) {
+        return op.thread == thread &&
+               timeline_.events[op.event].name == event.name;
+      });
+  if (found == open_ops_.rend()) return;
+  timeline_.events[found->event].end_s = now_s();
+  open_ops_.erase(std::next(found).base());
 }
 
 void Trace::on_issue(const CommRecord& record) {
-  begin(event_of(comm_name(record), "comm", 0, wire_bytes(record)));
+  std::lock_guard<std::mutex> lock(mutex_);
+  open_messages_.push_back(begin(message_of(record)));
 }
 
+// Messages of one name and group end in the order of their issue.
 void Trace::on_complete(const CommRecord& record) {
-  end(comm_name(record), "comm");
+  std::lock_guard<std::mutex> lock(mutex_);
+  const sim::TimelineEvent message = message_of(record);
+  const auto found = std::find_if(
+      open_messages_.begin(), open_messages_.end(), [&](std::size_t i) {
+        const sim::TimelineEvent& event = timeline_.events[i];
+        return event.name == message.name && event.queue == message.queue;
+      });
+  if (found == open_messages_.end()) return;
+  timeline_.events[*found].end_s = now_s();
+  open_messages_.erase(found);
 }
 
 sim::RankTimeline Trace::timeline() const {

@@ -3,9 +3,11 @@
 // A rank's operations and messages in wall time, in the order of their
 // beginning.
 
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "chapters/common/run/options.h"
@@ -18,6 +20,10 @@ namespace shardbook {
 
 /// Watches one rank; give it to RankContext::add_observer and
 /// ProcessGroup::set_observer. Safe to call from the rank's worker threads.
+///
+/// Operations are on the queue "compute", and on "compute (2)", ... where
+/// several threads compute at once. Messages are on the queue of their group,
+/// "comm world".
 class Trace : public Observer, public CommObserver {
  public:
   /// With a device, operations of other devices do not count.
@@ -35,15 +41,23 @@ class Trace : public Observer, public CommObserver {
   bool is_mine(const OpEvent& event) const {
     return !device_.defined() || device_ == event.device;
   }
-  void begin(sim::TimelineEvent event);
-  void end(const std::string& name, const std::string& category);
+  struct OpenOp {
+    std::size_t event;
+    std::thread::id thread;
+    int lane;
+  };
+  int lane_of(std::thread::id thread) const;
+  /// Returns the place of the event.
+  std::size_t begin(sim::TimelineEvent event);
   double now_s() const;
 
   const Device device_;
   const double start_s_;
   mutable std::mutex mutex_;
   sim::RankTimeline timeline_;
-  std::vector<std::size_t> open_;  ///< events that have not ended
+  // What has not ended, in the order of its beginning
+  std::vector<OpenOp> open_ops_;
+  std::vector<std::size_t> open_messages_;
 };
 
 /// Watches for the lifetime of the scope where --trace asks for it: a rank, or

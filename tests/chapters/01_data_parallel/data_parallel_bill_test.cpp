@@ -2,13 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <map>
 
 #include "chapters/01_data_parallel/bill.h"
 #include "chapters/01_data_parallel/data_parallel_strategy.h"
 #include "chapters/common/run/trace.h"
 #include "tests/chapters/01_data_parallel/data_parallel_support.h"
+#include "tests/support/chrome_trace.h"
 #include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
@@ -174,19 +174,23 @@ TEST(DataParallelBill, TracesHaveATrackPerDevice) {
     sum(square(model(random_tensor({4, 6}, 3)))).backward();
     trace.write();
   }
-  // Each device computes its own half; the loss is on main's track alone.
-  std::ifstream file(options.trace);
-  std::map<std::string, int> matmuls, sums;
-  for (std::string line; std::getline(file, line);) {
-    const std::string pid = line.substr(0, line.find(",\"tid\""));
-    matmuls[pid] += has_text(line, "\"name\":\"matmul") ? 1 : 0;
-    sums[pid] += has_text(line, "\"name\":\"sum\"") ? 1 : 0;
+  const ChromeTrace read = read_chrome_trace(options.trace);
+  EXPECT_EQ(read.faults, "");
+  for (const int rank : {0, 1}) {
+    const std::vector<std::string>& lanes = read.lanes.at(rank);
+    EXPECT_EQ(lanes.at(0), "compute");
+    EXPECT_EQ(lanes.at(1), "comm devices");
   }
-  const std::string pid = "{\"ph\":\"X\",\"pid\":";
-  EXPECT_GT(matmuls[pid + "0"], 0);
-  EXPECT_EQ(matmuls[pid + "0"], matmuls[pid + "1"]);
-  EXPECT_EQ(sums[pid + "0"], 1);
-  EXPECT_EQ(sums[pid + "1"], 0);
+  // Each device computes its own half; the loss is on main's track alone.
+  std::map<int, int> matmuls, sums;
+  for (const TraceSlice& slice : read.slices) {
+    matmuls[slice.rank] += slice.name.starts_with("matmul") ? 1 : 0;
+    sums[slice.rank] += slice.name == "sum" ? 1 : 0;
+  }
+  EXPECT_GT(matmuls[0], 0);
+  EXPECT_EQ(matmuls[0], matmuls[1]);
+  EXPECT_EQ(sums[0], 1);
+  EXPECT_EQ(sums[1], 0);
   EXPECT_FALSE(world.context.observed());
   model(random_tensor({4, 6}, 3));
 }
