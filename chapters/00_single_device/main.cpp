@@ -18,15 +18,7 @@ int main(int argc, char** argv) {
     single_device::SingleDeviceOptions setup;
     CommandLine line("ch00_single_device", "One device: the yardstick.");
     add_shared_options(line, options, {"threads", "sim"});
-    line.add("--micro-batches", &setup.num_micro_batches,
-             "pieces of a batch, one after another", 1);
-    line.add("--recompute", &setup.recompute,
-             "keep only the blocks' inputs; compute the rest again");
-    line.add("--master-weights", &setup.master_weights,
-             "f32 copies of 16-bit weights");
-    line.add("--cuda-graphs", &setup.cuda_graphs,
-             "with --device cuda: record forward and backward, then launch "
-             "them as a whole");
+    single_device::add_options(line, setup);
     line.parse(argc, argv);
     check_options(options);
     if (setup.cuda_graphs) check_cuda_graphs(options);

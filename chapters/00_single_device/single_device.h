@@ -27,6 +27,8 @@ struct SingleDeviceOptions {
   LossScaleOptions loss_scale = {};  ///< f16
 };
 
+void add_options(CommandLine& line, SingleDeviceOptions& setup);
+
 /// Trains one model on the current device.
 class SingleDevice : public Strategy {
  public:

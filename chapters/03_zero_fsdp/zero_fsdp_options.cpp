@@ -10,66 +10,87 @@ namespace shardbook::zero_fsdp {
 
 void add_options(CommandLine& line, StrategyOptions& setup) {
   line.add("--strategy", &setup.strategy, "what is sharded, and how",
-           {"zero1", "zero2", "zero3", "fsdp", "fsdp2"});
-  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step",
-           1);
+           {"zero1", "zero2", "zero3", "fsdp", "fsdp2"})
+      .may_differ(may_differ::kPlace);
+  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step", 1)
+      .may_differ(may_differ::kSums);
   line.add("--recompute", &setup.recompute,
-           "compute each block's activations again in backward");
+           "compute each block's activations again in backward")
+      .may_differ(may_differ::kPlace);
   line.add("--cpu-offload", &setup.cpu_offload,
-           "shards and optimizer on the host (zero2: optimizer only)");
+           "shards and optimizer on the host (zero2: optimizer only)")
+      .may_differ(may_differ::kPlace);
   // ZeRO
   line.add("--reduce-bucket-size", &setup.zero.reduce_bucket_size,
-           "zero1, zero2: elements of gradients that travel together", 1);
+           "zero1, zero2: elements of gradients that travel together", 1)
+      .may_differ(may_differ::kSums);
   line.add("--allgather-bucket-size", &setup.zero.allgather_bucket_size,
-           "zero1, zero2: elements that are gathered together after a step", 1);
+           "zero1, zero2: elements that are gathered together after a step", 1)
+      .may_differ(may_differ::kPlace);
   line.add("--overlap-comm", &setup.zero.overlap_comm,
-           "zero1 to zero3: gradients travel while backward runs");
+           "zero1 to zero3: gradients travel while backward runs")
+      .may_differ(may_differ::kPlace);
   line.add("--reduce-scatter", &setup.zero.reduce_scatter,
-           "zero1, zero2: each rank receives its own part; no-: all-reduce");
+           "zero1, zero2: each rank receives its own part; no-: all-reduce")
+      .may_differ(may_differ::kSums);
   line.add("--round-robin-gradients", &setup.zero.round_robin_gradients,
-           "zero1, zero2: neighbouring gradients to different owners");
+           "zero1, zero2: neighbouring gradients to different owners")
+      .may_differ(may_differ::kPlace);
   line.add("--persistence-threshold", &setup.zero.persistence_threshold,
            "zero3: parameters of so many elements stay gathered; -1: ten times "
            "the model's width",
-           -1);
+           -1)
+      .may_differ(may_differ::kPlace);
   line.add("--prefetch-bucket-size", &setup.zero.prefetch_bucket_size,
            "zero3: units are gathered ahead while fewer elements than this are "
            "on their way; -1: one unit",
-           -1);
+           -1)
+      .may_differ(may_differ::kPlace);
   line.add(
-      "--max-live-parameters", &setup.zero.max_live_parameters,
-      "zero3: while so many elements are whole, nothing is gathered ahead; "
-      "-1: no limit",
-      -1);
+          "--max-live-parameters", &setup.zero.max_live_parameters,
+          "zero3: while so many elements are whole, nothing is gathered ahead; "
+          "-1: no limit",
+          -1)
+      .may_differ(may_differ::kPlace);
   line.add("--max-reuse-distance", &setup.zero.max_reuse_distance,
            "zero3: a block stays whole when fewer elements are fetched before "
            "its next use",
-           0);
+           0)
+      .may_differ(may_differ::kPlace);
   line.add("--sub-group-size", &setup.zero.sub_group_size,
-           "zero1 to zero3: elements of a shard that are updated together", 1);
+           "zero1 to zero3: elements of a shard that are updated together", 1)
+      .may_differ(may_differ::kPlace);
   // FSDP
   line.add("--sharding-strategy", &setup.sharding_strategy,
            "fsdp: what is freed",
-           {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard"});
+           {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard"})
+      .may_differ(may_differ::kSums);
   line.add("--shard-size", &setup.fsdp.shard_size,
-           "hybrid_shard: ranks that hold one copy together", 1);
+           "hybrid_shard: ranks that hold one copy together", 1)
+      .may_differ(may_differ::kSums);
   line.add("--wrap", &setup.wrap, "fsdp: what becomes a unit",
-           {"transformer", "size", "none"});
+           {"transformer", "size", "none"})
+      .may_differ(may_differ::kPlace);
   line.add("--min-num-params", &setup.min_num_params,
-           "--wrap size: elements of a unit", 1);
+           "--wrap size: elements of a unit", 1)
+      .may_differ(may_differ::kPlace);
   line.add("--backward-prefetch", &setup.backward_prefetch,
            "fsdp: gather the next unit before or after this one's backward",
-           {"pre", "post", "none"});
+           {"pre", "post", "none"})
+      .may_differ(may_differ::kPlace);
   line.add("--forward-prefetch", &setup.fsdp.forward_prefetch,
-           "fsdp: gather the next unit before this one's forward");
+           "fsdp: gather the next unit before this one's forward")
+      .may_differ(may_differ::kPlace);
   line.add("--limit-all-gathers", &setup.fsdp.limit_all_gathers,
-           "fsdp: at most two gathered units ahead");
+           "fsdp: at most two gathered units ahead")
+      .may_differ(may_differ::kPlace);
   line.add("--param-dtype", &setup.param_dtype,
            "fsdp: dtype of computation and gathers", {"f32", "bf16", "f16"});
   line.add("--reduce-dtype", &setup.reduce_dtype,
            "fsdp: dtype of the reductions", {"f32", "bf16", "f16"});
   line.add("--no-sync", &setup.no_sync,
-           "fsdp: only the last micro-batch reduces");
+           "fsdp: only the last micro-batch reduces")
+      .may_differ(may_differ::kSums);
   line.refuse("--accumulate", "this option is called --micro-batches");
 }
 

@@ -197,7 +197,6 @@ TrainingState ModelParallelStrategy::state() {
     add_whole(state, state_of(part(i)),
               *optimizers_[static_cast<std::size_t>(i)]);
   }
-  state.agreed["--loss"] = settings_.loss;
   const std::int64_t rows = rows_of_split(options_, settings_);
   agree_on_images(state, options_, {BatchSlice{}, rows});
   return state;

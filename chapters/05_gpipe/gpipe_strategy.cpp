@@ -33,8 +33,10 @@ std::vector<int> stage_cuts(const Options& options,
 
 void add_options(CommandLine& line, StrategyOptions& setup) {
   line.add("--micro-batches", &setup.micro_batches,
-           "pieces of a batch, each ceil(batch / n) samples", 1);
-  line.add("--partition", &setup.partition, kPartitionHelp);
+           "pieces of a batch, each ceil(batch / n) samples", 1)
+      .may_differ(may_differ::kSums);
+  line.add("--partition", &setup.partition, kPartitionHelp)
+      .may_differ(may_differ::kPlace);
   add_recompute(line, setup.recompute, setup.early_recompute);
   line.add("--long-skips", &setup.long_skips,
            "connect block i with block L-1-i, as U-Nets do");

@@ -24,7 +24,8 @@ int main(int argc, char** argv) {
     CommandLine line("ch05_gpipe", "GPipe: micro-batches through stages.");
     add_shared_options(line, options);
     gpipe::add_options(line, setup);
-    line.add("--print-schedule", &print_schedule, "draw the schedule and exit");
+    line.add("--print-schedule", &print_schedule, "draw the schedule and exit")
+        .may_differ(may_differ::kOutput);
     line.parse(argc, argv);
     check_options(options);
     if (print_schedule) {

@@ -52,22 +52,25 @@ ShardedModel sharded(const Options& options, const StrategyOptions& setup,
 }  // namespace
 
 void add_options(CommandLine& line, StrategyOptions& setup) {
-  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step",
-           1);
-  line.add(
-      "--recompute", &setup.recompute,
-      "keep the inputs of blocks only, and compute them again in backward");
+  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step", 1)
+      .may_differ(may_differ::kSums);
+  line.add("--recompute", &setup.recompute,
+           "keep the inputs of blocks only, and compute them again in backward")
+      .may_differ(may_differ::kPlace);
   line.add("--distribute-saved-activations",
            &setup.distribute_saved_activations,
            "--recompute: keep a part of each block's input on every rank, and "
-           "gather it in backward");
+           "gather it in backward")
+      .may_differ(may_differ::kPlace);
   line.add("--rng", &setup.rng,
            "dropout's masks: those of one device, or two streams per rank",
-           {"global", "megatron"});
+           {"global", "megatron"})
+      .may_differ("the streams are compared where dropout reads them");
   line.add("--vocabulary-divisible-by", &setup.vocabulary_divisible_by,
            "pad the vocabulary to a multiple of this times --world-size "
            "(Megatron-LM: 128)",
-           1);
+           1)
+      .may_differ(may_differ::kPlace);
 }
 
 bool draws_as_one_device(const Options& options, const StrategyOptions& setup) {
@@ -129,6 +132,10 @@ TrainingState TensorParallelStrategy::state() {
     }
     rng_->set_states(streams);
   };
+  if (!draws_as_one_device(options_, setup_)) {
+    state.agreed["ranks that draw dropout for themselves"] =
+        std::to_string(group_.size());
+  }
   return state;
 }
 

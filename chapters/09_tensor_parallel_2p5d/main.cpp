@@ -21,7 +21,8 @@ int main(int argc, char** argv) {
                      "Tensor parallelism in 2.5D: Tesseract.");
     add_shared_options(line, options);
     add_passes(line, passes);
-    line.add("--depth", &depth, "squares of ranks, one above the other", 1);
+    line.add("--depth", &depth, "squares of ranks, one above the other", 1)
+        .may_differ(may_differ::kRanks);
     line.parse(argc, argv);
     if (options.world_size == 1) depth = 1;
     check_options(options);

@@ -240,13 +240,16 @@ Options checked(const Options& options, const StrategyOptions& setup,
 
 void add_options(CommandLine& line, StrategyOptions& setup) {
   line.add("--mesh", &setup.mesh,
-           "ranks as DPxTP, such as 2x2; TP alone: tensor parallelism");
+           "ranks as DPxTP, such as 2x2; TP alone: tensor parallelism")
+      .may_differ(may_differ::kRanks);
   line.add("--data-parallel", &setup.data_parallel,
-           "what dp does with parameters: shards or replicas", {"fsdp", "ddp"});
-  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step",
-           1);
+           "what dp does with parameters: shards or replicas", {"fsdp", "ddp"})
+      .may_differ(may_differ::kPlace);
+  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step", 1)
+      .may_differ(may_differ::kSums);
   line.add("--picture", &setup.picture,
-           "a file for the picture of who holds which block, as SVG");
+           "a file for the picture of who holds which block, as SVG")
+      .may_differ(may_differ::kOutput);
   line.refuse("--accumulate", "this option is called --micro-batches");
 }
 

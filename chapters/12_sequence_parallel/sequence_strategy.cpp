@@ -61,16 +61,20 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
   const auto kind = std::make_shared<std::string>("ring");
   const auto layout = std::make_shared<std::string>("contiguous");
   line.add("--kind", kind.get(), "how queries meet keys",
-           {"ring", "rsa", "ulysses", "megatron"});
+           {"ring", "rsa", "ulysses", "megatron"})
+      .may_differ(may_differ::kSums);
   line.add("--layout", layout.get(),
            "which tokens a rank holds (ring attention)",
-           {"contiguous", "zigzag", "striped"});
+           {"contiguous", "zigzag", "striped"})
+      .may_differ(may_differ::kSums);
   line.add("--rsa-all-reduce", &setup.sequence.all_reduce,
-           "RSA: sum dK and dV by all-reduce, as the original does");
-  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step",
-           1);
+           "RSA: sum dK and dV by all-reduce, as the original does")
+      .may_differ(may_differ::kSums);
+  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step", 1)
+      .may_differ(may_differ::kSums);
   line.add("--recompute-attention", &setup.megatron.recompute_attention,
-           "megatron: compute attention again in backward");
+           "megatron: compute attention again in backward")
+      .may_differ(may_differ::kPlace);
   line.after_parse([&setup, kind, layout] {
     check_reads(*layout != "contiguous", "--layout " + *layout, *kind, "ring");
     check_reads(setup.sequence.all_reduce, "--rsa-all-reduce", *kind, "rsa");

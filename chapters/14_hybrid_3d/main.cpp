@@ -30,7 +30,8 @@ int main(int argc, char** argv) {
     add_shared_options(line, options);
     hybrid::add_options(line, setup);
     line.add("--print-combinations", &prints_combinations,
-             "print which axes and stages of ZeRO go together, and exit");
+             "print which axes and stages of ZeRO go together, and exit")
+        .may_differ(may_differ::kOutput);
     line.parse(argc, argv);
     if (prints_combinations) {
       std::fputs(hybrid::combinations_text().c_str(), stdout);

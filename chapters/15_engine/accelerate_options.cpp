@@ -8,7 +8,9 @@
 
 #include "chapters/02_ddp/sampler.h"
 #include "chapters/15_engine/engine.h"
+#include "chapters/15_engine/strategies.h"
 #include "chapters/common/run/parity.h"
+#include "chapters/common/run/run_identity.h"
 #include "core/check.h"
 
 namespace shardbook::accelerate {
@@ -36,43 +38,61 @@ const std::map<std::string, std::vector<std::string>> kFields = {
 void add_plugin_fields(CommandLine& line, ScriptOptions& script) {
   line.group("FullyShardedDataParallelPlugin");
   FullyShardedDataParallelPlugin& fsdp = script.fsdp;
-  line.add("--fsdp-version", &fsdp.fsdp_version, "1 or 2");
+  line.add("--fsdp-version", &fsdp.fsdp_version, "1 or 2")
+      .may_differ(may_differ::kPlace);
   line.add("--sharding-strategy", &fsdp.sharding_strategy,
-           "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD");
-  line.add("--shard-size", &fsdp.shard_size,
-           "of HYBRID_SHARD: ranks of a node");
+           "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD")
+      .may_differ(may_differ::kRanks);
+  line.add("--shard-size", &fsdp.shard_size, "of HYBRID_SHARD: ranks of a node")
+      .may_differ(may_differ::kRanks);
   line.add("--auto-wrap-policy", &fsdp.auto_wrap_policy,
-           "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP");
-  line.add("--min-num-params", &fsdp.min_num_params, "of SIZE_BASED_WRAP");
-  line.add("--fsdp-cpu-offload", &fsdp.cpu_offload, "shards lie on the host");
+           "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP")
+      .may_differ(may_differ::kPlace);
+  line.add("--min-num-params", &fsdp.min_num_params, "of SIZE_BASED_WRAP")
+      .may_differ(may_differ::kPlace);
+  line.add("--fsdp-cpu-offload", &fsdp.cpu_offload, "shards lie on the host")
+      .may_differ(may_differ::kPlace);
   line.add("--fsdp-backward-prefetch", &fsdp.backward_prefetch,
-           "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH");
+           "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH")
+      .may_differ(may_differ::kPlace);
   line.add("--use-orig-params", &fsdp.use_orig_params,
-           "the optimizer sees the module's own parameters");
+           "the optimizer sees the module's own parameters")
+      .may_differ(may_differ::kPlace);
   line.add("--activation-checkpointing", &fsdp.activation_checkpointing,
-           "blocks run forward again in backward");
+           "blocks run forward again in backward")
+      .may_differ(may_differ::kPlace);
   line.group("DeepSpeedPlugin");
   DeepSpeedPlugin& deepspeed = script.deepspeed;
   line.add("--zero-stage", &deepspeed.zero_stage.emplace(2), "stage of ZeRO", 0,
-           3);
+           3)
+      .may_differ(may_differ::kPlace);
   line.add("--offload-optimizer-device",
-           &deepspeed.offload_optimizer_device.emplace("none"), "none or cpu");
+           &deepspeed.offload_optimizer_device.emplace("none"), "none or cpu")
+      .may_differ(may_differ::kPlace);
   line.add("--offload-param-device",
-           &deepspeed.offload_param_device.emplace("none"), "none or cpu");
+           &deepspeed.offload_param_device.emplace("none"), "none or cpu")
+      .may_differ(may_differ::kPlace);
   line.add("--hf-ds-config", &deepspeed.hf_ds_config,
-           "FILE.json with DeepSpeed's keys, or the text itself, {...}");
+           "FILE.json with DeepSpeed's keys, or the text itself, {...}")
+      .may_differ("its keys are compared one by one");
   line.group("MegatronLMPlugin");
   MegatronLMPlugin& megatron = script.megatron;
-  line.add("--tp-degree", &megatron.tp_degree, "ranks that share layers", 1);
-  line.add("--pp-degree", &megatron.pp_degree, "stages of a pipeline", 1);
+  line.add("--tp-degree", &megatron.tp_degree, "ranks that share layers", 1)
+      .may_differ(may_differ::kRanks);
+  line.add("--pp-degree", &megatron.pp_degree, "stages of a pipeline", 1)
+      .may_differ(may_differ::kRanks);
   line.add("--num-micro-batches", &megatron.num_micro_batches,
-           "of each batch of a replica", 1);
+           "of each batch of a replica", 1)
+      .may_differ(may_differ::kSums);
   line.add("--sequence-parallelism", &megatron.sequence_parallelism,
-           "norms and dropout are split over the tokens");
+           "norms and dropout are split over the tokens")
+      .may_differ(may_differ::kSums);
   line.add("--recompute-activations", &megatron.recompute_activations,
-           "stages run forward again in backward");
+           "stages run forward again in backward")
+      .may_differ(may_differ::kPlace);
   line.add("--use-distributed-optimizer", &megatron.use_distributed_optimizer,
-           "ZeRO-1 over the replicas");
+           "ZeRO-1 over the replicas")
+      .may_differ(may_differ::kPlace);
 }
 
 }  // namespace
@@ -82,13 +102,17 @@ void add_options(CommandLine& line, ScriptOptions& script) {
   AcceleratorOptions& accelerator = script.accelerator;
   run.lr_schedule = "linear";
   line.group("Processes");
-  line.add("--world-size", &run.world_size, "number of processes", 1, 1 << 16);
+  line.add("--world-size", &run.world_size, "number of processes", 1, 1 << 16)
+      .may_differ(may_differ::kRanks);
   line.add("--backend", &run.backend, "what the processes are",
            {"threads", "gloo", "nccl"},
-           "the loop reads losses, which --backend sim does not have");
-  line.add("--device", &run.device, "where tensors live", {"cpu", "cuda"});
+           "the loop reads losses, which --backend sim does not have")
+      .may_differ(may_differ::kRanks);
+  line.add("--device", &run.device, "where tensors live", {"cpu", "cuda"})
+      .may_differ(may_differ::kSums);
   line.group("Model and data");
-  line.add("--model", &run.model, "a GPT by name, or a config FILE.json");
+  line.add("--model", &run.model, "a GPT by name, or a config FILE.json")
+      .may_differ("its keys are compared, not its name");
   line.add("--dtype", &run.dtype, "element type of the model", {"f32", "f64"});
   line.add("--data", &run.data, "as of the chapters: book, walk, FILE, ...");
   line.add("--data-format", &run.data_format, "of FILE",
@@ -97,42 +121,54 @@ void add_options(CommandLine& line, ScriptOptions& script) {
   line.add("--seed", &run.seed, "seed of weights and of the samples' order");
   line.add("--num-samples", &script.num_samples, "samples of an epoch", 1);
   line.add("--eval-samples", &script.eval_samples,
-           "samples of the evaluation, behind the others", 1);
+           "samples of the evaluation, behind the others", 1)
+      .may_differ(may_differ::kOutput);
   line.group("Script");
   line.add("--batch-size", &script.batch_size,
-           "samples of a process; of all together with --split-batches", 1);
+           "samples of a process; of all together with --split-batches", 1)
+      .may_differ("the samples of an update are compared");
   line.add("--shuffle", &script.shuffle, "another order in each epoch");
   line.add("--drop-last", &script.drop_last, "leave out an unfinished round");
-  line.add("--num-train-epochs", &script.epochs, "epochs", 1);
+  line.add("--num-train-epochs", &script.epochs, "epochs", 1)
+      .may_differ("the updates are compared where rates depend on them");
   line.add("--max-train-steps", &script.max_train_steps,
-           "stop after so many updates; 0: at the end of the last epoch");
+           "stop after so many updates; 0: at the end of the last epoch")
+      .compared_if([&run] { return run.lr_schedule != "constant"; });
   line.add("--optimizer", &run.optimizer, "how weights are updated",
            {"adamw", "adam", "sgd"});
   line.add("--lr", &run.optimizer_options.lr, "learning rate");
   line.add("--weight-decay", &run.optimizer_options.weight_decay,
            "as PyTorch's optimizers");
   line.add("--lr-scheduler-type", &run.lr_schedule, "of one process's updates",
-           {"linear", "cosine", "constant"});
-  line.add("--num-warmup-steps", &run.warmup,
-           "steps over which the rate rises");
+           {"linear", "cosine", "constant"})
+      .may_differ("it is --lr-schedule");
+  line.add("--num-warmup-steps", &run.warmup, "steps over which the rate rises")
+      .may_differ("it is --warmup");
   line.add("--max-grad-norm", &script.max_grad_norm,
            "largest norm of a gradient; 0 for no clipping");
   line.add("--checkpointing-steps", &script.checkpointing_steps,
-           "updates between two calls of save_state");
+           "updates between two calls of save_state")
+      .may_differ(may_differ::kOutput);
   line.add("--output-dir", &script.output_dir,
-           "their folder, in which a state is step_N");
+           "their folder, in which a state is step_N")
+      .may_differ(may_differ::kOutput);
   line.add("--resume-from-checkpoint", &script.resume_from_checkpoint,
-           "load_state from this folder, such as DIR/step_N");
-  line.add("--check", &run.check, "compare with one process");
+           "load_state from this folder, such as DIR/step_N")
+      .may_differ(may_differ::kOutput);
+  line.add("--check", &run.check, "compare with one process")
+      .may_differ(may_differ::kOutput);
   line.group("Accelerator");
   line.add("--plugin", &script.plugin, "the library",
-           {"ddp", "fsdp", "deepspeed", "megatron"});
+           {"ddp", "fsdp", "deepspeed", "megatron"})
+      .may_differ(may_differ::kPlace);
   line.add("--mixed-precision", &accelerator.mixed_precision,
            "element type that the model is cast to", {"no", "bf16", "fp16"});
   line.add("--gradient-accumulation-steps",
-           &accelerator.gradient_accumulation_steps, "batches of an update", 1);
+           &accelerator.gradient_accumulation_steps, "batches of an update", 1)
+      .may_differ("the samples of an update are compared");
   line.add("--split-batches", &accelerator.split_batches,
-           "cut every batch into one part per process");
+           "cut every batch into one part per process")
+      .may_differ("the samples of an update are compared");
   line.add("--even-batches", &accelerator.even_batches,
            "repeat the first samples in a round that is not full");
   add_plugin_fields(line, script);
@@ -227,6 +263,28 @@ void follow_config(const CommandLine& line, const DeepSpeedPlugin& plugin,
     refuse("--lr-scheduler-type", "/scheduler/type", config.scheduler.type);
     run.rate = engine::schedule_of(config, optimizer);
   }
+  script.accelerator.compared = engine::compared_keys(config, run.dtype);
+}
+
+/// What a script shares with the one that it continues, on any processes.
+void note_compared(const CommandLine& line, ScriptOptions& script) {
+  if (script.output_dir.empty() && script.resume_from_checkpoint.empty()) {
+    return;
+  }
+  std::vector<ComparedOption>& all = script.accelerator.compared;
+  for (const auto& each : {identity_of(script.run), line.compared()}) {
+    all.insert(all.end(), each.begin(), each.end());
+  }
+  const AcceleratorOptions& accelerator = script.accelerator;
+  const int ranks = data_parallel_size(script);
+  const std::int64_t samples = script.batch_size *
+                               accelerator.gradient_accumulation_steps *
+                               (accelerator.split_batches ? 1 : ranks);
+  all.push_back({"samples of an update", std::to_string(samples), ""});
+  // The schedule is written for one process, and moves on for each
+  if (script.run.lr_schedule == "constant" && script.run.warmup == 0) return;
+  all.push_back({"steps of the schedule in an update",
+                 std::to_string(accelerator.split_batches ? 1 : ranks), ""});
 }
 
 }  // namespace
@@ -264,6 +322,7 @@ void check_script(const CommandLine& line, ScriptOptions& script) {
   if (accelerator.mixed_precision != "no") {
     narrow(script.run, engine::dtype_of(accelerator.mixed_precision));
   }
+  note_compared(line, script);
   check_launch(script.run.world_size, launch_options(script.run));
 }
 

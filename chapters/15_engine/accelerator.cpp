@@ -7,6 +7,7 @@
 
 #include "chapters/15_engine/internal/loop.h"
 #include "chapters/common/models/models.h"
+#include "chapters/common/run/run_identity.h"
 #include "chapters/common/run/state_folder.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -283,6 +284,7 @@ void Accelerator::save_state(const std::string& folder) {
            "would be lost; call it where sync_gradients is true, after "
            "zero_grad");
   Manifest manifest;
+  put_identity(options_.compared, manifest);
   std::map<std::string, double>& numbers = manifest.progress;
   numbers = backend.numbers();
   const internal::LoaderState& loader = *loop_->training;
@@ -302,7 +304,13 @@ void Accelerator::load_state(const std::string& folder) {
   std::vector<std::string> needed = {"loader.epoch", "loader.samples", "lr"};
   if (loop_->scheduler) needed.push_back("script.scheduler");
   Manifest manifest;
-  on_all_ranks(&world_, [&] { manifest = read_manifest(folder, needed); });
+  on_all_ranks(&world_, [&] {
+    manifest = read_manifest(folder, needed);
+    if (options_.compared.empty()) return;
+    const std::string other = differences(manifest, options_.compared);
+    SB_CHECK(other.empty(), "load_state: ", folder,
+             " is of another run: ", other);
+  });
   load_state_folder(folder, manifest, backend.state(), /*with_optimizer=*/true,
                     &world_);
   const std::map<std::string, double>& numbers = manifest.progress;

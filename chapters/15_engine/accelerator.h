@@ -44,6 +44,7 @@
 
 #include "chapters/15_engine/plugins.h"
 #include "chapters/15_engine/prepared.h"
+#include "chapters/common/run/command_line.h"
 #include "comm/process_group.h"
 
 namespace shardbook::accelerate {
@@ -57,6 +58,9 @@ struct AcceleratorOptions {
   bool split_batches = false;
   bool even_batches = true;
   Plugin plugin = DistributedDataParallelPlugin{};
+  /// What save_state keeps of the script and load_state compares
+  /// (run_identity.h); empty: nothing is compared.
+  std::vector<ComparedOption> compared = {};
 };
 
 /// The scheduler of a script: one that it makes itself, or (null) the one in
@@ -144,7 +148,8 @@ class Accelerator {
   void save_state(const std::string& folder);
   /// Resumes from FOLDER, written by any number of ranks under any plugin
   /// (fp16: by one with the same kind of loss scale). The loader continues
-  /// after the samples that were read. Collective.
+  /// after the samples that were read. Throws Error that names each of
+  /// `AcceleratorOptions::compared` that differs. Collective.
   void load_state(const std::string& folder);
 
  private:

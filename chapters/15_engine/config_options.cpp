@@ -86,6 +86,7 @@ void apply_config(const DeepSpeedConfig& config, int dp, const Given& given,
       " has no /fp16/enabled, which scales the loss; give that in place of "
       "the option");
   if (const auto wire = config.wire()) narrow(options, *wire);
+  options.compared = compared_keys(config, options.dtype);
 }
 
 // --- "auto", as Hugging Face's Trainer fills it ------------------------------

@@ -41,13 +41,6 @@ bool has_rows(const std::string& section) {
   return sections().count(section) > 0;
 }
 
-const KnownKeys* row_of(const std::string& section, const std::string& key) {
-  const auto keys = sections().find(section);
-  if (keys == sections().end()) return nullptr;
-  const auto row = keys->second.find(key);
-  return row == keys->second.end() ? nullptr : row->second;
-}
-
 bool is_enabled_inside(const Json& json) {
   if (!json.is_structured()) return false;
   for (const auto& [key, value] : json.items()) {
@@ -221,6 +214,13 @@ class Sorter {
 };
 
 }  // namespace
+
+const KnownKeys* row_of(const std::string& section, const std::string& key) {
+  const auto keys = sections().find(section);
+  if (keys == sections().end()) return nullptr;
+  const auto row = keys->second.find(key);
+  return row == keys->second.end() ? nullptr : row->second;
+}
 
 SortedKeys sort_keys(const Json& json, const std::string& label) {
   Sorter sorter(label);

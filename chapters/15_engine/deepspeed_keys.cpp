@@ -3,6 +3,8 @@
 
 #include "chapters/15_engine/internal/deepspeed_keys.h"
 
+#include "chapters/common/run/command_line.h"
+
 namespace shardbook::engine::internal {
 namespace {
 
@@ -11,12 +13,15 @@ constexpr Effect kActs = Effect::kActs, kNone = Effect::kNone,
 
 // clang-format off
 const std::vector<KnownKeys> kTable = {
-// section, keys, effect, harmless value, why
+// section, keys, effect, harmless value, why (of keys that act: why --resume does
+// not compare them; the others are compared by their paths)
 
 // --- The file itself ---------------------------------------------------------
-{"", "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps", kActs, "", ""},
-{"", "steps_per_print wall_clock_breakdown", kActs, "", ""},
-{"", "optimizer scheduler gradient_clipping", kActs, "", ""},
+{"", "train_batch_size", kActs, "", "it is --batch"},
+{"", "train_micro_batch_size_per_gpu gradient_accumulation_steps", kActs, "", may_differ::kSums},
+{"", "steps_per_print wall_clock_breakdown", kActs, "", may_differ::kOutput},
+{"", "optimizer scheduler", kActs, "", ""},
+{"", "gradient_clipping", kActs, "", "it is --clip"},
 {"", "prescale_gradients gradient_predivide_factor", kActs, "", ""},
 {"", "communication_data_type seq_parallel_communication_data_type", kActs, "null", ""},
 {"", "bf16 bfloat16 fp16 data_types", kActs, "", ""},
@@ -74,9 +79,12 @@ const std::vector<KnownKeys> kTable = {
  "it replaces layers of Hugging Face models; give /shardbook/experts"},
 
 // --- Optimizer and schedule --------------------------------------------------
-{"/optimizer", "type params", kActs, "", ""},
+{"/optimizer", "type", kActs, "", "it is --optimizer"},
+{"/optimizer", "params", kActs, "", ""},
 {"/optimizer", "legacy_fusion", kNone, "", "it is about speed"},
-{"/optimizer/params", "lr weight_decay betas eps adam_w_mode momentum dampening nesterov", kActs, "", ""},
+{"/optimizer/params", "lr weight_decay betas eps adam_w_mode momentum nesterov", kActs, "",
+ "they are --lr, --weight-decay, --beta1 and so on"},
+{"/optimizer/params", "dampening", kActs, "", ""},
 {"/optimizer/params", "torch_adam set_grad_none foreach fused capturable differentiable", kNone, "",
  "it chooses among programs for the same update"},
 {"/optimizer/params", "freeze_step cuda_aware comm_backend_name var_freeze_step var_update_scaler local_step_scaler "
@@ -103,24 +111,28 @@ const std::vector<KnownKeys> kTable = {
  "it is for another type of scheduler"},
 
 // --- Precision ---------------------------------------------------------------
-{"/bf16", "enabled", kActs, "", ""},
+{"/bf16", "enabled", kActs, "", "it is --dtype"},
 {"/bf16", "immediate_grad_update check_grad_overflow", kNone, "",
  "bf16 has the range of f32, and gradients are summed in either order"},
 {"/bf16", "bf16_master_weights_and_grads bf16_optimizer_states", kChanges, "false",
  "weights or moments in 16 bits give other losses"},
-{"/fp16", "enabled auto_cast loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis "
- "min_loss_scale fp16_master_weights_and_grads", kActs, "", ""},
-{"/data_types", "grad_accum_dtype param_dtype", kActs, "null", ""},
+{"/fp16", "enabled", kActs, "", "it is --dtype"},
+{"/fp16", "loss_scale initial_scale_power loss_scale_window hysteresis", kActs, "",
+ "they are --loss-scale, --loss-scale-window and --hysteresis"},
+{"/fp16", "auto_cast consecutive_hysteresis min_loss_scale fp16_master_weights_and_grads", kActs, "", ""},
+{"/data_types", "grad_accum_dtype", kActs, "null", "it is --accumulate-f32"},
+{"/data_types", "param_dtype", kActs, "null", "it is --dtype"},
 {"/data_types", "buffer_dtype", kChanges, "null",
  "buffers have the dtype of the model"},
 
 // --- ZeRO. Names without stage3_ are the same keys -----------------------------
 {"/zero_optimization", "stage allgather_partitions allgather_bucket_size reduce_scatter reduce_bucket_size "
- "contiguous_gradients sub_group_size round_robin_gradients", kActs, "", ""},
-{"/zero_optimization", "overlap_comm offload_optimizer offload_param cpu_offload cpu_offload_param", kActs, "null", ""},
+ "contiguous_gradients sub_group_size round_robin_gradients", kActs, "", may_differ::kSums},
+{"/zero_optimization", "overlap_comm offload_optimizer offload_param cpu_offload cpu_offload_param", kActs, "null",
+ may_differ::kPlace},
 {"/zero_optimization", "stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_max_live_parameters "
  "stage3_max_reuse_distance prefetch_bucket_size param_persistence_threshold max_live_parameters "
- "max_reuse_distance", kActs, "", ""},
+ "max_reuse_distance", kActs, "", may_differ::kPlace},
 {"/zero_optimization", "stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save "
  "stage3_gather_fp16_weights_on_model_save gather_fp16_weights_on_model_save load_from_fp32_weights "
  "elastic_checkpoint pipeline_loading_checkpoint", kNone, "",
@@ -145,33 +157,36 @@ const std::vector<KnownKeys> kTable = {
 {"/zero_optimization", "zenflow", kChanges, "null",
  "updates that come later give other losses"},
 {"/zero_optimization/leaf_module", "classes names name_suffixes", kInside, "", ""},
-{"/zero_optimization/offload_optimizer", "device pin_memory", kActs, "", ""},
+{"/zero_optimization/offload_optimizer", "device pin_memory", kActs, "", may_differ::kPlace},
 {"/zero_optimization/offload_optimizer", "nvme_path buffer_count pipeline pipeline_read pipeline_write fast_init",
  kNone, "", "it is about files on NVMe, which are not offered"},
 {"/zero_optimization/offload_optimizer", "ratio super_offload cpuadam_cores_perc", kNone, "",
  "all of the optimizer is on the host, on all of its cores"},
-{"/zero_optimization/offload_param", "device pin_memory", kActs, "", ""},
+{"/zero_optimization/offload_param", "device pin_memory", kActs, "", may_differ::kPlace},
 {"/zero_optimization/offload_param", "nvme_path buffer_count buffer_size max_in_cpu", kNone, "",
  "it is about files on NVMe, which are not offered"},
 
 // --- Parallelism, and activations ----------------------------------------------
-{"/pipeline", "stages partition activation_checkpoint_interval", kActs, "", ""},
+{"/pipeline", "stages partition activation_checkpoint_interval", kActs, "", may_differ::kRanks},
 {"/pipeline", "seed_layers pipe_partitioned grad_partitioned use_reentrant", kNone, "",
  "layers have one seed, and activations travel whole"},
-{"/tensor_parallel", "autotp_size", kActs, "", ""},
+{"/tensor_parallel", "autotp_size", kActs, "", may_differ::kRanks},
 {"/tensor_parallel", "dtype tp_overlap_comm tp_grain_size tp tensor_parallel injection_policy_tuple "
  "partition_config preset_model keep_module_on_host replace_with_kernel_inject kernel_inject", kNone, "",
  "the book's models know how they are cut"},
 {"/activation_checkpointing", "partition_activations cpu_checkpointing contiguous_memory_optimization "
- "number_checkpoints", kActs, "", ""},
+ "number_checkpoints", kActs, "", may_differ::kPlace},
 {"/activation_checkpointing", "synchronize_checkpoint_boundary profile", kNone, "",
  "it is about measuring"},
-{"/shardbook", "tensor_parallel context_parallel schedule chunks recompute sharding experts", kActs, "", ""},
-{"/shardbook/tensor_parallel", "size mode depth sequence_parallel", kActs, "", ""},
-{"/shardbook/context_parallel", "size kind layout", kActs, "", ""},
-{"/shardbook/experts", "num_experts ep_size top_k capacity_factor min_capacity drop_tokens use_rts aux_coefficient "
- "use_residual use_data_before_expert_parallelism enable_expert_tensor_parallelism", kActs, "", ""},
-{"/shardbook/experts", "noisy_gate_policy", kActs, "null", ""},
+{"/shardbook", "tensor_parallel context_parallel experts", kActs, "", ""},
+{"/shardbook", "schedule chunks recompute sharding", kActs, "", may_differ::kSums},
+{"/shardbook/tensor_parallel", "size mode depth sequence_parallel", kActs, "", may_differ::kRanks},
+{"/shardbook/context_parallel", "size kind layout", kActs, "", may_differ::kRanks},
+{"/shardbook/experts", "num_experts top_k capacity_factor min_capacity drop_tokens use_rts aux_coefficient use_residual",
+ kActs, "", "they are the options of chapter 13: --num-experts, --top-k and so on"},
+{"/shardbook/experts", "noisy_gate_policy", kActs, "null", "it is --noise"},
+{"/shardbook/experts", "ep_size use_data_before_expert_parallelism enable_expert_tensor_parallelism", kActs, "",
+ may_differ::kRanks},
 
 // --- Inside sections without effect: names alone ---------------------------------
 {"/tensorboard", "enabled output_path job_name", kInside, "", ""},

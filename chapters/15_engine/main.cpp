@@ -25,10 +25,12 @@ int main(int argc, char** argv) {
     CommandLine line("ch15_engine", "One config, any strategy.");
     add_shared_options(line, options);
     line.add("--config", &file,
-             "FILE.json with DeepSpeed's keys, or the text itself, {...}");
+             "FILE.json with DeepSpeed's keys, or the text itself, {...}")
+        .may_differ("its keys are compared one by one");
     line.add("--print-config", &prints_config,
              "print what acts, what was filled in, what has no effect, and "
-             "every key with its value, and exit");
+             "every key with its value, and exit")
+        .may_differ(may_differ::kOutput);
     line.refuse("--micro-batches",
                 "the config has them: gradient_accumulation_steps");
     line.parse(argc, argv);

@@ -182,14 +182,6 @@ void choose_fsdp(const Options& options, const DeepSpeedConfig& config,
 
 // --- Models whose layers are replaced or cut -------------------------------------
 
-/// The book's name of DeepSpeed's noise in the gate.
-std::string noise_name(const BookConfig& book) {
-  const std::string& policy = book.noisy_gate_policy;
-  return policy == "Jitter"    ? "jitter"
-         : policy == "RSample" ? "rsample"
-                               : "none";
-}
-
 void choose_experts(const Options& options, const DeepSpeedConfig& config,
                     Choice& choice) {
   const BookConfig& book = config.book;
@@ -213,7 +205,7 @@ void choose_experts(const Options& options, const DeepSpeedConfig& config,
   setup.moe.gate.k = book.top_k;
   setup.moe.gate.capacity_factor = book.capacity_factor;
   setup.moe.gate.min_capacity = book.min_capacity;
-  setup.moe.gate.noise = moe::noise_of(noise_name(book));
+  setup.moe.gate.noise = moe::noise_of(internal::noise_name(book));
   setup.moe.gate.drop_tokens = book.drop_tokens;
   setup.moe.gate.use_rts = book.use_rts;
   setup.moe.aux_coefficient = book.aux_coefficient;
@@ -324,7 +316,7 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
     setup.ep = std::max(book.ep_size, 1);
     setup.top_k = book.top_k;
     setup.capacity_factor = book.capacity_factor;
-    setup.noise = noise_name(book);
+    setup.noise = internal::noise_name(book);
     setup.aux_coefficient = book.aux_coefficient;
     setup.expert_tp = book.enable_expert_tensor_parallelism;
   }

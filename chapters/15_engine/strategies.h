@@ -48,10 +48,15 @@ struct Choice {
 DeepSpeedConfig read_config(const std::string& file, const Options& options,
                             const Given& given);
 /// Fills the options from the config: batch, optimizer, schedule, clipping,
-/// dtype. A value given only once holds, and --clip overrides the config's;
+/// dtype, and what --resume compares. A value given only once holds, and --clip overrides the config's;
 /// throws Error that names option and key where they conflict.
 void apply_config(const DeepSpeedConfig& config, int dp, const Given& given,
                   Options& options);
+/// What --resume compares of a config for a training in `dtype`: keys under the
+/// names of options where chapters have them ("--top-k"), else under their paths.
+/// Keys that apply_config takes into options are left out.
+std::vector<ComparedOption> compared_keys(const DeepSpeedConfig& config,
+                                          DType dtype);
 /// Data-parallel ranks: the world without the ranks that share a model. Throws
 /// Error where it does not divide.
 int data_parallel_ranks(const Options& options, const DeepSpeedConfig& config);

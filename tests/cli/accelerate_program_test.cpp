@@ -118,6 +118,14 @@ TEST(AccelerateProgram, GoesOnWhereItStoppedUnderAnotherPlugin) {
     expect_text(whole.text,
                 {lines_of(rest, "update") + lines_of(rest, "eval")});
   }
+  for (const auto& [option, text] :
+       {std::pair{"--lr 0.5", "--lr 0.001 there, 0.5 here"},
+        std::pair{"--batch-size 1", "samples of an update 12 there, 6 here"},
+        std::pair{"--shuffle", "--shuffle false there, true here"}}) {
+    expect_end(run_loop(common + option + " --resume-from-checkpoint " +
+                        states + "/step_3"),
+               2, {states + "/step_3 is of another run: ", text});
+  }
 }
 
 TEST(AccelerateProgram, ThePageExplainsEveryOption) {

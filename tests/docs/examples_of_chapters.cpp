@@ -320,6 +320,12 @@ void stage_run(Module& stage, const Tensors& inputs, const LayerInput& spec,
   Tensors grads = run_backward(std::move(run), grad_outputs);
 }
 
+// --- chapters/common/run/command_line.h
+void compared(CommandLine& line, int k, double mb, const std::string& why) {
+  line.add("--top-k", &k, "experts that a token visits", 1);
+  line.add("--bucket-mb", &mb, "size of a bucket").may_differ(why);
+}
+
 // --- chapters/common/run/options.h
 namespace options {
 double bucket_mb = 25;

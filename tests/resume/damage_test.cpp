@@ -33,7 +33,7 @@ TEST_F(Refused, AnotherRunIsNamed) {
       {"--model gpt-micro", "model's n_embd 64 there, 256 here"},
       {"--dtype bf16", "--dtype f32 there, bf16 here"},
       {"--optimizer adam", "--optimizer adamw there, adam here"},
-      {"--optimizer sgd", "--beta1 0.9 there, not set here"},
+      {"--optimizer sgd", "--optimizer adamw there, sgd here"},
       {"--lr 0.5", "--lr 0.001 there, 0.5 here"},
       {"--weight-decay 0.1", "--weight-decay 0 there, 0.1 here"},
       {"--beta2 0.99", "--beta2 0.999 there, 0.99 here"},

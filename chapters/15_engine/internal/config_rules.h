@@ -21,6 +21,8 @@ ConfigText config_text(const std::string& file, const std::string& option,
 /// Values for "auto" from an optimizer and the width `h` of a GPT (0: another
 /// model). Sources are options of the program.
 AutoValues auto_values(const OptimizerOptions& optimizer, std::int64_t h);
+/// The book's name of DeepSpeed's noise in the gate.
+std::string noise_name(const BookConfig& book);
 /// Reads the keys that act.
 void read_keys(json_file::JsonObject& root, DeepSpeedConfig& config);
 /// Illegal combinations: a message each, with all keys involved.

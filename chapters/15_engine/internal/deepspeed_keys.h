@@ -23,9 +23,14 @@ struct KnownKeys {
   /// JSON of the value equal to a missing key; "off": a section in which no
   /// `enabled` is true; "": there is none.
   const char* harmless;
+  /// The reason of the effect. Of keys that act: why --resume does not compare
+  /// them, because they cannot change numbers or are compared as options; "":
+  /// it does.
   const char* why;
 };
 const std::vector<KnownKeys>& known_keys();
+/// The row of a key; null for an unknown one.
+const KnownKeys* row_of(const std::string& section, const std::string& key);
 
 /// The result of checking a file against the table.
 struct SortedKeys {

@@ -234,9 +234,11 @@ void add_recompute(CommandLine& line, std::string& mode, bool& is_early) {
                 "which micro-batches keep only their stage's input, and run "
                 "forward again before their backward; except_last: not those "
                 "whose backward is next",
-                {"always", "except_last", "never"});
+                {"always", "except_last", "never"})
+      .may_differ(may_differ::kPlace);
   line.add("--early-recompute", &is_early,
-           "run forward again before the gradient arrives");
+           "run forward again before the gradient arrives")
+      .may_differ(may_differ::kPlace);
 }
 
 }  // namespace shardbook

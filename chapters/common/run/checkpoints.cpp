@@ -11,11 +11,10 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
 
-#include "chapters/common/models/data.h"
+#include "chapters/common/run/run_identity.h"
 #include "chapters/common/run/state_folder.h"
 #include "core/check.h"
 
@@ -23,8 +22,6 @@ namespace shardbook {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
-using Texts = std::map<std::string, std::string>;
 
 constexpr std::size_t kKept = 2;
 
@@ -112,47 +109,6 @@ int lock_folder(const std::string& folder) {
 
 // --- The manifest ------------------------------------------------------------
 
-/// All options that determine the numbers of a run, apart from the mesh.
-Texts identity_of(const Options& options) {
-  const ModelConfig config = model_config(options);
-  const OptimizerOptions& opt = options.optimizer_options;
-  Texts run;
-  const Json model = Json::parse(config.to_json());
-  for (const auto& [key, value] : model.items()) {
-    if (key != "architectures") run["model's " + key] = value.dump();
-  }
-  run["--dtype"] = dtype_name(options.dtype);
-  run["--data"] = options.data;
-  run["data's fingerprint"] =
-      fmt::format("{:016x}", Dataset::open(options, config).fingerprint());
-  run["--batch"] = std::to_string(options.batch);
-  run["--seq"] = std::to_string(options.seq);
-  if (config.is_image()) {
-    run["--image-size"] = std::to_string(options.image_size);
-  }
-  run["--seed"] = std::to_string(options.seed);
-  run["--dropout"] = fmt::format("{}", options.dropout);
-  run["--optimizer"] = options.optimizer;
-  run["--lr"] = fmt::format("{}", opt.lr);
-  run["--weight-decay"] = fmt::format("{}", opt.weight_decay);
-  if (options.optimizer == "sgd") {
-    run["--momentum"] = fmt::format("{}", opt.momentum);
-    run["--nesterov"] = fmt::format("{}", opt.nesterov);
-  } else {
-    run["--beta1"] = fmt::format("{}", opt.beta1);
-    run["--beta2"] = fmt::format("{}", opt.beta2);
-    run["--eps"] = fmt::format("{}", opt.eps);
-  }
-  run["--clip"] = fmt::format("{}", options.clip);
-  run["--lr-schedule"] = options.lr_schedule;
-  run["--warmup"] = std::to_string(options.warmup);
-  // The other schedules depend on the number of steps
-  if (options.lr_schedule != "constant") {
-    run["--steps"] = std::to_string(options.first_step + options.steps);
-  }
-  return run;
-}
-
 Manifest manifest_in(const std::string& folder) {
   try {
     return read_manifest(folder, {"steps_done", "skipped_steps"});
@@ -181,7 +137,7 @@ Options at_checkpoint(const Options& options) {
   const Manifest manifest = manifest_in(folder);
   const auto steps_done =
       static_cast<std::int64_t>(manifest.progress.at("steps_done"));
-  const std::string other = differences(manifest.run, identity_of(options));
+  const std::string other = differences(manifest, identity_of(options));
   SB_CHECK(other.empty(), "--resume: ", folder, " is of another run: ", other);
   SB_CHECK(steps_done <= options.steps, "--steps ", options.steps, ": ", folder,
            " has done ", steps_done, " steps; give at least as many");
@@ -290,7 +246,7 @@ void Checkpoints::after_step(std::int64_t steps_done,
 
 void Checkpoints::save(std::int64_t steps_done) {
   Manifest manifest;
-  manifest.run = identity_of(options_);
+  put_identity(identity_of(options_), manifest);
   manifest.progress = {{"steps_done", static_cast<double>(steps_done)},
                        {"skipped_steps", static_cast<double>(skipped_steps_)}};
   const TrainingState state = strategy_.state();

@@ -98,15 +98,32 @@ std::string nearest_option(const CLI::App& app, const std::string& word) {
   return nearest.empty() ? "" : " (did you mean --" + nearest + "?)";
 }
 
+/// What is wrong with a name: nothing where it is among those allowed.
+std::string check_name(const std::string& name,
+                       const std::vector<std::string>& allowed,
+                       const std::string& otherwise = "") {
+  if (std::find(allowed.begin(), allowed.end(), name) != allowed.end())
+    return "";
+  return fmt::format("give one of {}{}{}", fmt::join(allowed, ", "),
+                     otherwise.empty() ? "" : "; ", otherwise);
+}
+
 }  // namespace
 
 struct CommandLine::Impl {
   using Show = std::function<std::string()>;
+  struct Known {
+    std::string flag;
+    Show show;              ///< its value
+    std::string otherwise;  ///< as in ComparedOption
+    std::string why_not;    ///< why --resume does not compare it, or empty
+    std::function<bool()> compared_if = {};
+  };
 
   CLI::App app;
   std::string results;  ///< the meaning of statuses 0 and 1
   std::vector<std::pair<std::string, std::string>> given;
-  std::vector<std::pair<std::string, Show>> shows;
+  std::vector<Known> options;
   std::vector<std::function<void()>> after_parse;
   std::vector<std::function<void()>> at_end;
   /// Values that options have when given without one.
@@ -114,12 +131,16 @@ struct CommandLine::Impl {
   std::string group = "Options";
   std::vector<CLI::Option*> only_in_help_all;
 
+  Added know(const std::string& flag, const Show& show) {
+    options.push_back({flag, show, show(), ""});
+    return Added(*this, options.size() - 1);
+  }
+
   /// Adds an option that takes one value and is checked by `parse_value`,
   /// which returns what is wrong, or nothing. `show` returns its value.
-  void add(const std::string& flag, const std::string& type,
-           const std::string& help, const Show& show,
-           std::function<std::string(const std::string&)> parse_value) {
-    shows.emplace_back(flag, show);
+  Added add(const std::string& flag, const std::string& type,
+            const std::string& help, const Show& show,
+            std::function<std::string(const std::string&)> parse_value) {
     app.add_option_function<std::string>(
            flag,
            [this, flag, parse_value](const std::string& given_text) {
@@ -137,12 +158,13 @@ struct CommandLine::Impl {
         ->default_str(show())
         ->type_name(type)
         ->take_last();
+    return know(flag, show);
   }
 
   template <typename T>
-  void add_number(const std::string& flag, T* value, const std::string& help,
-                  T min, T max) {
-    add(
+  Added add_number(const std::string& flag, T* value, const std::string& help,
+                   T min, T max) {
+    return add(
         flag, std::is_floating_point_v<T> ? "NUMBER" : "INTEGER", help,
         [value] { return fmt::format("{}", *value); },
         [=](const std::string& text) {
@@ -162,6 +184,18 @@ CommandLine::CommandLine(const std::string& program, const std::string& summary,
 
 CommandLine::~CommandLine() = default;
 
+void CommandLine::Added::may_differ(const std::string& why) const {
+  line_.options[option_].why_not = why;
+}
+
+void CommandLine::Added::otherwise(const std::string& value) const {
+  line_.options[option_].otherwise = value;
+}
+
+void CommandLine::Added::compared_if(std::function<bool()> condition) const {
+  line_.options[option_].compared_if = std::move(condition);
+}
+
 void CommandLine::group(const std::string& name) { impl_->group = name; }
 
 void CommandLine::shorten_help(const std::vector<std::string>& shown) {
@@ -176,35 +210,33 @@ void CommandLine::shorten_help(const std::vector<std::string>& shown) {
   }
 }
 
-void CommandLine::add(const std::string& flag, std::string* value,
-                      const std::string& help,
-                      const std::vector<std::string>& allowed,
-                      const std::string& otherwise) {
+CommandLine::Added CommandLine::add(const std::string& flag, std::string* value,
+                                    const std::string& help,
+                                    const std::vector<std::string>& allowed,
+                                    const std::string& otherwise) {
   const std::string list = fmt::format("{}", fmt::join(allowed, ", "));
   const bool is_free = allowed.empty();
-  impl_->add(
+  return impl_->add(
       flag, is_free ? "TEXT" : "NAME",
       is_free ? help : help + " (" + list + ")", [value] { return *value; },
       [=](const std::string& text) -> std::string {
         if (is_free && text.empty()) return "give a value that is not empty";
-        if (!is_free &&
-            std::find(allowed.begin(), allowed.end(), text) == allowed.end()) {
-          return "give one of " + list +
-                 (otherwise.empty() ? "" : "; " + otherwise);
-        }
-        *value = text;
-        return "";
+        const std::string wrong =
+            is_free ? "" : check_name(text, allowed, otherwise);
+        if (wrong.empty()) *value = text;
+        return wrong;
       });
 }
 
-void CommandLine::add_mode(const std::string& flag, std::string* value,
-                           const std::string& help,
-                           const std::vector<std::string>& allowed) {
-  add(flag, value, help, allowed);
+CommandLine::Added CommandLine::add_mode(
+    const std::string& flag, std::string* value, const std::string& help,
+    const std::vector<std::string>& allowed) {
+  const Added added = add(flag, value, help, allowed);
   // CLI11 would take the default for a value that is left out
   impl_->app.get_option(flag)->expected(0, 1)->default_str("")->type_name(
       "NAME [" + *value + "]");
   impl_->when_alone[flag] = allowed.front();
+  return added;
 }
 
 void CommandLine::refuse(const std::string& flag, const std::string& why) {
@@ -218,45 +250,51 @@ void CommandLine::refuse(const std::string& flag, const std::string& why) {
       ->expected(0, 1);
 }
 
-void CommandLine::add(const std::string& flag, std::int64_t* value,
-                      const std::string& help, std::int64_t min,
-                      std::int64_t max) {
-  impl_->add_number(flag, value, help, min, max);
+CommandLine::Added CommandLine::add(const std::string& flag,
+                                    std::int64_t* value,
+                                    const std::string& help, std::int64_t min,
+                                    std::int64_t max) {
+  return impl_->add_number(flag, value, help, min, max);
 }
 
-void CommandLine::add(const std::string& flag, int* value,
-                      const std::string& help, int min, int max) {
-  impl_->add_number(flag, value, help, min, max);
+CommandLine::Added CommandLine::add(const std::string& flag, int* value,
+                                    const std::string& help, int min, int max) {
+  return impl_->add_number(flag, value, help, min, max);
 }
 
-void CommandLine::add(const std::string& flag, double* value,
-                      const std::string& help, double min, double max) {
-  impl_->add_number(flag, value, help, min, max);
+CommandLine::Added CommandLine::add(const std::string& flag, double* value,
+                                    const std::string& help, double min,
+                                    double max) {
+  return impl_->add_number(flag, value, help, min, max);
 }
 
-void CommandLine::add(const std::string& flag, std::uint64_t* value,
-                      const std::string& help) {
+CommandLine::Added CommandLine::add(const std::string& flag,
+                                    std::uint64_t* value,
+                                    const std::string& help) {
   constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
-  impl_->add_number(flag, value, help, std::uint64_t{0}, std::uint64_t{kMost});
+  return impl_->add_number(flag, value, help, std::uint64_t{0},
+                           std::uint64_t{kMost});
 }
 
-void CommandLine::add(const std::string& flag, DType* value,
-                      const std::string& help,
-                      const std::vector<std::string>& allowed) {
-  auto name = std::make_shared<std::string>(dtype_name(*value));
-  add(flag, name.get(), help, allowed);
-  impl_->after_parse.push_back(
-      [name, value] { *value = dtype_from_name(*name); });
+CommandLine::Added CommandLine::add(const std::string& flag, DType* value,
+                                    const std::string& help,
+                                    const std::vector<std::string>& allowed) {
+  return impl_->add(
+      flag, "NAME", fmt::format("{} ({})", help, fmt::join(allowed, ", ")),
+      [value] { return std::string(dtype_name(*value)); },
+      [=](const std::string& text) -> std::string {
+        const std::string wrong = check_name(text, allowed);
+        if (wrong.empty()) *value = dtype_from_name(text);
+        return wrong;
+      });
 }
 
-void CommandLine::add(const std::string& flag, bool* value,
-                      const std::string& help) {
+CommandLine::Added CommandLine::add(const std::string& flag, bool* value,
+                                    const std::string& help) {
   const std::string name = flag.substr(2);
   const std::string both =
       flag + ",!--" +
       (name.rfind("no-", 0) == 0 ? name.substr(3) : "no-" + name);
-  impl_->shows.emplace_back(flag,
-                            [value] { return *value ? "true" : "false"; });
   impl_->app
       .add_flag_function(
           both,
@@ -266,11 +304,13 @@ void CommandLine::add(const std::string& flag, bool* value,
           },
           help)
       ->group(impl_->group);
+  return impl_->know(flag, [value] { return *value ? "true" : "false"; });
 }
 
-void CommandLine::add_bytes(const std::string& flag, std::int64_t* value,
-                            const std::string& help) {
-  impl_->add(
+CommandLine::Added CommandLine::add_bytes(const std::string& flag,
+                                          std::int64_t* value,
+                                          const std::string& help) {
+  return impl_->add(
       flag, "BYTES", help, [value] { return std::to_string(*value); },
       [value](const std::string& text) -> std::string {
         const char* allowed =
@@ -362,10 +402,29 @@ bool CommandLine::has(const std::string& flag) const {
 std::vector<std::pair<std::string, std::string>> CommandLine::values() const {
   std::vector<std::pair<std::string, std::string>> values = {
       {"the program", program()}};
-  for (const auto& [flag, show] : impl_->shows) {
-    values.emplace_back(flag, show());
+  for (const Impl::Known& each : impl_->options) {
+    values.emplace_back(each.flag, each.show());
   }
   return values;
+}
+
+std::vector<ComparedOption> CommandLine::compared() const {
+  std::vector<ComparedOption> compared;
+  for (const Impl::Known& each : impl_->options) {
+    if (!each.why_not.empty()) continue;
+    if (each.compared_if && !each.compared_if()) continue;
+    compared.push_back({each.flag, each.show(), each.otherwise});
+  }
+  return compared;
+}
+
+std::vector<std::pair<std::string, std::string>> CommandLine::not_compared()
+    const {
+  std::vector<std::pair<std::string, std::string>> others;
+  for (const Impl::Known& each : impl_->options) {
+    if (!each.why_not.empty()) others.emplace_back(each.flag, each.why_not);
+  }
+  return others;
 }
 
 std::vector<int> read_counts(const std::string& option, const std::string& text,

@@ -13,9 +13,58 @@
 
 namespace shardbook {
 
+/// An option that a run must share with the one that it continues (--resume).
+struct ComparedOption {
+  std::string name, value;
+  /// The value as which programs without the option train.
+  std::string otherwise;
+};
+
+/// Reasons for options that may differ there.
+namespace may_differ {
+inline constexpr char kRanks[] =
+    "runs move to other ranks; that changes the rounding of sums alone";
+inline constexpr char kSums[] =
+    "it changes the order of sums, and so their rounding alone";
+inline constexpr char kPlace[] =
+    "it changes when or where numbers are computed, kept or sent, not their "
+    "values";
+inline constexpr char kOutput[] =
+    "it changes what the program prints or writes";
+inline constexpr char kFirstWeights[] =
+    "it sets the first weights, in whose place come those of the checkpoint";
+}  // namespace may_differ
+
 /// Options by name, each with a check of its own. Wraps CLI11.
+///
+/// --resume compares every option with the run that it continues, unless the
+/// option's declaration has a reason why it may differ:
+///
+///   line.add("--top-k", &k, "experts that a token visits", 1);
+///   line.add("--bucket-mb", &mb, "size of a bucket").may_differ(why);
 class CommandLine {
+  struct Impl;
+
  public:
+  /// The option that was just added.
+  class Added {
+   public:
+    /// --resume does not compare it; `why`: it does not change the numbers, or
+    /// they are compared elsewhere.
+    void may_differ(const std::string& why) const;
+    /// Programs without the option train as with this value of it, which is not
+    /// its default.
+    void otherwise(const std::string& value) const;
+    /// --resume compares it only where `condition` holds after parsing.
+    void compared_if(std::function<bool()> condition) const;
+
+   private:
+    friend class CommandLine;
+    Added(Impl& line, std::size_t option) : line_(line), option_(option) {}
+    Impl& line_;
+    std::size_t option_;
+  };
+
   /// `results` explains exit statuses 0 and 1.
   CommandLine(const std::string& program, const std::string& summary,
               const std::string& results =
@@ -30,33 +79,34 @@ class CommandLine {
   void shorten_help(const std::vector<std::string>& shown);
 
   /// `otherwise` ends the message about a value that is not allowed.
-  void add(const std::string& flag, std::string* value, const std::string& help,
-           const std::vector<std::string>& allowed = {},
-           const std::string& otherwise = "");
+  Added add(const std::string& flag, std::string* value,
+            const std::string& help,
+            const std::vector<std::string>& allowed = {},
+            const std::string& otherwise = "");
   /// The same for a name that may be left out; the default is the first of
   /// `allowed`.
-  void add_mode(const std::string& flag, std::string* value,
-                const std::string& help,
-                const std::vector<std::string>& allowed);
+  Added add_mode(const std::string& flag, std::string* value,
+                 const std::string& help,
+                 const std::vector<std::string>& allowed);
   /// Rejects an option, for a reason: "FLAG VALUE: WHY".
   void refuse(const std::string& flag, const std::string& why);
-  void add(const std::string& flag, std::int64_t* value,
-           const std::string& help, std::int64_t min = 0,
-           std::int64_t max = std::int64_t{1} << 40);
-  void add(const std::string& flag, int* value, const std::string& help,
-           int min = 0, int max = 1 << 20);
-  void add(const std::string& flag, double* value, const std::string& help,
-           double min = 0, double max = 1e30);
-  void add(const std::string& flag, std::uint64_t* value,
-           const std::string& help);
+  Added add(const std::string& flag, std::int64_t* value,
+            const std::string& help, std::int64_t min = 0,
+            std::int64_t max = std::int64_t{1} << 40);
+  Added add(const std::string& flag, int* value, const std::string& help,
+            int min = 0, int max = 1 << 20);
+  Added add(const std::string& flag, double* value, const std::string& help,
+            double min = 0, double max = 1e30);
+  Added add(const std::string& flag, std::uint64_t* value,
+            const std::string& help);
   /// By name: "f32".
-  void add(const std::string& flag, DType* value, const std::string& help,
-           const std::vector<std::string>& allowed);
+  Added add(const std::string& flag, DType* value, const std::string& help,
+            const std::vector<std::string>& allowed);
   /// "--check": also understands "--no-check", and "--no-sync" "--sync".
-  void add(const std::string& flag, bool* value, const std::string& help);
+  Added add(const std::string& flag, bool* value, const std::string& help);
   /// "512MiB", "2GB", "100000": bytes.
-  void add_bytes(const std::string& flag, std::int64_t* value,
-                 const std::string& help);
+  Added add_bytes(const std::string& flag, std::int64_t* value,
+                  const std::string& help);
 
   /// Runs after the options have been read.
   void after_parse(std::function<void()> finish);
@@ -71,9 +121,12 @@ class CommandLine {
   bool has(const std::string& flag) const;
   /// Every option and its value, given or not.
   std::vector<std::pair<std::string, std::string>> values() const;
+  /// The options that --resume compares, with their values now.
+  std::vector<ComparedOption> compared() const;
+  /// The others: names, and why they may differ.
+  std::vector<std::pair<std::string, std::string>> not_compared() const;
 
  private:
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

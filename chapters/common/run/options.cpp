@@ -37,43 +37,56 @@ void add_shared_options(CommandLine& line, Options& o,
                         const std::string& no_other) {
   o.chapter = chapter_of(line.program());
   line.group("Ranks");
-  line.add("--world-size", &o.world_size, "number of ranks", 1, 1 << 16);
-  line.add("--backend", &o.backend, "what the ranks are", backends, no_other);
-  line.add("--device", &o.device, "where tensors live", {"cpu", "cuda"});
+  line.add("--world-size", &o.world_size, "number of ranks", 1, 1 << 16)
+      .may_differ(may_differ::kRanks);
+  line.add("--backend", &o.backend, "what the ranks are", backends, no_other)
+      .may_differ(may_differ::kRanks);
+  line.add("--device", &o.device, "where tensors live", {"cpu", "cuda"})
+      .may_differ(may_differ::kSums);
   line.add_bytes("--device-memory", &o.device_memory_bytes,
-                 "capacity of each device; 0 for no limit");
+                 "capacity of each device; 0 for no limit")
+      .may_differ(may_differ::kPlace);
   line.add("--tf32", &o.tf32,
            "with --device cuda: products of f32 on tensor cores, from operands "
            "of 10 bits");
   line.add("--deterministic", &o.deterministic,
-           "sum in one fixed order, whatever the shape");
+           "sum in one fixed order, whatever the shape")
+      .may_differ(may_differ::kSums);
   line.add("--timeout", &o.timeout_s,
            "seconds a call waits for its peers before it names who is missing",
-           0.001);
+           0.001)
+      .may_differ(may_differ::kPlace);
   line.add("--rendezvous", &o.rendezvous,
            "processes on several hosts: file:FOLDER, tcp:HOST:PORT or "
-           "redis:HOST:PORT");
+           "redis:HOST:PORT")
+      .may_differ(may_differ::kPlace);
   line.add("--interface", &o.network_interface,
-           "processes on several hosts: network interface, such as eth0");
+           "processes on several hosts: network interface, such as eth0")
+      .may_differ(may_differ::kPlace);
   line.group("Model");
   line.add("--model", &o.model,
            "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
            "gpt-1.3b, gpt-6.7b, gpt-13b, gpt-70b, gpt-175b, resnet18, "
-           "resnet50, or a config FILE.json of GPT-2 or ResNet");
+           "resnet50, or a config FILE.json of GPT-2 or ResNet")
+      .may_differ("its keys are compared, not its name");
   line.add("--dtype", &o.dtype, "element type of the model",
            {"f32", "f64", "bf16", "f16"});
   line.add("--dropout", &o.dropout, "probability", 0, 0.999);
   line.add("--load", &o.load,
-           "begin with these weights (safetensors); does not continue a run");
+           "begin with these weights (safetensors); does not continue a run")
+      .may_differ(may_differ::kFirstWeights);
   line.add("--save", &o.save,
            "write the weights here at the end (safetensors); the file is "
-           "replaced as a whole or not at all");
+           "replaced as a whole or not at all")
+      .may_differ(may_differ::kOutput);
   line.add("--save-names", &o.save_names,
            "the names of a ResNet's weights in --save; those of a GPT are "
            "transformers'",
-           {"torchvision", "transformers"});
+           {"torchvision", "transformers"})
+      .may_differ(may_differ::kOutput);
   line.add("--save-non-finite", &o.save_non_finite,
-           "--save also weights that are infinite or not a number");
+           "--save also weights that are infinite or not a number")
+      .may_differ(may_differ::kOutput);
   line.group("Data");
   line.add(
       "--data", &o.data,
@@ -91,9 +104,12 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--seed", &o.seed, "seed of weights and dropout");
   line.add("--logits", &o.logits,
            "write the first batch and its logits after training (safetensors), "
-           "or to FILE.npy the logits alone");
+           "or to FILE.npy the logits alone")
+      .may_differ(may_differ::kOutput);
   line.group("Training");
-  line.add("--steps", &o.steps, "optimizer steps");
+  line.add("--steps", &o.steps, "optimizer steps").compared_if([&o] {
+    return o.lr_schedule != "constant";
+  });
   OptimizerOptions& opt = o.optimizer_options;
   line.add("--optimizer", &o.optimizer, "how weights are updated",
            {"sgd", "adam", "adamw"});
@@ -110,27 +126,38 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--clip", &o.clip, "largest gradient norm; 0 for none");
   line.add("--checkpoint", &o.checkpoint,
            "keep the training here, a folder: weights, optimizer, step; at the "
-           "end and at SIGINT and SIGTERM, which then lose nothing");
+           "end and at SIGINT and SIGTERM, which then lose nothing")
+      .may_differ(may_differ::kOutput);
   line.add("--checkpoint-every", &o.checkpoint_every,
-           "steps between checkpoints, of which the last two are kept");
+           "steps between checkpoints, of which the last two are kept")
+      .may_differ(may_differ::kOutput);
   line.add("--resume", &o.resume,
            "go on from the newest checkpoint in --checkpoint, on any number of "
-           "ranks; --steps counts from the beginning");
+           "ranks; --steps counts from the beginning")
+      .may_differ(may_differ::kOutput);
   line.group("Cluster");
   line.add("--cluster", &o.cluster,
-           "where virtual time passes: a preset, FILE.json, or none");
+           "where virtual time passes: a preset, FILE.json, or none")
+      .may_differ(may_differ::kPlace);
   line.add("--timeline", &o.timeline,
            "virtual time: text (the last step), or FILE.json for Perfetto "
-           "(Chrome trace; of a long run the first and the last steps)");
+           "(Chrome trace; of a long run the first and the last steps)")
+      .may_differ(may_differ::kOutput);
   line.add("--trace", &o.trace,
-           "every event in wall time, for Perfetto (Chrome trace JSON)");
-  line.add("--fold", &o.fold, "sim: run ranks that do the same once");
+           "every event in wall time, for Perfetto (Chrome trace JSON)")
+      .may_differ(may_differ::kOutput);
+  line.add("--fold", &o.fold, "sim: run ranks that do the same once")
+      .may_differ(may_differ::kPlace);
   line.group("Output");
-  line.add("--format", &o.format, "of the report", {"text", "json"});
+  line.add("--format", &o.format, "of the report", {"text", "json"})
+      .may_differ(may_differ::kOutput);
   line.add("--report", &o.report,
-           "write the report here, as JSON, beside what --format prints");
-  line.add("--log", &o.log, "one JSON object per step (JSON lines)");
-  line.add("--check", &o.check, "compare with one device");
+           "write the report here, as JSON, beside what --format prints")
+      .may_differ(may_differ::kOutput);
+  line.add("--log", &o.log, "one JSON object per step (JSON lines)")
+      .may_differ(may_differ::kOutput);
+  line.add("--check", &o.check, "compare with one device")
+      .may_differ(may_differ::kOutput);
   line.shorten_help({"--world-size", "--backend", "--device", "--model",
                      "--dtype", "--data", "--batch", "--seq", "--steps",
                      "--cluster", "--timeline", "--format", "--check"});

@@ -113,6 +113,9 @@ struct Options : WorldOptions, ModelOptions, TrainingOptions, OutputOptions {
   /// A run on shapes ahead of the one with data: it does the same work, and
   /// prints and writes nothing. Set by the shell, not on the command line.
   bool is_prediction = false;
+  /// The program's options that --resume compares (run_identity.h), with their
+  /// values. Set by the shell, from the command line; the engine adds its config.
+  std::vector<ComparedOption> compared;
   /// Every option of the program with its value; ranks compare them when they
   /// meet.
   std::vector<std::pair<std::string, std::string>> effective;

@@ -198,8 +198,12 @@ Report run_and_compare(const Options& given, const ChapterRun& chapter) {
   return report;
 }
 
-int run_program(const Options& options, const CommandLine& line,
+int run_program(const Options& given, const CommandLine& line,
                 const ChapterRun& chapter) {
+  Options options = given;
+  const std::vector<ComparedOption> compared = line.compared();
+  options.compared.insert(options.compared.end(), compared.begin(),
+                          compared.end());
   // Before ranks start: each would report it
   check_world_size(options);
   at_checkpoint(options);

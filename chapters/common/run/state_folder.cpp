@@ -55,6 +55,25 @@ void write_synced(const std::string& path, const std::string& text) {
   if (!is_synced) fail(path, "write the file");
 }
 
+/// "groups of tokens 4 there, 2 here; ..."; empty where the two are equal.
+std::string differences(const Texts& there, const Texts& here) {
+  std::set<std::string> keys;
+  for (const auto& [key, value] : there) keys.insert(key);
+  for (const auto& [key, value] : here) keys.insert(key);
+  const auto value_in = [](const Texts& texts, const std::string& key) {
+    const auto found = texts.find(key);
+    return found == texts.end() ? std::string("not set") : found->second;
+  };
+  std::string text;
+  for (const std::string& key : keys) {
+    const std::string a = value_in(there, key), b = value_in(here, key);
+    if (a == b) continue;
+    text +=
+        (text.empty() ? "" : "; ") + key + " " + a + " there, " + b + " here";
+  }
+  return text;
+}
+
 /// Every parameter that was kept has its place on some rank.
 void check_names(const std::string& folder,
                  const std::vector<std::string>& kept,
@@ -92,7 +111,13 @@ Manifest read_manifest(const std::string& folder,
     if (format == kFormat) {
       json.at("ranks").get_to(manifest.ranks);
       json.at("run").get_to(manifest.run);
+      if (json.contains("otherwise")) {
+        json.at("otherwise").get_to(manifest.otherwise);
+      }
       json.at("agreed").get_to(manifest.agreed);
+      // Older checkpoints have an option among them
+      const auto loss = manifest.agreed.extract("--loss");
+      if (!loss.empty()) manifest.run.insert({loss.key(), loss.mapped()});
       json.at("numbers").get_to(manifest.numbers);
       json.at("progress").get_to(manifest.progress);
     }
@@ -107,25 +132,6 @@ Manifest read_manifest(const std::string& folder,
     SB_CHECK(manifest.progress.count(name) > 0, path, ": keeps no ", name);
   }
   return manifest;
-}
-
-std::string differences(const Texts& there, const Texts& here) {
-  std::set<std::string> keys;
-  for (const auto& [key, value] : there) keys.insert(key);
-  for (const auto& [key, value] : here) keys.insert(key);
-  const auto value_in = [](const Texts& texts, const std::string& key) {
-    const auto found = texts.find(key);
-    return found == texts.end() ? std::string("not set") : found->second;
-  };
-  std::string text;
-  for (const std::string& key : keys) {
-    const std::string a = value_in(there, key), b = value_in(here, key);
-    const bool is_new = there.count(key) != here.count(key);
-    if (a == b || (is_new && key.rfind("model's ", 0) == 0)) continue;
-    text +=
-        (text.empty() ? "" : "; ") + key + " " + a + " there, " + b + " here";
-  }
-  return text;
 }
 
 void on_all_ranks(ProcessGroup* world, const std::function<void()>& work) {
@@ -157,10 +163,13 @@ void write_state_folder(const std::string& folder, const std::string& name,
     on_all_ranks(world, [&] { write_state_file(temporary, state, world); });
     on_all_ranks(world, [&] {
       if (!is_main) return;
-      const nlohmann::ordered_json json = {
-          {"format", kFormat},        {"ranks", manifest.ranks},
-          {"run", manifest.run},      {"agreed", state.agreed},
-          {"numbers", state.numbers}, {"progress", manifest.progress}};
+      const nlohmann::ordered_json json = {{"format", kFormat},
+                                           {"ranks", manifest.ranks},
+                                           {"run", manifest.run},
+                                           {"otherwise", manifest.otherwise},
+                                           {"agreed", state.agreed},
+                                           {"numbers", state.numbers},
+                                           {"progress", manifest.progress}};
       write_synced(temporary + "/manifest.json", json.dump(2) + "\n");
       sync_folder(temporary);
       fs::remove_all(folder + "/" + name);

@@ -28,8 +28,10 @@ class StateError : public Error {
 
 struct Manifest {
   int ranks = 1;  ///< as many files
-  /// Options that determine the numbers of a run: names and values.
+  /// What determines the numbers of a run (run_identity.h): names and values.
   std::map<std::string, std::string> run;
+  /// The values of the same names in programs that do not have them.
+  std::map<std::string, std::string> otherwise;
   std::map<std::string, std::string> agreed;  ///< TrainingState::agreed
   std::map<std::string, double> numbers;      ///< TrainingState::numbers
   std::map<std::string, double> progress;     ///< "steps_done", ...
@@ -40,19 +42,13 @@ struct Manifest {
 Manifest read_manifest(const std::string& folder,
                        const std::vector<std::string>& needed);
 
-/// "--lr 0.1 there, 0.2 here; ..."; empty where the two are equal. A model key
-/// that one of them lacks is no difference: another version of the program
-/// wrote keys that are the same in all models.
-std::string differences(const std::map<std::string, std::string>& there,
-                        const std::map<std::string, std::string>& here);
-
 /// Runs `work` on every rank; throws the first rank's error as StateError on all
 /// of them. `world` is null where there is one rank. Collective.
 void on_all_ranks(ProcessGroup* world, const std::function<void()>& work);
 
 /// Writes FOLDER/NAME in place of what was there: under a temporary name, synced
-/// and renamed. Of the manifest, `run` and `progress` are the caller's. Throws
-/// StateError. Collective.
+/// and renamed. Of the manifest, `run`, `otherwise` and `progress` are the
+/// caller's. Throws StateError. Collective.
 void write_state_folder(const std::string& folder, const std::string& name,
                         const TrainingState& state, Manifest manifest,
                         ProcessGroup* world);

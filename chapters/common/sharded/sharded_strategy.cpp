@@ -27,10 +27,12 @@ ModelConfig sharded_gpt_config(const ModelOptions& options) {
 
 void add_passes(CommandLine& line, Passes& passes) {
   line.add("--micro-batches", &passes.micro_batches, "micro-batches per step",
-           1);
+           1)
+      .may_differ(may_differ::kSums);
   line.add("--recompute", &passes.recompute,
            "keep the inputs of blocks only, and compute them again in "
-           "backward");
+           "backward")
+      .may_differ(may_differ::kPlace);
 }
 
 ShardedStrategy::ShardedStrategy(const Options& options, ShardedModel sharded,
