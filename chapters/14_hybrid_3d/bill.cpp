@@ -190,14 +190,18 @@ double layer_deferred(const BillSizes& z, int layer, std::int64_t rows) {
   return input + x * (2 + 5 / z.t());
 }
 
-/// Activations that one layer keeps of `rows` samples.
-double layer_kept(const BillSizes& z, int layer, std::int64_t rows) {
+/// Activations that one layer keeps of `rows` samples; the first of a stage also
+/// what it has received.
+double layer_kept(const BillSizes& z, int layer, std::int64_t rows,
+                  bool begins_stage = false) {
   const HybridOptions& setup = *z.setup;
   ModelConfig config = z.layers->padded;
   KeptSizes sizes = z.kept_sizes_of(rows);
   const int last = z.layers->list->size() - 1;
   const bool is_cut = setup.sequence_parallel && z.t() > 1;
   if (layer == 0 || config.is_image()) {
+    // The last block's output, which a head alone does not compute again
+    if (layer == last && begins_stage) sizes.recompute = false;
     return kept_by_layer(config, layer, sizes);
   }
   const double tokens = sizes.rows * sizes.tokens;
@@ -272,8 +276,12 @@ MemoryBill memory(const BillSizes& z, PipelineModel& model,
     bill[MemoryKind::kActivation] = kNotPredicted;
     return bill;
   }
+  const auto& layout = model.layout();
+  const int last_begin = layout.begin(layout.num_stages() - 1);
   bill[MemoryKind::kActivation] = engine.predicted_kept(
-      [&](int layer, std::int64_t rows) { return layer_kept(z, layer, rows); },
+      [&](int layer, std::int64_t rows) {
+        return layer_kept(z, layer, rows, layer == last_begin);
+      },
       [&](int layer, std::int64_t rows) {
         return layer_deferred(z, layer, rows);
       });

@@ -68,6 +68,11 @@ TEST(HybridImages, RecomputationChangesNoNumbers) {
     setup.recompute = recompute;
     expect_equal_on_images(setup);
   }
+  // A head without blocks before it keeps what its stage has received
+  HybridOptions setup = image_mesh(1, 2);
+  setup.recompute = "blocks";
+  setup.partition = "7,1";
+  expect_equal_on_images(setup);
 }
 
 TEST(HybridImages, BucketsOfAnySizeGiveTheSameSums) {
