@@ -116,7 +116,8 @@ void add_options(CommandLine& line, ScriptOptions& script) {
   line.add("--dtype", &run.dtype, "element type of the model", {"f32", "f64"});
   line.add("--data", &run.data, "as of the chapters: book, walk, FILE, ...");
   line.add("--data-format", &run.data_format, "of FILE",
-           {"auto", "bytes", "u16", "u32"});
+           {"auto", "bytes", "u16", "u32"})
+      .may_differ("the tokens are compared, however they were read");
   line.add("--seq", &run.seq, "tokens per sample", 1);
   line.add("--seed", &run.seed, "seed of weights and of the samples' order");
   line.add("--num-samples", &script.num_samples, "samples of an epoch", 1);

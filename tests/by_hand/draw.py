@@ -2,7 +2,9 @@
 
 import json
 
+import draw_chapters
 from draw_config import draw_config
+from draw_hybrid import draw_hybrid
 from draw_plan import draw_plan
 
 
@@ -28,7 +30,10 @@ class Draw:
                 self.spoil_plan()
             return
         self.draw_shared(backends)
-        getattr(self, "draw_" + chapter)()
+        draw_own = {"14": draw_hybrid, "15": draw_config}
+        (draw_own.get(chapter) or getattr(draw_chapters, "draw_" + chapter))(
+            self)
+        self.draw_files()
         self.draw_second()
         if rng.random() < 0.08:
             self.spoil()
@@ -58,6 +63,36 @@ class Draw:
                   if key == option]
         return values[-1] if values else None
 
+    def set(self, option, value):
+        """Another value of an option that was given."""
+        self.words[self.words.index(option) + 1] = str(value)
+
+    def keeps_rule(self):
+        """Options are mostly legal together; refusals are runs as well."""
+        return not self.sometimes(0.03)
+
+    def is_narrow(self):
+        return self.dtype in ("bf16", "f16")
+
+    def share_batch(self, parts, least=1):
+        """Makes --batch so many equal parts of at least `least` samples."""
+        most = max(least, 30 // parts)
+        self.batch = parts * self.rng.randint(least, most)
+        self.set("--batch", self.batch)
+
+    def cut_sequence(self, parts):
+        """Makes --seq so many equal parts."""
+        if self.is_text:
+            self.set("--seq", parts * self.rng.randint(1, 32 // parts))
+
+    def balance(self, stages):
+        """So many layers for each stage, where there are enough."""
+        if self.layers < stages:
+            return ",".join("1" * stages)
+        cuts = sorted(self.rng.sample(range(1, self.layers), stages - 1))
+        return ",".join(str(b - a) for a, b in
+                        zip([0] + cuts, cuts + [self.layers]))
+
     def take_back(self, share, option):
         """The option and its value, or the flag, where it was given."""
         if option not in self.words or not self.sometimes(share):
@@ -73,12 +108,16 @@ class Draw:
                            "gpt-nano")
         if self.chapter == "04":
             kind = self.one_of("mlp", "resnet", "resnet")
+        if kind == "resnet" and not self.trains_images() and self.keeps_rule():
+            kind = "gpt"
         self.vocab = 256
         self.layers = {"mlp": 4, "gpt-nano": 6}.get(kind, 0)
+        self.heads = {"gpt-nano": 4}.get(kind, 1)
         if self.shares_layers() and self.sometimes(0.97):
             kind = "gpt"
         if self.chapter in ("14", "15") and self.sometimes(0.15):
             kind = "resnet"
+        self.kind = kind
         if kind == "gpt":
             heads = self.one_of(1, 2, 4)
             blocks = self.rng.randint(1, 7)
@@ -86,6 +125,7 @@ class Draw:
                 heads = self.one_of(4, 8, 8, 12)
                 blocks = self.rng.randint(1, 3)
             self.layers = blocks + 2
+            self.heads = heads
             self.vocab = self.one_of(256, 256, 50)
             config = {
                 "model_type": "gpt2",
@@ -112,24 +152,29 @@ class Draw:
         self.give("--model", json.dumps(config, separators=(",", ":")))
         return kind != "resnet"
 
+    def trains_images(self):
+        """Batch norm sees one rank's images only."""
+        return self.chapter in ("00", "04", "05", "14", "15")
+
     def shares_layers(self):
         """All ranks work on every sample, or on a part of its tokens."""
         return self.chapter >= "07"
 
     def draw_world_size(self):
-        self.world_size = {
-            "00": 1, "04": 2,
-            "08": self.one_of(1, 4, 4, 4, 3),
-            "09": self.one_of(1, 4, 8, 8, 2),
-            "10": self.one_of(1, 8, 8, 8, 4),
-        }.get(
-            self.chapter,
-            self.one_of(1, 2, 3, 4) if self.backend == "gloo"
-            else self.one_of(1, 2, 2, 3, 4, 4, 6, 8))
-        # Mostly a layer for each stage
-        if self.chapter in ("05", "06") and self.sometimes(0.9):
-            self.world_size = min(self.world_size, self.layers)
-        if self.chapter not in ("00", "04"):
+        sizes = [1, 2, 3, 4] if self.backend == "gloo" else [1, 2, 2, 3, 4, 4,
+                                                             6, 8]
+        shapes = {"00": [1], "04": [2], "08": [1, 4, 4], "09": [1, 4, 8, 8],
+                  "10": [1, 8, 8]}  # squares and cubes, one on another
+        if self.chapter in shapes and self.keeps_rule():
+            sizes = shapes[self.chapter]
+        if self.chapter in ("05", "06") and self.keeps_rule():
+            sizes = [n for n in sizes if n <= self.layers]
+        if self.chapter == "07" and self.keeps_rule():
+            sizes = [n for n in sizes if self.heads % n == 0]
+        self.world_size = self.one_of(*sizes)
+        if self.chapter in ("00", "04"):
+            self.world_size = shapes[self.chapter][0]
+        else:
             self.give("--world-size", self.world_size)
 
     def draw_shared(self, backends):
@@ -142,19 +187,15 @@ class Draw:
         self.is_text = self.draw_model()
         self.draw_world_size()
         if self.is_text:
-            self.give("--seq", self.one_of(8, 16, 24, 32)
-                      if self.chapter == "12" and self.sometimes(0.9)
-                      else self.rng.randint(2, 32))
+            self.give("--seq", self.rng.randint(2, 32))
             data = ["random", "book"] if self.vocab == 256 else ["random"]
             self.give("--data", self.one_of(*data))
-            if self.layers != 4 or self.sometimes(0.05):
+            if self.kind != "mlp" or not self.keeps_rule():
                 self.maybe(0.15, "--dropout", 0.1, 0.5)
         else:
             self.give("--image-size", self.one_of(16, 17, 32))
         self.batch = self.rng.randint(1, 30)
-        wants_equal = self.chapter in ("02", "03", "08", "09", "10", "13",
-                                       "14", "15")
-        if wants_equal and self.sometimes(0.9):
+        if self.chapter == "15" and self.keeps_rule():
             self.batch = self.world_size * self.rng.randint(1, 4)
         self.give("--batch", self.batch)
         self.give("--steps", self.one_of(0, 1, 1, 2, 2, 3, 4))
@@ -173,252 +214,38 @@ class Draw:
         self.maybe(0.1, "--warmup", 1, 3)
         clusters = ["dgx-h100", "textbook"]  # with closed forms of a step
         clusters.append("selene" if self.backend == "sim" else "none")
-        if self.world_size <= 2 or self.sometimes(0.1):
+        if self.world_size <= 2 or not self.keeps_rule():
             clusters.append("kaggle-t4x2")
         self.maybe(0.6, "--cluster", *clusters)
         self.flag(0.2, "--deterministic")
         self.flag(0.1, "--fold")
         self.maybe(0.03, "--device-memory", "64KiB", "1MiB", "1GiB")
 
-    def pieces(self):
-        if self.sometimes(0.05):
-            return self.batch + self.rng.randint(0, 2)
-        return self.rng.randint(1, self.batch)
-
-    def draw_00(self):
-        self.maybe(0.6, "--micro-batches", self.pieces())
-        self.flag(0.4, "--recompute")
-        if self.dtype in ("bf16", "f16"):
-            self.flag(0.5, "--master-weights")
-
-    def draw_01(self):
-        pass
-
-    def draw_02(self):
-        self.maybe(0.6, "--bucket-mb", 0.001, 0.01, 0.1, 1)
-        self.maybe(0.5, "--first-bucket-mb", 0.001, 0.01)
-        self.flag(0.3, "--find-unused-parameters")
-        self.flag(0.3, "--gradient-as-bucket-view")
-        self.flag(0.2, "--static-graph")
-        self.maybe(0.3, "--micro-batches", 1, 2, 3)
-        self.maybe(0.2, "--comm-hook", "bf16", "none")
-
-    def draw_03(self):
-        strategy = self.one_of("zero1", "zero2", "zero3", "fsdp", "fsdp2")
-        self.give("--strategy", strategy)
-        self.maybe(0.3, "--micro-batches", 1, 2, 3)
-        self.flag(0.3, "--recompute")
-        if strategy.startswith("fsdp"):
-            self.flag(0.15, "--cpu-offload")
-            if strategy == "fsdp":
-                self.maybe(0.5, "--sharding-strategy", "full_shard",
-                           "shard_grad_op", "no_shard", "hybrid_shard")
-            self.maybe(0.2, "--shard-size", 1, 2)
-            self.maybe(0.4, "--wrap", "transformer", "size", "none")
-            self.maybe(0.3, "--min-num-params", 100, 1000, 10000)
-            self.maybe(0.3, "--backward-prefetch", "pre", "post", "none")
-            self.flag(0.2, "--forward-prefetch")
-            self.flag(0.2, "--limit-all-gathers")
-            self.maybe(0.2, "--param-dtype", "bf16", "f32")
-            self.maybe(0.2, "--reduce-dtype", "bf16", "f32")
-            self.flag(0.2, "--no-sync")
-            return
-        if strategy != "zero1":
-            self.flag(0.2, "--cpu-offload")
-        self.maybe(0.4, "--reduce-bucket-size", 100, 1000, 50000)
-        self.maybe(0.4, "--allgather-bucket-size", 100, 1000, 50000)
-        self.flag(0.3, "--overlap-comm")
-        self.flag(0.3, "--reduce-scatter")
-        if strategy == "zero3":
-            self.maybe(0.7, "--persistence-threshold", 0, 100, 2000)
-            self.maybe(0.4, "--prefetch-bucket-size", 0, 1000, 20000)
-        else:
-            self.flag(0.2, "--round-robin-gradients")
-
-    def draw_04(self):
-        self.maybe(0.7, "--variant", "single", "model_parallel", "pipeline")
-        self.maybe(0.8, "--split-size", self.pieces())
-        self.maybe(0.3, "--partition", "half", "uniform", "parameters", "time",
-                   self.balance())
-        self.maybe(0.3, "--loss", "mse", "cross_entropy")
-        if self.sometimes(0.05):
-            self.give("--sweep", "1,3")
-            self.give("--repeats", 1)
-
-    def balance(self):
-        """So many layers for each rank, where there are enough."""
-        ranks = self.world_size
-        if self.layers < ranks:
-            return ",".join("1" * ranks)
-        cuts = sorted(self.rng.sample(range(1, self.layers), ranks - 1))
-        return ",".join(str(b - a) for a, b in
-                        zip([0] + cuts, cuts + [self.layers]))
-
-    def draw_05(self):
-        self.maybe(0.8, "--micro-batches", self.pieces())
-        self.maybe(0.4, "--partition", "uniform", "parameters", "time",
-                   self.balance())
-        self.maybe(0.6, "--recompute", "always", "except_last", "never")
-        self.flag(0.4, "--early-recompute")
-        if self.is_text and self.layers != 4:
-            self.flag(0.3, "--long-skips")
-
-    def draw_06(self):
-        schedule = self.one_of(
-            "naive", "gpipe", "1f1b", "interleaved",
-            "zb-h1", "zb-h2", "dualpipe", "pipedream",
-            "pipedream-2bw")
-        self.give("--schedule", schedule)
-        if schedule != "pipedream":
-            self.maybe(0.8, "--micro-batches", self.pieces(), self.world_size,
-                       2 * self.world_size)
-        if schedule.startswith("interleaved"):
-            self.maybe(0.5, "--chunks", 1, 2, 3)
-        if schedule == "pipedream":
-            self.maybe(0.2, "--replicas", "2,1", "1,2", "1,1")
-        if schedule.startswith("pipedream"):
-            self.flag(0.2, "--stash")
-            self.flag(0.3, "--vertical-sync")
-        if schedule in ("1f1b", "zb-h1", "zb-h2"):
-            self.flag(0.2, "--post-validation")
-        self.maybe(0.3, "--partition", "uniform", "parameters",
-                   self.balance())
-        self.maybe(0.3, "--recompute", "always", "except_last", "never")
-        self.flag(0.2, "--early-recompute")
-
-    def draw_07(self):
-        self.maybe(0.4, "--micro-batches", 1, 2, self.pieces())
-        self.flag(0.3, "--recompute")
-        self.maybe(0.3, "--vocabulary-divisible-by", 1, 7, 128)
-
-    def draw_passes(self, parts):
-        """Micro-batches whose samples `parts` ranks can share, mostly."""
-        pieces = self.one_of(1, 2, self.pieces())
-        if self.batch % parts == 0 and self.sometimes(0.9):
-            each = self.batch // parts
-            pieces = self.one_of(*[n for n in range(1, each + 1)
-                                   if each % n == 0])
-        self.maybe(0.5, "--micro-batches", pieces)
-        self.flag(0.3, "--recompute")
-
-    def draw_08(self):
-        self.draw_passes({4: 2}.get(self.world_size, 1))
-
-    def draw_09(self):
-        self.draw_passes({4: 2, 8: 4}.get(self.world_size, 1))
-        self.maybe(0.9, "--depth", {4: 1, 8: 2}.get(self.world_size, 1), 2)
-
-    def draw_10(self):
-        self.draw_passes({8: 4}.get(self.world_size, 1))
-        self.flag(0.4, "--keep-gathered")
-
-    def draw_11(self):
-        ranks = self.world_size
-        self.maybe(0.7, "--mesh", *[f"{d}x{ranks // d}" for d in (1, 2, 4)
-                                    if ranks % d == 0])
-        self.maybe(0.5, "--data-parallel", "fsdp", "ddp")
-        self.maybe(0.3, "--micro-batches", 1, 2, 3)
-
-    def draw_12(self):
-        kind = self.one_of("ring", "ring", "rsa", "ulysses", "megatron")
-        self.give("--kind", kind)
-        if kind == "ring" or self.sometimes(0.05):
-            self.maybe(0.7, "--layout", "contiguous", "zigzag", "striped")
-        if kind == "rsa":
-            self.flag(0.3, "--rsa-all-reduce")
-        if kind == "megatron":
-            self.flag(0.5, "--recompute-attention")
-        self.maybe(0.3, "--micro-batches", 1, 2, self.pieces())
+    def draw_files(self):
+        """What a run writes beside what it prints."""
+        self.maybe(0.15, "--trace", "trace.json")
+        self.maybe(0.2, "--log", "log.jsonl")
+        if self.value_of("--cluster") != "none" or not self.keeps_rule():
+            self.maybe(0.15, "--timeline", "timeline.json")
+        # Shapes have no weights, and those of some runs are not in one file
+        if ((self.backend != "sim" and "--long-skips" not in self.words
+             and "pipedream" not in (self.value_of("--schedule") or ""))
+                or not self.keeps_rule()):
+            self.maybe(0.15, "--save", "saved.safetensors")
+            self.maybe(0.15, "--checkpoint", "kept")
 
     def draw_second(self):
-        """Goes on from a checkpoint, or begins with saved weights."""
-        if self.backend == "sim" or not self.sometimes(0.12):
-            return
+        """Goes on from the checkpoint, or begins with the saved weights."""
         world = []
         if self.sometimes(0.4) and "--world-size" in self.words:
             world = ["--world-size", str(self.one_of(1, 2, 4, 8))]
-        if self.sometimes(0.7):
-            self.give("--checkpoint", "kept")
+        if "--checkpoint" in self.words:
             self.maybe(0.3, "--checkpoint-every", 1, 2)
             steps = int(self.value_of("--steps")) + self.one_of(0, 1, 3)
             self.then = ["--resume", "--steps", str(steps)] + world
-        else:
-            self.give("--save", "saved.safetensors")
+        elif "--save" in self.words:
             self.then = ["--load", "saved.safetensors", "--save",
                          "again.safetensors"] + world
-
-    def draw_13(self):
-        self.maybe(0.7, "--num-experts", 2, 4, 6, 8, "1,4", "2,8")
-        self.maybe(0.6, "--ep", *[n for n in (1, 2, 3, 4, 8)
-                                  if self.world_size % n == 0])
-        self.maybe(0.6, "--top-k", 1, 2, 3)
-        self.maybe(0.5, "--capacity-factor", 0.5, 1, 2)
-        self.maybe(0.4, "--zero-stage", 0, 1, 2)
-        self.flag(0.1, "--cpu-offload")
-        self.maybe(0.2, "--min-capacity", 1, 2, 7)
-        self.maybe(0.2, "--aux-coefficient", 0, 1)
-        if self.world_size % 2 == 0:
-            self.maybe(0.2, "--tp", 2)
-            self.flag(0.1, "--expert-tp")
-        self.maybe(0.3, "--micro-batches", 1, 2, self.pieces())
-        self.maybe(0.3, "--noise", "jitter", "rsample", "noisy-top-k")
-        self.maybe(0.2, "--drop-policy", "probs", "position")
-        for option in ("--dropless", "--naive", "--residual",
-                       "--shared-expert", "--gate-shared-expert",
-                       "--second-expert-sampling", "--expert-copies",
-                       "--data-before-expert", "--no-drop-tokens",
-                       "--no-use-rts"):
-            self.flag(0.12, option)
-        self.maybe(0.2, "--z-coefficient", 0.001)
-
-    def draw_14(self):
-        left = self.world_size
-        for option in ("--tp", "--pp", "--cp"):
-            degree = self.one_of(*[n for n in (1, 2, 3, 4) if left % n == 0])
-            left //= degree
-            if degree > 1 or self.sometimes(0.2):
-                self.give(option, degree)
-            if option == "--cp" and degree > 1:
-                self.maybe(0.4, "--cp-kind", "ring", "rsa", "ulysses")
-                self.maybe(0.3, "--cp-layout", "zigzag", "striped")
-        if self.batch % left == 0 and self.sometimes(0.95):
-            each = self.batch // left
-            self.give("--micro-batches",
-                      self.one_of(*[n for n in range(1, each + 1)
-                                    if each % n == 0]))
-        self.maybe(0.6, "--zero-stage", 0, 1, 1, 1, 2, 3)
-        self.flag(0.3, "--sequence-parallel")
-        self.maybe(0.4, "--schedule", "1f1b", "gpipe", "interleaved", "zb-h1",
-                   "zb-h2", "dualpipe", "pipedream")
-        self.maybe(0.2, "--chunks", 2, 3)
-        self.maybe(0.3, "--recompute", "always", "except_last", "never",
-                   "blocks", "attention")
-        self.maybe(0.2, "--partition", "uniform", "parameters", "time",
-                   "type:block", "1,2")
-        self.maybe(0.3, "--order", "megatron", "colossal-ai", "pp-cp-tp-dp")
-        self.maybe(0.2, "--bucket-bytes", 0, 1000, "1MiB")
-        self.flag(0.2, "--overlap-grad-reduce")
-        self.maybe(0.1, "--dp", left, 2)
-        if self.sometimes(0.35):
-            self.draw_hybrid_experts(left)
-        if self.dtype in ("bf16", "f16"):
-            self.flag(0.4, "--accumulate-f32")
-            self.maybe(0.3, "--loss-scale", 1, 1024, 1e9)
-            self.maybe(0.2, "--loss-scale-window", 1, 2)
-            self.maybe(0.2, "--hysteresis", 1, 2)
-            self.maybe(0.3, "--scaler", "deepspeed", "deepspeed-0.17.1",
-                       "megatron")
-
-    def draw_hybrid_experts(self, replicas):
-        self.give("--num-experts", self.one_of(2, 4, 8))
-        self.maybe(0.7, "--ep", *[n for n in (1, 2, 4) if replicas % n == 0])
-        self.maybe(0.4, "--top-k", 1, 2, 3)
-        self.maybe(0.4, "--capacity-factor", 0.5, 1, 2)
-        self.maybe(0.2, "--aux-coefficient", 0, 1)
-        self.flag(0.2, "--expert-tp")
-
-    def draw_15(self):
-        draw_config(self)
 
     def spoil(self):
         """Adds what cannot be meant."""

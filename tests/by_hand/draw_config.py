@@ -1,4 +1,7 @@
-"""Draws a config for the engine: DeepSpeed's keys, mostly a legal set."""
+"""Draws a config for the engine: DeepSpeed's keys, mostly a legal set.
+
+Now and then a rule is broken: its refusal has to be a sentence.
+"""
 
 import json
 
@@ -24,9 +27,10 @@ class Config:
         self.dp = draw.world_size
         self.zero = {}
         self.book = {}
-        kind = draw.one_of("plain", "plain", "plain", "fsdp", "experts",
-                           "grid", "hybrid", "hybrid", "hybrid")
-        getattr(self, "draw_" + kind)()
+        self.accumulation = draw.one_of(1, 1, 2, 3, 4)
+        self.rows = 1  # parts of a micro-batch
+        self.may_sum_in_f32 = False
+        getattr(self, "draw_" + draw.one_of(*self.kinds()))()
         if self.zero:
             self.keys["zero_optimization"] = self.zero
         if self.book:
@@ -39,14 +43,35 @@ class Config:
         if self.draw.sometimes(share):
             section[key] = self.draw.one_of(*values)
 
+    def keeps_rule(self):
+        return self.draw.keeps_rule()
+
+    def kinds(self):
+        """Strategies that fit the model, the ranks and the dtype."""
+        draw = self.draw
+        if not self.keeps_rule():
+            return ["plain", "fsdp", "experts", "grid", "hybrid"]
+        kinds = ["plain"] * 3 + ["hybrid"] * 3
+        if not draw.is_text:
+            return kinds if draw.world_size == 1 else ["hybrid"]
+        if draw.kind != "mlp":
+            kinds.append("experts")
+        # Only some chapters scale the loss of f16
+        if draw.dtype != "f16":
+            kinds.append("fsdp")
+            if draw.world_size in (1, 4, 8) and draw.kind != "mlp":
+                kinds.append("grid")
+        return kinds
+
     # --- Strategies -----------------------------------------------------------
 
     def draw_plain(self):
         zero = self.zero
         stage = self.draw.one_of(0, 0, 1, 2, 3)
-        if not self.draw.is_text and self.draw.sometimes(0.9):
+        if not self.draw.is_text and self.keeps_rule():
             stage = 0
         zero["stage"] = stage
+        self.may_sum_in_f32 = stage < 2 and self.draw.kind != "mlp"
         self.draw_buckets()
         self.maybe(0.2, zero, "overlap_comm", True, False)
         self.maybe(0.1, zero, "contiguous_gradients", True, False)
@@ -71,7 +96,9 @@ class Config:
         else:
             self.maybe(0.2, zero, "sub_group_size", 100, 5000)
         self.maybe(0.2, self.keys, "communication_data_type", "fp32", "bf16")
-        self.maybe(0.1, self.keys, "gradient_predivide_factor", 1.0, 2.0)
+        is_free = stage == 0 and "prescale_gradients" not in self.keys
+        if is_free or not self.keeps_rule():
+            self.maybe(0.1, self.keys, "gradient_predivide_factor", 1.0, 2.0)
         self.maybe(0.2, self.book, "recompute", "never", "attention",
                    "blocks")
 
@@ -90,25 +117,37 @@ class Config:
             self.maybe(0.9, self.zero, "offload_param", {"device": "cpu"})
 
     def draw_experts(self):
-        experts = {"num_experts": self.draw.one_of(2, 4, 8, [1, 4], [2, 8])}
-        self.maybe(0.5, experts, "ep_size", *self.divisors(self.dp))
+        draw = self.draw
+        counts = [2, 4, 8] + [[1, 4], [2, 8]] * (draw.layers > 3)
+        count = draw.one_of(*counts)
+        fewest = min(n for n in (count if isinstance(count, list)
+                                 else [count]) if n > 1)
+        experts = self.book["experts"] = {"num_experts": count}
+        tp = 2 if draw.sometimes(0.2) and self.dp % 2 == 0 else 1
+        if tp > 1:
+            self.cut("tensor_parallel", tp)
+            if self.keeps_rule():
+                # Its ranks share an expert's slots, here twice the tokens
+                experts["capacity_factor"] = 16
+        self.maybe(0.5, experts, "ep_size",
+                   *[n for n in self.divisors(self.dp)
+                     if fewest % n == 0 or not self.keeps_rule()])
         self.maybe(0.4, experts, "top_k", 1, 2)
-        self.maybe(0.4, experts, "capacity_factor", 0.5, 1, 2)
-        self.maybe(0.2, experts, "min_capacity", 0, 1, 8)
+        if tp == 1:
+            self.maybe(0.4, experts, "capacity_factor", 0.5, 1, 2)
+        self.maybe(0.2, experts, "min_capacity", 0, *[1] * (tp == 1), 8)
         self.maybe(0.2, experts, "noisy_gate_policy", "None", "Jitter")
         self.maybe(0.2, experts, "aux_coefficient", 0, 0.1)
         for key in ("drop_tokens", "use_rts"):
             self.maybe(0.1, experts, key, False)
         for key in ("use_residual", "use_data_before_expert_parallelism",
-                    "enable_expert_tensor_parallelism"):
+                    *["enable_expert_tensor_parallelism"] *
+                    (tp > 1 or not self.keeps_rule())):
             self.maybe(0.1, experts, key, True)
-        self.book["experts"] = experts
         self.maybe(0.5, self.zero, "stage", 0, 1, 2)
         if self.zero.get("stage") == 2:
             self.maybe(0.3, self.zero, "cpu_offload", True)
-        self.draw.judged_as = "13"
-        if self.draw.sometimes(0.2) and self.dp % 2 == 0:
-            self.cut("tensor_parallel", 2)
+        draw.judged_as = "13"
 
     def draw_grid(self):
         mode, depth = {
@@ -120,41 +159,96 @@ class Config:
         if depth > 1:
             self.book["tensor_parallel"]["depth"] = depth
         self.dp = 1
+        self.rows = {4: 2, 8: 4}.get(self.draw.world_size, 1)
 
     def draw_hybrid(self):
         draw = self.draw
-        for axis, keys in (("tensor_parallel", {}), ("context_parallel", {}),
-                           ("pipeline", {})):
-            degree = draw.one_of(*self.divisors(self.dp))
-            if degree > 1 or draw.sometimes(0.2):
-                self.cut(axis, degree)
-        context = self.book.get("context_parallel", {})
-        if context.get("size", 1) > 1:
-            self.maybe(0.3, context, "kind", "ring", "rsa", "ulysses")
-            self.maybe(0.3, context, "layout", "contiguous", "zigzag",
-                       "striped")
+        pp = self.degree("pipeline", lambda n: n <= draw.layers,
+                         least=1 if draw.is_text else 2)
+        tp = self.degree("tensor_parallel", lambda n: draw.heads % n == 0)
+        cp = self.degree("context_parallel", lambda n: draw.is_text)
+        if tp > 1 and cp > 1 and self.keeps_rule():
+            draw.take_back(1, "--dropout")
+        self.draw_sequence(tp, cp)
+        self.draw_hybrid_zero(pp)
+        self.maybe(0.2, self.book, "recompute", "never",
+                   *["attention"] * draw.is_text, "blocks")
+        if pp > 1:
+            self.draw_stages(pp)
+        if (draw.sometimes(0.25) and draw.kind != "mlp"
+                and (draw.is_text or not self.keeps_rule())):
+            self.draw_hybrid_experts(tp)
+
+    def degree(self, axis, is_legal, least=1):
+        """Ranks along an axis, taken from those that are left for replicas."""
+        can = [n for n in self.divisors(self.dp)
+               if n == 1 or is_legal(n) or not self.keeps_rule()]
+        # Replicas alone train no images
+        degree = self.draw.one_of(*[n for n in can if n >= least] or can)
+        if degree > 1 or self.draw.sometimes(0.2):
+            self.cut(axis, degree)
+        return degree
+
+    def draw_sequence(self, tp, cp):
+        """How tokens are cut; --seq becomes a multiple of the parts."""
+        parts = cp
+        if cp > 1:
+            context = self.book["context_parallel"]
+            ulysses = self.draw.heads // tp % cp == 0 or not self.keeps_rule()
+            self.maybe(0.4, context, "kind", "ring", "rsa",
+                       *["ulysses"] * ulysses)
+            if context.get("kind", "ring") == "ring" or not self.keeps_rule():
+                self.maybe(0.3, context, "layout", "contiguous", "zigzag",
+                           "striped")
+            parts *= 1 + (context.get("layout") == "zigzag")
         tensor = self.book.get("tensor_parallel", {})
         if tensor.get("size", 1) > 1:
             self.maybe(0.3, tensor, "sequence_parallel", True)
-        has_stages = self.keys.get("pipeline", {}).get("stages", 1) > 1
-        self.maybe(0.5, self.zero, "stage",
-                   *((0, 1, 1, 2) if has_stages else (0, 1, 2, 3)))
+            parts *= tp if "sequence_parallel" in tensor else 1
+        if self.keeps_rule():
+            self.draw.cut_sequence(parts)
+
+    def draw_hybrid_zero(self, pp):
+        stages = [0, 1, 1]
+        if (pp == 1 and self.draw.is_text) or not self.keeps_rule():
+            stages += [2, 3]
+        self.maybe(0.5, self.zero, "stage", *stages)
         self.maybe(0.2, self.zero, "reduce_bucket_size", 100, 5e4)
-        self.maybe(0.2, self.book, "recompute", "never", "attention",
-                   "blocks")
-        if has_stages:
-            self.maybe(0.4, self.book, "schedule", "1f1b", "gpipe",
-                       "interleaved", "zb-h1", "zb-h2", "dualpipe",
-                       "pipedream")
-            self.maybe(0.2, self.keys["pipeline"],
-                       "activation_checkpoint_interval", 0, 1)
-            self.maybe(0.2, self.keys["pipeline"], "partition", "uniform",
-                       "parameters", "time", "type:block")
-        if draw.sometimes(0.25):
-            self.book["experts"] = {
-                "num_experts": draw.one_of(2, 4, 8),
-                "ep_size": draw.one_of(*self.divisors(self.dp))}
-            self.maybe(0.3, self.book["experts"], "top_k", 1, 2)
+        self.may_sum_in_f32 = (self.zero.get("stage", 0) < 2
+                               and self.draw.is_text)
+
+    def draw_stages(self, pp):
+        """The order of micro-batches, whose number has to fit it."""
+        draw = self.draw
+        if draw.sometimes(0.6):
+            schedules = ["1f1b", "gpipe", "zb-h1", "zb-h2"]
+            schedules += ["interleaved"] * (2 * pp <= draw.layers)
+            schedules += ["dualpipe"] * (pp % 2 == 0)
+            if not self.keeps_rule():
+                schedules = ["pipedream"]
+            self.book["schedule"] = draw.one_of(*schedules)
+        unit = {"interleaved": pp, "dualpipe": 2 * pp}.get(
+            self.book.get("schedule"), 1)
+        if self.keeps_rule():
+            self.accumulation *= unit
+        self.maybe(0.2, self.keys["pipeline"],
+                   "activation_checkpoint_interval", 0, 1)
+        stages = pp * (1 + (self.book.get("schedule") == "interleaved"))
+        by_type = ["type:block"] * (draw.is_text and draw.layers > stages + 1)
+        self.maybe(0.2, self.keys["pipeline"], "partition", "uniform",
+                   "parameters", *by_type)
+
+    def draw_hybrid_experts(self, tp):
+        count = self.draw.one_of(2, 4, 8)
+        if self.zero.get("stage") == 3 and self.keeps_rule():
+            self.zero["stage"] = 2
+        experts = self.book["experts"] = {"num_experts": count}
+        experts["ep_size"] = self.draw.one_of(
+            *[n for n in self.divisors(self.dp) if count % n == 0])
+        self.maybe(0.3, experts, "top_k", 1, 2)
+        if tp > 1 and self.keeps_rule():
+            # Its ranks share an expert's slots, here tp times the tokens
+            experts["capacity_factor"] = tp * count
 
     def cut(self, axis, degree):
         """`degree` ranks along an axis, under one of its names."""
@@ -173,25 +267,31 @@ class Config:
 
     def draw_batch(self):
         draw, dp = self.draw, max(self.dp, 1)
-        accumulation = draw.one_of(1, 1, 2, 3, 4)
-        micro = draw.rng.randint(1, 3)
-        keys = {"train_batch_size": dp * accumulation * micro,
+        micro = self.rows * draw.rng.randint(1 if draw.is_text else 2, 3)
+        batch = dp * self.accumulation * micro
+        keys = {"train_batch_size": batch,
                 "train_micro_batch_size_per_gpu": micro,
-                "gradient_accumulation_steps": accumulation}
-        if draw.sometimes(0.05):
+                "gradient_accumulation_steps": self.accumulation}
+        if not self.keeps_rule():
             keys["train_batch_size"] += 1
-        for key in draw.rng.sample(sorted(keys), draw.one_of(0, 0, 1, 2)):
+        # Two keys give the third, one means no accumulation
+        can_go = draw.one_of(0, 0, 1, 2) if self.accumulation == 1 else (
+            draw.one_of(0, 0, 1))
+        for key in draw.rng.sample(sorted(keys), can_go):
             del keys[key]
         self.keys.update(keys)
-        if len(keys) > 1 or "gradient_accumulation_steps" not in keys:
-            draw.take_back(0.95, "--batch")
+        if [*keys] == ["gradient_accumulation_steps"]:
+            draw.set("--batch", batch)
+        elif self.keeps_rule():
+            draw.take_back(1, "--batch")
 
     def draw_precision(self):
         draw = self.draw
         if draw.dtype not in ("f16", "bf16"):
             self.maybe(0.1, self.keys, "fp16", {"enabled": False})
             return
-        draw.take_back(0.9, "--dtype")
+        if self.keeps_rule():
+            draw.take_back(1, "--dtype")
         if draw.dtype == "bf16":
             self.keys["bf16"] = {"enabled": True}
             return
@@ -206,19 +306,22 @@ class Config:
     def draw_optimizer(self):
         draw = self.draw
         self.maybe(0.3, self.keys, "gradient_clipping", 0, 0.5, 1.0, "auto")
-        if "gradient_clipping" in self.keys:
-            draw.take_back(0.9, "--clip")
+        if "gradient_clipping" in self.keys and self.keeps_rule():
+            draw.take_back(1, "--clip")
         self.maybe(0.1, self.keys, "steps_per_print", 1, 2)
         self.maybe(0.1, self.keys, "dump_state", True)
         self.maybe(0.1, self.keys, "sparse_gradients", False)
         self.maybe(0.1, self.keys, "activation_checkpointing",
                    {"partition_activations": True}, {"number_checkpoints": 4})
-        self.maybe(0.1, self.keys, "data_types", {"grad_accum_dtype": "fp32"})
+        if ((draw.dtype != "f64" and self.may_sum_in_f32)
+                or draw.dtype == "f32" or not self.keeps_rule()):
+            self.maybe(0.1, self.keys, "data_types",
+                       {"grad_accum_dtype": "fp32"})
         self.maybe(0.1, self.keys, "wall_clock_breakdown", True)
         if draw.sometimes(0.6):
             for option in ("--optimizer", "--lr", "--weight-decay",
                            "--momentum"):
-                draw.take_back(0.97, option)
+                draw.take_back(1, option)
             draw.take_back(1, "--nesterov")
             kind = draw.one_of("Adam", "AdamW", "SGD")
             params = {}
@@ -233,7 +336,7 @@ class Config:
             self.keys["optimizer"] = {"type": kind, "params": params}
         if draw.sometimes(0.3):
             for option in ("--lr-schedule", "--warmup"):
-                draw.take_back(0.97, option)
+                draw.take_back(1, option)
             params = {"warmup_num_steps": draw.one_of(0, 1, 2, 10)}
             self.maybe(0.5, params, "warmup_max_lr", 1e-3)
             self.maybe(0.3, params, "warmup_type", "log", "linear")

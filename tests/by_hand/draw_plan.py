@@ -24,15 +24,22 @@ def draw_plan(draw):
     else:
         draw.give("--world-size", draw.world_size)
     draw.batch = draw.world_size * draw.rng.randint(1, 8)
-    draw.maybe(0.05, "--dtype", "bf16", "f32", "f16")
     draw.give("--batch", draw.batch)
     draw.maybe(0.2, "--seq", 8, seq)
-    draw.maybe(0.3, "--dtype", "f32", "f16")
+    # The default is bf16, which only Ampere and later compute
+    has_bf16 = cluster in ("dgx-a100", "dgx-h100") or not draw.keeps_rule()
+    draw.maybe(0.3 if has_bf16 else 1, "--dtype", "f32", "f16",
+               *["bf16"] * has_bf16)
     draw.maybe(0.1, "--dropout", 0.1)
     draw.maybe(0.2, "--device-memory", "1MiB", "20MiB", "2GiB")
     draw.maybe(0.3, "--top", 1, 3, 20)
+    left = draw.world_size
     for option in ("--tp", "--pp", "--cp"):
-        draw.maybe(0.1, option, 1, 2, 3, 4)
+        degree = draw.one_of(*[n for n in (1, 2, 3, 4) if left % n == 0
+                               or not draw.keeps_rule()])
+        if draw.sometimes(0.1):
+            draw.give(option, degree)
+            left = max(left // degree, 1)
     draw.maybe(0.15, "--zero-stage", 0, 1, 2, 3)
     draw.maybe(0.1, "--micro-batch", 1, 2, 3)
     draw.maybe(0.1, "--schedule", "1f1b", "interleaved", "zb-h1")

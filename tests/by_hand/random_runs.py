@@ -23,6 +23,7 @@ fails with
     accepted     an impossible option was not refused
     status       another exit status than 0, 1 or 2
     output       no JSON came out
+    file         a file that was asked for is missing, or not whole
 
 Each failure is printed with its command. Exit status: 0 none, 1 some, 2 bad
 input.
@@ -44,6 +45,7 @@ from book import CHAPTERS, ROOT, folder, parser, program
 from draw import Draw
 from draw_plan import judge_plan, judge_same_plans
 from judge import judge_refusal, judge_report
+from judge_files import judge_files
 
 NAMES = {**CHAPTERS, "plan": "planner"}
 Verdict = collections.namedtuple("Verdict", "index draw command state detail")
@@ -81,7 +83,7 @@ def execute(command, folder, limit):
 
 
 def judge(draw, status, out, err, limit):
-    """What is wrong with a run, or None."""
+    """What is wrong with how a run ended and what it printed, or None."""
     if status is None:
         return ("hang", f"no end after {limit} s; {err[-200:]}")
     if status < 0 or status > 128:
@@ -115,7 +117,16 @@ def judge_second(draw, command, out, folder, args):
     if "--resume" in draw.then:
         draw.steps_before = int(draw.value_of("--steps"))
     again = [*command, *draw.then]
-    return judge(draw, *execute(again, folder, args.limit), args.limit), again
+    return judge_run(draw, again, folder, args)[1], again
+
+
+def judge_run(draw, command, folder, args):
+    """Runs a command: its status, what is wrong, and what it printed."""
+    status, out, err = execute(command, folder, args.limit)
+    wrong = judge(draw, status, out, err, args.limit)
+    if status == 0 and not wrong:
+        wrong = judge_files(command, folder)
+    return status, wrong, out or err
 
 
 def run_once(index, args):
@@ -128,20 +139,22 @@ def run_once(index, args):
     command = [program_of(args, chapter), "--format", "json",
                *draw.words]
     shown = shlex.join(command)
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in draw.files.items():
-            pathlib.Path(folder, name).write_text(text, encoding="utf-8")
-        status, out, err = execute(command, folder, args.limit)
-        wrong = judge(draw, status, out, err, args.limit)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for file, text in draw.files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        status, wrong, out = judge_run(draw, command, folder, args)
         if status == 0 and not wrong and draw.then:
             wrong, again = judge_second(draw, command, out, folder, args)
             shown += "\n  " + shlex.join(again)
-    state = "refused" if status in (2, 3) else "passed"
+    state, detail = "passed", ""
+    if status in (2, 3):
+        state, detail = "refused", out.strip()
     if wrong:
-        state = wrong[0]
+        state, detail = wrong
         shown += "".join(f"\n  {name}: {text}"
                          for name, text in draw.files.items())
-    return Verdict(index, draw, shown, state, wrong[1] if wrong else "")
+    return Verdict(index, draw, shown, state, detail)
 
 
 # --- All runs ----------------------------------------------------------------

@@ -149,6 +149,20 @@ TEST(ProgramWorlds, ClustersThatCannotBeAreRefused) {
   }
 }
 
+TEST(ProgramWorlds, OutputsThatWouldBeLeftOutAreRefused) {
+  for (const auto& [options, sentence] :
+       std::vector<std::pair<std::string, const char*>>{
+           {"--backend sim --save w.safetensors",
+            "--save w.safetensors: --backend sim has shapes and no values"},
+           {"--backend sim --logits l.npy", "--logits l.npy: --backend sim"},
+           {"--cluster none --timeline text",
+            "--timeline text: shows virtual time, and --cluster none has no"},
+           {"--backend sim --timeline text --format json",
+            "--timeline text: --format json prints one object"}}) {
+    expect_refused({"02_ddp", "--data random --steps 1 " + options, sentence});
+  }
+}
+
 TEST(ProgramWorlds, AStragglerInAClusterFileHoldsAllRanksUp) {
   const TempFolder folder;
   const std::string file = folder / "straggler.json";

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/models/models.h"
@@ -96,7 +97,8 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--data-format", &o.data_format,
            "how FILE is read: auto, by its header and name; token ids without "
            "a header, as nanoGPT's .bin (u16); or any bytes",
-           {"auto", "bytes", "u16", "u32"});
+           {"auto", "bytes", "u16", "u32"})
+      .may_differ("the tokens are compared, however they were read");
   line.add("--batch", &o.batch, "samples per step, over all ranks", 1);
   line.add("--seq", &o.seq, "tokens per sample", 1);
   line.add("--image-size", &o.image_size, "height and width of images", 1,
@@ -235,6 +237,21 @@ void check_checkpoint(const Options& o) {
            o.checkpoint, ": --backend sim has shapes and nothing to keep");
 }
 
+// What would be left out, or would spoil what else is printed.
+void check_outputs(const Options& o) {
+  for (const auto& [option, path] :
+       {std::pair("--save", o.save), std::pair("--logits", o.logits)}) {
+    SB_CHECK(path.empty() || o.backend != "sim", option, " ", path,
+             ": --backend sim has shapes and no values to write; leave it out");
+  }
+  SB_CHECK(o.timeline.empty() || o.cluster != "none", "--timeline ", o.timeline,
+           ": shows virtual time, and --cluster none has no clock; give "
+           "another --cluster, or --trace for wall time");
+  SB_CHECK(o.timeline != "text" || o.format != "json",
+           "--timeline text: --format json prints one object and no picture; "
+           "give --timeline FILE.json");
+}
+
 // Which devices go with which backends, and whether they are here.
 void check_device(const Options& o) {
   SB_CHECK(!o.tf32 || o.device == "cuda", "--tf32: only with --device cuda");
@@ -277,6 +294,7 @@ void check_options(const Options& o) {
   SB_CHECK(opt.beta1 < 1 && opt.beta2 < 1,
            "--beta1, --beta2: give values below 1");
   check_checkpoint(o);
+  check_outputs(o);
   check_load_and_save(o);
   // The first rank writes; other hosts may not see its files.
   if (!is_first_process()) return;
