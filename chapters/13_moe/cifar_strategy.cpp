@@ -208,7 +208,7 @@ ReferenceRun train_cifar_reference(const Options& options,
   const bool sums_first =
       is_f16 && cifar.stage == 0 && cifar.net.num_experts.empty();
   const double divisor = sums_first ? ranks : 1;
-  LossScaleOptions scale = cifar_config(cifar).fp16.scale();
+  LossScaleOptions scale = cifar_config(cifar).loss_scale();
   scale.scale *= divisor, scale.min_scale *= divisor;
   DynamicLossScaler scaler(scale);
   // An expert has the tokens of ep ranks

@@ -263,9 +263,11 @@ DynamicLossScaler HybridOptions::loss_scaler(DType dtype) const {
   LossScaleOptions options = loss_scale;
   // bf16 has the range of f32
   if (dtype != DType::kF16) options.scale = 1;
-  options.kind = scaler == "megatron"           ? ScalerKind::kMegatron
-                 : scaler == "deepspeed-0.17.1" ? ScalerKind::kDeepSpeed0171
-                                                : ScalerKind::kDeepSpeed;
+  if (!scaler.empty()) {
+    options.kind = scaler == "megatron"           ? ScalerKind::kMegatron
+                   : scaler == "deepspeed-0.17.1" ? ScalerKind::kDeepSpeed0171
+                                                  : ScalerKind::kDeepSpeed;
+  }
   return DynamicLossScaler(options);
 }
 

@@ -60,6 +60,7 @@ struct HybridOptions {
   double aux_coefficient = 1e-2;
   std::string noise = "none";        ///< in the gates
   LossScaleOptions loss_scale = {};  ///< f16
+  /// Whose sequence of loss scales; empty: loss_scale.kind.
   std::string scaler = "deepspeed";
 
   sequence_parallel::SequenceOptions sequence() const;

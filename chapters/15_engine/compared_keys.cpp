@@ -44,10 +44,16 @@ std::vector<ComparedOption> as_options(const DeepSpeedConfig& config,
     add("--residual", book.use_residual, none.use_residual);
   }
   if (config.fp16.enabled) {
-    const LossScaleOptions scale = config.fp16.scale(), none;
+    const LossScaleOptions scale = config.loss_scale(), none;
     add("--loss-scale", scale.scale, none.scale);
     add("--loss-scale-window", scale.window, none.window);
     add("--hysteresis", scale.hysteresis, none.hysteresis);
+    if (config.fp16.is_dynamic()) {
+      add("--scaler",
+          scale.kind == ScalerKind::kDeepSpeed0171 ? "deepspeed-0.17.1"
+                                                   : "deepspeed without ZeRO",
+          "deepspeed");
+    }
   }
   add("--accumulate-f32",
       dtype_bytes(dtype) == 2 && config.grad_accum_dtype == "fp32", false);

@@ -124,7 +124,9 @@ AutoValues values_of(const Json& json, const Options& options,
   if (has_number(lr)) {
     add(schedule + "warmup_max_lr", json[Json::json_pointer(lr)], lr);
   }
-  add(schedule + "warmup_num_steps", options.warmup, "--warmup");
+  // DeepSpeed refuses 0
+  add(schedule + "warmup_num_steps", std::max<std::int64_t>(1, options.warmup),
+      "--warmup");
   add(schedule + "total_num_steps", options.steps, "--steps");
 
   const bool clips = is_given(given, "--clip");

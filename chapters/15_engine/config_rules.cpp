@@ -75,20 +75,22 @@ std::string OptimizerConfig::name() const {
   return type == "AdamW" || adam_w_mode ? "adamw" : "adam";
 }
 
-LossScaleOptions Fp16Config::scale() const {
+LossScaleOptions DeepSpeedConfig::loss_scale() const {
   LossScaleOptions options;
-  if (!is_dynamic()) {
+  if (!fp16.is_dynamic()) {
     // Equal limits fix the scale; Megatron's raises no error at the lower one
-    options.scale = options.min_scale = loss_scale;
+    options.scale = options.min_scale = fp16.loss_scale;
     options.window = std::int64_t{1} << 60;
     options.kind = ScalerKind::kMegatron;
     return options;
   }
-  options.scale = std::ldexp(1.0, initial_scale_power);
-  options.window = loss_scale_window;
-  options.hysteresis = hysteresis;
-  options.min_scale = min_loss_scale;
-  options.consecutive_hysteresis = consecutive_hysteresis;
+  options.scale = std::ldexp(1.0, fp16.initial_scale_power);
+  options.window = fp16.loss_scale_window;
+  options.hysteresis = fp16.hysteresis;
+  options.min_scale = static_cast<double>(fp16.min_loss_scale);
+  options.consecutive_hysteresis = fp16.consecutive_hysteresis;
+  options.kind = zero.stage == 0 ? ScalerKind::kDeepSpeedStage0
+                                 : ScalerKind::kDeepSpeed0171;
   return options;
 }
 
@@ -128,13 +130,20 @@ std::string internal::noise_name(const BookConfig& book) {
 
 bool sums_in_f32(const DeepSpeedConfig& config, DType dtype, std::int64_t g) {
   const std::string& name = config.grad_accum_dtype;
-  if (name.empty() || g == 1 || dtype_of(name) == dtype) return false;
-  SB_CHECK(dtype_of(name) == DType::kF32 && dtype != DType::kF64, config.label,
+  if (name.empty() || dtype_of(name) == dtype) return false;
+  const bool is_f64 = dtype == DType::kF64;  // the book's own
+  if (is_f64 && g == 1) return false;
+  SB_CHECK(dtype_of(name) == DType::kF32 && !is_f64, config.label,
            ": /data_types/grad_accum_dtype \"", name, "\" in ",
            dtype_name(dtype),
            ": sums would have fewer digits than what is summed; leave the key "
            "out");
-  return true;
+  SB_CHECK(config.zero.stage > 0, config.label,
+           ": /data_types/grad_accum_dtype \"", name, "\" in ",
+           dtype_name(dtype),
+           " with /zero_optimization/stage 0: DeepSpeed refuses it without "
+           "ZeRO; give stage 1, or leave the key out");
+  return g > 1;
 }
 
 bool DeepSpeedConfig::divides_first() const {
@@ -176,40 +185,83 @@ void check_offload(const DeepSpeedConfig& config, Rules& rules) {
   rules.check(!parameters || zero.stage == 3,
               "/zero_optimization/offload_param with ", stage,
               ": only stage 3 shards parameters; give stage 3");
-  rules.check(!config.fp16.fp16_master_weights_and_grads ||
-                  (config.fp16.enabled && zero.stage == 2 && optimizer),
-              "/fp16/fp16_master_weights_and_grads with ", stage,
-              ": only ZeRO-2 whose optimizer is on the host keeps f16 masters; "
-              "give /fp16/enabled true, stage 2 and "
-              "/zero_optimization/offload_optimizer {\"device\": \"cpu\"}");
+  const bool has_cpu_adam = optimizer && config.optimizer.type != "SGD" &&
+                            !config.optimizer.torch_adam;
+  rules.check(
+      !config.fp16.fp16_master_weights_and_grads ||
+          (config.fp16.enabled && zero.stage == 2 && has_cpu_adam),
+      "/fp16/fp16_master_weights_and_grads with ", stage,
+      ": only ZeRO-2 whose Adam is on the host keeps f16 masters; give "
+      "/fp16/enabled true, stage 2, "
+      "/zero_optimization/offload_optimizer {\"device\": \"cpu\"}, and no "
+      "/optimizer/params/torch_adam");
+}
+
+/// What DeepSpeed's ZeRO refuses.
+void check_zero(const DeepSpeedConfig& config, Rules& rules) {
+  const ZeroConfig& zero = config.zero;
+  const std::string stage =
+      "/zero_optimization/stage " + std::to_string(zero.stage);
+  const bool is_1_or_2 = zero.stage == 1 || zero.stage == 2;
+  rules.check(!is_1_or_2 || zero.allgather_bucket_size % 2 == 0,
+              "/zero_optimization/allgather_bucket_size ",
+              zero.allgather_bucket_size, " with ", stage,
+              ": DeepSpeed refuses odd sizes there; give an even one");
+  rules.check(config.optimizer.type != "SGD" || zero.stage == 0 ||
+                  config.allows_untested_optimizer,
+              "/optimizer/type \"SGD\" with ", stage,
+              ": DeepSpeed has not tested its ZeRO with SGD, and refuses it "
+              "unless asked; give /zero_allow_untested_optimizer true");
+  const bool may_leave_norm_out =
+      is_1_or_2 && config.gradient_clipping == 0 &&
+      zero.offload_optimizer.device == "none" &&
+      !(zero.stage == 1 && config.bf16 && config.grad_accum_dtype == "fp32");
+  rules.check(
+      zero.computes_grad_norm || may_leave_norm_out,
+      "/zero_optimization/compute_grad_norm false with ", stage,
+      " and /gradient_clipping ", config.gradient_clipping,
+      ": DeepSpeed offers it with stages 1 and 2, /gradient_clipping 0, "
+      "no offload, and no sums in fp32 of stage 1; leave it out");
+}
+
+/// Sums of gradients in another dtype than that of training.
+void check_accumulation(const DeepSpeedConfig& config, Rules& rules) {
+  const DType dtype = config.dtype(DType::kF32);
+  const std::string& name = config.grad_accum_dtype;
+  rules.check(name.empty() || config.zero.stage > 0 || dtype_of(name) == dtype,
+              "/data_types/grad_accum_dtype \"", name,
+              "\" with /zero_optimization/stage 0: without ZeRO DeepSpeed sums "
+              "in the dtype of training, here ",
+              dtype_name(dtype), "; give stage 1, or leave the key out");
+}
+
+/// Limits of a loss scale that moves.
+void check_loss_scale(const Fp16Config& fp16, Rules& rules) {
+  const bool moves = fp16.enabled && fp16.is_dynamic();
+  rules.check(!moves || fp16.loss_scale_window > 0, "/fp16/loss_scale_window ",
+              fp16.loss_scale_window,
+              " with a dynamic loss scale; give 1 or more");
+  rules.check(!moves || fp16.min_loss_scale > 0, "/fp16/min_loss_scale ",
+              fp16.min_loss_scale,
+              " with a dynamic loss scale; give 1 or more");
 }
 
 /// How gradients are divided, and what is sent.
 void check_reduction(const DeepSpeedConfig& config, Rules& rules) {
   const ZeroConfig& zero = config.zero;
-  rules.check(
-      !config.prescale_gradients || config.gradient_predivide_factor == 1,
-      "/gradient_predivide_factor ", config.gradient_predivide_factor,
-      " with /prescale_gradients true: gradients are divided by all ranks "
-      "before the sum; leave one of them out");
   const bool is_default =
       !config.prescale_gradients && config.gradient_predivide_factor == 1;
   const char* const key = config.prescale_gradients
                               ? "/prescale_gradients true"
                               : "/gradient_predivide_factor";
+  // Stage 1 never looks at them while it scatters
   const bool sums_all =
-      zero.stage == 0 || (zero.stage < 3 && !zero.reduce_scatter);
+      zero.stage < 2 || (zero.stage == 2 && !zero.reduce_scatter);
   rules.check(
       is_default || sums_all, key, " with /zero_optimization/stage ",
       zero.stage,
       zero.stage < 3 ? " and /zero_optimization/reduce_scatter true" : "",
       ": ZeRO divides by its ranks before it reduces; leave it out");
-  rules.check(
-      zero.allgather_partitions || zero.stage == 1 || zero.stage == 2,
-      "/zero_optimization/allgather_partitions false with "
-      "/zero_optimization/stage ",
-      zero.stage,
-      ": no updated parameters are gathered after a step; leave it out");
 }
 
 void check_pipeline(const DeepSpeedConfig& config, Rules& rules) {
@@ -260,88 +312,13 @@ std::vector<std::string> broken_rules(const DeepSpeedConfig& config) {
   rules.check(!config.bf16 || !config.fp16.enabled,
               "/bf16/enabled and /fp16/enabled are both true; keep one");
   check_offload(config, rules);
+  check_zero(config, rules);
+  check_accumulation(config, rules);
+  check_loss_scale(config.fp16, rules);
   check_reduction(config, rules);
   check_pipeline(config, rules);
   check_book(config, rules);
-  const SchedulerConfig& scheduler = config.scheduler;
-  rules.check(scheduler.total_num_steps == 0 ||
-                  scheduler.total_num_steps >= scheduler.warmup_num_steps,
-              "/scheduler/params/total_num_steps ", scheduler.total_num_steps,
-              " comes before /scheduler/params/warmup_num_steps ",
-              scheduler.warmup_num_steps);
-  rules.check(
-      !scheduler.warmup_max_lr ||
-          *scheduler.warmup_max_lr >= scheduler.warmup_min_lr,
-      "/scheduler/params/warmup_max_lr ", scheduler.warmup_max_lr.value_or(0),
-      " is below /scheduler/params/warmup_min_lr ", scheduler.warmup_min_lr);
   return rules.broken;
-}
-
-std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
-                                    bool has_clipping) {
-  std::vector<std::string> remarks;
-  const auto say = [&](const std::string& text) { remarks.push_back(text); };
-  if (config.optimizer.type == "Adam") {
-    say(config.optimizer.adam_w_mode
-            ? "Adam: this run uses AdamW, as DeepSpeed does unless adam_w_mode "
-              "is false"
-            : "Adam with adam_w_mode false: this run adds weight decay to the "
-              "gradient");
-  }
-  if (!has_clipping) say(kClippingRemark);
-  if (config.activation_checkpointing) {
-    say(config.recompute() != "never"
-            ? "activation_checkpointing: " + config.recompute() +
-                  ", where the model has them, run forward again in backward, "
-                  "from inputs that stay where they are"
-            : "/activation_checkpointing: has no effect here: pipelines have "
-              "activation_checkpoint_interval, experts and 2D to 3D layers "
-              "keep all activations");
-  }
-  if (!config.seq_parallel_communication_data_type.empty() &&
-      config.book.context_parallel == 1) {
-    say("/seq_parallel_communication_data_type: has no effect here: no ranks "
-        "share a sample");
-  }
-  if (config.book.context_parallel > 1 &&
-      config.dtype(DType::kF32) != DType::kF32) {
-    say("gradients are summed over the ranks that share a sample in the dtype "
-        "of training; DeepSpeed sums them in fp32 unless "
-        "seq_parallel_communication_data_type says otherwise");
-  }
-  if (config.book.use_data_before_expert_parallelism &&
-      config.book.num_experts.empty()) {
-    say("/use_data_before_expert_parallelism: has no effect here: there are no "
-        "experts");
-  }
-  if (config.scheduler.type == "WarmupLR" && !config.scheduler.warmup_max_lr) {
-    say("warmup_max_lr is not given: the optimizer's lr; DeepSpeed before "
-        "0.17.2 takes 0.001");
-  }
-  if (config.fp16.enabled && config.fp16.is_dynamic()) {
-    say("fp16: the loss scale begins at 2^" +
-        std::to_string(config.fp16.initial_scale_power) +
-        " and doubles after " + std::to_string(config.fp16.loss_scale_window) +
-        " good steps; DeepSpeed from 0.17.1 on doubles it one step later, and "
-        "older versions begin at 2^32 where the section has no such key");
-  }
-  if (config.zero.sub_group_size == 0) {
-    say("sub_group_size 0: a shard is updated as a whole; DeepSpeed updates "
-        "one "
-        "parameter after another");
-  }
-  if (config.zero.overlaps() && config.pipeline.stages > 1) {
-    say("overlap_comm: off, since stages reduce at the end of a batch");
-  }
-  if (!config.zero.contiguous_gradients && config.zero.stage > 0) {
-    say("contiguous_gradients false: gradients go into buckets all the same");
-  }
-  if (config.zero.offload_optimizer.pin_memory ||
-      config.zero.offload_param.pin_memory) {
-    say("pin_memory: beside a GPU the host's memory is pinned with or without "
-        "it");
-  }
-  return remarks;
 }
 
 }  // namespace internal

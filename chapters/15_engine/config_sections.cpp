@@ -1,17 +1,16 @@
 // The sections of a config, in the order of the page's table.
 
 #include <algorithm>
-#include <cctype>
-#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "chapters/15_engine/internal/config_rules.h"
-#include "sim/json_object.h"
+#include "chapters/15_engine/internal/config_sections.h"
 
 namespace shardbook::engine {
 namespace {
 
+using internal::Section;
 using json_file::Json;
 using json_file::JsonObject;
 
@@ -19,179 +18,28 @@ constexpr std::int64_t kMostSamples = std::int64_t{1} << 40;
 constexpr std::int64_t kMostElements = std::int64_t{1} << 50;
 constexpr double kMost = 1e30;
 
-/// A section of the file; an empty one where the file has none.
-struct Section {
-  Section(JsonObject& parent, const std::string& name)
-      : json(parent.find(name)),
-        object(json != nullptr ? *json : empty(), parent.file(),
-               parent.where(name).substr(parent.file().size() + 2),
-               parent.problems()) {}
-  static const Json& empty() {
-    static const Json object = Json::object();
-    return object;
-  }
-
-  bool is_object() const { return json != nullptr && json->is_object(); }
-
-  const Json* json;
-  JsonObject object;
-};
-
-std::string lower_case(std::string text) {
-  for (char& c : text) {
-    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
-  return text;
-}
-
-/// The usual case of a type; DeepSpeed accepts any.
-std::string with_usual_case(const std::string& type) {
-  const std::string lower = lower_case(type);
-  return lower == "adam" ? "Adam" : lower == "adamw" ? "AdamW" : type;
-}
-
-void read_type(JsonObject& section, const std::vector<std::string>& offered,
-               const std::vector<std::string>& others,
-               const std::string& difference, std::string& type) {
-  const Json* json = section.find("type");
-  const std::string names = json_file::list(offered);
-  section.check(json != nullptr, section.where("type"), ": missing; give ",
-                names);
-  if (json == nullptr) return;
-  std::string given;
-  section.text("type", given);
-  if (given.empty()) return;
-  given = with_usual_case(given);
-  const auto is_in = [&](const std::vector<std::string>& list) {
-    return std::find(list.begin(), list.end(), given) != list.end();
-  };
-  section.check(!is_in(others), section.where("type"), ": \"", given,
-                "\" is DeepSpeed's, but not offered: ", difference, "; give ",
-                names);
-  section.check(is_in(others) || is_in(offered), section.where("type"), ": \"",
-                json_file::printable(given), "\" is unknown; give ", names);
-  if (is_in(offered)) type = given;
-}
-
-/// Refuses keys that only another type has.
-void refuse_others(const Section& params, const std::string& type,
-                   const std::vector<std::string>& own) {
-  if (!params.is_object()) return;
-  for (const auto& [key, value] : params.json->items()) {
-    const bool is_own = std::find(own.begin(), own.end(), key) != own.end();
-    params.object.check(is_own, params.object.where(key), ": ", type,
-                        " has no such parameter; leave it out, or give ",
-                        json_file::list(own));
-  }
-}
-
-void read_betas(JsonObject& object, OptimizerOptions& to) {
-  const Json* betas = object.find("betas");
-  if (betas == nullptr) return;
-  const std::string where = object.where("betas");
-  const bool is_pair = betas->is_array() && betas->size() == 2;
-  object.check(is_pair, where, ": ", json_file::printable(*betas),
-               " is not allowed; give two numbers below 1, such as "
-               "[0.9, 0.999]");
-  if (!is_pair) return;
-  const double below_1 = std::nextafter(1.0, 0.0);
-  const std::string names[] = {"0", "1"};
-  double* const values[] = {&to.beta1, &to.beta2};
-  for (std::size_t i = 0; i < 2; ++i) {
-    const Json pair = {{names[i], (*betas)[i]}};
-    JsonObject(pair, object.file(), where.substr(object.file().size() + 2),
-               object.problems())
-        .number(names[i], 0, below_1, *values[i]);
-  }
-}
-
-void read_optimizer(JsonObject& root, OptimizerConfig& optimizer,
-                    std::vector<std::string>& remarks) {
-  Section section(root, "optimizer");
-  if (!section.is_object()) return;
-  read_type(
-      section.object, {"Adam", "AdamW", "SGD"},
-      {"Lamb",        "LAMB",       "lamb",       "OneBitAdam", "OnebitAdam",
-       "onebitadam",  "OneBitLamb", "OnebitLamb", "onebitlamb", "ZeroOneAdam",
-       "zerooneadam", "Adagrad",    "adagrad",    "Lion",       "lion",
-       "MuAdam",      "muadam",     "MuAdamW",    "muadamw",    "MuSGD",
-       "musgd",       "Muon",       "muon"},
-      "its updates are other ones", optimizer.type);
-  Section params(section.object, "params");
-  JsonObject& object = params.object;
-  OptimizerOptions& to = optimizer.params;
-  object.number("lr", 0, kMost, to.lr);
-  object.number("weight_decay", 0, kMost, to.weight_decay);
-  if (optimizer.type == "SGD") {
-    refuse_others(params, "SGD",
-                  {"lr", "weight_decay", "momentum", "dampening", "nesterov"});
-    object.number("momentum", 0, 1, to.momentum);
-    object.number("dampening", 0, 1, to.dampening);
-    object.flag("nesterov", to.nesterov);
-    object.check(!to.nesterov || (to.momentum > 0 && to.dampening == 0),
-                 object.where("nesterov"),
-                 ": true needs a momentum above 0 and a dampening of 0");
-  } else if (!optimizer.type.empty()) {
-    refuse_others(params, optimizer.type,
-                  {"lr", "weight_decay", "betas", "eps", "adam_w_mode"});
-    object.number("eps", 0, kMost, to.eps);
-    read_betas(object, to);
-    bool adam_w_mode = true;
-    object.flag("adam_w_mode", adam_w_mode);
-    if (optimizer.type == "Adam") {
-      optimizer.adam_w_mode = adam_w_mode;
-    } else if (object.find("adam_w_mode") != nullptr) {
-      remarks.push_back(
-          "/optimizer/params/adam_w_mode: has no effect here: AdamW is AdamW "
-          "with or without it");
-    }
-  }
-}
-
-void read_scheduler(JsonObject& root, SchedulerConfig& scheduler) {
-  Section section(root, "scheduler");
-  if (!section.is_object()) return;
-  read_type(section.object, {"WarmupLR", "WarmupDecayLR"},
-            {"LRRangeTest", "OneCycle", "WarmupCosineLR"},
-            "its rates are other ones", scheduler.type);
-  const bool decays = scheduler.type == "WarmupDecayLR";
-  Section params(section.object, "params");
-  if (scheduler.type.empty()) return;
-  JsonObject& object = params.object;
-  object.number("warmup_min_lr", 0, kMost, scheduler.warmup_min_lr);
-  double most = 1e-3;
-  const bool is_given = object.find("warmup_max_lr") != nullptr;
-  object.number("warmup_max_lr", 0, kMost, most);
-  if (is_given || decays) scheduler.warmup_max_lr = most;
-  object.whole("warmup_num_steps", 0, kMostSamples, scheduler.warmup_num_steps);
-  object.choice("warmup_type", {"log", "linear"}, scheduler.warmup_type);
-  std::vector<std::string> own = {"warmup_min_lr", "warmup_max_lr",
-                                  "warmup_num_steps", "warmup_type"};
-  if (decays) {
-    own.emplace_back("total_num_steps");
-    object.check(
-        object.find("total_num_steps") != nullptr,
-        object.where("total_num_steps"),
-        ": missing; WarmupDecayLR needs the step at which the rate has "
-        "come down");
-    object.whole("total_num_steps", 1, kMostSamples, scheduler.total_num_steps);
-  }
-  refuse_others(params, scheduler.type, own);
-}
-
-/// Names of dtypes as DeepSpeed accepts them: "bf16", "FP32", "torch.float16".
-void read_dtype(JsonObject& object, const std::string& key,
+/// Names of dtypes as DeepSpeed accepts them: in /data_types "bf16", "float32" or
+/// "torch.float16", elsewhere "bf16" and "FP32".
+void read_dtype(JsonObject& object, const std::string& key, bool is_data_type,
                 std::string& value) {
   std::string name;
   object.text(key, name);
-  if (name.empty()) return;
-  std::string lower = lower_case(name);
-  if (lower.rfind("torch.", 0) == 0) lower = lower.substr(6);
-  const std::map<std::string, std::string> usual = {
-      {"float32", "fp32"},  {"float", "fp32"}, {"fp32", "fp32"},
-      {"float16", "fp16"},  {"half", "fp16"},  {"fp16", "fp16"},
-      {"bfloat16", "bf16"}, {"bf16", "bf16"}};
-  const auto found = usual.find(lower);
+  const Json* json = object.find(key);
+  if (json == nullptr || !json->is_string()) return;
+  std::map<std::string, std::string> usual = {
+      {"fp32", "fp32"}, {"fp16", "fp16"}, {"bf16", "bf16"}};
+  if (is_data_type) {
+    usual.insert({{"float32", "fp32"},
+                  {"torch.float32", "fp32"},
+                  {"float", "fp32"},
+                  {"float16", "fp16"},
+                  {"torch.float16", "fp16"},
+                  {"half", "fp16"},
+                  {"bfloat16", "bf16"},
+                  {"torch.bfloat16", "bf16"}});
+  }
+  const auto found =
+      usual.find(is_data_type ? name : internal::lower_case(name));
   object.check(found != usual.end(), object.where(key), ": \"",
                json_file::printable(name),
                "\" is unknown; give fp32, fp16 or bf16");
@@ -209,18 +57,20 @@ void read_precision(JsonObject& root, DeepSpeedConfig& config) {
   object.flag("enabled", fp16.enabled);
   object.flag("auto_cast", fp16.auto_cast);
   object.number("loss_scale", 0, kMost, fp16.loss_scale);
-  object.integer("initial_scale_power", 0, 100, fp16.initial_scale_power);
-  object.whole("loss_scale_window", 1, kMostSamples, fp16.loss_scale_window);
-  object.integer("hysteresis", 1, 1 << 20, fp16.hysteresis);
+  object.integer("initial_scale_power", -1000, 1000, fp16.initial_scale_power);
+  object.whole("loss_scale_window", -kMostSamples, kMostSamples,
+               fp16.loss_scale_window);
+  object.integer("hysteresis", -(1 << 20), 1 << 20, fp16.hysteresis);
   object.flag("consecutive_hysteresis", fp16.consecutive_hysteresis);
-  object.number("min_loss_scale", 0, kMost, fp16.min_loss_scale);
+  object.whole("min_loss_scale", -kMostSamples, kMostSamples,
+               fp16.min_loss_scale);
   object.flag("fp16_master_weights_and_grads",
               fp16.fp16_master_weights_and_grads);
 
   Section types(root, "data_types");
-  read_dtype(types.object, "grad_accum_dtype", config.grad_accum_dtype);
+  read_dtype(types.object, "grad_accum_dtype", true, config.grad_accum_dtype);
   std::string parameters;
-  read_dtype(types.object, "param_dtype", parameters);
+  read_dtype(types.object, "param_dtype", true, parameters);
   if (parameters.empty()) return;
   const bool agrees = dtype_of(parameters) == config.dtype(DType::kF32);
   types.object.check(agrees, types.object.where("param_dtype"), ": ",
@@ -237,8 +87,13 @@ void read_precision(JsonObject& root, DeepSpeedConfig& config) {
 void read_offload(JsonObject& zero, const std::string& name,
                   const std::string& deprecated, OffloadConfig& offload) {
   Section section(zero, name);
-  section.object.choice("device", {"none", "cpu"}, offload.device);
-  section.object.flag("pin_memory", offload.pin_memory);
+  const Json* device = section.object.find("device");
+  const bool is_nvme = device != nullptr && *device == "nvme";
+  section.object.check(!is_nvme, section.object.where("device"),
+                       ": \"nvme\" is not offered: the book keeps no tensors "
+                       "in files; give none or cpu");
+  if (!is_nvme)
+    section.object.choice("device", {"none", "cpu"}, offload.device);
   bool old = false;
   zero.flag(deprecated, old);
   if (zero.find(deprecated) == nullptr) return;
@@ -246,6 +101,22 @@ void read_offload(JsonObject& zero, const std::string& name,
              ": is the old name of /zero_optimization/", name,
              ", which the file has as well; keep that one");
   if (old) offload.device = "cpu";
+}
+
+/// The part of the optimizer that is on the host.
+void read_ratio(JsonObject& zero, int stage,
+                std::vector<std::string>& remarks) {
+  Section section(zero, "offload_optimizer");
+  double ratio = 1;
+  section.object.number("ratio", 0, 1, ratio);
+  if (section.object.find("ratio") == nullptr) return;
+  section.object.check(ratio == 1 || stage == 3, section.object.where("ratio"),
+                       ": ", ratio, " with /zero_optimization/stage ", stage,
+                       ": DeepSpeed splits the optimizer in stage 3 only; give "
+                       "1, or leave it out");
+  remarks.emplace_back(
+      "/zero_optimization/offload_optimizer/ratio: has no effect here: all of "
+      "the optimizer is on the host");
 }
 
 /// DeepSpeed's first form, true for stage 1.
@@ -272,13 +143,14 @@ void read_zero(JsonObject& root, ZeroConfig& zero,
   object.whole("allgather_bucket_size", 0, kMostElements,
                zero.allgather_bucket_size);
   object.flag("reduce_scatter", zero.reduce_scatter);
-  object.whole("reduce_bucket_size", 0, kMostElements, zero.reduce_bucket_size);
+  object.whole("reduce_bucket_size", 1, kMostElements, zero.reduce_bucket_size);
   bool overlaps = zero.overlaps();
   object.flag("overlap_comm", overlaps);
   if (object.find("overlap_comm") != nullptr) zero.overlap_comm = overlaps;
   object.flag("contiguous_gradients", zero.contiguous_gradients);
   read_offload(object, "offload_optimizer", "cpu_offload",
                zero.offload_optimizer);
+  read_ratio(object, zero.stage, remarks);
   read_offload(object, "offload_param", "cpu_offload_param",
                zero.offload_param);
   // The update runs where the shards are
@@ -301,6 +173,12 @@ void read_zero(JsonObject& root, ZeroConfig& zero,
   of_stage_3("max_reuse_distance", zero.stage3_max_reuse_distance);
   object.whole("sub_group_size", 0, kMostElements, zero.sub_group_size);
   object.flag("round_robin_gradients", zero.round_robin_gradients);
+  object.flag("compute_grad_norm", zero.computes_grad_norm);
+  if (object.find("compute_grad_norm") != nullptr) {
+    remarks.emplace_back(
+        "/zero_optimization/compute_grad_norm: has no effect here: the report "
+        "has the norm, so it is computed in any case");
+  }
 }
 
 void read_pipeline(JsonObject& root, PipelineConfig& pipeline) {
@@ -378,10 +256,25 @@ void read_experts(JsonObject& book, BookConfig& to) {
 }
 
 /// Choices that have names of their own in DeepSpeed.
-void read_parallel_names(JsonObject& root, BookConfig& to) {
+void read_parallel_names(JsonObject& root, BookConfig& to,
+                         std::vector<std::string>& remarks) {
   Section autotp(root, "tensor_parallel");
   autotp.object.integer("autotp_size", 0, 1 << 16, to.tensor_parallel);
   to.tensor_parallel = std::max(to.tensor_parallel, 1);
+  for (const char* name : {"tp", "tensor_parallel"}) {
+    Section group(autotp.object, name);
+    int size = 1;
+    group.object.integer("tp_size", 0, 1 << 16, size);
+    if (group.object.find("tp_size") == nullptr) continue;
+    const bool agrees =
+        size == 1 || to.tensor_parallel == 1 || size == to.tensor_parallel;
+    group.object.check(agrees, group.object.where("tp_size"), ": ", size,
+                       " is not /tensor_parallel/autotp_size ",
+                       to.tensor_parallel, "; leave it out");
+    remarks.push_back("/tensor_parallel/" + std::string(name) +
+                      "/tp_size: has no effect here: "
+                      "/tensor_parallel/autotp_size says it");
+  }
   root.integer("sequence_parallel_size", 1, 1 << 16, to.context_parallel);
   if (root.find("sequence_parallel_size") != nullptr) {
     to.context_parallel_kind = "ulysses";
@@ -390,8 +283,9 @@ void read_parallel_names(JsonObject& root, BookConfig& to) {
             to.use_data_before_expert_parallelism);
 }
 
-void read_book(JsonObject& root, BookConfig& to) {
-  read_parallel_names(root, to);
+void read_book(JsonObject& root, BookConfig& to,
+               std::vector<std::string>& remarks) {
+  read_parallel_names(root, to, remarks);
   Section section(root, "shardbook");
   JsonObject& object = section.object;
   Section tensor(object, "tensor_parallel");
@@ -423,27 +317,33 @@ void read_book(JsonObject& root, BookConfig& to) {
 
 }  // namespace
 
-void internal::read_keys(JsonObject& root, DeepSpeedConfig& config) {
+void internal::read_keys(JsonObject& root,
+                         const std::vector<std::string>& parameters,
+                         DeepSpeedConfig& config) {
   root.whole("train_batch_size", 1, kMostSamples, config.batch.train);
   root.whole("train_micro_batch_size_per_gpu", 1, kMostSamples,
              config.batch.micro);
   root.whole("gradient_accumulation_steps", 1, std::int64_t{1} << 20,
              config.batch.accumulation);
-  root.whole("steps_per_print", 0, INT64_MAX, config.steps_per_print);
-  read_optimizer(root, config.optimizer, config.remarks);
-  read_scheduler(root, config.scheduler);
-  root.number("gradient_clipping", 0, kMost, config.gradient_clipping);
+  root.whole("steps_per_print", 1, INT64_MAX, config.steps_per_print);
+  read_optimizer(root, config);
+  read_scheduler(root, config);
+  root.number("gradient_clipping", -kMost, kMost, config.gradient_clipping);
+  // Below 0 it is off, as at 0
+  config.gradient_clipping = std::max(0.0, config.gradient_clipping);
   root.flag("prescale_gradients", config.prescale_gradients);
   root.number("gradient_predivide_factor", 1e-30, kMost,
               config.gradient_predivide_factor);
-  read_dtype(root, "communication_data_type", config.communication_data_type);
-  read_dtype(root, "seq_parallel_communication_data_type",
+  read_dtype(root, "communication_data_type", false,
+             config.communication_data_type);
+  read_dtype(root, "seq_parallel_communication_data_type", false,
              config.seq_parallel_communication_data_type);
   read_precision(root, config);
   read_zero(root, config.zero, config.remarks);
+  check_parameters(root, parameters, config);
   read_pipeline(root, config.pipeline);
   read_activations(root, config);
-  read_book(root, config.book);
+  read_book(root, config.book, config.remarks);
   root.flag("wall_clock_breakdown", config.wall_clock_breakdown);
 }
 

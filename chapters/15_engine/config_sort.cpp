@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <sstream>
 
 #include "chapters/15_engine/internal/deepspeed_keys.h"
 #include "sim/json_object.h"
@@ -22,15 +21,21 @@ std::string section_of(const std::string& path) {
   return path == "/bfloat16" ? "/bf16" : path;
 }
 
-/// The names of each section, and their rows.
-using Sections = std::map<std::string, std::map<std::string, const KnownKeys*>>;
+struct Entry {
+  const KnownKeys* row;
+  std::string type;
+};
+
+/// The names of each section.
+using Sections = std::map<std::string, std::map<std::string, Entry>>;
 
 const Sections& sections() {
   static const Sections all = [] {
     Sections found;
     for (const KnownKeys& row : known_keys()) {
-      std::istringstream keys(row.keys);
-      for (std::string key; keys >> key;) found[row.section][key] = &row;
+      for (const KnownKey& key : keys_of(row)) {
+        found[row.section][key.name] = {&row, key.type};
+      }
     }
     return found;
   }();
@@ -41,11 +46,19 @@ bool has_rows(const std::string& section) {
   return sections().count(section) > 0;
 }
 
+const Entry* entry_of(const std::string& section, const std::string& key) {
+  const auto keys = sections().find(section);
+  if (keys == sections().end()) return nullptr;
+  const auto entry = keys->second.find(key);
+  return entry == keys->second.end() ? nullptr : &entry->second;
+}
+
 bool is_enabled_inside(const Json& json) {
   if (!json.is_structured()) return false;
   for (const auto& [key, value] : json.items()) {
     if (is_enabled_inside(value)) return true;
-    if (json.is_object() && key == "enabled" && value == true) return true;
+    const bool is_off = value == false || value.is_null() || value == 0;
+    if (json.is_object() && key == "enabled" && !is_off) return true;
   }
   return false;
 }
@@ -54,8 +67,7 @@ bool is_harmless(const KnownKeys& row, const Json& value) {
   const std::string harmless = row.harmless;
   if (harmless.empty()) return false;
   if (harmless != "off") return value == Json::parse(harmless);
-  return value.is_object() ? !is_enabled_inside(value)
-                           : value == false || value.is_null();
+  return value.is_object() && !is_enabled_inside(value);
 }
 
 std::string way_out(const KnownKeys& row) {
@@ -67,18 +79,19 @@ std::string way_out(const KnownKeys& row) {
                             : "; give " + give + ", or leave it out";
 }
 
-/// Sections whose classes in DeepSpeed drop "auto": the default holds.
-bool drops_auto(const std::string& path) {
-  const std::string section = section_of(path);
-  return section.rfind("/zero_optimization", 0) == 0 || section == "/bf16" ||
-         section == "/fp16" || section == "/tensor_parallel";
+/// DeepSpeed's classes, whose values have types, drop "auto": the default holds.
+/// The sections themselves and /checkpoint belong to no class.
+bool drops_auto(const std::string& section, const std::string& type) {
+  return !type.empty() && !section.empty() && section != "/checkpoint";
 }
 
 /// Why a key is unknown: it is misspelt, or belongs elsewhere.
 std::string advice(const std::string& section, const std::string& key,
                    std::string& meant) {
   std::vector<std::string> here;
-  for (const auto& [name, row] : sections().at(section)) here.push_back(name);
+  for (const auto& [name, entry] : sections().at(section)) {
+    if (entry.row->effect != Effect::kGone) here.push_back(name);
+  }
   const auto guessed = [&](const std::string& name) {
     meant = section + "/" + name;
     return "did you mean \"" + name + "\"?";
@@ -87,7 +100,7 @@ std::string advice(const std::string& section, const std::string& key,
   if (!typo.empty() && typo.size() <= key.size() + 1) return guessed(typo);
   for (const auto& [other, keys] : sections()) {
     const auto row = keys.find(key);
-    if (row == keys.end() || row->second->effect != Effect::kActs) continue;
+    if (row == keys.end() || row->second.row->effect != Effect::kActs) continue;
     meant = other + "/" + key;
     return "it belongs to " + meant;
   }
@@ -154,32 +167,28 @@ class Sorter {
   bool sort_key(const std::string& section, const std::string& key,
                 Json& value) {
     const std::string path = section + "/" + printable(key);
-    const KnownKeys* row = row_of(section_of(section), key);
-    if (row == nullptr) {
+    const Entry* entry = entry_of(section_of(section), key);
+    if (entry == nullptr) {
       fail_unknown(path, section_of(section), key);
       return false;
     }
-    if (row->effect == Effect::kActs) return sort_acting(*row, path, value);
-    check_names(value, path);
-    if (row->effect == Effect::kInside) return false;
-    const bool is_auto = value == "auto" && drops_auto(section);
-    if (row->effect == Effect::kChanges && !is_auto &&
-        !is_harmless(*row, value)) {
-      fail(path, (value.is_object() ? "" : printable(value) + " ") +
-                     "is not offered: " + row->why + way_out(*row));
-    } else {
-      const bool is_off = row->effect == Effect::kChanges;
-      keys.no_effect.push_back(
-          path + ": has no effect here: " +
-          (is_off ? "this value is what the book does without it" : row->why));
+    const KnownKeys& row = *entry->row;
+    if (row.effect == Effect::kGone) {
+      fail(path, std::string("DeepSpeed 0.19.8 refuses this key: ") + row.why);
+      return false;
     }
+    if (row.effect == Effect::kActs) {
+      return sort_acting(*entry, section, path, value);
+    }
+    sort_idle(*entry, section, path, value);
     return false;
   }
 
-  bool sort_acting(const KnownKeys& row, const std::string& path, Json& value) {
+  bool sort_acting(const Entry& entry, const std::string& section,
+                   const std::string& path, Json& value) {
+    note_parameter(section, path);
     if (value == "auto") {
-      const std::string section = path.substr(0, path.rfind('/'));
-      if (drops_auto(section) || path == "/pipeline/stages") {
+      if (drops_auto(section, entry.type) || path == "/pipeline/stages") {
         keys.defaults.push_back(path);
       } else {
         fail(path,
@@ -188,7 +197,10 @@ class Sorter {
       }
       return false;
     }
-    if (is_harmless(row, value)) {
+    // A value of another type is its reader's to refuse
+    read_value(entry.type, value);
+    const bool may_be_null = !entry.type.empty() && entry.type.back() == '?';
+    if (is_harmless(*entry.row, value) || (may_be_null && value.is_null())) {
       keys.no_effect.push_back(path + ": null: as if it were left out");
       return false;
     }
@@ -200,13 +212,42 @@ class Sorter {
     return true;
   }
 
-  /// Known names in a section that has no effect.
-  void check_names(const Json& value, const std::string& path) {
+  /// A key without effect, or one whose effect is not offered.
+  void sort_idle(const Entry& entry, const std::string& section,
+                 const std::string& path, Json& value) {
+    const KnownKeys& row = *entry.row;
+    const bool is_auto = value == "auto" && drops_auto(section, entry.type);
+    const std::string allowed = is_auto ? "" : read_value(entry.type, value);
+    const bool changes = row.effect == Effect::kChanges;
+    if (changes && !is_auto && !is_harmless(row, value)) {
+      note_names(value, path);
+      fail(path, (value.is_object() ? "" : printable(value) + " ") +
+                     "is not offered: " + row.why + way_out(row));
+      return;
+    }
+    note_parameter(section, path);
+    if (!allowed.empty()) {
+      fail(path, printable(value) + " is not allowed; give " + allowed);
+      return;
+    }
+    note_names(value, path);
+    if (row.effect == Effect::kInside) return;
+    keys.no_effect.push_back(
+        path + ": has no effect here: " +
+        (changes ? "this value is what the book does without it" : row.why));
+  }
+
+  /// Names and values in a section that has no effect.
+  void note_names(Json& value, const std::string& path) {
     if (!value.is_object() || !has_rows(path)) return;
-    for (const auto& [key, each] : value.items()) {
-      if (key.empty() || key[0] == '_' || row_of(path, key) != nullptr)
-        continue;
-      fail_unknown(path + "/" + printable(key), path, key);
+    for (auto& [key, each] : value.items()) {
+      if (!key.empty() && key[0] != '_') sort_key(path, key, each);
+    }
+  }
+
+  void note_parameter(const std::string& section, const std::string& path) {
+    if (section == "/optimizer/params" || section == "/scheduler/params") {
+      keys.parameters.push_back(path);
     }
   }
 
@@ -216,10 +257,8 @@ class Sorter {
 }  // namespace
 
 const KnownKeys* row_of(const std::string& section, const std::string& key) {
-  const auto keys = sections().find(section);
-  if (keys == sections().end()) return nullptr;
-  const auto row = keys->second.find(key);
-  return row == keys->second.end() ? nullptr : row->second;
+  const Entry* entry = entry_of(section, key);
+  return entry == nullptr ? nullptr : entry->row;
 }
 
 SortedKeys sort_keys(const Json& json, const std::string& label) {

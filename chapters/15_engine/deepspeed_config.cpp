@@ -86,7 +86,7 @@ DeepSpeedConfig DeepSpeedConfig::parse(const std::string& text,
   config.label = label;
   config.acts = std::move(keys.acts);
   config.remarks = std::move(keys.no_effect);
-  internal::read_keys(root, config);
+  internal::read_keys(root, keys.parameters, config);
 
   // Rules need all values
   std::vector<std::string> doubtful = std::move(keys.meant);
@@ -147,6 +147,7 @@ Ordered optimizer_json(const OptimizerConfig& optimizer) {
     params["eps"] = from.eps;
   }
   if (optimizer.type == "Adam") params["adam_w_mode"] = optimizer.adam_w_mode;
+  if (optimizer.torch_adam) params["torch_adam"] = true;
   return {{"type", optimizer.type}, {"params", params}};
 }
 
@@ -154,6 +155,8 @@ Ordered scheduler_json(const SchedulerConfig& scheduler) {
   Ordered params = {{"warmup_min_lr", scheduler.warmup_min_lr}};
   if (scheduler.warmup_max_lr) {
     params["warmup_max_lr"] = *scheduler.warmup_max_lr;
+  } else if (scheduler.type == "WarmupDecayLR") {
+    params["warmup_max_lr"] = nullptr;
   }
   params["warmup_num_steps"] = scheduler.warmup_num_steps;
   params["warmup_type"] = scheduler.warmup_type;
@@ -177,7 +180,7 @@ Ordered fp16_json(const Fp16Config& fp16) {
 }
 
 Ordered offload_json(const OffloadConfig& offload) {
-  return {{"device", offload.device}, {"pin_memory", offload.pin_memory}};
+  return Ordered::object({{"device", offload.device}});
 }
 
 Ordered zero_json(const ZeroConfig& zero) {
@@ -198,6 +201,7 @@ Ordered zero_json(const ZeroConfig& zero) {
       {"stage3_max_reuse_distance", zero.stage3_max_reuse_distance},
       {"sub_group_size", zero.sub_group_size},
       {"round_robin_gradients", zero.round_robin_gradients}};
+  if (!zero.computes_grad_norm) json["compute_grad_norm"] = false;
   return json;
 }
 
@@ -243,6 +247,9 @@ void write(const DeepSpeedConfig& config, Ordered& json) {
   size("steps_per_print", config.steps_per_print);
   if (!config.optimizer.type.empty())
     json["optimizer"] = optimizer_json(config.optimizer);
+  if (config.allows_untested_optimizer) {
+    json["zero_allow_untested_optimizer"] = true;
+  }
   if (!config.scheduler.type.empty())
     json["scheduler"] = scheduler_json(config.scheduler);
   json["gradient_clipping"] = config.gradient_clipping;

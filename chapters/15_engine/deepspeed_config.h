@@ -11,12 +11,13 @@
 //   BatchSizes sizes = resolve_batch(config.batch, /*dp=*/4);
 //   config.to_json();                        // every key, with its value
 //
-// Defaults are those of DeepSpeed 0.19: "Adam" is AdamW unless adam_w_mode is
-// false, and gradients are clipped at 1 unless a key says otherwise. Every key of
-// DeepSpeed's is known (deepspeed_keys.cpp): it acts, or `remarks` reports that
-// it has no effect here, or an error reports which numbers it would change.
-// `remarks` also names each default that some version of DeepSpeed sets
-// otherwise. A key that DeepSpeed does not have is an error.
+// Values and defaults are read as by DeepSpeed 0.19.8: "2" is a stage, "Adam" is
+// AdamW unless adam_w_mode is false, and gradients are clipped at 1 unless a key
+// says otherwise. Every key of DeepSpeed's is known (deepspeed_keys.cpp): it acts,
+// or `remarks` reports that it has no effect here, or an error reports which
+// numbers it would change. `remarks` also names each default that some version of
+// DeepSpeed sets otherwise. A file that DeepSpeed refuses is an error here, too,
+// and so is a key that it does not have.
 //
 // microsoft/DeepSpeed, deepspeed/runtime/{config,constants}.py,
 // deepspeed/runtime/zero/config.py.
@@ -48,9 +49,13 @@ struct BatchSizes {
 BatchSizes resolve_batch(const BatchSizes& given, std::int64_t dp,
                          const std::string& train_key = "train_batch_size");
 
+/// weight_decay of PyTorch's AdamW where nobody gives it.
+inline constexpr double kTorchWeightDecay = 0.01;
+
 struct OptimizerConfig {
   std::string type;  ///< "Adam", "AdamW" or "SGD"; empty: no section
   OptimizerOptions params;
+  bool torch_adam = false;  ///< PyTorch's class, with its weight decay
   /// "Adam": weight decay apart from the gradient, as AdamW. Files default to
   /// true.
   bool adam_w_mode = false;
@@ -61,7 +66,8 @@ struct OptimizerConfig {
 struct SchedulerConfig {
   std::string type;  ///< "WarmupLR" or "WarmupDecayLR"; empty: no section
   double warmup_min_lr = 0;
-  /// WarmupLR without it: the optimizer's rate.
+  /// None: the optimizer's rate. That is WarmupLR's default; WarmupDecayLR's is
+  /// 0.001.
   std::optional<double> warmup_max_lr;
   std::int64_t warmup_num_steps = 1000;
   std::string warmup_type = "log";  ///< or "linear"
@@ -76,17 +82,14 @@ struct Fp16Config {
   std::int64_t loss_scale_window = 1000;
   int hysteresis = 2;
   bool consecutive_hysteresis = false;
-  double min_loss_scale = 1;
+  std::int64_t min_loss_scale = 1;
   bool fp16_master_weights_and_grads = false;
 
   bool is_dynamic() const { return loss_scale == 0; }
-  /// A static scale never changes.
-  LossScaleOptions scale() const;
 };
 
 struct OffloadConfig {
   std::string device = "none";  ///< or "cpu"
-  bool pin_memory = false;
 };
 
 struct ZeroConfig {
@@ -104,6 +107,7 @@ struct ZeroConfig {
   std::int64_t stage3_max_reuse_distance = 1'000'000'000;
   std::int64_t sub_group_size = 1'000'000'000;
   bool round_robin_gradients = false;
+  bool computes_grad_norm = true;
 
   bool overlaps() const { return overlap_comm.value_or(stage == 3); }
 };
@@ -149,6 +153,8 @@ struct DeepSpeedConfig {
   BatchSizes batch;
   std::int64_t steps_per_print = 0;  ///< 0: never
   OptimizerConfig optimizer;
+  /// ZeRO with SGD, which DeepSpeed refuses otherwise.
+  bool allows_untested_optimizer = false;
   SchedulerConfig scheduler;
   double gradient_clipping = 1;  ///< 0: off
   bool prescale_gradients = false;
@@ -188,6 +194,9 @@ struct DeepSpeedConfig {
   /// The same, after `acts` and `remarks` as keys that begin with '_'.
   std::string explained() const;
 
+  /// The scales of f16, whose sequence depends on the stage of ZeRO; a static one
+  /// never changes.
+  LossScaleOptions loss_scale() const;
   /// "never", "attention", "blocks": the book's key, or what
   /// activation_checkpointing asks for.
   std::string recompute() const;
@@ -202,7 +211,8 @@ struct DeepSpeedConfig {
 /// The dtype of DeepSpeed's name: fp32, fp16, bf16.
 DType dtype_of(const std::string& name);
 /// Whether grad_accum_dtype asks for sums of g micro-batches that are wider than
-/// the dtype of training. Throws Error for narrower ones.
+/// the dtype of training. Throws Error for narrower ones, and for wider ones
+/// without ZeRO, which DeepSpeed refuses.
 bool sums_in_f32(const DeepSpeedConfig& config, DType dtype, std::int64_t g);
 
 /// A value for "auto": its JSON, and where it comes from. Empty JSON removes

@@ -108,7 +108,7 @@ Engine::Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
       model_(std::move(model)),
       log_(std::make_unique<internal::StepLog>(config, world.rank() == 0)) {
   if (config.fp16.enabled) {
-    scaler_ = std::make_unique<DynamicLossScaler>(config.fp16.scale());
+    scaler_ = std::make_unique<DynamicLossScaler>(config.loss_scale());
   }
   set_lr_scheduler(std::move(scheduler));
 }

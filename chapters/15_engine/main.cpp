@@ -35,10 +35,6 @@ int main(int argc, char** argv) {
                 "the config has them: gradient_accumulation_steps");
     line.parse(argc, argv);
     const auto config = engine::read_config(file, options, line.given());
-    if (prints_config) {
-      std::fputs(config.explained().c_str(), stdout);
-      return 0;
-    }
     const int dp = engine::data_parallel_ranks(options, config);
     engine::apply_config(config, dp, line.given(), options);
     check_options(options);
@@ -61,6 +57,13 @@ int main(int argc, char** argv) {
 
     // 7. Compare parameters with the single-device run.
     chapter.reference = choice.reference;
+
+    // A config is printed if a run can begin.
+    if (prints_config) {
+      check_run(options, chapter);
+      std::fputs(config.explained().c_str(), stdout);
+      return 0;
+    }
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.
     chapter.add_to_report = [&](Report& report) {

@@ -69,7 +69,7 @@ void refuse_dtypes(const Options& options, const DeepSpeedConfig& config,
            stage > 1 ? "/zero_optimization/stage " + std::to_string(stage)
                      : "/shardbook/experts, a sharding, or 2D to 3D layers",
            ": its chapter sums micro-batches in the dtype of training; give ",
-           stage > 1 ? "stage 0 or 1, or leave the key out"
+           stage > 1 ? "stage 1, or leave the key out"
                      : "none of them, or leave the key out");
   SB_CHECK(!sums_wider || model_config(options).type == "gpt2", config.label,
            ": /data_types/grad_accum_dtype \"fp32\" in ",
@@ -132,12 +132,12 @@ void choose_data_parallel(const Options& options, DeepSpeedConfig config,
   choice.reference = [=](const Options& options) {
     // In f16 the single device also scales its loss and skips the same steps
     if (options.dtype == DType::kF16 && config.divides_first()) {
-      return train_mean_of_replicas(options, pieces, dp, config.fp16.scale());
+      return train_mean_of_replicas(options, pieces, dp, config.loss_scale());
     }
     // The scale grows by the ratio of the ranks' sum to their mean
     if (options.dtype == DType::kF16) {
       const double sum_over_mean = dp / config.gradient_predivide_factor;
-      LossScaleOptions scale = config.fp16.scale();
+      LossScaleOptions scale = config.loss_scale();
       scale.scale *= sum_over_mean;
       scale.min_scale *= sum_over_mean;
       return single_device::train_plain(options, pieces, scale);
@@ -199,7 +199,7 @@ void choose_experts(const Options& options, const DeepSpeedConfig& config,
   setup.zero_stage = config.zero.stage;
   setup.cpu_offload = config.zero.offload_optimizer.device == "cpu";
   setup.micro_batches = choice.sizes.accumulation;
-  if (config.fp16.enabled) setup.loss_scale = config.fp16.scale();
+  if (config.fp16.enabled) setup.loss_scale = config.loss_scale();
   setup.moe.num_experts = book.num_experts;
   setup.moe.gate.num_experts = book.num_experts.back();
   setup.moe.gate.k = book.top_k;
@@ -300,8 +300,8 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
   const auto element = static_cast<std::int64_t>(dtype_bytes(options.dtype));
   setup.bucket_bytes =
       std::max<std::int64_t>(1, config.zero.reduce_bucket_size) * element;
-  setup.loss_scale = config.fp16.scale();
-  if (!config.fp16.is_dynamic()) setup.scaler = "megatron";
+  setup.loss_scale = config.loss_scale();
+  setup.scaler = "";
   if (!book.num_experts.empty()) {
     SB_CHECK(
         book.num_experts.size() == 1 && !book.use_residual &&

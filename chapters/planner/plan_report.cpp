@@ -29,8 +29,9 @@ std::string request_text(const PlanRequest& request) {
                           request.world_size, request.base.cluster.name,
                           request.base.cluster.device.name,
                           bytes_text(request.capacity()))) +
-         fmt::format("{} samples of {} tokens per step, weights and gradients in {}", request.batch,
-                     request.seq(), dtype_name(request.dtype()));
+         fmt::format(
+             "{} samples of {} tokens per step, weights and gradients in {}",
+             request.batch, request.seq(), dtype_name(request.dtype()));
 }
 
 /// Bytes that a plan keeps on the host, if any.

@@ -23,8 +23,10 @@ ConfigText config_text(const std::string& file, const std::string& option,
 AutoValues auto_values(const OptimizerOptions& optimizer, std::int64_t h);
 /// The book's name of DeepSpeed's noise in the gate.
 std::string noise_name(const BookConfig& book);
-/// Reads the keys that act.
-void read_keys(json_file::JsonObject& root, DeepSpeedConfig& config);
+/// Reads the keys that act. `parameters` are those of SortedKeys.
+void read_keys(json_file::JsonObject& root,
+               const std::vector<std::string>& parameters,
+               DeepSpeedConfig& config);
 /// Illegal combinations: a message each, with all keys involved.
 std::vector<std::string> broken_rules(const DeepSpeedConfig& config);
 /// The remark on a file without gradient_clipping.

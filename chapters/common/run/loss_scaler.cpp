@@ -25,8 +25,9 @@ void DynamicLossScaler::update(bool overflow) {
     return;
   }
   if (overflow) {
-    if (hysteresis_ == 1) {
-      SB_CHECK(scale_ > options_.min_scale,
+    const bool is_unsharded = options_.kind == ScalerKind::kDeepSpeedStage0;
+    if (hysteresis_ == 1 || is_unsharded) {
+      SB_CHECK(scale_ != options_.min_scale || is_unsharded,
                "loss scale: gradients overflow at the "
                "smallest scale ",
                options_.min_scale, "; the model diverges");

@@ -12,8 +12,12 @@ namespace shardbook {
 /// The library whose sequence of scales is used.
 enum class ScalerKind {
   kDeepSpeed,  ///< runtime/fp16/loss_scaler.py, DynamicLossScaler
-  /// The same since 0.17.1: the scale grows one good step later.
+  /// The same since 0.17.1: the scale grows one good step later, the first time
+  /// and after each overflow.
   kDeepSpeed0171,
+  /// runtime/fp16/fused_optimizer.py, without ZeRO (0.19.8): each overflow halves
+  /// the scale whatever the hysteresis is, and the smallest scale is no error.
+  kDeepSpeedStage0,
   /// core/optimizer/grad_scaler.py, DynamicGradScaler: DeepSpeed's sequence, and
   /// no error at the smallest scale.
   kMegatron,
@@ -43,8 +47,8 @@ class DynamicLossScaler {
   /// Everything that `update` changes, by name; and back.
   std::map<std::string, double> state() const;
   void load_state(const std::map<std::string, double>& numbers);
-  /// Records whether the step overflowed. DeepSpeed's scalers throw Error when
-  /// the scale would fall below min_scale.
+  /// Records whether the step overflowed. kDeepSpeed and kDeepSpeed0171 throw
+  /// Error when a scale of min_scale would fall; a scale below it rises to it.
   void update(bool overflow);
 
  private:

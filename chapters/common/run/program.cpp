@@ -198,6 +198,14 @@ Report run_and_compare(const Options& given, const ChapterRun& chapter) {
   return report;
 }
 
+void check_run(const Options& options, const ChapterRun& chapter) {
+  check_world_size(options);
+  Options no_steps = on_shapes(options);
+  no_steps.steps = 0;
+  if (options.cluster == "none") no_steps.cluster = Options().cluster;
+  run_and_compare(no_steps, chapter);
+}
+
 int run_program(const Options& given, const CommandLine& line,
                 const ChapterRun& chapter) {
   Options options = given;

@@ -67,4 +67,8 @@ int run_program(const Options& options, const CommandLine& line,
 /// empty where rank 0 is another process.
 Report run_and_compare(const Options& options, const ChapterRun& chapter);
 
+/// Does on shapes what a run does before its first step. Throws the Error of a
+/// run that cannot begin.
+void check_run(const Options& options, const ChapterRun& chapter);
+
 }  // namespace shardbook

@@ -20,22 +20,6 @@ namespace {
 // Steps of the prediction: the first may do more, the last one repeats.
 constexpr std::int64_t kPredictedSteps = 3;
 
-// The same run on shapes, which prints and writes nothing. It keeps --log: its
-// norms are computed, and cost time.
-Options on_shapes(const Options& options) {
-  Options shapes = options;
-  shapes.backend = "sim";
-  shapes.device = "cpu";
-  shapes.steps = std::min(options.steps, kPredictedSteps);
-  shapes.is_prediction = true;
-  shapes.save.clear();
-  shapes.trace.clear();
-  shapes.logits.clear();
-  shapes.timeline.clear();
-  shapes.report.clear();
-  return shapes;
-}
-
 void adopt_peaks(const Report& shapes, Report& report) {
   const std::size_t n = std::min(shapes.ranks.size(), report.ranks.size());
   for (std::size_t rank = 0; rank < n; ++rank) {
@@ -127,6 +111,20 @@ std::string first_not_finite(ProcessGroup& world, const TrainingLog& log) {
 }
 
 }  // namespace
+
+Options on_shapes(const Options& options) {
+  Options shapes = options;
+  shapes.backend = "sim";
+  shapes.device = "cpu";
+  shapes.steps = std::min(options.steps, kPredictedSteps);
+  shapes.is_prediction = true;
+  shapes.save.clear();
+  shapes.trace.clear();
+  shapes.logits.clear();
+  shapes.timeline.clear();
+  shapes.report.clear();
+  return shapes;
+}
 
 std::shared_ptr<const sim::CostModel> cost_model(const WorldOptions& options) {
   if (options.cluster == "none") {
@@ -313,7 +311,7 @@ void finish_rank(const Options& options, ProcessGroup& world,
 }
 
 void show_timeline(const OutputOptions& options, const Report& report) {
-  if (options.timeline.empty() || report.timelines.empty()) return;
+  if (options.timeline.empty()) return;
   if (options.timeline == "text") {
     fmt::print("{}",
                sim::timeline_text(report.timelines, sim::terminal_style()));

@@ -47,6 +47,10 @@ std::shared_ptr<const sim::CostModel> cost_model(const WorldOptions& options);
 /// with `on_shapes`. Devices share GPUs where there are fewer of them.
 Device make_device(const WorldOptions& options, int i, bool on_shapes = false);
 
+/// The same run on shapes, of a few steps, which prints and writes nothing. It
+/// keeps --log: its norms are computed, and cost time.
+Options on_shapes(const Options& options);
+
 /// Throws Error where --cluster has fewer devices than --world-size.
 void check_world_size(const WorldOptions& options);
 

@@ -109,7 +109,7 @@ TEST_P(CifarRanks, SkipsStepsThatOverflowAsOneDeviceDoes) {
   CifarOptions cifar = residual_net();
   cifar.dtype = "fp16";
   cifar.net.dtype = DType::kF16;
-  cifar.net.moe.aux_coefficient = 50;
+  cifar.net.moe.aux_coefficient = 80;
   const auto applied_steps = [](const ReferenceRun& run) {
     std::string steps;
     for (const double norm : run.grad_norms) {
@@ -117,11 +117,12 @@ TEST_P(CifarRanks, SkipsStepsThatOverflowAsOneDeviceDoes) {
     }
     return steps;
   };
-  const std::string expected = applied_steps(
-      train_cifar_reference(options_of(cifar, ranks), cifar, some_images()));
-  EXPECT_EQ(expected.front(), '0');
-  EXPECT_EQ(expected.back(), '1');
   for (cifar.stage = 0; cifar.stage < 3; ++cifar.stage) {
+    // Without ZeRO, the first overflow already halves the scale
+    const std::string expected = applied_steps(
+        train_cifar_reference(options_of(cifar, ranks), cifar, some_images()));
+    EXPECT_EQ(expected.front(), '0');
+    EXPECT_EQ(expected.back(), '1');
     EXPECT_EQ(applied_steps(trained(cifar, ranks)), expected) << cifar.stage;
   }
 }

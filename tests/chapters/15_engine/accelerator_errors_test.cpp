@@ -98,7 +98,7 @@ std::vector<Refused> refused() {
        {"/optimizer/type SGD", "AdamW"}},
       {"TwoSchedulers",
        [](Script& s) {
-         with_config(R"({"scheduler": {"type": "WarmupLR"}})")(s);
+         with_config(R"({"scheduler": {"type": "WarmupLR", "params": {}}})")(s);
          s.rate = [](std::int64_t) { return 0.1; };
        },
        {"/scheduler/type WarmupLR", "scheduler"}},

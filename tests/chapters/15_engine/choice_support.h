@@ -14,17 +14,23 @@ inline Options options_for(int world_size) {
   return tiny_gpt("15_engine", world_size);
 }
 
-/// Compares with one device if the world has data.
-inline Report train_choice(const Options& options, const Choice& choice) {
+/// A choice as the program runs it.
+inline ChapterRun run_of(const Choice& choice) {
   ChapterRun chapter;
   chapter.fold_class = choice.fold_class;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+  chapter.rank = [choice](const Options& options, ProcessGroup& world,
+                          Run& run) {
     DeviceMesh mesh(world, choice.topology);
     const auto strategy = choice.make(options, mesh);
     run.train(options, *strategy);
   };
   chapter.reference = choice.reference;
-  return run_and_compare(options, chapter);
+  return chapter;
+}
+
+/// Compares with one device if the world has data.
+inline Report train_choice(const Options& options, const Choice& choice) {
+  return run_and_compare(options, run_of(choice));
 }
 
 /// The options that the config fills go to the strategy that it chooses.

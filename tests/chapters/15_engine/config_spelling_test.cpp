@@ -35,9 +35,14 @@ TEST(EngineSpelling, CommentsAndACommaBeforeABracketAreRead) {
 
 TEST(EngineSpelling, ZerosAndWholeNumbersWithExponents) {
   expect_kept(R"({"zero_optimization": {"stage": 3.0, "sub_group_size": 0,
-      "reduce_bucket_size": 0, "allgather_bucket_size": 0,
+      "reduce_bucket_size": 1, "allgather_bucket_size": 0,
       "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 5e8}})");
-  EXPECT_EQ(parse(R"({"steps_per_print": 0})").steps_per_print, 0);
+  // DeepSpeed 0.19.8 wants a bucket above 0, and would divide by steps_per_print
+  expect_error(R"({"zero_optimization": {"reduce_bucket_size": 0}})",
+               "/reduce_bucket_size: 0 is not allowed; give a whole number "
+               "from 1");
+  expect_error(R"({"steps_per_print": 0})", "/steps_per_print: 0 is not");
+  EXPECT_EQ(parse(R"({"steps_per_print": null})").steps_per_print, 0);
   expect_error(R"({"zero_optimization": {"stage": 2.5}})",
                "/zero_optimization/stage: 2.5 is not allowed");
 }
@@ -84,6 +89,7 @@ TEST(EngineSpelling, OldFormsAndNull) {
 TEST(EngineSpelling, NamesOfDtypes) {
   const DeepSpeedConfig config =
       parse(R"({"communication_data_type": "FP16", "bf16": {"enabled": true},
+                "zero_optimization": {"stage": 1},
                 "data_types": {"grad_accum_dtype": "torch.float32",
                                "param_dtype": "bfloat16"}})");
   EXPECT_EQ(config.communication_data_type, "fp16");
@@ -91,6 +97,116 @@ TEST(EngineSpelling, NamesOfDtypes) {
   EXPECT_TRUE(remarks(config, "/data_types/param_dtype: has no effect here"));
   expect_error(R"({"data_types": {"param_dtype": "bf16"}})",
                "/data_types/param_dtype: bf16 is not offered");
+  // Each of the two lists is DeepSpeed's
+  expect_error(R"({"communication_data_type": "torch.float16"})",
+               "\"torch.float16\" is unknown");
+  expect_error(R"({"communication_data_type": ""})", "\"\" is unknown");
+  expect_error(R"({"data_types": {"grad_accum_dtype": "FP32"}})",
+               "\"FP32\" is unknown");
+}
+
+// DeepSpeed's classes convert values (pydantic 2.14); its plain readers do not.
+TEST(EngineSpelling, ValuesOfClassesAreConverted) {
+  const auto stage = [](const std::string& value) {
+    return parse(R"({"zero_optimization": {"stage": )" + value + "}}")
+        .zero.stage;
+  };
+  EXPECT_EQ(stage(R"("2")"), 2);
+  EXPECT_EQ(stage(R"(" +3.0 ")"), 3);
+  EXPECT_EQ(stage("true"), 1);
+  EXPECT_EQ(stage("false"), 0);
+  for (const char* value :
+       {R"("2.5")", R"("2e0")", R"("x")", R"("")", "null"}) {
+    expect_error(
+        R"({"zero_optimization": {"stage": )" + std::string(value) + "}}",
+        "/zero_optimization/stage: ");
+  }
+  const auto scatters = [](const std::string& value) {
+    return parse(R"({"zero_optimization": {"stage": 1, "reduce_scatter": )" +
+                 value + "}}")
+        .zero.reduce_scatter;
+  };
+  for (const char* yes : {"1", "1.0", R"("1")", R"("True")", R"("YES")"}) {
+    EXPECT_TRUE(scatters(yes)) << yes;
+  }
+  for (const char* no : {"0", R"("off")", R"("f")", R"("n")"}) {
+    EXPECT_FALSE(scatters(no)) << no;
+  }
+  expect_error(R"({"zero_optimization": {"reduce_scatter": 2}})",
+               "give true or false");
+  EXPECT_EQ(parse(R"({"fp16": {"loss_scale": "1e2"}})").fp16.loss_scale, 100);
+  expect_error(R"({"fp16": {"loss_scale": true}})", "/fp16/loss_scale: true");
+  expect_error(R"({"train_batch_size": "16"})", "\"16\" is not allowed");
+  // Values without effect have types, too
+  expect_error(R"({"wandb": {"enabled": "x"}})",
+               "/wandb/enabled: \"x\" is not allowed; give true or false");
+  expect_error(R"({"tensorboard": true})",
+               "/tensorboard: true is not allowed; give an object");
+  expect_error(R"({"timers": {"throughput": {"synchronised": true}}})",
+               "/timers/throughput/synchronised: unknown key; did you mean "
+               "\"synchronized\"?");
+  expect_error(R"({"tensor_parallel": {"vocab_parallel_ce_backend": "x"}})",
+               "give torch or liger");
+  EXPECT_EQ(error_of(R"({"tensor_parallel": {"vocab_parallel_ce_backend":
+                "liger", "vocab_parallel_lm_head": null, "tp": {"tp_size": "1"}},
+                "wandb": {"enabled": "auto"}, "disable_python_gc": true,
+                "data_types": {"keep_in_fp32_modules": "auto"},
+                "zero_optimization": {"parameter_alignment": true}})"),
+            "");
+}
+
+// Each is refused by DeepSpeed 0.19.8, or read as here.
+TEST(EngineSpelling, BoundsAreDeepSpeeds) {
+  const auto fp16 = [](const std::string& keys) {
+    return R"({"fp16": {"enabled": true, )" + keys + "}}";
+  };
+  expect_error(fp16(R"("loss_scale_window": 0)"), "/fp16/loss_scale_window 0");
+  expect_error(fp16(R"("min_loss_scale": 0)"), "/fp16/min_loss_scale 0");
+  expect_error(fp16(R"("min_loss_scale": 0.5)"), "/min_loss_scale: 0.5 is not");
+  EXPECT_EQ(error_of(fp16(R"("min_loss_scale": 0, "loss_scale": 8)")), "");
+  EXPECT_EQ(parse(fp16(R"("initial_scale_power": -3, "hysteresis": 0)"))
+                .loss_scale()
+                .scale,
+            0.125);
+  EXPECT_EQ(parse(R"({"gradient_clipping": -1})").gradient_clipping, 0);
+  const auto zero = [](int stage, const std::string& keys,
+                       const std::string& more = "") {
+    return R"({"zero_optimization": {"stage": )" + std::to_string(stage) +
+           ", " + keys + "}" + more + "}";
+  };
+  expect_error(zero(2, R"("allgather_bucket_size": 501)"),
+               "/allgather_bucket_size 501 with /zero_optimization/stage 2");
+  EXPECT_EQ(error_of(zero(3, R"("allgather_bucket_size": 501)")), "");
+  expect_error(zero(1, R"("compute_grad_norm": false)"),
+               "/compute_grad_norm false with /zero_optimization/stage 1 and "
+               "/gradient_clipping 1");
+  EXPECT_EQ(error_of(zero(1, R"("compute_grad_norm": false)",
+                          R"(, "gradient_clipping": 0)")),
+            "");
+  expect_error(zero(2, R"("offload_optimizer": {"ratio": 0.5})"),
+               "/offload_optimizer/ratio: 0.5 with /zero_optimization/stage 2");
+  const std::string sgd = R"(, "optimizer": {"type": "SGD"})";
+  expect_error(zero(1, R"("reduce_scatter": true)", sgd),
+               "/optimizer/type \"SGD\" with /zero_optimization/stage 1");
+  EXPECT_EQ(error_of(zero(1, R"("reduce_scatter": true)",
+                          sgd + R"(, "zero_allow_untested_optimizer": true)")),
+            "");
+  for (const int stage : {0, 1, 2, 3}) {
+    const std::string error =
+        error_of(zero(stage, R"("reduce_scatter": true)",
+                      R"(, "bf16": {"enabled": true}, "data_types":
+                      {"grad_accum_dtype": "fp32"})"));
+    EXPECT_EQ(error.empty(), stage > 0) << error;
+  }
+  // No effect, and no error
+  EXPECT_TRUE(remarks(parse(zero(1, R"("stage3_max_live_parameters": 1)",
+                                 R"(, "prescale_gradients": true)")),
+                      "/prescale_gradients: has no effect here"));
+  EXPECT_TRUE(remarks(parse(R"({"prescale_gradients": true,
+                      "gradient_predivide_factor": 2})"),
+                      "/gradient_predivide_factor: has no effect here"));
+  EXPECT_TRUE(remarks(parse(zero(3, R"("allgather_partitions": false)")),
+                      "/allgather_partitions: has no effect here"));
 }
 
 std::size_t lines_of(const std::string& text) {
@@ -109,9 +225,10 @@ TEST(EngineMistakes, AreNamedAllAtOnce) {
           "offload_optimizer": {"device": "cpu"}}})");
   for (const char* path :
        {"/train_batch_size: 0", "/gradient_cliping: unknown",
-        "/sparse_gradients: true", "/bf16/enabled and /fp16/enabled",
+        "/sparse_gradients: DeepSpeed", "/bf16/enabled and /fp16/enabled",
         "/optimizer/params/lr: -1", "/optimizer/params/betas/0: 2",
-        "/optimizer/params/betas/1: 3", "/optimizer/params/momentum: Adam",
+        "/optimizer/params/betas/1: 3",
+        "/optimizer/params/momentum: DeepSpeedCPUAdam",
         "/zero_optimization/stage: 9"}) {
     EXPECT_NE(error.find(std::string("ds.json: ") + path), std::string::npos)
         << path << "\n"

@@ -28,8 +28,8 @@ TEST(EngineConfig, AnEmptyFileHasTheDefaults) {
       "allgather_bucket_size": 500000000, "reduce_scatter": true,
       "reduce_bucket_size": 500000000, "overlap_comm": false,
       "contiguous_gradients": true,
-      "offload_optimizer": {"device": "none", "pin_memory": false},
-      "offload_param": {"device": "none", "pin_memory": false},
+      "offload_optimizer": {"device": "none"},
+      "offload_param": {"device": "none"},
       "stage3_prefetch_bucket_size": 50000000,
       "stage3_param_persistence_threshold": 100000,
       "stage3_max_live_parameters": 1000000000,
@@ -50,7 +50,7 @@ TEST(EngineConfig, DefaultsInsideSections) {
     EXPECT_EQ(config_of(stage, 1).zero.overlaps(), stage == 3);
   }
   const SchedulerConfig warmup =
-      parse(R"({"scheduler": {"type": "WarmupLR"}})").scheduler;
+      parse(R"({"scheduler": {"type": "WarmupLR", "params": {}}})").scheduler;
   EXPECT_EQ(warmup.warmup_min_lr, 0);
   EXPECT_FALSE(warmup.warmup_max_lr.has_value());  // the optimizer's
   EXPECT_EQ(warmup.warmup_num_steps, 1000);
@@ -83,7 +83,7 @@ constexpr const char* kFull = R"({
     "allgather_bucket_size": 5e7, "reduce_scatter": false,
     "reduce_bucket_size": 2e8, "overlap_comm": true,
     "contiguous_gradients": false,
-    "offload_optimizer": {"device": "cpu", "pin_memory": true},
+    "offload_optimizer": {"device": "cpu"},
     "offload_param": {"device": "none"},
     "stage3_prefetch_bucket_size": 1000,
     "stage3_param_persistence_threshold": 10,
@@ -103,8 +103,8 @@ TEST(EngineConfig, EveryKeyIsReadAndWrittenAgain) {
   const DeepSpeedConfig config = parse(kFull);
   EXPECT_EQ(config.optimizer.params.beta1, 0.8);
   EXPECT_EQ(config.optimizer.name(), "adamw");
-  EXPECT_EQ(config.fp16.scale().scale, 32768);
-  EXPECT_EQ(config.fp16.scale().hysteresis, 3);
+  EXPECT_EQ(config.loss_scale().scale, 32768);
+  EXPECT_EQ(config.loss_scale().hysteresis, 3);
   EXPECT_EQ(config.zero.reduce_bucket_size, 200'000'000);
   EXPECT_EQ(config.book.num_experts, (std::vector<int>{4, 8}));
   // The round trip
@@ -124,19 +124,24 @@ TEST(EngineConfig, KeysThatExcludeOthersAreWrittenToo) {
       "loss_scale": 128.0}, "optimizer": {"type": "SGD", "params":
       {"momentum": 0.5, "dampening": 0.25}}})");
   expect_kept(R"({"zero_optimization": {"stage": 3, "offload_optimizer":
-      {"device": "cpu", "pin_memory": true}, "offload_param": {"device":
-      "cpu", "pin_memory": true}}})");
+      {"device": "cpu"}, "offload_param": {"device": "cpu"}}})");
+  expect_kept(R"({"zero_allow_untested_optimizer": true, "gradient_clipping":
+      0.0, "optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 1,
+      "compute_grad_norm": false}})");
+  expect_kept(R"({"optimizer": {"type": "Adam", "params": {"torch_adam": true,
+      "weight_decay": 0.5}}, "scheduler": {"type": "WarmupDecayLR", "params":
+      {"warmup_max_lr": null, "total_num_steps": 3}}})");
 }
 
 TEST(EngineConfig, KeysOfFp16AreThoseOfTheScaler) {
   const LossScaleOptions usual =
-      parse(R"({"fp16": {"enabled": true}})").fp16.scale();
+      parse(R"({"fp16": {"enabled": true}})").loss_scale();
   EXPECT_EQ(usual.scale, 65536);  // older DeepSpeed: 2^32 and hysteresis 1
   EXPECT_EQ(usual.window, 1000);
   EXPECT_EQ(usual.hysteresis, 2);
   EXPECT_EQ(usual.min_scale, 1);
   EXPECT_FALSE(usual.consecutive_hysteresis);
-  const LossScaleOptions given = parse(kFull).fp16.scale();
+  const LossScaleOptions given = parse(kFull).loss_scale();
   EXPECT_EQ(given.window, 500);
   EXPECT_EQ(given.min_scale, 2);
   EXPECT_TRUE(given.consecutive_hysteresis);
@@ -172,8 +177,9 @@ TEST(EngineConfig, UnknownKeysAreNamedWithTheNearestOne) {
   expect_error(R"({"zero_optimization": {"stge": 3}})",
                "/zero_optimization/stge: unknown key; did you mean \"stage\"");
   expect_error(R"({"optimizer": {"type": "SGD", "params": {"betas": [0, 0]}}})",
-               "/optimizer/params/betas: SGD has no such parameter; leave it "
-               "out, or give lr, weight_decay, momentum");
+               "/optimizer/params/betas: PyTorch's SGD, which DeepSpeed "
+               "creates for SGD, has no such parameter; leave it out, or give "
+               "lr, weight_decay, momentum");
   expect_error(R"({"fp16": {"hysterisis": 2}})", "did you mean \"hysteresis\"");
   expect_error(R"({"shardbook": {"experts": {"num_experts": 2, "topk": 2}}})",
                "did you mean \"top_k\"");
@@ -192,7 +198,7 @@ TEST(EngineConfig, WrongValuesAreNamed) {
                "number from 0 to 3");
   expect_error(R"({"zero_optimization": 2})",
                "/zero_optimization: 2 is not allowed; give an object");
-  expect_error(R"({"fp16": {"enabled": 1}})", "give true or false");
+  expect_error(R"({"fp16": {"enabled": 2}})", "give true or false");
   expect_error(
       R"({"optimizer": {"type": "Lamb"}})",
       "\"Lamb\" is DeepSpeed's, but not offered: its updates are other "
@@ -200,7 +206,7 @@ TEST(EngineConfig, WrongValuesAreNamed) {
   expect_error(R"({"optimizer": {"type": "sgd"}})",
                "\"sgd\" is unknown; give Adam, AdamW or SGD");
   expect_error(R"({"optimizer": {"params": {}}})", "/optimizer/type: missing");
-  expect_error(R"({"scheduler": {"type": "WarmupDecayLR"}})",
+  expect_error(R"({"scheduler": {"type": "WarmupDecayLR", "params": {}}})",
                "/scheduler/params/total_num_steps: missing");
   expect_error(
       R"({"optimizer": {"type": "Adam", "params": {"betas": [1, 0]}}})",
@@ -234,9 +240,9 @@ TEST(EngineConfig, KeysThatExcludeEachOtherAreAllNamed) {
   expect_error(R"({"zero_optimization": {"stage": 3}, "pipeline": {"stages":
                    2}})",
                "2m times");
-  expect_error(R"({"zero_optimization": {"stage": 1},
+  expect_error(R"({"zero_optimization": {"stage": 2},
                    "prescale_gradients": true})",
-               "/prescale_gradients true with /zero_optimization/stage 1 and "
+               "/prescale_gradients true with /zero_optimization/stage 2 and "
                "/zero_optimization/reduce_scatter true");
   expect_error(R"({"zero_optimization": {"stage": 2},
                    "gradient_predivide_factor": 2})",

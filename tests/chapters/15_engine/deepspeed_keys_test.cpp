@@ -26,18 +26,19 @@ std::string file_with(const std::string& path, const json& value) {
 template <typename Check>
 void for_each_key(Effect effect, const Check& check) {
   for (const KnownKeys& row : internal::known_keys()) {
-    std::istringstream keys(row.keys);
-    for (std::string key; keys >> key;) {
+    for (const internal::KnownKey& key : internal::keys_of(row)) {
       if (row.effect == effect)
-        check(row, std::string(row.section) + "/" + key);
+        check(row, std::string(row.section) + "/" + key.name);
     }
   }
 }
 
+constexpr Effect kEffects[] = {Effect::kActs, Effect::kNone, Effect::kChanges,
+                               Effect::kInside, Effect::kGone};
+
 TEST(EngineKeys, NoneIsInTheTableTwice) {
   std::set<std::string> all;
-  for (const Effect effect :
-       {Effect::kActs, Effect::kNone, Effect::kChanges, Effect::kInside}) {
+  for (const Effect effect : kEffects) {
     for_each_key(effect, [&](const KnownKeys&, const std::string& path) {
       EXPECT_TRUE(all.insert(path).second) << path;
     });
@@ -71,7 +72,7 @@ TEST(EngineKeys, ThoseThatActAreRead) {
               << type << " " << error;
         });
   };
-  const std::string adam = " lr weight_decay betas eps adam_w_mode ";
+  const std::string adam = " lr weight_decay betas eps adam_w_mode torch_adam ";
   expect_read("/optimizer", "Adam", adam);
   expect_read("/optimizer", "AdamW", adam);
   expect_read("/optimizer", "SGD",
@@ -86,10 +87,16 @@ TEST(EngineKeys, OneRemarkNamesAKeyWithoutEffect) {
   for_each_key(Effect::kNone, [](const KnownKeys& row,
                                  const std::string& path) {
     EXPECT_FALSE(std::string(row.why).empty()) << path;
-    json file = json::parse(file_with(path, true));
-    if (path.rfind("/optimizer/", 0) == 0) file["optimizer"]["type"] = "AdamW";
-    if (path.rfind("/scheduler/", 0) == 0) {
-      file["scheduler"]["type"] = "WarmupLR";
+    // Parameters depend on the class: below
+    if (path.find("/params/") != std::string::npos) return;
+    json file;
+    for (const json& value : {json(true), json("info"), json::object(),
+                              json::array(), json(1), json("torch")}) {
+      file = json::parse(file_with(path, value));
+      if (path.rfind("/optimizer/", 0) == 0) {
+        file["optimizer"]["type"] = "AdamW";
+      }
+      if (error_of(file.dump()).empty()) break;
     }
     const auto all = parse(file.dump()).remarks;
     EXPECT_EQ(std::count_if(all.begin(), all.end(),
@@ -113,6 +120,13 @@ TEST(EngineKeys, ThoseThatWouldChangeNumbersAreRefusedUnlessHarmless) {
     };
     in_type("/optimizer", "AdamW");
     in_type("/scheduler", "WarmupLR");
+    const bool is_torchs = path == "/optimizer/params/maximize" ||
+                           path == "/optimizer/params/decoupled_weight_decay";
+    if (is_torchs) {
+      file["optimizer"]["type"] = "Adam";
+      file["optimizer"]["params"]["torch_adam"] = true;
+      file["optimizer"]["params"]["adam_w_mode"] = false;
+    }
     EXPECT_NE(error_of(file.dump())
                   .find(path + ": \"other\" is not offered: " + row.why),
               std::string::npos)
@@ -124,11 +138,85 @@ TEST(EngineKeys, ThoseThatWouldChangeNumbersAreRefusedUnlessHarmless) {
     EXPECT_TRUE(remarks(parse(file.dump()), path + ": has no effect here"))
         << path;
   });
-  expect_error(R"({"compression_training": {"weight_quantization":
-                   {"shared_parameters": {"enabled": true}}}})",
-               "/compression_training: is not offered: compressed weights");
-  expect_error(R"({"elasticity": {"enabled": true}})",
-               "/elasticity: is not offered: it takes the batch");
+  expect_error(R"({"data_efficiency": {"data_sampling": {"enabled": 1}}})",
+               "/data_efficiency: is not offered: other samples");
+}
+
+// DeepSpeed 0.19.8 raises DeepSpeedConfigError, or pydantic's ValidationError.
+TEST(EngineKeys, ThoseThatDeepSpeedHasDroppedAreRefusedWithAnyValue) {
+  int count = 0;
+  for_each_key(Effect::kGone, [&](const KnownKeys& row,
+                                  const std::string& path) {
+    count += 1;
+    for (const json& value :
+         {json(false), json(nullptr), json::object(), json("auto"), json(-1)}) {
+      EXPECT_NE(
+          error_of(file_with(path, value))
+              .find(path + ": DeepSpeed 0.19.8 refuses this key: " + row.why),
+          std::string::npos)
+          << path << " " << value;
+    }
+  });
+  EXPECT_EQ(count, 20);
+}
+
+// What DeepSpeed 0.19.8 makes of them: TypeError where the class has no such
+// parameter.
+TEST(EngineKeys, ParametersAreThoseOfTheClassThatDeepSpeedCreates) {
+  struct Case {
+    const char* params;
+    const char* refused;  ///< the part of an error; empty: none
+  };
+  const std::string offload = R"(, "zero_optimization": {"stage": 2,
+      "offload_optimizer": {"device": "cpu"}})";
+  const auto expect = [](const std::string& type, const std::string& params,
+                         const std::string& more, const std::string& refused) {
+    const std::string text = "{\"optimizer\": {\"type\": \"" + type +
+                             "\", \"params\": {" + params + "}}" + more + "}";
+    if (refused.empty()) {
+      EXPECT_EQ(error_of(text), "") << text;
+    } else {
+      expect_error(text, refused);
+    }
+  };
+  const std::string torch = R"("torch_adam": true, )";
+  for (const char* key : {"fused", "foreach", "capturable", "differentiable"}) {
+    const std::string param = std::string("\"") + key + "\": true";
+    const std::string path = std::string("/optimizer/params/") + key + ": ";
+    expect("Adam", param, "", path + "FusedAdam, which DeepSpeed creates for");
+    expect("AdamW", torch + param, "", "");
+  }
+  expect("AdamW", R"("set_grad_none": true)", "", "");
+  expect("AdamW", torch + R"("set_grad_none": true)", "", "PyTorch's AdamW");
+  expect("AdamW", R"("set_grad_none": true)", offload, "DeepSpeedCPUAdam");
+  expect("AdamW", R"("bias_correction": true)", "", "");
+  expect("Adam", torch + R"("adam_w_mode": false, "bias_correction": true)", "",
+         "PyTorch's Adam, ");
+  expect("SGD", R"("fused": true)", "", "");
+  expect("SGD", R"("amsgrad": false)", "", "PyTorch's SGD");
+  expect("AdamW", R"("freeze_step": 1)", "", "/freeze_step: FusedAdam");
+  expect_error(R"({"scheduler": {"type": "WarmupLR", "params":
+                   {"cycle_max_lr": 1}}})",
+               "/scheduler/params/cycle_max_lr: WarmupLR, which");
+  expect_error(R"({"scheduler": {"type": "WarmupLR"}})",
+               "/scheduler/params: missing; DeepSpeed's WarmupLR needs it");
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "AdamW", "params": null}})"),
+            "");
+}
+
+TEST(EngineKeys, OtherOptimizersAndSchedulesAreKnown) {
+  const auto expect_why = [](const char* section, const char* type,
+                             const std::string& why) {
+    expect_error(std::string("{\"") + section + "\": {\"type\": \"" + type +
+                     "\", \"params\": {}}}",
+                 std::string("/type: \"") + type + "\" " + why);
+  };
+  expect_why("optimizer", "Muon", "is DeepSpeed's, but not offered");
+  expect_why("optimizer", "RMSprop", "is PyTorch's, but not offered");
+  expect_why("optimizer", "OneBitAdam", "is not DeepSpeed's any more");
+  expect_why("optimizer", "Adan", "is unknown; give Adam, AdamW or SGD");
+  expect_why("scheduler", "OneCycle", "is DeepSpeed's, but not offered");
+  expect_why("scheduler", "CosineAnnealingLR", "is PyTorch's, but not offered");
 }
 
 TEST(EngineKeys, NamesInSectionsWithoutEffectAreKnownToo) {
@@ -143,8 +231,8 @@ TEST(EngineKeys, NamesInSectionsWithoutEffectAreKnownToo) {
 // A guess corrects the key's spelling, never its meaning.
 TEST(EngineKeys, ALetterThatIsMissingIsFound) {
   std::set<std::string> known;
-  for (const Effect effect :
-       {Effect::kActs, Effect::kNone, Effect::kChanges, Effect::kInside}) {
+  for (const Effect effect : kEffects) {
+    if (effect == Effect::kGone) continue;
     for_each_key(effect, [&](const KnownKeys&, const std::string& path) {
       known.insert(path);
     });
@@ -199,10 +287,11 @@ TEST(EngineDefaults, RemarksSayWhatOtherVersionsDo) {
   EXPECT_FALSE(
       remarks(parse(R"({"gradient_clipping": 0})"), "gradient_clipping"));
   EXPECT_EQ(parse(R"({"gradient_clipping": 0})").gradient_clipping, 0);
-  EXPECT_TRUE(remarks(parse(R"({"scheduler": {"type": "WarmupLR"}})"),
-                      "warmup_max_lr"));
   EXPECT_TRUE(
-      remarks(parse(R"({"fp16": {"enabled": true}})"), "one step later"));
+      remarks(parse(R"({"scheduler": {"type": "WarmupLR", "params": {}}})"),
+              "warmup_max_lr"));
+  EXPECT_TRUE(remarks(parse(R"({"fp16": {"enabled": true}})"),
+                      "doubles after 1001 good steps, then after 1000 each"));
   EXPECT_TRUE(remarks(parse(R"({"pipeline": {"stages": 2},
                        "zero_optimization": {"overlap_comm": true}})"),
                       "overlap_comm: off"));
@@ -215,6 +304,25 @@ TEST(EngineDefaults, RemarksSayWhatOtherVersionsDo) {
       remarks(parse(R"({"zero_optimization": {"stage": 2, "offload_optimizer":
                        {"device": "cpu", "pin_memory": true}}})"),
               "pin_memory: "));
+}
+
+// torch.optim.AdamW decays by 0.01, FusedAdam by 0 (DeepSpeed 0.19.8).
+TEST(EngineDefaults, TorchAdamDecaysUnlessToldOtherwise) {
+  const auto decay = [](const std::string& type, const std::string& params) {
+    return parse("{\"optimizer\": {\"type\": \"" + type + "\", \"params\": {" +
+                 params + "}}}")
+        .optimizer.params.weight_decay;
+  };
+  for (const std::string type : {"Adam", "AdamW"}) {
+    EXPECT_EQ(decay(type, ""), 0);
+    EXPECT_EQ(decay(type, R"("torch_adam": false)"), 0);
+    EXPECT_EQ(decay(type, R"("torch_adam": true)"), 0.01);
+    EXPECT_EQ(decay(type, R"("torch_adam": true, "weight_decay": 0)"), 0);
+  }
+  EXPECT_EQ(decay("Adam", R"("torch_adam": true, "adam_w_mode": false)"), 0);
+  EXPECT_TRUE(remarks(parse(R"({"optimizer": {"type": "Adam", "params":
+                      {"torch_adam": true}}})"),
+                      "torch_adam without weight_decay: 0.01"));
 }
 
 // The section asks for recomputation if a key makes sense only with it.

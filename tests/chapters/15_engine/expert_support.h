@@ -61,7 +61,7 @@ inline DeepSpeedConfig config_with(int stage, std::int64_t g,
                (has_optimizer
                     ? ""
                     : R"(, "optimizer": {"type": "SGD", "params": {"lr": 0.3,
-                  "momentum": 0.5}})") +
+                  "momentum": 0.5}}, "zero_allow_untested_optimizer": true)") +
                R"(, "zero_optimization": {"stage": )" + std::to_string(stage) +
                zero + "}" + more + "}");
 }

@@ -125,8 +125,8 @@ TEST(EngineOptions, SizesThatAreAutoFollowFromTheOthers) {
 // Zeros are the smallest limits, and recomputation changes no number.
 TEST(EngineOptions, ZerosAndRecomputationTrainAsOneDevice) {
   for (const std::string keys :
-       {R"("stage": 2, "reduce_bucket_size": 0, "allgather_bucket_size": 0)",
-        R"("stage": 3, "sub_group_size": 0, "reduce_bucket_size": 0,
+       {R"("stage": 2, "reduce_bucket_size": 1, "allgather_bucket_size": 0)",
+        R"("stage": 3, "sub_group_size": 0, "reduce_bucket_size": 1,
            "max_live_parameters": 0, "param_persistence_threshold": 0)"}) {
     const Report report = train_config(
         options_for(2),
@@ -233,7 +233,8 @@ TEST(EngineOptions, AConflictNamesOptionAndKey) {
       {"/optimizer/type"});
   expect_text(error("--dtype", "f64", R"({"fp16": {"enabled": true}})"),
               {"/fp16/enabled"});
-  expect_text(error("--warmup", "3", R"({"scheduler": {"type": "WarmupLR"}})"),
+  expect_text(error("--warmup", "3",
+                    R"({"scheduler": {"type": "WarmupLR", "params": {}}})"),
               {"/scheduler/type WarmupLR"});
 }
 

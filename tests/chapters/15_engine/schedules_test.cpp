@@ -81,7 +81,7 @@ TEST(WarmupLr, TheConfigsKeysAreItsNumbers) {
                      10),
             (std::vector<double>{0, 0, .25, .5, .75, 1, .75, .5, .25, 0}));
   // Without keys: logarithmic from 0 to the optimizer's rate in 1000 steps
-  EXPECT_EQ(rates_of(R"({"type": "WarmupLR"})", 5), rates({}, 5));
+  EXPECT_EQ(rates_of(R"({"type": "WarmupLR", "params": {}})", 5), rates({}, 5));
   EXPECT_EQ(rates_of(R"({"type": "WarmupLR", "params": {"warmup_min_lr":
                 0.0005}})",
                      1)[0],

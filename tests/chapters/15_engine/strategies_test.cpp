@@ -399,5 +399,44 @@ TEST(EngineStrategies, SayWhyTheyRefuse) {
   expect_text(refusal(2, "{}", "resnet18"), {"batch norm"});
 }
 
+// --- The config is printed if a run can begin ---------------------------------
+
+// An error of a run is one of --print-config: of the file, of the choice of a
+// chapter, of a strategy that is built.
+TEST(EnginePrintConfig, RefusesWhatARunRefuses) {
+  struct Case {
+    const char* text;
+    std::int64_t device_memory;
+    const char* error;  ///< its beginning; empty: none
+  };
+  for (const Case& each : {
+           Case{R"({"zero_optimization": {"stage": 2}})", 0, ""},
+           Case{R"({"zero_optimization": {"stage": 2}, "bf16": {"enabled":
+                    true}, "data_types": {"grad_accum_dtype": "fp32"},
+                    "gradient_accumulation_steps": 2})",
+                0, "ds.json: /data_types/grad_accum_dtype \"fp32\" in bf16"},
+           Case{R"({"zero_optimization": {"stage": 3}})", 1000,
+                "out of memory on cpu:"},
+       }) {
+    Options options = options_for(2);
+    options.dtype = DType::kF32;
+    options.device_memory_bytes = each.device_memory;
+    options.steps = 1;
+    const auto error = [&](const auto& run) {
+      return shardbook::error_of([&] {
+        const auto config = DeepSpeedConfig::parse(each.text, "ds.json");
+        Options filled = options;
+        apply_config(config, data_parallel_ranks(options, config), {}, filled);
+        run(filled, run_of(choose(filled, config)));
+      });
+    };
+    const std::string of_run = error(run_and_compare);
+    const std::string of_print = error(check_run);
+    EXPECT_EQ(of_run.rfind(each.error, 0), 0U) << of_run;
+    EXPECT_EQ(of_run.empty(), std::string(each.error).empty()) << of_run;
+    EXPECT_EQ(of_print.empty(), of_run.empty()) << of_print;
+  }
+}
+
 }  // namespace
 }  // namespace shardbook::engine

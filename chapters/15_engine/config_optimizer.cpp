@@ -1,0 +1,255 @@
+// The sections of the optimizer and of its schedule.
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "chapters/15_engine/internal/config_sections.h"
+
+namespace shardbook::engine::internal {
+namespace {
+
+using json_file::Json;
+using json_file::JsonObject;
+
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 40;
+constexpr double kMostRate = 1e30;
+
+/// The usual case of a type; DeepSpeed accepts any.
+std::string with_usual_case(const std::string& type) {
+  const std::string lower = lower_case(type);
+  return lower == "adam" ? "Adam" : lower == "adamw" ? "AdamW" : type;
+}
+
+/// Types that the book does not have, in lower case.
+struct Others {
+  const char* names;
+  const char* why;
+};
+
+/// A type that is offered; `others` have reasons of their own.
+void read_type(JsonObject& section, const std::vector<std::string>& offered,
+               const std::vector<Others>& others, std::string& type) {
+  const Json* json = section.find("type");
+  const std::string names = json_file::list(offered);
+  section.check(json != nullptr, section.where("type"), ": missing; give ",
+                names);
+  if (json == nullptr) return;
+  std::string given;
+  section.text("type", given);
+  if (given.empty()) return;
+  given = with_usual_case(given);
+  if (std::find(offered.begin(), offered.end(), given) != offered.end()) {
+    type = given;
+    return;
+  }
+  std::string why = "is unknown";
+  for (const Others& each : others) {
+    std::istringstream words(each.names);
+    for (std::string name; words >> name;) {
+      if (name == lower_case(given)) why = each.why;
+    }
+  }
+  section.check(false, section.where("type"), ": \"",
+                json_file::printable(given), "\" ", why, "; give ", names);
+}
+
+void read_betas(JsonObject& object, OptimizerOptions& to) {
+  const Json* betas = object.find("betas");
+  if (betas == nullptr) return;
+  const std::string where = object.where("betas");
+  const bool is_pair = betas->is_array() && betas->size() == 2;
+  object.check(is_pair, where, ": ", json_file::printable(*betas),
+               " is not allowed; give two numbers below 1, such as "
+               "[0.9, 0.999]");
+  if (!is_pair) return;
+  const double below_1 = std::nextafter(1.0, 0.0);
+  const std::string names[] = {"0", "1"};
+  double* const values[] = {&to.beta1, &to.beta2};
+  for (std::size_t i = 0; i < 2; ++i) {
+    const Json pair = {{names[i], (*betas)[i]}};
+    JsonObject(pair, object.file(), where.substr(object.file().size() + 2),
+               object.problems())
+        .number(names[i], 0, below_1, *values[i]);
+  }
+}
+
+void read_adam(JsonObject& object, OptimizerConfig& optimizer,
+               std::vector<std::string>& remarks) {
+  OptimizerOptions& to = optimizer.params;
+  object.number("eps", 0, kMostRate, to.eps);
+  read_betas(object, to);
+  bool adam_w_mode = true;
+  object.flag("adam_w_mode", adam_w_mode);
+  if (optimizer.type == "Adam") {
+    optimizer.adam_w_mode = adam_w_mode;
+  } else if (object.find("adam_w_mode") != nullptr) {
+    remarks.emplace_back(
+        "/optimizer/params/adam_w_mode: has no effect here: AdamW is AdamW "
+        "with or without it");
+  }
+  object.flag("torch_adam", optimizer.torch_adam);
+  if (object.find("torch_adam") == nullptr) return;
+  const bool decays = optimizer.torch_adam && optimizer.name() == "adamw" &&
+                      object.find("weight_decay") == nullptr;
+  if (decays) to.weight_decay = kTorchWeightDecay;
+  remarks.emplace_back(
+      decays
+          ? "torch_adam without weight_decay: 0.01, the default of PyTorch's "
+            "AdamW; that of DeepSpeed's own is 0"
+          : "/optimizer/params/torch_adam: has no effect here: it chooses "
+            "among programs for the same update");
+}
+
+/// DeepSpeed's class for this config, and the parameters that it has.
+struct Class {
+  std::string name;
+  std::vector<std::string> parameters;
+};
+
+Class optimizer_class(const DeepSpeedConfig& config) {
+  const OptimizerConfig& optimizer = config.optimizer;
+  if (optimizer.type == "SGD") {
+    return {"PyTorch's SGD",
+            {"lr", "weight_decay", "momentum", "dampening", "nesterov",
+             "maximize", "foreach", "fused", "differentiable"}};
+  }
+  Class created;
+  std::vector<std::string> more;
+  if (optimizer.torch_adam) {
+    const bool is_adamw = optimizer.name() == "adamw";
+    created.name = is_adamw ? "PyTorch's AdamW" : "PyTorch's Adam";
+    more = {"amsgrad", "maximize",   "foreach",
+            "fused",   "capturable", "differentiable"};
+    if (!is_adamw) more.emplace_back("decoupled_weight_decay");
+  } else if (config.zero.offload_optimizer.device == "cpu") {
+    created.name = "DeepSpeedCPUAdam";
+    more = {"bias_correction", "amsgrad"};
+  } else {
+    created.name = "FusedAdam";
+    more = {"bias_correction", "amsgrad", "set_grad_none"};
+  }
+  created.parameters = {
+      "lr",         "weight_decay",         "betas", "eps", "adam_w_mode",
+      "torch_adam", "fp32_optimizer_states"};
+  created.parameters.insert(created.parameters.end(), more.begin(), more.end());
+  return created;
+}
+
+Class scheduler_class(const DeepSpeedConfig& config) {
+  Class created = {config.scheduler.type,
+                   {"warmup_min_lr", "warmup_max_lr", "warmup_num_steps",
+                    "warmup_type", "last_batch_iteration"}};
+  if (config.scheduler.type == "WarmupDecayLR") {
+    created.parameters.emplace_back("total_num_steps");
+  }
+  return created;
+}
+
+}  // namespace
+
+void read_optimizer(JsonObject& root, DeepSpeedConfig& config) {
+  root.flag("zero_allow_untested_optimizer", config.allows_untested_optimizer);
+  Section section(root, "optimizer");
+  if (!section.is_object()) return;
+  OptimizerConfig& optimizer = config.optimizer;
+  constexpr const char* kDeepSpeeds =
+      "is DeepSpeed's, but not offered: its updates are other ones";
+  read_type(section.object, {"Adam", "AdamW", "SGD"},
+            {{"lamb adagrad lion muadam muadamw musgd muon", kDeepSpeeds},
+             {"adadelta adafactor adamax asgd lbfgs nadam radam rmsprop rprop "
+              "sparseadam",
+              "is PyTorch's, but not offered: its updates are other ones"},
+             {"onebitadam onebitlamb zerooneadam",
+              "is not DeepSpeed's any more (0.19.8)"}},
+            optimizer.type);
+  Section params(section.object, "params");
+  if (optimizer.type.empty()) return;
+  JsonObject& object = params.object;
+  OptimizerOptions& to = optimizer.params;
+  object.number("lr", 0, kMostRate, to.lr);
+  object.number("weight_decay", 0, kMostRate, to.weight_decay);
+  if (optimizer.type != "SGD") {
+    read_adam(object, optimizer, config.remarks);
+    return;
+  }
+  object.number("momentum", 0, kMostRate, to.momentum);
+  object.number("dampening", -kMostRate, kMostRate, to.dampening);
+  object.flag("nesterov", to.nesterov);
+  object.check(!to.nesterov || (to.momentum > 0 && to.dampening == 0),
+               object.where("nesterov"),
+               ": true needs a momentum above 0 and a dampening of 0");
+}
+
+void read_scheduler(JsonObject& root, DeepSpeedConfig& config) {
+  Section section(root, "scheduler");
+  if (!section.is_object()) return;
+  SchedulerConfig& scheduler = config.scheduler;
+  constexpr const char* kPyTorchs =
+      "is PyTorch's, but not offered: its rates are other ones";
+  read_type(section.object, {"WarmupLR", "WarmupDecayLR"},
+            {{"lrrangetest onecycle warmupcosinelr",
+              "is DeepSpeed's, but not offered: its rates are other ones"},
+             {"steplr multisteplr constantlr linearlr exponentiallr "
+              "polynomiallr cosineannealinglr cosineannealingwarmrestarts "
+              "cycliclr onecyclelr reducelronplateau",
+              kPyTorchs}},
+            scheduler.type);
+  Section params(section.object, "params");
+  if (scheduler.type.empty()) return;
+  JsonObject& object = params.object;
+  section.object.check(params.json != nullptr, section.object.where("params"),
+                       ": missing; DeepSpeed's ", scheduler.type,
+                       " needs it; give {} for the defaults");
+  if (!params.is_object()) return;
+  const bool decays = scheduler.type == "WarmupDecayLR";
+  object.number("warmup_min_lr", 0, kMostRate, scheduler.warmup_min_lr);
+  const Json* most = object.find("warmup_max_lr");
+  const bool is_optimizers = most != nullptr ? most->is_null() : !decays;
+  if (!is_optimizers) {
+    double rate = 1e-3;
+    object.number("warmup_max_lr", 0, kMostRate, rate);
+    scheduler.warmup_max_lr = rate;
+  }
+  object.whole("warmup_num_steps", 1, kMostSteps, scheduler.warmup_num_steps);
+  const Json* steps = object.find("warmup_num_steps");
+  object.check(steps == nullptr || !steps->is_number_float(),
+               object.where("warmup_num_steps"), ": ",
+               steps != nullptr ? json_file::printable(*steps) : "",
+               " is not allowed; DeepSpeed wants a whole number without a "
+               "point or an exponent here");
+  object.choice("warmup_type", {"log", "linear"}, scheduler.warmup_type);
+  if (!decays) return;
+  object.check(object.find("total_num_steps") != nullptr,
+               object.where("total_num_steps"),
+               ": missing; WarmupDecayLR needs the step at which the rate has "
+               "come down");
+  object.whole("total_num_steps", -kMostSteps, kMostSteps,
+               scheduler.total_num_steps);
+  // An end before the first step is as one at it: the warm-up comes first
+  scheduler.total_num_steps =
+      std::max<std::int64_t>(1, scheduler.total_num_steps);
+}
+
+void check_parameters(JsonObject& root,
+                      const std::vector<std::string>& parameters,
+                      const DeepSpeedConfig& config) {
+  const auto check = [&](const std::string& section, const std::string& type,
+                         const Class& created) {
+    if (type.empty()) return;
+    for (const std::string& path : parameters) {
+      if (path.rfind(section, 0) != 0) continue;
+      const std::string key = path.substr(section.size());
+      const auto& own = created.parameters;
+      root.check(std::find(own.begin(), own.end(), key) != own.end(),
+                 root.file(), ": ", path, ": ", created.name,
+                 ", which DeepSpeed creates for ", type,
+                 ", has no such parameter; leave it out, or give ",
+                 json_file::list(own));
+    }
+  };
+  check("/optimizer/params/", config.optimizer.type, optimizer_class(config));
+  check("/scheduler/params/", config.scheduler.type, scheduler_class(config));
+}
+
+}  // namespace shardbook::engine::internal
