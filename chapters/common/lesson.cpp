@@ -306,9 +306,12 @@ Verdict judge(const Lesson& lesson, int ranks) {
   const double peak = *std::max_element(peaks.begin(), peaks.end());
   if (lesson.peak_bytes == 0 || ranks != lesson.ranks) return verdict;
   add_claim(verdict, "memory", peak <= kMorePeak * lesson.peak_bytes,
-            fmt::format("{:.0f} bytes at the peak of a rank; the lesson needs "
-                        "{:.0f}",
-                        peak, lesson.peak_bytes));
+            peak <= lesson.peak_bytes
+                ? fmt::format("{:.0f} bytes at the peak of a rank, or less",
+                              lesson.peak_bytes)
+                : fmt::format("{:.0f} bytes at the peak of a rank; the lesson "
+                              "needs {:.0f}",
+                              peak, lesson.peak_bytes));
   return verdict;
 }
 
