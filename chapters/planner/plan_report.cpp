@@ -162,7 +162,7 @@ std::string links_text(const HybridStep& step) {
 std::string result_text(const PlanRequest& request, const PlanResult& result,
                         const std::string& config_file) {
   std::string text = request_text(request) +
-                     fmt::format("; {} plans, {} of them predicted\n\n",
+                     fmt::format("\n{} plans, {} of them predicted\n\n",
                                  result.num_plans, result.num_predicted);
   if (result.best.empty()) {
     text += "No plan fits.\n";

@@ -59,7 +59,7 @@ struct ModelOptions {
   double dropout = 0;
   std::string data = "book";
   std::string data_format = "auto";  ///< of a file (token_files.h)
-  std::int64_t batch = 24;  ///< samples per step, over all ranks
+  std::int64_t batch = 24;           ///< samples per step, over all ranks
   /// Tokens per sample; the command line sets 1 for images, which have one
   /// target each.
   std::int64_t seq = 64;
