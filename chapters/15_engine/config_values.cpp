@@ -42,10 +42,8 @@ std::string read_flag(Json& value) {
   return "";
 }
 
-/// A number in quotes; NaN where the text is none. An exponent is part of a
-/// fraction only.
-double number_in(std::string text, bool is_whole) {
-  const std::string allowed = is_whole ? "+-.0123456789" : "+-.0123456789eE";
+/// A number in quotes, of these characters; NaN where the text is none.
+double number_in(std::string text, const std::string& allowed) {
   text.erase(std::remove(text.begin(), text.end(), '_'), text.end());
   const std::size_t begin = text.find_first_not_of(" \t");
   if (begin == std::string::npos) return NAN;
@@ -75,7 +73,11 @@ std::string read_number(char type, bool allows_flags, Json& value) {
   if (value.is_number()) number = value.get<double>();
   if (value.is_boolean() && allows_flags) number = value.get<bool>() ? 1 : 0;
   if (value.is_string()) {
-    number = number_in(value.get<std::string>(), is_whole);
+    // An exponent is part of a fraction only
+    const char* const allowed = !is_whole      ? "+-0123456789.eE"
+                                : allows_flags ? "+-0123456789."
+                                               : "+-0123456789";
+    number = number_in(value.get<std::string>(), allowed);
   }
   const bool fits = number >= min && number <= max && std::isfinite(number) &&
                     (!is_whole || number == std::floor(number));
@@ -87,6 +89,15 @@ std::string read_number(char type, bool allows_flags, Json& value) {
     value = number;
   }
   return "";
+}
+
+std::string read_texts(const Json& value) {
+  const bool fits = value.is_string() ||
+                    (value.is_array() && std::all_of(value.begin(), value.end(),
+                                                     [](const Json& each) {
+                                                       return each.is_string();
+                                                     }));
+  return fits ? "" : "a text in quotes, or a list of texts";
 }
 
 std::string read_choice(const std::string& names, const Json& value) {
@@ -114,6 +125,8 @@ std::string read_value(const std::string& type, Json& value) {
       return value.is_string() ? "" : "a text in quotes";
     case 'l':
       return value.is_array() ? "" : "a list, [...]";
+    case 't':
+      return read_texts(value);
     case 'o':
       return value.is_object() ? "" : "an object, {...}";
     default:

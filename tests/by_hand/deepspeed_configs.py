@@ -71,7 +71,8 @@ VALUES = [True, False, 0, 1, 2, 3, 7, -1, 0.0, 2.0, 0.5, 1e3, "1", "2", "2.0", "
           {"device": "cpu"}]
 # Values that cannot be tried on the CPU, or that mean another library
 SKIPPED = {("/tensor_parallel", "autotp_size"), ("/zero_optimization", "zero_quantized_weights"),
-           ("/zero_optimization", "zero_quantized_nontrainable_weights"), ("/compile", "deepcompile")}
+           ("/zero_optimization", "zero_quantized_nontrainable_weights"), ("/compile", "deepcompile"),
+           ("/optimizer/params", "capturable"), ("/compile", "passes")}
 SKIPPED |= {(section, "enabled") for section in CLASSES if section not in ("/bf16", "/fp16")}
 
 

@@ -46,9 +46,11 @@ std::vector<KnownKey> keys_of(const KnownKeys& row);
 /// returns what would be allowed; empty: the value is.
 ///
 ///   b flag   i whole number   n from 0   p from 1   f number   r from 0 to 1
-///   s text   l list           o object   x|y|z one of these texts
+///   s text   l list   t a text, or a list of texts   o object
+///   x|y|z one of these texts
 ///
-/// After these, ? also allows null, and ! allows no true or false for a number.
+/// After these, ? also allows null; ! allows no true, no false and no text with a
+/// point for a number.
 std::string read_value(const std::string& type, nlohmann::json& value);
 
 /// The result of checking a file against the table.

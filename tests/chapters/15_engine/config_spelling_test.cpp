@@ -136,6 +136,9 @@ TEST(EngineSpelling, ValuesOfClassesAreConverted) {
                "give true or false");
   EXPECT_EQ(parse(R"({"fp16": {"loss_scale": "1e2"}})").fp16.loss_scale, 100);
   expect_error(R"({"fp16": {"loss_scale": true}})", "/fp16/loss_scale: true");
+  EXPECT_EQ(parse(R"({"fp16": {"hysteresis": "3.0"}})").fp16.hysteresis, 3);
+  expect_error(R"({"fp16": {"loss_scale_window": "3.0"}})",
+               "/fp16/loss_scale_window: \"3.0\"");
   expect_error(R"({"train_batch_size": "16"})", "\"16\" is not allowed");
   // Values without effect have types, too
   expect_error(R"({"wandb": {"enabled": "x"}})",
