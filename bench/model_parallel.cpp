@@ -7,12 +7,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 
 #include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/common/run/command_line.h"
 #include "chapters/pictures/charts.h"
 #include "core/check.h"
+#include "core/text_file.h"
 
 using namespace shardbook;
 using namespace shardbook::model_parallel;
@@ -79,10 +79,7 @@ pictures::Picture split_sizes_chart(const Sweep& sweep,
 }
 
 void write(const std::string& path, const std::string& svg) {
-  std::ofstream file(path);
-  file << svg;
-  file.close();
-  SB_CHECK(file, "--charts: ", path, " cannot be written");
+  write_text_file(path, svg, "--charts: " + path);
   fmt::print("{}\n", path);
 }
 

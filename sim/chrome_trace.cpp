@@ -1,16 +1,14 @@
 #include "sim/chrome_trace.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
 #include <utility>
 
 #include "core/check.h"
+#include "core/text_file.h"
 #include "sim/timeline_step.h"
 
 namespace shardbook::sim {
@@ -265,15 +263,12 @@ void write_chrome_trace(const std::string& path,
 
 void write_chrome_trace(const std::string& path,
                         const std::vector<std::string>& events_by_rank) {
-  std::ofstream file(path, std::ios::binary);
-  file << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+  std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
   const char* before = "\n";
   for (const std::string& events : events_by_rank) {
-    file << std::exchange(before, ",\n") << events;
+    text += std::exchange(before, ",\n") + events;
   }
-  file << "\n]}\n";
-  file.close();
-  SB_CHECK(file, path, ": the trace cannot be written: ", std::strerror(errno));
+  write_text_file(path, text + "\n]}\n", path + ": the trace");
 }
 
 }  // namespace shardbook::sim

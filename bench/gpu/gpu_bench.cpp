@@ -20,7 +20,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -31,6 +30,7 @@
 #include "core/context.h"
 #include "core/gpus.h"
 #include "core/stream.h"
+#include "core/text_file.h"
 
 namespace shardbook::bench {
 namespace {
@@ -207,9 +207,8 @@ int run(const Settings& settings) {
                                    {"versions", gpu_versions()},
                                    {"rows", nlohmann::ordered_json::array()}};
     for (const Row& row : rows) json["rows"].push_back(json_of(row, peaks));
-    std::ofstream file(settings.json);
-    file << json.dump(2) << "\n";
-    SB_CHECK(file, "--json ", settings.json, ": cannot be written");
+    write_text_file(settings.json, json.dump(2) + "\n",
+                    "--json " + settings.json + ": this file");
   }
   return 0;
 }

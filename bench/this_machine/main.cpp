@@ -25,6 +25,7 @@
 #include "bench/this_machine/calibrate_gpu.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"
+#include "core/text_file.h"
 #include "sim/cluster.h"
 
 namespace shardbook::this_machine {
@@ -131,7 +132,7 @@ void calibrate(bool on_gpu) {
              : cluster_json(measure_operations(), measure_all_reduce(),
                             std::max(2, CPU_COUNT(&all)), memory_bytes());
   const std::string temporary = file + ".new";
-  std::ofstream(temporary) << text;
+  write_text_file(temporary, text, temporary);
   std::filesystem::rename(temporary, file);
 }
 

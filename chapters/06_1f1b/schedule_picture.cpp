@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 
 #include "chapters/06_1f1b/pipeline_strategy.h"
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
+#include "core/text_file.h"
 
 namespace shardbook::pipeline {
 namespace {
@@ -102,9 +102,7 @@ void show_schedule(const Plan& plan, const StrategyOptions& setup) {
       plan.schedule.num_micro_batches / plan.schedule.micro_batches_per_step);
   const std::string text = to_json(plan.schedule);
   schedule_from_json(text, "--write-schedule " + file);
-  std::ofstream stream(file);
-  stream << text << std::flush;
-  SB_CHECK(stream, "--write-schedule ", file, ": cannot be written");
+  write_text_file(file, text, "--write-schedule " + file + ": this file");
 }
 
 std::string staleness_table(const std::vector<VersionUse>& uses,

@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <limits>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "chapters/10_tensor_parallel_3d/tensor_parallel_comparison.h"
 #include "chapters/pictures/figure.h"
 #include "core/check.h"
+#include "core/text_file.h"
 
 namespace shardbook::cube {
 namespace {
@@ -267,9 +267,8 @@ int show_comparison(const Options& options, const std::string& layer,
   const Comparison all = compare(options, compared);
   fmt::print("{}", comparison_text(all));
   if (picture.empty()) return 0;
-  std::ofstream file(picture);
-  file << comparison_picture(all).svg << std::flush;
-  SB_CHECK(file, "--picture ", picture, ": cannot be written");
+  write_text_file(picture, comparison_picture(all).svg,
+                  "--picture " + picture + ": this file");
   return 0;
 }
 

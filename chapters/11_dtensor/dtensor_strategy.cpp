@@ -1,7 +1,6 @@
 #include "chapters/11_dtensor/dtensor_strategy.h"
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <memory>
 
@@ -10,6 +9,7 @@
 #include "chapters/11_dtensor/recipes.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/text_file.h"
 
 namespace shardbook::dtensor {
 namespace {
@@ -346,9 +346,8 @@ std::string DTensorStrategy::remarks() {
   }
   const std::string title = "Ranks that hold each block, on " + grid.text();
   if (!setup_.picture.empty()) {
-    std::ofstream file(setup_.picture);
-    file << picture_svg(title, rows);
-    SB_CHECK(file.good(), "--picture ", setup_.picture, ": cannot be written");
+    write_text_file(setup_.picture, picture_svg(title, rows),
+                    "--picture " + setup_.picture + ": this file");
   }
   return title + ":\n" + picture_text(rows) + "\n";
 }

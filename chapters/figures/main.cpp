@@ -7,13 +7,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "chapters/common/run/options.h"
 #include "chapters/figures/figures.h"
 #include "core/check.h"
+#include "core/text_file.h"
 
 using namespace shardbook;
 
@@ -38,9 +38,8 @@ int main(int argc, char** argv) {
              "all, and lists them");
     for (const figures::PageFigure& figure : chosen) {
       const std::filesystem::path path = root / figure.file;
-      std::ofstream file(path, std::ios::binary);
-      file << figures::svg_file(figure) << std::flush;
-      SB_CHECK(file, path.string(), ": cannot be written");
+      write_text_file(path, figures::svg_file(figure),
+                      path.string() + ": this file");
       fmt::print("{}\n", figure.file);
     }
     return 0;

@@ -13,6 +13,7 @@
 #include "chapters/common/run/options.h"
 #include "chapters/common/run/worlds.h"
 #include "chapters/planner/plan_report.h"
+#include "core/text_file.h"
 
 using namespace shardbook;
 
@@ -139,7 +140,10 @@ int main(int argc, char** argv) {
                stdout);
     if (result.best.empty()) return kExitClaimFailed;
     if (!asked.config.empty()) {
-      config << planner::config_of(asked.request, result.best[0].plan);
+      config << planner::config_of(asked.request, result.best[0].plan)
+             << std::flush;
+      if (!config)
+        fail_to_write("--write-config " + asked.config + ": this file");
     }
     return 0;
   });

@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 #include <clocale>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 
 #include "chapters/table/compare.h"
@@ -24,6 +24,7 @@
 #include "chapters/table/run_set.h"
 #include "chapters/table/table.h"
 #include "core/check.h"
+#include "core/text_file.h"
 
 namespace {
 
@@ -98,16 +99,11 @@ std::string remark_line(const std::string& path, bool several) {
   return (several ? name + ": " : "") + remark + "\n";
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  SB_CHECK(file, path, ": this file cannot be written");
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
+  // A write beyond the limit on sizes of files fails, as on a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     const Arguments arguments = read_arguments(argc, argv);
     std::vector<ProgramRun> runs;
@@ -124,7 +120,9 @@ int main(int argc, char** argv) {
       SB_CHECK(std::cout, "the table cannot be written");
     }
     if (!arguments.html_file.empty()) {
-      write_file(arguments.html_file, report_html(runs, remarks));
+      shardbook::write_text_file(arguments.html_file,
+                                 report_html(runs, remarks),
+                                 arguments.html_file + ": this file");
     }
     return failed ? 1 : 0;
   } catch (const std::exception& error) {

@@ -296,31 +296,6 @@ TEST(CommandLine, SumsInF32AreInTheBillOfMemory) {
   EXPECT_EQ(no_step.find("virtual"), std::string::npos) << no_step;
 }
 
-TEST(CommandLine, TheOldCheckpointSurvivesAFullDisk) {
-  const std::string path = write_file("old.safetensors", "old");
-  // The shell's limit on file sizes stands for the full disk.
-  const std::string limited =
-      "sh -c 'ulimit -f 8; trap \"\" XFSZ; exec \"$0\" \"$@\"' "
-      "'" SHARDBOOK_BUILD
-      "/chapters/00_single_device/ch00_single_device' "
-      "--steps 0 --no-check --save " +
-      path + " 2>&1";
-  const Outcome outcome = run_command(limited);
-  EXPECT_EQ(outcome.status, 3) << outcome.text;
-  std::ifstream file(path);
-  std::string text;
-  file >> text;
-  EXPECT_EQ(text, "old");
-}
-
-TEST(CommandLine, AFullDiskBelowTheReportIsNoSuccess) {
-  for (const char* options :
-       {"--steps 1 --seq 8 --batch 2 >/dev/full", "--help >/dev/full",
-        "--steps 1 --seq 8 --batch 2 --format json >/dev/full"}) {
-    EXPECT_EQ(run("00_single_device", options).status, 3) << options;
-  }
-}
-
 // A learning rate that no weight survives.
 constexpr const char* kDiverging =
     "--steps 8 --seq 8 --batch 8 --optimizer sgd --lr 1e30 --data random ";

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cctype>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include "chapters/common/models/models.h"
 #include "comm/processes.h"
 #include "comm/signals.h"
+#include "core/text_file.h"
 
 namespace shardbook {
 namespace {
@@ -350,6 +352,7 @@ int status_of(const std::exception& error) {
   }
   // The system's answer, such as a full disk, is no mistake in the options.
   if (dynamic_cast<const RunError*>(&error) != nullptr ||
+      dynamic_cast<const WriteError*>(&error) != nullptr ||
       dynamic_cast<const std::system_error*>(&error) != nullptr) {
     return kExitRunFailed;
   }
@@ -360,6 +363,8 @@ int status_of(const std::exception& error) {
 
 int chapter_main(const std::function<int()>& body) {
   watch_signals();
+  // A write beyond the limit on sizes of files fails, as on a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     const int status = body();
     // A program that reports to a full disk must not end well.

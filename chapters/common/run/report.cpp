@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "core/text_file.h"
 #include "sim/timeline_json.h"
 #include "sim/timeline_text.h"
 
@@ -367,10 +367,8 @@ Fit fit_of(const Options& options, const Report& report) {
 int print_report(const Options& options, const CommandLine& line,
                  const Report& report) {
   if (!options.report.empty()) {
-    std::ofstream file(options.report, std::ios::binary);
-    file << json_text(options, line, report) << std::flush;
-    SB_CHECK(file, "--report ", options.report,
-             ": this file cannot be written");
+    write_text_file(options.report, json_text(options, line, report),
+                    "--report " + options.report + ": this file");
   }
   if (options.format == "json") {
     fmt::print("{}", json_text(options, line, report));

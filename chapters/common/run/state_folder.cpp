@@ -45,10 +45,14 @@ void write_synced(const std::string& path, const std::string& text) {
   const int descriptor =
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor < 0) fail(path, "create the file");
-  const ssize_t written = ::write(descriptor, text.data(), text.size());
-  const bool is_whole = written == static_cast<ssize_t>(text.size());
-  if (written >= 0 && !is_whole) errno = ENOSPC;
-  const bool is_synced = is_whole && ::fsync(descriptor) == 0;
+  // Near the end of the disk, the first write may take a part.
+  std::size_t done = 0;
+  ssize_t count = 1;
+  while (done < text.size() && count > 0) {
+    count = ::write(descriptor, text.data() + done, text.size() - done);
+    if (count > 0) done += static_cast<std::size_t>(count);
+  }
+  const bool is_synced = done == text.size() && ::fsync(descriptor) == 0;
   const int cause = errno;
   ::close(descriptor);
   errno = cause;

@@ -21,6 +21,7 @@
 #include "core/ops.h"
 #include "core/stream.h"
 #include "core/terminal.h"
+#include "core/text_file.h"
 #include "core/xtensor.h"
 #include "sim/steady_state.h"
 #include "sim/virtual_clock.h"
@@ -125,9 +126,10 @@ std::ofstream open_log(const Options& options) {
   const std::string name = kept.empty() ? options.log : options.log + ".new";
   std::ofstream log(name);
   log << kept << std::flush;
-  SB_CHECK(log && (name == options.log ||
-                   std::rename(name.c_str(), options.log.c_str()) == 0),
-           "--log ", options.log, ": cannot be written");
+  if (!log || (name != options.log &&
+               std::rename(name.c_str(), options.log.c_str()) != 0)) {
+    fail_to_write("--log " + options.log + ": this file");
+  }
   return log;
 }
 
@@ -239,7 +241,7 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
         line["virtual_s"] = clock->last_step_s() / static_cast<double>(count);
       }
       log << line.dump() << std::endl;
-      SB_CHECK(log, "--log ", options.log, ": could not be written to its end");
+      if (!log) fail_to_write("--log " + options.log + ": this file");
     }
     finite.see(k, done, is_main, result.not_finite);
     open_lrs.clear();
