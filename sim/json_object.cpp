@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -47,6 +48,45 @@ std::string position(const std::string& text, std::size_t byte) {
   const std::size_t column = begin == std::string::npos ? byte : byte - begin;
   return fmt::format("line {}, column {}", line + 1,
                      std::max<std::size_t>(column, 1));
+}
+
+bool is_of_name(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' ||
+         c == '-' || c == '.';
+}
+
+/// The name without quotes that begins here, if a colon follows it; or nothing.
+std::string bare_name(const std::string& text, std::size_t begin) {
+  std::size_t end = begin;
+  while (end < text.size() && is_of_name(text[end])) ++end;
+  const std::size_t colon = text.find_first_not_of(" \t", end);
+  const bool is_name = end > begin && colon < text.size() && text[colon] == ':';
+  return is_name ? text.substr(begin, end - begin) : "";
+}
+
+/// What a text that is no JSON looks like, after " on"; `byte`: where it fails.
+std::string other_form(const std::string& text, std::size_t byte) {
+  std::size_t first = text.find_first_not_of(" \t\r\n");
+  while (first < text.size() && text[first] == '#') {
+    first = text.find_first_not_of(" \t\r\n", text.find('\n', first));
+  }
+  const bool is_document =
+      text.compare(std::min(first, text.size()), 3, "---") == 0;
+  if (is_document || !bare_name(text, std::min(first, text.size())).empty()) {
+    const bool is_of_accelerate =
+        text.find("distributed_type:") != std::string::npos;
+    return is_of_accelerate
+               ? ": this is YAML of `accelerate config`; give a file for "
+                 "DeepSpeed, which is JSON, such as its deepspeed_config_file"
+               : ": this is YAML; give JSON";
+  }
+  std::size_t begin = std::min(byte, text.size());
+  while (begin > 0 && is_of_name(text[begin - 1])) --begin;
+  const std::string name = bare_name(text, begin);
+  if (name.empty()) return "";
+  return ": the name " + printable(name) +
+         " has no quotes, as in Hjson; put names in quotes and commas between "
+         "entries";
 }
 
 }  // namespace
@@ -202,8 +242,9 @@ Json parse_json(const std::string& text, const std::string& file) {
   try {
     json = Json::parse(text, callback);
   } catch (const Json::parse_error& error) {
-    SB_FAIL(file, ": not JSON from ",
-            position(text, error.byte > 0 ? error.byte - 1 : 0), " on");
+    const std::size_t byte = error.byte > 0 ? error.byte - 1 : 0;
+    SB_FAIL(file, ": not JSON from ", position(text, byte), " on",
+            other_form(text, byte));
   } catch (const Json::exception&) {
     SB_FAIL(file, ": a number is too large for any computer");
   }

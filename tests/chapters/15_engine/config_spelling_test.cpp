@@ -33,6 +33,28 @@ TEST(EngineSpelling, CommentsAndACommaBeforeABracketAreRead) {
   }
 }
 
+TEST(EngineSpelling, OtherFormsThanJsonAreNamed) {
+  const std::string no_quotes =
+      " on: the name stage has no quotes, as in Hjson; put names in quotes and "
+      "commas between entries";
+  expect_error("{\n  # Hjson\n  stage: 1\n}", "line 3, column 3" + no_quotes);
+  // A name that begins like a word of JSON
+  expect_error("{\"a\": 1, true_stage: 1}",
+               "the name true_stage has no quotes");
+  const std::string yaml = "not JSON from line 2, column 1 on: this is YAML";
+  expect_error(
+      "# of `accelerate config`\ncompute_environment: LOCAL_MACHINE\n"
+      "distributed_type: FSDP\n",
+      yaml +
+          " of `accelerate config`; give a file for DeepSpeed, which is "
+          "JSON, such as its deepspeed_config_file");
+  expect_error("# a config\nzero_optimization:\n  stage: 1\n",
+               yaml + "; give JSON");
+  expect_error("---\nzero_optimization:\n", "this is YAML; give JSON");
+  // Neither
+  expect_error("{\"steps_per_print\": x}", "column 20 on");
+}
+
 TEST(EngineSpelling, ZerosAndWholeNumbersWithExponents) {
   expect_kept(R"({"zero_optimization": {"stage": 3.0, "sub_group_size": 0,
       "reduce_bucket_size": 1, "allgather_bucket_size": 0,
