@@ -1,7 +1,8 @@
 # The packages that the book needs from Debian or Ubuntu: what they are, how
 # apt-get installs the missing ones, and what `./shardbook doctor` prints.
-# ./shardbook sources this file, which uses its variables root, build and
-# no_install, and its functions say and die.
+# And the ninja and the number of jobs of a build. ./shardbook sources this
+# file, which uses its variables root, build and no_install, and its functions
+# say and die.
 # shellcheck shell=bash disable=SC2154
 
 # A package `for` test, bench or notebook is installed when that command is first
@@ -192,6 +193,36 @@ check_packages() {
   do_without "apt-get could not install" "$missing"
   mkdir -p "$root/build"
   printf '%s\n' "$missing" >>"$tried"
+}
+
+# ---- What builds
+
+# The ninja that has built here goes on as long as it is there: one of another
+# version does not read its log, and would build all again. Meson runs it, too.
+choose_ninja() {
+  local record=$build/.ninja ninja=
+  [[ ! -f $record ]] || ninja=$(<"$record")
+  if [[ -x $ninja ]]; then
+    export NINJA=$ninja
+    return
+  elif [[ -n $ninja ]]; then
+    say "$ninja, which has built in ${build#"$root"/}/, is gone;" \
+      "another ninja may build all again"
+  elif [[ -f $build/.ninja_log ]]; then
+    # Built before there was a record: the package's is likelier than another
+    ninja=$(type -aP ninja | grep -x /usr/bin/ninja || true)
+  fi
+  [[ -x $ninja ]] || ninja=$(type -P ninja || true)
+  printf '%s\n' "$ninja" >"$record"
+  export NINJA=$ninja
+}
+
+# As many compilers as cores, but no more than one per GiB of free memory.
+default_jobs() {
+  local cores gib
+  cores=$(nproc)
+  gib=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
+  echo $((cores < gib ? cores : gib < 1 ? 1 : gib))
 }
 
 # ---- Doctor

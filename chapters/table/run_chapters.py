@@ -25,6 +25,7 @@ import programs
 from chapter_names import (OTHERS, PROGRAMS, find_programs, program_of,
                            title_of)
 from default_rows import YARDSTICK, Row, default_rows
+from launchers import refuse_copies
 from programs import BUILD, Stopped, die, say
 from progress import Progress
 from report_runs import TABLE, page_of, write_report
@@ -248,10 +249,12 @@ def print_targets(name, _, *words):
     if not name and not words:
         say_what_comes()
     if other := other_command(name, words):
+        refuse_copies("run", os.path.join("chapters", words[0]), other[1:])
         needed = ["gpu_libraries"] if uses_gpu(other) else []
         print(os.path.join("chapters", words[0]), *needed, sep="\n")
         return
     chapters, options = read_words(words)
+    refuse_copies("run", program_of(chapters[0]), map(quoted, options or []))
     needed = [program_of(chapter) for chapter in chapters]
     if options is None:
         needed.append(program_of(YARDSTICK))

@@ -34,6 +34,30 @@ TEST_F(Script, ChaptersHaveManyNames) {
   expect_end(run("./shardbook run nothing"), 2, {"nothing: no such chapter"});
 }
 
+// The copies would build at once, and give their ranks different options.
+TEST_F(Script, ALauncherIsToldToStartTheProgramInItsPlace) {
+  const std::string words = " ./shardbook run ddp -- --backend gloo";
+  EXPECT_EQ(run("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2" + words).text,
+            "shardbook: run: mpirun has started 2 copies of this script "
+            "(OMPI_COMM_WORLD_SIZE=2); start the program in its place: mpirun "
+            "-n 2 build/chapters/02_ddp/ch02_ddp --backend gloo\n");
+  expect_end(
+      run("RANK=0 WORLD_SIZE=4 ./shardbook run"), 2,
+      {"place: torchrun --no-python --nproc-per-node 4 build/chapters/"});
+  const Outcome second = run("PMI_RANK=1 PMI_SIZE=2" + words);
+  EXPECT_EQ(second.status, 2);
+  EXPECT_EQ(second.text, "");
+  expect_done(run("RANK=0 WORLD_SIZE=1" + words), {"ch02_ddp --backend gloo"});
+}
+
+TEST_F(Script, AnotherShellThanBashIsToldSo) {
+  const Outcome outcome = run("dash shardbook doctor");
+  if (has_text(outcome.text, "dash: ")) GTEST_SKIP() << "there is no dash";
+  expect_text(outcome.text,
+              {"shardbook: this is a script for bash; run ./shardbook, or bash "
+               "shardbook\n"});
+}
+
 TEST_F(Script, AnotherProgramOfAChapterRunsByItsName) {
   write("/build/chapters/accelerate", kPlanner);
   expect_end(run("./shardbook run accelerate"), 2, {"planner: \n"});

@@ -102,6 +102,35 @@ TEST_F(Script, OptionsAndTheCompilerStayUntilTheBuildIsRemoved) {
   EXPECT_FALSE(has_text(set_up(""), "gloo"));
 }
 
+// Environments of conda ask for an older C++ in CXXFLAGS.
+TEST_F(Script, AnotherStandardThanTheProjectsIsRefusedBeforeAnythingCompiles) {
+  run("rm bin/meson bin/ninja");
+  expect_end(
+      run("CXXFLAGS=\"-O2 -std=c++17\" meson setup set_up " SHARDBOOK_ROOT), 1,
+      {"ERROR: -std=c++17, of CXXFLAGS, ", "this project is C++20"});
+}
+
+// A virtual environment may have a ninja of another version first in PATH.
+TEST_F(Script, TheNinjaThatHasBuiltGoesOn) {
+  const auto builds = [&](const std::string& environment) {
+    run("rm -f calls; " + environment + " ./shardbook plan");
+    return read("/calls");
+  };
+  const auto make_ninja = [&](const std::string& folder) {
+    write(folder + "/ninja", "#!/bin/sh\necho " + folder + " $NINJA >>calls\n");
+  };
+  make_ninja("/bin");
+  make_ninja("/venv");
+  const std::string first = "/bin " + root_ + "/bin/ninja\n";
+  EXPECT_EQ(builds(""), first);
+  EXPECT_EQ(builds("PATH=$PWD/venv:$PATH"), first);
+  run("rm bin/ninja");
+  expect_text(run("PATH=$PWD/venv:$PATH ./shardbook plan").text,
+              {"bin/ninja, which has built in build/, is gone; another ninja "
+               "may build all again\n"});
+  EXPECT_EQ(builds(""), "/venv " + root_ + "/venv/ninja\n");
+}
+
 TEST_F(Script, AFolderThatCannotBeWrittenIsNamed) {
   run("rm -r build; touch build");
   for (const char* words : {"run", "run ddp -- --steps 1", "plan --nodes 1",
