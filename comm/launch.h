@@ -37,11 +37,13 @@ struct LaunchOptions {
   std::int64_t device_memory_bytes = 0;
   bool deterministic = false;
   /// gloo, nccl: where the ranks meet: "tcp:HOST:PORT" (served by rank 0),
-  /// "file:FOLDER" (shared by all hosts) or "redis:HOST:PORT[/JOB]". Empty: the
+  /// "file:FOLDER" (shared by all hosts) or "redis:HOST:PORT[/JOB]". Until all
+  /// have come, rank 0 listens on all addresses of its host. Empty: the
   /// environment decides (comm/processes.h), or else run_ranks.
   std::string rendezvous;
   /// gloo, nccl: network interface of this host, such as "eth0". Empty: the one that
-  /// reaches the rendezvous, which is loopback on a single host.
+  /// reaches the rendezvous, which is loopback on a single host. With a name,
+  /// rank 0 listens on one address only.
   std::string network_interface;
   /// gloo, nccl: names and values that every rank must share. Ranks compare them when
   /// they meet, and throw OptionsDiffer.

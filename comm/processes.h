@@ -33,9 +33,15 @@ struct RankEnvironment {
   int world_size = 1;
   int local_rank = 0;        ///< on this host
   int local_world_size = 1;  ///< ranks that share this host
-  std::string launcher;      ///< "shardbook", "torchrun", "mpirun", "srun"
+  std::string launcher;      ///< "shardbook", "torchrun", "mpirun", "srun", ...
   /// The variable that gives the world size, such as "WORLD_SIZE=2".
   std::string size_variable;
+  /// What tells this job from others on the same hosts: "mpirun 743964673".
+  /// Empty where the launcher gives it no name. Ranks of different jobs do not
+  /// meet.
+  std::string job;
+  /// All ranks are known to share this host.
+  bool is_on_one_host = false;
   /// As LaunchOptions::rendezvous. rank_environment leaves it empty; run_ranks
   /// fills it in.
   std::string rendezvous;
@@ -44,14 +50,17 @@ struct RankEnvironment {
 };
 
 /// Reads SHARDBOOK_RANK and SHARDBOOK_WORLD_SIZE, then the variables of
-/// torchrun (RANK, WORLD_SIZE, LOCAL_RANK), mpirun (OMPI_COMM_WORLD_*, PMI_*)
-/// and srun (SLURM_*). Empty where the process is no rank, or is the only one
+/// torchrun (RANK, WORLD_SIZE, LOCAL_RANK), mpirun and mpiexec of Open MPI
+/// (OMPI_COMM_WORLD_*), MVAPICH2 (MV2_COMM_WORLD_*), MPICH, Intel MPI and PALS
+/// (PMI_*), jsrun (JSM_NAMESPACE_*), Flux (FLUX_*) and srun (SLURM_*). Empty where the process is no rank, or is the only one
 /// of a launcher other than this library. Throws Error, which names the
 /// variable, on values that make no sense.
 ///
 /// Without LaunchOptions::rendezvous the ranks meet where SHARDBOOK_RENDEZVOUS,
 /// or MASTER_ADDR and MASTER_PORT, say; else on loopback where they share a
-/// host; else, under srun, on the first host of the step.
+/// host; else, under srun, on the first host of the step. Without MASTER_PORT,
+/// and under torchrun, whose agent serves there, a job that has a name has a
+/// port of its own.
 std::optional<RankEnvironment> rank_environment();
 
 /// True for the process that prints: rank 0, a process that is no rank, and any

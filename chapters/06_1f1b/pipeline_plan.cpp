@@ -14,6 +14,7 @@
 #include "chapters/common/pipeline/partition.h"
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/common/pipeline/schedule_check.h"
+#include "chapters/common/run/option_values.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {

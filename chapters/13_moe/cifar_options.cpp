@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "chapters/13_moe/cifar_strategy.h"
+#include "chapters/common/run/option_values.h"
 #include "core/check.h"
 
 namespace shardbook::moe {
@@ -109,6 +110,7 @@ void add_cifar_options(CommandLine& line, Options& options,
   line.add("--world-size", &options.world_size, "number of ranks", 1, 1 << 16);
   line.add("--backend", &options.backend, "what the ranks are",
            {"threads", "gloo"});
+  accept_local_rank(line);
   line.add("--moe", &names->moe, "layers of experts in the place of fc3");
   line.add("--num-experts", &names->num_experts,
            "experts of each layer, a list: 2,4 makes two layers");

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "chapters/13_moe/moe_strategy.h"
+#include "chapters/common/run/option_values.h"
 #include "core/check.h"
 
 namespace shardbook::moe {

@@ -9,6 +9,7 @@
 #include "chapters/02_ddp/sampler.h"
 #include "chapters/15_engine/engine.h"
 #include "chapters/15_engine/strategies.h"
+#include "chapters/common/run/options.h"
 #include "chapters/common/run/parity.h"
 #include "chapters/common/run/run_identity.h"
 #include "core/check.h"
@@ -110,6 +111,7 @@ void add_options(CommandLine& line, ScriptOptions& script) {
       .may_differ(may_differ::kRanks);
   line.add("--device", &run.device, "where tensors live", {"cpu", "cuda"})
       .may_differ(may_differ::kSums);
+  accept_local_rank(line);
   line.group("Model and data");
   line.add("--model", &run.model, "a GPT by name, or a config FILE.json")
       .may_differ("its keys are compared, not its name");

@@ -12,6 +12,7 @@
 #include "comm/internal/rank_device.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/processes/coordinator.h"
+#include "comm/processes/job.h"
 #include "comm/processes/rendezvous.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -70,6 +71,7 @@ void run_threads(int world_size, const std::function<void(ProcessGroup&)>& body,
                  const LaunchOptions& options) {
   Coordinator::Options serving;
   serving.world_size = world_size;
+  serving.job = process_name(getpid());
   serving.explain_end = [](int) { return "its thread ended"; };
   Coordinator coordinator(std::move(serving));
 
@@ -84,8 +86,8 @@ void run_threads(int world_size, const std::function<void(ProcessGroup&)>& body,
     environment.rank = environment.local_rank = rank;
     environment.world_size = environment.local_world_size = world_size;
     environment.launcher = "shardbook";
-    environment.rendezvous =
-        "tcp:127.0.0.1:" + std::to_string(coordinator.port());
+    environment.rendezvous = "tcp:" + host_port_text(coordinator.address());
+    environment.job = process_name(getpid());
     environment.is_served_by_launcher = true;
     try {
       run_rank(environment, 0, body, options, on_failure);

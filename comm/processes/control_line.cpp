@@ -81,37 +81,68 @@ ControlLine::~ControlLine() {
   reader_.join();
 }
 
-void ControlLine::connect() {
-  const auto deadline = Clock::now() + options_.timeout;
-  std::string place = "an address that it has not published";
-  while (Clock::now() < deadline) {
-    if (const auto address = options_.locate()) {
-      place = fmt::format("{}:{}", address->host, address->port);
-      socket_ = try_connect(*address, milliseconds(1000));
-      if (socket_.valid() && shake_hands(deadline)) return;
-    }
-    std::this_thread::sleep_for(milliseconds(20));
-  }
-  throw RunError(fmt::format(
-      "rendezvous: rank {} found no {} at {} within {} ms", options_.rank,
-      options_.coordinator_name, place, options_.timeout.count()));
+std::string ControlLine::host() {
+  return take_mail(kNetworkKey).value_or(host_);
 }
 
-bool ControlLine::shake_hands(Clock::time_point give_up) {
+void ControlLine::connect() {
+  const auto deadline = Clock::now() + options_.timeout;
+  std::string wrong = options_.coordinator_name + " has published no address";
+  std::string where;
+  // A name that is not known costs others a question each time.
+  for (milliseconds pause{20}; Clock::now() < deadline;
+       pause = std::min(pause * 5 / 4, milliseconds(200))) {
+    const ServingPlace place = options_.locate();
+    for (const HostPort& address : place.addresses) {
+      where = " at " + host_port_text(address);
+      wrong = join(address, place, deadline);
+      if (wrong.empty()) return;
+    }
+    std::this_thread::sleep_for(pause);
+  }
+  throw RunError(fmt::format(
+      "rendezvous: rank {} did not reach {}{} within {} ms: {}", options_.rank,
+      options_.coordinator_name, where, options_.timeout.count(), wrong));
+}
+
+std::string ControlLine::join(const HostPort& address,
+                              const ServingPlace& place,
+                              Clock::time_point give_up) {
+  std::string wrong;
+  socket_ = try_connect(address, milliseconds(1000), &wrong);
+  return socket_.valid() ? shake_hands(place, give_up) : wrong;
+}
+
+std::string ControlLine::shake_hands(const ServingPlace& place,
+                                     Clock::time_point give_up) {
   input_.clear();
   send({FrameKind::kHello,
         {std::to_string(options_.generation),
-         std::to_string(options_.world_size), std::to_string(options_.rank)}});
+         std::to_string(options_.world_size), std::to_string(options_.rank),
+         options_.job, place.serial}});
   // A busy coordinator answers late.
   const auto deadline =
       std::min(Clock::now() + milliseconds(5000), give_up + milliseconds(1000));
-  while (Clock::now() < deadline) {
-    if (!receive(100)) return false;
-    if (const auto frame = take_frame(input_, kMaxFrameBytes)) {
-      return frame->kind == FrameKind::kWelcome;
+  try {
+    while (Clock::now() < deadline) {
+      if (!receive(100)) return "it closed the connection";
+      if (const auto frame = take_frame(input_, kMaxHelloBytes)) {
+        if (frame->kind == FrameKind::kWelcome) return "";
+        check_fields(*frame, 1);
+        const std::string& job = frame->fields[0];
+        return fmt::format(
+            "the ranks of another job{} meet there; give every job on a host a "
+            "--rendezvous of its own",
+            job.empty() ? "" : " (" + job + ")");
+      }
+      // The file of an earlier run may name a port that now belongs to another
+      // program, which answers nothing.
+      if (options_.locate() != place) break;
     }
+  } catch (const Error&) {
+    // The answer is no frame.
   }
-  return false;
+  return "no answer; another program may serve there";
 }
 
 // Adds what arrives to input_; false when the line has ended.

@@ -25,16 +25,29 @@
 
 namespace shardbook::internal {
 
+/// Where a coordinator may be reached.
+struct ServingPlace {
+  /// One of these; empty as long as it is not known.
+  std::vector<HostPort> addresses;
+  /// Coordinator::Options::serial, which an address of an earlier coordinator
+  /// does not have; empty where a place does not tell.
+  std::string serial;
+  bool operator==(const ServingPlace&) const = default;
+};
+
 /// Safe to use from several threads.
 class ControlLine {
  public:
   struct Options {
-    /// Where the coordinator is, once that is known.
-    std::function<std::optional<HostPort>()> locate;
+    /// Where the coordinator is. It is asked again and again, because what it
+    /// says may be left from an earlier run.
+    std::function<ServingPlace()> locate;
     /// For messages: "rank 0", "the launcher".
     std::string coordinator_name = "rank 0";
     int rank = 0;
     int world_size = 1;
+    /// RankEnvironment::job
+    std::string job;
     std::uint64_t generation = 0;
     std::chrono::milliseconds timeout{std::chrono::minutes(5)};
   };
@@ -81,8 +94,10 @@ class ControlLine {
   ControlLine(const ControlLine&) = delete;
   ControlLine& operator=(const ControlLine&) = delete;
 
-  /// The address of this host that reaches the coordinator.
-  const std::string& host() const { return host_; }
+  /// The address at which the other ranks reach this host: the one that reaches
+  /// the coordinator, unless that is this host's loopback and others are not on
+  /// it. Call it when all ranks have come.
+  std::string host();
 
   /// Called once, by the reader's thread, when the world fails; at once when
   /// it has failed already.
@@ -118,7 +133,11 @@ class ControlLine {
 
  private:
   void connect();
-  bool shake_hands(std::chrono::steady_clock::time_point give_up);
+  /// What is wrong; empty when the coordinator has welcomed this rank.
+  std::string join(const HostPort& address, const ServingPlace& place,
+                   std::chrono::steady_clock::time_point give_up);
+  std::string shake_hands(const ServingPlace& place,
+                          std::chrono::steady_clock::time_point give_up);
   bool receive(int timeout_ms);
   void read();
   void handle(Frame frame);

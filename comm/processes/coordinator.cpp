@@ -16,9 +16,6 @@
 namespace shardbook::internal {
 namespace {
 
-// A connection may send this many bytes before its hello.
-constexpr std::size_t kMaxHelloBytes = 1024;
-
 // After a failure, ranks that are still starting have this long to join and
 // learn of it.
 constexpr std::chrono::milliseconds kLatePatience{2000};
@@ -26,14 +23,21 @@ constexpr std::chrono::milliseconds kLatePatience{2000};
 // While there are deadlines, the coordinator checks them this often.
 constexpr int kDeadlineTickMs = 50;
 
+HostPort address_for_itself(const Descriptor& listener) {
+  HostPort address = own_address(listener);
+  if (address.host == "::" || address.host == "0.0.0.0") {
+    address.host = "127.0.0.1";
+  }
+  return address;
+}
+
 }  // namespace
 
 Coordinator::Coordinator(Options options)
     : options_(std::move(options)),
-      listener_(options_.listener.valid() ? std::move(options_.listener)
-                                          : listen_on(options_.address)),
+      listener_(std::move(options_.listener)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      port_(own_address(listener_).port),
+      address_(address_for_itself(listener_)),
       thread_([this] { serve(); }) {}
 
 Coordinator::~Coordinator() {
@@ -226,7 +230,10 @@ void Coordinator::handle(Line& line, const Frame& frame) {
 
 void Coordinator::handle_hello(Line& line, const Frame& frame) {
   SB_CHECK(frame.kind == FrameKind::kHello, "no hello");
-  check_fields(frame, 3);
+  check_fields(frame, 5);
+  if (frame.fields[3] != options_.job || frame.fields[4] != options_.serial) {
+    return turn_away(line, {FrameKind::kStranger, {options_.job}});
+  }
   const auto generation = static_cast<std::uint64_t>(
       parse_number(frame.fields[0], std::int64_t{1} << 60));
   const std::int64_t world_size = parse_number(frame.fields[1], 1 << 20);
@@ -255,17 +262,44 @@ void Coordinator::handle_hello(Line& line, const Frame& frame) {
   if (!job_failure_.empty()) world.failure = job_failure_;
   queue(line, {FrameKind::kWelcome, {}});
   if (!refusal.empty()) {
-    queue(line, {FrameKind::kFailed, {refusal}});
     fail_world(generation, refusal);
-    flush(line);
-    line.closing = true;
-    return;
+    return turn_away(line, {FrameKind::kFailed, {refusal}});
   }
   line.rank = static_cast<int>(rank);
   line.generation = generation;
   world.seen.insert(line.rank);
   if (!world.failure.empty()) {
     queue(line, {FrameKind::kFailed, {world.failure}});
+  }
+  if (static_cast<int>(world.seen.size()) == options_.world_size) {
+    note_all_came(generation);
+  }
+}
+
+void Coordinator::turn_away(Line& line, const Frame& frame) {
+  queue(line, frame);
+  flush(line);
+  line.closing = true;
+}
+
+void Coordinator::note_all_came(std::uint64_t generation) {
+  if (options_.generation) listener_.close();
+  // Ranks on this host may have come by loopback, and must tell the others an
+  // address that these can reach.
+  std::vector<Line*> on_this_host;
+  std::string network;
+  for (Line& line : lines_) {
+    if (line.rank < 0 || line.generation != generation) continue;
+    const std::string host = own_address(line.socket).host;
+    if (is_loopback(host)) {
+      on_this_host.push_back(&line);
+    } else {
+      network = host;
+    }
+  }
+  if (network.empty()) return;
+  for (Line* line : on_this_host) {
+    queue(*line, {FrameKind::kMail, {kNetworkKey, network}});
   }
 }
 

@@ -15,6 +15,10 @@
 //   - and tells all ranks the first thing that went wrong.
 //
 // Every world (a call of run_ranks) of a job has a number, its generation.
+//
+// Ranks say which job they belong to. A rank of another job, or one that looks
+// for an earlier coordinator, is turned away, and no rank here learns of it. A
+// coordinator of one world stops listening when all ranks of it have come.
 
 #include <chrono>
 #include <cstdint>
@@ -35,24 +39,26 @@ namespace shardbook::internal {
 class Coordinator {
  public:
   struct Options {
-    HostPort address{"127.0.0.1", 0};
-    /// A socket that listens already, instead of `address`.
-    Descriptor listener;
+    Descriptor listener = listen_on({"127.0.0.1", 0});
     int world_size = 1;
+    /// The job of all ranks (RankEnvironment::job).
+    std::string job = {};
+    /// Differs from that of every other coordinator, where the ranks know it.
+    std::string serial = {};
     /// Serves only this world; empty: all that come, one after another.
-    std::optional<std::uint64_t> generation;
+    std::optional<std::uint64_t> generation = {};
     /// Why a rank's line ended ("killed by signal 9"), if the owner knows.
-    std::function<std::string(int rank)> explain_end;
+    std::function<std::string(int rank)> explain_end = {};
   };
 
-  /// Listens at once; port() tells where.
   explicit Coordinator(Options options);
   /// Closes all lines.
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  int port() const { return port_; }
+  /// Where this process reaches it.
+  const HostPort& address() const { return address_; }
   /// Tells every rank, now and later, that the job failed.
   void fail(const std::string& message);
   /// This rank's process ended normally; a world that still needs it fails.
@@ -117,6 +123,8 @@ class Coordinator {
   void end_line(Line& line, const std::string& cause);
   void handle(Line& line, const Frame& frame);
   void handle_hello(Line& line, const Frame& frame);
+  void turn_away(Line& line, const Frame& frame);
+  void note_all_came(std::uint64_t generation);
   void handle_call(Line& line, const Frame& frame);
   void handle_leave(Line& line);
   void handle_overdue(Line& line, const Frame& frame);
@@ -139,7 +147,7 @@ class Coordinator {
   Options options_;
   Descriptor listener_;
   Descriptor wake_;
-  int port_ = 0;
+  HostPort address_;
 
   mutable std::mutex mutex_;
   bool stopping_ = false;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/processes.h"
+#include "comm/processes/job.h"
 #include "comm/processes/rendezvous.h"
 #include "core/check.h"
 
@@ -157,35 +158,46 @@ int tasks_on_this_host(int world_size) {
   return std::min(per_node, world_size - num_nodes + 1);
 }
 
-// Steps of one job may run side by side, so the port depends on both.
-int step_port() {
-  unsigned hash = 0;
-  for (const char c : variable("SLURM_JOB_ID").value_or("") + "." +
-                          variable("SLURM_STEP_ID").value_or("")) {
-    hash = hash * 31 + static_cast<unsigned char>(c);
-  }
-  return 20000 + static_cast<int>(hash % 12000);
-}
-
 // --- Launchers ---------------------------------------------------------------
 
 struct Launcher {
   std::string name, rank, world_size, local_rank, local_world_size;
+  // Gives the job's name, if one is set; `process`: with this variable, which
+  // says that it is the launcher's own, the launcher's process does.
+  std::string job, process;
 };
 
-// In this order: srun also starts the agents of the others.
+// In this order: srun also starts the agents of the others, and several set
+// variables of PMI as well.
 std::vector<Launcher> launchers() {
-  return {
-      {"shardbook", "SHARDBOOK_RANK", "SHARDBOOK_WORLD_SIZE",
-       "SHARDBOOK_LOCAL_RANK", "SHARDBOOK_LOCAL_WORLD_SIZE"},
-      {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-      {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-       "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-      {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-      {"srun", "SLURM_PROCID",
-       variable("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS"
-                                        : "SLURM_NTASKS",
-       "SLURM_LOCALID", ""}};
+  const std::string open_mpi =
+      variable("PMIX_NAMESPACE") ? "PMIX_NAMESPACE" : "OMPI_MCA_ess_base_jobid";
+  return {{"shardbook", "SHARDBOOK_RANK", "SHARDBOOK_WORLD_SIZE",
+           "SHARDBOOK_LOCAL_RANK", "SHARDBOOK_LOCAL_WORLD_SIZE",
+           "SHARDBOOK_JOB", ""},
+          {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+           "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RUN_ID"},
+          {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+           "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", open_mpi,
+           ""},
+          {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE",
+           "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE",
+           "PMIX_NAMESPACE", ""},
+          {"mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+           "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE",
+           "MPIRUN_ID", "PMI_FD"},
+          {"flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID",
+           "", "FLUX_JOB_ID", ""},
+          // PALS, of Cray
+          {"mpiexec", "PMI_RANK", "PMI_SIZE", "PALS_LOCAL_RANKID",
+           "PALS_LOCAL_SIZE", "PALS_APID", ""},
+          // Hydra, of MPICH and Intel MPI
+          {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
+           "MPI_LOCALNRANKS", "", "PMI_FD"},
+          {"srun", "SLURM_PROCID",
+           variable("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS"
+                                            : "SLURM_NTASKS",
+           "SLURM_LOCALID", "", "SLURM_JOB_ID", ""}};
 }
 
 bool applies(const Launcher& launcher) {
@@ -195,31 +207,62 @@ bool applies(const Launcher& launcher) {
   const auto step = variable("SLURM_STEP_ID");
   const bool is_slurm_task = step && step->size() <= 9;
   if (launcher.name == "srun") return is_slurm_task;
+  if (launcher.name == "mpiexec")
+    return variable(launcher.local_rank).has_value();
   // srun --mpi=pmi2 sets PMI_RANK too; Slurm's variables tell more.
   return launcher.rank != "PMI_RANK" || !is_slurm_task ||
          variable(launcher.local_world_size);
 }
 
-// The place where the ranks of a job meet.
-std::string meeting_place(const RankEnvironment& environment) {
+// How many ranks share this host, where no variable gives it.
+int ranks_on_this_host(const Launcher& launcher, int world_size) {
+  if (launcher.name == "srun") return tasks_on_this_host(world_size);
+  const int nodes = launcher.name == "flux run"
+                        ? number("FLUX_JOB_NNODES", 1, kMostRanks).value_or(1)
+                        : 1;
+  return (world_size + nodes - 1) / nodes;
+}
+
+std::string job_of(const Launcher& launcher, bool is_on_one_host) {
+  auto id = variable(launcher.job);
+  if (launcher.name == "shardbook") return id.value_or("");
+  if (launcher.name == "srun") {
+    id = id.value_or("") + "." + variable("SLURM_STEP_ID").value_or("");
+  }
+  // torchrun's name of a job to which the user gave none
+  if (id == "none") id.reset();
+  if (!id && is_on_one_host && variable(launcher.process)) {
+    id = internal::launcher_process({launcher.rank, launcher.world_size});
+  }
+  return id ? fmt::format("{} {:.200}", launcher.name, *id) : "";
+}
+
+// Jobs side by side on a host have ports of their own.
+int port_of_job(const std::string& job) {
+  return 20000 + static_cast<int>(internal::job_number(job) % 12000);
+}
+
+// The place where the ranks of a job meet. Says that they share this host where
+// no other host could find that place.
+std::string meeting_place(RankEnvironment& environment) {
   if (const auto given = variable("SHARDBOOK_RENDEZVOUS")) {
     internal::check_rendezvous(
         "environment variable SHARDBOOK_RENDEZVOUS=" + *given, *given);
     return *given;
   }
-  const bool is_srun = environment.launcher == "srun";
+  const std::string& job = environment.job;
   auto address = variable("MASTER_ADDR");
   auto port = number("MASTER_PORT", 1, 65535);
-  // torchrun's agent keeps MASTER_PORT for a store of its own; we use a
-  // neighbouring port.
+  // torchrun's agent keeps MASTER_PORT for a store of its own.
   if (port && variable("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True") {
-    *port += *port < 65535 ? 1 : -1;
+    port = port_of_job(fmt::format("{} {}", job, *port));
   }
   if (!address && environment.local_world_size == environment.world_size) {
     address = "127.0.0.1";
+    environment.is_on_one_host = true;
   }
   // Rank 0 runs on the first host of a step, and srun may run on another one.
-  if (!address && is_srun) {
+  if (!address && environment.launcher == "srun") {
     if (const auto hosts = step_hosts()) address = hosts->first;
   }
   SB_CHECK(address, environment.launcher, " has started ",
@@ -228,7 +271,7 @@ std::string meeting_place(const RankEnvironment& environment) {
            "file:FOLDER, or set MASTER_ADDR and MASTER_PORT, to say where rank "
            "0 serves");
   return fmt::format("tcp:{}:{}", *address,
-                     port.value_or(is_srun ? step_port() : 29400));
+                     port.value_or(job.empty() ? 29400 : port_of_job(job)));
 }
 
 }  // namespace
@@ -251,13 +294,13 @@ std::optional<RankEnvironment> rank_environment() {
     // may start ranks of their own.
     if (*size == 1 && launcher.name != "shardbook") continue;
     const auto local_rank = number(launcher.local_rank, 0, *size - 1, because);
-    if (launcher.name == "srun") {
-      result.local_world_size =
-          std::max(tasks_on_this_host(*size), local_rank.value_or(0) + 1);
-    } else {
-      result.local_world_size =
-          number(launcher.local_world_size, 1, *size, because).value_or(*size);
-    }
+    const auto local_size =
+        number(launcher.local_world_size, 1, *size, because);
+    result.local_world_size = local_size.value_or(std::max(
+        ranks_on_this_host(launcher, *size), local_rank.value_or(0) + 1));
+    const bool is_known = local_size || launcher.local_world_size.empty();
+    result.is_on_one_host = is_known && result.local_world_size == *size;
+    result.job = job_of(launcher, result.is_on_one_host);
     result.local_rank =
         local_rank.value_or(result.rank % result.local_world_size);
     if (result.local_rank >= result.local_world_size) {

@@ -22,6 +22,7 @@
 
 #include "comm/gloo/gloo_group.h"
 #include "comm/internal/rank_device.h"
+#include "comm/processes/job.h"
 #include "comm/processes/rendezvous.h"
 #include "comm/processes/supervisor.h"
 #include "comm/signals.h"
@@ -45,9 +46,17 @@ Meeting open_meeting(const LaunchOptions& options) {
   if (!options.rendezvous.empty()) return {{}, options.rendezvous};
   Meeting meeting;
   meeting.listener = internal::listen_on({"127.0.0.1", 0});
-  meeting.rendezvous =
-      "tcp:127.0.0.1:" +
-      std::to_string(internal::own_address(meeting.listener).port);
+  const internal::HostPort address = internal::own_address(meeting.listener);
+  // At once, and not after the ranks have tried for minutes
+  std::string cause;
+  if (!internal::try_connect(address, std::chrono::seconds(1), &cause)
+           .valid()) {
+    throw RunError(
+        "the ranks of a host meet on its loopback network, which does not "
+        "work: " +
+        cause);
+  }
+  meeting.rendezvous = "tcp:" + internal::host_port_text(address);
   return meeting;
 }
 
@@ -147,6 +156,8 @@ std::vector<std::string> run_processes(
       environment.rank = environment.local_rank = rank;
       environment.world_size = environment.local_world_size = world_size;
       environment.launcher = "shardbook";
+      environment.job = internal::process_name(parent);
+      environment.is_on_one_host = true;
       environment.rendezvous = meeting.rendezvous;
       environment.is_served_by_launcher = meeting.listener.valid();
       meeting.listener.close();
@@ -227,6 +238,7 @@ std::vector<std::string> rank_variables(int rank, int world_size,
   set("WORLD_SIZE", std::to_string(world_size));
   set("LOCAL_RANK", std::to_string(rank));
   set("LOCAL_WORLD_SIZE", std::to_string(world_size));
+  set("JOB", internal::process_name(getpid()));
   set("RENDEZVOUS", meeting.rendezvous);
   set("SERVED_BY_LAUNCHER", meeting.listener.valid() ? "1" : "0");
   return variables;

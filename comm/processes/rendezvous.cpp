@@ -3,14 +3,17 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <random>
 #include <sstream>
 #include <utility>
 #include <vector>
 
 #include "comm/internal/arguments.h"
+#include "comm/processes/job.h"
 #include "core/check.h"
 
 namespace shardbook::internal {
@@ -25,63 +28,92 @@ std::optional<std::string> after(const std::string& text,
   return text.substr(prefix.size());
 }
 
-std::string address_text(const std::string& host, int port) {
-  const bool is_v6 = host.find(':') != std::string::npos;
-  return (is_v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
-}
+// A job that meets at the same port needs it until all of its ranks have come.
+constexpr std::chrono::milliseconds kPortPatience{10000};
 
-// Rank 0 listens on the interface it is given, or for this host only.
-std::string serving_host(const LaunchOptions& options) {
-  return options.network_interface.empty()
-             ? "127.0.0.1"
-             : interface_host(options.network_interface);
-}
-
-void meet_by_file(Rendezvous& result, const fs::path& folder, bool serves,
-                  std::uint64_t generation, const LaunchOptions& options) {
-  const fs::path file =
-      folder / ("shardbook-coordinator-" + std::to_string(generation));
-  if (serves) {
-    std::error_code ignored;
-    fs::create_directories(folder, ignored);
-    // Write under a temporary name first: no rank may read half an address.
-    const fs::path temporary =
-        file.string() + "." + std::to_string(getpid()) + ".tmp";
-    std::ofstream out(temporary);
-    out << address_text(serving_host(options), result.coordinator->port());
-    out.close();
-    std::error_code error;
-    if (out) fs::rename(temporary, file, error);
-    SB_CHECK(out && !error, "rendezvous: cannot write ", file.string(),
-             "; give a folder that every rank may write and read");
-    result.publication = std::shared_ptr<void>(nullptr, [file](void*) {
-      std::error_code already_gone;
-      fs::remove(file, already_gone);
-    });
+// Where rank 0 listens. `named`: the address of a rendezvous by TCP.
+HostPort serving_address(const std::optional<HostPort>& named,
+                         const RankEnvironment& environment,
+                         const LaunchOptions& options) {
+  const std::string& network = options.network_interface;
+  const int port = named ? named->port : 0;
+  if (environment.is_on_one_host && named) return *named;
+  // Data and rendezvous may have a network each; "localhost" names neither.
+  if (!network.empty() && named && !is_name_of_loopback(named->host)) {
+    return *named;
   }
-  result.locate = [file]() -> std::optional<HostPort> {
-    std::ifstream in(file);
-    std::string text;
-    if (!(in >> text)) return {};
-    return parse_host_port(text);
-  };
+  if (!network.empty()) return {interface_host(network), port};
+  return {environment.is_on_one_host ? "127.0.0.1" : kAllAddresses, port};
 }
 
-void meet_by_redis(Rendezvous& result, const std::string& address, bool serves,
-                   std::uint64_t generation, const LaunchOptions& options) {
+std::string random_text() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+// What rank 0 publishes, a line each: the serial number, then the addresses.
+std::string text_of(const ServingPlace& place) {
+  std::string text = place.serial + "\n";
+  for (const HostPort& address : place.addresses) {
+    text += host_port_text(address) + "\n";
+  }
+  return text;
+}
+
+ServingPlace read_published(std::istream& in) {
+  ServingPlace place;
+  std::getline(in, place.serial);
+  for (std::string line; std::getline(in, line);) {
+    place.addresses.push_back(parse_host_port(line));
+  }
+  return place;
+}
+
+// `served`: in rank 0, where it serves.
+void meet_by_file(Rendezvous& result, const fs::path& folder,
+                  const std::string& name,
+                  const std::optional<ServingPlace>& served) {
+  const fs::path file = folder / ("shardbook-coordinator-" + name);
+  const auto locate = [file] {
+    std::ifstream in(file);
+    return read_published(in);
+  };
+  result.locate = locate;
+  if (!served) return;
+  std::error_code ignored;
+  fs::create_directories(folder, ignored);
+  // Write under a temporary name first: no rank may read half an address.
+  const fs::path temporary =
+      file.string() + "." + std::to_string(getpid()) + ".tmp";
+  std::ofstream out(temporary);
+  out << text_of(*served);
+  out.close();
+  std::error_code error;
+  if (out) fs::rename(temporary, file, error);
+  SB_CHECK(out && !error, "rendezvous: cannot write ", file.string(),
+           "; give a folder that every rank may write and read");
+  const auto remove = [file, locate, serial = served->serial](void*) {
+    // A run that began later in the same folder has written its own.
+    if (locate().serial != serial) return;
+    std::error_code already_gone;
+    fs::remove(file, already_gone);
+  };
+  result.publication = std::shared_ptr<void>(nullptr, remove);
+}
+
+void meet_by_redis(Rendezvous& result, const std::string& address,
+                   std::uint64_t generation,
+                   const std::optional<ServingPlace>& served) {
   const std::size_t slash = std::min(address.find('/'), address.size());
   const std::string job =
       slash < address.size() ? address.substr(slash + 1) : "job";
   const std::string key = "shardbook/" + job + "/" + std::to_string(generation);
   const RedisPlace place =
       make_redis_place(parse_host_port(address.substr(0, slash)), key);
-  if (serves) {
-    place.set(address_text(serving_host(options), result.coordinator->port()));
-  }
-  result.locate = [place]() -> std::optional<HostPort> {
-    const auto text = place.get();
-    if (!text) return {};
-    return parse_host_port(*text);
+  if (served) place.set(text_of(*served));
+  result.locate = [place] {
+    std::istringstream in(place.get().value_or(""));
+    return read_published(in);
   };
 }
 
@@ -119,29 +151,46 @@ Rendezvous make_rendezvous(const RankEnvironment& environment,
                            std::uint64_t generation,
                            const LaunchOptions& options) {
   const std::string& text = environment.rendezvous;
-  const auto [tcp, file, redis] =
-      read_place("rendezvous \"" + text + "\"", text);
+  const Place place = read_place("rendezvous \"" + text + "\"", text);
+  std::optional<HostPort> named;
+  if (place.tcp) named = parse_host_port(*place.tcp);
   Rendezvous result;
-  const bool serves =
-      environment.rank == 0 && !environment.is_served_by_launcher;
+  std::optional<ServingPlace> served;
   if (environment.is_served_by_launcher) {
     result.coordinator_name = "the launcher";
+  } else if (environment.rank == 0) {
+    const HostPort address = serving_address(named, environment, options);
+    const std::string serial = named ? "" : random_text();
+    result.coordinator = std::make_unique<Coordinator>(Coordinator::Options{
+        .listener =
+            listen_on(address, std::min(options.timeout, kPortPatience)),
+        .world_size = environment.world_size,
+        .job = environment.job,
+        .serial = serial,
+        .generation = generation});
+    served = ServingPlace{{}, serial};
+    for (const std::string& host : address.host == kAllAddresses
+                                       ? host_addresses()
+                                       : std::vector{address.host}) {
+      served->addresses.push_back({host, result.coordinator->address().port});
+    }
   }
-  if (serves) {
-    Coordinator::Options serving;
-    serving.address =
-        tcp ? parse_host_port(*tcp) : HostPort{serving_host(options), 0};
-    serving.world_size = environment.world_size;
-    serving.generation = generation;
-    result.coordinator = std::make_unique<Coordinator>(std::move(serving));
-  }
-  if (tcp) {
-    const HostPort address = parse_host_port(*tcp);
-    result.locate = [address] { return std::optional<HostPort>(address); };
-  } else if (file) {
-    meet_by_file(result, *file, serves, generation, options);
+  if (place.file) {
+    // Jobs that have names may share a folder.
+    const std::string& job = environment.job;
+    const std::string prefix =
+        job.empty() ? "" : fmt::format("{:08x}-", job_number(job));
+    meet_by_file(result, *place.file, prefix + std::to_string(generation),
+                 served);
+  } else if (place.redis) {
+    meet_by_redis(result, *place.redis, generation, served);
   } else {
-    meet_by_redis(result, *redis, serves, generation, options);
+    result.locate = [address = *named] { return ServingPlace{{address}, ""}; };
+  }
+  // Its own name on the network may not lead rank 0 to itself.
+  if (served) {
+    served->addresses = {result.coordinator->address()};
+    result.locate = [served = *served] { return served; };
   }
   return result;
 }
@@ -210,6 +259,7 @@ std::unique_ptr<ControlLine> join_world(const Rendezvous& rendezvous,
                            .coordinator_name = rendezvous.coordinator_name,
                            .rank = environment.rank,
                            .world_size = environment.world_size,
+                           .job = environment.job,
                            .generation = generation,
                            .timeout = options.timeout});
   const int size = environment.world_size;

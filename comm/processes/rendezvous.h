@@ -3,9 +3,14 @@
 // How the ranks of a world find their coordinator and come together, before any
 // data move.
 //
-//   tcp:HOST:PORT             rank 0 serves there, on that address only
-//   file:FOLDER               rank 0 writes its address into a shared folder
+//   tcp:HOST:PORT             rank 0 serves there
+//   file:FOLDER               rank 0 writes its addresses into a shared folder
 //   redis:HOST:PORT[/JOB]     the same, in a Redis server (Gloo's store)
+//
+// Until all ranks have come, rank 0 listens on all addresses of its host: other
+// hosts may know it by another name than its own. It listens on one address
+// where LaunchOptions::network_interface names a network, and where the launcher
+// says that all ranks share the host.
 
 #include <chrono>
 #include <cstdint>
@@ -25,10 +30,10 @@ namespace shardbook::internal {
 struct Rendezvous {
   /// Serves the world; in rank 0 only, and not where the launcher does.
   std::unique_ptr<Coordinator> coordinator;
-  /// Where the coordinator is, once that is known.
-  std::function<std::optional<HostPort>()> locate;
+  /// As ControlLine::Options::locate.
+  std::function<ServingPlace()> locate;
   std::string coordinator_name = "rank 0";
-  /// Removes the address that rank 0 has published.
+  /// Removes the addresses that rank 0 has published.
   std::shared_ptr<void> publication;
 };
 

@@ -16,6 +16,8 @@
 #include <memory>
 #include <set>
 #include <sstream>
+#include <thread>
+#include <utility>
 
 #include "core/check.h"
 
@@ -24,7 +26,8 @@ namespace {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-AddressList resolve(const HostPort& address, bool passive) {
+// An empty list, and the cause, where the name is not known.
+AddressList resolve(const HostPort& address, bool passive, std::string* cause) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = passive ? AI_PASSIVE : 0;
@@ -32,9 +35,12 @@ AddressList resolve(const HostPort& address, bool passive) {
   const int status =
       getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(),
                   &hints, &list);
-  SB_CHECK(status == 0, "rendezvous: cannot resolve host \"", address.host,
-           "\": ", gai_strerror(status),
-           "; give one that every rank knows by --rendezvous or MASTER_ADDR");
+  if (status != 0) {
+    *cause = std::string(gai_strerror(status)) +
+             "; give a name that every rank knows by --rendezvous or "
+             "MASTER_ADDR";
+    list = nullptr;
+  }
   return {list, &freeaddrinfo};
 }
 
@@ -46,7 +52,9 @@ void set_no_delay(int socket) {
 std::string numeric_host(const sockaddr* address, socklen_t length) {
   char host[NI_MAXHOST] = "";
   getnameinfo(address, length, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
-  return host;
+  // A socket of IPv6 shows a peer of IPv4 so.
+  const std::string mapped = "::ffff:";
+  return std::string(host).rfind(mapped, 0) == 0 ? host + mapped.size() : host;
 }
 
 // `get`: getsockname or getpeername.
@@ -114,51 +122,114 @@ HostPort parse_host_port(const std::string& text) {
   return result;
 }
 
-Descriptor listen_on(const HostPort& address) {
-  int cause = 0;
-  const AddressList list = resolve(address, /*passive=*/true);
+std::string host_port_text(const HostPort& address) {
+  const std::string& host = address.host;
+  const bool is_v6 = host.find(':') != std::string::npos;
+  return (is_v6 ? "[" + host + "]" : host) + ":" + std::to_string(address.port);
+}
+
+namespace {
+
+// Listens on the first address of the list that can be served.
+Descriptor listen_on_first(const AddressList& list, int* cause) {
   for (const addrinfo* entry = list.get(); entry; entry = entry->ai_next) {
     Descriptor socket(::socket(entry->ai_family,
                                entry->ai_socktype | SOCK_CLOEXEC,
                                entry->ai_protocol));
-    const int on = 1;
+    const int on = 1, off = 0;
     if (socket.valid()) {
       setsockopt(socket.value(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    }
+    // A socket of IPv6 also serves IPv4.
+    if (socket.valid() && entry->ai_family == AF_INET6) {
+      setsockopt(socket.value(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     }
     if (socket.valid() &&
         bind(socket.value(), entry->ai_addr, entry->ai_addrlen) == 0 &&
         listen(socket.value(), SOMAXCONN) == 0) {
       return socket;
     }
-    cause = errno;
+    *cause = errno;
   }
-  SB_FAIL("rendezvous: cannot listen on ", address.host, ":", address.port,
-          ": ", std::strerror(cause),
-          "; rank 0 must run on the host that the address names, and the port "
-          "must be free");
+  return {};
+}
+
+}  // namespace
+
+Descriptor listen_on(const HostPort& address,
+                     std::chrono::milliseconds patience) {
+  using Clock = std::chrono::steady_clock;
+  const bool is_all = address.host == kAllAddresses;
+  const auto give_up = Clock::now() + patience;
+  for (;;) {
+    std::string unknown;
+    int cause = 0;
+    // A host may be without IPv6.
+    for (const std::string& host :
+         is_all ? std::vector<std::string>{"::", "0.0.0.0"}
+                : std::vector<std::string>{address.host}) {
+      const AddressList list =
+          resolve({host, address.port}, /*passive=*/true, &unknown);
+      SB_CHECK(list != nullptr, "rendezvous: cannot resolve host \"", host,
+               "\": ", unknown);
+      Descriptor socket = listen_on_first(list, &cause);
+      if (socket.valid()) return socket;
+    }
+    SB_CHECK(
+        cause == EADDRINUSE && Clock::now() < give_up,
+        "rendezvous: cannot listen on ",
+        is_all ? fmt::format("port {}", address.port) : host_port_text(address),
+        ": ", std::strerror(cause),
+        "; rank 0 must run on the host that the address names, and the "
+        "port must be free: give every job on a host a --rendezvous of "
+        "its own");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
 }
 
 HostPort own_address(const Descriptor& socket) {
   return address_of(socket, getsockname);
 }
 
-std::string interface_host(const std::string& name) {
+bool is_loopback(const std::string& host) {
+  return host.rfind("127.", 0) == 0 || host == "::1";
+}
+
+bool is_name_of_loopback(const std::string& host) {
+  std::string unknown;
+  const AddressList list = resolve({host, 0}, /*passive=*/false, &unknown);
+  return list == nullptr ||
+         is_loopback(numeric_host(list->ai_addr, list->ai_addrlen));
+}
+
+namespace {
+
+// Names of the interfaces of this host with their addresses, in its order.
+std::vector<std::pair<std::string, std::string>> interfaces() {
   ifaddrs* raw = nullptr;
-  SB_CHECK(getifaddrs(&raw) == 0, "--interface ", name,
-           ": cannot list the interfaces of this host");
+  if (getifaddrs(&raw) != 0) return {};
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> list(raw,
                                                               &freeifaddrs);
-  std::set<std::string> known;
+  std::vector<std::pair<std::string, std::string>> result;
   for (const ifaddrs* entry = raw; entry; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr) continue;
     const int family = entry->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
-    if (name == entry->ifa_name) {
-      return numeric_host(entry->ifa_addr, family == AF_INET
-                                               ? sizeof(sockaddr_in)
-                                               : sizeof(sockaddr_in6));
-    }
-    known.insert(entry->ifa_name);
+    result.emplace_back(entry->ifa_name,
+                        numeric_host(entry->ifa_addr,
+                                     family == AF_INET ? sizeof(sockaddr_in)
+                                                       : sizeof(sockaddr_in6)));
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string interface_host(const std::string& name) {
+  std::set<std::string> known;
+  for (const auto& [interface, host] : interfaces()) {
+    if (interface == name) return host;
+    known.insert(interface);
   }
   SB_FAIL("--interface ", name,
           ": this host has no such network interface, or it has no address; ",
@@ -167,29 +238,45 @@ std::string interface_host(const std::string& name) {
               : fmt::format("give one of {}", fmt::join(known, ", ")));
 }
 
+std::vector<std::string> host_addresses() {
+  std::vector<std::string> result = {"127.0.0.1"};
+  for (const auto& [interface, host] : interfaces()) {
+    // An address with "%eth0" has a meaning on its own cable alone.
+    const bool is_local = host.find('%') != std::string::npos;
+    if (!is_local && !is_loopback(host)) result.push_back(host);
+  }
+  return result;
+}
+
 Descriptor try_connect(const HostPort& address,
-                       std::chrono::milliseconds timeout) {
-  const AddressList list = resolve(address, /*passive=*/false);
+                       std::chrono::milliseconds timeout, std::string* cause) {
+  const AddressList list = resolve(address, /*passive=*/false, cause);
   for (const addrinfo* entry = list.get(); entry; entry = entry->ai_next) {
     Descriptor socket(::socket(
         entry->ai_family, entry->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK,
         entry->ai_protocol));
     if (!socket.valid()) continue;
-    int cause = 0;
+    int error = 0;
     if (connect(socket.value(), entry->ai_addr, entry->ai_addrlen) != 0) {
-      cause = errno;
+      error = errno;
       pollfd waiting{socket.value(), POLLOUT, 0};
-      if (cause == EINPROGRESS &&
-          poll(&waiting, 1, static_cast<int>(timeout.count())) == 1) {
-        socklen_t length = sizeof cause;
-        getsockopt(socket.value(), SOL_SOCKET, SO_ERROR, &cause, &length);
+      if (error == EINPROGRESS) {
+        error = ETIMEDOUT;
+        if (poll(&waiting, 1, static_cast<int>(timeout.count())) == 1) {
+          socklen_t length = sizeof error;
+          getsockopt(socket.value(), SOL_SOCKET, SO_ERROR, &error, &length);
+        }
       }
     }
-    if (cause != 0) continue;
+    *cause = std::strerror(error);
+    if (error == ENETUNREACH && is_loopback(address.host)) {
+      *cause += "; is the interface lo of this host up?";
+    }
+    if (error != 0) continue;
     // A socket may connect to itself on a port without a listener: no peer.
     const HostPort here = own_address(socket);
-    const HostPort there = address_of(socket, getpeername);
-    if (here.host == there.host && here.port == there.port) continue;
+    *cause = std::strerror(ECONNREFUSED);
+    if (here == address_of(socket, getpeername)) continue;
     const int flags = fcntl(socket.value(), F_GETFL);
     fcntl(socket.value(), F_SETFL, flags & ~O_NONBLOCK);
     set_no_delay(socket.value());
@@ -223,7 +310,7 @@ std::optional<Frame> take_frame(std::string& buffer, std::size_t max_bytes) {
            max_bytes, " are allowed");
   if (buffer.size() < 4 + bytes) return {};
   const auto kind = static_cast<unsigned char>(buffer[4]);
-  SB_CHECK(kind <= static_cast<unsigned char>(FrameKind::kMail),
+  SB_CHECK(kind <= static_cast<unsigned char>(FrameKind::kStranger),
            "a control message has the unknown kind ", int{kind});
   Frame frame;
   frame.kind = static_cast<FrameKind>(kind);

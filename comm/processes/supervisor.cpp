@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "comm/processes.h"
+#include "comm/processes/job.h"
 #include "comm/signals.h"
 
 namespace shardbook::internal {
@@ -48,11 +49,11 @@ Supervisor::Supervisor(std::vector<Child> children, Descriptor listener,
                        milliseconds timeout)
     : children_(std::move(children)), timeout_(timeout) {
   if (!listener.valid()) return;
-  Coordinator::Options options;
-  options.listener = std::move(listener);
-  options.world_size = static_cast<int>(children_.size());
-  options.explain_end = [this](int rank) { return explain(rank); };
-  coordinator_ = std::make_unique<Coordinator>(std::move(options));
+  coordinator_ = std::make_unique<Coordinator>(Coordinator::Options{
+      .listener = std::move(listener),
+      .world_size = static_cast<int>(children_.size()),
+      .job = process_name(getpid()),
+      .explain_end = [this](int rank) { return explain(rank); }});
 }
 
 Supervisor::~Supervisor() {

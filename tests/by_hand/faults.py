@@ -196,7 +196,8 @@ class Faults:
 
     def by_hand(self, command, size):
         """Starts the ranks one by one, as torchrun would."""
-        common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
+        common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
+                  "MASTER_ADDR": "127.0.0.1",
                   "MASTER_PORT": str(free_port())}
         processes = [
             start([*command, "--world-size", str(size)], RANK=str(rank),
@@ -247,7 +248,7 @@ class Faults:
                  f"{'launched' if is_launched else 'by hand'}, {took:.1f} s")
         for (status, words), _ in ends:
             first = re.search(r"rank (\d+) (?:failed|does not answer|did not "
-                              r"join)|found no rank (\d+)", words)
+                              r"join)|did not reach rank (\d+)", words)
             named = first and int(first.group(1) or first.group(2))
             if status is None:
                 self.complain(f"{title}: did not end", command, words)
@@ -336,7 +337,8 @@ class Faults:
         if self.args.short:
             cases = cases[:3]
         for chapter, size, option, one, two in cases:
-            common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
+            common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
+                      "MASTER_ADDR": "127.0.0.1",
                       "MASTER_PORT": str(free_port())}
             command = [program(self.args.build, chapter), "--backend", "gloo",
                        "--world-size", str(size), "--steps", "2", *TINY]

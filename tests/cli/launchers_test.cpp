@@ -94,6 +94,25 @@ TEST(Launchers, CopiesThatTrainAloneAreWarnedOfOnce) {
       << sim.text;
 }
 
+// DeepSpeed's launcher and torch.distributed.launch add it for each rank.
+TEST(Launchers, TheLocalRankMayAlsoBeAnOption) {
+  for (const std::string option : {"--local_rank=0", "--local-rank 0"}) {
+    const Outcome alone = ddp("--world-size 2 " + option, "");
+    EXPECT_EQ(alone.status, 0) << alone.text;
+  }
+  expect_sentence(
+      ddp("--local_rank=1", ""),
+      "error: --local_rank 1: no launcher has started this process, "
+      "so it is 0; leave the option to the launcher");
+  expect_sentence(ddp("--local_rank=1", "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0"),
+                  "error: --local_rank 1: the variables of torchrun give 0; ");
+  expect_sentence(ddp("--local_rank=x", ""),
+                  "error: --local_rank x: not an integer; give a value from 0");
+  if (!SHARDBOOK_HAVE_GLOO) return;
+  // Copies of the program have its options
+  EXPECT_EQ(ddp(std::string(kTwo) + "--local_rank=0", "").status, 0);
+}
+
 TEST(Launchers, RanksOfMpirunOnTwoHostsMeetInAFolder) {
   if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "built without Gloo";
   expect_two_ranks("--rendezvous file:" + (folder() / "meet"),
@@ -137,6 +156,10 @@ TEST(Launchers, MeetingsThatCannotBeAreRefusedInOneSentence) {
            {"--world-size 2", host,
             "mpirun has started 2 ranks (OMPI_COMM_WORLD_SIZE=2) on several "
             "hosts: give --rendezvous "},
+           {"--world-size 2",
+            "PMI_RANK=1 PMI_SIZE=2 PALS_LOCAL_RANKID=0 PALS_LOCAL_SIZE=1",
+            "mpiexec has started 2 ranks (PMI_SIZE=2) on several hosts: give "
+            "--rendezvous "},
            {"--world-size 2", host + "MASTER_ADDR=localhost MASTER_PORT=70000",
             "environment variable MASTER_PORT=70000: "}}) {
     SCOPED_TRACE(options);

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <sstream>
@@ -10,6 +13,7 @@
 #include <vector>
 
 #include "comm/processes.h"
+#include "comm/processes/job.h"
 #include "comm/processes/rendezvous.h"
 #include "core/check.h"
 
@@ -38,7 +42,8 @@ class OnlyThese {
       for (const std::string start :
            {"RANK=", "WORLD_SIZE=", "LOCAL_", "MASTER_", "OMPI_", "PMI_",
             "PMIX_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "SHARDBOOK_RANK",
-            "SHARDBOOK_WORLD_SIZE", "SHARDBOOK_RENDEZVOUS"}) {
+            "MV2_", "JSM_", "FLUX_", "PALS_", "SHARDBOOK_WORLD_SIZE",
+            "SHARDBOOK_JOB", "SHARDBOOK_RENDEZVOUS"}) {
         if (text.rfind(start, 0) != 0) continue;
         names.push_back(text.substr(0, text.find('=')));
       }
@@ -93,6 +98,14 @@ TEST(RankEnvironment, ReadsEachLauncher) {
                     "OMPI_COMM_WORLD_LOCAL_SIZE=2"),
         std::string("PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 "
                     "MPI_LOCALNRANKS=2"),
+        std::string("PMI_RANK=1 PMI_SIZE=4 PALS_LOCAL_RANKID=1 "
+                    "PALS_LOCAL_SIZE=2"),
+        std::string("MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=4 "
+                    "MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=2"),
+        std::string("JSM_NAMESPACE_RANK=1 JSM_NAMESPACE_SIZE=4 "
+                    "JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=2"),
+        std::string("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 FLUX_TASK_LOCAL_ID=1 "
+                    "FLUX_JOB_NNODES=2 PMI_RANK=1 PMI_SIZE=4 PMI_FD=5"),
         task(1, 1, 4, "SLURM_STEP_TASKS_PER_NODE=2(x2)")}) {
     EXPECT_EQ(described(variables), "rank 1 of 4, local 1 of 2") << variables;
   }
@@ -192,13 +205,28 @@ TEST(RankMeeting, IsWhereTorchrunSays) {
   EXPECT_EQ(meeting(rank), "tcp:127.0.0.1:29400");
   const std::string given = rank + "MASTER_ADDR=a MASTER_PORT=";
   EXPECT_EQ(meeting(given + "29500"), "tcp:a:29500");
-  // torchrun's agent has a store of its own at this port.
-  const std::string agent = " TORCHELASTIC_USE_AGENT_STORE=True";
-  EXPECT_EQ(meeting(given + "29500" + agent), "tcp:a:29501");
-  EXPECT_EQ(meeting(given + "65535" + agent), "tcp:a:65534");
-  EXPECT_EQ(meeting(given + "65536" + agent),
+  EXPECT_EQ(meeting(given + "65536"),
             "environment variable MASTER_PORT=65536: give a whole number from "
             "1 to 65535");
+}
+
+// torchrun's agent has a store of its own at MASTER_PORT, and the agent of the
+// next job may have one at any other port near it.
+TEST(RankMeeting, OfAgentsDiffersFromTheirs) {
+  const auto port = [](const std::string& master_port, const std::string& id) {
+    const std::string place = meeting(
+        "RANK=0 WORLD_SIZE=2 MASTER_ADDR=a TORCHELASTIC_USE_AGENT_STORE=True "
+        "MASTER_PORT=" +
+        master_port + id);
+    EXPECT_EQ(place.rfind("tcp:a:", 0), 0u) << place;
+    const int number = std::stoi(place.substr(6));
+    EXPECT_TRUE(number >= 20000 && number < 32000) << place;
+    return number;
+  };
+  EXPECT_EQ(port("29500", ""), port("29500", ""));
+  EXPECT_NE(port("29500", ""), port("29501", ""));
+  const std::string id = " TORCHELASTIC_RUN_ID=";
+  EXPECT_NE(port("29500", id + "one"), port("29500", id + "two"));
 }
 
 TEST(RankMeeting, IsAskedForWhereNoOptionSaysIt) {
@@ -249,6 +277,80 @@ TEST(RankMeeting, OfStepsSideBySideDiffers) {
             meeting(task(0, 0, 2, "SLURM_STEP_ID=2")));
   EXPECT_NE(meeting(task(0, 0, 2, "SLURM_JOB_ID=4294967295")),
             meeting(task(0, 0, 2, "SLURM_JOB_ID=4294967294")));
+}
+
+TEST(RankMeeting, OfJobsSideBySideDiffers) {
+  const std::string rank =
+      "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 "
+      "OMPI_COMM_WORLD_LOCAL_SIZE=2 ";
+  EXPECT_EQ(meeting(rank), "tcp:127.0.0.1:29400");
+  const std::string first = meeting(rank + "PMIX_NAMESPACE=743964673");
+  EXPECT_EQ(first, meeting(rank + "PMIX_NAMESPACE=743964673"));
+  EXPECT_NE(first, meeting(rank + "PMIX_NAMESPACE=743964674"));
+  EXPECT_EQ(meeting(rank + "PMIX_NAMESPACE=1 MASTER_PORT=29500"),
+            "tcp:127.0.0.1:29500");
+}
+
+// --- Names of jobs
+
+std::string job(const std::string& variables) {
+  const OnlyThese only(variables);
+  return rank_environment()->job;
+}
+
+TEST(RankJob, HasTheNameThatItsLauncherGives) {
+  for (const auto& [variables, name] : std::map<std::string, std::string>{
+           {"RANK=0 WORLD_SIZE=2 TORCHELASTIC_RUN_ID=a-b", "torchrun a-b"},
+           {"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMIX_NAMESPACE=7",
+            "mpirun 7"},
+           {"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 "
+            "OMPI_MCA_ess_base_jobid=7",
+            "mpirun 7"},
+           {"JSM_NAMESPACE_RANK=0 JSM_NAMESPACE_SIZE=2 PMIX_NAMESPACE=7",
+            "jsrun 7"},
+           {"MV2_COMM_WORLD_RANK=0 MV2_COMM_WORLD_SIZE=2 MPIRUN_ID=7",
+            "mpirun 7"},
+           {"FLUX_TASK_RANK=0 FLUX_JOB_SIZE=2 FLUX_JOB_ID=f7", "flux run f7"},
+           {"PMI_RANK=0 PMI_SIZE=2 PALS_LOCAL_RANKID=0 PALS_APID=7",
+            "mpiexec 7"},
+           {task(0, 0, 2), "srun 17.3"},
+           {"SHARDBOOK_RANK=0 SHARDBOOK_WORLD_SIZE=2 SHARDBOOK_JOB=7", "7"},
+           // Ranks by hand, which may have been started in several terminals
+           {"RANK=0 WORLD_SIZE=2", ""}}) {
+    EXPECT_EQ(job(variables), name) << variables;
+  }
+}
+
+// Agents and proxies are one process per host, so their jobs of several hosts
+// have no name.
+TEST(RankJob, IsTheProcessOfALauncherThatGivesNoName) {
+  const std::string own = internal::process_name(getpid());
+  const auto of_child = [](const std::string& variables) {
+    const OnlyThese only(variables);
+    int ends[2];
+    if (pipe(ends) != 0) return std::string("no pipe");
+    const pid_t child = fork();
+    if (child == 0) {
+      const std::string name = rank_environment()->job;
+      _exit(write(ends[1], name.data(), name.size()) < 0);
+    }
+    close(ends[1]);
+    char bytes[200];
+    const ssize_t count = read(ends[0], bytes, sizeof bytes);
+    close(ends[0]);
+    waitpid(child, nullptr, 0);
+    return std::string(bytes,
+                       static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  };
+  for (const std::string& variables :
+       {std::string("PMI_RANK=1 PMI_SIZE=2 PMI_FD=6 MPI_LOCALRANKID=1 "
+                    "MPI_LOCALNRANKS="),
+        std::string("RANK=1 WORLD_SIZE=2 TORCHELASTIC_RUN_ID=none "
+                    "LOCAL_WORLD_SIZE=")}) {
+    const std::string name = of_child(variables + "2");
+    EXPECT_NE(name.find(own), std::string::npos) << name;
+    EXPECT_EQ(of_child(variables + "1 LOCAL_RANK=0 MPI_LOCALRANKID=0"), "");
+  }
 }
 
 }  // namespace

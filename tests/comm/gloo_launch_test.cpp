@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,12 +10,14 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <memory>
 #include <thread>
 
 #include "comm/processes.h"
+#include "comm/processes/rendezvous.h"
 #include "core/check.h"
 #include "core/tensor.h"
 #include "tests/comm/program.h"
@@ -37,6 +40,7 @@ Variables torchrun(int rank, int world_size, int port,
                    const Variables& more = {}) {
   Variables variables = {"RANK=" + std::to_string(rank),
                          "WORLD_SIZE=" + std::to_string(world_size),
+                         "LOCAL_WORLD_SIZE=" + std::to_string(world_size),
                          "MASTER_ADDR=127.0.0.1",
                          "MASTER_PORT=" + std::to_string(port)};
   variables.insert(variables.end(), more.begin(), more.end());
@@ -82,9 +86,10 @@ TEST(GlooLaunch, RanksEndWithTheirSupervisor) {
 }
 
 // Two processes as a foreign launcher would start them.
-void expect_sum(const std::function<Variables(const std::string&)>& rank) {
-  Program one({program(), "2", "sum"}, rank("0"));
-  Program two({program(), "2", "sum"}, rank("1"));
+void expect_sum(const std::function<Variables(const std::string&)>& rank,
+                const Variables& command = {program(), "2", "sum"}) {
+  Program one(command, rank("0"));
+  Program two(command, rank("1"));
   EXPECT_EQ(one.finish(), 0) << one.output();
   EXPECT_EQ(two.finish(), 0) << two.output();
   EXPECT_EQ(one.output(), "sum 1 of 2\nsum 1 of 2\n");
@@ -110,6 +115,44 @@ TEST(GlooLaunch, ReadsTheEnvironmentsOfLaunchers) {
                      "SLURM_LAUNCH_NODE_IPADDR=203.0.113.5",
                      "SLURM_PROCID=" + rank,
                      "SLURM_LOCALID=" + rank};
+  });
+}
+
+// Hydra gives a job no name, so that of its process counts, and not that of the
+// script which each rank has to itself.
+TEST(GlooLaunch, RanksMayBeStartedByScripts) {
+  expect_sum(
+      [](const std::string& rank) {
+        return Variables{"PMI_RANK=" + rank, "PMI_SIZE=2", "PMI_FD=9",
+                         "MPI_LOCALRANKID=" + rank, "MPI_LOCALNRANKS=2"};
+      },
+      {"sh", "-c", program() + " 2 sum; exit $?"});
+}
+
+TEST(GlooLaunch, JobsThatMeetAtOnePortDoNotMix) {
+  const int port = free_port();
+  const auto start = [&](int rank, const std::string& job) {
+    return std::make_unique<Program>(
+        Variables{program(), "2", "sum"},
+        torchrun(rank, 2, port, {"TORCHELASTIC_RUN_ID=" + job}));
+  };
+  const auto one = start(0, "first");
+  const auto strange_one = start(1, "second");
+  const auto strange_two = start(0, "second");
+  const auto two = start(1, "first");
+  for (const auto* each : {&one, &two, &strange_one, &strange_two}) {
+    EXPECT_EQ((*each)->finish(), 0) << (*each)->output();
+  }
+}
+
+// As operators of Kubernetes name the host of rank 0; 127.0.0.2 is its address
+// on the network here.
+TEST(GlooLaunch, RankZeroMayKnowItsHostByAnotherName) {
+  const std::string port = std::to_string(free_port());
+  expect_sum([&](const std::string& rank) {
+    return Variables{
+        "RANK=" + rank, "WORLD_SIZE=2", "MASTER_PORT=" + port,
+        rank == "0" ? "MASTER_ADDR=localhost" : "MASTER_ADDR=127.0.0.2"};
   });
 }
 
@@ -227,6 +270,69 @@ TEST(GlooRendezvous, ByFile) {
   EXPECT_EQ(sums("file:" + folder), kThrees);
 }
 
+TEST(GlooRendezvous, ByAFolderThatAKilledRunHasUsed) {
+  const TempFolder temporary;
+  const std::string& folder = temporary.path();
+  // Its port belongs to a program that accepts connections and says nothing.
+  const auto silent = internal::listen_on({"127.0.0.1", 0});
+  const std::string address =
+      internal::host_port_text(internal::own_address(silent));
+  RankEnvironment rank;
+  rank.world_size = 2;
+  rank.is_on_one_host = true;
+  rank.rendezvous = "file:" + folder;
+  LaunchOptions options;
+  options.timeout = std::chrono::seconds(3);
+  const auto meet = [&](int number) {
+    rank.rank = number;
+    return internal::make_rendezvous(rank, /*generation=*/0, options);
+  };
+  const auto first = meet(0);  // writes the file
+  const auto files = [&] {
+    std::vector<std::string> names;
+    for (const auto& file : std::filesystem::directory_iterator(folder)) {
+      names.push_back(file.path());
+    }
+    return names;
+  };
+  ASSERT_EQ(files().size(), 1u);
+  std::ofstream(files()[0]) << "serial\n" << address << "\n";
+
+  const auto second = meet(1);
+  EXPECT_EQ(second.locate().serial, "serial");
+  std::unique_ptr<internal::ControlLine> line;
+  std::thread joining([&] {
+    internal::ControlLine::Options joins;
+    joins.locate = second.locate;
+    joins.rank = 1;
+    joins.world_size = 2;
+    joins.timeout = options.timeout;
+    line = std::make_unique<internal::ControlLine>(std::move(joins));
+  });
+  // It has connected to the silent program when that has a connection to take.
+  pollfd waiting{silent.value(), POLLIN, 0};
+  EXPECT_EQ(poll(&waiting, 1, 3000), 1);
+  {
+    const auto next = meet(0);
+    joining.join();
+    EXPECT_EQ(line->failure(), "");
+  }
+  EXPECT_TRUE(files().empty());
+}
+
+TEST(GlooRendezvous, ByAFolderKeepsTheAddressOfALaterRun) {
+  const TempFolder temporary;
+  RankEnvironment rank;
+  rank.world_size = 2;
+  rank.is_on_one_host = true;
+  rank.rendezvous = "file:" + temporary.path();
+  auto earlier = internal::make_rendezvous(rank, 0, {});
+  const auto later = internal::make_rendezvous(rank, 0, {});
+  earlier = {};
+  rank.rank = 1;
+  EXPECT_EQ(internal::make_rendezvous(rank, 0, {}).locate(), later.locate());
+}
+
 TEST(GlooRendezvous, ByTcpServedByRankZero) {
   EXPECT_EQ(sums("tcp:127.0.0.1:" + std::to_string(free_port())), kThrees);
 }
@@ -287,108 +393,6 @@ TEST(GlooFork, RefusesAProcessWithThreads) {
   other.join();
 }
 #endif
-
-// --- Two hosts
-
-// Two network namespaces joined by a cable, as the ranks see them.
-class TwoHosts {
- public:
-  TwoHosts() {
-    const std::string id = std::to_string(getpid());
-    a_ = "sba" + id;
-    b_ = "sbb" + id;
-    works_ = run("ip netns add " + a_) && run("ip netns add " + b_) &&
-             run("ip link add va" + id + " netns " + a_ + " type veth peer vb" +
-                 id + " netns " + b_) &&
-             run("ip -n " + a_ + " addr add 10.77.0.1/24 dev va" + id) &&
-             run("ip -n " + b_ + " addr add 10.77.0.2/24 dev vb" + id) &&
-             run("ip -n " + a_ + " link set va" + id + " up") &&
-             run("ip -n " + b_ + " link set vb" + id + " up") &&
-             run("ip -n " + a_ + " link set lo up") &&
-             run("ip -n " + b_ + " link set lo up");
-  }
-  ~TwoHosts() {
-    run("ip netns del " + a_);
-    run("ip netns del " + b_);
-  }
-  bool works() const { return works_; }
-  void cut_cable() {
-    run("ip -n " + a_ + " link set va" + a_.substr(3) + " down");
-  }
-  Variables on_first(const Variables& command) const { return on(a_, command); }
-  Variables on_second(const Variables& command) const {
-    return on(b_, command);
-  }
-
- private:
-  static bool run(const std::string& command) {
-    return std::system((command + " >/dev/null 2>&1").c_str()) == 0;
-  }
-  static Variables on(const std::string& host, const Variables& command) {
-    Variables all = {"ip", "netns", "exec", host};
-    all.insert(all.end(), command.begin(), command.end());
-    return all;
-  }
-
-  std::string a_, b_;
-  bool works_ = false;
-};
-
-Variables on_hosts(const std::string& rank, const std::string& more) {
-  return {"RANK=" + rank,
-          "WORLD_SIZE=2",
-          "LOCAL_WORLD_SIZE=1",
-          "LOCAL_RANK=0",
-          "MASTER_ADDR=10.77.0.1",
-          "MASTER_PORT=29500",
-          more};
-}
-
-TEST(GlooHosts, RanksMeetOverANetwork) {
-  const TwoHosts hosts;
-  if (!hosts.works()) {
-    GTEST_SKIP() << "network namespaces need root and the ip command";
-  }
-  const auto torchrun = [](const std::string& rank) {
-    return on_hosts(rank, "SHARDBOOK_TIMEOUT_MS=20000");
-  };
-  const auto srun = [](const std::string& rank) {
-    return Variables{"SLURM_STEP_ID=0",
-                     "SLURM_PROCID=" + rank,
-                     "SLURM_NTASKS=2",
-                     "SLURM_LOCALID=0",
-                     "SLURM_NODEID=" + rank,
-                     "SLURM_STEP_TASKS_PER_NODE=1(x2)",
-                     "SLURM_STEP_NODELIST=10.77.0.[1-2]",
-                     "SLURM_LAUNCH_NODE_IPADDR=203.0.113.5"};
-  };
-  const Variables command = {program(), "2", "sum"};
-  for (const auto& variables : {std::function<Variables(std::string)>(torchrun),
-                                std::function<Variables(std::string)>(srun)}) {
-    Program second(hosts.on_second(command), variables("1"));
-    Program first(hosts.on_first(command), variables("0"));
-    EXPECT_EQ(first.finish(), 0) << first.output();
-    EXPECT_EQ(second.finish(), 0) << second.output();
-    EXPECT_EQ(first.output(), "sum 1 of 2\nsum 1 of 2\n");
-  }
-}
-
-TEST(GlooHosts, BothSidesOfACutCableNameTheOther) {
-  TwoHosts hosts;
-  if (!hosts.works()) {
-    GTEST_SKIP() << "network namespaces need root and the ip command";
-  }
-  const Variables command = {program(), "2", "reduce"};
-  Program second(hosts.on_second(command), on_hosts("1", kPatience));
-  Program first(hosts.on_first(command), on_hosts("0", kPatience));
-  first.read_until("ready");
-  second.read_until("ready");
-  hosts.cut_cable();
-  EXPECT_EQ(first.finish(), 1);
-  EXPECT_EQ(second.finish(), 1);
-  EXPECT_THAT(first.output(), HasSubstr("rank 1 does not answer"));
-  EXPECT_THAT(second.output(), HasSubstr("rank 0 does not answer"));
-}
 
 }  // namespace
 }  // namespace shardbook

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <regex>
 
+#include "chapters/common/run/option_values.h"
 #include "chapters/common/run/worlds.h"
 #include "core/autograd.h"
 #include "core/check.h"

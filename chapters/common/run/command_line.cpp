@@ -4,12 +4,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <iostream>
 #include <limits>
 #include <map>
 
+#include "chapters/common/run/option_values.h"
 #include "comm/processes.h"
 #include "core/check.h"
 
@@ -25,57 +25,6 @@ constexpr const char* kOfStatus =
     "options cannot be followed; 3, the run failed (a rank was lost or late,\n"
     "a disk is full); 128 + n, signal n ended it (130 after Ctrl-C, 143\n"
     "after SIGTERM).";
-
-/// Sets the value; returns what is wrong with the text, or nothing.
-template <typename T>
-std::string parse_number(const std::string& text, T* value, T min, T max) {
-  constexpr bool is_real = std::is_floating_point_v<T>;
-  T number{};
-  std::size_t used = 0;
-  try {
-    if constexpr (is_real) {
-      number = std::stod(text, &used);
-    } else {
-      const long long wide = std::stoll(text, &used);
-      number = static_cast<T>(wide);
-      if (static_cast<long long>(number) != wide) used = 0;
-    }
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  if (used == 0 || used != text.size()) {
-    return fmt::format("not {}; give a value from {} to {}",
-                       is_real ? "a number" : "an integer", min, max);
-  }
-  if constexpr (is_real) {
-    if (std::isnan(number)) return "not a number";
-  }
-  if (number < min || number > max) {
-    return fmt::format("out of range; give a value from {} to {}", min, max);
-  }
-  *value = number;
-  return "";
-}
-
-/// How many letters too many, missing, wrong or swapped with the next turn one
-/// word into the other.
-std::size_t num_typos(const std::string& a, const std::string& b) {
-  std::vector<std::vector<std::size_t>> fewest(a.size() + 1);
-  for (std::size_t i = 0; i <= a.size(); ++i) {
-    for (std::size_t j = 0; j <= b.size(); ++j) {
-      std::size_t typos = i + j;
-      if (i > 0 && j > 0) {
-        typos = std::min({fewest[i - 1][j] + 1, fewest[i][j - 1] + 1,
-                          fewest[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
-      }
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        typos = std::min(typos, fewest[i - 2][j - 2] + 1);
-      }
-      fewest[i].push_back(typos);
-    }
-  }
-  return fewest[a.size()][b.size()];
-}
 
 /// " (did you mean --steps?)" for "--stpes=3", or nothing. A word that begins
 /// an option's name also means it.
@@ -96,16 +45,6 @@ std::string nearest_option(const CLI::App& app, const std::string& word) {
     }
   }
   return nearest.empty() ? "" : " (did you mean --" + nearest + "?)";
-}
-
-/// What is wrong with a name: nothing where it is among those allowed.
-std::string check_name(const std::string& name,
-                       const std::vector<std::string>& allowed,
-                       const std::string& otherwise = "") {
-  if (std::find(allowed.begin(), allowed.end(), name) != allowed.end())
-    return "";
-  return fmt::format("give one of {}{}{}", fmt::join(allowed, ", "),
-                     otherwise.empty() ? "" : "; ", otherwise);
 }
 
 }  // namespace
@@ -250,6 +189,18 @@ void CommandLine::refuse(const std::string& flag, const std::string& why) {
       ->expected(0, 1);
 }
 
+void CommandLine::add_of_launcher(const std::vector<std::string>& flags,
+                                  int* value) {
+  const auto read = [flag = flags.front(), value](const std::string& text) {
+    const std::string wrong = parse_number(text, value, 0, 1 << 16);
+    SB_CHECK(wrong.empty(), flag, " ", text, ": ", wrong);
+  };
+  impl_->app
+      .add_option_function<std::string>(
+          fmt::format("{}", fmt::join(flags, ",")), read)
+      ->group("");
+}
+
 CommandLine::Added CommandLine::add(const std::string& flag,
                                     std::int64_t* value,
                                     const std::string& help, std::int64_t min,
@@ -312,37 +263,7 @@ CommandLine::Added CommandLine::add_bytes(const std::string& flag,
                                           const std::string& help) {
   return impl_->add(
       flag, "BYTES", help, [value] { return std::to_string(*value); },
-      [value](const std::string& text) -> std::string {
-        const char* allowed =
-            "give bytes, such as 1000000, 64MiB, 2GiB or 1.5GB";
-        std::size_t used = 0;
-        double number = -1;
-        try {
-          number = std::stod(text, &used);
-        } catch (const std::exception&) {
-          return allowed;
-        }
-        const std::string unit = text.substr(used);
-        const std::pair<const char*, double> kUnits[] = {
-            {"", 1},
-            {"B", 1},
-            {"KB", 1e3},
-            {"MB", 1e6},
-            {"GB", 1e9},
-            {"TB", 1e12},
-            {"KiB", 1024.0},
-            {"MiB", 1048576.0},
-            {"GiB", 1073741824.0},
-            {"TiB", 1099511627776.0}};
-        for (const auto& [name, factor] : kUnits) {
-          const double bytes = number * factor;
-          if (unit == name && bytes >= 0 && bytes < 1e18) {
-            *value = static_cast<std::int64_t>(bytes);
-            return "";
-          }
-        }
-        return allowed;
-      });
+      [value](const std::string& text) { return parse_bytes(text, value); });
 }
 
 const std::string& CommandLine::program() const {
@@ -425,24 +346,6 @@ std::vector<std::pair<std::string, std::string>> CommandLine::not_compared()
     if (!each.why_not.empty()) others.emplace_back(each.flag, each.why_not);
   }
   return others;
-}
-
-std::vector<int> read_counts(const std::string& option, const std::string& text,
-                             const std::string& allowed) {
-  std::vector<int> counts;
-  std::size_t begin = 0;
-  while (begin <= text.size()) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string word = text.substr(begin, end - begin);
-    const bool is_number =
-        !word.empty() && word.size() <= 9 &&
-        word.find_first_not_of("0123456789") == std::string::npos;
-    SB_CHECK(is_number && std::stoi(word) >= 1, option, " ", text, ": ",
-             allowed);
-    counts.push_back(std::stoi(word));
-    begin = end + 1;
-  }
-  return counts;
 }
 
 }  // namespace shardbook

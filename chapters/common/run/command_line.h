@@ -99,6 +99,8 @@ class CommandLine {
             double min = 0, double max = 1e30);
   Added add(const std::string& flag, std::uint64_t* value,
             const std::string& help);
+  /// What launchers add for one rank: neither in --help nor among values().
+  void add_of_launcher(const std::vector<std::string>& flags, int* value);
   /// By name: "f32".
   Added add(const std::string& flag, DType* value, const std::string& help,
             const std::vector<std::string>& allowed);
@@ -129,10 +131,5 @@ class CommandLine {
  private:
   std::unique_ptr<Impl> impl_;
 };
-
-/// "2,1,1": whole numbers from 1 up. Throws Error "OPTION TEXT: ALLOWED" for
-/// anything else.
-std::vector<int> read_counts(const std::string& option, const std::string& text,
-                             const std::string& allowed);
 
 }  // namespace shardbook

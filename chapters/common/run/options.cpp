@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -66,6 +67,7 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--interface", &o.network_interface,
            "processes on several hosts: network interface, such as eth0")
       .may_differ(may_differ::kPlace);
+  accept_local_rank(line);
   line.group("Model");
   line.add("--model", &o.model,
            "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
@@ -176,6 +178,28 @@ void add_shared_options(CommandLine& line, Options& o,
     if (o.backend == "sim" && !line.has("--steps")) o.steps = 3;
   });
   line.at_end([&line, &o] { o.effective = line.values(); });
+}
+
+void accept_local_rank(CommandLine& line) {
+  const auto given = std::make_shared<int>(-1);
+  line.add_of_launcher({"--local_rank", "--local-rank"}, given.get());
+  line.after_parse([given] {
+    if (*given < 0) return;
+    const auto rank = rank_environment();
+    // Copies of this program have the option of the one that was started.
+    if (rank && rank->launcher == "shardbook") return;
+    // As launchers do that set no LOCAL_RANK
+    if (rank && rank->launcher == "torchrun" &&
+        std::getenv("LOCAL_RANK") == nullptr) {
+      setenv("LOCAL_RANK", std::to_string(*given).c_str(), 1);
+      return;
+    }
+    const int known = rank ? rank->local_rank : 0;
+    SB_CHECK(*given == known, "--local_rank ", *given, ": ",
+             rank ? "the variables of " + rank->launcher + " give "
+                  : "no launcher has started this process, so it is ",
+             known, "; leave the option to the launcher");
+  });
 }
 
 namespace {

@@ -130,6 +130,10 @@ void add_shared_options(CommandLine& line, Options& options,
                                                                     "nccl",
                                                                     "sim"},
                         const std::string& no_other = "");
+/// Accepts --local_rank (or --local-rank) R, which DeepSpeed's launcher and
+/// torch.distributed.launch add beside the variable LOCAL_RANK. The two must
+/// agree.
+void accept_local_rank(CommandLine& line);
 /// Checks options against each other, that this machine has the devices, and
 /// that the files which the run writes at its end can be written.
 void check_options(const Options& options);

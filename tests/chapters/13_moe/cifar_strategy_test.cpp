@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "chapters/common/run/option_values.h"
 #include "core/ops.h"
 #include "tests/core/support.h"
 #include "tests/support/on_ranks.h"

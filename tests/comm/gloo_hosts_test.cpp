@@ -1,0 +1,169 @@
+// Ranks on two hosts, played by network namespaces.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <string>
+
+#include "tests/comm/program.h"
+#include "tests/support/temp_folder.h"
+
+namespace shardbook {
+namespace {
+
+using test::Program;
+using test::Variables;
+using ::testing::HasSubstr;
+
+// The test program is in the same folder.
+std::string host_program() { return test::beside_this_one("gloo_program"); }
+
+// Two network namespaces joined by a cable, as the ranks see them.
+class TwoHosts {
+ public:
+  TwoHosts() {
+    const std::string id = std::to_string(getpid());
+    a_ = "sba" + id;
+    b_ = "sbb" + id;
+    works_ = run("ip netns add " + a_) && run("ip netns add " + b_) &&
+             run("ip link add va" + id + " netns " + a_ + " type veth peer vb" +
+                 id + " netns " + b_) &&
+             run("ip -n " + a_ + " addr add 10.77.0.1/24 dev va" + id) &&
+             run("ip -n " + b_ + " addr add 10.77.0.2/24 dev vb" + id) &&
+             run("ip -n " + a_ + " link set va" + id + " up") &&
+             run("ip -n " + b_ + " link set vb" + id + " up") &&
+             run("ip -n " + a_ + " link set lo up") &&
+             run("ip -n " + b_ + " link set lo up");
+  }
+  ~TwoHosts() {
+    run("ip netns del " + a_);
+    run("ip netns del " + b_);
+  }
+  bool works() const { return works_; }
+  void cut_cable() {
+    run("ip -n " + a_ + " link set va" + a_.substr(3) + " down");
+  }
+  Variables on_first(const Variables& command) const { return on(a_, command); }
+  Variables on_second(const Variables& command) const {
+    return on(b_, command);
+  }
+
+ private:
+  static bool run(const std::string& command) {
+    return std::system((command + " >/dev/null 2>&1").c_str()) == 0;
+  }
+  static Variables on(const std::string& host, const Variables& command) {
+    Variables all = {"ip", "netns", "exec", host};
+    all.insert(all.end(), command.begin(), command.end());
+    return all;
+  }
+
+  std::string a_, b_;
+  bool works_ = false;
+};
+
+Variables on_hosts(const std::string& rank, const std::string& more) {
+  return {"RANK=" + rank,
+          "WORLD_SIZE=2",
+          "LOCAL_WORLD_SIZE=1",
+          "LOCAL_RANK=0",
+          "MASTER_ADDR=10.77.0.1",
+          "MASTER_PORT=29500",
+          more};
+}
+
+TEST(GlooHosts, RanksMeetOverANetwork) {
+  const TwoHosts hosts;
+  if (!hosts.works()) {
+    GTEST_SKIP() << "network namespaces need root and the ip command";
+  }
+  const auto torchrun = [](const std::string& rank) {
+    return on_hosts(rank, "SHARDBOOK_TIMEOUT_MS=20000");
+  };
+  const auto srun = [](const std::string& rank) {
+    return Variables{"SLURM_STEP_ID=0",
+                     "SLURM_PROCID=" + rank,
+                     "SLURM_NTASKS=2",
+                     "SLURM_LOCALID=0",
+                     "SLURM_NODEID=" + rank,
+                     "SLURM_STEP_TASKS_PER_NODE=1(x2)",
+                     "SLURM_STEP_NODELIST=10.77.0.[1-2]",
+                     "SLURM_LAUNCH_NODE_IPADDR=203.0.113.5"};
+  };
+  const Variables command = {host_program(), "2", "sum"};
+  for (const auto& variables : {std::function<Variables(std::string)>(torchrun),
+                                std::function<Variables(std::string)>(srun)}) {
+    Program second(hosts.on_second(command), variables("1"));
+    Program first(hosts.on_first(command), variables("0"));
+    EXPECT_EQ(first.finish(), 0) << first.output();
+    EXPECT_EQ(second.finish(), 0) << second.output();
+    EXPECT_EQ(first.output(), "sum 1 of 2\nsum 1 of 2\n");
+  }
+}
+
+TEST(GlooHosts, RankZeroMayCallItsHostLocalhost) {
+  const TwoHosts hosts;
+  if (!hosts.works()) {
+    GTEST_SKIP() << "network namespaces need root and the ip command";
+  }
+  const Variables command = {host_program(), "2", "sum"};
+  Program second(hosts.on_second(command),
+                 on_hosts("1", "SHARDBOOK_TIMEOUT_MS=20000"));
+  Program first(hosts.on_first(command),
+                on_hosts("0", "MASTER_ADDR=localhost"));
+  EXPECT_EQ(first.finish(), 0) << first.output();
+  EXPECT_EQ(second.finish(), 0) << second.output();
+}
+
+TEST(GlooHosts, RanksMeetInAFolder) {
+  const TwoHosts hosts;
+  if (!hosts.works()) {
+    GTEST_SKIP() << "network namespaces need root and the ip command";
+  }
+  const TempFolder temporary;
+  const Variables command = {host_program(), "2", "sum"};
+  const auto variables = [&](const std::string& rank) {
+    return on_hosts(rank, "SHARDBOOK_RENDEZVOUS=file:" + temporary.path());
+  };
+  Program second(hosts.on_second(command), variables("1"));
+  Program first(hosts.on_first(command), variables("0"));
+  EXPECT_EQ(first.finish(), 0) << first.output();
+  EXPECT_EQ(second.finish(), 0) << second.output();
+}
+
+TEST(GlooHosts, AHostWithoutLoopbackIsToldSo) {
+  Program ranks({"unshare", "-n", host_program(), "2", "sum"});
+  const int status = ranks.finish();
+  if (status == 127 || ranks.output().find("unshare: ") == 0) {
+    GTEST_SKIP() << "network namespaces need root and the unshare command";
+  }
+  EXPECT_EQ(ranks.output(),
+            "the ranks of a host meet on its loopback network, which does not "
+            "work: Network is unreachable; is the interface lo of this host "
+            "up?\n");
+}
+
+TEST(GlooHosts, BothSidesOfACutCableNameTheOther) {
+  TwoHosts hosts;
+  if (!hosts.works()) {
+    GTEST_SKIP() << "network namespaces need root and the ip command";
+  }
+  const Variables command = {host_program(), "2", "reduce"};
+  Program second(hosts.on_second(command),
+                 on_hosts("1", "SHARDBOOK_TIMEOUT_MS=3000"));
+  Program first(hosts.on_first(command),
+                on_hosts("0", "SHARDBOOK_TIMEOUT_MS=3000"));
+  first.read_until("ready");
+  second.read_until("ready");
+  hosts.cut_cable();
+  EXPECT_EQ(first.finish(), 1);
+  EXPECT_EQ(second.finish(), 1);
+  EXPECT_THAT(first.output(), HasSubstr("rank 1 does not answer"));
+  EXPECT_THAT(second.output(), HasSubstr("rank 0 does not answer"));
+}
+
+}  // namespace
+}  // namespace shardbook
