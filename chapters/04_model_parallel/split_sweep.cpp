@@ -11,6 +11,7 @@
 #include "chapters/common/run/option_values.h"
 #include "chapters/common/run/worlds.h"
 #include "core/check.h"
+#include "core/how_many.h"
 #include "core/stream.h"
 #include "sim/timeline_text.h"
 
@@ -171,7 +172,7 @@ std::string sweep_text(const Sweep& sweep) {
   std::string text = fmt::format("{:<16}", "sweep");
   if (sweep.repeats > 0) {
     text += fmt::format("{:>20}{:>9}",
-                        fmt::format("wall, {} repeats", sweep.repeats), "");
+                        "wall, " + how_many(sweep.repeats, "repeat"), "");
   }
   if (!sweep.cluster.empty()) text += fmt::format("{:>22}", sweep.cluster);
   text += "\n";

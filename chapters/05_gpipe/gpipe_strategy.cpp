@@ -23,8 +23,8 @@ std::vector<int> stage_cuts(const Options& options,
                             const LayerList& layers, int num_stages,
                             const pipeline::LanguageFeed& feed) {
   SB_CHECK(num_stages <= layers.size(), "--world-size ", num_stages, ": ",
-           options.model, " has ", layers.size(),
-           " layers; give at most one stage per layer");
+           options.model, " has ", layers_text(options, layers.size()),
+           "; give at most one stage per layer");
   return cuts_of(options, setup.partition, layers, num_stages,
                  [&] { return feed.example(feed.pieces()[0].rows); });
 }

@@ -16,6 +16,7 @@
 #include "chapters/common/pipeline/schedule_check.h"
 #include "chapters/common/run/option_values.h"
 #include "core/check.h"
+#include "core/how_many.h"
 
 namespace shardbook::pipeline {
 namespace {
@@ -135,13 +136,14 @@ std::vector<MicroBatch> pieces_of(const Options& options,
   if (!is_asked(setup)) {
     return ceil_micro_batches(options.batch, std::min(m, options.batch));
   }
-  SB_CHECK(m <= options.batch, "--batch ", options.batch, ": ", m,
-           " micro-batches; give at least as many samples");
+  SB_CHECK(m <= options.batch, "--batch ", options.batch, ": ",
+           how_many(m, "micro-batch"), "; give at least as many samples");
   std::vector<MicroBatch> pieces = ceil_micro_batches(options.batch, m);
   const auto count = static_cast<std::int64_t>(pieces.size());
-  SB_CHECK(count == m, "--batch ", options.batch, ": makes ", count,
-           " micro-batches of ", pieces[0].rows, " samples (rule CEIL), not ",
-           m, "; give a multiple of ", m,
+  SB_CHECK(count == m, "--batch ", options.batch, ": makes ",
+           how_many(count, "micro-batch"), " of ",
+           how_many(pieces[0].rows, "sample"), " (rule CEIL), not ", m,
+           "; give a multiple of ", m,
            takes(options, setup, count)
                ? ", or --micro-batches " + std::to_string(count)
                : "");
@@ -165,7 +167,7 @@ void check_asynchronous(const Options& options, const StrategyOptions& setup,
   SB_CHECK(
       options.steps == 0 || schedule.total_micro_batches() == m * options.steps,
       "--steps ", options.steps, ": ", setup.schedule, " has ",
-      schedule.num_micro_batches, " micro-batches, ", m,
+      how_many(schedule.num_micro_batches, "micro-batch"), ", ", m,
       " per step; give --steps ", schedule.num_micro_batches / m);
   for (int rank = 0; rank < schedule.num_ranks; ++rank) {
     SB_CHECK(schedule.num_chunks(rank) == 1, "--schedule ", setup.schedule,
@@ -209,7 +211,7 @@ Plan make_plan(const Options& options, const StrategyOptions& setup) {
   const Schedule& schedule = plan.schedule;
   SB_CHECK(schedule.num_ranks == options.world_size, "--world-size ",
            options.world_size, ": the ", schedule.name, " schedule is for ",
-           schedule.num_ranks, " ranks");
+           how_many(schedule.num_ranks, "rank"));
   check(schedule);
   SB_CHECK(setup.stash || (!schedule.flushes && plan.pieces.size() == 1),
            "--no-stash: --schedule ", setup.schedule,
@@ -233,8 +235,9 @@ Plan make_plan(const Options& options, const StrategyOptions& setup) {
   }
   SB_CHECK(schedule.num_stages <= plan.layers->size(), "--world-size ",
            options.world_size, ", --schedule ", setup.schedule, ": ",
-           schedule.num_stages, " stages; ", options.model, " has ",
-           plan.layers->size(), " layers; give at most one stage per layer");
+           how_many(schedule.num_stages, "stage"), "; ", options.model, " has ",
+           layers_text(options, plan.layers->size()),
+           "; give at most one stage per layer");
   plan.cuts =
       cuts_of(options, setup.partition, *plan.layers, schedule.num_stages, [&] {
         const Dataset data = Dataset::open(options, plan.config);

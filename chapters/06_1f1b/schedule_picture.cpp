@@ -9,6 +9,7 @@
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
+#include "core/how_many.h"
 #include "core/text_file.h"
 
 namespace shardbook::pipeline {
@@ -22,15 +23,15 @@ std::string list(const std::vector<int>& values) {
 
 void print_schedule(const Schedule& schedule) {
   const Replay played = replay(schedule, Costs{});
-  fmt::print(
-      "{}: {} ranks, {} stages, {} micro-batches{}; F takes 1, B 2, I and "
-      "W 1\n\n{}\n",
-      schedule.name, schedule.num_ranks, schedule.num_stages,
-      schedule.num_micro_batches,
-      schedule.repeats == 0 ? ""
-                            : fmt::format(" (the first and the last of {})",
-                                          schedule.total_micro_batches()),
-      draw(schedule, played));
+  fmt::print("{}: {}, {}, {}{}; F takes 1, B 2, I and W 1\n\n{}\n",
+             schedule.name, how_many(schedule.num_ranks, "rank"),
+             how_many(schedule.num_stages, "stage"),
+             how_many(schedule.num_micro_batches, "micro-batch"),
+             schedule.repeats == 0
+                 ? ""
+                 : fmt::format(" (the first and the last of {})",
+                               schedule.total_micro_batches()),
+             draw(schedule, played));
   fmt::print("slots               {}\n", played.makespan);
   fmt::print("idle share          {:.1f} %\n", 100 * idle_share(played));
   fmt::print("bubble over work    {:.1f} %\n", 100 * bubble_over_work(played));

@@ -4,6 +4,7 @@
 
 #include "chapters/common/pipeline/schedule.h"
 #include "core/check.h"
+#include "core/how_many.h"
 
 namespace shardbook::pipeline::schedules {
 
@@ -58,11 +59,12 @@ Schedule one_f_one_b(int num_ranks, int micro_batches) {
 
 Schedule interleaved(int num_ranks, int micro_batches, int chunks) {
   const int p = num_ranks, m = micro_batches, v = chunks;
-  SB_CHECK(p < 1 || m % p == 0, "--schedule interleaved: ", m,
-           " micro-batches do not divide over ", p,
-           " ranks; give a multiple of ", p, ", or take --schedule 1f1b");
-  SB_CHECK(v >= 2, "--schedule interleaved: ", v,
-           " chunks per rank; give at least 2, or take --schedule 1f1b");
+  SB_CHECK(p < 1 || m % p == 0,
+           "--schedule interleaved: ", how_many(m, "micro-batch"),
+           " cannot be divided over ", how_many(p, "rank"),
+           "; give a multiple of ", p, ", or take --schedule 1f1b");
+  SB_CHECK(v >= 2, "--schedule interleaved: ", how_many(v, "chunk"),
+           " per rank; give at least 2, or take --schedule 1f1b");
   Schedule schedule = empty("interleaved", p, m, v);
   // Every p micro-batches pass all chunks before the next p begin
   Actions forwards, backwards;

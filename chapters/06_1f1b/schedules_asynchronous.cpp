@@ -6,6 +6,7 @@
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "core/check.h"
+#include "core/how_many.h"
 
 namespace shardbook::pipeline::schedules {
 
@@ -39,11 +40,12 @@ void check_replicas(const std::vector<int>& replicas, int mini_batches) {
   SB_CHECK(!replicas.empty(),
            "--schedule pipedream: no stages; give at least 1");
   for (const int count : replicas) {
-    SB_CHECK(count >= 1, "--schedule pipedream: a stage with ", count,
-             " replicas; give at least 1");
+    SB_CHECK(count >= 1, "--schedule pipedream: a stage with ",
+             how_many(count, "replica"), "; give at least 1");
     SB_CHECK(mini_batches % count == 0, "--schedule pipedream: ", mini_batches,
-             " mini-batches do not divide over ", count,
-             " replicas of a stage; give a multiple of ", count);
+             " mini-batches cannot be divided over ",
+             how_many(count, "replica"), " of a stage; give a multiple of ",
+             count);
   }
 }
 
@@ -105,18 +107,21 @@ Schedule pipedream(const std::vector<int>& replicas, int mini_batches,
 }
 
 Schedule pipedream(int num_ranks, int mini_batches, bool vertical_sync) {
-  SB_CHECK(num_ranks >= 1, "--schedule pipedream: ", num_ranks,
-           " ranks; give at least 1");
+  SB_CHECK(num_ranks >= 1,
+           "--schedule pipedream: ", how_many(num_ranks, "rank"),
+           "; give at least 1");
   return pipedream(std::vector<int>(at(num_ranks), 1), mini_batches,
                    vertical_sync);
 }
 
 Schedule pipedream_2bw(int num_ranks, int micro_batches, int batches) {
   const int p = num_ranks, m = micro_batches;
-  SB_CHECK(batches >= 1, "--schedule pipedream-2bw: ", batches,
-           " batches; give at least 1");
-  SB_CHECK(m >= p, "--schedule pipedream-2bw: ", m, " micro-batches on ", p,
-           " ranks; with fewer micro-batches than ranks a third version of "
+  SB_CHECK(batches >= 1,
+           "--schedule pipedream-2bw: ", how_many(batches, "batch"),
+           "; give at least 1");
+  SB_CHECK(m >= p, "--schedule pipedream-2bw: ", how_many(m, "micro-batch"),
+           " on ", how_many(p, "rank"),
+           "; with fewer micro-batches than ranks a third version of "
            "the weights is needed; give at least ",
            p);
   Schedule schedule = one_f_one_b(p, m * batches);

@@ -8,6 +8,7 @@
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/06_1f1b/schedules_zero_bubble.h"
 #include "core/check.h"
+#include "core/how_many.h"
 
 namespace shardbook::pipeline::schedules {
 namespace {
@@ -57,11 +58,12 @@ const std::map<std::string, Maker>& makers() {
 Schedule read_fitting(const std::string& file, const ScheduleOptions& o) {
   Schedule schedule = read_schedule(file);
   SB_CHECK(schedule.num_ranks == o.num_ranks, "--schedule ", file,
-           ": lists of ", schedule.num_ranks, " ranks; there are ",
+           ": lists of ", how_many(schedule.num_ranks, "rank"), "; there are ",
            o.num_ranks);
   SB_CHECK(schedule.num_micro_batches == o.micro_batches * o.batches,
-           "--schedule ", file, ": it has ", schedule.num_micro_batches,
-           " micro-batches; give --micro-batches ", schedule.num_micro_batches);
+           "--schedule ", file, ": it has ",
+           how_many(schedule.num_micro_batches, "micro-batch"),
+           "; give --micro-batches ", schedule.num_micro_batches);
   return schedule;
 }
 

@@ -5,6 +5,7 @@
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "core/check.h"
+#include "core/how_many.h"
 
 namespace shardbook::pipeline::schedules {
 
@@ -107,11 +108,11 @@ class DualPipeRank {
 
 Schedule dualpipe(int num_ranks, int micro_batches) {
   const int p = num_ranks, m = micro_batches;
-  SB_CHECK(p >= 2 && p % 2 == 0, "--schedule dualpipe: ", p,
-           " ranks; give an even number");
-  SB_CHECK(m % 2 == 0 && m >= 2 * p, "--schedule dualpipe: ", m,
-           " micro-batches on ", p, " ranks; give an even number, at least ",
-           2 * p);
+  SB_CHECK(p >= 2 && p % 2 == 0, "--schedule dualpipe: ", how_many(p, "rank"),
+           "; give an even number");
+  SB_CHECK(m % 2 == 0 && m >= 2 * p,
+           "--schedule dualpipe: ", how_many(m, "micro-batch"), " on ",
+           how_many(p, "rank"), "; give an even number, at least ", 2 * p);
   Schedule schedule = empty("dualpipe", p, m);
   Route back;
   for (int stage = 0; stage < p; ++stage) back.push_back({p - 1 - stage, 1});

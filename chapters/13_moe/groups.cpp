@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/how_many.h"
 
 namespace shardbook::moe {
 namespace {
@@ -24,8 +25,8 @@ std::string group_text(const Topology& grid, int rank,
 
 Topology expert_topology(const GroupSizes& sizes) {
   const int model = sizes.tp * sizes.pp;
-  SB_CHECK(sizes.world % model == 0, "--tp ", sizes.tp, ": ", sizes.world,
-           " ranks do not divide into groups of ", model,
+  SB_CHECK(sizes.world % model == 0, "--tp ", sizes.tp, ": ",
+           how_many(sizes.world, "rank"), " cannot form groups of ", model,
            "; give a divisor of --world-size");
   const int dp = sizes.world / model;
   SB_CHECK(dp % sizes.ep == 0, "--ep ", sizes.ep, ": the ", dp,
@@ -40,8 +41,9 @@ Topology expert_topology(const GroupSizes& sizes) {
 }
 
 std::string draw_groups(const GroupSizes& sizes, int num_experts) {
-  SB_CHECK(num_experts % sizes.ep == 0, "--ep ", sizes.ep, ": ", num_experts,
-           " experts do not divide by it; every rank has equally many");
+  SB_CHECK(num_experts % sizes.ep == 0, "--ep ", sizes.ep, ": ",
+           how_many(num_experts, "expert"),
+           " cannot be divided by it; every rank has equally many");
   const Topology grid = expert_topology(sizes);
   const int local = num_experts / sizes.ep;
   std::string text = fmt::format("{:>4}  {:<10} {:<16} {:<16} {:<10} {}\n",

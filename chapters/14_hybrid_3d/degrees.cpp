@@ -6,8 +6,10 @@
 
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/13_moe/moe_strategy.h"
+#include "chapters/common/pipeline/partition.h"
 #include "chapters/common/pipeline/stages.h"
 #include "core/check.h"
+#include "core/how_many.h"
 
 namespace shardbook::hybrid {
 namespace {
@@ -44,13 +46,14 @@ void check_product(const Options& options, HybridOptions& setup) {
   SB_CHECK(others <= options.world_size &&
                (setup.dp > 0 || options.world_size % others == 0),
            "--world-size ", options.world_size, ": --tp ", setup.tp, ", --cp ",
-           setup.cp, ", --pp ", setup.pp, " make replicas of ", others,
-           " ranks; give a multiple of ", others);
+           setup.cp, ", --pp ", setup.pp, " make replicas of ",
+           how_many(others, "rank"), "; give a multiple of ", others);
   if (setup.dp == 0) setup.dp = static_cast<int>(options.world_size / others);
   SB_CHECK(setup.dp * others == options.world_size, "--world-size ",
            options.world_size, ": --dp ", setup.dp, " x --tp ", setup.tp,
            " x --cp ", setup.cp, " x --pp ", setup.pp, " are ",
-           setup.dp * others, " ranks; give --world-size ", setup.dp * others);
+           how_many(setup.dp * others, "rank"), "; give --world-size ",
+           setup.dp * others);
 }
 
 void check_zero(const HybridOptions& setup) {
@@ -122,7 +125,7 @@ void check_model(const Options& options, const HybridOptions& setup,
            "ResNet; give gpt-nano, gpt2 or resnet18, or another one of their "
            "families");
   SB_CHECK(config.n_head % setup.tp == 0, "--tp ", setup.tp, ": ",
-           config.n_head, " heads do not divide by it; give ",
+           how_many(config.n_head, "head"), " do not divide by it; give ",
            divisor_below(config.n_head, setup.tp));
   SB_CHECK(!setup.sequence_parallel || setup.tp > 1,
            "--sequence-parallel: tokens are cut inside the tensor-parallel "
@@ -141,7 +144,7 @@ void check_model(const Options& options, const HybridOptions& setup,
   SB_CHECK(sequence.kind != sequence_parallel::Kind::kUlysses ||
                heads % setup.cp == 0,
            "--cp ", setup.cp, ": Ulysses gives each rank equally many of ",
-           heads, " heads; give ", divisor_below(heads, setup.cp));
+           how_many(heads, "head"), "; give ", divisor_below(heads, setup.cp));
   const bool has_halves = sequence.layout == sequence_parallel::Layout::kZigzag;
   const std::int64_t parts = std::int64_t{setup.cp} * (has_halves ? 2 : 1) *
                              (setup.sequence_parallel ? setup.tp : 1);
@@ -164,11 +167,12 @@ void check_experts(const Options& options, const HybridOptions& setup) {
              ": there are no experts; give --num-experts 2 or more");
     return;
   }
-  SB_CHECK(setup.dp % setup.ep == 0, "--ep ", setup.ep, ": the ", setup.dp,
-           " replicas do not divide into groups that share experts; give ",
+  SB_CHECK(setup.dp % setup.ep == 0, "--ep ", setup.ep, ": ",
+           how_many(setup.dp, "replica"),
+           " cannot form groups of so many, which share experts; give ",
            divisor_below(setup.dp, setup.ep));
   SB_CHECK(setup.experts % setup.ep == 0, "--ep ", setup.ep, ": ",
-           setup.experts, " experts do not divide by it; give ",
+           how_many(setup.experts, "expert"), " cannot be divided by it; give ",
            divisor_below(setup.experts, setup.ep));
   SB_CHECK(!setup.expert_tp || setup.tp > 1,
            "--expert-tp: cuts experts over tensor-parallel ranks; give --tp 2 "
@@ -200,8 +204,9 @@ void check_precision(const Options& options, const HybridOptions& setup) {
 void check_batch(const Options& options, const HybridOptions& setup) {
   const std::int64_t parts = setup.dp * setup.micro_batches;
   SB_CHECK(options.batch % parts == 0, "--batch ", options.batch, ": ",
-           setup.dp, " replicas with ", setup.micro_batches,
-           " micro-batches each need equally many samples; give ",
+           how_many(setup.dp, "replica"), " with ",
+           how_many(setup.micro_batches, "micro-batch"),
+           " each cannot have equally many samples; give ",
            (options.batch / parts + 1) * parts);
 }
 
@@ -214,8 +219,9 @@ void check_statistics(const Options& options, const HybridOptions& setup,
   for (std::size_t i = 0; i <= config.depths.size(); ++i) side = (side + 1) / 2;
   const std::int64_t parts = setup.dp * setup.micro_batches;
   SB_CHECK(options.batch / parts * side * side > 1, "--batch ", options.batch,
-           ": ", setup.dp, " replicas with ", setup.micro_batches,
-           " micro-batches each leave one image to a micro-batch, and the last "
+           ": ", how_many(setup.dp, "replica"), " with ",
+           how_many(setup.micro_batches, "micro-batch"),
+           " each: a micro-batch would be one image, and the last "
            "batch norms one value of each channel, which is its own mean; give "
            "--batch ",
            2 * parts, ", fewer micro-batches or larger images");
@@ -314,9 +320,9 @@ void check_legal(const Options& options, HybridOptions& setup) {
   const pipeline::Schedule schedule = schedule_of(setup);
   const int layers = layers_of(model_config(options))->size();
   SB_CHECK(schedule.num_stages <= layers, "--pp ", setup.pp, ", --schedule ",
-           setup.schedule, ": ", schedule.num_stages, " stages; ",
-           options.model, " has ", layers,
-           " layers; give at most one stage per layer");
+           setup.schedule, ": ", how_many(schedule.num_stages, "stage"), "; ",
+           options.model, " has ", layers_text(options, layers),
+           "; give at most one stage per layer");
 }
 
 std::string refusal(const Options& options, HybridOptions setup) {

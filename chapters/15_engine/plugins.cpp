@@ -7,6 +7,7 @@
 
 #include "chapters/15_engine/internal/config_rules.h"
 #include "core/check.h"
+#include "core/how_many.h"
 #include "sim/json_object.h"
 
 namespace shardbook::accelerate {
@@ -56,8 +57,8 @@ fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
            is_hybrid ? ": give the number of ranks of a node"
                      : ": only HYBRID_SHARD has nodes; leave it out");
   SB_CHECK(!is_hybrid || num_ranks % plugin.shard_size == 0, name,
-           "shard_size ", plugin.shard_size, ": does not divide ", num_ranks,
-           " ranks; give a divisor");
+           "shard_size ", plugin.shard_size, ": does not divide ",
+           how_many(num_ranks, "rank"), "; give a divisor");
   setup.shard_size = plugin.shard_size;
 
   const auto wraps = choose<fsdp::WrapPolicy>(
@@ -238,9 +239,9 @@ hybrid::HybridOptions hybrid_options(const MegatronLMPlugin& plugin,
            plugin.num_micro_batches, ": give 1 or more");
   const std::int64_t shared = std::int64_t{plugin.tp_degree} * plugin.pp_degree;
   SB_CHECK(world_size % shared == 0, name, "tp_degree ", plugin.tp_degree,
-           " x pp_degree ", plugin.pp_degree, " ranks share a model, but ",
-           world_size, " ranks do not divide by ", shared,
-           "; give degrees whose product divides them");
+           " x pp_degree ", plugin.pp_degree, " share a model: ", shared,
+           " does not divide ", how_many(world_size, "rank"),
+           "; give degrees whose product does");
   SB_CHECK(!plugin.sequence_parallelism || plugin.tp_degree > 1, name,
            "sequence_parallelism true with tp_degree 1: tokens are cut among "
            "the ranks that share layers; give tp_degree 2 or more");

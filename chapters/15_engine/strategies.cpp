@@ -14,6 +14,7 @@
 #include "chapters/15_engine/engine_strategy.h"
 #include "chapters/15_engine/internal/config_rules.h"
 #include "core/check.h"
+#include "core/how_many.h"
 
 namespace shardbook::engine {
 namespace {
@@ -417,11 +418,11 @@ std::string keys_without_effect(const Choice& choice, const ZeroConfig& zero) {
 
 std::string describe(const Choice& choice, const DeepSpeedConfig& config) {
   const BatchSizes& sizes = choice.sizes;
-  std::string text =
-      config.label + ": " + choice.name + " of chapter " + choice.chapter +
-      "\n  " + std::to_string(sizes.train) + " samples = micro-batches of " +
-      std::to_string(sizes.micro) + " x " + std::to_string(sizes.accumulation) +
-      " steps x " + std::to_string(choice.dp) + " data-parallel ranks\n";
+  std::string text = config.label + ": " + choice.name + " of chapter " +
+                     choice.chapter + "\n  " + how_many(sizes.train, "sample") +
+                     " = micro-batches of " + std::to_string(sizes.micro) +
+                     " x " + how_many(sizes.accumulation, "step") + " x " +
+                     how_many(choice.dp, "data-parallel rank") + "\n";
   const bool is_overruled = choice.clip != config.gradient_clipping;
   for (const std::string& remark : config.remarks) {
     if (!is_overruled || remark != internal::kClippingRemark) {

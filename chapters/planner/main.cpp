@@ -13,6 +13,7 @@
 #include "chapters/common/run/options.h"
 #include "chapters/common/run/worlds.h"
 #include "chapters/planner/plan_report.h"
+#include "core/how_many.h"
 #include "core/text_file.h"
 
 using namespace shardbook;
@@ -75,8 +76,8 @@ void read_request(Asked& asked) {
   SB_CHECK(asked.nodes == 0 || of.world_size == 0 ||
                asked.nodes * per_node == of.world_size,
            "--nodes ", asked.nodes, ", --world-size ", of.world_size, ": ",
-           asked.cluster, " has ", per_node,
-           " devices in a node; give one of the two");
+           asked.cluster, " has ", how_many(per_node, "device"),
+           " in a node; give one of the two");
   SB_CHECK(asked.nodes <= cluster.num_nodes, "--nodes ", asked.nodes, ": ",
            asked.cluster, " has ", cluster.num_nodes, "; give 1 to ",
            cluster.num_nodes);

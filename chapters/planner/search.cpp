@@ -11,6 +11,7 @@
 #include "chapters/planner/on_shapes.h"
 #include "comm/device_mesh.h"
 #include "core/check.h"
+#include "core/how_many.h"
 
 namespace shardbook::planner {
 namespace {
@@ -105,7 +106,8 @@ void check_limits(const PlanRequest& request) {
                0,
            "--tp ", degree(only.tp), ", --pp ", degree(only.pp), ", --cp ",
            degree(only.cp), ": their product does not divide the ",
-           request.world_size, " devices; give degrees whose product does");
+           how_many(request.world_size, "device"),
+           "; give degrees whose product does");
   SB_CHECK(only.micro_batch == 0 || request.batch % only.micro_batch == 0,
            "--micro-batch ", only.micro_batch, ": does not divide --batch ",
            request.batch, "; give one of its divisors");
@@ -122,14 +124,15 @@ void check_request(const PlanRequest& request) {
   const int devices = request.base.cluster.num_devices();
   SB_CHECK(request.world_size >= 1 && request.world_size <= devices,
            "--world-size ", request.world_size, ": ", request.base.cluster.name,
-           " has ", devices, " devices; give 1 to ", devices);
+           " has ", how_many(devices, "device"), "; give 1 to ", devices);
   // As many micro-batches as the chapters accept
   constexpr std::int64_t kMostSamples = 1 << 20;
   SB_CHECK(request.batch >= 1 && request.batch <= kMostSamples, "--batch ",
            request.batch, ": give the samples of a step, 1 to ", kMostSamples);
   SB_CHECK(request.seq() >= 1 && request.seq() <= config.n_positions, "--seq ",
-           request.seq(), ": ", request.model, " has ", config.n_positions,
-           " positions; give 1 to ", config.n_positions);
+           request.seq(), ": ", request.model, " has ",
+           how_many(config.n_positions, "position"), "; give 1 to ",
+           config.n_positions);
   check_limits(request);
   SB_CHECK(request.base.cluster.device.peak_flops.count(request.dtype()) > 0,
            "--dtype ", dtype_name(request.dtype()), ": the peak of ",

@@ -7,6 +7,7 @@
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/planner/step_parts.h"
 #include "core/check.h"
+#include "core/how_many.h"
 #include "sim/cost_model.h"
 
 namespace shardbook::planner {
@@ -127,7 +128,8 @@ double tied_seconds(const HybridJob& job, const sim::CostModel& costs) {
 
 HybridStep hybrid_step(const HybridJob& job) {
   SB_CHECK(job.ranks() <= job.cluster.num_devices(), job.cluster.name, " has ",
-           job.cluster.num_devices(), " devices for ", job.ranks(), " ranks");
+           how_many(job.cluster.num_devices(), "device"), " for ",
+           how_many(job.ranks(), "rank"));
   SB_CHECK(job.zero_stage <= 1 || job.pp == 1, "ZeRO-", job.zero_stage,
            " with ", job.pp, " pipeline stages; give stage 1");
   const sim::CostModel costs(job.cluster);

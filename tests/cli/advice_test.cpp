@@ -30,8 +30,8 @@ TEST(Advice, NamesWhatWasGivenAndAWayThatWorks) {
             "--world-size 5 --schedule interleaved --micro-batches 20",
             "not 20; give a multiple of 20\n"},
            {"14_hybrid_3d", "--world-size 2 --pp 2 --partition 2,2",
-            "has 6, its embedding, its blocks and its head; give a list such "
-            "as 3,3"}}) {
+            "has 6 layers: embedding, 4 blocks and head; give a list such as "
+            "3,3"}}) {
     expect_refused(bad);
   }
 }

@@ -9,6 +9,7 @@
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/how_many.h"
 
 namespace shardbook {
 namespace {
@@ -45,8 +46,9 @@ std::vector<double> layers_of_type(const std::string& partition,
     SB_FAIL("--partition ", partition, ": not a regular expression");
   }
   const auto count = std::count(matches.begin(), matches.end(), 1);
-  SB_CHECK(count >= num_stages, "--partition ", partition, ": matches ", count,
-           " layers for ", num_stages, " stages; each needs one");
+  SB_CHECK(count >= num_stages, "--partition ", partition, ": matches ",
+           how_many(count, "layer"), " for ", how_many(num_stages, "stage"),
+           "; each needs one");
   return matches;
 }
 
@@ -71,22 +73,23 @@ std::string even_list(int num_layers, int num_stages) {
   return text;
 }
 
-/// The layers of a model, in words.
-std::string parts_of(const Options& options) {
-  const ModelConfig config = ModelConfig::read(options.model);
-  if (config.type == "mlp") return "its embedding and three linear layers";
-  return config.is_image() ? "its stem, its blocks and its head"
-                           : "its embedding, its blocks and its head";
-}
-
 }  // namespace
+
+std::string layers_text(const Options& options, int num_layers) {
+  const ModelConfig config = ModelConfig::read(options.model);
+  return how_many(num_layers, "layer") + ": " +
+         (config.type == "mlp"
+              ? "embedding and three linear layers"
+              : (config.is_image() ? "stem, " : "embedding, ") +
+                    how_many(num_layers - 2, "block") + " and head");
+}
 
 // --- Cuts --------------------------------------------------------------------
 
 std::vector<int> cut_uniform(int num_layers, int num_stages) {
-  SB_CHECK(num_stages >= 1 && num_stages <= num_layers, num_stages,
-           " stages: the model has ", num_layers,
-           " layers; give at most one stage per layer");
+  SB_CHECK(num_stages >= 1 && num_stages <= num_layers,
+           how_many(num_stages, "stage"), ": the model has ",
+           how_many(num_layers, "layer"), "; give at most one stage per layer");
   std::vector<int> cuts = {0};
   for (int s = 0; s < num_stages; ++s) {
     const int extra = s < num_layers % num_stages ? 1 : 0;
@@ -99,20 +102,20 @@ std::vector<int> cut_by_balance(int num_layers,
                                 const std::vector<int>& balance) {
   std::vector<int> cuts = {0};
   for (const int count : balance) {
-    SB_CHECK(count >= 1, "balance: ", count,
-             " layers in a stage; give at least one");
+    SB_CHECK(count >= 1, "balance: ", how_many(count, "layer"),
+             " in a stage; give at least one");
     cuts.push_back(cuts.back() + count);
   }
-  SB_CHECK(cuts.back() == num_layers, "balance: adds up to ", cuts.back(),
-           " layers, the model has ", num_layers);
+  SB_CHECK(cuts.back() == num_layers, "balance: adds up to ",
+           how_many(cuts.back(), "layer"), ", the model has ", num_layers);
   return cuts;
 }
 
 std::vector<int> cut_by_cost(const std::vector<double>& costs, int num_stages) {
   const int n = static_cast<int>(costs.size());
-  SB_CHECK(num_stages >= 1 && num_stages <= n, num_stages,
-           " stages: the model has ", n,
-           " layers; give at most one stage per layer");
+  SB_CHECK(num_stages >= 1 && num_stages <= n, how_many(num_stages, "stage"),
+           ": the model has ", how_many(n, "layer"),
+           "; give at most one stage per layer");
   std::vector<double> before(costs.size() + 1, 0);
   std::partial_sum(costs.begin(), costs.end(), before.begin() + 1);
   // worst[s][i]: the costliest stage when layers 0 .. i-1 make s stages
@@ -219,14 +222,14 @@ std::vector<int> cuts_of(const Options& options, const std::string& partition,
   const std::string example =
       "; give a list such as " + even_list(layers.size(), num_stages);
   SB_CHECK(static_cast<int>(counts.size()) == num_stages, "--partition ",
-           partition, ": ", counts.size(), " stages; there are ", num_stages,
-           example);
+           partition, ": ", how_many(counts.size(), "stage"), "; there are ",
+           num_stages, example);
   // Each is below 10^9
   const std::int64_t sum =
       std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   SB_CHECK(sum == layers.size(), "--partition ", partition, ": adds up to ",
-           sum, " layers; ", options.model, " has ", layers.size(), ", ",
-           parts_of(options), example);
+           how_many(sum, "layer"), "; ", options.model, " has ",
+           layers_text(options, layers.size()), example);
   return cut_by_balance(layers.size(), counts);
 }
 

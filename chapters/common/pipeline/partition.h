@@ -34,6 +34,9 @@ std::vector<double> layer_seconds(
 /// For --help.
 extern const char* const kPartitionHelp;
 
+/// "42 layers: embedding, 40 blocks and head", of options.model.
+std::string layers_text(const Options& options, int num_layers);
+
 /// First layer of each of `num_stages` stages, and the end. "uniform": equally
 /// many layers; "parameters": equally many parameters; "time": equal times of
 /// forward and backward of `inputs()` on --cluster; "type:REGEX": equally many

@@ -6,6 +6,7 @@
 #include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "core/check.h"
+#include "core/how_many.h"
 #include "core/layers.h"
 #include "core/ops.h"
 #include "core/tensor_storage.h"
@@ -29,7 +30,7 @@ namespace {
 Schedule checked(Schedule schedule, const ProcessGroup& world) {
   check(schedule);
   SB_CHECK(schedule.num_ranks == world.size(), "schedule '", schedule.name,
-           "': made for ", schedule.num_ranks, " ranks; there are ",
+           "': made for ", how_many(schedule.num_ranks, "rank"), "; there are ",
            world.size());
   return schedule;
 }
@@ -49,8 +50,8 @@ Engine::Engine(Schedule schedule, PipelineModel& model, ProcessGroup& world,
       mailbox_(world, schedule_.num_stages),
       walk_(schedule_, world.rank()) {
   SB_CHECK(schedule_.num_stages == model.layout().num_stages(), "schedule '",
-           schedule_.name, "': has ", schedule_.num_stages,
-           " stages; the model is cut into ", model.layout().num_stages());
+           schedule_.name, "': has ", how_many(schedule_.num_stages, "stage"),
+           "; the model is cut into ", model.layout().num_stages());
   SB_CHECK(schedule_.flushes || versions_ != nullptr, "schedule '",
            schedule_.name,
            "': updates the weights before its end; give the engine "

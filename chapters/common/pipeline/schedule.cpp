@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/how_many.h"
 
 namespace shardbook::pipeline {
 
@@ -24,7 +25,8 @@ int Schedule::stage_at(int rank, int chunk) const {
   SB_CHECK(chunk >= 0 && chunk < static_cast<int>(here.size()) &&
                here[at(chunk)] >= 0,
            "schedule '", name, "': no stage lies at chunk ", chunk, " of rank ",
-           rank, "; it has ", num_stages, " stages on ", num_ranks, " ranks");
+           rank, "; it has ", how_many(num_stages, "stage"), " on ",
+           how_many(num_ranks, "rank"));
   return here[at(chunk)];
 }
 
@@ -124,9 +126,10 @@ bool Recomputed::contains(int micro_batch, int chunk) const {
 namespace parts {
 
 Schedule empty(const std::string& name, int p, int m, int chunks) {
-  SB_CHECK(p >= 1, "--schedule ", name, ": ", p, " ranks; give at least 1");
-  SB_CHECK(m >= 1, "--schedule ", name, ": ", m,
-           " micro-batches; give at least 1");
+  SB_CHECK(p >= 1, "--schedule ", name, ": ", how_many(p, "rank"),
+           "; give at least 1");
+  SB_CHECK(m >= 1, "--schedule ", name, ": ", how_many(m, "micro-batch"),
+           "; give at least 1");
   Schedule schedule;
   schedule.name = name;
   schedule.num_ranks = p;

@@ -13,6 +13,7 @@
 #include "chapters/common/pipeline/dependencies.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "core/check.h"
+#include "core/how_many.h"
 
 namespace shardbook::pipeline {
 namespace {
@@ -23,7 +24,7 @@ namespace {
 void check_route(const Schedule& s, const std::string& who, const Route& route,
                  std::map<std::pair<int, int>, int>& stage_of) {
   SB_CHECK(route.size() == at(s.num_stages), who, "a route has ", route.size(),
-           " places for ", s.num_stages, " stages");
+           " places for ", how_many(s.num_stages, "stage"));
   std::set<std::pair<int, int>> visited;
   for (int stage = 0; stage < s.num_stages; ++stage) {
     const auto [rank, chunk] = route[at(stage)];
@@ -41,12 +42,16 @@ void check_route(const Schedule& s, const std::string& who, const Route& route,
 void check_routes(const Schedule& s) {
   const std::string who = "schedule '" + s.name + "': ";
   SB_CHECK(s.num_ranks >= 1 && s.num_stages >= 1 && s.num_micro_batches >= 1,
-           who, s.num_ranks, " ranks, ", s.num_stages, " stages and ",
-           s.num_micro_batches, " micro-batches; give at least 1 of each");
+           who, how_many(s.num_ranks, "rank"), ", ",
+           how_many(s.num_stages, "stage"), " and ",
+           how_many(s.num_micro_batches, "micro-batch"),
+           "; give at least 1 of each");
   SB_CHECK(s.actions.size() == at(s.num_ranks), who, "lists for ",
-           s.actions.size(), " ranks; give one for each of ", s.num_ranks);
+           how_many(s.actions.size(), "rank"), "; give one for each of ",
+           s.num_ranks);
   SB_CHECK(s.route_of.size() == at(s.num_micro_batches), who, "routes for ",
-           s.route_of.size(), " micro-batches of ", s.num_micro_batches);
+           how_many(s.route_of.size(), "micro-batch"), " of ",
+           s.num_micro_batches);
   for (const int route : s.route_of) {
     SB_CHECK(route >= 0 && at(route) < s.routes.size(), who,
              "a micro-batch takes route ", route, " of ", s.routes.size());
@@ -65,13 +70,14 @@ void check_routes(const Schedule& s) {
     }
   }
   const int per_step = s.micro_batches_per_step;
-  SB_CHECK(!s.flushes || per_step == s.num_micro_batches, who, per_step,
-           " micro-batches per step; a schedule without updates is one step; "
+  SB_CHECK(!s.flushes || per_step == s.num_micro_batches, who,
+           how_many(per_step, "micro-batch"),
+           " per step; a schedule without updates is one step; "
            "give ",
            s.num_micro_batches);
-  SB_CHECK(per_step >= 1 && s.num_micro_batches % per_step == 0, who, per_step,
-           " micro-batches per step; give a divisor of ", s.num_micro_batches,
-           ", the micro-batches");
+  SB_CHECK(per_step >= 1 && s.num_micro_batches % per_step == 0, who,
+           how_many(per_step, "micro-batch"), " per step; give a divisor of ",
+           s.num_micro_batches, ", the micro-batches");
 }
 
 // The list of one rank alone
@@ -215,9 +221,9 @@ std::string RankState::apply_update(const Action& a, Chunk* chunk) {
   const int size = reads_.micro_batches_per_update(chunk->stage);
   if (claimed != size) {
     return fmt::format(
-        "{} claims {} micro-batches; each update of this stage claims {} "
+        "{} claims {}; each update of this stage claims {} "
         "(micro_batches_per_step times the stage's ranks)",
-        self, claimed, size);
+        self, how_many(claimed, "micro-batch"), size);
   }
   chunk->updated = a.micro_batch;
   ++chunk->version;

@@ -17,6 +17,7 @@
 #include "chapters/common/run/run_identity.h"
 #include "chapters/common/run/state_folder.h"
 #include "core/check.h"
+#include "core/how_many.h"
 
 namespace shardbook {
 namespace {
@@ -140,7 +141,8 @@ Options at_checkpoint(const Options& options) {
   const std::string other = differences(manifest, identity_of(options));
   SB_CHECK(other.empty(), "--resume: ", folder, " is of another run: ", other);
   SB_CHECK(steps_done <= options.steps, "--steps ", options.steps, ": ", folder,
-           " has done ", steps_done, " steps; give at least as many");
+           " has done ", how_many(steps_done, "step"),
+           "; give at least as many");
   Options rest = options;
   rest.first_step = steps_done;
   rest.steps -= rest.first_step;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "core/how_many.h"
 #include "core/text_file.h"
 #include "sim/timeline_json.h"
 #include "sim/timeline_text.h"
@@ -250,11 +251,11 @@ bool reads_images(const Options& o, const CommandLine& line) {
 }
 
 void print_text(const Options& o, const Report& report, bool images) {
-  fmt::print("{}: {}, {} rank{} on {}{}, {} steps of {}, {} {}\n",
-             report.chapter, o.model, o.world_size,
-             o.world_size == 1 ? "" : "s", o.backend,
-             o.device == "cpu" ? "" : " and " + o.device, o.steps,
-             images ? fmt::format("{} images", o.batch)
+  fmt::print("{}: {}, {} on {}{}, {} of {}, {} {}\n", report.chapter, o.model,
+             how_many(o.world_size, "rank"), o.backend,
+             o.device == "cpu" ? "" : " and " + o.device,
+             how_many(o.steps, "step"),
+             images ? how_many(o.batch, "image")
                     : fmt::format("{} x {} tokens", o.batch, o.seq),
              o.optimizer, dtype_name(o.dtype));
   if (!report.tokens.empty()) fmt::print("data     {}\n", report.tokens);

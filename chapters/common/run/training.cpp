@@ -18,6 +18,7 @@
 #include "comm/signals.h"
 #include "core/autograd.h"
 #include "core/context.h"
+#include "core/how_many.h"
 #include "core/ops.h"
 #include "core/stream.h"
 #include "core/terminal.h"
@@ -267,8 +268,8 @@ ModelConfig model_config(const ModelOptions& options) {
            options.dropout, ": ", options.model,
            " has no dropout; give 0, or a GPT");
   SB_CHECK(config.is_image() || options.seq <= config.n_positions, "--seq ",
-           options.seq, ": ", options.model, " has ", config.n_positions,
-           " positions");
+           options.seq, ": ", options.model, " has ",
+           how_many(config.n_positions, "position"));
   return config;
 }
 
@@ -343,8 +344,9 @@ void check_even_batch(const ModelOptions& options, int num_ranks,
            "; a mean over ranks is the mean over samples only where all ranks "
            "have equally many");
   SB_CHECK(options.batch % (num_ranks * num_micro_batches) == 0, option, " ",
-           num_micro_batches, ": a rank's ", options.batch / num_ranks,
-           " samples do not divide into so many equal micro-batches");
+           num_micro_batches, ": a rank's ",
+           how_many(options.batch / num_ranks, "sample"),
+           " cannot be divided into so many equal micro-batches");
 }
 
 Tensor data_parallel_gradients(

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "core/gpus.h"
+#include "core/how_many.h"
 #include "sim/chrome_trace.h"
 #include "sim/timeline_text.h"
 #include "sim/world.h"
@@ -155,7 +156,8 @@ void check_world_size(const WorldOptions& options) {
   if (cost == nullptr) return;
   const int devices = cost->cluster().num_devices();
   SB_CHECK(options.world_size <= devices, "--world-size ", options.world_size,
-           ": --cluster ", options.cluster, " has ", devices, " devices");
+           ": --cluster ", options.cluster, " has ",
+           how_many(devices, "device"));
 }
 
 Report with_prediction(

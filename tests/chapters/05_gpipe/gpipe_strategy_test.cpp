@@ -211,8 +211,8 @@ TEST(GpipePartition, StagesAreCutAsAsked) {
             "--partition 2,x: give uniform, parameters, time, type:REGEX, or "
             "the layers of each stage (2,1,3)");
   EXPECT_EQ(error_of([&] { cuts("2,3", 2); }),
-            "--partition 2,3: adds up to 5 layers; gpt-nano has 6, its "
-            "embedding, its blocks and its head; give a list such as 3,3");
+            "--partition 2,3: adds up to 5 layers; gpt-nano has 6 "
+            "layers: embedding, 4 blocks and head; give a list such as 3,3");
 }
 
 TEST(GpipeFigure, OfFourStages) {

@@ -268,7 +268,7 @@ TEST(EngineWorlds, BadOptionsAreSentences) {
       {"--world-size 4", {pipedream, set(&S::replicas, "2,1")}},
       {"give 1f1b, zb-h1 or zb-h2",
        {schedule("gpipe"), set(&S::post_validation, true)}},
-      {"6 micro-batches do not divide over 4 ranks",
+      {"6 micro-batches cannot be divided over 4 ranks",
        {schedule("interleaved"), set(&O::batch, 6), set(&S::micro_batches, 6)}},
       // Options that the schedule does not read, or the batch cannot satisfy
       {"--chunks: --schedule 1f1b does not read it", {given("--chunks")}},

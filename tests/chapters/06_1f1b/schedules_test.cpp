@@ -104,16 +104,16 @@ TEST(Schedules, HaveNames) {
 TEST(Schedules, NumbersThatDoNotFitAreOneSentence) {
   using namespace schedules;
   EXPECT_EQ(error_of([] { interleaved(4, 6, 2); }),
-            "--schedule interleaved: 6 micro-batches do not divide over 4 "
-            "ranks; give a multiple of 4, or take --schedule 1f1b");
+            "--schedule interleaved: 6 micro-batches cannot be divided over "
+            "4 ranks; give a multiple of 4, or take --schedule 1f1b");
   const std::pair<const char*, std::function<void()>> cases[] = {
-      {"1 chunks per rank; give at least 2", [] { interleaved(4, 8, 1); }},
+      {"1 chunk per rank; give at least 2", [] { interleaved(4, 8, 1); }},
       {"--schedule gpipe: 0 ranks", [] { gpipe::schedule(0, 1); }},
       {"--schedule dualpipe: 3 ranks; give an even number",
        [] { dualpipe(3, 6); }},
       {"6 micro-batches on 4 ranks; give an even number, at least 8",
        [] { dualpipe(4, 6); }},
-      {"5 mini-batches do not divide over 2 replicas",
+      {"5 mini-batches cannot be divided over 2 replicas",
        [] {
          pipedream({2, 1}, 5);
        }},

@@ -82,7 +82,7 @@ TEST(Check, NumbersInRange) {
             "0 ranks, 0 stages and 0 micro-batches; give at least 1 of each");
   Schedule short_lists = gpipe::schedule(2, 2);
   short_lists.actions.pop_back();
-  EXPECT_EQ(fault(short_lists), "lists for 1 ranks; give one for each of 2");
+  EXPECT_EQ(fault(short_lists), "lists for 1 rank; give one for each of 2");
 }
 
 TEST(Check, RoutesFitTogether) {
@@ -104,7 +104,7 @@ TEST(Check, RoutesFitTogether) {
   s.route_of[1] = 1;
   EXPECT_EQ(fault(s), "a micro-batch takes route 1 of 1");
   s.route_of.pop_back();
-  EXPECT_EQ(fault(s), "routes for 1 micro-batches of 2");
+  EXPECT_EQ(fault(s), "routes for 1 micro-batch of 2");
   // The other replica's mini-batch
   s = schedules::pipedream({2, 1}, 4);
   s.actions[1][0].micro_batch = 0;
@@ -224,7 +224,7 @@ TEST(Check, StepsHaveTheirSize) {
   s = schedules::pipedream(1, 4);
   s.micro_batches_per_step = 2;
   EXPECT_EQ(fault(s),
-            "tick 2, rank 0: U0 claims 1 micro-batches; each update of this "
+            "tick 2, rank 0: U0 claims 1 micro-batch; each update of this "
             "stage claims 2 (micro_batches_per_step times the stage's ranks)");
 }
 

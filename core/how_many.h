@@ -1,0 +1,22 @@
+#pragma once
+
+// Counts in the text of messages and reports.
+
+#include <cstdint>
+#include <string>
+
+namespace shardbook {
+
+/// The number and its noun: "1 step", "2 steps", "3 micro-batches". `noun` is
+/// one whose plural ends in s, or in es after ch, s and x.
+inline std::string how_many(std::int64_t count, const std::string& noun) {
+  const std::string text = std::to_string(count) + " " + noun;
+  if (count == 1) return text;
+  const char last = noun.empty() ? ' ' : noun.back();
+  const bool hisses =
+      last == 's' || last == 'x' ||
+      (noun.size() > 1 && noun.compare(noun.size() - 2, 2, "ch") == 0);
+  return text + (hisses ? "es" : "s");
+}
+
+}  // namespace shardbook
