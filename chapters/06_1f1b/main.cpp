@@ -59,6 +59,11 @@ int main(int argc, char** argv) {
     };
 
     // 8. Report loss, largest difference, bytes sent, memory, step time.
+    chapter.add_to_report = [&](Report& report) {
+      if (plan.is_asynchronous()) {
+        report.more.emplace_back("other_training", plan.other_training());
+      }
+    };
     return run_program(options, line, chapter);
   });
 }

@@ -255,6 +255,11 @@ Plan Plan::on_shapes(Options* options) const {
   return plan;
 }
 
+std::string Plan::other_training() const {
+  return schedule.name == "pipedream-2bw" ? R"("weights one update old")"
+                                          : R"("weights some updates old")";
+}
+
 ReferenceRun reference_run(const Options& options, const StrategyOptions& setup,
                            const Plan& plan) {
   if (!plan.is_asynchronous()) {

@@ -52,6 +52,9 @@ struct Plan {
   std::vector<MicroBatch> pieces;  ///< of a step
   std::vector<int> cuts;
   bool is_asynchronous() const { return !schedule.flushes; }
+  /// What an asynchronous plan does that one device would not, as JSON:
+  /// "weights one update old".
+  std::string other_training() const;
   /// The plan for the prediction on shapes, and its options. Without a flush,
   /// the prediction has only the steps in the lists, without repeats.
   Plan on_shapes(Options* options) const;

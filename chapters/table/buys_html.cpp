@@ -121,8 +121,8 @@ std::string group_html(const RunGroup& group, const Runs& runs,
     for (const std::string& link : links) text += sent_cell(*run, link);
     text += idle_cell(*run) + "</tr>\n";
   }
-  return text + kCloseTable +
-         (id != scatter_group ? scatter_html(group, runs)
+  return text + kCloseTable + other_trainings_html(group.runs) +
+         (id != scatter_group ? scatter_html(group, runs, "")
                               : "<p class=\"note\">Step time against memory "
                                 "is drawn <a href=\"#first\">at the top</a>."
                                 "</p>\n") +
@@ -141,7 +141,8 @@ std::string id_of(const RunGroup& group, const Runs& runs) {
   return fmt::format("group-{}", number_of(*group.runs.front(), runs));
 }
 
-std::string scatter_html(const RunGroup& group, const Runs& runs) {
+std::string scatter_html(const RunGroup& group, const Runs& runs,
+                         const std::string& workload) {
   // One device would be so far from the others that they could not be told
   // apart.
   std::vector<const ProgramRun*> shown;
@@ -160,6 +161,9 @@ std::string scatter_html(const RunGroup& group, const Runs& runs) {
     return run_name(run) +
            (same_devices ? "" : fmt::format(" \u00d7{}", run.world_size));
   };
+  const bool compares = std::any_of(
+      shown.begin(), shown.end(),
+      [](const ProgramRun* run) { return run->other_training.empty(); });
   std::string points, capacity;
   const ProgramRun *fastest = nullptr, *smallest = nullptr;
   for (const ProgramRun* run : shown) {
@@ -173,11 +177,15 @@ std::string scatter_html(const RunGroup& group, const Runs& runs) {
       capacity = fmt::format("<span class=\"limit\" data-memory=\"{}\"></span>",
                              run->capacity_bytes);
     }
-    if (!fits(*run)) continue;
+    // Other trainings may be ranked among themselves only
+    if (!fits(*run) || (compares && !run->other_training.empty())) continue;
     if (!fastest || step_of(*run) < step_of(*fastest)) fastest = run;
     if (!smallest || run->peak_bytes < smallest->peak_bytes) smallest = run;
   }
-  std::string title = "None of these runs fits in memory";
+  const std::string note = other_trainings_text(shown);
+  std::string title = compares && !note.empty()
+                          ? "None of the runs without * fits in memory"
+                          : "None of these runs fits in memory";
   if (fastest) {
     title = fmt::format("{} is the fastest that fits: {}", name_of(*fastest),
                         sim::seconds_text(step_of(*fastest)));
@@ -188,12 +196,13 @@ std::string scatter_html(const RunGroup& group, const Runs& runs) {
                     format_gigabytes(smallest->peak_bytes));
   }
   return fmt::format(
-      "<figure class=\"scatter\"><figcaption><b>{}</b> Upwards: time of a "
-      "step. To the right: peak memory{}.</figcaption>"
+      "<figure class=\"scatter\"><figcaption><b>{}</b>{} Upwards: time of a "
+      "step. To the right: peak memory{}.{}</figcaption>"
       "<button type=\"button\" hidden></button>"
       "<div class=\"plane\">{}{}</div></figure>\n",
-      escape(title), capacity.empty() ? "" : "; dashed: what a device has",
-      capacity, points);
+      escape(title), workload.empty() ? "" : " " + escape(workload) + ".",
+      capacity.empty() ? "" : "; dashed: what a device has",
+      note.empty() ? "" : " " + escape(note), capacity, points);
 }
 
 std::string buys_html(const Runs& runs, const std::string& scatter_group) {

@@ -252,8 +252,8 @@ std::string format_compared(const std::vector<ProgramRun>& runs,
   std::string text = table.setting.empty() ? "" : wrap(table.setting) + "\n";
   text += rows_text(runs, table.columns) + "\n";
   for (const std::string& remark : table.remarks) text += wrap(remark);
-  return text + wrap(legend_of(table)) + "\n" +
-         format_claims(runs, charset, has_colours);
+  return text + wrap(legend_of(table)) + internal::other_trainings_lines(runs) +
+         "\n" + format_claims(runs, charset, has_colours);
 }
 
 }  // namespace shardbook::table

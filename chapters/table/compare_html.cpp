@@ -29,8 +29,8 @@ std::string compared_html(const Runs& runs) {
   for (const std::string& remark : table.remarks) {
     text += "<p class=\"note\">" + escape(remark) + "</p>\n";
   }
-  return text + "<p class=\"note\">" + escape(legend_of(table)) +
-         "</p></section>\n";
+  return text + "<p class=\"note\">" + escape(legend_of(table)) + "</p>" +
+         other_trainings_html(runs) + "</section>\n";
 }
 
 }  // namespace shardbook::table::internal

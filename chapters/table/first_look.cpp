@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <set>
 
 #include "chapters/table/internal/page.h"
 #include "sim/timeline_text.h"
@@ -44,7 +46,8 @@ double contrast(const ProgramRun& a, const ProgramRun& b) {
     return std::abs(run.virtual_run->timeline->step_s / step_of(run) - 1) <
            0.01;
   };
-  if (a.world_size != b.world_size || num_ranks(a) != num_ranks(b) ||
+  if (!a.other_training.empty() || !b.other_training.empty() ||
+      a.world_size != b.world_size || num_ranks(a) != num_ranks(b) ||
       num_ranks(a) > kMostRanks || !is_step(a) || !is_step(b) ||
       std::min(a.peak_bytes, b.peak_bytes) <= 0) {
     return 0;
@@ -53,33 +56,58 @@ double contrast(const ProgramRun& a, const ProgramRun& b) {
          std::abs(std::log(a.peak_bytes / b.peak_bytes));
 }
 
-struct Choice {
-  const RunGroup* group = nullptr;
-  Drawn drawn;
-};
-
-// All runs of the only group, the two of a larger page that differ most, or all
-// runs of a small group.
-Choice choose(const std::vector<RunGroup>& groups) {
-  Choice best;
+// The timelines: all runs of the only group, the two of a larger page that differ
+// most, or all runs of a small group.
+Drawn choose_timelines(const std::vector<RunGroup>& groups) {
+  Drawn best;
   double most = 0;
   for (const RunGroup& group : groups) {
     const Drawn drawn = drawable(group.runs);
-    if (groups.size() == 1 && are_few(drawn)) return {&group, drawn};
+    if (groups.size() == 1 && are_few(drawn)) return drawn;
     for (const ProgramRun* a : drawn) {
       for (const ProgramRun* b : drawn) {
         if (contrast(*a, *b) <= most || bubble_of(*a) < bubble_of(*b)) continue;
         most = contrast(*a, *b);
-        best = {&group, {a, b}};
+        best = {a, b};
       }
     }
   }
   for (const RunGroup& group : groups) {
-    if (best.group) break;
+    if (!best.empty()) break;
     const Drawn drawn = drawable(group.runs);
-    if (are_few(drawn)) best = {&group, drawn};
+    if (are_few(drawn)) best = drawn;
   }
   return best;
+}
+
+// Whether the strategy decides: of equally many devices, some ways to train as one
+// device does fit in memory, and some do not.
+bool decides_what_fits(const RunGroup& group) {
+  std::map<int, std::set<bool>> found;
+  for (const ProgramRun* run : group.runs) {
+    if (run->world_size > 1 && run->other_training.empty()) {
+      found[run->world_size].insert(fits(*run));
+    }
+  }
+  return std::any_of(found.begin(), found.end(),
+                     [](const auto& each) { return each.second.size() == 2; });
+}
+
+// The scatter of the first such group, or else of the first that has one.
+void add_scatter(const std::vector<RunGroup>& groups, const Runs& runs,
+                 FirstLook& look) {
+  for (const bool is_choosy : {true, false}) {
+    for (const RunGroup& group : groups) {
+      if (is_choosy && !decides_what_fits(group)) continue;
+      const std::string setting = setting_of(*group.runs.front());
+      look.html = scatter_html(
+          group, runs,
+          group.title.empty() ? setting : group.title + ": " + setting);
+      if (look.html.empty()) continue;
+      look.scatter_group = id_of(group, runs);
+      return;
+    }
+  }
 }
 
 // The line of compared sets whose steps differ most.
@@ -130,13 +158,11 @@ FirstLook first_look(const Runs& runs) {
   if (are_sets(runs)) {
     drawn = most_changed(runs);
   } else {
-    if (groups.empty()) groups.push_back({"", trained_runs(runs)});
-    const Choice choice = choose(groups);
-    drawn = choice.drawn;
-    if (choice.group) {
-      look.html = scatter_html(*choice.group, runs);
-      if (!look.html.empty()) look.scatter_group = id_of(*choice.group, runs);
-    }
+    const bool are_simulated = !groups.empty();
+    if (!are_simulated) groups.push_back({"", trained_runs(runs)});
+    drawn = choose_timelines(groups);
+    // Runs that trained are of many models
+    if (are_simulated || !drawn.empty()) add_scatter(groups, runs, look);
   }
   if (!drawn.empty()) {
     look.html += timelines_html(title_of_timelines(drawn, runs), drawn, runs);

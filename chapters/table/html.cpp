@@ -6,6 +6,7 @@
 #include "chapters/table/compare.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/table.h"
+#include "core/how_many.h"
 
 namespace shardbook::table {
 namespace {
@@ -19,10 +20,6 @@ using pictures::svg::escape;
 // trained here; all 292 claims hold."
 std::string summary_html(const Runs& runs, const std::string& remarks) {
   const auto [failed, measured] = count_claims(runs);
-  const std::string verdict =
-      measured == 0 ? "no claim was measured"
-      : failed == 0 ? fmt::format("all {} claims hold", measured)
-                    : fmt::format("{} of {} claims failed", failed, measured);
   const Verdict mark = measured == 0 ? Verdict::kNotMeasured
                        : failed == 0 ? Verdict::kPassed
                                      : Verdict::kFailed;
@@ -35,8 +32,9 @@ std::string summary_html(const Runs& runs, const std::string& remarks) {
                         simulated, trained);
   return fmt::format(
       "<p class=\"summary\">What it costs to split a training: "
-      "{} run{}{}; {} {}.{}</p>\n",
-      runs.size(), runs.size() == 1 ? "" : "s", parts, sign_html(mark), verdict,
+      "{}{}; {} {}.{}</p>\n",
+      how_many(runs.size(), "run"), parts, sign_html(mark),
+      verdict_text({failed, measured}),
       remarks.empty() ? "" : " " + escape(remarks));
 }
 

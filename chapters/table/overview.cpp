@@ -122,7 +122,8 @@ std::string proofs(const Chosen& runs, const Marks& marks) {
   for (std::size_t i = 0; i < chapters.size(); ++i) {
     rows[i + 1][0] = strategies_of(chapters[i], kColumns - others);
   }
-  return align(rows, kColumns) + kLegend;
+  return align(rows, kColumns) + kLegend +
+         internal::other_trainings_lines(runs);
 }
 
 }  // namespace

@@ -250,13 +250,18 @@ bool has_timeline(const ProgramRun& run) {
 std::string timelines_html(const std::string& title,
                            const std::vector<const ProgramRun*>& drawn,
                            const Runs& runs) {
+  const std::string setting = setting_of(*drawn.front());
+  const bool is_same = std::all_of(
+      drawn.begin(), drawn.end(),
+      [&](const ProgramRun* run) { return setting_of(*run) == setting; });
   std::string text = fmt::format(
       "<div class=\"view\"><figure class=\"timeline\"><figcaption><b>{}</b> "
-      "One step of each, on one axis of time</figcaption>\n{}{}"
+      "{}One step of each, on one axis of time</figcaption>\n{}{}"
       "<div class=\"tracks\">\n",
-      escape(title), timeline_legend(drawn), tools_html(false));
+      escape(title), is_same ? escape(setting) + ". " : "",
+      timeline_legend(drawn), tools_html(false));
   for (const ProgramRun* run : drawn) text += short_track_html(*run, runs);
-  return text + kAxis + "</div></figure></div>\n";
+  return text + kAxis + "</div></figure></div>\n" + other_trainings_html(drawn);
 }
 
 std::string pictures_html(const ProgramRun& run, const Runs& runs) {

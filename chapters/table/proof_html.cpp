@@ -6,6 +6,7 @@
 #include "chapters/table/html.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/table.h"
+#include "core/how_many.h"
 
 namespace shardbook::table::internal {
 namespace {
@@ -80,17 +81,19 @@ std::string proof_html(const Runs& runs) {
   const bool holds = num_failed == 0;
   return fmt::format(
              "<section id=\"proof\"><details{}><summary><h2>Proof: {} of {} "
-             "run{} hold</h2> <span class=\"about\">{}{} claims, each "
+             "{}</h2> <span class=\"about\">{} {}, each "
              "predicted by a formula and counted by the program</span>"
              "</summary><p class=\"about\">Small models, trained here; virtual "
              "time on the cluster textbook.</p>\n",
-             holds ? "" : " open", trained.size() - num_failed, trained.size(),
-             trained.size() == 1 ? "" : "s",
+             holds ? "" : " open", trained.size() - num_failed,
+             how_many(trained.size(), "run") +
+                 (trained.size() == 1 ? " holds" : " hold"),
              sign_html(holds ? Verdict::kPassed : Verdict::kFailed),
-             holds ? fmt::format(" all {}", claims.measured)
-                   : fmt::format(" {} of {}", claims.measured - claims.failed,
-                                 claims.measured)) +
-         proof_rows(trained, runs) + "</details></section>\n";
+             (holds ? "all "
+                    : fmt::format("{} of ", claims.measured - claims.failed)) +
+                 how_many(claims.measured, "claim")) +
+         proof_rows(trained, runs) + other_trainings_html(trained) +
+         "</details></section>\n";
 }
 
 std::string comparison_html(const Runs& runs) {
@@ -130,7 +133,7 @@ std::string comparison_html(const Runs& runs) {
                                : "<td>\u2013</td></tr>\n";
     }
   }
-  return text + kCloseTable + "</section>\n";
+  return text + kCloseTable + other_trainings_html(runs) + "</section>\n";
 }
 
 }  // namespace shardbook::table::internal

@@ -11,6 +11,7 @@
 
 #include "chapters/table/internal/json_reader.h"
 #include "core/check.h"
+#include "core/how_many.h"
 #include "sim/cluster.h"
 #include "sim/timeline_json.h"
 #include "sim/timeline_text.h"
@@ -171,7 +172,7 @@ std::string read_samples(const JsonReader& reader) {
       model == "cifar" || model.find("resnet") != std::string::npos;
   if (images) {
     const std::string size = reader.words({"options.image_size"});
-    return fmt::format("{} images", batch) +
+    return how_many(batch, "image") +
            (size.empty() ? "" : fmt::format(" of {0} x {0}", size));
   }
   if (reader.at("options.seq").is_null()) return "";
@@ -322,6 +323,7 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
     run.steps = reader.count("options.steps");
   }
   run.samples = read_samples(reader);
+  run.other_training = reader.words({"other_training"});
   run.ranks = read_bills(reader);
   run.virtual_run = read_virtual(reader, source);
   run.capacity_bytes = read_capacity(reader, run);
@@ -351,8 +353,9 @@ double sent_per_step(const ProgramRun& run) {
 }
 
 std::string run_name(const ProgramRun& run) {
-  if (!run.label.empty()) return run.label;
-  return run.variant.empty() ? run.chapter : run.chapter + " " + run.variant;
+  const std::string mark = run.other_training.empty() ? "" : "*";
+  if (!run.label.empty()) return run.label + mark;
+  return run.chapter + (run.variant.empty() ? "" : " " + run.variant) + mark;
 }
 
 }  // namespace shardbook::table

@@ -99,6 +99,9 @@ struct ProgramRun {
   double held_bytes = -1;     ///< by the fullest rank; negative: not measured
   double sent_bytes = -1;     ///< by the busiest rank; negative: not measured
   double capacity_bytes = 0;  ///< of one device's memory; 0: no limit
+  /// What it does that one device would not: "weights one update old"; empty for
+  /// most runs, whose numbers are those of one device.
+  std::string other_training;
   std::vector<RankBill> ranks;
   std::optional<VirtualRun> virtual_run;
   std::optional<Sweep> sweep;
@@ -114,7 +117,8 @@ struct ProgramRun {
 /// its world or its claims are missing, or when a value has the wrong type.
 ProgramRun read_run(const std::string& text, const std::string& source);
 
-/// Its label, or "06_1f1b zb-h1".
+/// Its label, or "06_1f1b zb-h1"; with a * behind it for another training than
+/// one device's.
 std::string run_name(const ProgramRun& run);
 
 /// "3.1e-07", "exact".

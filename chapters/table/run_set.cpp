@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -150,6 +151,28 @@ std::string speed_up_text(const ProgramRun& run, const ProgramRun* one) {
       fmt::format("{:.2f}", one->virtual_run->step_s.counted /
                                 run.virtual_run->step_s.counted);
   return fits(run) && fits(*one) ? ratio : "(" + ratio + ")";
+}
+
+std::string other_trainings_text(const std::vector<const ProgramRun*>& runs) {
+  std::vector<std::string> texts;
+  for (const ProgramRun* run : runs) {
+    if (run->other_training.empty()) continue;
+    const std::string name = run_name(*run);
+    const std::string text =
+        name.substr(0, name.size() - 1) + ": " + run->other_training;
+    if (std::find(texts.begin(), texts.end(), text) == texts.end()) {
+      texts.push_back(text);
+    }
+  }
+  if (texts.empty()) return "";
+  return fmt::format("*: other numbers than one device's ({}).",
+                     fmt::join(texts, "; "));
+}
+
+std::string other_trainings_text(const std::vector<ProgramRun>& runs) {
+  std::vector<const ProgramRun*> all;
+  for (const ProgramRun& run : runs) all.push_back(&run);
+  return other_trainings_text(all);
 }
 
 std::string links_text(const ProgramRun& run) {

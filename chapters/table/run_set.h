@@ -55,6 +55,11 @@ std::vector<std::string> compared_cells(const ProgramRun& run,
 /// one of the two does not fit in memory; empty where there is none.
 std::string speed_up_text(const ProgramRun& run, const ProgramRun* one);
 
+/// What the * behind names means: "*: other numbers than one device's
+/// (PipeDream-2BW: weights one update old)."; empty where no run has one.
+std::string other_trainings_text(const std::vector<const ProgramRun*>& runs);
+std::string other_trainings_text(const std::vector<ProgramRun>& runs);
+
 /// "nvlink 12 GB, network 4.5 GB", per step by all devices; empty without.
 std::string links_text(const ProgramRun& run);
 

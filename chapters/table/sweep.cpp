@@ -4,6 +4,7 @@
 
 #include "chapters/pictures/svg.h"
 #include "chapters/table/internal/page.h"
+#include "core/how_many.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table::internal {
@@ -102,9 +103,9 @@ std::string clock_html(const Sweep& sweep, const Clock& clock) {
 std::string sweep_html(const Sweep& sweep) {
   return clock_html(sweep, {"Split sizes",
                             fmt::format("wall time of a step on this "
-                                        "machine, {} repeats, one "
-                                        "standard deviation",
-                                        sweep.repeats),
+                                        "machine, {}, one standard "
+                                        "deviation",
+                                        how_many(sweep.repeats, "repeat")),
                             &SweepTime::wall_s, true}) +
          clock_html(sweep, {"Split sizes",
                             "virtual time of a step on " + sweep.cluster,

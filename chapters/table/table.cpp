@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <sstream>
 #include <utility>
 
 #include "chapters/pictures/text_table.h"
 #include "chapters/table/internal/text.h"
+#include "core/how_many.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table {
@@ -85,7 +87,7 @@ std::string common_setting(const std::vector<const ProgramRun*>& runs) {
   for (const ProgramRun* run : runs) {
     if (run->setting.empty()) continue;
     ++count[run->setting + (run->samples.empty() ? "" : ", " + run->samples) +
-            (run->steps == 0 ? "" : fmt::format(", {} steps", run->steps))];
+            (run->steps == 0 ? "" : ", " + how_many(run->steps, "step"))];
   }
   for (const auto& [setting, number] : count) {
     if (2 * number > runs.size()) return setting;
@@ -103,7 +105,7 @@ std::string proof_table(const std::vector<const ProgramRun*>& runs,
          (setting.empty() ? ""
                           : wrap("Trained here: " + setting +
                                  ", unless the row says otherwise.")) +
-         wrap(kProofLegend) + "\n";
+         wrap(kProofLegend) + internal::other_trainings_lines(runs) + "\n";
 }
 
 std::string memory_cell(const ProgramRun& run, const Marks& marks) {
@@ -183,18 +185,20 @@ std::string buys_table(const std::vector<RunGroup>& groups, const Marks& marks,
   std::vector<Row> rows = {{"WHAT IT BUYS, simulated", "step", "speed-up",
                             "memory", "sent", "idle"}};
   std::vector<std::string> titles;  // the titles above the rows
+  std::vector<const ProgramRun*> shown;
   for (const RunGroup& group : groups) {
     std::string title = heading_of(group, is_overview);
     for (const ProgramRun* run : group.runs) {
       if (is_overview && !run->is_in_overview) continue;
       titles.push_back(std::exchange(title, ""));
       rows.push_back(buys_row(*run, yardstick(group), marks));
+      shown.push_back(run);
     }
   }
   const std::string text = align_below(titles, rows);
   return text +
          (is_overview ? wrap(kOverviewLegend) : "\n" + wrap(kBuysLegend)) +
-         "\n";
+         other_trainings_lines(shown) + "\n";
 }
 
 }  // namespace internal
@@ -232,12 +236,19 @@ std::string format_claims(const std::vector<ProgramRun>& runs, Charset charset,
                                   : fmt::format("{}: {}", name, claim.failure));
     });
   }
-  const auto [failed, claims] = count_claims(runs);
-  const std::string verdict =
-      claims == 0   ? "No claim was measured."
-      : failed == 0 ? fmt::format("All {} claims hold.", claims)
-                    : fmt::format("{} of {} claims failed:", failed, claims);
-  return verdict + "\n" + failures;
+  std::string text = verdict_text(count_claims(runs));
+  text[0] = static_cast<char>(std::toupper(text[0]));
+  return text + (failures.empty() ? "." : ":") + "\n" + failures;
+}
+
+std::string verdict_text(const ClaimCount& count) {
+  const std::string claims = how_many(count.measured, "claim");
+  if (count.measured == 0) return "no claim was measured";
+  if (count.failed > 0) {
+    return fmt::format("{} of {} failed", count.failed, claims);
+  }
+  return count.measured == 1 ? "the one claim holds"
+                             : fmt::format("all {} hold", claims);
 }
 
 std::string format_table(const std::vector<ProgramRun>& runs, Charset charset,
@@ -269,7 +280,8 @@ std::string format_comparison(const std::vector<ProgramRun>& runs) {
   return align_below(titles, rows) + "\n" +
          wrap(
              "In brackets: the ratio to the first set. step: virtual time, or "
-             "wall time without a cluster.");
+             "wall time without a cluster.") +
+         internal::other_trainings_lines(runs);
 }
 
 }  // namespace shardbook::table

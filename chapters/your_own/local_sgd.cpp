@@ -147,6 +147,11 @@ int main(int argc, char** argv) {
     chapter.reference = [&](const Options& options) {
       return train_in_turns(options, every);
     };
+    chapter.add_to_report = [&](Report& report) {
+      if (every > 1) {  // tables mark it
+        report.more.emplace_back("other_training", "\"steps of its own\"");
+      }
+    };
     return run_program(options, line, chapter);
   });
 }

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "chapters/pictures/text_table.h"
+#include "chapters/table/compare.h"
 #include "chapters/table/table.h"
 #include "tests/support/default_rows.h"
 #include "tests/support/errors.h"
@@ -138,6 +139,40 @@ TEST(Overview, ProofsOfAChapterShareALine) {
   one.label = std::string(40, 'a');
   expect_text(format_overview({one, two}, Charset::kUtf8),
               {"\n03 zero_fsdp, 2 ways  "});
+}
+
+// PipeDream computes with old weights: it may be faster, and learns otherwise.
+TEST(OtherTraining, IsMarkedAndExplainedWhereverItsNameIsShown) {
+  ProgramRun plain = run_of({"Order the work", "06_1f1b", "1F1B",
+                             "--backend sim --world-size 4 --model gpt2 "
+                             "--batch 8 --seq 512 --cluster dgx-a100"});
+  ProgramRun old = plain;
+  old.label = "PipeDream-2BW";
+  old.other_training = "weights one update old";
+  plain.is_in_overview = old.is_in_overview = true;
+  ProgramRun proof = old;
+  proof.backend = "threads";
+  std::vector<ProgramRun> runs = {plain, old, proof}, sets = {plain, old};
+  sets[0].set = "before";
+  const std::string legend =
+      "\n*: other numbers than one device's (PipeDream-2BW: weights one update "
+      "old).\n";
+  for (const std::string& text :
+       {format_table(runs, Charset::kUtf8),
+        format_overview({plain, old}, Charset::kAscii),
+        format_overview({proof}, Charset::kUtf8), format_comparison(sets),
+        format_compared({plain, old}, Charset::kUtf8)}) {
+    expect_text(text, {"PipeDream-2BW*", legend});
+    expect_fits_terminal(text);
+    EXPECT_EQ(text.find("1F1B*"), std::string::npos) << text;
+  }
+  runs = {plain, plain};
+  for (const std::string& text :
+       {format_table(runs, Charset::kUtf8),
+        format_overview(runs, Charset::kUtf8), format_comparison(runs),
+        format_compared(runs, Charset::kUtf8)}) {
+    EXPECT_EQ(text.find('*'), std::string::npos) << text;
+  }
 }
 
 TEST(TextTable, LinesBreakAtSpacesButKeepUnits) {

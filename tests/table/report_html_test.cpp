@@ -251,6 +251,51 @@ TEST(ReportFirst, TwoPipelinesThatDifferMostShareAnAxis) {
   EXPECT_EQ(count(first, "data-run=\"2\""), 1);
 }
 
+std::string first_screen(const std::vector<ProgramRun>& runs) {
+  const std::string page = report_html(runs);
+  const std::size_t begin = page.find("<section id=\"first\"");
+  if (begin == std::string::npos) return "";
+  return page.substr(begin, page.find("</section>", begin) - begin);
+}
+
+TEST(ReportFirst, BeginsWhereTheStrategyDecidesWhatFitsAndNamesTheWorkload) {
+  std::vector<ProgramRun> runs = {
+      simulated("DDP", 4, 0.5, 8e9),       simulated("DDP", 8, 0.3, 4e9),
+      simulated("DDP, all", 8, 2.3, 36e9), simulated("ZeRO-3", 8, 2.2, 15e9),
+      pipeline("GPipe", 1, 0.2, 30e9),     pipeline("ZB-H1", 0.9, 0.09, 16e9)};
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    runs[i].title = i < 2 ? "Split the batch" : i < 4 ? "Shard" : "Order";
+    if (i >= 2) runs[i].setting = i < 4 ? "gpt2-xl" : "gpt2-large";
+    runs[i].samples = "16 x 1024 tokens";
+  }
+  expect_text(first_screen(runs),
+              {"<b>ZeRO-3 is the fastest that fits: 2.20 s</b> Shard: gpt2-xl, "
+               "16 x 1024 tokens on dgx-v100 (32 GB per device). Upwards: ",
+               "<b>ZB-H1 spends 10 % of its step in bubbles, GPipe 20 %</b> "
+               "gpt2-large, 16 x 1024 tokens on dgx-v100 (32 GB per device). "
+               "One step of each"});
+  // Without such a group, the first one is drawn
+  runs[2].peak_bytes = 31e9;
+  expect_text(first_screen(runs), {"</b> Split the batch: gpt2, 16 x"});
+}
+
+TEST(ReportFirst, AnotherTrainingIsMarkedAndDoesNotWin) {
+  std::vector<ProgramRun> runs = {pipeline("1F1B", 1, 0.2, 16e9),
+                                  pipeline("ZB-H1", 0.9, 0.1, 17e9),
+                                  pipeline("2BW", 0.5, 0, 15e9)};
+  runs[2].other_training = "weights one update old";
+  const std::string note =
+      "*: other numbers than one device's (2BW: weights one update old).";
+  const std::string first = first_screen(runs), page = report_html(runs);
+  expect_text(first, {"<b>ZB-H1 is the fastest that fits: 900 ms; 1F1B needs "
+                      "the least memory: 16 GB</b>",
+                      "<span>2BW*</span>", note, "2BW*, sim \u00d74"});
+  expect_text(page.substr(page.find("id=\"buys\"")), {">2BW*</a>", note});
+  runs[0].peak_bytes = runs[1].peak_bytes = 40e9;
+  expect_text(first_screen(runs),
+              {"<b>None of the runs without * fits in memory</b>"});
+}
+
 TEST(ReportFirst, AFewRunsAreAllDrawn) {
   const std::string page = report_html(
       {simulated("One device", 1, 9, 30e9), pipeline("A", 2, 0, 20e9),

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "chapters/pictures/svg.h"
 #include "chapters/table/run.h"
 #include "chapters/table/run_set.h"
 
@@ -33,6 +34,15 @@ std::string full_name(const ProgramRun& run, const Runs& runs);
 /// A link to the section of a run, with its full name, or its short one.
 std::string link_to(const ProgramRun& run, const Runs& runs);
 std::string short_link_to(const ProgramRun& run, const Runs& runs);
+
+/// A note on the * behind names; empty where there is none.
+template <typename Shown>
+std::string other_trainings_html(const Shown& runs) {
+  const std::string text = other_trainings_text(runs);
+  return text.empty()
+             ? ""
+             : "<p class=\"note\">" + pictures::svg::escape(text) + "</p>\n";
+}
 
 // ---- Tables
 
@@ -62,7 +72,10 @@ std::string glossary_html();
 // ---- The first screen
 
 /// Step time against memory of a group's runs; empty for fewer than two points.
-std::string scatter_html(const RunGroup& group, const Runs& runs);
+/// Its title ranks the runs that train as one device does. `workload`: what they
+/// train, and where; empty where the text above says it.
+std::string scatter_html(const RunGroup& group, const Runs& runs,
+                         const std::string& workload);
 
 /// The first screen shows the scatter of one group, and a few of its timelines.
 struct FirstLook {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "chapters/pictures/text_table.h"
 #include "chapters/table/run_set.h"
 #include "chapters/table/table.h"
 
@@ -18,6 +19,14 @@ struct Marks {
 };
 
 Marks marks_of(Charset charset, bool has_colours);
+
+/// Lines of a legend that say what the * behind names means; empty where there is
+/// none.
+template <typename Runs>
+std::string other_trainings_lines(const Runs& runs) {
+  const std::string text = other_trainings_text(runs);
+  return text.empty() ? "" : pictures::text_table::wrap(text);
+}
 
 /// What the groups show, under a title each. The overview has its own rows
 /// only, and titles of one line.
