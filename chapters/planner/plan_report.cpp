@@ -8,6 +8,7 @@
 
 #include "chapters/common/models/models.h"
 #include "chapters/pictures/text_table.h"
+#include "core/how_many.h"
 
 namespace shardbook::planner {
 namespace {
@@ -22,6 +23,13 @@ double parameters_of(const PlanRequest& request) {
                              job.sizes.hidden);
 }
 
+constexpr const char* kLegend =
+    "tp: ranks that share matrices; pp: stages; cp: ranks that share a "
+    "sequence; "
+    "dp: replicas. SP: tp shares norms, too. 16 x 2: micro-batches x samples "
+    "of "
+    "a replica. MFU: share of the devices' peak rate that the model uses.";
+
 std::string request_text(const PlanRequest& request) {
   return wrap(fmt::format("{}, {:.2f} billion parameters, on {} of {}'s {}, {} "
                           "each",
@@ -29,9 +37,10 @@ std::string request_text(const PlanRequest& request) {
                           request.world_size, request.base.cluster.name,
                           request.base.cluster.device.name,
                           bytes_text(request.capacity()))) +
-         fmt::format(
-             "{} samples of {} tokens per step, weights and gradients in {}",
-             request.batch, request.seq(), dtype_name(request.dtype()));
+         fmt::format("{} of {} per step, weights and gradients in {}",
+                     how_many(request.batch, "sample"),
+                     how_many(request.seq(), "token"),
+                     dtype_name(request.dtype()));
 }
 
 /// Bytes that a plan keeps on the host, if any.
@@ -161,9 +170,10 @@ std::string links_text(const HybridStep& step) {
 
 std::string result_text(const PlanRequest& request, const PlanResult& result,
                         const std::string& config_file) {
-  std::string text = request_text(request) +
-                     fmt::format("\n{} plans, {} of them predicted\n\n",
-                                 result.num_plans, result.num_predicted);
+  std::string text =
+      request_text(request) + fmt::format("\n{}, {} of them predicted\n\n",
+                                          how_many(result.num_plans, "plan"),
+                                          result.num_predicted);
   if (result.best.empty()) {
     text += "No plan fits.\n";
   } else {
@@ -172,7 +182,8 @@ std::string result_text(const PlanRequest& request, const PlanResult& result,
       text += plan_lines(request, each, ++number);
     }
   }
-  text += "\nWhy the others lost:\n" + rejection_lines(result);
+  text += "\n" + wrap(kLegend) + "\nWhy the others lost:\n" +
+          rejection_lines(result);
   if (result.best.empty()) return text;
   const Plan& best = result.best.front().plan;
   text += "\nThe best one trains with\n  " + command_of(request, best, false) +
@@ -216,7 +227,7 @@ std::string strategies_text(const PlanRequest& request,
                              links_text(best.step), host_text(best)),
                  12);
   }
-  return text;
+  return text + "\n" + wrap(kLegend);
 }
 
 std::string result_json(const PlanRequest& request, const PlanResult& result) {

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/how_many.h"
 
 namespace shardbook::planner {
 namespace {
@@ -26,14 +27,14 @@ std::vector<StageParts> stages_of(const HybridJob& job) {
   std::vector<std::int64_t> blocks = job.blocks;
   if (blocks.empty()) {
     SB_CHECK(job.layers % stages == 0 || (job.layers + 2) % stages == 0,
-             job.layers,
-             " layers, also with embedding and head counted as layers, do not "
+             how_many(job.layers, "block"),
+             ", also with embedding and head counted as blocks, do not "
              "divide by ",
-             stages, " stages");
+             how_many(stages, "stage"));
     blocks = balanced_blocks(job.layers, static_cast<int>(stages));
   }
   SB_CHECK(static_cast<std::int64_t>(blocks.size()) == stages, blocks.size(),
-           " numbers of blocks for ", stages, " stages");
+           " numbers of blocks for ", how_many(stages, "stage"));
   std::vector<StageParts> parts;
   for (const std::int64_t each : blocks) parts.push_back({each});
   parts.front().has_embedding = true;
@@ -142,9 +143,11 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
   const std::vector<int> replicas = Ranks(job).of_replicas();
   const double block = block_elements(job, run), table = job.table();
   const auto blocks = static_cast<double>(job.layers);
+  // Stage 3 sends the gradients of a unit as one message
+  const double bucket_bytes = job.zero_stage == 3 ? 0 : job.bucket_bytes;
   const auto scatter = [&](double elements) {
     return in_buckets(costs, CommOp::kReduceScatter, elements * job.gradient(),
-                      job.bucket_bytes, replicas);
+                      bucket_bytes, replicas);
   };
   // Shards of gradients go to the host as they come; shards of parameters come
   // from there

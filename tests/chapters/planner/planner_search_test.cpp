@@ -116,14 +116,18 @@ TEST(PlannerSearch, LeavesOutWhatDoesNotFit) {
   const double parameters = 12.0 * 5120 * 5120 * 40 + 50257.0 * 5120;
   EXPECT_NEAR(none.least_excess, 16 * parameters - 0.95 * request.capacity(),
               1e9);
-  expect_text(result_text(request, none), {"No plan fits."});
+  const std::string legend = "tp: ranks that share matrices; pp: stages;";
+  expect_text(result_text(request, none), {"No plan fits.", legend});
   // The host holds the optimizer's state
   request.limits.offloads = true;
   const PlanResult offloaded = search(request);
   ASSERT_FALSE(offloaded.best.empty());
-  expect_fits_terminal(result_text(request, offloaded));
-  expect_fits_terminal(
-      strategies_text(request, {{"DDP", none}, {"offload", offloaded}}));
+  for (const std::string& text :
+       {result_text(request, offloaded),
+        strategies_text(request, {{"DDP", none}, {"offload", offloaded}})}) {
+    expect_fits_terminal(text);
+    expect_text(text, {legend});
+  }
   for (const Prediction& each : offloaded.best) {
     EXPECT_TRUE(each.plan.offloads);
     EXPECT_LE(each.memory.total(), kUsableMemory * request.capacity());
@@ -158,9 +162,19 @@ TEST(PlannerSearch, QuestionsWithoutSenseAreRefused) {
   // No degree divides it: every plan is refused, with the reason
   PlanRequest request = request_of("gpt2", "dgx-a100", 4, 3);
   request.limits.tp = request.limits.pp = request.limits.cp = 1;
-  const PlanResult result = search(request);
+  PlanResult result = search(request);
   EXPECT_TRUE(result.best.empty());
-  EXPECT_EQ(result.illegal.count("--batch"), 1u);
+  EXPECT_EQ(result.illegal["--batch"].example,
+            "--batch 3: 4 replicas with 1 micro-batch each cannot have equally "
+            "many samples; give 4");
+  // Blocks are not the only layers
+  request = request_of("gpt-13b", "dgx-a100", 8, 64);
+  Plan plan = plan_of(request, 1, 8, 1, 0);
+  plan.setup.schedule = "interleaved";
+  plan.setup.chunks = 8;
+  expect_text(hybrid::refusal(options_of(request), plan.setup),
+              {"64 stages; gpt-13b has 42 layers: embedding, 40 blocks and "
+               "head; give"});
 }
 
 TEST(PlannerBlocks, AreCutEvenly) {
