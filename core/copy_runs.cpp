@@ -14,7 +14,7 @@ namespace {
 
 // One piece of a run.
 struct Piece {
-  DType dtype;
+  DType from, dtype;  // of the source, of the target
   std::int64_t numel;
   const void* source;
   void* target;
@@ -22,13 +22,13 @@ struct Piece {
 
 void check_run(const char* name, const CopyRun& run, const Device& device) {
   const bool has_pieces = run.numel > 0;
+  const DType from = run.source.dtype(), to = run.target.dtype();
   SB_CHECK((has_pieces || run.target.numel() == run.source.numel()) &&
-               run.target.dtype() == run.source.dtype() &&
+               (from == to || (dtype_bytes(from) == 2 && to == DType::kF32)) &&
                run.target.device() == run.source.device() &&
                run.target.device() == device,
            name, ": runs of ", run.source.numel(), " and ", run.target.numel(),
-           " elements, ", dtype_name(run.source.dtype()), " and ",
-           dtype_name(run.target.dtype()),
+           " elements, ", dtype_name(from), " and ", dtype_name(to),
            "; both sides must agree, devices too");
   const std::int64_t last = run.count - 1;
   SB_CHECK(!has_pieces ||
@@ -60,14 +60,15 @@ void fused(const char* name, const std::vector<CopyRun>& runs,
       passes * flops * static_cast<double>(dtype_bytes(first.dtype())), first);
   for (const CopyRun& run : runs) {
     if (run.target.is_meta() || numel_of(run) == 0) continue;
-    const auto element =
-        static_cast<std::int64_t>(dtype_bytes(run.target.dtype()));
+    const DType from = run.source.dtype(), to = run.target.dtype();
+    const auto source_element = static_cast<std::int64_t>(dtype_bytes(from));
+    const auto element = static_cast<std::int64_t>(dtype_bytes(to));
     const auto* source = static_cast<const std::byte*>(run.source.raw());
     auto* target = static_cast<std::byte*>(run.target.raw());
     for (std::int64_t i = 0; i < run.count; ++i) {
       kernel(context.kernels(run.target.device()),
-             {run.target.dtype(), numel_of(run) / run.count,
-              source + i * run.source_stride * element,
+             {from, to, numel_of(run) / run.count,
+              source + i * run.source_stride * source_element,
               target + i * run.target_stride * element});
     }
   }
@@ -80,9 +81,12 @@ void copy_runs(const std::vector<CopyRun>& runs, double factor,
   fused("copy_runs", runs, 2, counted,
         [factor](KernelContext& context, const Piece& piece) {
           if (factor == 1) {
-            kernels::cast(context, piece.dtype, piece.source, piece.dtype,
+            kernels::cast(context, piece.from, piece.source, piece.dtype,
                           piece.target, piece.numel);
           } else {
+            SB_CHECK(piece.from == piece.dtype, "copy_runs: factor ", factor,
+                     " from ", dtype_name(piece.from), " to ",
+                     dtype_name(piece.dtype), "; give equal dtypes");
             kernels::scale(context, piece.dtype, piece.numel, factor,
                            piece.source, piece.target);
           }
@@ -92,7 +96,16 @@ void copy_runs(const std::vector<CopyRun>& runs, double factor,
 void add_runs(const std::vector<CopyRun>& runs, double counted) {
   fused("add_runs", runs, 3, counted,
         [](KernelContext& context, const Piece& piece) {
-          kernels::axpy(context, piece.dtype, piece.numel, 1, piece.source,
+          if (piece.from == piece.dtype) {
+            kernels::axpy(context, piece.dtype, piece.numel, 1, piece.source,
+                          piece.target);
+            return;
+          }
+          const Scratch wide(context, static_cast<std::size_t>(piece.numel) *
+                                          dtype_bytes(piece.dtype));
+          kernels::cast(context, piece.from, piece.source, piece.dtype,
+                        wide.data(), piece.numel);
+          kernels::axpy(context, piece.dtype, piece.numel, 1, wide.data(),
                         piece.target);
         });
 }

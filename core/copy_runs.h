@@ -14,8 +14,9 @@
 
 namespace shardbook {
 
-/// Copies `source` to `target`, of the same dtype and device; runs do not
-/// overlap. `numel` 0 copies all of it; otherwise there are `count` pieces of
+/// Copies `source` to `target` on the same device; runs do not overlap. All
+/// runs of a call have the same dtypes: equal ones, or a target of f32 and a
+/// source of 16 bits. `numel` 0 copies all of it; otherwise there are `count` pieces of
 /// `numel` elements, `target_stride` and `source_stride` elements apart.
 struct CopyRun {
   Tensor target;
@@ -26,7 +27,8 @@ struct CopyRun {
   std::int64_t source_stride = 0;
 };
 
-/// target = factor * source for every run. Observers see one operation, on the
+/// target = factor * source for every run; a factor other than 1 needs equal
+/// dtypes. Observers see one operation, on the
 /// elements of all runs, or on `counted` elements if that is not negative.
 void copy_runs(const std::vector<CopyRun>& runs, double factor = 1,
                double counted = -1);

@@ -8,9 +8,7 @@ A NAME is a number or a name: 2, 02, ddp, 02_ddp; without one, all notebooks
 run, each in a kernel of its own. What cells print, and the texts of what they
 display, must equal what the file has; with --update the file gets what came
 out. A cell with the tag "measured" runs, but its output may differ; one with
-the tag "raises-exception" must fail. A notebook may compute for a minute: its
-kernel's processor time counts, since a busy machine gives it less of the clock.
-Then the exercises are answered, rightly and wrongly (exercises.py).
+the tag "raises-exception" must fail. Then the exercises are answered, rightly and wrongly (exercises.py).
 
 Exit status: 0, all is well; 1, a notebook failed; 2, a mistake in the command.
 """
@@ -26,7 +24,6 @@ import time
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 CELL_LIMIT_S = 300  # of a cell that hangs
-COMPUTE_LIMIT_S = 60  # of a notebook
 
 
 def die(text):
@@ -91,17 +88,7 @@ def open_jupyter(build, options):
 Outcome = collections.namedtuple("Outcome", "path notebook problems seconds")
 
 
-def processor_seconds(pid):
-    """What a process and its ended children have computed so far."""
-    try:
-        text = pathlib.Path(f"/proc/{pid}/stat").read_text("utf-8")
-    except OSError:
-        return 0.0
-    times = text.rpartition(")")[2].split()[11:15]
-    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
-
-
-async def run_cells(path, limit_s):
+async def run_cells(path):
     """Executes one notebook; its outputs are those that came out."""
     import exercises
     import nbclient
@@ -116,12 +103,10 @@ async def run_cells(path, limit_s):
     index = -1
     problem = ""
     problems = []
-    computed_s = 0.0
     try:
         async with client.async_setup_kernel():
             for index, cell in enumerate(notebook.cells):
                 await client.async_execute_cell(cell, index)
-            computed_s = processor_seconds(client.km.provisioner.pid)
             problems = await exercises.judge(client)
     except failures.CellExecutionError:
         error = notebook.cells[index].outputs[-1]
@@ -135,19 +120,16 @@ async def run_cells(path, limit_s):
         problem = f"found no kernel: {error}"
     if problem:
         problems = [f"cell {index + 1} {problem}"]
-    if computed_s > limit_s:
-        problems.append(f"the notebook computes for {computed_s:.1f} s; it may "
-                        f"compute for {limit_s:g} s")
     return Outcome(path, notebook, problems, time.monotonic() - began)
 
 
-async def run_all(paths, jobs, limit_s):
+async def run_all(paths, jobs):
     """Yields the outcomes in the order of `paths`."""
     free = asyncio.Semaphore(jobs)
 
     async def run_one(path):
         async with free:
-            return await run_cells(path, limit_s)
+            return await run_cells(path)
 
     tasks = [asyncio.create_task(run_one(path)) for path in paths]
     for task in tasks:
@@ -180,7 +162,7 @@ async def execute(build, args):
     use_own_kernel(build)
     stored = {path: nbformat.read(path, as_version=4) for path in paths}
     passed = 0
-    async for outcome in run_all(paths, args.jobs, args.limit_s):
+    async for outcome in run_all(paths, args.jobs):
         passed += report(outcome, stored[outcome.path], args.update)
     print(f"{passed} passed, {len(paths) - passed} failed")
     return 0 if passed == len(paths) else 1
@@ -192,7 +174,6 @@ def main():
     parser.add_argument("words", nargs="*")
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit-s", type=float, default=COMPUTE_LIMIT_S)
     parser.add_argument("--folder", type=pathlib.Path, default=FOLDER)
     args, options = parser.parse_known_intermixed_args()
     if args.action == "check":

@@ -36,6 +36,9 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
   line.add("--round-robin-gradients", &setup.zero.round_robin_gradients,
            "zero1, zero2: neighbouring gradients to different owners")
       .may_differ(may_differ::kPlace);
+  line.add("--accumulate-f32", &setup.zero.accumulate_f32,
+           "zero2, zero3 in bf16 or f16: sum the gradients of micro-batches in "
+           "f32");
   line.add("--persistence-threshold", &setup.zero.persistence_threshold,
            "zero3: parameters of so many elements stay gathered; -1: ten times "
            "the model's width",
@@ -102,6 +105,7 @@ void check_given(
       {{"zero1", "zero2"},
        {"--reduce-bucket-size", "--allgather-bucket-size", "--reduce-scatter",
         "--round-robin-gradients"}},
+      {{"zero2", "zero3"}, {"--accumulate-f32"}},
       {{"zero1", "zero2", "zero3"}, {"--overlap-comm", "--sub-group-size"}},
       {{"zero3"},
        {"--persistence-threshold", "--prefetch-bucket-size",

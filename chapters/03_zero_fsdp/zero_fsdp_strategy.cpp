@@ -28,6 +28,9 @@ Options checked(const Options& options, const StrategyOptions& setup,
            ": hybrid_shard needs a divisor of "
            "--world-size ",
            ranks, ", such as the devices of a node");
+  SB_CHECK(!setup.zero.accumulate_f32 || dtype_bytes(options.dtype) == 2,
+           "--accumulate-f32: gradients of ", dtype_name(options.dtype),
+           " are summed as they are; give --dtype bf16 or f16");
   SB_CHECK(is_fsdp(setup) || setup.strategy != "zero1" || !setup.cpu_offload,
            "--cpu-offload: with zero2, zero3, fsdp or fsdp2; stage 1 keeps "
            "whole gradients on the device");

@@ -171,6 +171,7 @@ zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
     to.divide_before = config.gradient_predivide_factor;
   }
   to.wire = config.wire();
+  to.accumulate_f32 = from.stage >= 2 && config.grad_accum_dtype == "fp32";
   to.round_robin_gradients = from.round_robin_gradients;
   to.clip = config.gradient_clipping;
   to.offload_optimizer = from.offload_optimizer.device == "cpu";

@@ -98,11 +98,12 @@ Initialized initialize(Module& model, const DeepSpeedConfig& given,
            "initialize: mpu has one of its two groups; give both, or none");
   ProcessGroup& dp = mpu.data != nullptr ? *mpu.data : world;
   const BatchSizes sizes = resolve_batch(given.batch, dp.size());
-  SB_CHECK(
-      !sums_in_f32(given, given.dtype(DType::kF32), sizes.accumulation),
-      given.label,
-      ": /data_types/grad_accum_dtype \"fp32\" needs a model of the book; "
-      "give its name (--model) in place of a module, or leave the key out");
+  SB_CHECK(!sums_in_f32(given, given.dtype(DType::kF32), sizes.accumulation) ||
+               given.zero.stage >= 2,
+           given.label, ": /data_types/grad_accum_dtype \"fp32\" with ",
+           "/zero_optimization/stage ", given.zero.stage,
+           " needs a model of the book; give its name (--model) in place of a "
+           "module, or stage 2 or 3, or leave the key out");
   // The engine's config names the optimizer in use
   DeepSpeedConfig config = given;
   config.optimizer = optimizer_of(given, args);

@@ -58,22 +58,24 @@ auto under_engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
 
 /// Dtypes of sums that only some chapters have.
 void refuse_dtypes(const Options& options, const DeepSpeedConfig& config,
-                   bool sums_wider, bool has_stages) {
+                   bool sums_wider, bool needs_hybrid, bool has_experts) {
   const BookConfig& book = config.book;
   const int stage = config.zero.stage;
-  const bool is_hybrid = book.tensor_parallel_mode == "1d" &&
-                         book.sharding == "zero" &&
-                         (has_stages || book.num_experts.empty());
-  SB_CHECK(!sums_wider || (stage <= 1 && is_hybrid), config.label,
+  const bool is_plain = book.tensor_parallel_mode == "1d" &&
+                        book.sharding == "zero" && !has_experts;
+  // Stages 2 and 3 sum shards (chapter 03), the others whole gradients (14)
+  const bool has_sums = stage <= 1 ? needs_hybrid : !needs_hybrid;
+  SB_CHECK(!sums_wider || (is_plain && has_sums), config.label,
            ": /data_types/grad_accum_dtype \"fp32\" in ",
-           dtype_name(options.dtype), " with ",
-           stage > 1 ? "/zero_optimization/stage " + std::to_string(stage)
-                     : "/shardbook/experts, a sharding, or 2D to 3D layers",
-           ": its chapter sums micro-batches in the dtype of training; give ",
-           stage > 1 ? "stage 1, or leave the key out"
-                     : "none of them, or leave the key out");
-  SB_CHECK(!sums_wider || model_config(options).type == "gpt2", config.label,
-           ": /data_types/grad_accum_dtype \"fp32\" in ",
+           dtype_name(options.dtype), " with /zero_optimization/stage ", stage,
+           stage > 1 ? " and parallel layers, stages, /shardbook/recompute "
+                       "\"attention\","
+                     : " and",
+           " /shardbook/experts, a sharding, or 2D to 3D layers: their "
+           "chapters sum micro-batches in the dtype of training; leave the key "
+           "out");
+  SB_CHECK(!sums_wider || stage > 1 || model_config(options).type == "gpt2",
+           config.label, ": /data_types/grad_accum_dtype \"fp32\" in ",
            dtype_name(options.dtype), " with --model ", options.model,
            ": chapter 14, which sums so, trains GPTs; leave the key out");
   const std::string& name = config.seq_parallel_communication_data_type;
@@ -360,15 +362,16 @@ Choice choose(const Options& options, const DeepSpeedConfig& config) {
   const bool has_stages = config.pipeline.stages > 1 ||
                           book.context_parallel > 1 || book.sequence_parallel;
   const bool is_cut = has_stages || book.tensor_parallel > 1;
-  // The chapters on data parallelism recompute whole blocks, and sum gradients in
-  // the dtype of training
+  // The chapters on data parallelism recompute whole blocks, and sum whole
+  // gradients in the dtype of training
   const bool sums_wider =
       sums_in_f32(config, options.dtype, choice.sizes.accumulation);
   const bool needs_hybrid =
-      is_cut || sums_wider ||
+      is_cut || (sums_wider && config.zero.stage <= 1) ||
       (book.recompute == "attention" && book.sharding == "zero");
-  refuse_dtypes(options, config, sums_wider, has_stages);
-  if (!book.num_experts.empty() && !has_stages) {
+  const bool has_experts = !book.num_experts.empty() && !has_stages;
+  refuse_dtypes(options, config, sums_wider, needs_hybrid, has_experts);
+  if (has_experts) {
     choose_experts(options, config, choice);
   } else if (book.tensor_parallel_mode != "1d") {
     choose_grid(options, config, choice);

@@ -80,8 +80,8 @@ std::string proof_html(const Runs& runs) {
   }
   const bool holds = num_failed == 0;
   return fmt::format(
-             "<section id=\"proof\"><details{}><summary><h2>Proof: {} of {} "
-             "{}</h2> <span class=\"about\">{} {}, each "
+             "<section id=\"proof\"><details{}><summary><h2>Proof: {} of {}"
+             "</h2> <span class=\"about\">{} {}, each "
              "predicted by a formula and counted by the program</span>"
              "</summary><p class=\"about\">Small models, trained here; virtual "
              "time on the cluster textbook.</p>\n",

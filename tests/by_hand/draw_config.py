@@ -71,7 +71,7 @@ class Config:
         if not self.draw.is_text and self.keeps_rule():
             stage = 0
         zero["stage"] = stage
-        self.may_sum_in_f32 = stage < 2 and self.draw.kind != "mlp"
+        self.may_sum_in_f32 = stage >= 2 or (stage == 1 and self.draw.is_text)
         self.draw_buckets()
         self.maybe(0.2, zero, "overlap_comm", True, False)
         self.maybe(0.1, zero, "contiguous_gradients", True, False)
@@ -214,7 +214,7 @@ class Config:
             stages += [2, 3]
         self.maybe(0.5, self.zero, "stage", *stages)
         self.maybe(0.2, self.zero, "reduce_bucket_size", 100, 5e4)
-        self.may_sum_in_f32 = (self.zero.get("stage", 0) < 2
+        self.may_sum_in_f32 = (self.zero.get("stage", 0) == 1
                                and self.draw.is_text)
 
     def draw_stages(self, pp):

@@ -37,6 +37,9 @@ void check_options(const ZeroOptions& options) {
            ", max_reuse_distance ", options.max_reuse_distance,
            ", sub_group_size ", options.sub_group_size,
            "; give at least 0, 0 and 1 elements");
+  SB_CHECK(!options.accumulate_f32 || options.stage >= 2,
+           "zero: accumulate_f32 with stage ", options.stage,
+           ", which keeps no shards of gradients; give stage 2 or 3");
   SB_CHECK(!options.offload_optimizer || options.stage >= 2,
            "zero: offload_optimizer with stage ", options.stage,
            "; gradients stream to the host as shards, from stage 2 on");
@@ -93,6 +96,11 @@ std::vector<ZeroOptimizer::ShardGroup> ZeroOptimizer::group_parameters(
 const Device& ZeroOptimizer::optimizer_device() const {
   RankContext& context = RankContext::current();
   return options_.offload_optimizer ? context.host() : context.device;
+}
+
+DType ZeroOptimizer::shard_dtype(DType gradient) const {
+  return options_.accumulate_f32 && dtype_bytes(gradient) == 2 ? DType::kF32
+                                                               : gradient;
 }
 
 std::int64_t ZeroOptimizer::wire_bytes(DType dtype) const {

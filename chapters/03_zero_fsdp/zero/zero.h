@@ -132,7 +132,8 @@ class ZeroOptimizer {
     /// All ranks' parts; `parameter` is an index into `parameters`.
     std::vector<OwnedPart> parts;
     Tensor shard;  ///< [S], this rank's parameters; updated here
-    Tensor grad;   ///< [S], trained groups only; padding is zero
+    Tensor grad;   ///< [S] of shard_dtype(), trained groups only; padding is
+                   ///< zero
     /// [S], a copy on the device that is sent to other ranks, if the shard is
     /// on the host.
     Tensor on_device;
@@ -146,6 +147,8 @@ class ZeroOptimizer {
   /// The parameters as groups without shards, in order of definition. Trained
   /// groups come first: slot i of the optimizer is group i.
   std::vector<ShardGroup> group_parameters(bool with_frozen);
+  /// The dtype of the shards of gradients of this dtype, stages 2 and 3.
+  DType shard_dtype(DType gradient) const;
   /// Bytes of an element of this dtype on the wire, and of its copy there:
   /// 0 if no copy is made.
   std::int64_t wire_bytes(DType dtype) const;

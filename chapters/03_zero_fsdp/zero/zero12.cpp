@@ -75,7 +75,7 @@ void ZeroStage12::make_flat(std::size_t index) {
   // Gradients: all of them in stage 1, this rank's shard in stage 2
   MemoryScope kind(MemoryKind::kGradient);
   if (options_.stage == 2) {
-    group.grad = Tensor::zeros({shard}, kept);
+    group.grad = Tensor::zeros({shard}, {shard_dtype(kept.dtype), kept.device});
     return;
   }
   flat.flat_grad = Tensor::zeros({flat.layout.padded}, flat.flat.options());

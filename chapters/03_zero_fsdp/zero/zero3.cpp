@@ -82,7 +82,8 @@ void ZeroStage3::make_groups() {
     }
     if (!group.is_trained) continue;
     MemoryScope kind(MemoryKind::kGradient);
-    group.grad = Tensor::zeros({layout.shard_numel}, {dtype, home});
+    group.grad =
+        Tensor::zeros({layout.shard_numel}, {shard_dtype(dtype), home});
   }
 }
 

@@ -76,6 +76,10 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
   const bool is_offloaded = zero.options().offload_optimizer;
   const StateBytes bytes =
       state_bytes(options.dtype, options.optimizer, options.optimizer_options);
+  // A shard of gradients may be wider than gradients are
+  const double shard_gradient = zero.options().accumulate_f32
+                                    ? std::max(bytes.gradient, 4.0)
+                                    : bytes.gradient;
   const auto shard = static_cast<double>(zero.shard_numel());
   const double whole = shard * zero.group().size();
   MemoryBill bill = single_device_bill(options, config, rows, recompute);
@@ -101,7 +105,7 @@ MemoryBill zero_bill(const ZeroOptimizer& zero, const Options& options,
   bill[MemoryKind::kGradient] = !has_updates   ? 0
                                 : stage == 1   ? whole * bytes.gradient
                                 : is_offloaded ? 0
-                                               : shard * bytes.gradient;
+                                               : shard * shard_gradient;
   return bill;
 }
 

@@ -31,6 +31,9 @@ struct ZeroOptions {
   double divide_before = 0;
   /// Dtype of gradients on the wire; none: their own.
   std::optional<DType> wire = {};
+  /// Shards of 16-bit gradients are f32, and so are their sums over
+  /// micro-steps; what travels is not. Stages 2 and 3.
+  bool accumulate_f32 = false;
   /// Neighbouring gradients go to different owners, stages 1 and 2.
   bool round_robin_gradients = false;
   std::int64_t alignment = 2;  ///< elements, stages 1 and 2

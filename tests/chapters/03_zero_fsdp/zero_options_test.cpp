@@ -131,6 +131,54 @@ TEST(ZeroOptions, FrozenParametersAreLoaded) {
   }
 }
 
+// --- Sums of micro-steps ------------------------------------------------------
+
+/// Rank 0's part of the gradient after these of three micro-steps in bf16.
+Values gradient_of(const ZeroOptions& options, const std::vector<int>& micros) {
+  Training run;
+  run.dtype = DType::kBF16;
+  run.micro_steps = 3;
+  return on_ranks(2, [&](ProcessGroup& world) {
+    Sequential model = make_mlp(run.dtype);
+    const auto zero = make_zero(model, world, options, "sgd", {});
+    for (const int micro : micros) {
+      const Samples mine = samples_of(run, 0, micro, world);
+      zero->set_boundary(micro == micros.back());
+      backward_of((*zero)(mine.x), mine, run.micro_steps);
+    }
+    Values all;
+    for (const NamedTensor& part : zero->own_gradients()) {
+      const Values part_values = part.tensor.to_vector<double>();
+      all.insert(all.end(), part_values.begin(), part_values.end());
+    }
+    return all;
+  })[0];
+}
+
+// Each micro-step's sum over ranks is rounded to 16 bits, as it travels so; the
+// sum over micro-steps is not.
+TEST(ZeroOptions, ShardsInF32AddMicroStepsInF32) {
+  for (const int number : {2, 3}) {
+    for (const bool offload : {false, true}) {
+      ZeroOptions options = stage(number);
+      options.offload_optimizer = offload;
+      const Values narrow = gradient_of(options, {0, 1, 2});
+      const Values first = gradient_of(options, {0});
+      const Values second = gradient_of(options, {1});
+      const Values third = gradient_of(options, {2});
+      options.accumulate_f32 = true;
+      const Values wide = gradient_of(options, {0, 1, 2});
+      Values expected;
+      for (std::size_t i = 0; i < first.size(); ++i) {
+        const auto two = static_cast<float>(first[i] + second[i]);
+        expected.push_back(static_cast<float>(two + third[i]));
+      }
+      EXPECT_EQ(wide, expected) << "stage " << number;
+      EXPECT_NE(narrow, expected) << "stage " << number;
+    }
+  }
+}
+
 // --- Offload ----------------------------------------------------------------
 
 TEST(ZeroOptions, OffloadCountsTheBytesOfEveryDtype) {

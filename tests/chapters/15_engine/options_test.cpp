@@ -141,27 +141,36 @@ TEST(EngineOptions, ZerosAndRecomputationTrainAsOneDevice) {
 
 // --- Sums in f32, and Ulysses ------------------------------------------------
 
-TEST(EngineOptions, GradAccumDtypeIsChapter14s) {
+// Chapter 14 sums whole gradients in f32, chapter 03 a rank's shard of them.
+TEST(EngineOptions, GradAccumDtypeIsFollowedOrRefused) {
   Options options = options_for(2);
   options.dtype = DType::kBF16;
-  const auto chosen = [&](const std::string& dtype, int g, int stage = 1) {
+  const auto chosen = [&](const std::string& dtype, int g, int stage = 1,
+                          const std::string& more = "") {
     const auto config = DeepSpeedConfig::parse(
         R"({"gradient_accumulation_steps": )" + std::to_string(g) +
             R"(, "data_types": {"grad_accum_dtype": ")" + dtype +
             R"("}, "zero_optimization": {"stage": )" + std::to_string(stage) +
-            "}}",
+            "}" + more + "}",
         "ds.json");
     return choose(options, config).name;
   };
   EXPECT_EQ(chosen("fp32", 2), "hybrid");
   EXPECT_EQ(chosen("bf16", 2), "ZeRO-1");
-  EXPECT_EQ(chosen("fp32", 1, 2), "ZeRO-2");  // no gradients are accumulated
-  const auto error = [&](const std::string& dtype, int stage) -> std::string {
-    return shardbook::error_of([&] { chosen(dtype, 2, stage); });
+  EXPECT_EQ(chosen("fp32", 2, 2), "ZeRO-2");
+  EXPECT_EQ(chosen("fp32", 2, 3), "ZeRO-3");
+  const auto error = [&](const std::string& dtype, int stage,
+                         const std::string& more = "") -> std::string {
+    return shardbook::error_of([&] { chosen(dtype, 2, stage, more); });
   };
-  expect_text(error("fp32", 2),
-              {"/data_types/grad_accum_dtype \"fp32\" in bf16 "
-               "with /zero_optimization/stage 2"});
+  for (const char* more : {R"("tensor_parallel": {"mode": "1d", "size": 2})",
+                           R"("recompute": "attention")",
+                           R"("sharding": "fsdp")"}) {
+    expect_text(
+        error("fp32", 2, R"(, "shardbook": {)" + std::string(more) + "}"),
+        {"/data_types/grad_accum_dtype \"fp32\" in bf16 "
+         "with /zero_optimization/stage 2 and "});
+  }
   expect_text(error("fp16", 1),
               {"/data_types/grad_accum_dtype \"fp16\" in bf16"});
 }

@@ -413,7 +413,8 @@ TEST(EnginePrintConfig, RefusesWhatARunRefuses) {
            Case{R"({"zero_optimization": {"stage": 2}})", 0, ""},
            Case{R"({"zero_optimization": {"stage": 2}, "bf16": {"enabled":
                     true}, "data_types": {"grad_accum_dtype": "fp32"},
-                    "gradient_accumulation_steps": 2})",
+                    "gradient_accumulation_steps": 2,
+                    "shardbook": {"sharding": "fsdp"}})",
                 0, "ds.json: /data_types/grad_accum_dtype \"fp32\" in bf16"},
            Case{R"({"zero_optimization": {"stage": 3}})", 1000,
                 "out of memory on cpu:"},
