@@ -2,14 +2,16 @@
 
 // Counts in the text of messages and reports.
 
-#include <cstdint>
 #include <string>
+#include <type_traits>
 
 namespace shardbook {
 
 /// The number and its noun: "1 step", "2 steps", "3 micro-batches". `noun` is
 /// one whose plural ends in s, or in es after ch, s and x.
-inline std::string how_many(std::int64_t count, const std::string& noun) {
+template <typename Count,
+          typename = std::enable_if_t<std::is_integral_v<Count>>>
+std::string how_many(Count count, const std::string& noun) {
   const std::string text = std::to_string(count) + " " + noun;
   if (count == 1) return text;
   const char last = noun.empty() ? ' ' : noun.back();

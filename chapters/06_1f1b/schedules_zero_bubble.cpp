@@ -6,7 +6,6 @@
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "core/check.h"
-#include "core/how_many.h"
 
 namespace shardbook::pipeline::schedules {
 
@@ -198,8 +197,7 @@ class Planner {
 
 void check_search(const ZeroBubbleSearch& search) {
   SB_CHECK(search.memory_limit >= 1, "--schedule zb-auto: a memory limit of ",
-           how_many(search.memory_limit, "set"),
-           " of activations; give at least 1");
+           search.memory_limit, " sets of activations; give at least 1");
   SB_CHECK(search.weight_share >= 0 && search.weight_share <= 1,
            "--schedule zb-auto: a share of ", search.weight_share,
            " waits for the weights; give 0 to 1");
@@ -245,7 +243,7 @@ Schedule zb_auto(int num_ranks, int micro_batches,
     }
   }
   SB_CHECK(best != nullptr, "--schedule zb-auto: nothing fits ",
-           how_many(search.memory_limit, "set"), " of activations");
+           search.memory_limit, " sets of activations");
   Schedule schedule = *best;
   schedule.name = "zb-auto";
   return schedule;

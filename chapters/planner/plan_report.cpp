@@ -205,7 +205,7 @@ std::string strategies_text(const PlanRequest& request,
                    [&](const Strategy& a, const Strategy& b) {
                      return seconds(a) < seconds(b);
                    });
-  std::string text = request_text(request) + "\n\n";
+  std::string text = request_text(request) + "\n\n" + wrap(kLegend) + "\n";
   constexpr const char* kLine = "{:<12}{:<37}{:>9}{:>9}{:>10}\n";
   text += fmt::format(kLine, "strategy", "best plan", "step", "MFU", "memory") +
           "            micro-batches x samples; sent by a rank\n";
@@ -227,7 +227,7 @@ std::string strategies_text(const PlanRequest& request,
                              links_text(best.step), host_text(best)),
                  12);
   }
-  return text + "\n" + wrap(kLegend);
+  return text;
 }
 
 std::string result_json(const PlanRequest& request, const PlanResult& result) {

@@ -47,7 +47,7 @@ std::string with_ways(const std::string& name, std::size_t ways) {
 }
 
 /// "03 ZeRO-1, ZeRO-2, ZeRO-3, FSDP", "13 Experts, 7 ways" or, if the names do
-/// not fit, "14 hybrid_3d, 6 ways".
+/// not fit, "06 1F1B, Interleaved, and more" or "14 hybrid_3d, 6 ways".
 std::string strategies_of(const Chosen& runs, std::size_t columns) {
   std::vector<std::string> names, ideas;  // an idea: its name up to a comma
   for (const ProgramRun* run : runs) {
@@ -59,9 +59,13 @@ std::string strategies_of(const Chosen& runs, std::size_t columns) {
   const bool is_numbered = chapter.size() > 3 && chapter[2] == '_';
   const std::string number = is_numbered ? chapter.substr(0, 2) : "  ";
   const std::string all = fmt::format("{} {}", number, fmt::join(ideas, ", "));
-  const std::string some =
+  std::string text =
       names.size() == ideas.size() ? all : with_ways(all, names.size());
-  if (width(some) <= columns) return some;
+  while (width(text) > columns && ideas.size() > 1) {
+    ideas.pop_back();
+    text = fmt::format("{} {}, and more", number, fmt::join(ideas, ", "));
+  }
+  if (width(text) <= columns) return text;
   const std::string title = is_numbered ? chapter.substr(3) : chapter;
   return with_ways(number + " " + title, names.size());
 }
@@ -122,8 +126,11 @@ std::string proofs(const Chosen& runs, const Marks& marks) {
   for (std::size_t i = 0; i < chapters.size(); ++i) {
     rows[i + 1][0] = strategies_of(chapters[i], kColumns - others);
   }
-  return align(rows, kColumns) + kLegend +
-         internal::other_trainings_lines(runs);
+  // The names with a * may have been left out
+  const std::string table = align(rows, kColumns);
+  const bool has_marks = table.find('*') != std::string::npos;
+  return table + kLegend +
+         (has_marks ? internal::other_trainings_lines(runs) : "");
 }
 
 }  // namespace

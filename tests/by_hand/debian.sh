@@ -12,11 +12,13 @@ set -euo pipefail
 
 usage() {
   cat <<'END_OF_USAGE'
-Usage: tests/by_hand/debian.sh RELEASE [--jobs N] [--core-only]
+Usage: tests/by_hand/debian.sh RELEASE [--jobs N] [--core-only] [--portable]
 
   RELEASE      bookworm or trixie
   --jobs N     at most N compilers at once (default: all cores)
   --core-only  the tests of core and its kernels, instead of everything
+  --portable   compile for any processor, and let oneDNN use AVX2 at most: no
+               number on a page may depend on the processor
 
 The installations lie in $SHARDBOOK_DEBIAN, by default the folder
 shardbook/debian of the user's cache; remove them to start again. Packages come
@@ -35,6 +37,7 @@ die() {
 release=
 jobs=$(nproc)
 core_only=0
+variables=()
 while (($#)); do
   case $1 in
     -h | --help)
@@ -48,6 +51,9 @@ while (($#)); do
       shift
       ;;
     --core-only) core_only=1 ;;
+    --portable)
+      variables=(SHARDBOOK_MESON_OPTIONS=-Dnative=false ONEDNN_MAX_CPU_ISA=AVX2)
+      ;;
     bookworm | trixie) release=$1 ;;
     *) die "$1: no such release or option; releases are bookworm and trixie" ;;
   esac
@@ -110,11 +116,12 @@ inside='set -e
   mount --bind "$2" "$1/root/.cache/ccache"
   exec chroot "$1" /usr/bin/env -i HOME=/root LANG=C.UTF-8 \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-    sh -c "cd /book && $4" sh "$3"'
+    "${@:5}" sh -c "cd /book && $4" sh "$3"'
 status=0
 setpriv --pdeathsig KILL \
   unshare --mount --propagation private --pid --fork --kill-child \
-  sh -c "$inside" sh "$root" "$folder/ccache-$release" "$jobs" "$commands" ||
+  bash -c "$inside" bash "$root" "$folder/ccache-$release" "$jobs" "$commands" \
+  "${variables[@]}" ||
   status=$?
 if ((status == 0)); then
   echo "$release: passed"

@@ -107,7 +107,7 @@ TEST_F(Script, AnotherStandardThanTheProjectsIsRefusedBeforeAnythingCompiles) {
   run("rm bin/meson bin/ninja");
   expect_end(
       run("CXXFLAGS=\"-O2 -std=c++17\" meson setup set_up " SHARDBOOK_ROOT), 1,
-      {"ERROR: -std=c++17, of CXXFLAGS, ", "this project is C++20"});
+      {": -std=c++17, of CXXFLAGS, ", "this project is C++20"});
 }
 
 // A virtual environment may have a ninja of another version first in PATH.

@@ -136,7 +136,10 @@ TEST(Overview, ProofsOfAChapterShareALine) {
   two.label = "Experts: E + D";
   expect_text(format_overview({one, two}, Charset::kUtf8),
               {"\n03 Experts, 2 ways  "});
-  one.label = std::string(40, 'a');
+  two.label = std::string(60, 'a');
+  expect_text(format_overview({one, two}, Charset::kUtf8),
+              {"\n03 Experts, and more  "});
+  one.label = std::string(61, 'a');
   expect_text(format_overview({one, two}, Charset::kUtf8),
               {"\n03 zero_fsdp, 2 ways  "});
 }

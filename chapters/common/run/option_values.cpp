@@ -1,11 +1,53 @@
 #include "chapters/common/run/option_values.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
+#include <exception>
+#include <type_traits>
 #include <utility>
 
 #include "core/check.h"
 
 namespace shardbook {
+
+template <typename T>
+std::string parse_number(const std::string& text, T* value, T min, T max) {
+  constexpr bool is_real = std::is_floating_point_v<T>;
+  T number{};
+  std::size_t used = 0;
+  try {
+    if constexpr (is_real) {
+      number = std::stod(text, &used);
+    } else {
+      const long long wide = std::stoll(text, &used);
+      number = static_cast<T>(wide);
+      if (static_cast<long long>(number) != wide) used = 0;
+    }
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  if (used == 0 || used != text.size()) {
+    return fmt::format("not {}; give a value from {} to {}",
+                       is_real ? "a number" : "an integer", min, max);
+  }
+  if constexpr (is_real) {
+    if (std::isnan(number)) return "not a number";
+  }
+  if (number < min || number > max) {
+    return fmt::format("out of range; give a value from {} to {}", min, max);
+  }
+  *value = number;
+  return "";
+}
+
+template std::string parse_number(const std::string&, int*, int, int);
+template std::string parse_number(const std::string&, std::int64_t*,
+                                  std::int64_t, std::int64_t);
+template std::string parse_number(const std::string&, std::uint64_t*,
+                                  std::uint64_t, std::uint64_t);
+template std::string parse_number(const std::string&, double*, double, double);
 
 std::size_t num_typos(const std::string& a, const std::string& b) {
   std::vector<std::vector<std::size_t>> fewest(a.size() + 1);

@@ -2,47 +2,17 @@
 
 // Texts of a command line read as values.
 
-#include <fmt/format.h>
-
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 namespace shardbook {
 
-/// Sets the value; returns what is wrong with the text, or nothing.
+/// Sets the value; returns what is wrong with the text, or nothing. T: int,
+/// std::int64_t, std::uint64_t or double.
 template <typename T>
-std::string parse_number(const std::string& text, T* value, T min, T max) {
-  constexpr bool is_real = std::is_floating_point_v<T>;
-  T number{};
-  std::size_t used = 0;
-  try {
-    if constexpr (is_real) {
-      number = std::stod(text, &used);
-    } else {
-      const long long wide = std::stoll(text, &used);
-      number = static_cast<T>(wide);
-      if (static_cast<long long>(number) != wide) used = 0;
-    }
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  if (used == 0 || used != text.size()) {
-    return fmt::format("not {}; give a value from {} to {}",
-                       is_real ? "a number" : "an integer", min, max);
-  }
-  if constexpr (is_real) {
-    if (std::isnan(number)) return "not a number";
-  }
-  if (number < min || number > max) {
-    return fmt::format("out of range; give a value from {} to {}", min, max);
-  }
-  *value = number;
-  return "";
-}
+std::string parse_number(const std::string& text, T* value, T min, T max);
 
 /// Bytes from "512MiB", "2GB" or "100000"; returns as parse_number.
 std::string parse_bytes(const std::string& text, std::int64_t* bytes);

@@ -66,10 +66,9 @@ TEST(ModelParallelCut, IsWhereThePartitionSays) {
   EXPECT_EQ(cut_of_resnet50("half", 6), 8);
   EXPECT_EQ(cut_of_resnet50("uniform", 6), 9);
   EXPECT_EQ(cut_of_resnet50("11,7", 6), 11);
-  EXPECT_EQ(
-      error_of([] { cut_of_resnet50("9,10", 6); }),
-      "--partition 9,10: adds up to 19 layers; resnet50 has 18, its stem, "
-      "its blocks and its head; give a list such as 9,9");
+  EXPECT_EQ(error_of([] { cut_of_resnet50("9,10", 6); }),
+            "--partition 9,10: adds up to 19 layers; resnet50 has 18 "
+            "layers: stem, 16 blocks and head; give a list such as 9,9");
   expect_text(error_of([] { cut_of_resnet50("time", 6, "none"); }), {"none"});
 }
 

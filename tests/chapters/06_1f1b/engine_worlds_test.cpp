@@ -143,8 +143,9 @@ TEST(EngineWorlds, WrittenSchedulesRun) {
   };
   EXPECT_THAT(error(folder / "mine.txt", 4),
               ::testing::HasSubstr("mine.txt: give a FILE.json"));
-  EXPECT_THAT(error(folder / "no/mine.json", 4),
-              ::testing::HasSubstr("no/mine.json: cannot be written"));
+  EXPECT_THAT(
+      error(folder / "no/mine.json", 4),
+      ::testing::HasSubstr("no/mine.json: this file cannot be written"));
   EXPECT_THAT(error(folder / "mine.json", 1000),
               ::testing::HasSubstr("repeat themselves; give at most --steps"));
 }

@@ -163,13 +163,13 @@ TEST(EngineOptions, GradAccumDtypeIsFollowedOrRefused) {
                          const std::string& more = "") -> std::string {
     return shardbook::error_of([&] { chosen(dtype, 2, stage, more); });
   };
-  for (const char* more : {R"("tensor_parallel": {"mode": "1d", "size": 2})",
-                           R"("recompute": "attention")",
-                           R"("sharding": "fsdp")"}) {
+  for (const char* more :
+       {R"("tensor_parallel": {"mode": "1d", "size": 2})",
+        R"("recompute": "attention")", R"("sharding": "fsdp")"}) {
     expect_text(
-        error("fp32", 2, R"(, "shardbook": {)" + std::string(more) + "}"),
+        error("fp32", 3, R"(, "shardbook": {)" + std::string(more) + "}"),
         {"/data_types/grad_accum_dtype \"fp32\" in bf16 "
-         "with /zero_optimization/stage 2 and "});
+         "with /zero_optimization/stage 3 and "});
   }
   expect_text(error("fp16", 1),
               {"/data_types/grad_accum_dtype \"fp16\" in bf16"});

@@ -411,7 +411,7 @@ TEST(EnginePrintConfig, RefusesWhatARunRefuses) {
   };
   for (const Case& each : {
            Case{R"({"zero_optimization": {"stage": 2}})", 0, ""},
-           Case{R"({"zero_optimization": {"stage": 2}, "bf16": {"enabled":
+           Case{R"({"zero_optimization": {"stage": 3}, "bf16": {"enabled":
                     true}, "data_types": {"grad_accum_dtype": "fp32"},
                     "gradient_accumulation_steps": 2,
                     "shardbook": {"sharding": "fsdp"}})",
