@@ -52,9 +52,10 @@ struct RankEnvironment {
 /// Reads SHARDBOOK_RANK and SHARDBOOK_WORLD_SIZE, then the variables of
 /// torchrun (RANK, WORLD_SIZE, LOCAL_RANK), mpirun and mpiexec of Open MPI
 /// (OMPI_COMM_WORLD_*), MVAPICH2 (MV2_COMM_WORLD_*), MPICH, Intel MPI and PALS
-/// (PMI_*), jsrun (JSM_NAMESPACE_*), Flux (FLUX_*) and srun (SLURM_*). Empty where the process is no rank, or is the only one
-/// of a launcher other than this library. Throws Error, which names the
-/// variable, on values that make no sense.
+/// (PMI_*), jsrun (JSM_NAMESPACE_*), Flux (FLUX_*) and srun (SLURM_*). Empty
+/// where the process is no rank, or is the only one of a launcher other than
+/// this library. Throws Error, which names the variable, on values that make no
+/// sense.
 ///
 /// Without LaunchOptions::rendezvous the ranks meet where SHARDBOOK_RENDEZVOUS,
 /// or MASTER_ADDR and MASTER_PORT, say; else on loopback where they share a
