@@ -111,7 +111,9 @@ def judge_second(draw, command, out, folder, args):
                 judge_same_plans(out, unpruned)), again
     if draw.then == "read config":
         again = [program_of(args, "15"), "--print-config", "--config",
-                 "ds.json"]
+                 "ds.json", "--world-size", str(draw.world_size),
+                 "--model", draw.value_of("--model"), "--data", "random",
+                 "--seq", str(json.loads(out)["seq"])]
         status, _, err = execute(again, folder, args.limit)
         return None if status == 0 else ("config", err[-300:]), again
     if "--resume" in draw.then:
