@@ -116,6 +116,10 @@ std::vector<MemoryBill> memory_bills(const Options& options,
       kept += step_traffic(options, settings, strategy)[1];
     }
     if (i + 1 < n) continue;
+    // A head alone only averages the copy, and does not keep it
+    if (n > 1 && strategy.config().is_image() && strategy.cut() == size - 1) {
+      kept -= step_traffic(options, settings, strategy)[1];
+    }
     // The mean square keeps no logarithms of sums, and has the dtype of the
     // outputs
     const double stat = options.dtype == DType::kF64 ? 8 : 4;

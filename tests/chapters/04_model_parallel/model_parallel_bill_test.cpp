@@ -79,17 +79,21 @@ TEST(ModelParallelBill, TrafficIsTheBoundaryOfTheBatch) {
   }
 }
 
-// Splits do not change the memory held.
+// Splits do not change the memory held; a head alone keeps less of its input.
 TEST(ModelParallelBill, MemoryHeldIsAsPredicted) {
   Options mlp = tiny_options();
   mlp.model = "mlp";
   mlp.seq = 8;
   mlp.optimizer = "adamw";
-  for (const Options& options : {mlp, tiny_options()}) {
+  using Case = std::pair<Options, std::string>;
+  for (const auto& [options, partition] :
+       {Case{mlp, "half"}, Case{tiny_options(), "half"},
+        Case{tiny_options(), "5,1"}}) {
     for (const std::int64_t split : {1, 3, 10}) {
       const Settings settings = {
           .variant = "pipeline",
           .split_size = split,
+          .partition = partition,
           .loss = options.model == "mlp" ? "cross_entropy" : "mse"};
       const TwoDevices two(/*on_shapes=*/true);
       ModelParallelStrategy strategy(options, settings, two.all, 1);
@@ -100,8 +104,8 @@ TEST(ModelParallelBill, MemoryHeldIsAsPredicted) {
           const auto kind = static_cast<MemoryKind>(k);
           EXPECT_EQ(static_cast<double>(two.all[i].memory().held(kind)),
                     bills[i].memory.bytes[k])
-              << options.model << " in splits of " << split << " on " << i
-              << ", " << held_name(kind);
+              << options.model << ", " << partition << ", in splits of "
+              << split << " on " << i << ", " << held_name(kind);
         }
       }
     }
