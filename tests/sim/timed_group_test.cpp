@@ -123,8 +123,8 @@ TEST(TimedGroup, AMessageArrivesAfterItsTime) {
   });
   EXPECT_NEAR(step_us(ranks.at(1)), 50 + cost * 1e6 + 5, 1e-6);
   // Both ends know which message it is, and when it is on the wire.
-  const sim::TimelineEvent& send = find_event(ranks.at(0), "send");
-  const sim::TimelineEvent& recv = find_event(ranks.at(1), "recv");
+  const sim::TimelineEvent send = find_event(ranks.at(0), "send");
+  const sim::TimelineEvent recv = find_event(ranks.at(1), "recv");
   EXPECT_EQ(send.peer, 1);
   EXPECT_EQ(send.message, 0);
   EXPECT_EQ(recv.begin_s, send.begin_s);
