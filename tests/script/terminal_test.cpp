@@ -58,7 +58,7 @@ class TerminalScript : public Script {
   Outcome run_in_terminal(
       const std::string& words, int columns, const std::string& awaited = "",
       const std::function<void(int)>& react = press_ctrl_c) const {
-    return run_on_terminal("TERM=xterm; " + in_the_tree(words), columns,
+    return run_on_terminal("export TERM=xterm; " + in_the_tree(words), columns,
                            awaited, react);
   }
 };
@@ -93,10 +93,10 @@ TEST_F(TerminalScript, ProgressCountsUpAndIsClearedAtTheEnd) {
 
 TEST_F(TerminalScript, ProgressFitsNarrowTerminals) {
   write("/chapters/rows.txt", kRows);
-  // It builds until its line has been on the screen
+  // It builds until its line has been on the screen, or for half a minute
   write("/bin/ninja", "#!/bin/sh\necho \"[1/9] " + std::string(200, 'x') +
-                          "\"\nuntil [ -e '" + root_ +
-                          "/seen' ]; do sleep 0.1; done\n");
+                          "\"\nfor i in $(seq 300); do [ ! -e '" + root_ +
+                          "/seen' ] || exit 0; sleep 0.1; done\n");
   for (const int columns : {40, 60}) {
     const std::string text =
         run_in_terminal("./shardbook run single gpipe", columns,
