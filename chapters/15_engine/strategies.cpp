@@ -63,9 +63,9 @@ void refuse_dtypes(const Options& options, const DeepSpeedConfig& config,
   const int stage = config.zero.stage;
   const bool is_plain = book.tensor_parallel_mode == "1d" &&
                         book.sharding == "zero" && !has_experts;
-  // Stages 2 and 3 sum shards (chapter 03), the others whole gradients (14)
-  const bool has_sums = stage <= 1 ? needs_hybrid : !needs_hybrid;
-  SB_CHECK(!sums_wider || (is_plain && has_sums), config.label,
+  // Stage 1 sums whole gradients (chapter 14), 2 and 3 shards (chapter 03)
+  const bool has_sums = is_plain && (stage <= 1 || !needs_hybrid);
+  SB_CHECK(!sums_wider || has_sums, config.label,
            ": /data_types/grad_accum_dtype \"fp32\" in ",
            dtype_name(options.dtype), " with /zero_optimization/stage ", stage,
            stage > 1 ? " and parallel layers, stages, /shardbook/recompute "

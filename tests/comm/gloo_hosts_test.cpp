@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <functional>
 #include <string>
 
 #include "tests/comm/program.h"
@@ -75,6 +74,17 @@ Variables on_hosts(const std::string& rank, const std::string& more) {
           more};
 }
 
+/// Two ranks on two hosts meet and sum; the second begins first.
+void expect_sum(const TwoHosts& hosts, const Variables& of_first,
+                const Variables& of_second) {
+  const Variables command = {host_program(), "2", "sum"};
+  Program second(hosts.on_second(command), of_second);
+  Program first(hosts.on_first(command), of_first);
+  EXPECT_EQ(first.finish(), 0) << first.output();
+  EXPECT_EQ(second.finish(), 0) << second.output();
+  EXPECT_EQ(first.output(), "sum 1 of 2\nsum 1 of 2\n");
+}
+
 TEST(GlooHosts, RanksMeetOverANetwork) {
   const TwoHosts hosts;
   if (!hosts.works()) {
@@ -93,15 +103,8 @@ TEST(GlooHosts, RanksMeetOverANetwork) {
                      "SLURM_STEP_NODELIST=10.77.0.[1-2]",
                      "SLURM_LAUNCH_NODE_IPADDR=203.0.113.5"};
   };
-  const Variables command = {host_program(), "2", "sum"};
-  for (const auto& variables : {std::function<Variables(std::string)>(torchrun),
-                                std::function<Variables(std::string)>(srun)}) {
-    Program second(hosts.on_second(command), variables("1"));
-    Program first(hosts.on_first(command), variables("0"));
-    EXPECT_EQ(first.finish(), 0) << first.output();
-    EXPECT_EQ(second.finish(), 0) << second.output();
-    EXPECT_EQ(first.output(), "sum 1 of 2\nsum 1 of 2\n");
-  }
+  expect_sum(hosts, torchrun("0"), torchrun("1"));
+  expect_sum(hosts, srun("0"), srun("1"));
 }
 
 TEST(GlooHosts, RankZeroMayCallItsHostLocalhost) {
@@ -109,13 +112,8 @@ TEST(GlooHosts, RankZeroMayCallItsHostLocalhost) {
   if (!hosts.works()) {
     GTEST_SKIP() << "network namespaces need root and the ip command";
   }
-  const Variables command = {host_program(), "2", "sum"};
-  Program second(hosts.on_second(command),
-                 on_hosts("1", "SHARDBOOK_TIMEOUT_MS=20000"));
-  Program first(hosts.on_first(command),
-                on_hosts("0", "MASTER_ADDR=localhost"));
-  EXPECT_EQ(first.finish(), 0) << first.output();
-  EXPECT_EQ(second.finish(), 0) << second.output();
+  expect_sum(hosts, on_hosts("0", "MASTER_ADDR=localhost"),
+             on_hosts("1", "SHARDBOOK_TIMEOUT_MS=20000"));
 }
 
 TEST(GlooHosts, RanksMeetInAFolder) {
@@ -124,14 +122,10 @@ TEST(GlooHosts, RanksMeetInAFolder) {
     GTEST_SKIP() << "network namespaces need root and the ip command";
   }
   const TempFolder temporary;
-  const Variables command = {host_program(), "2", "sum"};
   const auto variables = [&](const std::string& rank) {
     return on_hosts(rank, "SHARDBOOK_RENDEZVOUS=file:" + temporary.path());
   };
-  Program second(hosts.on_second(command), variables("1"));
-  Program first(hosts.on_first(command), variables("0"));
-  EXPECT_EQ(first.finish(), 0) << first.output();
-  EXPECT_EQ(second.finish(), 0) << second.output();
+  expect_sum(hosts, variables("0"), variables("1"));
 }
 
 TEST(GlooHosts, AHostWithoutLoopbackIsToldSo) {

@@ -118,8 +118,8 @@ TEST(GlooLaunch, ReadsTheEnvironmentsOfLaunchers) {
   });
 }
 
-// Hydra gives a job no name, so that of its process counts, and not that of the
-// script which each rank has to itself.
+// Hydra gives a job no name: its own process names the job. The scripts do not,
+// because each rank has one of its own.
 TEST(GlooLaunch, RanksMayBeStartedByScripts) {
   expect_sum(
       [](const std::string& rank) {
