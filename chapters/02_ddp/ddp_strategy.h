@@ -1,6 +1,6 @@
 #pragma once
 
-// A language model under DDP, for main.cpp and the benchmarks.
+// A language model under DDP, for program.cpp and the benchmarks.
 
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
 
-// A language model under ZeRO or FSDP, for main.cpp and the benchmarks.
+// A language model under ZeRO or FSDP, for program.cpp and the benchmarks.
 
 #include <memory>
 #include <optional>

@@ -1,6 +1,6 @@
 #pragma once
 
-// Training a model with GPipe, for main.cpp and the benchmarks.
+// Training a model with GPipe, for program.cpp and the benchmarks.
 
 #include <cstdint>
 #include <map>

@@ -1,6 +1,6 @@
 #pragma once
 
-// Training a language model in a pipeline, for main.cpp and the benchmarks.
+// Training a language model in a pipeline, for program.cpp and the benchmarks.
 
 #include <map>
 #include <memory>

@@ -1,5 +1,7 @@
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 
 #include "chapters/common/run/training.h"
@@ -13,6 +15,10 @@ namespace {
 std::string leaf_name(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
+
+/// Layers, and an expert layer's own parameters, that every rank has whole.
+constexpr const char* kWhole[] = {"ln_1", "ln_2",        "ln_f",       "wpe",
+                                  "gate", "shared_gate", "coefficient"};
 
 }  // namespace
 
@@ -105,6 +111,14 @@ std::int64_t padded_vocabulary(std::int64_t vocabulary, int t,
 
 // --- A GPT -------------------------------------------------------------------
 
+bool takes_rows(const std::string& linear) {
+  const std::string part = leaf_name(linear);
+  const bool is_known = part == "c_attn" || part == "c_fc" || part == "c_proj";
+  SB_CHECK(is_known, "tensor parallelism: no rule says how to cut ", linear,
+           "; c_attn and c_fc are cut by columns, c_proj by rows");
+  return part == "c_proj";
+}
+
 Shards layout(const std::string& name, int rank, int t) {
   if (t == 1) return {};
   const auto is = [&](const char* end) { return name.ends_with(end); };
@@ -114,6 +128,11 @@ Shards layout(const std::string& name, int rank, int t) {
   if (is(".c_fc.bias")) return {{0, rank, t}};
   if (is(".c_proj.weight")) return {{0, rank, t}};
   if (is("wte.weight")) return {{0, rank, t}};
+  const std::string owner = leaf_name(name.substr(0, name.rfind('.')));
+  const bool is_whole =
+      is(".c_proj.bias") ||
+      std::count(std::begin(kWhole), std::end(kWhole), owner) > 0;
+  SB_CHECK(is_whole, "tensor parallelism: no rule says how to cut ", name);
   return {};
 }
 
@@ -127,14 +146,13 @@ LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
   made.linear = [&tp](const std::string& name, std::int64_t in,
                       std::int64_t out, double stddev,
                       const InitOptions& init) -> AnyModule {
-    const std::string kind = leaf_name(name);
-    if (kind == "c_proj") {
+    if (takes_rows(name)) {
       return {std::make_unique<RowParallelLinear>(
           name, LinearShape{in, out, 1, stddev}, init, tp)};
     }
     return {std::make_unique<ColumnParallelLinear>(
-        name, LinearShape{in, out, kind == "c_attn" ? 3 : 1, stddev}, init,
-        tp)};
+        name, LinearShape{in, out, leaf_name(name) == "c_attn" ? 3 : 1, stddev},
+        init, tp)};
   };
   made.embedding = [&tp](const std::string& name, std::int64_t rows,
                          std::int64_t width, double stddev,

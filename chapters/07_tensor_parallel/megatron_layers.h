@@ -106,8 +106,12 @@ std::int64_t padded_vocabulary(std::int64_t vocabulary, int t,
                                std::int64_t divisible_by = 128);
 
 /// The part of the parameter `name` that rank `rank` of t holds: columns of
-/// c_attn and c_fc, rows of c_proj and of the vocabulary; others are whole.
+/// c_attn and c_fc, rows of c_proj and of the vocabulary. Norms, positions, gates
+/// and c_proj's bias are whole; throws Error for any other.
 Shards layout(const std::string& name, int rank, int t);
+/// Whether a rank has rows of this Linear, "h.0.mlp.c_proj", or else columns.
+/// Throws Error for a part that is neither.
+bool takes_rows(const std::string& linear);
 
 /// The layers of one rank for a GPT. `num_classes` is the vocabulary without
 /// its padding. Dropout draws one device's masks; with `rng`, which outlives

@@ -1,6 +1,6 @@
 #pragma once
 
-// A GPT in tensor parallelism, for main.cpp and the benchmarks.
+// A GPT in tensor parallelism, for program.cpp and the benchmarks.
 
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
 
-// A GPT in blocks on a grid of ranks, for main.cpp, the 2.5D chapter and the
+// A GPT in blocks on a grid of ranks, for program.cpp, the 2.5D chapter and the
 // benchmarks.
 
 #include <string>

@@ -1,54 +1,5 @@
-// Tensor parallelism in 2.5D: squares of ranks, one above the other.
-//
-//   ch09_tensor_parallel_2p5d --world-size 8 --depth 2
-//   ch09_tensor_parallel_2p5d --world-size 4 --depth 1
-//
-// Needed: 08_tensor_parallel_2d. Next: 10_tensor_parallel_3d.
-
-#include "chapters/09_tensor_parallel_2p5d/tesseract.h"
-#include "chapters/common/run/program.h"
-#include "comm/device_mesh.h"
-
-using namespace shardbook;
+#include "chapters/09_tensor_parallel_2p5d/program.h"
 
 int main(int argc, char** argv) {
-  return chapter_main([&] {
-    // 1. Read the options: the shared ones, then this chapter's own.
-    Options options;
-    int depth = 2;
-    Passes passes;
-    CommandLine line("ch09_tensor_parallel_2p5d",
-                     "Tensor parallelism in 2.5D: Tesseract.");
-    add_shared_options(line, options);
-    add_passes(line, passes);
-    line.add("--depth", &depth, "squares of ranks, one above the other", 1)
-        .may_differ(may_differ::kRanks);
-    line.parse(argc, argv);
-    if (options.world_size == 1) depth = 1;
-    check_options(options);
-    const int q = summa::side_of(options.world_size, depth, "--world-size");
-
-    // 2. Start the ranks: threads of this process, processes, or fibers.
-    ChapterRun chapter;
-    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-      // 3. Name the axes of the device mesh: squares of rows and columns.
-      DeviceMesh mesh(world, tesseract::squares(q, depth));
-
-      // 4. Build the same model from the same seed on every rank.
-      // 5. Apply the strategy: the 2D layers on a grid that has a depth.
-      summa::SummaStrategy strategy(options, summa::grid_of(mesh), world,
-                                    passes);
-
-      // 6. Train a few steps on the same data.
-      run.train(options, strategy);
-    };
-
-    // 7. Compare parameters with the single-device run.
-    chapter.reference = [&](const Options& options) {
-      return train_one_device(options, passes.micro_batches);
-    };
-
-    // 8. Report loss, largest difference, bytes sent, memory, step time.
-    return run_program(options, line, chapter);
-  });
+  return shardbook::program_main(shardbook::tesseract::program, argc, argv);
 }

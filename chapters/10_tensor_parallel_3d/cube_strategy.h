@@ -1,6 +1,6 @@
 #pragma once
 
-// A GPT on a cube of ranks, for main.cpp and the benchmarks.
+// A GPT on a cube of ranks, for program.cpp and the benchmarks.
 
 #include <string>
 #include <vector>

@@ -1,7 +1,7 @@
 #pragma once
 
 // A GPT or an MLP on a mesh of data-parallel and tensor-parallel ranks, for
-// main.cpp and the benchmarks.
+// program.cpp and the benchmarks.
 //
 // Axis tp follows the plan of parallelize.h: attention and MLP are pairs of a
 // column-cut and a row-cut layer; of --model mlp, fc1 and fc2 are one. Axis dp

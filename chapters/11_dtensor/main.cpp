@@ -1,54 +1,5 @@
-// DTensor: one layout language for data, sharded-data and tensor parallelism.
-//
-//   ch11_dtensor --world-size 4
-//   ch11_dtensor --world-size 4 --mesh 2x2
-//   ch11_dtensor --world-size 4 --mesh 2x2 --data-parallel ddp
-//   ch11_dtensor --world-size 2 --picture layout.svg
-//   ch11_dtensor --world-size 8 --backend sim --mesh 8 --model gpt2-medium
-//
-// Needed: 03_zero_fsdp, 07_tensor_parallel. Next: 12_sequence_parallel.
-
-#include "chapters/11_dtensor/dtensor_strategy.h"
-#include "chapters/common/run/program.h"
-#include "comm/device_mesh.h"
-
-using namespace shardbook;
+#include "chapters/11_dtensor/program.h"
 
 int main(int argc, char** argv) {
-  return chapter_main([&] {
-    // 1. Read the options: the shared ones, then this chapter's own.
-    Options options;
-    dtensor::StrategyOptions setup;
-    CommandLine line("ch11_dtensor",
-                     "DeviceMesh, placements, redistribute, "
-                     "parallelize_module.");
-    add_shared_options(line, options);
-    dtensor::add_options(line, setup);
-    line.parse(argc, argv);
-    check_options(options);
-    dtensor::topology_of(setup, options.world_size);
-
-    // 2. Start the ranks: threads of this process, processes, or fibers.
-    ChapterRun chapter;
-    chapter.fold_class = dtensor::fold_class(options, setup);
-    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-      // 3. Name the axes of the device mesh: dp and tp.
-      DeviceMesh mesh(world, dtensor::topology_of(setup, world.size()));
-
-      // 4. Build the same model from the same seed on every rank.
-      // 5. Apply the strategy: cut parameters, add the hooks of the plan.
-      dtensor::DTensorStrategy strategy(options, setup, mesh);
-
-      // 6. Train a few steps on the same data.
-      run.train(options, strategy);
-    };
-
-    // 7. Compare parameters with the single-device run.
-    chapter.reference = [](const Options& options) {
-      return train_one_device(options);
-    };
-
-    // 8. Report loss, largest difference, bytes sent, memory, step time.
-    return run_program(options, line, chapter);
-  });
+  return shardbook::program_main(shardbook::dtensor::program, argc, argv);
 }

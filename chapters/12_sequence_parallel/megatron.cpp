@@ -118,7 +118,7 @@ LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
                       const InitOptions& init) -> AnyModule {
     const std::int64_t blocks = name.ends_with("c_attn") ? 3 : 1;
     const tensor_parallel::LinearShape shape{in, out, blocks, stddev};
-    if (name.ends_with("c_proj")) {
+    if (tensor_parallel::takes_rows(name)) {
       return {std::make_unique<ScatteringLinear>(name, shape, init, tp)};
     }
     return {std::make_unique<GatheringLinear>(name, shape, init, tp)};

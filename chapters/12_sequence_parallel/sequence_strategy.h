@@ -1,6 +1,6 @@
 #pragma once
 
-// A GPT whose sequences are cut over a group, for main.cpp and the benchmarks.
+// A GPT whose sequences are cut over a group, for program.cpp and the benchmarks.
 
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
 
-// A GPT of experts on an expert-data-tensor mesh, for main.cpp and the benchmarks.
+// A GPT of experts on an expert-data-tensor mesh, for program.cpp and the benchmarks.
 //
 //   form        dense parameters              experts
 //   E           replicated, summed over DP    one set over all ranks

@@ -1,6 +1,6 @@
 #pragma once
 
-// A GPT or a ResNet on any legal mesh, for main.cpp and the benchmarks.
+// A GPT or a ResNet on any legal mesh, for program.cpp and the benchmarks.
 
 #include <memory>
 #include <optional>

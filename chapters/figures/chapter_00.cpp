@@ -249,21 +249,20 @@ std::string gpt() {
 }
 
 std::string memory() {
-  const Options options = on_shapes("kaggle-t4x2", 1, "gpt2", 16, 1024);
-  Options f16 = options;
-  f16.dtype = DType::kF16;
-  single_device::SingleDeviceOptions pieces, recompute, masters;
-  pieces.num_micro_batches = 4;
-  recompute.recompute = true;
-  masters.master_weights = true;
+  const auto timelines = [](const char* options) {
+    return run("00_single_device" +
+               on_shapes("kaggle-t4x2", 1, "gpt2", 16, 1024) + options)
+        .timelines;
+  };
   return pictures::memories(
              "Each of three methods makes a step fit into the 14.9 GiB of a "
              "T4\n"
              "One step of GPT-2 with 16 samples of 1024 tokens",
-             {{"plain f32, does not fit", run_one_device(options).timelines},
-              {"4 micro-batches", run_one_device(options, pieces).timelines},
-              {"recomputation", run_one_device(options, recompute).timelines},
-              {"f16 with f32 masters", run_one_device(f16, masters).timelines}})
+             {{"plain f32, does not fit", timelines("")},
+              {"4 micro-batches", timelines(" --micro-batches 4")},
+              {"recomputation", timelines(" --recompute")},
+              {"f16 with f32 masters",
+               timelines(" --dtype f16 --master-weights")}})
       .svg;
 }
 
@@ -279,32 +278,27 @@ constexpr double kGiB = 1 << 30;
 
 std::string threshold() {
   constexpr std::int64_t kSeq = 256, kMost = 32;
-  Options options = on_shapes("dgx-a100", 1, "gpt2-xl", 1, kSeq);
-  options.steps = 2;
   const ModelConfig config = ModelConfig::read("gpt2-xl");
   const auto h = static_cast<double>(config.n_embd);
-  const auto peaks = [&](const std::vector<std::int64_t>& samples, DType dtype,
-                         single_device::SingleDeviceOptions setup,
-                         std::int64_t piece = 0) {
+  const auto peaks = [&](const std::vector<std::int64_t>& samples,
+                         const std::string& options, std::int64_t piece = 0) {
     std::vector<Value> values;
-    Options one = options;
-    one.dtype = dtype;
-    setup.master_weights = dtype != DType::kF32;
     for (const std::int64_t batch : samples) {
-      one.batch = batch;
-      if (piece > 0) setup.num_micro_batches = batch / piece;
-      values.push_back({static_cast<double>(batch * kSeq),
-                        peak_of(run_one_device(one, setup))});
+      const std::string pieces =
+          piece > 0 ? fmt::format(" --micro-batches {}", batch / piece) : "";
+      values.push_back(
+          {static_cast<double>(batch * kSeq),
+           peak_of(run("00_single_device" +
+                       on_shapes("dgx-a100", 1, "gpt2-xl", batch, kSeq) +
+                       " --steps 2" + options + pieces))});
     }
     return values;
   };
-  single_device::SingleDeviceOptions recompute;
-  recompute.recompute = true;
   const std::vector<std::int64_t> samples = {1, 4, 5, 6, 8, 16, kMost};
-  const auto plain = peaks(samples, DType::kF32, {});
-  const auto bf16 = peaks(samples, DType::kBF16, {});
-  const auto again = peaks(samples, DType::kF32, recompute);
-  const auto pieces = peaks({2, 4, kMost}, DType::kF32, {}, 2);
+  const auto plain = peaks(samples, "");
+  const auto bf16 = peaks(samples, " --dtype bf16 --master-weights");
+  const auto again = peaks(samples, " --recompute");
+  const auto pieces = peaks({2, 4, kMost}, "", 2);
 
   Figure figure(
       "Up to 3h/4 tokens, a step's activations are free; beyond, they cost "
@@ -335,19 +329,16 @@ std::string threshold() {
 }
 
 std::string trade() {
-  Options options = on_shapes("dgx-a100", 1, "gpt2", 16, 1024);
-  options.steps = 2;
-  options.dtype = DType::kBF16;
   // Where the number of micro-batches is free to stand
-  struct Run {
+  struct Pieces {
     std::int64_t pieces;
     pictures::Point plain, again;
   };
-  const std::vector<Run> runs = {{16, {14, 4}, {-14, 4}},
-                                 {8, {12, -8}, {-12, 4}},
-                                 {4, {0, 18}, {-10, 15}},
-                                 {2, {0, 18}, {0, -9}},
-                                 {1, {0, 18}, {0, -9}}};
+  const std::vector<Pieces> runs = {{16, {14, 4}, {-14, 4}},
+                                    {8, {12, -8}, {-12, 4}},
+                                    {4, {0, 18}, {-10, 15}},
+                                    {2, {0, 18}, {0, -9}},
+                                    {1, {0, 18}, {0, -9}}};
   Figure figure(
       "From 3 GiB on, micro-batches alone are fastest; below, recomputation "
       "helps\n"
@@ -362,19 +353,19 @@ std::string trade() {
   for (const bool recompute : {false, true}) {
     const Stroke& stroke = recompute ? kOrange : kBlue;
     std::vector<Value> values;
-    for (const Run& run : runs) {
-      single_device::SingleDeviceOptions setup;
-      setup.master_weights = true;
-      setup.recompute = recompute;
-      setup.num_micro_batches = run.pieces;
-      const Report report = run_one_device(options, setup);
+    for (const Pieces& each : runs) {
+      const Report report =
+          run("00_single_device" + on_shapes("dgx-a100", 1, "gpt2", 16, 1024) +
+              fmt::format(" --steps 2 --dtype bf16 --master-weights "
+                          "--micro-batches {} --{}recompute",
+                          each.pieces, recompute ? "" : "no-"));
       values.push_back({peak_of(report), report.time.step_s});
       const pictures::Point at = plot.at(values.back().x, values.back().y);
-      const pictures::Point& by = recompute ? run.again : run.plain;
-      figure.text(at.x + by.x, at.y + by.y, fmt::format("{}", run.pieces),
+      const pictures::Point& by = recompute ? each.again : each.plain;
+      figure.text(at.x + by.x, at.y + by.y, fmt::format("{}", each.pieces),
                   Figure::Anchor::kMiddle, stroke.color);
       details += fmt::format("{}{} micro-batches: {:.2f} GiB, {:.0f} ms. ",
-                             recompute ? "recomputed, " : "", run.pieces,
+                             recompute ? "recomputed, " : "", each.pieces,
                              values.back().x / kGiB, values.back().y * 1e3);
     }
     plot.curve(values, stroke);

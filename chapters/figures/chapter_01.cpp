@@ -24,23 +24,13 @@ constexpr double kMs = 1e-3, kGB = 1e9, kGiB = 1 << 30;
 // GPT-2 in f32
 constexpr double kParameters = 124439808, kVocabulary = 50257, kBytes = 4;
 
-Report data_parallel_on(const Options& options) {
-  ChapterRun chapter;
-  chapter.devices = [](const Options& options,
-                       const std::vector<Device>& devices, Run& run) {
-    data_parallel::DataParallelStrategy strategy(options, devices);
-    run.train(options, strategy);
-  };
-  return run_and_compare(options, chapter);
-}
-
 // GPT-2 with samples of 1024 tokens.
-Options on_textbook(int devices, std::int64_t batch) {
+std::string on_textbook(int devices, std::int64_t batch) {
   return on_shapes("textbook", devices, "gpt2", batch, 1024);
 }
 
 double step_s(int devices, std::int64_t batch) {
-  return data_parallel_on(on_textbook(devices, batch)).time.step_s;
+  return run("01_data_parallel" + on_textbook(devices, batch)).time.step_s;
 }
 
 // --- The nine steps ---------------------------------------------------------
@@ -147,13 +137,13 @@ std::string nine_steps() {
 // --- Runs -------------------------------------------------------------------
 
 // 24 samples suit 2, 3, 4, 6 and 8 devices.
-Options on_gpus(int devices) {
+std::string on_gpus(int devices) {
   return on_shapes("dgx-v100", devices, "gpt2", 24, 512);
 }
 
 std::string step() {
   constexpr double kBegin = 80;
-  const Report report = data_parallel_on(on_gpus(4));
+  const Report report = run("01_data_parallel" + on_gpus(4));
   const sim::StepView view = sim::last_step(report.timelines);
   const double pixels = (560 - kBegin) / view.step_s;
   Figure figure(
@@ -188,16 +178,14 @@ std::string step() {
 std::string hot_spot() {
   std::vector<Value> main, other, ring;
   for (const int d : {2, 3, 4, 6, 8}) {
-    const Options options = on_gpus(d);
-    const Report report = data_parallel_on(options);
-    const Report ddp = run_ddp(options);
-    const auto steps = static_cast<double>(options.steps);
+    const Report report = run("01_data_parallel" + on_gpus(d));
+    const Report ddp = run("02_ddp" + on_gpus(d));
     const auto x = static_cast<double>(d);
-    main.push_back({x, report.ranks.front().bytes.counted / steps});
-    other.push_back({x, report.ranks.back().bytes.counted / steps});
+    main.push_back({x, report.ranks.front().bytes.counted / kSteps});
+    other.push_back({x, report.ranks.back().bytes.counted / kSteps});
     // Without DDP's first weights, which it sends once
     const double weights = (x - 1) / x * kBytes * kParameters;
-    ring.push_back({x, (ddp.ranks.front().bytes.counted - weights) / steps});
+    ring.push_back({x, (ddp.ranks.front().bytes.counted - weights) / kSteps});
   }
   Figure figure(
       "Device 0 sends more with every device, a rank of a ring hardly more\n"
@@ -223,8 +211,7 @@ std::string hot_spot() {
 
 // 2 e parameters / (bandwidth token_s - 2 e vocabulary)
 double tokens_that_pay() {
-  const Options options = on_textbook(1, 1);
-  const double token_s = step_s(1, 1) / static_cast<double>(options.seq);
+  const double token_s = step_s(1, 1) / 1024;
   return 2 * kBytes * kParameters /
          (textbook::kBandwidth * token_s - 2 * kBytes * kVocabulary);
 }
@@ -287,7 +274,8 @@ std::string devices() {
   for (const double d : counts) {
     data_parallel.push_back({d, step_s(static_cast<int>(d), kBatch)});
     ddp.push_back(
-        {d, run_ddp(on_textbook(static_cast<int>(d), kBatch)).time.step_s});
+        {d,
+         run("02_ddp" + on_textbook(static_cast<int>(d), kBatch)).time.step_s});
   }
   figure.line({plot.at(1, one), plot.at(24, one)}, pictures::kInk, 1.5);
   const pictures::Point end = plot.at(24, one);
@@ -313,7 +301,7 @@ std::string devices() {
 
 std::string memory() {
   constexpr double kBegin = 80, kMost = 11 * kGiB;
-  const Report report = data_parallel_on(on_textbook(4, 16));
+  const Report report = run("01_data_parallel" + on_textbook(4, 16));
   const sim::StepView view = sim::last_step(report.timelines);
   const std::vector<std::pair<MemoryKind, std::string>> kinds = {
       {MemoryKind::kParameter, "parameters"},

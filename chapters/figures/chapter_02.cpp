@@ -19,15 +19,13 @@ using pictures::kInk;
 
 constexpr double kMs = 1e-3, kMiB = 1 << 20;
 
-ddp::StrategyOptions buckets_of(double first_mb, double other_mb) {
-  ddp::StrategyOptions setup;
-  setup.ddp.first_bucket_mb = first_mb;
-  setup.ddp.bucket_cap_mb = other_mb;
-  return setup;
+std::string buckets_of(double first_mb, double other_mb) {
+  return fmt::format(" --first-bucket-mb {} --bucket-mb {}", first_mb,
+                     other_mb);
 }
 
-Report gpt2_on_textbook(const ddp::StrategyOptions& setup = {}) {
-  return run_ddp(on_shapes("textbook", 8, "gpt2", 16, 1024), setup);
+Report gpt2_on_textbook(const std::string& buckets = "") {
+  return run("02_ddp" + on_shapes("textbook", 8, "gpt2", 16, 1024) + buckets);
 }
 
 std::string buckets() {
@@ -99,12 +97,12 @@ std::string buckets() {
 std::string overlap() {
   struct Way {
     const char* name;
-    ddp::StrategyOptions setup;
+    std::string buckets;
   };
   const std::vector<Way> ways = {
       {"one message", buckets_of(1000, 1000)},
       {"a message per tensor", buckets_of(1e-6, 1e-6)},
-      {"buckets of 25 MiB", {}}};
+      {"buckets of 25 MiB", ""}};
   constexpr double kBegin = 70, kLength = 28 * kMs;
   Figure figure(
       "Buckets hide most of the all-reduce; one message and 148 messages do "
@@ -120,7 +118,7 @@ std::string overlap() {
   double computing = 0;
   std::string details;
   for (const Way& way : ways) {
-    const Report report = gpt2_on_textbook(way.setup);
+    const Report report = gpt2_on_textbook(way.buckets);
     const sim::RankTimeline step = first_rank(report);
     const double length = report.time.step_s, exposed = exposed_s(step);
     computing = busy_s(step, "compute");
@@ -160,14 +158,16 @@ std::string overlap() {
 }
 
 // Exposed communication as a share of the step, by tokens per rank.
-std::vector<Value> exposed_shares(Options options,
+std::vector<Value> exposed_shares(const char* cluster, int ranks,
+                                  const char* model, int seq,
                                   const std::vector<int>& samples,
-                                  double bucket_mb) {
+                                  const std::string& options) {
   std::vector<Value> shares;
   for (const int each : samples) {
-    options.batch = options.world_size * each;
-    const Report report = run_ddp(options, buckets_of(1, bucket_mb));
-    shares.push_back({static_cast<double>(each * options.seq),
+    const Report report =
+        run("02_ddp" + on_shapes(cluster, ranks, model, ranks * each, seq) +
+            options);
+    shares.push_back({static_cast<double>(each * seq),
                       report.time.exposed_comm_s / report.time.step_s});
   }
   return shares;
@@ -181,12 +181,12 @@ std::string threshold() {
   const double a100_tokens =
       63.0 / 64 * 2 * a100.device.peak_flops.at(DType::kBF16) /
       (2 * a100.nics_per_node * a100.network.bytes_per_s);
-  Options bf16 = on_shapes("dgx-a100", 64, "gpt-1.3b", 64, 256);
-  bf16.dtype = DType::kBF16;
   const auto on_textbook =
-      exposed_shares(on_shapes("textbook", 8, "gpt2-xl", 8, 250),
-                     {1, 2, 4, 5, 6, 7, 8, 9, 12, 16}, 100);
-  const auto on_a100 = exposed_shares(bf16, {1, 2, 3, 4, 5, 6, 7, 8}, 25);
+      exposed_shares("textbook", 8, "gpt2-xl", 250,
+                     {1, 2, 4, 5, 6, 7, 8, 9, 12, 16}, buckets_of(1, 100));
+  const auto on_a100 =
+      exposed_shares("dgx-a100", 64, "gpt-1.3b", 256, {1, 2, 3, 4, 5, 6, 7, 8},
+                     buckets_of(1, 25) + " --dtype bf16");
 
   Figure figure("Above the marked tokens per device, gradients travel for free",
                 640);
@@ -221,15 +221,13 @@ std::string threshold() {
 // The loss after each step, over the samples seen. One device has DDP's losses,
 // and takes a quarter of the time of four ranks on two cores.
 std::vector<Value> losses(std::int64_t batch, std::int64_t steps, double rate) {
-  Options options = on_shapes("none", 1, "gpt-nano", batch, 64);
-  options.backend = "threads";
-  options.data = "walk";
-  options.dtype = DType::kF64;
-  options.optimizer = "sgd";
-  options.optimizer_options.lr = rate;
-  options.steps = steps;
+  const Report report = run(fmt::format(
+      "00_single_device --model gpt-nano --data walk --dtype f64 --cluster "
+      "none "
+      "--seq 64 --optimizer sgd --no-check --batch {} --steps {} --lr {}",
+      batch, steps, rate));
   std::vector<Value> all;
-  for (const double loss : run_one_device(options).losses) {
+  for (const double loss : report.losses) {
     all.push_back(
         {static_cast<double>(batch) * static_cast<double>(all.size()), loss});
   }

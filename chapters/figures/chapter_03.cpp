@@ -50,9 +50,8 @@ std::string states() {
 }
 
 Report fsdp(const std::string& prefetch) {
-  zero_fsdp::StrategyOptions setup;
-  setup.backward_prefetch = prefetch;
-  return run_sharded(on_shapes("textbook", 8, "gpt2", 16, 1024), setup);
+  return run("03_zero_fsdp" + on_shapes("textbook", 8, "gpt2", 16, 1024) +
+             " --backward-prefetch " + prefetch);
 }
 
 std::string gathers() {
@@ -282,7 +281,7 @@ std::string saw() {
 std::string times() {
   constexpr double kBegin = 104, kRow = 20;
   const Report report =
-      run_sharded(on_shapes("textbook", 8, "gpt-nano", 8192, 64), {});
+      run("03_zero_fsdp" + on_shapes("textbook", 8, "gpt-nano", 8192, 64));
   const sim::RankTimeline step = first_rank(report);
   const std::vector<UnitLife> units = lives_of(step, 4);
   const double length = report.time.step_s;
@@ -367,16 +366,16 @@ std::string threshold() {
   // (d - 1) / d e rate / (2 bandwidth)
   const double tokens =
       7.0 / 8 * 4 * textbook::kRate / (2 * textbook::kBandwidth);
-  Options options = on_shapes("textbook", 8, "gpt2-xl", 8, 250);
-  ddp::StrategyOptions buckets;
-  buckets.ddp.bucket_cap_mb = 100;
+  constexpr int kSeq = 250;
   std::vector<Value> sharded, replicated, computing;
   for (const int samples : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16}) {
-    options.batch = 8 * samples;
-    const double x = static_cast<double>(samples * options.seq);
-    const Report fsdp = run_sharded(options, {});
+    const std::string options =
+        on_shapes("textbook", 8, "gpt2-xl", 8 * samples, kSeq);
+    const double x = samples * kSeq;
+    const Report fsdp = run("03_zero_fsdp" + options);
     sharded.push_back({x, fsdp.time.step_s});
-    replicated.push_back({x, run_ddp(options, buckets).time.step_s});
+    replicated.push_back(
+        {x, run("02_ddp --bucket-mb 100" + options).time.step_s});
     computing.push_back({x, busy_s(first_rank(fsdp), "compute")});
   }
   Figure figure(

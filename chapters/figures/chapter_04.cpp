@@ -21,31 +21,11 @@ using pictures::Figure;
 
 // The experiment of PyTorch's tutorial, on two T4.
 Options on_t4s() {
-  Options options = on_shapes("kaggle-t4x2", 2, "resnet50", 120, 1);
+  Options options = options_on_shapes("kaggle-t4x2", 2, "resnet50", 120, 1);
   options.chapter = "04_model_parallel";
   options.optimizer = "sgd";
   options.image_size = 128;
   return options;
-}
-
-model_parallel::Settings settings_of(const std::string& variant,
-                                     std::int64_t split_size) {
-  model_parallel::Settings settings;
-  settings.variant = variant;
-  settings.split_size = split_size;
-  return settings;
-}
-
-Report run(const model_parallel::Settings& settings) {
-  ChapterRun chapter;
-  chapter.cores_shared_by = 2;
-  chapter.devices = [&](const Options& options,
-                        const std::vector<Device>& devices, Run& run) {
-    model_parallel::ModelParallelStrategy strategy(options, settings, devices,
-                                                   1);
-    run.train(options, strategy);
-  };
-  return run_and_compare(on_t4s(), chapter);
 }
 
 std::string turns() {
@@ -63,10 +43,12 @@ std::string turns() {
                  {"empty", "idle"}});
   double pixels = 0, longest = 0;
   std::string details;
-  for (const auto& [name, settings] :
-       {std::pair("naive", settings_of("model_parallel", 120)),
-        std::pair("splits of 20", settings_of("pipeline", 20))}) {
-    const Report report = run(settings);
+  for (const auto& [name, options] :
+       {std::pair("naive", "--variant model_parallel"),
+        std::pair("splits of 20", "--split-size 20")}) {
+    const Report report = run("04_model_parallel" +
+                              on_shapes("kaggle-t4x2", 2, "resnet50", 120, 1) +
+                              " --image-size 128 " + options);
     const sim::StepView view = sim::last_step(report.timelines);
     if (longest == 0) longest = view.step_s;  // the naive one
     pixels = (figure.width() - kBegin) / longest;
@@ -124,8 +106,7 @@ Experiment simulated() {
   };
   // All figures show one sweep
   static const model_parallel::Sweep sweep = model_parallel::run_sweep(
-      on_t4s(), settings_of("pipeline", 1),
-      {1, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60},
+      on_t4s(), {}, {1, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60},
       /*repeats=*/0, /*batches=*/3);
   Experiment experiment;
   experiment.name = {"Simulated:", "two T4,", "120 images"};

@@ -105,24 +105,15 @@ std::string bubble() {
 
 // --- Step time and idle share ------------------------------------------------
 
-Report run_gpipe(const Options& options, std::int64_t micro_batches) {
-  gpipe::StrategyOptions setup;
-  setup.micro_batches = micro_batches;
-  setup.recompute = "never";
-  setup.partition = "time";
-  ChapterRun chapter;
-  chapter.fold_class = each_rank;
-  chapter.rank = [&](const Options& options, ProcessGroup& pp, Run& run) {
-    gpipe::GpipeStrategy strategy(options, setup, pp);
-    run.train(options, strategy);
-  };
-  return run_and_compare(options, chapter);
+Report run_gpipe(const std::string& options, int micro_batches) {
+  return run("05_gpipe --recompute never --partition time --micro-batches " +
+             std::to_string(micro_batches) + options);
 }
 
 std::string pieces() {
   const std::vector<double> counts = {1, 2, 4, 8, 16, 24, 32, 48};
-  Options options = on_shapes("dgx-a100", kStages, "gpt2-medium", 96, 512);
-  options.dtype = DType::kBF16;
+  const std::string options =
+      on_shapes("dgx-a100", kStages, "gpt2-medium", 96, 512) + " --dtype bf16";
   std::vector<Value> times;
   for (const double m : counts) {
     times.push_back({m, run_gpipe(options, static_cast<int>(m)).time.step_s});
@@ -174,9 +165,9 @@ std::string threshold() {
        {std::pair(2, kGreen), std::pair(4, kBlue), std::pair(7, kOrange)}) {
     std::vector<Value> shares;
     for (const int m : {1, 2, 4, 8, 12, 16, 24, 32}) {
-      Options options =
-          on_shapes("textbook", stages, "gpt2-medium", 8 * m, 1024);
-      options.steps = 1;
+      const std::string options =
+          on_shapes("textbook", stages, "gpt2-medium", 8 * m, 1024) +
+          " --steps 1";
       shares.push_back(
           {static_cast<double>(m), run_gpipe(options, m).time.idle_share});
     }

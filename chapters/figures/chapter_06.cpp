@@ -110,22 +110,20 @@ std::string trade() {
 std::vector<Value> idle_shares(const char* schedule, int width,
                                const std::vector<int>& samples) {
   constexpr int kMicroBatches = 256, kTokens = 25;
-  Options options =
-      on_shapes("textbook", 8,
-                fmt::format("{{\"n_layer\": 8, \"n_embd\": {}, \"n_head\": 4, "
-                            "\"n_positions\": 64, \"vocab_size\": 64}}",
-                            width),
-                1, kTokens);
-  options.steps = 1;
+  const std::string model = fmt::format(
+      "{{\"n_layer\": 8, \"n_embd\": {}, \"n_head\": 4, "
+      "\"n_positions\": 64, \"vocab_size\": 64}}",
+      width);
   std::vector<Value> shares;
   for (const int each : samples) {
-    options.batch = kMicroBatches * each;
-    pipeline::StrategyOptions setup;
-    setup.schedule = schedule;
-    setup.micro_batches = kMicroBatches;
-    setup.partition = "type:block";
-    shares.push_back({static_cast<double>(kTokens * each),
-                      run_pipeline(options, setup).time.idle_share});
+    const Report report =
+        run("06_1f1b" +
+            on_shapes("textbook", 8, model, kMicroBatches * each, kTokens) +
+            fmt::format(" --steps 1 --schedule {} --micro-batches {} "
+                        "--partition type:block",
+                        schedule, kMicroBatches));
+    shares.push_back(
+        {static_cast<double>(kTokens * each), report.time.idle_share});
   }
   return shares;
 }

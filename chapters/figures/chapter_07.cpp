@@ -225,15 +225,18 @@ std::string conjugate() {
 }
 
 // Exposed communication as a share of the step of 24 blocks, by width.
-std::vector<Value> exposed_shares(Options options,
+std::vector<Value> exposed_shares(const char* cluster, int ranks, int batch,
                                   const std::vector<int>& widths) {
+  const bool is_textbook = cluster == std::string("textbook");
   std::vector<Value> shares;
   for (const int width : widths) {
-    options.model = fmt::format(
+    const std::string model = fmt::format(
         R"({{"n_embd": {}, "n_layer": 24, "n_head": 32, "vocab_size": 50304,)"
         R"( "n_positions": 2048}})",
         width);
-    const Report report = run_tensor_parallel(options);
+    const Report report = run("07_tensor_parallel" +
+                              on_shapes(cluster, ranks, model, batch, 1024) +
+                              (is_textbook ? "" : " --dtype bf16"));
     shares.push_back({static_cast<double>(width),
                       report.time.exposed_comm_s / report.time.step_s});
   }
@@ -250,17 +253,17 @@ std::string threshold() {
   const double rate = a100.device.peak_flops.at(DType::kBF16);
   struct Case {
     const char* name;
-    Options options;
+    const char* cluster;
+    int ranks;
     Stroke stroke;
     double width;
   };
   std::vector<Case> cases = {
-      {"8 ranks of textbook, f32", on_shapes("textbook", 8, "", 8, 1024), kBlue,
+      {"8 ranks of textbook, f32", "textbook", 8, kBlue,
        least_width(8, 4, textbook::kRate, textbook::kBandwidth)},
-      {"16 A100 of two nodes, bf16", on_shapes("dgx-a100", 16, "", 8, 1024),
-       kOrange,
+      {"16 A100 of two nodes, bf16", "dgx-a100", 16, kOrange,
        least_width(16, 2, rate, a100.nics_per_node * a100.network.bytes_per_s)},
-      {"8 A100 of a node, bf16", on_shapes("dgx-a100", 8, "", 8, 1024), kGreen,
+      {"8 A100 of a node, bf16", "dgx-a100", 8, kGreen,
        least_width(8, 2, rate, a100.intra_node.bytes_per_s)}};
   const std::vector<int> widths = {768,  1024, 1280, 1536, 2048,
                                    3072, 4096, 6144, 8192, 12288};
@@ -276,19 +279,16 @@ std::string threshold() {
   std::string details;
   double from_top = 0;
   for (Case& each : cases) {
-    if (each.options.cluster != "textbook") {
-      each.options.dtype = DType::kBF16;
-    }
-    const auto shares = exposed_shares(each.options, widths);
+    const auto shares = exposed_shares(each.cluster, each.ranks, 8, widths);
     plot.mark(each.width, each.stroke, fmt::format("{:.0f}", each.width),
               from_top);
     plot.curve(shares, each.stroke, each.name);
     details += fmt::format("{}: from {:.0f} % to {:.0f} %. ", each.name,
                            100 * shares.front().y, 100 * shares.back().y);
     // Four times the tokens
-    each.options.batch *= 4;
-    if (each.options.cluster == "textbook") {
-      plot.dots(exposed_shares(each.options, widths), each.stroke);
+    if (each.cluster == std::string("textbook")) {
+      plot.dots(exposed_shares(each.cluster, each.ranks, 32, widths),
+                each.stroke);
     }
   }
   plot.labels();
@@ -299,10 +299,9 @@ std::string speed() {
   std::vector<Value> times, ideal;
   std::vector<double> exposed;
   for (const int t : {1, 2, 4, 8, 16, 32}) {
-    Options options = on_shapes("dgx-a100", t, "gpt-6.7b", 8, 1024);
-    options.dtype = DType::kBF16;
-    options.steps = 2;
-    const Report report = run_tensor_parallel(options);
+    const Report report = run("07_tensor_parallel" +
+                              on_shapes("dgx-a100", t, "gpt-6.7b", 8, 1024) +
+                              " --dtype bf16 --steps 2");
     const double step_s = report.time.step_s;
     times.push_back({static_cast<double>(t), step_s});
     ideal.push_back({static_cast<double>(t), times[0].y / t});

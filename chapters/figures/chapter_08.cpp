@@ -206,30 +206,17 @@ std::string trap() {
   return figure.svg("");
 }
 
-Report run_square(const Options& options) {
-  ChapterRun chapter;
-  chapter.rank = [](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, summa::square(summa::side_of(options.world_size, 1,
-                                                        "--world-size")));
-    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world);
-    run.train(options, strategy);
-  };
-  return run_and_compare(options, chapter);
-}
-
 // A GPT of width 8192 on 16 samples, `tokens_over_h` times 8192 tokens in all.
 constexpr double kWidth = 8192, kSamples = 16;
-Options wide_model(const std::string& cluster, int ranks,
-                   double tokens_over_h) {
+std::string wide_model(const std::string& cluster, int ranks,
+                       double tokens_over_h) {
   const char* model =
       R"({"n_embd": 8192, "n_layer": 16, "n_head": 64, "vocab_size": 50304,)"
       R"( "n_positions": 16384})";
-  Options options =
-      on_shapes(cluster, ranks, model, static_cast<std::int64_t>(kSamples),
-                static_cast<std::int64_t>(tokens_over_h * kWidth / kSamples));
-  if (cluster != "textbook") options.dtype = DType::kBF16;
-  options.steps = 1;
-  return options;
+  return on_shapes(
+             cluster, ranks, model, static_cast<std::int64_t>(kSamples),
+             static_cast<std::int64_t>(tokens_over_h * kWidth / kSamples)) +
+         (cluster == "textbook" ? " --steps 1" : " --steps 1 --dtype bf16");
 }
 
 // What 2D has for each that 1D has, over tokens per unit of width.
@@ -238,9 +225,9 @@ std::vector<Value> shares_of(const std::string& cluster, int ranks,
                              const Of& of) {
   std::vector<Value> shares;
   for (double x = 0.25; x <= 32; x *= 2) {
-    const Options options = wide_model(cluster, ranks, x);
-    shares.push_back(
-        {x, of(run_square(options)) / of(run_tensor_parallel(options))});
+    const std::string options = wide_model(cluster, ranks, x);
+    shares.push_back({x, of(run("08_tensor_parallel_2d" + options)) /
+                             of(run("07_tensor_parallel" + options))});
   }
   return shares;
 }

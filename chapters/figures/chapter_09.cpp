@@ -86,25 +86,12 @@ std::string squares() {
   return figure.svg("");
 }
 
-ChapterRun training(int q, int d) {
-  ChapterRun chapter;
-  chapter.rank = [q, d](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, tesseract::squares(q, d));
-    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world);
-    run.train(options, strategy);
-  };
-  return chapter;
-}
-
-// The options of a GPT-2 medium on 16 ranks.
-Options medium(const std::string& cluster, std::int64_t seq) {
-  return on_shapes(cluster, 16, "gpt2-medium", 16, seq);
-}
-
-// Bytes that a rank sends in a step.
-double sent_bytes(const Options& options, int q, int d) {
-  const Report report = run_and_compare(options, training(q, d));
-  return report.ranks[0].bytes.counted / static_cast<double>(options.steps);
+// Bytes that a rank sends in a step of GPT-2 medium on 16 ranks of textbook.
+double sent_bytes(std::int64_t seq, int d) {
+  const Report report =
+      run("09_tensor_parallel_2p5d --depth " + std::to_string(d) +
+          on_shapes("textbook", 16, "gpt2-medium", 16, seq));
+  return report.ranks[0].bytes.counted / kSteps;
 }
 
 // The bytes that rank 0 sends over each group in one step.
@@ -129,7 +116,7 @@ std::map<std::string, double> sent_by_group(const Options& options, int q,
 std::string buys() {
   constexpr double kColumn = 128, kLeft = 78, kGB = 1e9, kBars = 150;
   constexpr double kStacks = 132, kMost = 5 * kGB;
-  Options options = medium("dgx-a100", 1024);
+  Options options = options_on_shapes("dgx-a100", 16, "gpt2-medium", 16, 1024);
   options.dtype = DType::kBF16;
   options.steps = 1;
   Figure figure(
@@ -248,8 +235,7 @@ std::string threshold() {
     std::vector<Value> values;
     for (const std::int64_t seq : {32, 64, 128, 192, 256, 320, 384, 512}) {
       const int q = static_cast<int>(std::sqrt(16 / d));
-      values.push_back({16.0 * static_cast<double>(seq),
-                        sent_bytes(medium("textbook", seq), q, d)});
+      values.push_back({16.0 * static_cast<double>(seq), sent_bytes(seq, d)});
     }
     plot.curve(values, stroke, name);
     details += fmt::format("{}: from {:.2f} to {:.2f} GiB. ", name,

@@ -166,18 +166,9 @@ std::vector<Value> exposed(const std::string& mesh,
                            const std::vector<int>& lengths) {
   std::vector<Value> values;
   for (const int seq : lengths) {
-    const Options options = on_shapes("textbook", 8, "gpt-1.3b", 8, seq);
-    dtensor::StrategyOptions setup;
-    setup.mesh = mesh;
-    ChapterRun chapter;
-    chapter.fold_class = dtensor::fold_class(options, setup);
-    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-      DeviceMesh devices(world, dtensor::topology_of(setup, world.size()));
-      dtensor::DTensorStrategy strategy(options, setup, devices);
-      run.train(options, strategy);
-    };
-    values.push_back(
-        {8.0 * seq, run_and_compare(options, chapter).time.exposed_comm_s});
+    const Report report = run("11_dtensor --mesh " + mesh +
+                              on_shapes("textbook", 8, "gpt-1.3b", 8, seq));
+    values.push_back({8.0 * seq, report.time.exposed_comm_s});
   }
   return values;
 }

@@ -180,30 +180,24 @@ std::string steps() {
   return figure.svg("");
 }
 
-double step_s(sp::Kind kind, sp::Layout layout, std::int64_t tokens) {
-  Options options =
-      on_shapes("dgx-a100", 8,
-                fmt::format(R"({{"n_embd": 1024, "n_layer": 4, "n_head": 16, )"
-                            R"("vocab_size": 50257, "n_positions": {}}})",
-                            tokens),
-                1, tokens);
-  options.dtype = DType::kBF16;
-  options.steps = 2;
-  sp::StrategyOptions setup;
-  setup.sequence.kind = kind;
-  setup.sequence.layout = layout;
-  return run_sequence(options, setup).time.step_s;
+double step_s(const char* kind_and_layout, std::int64_t tokens) {
+  const std::string model =
+      fmt::format(R"({{"n_embd": 1024, "n_layer": 4, "n_head": 16, )"
+                  R"("vocab_size": 50257, "n_positions": {}}})",
+                  tokens);
+  return run("12_sequence_parallel" +
+             on_shapes("dgx-a100", 8, model, 1, tokens) +
+             " --dtype bf16 --steps 2 --kind " + kind_and_layout)
+      .time.step_s;
 }
 
 std::string times() {
   std::vector<Value> contiguous, zigzag, ulysses;
   for (std::int64_t tokens = 4096; tokens <= 131072; tokens *= 2) {
     const auto x = static_cast<double>(tokens);
-    contiguous.push_back(
-        {x, step_s(sp::Kind::kRing, sp::Layout::kContiguous, tokens)});
-    zigzag.push_back({x, step_s(sp::Kind::kRing, sp::Layout::kZigzag, tokens)});
-    ulysses.push_back(
-        {x, step_s(sp::Kind::kUlysses, sp::Layout::kContiguous, tokens)});
+    contiguous.push_back({x, step_s("ring", tokens)});
+    zigzag.push_back({x, step_s("ring --layout zigzag", tokens)});
+    ulysses.push_back({x, step_s("ulysses", tokens)});
   }
   Figure figure(
       "From 16 Ki tokens on, zigzag is faster than contiguous slices\n"
@@ -221,20 +215,16 @@ std::string times() {
 }
 
 // Communication that no computation hides, in a step on 8 ranks of textbook.
-double exposed_s(sp::Kind kind, std::int64_t own_tokens) {
+double exposed_s(const char* kind_and_layout, std::int64_t own_tokens) {
   const std::int64_t tokens = 8 * own_tokens;
-  Options options =
-      on_shapes("textbook", 8,
-                fmt::format(R"({{"n_embd": 1024, "n_layer": 4, "n_head": 16, )"
-                            R"("vocab_size": 256, "n_positions": {}}})",
-                            tokens),
-                1, tokens);
-  options.steps = 1;
-  sp::StrategyOptions setup;
-  setup.sequence.kind = kind;
-  setup.sequence.layout =
-      kind == sp::Kind::kRing ? sp::Layout::kZigzag : sp::Layout::kContiguous;
-  return run_sequence(options, setup).time.exposed_comm_s;
+  const std::string model =
+      fmt::format(R"({{"n_embd": 1024, "n_layer": 4, "n_head": 16, )"
+                  R"("vocab_size": 256, "n_positions": {}}})",
+                  tokens);
+  return run("12_sequence_parallel" +
+             on_shapes("textbook", 8, model, 1, tokens) + " --steps 1 --kind " +
+             kind_and_layout)
+      .time.exposed_comm_s;
 }
 
 std::string threshold() {
@@ -242,8 +232,8 @@ std::string threshold() {
   std::vector<Value> ring, ulysses;
   for (const std::int64_t own : {512, 1024, 2048, 3072, 4096, 6144, 8192}) {
     const auto x = static_cast<double>(own);
-    ring.push_back({x, exposed_s(sp::Kind::kRing, own)});
-    ulysses.push_back({x, exposed_s(sp::Kind::kUlysses, own)});
+    ring.push_back({x, exposed_s("ring --layout zigzag", own)});
+    ulysses.push_back({x, exposed_s("ulysses", own)});
   }
   Figure figure(
       "From eγ/β tokens of a rank on, hops hide behind attention\n"

@@ -145,7 +145,7 @@ struct Load {
 
 // The choices of each expert, over all layers, in the last of 30 steps.
 Load load(const std::string& name, double coefficient) {
-  Options options = on_shapes("none", 4, "gpt-nano", 8, 32);
+  Options options = options_on_shapes("none", 4, "gpt-nano", 8, 32);
   options.backend = "threads";
   options.data = "walk";
   options.dtype = DType::kF64;
@@ -266,34 +266,23 @@ std::string drops() {
 }
 
 // The time of all-to-alls as a share of all-to-alls and experts' products.
-std::vector<Value> message_shares(Options options,
-                                  const std::vector<int>& widths) {
-  constexpr std::int64_t kExperts = 64;
+std::vector<Value> message_shares(const std::string& cluster, int ranks,
+                                  int samples, const std::vector<int>& widths) {
+  constexpr int kSeq = 1024;
   std::vector<Value> shares;
   for (const int width : widths) {
     // At no width is the output layer's product as large as an expert's
-    options.model = fmt::format(
+    const std::string model = fmt::format(
         R"({{"n_embd": {}, "n_layer": 2, "n_head": 4, "vocab_size": 1000,)"
         R"( "n_positions": 1024}})",
         width);
-    moe::StrategyOptions setup;
-    setup.moe.num_experts = {kExperts};
-    setup.moe.gate.num_experts = kExperts;
-    setup.ep = options.world_size;
-    ChapterRun chapter;
-    chapter.fold_class = moe::fold_class(options, setup);
-    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-      DeviceMesh mesh(world,
-                      moe::expert_topology(moe::group_sizes(options, setup)));
-      moe::MoeStrategy strategy(options, setup, mesh);
-      run.train(options, strategy);
-    };
-    const double tokens =
-        static_cast<double>(options.batch * options.seq) / options.world_size;
-    const double product = 8.0 * tokens * width * width;
+    const Report report =
+        run("13_moe" + on_shapes(cluster, ranks, model, samples * ranks, kSeq) +
+            fmt::format(" --steps 2 --num-experts 64 --ep {}{}", ranks,
+                        cluster == "textbook" ? "" : " --dtype bf16"));
+    const double product = 8.0 * samples * kSeq * width * width;
     double messages = 0, products = 0;
-    for (const sim::TimelineEvent& event :
-         first_rank(run_and_compare(options, chapter)).events) {
+    for (const sim::TimelineEvent& event : first_rank(report).events) {
       const double seconds = event.end_s - event.begin_s;
       if (event.name == "all_to_all") messages += seconds;
       if (event.name == "matmul" && event.flops == product) products += seconds;
@@ -316,17 +305,17 @@ std::string threshold() {
   const double nic = a100.network.bytes_per_s;
   struct Case {
     const char* name;
-    Options options;
+    std::string cluster;
+    int ranks;
     Stroke stroke;
     double width;
   };
-  // 32 samples for each rank
-  std::vector<Case> cases = {
-      {"8 A100", on_shapes("dgx-a100", 8, "", 256, 1024), kGreen,
+  const std::vector<Case> cases = {
+      {"8 A100", "dgx-a100", 8, kGreen,
        least_width(7.0 / 8, 2, rate, a100.intra_node.bytes_per_s)},
-      {"8 of textbook", on_shapes("textbook", 8, "", 256, 1024), kBlue,
+      {"8 of textbook", "textbook", 8, kBlue,
        least_width(7.0 / 8, 4, textbook::kRate, textbook::kBandwidth)},
-      {"64 A100", on_shapes("dgx-a100", 64, "", 2048, 1024), kOrange,
+      {"64 A100", "dgx-a100", 64, kOrange,
        least_width(56.0 / 64, 2, rate, nic)}};
   const std::vector<int> widths = {64,  96,   128,  192,  256,  384, 512,
                                    768, 1024, 1536, 2048, 3072, 4096};
@@ -342,10 +331,8 @@ std::string threshold() {
              {"%", 0.01}});
   figure.line({plot.at(64, 0.5), plot.at(4096, 0.5)}, pictures::kInk, 1, "4 3");
   std::string details;
-  for (Case& each : cases) {
-    const bool is_textbook = each.options.cluster == "textbook";
-    if (!is_textbook) each.options.dtype = DType::kBF16;
-    each.options.steps = 2;
+  for (const Case& each : cases) {
+    const bool is_textbook = each.cluster == "textbook";
     plot.mark(each.width, each.stroke, fmt::format("{:.0f}", each.width));
     // Heads divide the width, and the kernels of A100 want multiples of eight
     const int step = is_textbook ? 4 : 8;
@@ -354,16 +341,17 @@ std::string threshold() {
     with_marked.insert(
         std::lower_bound(with_marked.begin(), with_marked.end(), marked),
         marked);
-    const std::vector<Value> shares = message_shares(each.options, with_marked);
+    const std::vector<Value> shares =
+        message_shares(each.cluster, each.ranks, 32, with_marked);
     plot.curve(shares, each.stroke, each.name);
     for (const Value& share : shares) {
       if (share.x != marked) continue;
       details +=
           fmt::format("{}: {:.0f} % at {}. ", each.name, 100 * share.y, marked);
     }
-    each.options.batch /= 16;
     if (is_textbook) {
-      plot.dots(message_shares(each.options, widths), each.stroke);
+      plot.dots(message_shares(each.cluster, each.ranks, 2, widths),
+                each.stroke);
     }
   }
   plot.labels();

@@ -44,7 +44,7 @@ std::map<std::string, double> sent_by_group(const Options& options,
 }
 
 std::string cube() {
-  Options options = on_shapes("none", 8, "gpt-nano", 16, 64);
+  Options options = options_on_shapes("none", 8, "gpt-nano", 16, 64);
   options.backend = "threads";
   options.data = "walk";
   hybrid::HybridOptions setup;
@@ -155,7 +155,7 @@ std::vector<int> sums_of(const std::vector<Partners>& partners,
 }
 
 std::string sums() {
-  Options options = on_shapes("none", 8, "gpt-nano", 16, 64);
+  Options options = options_on_shapes("none", 8, "gpt-nano", 16, 64);
   options.backend = "threads";
   hybrid::HybridOptions setup;
   setup.tp = setup.pp = setup.dp = setup.ep = 2;
@@ -212,37 +212,22 @@ std::string sums() {
   return figure.svg("");
 }
 
-Report run_hybrid(const Options& options, hybrid::HybridOptions setup) {
-  hybrid::check_legal(options, setup);
-  ChapterRun chapter;
-  chapter.fold_class = hybrid::fold_class(setup);
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, hybrid::topology_of(setup));
-    const auto strategy = hybrid::make_strategy(options, setup, mesh);
-    run.train(options, *strategy);
-  };
-  return run_and_compare(options, chapter);
-}
-
 std::string threshold() {
   constexpr std::int64_t kSamples = 256, kSeq = 256;
   constexpr int kTp = 2, kPp = 4;
-  const auto options_on = [](int ranks) {
-    Options options = on_shapes("textbook", ranks, "gpt-6.7b", kSamples, kSeq);
-    options.steps = 2;
-    return options;
-  };
   std::vector<Value> sharded, hybrid, ideal;
   for (const int ranks : {8, 16, 32, 64, 128, 256}) {
     const double x = ranks;
-    zero_fsdp::StrategyOptions zero;
-    sharded.push_back({x, run_sharded(options_on(ranks), zero).time.step_s});
-    hybrid::HybridOptions setup;
-    setup.tp = kTp, setup.pp = kPp, setup.zero_stage = 1;
-    setup.overlap_grad_reduce = true;
-    setup.micro_batches =
-        std::min<std::int64_t>(16, kSamples * kTp * kPp / ranks);
-    hybrid.push_back({x, run_hybrid(options_on(ranks), setup).time.step_s});
+    const std::string options =
+        on_shapes("textbook", ranks, "gpt-6.7b", kSamples, kSeq) + " --steps 2";
+    sharded.push_back({x, run("03_zero_fsdp" + options).time.step_s});
+    const Report all_axes = run(
+        "14_hybrid_3d" + options +
+        fmt::format(" --tp {} --pp {} --zero-stage 1 --overlap-grad-reduce "
+                    "--micro-batches {}",
+                    kTp, kPp,
+                    std::min<std::int64_t>(16, kSamples * kTp * kPp / ranks)));
+    hybrid.push_back({x, all_axes.time.step_s});
     ideal.push_back({x, sharded[0].y * 8 / x});
   }
   const double most = 2.0 * 1e11 * kSamples * kSeq / (4 * 1e14);
@@ -278,14 +263,12 @@ std::string grow() {
   constexpr double kBars = 120, kLongest = 240;
   std::vector<Report> reports;
   for (const Case& each : cases) {
-    Options options = on_shapes("dgx-a100", each.ranks, "gpt-6.7b", 64, 1024);
-    options.dtype = DType::kBF16;
-    options.steps = 2;
-    hybrid::HybridOptions setup;
-    setup.tp = each.tp, setup.pp = each.pp, setup.zero_stage = 1;
-    setup.overlap_grad_reduce = true;
-    setup.micro_batches = each.micro_batches;
-    reports.push_back(run_hybrid(options, setup));
+    reports.push_back(
+        run("14_hybrid_3d" +
+            on_shapes("dgx-a100", each.ranks, "gpt-6.7b", 64, 1024) +
+            fmt::format(" --dtype bf16 --steps 2 --tp {} --pp {} --zero-stage "
+                        "1 --overlap-grad-reduce --micro-batches {}",
+                        each.tp, each.pp, each.micro_batches)));
   }
   const auto step_s = [&](std::size_t i) { return reports[i].time.step_s; };
   Figure figure(

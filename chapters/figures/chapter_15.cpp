@@ -27,25 +27,8 @@ using pictures::Figure;
 using pictures::kInk;
 using pictures::kMuted;
 
-struct Run {
-  Report report;
-  FoldClass fold_class;
-};
-
-Run train(const std::string& json, Options options) {
-  const auto config = engine::DeepSpeedConfig::parse(json, "figure");
-  const int dp = engine::data_parallel_ranks(options, config);
-  engine::apply_config(config, dp, {}, options);
-  const engine::Choice choice = engine::choose(options, config);
-  ChapterRun chapter;
-  chapter.fold_class = choice.fold_class;
-  chapter.rank = [&](const Options& options, ProcessGroup& world,
-                     shardbook::Run& run) {
-    DeviceMesh mesh(world, choice.topology);
-    const auto strategy = choice.make(options, mesh);
-    run.train(options, *strategy);
-  };
-  return {run_and_compare(options, chapter), choice.fold_class};
+Report train(const std::string& json, const std::string& options) {
+  return run("15_engine --config '" + json + "'" + options);
 }
 
 // What the three configs differ in.
@@ -73,12 +56,13 @@ std::string configs() {
                  {"optimizer", "update"},
                  {"exposed", "waits for a message"},
                  {"bubble", "waits for a stage"}});
-  std::vector<Run> runs;
+  std::vector<Report> runs;
   double longest = 0;
   for (const std::string& lines : all) {
-    runs.push_back(train(config_of(lines),
-                         on_shapes("dgx-a100", 4, "gpt2-medium", 32, 1024)));
-    longest = std::max(longest, runs.back().report.time.step_s);
+    runs.push_back(train(
+        config_of(lines),
+        on_shapes("dgx-a100", 4, "gpt2-medium", 32, 1024) + " --no-fold"));
+    longest = std::max(longest, runs.back().time.step_s);
   }
   const double pixels = (figure.width() - kBegin) / longest;
   std::string details;
@@ -91,12 +75,11 @@ std::string configs() {
       figure.text(8.0 * static_cast<double>(indent), y + 12,
                   line.substr(indent));
     }
-    const sim::StepView view = sim::last_step(runs[i].report.timelines);
+    const sim::StepView view = sim::last_step(runs[i].timelines);
     for (int rank = 0; rank < 4; ++rank) {
       for (const sim::RankGroup& group : view.groups) {
-        // One rank of each class has run
-        const FoldClass& class_of = runs[i].fold_class;
-        if (class_of(group.ranks[0]) != class_of(rank)) continue;
+        const auto& all = group.ranks;
+        if (std::find(all.begin(), all.end(), rank) == all.end()) continue;
         draw_lane(figure, group.timeline, "compute",
                   {kBegin, top + kLane * rank, pixels * view.step_s, kLane - 2},
                   pixels);
@@ -144,18 +127,18 @@ std::string contract() {
                  {"backward", "backward"},
                  {"comm", "reduces or gathers"},
                  {"exposed", "waits for a message"}});
-  std::vector<Run> runs;
+  std::vector<Report> runs;
   double longest = 0;
   for (int stage = 1; stage <= 3; ++stage) {
     runs.push_back(train(stage_config(stage, 4),
                          on_shapes("textbook", 8, "gpt2", 64, 1024)));
-    longest = std::max(longest, runs.back().report.time.step_s);
+    longest = std::max(longest, runs.back().time.step_s);
   }
   const double pixels = (figure.width() - kBegin) / longest;
   std::string details;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const sim::RankTimeline step = first_rank(runs[i].report);
-    const double length = runs[i].report.time.step_s;
+    const sim::RankTimeline step = first_rank(runs[i]);
+    const double length = runs[i].time.step_s;
     const std::string result =
         fmt::format("stage {}: {:.1f} ms", i + 1, 1e3 * length);
     details += result + ". ";
@@ -181,7 +164,7 @@ constexpr std::int64_t kBatch = 320, kTokens = 175;
 
 double step_s(const std::string& json) {
   return train(json, on_shapes("textbook", kRanks, "gpt2-xl", kBatch, kTokens))
-      .report.time.step_s;
+      .time.step_s;
 }
 
 std::vector<Value> stage_times(int stage, const std::vector<int>& all) {

@@ -18,19 +18,19 @@ std::string overview() {
     const char* name;
     Report report;
   };
-  const auto options = [](int world_size) {
-    Options options =
-        on_shapes("dgx-a100", world_size, "gpt2-medium", 32, 1024);
-    options.dtype = DType::kBF16;
-    return options;
+  const auto on_ranks = [](int world_size, const char* line) {
+    return run(line +
+               on_shapes("dgx-a100", world_size, "gpt2-medium", 32, 1024) +
+               " --dtype bf16");
   };
   const std::vector<Way> ways = {
-      {"One device", run_one_device(options(1))},
-      {"DDP", run_ddp(options(4))},
-      {"FSDP", run_sharded(options(4), {})},
-      {"GPipe", run_pipeline(options(4), "gpipe", 8)},
-      {"1F1B", run_pipeline(options(4), "1f1b", 8)},
-      {"Zero bubble", run_pipeline(options(4), "zb-h2", 8)}};
+      {"One device", on_ranks(1, "00_single_device")},
+      {"DDP", on_ranks(4, "02_ddp")},
+      {"FSDP", on_ranks(4, "03_zero_fsdp")},
+      {"GPipe", on_ranks(4, "06_1f1b --micro-batches 8 --schedule gpipe")},
+      {"1F1B", on_ranks(4, "06_1f1b --micro-batches 8 --schedule 1f1b")},
+      {"Zero bubble",
+       on_ranks(4, "06_1f1b --micro-batches 8 --schedule zb-h2")}};
 
   constexpr double kBegin = 130, kLane = 11;
   const double longest = ways[0].report.time.step_s;

@@ -121,37 +121,38 @@ ReferenceRun train_in_turns(const Options& options, std::int64_t every) {
   return run;
 }
 
+Program program(CommandLine& line) {
+  // 1. Read the options: the shared ones, then your own.
+  auto& options = line.own<Options>();
+  options.optimizer = "sgd";
+  auto& every = line.own<std::int64_t>(3);
+  line.describe("local_sgd", "Local SGD: steps alone, then an average.");
+  add_shared_options(line, options);
+  line.add("--average-every", &every, "steps between two averages", 1);
+  line.parse();
+  check_options(options);
+  check_even_batch(options, options.world_size, 1, "--world-size");
+
+  // 2. Train: every rank does this, in every world.
+  ChapterRun chapter;
+  chapter.rank = [&every](const Options& options, ProcessGroup& world,
+                          Run& run) {
+    DeviceMesh mesh(world, Topology({"dp"}, {world.size()}));
+    LocalSgd strategy(options, every, mesh.group("dp"));
+    run.train(options, strategy);
+  };
+  // 3. Compare with one device.
+  chapter.reference = [&every](const Options& options) {
+    return train_in_turns(options, every);
+  };
+  chapter.add_to_report = [&every](Report& report) {
+    if (every > 1) {  // tables mark it
+      report.more.emplace_back("other_training", "\"steps of its own\"");
+    }
+  };
+  return {options, chapter};
+}
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  return chapter_main([&] {
-    // 1. Read the options: the shared ones, then your own.
-    Options options;
-    options.optimizer = "sgd";
-    std::int64_t every = 3;
-    CommandLine line("local_sgd", "Local SGD: steps alone, then an average.");
-    add_shared_options(line, options);
-    line.add("--average-every", &every, "steps between two averages", 1);
-    line.parse(argc, argv);
-    check_options(options);
-    check_even_batch(options, options.world_size, 1, "--world-size");
-
-    // 2. Train: every rank does this, in every world.
-    ChapterRun chapter;
-    chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-      DeviceMesh mesh(world, Topology({"dp"}, {world.size()}));
-      LocalSgd strategy(options, every, mesh.group("dp"));
-      run.train(options, strategy);
-    };
-    // 3. Compare with one device.
-    chapter.reference = [&](const Options& options) {
-      return train_in_turns(options, every);
-    };
-    chapter.add_to_report = [&](Report& report) {
-      if (every > 1) {  // tables mark it
-        report.more.emplace_back("other_training", "\"steps of its own\"");
-      }
-    };
-    return run_program(options, line, chapter);
-  });
-}
+int main(int argc, char** argv) { return program_main(program, argc, argv); }

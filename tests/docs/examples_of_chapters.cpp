@@ -44,6 +44,7 @@
 #include "chapters/figures/plot.h"
 #include "chapters/pictures/figure.h"
 #include "chapters/pictures/timeline_picture.h"
+#include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
 #include "comm/shape_group.h"
@@ -343,10 +344,18 @@ int main(int argc, char** argv) {
 }  // namespace options
 
 // --- chapters/common/run/program.h
-int program(const Options& options, const CommandLine& line,
-            const ddp::StrategyOptions& setup) {
+namespace program_example {
+Program program(CommandLine& line) {
+  auto& options = line.own<Options>();
+  auto& setup = line.own<ddp::StrategyOptions>();
+  line.describe("ch02_ddp", "DistributedDataParallel.");
+  add_shared_options(line, options);
+  ddp::add_options(line, setup);
+  line.parse();
+  check_options(options);
   ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
+  chapter.rank = [&setup](const Options& options, ProcessGroup& world,
+                          Run& run) {
     DeviceMesh mesh(world, Topology({"dp"}, {world.size()}));
     ddp::DdpStrategy strategy(options, setup, mesh.group("dp"));
     run.train(options, strategy);
@@ -354,7 +363,15 @@ int program(const Options& options, const CommandLine& line,
   chapter.reference = [](const Options& options) {
     return train_one_device(options);
   };
-  return run_program(options, line, chapter);
+  return {options, chapter};
+}
+int main(int argc, char** argv) { return program_main(program, argc, argv); }
+}  // namespace program_example
+
+// --- chapters/programs/programs.h
+double step_time() {
+  const Report report = run("05_gpipe --world-size 4 --recompute never");
+  return report.time.step_s;
 }
 
 // --- chapters/common/run/strategy.h

@@ -110,7 +110,7 @@ TEST(ReadingOrder, ProgramsAndLessonsNeedTheChaptersOfTheirPage) {
   for (std::size_t i = 0; i < chapters.size(); ++i) {
     std::set<std::string> needed = needs[chapters[i]];
     needed.erase("before");
-    for (const char* file : {"main.cpp", "lesson.cpp"}) {
+    for (const char* file : {"program.cpp", "lesson.cpp"}) {
       const std::string source = read_file(kFolder / chapters[i] / file);
       const Names named = all_matches(part_of_head(source, "// Needed: "),
                                       R"(\b([0-9]{2}_[0-9a-z_]+))");

@@ -173,7 +173,7 @@ TEST(StepFiles, AListFollowsTheIncludes) {
   EXPECT_EQ(judged(page), "included and not listed: c/common/more\n");
 }
 
-// The includes of main.cpp lead to the listed files, which define the step.
+// The includes of program.cpp lead to the listed files, which define the step.
 TEST(StepFiles, PagesListTheStepInReadingOrder) {
   struct Step {
     std::string chapter, page;
@@ -184,7 +184,7 @@ TEST(StepFiles, PagesListTheStepInReadingOrder) {
         Step{"chapters/05_gpipe", "/details.md", 8, 2600}}) {
     const StepList list = find_step_list(read_file(chapter + page), chapter);
     ASSERT_EQ(list.step.size(), num_files) << chapter;
-    EXPECT_EQ(list.step[0], chapter + "/main");
+    EXPECT_EQ(list.step[0], chapter + "/program");
     EXPECT_LE(list.max_lines, max_lines) << chapter;
     EXPECT_EQ(problems(list, read_file), "") << chapter;
   }

@@ -61,6 +61,8 @@ struct CommandLine::Impl {
 
   CLI::App app;
   std::string results;  ///< the meaning of statuses 0 and 1
+  std::vector<std::string> words;
+  std::vector<std::shared_ptr<void>> kept;  ///< own()
   std::vector<std::pair<std::string, std::string>> given;
   std::vector<Known> options;
   std::vector<std::function<void()>> after_parse;
@@ -121,7 +123,21 @@ CommandLine::CommandLine(const std::string& program, const std::string& summary,
   impl_->app.allow_windows_style_options(false);
 }
 
+CommandLine::CommandLine(std::vector<std::string> words) : CommandLine("", "") {
+  impl_->words = std::move(words);
+}
+
 CommandLine::~CommandLine() = default;
+
+void CommandLine::describe(const std::string& program,
+                           const std::string& summary) {
+  impl_->app.name(program);
+  impl_->app.description(summary);
+}
+
+void CommandLine::keep(std::shared_ptr<void> value) {
+  impl_->kept.push_back(std::move(value));
+}
 
 void CommandLine::Added::may_differ(const std::string& why) const {
   line_.options[option_].why_not = why;
@@ -308,6 +324,12 @@ void CommandLine::parse(int argc, char** argv) {
   }
   for (const auto& finish : impl_->after_parse) finish();
   for (const auto& finish : impl_->at_end) finish();
+}
+
+void CommandLine::parse() {
+  std::vector<char*> words;
+  for (std::string& each : impl_->words) words.push_back(each.data());
+  parse(static_cast<int>(words.size()), words.data());
 }
 
 const std::vector<std::pair<std::string, std::string>>& CommandLine::given()

@@ -69,9 +69,23 @@ class CommandLine {
   CommandLine(const std::string& program, const std::string& summary,
               const std::string& results =
                   "0, every claim holds; 1, a claim does not hold");
+  /// For a program that is a function (program.h): the words of its line, the
+  /// first of which is the program's.
+  explicit CommandLine(std::vector<std::string> words);
   ~CommandLine();
 
+  /// The name that a reader types, and what the program does.
+  void describe(const std::string& program, const std::string& summary);
   const std::string& program() const;
+
+  /// A value that lives as long as the line, for options that outlive the
+  /// function that adds them.
+  template <typename T, typename... Arguments>
+  T& own(Arguments&&... arguments) {
+    auto value = std::make_shared<T>(std::forward<Arguments>(arguments)...);
+    keep(value);
+    return *value;
+  }
 
   /// The heading in --help of the options that are added from here on.
   void group(const std::string& name);
@@ -117,6 +131,8 @@ class CommandLine {
   /// Throws Error for anything it does not understand; --help prints and
   /// exits with status 0.
   void parse(int argc, char** argv);
+  /// The same for the words that the line was made of.
+  void parse();
   /// Options that were given and their values, for the report.
   const std::vector<std::pair<std::string, std::string>>& given() const;
   /// Whether this option was given.
@@ -129,6 +145,8 @@ class CommandLine {
   std::vector<std::pair<std::string, std::string>> not_compared() const;
 
  private:
+  void keep(std::shared_ptr<void> value);
+
   std::unique_ptr<Impl> impl_;
 };
 

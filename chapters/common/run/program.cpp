@@ -169,6 +169,38 @@ ReferenceRun reference_of(const Options& whole, std::int64_t first_step,
   return run;
 }
 
+std::vector<std::string> words_of(const std::string& line) {
+  std::vector<std::string> words;
+  bool is_quoted = false, is_in_word = false;
+  for (const char each : line) {
+    const bool is_end = each == ' ' && !is_quoted;
+    if (!is_end && !is_in_word) words.emplace_back();
+    is_in_word = !is_end;
+    if (each == '\'') {
+      is_quoted = !is_quoted;
+    } else if (!is_end) {
+      words.back() += each;
+    }
+  }
+  SB_CHECK(!is_quoted, line, ": a quote is not closed");
+  return words;
+}
+
+Options with_compared(Options options, const CommandLine& line) {
+  const std::vector<ComparedOption> compared = line.compared();
+  options.compared.insert(options.compared.end(), compared.begin(),
+                          compared.end());
+  return options;
+}
+
+Report report_of(const Options& options, const ChapterRun& chapter) {
+  Report report = run_and_compare(options, chapter);
+  if (!report.ranks.empty() && chapter.add_to_report) {
+    chapter.add_to_report(report);
+  }
+  return report;
+}
+
 }  // namespace
 
 Report run_and_compare(const Options& given, const ChapterRun& chapter) {
@@ -206,28 +238,41 @@ void check_run(const Options& options, const ChapterRun& chapter) {
   run_and_compare(no_steps, chapter);
 }
 
-int run_program(const Options& given, const CommandLine& line,
-                const ChapterRun& chapter) {
-  Options options = given;
-  const std::vector<ComparedOption> compared = line.compared();
-  options.compared.insert(options.compared.end(), compared.begin(),
-                          compared.end());
-  // Before ranks start: each would report it
-  check_world_size(options);
-  at_checkpoint(options);
-  if (options.backend == "gloo") {
-    if (const auto status =
-            launch_processes(options.world_size, launch_options(options))) {
-      return *status;
+int program_main(const MakeProgram& program, int argc, char** argv) {
+  return chapter_main([&] {
+    CommandLine line({argv, argv + argc});
+    const Program it = program(line);
+    if (it.instead) return it.instead();
+    const Options options = with_compared(it.options, line);
+    // Before ranks start: each would report it
+    check_world_size(options);
+    at_checkpoint(options);
+    if (options.backend == "gloo") {
+      if (const auto status =
+              launch_processes(options.world_size, launch_options(options))) {
+        return *status;
+      }
     }
-  }
-  const std::string tokens = tokens_text(options);
-  Report report = run_and_compare(options, chapter);
-  if (report.ranks.empty()) return 0;  // the first rank reports
-  report.tokens = tokens;
-  if (chapter.add_to_report) chapter.add_to_report(report);
-  show_timeline(options, report);
-  return print_report(options, line, report);
+    const std::string tokens = tokens_text(options);
+    Report report = report_of(options, it.chapter);
+    if (report.ranks.empty()) return 0;  // the first rank reports
+    report.tokens = tokens;
+    show_timeline(options, report);
+    return print_report(options, line, report);
+  });
+}
+
+Report run_line(const MakeProgram& program, const std::string& text) {
+  CommandLine line(words_of(text));
+  const Program it = program(line);
+  SB_CHECK(!it.instead, line.program(), ": this line trains nothing");
+  const Options options = with_compared(it.options, line);
+  SB_CHECK(options.backend == "threads" || options.backend == "sim",
+           "--backend ", options.backend,
+           ": here, ranks are threads or sim; processes need the program ",
+           line.program());
+  check_world_size(options);
+  return report_of(options, it.chapter);
 }
 
 }  // namespace shardbook

@@ -2,16 +2,29 @@
 
 // The shell of a chapter's program: everything that is the same in all of them.
 //
-//   ChapterRun chapter;
-//   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-//     DeviceMesh mesh(world, Topology({"dp"}, {world.size()}));
-//     ddp::DdpStrategy strategy(options, setup, mesh.group("dp"));
-//     run.train(options, strategy);
-//   };
-//   chapter.reference = [](const Options& options) {
-//     return train_one_device(options);
-//   };
-//   return run_program(options, line, chapter);
+//   Program program(CommandLine& line) {
+//     auto& options = line.own<Options>();
+//     auto& setup = line.own<ddp::StrategyOptions>();
+//     line.describe("ch02_ddp", "DistributedDataParallel.");
+//     add_shared_options(line, options);
+//     ddp::add_options(line, setup);
+//     line.parse();
+//     check_options(options);
+//     ChapterRun chapter;
+//     chapter.rank = [&setup](const Options& options, ProcessGroup& world,
+//                             Run& run) {
+//       DeviceMesh mesh(world, Topology({"dp"}, {world.size()}));
+//       ddp::DdpStrategy strategy(options, setup, mesh.group("dp"));
+//       run.train(options, strategy);
+//     };
+//     chapter.reference = [](const Options& options) {
+//       return train_one_device(options);
+//     };
+//     return {options, chapter};
+//   }
+//   int main(int argc, char** argv) {
+//     return program_main(program, argc, argv);
+//   }
 //
 // A chapter that starts ranks fills in `rank`; one that works on several
 // devices from one process fills in `devices`. Where a run with real data also
@@ -21,6 +34,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/common/run/options.h"
@@ -58,13 +72,34 @@ struct ChapterRun {
   std::function<void(Report& report)> add_to_report;
 };
 
-/// Starts the ranks (or devices), trains, compares with one device, prints the
-/// report. Returns the program's exit status.
-int run_program(const Options& options, const CommandLine& line,
-                const ChapterRun& chapter);
+/// What a line asks of a program.
+struct Program {
+  Options options;
+  ChapterRun chapter;
+  /// In place of training: prints something else, and returns the exit status.
+  std::function<int()> instead = {};
+};
 
-/// The same without printing: for benchmarks and tests. The list of ranks is
-/// empty where rank 0 is another process.
+inline Program instead_of_training(std::function<int()> instead) {
+  return {{}, {}, std::move(instead)};
+}
+
+/// A chapter's program: adds its options to a line, reads the line, and says how
+/// its ranks train. What it returns lives no longer than the line.
+using MakeProgram = std::function<Program(CommandLine& line)>;
+
+/// main() of a program: starts the ranks (or devices), trains, compares with one
+/// device, prints the report. Returns the exit status.
+int program_main(const MakeProgram& program, int argc, char** argv);
+
+/// The report of a program's line, "NAME OPTIONS", which is not printed. Words end
+/// at blanks; 'single quotes' hold blanks together. Ranks are threads or fibers of
+/// this process; throws Error for other backends, and for what the program would
+/// refuse.
+Report run_line(const MakeProgram& program, const std::string& line);
+
+/// The same for options that no line gave: for benchmarks and tests. The list of
+/// ranks is empty where rank 0 is another process.
 Report run_and_compare(const Options& options, const ChapterRun& chapter);
 
 /// Does on shapes what a run does before its first step. Throws the Error of a

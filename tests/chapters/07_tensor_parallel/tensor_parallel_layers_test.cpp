@@ -263,5 +263,22 @@ TEST(TensorParallelLayers, APairOnFourRanksSends12288Elements) {
   });
 }
 
+// A layer of another model must not be cut by a rule that was not made for it.
+TEST(TensorParallelLayout, APartWithoutARuleIsNamed) {
+  const std::string gate_up = "model.layers.0.mlp.gate_up_proj";
+  EXPECT_NE(error_of([&] { layout(gate_up + ".weight", 0, 2); }).find(gate_up),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { layout("lm_head.weight", 0, 2); }).find("lm_head"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { takes_rows(gate_up); }).find(gate_up),
+            std::string::npos);
+  EXPECT_TRUE(takes_rows("transformer.h.0.attn.c_proj"));
+  EXPECT_FALSE(takes_rows("transformer.h.0.mlp.c_fc"));
+  const LoadedModel gpt = build_model(Options());
+  for (const auto& [name, tensor] : gpt.model->named_parameters()) {
+    EXPECT_EQ(error_of([&, text = name] { layout(text, 1, 2); }), "") << name;
+  }
+}
+
 }  // namespace
 }  // namespace shardbook::tensor_parallel
