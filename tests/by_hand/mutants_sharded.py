@@ -207,7 +207,7 @@ moe("routing.cpp",
 moe("gate.cpp", "(!is_dropless && routing.slot[choice] < 0)", "false",
     "*GateWeights*")
 # The loss is a mean
-cifar = chapter("13_moe", "engine")
+cifar = chapter("15_engine", "engine")
 cifar("cifar_strategy.cpp", "loss.item() / world_.size()", "loss.item()",
       "*CifarRanks*")
 # f16: the one device has another scale

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cctype>
+#include <filesystem>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -227,6 +228,62 @@ TEST(HeaderIncludes, EachPublicHeaderHasWhatItUses) {
     EXPECT_EQ(read.missing_includes(header), "") << header;
   }
   EXPECT_GT(checked, 0);
+}
+
+// --- Rooms -------------------------------------------------------------------
+
+/// Each room may include itself and the rooms above it in this list.
+const Lines kRooms = {"core",
+                      "comm",
+                      "sim",
+                      "chapters/common/models",
+                      "chapters/common/run",
+                      "chapters/common/sharded",
+                      "chapters/common/pipeline",
+                      "chapters/common",
+                      "chapters/pictures",
+                      "chapters/0",  // 00 to 15, in reading order
+                      "chapters/1",
+                      "chapters/programs",
+                      "chapters/planner",
+                      "chapters/figures",
+                      "chapters/table",
+                      "chapters/your_own"};
+
+/// The place of a file's room in the list, and its folder where a line of the
+/// list stands for several.
+std::pair<std::size_t, std::string> room_of(const std::string& path) {
+  std::size_t best = 0, length = 0;
+  for (std::size_t i = 0; i < kRooms.size(); ++i) {
+    const std::string& room = kRooms[i];
+    if (path.rfind(room, 0) != 0 || room.size() < length) continue;
+    best = i, length = room.size();
+  }
+  return {best, path.substr(0, path.find('/', length))};
+}
+
+TEST(HeaderIncludes, NoArrowRunsUp) {
+  namespace fs = std::filesystem;
+  const fs::path kProject = SHARDBOOK_ROOT;
+  const std::string kInclude = "#include \"";
+  std::size_t arrows = 0;
+  for (const char* top : {"core", "comm", "sim", "chapters"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(kProject / top)) {
+      const std::string ending = entry.path().extension().string();
+      if (ending != ".h" && ending != ".cpp" && ending != ".cu") continue;
+      const std::string file = fs::relative(entry.path(), kProject).string();
+      for (const std::string& line : split_lines(read_file(entry.path()))) {
+        if (line.rfind(kInclude, 0) != 0) continue;
+        const std::size_t begin = kInclude.size();
+        const std::string other =
+            line.substr(begin, line.find('"', begin) - begin);
+        if (other.find('/') == std::string::npos) continue;
+        EXPECT_GE(room_of(file), room_of(other)) << file << " has " << other;
+        ++arrows;
+      }
+    }
+  }
+  EXPECT_GT(arrows, 1000u);
 }
 
 // Two chapters open side by side: a tab that says "options.h" must mean one

@@ -1,6 +1,6 @@
 """DeepSpeed's CIFAR example: losses of the original, for cifar_moe's tests.
 
-  cifar_moe.py FILE    writes tests/chapters/13_moe/cifar_losses.txt
+  cifar_moe.py FILE    writes tests/chapters/15_engine/cifar_losses.txt
 
 Weights, images and the gates' random numbers are the book's (core/ops.h,
 random_bits), so that both programs compute with the same numbers.

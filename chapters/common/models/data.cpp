@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "chapters/common/models/model_options.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/models/token_files.h"
-#include "chapters/common/run/options.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"

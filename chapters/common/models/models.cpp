@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "chapters/common/models/resnet.h"
-#include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "core/check.h"
 
@@ -267,6 +266,14 @@ void set_recompute(Module& model, bool on) {
     if (auto* block = dynamic_cast<ResNetBlock*>(entry.module)) {
       block->recompute = on;
     }
+  }
+}
+
+void note_local_loss(const Tensor& loss) {
+  if (loss.is_meta() || loss.numel() != 1) return;
+  // Not item(): the host would wait for the device, which takes virtual time.
+  if (!std::isfinite(loss.to_vector<double>()[0])) {
+    RankContext::current().losses_are_finite = false;
   }
 }
 

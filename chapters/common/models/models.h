@@ -244,6 +244,10 @@ std::unique_ptr<Module> make_model(const ModelConfig& config,
 /// Turns recomputation on or off in every block of a GPT or ResNet.
 void set_recompute(Module& model, bool on);
 
+/// Call it with each loss that this rank computes: training looks for the first
+/// rank whose loss is not finite.
+void note_local_loss(const Tensor& loss);
+
 /// The loss of one device: mean of the cross-entropy of logits [n, S, V] against
 /// [n, S], or of [n, labels] against [n].
 Tensor language_loss(const Tensor& logits, const Tensor& targets);

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "chapters/common/models/layer_list.h"
 #include "chapters/common/models/models.h"
-#include "chapters/common/pipeline/stages.h"
 #include "core/layers.h"
 
 namespace shardbook {

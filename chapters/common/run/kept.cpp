@@ -7,8 +7,8 @@
 #include <cmath>
 #include <vector>
 
+#include "chapters/common/models/layer_list.h"
 #include "chapters/common/models/resnet.h"
-#include "chapters/common/pipeline/stages.h"
 #include "chapters/common/run/report.h"
 
 namespace shardbook {

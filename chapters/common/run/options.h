@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "chapters/common/models/model_options.h"
 #include "chapters/common/run/command_line.h"
 #include "comm/launch.h"
 #include "comm/processes.h"
@@ -47,25 +48,6 @@ struct WorldOptions {
   std::string cluster = "dgx-a100";
   /// sim: ranks that do the same work are run once.
   bool fold = true;
-};
-
-/// The model and its data: read by models/ and the strategies.
-struct ModelOptions {
-  std::string model = "gpt-nano";
-  DType dtype = DType::kF32;
-  /// Narrowest type computed or sent (`dtype` where that is narrower); sets the
-  /// tolerance. Set by chapters that offer one, not on the command line.
-  DType narrowest = DType::kF64;
-  double dropout = 0;
-  std::string data = "book";
-  std::string data_format = "auto";  ///< of a file (token_files.h)
-  std::int64_t batch = 24;           ///< samples per step, over all ranks
-  /// Tokens per sample; the command line sets 1 for images, which have one
-  /// target each.
-  std::int64_t seq = 64;
-  std::int64_t image_size = 64;  ///< height and width
-  std::uint64_t seed = 0;
-  std::string load;
 };
 
 /// The steps and their updates: read by training.h and checkpoints.h.

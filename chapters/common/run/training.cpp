@@ -152,14 +152,6 @@ std::ofstream open_log(const Options& options) {
 
 }  // namespace
 
-void note_local_loss(const Tensor& loss) {
-  if (loss.is_meta() || loss.numel() != 1) return;
-  // Not item(): the host would wait for the device, which takes virtual time.
-  if (!std::isfinite(loss.to_vector<double>()[0])) {
-    RankContext::current().losses_are_finite = false;
-  }
-}
-
 void note_kept_activations() {
   RankContext::current().device.note_held(MemoryKind::kActivation);
 }

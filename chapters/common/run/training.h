@@ -48,10 +48,6 @@ struct TrainingLog {
   } not_finite;
 };
 
-/// Call it with each loss that this rank computes: `train` looks for the first
-/// rank whose loss is not finite.
-void note_local_loss(const Tensor& loss);
-
 /// Call it at the end of each forward: the activations in use count as kept for
 /// backward (report.h).
 void note_kept_activations();

@@ -1,5 +1,5 @@
 // DeepSpeed's example on CIFAR-10: its net and its files. Its training is in
-// cifar_strategy_test.cpp.
+// 15_engine/cifar_strategy_test.cpp.
 
 #include "chapters/13_moe/conv_net.h"
 

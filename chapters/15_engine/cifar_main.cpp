@@ -9,7 +9,7 @@
 //
 // Needed: 13_moe, 15_engine.
 
-#include "chapters/13_moe/cifar_strategy.h"
+#include "chapters/15_engine/cifar_strategy.h"
 #include "chapters/common/run/program.h"
 
 namespace shardbook::moe {

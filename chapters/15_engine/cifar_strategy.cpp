@@ -1,4 +1,4 @@
-#include "chapters/13_moe/cifar_strategy.h"
+#include "chapters/15_engine/cifar_strategy.h"
 
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <numeric>
 
-#include "chapters/13_moe/cifar_strategy.h"
+#include "chapters/15_engine/cifar_strategy.h"
 #include "chapters/common/run/option_values.h"
 #include "core/check.h"
 
