@@ -1,5 +1,6 @@
 #include "chapters/12_sequence_parallel/program.h"
 
 int main(int argc, char** argv) {
-  return shardbook::program_main(shardbook::sequence_parallel::program, argc, argv);
+  return shardbook::program_main(shardbook::sequence_parallel::program, argc,
+                                 argv);
 }
