@@ -223,7 +223,8 @@ std::vector<double> losses_of(const CifarOptions& cifar, std::int64_t steps,
 // The gates' draws are given to DeepSpeed, so slots, drops and noise are the
 // same. Its file names the versions.
 TEST(Cifar, LossesEqualDeepSpeeds) {
-  std::ifstream file(SHARDBOOK_ROOT "/tests/chapters/15_engine/cifar_losses.txt");
+  std::ifstream file(SHARDBOOK_ROOT
+                     "/tests/chapters/15_engine/cifar_losses.txt");
   int num_runs = 0;
   for (std::string line; std::getline(file, line);) {
     if (line.empty() || line[0] == '#') continue;
