@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "chapters/00_single_device/single_device.h"
-#include "chapters/common/run/program.h"
+#include "chapters/programs/programs.h"
 #include "core/ops.h"
 #include "notebooks/display.h"
 
@@ -18,47 +18,19 @@ using namespace shardbook;
 using namespace shardbook::notebook;
 
 /// A small GPT on a random walk; the loss begins at ln 256 = 5.55.
-inline Options small_options() {
-  Options options;
-  options.chapter = "00_single_device";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.batch = 24;
-  options.seq = 32;
-  options.steps = 6;
-  return options;
-}
+inline const std::string kSmall =
+    " --model gpt-nano --data walk --batch 24 --seq 32 --steps 6";
 
 /// Two steps of a published model on shapes, on a simulated A100.
-inline Options on_shapes(const std::string& model, std::int64_t batch,
-                         std::int64_t seq) {
-  Options options = small_options();
-  options.backend = "sim", options.cluster = "dgx-a100";
-  options.model = model, options.data = "random";
-  options.batch = batch, options.seq = seq, options.steps = 2;
-  return options;
+inline std::string on_shapes(const std::string& model, std::int64_t batch,
+                             std::int64_t seq) {
+  return " --backend sim --cluster dgx-a100 --data random --steps 2 --model " +
+         model + " --batch " + std::to_string(batch) + " --seq " +
+         std::to_string(seq);
 }
 
-/// The chapter's program, without its command line.
-inline Report train(const Options& options,
-                    const single_device::SingleDeviceOptions& setup = {}) {
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup&, Run& run) {
-    single_device::SingleDevice strategy(options, setup);
-    run.train(options, strategy);
-  };
-  chapter.reference = [](const Options& options) {
-    return single_device::train_plain(options, 1);
-  };
-  return run_and_compare(options, chapter);
-}
-
-inline single_device::SingleDeviceOptions in_pieces(std::int64_t pieces,
-                                                    bool recompute) {
-  single_device::SingleDeviceOptions setup;
-  setup.num_micro_batches = pieces;
-  setup.recompute = recompute;
-  return setup;
+inline Report train(const std::string& options) {
+  return run("00_single_device" + options);
 }
 
 /// The most bytes of one kind at one time.
@@ -67,9 +39,9 @@ inline double peak_of(const Report& report, MemoryKind kind) {
 }
 
 /// The most bytes of all kinds at one time, in the last step on shapes.
-inline double peak(const Options& options, bool recompute) {
+inline double peak(const std::string& options) {
   std::int64_t most = 0;
-  const Report report = train(options, in_pieces(1, recompute));
+  const Report report = train(options);
   for (const sim::MemorySample& sample : report.timelines[0].memory) {
     most = std::max(most, sample.total());
   }
@@ -83,19 +55,20 @@ inline Picture peaks(const std::string& title, const std::string& model,
   std::vector<Bar> plain;
   for (std::int64_t samples = 1; samples <= most_samples; ++samples) {
     plain.push_back(
-        {std::to_string(samples), peak(on_shapes(model, samples, seq), false)});
+        {std::to_string(samples), peak(on_shapes(model, samples, seq))});
   }
-  const Bar again = {"recomputed",
-                     peak(on_shapes(model, most_samples, seq), true)};
+  const Bar again = {
+      "recomputed", peak(on_shapes(model, most_samples, seq) + " --recompute")};
   const Report one = train(on_shapes(model, 1, seq));
   const Bar at_the_loss = {"12 bytes per parameter",
                            3 * peak_of(one, MemoryKind::kParameter)};
   return curve(title, plain, "samples", again, at_the_loss, {"GiB", 1 << 30});
 }
 
-inline Bar activation_bar(const Options& options, std::int64_t pieces,
-                          bool recompute) {
-  const Report report = train(options, in_pieces(pieces, recompute));
+inline Bar activation_bar(std::int64_t pieces, bool recompute) {
+  const Report report =
+      train(kSmall + " --micro-batches " + std::to_string(pieces) +
+            (recompute ? " --recompute" : ""));
   Bar bar;
   bar.name = std::to_string(pieces) +
              (pieces == 1 ? " micro-batch" : " micro-batches") +
@@ -108,21 +81,25 @@ inline Bar activation_bar(const Options& options, std::int64_t pieces,
 
 /// Each number of micro-batches, first without and then with recomputation.
 inline std::vector<Bar> activation_bars(
-    const Options& options, const std::vector<std::int64_t>& pieces) {
+    const std::vector<std::int64_t>& pieces) {
   std::vector<Bar> all;
   for (const bool recompute : {false, true}) {
     for (const std::int64_t each : pieces) {
-      all.push_back(activation_bar(options, each, recompute));
+      all.push_back(activation_bar(each, recompute));
     }
   }
   return all;
 }
 
 /// The share of one matrix's weights that bf16 steps at this rate change.
-inline Bar changed_bar(Options options, double rate, bool master_weights) {
+inline Bar changed_bar(double rate, bool master_weights) {
+  Options options;
+  options.model = "gpt-nano";
+  options.data = "walk";
   options.dtype = DType::kBF16;
   options.batch = 2;
   options.seq = 16;
+  options.steps = 6;
   options.optimizer_options.lr = rate;
   single_device::SingleDeviceOptions setup;
   setup.master_weights = master_weights;

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "chapters/01_data_parallel/bill.h"
-#include "chapters/01_data_parallel/data_parallel_strategy.h"
-#include "chapters/common/run/program.h"
+#include "chapters/01_data_parallel/data_parallel.h"
+#include "chapters/programs/programs.h"
 #include "notebooks/display.h"
 
 namespace notes {
@@ -67,50 +67,15 @@ inline Picture sent(const Step& step) {
 }
 
 /// gpt-nano on four devices of this machine.
-inline Options small_options() {
-  Options options;
-  options.chapter = "01_data_parallel";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.world_size = 4;
-  options.batch = 8;
-  options.seq = 32;
-  options.steps = 8;
-  return options;
-}
-
-/// GPT-2 on the cluster textbook, in virtual time.
-inline Options gpt2_on_textbook(int devices, std::int64_t batch) {
-  Options options;
-  options.chapter = "01_data_parallel";
-  options.backend = "sim";
-  options.cluster = "textbook";
-  options.model = "gpt2";
-  options.data = "random";
-  options.world_size = devices;
-  options.batch = batch;
-  options.seq = 1024;
-  options.steps = 3;
-  options.check = false;
-  return options;
-}
-
-/// The chapter's program without its command line.
-inline Report train(const Options& options) {
-  ChapterRun chapter;
-  chapter.devices = [](const Options& options,
-                       const std::vector<Device>& devices, Run& run) {
-    data_parallel::DataParallelStrategy strategy(options, devices);
-    run.train(options, strategy);
-  };
-  chapter.reference = [](const Options& options) {
-    return train_one_device(options);
-  };
-  return run_and_compare(options, chapter);
-}
+inline const std::string kSmall =
+    " --model gpt-nano --data walk --world-size 4 --batch 8 --seq 32 --steps 8";
 
 /// The bytes that leave device 0, and those that leave each device of a ring.
-inline Picture hot_spot(Options options, const std::vector<int>& sizes) {
+inline Picture hot_spot(const std::vector<int>& sizes) {
+  Options options;
+  options.model = "gpt-nano";
+  options.batch = 8;
+  options.seq = 32;
   const ModelConfig config = model_config(options);
   const double weights =
       4.0 * static_cast<double>(build_model(options).model->num_parameters());
@@ -129,9 +94,12 @@ inline Picture hot_spot(Options options, const std::vector<int>& sizes) {
 /// The step of one device over that of `devices`, for the same batch of GPT-2,
 /// whose samples have 1024 tokens.
 inline double speedup(int devices, int samples_per_device) {
-  const std::int64_t batch = devices * samples_per_device;
-  return train(gpt2_on_textbook(1, batch)).time.step_s /
-         train(gpt2_on_textbook(devices, batch)).time.step_s;
+  const std::string line =
+      "01_data_parallel --backend sim --cluster textbook --model gpt2 "
+      "--data random --seq 1024 --steps 3 --no-check --batch " +
+      std::to_string(devices * samples_per_device) + " --world-size ";
+  return run(line + "1").time.step_s /
+         run(line + std::to_string(devices)).time.step_s;
 }
 
 inline Picture speedups(int devices, const std::vector<int>& samples,

@@ -9,12 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/03_zero_fsdp/fsdp/fsdp.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
-#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
-#include "chapters/common/run/program.h"
 #include "chapters/common/toy.h"
+#include "chapters/programs/programs.h"
 #include "notebooks/display.h"
 
 namespace notes {
@@ -74,64 +72,34 @@ inline std::string units_of(const fsdp::FullyShardedDataParallel& model) {
   return text;
 }
 
+constexpr int kSteps = 8;
 /// gpt-nano on four ranks of this process.
-inline Options small_options() {
-  Options options;
-  options.chapter = "03_zero_fsdp";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.world_size = 4;
-  options.batch = 8;
-  options.seq = 32;
-  options.steps = 8;
-  return options;
-}
+inline const std::string kSmall =
+    " --model gpt-nano --data walk --world-size 4 --batch 8 --seq 32 --steps 8";
 
 /// On shapes alone, in virtual time: eight ranks, each with `samples` samples.
-inline Options simulated(const std::string& cluster, const std::string& model,
-                         std::int64_t samples, std::int64_t seq) {
-  Options options = small_options();
-  options.backend = "sim";
-  options.cluster = cluster;
-  options.world_size = 8;
-  options.model = model;
-  options.data = "random";
-  options.batch = 8 * samples;
-  options.seq = seq;
-  options.steps = 3;
-  return options;
+inline std::string simulated(const std::string& cluster,
+                             const std::string& model, std::int64_t samples,
+                             std::int64_t seq) {
+  return " --backend sim --world-size 8 --data random --steps 3 --cluster " +
+         cluster + " --model " + model + " --batch " +
+         std::to_string(8 * samples) + " --seq " + std::to_string(seq);
 }
 
-/// Trains as ./shardbook run does: "ddp", or a --strategy of this chapter.
-inline Report train(const Options& options, const std::string& strategy_name,
-                    const std::string& prefetch = "pre") {
-  zero_fsdp::StrategyOptions setup;
-  setup.strategy = strategy_name;
-  setup.backward_prefetch = prefetch;
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    if (strategy_name == "ddp") {
-      ddp::DdpStrategy strategy(options, {}, world);
-      run.train(options, strategy);
-    } else {
-      zero_fsdp::ZeroFsdpStrategy strategy(options, setup, world);
-      run.train(options, strategy);
-    }
-  };
-  chapter.reference = [](const Options& options) {
-    return train_one_device(options);
-  };
-  return run_and_compare(options, chapter);
+/// "ddp", or a --strategy of this chapter.
+inline Report train(const std::string& options, const std::string& strategy) {
+  return run(
+      (strategy == "ddp" ? "02_ddp" : "03_zero_fsdp --strategy " + strategy) +
+      options);
 }
 
 /// KiB of rank 0, a row for each strategy.
-inline Picture side_by_side(const Options& options,
-                            const std::vector<std::string>& names) {
+inline Picture side_by_side(const std::vector<std::string>& names) {
   std::vector<std::vector<std::string>> rows = {
       {"strategy", "parameters", "gradients", "optimizer", "sent per step",
        "last loss", "like one device"}};
   for (const std::string& name : names) {
-    const Report report = train(options, name);
+    const Report report = train(kSmall, name);
     const auto kib = [](double bytes) { return fixed(bytes / 1024, 0); };
     const auto peak = [&](MemoryKind kind) {
       return kib(report.ranks[0].peak[static_cast<std::size_t>(kind)].counted);
@@ -139,19 +107,19 @@ inline Picture side_by_side(const Options& options,
     rows.push_back(
         {name, peak(MemoryKind::kParameter), peak(MemoryKind::kGradient),
          peak(MemoryKind::kOptimizerState),
-         kib(report.ranks[0].bytes.counted / options.steps),
+         kib(report.ranks[0].bytes.counted / kSteps),
          fixed(report.losses.back(), 4), report.parity.passed ? "yes" : "NO"});
   }
   return table(rows);
 }
 
 /// "fsdp trains: loss 4.6915", or the reason why the run stopped.
-inline std::string try_to_train(Options options,
-                                const std::string& strategy_name,
+inline std::string try_to_train(const std::string& strategy_name,
                                 std::int64_t device_bytes) {
-  options.device_memory_bytes = device_bytes;
   try {
-    const Report report = train(options, strategy_name);
+    const Report report =
+        train(kSmall + " --device-memory " + std::to_string(device_bytes),
+              strategy_name);
     return strategy_name + " trains: loss " + fixed(report.losses.back(), 4) +
            "\n";
   } catch (const Error& error) {

@@ -13,7 +13,7 @@
 #include "chapters/common/pipeline/partition.h"
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/common/pipeline/schedule_check.h"
-#include "chapters/common/run/program.h"
+#include "chapters/programs/programs.h"
 #include "notebooks/display.h"
 #include "notebooks/live_ranks.h"
 
@@ -33,31 +33,14 @@ inline std::string problem_of(const pipeline::Schedule& schedule) {
 }
 
 /// A GPT that four threads train in a moment.
-inline Options small_options() {
-  Options options;
-  options.chapter = "05_gpipe";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.world_size = 4;
-  options.batch = 16;
-  options.seq = 32;
-  options.steps = 6;
-  return options;
-}
+inline const std::string kSmall =
+    " --model gpt-nano --data walk --world-size 4 --batch 16 --seq 32 --steps "
+    "6";
 
 /// GPT-2 medium in bf16 on four simulated A100.
-inline Options gpt2_on_a100s() {
-  Options options = small_options();
-  options.backend = "sim";
-  options.cluster = "dgx-a100";
-  options.model = "gpt2-medium";
-  options.dtype = DType::kBF16;
-  options.data = "random";
-  options.batch = 32;
-  options.seq = 512;
-  options.steps = 2;
-  return options;
-}
+inline const std::string kOnA100s =
+    " --backend sim --cluster dgx-a100 --model gpt2-medium --dtype bf16 "
+    "--data random --world-size 4 --batch 32 --seq 512 --steps 2";
 
 /// The parameters that a rank builds.
 inline std::int64_t stage_parameters(ProcessGroup& world,
@@ -70,7 +53,10 @@ inline std::int64_t stage_parameters(ProcessGroup& world,
 }
 
 /// Layers and parameters of each rank; `balance` has the numbers of layers.
-inline Picture stages(const Options& options, const std::vector<int>& balance) {
+inline Picture stages(const std::string& model,
+                      const std::vector<int>& balance) {
+  Options options;
+  options.model = model;
   const auto layers = layers_of(model_config(options));
   const std::vector<int> cuts = cut_by_balance(layers->size(), balance);
   const auto numbers = on_ranks(static_cast<int>(balance.size()),
@@ -87,29 +73,13 @@ inline Picture stages(const Options& options, const std::vector<int>& balance) {
   return table(rows);
 }
 
-/// The chapter's training, and one device's with the same micro-batches.
-inline Report train(const Options& options,
-                    const gpipe::StrategyOptions& setup) {
-  ChapterRun chapter;
-  chapter.fold_class = each_rank;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    gpipe::GpipeStrategy strategy(options, setup, world);
-    run.train(options, strategy);
-  };
-  chapter.reference = [&](const Options& options) {
-    return gpipe::train_one_device_in_reverse(options, setup);
-  };
-  return run_and_compare(options, chapter);
-}
-
 /// Memory and time of the three ways to recompute.
-inline Picture recompute_modes(const Options& options,
-                               gpipe::StrategyOptions setup) {
+inline Picture recompute_modes() {
   std::vector<std::vector<std::string>> rows = {
       {"recompute", "activations of rank 1", "virtual step", "idle"}};
   for (const char* mode : {"never", "except_last", "always"}) {
-    setup.recompute = mode;
-    const Report report = train(options, setup);
+    const Report report = run("05_gpipe --micro-batches 8 --recompute " +
+                              std::string(mode) + kOnA100s);
     const double bytes =
         report.ranks[1]
             .peak[static_cast<std::size_t>(MemoryKind::kActivation)]
@@ -122,14 +92,14 @@ inline Picture recompute_modes(const Options& options,
 }
 
 /// The step time for each number of micro-batches.
-inline Picture step_times(const std::string& title, const Options& options,
-                          gpipe::StrategyOptions setup,
+inline Picture step_times(const std::string& title,
                           const std::vector<int>& counts) {
   std::vector<Bar> all;
   for (const int m : counts) {
-    setup.micro_batches = m;
-    all.push_back(
-        {"m = " + std::to_string(m), train(options, setup).time.step_s});
+    const Report report =
+        run("05_gpipe --recompute never --partition time --micro-batches " +
+            std::to_string(m) + kOnA100s);
+    all.push_back({"m = " + std::to_string(m), report.time.step_s});
   }
   return bars(title, all, {"ms", 1e-3}, "time");
 }
@@ -144,23 +114,19 @@ inline int fewest(int p, double share) {
 }
 
 /// The bytes that `rank` sends in one step.
-inline double sent(const Options& options, int rank, int micro_batches) {
-  gpipe::StrategyOptions setup;
-  setup.micro_batches = micro_batches;
-  Options one_step = options;
-  one_step.steps = 1;
-  return train(one_step, setup)
-      .ranks[static_cast<std::size_t>(rank)]
-      .bytes.counted;
+inline double sent(int rank, int micro_batches) {
+  const Report report =
+      run("05_gpipe" + kSmall + " --steps 1 --micro-batches " +
+          std::to_string(micro_batches));
+  return report.ranks[static_cast<std::size_t>(rank)].bytes.counted;
 }
 
 /// Messages of n bytes that the formulas claim, against those of a real run.
 /// Besides, all ranks sum loss and norm, and the ends sum the embedding.
-inline bool are_right(double middle, double last, double m, double n,
-                      const Options& options) {
+inline bool are_right(double middle, double last, double m, double n) {
   const double message = 4.0 * 2 * 32 * 64;  // f32, 2 rows, 32 tokens, h = 64
   const double sums = 2.0 * 3 / 4 * 16;
-  return std::abs(middle / n * message + sums - sent(options, 1, 8)) < 1 &&
+  return std::abs(middle / n * message + sums - sent(1, 8)) < 1 &&
          last == m * n;
 }
 

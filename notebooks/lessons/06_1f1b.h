@@ -8,10 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "chapters/06_1f1b/pipeline_strategy.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/replay.h"
-#include "chapters/common/run/program.h"
+#include "chapters/programs/programs.h"
 #include "notebooks/display.h"
 
 namespace notes {
@@ -75,71 +74,30 @@ inline Picture compare(const std::vector<std::string>& names, int p, int m) {
 }
 
 /// A GPT that four threads train in a moment.
-inline Options small_options() {
-  Options options;
-  options.chapter = "06_1f1b";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.world_size = 4;
-  options.batch = 16;
-  options.seq = 32;
-  options.steps = 6;
-  return options;
-}
+inline const std::string kSmall =
+    " --model gpt-nano --data walk --world-size 4 --batch 16 --seq 32 --steps "
+    "6";
 
 /// GPT-2 medium in bf16 on four simulated A100.
-inline Options gpt2_on_a100s() {
-  Options options = small_options();
-  options.backend = "sim";
-  options.cluster = "dgx-a100";
-  options.model = "gpt2-medium";
-  options.dtype = DType::kBF16;
-  options.data = "random";
-  options.batch = 32;
-  options.seq = 512;
-  options.steps = 2;
-  return options;
-}
+inline const std::string kOnA100s =
+    " --backend sim --cluster dgx-a100 --model gpt2-medium --dtype bf16 "
+    "--data random --world-size 4 --batch 32 --seq 512 --steps 2";
 
 /// Eight blocks of width h on eight ranks of the cluster `textbook`, in f32.
-inline Options blocks_on_textbook(int h, int micro_batches, int tokens) {
-  Options options = gpt2_on_a100s();
-  options.cluster = "textbook";
-  options.dtype = DType::kF32;
-  options.world_size = 8;
-  options.model = "{\"n_layer\": 8, \"n_embd\": " + std::to_string(h) +
-                  ", \"n_head\": 4, \"n_positions\": 64, \"vocab_size\": 64}";
-  options.seq = 25;
-  options.batch = micro_batches * (tokens / 25);
-  options.steps = 1;
-  return options;
-}
-
-inline pipeline::StrategyOptions schedule_of(const std::string& name,
-                                             std::int64_t micro_batches) {
-  pipeline::StrategyOptions setup;
-  setup.schedule = name;
-  setup.micro_batches = micro_batches;
-  return setup;
+inline std::string blocks_on_textbook(int h, int micro_batches, int tokens) {
+  return " --backend sim --cluster textbook --data random --world-size 8 "
+         "--partition type:block --steps 1 --seq 25 --batch " +
+         std::to_string(micro_batches * (tokens / 25)) +
+         R"( --model '{"n_layer": 8, "n_head": 4, "n_positions": 64, )"
+         R"("vocab_size": 64, "n_embd": )" +
+         std::to_string(h) + "}'";
 }
 
 /// Trains in a pipeline, and on one device for comparison.
-inline Report train(const Options& options,
-                    const pipeline::StrategyOptions& setup) {
-  const pipeline::Plan plan = pipeline::make_plan(options, setup);
-  ChapterRun chapter;
-  chapter.fold_class = each_rank;
-  const bool has_data = options.backend != "sim";
-  chapter.rank = [&](Options options, ProcessGroup& world, Run& run) {
-    const bool is_prediction = has_data && options.backend == "sim";
-    const pipeline::Plan here = is_prediction ? plan.on_shapes(&options) : plan;
-    pipeline::PipelineStrategy strategy(options, setup, here, world);
-    run.train(options, strategy);
-  };
-  chapter.reference = [&](const Options& options) {
-    return pipeline::reference_run(options, setup, plan);
-  };
-  return run_and_compare(options, chapter);
+inline Report train(const std::string& options, const std::string& schedule,
+                    std::int64_t micro_batches) {
+  return run("06_1f1b --schedule " + schedule + " --micro-batches " +
+             std::to_string(micro_batches) + options);
 }
 
 /// A bar for each schedule and number of micro-batches, of two samples each.
@@ -149,9 +107,8 @@ inline Picture memory_by_pieces(const std::string& title,
   std::vector<Bar> all;
   for (const std::string& name : names) {
     for (const std::int64_t m : pieces) {
-      Options options = small_options();
-      options.batch = 2 * m;
-      const Report report = train(options, schedule_of(name, m));
+      const Report report =
+          train(kSmall + " --batch " + std::to_string(2 * m), name, m);
       const double bytes =
           report.ranks[0]
               .peak[static_cast<std::size_t>(MemoryKind::kActivation)]
@@ -171,10 +128,8 @@ inline Picture idle_by_tokens(const std::string& title, int h,
   std::vector<Bar> all;
   for (const std::string& name : names) {
     for (const int each : tokens) {
-      pipeline::StrategyOptions setup = schedule_of(name, 128);
-      setup.partition = "type:block";
       const double share =
-          train(blocks_on_textbook(h, 128, each), setup).time.idle_share;
+          train(blocks_on_textbook(h, 128, each), name, 128).time.idle_share;
       all.push_back({name + ", " + std::to_string(each) + " tokens", share, 0,
                      fixed(100 * share, 1) + " %"});
     }
@@ -183,7 +138,7 @@ inline Picture idle_by_tokens(const std::string& title, int h,
 }
 
 inline Bar step_bar(const std::string& name) {
-  const Report report = train(gpt2_on_a100s(), schedule_of(name, 8));
+  const Report report = train(kOnA100s, name, 8);
   return {name, report.time.step_s, 0,
           fixed(1e3 * report.time.step_s, 1) + " ms"};
 }
@@ -204,13 +159,10 @@ inline Picture versions_of_stage(int stage, int p, int m) {
 }
 
 inline std::vector<double> losses(const std::string& name, bool stash) {
-  Options options = small_options();
-  options.steps = 30;
-  options.optimizer_options.lr = 3e-4;
-  options.check = false;
-  pipeline::StrategyOptions setup = schedule_of(name, name == "1f1b" ? 4 : 1);
-  setup.stash = stash;
-  return train(options, setup).losses;
+  const std::string pieces = name == "1f1b" ? " --micro-batches 4" : "";
+  return run("06_1f1b --schedule " + name + pieces + kSmall +
+             " --steps 30 --lr 3e-4 --no-check" + (stash ? "" : " --no-stash"))
+      .losses;
 }
 
 inline double most_sets(int p, int i) {

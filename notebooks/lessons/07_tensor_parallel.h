@@ -10,9 +10,8 @@
 
 #include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/07_tensor_parallel/megatron_layers.h"
-#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
 #include "chapters/11_dtensor/placement_picture.h"
-#include "chapters/common/run/program.h"
+#include "chapters/programs/programs.h"
 #include "notebooks/display.h"
 
 namespace notes {
@@ -65,49 +64,23 @@ inline Picture by_rank(const std::vector<std::string>& titles,
   return table(lines);
 }
 
-/// Four ranks on threads train the smallest GPT.
-inline Options small_options(int t) {
-  Options options;
-  options.chapter = "07_tensor_parallel";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.world_size = t;
-  options.batch = 8;
-  options.seq = 32;
-  options.steps = 8;
-  return options;
-}
-
+/// Ranks on threads train the smallest GPT.
+inline const std::string kSmall =
+    " --model gpt-nano --data walk --batch 8 --seq 32 --steps 8";
 /// A GPT of 1.3 billion parameters on the shapes of machines of eight A100.
-inline Options large_model(int t) {
-  Options options = small_options(t);
-  options.backend = "sim";
-  options.cluster = "selene";
-  options.model = "gpt-1.3b";
-  options.dtype = DType::kBF16;
-  options.data = "random";
-  options.seq = 1024;
-  options.steps = 2;
-  return options;
-}
+inline const std::string kLarge =
+    " --backend sim --cluster selene --model gpt-1.3b --dtype bf16 "
+    "--data random --batch 8 --seq 1024 --steps 2";
 
-inline Report train(const Options& options) {
-  ChapterRun chapter;
-  chapter.rank = [](const Options& options, ProcessGroup& world, Run& run) {
-    tensor_parallel::TensorParallelStrategy strategy(options, {}, world);
-    run.train(options, strategy);
-  };
-  chapter.reference = [](const Options& options) {
-    return train_one_device(options);
-  };
-  return run_and_compare(options, chapter);
+inline Report train(int t, const std::string& options) {
+  return run("07_tensor_parallel --world-size " + std::to_string(t) + options);
 }
 
 /// A bar for each number of ranks.
 inline Picture sweep(const std::vector<int>& sizes) {
   std::vector<Bar> all;
   for (const int t : sizes) {
-    const Report report = train(large_model(t));
+    const Report report = train(t, kLarge);
     all.push_back({"t = " + std::to_string(t), report.time.step_s, 0,
                    fixed(1e3 * report.time.step_s, 1) + " ms, " +
                        fixed(report.ranks[0].peak_total.counted / 1e9, 1) +
@@ -127,14 +100,13 @@ inline Picture exposed_shares(const std::vector<int>& widths,
   for (const int width : widths) {
     lines.push_back({std::to_string(width)});
     for (const int batch : samples) {
-      Options options = large_model(/*t=*/8);
-      options.cluster = "textbook";
-      options.dtype = DType::kF32;
-      options.batch = batch;
-      options.model = R"({"n_layer": 24, "n_head": 32, "vocab_size": 50304, )"
-                      R"("n_positions": 2048, "n_embd": )" +
-                      std::to_string(width) + "}";
-      const Report report = train(options);
+      const std::string model =
+          R"({"n_layer": 24, "n_head": 32, "vocab_size": 50304, )"
+          R"("n_positions": 2048, "n_embd": )" +
+          std::to_string(width) + "}";
+      const Report report =
+          train(8, kLarge + " --cluster textbook --dtype f32 --batch " +
+                       std::to_string(batch) + " --model '" + model + "'");
       lines.back().push_back(
           fixed(100 * report.time.exposed_comm_s / report.time.step_s, 0) +
           " %");
@@ -146,9 +118,7 @@ inline Picture exposed_shares(const std::vector<int>& widths,
 /// Bytes of the ledger for the all-reduces of the blocks of the large model on
 /// eight ranks: all of a step but token table, head, loss and norm.
 inline double bytes_of_blocks() {
-  const Options options = large_model(8);
-  const double all = train(options).ranks[0].bytes.counted /
-                     static_cast<double>(options.steps);
+  const double all = train(8, kLarge).ranks[0].bytes.counted / 2;  // steps
   const double ring = 2.0 * 7 / 8;
   const double activations = ring * 8 * 1024 * 2048 * 2;
   const double loss = 3 * ring * 8 * 1024 * 4;

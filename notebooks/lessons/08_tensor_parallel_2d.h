@@ -9,13 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
 #include "chapters/08_tensor_parallel_2d/bill.h"
 #include "chapters/08_tensor_parallel_2d/operators.h"
 #include "chapters/08_tensor_parallel_2d/products.h"
-#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 #include "chapters/11_dtensor/placement_picture.h"
-#include "chapters/common/run/program.h"
+#include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "notebooks/display.h"
 #include "notebooks/live_ranks.h"
@@ -157,42 +155,8 @@ inline double first_element(int i, int j, int q, std::int64_t n) {
 // --- Trainings -------------------------------------------------------------------
 
 /// A small GPT on a random walk; the loss begins at ln 256 = 5.55.
-inline Options small_options() {
-  Options options;
-  options.chapter = "08_tensor_parallel_2d";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.world_size = 4;
-  options.batch = 8;
-  options.seq = 32;
-  options.steps = 6;
-  return options;
-}
-
-inline Report train_2d(const Options& options) {
-  ChapterRun chapter;
-  chapter.rank = [](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, summa::square(summa::side_of(world.size(), 1, "")));
-    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world);
-    run.train(options, strategy);
-  };
-  chapter.reference = [](const Options& options) {
-    return train_one_device(options);
-  };
-  return run_and_compare(options, chapter);
-}
-
-inline Report train_1d(const Options& options) {
-  ChapterRun chapter;
-  chapter.rank = [](const Options& options, ProcessGroup& world, Run& run) {
-    tensor_parallel::TensorParallelStrategy strategy(options, {}, world);
-    run.train(options, strategy);
-  };
-  chapter.reference = [](const Options& options) {
-    return train_one_device(options);
-  };
-  return run_and_compare(options, chapter);
-}
+inline const std::string kSmall =
+    " --model gpt-nano --data walk --world-size 4 --batch 8 --seq 32 --steps 6";
 
 inline Bar memory_bar(const std::string& name, const Report& report,
                       MemoryKind kind) {
@@ -214,18 +178,14 @@ inline Picture memories_1d_and_2d(const Report& in_1d, const Report& in_2d) {
 inline Picture steps_on_a100s(const std::vector<int>& samples) {
   Rows rows = {{"tokens", "1D sends", "2D sends", "1D takes", "2D takes"}};
   for (const int batch : samples) {
-    Options options = small_options();
-    options.backend = "sim";
-    options.cluster = "dgx-a100";
-    options.model = "gpt-6.7b";
-    options.data = "random";
-    options.dtype = DType::kBF16;
-    options.world_size = 16;
-    options.batch = batch;
-    options.seq = 1024;
-    options.steps = 3;
+    const std::string options =
+        " --backend sim --cluster dgx-a100 --model gpt-6.7b --data random "
+        "--dtype bf16 --world-size 16 --seq 1024 --steps 3 --batch " +
+        std::to_string(batch);
     rows.push_back({std::to_string(1024 * batch)});
-    const std::vector<Report> reports = {train_1d(options), train_2d(options)};
+    const std::vector<Report> reports = {
+        run("07_tensor_parallel" + options),
+        run("08_tensor_parallel_2d" + options)};
     for (const Report& report : reports) {
       rows.back().push_back(fixed(report.ranks[0].bytes.counted / 3e9, 1) +
                             " GB");

@@ -13,10 +13,9 @@
 
 #include "chapters/08_tensor_parallel_2d/bill.h"
 #include "chapters/08_tensor_parallel_2d/products.h"
-#include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 #include "chapters/09_tensor_parallel_2p5d/tesseract.h"
 #include "chapters/11_dtensor/placement_picture.h"
-#include "chapters/common/run/program.h"
+#include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "core/ops.h"
 #include "notebooks/display.h"
@@ -99,41 +98,20 @@ inline Picture depths(const std::vector<double>& tokens_over_h) {
 }
 
 /// The smallest GPT on threads.
-inline Options small_options() {
-  Options options;
-  options.chapter = "09_tensor_parallel_2p5d";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.batch = 8;
-  options.seq = 32;
-  options.steps = 4;
-  return options;
-}
+inline const std::string kSmall =
+    " --model gpt-nano --data walk --batch 8 --seq 32 --steps 4";
 
-inline Report train(Options options, int q, int d) {
-  options.world_size = d * q * q;
-  ChapterRun chapter;
-  chapter.rank = [q, d](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, tesseract::squares(q, d));
-    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world);
-    run.train(options, strategy);
-  };
-  chapter.reference = [](const Options& options) {
-    return train_one_device(options);
-  };
-  return run_and_compare(options, chapter);
+inline Report train(const std::string& options, int q, int d) {
+  return run("09_tensor_parallel_2p5d --depth " + std::to_string(d) +
+             " --world-size " + std::to_string(d * q * q) + options);
 }
 
 /// What a rank of GPT-2 medium on 16 ranks sends in a step, by the depth.
 inline Picture sent(const std::string& title, std::int64_t tokens) {
-  Options options = small_options();
-  options.backend = "sim";
-  options.cluster = "textbook";
-  options.model = "gpt2-medium";
-  options.data = "random";
-  options.batch = 16;
-  options.seq = tokens / 16;
-  options.steps = 1;
+  const std::string options =
+      " --backend sim --cluster textbook --model gpt2-medium --data random "
+      "--batch 16 --steps 1 --seq " +
+      std::to_string(tokens / 16);
   std::vector<Bar> all;
   for (const int d : {1, 4, 16}) {
     const int q = static_cast<int>(std::sqrt(16 / d));
@@ -154,7 +132,7 @@ inline Picture compare(const std::vector<std::pair<int, int>>& sizes) {
   };
   for (const std::pair<int, int>& size : sizes) {
     const int q = size.first, d = size.second;
-    const Report report = train(small_options(), q, d);
+    const Report report = train(kSmall, q, d);
     const RankReport& rank = report.ranks[0];
     const auto peak = [&](MemoryKind kind) {
       return kibibytes(rank.peak[static_cast<std::size_t>(kind)].counted);

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "chapters/10_tensor_parallel_3d/bill.h"
-#include "chapters/10_tensor_parallel_3d/cube_strategy.h"
+#include "chapters/10_tensor_parallel_3d/cube.h"
 #include "chapters/10_tensor_parallel_3d/tensor_parallel_comparison.h"
 #include "chapters/11_dtensor/placement_picture.h"
-#include "chapters/common/run/program.h"
+#include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "core/ops.h"
 #include "notebooks/display.h"
@@ -104,29 +104,8 @@ inline Picture points(const cube::Comparison& all,
 }
 
 /// Eight ranks on threads train the smallest GPT.
-inline Report train(bool keep_gathered) {
-  Options options;
-  options.chapter = "10_tensor_parallel_3d";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.world_size = 8;
-  options.batch = 8;
-  options.seq = 32;
-  options.steps = 4;
-  ChapterRun chapter;
-  chapter.rank = [keep_gathered](const Options& options, ProcessGroup& world,
-                                 Run& run) {
-    DeviceMesh mesh(world, cube::cube_of(2));
-    cube::Cube place = cube::cube_on(mesh);
-    place.keep_gathered = keep_gathered;
-    cube::CubeStrategy strategy(options, place, world);
-    run.train(options, strategy);
-  };
-  chapter.reference = [](const Options& options) {
-    return train_one_device(options);
-  };
-  return run_and_compare(options, chapter);
-}
+inline const std::string kSmall =
+    " --model gpt-nano --data walk --world-size 8 --batch 8 --seq 32 --steps 4";
 
 inline Bar activation_bar(const std::string& name, const Report& report) {
   const double bytes =

@@ -11,10 +11,9 @@
 
 #include "chapters/11_dtensor/dtensor.h"
 #include "chapters/11_dtensor/dtensor_ops.h"
-#include "chapters/11_dtensor/dtensor_strategy.h"
 #include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/11_dtensor/redistribute.h"
-#include "chapters/common/run/program.h"
+#include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "core/ops.h"
 #include "notebooks/display.h"
@@ -202,38 +201,9 @@ inline Picture plans(std::int64_t tokens, const TryPlan& try_plan) {
 
 // --- Whole trainings --------------------------------------------------------------
 
-inline Report train(const Options& options,
-                    const dtensor::StrategyOptions& setup) {
-  ChapterRun chapter;
-  chapter.fold_class = dtensor::fold_class(options, setup);
-  chapter.rank = [setup](const Options& options, ProcessGroup& world,
-                         Run& run) {
-    DeviceMesh devices(world, dtensor::topology_of(setup, world.size()));
-    dtensor::DTensorStrategy strategy(options, setup, devices);
-    run.train(options, strategy);
-  };
-  chapter.reference = [](const Options& options) {
-    return train_one_device(options);
-  };
-  return run_and_compare(options, chapter);
-}
-
 /// The smallest GPT on four ranks.
-inline Report train_small(const std::string& mesh,
-                          const std::string& data_parallel) {
-  Options options;
-  options.chapter = "11_dtensor";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.world_size = 4;
-  options.batch = 8;
-  options.seq = 32;
-  options.steps = 6;
-  dtensor::StrategyOptions setup;
-  setup.mesh = mesh;
-  setup.data_parallel = data_parallel;
-  return train(options, setup);
-}
+inline const std::string kSmall =
+    " --model gpt-nano --data walk --world-size 4 --batch 8 --seq 32 --steps 6";
 
 /// GPT 1.3B on the shapes of 8 ranks of `textbook`: exposed communication with
 /// all ranks on tp, where tokens move, and on dp, where weights move.
@@ -241,22 +211,15 @@ inline Picture tokens_or_weights(const std::vector<std::int64_t>& tokens) {
   std::vector<Bar> all;
   for (const std::int64_t each : tokens) {
     for (const char* mesh : {"1x8", "8x1"}) {
-      Options options;
-      options.chapter = "11_dtensor";
-      options.backend = "sim";
-      options.cluster = "textbook";
-      options.model = "gpt-1.3b";
-      options.data = "random";
-      options.world_size = 8;
-      options.batch = 8;
-      options.seq = each / 8;
-      options.check = false;
-      dtensor::StrategyOptions setup;
-      setup.mesh = mesh;
+      const Report report =
+          run(std::string("11_dtensor --backend sim --cluster textbook "
+                          "--model gpt-1.3b --data random --world-size 8 "
+                          "--batch 8 --no-check --mesh ") +
+              mesh + " --seq " + std::to_string(each / 8));
       const std::string name = mesh[0] == '1' ? "tp" : "fsdp";
       Bar bar;
       bar.name = std::to_string(each) + " tokens, " + name;
-      bar.value = train(options, setup).time.exposed_comm_s;
+      bar.value = report.time.exposed_comm_s;
       all.push_back(bar);
     }
   }

@@ -13,10 +13,9 @@
 #include "chapters/12_sequence_parallel/bill.h"
 #include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "chapters/12_sequence_parallel/sequence_layout.h"
-#include "chapters/12_sequence_parallel/sequence_strategy.h"
-#include "chapters/common/run/program.h"
 #include "chapters/pictures/figure.h"
 #include "chapters/pictures/palette.h"
+#include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "core/attention_block.h"
 #include "core/ops.h"
@@ -181,34 +180,9 @@ inline Picture elements_table(const std::vector<int>& sizes) {
 }
 
 /// Four ranks on threads train the smallest GPT.
-inline Options small_options(std::int64_t batch, std::int64_t seq) {
-  Options options;
-  options.chapter = "12_sequence_parallel";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.world_size = 4;
-  options.batch = batch;
-  options.seq = seq;
-  options.steps = 4;
-  return options;
-}
-
-inline Report train(const Options& options, sp::Kind kind, sp::Layout layout) {
-  sp::StrategyOptions setup;
-  setup.sequence.kind = kind;
-  setup.sequence.layout = layout;
-  ChapterRun chapter;
-  chapter.fold_class = sp::fold_class(setup);
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, Topology({"cp"}, {world.size()}));
-    sp::SequenceStrategy strategy(options, setup, mesh.group("cp"));
-    run.train(options, strategy);
-  };
-  chapter.reference = [](const Options& options) {
-    return train_one_device(options);
-  };
-  return run_and_compare(options, chapter);
-}
+inline const std::string kSmall =
+    " --model gpt-nano --data walk --world-size 4 --batch 2 --seq 128 --steps "
+    "4";
 
 inline Picture compare(const std::vector<Report>& reports,
                        const std::vector<std::string>& names) {
@@ -226,37 +200,32 @@ inline Picture compare(const std::vector<Report>& reports,
   return table(rows);
 }
 
-/// A model on shapes, one sequence, a rank per device.
-inline Options on_shapes(const std::string& cluster, int ranks,
-                         const std::string& sizes, std::int64_t seq) {
-  Options options = small_options(1, seq);
-  options.backend = "sim";
-  options.cluster = cluster;
-  options.world_size = ranks;
-  options.model =
-      "{" + sizes + R"(, "n_positions": )" + std::to_string(seq) + "}";
-  options.data = "random";
-  options.steps = 2;
-  return options;
+/// The options of a model on shapes, one sequence, a rank per device.
+inline std::string on_shapes(const std::string& cluster, int ranks,
+                             const std::string& sizes, std::int64_t seq) {
+  return " --backend sim --cluster " + cluster + " --world-size " +
+         std::to_string(ranks) + " --model '{" + sizes +
+         R"(, "n_positions": )" + std::to_string(seq) +
+         "}' --data random --steps 2 --batch 1 --seq " + std::to_string(seq);
 }
 
 /// A step of GPT-2 on 32768 tokens, on four A100.
-inline Bar step_bar(const std::string& name, sp::Kind kind, sp::Layout layout) {
-  Options options = on_shapes("dgx-a100", 4,
-                              R"("n_embd": 768, "n_layer": 12, "n_head": 12,
-                                 "vocab_size": 50257)",
-                              32768);
-  options.dtype = DType::kBF16;
-  return {name, train(options, kind, layout).time.step_s};
+inline Bar step_bar(const std::string& name, const std::string& options) {
+  const Report report =
+      run("12_sequence_parallel --dtype bf16 " + options +
+          on_shapes("dgx-a100", 4,
+                    R"("n_embd": 768, "n_layer": 12, "n_head": 12,
+                   "vocab_size": 50257)",
+                    32768));
+  return {name, report.time.step_s};
 }
 
 inline Picture step_bars() {
-  return bars(
-      "Zigzag takes a third off the step of a ring",
-      {step_bar("ring, contiguous", sp::Kind::kRing, sp::Layout::kContiguous),
-       step_bar("ring, zigzag", sp::Kind::kRing, sp::Layout::kZigzag),
-       step_bar("Ulysses", sp::Kind::kUlysses, sp::Layout::kContiguous)},
-      {"ms", 1e-3});
+  return bars("Zigzag takes a third off the step of a ring",
+              {step_bar("ring, contiguous", "--kind ring"),
+               step_bar("ring, zigzag", "--kind ring --layout zigzag"),
+               step_bar("Ulysses", "--kind ulysses")},
+              {"ms", 1e-3});
 }
 
 /// Exposed communication of a step on 8 ranks of `textbook`, by the tokens of a
@@ -266,15 +235,13 @@ inline Picture exposed_table(const std::vector<std::int64_t>& own_tokens) {
       {"tokens of a rank", "ring, zigzag", "Ulysses"}};
   for (const std::int64_t own : own_tokens) {
     rows.push_back({std::to_string(own)});
-    for (const sp::Kind kind : {sp::Kind::kRing, sp::Kind::kUlysses}) {
-      const Options options = on_shapes("textbook", 8,
-                                        R"("n_embd": 1024, "n_layer": 4,
-                                           "n_head": 16, "vocab_size": 256)",
-                                        8 * own);
+    for (const char* kind : {"ring --layout zigzag", "ulysses"}) {
       const Report report =
-          train(options, kind,
-                kind == sp::Kind::kRing ? sp::Layout::kZigzag
-                                        : sp::Layout::kContiguous);
+          run(std::string("12_sequence_parallel --kind ") + kind +
+              on_shapes("textbook", 8,
+                        R"("n_embd": 1024, "n_layer": 4,
+                                             "n_head": 16, "vocab_size": 256)",
+                        8 * own));
       rows.back().push_back(fixed(1e3 * report.time.exposed_comm_s, 1) + " ms");
     }
   }

@@ -13,9 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
-#include "chapters/common/run/program.h"
+#include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "notebooks/display.h"
 
@@ -83,6 +82,18 @@ inline hybrid::HybridOptions degrees(int tp, int pp, int zero_stage,
   setup.micro_batches = micro_batches;
   return setup;
 }
+
+/// The options of ZeRO-1 on these degrees.
+inline std::string degrees_text(int tp, int pp, int micro_batches) {
+  return "--zero-stage 1 --tp " + std::to_string(tp) + " --pp " +
+         std::to_string(pp) + " --micro-batches " +
+         std::to_string(micro_batches);
+}
+
+/// The run of small_options().
+inline const std::string kSmall =
+    " --model gpt-nano --data walk --world-size 8 --batch 16 --seq 32 --steps "
+    "6";
 
 // ---- Whose gradient?
 
@@ -172,21 +183,6 @@ inline Picture counted(const Buckets& ranks, const Options& options, int tp) {
 
 // ---- Runs
 
-inline Report train(const Options& options, hybrid::HybridOptions setup) {
-  hybrid::check_legal(options, setup);
-  ChapterRun chapter;
-  chapter.fold_class = hybrid::fold_class(setup);
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, hybrid::topology_of(setup));
-    const auto strategy = hybrid::make_strategy(options, setup, mesh);
-    run.train(options, *strategy);
-  };
-  chapter.reference = [&](const Options& options) {
-    return hybrid::reference_run(options, setup);
-  };
-  return run_and_compare(options, chapter);
-}
-
 /// The ledger of this rank for one step.
 inline std::vector<CommRecord> calls_of_step(ProcessGroup& world,
                                              const Options& options,
@@ -215,29 +211,17 @@ inline Picture bytes_by_group(const std::vector<CommRecord>& records) {
   return bars("Tensor parallelism sends the most", all, {"KiB", 1024}, "comm");
 }
 
-/// 13 billion parameters on the shapes of 64 A100, eight in a node.
-inline Options big_options() {
-  Options options = small_options();
-  options.backend = "sim";
-  options.cluster = "dgx-a100";
-  options.world_size = 64;
-  options.model = "gpt-13b";
-  options.dtype = DType::kBF16;
-  options.data = "random";
-  options.batch = 64;
-  options.seq = 1024;
-  options.steps = 2;
-  return options;
-}
-
 struct Outcome {
   double step_s = 0, idle_share = 0, bytes = 0;
 };
 
 inline Outcome try_degrees(int tp, int pp) {
-  const Options options = big_options();
-  const int dp = options.world_size / (tp * pp);
-  const Report report = train(options, degrees(tp, pp, 1, options.batch / dp));
+  // 13 billion parameters on the shapes of 64 A100, eight in a node
+  const int dp = 64 / (tp * pp);
+  const Report report = run(
+      "14_hybrid_3d --backend sim --cluster dgx-a100 --world-size 64 --model "
+      "gpt-13b --dtype bf16 --data random --batch 64 --seq 1024 --steps 2 " +
+      degrees_text(tp, pp, 64 / dp));
   Outcome outcome = {report.time.step_s, report.time.idle_share, 0};
   for (const RankReport& rank : report.ranks) {
     outcome.bytes = std::max(outcome.bytes, rank.peak_total.counted);
@@ -278,36 +262,20 @@ inline bool are_good(double my_tp, double my_pp) {
 // ---- More devices for one batch
 
 /// GPT 6.7B on the shapes of the cluster `textbook`, 65 536 tokens per step.
-inline Options one_batch(int devices) {
-  Options options = small_options();
-  options.backend = "sim";
-  options.cluster = "textbook";
-  options.world_size = devices;
-  options.model = "gpt-6.7b";
-  options.data = "random";
-  options.batch = 256;
-  options.seq = 256;
-  options.steps = 2;
-  return options;
-}
-
-inline double zero3_step_s(int devices) {
-  ChapterRun chapter;
-  chapter.rank = [](const Options& options, ProcessGroup& world, Run& run) {
-    zero_fsdp::ZeroFsdpStrategy strategy(options, {}, world);
-    run.train(options, strategy);
-  };
-  return run_and_compare(one_batch(devices), chapter).time.step_s;
+inline double step_s(const std::string& chapter, int devices) {
+  return run(chapter +
+             " --backend sim --cluster textbook --model gpt-6.7b --data random "
+             "--batch 256 --seq 256 --steps 2 --world-size " +
+             std::to_string(devices))
+      .time.step_s;
 }
 
 /// Two ranks per layer and four stages; the other devices are replicas.
 inline double hybrid_step_s(int devices) {
-  const Options options = one_batch(devices);
-  const std::int64_t samples = options.batch * 8 / devices;
-  hybrid::HybridOptions setup =
-      degrees(2, 4, 1, std::min<std::int64_t>(16, samples));
-  setup.overlap_grad_reduce = true;
-  return train(options, setup).time.step_s;
+  const int micro_batches = std::min(16, 256 * 8 / devices);
+  return step_s(
+      "14_hybrid_3d --overlap-grad-reduce " + degrees_text(2, 4, micro_batches),
+      devices);
 }
 
 inline Picture two_ways(const std::vector<int>& devices) {
@@ -315,7 +283,7 @@ inline Picture two_ways(const std::vector<int>& devices) {
       {"devices", "ZeRO-3", "tp 2 x pp 4 x dp"}};
   for (const int each : devices) {
     rows.push_back({std::to_string(each),
-                    fixed(1e3 * zero3_step_s(each), 0) + " ms",
+                    fixed(1e3 * step_s("03_zero_fsdp", each), 0) + " ms",
                     fixed(1e3 * hybrid_step_s(each), 0) + " ms"});
   }
   return table(rows);
