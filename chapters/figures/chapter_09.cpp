@@ -234,7 +234,6 @@ std::string threshold() {
     }
     std::vector<Value> values;
     for (const std::int64_t seq : {32, 64, 128, 192, 256, 320, 384, 512}) {
-      const int q = static_cast<int>(std::sqrt(16 / d));
       values.push_back({16.0 * static_cast<double>(seq), sent_bytes(seq, d)});
     }
     plot.curve(values, stroke, name);

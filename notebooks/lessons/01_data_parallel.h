@@ -71,10 +71,10 @@ inline const std::string kSmall =
     " --model gpt-nano --data walk --world-size 4 --batch 8 --seq 32 --steps 8";
 
 /// The bytes that leave device 0, and those that leave each device of a ring.
-inline Picture hot_spot(const std::vector<int>& sizes) {
+inline Picture hot_spot(std::int64_t batch, const std::vector<int>& sizes) {
   Options options;
   options.model = "gpt-nano";
-  options.batch = 8;
+  options.batch = batch;
   options.seq = 32;
   const ModelConfig config = model_config(options);
   const double weights =

@@ -94,12 +94,13 @@ inline Report train(const std::string& options, const std::string& strategy) {
 }
 
 /// KiB of rank 0, a row for each strategy.
-inline Picture side_by_side(const std::vector<std::string>& names) {
+inline Picture side_by_side(const std::string& options,
+                            const std::vector<std::string>& names) {
   std::vector<std::vector<std::string>> rows = {
       {"strategy", "parameters", "gradients", "optimizer", "sent per step",
        "last loss", "like one device"}};
   for (const std::string& name : names) {
-    const Report report = train(kSmall, name);
+    const Report report = train(options, name);
     const auto kib = [](double bytes) { return fixed(bytes / 1024, 0); };
     const auto peak = [&](MemoryKind kind) {
       return kib(report.ranks[0].peak[static_cast<std::size_t>(kind)].counted);

@@ -92,13 +92,13 @@ inline Picture recompute_modes() {
 }
 
 /// The step time for each number of micro-batches.
-inline Picture step_times(const std::string& title,
+inline Picture step_times(const std::string& title, const std::string& options,
                           const std::vector<int>& counts) {
   std::vector<Bar> all;
   for (const int m : counts) {
     const Report report =
         run("05_gpipe --recompute never --partition time --micro-batches " +
-            std::to_string(m) + kOnA100s);
+            std::to_string(m) + options);
     all.push_back({"m = " + std::to_string(m), report.time.step_s});
   }
   return bars(title, all, {"ms", 1e-3}, "time");

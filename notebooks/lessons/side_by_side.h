@@ -70,7 +70,8 @@ inline Row run(
 }
 
 /// All strategies.
-inline std::vector<Row> run_all(const Training& training) {
+inline std::vector<Row> run_all(const Training& training,
+                                const std::string& more = "") {
   struct Each {
     const char* name;
     int ranks;
@@ -98,7 +99,7 @@ inline std::vector<Row> run_all(const Training& training) {
            {"Ulysses", 4, "12_sequence_parallel --kind ulysses"},
            {"dp x tp x pp", 8, "14_hybrid_3d --tp 2 --pp 2 --zero-stage 1"}}) {
     rows.push_back({name, ranks, training.steps,
-                    shardbook::run(line + on(ranks, training))});
+                    shardbook::run(line + on(ranks, training) + more)});
   }
   return rows;
 }
