@@ -263,9 +263,18 @@ int program_main(const MakeProgram& program, int argc, char** argv) {
 }
 
 Report run_line(const MakeProgram& program, const std::string& text) {
-  CommandLine line(words_of(text));
+  const std::vector<std::string> words = words_of(text);
+  for (const std::string& word : words) {
+    SB_CHECK(word.rfind("--help", 0) != 0 && word != "-h", word,
+             ": here, a line trains and prints nothing");
+  }
+  CommandLine line(words);
   const Program it = program(line);
   SB_CHECK(!it.instead, line.program(), ": this line trains nothing");
+  for (const char* flag : {"--format", "--report", "--timeline"}) {
+    SB_CHECK(!line.has(flag), flag,
+             ": here, the report is returned and not printed");
+  }
   const Options options = with_compared(it.options, line);
   SB_CHECK(options.backend == "threads" || options.backend == "sim",
            "--backend ", options.backend,

@@ -94,8 +94,8 @@ int program_main(const MakeProgram& program, int argc, char** argv);
 
 /// The report of a program's line, "NAME OPTIONS", which is not printed. Words end
 /// at blanks; 'single quotes' hold blanks together. Ranks are threads or fibers of
-/// this process; throws Error for other backends, and for what the program would
-/// refuse.
+/// this process; throws Error for other backends, for options of what is printed,
+/// and for what the program would refuse.
 Report run_line(const MakeProgram& program, const std::string& line);
 
 /// The same for options that no line gave: for benchmarks and tests. The list of

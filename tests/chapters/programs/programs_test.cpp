@@ -82,6 +82,11 @@ TEST(Programs, RefusesLinesThatItCannotRun) {
             std::string::npos);
   EXPECT_NE(refusal("05_gpipe --print-schedule").find("trains nothing"),
             std::string::npos);
+  for (const char* flag : {"--help", "--format json", "--timeline text"}) {
+    EXPECT_NE(refusal(std::string("02_ddp ") + flag).find("here, "),
+              std::string::npos)
+        << flag;
+  }
   EXPECT_NE(refusal("02_ddp --data 'book").find("a quote is not closed"),
             std::string::npos);
   EXPECT_NE(refusal("02_ddp --stpes 1").find("did you mean --steps?"),
