@@ -7,8 +7,8 @@ By hand, on one machine, before and after a change that should change nothing:
     tests/same_results/same_results.py compare build FILE
 
 Every line of chapters/rows.txt is run as it stands if it is simulated, otherwise
-on threads in f64. FILE keeps the reports (--format json) without wall time, and
-the SHA-256 of the trained weights. Pictures and notebooks keep their results in
+on threads in f64. FILE keeps the reports (--format json) without what time and
+the order of threads decide, and the SHA-256 of the trained weights. Pictures and notebooks keep their results in
 git: the tests `figures` and `notebook --execute` compare those.
 """
 
@@ -27,15 +27,18 @@ from default_rows import default_rows  # noqa: E402
 
 # What the clock of this machine decides
 WALL = {"wall", "wall_s", "tokens_per_s"}
+# What the order of threads decides: how many messages wait at a time
+ORDER = {"communication", "total", "timeline", "bubble_s", "exposed_comm_s"}
+WEIGHTS = "weights.safetensors"
 
 
-def without_wall(value):
-    """The same JSON without measured times."""
+def without(keys, value):
+    """The same JSON without these keys."""
     if isinstance(value, dict):
-        return {key: without_wall(each) for key, each in value.items()
-                if key not in WALL}
+        return {key: without(keys, each) for key, each in value.items()
+                if key not in keys}
     if isinstance(value, list):
-        return [without_wall(each) for each in value]
+        return [without(keys, each) for each in value]
     return value
 
 
@@ -56,11 +59,13 @@ def on_threads(options):
 def result_of(build, row, folder):
     """The report and the weights of one row."""
     options = row.options
-    weights = os.path.join(folder, "weights.safetensors")
+    weights = os.path.join(folder, WEIGHTS)
+    left_out = WALL
     if "sim" not in options:
+        left_out = WALL | ORDER
         options = on_threads(options)
     words = [os.path.join(build, program_of(row.chapter)), *options, "--format", "json"]
-    done = subprocess.run([*words, "--save", weights], cwd=folder,
+    done = subprocess.run([*words, "--save", WEIGHTS], cwd=folder,
                           capture_output=True, check=False)
     if done.returncode == 2 and b"--save" in done.stderr:
         # Not every training can be saved
@@ -69,7 +74,7 @@ def result_of(build, row, folder):
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(words)}: {done.stderr.decode()}")
     result = {"status": done.returncode,
-              "report": without_wall(json.loads(done.stdout))}
+              "report": without(left_out, json.loads(done.stdout))}
     if os.path.exists(weights):
         with open(weights, "rb") as file:
             result["weights"] = hashlib.sha256(file.read()).hexdigest()
