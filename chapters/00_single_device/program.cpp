@@ -44,7 +44,7 @@ Program program(CommandLine& line) {
     return train_plain(options, in_pieces ? setup.num_micro_batches : 1);
   };
 
-  // 8. Who calls this reports loss, largest difference, bytes, memory, time.
+  // 8. The caller reports loss, largest difference, bytes, memory, time.
   return {options, chapter};
 }
 

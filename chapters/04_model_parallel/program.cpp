@@ -50,7 +50,7 @@ Program program(CommandLine& line) {
     return train_reference(options, settings);
   };
 
-  // 8. Who calls this reports loss, largest difference, bytes, memory, time.
+  // 8. The caller reports loss, largest difference, bytes, memory, time.
   chapter.add_to_report = [on_two, &settings, &extras](Report& report) {
     add_sweep(on_two, settings, extras, report);
   };

@@ -60,7 +60,7 @@ Program program(CommandLine& line) {
     return reference_run(options, setup, plan);
   };
 
-  // 8. Who calls this reports loss, largest difference, bytes, memory, time.
+  // 8. The caller reports loss, largest difference, bytes, memory, time.
   chapter.add_to_report = [plan](Report& report) {
     if (plan.is_asynchronous()) {
       report.more.emplace_back("other_training", plan.other_training());

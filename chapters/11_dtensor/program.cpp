@@ -49,7 +49,7 @@ Program program(CommandLine& line) {
     return train_one_device(options);
   };
 
-  // 8. Who calls this reports loss, largest difference, bytes, memory, time.
+  // 8. The caller reports loss, largest difference, bytes, memory, time.
   return {options, chapter};
 }
 

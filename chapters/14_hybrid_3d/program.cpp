@@ -63,7 +63,7 @@ Program program(CommandLine& line) {
     return reference_run(options, setup);
   };
 
-  // 8. Who calls this reports loss, largest difference, bytes, memory, time.
+  // 8. The caller reports loss, largest difference, bytes, memory, time.
   return {options, chapter};
 }
 

@@ -49,7 +49,7 @@ Program program(CommandLine& line) {
     return train_cifar_reference(options, cifar, data);
   };
 
-  // 8. Who calls this reports loss, accuracies, bytes, memory.
+  // 8. The caller reports loss, accuracies, bytes, memory.
   return {options, chapter};
 }
 

@@ -68,7 +68,7 @@ Program program(CommandLine& line) {
     });
   }
 
-  // 8. Who calls this reports loss, largest difference, bytes, memory, time.
+  // 8. The caller reports loss, largest difference, bytes, memory, time.
   chapter.add_to_report = [choice, config](Report& report) {
     report.remarks = describe(choice, config) + report.remarks;
   };

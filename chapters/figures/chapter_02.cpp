@@ -222,9 +222,9 @@ std::string threshold() {
 // and takes a quarter of the time of four ranks on two cores.
 std::vector<Value> losses(std::int64_t batch, std::int64_t steps, double rate) {
   const Report report = run(fmt::format(
-      "00_single_device --model gpt-nano --data walk --dtype f64 --cluster "
-      "none "
-      "--seq 64 --optimizer sgd --no-check --batch {} --steps {} --lr {}",
+      "00_single_device --model gpt-nano --data walk --dtype f64 "
+      "--cluster none --seq 64 --optimizer sgd --no-check --batch {} "
+      "--steps {} --lr {}",
       batch, steps, rate));
   std::vector<Value> all;
   for (const double loss : report.losses) {

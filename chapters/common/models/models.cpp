@@ -10,6 +10,7 @@
 #include "chapters/common/models/resnet.h"
 #include "core/autograd.h"
 #include "core/check.h"
+#include "core/context.h"
 
 namespace shardbook {
 
