@@ -10,6 +10,7 @@
 
 #include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/common/run/command_line.h"
+#include "chapters/common/run/exit_status.h"
 #include "chapters/pictures/charts.h"
 #include "core/check.h"
 #include "core/text_file.h"

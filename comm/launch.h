@@ -25,6 +25,11 @@ class OptionsDiffer : public Error {
   using Error::Error;
 };
 
+/// Exit status of a program that refuses its options, in one sentence.
+constexpr int kExitBadInput = 2;
+/// Exit status of a run that failed: a rank was lost or late, a disk is full.
+constexpr int kExitRunFailed = 3;
+
 struct LaunchOptions {
   std::string backend = "threads";  ///< "threads", "gloo" or "nccl"
   /// "cpu" or "cuda"; empty: "cuda" for nccl, "cpu" for the others. On CUDA,

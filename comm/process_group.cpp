@@ -34,6 +34,13 @@ std::string call_text(const CommCall& call) {
   return call.label.empty() ? text : text + " '" + call.label + "'";
 }
 
+std::string signature_of(const CommCall& call) {
+  CommCall same = call;
+  same.label.clear();
+  if (call.op == CommOp::kAllToAllV) same.numel = 0;  // may differ
+  return call_text(same);
+}
+
 ProcessGroup::ProcessGroup(int rank, std::vector<int> ranks, std::string name)
     : rank_(rank),
       ranks_(std::move(ranks)),

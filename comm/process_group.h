@@ -232,5 +232,7 @@ class ProcessGroup {
 
 /// "all_reduce f32[1000] (sum) 'bucket 0'"
 std::string call_text(const CommCall& call);
+/// The parts of it that must agree among the group's members.
+std::string signature_of(const CommCall& call);
 
 }  // namespace shardbook

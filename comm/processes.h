@@ -68,11 +68,6 @@ std::optional<RankEnvironment> rank_environment();
 /// process where rank_environment throws.
 bool is_first_process();
 
-/// Exit status of a program that refuses its options, in one sentence.
-constexpr int kExitBadInput = 2;
-/// Exit status of a run that failed: a rank was lost or late, a disk is full.
-constexpr int kExitRunFailed = 3;
-
 /// Starts `world_size` copies of this program with the same arguments and
 /// returns their exit status, or returns nothing in a process that is a rank
 /// already. The status is 128 + n when signal n has reached the supervisor and

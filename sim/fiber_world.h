@@ -2,7 +2,7 @@
 
 // Thousands of ranks in one thread.
 //
-// Each rank is a fiber (Boost.Context): a function with a stack of its own that
+// Each rank is a fiber (internal/fiber.h): a function with a stack of its own that
 // runs until it must wait for another rank, and then hands the thread on. Ranks
 // that may go on wait in a queue, so their order is always the same.
 //

@@ -12,6 +12,7 @@
 #include <functional>
 
 #include "bench/planner/published.h"
+#include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "chapters/planner/plan_report.h"
 

@@ -13,6 +13,7 @@
 
 #include "bench/validate/jobs.h"
 #include "bench/validate/validation.h"
+#include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"
 

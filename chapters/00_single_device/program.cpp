@@ -9,6 +9,7 @@
 #include "chapters/00_single_device/program.h"
 
 #include "chapters/00_single_device/single_device.h"
+#include "core/check.h"
 
 namespace shardbook::single_device {
 

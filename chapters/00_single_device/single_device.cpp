@@ -5,6 +5,7 @@
 
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/textbook.h"
+#include "core/check.h"
 #include "core/ops.h"
 
 namespace shardbook::single_device {

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/option_values.h"
 #include "chapters/common/run/worlds.h"
 #include "core/check.h"

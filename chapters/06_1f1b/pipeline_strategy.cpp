@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "chapters/common/run/exit_status.h"
 #include "core/check.h"
 
 namespace shardbook::pipeline {

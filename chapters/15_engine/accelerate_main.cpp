@@ -11,6 +11,7 @@
 #include <string>
 
 #include "chapters/15_engine/accelerate_script.h"
+#include "chapters/common/run/exit_status.h"
 #include "core/context.h"
 
 using namespace shardbook;

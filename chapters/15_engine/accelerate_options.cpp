@@ -12,6 +12,7 @@
 #include "chapters/common/run/options.h"
 #include "chapters/common/run/parity.h"
 #include "chapters/common/run/run_identity.h"
+#include "comm/launch.h"
 #include "core/check.h"
 
 namespace shardbook::accelerate {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/worlds.h"
 #include "comm/processes.h"
 #include "core/autograd.h"

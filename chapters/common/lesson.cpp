@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "comm/launch.h"
+#include "core/check.h"
 #include "core/context.h"
 
 namespace shardbook::lesson {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "chapters/figures/figures.h"
 #include "core/check.h"

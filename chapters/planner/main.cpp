@@ -7,145 +7,15 @@
 // ./shardbook plan starts it.
 
 #include <cstdio>
-#include <fstream>
 
-#include "chapters/common/models/models.h"
-#include "chapters/common/run/options.h"
-#include "chapters/common/run/worlds.h"
-#include "chapters/planner/plan_report.h"
-#include "core/how_many.h"
-#include "core/text_file.h"
-
-using namespace shardbook;
-
-namespace {
-
-struct Asked {
-  planner::PlanRequest request;
-  planner::SearchOptions search;
-  std::string cluster = "dgx-a100", format = "text", config;
-  int nodes = 0;
-  std::int64_t memory_bytes = 0;
-  bool confirms = false, is_by_strategy = false;
-};
-
-void add_options(CommandLine& line, Asked& asked) {
-  planner::PlanRequest& of = asked.request;
-  planner::Limits& only = of.limits;
-  line.add("--model", &of.model,
-           "a GPT: gpt-1.3b, gpt-13b, gpt-70b, FILE.json");
-  line.add("--cluster", &asked.cluster, "a preset or FILE.json");
-  line.add("--nodes", &asked.nodes, "how many of its nodes", 1);
-  line.add("--world-size", &of.world_size, "or how many of its devices", 1);
-  line.add("--batch", &of.batch, "samples per step, over all ranks", 1);
-  line.add("--seq", &of.base.sizes.seq,
-           "tokens per sample; the model's positions", 1);
-  line.add("--dtype", &of.base.layout.dtype, "of the model",
-           {"f32", "bf16", "f16"});
-  line.add("--dropout", &of.base.layout.dropout, "probability", 0, 0.999);
-  line.add_bytes("--device-memory", &asked.memory_bytes,
-                 "of each device; the cluster's");
-  line.add("--top", &asked.search.top, "how many plans are shown", 1, 1000);
-  line.add("--tp", &only.tp, "only this degree", 1);
-  line.add("--pp", &only.pp, "only this degree", 1);
-  line.add("--cp", &only.cp, "only this degree", 1);
-  line.add("--zero-stage", &only.zero_stage, "only this stage", 0, 3);
-  line.add("--micro-batch", &only.micro_batch, "only this size, in samples", 1);
-  line.add("--schedule", &only.schedule, "only this one",
-           {"1f1b", "interleaved", "zb-h1"});
-  line.add("--recompute", &only.recompute, "only this",
-           {"never", "attention", "blocks"});
-  line.add("--offload", &only.offloads,
-           "also plans that use the host's memory");
-  line.add("--by-strategy", &asked.is_by_strategy,
-           "the best plan of DDP, of each stage of ZeRO, of TP, PP and both");
-  line.add("--prune", &asked.search.prunes,
-           "bounds first; no-: predict every plan");
-  line.add("--confirm", &asked.confirms,
-           "run the best plan in the hybrid chapter, on shapes");
-  line.add("--write-config", &asked.config,
-           "write the best plan here, for the engine: DeepSpeed's keys");
-  line.add("--format", &asked.format, "of the answer", {"text", "json"});
-}
-
-void read_request(Asked& asked) {
-  planner::PlanRequest& of = asked.request;
-  const sim::Cluster cluster = read_cluster(asked.cluster);
-  of.memory_bytes = static_cast<double>(asked.memory_bytes);
-  const int per_node = cluster.devices_per_node;
-  SB_CHECK(asked.nodes == 0 || of.world_size == 0 ||
-               asked.nodes * per_node == of.world_size,
-           "--nodes ", asked.nodes, ", --world-size ", of.world_size, ": ",
-           asked.cluster, " has ", how_many(per_node, "device"),
-           " in a node; give one of the two");
-  SB_CHECK(asked.nodes <= cluster.num_nodes, "--nodes ", asked.nodes, ": ",
-           asked.cluster, " has ", cluster.num_nodes, "; give 1 to ",
-           cluster.num_nodes);
-  if (asked.nodes > 0) of.world_size = asked.nodes * per_node;
-  SB_CHECK(of.world_size > 0, "--nodes: give the nodes of ", asked.cluster,
-           " to plan for, or --world-size, its devices");
-  SB_CHECK(of.batch > 0, "--batch: give the samples of a step, such as ",
-           8 * of.world_size);
-  if (of.seq() == 0)
-    of.base.sizes.seq = model_config(planner::options_of(of)).n_positions;
-  planner::read_model(of, cluster);
-}
-
-/// The table of strategies is text only, and names no single plan.
-void check_alone(const Asked& asked) {
-  const char* const other = asked.format != "text"  ? "--format"
-                            : !asked.config.empty() ? "--write-config"
-                            : asked.confirms        ? "--confirm"
-                                                    : nullptr;
-  SB_CHECK(other == nullptr, "--by-strategy: not with ", other,
-           ", which is about one list of plans; leave one of them out");
-}
-
-}  // namespace
+#include "chapters/common/run/exit_status.h"
+#include "chapters/planner/answer.h"
 
 int main(int argc, char** argv) {
-  return chapter_main([&] {
-    Asked asked;
-    CommandLine line("shardbook_plan",
-                     "Which way of splitting a model fits, and is the fastest.",
-                     "0, a plan fits; 1, none does");
-    add_options(line, asked);
-    line.parse(argc, argv);
-    read_request(asked);
-    planner::check_request(asked.request);
-    if (asked.is_by_strategy) {
-      check_alone(asked);
-      std::fputs(planner::strategies_text(
-                     asked.request,
-                     planner::search_by_strategy(asked.request, asked.search))
-                     .c_str(),
-                 stdout);
-      return 0;
-    }
-    std::ofstream config;
-    if (!asked.config.empty()) {
-      config.open(asked.config);
-      SB_CHECK(config.is_open(), "--write-config ", asked.config,
-               ": cannot be written");
-    }
-
-    planner::PlanResult result = planner::search(asked.request, asked.search);
-    if (asked.confirms && !result.best.empty() &&
-        planner::can_confirm(asked.request, result.best[0].plan)) {
-      planner::confirm(asked.request, result.best[0]);
-    }
-    std::fputs((asked.format == "json"
-                    ? planner::result_json(asked.request, result)
-                    : planner::result_text(asked.request, result, asked.config))
-                   .c_str(),
-               stdout);
-    if (result.best.empty()) return kExitClaimFailed;
-    if (!asked.config.empty()) {
-      config << planner::config_of(asked.request, result.best[0].plan)
-             << std::flush;
-      if (!config)
-        fail_to_write("--write-config " + asked.config + ": this file");
-    }
-    return 0;
+  return shardbook::chapter_main([&] {
+    shardbook::CommandLine line({argv, argv + argc});
+    const auto answer = shardbook::planner::answer(line);
+    std::fputs(answer.text.c_str(), stdout);
+    return answer.status;
   });
 }

@@ -62,10 +62,4 @@ struct Strategy {
 std::vector<Strategy> search_by_strategy(const PlanRequest& request,
                                          SearchOptions options = {});
 
-/// Runs the plan in the hybrid chapter, on shapes, and adds its results.
-void confirm(const PlanRequest& request, Prediction& prediction);
-/// Whether confirm is affordable: few different ranks, and a plan that the
-/// chapter itself runs.
-bool can_confirm(const PlanRequest& request, const Plan& plan);
-
 }  // namespace shardbook::planner

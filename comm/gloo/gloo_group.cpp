@@ -9,6 +9,7 @@
 #include "comm/gloo/calls.h"
 #include "comm/gloo/collectives.h"
 #include "comm/internal/arguments.h"
+#include "comm/internal/backends.h"
 #include "comm/internal/rank_device.h"
 #include "comm/processes/rendezvous.h"
 #include "comm/processes/socket.h"
@@ -27,14 +28,6 @@ std::uint64_t hash(const std::string& text) {
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
   value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
   return value ^ (value >> 31);
-}
-
-// The parts of a call that must agree among its members.
-std::string signature_of(const CommCall& call) {
-  CommCall same = call;
-  same.label.clear();
-  if (call.op == CommOp::kAllToAllV) same.numel = 0;  // may differ
-  return call_text(same);
 }
 
 }  // namespace
@@ -174,6 +167,18 @@ void run_as_rank(const RankEnvironment& environment,
   }
 }
 
+namespace {
+
+void check_gloo_ranks(int world_size, const LaunchOptions& options) {
+  SB_CHECK(options.device != "cuda",
+           "--backend gloo: it moves tensors of the CPU only; use --backend "
+           "nccl or --backend threads with --device cuda");
+  check_processes(world_size, options);
+}
+
+// In a process that is a rank it joins the world, runs `body` once, as that
+// rank, and leaves. In any other it forks the ranks, so only what `body` prints
+// or saves remains.
 void run_gloo_ranks(int world_size,
                     const std::function<void(ProcessGroup&)>& body,
                     const LaunchOptions& options) {
@@ -190,5 +195,9 @@ void run_gloo_ranks(int world_size,
   }
   run_as_rank(*environment, body, options);
 }
+
+}  // namespace
+
+const Backend kGloo{"gloo", check_gloo_ranks, run_gloo_ranks};
 
 }  // namespace shardbook::internal

@@ -68,13 +68,6 @@ bool has_gloo();
 /// Throws Error if this build has no Gloo.
 void check_gloo();
 
-/// run_ranks for backend "gloo". In a process that is a rank it joins the
-/// world, runs `body` once, as that rank, and leaves. In any other it forks the
-/// ranks (run_processes), so only what `body` prints or saves remains.
-void run_gloo_ranks(int world_size,
-                    const std::function<void(ProcessGroup&)>& body,
-                    const LaunchOptions& options);
-
 /// Joins the next world as this rank, runs `body` and leaves.
 void run_as_rank(const RankEnvironment& environment,
                  const std::function<void(ProcessGroup&)>& body,

@@ -1,6 +1,7 @@
 // This build has no Gloo.
 
 #include "comm/gloo/gloo_group.h"
+#include "comm/internal/backends.h"
 #include "core/check.h"
 
 namespace shardbook::internal {
@@ -19,9 +20,8 @@ void run_as_rank(const RankEnvironment&,
   check_gloo();
 }
 
-void run_gloo_ranks(int, const std::function<void(ProcessGroup&)>&,
-                    const LaunchOptions&) {
-  check_gloo();
-}
+const Backend kGloo{"gloo", [](int, const LaunchOptions&) { check_gloo(); },
+                    [](int, const std::function<void(ProcessGroup&)>&,
+                       const LaunchOptions&) {}};
 
 }  // namespace shardbook::internal

@@ -1,7 +1,7 @@
 #pragma once
 
 // Element-wise sums, maxima and minima over several buffers, for backends and
-// algorithms: kernels::cpu::combine. It needs only addresses, so a thread
+// algorithms: kernels::combine. It needs only addresses, so a thread
 // without a RankContext may call it.
 
 #include <cstdint>
@@ -25,7 +25,7 @@ inline void reduce_buffers(DType dtype, ReduceOp op,
                            const std::vector<void*>& outputs,
                            std::int64_t count) {
   KernelContext context;
-  kernels::cpu::combine(context, dtype, kind_of(op), count, inputs, outputs);
+  kernels::combine(context, dtype, kind_of(op), count, inputs, outputs);
 }
 
 /// target = target op source.

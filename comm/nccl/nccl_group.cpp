@@ -24,14 +24,6 @@ void check_device(const Tensor& tensor, const Device& mine,
            mine.name());
 }
 
-// The parts of a call that must agree among its members.
-std::string signature_of(const CommCall& call) {
-  CommCall same = call;
-  same.label.clear();
-  if (call.op == CommOp::kAllToAllV) same.numel = 0;  // may differ
-  return call_text(same);
-}
-
 }  // namespace
 
 NcclGroup::NcclGroup(std::shared_ptr<NcclWorld> world, std::string id, int rank,

@@ -84,14 +84,4 @@ class NcclGroup : public ProcessGroup {
   std::map<std::vector<int>, int> num_made_;          // groups, by members
 };
 
-/// Throws Error where this machine cannot run the ranks: no NCCL, no GPU, or
-/// fewer GPUs than ranks.
-void check_nccl_ranks(int world_size, const LaunchOptions& options);
-
-/// run_ranks for backend "nccl". In a process that is a rank it runs `body`
-/// once, as that rank; in any other, the ranks are threads.
-void run_nccl_ranks(int world_size,
-                    const std::function<void(ProcessGroup&)>& body,
-                    const LaunchOptions& options);
-
 }  // namespace shardbook::internal

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/internal/backends.h"
 #include "comm/internal/rank_device.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/processes/coordinator.h"
@@ -19,16 +20,6 @@
 
 namespace shardbook::internal {
 namespace {
-
-std::string reason_of(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception of unknown type";
-  }
-}
 
 // `on_failure` learns of an exception of `body` before any other rank does.
 void run_rank(const RankEnvironment& environment, std::uint64_t generation,
@@ -57,7 +48,7 @@ void run_rank(const RankEnvironment& environment, std::uint64_t generation,
       const std::exception_ptr failure = std::current_exception();
       on_failure(failure);
       // End all waits for peers: the context waits for the device.
-      world->give_up(reason_of(failure));
+      world->give_up(current_reason());
       throw;
     }
   } catch (...) {
@@ -94,7 +85,7 @@ void run_threads(int world_size, const std::function<void(ProcessGroup&)>& body,
     } catch (...) {
       // The others learn at once of a rank that never reached them.
       coordinator.fail("rank " + std::to_string(rank) +
-                       " failed: " + reason_of(std::current_exception()));
+                       " failed: " + current_reason());
     }
   };
   std::vector<std::thread> threads;
@@ -109,9 +100,11 @@ void run_threads(int world_size, const std::function<void(ProcessGroup&)>& body,
   if (first_cause != nullptr) std::rethrow_exception(first_cause);
 }
 
-}  // namespace
-
-void check_nccl_ranks(int world_size, const LaunchOptions&) {
+void check_nccl_ranks(int world_size, const LaunchOptions& options) {
+  SB_CHECK(options.device != "cpu",
+           "--backend nccl: it moves tensors of GPUs only; give --device cuda, "
+           "or use --backend threads or gloo");
+  check_processes(world_size, options);
   const std::string no_cuda = why_no_cuda();
   SB_CHECK(no_cuda.empty(), "--backend nccl: ", no_cuda);
   const std::string no_nccl = why_no_nccl();
@@ -126,6 +119,8 @@ void check_nccl_ranks(int world_size, const LaunchOptions&) {
            num_gpus == 1 ? "it" : "them");
 }
 
+// In a process that is a rank it runs `body` once, as that rank; in any other,
+// the ranks are threads.
 void run_nccl_ranks(int world_size,
                     const std::function<void(ProcessGroup&)>& body,
                     const LaunchOptions& options) {
@@ -136,5 +131,9 @@ void run_nccl_ranks(int world_size,
   run_rank(*environment, next_generation++, body, options,
            [](std::exception_ptr) {});
 }
+
+}  // namespace
+
+const Backend kNccl{"nccl", check_nccl_ranks, run_nccl_ranks};
 
 }  // namespace shardbook::internal

@@ -12,6 +12,7 @@
 #include "comm/processes.h"
 #include "comm/processes/job.h"
 #include "comm/processes/rendezvous.h"
+#include "comm/processes/socket.h"
 #include "core/check.h"
 
 namespace shardbook {
@@ -341,6 +342,16 @@ std::optional<RankEnvironment> launched_rank(int world_size,
     environment->is_served_by_launcher = false;
   }
   return environment;
+}
+
+void check_processes(int world_size, const LaunchOptions& options) {
+  if (!options.rendezvous.empty()) {
+    check_rendezvous("--rendezvous " + options.rendezvous, options.rendezvous);
+  }
+  launched_rank(world_size, options);
+  if (!options.network_interface.empty()) {
+    interface_host(options.network_interface);
+  }
 }
 
 }  // namespace internal

@@ -61,6 +61,10 @@ RedisPlace make_redis_place(const HostPort& server, const std::string& key);
 std::optional<RankEnvironment> launched_rank(int world_size,
                                              const LaunchOptions& options);
 
+/// What check_launch asks of ranks that may be processes: a rendezvous, an
+/// interface and a launcher's variables that make sense.
+void check_processes(int world_size, const LaunchOptions& options);
+
 /// A line to the coordinator, once all ranks have come. Missing ranks are named
 /// after the timeout. Throws OptionsDiffer, on all ranks, where
 /// LaunchOptions::agreed differs.

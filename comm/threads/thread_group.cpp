@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "comm/internal/arguments.h"
+#include "comm/internal/backends.h"
 #include "comm/internal/rank_device.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -170,6 +171,12 @@ void ThreadGroup::abort(const std::string& reason) {
 
 // --- Ranks
 
+namespace {
+
+void check_thread_ranks(int, const LaunchOptions& options) {
+  if (options.device == "cuda") check_gpus();
+}
+
 void run_thread_ranks(int world_size,
                       const std::function<void(ProcessGroup&)>& body,
                       const LaunchOptions& options) {
@@ -206,5 +213,9 @@ void run_thread_ranks(int world_size,
   for (std::thread& thread : ranks) thread.join();
   if (any_threw) std::rethrow_exception(world->first_cause());
 }
+
+}  // namespace
+
+const Backend kThreads{"threads", check_thread_ranks, run_thread_ranks};
 
 }  // namespace shardbook::internal

@@ -51,9 +51,4 @@ class ThreadGroup : public ProcessGroup {
   std::map<std::vector<int>, std::size_t> num_made_;
 };
 
-/// run_ranks for backend "threads".
-void run_thread_ranks(int world_size,
-                      const std::function<void(ProcessGroup&)>& body,
-                      const LaunchOptions& options);
-
 }  // namespace shardbook::internal

@@ -5,7 +5,8 @@
 // one for `context.device_type`. The first parameter of Type is a
 // KernelContext. cpu/ defines the first function, cuda/ the second. CUDA
 // kernels are a library of their own, loaded when the first CUDA device is
-// made: a machine without a GPU, and a build without CUDA, never load it.
+// made: a machine without a GPU, and a build without CUDA, never load it. A
+// build without cpu/ links as well (the symbols are weak), for runs on shapes.
 
 #include <tuple>
 #include <type_traits>
@@ -46,9 +47,11 @@ class Kernel<Result(KernelContext&, Args...)> {
 
  private:
   Function* function(const KernelContext& context) const {
-    if (context.device_type != DeviceType::kCuda) return cpu_;
-    SB_CHECK(cuda_ != nullptr, "kernels: ", name_, " has no version for CUDA");
-    return cuda_;
+    const bool on_cuda = context.device_type == DeviceType::kCuda;
+    Function* const function = on_cuda ? cuda_ : cpu_;
+    SB_CHECK(function != nullptr, "kernels: ", name_, " has no version for ",
+             on_cuda ? "CUDA" : "the CPU in this build");
+    return function;
   }
   template <typename... Given>
   Result call_with_rest(KernelContext& context, Given&&... given) const {
@@ -73,13 +76,13 @@ using FunctionOf = Signature;
 
 }  // namespace shardbook::kernels
 
-#define SHARDBOOK_KERNEL(name, ...) \
-  namespace cpu {                   \
-  FunctionOf<__VA_ARGS__> name;     \
-  }                                 \
-  namespace cuda {                  \
-  FunctionOf<__VA_ARGS__> name;     \
-  }                                 \
+#define SHARDBOOK_KERNEL(name, ...)           \
+  namespace cpu {                             \
+  [[gnu::weak]] FunctionOf<__VA_ARGS__> name; \
+  }                                           \
+  namespace cuda {                            \
+  FunctionOf<__VA_ARGS__> name;               \
+  }                                           \
   inline Kernel<__VA_ARGS__> name(#name, &cpu::name)
 
 /// At the end of a .cu file, for each kernel that it defines.

@@ -4,7 +4,6 @@
 #include <new>
 
 #include "core/check.h"
-#include "core/kernels/cpu/plans.h"
 
 namespace shardbook {
 
@@ -35,11 +34,6 @@ void KernelContext::release_scratch(void* pointer) noexcept {
   } else {
     std::free(pointer);
   }
-}
-
-KernelContext::Plans& KernelContext::plans() {
-  if (!plans_) plans_ = std::make_unique<Plans>();
-  return *plans_;
 }
 
 }  // namespace shardbook

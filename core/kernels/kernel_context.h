@@ -83,7 +83,7 @@ class KernelContext {
 
  private:
   ScratchProvider* scratch_;
-  std::unique_ptr<Plans> plans_;
+  std::shared_ptr<Plans> plans_;
 };
 
 /// Scratch memory for the duration of a scope.

@@ -13,6 +13,7 @@
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/common/toy.h"
 #include "chapters/programs/programs.h"
+#include "core/check.h"
 #include "notebooks/display.h"
 
 namespace notes {

@@ -14,6 +14,7 @@
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/common/pipeline/schedule_check.h"
 #include "chapters/programs/programs.h"
+#include "core/check.h"
 #include "notebooks/display.h"
 #include "notebooks/live_ranks.h"
 

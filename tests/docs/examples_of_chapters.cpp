@@ -2,6 +2,7 @@
 // docs_test.cpp looks for each line of an example below its header's name.
 
 #include <cstdint>
+#include <cstdio>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -36,6 +37,7 @@
 #include "chapters/common/pipeline/schedule_check.h"
 #include "chapters/common/pipeline/stages.h"
 #include "chapters/common/run/command_line.h"
+#include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "chapters/common/run/program.h"
 #include "chapters/common/run/strategy.h"
@@ -44,6 +46,7 @@
 #include "chapters/figures/plot.h"
 #include "chapters/pictures/figure.h"
 #include "chapters/pictures/timeline_picture.h"
+#include "chapters/planner/answer.h"
 #include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
@@ -395,6 +398,12 @@ void worlds(const Options& options, const ddp::StrategyOptions& setup,
     finish_rank(options, world, log, bill, report);
   };
   Report report = run_chapter(options, body);
+}
+
+// --- chapters/planner/answer.h
+void answer() {
+  CommandLine line({"plan", "--nodes", "8", "--batch", "1024"});
+  std::fputs(planner::answer(line).text.c_str(), stdout);
 }
 
 }  // namespace shardbook::examples

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 
+#include "chapters/common/run/exit_status.h"
 #include "tests/script/script_support.h"
 
 namespace shardbook {

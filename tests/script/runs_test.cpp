@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "chapters/common/run/exit_status.h"
 #include "tests/script/script_support.h"
 
 namespace shardbook {

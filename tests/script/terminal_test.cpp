@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "chapters/common/run/exit_status.h"
 #include "tests/script/script_support.h"
 
 namespace shardbook {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "chapters/common/run/exit_status.h"
 #include "chapters/pictures/svg.h"
 #include "chapters/table/html.h"
 #include "core/check.h"

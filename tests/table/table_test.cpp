@@ -6,6 +6,7 @@
 #include <fstream>
 #include <regex>
 
+#include "chapters/common/run/exit_status.h"
 #include "chapters/table/run_set.h"
 #include "core/check.h"
 #include "tests/support/errors.h"

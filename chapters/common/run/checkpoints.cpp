@@ -14,8 +14,10 @@
 #include <thread>
 #include <vector>
 
+#include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/run_identity.h"
 #include "chapters/common/run/state_folder.h"
+#include "comm/launch.h"
 #include "core/check.h"
 #include "core/how_many.h"
 

@@ -117,9 +117,7 @@ struct CommandLine::Impl {
 CommandLine::CommandLine(const std::string& program, const std::string& summary,
                          const std::string& results)
     : impl_(std::make_unique<Impl>()) {
-  impl_->app.name(program);
-  impl_->app.description(summary);
-  impl_->results = results;
+  describe(program, summary, results);
   impl_->app.allow_windows_style_options(false);
 }
 
@@ -130,9 +128,11 @@ CommandLine::CommandLine(std::vector<std::string> words) : CommandLine("", "") {
 CommandLine::~CommandLine() = default;
 
 void CommandLine::describe(const std::string& program,
-                           const std::string& summary) {
+                           const std::string& summary,
+                           const std::string& results) {
   impl_->app.name(program);
   impl_->app.description(summary);
+  impl_->results = results;
 }
 
 void CommandLine::keep(std::shared_ptr<void> value) {

@@ -65,17 +65,19 @@ class CommandLine {
     std::size_t option_;
   };
 
+  static constexpr char kResults[] =
+      "0, every claim holds; 1, a claim does not hold";
   /// `results` explains exit statuses 0 and 1.
   CommandLine(const std::string& program, const std::string& summary,
-              const std::string& results =
-                  "0, every claim holds; 1, a claim does not hold");
+              const std::string& results = kResults);
   /// For a program that is a function (program.h): the words of its line, the
   /// first of which is the program's.
   explicit CommandLine(std::vector<std::string> words);
   ~CommandLine();
 
   /// The name that a reader types, and what the program does.
-  void describe(const std::string& program, const std::string& summary);
+  void describe(const std::string& program, const std::string& summary,
+                const std::string& results = kResults);
   const std::string& program() const;
 
   /// A value that lives as long as the line, for options that outlive the

@@ -17,20 +17,18 @@
 // Bad input is one clear sentence on stderr and exit status 2.
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "chapters/common/models/model_options.h"
 #include "chapters/common/run/command_line.h"
-#include "comm/launch.h"
-#include "comm/processes.h"
-#include "core/check.h"
 #include "core/dtype.h"
 #include "core/optim.h"
 
 namespace shardbook {
+
+struct LaunchOptions;  // comm/launch.h
 
 /// What starts the ranks: read by worlds.h and comm/launch.h.
 struct WorldOptions {
@@ -126,33 +124,5 @@ void refuse_image_models(const Options& options, const std::string& reason);
 extern const char* const kBatchNormDiffers;
 /// The options that run_ranks needs.
 LaunchOptions launch_options(const Options& options);
-
-// The exit status of a program. 0: every claim holds. kExitBadInput (2) and
-// kExitRunFailed (3: a rank was lost or late, a disk is full, ...) are in
-// comm/processes.h. 128 + n: signal n ended it.
-constexpr int kExitClaimFailed = 1;
-
-/// Call it when the options are good: from here on an Error is a failure of the
-/// run (kExitRunFailed) and not of its options (kExitBadInput).
-void begin_run();
-
-/// A checkpoint that does not fit the run, or a run that cannot be saved in
-/// one: a mistake in the options, although found only after the ranks start.
-class BadCheckpoint : public Error {
- public:
-  using Error::Error;
-};
-
-/// Thrown by `train` after a signal.
-class Interrupted : public Error {
- public:
-  using Error::Error;
-};
-/// True once SIGINT, SIGTERM or SIGHUP has come, from chapter_main on.
-bool interrupted();
-
-/// Runs `body` and turns what it throws into a sentence and an exit status.
-/// Watches the signals (comm/signals.h).
-int chapter_main(const std::function<int()>& body);
 
 }  // namespace shardbook

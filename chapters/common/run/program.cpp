@@ -9,8 +9,10 @@
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/models/data.h"
 #include "chapters/common/run/checkpoints.h"
+#include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/trace.h"
 #include "comm/processes.h"
+#include "core/check.h"
 #include "core/context.h"
 
 namespace shardbook {

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "chapters/common/run/exit_status.h"
 #include "core/how_many.h"
 #include "core/text_file.h"
 #include "sim/timeline_json.h"

@@ -14,9 +14,11 @@
 
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/checkpoints.h"
+#include "chapters/common/run/exit_status.h"
 #include "comm/launch.h"
 #include "comm/signals.h"
 #include "core/autograd.h"
+#include "core/check.h"
 #include "core/context.h"
 #include "core/how_many.h"
 #include "core/ops.h"

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <sstream>
 
+#include "chapters/common/run/exit_status.h"
 #include "core/check.h"
 #include "core/gpus.h"
 #include "core/how_many.h"

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "chapters/00_single_device/single_device.h"
+#include "chapters/common/run/exit_status.h"
 #include "comm/launch.h"
 #include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"

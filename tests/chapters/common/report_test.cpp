@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "chapters/common/run/exit_status.h"
 #include "core/context.h"
 #include "core/tensor.h"
 #include "tests/support/errors.h"

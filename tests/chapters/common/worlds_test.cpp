@@ -13,6 +13,7 @@
 #include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "chapters/05_gpipe/gpipe_strategy.h"
+#include "chapters/common/run/exit_status.h"
 #include "comm/ledger.h"
 #include "sim/device_clock.h"
 #include "tests/support/sanitized.h"
