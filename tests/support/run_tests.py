@@ -26,7 +26,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as xml
 
-from test_sources import may_match
+from test_sources import ROOT, may_match, with_headers
 
 Case = collections.namedtuple("Case", "state detail")
 
@@ -77,6 +77,47 @@ def refuse_unknown(rooms, filters):
                           "rooms are " + ", ".join(rooms))
 
 
+def sources_by_room(build, tests):
+    """The sources below tests/ of each room's program, headers and libraries of
+    tests included."""
+    build = build.resolve()
+    sources = collections.defaultdict(set)
+    for target in read_json(build, "intro-targets.json"):
+        found = set()
+        for group in target.get("target_sources", []):
+            found.update(group.get("sources", []))
+            # A unity source includes the others
+            for path in map(pathlib.Path, group.get("generated_sources", [])):
+                if "-unity" in path.name and path.is_file():
+                    found.update(re.findall("#include ?<(.+)>",
+                                            path.read_text("utf-8")))
+        paths = map(pathlib.Path.resolve, map(pathlib.Path, found))
+        sources[target["filename"][0]] |= {
+            path for path in paths
+            if ROOT / "tests" in path.parents and path.is_file()}
+    # Programs that are linked with libraries of tests
+    link = re.compile(r"^build (tests/\S+): \w+_LINKER (.*)$", re.M)
+    rules = (build / "build.ninja").read_text("utf-8")
+    for program, inputs in link.findall(rules):
+        for library in re.findall(r"tests/\S+\.a\b", inputs):
+            sources[str(build / program)] |= sources[str(build / library)]
+    return {test["name"]: with_headers(sources[test["cmd"][0]])
+            for test in tests}
+
+
+def chosen_tests(build, tests, filters):
+    """Pairs (tests, pattern or None): what runs together. Of a pattern, those
+    whose sources may have a name that it matches."""
+    sources = None
+    for rooms, pattern in select([t["name"] for t in tests], filters):
+        chosen = [t for t in tests if t["name"] in rooms]
+        if pattern:
+            sources = sources or sources_by_room(build, tests)
+            chosen = [t for t in chosen if may_match(gtest_filter(pattern, []),
+                                                     sources[t["name"]])]
+        yield chosen, pattern
+
+
 def targets(build, filters):
     """Prints what Ninja has to build for the chosen rooms."""
     tests = read_json(build, "intro-tests.json")
@@ -84,11 +125,10 @@ def targets(build, filters):
     files = {t["id"]: t["filename"] for t in read_json(build,
                                                        "intro-targets.json")}
     wanted = set()
-    for rooms, _ in select([t["name"] for t in tests], filters):
-        for test in tests:
-            if test["name"] in rooms:
-                for target in test["depends"]:
-                    wanted.update(files.get(target, []))
+    for chosen, _ in chosen_tests(build, tests, filters):
+        for test in chosen:
+            for target in test["depends"]:
+                wanted.update(files.get(target, []))
     for path in sorted(wanted):
         print(pathlib.Path(path).relative_to(build))
 
@@ -293,8 +333,7 @@ def run(build, args):
         if not any(has_match(p, pattern, pace.prefix) for p in programs):
             raise Refusal(f"!{pattern}: no test that was built matches it")
     results = {}
-    for rooms, pattern in select([t["name"] for t in tests], args.filter):
-        chosen = [t for t in tests if t["name"] in rooms]
+    for chosen, pattern in chosen_tests(build, tests, args.filter):
         googletest = gtest_filter(pattern, without)
         if pattern:
             chosen = [t for t in chosen if is_googletest(t["cmd"]) and
