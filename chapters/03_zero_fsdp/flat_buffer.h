@@ -16,7 +16,6 @@
 // Trillion Parameter Models", section 5.
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "core/module.h"

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "chapters/common/run/exit_status.h"
-#include "core/check.h"
 
 namespace shardbook::pipeline {
 

@@ -1,6 +1,5 @@
 #include "chapters/06_1f1b/post_validation.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "core/inplace.h"

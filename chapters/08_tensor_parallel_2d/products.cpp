@@ -1,7 +1,6 @@
 #include "chapters/08_tensor_parallel_2d/products.h"
 
 #include <array>
-#include <utility>
 
 #include "core/autograd.h"
 #include "core/check.h"

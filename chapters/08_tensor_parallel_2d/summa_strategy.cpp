@@ -2,7 +2,6 @@
 
 #include "chapters/08_tensor_parallel_2d/summa_layers.h"
 #include "chapters/common/run/textbook.h"
-#include "core/check.h"
 
 namespace shardbook::summa {
 

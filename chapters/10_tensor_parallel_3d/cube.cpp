@@ -1,7 +1,5 @@
 #include "chapters/10_tensor_parallel_3d/cube.h"
 
-#include <cmath>
-
 #include "core/check.h"
 #include "core/marks.h"
 

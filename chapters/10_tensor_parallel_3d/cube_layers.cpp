@@ -1,7 +1,5 @@
 #include "chapters/10_tensor_parallel_3d/cube_layers.h"
 
-#include <utility>
-
 #include "chapters/08_tensor_parallel_2d/operators.h"
 #include "chapters/08_tensor_parallel_2d/part_layers.h"
 #include "chapters/08_tensor_parallel_2d/products.h"

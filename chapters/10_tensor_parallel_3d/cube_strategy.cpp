@@ -3,7 +3,6 @@
 #include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 #include "chapters/10_tensor_parallel_3d/cube_layers.h"
 #include "chapters/common/run/textbook.h"
-#include "core/check.h"
 
 namespace shardbook::cube {
 

@@ -4,7 +4,6 @@
 
 #include "chapters/11_dtensor/propagation.h"
 #include "core/check.h"
-#include "core/context.h"
 
 namespace shardbook::dtensor {
 namespace {

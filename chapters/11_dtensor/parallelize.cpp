@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 
 #include "chapters/common/models/models.h"
 #include "core/check.h"

@@ -13,7 +13,6 @@
 // Cuts follow rule CEIL (torch.chunk): each part has ceil(n / P) elements,
 // except that trailing parts may be short or empty.
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>

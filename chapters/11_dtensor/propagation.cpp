@@ -1,7 +1,6 @@
 #include "chapters/11_dtensor/propagation.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 
 #include "chapters/11_dtensor/redistribute.h"

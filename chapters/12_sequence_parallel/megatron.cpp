@@ -6,7 +6,6 @@
 #include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 #include "core/autograd.h"
-#include "core/check.h"
 
 namespace shardbook::sequence_parallel {
 namespace {

@@ -7,7 +7,6 @@
 
 #include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "core/autograd.h"
-#include "core/check.h"
 #include "core/context.h"
 #include "core/inplace.h"
 

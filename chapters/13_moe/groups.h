@@ -20,7 +20,6 @@
 // DeepSpeed, deepspeed/utils/groups.py.
 
 #include <string>
-#include <vector>
 
 #include "comm/device_mesh.h"
 

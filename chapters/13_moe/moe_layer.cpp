@@ -1,7 +1,6 @@
 #include "chapters/13_moe/moe_layer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "chapters/07_tensor_parallel/mappings.h"

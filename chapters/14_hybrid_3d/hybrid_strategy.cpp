@@ -5,7 +5,6 @@
 #include "chapters/13_moe/moe_strategy.h"
 #include "chapters/14_hybrid_3d/batch_statistics.h"
 #include "chapters/common/pipeline/partition.h"
-#include "core/check.h"
 
 namespace shardbook::hybrid {
 

@@ -13,7 +13,6 @@
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/loss_scaler.h"
 #include "core/autograd.h"
-#include "core/check.h"
 #include "core/context.h"
 
 namespace shardbook::accelerate::internal {

@@ -12,7 +12,6 @@
 #include "chapters/03_zero_fsdp/zero/zero_time.h"
 #include "chapters/common/models/checkpoint.h"
 #include "core/autograd.h"
-#include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
 

@@ -4,7 +4,6 @@
 
 #include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "chapters/15_engine/internal/data_parallel_model.h"
-#include "core/check.h"
 
 namespace shardbook::engine {
 namespace {

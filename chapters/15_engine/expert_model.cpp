@@ -11,7 +11,6 @@
 #include "chapters/13_moe/expert_update.h"
 #include "chapters/13_moe/moe_layer.h"
 #include "chapters/15_engine/internal/data_parallel_model.h"
-#include "chapters/common/models/checkpoint.h"
 #include "comm/coalesce.h"
 #include "core/check.h"
 #include "core/context.h"

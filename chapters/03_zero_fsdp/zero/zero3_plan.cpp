@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "chapters/03_zero_fsdp/zero/zero3.h"
 

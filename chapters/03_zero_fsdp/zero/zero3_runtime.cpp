@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "chapters/03_zero_fsdp/zero/zero3.h"
-#include "core/check.h"
 #include "core/context.h"
 #include "core/tensor_storage.h"
 

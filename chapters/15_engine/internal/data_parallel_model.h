@@ -4,7 +4,6 @@
 // backward, update.
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "chapters/03_zero_fsdp/zero/zero_options.h"
