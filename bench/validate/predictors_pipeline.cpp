@@ -9,7 +9,6 @@
 #include "bench/validate/kinds.h"
 #include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/06_1f1b/schedules_zero_bubble.h"
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/planner/on_shapes.h"
 #include "core/check.h"

@@ -6,7 +6,6 @@
 #include "chapters/05_gpipe/gpipe.h"
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/06_1f1b/schedules_zero_bubble.h"
 #include "core/check.h"
 #include "core/how_many.h"
 

@@ -1,4 +1,4 @@
-#include "chapters/06_1f1b/schedules_zero_bubble.h"
+// Zero bubble within a memory limit, found by a search.
 
 #include <algorithm>
 #include <limits>

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "chapters/06_1f1b/schedules.h"
-#include "chapters/06_1f1b/schedules_zero_bubble.h"
 #include "chapters/common/pipeline/replay.h"
 #include "core/check.h"
 
