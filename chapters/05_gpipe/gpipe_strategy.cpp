@@ -88,9 +88,9 @@ GpipeStrategy::GpipeStrategy(const Options& options,
       feed_(options, data_,
             ceil_micro_batches(options.batch, setup.micro_batches),
             /*reads_both=*/pp.size() == 1) {
-  setup_.recompute = pipeline::recompute_from_name(setup.recompute);
-  setup_.early_recompute = setup.early_recompute;
-  setup_.reads_losses_late = true;
+  engine_options_.recompute = pipeline::recompute_from_name(setup.recompute);
+  engine_options_.early_recompute = setup.early_recompute;
+  engine_options_.reads_losses_late = true;
   const auto layers = make_layers(model_config(options), setup);
   const auto cuts = stage_cuts(options, setup, *layers, pp.size(), feed_);
   model_ = std::make_unique<PipelineModel>(options, layers,
@@ -98,9 +98,9 @@ GpipeStrategy::GpipeStrategy(const Options& options,
   optimizer_ = make_optimizer(options.optimizer, model_->parameters(),
                               options.optimizer_options);
   const int num_micro_batches = static_cast<int>(feed_.pieces().size());
-  engine_ =
-      std::make_unique<pipeline::Engine>(schedule(pp.size(), num_micro_batches),
-                                         *model_, pp, feed_, nullptr, setup_);
+  engine_ = std::make_unique<pipeline::Engine>(
+      schedule(pp.size(), num_micro_batches), *model_, pp, feed_, nullptr,
+      engine_options_);
 }
 
 StepResult GpipeStrategy::step(std::int64_t step) {

@@ -95,7 +95,7 @@ class GpipeStrategy : public Strategy {
   ProcessGroup& pp_;
   Dataset data_;
   GpipeFeed feed_;
-  pipeline::EngineOptions setup_;
+  pipeline::EngineOptions engine_options_;
   std::unique_ptr<PipelineModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<pipeline::Engine> engine_;

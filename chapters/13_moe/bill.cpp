@@ -39,10 +39,6 @@ double vocabulary_rows(const ModelConfig& config, const BillSizes& sizes) {
 double all_reduce(double ranks) { return 2 * (ranks - 1) / ranks; }
 double all_gather(double ranks) { return (ranks - 1) / ranks; }
 
-/// Elements of this rank's parameters.
-struct Parameters {
-  double dense = 0, experts = 0;
-};
 Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
                            const BillSizes& sizes) {
   const auto h = static_cast<double>(config.n_embd);
@@ -131,45 +127,6 @@ Reduced reduced_bytes(const MoeOptions& moe, const BillSizes& sizes,
   const double passes =
       sizes.zero_stage == 1 ? 1 : static_cast<double>(sizes.micro_batches);
   return {flat, passes * flat, flat};
-}
-
-MemoryBill memory_bill(const Options& options, const ModelConfig& config,
-                       const MoeOptions& moe, const BillSizes& sizes,
-                       const Parameters& here) {
-  const KeptSizes z = sizes_here(options, sizes);
-  const int r = replicas(moe, sizes), stage = sizes.zero_stage;
-  const bool trains = options.steps > 0;
-  // The first update creates the optimizer's state, or a checkpoint does
-  const bool updates = options.steps > sizes.skipped;
-  const bool has_state = updates || (trains && options.first_step > 0);
-  const double dense = stage == 0 ? here.dense : padded(here.dense, sizes.dp);
-  const double experts = stage == 0
-                             ? here.experts
-                             : (here.experts > 0 ? padded(here.experts, r) : 0);
-  const zero::StateBytes bytes = zero::state_bytes(
-      options.dtype, options.optimizer, options.optimizer_options);
-  MemoryBill bill;
-  bill[MemoryKind::kParameter] = (dense + experts) * z.element;
-  bill[MemoryKind::kActivation] = moe.depends_on_routing() ? kNoClaim
-                                  : trains
-                                      ? predicted_activations(config, moe, z)
-                                      : 0;
-
-  // Gradients: all, or a shard
-  const double shard = dense / sizes.dp + (experts > 0 ? experts / r : 0);
-  const double gradients = stage < 2       ? dense + experts
-                           : sizes.offload ? 0
-                                           : shard;
-  bill[MemoryKind::kGradient] = updates ? gradients * z.element : 0;
-  // ZeRO keeps f32 copies of 16-bit weights, from the beginning
-  const double states = stage == 0 ? dense + experts : shard;
-  const double masters = z.element == 2 ? 4 : 0;
-  const double moments = bytes.optimizer - masters;
-  bill[MemoryKind::kOptimizerState] =
-      sizes.offload ? 0
-                    : states * ((has_state ? moments : 0) +
-                                (stage > 0 || sizes.has_masters ? masters : 0));
-  return bill;
 }
 
 }  // namespace
@@ -336,6 +293,46 @@ double step_s(const Options& options, const ModelConfig& config,
 
 }  // namespace
 
+Parameters held_parameters(const MoeOptions& moe, const BillSizes& sizes,
+                           const Parameters& here) {
+  if (sizes.zero_stage == 0) return here;
+  return {padded(here.dense, sizes.dp),
+          here.experts > 0 ? padded(here.experts, replicas(moe, sizes)) : 0};
+}
+
+MemoryBill states_bill(const Options& options, const MoeOptions& moe,
+                       const BillSizes& sizes, const Parameters& here) {
+  const int stage = sizes.zero_stage;
+  // The first update creates the optimizer's state, or a checkpoint does
+  const bool updates = options.steps > sizes.skipped;
+  const bool has_state =
+      updates || (options.steps > 0 && options.first_step > 0);
+  const auto element = static_cast<double>(dtype_bytes(options.dtype));
+  const auto [dense, experts] = held_parameters(moe, sizes, here);
+  MemoryBill bill;
+  bill[MemoryKind::kParameter] = (dense + experts) * element;
+
+  // Gradients: all, or a shard
+  const double shard =
+      dense / sizes.dp + (experts > 0 ? experts / replicas(moe, sizes) : 0);
+  const double gradients = stage < 2       ? dense + experts
+                           : sizes.offload ? 0
+                                           : shard;
+  bill[MemoryKind::kGradient] = updates ? gradients * element : 0;
+  // ZeRO keeps f32 copies of 16-bit weights, from the beginning
+  const double states = stage == 0 ? dense + experts : shard;
+  const double masters = element == 2 ? 4 : 0;
+  const double moments = zero::state_bytes(options.dtype, options.optimizer,
+                                           options.optimizer_options)
+                             .optimizer -
+                         masters;
+  bill[MemoryKind::kOptimizerState] =
+      sizes.offload ? 0
+                    : states * ((has_state ? moments : 0) +
+                                (stage > 0 || sizes.has_masters ? masters : 0));
+  return bill;
+}
+
 Bill predicted_bill(const Options& options, const ModelConfig& config,
                     const MoeOptions& moe, const BillSizes& sizes,
                     const MoeRecord& record) {
@@ -359,7 +356,11 @@ Bill predicted_bill(const Options& options, const ModelConfig& config,
             : bill.bytes + routed_bytes(z, static_cast<double>(config.n_embd),
                                         moe, sizes, record);
   }
-  bill.memory = memory_bill(options, config, moe, sizes, here);
+  bill.memory = states_bill(options, moe, sizes, here);
+  bill.memory[MemoryKind::kActivation] =
+      moe.depends_on_routing() ? kNoClaim
+      : options.steps > 0      ? predicted_activations(config, moe, z)
+                               : 0;
   bill.step_s = step_s(options, config, moe, sizes, here);
   return bill;
 }

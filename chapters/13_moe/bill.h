@@ -6,6 +6,7 @@
 #include "chapters/13_moe/moe_layer.h"
 #include "chapters/common/run/kept.h"
 #include "chapters/common/run/options.h"
+#include "chapters/common/run/report.h"
 #include "chapters/common/run/strategy.h"
 
 namespace shardbook::moe {
@@ -50,6 +51,16 @@ double predicted_activations(const ModelConfig& config, const MoeOptions& moe,
 
 // --- The bill ---------------------------------------------------------------------
 
+/// Elements of this rank's parameters.
+struct Parameters {
+  double dense = 0, experts = 0;
+};
+/// Elements that a rank holds of them: under ZeRO, each of the two padded.
+Parameters held_parameters(const MoeOptions& moe, const BillSizes& sizes,
+                           const Parameters& here);
+/// Bytes of parameters, gradients and optimizer state.
+MemoryBill states_bill(const Options& options, const MoeOptions& moe,
+                       const BillSizes& sizes, const Parameters& here);
 /// Bytes of options.steps steps, memory held, and the time of a step. Where shapes
 /// depend on the routing, the loads in `record` count the rows that were sent.
 Bill predicted_bill(const Options& options, const ModelConfig& config,

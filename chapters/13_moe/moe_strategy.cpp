@@ -31,19 +31,20 @@ std::unique_ptr<Gpt> build_gpt(const Options& options,
 
 }  // namespace
 
-MoeStrategy::MoeStrategy(const Options& options, const StrategyOptions& setup,
+MoeStrategy::MoeStrategy(const Options& options, const StrategyOptions& asked,
                          DeviceMesh& mesh)
     : options_(options),
-      setup_(setup),
+      setup_(asked),
       mesh_(mesh),
       dp_(mesh.group("edp-ep")),
-      replicas_(setup.moe.expert_tensor_parallel ? mesh.group("edp")
-                                                 : mesh.group("edp-tp")),
+      replicas_(setup_.moe.expert_tensor_parallel ? mesh.group("edp")
+                                                  : mesh.group("edp-tp")),
       config_(gpt_config(options)),
       data_(Dataset::open(options, config_)),
       record_(std::make_shared<MoeRecord>()) {
-  check_strategy_options(options, setup);
-  check_even_batch(options, dp_.size(), setup.micro_batches, "--micro-batches");
+  check_strategy_options(options, asked);
+  check_even_batch(options, dp_.size(), setup_.micro_batches,
+                   "--micro-batches");
   setup_.ep = mesh.size("ep");
   const int t = mesh.size("tp");
   ProcessGroup& tp = mesh.group("tp");
@@ -53,8 +54,8 @@ MoeStrategy::MoeStrategy(const Options& options, const StrategyOptions& setup,
   const MoeGroups groups = {
       .ep = &mesh.group("ep"),
       .tp = &tp,
-      .ep_stride = setup.data_before_expert ? mesh.size("edp") : 1};
-  layers_.mlp = moe_mlp(setup.moe, groups, record_);
+      .ep_stride = setup_.data_before_expert ? mesh.size("edp") : 1};
+  layers_.mlp = moe_mlp(setup_.moe, groups, record_);
   const std::int64_t rows = padded_vocabulary(config_.vocab_size, t);
   ModelConfig padded = config_;
   padded.vocab_size = rows;

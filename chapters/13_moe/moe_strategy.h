@@ -53,7 +53,7 @@ class MoeStrategy : public Strategy {
  public:
   /// `mesh` has the axes of expert_topology. Throws Error for sizes that do not
   /// divide. Collective.
-  MoeStrategy(const Options& options, const StrategyOptions& setup,
+  MoeStrategy(const Options& options, const StrategyOptions& asked,
               DeviceMesh& mesh);
 
   StepResult step(std::int64_t step) override;
@@ -87,7 +87,7 @@ class MoeStrategy : public Strategy {
   void make_update();
 
   const Options options_;
-  StrategyOptions setup_;
+  StrategyOptions setup_;  ///< as asked, with ep chosen
   DeviceMesh& mesh_;
   ProcessGroup& dp_;
   /// Ranks with the same expert parameters: EDP, and TP where it cuts rows.
@@ -109,11 +109,7 @@ class MoeStrategy : public Strategy {
 // Capacity and drops depend on the tokens that are routed together, so it routes
 // each group of tokens by itself, as the ranks do.
 
-/// Trains a GPT of these layers in these pieces of the batch, which are equally
-/// large. Each piece is routed by itself; where the layers route it in `groups`
-/// equal parts, the gates' losses of each part count 1 / `groups`. In f16 the
-/// losses are scaled by `scaler`, and steps that overflow are skipped.
-/// `division` says where gradients are divided.
+/// Where ranks divide gradients.
 struct RankDivision {
   /// Pieces in a row whose gradients a rank sums before it divides them by dp;
   /// 0: gradients are sums of shares.
@@ -122,6 +118,11 @@ struct RankDivision {
   /// An expert has the tokens of as many ranks, which follow each other.
   int ep = 1;
 };
+/// Trains a GPT of these layers in these pieces of the batch, which are equally
+/// large. Each piece is routed by itself; where the layers route it in `groups`
+/// equal parts, the gates' losses of each part count 1 / `groups`. In f16 the
+/// losses are scaled by `scaler`, and steps that overflow are skipped.
+/// `division` says where gradients are divided.
 ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
                              MoeRecord& record,
                              const std::vector<MicroBatch>& pieces,

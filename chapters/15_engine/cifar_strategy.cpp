@@ -6,7 +6,6 @@
 #include <cmath>
 #include <functional>
 
-#include "chapters/03_zero_fsdp/flat_buffer.h"
 #include "chapters/13_moe/bill.h"
 #include "chapters/13_moe/load.h"
 #include "chapters/common/run/parity.h"
@@ -36,14 +35,6 @@ Tensor loss_of(const Options& options, const CifarData& data, std::int64_t step,
 }
 
 double gather(double ranks) { return (ranks - 1) / ranks; }
-
-/// Elements that a rank holds of a list of parameters.
-double held(double numel, int ranks, int stage) {
-  if (stage == 0 || numel == 0) return numel;
-  const auto n = static_cast<std::int64_t>(numel);
-  return static_cast<double>(
-      zero::flat_layout({n}, ranks, zero::ZeroOptions().alignment).padded);
-}
 
 /// The place of the largest of each row's values.
 std::vector<std::int64_t> largest(const Tensor& rows) {
@@ -142,31 +133,34 @@ std::vector<std::pair<std::string, std::string>> CifarStrategy::more() {
 
 std::vector<Bill> CifarStrategy::bills() {
   const int w = world_.size(), ep = mesh_.size("ep"), r = w / ep;
-  const int stage = cifar_.stage;
-  double dense = 0, experts = 0;
+  const BillSizes sizes = {.dp = w,
+                           .ep = ep,
+                           .zero_stage = cifar_.stage,
+                           .offload = cifar_.cpu_offload,
+                           .skipped = engine_->skipped_steps(),
+                           .has_masters = true};
+  Parameters here;
   for (const NamedTensor& each : net_.named_parameters()) {
-    (is_expert(each.name) ? experts : dense) +=
+    (is_expert(each.name) ? here.experts : here.dense) +=
         static_cast<double>(each.tensor.numel());
   }
-  dense = held(dense, w, stage), experts = held(experts, r, stage);
+  const auto [dense, experts] = held_parameters(cifar_.net.moe, sizes, here);
   const auto e = static_cast<double>(dtype_bytes(options_.dtype));
   const auto steps = static_cast<double>(options_.steps);
-  const auto skipped = static_cast<double>(engine_->skipped_steps());
+  const auto skipped = static_cast<double>(sizes.skipped);
   Bill bill;
 
   // Weights once; in each step gradients, under ZeRO also weights
   const double flat = e * (gather(w) * dense + gather(r) * experts);
-  bill.bytes =
-      flat + steps * flat + (stage == 0 ? steps : steps - skipped) * flat;
+  bill.bytes = flat + steps * flat +
+               (cifar_.stage == 0 ? steps : steps - skipped) * flat;
   // DDP tells all ranks the order of its buckets
-  const bool is_ddp = stage == 0 && cifar_.net.num_experts.empty();
+  const bool is_ddp = cifar_.stage == 0 && cifar_.net.num_experts.empty();
   if (is_ddp && options_.steps >= 2) {
     bill.bytes += gather(w) * 4 * static_cast<double>(net_.parameters().size());
   }
   // The loss and the norm, which DDP's ranks know without a message
   bill.bytes += steps * 2 * gather(w) * 8 * (is_ddp ? 1 : 2);
-  BillSizes sizes;
-  sizes.dp = w, sizes.ep = ep;
   const double tokens = static_cast<double>(options_.batch / w);
   for (const int each : cifar_.net.num_experts) {
     bill.bytes += steps * e *
@@ -175,19 +169,7 @@ std::vector<Bill> CifarStrategy::bills() {
                                  kWidth, sizes);
   }
 
-  // Two moments in the dtype of the update, and f32 masters of 16-bit weights
-  const double shard = stage == 0 ? dense + experts : dense / w + experts / r;
-  const double master = e == 2 ? 4 : 0;
-  const bool updates = steps > skipped;
-  bill.memory[MemoryKind::kParameter] = e * (dense + experts);
-  bill.memory[MemoryKind::kGradient] = !updates    ? 0
-                                       : stage < 2 ? e * (dense + experts)
-                                       : cifar_.cpu_offload ? 0
-                                                            : e * shard;
-  bill.memory[MemoryKind::kOptimizerState] =
-      cifar_.cpu_offload
-          ? 0
-          : shard * (master + (updates ? 2 * std::max(e, 4.0) : 0));
+  bill.memory = states_bill(options_, cifar_.net.moe, sizes, here);
   return {bill};
 }
 
