@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 
 #include "chapters/02_ddp/sampler.h"
 #include "chapters/15_engine/engine.h"
@@ -21,80 +20,69 @@ namespace shardbook::accelerate {
 
 namespace {
 
-/// The options of one plugin only, by its name.
-const std::map<std::string, std::vector<std::string>> kFields = {
-    {"ddp", {}},
-    {"fsdp",
-     {"--fsdp-version", "--sharding-strategy", "--shard-size",
-      "--auto-wrap-policy", "--min-num-params", "--fsdp-cpu-offload",
-      "--fsdp-backward-prefetch", "--use-orig-params",
-      "--activation-checkpointing"}},
-    {"deepspeed",
-     {"--zero-stage", "--offload-optimizer-device", "--offload-param-device",
-      "--hf-ds-config"}},
-    {"megatron",
-     {"--tp-degree", "--pp-degree", "--num-micro-batches",
-      "--sequence-parallelism", "--recompute-activations",
-      "--use-distributed-optimizer"}}};
+/// The options of one plugin only, which `flags` lists.
+auto fields_of(CommandLine& line, const char* plugin,
+               std::vector<std::string>& flags) {
+  line.group(plugin);
+  return [&](const char* flag, auto* value, const char* why_differ,
+             const char* help, auto... limits) {
+    line.add(flag, value, help, limits...).may_differ(why_differ);
+    flags.emplace_back(flag);
+  };
+}
 
 void add_plugin_fields(CommandLine& line, ScriptOptions& script) {
-  line.group("FullyShardedDataParallelPlugin");
+  using namespace may_differ;
+  const auto fsdp_field =
+      fields_of(line, "FullyShardedDataParallelPlugin", script.fields["fsdp"]);
   FullyShardedDataParallelPlugin& fsdp = script.fsdp;
-  line.add("--fsdp-version", &fsdp.fsdp_version, "1 or 2")
-      .may_differ(may_differ::kPlace);
-  line.add("--sharding-strategy", &fsdp.sharding_strategy,
-           "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD")
-      .may_differ(may_differ::kRanks);
-  line.add("--shard-size", &fsdp.shard_size, "of HYBRID_SHARD: ranks of a node")
-      .may_differ(may_differ::kRanks);
-  line.add("--auto-wrap-policy", &fsdp.auto_wrap_policy,
-           "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP")
-      .may_differ(may_differ::kPlace);
-  line.add("--min-num-params", &fsdp.min_num_params, "of SIZE_BASED_WRAP")
-      .may_differ(may_differ::kPlace);
-  line.add("--fsdp-cpu-offload", &fsdp.cpu_offload, "shards lie on the host")
-      .may_differ(may_differ::kPlace);
-  line.add("--fsdp-backward-prefetch", &fsdp.backward_prefetch,
-           "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH")
-      .may_differ(may_differ::kPlace);
-  line.add("--use-orig-params", &fsdp.use_orig_params,
-           "the optimizer sees the module's own parameters")
-      .may_differ(may_differ::kPlace);
-  line.add("--activation-checkpointing", &fsdp.activation_checkpointing,
-           "blocks run forward again in backward")
-      .may_differ(may_differ::kPlace);
-  line.group("DeepSpeedPlugin");
+  fsdp_field("--fsdp-version", &fsdp.fsdp_version, kPlace, "1 or 2");
+  fsdp_field("--sharding-strategy", &fsdp.sharding_strategy, kRanks,
+             "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD");
+  fsdp_field("--shard-size", &fsdp.shard_size, kRanks,
+             "of HYBRID_SHARD: ranks of a node");
+  fsdp_field("--auto-wrap-policy", &fsdp.auto_wrap_policy, kPlace,
+             "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP");
+  fsdp_field("--min-num-params", &fsdp.min_num_params, kPlace,
+             "of SIZE_BASED_WRAP");
+  fsdp_field("--fsdp-cpu-offload", &fsdp.cpu_offload, kPlace,
+             "shards lie on the host");
+  fsdp_field("--fsdp-backward-prefetch", &fsdp.backward_prefetch, kPlace,
+             "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH");
+  fsdp_field("--use-orig-params", &fsdp.use_orig_params, kPlace,
+             "the optimizer sees the module's own parameters");
+  fsdp_field("--activation-checkpointing", &fsdp.activation_checkpointing,
+             kPlace, "blocks run forward again in backward");
+  const auto deepspeed_field =
+      fields_of(line, "DeepSpeedPlugin", script.fields["deepspeed"]);
   DeepSpeedPlugin& deepspeed = script.deepspeed;
-  line.add("--zero-stage", &deepspeed.zero_stage.emplace(2), "stage of ZeRO", 0,
-           3)
-      .may_differ(may_differ::kPlace);
-  line.add("--offload-optimizer-device",
-           &deepspeed.offload_optimizer_device.emplace("none"), "none or cpu")
-      .may_differ(may_differ::kPlace);
-  line.add("--offload-param-device",
-           &deepspeed.offload_param_device.emplace("none"), "none or cpu")
-      .may_differ(may_differ::kPlace);
-  line.add("--hf-ds-config", &deepspeed.hf_ds_config,
-           "FILE.json with DeepSpeed's keys, or the text itself, {...}")
-      .may_differ("its keys are compared one by one");
-  line.group("MegatronLMPlugin");
+  deepspeed_field("--zero-stage", &deepspeed.zero_stage.emplace(2), kPlace,
+                  "stage of ZeRO", 0, 3);
+  deepspeed_field("--offload-optimizer-device",
+                  &deepspeed.offload_optimizer_device.emplace("none"), kPlace,
+                  "none or cpu");
+  deepspeed_field("--offload-param-device",
+                  &deepspeed.offload_param_device.emplace("none"), kPlace,
+                  "none or cpu");
+  deepspeed_field("--hf-ds-config", &deepspeed.hf_ds_config,
+                  "its keys are compared one by one",
+                  "FILE.json with DeepSpeed's keys, or the text itself, {...}");
+  const auto megatron_field =
+      fields_of(line, "MegatronLMPlugin", script.fields["megatron"]);
   MegatronLMPlugin& megatron = script.megatron;
-  line.add("--tp-degree", &megatron.tp_degree, "ranks that share layers", 1)
-      .may_differ(may_differ::kRanks);
-  line.add("--pp-degree", &megatron.pp_degree, "stages of a pipeline", 1)
-      .may_differ(may_differ::kRanks);
-  line.add("--num-micro-batches", &megatron.num_micro_batches,
-           "of each batch of a replica", 1)
-      .may_differ(may_differ::kSums);
-  line.add("--sequence-parallelism", &megatron.sequence_parallelism,
-           "norms and dropout are split over the tokens")
-      .may_differ(may_differ::kSums);
-  line.add("--recompute-activations", &megatron.recompute_activations,
-           "stages run forward again in backward")
-      .may_differ(may_differ::kPlace);
-  line.add("--use-distributed-optimizer", &megatron.use_distributed_optimizer,
-           "ZeRO-1 over the replicas")
-      .may_differ(may_differ::kPlace);
+  megatron_field("--tp-degree", &megatron.tp_degree, kRanks,
+                 "ranks that share layers", 1);
+  megatron_field("--pp-degree", &megatron.pp_degree, kRanks,
+                 "stages of a pipeline", 1);
+  megatron_field("--num-micro-batches", &megatron.num_micro_batches, kSums,
+                 "of each batch of a replica", 1);
+  megatron_field("--sequence-parallelism", &megatron.sequence_parallelism,
+                 kSums, "norms and dropout are split over the tokens");
+  megatron_field("--recompute-activations", &megatron.recompute_activations,
+                 kPlace, "stages run forward again in backward");
+  megatron_field("--use-distributed-optimizer",
+                 &megatron.use_distributed_optimizer, kPlace,
+                 "ZeRO-1 over the replicas");
 }
 
 }  // namespace
@@ -294,7 +282,7 @@ void note_compared(const CommandLine& line, ScriptOptions& script) {
 }  // namespace
 
 void check_script(const CommandLine& line, ScriptOptions& script) {
-  for (const auto& [plugin, flags] : kFields) {
+  for (const auto& [plugin, flags] : script.fields) {
     for (const std::string& flag : flags) {
       SB_CHECK(plugin == script.plugin || !line.has(flag), flag,
                ": a field of --plugin ", plugin, ", and --plugin is ",

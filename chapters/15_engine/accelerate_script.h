@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,8 @@ struct ScriptOptions {
   FullyShardedDataParallelPlugin fsdp;
   DeepSpeedPlugin deepspeed;
   MegatronLMPlugin megatron;
+  std::map<std::string, std::vector<std::string>>
+      fields;  ///< options by plugin
   std::int64_t num_samples = 48;
   std::int64_t eval_samples = 18;
   std::int64_t batch_size = 4;

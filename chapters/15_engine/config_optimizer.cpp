@@ -4,7 +4,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "chapters/15_engine/internal/config_sections.h"
+#include "chapters/15_engine/internal/config_rules.h"
 
 namespace shardbook::engine::internal {
 namespace {

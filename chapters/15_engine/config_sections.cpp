@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "chapters/15_engine/internal/config_rules.h"
-#include "chapters/15_engine/internal/config_sections.h"
 
 namespace shardbook::engine {
 namespace {

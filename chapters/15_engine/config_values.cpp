@@ -8,7 +8,8 @@
 #include <set>
 #include <sstream>
 
-#include "chapters/15_engine/internal/config_sections.h"
+#include "chapters/15_engine/internal/config_rules.h"
+#include "chapters/15_engine/internal/deepspeed_keys.h"
 #include "sim/json_object.h"
 
 namespace shardbook::engine::internal {

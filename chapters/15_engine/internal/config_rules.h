@@ -1,7 +1,8 @@
 #pragma once
 
-// The file of a config, and which of its values go together.
+// The file of a config, its sections, and which of its values go together.
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,35 @@ ConfigText config_text(const std::string& file, const std::string& option,
 AutoValues auto_values(const OptimizerOptions& optimizer, std::int64_t h);
 /// The book's name of DeepSpeed's noise in the gate.
 std::string noise_name(const BookConfig& book);
+
+/// A section of the file; an empty one where the file has none.
+struct Section {
+  Section(json_file::JsonObject& parent, const std::string& name)
+      : json(parent.find(name)),
+        object(json != nullptr ? *json : empty(), parent.file(),
+               parent.where(name).substr(parent.file().size() + 2),
+               parent.problems()) {}
+  static const json_file::Json& empty() {
+    static const json_file::Json object = json_file::Json::object();
+    return object;
+  }
+
+  bool is_object() const { return json != nullptr && json->is_object(); }
+
+  const json_file::Json* json;
+  json_file::JsonObject object;
+};
+
+std::string lower_case(std::string text);
+
+void read_optimizer(json_file::JsonObject& root, DeepSpeedConfig& config);
+void read_scheduler(json_file::JsonObject& root, DeepSpeedConfig& config);
+/// Refuses keys of /optimizer/params and /scheduler/params (`parameters`, as
+/// SortedKeys has them) that DeepSpeed's class for this config does not have.
+void check_parameters(json_file::JsonObject& root,
+                      const std::vector<std::string>& parameters,
+                      const DeepSpeedConfig& config);
+
 /// Reads the keys that act. `parameters` are those of SortedKeys.
 void read_keys(json_file::JsonObject& root,
                const std::vector<std::string>& parameters,
