@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/internal/op_scope.h"
-#include "core/kernels/softmax.h"
 #include "core/kernels/vocabulary.h"
 #include "core/ops.h"
 
@@ -22,6 +21,22 @@ void check_targets(const char* op, const Tensor& logits, const Tensor& targets,
            shape_text(targets.shape()), " for logits ",
            shape_text(logits.shape()), "; give one i64 per row");
   internal::check_same_device(op, logits, targets);
+}
+
+/// `lse` has the logarithms of the sums over all classes of a row.
+void record_gradient(const Tensor& logits, const Tensor& targets,
+                     const Tensor& lse, const kernels::VocabularyPart& part,
+                     bool mean, const Tensor& loss) {
+  autograd::record("cross_entropy", {logits}, {loss},
+                   [=](const Tensors& grads) {
+                     Tensor dlogits = logits.empty_like();
+                     OpScope("cross_entropy", 3 * count(logits),
+                             bytes_of({&logits, &dlogits}), logits)
+                         .run(kernels::vocabulary_gradient, logits.dtype(),
+                              part, logits.raw(), targets.data<std::int64_t>(),
+                              lse.raw(), grads[0].raw(), mean, dlogits.raw());
+                     return Tensors{dlogits};
+                   });
 }
 
 }  // namespace
@@ -48,16 +63,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                              targets.data<std::int64_t>(), mean, loss.raw());
     }
   }
-  autograd::record(
-      "cross_entropy", {logits}, {loss}, [=](const Tensors& grads) {
-        Tensor dlogits = logits.empty_like();
-        OpScope("cross_entropy", 3 * count(logits),
-                bytes_of({&logits, &dlogits}), logits)
-            .run(kernels::cross_entropy_backward, logits.dtype(), rows, cols,
-                 logits.raw(), targets.data<std::int64_t>(), lse.raw(),
-                 grads[0].raw(), mean, dlogits.raw());
-        return Tensors{dlogits};
-      });
+  record_gradient(logits, targets, lse, {rows, cols, 0, cols}, mean, loss);
   return loss;
 }
 
@@ -107,17 +113,7 @@ Tensor cross_entropy_part(const Tensor& logits, const Tensor& targets,
                              targets.data<std::int64_t>(), mean, loss.raw());
     }
   }
-  autograd::record(
-      "cross_entropy", {logits}, {loss},
-      [logits, targets, lse = max, part, mean](const Tensors& grads) {
-        Tensor dlogits = logits.empty_like();
-        OpScope("cross_entropy", 3 * count(logits),
-                bytes_of({&logits, &dlogits}), logits)
-            .run(kernels::vocabulary_gradient, logits.dtype(), part,
-                 logits.raw(), targets.data<std::int64_t>(), lse.raw(),
-                 grads[0].raw(), mean, dlogits.raw());
-        return Tensors{dlogits};
-      });
+  record_gradient(logits, targets, /*lse=*/max, part, mean, loss);
   return loss;
 }
 

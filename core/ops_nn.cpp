@@ -117,26 +117,19 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
 
 namespace {
 
-using RowKernel = kernels::Kernel<void(KernelContext&, DType, std::int64_t,
-                                       std::int64_t, const void*, void*)>;
-using RowBackward =
-    kernels::Kernel<void(KernelContext&, DType, std::int64_t, std::int64_t,
-                         const void*, const void*, void*)>;
-
-Tensor row_op(const char* name, const Tensor& x, const RowKernel& forward,
-              const RowBackward& backward) {
+Tensor softmax_or_log(const char* name, const Tensor& x, bool log) {
   const Rows n = rows_of(name, x);
   Tensor y = x.empty_like();
   OpScope(name, 5 * count(x), bytes_of({&x, &y}), x)
-      .run(forward, x.dtype(), n.rows, n.cols, x.raw(), y.raw());
+      .run(kernels::softmax, x.dtype(), n.rows, n.cols, x.raw(), y.raw(), log);
   if (!needs_grad({x})) return y;
   record(name, {x}, {y},
-         [name, n, &backward, saved = y.detach()](const Tensors& grads) {
+         [name, n, log, saved = y.detach()](const Tensors& grads) {
            const Tensor& dy = grads[0];
            Tensor dx = dy.empty_like();
            OpScope(name, 4 * count(dy), bytes_of({&saved, &dy, &dx}), dy)
-               .run(backward, dy.dtype(), n.rows, n.cols, saved.raw(), dy.raw(),
-                    dx.raw());
+               .run(kernels::softmax_backward, dy.dtype(), n.rows, n.cols,
+                    saved.raw(), dy.raw(), dx.raw(), log);
            return Tensors{dx};
          });
   return y;
@@ -144,13 +137,10 @@ Tensor row_op(const char* name, const Tensor& x, const RowKernel& forward,
 
 }  // namespace
 
-Tensor softmax(const Tensor& x) {
-  return row_op("softmax", x, kernels::softmax, kernels::softmax_backward);
-}
+Tensor softmax(const Tensor& x) { return softmax_or_log("softmax", x, false); }
 
 Tensor log_softmax(const Tensor& x) {
-  return row_op("log_softmax", x, kernels::log_softmax,
-                kernels::log_softmax_backward);
+  return softmax_or_log("log_softmax", x, true);
 }
 
 // --- Dropout ---------------------------------------------------------------------

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "core/check.h"
 #include "core/kernels/elementwise.h"
@@ -49,40 +50,52 @@ Dims contiguous_strides(const Dims& shape) {
 
 GlobalView whole_view(const Dims& shape) { return {shape, shape, {}, {}}; }
 
-BroadcastLoops plan_broadcast(const Dims& out, const Dims& a, const Dims& b) {
+namespace {
+
+/// Puts a loop around loops that are listed innermost first, or joins it with
+/// the last of them.
+void enclose(Loops& loops, std::int64_t size, std::int64_t a, std::int64_t b) {
+  const bool joins = !loops.sizes.empty() &&
+                     a == loops.a.back() * loops.sizes.back() &&
+                     b == loops.b.back() * loops.sizes.back();
+  if (joins) {
+    loops.sizes.back() *= size;
+    return;
+  }
+  loops.sizes.push_back(size);
+  loops.a.push_back(a);
+  loops.b.push_back(b);
+}
+
+Loops outermost_first(Loops loops) {
+  for (Dims* dims : {&loops.sizes, &loops.a, &loops.b}) {
+    std::reverse(dims->begin(), dims->end());
+  }
+  return loops;
+}
+
+}  // namespace
+
+Loops plan_broadcast(const Dims& out, const Dims& a, const Dims& b) {
   const std::size_t ndim = out.size();
   const auto size_in = [&](const Dims& shape, std::size_t dim) {
     const std::size_t missing = ndim - shape.size();
     return dim < missing ? 1 : shape[dim - missing];
   };
-  BroadcastLoops loops;  // Innermost first until the end
+  Loops loops;
   std::int64_t a_stride = 1, b_stride = 1;
   for (std::size_t d = ndim; d-- > 0;) {
     if (out[d] == 1) continue;
     const std::int64_t in_a = size_in(a, d), in_b = size_in(b, d);
-    const std::int64_t sa = in_a == 1 ? 0 : a_stride;
-    const std::int64_t sb = in_b == 1 ? 0 : b_stride;
+    enclose(loops, out[d], in_a == 1 ? 0 : a_stride, in_b == 1 ? 0 : b_stride);
     a_stride *= in_a;
     b_stride *= in_b;
-    const bool joins = !loops.sizes.empty() &&
-                       sa == loops.a_strides.back() * loops.sizes.back() &&
-                       sb == loops.b_strides.back() * loops.sizes.back();
-    if (joins) {
-      loops.sizes.back() *= out[d];
-    } else {
-      loops.sizes.push_back(out[d]);
-      loops.a_strides.push_back(sa);
-      loops.b_strides.push_back(sb);
-    }
   }
-  if (loops.sizes.empty()) loops = {{1}, {1}, {1}};
-  std::reverse(loops.sizes.begin(), loops.sizes.end());
-  std::reverse(loops.a_strides.begin(), loops.a_strides.end());
-  std::reverse(loops.b_strides.begin(), loops.b_strides.end());
-  return loops;
+  if (loops.sizes.empty()) return {{1}, {1}, {1}};
+  return outermost_first(std::move(loops));
 }
 
-CopyLoops plan_copy(const Dims& shape, const Dims& src, const Dims& dst) {
+Loops plan_copy(const Dims& shape, const Dims& src, const Dims& dst) {
   SB_CHECK(shape.size() <= kMaxDims, "copy_strided: ", shape.size(),
            " dims; at most ", kMaxDims);
   SB_CHECK(src.size() == shape.size() && dst.size() == shape.size(),
@@ -95,20 +108,11 @@ CopyLoops plan_copy(const Dims& shape, const Dims& src, const Dims& dst) {
   std::stable_sort(dims.begin(), dims.end(), [&](std::size_t x, std::size_t y) {
     return dst[x] > dst[y];
   });
-  CopyLoops loops;
-  for (const std::size_t d : dims) {
-    if (!loops.sizes.empty() && loops.src.back() == src[d] * shape[d] &&
-        loops.dst.back() == dst[d] * shape[d]) {
-      loops.sizes.back() *= shape[d];
-      loops.src.back() = src[d];
-      loops.dst.back() = dst[d];
-    } else {
-      loops.sizes.push_back(shape[d]);
-      loops.src.push_back(src[d]);
-      loops.dst.push_back(dst[d]);
-    }
+  Loops loops;
+  for (auto d = dims.rbegin(); d != dims.rend(); ++d) {
+    enclose(loops, shape[*d], src[*d], dst[*d]);
   }
-  return loops;
+  return outermost_first(std::move(loops));
 }
 
 PermutedView plan_permute(const Dims& shape, const Dims& order) {

@@ -12,24 +12,19 @@
 
 namespace shardbook::kernels {
 
-/// A broadcast as nested loops, outermost first, with adjacent dims that move
-/// alike joined into one. A stride of 0 repeats. At least one loop.
-struct BroadcastLoops {
-  Dims sizes;
-  Dims a_strides;
-  Dims b_strides;
+/// Nested loops over two arrays, outermost first, with the strides of each.
+struct Loops {
+  Dims sizes, a, b;
 };
-/// `out` is broadcast_shape(a, b), without zeros.
-BroadcastLoops plan_broadcast(const Dims& out, const Dims& a, const Dims& b);
-
-/// Nested loops over both arrays of a copy, outermost first.
-struct CopyLoops {
-  Dims sizes, src, dst;
-};
-/// Drops dims of one element, orders loops by dst's strides, and joins loops
-/// that continue in both arrays. Throws Error for what copy_strided refuses.
-CopyLoops plan_copy(const Dims& shape, const Dims& src_strides,
-                    const Dims& dst_strides);
+/// The loops of a broadcast over its operands, with adjacent dims that move
+/// alike joined into one. A stride of 0 repeats. At least one loop. `out` is
+/// broadcast_shape(a, b), without zeros.
+Loops plan_broadcast(const Dims& out, const Dims& a, const Dims& b);
+/// The loops of a copy from array a to array b. Drops dims of one element,
+/// orders loops by the strides of `dst`, and joins loops that continue in both
+/// arrays. Throws Error for what copy_strided refuses.
+Loops plan_copy(const Dims& shape, const Dims& src_strides,
+                const Dims& dst_strides);
 
 /// A contiguous array whose dims are put in another order.
 struct PermutedView {

@@ -1,7 +1,9 @@
 #pragma once
 
-// The cross-entropy of logits whose vocabulary is cut over ranks, in pieces,
-// between which the ranks add up. "stat" arrays are f64 for f64, otherwise f32.
+// The loss of a classifier, or of a language model: the cross-entropy of logits
+// [rows, cols], whole, or cut over ranks by columns. The forward of the latter
+// is in pieces, between which the ranks add up. "stat" arrays are f64 for f64,
+// otherwise f32.
 
 #include <cstdint>
 
@@ -10,9 +12,34 @@
 
 namespace shardbook::kernels {
 
+/// Targets with this value count for nothing.
+constexpr std::int64_t kIgnoreIndex = -100;
+
+/// Losses of rows: loss[r] = logsumexp(logits[r]) - logits[r, targets[r]], or 0
+/// where the target is kIgnoreIndex. Nothing is averaged.
+///
+///   logits          [rows, cols]
+///   loss, logsumexp [rows] stat, written; logsumexp may be null
+///
+/// Throws Error for a target outside [0, cols) that is not ignored.
+SHARDBOOK_KERNEL(cross_entropy,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, const void* logits,
+                      const std::int64_t* targets, void* loss,
+                      void* logsumexp));
+
+/// loss = sum of losses, added in f64; with `mean`, divided by the number of
+/// targets that are not ignored.
+///
+///   losses [rows] and loss [1] of dtype `stat`, f64 or f32
+SHARDBOOK_KERNEL(reduce_losses,
+                 void(KernelContext& context, DType stat, std::int64_t rows,
+                      const void* losses, const std::int64_t* targets,
+                      bool mean, void* loss));
+
 /// One rank's columns of the logits: [rows, cols], of which the first `valid`
 /// are classes first, first + 1, ..; the others are padding and count for
-/// nothing. `valid` may be 0.
+/// nothing. `valid` may be 0. Whole logits have `cols` classes from 0 on.
 struct VocabularyPart {
   std::int64_t rows = 0;
   std::int64_t cols = 0;

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "core/kernels/softmax.h"
+#include "core/kernels/vocabulary.h"
 #include "tests/cuda/parity.h"
 
 namespace shardbook::parity {
@@ -18,6 +19,10 @@ struct SoftmaxRows {
 const SoftmaxRows kSoftmaxRows[] = {{0, 5},    {1, 1},    {3, 7},    {20, 65},
                                     {5, 256},  {2, 1000}, {2, 1001}, {3, 2048},
                                     {2, 2051}, {2, 8200}, {2, 8201}};
+
+kernels::VocabularyPart whole(std::int64_t rows, std::int64_t cols) {
+  return {rows, cols, 0, cols};
+}
 
 /// Targets of all classes; every third is ignored.
 std::vector<double> some_targets(std::int64_t rows, std::int64_t cols) {
@@ -37,10 +42,10 @@ class SoftmaxParity : public ParityTest {
                  const std::vector<double>& targets) const {
     Comparison c(dtype);
     const Slot x = c.array(values);
-    c.expect_equal(kernels::softmax, tolerance(dtype), dtype, rows, cols, x,
-                   c.empty(rows * cols));
-    c.expect_equal(kernels::log_softmax, tolerance(dtype), dtype, rows, cols, x,
-                   c.empty(rows * cols));
+    for (const bool log : {false, true}) {
+      c.expect_equal(kernels::softmax, tolerance(dtype), dtype, rows, cols, x,
+                     c.empty(rows * cols), log);
+    }
     c.expect_equal(kernels::cross_entropy, tolerance(dtype), dtype, rows, cols,
                    x, c.array(DType::kI64, targets), c.empty(stat, rows),
                    c.empty(stat, rows));
@@ -53,9 +58,8 @@ TEST_P(SoftmaxParity, SoftmaxEqualsTheCpu) {
       for (const bool log : {false, true}) {
         Comparison c(dtype);
         const Slot x = c.array(scaled(20, noise(rows * cols, 1)));
-        c.expect_equal(log ? kernels::log_softmax : kernels::softmax,
-                       5 * tolerance(dtype), dtype, rows, cols, x,
-                       in_place ? x : c.empty(rows * cols));
+        c.expect_equal(kernels::softmax, 5 * tolerance(dtype), dtype, rows,
+                       cols, x, in_place ? x : c.empty(rows * cols), log);
       }
     }
   }
@@ -71,10 +75,9 @@ TEST_P(SoftmaxParity, BackwardEqualsTheCpu) {
         const double close =
             2 * tolerance(dtype) +
             static_cast<double>(cols + 1000) / 100 * tolerance(stat);
-        c.expect_equal(
-            log ? kernels::log_softmax_backward : kernels::softmax_backward,
-            close, dtype, rows, cols, c.noise(rows * cols, 1), dy,
-            in_place ? dy : c.empty(rows * cols));
+        c.expect_equal(kernels::softmax_backward, close, dtype, rows, cols,
+                       c.noise(rows * cols, 1), dy,
+                       in_place ? dy : c.empty(rows * cols), log);
       }
     }
   }
@@ -103,8 +106,8 @@ TEST_P(SoftmaxParity, RowsOfAVocabularyEqualTheCpus) {
   const std::int64_t rows = 2, cols = 50257;
   check_all(rows, cols, scaled(5, noise(rows * cols, 3)), {50256, 7919});
   Comparison c(dtype);
-  c.expect_equal(kernels::cross_entropy_backward, 2 * tolerance(dtype), dtype,
-                 rows, cols, c.noise(rows * cols, 4),
+  c.expect_equal(kernels::vocabulary_gradient, 2 * tolerance(dtype), dtype,
+                 whole(rows, cols), c.noise(rows * cols, 4),
                  c.array(DType::kI64, {50256, 7919}), c.array(stat, {10.5, 11}),
                  c.array(stat, {0.125}), /*mean=*/true, c.empty(rows * cols));
 }
@@ -127,11 +130,12 @@ TEST_P(SoftmaxParity, CrossEntropyBackwardEqualsTheCpu) {
     for (const bool mean : {true, false}) {
       Comparison c(dtype);
       const Slot logits = c.array(scaled(2, noise(rows * cols, 3)));
-      c.expect_equal(
-          kernels::cross_entropy_backward, 2 * tolerance(dtype), dtype, rows,
-          cols, logits, c.array(DType::kI64, some_targets(rows, cols)),
-          c.array(stat, std::vector<double>(rows, 1.5)), c.array(stat, {0.125}),
-          mean, mean ? c.empty(rows * cols) : logits);
+      c.expect_equal(kernels::vocabulary_gradient, 2 * tolerance(dtype), dtype,
+                     whole(rows, cols), logits,
+                     c.array(DType::kI64, some_targets(rows, cols)),
+                     c.array(stat, std::vector<double>(rows, 1.5)),
+                     c.array(stat, {0.125}), mean,
+                     mean ? c.empty(rows * cols) : logits);
     }
   }
 }
@@ -149,16 +153,15 @@ TEST_P(SoftmaxParity, ArraysMayBeginAnywhere) {
     const Slot targets = c.array(DType::kI64, some_targets(rows, cols));
     const Slot loss = c.empty(stat, rows), total = c.empty(stat, rows);
     const Slot dloss = c.array(stat, {0.125});
-    c.expect_equal_in(
-        10 * tolerance(dtype), [&, from = from, to = to](const auto& on) {
-          const Pointer x = on.from(logits, from), dx = on.from(grad, to);
-          kernels::cross_entropy(on.context, dtype, rows, cols, x, on(targets),
-                                 on(loss), on(total));
-          kernels::cross_entropy_backward(on.context, dtype, rows, cols, x,
-                                          on(targets), on(total), on(dloss),
-                                          true, dx);
-          kernels::softmax_backward(on.context, dtype, rows, cols, x, dx, dx);
-        });
+    c.expect_equal_in(10 * tolerance(dtype), [&, from = from,
+                                              to = to](const auto& on) {
+      const Pointer x = on.from(logits, from), dx = on.from(grad, to);
+      kernels::cross_entropy(on.context, dtype, rows, cols, x, on(targets),
+                             on(loss), on(total));
+      kernels::vocabulary_gradient(on.context, dtype, whole(rows, cols), x,
+                                   on(targets), on(total), on(dloss), true, dx);
+      kernels::softmax_backward(on.context, dtype, rows, cols, x, dx, dx);
+    });
   }
 }
 

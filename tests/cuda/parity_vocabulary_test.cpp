@@ -3,7 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/kernels/softmax.h"
 #include "core/kernels/vocabulary.h"
 #include "tests/cuda/parity.h"
 

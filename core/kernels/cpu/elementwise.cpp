@@ -212,29 +212,18 @@ void binary(KernelContext&, BinaryOp op, DType dtype, const Dims& a_shape,
   for (const std::int64_t size : shape) {
     if (size == 0) return;
   }
-  const BroadcastLoops loops = plan_broadcast(shape, a_shape, b_shape);
-  const std::size_t inner = loops.sizes.size() - 1;
-  const std::int64_t cols = loops.sizes[inner];
-  std::int64_t rows = 1;
-  for (std::size_t d = 0; d < inner; ++d) rows *= loops.sizes[d];
-  const bool a_moves = loops.a_strides[inner] != 0;
-  const bool b_moves = loops.b_strides[inner] != 0;
-
+  const Loops loops = plan_broadcast(shape, a_shape, b_shape);
+  const std::int64_t cols = loops.sizes.back();
+  const bool a_moves = loops.a.back() != 0, b_moves = loops.b.back() != 0;
   dispatch_any("binary", dtype, [&](auto zero) {
     using T = decltype(zero);
     with_op(op, [&](auto kOp) {
-      for_rows(rows, cols, [&](std::int64_t row) {
-        std::int64_t rest = row, a_at = 0, b_at = 0;
-        for (std::size_t d = inner; d-- > 0;) {
-          const std::int64_t i = rest % loops.sizes[d];
-          rest /= loops.sizes[d];
-          a_at += i * loops.a_strides[d];
-          b_at += i * loops.b_strides[d];
-        }
-        binary_row<kOp.value>(cols, static_cast<const T*>(a) + a_at, a_moves,
-                              static_cast<const T*>(b) + b_at, b_moves,
-                              static_cast<T*>(out) + row * cols);
-      });
+      for_outer(
+          loops, [&](std::int64_t row, std::int64_t a_at, std::int64_t b_at) {
+            binary_row<kOp.value>(cols, static_cast<const T*>(a) + a_at,
+                                  a_moves, static_cast<const T*>(b) + b_at,
+                                  b_moves, static_cast<T*>(out) + row * cols);
+          });
     });
   });
 }

@@ -24,38 +24,6 @@ void dispatch_size(DType dtype, const Fn& fn) {
   }
 }
 
-// Runs fn(src_offset, dst_offset) for all loops but the last, each call worth
-// `work` elements.
-template <typename Fn>
-void for_outer(const CopyLoops& loops, std::int64_t work, const Fn& fn) {
-  const std::size_t outer = loops.sizes.size() - 1;
-  std::int64_t count = 1;
-  for (std::size_t d = 0; d < outer; ++d) count *= loops.sizes[d];
-  parallel_for(0, count, row_grain(work),
-               [&](std::int64_t from, std::int64_t to) {
-                 // Count like an odometer: no division in the loop.
-                 std::int64_t index[kMaxDims] = {};
-                 std::int64_t rest = from, s = 0, t = 0;
-                 for (std::size_t d = outer; d-- > 0;) {
-                   index[d] = rest % loops.sizes[d];
-                   rest /= loops.sizes[d];
-                   s += index[d] * loops.src[d];
-                   t += index[d] * loops.dst[d];
-                 }
-                 for (std::int64_t i = from; i < to; ++i) {
-                   fn(s, t);
-                   for (std::size_t d = outer; d-- > 0;) {
-                     s += loops.src[d];
-                     t += loops.dst[d];
-                     if (++index[d] < loops.sizes[d]) break;
-                     s -= loops.src[d] * loops.sizes[d];
-                     t -= loops.dst[d] * loops.sizes[d];
-                     index[d] = 0;
-                   }
-                 }
-               });
-}
-
 template <typename T>
 void copy_row(const T* src, std::int64_t src_step, T* dst,
               std::int64_t dst_step, std::int64_t n) {
@@ -74,11 +42,11 @@ void copy_row(const T* src, std::int64_t src_step, T* dst,
 // dst runs along its last loop, src along loop `along`: strips of rows are
 // transposed from cache to cache.
 template <typename T>
-void copy_transposed(const CopyLoops& loops, std::size_t along, const T* src,
+void copy_transposed(const Loops& loops, std::size_t along, const T* src,
                      T* dst) {
   const std::size_t last = loops.sizes.size() - 1;
-  const std::int64_t rows = loops.sizes[last], x_ld = loops.src[last];
-  const std::int64_t cols = loops.sizes[along], out_ld = loops.dst[along];
+  const std::int64_t rows = loops.sizes[last], x_ld = loops.a[last];
+  const std::int64_t cols = loops.sizes[along], out_ld = loops.b[along];
   constexpr std::int64_t kStrip = 64;
   const std::int64_t strips = (rows + kStrip - 1) / kStrip;
   std::int64_t count = strips;
@@ -91,8 +59,8 @@ void copy_transposed(const CopyLoops& loops, std::size_t along, const T* src,
     std::int64_t rest = i / strips, s = row * x_ld, t = row;
     for (std::size_t d = last; d-- > 0;) {
       if (d == along) continue;
-      s += rest % loops.sizes[d] * loops.src[d];
-      t += rest % loops.sizes[d] * loops.dst[d];
+      s += rest % loops.sizes[d] * loops.a[d];
+      t += rest % loops.sizes[d] * loops.b[d];
       rest /= loops.sizes[d];
     }
     transpose_into(src + s, x_ld, std::min(kStrip, rows - row), cols, dst + t,
@@ -101,22 +69,21 @@ void copy_transposed(const CopyLoops& loops, std::size_t along, const T* src,
 }
 
 template <typename T>
-void copy_loops(const CopyLoops& loops, const T* src, T* dst) {
+void copy_loops(const Loops& loops, const T* src, T* dst) {
   if (loops.sizes.empty()) {
     *dst = *src;
     return;
   }
   const std::size_t last = loops.sizes.size() - 1;
-  if (loops.dst[last] == 1 && loops.src[last] != 1) {
+  if (loops.b[last] == 1 && loops.a[last] != 1) {
     for (std::size_t along = 0; along < last; ++along) {
-      if (loops.src[along] == 1) {
+      if (loops.a[along] == 1) {
         return copy_transposed(loops, along, src, dst);
       }
     }
   }
-  for_outer(loops, loops.sizes[last], [&](std::int64_t s, std::int64_t t) {
-    copy_row(src + s, loops.src[last], dst + t, loops.dst[last],
-             loops.sizes[last]);
+  for_outer(loops, [&](std::int64_t, std::int64_t s, std::int64_t t) {
+    copy_row(src + s, loops.a[last], dst + t, loops.b[last], loops.sizes[last]);
   });
 }
 
@@ -125,7 +92,7 @@ void copy_loops(const CopyLoops& loops, const T* src, T* dst) {
 void copy_strided(KernelContext&, DType dtype, const Dims& shape,
                   const void* src, const Dims& src_strides, void* dst,
                   const Dims& dst_strides) {
-  const CopyLoops loops = plan_copy(shape, src_strides, dst_strides);
+  const Loops loops = plan_copy(shape, src_strides, dst_strides);
   for (const std::int64_t size : shape) {
     if (size == 0) return;
   }

@@ -9,7 +9,7 @@
 #include "core/kernels/cpu/reduce_rows.h"
 #include "core/kernels/cpu/simd.h"
 #include "core/kernels/elementwise.h"
-#include "core/kernels/loops.h"
+#include "core/kernels/sum_passes.h"
 
 namespace shardbook::kernels::cpu {
 
@@ -51,9 +51,9 @@ void sum_columns(std::int64_t rows, std::int64_t cols, std::int64_t from,
   }
 }
 
-template <typename T>
+template <typename T, typename Out>
 void sum_rows_typed(KernelContext& context, std::int64_t rows,
-                    std::int64_t cols, const T* x, T* out) {
+                    std::int64_t cols, const T* x, Out* out) {
   using S = Compute<T>;
   Scratch scratch(context, cols * sizeof(S));
   S* const sums = scratch.as<S>();
@@ -67,7 +67,7 @@ void sum_rows_typed(KernelContext& context, std::int64_t rows,
                   sums);
     }
     for (std::int64_t c = from; c < to; ++c) {
-      out[c] = narrow<T>(sums[c]);
+      out[c] = narrow<Out>(sums[c]);
     }
   });
 }
@@ -155,18 +155,6 @@ double as_double(T x) {
   }
 }
 
-// out[r] = sum over c of x[r, c].
-void sum_along_rows(DType dtype, std::int64_t rows, std::int64_t cols,
-                    const void* x, void* out) {
-  dispatch_floating("sum_to_shape", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    for_rows(rows, cols, [&](std::int64_t r) {
-      static_cast<T*>(out)[r] =
-          narrow<T>(sum_row(static_cast<const T*>(x) + r * cols, cols));
-    });
-  });
-}
-
 }  // namespace
 
 void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
@@ -180,61 +168,25 @@ void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
 
 void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
                   const void* x, const Dims& out_shape, void* out) {
-  dispatch_floating("sum_to_shape", dtype, [](auto) {});
-  SumGroups groups = plan_sum(x_shape, out_shape);
-  const auto size_of = [](const Dims& shape) {
-    return std::accumulate(shape.begin(), shape.end(), std::int64_t{1},
-                           std::multiplies<>());
-  };
-  const std::int64_t out_size = size_of(out_shape), size = size_of(x_shape);
-  if (out_size == 0) return;
-  if (size == 0) return fill(context, dtype, out_size, out, 0.0);
-
-  // Sums the group at `g` of an array of `type`.
-  const auto pass = [&](DType type, std::size_t g, const void* from, void* to) {
-    std::int64_t outer = 1, inner = 1;
-    for (std::size_t d = 0; d < g; ++d) outer *= groups.sizes[d];
-    for (std::size_t d = g + 1; d < groups.sizes.size(); ++d) {
-      inner *= groups.sizes[d];
-    }
-    const std::int64_t n = groups.sizes[g];
-    if (inner == 1) return sum_along_rows(type, outer, n, from, to);
-    const std::int64_t bytes = static_cast<std::int64_t>(dtype_bytes(type));
-    for (std::int64_t o = 0; o < outer; ++o) {
-      sum_rows(context, type, n, inner,
-               static_cast<const char*>(from) + o * n * inner * bytes,
-               static_cast<char*>(to) + o * inner * bytes);
-    }
-  };
-  const auto first_summed =
-      std::find(groups.summed.begin(), groups.summed.end(), true);
-  const auto num_summed = std::count(first_summed, groups.summed.end(), true);
-  if (num_summed == 0) return cast(context, dtype, x, dtype, out, out_size);
-  if (num_summed == 1) {
-    return pass(dtype, first_summed - groups.summed.begin(), x, out);
-  }
-  // Sum one group after the other, innermost first, through scratch of the
-  // compute type's dtype.
-  const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  const std::size_t wide_bytes = dtype_bytes(wide);
-  Scratch widened(context, wide == dtype ? 0 : size * wide_bytes);
-  const void* from = x;
-  if (wide != dtype) {
-    cast(context, dtype, x, wide, widened.data(), size);
-    from = widened.data();
-  }
-  Scratch first(context, size / 2 * wide_bytes + wide_bytes);
-  Scratch second(context, size / 4 * wide_bytes + wide_bytes);
-  bool to_first = true;
-  for (std::size_t g = groups.sizes.size(); g-- > 0;) {
-    if (!groups.summed[g]) continue;
-    void* to = to_first ? first.data() : second.data();
-    pass(wide, g, from, to);
-    groups.sizes[g] = 1;
-    from = to;
-    to_first = !to_first;
-  }
-  cast(context, wide, from, dtype, out, out_size);
+  dispatch_floating("sum_to_shape", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    sum_in_passes<Compute<T>>(
+        context, dtype, x_shape, static_cast<const T*>(x), out_shape,
+        static_cast<T*>(out),
+        [&](std::int64_t outer, std::int64_t n, std::int64_t inner,
+            const auto* from, auto* to) {
+          if (inner == 1) {
+            using Out = std::remove_pointer_t<decltype(to)>;
+            return for_rows(outer, n, [&](std::int64_t r) {
+              to[r] = narrow<Out>(sum_row(from + r * n, n));
+            });
+          }
+          for (std::int64_t o = 0; o < outer; ++o) {
+            sum_rows_typed(context, n, inner, from + o * n * inner,
+                           to + o * inner);
+          }
+        });
+  });
 }
 
 double sum_all(KernelContext& context, DType dtype, std::int64_t n,

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "core/kernels/cpu/simd.h"
+#include "core/kernels/cpu/vector_math.h"
 
 namespace shardbook::kernels::cpu {
 
@@ -68,6 +69,20 @@ template <typename T, typename U>
 inline Compute<T> dot_row(const T* a, const U* b, std::int64_t n) {
   return sum_vectors<T>(n, [a, b](std::int64_t i, std::int64_t count) {
     return load_up_to(a + i, count) * load_up_to(b + i, count);
+  });
+}
+
+/// The sum of exp(x - max), with exp(x - max) kept in y unless it is null.
+template <typename T>
+inline Compute<T> sum_exp_row(const T* x, std::int64_t n, Compute<T> max,
+                              T* y = nullptr) {
+  using V = VecOf<T>;
+  constexpr auto kNothing = -std::numeric_limits<Compute<T>>::infinity();
+  const V shift(max);
+  return sum_vectors<T>(n, [&](std::int64_t i, std::int64_t count) {
+    const V e = exp_vec(load_up_to(x + i, count, kNothing) - shift);
+    if (y != nullptr) store_up_to(y + i, e, count);
+    return e;
   });
 }
 

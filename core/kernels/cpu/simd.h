@@ -4,6 +4,7 @@
 // loops over them. Read by core/kernels/*.cpp only.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <xsimd/xsimd.hpp>
@@ -16,6 +17,7 @@
 
 #include "core/kernels/cpu/elements.h"
 #include "core/kernels/cpu/parallel.h"
+#include "core/kernels/loops.h"
 
 namespace shardbook::kernels::cpu {
 
@@ -193,6 +195,39 @@ inline void for_rows(std::int64_t rows, std::int64_t cols, const Fn& fn) {
   parallel_for(0, rows, row_grain(cols),
                [&](std::int64_t from, std::int64_t to) {
                  for (std::int64_t r = from; r < to; ++r) fn(r);
+               });
+}
+
+/// Calls fn(row, a, b) for all loops but the last, over the cores of this rank:
+/// `row` counts the calls, and the last loop begins at elements a and b of the
+/// two arrays.
+template <typename Fn>
+inline void for_outer(const Loops& loops, const Fn& fn) {
+  const std::size_t outer = loops.sizes.size() - 1;
+  std::int64_t count = 1;
+  for (std::size_t d = 0; d < outer; ++d) count *= loops.sizes[d];
+  parallel_for(0, count, row_grain(loops.sizes[outer]),
+               [&](std::int64_t from, std::int64_t to) {
+                 // Count like an odometer: no division in the loop.
+                 std::int64_t index[kMaxDims] = {};
+                 std::int64_t rest = from, a = 0, b = 0;
+                 for (std::size_t d = outer; d-- > 0;) {
+                   index[d] = rest % loops.sizes[d];
+                   rest /= loops.sizes[d];
+                   a += index[d] * loops.a[d];
+                   b += index[d] * loops.b[d];
+                 }
+                 for (std::int64_t i = from; i < to; ++i) {
+                   fn(i, a, b);
+                   for (std::size_t d = outer; d-- > 0;) {
+                     a += loops.a[d];
+                     b += loops.b[d];
+                     if (++index[d] < loops.sizes[d]) break;
+                     a -= loops.a[d] * loops.sizes[d];
+                     b -= loops.b[d] * loops.sizes[d];
+                     index[d] = 0;
+                   }
+                 }
                });
 }
 

@@ -4,19 +4,54 @@
 #include <cmath>
 #include <limits>
 
+#include "core/check.h"
 #include "core/kernels/cpu/reduce_rows.h"
 #include "core/kernels/cpu/simd.h"
 #include "core/kernels/cpu/vector_math.h"
-#include "core/kernels/softmax.h"
+#include "core/kernels/elementwise.h"
 
 namespace shardbook::kernels::cpu {
 namespace {
+
+double num_counted(std::int64_t rows, const std::int64_t* targets) {
+  return static_cast<double>(rows -
+                             std::count(targets, targets + rows, kIgnoreIndex));
+}
 
 bool has_target(const VocabularyPart& part, std::int64_t target) {
   return target >= part.first && target < part.first + part.valid;
 }
 
 }  // namespace
+
+void cross_entropy(KernelContext&, DType dtype, std::int64_t rows,
+                   std::int64_t cols, const void* logits,
+                   const std::int64_t* targets, void* loss, void* logsumexp) {
+  dispatch_floating("cross_entropy", dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using S = Compute<T>;
+    for_rows(rows, cols, [&](std::int64_t r) {
+      const T* in = static_cast<const T*>(logits) + r * cols;
+      const std::int64_t target = targets[r];
+      const bool ignored = target == kIgnoreIndex;
+      SB_CHECK(ignored || (target >= 0 && target < cols),
+               "cross_entropy: target ", target, " in row ", r,
+               "; classes are 0 to ", cols - 1);
+      const S max = max_row(in, cols);
+      const S total = max + std::log(sum_exp_row(in, cols, max));
+      if (logsumexp != nullptr) static_cast<S*>(logsumexp)[r] = total;
+      static_cast<S*>(loss)[r] = ignored ? S(0) : total - widen(in[target]);
+    });
+  });
+}
+
+void reduce_losses(KernelContext& context, DType stat, std::int64_t rows,
+                   const void* losses, const std::int64_t* targets, bool mean,
+                   void* loss) {
+  const double total = sum_all(context, stat, rows, losses);
+  fill(context, stat, 1, loss,
+       mean ? total / num_counted(rows, targets) : total);
+}
 
 void vocabulary_max(KernelContext&, DType dtype, const VocabularyPart& part,
                     const void* logits, void* max) {
@@ -39,16 +74,10 @@ void vocabulary_sums(KernelContext&, DType dtype, const VocabularyPart& part,
   dispatch_floating("vocabulary_sums", dtype, [&](auto zero) {
     using T = decltype(zero);
     using S = Compute<T>;
-    using V = VecOf<T>;
-    constexpr S kNothing = -std::numeric_limits<S>::infinity();
     for_rows(part.rows, part.cols, [&](std::int64_t r) {
       const T* in = static_cast<const T*>(logits) + r * part.cols;
       const S largest = static_cast<const S*>(max)[r];
-      const V shift(largest);
-      static_cast<S*>(sum)[r] =
-          sum_vectors<T>(part.valid, [&](std::int64_t i, std::int64_t count) {
-            return exp_vec(load_up_to(in + i, count, kNothing) - shift);
-          });
+      static_cast<S*>(sum)[r] = sum_exp_row(in, part.valid, largest);
       static_cast<S*>(picked)[r] =
           has_target(part, targets[r])
               ? widen(in[targets[r] - part.first]) - largest
@@ -85,10 +114,7 @@ void vocabulary_gradient(KernelContext&, DType dtype,
     using S = Compute<T>;
     using V = VecOf<T>;
     double factor = *static_cast<const S*>(dloss);
-    if (mean) {
-      factor /= static_cast<double>(
-          part.rows - std::count(targets, targets + part.rows, kIgnoreIndex));
-    }
+    if (mean) factor /= num_counted(part.rows, targets);
     for_rows(part.rows, part.cols, [&](std::int64_t r) {
       const T* in = static_cast<const T*>(logits) + r * part.cols;
       T* out = static_cast<T*>(dlogits) + r * part.cols;

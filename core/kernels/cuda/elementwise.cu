@@ -8,6 +8,7 @@
 #include "core/kernels/cuda/convert.h"
 #include "core/kernels/cuda/device_state.h"
 #include "core/kernels/cuda/map.h"
+#include "core/kernels/cuda/walk.h"
 #include "core/kernels/loops.h"
 
 namespace shardbook::kernels::cuda {
@@ -91,32 +92,16 @@ Binary<T> make_binary(KernelContext& context, BinaryOp op) {
   return {op, may_fail ? cuda_state(context).error : nullptr};
 }
 
-// BroadcastLoops by value, innermost first. The innermost loop counts vectors.
-template <typename Index>
-struct BroadcastWalk {
-  int count = 0;
-  Index sizes[kMaxDims] = {}, a_strides[kMaxDims] = {},
-        b_strides[kMaxDims] = {};
-};
-
-// Thread i owns vector i of the output, and finds its operands by dividing.
+// Thread i owns vector i of the output.
 template <int N, typename Index, typename T>
-__global__ void broadcast_kernel(Index vectors, BroadcastWalk<Index> walk,
-                                 Binary<T> op, const T* a, const T* b, T* out) {
-  const bool a_moves = walk.a_strides[0] != 0;
-  const bool b_moves = walk.b_strides[0] != 0;
+__global__ void broadcast_kernel(Index vectors, Walk<Index> walk, Binary<T> op,
+                                 const T* a, const T* b, T* out) {
+  const bool a_moves = walk.a[0] != 0;
+  const bool b_moves = walk.b[0] != 0;
   for (Index i = static_cast<Index>(first_index()); i < vectors;
        i += static_cast<Index>(index_step())) {
-    Index rest = i, a_at = 0, b_at = 0;
-#pragma unroll
-    for (int d = 0; d < static_cast<int>(kMaxDims); ++d) {
-      if (d == walk.count) break;
-      const Index next = d + 1 == walk.count ? 0 : rest / walk.sizes[d];
-      const Index at = rest - next * walk.sizes[d];
-      a_at += at * walk.a_strides[d];
-      b_at += at * walk.b_strides[d];
-      rest = next;
-    }
+    Index a_at, b_at;
+    walk.find(i, &a_at, &b_at);
     AlignedVector<T, N> x, y, result;
     if (a_moves) x = load_vector<N>(a + a_at);
     if (b_moves) y = load_vector<N>(b + b_at);
@@ -131,26 +116,17 @@ __global__ void broadcast_kernel(Index vectors, BroadcastWalk<Index> walk,
 }
 
 template <int N, typename Index, typename T>
-void launch_broadcast(KernelContext& context, const BroadcastLoops& loops,
+void launch_broadcast(KernelContext& context, const Loops& loops,
                       std::int64_t n, BinaryOp op, const T* a, const T* b,
                       T* out) {
-  BroadcastWalk<Index> walk;
-  walk.count = static_cast<int>(loops.sizes.size());
-  for (int d = 0; d < walk.count; ++d) {
-    const std::size_t from = loops.sizes.size() - 1 - d;
-    const std::int64_t width = d == 0 ? N : 1;
-    walk.sizes[d] = static_cast<Index>(loops.sizes[from] / width);
-    walk.a_strides[d] = static_cast<Index>(loops.a_strides[from] * width);
-    walk.b_strides[d] = static_cast<Index>(loops.b_strides[from] * width);
-  }
   launch(context, "binary", blocks_for(n / N), kBlock,
-         broadcast_kernel<N, Index, T>, static_cast<Index>(n / N), walk,
-         make_binary<T>(context, op), a, b, out);
+         broadcast_kernel<N, Index, T>, static_cast<Index>(n / N),
+         Walk<Index>(loops, N), make_binary<T>(context, op), a, b, out);
 }
 
 template <typename T>
-void broadcast(KernelContext& context, const BroadcastLoops& loops,
-               std::int64_t n, BinaryOp op, const T* a, const T* b, T* out) {
+void broadcast(KernelContext& context, const Loops& loops, std::int64_t n,
+               BinaryOp op, const T* a, const T* b, T* out) {
   constexpr int N = kLanes<T>;
   const std::size_t inner = loops.sizes.size() - 1;
   // An operand that moves along the innermost loop must do so in vectors.
@@ -162,8 +138,8 @@ void broadcast(KernelContext& context, const BroadcastLoops& loops,
       aligned = aligned && strides[d] % N == 0;
     }
   };
-  check(loops.a_strides, a);
-  check(loops.b_strides, b);
+  check(loops.a, a);
+  check(loops.b, b);
   // Dividing 32 bits is several times as fast.
   const bool is_short = n < std::int64_t{1} << 31;
   if (aligned && is_short) {
@@ -338,7 +314,7 @@ void binary(KernelContext& context, BinaryOp op, DType dtype,
       map<T>(context, "binary", n, make_binary<T>(context, op), out, a, b);
     });
   }
-  const BroadcastLoops loops = plan_broadcast(shape, a_shape, b_shape);
+  const Loops loops = plan_broadcast(shape, a_shape, b_shape);
   with_any("binary", dtype, [&](auto zero) {
     using T = decltype(zero);
     broadcast(context, loops, n, op, static_cast<const T*>(a),

@@ -9,6 +9,7 @@
 
 #include "core/kernels/cuda/kernel_launch.h"
 #include "core/kernels/cuda/vector.h"
+#include "core/kernels/cuda/walk.h"
 #include "core/kernels/loops.h"
 
 namespace shardbook::kernels::cuda {
@@ -17,42 +18,13 @@ namespace {
 
 using Word16 = AlignedVector<std::uint32_t, 4>;
 
-// CopyLoops by value, innermost first.
-template <typename Index>
-struct CopyWalk {
-  int count = 0;
-  Index sizes[kMaxDims] = {}, src[kMaxDims] = {}, dst[kMaxDims] = {};
-};
-
-template <typename Index>
-CopyWalk<Index> make_walk(const CopyLoops& loops) {
-  CopyWalk<Index> walk;
-  walk.count = static_cast<int>(loops.sizes.size());
-  for (int d = 0; d < walk.count; ++d) {
-    const std::size_t from = loops.sizes.size() - 1 - d;
-    walk.sizes[d] = static_cast<Index>(loops.sizes[from]);
-    walk.src[d] = static_cast<Index>(loops.src[from]);
-    walk.dst[d] = static_cast<Index>(loops.dst[from]);
-  }
-  return walk;
-}
-
-// Thread i owns element i in the order of the loops.
 template <typename Word, typename Index>
-__global__ void copy_kernel(Index n, CopyWalk<Index> walk, const Word* src,
+__global__ void copy_kernel(Index n, Walk<Index> walk, const Word* src,
                             Word* dst) {
   for (Index i = static_cast<Index>(first_index()); i < n;
        i += static_cast<Index>(index_step())) {
-    Index rest = i, s = 0, t = 0;
-#pragma unroll
-    for (int d = 0; d < static_cast<int>(kMaxDims); ++d) {
-      if (d == walk.count) break;
-      const Index next = d + 1 == walk.count ? 0 : rest / walk.sizes[d];
-      const Index at = rest - next * walk.sizes[d];
-      s += at * walk.src[d];
-      t += at * walk.dst[d];
-      rest = next;
-    }
+    Index s, t;
+    walk.find(i, &s, &t);
     dst[t] = src[s];
   }
 }
@@ -63,7 +35,7 @@ constexpr int kTile = 32;
 // `col` along src. A row of the tile is one word longer, so that neither its
 // rows nor its columns meet in one bank.
 struct TileWalk {
-  CopyWalk<std::int64_t> outer;
+  Walk<std::int64_t> outer;
   std::int64_t rows, cols, row_tiles, col_tiles, tiles;
   std::int64_t src_row, dst_col;  // Strides of the other direction
 };
@@ -84,8 +56,8 @@ __global__ void transpose_kernel(TileWalk walk, const Word* src, Word* dst) {
     for (int d = 0; d < walk.outer.count; ++d) {
       const std::int64_t at = rest % walk.outer.sizes[d];
       rest /= walk.outer.sizes[d];
-      s += at * walk.outer.src[d];
-      t += at * walk.outer.dst[d];
+      s += at * walk.outer.a[d];
+      t += at * walk.outer.b[d];
     }
     __syncthreads();  // The last tile has been read
 #pragma unroll
@@ -106,22 +78,22 @@ __global__ void transpose_kernel(TileWalk walk, const Word* src, Word* dst) {
 
 // The last loop runs along dst, loop `along` runs along src.
 template <typename Word>
-void copy_transposed(KernelContext& context, CopyLoops loops, std::size_t along,
+void copy_transposed(KernelContext& context, Loops loops, std::size_t along,
                      const Word* src, Word* dst) {
   const std::size_t last = loops.sizes.size() - 1;
   TileWalk walk;
   walk.rows = loops.sizes[last];
-  walk.src_row = loops.src[last];
+  walk.src_row = loops.a[last];
   walk.cols = loops.sizes[along];
-  walk.dst_col = loops.dst[along];
+  walk.dst_col = loops.b[along];
   walk.row_tiles = ceil_div(walk.rows, kTile);
   walk.col_tiles = ceil_div(walk.cols, kTile);
   walk.tiles = walk.row_tiles * walk.col_tiles;
-  for (Dims* dims : {&loops.sizes, &loops.src, &loops.dst}) {
+  for (Dims* dims : {&loops.sizes, &loops.a, &loops.b}) {
     dims->erase(dims->begin() + static_cast<std::ptrdiff_t>(last));
     dims->erase(dims->begin() + static_cast<std::ptrdiff_t>(along));
   }
-  walk.outer = make_walk<std::int64_t>(loops);
+  walk.outer = Walk<std::int64_t>(loops);
   for (const std::int64_t size : loops.sizes) walk.tiles *= size;
   launch(context, "transpose", blocks_for(walk.tiles, 1), kBlock,
          transpose_kernel<Word>, walk, src, dst);
@@ -129,27 +101,26 @@ void copy_transposed(KernelContext& context, CopyLoops loops, std::size_t along,
 
 // The loops in words of `bytes` rather than elements of `element`; false where
 // runs, strides or addresses do not divide.
-bool widen_words(CopyLoops* loops, std::int64_t element, std::int64_t bytes,
+bool widen_words(Loops* loops, std::int64_t element, std::int64_t bytes,
                  const void* src, const void* dst) {
   const std::int64_t factor = bytes / element;
   const std::size_t last = loops->sizes.size() - 1;
   bool divides = is_aligned(static_cast<int>(bytes), src, dst) &&
                  loops->sizes[last] % factor == 0;
   for (std::size_t d = 0; d < last; ++d) {
-    divides =
-        divides && loops->src[d] % factor == 0 && loops->dst[d] % factor == 0;
+    divides = divides && loops->a[d] % factor == 0 && loops->b[d] % factor == 0;
   }
   if (!divides) return false;
   loops->sizes[last] /= factor;
   for (std::size_t d = 0; d < last; ++d) {
-    loops->src[d] /= factor;
-    loops->dst[d] /= factor;
+    loops->a[d] /= factor;
+    loops->b[d] /= factor;
   }
   return true;
 }
 
 template <typename Word>
-void copy_words(KernelContext& context, const CopyLoops& loops, const void* src,
+void copy_words(KernelContext& context, const Loops& loops, const void* src,
                 void* dst) {
   const auto* from = static_cast<const Word*>(src);
   auto* to = static_cast<Word*>(dst);
@@ -157,30 +128,30 @@ void copy_words(KernelContext& context, const CopyLoops& loops, const void* src,
   bool is_short = true;  // Offsets fit 32 bits, and none is negative
   for (std::size_t d = 0; d < loops.sizes.size(); ++d) {
     n *= loops.sizes[d];
-    src_end += (loops.sizes[d] - 1) * loops.src[d];
-    dst_end += (loops.sizes[d] - 1) * loops.dst[d];
-    is_short = is_short && loops.src[d] >= 0 && loops.dst[d] >= 0;
+    src_end += (loops.sizes[d] - 1) * loops.a[d];
+    dst_end += (loops.sizes[d] - 1) * loops.b[d];
+    is_short = is_short && loops.a[d] >= 0 && loops.b[d] >= 0;
   }
   is_short = is_short && std::max({n, src_end, dst_end}) < std::int64_t{1}
                                                                << 31;
   if (is_short) {
     launch(context, "copy_strided", blocks_for(n), kBlock,
            copy_kernel<Word, std::uint32_t>, static_cast<std::uint32_t>(n),
-           make_walk<std::uint32_t>(loops), from, to);
+           Walk<std::uint32_t>(loops), from, to);
   } else {
     launch(context, "copy_strided", blocks_for(n), kBlock,
-           copy_kernel<Word, std::int64_t>, n, make_walk<std::int64_t>(loops),
-           from, to);
+           copy_kernel<Word, std::int64_t>, n, Walk<std::int64_t>(loops), from,
+           to);
   }
 }
 
 template <typename Element>
-void copy_loops(KernelContext& context, CopyLoops loops, const void* src,
+void copy_loops(KernelContext& context, Loops loops, const void* src,
                 void* dst) {
   constexpr auto kElement = static_cast<std::int64_t>(sizeof(Element));
   if (loops.sizes.empty()) loops = {{1}, {1}, {1}};
   const std::size_t last = loops.sizes.size() - 1;
-  if (loops.dst[last] == 1 && loops.src[last] == 1) {
+  if (loops.b[last] == 1 && loops.a[last] == 1) {
     if (widen_words(&loops, kElement, 16, src, dst)) {
       return copy_words<Word16>(context, loops, src, dst);
     }
@@ -190,9 +161,9 @@ void copy_loops(KernelContext& context, CopyLoops loops, const void* src,
     if (kElement < 4 && widen_words(&loops, kElement, 4, src, dst)) {
       return copy_words<std::uint32_t>(context, loops, src, dst);
     }
-  } else if (loops.dst[last] == 1) {
+  } else if (loops.b[last] == 1) {
     for (std::size_t along = 0; along < last; ++along) {
-      if (loops.src[along] != 1) continue;
+      if (loops.a[along] != 1) continue;
       return copy_transposed(context, loops, along,
                              static_cast<const Element*>(src),
                              static_cast<Element*>(dst));
@@ -206,7 +177,7 @@ void copy_loops(KernelContext& context, CopyLoops loops, const void* src,
 void copy_strided(KernelContext& context, DType dtype, const Dims& shape,
                   const void* src, const Dims& src_strides, void* dst,
                   const Dims& dst_strides) {
-  const CopyLoops loops = plan_copy(shape, src_strides, dst_strides);
+  const Loops loops = plan_copy(shape, src_strides, dst_strides);
   for (const std::int64_t size : shape) {
     if (size == 0) return;
   }

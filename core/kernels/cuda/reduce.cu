@@ -10,8 +10,7 @@
 
 #include "core/kernels/cuda/reduce_block.h"
 #include "core/kernels/cuda/vector.h"
-#include "core/kernels/elementwise.h"
-#include "core/kernels/loops.h"
+#include "core/kernels/sum_passes.h"
 
 namespace shardbook::kernels::cuda {
 
@@ -192,14 +191,6 @@ void sum_along_rows(KernelContext& context, std::int64_t rows,
               out);
 }
 
-// Sums the middle dim of x [outer, n, inner].
-template <typename In, typename Out>
-void sum_middle(KernelContext& context, std::int64_t outer, std::int64_t n,
-                std::int64_t inner, const In* x, Out* out) {
-  if (inner == 1) return sum_along_rows(context, outer, n, x, out);
-  sum_columns(context, outer, n, inner, x, out);
-}
-
 }  // namespace
 
 void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
@@ -213,53 +204,16 @@ void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
 
 void sum_to_shape(KernelContext& context, DType dtype, const Dims& x_shape,
                   const void* x, const Dims& out_shape, void* out) {
-  with_floating("sum_to_shape", dtype, [](auto) {});
-  SumGroups groups = plan_sum(x_shape, out_shape);
-  std::int64_t out_size = 1, size = 1;
-  for (const std::int64_t s : out_shape) out_size *= s;
-  for (const std::int64_t s : x_shape) size *= s;
-  if (out_size == 0) return;
-  if (size == 0) {
-    fill(context, dtype, out_size, out, 0.0);
-    return;
-  }
-  auto summed_left =
-      std::count(groups.summed.begin(), groups.summed.end(), true);
-  if (summed_left == 0) {
-    return cast(context, dtype, x, dtype, out, out_size);
-  }
-  // Sum one group after the other, innermost first; all but the last pass go
-  // through scratch of the compute type.
   with_floating("sum_to_shape", dtype, [&](auto zero) {
     using T = decltype(zero);
-    using S = Compute<T>;
-    const bool direct = summed_left == 1;
-    Scratch first(context, direct ? 0 : (size / 2 + 1) * sizeof(S));
-    Scratch second(context, direct ? 0 : (size / 4 + 1) * sizeof(S));
-    S* to = first.template as<S>();
-    S* next = second.template as<S>();
-    const S* from = nullptr;  // Null before the first pass
-    for (std::size_t g = groups.sizes.size(); g-- > 0;) {
-      if (!groups.summed[g]) continue;
-      std::int64_t outer = 1, inner = 1;
-      for (std::size_t d = 0; d < g; ++d) outer *= groups.sizes[d];
-      for (std::size_t d = g + 1; d < groups.sizes.size(); ++d) {
-        inner *= groups.sizes[d];
-      }
-      const std::int64_t n = groups.sizes[g];
-      const auto pass = [&](const auto* in) {
-        if (summed_left == 1) {
-          sum_middle(context, outer, n, inner, in, static_cast<T*>(out));
-        } else {
-          sum_middle(context, outer, n, inner, in, to);
-        }
-      };
-      from == nullptr ? pass(static_cast<const T*>(x)) : pass(from);
-      from = to;
-      std::swap(to, next);
-      groups.sizes[g] = 1;
-      --summed_left;
-    }
+    sum_in_passes<Compute<T>>(
+        context, dtype, x_shape, static_cast<const T*>(x), out_shape,
+        static_cast<T*>(out),
+        [&](std::int64_t outer, std::int64_t n, std::int64_t inner,
+            const auto* from, auto* to) {
+          if (inner == 1) return sum_along_rows(context, outer, n, from, to);
+          sum_columns(context, outer, n, inner, from, to);
+        });
   });
 }
 

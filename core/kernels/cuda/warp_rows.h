@@ -140,4 +140,27 @@ void with_walk(std::int64_t cols, Body body) {
   }
 }
 
+/// Calls fn(vector, column) for this thread's elements of a row that may begin
+/// anywhere: single elements up to the first address that a vector may have,
+/// whole vectors, single elements again.
+template <typename Shape, typename T, typename Fn>
+__device__ void walk_row(const T* row, std::int64_t cols, Fn fn) {
+  constexpr int kWidth = Shape::kWidth;
+  constexpr int kBytes = kWidth * static_cast<int>(sizeof(T));
+  const int thread = Shape::thread();
+  const auto past =
+      static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % kBytes);
+  const std::int64_t before =
+      (kBytes - past) % kBytes / static_cast<int>(sizeof(T));
+  const std::int64_t head = before < cols ? before : cols;
+  const std::int64_t tail = cols - (cols - head) % kWidth;
+  if (thread < head) fn(load_vector<1>(row + thread), thread);
+  for (std::int64_t i = head + thread * kWidth; i < tail;
+       i += Shape::kThreads * kWidth) {
+    fn(load_vector<kWidth>(row + i), i);
+  }
+  if (tail + thread < cols)
+    fn(load_vector<1>(row + tail + thread), tail + thread);
+}
+
 }  // namespace shardbook::kernels::cuda
