@@ -21,10 +21,7 @@ Gpu gpu(int index) {
   const int count = num_gpus();
   SB_CHECK(index >= 0 && index < count, "gpu ", index, ": this machine has ",
            count);
-  const internal::DeviceProperties found =
-      internal::cuda_runtime().properties(index);
-  return {found.name, found.memory_bytes, found.multiprocessors, found.major,
-          found.minor};
+  return internal::cuda_runtime().properties(index);
 }
 
 std::string gpu_versions() { return internal::cuda_runtime().versions(); }

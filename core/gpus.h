@@ -13,6 +13,7 @@
 
 namespace shardbook {
 
+/// What the driver says of one GPU.
 struct Gpu {
   std::string name;  ///< "NVIDIA H200"
   std::int64_t memory_bytes = 0;

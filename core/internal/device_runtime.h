@@ -11,19 +11,13 @@
 #include <cstdint>
 #include <string>
 
+#include "core/gpus.h"
+
 namespace shardbook {
 class KernelContext;
 }
 
 namespace shardbook::internal {
-
-/// What the driver says of one device.
-struct DeviceProperties {
-  std::string name;  ///< "NVIDIA H200"
-  std::int64_t memory_bytes = 0;
-  int multiprocessors = 0;
-  int major = 0, minor = 0;  ///< compute capability
-};
 
 /// Streams (cudaStream_t) and events (cudaEvent_t) are passed as void*. A call
 /// that fails throws Error with the call, its sizes and CUDA's message. Safe to
@@ -33,7 +27,7 @@ class DeviceRuntime {
   virtual ~DeviceRuntime() = default;
 
   virtual int count() const = 0;
-  virtual DeviceProperties properties(int index) const = 0;
+  virtual Gpu properties(int index) const = 0;
   /// "CUDA 13.0, driver 580.159, cuBLASLt 13.1, cuDNN 9.14", for `doctor`.
   virtual std::string versions() const = 0;
   /// All later calls of this thread apply to device `index`.

@@ -55,7 +55,7 @@ class LateRuntime : public internal::DeviceRuntime {
   int num_holds = 0;    ///< calls of hold_stream
 
   int count() const override { return num_devices; }
-  internal::DeviceProperties properties(int) const override { return {}; }
+  Gpu properties(int) const override { return {}; }
   std::string versions() const override { return "late"; }
   void use(int) override {}
 

@@ -162,10 +162,6 @@ void save_tensors(const std::string& path,
   write_safetensors(path, items_of(here), {{"format", "pt"}});
 }
 
-void load_model(const std::string& path, Module& model) {
-  load_model(path, model, [](const std::string&) { return PartOfFile{}; });
-}
-
 void load_model(const std::string& path, Module& model, const PartOf& part_of) {
   const CheckpointReader file = open_to_load(path);
   struct Source {
@@ -182,7 +178,7 @@ void load_model(const std::string& path, Module& model, const PartOf& part_of) {
       check_is_tied(file, path, names);
     }
     const SafetensorsEntry& entry = file.find(name);
-    const PartOfFile part = part_of(target.name);
+    const PartOfFile part = part_of ? part_of(target.name) : PartOfFile{};
     Shape needed = whole_shape(part.shards, target.tensor.shape());
     const bool is_padded = part.rows > 0 && !entry.shape.empty() &&
                            entry.shape[0] <= part.rows &&

@@ -27,15 +27,6 @@ void save_model(const std::string& path, Module& model,
 /// empty where there is none.
 std::string first_not_finite(Module& model);
 
-/// Fills the model from FILE.safetensors, or from a FILE.safetensors.index.json
-/// with its shards. Names may lack the leading "transformer.", have the prefixes
-/// of PyTorch's wrappers, and for a ResNet be torchvision's or transformers'
-/// (internal/weight_names.h). Floating dtypes are converted; further tensors in
-/// the file are ignored, except an output layer that differs from the token
-/// embedding: that is refused.
-/// Throws Error that names the file, the tensor, and what differs.
-void load_model(const std::string& path, Module& model);
-
 /// The part of a file's tensor that a module holds. Padded to `rows` rows with
 /// zeros where the file has fewer; 0: the file has them all.
 struct PartOfFile {
@@ -43,8 +34,17 @@ struct PartOfFile {
   std::int64_t rows = 0;
 };
 using PartOf = std::function<PartOfFile(const std::string& name)>;
-/// The same for a module that holds parts of the tensors.
-void load_model(const std::string& path, Module& model, const PartOf& part_of);
+
+/// Fills the model from FILE.safetensors, or from a FILE.safetensors.index.json
+/// with its shards. Names may lack the leading "transformer.", have the prefixes
+/// of PyTorch's wrappers, and for a ResNet be torchvision's or transformers'
+/// (internal/weight_names.h). Floating dtypes are converted; further tensors in
+/// the file are ignored, except an output layer that differs from the token
+/// embedding: that is refused.
+/// `part_of`: the parts that the module holds, where it has not all.
+/// Throws Error that names the file, the tensor, and what differs.
+void load_model(const std::string& path, Module& model,
+                const PartOf& part_of = {});
 
 /// Throws Error where the config in the file, or the config.json in the folder
 /// `path`, describes another computation than `config`.

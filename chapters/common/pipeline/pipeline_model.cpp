@@ -49,10 +49,7 @@ PipelineModel::PipelineModel(const Options& options,
       continue;
     }
     auto stage = std::make_unique<Stage>(*layers_, begin, end, init, &mine);
-    if (!options.load.empty()) {
-      part_of ? load_model(options.load, *stage, part_of)
-              : load_model(options.load, *stage);
-    }
+    if (!options.load.empty()) load_model(options.load, *stage, part_of);
     for (const NamedTensor& each : stage->named_parameters()) {
       const auto same = [&](const Tensor& p) { return p.is_same(each.tensor); };
       if (std::any_of(parameters_.begin(), parameters_.end(), same)) continue;

@@ -149,22 +149,17 @@ void attention(KernelContext& context, DType dtype, const AttentionArgs& args,
     using T = decltype(zero);
     using S = Compute<T>;
     if (args.batch * args.heads * args.q_rows == 0) return;
-    const HeadScratch<Forward<T>> scratch(context, args);
     const std::int64_t group = args.heads / args.kv_heads;
-    parallel_pieces(
-        0, args.batch * args.kv_heads, head_grain(args),
-        [&](int piece, std::int64_t from, std::int64_t to) {
-          Forward<T> head(args, dropout, scratch.at(piece));
-          for (std::int64_t i = from; i < to; ++i) {
-            const std::int64_t b = i / args.kv_heads, kv = i % args.kv_heads;
-            head.load_keys(head_rows(static_cast<const T*>(k), args.k, b, kv),
-                           head_rows(static_cast<const T*>(v), args.v, b, kv));
-            for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-              head.run(b, h, head_rows(static_cast<const T*>(q), args.q, b, h),
-                       head_rows(static_cast<T*>(out), args.out, b, h),
-                       static_cast<S*>(logsumexp) +
-                           (b * args.heads + h) * args.q_rows);
-            }
+    for_key_heads<Forward<T>>(
+        context, args, dropout,
+        [&](Forward<T>& head, std::int64_t b, std::int64_t kv) {
+          head.load_keys(head_rows(static_cast<const T*>(k), args.k, b, kv),
+                         head_rows(static_cast<const T*>(v), args.v, b, kv));
+          for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+            head.run(b, h, head_rows(static_cast<const T*>(q), args.q, b, h),
+                     head_rows(static_cast<T*>(out), args.out, b, h),
+                     static_cast<S*>(logsumexp) +
+                         (b * args.heads + h) * args.q_rows);
           }
         });
   });

@@ -180,29 +180,24 @@ void attention_backward(KernelContext& context, DType dtype,
     using T = decltype(zero);
     using S = Compute<T>;
     if (args.batch * args.heads == 0) return;
-    const HeadScratch<Backward<T>> scratch(context, args);
     const std::int64_t group = args.heads / args.kv_heads;
-    parallel_pieces(
-        0, args.batch * args.kv_heads, head_grain(args),
-        [&](int piece, std::int64_t from, std::int64_t to) {
-          Backward<T> head(args, dropout, scratch.at(piece));
-          for (std::int64_t i = from; i < to; ++i) {
-            const std::int64_t b = i / args.kv_heads, kv = i % args.kv_heads;
-            head.load_keys(head_rows(static_cast<const T*>(k), args.k, b, kv),
-                           head_rows(static_cast<const T*>(v), args.v, b, kv));
-            for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-              head.run(
-                  b, h, head_rows(static_cast<const T*>(q), args.q, b, h),
-                  head_rows(static_cast<const T*>(out), args.out, b, h),
-                  head_rows(static_cast<const T*>(dout), strides.dout, b, h),
-                  static_cast<const S*>(logsumexp) +
-                      (b * args.heads + h) * args.q_rows,
-                  head_rows(static_cast<T*>(dq), strides.dq, b, h), accumulate);
-            }
-            head.store_keys(head_rows(static_cast<T*>(dk), strides.dk, b, kv),
-                            head_rows(static_cast<T*>(dv), strides.dv, b, kv),
-                            accumulate);
+    for_key_heads<Backward<T>>(
+        context, args, dropout,
+        [&](Backward<T>& head, std::int64_t b, std::int64_t kv) {
+          head.load_keys(head_rows(static_cast<const T*>(k), args.k, b, kv),
+                         head_rows(static_cast<const T*>(v), args.v, b, kv));
+          for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+            head.run(b, h, head_rows(static_cast<const T*>(q), args.q, b, h),
+                     head_rows(static_cast<const T*>(out), args.out, b, h),
+                     head_rows(static_cast<const T*>(dout), strides.dout, b, h),
+                     static_cast<const S*>(logsumexp) +
+                         (b * args.heads + h) * args.q_rows,
+                     head_rows(static_cast<T*>(dq), strides.dq, b, h),
+                     accumulate);
           }
+          head.store_keys(head_rows(static_cast<T*>(dk), strides.dk, b, kv),
+                          head_rows(static_cast<T*>(dv), strides.dv, b, kv),
+                          accumulate);
         });
   });
 }

@@ -69,16 +69,21 @@ inline std::int64_t head_grain(const AttentionArgs& args) {
   return std::max<std::int64_t>(1, 500000 / std::max<std::int64_t>(work, 1));
 }
 
-// Scratch for the threads that may run.
-template <typename Head>
-struct HeadScratch {
+// Calls work(head, b, kv) for all heads of keys, over the cores of this rank.
+// Each thread has a Head, with scratch of its own.
+template <typename Head, typename Dropout, typename Work>
+void for_key_heads(KernelContext& context, const AttentionArgs& args,
+                   const Dropout& dropout, const Work& work) {
   using S = typename Head::S;
-  HeadScratch(KernelContext& context, const AttentionArgs& args)
-      : each(round_up(Head::scratch_size(args), 16)),
-        scratch(context, each * sizeof(S) * max_threads()) {}
-  S* at(int piece) const { return scratch.template as<S>() + piece * each; }
-  std::int64_t each;
-  Scratch scratch;
-};
+  const std::int64_t each = round_up(Head::scratch_size(args), 16);
+  const Scratch scratch(context, each * sizeof(S) * max_threads());
+  parallel_pieces(0, args.batch * args.kv_heads, head_grain(args),
+                  [&](int piece, std::int64_t from, std::int64_t to) {
+                    Head head(args, dropout, scratch.as<S>() + piece * each);
+                    for (std::int64_t i = from; i < to; ++i) {
+                      work(head, i / args.kv_heads, i % args.kv_heads);
+                    }
+                  });
+}
 
 }  // namespace shardbook::kernels::cpu

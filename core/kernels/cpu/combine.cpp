@@ -28,15 +28,6 @@ V apply(const V& a, const V& b) {
   }
 }
 
-template <typename T>
-Compute<T> widened(T x) {
-  if constexpr (std::is_integral_v<T>) {
-    return x;
-  } else {
-    return widen(x);
-  }
-}
-
 // result[i] = a[i] op b[i]; `a` may be the result.
 template <ReduceKind kKind, typename A, typename B>
 void join(std::int64_t n, const A* a, const B* b, Compute<B>* result) {
@@ -46,7 +37,7 @@ void join(std::int64_t n, const A* a, const B* b, Compute<B>* result) {
       store(result + i, apply<kKind>(load(a + i), load(b + i)));
     }
   }
-  for (; i < n; ++i) result[i] = apply<kKind>(widened(a[i]), widened(b[i]));
+  for (; i < n; ++i) result[i] = apply<kKind>(widen(a[i]), widen(b[i]));
 }
 
 template <ReduceKind kKind, typename T>

@@ -45,8 +45,11 @@ inline float widen(F16 x) {
 #endif
 }
 
-inline float widen(float x) { return x; }
-inline double widen(double x) { return x; }
+/// f32, f64 and integers are computed in themselves.
+template <typename T, typename = std::enable_if_t<std::is_arithmetic_v<T>>>
+inline T widen(T x) {
+  return x;
+}
 
 template <typename T>
 T narrow(float x);

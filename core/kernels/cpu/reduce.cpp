@@ -146,15 +146,6 @@ double max_over(KernelContext& context, std::int64_t n, const Fn& fn) {
   return join_chunks(context, n, of_chunk, larger);
 }
 
-template <typename T>
-double as_double(T x) {
-  if constexpr (std::is_integral_v<T>) {
-    return static_cast<double>(x);
-  } else {
-    return widen(x);
-  }
-}
-
 }  // namespace
 
 void sum_rows(KernelContext& context, DType dtype, std::int64_t rows,
@@ -217,7 +208,8 @@ double max_abs_difference(KernelContext& context, DType dtype, std::int64_t n,
     const T* x = static_cast<const T*>(a);
     const T* y = static_cast<const T*>(b);
     return max_over(context, n, [&](std::int64_t i) {
-      const double u = as_double(x[i]), v = as_double(y[i]);
+      const auto u = static_cast<double>(widen(x[i]));
+      const auto v = static_cast<double>(widen(y[i]));
       return u == v ? 0.0 : std::fabs(u - v);
     });
   });

@@ -1,59 +1,54 @@
-// One thread per channel: a layer has at most a few thousand.
+// A layer has at most a few thousand channels.
 
 #include "core/kernels/batch_norm.h"
 
-#include "core/kernels/cuda/kernel_launch.h"
+#include "core/kernels/cuda/map.h"
 
 namespace shardbook::kernels::cuda {
 
 namespace {
 
-__global__ void shift_squares_kernel(std::int64_t channels, const double* local,
-                                     const double* mean, double* squares) {
-  const double count = local[channels];
-  for (std::int64_t c = first_index(); c < channels; c += index_step()) {
-    const double shift = local[c] / count - mean[c];
-    squares[c] += count * shift * shift;
+struct ShiftSquares {
+  const double* count;
+  __device__ double operator()(double local, double mean,
+                               double squares) const {
+    const double shift = local / *count - mean;
+    return squares + *count * shift * shift;
   }
-}
+};
 
-__global__ void rstd_kernel(std::int64_t channels, const double* variance,
-                            double eps, double* rstd) {
-  for (std::int64_t c = first_index(); c < channels; c += index_step()) {
-    rstd[c] = 1.0 / sqrt(variance[c] + eps);
+struct Rstd {
+  double eps;
+  __device__ double operator()(double variance) const {
+    return 1.0 / sqrt(variance + eps);
   }
-}
-
-template <typename T>
-__device__ T rounded(double x) {
-  if constexpr (std::is_same_v<T, double>) {
-    return x;
-  } else {
-    return narrow<T>(static_cast<float>(x));
-  }
-}
+};
 
 template <typename T>
-__global__ void blend_kernel(std::int64_t channels, double keep, double share,
-                             const double* now, T* running) {
-  for (std::int64_t c = first_index(); c < channels; c += index_step()) {
-    running[c] = rounded<T>(keep * as_double(running[c]) + share * now[c]);
+struct Blend {
+  double keep, share;
+  __device__ T operator()(T running, double now) const {
+    const double x = keep * as_double(running) + share * now;
+    if constexpr (std::is_same_v<T, double>) {
+      return x;
+    } else {
+      return narrow<T>(static_cast<float>(x));
+    }
   }
-}
+};
 
 }  // namespace
 
 void channel_shift_squares(KernelContext& context, std::int64_t channels,
                            const double* local, const double* mean,
                            double* squares) {
-  launch(context, "channel_shift_squares", blocks_for(channels), kBlock,
-         shift_squares_kernel, channels, local, mean, squares);
+  map<double>(context, "channel_shift_squares", channels,
+              ShiftSquares{local + channels}, squares, local, mean, squares);
 }
 
 void channel_rstd(KernelContext& context, std::int64_t channels,
                   const double* variance, double eps, double* rstd) {
-  launch(context, "channel_rstd", blocks_for(channels), kBlock, rstd_kernel,
-         channels, variance, eps, rstd);
+  map<double>(context, "channel_rstd", channels, Rstd{eps}, rstd, variance);
 }
 
 void channel_blend(KernelContext& context, DType dtype, std::int64_t channels,
@@ -61,9 +56,8 @@ void channel_blend(KernelContext& context, DType dtype, std::int64_t channels,
                    void* running) {
   with_floating("channel_blend", dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch(context, "channel_blend", blocks_for(channels), kBlock,
-           blend_kernel<T>, channels, keep, share, now,
-           static_cast<T*>(running));
+    map_arrays(context, "channel_blend", channels, Blend<T>{keep, share},
+               static_cast<T*>(running), static_cast<const T*>(running), now);
   });
 }
 

@@ -153,16 +153,11 @@ class CudaRuntime : public internal::DeviceRuntime {
                        : "; no driver is installed");
   }
 
-  internal::DeviceProperties properties(int index) const override {
+  Gpu properties(int index) const override {
     cudaDeviceProp found{};
     SHARDBOOK_CUDA(cudaGetDeviceProperties(&found, index), "device ", index);
-    internal::DeviceProperties result;
-    result.name = found.name;
-    result.memory_bytes = static_cast<std::int64_t>(found.totalGlobalMem);
-    result.multiprocessors = found.multiProcessorCount;
-    result.major = found.major;
-    result.minor = found.minor;
-    return result;
+    return {found.name, static_cast<std::int64_t>(found.totalGlobalMem),
+            found.multiProcessorCount, found.major, found.minor};
   }
 
   std::string versions() const override {
