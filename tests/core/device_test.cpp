@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/internal/device_runtime.h"
 #include "tests/core/support.h"
 
 namespace shardbook {
@@ -28,6 +29,13 @@ TEST(Device, HandlesNameOneDevice) {
   EXPECT_EQ(a.index(), 1);
   EXPECT_EQ(Device().name(), "no device");
   expect_error([] { Device().type(); }, {"no device"});
+}
+
+TEST(Device, WithoutALibraryOrAGpuTheReasonIsTheError) {
+  const std::string why = internal::why_no_cuda();
+  if (why.empty()) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_EQ(why.substr(0, 6), "cuda: ");
+  expect_error([] { Device::cuda(); }, {why});
 }
 
 TEST(Allocator, CountsExactlyWhatWasAsked) {

@@ -213,8 +213,8 @@ TEST_P(Faults, OverrunOfGlobalMemoryIsCaught) {
 
 TEST_P(Faults, FreedMemoryIsCaught) {
   float* data = nullptr;
-  ASSERT_EQ(cudaMalloc(&data, 256), cudaSuccess);
-  ASSERT_EQ(cudaFree(data), cudaSuccess);
+  ok(cudaMalloc(&data, 256));
+  ok(cudaFree(data));
   EXPECT_THAT(run("freed", 1, 32, write_at, data, 3),
               HasSubstr("outside: it writes 12 bytes into the 256 bytes"));
   EXPECT_EQ(cudaFree(data), cudaErrorInvalidValue);

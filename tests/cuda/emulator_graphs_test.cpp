@@ -26,45 +26,24 @@ __global__ void scale_into(const float* from, float* to, int n, float value) {
   }
 }
 
-class Graphs : public OverSeeds {
- protected:
-  void SetUp() override {
-    OverSeeds::SetUp();
-    for (cudaStream_t* stream : {&a, &b}) {
-      ASSERT_EQ(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking),
-                cudaSuccess);
-    }
-    for (cudaEvent_t* event : {&fork, &join}) {
-      ASSERT_EQ(cudaEventCreate(event), cudaSuccess);
-    }
-    ASSERT_EQ(cudaHostAlloc(&host, kBytes, 0), cudaSuccess);
-  }
-  void TearDown() override {
-    reset();
-    EXPECT_EQ(cudaFreeHost(host), cudaSuccess);
-    for (cudaEvent_t event : {fork, join}) {
-      EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
-    }
-    for (cudaStream_t stream : {a, b}) {
-      EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
-    }
-    OverSeeds::TearDown();
-  }
+cudaGraphExec_t end_capture(cudaStream_t stream) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t result = nullptr;
+  ok(cudaStreamEndCapture(stream, &graph));
+  ok(cudaGraphInstantiateWithFlags(&result, graph, 0));
+  ok(cudaGraphDestroy(graph));
+  return result;
+}
 
+class Graphs : public OnTwoStreams {
+ protected:
   void begin(cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal) {
-    ASSERT_EQ(cudaStreamBeginCapture(a, mode), cudaSuccess);
+    ok(cudaStreamBeginCapture(a, mode));
   }
-  cudaGraphExec_t end() {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t result = nullptr;
-    EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaSuccess);
-    EXPECT_EQ(cudaGraphInstantiateWithFlags(&result, graph, 0), cudaSuccess);
-    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-    return result;
-  }
+  cudaGraphExec_t end() { return end_capture(a); }
   void run(cudaGraphExec_t graph) {
-    EXPECT_EQ(cudaGraphLaunch(graph, a), cudaSuccess);
-    EXPECT_EQ(cudaStreamSynchronize(a), cudaSuccess);
+    ok(cudaGraphLaunch(graph, a));
+    ok(cudaStreamSynchronize(a));
   }
   void add_on(cudaStream_t stream, float* to, float value) {
     launch("add", 1, 32, stream, add, to, kCount, value);
@@ -74,11 +53,7 @@ class Graphs : public OverSeeds {
     launch("scale_into", 1, 32, stream, scale_into, from, to, kCount, value);
   }
 
-  static constexpr int kCount = 40;
-  static constexpr std::size_t kBytes = kCount * sizeof(float);
-  cudaStream_t a, b;
-  cudaEvent_t fork, join;
-  float* host;
+  const OwnEvent fork, join;
   const Device<float> x{std::vector<float>(kCount, 1.0f)};
   const Device<float> y{std::vector<float>(kCount, 0.0f)};
 };
@@ -87,41 +62,40 @@ INSTANTIATE_TEST_SUITE_P(Seeds, Graphs, testing::Values(0, 1, 2, 3, 4, 5));
 TEST_P(Graphs, RunAtEachLaunchAndNotBefore) {
   begin();
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  ASSERT_EQ(cudaStreamIsCapturing(a, &status), cudaSuccess);
+  ok(cudaStreamIsCapturing(a, &status));
   EXPECT_EQ(status, cudaStreamCaptureStatusActive);
   add_on(a, x.data(), 2);
-  EXPECT_EQ(cudaMemcpyAsync(y.data(), x.data(), kBytes, cudaMemcpyDefault, a),
-            cudaSuccess);
-  EXPECT_EQ(cudaMemsetAsync(x.data(), 0, kBytes / 2, a), cudaSuccess);
+  ok(cudaMemcpyAsync(y.data(), x.data(), kBytes, cudaMemcpyDefault, a));
+  ok(cudaMemsetAsync(x.data(), 0, kBytes / 2, a));
   const cudaGraphExec_t graph = end();
-  ASSERT_EQ(cudaStreamSynchronize(a), cudaSuccess);
+  ok(cudaStreamSynchronize(a));
   EXPECT_THAT(x.values(), Each(1.0f));
   run(graph);
   EXPECT_THAT(y.values(), Each(3.0f));
   run(graph);
   EXPECT_EQ(y.values().front(), 2.0f);
   EXPECT_EQ(y.values().back(), 5.0f);
-  EXPECT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
+  ok(cudaGraphExecDestroy(graph));
 }
 
 TEST_P(Graphs, EventsTakeOtherStreamsIn) {
   begin();
   add_on(a, x.data(), 1);
-  ASSERT_EQ(cudaEventRecord(fork, a), cudaSuccess);
-  ASSERT_EQ(cudaStreamWaitEvent(b, fork), cudaSuccess);
+  ok(cudaEventRecord(fork, a));
+  ok(cudaStreamWaitEvent(b, fork));
   scale_on(b, x.data(), y.data(), 10);
-  ASSERT_EQ(cudaEventRecord(join, b), cudaSuccess);
-  ASSERT_EQ(cudaStreamWaitEvent(a, join), cudaSuccess);
+  ok(cudaEventRecord(join, b));
+  ok(cudaStreamWaitEvent(a, join));
   add_on(a, y.data(), 1);
   const cudaGraphExec_t graph = end();
   run(graph);
   EXPECT_THAT(y.values(), Each(21.0f));
   add_on(b, y.data(), 1);  // captured no more
-  EXPECT_EQ(cudaStreamSynchronize(b), cudaSuccess);
+  ok(cudaStreamSynchronize(b));
   EXPECT_THAT(y.values(), Each(22.0f));
   run(graph);
   EXPECT_THAT(y.values(), Each(31.0f));
-  EXPECT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
+  ok(cudaGraphExecDestroy(graph));
 }
 
 // The event lies before the work that should have been waited for.
@@ -131,31 +105,20 @@ TEST(GraphsOverSeeds, AMissingWaitInsideShowsInSomeOrder) {
     set_seed(static_cast<std::uint64_t>(seed));
     const Device<float> x(std::vector<float>(40, 1.0f)),
         y(std::vector<float>(40, 0.0f));
-    cudaStream_t a, b;
-    cudaEvent_t fork, join;
-    for (cudaStream_t* stream : {&a, &b})
-      ASSERT_EQ(cudaStreamCreate(stream), 0);
-    for (cudaEvent_t* event : {&fork, &join})
-      ASSERT_EQ(cudaEventCreate(event), 0);
-    ASSERT_EQ(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal), 0);
-    ASSERT_EQ(cudaEventRecord(fork, a), 0);
+    const OwnStream a, b;
+    const OwnEvent fork, join;
+    ok(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal));
+    ok(cudaEventRecord(fork, a));
     launch("add", 1, 32, a, add, x.data(), 40, 1.0f);
-    ASSERT_EQ(cudaStreamWaitEvent(b, fork), 0);
+    ok(cudaStreamWaitEvent(b, fork));
     launch("scale_into", 1, 32, b, scale_into, x.data(), y.data(), 40, 1.0f);
-    ASSERT_EQ(cudaEventRecord(join, b), 0);
-    ASSERT_EQ(cudaStreamWaitEvent(a, join), 0);
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    ASSERT_EQ(cudaStreamEndCapture(a, &graph), 0);
-    ASSERT_EQ(cudaGraphInstantiateWithFlags(&exec, graph, 0), 0);
-    ASSERT_EQ(cudaGraphLaunch(exec, a), 0);
-    ASSERT_EQ(cudaStreamSynchronize(a), 0);
+    ok(cudaEventRecord(join, b));
+    ok(cudaStreamWaitEvent(a, join));
+    const cudaGraphExec_t exec = end_capture(a);
+    ok(cudaGraphLaunch(exec, a));
+    ok(cudaStreamSynchronize(a));
     wrong += y.values()[0] == 1.0f;
-    ASSERT_EQ(cudaGraphExecDestroy(exec), 0);
-    ASSERT_EQ(cudaGraphDestroy(graph), 0);
-    for (cudaEvent_t event : {fork, join})
-      ASSERT_EQ(cudaEventDestroy(event), 0);
-    for (cudaStream_t stream : {a, b}) ASSERT_EQ(cudaStreamDestroy(stream), 0);
+    ok(cudaGraphExecDestroy(exec));
   }
   set_seed(0);
   EXPECT_GT(wrong, 0);
@@ -173,7 +136,7 @@ class GraphRefusals : public Graphs {
     SCOPED_TRACE(name);
     begin();
     add_on(a, x.data(), 1);
-    ASSERT_EQ(cudaEventRecord(fork, a), cudaSuccess);
+    ok(cudaEventRecord(fork, a));
     EXPECT_EQ(call(), expected);
     EXPECT_THAT(cudaGetErrorString(expected), HasSubstr(name));
     add_on(a, x.data(), 1);
@@ -189,33 +152,28 @@ class GraphRefusals : public Graphs {
 INSTANTIATE_TEST_SUITE_P(Seeds, GraphRefusals, testing::Values(0));
 
 TEST_P(GraphRefusals, CallsThatWaitOrAllocateMakeTheCaptureVoid) {
-  const cudaError_t unsupported = cudaErrorStreamCaptureUnsupported;
   void* pointer = nullptr;
   float pageable[kCount];
-  expect_refused([&] { return cudaStreamSynchronize(a); }, unsupported,
-                 "cudaStreamSynchronize");
-  expect_refused([&] { return cudaStreamQuery(a); }, unsupported,
-                 "cudaStreamQuery");
-  expect_refused([] { return cudaDeviceSynchronize(); }, unsupported,
-                 "cudaDeviceSynchronize");
-  expect_refused([&] { return cudaMalloc(&pointer, 4); }, unsupported,
-                 "cudaMalloc");
-  expect_refused([&] { return cudaFree(x.data()); }, unsupported, "cudaFree");
-  expect_refused([&] { return cudaHostAlloc(&pointer, 4, 0); }, unsupported,
-                 "cudaHostAlloc");
-  expect_refused([&] { return cudaFreeHost(host); }, unsupported,
-                 "cudaFreeHost");
+  ok(cudaEventRecord(join, b));
+  const auto expect_unsupported = [&](const char* name, const auto& call) {
+    expect_refused(call, cudaErrorStreamCaptureUnsupported, name);
+  };
+  expect_unsupported("cudaStreamSynchronize",
+                     [&] { return cudaStreamSynchronize(a); });
+  expect_unsupported("cudaStreamQuery", [&] { return cudaStreamQuery(a); });
+  expect_unsupported("cudaDeviceSynchronize", &cudaDeviceSynchronize);
+  expect_unsupported("cudaMalloc", [&] { return cudaMalloc(&pointer, 4); });
+  expect_unsupported("cudaFree", [&] { return cudaFree(x.data()); });
+  expect_unsupported("cudaHostAlloc",
+                     [&] { return cudaHostAlloc(&pointer, 4, 0); });
+  expect_unsupported("cudaFreeHost", [&] { return cudaFreeHost(host); });
+  expect_unsupported("pageable memory", [&] {
+    return cudaMemcpyAsync(pageable, x.data(), kBytes, cudaMemcpyDefault, a);
+  });
   expect_refused([&] { return cudaEventQuery(fork); }, cudaErrorCapturedEvent,
                  "cudaEventQuery");
   expect_refused([&] { return cudaEventSynchronize(fork); },
                  cudaErrorCapturedEvent, "cudaEventSynchronize");
-  expect_refused(
-      [&] {
-        return cudaMemcpyAsync(pageable, x.data(), kBytes, cudaMemcpyDefault,
-                               a);
-      },
-      unsupported, "pageable memory");
-  ASSERT_EQ(cudaEventRecord(join, b), cudaSuccess);
   expect_refused([&] { return cudaStreamWaitEvent(a, join); },
                  cudaErrorStreamCaptureIsolation, "cudaStreamWaitEvent");
   EXPECT_THAT(x.values(), Each(1.0f));
@@ -225,18 +183,17 @@ TEST_P(GraphRefusals, MemoryIsAllocatedWhereTheThreadSaysSo) {
   begin();
   void* pointer = nullptr;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  ASSERT_EQ(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
-  EXPECT_EQ(cudaMalloc(&pointer, 4), cudaSuccess);
-  ASSERT_EQ(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
+  ok(cudaThreadExchangeStreamCaptureMode(&mode));
+  ok(cudaMalloc(&pointer, 4));
+  ok(cudaThreadExchangeStreamCaptureMode(&mode));
   EXPECT_EQ(mode, cudaStreamCaptureModeRelaxed);
   // Pinned memory may be copied to
-  EXPECT_EQ(cudaMemcpyAsync(host, x.data(), kBytes, cudaMemcpyDefault, a),
-            cudaSuccess);
+  ok(cudaMemcpyAsync(host, x.data(), kBytes, cudaMemcpyDefault, a));
   const cudaGraphExec_t graph = end();
   run(graph);
   EXPECT_EQ(host[0], 1.0f);
-  EXPECT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
-  EXPECT_EQ(cudaFree(pointer), cudaSuccess);
+  ok(cudaGraphExecDestroy(graph));
+  ok(cudaFree(pointer));
 }
 
 TEST_P(GraphRefusals, OtherThreadsMayAllocateUnlessTheCaptureIsGlobal) {
@@ -256,25 +213,25 @@ TEST_P(GraphRefusals, OtherThreadsMayAllocateUnlessTheCaptureIsGlobal) {
     EXPECT_EQ(cudaStreamEndCapture(a, &graph) == cudaSuccess,
               expected == cudaSuccess);
     if (graph == nullptr) continue;
-    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    ok(cudaGraphDestroy(graph));
   }
 }
 
 TEST_P(GraphRefusals, TheEndMustBeOfTheSameStreamAndWaitForAllOthers) {
   begin();
-  ASSERT_EQ(cudaEventRecord(fork, a), cudaSuccess);
-  ASSERT_EQ(cudaStreamWaitEvent(b, fork), cudaSuccess);
+  ok(cudaEventRecord(fork, a));
+  ok(cudaStreamWaitEvent(b, fork));
   add_on(b, x.data(), 1);
   cudaGraph_t graph = nullptr;
   EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureUnjoined);
   // b is free again; the event belongs to nothing any more
-  EXPECT_EQ(cudaStreamSynchronize(b), cudaSuccess);
+  ok(cudaStreamSynchronize(b));
   EXPECT_EQ(cudaStreamWaitEvent(b, fork), cudaErrorCapturedEvent);
   EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaErrorIllegalState);
 
   begin();
-  ASSERT_EQ(cudaEventRecord(fork, a), cudaSuccess);
-  ASSERT_EQ(cudaStreamWaitEvent(b, fork), cudaSuccess);
+  ok(cudaEventRecord(fork, a));
+  ok(cudaStreamWaitEvent(b, fork));
   EXPECT_EQ(cudaStreamEndCapture(b, &graph), cudaErrorStreamCaptureUnmatched);
   EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureInvalidated);
 }

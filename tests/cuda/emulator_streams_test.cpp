@@ -21,29 +21,8 @@ __global__ void copy(const float* from, float* to, int n) {
   for (int i = static_cast<int>(threadIdx.x); i < n; i += 32) to[i] = from[i];
 }
 
-class Streams : public OverSeeds {
+class Streams : public OnTwoStreams {
  protected:
-  void SetUp() override {
-    OverSeeds::SetUp();
-    for (cudaStream_t* stream : {&a, &b}) {
-      ASSERT_EQ(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking),
-                cudaSuccess);
-    }
-    ASSERT_EQ(cudaEventCreate(&event), cudaSuccess);
-    ASSERT_EQ(cudaMalloc(&x, kBytes), cudaSuccess);
-    ASSERT_EQ(cudaMalloc(&y, kBytes), cudaSuccess);
-    ASSERT_EQ(cudaHostAlloc(&host, kBytes, 0), cudaSuccess);
-  }
-  void TearDown() override {
-    reset();
-    EXPECT_EQ(cudaFreeHost(host), cudaSuccess);
-    EXPECT_EQ(cudaFree(y), cudaSuccess);
-    EXPECT_EQ(cudaFree(x), cudaSuccess);
-    EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
-    EXPECT_EQ(cudaStreamDestroy(b), cudaSuccess);
-    EXPECT_EQ(cudaStreamDestroy(a), cudaSuccess);
-    OverSeeds::TearDown();
-  }
   void fill_on(cudaStream_t stream, float* to, float value) {
     launch("fill", 1, 32, stream, fill, to, kCount, value);
   }
@@ -51,18 +30,14 @@ class Streams : public OverSeeds {
     launch("copy", 1, 32, stream, copy, from, to, kCount);
   }
   std::vector<float> read_after(cudaStream_t stream, const float* from) {
-    EXPECT_EQ(
-        cudaMemcpyAsync(host, from, kBytes, cudaMemcpyDeviceToHost, stream),
-        cudaSuccess);
-    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    ok(cudaMemcpyAsync(host, from, kBytes, cudaMemcpyDeviceToHost, stream));
+    ok(cudaStreamSynchronize(stream));
     return std::vector<float>(host, host + kCount);
   }
 
-  static constexpr int kCount = 40;
-  static constexpr std::size_t kBytes = kCount * sizeof(float);
-  cudaStream_t a, b;
-  cudaEvent_t event;
-  float *x, *y, *host;
+  const OwnEvent event;
+  const Device<float> new_x{kCount}, new_y{kCount};
+  float *const x = new_x.data(), *const y = new_y.data();
 };
 class InOrder : public Streams {};
 INSTANTIATE_TEST_SUITE_P(Seeds, Streams, testing::Values(0, 1, 2, 3, 4, 5));
@@ -77,8 +52,8 @@ TEST_P(InOrder, MissingWaitLeavesWhatNobodyWrote) {
 
 TEST_P(Streams, EventOrdersTwoStreams) {
   fill_on(a, x, 3);
-  ASSERT_EQ(cudaEventRecord(event, a), cudaSuccess);
-  ASSERT_EQ(cudaStreamWaitEvent(b, event), cudaSuccess);
+  ok(cudaEventRecord(event, a));
+  ok(cudaStreamWaitEvent(b, event));
   fill_on(a, x, 4);  // does not belong to the event, and runs later
   copy_on(b, x, y);
   EXPECT_THAT(read_after(b, y), Each(testing::AnyOf(3.0f, 4.0f)));
@@ -87,8 +62,8 @@ TEST_P(Streams, EventOrdersTwoStreams) {
 
 TEST_P(InOrder, WorkAfterTheEventIsNotWaitedFor) {
   fill_on(a, x, 3);
-  ASSERT_EQ(cudaEventRecord(event, a), cudaSuccess);
-  ASSERT_EQ(cudaStreamWaitEvent(b, event), cudaSuccess);
+  ok(cudaEventRecord(event, a));
+  ok(cudaStreamWaitEvent(b, event));
   fill_on(a, x, 4);
   copy_on(b, x, y);
   EXPECT_THAT(read_after(b, y), Each(3.0f));
@@ -101,17 +76,11 @@ TEST(StreamsOverSeeds, OverwritingTooEarlyShowsInSomeOrder) {
     set_seed(static_cast<std::uint64_t>(seed));
     const Device<float> x(std::vector<float>(40, 1.0f)),
         y(std::vector<float>(40, 0.0f));
-    cudaStream_t a, b;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking),
-              cudaSuccess);
-    ASSERT_EQ(cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking),
-              cudaSuccess);
+    const OwnStream a, b;
     launch("copy", 1, 32, b, copy, x.data(), y.data(), 40);
     launch("fill", 1, 32, a, fill, x.data(), 40, 2.0f);
-    ASSERT_EQ(cudaStreamSynchronize(b), cudaSuccess);
+    ok(cudaStreamSynchronize(b));
     stale += y.values()[0] == 2.0f;
-    ASSERT_EQ(cudaStreamDestroy(a), cudaSuccess);
-    ASSERT_EQ(cudaStreamDestroy(b), cudaSuccess);
   }
   set_seed(0);
   EXPECT_GT(stale, 0);
@@ -121,51 +90,45 @@ TEST(StreamsOverSeeds, OverwritingTooEarlyShowsInSomeOrder) {
 TEST_P(InOrder, HostThatReadsTooEarlyFindsWhatWasThere) {
   std::fill(host, host + kCount, -1.0f);
   fill_on(a, x, 3);
-  ASSERT_EQ(cudaMemcpyAsync(host, x, kBytes, cudaMemcpyDeviceToHost, a),
-            cudaSuccess);
+  ok(cudaMemcpyAsync(host, x, kBytes, cudaMemcpyDeviceToHost, a));
   EXPECT_THAT(std::vector<float>(host, host + kCount), Each(-1.0f));
-  ASSERT_EQ(cudaStreamSynchronize(a), cudaSuccess);
+  ok(cudaStreamSynchronize(a));
   EXPECT_THAT(std::vector<float>(host, host + kCount), Each(3.0f));
 }
 
 TEST_P(Streams, PinnedMemoryIsReadLateAndPageableAtOnce) {
   std::fill(host, host + kCount, 1.0f);
   std::vector<float> pageable(kCount, 1.0f);
-  ASSERT_EQ(cudaMemcpyAsync(x, host, kBytes, cudaMemcpyHostToDevice, a),
-            cudaSuccess);
-  ASSERT_EQ(
-      cudaMemcpyAsync(y, pageable.data(), kBytes, cudaMemcpyHostToDevice, a),
-      cudaSuccess);
+  ok(cudaMemcpyAsync(x, host, kBytes, cudaMemcpyHostToDevice, a));
+  ok(cudaMemcpyAsync(y, pageable.data(), kBytes, cudaMemcpyHostToDevice, a));
   std::fill(host, host + kCount, 2.0f);
   std::fill(pageable.begin(), pageable.end(), 2.0f);
-  ASSERT_EQ(cudaStreamSynchronize(a), cudaSuccess);
+  ok(cudaStreamSynchronize(a));
   EXPECT_THAT(read_after(a, x), Each(2.0f));
   EXPECT_THAT(read_after(a, y), Each(1.0f));
 }
 
 TEST_P(Streams, QueriesSayNotReadyFirstAndEndWithTheWorkDone) {
   fill_on(a, x, 3);
-  ASSERT_EQ(cudaEventRecord(event, a), cudaSuccess);
+  ok(cudaEventRecord(event, a));
   EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
   EXPECT_EQ(cudaStreamQuery(a), cudaErrorNotReady);
   while (cudaEventQuery(event) == cudaErrorNotReady) {
   }
-  EXPECT_EQ(cudaStreamQuery(a), cudaSuccess);
+  ok(cudaStreamQuery(a));
 }
 
 TEST_P(Streams, TimesOfEventsFollowTheStream) {
-  cudaEvent_t later;
-  ASSERT_EQ(cudaEventCreate(&later), cudaSuccess);
-  ASSERT_EQ(cudaEventRecord(event, a), cudaSuccess);
+  const OwnEvent later;
+  ok(cudaEventRecord(event, a));
   fill_on(a, x, 3);
-  ASSERT_EQ(cudaEventRecord(later, a), cudaSuccess);
+  ok(cudaEventRecord(later, a));
   float milliseconds = -1;
   EXPECT_EQ(cudaEventElapsedTime(&milliseconds, event, later),
             cudaErrorNotReady);
-  ASSERT_EQ(cudaEventSynchronize(later), cudaSuccess);
-  ASSERT_EQ(cudaEventElapsedTime(&milliseconds, event, later), cudaSuccess);
+  ok(cudaEventSynchronize(later));
+  ok(cudaEventElapsedTime(&milliseconds, event, later));
   EXPECT_GT(milliseconds, 0);
-  EXPECT_EQ(cudaEventDestroy(later), cudaSuccess);
 }
 
 TEST_P(Streams, MisuseIsAnError) {
@@ -180,22 +143,21 @@ TEST_P(Streams, MisuseIsAnError) {
             cudaErrorInvalidValue);
   // Work that still uses pinned memory.
   float* other = nullptr;
-  ASSERT_EQ(cudaHostAlloc(&other, kBytes, 0), cudaSuccess);
-  ASSERT_EQ(cudaMemcpyAsync(other, x, kBytes, cudaMemcpyDeviceToHost, a),
-            cudaSuccess);
+  ok(cudaHostAlloc(&other, kBytes, 0));
+  ok(cudaMemcpyAsync(other, x, kBytes, cudaMemcpyDeviceToHost, a));
   EXPECT_EQ(cudaFreeHost(other), cudaErrorInvalidValue);
   EXPECT_THAT(cudaGetErrorString(cudaErrorInvalidValue),
               HasSubstr("cudaMemcpyAsync of 160 bytes on stream"));
-  ASSERT_EQ(cudaStreamSynchronize(a), cudaSuccess);
-  EXPECT_EQ(cudaFreeHost(other), cudaSuccess);
+  ok(cudaStreamSynchronize(a));
+  ok(cudaFreeHost(other));
   EXPECT_EQ(cudaFreeHost(x), cudaErrorInvalidValue);
   int local = 0;
   EXPECT_EQ(cudaFree(&local), cudaErrorInvalidValue);
   EXPECT_THAT(cudaGetErrorString(cudaErrorInvalidValue),
               HasSubstr("was not allocated"));
   cudaStream_t gone;
-  ASSERT_EQ(cudaStreamCreate(&gone), cudaSuccess);
-  ASSERT_EQ(cudaStreamDestroy(gone), cudaSuccess);
+  ok(cudaStreamCreate(&gone));
+  ok(cudaStreamDestroy(gone));
   EXPECT_EQ(cudaStreamSynchronize(gone), cudaErrorInvalidResourceHandle);
   fill_on(gone, x, 1);
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
@@ -204,38 +166,35 @@ TEST_P(Streams, MisuseIsAnError) {
 }
 
 TEST_P(Streams, DevicesAreKeptApart) {
-  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  ok(cudaSetDevice(1));
   fill_on(a, x, 3);
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
   EXPECT_THAT(cudaGetErrorString(cudaErrorInvalidResourceHandle),
               HasSubstr("the stream is of device 0, the thread uses device 1"));
-  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  ok(cudaSetDevice(0));
   EXPECT_EQ(cudaSetDevice(1000), cudaErrorInvalidDevice);
   (void)cudaGetLastError();
 }
 
 TEST_P(Streams, NullStreamWaitsForBlockingStreamsOnly) {
-  cudaStream_t blocking;
-  ASSERT_EQ(cudaStreamCreate(&blocking), cudaSuccess);
+  const OwnStream blocking(cudaStreamDefault);
   fill_on(blocking, x, 5);
   std::vector<float> found(kCount);
-  ASSERT_EQ(cudaMemcpy(found.data(), x, kBytes, cudaMemcpyDeviceToHost),
-            cudaSuccess);
+  ok(cudaMemcpy(found.data(), x, kBytes, cudaMemcpyDeviceToHost));
   EXPECT_THAT(found, Each(5.0f));
-  EXPECT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
 }
 
 TEST_P(Streams, PlantedFailureIsReturnedOnce) {
   fail_call("cudaMalloc", 2, cudaErrorMemoryAllocation);
   void* first = nullptr;
   void* second = nullptr;
-  EXPECT_EQ(cudaMalloc(&first, 16), cudaSuccess);
+  ok(cudaMalloc(&first, 16));
   EXPECT_EQ(cudaMalloc(&second, 16), cudaErrorMemoryAllocation);
   EXPECT_EQ(second, nullptr);
   EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
-  EXPECT_EQ(cudaMalloc(&second, 16), cudaSuccess);
-  EXPECT_EQ(cudaFree(first), cudaSuccess);
-  EXPECT_EQ(cudaFree(second), cudaSuccess);
+  ok(cudaMalloc(&second, 16));
+  ok(cudaFree(first));
+  ok(cudaFree(second));
 }
 
 TEST_P(Streams, MemoryOfADeviceEnds) {
@@ -259,10 +218,10 @@ TEST_P(Streams, WorkThatWaitsForAnotherThread) {
   std::thread other([&] {
     meet(b);
     fill_on(b, x, 7);
-    EXPECT_EQ(cudaStreamSynchronize(b), cudaSuccess);
+    ok(cudaStreamSynchronize(b));
   });
   meet(a);
-  EXPECT_EQ(cudaStreamSynchronize(a), cudaSuccess);
+  ok(cudaStreamSynchronize(a));
   other.join();
   EXPECT_THAT(read_after(a, x), Each(7.0f));
 }

@@ -38,6 +38,9 @@ std::uint64_t seed();
 void fail_call(const std::string& function, int nth = 1,
                cudaError_t error = cudaErrorUnknown);
 
+/// How often the program has called a function of the runtime.
+int num_calls(const std::string& function);
+
 /// Devices that exist from now on; SHARDBOOK_EMULATED_GPUS says how many there
 /// are at first (4 where it does not).
 void set_device_count(int count);

@@ -207,6 +207,12 @@ void fail_call(const std::string& function, int nth, cudaError_t error) {
   runtime.planted[function] = {nth, error};
 }
 
+int num_calls(const std::string& function) {
+  Runtime& runtime = Runtime::instance();
+  const Runtime::Lock lock(runtime.mutex);
+  return runtime.num_calls[function];
+}
+
 void set_device_count(int count) {
   Runtime& runtime = Runtime::instance();
   const Runtime::Lock lock(runtime.mutex);

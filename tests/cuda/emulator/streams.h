@@ -79,6 +79,7 @@ struct Runtime {
   int next_stream = 0;
   std::map<int, std::string> failures;  ///< of kernels, by device
   std::map<std::string, std::pair<int, cudaError_t>> planted;
+  std::map<std::string, int> num_calls;  ///< by function
 
   using Lock = std::unique_lock<std::mutex>;
   std::shared_ptr<Stream> make_stream(bool is_blocking);
@@ -104,7 +105,7 @@ struct Runtime {
 cudaError_t report(cudaError_t error, const std::string& text = "");
 /// The failure of a kernel on this device, if there is one.
 cudaError_t report_failure(Runtime& runtime, int device);
-/// The error that a test has planted here.
+/// The error that a test has planted here. Counts the call.
 cudaError_t planted(Runtime& runtime, const char* function);
 int current_device();
 /// A wait for an event, or by a stream, that is captured.

@@ -1,5 +1,5 @@
-// CUDA devices on a GPU that works as late as possible: reuse of memory,
-// streams, events, copies.
+// CUDA devices on the emulated GPU, which works as late as possible: reuse of
+// memory, streams, events, copies. A missing wait shows in values.
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,10 @@
 #include "core/internal/cuda_device.h"
 #include "core/stream.h"
 #include "core/tensor.h"
-#include "tests/core/late_runtime.h"
 #include "tests/core/support.h"
+#include "tests/cuda/emulator/device_memory.h"
+#include "tests/cuda/emulator/emulator.h"
+#include "tests/cuda/parity.h"
 
 namespace shardbook {
 namespace {
@@ -19,19 +21,19 @@ constexpr MemoryKind kKind = MemoryKind::kActivation;
 
 class CudaDeviceTest : public testing::Test {
  protected:
-  CudaDeviceTest() { late_kernels::install(); }
-
-  Device make_device(std::int64_t capacity_bytes = 0) {
-    return internal::make_cuda_device(runtime_, 0, capacity_bytes);
+  CudaDeviceTest() {
+    parity::choose_library();
+    emulator::set_seed(0);
   }
-
-  LateRuntime runtime_;
 };
 
 /// The same with a rank on a GPU of its own.
 class CudaRankTest : public CudaDeviceTest {
  protected:
-  RankContext context{make_device()};
+  RankContext context{Device::cuda()};
+  // Calls before this test
+  const int num_records = emulator::num_calls("cudaEventRecord"),
+            num_holds = emulator::num_calls("cudaStreamWaitEvent");
 
  private:
   RankContext::Scope scope_{context};
@@ -48,21 +50,12 @@ Tensor full(double value, const Device& device, std::int64_t n = 4) {
 std::vector<double> four(double value) { return std::vector<double>(4, value); }
 
 TEST_F(CudaDeviceTest, HasANameAndATypeOfItsOwn) {
-  runtime_.num_devices = 2;
-  const Device device = internal::make_cuda_device(runtime_, 1, 1000);
+  const Device device = Device::cuda(1, 1000);
   EXPECT_EQ(device.name(), "cuda:1");
   EXPECT_TRUE(device.is_cuda());
   EXPECT_FALSE(device.is_meta());
   EXPECT_EQ(device.capacity_bytes(), 1000);
-  expect_error([&] { internal::make_cuda_device(runtime_, 2, 0); },
-               {"cuda:2", "2 GPUs"});
-}
-
-TEST_F(CudaDeviceTest, WithoutALibraryOrAGpuTheReasonIsTheError) {
-  const std::string why = internal::why_no_cuda();
-  if (why.empty()) GTEST_SKIP() << "this machine has a GPU";
-  EXPECT_EQ(why.substr(0, 6), "cuda: ");
-  expect_error([] { Device::cuda(); }, {why});
+  expect_error([] { Device::cuda(4); }, {"cuda:4", "4 GPUs"});
 }
 
 // --- Memory ------------------------------------------------------------------
@@ -73,8 +66,8 @@ TEST_F(CudaAllocator, OneStreamReusesABlockWithoutAnyEvent) {
   x = Tensor();
   x = full(2, context.device);
   EXPECT_EQ(x.raw(), address);
-  EXPECT_EQ(runtime_.num_records, 0);
-  EXPECT_EQ(runtime_.num_holds, 0);
+  EXPECT_EQ(emulator::num_calls("cudaEventRecord"), num_records);
+  EXPECT_EQ(emulator::num_calls("cudaStreamWaitEvent"), num_holds);
   EXPECT_EQ(values(x), four(2));
 }
 
@@ -85,7 +78,7 @@ TEST_F(CudaAllocator, AnotherStreamRunsAfterTheEarlierUsersOfABlock) {
   x = Tensor();
   const StreamScope copies(kCopyStream);
   const Tensor y = full(2, context.device);  // at x's address
-  EXPECT_EQ(runtime_.num_holds, 1);
+  EXPECT_EQ(emulator::num_calls("cudaStreamWaitEvent"), num_holds + 1);
   EXPECT_EQ(values(y), four(2));
   const StreamScope compute(kComputeStream);
   EXPECT_EQ(values(kept), four(1));
@@ -133,11 +126,11 @@ TEST_F(CudaAllocator, AStreamTakesItsOwnBlocksFirst) {
   for (Tensor* tensor : {&first, &mine, &last}) *tensor = Tensor();
   const Tensor next = full(2, context.device);
   EXPECT_EQ(next.raw(), mine_at);
-  EXPECT_EQ(runtime_.num_holds, 0);
+  EXPECT_EQ(emulator::num_calls("cudaStreamWaitEvent"), num_holds);
 }
 
 TEST_F(CudaAllocator, CountsLikeTheCpuAndRefusesBeyondItsCapacity) {
-  const Device gpu = make_device(1000), cpu = Device::cpu(0, 1000);
+  const Device gpu = Device::cuda(0, 1000), cpu = Device::cpu(0, 1000);
   for (const Device& device : {gpu, cpu}) {
     Storage a(device, 600, kKind);
     { Storage b(device, 100, MemoryKind::kGradient); }
@@ -151,34 +144,43 @@ TEST_F(CudaAllocator, CountsLikeTheCpuAndRefusesBeyondItsCapacity) {
 }
 
 TEST_F(CudaAllocator, ASliceCountsCachedMemoryToo) {
-  const Device device = make_device(4096);
+  const Device device = Device::cuda(0, 4096);
+  const std::size_t before = emulator::allocated_bytes(0);
   for (const std::int64_t bytes : {1024, 2048, 3072, 4096}) {
     Storage block(device, bytes, kKind);
-    EXPECT_LE(runtime_.used_bytes, 4096);
+    EXPECT_LE(emulator::allocated_bytes(0), before + 4096);
   }
 }
 
 TEST_F(CudaAllocator, WhenTheGpuIsFullCachedBlocksGoBackOnce) {
-  runtime_.memory_bytes = 4096;
+  full(0, context.device);  // starts what the first kernel starts
+  context.device.release_cached_memory();
+  const std::size_t full_at = emulator::allocated_bytes(0) + 4096;
+  emulator::set_device_memory(full_at);
   Tensor x = full(1, context.device, 512);  // 2048 bytes
   x = Tensor();                             // its fill has not run yet
   const Tensor y = full(2, context.device, 1024);
-  EXPECT_EQ(runtime_.used_bytes, 4096);
+  EXPECT_EQ(emulator::allocated_bytes(0), full_at);
   EXPECT_EQ(context.device.memory().cached, 0);
   expect_error([&] { full(3, context.device); },
                {"out of memory", "cuda:0", "activation 4096"});
+  emulator::set_device_memory(std::size_t{16} << 30);
   EXPECT_EQ(values(y).back(), 2);
 }
 
 TEST_F(CudaDeviceTest, GivesEverythingBackAtTheEnd) {
-  {
-    RankContext context(make_device());
-    const RankContext::Scope scope(context);
-    const Tensor x = full(1, context.device);
-    const StreamScope copies(kCopyStream);
-    const Tensor y = full(1, context.device);
+  std::size_t held[2];  // the first kernels may keep something
+  for (std::size_t& bytes : held) {
+    {
+      RankContext context(Device::cuda());
+      const RankContext::Scope scope(context);
+      const Tensor x = full(1, context.device);
+      const StreamScope copies(kCopyStream);
+      const Tensor y = full(1, context.device);
+    }
+    bytes = emulator::allocated_bytes(0);
   }
-  EXPECT_EQ(runtime_.used_bytes, 0);
+  EXPECT_EQ(held[0], held[1]);
 }
 
 // --- Streams and events ------------------------------------------------------
@@ -195,7 +197,7 @@ TEST_F(CudaStreams, AnEventPassesWhenItsStreamGetsThere) {
   EXPECT_FALSE(after.query());
   expect_error([&] { after.elapsed_s(before); }, {"passed"});
   after.synchronize();
-  EXPECT_EQ(after.elapsed_s(before), 0.25);
+  EXPECT_GT(after.elapsed_s(before), 0);
 }
 
 TEST_F(CudaStreams, AStreamThatWaitsRunsAfterTheEvent) {
@@ -226,7 +228,7 @@ TEST_F(CudaStreams, AWaitForHostWorkHoldsTheHost) {
 }
 
 TEST_F(CudaStreams, RanksOnOneGpuHaveStreamsOfTheirOwn) {
-  const Device a = make_device(), b = make_device();
+  const Device a = Device::cuda(), b = Device::cuda();
   EXPECT_NE(internal::cuda_device(a).stream(0),
             internal::cuda_device(b).stream(0));
   EXPECT_NE(internal::cuda_device(a).stream(0),
@@ -266,7 +268,7 @@ TEST_F(CudaCopies, ToTheGpuAndBackInEveryDType) {
 // Both ranks' streams meet at the copy: it reads earlier writes, and none of
 // the later ones.
 TEST_F(CudaCopies, BetweenRanksAreOrderedOnBothSides) {
-  RankContext sender(make_device()), receiver(make_device());
+  RankContext sender(Device::cuda()), receiver(Device::cuda());
   Tensor x;
   {
     const RankContext::Scope scope(sender);
