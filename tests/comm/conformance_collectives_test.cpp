@@ -122,7 +122,7 @@ std::string check_all_to_all(ProcessGroup& group) {
 std::string check_all_to_all_v(ProcessGroup& group) {
   Findings findings;
   const int me = group.rank();
-  for (DType dtype : kDTypes) {
+  for (DType dtype : kAllDTypes) {
     for (std::int64_t scale : {0, 1, 3, 2003}) {
       const auto count = [&](int s, int d) { return (s + 2 * d) % 5 * scale; };
       std::vector<std::int64_t> send;

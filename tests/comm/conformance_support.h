@@ -17,15 +17,13 @@
 
 #include "comm/process_group.h"
 #include "tests/comm/worlds.h"
+#include "tests/support/dtypes.h"
 
 namespace shardbook::conformance {
 
 using test::RankBody;
 using test::World;
 
-inline const std::vector<DType> kDTypes = {DType::kF64,  DType::kF32,
-                                           DType::kBF16, DType::kF16,
-                                           DType::kI64,  DType::kI32};
 inline const std::vector<ReduceOp> kOps = {ReduceOp::kSum, ReduceOp::kMax,
                                            ReduceOp::kMin};
 // Elements per rank: none, one, primes; where a call is cut into tasks, or sent
@@ -101,7 +99,7 @@ class Findings {
 template <typename Check>
 std::string for_each_size(Check check) {
   Findings findings;
-  for (DType dtype : kDTypes) {
+  for (DType dtype : kAllDTypes) {
     for (std::int64_t n : sizes(dtype)) check(findings, dtype, n);
   }
   return findings.text();

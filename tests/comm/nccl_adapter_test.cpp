@@ -15,15 +15,13 @@
 #include "core/internal/cuda_device.h"
 #include "core/internal/device_runtime.h"
 #include "core/tensor.h"
+#include "tests/support/dtypes.h"
 #include "tests/support/errors.h"
 
 namespace shardbook::internal {
 namespace {
 
 constexpr std::int64_t kCount = 1009;
-const std::vector<DType> kDTypes = {DType::kF64, DType::kF32, DType::kBF16,
-                                    DType::kF16, DType::kI64, DType::kI32};
-
 using Communicator = std::shared_ptr<NcclCommunicator>;
 
 // Returns once NCCL has accepted the call.
@@ -90,7 +88,7 @@ TEST_F(NcclAdapter, ARankAloneReducesToItself) {
   const Communicator nccl = join();
   for (const CommOp op :
        {CommOp::kAllReduce, CommOp::kReduceScatter, CommOp::kReduce}) {
-    for (const DType dtype : kDTypes) {
+    for (const DType dtype : kAllDTypes) {
       for (const ReduceOp reduce_op :
            {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
         EXPECT_TRUE(moves(nccl, op, dtype, reduce_op))
@@ -103,7 +101,7 @@ TEST_F(NcclAdapter, ARankAloneReducesToItself) {
 TEST_F(NcclAdapter, ARankAloneGathersAndBroadcasts) {
   const Communicator nccl = join();
   for (const CommOp op : {CommOp::kAllGather, CommOp::kBroadcast}) {
-    for (const DType dtype : kDTypes) {
+    for (const DType dtype : kAllDTypes) {
       EXPECT_TRUE(moves(nccl, op, dtype))
           << comm_op_name(op) << " " << dtype_name(dtype);
     }
@@ -112,7 +110,7 @@ TEST_F(NcclAdapter, ARankAloneGathersAndBroadcasts) {
 
 TEST_F(NcclAdapter, AGroupOfCallsLetsARankSendToItself) {
   const Communicator nccl = join();
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kAllDTypes) {
     EXPECT_TRUE(moves(nccl, dtype, false, [&](NcclOperation operation) {
       nccl_library().begin_group();
       for (const CommOp op : {CommOp::kSend, CommOp::kRecv}) {

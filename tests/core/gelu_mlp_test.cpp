@@ -11,6 +11,7 @@
 #include "core/inplace.h"
 #include "core/weight_gradients.h"
 #include "tests/core/support.h"
+#include "tests/support/dtypes.h"
 
 namespace shardbook {
 namespace {
@@ -47,16 +48,7 @@ Tensors mlp_operands(const MlpSizes& s, DType dtype) {
 }
 
 double mlp_tolerance(DType dtype) {
-  switch (dtype) {
-    case DType::kF64:
-      return 1e-12;
-    case DType::kF32:
-      return 1e-4;
-    case DType::kBF16:
-      return 6e-2;
-    default:
-      return 8e-3;
-  }
+  return by_dtype(dtype, 1e-12, 1e-4, 6e-2, 8e-3);
 }
 
 /// Equal bits on the CPU, where the kernels are the same.
@@ -162,12 +154,7 @@ TEST_P(GeluMlp, FrozenOperandsGetNoGradient) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, GeluMlp,
-                         testing::Values(DType::kF64, DType::kF32, DType::kBF16,
-                                         DType::kF16),
-                         [](const testing::TestParamInfo<DType>& info) {
-                           return std::string(dtype_name(info.param));
-                         });
+SB_OVER_FLOATING_DTYPES(GeluMlp);
 
 TEST(GeluMlpDeferred, WeightGradientsThatWaitHaveTheSameBits) {
   const Deterministic deterministic;

@@ -4,6 +4,7 @@
 
 #include "core/tensor_storage.h"
 #include "tests/core/support.h"
+#include "tests/support/dtypes.h"
 
 namespace shardbook {
 namespace {
@@ -97,10 +98,8 @@ TEST(Tensor, DataChecksTheType) {
 
 TEST(Tensor, CopyFromConvertsBetweenAllDtypes) {
   // 1.5, -2, 0 are exact in every floating dtype; integers drop the half.
-  const std::vector<DType> dtypes = {DType::kF64, DType::kF32, DType::kBF16,
-                                     DType::kF16, DType::kI64, DType::kI32};
-  for (DType from : dtypes) {
-    for (DType to : dtypes) {
+  for (DType from : kAllDTypes) {
+    for (DType to : kAllDTypes) {
       Tensor source = Tensor::empty({3}, {from, Device()});
       source.copy_from(Tensor::from_values<double>({1.5, -2, 0}, {3}));
       Tensor target = Tensor::empty({3}, {to, Device()});

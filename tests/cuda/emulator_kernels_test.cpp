@@ -1,9 +1,5 @@
 // Right kernels give right results, whatever runs first.
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <bit>
 #include <numeric>
 
 #include "tests/cuda/test_support.h"
@@ -79,35 +75,6 @@ TEST_P(Kernels, TranspositionThroughSharedMemory) {
       ASSERT_EQ(found[c * 20 + r], r * 37 + c + 1);
     }
   }
-}
-
-template <typename T>
-unsigned bits_of(T x) {
-  return std::bit_cast<std::uint16_t>(x);
-}
-
-TEST(Elements, SixteenBitsSurviveTheWayToF32AndBack) {
-  for (unsigned bits = 0; bits < 0x10000; ++bits) {
-    const auto b = static_cast<std::uint16_t>(bits);
-    const float f16 = __half2float(std::bit_cast<__half>(b));
-    const float bf16 = __bfloat162float(std::bit_cast<__nv_bfloat16>(b));
-    ASSERT_EQ(bits_of(__float2half_rn(f16)), f16 == f16 ? b : 0x7fff);
-    ASSERT_EQ(bits_of(__float2bfloat16_rn(bf16)), bf16 == bf16 ? b : 0x7fff);
-  }
-}
-
-TEST(Elements, RoundingIsToNearestEven) {
-  const auto f16 = [](float x) { return bits_of(__float2half_rn(x)); };
-  EXPECT_EQ(f16(1.0f + 0x1p-11f), 0x3c00);  // half way: to even
-  EXPECT_EQ(f16(1.0f + 0x1p-11f + 0x1p-20f), 0x3c01);
-  EXPECT_EQ(f16(1.0f + 3 * 0x1p-11f), 0x3c02);
-  EXPECT_EQ(f16(65519.0f), 0x7bff);
-  EXPECT_EQ(f16(65520.0f), 0x7c00);  // infinity
-  EXPECT_EQ(f16(0x1p-25f), 0x0000);  // half of the smallest
-  EXPECT_EQ(f16(0x1.8p-25f), 0x0001);
-  const auto bf16 = [](float x) { return bits_of(__float2bfloat16_rn(x)); };
-  EXPECT_EQ(bf16(1.0f + 0x1p-8f), 0x3f80);
-  EXPECT_EQ(bf16(1.0f + 3 * 0x1p-8f), 0x3f82);
 }
 
 }  // namespace

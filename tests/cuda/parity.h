@@ -48,6 +48,11 @@ struct Pointer {
 /// more than one block, and more than all blocks have threads for once.
 const std::vector<std::int64_t>& lengths();
 
+struct Matrix {
+  std::int64_t rows, cols;
+  std::int64_t size() const { return rows * cols; }
+};
+
 /// The values times `factor`, plus `shift`.
 std::vector<double> scaled(double factor, std::vector<double> values,
                            double shift = 0);
@@ -191,23 +196,6 @@ class ParityTest : public testing::TestWithParam<DType> {
   DType dtype = GetParam();
   DType stat = kernels::stat_dtype(dtype);
 };
-
-inline const std::vector<DType>& all_dtypes() {
-  static const std::vector<DType> dtypes = {DType::kF64,  DType::kF32,
-                                            DType::kBF16, DType::kF16,
-                                            DType::kI64,  DType::kI32};
-  return dtypes;
-}
-
-#define SB_PARITY_OVER_FLOATING_DTYPES(suite)                     \
-  INSTANTIATE_TEST_SUITE_P(                                       \
-      Dtypes, suite,                                              \
-      testing::ValuesIn(::shardbook::kernels::floating_dtypes()), \
-      ::shardbook::kernels::dtype_test_name)
-#define SB_PARITY_OVER_ALL_DTYPES(suite)                                   \
-  INSTANTIATE_TEST_SUITE_P(                                                \
-      Dtypes, suite, testing::ValuesIn(::shardbook::parity::all_dtypes()), \
-      ::shardbook::kernels::dtype_test_name)
 
 /// On which device the tests run: parity_emulated.cpp or parity_device.cpp is
 /// linked. choose_library is called before the first use of a device: it says

@@ -187,7 +187,7 @@ TEST_P(AttentionParity, MergesTwoResults) {
   }
 }
 
-SB_PARITY_OVER_FLOATING_DTYPES(AttentionParity);
+SB_OVER_FLOATING_DTYPES(AttentionParity);
 
 }  // namespace
 }  // namespace shardbook::parity

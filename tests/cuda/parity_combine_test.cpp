@@ -49,7 +49,7 @@ TEST_P(CombineParity, OutputsMayBeInputs) {
   }
 }
 
-SB_PARITY_OVER_ALL_DTYPES(CombineParity);
+SB_OVER_ALL_DTYPES(CombineParity);
 
 }  // namespace
 }  // namespace shardbook::parity

@@ -40,7 +40,7 @@ TEST_P(ConvParity, AllPassesEqualTheCpus) {
   }
 }
 
-SB_PARITY_OVER_FLOATING_DTYPES(ConvParity);
+SB_OVER_FLOATING_DTYPES(ConvParity);
 
 }  // namespace
 }  // namespace shardbook::parity

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "core/kernels/elementwise.h"
 #include "tests/cuda/parity.h"
@@ -14,13 +15,6 @@ using kernels::shape_size;
 using kernels::tolerance;
 using kernels::UnaryOp;
 
-constexpr BinaryOp kBinaryOps[] = {BinaryOp::kAdd, BinaryOp::kSub,
-                                   BinaryOp::kMul, BinaryOp::kDiv};
-constexpr UnaryOp kUnaryOps[] = {
-    UnaryOp::kNeg,     UnaryOp::kAbs,  UnaryOp::kRelu,    UnaryOp::kGeluTanh,
-    UnaryOp::kGeluErf, UnaryOp::kTanh, UnaryOp::kSigmoid, UnaryOp::kSquare,
-    UnaryOp::kSqrt,    UnaryOp::kExp,  UnaryOp::kLog};
-
 // Numbers that are integers too, none of them 0.
 std::vector<double> numbers(std::int64_t n, std::uint64_t seed) {
   std::vector<double> values = noise(n, seed);
@@ -32,7 +26,7 @@ class ElementwiseParity : public ParityTest {};
 
 TEST_P(ElementwiseParity, BinaryOnEqualShapesIsBitEqual) {
   for (const std::int64_t n : lengths()) {
-    for (const BinaryOp op : kBinaryOps) {
+    for (const BinaryOp op : kernels::kBinaryOps) {
       Comparison c(dtype);
       const Slot a = c.array(numbers(n, 1));
       const Slot b = c.array(numbers(n, 2));
@@ -44,27 +38,9 @@ TEST_P(ElementwiseParity, BinaryOnEqualShapesIsBitEqual) {
 }
 
 TEST_P(ElementwiseParity, BinaryBroadcasts) {
-  const std::pair<Dims, Dims> shapes[] = {
-      {{5, 37}, {37}},
-      {{37}, {5, 37}},
-      {{5, 37}, {5, 1}},
-      {{5, 1}, {1, 37}},
-      {{}, {4, 20}},
-      {{4, 20}, {1}},
-      {{70, 64}, {64}},
-      {{64}, {70, 64}},
-      {{70, 64}, {70, 1}},
-      {{2, 3, 4, 5}, {3, 1, 5}},
-      {{2, 1, 4, 1}, {3, 1, 5}},
-      {{2, 3, 1, 16}, {1, 4, 16}},
-      {{1}, {1}},
-      {{}, {}},
-      {{3, 0, 2}, {1, 2}},
-      {{2, 3, 1, 5, 6}, {2, 1, 4, 5, 1}},
-      {{2, 1, 2, 1, 2, 1, 2, 1}, {1, 3, 1, 2, 1, 3, 1, 2}}};
-  for (const auto& [a_shape, b_shape] : shapes) {
+  for (const auto& [a_shape, b_shape] : kernels::kBroadcasts) {
     const Dims shape = kernels::broadcast_shape(a_shape, b_shape);
-    for (const BinaryOp op : kBinaryOps) {
+    for (const BinaryOp op : kernels::kBinaryOps) {
       Comparison c(dtype);
       const Slot a = c.array(numbers(shape_size(a_shape), 5));
       const Slot b = c.array(numbers(shape_size(b_shape), 6));
@@ -112,7 +88,7 @@ TEST_P(ElementwiseParity, FillScaleShiftAndAxpy) {
 }
 
 TEST_P(ElementwiseParity, CastToEveryDtypeRoundsOnce) {
-  for (const DType to : all_dtypes()) {
+  for (const DType to : kAllDTypes) {
     for (const std::int64_t n : lengths()) {
       std::vector<double> values = numbers(n, 3);
       // Just above the middle of two numbers of f16 and of bf16
@@ -125,13 +101,41 @@ TEST_P(ElementwiseParity, CastToEveryDtypeRoundsOnce) {
   }
 }
 
-SB_PARITY_OVER_ALL_DTYPES(ElementwiseParity);
+SB_OVER_ALL_DTYPES(ElementwiseParity);
+
+TEST(CastParity, Every16BitNumberGoesToF32AndBack) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    constexpr std::int64_t n = 1 << 16;
+    Array all(dtype, n);
+    auto* const bits = static_cast<std::uint16_t*>(all.data());
+    std::iota(bits, bits + n, 0);
+    Comparison c;
+    const Slot narrow = c.array(all), wide = c.empty(DType::kF32, n);
+    c.expect_equal(kernels::cast, 0, dtype, narrow, DType::kF32, wide, n);
+    c.expect_equal(kernels::cast, 0, DType::kF32, wide, dtype, narrow, n);
+  }
+}
+
+// Half way between two numbers, and beside that; the ends of f16.
+TEST(CastParity, RoundsToNearestEven) {
+  const std::vector<double> values = {1 + 0x1p-11,     1 + 0x1p-11 + 0x1p-20,
+                                      1 + 3 * 0x1p-11, 65519,
+                                      65520,           0x1p-24,
+                                      0x1p-25,         0x1.8p-25,
+                                      1 + 0x1p-8,      1 + 3 * 0x1p-8};
+  const auto n = static_cast<std::int64_t>(values.size());
+  for (const DType to : {DType::kBF16, DType::kF16}) {
+    Comparison c;
+    c.expect_equal(kernels::cast, 0, DType::kF32, c.array(DType::kF32, values),
+                   to, c.empty(to, n), n);
+  }
+}
 
 class UnaryParity : public ParityTest {};
 
 TEST_P(UnaryParity, ForwardAndBackward) {
   for (const std::int64_t n : lengths()) {
-    for (const UnaryOp op : kUnaryOps) {
+    for (const UnaryOp op : kernels::kUnaryOps) {
       const bool positive = op == UnaryOp::kSqrt || op == UnaryOp::kLog;
       std::vector<double> values = noise(n, 4);
       for (double& x : values) x = positive ? std::fabs(x) + 0.1 : 4 * x;
@@ -152,7 +156,7 @@ TEST_P(UnaryParity, ForwardAndBackward) {
 
 TEST_P(UnaryParity, SpecialValuesPassThrough) {
   const double inf = kernels::kInf, nan = std::nan("");
-  for (const UnaryOp op : kUnaryOps) {
+  for (const UnaryOp op : kernels::kUnaryOps) {
     Comparison c(dtype);
     const Slot x = c.array({inf, -inf, nan, 0.0, -0.0, -80, 80});
     c.expect_equal(kernels::unary, tolerance(dtype), op, dtype, 7, x,
@@ -160,7 +164,7 @@ TEST_P(UnaryParity, SpecialValuesPassThrough) {
   }
 }
 
-SB_PARITY_OVER_FLOATING_DTYPES(UnaryParity);
+SB_OVER_FLOATING_DTYPES(UnaryParity);
 
 }  // namespace
 }  // namespace shardbook::parity

@@ -38,7 +38,7 @@ TEST_P(GatherParity, ReadsZerosForForeignRows) {
   check({4, 12, 3, true}, DType::kI64, {3, 0, 6, 9, 5, 2, 7});
 }
 
-SB_PARITY_OVER_ALL_DTYPES(GatherParity);
+SB_OVER_ALL_DTYPES(GatherParity);
 
 // Bit-equal: a row adds its gradients in the order of their positions.
 class ScatterParity : public ParityTest {
@@ -79,7 +79,7 @@ TEST_P(ScatterParity, LeavesForeignRowsAlone) {
   }
 }
 
-SB_PARITY_OVER_FLOATING_DTYPES(ScatterParity);
+SB_OVER_FLOATING_DTYPES(ScatterParity);
 
 }  // namespace
 }  // namespace shardbook::parity

@@ -6,17 +6,9 @@
 namespace shardbook::parity {
 namespace {
 
+using kernels::counting;
 using kernels::Dims;
 using kernels::shape_size;
-
-// 0, 1, 2, ... below 128, so that every dtype holds them.
-std::vector<double> counting(std::int64_t n) {
-  std::vector<double> values(n);
-  for (std::int64_t i = 0; i < n; ++i) {
-    values[i] = static_cast<double>(i * 37 % 127);
-  }
-  return values;
-}
 
 class LayoutParity : public ParityTest {};
 
@@ -86,7 +78,7 @@ TEST_P(LayoutParity, RepeatsAndSkips) {
   copy({2, 2, 2, 2, 2, 1, 2}, {1, 2, 4, 8, 16, 0, 32}, {32, 16, 1, 4, 2, 5, 8});
 }
 
-SB_PARITY_OVER_ALL_DTYPES(LayoutParity);
+SB_OVER_ALL_DTYPES(LayoutParity);
 
 }  // namespace
 }  // namespace shardbook::parity

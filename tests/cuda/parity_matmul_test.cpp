@@ -72,7 +72,7 @@ TEST_P(MatmulParity, ProductsOfABatchEqualTheCpus) {
   compare(args, /*with_bias=*/true);
 }
 
-SB_PARITY_OVER_FLOATING_DTYPES(MatmulParity);
+SB_OVER_FLOATING_DTYPES(MatmulParity);
 
 /// Products of 16 bits, which are computed on padded copies.
 class PaddedMatmulParity : public MatmulParity {};
@@ -91,7 +91,7 @@ TEST_P(PaddedMatmulParity, LargeProductsOfOddSizesEqualTheCpus) {
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, PaddedMatmulParity,
                          testing::Values(DType::kBF16, DType::kF16),
-                         kernels::dtype_test_name);
+                         dtype_test_name);
 
 /// GELU behind the product, and its derivative behind the product of the
 /// backward; with TF32, f32 meets cuBLASLt's epilogues too.
@@ -144,7 +144,7 @@ TEST_P(MatmulGeluParity, SizesAndTranspositionsEqualTheCpus) {
   }
 }
 
-SB_PARITY_OVER_FLOATING_DTYPES(MatmulGeluParity);
+SB_OVER_FLOATING_DTYPES(MatmulGeluParity);
 
 }  // namespace
 }  // namespace shardbook::parity

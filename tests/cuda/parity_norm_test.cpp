@@ -9,12 +9,9 @@ using kernels::tolerance;
 
 constexpr double kEps = 1e-5;
 
-struct NormRows {
-  std::int64_t rows, cols;
-};
 /// None, one, odd; a warp, 128 and 256 threads for a row; rows in registers,
 /// and longer ones; whole vectors and single elements.
-const NormRows kNormRows[] = {
+const Matrix kNormRows[] = {
     {0, 4},    {1, 1},    {3, 5},    {70, 37},  {20, 64},  {9, 768}, {3, 1000},
     {5, 1001}, {3, 2048}, {2, 2047}, {2, 4096}, {2, 8200}, {2, 8193}};
 
@@ -63,8 +60,7 @@ TEST_P(NormParity, LayerNormBackwardEqualsTheCpu) {
 
 // Many rows: every block walks over several, and leaves a partial sum.
 TEST_P(NormParity, SumsOverManyRowsEqualTheCpus) {
-  for (const auto& [rows, cols] :
-       {NormRows{2100, 8}, {700, 264}, {300, 2056}}) {
+  for (const auto& [rows, cols] : {Matrix{2100, 8}, {700, 264}, {300, 2056}}) {
     Comparison c(dtype);
     c.expect_equal(kernels::layer_norm_backward, 50 * tolerance(dtype), dtype,
                    rows, cols, c.noise(rows * cols, 1), c.noise(cols, 2),
@@ -74,7 +70,7 @@ TEST_P(NormParity, SumsOverManyRowsEqualTheCpus) {
   }
 }
 
-SB_PARITY_OVER_FLOATING_DTYPES(NormParity);
+SB_OVER_FLOATING_DTYPES(NormParity);
 
 }  // namespace
 }  // namespace shardbook::parity

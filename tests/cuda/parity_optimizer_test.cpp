@@ -14,16 +14,7 @@ using kernels::SgdOptions;
 /// a product and a sum and the other does not: in the last bits of f32 (f64).
 /// 16-bit parameters may then round to a neighbour.
 double last_bits(DType dtype) {
-  switch (dtype) {
-    case DType::kF64:
-      return 1e-15;
-    case DType::kF32:
-      return 5e-7;
-    case DType::kBF16:
-      return 8e-3;
-    default:
-      return 1e-3;
-  }
+  return by_dtype(dtype, 1e-15, 5e-7, 8e-3, 1e-3);
 }
 
 /// A slice of n elements of a flat parameter, and its optimizer's state. With
@@ -102,7 +93,7 @@ const AdamOptions kAdamW{0.01, 0.9, 0.95, 1e-8, 0.1, true};
 
 // Gradients of every type, with and without a master copy.
 TEST_P(OptimizerParity, MastersAndGradientsOfAllTypesEqualTheCpus) {
-  for (const DType grad_dtype : kernels::floating_dtypes()) {
+  for (const DType grad_dtype : kFloatingDTypes) {
     for (const bool has_master : {false, true}) {
       if (has_master && dtype == DType::kF64) continue;
       SliceComparison c(dtype, 1051, 0, grad_dtype);
@@ -130,7 +121,7 @@ TEST_P(OptimizerParity, SlicesMayBeginAnywhere) {
   }
 }
 
-SB_PARITY_OVER_FLOATING_DTYPES(OptimizerParity);
+SB_OVER_FLOATING_DTYPES(OptimizerParity);
 
 }  // namespace
 }  // namespace shardbook::parity

@@ -66,7 +66,7 @@ TEST_P(PoolParity, AveragesEqualTheCpus) {
   }
 }
 
-SB_PARITY_OVER_FLOATING_DTYPES(PoolParity);
+SB_OVER_FLOATING_DTYPES(PoolParity);
 
 }  // namespace
 }  // namespace shardbook::parity

@@ -11,10 +11,6 @@ using kernels::noise;
 using kernels::shape_size;
 using kernels::tolerance;
 
-struct Matrix {
-  std::int64_t rows, cols;
-};
-
 // CUDA adds in another order than the CPU: n roundings of sums of noise, which
 // are below sqrt(n) or so.
 double sum_tolerance(DType dtype, std::int64_t n) {
@@ -34,27 +30,7 @@ TEST_P(ReduceParity, SumRows) {
 }
 
 TEST_P(ReduceParity, SumToShape) {
-  const std::pair<Dims, Dims> shapes[] = {{{4, 5}, {5}},
-                                          {{4, 5}, {4, 1}},
-                                          {{4, 5}, {}},
-                                          {{4, 5}, {4, 5}},
-                                          {{2, 3, 4}, {3, 1}},
-                                          {{2, 3, 4}, {2, 1, 4}},
-                                          {{2, 3, 4, 5}, {3, 1, 5}},
-                                          {{2, 3, 4, 5}, {2, 1, 4, 1}},
-                                          {{3, 2, 3, 4, 5, 2}, {2, 1, 4, 1, 2}},
-                                          {{1, 1}, {1}},
-                                          {{0, 3}, {3}},
-                                          {{3, 20, 70}, {1, 70}},
-                                          {{4, 8, 9, 9}, {8, 1, 1}},
-                                          {{9, 1000}, {9, 1}},
-                                          {{2, 1025}, {2, 1}},
-                                          {{5, 2048}, {5, 1}},
-                                          {{600, 3}, {600, 1}},
-                                          {{1, 30001}, {}},
-                                          {{3, 20000}, {3, 1}},
-                                          {{4, 0}, {4, 1}}};
-  for (const auto& [x_shape, out_shape] : shapes) {
+  for (const auto& [x_shape, out_shape] : kernels::kReductions) {
     Comparison c(dtype);
     c.expect_equal(kernels::sum_to_shape,
                    sum_tolerance(dtype, shape_size(x_shape)), dtype, x_shape,
@@ -100,7 +76,7 @@ TEST_P(ReduceParity, RepeatsBitForBit) {
   for (const auto& result : results) EXPECT_EQ(result, results[0]);
 }
 
-SB_PARITY_OVER_FLOATING_DTYPES(ReduceParity);
+SB_OVER_FLOATING_DTYPES(ReduceParity);
 
 class TotalParity : public ParityTest {};
 
@@ -122,7 +98,7 @@ TEST_P(TotalParity, SumsMaximaAndDifferences) {
   }
 }
 
-SB_PARITY_OVER_ALL_DTYPES(TotalParity);
+SB_OVER_ALL_DTYPES(TotalParity);
 
 }  // namespace
 }  // namespace shardbook::parity

@@ -76,7 +76,7 @@ TEST_P(VocabularyParity, LossesEqualTheCpus) {
   }
 }
 
-SB_PARITY_OVER_FLOATING_DTYPES(VocabularyParity);
+SB_OVER_FLOATING_DTYPES(VocabularyParity);
 
 }  // namespace
 }  // namespace shardbook::parity

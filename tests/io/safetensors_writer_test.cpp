@@ -14,6 +14,7 @@
 #include "core/internal/files.h"
 #include "core/safetensors.h"
 #include "tests/io/support.h"
+#include "tests/support/dtypes.h"
 
 namespace shardbook {
 namespace {
@@ -25,9 +26,6 @@ using testing::num_files;
 using testing::read_bytes;
 using ::testing::StartsWith;
 using testing::write_bytes;
-
-constexpr DType kAllTypes[] = {DType::kF64, DType::kF32, DType::kBF16,
-                               DType::kF16, DType::kI64, DType::kI32};
 
 std::string bytes_of(const SafetensorsFile& file, const std::string& name) {
   const SafetensorsEntry& entry = file.find(name);
@@ -84,7 +82,7 @@ TEST(SafetensorsWriter, EveryTypeAndShapeComesBack) {
   std::string data(1000, '\0');
   std::iota(data.begin(), data.end(), 1);
   std::vector<SafetensorsItem> items;
-  for (const DType dtype : kAllTypes) {
+  for (const DType dtype : kAllDTypes) {
     for (const auto& shape : shapes) {
       const std::string name =
           std::string(dtype_name(dtype)) + "." + std::to_string(items.size());

@@ -25,26 +25,12 @@ Values apply(BinaryOp op, const Values& a, const Values& b) {
 }
 
 TEST_P(Elementwise, BinaryBroadcastsAsNumpyDoes) {
-  const std::pair<Dims, Dims> shapes[] = {{{37}, {37}},
-                                          {{5, 37}, {37}},
-                                          {{37}, {5, 37}},
-                                          {{5, 37}, {5, 1}},
-                                          {{5, 1}, {1, 37}},
-                                          {{}, {4, 20}},
-                                          {{4, 20}, {1}},
-                                          {{2, 3, 4, 5}, {3, 1, 5}},
-                                          {{2, 1, 4, 1}, {3, 1, 5}},
-                                          {{1}, {1}},
-                                          {{}, {}},
-                                          {{3, 0, 2}, {1, 2}},
-                                          {{2, 3, 1, 5, 6}, {2, 1, 4, 5, 1}}};
-  for (const auto& [a_shape, b_shape] : shapes) {
+  for (const auto& [a_shape, b_shape] : kBroadcasts) {
     const Array a = array(noise(shape_size(a_shape), 5));
     std::vector<double> divisor = noise(shape_size(b_shape), 6);
     for (double& x : divisor) x += x < 0 ? -0.5 : 0.5;
     const Array b = array(divisor);
-    for (const BinaryOp op :
-         {BinaryOp::kAdd, BinaryOp::kSub, BinaryOp::kMul, BinaryOp::kDiv}) {
+    for (const BinaryOp op : kBinaryOps) {
       const Values expected = apply(op, a.as(a_shape), b.as(b_shape));
       Array out = array(static_cast<std::int64_t>(expected.size()));
       binary(context, op, dtype, a_shape, a.data(), b_shape, b.data(),
@@ -97,16 +83,8 @@ double forward(UnaryOp op, double x) {
   return 0;
 }
 
-const std::vector<UnaryOp>& all_unary() {
-  static const std::vector<UnaryOp> ops = {
-      UnaryOp::kNeg,     UnaryOp::kAbs,  UnaryOp::kRelu,    UnaryOp::kGeluTanh,
-      UnaryOp::kGeluErf, UnaryOp::kTanh, UnaryOp::kSigmoid, UnaryOp::kSquare,
-      UnaryOp::kSqrt,    UnaryOp::kExp,  UnaryOp::kLog};
-  return ops;
-}
-
 TEST_P(Elementwise, UnaryEqualsTheLibraryFunction) {
-  for (const UnaryOp op : all_unary()) {
+  for (const UnaryOp op : kUnaryOps) {
     SCOPED_TRACE(static_cast<int>(op));
     std::vector<double> in = noise(1000, 9);
     for (double& x : in) x *= 9.0;
@@ -178,7 +156,7 @@ TEST(ElementwiseF32, SpecialValuesPassThrough) {
   EXPECT_EQ(run(UnaryOp::kGeluTanh, -50.0), 0.0f);
   EXPECT_EQ(run(UnaryOp::kGeluErf, 50.0), 50.0f);
   EXPECT_EQ(run(UnaryOp::kGeluErf, -50.0), 0.0f);
-  for (const UnaryOp op : all_unary()) {
+  for (const UnaryOp op : kUnaryOps) {
     EXPECT_TRUE(std::isnan(run(op, kNan))) << static_cast<int>(op);
   }
 }

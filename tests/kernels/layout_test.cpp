@@ -9,25 +9,12 @@
 namespace shardbook::kernels {
 namespace {
 
-class Layout : public testing::TestWithParam<DType> {
- protected:
-  DType dtype = GetParam();
-  KernelContext context;
-
-  // 0, 1, 2, ... below 128, so that every dtype holds them.
-  Array counting(std::int64_t n) const {
-    std::vector<double> values(n);
-    for (std::int64_t i = 0; i < n; ++i) {
-      values[i] = static_cast<double>(i * 37 % 127);
-    }
-    return Array(dtype, values);
-  }
-};
+class Layout : public KernelTest {};
 
 TEST_P(Layout, PermutesInAllOrders) {
   for (const Dims& shape : {Dims{2, 3, 4, 5}, Dims{1, 70, 33, 2},
                             Dims{3, 17, 1, 64}, Dims{2, 0, 3, 1}}) {
-    const Array src = counting(shape_size(shape));
+    const Array src = array(counting(shape_size(shape)));
     Dims order = {0, 1, 2, 3};
     do {
       Array dst(dtype, src.size());
@@ -38,7 +25,7 @@ TEST_P(Layout, PermutesInAllOrders) {
 }
 
 TEST_P(Layout, DoesNotDependOnThreads) {
-  const Array src = counting(300 * 400);
+  const Array src = array(counting(300 * 400));
   Array one(dtype, src.size()), three(dtype, src.size());
   with_threads(1, [&] {
     permute(context, dtype, {3, 100, 400}, {2, 0, 1}, src.data(), one.data());
@@ -49,10 +36,7 @@ TEST_P(Layout, DoesNotDependOnThreads) {
   EXPECT_TRUE(one == three);
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, Layout,
-                         testing::Values(DType::kF64, DType::kF32, DType::kBF16,
-                                         DType::kF16, DType::kI64, DType::kI32),
-                         dtype_test_name);
+SB_OVER_ALL_DTYPES(Layout);
 
 TEST(LayoutErrors, OrdersThatAreNone) {
   KernelContext context;

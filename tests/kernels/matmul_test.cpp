@@ -268,7 +268,7 @@ TEST(KernelContextScratch, ComesFromTheProviderAndGoesBack) {
   CountingProvider provider;
   KernelContext context(&provider);
   const Problem p = problem(1, 200, 100, 300, false, false);
-  for (const DType dtype : floating_dtypes()) {
+  for (const DType dtype : kFloatingDTypes) {
     const Array a(dtype, p.a), b(dtype, p.b);
     Array c(dtype, p.c);
     matmul(context, dtype, p.args, a.data(), b.data(), c.data());

@@ -6,8 +6,6 @@
 namespace shardbook::kernels {
 namespace {
 
-constexpr RandomKey kKey{0x123456789abcdef0ull, 77};
-
 // The vectors published with Random123 (kat_vectors, philox 4x32, 10 rounds).
 TEST(Philox, KnownAnswers) {
   using Block = std::array<std::uint32_t, 4>;
@@ -67,17 +65,7 @@ Draws draw(KernelContext& context, DType dtype, const GlobalView& view) {
 TEST_P(Random, ShardsDrawWhatTheWholeDraws) {
   const Dims global = {6, 10, 14};
   const Draws whole = draw(context, dtype, whole_view(global));
-  const GlobalView views[] = {{{6, 10, 14}, global, {}, {}},
-                              {{3, 10, 14}, global, {3, 0, 0}, {}},
-                              {{6, 5, 14}, global, {0, 5, 0}, {}},
-                              {{6, 10, 7}, global, {0, 0, 7}, {}},
-                              {{2, 3, 5}, global, {1, 2, 3}, {}},
-                              {{6, 10, 7}, global, {0, 0, 1}, {1, 1, 2}},
-                              {{2, 5, 14}, global, {1, 0, 0}, {3, 2, 1}},
-                              {{3, 10, 14}, global, {1, 0, 0}, {2, 1, 1}},
-                              {{1, 1, 1}, global, {5, 9, 13}, {}},
-                              {{0, 10, 14}, global, {0, 0, 0}, {}}};
-  for (const GlobalView& view : views) {
+  for (const GlobalView& view : parts_of_a_tensor()) {
     const Draws part = draw(context, dtype, view);
     std::int64_t local = 0;
     const auto offset = [&](int d) {

@@ -27,20 +27,7 @@ TEST_P(Reduce, SumRowsAddsOverRows) {
 }
 
 TEST_P(Reduce, SumToShapeUndoesBroadcasting) {
-  const std::pair<Dims, Dims> shapes[] = {{{4, 5}, {5}},
-                                          {{4, 5}, {4, 1}},
-                                          {{4, 5}, {}},
-                                          {{4, 5}, {4, 5}},
-                                          {{2, 3, 4}, {3, 1}},
-                                          {{2, 3, 4}, {2, 1, 4}},
-                                          {{2, 3, 4, 5}, {3, 1, 5}},
-                                          {{2, 3, 4, 5}, {2, 1, 4, 1}},
-                                          {{1, 1}, {1}},
-                                          {{0, 3}, {3}},
-                                          {{3, 20, 70}, {1, 70}},
-                                          {{20, 333}, {20, 1}},
-                                          {{4, 0}, {4, 1}}};
-  for (const auto& [x_shape, out_shape] : shapes) {
+  for (const auto& [x_shape, out_shape] : kReductions) {
     const std::int64_t n = shape_size(x_shape);
     const Array x = array(noise(n, 8));
     // Where the result has no dim or one of size 1, x is summed

@@ -1,7 +1,7 @@
 #pragma once
 
-// Arrays of any dtype seen as doubles, and the dtypes that tests run over. The
-// oracles are xtensor expressions.
+// Arrays of any dtype seen as doubles, and the sizes that tests of a kernel on
+// the CPU and on CUDA share. The oracles are xtensor expressions.
 
 #include <gtest/gtest.h>
 
@@ -24,6 +24,8 @@
 
 #include "core/kernels/elementwise.h"
 #include "core/kernels/kernel_context.h"
+#include "core/kernels/random.h"
+#include "tests/support/dtypes.h"
 
 namespace shardbook::kernels {
 
@@ -92,16 +94,7 @@ inline std::vector<double> noise(std::int64_t n, std::uint64_t seed = 1) {
 
 /// Relative error of one rounding (and a few operations) in a dtype.
 inline double tolerance(DType dtype) {
-  switch (dtype) {
-    case DType::kF64:
-      return 1e-13;
-    case DType::kF32:
-      return 2e-6;
-    case DType::kBF16:
-      return 1.2e-2;
-    default:
-      return 1.5e-3;
-  }
+  return by_dtype(dtype, 1e-13, 2e-6, 1.2e-2, 1.5e-3);
 }
 
 /// |a - b| <= tolerance * (1 + |b|) everywhere.
@@ -115,12 +108,6 @@ inline void expect_close(const std::vector<double>& a,
 
 inline void expect_close(const Array& a, const Values& b, double tolerance) {
   expect_close(a.values(), std::vector<double>(b.begin(), b.end()), tolerance);
-}
-
-inline const std::vector<DType>& floating_dtypes() {
-  static const std::vector<DType> dtypes = {DType::kF64, DType::kF32,
-                                            DType::kBF16, DType::kF16};
-  return dtypes;
 }
 
 inline DType stat_dtype(DType dtype) {
@@ -152,12 +139,85 @@ class KernelTest : public testing::TestWithParam<DType> {
   Array array(std::int64_t n) const { return Array(dtype, n); }
 };
 
-inline std::string dtype_test_name(const testing::TestParamInfo<DType>& info) {
-  return dtype_name(info.param);
+// --- What tests on the CPU (tests/kernels) and on CUDA (tests/cuda) run over
+
+inline constexpr BinaryOp kBinaryOps[] = {BinaryOp::kAdd, BinaryOp::kSub,
+                                          BinaryOp::kMul, BinaryOp::kDiv};
+inline constexpr UnaryOp kUnaryOps[] = {
+    UnaryOp::kNeg,     UnaryOp::kAbs,  UnaryOp::kRelu,    UnaryOp::kGeluTanh,
+    UnaryOp::kGeluErf, UnaryOp::kTanh, UnaryOp::kSigmoid, UnaryOp::kSquare,
+    UnaryOp::kSqrt,    UnaryOp::kExp,  UnaryOp::kLog};
+
+/// Two shapes that broadcast.
+inline const std::vector<std::pair<Dims, Dims>> kBroadcasts = {
+    {{37}, {37}},
+    {{5, 37}, {37}},
+    {{37}, {5, 37}},
+    {{5, 37}, {5, 1}},
+    {{5, 1}, {1, 37}},
+    {{}, {4, 20}},
+    {{4, 20}, {1}},
+    {{70, 64}, {64}},
+    {{64}, {70, 64}},
+    {{70, 64}, {70, 1}},
+    {{2, 3, 4, 5}, {3, 1, 5}},
+    {{2, 1, 4, 1}, {3, 1, 5}},
+    {{2, 3, 1, 16}, {1, 4, 16}},
+    {{1}, {1}},
+    {{}, {}},
+    {{3, 0, 2}, {1, 2}},
+    {{2, 3, 1, 5, 6}, {2, 1, 4, 5, 1}},
+    {{2, 1, 2, 1, 2, 1, 2, 1}, {1, 3, 1, 2, 1, 3, 1, 2}}};
+
+/// A shape, and one that it is summed to.
+inline const std::vector<std::pair<Dims, Dims>> kReductions = {
+    {{4, 5}, {5}},
+    {{4, 5}, {4, 1}},
+    {{4, 5}, {}},
+    {{4, 5}, {4, 5}},
+    {{2, 3, 4}, {3, 1}},
+    {{2, 3, 4}, {2, 1, 4}},
+    {{2, 3, 4, 5}, {3, 1, 5}},
+    {{2, 3, 4, 5}, {2, 1, 4, 1}},
+    {{3, 2, 3, 4, 5, 2}, {2, 1, 4, 1, 2}},
+    {{1, 1}, {1}},
+    {{0, 3}, {3}},
+    {{3, 20, 70}, {1, 70}},
+    {{20, 333}, {20, 1}},
+    {{4, 8, 9, 9}, {8, 1, 1}},
+    {{9, 1000}, {9, 1}},
+    {{2, 1025}, {2, 1}},
+    {{5, 2048}, {5, 1}},
+    {{600, 3}, {600, 1}},
+    {{1, 30001}, {}},
+    {{3, 20000}, {3, 1}},
+    {{4, 0}, {4, 1}}};
+
+inline constexpr RandomKey kKey{0x123456789abcdef0ull, 77};
+
+/// Parts of a tensor of [6, 10, 14].
+inline std::vector<GlobalView> parts_of_a_tensor() {
+  const Dims global = {6, 10, 14};
+  return {{{6, 10, 14}, global, {}, {}},
+          {{3, 10, 14}, global, {3, 0, 0}, {}},
+          {{6, 5, 14}, global, {0, 5, 0}, {}},
+          {{6, 10, 7}, global, {0, 0, 7}, {}},
+          {{6, 10, 8}, global, {0, 0, 4}, {}},
+          {{2, 3, 5}, global, {1, 2, 3}, {}},
+          {{6, 10, 7}, global, {0, 0, 1}, {1, 1, 2}},
+          {{2, 5, 14}, global, {1, 0, 0}, {3, 2, 1}},
+          {{3, 10, 14}, global, {1, 0, 0}, {2, 1, 1}},
+          {{1, 1, 1}, global, {5, 9, 13}, {}},
+          {{0, 10, 14}, global, {0, 0, 0}, {}}};
 }
 
-#define SB_OVER_FLOATING_DTYPES(suite) \
-  INSTANTIATE_TEST_SUITE_P(            \
-      Dtypes, suite, testing::ValuesIn(floating_dtypes()), dtype_test_name)
+/// 0, 37, 74, ... below 127, so that every dtype holds them.
+inline std::vector<double> counting(std::int64_t n) {
+  std::vector<double> values(n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    values[i] = static_cast<double>(i * 37 % 127);
+  }
+  return values;
+}
 
 }  // namespace shardbook::kernels

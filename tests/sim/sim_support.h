@@ -13,6 +13,7 @@
 #include "core/ops.h"
 #include "sim/virtual_clock.h"
 #include "sim/world.h"
+#include "tests/support/dtypes.h"
 
 namespace shardbook::test {
 
@@ -24,8 +25,7 @@ inline sim::Cluster plain_cluster(double launch_s = 0) {
   cluster.num_nodes = 2;
   cluster.devices_per_node = 4;
   cluster.device.name = "plain";
-  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16,
-                            DType::kI64, DType::kI32}) {
+  for (const DType dtype : kAllDTypes) {
     cluster.device.peak_flops[dtype] = 1e12;
   }
   cluster.device.memory_bytes_per_s = 1e9;
