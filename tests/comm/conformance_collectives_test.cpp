@@ -14,9 +14,7 @@ std::string check_all_reduce(ProcessGroup& group) {
     for (ReduceOp op : kOps) {
       Tensor x = mine(group, dtype, n);
       group.all_reduce(x, op).wait();
-      findings.add(compare(
-          x, [&](std::int64_t i) { return reduced(group.size(), i, op); },
-          "all_reduce"));
+      findings.add(compare(x, reduced_by(group, op), "all_reduce"));
     }
   });
 }
@@ -48,9 +46,7 @@ std::string check_all_gather(ProcessGroup& group) {
     const Tensor output = Tensor::zeros({n * group.size()}, {dtype, Device()});
     group.all_gather(output, input).wait();
     findings.add(compare(output, expected, "all_gather"));
-    findings.add(compare(
-        input, [&](std::int64_t i) { return value(group.rank(), i); },
-        "all_gather's input"));
+    findings.add(compare(input, values_of(group.rank()), "all_gather's input"));
     output.zero();
     const Tensor piece = output.flat_view(group.rank() * n, {n});
     piece.copy_from(input);
@@ -64,8 +60,7 @@ std::string check_broadcast_and_reduce(ProcessGroup& group) {
     for (int root = 0; root < group.size(); ++root) {
       Tensor x = mine(group, dtype, n);
       group.broadcast(x, root).wait();
-      findings.add(compare(
-          x, [&](std::int64_t i) { return value(root, i); }, "broadcast"));
+      findings.add(compare(x, values_of(root), "broadcast"));
       const ReduceOp op = kOps[static_cast<std::size_t>(root) % 3];
       x = mine(group, dtype, n);
       group.reduce(x, root, op).wait();

@@ -39,6 +39,14 @@ inline double value(int rank, std::int64_t i) {
 
 using Formula = std::function<double(std::int64_t)>;
 
+// The values of one rank, and one value everywhere.
+inline Formula values_of(int rank) {
+  return [rank](std::int64_t i) { return value(rank, i); };
+}
+inline Formula constant(double value) {
+  return [value](std::int64_t) { return value; };
+}
+
 inline Tensor make(DType dtype, std::int64_t n, const Formula& formula) {
   std::vector<double> values(static_cast<std::size_t>(n));
   for (std::int64_t i = 0; i < n; ++i) {
@@ -50,7 +58,7 @@ inline Tensor make(DType dtype, std::int64_t n, const Formula& formula) {
 }
 
 inline Tensor mine(const ProcessGroup& group, DType dtype, std::int64_t n) {
-  return make(dtype, n, [&](std::int64_t i) { return value(group.rank(), i); });
+  return make(dtype, n, values_of(group.rank()));
 }
 
 // The first element that differs from the formula; empty if none does.
@@ -78,6 +86,14 @@ inline double reduced(int num_ranks, std::int64_t i, ReduceOp op) {
     if (op == ReduceOp::kMin) result = std::min(result, next);
   }
   return result;
+}
+
+// What all ranks have after an all-reduce of `mine`.
+inline Formula reduced_by(const ProcessGroup& group,
+                          ReduceOp op = ReduceOp::kSum) {
+  return [size = group.size(), op](std::int64_t i) {
+    return reduced(size, i, op);
+  };
 }
 
 // Runs checks until one finds an error.

@@ -20,8 +20,8 @@ std::string check_messages(ProcessGroup& group) {
   return for_each_size([&](Findings& findings, DType dtype, std::int64_t n) {
     // Two messages of one tag keep their order; another tag may overtake.
     const Tensor first = mine(group, dtype, n);
-    const Tensor second = make(dtype, n, [](std::int64_t) { return 3; });
-    const Tensor tagged = make(dtype, n, [](std::int64_t) { return 5; });
+    const Tensor second = make(dtype, n, constant(3));
+    const Tensor tagged = make(dtype, n, constant(5));
     const Tensor a = first.zeros_like();
     const Tensor b = first.zeros_like();
     const Tensor c = first.zeros_like();
@@ -30,12 +30,9 @@ std::string check_messages(ProcessGroup& group) {
         group.send(tagged, right, 9), group.recv(c, left, 9),
         group.recv(a, left),          group.recv(b, left)};
     for (Work& work : works) work.wait();
-    findings.add(compare(
-        a, [&](std::int64_t i) { return value(left, i); }, "first message"));
-    findings.add(compare(
-        b, [](std::int64_t) { return 3; }, "second message"));
-    findings.add(compare(
-        c, [](std::int64_t) { return 5; }, "message of tag 9"));
+    findings.add(compare(a, values_of(left), "first message"));
+    findings.add(compare(b, constant(3), "second message"));
+    findings.add(compare(c, constant(5), "message of tag 9"));
   });
 }
 
@@ -50,8 +47,7 @@ std::string check_small_messages(ProcessGroup& group) {
   group.send(x, right).wait();
   x.fill(77);
   group.recv(y, left).wait();
-  findings.add(compare(
-      y, [&](std::int64_t i) { return value(left, i); }, "small message"));
+  findings.add(compare(y, values_of(left), "small message"));
   return findings.text();
 }
 
@@ -70,12 +66,8 @@ std::string check_asynchronous_calls(ProcessGroup& group) {
     works.push_back(group.all_reduce(tensors[0], ReduceOp::kMax));
     for (std::size_t i = works.size(); i-- > 0;) works[i].wait();
     for (const Tensor& tensor : tensors) {
-      findings.add(compare(
-          tensor,
-          [&](std::int64_t i) {
-            return reduced(group.size(), i, ReduceOp::kSum);
-          },
-          "asynchronous all_reduce"));
+      findings.add(
+          compare(tensor, reduced_by(group), "asynchronous all_reduce"));
     }
   }
   return findings.text();
@@ -88,10 +80,7 @@ std::string check_polling(ProcessGroup& group) {
   // It advances even when no rank waits for it.
   while (!work.done()) {
   }
-  findings.add(compare(
-      x,
-      [&](std::int64_t i) { return reduced(group.size(), i, ReduceOp::kSum); },
-      "polled all_reduce"));
+  findings.add(compare(x, reduced_by(group), "polled all_reduce"));
   work.wait();
   work.wait();  // waiting twice is harmless
   return findings.text();
@@ -131,8 +120,7 @@ std::string check_subgroups(ProcessGroup& group) {
   half->all_reduce(x).wait();
   double expected = 0;
   for (int r = parity; r < group.size(); r += 2) expected += r;
-  findings.add(compare(
-      x, [&](std::int64_t) { return expected; }, "all_reduce of a half"));
+  findings.add(compare(x, constant(expected), "all_reduce of a half"));
 
   const auto none =
       group.split(group.rank() == 0 ? -1 : 0, group.rank(), "rest");
@@ -162,8 +150,7 @@ std::string check_subgroups(ProcessGroup& group) {
     } else if (rest->size() > 1 && rest->rank() == 0) {
       const Tensor y = Tensor::zeros({3});
       rest->recv(y, rest->size() - 1).wait();
-      findings.add(compare(
-          y, [](std::int64_t) { return 42; }, "message in a subgroup"));
+      findings.add(compare(y, constant(42), "message in a subgroup"));
     }
   }
   return findings.text();
@@ -193,12 +180,8 @@ std::string check_several_groups(ProcessGroup& group) {
   a.wait();
   b.wait();
   for (const Tensor& tensor : {x, y, z}) {
-    findings.add(compare(
-        tensor,
-        [&](std::int64_t i) {
-          return reduced(group.size(), i, ReduceOp::kSum);
-        },
-        "all_reduce on two groups"));
+    findings.add(
+        compare(tensor, reduced_by(group), "all_reduce on two groups"));
   }
   return findings.text();
 }

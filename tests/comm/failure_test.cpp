@@ -15,37 +15,15 @@ namespace shardbook {
 namespace {
 
 using test::Mismatch;
+using test::Outcome;
 using test::zeros;
 using Body = test::Call;
-
-// The error of each rank, and the error that run_ranks threw.
-struct Outcome {
-  std::vector<std::string> by_rank;
-  std::string first_cause;
-};
 
 constexpr std::chrono::seconds kPatience(20);
 
 Outcome run(int world_size, const Body& body, LaunchOptions options = {}) {
-  Outcome outcome;
-  outcome.by_rank.resize(static_cast<std::size_t>(world_size));
   if (options.timeout == LaunchOptions().timeout) options.timeout = kPatience;
-  try {
-    run_ranks(
-        world_size,
-        [&](ProcessGroup& world) {
-          try {
-            body(world);
-          } catch (const std::exception& error) {
-            outcome.by_rank[static_cast<std::size_t>(world.rank())] =
-                error.what();
-            throw;
-          }
-        },
-        options);
-  } catch (const std::exception& error) {
-    outcome.first_cause = error.what();
-  }
+  Outcome outcome = test::outcome_of(world_size, body, options);
   // No rank waits until its timeout
   for (const std::string& text : outcome.by_rank) {
     EXPECT_EQ(text.find("timeout after 20000 ms"), std::string::npos) << text;

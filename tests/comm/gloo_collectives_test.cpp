@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <utility>
@@ -20,11 +19,6 @@ std::int64_t large(DType dtype) {
   return (std::int64_t{8} << 20) /
              static_cast<std::int64_t>(dtype_bytes(dtype)) +
          3;
-}
-
-bool equal(const Tensor& a, const Tensor& b) {
-  return std::memcmp(a.raw(), b.raw(), static_cast<std::size_t>(a.bytes())) ==
-         0;
 }
 
 void run(int world_size,
@@ -63,7 +57,8 @@ TEST(GlooCollectives, RingReducesEveryTypeAndOperation) {
         const Tensor x =
             Tensor::full({large(dtype)}, values[world.rank()], options);
         world.all_reduce(x, op).wait();
-        if (!equal(x, Tensor::full({large(dtype)}, expected, options))) {
+        if (!bitwise_equal(x,
+                           Tensor::full({large(dtype)}, expected, options))) {
           return std::string(dtype_name(dtype)) + " differs";
         }
       }
@@ -83,7 +78,9 @@ TEST(GlooCollectives, RingGathersInPlaceAndApart) {
     piece.fill(world.rank() + 1);
     world.all_gather(apart, piece).wait();
     world.all_gather(in_place, piece).wait();
-    return equal(apart, expected) && equal(in_place, expected) ? "" : "differs";
+    return bitwise_equal(apart, expected) && bitwise_equal(in_place, expected)
+               ? ""
+               : "differs";
   });
 }
 
@@ -96,7 +93,8 @@ TEST(GlooCollectives, RingsOfSeveralGroupsRunAtOnce) {
     std::vector<Work> works = {world.all_reduce(x), other->all_reduce(y)};
     if (world.rank() == 1) std::swap(works[0], works[1]);
     for (Work& work : works) work.wait();
-    return equal(x, Tensor::full({n}, 2)) && equal(y, Tensor::full({n}, 4))
+    return bitwise_equal(x, Tensor::full({n}, 2)) &&
+                   bitwise_equal(y, Tensor::full({n}, 4))
                ? ""
                : "a sum differs";
   });

@@ -17,9 +17,6 @@ using test::Program;
 using test::Variables;
 using ::testing::HasSubstr;
 
-// The test program is in the same folder.
-std::string host_program() { return test::beside_this_one("gloo_program"); }
-
 // Two network namespaces joined by a cable, as the ranks see them.
 class TwoHosts {
  public:
@@ -77,7 +74,7 @@ Variables on_hosts(const std::string& rank, const std::string& more) {
 /// Two ranks on two hosts meet and sum; the second begins first.
 void expect_sum(const TwoHosts& hosts, const Variables& of_first,
                 const Variables& of_second) {
-  const Variables command = {host_program(), "2", "sum"};
+  const Variables command = test::rank_program("gloo", 2, "sum");
   Program second(hosts.on_second(command), of_second);
   Program first(hosts.on_first(command), of_first);
   EXPECT_EQ(first.finish(), 0) << first.output();
@@ -85,11 +82,17 @@ void expect_sum(const TwoHosts& hosts, const Variables& of_first,
   EXPECT_EQ(first.output(), "sum 1 of 2\nsum 1 of 2\n");
 }
 
-TEST(GlooHosts, RanksMeetOverANetwork) {
-  const TwoHosts hosts;
-  if (!hosts.works()) {
-    GTEST_SKIP() << "network namespaces need root and the ip command";
+class GlooHosts : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!hosts.works()) {
+      GTEST_SKIP() << "network namespaces need root and the ip command";
+    }
   }
+  TwoHosts hosts;
+};
+
+TEST_F(GlooHosts, RanksMeetOverANetwork) {
   const auto torchrun = [](const std::string& rank) {
     return on_hosts(rank, "SHARDBOOK_TIMEOUT_MS=20000");
   };
@@ -107,20 +110,12 @@ TEST(GlooHosts, RanksMeetOverANetwork) {
   expect_sum(hosts, srun("0"), srun("1"));
 }
 
-TEST(GlooHosts, RankZeroMayCallItsHostLocalhost) {
-  const TwoHosts hosts;
-  if (!hosts.works()) {
-    GTEST_SKIP() << "network namespaces need root and the ip command";
-  }
+TEST_F(GlooHosts, RankZeroMayCallItsHostLocalhost) {
   expect_sum(hosts, on_hosts("0", "MASTER_ADDR=localhost"),
              on_hosts("1", "SHARDBOOK_TIMEOUT_MS=20000"));
 }
 
-TEST(GlooHosts, RanksMeetInAFolder) {
-  const TwoHosts hosts;
-  if (!hosts.works()) {
-    GTEST_SKIP() << "network namespaces need root and the ip command";
-  }
+TEST_F(GlooHosts, RanksMeetInAFolder) {
   const TempFolder temporary;
   const auto variables = [&](const std::string& rank) {
     return on_hosts(rank, "SHARDBOOK_RENDEZVOUS=file:" + temporary.path());
@@ -128,8 +123,12 @@ TEST(GlooHosts, RanksMeetInAFolder) {
   expect_sum(hosts, variables("0"), variables("1"));
 }
 
-TEST(GlooHosts, AHostWithoutLoopbackIsToldSo) {
-  Program ranks({"unshare", "-n", host_program(), "2", "sum"});
+TEST(GlooOneHost, AHostWithoutLoopbackIsToldSo) {
+  Variables command = {"unshare", "-n"};
+  for (const auto& word : test::rank_program("gloo", 2, "sum")) {
+    command.push_back(word);
+  }
+  Program ranks(command);
   const int status = ranks.finish();
   if (status == 127 || ranks.output().find("unshare: ") == 0) {
     GTEST_SKIP() << "network namespaces need root and the unshare command";
@@ -140,12 +139,8 @@ TEST(GlooHosts, AHostWithoutLoopbackIsToldSo) {
             "up?\n");
 }
 
-TEST(GlooHosts, BothSidesOfACutCableNameTheOther) {
-  TwoHosts hosts;
-  if (!hosts.works()) {
-    GTEST_SKIP() << "network namespaces need root and the ip command";
-  }
-  const Variables command = {host_program(), "2", "reduce"};
+TEST_F(GlooHosts, BothSidesOfACutCableNameTheOther) {
+  const Variables command = test::rank_program("gloo", 2, "reduce");
   Program second(hosts.on_second(command),
                  on_hosts("1", "SHARDBOOK_TIMEOUT_MS=3000"));
   Program first(hosts.on_first(command),

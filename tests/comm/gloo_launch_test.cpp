@@ -28,39 +28,29 @@ namespace {
 
 using test::free_port;
 using test::Program;
+using test::torchrun;
 using test::Variables;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// The test program is in the same folder.
-std::string program() { return test::beside_this_one("gloo_program"); }
-
-// One of torchrun's ranks on this host.
-Variables torchrun(int rank, int world_size, int port,
-                   const Variables& more = {}) {
-  Variables variables = {"RANK=" + std::to_string(rank),
-                         "WORLD_SIZE=" + std::to_string(world_size),
-                         "LOCAL_WORLD_SIZE=" + std::to_string(world_size),
-                         "MASTER_ADDR=127.0.0.1",
-                         "MASTER_PORT=" + std::to_string(port)};
-  variables.insert(variables.end(), more.begin(), more.end());
-  return variables;
+Variables ranks_that(int world_size, const std::string& scenario) {
+  return test::rank_program("gloo", world_size, scenario);
 }
 
 TEST(GlooLaunch, StartsTheRanksAndShowsTheFirstOnesOutput) {
-  Program ranks({program(), "3", "sum"});
+  Program ranks(ranks_that(3, "sum"));
   EXPECT_EQ(ranks.finish(), 0);
   EXPECT_EQ(ranks.output(), "sum 3 of 3\nsum 3 of 3\n");
 }
 
 TEST(GlooLaunch, ReturnsTheStatusOfARankThatThrows) {
-  Program ranks({program(), "3", "throw"});
+  Program ranks(ranks_that(3, "throw"));
   EXPECT_EQ(ranks.finish(), 1);
   EXPECT_THAT(ranks.output(), HasSubstr("rank 1 failed: as asked"));
 }
 
 TEST(GlooLaunch, ReportsARankThatIsKilled) {
-  Program ranks({program(), "3", "kill"});
+  Program ranks(ranks_that(3, "kill"));
   const int status = ranks.finish();
   // The other ranks have thrown, or the launcher was faster.
   EXPECT_TRUE(status == 1 || status == kExitRunFailed) << status;
@@ -71,14 +61,14 @@ TEST(GlooLaunch, ReportsARankThatIsKilled) {
 }
 
 TEST(GlooLaunch, PassesSignalsOn) {
-  Program ranks({program(), "2", "wait"});
+  Program ranks(ranks_that(2, "wait"));
   ranks.read_until("ready");
   kill(ranks.pid(), SIGTERM);
   EXPECT_EQ(ranks.finish(), 128 + SIGTERM);
 }
 
 TEST(GlooLaunch, RanksEndWithTheirSupervisor) {
-  Program ranks({program(), "2", "wait"});
+  Program ranks(ranks_that(2, "wait"));
   ranks.read_until("ready");
   kill(ranks.pid(), SIGKILL);
   // The pipe closes when the last process that holds it has ended.
@@ -87,7 +77,7 @@ TEST(GlooLaunch, RanksEndWithTheirSupervisor) {
 
 // Two processes as a foreign launcher would start them.
 void expect_sum(const std::function<Variables(const std::string&)>& rank,
-                const Variables& command = {program(), "2", "sum"}) {
+                const Variables& command = ranks_that(2, "sum")) {
   Program one(command, rank("0"));
   Program two(command, rank("1"));
   EXPECT_EQ(one.finish(), 0) << one.output();
@@ -126,14 +116,14 @@ TEST(GlooLaunch, RanksMayBeStartedByScripts) {
         return Variables{"PMI_RANK=" + rank, "PMI_SIZE=2", "PMI_FD=9",
                          "MPI_LOCALRANKID=" + rank, "MPI_LOCALNRANKS=2"};
       },
-      {"sh", "-c", program() + " 2 sum; exit $?"});
+      {"sh", "-c", ranks_that(2, "sum")[0] + " gloo 2 sum; exit $?"});
 }
 
 TEST(GlooLaunch, JobsThatMeetAtOnePortDoNotMix) {
   const int port = free_port();
   const auto start = [&](int rank, const std::string& job) {
     return std::make_unique<Program>(
-        Variables{program(), "2", "sum"},
+        ranks_that(2, "sum"),
         torchrun(rank, 2, port, {"TORCHELASTIC_RUN_ID=" + job}));
   };
   const auto one = start(0, "first");
@@ -157,7 +147,7 @@ TEST(GlooLaunch, RankZeroMayKnowItsHostByAnotherName) {
 }
 
 TEST(GlooLaunch, RefusesAnotherWorldSizeThanTheLaunchers) {
-  Program rank({program(), "4", "sum"}, torchrun(0, 2, 29500));
+  Program rank(ranks_that(4, "sum"), torchrun(0, 2, 29500));
   EXPECT_EQ(rank.finish(), 1);
   EXPECT_EQ(rank.output(),
             "--world-size 4: torchrun has started 2 ranks (WORLD_SIZE=2); give "
@@ -165,7 +155,7 @@ TEST(GlooLaunch, RefusesAnotherWorldSizeThanTheLaunchers) {
 }
 
 TEST(GlooLaunch, RefusesNonsenseInTheEnvironment) {
-  Program rank({program(), "2", "sum"}, {"RANK=two", "WORLD_SIZE=2"});
+  Program rank(ranks_that(2, "sum"), {"RANK=two", "WORLD_SIZE=2"});
   EXPECT_EQ(rank.finish(), 1);
   EXPECT_THAT(rank.output(), HasSubstr("RANK=two"));
 }
@@ -175,9 +165,9 @@ TEST(GlooLaunch, RanksWithOtherOptionsAreRefusedWhenTheyMeet) {
   const auto rank = [&](int number, const std::string& agreed) {
     return torchrun(number, 3, port, {"SHARDBOOK_AGREED=" + agreed});
   };
-  Program first({program(), "3", "sum"}, rank(0, "0.1"));
-  Program second({program(), "3", "sum"}, rank(1, "0.1"));
-  Program third({program(), "3", "sum"}, rank(2, "0.25"));
+  Program first(ranks_that(3, "sum"), rank(0, "0.1"));
+  Program second(ranks_that(3, "sum"), rank(1, "0.1"));
+  Program third(ranks_that(3, "sum"), rank(2, "0.25"));
   for (Program* each : {&first, &second, &third}) {
     EXPECT_EQ(each->finish(), 1);
     EXPECT_EQ(each->output(),
@@ -199,7 +189,7 @@ std::vector<std::string> run_frozen(int stops) {
   std::vector<std::unique_ptr<Program>> ranks;
   for (int rank = 0; rank < 3; ++rank) {
     ranks.push_back(std::make_unique<Program>(
-        Variables{program(), "3", "chain"},
+        ranks_that(3, "chain"),
         torchrun(rank, 3, port,
                  {"SHARDBOOK_STOPS=" + std::to_string(stops), kPatience})));
   }
@@ -231,13 +221,13 @@ TEST(GlooFrozen, IsNamedByItsPeersWhenItServesTheRendezvous) {
 }
 
 TEST(GlooFrozen, IsKilledByTheLauncher) {
-  Program ranks({program(), "3", "chain"}, {kPatience});
+  Program ranks(ranks_that(3, "chain"), {kPatience});
   EXPECT_NE(ranks.finish(), 0);
   EXPECT_THAT(ranks.output(), HasSubstr("rank 2 does not answer"));
 }
 
 TEST(GlooFrozen, IsNamedAlsoAfterItsLastCall) {
-  Program ranks({program(), "2", "end"}, {kPatience});
+  Program ranks(ranks_that(2, "end"), {kPatience});
   EXPECT_EQ(ranks.finish(), kExitRunFailed);
   EXPECT_THAT(ranks.output(), HasSubstr("rank 1 does not answer: its process "
                                         "is stopped"));
@@ -363,7 +353,7 @@ TEST(GlooRendezvous, ExplainsAnAddressThatItCannotRead) {
 }
 
 TEST(GlooRendezvous, MissingRanksAreNamed) {
-  Program alone({program(), "2", "sum"},
+  Program alone(ranks_that(2, "sum"),
                 torchrun(0, 2, free_port(), {"SHARDBOOK_TIMEOUT_MS=500"}));
   EXPECT_EQ(alone.finish(), 1);
   EXPECT_THAT(alone.output(),

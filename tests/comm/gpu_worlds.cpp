@@ -5,25 +5,18 @@
 #include "comm/nccl/nccl_library.h"
 #include "core/internal/device_runtime.h"
 #include "tests/comm/worlds.h"
+#include "tests/support/on_ranks.h"
 
 namespace shardbook::test {
 namespace {
 
 World world(const std::string& name, const std::string& backend) {
-  return {
-      name, [backend](int world_size, const RankBody& body) {
-        LaunchOptions options;
-        options.backend = backend;
-        options.device = "cuda";
-        std::vector<std::string> results(static_cast<std::size_t>(world_size));
-        run_ranks(
-            world_size,
-            [&](ProcessGroup& group) {
-              results[static_cast<std::size_t>(group.rank())] = body(group);
-            },
-            options);
-        return results;
-      }};
+  return {name, [backend](int world_size, const RankBody& body) {
+            LaunchOptions options;
+            options.backend = backend;
+            options.device = "cuda";
+            return on_ranks(world_size, body, options);
+          }};
 }
 
 std::string why_not(int num_gpus_needed) {

@@ -1,16 +1,47 @@
 #pragma once
 
-// Pairs of calls that do not match, for suites that hold on several backends.
+// The errors of ranks, and pairs of calls that do not match, for suites that
+// hold on several backends.
 
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "comm/launch.h"
 #include "comm/process_group.h"
 
 namespace shardbook::test {
 
 using Call = std::function<void(ProcessGroup&)>;
+
+/// The error of each rank, and the error that run_ranks threw.
+struct Outcome {
+  std::vector<std::string> by_rank;
+  std::string first_cause;
+};
+
+inline Outcome outcome_of(int world_size, const Call& body,
+                          const LaunchOptions& options) {
+  Outcome outcome;
+  outcome.by_rank.resize(static_cast<std::size_t>(world_size));
+  try {
+    run_ranks(
+        world_size,
+        [&](ProcessGroup& world) {
+          try {
+            body(world);
+          } catch (const std::exception& error) {
+            outcome.by_rank[static_cast<std::size_t>(world.rank())] =
+                error.what();
+            throw;
+          }
+        },
+        options);
+  } catch (const std::exception& error) {
+    outcome.first_cause = error.what();
+  }
+  return outcome;
+}
 
 struct Mismatch {
   const char* name;

@@ -9,6 +9,7 @@
 
 #include "comm/launch.h"
 #include "core/check.h"
+#include "tests/comm/mismatch_cases.h"
 #include "tests/cuda/emulator/emulator.h"
 #include "tests/cuda/stand_in/stand_in.h"
 #include "tests/support/errors.h"
@@ -16,37 +17,16 @@
 namespace shardbook {
 namespace {
 
+using test::Outcome;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-struct Outcome {
-  std::vector<std::string> by_rank;
-  std::string first_cause;
-};
 
 Outcome run(int world_size, const std::function<void(ProcessGroup&)>& body) {
   emulator::set_seed(0);
   LaunchOptions options;
   options.backend = "nccl";
   options.timeout = std::chrono::minutes(1);
-  Outcome outcome;
-  outcome.by_rank.resize(static_cast<std::size_t>(world_size));
-  try {
-    run_ranks(
-        world_size,
-        [&](ProcessGroup& world) {
-          try {
-            body(world);
-          } catch (const std::exception& error) {
-            outcome.by_rank[static_cast<std::size_t>(world.rank())] =
-                error.what();
-            throw;
-          }
-        },
-        options);
-  } catch (const std::exception& error) {
-    outcome.first_cause = error.what();
-  }
+  const Outcome outcome = test::outcome_of(world_size, body, options);
   stand_in::reset();
   return outcome;
 }

@@ -30,23 +30,16 @@ class NcclProcesses : public ::testing::Test {
   std::unique_ptr<Program> start(int rank, int local_rank, int world_size,
                                  int num_gpus, const std::string& scenario,
                                  const Variables& more = {}) {
-    Variables variables = on_machine(num_gpus);
-    for (const std::string& each :
-         {"RANK=" + std::to_string(rank),
-          "LOCAL_RANK=" + std::to_string(local_rank),
-          "WORLD_SIZE=" + std::to_string(world_size),
-          "LOCAL_WORLD_SIZE=" + std::to_string(world_size),
-          std::string("MASTER_ADDR=127.0.0.1"),
-          "MASTER_PORT=" + std::to_string(port_)}) {
-      variables.push_back(each);
+    Variables variables = test::torchrun(
+        rank, world_size, port_, {"LOCAL_RANK=" + std::to_string(local_rank)});
+    for (const Variables& each : {on_machine(num_gpus), more}) {
+      variables.insert(variables.end(), each.begin(), each.end());
     }
-    variables.insert(variables.end(), more.begin(), more.end());
     return std::make_unique<Program>(command(world_size, scenario), variables);
   }
 
   Variables command(int world_size, const std::string& scenario) const {
-    return {test::beside_this_one("nccl_program"), std::to_string(world_size),
-            scenario};
+    return test::rank_program("nccl", world_size, scenario);
   }
   Variables on_machine(int num_gpus) const {
     return {"SHARDBOOK_CUDA_LIBRARY=" SHARDBOOK_EMULATED_LIBRARY,

@@ -7,6 +7,7 @@
 #include "comm/launch.h"
 #include "tests/comm/worlds.h"
 #include "tests/cuda/emulator/emulator.h"
+#include "tests/support/on_ranks.h"
 
 namespace shardbook::test {
 namespace {
@@ -32,13 +33,7 @@ World world(const std::string& name, const std::string& backend, int num_gpus,
     LaunchOptions options;
     options.backend = backend;
     options.device = "cuda";
-    std::vector<std::string> results(static_cast<std::size_t>(world_size));
-    run_ranks(
-        world_size,
-        [&](ProcessGroup& group) {
-          results[static_cast<std::size_t>(group.rank())] = body(group);
-        },
-        options);
+    auto results = on_ranks(world_size, body, options);
     emulator::set_device_count(kGpus);
     return results;
   };

@@ -75,9 +75,24 @@ class Program {
   std::string seen_;
 };
 
-/// A program in the running program's folder.
-inline std::string beside_this_one(const std::string& name) {
-  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
+/// The command of rank_program, which lies in the running program's folder.
+inline Variables rank_program(const std::string& backend, int world_size,
+                              const std::string& scenario) {
+  const auto self = std::filesystem::read_symlink("/proc/self/exe");
+  return {self.parent_path() / "rank_program", backend,
+          std::to_string(world_size), scenario};
+}
+
+/// A rank on this host as torchrun starts it.
+inline Variables torchrun(int rank, int world_size, int port,
+                          const Variables& more = {}) {
+  Variables variables = {"RANK=" + std::to_string(rank),
+                         "WORLD_SIZE=" + std::to_string(world_size),
+                         "LOCAL_WORLD_SIZE=" + std::to_string(world_size),
+                         "MASTER_ADDR=127.0.0.1",
+                         "MASTER_PORT=" + std::to_string(port)};
+  variables.insert(variables.end(), more.begin(), more.end());
+  return variables;
 }
 
 inline int free_port() {

@@ -6,6 +6,7 @@
 #include "core/context.h"
 #include "tests/cuda/emulator/emulator.h"
 #include "tests/support/errors.h"
+#include "tests/support/on_ranks.h"
 
 namespace shardbook {
 namespace {
@@ -17,8 +18,7 @@ std::vector<double> sums(const std::string& device, int num_gpus, DType dtype,
   emulator::set_seed(0);
   LaunchOptions options;
   options.device = device;
-  std::vector<double> result;
-  run_ranks(
+  const auto results = on_ranks(
       world_size,
       [&](ProcessGroup& world) {
         std::vector<double> values;
@@ -28,11 +28,11 @@ std::vector<double> sums(const std::string& device, int num_gpus, DType dtype,
         const Tensor x = Tensor::empty({3000}, {dtype, Device()});
         x.copy_from(Tensor::from_values<double>(values, {3000}));
         world.all_reduce(x).wait();
-        if (world.rank() == 0) result = x.to_vector<double>();
+        return x.to_vector<double>();
       },
       options);
   emulator::set_device_count(8);
-  return result;
+  return results[0];
 }
 
 TEST(ThreadsOnGpus, SumsHaveTheBitsOfTheCpu) {
@@ -54,21 +54,15 @@ TEST(ThreadsOnGpus, RanksShareTheMemoryOfAGpu) {
   emulator::set_device_count(2);
   LaunchOptions options;
   options.device = "cuda";
-  std::vector<std::string> names(3);
-  std::vector<std::int64_t> capacities(3);
-  run_ranks(
-      3,
-      [&](ProcessGroup& world) {
-        const auto rank = static_cast<std::size_t>(world.rank());
-        names[rank] = RankContext::current().device.name();
-        capacities[rank] = RankContext::current().device.capacity_bytes();
-      },
-      options);
+  const auto devices = on_ranks(
+      3, [](ProcessGroup&) { return RankContext::current().device; }, options);
   emulator::set_device_count(8);
-  EXPECT_EQ(names, (std::vector<std::string>{"cuda:0", "cuda:1", "cuda:0"}));
-  EXPECT_EQ(capacities[0], capacities[2]);
-  EXPECT_GT(capacities[0], 0);
-  EXPECT_EQ(capacities[1], 0) << "alone on its GPU";
+  EXPECT_EQ(devices[0].name(), "cuda:0");
+  EXPECT_EQ(devices[1].name(), "cuda:1");
+  EXPECT_EQ(devices[2].name(), "cuda:0");
+  EXPECT_EQ(devices[0].capacity_bytes(), devices[2].capacity_bytes());
+  EXPECT_GT(devices[0].capacity_bytes(), 0);
+  EXPECT_EQ(devices[1].capacity_bytes(), 0) << "alone on its GPU";
 }
 
 TEST(ThreadsOnGpus, TensorsOfHostAndGpuDoNotMeet) {

@@ -12,12 +12,7 @@ namespace {
 struct Pieces {
   Tensor q = noise({2, 6, 8}, 1, -3, 3), k = noise({2, 10, 8}, 2, -3, 3),
          v = noise({2, 10, 8}, 3);
-  AttentionOptions options = [] {
-    AttentionOptions o;
-    o.heads = 2;
-    o.causal = false;
-    return o;
-  }();
+  AttentionOptions options = attention_of(2, false);
   AttentionSums of(std::int64_t from, std::int64_t to) const {
     return attention_block(q, k, v, {{0, 6}, {from, to}, false, 0}, options,
                            {});
@@ -114,11 +109,9 @@ TEST(MergeAttention, SomeRowsOfAResult) {
 
 // --- Blocks ------------------------------------------------------------------
 
-AttentionOptions grouped(double dropout = 0) {
-  AttentionOptions options;
-  options.heads = 4;
+AttentionOptions grouped() {
+  AttentionOptions options = attention_of(4);
   options.kv_heads = 2;
-  options.dropout = dropout;
   return options;
 }
 
@@ -165,12 +158,6 @@ TEST(AttentionBlocks, BackwardsAddUpToTheWhole) {
 }
 
 TEST(AttentionBlocks, CostWhatTheirMaskLeaves) {
-  struct Flops : Observer {
-    void on_op_end(const OpEvent& event) override {
-      if (std::string(event.name) == "attention") flops += event.flops;
-    }
-    double flops = 0;
-  };
   const Pieces p;
   for (const AttentionBlock& block : {AttentionBlock{{0, 6}, {0, 10}, false, 0},
                                       {{2, 6}, {1, 3}, false, 0},
@@ -186,31 +173,28 @@ TEST(AttentionBlocks, CostWhatTheirMaskLeaves) {
       }
     }
     EXPECT_EQ(visible_pairs(block), pairs);
-    const auto seen = std::make_shared<Flops>();
+    const auto seen = std::make_shared<SeenOps>();
     RankContext::current().add_observer(seen);
     attention_block(p.q, p.k, p.v, block, p.options, {});
     RankContext::current().remove_observer(seen);
     // Two products; [2 batch rows x 2 heads] of 4 columns; 2 flops each
-    EXPECT_EQ(seen->flops, 2 * 2 * pairs * 2 * 2 * 4);
+    EXPECT_EQ(seen->flops_of("attention"), 2 * 2 * pairs * 2 * 2 * 4);
   }
 }
 
 TEST(AttentionBlocks, SayWhatDoesNotFit) {
   const Pieces p;
-  expect_error(
-      [&] {
-        attention_block(p.q, p.k, p.v, {{0, 7}, {0, 10}, false, 0}, p.options,
-                        {});
-      },
-      {"queries 0 to 7", "[2, 6, 8]"});
-  AttentionOptions options = p.options;
-  options.kv_heads = 1;
-  expect_error(
-      [&] {
-        attention_block(p.q, p.k, p.v, {{0, 6}, {0, 10}, false, 0}, options,
-                        {});
-      },
-      {"2 heads of queries and 1 of keys"});
+  const auto error = [&](const AttentionBlock& block,
+                         const AttentionOptions& options) {
+    return error_of(
+        [&] { attention_block(p.q, p.k, p.v, block, options, {}); });
+  };
+  expect_text(error({{0, 7}, {0, 10}, false, 0}, p.options),
+              {"queries 0 to 7", "[2, 6, 8]"});
+  AttentionOptions one_key_head = p.options;
+  one_key_head.kv_heads = 1;
+  expect_text(error({{0, 6}, {0, 10}, false, 0}, one_key_head),
+              {"2 heads of queries and 1 of keys"});
 }
 
 TEST(Attention, SharesKeyHeadsAmongConsecutiveQueryHeads) {
@@ -234,10 +218,7 @@ TEST(Attention, SharesKeyHeadsAmongConsecutiveQueryHeads) {
     weighted_sum(out).backward();
     return Tensors{out.detach(), q.grad(), k.grad(), v.grad()};
   };
-  const Tensors shared = run(true), copied = run(false);
-  for (std::size_t i = 0; i < 4; ++i) {
-    expect_close(shared[i], copied[i], 1e-13);
-  }
+  expect_close(run(true), run(false), 1e-13);
   AttentionOptions options = grouped();
   expect_error([&] { attention(q, twice(k), twice(v), options); },
                {"width 20", "2 of 4 heads"});

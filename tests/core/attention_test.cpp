@@ -43,10 +43,7 @@ Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v,
 }
 
 AttentionOptions options_of(const Setting& s) {
-  AttentionOptions options;
-  options.heads = s.heads;
-  options.causal = s.causal;
-  options.dropout = s.dropout;
+  AttentionOptions options = attention_of(s.heads, s.causal, s.dropout);
   options.scale = s.scale;
   return options;
 }
@@ -99,10 +96,7 @@ TEST(Attention, EqualsTheComposedOneWithItsGradients) {
         weighted_sum(out).backward();
         return Tensors{out.detach(), x[0].grad(), x[1].grad(), x[2].grad()};
       };
-      const Tensors fused = run(true), reference = run(false);
-      for (std::size_t i = 0; i < fused.size(); ++i) {
-        expect_close(fused[i], reference[i], tolerance);
-      }
+      expect_close(run(true), run(false), tolerance);
     }
   }
 }
@@ -136,58 +130,35 @@ TEST(Attention, CausalRowsDoNotSeeTheFuture) {
 }
 
 TEST(Attention, LargeScoresDoNotOverflow) {
-  const TensorOptions f32{DType::kF32, Device()};
-  const Tensor qkv = noise({1, 8, 24}, 1, -100, 100, f32);
-  AttentionOptions options;
-  options.heads = 2;
-  for (double v : values(attention(qkv, options))) {
+  const Tensor qkv = noise({1, 8, 24}, 1, -100, 100, kOfF32);
+  for (double v : values(attention(qkv, attention_of(2)))) {
     EXPECT_TRUE(std::isfinite(v));
   }
 }
 
 TEST(Attention, KeepsNoSquareMatrix) {
-  const Device device = Device::cpu();
-  RankContext context(device);
-  RankContext::Scope scope(context);
+  const OwnDevice own;
   const std::int64_t s = 128, h = 8;
   const Tensor qkv = leaf({1, s, 3 * h});
   AttentionOptions options;
   const Tensor out = attention(qkv, options);
   // qkv, the output and one logarithm per row, in f64.
-  EXPECT_EQ(device.memory().current_total, 8 * (3 * s * h + s * h + s));
+  EXPECT_EQ(own.device.memory().current_total, 8 * (3 * s * h + s * h + s));
 }
 
 TEST(Attention, SaysWhatDoesNotFit) {
-  AttentionOptions options;
-  options.heads = 4;
-  expect_error(
-      [&] {
-        attention(noise({2, 3, 18}), options);
-      },
-      {"4 heads", "width of 6"});
-  expect_error(
-      [&] {
-        attention(noise({2, 3, 16}), options);
-      },
-      {"[2, 3, 16]", "3 * width"});
-  expect_error(
-      [&] {
-        attention(noise({2, 3, 8}), noise({2, 5, 8}), noise({2, 4, 8}),
-                  options);
-      },
-      {"[2, 5, 8]", "[2, 4, 8]"});
-  expect_error(
-      [&] {
-        attention(noise({2, 3, 8}), noise({1, 3, 8}), noise({1, 3, 8}),
-                  options);
-      },
-      {"one batch"});
-  expect_error(
-      [&] {
-        attention(noise({2, 3, 8}), noise({2, 3, 8}),
-                  noise({2, 3, 8}, 1, -1, 1, {DType::kF32, Device()}), options);
-      },
-      {"attention", "f64", "f32"});
+  const AttentionOptions four = attention_of(4);
+  const Tensor x = noise({2, 3, 8}), one = noise({1, 3, 8});
+  const Tensor odd = noise({2, 3, 18}), wide = noise({2, 3, 16});
+  const Tensor longer = noise({2, 5, 8}), long_v = noise({2, 4, 8});
+  const Tensor narrow = to_dtype(x, DType::kF32);
+  expect_error([&] { attention(odd, four); }, {"4 heads", "width of 6"});
+  expect_error([&] { attention(wide, four); }, {"[2, 3, 16]", "3 * width"});
+  expect_error([&] { attention(x, longer, long_v, four); },
+               {"[2, 5, 8]", "[2, 4, 8]"});
+  expect_error([&] { attention(x, one, one, four); }, {"one batch"});
+  expect_error([&] { attention(x, x, narrow, four); },
+               {"attention", "f64", "f32"});
 }
 
 }  // namespace

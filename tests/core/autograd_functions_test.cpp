@@ -100,8 +100,7 @@ TEST(Hooks, OnResultsSeeAndReplaceTheCompleteGradient) {
 }
 
 TEST(GradBuffers, ReceiveTheFirstGradientAndTheSum) {
-  const TensorOptions f64{DType::kF64, Device()};
-  const Tensor bucket = Tensor::full({5}, 99, f64);
+  const Tensor bucket = Tensor::full({5}, 99, kOfF64);
   const Tensor a = leaf_of({1, 2}, {2}), b = leaf_of({3, 4, 5}, {3});
   set_grad_buffer(a, bucket.flat_view(3, {2}));
   set_grad_buffer(b, bucket.flat_view(0, {3}));
@@ -120,13 +119,12 @@ TEST(GradBuffers, ReceiveTheFirstGradientAndTheSum) {
 
 // Mixed precision: 16-bit parameters, sums of gradients in f32.
 TEST(GradBuffers, MayBeWiderThanTheParameter) {
-  const TensorOptions bf16{DType::kBF16, Device()};
-  const Tensor w = Tensor::full({33}, 1, bf16).set_requires_grad();
+  const Tensor w = Tensor::full({33}, 1, kOfBF16).set_requires_grad();
   const Tensor bucket = Tensor::zeros({33});
   set_grad_buffer(w, bucket);
-  // 1 + 2^-9 has no place in bf16, their sum in f32 has.
-  backward({w}, {Tensor::full({33}, 1, bf16)});
-  backward({w}, {Tensor::full({33}, 1.0 / 512, bf16)});
+  // 1 + 2^-9 has no place in kOfBF16, their sum in f32 has.
+  backward({w}, {Tensor::full({33}, 1, kOfBF16)});
+  backward({w}, {Tensor::full({33}, 1.0 / 512, kOfBF16)});
   EXPECT_EQ(w.grad().dtype(), DType::kF32);
   EXPECT_EQ(values(bucket), std::vector<double>(33, 1 + 1.0 / 512));
 }
@@ -168,9 +166,8 @@ TEST(CustomFunction, OutputsThatNobodyUsesHaveUndefinedGradients) {
 
 TEST(CustomFunction, MayReturnItsInput) {
   const Tensor x = leaf_of({1, 2}, {2});
-  const Tensor y = custom_function(
-      "identity", {x}, [](const Tensors& in) { return in; },
-      [](const Tensors& grads) { return Tensors{scale(grads[0], 2)}; })[0];
+  const Tensor y = with_backward(
+      x, [](const Tensors& grads) { return Tensors{scale(grads[0], 2)}; });
   EXPECT_TRUE(x.is_leaf());
   EXPECT_FALSE(y.is_leaf());
   EXPECT_TRUE(y.shares_storage(x));
@@ -194,40 +191,32 @@ TEST(CustomFunction, UndefinedGradientsStopTheFlow) {
   EXPECT_EQ(values(w.grad()), (std::vector<double>{1, 1}));
 }
 
-TEST(CustomFunction, AWrongNumberOfGradientsIsAnError) {
-  const Tensor x = leaf({2}), w = leaf({2});
-  const Tensor y = custom_function(
+TEST(CustomFunction, GradientsThatDoNotFitAreErrors) {
+  const auto in_f32 = [](const Tensors& grads) {
+    return Tensors{to_dtype(grads[0], DType::kF32)};
+  };
+  const auto of_the_sum = [](const Tensor& x) {
+    return custom_function(
+        "of_the_sum", {x},
+        [](const Tensors& in) { return Tensors{sum(in[0])}; },
+        [](const Tensors& grads) { return grads; })[0];
+  };
+  const Tensor x = leaf({200}), w = leaf({200});
+  const Tensor both = custom_function(
       "one_of_two", {x, w},
       [](const Tensors& in) { return Tensors{add(in[0], in[1])}; },
       [](const Tensors& grads) { return grads; })[0];
-  expect_error([&] { sum(y).backward(); },
+  expect_error([&] { sum(both).backward(); },
                {"'one_of_two'", "1 gradients for 2 inputs"});
-}
-
-TEST(CustomFunction, AGradientOfAnotherShapeIsAnError) {
-  auto wrong = [](const Tensor& x) {
-    return custom_function(
-        "wrong", {x}, [](const Tensors& in) { return Tensors{sum(in[0])}; },
-        [](const Tensors& grads) { return grads; })[0];
-  };
-  const Tensor x = leaf({2});
-  expect_error([&] { wrong(x).backward(); }, {"[]", "[2]"});
-  // Even if broadcasting would hide the error.
-  expect_error([&] { wrong(square(x)).backward(); }, {"[]", "[2]"});
-}
-
-TEST(CustomFunction, AGradientOfAnotherDtypeIsAnError) {
-  auto wrong = [](const Tensor& x) {
-    return custom_function(
-        "wrong", {x}, [](const Tensors& in) { return in; },
-        [](const Tensors& grads) {
-          return Tensors{to_dtype(grads[0], DType::kF32)};
-        })[0];
-  };
-  const Tensor x = leaf({200});
-  expect_error([&] { sum(add(wrong(square(x)), x)).backward(); },
+  // Even if broadcasting would hide the error
+  for (const Tensor& in : {x, square(x)}) {
+    expect_error([&] { of_the_sum(in).backward(); }, {"[]", "[200]"});
+  }
+  expect_error(
+      [&] { sum(add(with_backward(square(x), in_f32), x)).backward(); },
+      {"f32", "f64"});
+  expect_error([&] { sum(add(x, with_backward(x, in_f32))).backward(); },
                {"f32", "f64"});
-  expect_error([&] { sum(add(x, wrong(x))).backward(); }, {"f32", "f64"});
 }
 
 // Order without data: an edge that carries an empty tensor.

@@ -8,7 +8,6 @@ namespace shardbook {
 namespace {
 
 using autograd::backward;
-using autograd::custom_function;
 
 TEST(Backward, SumsWhereADiamondCloses) {
   const Tensor x = leaf_of({2, 3}, {2});
@@ -143,9 +142,7 @@ TEST(Graph, AHundredThousandNodesNeedNoStack) {
 }
 
 TEST(Graph, SavedTensorsAreFreedAsBackwardPasses) {
-  const Device device = Device::cpu();
-  RankContext context(device);
-  RankContext::Scope scope(context);
+  OwnDevice own;
   constexpr std::int64_t kBytes = 8 * 1000;
   constexpr int kLayers = 10;
   const Tensor x = leaf({1000});
@@ -154,26 +151,23 @@ TEST(Graph, SavedTensorsAreFreedAsBackwardPasses) {
   Tensor loss = sum(y);
   y = Tensor();
   // The leaf and every layer's saved output.
-  EXPECT_EQ(device.memory().current_total, (1 + kLayers) * kBytes + 8);
-  Device handle = device;
-  handle.reset_peak_memory();
+  EXPECT_EQ(own.device.memory().current_total, (1 + kLayers) * kBytes + 8);
+  own.device.reset_peak_memory();
   loss.backward();
   // At the last layer: all saved tensors, the gradients of its output and of
   // its input, the loss; each further layer has one saved tensor fewer.
-  EXPECT_EQ(device.memory().peak_total, (1 + kLayers + 2) * kBytes + 8);
+  EXPECT_EQ(own.device.memory().peak_total, (1 + kLayers + 2) * kBytes + 8);
   // The leaf and its gradient; the loss.
-  EXPECT_EQ(device.memory().current_total, 2 * kBytes + 8);
+  EXPECT_EQ(own.device.memory().current_total, 2 * kBytes + 8);
 }
 
 TEST(Graph, RetainingKeepsWhatIsSaved) {
-  const Device device = Device::cpu();
-  RankContext context(device);
-  RankContext::Scope scope(context);
+  const OwnDevice own;
   const Tensor x = leaf({1000});
   const Tensor loss = sum(exp(exp(x)));
-  const std::int64_t before = device.memory().current_total;
+  const std::int64_t before = own.device.memory().current_total;
   backward({loss}, {}, /*retain_graph=*/true);
-  EXPECT_EQ(device.memory().current_total, before + 8000);
+  EXPECT_EQ(own.device.memory().current_total, before + 8000);
 }
 
 TEST(NoGrad, AndDetachCutTheGraph) {
@@ -252,9 +246,8 @@ TEST(ReachableLeaves, AreThoseThatNeedAGradientEachOnce) {
 
 TEST(Backward, AnErrorReachesTheCallerAndTheNextBackwardWorks) {
   const Tensor x = leaf_of({2}, {1});
-  const Tensor y = custom_function(
-      "fails", {x}, [](const Tensors& in) { return in; },
-      [](const Tensors&) -> Tensors { SB_FAIL("on purpose"); })[0];
+  const Tensor y = with_backward(
+      x, [](const Tensors&) -> Tensors { SB_FAIL("on purpose"); });
   expect_error([&] { sum(y).backward(); }, {"on purpose"});
   EXPECT_TRUE(RankContext::current().grad_enabled);
   EXPECT_EQ(RankContext::current().phase, Phase::kForward);
@@ -264,9 +257,7 @@ TEST(Backward, AnErrorReachesTheCallerAndTheNextBackwardWorks) {
 }
 
 TEST(Backward, GradientsAreBookedAsGradients) {
-  const Device device = Device::cpu();
-  RankContext context(device);
-  RankContext::Scope scope(context);
+  const OwnDevice own;
   Tensor w, b;
   {
     MemoryScope kind(MemoryKind::kParameter);
@@ -276,7 +267,7 @@ TEST(Backward, GradientsAreBookedAsGradients) {
   Tensor x = noise({5, 10});
   sum(linear(x, w, b)).backward();
   x = Tensor();
-  const MemoryStats stats = device.memory();
+  const MemoryStats stats = own.device.memory();
   EXPECT_EQ(stats.current(MemoryKind::kParameter), 8 * 220);
   EXPECT_EQ(stats.current(MemoryKind::kGradient), 8 * 220);
   EXPECT_EQ(stats.peak(MemoryKind::kGradient), 8 * 220);

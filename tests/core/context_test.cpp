@@ -14,25 +14,15 @@ namespace shardbook {
 namespace {
 
 /// Records every event.
-class Notebook : public Observer {
+class Notebook : public SeenOps {
  public:
-  void on_op_begin(const OpEvent& event) override { begun.push_back(event); }
   void on_op_end(const OpEvent& event) override { ended.push_back(event); }
   void on_allocation(const AllocationEvent& event) override {
     allocations.push_back(event);
     net += event.bytes;
   }
 
-  /// The events of all operations with this name.
-  double flops_of(const std::string& name) const {
-    double flops = 0;
-    for (const OpEvent& event : begun) {
-      if (event.name == name) flops += event.flops;
-    }
-    return flops;
-  }
-
-  std::vector<OpEvent> begun, ended;
+  std::vector<OpEvent> ended;
   std::vector<AllocationEvent> allocations;
   std::int64_t net = 0;
 
@@ -220,9 +210,7 @@ TEST_F(Observed, MetaCostsWhatCpuCosts) {
     const TensorOptions f32{DType::kF32, device};
     const Tensor x = Tensor::zeros({2, 4, 12}, f32).set_requires_grad();
     const Tensor g = Tensor::full({4}, 1, f32), b = Tensor::zeros({4}, f32);
-    AttentionOptions options;
-    options.heads = 2;
-    Tensor y = attention(x, options);
+    Tensor y = attention(x, attention_of(2));
     y = layer_norm(gelu(y), g, b);
     const Tensor targets = Tensor::zeros({8}, {DType::kI64, device});
     cross_entropy(reshape(y, {8, 4}), targets).backward();
@@ -265,10 +253,9 @@ TEST_F(Observed, TheOptimizerHasAPhaseOfItsOwn) {
 
 TEST_F(Observed, ScratchOfKernelsIsWorkspace) {
   // 16-bit products widen pieces of their operands.
-  const TensorOptions bf16{DType::kBF16, Device()};
   {
     Deterministic deterministic;
-    matmul(Tensor::zeros({64, 64}, bf16), Tensor::zeros({64, 64}, bf16));
+    matmul(Tensor::zeros({64, 64}, kOfBF16), Tensor::zeros({64, 64}, kOfBF16));
   }
   std::int64_t workspace = 0, kept = 0;
   for (const AllocationEvent& event : seen.allocations) {

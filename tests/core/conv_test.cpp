@@ -137,11 +137,7 @@ TEST(Conv2d, WeightGradientsCanWait) {
 }
 
 TEST(Conv2d, IsAProductToTheCostModel) {
-  struct Events : Observer {
-    void on_op_begin(const OpEvent& event) override { seen.push_back(event); }
-    std::vector<OpEvent> seen;
-  };
-  const auto events = std::make_shared<Events>();
+  const auto events = std::make_shared<SeenOps>();
   RankContext context(Device::meta());
   const RankContext::Scope scope(context);
   const Tensor x = leaf({2, 9, 9, 3}), w = leaf({8, 3, 3, 3}, 2);
@@ -151,10 +147,10 @@ TEST(Conv2d, IsAProductToTheCostModel) {
   // Kernels with fewer operations are calibrated separately
   conv2d(wide, windows, Tensor(), 1, 1);
   context.remove_observer(events);
-  ASSERT_EQ(events->seen.size(), 2u);
-  const OpEvent& event = events->seen[0];
+  ASSERT_EQ(events->begun.size(), 2u);
+  const OpEvent& event = events->begun[0];
   EXPECT_STREQ(event.name, "conv2d");
-  EXPECT_STREQ(events->seen[1].name, "conv2d_3x3");
+  EXPECT_STREQ(events->begun[1].name, "conv2d_3x3");
   EXPECT_EQ(event.product.m, 2 * 5 * 5);
   EXPECT_EQ(event.product.n, 8);
   EXPECT_EQ(event.product.k, 27);
@@ -196,16 +192,12 @@ TEST(GlobalAvgPool2d, IsTheMeanOverPixels) {
 
 // --- Batch norm of images ----------------------------------------------------
 
-InitOptions init_of(DType dtype) {
-  InitOptions init;
-  init.dtype = dtype;
-  return init;
-}
-
 TEST(ImageNorm, AddsAndCutsInTheSamePass) {
   for (const bool training : {true, false}) {
     for (const DType dtype : {DType::kF64, DType::kF32}) {
-      BatchNorm plain(19, init_of(dtype)), fused(19, init_of(dtype));
+      InitOptions init;
+      init.dtype = dtype;
+      BatchNorm plain(19, init), fused(19, init);
       fused.relu = true;
       plain.train(training);
       fused.train(training);
@@ -230,9 +222,8 @@ TEST(ImageNorm, AddsAndCutsInTheSamePass) {
 
 TEST(ImageNorm, KeepsItsDigitsFarFromZero) {
   // Variance 1/3 around 1000: a plain sum of squares in f32 would lose it.
-  const TensorOptions f32{DType::kF32, Device()};
-  const Tensor x = noise({3000, 5}, 1, 999, 1001, f32);
-  const Tensor c = Tensor::full({5}, 1, f32);
+  const Tensor x = noise({3000, 5}, 1, 999, 1001, kOfF32);
+  const Tensor c = Tensor::full({5}, 1, kOfF32);
   const BatchNormResult ours = batch_norm_train(x, c, c, {.eps = 0});
   const Tensor wide = to_dtype(x, DType::kF64), exact = mean(wide, 0);
   expect_close(ours.mean, exact, 1e-9);
@@ -241,7 +232,7 @@ TEST(ImageNorm, KeepsItsDigitsFarFromZero) {
 
 TEST(DeferredBatchNorm, UpdatesOnceWithTheWholeBatch) {
   const Tensor x = noise({10, 4, 3}, 1, 2, 7);
-  BatchNorm whole(3, init_of(DType::kF64)), pieces(3, init_of(DType::kF64));
+  BatchNorm whole(3, f64_init()), pieces(3, f64_init());
   whole(x);
   defer_batch_norms(pieces);
   // Four were asked for; ceil(10 / 4) at a time gives 3, 3, 3, 1.
@@ -260,8 +251,8 @@ TEST(DeferredBatchNorm, UpdatesOnceWithTheWholeBatch) {
 // Two ranks with half of the batch each, one of which has two pieces.
 TEST(DeferredBatchNorm, RanksAddTheirSumsAndCommitWithTheirNumber) {
   const Tensor x = noise({12, 4, 3}, 1, 2, 7);
-  BatchNorm whole(3, init_of(DType::kF64));
-  BatchNorm one(3, init_of(DType::kF64)), other(3, init_of(DType::kF64));
+  BatchNorm whole(3, f64_init());
+  BatchNorm one(3, f64_init()), other(3, f64_init());
   whole(x);
   defer_batch_norms(one);
   defer_batch_norms(other);
@@ -283,7 +274,7 @@ TEST(DeferredBatchNorm, RanksAddTheirSumsAndCommitWithTheirNumber) {
 
 // torchgpipe stores the biased variance: n - 1 values against n.
 TEST(DeferredBatchNorm, StoresTheUnbiasedVariance) {
-  BatchNorm norm(1, init_of(DType::kF64), 1e-5, /*momentum=*/1);
+  BatchNorm norm(1, f64_init(), 1e-5, /*momentum=*/1);
   norm.deferred = true;
   norm(Tensor::from_values<double>({1, 3}, {2, 1}));
   norm(Tensor::from_values<double>({5, 7}, {2, 1}));

@@ -92,18 +92,14 @@ TEST_P(GeluMlp, EqualsItsLayers) {
 TEST_P(GeluMlp, AGraphThatIsKeptGivesTheSameGradientsAgain) {
   const Tensors x = mlp_operands(kMlpSizes[0], dtype);
   const Tensor loss = weighted_sum(in_one(x));
-  Tensors first;
-  for (int pass = 0; pass < 2; ++pass) {
+  const auto next_gradients = [&] {
+    for (const Tensor& each : x) each.clear_grad();
     autograd::backward({loss}, {}, /*retain_graph=*/true);
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      if (pass == 0) {
-        first.push_back(x[i].grad());
-      } else {
-        EXPECT_TRUE(bitwise_equal(x[i].grad(), first[i])) << i;
-      }
-      x[i].clear_grad();
-    }
-  }
+    return gradients_of(x);
+  };
+  const Tensors first = next_gradients();
+  expect_same_bits(next_gradients(), first);
+  for (const Tensor& each : x) each.clear_grad();
   // And near them with deferred weight gradients, which use other kernels
   WeightGradients store;
   const DeferWeightGradients defer(store);
@@ -171,9 +167,7 @@ TEST(GeluMlpDeferred, WeightGradientsThatWaitHaveTheSameBits) {
     EXPECT_FALSE(later[3].grad().defined());
     store.flush();
     store.pop();
-    for (std::size_t i = 0; i < now.size(); ++i) {
-      EXPECT_TRUE(bitwise_equal(now[i].grad(), later[i].grad())) << i;
-    }
+    expect_same_bits(gradients_of(now), gradients_of(later));
   }
 }
 

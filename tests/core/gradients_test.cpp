@@ -25,22 +25,54 @@ Tensor indices(const Tensor& like, const std::vector<std::int64_t>& values,
   return Tensor::from_values<std::int64_t>(values, shape, like.device());
 }
 
-AttentionOptions heads(std::int64_t n, bool causal, double dropout = 0) {
-  AttentionOptions options;
-  options.heads = n;
-  options.causal = causal;
-  options.dropout = dropout;
-  return options;
-}
-
 /// Fixed draws: differences need the same function at every call.
 struct SameDraws {
   SameDraws() : state(&RankContext::random, RandomState{5, 3, 0, {}}) {}
   ContextValue<RandomState> state;
 };
 
+using In = const Tensors&;
+
+Case product(const char* name, const Shape& a, const Shape& b,
+             bool trans_a = false, bool trans_b = false) {
+  return {
+      name, {a, b}, [=](In x) { return matmul(x[0], x[1], trans_a, trans_b); }};
+}
+
+// The last operand may be missing.
+Tensor bias_of(In x) { return x.size() > 2 ? x[2] : Tensor(); }
+
+Case layer(const char* name, const std::vector<Shape>& shapes) {
+  return {name, shapes, [](In x) { return linear(x[0], x[1], bias_of(x)); }};
+}
+
+Case conv(const char* name, const std::vector<Shape>& shapes,
+          std::int64_t stride, std::int64_t padding) {
+  return {name, shapes, [=](In x) {
+            return conv2d(x[0], x[1], bias_of(x), stride, padding);
+          }};
+}
+
+Case attends(const char* name, const std::vector<Shape>& shapes,
+             const AttentionOptions& options) {
+  return {name, shapes, [=](In x) {
+            const SameDraws draws;
+            return x.size() == 1 ? attention(x[0], options)
+                                 : attention(x[0], x[1], x[2], options);
+          }};
+}
+
+Case normalized(const char* name, const std::vector<Shape>& shapes, bool relu) {
+  return {name, shapes, [=](In x) {
+            const Tensor addend = x.size() > 3 ? x[3] : Tensor();
+            return batch_norm_train(x[0], x[1], x[2],
+                                    {.relu = relu, .addend = addend})
+                .y;
+          }};
+}
+
 std::vector<Case> cases() {
-  using In = const Tensors&;
+  const std::vector<Shape> cross = {{2, 3, 8}, {2, 5, 8}, {2, 5, 8}};
   return {
       {"Add", {{3, 5}, {3, 5}}, [](In x) { return add(x[0], x[1]); }},
       {"AddRow", {{3, 5}, {5}}, [](In x) { return add(x[0], x[1]); }},
@@ -119,40 +151,20 @@ std::vector<Case> cases() {
        [](In x) {
          return permute(x[0], {2, 0, -1, 1});
        }},
-      {"Matmul", {{3, 5}, {5, 7}}, [](In x) { return matmul(x[0], x[1]); }},
-      {"MatmulTransA",
-       {{5, 3}, {5, 7}},
-       [](In x) { return matmul(x[0], x[1], true, false); }},
-      {"MatmulTransB",
-       {{3, 5}, {7, 5}},
-       [](In x) { return matmul(x[0], x[1], false, true); }},
-      {"MatmulTransBoth",
-       {{5, 3}, {7, 5}},
-       [](In x) { return matmul(x[0], x[1], true, true); }},
-      {"MatmulBatched",
-       {{2, 3, 5}, {2, 5, 4}},
-       [](In x) { return matmul(x[0], x[1]); }},
-      {"MatmulBatchedTransBoth",
-       {{2, 5, 3}, {2, 4, 5}},
-       [](In x) { return matmul(x[0], x[1], true, true); }},
+      product("Matmul", {3, 5}, {5, 7}),
+      product("MatmulTransA", {5, 3}, {5, 7}, true, false),
+      product("MatmulTransB", {3, 5}, {7, 5}, false, true),
+      product("MatmulTransBoth", {5, 3}, {7, 5}, true, true),
+      product("MatmulBatched", {2, 3, 5}, {2, 5, 4}),
+      product("MatmulBatchedTransBoth", {2, 5, 3}, {2, 4, 5}, true, true),
+      product("MatmulVector", {1, 9}, {9, 1}),
       {"MatmulOfItself",
        {{3, 5}},
        [](In x) { return matmul(x[0], x[0], false, true); }},
-      {"MatmulVector",
-       {{1, 9}, {9, 1}},
-       [](In x) { return matmul(x[0], x[1]); }},
-      {"Linear",
-       {{4, 3}, {3, 5}, {5}},
-       [](In x) { return linear(x[0], x[1], x[2]); }},
-      {"LinearManyDims",
-       {{2, 3, 5}, {5, 2}, {2}},
-       [](In x) { return linear(x[0], x[1], x[2]); }},
-      {"LinearWithoutBias",
-       {{2, 3, 5}, {5, 2}},
-       [](In x) { return linear(x[0], x[1]); }},
-      {"LinearOfVector",
-       {{5}, {5, 3}, {3}},
-       [](In x) { return linear(x[0], x[1], x[2]); }},
+      layer("Linear", {{4, 3}, {3, 5}, {5}}),
+      layer("LinearManyDims", {{2, 3, 5}, {5, 2}, {2}}),
+      layer("LinearWithoutBias", {{2, 3, 5}, {5, 2}}),
+      layer("LinearOfVector", {{5}, {5, 3}, {3}}),
       {"Embedding",
        {{5, 70}},
        [](In x) {
@@ -170,30 +182,12 @@ std::vector<Case> cases() {
        [](In x) { return log_softmax(x[0]); },
        -3,
        3},
-      {"AttentionCausal",
-       {{2, 5, 18}},
-       [](In x) { return attention(x[0], heads(2, true)); }},
-      {"AttentionFull",
-       {{2, 5, 18}},
-       [](In x) { return attention(x[0], heads(3, false)); }},
-      {"AttentionOfOneToken",
-       {{3, 1, 6}},
-       [](In x) { return attention(x[0], heads(1, true)); }},
-      {"AttentionDropout",
-       {{2, 5, 12}},
-       [](In x) {
-         SameDraws draws;
-         return attention(x[0], heads(2, true, 0.3));
-       }},
-      {"CrossAttention",
-       {{2, 3, 8}, {2, 5, 8}, {2, 5, 8}},
-       [](In x) { return attention(x[0], x[1], x[2], heads(2, false)); }},
-      {"CrossAttentionDropout",
-       {{2, 3, 8}, {2, 5, 8}, {2, 5, 8}},
-       [](In x) {
-         SameDraws draws;
-         return attention(x[0], x[1], x[2], heads(4, false, 0.2));
-       }},
+      attends("AttentionCausal", {{2, 5, 18}}, attention_of(2)),
+      attends("AttentionFull", {{2, 5, 18}}, attention_of(3, false)),
+      attends("AttentionOfOneToken", {{3, 1, 6}}, attention_of(1)),
+      attends("AttentionDropout", {{2, 5, 12}}, attention_of(2, true, 0.3)),
+      attends("CrossAttention", cross, attention_of(2, false)),
+      attends("CrossAttentionDropout", cross, attention_of(4, false, 0.2)),
       {"Dropout",
        {{6, 7}},
        [](In x) {
@@ -224,44 +218,16 @@ std::vector<Case> cases() {
        -3,
        3},
       {"MseLoss", {{3, 5}, {3, 5}}, [](In x) { return mse_loss(x[0], x[1]); }},
-      {"BatchNormTrain",
-       {{4, 5, 3}, {3}, {3}},
-       [](In x) { return batch_norm_train(x[0], x[1], x[2], {}).y; }},
-      {"BatchNormTrainRelu",
-       {{7, 3}, {3}, {3}},
-       [](In x) {
-         return batch_norm_train(x[0], x[1], x[2], {.relu = true}).y;
-       }},
-      {"BatchNormTrainAddRelu",
-       {{7, 3}, {3}, {3}, {7, 3}},
-       [](In x) {
-         return batch_norm_train(x[0], x[1], x[2],
-                                 {.relu = true, .addend = x[3]})
-             .y;
-       }},
-      {"BatchNormTrainAdd",
-       {{7, 3}, {3}, {3}, {7, 3}},
-       [](In x) {
-         return batch_norm_train(x[0], x[1], x[2], {.addend = x[3]}).y;
-       }},
-      {"Conv1x1",
-       {{2, 3, 4, 5}, {6, 5, 1, 1}},
-       [](In x) { return conv2d(x[0], x[1]); }},
-      {"Conv1x1Strided",
-       {{2, 5, 4, 3}, {4, 3, 1, 1}},
-       [](In x) { return conv2d(x[0], x[1], Tensor(), 2); }},
-      {"Conv3x3Bias",
-       {{2, 4, 5, 3}, {4, 3, 3, 3}, {4}},
-       [](In x) { return conv2d(x[0], x[1], x[2], 1, 1); }},
-      {"Conv3x3Strided",
-       {{1, 6, 7, 2}, {3, 2, 3, 3}},
-       [](In x) { return conv2d(x[0], x[1], Tensor(), 2, 1); }},
-      {"Conv7x7Strided",
-       {{1, 9, 8, 3}, {2, 3, 7, 7}},
-       [](In x) { return conv2d(x[0], x[1], Tensor(), 2, 3); }},
-      {"ConvUneven",
-       {{2, 5, 6, 2}, {3, 2, 3, 2}},
-       [](In x) { return conv2d(x[0], x[1], Tensor(), 3, 1); }},
+      normalized("BatchNormTrain", {{4, 5, 3}, {3}, {3}}, false),
+      normalized("BatchNormTrainRelu", {{7, 3}, {3}, {3}}, true),
+      normalized("BatchNormTrainAddRelu", {{7, 3}, {3}, {3}, {7, 3}}, true),
+      normalized("BatchNormTrainAdd", {{7, 3}, {3}, {3}, {7, 3}}, false),
+      conv("Conv1x1", {{2, 3, 4, 5}, {6, 5, 1, 1}}, 1, 0),
+      conv("Conv1x1Strided", {{2, 5, 4, 3}, {4, 3, 1, 1}}, 2, 0),
+      conv("Conv3x3Bias", {{2, 4, 5, 3}, {4, 3, 3, 3}, {4}}, 1, 1),
+      conv("Conv3x3Strided", {{1, 6, 7, 2}, {3, 2, 3, 3}}, 2, 1),
+      conv("Conv7x7Strided", {{1, 9, 8, 3}, {2, 3, 7, 7}}, 2, 3),
+      conv("ConvUneven", {{2, 5, 6, 2}, {3, 2, 3, 2}}, 3, 1),
       {"MaxPool",
        {{2, 6, 5, 3}},
        [](In x) { return max_pool2d(x[0], 3, 2, 1); }},
@@ -309,7 +275,7 @@ TEST_P(Operation, GradientEqualsDifferences) {
     EXPECT_LT(
         autograd::check_gradients(
             [&](const Tensors& in) { return weighted_sum(GetParam().op(in)); },
-            operands({DType::kF64, Device()})),
+            operands(kOfF64)),
         kGradientTolerance)
         << (deterministic ? "deterministic" : "fast");
   }
@@ -317,11 +283,10 @@ TEST_P(Operation, GradientEqualsDifferences) {
 
 // Each operand alone: the others are constants and need no gradient.
 TEST_P(Operation, AGradientDoesNotDependOnWhoElseNeedsOne) {
-  const TensorOptions f64{DType::kF64, Device()};
-  const Tensors all = operands(f64);
+  const Tensors all = operands(kOfF64);
   weighted_sum(GetParam().op(all)).backward();
   for (std::size_t i = 0; i < all.size(); ++i) {
-    const Tensors one = operands(f64, /*need_grad=*/false);
+    const Tensors one = operands(kOfF64, /*need_grad=*/false);
     one[i].set_requires_grad();
     weighted_sum(GetParam().op(one)).backward();
     EXPECT_TRUE(bitwise_equal(one[i].grad(), all[i].grad())) << "operand " << i;
@@ -334,10 +299,9 @@ TEST_P(Operation, AGradientDoesNotDependOnWhoElseNeedsOne) {
 }
 
 TEST_P(Operation, RecordsNothingWithoutNeed) {
-  const TensorOptions f64{DType::kF64, Device()};
-  EXPECT_FALSE(GetParam().op(operands(f64, false)).requires_grad());
+  EXPECT_FALSE(GetParam().op(operands(kOfF64, false)).requires_grad());
   NoGrad no_grad;
-  EXPECT_FALSE(GetParam().op(operands(f64)).requires_grad());
+  EXPECT_FALSE(GetParam().op(operands(kOfF64)).requires_grad());
 }
 
 TEST_P(Operation, OnMetaHasTheSameShapesAndBytes) {
@@ -378,7 +342,7 @@ TEST_P(Operation, OtherDtypesComeNearF64) {
   auto run = [&](DType dtype) {
     // The operands of the narrow run, so that only the operation rounds.
     Tensors x;
-    for (const Tensor& operand : operands({DType::kBF16, Device()}, false)) {
+    for (const Tensor& operand : operands(kOfBF16, false)) {
       x.push_back(to_dtype(operand, dtype).set_requires_grad());
     }
     Tensors result = {GetParam().op(x)};
@@ -426,7 +390,7 @@ TEST(CheckGradients, FindsAWrongGradient) {
 }
 
 TEST(CheckGradients, WantsF64) {
-  const Tensor x = leaf({2}, 1, -1, 1, {DType::kF32, Device()});
+  const Tensor x = leaf({2}, 1, -1, 1, kOfF32);
   expect_error(
       [&] {
         autograd::check_gradients([](const Tensors& in) { return sum(in[0]); },

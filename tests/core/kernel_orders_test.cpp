@@ -17,15 +17,13 @@ namespace {
 const Shape kImages = {2, 8, 8, 16};
 const Shape kWeight = {32, 16, 3, 3};
 
-TensorOptions f32() { return {DType::kF32, Device()}; }
-
 Tensor convolve(const Tensor& x, const Tensor& weight) {
   return conv2d(x, weight, Tensor(), 1, 1);
 }
 
 /// Forward and backward of one split.
 void use(const Tensor& weight, std::uint64_t seed = 1) {
-  const Tensor x = leaf(kImages, seed, -1, 1, f32());
+  const Tensor x = leaf(kImages, seed, -1, 1, kOfF32);
   weighted_sum(convolve(x, weight)).backward();
 }
 
@@ -41,7 +39,7 @@ class KernelOrders : public testing::Test {
 };
 
 TEST_F(KernelOrders, CopiesAreKeptFromTheSecondUseUntilTheWeightIsWritten) {
-  const Tensor w = leaf(kWeight, 2, -1, 1, f32());
+  const Tensor w = leaf(kWeight, 2, -1, 1, kOfF32);
   use(w);
   EXPECT_EQ(workspace(), 0);
   use(w);
@@ -67,7 +65,7 @@ TEST_F(KernelOrders, CopiesAreKeptFromTheSecondUseUntilTheWeightIsWritten) {
 
 TEST_F(KernelOrders, CopiesEndWithTheWeight) {
   {
-    const Tensor w = leaf(kWeight, 2, -1, 1, f32());
+    const Tensor w = leaf(kWeight, 2, -1, 1, kOfF32);
     use(w), use(w);
     EXPECT_GT(workspace(), 0);
     release_storage(w);
@@ -83,7 +81,7 @@ TEST_F(KernelOrders, CopiesEndWithTheWeight) {
 TEST_F(KernelOrders, ADeviceWithACapacityKeepsNone) {
   RankContext small(Device::cpu(0, 64 << 20));
   const RankContext::Scope scope(small);
-  const Tensor w = leaf(kWeight, 2, -1, 1, f32());
+  const Tensor w = leaf(kWeight, 2, -1, 1, kOfF32);
   use(w), use(w), use(w);
   EXPECT_EQ(small.device.memory().current(MemoryKind::kWorkspace), 0);
 }
@@ -93,7 +91,7 @@ TEST_F(KernelOrders, EveryWriteIsSeen) {
     std::string name;
     std::function<void(const Tensor&)> write;
   };
-  const Tensor other = noise(kWeight, 5, -1, 1, f32());
+  const Tensor other = noise(kWeight, 5, -1, 1, kOfF32);
   const std::vector<Writer> writers = {
       {"an address", [](const Tensor& w) { w.data<float>()[7] = 3; }},
       {"copy_from", [&](const Tensor& w) { w.copy_from(other); }},
@@ -105,10 +103,10 @@ TEST_F(KernelOrders, EveryWriteIsSeen) {
       {"sgd", [](const Tensor& w) { make_optimizer("sgd", {w}, {})->step(); }},
       {"adamw",
        [](const Tensor& w) { make_optimizer("adamw", {w}, {})->step(); }}};
-  const Tensor x = noise(kImages, 1, -1, 1, f32());
+  const Tensor x = noise(kImages, 1, -1, 1, kOfF32);
   for (const Writer& writer : writers) {
     SCOPED_TRACE(writer.name);
-    const Tensor w = leaf(kWeight, 2, -1, 1, f32());
+    const Tensor w = leaf(kWeight, 2, -1, 1, kOfF32);
     use(w), use(w);
     ASSERT_GT(workspace(), 0);
     const Tensor before = convolve(x, w).detach();
@@ -121,12 +119,12 @@ TEST_F(KernelOrders, EveryWriteIsSeen) {
 }
 
 TEST_F(KernelOrders, WeightsOfOneStorageHaveCopiesOfTheirOwn) {
-  const Tensor both = noise({2, 32, 16, 3, 3}, 2, -1, 1, f32());
-  const Tensor x = noise(kImages, 1, -1, 1, f32());
+  const Tensor both = noise({2, 32, 16, 3, 3}, 2, -1, 1, kOfF32);
+  const Tensor x = noise(kImages, 1, -1, 1, kOfF32);
   for (int repeat = 0; repeat < 3; ++repeat) {
     for (const std::int64_t i : {0, 1}) {
       const Tensor w = both.flat_view(i * shape_numel(kWeight), kWeight);
-      const Tensor fresh = noise({2, 32, 16, 3, 3}, 2, -1, 1, f32())
+      const Tensor fresh = noise({2, 32, 16, 3, 3}, 2, -1, 1, kOfF32)
                                .flat_view(i * shape_numel(kWeight), kWeight);
       EXPECT_TRUE(bitwise_equal(convolve(x, w), convolve(x, fresh)));
     }
@@ -142,7 +140,7 @@ Tensor gradient_of(const Tensor& weight, std::uint64_t seed) {
 }
 
 TEST_F(KernelOrders, GradientsAddUpWithTheBitsOfRowMajorOnes) {
-  const Tensor w = leaf(kWeight, 2, -1, 1, f32());
+  const Tensor w = leaf(kWeight, 2, -1, 1, kOfF32);
   const Tensor sum_of_three = gradient_of(w, 1);
   add_into(sum_of_three, gradient_of(w, 2));
   add_into(sum_of_three, gradient_of(w, 3));
@@ -157,9 +155,9 @@ TEST_F(KernelOrders, GradientsAddUpWithTheBitsOfRowMajorOnes) {
 }
 
 TEST_F(KernelOrders, AWeightUsedTwiceAddsItsGradients) {
-  const Tensor w = leaf(kWeight, 2, -1, 1, f32());
-  const Tensor x = noise(kImages, 1, -1, 1, f32());
-  const Tensor y = noise(kImages, 2, -1, 1, f32());
+  const Tensor w = leaf(kWeight, 2, -1, 1, kOfF32);
+  const Tensor x = noise(kImages, 1, -1, 1, kOfF32);
+  const Tensor y = noise(kImages, 2, -1, 1, kOfF32);
   add(sum(convolve(x, w)), sum(convolve(y, w))).backward();
   const Tensor twice = w.grad();
   w.clear_grad();
@@ -169,9 +167,9 @@ TEST_F(KernelOrders, AWeightUsedTwiceAddsItsGradients) {
 }
 
 TEST_F(KernelOrders, AGradientIsAWeightLikeAnyOther) {
-  const Tensor w = leaf(kWeight, 2, -1, 1, f32());
+  const Tensor w = leaf(kWeight, 2, -1, 1, kOfF32);
   use(w);
-  const Tensor x = noise(kImages, 1, -1, 1, f32());
+  const Tensor x = noise(kImages, 1, -1, 1, kOfF32);
   const Tensor y = convolve(x, w.grad());
   EXPECT_TRUE(bitwise_equal(y, convolve(x, gradient_of(w, 1))));
 }
@@ -179,8 +177,8 @@ TEST_F(KernelOrders, AGradientIsAWeightLikeAnyOther) {
 // If channels do not fill oneDNN's blocks, copies are larger than the weight,
 // and gradients are row-major from the start.
 TEST_F(KernelOrders, OddNumbersOfChannels) {
-  const Tensor w = leaf({9, 5, 3, 3}, 2, -1, 1, f32());
-  const Tensor x = leaf({2, 7, 10, 5}, 1, -1, 1, f32());
+  const Tensor w = leaf({9, 5, 3, 3}, 2, -1, 1, kOfF32);
+  const Tensor x = leaf({2, 7, 10, 5}, 1, -1, 1, kOfF32);
   Tensor first;
   for (int repeat = 0; repeat < 3; ++repeat) {
     w.clear_grad(), x.clear_grad();

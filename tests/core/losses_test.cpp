@@ -76,7 +76,7 @@ TEST(CrossEntropy, IsStableForLargeLogits) {
 }
 
 TEST(CrossEntropy, OfSixteenBitsIsF32) {
-  const Tensor logits = leaf({4, 300}, 1, -3, 3, {DType::kBF16, Device()});
+  const Tensor logits = leaf({4, 300}, 1, -3, 3, kOfBF16);
   const Tensor targets = targets_of({0, 299, 5, 7});
   const Tensor loss = cross_entropy(logits, targets);
   EXPECT_EQ(loss.dtype(), DType::kF32);

@@ -80,16 +80,14 @@ TEST(Module, NamesParametersInOrderAndTiesOnce) {
 }
 
 TEST(Module, ParametersAreBookedAndNeedGradients) {
-  const Device device = Device::cpu();
-  RankContext context(device);
-  RankContext::Scope scope(context);
+  const OwnDevice own;
   Net net;
   for (const Tensor& p : net.parameters()) EXPECT_TRUE(p.requires_grad());
   for (const Tensor& p : net.buffers()) EXPECT_FALSE(p.requires_grad());
-  EXPECT_EQ(device.memory().current(MemoryKind::kParameter),
+  EXPECT_EQ(own.device.memory().current(MemoryKind::kParameter),
             8 * (net.num_parameters() + 6));
-  EXPECT_EQ(device.memory().current_total,
-            device.memory().current(MemoryKind::kParameter));
+  EXPECT_EQ(own.device.memory().current_total,
+            own.device.memory().current(MemoryKind::kParameter));
 }
 
 TEST(Module, AClonesTensorsAreTheSame) {
@@ -206,8 +204,8 @@ TEST(LoadValues, CopiesByNameAndConverts) {
   std::vector<NamedTensor> values_of;
   for (const auto& named : {net.named_parameters(), net.named_buffers()}) {
     for (const NamedTensor& entry : named) {
-      values_of.push_back({entry.name, Tensor::full(entry.tensor.shape(), 0.5,
-                                                    {DType::kF32, Device()})});
+      values_of.push_back(
+          {entry.name, Tensor::full(entry.tensor.shape(), 0.5, kOfF32)});
     }
   }
   values_of.push_back({"unknown", noise({3})});

@@ -134,33 +134,17 @@ TEST(Products, AnEmptyBatchHasZeroGradients) {
 }
 
 TEST(Products, RefuseWhatDoesNotFit) {
-  expect_error(
-      [] {
-        matmul(noise({2, 3}), noise({2, 3}));
-      },
-      {"[2, 3]", "do not fit"});
-  expect_error([] { matmul(noise({2, 3}), noise({2, 3, 4})); }, {"[2, 3, 4]"});
-  expect_error(
-      [] {
-        matmul(noise({2, 2, 3}), noise({3, 3, 4}));
-      },
-      {"[2, 2, 3]", "[3, 3, 4]"});
-  expect_error([] { matmul(noise({3}), noise({3, 1})); }, {"[3]"});
-  expect_error(
-      [] {
-        linear(noise({2, 3}), noise({4, 5}));
-      },
-      {"[2, 3]", "[4, 5]"});
-  expect_error(
-      [] {
-        linear(noise({2, 3}), noise({3, 5}), noise({3}));
-      },
-      {"bias [3]", "[3, 5]"});
-  expect_error(
-      [] {
-        linear(noise({2, 3}), noise({3, 5}), to_dtype(noise({5}), DType::kF32));
-      },
-      {"linear", "f32", "f64"});
+  const Tensor x = noise({2, 3}), w = noise({3, 5}), other = noise({4, 5});
+  const Tensor pages = noise({2, 3, 4}), two = noise({2, 2, 3}),
+               three = noise({3, 3, 4});
+  const Tensor three_long = noise({3}), b = to_dtype(noise({5}), DType::kF32);
+  expect_error([&] { matmul(x, x); }, {"[2, 3]", "do not fit"});
+  expect_error([&] { matmul(x, pages); }, {"[2, 3, 4]"});
+  expect_error([&] { matmul(two, three); }, {"[2, 2, 3]", "[3, 3, 4]"});
+  expect_error([&] { matmul(three_long, noise({3, 1})); }, {"[3]"});
+  expect_error([&] { linear(x, other); }, {"[2, 3]", "[4, 5]"});
+  expect_error([&] { linear(x, w, three_long); }, {"bias [3]", "[3, 5]"});
+  expect_error([&] { linear(x, w, b); }, {"linear", "f32", "f64"});
 }
 
 TEST(Operations, OnIntegersAreRefusedWhereTheyMakeNoSense) {

@@ -202,15 +202,14 @@ TEST(Optimizer, GradScaleIsAFactorOfTheGradient) {
 
 // Steps too small for bf16 add up in the master copy.
 TEST(MasterCopies, KeepWhatSixteenBitsLose) {
-  const TensorOptions bf16{DType::kBF16, Device()};
   auto after = [&](bool master) {
-    const Tensor w = Tensor::full({4}, 1, bf16).set_requires_grad();
+    const Tensor w = Tensor::full({4}, 1, kOfBF16).set_requires_grad();
     OptimizerOptions o;
     o.lr = 1.0 / 1024;
     const auto optimizer = make_optimizer("sgd", {w}, o);
     if (master) optimizer->keep_master_copies();
     for (int i = 0; i < 32; ++i) {
-      optimizer->step_one(0, Tensor::full({4}, 1, bf16));
+      optimizer->step_one(0, Tensor::full({4}, 1, kOfBF16));
     }
     if (master) {
       EXPECT_EQ(values(optimizer->slots()[0].master),

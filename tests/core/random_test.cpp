@@ -19,7 +19,7 @@ TEST(Filling, FlatPiecesOfAParameterAreShards) {
 
 TEST(Filling, DependsOnSeedStreamAndNothingElse) {
   auto draw = [](std::uint64_t seed, const std::string& name) {
-    const Tensor x = Tensor::empty({100}, {DType::kF64, Device()});
+    const Tensor x = Tensor::empty({100}, kOfF64);
     fill_normal(x, seed, stream_of(name), 0, 1);
     return x;
   };
@@ -84,9 +84,7 @@ TEST(Dropout, OfABatchSliceEqualsTheRowsOfTheGlobalBatch) {
 }
 
 TEST(Dropout, OfAttentionEqualsTheRowsOfTheGlobalBatch) {
-  AttentionOptions options;
-  options.heads = 2;
-  options.dropout = 0.4;
+  const AttentionOptions options = attention_of(2, true, 0.4);
   Deterministic deterministic;
   const Tensor qkv = leaf({6, 5, 12});
   const Tensor whole = drawn({0, 1}, [&] { return attention(qkv, options); });
@@ -153,9 +151,7 @@ TEST(Dropout, OfAShardEqualsThatPartOfOneDevicesTensor) {
 }
 
 TEST(Dropout, OfAShardOfHeadsEqualsTheirPartOfOneDevicesHeads) {
-  AttentionOptions options;
-  options.heads = 4;
-  options.dropout = 0.4;
+  const AttentionOptions options = attention_of(4, true, 0.4);
   Deterministic deterministic;
   const Tensor qkv = noise({2, 5, 24}, 1, -1, 1);
   const Tensor whole = drawn({1, 3}, [&] { return attention(qkv, options); });
@@ -192,7 +188,7 @@ TEST(Dropout, DependsOnStepOperationAndSeed) {
 }
 
 TEST(Dropout, KeepsTheMean) {
-  const Tensor x = Tensor::full({100000}, 1, {DType::kF64, Device()});
+  const Tensor x = Tensor::full({100000}, 1, kOfF64);
   EXPECT_NEAR(mean(dropout(x, 0.25)).item(), 1, 0.008);
   EXPECT_TRUE(dropout(x, 0).is_same(x));
   expect_error([&] { dropout(x, 1); }, {"1", "below 1"});
@@ -209,9 +205,7 @@ Tensors network(const Tensor& tokens, const Tensor& targets, DType dtype) {
   const Tensor b = leaf({144}, 3, -1, 1, like);
   const Tensor g = leaf({48}, 4, 0.5, 1.5, like);
   const Tensor be = leaf({48}, 5, -1, 1, like);
-  AttentionOptions options;
-  options.heads = 4;
-  options.dropout = 0.1;
+  const AttentionOptions options = attention_of(4, true, 0.1);
   Tensor h = layer_norm(embedding(table, tokens), g, be);
   h = add(h, dropout(attention(linear(h, w, b), options), 0.1));
   h = batch_norm_train(reshape(h, {-1, 48}), g, be, {}).y;
@@ -254,10 +248,9 @@ TEST(Threads, TheirNumberDoesNotChangeABit) {
 
 TEST(DeterministicMode, LinearLayersAreCutAnywhere) {
   Deterministic deterministic;
-  const TensorOptions f32{DType::kF32, Device()};
-  const Tensor x = noise({24, 40}, 1, -1, 1, f32);
-  const Tensor w = noise({40, 36}, 2, -1, 1, f32);
-  const Tensor b = noise({36}, 3, -1, 1, f32);
+  const Tensor x = noise({24, 40}, 1, -1, 1, kOfF32);
+  const Tensor w = noise({40, 36}, 2, -1, 1, kOfF32);
+  const Tensor b = noise({36}, 3, -1, 1, kOfF32);
   const Tensor whole = linear(x, w, b);
   EXPECT_TRUE(
       bitwise_equal(linear(slice(x, 0, 5, 11), w, b), slice(whole, 0, 5, 11)));
@@ -267,11 +260,10 @@ TEST(DeterministicMode, LinearLayersAreCutAnywhere) {
 
 TEST(DeterministicMode, ABlockOfRowsIsIndependentOfTheOthers) {
   Deterministic deterministic;
-  const TensorOptions f32{DType::kF32, Device()};
-  const Tensor x = noise({6, 9, 24}, 1, -1, 1, f32);
-  const Tensor g = noise({24}, 2, 0.5, 1, f32), b = noise({24}, 3, -1, 1, f32);
-  AttentionOptions options;
-  options.heads = 2;
+  const Tensor x = noise({6, 9, 24}, 1, -1, 1, kOfF32);
+  const Tensor g = noise({24}, 2, 0.5, 1, kOfF32),
+               b = noise({24}, 3, -1, 1, kOfF32);
+  const AttentionOptions options = attention_of(2);
   auto rows = [&](const Tensor& in) {
     return attention(softmax(gelu(layer_norm(in, g, b))), options);
   };

@@ -35,10 +35,7 @@ TEST(Recompute, GivesTheSameBitsAlsoWithDropout) {
     weighted_sum(z).backward();
     return Tensors{z.detach(), w.grad(), b.grad(), x.grad()};
   };
-  const Tensors plain = gradients(false), again = gradients(true);
-  for (std::size_t i = 0; i < plain.size(); ++i) {
-    EXPECT_TRUE(bitwise_equal(plain[i], again[i])) << i;
-  }
+  expect_same_bits(gradients(false), gradients(true));
 }
 
 // Draws between forward and backward must not change the masks.
@@ -62,7 +59,7 @@ TEST(Recompute, BringsBackTheRandomStateOfTheForward) {
 // input alone would silently lose the parameters' gradients.
 TEST(Recompute, WorksOnInputsThatNeedNoGradient) {
   const Tensor w = leaf_of({3}, {1});
-  const Tensor x = Tensor::full({1}, 2, {DType::kF64, Device()});
+  const Tensor x = Tensor::full({1}, 2, kOfF64);
   const Tensor y = recompute(
       [&](const Tensors& in) { return Tensors{mul(in[0], w)}; }, {x})[0];
   EXPECT_TRUE(y.requires_grad());
@@ -95,9 +92,7 @@ TEST(Recompute, WithSeveralInputsAndOutputs) {
     weighted_sum(mul(y[0], y[1])).backward();
     return Tensors{a.grad(), b.grad()};
   };
-  const Tensors plain = gradients(false), again = gradients(true);
-  EXPECT_TRUE(bitwise_equal(plain[0], again[0]));
-  EXPECT_TRUE(bitwise_equal(plain[1], again[1]));
+  expect_same_bits(gradients(false), gradients(true));
 }
 
 TEST(Recompute, Nests) {
@@ -127,9 +122,7 @@ TEST(Recompute, Nests) {
   EXPECT_EQ(runs, 3);
   for (const auto& [outer, nested, expected_runs] :
        {std::tuple(true, false, 6), {false, true, 6}, {true, true, 9}}) {
-    const Tensors again = gradients(outer, nested);
-    EXPECT_TRUE(bitwise_equal(plain[0], again[0]));
-    EXPECT_TRUE(bitwise_equal(plain[1], again[1]));
+    expect_same_bits(gradients(outer, nested), plain);
     EXPECT_EQ(runs, expected_runs);
   }
 }
@@ -183,26 +176,22 @@ TEST(Recompute, HooksOfParametersRunInItsBackward) {
 }
 
 TEST(Recompute, KeepsOnlyTheInput) {
-  const Device device = Device::cpu();
-  RankContext context(device);
-  RankContext::Scope scope(context);
+  const OwnDevice own;
   const Body body = [](const Tensors& in) {
     return Tensors{exp(exp(exp(scale(in[0], 0.1))))};
   };
   auto kept = [&](bool again) {
-    const std::int64_t before = device.memory().current_total;
+    const std::int64_t before = own.device.memory().current_total;
     const Tensor x = leaf({1000});
     const Tensor y = again ? recompute(body, {x})[0] : body({x})[0];
-    return device.memory().current_total - before;
+    return own.device.memory().current_total - before;
   };
   EXPECT_EQ(kept(false), 4 * 8000);  // x and three outputs
   EXPECT_EQ(kept(true), 2 * 8000);   // x and the last
 }
 
 TEST(Recompute, BooksTheGradientOfItsInputAsActivation) {
-  const Device device = Device::cpu();
-  RankContext context(device);
-  RankContext::Scope scope(context);
+  const OwnDevice own;
   Tensor w;
   {
     MemoryScope kind(MemoryKind::kParameter);
@@ -214,7 +203,7 @@ TEST(Recompute, BooksTheGradientOfItsInputAsActivation) {
       {h})[0];
   sum(h).backward();
   // One gradient of w in the block and one before it, until they are added.
-  EXPECT_LE(device.memory().peak(MemoryKind::kGradient), 2 * 800);
+  EXPECT_LE(own.device.memory().peak(MemoryKind::kGradient), 2 * 800);
 }
 
 TEST(Recompute, ARetainedGraphRunsAgain) {
@@ -240,19 +229,14 @@ TEST(Recompute, AnErrorInTheSecondRunReachesTheCaller) {
 
 TEST(Recompute, BatchNormCountsABatchOnce) {
   auto run_once = [](bool again) {
-    InitOptions init;
-    init.dtype = DType::kF64;
-    BatchNorm norm(3, init);
+    BatchNorm norm(3, f64_init());
     const Tensor x = leaf({8, 2, 3});
     const Body body = [&](const Tensors& in) { return Tensors{norm(in[0])}; };
     weighted_sum(run(body, {x}, again)[0]).backward();
     return Tensors{norm.running_mean, norm.running_var, norm.weight.grad(),
                    norm.bias.grad(), x.grad()};
   };
-  const Tensors plain = run_once(false), again = run_once(true);
-  for (std::size_t i = 0; i < plain.size(); ++i) {
-    EXPECT_TRUE(bitwise_equal(plain[i], again[i])) << i;
-  }
+  expect_same_bits(run_once(false), run_once(true));
 }
 
 }  // namespace

@@ -28,11 +28,8 @@ TEST(Shape, RefusesNegativeSizesAndOverflow) {
 
 TEST(Shape, BytesThatOverflowAreRefused) {
   // 2^61 elements can be counted, but not their bytes.
-  expect_error(
-      [] {
-        Tensor::empty({1LL << 61}, {DType::kF64, Device()});
-      },
-      {"[2305843009213693952]"});
+  expect_error([] { Tensor::empty({1LL << 61}, kOfF64); },
+               {"[2305843009213693952]"});
   expect_error(
       [] {
         Tensor::empty({1LL << 61}, {DType::kF64, Device::meta()});
@@ -128,7 +125,7 @@ TEST(Tensor, HandlesShareAndClonesDoNot) {
 }
 
 TEST(Views, RowsAndFlatViewsShareTheArray) {
-  const Tensor x = Tensor::arange(12, {DType::kF64, Device()});
+  const Tensor x = Tensor::arange(12, kOfF64);
   const Tensor m = reshape(x, {4, 3});
   const Tensor rows = m.rows_view(1, 3);
   EXPECT_EQ(rows.shape(), (Shape{2, 3}));
@@ -199,7 +196,7 @@ TEST(SetData, TakesAnotherShapeOfTheSameNumberOfElements) {
                {"f32[5]", "f32[2, 3]"});
   expect_error(
       [&] {
-        set_data(w, Tensor::zeros({2, 3}, {DType::kF64, Device()}));
+        set_data(w, Tensor::zeros({2, 3}, kOfF64));
       },
       {"f64", "f32"});
 }

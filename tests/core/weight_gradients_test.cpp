@@ -17,9 +17,7 @@ Tensor weight(const Shape& shape, std::uint64_t seed) {
   return make_parameter("w", shape, 1, init);
 }
 
-Tensor input(std::uint64_t seed) {
-  return leaf({5, 4}, seed, -1, 1, {DType::kF32, Device()});
-}
+Tensor input(std::uint64_t seed) { return leaf({5, 4}, seed, -1, 1, kOfF32); }
 
 struct Model {
   Tensor w1 = weight({4, 6}, 1), b1 = weight({6}, 2), w2 = weight({6, 4}, 3);
@@ -55,9 +53,7 @@ TEST(WeightGradientsTest, WaitAndAreTheSameBits) {
   EXPECT_FALSE(later.w1.grad().defined());
   EXPECT_EQ(store.size(), 3u);
   while (!store.empty()) store.pop();
-  for (std::size_t i = 0; i < 4; ++i) {
-    EXPECT_TRUE(bitwise_equal(now.all()[i].grad(), later.all()[i].grad())) << i;
-  }
+  expect_same_bits(gradients_of(now.all()), gradients_of(later.all()));
 }
 
 TEST(WeightGradientsTest, HooksRunWhenAWeightIsAccumulated) {
@@ -77,8 +73,7 @@ TEST(WeightGradientsTest, HooksRunWhenAWeightIsAccumulated) {
 
 // A leaf booked as an activation is a stage's input: its sender waits.
 TEST(WeightGradientsTest, InputsNeverWait) {
-  const Tensor a = input(1),
-               b = leaf({4, 3}, 2, -1, 1, {DType::kF32, Device()});
+  const Tensor a = input(1), b = leaf({4, 3}, 2, -1, 1, kOfF32);
   WeightGradients store;
   const DeferWeightGradients scope(store);
   autograd::backward({sum(matmul(a, b))});

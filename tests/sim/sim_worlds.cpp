@@ -3,6 +3,7 @@
 #include "sim/fiber_world.h"
 #include "tests/comm/worlds.h"
 #include "tests/sim/sim_support.h"
+#include "tests/support/on_ranks.h"
 
 namespace shardbook::test {
 namespace {
@@ -11,14 +12,9 @@ using Start =
     std::function<void(int, const std::function<void(ProcessGroup&)>&)>;
 
 World world(const std::string& name, const Start& start) {
-  return {
-      name, [start](int world_size, const RankBody& body) {
-        std::vector<std::string> results(static_cast<std::size_t>(world_size));
-        start(world_size, [&](ProcessGroup& group) {
-          results[static_cast<std::size_t>(group.rank())] = body(group);
-        });
-        return results;
-      }};
+  return {name, [start](int world_size, const RankBody& body) {
+            return by_rank(world_size, start, body);
+          }};
 }
 
 }  // namespace
