@@ -5,13 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <numeric>
 
 #include "comm/algorithms/halving_doubling.h"
 #include "comm/algorithms/ring.h"
 #include "comm/algorithms/tree.h"
+#include "tests/support/files.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::algorithms {
@@ -171,8 +170,8 @@ std::string predicted_row(int ranks, std::int64_t bytes, const char* size) {
 }
 
 TEST(CostCards, AreThoseOfThePage) {
-  std::ifstream file(SHARDBOOK_ROOT "/comm/algorithms/README.md");
-  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  const std::string page =
+      read_bytes(SHARDBOOK_ROOT "/comm/algorithms/README.md");
   std::string rows;
   for (const int ranks : {6, 8, 64}) {
     rows += predicted_row(ranks, 1 << 10, "1 KiB");

@@ -9,13 +9,13 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "comm/processes.h"
 #include "core/check.h"
 #include "core/tensor.h"
 #include "tests/comm/mismatch_cases.h"
+#include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook {
@@ -43,8 +43,7 @@ class GlooFailure : public ::testing::Test {
             try {
               body(world);
             } catch (const std::exception& error) {
-              std::ofstream(folder / std::to_string(world.rank()))
-                  << error.what();
+              write_bytes(folder / std::to_string(world.rank()), error.what());
               throw;
             }
             return "";
@@ -57,8 +56,7 @@ class GlooFailure : public ::testing::Test {
   }
 
   std::string said_by(int rank) const {
-    std::ifstream in(folder_ / std::to_string(rank));
-    return {std::istreambuf_iterator<char>(in), {}};
+    return read_bytes(folder_ / std::to_string(rank));
   }
 
   void TearDown() override {

@@ -2,12 +2,11 @@
 
 #include "core/xtensor.h"
 
-#include <fstream>
-#include <iterator>
 #include <xtensor/xindex_view.hpp>
 #include <xtensor/xmanipulation.hpp>
 
 #include "tests/core/support.h"
+#include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook {
@@ -79,7 +78,7 @@ std::string npy(const std::string& type, const std::string& shape,
 class Npy : public testing::Test {
  protected:
   Tensor load(const std::string& bytes) {
-    std::ofstream(path, std::ios::binary) << bytes;
+    write_bytes(path, bytes);
     return load_npy(path);
   }
   const TempFolder folder;
@@ -101,8 +100,7 @@ TEST_F(Npy, EveryTypeComesBack) {
 
 TEST_F(Npy, WritesWhatNumPyReads) {
   save_npy(path, Tensor::from_values<std::int32_t>({1, 2}, {1, 2}));
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  const std::string bytes = read_bytes(path);
   EXPECT_EQ(bytes.substr(0, 8), std::string("\x93NUMPY\1\0", 8));
   EXPECT_EQ((bytes.size() - 8) % 64, 0u);  // two values after the header
   EXPECT_NE(bytes.find("{'descr': '<i4', 'fortran_order': False, "

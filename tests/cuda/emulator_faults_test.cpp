@@ -12,7 +12,10 @@ using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
 
-class Faults : public OverSeeds {};
+class Faults : public OverSeeds {
+ protected:
+  const Device<int> out{std::vector<int>(64)};
+};
 INSTANTIATE_TEST_SUITE_P(Seeds, Faults, testing::Values(0, 1, 2, 3));
 
 // Each thread gives its number to the next one. Without a barrier, the next one
@@ -27,7 +30,6 @@ __global__ void pass_on(int* out) {
 }
 
 TEST_P(Faults, MissingBarrierIsCaught) {
-  const Device<int> out(std::vector<int>(64));
   EXPECT_EQ(run("pass_on", 1, 64, pass_on<true>, out.data()), "");
   // Whether it reads too early or too late depends on who goes first.
   EXPECT_THAT(run("pass_on", 1, 64, pass_on<false>, out.data()),
@@ -47,7 +49,6 @@ __global__ void write_twice(int* out) {
 }
 
 TEST_P(Faults, RaceNamesBothThreadsAndTheElement) {
-  const Device<int> out(std::vector<int>(64));
   const std::string text = run("write_twice", 2, 64, write_twice, out.data());
   EXPECT_THAT(text, AllOf(HasSubstr("race: it writes element "),
                           HasSubstr("which thread "),
@@ -74,7 +75,6 @@ __global__ void rounds(int* out) {
 }
 
 TEST_P(Faults, WritingToWhatAnotherStillReadsIsARace) {
-  const Device<int> out(std::vector<int>(64));
   EXPECT_EQ(run("rounds", 1, 64, rounds<true>, out.data()), "");
   EXPECT_THAT(run("rounds", 1, 64, rounds<false>, out.data()),
               HasSubstr("race: it "));
@@ -90,7 +90,6 @@ __global__ void pass_on_in_warp(int* out) {
 }
 
 TEST_P(Faults, ShuffleOrdersNoMemory) {
-  const Device<int> out(std::vector<int>(64));
   EXPECT_THAT(run("warp", 1, 64, pass_on_in_warp, out.data()),
               HasSubstr("race: it reads element "));
 }
@@ -103,7 +102,6 @@ __global__ void read_unwritten(int* out) {
 }
 
 TEST_P(Faults, ReadOfWhatNobodyWroteIsCaught) {
-  const Device<int> out(std::vector<int>(64));
   EXPECT_THAT(run("unwritten", 3, 64, read_unwritten, out.data()),
               AllOf(HasSubstr("thread 63: not written: it reads element 63"),
                     HasSubstr("no thread of the block has written")));
@@ -117,7 +115,6 @@ __global__ void index_outside(int* out, int index) {
 }
 
 TEST_P(Faults, IndexOutsideSharedArrayIsCaught) {
-  const Device<int> out(std::vector<int>(64));
   for (const int index : {64, -1}) {
     EXPECT_THAT(run("outside", 1, 64, index_outside, out.data(), index),
                 AllOf(HasSubstr("thread 5: index outside: element " +
@@ -141,7 +138,6 @@ __global__ void different_barriers(int* out) {
 }
 
 TEST_P(Faults, BarrierThatNotAllReachIsADeadlock) {
-  const Device<int> out(std::vector<int>(64));
   EXPECT_THAT(run("skip", 1, 64, skip_barrier, out.data()),
               AllOf(HasSubstr("skip: block 0, thread 0: deadlock: waits at "
                               "__syncthreads() in emulator_faults_test.cpp:"),
@@ -172,7 +168,6 @@ __global__ void shuffle_against_barrier(int* out) {
 }
 
 TEST_P(Faults, WrongShufflesAreCaught) {
-  const Device<int> out(std::vector<int>(64));
   EXPECT_THAT(run("branch", 1, 64, shuffle_in_branch, out.data()),
               AllOf(HasSubstr("deadlock: waits at __shfl_xor_sync in "),
                     HasSubstr("thread 16 does not reach: it has ended")));

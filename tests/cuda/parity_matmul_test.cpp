@@ -45,23 +45,20 @@ struct ProductSizes {
 };
 
 TEST_P(MatmulParity, SizesAndTranspositionsEqualTheCpus) {
-  const ProductSizes all[] = {{1, 1, 1}, {1, 33, 7},   {17, 1, 40},  {0, 4, 4},
-                              {5, 6, 0}, {64, 48, 96}, {65, 31, 129}};
+  const ProductSizes all[] = {{1, 1, 1},    {1, 33, 7},   {17, 1, 40},
+                              {0, 4, 4},    {5, 6, 0},    {64, 48, 96},
+                              {33, 20, 47}, {65, 31, 129}};
   for (const auto& [m, n, k] : all) {
     for (const bool trans_a : {false, true}) {
       for (const bool trans_b : {false, true}) {
-        compare(product(m, n, k, trans_a, trans_b), /*with_bias=*/false);
-        compare(product(m, n, k, trans_a, trans_b), /*with_bias=*/true);
+        for (const bool with_bias : {false, true}) {
+          MatmulArgs args = product(m, n, k, trans_a, trans_b);
+          compare(args, with_bias);
+          args.resume = true;  // adds to what is there
+          compare(args, with_bias);
+        }
       }
     }
-  }
-}
-
-TEST_P(MatmulParity, AddsToWhatIsThere) {
-  for (const bool with_bias : {false, true}) {
-    MatmulArgs args = product(33, 20, 47);
-    args.resume = true;
-    compare(args, with_bias);
   }
 }
 

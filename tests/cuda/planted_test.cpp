@@ -15,6 +15,7 @@ namespace {
 
 using testing::AllOf;
 using testing::AnyOf;
+using testing::Each;
 using testing::HasSubstr;
 
 // From now on the kernels of this library are called, for they registered last.
@@ -64,32 +65,29 @@ std::vector<std::string> transpose_failures() {
 }
 
 TEST(Planted, RightKernelIsNotAccused) {
-  for (const std::string& text : transpose_failures()) EXPECT_EQ(text, "");
+  EXPECT_THAT(transpose_failures(), Each(""));
 }
 
 TEST(Planted, MissingBarrierOfTranspositionIsCaught) {
   load("transpose_without_barrier");
-  for (const std::string& text : transpose_failures()) {
-    EXPECT_THAT(text, AllOf(HasSubstr("transpose"), HasSubstr(": block "),
-                            HasSubstr(", thread "), kRaceOrUnwritten,
-                            HasSubstr("transpose_without_barrier.cpp:")));
-  }
+  EXPECT_THAT(transpose_failures(),
+              Each(AllOf(HasSubstr("transpose"), HasSubstr(": block "),
+                         HasSubstr(", thread "), kRaceOrUnwritten,
+                         HasSubstr("transpose_without_barrier.cpp:"))));
 }
 
 TEST(Planted, RaceOfTranspositionIsCaught) {
   load("transpose_with_race");
-  for (const std::string& text : transpose_failures()) {
-    EXPECT_THAT(text, AllOf(HasSubstr("race: it writes element "),
-                            HasSubstr("wrote with no barrier in between")));
-  }
+  EXPECT_THAT(transpose_failures(),
+              Each(AllOf(HasSubstr("race: it writes element "),
+                         HasSubstr("wrote with no barrier in between"))));
 }
 
 TEST(Planted, OverrunOfTranspositionIsCaught) {
   load("transpose_with_overrun");
-  for (const std::string& text : transpose_failures()) {
-    EXPECT_THAT(text, HasSubstr("outside: it reads 0 bytes past the end of "
-                                "the 4752 bytes"));
-  }
+  EXPECT_THAT(transpose_failures(),
+              Each(HasSubstr("outside: it reads 0 bytes past the end of "
+                             "the 4752 bytes")));
 }
 
 TEST(Planted, OverrunOfRepeatIsCaught) {
@@ -100,9 +98,7 @@ TEST(Planted, OverrunOfRepeatIsCaught) {
                     x.data());
     context.synchronize();
   });
-  for (const std::string& text : all) {
-    EXPECT_THAT(text, HasSubstr("bytes past the end of the 256 bytes"));
-  }
+  EXPECT_THAT(all, Each(HasSubstr("bytes past the end of the 256 bytes")));
 }
 
 TEST(Planted, MissingBarrierOfLayerNormIsCaught) {
@@ -122,7 +118,7 @@ TEST(Planted, MissingBarrierOfLayerNormIsCaught) {
                                  dgamma.data(), dbeta.data());
     context.synchronize();
   });
-  for (const std::string& text : all) EXPECT_THAT(text, kRaceOrUnwritten);
+  EXPECT_THAT(all, Each(kRaceOrUnwritten));
 }
 
 }  // namespace

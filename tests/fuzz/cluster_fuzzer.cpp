@@ -11,12 +11,11 @@
 namespace {
 
 using shardbook::check_message;
+using shardbook::kFuzzedInput;
 using shardbook::promise;
 using shardbook::sim::Cluster;
 using shardbook::sim::DeviceSpec;
 using shardbook::sim::LinkSpec;
-
-constexpr const char* kLabel = "fuzzed-input";
 
 bool positive(double value) { return std::isfinite(value) && value > 0; }
 
@@ -51,13 +50,13 @@ void check_cluster(const Cluster& cluster) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
                                       std::size_t size) {
   try {
-    check_cluster(Cluster::from_json(
-        std::string(reinterpret_cast<const char*>(data), size), kLabel));
+    check_cluster(
+        Cluster::from_json(shardbook::text_of(data, size), kFuzzedInput));
   } catch (const shardbook::Error& error) {
     // The label, or the preset that the text extends.
     const std::string message = error.what();
     const bool is_preset = message.rfind("preset ", 0) == 0;
-    check_message(message, is_preset ? "preset " : kLabel);
+    check_message(message, is_preset ? "preset " : kFuzzedInput);
   }
   return 0;
 }

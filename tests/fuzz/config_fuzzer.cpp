@@ -17,26 +17,26 @@
 namespace {
 
 using shardbook::check_message;
+using shardbook::kFuzzedInput;
 using shardbook::promise;
+using shardbook::read_or_refuse;
 using shardbook::engine::BatchSizes;
 using shardbook::engine::DeepSpeedConfig;
 
-constexpr const char* kLabel = "fuzzed-input";
-
 void check_batch(const BatchSizes& given) {
   for (const std::int64_t dp : {1, 3, 65536}) {
-    try {
-      const BatchSizes all = resolve_batch(given, dp);
-      promise(all.micro > 0 && all.accumulation > 0);
-      promise(all.train == all.micro * all.accumulation * dp);
-    } catch (const shardbook::Error& error) {
-      check_message(error.what(), "");
-    }
+    read_or_refuse(
+        [&] {
+          const BatchSizes all = resolve_batch(given, dp);
+          promise(all.micro > 0 && all.accumulation > 0);
+          promise(all.train == all.micro * all.accumulation * dp);
+        },
+        /*max_size=*/1000, "");
   }
 }
 
 /// A line for each mistake.
-void check_messages(const std::string& messages, const char* label) {
+void check_messages(const std::string& messages, const std::string& label) {
   std::istringstream lines(messages);
   int count = 0;
   for (std::string line; std::getline(lines, line); ++count) {
@@ -80,9 +80,9 @@ void check_added_key(nlohmann::json json, std::size_t choice) {
   try {
     json[nlohmann::json::json_pointer(path)] = values[choice % values.size()];
     const std::string text = json.dump();
-    check_keys(json, "", DeepSpeedConfig::parse(text, kLabel));
+    check_keys(json, "", DeepSpeedConfig::parse(text, kFuzzedInput));
   } catch (const shardbook::Error& error) {
-    check_messages(error.what(), kLabel);
+    check_messages(error.what(), kFuzzedInput);
   } catch (const nlohmann::json::exception&) {
     // A section is no object
   }
@@ -92,32 +92,31 @@ void check_added_key(nlohmann::json json, std::size_t choice) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
                                       std::size_t size) {
-  const std::string text(reinterpret_cast<const char*>(data), size);
+  const std::string text = shardbook::text_of(data, size);
   try {
-    const auto config = DeepSpeedConfig::parse(text, kLabel);
+    const auto config = DeepSpeedConfig::parse(text, kFuzzedInput);
     const std::string written = config.to_json();
-    promise(DeepSpeedConfig::parse(written, kLabel).to_json() == written);
+    promise(DeepSpeedConfig::parse(written, kFuzzedInput).to_json() == written);
     const auto json = shardbook::json_file::parse_json(
-        shardbook::json_file::plain_json(text), kLabel);
+        shardbook::json_file::plain_json(text), kFuzzedInput);
     check_keys(json, "", config);
     const std::size_t last = size > 0 ? data[size / 2] : 0;
     check_added_key(json, 31 * size + last);
-    promise(DeepSpeedConfig::parse(config.explained(), kLabel).to_json() ==
-            written);
+    promise(
+        DeepSpeedConfig::parse(config.explained(), kFuzzedInput).to_json() ==
+        written);
     promise(config.zero.stage >= 0 && config.zero.stage <= 3);
     promise(std::isfinite(config.optimizer.params.lr));
     check_batch(config.batch);
   } catch (const shardbook::Error& error) {
-    check_messages(error.what(), kLabel);
+    check_messages(error.what(), kFuzzedInput);
   }
-  try {
-    shardbook::engine::fill_auto(text, kLabel,
+  read_or_refuse([&] {
+    shardbook::engine::fill_auto(text, kFuzzedInput,
                                  {{"/train_batch_size", {"16", "--batch"}},
                                   {"/gradient_accumulation_steps", {}},
                                   {"/optimizer/params/lr", {"0.1", "--lr"}}});
-  } catch (const shardbook::Error& error) {
-    check_message(error.what(), kLabel);
-  }
+  });
   return 0;
 }
 

@@ -3,35 +3,30 @@
 // read.
 
 #include "chapters/common/models/models.h"
-#include "core/check.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace {
 
-using shardbook::check_message;
+using shardbook::kFuzzedInput;
 using shardbook::ModelConfig;
 using shardbook::promise;
-
-constexpr const char* kLabel = "fuzzed-input";
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
                                       std::size_t size) {
-  const std::string text(reinterpret_cast<const char*>(data), size);
-  try {
-    const ModelConfig config = ModelConfig::from_json(text, kLabel);
+  const std::string text = shardbook::text_of(data, size);
+  shardbook::read_or_refuse([&] {
+    const ModelConfig config = ModelConfig::from_json(text, kFuzzedInput);
     const std::string written = config.to_json();
-    promise(ModelConfig::from_json(written, kLabel).to_json() == written);
+    promise(ModelConfig::from_json(written, kFuzzedInput).to_json() == written);
     promise(config.num_classes() > 0);
     if (config.is_image()) {
       promise(!config.depths.empty() && config.width > 0);
     } else {
       promise(config.n_layer > 0 && config.n_embd % config.n_head == 0);
     }
-  } catch (const shardbook::Error& error) {
-    check_message(error.what(), kLabel);
-  }
+  });
   return 0;
 }
 

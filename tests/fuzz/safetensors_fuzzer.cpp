@@ -4,27 +4,25 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/check.h"
 #include "core/safetensors.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/little_endian.h"
 
 namespace {
 
-using shardbook::check_message;
-using shardbook::Error;
+using shardbook::kFuzzedInput;
 using shardbook::promise;
+using shardbook::read_or_refuse;
 using shardbook::SafetensorsEntry;
 using shardbook::SafetensorsFile;
 using shardbook::SafetensorsIndex;
 
-constexpr const char* kLabel = "fuzzed-input";
-
 void read_file(const std::string& bytes) {
   // A copy of exact size lets the address sanitizer see the first byte beyond.
   std::vector<char> copy(bytes.begin(), bytes.end());
-  try {
+  read_or_refuse([&] {
     const SafetensorsFile file =
-        SafetensorsFile::view(copy.data(), copy.size(), kLabel);
+        SafetensorsFile::view(copy.data(), copy.size(), kFuzzedInput);
     std::int64_t covered = 0;
     unsigned sum = 0;
     for (const SafetensorsEntry& entry : file.entries()) {
@@ -45,36 +43,28 @@ void read_file(const std::string& bytes) {
     static volatile unsigned sink;
     sink = sum;
     (void)sink;
-  } catch (const Error& error) {
-    check_message(error.what(), kLabel);
-  }
+  });
 }
 
 void read_index(const std::string& text) {
-  try {
-    const SafetensorsIndex index =
-        shardbook::parse_safetensors_index(text.data(), text.size(), kLabel);
+  read_or_refuse([&] {
+    const SafetensorsIndex index = shardbook::parse_safetensors_index(
+        text.data(), text.size(), kFuzzedInput);
     for (const auto& [name, file] : index) {
       promise(file.find('/') == std::string::npos && !file.empty());
     }
-  } catch (const Error& error) {
-    check_message(error.what(), kLabel);
-  }
+  });
 }
 
 std::string with_length(std::size_t length, const std::string& rest) {
-  std::string result(8, '\0');
-  for (int i = 0; i < 8; ++i) {
-    result[i] = static_cast<char>(static_cast<std::uint64_t>(length) >> 8 * i);
-  }
-  return result + rest;
+  return shardbook::little_endian(length, 8) + rest;
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
                                       std::size_t size) {
-  const std::string bytes(reinterpret_cast<const char*>(data), size);
+  const std::string bytes = shardbook::text_of(data, size);
   read_file(bytes);
   read_index(bytes);
   // Mutations rarely get the length right. Here it reaches to the last brace,

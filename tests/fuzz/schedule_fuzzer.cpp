@@ -2,22 +2,20 @@
 // be replayed, drawn and written, or in an Error that names the file.
 
 #include <cmath>
+#include <optional>
 
 #include "chapters/06_1f1b/schedule_json.h"
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/replay.h"
-#include "core/check.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace {
 
-using shardbook::check_message;
+using shardbook::kFuzzedInput;
 using shardbook::promise;
 using shardbook::pipeline::Replay;
 using shardbook::pipeline::Schedule;
 namespace pipeline = shardbook::pipeline;
-
-constexpr const char* kLabel = "fuzzed-input";
 
 void use(const Schedule& schedule) {
   const Replay replay = pipeline::replay(schedule);
@@ -31,7 +29,7 @@ void use(const Schedule& schedule) {
   for (const int count : pipeline::max_versions(schedule)) promise(count >= 0);
   promise(!pipeline::draw(schedule, replay, replay.makespan / 10).empty());
   const std::string text = pipeline::to_json(schedule);
-  promise(pipeline::to_json(pipeline::schedule_from_json(text, kLabel)) ==
+  promise(pipeline::to_json(pipeline::schedule_from_json(text, kFuzzedInput)) ==
           text);
 }
 
@@ -39,15 +37,14 @@ void use(const Schedule& schedule) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
                                       std::size_t size) {
-  Schedule schedule;
-  try {
-    schedule = pipeline::schedule_from_json(
-        std::string(reinterpret_cast<const char*>(data), size), kLabel);
-  } catch (const shardbook::Error& error) {
-    check_message(error.what(), kLabel, /*max_size=*/2000);
-    return 0;
-  }
-  use(schedule);
+  std::optional<Schedule> schedule;
+  shardbook::read_or_refuse(
+      [&] {
+        schedule = pipeline::schedule_from_json(shardbook::text_of(data, size),
+                                                kFuzzedInput);
+      },
+      /*max_size=*/2000);
+  if (schedule) use(*schedule);  // which throws nothing
   return 0;
 }
 

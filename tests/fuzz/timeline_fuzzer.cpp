@@ -1,16 +1,13 @@
 // Whatever the text of a timeline is, reading it ends in a timeline that can be
 // drawn or in an Error that names its source and can be read.
 
-#include "core/check.h"
 #include "sim/timeline_json.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace {
 
-using shardbook::check_message;
+using shardbook::kFuzzedInput;
 using shardbook::promise;
-
-constexpr const char* kSource = "fuzzed-input";
 
 void check_view(const shardbook::sim::StepView& view) {
   promise(view.step_s >= 0);
@@ -34,12 +31,12 @@ void check_view(const shardbook::sim::StepView& view) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
                                       std::size_t size) {
-  try {
-    check_view(shardbook::sim::read_timeline_json(
-        std::string(reinterpret_cast<const char*>(data), size), kSource));
-  } catch (const shardbook::Error& error) {
-    check_message(error.what(), kSource, /*max_size=*/400);
-  }
+  shardbook::read_or_refuse(
+      [&] {
+        check_view(shardbook::sim::read_timeline_json(
+            shardbook::text_of(data, size), kFuzzedInput));
+      },
+      /*max_size=*/400);
   return 0;
 }
 

@@ -2,8 +2,8 @@
 // lie in the file, or in an Error that names the file and can be read.
 
 #include "chapters/common/models/token_files.h"
-#include "core/check.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/little_endian.h"
 
 namespace {
 
@@ -16,26 +16,18 @@ void read(const std::string& path, const std::string& bytes,
   // A copy of exact size lets the address sanitizer see the first byte beyond.
   const std::vector<char> copy(bytes.begin(), bytes.end());
   const std::string_view content(copy.data(), copy.size());
-  try {
-    const TokenFile file{path, content.substr(0, kTokenFileStart), copy.size(),
-                         index};
-    const TokenLayout layout = token_layout(file, "auto");
-    const auto size = static_cast<std::size_t>(layout.count) *
-                      static_cast<std::size_t>(layout.width);
-    promise(layout.offset + size == copy.size());
-    const auto ids = token_ids(path, content, layout, "auto");
-    promise(static_cast<std::int64_t>(ids.size()) == layout.count);
-  } catch (const Error& error) {
-    check_message(error.what(), "--data fuzzed");
-  }
-}
-
-std::string little_endian(std::uint64_t value, int bytes) {
-  std::string text;
-  for (int i = 0; i < bytes; ++i) {
-    text += static_cast<char>(value >> (8 * i));
-  }
-  return text;
+  read_or_refuse(
+      [&] {
+        const TokenFile file{path, content.substr(0, kTokenFileStart),
+                             copy.size(), index};
+        const TokenLayout layout = token_layout(file, "auto");
+        const auto size = static_cast<std::size_t>(layout.count) *
+                          static_cast<std::size_t>(layout.width);
+        promise(layout.offset + size == copy.size());
+        const auto ids = token_ids(path, content, layout, "auto");
+        promise(static_cast<std::int64_t>(ids.size()) == layout.count);
+      },
+      /*max_size=*/1000, "--data fuzzed");
 }
 
 std::string npy(const std::string& header, const std::string& values) {
@@ -47,7 +39,7 @@ std::string npy(const std::string& header, const std::string& values) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
                                       std::size_t size) {
-  const std::string bytes(reinterpret_cast<const char*>(data), size);
+  const std::string bytes = text_of(data, size);
   read("fuzzed.bin", bytes, std::nullopt);
   if (bytes.starts_with("MMIDIDX")) {
     read("fuzzed.bin", std::string(kBytesBesideIndex, '\0'), bytes);

@@ -5,13 +5,10 @@
 // for the emulated GPU, which the tests of every change have.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -19,6 +16,8 @@
 #include <vector>
 
 #include "core/gpus.h"
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
 
 namespace shardbook {
 namespace {
@@ -37,32 +36,17 @@ std::string root() {
   return self.parent_path().parent_path().parent_path().string();
 }
 
-struct Outcome {
-  int status = -1;
-  std::string text, errors;
+struct RunOutcome : Outcome {
+  std::string errors;
 };
 
-Outcome run(const std::string& chapter, const std::string& options) {
+RunOutcome run(const std::string& chapter, const std::string& options) {
   const std::string errors =
       testing::TempDir() + "gpu-" + std::to_string(getpid());
   const std::string command = "timeout -k 10 300 '" + root() + "/chapters/" +
                               chapter + "/ch" + chapter + "' --format json " +
                               options + " 2>'" + errors + "' </dev/null";
-  Outcome outcome;
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return outcome;
-  std::array<char, 4096> buffer;
-  for (std::size_t n = 0;
-       (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
-    outcome.text.append(buffer.data(), n);
-  }
-  const int status = pclose(pipe);
-  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  if (FILE* file = std::fopen(errors.c_str(), "r")) {
-    const std::size_t n = fread(buffer.data(), 1, buffer.size(), file);
-    outcome.errors.assign(buffer.data(), n);
-    std::fclose(file);
-  }
+  RunOutcome outcome{run_command(command), read_bytes(errors)};
   std::filesystem::remove(errors);
   return outcome;
 }
@@ -83,7 +67,7 @@ std::string shared() {
 }
 
 json report_of(const std::string& chapter, const std::string& options) {
-  const Outcome outcome = run(chapter, options);
+  const RunOutcome outcome = run(chapter, options);
   EXPECT_EQ(outcome.status, 0) << chapter << " " << options << "\n"
                                << outcome.errors << outcome.text;
   return json::parse(outcome.text, nullptr, /*allow_exceptions=*/false);
@@ -150,7 +134,7 @@ TEST_F(GpuChapters, OneDeviceLaunchesGraphs) {
   for (const std::string bad :
        {"--cuda-graphs", "--device cuda --cuda-graphs --dropout 0.1",
         "--device cuda --cuda-graphs --model resnet18"}) {
-    const Outcome outcome = run("00_single_device", bad);
+    const RunOutcome outcome = run("00_single_device", bad);
     EXPECT_EQ(outcome.status, 2) << bad;
     EXPECT_NE(outcome.errors.find("--cuda-graphs"), std::string::npos)
         << outcome.errors;
@@ -304,7 +288,7 @@ TEST_F(GpuChapters, WhatThisMachineCannotIsOneSentence) {
                   "it moves tensors of the CPU only"},
         {"--backend nccl --world-size " + more, "ranks need"},
         {std::string("--backend sim"), "has shapes and no device"}}) {
-    const Outcome outcome = run("02_ddp", "--device cuda " + options);
+    const RunOutcome outcome = run("02_ddp", "--device cuda " + options);
     EXPECT_EQ(outcome.status, 2) << options << "\n" << outcome.errors;
     EXPECT_NE(outcome.errors.find(sentence), std::string::npos)
         << outcome.errors;

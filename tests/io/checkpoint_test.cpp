@@ -12,7 +12,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-using testing::write_bytes;
 
 constexpr const char* kManifest = "model.safetensors.index.json";
 

@@ -11,9 +11,6 @@
 namespace shardbook {
 namespace {
 
-using testing::read_bytes;
-using testing::write_bytes;
-
 /// Runs a script with one argument; true when it exits with status 0.
 bool run_python(const std::string& python, const std::string& script,
                 const std::string& argument) {

@@ -15,7 +15,6 @@ using testing::file_bytes;
 using testing::file_with;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-using testing::write_bytes;
 
 SafetensorsFile read(const std::string& bytes) {
   return SafetensorsFile::view(bytes.data(), bytes.size(), "x.safetensors");
@@ -38,12 +37,18 @@ std::string one(const std::string& dtype, const std::string& shape,
   return file_with(std::string("{") + tensor(dtype, shape, offsets) + "}",
                    data_bytes);
 }
+std::string f32(const std::string& shape, const std::string& offsets,
+                std::size_t data_bytes) {
+  return one("\"F32\"", shape, offsets, data_bytes);
+}
 std::string two(const std::string& first, const std::string& second,
                 std::size_t data_bytes) {
   return file_with(std::string("{") + tensor("\"F32\"", "[1]", first) + "," +
                        tensor("\"F32\"", "[1]", second, "b") + "}",
                    data_bytes);
 }
+
+const std::string kGood = f32("[1]", "[0,4]", 4);
 
 std::vector<Malformed> malformed_files() {
   const std::string good = tensor("\"F32\"", "[1]", "[0,4]");
@@ -104,54 +109,48 @@ std::vector<Malformed> malformed_files() {
       {"DtypeIsANumber", one("32", "[1]", "[0,4]", 4),
        "dtype is the number 32"},
       {"DtypeIsEmpty", one("\"\"", "[1]", "[0,4]", 4), "empty string"},
-      {"ShapeIsAString", one("\"F32\"", "\"1\"", "[0,4]", 4),
-       "shape is the string '1'"},
-      {"ShapeHoldsAString", one("\"F32\"", "[\"1\"]", "[0,4]", 4),
+      {"ShapeIsAString", f32("\"1\"", "[0,4]", 4), "shape is the string '1'"},
+      {"ShapeHoldsAString", f32("[\"1\"]", "[0,4]", 4),
        "shape holds the string '1'"},
-      {"OffsetsAreANumber", one("\"F32\"", "[1]", "4", 4),
-       "data_offsets is the number 4"},
-      {"OneOffset", one("\"F32\"", "[1]", "[4]", 4), "has 1 numbers"},
+      {"OffsetsAreANumber", f32("[1]", "4", 4), "data_offsets is the number 4"},
+      {"OneOffset", f32("[1]", "[4]", 4), "has 1 numbers"},
       // The numbers.
-      {"NegativeShape", one("\"F32\"", "[-1]", "[0,4]", 4),
+      {"NegativeShape", f32("[-1]", "[0,4]", 4),
        "shape holds the number -1; allowed are integers from 0"},
-      {"FractionalShape", one("\"F32\"", "[1.0]", "[0,4]", 4),
+      {"FractionalShape", f32("[1.0]", "[0,4]", 4),
        "shape holds the number 1.0"},
-      {"ShapeBeyond63Bits", one("\"F32\"", "[9223372036854775808]", "[0,4]", 4),
+      {"ShapeBeyond63Bits", f32("[9223372036854775808]", "[0,4]", 4),
        "number 9223372036854775808"},
-      {"ShapeBeyond64Bits",
-       one("\"F32\"", "[18446744073709551616]", "[0,4]", 4),
+      {"ShapeBeyond64Bits", f32("[18446744073709551616]", "[0,4]", 4),
        "number 1.8446744073709552e+19"},
-      {"VolumeOverflows",
-       one("\"F32\"", "[" + largest + "," + largest + "]", "[0,4]", 4),
+      {"VolumeOverflows", f32("[" + largest + "," + largest + "]", "[0,4]", 4),
        "not a whole number of bytes up to"},
-      {"VolumeWrapsToTheRange",
-       one("\"F32\"", "[4294967296,4294967296]", "[0,0]", 0),
+      {"VolumeWrapsToTheRange", f32("[4294967296,4294967296]", "[0,0]", 0),
        "not a whole number of bytes up to"},
       {"OverflowBehindAZero",
-       one("\"F32\"", "[0," + largest + "," + largest + "]", "[0,0]", 0),
+       f32("[0," + largest + "," + largest + "]", "[0,0]", 0),
        "not a whole number of bytes up to"},
-      {"TooManyDims", one("\"F32\"", "[1" + ones + "]", "[0,4]", 4),
+      {"TooManyDims", f32("[1" + ones + "]", "[0,4]", 4),
        "more than 64 dimensions"},
-      {"NegativeOffset", one("\"F32\"", "[1]", "[-4,0]", 4),
+      {"NegativeOffset", f32("[1]", "[-4,0]", 4),
        "data_offsets holds the number -4"},
-      {"OffsetBeyond63Bits",
-       one("\"F32\"", "[1]", "[0,18446744073709551615]", 4),
+      {"OffsetBeyond63Bits", f32("[1]", "[0,18446744073709551615]", 4),
        "number 18446744073709551615"},
-      {"OffsetsBackwards", one("\"F32\"", "[1]", "[4,0]", 4), "run backwards"},
+      {"OffsetsBackwards", f32("[1]", "[4,0]", 4), "run backwards"},
       // The ranges.
-      {"RangeTooLarge", one("\"F32\"", "[1]", "[0,8]", 8),
+      {"RangeTooLarge", f32("[1]", "[0,8]", 8),
        "[0, 8] are 8 bytes, shape [1] of F32 needs 4"},
       {"RangeTooSmall", one("\"F64\"", "[1]", "[0,4]", 4), "needs 8"},
       {"UnsupportedRange", one("\"U8\"", "[3]", "[0,4]", 4), "needs 3"},
       {"HalfABytes", one("\"F4\"", "[3]", "[0,2]", 2),
        "not a whole number of bytes"},
-      {"DataCutShort", one("\"F32\"", "[2]", "[0,8]", 7),
+      {"DataCutShort", f32("[2]", "[0,8]", 7),
        "[0, 8] reach past the end of the data (7 bytes)"},
-      {"NoData", one("\"F32\"", "[2]", "[0,8]", 0), "the file is cut short"},
-      {"TrailingBytes", one("\"F32\"", "[1]", "[0,4]", 5),
+      {"NoData", f32("[2]", "[0,8]", 0), "the file is cut short"},
+      {"TrailingBytes", f32("[1]", "[0,4]", 5),
        "1 bytes follow the last tensor"},
       {"DataWithoutTensors", file_with("{}", 3), "3 bytes follow"},
-      {"HoleInFront", one("\"F32\"", "[1]", "[4,8]", 8),
+      {"HoleInFront", f32("[1]", "[4,8]", 8),
        "bytes 0 to 4 of the data, before tensor 'a', belong to no tensor"},
       {"HoleBetween", two("[0,4]", "[8,12]", 12), "bytes 4 to 8"},
       {"Overlap", two("[0,4]", "[2,6]", 6),
@@ -244,7 +243,7 @@ TEST(SafetensorsReader, UnsupportedTypesAreListedButNotHandedOut) {
 }
 
 TEST(SafetensorsReader, MissingTensorIsNamed) {
-  const SafetensorsFile file = read(one("\"F32\"", "[1]", "[0,4]", 4));
+  const SafetensorsFile file = read(kGood);
   EXPECT_FALSE(file.contains("b"));
   EXPECT_EQ(error_of([&] { file.find("b"); }),
             "x.safetensors: there is no tensor 'b' among its 1 tensors, the "
@@ -252,8 +251,7 @@ TEST(SafetensorsReader, MissingTensorIsNamed) {
 }
 
 TEST(SafetensorsReader, EntryOfAnotherFileIsRefused) {
-  const std::string bytes = one("\"F32\"", "[1]", "[0,4]", 4);
-  const SafetensorsFile file = read(bytes);
+  const SafetensorsFile file = read(kGood);
   SafetensorsEntry foreign = file.entries()[0];
   foreign.end = 100;
   EXPECT_THAT(error_of([&] { file.data(foreign); }),
@@ -299,7 +297,7 @@ TEST(SafetensorsReader, ALyingLengthCostsNothing) {
 
 TEST(SafetensorsReader, CopiesShareTheMapping) {
   const TempFolder folder;
-  write_bytes(folder / "f", one("\"F32\"", "[1]", "[0,4]", 4));
+  write_bytes(folder / "f", kGood);
   auto first =
       std::make_unique<SafetensorsFile>(SafetensorsFile::open(folder / "f"));
   const SafetensorsFile second = *first;

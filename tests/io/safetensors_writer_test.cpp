@@ -23,9 +23,7 @@ using ::testing::AllOf;
 using testing::file_bytes;
 using ::testing::HasSubstr;
 using testing::num_files;
-using testing::read_bytes;
 using ::testing::StartsWith;
-using testing::write_bytes;
 
 std::string bytes_of(const SafetensorsFile& file, const std::string& name) {
   const SafetensorsEntry& entry = file.find(name);
@@ -75,17 +73,20 @@ TEST(SafetensorsWriter, NoTensorsIsAFile) {
   EXPECT_TRUE(SafetensorsFile::open(folder / "f").entries().empty());
 }
 
+// Under any name, and aligned to its element even behind an odd one.
 TEST(SafetensorsWriter, EveryTypeAndShapeComesBack) {
   const TempFolder folder;
   const std::vector<std::vector<std::int64_t>> shapes = {
       {}, {1}, {3}, {0}, {2, 0, 3}, {2, 3, 5}, {1, 1, 1, 1, 7}};
   std::string data(1000, '\0');
   std::iota(data.begin(), data.end(), 1);
-  std::vector<SafetensorsItem> items;
+  const std::string names[] = {"a\"b\\c", "\n", std::string("z\0z", 3),
+                               "\xe6\xa2\xaf\xe5\xba\xa6"};
+  std::vector<SafetensorsItem> items = {{"odd", DType::kF16, {3}, data.data()}};
   for (const DType dtype : kAllDTypes) {
     for (const auto& shape : shapes) {
       const std::string name =
-          std::string(dtype_name(dtype)) + "." + std::to_string(items.size());
+          names[items.size() % 4] + std::to_string(items.size());
       items.push_back({name, dtype, shape, data.data() + items.size()});
     }
   }
@@ -100,38 +101,11 @@ TEST(SafetensorsWriter, EveryTypeAndShapeComesBack) {
     const SafetensorsEntry& entry = file.find(item.name);
     EXPECT_EQ(entry.dtype, item.dtype);
     EXPECT_EQ(entry.shape, item.shape);
+    const auto address = reinterpret_cast<std::uintptr_t>(file.data(entry));
+    EXPECT_EQ(address % dtype_bytes(entry.dtype), 0u) << entry.name;
     const std::string bytes = bytes_of(file, item.name);
     EXPECT_EQ(std::memcmp(bytes.data(), item.data, bytes.size()), 0);
   }
-}
-
-TEST(SafetensorsWriter, EveryTensorIsAlignedToItsElement) {
-  const TempFolder folder;
-  const std::string data(64, 'd');
-  std::vector<SafetensorsItem> items;
-  for (const DType dtype : {DType::kF16, DType::kF32, DType::kBF16, DType::kI64,
-                            DType::kI32, DType::kF64}) {
-    items.push_back({dtype_name(dtype), dtype, {3}, data.data()});
-  }
-  write_safetensors(folder / "f", items);
-  const SafetensorsFile file = SafetensorsFile::open(folder / "f");
-  for (const SafetensorsEntry& entry : file.entries()) {
-    const auto address = reinterpret_cast<std::uintptr_t>(file.data(entry));
-    EXPECT_EQ(address % dtype_bytes(entry.dtype), 0u) << entry.name;
-  }
-}
-
-TEST(SafetensorsWriter, NamesMayHoldAnyText) {
-  const TempFolder folder;
-  const std::string names[] = {"a\"b\\c", "\n", std::string("z\0z", 3),
-                               "\xe6\xa2\xaf\xe5\xba\xa6"};
-  std::vector<SafetensorsItem> items;
-  for (const std::string& name : names) {
-    items.push_back({name, DType::kF32, {0}, nullptr});
-  }
-  write_safetensors(folder / "f", items);
-  const SafetensorsFile file = SafetensorsFile::open(folder / "f");
-  for (const std::string& name : names) EXPECT_TRUE(file.contains(name));
 }
 
 TEST(SafetensorsWriter, ImpossibleItemsAreRefusedBeforeAnythingIsWritten) {

@@ -1,7 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -10,6 +8,7 @@
 #include "tests/sim/timeline_support.h"
 #include "tests/support/chrome_trace.h"
 #include "tests/support/errors.h"
+#include "tests/support/files.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::sim {
@@ -17,15 +16,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string text_of(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::vector<Json> trace(const std::vector<RankTimeline>& ranks) {
   const TempFolder folder;
   write_chrome_trace(folder / "trace", ranks);
-  return Json::parse(text_of(folder / "trace"))["traceEvents"];
+  return Json::parse(read_bytes(folder / "trace"))["traceEvents"];
 }
 
 std::vector<Json> of_phase(const std::vector<Json>& events, const char* phase) {
@@ -206,7 +200,7 @@ TEST(TimelineTrace, RanksThatAreProcessesWriteTheSameFile) {
   write_chrome_trace(folder / "one", ranks);
   write_chrome_trace(folder / "many",
                      {chrome_events(ranks[0]), chrome_events(ranks[1])});
-  EXPECT_EQ(text_of(folder / "many"), text_of(folder / "one"));
+  EXPECT_EQ(read_bytes(folder / "many"), read_bytes(folder / "one"));
 }
 
 TEST(TimelineTrace, AFileThatCannotBeWrittenIsNamed) {

@@ -1,8 +1,12 @@
 // The arithmetic of the stand-in for NCCL.
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "tests/cuda/stand_in/communicator.h"
@@ -10,44 +14,14 @@
 namespace stand_in {
 namespace {
 
-struct BFloat16 {
-  std::uint16_t bits;
-};
-
-float widen(BFloat16 x) {
-  const std::uint32_t bits = std::uint32_t{x.bits} << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof(result));
-  return result;
-}
-template <typename T>
-T widen(T x) {
-  return x;
-}
-
-void narrow(float x, BFloat16& result) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  bits += 0x7fff + ((bits >> 16) & 1);
-  result.bits = static_cast<std::uint16_t>(bits >> 16);
-}
-template <typename T, typename U>
-void narrow(U x, T& result) {
-  result = static_cast<T>(x);
-}
-
+// 16 bits are widened for each operation, and rounded after it.
 template <typename T>
 T apply(T a, T b, ncclRedOp_t op) {
-  const auto x = widen(a), y = widen(b);
-  T result;
-  if (op == ncclSum) {
-    narrow(x + y, result);
-  } else if (op == ncclMax) {
-    narrow(std::max(x, y), result);
-  } else {
-    narrow(std::min(x, y), result);
-  }
-  return result;
+  using Wide = std::conditional_t<sizeof(T) == 2, float, T>;
+  const Wide x = a, y = b;
+  return op == ncclSum   ? x + y
+         : op == ncclMax ? std::max(x, y)
+                         : std::min(x, y);
 }
 
 // Element `i` of the sum of all inputs.
@@ -131,9 +105,9 @@ void run_collective(const std::vector<Operation*>& ranks) {
     case ncclFloat32:
       return reduce<float>(ranks);
     case ncclFloat16:
-      return reduce<_Float16>(ranks);
+      return reduce<__half>(ranks);
     case ncclBfloat16:
-      return reduce<BFloat16>(ranks);
+      return reduce<__nv_bfloat16>(ranks);
     case ncclInt64:
       return reduce<std::int64_t>(ranks);
     default:
