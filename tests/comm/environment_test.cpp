@@ -91,22 +91,23 @@ std::string task(int rank, int local_rank, int size,
 }
 
 TEST(RankEnvironment, ReadsEachLauncher) {
-  for (const std::string& variables :
-       {std::string("RANK=1 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2"),
-        std::string("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 "
-                    "OMPI_COMM_WORLD_LOCAL_RANK=1 "
-                    "OMPI_COMM_WORLD_LOCAL_SIZE=2"),
-        std::string("PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 "
-                    "MPI_LOCALNRANKS=2"),
-        std::string("PMI_RANK=1 PMI_SIZE=4 PALS_LOCAL_RANKID=1 "
-                    "PALS_LOCAL_SIZE=2"),
-        std::string("MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=4 "
-                    "MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=2"),
-        std::string("JSM_NAMESPACE_RANK=1 JSM_NAMESPACE_SIZE=4 "
-                    "JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=2"),
-        std::string("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 FLUX_TASK_LOCAL_ID=1 "
-                    "FLUX_JOB_NNODES=2 PMI_RANK=1 PMI_SIZE=4 PMI_FD=5"),
-        task(1, 1, 4, "SLURM_STEP_TASKS_PER_NODE=2(x2)")}) {
+  const std::string launchers[] = {
+      "RANK=1 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2",
+      "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 "
+      "OMPI_COMM_WORLD_LOCAL_RANK=1 "
+      "OMPI_COMM_WORLD_LOCAL_SIZE=2",
+      "PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 "
+      "MPI_LOCALNRANKS=2",
+      "PMI_RANK=1 PMI_SIZE=4 PALS_LOCAL_RANKID=1 "
+      "PALS_LOCAL_SIZE=2",
+      "MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=4 "
+      "MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=2",
+      "JSM_NAMESPACE_RANK=1 JSM_NAMESPACE_SIZE=4 "
+      "JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=2",
+      "FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 FLUX_TASK_LOCAL_ID=1 "
+      "FLUX_JOB_NNODES=2 PMI_RANK=1 PMI_SIZE=4 PMI_FD=5",
+      task(1, 1, 4, "SLURM_STEP_TASKS_PER_NODE=2(x2)")};
+  for (const std::string& variables : launchers) {
     EXPECT_EQ(described(variables), "rank 1 of 4, local 1 of 2") << variables;
   }
   EXPECT_EQ(described(""), "no rank");

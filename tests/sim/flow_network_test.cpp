@@ -50,16 +50,18 @@ std::vector<double> ends(FlowNetwork& network, const std::vector<Flow>& flows) {
   return result;
 }
 
-TEST(FlowNetwork, AFlowThatIsAloneTakesItsTimeExactly) {
+class FlowsOverOneNic : public testing::Test {
+ protected:
   FlowNetwork network;
   const int nic = network.add_link(10);
+};
+
+TEST_F(FlowsOverOneNic, AFlowThatIsAloneTakesItsTimeExactly) {
   const Flow alone = flow(0.1, 7, 3, {{nic, 1}}, 0.3);
   EXPECT_EQ(ends(network, {alone})[0], 0.1 + alone.seconds);
 }
 
-TEST(FlowNetwork, TwoFlowsOverOneNicGetHalfEachWhileTheyOverlap) {
-  FlowNetwork network;
-  const int nic = network.add_link(10);
+TEST_F(FlowsOverOneNic, TwoFlowsOverOneNicGetHalfEachWhileTheyOverlap) {
   // 5 bytes alone, then half the speed until the first ends at 0.5 + 1, then 5
   // bytes alone
   const auto end = ends(
@@ -68,18 +70,14 @@ TEST(FlowNetwork, TwoFlowsOverOneNicGetHalfEachWhileTheyOverlap) {
   EXPECT_NEAR(end[1], 2.0, kTolerance);
 }
 
-TEST(FlowNetwork, LatencyDoesNotLoadALink) {
-  FlowNetwork network;
-  const int nic = network.add_link(10);
+TEST_F(FlowsOverOneNic, LatencyDoesNotLoadALink) {
   const auto end = ends(
       network, {flow(0, 10, 10, {{nic, 1}}), flow(0, 10, 10, {{nic, 1}}, 1)});
   EXPECT_EQ(end[0], 1);
   EXPECT_EQ(end[1], 2);
 }
 
-TEST(FlowNetwork, UnequalDemandsGetTheirMaxMinShares) {
-  FlowNetwork network;
-  const int nic = network.add_link(10);
+TEST_F(FlowsOverOneNic, UnequalDemandsGetTheirMaxMinShares) {
   std::vector<FlowRef> flows;
   for (const double demand : {2.0, 4.0, 9.0}) {
     flows.push_back(network.add(flow(0, 100, demand, {{nic, 1}})));
@@ -108,9 +106,7 @@ TEST(FlowNetwork, AFlowThatIsHeldUpElsewhereLeavesTheRestToTheOthers) {
   EXPECT_NEAR(end[2], 10, 1e-10);  // 10 - 1 = 9
 }
 
-TEST(FlowNetwork, StreamsCountOnTheirLink) {
-  FlowNetwork network;
-  const int nic = network.add_link(10);
+TEST_F(FlowsOverOneNic, StreamsCountOnTheirLink) {
   // Seven groups in lock-step, represented by one flow, and an eighth flow
   const auto end =
       ends(network, {flow(0, 10, 10, {{nic, 7}}), flow(0, 10, 10, {{nic, 1}})});
@@ -128,9 +124,7 @@ TEST(FlowNetwork, DisjointLinksAreNotShared) {
   EXPECT_EQ(end[1], 0.25 + second.seconds);
 }
 
-TEST(FlowNetwork, AFlowFollowsTheOneBeforeItOnItsQueue) {
-  FlowNetwork network;
-  const int nic = network.add_link(10);
+TEST_F(FlowsOverOneNic, AFlowFollowsTheOneBeforeItOnItsQueue) {
   const FlowRef first = network.add(flow(0, 10, 10, {{nic, 1}}));
   const FlowRef second = network.add(flow(0, 10, 10, {{nic, 1}}), first);
   const FlowRef third = network.add(flow(5, 10, 10, {{nic, 1}}), second);
@@ -140,9 +134,7 @@ TEST(FlowNetwork, AFlowFollowsTheOneBeforeItOnItsQueue) {
   EXPECT_EQ(third->end_s, 6);
 }
 
-TEST(FlowNetwork, ALateFlowHasRunAloneUntilNow) {
-  FlowNetwork network;
-  const int nic = network.add_link(10);
+TEST_F(FlowsOverOneNic, ALateFlowHasRunAloneUntilNow) {
   network.add(flow(0, 10, 10, {{nic, 1}}));
   const FlowRef other = network.add(flow(1, 20, 10, {{nic, 1}}));
   network.advance();  // it is 1 s
@@ -152,9 +144,7 @@ TEST(FlowNetwork, ALateFlowHasRunAloneUntilNow) {
   EXPECT_NEAR(other->end_s, 3.5, kTolerance);
 }
 
-TEST(FlowNetwork, ShiftedFlowsEndAsMuchLater) {
-  FlowNetwork network;
-  const int nic = network.add_link(10);
+TEST_F(FlowsOverOneNic, ShiftedFlowsEndAsMuchLater) {
   network.add(flow(0, 5, 10, {{nic, 1}}));
   const FlowRef a = network.add(flow(0, 10, 10, {{nic, 1}}));
   const FlowRef b = network.add(flow(0, 10, 10, {{nic, 1}}), a);

@@ -26,6 +26,11 @@ cudaError_t report(cudaError_t error, const std::string& text) {
   return error;
 }
 
+cudaError_t gone(const char* function, const char* what) {
+  return report(cudaErrorInvalidResourceHandle,
+                std::string(function) + ": there is no such " + what);
+}
+
 cudaError_t report_failure(Runtime& runtime, int device) {
   const auto failure = runtime.failures.find(device);
   if (failure == runtime.failures.end()) return cudaSuccess;

@@ -115,6 +115,7 @@ cudaError_t capture_wait(Stream& stream, const Event& event) {
 }  // namespace emulator
 
 using emulator::Capture;
+using emulator::gone;
 using emulator::report;
 using emulator::Runtime;
 using emulator::Stream;
@@ -125,11 +126,6 @@ std::shared_ptr<Capture> find(
     const std::map<Capture*, std::shared_ptr<Capture>>& all, void* handle) {
   const auto found = all.find(static_cast<Capture*>(handle));
   return found == all.end() ? nullptr : found->second;
-}
-
-cudaError_t gone(const char* function, const char* what) {
-  return report(cudaErrorInvalidResourceHandle,
-                std::string(function) + ": there is no such " + what);
 }
 
 }  // namespace

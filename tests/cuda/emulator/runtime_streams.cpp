@@ -8,6 +8,7 @@
 #include "tests/cuda/emulator/streams.h"
 
 using emulator::Event;
+using emulator::gone;
 using emulator::report;
 using emulator::Runtime;
 using emulator::Stream;
@@ -16,15 +17,6 @@ namespace {
 
 // How often a query says "not ready" before it lets the work be done.
 constexpr int kQueries = 2;
-
-cudaError_t no_stream(const char* function) {
-  return report(cudaErrorInvalidResourceHandle,
-                std::string(function) + ": there is no such stream");
-}
-cudaError_t no_event(const char* function) {
-  return report(cudaErrorInvalidResourceHandle,
-                std::string(function) + ": there is no such event");
-}
 
 Event* find_event(Runtime& runtime, cudaEvent_t handle) {
   const auto found = runtime.events.find(reinterpret_cast<Event*>(handle));
@@ -71,7 +63,7 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   EMULATOR_ENTER();
   if (runtime.streams.erase(reinterpret_cast<Stream*>(stream)) == 0) {
-    return no_stream(__func__);
+    return gone(__func__, "stream");
   }
   return cudaSuccess;
 }
@@ -79,7 +71,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   EMULATOR_ENTER();
   const auto stream = runtime.find(handle);
-  if (stream == nullptr) return no_stream(__func__);
+  if (stream == nullptr) return gone(__func__, "stream");
   if (stream->capture) return emulator::refuse(*stream->capture, __func__);
   runtime.advance(stream, stream->issued, lock);
   return emulator::report_failure(runtime, stream->device);
@@ -88,7 +80,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
   EMULATOR_ENTER();
   const auto stream = runtime.find(handle);
-  if (stream == nullptr) return no_stream(__func__);
+  if (stream == nullptr) return gone(__func__, "stream");
   if (stream->capture) return emulator::refuse(*stream->capture, __func__);
   return query(runtime, *stream, stream->issued, stream->queries);
 }
@@ -97,9 +89,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle,
                                 unsigned) {
   EMULATOR_ENTER();
   const auto stream = runtime.find(handle);
-  if (stream == nullptr) return no_stream(__func__);
+  if (stream == nullptr) return gone(__func__, "stream");
   const Event* const event = find_event(runtime, event_handle);
-  if (event == nullptr) return no_event(__func__);
+  if (event == nullptr) return gone(__func__, "event");
   if (event->capture != nullptr || stream->capture != nullptr) {
     return emulator::capture_wait(*stream, *event);
   }
@@ -130,7 +122,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   EMULATOR_ENTER();
   if (runtime.events.erase(reinterpret_cast<Event*>(event)) == 0) {
-    return no_event(__func__);
+    return gone(__func__, "event");
   }
   return cudaSuccess;
 }
@@ -138,9 +130,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
   EMULATOR_ENTER();
   const auto stream = runtime.find(stream_handle);
-  if (stream == nullptr) return no_stream(__func__);
+  if (stream == nullptr) return gone(__func__, "stream");
   Event* const event = find_event(runtime, handle);
-  if (event == nullptr) return no_event(__func__);
+  if (event == nullptr) return gone(__func__, "event");
   if (event->device != stream->device) {
     return report(cudaErrorInvalidResourceHandle,
                   "cudaEventRecord: the event is of device " +
@@ -167,7 +159,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   EMULATOR_ENTER();
   const Event* const event = find_event(runtime, handle);
-  if (event == nullptr) return no_event(__func__);
+  if (event == nullptr) return gone(__func__, "event");
   if (event->capture) return is_captured(*event, __func__);
   if (event->stream == nullptr) return cudaSuccess;
   // The event may be recorded again, or destroyed, by another thread.
@@ -179,7 +171,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
   EMULATOR_ENTER();
   Event* const event = find_event(runtime, handle);
-  if (event == nullptr) return no_event(__func__);
+  if (event == nullptr) return gone(__func__, "event");
   if (event->capture) return is_captured(*event, __func__);
   if (event->stream == nullptr) return cudaSuccess;
   return query(runtime, *event->stream, event->position, event->queries);
@@ -191,7 +183,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t earlier,
   const Event* const events[] = {find_event(runtime, earlier),
                                  find_event(runtime, later)};
   for (const Event* const event : events) {
-    if (event == nullptr) return no_event(__func__);
+    if (event == nullptr) return gone(__func__, "event");
     if (event->capture) return is_captured(*event, __func__);
     if (event->stream == nullptr) {
       return report(cudaErrorInvalidResourceHandle,

@@ -103,6 +103,8 @@ struct Runtime {
 
 /// What the calling thread was told last.
 cudaError_t report(cudaError_t error, const std::string& text = "");
+/// The error of `function`, which was given a handle of nothing ("stream").
+cudaError_t gone(const char* function, const char* what);
 /// The failure of a kernel on this device, if there is one.
 cudaError_t report_failure(Runtime& runtime, int device);
 /// The error that a test has planted here. Counts the call.
