@@ -1,9 +1,10 @@
 // Closed forms of a step against the virtual clock: ZeRO and FSDP.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
+#include <cstdint>
 #include <string>
 
 #include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
@@ -11,9 +12,6 @@
 
 namespace shardbook::textbook::sharded {
 namespace {
-
-using zero_fsdp::StrategyOptions;
-using zero_fsdp::ZeroFsdpStrategy;
 
 class TextbookSharded : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, TextbookSharded, ::testing::Values(1, 2, 4, 8));
@@ -25,13 +23,11 @@ TEST_P(TextbookSharded, OneUnitGathersAndScattersOnce) {
   const int n = GetParam();
   const double f = layer_forward_s(80000.0 * 64 / n);
   const double padded = 4 * std::ceil(kParameters / n) * n;
-  for (const char* strategy : {"zero1", "zero2", "fsdp"}) {
+  for (const char* strategy : {"zero1", "zero2", "fsdp --wrap none"}) {
     SCOPED_TRACE(strategy);
-    StrategyOptions setup;
-    setup.strategy = strategy;
-    setup.wrap = "none";
-    const Report report =
-        run_on_textbook<ZeroFsdpStrategy>(mlp_options(n, 80000), setup);
+    const Report report = on_textbook(
+        fmt::format("03_zero_fsdp --world-size {} --batch 80000 --strategy {}",
+                    n, strategy));
     expect_time(report.time.step_s, 3 * kLayers * f + all_gather(n, padded) +
                                         reduce_scatter(n, padded) +
                                         all_reduce(n, 8));
@@ -39,29 +35,19 @@ TEST_P(TextbookSharded, OneUnitGathersAndScattersOnce) {
   }
 }
 
-/// The step's closed form and the clock agree.
-void expect_form(const Options& options, const StrategyOptions& setup) {
-  expect_closed_form(run_on_textbook<ZeroFsdpStrategy>(options, setup));
-}
-
-/// Calls `expect` for GPTs of one to four layers and the mlp, where a gather
-/// takes longer than a layer's backward, longer than its forward, and less.
-void for_each_run(
-    int ranks, const char* strategy,
-    const std::function<void(const Options&, StrategyOptions)>& expect) {
+/// The forms of GPTs of one to four layers and of the mlp, where a gather takes
+/// longer than a layer's backward, longer than its forward, and less.
+void expect_forms(int ranks, const std::string& strategy) {
   for (const char* model :
-       {"mlp", R"({"n_embd": 64, "n_layer": 1, "n_positions": 64})",
-        R"({"n_embd": 64, "n_layer": 2, "n_positions": 64})", "gpt-nano"}) {
+       {"mlp", R"('{"n_embd": 64, "n_layer": 1, "n_positions": 64}')",
+        R"('{"n_embd": 64, "n_layer": 2, "n_positions": 64}')", "gpt-nano"}) {
     for (const std::int64_t rows : {1, 300, 1200, 6000}) {
       for (const std::int64_t micro_batches : {1, 3}) {
-        SCOPED_TRACE(std::string(model) + ", " + std::to_string(micro_batches) +
-                     " micro-batches of " + std::to_string(rows));
-        Options options = mlp_options(ranks, rows * ranks * micro_batches);
-        options.model = model;
-        StrategyOptions setup;
-        setup.strategy = strategy;
-        setup.micro_batches = micro_batches;
-        expect(options, setup);
+        expect_closed_form(fmt::format(
+            "03_zero_fsdp --world-size {} --batch {} --micro-batches {} "
+            "--model {} --strategy {}",
+            ranks, rows * ranks * micro_batches, micro_batches, model,
+            strategy));
       }
     }
   }
@@ -69,90 +55,63 @@ void for_each_run(
 
 TEST_P(TextbookSharded, UnitsHideTheirMessagesButForTheEnds) {
   for (const char* strategy : {"zero1", "zero2", "zero3", "fsdp", "fsdp2"}) {
-    SCOPED_TRACE(strategy);
-    for_each_run(GetParam(), strategy, expect_form);
+    expect_forms(GetParam(), strategy);
   }
 }
 
 // Layers that stay whole are gathered once, and the sum of the losses travels
 // while backward computes. Without prefetching nothing hides.
 TEST_P(TextbookSharded, KeptLayersAndThoseGatheredLate) {
-  for_each_run(GetParam(), "zero3",
-               [](const Options& options, StrategyOptions setup) {
-                 setup.zero.max_reuse_distance = 1'000'000'000;
-                 expect_form(options, setup);
-                 setup.zero.prefetch_bucket_size = 1'000'000'000;
-                 expect_form(options, setup);
-                 setup.zero.max_reuse_distance = 0;
-                 setup.zero.prefetch_bucket_size = 0;
-                 setup.recompute = true;
-                 setup.zero.persistence_threshold = 0;
-                 expect_form(options, setup);
-               });
-  for_each_run(GetParam(), "fsdp",
-               [](const Options& options, StrategyOptions setup) {
-                 setup.backward_prefetch = "none";
-                 expect_form(options, setup);
-                 setup.backward_prefetch = "post";
-                 expect_form(options, setup);
-                 setup.sharding_strategy = "shard_grad_op";
-                 setup.param_dtype = "bf16";
-                 expect_form(options, setup);
-               });
+  for (const char* strategy :
+       {"zero3 --max-reuse-distance 1000000000",
+        "zero3 --max-reuse-distance 1000000000 "
+        "--prefetch-bucket-size 1000000000",
+        "zero3 --max-reuse-distance 0 --prefetch-bucket-size 0 --recompute "
+        "--persistence-threshold 0",
+        "fsdp --backward-prefetch none", "fsdp --backward-prefetch post",
+        "fsdp --backward-prefetch post --sharding-strategy shard_grad_op "
+        "--param-dtype bf16"}) {
+    expect_forms(GetParam(), strategy);
+  }
 }
 
 // Where messages hide, gathering further ahead changes nothing; otherwise there
 // is no form.
 TEST(TextbookZero3, DeepPrefetchHidesNoMoreThanTheNextLayer) {
-  StrategyOptions setup;
-  setup.strategy = "zero3";
-  setup.zero.prefetch_bucket_size = 150'000;  // three blocks
-  Options options = mlp_options(4, 240000);
-  options.model = "gpt-nano";
-  expect_form(options, setup);
-  options.batch = 24;
-  EXPECT_EQ(
-      run_on_textbook<ZeroFsdpStrategy>(options, setup).time.closed_form_s,
-      kNotPredicted);
+  const std::string three_blocks =
+      "03_zero_fsdp --world-size 4 --model gpt-nano --strategy zero3 "
+      "--prefetch-bucket-size 150000 --batch ";
+  expect_closed_form(three_blocks + "240000");
+  expect_no_form(three_blocks + "24");
 }
 
 TEST(TextbookSharding, OtherWaysHaveNoForm) {
-  Options options = mlp_options(4, 24);
-  options.model = "gpt-nano";
-  const auto expect_none = [&](const std::string& strategy, auto set) {
-    StrategyOptions setup;
-    setup.strategy = strategy;
-    set(setup);
-    const Report report = run_on_textbook<ZeroFsdpStrategy>(options, setup);
-    EXPECT_EQ(report.time.closed_form_s, kNotPredicted) << strategy;
+  for (const std::string options :
+       {"zero2 --reduce-bucket-size 1000", "zero2 --allgather-bucket-size 1000",
+        "zero2 --cpu-offload", "zero3 --cpu-offload", "zero3 --no-overlap-comm",
+        "zero3 --max-reuse-distance 60000", "zero3 --max-live-parameters 60000",
+        "fsdp --cpu-offload", "fsdp --forward-prefetch",
+        "fsdp --sharding-strategy no_shard", "fsdp --no-sync --micro-batches 2",
+        // Records the order of fetches
+        "zero3 --steps 1"}) {
+    SCOPED_TRACE(options);
+    const Report report = on_textbook(
+        "03_zero_fsdp --world-size 4 --batch 24 --model gpt-nano --strategy " +
+        options);
+    EXPECT_EQ(report.time.closed_form_s, kNotPredicted);
     EXPECT_EQ(report.time.closed_form_command,
               "./shardbook run zero_fsdp -- --world-size 4 --cluster textbook "
               "--strategy " +
-                  strategy);
-  };
-  expect_none("zero2",
-              [](auto& setup) { setup.zero.reduce_bucket_size = 1000; });
-  expect_none("zero2",
-              [](auto& setup) { setup.zero.allgather_bucket_size = 1000; });
-  expect_none("zero1",
-              [](auto& setup) { setup.zero.allgather_partitions = false; });
-  expect_none("zero2", [](auto& setup) { setup.cpu_offload = true; });
-  expect_none("zero3", [](auto& setup) { setup.cpu_offload = true; });
-  expect_none("zero3", [](auto& setup) { setup.zero.overlap_comm = false; });
-  expect_none("zero3",
-              [](auto& setup) { setup.zero.max_reuse_distance = 60000; });
-  expect_none("zero3",
-              [](auto& setup) { setup.zero.max_live_parameters = 60000; });
-  expect_none("fsdp", [](auto& setup) { setup.cpu_offload = true; });
-  expect_none("fsdp", [](auto& setup) { setup.fsdp.forward_prefetch = true; });
-  expect_none("fsdp",
-              [](auto& setup) { setup.sharding_strategy = "no_shard"; });
-  expect_none("fsdp", [](auto& setup) {
-    setup.no_sync = true;
-    setup.micro_batches = 2;
-  });
-  options.steps = 1;  // records the order of fetches
-  expect_none("zero3", [](auto&) {});
+                  options.substr(0, options.find(' ')));
+  }
+  // Of the engine alone
+  zero_fsdp::StrategyOptions owners;
+  owners.strategy = "zero1";
+  owners.zero.allgather_partitions = false;
+  EXPECT_EQ(
+      run_on_textbook<zero_fsdp::ZeroFsdpStrategy>(mlp_options(4, 24), owners)
+          .time.closed_form_s,
+      kNotPredicted);
 }
 
 }  // namespace

@@ -3,17 +3,19 @@
 // Virtual time against closed forms: a model, its run on shapes, and the
 // comparison of a bill's form (chapters/common/run/textbook.h) with the clock.
 //
-//   const Report report = run_on_textbook<ddp::DdpStrategy>(options, setup);
+//   const Report report = on_textbook("02_ddp --world-size 4 --batch 8");
 //   expect_closed_form(report);
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "chapters/common/run/program.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/common/run/worlds.h"
+#include "chapters/programs/programs.h"
 #include "sim/world.h"
 
 namespace shardbook::textbook {
@@ -76,6 +78,23 @@ inline void expect_time(double counted, double closed_form) {
 inline void expect_closed_form(const Report& report) {
   ASSERT_GE(report.time.closed_form_s, 0) << "no closed form";
   expect_time(report.time.step_s, report.time.closed_form_s);
+}
+
+/// The report of a chapter's line, where the line does not say otherwise of
+/// mlp_options' model and samples.
+inline Report on_textbook(std::string line) {
+  return run(line.insert(
+      line.find(' '),
+      " --backend sim --cluster textbook --data random --model mlp --seq 64"));
+}
+
+inline void expect_closed_form(const std::string& line) {
+  SCOPED_TRACE(line);
+  expect_closed_form(on_textbook(line));
+}
+
+inline void expect_no_form(const std::string& line) {
+  EXPECT_EQ(on_textbook(line).time.closed_form_s, kNotPredicted) << line;
 }
 
 }  // namespace shardbook::textbook

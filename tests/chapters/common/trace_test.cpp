@@ -5,17 +5,13 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <future>
 #include <map>
+#include <string>
 #include <thread>
+#include <vector>
 
-#include "chapters/02_ddp/ddp_strategy.h"
-#include "chapters/06_1f1b/pipeline_strategy.h"
-#include "chapters/14_hybrid_3d/hybrid_strategy.h"
-#include "chapters/common/run/program.h"
-#include "chapters/common/run/training.h"
-#include "comm/device_mesh.h"
+#include "chapters/programs/programs.h"
 #include "sim/chrome_trace.h"
 #include "tests/support/chrome_trace.h"
 #include "tests/support/temp_folder.h"
@@ -69,55 +65,22 @@ TEST(Trace, OperationsOfThreadsThatComputeAtOnceHaveLanes) {
   expect_chrome_trace(folder / "trace", {timeline});
 }
 
-Options small_options(int world_size) {
-  Options options;
-  options.world_size = world_size;
-  options.model = R"({"model_type": "gpt2", "vocab_size": 64,
-                      "n_positions": 16, "n_embd": 16, "n_layer": 4,
-                      "n_head": 2})";
-  options.data = "random";
-  options.cluster = "none";
-  options.steps = 2;
-  options.batch = 8;
-  options.seq = 8;
-  return options;
-}
-
-/// What one rank does in step 3 to 6 of a chapter's main.
-using RankBody =
-    std::function<void(const Options& options, ProcessGroup& world, Run& run)>;
-
-Report run_on(const Options& options, const RankBody& rank) {
-  ChapterRun chapter;
-  chapter.rank = rank;
-  chapter.fold_class = each_rank;
-  chapter.reference = [](const Options& options) {
-    return train_one_device(options);
-  };
-  return run_and_compare(options, chapter);
+/// A chapter's line: two steps of a small GPT.
+std::string small(const std::string& options) {
+  return options +
+         R"( --model '{"vocab_size": 64, "n_positions": 16, "n_embd": 16,
+                       "n_layer": 4, "n_head": 2}'
+             --data random --batch 8 --seq 8 --no-check --steps 2)";
 }
 
 /// Trains on threads with --trace, and reads the file.
-ChromeTrace trace_of(Options options, const RankBody& rank) {
+ChromeTrace trace_of(const std::string& options) {
   const TempFolder folder;
-  options.trace = folder / "trace.json";
-  run_on(options, rank);
-  const ChromeTrace trace = read_chrome_trace(options.trace);
+  const std::string file = folder / "trace.json";
+  run(small(options) + " --cluster none --trace " + file);
+  const ChromeTrace trace = read_chrome_trace(file);
   EXPECT_EQ(trace.faults, "");
   return trace;
-}
-
-/// The virtual timelines of a run on shapes, as --timeline writes them.
-ChromeTrace timeline_of(Options options, const RankBody& rank) {
-  options.backend = "sim";
-  options.cluster = "dgx-a100";
-  options.steps = 1;
-  const Report report = run_on(options, rank);
-  EXPECT_EQ(report.timelines.size(),
-            static_cast<std::size_t>(options.world_size));
-  const TempFolder folder;
-  sim::write_chrome_trace(folder / "timeline", report.timelines);
-  return expect_chrome_trace(folder / "timeline", report.timelines);
 }
 
 /// How often each name that begins with `prefix` is on a rank.
@@ -132,19 +95,10 @@ std::map<std::string, int> count(const ChromeTrace& trace, int rank,
   return counts;
 }
 
-RankBody ddp_of(const ddp::StrategyOptions& setup) {
-  return [setup](const Options& options, ProcessGroup& world, Run& run) {
-    ddp::DdpStrategy strategy(options, setup, world);
-    run.train(options, strategy);
-  };
-}
-
 // Buckets leave during backward and are waited for after it.
 TEST(Trace, OfDdpHasEveryBucketOfEveryStep) {
-  ddp::StrategyOptions setup;
-  setup.ddp.bucket_cap_mb = 0.01;
-  setup.ddp.first_bucket_mb = 0.001;
-  const ChromeTrace trace = trace_of(small_options(2), ddp_of(setup));
+  const ChromeTrace trace = trace_of(
+      "02_ddp --world-size 2 --bucket-mb 0.01 --first-bucket-mb 0.001");
   const auto first = count(trace, 0, "all_reduce bucket ");
   for (const int rank : {0, 1}) {
     const auto buckets = count(trace, rank, "all_reduce bucket ");
@@ -159,20 +113,9 @@ TEST(Trace, OfDdpHasEveryBucketOfEveryStep) {
   }
 }
 
-RankBody pipeline_of(const Options& options,
-                     const pipeline::StrategyOptions& setup) {
-  const pipeline::Plan plan = pipeline::make_plan(options, setup);
-  return [=](const Options& options, ProcessGroup& world, Run& run) {
-    pipeline::PipelineStrategy strategy(options, setup, plan, world);
-    run.train(options, strategy);
-  };
-}
-
 TEST(Trace, OfAPipelineHasEveryMessage) {
-  const Options options = small_options(3);
-  pipeline::StrategyOptions setup;
-  setup.micro_batches = 4;
-  const ChromeTrace trace = trace_of(options, pipeline_of(options, setup));
+  const ChromeTrace trace =
+      trace_of("06_1f1b --world-size 3 --micro-batches 4");
   // Activations and gradients of four micro-batches, in two steps
   const std::vector<int> expected = {8, 16, 8};
   for (int rank = 0; rank < 3; ++rank) {
@@ -182,33 +125,21 @@ TEST(Trace, OfAPipelineHasEveryMessage) {
   }
 }
 
-TEST(Timeline, OfDdpLosesNothing) {
-  ddp::StrategyOptions setup;
-  setup.ddp.bucket_cap_mb = 0.01;
-  timeline_of(small_options(2), ddp_of(setup));
-}
-
-TEST(Timeline, OfAPipelineLosesNothing) {
-  const Options options = small_options(4);
-  pipeline::StrategyOptions setup;
-  setup.micro_batches = 4;
-  timeline_of(options, pipeline_of(options, setup));
-}
-
-RankBody hybrid_of(const hybrid::HybridOptions& setup) {
-  return [setup](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, hybrid::topology_of(setup));
-    const auto strategy = hybrid::make_strategy(options, setup, mesh);
-    run.train(options, *strategy);
-  };
-}
-
-TEST(Timeline, OfAHybridLosesNothing) {
-  hybrid::HybridOptions setup;
-  setup.dp = setup.pp = 2;
-  setup.overlap_grad_reduce = true;
-  setup.bucket_bytes = 4096;
-  timeline_of(small_options(4), hybrid_of(setup));
+// The virtual timelines of a run on shapes, as --timeline writes them.
+TEST(Timeline, LosesNothing) {
+  for (const std::string line :
+       {"02_ddp --world-size 4 --bucket-mb 0.01",
+        "06_1f1b --world-size 4 --micro-batches 4",
+        "14_hybrid_3d --world-size 4 --pp 2 --overlap-grad-reduce "
+        "--bucket-bytes 4096"}) {
+    SCOPED_TRACE(line);
+    const Report report =
+        run(small(line) + " --steps 1 --backend sim --no-fold");
+    EXPECT_EQ(report.timelines.size(), 4u);
+    const TempFolder folder;
+    sim::write_chrome_trace(folder / "timeline", report.timelines);
+    expect_chrome_trace(folder / "timeline", report.timelines);
+  }
 }
 
 }  // namespace
