@@ -26,9 +26,6 @@ std::function<void(Script&)> with_config(const std::string& text) {
 }
 
 std::vector<Refused> refused() {
-  using Fsdp = FullyShardedDataParallelPlugin;
-  using DeepSpeed = DeepSpeedPlugin;
-  using Megatron = MegatronLMPlugin;
   return {
       {"Precision",
        [](Script& s) { s.options.mixed_precision = "fp8"; },
@@ -158,7 +155,7 @@ TEST(AcceleratorErrors, ClippingOtherTensorsIsRefused) {
 
 TEST(AcceleratorErrors, MegatronHasNoForwardAndNoModelToUnwrap) {
   Script script;
-  script.options.plugin = MegatronLMPlugin{};
+  script.options.plugin = Megatron{};
   for (const bool unwraps : {true, false}) {
     script.clip = [=](Accelerator& acc, PreparedModel& model) {
       if (unwraps) {
@@ -219,11 +216,12 @@ TEST(AcceleratorConfig, AutoTakesTheScriptsValues) {
 }
 
 TEST(AcceleratorConfig, FieldsOfThePluginBecomeKeys) {
-  DeepSpeedPlugin plugin = stage(3);
-  plugin.gradient_clipping = 0.5;
-  plugin.offload_optimizer_device = "cpu";
-  plugin.offload_param_device = "cpu";
-  const engine::DeepSpeedConfig config = deepspeed_config(plugin, known());
+  const engine::DeepSpeedConfig config =
+      deepspeed_config(DeepSpeed{.zero_stage = 3,
+                                 .gradient_clipping = 0.5,
+                                 .offload_optimizer_device = "cpu",
+                                 .offload_param_device = "cpu"},
+                       known());
   engine::expect_values(config, R"({"gradient_clipping": 0.5,
       "bf16": {"enabled": true}, "zero_optimization": {"stage": 3,
       "offload_optimizer": {"device": "cpu"},
@@ -235,7 +233,6 @@ TEST(AcceleratorConfig, FieldsOfThePluginBecomeKeys) {
 }
 
 TEST(AcceleratorFields, OfFsdpAreItsOptions) {
-  using Fsdp = FullyShardedDataParallelPlugin;
   const auto options_of = [](const Fsdp& plugin) {
     return fsdp_options(plugin, "no", 4);
   };
@@ -299,8 +296,7 @@ TEST(AcceleratorFields, OfMegatronAreTheHybridChaptersOptions) {
 
 TEST(AcceleratorFields, ActivationCheckpointingIsOfTheBlocks) {
   for (const bool checkpoints : {false, true}) {
-    FullyShardedDataParallelPlugin plugin;
-    plugin.activation_checkpointing = checkpoints;
+    const Fsdp plugin{.activation_checkpointing = checkpoints};
     on_prepared(plugin, [&](Accelerator& acc, Prepared& all, Module&) {
       int blocks = 0;
       for (const NamedModule& each :
@@ -332,15 +328,13 @@ TEST(AcceleratorErrors, CpuRefusesARankOnAGpu) {
 }
 
 TEST(AcceleratorConfig, RoundTrip) {
-  DeepSpeedPlugin plugin = stage(3);
-  plugin.gradient_clipping = 0.5;
-  plugin.offload_optimizer_device = "cpu";
+  const DeepSpeed plugin{.zero_stage = 3,
+                         .gradient_clipping = 0.5,
+                         .offload_optimizer_device = "cpu"};
   const std::string text = deepspeed_config(plugin, known()).to_json();
   EXPECT_EQ(engine::DeepSpeedConfig::parse(text, "text").to_json(), text);
   // The same script, given this config, adds nothing to it
-  DeepSpeedPlugin again;
-  again.hf_ds_config = text;
-  EXPECT_EQ(deepspeed_config(again, known()).to_json(), text);
+  EXPECT_EQ(deepspeed_config({.hf_ds_config = text}, known()).to_json(), text);
 }
 
 TEST(AcceleratorConfig, OfTheConfigAloneTrainsAsTheScriptsOptimizer) {
@@ -349,10 +343,10 @@ TEST(AcceleratorConfig, OfTheConfigAloneTrainsAsTheScriptsOptimizer) {
   script.max_norm = 0;
   script.options.plugin = stage(1);
   const std::vector<Trace> native = run_on(2, script);
-  DeepSpeedPlugin plugin = stage(1);
-  plugin.hf_ds_config =
-      R"({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}})";
-  script.options.plugin = plugin;
+  script.options.plugin = DeepSpeed{
+      .zero_stage = 1,
+      .hf_ds_config =
+          R"({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}})"};
   // Without a type, the script's optimizer only fills "auto"
   script.optimizer.type = "";
   EXPECT_EQ(run_on(2, script)[0].weights, native[0].weights);

@@ -42,48 +42,18 @@ TEST(AcceleratorLoader, DealsOutSevenSamples) {
   }
 }
 
-/// BatchSamplerShard._iter_with_no_split of Accelerate, line by line, for
-/// even_batches and without drop_last, on several processes.
-Batches as_accelerate(const Samples& samples, std::int64_t size, int n,
+/// BatchSamplerShard._iter_with_no_split of Accelerate, for even_batches and
+/// without drop_last: the samples begin again until the last round is full.
+Batches as_accelerate(std::int64_t count, std::int64_t size, int n,
                       int process) {
-  Batches plain, yielded;
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    if (i % static_cast<std::size_t>(size) == 0) plain.emplace_back();
-    plain.back().push_back(samples[i]);
-  }
-  const auto full = static_cast<std::size_t>(size);
-  Samples initial, batch, to_yield;
-  int index = -1;
-  for (const Samples& each : plain) {
-    batch = each;
-    index += 1;
-    if (index < n) initial.insert(initial.end(), batch.begin(), batch.end());
-    if (index % n == process) to_yield = batch;
-    if (index % n == n - 1 && batch.size() == full) {
-      yielded.push_back(to_yield);
-      to_yield.clear();
+  Batches batches;
+  for (std::int64_t begin = 0; begin < count; begin += n * size) {
+    batches.emplace_back();
+    for (std::int64_t i = 0; i < size; ++i) {
+      batches.back().push_back((begin + process * size + i) % count);
     }
   }
-  if (to_yield.size() == full) yielded.push_back(to_yield);
-  while (initial.size() < full * static_cast<std::size_t>(n)) {
-    const Samples again = initial;
-    initial.insert(initial.end(), again.begin(), again.end());
-  }
-  if (batch.size() == full) {
-    batch.clear();
-    index += 1;
-  }
-  std::size_t cycle = 0;
-  while (index % n != 0 || !batch.empty()) {
-    const std::size_t end = cycle + full - batch.size();
-    batch.insert(batch.end(), initial.begin() + static_cast<long>(cycle),
-                 initial.begin() + static_cast<long>(end));
-    if (index % n == process) yielded.push_back(batch);
-    cycle = end;
-    batch.clear();
-    index += 1;
-  }
-  return yielded;
+  return batches;
 }
 
 TEST(AcceleratorLoader, UnevenDataAreDealtOutAsAccelerateDoes) {
@@ -92,7 +62,7 @@ TEST(AcceleratorLoader, UnevenDataAreDealtOutAsAccelerateDoes) {
       for (std::int64_t count = 1; count <= 30; ++count) {
         for (int rank = 0; rank < n; ++rank) {
           EXPECT_EQ(shard_batches(first(count), {.batch_size = size}, n, rank),
-                    as_accelerate(first(count), size, n, rank))
+                    as_accelerate(count, size, n, rank))
               << count << " samples, batches of " << size << ", rank " << rank
               << " of " << n;
         }
@@ -199,9 +169,7 @@ TEST(AcceleratorGather, WaitsForEveryoneAtABarrier) {
 }
 
 TEST(AcceleratorModel, UnwrappedIsTheScriptsOwn) {
-  for (const Plugin& plugin : std::vector<Plugin>{
-           DistributedDataParallelPlugin{}, FullyShardedDataParallelPlugin{},
-           stage(0), stage(2)}) {
+  for (const Plugin& plugin : Plugins{Ddp{}, Fsdp{}, stage(0), stage(2)}) {
     on_prepared(plugin, [](Accelerator& acc, Prepared& all, Module& model) {
       EXPECT_EQ(&acc.unwrap_model(all.model), &model);
     });

@@ -1,8 +1,6 @@
 // The traps of the loop: for each, a script (or a library) that falls into it
 // and gets other results.
 
-#include <map>
-
 #include "chapters/common/models/checkpoint.h"
 #include "core/autograd.h"
 #include "core/ops.h"
@@ -14,16 +12,6 @@ namespace {
 
 /// Farther apart than rounding can bring two runs.
 constexpr double kApart = 1e-6;
-
-double weights_apart(const Trace& a, const Trace& b) {
-  double most = a.weights.size() == b.weights.size() ? 0 : 1e30;
-  const std::map<std::string, std::vector<double>> others(b.weights.begin(),
-                                                          b.weights.end());
-  for (const auto& [name, values] : a.weights) {
-    most = std::max(most, largest_gap(values, others.at(name)));
-  }
-  return most;
-}
 
 Script sgd_script(std::int64_t accumulation) {
   Script script;
@@ -39,10 +27,9 @@ Script sgd_script(std::int64_t accumulation) {
 
 /// By hand, on one device: windows of `g` batches of `rows` samples; each batch
 /// is divided by `divisor(size of its window)`.
-Trace by_hand(const Script& script, std::int64_t rows, std::int64_t g,
-              const std::function<double(std::int64_t window)>& divisor) {
-  Trace trace;
-  on_ranks(1, [&](ProcessGroup&) {
+Weights by_hand(const Script& script, std::int64_t rows, std::int64_t g,
+                const std::function<double(std::int64_t window)>& divisor) {
+  return on_ranks(1, [&](ProcessGroup&) {
     const Options options = options_of(script);
     const LoadedModel loaded = build_model(options);
     const engine::TrainingData data = engine::training_data(
@@ -62,12 +49,8 @@ Trace by_hand(const Script& script, std::int64_t rows, std::int64_t g,
       optimizer->step();
       loaded.model->clear_grad();
     }
-    for (const NamedTensor& each : state_of(*loaded.model)) {
-      trace.weights.push_back({each.name, each.tensor.to_vector<double>()});
-    }
-    return 0;
-  });
-  return trace;
+    return weights_of(state_of(*loaded.model));
+  })[0];
 }
 
 TEST(AcceleratorTrap, ShortLastWindowIsDividedByTheFullNumber) {
@@ -75,18 +58,16 @@ TEST(AcceleratorTrap, ShortLastWindowIsDividedByTheFullNumber) {
   Script script = sgd_script(3);
   script.samples = 20;
   const double g = 3;
-  const Trace right = by_hand(script, 4, 3, [=](std::int64_t) { return g; });
-  const Trace wrong =
+  const Weights right = by_hand(script, 4, 3, [=](std::int64_t) { return g; });
+  const Weights wrong =
       by_hand(script, 4, 3, [](std::int64_t window) { return double(window); });
-  ASSERT_GT(weights_apart(right, wrong), kApart);
-  for (const Plugin& plugin : std::vector<Plugin>{
-           DistributedDataParallelPlugin{}, FullyShardedDataParallelPlugin{},
-           stage(2), MegatronLMPlugin{}}) {
+  ASSERT_GT(apart(right, wrong), kApart);
+  for (const Plugin& plugin : Plugins{Ddp{}, Fsdp{}, stage(2), Megatron{}}) {
     script.options.plugin = plugin;
     const Trace trace = run_on(2, script)[0];
     EXPECT_EQ(trace.losses.size(), 2u);
-    EXPECT_LT(weights_apart(trace, right), kTolerance) << plugin.index();
-    EXPECT_GT(weights_apart(trace, wrong), kApart) << plugin.index();
+    EXPECT_LT(apart(trace.weights, right), kTolerance) << plugin.index();
+    EXPECT_GT(apart(trace.weights, wrong), kApart) << plugin.index();
   }
 }
 
@@ -126,9 +107,7 @@ TEST(AcceleratorTrap, NothingIsSentBetweenWindows) {
   // 5 batches on each of 2 ranks: windows of 3 and 2
   Script script = sgd_script(3);
   script.samples = 20;
-  for (const Plugin& plugin : std::vector<Plugin>{
-           DistributedDataParallelPlugin{}, FullyShardedDataParallelPlugin{},
-           stage(0), stage(1)}) {
+  for (const Plugin& plugin : Plugins{Ddp{}, Fsdp{}, stage(0), stage(1)}) {
     script.options.plugin = plugin;
     const Reductions found = reductions_of(script);
     EXPECT_EQ(found.between, 0) << plugin.index();
@@ -142,22 +121,21 @@ TEST(AcceleratorTrap, NothingIsSentBetweenWindows) {
 
 TEST(AcceleratorTrap, UserWhoDividesAsWellTrainsTooSlowly) {
   Script script = sgd_script(2);
-  for (const Plugin& plugin :
-       std::vector<Plugin>{DistributedDataParallelPlugin{}, stage(1)}) {
+  for (const Plugin& plugin : Plugins{Ddp{}, stage(1)}) {
     script.options.plugin = plugin;
     script.on_loss = {};
-    const Trace right = run_on(2, script)[0];
+    const Weights right = run_on(2, script)[0].weights;
     script.on_loss = [](const Tensor& loss, std::int64_t) {
       return scale(loss, 0.5);
     };
-    EXPECT_GT(weights_apart(run_on(2, script)[0], right), kApart);
+    EXPECT_GT(apart(run_on(2, script)[0].weights, right), kApart);
   }
 }
 
 TEST(AcceleratorTrap, ClippingBetweenMicroStepsChangesTheResult) {
   Script script = sgd_script(2);
   script.max_norm = 0.2;
-  const Trace right = run_on(2, script)[0];
+  const Weights right = run_on(2, script)[0].weights;
   // A library whose clip_grad_norm_ acted after every batch
   script.clip = [](Accelerator& acc, PreparedModel& model) {
     if (acc.sync_gradients()) {
@@ -166,7 +144,7 @@ TEST(AcceleratorTrap, ClippingBetweenMicroStepsChangesTheResult) {
       clip_grad_norm(model.parameters(), 0.2);
     }
   };
-  EXPECT_GT(weights_apart(run_on(2, script)[0], right), kApart);
+  EXPECT_GT(apart(run_on(2, script)[0].weights, right), kApart);
 }
 
 TEST(AcceleratorTrap, UnderTheEngineTheConfigClips) {
@@ -179,22 +157,19 @@ TEST(AcceleratorTrap, UnderTheEngineTheConfigClips) {
   EXPECT_EQ(called.weights, unclipped.weights);
   EXPECT_GT(called.norms[0], 0.01);
   // The key clips, whatever the argument of the call
-  DeepSpeedPlugin clips = stage(1);
-  clips.gradient_clipping = 0.2;
-  script.options.plugin = clips;
+  script.options.plugin = DeepSpeed{.zero_stage = 1, .gradient_clipping = 0.2};
   const Trace clipped = run_on(2, script)[0];
-  EXPECT_GT(weights_apart(clipped, unclipped), kApart);
-  script.options.plugin = DistributedDataParallelPlugin{};
+  EXPECT_GT(apart(clipped.weights, unclipped.weights), kApart);
+  script.options.plugin = Ddp{};
   script.max_norm = 0.2;
-  EXPECT_LT(weights_apart(run_on(2, script)[0], clipped), kTolerance);
+  EXPECT_LT(apart(run_on(2, script)[0].weights, clipped.weights), kTolerance);
 }
 
 TEST(AcceleratorTrap, EvaluatingInsideAWindowChangesNothing) {
   Script script = sgd_script(2);
-  for (const Plugin& plugin : std::vector<Plugin>{
-           DistributedDataParallelPlugin{}, FullyShardedDataParallelPlugin{},
-           stage(1), stage(3), MegatronLMPlugin{.tp_degree = 2},
-           MegatronLMPlugin{.pp_degree = 2}}) {
+  for (const Plugin& plugin :
+       Plugins{Ddp{}, Fsdp{}, stage(1), stage(3), Megatron{.tp_degree = 2},
+               Megatron{.pp_degree = 2}}) {
     script.options.plugin = plugin;
     script.clip = [](Accelerator&, PreparedModel&) {};
     const Trace trained = run_on(2, script)[0];
@@ -221,9 +196,7 @@ TEST(AcceleratorScheduler, AdvancesOncePerProcessAndWindow) {
   Script script = sgd_script(2);
   script.rate = [](std::int64_t k) { return 0.1 / double(k + 1); };
   script.batch_size = 1;
-  for (const Plugin& plugin :
-       std::vector<Plugin>{DistributedDataParallelPlugin{},
-                           FullyShardedDataParallelPlugin{}, stage(2)}) {
+  for (const Plugin& plugin : Plugins{Ddp{}, Fsdp{}, stage(2)}) {
     script.options.plugin = plugin;
     // 24 samples, 4 processes, windows of 2: three updates
     const Trace trace = run_on(4, script)[0];
@@ -231,7 +204,7 @@ TEST(AcceleratorScheduler, AdvancesOncePerProcessAndWindow) {
     EXPECT_EQ(trace.scheduler_steps, 12);
   }
   // Data-parallel ranks count, not all of them
-  script.options.plugin = MegatronLMPlugin{2, 1, 1};
+  script.options.plugin = Megatron{2, 1, 1};
   const Trace trace = run_on(4, script)[0];
   EXPECT_EQ(trace.rates, rates_after({0, 2, 4, 6, 8, 10}));
 }
@@ -249,12 +222,11 @@ TEST(AcceleratorScheduler, WithSplitBatchesOncePerWindow) {
 
 TEST(AcceleratorScheduler, OfTheConfigMovesInTheEngine) {
   Script script = sgd_script(1);
-  DeepSpeedPlugin plugin;
-  plugin.hf_ds_config =
-      R"({"zero_optimization": {"stage": 1}, "scheduler": {"type": "WarmupLR",
-          "params": {"warmup_num_steps": 4, "warmup_type": "linear",
-                     "warmup_max_lr": "auto", "warmup_min_lr": "auto"}}})";
-  script.options.plugin = plugin;
+  script.options.plugin =
+      DeepSpeed{.hf_ds_config =
+                    R"({"zero_optimization": {"stage": 1}, "scheduler": {"type":
+              "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_type":
+              "linear", "warmup_max_lr": "auto", "warmup_min_lr": "auto"}}})"};
   const Trace trace = run_on(2, script)[0];
   EXPECT_EQ(trace.rates, (std::vector<double>{0, 0, 0.125, 0.25, 0.375, 0.5}));
   EXPECT_EQ(trace.scheduler_steps, 0);
@@ -270,9 +242,7 @@ TEST(AcceleratorScheduler, StaysWhereAnOverflowSkippedTheStep) {
   script.on_loss = [](const Tensor& loss, std::int64_t batch) {
     return batch == 7 ? scale(loss, 1e6) : loss;
   };
-  FullyShardedDataParallelPlugin fsdp;
-  for (const Plugin& plugin :
-       std::vector<Plugin>{DistributedDataParallelPlugin{}, fsdp, stage(1)}) {
+  for (const Plugin& plugin : Plugins{Ddp{}, Fsdp{}, stage(1)}) {
     script.options.plugin = plugin;
     const Trace trace = run_on(2, script)[0];
     ASSERT_EQ(trace.skipped.size(), 10u);
@@ -291,9 +261,8 @@ TEST(AcceleratorPrecision, Bf16StaysNearF32UnderEveryPlugin) {
   Script script = sgd_script(1);
   script.dtype = DType::kF32;
   script.samples = 16;
-  for (const Plugin& plugin : std::vector<Plugin>{
-           DistributedDataParallelPlugin{}, FullyShardedDataParallelPlugin{},
-           stage(2), MegatronLMPlugin{2, 1, 1}}) {
+  for (const Plugin& plugin :
+       Plugins{Ddp{}, Fsdp{}, stage(2), Megatron{2, 1, 1}}) {
     script.options.plugin = plugin;
     script.options.mixed_precision = "no";
     const std::vector<double> exact = run_on(2, script)[0].losses;

@@ -56,29 +56,29 @@ Plugin plugin_of(const json& loop) {
   std::string library, choice;
   words >> library >> choice;
   if (library == "fsdp" || library == "fsdp2") {
-    return FullyShardedDataParallelPlugin{
-        .fsdp_version = library == "fsdp" ? 1 : 2, .sharding_strategy = choice};
+    return Fsdp{.fsdp_version = library == "fsdp" ? 1 : 2,
+                .sharding_strategy = choice};
   }
   if (library == "deepspeed") {
-    return DeepSpeedPlugin{.zero_stage = std::stoi(choice),
-                           .gradient_clipping = loop["max_norm"].get<double>()};
+    return DeepSpeed{.zero_stage = std::stoi(choice),
+                     .gradient_clipping = loop["max_norm"].get<double>()};
   }
   if (library == "megatron") {
-    MegatronLMPlugin plugin{.tp_degree = std::stoi(choice)};
+    Megatron plugin{.tp_degree = std::stoi(choice)};
     words >> plugin.pp_degree;
     plugin.num_micro_batches = plugin.pp_degree;
     return plugin;
   }
-  return DistributedDataParallelPlugin{};
+  return Ddp{};
 }
 
 // Weights and samples need no generator: the script has the same formulas.
 
-std::unique_ptr<Gpt> tiny_gpt() {
+std::shared_ptr<Module> tiny_gpt() {
   InitOptions init;
   init.dtype = DType::kF64;
   auto gpt =
-      std::make_unique<Gpt>(ModelConfig::from_json(kTinyGpt, "tiny"), init);
+      std::make_shared<Gpt>(ModelConfig::from_json(kTinyGpt, "tiny"), init);
   std::map<std::string, Tensor> by_name;
   for (const NamedTensor& each : gpt->named_parameters()) {
     by_name[each.name] = each.tensor;
@@ -117,17 +117,16 @@ Batch samples_batch(const std::vector<std::int64_t>& samples) {
           {}};
 }
 
-struct Result {
-  std::vector<std::vector<std::int64_t>> batches;
-  std::vector<double> losses, norms, rates;
+struct Evaluation {
   std::vector<std::int64_t> seen;
-  double evaluation = 0;
+  double loss = 0;
 };
 
-/// Adds the mean loss over all samples, and their numbers.
-void evaluate(Accelerator& acc, PreparedModel& model, std::int64_t batch_size,
-              Result& result) {
+/// The mean loss over all samples, and their numbers.
+Evaluation evaluate(Accelerator& acc, PreparedModel& model,
+                    std::int64_t batch_size) {
   constexpr std::int64_t kSamples = 11;
+  Evaluation result;
   PreparedLoader loader =
       acc.prepare(DataLoader{{kSamples, samples_batch}, batch_size});
   const NoGrad no_grad;
@@ -144,109 +143,82 @@ void evaluate(Accelerator& acc, PreparedModel& model, std::int64_t batch_size,
          acc.gather_for_metrics(
                 Tensor::full({rows}, loss.item(), loss.options()))
              .to_vector<double>()) {
-      result.evaluation += each / kSamples;
+      result.loss += each / kSamples;
     }
   }
+  return result;
 }
 
-/// The loop of the documents, from `folder` if it has a state. With `stop`, it
-/// saves one there after some windows, and ends.
-void run_loop(const json& loop, const std::string& folder, bool loads,
-              bool stops, ProcessGroup& world, Result& result) {
-  AcceleratorOptions options;
-  options.plugin = plugin_of(loop);
-  options.gradient_accumulation_steps = loop["accumulation"];
-  options.split_batches = loop["split_batches"];
-  options.even_batches = loop["even_batches"];
-  engine::OptimizerConfig optimizer;
-  optimizer.type = loop["optimizer"];
-  const double lr = optimizer.params.lr = loop["lr"];
-  if (optimizer.type == "AdamW") optimizer.params.weight_decay = 0.01;
-  DataLoader samples;
-  samples.data = {loop["samples"], samples_batch};
-  samples.batch_size = loop["batch_size"];
-  samples.drop_last = loop["drop_last"];
-  Scheduler schedule;
-  schedule.native = std::make_shared<engine::LrScheduler>(
-      [lr](std::int64_t k) { return lr / (1 + 0.1 * double(k)); });
-  const double max_norm = loop["max_norm"];
-  const bool clips =
-      max_norm > 0 || std::holds_alternative<DeepSpeedPlugin>(options.plugin);
-
-  const auto gpt = tiny_gpt();
-  Accelerator acc(options, world);
-  auto [model, opt, loader, sched] =
-      acc.prepare(*gpt, optimizer, samples, schedule);
-  if (loads) acc.load_state(folder);
-  if (!loads) result.batches = loader.batches();
-  double window = 0;
-  while (loader.epoch() < loop["epochs"].get<std::int64_t>()) {
-    const std::optional<Batch> batch = loader.next();
-    if (!batch) continue;
-    const auto micro_step = acc.accumulate(model);
-    const Tensor loss = model.loss(*batch);
-    window += acc.reduce(loss, "mean").item();
-    const double rate = sched.get_last_lr();
-    acc.backward(loss);
-    double norm = 0;
-    if (acc.sync_gradients() && clips) {
-      norm = *acc.clip_grad_norm_(model.parameters(), max_norm);
-    }
-    opt.step();
-    sched.step();
-    opt.zero_grad();
-    if (!acc.sync_gradients()) continue;
-    result.losses.push_back(window /
-                            double(options.gradient_accumulation_steps));
-    result.norms.push_back(norm);
-    result.rates.push_back(rate);
-    window = 0;
-    if (stops && result.losses.size() == loop["stop_after"]) {
-      acc.save_state(folder);
-      return;
-    }
-  }
-  evaluate(acc, model, samples.batch_size, result);
-}
-
-void expect_near(const std::vector<double>& found, const json& loop,
-                 const std::string& name) {
-  const auto stored = loop[name].get<std::vector<double>>();
-  ASSERT_EQ(found.size(), stored.size()) << name;
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_NEAR(found[i], stored[i], tolerance_of(loop)) << name << " " << i;
-  }
+/// The loop of the documents.
+Script script_of(const json& loop) {
+  Script script;
+  script.options.plugin = plugin_of(loop);
+  script.options.gradient_accumulation_steps = loop["accumulation"];
+  script.options.split_batches = loop["split_batches"];
+  script.options.even_batches = loop["even_batches"];
+  script.batch_size = loop["batch_size"];
+  script.samples = loop["samples"];
+  script.epochs = loop["epochs"];
+  script.drop_last = loop["drop_last"];
+  script.max_norm = loop["max_norm"];
+  script.asks_norm = std::holds_alternative<DeepSpeed>(script.options.plugin);
+  script.optimizer.type = loop["optimizer"];
+  const double lr = script.optimizer.params.lr = loop["lr"];
+  const bool decays = script.optimizer.type == "AdamW";
+  if (decays) script.optimizer.params.weight_decay = 0.01;
+  script.rate = [lr](std::int64_t k) { return lr / (1 + 0.1 * double(k)); };
+  script.make_model = tiny_gpt;
+  script.batch = samples_batch;
+  return script;
 }
 
 class AcceleratorOriginals : public testing::TestWithParam<Original> {};
 
 TEST_P(AcceleratorOriginals, BatchesLossesNormsAndRatesAreTheirs) {
   const auto& [name, loop, num_ranks] = GetParam();
+  Script script = script_of(loop);
+  std::vector<Evaluation> evaluations(static_cast<std::size_t>(num_ranks));
+  script.at_end = [&](Accelerator& acc, PreparedModel& model) {
+    evaluations[static_cast<std::size_t>(RankContext::current().rank)] =
+        evaluate(acc, model, script.batch_size);
+  };
+  // Some are saved after so many windows, and go on
   const TempFolder folder;
-  const std::string state = folder / "state";
-  const bool is_cut = loop["stop_after"] > 0;
-  std::vector<Result> ranks(static_cast<std::size_t>(num_ranks));
-  for (const bool again : {false, true}) {
-    if (again && !is_cut) break;
-    on_ranks(num_ranks, [&](ProcessGroup& world) {
-      run_loop(loop, state, again, is_cut && !again, world,
-               ranks[static_cast<std::size_t>(world.rank())]);
-    });
+  std::vector<std::vector<Trace>> parts;
+  if (loop["stop_after"] > 0) {
+    script.stop_after = loop["stop_after"];
+    script.save_to = folder / "state";
+    parts.push_back(run_on(num_ranks, script));
+    script.stop_after = 0;
+    script.load_from = script.save_to;
   }
+  parts.push_back(run_on(num_ranks, script));
   const int sharing = num_ranks / loop["ranks"].get<int>();
   for (int rank = 0; rank < num_ranks; ++rank) {
-    const Result& result = ranks[static_cast<std::size_t>(rank)];
+    const auto at = static_cast<std::size_t>(rank);
+    const auto expect_theirs =
+        [&, &loop = loop](const char* key, std::vector<double> Trace::*values) {
+          std::vector<double> found;
+          for (const std::vector<Trace>& part : parts) {
+            const std::vector<double>& more = part[at].*values;
+            found.insert(found.end(), more.begin(), more.end());
+          }
+          EXPECT_LT(largest_gap(found, loop[key].get<std::vector<double>>()),
+                    tolerance_of(loop))
+              << key;
+        };
     // Ranks that share a model read the same batches: tp is the innermost
     // axis, pp the outermost one
     const bool is_pipeline = loop["plugin"] == "megatron 1 2";
     const int process =
         is_pipeline ? rank % loop["ranks"].get<int>() : rank / sharing;
-    EXPECT_EQ(json(result.batches), loop["batches"].at(std::size_t(process)));
-    expect_near(result.losses, loop, "losses");
-    expect_near(result.norms, loop, "norms");
-    expect_near(result.rates, loop, "rates");
-    EXPECT_EQ(json(result.seen), loop["seen"]);
-    EXPECT_NEAR(result.evaluation, loop["evaluation"].get<double>(),
+    EXPECT_EQ(json(parts[0][at].batches[0]),
+              loop["batches"].at(std::size_t(process)));
+    expect_theirs("losses", &Trace::losses);
+    expect_theirs("norms", &Trace::norms);
+    expect_theirs("rates", &Trace::rates);
+    EXPECT_EQ(json(evaluations[at].seen), loop["seen"]);
+    EXPECT_NEAR(evaluations[at].loss, loop["evaluation"].get<double>(),
                 tolerance_of(loop));
   }
 }

@@ -20,19 +20,15 @@ std::vector<Case> cases() {
         {name + "On" + std::to_string(ranks), plugin, ranks, sharing});
   };
   for (const int ranks : {1, 2, 4}) {
-    add("Ddp", DistributedDataParallelPlugin{}, ranks);
-    FullyShardedDataParallelPlugin fsdp;
-    add("FsdpFullShard", fsdp, ranks);
-    fsdp.fsdp_version = 2;
-    add("Fsdp2FullShard", fsdp, ranks);
+    add("Ddp", Ddp{}, ranks);
+    add("FsdpFullShard", Fsdp{}, ranks);
+    add("Fsdp2FullShard", Fsdp{.fsdp_version = 2}, ranks);
     for (int number = 0; number <= 3; ++number) {
-      DeepSpeedPlugin plugin = stage(number);
-      plugin.gradient_clipping = 0.2;
-      add("DeepSpeed" + std::to_string(number), plugin, ranks);
+      add("DeepSpeed" + std::to_string(number),
+          DeepSpeed{.zero_stage = number, .gradient_clipping = 0.2}, ranks);
     }
-    add("MegatronAlone", MegatronLMPlugin{}, ranks);
+    add("MegatronAlone", Megatron{}, ranks);
   }
-  using Fsdp = FullyShardedDataParallelPlugin;
   add("FsdpShardGradOp",
       Fsdp{.sharding_strategy = "SHARD_GRAD_OP",
            .auto_wrap_policy = "SIZE_BASED_WRAP",
@@ -51,16 +47,17 @@ std::vector<Case> cases() {
            .cpu_offload = true,
            .use_orig_params = true},
       4);
-  DeepSpeedPlugin offload = stage(3);
-  offload.gradient_clipping = 0.2;
-  offload.offload_optimizer_device = "cpu";
-  offload.offload_param_device = "cpu";
-  add("DeepSpeedOffload", offload, 2);
-  add("MegatronTp", MegatronLMPlugin{2, 1, 1}, 2, 2);
-  add("MegatronPp", MegatronLMPlugin{1, 2, 2}, 2, 2);
-  add("MegatronTpPp", MegatronLMPlugin{2, 2, 2, true, true}, 4, 4);
-  add("MegatronDistributedOptimizer",
-      MegatronLMPlugin{2, 1, 2, true, false, true}, 4, 2);
+  add("DeepSpeedOffload",
+      DeepSpeed{.zero_stage = 3,
+                .gradient_clipping = 0.2,
+                .offload_optimizer_device = "cpu",
+                .offload_param_device = "cpu"},
+      2);
+  add("MegatronTp", Megatron{2, 1, 1}, 2, 2);
+  add("MegatronPp", Megatron{1, 2, 2}, 2, 2);
+  add("MegatronTpPp", Megatron{2, 2, 2, true, true}, 4, 4);
+  add("MegatronDistributedOptimizer", Megatron{2, 1, 2, true, false, true}, 4,
+      2);
   return all;
 }
 
@@ -88,7 +85,7 @@ TEST_P(AcceleratorPlugins, SameScriptHasTheLossesOfOneDevice) {
     EXPECT_LT(largest_gap(trace.norms, one.grad_norms), kTolerance);
     EXPECT_EQ(trace.scheduler_steps, kSteps * dp);
   }
-  expect_weights(ranks[0], one);
+  EXPECT_LT(apart(ranks[0].weights, weights_of(one.parameters)), kTolerance);
   // Data-parallel ranks read different samples
   if (dp > 1) {
     EXPECT_NE(ranks[0].batches, ranks.back().batches);
@@ -105,9 +102,8 @@ TEST(AcceleratorPlugins, EngineOfStageZeroEqualsDdpBitForBit) {
   script.batch_size = 2;
   script.max_norm = 0;
   const std::vector<Trace> ddp = run_on(2, script);
-  DeepSpeedPlugin plugin = stage(0);
-  plugin.gradient_clipping = 0;  // DeepSpeed clips unless told otherwise
-  script.options.plugin = plugin;
+  // DeepSpeed clips unless told otherwise
+  script.options.plugin = DeepSpeed{.zero_stage = 0, .gradient_clipping = 0};
   const std::vector<Trace> engine = run_on(2, script);
   EXPECT_EQ(ddp[0].losses, engine[0].losses);
   EXPECT_EQ(ddp[0].weights, engine[0].weights);

@@ -4,9 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "chapters/15_engine/accelerator.h"
@@ -17,6 +20,12 @@
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::accelerate {
+
+using Ddp = DistributedDataParallelPlugin;
+using Fsdp = FullyShardedDataParallelPlugin;
+using DeepSpeed = DeepSpeedPlugin;
+using Megatron = MegatronLMPlugin;
+using Plugins = std::vector<Plugin>;
 
 constexpr const char* kTinyGpt =
     R"({"model_type": "gpt2", "vocab_size": 32, "n_positions": 8, "n_embd": 16,
@@ -29,19 +38,46 @@ struct Script {
   std::int64_t batch_size = 1;
   std::int64_t samples = 24;
   std::int64_t epochs = 1;
-  double max_norm = 0.2;  ///< below the gradient's, so that it changes weights
+  double max_norm = 0.2;   ///< below the gradient's, so that it changes weights
+  bool asks_norm = false;  ///< also without clipping
+  bool drop_last = false;
   DType dtype = DType::kF64;
   engine::OptimizerConfig optimizer = {"AdamW", {}, false};
   /// The native scheduler's rates; empty: a constant rate.
   LrSchedule rate = {};
   /// Changes the loss before backward; batches count from 0.
   std::function<Tensor(const Tensor& loss, std::int64_t batch)> on_loss = {};
-  /// After this many batches: save_state to this folder, and stop.
-  std::int64_t stop_after = 0;
+  /// After this many windows: save_state to this folder, and stop.
+  std::size_t stop_after = 0;
   std::string save_to = {}, load_from = {};
   /// Replaces clip_grad_norm_ at the end of a window.
   std::function<void(Accelerator& acc, PreparedModel& model)> clip = {};
+  /// In place of the model and the samples of the options.
+  std::function<std::shared_ptr<Module>()> make_model = {};
+  std::function<Batch(const std::vector<std::int64_t>& samples)> batch = {};
+  std::function<void(Accelerator& acc, PreparedModel& model)> at_end = {};
 };
+
+using Weights = std::map<std::string, std::vector<double>>;
+
+inline Weights weights_of(const std::vector<NamedTensor>& state) {
+  Weights weights;
+  for (const NamedTensor& each : state) {
+    weights[each.name] = each.tensor.to_vector<double>();
+  }
+  return weights;
+}
+
+/// The largest difference; infinite where names or sizes differ.
+inline double apart(const Weights& a, const Weights& b) {
+  double most = a.size() == b.size() ? 0 : HUGE_VAL;
+  for (const auto& [name, values] : a) {
+    const auto other = b.find(name);
+    if (other == b.end()) return HUGE_VAL;
+    most = larger(most, largest_gap(values, other->second));
+  }
+  return most;
+}
 
 struct Trace {
   /// By window: the loss, averaged over batches and ranks (each divided by g),
@@ -50,7 +86,7 @@ struct Trace {
   std::vector<std::vector<std::vector<std::int64_t>>> batches;
   std::vector<bool> skipped;
   std::int64_t scheduler_steps = 0;
-  std::vector<std::pair<std::string, std::vector<double>>> weights;
+  Weights weights;
 };
 
 inline Options options_of(const Script& script) {
@@ -72,7 +108,9 @@ inline DataLoader loader_of(const Script& script, const Options& options,
   DataLoader loader;
   loader.data =
       engine::training_data(Dataset::open(options, config), script.samples);
+  if (script.batch) loader.data = {script.samples, script.batch};
   loader.batch_size = script.batch_size;
+  loader.drop_last = script.drop_last;
   return loader;
 }
 
@@ -80,6 +118,8 @@ inline DataLoader loader_of(const Script& script, const Options& options,
 inline Trace run_script(const Script& script, ProcessGroup& world) {
   Options options = options_of(script);
   const LoadedModel loaded = build_model(options);
+  const std::shared_ptr<Module> own =
+      script.make_model ? script.make_model() : nullptr;
   const DataLoader samples = loader_of(script, options, loaded.config);
   Scheduler schedule;
   if (script.rate) {
@@ -90,12 +130,12 @@ inline Trace run_script(const Script& script, ProcessGroup& world) {
 
   Trace trace;
   Accelerator acc(script.options, world);
-  auto [model, opt, loader, sched] =
-      acc.prepare(*loaded.model, script.optimizer, samples, schedule);
+  auto [model, opt, loader, sched] = acc.prepare(
+      own ? *own : *loaded.model, script.optimizer, samples, schedule);
   if (!script.load_from.empty()) acc.load_state(script.load_from);
   std::int64_t batches = 0;
   double window = 0;
-  for (std::int64_t epoch = 0; epoch < script.epochs; ++epoch) {
+  while (loader.epoch() < script.epochs) {
     trace.batches.push_back(loader.batches());
     while (const std::optional<Batch> batch = loader.next()) {
       const auto micro_step = acc.accumulate(model);
@@ -108,7 +148,7 @@ inline Trace run_script(const Script& script, ProcessGroup& world) {
       std::optional<double> norm;
       if (script.clip) {
         script.clip(acc, model);
-      } else if (script.max_norm > 0) {
+      } else if (script.max_norm > 0 || script.asks_norm) {
         // A no-op between windows
         norm = acc.clip_grad_norm_(model.parameters(), script.max_norm);
         EXPECT_EQ(norm.has_value(), acc.sync_gradients());
@@ -122,15 +162,14 @@ inline Trace run_script(const Script& script, ProcessGroup& world) {
       trace.rates.push_back(rate);
       trace.skipped.push_back(opt.step_was_skipped());
       window = 0;
-      if (batches != script.stop_after) continue;
+      if (trace.losses.size() != script.stop_after) continue;
       acc.save_state(script.save_to);
       return trace;
     }
   }
   trace.scheduler_steps = sched.steps_done();
-  for (const NamedTensor& each : acc.get_state_dict(model)) {
-    trace.weights.push_back({each.name, each.tensor.to_vector<double>()});
-  }
+  trace.weights = weights_of(acc.get_state_dict(model));
+  if (script.at_end) script.at_end(acc, model);
   return trace;
 }
 
@@ -175,21 +214,6 @@ inline ReferenceRun on_one_device(const Script& script, std::int64_t batch,
     return 0;
   });
   return run;
-}
-
-inline void expect_weights(const Trace& trace, const ReferenceRun& one) {
-  ASSERT_EQ(trace.weights.size(), one.parameters.size());
-  for (const auto& [name, values] : trace.weights) {
-    bool found = false;
-    for (const NamedTensor& each : one.parameters) {
-      if (each.name != name) continue;
-      found = true;
-      EXPECT_LT(largest_gap(values, each.tensor.to_vector<double>()),
-                kTolerance)
-          << name;
-    }
-    EXPECT_TRUE(found) << name;
-  }
 }
 
 /// DeepSpeed's config for a stage; the sizes are the script's.
