@@ -22,17 +22,11 @@ namespace fs = std::filesystem;
 
 const fs::path kRoot = SHARDBOOK_ROOT;
 
-// Folders of chapters: "00_single_device" and so on.
 std::vector<fs::path> chapter_folders() {
-  static const std::regex kName("[0-9][0-9]_.*");
   std::vector<fs::path> folders;
-  for (const auto& entry : fs::directory_iterator(kRoot / "chapters")) {
-    if (entry.is_directory() &&
-        std::regex_match(entry.path().filename().string(), kName)) {
-      folders.push_back(entry.path());
-    }
+  for (const std::string& name : chapter_names()) {
+    folders.push_back(kRoot / "chapters" / name);
   }
-  std::sort(folders.begin(), folders.end());
   return folders;
 }
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -92,39 +93,21 @@ struct Header {
 };
 
 Header parse(const std::string& text) {
+  static const std::regex kInclude(R"re(#include (<|")([^>"]+).*)re");
+  // A string, a remark to the end of its line, or one between its marks
+  static const std::regex kNoCode(
+      R"re("(\\.|[^"\\\n])*"|//.*|/\*([^*]|\*[^/])*\*/)re");
   Header header;
-  std::istringstream lines(text);
-  bool in_remark = false;
-  for (std::string line; std::getline(lines, line);) {
-    if (line.rfind("#include ", 0) == 0) {
-      const bool standard = line[9] == '<';
-      const std::size_t end = line.find(standard ? '>' : '"', 10);
-      (standard ? header.standard : header.project)
-          .insert(line.substr(10, end - 10));
-      continue;
+  std::string rest;
+  for (const std::string& line : split_lines(text)) {
+    std::smatch found;
+    if (std::regex_match(line, found, kInclude)) {
+      (found[1] == "<" ? header.standard : header.project).insert(found[2]);
+    } else {
+      rest += line + "\n";
     }
-    bool in_string = false;
-    for (std::size_t i = 0; i < line.size(); ++i) {
-      if (in_remark) {
-        if (line.compare(i, 2, "*/") == 0) in_remark = false, ++i;
-      } else if (in_string) {
-        if (line[i] == '\\') {
-          ++i;
-        } else if (line[i] == '"') {
-          in_string = false;
-        }
-      } else if (line.compare(i, 2, "//") == 0) {
-        break;
-      } else if (line.compare(i, 2, "/*") == 0) {
-        in_remark = true, ++i;
-      } else if (line[i] == '"') {
-        in_string = true;
-      } else {
-        header.code += line[i];
-      }
-    }
-    header.code += '\n';
   }
+  header.code = std::regex_replace(rest, kNoCode, "");
   return header;
 }
 

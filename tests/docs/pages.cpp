@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -162,6 +163,18 @@ std::string read_file(const std::filesystem::path& path) {
   std::ifstream file(std::filesystem::path(SHARDBOOK_ROOT) / path,
                      std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::vector<std::string> chapter_names() {
+  static const std::regex kName("[0-9][0-9]_.*");
+  std::vector<std::string> names;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(SHARDBOOK_ROOT "/chapters")) {
+    const std::string name = entry.path().filename().string();
+    if (std::regex_match(name, kName)) names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 std::vector<Excerpt> find_excerpts(const std::string& page) {

@@ -28,6 +28,9 @@ Lines split_lines(const std::string& text);
 /// there is none.
 std::string read_file(const std::filesystem::path& path);
 
+/// "00_single_device" and so on, in reading order.
+std::vector<std::string> chapter_names();
+
 /// The fences of a Markdown page that name a file and a step.
 std::vector<Excerpt> find_excerpts(const std::string& page);
 
@@ -40,9 +43,9 @@ struct QuotedRun {
 };
 std::vector<QuotedRun> find_quoted_runs(const std::string& page);
 
-/// Runs the program of "./shardbook run NAME -- OPTIONS" (or "chNN_name
-/// OPTIONS") in the build folder `build`; its lines on standard error and
-/// output. Commands that differ in their pipe only share one run.
+/// Runs the program of "./shardbook run NAME -- OPTIONS" in the build folder
+/// `build`; its lines on standard error and output. Commands that differ in their
+/// pipe only share one run.
 Lines run_program(const std::string& build, const std::string& command);
 
 /// Compares what a page quotes with what a program printed; returns an empty

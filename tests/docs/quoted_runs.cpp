@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <regex>
 #include <sstream>
 
 #include "tests/cli/command.h"
@@ -66,41 +67,28 @@ bool same_line(const std::string& a, const std::string& b) {
   return true;
 }
 
-// What starts the program itself: "./shardbook run ddp -- --steps 5" and
-// "ch02_ddp --steps 5" are build/chapters/02_ddp/ch02_ddp; "./shardbook toy ddp"
-// is build/chapters/toy_02_ddp, and likewise for lessons; "./shardbook run
-// cifar_moe" is build/chapters/cifar_moe; "./shardbook plan" is the planner's.
+// What starts the program itself: "./shardbook run ddp -- --steps 5" is
+// build/chapters/02_ddp/ch02_ddp; "./shardbook toy ddp" is
+// build/chapters/toy_02_ddp, and likewise for lessons; "./shardbook run cifar_moe"
+// is build/chapters/cifar_moe; "./shardbook plan" is the planner's.
 std::string program_line(const std::string& build, const std::string& command) {
-  const std::string plan = "./shardbook plan";
-  if (command.rfind(plan, 0) == 0) {
-    return "'" + build + "/chapters/planner/shardbook_plan'" +
-           command.substr(plan.size());
+  static const std::regex kCommand(
+      "./shardbook (plan|toy|lesson|run)( [^ -]\\S*)?(?: --(?= |$))?(.*)");
+  std::smatch found;
+  if (!std::regex_match(command, found, kCommand)) return command;
+  const std::string kind = found[1], options = found[3];
+  const std::string name = found.length(2) > 0 ? found.str(2).substr(1) : "";
+  std::string program = "'" + build + "'/chapters/";
+  if (kind == "plan") return program + "planner/shardbook_plan" + options;
+  if (kind != "run") return program + kind + "_??_" + name + options;
+  if (std::filesystem::is_regular_file(build + "/chapters/" + name)) {
+    return program + name + options;
   }
-  const std::string script = "./shardbook run ";
-  for (const std::string kind : {"toy", "lesson"}) {
-    const std::string begin = "./shardbook " + kind + " ";
-    if (command.rfind(begin, 0) == 0) {
-      return "'" + build + "'/chapters/" + kind + "_??_" +
-             command.substr(begin.size());
-    }
+  for (const std::string& chapter : chapter_names()) {
+    if (chapter.substr(3) != name) continue;
+    program += chapter + "/ch" + chapter;
   }
-  std::string name = command.substr(0, command.find(' '));
-  std::string options = command.substr(name.size());
-  if (command.rfind(script, 0) == 0) {
-    const std::size_t end = command.find(" --", script.size());
-    const std::string word = command.substr(script.size(), end - script.size());
-    options = end == std::string::npos ? "" : command.substr(end + 3);
-    if (std::filesystem::is_regular_file(build + "/chapters/" + word)) {
-      return "'" + build + "/chapters/" + word + "'" + options;
-    }
-    for (const auto& entry :
-         std::filesystem::directory_iterator(build + "/chapters")) {
-      const std::string folder = entry.path().filename().string();
-      if (folder.size() > 3 && folder.substr(3) == word) name = "ch" + folder;
-    }
-  }
-  return "'" + build + "/chapters/" +
-         (name.size() > 2 ? name.substr(2) : name) + "/" + name + "'" + options;
+  return program + options;
 }
 
 }  // namespace

@@ -22,14 +22,7 @@ const fs::path kFolder = fs::path(SHARDBOOK_ROOT) / "chapters";
 
 /// "00_single_device", "before", "01_data_parallel", ...
 Names reading_order() {
-  Names order;
-  for (const auto& entry : fs::directory_iterator(kFolder)) {
-    const std::string name = entry.path().filename().string();
-    if (std::regex_match(name, std::regex("[0-9][0-9]_.*"))) {
-      order.push_back(name);
-    }
-  }
-  std::sort(order.begin(), order.end());
+  Names order = chapter_names();
   order.insert(order.begin() + 1, "before");
   return order;
 }
@@ -104,8 +97,7 @@ TEST(ReadingOrder, WhatAPageNeedsComesBeforeIt) {
 }
 
 TEST(ReadingOrder, ProgramsAndLessonsNeedTheChaptersOfTheirPage) {
-  Names chapters = reading_order();
-  chapters.erase(chapters.begin() + 1);
+  const Names chapters = chapter_names();
   auto needs = needs_of_pages();
   for (std::size_t i = 0; i < chapters.size(); ++i) {
     std::set<std::string> needed = needs[chapters[i]];
