@@ -1,4 +1,4 @@
-// The data-parallel chapters with ranks that are processes, and interrupted.
+// Chapters with ranks that are processes, and data-parallel ones interrupted.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -35,6 +35,15 @@ TEST(DataParallelPrograms, ProcessesTrainAsOneDeviceAndAsThreads) {
            {"03_zero_fsdp",
             "--world-size 4 --strategy fsdp --sharding-strategy hybrid_shard "
             "--shard-size 2"},
+           {"05_gpipe", "--world-size 3"},
+           {"05_gpipe", "--world-size 4 --long-skips --recompute always"},
+           {"05_gpipe", "--world-size 2 --model mlp --micro-batches 5"},
+           {"06_1f1b", "--world-size 3 --schedule zb-h1 --recompute"},
+           {"06_1f1b", "--world-size 2 --schedule dualpipe --model mlp"},
+           {"06_1f1b", "--world-size 2 --schedule interleaved --chunks 3"},
+           {"06_1f1b", "--world-size 3 --schedule pipedream --replicas 2,1"},
+           {"06_1f1b",
+            "--world-size 3 --schedule zb-h2 --post-validation --clip 0.5"},
            {"15_engine",
             R"(--world-size 2 --config '{"gradient_accumulation_steps": 2}')"},
            {"15_engine",

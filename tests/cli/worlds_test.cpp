@@ -53,11 +53,9 @@ void expect_same(const std::string& chapter, int world_size,
 
 TEST(ProgramWorlds, EveryChapterCountsWhatSimCharges) {
   expect_same("00_single_device", 1, "threads");
-  for (const std::string chapter :
-       {"01_data_parallel", "02_ddp", "03_zero_fsdp"}) {
-    for (const int size : world_sizes()) {
-      expect_same(chapter, size, "threads");
-    }
+  // DDP's and ZeRO's variants are compared in tests/chapters/common
+  for (const int size : world_sizes()) {
+    expect_same("01_data_parallel", size, "threads");
   }
   // gpt-nano has six layers
   for (const int size : sized<int>({1, 2, 3, 4, 6}, {1, 3})) {
@@ -66,27 +64,6 @@ TEST(ProgramWorlds, EveryChapterCountsWhatSimCharges) {
   if (SHARDBOOK_HAVE_GLOO) expect_same("05_gpipe", 3, "gloo");
   for (const int size : {1, 4, 6}) expect_same("06_1f1b", size, "threads");
   if (SHARDBOOK_HAVE_GLOO) expect_same("06_1f1b", 3, "gloo");
-}
-
-TEST(ProgramWorlds, PipelinesOfProcessesTrainAsOneDevice) {
-  if (!SHARDBOOK_HAVE_GLOO) GTEST_SKIP() << "built without Gloo";
-  for (const auto& [chapter, options] :
-       std::vector<std::pair<std::string, std::string>>{
-           {"05_gpipe", "--world-size 3"},
-           {"05_gpipe", "--world-size 4 --long-skips --recompute always"},
-           {"05_gpipe", "--world-size 2 --model mlp --micro-batches 5"},
-           {"06_1f1b", "--world-size 3 --schedule zb-h1 --recompute"},
-           {"06_1f1b", "--world-size 2 --schedule dualpipe --model mlp"},
-           {"06_1f1b", "--world-size 2 --schedule interleaved --chunks 3"},
-           {"06_1f1b", "--world-size 3 --schedule pipedream --replicas 2,1"},
-           {"06_1f1b",
-            "--world-size 3 --schedule zb-h2 --post-validation --clip 0.5"}}) {
-    SCOPED_TRACE(options);
-    expect_claims(json_of(run(chapter,
-                              "--backend gloo --format json --data random "
-                              "--steps 4 --seq 16 " +
-                                  options)));
-  }
 }
 
 // A program first runs on shapes, which have no loss.

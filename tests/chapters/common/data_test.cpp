@@ -59,33 +59,6 @@ TEST_F(DatasetFiles, RanksReadRowsOfTheGlobalBatch) {
   }
 }
 
-TEST_F(DatasetFiles, TokenIdsAreLittleEndian) {
-  const std::string bytes = {'\x01', '\x02', '\x50', '\xc4', '\x00', '\x00'};
-  const Dataset data = Dataset::open(write("ids.u16", bytes), 2, 50257, 0);
-  EXPECT_EQ(ints(data.batch(0, 1).inputs), (Ints{0x0201, 50256}));
-  EXPECT_EQ(ints(data.batch(0, 1).targets), (Ints{50256, 0}));
-}
-
-TEST_F(DatasetFiles, NumPyArraysOfIntegersAreTokenIds) {
-  const auto open_npy = [&](const Tensor& tensor) {
-    save_npy(path("ids.npy"), tensor);
-    return Dataset::open(path("ids.npy"), 2, 50257, 0);
-  };
-  const Dataset data =
-      open_npy(Tensor::from_values<std::int64_t>({513, 50256, 0}, {3}));
-  EXPECT_EQ(ints(data.batch(0, 1).inputs), (Ints{513, 50256}));
-  EXPECT_EQ(ints(data.batch(0, 1).targets), (Ints{50256, 0}));
-  expect_error([&] { open_npy(Tensor::zeros({3})); },
-               {"--data ", "ids.npy", "<f4", "integers"});
-  expect_error(
-      [&] {
-        open_npy(Tensor::from_values<std::int64_t>({1, -2, 3}, {3}));
-      },
-      {"--data ", "-2 at position 1"});
-  expect_error([&] { Dataset::open(write("no.npy", "text"), 2, 9, 0); },
-               {"--data ", "no.npy", "not a .npy file"});
-}
-
 TEST_F(DatasetFiles, LogitsBecomeANumPyArray) {
   Options options;
   options.model = "gpt-nano";

@@ -184,6 +184,7 @@ TEST_F(TokenFiles, OfNumPyMayHaveAnyIntegers) {
   refused(npy("<u2", "(3,)", "abcd"), {"IDS.NPY", "end early", "4 bytes"});
   refused(npy("<u2", "(1,)", "abcd"), {"takes 2 bytes", "4 follow"});
   refused(npy("<u2", "(2,)", "abcd", "False", 4), {"version is 4"});
+  refused("text", {"--data ", "IDS.NPY", "not a .npy file"});
 }
 
 TEST_F(TokenFiles, OfOtherKindsAreNoText) {
@@ -211,6 +212,7 @@ TEST_F(TokenFiles, OfOtherKindsAreNoText) {
 }
 
 // Checkpoints compare it: a file has one fingerprint, whoever wrote the ids.
+// Data sets read what their names or headers say.
 TEST_F(TokenFiles, HaveTheFingerprintOfTheirIds) {
   const std::vector<std::uint64_t> ids = {1, 2, 3};
   const auto fingerprint = [&](const std::string& name,

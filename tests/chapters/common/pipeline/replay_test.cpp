@@ -60,17 +60,6 @@ TEST_P(ClosedForms, OneFOneBTakesAsLongAndKeepsLess) {
   }
 }
 
-TEST_P(ClosedForms, TimesThatDifferLoseTheirSumPerStage) {
-  const auto [p, m] = GetParam();
-  const Costs costs{.forward = 3, .backward = 5};
-  for (const Schedule& s :
-       {gpipe::schedule(p, m), schedules::one_f_one_b(p, m)}) {
-    const Replay r = replay(s, costs);
-    EXPECT_DOUBLE_EQ(r.makespan, (m + p - 1) * 8);
-    EXPECT_DOUBLE_EQ(idle_share(r), (p - 1.0) / (m + p - 1));
-  }
-}
-
 TEST_P(ClosedForms, NaiveHasOneRankAtWork) {
   const auto [p, m] = GetParam();
   const Schedule schedule = schedules::naive(p, m);
@@ -152,18 +141,6 @@ TEST_P(ClosedForms, ZbH2LosesForwardAndInputLessTwoWeights) {
 INSTANTIATE_TEST_SUITE_P(Sizes, ClosedForms,
                          testing::Combine(testing::Values(1, 2, 3, 4, 8),
                                           testing::Values(1, 2, 4, 8, 17)));
-
-TEST(Replays, GoldenNumbers) {
-  const Schedule s = schedules::one_f_one_b(4, 8);
-  const Replay r = replay(s, kUnit);
-  EXPECT_EQ(r.makespan, 22);
-  EXPECT_DOUBLE_EQ(idle_share(r), 3.0 / 11);
-  EXPECT_THAT(max_live_activations(s, Until::kInput), ElementsAre(4, 3, 2, 1));
-  const Schedule i = schedules::interleaved(4, 8, 2);
-  const Replay ri = replay(i, kUnit);
-  EXPECT_DOUBLE_EQ(bubble_over_work(ri), 0.1875);
-  EXPECT_THAT(max_live_activations(i, Until::kInput), ElementsAre(11, 9, 7, 5));
-}
 
 // Korthikanti et al. 2022, section 4.2.3: the first rank keeps 1 + (p-1)/(p v)
 // times the activations of plain 1F1B, in sets of a whole stage.
