@@ -158,10 +158,8 @@ TEST_F(CompareScript, WhatLeavesNoReportIsNamed) {
 
 TEST_F(CompareScript, WhatHadEndedBeforeASignalIsKept) {
   const Outcome outcome =
-      run("touch text; ./shardbook compare ddp \"zero --stay\" -- >text 2>&1 & "
-          "for ((i = 0; i < 600; ++i)); do"
-          "  ! grep -q \"zero --stay\" text || break; sleep 0.1; "
-          "done; kill -TERM $!; wait $!; echo status $?");
+      run_until("grep -q \"zero --stay\" text",
+                "./shardbook compare ddp \"zero --stay\" --");
   EXPECT_EQ(outcome.text, "status 143\n") << read("/text");
   const std::string rows = read("/build/runs/compare-interrupted/rows.tsv");
   expect_text(rows, {"\tddp\t", "\n# Interrupted after 2 of 3 runs.\n"});

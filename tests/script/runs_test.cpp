@@ -147,11 +147,8 @@ TEST_F(Script, TwoRunsAtOnceKeepApart) {
 
 TEST_F(Script, AStoppedRunLeavesNothing) {
   // Ends the script when its program has begun.
-  const Outcome outcome =
-      run("./shardbook run gpipe -- --stay >text 2>&1 & "
-          "for ((i = 0; i < 600; ++i)); do"
-          "  ! grep -q stay text || break; sleep 0.1; "
-          "done; kill -TERM $!; wait $!; echo status $?; cat text");
+  const Outcome outcome = run_until(
+      "grep -q stay text", "./shardbook run gpipe -- --stay", "cat text");
   expect_text(outcome.text, {"status 143", "shardbook: stopped by SIGTERM"});
   EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
 }
@@ -188,15 +185,11 @@ TEST_F(Script, AStoppedRunEndsAllThatItStarted) {
         "02_ddp   | DDP\n");
   const int begun = num_cores() > 1 ? 2 : 1;
   const Outcome outcome =
-      run("touch log; ./shardbook run >text 2>&1 & "
-          "for ((i = 0; i < 600; ++i)); do"
-          "  (($(grep -c begin log) < " +
-          std::to_string(begun) +
-          ")) || break; sleep 0.1; "
-          "done; kill -TERM $!; wait $!; echo status $?; "
-          "while read -r word name id; do"
-          "  ! kill -0 $id 2>/dev/null || echo $name is alive; "
-          "done <log");
+      run_until("(($(grep -c begin log) >= " + std::to_string(begun) + "))",
+                "./shardbook run",
+                "while read -r word name id; do"
+                "  ! kill -0 $id 2>/dev/null || echo $name is alive; "
+                "done <log");
   EXPECT_EQ(outcome.text, "status 143\n") << read("/text");
   EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
 }
@@ -211,13 +204,10 @@ TEST_F(Script, WhatHadEndedBeforeASignalIsKept) {
   write("/build/runs/last/rows.tsv", "complete\n");
   write("/build/report.html", "complete\n");
   // GPipe has ended when its process is no longer waited for.
-  const Outcome outcome = run(
-      "touch log; ./shardbook run >text 2>&1 & script=$!; "
-      "for ((i = 0; i < 600; ++i)); do"
-      "  read -r _ _ id < <(grep \"begin ch05\" log) &&"
-      "    ! kill -0 $id 2>/dev/null && grep -q \"begin ch02\" log && break;"
-      "  sleep 0.1; "
-      "done; kill -TERM $script; wait $script; echo status $?; cat text");
+  const Outcome outcome = run_until(
+      "read -r _ _ id < <(grep \"begin ch05\" log) &&"
+      " ! kill -0 $id 2>/dev/null && grep -q \"begin ch02\" log",
+      "./shardbook run", "cat text");
   expect_text(outcome.text, {"status 143"});
   const std::string kept = read("/build/runs/last-interrupted/rows.tsv");
   expect_text(kept, {"01.json\t\tOne device", "02.json\tSplit\tGPipe"});

@@ -142,6 +142,17 @@ Outcome Script::run(const std::string& words) const {
   return run_command(in_the_tree(words) + " </dev/null");
 }
 
+Outcome Script::run_until(const std::string& condition,
+                          const std::string& words,
+                          const std::string& more) const {
+  return run("touch text log; " + words +
+             " >text 2>&1 & script=$!; for ((i = 0; i < 600; ++i)); do " +
+             condition +
+             " && break; sleep 0.1; done; "
+             "kill -TERM $script; wait $script; echo status $?; " +
+             more);
+}
+
 int num_cores() {
   cpu_set_t cores;
   return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores)

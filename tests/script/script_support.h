@@ -28,6 +28,11 @@ class Script : public testing::Test {
   // Runs words of bash. Standard output and error together.
   Outcome run(const std::string& words) const;
 
+  // Runs words of bash, which write to the file `text`, and ends them by SIGTERM
+  // when the words `condition` hold; then `more`.
+  Outcome run_until(const std::string& condition, const std::string& words,
+                    const std::string& more = "") const;
+
   // The command of sh that runs words of bash there.
   std::string in_the_tree(const std::string& words) const;
 

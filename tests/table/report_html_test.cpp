@@ -232,6 +232,13 @@ ProgramRun pipeline(const std::string& label, double step_s, double bubble_s,
   return run;
 }
 
+std::string first_screen(const std::vector<ProgramRun>& runs) {
+  const std::string page = report_html(runs);
+  const std::size_t begin = page.find("<section id=\"first\"");
+  if (begin == std::string::npos) return "";
+  return page.substr(begin, page.find("</section>", begin) - begin);
+}
+
 TEST(ReportFirst, TwoPipelinesThatDifferMostShareAnAxis) {
   std::vector<ProgramRun> runs = {
       pipeline("GPipe", 1, 0.2, 48e9), pipeline("1F1B", 1, 0.2, 16e9),
@@ -240,23 +247,13 @@ TEST(ReportFirst, TwoPipelinesThatDifferMostShareAnAxis) {
   // A view of several steps cannot be compared.
   runs[3].virtual_run->timeline->step_s = 2;
   runs[4].setting = "resnet50";
-  const std::string page = report_html(runs);
-  const std::size_t begin = page.find("<section id=\"first\"");
-  const std::string first =
-      page.substr(begin, page.find("</section>", begin) - begin);
+  const std::string first = first_screen(runs);
   expect_text(first,
               {"<b>late is the fastest that fits: 500 ms</b>",
                "<b>ZB-H1 spends 10 % of its step in bubbles, GPipe 20 %</b>"});
   EXPECT_EQ(count(first, "<svg class=\"lane compute\""), 2);
   EXPECT_EQ(count(first, "data-run=\"0\""), 1);
   EXPECT_EQ(count(first, "data-run=\"2\""), 1);
-}
-
-std::string first_screen(const std::vector<ProgramRun>& runs) {
-  const std::string page = report_html(runs);
-  const std::size_t begin = page.find("<section id=\"first\"");
-  if (begin == std::string::npos) return "";
-  return page.substr(begin, page.find("</section>", begin) - begin);
 }
 
 TEST(ReportFirst, BeginsWhereTheStrategyDecidesWhatFitsAndNamesTheWorkload) {
