@@ -144,17 +144,21 @@ struct Rank {
   std::unique_ptr<Engine> engine;
 };
 
+inline Course course_of(Rank& rank) {
+  Course course;
+  for (int k = 0; k < kSteps; ++k) {
+    course.losses.push_back(rank.step(k));
+    course.norms.push_back(rank.engine->get_global_grad_norm());
+  }
+  course.weights = rank.engine->full_state();
+  return course;
+}
+
 inline Course under_engine(const moe::ConvNetOptions& options,
                            const DeepSpeedConfig& config, int ranks, int ep) {
   return on_ranks(ranks, [&](ProcessGroup& world) {
     Rank rank(options, config, world, ep);
-    Course course;
-    for (int k = 0; k < kSteps; ++k) {
-      course.losses.push_back(rank.step(k));
-      course.norms.push_back(rank.engine->get_global_grad_norm());
-    }
-    course.weights = rank.engine->full_state();
-    return course;
+    return course_of(rank);
   })[0];
 }
 

@@ -100,26 +100,16 @@ TEST(ExpertsUnderEngine, SpreadEachLayerInItsOwnWay) {
   moe::ConvNetOptions options = documents_net();
   const Course one = on_one_device(options, 4);
   const Course found = on_ranks(4, [&](ProcessGroup& world) {
-    DeviceMesh pairs(world, moe::expert_topology({.world = 4, .ep = 2}));
-    DeviceMesh all(world, moe::expert_topology({.world = 4, .ep = 4}));
     // The second layer of a net whose ranks all share their experts
-    moe::ConvNet net(options, {.ep = &pairs.group("ep")});
+    DeviceMesh all(world, moe::expert_topology({.world = 4, .ep = 4}));
     moe::ConvNet other(options, {.ep = &all.group("ep")});
-    const AnyModule mlp = *net.moe_layers[0].mlp;
-    net.moe_layers[1] = other.moe_layers[1];
-    net.moe_layers[1].mlp = mlp;  // the one that layers share
-    const auto engine = initialize(net, config_with(2, 1), world).engine;
-    Course course;
-    for (int k = 0; k < kSteps; ++k) {
-      const Batch batch = piece_of(k, world.rank(), 4, DType::kF64);
-      const Tensor loss = language_loss((*engine)(batch.inputs), batch.targets);
-      course.losses.push_back(sum_over_ranks(world, loss.item() / 4, "loss"));
-      engine->backward(loss);
-      engine->step();
-      course.norms.push_back(engine->get_global_grad_norm());
-    }
-    course.weights = engine->full_state();
-    return course;
+    Rank rank(options, config_with(2, 1), world, /*ep=*/2, {},
+              [&](moe::ConvNet& net) {
+                const AnyModule mlp = *net.moe_layers[0].mlp;
+                net.moe_layers[1] = other.moe_layers[1];
+                net.moe_layers[1].mlp = mlp;  // the one that layers share
+              });
+    return course_of(rank);
   })[0];
   EXPECT_LT(distance(found, one), 1e-10);
 }

@@ -2,53 +2,49 @@
 
 #include <gtest/gtest.h>
 
-#include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
-#include "tests/chapters/15_engine/choice_support.h"
-#include "tests/chapters/common/claims_support.h"
-#include "tests/chapters/common/sharded_support.h"
+#include <string>
+#include <utility>
+
+#include "chapters/programs/programs.h"
 
 namespace shardbook::engine {
 namespace {
 
-Options options_on(const std::string& backend) {
-  Options options = tiny_gpt("15_engine", 4);
-  options.backend = backend;
-  options.cluster = "dgx-a100";
-  options.dtype = DType::kF32;
-  return options;
+/// A chapter's line for three steps of a GPT whose width is 16.
+std::string line_of(const std::string& chapter, const std::string& backend,
+                    const std::string& options) {
+  return chapter +
+         R"( --model '{"n_embd": 16, "n_layer": 2, "n_head": 4,
+             "vocab_size": 31, "n_positions": 20}' --data random --steps 3
+             --batch 24 --seq 16 --seed 3 --dtype f32 --deterministic
+             --world-size 4 --cluster dgx-a100 --backend )" +
+         backend + " " + options;
 }
 
-Report engine_run(const Options& options, int stage) {
-  const std::string cpu = R"({"device": "cpu"})";
-  // The chapter uses the width h = 16 unless a key is given
-  const std::string third =
-      stage == 3 ? R"(, "stage3_param_persistence_threshold": 160,
-                       "stage3_prefetch_bucket_size": 3328,
-                       "stage3_max_reuse_distance": 0, "offload_param": )" +
-                       cpu
-                 : std::string();
-  return train_config(
-      options, R"({"train_batch_size": 24, "gradient_accumulation_steps": 2,
-          "zero_optimization": {"overlap_comm": true, "stage": )" +
-                   std::to_string(stage) + R"(, "offload_optimizer": )" + cpu +
-                   third + "}}");
-}
-
-Report chapter_run(const Options& options, int stage) {
-  zero_fsdp::StrategyOptions setup;
-  setup.strategy = "zero" + std::to_string(stage);
-  setup.micro_batches = 2;
-  setup.cpu_offload = true;
-  return sharded_test::report_of<zero_fsdp::ZeroFsdpStrategy>(options, setup);
-}
+/// DeepSpeed's keys, where the chapter's options go by the width.
+constexpr const char* kZero2 =
+    R"("stage": 2, "offload_optimizer": {"device": "cpu"})";
+constexpr const char* kZero3 =
+    R"("stage": 3, "offload_optimizer": {"device": "cpu"},
+       "offload_param": {"device": "cpu"},
+       "stage3_param_persistence_threshold": 160,
+       "stage3_prefetch_bucket_size": 3328, "stage3_max_reuse_distance": 0)";
 
 TEST(EngineOffload, TakesTheTimeMemoryAndBytesOfItsChapter) {
-  for (const int stage : {2, 3}) {
+  for (const auto& [strategy, keys] :
+       {std::pair{"zero2", kZero2}, std::pair{"zero3", kZero3}}) {
     for (const char* backend : {"sim", "threads"}) {
-      SCOPED_TRACE(std::string(backend) + ", stage " + std::to_string(stage));
-      const Options options = options_on(backend);
-      const Report engine = engine_run(options, stage);
-      const Report chapter = chapter_run(options, stage);
+      SCOPED_TRACE(std::string(backend) + ", " + strategy);
+      const Report engine =
+          run(line_of("15_engine", backend,
+                      R"(--config '{"gradient_accumulation_steps": 2,
+             "zero_optimization": {"overlap_comm": true, )" +
+                          std::string(keys) + "}}'"));
+      const Report chapter =
+          run(line_of("03_zero_fsdp", backend,
+                      std::string("--micro-batches 2 --cpu-offload "
+                                  "--strategy ") +
+                          strategy));
       EXPECT_DOUBLE_EQ(engine.time.step_s, chapter.time.step_s);
       EXPECT_GT(engine.time.step_s, 0);
       ASSERT_EQ(engine.ranks.size(), chapter.ranks.size());
@@ -70,11 +66,10 @@ TEST(EngineOffload, TakesTheTimeMemoryAndBytesOfItsChapter) {
 // different time.
 TEST(EngineOffload, SubGroupsAreThoseOfTheKey) {
   const auto step_s = [](const std::string& size) {
-    return train_config(
-               options_on("sim"),
-               R"({"train_batch_size": 24, "zero_optimization": {"stage": 2,
-            "offload_optimizer": {"device": "cpu"}, "sub_group_size": )" +
-                   size + "}}")
+    return run(line_of(
+                   "15_engine", "sim",
+                   R"(--config '{"zero_optimization": {"sub_group_size": )" +
+                       size + ", " + kZero2 + "}}'"))
         .time.step_s;
   };
   EXPECT_NE(step_s("100"), step_s("1e9"));
