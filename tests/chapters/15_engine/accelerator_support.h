@@ -144,6 +144,7 @@ inline Trace run_script(const Script& script, ProcessGroup& world) {
       if (script.on_loss) loss = script.on_loss(loss, batches);
       batches += 1;
       const double rate = opt.lr();
+      EXPECT_EQ(sched.get_last_lr(), rate);
       acc.backward(loss);
       std::optional<double> norm;
       if (script.clip) {

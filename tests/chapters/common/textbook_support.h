@@ -83,7 +83,7 @@ inline void expect_closed_form(const Report& report) {
 /// The report of a chapter's line, where the line does not say otherwise of
 /// mlp_options' model and samples.
 inline Report on_textbook(std::string line) {
-  return run(line.insert(
+  return shardbook::run(line.insert(
       line.find(' '),
       " --backend sim --cluster textbook --data random --model mlp --seq 64"));
 }
