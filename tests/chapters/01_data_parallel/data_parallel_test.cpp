@@ -268,21 +268,6 @@ TEST(DataParallelTrap, OldReplicasKeepOldWeights) {
   EXPECT_LT(max_relative({model(x)}, {expected}), kF64);
 }
 
-TEST(DataParallelTrap, DropoutAtLocalRowsDiffersFromOneDevice) {
-  World world(2);
-  const Tensor x = Tensor::full({8, 16}, 1, {DType::kF64, Device()});
-  const Tensor expected = dropout(x, 0.5);
-  // Each half draws as if it began at row 0.
-  world.context.random.next_op = 0;
-  const Tensor first = dropout(x.rows_view(0, 4), 0.5);
-  world.context.random.next_op = 0;
-  const Tensor second = dropout(x.rows_view(4, 8), 0.5);
-  EXPECT_FALSE(bitwise_equal(concat({first, second}, 0), expected));
-  world.context.random.next_op = 0;
-  Dropout module(0.5);
-  EXPECT_TRUE(bitwise_equal(DataParallel(module, world.devices)(x), expected));
-}
-
 TEST(DataParallelDevices, OutputsMeetOnTheOutputDevice) {
   World world(3);
   Linear model("0", 4, 2, {1, DType::kF64, Device()});

@@ -137,14 +137,12 @@ std::vector<std::int64_t> indices_of(std::int64_t n, int d, int r,
 
 using Indices = std::vector<std::int64_t>;
 
+// Every d-th sample from r on; samples are repeated from the beginning where
+// their number does not divide.
 TEST(DdpSampler, WithoutShufflingRankRTakesEveryDthFromR) {
   const SamplerOptions options{.shuffle = false};
   EXPECT_EQ(indices_of(8, 2, 0, options), (Indices{0, 2, 4, 6}));
   EXPECT_EQ(indices_of(8, 2, 1, options), (Indices{1, 3, 5, 7}));
-}
-
-TEST(DdpSampler, PadsByRepetitionFromTheBeginning) {
-  const SamplerOptions options{.shuffle = false};
   EXPECT_EQ(indices_of(10, 4, 1, options), (Indices{1, 5, 9}));
   EXPECT_EQ(indices_of(10, 4, 2, options), (Indices{2, 6, 0}));
   EXPECT_EQ(indices_of(10, 4, 3, options), (Indices{3, 7, 1}));

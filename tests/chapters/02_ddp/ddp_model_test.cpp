@@ -55,19 +55,12 @@ TEST(DdpModel, AModelWithoutTrainableParametersIsRefused) {
 }
 
 /// The first half in f32, the second in f64.
-class MixedDtypes : public ModuleOf<MixedDtypes> {
- public:
-  MixedDtypes()
-      : a("a", 5, 4, init_of(DType::kF32)),
-        b("b", 4, 3, init_of(DType::kF64)) {}
-  Tensor forward(const Tensor& x) override {
-    return b(to_dtype(a(x), DType::kF64));
+struct MixedDtypes : Sequential {
+  MixedDtypes() {
+    add(Linear("a", 5, 4, init_of(DType::kF32)));
+    add(CastTo(DType::kF64));
+    add(Linear("b", 4, 3, init_of(DType::kF64)));
   }
-  void members(MemberVisitor& visit) override {
-    visit.module("a", a);
-    visit.module("b", b);
-  }
-  Linear a, b;
 };
 
 TEST(DdpModel, DtypesTravelInBucketsOfTheirOwn) {

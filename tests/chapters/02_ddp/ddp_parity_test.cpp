@@ -111,26 +111,7 @@ TEST_P(DdpParity, EqualsTheChunksOneAfterAnotherBitForBit) {
   }
 }
 
-// --- The traps, each of which must fail --------------------------------------
-
-TEST(DdpTrap, WithoutTheDivisionTheGradientIsDTimesTooLarge) {
-  const auto grads = on_ranks(2, [](ProcessGroup& world) {
-    Replica<Mlp> r(world, {}, 8);
-    r.ddp.register_comm_hook(
-        [](const ddp::GradBucket& bucket, ProcessGroup& group) {
-          group.all_reduce(bucket.gradients).wait();
-          return [] {};
-        });
-    r.backward();
-    return grads_of(r.model);
-  });
-  Sequential model = make_mlp(DType::kF64);
-  mse(model, make_samples(8, DType::kF64)).backward();
-  Values right = grads_of(model);
-  EXPECT_GT(largest_difference(grads[0], right), 1e-3);
-  for (double& value : right) value *= 2;
-  EXPECT_LT(largest_difference(grads[0], right), 1e-12);
-}
+// --- Uneven counts -----------------------------------------------------------
 
 // Rank 0 has 5 of 8 samples, rank 1 has 3.
 Samples uneven_samples(int rank) {
@@ -159,9 +140,7 @@ std::vector<Values> uneven_gradients(bool by_sum) {
 }
 
 TEST(DdpTrap, TheMeanOfLocalMeansIsNotTheMeanWhenCountsDiffer) {
-  Sequential model = make_mlp(DType::kF64);
-  mse(model, make_samples(8, DType::kF64)).backward();
-  const Values right = grads_of(model);
+  const Values right = one_device_grads<Mlp>(8);
   EXPECT_GT(largest_difference(uneven_gradients(false)[0], right), 1e-3);
   const auto remedied = uneven_gradients(true);
   EXPECT_LT(largest_difference(remedied[0], right), 1e-12);
@@ -243,21 +222,6 @@ TEST(DdpParityOfOne, WorldSizeOneEqualsTheSingleDeviceBitForBit) {
       }
     }
   }
-}
-
-TEST(DdpTrap, WithoutGlobalPositionsDropoutMasksRepeatOnEveryRank) {
-  const auto masks = on_ranks(2, [](ProcessGroup& world) {
-    RandomState& random = RankContext::current().random;
-    NoGrad no_grad;
-    const Tensor ones = Tensor::full({8, 4}, 1);
-    const Values same = dropout(ones, 0.5).to_vector<double>();
-    random.next_op = 0;
-    random.batch = BatchSlice{world.rank(), 2};
-    const Values own = dropout(ones, 0.5).to_vector<double>();
-    return std::pair(same, own);
-  });
-  EXPECT_EQ(masks[0].first, masks[1].first);
-  EXPECT_NE(masks[0].second, masks[1].second);
 }
 
 // --- The bill ----------------------------------------------------------------

@@ -112,6 +112,16 @@ inline Values grads_of(Module& model) {
   return values_of(grads);
 }
 
+/// The gradients of a new model on one device.
+template <typename Model>
+Values one_device_grads(std::int64_t rows, std::uint64_t seed = 7) {
+  Model model;
+  const DType dtype = model.parameters()[0].dtype();
+  const Samples all = make_samples(rows, dtype, seed);
+  mse_loss(model(all.x), all.y).backward();
+  return grads_of(model);
+}
+
 /// Parameters, then the optimizer's state.
 inline Values state_of(Module& model, Optimizer& optimizer) {
   Values values = values_of(model.parameters());
@@ -163,6 +173,16 @@ struct Mlp : Sequential {
 };
 struct Mlp32 : Sequential {
   Mlp32() : Sequential(make_mlp(DType::kF32)) {}
+};
+
+class CastTo : public ModuleOf<CastTo> {
+ public:
+  explicit CastTo(DType dtype) : dtype_(dtype) {}
+  Tensor forward(const Tensor& x) override { return to_dtype(x, dtype_); }
+  void members(MemberVisitor&) override {}
+
+ private:
+  DType dtype_;
 };
 
 /// A linear layer and a batch norm.

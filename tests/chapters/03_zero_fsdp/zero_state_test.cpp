@@ -7,40 +7,6 @@
 namespace shardbook::zero_test {
 namespace {
 
-/// Trains on data that do not depend on the number of ranks: every rank sees
-/// all samples, and the sum of two or four equal shares is exact.
-void train_on_all(ZeroOptimizer& zero, const Training& run, int first,
-                  int last) {
-  for (int step = first; step < last; ++step) {
-    const Samples all =
-        make_samples(6, run.dtype, 30 + static_cast<std::uint64_t>(step));
-    backward_of(zero(all.x), all, 1);
-    zero.step();
-  }
-}
-
-// Trap: without the optimizer's state, training continues differently.
-TEST(ZeroStateTrap, ParametersAloneAreNotTheState) {
-  Training run;
-  run.dtype = DType::kF64;
-  const auto states = on_ranks(2, [&](ProcessGroup& world) {
-    Sequential model = make_mlp(run.dtype);
-    const auto zero =
-        make_zero(model, world, stage(2), "adam", run.optimizer_options);
-    train_on_all(*zero, run, 0, 2);
-    const std::vector<NamedTensor> parameters = zero->full_parameters();
-    train_on_all(*zero, run, 2, 4);
-
-    Sequential again = make_mlp(run.dtype, 77);
-    again.load_values(parameters);
-    const auto fresh =
-        make_zero(again, world, stage(2), "adam", run.optimizer_options);
-    train_on_all(*fresh, run, 2, 4);
-    return std::pair(state_of_zero(*zero), state_of_zero(*fresh));
-  });
-  EXPECT_GT(largest_difference(states[0].first, states[0].second), 1e-4);
-}
-
 TEST(ZeroState, ShardsWithoutPaddingAreTheModel) {
   for (int number = 1; number <= 3; ++number) {
     const auto ranks = on_ranks(3, [&](ProcessGroup& world) {

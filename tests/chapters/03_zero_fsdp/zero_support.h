@@ -233,16 +233,6 @@ inline Tensor scale_of(const Tensor& x, double factor) {
   return scale(x, factor);
 }
 
-class CastTo : public ModuleOf<CastTo> {
- public:
-  explicit CastTo(DType dtype) : dtype_(dtype) {}
-  Tensor forward(const Tensor& x) override { return to_dtype(x, dtype_); }
-  void members(MemberVisitor&) override {}
-
- private:
-  DType dtype_;
-};
-
 /// 8 -> 4 -> 16 -> 4: 36 + 80 + 68 = 184 parameters.
 inline Sequential make_184(DType dtype, std::uint64_t seed = 1) {
   const InitOptions init = init_of(dtype, seed);

@@ -85,13 +85,6 @@ TEST(ZeroTime, PrefetchingHidesGathersBehindComputation) {
   EXPECT_EQ(ahead.bytes, waiting.bytes);
 }
 
-TEST(ZeroTime, RecomputationComputesAndGathersNothingTwice) {
-  const Times plain = time_of(stage(3));
-  const Times recomputed = time_of(stage(3), /*recompute=*/true);
-  EXPECT_GT(recomputed.step_s, plain.step_s);
-  EXPECT_EQ(recomputed.bytes, plain.bytes);
-}
-
 TEST(ZeroTime, OffloadTakesItsTimeOnTheLinkToTheHost) {
   ZeroOptions options = bucketed(2);
   const Times plain = time_of(options);

@@ -218,46 +218,6 @@ TEST(ModelParallelTraining, ClippingUsesTheNormOfBothHalves) {
 
 // --- Traps -------------------------------------------------------------------
 
-TEST(ModelParallelTrap, LabelsOnTheFirstDeviceAreAnError) {
-  const TwoDevices two;
-  ModelParallel model(*toy_layers(), 1, two.all, {});
-  const Tensor x = Tensor::zeros({4, 10}), y = Tensor::zeros({4, 5});
-  const Tensor output = model(x);
-  expect_error([&] { mse_loss(output, y); },
-               {"devices cpu:1 and cpu:0 differ"});
-}
-
-/// The tutorial's container: each layer is registered under its own name, and
-/// again inside of seq1.
-class TwoNames : public ModuleOf<TwoNames> {
- public:
-  TwoNames() : conv1("conv1", 3, 2, InitOptions{}), seq1(conv1) {}
-  Tensor forward(const Tensor& x) override { return seq1(x); }
-  void members(MemberVisitor& visit) override {
-    visit.module("conv1", conv1);
-    visit.module("seq1.0", seq1);
-  }
-  Linear conv1, seq1;
-};
-
-TEST(ModelParallelTrap, AParameterUnderTwoNamesStepsOnce) {
-  TwoNames model;
-  EXPECT_EQ(model.named_parameters().size(), 2u);
-  const auto weight_after = [&](const Tensors& parameters) {
-    const Tensor weight = model.conv1.weight;
-    const Tensor before = weight.clone();
-    weight.set_grad(Tensor::full(weight.shape(), 1, weight.options()));
-    make_optimizer("sgd", parameters, {.lr = 0.5})->step();
-    const double moved =
-        before.to_vector<double>()[0] - weight.to_vector<double>()[0];
-    weight.copy_from(before);
-    return moved;
-  };
-  EXPECT_NEAR(weight_after(model.parameters()), 0.5, 1e-6);
-  // An optimizer over all names updates the weight twice.
-  EXPECT_NEAR(weight_after({model.conv1.weight, model.seq1.weight}), 1, 1e-6);
-}
-
 TEST(ModelParallelTrap, WhatADeviceThrowsArrivesAndTheNextForwardWorks) {
   const TwoDevices two;
   PipelineParallel model(*toy_layers(), 1, two.all, {}, 2);

@@ -1,4 +1,5 @@
-// Memory and idle time of GPipe: the page's bill against counts.
+// Memory of GPipe: the page's bill against counts. Its time is in
+// common/textbook_pipelines_test.cpp.
 
 #include <gtest/gtest.h>
 
@@ -6,11 +7,8 @@
 #include <thread>
 
 #include "chapters/05_gpipe/gpipe.h"
-#include "chapters/common/pipeline/partition.h"
 #include "core/autograd.h"
-#include "sim/world.h"
 #include "tests/chapters/05_gpipe/gpipe_support.h"
-#include "tests/support/sanitized.h"
 
 namespace shardbook::gpipe_test {
 namespace {
@@ -18,8 +16,6 @@ namespace {
 using pipeline::Engine;
 using pipeline::EngineOptions;
 using pipeline::Recompute;
-
-// --- Memory ------------------------------------------------------------------
 
 constexpr std::int64_t kBillWidth = 8;
 
@@ -156,79 +152,6 @@ TEST(GpipeBill, RecomputedOutputsDoNotWaitForTheirGradients) {
     return RankContext::current().device.memory().peak(MemoryKind::kActivation);
   })[0];
   EXPECT_EQ(peak, 4 * rows * wide);
-}
-
-// --- Time --------------------------------------------------------------------
-
-struct Timed {
-  double step_s = 0, idle_share = 0;
-};
-
-/// Equal stages of wide layers, which take much longer than messages.
-Timed timed(int p, int m, Recompute recompute, bool early,
-            const std::string& cluster = "dgx-a100") {
-  const std::int64_t rows = 4096, width = 8192;
-  const SkipNet net(16 * p, width);
-  const auto layers = borrowed(net);
-  sim::WorldOptions options;
-  options.launch.backend = "sim";
-  options.cost = std::make_shared<sim::CostModel>(sim::Cluster::read(cluster));
-  options.fold_class = each_rank;
-  std::vector<Timed> ranks(at(p));
-  sim::run_world(
-      p,
-      [&](ProcessGroup& world) {
-        PipelineModel model(Options{}, layers,
-                            one_stage_per_rank(cut_uniform(16 * p, p)), world);
-        const auto pieces = ceil_micro_batches(rows * m, m);
-        RowsFeed feed(pieces, width, DType::kF32);
-        const EngineOptions engine_options{.recompute = recompute,
-                                           .early_recompute = early,
-                                           .reads_losses_late = true};
-        Engine engine(gpipe::schedule(p, m), model, world, feed, nullptr,
-                      engine_options);
-        sim::VirtualClock* clock = sim::VirtualClock::current();
-        clock->begin_steps();
-        for (int step = 0; step < 2; ++step) {
-          for (const Tensor& each : model.parameters()) each.clear_grad();
-          engine.run();
-          world.barrier();
-          clock->end_step();
-        }
-        const sim::TimeSummary summary = clock->main().summary();
-        ranks[at(world.rank())] = {summary.step_s, summary.idle_share};
-      },
-      options);
-  Timed mean;
-  for (const Timed& rank : ranks) {
-    mean.step_s = std::max(mean.step_s, rank.step_s);
-    mean.idle_share += rank.idle_share / p;
-  }
-  return mean;
-}
-
-// Forward and backward may take different times: a stage is idle for p - 1 of p
-// - 1 + m forwards, and for p - 1 of p - 1 + m backwards.
-TEST(GpipeBill, IdleShareIsPMinusOneOverMPlusPMinusOne) {
-  for (const int p : sized<int>({2, 4}, {2})) {
-    for (const int m : sized<int>({1, 4, 16}, {4})) {
-      EXPECT_NEAR(timed(p, m, Recompute::kNever, true).idle_share,
-                  gpipe::idle_share(p, m), 0.02)
-          << p << " " << m;
-    }
-  }
-}
-
-// The recomputed forward starts while the next stage still computes and sends
-// the gradient.
-TEST(GpipeBill, EarlyRecomputationIsShorter) {
-  for (const int m : sized<int>({2, 4}, {2})) {
-    const double early = timed(4, m, Recompute::kAlways, true).step_s;
-    const double late = timed(4, m, Recompute::kAlways, false).step_s;
-    const double never = timed(4, m, Recompute::kNever, true).step_s;
-    EXPECT_LT(early, late);
-    EXPECT_LT(never, early);
-  }
 }
 
 }  // namespace

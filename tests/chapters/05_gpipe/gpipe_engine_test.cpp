@@ -243,20 +243,6 @@ TEST_P(GpipeEngine, AllMicroBatchesLiveAtTheTurn) {
   }
 }
 
-// Trap: in the order 0 .. m-1 the sums round otherwise.
-TEST(GpipeOrder, TheOrderOfTheSumsIsPartOfTheResult) {
-  const SkipNet net(4, kWidth);
-  const Case c{12, 6, with(Recompute::kExceptLast), DType::kF32};
-  const Trained ranks = on_pipeline(net, 1, c)[0];
-  const Trained forwards = on_one_device(net, c, /*reversed=*/false);
-  bool differs = false;
-  for (const auto& [name, grad] : ranks.grads) {
-    differs = differs || !bitwise_equal(grad, forwards.grads.at(name));
-    EXPECT_LT(max_abs_difference(grad, forwards.grads.at(name)), 1e-6);
-  }
-  EXPECT_TRUE(differs);
-}
-
 TEST(GpipeOrder, MessagesFollowTheSchedule) {
   const SkipNet net(3, kWidth);
   const auto ranks = on_pipeline(net, 3, {4, 2});
@@ -329,59 +315,6 @@ TEST(GpipeSkips, NamesThatDoNotMatchStopTheRunBeforeItBegins) {
   EXPECT_THAT(error_of([&] { on_pipeline(net, 2, {}); }),
               HasSubstr("skip 'net/0': layer 0 (layer0) stashes it, and no "
                         "layer pops it"));
-}
-
-// Trap: autograd records no node for a checkpoint whose inputs need no
-// gradient, so the parameters inside get none.
-TEST(GpipeTraps, ACheckpointThatHangsOnItsInputLosesTheFirstStage) {
-  const SkipNet net(1, kWidth);
-  Stage stage(net, 0, 1, {});
-  const Tensor x = rows_of(2, kWidth, DType::kF32);
-  const Tensors wrong = autograd::custom_function(
-      "checkpoint", {x}, [&](const Tensors& in) { return stage(in); },
-      [](const Tensors& grads) { return grads; });
-  EXPECT_FALSE(wrong[0].requires_grad());
-  // The engine has no such trap: see GradientsHaveTheBitsOfOneDevice...
-  LayerInput spec;
-  spec.values = {{x.shape(), x.dtype(), false}};
-  StageRun run = run_forward_again([&](const Tensors& in) { return stage(in); },
-                                   {x}, spec, {});
-  run_backward(std::move(run), {x});
-  EXPECT_TRUE(stage.parameters()[0].grad().defined());
-}
-
-/// Fails on the last stage.
-class FailingFeed : public PiecesFeed {
- public:
-  using PiecesFeed::PiecesFeed;
-  Tensor loss(int b, const Tensors&) override {
-    SB_FAIL("loss of micro-batch ", b);
-  }
-};
-
-TEST(GpipeFailure, ARankThatThrowsEndsTheOthers) {
-  const SkipNet net(3, kWidth);
-  std::vector<std::string> errors(3);
-  const std::string first = error_of([&] {
-    on_ranks(3, [&](ProcessGroup& world) {
-      try {
-        Case c;
-        Options options;
-        options.dtype = c.dtype;
-        const auto layers = borrowed(net);
-        PipelineModel model(options, layers, one_stage_per_rank({0, 1, 2, 3}),
-                            world);
-        FailingFeed feed(c);
-        Engine(gpipe::schedule(3, feed.num_pieces()), model, world, feed).run();
-      } catch (const Error& error) {
-        errors[at(world.rank())] = error.what();
-        throw;
-      }
-    });
-  });
-  EXPECT_EQ(first, "loss of micro-batch 0");
-  EXPECT_THAT(errors[0], HasSubstr("rank 2 failed"));
-  EXPECT_THAT(errors[1], HasSubstr("rank 2 failed"));
 }
 
 TEST(GpipeOptions, BadOnesAreOneSentence) {

@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "tests/chapters/common/pipeline/pipeline_engine_support.h"
 #include "tests/support/errors.h"
+#include "tests/support/on_ranks.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::pipeline_test {
@@ -56,44 +57,36 @@ AsynchronousOutcome run_asynchronously(const Schedule& schedule,
   all.peak.resize(p);
   std::vector<Values> values(p);
   std::vector<std::map<int, double>> losses(p);
-  LaunchOptions launch;
-  launch.deterministic = true;
-  launch.timeout = std::chrono::seconds(60);
-  run_ranks(
-      schedule.num_ranks,
-      [&](ProcessGroup& world) {
-        const auto r = static_cast<std::size_t>(world.rank());
-        RankContext::current().random = random_of(options);
-        const Dataset data = small_data(options);
-        pipeline::LanguageFeed feed(options, data, training.pieces);
-        PipelineModel model(options, training.layers,
-                            pipeline::layout_of(schedule, cuts), world);
-        const auto optimizer = make_optimizer(
-            options.optimizer, model.parameters(), options.optimizer_options);
-        StashedUpdates updates(schedule, model, *optimizer, world.rank(),
-                               stashes);
-        pipeline::Engine engine(schedule, model, world, feed, &updates);
-        engine.run();
-        const int last = schedule.num_stages - 1;
-        for (int b = 0; b < schedule.total_micro_batches(); ++b) {
-          if (schedule.place(b, last).rank == world.rank()) {
-            losses[r][b] = engine.loss(b);
-          }
-        }
-        for (int s = 0; s <= last; ++s) {
-          if (!model.holds(s)) continue;
-          for (const NamedTensor& each : model.stage(s).named_parameters()) {
-            values[r][each.name] = each.tensor.to_vector<double>();
-            all.parameter_bytes[r] += static_cast<double>(each.tensor.bytes());
-          }
-        }
-        all.uses[r] = updates.uses();
-        all.kept[r] = updates.stash().size();
-        all.peak[r] =
-            static_cast<double>(RankContext::current().device.memory().peak(
-                MemoryKind::kParameter));
-      },
-      launch);
+  shardbook::on_ranks(schedule.num_ranks, [&](ProcessGroup& world) {
+    const auto r = static_cast<std::size_t>(world.rank());
+    RankContext::current().random = random_of(options);
+    const Dataset data = small_data(options);
+    pipeline::LanguageFeed feed(options, data, training.pieces);
+    PipelineModel model(options, training.layers,
+                        pipeline::layout_of(schedule, cuts), world);
+    const auto optimizer = make_optimizer(options.optimizer, model.parameters(),
+                                          options.optimizer_options);
+    StashedUpdates updates(schedule, model, *optimizer, world.rank(), stashes);
+    pipeline::Engine engine(schedule, model, world, feed, &updates);
+    engine.run();
+    const int last = schedule.num_stages - 1;
+    for (int b = 0; b < schedule.total_micro_batches(); ++b) {
+      if (schedule.place(b, last).rank == world.rank()) {
+        losses[r][b] = engine.loss(b);
+      }
+    }
+    for (int s = 0; s <= last; ++s) {
+      if (!model.holds(s)) continue;
+      for (const NamedTensor& each : model.stage(s).named_parameters()) {
+        values[r][each.name] = each.tensor.to_vector<double>();
+        all.parameter_bytes[r] += static_cast<double>(each.tensor.bytes());
+      }
+    }
+    all.uses[r] = updates.uses();
+    all.kept[r] = updates.stash().size();
+    all.peak[r] = static_cast<double>(
+        RankContext::current().device.memory().peak(MemoryKind::kParameter));
+  });
   for (std::size_t r = 0; r < p; ++r) {
     all.losses.insert(losses[r].begin(), losses[r].end());
     for (const auto& [name, list] : values[r]) {

@@ -4,6 +4,7 @@
 
 #include "chapters/common/pipeline/partition.h"
 #include "tests/chapters/common/pipeline/pipeline_engine_support.h"
+#include "tests/support/on_ranks.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::pipeline_test {
@@ -43,40 +44,34 @@ TEST_P(DualPipeRanks, WeightsOfBothCopiesStayEqual) {
   options.clip = 0.5;
   const auto pieces = ceil_micro_batches(options.batch, n);
   const Schedule schedule = schedules::dualpipe(p, n);
-  std::vector<Values> weights(static_cast<std::size_t>(p));
-  std::vector<double> norms(static_cast<std::size_t>(p));
-  LaunchOptions launch;
-  launch.deterministic = true;
-  run_ranks(
-      p,
-      [&](ProcessGroup& world) {
-        const auto r = static_cast<std::size_t>(world.rank());
-        RankContext::current().random = random_of(options);
-        const Dataset data = small_data(options);
-        pipeline::LanguageFeed feed(options, data, pieces);
-        PipelineModel model(
-            options, layers,
-            pipeline::layout_of(schedule, cut_uniform(kLayers, p)), world);
-        const auto optimizer = make_optimizer("adamw", model.parameters(), {});
-        pipeline::Engine engine(schedule, model, world, feed);
-        for (int step = 0; step < 3; ++step) {
-          feed.set_first_step(step);
-          const double loss = engine.run();
-          model.reduce_shared_gradients();
-          norms[r] = model.update(options, *optimizer, loss).grad_norm;
-        }
-        for (int s = 0; s < p; ++s) {
-          if (!model.holds(s)) continue;
-          for (const NamedTensor& each : model.stage(s).named_parameters()) {
-            weights[r][each.name] = each.tensor.to_vector<double>();
-          }
-        }
-      },
-      launch);
-  for (int r = 0; r < p; ++r) {
-    const auto here = static_cast<std::size_t>(r);
-    EXPECT_EQ(weights[here], weights[static_cast<std::size_t>(p - 1 - r)]);
-    EXPECT_EQ(norms[here], norms[0]);
+  const auto ranks = shardbook::on_ranks(p, [&](ProcessGroup& world) {
+    RankContext::current().random = random_of(options);
+    const Dataset data = small_data(options);
+    pipeline::LanguageFeed feed(options, data, pieces);
+    PipelineModel model(options, layers,
+                        pipeline::layout_of(schedule, cut_uniform(kLayers, p)),
+                        world);
+    const auto optimizer = make_optimizer("adamw", model.parameters(), {});
+    pipeline::Engine engine(schedule, model, world, feed);
+    std::pair<Values, double> weights_and_norm;
+    for (int step = 0; step < 3; ++step) {
+      feed.set_first_step(step);
+      const double loss = engine.run();
+      model.reduce_shared_gradients();
+      weights_and_norm.second =
+          model.update(options, *optimizer, loss).grad_norm;
+    }
+    for (int s = 0; s < p; ++s) {
+      if (!model.holds(s)) continue;
+      for (const NamedTensor& each : model.stage(s).named_parameters()) {
+        weights_and_norm.first[each.name] = each.tensor.to_vector<double>();
+      }
+    }
+    return weights_and_norm;
+  });
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    EXPECT_EQ(ranks[r].first, ranks[ranks.size() - 1 - r].first);
+    EXPECT_EQ(ranks[r].second, ranks[0].second);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "chapters/common/pipeline/partition.h"
 #include "core/inplace.h"
 #include "tests/chapters/common/pipeline/pipeline_engine_support.h"
+#include "tests/support/on_ranks.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::pipeline_test {
@@ -59,70 +60,62 @@ Training run(const Schedule& schedule,
   const int p = schedule.num_ranks, m = schedule.num_micro_batches;
   Options options = small_options(m);
   const auto pieces = ceil_micro_batches(m, m);
-  std::vector<Training> ranks(static_cast<std::size_t>(p));
-  LaunchOptions launch;
-  launch.deterministic = true;
-  launch.timeout = std::chrono::seconds(60);
-  run_ranks(
-      p,
-      [&](ProcessGroup& world) {
-        Training& mine = ranks[static_cast<std::size_t>(world.rank())];
-        RankContext::current().random = random_of(options);
-        const Dataset data = small_data(options);
-        pipeline::LanguageFeed feed(options, data, pieces);
-        PipelineModel model(options, layers,
-                            one_stage_per_rank(cut_uniform(layers->size(), p)),
-                            world);
-        const auto optimizer = make_optimizer("adamw", model.parameters(), {});
-        pipeline::Engine engine(schedule, model, world, feed);
-        PostValidation post(model, *optimizer, clip, world);
-        const auto validate = [&] {
-          const bool stands = post.validate();
-          mine.norms.push_back(post.grad_norm());
-          mine.skipped.push_back(!std::isfinite(post.grad_norm()));
-          return stands;
-        };
-        for (int step = 0; step < kSteps; ++step) {
-          feed.set_first_step(step);
-          // A trap: a redone step must use its own learning rate
-          optimizer->set_lr(0.02 / (step + 1));
-          mine.losses.push_back(validates_later && step > 0
-                                    ? engine.run(validate)
-                                    : engine.run());
-          model.reduce_shared_gradients();
-          if (step == 2 && world.rank() == poison) {
-            for (const Tensor& each : model.parameters()) {
-              if (!each.grad().defined()) continue;
-              each.grad().fill(std::numeric_limits<double>::infinity());
-              break;
-            }
-          }
-          if (validates_later) {
-            post.step();
-          } else {
-            mine.norms.push_back(
-                checked_update(model, *optimizer, clip, world));
-            mine.skipped.push_back(!std::isfinite(mine.norms.back()));
-          }
+  const auto ranks = shardbook::on_ranks(p, [&](ProcessGroup& world) {
+    Training mine;
+    RankContext::current().random = random_of(options);
+    const Dataset data = small_data(options);
+    pipeline::LanguageFeed feed(options, data, pieces);
+    PipelineModel model(options, layers,
+                        one_stage_per_rank(cut_uniform(layers->size(), p)),
+                        world);
+    const auto optimizer = make_optimizer("adamw", model.parameters(), {});
+    pipeline::Engine engine(schedule, model, world, feed);
+    PostValidation post(model, *optimizer, clip, world);
+    const auto validate = [&] {
+      const bool stands = post.validate();
+      mine.norms.push_back(post.grad_norm());
+      mine.skipped.push_back(!std::isfinite(post.grad_norm()));
+      return stands;
+    };
+    for (int step = 0; step < kSteps; ++step) {
+      feed.set_first_step(step);
+      // A trap: a redone step must use its own learning rate
+      optimizer->set_lr(0.02 / (step + 1));
+      mine.losses.push_back(validates_later && step > 0 ? engine.run(validate)
+                                                        : engine.run());
+      model.reduce_shared_gradients();
+      if (step == 2 && world.rank() == poison) {
+        for (const Tensor& each : model.parameters()) {
+          if (!each.grad().defined()) continue;
+          each.grad().fill(std::numeric_limits<double>::infinity());
+          break;
         }
-        if (validates_later) validate();
-        mine.amended = post.num_amended();
-        Stage& stage = model.stage(world.rank());
-        for (const NamedTensor& each : stage.named_parameters()) {
-          mine.weights[each.name + " " + std::to_string(world.rank())] =
-              each.tensor.to_vector<double>();
-        }
-        for (std::size_t i = 0; i < optimizer->slots().size(); ++i) {
-          const OptimizerSlot& slot = optimizer->slots()[i];
-          auto& state = mine.state[std::to_string(world.rank()) + " " +
-                                   std::to_string(i)];
-          state.push_back({static_cast<double>(slot.step)});
-          for (const Tensor& each : slot.state) {
-            state.push_back(each.to_vector<double>());
-          }
-        }
-      },
-      launch);
+      }
+      if (validates_later) {
+        post.step();
+      } else {
+        mine.norms.push_back(checked_update(model, *optimizer, clip, world));
+        mine.skipped.push_back(!std::isfinite(mine.norms.back()));
+      }
+    }
+    if (validates_later) validate();
+    mine.amended = post.num_amended();
+    Stage& stage = model.stage(world.rank());
+    for (const NamedTensor& each : stage.named_parameters()) {
+      mine.weights[each.name + " " + std::to_string(world.rank())] =
+          each.tensor.to_vector<double>();
+    }
+    for (std::size_t i = 0; i < optimizer->slots().size(); ++i) {
+      const OptimizerSlot& slot = optimizer->slots()[i];
+      auto& state =
+          mine.state[std::to_string(world.rank()) + " " + std::to_string(i)];
+      state.push_back({static_cast<double>(slot.step)});
+      for (const Tensor& each : slot.state) {
+        state.push_back(each.to_vector<double>());
+      }
+    }
+    return mine;
+  });
   Training all = ranks[0];
   for (const Training& each : ranks) {
     all.weights.insert(each.weights.begin(), each.weights.end());

@@ -4,16 +4,12 @@
 
 #include "chapters/common/models/models.h"
 #include "chapters/common/pipeline/partition.h"
-#include "core/check.h"
 #include "tests/chapters/common/pipeline/pipeline_engine_support.h"
-#include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
 
 namespace shardbook::pipeline_test {
 namespace {
 
-using pipeline::Action;
-using pipeline::ActionKind;
 using pipeline::Schedule;
 namespace schedules = pipeline::schedules;
 
@@ -111,23 +107,6 @@ TEST(ZeroBubbleTest, GradientsAreIncompleteBeforeTheLastW) {
     EXPECT_LT(hooks_at_last_input[r], m);
     EXPECT_GT(std::abs(complete[r] - early[r]), 1e-3 * complete[r]);
   }
-}
-
-// If W did not run first in, first out, the sums would have other bits, so
-// `check` refuses such lists.
-TEST(ZeroBubbleTest, WeightsOutOfTurnAreRefused) {
-  Schedule schedule = schedules::zb_h1(1, 2);
-  schedule.actions[0] = {
-      {ActionKind::kForward, 0},        {ActionKind::kForward, 1},
-      {ActionKind::kBackwardInput, 0},  {ActionKind::kBackwardInput, 1},
-      {ActionKind::kBackwardWeight, 1}, {ActionKind::kBackwardWeight, 0}};
-  const Options options = small_options(2);
-  expect_error(
-      [&] {
-        on_ranks(schedule, std::make_shared<PairLayers>(), {0, kLayers},
-                 options, ceil_micro_batches(2, 2));
-      },
-      {"first in, first out"});
 }
 
 }  // namespace

@@ -24,16 +24,16 @@ GroupedShape grouped_shape(std::int64_t groups, double dropout = 0) {
   return {kWidth, kHeads, groups, /*stddev=*/0.5, dropout};
 }
 
-Tensor input() { return drawn({2, 5, kWidth}, 1); }
-Tensor output_gradient() { return drawn({2, 5, kWidth}, 2); }
+Tensor input() { return noise({2, 5, kWidth}, 1); }
+Tensor output_gradient() { return noise({2, 5, kWidth}, 2); }
 
 Linear whole_projection(const std::string& kind, std::int64_t out) {
   Linear whole;
   whole.weight =
-      make_parameter("a." + kind + ".weight", {kWidth, out}, 0.5, init_f64());
-  whole.bias = make_constant_parameter({out}, 0, init_f64());
+      make_parameter("a." + kind + ".weight", {kWidth, out}, 0.5, f64_init());
+  whole.bias = make_constant_parameter({out}, 0, f64_init());
   // A bias of zero would hide its gradient and its cut
-  whole.bias.copy_from(drawn({out}, stream_of(kind)));
+  whole.bias.copy_from(noise({out}, stream_of(kind)));
   return whole;
 }
 
@@ -72,14 +72,14 @@ void take_biases(GroupedAttention& part, const OneDevice& whole,
 }
 
 /// Largest difference of the output, dx and the parameters' gradients from one
-/// device. If `sharers` has one rank, nobody sums the keys' gradients.
-double difference_on(ProcessGroup& tp, ProcessGroup& sharers,
-                     std::int64_t groups, double dropout = 0) {
+/// device.
+double difference_on(ProcessGroup& tp, std::int64_t groups, double dropout) {
   const int t = tp.size();
+  const auto sharers = kv_sharers(tp, groups);
   RankContext::current().random = {};
   const OneDevice whole(groups, dropout);
-  GroupedAttention part("a", grouped_shape(groups, dropout), init_f64(), tp,
-                        sharers);
+  GroupedAttention part("a", grouped_shape(groups, dropout), f64_init(), tp,
+                        *sharers);
   const Shards own = {{1, tp.rank(), t}}, rows = {{0, tp.rank(), t}};
   const Shards kv = kv_shards(groups, tp.rank(), t);
   take_biases(part, whole, own, kv);
@@ -113,8 +113,7 @@ TEST_P(GroupedAttentionRanks, EqualsOneDevice) {
   for (const std::int64_t groups : {1, 2, 4, 8}) {
     for (const double dropout : {0.0, 0.3}) {
       const auto differences = on_ranks(GetParam(), [&](ProcessGroup& tp) {
-        const auto sharers = kv_sharers(tp, groups);
-        return difference_on(tp, *sharers, groups, dropout);
+        return difference_on(tp, groups, dropout);
       });
       for (const double each : differences) {
         EXPECT_LT(each, kAnotherOrder)
@@ -131,7 +130,7 @@ TEST(GroupedAttention, OnlySharedKeysSendTheirGradients) {
   const auto log_of_backward = [](int t, std::int64_t groups) {
     return on_ranks(t, [&](ProcessGroup& tp) {
       const auto sharers = kv_sharers(tp, groups);
-      GroupedAttention part("a", grouped_shape(groups), init_f64(), tp,
+      GroupedAttention part("a", grouped_shape(groups), f64_init(), tp,
                             *sharers);
       const Tensor x = input().set_requires_grad();
       const Tensor y = part(x);
@@ -169,7 +168,7 @@ TEST(GroupedAttention, RanksThatShareKeysAreNeighbours) {
 TEST(GroupedAttention, RanksThatShareKeysHaveTheSameGradients) {
   const auto gradients = on_ranks(8, [](ProcessGroup& tp) {
     const auto sharers = kv_sharers(tp, 2);
-    GroupedAttention part("a", grouped_shape(2), init_f64(), tp, *sharers);
+    GroupedAttention part("a", grouped_shape(2), f64_init(), tp, *sharers);
     const Tensor x = input().set_requires_grad();
     autograd::backward({part(x)}, {output_gradient()});
     std::vector<double> values;
@@ -192,7 +191,7 @@ TEST(GroupedAttention, SizesThatDoNotDivideNameThoseThatWould) {
       GroupedShape shape = grouped_shape(groups);
       shape.heads = heads;
       const auto sharers = kv_sharers(tp, groups);
-      GroupedAttention part("a", shape, init_f64(), tp, *sharers);
+      GroupedAttention part("a", shape, f64_init(), tp, *sharers);
     });
   };
   expect_text(error_of(2, 8, 3),
@@ -201,76 +200,6 @@ TEST(GroupedAttention, SizesThatDoNotDivideNameThoseThatWould) {
               {"3 groups share 8 heads; give a divisor of 8"});
   expect_text(error_of(4, 6, 2),
               {"6 heads do not divide over 4 ranks; give a divisor of 6"});
-}
-
-// --- What goes wrong ---------------------------------------------------------
-
-TEST(GroupedAttentionTraps, SharedKeysNeedTheSumOfTheirGradients) {
-  const auto differences = on_ranks(4, [](ProcessGroup& tp) {
-    const auto alone = kv_sharers(tp, 4);  // of one rank each
-    return difference_on(tp, *alone, 2);
-  });
-  for (const double each : differences) EXPECT_GT(each, 0.1);
-}
-
-/// The column order of the heads in a packed matrix, by numbers: queries 0 to
-/// 7, then keys, then values. A rank gets `columns` of it and reads them as its
-/// own queries, keys and values.
-double difference_of_packed(const std::vector<int>& order,
-                            const Shards& (*shards_of)(int rank)) {
-  constexpr std::int64_t kGroups = 2;
-  return on_ranks(2, [&](ProcessGroup& tp) {
-    const OneDevice whole(kGroups, 0);
-    const auto pack = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
-      const Tensor all =
-          concat({q.detach(), k.detach(), v.detach()}, -1 + q.ndim());
-      Tensors columns;
-      for (const int head : order) {
-        columns.push_back(
-            slice(all, all.ndim() - 1, head * kHeadDim, (head + 1) * kHeadDim));
-      }
-      return concat(columns, all.ndim() - 1);
-    };
-    const Shards& cut = shards_of(tp.rank());
-    const Tensor weight =
-        take_part(pack(whole.q.weight, whole.k.weight, whole.v.weight), cut);
-    const Tensor bias =
-        take_part(pack(whole.q.bias, whole.k.bias, whole.v.bias), of_bias(cut));
-    const Tensor qkv = linear(input(), weight, bias);
-    // Four heads of queries, one of keys, one of values
-    const auto heads = [&](std::int64_t begin, std::int64_t end) {
-      return slice(qkv, 2, begin * kHeadDim, end * kHeadDim);
-    };
-    AttentionOptions options;
-    options.heads = 4;
-    options.kv_heads = 1;
-    const Tensor out =
-        attention(heads(0, 4), heads(4, 5), heads(5, 6), options);
-    const Tensor rows = take_part(whole.o.weight.detach(), {{0, tp.rank(), 2}});
-    const Tensor y =
-        add(reduce_from(linear(out, rows), tp), whole.o.bias.detach());
-    return max_abs_difference(y, whole.y.detach());
-  })[0];
-}
-
-const Shards& contiguous(int rank) {
-  static const Shards halves[] = {{{1, 0, 2}}, {{1, 1, 2}}};
-  return halves[rank];
-}
-const Shards& three_blocks(int rank) {
-  static const Shards halves[] = {{{1, 0, 2, 3}}, {{1, 1, 2, 3}}};
-  return halves[rank];
-}
-
-TEST(GroupedAttentionTraps, PackedColumnsAreCutRightInTheOrderOfGroupsOnly) {
-  // Keys are heads 8 and 9, values 10 and 11
-  const std::vector<int> all_q_all_k_all_v = {0, 1, 2, 3, 4,  5,
-                                              6, 7, 8, 9, 10, 11};
-  const std::vector<int> by_group = {0, 1, 2, 3, 8, 10, 4, 5, 6, 7, 9, 11};
-  EXPECT_GT(difference_of_packed(all_q_all_k_all_v, contiguous), 0.1);
-  // Three equal blocks are right only for as many keys as queries
-  EXPECT_GT(difference_of_packed(all_q_all_k_all_v, three_blocks), 0.1);
-  EXPECT_LT(difference_of_packed(by_group, contiguous), kAnotherOrder);
 }
 
 }  // namespace

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
+#include "chapters/common/run/training.h"
+#include "chapters/common/sharded/sharded_strategy.h"
 #include "tests/chapters/07_tensor_parallel/tensor_parallel_support.h"
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/support/errors.h"
@@ -145,6 +147,26 @@ TEST_P(RngStreamsOfRanks, DropoutCostsWhatItCostsOtherwise) {
   }
 }
 
+/// By rank: all parameters after training by `make(tp, rng)`, or only the
+/// replicated ones.
+template <typename Make>
+std::vector<std::vector<double>> trained(const Options& options,
+                                         bool replicas_only, const Make& make) {
+  return on_ranks(options.world_size, [&](ProcessGroup& tp) {
+    RngTracker rng;
+    auto strategy = make(tp, rng);
+    train(options, strategy.optimizer(), false,
+          [&](std::int64_t k) { return strategy.step(k); });
+    std::vector<double> values;
+    for (const NamedTensor& each : strategy.model().named_parameters()) {
+      if (replicas_only && !layout(each.name, 0, tp.size()).empty()) continue;
+      const auto mine = each.tensor.to_vector<double>();
+      values.insert(values.end(), mine.begin(), mine.end());
+    }
+    return values;
+  });
+}
+
 /// The parameters after the chapter's strategy has run, by rank.
 std::vector<std::vector<double>> trained_with_streams(
     int t, bool replicas_only, bool recompute = false,
@@ -192,19 +214,40 @@ TEST(RngStreams, TheTensorStreamDiffersBetweenRanksAndTheDefaultDoesNot) {
   }
 }
 
-/// The same for a GPT on two ranks; `wrong` may change its layers.
-std::vector<std::vector<double>> trained_by_hand(
-    bool replicas_only, bool recompute = false,
-    const std::function<void(LayerFactory& layers, RngTracker& rng)>& wrong =
-        nullptr) {
+using Change = std::function<void(LayerFactory& layers, RngTracker& rng)>;
+
+/// A GPT that draws from Megatron's streams; `wrong` may change its layers.
+class GptByHand : public ShardedStrategy {
+ public:
+  GptByHand(const Options& options, ProcessGroup& tp, RngTracker& rng,
+            const Change& wrong)
+      : ShardedStrategy(options, sharded(options, tp, rng, wrong), tp, {1}) {}
+  std::vector<Bill> bills() override { return {}; }
+
+ private:
+  static ShardedModel sharded(const Options& options, ProcessGroup& tp,
+                              RngTracker& rng, const Change& wrong) {
+    RngPlace place;
+    place.tp = tp.rank();
+    rng.add(kTensorStream, megatron_seeds(options.seed, place).tensor);
+    ShardedModel model;
+    model.layers = layers(model_config(options), tp, &rng);
+    if (wrong) wrong(model.layers, rng);
+    model.layout = [t = tp.size()](const std::string& name, int rank) {
+      return layout(name, rank, t);
+    };
+    return model;
+  }
+};
+
+/// The same for a GPT by hand on two ranks.
+std::vector<std::vector<double>> trained_by_hand(bool replicas_only,
+                                                 const Change& wrong = {}) {
   const Options options = with_dropout(2);
-  return trained(
-      options, replicas_only, [&](ProcessGroup& tp, RngTracker& rng) {
-        const auto change = [&](LayerFactory& layers, ProcessGroup&) {
-          if (wrong) wrong(layers, rng);
-        };
-        return ChangedGpt(options, tp, change, &rng, recompute);
-      });
+  return trained(options, replicas_only,
+                 [&](ProcessGroup& tp, RngTracker& rng) {
+                   return GptByHand(options, tp, rng, wrong);
+                 });
 }
 
 // The strategy's streams are Megatron's, seeded by rank.
@@ -239,17 +282,12 @@ TEST(RngStreamTraps, TheTensorStreamOnReplicatedActivationsSplitsReplicas) {
   const auto right = trained_by_hand(true);
   EXPECT_EQ(right[0], right[1]);
   const auto wrong =
-      trained_by_hand(true, false, [](LayerFactory& layers, RngTracker& rng) {
+      trained_by_hand(true, [](LayerFactory& layers, RngTracker& rng) {
         layers.dropout = [&rng](double p) -> AnyModule {
           return {std::make_unique<TensorStreamDropout>(p, rng)};
         };
       });
   EXPECT_NE(wrong[0], wrong[1]);
-}
-
-// Core's recomputation saves only the context's stream.
-TEST(RngStreamTraps, RecomputationOfTheDefaultStreamAloneDrawsOtherMasks) {
-  EXPECT_NE(trained_by_hand(false, true), trained_by_hand(false));
 }
 
 }  // namespace

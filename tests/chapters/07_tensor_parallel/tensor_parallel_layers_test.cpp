@@ -15,10 +15,10 @@ namespace {
 
 Linear whole_linear(std::int64_t in, std::int64_t out) {
   Linear whole;
-  whole.weight = make_parameter("l.weight", {in, out}, 1, init_f64());
-  whole.bias = make_constant_parameter({out}, 0, init_f64());
+  whole.weight = make_parameter("l.weight", {in, out}, 1, f64_init());
+  whole.bias = make_constant_parameter({out}, 0, f64_init());
   // Not zero, so a bias that counts t times shows
-  whole.bias.copy_from(drawn({out}, 77));
+  whole.bias.copy_from(noise({out}, 77));
   return whole;
 }
 
@@ -32,13 +32,13 @@ TEST_P(TensorParallelLayers, ColumnsAreThoseOfOneDeviceBitForBit) {
     const Shards columns = {{1, tp.rank(), t}}, piece = {{0, tp.rank(), t}};
     for (const bool gathers : {false, true}) {
       Linear whole = whole_linear(24, 48);
-      ColumnParallelLinear part("l", {24, 48, 1, 1}, init_f64(), tp, gathers);
+      ColumnParallelLinear part("l", {24, 48, 1, 1}, f64_init(), tp, gathers);
       EXPECT_TRUE(bitwise_equal(part.weight.detach(),
                                 take_part(whole.weight.detach(), columns)));
       part.bias.copy_from(take_part(whole.bias.detach(), piece));
-      const Tensor x = drawn({2, 4, 24}, 1).set_requires_grad();
-      const Tensor x_whole = drawn({2, 4, 24}, 1).set_requires_grad();
-      const Tensor dy = drawn({2, 4, 48}, 2);
+      const Tensor x = noise({2, 4, 24}, 1).set_requires_grad();
+      const Tensor x_whole = noise({2, 4, 24}, 1).set_requires_grad();
+      const Tensor dy = noise({2, 4, 48}, 2);
       const Shards seen = gathers ? Shards{} : Shards{{2, tp.rank(), t}};
 
       tp.clear_records();
@@ -62,12 +62,12 @@ TEST_P(TensorParallelLayers, RowsAreSummedAndTheBiasCountsOnce) {
   on_ranks(t, [&](ProcessGroup& tp) {
     const Shards rows = {{0, tp.rank(), t}}, last = {{2, tp.rank(), t}};
     Linear whole = whole_linear(48, 24);
-    const Tensor dy = drawn({2, 4, 24}, 2);
-    const Tensor x_whole = drawn({2, 4, 48}, 1).set_requires_grad();
+    const Tensor dy = noise({2, 4, 24}, 2);
+    const Tensor x_whole = noise({2, 4, 48}, 1).set_requires_grad();
     const Tensor expected = whole(x_whole);
     autograd::backward({expected}, {dy});
     for (const bool is_parallel : {true, false}) {
-      RowParallelLinear part("l", {48, 24, 1, 1}, init_f64(), tp, is_parallel);
+      RowParallelLinear part("l", {48, 24, 1, 1}, f64_init(), tp, is_parallel);
       part.bias.copy_from(whole.bias.detach());
       const Tensor x =
           (is_parallel ? take_part(x_whole.detach(), last) : x_whole.detach())
@@ -87,9 +87,9 @@ TEST_P(TensorParallelLayers, RowsAreSummedAndTheBiasCountsOnce) {
 // The sum of two halves has only one order.
 TEST(TensorParallelLayers, TwoHalvesOfRowsAreTheSumOfTwoHalves) {
   on_ranks(2, [](ProcessGroup& tp) {
-    RowParallelLinear part("l", {48, 24, 1, 1}, init_f64(), tp);
+    RowParallelLinear part("l", {48, 24, 1, 1}, f64_init(), tp);
     const Linear whole = whole_linear(48, 24);
-    const Tensor x = drawn({2, 4, 48}, 1);
+    const Tensor x = noise({2, 4, 48}, 1);
     const auto half = [&](int r) {
       return linear(take_part(x, {{2, r, 2}}),
                     take_part(whole.weight.detach(), {{0, r, 2}}));
@@ -103,11 +103,11 @@ TEST(TensorParallelLayers, TwoHalvesOfRowsAreTheSumOfTwoHalves) {
 TEST(TensorParallelLayers, WhatAllRanksHaveHasTheSameBits) {
   for (const int t : {2, 3, 4, 8}) {
     const auto found = on_ranks(t, [](ProcessGroup& tp) {
-      ColumnParallelLinear fc("a", {24, 48, 1, 1}, init_f64(), tp);
-      RowParallelLinear proj("b", {48, 24, 1, 1}, init_f64(), tp);
-      const Tensor x = drawn({5, 24}, 1).set_requires_grad();
+      ColumnParallelLinear fc("a", {24, 48, 1, 1}, f64_init(), tp);
+      RowParallelLinear proj("b", {48, 24, 1, 1}, f64_init(), tp);
+      const Tensor x = noise({5, 24}, 1).set_requires_grad();
       const Tensor y = proj(gelu(fc(x)));
-      autograd::backward({y}, {drawn({5, 24}, 2)});
+      autograd::backward({y}, {noise({5, 24}, 2)});
       std::vector<double> values;
       for (const Tensor& each : {y.detach(), x.grad(), proj.bias.grad()}) {
         for (const double v : each.to_vector<double>()) values.push_back(v);
@@ -121,43 +121,28 @@ TEST(TensorParallelLayers, WhatAllRanksHaveHasTheSameBits) {
 TEST_P(TensorParallelLayers, ColumnsInF32HaveTheBitsOfOneDevice) {
   const int t = GetParam();
   on_ranks(t, [&](ProcessGroup& tp) {
-    InitOptions init = init_f64();
+    InitOptions init = f64_init();
     init.dtype = DType::kF32;
     ColumnParallelLinear part("l", {24, 48, 1, 1}, init, tp);
     const Tensor weight = make_parameter("l.weight", {24, 48}, 1, init);
     const Tensor bias = make_constant_parameter({48}, 0, init);
-    const Tensor x = to_dtype(drawn({2, 4, 24}, 1), DType::kF32);
+    const Tensor x = to_dtype(noise({2, 4, 24}, 1), DType::kF32);
     const Tensor expected = linear(x, weight, bias).detach();
     EXPECT_TRUE(bitwise_equal(part(x).detach(),
                               take_part(expected, {{2, tp.rank(), t}})));
   });
 }
 
-// The result if a rank added the bias before the sum.
-TEST(TensorParallelLayers, ABiasInsideTheSumWouldCountTwice) {
-  on_ranks(2, [](ProcessGroup& tp) {
-    RowParallelLinear part("l", {48, 24, 1, 1}, init_f64(), tp);
-    part.bias.copy_from(drawn({24}, 5));
-    const Tensor x = take_part(drawn({3, 48}, 1), {{1, tp.rank(), 2}});
-    const Tensor right = part(x).detach();
-    const Tensor wrong =
-        reduce_from(linear(x, part.weight, part.bias), tp).detach();
-    expect_near(
-        sub(wrong, right),
-        add(Tensor::zeros(right.shape(), right.options()), part.bias.detach()));
-  });
-}
-
 TEST_P(TensorParallelLayers, AFrozenWeightStillSumsTheGradientOfTheInput) {
   const int t = GetParam();
   on_ranks(t, [&](ProcessGroup& tp) {
-    ColumnParallelLinear part("l", {24, 48, 1, 1}, init_f64(), tp);
+    ColumnParallelLinear part("l", {24, 48, 1, 1}, f64_init(), tp);
     part.set_requires_grad(false);
-    const Tensor x = drawn({4, 24}, 1).set_requires_grad();
+    const Tensor x = noise({4, 24}, 1).set_requires_grad();
     const Tensor y = part(x);
     autograd::backward({y}, {Tensor::full(y.shape(), 1, y.options())});
     EXPECT_FALSE(part.weight.grad().defined());
-    const Tensor weight = make_parameter("l.weight", {24, 48}, 1, init_f64());
+    const Tensor weight = make_parameter("l.weight", {24, 48}, 1, f64_init());
     const Tensor ones = Tensor::full({4, 48}, 1, y.options());
     expect_near(x.grad(), matmul(ones, weight.detach(), false, true));
   });
@@ -166,13 +151,13 @@ TEST_P(TensorParallelLayers, AFrozenWeightStillSumsTheGradientOfTheInput) {
 TEST_P(TensorParallelLayers, TheVocabularyIsLookedUpAndTrainedInParts) {
   const int t = GetParam();
   on_ranks(t, [&](ProcessGroup& tp) {
-    Embedding whole("e", 24, 6, init_f64(), 1);
-    VocabParallelEmbedding part("e", 24, 6, 1, init_f64(), tp);
+    Embedding whole("e", 24, 6, f64_init(), 1);
+    VocabParallelEmbedding part("e", 24, 6, 1, f64_init(), tp);
     Tensor ids = Tensor::empty({2, 8}, {DType::kI64, Device()});
     for (int i = 0; i < 16; ++i) ids.data<std::int64_t>()[i] = 5 * i % 24;
     const Tensor y = part(ids), expected = whole(ids);
     EXPECT_TRUE(bitwise_equal(y.detach(), expected.detach()));
-    const Tensor dy = drawn({2, 8, 6}, 3);
+    const Tensor dy = noise({2, 8, 6}, 3);
     autograd::backward({y}, {dy});
     autograd::backward({expected}, {dy});
     EXPECT_TRUE(
@@ -211,7 +196,7 @@ void expect_loss_of_one_device(ProcessGroup& tp, const Tensor& logits,
 TEST_P(TensorParallelLayers, TheLossOfAPaddedVocabularyIsThatOfOneDevice) {
   for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
     on_ranks(GetParam(), [&](ProcessGroup& tp) {
-      expect_loss_of_one_device(tp, drawn({5, 24}, 4), 21, reduction, 1e-12);
+      expect_loss_of_one_device(tp, noise({5, 24}, 4), 21, reduction, 1e-12);
     });
   }
 }
@@ -220,7 +205,7 @@ TEST_P(TensorParallelLayers, TheLossOfAPaddedVocabularyIsThatOfOneDevice) {
 // would make every exponential vanish.
 TEST_P(TensorParallelLayers, TheLossOfLargeLogitsIsThatOfOneDevice) {
   on_ranks(GetParam(), [&](ProcessGroup& tp) {
-    const Tensor logits = add_scalar(scale(drawn({5, 24}, 4), 300), 5000);
+    const Tensor logits = add_scalar(scale(noise({5, 24}, 4), 300), 5000);
     expect_loss_of_one_device(tp, logits, 24, Reduction::kMean, 1e-9);
   });
 }
@@ -239,24 +224,24 @@ TEST(TensorParallelLayers, PartsThatWouldNotBeEqualAreRefused) {
     expect_text(error_on_ranks(2, make), {"does not divide into"});
   };
   expect_refused([](ProcessGroup& tp) {
-    VocabParallelEmbedding part("e", 25, 6, 1, init_f64(), tp);
+    VocabParallelEmbedding part("e", 25, 6, 1, f64_init(), tp);
   });
   expect_refused([](ProcessGroup& tp) {
-    ColumnParallelLinear part("l", {24, 49, 1, 1}, init_f64(), tp);
+    ColumnParallelLinear part("l", {24, 49, 1, 1}, f64_init(), tp);
   });
   expect_refused([](ProcessGroup& tp) {
-    RowParallelLinear part("l", {49, 24, 1, 1}, init_f64(), tp);
+    RowParallelLinear part("l", {49, 24, 1, 1}, f64_init(), tp);
   });
 }
 
 // The documents' pair, [16, 256] through 256 -> 1024 -> 256: 12288 elements.
 TEST(TensorParallelLayers, APairOnFourRanksSends12288Elements) {
   on_ranks(4, [](ProcessGroup& tp) {
-    ColumnParallelLinear fc("a", {256, 1024, 1, 1}, init_f64(), tp);
-    RowParallelLinear proj("b", {1024, 256, 1, 1}, init_f64(), tp);
-    const Tensor x = drawn({16, 256}, 1).set_requires_grad();
+    ColumnParallelLinear fc("a", {256, 1024, 1, 1}, f64_init(), tp);
+    RowParallelLinear proj("b", {1024, 256, 1, 1}, f64_init(), tp);
+    const Tensor x = noise({16, 256}, 1).set_requires_grad();
     const Tensor y = proj(gelu(fc(x)));
-    autograd::backward({y}, {drawn({16, 256}, 2)});
+    autograd::backward({y}, {noise({16, 256}, 2)});
     double sent = 0;
     for (const CommRecord& record : tp.records()) sent += wire_elements(record);
     EXPECT_EQ(sent, 12288);

@@ -84,53 +84,6 @@ TEST(TensorParallelTraining, ABlockAllReducesFourTimes) {
   for (const auto& log : logs) EXPECT_EQ(log, expected);
 }
 
-/// Column layers whose input gradient is not summed.
-class ColumnsWithoutF : public ModuleOf<ColumnsWithoutF> {
- public:
-  ColumnsWithoutF(const std::string& name, const LinearShape& shape,
-                  const InitOptions& init, ProcessGroup& tp)
-      : columns_(name, shape, init, tp) {}
-  Tensor forward(const Tensor& x) override {
-    return linear(x, columns_.weight, columns_.bias);
-  }
-  void members(MemberVisitor& visit) override { columns_.members(visit); }
-
- private:
-  ColumnParallelLinear columns_;
-};
-
-/// By rank: the replicated parameters after ten steps.
-std::vector<std::vector<double>> replicas_after_ten_steps(
-    const ChangedGpt::Change& change) {
-  Options options = small_gpt(3);
-  options.dropout = 0.1;
-  options.steps = 10;
-  return trained(options, /*replicas_only=*/true,
-                 [&](ProcessGroup& tp, RngTracker&) {
-                   return ChangedGpt(options, tp, change);
-                 });
-}
-
-TEST(TensorParallelTraps, WithoutFReplicasDrift) {
-  const auto right = replicas_after_ten_steps(nullptr);
-  for (const auto& each : right) EXPECT_EQ(each, right[0]);
-  const auto wrong =
-      replicas_after_ten_steps([](LayerFactory& layers, ProcessGroup& tp) {
-        layers.linear = [&tp, usual = layers.linear](
-                            const std::string& name, std::int64_t in,
-                            std::int64_t out, double stddev,
-                            const InitOptions& init) -> AnyModule {
-          if (!name.ends_with(".c_fc")) {
-            return usual(name, in, out, stddev, init);
-          }
-          return {std::make_unique<ColumnsWithoutF>(
-              name, LinearShape{in, out, 1, stddev}, init, tp)};
-        };
-      });
-  EXPECT_NE(wrong[1], wrong[0]);
-  EXPECT_NE(wrong[2], wrong[0]);
-}
-
 TEST(TensorParallelTraining, HeadsThatDoNotDivideAreRefusedWithASizeThatWould) {
   const std::string error = error_on_ranks(5, [](ProcessGroup& tp) {
     TensorParallelStrategy strategy(small_gpt(5), {}, tp);

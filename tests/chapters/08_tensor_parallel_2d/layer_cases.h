@@ -83,24 +83,6 @@ inline Layer whole_loss_case(Targets targets) {
   return layer;
 }
 
-/// A loss with the mean over the wrong ranks, or the wrong classes.
-inline Layer wrong_loss_case(int (*column)(const Grid& grid),
-                             ProcessGroup* (*batch)(const Grid& grid)) {
-  Layer wrong = vocabulary_loss_case();
-  wrong.split = [=](const Tensors& in, const Grid& grid) {
-    const Tensor targets =
-        summa::own_rows(drawn_ids({kBatch, kSeq}, kVocabulary), grid);
-    return mean_loss_over_ranks(
-        [&](Reduction reduction) {
-          return summa::split_cross_entropy(in[0], targets,
-                                            column(grid) * in[0].size(-1),
-                                            *grid.row, 0, reduction);
-        },
-        targets, {batch(grid)});
-  };
-  return wrong;
-}
-
 inline std::vector<std::pair<std::string, Layer>> layer_cases() {
   const auto ids = [] { return drawn_ids({kBatch, kSeq}, kVocabulary); };
   std::vector<std::pair<std::string, Layer>> cases = {

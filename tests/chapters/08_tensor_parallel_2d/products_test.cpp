@@ -103,21 +103,6 @@ TEST(SummaProducts, EachSquareOfAWorldWorksByItself) {
   }));
 }
 
-// A rank of ROW is the COLUMN index. If they are exchanged, a rank gets another
-// block.
-TEST(SummaProducts, ExchangedGroupsAreAnotherProduct) {
-  const auto equal = on_grid({2}, [&](const Grid& grid, auto&) {
-    Grid wrong = grid;
-    std::swap(wrong.row, wrong.col);
-    const Tensor a = drawn({kM, kK}, DType::kF64, 1);
-    const Tensor b = drawn({kK, kN}, DType::kF64, 2);
-    const Tensor c = summa::multiply_ab(part_of(a, Lies::kMatrix, wrong),
-                                        part_of(b, Lies::kMatrix, wrong), grid);
-    return bitwise_equal(c, part_of(matmul(a, b), Lies::kMatrix, grid));
-  });
-  for (const bool each : equal) EXPECT_FALSE(each);
-}
-
 // X [16, 256] and W [256, 1024] on 2 x 2 ranks.
 TEST(SummaLedger, OfTheDocumentsLinear) {
   const auto logs = on_grid({2}, [&](const Grid& grid, ProcessGroup& world) {

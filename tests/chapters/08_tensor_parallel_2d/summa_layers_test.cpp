@@ -169,43 +169,6 @@ TEST(SummaLedger, OfABias) {
   });
 }
 
-// The variance of the rank's own columns alone is wrong.
-TEST(SummaTraps, ANormOfOwnColumnsIsNotThatOfTheRow) {
-  Layer wrong = norm_case();
-  wrong.split = [](const Tensors& in, const Grid& grid) {
-    return layer_norm(in[0], summa::gather_columns(in[1], *grid.col),
-                      summa::gather_columns(in[2], *grid.col));
-  };
-  EXPECT_GT(difference(wrong, Sizes{2}, DType::kF64), 1e-2);
-}
-
-// The vocabulary's offset is j V/q; with i instead of j, targets are missed.
-TEST(SummaTraps, TheOffsetOfTheClassesIsThatOfTheColumn) {
-  const Layer wrong =
-      wrong_loss_case([](const Grid& grid) { return grid.i(); },
-                      [](const Grid& grid) { return grid.batch; });
-  EXPECT_GT(difference(wrong, Sizes{2}, DType::kF64), 1e-2);
-}
-
-// The backward of sum_over is the identity: another sum would count the logits'
-// gradient q times.
-TEST(SummaTraps, TheGradientOfASumIsNotSummed) {
-  Layer wrong = classifier_case();
-  wrong.split = [](const Tensors& in, const Grid& grid) {
-    const Tensor w = summa::gather_columns(in[1], *grid.col);
-    Tensor partial = matmul(summa::as_matrix(in[0]), w, false, true);
-    partial.add_grad_hook([&grid](const Tensor& grad) {
-      const Tensor sum = grad.clone();
-      grid.row->all_reduce(sum).wait();
-      return sum;
-    });
-    const Tensor logits = summa::sum_over(partial, *grid.row);
-    return reshape(add(logits, summa::replicated(in[2], grid.batch)),
-                   {in[0].size(0), kSeq, kVocabulary});
-  };
-  EXPECT_GT(difference(wrong, Sizes{2}, DType::kF64), 1e-2);
-}
-
 TEST(SummaLayers, RefuseWhatDoesNotDivide) {
   expect_error(
       [&] {

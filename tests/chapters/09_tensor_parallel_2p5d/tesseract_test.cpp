@@ -203,24 +203,5 @@ TEST(TesseractTraps, WithoutTheDepthReduceEachDepthTrainsItsOwnModel) {
   EXPECT_GT(without_the_depth(/*equal_rows=*/false), 1e-3);
 }
 
-// A mean over COL alone covers only one depth.
-TEST(TesseractTraps, TheLossIsAMeanOverAllDepths) {
-  const Layer wrong =
-      wrong_loss_case([](const Grid& grid) { return grid.j(); },
-                      [](const Grid& grid) { return grid.col; });
-  EXPECT_GT(difference(wrong, Sizes{2, 2}, DType::kF64), 1e-3);
-}
-
-// Initial weights do not depend on k.
-TEST(TesseractTraps, DepthsBeginWithEqualWeights) {
-  const auto weights = on_grid({2, 2}, [](const Grid& grid, ProcessGroup&) {
-    const AnyModule linear = summa::layers(grid).linear("w", 8, 8, 1, {});
-    return (*linear).parameters()[0].to_vector<double>();
-  });
-  for (std::size_t rank = 0; rank < 4; ++rank) {
-    EXPECT_EQ(weights[rank], weights[rank + 4]);
-  }
-}
-
 }  // namespace
 }  // namespace shardbook::summa_test

@@ -222,33 +222,6 @@ TEST(CubeLedger, OfTheEmbeddingTheClassifierAndWholeLogits) {
   });
 }
 
-// Trap: the gain's gradient covers this rank's rows only.
-TEST(CubeTraps, AGainWithoutItsReduceDiffersOnEveryRank) {
-  Layer wrong = norm_case(Layout::kStraight);
-  wrong.split = [](const Tensors& in, const Cube& cube) {
-    return summa::split_layer_norm(in[0], in[1], in[2], *cube.straight.output,
-                                   1e-5);
-  };
-  EXPECT_GT(difference(wrong, 2, DType::kF64), 1e-2);
-}
-
-// Rows of split logits are cut over OUTPUT, of whole logits over INPUT: targets
-// in the other cut belong to other tokens.
-TEST(CubeTraps, TargetsAreCutAsTheLogitsAre) {
-  Layer wrong = layer_cases().back().second;
-  wrong.split = [](const Tensors& in, const Cube& cube) {
-    const Tensor targets = cube::own_rows(ids(), cube, Layout::kStraight);
-    return mean_loss_over_ranks(
-        [&](Reduction reduction) {
-          return summa::split_cross_entropy(in[0], targets,
-                                            cube.place.j * in[0].size(-1),
-                                            *cube.straight.input, 0, reduction);
-        },
-        targets, {cube.straight.output, cube.straight.weight});
-  };
-  EXPECT_GT(difference(wrong, 2, DType::kF64), 1e-3);
-}
-
 TEST(CubeLayers, RefuseWhatDoesNotDivide) {
   expect_text(error_on_cube([](const Cube& cube) {
                 return cube::vocabulary_parallel_embedding(

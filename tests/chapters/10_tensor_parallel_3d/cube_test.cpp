@@ -187,37 +187,6 @@ TEST(CubeLayouts, DoNotDependOnTheOrderOfConstruction) {
   }));
 }
 
-// With the straight roles for a swapped activation, the second product is
-// wrong. This happens if all layers share one layout that flips at the wrong
-// moment.
-TEST(CubeTraps, TheSecondLayerNeedsTheSwappedRoles) {
-  const auto differences = on_cube(2, [](const Cube& cube, ProcessGroup&) {
-    const Tensor x = drawn({8, 16}, DType::kF64, 1);
-    const Tensor w1 = drawn({16, 16}, DType::kF64, 2);
-    const Tensor w2 = drawn({16, 16}, DType::kF64, 3);
-    const auto product = [&](bool right) {
-      Tensor inner =
-          cube::product(part_of(x, Lies::kBlock, cube, Layout::kStraight),
-                        part_of(w1, Lies::kWeight, cube, Layout::kStraight),
-                        cube)
-              .detach();
-      if (!right) cube::with_layout(inner, Layout::kStraight);
-      const Tensor y = cube::product(
-          inner, part_of(w2, Lies::kWeight, cube, Layout::kSwapped), cube);
-      return max_abs_difference(
-          y, part_of(matmul(matmul(x, w1), w2), Lies::kBlock, cube,
-                     Layout::kStraight));
-    };
-    return std::pair(product(true), product(false));
-  });
-  double largest = 0;
-  for (const auto& [right, wrong] : differences) {
-    EXPECT_LT(right, 1e-12);
-    largest = std::max(largest, wrong);
-  }
-  EXPECT_GT(largest, 1e-3);
-}
-
 TEST(CubeSizes, NameTheNumbersThatFormCubes) {
   EXPECT_EQ(cube::side_of(27, "--world-size"), 3);
   const std::string error = error_of([&] { cube::side_of(9, "--world-size"); });

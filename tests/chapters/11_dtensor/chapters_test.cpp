@@ -33,7 +33,7 @@ Sequential toy() {
 template <typename Model>
 Tensor local_loss(Model& model, const ProcessGroup& world) {
   const auto stream = static_cast<std::uint64_t>(10 + world.rank());
-  return mean(square(model(normal({6, 8}, stream))));
+  return mean(square(model(noise({6, 8}, stream))));
 }
 
 std::vector<double> gradients(Module& model) {
@@ -133,7 +133,7 @@ TEST(DTensorChapters, TensorParallelismHasTheNumbersAndTheLedgerOfItsChapter) {
     on_ranks(t, [t](ProcessGroup& world) {
       const std::int64_t h = 8, tokens = 6;
       const InitOptions init = f64_init();
-      const Tensor x = normal({tokens, h}, 1), mine = x.clone();
+      const Tensor x = noise({tokens, h}, 1), mine = x.clone();
       x.set_requires_grad();
       mine.set_requires_grad();
 

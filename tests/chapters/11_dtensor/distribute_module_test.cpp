@@ -35,7 +35,7 @@ TEST(DTensorDistributeModule, EqualsOneDeviceWithTheCallsOfAPair) {
         return distribute_module(model, tp, columns_then_rows,
                                  use_on_every_rank, add_up);
       };
-      return calls_of_equal_steps(make_pair, normal({20, 10}, 1), cut, tp,
+      return calls_of_equal_steps(make_pair, noise({20, 10}, 1), cut, tp,
                                   world);
     });
     // The sum of the outputs, and of the gradients of the input
@@ -51,7 +51,7 @@ TEST(DTensorDistributeModule, LeavesReplicasWhereNothingIsSaid) {
     for (const CutParameter& cut : cuts) {
       SB_CHECK(cut.placement.is_replicate(), cut.name);
     }
-    const Tensor x = normal({4, 10}, 1);
+    const Tensor x = noise({4, 10}, 1);
     SB_CHECK(bitwise_equal(model(x), plain(x)), "another result");
   });
 }

@@ -15,19 +15,13 @@
 #include "core/context.h"
 #include "core/module.h"
 #include "core/ops.h"
+#include "tests/core/support.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::dtensor_test {
 
 using namespace dtensor;
-
-inline InitOptions f64_init() {
-  InitOptions init;
-  init.seed = 1;
-  init.dtype = DType::kF64;
-  return init;
-}
 
 inline DeviceMesh devices_of(ProcessGroup& world,
                              const std::vector<int>& shape) {
@@ -175,12 +169,6 @@ inline std::string joined(const std::vector<std::string>& messages) {
   std::string all;
   for (const std::string& message : messages) all += message;
   return all;
-}
-
-inline Tensor normal(const Shape& shape, std::uint64_t stream) {
-  const Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
-  fill_normal(x, 5, stream, 0, 1);
-  return x;
 }
 
 inline double error_between(const Tensor& a, const Tensor& b) {

@@ -19,6 +19,13 @@ struct Operation {
   OnTensors plain;
 };
 
+/// One expression for both kinds of tensors.
+template <typename Expression>
+Operation of(const std::string& name, const Tensors& operands,
+             const Expression& expression) {
+  return {name, operands, expression, expression};
+}
+
 bool is_float(const Tensor& x) { return x.dtype() == DType::kF64; }
 
 AttentionOptions two_heads() {
@@ -29,88 +36,42 @@ AttentionOptions two_heads() {
 
 // All of one batch row, so an axis that cuts rows leaves ranks without any.
 std::vector<Operation> operations() {
-  const Tensor x = normal({1, 2, 4}, 1), y = normal({1, 2, 4}, 2);
-  const Tensor weight = normal({4, 3}, 3), row = normal({4}, 4);
-  const Tensor table = normal({3, 4}, 5);
+  const Tensor x = noise({1, 2, 4}, 1), y = noise({1, 2, 4}, 2);
+  const Tensor weight = noise({4, 3}, 3), row = noise({4}, 4);
+  const Tensor table = noise({3, 4}, 5);
   const Tensor ids =
       Tensor::from_values(std::vector<std::int64_t>{2, 0}, {1, 2});
   const Tensor targets =
       Tensor::from_values(std::vector<std::int64_t>{-100, 1}, {1, 2});
-  using D = std::vector<DTensor>;
-  return {
-      {"add",
-       {x, row},
-       [](const D& a) { return add(a[0], a[1]); },
-       [](const Tensors& a) { return shardbook::add(a[0], a[1]); }},
-      {"mul",
-       {x, y},
-       [](const D& a) { return mul(a[0], a[1]); },
-       [](const Tensors& a) { return shardbook::mul(a[0], a[1]); }},
-      {"gelu",
-       {x},
-       [](const D& a) { return gelu(a[0]); },
-       [](const Tensors& a) { return shardbook::gelu(a[0]); }},
-      {"dropout",
-       {x},
-       [](const D& a) { return dropout(a[0], 0.5); },
-       [](const Tensors& a) { return shardbook::dropout(a[0], 0.5); }},
-      {"matmul",
-       {x, weight},
-       [](const D& a) { return matmul(a[0], a[1]); },
-       [](const Tensors& a) { return shardbook::linear(a[0], a[1], {}); }},
-      {"attention",
-       {x, y, x},
-       [](const D& a) { return attention(a[0], a[1], a[2], two_heads()); },
-       [](const Tensors& a) {
-         return shardbook::attention(a[0], a[1], a[2], two_heads());
-       }},
-      {"sum over a dim",
-       {x},
-       [](const D& a) { return sum(a[0], 0); },
-       [](const Tensors& a) { return shardbook::sum(a[0], 0); }},
-      {"mean over a dim",
-       {x},
-       [](const D& a) { return mean(a[0], 1); },
-       [](const Tensors& a) { return shardbook::mean(a[0], 1); }},
-      {"sum",
-       {x},
-       [](const D& a) { return sum(a[0]); },
-       [](const Tensors& a) { return shardbook::sum(a[0]); }},
-      {"mean",
-       {x},
-       [](const D& a) { return mean(a[0]); },
-       [](const Tensors& a) { return shardbook::mean(a[0]); }},
-      {"softmax",
-       {x},
-       [](const D& a) { return softmax(a[0]); },
-       [](const Tensors& a) { return shardbook::softmax(a[0]); }},
-      {"layer_norm",
-       {x, row, row},
-       [](const D& a) { return layer_norm(a[0], a[1], a[2]); },
-       [](const Tensors& a) {
-         return shardbook::layer_norm(a[0], a[1], a[2]);
-       }},
-      {"cross_entropy",
-       {x, targets},
-       [](const D& a) { return cross_entropy(a[0], a[1]); },
-       [](const Tensors& a) { return shardbook::cross_entropy(a[0], a[1]); }},
-      {"embedding",
-       {table, ids},
-       [](const D& a) { return embedding(a[0], a[1]); },
-       [](const Tensors& a) { return shardbook::embedding(a[0], a[1]); }},
-      {"transpose",
-       {x},
-       [](const D& a) { return transpose(a[0], 0, 2); },
-       [](const Tensors& a) { return shardbook::transpose(a[0], 0, 2); }},
-      {"reshape",
-       {x},
-       [](const D& a) {
-         return reshape(a[0], {2, 4});
-       },
-       [](const Tensors& a) {
-         return shardbook::reshape(a[0], {2, 4});
-       }},
+  const auto matmul_of = [](const auto& a) { return matmul(a[0], a[1]); };
+  const auto linear_of = [](const Tensors& a) {
+    return linear(a[0], a[1], {});
   };
+  return {
+      of("add", {x, row}, [](const auto& a) { return add(a[0], a[1]); }),
+      of("mul", {x, y}, [](const auto& a) { return mul(a[0], a[1]); }),
+      of("gelu", {x}, [](const auto& a) { return gelu(a[0]); }),
+      of("dropout", {x}, [](const auto& a) { return dropout(a[0], 0.5); }),
+      {"matmul", {x, weight}, matmul_of, linear_of},
+      of("attention", {x, y, x},
+         [](const auto& a) {
+           return attention(a[0], a[1], a[2], two_heads());
+         }),
+      of("sum over a dim", {x}, [](const auto& a) { return sum(a[0], 0); }),
+      of("mean over a dim", {x}, [](const auto& a) { return mean(a[0], 1); }),
+      of("sum", {x}, [](const auto& a) { return sum(a[0]); }),
+      of("mean", {x}, [](const auto& a) { return mean(a[0]); }),
+      of("softmax", {x}, [](const auto& a) { return softmax(a[0]); }),
+      of("layer_norm", {x, row, row},
+         [](const auto& a) { return layer_norm(a[0], a[1], a[2]); }),
+      of("cross_entropy", {x, targets},
+         [](const auto& a) { return cross_entropy(a[0], a[1]); }),
+      of("embedding", {table, ids},
+         [](const auto& a) { return embedding(a[0], a[1]); }),
+      of("transpose", {x}, [](const auto& a) { return transpose(a[0], 0, 2); }),
+      of("reshape", {x}, [](const auto& a) {
+        return reshape(a[0], {2, 4});
+      })};
 }
 
 // The gradients of the sum of squares of the result, after the result.

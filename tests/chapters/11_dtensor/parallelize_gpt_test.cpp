@@ -126,7 +126,7 @@ TEST(DTensorSequence, DropsWhatOneDeviceDrops) {
       Sequential plain, model;
       plain.add(Dropout(0.5));
       model.add(Dropout(0.5));
-      const Tensor x = normal({2, 8, 6}, 1);
+      const Tensor x = noise({2, 8, 6}, 1);
       RankContext::current().random = RandomState();
       const Tensor right = plain(x);
       RankContext::current().random = RandomState();

@@ -62,12 +62,6 @@ struct Leaf {
   Placements placements;
 };
 
-Tensor leaf_values(std::size_t index, const Shape& shape) {
-  const Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
-  fill_normal(x, 3, index, 0, 1);
-  return x;
-}
-
 /// One program for both kinds of tensors: only these functions differ.
 struct Plain {
   using T = Tensor;
@@ -108,7 +102,7 @@ struct Leaves {
   Leaves(const std::vector<Leaf>& leaves, const Mesh& mesh) {
     for (std::size_t i = 0; i < leaves.size(); ++i) {
       const Leaf& leaf = leaves[i];
-      locals.push_back(spread(leaf_values(i, leaf.shape), leaf, mesh));
+      locals.push_back(spread(noise(leaf.shape, i, -2, 2), leaf, mesh));
       locals.back().set_requires_grad();
       tensors.push_back(
           from_local(locals.back(), mesh, leaf.placements, leaf.shape));
@@ -267,7 +261,7 @@ typename World::T run_graph(const Graph& graph,
 PlainRun run_plain(const Graph& graph) {
   std::vector<Tensor> leaves;
   for (std::size_t i = 0; i < graph.leaves.size(); ++i) {
-    leaves.push_back(leaf_values(i, graph.leaves[i].shape));
+    leaves.push_back(noise(graph.leaves[i].shape, i, -2, 2));
     leaves.back().set_requires_grad();
   }
   const Tensor loss = run_graph<Plain>(graph, leaves, targets_of(graph.shape),

@@ -197,24 +197,6 @@ TEST(DTensorBackward, CallsDependOnTheLayoutOfTheGradient) {
   EXPECT_EQ(backward_log(r, p, r), "");
 }
 
-// Trap: the outer shards gathered before the inner ones lie in another order.
-TEST(DTensorTrap, GatheringTheOuterAxisFirstPermutesRows) {
-  on_mesh({2, 2}, [](const Mesh& mesh, ProcessGroup&) {
-    const Shape shape{8, 3};
-    const Tensor whole = whole_values(shape);
-    const Tensor mine = local_values(shape, {shard(0), shard(0)}, mesh);
-    const auto gathered = [&](std::size_t first, std::size_t second) {
-      const Tensor half = Tensor::empty({4, 3}, mine.options());
-      mesh.group(first).all_gather(half, mine).wait();
-      const Tensor all = Tensor::empty({8, 3}, mine.options());
-      mesh.group(second).all_gather(all, half).wait();
-      return all;
-    };
-    SB_CHECK(bitwise_equal(gathered(1, 0), whole), "inner first is right");
-    SB_CHECK(!bitwise_equal(gathered(0, 1), whole), "outer first is wrong");
-  });
-}
-
 TEST(DTensorRedistributeErrors, NameWhatCannotBe) {
   const auto error = [](const Placements& from, const Placements& to) {
     return error_on_mesh({2}, [&](const Mesh& mesh, ProcessGroup&) {

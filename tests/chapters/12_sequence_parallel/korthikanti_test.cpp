@@ -175,23 +175,5 @@ TEST(Korthikanti, EveryVariantKeepsWhatItsFormulaSays) {
   }
 }
 
-// The difference: two masks of a byte, scores, and sums of 4 bytes instead.
-TEST(Korthikanti, TheBookDiffersByMasksAndScores) {
-  const Sizes z{2};
-  const double tokens = static_cast<double>(z.s * z.b);
-  const double masks = 2 * tokens * static_cast<double>(z.h);
-  const double scores = 5 * static_cast<double>(z.heads * z.s) * tokens / z.t;
-  const double sums = 4 * static_cast<double>(z.heads) * tokens / z.t;
-  for (const bool has_sequence : {false, true}) {
-    const double cuts = has_sequence ? z.t : 1;
-    EXPECT_DOUBLE_EQ(kept_per_layer(z, {has_sequence, false, false, true}) -
-                         kept_per_layer(z, {has_sequence, false, false, false}),
-                     masks / cuts + scores - sums);
-    EXPECT_DOUBLE_EQ(kept_per_layer(z, {has_sequence, true, false, true}) -
-                         kept_per_layer(z, {has_sequence, true, false, false}),
-                     masks / cuts);
-  }
-}
-
 }  // namespace
 }  // namespace shardbook::sequence_parallel

@@ -140,21 +140,6 @@ TEST(RingAttentionBytes, ConstantKeysCauseNoHopsOfGradients) {
   EXPECT_EQ(sends[0], 4u);  // K and V, forward and backward
 }
 
-// --- Traps -------------------------------------------------------------------
-
-TEST(RingAttentionTraps, MasksOfContiguousTokensAreWrongForOtherLayouts) {
-  // Zigzag or striped tokens, computed as if they were contiguous
-  Setting s;
-  const Tensors expected = one_device(s);
-  for (Layout layout : {Layout::kZigzag, Layout::kStriped}) {
-    const Tensors wrong =
-        on_tokens(4, s, layout, ring(s, Layout::kContiguous)).whole;
-    EXPECT_GT(largest_difference(wrong, expected), 0.1);
-    const Tensors right = on_ring(4, s, layout).whole;
-    EXPECT_LT(largest_difference(right, expected), 1e-11);
-  }
-}
-
 TEST(RingAttentionErrors, NameTheSizes) {
   const Setting s{.sequence = 12};
   expect_text(error_on_ranks(4,

@@ -106,57 +106,6 @@ TEST(RsaMemory, KeepsRowsOfScores) {
   }
 }
 
-// --- Traps: what the original does -------------------------------------------
-
-TEST(RsaTraps, GradientsDividedByTheRanksAreWrong) {
-  // Colossal-AI divides dQ, dK and dV by c inside the operators
-  Setting s;
-  const int c = 4;
-  const Tensors expected = one_device(s);
-  Tensors quirk =
-      on_slices(
-          c, s,
-          [s](const Tensor& q, const Tensor& k, const Tensor& v,
-              ProcessGroup& cp) {
-            const auto divided = [&](const Tensor& x) {
-              return autograd::custom_function(
-                  "quirk", {x},
-                  [](const Tensors& in) { return Tensors{in[0].clone()}; },
-                  [](const Tensors& grads) {
-                    return Tensors{scale(grads[0], 1.0 / c)};
-                  })[0];
-            };
-            return rsa(s)(divided(q), divided(k), divided(v), cp);
-          })
-          .whole;
-  EXPECT_LT(largest_difference(
-                {quirk[0], expected[1], expected[2], expected[3]}, expected),
-            1e-12);  // The forward does not show the mistake
-  for (std::size_t i = 1; i < 4; ++i) {
-    Tensors only = expected;
-    only[i] = quirk[i];
-    EXPECT_GT(largest_difference(only, expected), 0.1);
-    expect_close(scale(quirk[i], c), expected[i], 1e-12);
-  }
-}
-
-TEST(RsaTraps, ScoresScaledByTheHiddenSizeAreWrong) {
-  Setting s;
-  const Tensors expected = one_device(s);
-  const Tensors quirk =
-      on_slices(3, s,
-                [s](const Tensor& q, const Tensor& k, const Tensor& v,
-                    ProcessGroup& cp) {
-                  RsaOptions options;
-                  options.attention = options_of(s);
-                  options.attention.scale =
-                      1 / std::sqrt(static_cast<double>(s.heads * s.head_dim));
-                  return ring_self_attention(q, k, v, options, cp);
-                })
-          .whole;
-  EXPECT_GT(largest_difference(quirk, expected), 0.1);
-}
-
 TEST(RsaErrors, NameTheShapes) {
   const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
     const Tensor x = noise({1, 4, 6});

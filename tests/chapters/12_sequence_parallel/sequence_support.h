@@ -15,7 +15,6 @@
 #include "core/autograd.h"
 #include "tests/core/support.h"
 #include "tests/support/errors.h"
-#include "tests/support/larger.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::sequence_parallel {
@@ -173,17 +172,6 @@ inline void expect_all_close(const Tensors& found, const Tensors& expected,
     SCOPED_TRACE(names[i]);
     expect_close(found[i], expected[i], tolerance);
   }
-}
-
-/// The largest difference over all four.
-inline double largest_difference(const Tensors& found,
-                                 const Tensors& expected) {
-  double largest = 0;
-  for (std::size_t i = 0; i < 4; ++i) {
-    largest =
-        larger(largest, largest_gap(values(found[i]), values(expected[i])));
-  }
-  return largest;
 }
 
 }  // namespace shardbook::sequence_parallel

@@ -113,44 +113,6 @@ TEST(UlyssesBytes, KeyHeadsAreSentAsOftenAsTheyAreNeeded) {
   }
 }
 
-TEST(UlyssesTraps, KeyHeadsByRankAloneAreWrong) {
-  // 8 query heads, 2 key heads, 4 ranks: rank r needs key head r / 2, not r % 2
-  Setting s;
-  s.heads = 8, s.kv_heads = 2;
-  const Tensors expected = one_device(s);
-  const Tensors wrong =
-      on_slices(4, s,
-                [&](const Tensor& q, const Tensor& k, const Tensor& v,
-                    ProcessGroup& cp) {
-                  AttentionOptions options = options_of(s);
-                  options.kv_heads = 4;
-                  return ulysses_attention(q, concat({k, k}, 2),
-                                           concat({v, v}, 2), options, cp);
-                })
-          .whole;
-  EXPECT_GT(largest_difference(wrong, expected), 0.1);
-}
-
-TEST(UlyssesTraps, DropoutOfOwnHeadsAloneIsTheSameOnEveryRank) {
-  // Without the offset of its heads, each rank would use head 0's mask
-  Setting s;
-  s.dropout = 0.5;
-  const Tensors expected = one_device(s);
-  const Tensors wrong =
-      on_slices(2, s,
-                [&](const Tensor& q, const Tensor& k, const Tensor& v,
-                    ProcessGroup& cp) {
-                  AttentionOptions options = options_of(s);
-                  options.heads /= cp.size();
-                  return gather_heads(
-                      attention(scatter_heads(q, cp), scatter_heads(k, cp),
-                                scatter_heads(v, cp), options),
-                      cp);
-                })
-          .whole;
-  EXPECT_GT(largest_difference(wrong, expected), 0.1);
-}
-
 TEST(UlyssesErrors, NameTheSizes) {
   const std::string error = error_on_ranks(4, [](ProcessGroup& world) {
     const Tensor x = noise({1, 4, 6});

@@ -178,23 +178,6 @@ TEST(MoeTraining, WithTensorParallelismEveryGateHasItsRun) {
   }
 }
 
-// --- Traps -------------------------------------------------------------------
-
-// Capacity is per rank and micro-batch: one device that routes the whole batch
-// at once gets other results.
-TEST(MoeTraps, AReferenceThatRoutesTheWholeBatchDiffers) {
-  const Options options = small_options(4);
-  const StrategyOptions setup = how_of({"", 4, 2});
-  const Report report = train_on(options, setup, [&](const Options& options) {
-    Options alone = options;
-    alone.world_size = 1;
-    StrategyOptions one = setup;
-    one.ep = 1;
-    return train_reference(alone, one);
-  });
-  EXPECT_FALSE(report.parity.passed);
-}
-
 // The update of experts does not depend on ep: the same run for all divisors,
 // by SGD, which shows the scale of gradients.
 TEST(MoeTraps, ExpertUpdatesDoNotDependOnEp) {

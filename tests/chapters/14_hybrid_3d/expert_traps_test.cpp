@@ -138,41 +138,6 @@ TEST(HybridExpertBill, StatesAreThoseOfThePage) {
 
 // --- Traps -------------------------------------------------------------------
 
-/// The difference of the mesh's results from one device with other options.
-double distance_from(const HybridOptions& setup, const HybridOptions& other) {
-  Options options = nano_options(ranks_of(setup));
-  options.batch = 8, options.steps = 2;
-  const ReferenceRun right = reference_run(options, setup);
-  const ReferenceRun wrong = reference_run(options, other);
-  double most = 0;
-  for (std::size_t k = 0; k < right.losses.size(); ++k) {
-    most = std::max(most, std::abs(right.losses[k] - wrong.losses[k]));
-  }
-  return most;
-}
-
-// Each variant below differs far more than 1e-9, the tolerance for losses.
-TEST(HybridExpertTraps, CapacityIsNotThatOfTheGlobalBatch) {
-  HybridOptions setup = two_replicas();
-  HybridOptions whole = setup;
-  whole.dp = whole.ep = 1, whole.micro_batches = 1;
-  EXPECT_GT(distance_from(setup, whole), 1e-6);
-  HybridOptions replica =
-      setup;  // capacity of a replica's part, all micro-batches
-  replica.micro_batches = 1;
-  EXPECT_GT(distance_from(setup, replica), 1e-6);
-}
-
-TEST(HybridExpertTraps, LossesOfGatesCountOncePerGroupOfTokens) {
-  const HybridOptions setup = two_replicas();
-  HybridOptions twice = setup;  // divided by d m / 2
-  twice.aux_coefficient *= 2;
-  EXPECT_GT(distance_from(setup, twice), 1e-6);
-  HybridOptions none = setup;
-  none.aux_coefficient = 0;
-  EXPECT_GT(distance_from(setup, none), 1e-6);
-}
-
 // By SGD, which shows the scale of gradients, and clipped by a norm that counts
 // experts once: updates do not depend on ep. Divided by the size of the
 // expert-data group, they would be ep times too large.

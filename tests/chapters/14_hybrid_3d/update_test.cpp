@@ -50,22 +50,18 @@ std::vector<std::string> sums_of(ProcessGroup& world) {
 using Lines = std::vector<std::string>;
 
 TEST(HybridSums, ComeInTheOrderOfMegatron) {
-  const auto all = after_steps(
-      cube(0, true), 1, [](ProcessGroup& world, DeviceMesh&, HybridStrategy&) {
-        return sums_of(world);
-      });
-  for (const Lines& labels : all) {
-    EXPECT_EQ(labels, (Lines{"dp-cp: gradients", "tp: sequence_parallel",
-                             "tied 0: tied gradient", "world: loss and norm"}));
-  }
-  const auto sharded = after_steps(
-      cube(1, false), 1, [](ProcessGroup& world, DeviceMesh&, HybridStrategy&) {
-        return sums_of(world);
-      });
-  for (const Lines& labels : sharded) {
-    EXPECT_EQ(labels, (Lines{"dp-cp: gradients", "tied 0: tied gradient",
-                             "world: loss and norm", "dp-cp: parameters"}));
-  }
+  const auto expect_sums = [](const HybridOptions& setup, const Lines& lines) {
+    for (const Lines& labels : after_steps(
+             setup, 1, [](ProcessGroup&world, DeviceMesh&, HybridStrategy&) {
+               return sums_of(world);
+             })) {
+      EXPECT_EQ(labels, lines);
+    }
+  };
+  expect_sums(cube(0, true), {"dp-cp: gradients", "tp: sequence_parallel",
+                              "tied 0: tied gradient", "world: loss and norm"});
+  expect_sums(cube(1, false), {"dp-cp: gradients", "tied 0: tied gradient",
+                               "world: loss and norm", "dp-cp: parameters"});
 }
 
 // A middle stage holds no embedding; without cut tokens nothing is partial.
