@@ -34,33 +34,26 @@ std::vector<int> counting(int n) {
   return order;
 }
 
-const std::vector<double> kGoldenSizes = {4, .5, 10, .5, 20, .2, 30, .1};
+using Buckets = std::vector<BucketMembers>;
 
-TEST(DdpBuckets, FirstIterationIsTheReversedListOfDefinitionOrder) {
-  const auto items = items_of_mib(kGoldenSizes);
+TEST(DdpBuckets, GoldenLists) {
+  const auto items = items_of_mib({4, .5, 10, .5, 20, .2, 30, .1});
   EXPECT_EQ(assign_buckets(items, counting(8), kLimits),
-            (std::vector<BucketMembers>{{0}, {1, 2, 3, 4}, {5, 6}, {7}}));
+            (Buckets{{0}, {1, 2, 3, 4}, {5, 6}, {7}}));
+  // The first iteration has the reversed list of the order of definition
   EXPECT_EQ(initial_buckets(items, kLimits),
-            (std::vector<BucketMembers>{{7}, {5, 6}, {1, 2, 3, 4}, {0}}));
-}
-
-TEST(DdpBuckets, RebuiltFromArrivalOrderTheSmallBucketComesFirst) {
-  EXPECT_EQ(assign_buckets(items_of_mib(kGoldenSizes), {7, 6, 5, 4, 3, 2, 1, 0},
-                           kLimits),
-            (std::vector<BucketMembers>{{7, 6}, {5, 4, 3, 2}, {1, 0}}));
-}
-
-TEST(DdpBuckets, AParameterIsAppendedBeforeTheBucketIsCalledFull) {
-  // 24 MiB do not close a bucket, 24 + 100 do; the next bucket is new.
+            (Buckets{{7}, {5, 6}, {1, 2, 3, 4}, {0}}));
+  // Rebuilt from the order of arrival, the small bucket comes first
+  EXPECT_EQ(assign_buckets(items, {7, 6, 5, 4, 3, 2, 1, 0}, kLimits),
+            (Buckets{{7, 6}, {5, 4, 3, 2}, {1, 0}}));
+  // 24 MiB do not close a bucket, 24 + 100 do; the next bucket is new
   EXPECT_EQ(assign_buckets(items_of_mib({1, 24, 100, 1}), counting(4), kLimits),
-            (std::vector<BucketMembers>{{0}, {1, 2}, {3}}));
-}
-
-TEST(DdpBuckets, AHugeParameterThatOpensABucketIsABucketByItself) {
+            (Buckets{{0}, {1, 2}, {3}}));
+  // A huge parameter that opens a bucket is a bucket by itself
   EXPECT_EQ(assign_buckets(items_of_mib({300, 1, 300}), counting(3), kLimits),
-            (std::vector<BucketMembers>{{0}, {1, 2}}));
+            (Buckets{{0}, {1, 2}}));
   EXPECT_EQ(assign_buckets(items_of_mib({2, 300, 1}), counting(3), kLimits),
-            (std::vector<BucketMembers>{{0}, {1}, {2}}));
+            (Buckets{{0}, {1}, {2}}));
 }
 
 TEST(DdpBuckets, DtypesNeverMixAndEachHasItsOwnFirstLimit) {
@@ -68,7 +61,7 @@ TEST(DdpBuckets, DtypesNeverMixAndEachHasItsOwnFirstLimit) {
   for (const std::size_t i : {1u, 3u, 5u}) items[i].dtype = DType::kBF16;
   const BucketLimits limits{kMiB, 2 * kMiB};
   EXPECT_EQ(assign_buckets(items, counting(6), limits),
-            (std::vector<BucketMembers>{{0, 2}, {1, 3}, {4}, {5}}));
+            (Buckets{{0, 2}, {1, 3}, {4}, {5}}));
   for (const BucketMembers& bucket : initial_buckets(items, limits)) {
     for (const int i : bucket) {
       EXPECT_EQ(items[static_cast<std::size_t>(i)].dtype,
@@ -83,7 +76,7 @@ TEST(DdpBuckets, DevicesNeverMix) {
   items[0].device = items[3].device = one;
   items[1].device = items[2].device = two;
   EXPECT_EQ(assign_buckets(items, counting(4), kLimits),
-            (std::vector<BucketMembers>{{1, 2}, {0, 3}}));
+            (Buckets{{1, 2}, {0, 3}}));
 }
 
 TEST(DdpBuckets, EveryParameterIsInExactlyOneBucket) {

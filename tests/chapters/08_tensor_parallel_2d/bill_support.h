@@ -1,7 +1,6 @@
 #pragma once
 
-// A GPT whose blocks are shared by squares and cubes of ranks, for runs on
-// shapes; runs on squares.
+// GPTs whose blocks are shared by squares and cubes of ranks; runs on squares.
 
 #include <gtest/gtest.h>
 
@@ -28,6 +27,17 @@ inline Options gpt_options(int ranks, std::int64_t vocabulary,
   options.steps = 3;
   options.batch = batch;
   options.seq = 20;
+  return options;
+}
+
+/// A small GPT in f64: sizes divide for squares and cubes of 2 and 3, also in two
+/// micro-batches, except the vocabulary, which divides by 2 only.
+inline Options odd_gpt(double dropout) {
+  Options options = sharded_test::small_gpt(1);
+  options.model = R"({"vocab_size": 50, "n_positions": 8, "n_embd": 36,)"
+                  R"( "n_layer": 2, "n_head": 6})";
+  options.batch = 72;
+  options.dropout = dropout;
   return options;
 }
 

@@ -4,8 +4,7 @@
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
 #include "chapters/08_tensor_parallel_2d/summa_strategy.h"
-#include "tests/chapters/08_tensor_parallel_2d/gpt_support.h"
-#include "tests/support/larger.h"
+#include "tests/chapters/08_tensor_parallel_2d/bill_support.h"
 
 namespace shardbook::summa_test {
 namespace {
@@ -14,23 +13,15 @@ class SummaGpt : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Sides, SummaGpt, testing::Values(1, 2, 3));
 
 TEST_P(SummaGpt, TrainsAsOnOneDevice) {
-  for (const double difference :
-       on_grid({GetParam()}, [](const Grid&grid, ProcessGroup&) {
-         return gpt_difference(parts_on(grid), DType::kF64, 4, 0);
-       })) {
-    // One rank: bit for bit
-    EXPECT_LE(difference, GetParam() == 1 ? 0 : kTrainedF64);
-  }
-}
-
-TEST_P(SummaGpt, DrawsTheMasksOfOneDevice) {
-  for (const double difference :
-       on_grid({GetParam()}, [](const Grid&grid, ProcessGroup&) {
-         return larger(
-             gpt_difference(parts_on(grid), DType::kF64, 2, 0.2),
-             gpt_difference(parts_on(grid), DType::kF64, 1, 0.2, true));
-       })) {
-    EXPECT_LE(difference, GetParam() == 1 ? 0 : kTrainedF64);
+  for (const double dropout : {0.0, 0.2}) {
+    for (const Passes& passes : {Passes{}, Passes{2, true}}) {
+      const Report report = textbook::on_squares(textbook::odd_gpt(dropout),
+                                                 GetParam(), 1, passes);
+      sharded_test::expect_claims(report, "SUMMA");
+      if (GetParam() == 1) {
+        EXPECT_EQ(report.parity.max_abs, 0);
+      }
+    }
   }
 }
 

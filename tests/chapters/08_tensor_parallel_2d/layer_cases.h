@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
-#include "chapters/common/sharded/loss.h"
 #include "tests/chapters/08_tensor_parallel_2d/summa_support.h"
 
 namespace shardbook::summa_test {

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
-#include "chapters/common/sharded/loss.h"
 #include "tests/chapters/08_tensor_parallel_2d/layer_cases.h"
 #include "tests/support/errors.h"
 

@@ -8,12 +8,9 @@
 #include <utility>
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
-#include "chapters/10_tensor_parallel_3d/cube_strategy.h"
-#include "chapters/common/sharded/loss.h"
-#include "tests/chapters/08_tensor_parallel_2d/gpt_support.h"
+#include "tests/chapters/08_tensor_parallel_2d/bill_support.h"
 #include "tests/chapters/10_tensor_parallel_3d/cube_support.h"
 #include "tests/support/errors.h"
-#include "tests/support/larger.h"
 
 namespace shardbook::cube_test {
 namespace {
@@ -108,57 +105,23 @@ TEST(CubeLayers, EqualOneDevice) {
   }
 }
 
-// Three on a side: table, norm, vocabulary-parallel classifier and loss.
-TEST(CubeLayers, EqualOneDeviceOnTwentySevenRanks) {
-  const auto tokens = [] { return drawn_ids({9, 2}, 18); };
-  const Layer layer = {
-      {{{18, 18}, Lies::kTable},
-       {{18}, Lies::kColumns},
-       {{18}, Lies::kColumns}},
-      {{}, Lies::kWhole},
-      [=](const Tensors& in) {
-        const Tensor x = layer_norm(embedding(in[0], tokens()), in[1], in[2]);
-        const Tensor logits =
-            matmul(summa::as_matrix(x), in[0], false, /*trans_b=*/true);
-        return cross_entropy(reshape(logits, {9, 2, 18}), tokens());
-      },
-      [=](const Tensors& in, const Cube& cube) {
-        const Tensor found =
-            cube::vocabulary_parallel_embedding(in[0], tokens(), cube);
-        const Tensor x = cube::layer_norm(found, in[1], in[2], cube);
-        return cube::vocabulary_parallel_cross_entropy(
-            cube::product(x, in[0], cube, /*trans_weight=*/true), tokens(),
-            cube);
-      }};
-  EXPECT_LT(difference(layer, 3, DType::kF64), 1e-12);
-}
-
 class CubeGpt : public testing::TestWithParam<std::pair<int, bool>> {};
 INSTANTIATE_TEST_SUITE_P(Sides, CubeGpt,
                          testing::Values(std::pair(1, true), std::pair(2, true),
-                                         std::pair(2, false)));
+                                         std::pair(2, false),
+                                         std::pair(3, true),
+                                         std::pair(3, false)));
 
+// Three on a side, too: rules for powers of two alone fail there.
 TEST_P(CubeGpt, TrainsAsOnOneDevice) {
   const auto [l, keep] = GetParam();
-  const auto differences = on_cube(
-      l,
-      [](const Cube& cube, ProcessGroup&) {
-        const std::int64_t vocabulary = summa_test::small_gpt(0).vocab_size;
-        summa_test::GptParts parts;
-        parts.layers = cube::layers(cube, vocabulary);
-        parts.layout = [&cube](const std::string& name) {
-          return cube::layout(name, cube.place);
-        };
-        parts.padded_vocabulary =
-            padded_vocabulary(vocabulary, cube.l() * cube.l());
-        return larger(
-            summa_test::gpt_difference(parts, DType::kF64, 4, 0),
-            summa_test::gpt_difference(parts, DType::kF64, 2, 0.2, true));
-      },
-      keep);
-  for (const double difference : differences) {
-    // One rank: bit for bit
-    EXPECT_LE(difference, l == 1 ? 0 : summa_test::kTrainedF64);
+  for (const Passes& passes : {Passes{}, Passes{2, true}}) {
+    const Report report =
+        trained_on_cube(textbook::odd_gpt(0.2), l, keep, passes);
+    sharded_test::expect_claims(report, "cube");
+    if (l == 1) {
+      EXPECT_EQ(report.parity.max_abs, 0);
+    }
   }
 }
 

@@ -80,19 +80,6 @@ TEST(CubeLinear, TwoLayersReturnToTheLayoutTheyBeganWith) {
   }
 }
 
-// Three on a side, with values: rules for powers of two alone fail here.
-TEST(CubeLinear, EqualsOneDeviceOnTwentySevenRanks) {
-  Layer layer = mlp_case();
-  layer.inputs = std::vector<Input>{{{9, 2, 18}},
-                                    {{18, 27}, Lies::kWeight},
-                                    {{27}, Lies::kColumns, Layout::kSwapped},
-                                    {{27, 9}, Lies::kWeight, Layout::kSwapped},
-                                    {{9}, Lies::kColumns}};
-  for (const bool keep : {true, false}) {
-    EXPECT_LT(difference(layer, 3, DType::kF64, keep), 1e-11);
-  }
-}
-
 // X [16, 256] and W [256, 1024] on 2 x 2 x 2 ranks.
 TEST(CubeLedger, OfTheDocumentsLinear) {
   for (const bool keep : {true, false}) {

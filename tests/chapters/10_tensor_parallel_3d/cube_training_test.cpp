@@ -55,21 +55,14 @@ TEST(DimensionsTraining, EqualsOneDeviceInMicroBatchesComputedAgain) {
   expect_claims(trained_on_cube(options, 2, false, passes), "");
 }
 
-TEST(DimensionsTraining, RefusesMicroBatchesThatRanksCannotShare) {
-  Options options = small_gpt(1);
-  options.batch = 6;
-  expect_error(
-      [&] {
-        on_squares(options, 2, 1, Passes{2, false});
-      },
-      {"--batch 6: micro-batches and ranks cut it into 4 "
-       "parts; give 8"});
-}
-
 // Row cuts must keep sequences whole: l^2 parts of the batch.
-TEST(DimensionsTraining, RefusesABatchThatACubeCannotShare) {
+TEST(DimensionsTraining, RefusesABatchThatRanksCannotShare) {
   Options options = small_gpt(1);
   options.batch = 6;
+  const Passes passes{2, false};
+  expect_error([&] { on_squares(options, 2, 1, passes); },
+               {"--batch 6: micro-batches and ranks cut it into 4 parts; give "
+                "8"});
   expect_error([&] { trained_on_cube(options, 2); },
                {"--batch 6: the batch is cut into 4 parts; give 8"});
 }

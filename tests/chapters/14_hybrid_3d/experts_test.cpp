@@ -31,13 +31,8 @@ HybridOptions with_experts(const ExpertMesh& mesh) {
 }
 
 void expect_routed_as_one_device(const HybridOptions& setup) {
-  SCOPED_TRACE(name_of(setup));
   const Options options = nano_options(ranks_of(setup));
-  const ReferenceRun& one = reference_with_experts(options, setup);
-  ReferenceRun known = one;
-  const Report report = train_on(options, setup, &known);
-  expect_losses(report, one);
-  expect_claims(report);
+  expect_trained_as(options, setup, reference_with_experts(options, setup));
 }
 
 TEST(HybridExperts, TrainAsOneDevice) {
@@ -170,15 +165,12 @@ HybridOptions without_drops(const ExpertMesh& mesh) {
 
 /// Losses of the mesh, and of one device that has the whole sequences.
 void expect_noise_of_whole_sequences(const HybridOptions& setup) {
-  SCOPED_TRACE(name_of(setup));
   HybridOptions joined = setup;
   joined.cp = 1, joined.cp_layout = "contiguous";
   Options options = nano_options(ranks_of(setup));
   options.batch = 8, options.steps = 2;
   ReferenceRun one = reference_run(options, joined);
-  const Report report = train_on(options, setup, &one);
-  expect_losses(report, one);
-  expect_claims(report);
+  expect_trained_as(options, setup, one);
   joined.noise = "none", joined.top_k = 1;
   EXPECT_NE(reference_run(options, joined).losses, one.losses);
 }

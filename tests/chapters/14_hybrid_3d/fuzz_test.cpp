@@ -100,12 +100,9 @@ TEST(HybridFuzz, RandomMeshesTrainAsOneDevice) {
   ReferenceRun one;
   run_draws(14, num_draws(), 16, [&](const HybridOptions& setup) {
     const Options options = nano_options(ranks_of(setup));
-    ReferenceRun routed;
-    if (setup.has_experts()) routed = reference_with_experts(options, setup);
-    ReferenceRun& known = setup.has_experts() ? routed : one;
-    const Report report = train_on(options, setup, &known);
-    expect_losses(report, known);
-    expect_claims(report);
+    expect_trained_as(
+        options, setup,
+        setup.has_experts() ? reference_with_experts(options, setup) : one);
   });
 }
 

@@ -195,8 +195,8 @@ inline void expect_folded_as_all(const HybridOptions& setup) {
 
 /// One device that routes as the mesh does: one run for all meshes with the
 /// same groups of tokens.
-inline const ReferenceRun& reference_with_experts(const Options& options,
-                                                  const HybridOptions& setup) {
+inline ReferenceRun& reference_with_experts(const Options& options,
+                                            const HybridOptions& setup) {
   static std::map<std::string, ReferenceRun> known;
   std::string key = (setup.cp > 1 ? setup.cp_layout : "") + " " + setup.noise;
   for (const double each :
@@ -222,6 +222,16 @@ inline void expect_losses(const Report& report, const ReferenceRun& one) {
                 1e-9 * one.grad_norms[k])
         << k;
   }
+}
+
+/// Trains on the mesh; losses, norms and weights equal those of `one`, which is
+/// run first if it is empty, and every claim holds.
+inline void expect_trained_as(const Options& options,
+                              const HybridOptions& setup, ReferenceRun& one) {
+  SCOPED_TRACE(name_of(setup));
+  const Report report = train_on(options, setup, &one);
+  expect_losses(report, one);
+  expect_claims(report);
 }
 
 }  // namespace shardbook::hybrid

@@ -17,11 +17,8 @@ ReferenceRun& image_reference(const HybridOptions& setup) {
 }
 
 void expect_equal_on_images(const HybridOptions& setup) {
-  SCOPED_TRACE(name_of(setup));
-  ReferenceRun& one = image_reference(setup);
-  const Report report = train_on(image_options(ranks_of(setup)), setup, &one);
-  expect_losses(report, one);
-  expect_claims(report);
+  expect_trained_as(image_options(ranks_of(setup)), setup,
+                    image_reference(setup));
 }
 
 // --- The numbers, the bytes, the memory --------------------------------------

@@ -23,17 +23,9 @@ HybridOptions mesh(int dp, int tp, int cp, int pp, int zero = 0,
 }
 
 /// One run on one device for all meshes: the batch is the same.
-ReferenceRun& reference() {
-  static ReferenceRun one;
-  return one;
-}
-
 void expect_equal_to_one_device(const HybridOptions& setup) {
-  SCOPED_TRACE(name_of(setup));
-  const Report report =
-      train_on(nano_options(ranks_of(setup)), setup, &reference());
-  expect_losses(report, reference());
-  expect_claims(report);
+  static ReferenceRun one;
+  expect_trained_as(nano_options(ranks_of(setup)), setup, one);
 }
 
 TEST(HybridMeshes, TrainAsOneDevice) {
@@ -110,7 +102,7 @@ TEST(HybridMeshes, FiveStepsTrainAsOneDevice) {
         setup.experts = 4, setup.ep = 2;
         setup.aux_coefficient = 0.3;
       }
-      SCOPED_TRACE(name_of(setup) + " " + optimizer);
+      SCOPED_TRACE(optimizer);
       Options options = nano_options(ranks_of(setup));
       options.steps = kSanitized ? 2 : 5;
       options.optimizer = optimizer;
@@ -119,10 +111,8 @@ TEST(HybridMeshes, FiveStepsTrainAsOneDevice) {
         options.optimizer_options.momentum = 0.9;
       }
       ReferenceRun one = reference_run(options, setup);
-      const Report report = train_on(options, setup, &one);
-      ASSERT_EQ(report.losses.size(), static_cast<std::size_t>(options.steps));
-      expect_losses(report, one);
-      expect_claims(report);
+      ASSERT_EQ(one.losses.size(), static_cast<std::size_t>(options.steps));
+      expect_trained_as(options, setup, one);
     }
   }
 }
