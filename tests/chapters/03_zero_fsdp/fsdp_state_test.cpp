@@ -154,8 +154,8 @@ TEST(FsdpState, ALocalStateLoadsWhereItWasMadeOnly) {
     });
   };
   EXPECT_EQ(load(4, linears()), "");
-  EXPECT_TRUE(has_text(load(2, linears()), "local state"));
-  EXPECT_TRUE(has_text(load(4, FsdpOptions{}), "local state"));
+  expect_text(load(2, linears()), {"local state"});
+  expect_text(load(4, FsdpOptions{}), {"local state"});
 }
 
 }  // namespace

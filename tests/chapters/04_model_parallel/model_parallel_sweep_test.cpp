@@ -80,8 +80,8 @@ TEST(ModelParallelSweep, MeasuresEveryVariantOnThreads) {
     EXPECT_GE(time->sd_s, 0);
     EXPECT_LT(time->virtual_s, 0) << "--cluster none";
   }
-  EXPECT_NE(sweep_text(sweep).find("splits of 5"), std::string::npos);
-  EXPECT_NE(sweep_json(sweep).find("\"split_size\":5"), std::string::npos);
+  expect_text(sweep_text(sweep), {"splits of 5"});
+  expect_text(sweep_json(sweep), {"\"split_size\":5"});
 }
 
 }  // namespace

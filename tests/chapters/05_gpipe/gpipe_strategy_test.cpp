@@ -214,10 +214,7 @@ TEST(GpipeOptions, ImpossibleOnesAreKnownBeforeThereAreRanks) {
   EXPECT_THAT(error(6, {7}), HasSubstr("--micro-batches 7: give 1 to 6"));
   EXPECT_THAT(error(7, {6}), HasSubstr("--world-size 7: gpt-nano has 6"));
   EXPECT_THAT(error(2, {6, "always", "2,3"}), HasSubstr("--partition 2,3"));
-}
-
-TEST(GpipeOptions, ImpossibleOnesAreOneSentence) {
-  Options options = gpipe_options("mlp");
+  const Options options = gpipe_options("mlp");
   EXPECT_THAT(error_of([&] {
                 train_ranks(2, options,
                             {.micro_batches = 2, .long_skips = true});

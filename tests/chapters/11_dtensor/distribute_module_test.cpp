@@ -62,8 +62,7 @@ TEST(DTensorDistributeModule, RefusesAnOptimizerThatCameBefore) {
     const auto optimizer = make_optimizer("sgd", model.parameters(), {});
     distribute_module(model, tp, columns_then_rows);
   });
-  EXPECT_TRUE(has_text(text, "create the optimizer after distribute_module"))
-      << text;
+  expect_text(text, {"create the optimizer after distribute_module"});
 }
 
 }  // namespace

@@ -243,16 +243,14 @@ TEST(DTensorOpsErrors, NameTheOperation) {
     add(cut_tensor(x, Mesh(devices, {"dp"}), {shard(0)}),
         cut_tensor(x, Mesh(devices, {"tp"}), {shard(0)}));
   });
-  EXPECT_NE(meshes.find("add: operands on the meshes dp=2 and tp=2; use one "
-                        "mesh"),
-            std::string::npos);
+  expect_text(meshes, {"add: operands on the meshes dp=2 and tp=2; use one "
+                       "mesh"});
   const std::string sizes =
       error_on_mesh({2}, [](const Mesh& mesh, ProcessGroup&) {
         matmul(cut_tensor(Tensor::zeros({4, 3}), mesh, {replicate()}),
                cut_tensor(Tensor::zeros({4, 3}), mesh, {replicate()}));
       });
-  EXPECT_NE(sizes.find("matmul: [4, 3] times [4, 3] sums over 3 and 4"),
-            std::string::npos);
+  expect_text(sizes, {"matmul: [4, 3] times [4, 3] sums over 3 and 4"});
 }
 
 }  // namespace

@@ -177,7 +177,7 @@ TEST(DTensorPicture, ShowsTheRanksOfEveryBlock) {
     ++cells;
   }
   EXPECT_EQ(cells, 1u + 2u + 6u);  // and the ground
-  EXPECT_NE(svg.find("ranks of each block: 0 | 1."), std::string::npos);
+  expect_text(svg, {"ranks of each block: 0 | 1."});
 }
 
 }  // namespace

@@ -110,9 +110,9 @@ TEST(DTensorFromLocal, RunCheckFindsReplicasThatDiffer) {
   };
   EXPECT_EQ(make(0, true), "");
   EXPECT_EQ(make(1, false), "");
-  EXPECT_TRUE(has_text(make(1, true),
-                       "R on axis 'axis0', and coordinate 1 has other values "
-                       "than coordinate 0"));
+  expect_text(make(1, true),
+              {"R on axis 'axis0', and coordinate 1 has other values "
+               "than coordinate 0"});
 }
 
 TEST(DTensorFromLocal, UnevenShardsNeedTheGlobalShape) {
@@ -125,16 +125,15 @@ TEST(DTensorFromLocal, UnevenShardsNeedTheGlobalShape) {
     });
   };
   EXPECT_EQ(make(true, true), "");
-  EXPECT_TRUE(has_text(make(false, true),
-                       "S(0) on axis 'axis0' is [3, 4] at coordinate 0 and "
-                       "[2, 4] at coordinate 1; give the global shape"));
+  expect_text(make(false, true),
+              {"S(0) on axis 'axis0' is [3, 4] at coordinate 0 and "
+               "[2, 4] at coordinate 1; give the global shape"});
   const std::string wrong =
       error_on_mesh({2}, [](const Mesh& mesh, ProcessGroup&) {
         from_local(Tensor::zeros({3, 4}), mesh, {shard(0)}, Shape{5, 4});
       });
-  EXPECT_TRUE(has_text(wrong,
-                       "(S(0)) of [5, 4] is [2, 4] on this rank, and the "
-                       "array is [3, 4]"));
+  expect_text(wrong, {"(S(0)) of [5, 4] is [2, 4] on this rank, and the "
+                      "array is [3, 4]"});
 }
 
 // Without grad_placements a replica's gradient counts as a replica; with P it
@@ -164,7 +163,7 @@ TEST(DTensorToLocal, GradPlacementsSayWhatTheGradientIs) {
                                                   ProcessGroup&) {
     from_local(Tensor::zeros({4}), mesh, {replicate()}).to_local({shard(0)});
   });
-  EXPECT_TRUE(has_text(wrong, "the gradient of a replica is R or P"));
+  expect_text(wrong, {"the gradient of a replica is R or P"});
 }
 
 // Two uses of one tensor: one gradient is a replica, the other a partial sum.
@@ -207,7 +206,7 @@ TEST(DTensorParameter, KeepsItsBlockAndItsLayout) {
       error_on_mesh({2}, [](const Mesh& mesh, ProcessGroup&) {
         dtensor::make_parameter(Tensor::zeros({4}), mesh, {partial()});
       });
-  EXPECT_TRUE(has_text(wrong, "terms of a sum cannot be trained"));
+  expect_text(wrong, {"terms of a sum cannot be trained"});
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ TEST(DTensorGpt, HeadsDoNotFitEveryNumberOfRanks) {
     Gpt model(small_gpt(), f64_init());
     parallelize_module(model, tp, gpt_plan());
   });
-  EXPECT_TRUE(has_text(heads, "has 6 heads for tp=4"));
+  expect_text(heads, {"has 6 heads for tp=4"});
 }
 
 TEST(DTensorGpt, BlocksEqualOneDeviceWithTwoAllReducesEachWay) {

@@ -205,10 +205,10 @@ TEST(DTensorPlanErrors, NameWhatIsWrong) {
 }
 
 TEST(DTensorPlanErrors, AnOptimizerThatCameFirstIsFound) {
-  EXPECT_TRUE(has_text(
+  expect_text(
       plan_error({{"0", colwise()}, {"2", rowwise()}}, /*with_optimizer=*/true),
-      "'0.weight' is replaced, and is also held outside the model; create the "
-      "optimizer after parallelize_module"));
+      {"'0.weight' is replaced, and is also held outside the model; create the "
+       "optimizer after parallelize_module"});
 }
 
 TEST(DTensorPlanErrors, ARowwiseEmbeddingNeedsAllIndices) {
@@ -219,10 +219,8 @@ TEST(DTensorPlanErrors, ARowwiseEmbeddingNeedsAllIndices) {
     style.input = shard(0);
     parallelize_module(model, tp, {{"0", style}});
   });
-  EXPECT_TRUE(has_text(refused,
-                       "a rowwise Embedding with input S(0); each rank needs "
-                       "all indices, give R"))
-      << refused;
+  expect_text(refused, {"a rowwise Embedding with input S(0); each rank needs "
+                        "all indices, give R"});
 }
 
 // Trap: the optimizer of the whole model trains unused tensors.

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 
 namespace shardbook::moe {
@@ -32,7 +33,7 @@ TEST(DrawLoads, AsSvgHasABarPerExpert) {
     ++bars;
   }
   EXPECT_EQ(bars, 3U + 1U);  // and the ground
-  EXPECT_NE(svg.find("h.0: 0.50 1.00 1.50"), std::string::npos);
+  expect_text(svg, {"h.0: 0.50 1.00 1.50"});
 }
 
 TEST(SumLoads, AddsTheRanksThatCount) {

@@ -18,29 +18,19 @@ struct ModelShape {
   DType dtype = DType::kF64;
 };
 
-struct Combination {
-  std::string name;
-  int ep = 4, edp = 1, t = 1, zero = 0;
-  bool offload = false, expert_tp = false;
-};
-
-StrategyOptions how_of(const ModelShape& shape, const Combination& form) {
-  StrategyOptions setup;
-  setup.ep = form.ep, setup.tp = form.t, setup.zero_stage = form.zero;
-  setup.cpu_offload = form.offload;
+StrategyOptions how_of(const ModelShape& shape, const Form& form) {
+  StrategyOptions setup = setup_of(form);
   setup.micro_batches = shape.micro_batches;
-  setup.moe.expert_tensor_parallel = form.expert_tp;
   setup.moe.gate.num_experts = shape.experts;
   setup.moe.gate.k = shape.k;
   setup.moe.gate.capacity_factor = shape.factor;
   return setup;
 }
 
-Report report_of(const ModelShape& shape, const Combination& form,
+Report report_of(const ModelShape& shape, const Form& form,
                  const StrategyOptions& setup, double dropout = 0) {
-  Options options =
-      textbook::mlp_options(form.ep * form.edp * form.t,
-                            form.ep * form.edp * shape.micro_batches * shape.b);
+  Options options = textbook::mlp_options(
+      form.world, form.world / form.tp * shape.micro_batches * shape.b);
   options.chapter = "13_moe";
   options.model =
       "{\"n_embd\": " + std::to_string(shape.h) +
@@ -54,19 +44,20 @@ Report report_of(const ModelShape& shape, const Combination& form,
 }
 
 TEST(MoeBill, HoldsForEveryForm) {
-  const std::vector<Combination> all = {
-      {"E"},
-      {"E+D", 2, 4},
-      {"D", 1, 2},
-      {"D+Z", 1, 2, 1, 2},
-      {"E+Z", 4, 1, 1, 1},
-      {"E+Z2", 8, 1, 1, 2},
-      {"E+D+M", 2, 2, 2},
-      {"E+D+M, cut experts", 2, 2, 4, 0, false, true},
-      {"E+D+Z+M", 2, 2, 2, 1},
-      {"E+D+Z", 2, 4, 1, 2},
-      {"E+D+Z-Off", 2, 2, 1, 2, true},
-      {"E+Z-Off+M", 2, 1, 2, 2, true}};
+  std::vector<Form> all = {{"E", 4, 4},
+                           {"E+D", 8, 2},
+                           {"D", 2, 1},
+                           {"D+Z", 2, 1, 1, 2},
+                           {"E+Z", 4, 4, 1, 1},
+                           {"E+Z2", 8, 8, 1, 2},
+                           {"E+D+M", 8, 2, 2},
+                           {"E+D+M, cut experts", 16, 2, 4},
+                           {"E+D+Z+M", 8, 2, 2, 1},
+                           {"E+D+Z", 8, 2, 1, 2},
+                           {"E+D+Z-Off", 4, 2, 1, 2},
+                           {"E+Z-Off+M", 4, 2, 2, 2}};
+  all[7].expert_tp = true;
+  all[10].offload = all[11].offload = true;
   // Few tokens and many, odd and even; wide models and large vocabularies;
   // scarce slots, and slots that stay empty; products that outlast messages
   const std::vector<ModelShape> shapes = {
@@ -80,13 +71,13 @@ TEST(MoeBill, HoldsForEveryForm) {
       {64, 64, 512, 2, 512, 8, 2, 2, 1, DType::kF32},
       {4, 31, 8, 2, 28, 8, 1, 1, 0.5, DType::kBF16}};
   int compared = 0;
-  for (const Combination& form : sized(all, {all[4], all[7]})) {
+  for (const Form& form : sized(all, {all[4], all[7]})) {
     int of_form = 0;
     for (const ModelShape& shape : shapes) {
       GateOptions gate;
       gate.num_experts = shape.experts, gate.k = shape.k;
       gate.capacity_factor = shape.factor;
-      if (capacity(shape.b * shape.s, gate, true) % form.t != 0) continue;
+      if (capacity(shape.b * shape.s, gate, true) % form.tp != 0) continue;
       if (shape.experts % form.ep != 0) continue;
       SCOPED_TRACE(form.name + ", b " + std::to_string(shape.b) + " s " +
                    std::to_string(shape.s) + " h " + std::to_string(shape.h) +
@@ -107,8 +98,7 @@ TEST(MoeBill, HoldsForOtherLayers) {
   for (const ModelShape& shape :
        {ModelShape{4, 16, 32, 3, 64, 8, 2},
         ModelShape{4, 16, 32, 3, 64, 8, 1, 2, 1, DType::kBF16}}) {
-    for (const Combination& form :
-         {Combination{"E", 4}, Combination{"E+M", 2, 1, 2}}) {
+    for (const Form& form : {Form{"E", 4, 4}, Form{"E+M", 4, 2, 2}}) {
       for (const int kind : {0, 1, 2, 3}) {
         SCOPED_TRACE(form.name + " " + std::to_string(kind));
         StrategyOptions setup = how_of(shape, form);
@@ -129,7 +119,7 @@ TEST(MoeBill, HoldsForOtherLayers) {
 // gradient, the softmax; the loss and its gradient.
 TEST(MoeBill, ThePeakIsAtTheLoss) {
   const ModelShape shape{4, 16, 8, 1, 600, 2};
-  const Combination form{"D", 1, 4};
+  const Form form{"D", 4, 1};
   const Report report = report_of(shape, form, how_of(shape, form));
   const double block = 64 * (8 * 8 + 8 + 2 + 3 + (1 + 10 * 8) + 8) + 2 * 2;
   EXPECT_EQ(sharded_test::activation_peak(report.ranks[0]),

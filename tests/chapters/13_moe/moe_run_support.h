@@ -2,13 +2,34 @@
 
 // Whole runs of expert parallelism.
 
+#include <cstdint>
 #include <functional>
+#include <string>
 
 #include "chapters/13_moe/moe_strategy.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 
 namespace shardbook::moe {
+
+/// Degrees and variants of a run.
+struct Form {
+  std::string name;
+  int world = 4, ep = 0, tp = 1, zero = 0;
+  std::int64_t micro = 1, k = 1;
+  bool swapped = false, expert_tp = false, offload = false;
+};
+
+inline StrategyOptions setup_of(const Form& form) {
+  StrategyOptions setup;
+  setup.ep = form.ep, setup.tp = form.tp, setup.zero_stage = form.zero;
+  setup.micro_batches = form.micro;
+  setup.data_before_expert = form.swapped;
+  setup.cpu_offload = form.offload;
+  setup.moe.expert_tensor_parallel = form.expert_tp;
+  setup.moe.gate.k = form.k;
+  return setup;
+}
 
 using Reference = std::function<ReferenceRun(const Options&)>;
 

@@ -21,21 +21,8 @@ namespace {
 
 Options small_options(int world_size) { return tiny_gpt("13_moe", world_size); }
 
-struct Form {
-  std::string name;
-  int world = 4, ep = 0, tp = 1, zero = 0;
-  std::int64_t micro = 1, k = 1;
-  bool swapped = false, expert_tp = false, offload = false;
-};
-
 StrategyOptions how_of(const Form& form) {
-  StrategyOptions setup;
-  setup.ep = form.ep, setup.tp = form.tp, setup.zero_stage = form.zero;
-  setup.micro_batches = form.micro;
-  setup.data_before_expert = form.swapped;
-  setup.cpu_offload = form.offload;
-  setup.moe.expert_tensor_parallel = form.expert_tp;
-  setup.moe.gate.k = form.k;
+  StrategyOptions setup = setup_of(form);
   setup.moe.gate.num_experts = form.world % 3 == 0 ? 6 : 8;
   setup.moe.gate.capacity_factor = 1;
   setup.moe.aux_coefficient = 0.3;  // large, so that its scale shows

@@ -338,7 +338,8 @@ TEST(HybridExperts, FoldedRanksTakeTheTimeOfAll) {
   for (const ExpertMesh& mesh :
        {ExpertMesh{2, 2, 2, 1, 2, 0}, ExpertMesh{2, 1, 2, 1, 2, 1, true},
         ExpertMesh{2, 2, 1, 2, 2, 1}, ExpertMesh{2, 1, 2, 1, 1, 2}}) {
-    expect_folded_as_all(with_experts(mesh));
+    const HybridOptions setup = with_experts(mesh);
+    expect_folded_as_all(nano_options(ranks_of(setup)), setup);
   }
 }
 

@@ -80,7 +80,7 @@ void run_draws(unsigned seed, int count, int most_ranks,
     if (!reason.empty()) {
       // Names an option, and gives a legal value
       EXPECT_EQ(reason.rfind("--", 0), 0u) << reason;
-      EXPECT_NE(reason.find(": "), std::string::npos) << reason;
+      expect_text(reason, {": "});
       ++refused;
       continue;
     }

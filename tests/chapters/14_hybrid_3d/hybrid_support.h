@@ -177,20 +177,21 @@ inline std::int64_t counted_in_norm(const HybridOptions& setup) {
 }
 
 /// On shapes, one rank per stage runs, with the same time and bytes as its
-/// peers.
-inline void expect_folded_as_all(const HybridOptions& setup) {
+/// peers. Returns the report of all ranks.
+inline Report expect_folded_as_all(Options options,
+                                   const HybridOptions& setup) {
   SCOPED_TRACE(name_of(setup));
-  Options options = nano_options(ranks_of(setup));
   options.backend = "sim";
   options.cluster = "dgx-a100";
   const Report folded = train_on(options, setup);
   options.fold = false;
   const Report all = train_on(options, setup);
   EXPECT_NEAR(folded.time.step_s / all.time.step_s, 1, 1e-9);
-  ASSERT_EQ(folded.ranks.size(), all.ranks.size());
+  EXPECT_EQ(folded.ranks.size(), all.ranks.size());
   for (std::size_t r = 0; r < all.ranks.size(); ++r) {
-    EXPECT_EQ(folded.ranks[r].bytes.counted, all.ranks[r].bytes.counted);
+    EXPECT_EQ(folded.ranks.at(r).bytes.counted, all.ranks[r].bytes.counted);
   }
+  return all;
 }
 
 /// One device that routes as the mesh does: one run for all meshes with the

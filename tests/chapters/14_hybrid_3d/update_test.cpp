@@ -137,7 +137,7 @@ TEST(HybridFolding, TakesTheTimeOfAllRanks) {
       HybridOptions setup = cube(zero, true);
       if (zero == 2) setup.pp = 1;
       if (kind != std::string("none")) setup.cp = 2, setup.cp_kind = kind;
-      expect_folded_as_all(setup);
+      expect_folded_as_all(nano_options(ranks_of(setup)), setup);
     }
   }
 }
