@@ -162,7 +162,7 @@ TEST(FsdpSummon, ParametersAreReadAndWrittenInsideTheScopeOnly) {
   });
 }
 
-// The traps: one division after the sum overflows, one before it underflows.
+// One division after the sum would overflow, one before it underflow.
 TEST(FsdpDivision, NeitherAddendsNorSumLeaveTheRangeOfF16) {
   for (const double value : {30000.0, 2e-7}) {
     const auto grads = on_ranks(8, [value](ProcessGroup& world) {
@@ -177,9 +177,6 @@ TEST(FsdpDivision, NeitherAddendsNorSumLeaveTheRangeOfF16) {
       EXPECT_NEAR(grad, value, value > 1 ? 30 : 1e-7);
     }
   }
-  const TensorOptions f16{DType::kF16, Device()};
-  EXPECT_FALSE(std::isfinite(Tensor::full({1}, 8 * 30000.0, f16).item()));
-  EXPECT_EQ(Tensor::full({1}, 2e-7 / 8, f16).item(), 0);
 }
 
 }  // namespace

@@ -153,14 +153,6 @@ TEST(ZeroFsdpFormula, ThePeakOfFsdpsParametersIsShardsTheRootAndTwoBlocks) {
 
 // --- What the program chooses -----------------------------------------------
 
-TEST(ZeroFsdpDefaults, Zero3GathersWhatItUses) {
-  const RankReport third = run(4, language_options(), of("zero3")).ranks[0];
-  const RankReport second = run(4, language_options(), of("zero2")).ranks[0];
-  EXPECT_GT(third.bytes.counted, 1.3 * second.bytes.counted);
-  EXPECT_LT(peak(third, MemoryKind::kParameter),
-            0.75 * peak(second, MemoryKind::kParameter));
-}
-
 TEST(ZeroFsdpDefaults, ResultsAreComparedInTheShortestDtypeInUse) {
   const std::tuple<DType, const char*, const char*, DType> cases[] = {
       // Parameters, --param-dtype, --reduce-dtype, the shortest

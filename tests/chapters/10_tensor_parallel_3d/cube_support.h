@@ -15,7 +15,6 @@ using cube::Cube;
 using cube::Layout;
 using summa_test::calls;
 using summa_test::Calls;
-using summa_test::chunk;
 using summa_test::difference;
 using summa_test::drawn;
 using summa_test::drawn_ids;

@@ -112,18 +112,6 @@ TEST(CubeLedger, OfTheDocumentsLinear) {
   }
 }
 
-TEST(CubeMlp, HasTheShapesOfTheDocuments) {
-  // The documents' partition: by the ranks of WEIGHT, of INPUT, of OUTPUT
-  expect_all(on_cube(2, [](const Cube& cube, ProcessGroup&) {
-    const Tensor x = drawn({16, 256}, DType::kF32, 1);
-    const Tensor expected = chunk(
-        chunk(chunk(x, 0, *cube.straight.weight), 0, *cube.straight.input), 1,
-        *cube.straight.output);
-    return expected.shape() == Shape{4, 128} &&
-           bitwise_equal(expected, cube::own_block(x, cube, Layout::kStraight));
-  }));
-}
-
 // --- Layouts -----------------------------------------------------------------
 
 TEST(CubeLayouts, ASumOfTwoIsRefused) {

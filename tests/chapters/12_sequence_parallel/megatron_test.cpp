@@ -238,34 +238,5 @@ TEST(MegatronSequenceBytes, AFrozenWeightIsNotGatheredFor) {
   EXPECT_EQ(calls_of(false, false), Calls{});
 }
 
-TEST(MegatronSequenceMemory, ActivationsOfABlockAreATthPart) {
-  // 16 h + 4 + heads values per token on one device, f64
-  const auto kept = [](int t, std::int64_t layers, std::int64_t sequence) {
-    return on_ranks(t, [&](ProcessGroup& world) {
-      GptSizes sizes;
-      sizes.layers = layers, sizes.sequence = sequence;
-      InitOptions init;
-      init.dtype = DType::kF64;
-      Gpt model(config_of(sizes), init,
-                megatron_layers(config_of(sizes), world));
-      const Tensor ids =
-          to_dtype(noise({2, sequence}, 7, 0, 47.99), DType::kI64);
-      const Device& device = RankContext::current().device;
-      const auto now = [&] {
-        return device.memory().current(MemoryKind::kActivation);
-      };
-      const auto before = now();
-      const Tensor logits = model(ids);
-      return now() - before;
-    })[0];
-  };
-  for (const auto& [t, sequence] :
-       {std::pair{1, 24}, {2, 22}, {3, 27}, {4, 16}}) {
-    const std::int64_t of_a_block = kept(t, 2, sequence) - kept(t, 1, sequence);
-    EXPECT_EQ(of_a_block, 2 * sequence / t * (16 * 24 + 4 + 24) * 8)
-        << t << " ranks";
-  }
-}
-
 }  // namespace
 }  // namespace shardbook::sequence_parallel
