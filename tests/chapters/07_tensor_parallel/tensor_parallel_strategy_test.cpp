@@ -2,7 +2,6 @@
 // memory follow the page's closed formulas.
 
 #include <gtest/gtest.h>
-#include <memory>
 
 #include <algorithm>
 #include <string>

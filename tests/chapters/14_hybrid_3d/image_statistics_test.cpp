@@ -2,7 +2,6 @@
 
 #include "chapters/14_hybrid_3d/batch_statistics.h"
 #include "tests/chapters/14_hybrid_3d/image_support.h"
-#include "tests/support/larger.h"
 
 namespace shardbook::hybrid {
 namespace {
