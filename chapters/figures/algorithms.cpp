@@ -8,8 +8,6 @@
 
 #include "chapters/figures/pages.h"
 #include "chapters/figures/pieces.h"
-#include "chapters/figures/plot.h"
-#include "chapters/figures/ranks.h"
 #include "comm/algorithms/halving_doubling.h"
 #include "comm/algorithms/ring.h"
 #include "comm/algorithms/tree.h"
@@ -19,7 +17,6 @@ namespace {
 
 using algorithms::CostCard;
 using algorithms::TreeNode;
-using pictures::Figure;
 
 std::string halving() {
   const std::vector<Frame> frames =
@@ -41,7 +38,7 @@ void draw_tree(Figure& figure, const std::vector<TreeNode>& tree, double left,
                double top) {
   constexpr double kColumn = 38, kLevel = 48, kRadius = 12;
   // In order: the first child, the rank, the other children
-  std::vector<pictures::Point> at(tree.size());
+  std::vector<Point> at(tree.size());
   int column = 0;
   const std::function<void(int, int)> place = [&](int rank, int level) {
     const auto i = static_cast<std::size_t>(rank);
@@ -59,16 +56,15 @@ void draw_tree(Figure& figure, const std::vector<TreeNode>& tree, double left,
   for (std::size_t rank = 0; rank < tree.size(); ++rank) {
     if (tree[rank].parent < 0) continue;
     figure.line({at[rank], at[static_cast<std::size_t>(tree[rank].parent)]},
-                pictures::kMuted, 1.5);
+                kMuted, 1.5);
   }
   for (std::size_t rank = 0; rank < tree.size(); ++rank) {
     const auto [x, y] = at[rank];
     // Inner ranks are squares with a border, leaves have none
     figure.colored_box({x - kRadius, y - kRadius, 2 * kRadius, 2 * kRadius},
                        rank_color(static_cast<int>(rank)),
-                       tree[rank].children.empty() ? "" : pictures::kInk);
-    figure.text(x, y + 4, std::to_string(rank), Figure::Anchor::kMiddle,
-                "#ffffff");
+                       tree[rank].children.empty() ? "" : kInk);
+    figure.middle(x, y + 4, std::to_string(rank), kWhite);
   }
 }
 

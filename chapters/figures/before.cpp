@@ -6,16 +6,12 @@
 
 #include "chapters/figures/pages.h"
 #include "chapters/figures/pieces.h"
-#include "chapters/figures/plot.h"
-#include "chapters/figures/ranks.h"
 #include "comm/algorithms/ring.h"
 #include "comm/algorithms/tree.h"
 #include "comm/launch.h"
 
 namespace shardbook::figures::page_before {
 namespace {
-
-using pictures::Figure;
 
 // A collective on this rank: its tensor before, and after.
 using BeforeAndAfter = std::pair<Pieces, Pieces>;
@@ -111,15 +107,14 @@ std::string collectives() {
       const double y = top + 26 + kRow * rank;
       const auto& [before, after] = ranks[static_cast<std::size_t>(rank)];
       if (i % 2 == 0) {
-        figure.text(0, y + 13, fmt::format("rank {}", rank),
-                    Figure::Anchor::kStart, rank_color(rank));
+        rank_name(figure, 0, y + 13, rank);
       }
       draw_pieces(figure, before, left, y);
       draw_pieces(figure, after, left + 4 * kPiece + kArrow, y);
     }
     const double middle = top + 26 + kRow * kPieceRanks / 2 - 2;
-    draw_arrow(figure, {left + 4 * kPiece + 5, middle},
-               {left + 4 * kPiece + kArrow - 6, middle});
+    thick_arrow(figure, {left + 4 * kPiece + 5, middle},
+                {left + 4 * kPiece + kArrow - 6, middle});
   }
   return figure.svg("");
 }
@@ -196,7 +191,7 @@ std::string latency() {
   const auto point = [&](const Value& value, const std::string& words,
                          const char* color, double dx, double dy,
                          Figure::Anchor anchor) {
-    const pictures::Point at = plot.at(value.x, value.y);
+    const Point at = plot.at(value.x, value.y);
     figure.dot(at, color);
     figure.text(at.x + dx, at.y + dy, words, anchor, color);
   };
@@ -213,8 +208,8 @@ std::string latency() {
   const double crossing = 8 / 4.25 * kAlpha * kBeta;
   const double both = 6 * (kAlpha + crossing / kBeta);
   point({crossing, both},
-        fmt::format("{:.0f} KB: {}", crossing / 1e3, time(both)),
-        pictures::kInk, -6, -12, Anchor::kEnd);
+        fmt::format("{:.0f} KB: {}", crossing / 1e3, time(both)), kInk, -6, -12,
+        Anchor::kEnd);
   plot.labels();
   return figure.svg("");
 }

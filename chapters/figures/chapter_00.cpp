@@ -8,17 +8,12 @@
 
 #include "chapters/common/run/kept.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
-#include "chapters/figures/shapes.h"
 #include "chapters/pictures/timeline_picture.h"
 #include "core/check.h"
 
 namespace shardbook::figures::page_00 {
 namespace {
-
-using pictures::color_of;
-using pictures::Figure;
 
 // A value that a block keeps, in widths of the model.
 struct Width {
@@ -52,7 +47,7 @@ void draw_block(Figure& figure, const std::string& title,
         value.h == 1 ? "h" : fmt::format("{:g}h", value.h);
     const bool has_room = value.h >= 1;
     if (has_room) {
-      figure.text(left + 3, y + 13, width, Figure::Anchor::kStart, "#ffffff");
+      figure.text(left + 3, y + 13, width, kWhite);
     }
     figure.text(left + kWidth * value.h + 5, y + 13,
                 has_room ? value.name : width + " " + value.name);
@@ -77,7 +72,7 @@ void draw_sum(Figure& figure, const std::string& title,
     figure.text(x + 3, top + 33,
                 fmt::format("{:g}h {}", sum_of(half),
                             is_mlp ? "for the MLP" : "for attention"),
-                Figure::Anchor::kStart, "#ffffff");
+                kWhite);
     x += width;
   }
 }
@@ -185,31 +180,28 @@ std::string gpt() {
               parameters > 0 ? name + " " + short_number(parameters) : name);
   };
   const auto down = [&](double x, double from, double to) {
-    arrow(figure, {x, y_of(from) + kBox}, {x, y_of(to)}, pictures::kMuted);
+    arrow(figure, {x, y_of(from) + kBox}, {x, y_of(to)}, kMuted);
   };
 
   // The model
   const double middle = kModel / 2;
   figure.text(0, top + 12, "the model");
-  figure.text(middle, y_of(0) + 14, "token ids [b, s]",
-              Figure::Anchor::kMiddle);
+  figure.middle(middle, y_of(0) + 14, "token ids [b, s]");
   box(0, 1, kModel, "token table", vocabulary * h);
   box(0, 2, kModel, "+ position table", positions * h);
   box(0, 3, kModel, "block 0", in_block);
   box(0, 4, kModel, "block 1", in_block);
-  figure.text(middle, y_of(5) + 14, "... [b, s, h] ...",
-              Figure::Anchor::kMiddle);
+  figure.middle(middle, y_of(5) + 14, "... [b, s, h] ...");
   box(0, 6, kModel, "block 11", in_block);
   box(0, 7, kModel, "ln_f", 2 * h);
   named_box(figure, {0, y_of(8), kModel, kBox}, color_of("kind-parameter"),
             "head: the token table");
-  figure.text(middle, y_of(9) + 14, "logits [b, s, 50257]",
-              Figure::Anchor::kMiddle);
+  figure.middle(middle, y_of(9) + 14, "logits [b, s, 50257]");
   box(0, 10, kModel, "loss: one number", 0);
   for (int row = 0; row < 10; ++row) down(middle, row, row + 1);
   for (const auto& [from, to] : {std::pair<double, double>{0, 0}, {kBox, 10}}) {
     figure.line({{kModel, y_of(4) + from}, {kBlock - 36, y_of(to) + from}},
-                "#d8dbdf", 1);
+                kPale, 1);
   }
 
   // A block, and what its operations return
@@ -221,8 +213,7 @@ std::string gpt() {
     const double y = y_of(place);
     const bool is_input = i == 0;
     if (is_input) {
-      figure.text(kBlock + 60, y + 14, "x of this block",
-                  Figure::Anchor::kMiddle);
+      figure.middle(kBlock + 60, y + 14, "x of this block");
     } else {
       box(kBlock, place, 120, row.name, row.parameters);
       down(kBlock + 60, place - 1, place);
@@ -231,8 +222,7 @@ std::string gpt() {
                row.is_kept ? "kind-activation" : "empty");
     figure.text(kValues + 5, y + 14,
                 row.width == 1 ? "h" : fmt::format("{:g}h", row.width),
-                Figure::Anchor::kStart,
-                row.is_kept ? "#ffffff" : pictures::kInk);
+                row.is_kept ? kWhite : kInk);
     figure.text(kValues + kWidth * row.width + 6, y + 14, row.value);
   }
   // Both additions take the value from before the norm
@@ -240,9 +230,8 @@ std::string gpt() {
     const double x = kBlock - 16, begin = y_of(from) + kBox / 2;
     const double end = y_of(from == 0 ? 5 : 10) + kBox / 2;
     const double left = from == 0 ? kBlock + 6 : kBlock;
-    figure.line({{left, begin + 2}, {x, begin + 2}, {x, end - 2}},
-                pictures::kMuted, 1.2);
-    arrow(figure, {x, end - 2}, {kBlock, end - 2}, pictures::kMuted);
+    figure.line({{left, begin + 2}, {x, begin + 2}, {x, end - 2}}, kMuted, 1.2);
+    arrow(figure, {x, end - 2}, {kBlock, end - 2}, kMuted);
   }
   return figure.svg(fmt::format(
       "The values that a block keeps are {:g} h numbers per token.", kept));
@@ -277,38 +266,33 @@ double peak_of(const Report& report) {
 constexpr double kGiB = 1 << 30;
 
 std::string threshold() {
-  constexpr std::int64_t kSeq = 256, kMost = 32;
+  constexpr double kSeq = 256, kMost = 32;
   const ModelConfig config = ModelConfig::read("gpt2-xl");
   const auto h = static_cast<double>(config.n_embd);
-  const auto peaks = [&](const std::vector<std::int64_t>& samples,
-                         const std::string& options, std::int64_t piece = 0) {
-    std::vector<Value> values;
-    for (const std::int64_t batch : samples) {
-      const std::string pieces =
-          piece > 0 ? fmt::format(" --micro-batches {}", batch / piece) : "";
-      values.push_back(
-          {static_cast<double>(batch * kSeq),
-           peak_of(run("00_single_device" +
-                       on_shapes("dgx-a100", 1, "gpt2-xl", batch, kSeq) +
-                       " --steps 2" + options + pieces))});
-    }
-    return values;
+  const auto line = [&](double batch) {
+    return "00_single_device --steps 2" +
+           on_shapes("dgx-a100", 1, "gpt2-xl", batch, kSeq);
   };
-  const std::vector<std::int64_t> samples = {1, 4, 5, 6, 8, 16, kMost};
-  const auto plain = peaks(samples, "");
-  const auto bf16 = peaks(samples, " --dtype bf16 --master-weights");
-  const auto again = peaks(samples, " --recompute");
-  const auto pieces = peaks({2, 4, kMost}, "", 2);
+  const auto peaks = [&](const std::string& options) {
+    return sweep(line(1) + options, "--batch", {1, 4, 5, 6, 8, 16, kMost},
+                 peak_of, kSeq);
+  };
+  const auto plain = peaks("");
+  const auto bf16 = peaks(" --dtype bf16 --master-weights");
+  const auto again = peaks(" --recompute");
+  const auto pieces = sweep(
+      [&](double batch) {
+        return line(batch) + fmt::format(" --micro-batches {}", batch / 2);
+      },
+      {2, 4, kMost}, peak_of, kSeq);
 
   Figure figure(
       "Up to 3h/4 tokens, a step's activations are free; beyond, they cost "
       "memory\n"
       "Peak memory of a step of GPT-2 XL, h = 1600",
       640);
-  const double y = Plot::row(figure, 260);
-  const Axis tokens = {
-      "tokens per step", 0, 8192, {}, false, {0, 1024, 2048, 4096, 6144, 8192}};
-  Plot plot(figure, {50, y, 400, 260}, tokens,
+  Plot plot(figure, PlotSize{50, 400, 260},
+            marked("tokens per step", {0, 1024, 2048, 4096, 6144, 8192}),
             {"peak of a step", 0, 60 * kGiB, {"GiB", kGiB}});
   const double knee = 0.75 * h;
   plot.mark(knee, kGray, fmt::format("inequality: {:.0f}", knee));
@@ -317,9 +301,8 @@ std::string threshold() {
   plot.curve(pieces, kPurple, "f32, micro-batches of 512");
   plot.curve(again, kGreen, "f32, recomputed");
   plot.labels();
-  const pictures::Point below = plot.at(8000, 18 * kGiB);
-  figure.text(below.x, below.y, "least: 16 bytes for each parameter, 23.2 GiB",
-              Figure::Anchor::kEnd);
+  plot.text(8000, 18 * kGiB, "least: 16 bytes for each parameter, 23.2 GiB",
+            {kInk, ""}, Figure::Anchor::kEnd);
   return figure.svg(fmt::format(
       "f32 stays at {:.1f} GiB up to {:.0f} tokens and rises to {:.1f} at "
       "{:.0f}. With recomputation it ends at {:.1f}, in pieces at {:.1f}, bf16 "
@@ -331,8 +314,8 @@ std::string threshold() {
 std::string trade() {
   // Where the number of micro-batches is free to stand
   struct Pieces {
-    std::int64_t pieces;
-    pictures::Point plain, again;
+    int pieces;
+    Point plain, again;
   };
   const std::vector<Pieces> runs = {{16, {14, 4}, {-14, 4}},
                                     {8, {12, -8}, {-12, 4}},
@@ -345,8 +328,7 @@ std::string trade() {
       "GPT-2 in bf16, 16 samples of 1024 tokens on an A100, in 1 to 16 "
       "micro-batches",
       640);
-  const double y = Plot::row(figure, 240);
-  Plot plot(figure, {60, y, 560, 240},
+  Plot plot(figure, PlotSize{60, 560, 240},
             {"peak memory", 0, 10 * kGiB, {"GiB", kGiB}},
             {"time of a step", 0, 0.35, {"ms", 1e-3}});
   std::string details;
@@ -360,21 +342,19 @@ std::string trade() {
                           "--micro-batches {} --{}recompute",
                           each.pieces, recompute ? "" : "no-"));
       values.push_back({peak_of(report), report.time.step_s});
-      const pictures::Point at = plot.at(values.back().x, values.back().y);
-      const pictures::Point& by = recompute ? each.again : each.plain;
-      figure.text(at.x + by.x, at.y + by.y, fmt::format("{}", each.pieces),
-                  Figure::Anchor::kMiddle, stroke.color);
+      plot.text(values.back().x, values.back().y, std::to_string(each.pieces),
+                stroke, Figure::Anchor::kMiddle,
+                recompute ? each.again : each.plain);
       details += fmt::format("{}{} micro-batches: {:.2f} GiB, {:.0f} ms. ",
                              recompute ? "recomputed, " : "", each.pieces,
                              values.back().x / kGiB, values.back().y * 1e3);
     }
-    plot.curve(values, stroke);
-    plot.dots(values, stroke);
-    const pictures::Point name =
-        recompute ? plot.at(4.1 * kGiB, 0.165) : plot.at(6.6 * kGiB, 0.075);
-    figure.text(name.x, name.y,
-                recompute ? "with recomputation" : "micro-batches alone",
-                Figure::Anchor::kStart, stroke.color);
+    plot.dotted_curve(values, stroke);
+    if (recompute) {
+      plot.text(4.1 * kGiB, 0.165, "with recomputation", stroke);
+    } else {
+      plot.text(6.6 * kGiB, 0.075, "micro-batches alone", stroke);
+    }
   }
   return figure.svg(details);
 }

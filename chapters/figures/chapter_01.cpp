@@ -7,18 +7,15 @@
 
 #include "chapters/01_data_parallel/data_parallel_strategy.h"
 #include "chapters/common/run/textbook.h"
-#include "chapters/figures/lane.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
+#include "chapters/pictures/lanes.h"
 #include "core/autograd.h"
 #include "core/context.h"
 #include "core/layers.h"
 
 namespace shardbook::figures::page_01 {
 namespace {
-
-using pictures::Figure;
 
 constexpr double kMs = 1e-3, kGB = 1e9, kGiB = 1 << 30;
 // GPT-2 in f32
@@ -29,8 +26,8 @@ std::string on_textbook(int devices, std::int64_t batch) {
   return on_shapes("textbook", devices, "gpt2", batch, 1024);
 }
 
-double step_s(int devices, std::int64_t batch) {
-  return run("01_data_parallel" + on_textbook(devices, batch)).time.step_s;
+double seconds(int devices, std::int64_t batch) {
+  return step_s(run("01_data_parallel" + on_textbook(devices, batch)));
 }
 
 // --- The nine steps ---------------------------------------------------------
@@ -89,9 +86,9 @@ std::string nine_steps() {
   const double top = figure.add_row(20);
   for (const int device : {1, 0, 2}) {
     const double left = kLefts[device == 1 ? 0 : device == 0 ? 1 : 2];
-    figure.text(left + kWidth / 2, top + 14,
-                fmt::format("device {}{}", device, device ? "" : " (main)"),
-                Figure::Anchor::kMiddle, pictures::kMuted);
+    figure.middle(left + kWidth / 2, top + 14,
+                  fmt::format("device {}{}", device, device ? "" : " (main)"),
+                  kMuted);
   }
   std::string details;
   std::size_t num_copies = 0;
@@ -101,17 +98,17 @@ std::string nine_steps() {
     figure.text(0, middle + 4, row.name);
     for (std::size_t i = 0; i < 3; ++i) {
       const std::string& text = i == 1 ? row.main : row.others;
-      const pictures::Box box = {kLefts[i], y, kWidth, kBox};
+      const Box box = {kLefts[i], y, kWidth, kBox};
       if (row.css_class.empty()) {
-        figure.colored_box(box, "#ffffff", pictures::kMuted);
+        figure.colored_box(box, kWhite, kMuted);
       } else {
         figure.box(box, text.empty() ? "empty" : row.css_class);
       }
-      figure.text(kLefts[i] + kWidth / 2, middle + 4,
-                  text.empty() ? "idle" : text, Figure::Anchor::kMiddle,
-                  row.css_class.empty() ? pictures::kInk
-                  : text.empty()        ? pictures::kMuted
-                                        : "#ffffff");
+      figure.middle(kLefts[i] + kWidth / 2, middle + 4,
+                    text.empty() ? "idle" : text,
+                    row.css_class.empty() ? kInk
+                    : text.empty()        ? kMuted
+                                          : kWhite);
     }
     if (!row.css_class.empty()) continue;
     const Copy& copy = copies.at(num_copies++);
@@ -120,13 +117,12 @@ std::string nine_steps() {
       const double outer = inner + side * 60;
       const double tip = copy.is_to_main ? inner : outer;
       const double back = (copy.is_to_main ? 1 : -1) * side * 7;
-      figure.line({{inner, middle}, {outer, middle}},
-                  pictures::color_of("copy"), 2);
+      figure.line({{inner, middle}, {outer, middle}}, color_of("copy"), 2);
       figure.line(
           {{tip + back, middle - 4}, {tip, middle}, {tip + back, middle + 4}},
-          pictures::color_of("copy"), 2);
-      figure.text((inner + outer) / 2, middle - 5,
-                  fmt::format("{}", copy.elements), Figure::Anchor::kMiddle);
+          color_of("copy"), 2);
+      figure.middle((inner + outer) / 2, middle - 5,
+                    fmt::format("{}", copy.elements));
     }
     details += fmt::format("{}: {} elements {} each other device. ", row.name,
                            copy.elements, copy.is_to_main ? "from" : "to");
@@ -142,10 +138,8 @@ std::string on_gpus(int devices) {
 }
 
 std::string step() {
-  constexpr double kBegin = 80;
   const Report report = run("01_data_parallel" + on_gpus(4));
   const sim::StepView view = sim::last_step(report.timelines);
-  const double pixels = (560 - kBegin) / view.step_s;
   Figure figure(
       "Device 0 is always busy, and the others wait for it\n"
       "One step of GPT-2 on 4 V100",
@@ -155,23 +149,21 @@ std::string step() {
                  {"optimizer", "update"},
                  {"copy", "copies (thin: waits)"},
                  {"empty", "idle"}});
-  figure.text(figure.width(), figure.add_row(18) + 13, "busy",
-              Figure::Anchor::kEnd, pictures::kMuted);
+  figure.end(figure.width(), figure.add_row(18) + 13, "busy", kMuted);
+  Lanes lanes(figure, 80, 560, view.step_s);
   std::string details;
   for (const sim::RankGroup& group : view.groups) {
     for (const int device : group.ranks) {
-      const double y = figure.add_row(27);
       const double busy = busy_s(group.timeline, "compute") / view.step_s;
-      figure.text(0, y + 15, fmt::format("device {}", device));
-      draw_lane(figure, group.timeline, "compute",
-                {kBegin, y, pixels * view.step_s, 22}, pixels);
-      figure.text(figure.width(), y + 15, fmt::format("{:.0f} %", 100 * busy),
-                  Figure::Anchor::kEnd);
+      const double y = lanes.queue(fmt::format("device {}", device),
+                                   group.timeline, "compute", view.step_s, 22);
+      figure.add_row(2);
+      figure.end(figure.width(), y + 15, fmt::format("{:.0f} %", 100 * busy));
       details +=
           fmt::format("Device {} is busy for {:.0f} %. ", device, 100 * busy);
     }
   }
-  figure.axis(kBegin, 560, view.step_s, {"ms", kMs}, "time");
+  lanes.axis({"ms", kMs});
   return figure.svg(details);
 }
 
@@ -192,15 +184,13 @@ std::string hot_spot() {
       "Bytes that leave a device in one step of GPT-2, 24 samples of 512 "
       "tokens",
       640);
-  const double y = Plot::row(figure, 220);
-  Plot plot(figure, {50, y, 400, 220},
-            {"devices d", 2, 8, {}, false, {2, 3, 4, 5, 6, 7, 8}},
+  Plot plot(figure, PlotSize{50, 400, 220},
+            marked("devices d", {2, 3, 4, 5, 6, 7, 8}),
             {"sent per step", 0, 6 * kGB, {"GB", kGB}});
   plot.curve(main, kOrange, "device 0");
   plot.curve(ring, kGreen, "a rank of a ring (DDP)");
   plot.curve(other, kBlue, "another device");
-  plot.labels();
-  return figure.svg(fmt::format(
+  return plot.svg(fmt::format(
       "Device 0 sends {:.1f} GB with 2 devices and {:.1f} GB with 8, a rank of "
       "a ring {:.1f} and {:.1f} GB.",
       main.front().y / kGB, main.back().y / kGB, ring.front().y / kGB,
@@ -211,7 +201,7 @@ std::string hot_spot() {
 
 // 2 e parameters / (bandwidth token_s - 2 e vocabulary)
 double tokens_that_pay() {
-  const double token_s = step_s(1, 1) / 1024;
+  const double token_s = seconds(1, 1) / 1024;
   return 2 * kBytes * kParameters /
          (textbook::kBandwidth * token_s - 2 * kBytes * kVocabulary);
 }
@@ -223,18 +213,12 @@ std::string threshold() {
       "device\n"
       "GPT-2 in f32 on the cluster textbook",
       640);
-  const double y = Plot::row(figure, 240);
-  Plot plot(figure, {50, y, 480, 240},
-            {"tokens per device and step", 1024, 16384, {}, true},
-            {"speed-up over one device, same batch",
-             0,
-             2,
-             {},
-             false,
-             {0, 0.5, 1, 1.5, 2}});
-  figure.line({plot.at(1024, 1), plot.at(16384, 1)}, pictures::kInk, 1.5);
-  const pictures::Point one = plot.at(16384, 1);
-  figure.text(one.x + 6, one.y + 4, "one device");
+  Plot plot(
+      figure, PlotSize{50, 480, 240},
+      logarithmic("tokens per device and step", 1024, 16384),
+      marked("speed-up over one device, same batch", {0, 0.5, 1, 1.5, 2}));
+  plot.across(1);
+  plot.text(16384, 1, "one device", {kInk, ""}, Figure::Anchor::kStart, {6, 4});
   std::string details;
   for (const auto& [devices, stroke] :
        {std::pair(2, kBlue), std::pair(4, kOrange), std::pair(8, kGreen)}) {
@@ -242,7 +226,7 @@ std::string threshold() {
     for (const int samples : {1, 2, 3, 4, 6, 8, 12, 16}) {
       const std::int64_t batch = samples * devices;
       speedups.push_back(
-          {1024.0 * samples, step_s(1, batch) / step_s(devices, batch)});
+          {1024.0 * samples, seconds(1, batch) / seconds(devices, batch)});
     }
     plot.curve(speedups, stroke, fmt::format("{} devices", devices));
     details += fmt::format(
@@ -251,49 +235,39 @@ std::string threshold() {
         devices, speedups.front().y, speedups.back().y);
   }
   plot.mark(tokens, kPurple, fmt::format("inequality: {:.0f}", tokens));
-  plot.labels();
-  return figure.svg(details);
+  return plot.svg(details);
 }
 
 std::string devices() {
   constexpr std::int64_t kBatch = 24;
   const double ratio = 1024 * kBatch / tokens_that_pay();
-  const double one = step_s(1, kBatch);
+  const double one = seconds(1, kBatch);
   Figure figure(
       fmt::format("With 24 samples, three devices are fastest; from {:.0f} on, "
                   "one device is faster\n"
                   "GPT-2 in f32 on the cluster textbook",
                   ratio),
       640);
-  const double y = Plot::row(figure, 240);
   const std::vector<double> counts = {1, 2, 3, 4, 6, 8, 12, 24};
-  Axis x = {"devices d", 1, 24, {}, true, counts};
-  Plot plot(figure, {50, y, 460, 240}, x,
+  Plot plot(figure, PlotSize{50, 460, 240},
+            logarithmic("devices d", 1, 24, counts),
             {"time of a step", 0, 350 * kMs, {"ms", kMs}});
-  std::vector<Value> data_parallel, ddp;
-  for (const double d : counts) {
-    data_parallel.push_back({d, step_s(static_cast<int>(d), kBatch)});
-    ddp.push_back(
-        {d,
-         run("02_ddp" + on_textbook(static_cast<int>(d), kBatch)).time.step_s});
-  }
-  figure.line({plot.at(1, one), plot.at(24, one)}, pictures::kInk, 1.5);
-  const pictures::Point end = plot.at(24, one);
-  figure.text(end.x + 6, end.y + 4, "one device");
+  const auto data_parallel = sweep("01_data_parallel" + on_textbook(1, kBatch),
+                                   "--world-size", counts, step_s);
+  const auto ddp =
+      sweep("02_ddp" + on_textbook(1, kBatch), "--world-size", counts, step_s);
+  plot.across(one);
+  plot.text(24, one, "one device", {kInk, ""}, Figure::Anchor::kStart, {6, 4});
   plot.mark(std::sqrt(ratio), kPurple,
             fmt::format("fastest: √{:.1f} = {:.1f}", ratio, std::sqrt(ratio)));
   plot.mark(ratio, kPurple, fmt::format("equal: {:.1f}", ratio), 40);
-  plot.curve(data_parallel, kOrange, "DataParallel");
-  plot.dots(data_parallel, kOrange);
+  plot.dotted_curve(data_parallel, kOrange, "DataParallel");
   plot.curve(ddp, kGreen, "DDP");
-  plot.labels();
-  const auto fastest = std::min_element(
-      data_parallel.begin(), data_parallel.end(),
-      [](const Value& a, const Value& b) { return a.y < b.y; });
-  return figure.svg(fmt::format(
+  const Value fastest = least_of(data_parallel);
+  return plot.svg(fmt::format(
       "One device takes {:.0f} ms, {:.0f} devices {:.0f} ms, {:.0f} devices "
       "{:.0f} ms.",
-      one / kMs, fastest->x, fastest->y / kMs, data_parallel.back().x,
+      one / kMs, fastest.x, fastest.y / kMs, data_parallel.back().x,
       data_parallel.back().y / kMs));
 }
 
@@ -349,11 +323,11 @@ std::string memory() {
       // In the middle of the loss's backward, both are there
       const double logits = 2 * 16 * 1024 * kVocabulary * kBytes;
       const double begin = x - pixels * logits;
-      figure.line({{begin, y}, {begin, y + 22}}, "#ffffff", 2);
-      figure.text(
+      figure.line({{begin, y}, {begin, y + 22}}, kWhite, 2);
+      figure.middle(
           (begin + x) / 2, y + 15,
           fmt::format("logits and their gradient: {:.1f} GiB", logits / kGiB),
-          Figure::Anchor::kMiddle, "#ffffff");
+          kWhite);
     }
     const std::string size = fmt::format("{:.1f} GiB", peaks[i] / kGiB);
     figure.text(x + 6, y + 16, size);

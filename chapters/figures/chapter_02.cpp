@@ -5,17 +5,12 @@
 #include <algorithm>
 
 #include "chapters/common/run/textbook.h"
-#include "chapters/figures/lane.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
+#include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_02 {
 namespace {
-
-using pictures::color_of;
-using pictures::Figure;
-using pictures::kInk;
 
 constexpr double kMs = 1e-3, kMiB = 1 << 20;
 
@@ -47,36 +42,28 @@ std::string buckets() {
       "Each block's bucket travels while the next block is computed\n"
       "The 13 buckets of GPT-2's gradients, in the order in which they leave",
       640);
-  const double pixels = (figure.width() - kBegin - 10) / kLength;
-  const auto x_of = [&](double time) {
-    return kBegin + pixels * (time - begin);
-  };
+  Lanes lanes(figure, kBegin, figure.width() - 10, kLength);
+  const auto x_of = [&](double time) { return lanes.x(time - begin); };
   figure.legend(
       {{"backward", "its gradients are computed"}, {"comm", "it travels"}});
   const double top = figure.add_row(18);
-  figure.text(x_of(end), top + 13, "backward ends", Figure::Anchor::kMiddle);
+  figure.middle(x_of(end), top + 13, "backward ends");
   double before = begin;
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const sim::TimelineEvent& message = messages[i];
     const double y = figure.add_row(kRow);
-    const auto bar = [&](double from, double to, double height,
-                         const char* css_class) {
-      figure.box(
-          {x_of(from), y + (kRow - height) / 2, x_of(to) - x_of(from), height},
-          css_class);
-    };
+
     // A ring sends 2 (d - 1) / d of each byte
     const double bytes = message.bytes * 8 / 14;
     figure.text(0, y + 13, fmt::format("bucket {}", i));
-    figure.text(kBegin - 12, y + 13, fmt::format("{:.0f} MiB", bytes / kMiB),
-                Figure::Anchor::kEnd);
+    figure.end(kBegin - 12, y + 13, fmt::format("{:.0f} MiB", bytes / kMiB));
     if (i + 1 == messages.size()) {
-      figure.text(x_of(before) - 8, y + 13, "token table, block 0",
-                  Figure::Anchor::kEnd);
+      figure.end(x_of(before) - 8, y + 13, "token table, block 0");
     }
     const double full = std::min(message.begin_s, end);
-    bar(before, full, 5, "backward");
-    bar(message.begin_s, message.end_s, kRow - 4, "comm");
+    lanes.bar(before - begin, full - begin, y, kRow, 5, "backward");
+    lanes.bar(message.begin_s - begin, message.end_s - begin, y, kRow, kRow - 4,
+              "comm");
     before = full;
   }
   const double arrived = messages.back().end_s;
@@ -84,11 +71,10 @@ std::string buckets() {
   figure.line({{x_of(end), top + 18}, {x_of(end), bottom}}, kInk, 1, "4 3");
   figure.line({{x_of(end), bottom + 3}, {x_of(arrived), bottom + 3}},
               color_of("exposed"), 3);
-  figure.text((x_of(end) + x_of(arrived)) / 2, bottom + 18,
-              fmt::format("exposed: {:.2f} ms", exposed_s(step) / kMs),
-              Figure::Anchor::kMiddle, color_of("exposed"));
-  figure.axis(kBegin, kBegin + pixels * kLength, kLength, {"ms", kMs},
-              "since backward began");
+  figure.middle((x_of(end) + x_of(arrived)) / 2, bottom + 18,
+                fmt::format("exposed: {:.2f} ms", exposed_s(step) / kMs),
+                color_of("exposed"));
+  lanes.axis({"ms", kMs}, "since backward began");
   return figure.svg(fmt::format(
       "Backward ends after {:.2f} ms, the last bucket arrives after {:.2f} ms.",
       (end - begin) / kMs, (arrived - begin) / kMs));
@@ -103,12 +89,11 @@ std::string overlap() {
       {"one message", buckets_of(1000, 1000)},
       {"a message per tensor", buckets_of(1e-6, 1e-6)},
       {"buckets of 25 MiB", ""}};
-  constexpr double kBegin = 70, kLength = 28 * kMs;
   Figure figure(
       "Buckets hide most of the all-reduce; one message and 148 messages do "
       "not\nOne step of GPT-2 on 8 ranks",
       640);
-  const double pixels = (figure.width() - kBegin - 10) / kLength;
+  Lanes lanes(figure, 70, figure.width() - 10, 28 * kMs);
   figure.legend({{"forward", "forward"},
                  {"backward", "backward"},
                  {"comm", "all-reduce"},
@@ -127,50 +112,38 @@ std::string overlap() {
                     length / kMs, exposed / kMs);
     details += result + ". ";
     figure.heading(result);
-    const auto lane = [&](const char* name, const char* queue, double height) {
-      const double y = figure.add_row(height + 3);
-      figure.text(0, y + height / 2 + 4, name);
-      draw_lane(figure, step, queue, {kBegin, y, pixels * length, height},
-                pixels);
-    };
-    lane("compute", "compute", 22);
+    lanes.queue("compute", step, "compute", length, 22);
     if (&way == &ways[1]) {
-      figure.text(figure.width(), figure.add_row(0) - 32,
-                  "thin orange lines: a mean is copied back",
-                  Figure::Anchor::kEnd);
+      figure.end(figure.width(), figure.add_row(0) - 32,
+                 "thin orange lines: a mean is copied back");
     }
-    lane("network", "comm world", 16);
+    lanes.queue("network", step, "comm world", length, 16);
     for (const sim::TimelineEvent& event : step.events) {
       if (event.queue != "comm world") continue;
-      figure.text(kBegin + pixels * event.end_s + 4, figure.add_row(0) - 6,
-                  "the loss");
+      figure.text(lanes.x(event.end_s) + 4, figure.add_row(0) - 6, "the loss");
       break;  // it is the first message
     }
   }
   const double bottom = figure.add_row(22);
-  const double x = kBegin + pixels * computing;
+  const double x = lanes.x(computing);
   figure.line({{x, top}, {x, bottom + 4}}, kInk, 1, "4 3");
-  figure.text(x, bottom + 16,
-              fmt::format("computing alone: {:.1f} ms", computing / kMs),
-              Figure::Anchor::kMiddle);
-  figure.axis(kBegin, kBegin + pixels * kLength, kLength, {"ms", kMs}, "time");
+  figure.middle(x, bottom + 16,
+                fmt::format("computing alone: {:.1f} ms", computing / kMs));
+  lanes.axis({"ms", kMs});
   return figure.svg(details);
 }
 
 // Exposed communication as a share of the step, by tokens per rank.
 std::vector<Value> exposed_shares(const char* cluster, int ranks,
                                   const char* model, int seq,
-                                  const std::vector<int>& samples,
+                                  const std::vector<double>& samples,
                                   const std::string& options) {
-  std::vector<Value> shares;
-  for (const int each : samples) {
-    const Report report =
-        run("02_ddp" + on_shapes(cluster, ranks, model, ranks * each, seq) +
-            options);
-    shares.push_back({static_cast<double>(each * seq),
-                      report.time.exposed_comm_s / report.time.step_s});
-  }
-  return shares;
+  return sweep(
+      [&](double each) {
+        return "02_ddp" + on_shapes(cluster, ranks, model, ranks * each, seq) +
+               options;
+      },
+      samples, exposed_share, seq);
 }
 
 std::string threshold() {
@@ -190,26 +163,20 @@ std::string threshold() {
 
   Figure figure("Above the marked tokens per device, gradients travel for free",
                 640);
-  const double y = Plot::row(figure, 240);
-  Plot plot(figure, {50, y, 575, 240},
-            {"tokens per device and step", 250, 4000, {}, true},
+  Plot plot(figure, PlotSize{50, 575, 240},
+            logarithmic("tokens per device and step", 250, 4000),
             {"exposed communication, share of the step", 0, 1, {"%", 0.01}});
-  const auto text = [&](double x, double y, const std::string& words,
-                        const Stroke& stroke,
-                        Figure::Anchor anchor = Figure::Anchor::kStart) {
-    const pictures::Point at = plot.at(x, y);
-    figure.text(at.x, at.y, words, anchor, stroke.color);
-  };
   plot.mark(textbook_tokens, kBlue,
             fmt::format("inequality: {:.0f}", textbook_tokens));
   plot.mark(a100_tokens, kOrange, "", 30);
-  text(a100_tokens / 1.02, 0.82, fmt::format("inequality: {:.0f}", a100_tokens),
-       kOrange, Figure::Anchor::kEnd);
+  plot.text(a100_tokens / 1.02, 0.82,
+            fmt::format("inequality: {:.0f}", a100_tokens), kOrange,
+            Figure::Anchor::kEnd);
   plot.curve(on_textbook, kBlue);
-  text(540, 0.64, "GPT-2 XL, f32, 8 ranks of textbook", kBlue);
-  text(2050, 0.07, "the last bucket", kBlue);
+  plot.text(540, 0.64, "GPT-2 XL, f32, 8 ranks of textbook", kBlue);
+  plot.text(2050, 0.07, "the last bucket", kBlue);
   plot.curve(on_a100, kOrange);
-  text(260, 0.25, "GPT 1.3B, bf16, 64 A100", kOrange);
+  plot.text(260, 0.25, "GPT 1.3B, bf16, 64 A100", kOrange);
   return figure.svg(fmt::format(
       "GPT-2 XL on 8 ranks falls from {:.0f} % at {:.0f} tokens to {:.0f} % at "
       "{:.0f}. GPT 1.3B on 64 A100 falls from {:.0f} % to {:.0f} %.",
@@ -237,8 +204,7 @@ std::vector<Value> losses(std::int64_t batch, std::int64_t steps, double rate) {
 std::string rates() {
   Figure figure(
       "Four times the samples per step want four times the learning rate", 640);
-  const double y = Plot::row(figure, 240);
-  Plot plot(figure, {50, y, 380, 240}, {"samples seen", 0, 640},
+  Plot plot(figure, PlotSize{50, 380, 240}, {"samples seen", 0, 640},
             {"loss", 4, 5.6});
   std::string details;
   const auto add = [&](const std::vector<Value>& values, const Stroke& stroke,
@@ -250,8 +216,7 @@ std::string rates() {
   add(losses(8, 80, 0.01), kBlue, "8 per step, rate 0.01");
   add(losses(32, 20, 0.01), kOrange, "32 per step, rate 0.01");
   add(losses(32, 20, 0.04), kGreen, "32 per step, rate 0.04");
-  plot.labels();
-  return figure.svg(details);
+  return plot.svg(details);
 }
 
 }  // namespace

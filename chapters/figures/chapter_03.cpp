@@ -6,15 +6,12 @@
 
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/common/run/textbook.h"
-#include "chapters/figures/lane.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
+#include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_03 {
 namespace {
-
-using pictures::Figure;
 
 std::string states() {
   constexpr double kParameters = 7.5e9, kRanks = 64, kBegin = 90, kMost = 120e9;
@@ -33,16 +30,13 @@ std::string states() {
     const double y = figure.add_row(32) + 4;
     const std::string name = stage == 0 ? "DDP" : fmt::format("ZeRO-{}", stage);
     figure.text(0, y + 16, name);
-    double x = kBegin;
-    for (const auto& [css_class, bytes] :
-         {std::pair("kind-parameter", states.parameters),
-          std::pair("kind-gradient", states.gradients),
-          std::pair("kind-optimizer_state", states.optimizer)}) {
-      figure.box({x, y, pixels * bytes, 22}, css_class);
-      x += pixels * bytes;
-    }
+    const double end =
+        stack(figure, {kBegin, y, 0, 22},
+              {{pixels * states.parameters, "kind-parameter"},
+               {pixels * states.gradients, "kind-gradient"},
+               {pixels * states.optimizer, "kind-optimizer_state"}});
     const std::string total = fmt::format("{:.3g} GB", states.total() / 1e9);
-    figure.text(x + 6, y + 16, total);
+    figure.text(end + 6, y + 16, total);
     details += fmt::format("{}: {}. ", name, total);
   }
   figure.axis(kBegin, kBegin + pixels * kMost, kMost, {"GB", 1e9}, "per rank");
@@ -55,7 +49,6 @@ Report fsdp(const std::string& prefetch) {
 }
 
 std::string gathers() {
-  constexpr double kBegin = 90;
   const std::vector<std::pair<std::string, Report>> runs = {
       {"gather the next unit while one computes", fsdp("pre")},
       {"gather a unit when it is needed", fsdp("none")}};
@@ -68,11 +61,8 @@ std::string gathers() {
                  {"comm", "gather, reduce-scatter"},
                  {"exposed", "waits for its message"},
                  {"bubble", "its message waits for another"}});
-  double longest = 0;
-  for (const auto& [name, report] : runs) {
-    longest = std::max(longest, report.time.step_s);
-  }
-  const double pixels = (figure.width() - kBegin) / longest;
+  // The second is the longer one
+  Lanes lanes(figure, 90, figure.width(), runs[1].second.time.step_s);
   std::string details;
   for (const auto& [name, report] : runs) {
     const sim::RankTimeline step = first_rank(report);
@@ -82,16 +72,10 @@ std::string gathers() {
                     1e3 * (report.time.step_s - busy_s(step, "compute")));
     details += result + ". ";
     figure.heading(result);
-    const auto lane = [&](const char* title, const char* queue, double height) {
-      const double y = figure.add_row(height + 3);
-      figure.text(0, y + height / 2 + 4, title);
-      draw_lane(figure, step, queue,
-                {kBegin, y, pixels * report.time.step_s, height}, pixels);
-    };
-    lane("compute", "compute", 22);
-    lane("network", "comm world", 16);
+    lanes.queue("compute", step, "compute", report.time.step_s, 22);
+    lanes.queue("network", step, "comm world", report.time.step_s, 16);
   }
-  figure.axis(kBegin, figure.width(), longest, {"ms", 1e-3}, "time");
+  lanes.axis({"ms", 1e-3});
   return figure.svg(details);
 }
 
@@ -176,7 +160,7 @@ std::vector<Span> whole(const UnitLife& unit) {
 }
 
 std::string units() {
-  constexpr double kBegin = 130, kLength = 20e-3, kRow = 17;
+  constexpr double kBegin = 130, kRow = 17;
   const std::vector<UnitLife> units = lives_of(first_rank(fsdp("pre")), 12);
   Figure figure(
       "A block is whole twice: for its forward and for its backward\n"
@@ -186,33 +170,27 @@ std::string units() {
                  {"empty", "whole, waits"},
                  {"forward", "forward"},
                  {"backward", "backward"}});
-  const double pixels = (figure.width() - kBegin - 10) / kLength;
-  const auto x_of = [&](double time) { return kBegin + pixels * time; };
+  Lanes lanes(figure, kBegin, figure.width() - 10, 20e-3);
   figure.add_row(4);
   for (const UnitLife& unit : units) {
     const double y = figure.add_row(kRow);
     figure.text(0, y + 13, unit.name);
-    figure.text(kBegin - 12, y + 13,
-                fmt::format("{:.0f} MiB", unit.bytes / (1 << 20)),
-                Figure::Anchor::kEnd);
-    const auto bars = [&](const std::vector<Span>& spans, double height) {
+    figure.end(kBegin - 12, y + 13,
+               fmt::format("{:.0f} MiB", unit.bytes / (1 << 20)));
+    for (const std::vector<Span>& spans :
+         {whole(unit), unit.gathers, unit.computations, unit.reductions}) {
       for (const Span& span : spans) {
-        figure.box({x_of(span.begin), y + (kRow - height) / 2,
-                    std::max(pixels * (span.end - span.begin), 0.5), height},
-                   span.css_class);
+        lanes.bar(span.begin, span.end, y, kRow, kRow - 4, span.css_class);
       }
-    };
-    bars(whole(unit), kRow - 4);
-    bars(unit.gathers, kRow - 4);
-    bars(unit.computations, kRow - 4);
-    bars(unit.reductions, kRow - 4);
+    }
     if (unit.name == "block 0") {
-      figure.text(
-          (x_of(unit.computations[0].end) + x_of(unit.gathers[1].begin)) / 2,
-          y + 13, "freed: each rank keeps its eighth", Figure::Anchor::kMiddle);
+      figure.middle(
+          (lanes.x(unit.computations[0].end) + lanes.x(unit.gathers[1].begin)) /
+              2,
+          y + 13, "freed: each rank keeps its eighth");
     }
   }
-  figure.axis(kBegin, x_of(kLength), kLength, {"ms", 1e-3}, "time");
+  lanes.axis({"ms", 1e-3});
   return figure.svg(fmt::format(
       "Block 0 is gathered at {:.1f} ms, freed at {:.1f} ms, and gathered "
       "again "
@@ -254,32 +232,28 @@ std::string saw() {
       "from "
       "its gather to the end of its computation",
       640);
-  const double y = Plot::row(figure, 220);
-  Plot plot(figure, {60, y, 565, 220},
+  Plot plot(figure, PlotSize{60, 565, 220},
             {"time", 0, late.time.step_s, {"ms", 1e-3}},
             {"parameters", 0, 500 * kMiB, {"MiB", kMiB}});
   plot.curve({{0, kDdp}, {late.time.step_s, kDdp}}, kGray);
   plot.curve(values, kBlue);
   plot.curve(parameters(late), kOrange);
-  const auto text = [&](double time_ms, double mib, const std::string& words,
-                        const Stroke& stroke, Figure::Anchor anchor) {
-    const pictures::Point at = plot.at(1e-3 * time_ms, mib * kMiB);
-    figure.text(at.x, at.y, words, anchor, stroke.color);
-  };
-  text(0.2, 448, "DDP: all 475 MiB", kGray, Figure::Anchor::kStart);
-  text(8, 308, "blocks are gathered one early", kBlue, Figure::Anchor::kStart);
-  text(25.9, 308, "blocks are gathered on demand", kOrange,
-       Figure::Anchor::kEnd);
-  text(7.1, 170, "shard and root: 210 MiB", kGray, Figure::Anchor::kMiddle);
-  text(19.8, 22, "shard: 59 MiB", kBlue, Figure::Anchor::kEnd);
-  return figure.svg(fmt::format(
+  using Anchor = Figure::Anchor;
+  plot.text(0.2e-3, 448 * kMiB, "DDP: all 475 MiB", kGray);
+  plot.text(8e-3, 308 * kMiB, "blocks are gathered one early", kBlue);
+  plot.text(25.9e-3, 308 * kMiB, "blocks are gathered on demand", kOrange,
+            Anchor::kEnd);
+  plot.text(7.1e-3, 170 * kMiB, "shard and root: 210 MiB", kGray,
+            Anchor::kMiddle);
+  plot.text(19.8e-3, 22 * kMiB, "shard: 59 MiB", kBlue, Anchor::kEnd);
+  return plot.svg(fmt::format(
       "The peak is {:.0f} MiB, against 475 MiB under DDP.", most / kMiB));
 }
 
 // The step of the page's table of times: four blocks, whose messages are
 // shorter than their computations.
 std::string times() {
-  constexpr double kBegin = 104, kRow = 20;
+  constexpr double kRow = 20;
   const Report report =
       run("03_zero_fsdp" + on_shapes("textbook", 8, "gpt-nano", 8192, 64));
   const sim::RankTimeline step = first_rank(report);
@@ -292,15 +266,13 @@ std::string times() {
       640);
   figure.legend(
       {{"comm", "message"}, {"forward", "forward"}, {"backward", "backward"}});
-  const double pixels = (figure.width() - kBegin - 10) / length;
-  const auto x_of = [&](double time) { return kBegin + pixels * time; };
+  Lanes lanes(figure, 104, figure.width() - 10, length);
   const double top = figure.add_row(6);
   const auto bar = [&](double y, const Span& span, const std::string& word) {
-    const double width = pixels * (span.end - span.begin);
-    figure.box({x_of(span.begin) + 0.5, y + 16, width - 1, kRow - 4},
-               span.css_class);
-    figure.text(x_of(span.begin) + width / 2, y + 13, word,
-                Figure::Anchor::kMiddle);
+    const double x = lanes.x(span.begin);
+    const double width = lanes.pixels(span.end - span.begin);
+    figure.box({x + 0.5, y + 16, width - 1, kRow - 4}, span.css_class);
+    figure.middle(x + width / 2, y + 13, word);
   };
   const auto row = [&](const char* name) {
     const double y = figure.add_row(kRow + 18);
@@ -323,7 +295,7 @@ std::string times() {
   double head_ends = 0, forward_ends = 0;
   for (const UnitLife& unit : units) {
     for (const Span& span : unit.computations) {
-      if (pixels * (span.end - span.begin) < 2) continue;  // the embedding
+      if (lanes.pixels(span.end - span.begin) < 2) continue;  // the embedding
       if (&unit == &units[0] && span.css_class == std::string("forward")) {
         forward_ends = span.end;
       }
@@ -349,16 +321,15 @@ std::string times() {
   double begin = 0;
   std::string details;
   for (const auto& [name, end] : parts) {
-    figure.line({{x_of(end), top + 10}, {x_of(end), bottom + 8}},
-                pictures::kInk, 1, "4 3");
+    figure.line({{lanes.x(end), top + 10}, {lanes.x(end), bottom + 8}}, kInk, 1,
+                "4 3");
     const std::string result =
         fmt::format("{}{:.0f} µs", name, 1e6 * (end - begin));
-    figure.text((x_of(begin) + x_of(end)) / 2, bottom + 20, result,
-                Figure::Anchor::kMiddle);
+    figure.middle((lanes.x(begin) + lanes.x(end)) / 2, bottom + 20, result);
     details += result + ". ";
     begin = end;
   }
-  figure.axis(kBegin, x_of(length), length, {"µs", 1e-6}, "time");
+  lanes.axis({"µs", 1e-6});
   return figure.svg(details);
 }
 
@@ -367,40 +338,34 @@ std::string threshold() {
   const double tokens =
       7.0 / 8 * 4 * textbook::kRate / (2 * textbook::kBandwidth);
   constexpr int kSeq = 250;
-  std::vector<Value> sharded, replicated, computing;
-  for (const int samples : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16}) {
-    const std::string options =
-        on_shapes("textbook", 8, "gpt2-xl", 8 * samples, kSeq);
-    const double x = samples * kSeq;
-    const Report fsdp = run("03_zero_fsdp" + options);
-    sharded.push_back({x, fsdp.time.step_s});
-    replicated.push_back(
-        {x, run("02_ddp --bucket-mb 100" + options).time.step_s});
-    computing.push_back({x, busy_s(first_rank(fsdp), "compute")});
-  }
+  const auto times = [&](const char* line, const Column& column) {
+    return sweep(
+        [&](double samples) {
+          return line + on_shapes("textbook", 8, "gpt2-xl", 8 * samples, kSeq);
+        },
+        {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16}, column, kSeq);
+  };
+  const auto sharded = times("03_zero_fsdp", step_s);
+  const auto computing = times("03_zero_fsdp", [](const Report& report) {
+    return busy_s(first_rank(report), "compute");
+  });
+  const auto replicated = times("02_ddp --bucket-mb 100", step_s);
   Figure figure(
       "Above the marked tokens per device, FSDP's messages hide\n"
       "GPT-2 XL in f32 on 8 ranks of textbook",
       640);
-  const double y = Plot::row(figure, 240);
-  Plot plot(figure, {60, y, 565, 240},
+  Plot plot(figure, PlotSize{60, 565, 240},
             {"tokens per device and micro-batch", 0, 4000},
             {"time of a step", 0, 400e-3, {"ms", 1e-3}});
   plot.mark(tokens, kGray, fmt::format("inequality: {:.0f}", tokens));
   plot.curve(computing, kGray);
   plot.curve(replicated, kOrange);
-  plot.curve(sharded, kBlue);
-  plot.dots(sharded, kBlue);
-  const auto text = [&](double x, double y_ms, const std::string& words,
-                        const Stroke& stroke) {
-    const pictures::Point at = plot.at(x, 1e-3 * y_ms);
-    figure.text(at.x, at.y, words, Figure::Anchor::kStart, stroke.color);
-  };
-  text(260, 212, "FSDP: three messages of eΨ bytes", kBlue);
-  text(260, 76, "DDP: two", kOrange);
-  text(1080, 66, "computing alone", kGray);
-  text(2500, 168, "8 ms above it: the ends of the step", kBlue);
-  return figure.svg(fmt::format(
+  plot.dotted_curve(sharded, kBlue);
+  plot.text(260, 0.212, "FSDP: three messages of eΨ bytes", kBlue);
+  plot.text(260, 0.076, "DDP: two", kOrange);
+  plot.text(1080, 0.066, "computing alone", kGray);
+  plot.text(2500, 0.168, "8 ms above it: the ends of the step", kBlue);
+  return plot.svg(fmt::format(
       "FSDP takes {:.0f} ms at {:.0f} tokens and {:.0f} ms at {:.0f}.",
       1e3 * sharded.front().y, sharded.front().x, 1e3 * sharded.back().y,
       sharded.back().x));

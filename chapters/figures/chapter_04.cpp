@@ -4,20 +4,18 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "chapters/04_model_parallel/split_sweep.h"
-#include "chapters/figures/lane.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
 #include "chapters/figures/tables.h"
+#include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_04 {
 namespace {
-
-using pictures::Figure;
 
 // The experiment of PyTorch's tutorial, on two T4.
 Options on_t4s() {
@@ -29,7 +27,6 @@ Options on_t4s() {
 }
 
 std::string turns() {
-  constexpr double kBegin = 70;
   Figure figure(
       "In splits, both devices work at the same time\n"
       "One step of ResNet-50 with 120 images on two T4",
@@ -41,7 +38,7 @@ std::string turns() {
                  {"bubble", "thin: waits for the other device"},
                  {"exposed", "waits for gradients to arrive"},
                  {"empty", "idle"}});
-  double pixels = 0, longest = 0;
+  std::optional<Lanes> lanes;  // as long as the naive step
   std::string details;
   for (const auto& [name, options] :
        {std::pair("naive", "--variant model_parallel"),
@@ -50,20 +47,17 @@ std::string turns() {
                               on_shapes("kaggle-t4x2", 2, "resnet50", 120, 1) +
                               " --image-size 128 " + options);
     const sim::StepView view = sim::last_step(report.timelines);
-    if (longest == 0) longest = view.step_s;  // the naive one
-    pixels = (figure.width() - kBegin) / longest;
+    if (!lanes) lanes.emplace(figure, 70, figure.width(), view.step_s);
     const std::string result =
         fmt::format("{}: {:.0f} ms", name, 1e3 * view.step_s);
     figure.heading(result);
     details += result + ". ";
     for (const sim::RankGroup& group : view.groups) {
-      const double y = figure.add_row(25);
-      figure.text(0, y + 15, fmt::format("device {}", group.ranks[0]));
-      draw_lane(figure, group.timeline, "compute",
-                {kBegin, y, pixels * view.step_s, 22}, pixels);
+      lanes->queue(fmt::format("device {}", group.ranks[0]), group.timeline,
+                   "compute", view.step_s, 22);
     }
   }
-  figure.axis(kBegin, figure.width(), longest, {"ms", 1e-3}, "time");
+  lanes->axis({"ms", 1e-3});
   return figure.svg(details);
 }
 
@@ -165,16 +159,12 @@ std::string two_devices() {
           error > 0
               ? fmt::format("{:.2f} \u00b1 {:.2f} s", time.mean, time.deviation)
               : fmt::format("{:.2f} s", time.mean);
-      figure.text(kNames, y + 13, name, Figure::Anchor::kEnd);
+      figure.end(kNames, y + 13, name);
       figure.colored_box({kBegin, y + 2, kScale * share, kRow - 4},
                          stroke.color);
       if (error > 0) {
         const double middle = y + kRow / 2;
-        figure.line({{end - error, middle}, {end + error, middle}},
-                    pictures::kInk, 1.5);
-        for (const double x : {end - error, end + error}) {
-          figure.line({{x, middle - 4}, {x, middle + 4}}, pictures::kInk, 1.5);
-        }
+        whiskers(figure, {end - error, middle}, {end + error, middle}, kInk);
       }
       figure.text(kTexts, y + 13, fmt::format("{:.2f}", share));
       figure.text(kTexts + 36, y + 13, seconds);
@@ -191,9 +181,8 @@ std::string two_devices() {
   group(simulated(), {20, 12});
   group(measured(), {4, 6});
   const double x = kBegin + kScale;
-  figure.text(x, top + 11, "one device = 1", Figure::Anchor::kMiddle);
-  figure.line({{x, top + 16}, {x, figure.add_row(4)}}, pictures::kInk, 1,
-              "4 3");
+  figure.middle(x, top + 11, "one device = 1");
+  figure.line({{x, top + 16}, {x, figure.add_row(4)}}, kInk, 1, "4 3");
   return figure.svg(details);
 }
 
@@ -215,51 +204,32 @@ std::string sizes() {
       "Small splits pay for every kernel again, large ones leave a device "
       "idle\nA step of ResNet-50 on two devices, over the size of a split",
       640);
-  const double y = Plot::row(figure, 240);
-  Plot plot(figure, {50, y, 465, 240},
-            {"images of a split",
-             1,
-             120,
-             {},
-             true,
-             {1, 2, 3, 5, 8, 12, 20, 40, 60, 120}},
+  Plot plot(figure, PlotSize{50, 465, 240},
+            logarithmic("images of a split", 1, 120,
+                        {1, 2, 3, 5, 8, 12, 20, 40, 60, 120}),
             {"time, one device = 1", 0.4, 1.7, {}, false, {0.5, 1, 1.5}});
-  const auto words = [&](double x, double y, const std::string& text,
-                         const Stroke& stroke,
-                         Figure::Anchor anchor = Figure::Anchor::kStart) {
-    const pictures::Point at = plot.at(x, y);
-    figure.text(at.x, at.y, text, anchor, stroke.color);
-  };
+  const Stroke ink = {kInk, ""};
   const double naive = t4s.naive.mean / t4s.one.mean;
   plot.curve({{1, naive}, {120, naive}}, kOrange,
              fmt::format("in turn: {:.2f}", naive));
   plot.curve({{1, 1}, {120, 1}}, kGray, "one device: 1");
-  plot.curve(shares(t4s), kBlue);
-  plot.dots(shares(t4s), kBlue);
-  plot.curve(shares(xeon), kGreen);
-  plot.dots(shares(xeon), kGreen);
+  plot.dotted_curve(shares(t4s), kBlue);
+  plot.dotted_curve(shares(xeon), kGreen);
   for (const auto& [size, time] : xeon.splits) {
     const double share = time.mean / xeon.one.mean;
     const double error = time.deviation / xeon.one.mean;
-    const double x = size;
-    const pictures::Point low = plot.at(x, share - error),
-                          high = plot.at(x, share + error);
-    figure.line({low, high}, kGreen.color, 1.5);
-    for (const pictures::Point& end : {low, high}) {
-      figure.line({{end.x - 4, end.y}, {end.x + 4, end.y}}, kGreen.color, 1.5);
-    }
+    whiskers(figure, plot.at(size, share - error), plot.at(size, share + error),
+             kGreen.color);
   }
-  plot.dots(shares(tutorial), {pictures::kInk, ""});
-  words(3.9, 1.42, "two T4, simulated, 120 images", kBlue);
-  words(1.05, 0.62, "two cores of a Xeon, measured,", kGreen);
-  words(1.05, 0.55, "24 images, with deviations", kGreen);
-  words(15, 0.55, "PyTorch's tutorial", {pictures::kInk, ""},
-        Figure::Anchor::kMiddle);
-  words(114, 1.12,
-        fmt::format("PyTorch, in turn: {:.2f}",
-                    tutorial.naive.mean / tutorial.one.mean),
-        {pictures::kInk, ""}, Figure::Anchor::kEnd);
-  plot.labels();
+  plot.dots(shares(tutorial), ink);
+  plot.text(3.9, 1.42, "two T4, simulated, 120 images", kBlue);
+  plot.text(1.05, 0.62, "two cores of a Xeon, measured,", kGreen);
+  plot.text(1.05, 0.55, "24 images, with deviations", kGreen);
+  plot.text(15, 0.55, "PyTorch's tutorial", ink, Figure::Anchor::kMiddle);
+  plot.text(114, 1.12,
+            fmt::format("PyTorch, in turn: {:.2f}",
+                        tutorial.naive.mean / tutorial.one.mean),
+            ink, Figure::Anchor::kEnd);
   std::string details;
   for (const Experiment& each : {tutorial, t4s, xeon}) {
     for (const std::string& line : each.name) details += line + " ";
@@ -267,7 +237,7 @@ std::string sizes() {
       details += fmt::format("{:.0f}: {:.2f}; ", value.x, value.y);
     }
   }
-  return figure.svg(details);
+  return plot.svg(details);
 }
 
 // (m + 1) T_start <= T_one
@@ -295,39 +265,34 @@ std::string threshold() {
                   std::floor(most)) +
           "\nA step of ResNet-50 with 120 images on two T4, simulated",
       640);
-  const double y = Plot::row(figure, 250);
-  Plot plot(figure, {50, y, 480, 250},
-            {"splits m", 1, 40, {}, true, {1, 2, 3, 4, 6, 8, 12, 24, 40}},
+  Plot plot(figure, PlotSize{50, 480, 250},
+            logarithmic("splits m", 1, 40, {1, 2, 3, 4, 6, 8, 12, 24, 40}),
             {"time of a step", 0, 1, {"ms", 1e-3}});
   const auto words = [&](double x, double y, const std::string& text,
                          const Stroke& stroke) {
-    const pictures::Point at = plot.at(x, y);
-    figure.text(at.x, at.y, text, Figure::Anchor::kMiddle, stroke.color);
+    plot.text(x, y, text, stroke, Figure::Anchor::kMiddle);
   };
   plot.mark(most, kOrange, "");
   plot.curve({{1, one}, {40, one}}, kGray, "one device");
   plot.curve(fill, kGreen);
   plot.curve(starts, kOrange);
-  plot.curve(times, kBlue);
-  plot.dots(times, kBlue);
+  plot.dotted_curve(times, kBlue);
   plot.dots({fill.back()}, kGreen);
-  const pictures::Point at = plot.at(most / 1.02, 0.93);
-  figure.text(at.x, at.y, fmt::format("inequality: {:.1f}", most),
-              Figure::Anchor::kEnd, kOrange.color);
+  plot.text(most / 1.02, 0.93, fmt::format("inequality: {:.1f}", most), kOrange,
+            Figure::Anchor::kEnd);
   words(5, 0.45, "simulated: best with 6", kBlue);
   words(2.5, 0.28, "computing: (m + 1)/2m of one device", kGreen);
   words(corner, 0.22, fmt::format("best in theory: {:.0f}", corner), kGreen);
   words(9, 0.12,
         fmt::format("starting kernels: (m + 1) {:.2f} ms", 1e3 * start),
         kOrange);
-  plot.labels();
   std::string details = fmt::format(
       "One device takes {:.0f} ms. Simulated, by the number of splits: ",
       1e3 * one);
   for (const Value& time : times) {
     details += fmt::format("{:.0f}: {:.0f} ms; ", time.x, 1e3 * time.y);
   }
-  return figure.svg(details);
+  return plot.svg(details);
 }
 
 }  // namespace

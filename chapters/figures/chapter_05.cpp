@@ -7,20 +7,17 @@
 #include "chapters/05_gpipe/gpipe_strategy.h"
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
 
 namespace shardbook::figures::page_05 {
 namespace {
-
-using pictures::Figure;
 
 constexpr int kStages = 4;
 
 // --- The bubble --------------------------------------------------------------
 
 // Stripes from the lower left to the upper right.
-void draw_stripes(Figure& figure, const pictures::Box& at) {
+void draw_stripes(Figure& figure, const Box& at) {
   figure.box(at, "empty");
   const double right = at.x + at.width, bottom = at.y + at.height;
   std::string path;
@@ -28,26 +25,20 @@ void draw_stripes(Figure& figure, const pictures::Box& at) {
     const double from = std::max(at.x - x, 0.0);
     const double to = std::min(right - x, at.height);
     if (to <= from) continue;
-    path += fmt::format("M{} {}L{} {}", pictures::px(x + from),
-                        pictures::px(bottom - from), pictures::px(x + to),
-                        pictures::px(bottom - to));
+    path += fmt::format("M{} {}L{} {}", px(x + from), px(bottom - from),
+                        px(x + to), px(bottom - to));
   }
-  figure.line(path, pictures::kMuted);
+  figure.line(path, kMuted);
 }
-
-struct Lanes {
-  double begin = 0, pixels = 0;  // of a unit of time
-};
 
 // A lane per rank: numbered boxes, and stripes in its idle time.
 void draw_ranks(Figure& figure, const pipeline::Schedule& schedule,
-                const pipeline::Replay& replay, const Lanes& lanes) {
+                const pipeline::Replay& replay, double begin, double pixels) {
   constexpr double kRow = 24;
   for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
     const double y = figure.add_row(kRow + 3);
     const auto box = [&](double from, double to) {
-      return pictures::Box{lanes.begin + lanes.pixels * from, y,
-                           lanes.pixels * (to - from) - 1, kRow};
+      return Box{begin + pixels * from, y, pixels * (to - from) - 1, kRow};
     };
     figure.text(0, y + 16, fmt::format("rank {}", rank));
     double before = 0;
@@ -59,11 +50,10 @@ void draw_ranks(Figure& figure, const pipeline::Schedule& schedule,
       const pipeline::Span& span = replay.spans[rank][i];
       const bool is_forward = action.kind == pipeline::ActionKind::kForward;
       fill_until(span.begin);
-      const pictures::Box at = box(span.begin, span.end);
+      const Box at = box(span.begin, span.end);
       figure.box(at, is_forward ? "forward" : "backward");
-      figure.text(at.x + at.width / 2, y + 16.5,
-                  std::to_string(action.micro_batch), Figure::Anchor::kMiddle,
-                  "#ffffff");
+      figure.middle(at.x + at.width / 2, y + 16.5,
+                    std::to_string(action.micro_batch), kWhite);
       before = span.end;
     }
     fill_until(replay.makespan);
@@ -72,8 +62,7 @@ void draw_ranks(Figure& figure, const pipeline::Schedule& schedule,
 
 std::string bubble() {
   // A stage's forward of the whole batch takes 8 units
-  constexpr double kUnits = 8;
-  Lanes lanes = {50, 0};
+  constexpr double kUnits = 8, kBegin = 50;
   Figure figure(
       "With twice as many micro-batches, the bubble falls from 43 % to 27 %\n"
       "One batch through four stages; a backward takes twice as long as a "
@@ -91,33 +80,28 @@ std::string bubble() {
     costs.backward = 2 * kUnits / m;
     const pipeline::Replay replay = pipeline::replay(schedule, costs);
     longest = std::max(longest, replay.makespan);
-    lanes.pixels = (figure.width() - lanes.begin) / longest;
+    const double pixels = (figure.width() - kBegin) / longest;
     const std::string result =
         fmt::format("{} micro-batches: {:g} units of time, idle for {:.0f} %",
                     m, replay.makespan, 100 * pipeline::idle_share(replay));
     figure.heading(result);
     details += result + ". ";
-    draw_ranks(figure, schedule, replay, lanes);
+    draw_ranks(figure, schedule, replay, kBegin, pixels);
   }
-  figure.axis(lanes.begin, figure.width(), longest, {"units", 1}, "time");
+  figure.axis(kBegin, figure.width(), longest, {"units", 1}, "time");
   return figure.svg(details);
 }
 
 // --- Step time and idle share ------------------------------------------------
 
-Report run_gpipe(const std::string& options, int micro_batches) {
-  return run("05_gpipe --recompute never --partition time --micro-batches " +
-             std::to_string(micro_batches) + options);
-}
+const std::string kGpipe = "05_gpipe --recompute never --partition time";
 
 std::string pieces() {
   const std::vector<double> counts = {1, 2, 4, 8, 16, 24, 32, 48};
-  const std::string options =
-      on_shapes("dgx-a100", kStages, "gpt2-medium", 96, 512) + " --dtype bf16";
-  std::vector<Value> times;
-  for (const double m : counts) {
-    times.push_back({m, run_gpipe(options, static_cast<int>(m)).time.step_s});
-  }
+  const std::vector<Value> times =
+      sweep(kGpipe + on_shapes("dgx-a100", kStages, "gpt2-medium", 96, 512) +
+                " --dtype bf16",
+            "--micro-batches", counts, step_s);
   // The devices' work is that of one piece, the host's that of 48
   const auto turns = [](double m) { return m + kStages - 1; };
   const double work = times.front().y / kStages;
@@ -131,19 +115,16 @@ std::string pieces() {
       "The step is shortest where the bubble is small and the host keeps up\n"
       "GPT-2 medium on 4 A100; a step has 49,152 tokens",
       640);
-  const double y = Plot::row(figure, 240);
-  Plot plot(figure, {60, y, 420, 240},
-            {"micro-batches m", 1, 48, {}, true, counts},
+  Plot plot(figure, PlotSize{60, 420, 240},
+            logarithmic("micro-batches m", 1, 48, counts),
             {"a step", 0, 0.8, {"ms", 1e-3}});
   plot.curve(by_work, kGray, "bubble: (m + p - 1) / m");
   plot.curve(by_host, kOrange,
              fmt::format("host: (m + p - 1) {:.1f} ms", host / 1e-3));
-  plot.curve(times, kBlue, "simulated");
-  plot.dots(times, kBlue);
+  plot.dotted_curve(times, kBlue, "simulated");
   plot.mark(work / host, kPurple,
             fmt::format("equal at m = {:.1f}", work / host));
-  plot.labels();
-  return figure.svg(fmt::format(
+  return plot.svg(fmt::format(
       "{:.0f} ms for one micro-batch, {:.0f} ms for 16, {:.0f} ms for 48.",
       times.front().y / 1e-3, times[4].y / 1e-3, times.back().y / 1e-3));
 }
@@ -154,38 +135,33 @@ std::string threshold() {
       "Above (p - 1)(1 - x)/x micro-batches, the bubble is below the share x\n"
       "GPT-2 medium in p stages on textbook; marked: the formula for x = 20 %",
       640);
-  const double y = Plot::row(figure, 250);
-  Plot plot(figure, {50, y, 520, 250},
-            {"micro-batches m, of 8 samples each", 1, 32, {}, true},
+  Plot plot(figure, PlotSize{50, 520, 250},
+            logarithmic("micro-batches m, of 8 samples each", 1, 32),
             {"idle share of a step", 0, 0.9, {"%", 0.01}});
-  figure.line({plot.at(1, kShare), plot.at(32, kShare)}, pictures::kInk, 1,
-              "4 3");
+  plot.across(kShare, 1, "4 3");
   std::string details;
   for (const auto& [stages, stroke] :
        {std::pair(2, kGreen), std::pair(4, kBlue), std::pair(7, kOrange)}) {
-    std::vector<Value> shares;
-    for (const int m : {1, 2, 4, 8, 12, 16, 24, 32}) {
-      const std::string options =
-          on_shapes("textbook", stages, "gpt2-medium", 8 * m, 1024) +
-          " --steps 1";
-      shares.push_back(
-          {static_cast<double>(m), run_gpipe(options, m).time.idle_share});
-    }
+    const std::vector<Value> shares = sweep(
+        [&, ranks = stages](double m) {
+          return kGpipe + fmt::format(" --micro-batches {}", m) +
+                 on_shapes("textbook", ranks, "gpt2-medium", 8 * m, 1024) +
+                 " --steps 1";
+        },
+        {1, 2, 4, 8, 12, 16, 24, 32}, idle_share);
     plot.curve(shares, stroke, fmt::format("{} stages", stages));
     const double bound = (stages - 1) * (1 - kShare) / kShare;
     figure.line({plot.at(bound, 0), plot.at(bound, kShare)}, stroke.color, 1.5,
                 "4 3");
     plot.dots({{bound, kShare}}, stroke);
-    const pictures::Point at = plot.at(bound, kShare);
-    figure.text(at.x + 6, at.y - 8, fmt::format("m = {:g}", bound),
-                Figure::Anchor::kStart, stroke.color);
+    plot.text(bound, kShare, fmt::format("m = {:g}", bound), stroke,
+              Figure::Anchor::kStart, {6, -8});
     details += fmt::format(
         "{} stages idle for {:.0f} % with one, {:.1f} % "
         "with 32. ",
         stages, 100 * shares.front().y, 100 * shares.back().y);
   }
-  plot.labels();
-  return figure.svg(details);
+  return plot.svg(details);
 }
 
 }  // namespace

@@ -8,17 +8,11 @@
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
 #include "chapters/pictures/layouts.h"
 
 namespace shardbook::figures::page_06 {
 namespace {
-
-using pictures::color_of;
-using pictures::Figure;
-using pictures::kInk;
-using pictures::kMuted;
 
 pictures::NamedSchedule timed(const std::string& name, const std::string& title,
                               int p, int m) {
@@ -64,43 +58,41 @@ std::string orders() {
 }
 
 std::string trade() {
-  struct Point {
+  struct Named {
     const char *name, *title;
-    double right = 8, below = 4;  // of its label
+    Point by = {8, 4};  // of its label
     Figure::Anchor anchor = Figure::Anchor::kStart;
   };
-  const std::vector<Point> points = {
-      {"gpipe", "GPipe", -8, 4, Figure::Anchor::kEnd},
+  const std::vector<Named> all = {
+      {"gpipe", "GPipe", {-8, 4}, Figure::Anchor::kEnd},
       {"1f1b", "1F1B"},
       {"interleaved", "interleaved, v = 2"},
-      {"zb-h1", "ZB-H1", -8, 4, Figure::Anchor::kEnd},
-      {"zb-h2", "ZB-H2", 0, -10, Figure::Anchor::kMiddle},
+      {"zb-h1", "ZB-H1", {-8, 4}, Figure::Anchor::kEnd},
+      {"zb-h2", "ZB-H2", {0, -10}, Figure::Anchor::kMiddle},
       {"dualpipe", "DualPipe"}};
   Figure figure(
       "No schedule has both the fewest sets and the least idle time\n"
       "A point per schedule: 8 ranks, 16 micro-batches, equal times for F, I "
       "and W",
       640);
-  const double y = Plot::row(figure, 240);
   Plot plot(
-      figure, {50, y, 575, 240},
+      figure, PlotSize{50, 575, 240},
       {"sets of activations on the fullest rank, each of one stage", 0, 18},
       {"idle share of a rank, from its first action to its last",
        0,
        0.4,
        {"%", 0.01}});
   std::string details;
-  for (const Point& point : points) {
-    const pictures::NamedSchedule one = timed(point.name, point.title, 8, 16);
+  for (const Named& each : all) {
+    const pictures::NamedSchedule one = timed(each.name, each.title, 8, 16);
     double sets = most_sets(one.schedule);
     // A rank of DualPipe has two whole stages
     if (one.schedule.num_stages == 16) sets /= 2;  // of half a stage
     const double idle = pipeline::window_bubble(one.replay);
     plot.dots({{sets, idle}}, kBlue);
-    const pictures::Point at = plot.at(sets, idle);
     const std::string text =
-        fmt::format("{}: {:.0f} %", point.title, 100 * idle);
-    figure.text(at.x + point.right, at.y + point.below, text, point.anchor);
+        fmt::format("{}: {:.0f} %", each.title, 100 * idle);
+    plot.text(sets, idle, text, {kInk, ""}, each.anchor, each.by);
     details += fmt::format("{} with {:g} sets. ", text, sets);
   }
   return figure.svg(details);
@@ -108,24 +100,22 @@ std::string trade() {
 
 // GPT-2's width or another, one block per stage, 25 tokens per sequence.
 std::vector<Value> idle_shares(const char* schedule, int width,
-                               const std::vector<int>& samples) {
+                               const std::vector<double>& samples) {
   constexpr int kMicroBatches = 256, kTokens = 25;
   const std::string model = fmt::format(
       "{{\"n_layer\": 8, \"n_embd\": {}, \"n_head\": 4, "
       "\"n_positions\": 64, \"vocab_size\": 64}}",
       width);
-  std::vector<Value> shares;
-  for (const int each : samples) {
-    const Report report =
-        run("06_1f1b" +
-            on_shapes("textbook", 8, model, kMicroBatches * each, kTokens) +
-            fmt::format(" --steps 1 --schedule {} --micro-batches {} "
-                        "--partition type:block",
-                        schedule, kMicroBatches));
-    shares.push_back(
-        {static_cast<double>(kTokens * each), report.time.idle_share});
-  }
-  return shares;
+  return sweep(
+      [&](double each) {
+        return "06_1f1b" +
+               on_shapes("textbook", 8, model, kMicroBatches * each, kTokens) +
+               fmt::format(
+                   " --steps 1 --schedule {} --micro-batches {} "
+                   "--partition type:block",
+                   schedule, kMicroBatches);
+      },
+      samples, idle_share, kTokens);
 }
 
 std::string hidden() {
@@ -137,9 +127,8 @@ std::string hidden() {
       "ZB-H1 hides its messages from 125 tokens on, 1F1B never all of them\n"
       "8 ranks of textbook, one block per stage, 256 micro-batches",
       640);
-  const double y = Plot::row(figure, 240);
-  Plot plot(figure, {50, y, 450, 240},
-            {"tokens of a micro-batch", 25, 400, {}, true},
+  Plot plot(figure, PlotSize{50, 450, 240},
+            logarithmic("tokens of a micro-batch", 25, 400),
             {"idle share of a step", 0, 0.9, {"%", 0.01}});
   const auto narrow = idle_shares("zb-h1", 256, {1, 2, 4, 8, 16});
   const auto one = idle_shares("1f1b", 768, {1, 2, 4, 8, 16});
@@ -147,14 +136,12 @@ std::string hidden() {
   plot.mark(tokens, kBlue, fmt::format("inequality: {:.0f} tokens", tokens));
   plot.curve(narrow, kOrange, "ZB-H1, h = 256");
   plot.curve(one, kGray, "1F1B, h = 768");
-  plot.curve(zero, kBlue, "ZB-H1, h = 768");
-  plot.dots(zero, kBlue);
-  plot.labels();
+  plot.dotted_curve(zero, kBlue, "ZB-H1, h = 768");
   std::string details;
   for (const Value& value : zero) {
     details += fmt::format("{:g} tokens: {:.1f} %. ", value.x, 100 * value.y);
   }
-  return figure.svg("ZB-H1 with h = 768 idles for: " + details);
+  return plot.svg("ZB-H1 with h = 768 idles for: " + details);
 }
 
 // PipeDream's lists, and below each action the version of the weights that it
@@ -184,7 +171,7 @@ std::string versions() {
     const auto r = static_cast<std::size_t>(rank);
     const double y = figure.add_row(kRow + 24);
     figure.text(0, y + 15, fmt::format("rank {}", rank));
-    figure.text(0, y + kRow + 13, "version", Figure::Anchor::kStart, kMuted);
+    figure.text(0, y + kRow + 13, "version", kMuted);
     figure.box({kBegin, y, kUnit * replay.makespan, kRow}, "empty");
     for (std::size_t i = 0; i < schedule.actions[r].size(); ++i) {
       const pipeline::Action& action = schedule.actions[r][i];
@@ -194,12 +181,11 @@ std::string versions() {
       if (action.kind == pipeline::ActionKind::kUpdate) continue;
       const bool is_forward = action.kind == pipeline::ActionKind::kForward;
       figure.box({x, y, width, kRow}, is_forward ? "forward" : "backward");
-      figure.text(x + width / 2, y + 15, std::to_string(action.micro_batch),
-                  Figure::Anchor::kMiddle, "#ffffff");
-      figure.text(x + width / 2, y + kRow + 13,
-                  std::to_string(version(rank, action.micro_batch)),
-                  Figure::Anchor::kMiddle,
-                  color_of(is_forward ? "forward" : "backward"));
+      figure.middle(x + width / 2, y + 15, std::to_string(action.micro_batch),
+                    kWhite);
+      figure.middle(x + width / 2, y + kRow + 13,
+                    std::to_string(version(rank, action.micro_batch)),
+                    color_of(is_forward ? "forward" : "backward"));
     }
   }
   figure.axis(kBegin, kBegin + kUnit * replay.makespan, replay.makespan,

@@ -9,18 +9,12 @@
 #include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
-#include "chapters/figures/ranks.h"
 #include "chapters/figures/runs.h"
-#include "chapters/figures/shapes.h"
 #include "comm/launch.h"
 #include "core/ops.h"
 
 namespace shardbook::figures::page_07 {
 namespace {
-
-using pictures::Box;
-using pictures::Figure;
 
 // A matrix with the part of one rank in its colour.
 void draw_matrix(Figure& figure, const dtensor::Held& held, int rank,
@@ -55,21 +49,20 @@ std::string mlp() {
       640);
   const double top = figure.add_row(kRanks * kRow + 46);
   const auto middle = [&](double x, double y, const std::string& text,
-                          const std::string& color = pictures::kInk) {
-    figure.text(x, y, text, Figure::Anchor::kMiddle, color);
+                          const std::string& color = kInk) {
+    figure.middle(x, y, text, color);
   };
   for (int rank = 0; rank < kRanks; ++rank) {
     const double y = top + kRow * rank + kRow / 2 + 4;  // the middle
     const char* color = rank_color(rank);
-    figure.text(0, y + 4, fmt::format("rank {}", rank), Figure::Anchor::kStart,
-                color);
+    figure.text(0, y + 4, fmt::format("rank {}", rank), color);
     const auto step = [&](double from, double to) {
-      arrow(figure, {from, y}, {to, y}, pictures::kMuted);
+      arrow(figure, {from, y}, {to, y}, kMuted);
     };
     const auto tensor = [&](double x, double width, const char* fill) {
       figure.colored_box({x, y - kTokens / 2, width, kTokens}, fill);
     };
-    tensor(56, kH, pictures::kInk);
+    tensor(56, kH, kInk);
     step(88, 146);
     draw_matrix(figure, w1, rank, {150, y - kH / 2, 4 * kH, kH});
     step(266, 296);
@@ -79,7 +72,7 @@ std::string mlp() {
     step(426, 456);
     tensor(460, kH, color);
     step(492, 568);
-    tensor(572, kH, pictures::kInk);
+    tensor(572, kH, kInk);
   }
   const double names = top + kRanks * kRow + 18;
   struct Name {
@@ -94,14 +87,13 @@ std::string mlp() {
                             {486, "a term", "[bs, h]"},
                             {586, "y", "[bs, h]"}}}) {
     middle(each.x, names, each.name);
-    middle(each.x, names + 16, each.shape, pictures::kMuted);
+    middle(each.x, names + 16, each.shape, kMuted);
   }
   for (const auto& [x, name, does] : {std::tuple(113.0, "f", "backward"),
                                       std::tuple(530.0, "g", "forward")}) {
     figure.box({x - 8, top + 22, 16, kRanks * kRow - 30}, "comm");
-    middle(x, top + kRow + 4, name, "#ffffff");
-    middle(x, top + 14, fmt::format("all-reduce {}", does),
-           pictures::color_of("comm"));
+    middle(x, top + kRow + 4, name, kWhite);
+    middle(x, top + 14, fmt::format("all-reduce {}", does), color_of("comm"));
   }
   return figure.svg("");
 }
@@ -155,14 +147,14 @@ std::string conjugate() {
                          double right, const auto& values_of) {
     const double top = figure.add_row(142) + 22, middle = top + 46;
     const auto text = [&](double x, double y, const std::string& words,
-                          const std::string& ink = pictures::kInk) {
-      figure.text(x, y, words, Figure::Anchor::kMiddle, ink);
+                          const std::string& ink = kInk) {
+      figure.middle(x, y, words, ink);
     };
     const auto step = [&](double x0, double y0, double x1, double y1) {
       if (is_forward) {
-        arrow(figure, {x0, y0}, {x1, y1}, pictures::kMuted);
+        arrow(figure, {x0, y0}, {x1, y1}, kMuted);
       } else {
-        arrow(figure, {x1, y1}, {x0, y0}, pictures::kMuted);
+        arrow(figure, {x1, y1}, {x0, y0}, kMuted);
       }
     };
     // What all ranks have is grey
@@ -173,11 +165,10 @@ std::string conjugate() {
       } else {
         figure.colored_box(at, rank_color(rank));
       }
-      text(x, y + 4, number(value), rank < 0 ? pictures::kInk : "#ffffff");
+      text(x, y + 4, number(value), rank < 0 ? kInk : kWhite);
     };
     for (std::size_t i = 0; i < names.size(); ++i) {
-      text(std::array{kX, kHidden, kTerm, kY}[i], top - 6, names[i],
-           pictures::kMuted);
+      text(std::array{kX, kHidden, kTerm, kY}[i], top - 6, names[i], kMuted);
     }
     box(kX, middle, left, -1);
     box(kY, middle, right, -1);
@@ -201,9 +192,9 @@ std::string conjugate() {
     for (const auto& [x, name, adds] :
          {std::tuple(kF, "f", !is_forward), std::tuple(kG, "g", is_forward)}) {
       figure.box({x - 9, middle - 16, 18, 32}, adds ? "comm" : "empty");
-      text(x, middle + 4, name, adds ? "#ffffff" : pictures::kInk);
+      text(x, middle + 4, name, adds ? kWhite : kInk);
       text(x, middle + 58, adds ? "adds" : "copies",
-           adds ? pictures::color_of("comm") : pictures::kMuted);
+           adds ? color_of("comm") : kMuted);
     }
   };
   figure.heading("Forward: values, from left to right");
@@ -325,9 +316,9 @@ std::string speed() {
   plot.curve(times, kBlue, "step");
   plot.dots(times, kBlue);
   for (std::size_t i = 1; i < times.size(); ++i) {
-    const pictures::Point at = plot.at(times[i].x, times[i].y);
+    const Point at = plot.at(times[i].x, times[i].y);
     figure.text(at.x - 4, at.y - 10, fmt::format("{:.0f} %", 100 * exposed[i]),
-                Figure::Anchor::kStart, kBlue.color);
+                kBlue.color);
   }
   plot.labels();
   return figure.svg("");

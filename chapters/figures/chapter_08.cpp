@@ -8,16 +8,13 @@
 #include "chapters/08_tensor_parallel_2d/products.h"
 #include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
-#include "chapters/figures/shapes.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
 
 namespace shardbook::figures::page_08 {
 namespace {
 
-using pictures::Figure;
 using Blocks = std::set<std::pair<int, int>>;
 
 constexpr int kSide = 3;
@@ -58,7 +55,7 @@ std::string frames() {
   constexpr double kCell = 32, kInner = kCell - 3, kGrid = kSide * kCell;
   constexpr double kX = 44, kW = 184, kY = 324, kTerm = kInner / kSide;
   const Travels travels = travels_of_product();
-  const std::string purple = pictures::color_of("comm");
+  const std::string purple = color_of("comm");
   Figure figure(
       "Column k of X goes along rows, row k of W along columns\n"
       "9 ranks. A block of Y has three terms; each step adds the purple one.",
@@ -69,10 +66,10 @@ std::string frames() {
     figure.text(0, y + kGrid / 2 + 4, fmt::format("k = {}", k));
     const auto cells = [&](double left, const std::string& name,
                            const auto& draw) {
-      figure.text(left + kGrid / 2, y - 8, name, Figure::Anchor::kMiddle);
+      figure.middle(left + kGrid / 2, y - 8, name);
       for (int i = 0; i < kSide; ++i) {
         for (int j = 0; j < kSide; ++j) {
-          draw(pictures::Box{left + kCell * j, y + kCell * i, kInner, kInner},
+          draw(Box{left + kCell * j, y + kCell * i, kInner, kInner},
                std::pair(i, j));
         }
       }
@@ -98,24 +95,21 @@ std::string frames() {
     };
     const auto operand = [&](double left, const char* name, const Blocks& moved,
                              bool along_row) {
-      cells(left, name, [&](const pictures::Box& at, const auto& block) {
+      cells(left, name, [&](const Box& at, const auto& block) {
         figure.box(at, moved.count(block) > 0 ? "comm" : "empty");
       });
       travel(left, moved, along_row);
     };
     operand(kX, "X", travels.a[step], true);
     operand(kW, "W", travels.b[step], false);
-    figure.text((kX + kGrid + kW) / 2, y + kGrid / 2 + 4, "×",
-                Figure::Anchor::kMiddle);
-    figure.text((kW + kGrid + kY) / 2, y + kGrid / 2 + 4, "→",
-                Figure::Anchor::kMiddle);
+    figure.middle((kX + kGrid + kW) / 2, y + kGrid / 2 + 4, "×");
+    figure.middle((kW + kGrid + kY) / 2, y + kGrid / 2 + 4, "→");
     cells(kY, fmt::format("Y: + X(i, {0}) W({0}, j)", k),
-          [&](const pictures::Box& at, const auto&) {
+          [&](const Box& at, const auto&) {
             for (int term = 0; term < kSide; ++term) {
-              const pictures::Box part{at.x + kTerm * term, at.y, kTerm - 1,
-                                       at.height};
+              const Box part{at.x + kTerm * term, at.y, kTerm - 1, at.height};
               if (term < k) {
-                figure.colored_box(part, pictures::kInk);
+                figure.colored_box(part, kInk);
               } else {
                 figure.box(part, term == k ? "comm" : "empty");
               }
@@ -155,25 +149,22 @@ std::string trap() {
       450);
   const double top = figure.add_row(kSide * kHigh + 44) + 24;
   for (int j = 0; j < kSide; ++j) {
-    figure.text(kLeft + kWide * j + kWide / 2, top - 8,
-                fmt::format("j = {}", j), Figure::Anchor::kMiddle,
-                pictures::kMuted);
+    figure.middle(kLeft + kWide * j + kWide / 2, top - 8,
+                  fmt::format("j = {}", j), kMuted);
   }
   for (int rank = 0; rank < kSide * kSide; ++rank) {
     const summa::Place place = summa::place_of(rank, kSide);
     const InGroups& in = places[static_cast<std::size_t>(rank)];
     if (place.j == 0) {
       figure.text(0, top + kHigh * place.i + kHigh / 2 + 4,
-                  fmt::format("i = {}", place.i), Figure::Anchor::kStart,
-                  pictures::kMuted);
+                  fmt::format("i = {}", place.i), kMuted);
     }
-    const pictures::Box at{kLeft + kWide * place.j, top + kHigh * place.i,
-                           kWide - 4, kHigh - 4};
+    const Box at{kLeft + kWide * place.j, top + kHigh * place.i, kWide - 4,
+                 kHigh - 4};
     const bool in_row = place.i == own.i, in_col = place.j == own.j;
     const auto text = [&](double down, const std::string& words) {
-      figure.text(at.x + at.width / 2, at.y + down, words,
-                  Figure::Anchor::kMiddle,
-                  in_row || in_col ? "#ffffff" : pictures::kInk);
+      figure.middle(at.x + at.width / 2, at.y + down, words,
+                    in_row || in_col ? kWhite : kInk);
     };
     if (in_row && in_col) {
       figure.colored_box({at.x, at.y, at.width / 2, at.height}, kBlue.color);
@@ -196,7 +187,7 @@ std::string trap() {
   }
   const double right = kLeft + kSide * kWide + 10;
   const auto note = [&](double y, const char* words, const Stroke& stroke) {
-    figure.text(right, y, words, Figure::Anchor::kStart, stroke.color);
+    figure.text(right, y, words, stroke.color);
   };
   const double row = top + kHigh * own.i + kHigh / 2;
   note(row - 2, "ROW: fixed i,", kBlue);
@@ -261,9 +252,8 @@ std::string threshold() {
                stroke, fmt::format("{} ranks", q * q));
     const double x = 36.0 / (8 * q - 13);
     plot.dots({{x, 1}}, stroke);
-    const pictures::Point at = plot.at(x, 1);
-    figure.text(at.x - 6, at.y + 16, fmt::format("{:.2g}", x),
-                Figure::Anchor::kEnd, stroke.color);
+    const Point at = plot.at(x, 1);
+    figure.end(at.x - 6, at.y + 16, fmt::format("{:.2g}", x), stroke.color);
   }
   plot.labels();
   return figure.svg("");

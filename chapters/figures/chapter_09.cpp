@@ -10,16 +10,11 @@
 #include "chapters/08_tensor_parallel_2d/bill.h"
 #include "chapters/09_tensor_parallel_2p5d/tesseract.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
-#include "chapters/figures/ranks.h"
 #include "chapters/figures/runs.h"
 #include "comm/device_mesh.h"
 
 namespace shardbook::figures::page_09 {
 namespace {
-
-using pictures::Figure;
-using pictures::Point;
 
 // A square of ranks that lies on a table, seen from its left.
 struct Square {
@@ -34,12 +29,12 @@ struct Square {
   void draw(Figure& figure, int i, int j, const std::string& color) const {
     const Point a = corner(i, j), b = corner(i, j + 1);
     const Point c = corner(i + 1, j + 1), d = corner(i + 1, j);
-    const auto px = pictures::px;
+    const auto px = px;
     figure.colored_path(
         fmt::format("M{} {}L{} {}L{} {}L{} {}z", px(a.x), px(a.y), px(b.x),
                     px(b.y), px(c.x), px(c.y), px(d.x), px(d.y)),
         color);
-    figure.line({a, b, c, d, a}, "#ffffff", side > 2 ? 1 : 2);
+    figure.line({a, b, c, d, a}, kWhite, side > 2 ? 1 : 2);
   }
 };
 
@@ -61,13 +56,13 @@ std::string squares() {
             topology.get_rank({{"dep", k}, {"col", i}, {"row", j}});
         square.draw(figure, i, j, rank_color(kSide * i + j));
         const Point middle = square.corner(i + 0.5, j + 0.5);
-        figure.text(middle.x, middle.y + 4, fmt::format("rank {}", rank),
-                    Figure::Anchor::kMiddle, "#ffffff");
+        figure.middle(middle.x, middle.y + 4, fmt::format("rank {}", rank),
+                      kWhite);
         if (k > 0) {
           // The ranks of one block add its gradient
           figure.line(
               {{middle.x + 32, middle.y}, {middle.x + 32, middle.y + kLevel}},
-              pictures::kMuted, 1, "3 3");
+              kMuted, 1, "3 3");
         }
       }
     }
@@ -75,12 +70,10 @@ std::string squares() {
     figure.text(side.x + 44, side.y,
                 fmt::format("square {}: rows {} and {} of 4", k, kSide * k,
                             kSide * k + 1));
-    figure.text(side.x + 44, side.y + 17, "inside: the steps of 2D",
-                Figure::Anchor::kStart, pictures::kMuted);
+    figure.text(side.x + 44, side.y + 17, "inside: the steps of 2D", kMuted);
     if (k > 0) {
       figure.text(side.x + 44, side.y + 17 + kLevel / 2,
-                  "between: an all-reduce of dW", Figure::Anchor::kStart,
-                  pictures::kMuted);
+                  "between: an all-reduce of dW", kMuted);
     }
   }
   return figure.svg("");
@@ -126,15 +119,14 @@ std::string buys() {
   const double top = figure.add_row(kStacks + 24 + kBars + 96);
   const double bottom = top + kStacks + 24 + kBars;
   const auto line = [&](double y, const char* name) {
-    figure.text(0, y, name, Figure::Anchor::kStart, pictures::kMuted);
+    figure.text(0, y, name, kMuted);
   };
   line(top + kStacks / 2, "16 ranks");
   line(top + kStacks + 30, "a rank sends");
   line(top + kStacks + 46, "in a step");
   line(bottom + 18, "depth d");
   line(bottom + 36, "a rank holds");
-  figure.line({{kLeft, bottom}, {kLeft + 3 * kColumn, bottom}},
-              pictures::kMuted);
+  figure.line({{kLeft, bottom}, {kLeft + 3 * kColumn, bottom}}, kMuted);
   std::string details;
   double x = kLeft;
   for (const int d : {1, 4, 16}) {
@@ -145,7 +137,7 @@ std::string buys() {
       const Square square = {
           {x + 14, top + kStacks - 8 - level * k}, 18, 8, 8, q};
       for (int i = 0; i < q; ++i) {
-        for (int j = 0; j < q; ++j) square.draw(figure, i, j, pictures::kMuted);
+        for (int j = 0; j < q; ++j) square.draw(figure, i, j, kMuted);
       }
     }
     figure.text(x + 14, top + kStacks + 10,
@@ -165,8 +157,8 @@ std::string buys() {
       figure.box({x + 14, y - height, 40, height}, part.css_class);
       if (height > 8 && q > 1) {
         figure.text(x + 58, y - height / 2 + 4,
-                    fmt::format("{:.2f}", bytes / kGB), Figure::Anchor::kStart,
-                    pictures::color_of(part.css_class));
+                    fmt::format("{:.2f}", bytes / kGB),
+                    color_of(part.css_class));
       }
       details +=
           fmt::format("Depth {}, {}: {:.2f} GB. ", d, part.name, bytes / kGB);

@@ -6,14 +6,9 @@
 #include "chapters/10_tensor_parallel_3d/cube.h"
 #include "chapters/10_tensor_parallel_3d/tensor_parallel_comparison.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
-#include "chapters/figures/shapes.h"
 
 namespace shardbook::figures::page_10 {
 namespace {
-
-using pictures::Figure;
-using pictures::Point;
 
 // A box of the product's cube of M x K x N multiplications, drawn from the front
 // and above: rows i go down, columns j to the right, inner k into the picture.
@@ -30,17 +25,16 @@ class Solid {
   void face(const std::vector<Point>& points, const char* color) {
     std::string d;
     for (const Point& p : points) {
-      d +=
-          (d.empty() ? "M" : "L") + pictures::px(p.x) + " " + pictures::px(p.y);
+      d += (d.empty() ? "M" : "L") + px(p.x) + " " + px(p.y);
     }
     figure_.colored_path(d + "Z", color);
     std::vector<Point> closed = points;
     closed.push_back(points.front());
-    figure_.line(closed, pictures::kInk);
+    figure_.line(closed, kInk);
   }
   void outline() {
     const auto edge = [this](const Point& from, const Point& to) {
-      figure_.line({from, to}, pictures::kMuted, 1, "2 3");
+      figure_.line({from, to}, kMuted, 1, "2 3");
     };
     for (const double a : {0.0, 1.0}) {
       for (const double b : {0.0, 1.0}) {
@@ -121,22 +115,21 @@ std::string surfaces() {
 // Matrix [rows, columns] in parts, with one rank's own part and its
 // neighbour's, which it gathers or sums.
 void draw_parts(Figure& figure, const std::string& name,
-                const std::string& below, const pictures::Box& at, int rows,
-                int columns, const std::pair<int, int>& other,
+                const std::string& below, const Box& at, int rows, int columns,
+                const std::pair<int, int>& other,
                 const std::pair<int, int>& own, const char* color) {
   const double width = at.width / columns, height = at.height / rows;
   const auto part = [&](const std::pair<int, int>& place) {
-    return pictures::Box{at.x + width * place.second,
-                         at.y + height * place.first, width - 2, height - 2};
+    return Box{at.x + width * place.second, at.y + height * place.first,
+               width - 2, height - 2};
   };
-  figure.text(at.x + at.width / 2, at.y - 8, name, Figure::Anchor::kMiddle);
+  figure.middle(at.x + at.width / 2, at.y - 8, name);
   for (int i = 0; i < rows; ++i) {
     for (int j = 0; j < columns; ++j) figure.box(part({i, j}), "empty");
   }
   figure.colored_box(part(other), color);
-  named_box(figure, part(own), pictures::kInk, "own");
-  figure.text(at.x + at.width / 2, at.y + at.height + 16, below,
-              Figure::Anchor::kMiddle, color);
+  named_box(figure, part(own), kInk, "own");
+  figure.middle(at.x + at.width / 2, at.y + at.height + 16, below, color);
 }
 
 std::string cube() {
@@ -155,9 +148,9 @@ std::string cube() {
   };
   for (int a = 0; a < 2; ++a) {
     for (int b = 0; b < 2; ++b) {
-      figure.line({at(0, a, b), at(1, a, b)}, pictures::kMuted);
-      figure.line({at(a, 0, b), at(a, 1, b)}, pictures::kMuted);
-      figure.line({at(a, b, 0), at(a, b, 1)}, pictures::kMuted);
+      figure.line({at(0, a, b), at(1, a, b)}, kMuted);
+      figure.line({at(a, 0, b), at(a, 1, b)}, kMuted);
+      figure.line({at(a, b, 0), at(a, b, 1)}, kMuted);
     }
   }
   const auto neighbour = [&](int di, int dj, int dk, const char* color) {
@@ -171,15 +164,13 @@ std::string cube() {
     const cube::Place place = cube::place_of(rank, kSide);
     const Point p = at(place.i, place.j, place.k);
     named_box(figure, {p.x - 11, p.y - 11, 22, 22},
-              rank == kRank ? pictures::kInk : pictures::kMuted,
-              std::to_string(rank));
+              rank == kRank ? kInk : kMuted, std::to_string(rank));
   }
-  figure.text(at(0, 0, 0).x + kEdge / 2, at(0, 0, 0).y + 22, "i",
-              Figure::Anchor::kMiddle, kOrange.color);
-  figure.text(at(1, 0, 0).x + 28, at(1, 0, 0).y, "j", Figure::Anchor::kStart,
-              kBlue.color);
-  figure.text(at(0, 0, 0).x - 20, at(0, 0, 0).y - kEdge / 2, "k",
-              Figure::Anchor::kMiddle, kGreen.color);
+  figure.middle(at(0, 0, 0).x + kEdge / 2, at(0, 0, 0).y + 22, "i",
+                kOrange.color);
+  figure.text(at(1, 0, 0).x + 28, at(1, 0, 0).y, "j", kBlue.color);
+  figure.middle(at(0, 0, 0).x - 20, at(0, 0, 0).y - kEdge / 2, "k",
+                kGreen.color);
 
   // Rows (i, j) and columns k of X; rows (k, i) and columns j of W; rows (i, k)
   // and columns j of Y

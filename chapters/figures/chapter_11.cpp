@@ -13,18 +13,12 @@
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/program.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
-#include "chapters/figures/ranks.h"
 #include "chapters/figures/runs.h"
-#include "chapters/figures/shapes.h"
 
 namespace shardbook::figures::page_11 {
 namespace {
 
 using dtensor::Placement;
-using pictures::Box;
-using pictures::Figure;
-using pictures::Point;
 
 // The collective of a move of [n] over 4 ranks, and the share of n that a rank
 // sends.
@@ -55,14 +49,13 @@ std::string moves() {
     const double length = std::hypot(to.x - from.x, to.y - from.y);
     const double x = (to.x - from.x) / length, u = (to.y - from.y) / length;
     const std::string cost = cost_of(a, b);
-    const std::string color =
-        cost == "no message" ? pictures::kMuted : pictures::color_of("comm");
+    const std::string color = cost == "no message" ? kMuted : color_of("comm");
     // Beside the line between the two: the way back needs room
     const Point beside{-6 * u, 6 * x};
     arrow(figure, {from.x + 42 * x + beside.x, from.y + 26 * u + beside.y},
           {to.x - 42 * x + beside.x, to.y - 26 * u + beside.y}, color);
     if (label_x > 0) {
-      figure.text(label_x, label_y, cost, Figure::Anchor::kMiddle, color);
+      figure.middle(label_x, label_y, cost, color);
     }
   };
   move(at_p, at_s0, p, s0, 86, y + 52);
@@ -76,10 +69,9 @@ std::string moves() {
   move(at_r, at_s1, r, s1, 320, y + 136);
   const auto node = [&](const Point& at, const char* name, const char* text,
                         double text_y) {
-    named_box(figure, {at.x - 34, at.y - 15, 68, 30},
-              pictures::color_of("forward"), name);
-    figure.text(at.x, at.y + text_y, text, Figure::Anchor::kMiddle,
-                pictures::kMuted);
+    named_box(figure, {at.x - 34, at.y - 15, 68, 30}, color_of("forward"),
+              name);
+    figure.middle(at.x, at.y + text_y, text, kMuted);
   };
   node(at_p, "P(sum)", "terms", 30);
   node(at_r, "R", "all of it", 30);
@@ -106,8 +98,8 @@ std::string mesh_parts() {
       500);
   const double top = figure.add_row(2 * kRow);
   const auto middle = [&](double x, double y, const std::string& text,
-                          const std::string& color = pictures::kInk) {
-    figure.text(x, y, text, Figure::Anchor::kMiddle, color);
+                          const std::string& color = kInk) {
+    figure.middle(x, y, text, color);
   };
   std::string details;
   // The mesh itself
@@ -116,17 +108,17 @@ std::string mesh_parts() {
     const double x = 30 + 34.0 * (rank % 2), y = top + 44 + 34.0 * (rank / 2);
     named_box(figure, {x, y, 28, 28}, rank_color(rank), std::to_string(rank));
   }
-  arrow(figure, {30, top + 34}, {92, top + 34}, pictures::kMuted);
-  middle(104, top + 38, "tp", pictures::kMuted);
-  arrow(figure, {22, top + 44}, {22, top + 106}, pictures::kMuted);
-  middle(22, top + 122, "dp", pictures::kMuted);
+  arrow(figure, {30, top + 34}, {92, top + 34}, kMuted);
+  middle(104, top + 38, "tp", kMuted);
+  arrow(figure, {22, top + 44}, {22, top + 106}, kMuted);
+  middle(22, top + 122, "dp", kMuted);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const double x = 156 + kColumn * static_cast<double>(i % 2) + 41;
     const double y = top + kRow * static_cast<double>(i / 2);
     const dtensor::Held held = dtensor::held_by("", {4, 4}, all[i], axes);
     const std::string name = dtensor::text(all[i]);
     middle(x + kSide / 2, y + 16, name);
-    middle(x + kSide / 2, y + 32, texts[i], pictures::kMuted);
+    middle(x + kSide / 2, y + 32, texts[i], kMuted);
     details += name + ": ";
     // The ranks that have the same part share its box
     std::map<std::vector<std::int64_t>, std::vector<int>> parts;
@@ -152,7 +144,7 @@ std::string mesh_parts() {
       }
       middle(at.x + at.width / 2, at.y + at.height / 2 + 4,
              fmt::format("{}", fmt::join(ranks, ", ")),
-             ranks.size() == 1 ? "#ffffff" : pictures::kInk);
+             ranks.size() == 1 ? kWhite : kInk);
       details += fmt::format("rows {} to {}, columns {} to {} on ranks {}. ",
                              part[0], part[0] + part[1] - 1, part[2],
                              part[2] + part[3] - 1, fmt::join(ranks, " and "));

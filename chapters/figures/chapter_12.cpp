@@ -10,8 +10,6 @@
 #include "chapters/12_sequence_parallel/sequence_strategy.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
-#include "chapters/figures/ranks.h"
 #include "chapters/figures/runs.h"
 #include "core/attention_block.h"
 
@@ -19,8 +17,6 @@ namespace shardbook::figures::page_12 {
 namespace {
 
 namespace sp = sequence_parallel;
-using pictures::Box;
-using pictures::Figure;
 
 constexpr std::array<sp::Layout, 3> kLayouts = {
     sp::Layout::kContiguous, sp::Layout::kZigzag, sp::Layout::kStriped};
@@ -65,8 +61,7 @@ std::string mask() {
         pairs += pairs_in_step(layout, rank, step, kRanks, kTokens);
       }
       const double y = top + 26 + kTokens * kCell + 18 * rank;
-      figure.text(left, y + 13, fmt::format("rank {}", rank),
-                  Figure::Anchor::kStart, rank_color(rank));
+      rank_name(figure, left, y + 13, rank);
       figure.colored_box({left + 44, y + 2, 1.5 * pairs, 13}, rank_color(rank));
       figure.text(left + 48 + 1.5 * pairs, y + 13, fmt::format("{:g}", pairs));
     }
@@ -91,11 +86,9 @@ std::string ring() {
     figure.text(left, top + 14, fmt::format("step {}", step));
     for (int rank = 0; rank < kRanks; ++rank) {
       const double y = top + 40 + kCell * rank;
-      figure.text(left + kLeft + kCell * rank + kCell / 2, top + 34,
-                  fmt::format("{}", rank), Figure::Anchor::kMiddle,
-                  rank_color(rank));
-      figure.text(left, y + 19, fmt::format("rank {}", rank),
-                  Figure::Anchor::kStart, rank_color(rank));
+      figure.middle(left + kLeft + kCell * rank + kCell / 2, top + 34,
+                    fmt::format("{}", rank), rank_color(rank));
+      rank_name(figure, left, y + 19, rank);
       for (int before = 0; before <= step; ++before) {
         const int source = sp::source_at(rank, before, kRanks);
         const double x = left + kLeft + kCell * source;
@@ -119,10 +112,9 @@ std::string ring() {
       }
       const int held = sp::source_at(rank, step, kRanks);
       figure.text(left + kLeft + kRanks * kCell + 8, y + 19, "has keys",
-                  Figure::Anchor::kStart, pictures::kMuted);
+                  kMuted);
       figure.text(left + kLeft + kRanks * kCell + 60, y + 19,
-                  fmt::format("{}", held), Figure::Anchor::kStart,
-                  rank_color(held));
+                  fmt::format("{}", held), rank_color(held));
     }
   }
   return figure.svg("");
@@ -156,8 +148,7 @@ std::string steps() {
     figure.text(left, top + 14, sp::layout_name(kLayouts[l]));
     for (int step = 0; step < kRanks; ++step) {
       const double y = top + 26 + kStep * step;
-      figure.text(left, y + 22, fmt::format("{}", step), Figure::Anchor::kStart,
-                  pictures::kMuted);
+      figure.text(left, y + 22, fmt::format("{}", step), kMuted);
       double most = 0;
       for (int rank = 0; rank < kRanks; ++rank) {
         const double pairs =
@@ -168,7 +159,7 @@ std::string steps() {
         most = std::max(most, pairs);
       }
       const double end = left + 16 + kUnit * most;
-      figure.line({{end, y - 3}, {end, y + kRanks * kBar + 2}}, pictures::kInk);
+      figure.line({{end, y - 3}, {end, y + kRanks * kBar + 2}}, kInk);
       figure.text(end + 4, y + 22, fmt::format("{:g}", most));
     }
     figure.text(left + 16, top + 26 + kRanks * kStep + 12,
@@ -176,7 +167,7 @@ std::string steps() {
   }
   figure.text(0, figure.add_row(18) + 13,
               "at the left: the step; bars: ranks 0 to 3, from the top",
-              Figure::Anchor::kStart, pictures::kMuted);
+              kMuted);
   return figure.svg("");
 }
 

@@ -13,16 +13,12 @@
 #include "chapters/common/run/program.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
-#include "chapters/figures/ranks.h"
 #include "chapters/figures/runs.h"
 #include "comm/device_mesh.h"
 #include "core/ops.h"
 
 namespace shardbook::figures::page_13 {
 namespace {
-
-using pictures::Figure;
 
 // Gates drawn at random; all tokens lean towards expert 0.
 moe::GateValues random_gates(std::int64_t tokens, std::int64_t experts,
@@ -69,10 +65,10 @@ std::string slots() {
       500);
   constexpr double kHeight = kRow * kRanks * kTokens + 42;
   const double top = figure.add_row(kHeight + 36) + 34;
-  figure.text(kTokenX + kBox / 2, top - 18, "tokens", Figure::Anchor::kMiddle);
-  figure.text((kTokenX + kBox + kSlotX) / 2, top - 18, "all-to-all",
-              Figure::Anchor::kMiddle, pictures::color_of("comm"));
-  figure.text(kSlotX + kBox / 2, top - 18, "slots", Figure::Anchor::kMiddle);
+  figure.middle(kTokenX + kBox / 2, top - 18, "tokens");
+  figure.middle((kTokenX + kBox + kSlotX) / 2, top - 18, "all-to-all",
+                color_of("comm"));
+  figure.middle(kSlotX + kBox / 2, top - 18, "slots");
   const auto token_y = [&](int rank, int token) {
     return top + kRow * (rank * kTokens + token) + 30 * rank;
   };
@@ -94,8 +90,7 @@ std::string slots() {
     frame(0, kTokenX + kBox + 8, from, to, rank);
     frame(kSlotX - 8, figure.width() - 2, from, to, rank);
     for (const double x : {8.0, figure.width() - 54}) {
-      figure.text(x, from + 18, fmt::format("rank {}", rank),
-                  Figure::Anchor::kStart, rank_color(rank));
+      rank_name(figure, x, from + 18, rank);
     }
   }
   for (int expert = 0; expert < kExperts; ++expert) {
@@ -116,14 +111,12 @@ std::string slots() {
       const std::string name = fmt::format("t{}", rank * kTokens + token);
       const auto box = [&](double x, double y) {
         figure.colored_box({x, y, kBox, kRow - 2}, rank_color(rank));
-        figure.text(x + kBox / 2, y + 13, name, Figure::Anchor::kMiddle,
-                    "#ffffff");
+        figure.middle(x + kBox / 2, y + 13, name, kWhite);
       };
       box(kTokenX, y);
       const auto expert = static_cast<int>(routing.expert[t]);
       if (routing.slot[t] < 0) {
-        figure.text(kTokenX - 8, y + 13, "dropped", Figure::Anchor::kEnd,
-                    pictures::kMuted);
+        figure.end(kTokenX - 8, y + 13, "dropped", kMuted);
         continue;
       }
       const double to = slot_y(expert, rank, routing.slot[t]);
@@ -213,23 +206,20 @@ std::string balance() {
       }
       // Inside the bar where the even line is just above it
       const bool is_inside = value > 0.5 && value <= 1;
-      figure.text(x + kColumn / 2, y_of(value) + (is_inside ? 14 : -5),
-                  fmt::format("{:.2f}", value), Figure::Anchor::kMiddle,
-                  is_inside ? "#ffffff" : pictures::kInk);
+      figure.middle(x + kColumn / 2, y_of(value) + (is_inside ? 14 : -5),
+                    fmt::format("{:.2f}", value), is_inside ? kWhite : kInk);
       details += fmt::format(" {:.2f}", value);
     }
     details += ". ";
     const double right = kLeft + kColumn * 8;
-    figure.line({{kLeft, y_of(1)}, {right, y_of(1)}}, pictures::kInk, 1.5,
-                "6 4");
-    figure.line({{kLeft, bottom}, {right, bottom}}, pictures::kMuted, 1);
+    figure.line({{kLeft, y_of(1)}, {right, y_of(1)}}, kInk, 1.5, "6 4");
+    figure.line({{kLeft, bottom}, {right, bottom}}, kMuted, 1);
     figure.text(right + 6, y_of(1) + 4, "even");
   }
   const double y = figure.add_row(18) + 12;
-  figure.text(0, y, "expert", Figure::Anchor::kStart, pictures::kMuted);
+  figure.text(0, y, "expert", kMuted);
   for (int e = 0; e < 8; ++e) {
-    figure.text(kLeft + kColumn * (e + 0.5), y, std::to_string(e),
-                Figure::Anchor::kMiddle);
+    figure.middle(kLeft + kColumn * (e + 0.5), y, std::to_string(e));
   }
   return figure.svg(details);
 }
@@ -329,7 +319,7 @@ std::string threshold() {
              0,
              1,
              {"%", 0.01}});
-  figure.line({plot.at(64, 0.5), plot.at(4096, 0.5)}, pictures::kInk, 1, "4 3");
+  figure.line({plot.at(64, 0.5), plot.at(4096, 0.5)}, kInk, 1, "4 3");
   std::string details;
   for (const Case& each : cases) {
     const bool is_textbook = each.cluster == "textbook";

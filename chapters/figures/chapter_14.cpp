@@ -12,18 +12,12 @@
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/common/run/program.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
-#include "chapters/figures/ranks.h"
 #include "chapters/figures/runs.h"
-#include "chapters/figures/shapes.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
 
 namespace shardbook::figures::page_14 {
 namespace {
-
-using pictures::Figure;
-using pictures::Point;
 
 // The bytes that rank 0 sends over each group in one step.
 std::map<std::string, double> sent_by_group(const Options& options,
@@ -89,20 +83,17 @@ std::string cube() {
       figure.line({at(pair[0]), at(pair[1])}, axis.stroke.color,
                   std::max(1.5, std::round(100 * bytes / most) / 10));
     }
-    figure.text(kBars - 26, row + 13, axis.name, Figure::Anchor::kStart,
-                axis.stroke.color);
+    figure.text(kBars - 26, row + 13, axis.name, axis.stroke.color);
     figure.colored_box({kBars, row, kLongest * bytes / most, 18},
                        axis.stroke.color);
     figure.text(kBars + 6 + kLongest * bytes / most, row + 13,
                 fmt::format("{:.0f} KiB", bytes / 1024));
-    figure.text(kBars, row + 34, axis.does, Figure::Anchor::kStart,
-                pictures::kMuted);
+    figure.text(kBars, row + 34, axis.does, kMuted);
     row += 56;
   }
   for (int rank = 0; rank < options.world_size; ++rank) {
     const Point p = at(rank);
-    named_box(figure, {p.x - 11, p.y - 11, 22, 22}, pictures::kInk,
-              std::to_string(rank));
+    named_box(figure, {p.x - 11, p.y - 11, 22, 22}, kInk, std::to_string(rank));
   }
   return figure.svg("");
 }
@@ -184,12 +175,11 @@ std::string sums() {
   for (const int stage : {0, 1}) {
     figure.text(x_of(4 * stage), head, fmt::format("stage {}", stage));
   }
-  figure.text(0, head + 18, "rank", Figure::Anchor::kStart, pictures::kMuted);
-  figure.text(450, head + 18, "over", Figure::Anchor::kMiddle,
-              pictures::kMuted);
+  figure.text(0, head + 18, "rank", kMuted);
+  figure.middle(450, head + 18, "over", kMuted);
   for (int rank = 0; rank < 8; ++rank) {
-    figure.text(x_of(rank) + kSize / 2 - 1, head + 18, std::to_string(rank),
-                Figure::Anchor::kMiddle, pictures::kMuted);
+    figure.middle(x_of(rank) + kSize / 2 - 1, head + 18, std::to_string(rank),
+                  kMuted);
   }
   for (const Row& row : rows) {
     const double y = figure.add_row(kSize + 8);
@@ -203,11 +193,10 @@ std::string sums() {
       const int letter = letters.at(first[static_cast<std::size_t>(rank)]);
       figure.colored_box({x_of(rank), y, kSize - 2, kSize - 2},
                          rank_color(letter));
-      figure.text(x_of(rank) + kSize / 2 - 1, y + 16,
-                  std::string(1, static_cast<char>('A' + letter)),
-                  Figure::Anchor::kMiddle, "#ffffff");
+      figure.middle(x_of(rank) + kSize / 2 - 1, y + 16,
+                    std::string(1, static_cast<char>('A' + letter)), kWhite);
     }
-    figure.text(450, y + 17, row.sums, Figure::Anchor::kMiddle);
+    figure.middle(450, y + 17, row.sums);
   }
   return figure.svg("");
 }
@@ -306,9 +295,8 @@ std::string legal() {
   }
   const double stages = figure.add_row(18) + 13;
   for (int column = 0; column < 12; ++column) {
-    figure.text(x_of(column) + kCell / 2 - 1, stages,
-                std::to_string(column % 4), Figure::Anchor::kMiddle,
-                pictures::kMuted);
+    figure.middle(x_of(column) + kCell / 2 - 1, stages,
+                  std::to_string(column % 4), kMuted);
   }
   std::istringstream lines(hybrid::combinations_text());
   std::string line;
@@ -328,8 +316,7 @@ std::string legal() {
       figure.box({x_of(column), y, kCell - 2, kRow - 2},
                  is_legal ? "optimizer" : "empty");
       if (is_legal) continue;
-      figure.text(x_of(column) + kCell / 2 - 1, y + 13, word,
-                  Figure::Anchor::kMiddle, pictures::kMuted);
+      figure.middle(x_of(column) + kCell / 2 - 1, y + 13, word, kMuted);
     }
   }
   return figure.svg("");

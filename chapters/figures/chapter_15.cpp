@@ -14,18 +14,13 @@
 #include "chapters/15_engine/strategies.h"
 #include "chapters/common/run/program.h"
 #include "chapters/common/run/textbook.h"
-#include "chapters/figures/lane.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/plot.h"
 #include "chapters/figures/runs.h"
+#include "chapters/pictures/lanes.h"
 #include "comm/device_mesh.h"
 
 namespace shardbook::figures::page_15 {
 namespace {
-
-using pictures::Figure;
-using pictures::kInk;
-using pictures::kMuted;
 
 Report train(const std::string& json, const std::string& options) {
   return run("15_engine --config '" + json + "'" + options);
@@ -40,7 +35,7 @@ std::string config_of(const std::string& lines) {
 }
 
 std::string configs() {
-  constexpr double kBegin = 215, kLane = 15, kLine = 16;
+  constexpr double kLane = 15, kLine = 16;
   const std::vector<std::string> all = {
       "\"zero_optimization\":\n  {\"stage\": 2}",
       "\"pipeline\": {\"stages\": 4},\n\"gradient_accumulation_steps\": 8",
@@ -64,7 +59,7 @@ std::string configs() {
         on_shapes("dgx-a100", 4, "gpt2-medium", 32, 1024) + " --no-fold"));
     longest = std::max(longest, runs.back().time.step_s);
   }
-  const double pixels = (figure.width() - kBegin) / longest;
+  Lanes lanes(figure, 215, figure.width(), longest);
   std::string details;
   for (std::size_t i = 0; i < all.size(); ++i) {
     const double top = figure.add_row(4 * kLane + 26) + 12;
@@ -80,14 +75,13 @@ std::string configs() {
       for (const sim::RankGroup& group : view.groups) {
         const auto& all = group.ranks;
         if (std::find(all.begin(), all.end(), rank) == all.end()) continue;
-        draw_lane(figure, group.timeline, "compute",
-                  {kBegin, top + kLane * rank, pixels * view.step_s, kLane - 2},
-                  pixels);
+        lanes.draw(group.timeline, "compute", view.step_s, top + kLane * rank,
+                   kLane - 2);
       }
     }
     details += fmt::format("{:.0f} ms. ", 1e3 * view.step_s);
   }
-  figure.axis(kBegin, figure.width(), longest, {"ms", 1e-3}, "");
+  lanes.axis({"ms", 1e-3}, "");
   return figure.svg(details);
 }
 
@@ -117,7 +111,6 @@ std::string network_of(const sim::RankTimeline& timeline) {
 }
 
 std::string contract() {
-  constexpr double kBegin = 60;
   Figure figure(
       "Stage 1 sends once, stage 2 per backward, stage 3 in every pass\n"
       "One step of GPT-2 with four micro-batches, on 8 ranks of the cluster "
@@ -134,7 +127,7 @@ std::string contract() {
                          on_shapes("textbook", 8, "gpt2", 64, 1024)));
     longest = std::max(longest, runs.back().time.step_s);
   }
-  const double pixels = (figure.width() - kBegin) / longest;
+  Lanes lanes(figure, 60, figure.width(), longest);
   std::string details;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const sim::RankTimeline step = first_rank(runs[i]);
@@ -143,17 +136,10 @@ std::string contract() {
         fmt::format("stage {}: {:.1f} ms", i + 1, 1e3 * length);
     details += result + ". ";
     figure.heading(result);
-    const auto lane = [&](const char* name, const std::string& queue,
-                          double height) {
-      const double y = figure.add_row(height + 3);
-      figure.text(0, y + height / 2 + 4, name);
-      draw_lane(figure, step, queue, {kBegin, y, pixels * length, height},
-                pixels);
-    };
-    lane("compute", "compute", 20);
-    lane("network", network_of(step), 16);
+    lanes.queue("compute", step, "compute", length, 20);
+    lanes.queue("network", step, network_of(step), length, 16);
   }
-  figure.axis(kBegin, figure.width(), longest, {"ms", 1e-3}, "time");
+  lanes.axis({"ms", 1e-3});
   return figure.svg(details);
 }
 
@@ -201,26 +187,20 @@ std::string choice() {
       "GPT-2 XL in f32, 320 sequences of 175 tokens per step, on 8 ranks of "
       "the cluster textbook",
       520);
-  const double y = Plot::row(figure, 240);
-  Plot plot(figure, {50, y, 400, 240},
-            {"gradient_accumulation_steps", 1, 40, {}, true},
+  Plot plot(figure, PlotSize{50, 400, 240},
+            logarithmic("gradient_accumulation_steps", 1, 40),
             {"time of a step", 0, 2, {"ms", 1e-3}});
   plot.mark(limit, kBlue, fmt::format("inequality: {:.0f}", limit));
-  const auto text = [&](double m, double seconds, const std::string& words,
-                        const pictures::Stroke& stroke) {
-    const pictures::Point at = plot.at(m, seconds);
-    figure.text(at.x + 7, at.y, words, Figure::Anchor::kStart, stroke.color);
+  const auto name = [&](const Value& last, const std::string& words,
+                        const Stroke& stroke) {
+    plot.text(last.x, last.y, words, stroke, Figure::Anchor::kStart, {7, 0});
   };
-  plot.curve(zero2, kGold);
-  plot.dots(zero2, kGold);
-  text(zero2.back().x, zero2.back().y, "ZeRO-2", kGold);
+  plot.dotted_curve(zero2, kGold);
+  name(zero2.back(), "ZeRO-2", kGold);
   plot.curve(zero1, kGreen, "ZeRO-1");
-  plot.curve(stages, kOrange, "8 stages");
-  plot.dots(stages, kOrange);
-  plot.curve(zero3, kBlue);
-  plot.dots(zero3, kBlue);
-  text(zero3.back().x, zero3.back().y, "ZeRO-3, max_reuse_distance 0", kBlue);
-  plot.labels();
+  plot.dotted_curve(stages, kOrange, "8 stages");
+  plot.dotted_curve(zero3, kBlue);
+  name(zero3.back(), "ZeRO-3, max_reuse_distance 0", kBlue);
   std::string details = fmt::format("ZeRO-1: {:.0f} ms. ", 1e3 * zero1[0].y);
   for (const auto& [name, values] :
        {std::pair("ZeRO-3", zero3), std::pair("8 stages", stages)}) {
@@ -229,7 +209,7 @@ std::string choice() {
                              1e3 * value.y);
     }
   }
-  return figure.svg(details);
+  return plot.svg(details);
 }
 
 // --- Batches of a script for one process -------------------------------------
@@ -266,22 +246,21 @@ std::string deal() {
                  is_again ? "exposed" : "forward");
       const std::string range =
           fmt::format("{} to {}", batches[i].front(), batches[i].back());
-      figure.text(x + (kColumn - 12) / 2, y + 16, range,
-                  Figure::Anchor::kMiddle, "#ffffff");
+      figure.middle(x + (kColumn - 12) / 2, y + 16, range, kWhite);
       if (is_again) details += "Process 3 reads " + range + " again. ";
     }
   }
   for (std::size_t i = 0; i < rounds; ++i) {
-    figure.text(kBegin + kColumn * static_cast<double>(i) + (kColumn - 12) / 2,
-                top + 16, fmt::format("round {}", i + 1),
-                Figure::Anchor::kMiddle, kMuted);
+    figure.middle(
+        kBegin + kColumn * static_cast<double>(i) + (kColumn - 12) / 2,
+        top + 16, fmt::format("round {}", i + 1), kMuted);
   }
   const double bottom = figure.add_row(28);
   const auto window = [&](double from, double to, const std::string& text) {
     const double left = kBegin + kColumn * from;
     const double right = kBegin + kColumn * to - 12;
     figure.line({{left, bottom + 4}, {right, bottom + 4}}, kInk, 2);
-    figure.text((left + right) / 2, bottom + 20, text, Figure::Anchor::kMiddle);
+    figure.middle((left + right) / 2, bottom + 20, text);
   };
   window(0, 2, "window 1: an update");
   window(2, 3, "window 2: counts half");

@@ -5,19 +5,16 @@
 #include <utility>
 
 #include "chapters/figures/pages.h"
-#include "chapters/pictures/figure.h"
 
 namespace shardbook::figures {
 namespace {
-
-using pictures::color_of;
 
 // A colour of light pages, and the one in its place on dark pages, as in
 // chapters/table/report.css: tests/figures compares them.
 std::vector<std::pair<std::string, std::string>> dark_colors() {
   return {{"#ffffff", "#14161a"},
-          {pictures::kInk, "#e6e8ea"},
-          {pictures::kMuted, "#a6adb5"},
+          {kInk, "#e6e8ea"},
+          {kMuted, "#a6adb5"},
           {"#d8dbdf", "#343a42"},
           {color_of("empty"), "#2a2f36"},
           {color_of("forward"), "#6aa9ee"},

@@ -4,14 +4,12 @@
 
 #include <algorithm>
 
-#include "chapters/figures/lane.h"
 #include "chapters/figures/pages.h"
 #include "chapters/figures/runs.h"
+#include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_overview {
 namespace {
-
-using pictures::Figure;
 
 std::string overview() {
   struct Way {
@@ -32,7 +30,7 @@ std::string overview() {
       {"Zero bubble",
        on_ranks(4, "06_1f1b --micro-batches 8 --schedule zb-h2")}};
 
-  constexpr double kBegin = 130, kLane = 11;
+  constexpr double kLane = 11;
   const double longest = ways[0].report.time.step_s;
   Figure figure(
       "One step of the same training, by one device and by four\n"
@@ -46,29 +44,25 @@ std::string overview() {
                  {"bubble", "waits"},
                  {"empty", "idle"}});
   figure.add_row(6);
-  const double pixels = (figure.width() - kBegin) / longest;
+  Lanes lanes(figure, 130, figure.width(), longest);
   std::string details;
   for (const auto& [name, report] : ways) {
     const sim::StepView view = sim::last_step(report.timelines);
     const double length = report.time.step_s;
-    const auto lanes = static_cast<std::size_t>(name == ways[0].name ? 1 : 4);
-    const double top = figure.add_row(
-        std::max(static_cast<double>(lanes) * (kLane + 1), 28.0) + 10);
+    const std::size_t devices = name == ways[0].name ? 1 : 4;
+    const double top = figure.add_row(devices == 1 ? 38 : 4 * kLane + 14);
     figure.text(0, top + 11, name);
-    figure.text(0, top + 26, fmt::format("{:.0f} ms", 1e3 * length),
-                Figure::Anchor::kStart, pictures::kMuted);
+    figure.text(0, top + 26, fmt::format("{:.0f} ms", 1e3 * length), kMuted);
     details += fmt::format("{} {:.0f} ms. ", name, 1e3 * length);
-    for (std::size_t lane = 0; lane < lanes; ++lane) {
+    for (std::size_t i = 0; i < devices; ++i) {
       // Ranks of which only the first ran do all the same
       const sim::RankGroup& group =
-          view.groups[std::min(lane, view.groups.size() - 1)];
-      draw_lane(figure, group.timeline, "compute",
-                {kBegin, top + static_cast<double>(lane) * (kLane + 1),
-                 pixels * length, kLane},
-                pixels);
+          view.groups[std::min(i, view.groups.size() - 1)];
+      lanes.draw(group.timeline, "compute", length,
+                 top + static_cast<double>(i) * (kLane + 1), kLane);
     }
   }
-  figure.axis(kBegin, figure.width(), longest, {"ms", 1e-3}, "time");
+  lanes.axis({"ms", 1e-3});
   return figure.svg(details);
 }
 

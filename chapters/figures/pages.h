@@ -1,12 +1,16 @@
 #pragma once
 
-// The figures of each page, for figures.cpp.
+// The figures of each page, for figures.cpp, and what they are drawn with.
 
 #include <vector>
 
 #include "chapters/figures/figures.h"
+#include "chapters/pictures/plot.h"
+#include "chapters/pictures/shapes.h"
 
 namespace shardbook::figures {
+
+using namespace pictures;
 
 // One namespace for each page
 namespace page_overview {

@@ -6,15 +6,13 @@
 #include <cmath>
 #include <mutex>
 
-#include "chapters/figures/ranks.h"
+#include "chapters/pictures/shapes.h"
 #include "comm/launch.h"
 
 namespace shardbook::figures {
 namespace {
 
-using pictures::Figure;
-using pictures::Point;
-using pictures::px;
+using namespace pictures;
 
 // Which piece a number is of, and the ranks that it sums, as bits.
 struct Content {
@@ -110,28 +108,16 @@ void draw_pieces(Figure& figure, const Pieces& pieces, double x, double y) {
     const auto [piece, ranks] = content_of(pieces[i]);
     const bool is_sum = ranks == 15;
     const std::string color =
-        is_sum ? pictures::kInk
+        is_sum ? kInk
                : rank_color(static_cast<int>(std::log2(std::max(ranks, 1u))));
     const double left =
         x + kPiece * (pieces.size() == 1 ? piece : static_cast<double>(i));
     figure.colored_box({left, y, kPiece - 1, kPiece - 1}, color);
-    figure.text(left + (kPiece - 1) / 2, y + 13,
-                std::string(1, static_cast<char>((is_sum ? 'A' : 'a') + piece)),
-                Figure::Anchor::kMiddle, "#ffffff");
+    figure.middle(
+        left + (kPiece - 1) / 2, y + 13,
+        std::string(1, static_cast<char>((is_sum ? 'A' : 'a') + piece)),
+        kWhite);
   }
-}
-
-void draw_arrow(Figure& figure, const Point& from, const Point& to) {
-  constexpr double kHead = 7, kHalf = 4.5;
-  const double length = std::hypot(to.x - from.x, to.y - from.y);
-  const double dx = (to.x - from.x) / length, dy = (to.y - from.y) / length;
-  const Point neck = {to.x - kHead * dx, to.y - kHead * dy};
-  figure.line({from, neck}, pictures::kInk, 2);
-  figure.colored_path(
-      fmt::format("M{} {}L{} {}L{} {}z", px(to.x), px(to.y),
-                  px(neck.x - kHalf * dy), px(neck.y + kHalf * dx),
-                  px(neck.x + kHalf * dy), px(neck.y - kHalf * dx)),
-      pictures::kInk);
 }
 
 std::vector<Frame> frames_of(
@@ -173,9 +159,8 @@ void draw_frames(Figure& figure, const std::vector<Frame>& frames,
     if (f % 3 == 0) top = figure.add_row(kRow);
     figure.text(left, top + 14, titles[f]);
     for (int p = 0; p < 4; ++p) {
-      figure.text(left + kPlace * p + kCell / 2, top + 32,
-                  std::string(1, "abcd"[p]), Figure::Anchor::kMiddle,
-                  pictures::kMuted);
+      figure.middle(left + kPlace * p + kCell / 2, top + 32,
+                    std::string(1, "abcd"[p]), kMuted);
     }
     const auto y_of = [&](int rank) {
       return top + 40 + rank * (kHeight + kGap);
@@ -194,14 +179,14 @@ void draw_frames(Figure& figure, const std::vector<Frame>& frames,
            (kPlace - kCell)) /
               2 +
           side;
-      draw_arrow(figure, {x, y_of(message.from) + (is_down ? kHeight + 2 : -2)},
-                 {x, y_of(message.to) + (is_down ? -1 : kHeight + 1)});
+      thick_arrow(figure,
+                  {x, y_of(message.from) + (is_down ? kHeight + 2 : -2)},
+                  {x, y_of(message.to) + (is_down ? -1 : kHeight + 1)});
     }
     for (int rank = 0; rank < kPieceRanks; ++rank) {
       const double y = y_of(rank);
       if (f % 3 == 0) {
-        figure.text(0, y + 13, fmt::format("rank {}", rank),
-                    Figure::Anchor::kStart, rank_color(rank));
+        rank_name(figure, 0, y + 13, rank);
       }
       for (int p = 0; p < 4; ++p) {
         const unsigned ranks =
@@ -222,13 +207,13 @@ void draw_frames(Figure& figure, const std::vector<Frame>& frames,
       figure.line(fmt::format("M{} {}h{}v{}h{}z", px(x_of(message.first) - 1),
                               px(y_of(message.from) - 1), px(width),
                               px(kHeight + 2), px(-width)),
-                  pictures::kInk, 2);
+                  kInk, 2);
     }
     figure.text(left, y_of(kPieceRanks) + 3,
                 sent == 0   ? "sent: 0"
                 : sent == 1 ? "sent: n/4"
                             : fmt::format("sent: {}n/4", sent),
-                Figure::Anchor::kStart, pictures::kMuted);
+                kMuted);
     if (!frame.messages.empty()) sent += frame.messages[0].count;
   }
 }

@@ -33,10 +33,6 @@ void draw_pieces(pictures::Figure& figure, const Pieces& pieces, double x,
 /// The side of a place of draw_pieces.
 constexpr double kPiece = 18;
 
-/// An arrow along an axis, with its tip at `to`.
-void draw_arrow(pictures::Figure& figure, const pictures::Point& from,
-                const pictures::Point& to);
-
 /// Ranks swap messages at the same time.
 struct Message {
   int from = 0, to = 0;

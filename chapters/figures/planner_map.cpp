@@ -6,13 +6,10 @@
 
 #include "chapters/common/models/models.h"
 #include "chapters/figures/pages.h"
-#include "chapters/pictures/figure.h"
 #include "chapters/planner/search.h"
 
 namespace shardbook::figures::page_which {
 namespace {
-
-using pictures::Figure;
 
 planner::PlanRequest request_for(const std::string& model, int devices,
                                  std::int64_t batch) {
@@ -40,10 +37,10 @@ std::string map() {
   const double names = figure.add_row(22) + 14;
   const std::vector<int> all_devices = {1, 8, 64, 512};
   for (std::size_t c = 0; c < all_devices.size(); ++c) {
-    figure.text(kName + kCell * (static_cast<double>(c) + 0.5), names,
-                fmt::format("{} device{}", all_devices[c],
-                            all_devices[c] == 1 ? "" : "s"),
-                Figure::Anchor::kMiddle, pictures::kMuted);
+    figure.middle(kName + kCell * (static_cast<double>(c) + 0.5), names,
+                  fmt::format("{} device{}", all_devices[c],
+                              all_devices[c] == 1 ? "" : "s"),
+                  kMuted);
   }
   for (const Model& model : {Model{"gpt-1.3b", 512}, Model{"gpt-13b", 1024},
                              Model{"gpt-70b", 1024}}) {
@@ -57,8 +54,7 @@ std::string map() {
       const planner::PlanResult result =
           planner::search(request, {/*top=*/1, /*prunes=*/true});
       if (result.best.empty()) {
-        figure.text(x + 8, y + 18, "nothing fits", Figure::Anchor::kStart,
-                    pictures::kMuted);
+        figure.text(x + 8, y + 18, "nothing fits", kMuted);
         continue;
       }
       const planner::Prediction& best = result.best[0];

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "chapters/programs/programs.h"
+#include "chapters/programs/sweep.h"
 #include "sim/timeline_step.h"
 
 namespace shardbook::figures {

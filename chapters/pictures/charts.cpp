@@ -84,7 +84,7 @@ Picture curves(const std::string& title, const std::vector<Series>& series,
   high += margin;
 
   Figure figure(title);
-  figure.text(0, figure.add_row(16) + 10, what, Figure::Anchor::kStart, kMuted);
+  figure.text(0, figure.add_row(16) + 10, what, kMuted);
   const Box at{kBegin, figure.add_row(kHeight + 4),
                figure.width() - kBegin - widest(names) - 10, kHeight};
   figure.lines_across(at, low, high, unit);
@@ -160,14 +160,14 @@ Picture curve(const std::string& title, const std::vector<Bar>& values,
     labels.push_back({y_of(bar.value), bar.name, kInk});
   }
   const double names = figure.add_row(20) + 15;
-  figure.text(0, names, what, Figure::Anchor::kStart, kMuted);
+  figure.text(0, names, what, kMuted);
   std::vector<Point> line;
   for (const Bar& point : points) {
     const double x = at.x + at.width *
                                 (static_cast<double>(line.size()) + 0.5) /
                                 static_cast<double>(points.size());
     line.push_back({x, y_of(point.value)});
-    figure.text(x, names, point.name, Figure::Anchor::kMiddle);
+    figure.middle(x, names, point.name);
     figure.dot(line.back(), color_of("time"));
     if (point.deviation > 0) {
       figure.line({{x, y_of(point.value - point.deviation)},
@@ -217,10 +217,10 @@ Picture columns(const std::string& title, const std::vector<Series>& rows,
     figure.text(begin + width + 6, line + 4, round_text(even, {}) + ": even");
   }
   const double y = figure.add_row(18) + 12;
-  figure.text(0, y, what, Figure::Anchor::kStart, kMuted);
+  figure.text(0, y, what, kMuted);
   for (std::size_t i = 0; i < longest; ++i) {
-    figure.text(begin + kColumn * (static_cast<double>(i) + 0.5), y,
-                std::to_string(i), Figure::Anchor::kMiddle);
+    figure.middle(begin + kColumn * (static_cast<double>(i) + 0.5), y,
+                  std::to_string(i));
   }
   return {"", figure.svg(details), ""};
 }

@@ -97,6 +97,15 @@ std::string px(double value) {
   return fmt::format("{:g}", std::round(10 * value) / 10 + 0.0);
 }
 
+std::string path_of(const std::vector<Point>& points) {
+  std::string d;
+  for (const Point& point : points) {
+    d +=
+        fmt::format("{}{} {}", d.empty() ? "M" : "L", px(point.x), px(point.y));
+  }
+  return d;
+}
+
 Figure::Figure(const std::string& title, double width) : width_(width) {
   std::istringstream lines(title);
   std::getline(lines, title_);
@@ -141,6 +150,21 @@ void Figure::text(double x, double y, const std::string& text, Anchor anchor,
   add_text(x, y, text, anchor, color, "");
 }
 
+void Figure::text(double x, double y, const std::string& text,
+                  const std::string& color) {
+  add_text(x, y, text, Anchor::kStart, color, "");
+}
+
+void Figure::middle(double x, double y, const std::string& text,
+                    const std::string& color) {
+  add_text(x, y, text, Anchor::kMiddle, color, "");
+}
+
+void Figure::end(double x, double y, const std::string& text,
+                 const std::string& color) {
+  add_text(x, y, text, Anchor::kEnd, color, "");
+}
+
 void Figure::box(const Box& at, const std::string& css_class) {
   colored_box(at, color_of(css_class));
 }
@@ -174,12 +198,7 @@ void Figure::line(const std::string& d, const std::string& color, double width,
 
 void Figure::line(const std::vector<Point>& points, const std::string& color,
                   double width, const std::string& dashes) {
-  std::string d;
-  for (const Point& point : points) {
-    d +=
-        fmt::format("{}{} {}", d.empty() ? "M" : "L", px(point.x), px(point.y));
-  }
-  line(d, color, width, dashes);
+  line(path_of(points), color, width, dashes);
 }
 
 void Figure::dot(const Point& at, const std::string& color) {
@@ -223,7 +242,7 @@ void Figure::lines_across(const Box& at, double low, double high,
                           const Unit& unit, bool is_right) {
   for (const double mark : marks(low, high, unit, at.height / 30)) {
     const double y = at.y + at.height * (high - mark) / (high - low);
-    line({{at.x, y}, {at.x + at.width, y}}, "#d8dbdf");
+    line({{at.x, y}, {at.x + at.width, y}}, kPale);
     text(is_right ? at.x + at.width + 6 : at.x - 6, y + 4,
          round_text(mark, unit), is_right ? Anchor::kStart : Anchor::kEnd,
          kMuted);

@@ -32,6 +32,11 @@ constexpr const char* kInk = "#1c1e21";
 /// Of axes.
 constexpr const char* kMuted = "#555c64";
 
+/// Of texts on boxes.
+constexpr const char* kWhite = "#ffffff";
+/// Of lines behind curves.
+constexpr const char* kPale = "#d8dbdf";
+
 struct Box {
   double x = 0, y = 0, width = 0, height = 0;
 };
@@ -55,6 +60,13 @@ class Figure {
   /// `y` is the base line. Every text has 12 pixels.
   void text(double x, double y, const std::string& text,
             Anchor anchor = Anchor::kStart, const std::string& color = kInk);
+  void text(double x, double y, const std::string& text,
+            const std::string& color);
+  /// With `x` in their middle, or at their end.
+  void middle(double x, double y, const std::string& text,
+              const std::string& color = kInk);
+  void end(double x, double y, const std::string& text,
+           const std::string& color = kInk);
   void box(const Box& at, const std::string& css_class);
   /// A box of a colour: "#1f5594" or "hsl(137,60%,80%)".
   void colored_box(const Box& at, const std::string& color,
@@ -98,6 +110,8 @@ class Figure {
   std::string body_;
 };
 
+/// "M1 2L3 4", from point to point.
+std::string path_of(const std::vector<Point>& points);
 /// The pixels of a text, about.
 double text_width(const std::string& text);
 /// "57.3", "110": a coordinate.

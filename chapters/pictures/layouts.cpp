@@ -108,8 +108,7 @@ Picture mesh(const Topology& topology) {
         details += fmt::format("{}{} {}: rank {}", details.empty() ? "" : ", ",
                                rows[i][0], rows[0][j], rows[i][j]);
       }
-      figure.text(x + kCell / 2 - 1, y + 16, rows[i][j],
-                  Figure::Anchor::kMiddle);
+      figure.middle(x + kCell / 2 - 1, y + 16, rows[i][j]);
     }
   }
   return {title + "\n" + text_table::align(rows), figure.svg(details), ""};
@@ -140,8 +139,8 @@ void draw_lanes(Figure& figure, const NamedSchedule& one, double unit,
       kinds.insert(class_of_action(action.kind));
       const std::string number = number_of(action);
       if (width + 1.01 > room_of(number)) {
-        figure.text(x + width / 2, box.y + box.height / 2 + 4.5, number,
-                    Figure::Anchor::kMiddle, "#ffffff");
+        figure.middle(x + width / 2, box.y + box.height / 2 + 4.5, number,
+                      "#ffffff");
       }
     }
   }

@@ -2,6 +2,9 @@
 
 // The colours of all pictures, as in chapters/table/report.css.
 
+#include <array>
+#include <cstddef>
+
 namespace shardbook::pictures {
 
 /// A colour, and dashes that tell its line from the others in grey.
@@ -19,5 +22,13 @@ constexpr Stroke kRed = {"#a93558", "1 5"};
 constexpr Stroke kSlate = {"#6a737c", "8 3 2 3"};
 /// Of lines to compare with: formulas, one device.
 constexpr Stroke kGray = {"#555c64", "3 3"};
+
+/// A rank keeps its colour where ranks are the subject.
+constexpr std::array<Stroke, 8> kRankStrokes = {kBlue, kOrange, kGreen, kPurple,
+                                                kGold, kTeal,   kRed,   kSlate};
+inline const char* rank_color(int rank) {
+  return kRankStrokes[static_cast<std::size_t>(rank) % kRankStrokes.size()]
+      .color;
+}
 
 }  // namespace shardbook::pictures

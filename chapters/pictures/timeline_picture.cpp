@@ -95,8 +95,7 @@ void draw_lane(Figure& figure, const Lane& lane, const Box& at) {
       figure.box({x - width / 2, at.y + 3, width, at.height - 6},
                  each.css_class);
     }
-    figure.text(x, at.y + at.height / 2 + 4.5, each.number,
-                Figure::Anchor::kMiddle, "#ffffff");
+    figure.middle(x, at.y + at.height / 2 + 4.5, each.number, "#ffffff");
   }
 }
 
@@ -282,8 +281,8 @@ double draw_group(Figure& figure, const RankGroup& group, double step_s,
     figure.text(0, y + height / 2 + 4, queue);
     draw_lane(figure, lane_of(group.timeline, queue, pixels),
               {kLaneBegin, y, pixels * step_s, height});
-    figure.text(figure.width(), y + height / 2 + 4,
-                fmt::format("{:.0f} %", 100 * busy), Figure::Anchor::kEnd);
+    figure.end(figure.width(), y + height / 2 + 4,
+               fmt::format("{:.0f} %", 100 * busy));
   }
   return computes;
 }
@@ -296,8 +295,7 @@ std::string timelines_svg(const std::string& title,
   auto legend = classes_of(all);
   legend.emplace_back("empty", "idle");
   figure.legend(legend);
-  figure.text(figure.width(), figure.add_row(16) + 12, "busy",
-              Figure::Anchor::kEnd, kMuted);
+  figure.end(figure.width(), figure.add_row(16) + 12, "busy", kMuted);
   std::string details;
   for (const Shown& one : views) {
     add_name(figure, one);

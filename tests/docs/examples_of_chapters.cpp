@@ -43,11 +43,12 @@
 #include "chapters/common/run/strategy.h"
 #include "chapters/common/run/worlds.h"
 #include "chapters/common/toy.h"
-#include "chapters/figures/plot.h"
 #include "chapters/pictures/figure.h"
+#include "chapters/pictures/plot.h"
 #include "chapters/pictures/timeline_picture.h"
 #include "chapters/planner/answer.h"
 #include "chapters/programs/programs.h"
+#include "chapters/programs/sweep.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
 #include "comm/shape_group.h"
@@ -240,15 +241,23 @@ void figure() {
   figure.svg("rank 0 computes for 125 of 250 ms");
 }
 
-// --- chapters/figures/plot.h
-void plot(pictures::Figure& figure, const std::vector<figures::Value>& points) {
-  using namespace figures;
-  const double y = Plot::row(figure, 220);
-  Plot plot(figure, {110, y, 400, 220}, {"tokens", 250, 4000, {}, true},
+// --- chapters/pictures/plot.h
+void plot(pictures::Figure& figure,
+          const std::vector<pictures::Value>& points) {
+  using namespace pictures;
+  Plot plot(figure, PlotSize{110, 400, 220}, logarithmic("tokens", 250, 4000),
             {"share of the step", 0, 1, {"%", 0.01}});
   plot.curve(points, kBlue, "8 ranks");
   plot.mark(1750, kBlue, "inequality: 1750");
-  plot.labels();
+  plot.svg("from 80 % to 10 %");
+}
+
+// --- chapters/programs/sweep.h
+void sweep_of_runs(pictures::Plot& plot) {
+  using pictures::kBlue;
+  plot.curve(
+      sweep("05_gpipe --world-size 4", "--micro-batches", {1, 2, 4}, step_s),
+      kBlue);
 }
 
 // --- chapters/pictures/timeline_picture.h

@@ -1,14 +1,12 @@
-#include "chapters/figures/plot.h"
+#include "chapters/pictures/plot.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "sim/timeline_step.h"
 
-namespace shardbook::figures {
+namespace shardbook::pictures {
 namespace {
-
-using pictures::Figure;
-using pictures::Point;
 
 // From 0 to 1.
 double share(const Axis& axis, double value) {
@@ -43,31 +41,48 @@ std::string text_of(const Axis& axis, double mark) {
 
 }  // namespace
 
+Axis logarithmic(const std::string& name, double low, double high,
+                 const std::vector<double>& marks,
+                 const std::function<std::string(double)>& text) {
+  return {name, low, high, {}, true, marks, text};
+}
+
+Axis marked(const std::string& name, const std::vector<double>& marks,
+            const Unit& unit) {
+  return {name, marks.front(), marks.back(), unit, false, marks};
+}
+
+Value least_of(const std::vector<Value>& values) {
+  return *std::min_element(
+      values.begin(), values.end(),
+      [](const Value& a, const Value& b) { return a.y < b.y; });
+}
+
 double Plot::row(Figure& figure, double height) {
   const double y = figure.add_row(22 + height + 40);
   return y + 22;
 }
 
-Plot::Plot(Figure& figure, const pictures::Box& at, const Axis& x,
-           const Axis& y)
+Plot::Plot(Figure& figure, const PlotSize& size, const Axis& x, const Axis& y)
+    : Plot(figure,
+           {size.left, row(figure, size.height), size.width, size.height}, x,
+           y) {}
+
+Plot::Plot(Figure& figure, const Box& at, const Axis& x, const Axis& y)
     : figure_(figure), box_(at), x_(x), y_(y) {
   const double bottom = at.y + at.height;
-  figure.text(at.x, at.y - 10, y.name, Figure::Anchor::kStart,
-              pictures::kMuted);
+  figure.text(at.x, at.y - 10, y.name, kMuted);
   for (const double mark : marks_of(y, at.height / 35)) {
     const double height = bottom - at.height * share(y, mark);
-    figure.line({{at.x, height}, {at.x + at.width, height}}, "#d8dbdf");
-    figure.text(at.x - 6, height + 4, text_of(y, mark), Figure::Anchor::kEnd,
-                pictures::kMuted);
+    figure.line({{at.x, height}, {at.x + at.width, height}}, kPale);
+    figure.end(at.x - 6, height + 4, text_of(y, mark), kMuted);
   }
   for (const double mark : marks_of(x, at.width / 70)) {
     const double left = at.x + at.width * share(x, mark);
-    figure.line({{left, bottom}, {left, bottom + 5}}, pictures::kMuted);
-    figure.text(left, bottom + 18, text_of(x, mark), Figure::Anchor::kMiddle,
-                pictures::kMuted);
+    figure.line({{left, bottom}, {left, bottom + 5}}, kMuted);
+    figure.middle(left, bottom + 18, text_of(x, mark), kMuted);
   }
-  figure.text(at.x + at.width / 2, bottom + 34, x.name, Figure::Anchor::kMiddle,
-              pictures::kMuted);
+  figure.middle(at.x + at.width / 2, bottom + 34, x.name, kMuted);
 }
 
 Point Plot::at(double x, double y) const {
@@ -88,13 +103,28 @@ void Plot::dots(const std::vector<Value>& values, const Stroke& stroke) {
     figure_.dot(at(value.x, value.y), stroke.color);
 }
 
+void Plot::dotted_curve(const std::vector<Value>& values, const Stroke& stroke,
+                        const std::string& label) {
+  curve(values, stroke, label);
+  dots(values, stroke);
+}
+
+void Plot::text(double x, double y, const std::string& text,
+                const Stroke& stroke, Figure::Anchor anchor, const Point& by) {
+  const Point point = at(x, y);
+  figure_.text(point.x + by.x, point.y + by.y, text, anchor, stroke.color);
+}
+
 void Plot::mark(double x, const Stroke& stroke, const std::string& text,
                 double from_top) {
   const double left = at(x, y_.low).x;
   figure_.line({{left, box_.y + from_top}, {left, box_.y + box_.height}},
                stroke.color, 1.5, "4 3");
-  figure_.text(left + 5, box_.y + from_top + 10, text, Figure::Anchor::kStart,
-               stroke.color);
+  figure_.text(left + 5, box_.y + from_top + 10, text, stroke.color);
+}
+
+void Plot::across(double y, double width, const std::string& dashes) {
+  figure_.line({at(x_.low, y), at(x_.high, y)}, kInk, width, dashes);
 }
 
 void Plot::labels() {
@@ -102,4 +132,9 @@ void Plot::labels() {
   labels_.clear();
 }
 
-}  // namespace shardbook::figures
+std::string Plot::svg(const std::string& details) {
+  labels();
+  return figure_.svg(details);
+}
+
+}  // namespace shardbook::pictures

@@ -1,0 +1,88 @@
+#pragma once
+
+// Curves over numbers, linear or logarithmic, with a label at each curve.
+//
+//   Plot plot(figure, PlotSize{110, 400, 220},
+//             logarithmic("tokens", 250, 4000),
+//             {"share of the step", 0, 1, {"%", 0.01}});
+//   plot.curve(points, kBlue, "8 ranks");
+//   plot.mark(1750, kBlue, "inequality: 1750");
+//   plot.svg("from 80 % to 10 %");
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "chapters/pictures/figure.h"
+#include "chapters/pictures/palette.h"
+#include "chapters/pictures/units.h"
+
+namespace shardbook::pictures {
+
+struct Axis {
+  std::string name = "";
+  double low = 0, high = 1;
+  Unit unit = {};
+  bool is_log = false;
+  /// Numbers on the axis; none: round ones, on a logarithmic axis powers of 2.
+  std::vector<double> marks = {};
+  /// Of a mark; none: with the unit.
+  std::function<std::string(double)> text = {};
+};
+Axis logarithmic(const std::string& name, double low, double high,
+                 const std::vector<double>& marks = {},
+                 const std::function<std::string(double)>& text = {});
+/// A linear axis from the first to the last of its marks.
+Axis marked(const std::string& name, const std::vector<double>& marks,
+            const Unit& unit = {});
+
+/// A curve's value.
+struct Value {
+  double x = 0, y = 0;
+};
+/// The value with the least y.
+Value least_of(const std::vector<Value>& values);
+
+/// The frame of a plot whose top is where the figure ends.
+struct PlotSize {
+  double left = 0, width = 0, height = 0;
+};
+
+class Plot {
+ public:
+  /// Draws the axes in a row of their own, or around `at`, whose row has room for
+  /// a line above it and two below: see row().
+  Plot(Figure& figure, const PlotSize& size, const Axis& x, const Axis& y);
+  Plot(Figure& figure, const Box& at, const Axis& x, const Axis& y);
+  /// Adds room for a plot of this height; returns the top of its frame.
+  static double row(Figure& figure, double height);
+
+  Point at(double x, double y) const;
+  /// The label is at the curve's end, behind a call of labels().
+  void curve(const std::vector<Value>& values, const Stroke& stroke,
+             const std::string& label = "");
+  void dots(const std::vector<Value>& values, const Stroke& stroke);
+  /// Both.
+  void dotted_curve(const std::vector<Value>& values, const Stroke& stroke,
+                    const std::string& label = "");
+  /// A text at a value, or `by` pixels beside it.
+  void text(double x, double y, const std::string& text, const Stroke& stroke,
+            Figure::Anchor anchor = Figure::Anchor::kStart,
+            const Point& by = {});
+  /// A line from bottom to top, and a text at the right of its upper end.
+  void mark(double x, const Stroke& stroke, const std::string& text,
+            double from_top = 0);
+  /// A line from left to right in ink.
+  void across(double y, double width = 1.5, const std::string& dashes = "");
+  void labels();
+  /// The finished figure, with the labels.
+  std::string svg(const std::string& details = "");
+
+ private:
+  Figure& figure_;
+  Box box_;
+  Axis x_, y_;
+  std::vector<Figure::Label> labels_;
+};
+
+}  // namespace shardbook::pictures
