@@ -113,8 +113,8 @@ std::string times() {
   const double y = Plot::row(figure, 240);
   constexpr std::array<int, 3> kRanks = {6, 8, 64};
   for (std::size_t i = 0; i < kRanks.size(); ++i) {
-    const auto no_text = [](double) { return std::string(); };
-    const auto time = [](double s) {
+    const std::function no_text = [](double) { return std::string(); };
+    const std::function time = [](double s) {
       return s < 1e-3 ? fmt::format("{:g} µs", 1e6 * s)
                       : fmt::format("{:g} ms", 1e3 * s);
     };
@@ -122,23 +122,12 @@ std::string times() {
       return bytes < 1 << 20 ? fmt::format("{:g} KiB", bytes / (1 << 10))
                              : fmt::format("{:g} MiB", bytes / (1 << 20));
     };
-    Plot plot(
-        figure,
-        {kLeft + (kPanel + kGap) * static_cast<double>(i), y, kPanel, 240},
-        {"bytes",
-         1 << 10,
-         64 << 20,
-         {},
-         true,
-         {1 << 10, 1 << 15, 1 << 20},
-         size},
-        {fmt::format("{} ranks", kRanks[i]),
-         3e-5,
-         0.1,
-         {},
-         true,
-         {1e-4, 1e-3, 1e-2, 1e-1},
-         i == 0 ? std::function<std::string(double)>(time) : no_text});
+    const double left = kLeft + (kPanel + kGap) * static_cast<double>(i);
+    Plot plot(figure, Box{left, y, kPanel, 240},
+              logarithmic("bytes", 1 << 10, 64 << 20,
+                          {1 << 10, 1 << 15, 1 << 20}, size),
+              logarithmic(fmt::format("{} ranks", kRanks[i]), 3e-5, 0.1,
+                          {1e-4, 1e-3, 1e-2, 1e-1}, i == 0 ? time : no_text));
     for (const Algorithm& one : all) {
       std::vector<Value> values;
       for (double bytes = 1 << 10; bytes <= 64 << 20; bytes *= std::sqrt(2)) {

@@ -163,55 +163,38 @@ std::string latency() {
     tree.push_back(tree_at(pieces));
   }
   Figure figure("Below 188 KB a tree is faster, above it a ring", 440);
-  const double y = Plot::row(figure, 250);
   const auto time = [](double s) {
     return s < 1e-3 ? fmt::format("{:.0f} µs", 1e6 * s)
                     : fmt::format("{:g} ms", 1e3 * s);
   };
-  Plot plot(figure, {56, y, 340, 250},
-            {"bytes of the tensor, n",
-             kLeast,
-             kMost,
-             {},
-             true,
-             {1e3, 1e4, 1e5, 1e6, 1e7},
-             [](double bytes) {
-               return bytes < 1e6 ? fmt::format("{:g} KB", bytes / 1e3)
-                                  : fmt::format("{:g} MB", bytes / 1e6);
-             }},
-            {"time of an all-reduce: 8 ranks, 10 µs, 10 GB/s",
-             2e-5,
-             0.03,
-             {},
-             true,
-             {1e-4, 1e-3, 1e-2},
-             time});
+  const auto size = [](double bytes) {
+    return bytes < 1e6 ? fmt::format("{:g} KB", bytes / 1e3)
+                       : fmt::format("{:g} MB", bytes / 1e6);
+  };
+  Plot plot(figure, PlotSize{56, 340, 250},
+            logarithmic("bytes of the tensor, n", kLeast, kMost,
+                        {1e3, 1e4, 1e5, 1e6, 1e7}, size),
+            logarithmic("time of an all-reduce: 8 ranks, 10 µs, 10 GB/s", 2e-5,
+                        0.03, {1e-4, 1e-3, 1e-2}, time));
   plot.curve(ring, kBlue, "ring");
   plot.curve(tree, kOrange, "tree");
-  const auto point = [&](const Value& value, const std::string& words,
-                         const char* color, double dx, double dy,
-                         Figure::Anchor anchor) {
-    const Point at = plot.at(value.x, value.y);
-    figure.dot(at, color);
-    figure.text(at.x + dx, at.y + dy, words, anchor, color);
-  };
   using Anchor = Figure::Anchor;
-  for (const double bytes : {1e3, 1e6}) {
-    const bool is_left = bytes == kLeast;
-    point(ring_at(bytes), time(ring_at(bytes).y), kBlue.color, is_left ? 4 : 6,
-          is_left ? -8 : 14, Anchor::kStart);
-    point(tree_at(bytes), time(tree_at(bytes).y), kOrange.color,
-          is_left ? 4 : -6, is_left ? 18 : -6,
-          is_left ? Anchor::kStart : Anchor::kEnd);
-  }
+  const auto point = [&](const Value& value, const std::string& before,
+                         const Stroke& stroke, const Point& by,
+                         Anchor anchor = Anchor::kStart) {
+    plot.dots({value}, stroke);
+    plot.text(value.x, value.y, before + time(value.y), stroke, anchor, by);
+  };
+  point(ring_at(1e3), "", kBlue, {4, -8});
+  point(tree_at(1e3), "", kOrange, {4, 18});
+  point(ring_at(1e6), "", kBlue, {6, 14});
+  point(tree_at(1e6), "", kOrange, {-6, -6}, Anchor::kEnd);
   // 14 a + 14/8 n/b = 6 a + 6 n/b
   const double crossing = 8 / 4.25 * kAlpha * kBeta;
   const double both = 6 * (kAlpha + crossing / kBeta);
-  point({crossing, both},
-        fmt::format("{:.0f} KB: {}", crossing / 1e3, time(both)), kInk, -6, -12,
-        Anchor::kEnd);
-  plot.labels();
-  return figure.svg("");
+  point({crossing, both}, fmt::format("{:.0f} KB: ", crossing / 1e3),
+        {kInk, ""}, {-6, -12}, Anchor::kEnd);
+  return plot.svg();
 }
 
 }  // namespace

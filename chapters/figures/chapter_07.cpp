@@ -48,10 +48,7 @@ std::string mlp() {
       "and y.",
       640);
   const double top = figure.add_row(kRanks * kRow + 46);
-  const auto middle = [&](double x, double y, const std::string& text,
-                          const std::string& color = kInk) {
-    figure.middle(x, y, text, color);
-  };
+
   for (int rank = 0; rank < kRanks; ++rank) {
     const double y = top + kRow * rank + kRow / 2 + 4;  // the middle
     const char* color = rank_color(rank);
@@ -86,14 +83,15 @@ std::string mlp() {
                             {408, "rows of W2", "[4h/t, h]"},
                             {486, "a term", "[bs, h]"},
                             {586, "y", "[bs, h]"}}}) {
-    middle(each.x, names, each.name);
-    middle(each.x, names + 16, each.shape, kMuted);
+    figure.middle(each.x, names, each.name);
+    figure.middle(each.x, names + 16, each.shape, kMuted);
   }
   for (const auto& [x, name, does] : {std::tuple(113.0, "f", "backward"),
                                       std::tuple(530.0, "g", "forward")}) {
     figure.box({x - 8, top + 22, 16, kRanks * kRow - 30}, "comm");
-    middle(x, top + kRow + 4, name, kWhite);
-    middle(x, top + 14, fmt::format("all-reduce {}", does), color_of("comm"));
+    figure.middle(x, top + kRow + 4, name, kWhite);
+    figure.middle(x, top + 14, fmt::format("all-reduce {}", does),
+                  color_of("comm"));
   }
   return figure.svg("");
 }
@@ -146,10 +144,7 @@ std::string conjugate() {
                          const std::array<const char*, 4>& names, double left,
                          double right, const auto& values_of) {
     const double top = figure.add_row(142) + 22, middle = top + 46;
-    const auto text = [&](double x, double y, const std::string& words,
-                          const std::string& ink = kInk) {
-      figure.middle(x, y, words, ink);
-    };
+
     const auto step = [&](double x0, double y0, double x1, double y1) {
       if (is_forward) {
         arrow(figure, {x0, y0}, {x1, y1}, kMuted);
@@ -159,16 +154,13 @@ std::string conjugate() {
     };
     // What all ranks have is grey
     const auto box = [&](double x, double y, double value, int rank) {
-      const Box at = {x - kHalf, y - 11, 2 * kHalf, 22};
-      if (rank < 0) {
-        figure.box(at, "empty");
-      } else {
-        figure.colored_box(at, rank_color(rank));
-      }
-      text(x, y + 4, number(value), rank < 0 ? kInk : kWhite);
+      named_box(figure, {x - kHalf, y - 11, 2 * kHalf, 22},
+                rank < 0 ? color_of("empty") : rank_color(rank), number(value),
+                rank < 0 ? kInk : kWhite);
     };
     for (std::size_t i = 0; i < names.size(); ++i) {
-      text(std::array{kX, kHidden, kTerm, kY}[i], top - 6, names[i], kMuted);
+      figure.middle(std::array{kX, kHidden, kTerm, kY}[i], top - 6, names[i],
+                    kMuted);
     }
     box(kX, middle, left, -1);
     box(kY, middle, right, -1);
@@ -186,15 +178,16 @@ std::string conjugate() {
       const std::array<double, 2> weights = {ranks[r].w1, ranks[r].w2};
       for (std::size_t i = 0; i < 2; ++i) {
         step(at[i] + kHalf + 3, y, at[i + 1] - kHalf - 3, y);
-        text((at[i] + at[i + 1]) / 2, y - 6, "× " + number(weights[i]));
+        figure.middle((at[i] + at[i + 1]) / 2, y - 6,
+                      "× " + number(weights[i]));
       }
     }
     for (const auto& [x, name, adds] :
          {std::tuple(kF, "f", !is_forward), std::tuple(kG, "g", is_forward)}) {
-      figure.box({x - 9, middle - 16, 18, 32}, adds ? "comm" : "empty");
-      text(x, middle + 4, name, adds ? kWhite : kInk);
-      text(x, middle + 58, adds ? "adds" : "copies",
-           adds ? color_of("comm") : kMuted);
+      named_box(figure, {x - 9, middle - 16, 18, 32},
+                color_of(adds ? "comm" : "empty"), name, adds ? kWhite : kInk);
+      figure.middle(x, middle + 58, adds ? "adds" : "copies",
+                    adds ? color_of("comm") : kMuted);
     }
   };
   figure.heading("Forward: values, from left to right");
@@ -217,21 +210,19 @@ std::string conjugate() {
 
 // Exposed communication as a share of the step of 24 blocks, by width.
 std::vector<Value> exposed_shares(const char* cluster, int ranks, int batch,
-                                  const std::vector<int>& widths) {
+                                  const std::vector<double>& widths) {
   const bool is_textbook = cluster == std::string("textbook");
-  std::vector<Value> shares;
-  for (const int width : widths) {
-    const std::string model = fmt::format(
-        R"({{"n_embd": {}, "n_layer": 24, "n_head": 32, "vocab_size": 50304,)"
-        R"( "n_positions": 2048}})",
-        width);
-    const Report report = run("07_tensor_parallel" +
-                              on_shapes(cluster, ranks, model, batch, 1024) +
-                              (is_textbook ? "" : " --dtype bf16"));
-    shares.push_back({static_cast<double>(width),
-                      report.time.exposed_comm_s / report.time.step_s});
-  }
-  return shares;
+  return sweep(
+      [&](double width) {
+        const std::string model = fmt::format(
+            R"({{"n_embd": {}, "n_layer": 24, "n_head": 32, "vocab_size": )"
+            R"(50304, "n_positions": 2048}})",
+            width);
+        return "07_tensor_parallel" +
+               on_shapes(cluster, ranks, model, batch, 1024) +
+               (is_textbook ? "" : " --dtype bf16");
+      },
+      widths, exposed_share);
 }
 
 std::string threshold() {
@@ -256,16 +247,15 @@ std::string threshold() {
        least_width(16, 2, rate, a100.nics_per_node * a100.network.bytes_per_s)},
       {"8 A100 of a node, bf16", "dgx-a100", 8, kGreen,
        least_width(8, 2, rate, a100.intra_node.bytes_per_s)}};
-  const std::vector<int> widths = {768,  1024, 1280, 1536, 2048,
-                                   3072, 4096, 6144, 8192, 12288};
+  const std::vector<double> widths = {768,  1024, 1280, 1536, 2048,
+                                      3072, 4096, 6144, 8192, 12288};
 
   Figure figure(
       "Above (t − 1)eγ/9β, products outweigh the all-reduces\n"
       "Dashed from top to bottom: this width. Curves: 8192 tokens in a step; "
       "dots: 32768",
       640);
-  const double y = Plot::row(figure, 250);
-  Plot plot(figure, {50, y, 410, 250}, {"width h", 768, 12288, {}, true},
+  Plot plot(figure, PlotSize{50, 410, 250}, logarithmic("width h", 768, 12288),
             {"exposed communication, share of the step", 0, 0.8, {"%", 0.01}});
   std::string details;
   double from_top = 0;
@@ -282,30 +272,26 @@ std::string threshold() {
                 each.stroke);
     }
   }
-  plot.labels();
-  return figure.svg(details);
+  return plot.svg(details);
 }
 
 std::string speed() {
-  std::vector<Value> times, ideal;
-  std::vector<double> exposed;
-  for (const int t : {1, 2, 4, 8, 16, 32}) {
-    const Report report = run("07_tensor_parallel" +
-                              on_shapes("dgx-a100", t, "gpt-6.7b", 8, 1024) +
-                              " --dtype bf16 --steps 2");
-    const double step_s = report.time.step_s;
-    times.push_back({static_cast<double>(t), step_s});
-    ideal.push_back({static_cast<double>(t), times[0].y / t});
-    exposed.push_back(report.time.exposed_comm_s / step_s);
-  }
+  const auto by_ranks = [](const Column& column) {
+    return sweep("07_tensor_parallel --dtype bf16" +
+                     on_shapes("dgx-a100", 1, "gpt-6.7b", 8, 1024) +
+                     " --steps 2",
+                 "--world-size", {1, 2, 4, 8, 16, 32}, column);
+  };
+  const auto times = by_ranks(step_s), exposed = by_ranks(exposed_share);
+  std::vector<Value> ideal;
+  for (const auto& [t, seconds] : times) ideal.push_back({t, times[0].y / t});
   Figure figure(
       fmt::format(
           "Eight A100 of a node are {:.1f} times as fast as one, 32 only "
           "{:.1f} times",
           times[0].y / times[3].y, times[0].y / times[5].y),
       640);
-  const double y = Plot::row(figure, 230);
-  Plot plot(figure, {60, y, 460, 230}, {"ranks t", 1, 32, {}, true},
+  Plot plot(figure, PlotSize{60, 460, 230}, logarithmic("ranks t", 1, 32),
             {"a step of GPT 6.7B, bf16, 8 samples; in percent: exposed",
              0.032,
              2.048,
@@ -313,15 +299,13 @@ std::string speed() {
              true});
   plot.mark(11.3, kGray, "edge of the node");
   plot.curve(ideal, kGray, "1/t");
-  plot.curve(times, kBlue, "step");
-  plot.dots(times, kBlue);
+  plot.dotted_curve(times, kBlue, "step");
   for (std::size_t i = 1; i < times.size(); ++i) {
-    const Point at = plot.at(times[i].x, times[i].y);
-    figure.text(at.x - 4, at.y - 10, fmt::format("{:.0f} %", 100 * exposed[i]),
-                kBlue.color);
+    plot.text(times[i].x, times[i].y,
+              fmt::format("{:.0f} %", 100 * exposed[i].y), kBlue,
+              Figure::Anchor::kStart, {-4, -10});
   }
-  plot.labels();
-  return figure.svg("");
+  return plot.svg();
 }
 
 }  // namespace

@@ -211,27 +211,30 @@ std::string wide_model(const std::string& cluster, int ranks,
 }
 
 // What 2D has for each that 1D has, over tokens per unit of width.
-template <typename Of>
 std::vector<Value> shares_of(const std::string& cluster, int ranks,
-                             const Of& of) {
-  std::vector<Value> shares;
-  for (double x = 0.25; x <= 32; x *= 2) {
-    const std::string options = wide_model(cluster, ranks, x);
-    shares.push_back({x, of(run("08_tensor_parallel_2d" + options)) /
-                             of(run("07_tensor_parallel" + options))});
-  }
+                             const Column& column) {
+  const auto by_tokens = [&](const char* chapter) {
+    return sweep(
+        [&](double x) { return chapter + wide_model(cluster, ranks, x); },
+        {0.25, 0.5, 1, 2, 4, 8, 16, 32}, column);
+  };
+  std::vector<Value> shares = by_tokens("08_tensor_parallel_2d");
+  const std::vector<Value> whole = by_tokens("07_tensor_parallel");
+  for (std::size_t i = 0; i < shares.size(); ++i) shares[i].y /= whole[i].y;
   return shares;
 }
 
-Axis tokens_axis() {
-  return {"tokens over the width, bs/h", 0.25, 32, {}, true};
-}
-
-Axis shares_axis(const std::string& name) {
-  return {name, 0.25, 8, {}, true, {}, [](double mark) {
-            return mark < 1 ? fmt::format("1/{:.0f}", 1 / mark)
-                            : fmt::format("{:.0f}", mark);
-          }};
+// Shares over tokens, and what 1D has.
+Plot shares_plot(Figure& figure, double width, const std::string& name) {
+  const auto fraction = [](double mark) {
+    return mark < 1 ? fmt::format("1/{:.0f}", 1 / mark)
+                    : fmt::format("{:.0f}", mark);
+  };
+  Plot plot(figure, PlotSize{34, width, 250},
+            logarithmic("tokens over the width, bs/h", 0.25, 32),
+            logarithmic(name, 0.25, 8, {}, fraction));
+  plot.curve({{0.25, 1}, {32, 1}}, kGray);
+  return plot;
 }
 
 std::string threshold() {
@@ -239,24 +242,18 @@ std::string threshold() {
       "2D sends less than 1D from about bs/h = 36/(8q − 13) on\n"
       "Simulated steps, width 8192; dots: 36/(8q − 13) for q = 2, 4, 8",
       500);
-  const double y = Plot::row(figure, 250);
-  Plot plot(figure, {34, y, 380, 250}, tokens_axis(),
-            shares_axis("bytes sent in 2D, over those sent in 1D"));
-  plot.curve({{0.25, 1}, {32, 1}}, kGray);
+  Plot plot =
+      shares_plot(figure, 380, "bytes sent in 2D, over those sent in 1D");
   for (const auto& [q, stroke] :
        {std::tuple(2, kOrange), std::tuple(4, kBlue), std::tuple(8, kGreen)}) {
-    plot.curve(shares_of("textbook", q * q,
-                         [](const Report& report) {
-                           return report.ranks[0].bytes.counted;
-                         }),
-               stroke, fmt::format("{} ranks", q * q));
+    plot.curve(shares_of("textbook", q * q, sent_bytes), stroke,
+               fmt::format("{} ranks", q * q));
     const double x = 36.0 / (8 * q - 13);
     plot.dots({{x, 1}}, stroke);
-    const Point at = plot.at(x, 1);
-    figure.end(at.x - 6, at.y + 16, fmt::format("{:.2g}", x), stroke.color);
+    plot.text(x, 1, fmt::format("{:.2g}", x), stroke, Figure::Anchor::kEnd,
+              {-6, 16});
   }
-  plot.labels();
-  return figure.svg("");
+  return plot.svg();
 }
 
 std::string times() {
@@ -264,10 +261,7 @@ std::string times() {
       "Fewer bytes do not yet make a shorter step\n"
       "Simulated steps, width 8192; dots: from here on, 2D sends less",
       500);
-  const double y = Plot::row(figure, 250);
-  Plot plot(figure, {34, y, 340, 250}, tokens_axis(),
-            shares_axis("time of a step in 2D, over that in 1D"));
-  plot.curve({{0.25, 1}, {32, 1}}, kGray);
+  Plot plot = shares_plot(figure, 340, "time of a step in 2D, over that in 1D");
   struct Case {
     const char* cluster;
     int q;
@@ -278,14 +272,11 @@ std::string times() {
                            Case{"textbook", 8, kPurple, "64 of textbook"},
                            Case{"dgx-a100", 4, kBlue, "16 A100"},
                            Case{"dgx-a100", 8, kGreen, "64 A100"}}) {
-    plot.curve(
-        shares_of(each.cluster, each.q * each.q,
-                  [](const Report& report) { return report.time.step_s; }),
-        each.stroke, each.name);
+    plot.curve(shares_of(each.cluster, each.q * each.q, step_s), each.stroke,
+               each.name);
     plot.dots({{36.0 / (8 * each.q - 13), 1}}, each.stroke);
   }
-  plot.labels();
-  return figure.svg("");
+  return plot.svg();
 }
 
 }  // namespace

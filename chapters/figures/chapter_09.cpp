@@ -29,11 +29,7 @@ struct Square {
   void draw(Figure& figure, int i, int j, const std::string& color) const {
     const Point a = corner(i, j), b = corner(i, j + 1);
     const Point c = corner(i + 1, j + 1), d = corner(i + 1, j);
-    const auto px = px;
-    figure.colored_path(
-        fmt::format("M{} {}L{} {}L{} {}L{} {}z", px(a.x), px(a.y), px(b.x),
-                    px(b.y), px(c.x), px(c.y), px(d.x), px(d.y)),
-        color);
+    figure.colored_path(path_of({a, b, c, d}) + "z", color);
     figure.line({a, b, c, d, a}, kWhite, side > 2 ? 1 : 2);
   }
 };
@@ -77,14 +73,6 @@ std::string squares() {
     }
   }
   return figure.svg("");
-}
-
-// Bytes that a rank sends in a step of GPT-2 medium on 16 ranks of textbook.
-double sent_bytes(std::int64_t seq, int d) {
-  const Report report =
-      run("09_tensor_parallel_2p5d --depth " + std::to_string(d) +
-          on_shapes("textbook", 16, "gpt2-medium", 16, seq));
-  return report.ranks[0].bytes.counted / kSteps;
 }
 
 // The bytes that rank 0 sends over each group in one step.
@@ -206,14 +194,8 @@ std::string threshold() {
                   "inequality",
                   kWidth * least_tokens(4, 16)),
       500);
-  const double y = Plot::row(figure, 250);
-  Plot plot(figure, {34, y, 350, 250},
-            {"tokens of a step",
-             0,
-             8192,
-             {"", 1},
-             false,
-             {0, 2048, 4096, 6144, 8192}},
+  Plot plot(figure, PlotSize{34, 350, 250},
+            marked("tokens of a step", {0, 2048, 4096, 6144, 8192}),
             {"bytes that a rank sends in a step", 0, 5 * kGiB, {"GiB", kGiB}});
   std::string details;
   for (const auto& [d, stroke, name] :
@@ -224,16 +206,16 @@ std::string threshold() {
       const double least = kWidth * least_tokens(d, 16);
       plot.mark(least, stroke, fmt::format("{:.0f}", least), d > 4 ? 0 : 40);
     }
-    std::vector<Value> values;
-    for (const std::int64_t seq : {32, 64, 128, 192, 256, 320, 384, 512}) {
-      values.push_back({16.0 * static_cast<double>(seq), sent_bytes(seq, d)});
-    }
+    const std::vector<Value> values = sweep(
+        fmt::format("09_tensor_parallel_2p5d --depth {}", d) +
+            on_shapes("textbook", 16, "gpt2-medium", 16, 32),
+        "--seq", {32, 64, 128, 192, 256, 320, 384, 512},
+        [](const Report& report) { return sent_bytes(report) / kSteps; }, 16);
     plot.curve(values, stroke, name);
     details += fmt::format("{}: from {:.2f} to {:.2f} GiB. ", name,
                            values.front().y / kGiB, values.back().y / kGiB);
   }
-  plot.labels();
-  return figure.svg(details);
+  return plot.svg(details);
 }
 
 std::string depths() {
@@ -241,10 +223,9 @@ std::string depths() {
       "Many tokens favour depth, few tokens none\n"
       "Products of a block on 64 ranks, forward and backward; dots: the least",
       500);
-  const double y = Plot::row(figure, 230);
-  Plot plot(figure, {34, y, 360, 230},
-            {"depth d of the 64 ranks", 1, 64, {}, true, {1, 4, 16, 64}},
-            {"elements sent by a rank, over h²", 2, 512, {}, true});
+  Plot plot(figure, PlotSize{34, 360, 230},
+            logarithmic("depth d of the 64 ranks", 1, 64, {1, 4, 16, 64}),
+            logarithmic("elements sent by a rank, over h²", 2, 512));
   for (const auto& [x, stroke, name] : {std::tuple(64.0, kOrange, "bs = 64 h"),
                                         std::tuple(16.0, kGold, "bs = 16 h"),
                                         std::tuple(2.0, kGreen, "bs = 2 h"),
@@ -254,13 +235,9 @@ std::string depths() {
       values.push_back({d, sent(std::sqrt(64 / d), d, x)});
     }
     plot.curve(values, stroke, name);
-    plot.dots({*std::min_element(
-                  values.begin(), values.end(),
-                  [](const Value& a, const Value& b) { return a.y < b.y; })},
-              stroke);
+    plot.dots({least_of(values)}, stroke);
   }
-  plot.labels();
-  return figure.svg("");
+  return plot.svg();
 }
 
 }  // namespace

@@ -23,11 +23,7 @@ class Solid {
             corner_.y + edge_ * (i - 0.36 * k)};
   }
   void face(const std::vector<Point>& points, const char* color) {
-    std::string d;
-    for (const Point& p : points) {
-      d += (d.empty() ? "M" : "L") + px(p.x) + " " + px(p.y);
-    }
-    figure_.colored_path(d + "Z", color);
+    figure_.colored_path(path_of(points) + "Z", color);
     std::vector<Point> closed = points;
     closed.push_back(points.front());
     figure_.line(closed, kInk);
@@ -219,27 +215,16 @@ std::string threshold() {
       "From bs = 3h/(q² + q − 3) on, 3D sends less than 1D\n"
       "Vertical lines: this point on 64, 27 and 8 ranks",
       500);
-  const double y = Plot::row(figure, 250);
   const auto text = [](double value) {
     return value < 1 ? fmt::format("1/{:.0f}", 1 / value)
                      : fmt::format("{:.0f}", value);
   };
   const std::vector<double> marks = {0.125, 0.25, 0.5, 1, 2, 4, 8};
-  Plot plot(figure, {34, y, 386, 250},
-            {"tokens over the width, bs/h",
-             1.0 / 12,
-             32.0 / 3,
-             {},
-             true,
-             marks,
-             text},
-            {"bytes sent, over those of 1D on as many ranks",
-             0.125,
-             8,
-             {},
-             true,
-             marks,
-             text});
+  Plot plot(figure, PlotSize{34, 386, 250},
+            logarithmic("tokens over the width, bs/h", 1.0 / 12, 32.0 / 3,
+                        marks, text),
+            logarithmic("bytes sent, over those of 1D on as many ranks", 0.125,
+                        8, marks, text));
   plot.curve({{1.0 / 12, 1}, {32.0 / 3, 1}}, kGray, "1D");
   std::string details;
   struct Case {
@@ -256,8 +241,7 @@ std::string threshold() {
                            shares.front().y, shares.back().y);
   }
   plot.curve(shares_of_1d(all, cube::Kind::k2D, 64), kPurple, "2D on 64");
-  plot.labels();
-  return figure.svg(details);
+  return plot.svg(details);
 }
 
 std::string comparison() {

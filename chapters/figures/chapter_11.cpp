@@ -97,28 +97,25 @@ std::string mesh_parts() {
       "In brackets: the placements on dp and tp. Grey: two ranks have the part",
       500);
   const double top = figure.add_row(2 * kRow);
-  const auto middle = [&](double x, double y, const std::string& text,
-                          const std::string& color = kInk) {
-    figure.middle(x, y, text, color);
-  };
+
   std::string details;
   // The mesh itself
-  middle(60, top + 16, "the mesh");
+  figure.middle(60, top + 16, "the mesh");
   for (int rank = 0; rank < 4; ++rank) {
     const double x = 30 + 34.0 * (rank % 2), y = top + 44 + 34.0 * (rank / 2);
     named_box(figure, {x, y, 28, 28}, rank_color(rank), std::to_string(rank));
   }
   arrow(figure, {30, top + 34}, {92, top + 34}, kMuted);
-  middle(104, top + 38, "tp", kMuted);
+  figure.middle(104, top + 38, "tp", kMuted);
   arrow(figure, {22, top + 44}, {22, top + 106}, kMuted);
-  middle(22, top + 122, "dp", kMuted);
+  figure.middle(22, top + 122, "dp", kMuted);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const double x = 156 + kColumn * static_cast<double>(i % 2) + 41;
     const double y = top + kRow * static_cast<double>(i / 2);
     const dtensor::Held held = dtensor::held_by("", {4, 4}, all[i], axes);
     const std::string name = dtensor::text(all[i]);
-    middle(x + kSide / 2, y + 16, name);
-    middle(x + kSide / 2, y + 32, texts[i], kMuted);
+    figure.middle(x + kSide / 2, y + 16, name);
+    figure.middle(x + kSide / 2, y + 32, texts[i], kMuted);
     details += name + ": ";
     // The ranks that have the same part share its box
     std::map<std::vector<std::int64_t>, std::vector<int>> parts;
@@ -136,15 +133,11 @@ std::string mesh_parts() {
                       kUnit * static_cast<double>(part[3]),
                       kUnit * static_cast<double>(part[1])};
       // What several ranks have is grey
-      const Box inside = {at.x + 1, at.y + 1, at.width - 2, at.height - 2};
-      if (ranks.size() == 1) {
-        figure.colored_box(inside, rank_color(ranks[0]));
-      } else {
-        figure.box(inside, "empty");
-      }
-      middle(at.x + at.width / 2, at.y + at.height / 2 + 4,
-             fmt::format("{}", fmt::join(ranks, ", ")),
-             ranks.size() == 1 ? kWhite : kInk);
+      const bool is_one = ranks.size() == 1;
+      named_box(figure, {at.x + 1, at.y + 1, at.width - 2, at.height - 2},
+                is_one ? rank_color(ranks[0]) : color_of("empty"),
+                fmt::format("{}", fmt::join(ranks, ", ")),
+                is_one ? kWhite : kInk);
       details += fmt::format("rows {} to {}, columns {} to {} on ranks {}. ",
                              part[0], part[0] + part[1] - 1, part[2],
                              part[2] + part[3] - 1, fmt::join(ranks, " and "));
@@ -153,46 +146,29 @@ std::string mesh_parts() {
   return figure.svg(details);
 }
 
-// Exposed communication of a step of GPT 1.3B on eight ranks of textbook.
-std::vector<Value> exposed(const std::string& mesh,
-                           const std::vector<int>& lengths) {
-  std::vector<Value> values;
-  for (const int seq : lengths) {
-    const Report report = run("11_dtensor --mesh " + mesh +
-                              on_shapes("textbook", 8, "gpt-1.3b", 8, seq));
-    values.push_back({8.0 * seq, report.time.exposed_comm_s});
-  }
-  return values;
-}
-
 std::string threshold() {
   const ModelConfig gpt = ModelConfig::read("gpt-1.3b");
   const double h = static_cast<double>(gpt.n_embd);
   const double most = 3 * h + static_cast<double>(gpt.vocab_size) /
                                   (2 * static_cast<double>(gpt.n_layer));
-  const std::vector<int> lengths = {64, 128, 256, 512, 768, 1024, 1536, 2048};
-  const auto tokens = exposed("1x8", lengths);
-  const auto weights = exposed("8x1", lengths);
+  const auto exposed = [](const std::string& mesh) {
+    return sweep("11_dtensor --mesh " + mesh +
+                     on_shapes("textbook", 8, "gpt-1.3b", 8, 64),
+                 "--seq", {64, 128, 256, 512, 768, 1024, 1536, 2048}, exposed_s,
+                 8);
+  };
+  const auto tokens = exposed("1x8"), weights = exposed("8x1");
   Figure figure(
       "With few tokens, move the tokens; with many, the weights\n"
       "GPT 1.3B on 8 ranks of textbook, f32. Vertical line: Bs = 3h + V/(2L)",
       500);
-  const double y = Plot::row(figure, 220);
-  Plot plot(figure, {46, y, 330, 220},
-            {"tokens of a step, Bs",
-             0,
-             16384,
-             {},
-             false,
-             {0, 4096, 8192, 12288, 16384}},
+  Plot plot(figure, PlotSize{46, 330, 220},
+            marked("tokens of a step, Bs", {0, 4096, 8192, 12288, 16384}),
             {"exposed communication of a step", 0, 0.25, {"ms", 1e-3}});
   plot.mark(most, kGray, fmt::format("{:.0f}", most));
-  plot.curve(tokens, kBlue, "tp: tokens move");
-  plot.dots(tokens, kBlue);
-  plot.curve(weights, kOrange, "fsdp: weights move");
-  plot.dots(weights, kOrange);
-  plot.labels();
-  return figure.svg(fmt::format(
+  plot.dotted_curve(tokens, kBlue, "tp: tokens move");
+  plot.dotted_curve(weights, kOrange, "fsdp: weights move");
+  return plot.svg(fmt::format(
       "With {:.0f} tokens, tp exposes {:.0f} ms and fsdp {:.0f} ms; with "
       "{:.0f} tokens {:.0f} and {:.0f} ms.",
       tokens.front().x, 1e3 * tokens.front().y, 1e3 * weights.front().y,

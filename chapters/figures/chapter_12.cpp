@@ -171,84 +171,66 @@ std::string steps() {
   return figure.svg("");
 }
 
-double step_s(const char* kind_and_layout, std::int64_t tokens) {
+// One sequence of so many tokens and 4 blocks on 8 ranks.
+std::string line_of(const std::string& cluster, int vocabulary,
+                    std::int64_t tokens, const std::string& options) {
   const std::string model =
       fmt::format(R"({{"n_embd": 1024, "n_layer": 4, "n_head": 16, )"
-                  R"("vocab_size": 50257, "n_positions": {}}})",
-                  tokens);
-  return run("12_sequence_parallel" +
-             on_shapes("dgx-a100", 8, model, 1, tokens) +
-             " --dtype bf16 --steps 2 --kind " + kind_and_layout)
-      .time.step_s;
+                  R"("vocab_size": {}, "n_positions": {}}})",
+                  vocabulary, tokens);
+  return "12_sequence_parallel" + on_shapes(cluster, 8, model, 1, tokens) +
+         options;
 }
 
 std::string times() {
-  std::vector<Value> contiguous, zigzag, ulysses;
-  for (std::int64_t tokens = 4096; tokens <= 131072; tokens *= 2) {
-    const auto x = static_cast<double>(tokens);
-    contiguous.push_back({x, step_s("ring", tokens)});
-    zigzag.push_back({x, step_s("ring --layout zigzag", tokens)});
-    ulysses.push_back({x, step_s("ulysses", tokens)});
-  }
+  const auto times_of = [](const std::string& kind) {
+    return sweep(
+        [&](double tokens) {
+          return line_of("dgx-a100", 50257, tokens,
+                         " --dtype bf16 --steps 2 --kind " + kind);
+        },
+        {4096, 8192, 16384, 32768, 65536, 131072}, step_s);
+  };
   Figure figure(
       "From 16 Ki tokens on, zigzag is faster than contiguous slices\n"
       "A step of 4 blocks of width 1024 in bf16, on 8 A100",
       490);
-  const double y = Plot::row(figure, 220);
-  Plot plot(figure, {50, y, 300, 220},
+  Plot plot(figure, PlotSize{50, 300, 220},
             {"tokens of the one sequence", 4096, 131072, {"Ki", 1024}, true},
             {"step", 0.008, 2.048, {"ms", 1e-3}, true});
-  plot.curve(contiguous, kOrange, "ring, contiguous");
-  plot.curve(zigzag, kBlue, "ring, zigzag");
-  plot.curve(ulysses, kGreen, "Ulysses");
-  plot.labels();
-  return figure.svg("");
-}
-
-// Communication that no computation hides, in a step on 8 ranks of textbook.
-double exposed_s(const char* kind_and_layout, std::int64_t own_tokens) {
-  const std::int64_t tokens = 8 * own_tokens;
-  const std::string model =
-      fmt::format(R"({{"n_embd": 1024, "n_layer": 4, "n_head": 16, )"
-                  R"("vocab_size": 256, "n_positions": {}}})",
-                  tokens);
-  return run("12_sequence_parallel" +
-             on_shapes("textbook", 8, model, 1, tokens) + " --steps 1 --kind " +
-             kind_and_layout)
-      .time.exposed_comm_s;
+  plot.curve(times_of("ring"), kOrange, "ring, contiguous");
+  plot.curve(times_of("ring --layout zigzag"), kBlue, "ring, zigzag");
+  plot.curve(times_of("ulysses"), kGreen, "Ulysses");
+  return plot.svg();
 }
 
 std::string threshold() {
   constexpr double kTokens = 4 * textbook::kRate / textbook::kBandwidth;
-  std::vector<Value> ring, ulysses;
-  for (const std::int64_t own : {512, 1024, 2048, 3072, 4096, 6144, 8192}) {
-    const auto x = static_cast<double>(own);
-    ring.push_back({x, exposed_s("ring --layout zigzag", own)});
-    ulysses.push_back({x, exposed_s("ulysses", own)});
-  }
+  const auto exposed = [](const std::string& kind) {
+    return sweep(
+        [&](double own) {
+          return line_of("textbook", 256, 8 * own, " --steps 1 --kind " + kind);
+        },
+        {512, 1024, 2048, 3072, 4096, 6144, 8192}, exposed_s);
+  };
+  const auto ring = exposed("ring --layout zigzag");
+  const auto ulysses = exposed("ulysses");
   Figure figure(
       "From eγ/β tokens of a rank on, hops hide behind attention\n"
       "8 ranks of textbook, f32, a model of 4 blocks of width 1024",
       490);
-  const double y = Plot::row(figure, 220);
-  Plot plot(figure, {50, y, 330, 220},
-            {"tokens of a rank, s/c",
-             0,
-             8192,
-             {},
-             false,
-             {0, 2048, 4096, 6144, 8192}},
+  Plot plot(figure, PlotSize{50, 330, 220},
+            marked("tokens of a rank, s/c", {0, 2048, 4096, 6144, 8192}),
             {"exposed communication in a step", 0, 0.02, {"ms", 1e-3}});
   plot.mark(kTokens, kBlue, fmt::format("eγ/β = {:.0f}", kTokens));
   plot.curve(ring, kBlue, "ring, zigzag");
   plot.curve(ulysses, kGreen, "Ulysses");
   plot.dots(ring, kBlue);
   plot.dots(ulysses, kGreen);
-  plot.labels();
   std::string details;
   for (const Value& each : ring)
     details += fmt::format("{:g}: {:.2f} ms. ", each.x, 1e3 * each.y);
-  return figure.svg(details);
+  return plot.svg(details);
 }
 
 }  // namespace

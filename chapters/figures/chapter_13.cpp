@@ -110,8 +110,7 @@ std::string slots() {
       const double y = token_y(rank, token);
       const std::string name = fmt::format("t{}", rank * kTokens + token);
       const auto box = [&](double x, double y) {
-        figure.colored_box({x, y, kBox, kRow - 2}, rank_color(rank));
-        figure.middle(x + kBox / 2, y + 13, name, kWhite);
+        named_box(figure, {x, y, kBox, kRow - 2}, rank_color(rank), name);
       };
       box(kTokenX, y);
       const auto expert = static_cast<int>(routing.expert[t]);
@@ -230,8 +229,7 @@ std::string drops() {
       "Capacity helps where the load is nearly even\n"
       "4096 tokens, 16 experts, top-1",
       500);
-  const double y = Plot::row(figure, 220);
-  Plot plot(figure, {50, y, 300, 220},
+  Plot plot(figure, PlotSize{50, 300, 220},
             {"capacity factor: slots over tokens", 1, 4},
             {"dropped tokens", 0, 0.8, {"%", 0.01}});
   for (const auto& [lean, stroke] :
@@ -251,36 +249,35 @@ std::string drops() {
     }
     plot.curve(shares, stroke, fmt::format("busiest: {:.1f} x even", busiest));
   }
-  plot.labels();
-  return figure.svg("");
+  return plot.svg();
 }
 
 // The time of all-to-alls as a share of all-to-alls and experts' products.
 std::vector<Value> message_shares(const std::string& cluster, int ranks,
-                                  int samples, const std::vector<int>& widths) {
+                                  int samples,
+                                  const std::vector<double>& widths) {
   constexpr int kSeq = 1024;
-  std::vector<Value> shares;
-  for (const int width : widths) {
+  double product = 0;  // the FLOPs of an expert's
+  const auto line = [&](double width) {
+    product = 8.0 * samples * kSeq * width * width;
     // At no width is the output layer's product as large as an expert's
     const std::string model = fmt::format(
         R"({{"n_embd": {}, "n_layer": 2, "n_head": 4, "vocab_size": 1000,)"
         R"( "n_positions": 1024}})",
         width);
-    const Report report =
-        run("13_moe" + on_shapes(cluster, ranks, model, samples * ranks, kSeq) +
-            fmt::format(" --steps 2 --num-experts 64 --ep {}{}", ranks,
-                        cluster == "textbook" ? "" : " --dtype bf16"));
-    const double product = 8.0 * samples * kSeq * width * width;
+    return "13_moe" + on_shapes(cluster, ranks, model, samples * ranks, kSeq) +
+           fmt::format(" --steps 2 --num-experts 64 --ep {}{}", ranks,
+                       cluster == "textbook" ? "" : " --dtype bf16");
+  };
+  return sweep(line, widths, [&](const Report& report) {
     double messages = 0, products = 0;
     for (const sim::TimelineEvent& event : first_rank(report).events) {
       const double seconds = event.end_s - event.begin_s;
       if (event.name == "all_to_all") messages += seconds;
       if (event.name == "matmul" && event.flops == product) products += seconds;
     }
-    shares.push_back(
-        {static_cast<double>(width), messages / (messages + products)});
-  }
-  return shares;
+    return messages / (messages + products);
+  });
 }
 
 std::string threshold() {
@@ -307,19 +304,18 @@ std::string threshold() {
        least_width(7.0 / 8, 4, textbook::kRate, textbook::kBandwidth)},
       {"64 A100", "dgx-a100", 64, kOrange,
        least_width(56.0 / 64, 2, rate, nic)}};
-  const std::vector<int> widths = {64,  96,   128,  192,  256,  384, 512,
-                                   768, 1024, 1536, 2048, 3072, 4096};
+  const std::vector<double> widths = {64,  96,   128,  192,  256,  384, 512,
+                                      768, 1024, 1536, 2048, 3072, 4096};
   Figure figure(
       "Above the marked widths, products outweigh all-to-alls\n"
       "64 experts. Curves: 32,768 tokens of each rank; dots: 2048",
       500);
-  const double y = Plot::row(figure, 250);
-  Plot plot(figure, {50, y, 340, 250}, {"width h", 64, 4096, {}, true},
+  Plot plot(figure, PlotSize{50, 340, 250}, logarithmic("width h", 64, 4096),
             {"all-to-alls, share of all-to-alls and experts' products",
              0,
              1,
              {"%", 0.01}});
-  figure.line({plot.at(64, 0.5), plot.at(4096, 0.5)}, kInk, 1, "4 3");
+  plot.across(0.5, 1, "4 3");
   std::string details;
   for (const Case& each : cases) {
     const bool is_textbook = each.cluster == "textbook";
@@ -327,7 +323,7 @@ std::string threshold() {
     // Heads divide the width, and the kernels of A100 want multiples of eight
     const int step = is_textbook ? 4 : 8;
     const int marked = step * static_cast<int>(std::lround(each.width / step));
-    std::vector<int> with_marked = widths;
+    std::vector<double> with_marked = widths;
     with_marked.insert(
         std::lower_bound(with_marked.begin(), with_marked.end(), marked),
         marked);
@@ -344,8 +340,7 @@ std::string threshold() {
                 each.stroke);
     }
   }
-  plot.labels();
-  return figure.svg(details);
+  return plot.svg(details);
 }
 
 }  // namespace

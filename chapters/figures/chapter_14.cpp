@@ -191,10 +191,9 @@ std::string sums() {
     }
     for (int rank = 0; rank < 8; ++rank) {
       const int letter = letters.at(first[static_cast<std::size_t>(rank)]);
-      figure.colored_box({x_of(rank), y, kSize - 2, kSize - 2},
-                         rank_color(letter));
-      figure.middle(x_of(rank) + kSize / 2 - 1, y + 16,
-                    std::string(1, static_cast<char>('A' + letter)), kWhite);
+      named_box(figure, {x_of(rank), y, kSize - 2, kSize - 2},
+                rank_color(letter),
+                std::string(1, static_cast<char>('A' + letter)));
     }
     figure.middle(450, y + 17, row.sums);
   }
@@ -204,21 +203,23 @@ std::string sums() {
 std::string threshold() {
   constexpr std::int64_t kSamples = 256, kSeq = 256;
   constexpr int kTp = 2, kPp = 4;
-  std::vector<Value> sharded, hybrid, ideal;
-  for (const int ranks : {8, 16, 32, 64, 128, 256}) {
-    const double x = ranks;
-    const std::string options =
-        on_shapes("textbook", ranks, "gpt-6.7b", kSamples, kSeq) + " --steps 2";
-    sharded.push_back({x, run("03_zero_fsdp" + options).time.step_s});
-    const Report all_axes = run(
-        "14_hybrid_3d" + options +
-        fmt::format(" --tp {} --pp {} --zero-stage 1 --overlap-grad-reduce "
-                    "--micro-batches {}",
-                    kTp, kPp,
-                    std::min<std::int64_t>(16, kSamples * kTp * kPp / ranks)));
-    hybrid.push_back({x, all_axes.time.step_s});
-    ideal.push_back({x, sharded[0].y * 8 / x});
-  }
+  const std::string options =
+      on_shapes("textbook", 8, "gpt-6.7b", kSamples, kSeq) + " --steps 2";
+  const std::vector<double> counts = {8, 16, 32, 64, 128, 256};
+  const auto sharded =
+      sweep("03_zero_fsdp" + options, "--world-size", counts, step_s);
+  const auto hybrid = sweep(
+      [&](double ranks) {
+        return "14_hybrid_3d" + options +
+               fmt::format(
+                   " --world-size {} --tp {} --pp {} --zero-stage 1 "
+                   "--overlap-grad-reduce --micro-batches {}",
+                   ranks, kTp, kPp,
+                   std::min(16.0, kSamples * kTp * kPp / ranks));
+      },
+      counts, step_s);
+  std::vector<Value> ideal;
+  for (const double x : counts) ideal.push_back({x, sharded[0].y * 8 / x});
   const double most = 2.0 * 1e11 * kSamples * kSeq / (4 * 1e14);
   Figure figure(
       fmt::format("ZeRO-3 alone gains nothing beyond {:.0f} devices\n"
@@ -226,17 +227,13 @@ std::string threshold() {
                   "βBs / (eγ)",
                   most),
       480);
-  const double y = Plot::row(figure, 220);
-  Plot plot(figure, {56, y, 300, 220}, {"devices W", 8, 256, {}, true},
+  Plot plot(figure, PlotSize{56, 300, 220}, logarithmic("devices W", 8, 256),
             {"time of a step", 0.0625, 8, {"ms", 1e-3}, true});
   plot.mark(most, kOrange, fmt::format("{:.0f}", most));
   plot.curve(ideal, kGray, "1/W");
-  plot.curve(sharded, kOrange, "ZeRO-3");
-  plot.dots(sharded, kOrange);
-  plot.curve(hybrid, kBlue, "tp 2 x pp 4 x dp");
-  plot.dots(hybrid, kBlue);
-  plot.labels();
-  return figure.svg("");
+  plot.dotted_curve(sharded, kOrange, "ZeRO-3");
+  plot.dotted_curve(hybrid, kBlue, "tp 2 x pp 4 x dp");
+  return plot.svg();
 }
 
 std::string grow() {
@@ -270,8 +267,8 @@ std::string grow() {
     const double pixels = kLongest * step_s(i) / step_s(0);
     const double idle = reports[i].time.idle_share;
     figure.text(0, y + 15, cases[i].name);
-    figure.box({kBars, y, pixels * (1 - idle), 22}, "forward");
-    figure.box({kBars + pixels * (1 - idle), y, pixels * idle, 22}, "exposed");
+    stack(figure, {kBars, y, 0, 22},
+          {{pixels * (1 - idle), "forward"}, {pixels * idle, "exposed"}});
     figure.text(kBars + pixels + 6, y + 15,
                 fmt::format("{:.2f} s, idle {:.0f} %", step_s(i), 100 * idle));
   }

@@ -22,8 +22,8 @@
 namespace shardbook::figures::page_15 {
 namespace {
 
-Report train(const std::string& json, const std::string& options) {
-  return run("15_engine --config '" + json + "'" + options);
+std::string line_of(const std::string& json, const std::string& options) {
+  return "15_engine --config '" + json + "'" + options;
 }
 
 // What the three configs differ in.
@@ -54,9 +54,9 @@ std::string configs() {
   std::vector<Report> runs;
   double longest = 0;
   for (const std::string& lines : all) {
-    runs.push_back(train(
+    runs.push_back(run(line_of(
         config_of(lines),
-        on_shapes("dgx-a100", 4, "gpt2-medium", 32, 1024) + " --no-fold"));
+        on_shapes("dgx-a100", 4, "gpt2-medium", 32, 1024) + " --no-fold")));
     longest = std::max(longest, runs.back().time.step_s);
   }
   Lanes lanes(figure, 215, figure.width(), longest);
@@ -88,7 +88,7 @@ std::string configs() {
 // --- When gradients and parameters travel ------------------------------------
 
 // Stage 3 keeps nothing, and stages 1 and 2 have one bucket.
-std::string stage_config(int stage, std::int64_t micro_batches) {
+std::string stage_config(int stage, double micro_batches) {
   return fmt::format(R"({{"gradient_accumulation_steps": {},
                           "zero_optimization": {{"stage": {}, {}}}}})",
                      micro_batches, stage,
@@ -123,8 +123,8 @@ std::string contract() {
   std::vector<Report> runs;
   double longest = 0;
   for (int stage = 1; stage <= 3; ++stage) {
-    runs.push_back(train(stage_config(stage, 4),
-                         on_shapes("textbook", 8, "gpt2", 64, 1024)));
+    runs.push_back(run(line_of(stage_config(stage, 4),
+                               on_shapes("textbook", 8, "gpt2", 64, 1024))));
     longest = std::max(longest, runs.back().time.step_s);
   }
   Lanes lanes(figure, 60, figure.width(), longest);
@@ -148,29 +148,20 @@ std::string contract() {
 constexpr int kRanks = 8;
 constexpr std::int64_t kBatch = 320, kTokens = 175;
 
-double step_s(const std::string& json) {
-  return train(json, on_shapes("textbook", kRanks, "gpt2-xl", kBatch, kTokens))
-      .time.step_s;
+std::vector<Value> times_of(const std::function<std::string(double m)>& config,
+                            const std::vector<double>& all) {
+  return sweep(
+      [&](double m) {
+        return line_of(config(m), on_shapes("textbook", kRanks, "gpt2-xl",
+                                            kBatch, kTokens));
+      },
+      all, step_s);
 }
 
-std::vector<Value> stage_times(int stage, const std::vector<int>& all) {
-  std::vector<Value> times;
-  for (const int m : all) {
-    times.push_back({static_cast<double>(m), step_s(stage_config(stage, m))});
-  }
-  return times;
-}
-
-std::vector<Value> pipeline_times(const std::vector<int>& all) {
-  std::vector<Value> times;
-  for (const int m : all) {
-    const std::string json = fmt::format(
-        R"({{"gradient_accumulation_steps": {}, "pipeline":
+std::string pipeline_config(double m) {
+  return fmt::format(R"({{"gradient_accumulation_steps": {}, "pipeline":
              {{"stages": 8, "partition": "parameters"}}}})",
-        m);
-    times.push_back({static_cast<double>(m), step_s(json)});
-  }
-  return times;
+                     m);
 }
 
 std::string choice() {
@@ -178,10 +169,13 @@ std::string choice() {
   // 2 bandwidth / (e rate) B s / (d - 1)
   const double limit = 2 * textbook::kBandwidth / (kElement * textbook::kRate) *
                        static_cast<double>(kBatch * kTokens) / (kRanks - 1);
+  const auto stage_times = [](int stage, const std::vector<double>& all) {
+    return times_of([&](double m) { return stage_config(stage, m); }, all);
+  };
   const auto zero1 = stage_times(1, {1, 40});
   const auto zero2 = stage_times(2, {1, 2, 4, 8, 10, 20});
   const auto zero3 = stage_times(3, {1, 2, 4, 5, 8, 10});
-  const auto stages = pipeline_times({5, 8, 10, 20, 40});
+  const auto stages = times_of(pipeline_config, {5, 8, 10, 20, 40});
   Figure figure(
       "Accumulation makes ZeRO-3 slow and fills a pipeline\n"
       "GPT-2 XL in f32, 320 sequences of 175 tokens per step, on 8 ranks of "
