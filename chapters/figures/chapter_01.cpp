@@ -311,14 +311,14 @@ std::string memory() {
     const double y = figure.add_row(30) + 4;
     const std::string name = fmt::format("device {}", view.groups[i].ranks[0]);
     figure.text(0, y + 16, name);
-    double x = kBegin;
-    for (const auto& kind : kinds) {
-      const double width =
-          pixels * static_cast<double>(
-                       fullest[i].bytes[static_cast<std::size_t>(kind.first)]);
-      if (width > 0) figure.box({x, y, width, 22}, class_of(kind.first));
-      x += width;
+    std::vector<std::pair<double, std::string>> parts;
+    for (const auto& [kind, title] : kinds) {
+      const auto bytes = fullest[i].bytes[static_cast<std::size_t>(kind)];
+      if (bytes > 0) {
+        parts.emplace_back(pixels * static_cast<double>(bytes), class_of(kind));
+      }
     }
+    const double x = stack(figure, {kBegin, y, 0, 22}, parts);
     if (i == 0) {
       // In the middle of the loss's backward, both are there
       const double logits = 2 * 16 * 1024 * kVocabulary * kBytes;

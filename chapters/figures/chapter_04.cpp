@@ -76,22 +76,31 @@ double number(const TableRow& row, const std::string& column) {
   return std::stod(row.at(column));
 }
 
-Experiment published() {
+// One of three variants per row: "single ...", "pipeline...", or another in turn.
+Experiment read_experiment(const std::vector<std::string>& name, double images,
+                           const char* file, const char* seconds) {
   Experiment experiment;
-  experiment.name = {"PyTorch's tutorial:", "two GPUs,", "120 images"};
-  for (const TableRow& row :
-       read_table("bench/validate/pytorch_mp_tutorial.csv")) {
-    const Time time = {number(row, "time_s")};
+  experiment.name = name;
+  experiment.images = images;
+  for (const TableRow& row : read_table(file)) {
+    const Time time = {number(row, seconds),
+                       row.count("sd_s") > 0 ? number(row, "sd_s") : 0};
     const std::string& variant = row.at("variant");
-    if (variant == "single GPU") {
+    if (variant.rfind("single", 0) == 0) {
       experiment.one = time;
-    } else if (variant == "pipelined") {
+    } else if (variant.rfind("pipeline", 0) == 0) {
       experiment.splits[static_cast<int>(number(row, "split_size"))] = time;
     } else {
       experiment.naive = time;
     }
   }
   return experiment;
+}
+
+Experiment published() {
+  return read_experiment({"PyTorch's tutorial:", "two GPUs,", "120 images"},
+                         120, "bench/validate/pytorch_mp_tutorial.csv",
+                         "time_s");
 }
 
 Experiment simulated() {
@@ -114,21 +123,8 @@ Experiment simulated() {
 }
 
 Experiment measured() {
-  Experiment experiment;
-  experiment.name = {"Measured:", "two cores of a", "Xeon, 24 images"};
-  experiment.images = 24;
-  for (const TableRow& row : read_table("bench/model_parallel.csv")) {
-    const Time time = {number(row, "mean_s"), number(row, "sd_s")};
-    const std::string& variant = row.at("variant");
-    if (variant == "single") {
-      experiment.one = time;
-    } else if (variant == "pipeline") {
-      experiment.splits[static_cast<int>(number(row, "split_size"))] = time;
-    } else {
-      experiment.naive = time;
-    }
-  }
-  return experiment;
+  return read_experiment({"Measured:", "two cores of a", "Xeon, 24 images"}, 24,
+                         "bench/model_parallel.csv", "mean_s");
 }
 
 std::string two_devices() {

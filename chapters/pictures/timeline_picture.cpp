@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -287,6 +288,27 @@ double draw_group(Figure& figure, const RankGroup& group, double step_s,
   return computes;
 }
 
+// Draws the groups of each run, and the axis; `draw` returns what it drew.
+std::string runs_svg(
+    Figure& figure, const std::vector<Shown>& views, int max_groups,
+    const std::function<std::string(const RankGroup&, double step_s)>& draw) {
+  std::string details;
+  for (const Shown& one : views) {
+    add_name(figure, one);
+    details += time_of(one) + ".";
+    const std::size_t shown = num_groups(one.view, max_groups);
+    for (std::size_t g = 0; g < shown; ++g) {
+      details += draw(one.view.groups[g], one.view.step_s);
+    }
+    note_hidden(figure, one.view, shown);
+    details += " ";
+  }
+  const double longest = all_of(views).step_s;
+  figure.axis(kLaneBegin, kLaneEnd, longest, seconds_unit(longest),
+              "virtual time");
+  return figure.svg(details);
+}
+
 std::string timelines_svg(const std::string& title,
                           const std::vector<Shown>& views, int max_groups) {
   const StepView all = all_of(views);
@@ -296,24 +318,12 @@ std::string timelines_svg(const std::string& title,
   legend.emplace_back("empty", "idle");
   figure.legend(legend);
   figure.end(figure.width(), figure.add_row(16) + 12, "busy", kMuted);
-  std::string details;
-  for (const Shown& one : views) {
-    add_name(figure, one);
-    details += time_of(one) + ".";
-    const std::size_t shown = num_groups(one.view, max_groups);
-    for (std::size_t g = 0; g < shown; ++g) {
-      const RankGroup& group = one.view.groups[g];
-      const double computes =
-          draw_group(figure, group, one.view.step_s, pixels);
-      details += fmt::format(" Compute is busy for {:.0f} % of it on {}.",
-                             100 * computes, sim::rank_list(group.ranks));
-    }
-    note_hidden(figure, one.view, shown);
-    details += " ";
-  }
-  figure.axis(kLaneBegin, kLaneEnd, all.step_s, seconds_unit(all.step_s),
-              "virtual time");
-  return figure.svg(details);
+  return runs_svg(
+      figure, views, max_groups, [&](const RankGroup& group, double step_s) {
+        const double computes = draw_group(figure, group, step_s, pixels);
+        return fmt::format(" Compute is busy for {:.0f} % of it on {}.",
+                           100 * computes, sim::rank_list(group.ranks));
+      });
 }
 
 // "ranks 0-3, at most 2.7 MiB: parameter 746 KiB activation 1.2 MiB"
@@ -335,30 +345,20 @@ std::string memories_svg(const std::string& title,
   const double most = memory_peak(all);
   Figure figure(title);
   figure.legend(memory_classes_of(all));
-  std::string details;
-  for (const Shown& one : views) {
-    add_name(figure, one);
-    details += time_of(one) + ".";
-    const std::size_t shown = most > 0 ? num_groups(one.view, max_groups) : 0;
-    for (std::size_t g = 0; g < shown; ++g) {
-      constexpr double kHeight = 90;
-      const RankGroup& group = one.view.groups[g];
-      const Box at{kLaneBegin, figure.add_row(kHeight + 12) + 8,
-                   kLaneWidth * one.view.step_s / all.step_s, kHeight};
-      figure.text(0, at.y + 12, sim::rank_list(group.ranks));
-      figure.text(0, at.y + 29, "at most");
-      figure.text(0, at.y + 44, format_bytes(memory_peak(group)));
-      draw_memory(figure, group, one.view.step_s, most, at);
-      figure.lines_across({at.x, at.y, kLaneWidth, at.height}, 0, most,
-                          bytes_unit(most), /*is_right=*/true);
-      details += " " + memory_line(group) + ".";
-    }
-    note_hidden(figure, one.view, shown);
-    details += " ";
-  }
-  figure.axis(kLaneBegin, kLaneEnd, all.step_s, seconds_unit(all.step_s),
-              "virtual time");
-  return figure.svg(details);
+  return runs_svg(figure, views, most > 0 ? max_groups : 0,
+                  [&](const RankGroup& group, double step_s) {
+                    constexpr double kHeight = 90;
+                    const Box at{kLaneBegin, figure.add_row(kHeight + 12) + 8,
+                                 kLaneWidth * step_s / all.step_s, kHeight};
+                    figure.text(0, at.y + 12, sim::rank_list(group.ranks));
+                    figure.text(0, at.y + 29, "at most");
+                    figure.text(0, at.y + 44, format_bytes(memory_peak(group)));
+                    draw_memory(figure, group, step_s, most, at);
+                    figure.lines_across({at.x, at.y, kLaneWidth, at.height}, 0,
+                                        most, bytes_unit(most),
+                                        /*is_right=*/true);
+                    return " " + memory_line(group) + ".";
+                  });
 }
 
 }  // namespace
