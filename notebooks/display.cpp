@@ -16,19 +16,16 @@ namespace svg = pictures::svg;
 namespace text_table = pictures::text_table;
 using Rows = std::vector<std::vector<std::string>>;
 
-std::string row_html(const std::vector<std::string>& row, const char* tag) {
-  std::string html = "<tr>";
-  for (const std::string& cell : row) {
-    html += fmt::format("<{0} style=\"text-align:right\">{1}</{0}>", tag,
-                        svg::escape(cell));
-  }
-  return html + "</tr>\n";
-}
-
-std::string table_html(const Rows& rows) {
+std::string table_html(const Rows& rows, const char* first_row = "th") {
   std::string html = "<table>\n";
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    html += row_html(rows[i], i == 0 ? "th" : "td");
+  for (const std::vector<std::string>& row : rows) {
+    html += "<tr>";
+    for (const std::string& cell : row) {
+      html +=
+          fmt::format("<{0} style=\"text-align:right\">{1}</{0}>",
+                      &row == &rows[0] ? first_row : "td", svg::escape(cell));
+    }
+    html += "</tr>\n";
   }
   return html + "</table>\n";
 }
@@ -83,32 +80,11 @@ Picture tensor_picture(const Tensor& x) {
   const std::string title = title_of(x);
   if (x.is_meta()) return {title + ": a shape without values", "", ""};
   const Rows rows = values_of(x);
-  Picture picture{title + "\n" + text_table::align(rows), "", ""};
-  picture.html = "<p>" + svg::escape(title) + "</p>\n<table>\n";
-  for (const auto& row : rows) picture.html += row_html(row, "td");
-  picture.html += "</table>\n";
-  return picture;
+  return {title + "\n" + text_table::align(rows), "",
+          "<p>" + svg::escape(title) + "</p>\n" + table_html(rows, "td")};
 }
 
 // --- Images ------------------------------------------------------------------
-
-std::string base64(const std::string& bytes) {
-  constexpr const char* kDigits =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string text;
-  for (std::size_t i = 0; i < bytes.size(); i += 3) {
-    const std::string three = bytes.substr(i, 3);
-    unsigned bits = 0;
-    for (std::size_t k = 0; k < 3; ++k) {
-      bits = bits << 8 |
-             (k < three.size() ? static_cast<unsigned char>(three[k]) : 0U);
-    }
-    for (std::size_t k = 0; k < 4; ++k) {
-      text += k <= three.size() ? kDigits[bits >> (18 - 6 * k) & 63] : '=';
-    }
-  }
-  return text;
-}
 
 std::string attribute(const std::string& svg, const std::string& name) {
   const std::size_t begin = svg.find(name + "=\"") + name.size() + 2;
@@ -118,7 +94,7 @@ std::string attribute(const std::string& svg, const std::string& name) {
 std::string image_html(const std::string& svg) {
   return fmt::format(
       "<img alt=\"{}\" width=\"{}\" src=\"data:image/svg+xml;base64,{}\"/>\n",
-      attribute(svg, "aria-label"), attribute(svg, "width"), base64(svg));
+      attribute(svg, "aria-label"), attribute(svg, "width"), svg::base64(svg));
 }
 
 // --- Claims ------------------------------------------------------------------

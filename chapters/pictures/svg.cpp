@@ -101,6 +101,23 @@ std::string columns(const std::vector<double>& heights,
                      kCurveHeight * (1 - dashed), kWidth);
 }
 
+std::string base64(const std::string& bytes) {
+  constexpr const char* kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    unsigned three = 0;
+    for (std::size_t k = i; k < i + 3; ++k) {
+      three = three << 8 |
+              (k < bytes.size() ? static_cast<unsigned char>(bytes[k]) : 0U);
+    }
+    for (std::size_t k = 0; k < 4; ++k) {
+      text += i + k <= bytes.size() ? kDigits[three >> (18 - 6 * k) & 63] : '=';
+    }
+  }
+  return text;
+}
+
 std::string escape(const std::string& text) {
   std::string safe;
   for (const char c : text) {

@@ -36,6 +36,9 @@ std::string columns(const std::vector<double>& heights,
                     const std::vector<std::string>& names, double dashed,
                     const std::string& title);
 
+/// Bytes in the 64 letters that a URL or a script may contain, padded by =.
+std::string base64(const std::string& bytes);
+
 /// Text for HTML and for attributes in double quotes.
 std::string escape(const std::string& text);
 

@@ -41,10 +41,9 @@ std::vector<std::string> links_of(const RunGroup& group) {
 
 std::string step_cell(const ProgramRun& run, Unit unit, double most_s) {
   if (!run.virtual_run) return kDash;
-  const double step_s = run.virtual_run->step_s.counted;
   return fmt::format("<td class=\"with-bar\">{}{}</td>",
-                     number_text(step_s, unit),
-                     svg::bar(most_s > 0 ? step_s / most_s : 0, "time"));
+                     number_text(step_of(run), unit),
+                     svg::bar(most_s > 0 ? step_of(run) / most_s : 0, "time"));
 }
 
 std::string speed_up_cell(const ProgramRun& run, const ProgramRun* one) {

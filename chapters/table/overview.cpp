@@ -91,12 +91,7 @@ std::string worlds_of(const Chosen& runs, const Marks& marks) {
 }
 
 std::string claims_cell(const Chosen& runs, const Marks& marks) {
-  ClaimCount count;
-  for (const ProgramRun* run : runs) {
-    const auto [failed, measured] = count_claims(*run);
-    count.failed += failed;
-    count.measured += measured;
-  }
+  const ClaimCount count = count_claims(runs);
   if (count.measured == 0) return "-";
   return fmt::format("{} {} of {}",
                      count.failed == 0 ? marks.passed : marks.failed,

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "chapters/pictures/svg.h"
 #include "chapters/table/html.h"
 #include "chapters/table/internal/page.h"
@@ -70,14 +72,10 @@ std::string proof_rows(const std::vector<const ProgramRun*>& trained,
 std::string proof_html(const Runs& runs) {
   const std::vector<const ProgramRun*> trained = trained_runs(runs);
   if (trained.empty()) return "";
-  std::size_t num_failed = 0;
-  ClaimCount claims;
-  for (const ProgramRun* run : trained) {
-    const ClaimCount own = count_claims(*run);
-    claims.failed += own.failed;
-    claims.measured += own.measured;
-    if (own.failed > 0) ++num_failed;
-  }
+  const ClaimCount claims = count_claims(trained);
+  const auto num_failed = static_cast<std::size_t>(std::count_if(
+      trained.begin(), trained.end(),
+      [](const ProgramRun* run) { return count_claims(*run).failed > 0; }));
   const bool holds = num_failed == 0;
   return fmt::format(
              "<section id=\"proof\"><details{}><summary><h2>Proof: {} of {}"
@@ -98,8 +96,7 @@ std::string proof_html(const Runs& runs) {
 
 std::string comparison_html(const Runs& runs) {
   if (!are_sets(runs)) return "";
-  std::vector<const ProgramRun*> all;
-  for (const ProgramRun& run : runs) all.push_back(&run);
+  const std::vector<const ProgramRun*> all = pointers_to(runs);
   const Unit step = unit_of(seconds_unit, all, step_of);
   const Unit sent = unit_of(bytes_unit, all, sent_per_step);
   const Unit peak = unit_of(

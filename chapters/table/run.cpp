@@ -347,6 +347,10 @@ bool fits(const ProgramRun& run) {
   return run.capacity_bytes == 0 || run.peak_bytes <= run.capacity_bytes;
 }
 
+double step_of(const ProgramRun& run) {
+  return run.virtual_run ? run.virtual_run->step_s.counted : run.wall_step_s;
+}
+
 double sent_per_step(const ProgramRun& run) {
   if (run.sent_bytes < 0 || run.steps == 0) return run.sent_bytes;
   return run.sent_bytes / static_cast<double>(run.steps);

@@ -127,6 +127,9 @@ std::string format_difference(double value);
 /// Whether the run fits in the memory of its devices.
 bool fits(const ProgramRun& run);
 
+/// Seconds of a step, virtual or else on the wall; negative: not measured.
+double step_of(const ProgramRun& run);
+
 /// Bytes that the busiest rank sends in a step, mean of the run; negative where
 /// they were not measured.
 double sent_per_step(const ProgramRun& run);

@@ -168,10 +168,6 @@ std::size_t number_of(const ProgramRun& run, const Runs& runs) {
   return static_cast<std::size_t>(&run - runs.data());
 }
 
-double step_of(const ProgramRun& run) {
-  return run.virtual_run ? run.virtual_run->step_s.counted : run.wall_step_s;
-}
-
 bool are_sets(const Runs& runs) {
   return std::any_of(runs.begin(), runs.end(), [&](const ProgramRun& run) {
     return run.set != runs.front().set;

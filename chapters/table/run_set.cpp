@@ -39,6 +39,18 @@ std::vector<std::string> cells_of(const std::string& line) {
 
 bool is_remark(const std::string& line) { return line.rfind("# ", 0) == 0; }
 
+/// `text`, what it was trained on, and the memory `per` what.
+std::string setting_of(const ProgramRun& run, std::string text,
+                       const char* per) {
+  if (!run.samples.empty()) text += (text.empty() ? "" : ", ") + run.samples;
+  if (run.virtual_run) text += " on " + run.virtual_run->cluster;
+  if (run.capacity_bytes > 0) {
+    text +=
+        fmt::format(" ({} GB{})", format_gigabytes(run.capacity_bytes), per);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::vector<ProgramRun> read_run_set(const std::string& path) {
@@ -73,12 +85,21 @@ std::string read_remark(const std::string& path) {
   return "";
 }
 
+std::vector<const ProgramRun*> pointers_to(
+    const std::vector<ProgramRun>& runs) {
+  std::vector<const ProgramRun*> all;
+  for (const ProgramRun& run : runs) all.push_back(&run);
+  return all;
+}
+
 std::vector<const ProgramRun*> trained_runs(
     const std::vector<ProgramRun>& runs) {
-  std::vector<const ProgramRun*> trained;
-  for (const ProgramRun& run : runs) {
-    if (run.backend != "sim") trained.push_back(&run);
-  }
+  std::vector<const ProgramRun*> trained = pointers_to(runs);
+  trained.erase(std::remove_if(trained.begin(), trained.end(),
+                               [](const ProgramRun* run) {
+                                 return run->backend == "sim";
+                               }),
+                trained.end());
   return trained;
 }
 
@@ -130,11 +151,7 @@ std::vector<std::string> compared_cells(const ProgramRun& run,
                               ? fmt::format(" ({:.2f})", value / base)
                               : "");
   };
-  const auto step_s = [](const ProgramRun& each) {
-    return each.virtual_run ? each.virtual_run->step_s.counted
-                            : each.wall_step_s;
-  };
-  return {cell(step_s(run), step_s(first), sim::seconds_text),
+  return {cell(step_of(run), step_of(first), sim::seconds_text),
           cell(run.peak_bytes, first.peak_bytes, format_bytes),
           cell(sent_per_step(run), sent_per_step(first), format_bytes),
           run.virtual_run
@@ -143,13 +160,8 @@ std::vector<std::string> compared_cells(const ProgramRun& run,
 }
 
 std::string speed_up_text(const ProgramRun& run, const ProgramRun* one) {
-  if (one == nullptr || !run.virtual_run ||
-      run.virtual_run->step_s.counted <= 0) {
-    return "";
-  }
-  const std::string ratio =
-      fmt::format("{:.2f}", one->virtual_run->step_s.counted /
-                                run.virtual_run->step_s.counted);
+  if (one == nullptr || !run.virtual_run || step_of(run) <= 0) return "";
+  const std::string ratio = fmt::format("{:.2f}", step_of(*one) / step_of(run));
   return fits(run) && fits(*one) ? ratio : "(" + ratio + ")";
 }
 
@@ -170,20 +182,7 @@ std::string other_trainings_text(const std::vector<const ProgramRun*>& runs) {
 }
 
 std::string other_trainings_text(const std::vector<ProgramRun>& runs) {
-  std::vector<const ProgramRun*> all;
-  for (const ProgramRun& run : runs) all.push_back(&run);
-  return other_trainings_text(all);
-}
-
-std::string links_text(const ProgramRun& run) {
-  std::string text;
-  if (!run.virtual_run) return text;
-  for (const sim::LinkBytes& link : run.virtual_run->links) {
-    if (link.bytes <= 0) continue;
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", link.link,
-                        format_decimal_bytes(link.bytes));
-  }
-  return text;
+  return other_trainings_text(pointers_to(runs));
 }
 
 std::string world_name(const ProgramRun& run, const std::string& times) {
@@ -192,25 +191,13 @@ std::string world_name(const ProgramRun& run, const std::string& times) {
 }
 
 std::string setting_of(const ProgramRun& run) {
-  std::string text = run.setting;
-  if (!run.samples.empty()) text += (text.empty() ? "" : ", ") + run.samples;
-  if (run.virtual_run) text += " on " + run.virtual_run->cluster;
-  if (run.capacity_bytes > 0) {
-    text += fmt::format(" ({} GB per device)",
-                        format_gigabytes(run.capacity_bytes));
-  }
-  return text;
+  return setting_of(run, run.setting, " per device");
 }
 
 std::string short_setting_of(const ProgramRun& run) {
-  std::string text = run.setting.substr(0, run.setting.find(", "));
-  if (text.find('(') != std::string::npos) text.clear();
-  if (!run.samples.empty()) text += (text.empty() ? "" : ", ") + run.samples;
-  if (run.virtual_run) text += " on " + run.virtual_run->cluster;
-  if (run.capacity_bytes > 0) {
-    text += fmt::format(" ({} GB)", format_gigabytes(run.capacity_bytes));
-  }
-  return text;
+  std::string model = run.setting.substr(0, run.setting.find(", "));
+  if (model.find('(') != std::string::npos) model.clear();
+  return setting_of(run, model, "");
 }
 
 std::string format_gigabytes(double bytes) {

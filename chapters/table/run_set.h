@@ -31,6 +31,7 @@ struct RunGroup {
 };
 /// Runs on shapes alone, grouped by title and setting (setting_of).
 std::vector<RunGroup> simulated_groups(const std::vector<ProgramRun>& runs);
+std::vector<const ProgramRun*> pointers_to(const std::vector<ProgramRun>& runs);
 /// The runs that trained.
 std::vector<const ProgramRun*> trained_runs(
     const std::vector<ProgramRun>& runs);
@@ -59,9 +60,6 @@ std::string speed_up_text(const ProgramRun& run, const ProgramRun* one);
 /// (PipeDream-2BW: weights one update old)."; empty where no run has one.
 std::string other_trainings_text(const std::vector<const ProgramRun*>& runs);
 std::string other_trainings_text(const std::vector<ProgramRun>& runs);
-
-/// "nvlink 12 GB, network 4.5 GB", per step by all devices; empty without.
-std::string links_text(const ProgramRun& run);
 
 /// "threads ×4", "1 rank".
 std::string world_name(const ProgramRun& run,

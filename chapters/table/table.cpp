@@ -212,14 +212,18 @@ ClaimCount count_claims(const ProgramRun& run) {
   return count;
 }
 
-ClaimCount count_claims(const std::vector<ProgramRun>& runs) {
+ClaimCount count_claims(const std::vector<const ProgramRun*>& runs) {
   ClaimCount count;
-  for (const ProgramRun& run : runs) {
-    const auto [failed, measured] = count_claims(run);
+  for (const ProgramRun* run : runs) {
+    const auto [failed, measured] = count_claims(*run);
     count.failed += failed;
     count.measured += measured;
   }
   return count;
+}
+
+ClaimCount count_claims(const std::vector<ProgramRun>& runs) {
+  return count_claims(pointers_to(runs));
 }
 
 std::string format_claims(const std::vector<ProgramRun>& runs, Charset charset,

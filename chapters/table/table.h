@@ -51,6 +51,7 @@ struct ClaimCount {
   int measured = 0;
 };
 ClaimCount count_claims(const ProgramRun& run);
+ClaimCount count_claims(const std::vector<const ProgramRun*>& runs);
 ClaimCount count_claims(const std::vector<ProgramRun>& runs);
 /// "all 292 claims hold", "1 of 11 claims failed", "no claim was measured".
 std::string verdict_text(const ClaimCount& count);

@@ -109,23 +109,6 @@ std::string deflated(const std::string& text) {
   return bytes;
 }
 
-std::string base64(const std::string& bytes) {
-  constexpr const char* kDigits =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string text;
-  for (std::size_t i = 0; i < bytes.size(); i += 3) {
-    std::uint32_t three = 0;
-    for (std::size_t k = i; k < i + 3; ++k) {
-      three = three << 8 |
-              (k < bytes.size() ? static_cast<unsigned char>(bytes[k]) : 0);
-    }
-    for (std::size_t k = 0; k < 4; ++k) {
-      text += i + k <= bytes.size() ? kDigits[three >> (18 - 6 * k) & 63] : '=';
-    }
-  }
-  return text;
-}
-
 }  // namespace
 
 std::string timeline_data(const sim::StepView& view) {
@@ -147,7 +130,7 @@ std::string timeline_data(const sim::StepView& view) {
                      {"ops", operations.list()},
                      {"kinds", std::move(kinds)},
                      {"groups", std::move(groups)}};
-  return base64(deflated(data.dump()));
+  return pictures::svg::base64(deflated(data.dump()));
 }
 
 }  // namespace shardbook::table::internal

@@ -25,8 +25,6 @@ std::string sign_html(Verdict verdict, const char* word = nullptr);
 
 /// Runs are numbered by their place in the list, which `run` is part of.
 std::size_t number_of(const ProgramRun& run, const Runs& runs);
-/// Seconds of a step, virtual or else on the wall; negative: not measured.
-double step_of(const ProgramRun& run);
 /// Whether several sets of runs are compared.
 bool are_sets(const Runs& runs);
 /// Says what the run is: "DDP, sim x4", and of which set.
@@ -85,10 +83,6 @@ struct FirstLook {
 FirstLook first_look(const Runs& runs);
 
 // ---- The sections. An id and a title of each that the contents list.
-
-struct Entry {
-  std::string id, title;
-};
 
 /// "Split the batch", or the setting of runs without a title.
 std::string title_of(const RunGroup& group);
