@@ -9,8 +9,8 @@
 
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/programs/programs.h"
-#include "core/ops.h"
-#include "notebooks/display.h"
+#include "core/how_many.h"
+#include "notebooks/lessons.h"
 
 namespace notes {
 
@@ -24,18 +24,13 @@ inline const std::string kSmall =
 /// Two steps of a published model on shapes, on a simulated A100.
 inline std::string on_shapes(const std::string& model, std::int64_t batch,
                              std::int64_t seq) {
-  return " --backend sim --cluster dgx-a100 --data random --steps 2 --model " +
-         model + " --batch " + std::to_string(batch) + " --seq " +
-         std::to_string(seq);
+  return joined(
+      " --backend sim --cluster dgx-a100 --data random --steps 2 --model ",
+      model, " --batch ", batch, " --seq ", seq);
 }
 
 inline Report train(const std::string& options) {
   return run("00_single_device" + options);
-}
-
-/// The most bytes of one kind at one time.
-inline double peak_of(const Report& report, MemoryKind kind) {
-  return report.ranks[0].peak[static_cast<std::size_t>(kind)].counted;
 }
 
 /// The most bytes of all kinds at one time, in the last step on shapes.
@@ -65,27 +60,17 @@ inline Picture peaks(const std::string& title, const std::string& model,
   return curve(title, plain, "samples", again, at_the_loss, {"GiB", 1 << 30});
 }
 
-inline Bar activation_bar(std::int64_t pieces, bool recompute) {
-  const Report report =
-      train(kSmall + " --micro-batches " + std::to_string(pieces) +
-            (recompute ? " --recompute" : ""));
-  Bar bar;
-  bar.name = std::to_string(pieces) +
-             (pieces == 1 ? " micro-batch" : " micro-batches") +
-             (recompute ? ", recomputed" : "");
-  bar.value = peak_of(report, MemoryKind::kActivation);
-  bar.text = fixed(bar.value / 1024, 0) + " KiB, " +
-             (report.parity.passed ? "equal" : "DIFFERENT");
-  return bar;
-}
-
 /// Each number of micro-batches, first without and then with recomputation.
 inline std::vector<Bar> activation_bars(
     const std::vector<std::int64_t>& pieces) {
   std::vector<Bar> all;
   for (const bool recompute : {false, true}) {
     for (const std::int64_t each : pieces) {
-      all.push_back(activation_bar(each, recompute));
+      const Report report = train(joined(kSmall, " --micro-batches ", each,
+                                         recompute ? " --recompute" : ""));
+      all.push_back(activation_bar(
+          how_many(each, "micro-batch") + (recompute ? ", recomputed" : ""),
+          report));
     }
   }
   return all;
@@ -116,7 +101,7 @@ inline Bar changed_bar(double rate, bool master_weights) {
   }
   const double share = changed / static_cast<double>(before.size());
   return {master_weights ? "with f32 masters" : "bf16 alone", share, 0,
-          fixed(100 * share, 0) + " %"};
+          percent(share, 0)};
 }
 
 }  // namespace notes

@@ -11,7 +11,7 @@
 #include "chapters/01_data_parallel/bill.h"
 #include "chapters/01_data_parallel/data_parallel.h"
 #include "chapters/programs/programs.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 
 namespace notes {
 
@@ -26,11 +26,10 @@ inline Tensor numbers(std::int64_t rows, const Device& device) {
 
 /// The rows that each device gets.
 inline Picture shares(std::int64_t rows, int num_devices) {
-  std::vector<std::vector<std::string>> lines = {{"device", "rows"}};
+  Rows lines = {{"device", "rows"}};
   for (const auto& [begin, end] :
        data_parallel::ceil_chunks(rows, num_devices)) {
-    lines.push_back({std::to_string(lines.size() - 1),
-                     std::to_string(begin) + " to " + std::to_string(end - 1)});
+    lines.push_back({joined(lines.size() - 1), joined(begin, " to ", end - 1)});
   }
   return table(lines);
 }
@@ -52,9 +51,9 @@ inline std::vector<std::vector<CommRecord>> records_of(
 
 /// The bytes that each device sends, a line per copy.
 inline Picture sent(const Step& step) {
-  std::vector<std::vector<std::string>> rows = {{"copy", "for"}};
+  Rows rows = {{"copy", "for"}};
   for (std::size_t device = 0; device < step.records.size(); ++device) {
-    rows[0].push_back("device " + std::to_string(device));
+    rows[0].push_back(joined("device ", device));
   }
   for (std::size_t i = 0; i < step.records[0].size(); ++i) {
     const CommRecord& record = step.records[0][i];
@@ -84,8 +83,8 @@ inline Picture hot_spot(std::int64_t batch, const std::vector<int>& sizes) {
     options.world_size = d;
     const double main = data_parallel::step_traffic(options, config)[0].total();
     const double ring = 2.0 * (d - 1) / d * weights;
-    all.push_back({std::to_string(d) + " devices, device 0", main});
-    all.push_back({std::to_string(d) + " devices, a ring", ring});
+    all.push_back({joined(d, " devices, device 0"), main});
+    all.push_back({joined(d, " devices, a ring"), ring});
   }
   return bars("Device 0 sends more with every device, a ring hardly", all,
               {"KiB", 1024}, "comm");
@@ -94,12 +93,11 @@ inline Picture hot_spot(std::int64_t batch, const std::vector<int>& sizes) {
 /// The step of one device over that of `devices`, for the same batch of GPT-2,
 /// whose samples have 1024 tokens.
 inline double speedup(int devices, int samples_per_device) {
-  const std::string line =
+  const std::string line = joined(
       "01_data_parallel --backend sim --cluster textbook --model gpt2 "
-      "--data random --seq 1024 --steps 3 --no-check --batch " +
-      std::to_string(devices * samples_per_device) + " --world-size ";
-  return run(line + "1").time.step_s /
-         run(line + std::to_string(devices)).time.step_s;
+      "--data random --seq 1024 --steps 3 --no-check --batch ",
+      devices * samples_per_device, " --world-size ");
+  return run(line + "1").time.step_s / run(joined(line, devices)).time.step_s;
 }
 
 inline Picture speedups(int devices, const std::vector<int>& samples,
@@ -108,8 +106,8 @@ inline Picture speedups(int devices, const std::vector<int>& samples,
   for (const int each : samples) {
     all.push_back({std::to_string(1024 * each), speedup(devices, each)});
   }
-  return curve("Few tokens per device make " + std::to_string(devices) +
-                   " devices slower than one",
+  return curve(joined("Few tokens per device make ", devices,
+                      " devices slower than one"),
                all, "tokens each", {"one device", 1},
                {"limit for any number of devices", limit}, {"", 1});
 }

@@ -14,7 +14,7 @@
 #include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/common/lesson.h"
 #include "chapters/common/run/program.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 #include "notebooks/live_ranks.h"
 
 namespace notes {
@@ -43,41 +43,15 @@ inline std::vector<double> gradient_norms(ProcessGroup& dp, Average average) {
 
 /// A row for each of four ranks.
 inline Picture norms(Average average) {
-  std::vector<std::vector<std::string>> rows = {
-      {"rank", "own samples", "after averaging", "one device"}};
-  for (const std::vector<double>& rank : on_ranks(4, gradient_norms, average)) {
-    rows.push_back({std::to_string(rows.size() - 1), fixed(rank[0], 4),
-                    fixed(rank[1], 4), fixed(rank[2], 4)});
-  }
-  return table(rows);
+  return by_rank({"rank", "own samples", "after averaging", "one device"},
+                 on_ranks(4, gradient_norms, average), 4);
 }
 
-/// gpt-nano on four ranks of this process. Its loss begins near ln 256 = 5.55.
-inline Options small_options() {
-  Options options;
-  options.chapter = "02_ddp";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.world_size = 4;
-  options.batch = 8;
-  options.seq = 32;
-  options.steps = 12;
-  return options;
-}
+inline Options small_options() { return nano_options("02_ddp", 4, 8, 12); }
 
-/// Eight ranks of the cluster textbook, on shapes alone, in virtual time.
 inline Options on_textbook(const std::string& model, std::int64_t batch,
                            std::int64_t seq) {
-  Options options = small_options();
-  options.backend = "sim";
-  options.cluster = "textbook";
-  options.world_size = 8;
-  options.model = model;
-  options.data = "random";
-  options.batch = batch;
-  options.seq = seq;
-  options.steps = 3;
-  return options;
+  return textbook_options("02_ddp", model, batch, seq, /*steps=*/3);
 }
 
 /// The chapter's program without its command line.
@@ -122,8 +96,7 @@ inline Picture first_buckets(const Options& options,
       bar.value +=
           static_cast<double>(items[static_cast<std::size_t>(i)].bytes);
     }
-    bar.name = "bucket " + std::to_string(all.size()) +
-               ", tensors: " + std::to_string(bucket.size());
+    bar.name = joined("bucket ", all.size(), ", tensors: ", bucket.size());
     all.push_back(bar);
   }
   return bars("In the first step, the token table's bucket leaves last", all,
@@ -179,11 +152,7 @@ inline bool are_weights_right(double w0, double w1) {
 
 /// What the ledger books for an all-reduce of psi elements of e bytes.
 inline double booked_bytes(double psi, double e, double d) {
-  CommRecord record;
-  record.op = CommOp::kAllReduce;
-  record.group_size = static_cast<int>(d);
-  record.numel = static_cast<std::int64_t>(psi);
-  return e * wire_elements(record);
+  return e * booked_elements(CommOp::kAllReduce, psi, d);
 }
 
 }  // namespace notes

@@ -14,7 +14,7 @@
 #include "chapters/common/toy.h"
 #include "chapters/programs/programs.h"
 #include "core/check.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 
 namespace notes {
 
@@ -24,29 +24,18 @@ using namespace shardbook::notebook;
 /// Elements 0 .. n-1 as a strip: whole on every rank, or cut.
 inline dtensor::Held strip(const std::string& name, std::int64_t n, int ranks,
                            bool is_cut) {
-  dtensor::Held held;
+  dtensor::Held held = dtensor::held_by(
+      name, {1, n}, {is_cut ? dtensor::shard(1) : dtensor::replicate()},
+      {ranks});
   held.title = name;
-  held.columns = n;
-  const std::int64_t part = (n + ranks - 1) / ranks;
-  for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    IndexRun run{0, n};
-    if (is_cut) {
-      run.begin = std::min(rank * part, n);
-      run.count = std::min(part, n - run.begin);
-    }
-    held.rows_of.push_back({{0, 1}});
-    held.columns_of.push_back({run});
-  }
   return held;
 }
 
 /// Who holds which of n elements under a stage of ZeRO; stage 0 is DDP.
 inline Picture stage(int number, std::int64_t n, int ranks) {
-  const std::vector<std::string> cut = {"nothing", "the optimizer state",
-                                        "gradients and optimizer state",
-                                        "all three"};
-  return holders("Stage " + std::to_string(number) + " cuts " +
-                     cut[static_cast<std::size_t>(number)],
+  const char* const cut[] = {"nothing", "the optimizer state",
+                             "gradients and optimizer state", "all three"};
+  return holders(joined("Stage ", number, " cuts ", cut[number]),
                  {strip("parameters", n, ranks, number >= 3),
                   strip("gradients", n, ranks, number >= 2),
                   strip("optimizer state", n, ranks, number >= 1)});
@@ -66,9 +55,8 @@ inline toy::Net three_layers() {
 inline std::string units_of(const fsdp::FullyShardedDataParallel& model) {
   std::string text;
   for (const fsdp::FlatParameter* unit : model.units()) {
-    text += unit->name() + " has " + std::to_string(unit->layout().numel) +
-            " elements, " + std::to_string(unit->shard().numel()) +
-            " on each rank\n";
+    text += joined(unit->name(), " has ", unit->layout().numel, " elements, ",
+                   unit->shard().numel(), " on each rank\n");
   }
   return text;
 }
@@ -82,9 +70,9 @@ inline const std::string kSmall =
 inline std::string simulated(const std::string& cluster,
                              const std::string& model, std::int64_t samples,
                              std::int64_t seq) {
-  return " --backend sim --world-size 8 --data random --steps 3 --cluster " +
-         cluster + " --model " + model + " --batch " +
-         std::to_string(8 * samples) + " --seq " + std::to_string(seq);
+  return joined(
+      " --backend sim --world-size 8 --data random --steps 3 --cluster ",
+      cluster, " --model ", model, " --batch ", 8 * samples, " --seq ", seq);
 }
 
 /// "ddp", or a --strategy of this chapter.
@@ -97,14 +85,13 @@ inline Report train(const std::string& options, const std::string& strategy) {
 /// KiB of rank 0, a row for each strategy.
 inline Picture side_by_side(const std::string& options,
                             const std::vector<std::string>& names) {
-  std::vector<std::vector<std::string>> rows = {
-      {"strategy", "parameters", "gradients", "optimizer", "sent per step",
-       "last loss", "like one device"}};
+  Rows rows = {{"strategy", "parameters", "gradients", "optimizer",
+                "sent per step", "last loss", "like one device"}};
   for (const std::string& name : names) {
     const Report report = train(options, name);
     const auto kib = [](double bytes) { return fixed(bytes / 1024, 0); };
     const auto peak = [&](MemoryKind kind) {
-      return kib(report.ranks[0].peak[static_cast<std::size_t>(kind)].counted);
+      return kib(peak_of(report, kind));
     };
     rows.push_back(
         {name, peak(MemoryKind::kParameter), peak(MemoryKind::kGradient),
@@ -120,8 +107,7 @@ inline std::string try_to_train(const std::string& strategy_name,
                                 std::int64_t device_bytes) {
   try {
     const Report report =
-        train(kSmall + " --device-memory " + std::to_string(device_bytes),
-              strategy_name);
+        train(joined(kSmall, " --device-memory ", device_bytes), strategy_name);
     return strategy_name + " trains: loss " + fixed(report.losses.back(), 4) +
            "\n";
   } catch (const Error& error) {
@@ -137,13 +123,8 @@ inline Bar step_bar(const std::string& name, const Report& report) {
 
 /// Two all-gathers and a reduce-scatter, as the ledger books them.
 inline double three_calls(double psi, double d, double e) {
-  CommRecord gather;
-  gather.op = CommOp::kAllGather;
-  gather.group_size = static_cast<int>(d);
-  gather.numel = static_cast<std::int64_t>(psi);
-  CommRecord reduce = gather;
-  reduce.op = CommOp::kReduceScatter;
-  return e * (2 * wire_elements(gather) + wire_elements(reduce));
+  return e * (2 * booked_elements(CommOp::kAllGather, psi, d) +
+              booked_elements(CommOp::kReduceScatter, psi, d));
 }
 
 }  // namespace notes

@@ -18,7 +18,7 @@
 #include "core/context.h"
 #include "core/layers.h"
 #include "core/ops.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 
 namespace notes {
 
@@ -160,7 +160,7 @@ inline CutStep cut_step(std::int64_t rows, const Halves& forward) {
     RankContext::Scope there(other);
     net2 = Linear("net2", 10, 5, InitOptions());
   }
-  Tensor x = Tensor::empty({rows, 10});
+  const Tensor x = Tensor::empty({rows, 10});
   fill_normal(x, /*seed=*/0, stream_of("rows"), 0, 1);
 
   const auto ledger = std::make_shared<CopyLedger>();
@@ -178,8 +178,7 @@ inline CutStep cut_step(std::int64_t rows, const Halves& forward) {
 }
 
 inline Picture where(const CutStep& step) {
-  std::vector<std::vector<std::string>> rows = {
-      {"tensor", "shape", "device", "gradient on"}};
+  Rows rows = {{"tensor", "shape", "device", "gradient on"}};
   for (const NamedTensor& p : step.parameters) {
     rows.push_back({p.name, shape_text(p.tensor.shape()),
                     p.tensor.device().name(), p.tensor.grad().device().name()});

@@ -15,7 +15,7 @@
 #include "chapters/common/pipeline/schedule_check.h"
 #include "chapters/programs/programs.h"
 #include "core/check.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 #include "notebooks/live_ranks.h"
 
 namespace notes {
@@ -62,8 +62,7 @@ inline Picture stages(const std::string& model,
   const std::vector<int> cuts = cut_by_balance(layers->size(), balance);
   const auto numbers = on_ranks(static_cast<int>(balance.size()),
                                 stage_parameters, options, cuts);
-  std::vector<std::vector<std::string>> rows = {
-      {"rank", "layers", "parameters"}};
+  Rows rows = {{"rank", "layers", "parameters"}};
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     std::string names;
     for (int layer = cuts[i]; layer < cuts[i + 1]; ++layer) {
@@ -76,18 +75,14 @@ inline Picture stages(const std::string& model,
 
 /// Memory and time of the three ways to recompute.
 inline Picture recompute_modes() {
-  std::vector<std::vector<std::string>> rows = {
-      {"recompute", "activations of rank 1", "virtual step", "idle"}};
+  Rows rows = {{"recompute", "activations of rank 1", "virtual step", "idle"}};
   for (const char* mode : {"never", "except_last", "always"}) {
-    const Report report = run("05_gpipe --micro-batches 8 --recompute " +
-                              std::string(mode) + kOnA100s);
-    const double bytes =
-        report.ranks[1]
-            .peak[static_cast<std::size_t>(MemoryKind::kActivation)]
-            .counted;
+    const Report report =
+        run(joined("05_gpipe --micro-batches 8 --recompute ", mode, kOnA100s));
+    const double bytes = peak_of(report.ranks[1], MemoryKind::kActivation);
     rows.push_back({mode, fixed(bytes / (1 << 20), 1) + " MiB",
-                    fixed(1e3 * report.time.step_s, 1) + " ms",
-                    fixed(100 * report.time.idle_share, 1) + " %"});
+                    ms(report.time.step_s, 1),
+                    percent(report.time.idle_share, 1)});
   }
   return table(rows);
 }
@@ -97,10 +92,10 @@ inline Picture step_times(const std::string& title, const std::string& options,
                           const std::vector<int>& counts) {
   std::vector<Bar> all;
   for (const int m : counts) {
-    const Report report =
-        run("05_gpipe --recompute never --partition time --micro-batches " +
-            std::to_string(m) + options);
-    all.push_back({"m = " + std::to_string(m), report.time.step_s});
+    const Report report = run(
+        joined("05_gpipe --recompute never --partition time --micro-batches ",
+               m, options));
+    all.push_back({joined("m = ", m), report.time.step_s});
   }
   return bars(title, all, {"ms", 1e-3}, "time");
 }
@@ -116,9 +111,8 @@ inline int fewest(int p, double share) {
 
 /// The bytes that `rank` sends in one step.
 inline double sent(int rank, int micro_batches) {
-  const Report report =
-      run("05_gpipe" + kSmall + " --steps 1 --micro-batches " +
-          std::to_string(micro_batches));
+  const Report report = run(
+      joined("05_gpipe", kSmall, " --steps 1 --micro-batches ", micro_batches));
   return report.ranks[static_cast<std::size_t>(rank)].bytes.counted;
 }
 

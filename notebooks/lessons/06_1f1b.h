@@ -11,7 +11,7 @@
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/programs/programs.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 
 namespace notes {
 
@@ -60,14 +60,14 @@ inline NamedSchedule timed(const std::string& name, int p, int m) {
 
 /// Makespan, idle share and sets of activations, a row per schedule.
 inline Picture compare(const std::vector<std::string>& names, int p, int m) {
-  std::vector<std::vector<std::string>> rows = {
+  Rows rows = {
       {"schedule", "makespan", "idle", "sets on rank 0", "on the last"}};
   for (const std::string& name : names) {
     const NamedSchedule one = timed(name, p, m);
     const std::vector<int> sets =
         pipeline::max_live_activations(one.schedule, pipeline::Until::kWeight);
     rows.push_back({name, fixed(one.replay.makespan, 1),
-                    fixed(100 * pipeline::idle_share(one.replay), 1) + " %",
+                    percent(pipeline::idle_share(one.replay), 1),
                     std::to_string(sets.front()), std::to_string(sets.back())});
   }
   return table(rows);
@@ -85,19 +85,20 @@ inline const std::string kOnA100s =
 
 /// Eight blocks of width h on eight ranks of the cluster `textbook`, in f32.
 inline std::string blocks_on_textbook(int h, int micro_batches, int tokens) {
-  return " --backend sim --cluster textbook --data random --world-size 8 "
-         "--partition type:block --steps 1 --seq 25 --batch " +
-         std::to_string(micro_batches * (tokens / 25)) +
-         R"( --model '{"n_layer": 8, "n_head": 4, "n_positions": 64, )"
-         R"("vocab_size": 64, "n_embd": )" +
-         std::to_string(h) + "}'";
+  return joined(
+      " --backend sim --cluster textbook --data random --world-size 8 "
+      "--partition type:block --steps 1 --seq 25 --batch ",
+      micro_batches * (tokens / 25),
+      R"( --model '{"n_layer": 8, "n_head": 4, "n_positions": 64, )"
+      R"("vocab_size": 64, "n_embd": )",
+      h, "}'");
 }
 
 /// Trains in a pipeline, and on one device for comparison.
 inline Report train(const std::string& options, const std::string& schedule,
                     std::int64_t micro_batches) {
-  return run("06_1f1b --schedule " + schedule + " --micro-batches " +
-             std::to_string(micro_batches) + options);
+  return run(joined("06_1f1b --schedule ", schedule, " --micro-batches ",
+                    micro_batches, options));
 }
 
 /// A bar for each schedule and number of micro-batches, of two samples each.
@@ -107,15 +108,9 @@ inline Picture memory_by_pieces(const std::string& title,
   std::vector<Bar> all;
   for (const std::string& name : names) {
     for (const std::int64_t m : pieces) {
-      const Report report =
-          train(kSmall + " --batch " + std::to_string(2 * m), name, m);
-      const double bytes =
-          report.ranks[0]
-              .peak[static_cast<std::size_t>(MemoryKind::kActivation)]
-              .counted;
-      all.push_back({name + ", m = " + std::to_string(m), bytes, 0,
-                     fixed(bytes / 1024, 0) + " KiB, " +
-                         (report.parity.passed ? "equal" : "DIFFERENT")});
+      all.push_back(
+          activation_bar(joined(name, ", m = ", m),
+                         train(joined(kSmall, " --batch ", 2 * m), name, m)));
     }
   }
   return bars(title, all, {"KiB", 1024}, "space");
@@ -130,25 +125,23 @@ inline Picture idle_by_tokens(const std::string& title, int h,
     for (const int each : tokens) {
       const double share =
           train(blocks_on_textbook(h, 128, each), name, 128).time.idle_share;
-      all.push_back({name + ", " + std::to_string(each) + " tokens", share, 0,
-                     fixed(100 * share, 1) + " %"});
+      all.push_back(
+          {joined(name, ", ", each, " tokens"), share, 0, percent(share, 1)});
     }
   }
   return bars(title, all, {"%", 0.01});
 }
 
 inline Bar step_bar(const std::string& name) {
-  const Report report = train(kOnA100s, name, 8);
-  return {name, report.time.step_s, 0,
-          fixed(1e3 * report.time.step_s, 1) + " ms"};
+  const double step_s = train(kOnA100s, name, 8).time.step_s;
+  return {name, step_s, 0, ms(step_s, 1)};
 }
 
 /// The version of the weights that each mini-batch reads on a stage, and the
 /// one to which its gradient is applied.
 inline Picture versions_of_stage(int stage, int p, int m) {
   const pipeline::Schedule schedule = make("pipedream", p, m);
-  std::vector<std::vector<std::string>> rows = {
-      {"mini-batch", "reads version", "updates version"}};
+  Rows rows = {{"mini-batch", "reads version", "updates version"}};
   for (const pipeline::VersionRecord& record : pipeline::versions(schedule)) {
     if (record.stage != stage) continue;
     rows.push_back({std::to_string(record.micro_batch),

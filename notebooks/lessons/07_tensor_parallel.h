@@ -12,7 +12,7 @@
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/programs/programs.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 
 namespace notes {
 
@@ -35,9 +35,7 @@ inline dtensor::Held parameter_of(const std::string& name, const Shape& shape,
 
 /// Normal numbers that depend on the name alone.
 inline Tensor random(const std::string& name, const Shape& shape) {
-  const Tensor x = Tensor::empty(shape, {DType::kF64, {}});
-  fill_normal(x, /*seed=*/0, stream_of(name), 0, 1);
-  return x;
+  return numbers(shape, name, /*mean=*/0, /*seed=*/0);
 }
 
 /// This rank's equal part along `dim`.
@@ -54,14 +52,12 @@ inline std::string difference(const Tensor& a, const Tensor& b) {
 /// One number of each rank, in columns with titles.
 inline Picture by_rank(const std::vector<std::string>& titles,
                        const std::vector<std::vector<double>>& columns) {
-  std::vector<std::vector<std::string>> lines = {titles};
-  for (std::size_t rank = 0; rank < columns[0].size(); ++rank) {
-    lines.push_back({std::to_string(rank)});
-    for (const std::vector<double>& column : columns) {
-      lines.back().push_back(fixed(column[rank], 0));
-    }
+  std::vector<std::vector<double>> ranks(columns[0].size());
+  for (const std::vector<double>& column : columns) {
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+      ranks[i].push_back(column[i]);
   }
-  return table(lines);
+  return notebook::by_rank(titles, ranks, 0);
 }
 
 /// Ranks on threads train the smallest GPT.
@@ -73,7 +69,7 @@ inline const std::string kLarge =
     "--data random --batch 8 --seq 1024 --steps 2";
 
 inline Report train(int t, const std::string& options) {
-  return run("07_tensor_parallel --world-size " + std::to_string(t) + options);
+  return run(joined("07_tensor_parallel --world-size ", t, options));
 }
 
 /// A bar for each number of ranks.
@@ -81,8 +77,8 @@ inline Picture sweep(const std::vector<int>& sizes) {
   std::vector<Bar> all;
   for (const int t : sizes) {
     const Report report = train(t, kLarge);
-    all.push_back({"t = " + std::to_string(t), report.time.step_s, 0,
-                   fixed(1e3 * report.time.step_s, 1) + " ms, " +
+    all.push_back({joined("t = ", t), report.time.step_s, 0,
+                   ms(report.time.step_s, 1) + ", " +
                        fixed(report.ranks[0].peak_total.counted / 1e9, 1) +
                        " GB"});
   }
@@ -93,20 +89,18 @@ inline Picture sweep(const std::vector<int>& sizes) {
 /// The exposed share of a step on 8 ranks of `textbook`, by width and samples.
 inline Picture exposed_shares(const std::vector<int>& widths,
                               const std::vector<int>& samples) {
-  std::vector<std::vector<std::string>> lines = {{"width"}};
+  Rows lines = {{"width"}};
   for (const int batch : samples) {
-    lines[0].push_back(std::to_string(1024 * batch) + " tokens");
+    lines[0].push_back(joined(1024 * batch, " tokens"));
   }
   for (const int width : widths) {
     lines.push_back({std::to_string(width)});
     for (const int batch : samples) {
-      const std::string model =
-          R"({"n_layer": 24, "n_head": 32, "vocab_size": 50304, )"
-          R"("n_positions": 2048, "n_embd": )" +
-          std::to_string(width) + "}";
-      const Report report =
-          train(8, kLarge + " --cluster textbook --dtype f32 --batch " +
-                       std::to_string(batch) + " --model '" + model + "'");
+      const Report report = train(
+          8, joined(kLarge, " --cluster textbook --dtype f32 --batch ", batch,
+                    R"( --model '{"n_layer": 24, "n_head": 32, )"
+                    R"("vocab_size": 50304, "n_positions": 2048, "n_embd": )",
+                    width, "}'"));
       lines.back().push_back(
           fixed(100 * report.time.exposed_comm_s / report.time.step_s, 0) +
           " %");

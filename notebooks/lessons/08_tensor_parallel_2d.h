@@ -15,15 +15,13 @@
 #include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 #include "notebooks/live_ranks.h"
 
 namespace notes {
 
 using namespace shardbook;
 using namespace shardbook::notebook;
-
-using Rows = std::vector<std::vector<std::string>>;
 
 /// An n x n matrix and a vector of n, as the ranks of a square hold them.
 inline Picture holders_on(int q, std::int64_t n) {
@@ -41,30 +39,17 @@ inline Picture holders_on(int q, std::int64_t n) {
 // --- Groups and products ---------------------------------------------------------
 
 /// A rank's place on the square, and its number in each of its groups.
-inline std::vector<int> place_and_numbers(ProcessGroup& world, int q) {
+inline std::vector<double> place_and_numbers(ProcessGroup& world, int q) {
   DeviceMesh mesh(world, summa::square(q));
   const summa::Grid grid = summa::grid_of(mesh);
   const summa::Place place = summa::place_of(world.rank(), q);
-  return {place.i, place.j, grid.row->rank(), grid.col->rank()};
+  return {1.0 * place.i, 1.0 * place.j, 1.0 * grid.row->rank(),
+          1.0 * grid.col->rank()};
 }
 
 inline Picture numbers_in_groups(int q) {
-  Rows rows = {{"rank", "i", "j", "number in ROW", "number in COL"}};
-  const auto all = on_ranks(q * q, place_and_numbers, q);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    rows.push_back({std::to_string(rank)});
-    for (const int number : all[rank]) {
-      rows.back().push_back(std::to_string(number));
-    }
-  }
-  return table(rows);
-}
-
-/// n x n normal numbers that depend on the name alone.
-inline Tensor numbers(std::int64_t n, const char* name) {
-  const Tensor x = Tensor::empty({n, n}, {DType::kF64, Device()});
-  fill_normal(x, /*seed=*/1, stream_of(name), /*mean=*/0, /*stddev=*/1);
-  return x;
+  return by_rank({"rank", "i", "j", "number in ROW", "number in COL"},
+                 on_ranks(q * q, place_and_numbers, q), 0);
 }
 
 /// This rank's block of a product after `steps` steps, from blocks of X and W.
@@ -79,7 +64,8 @@ inline std::vector<double> distances_of(ProcessGroup& world, Product product,
   constexpr std::int64_t kSize = 12;
   DeviceMesh mesh(world, summa::square(kSide));
   const summa::Grid grid = summa::grid_of(mesh);
-  const Tensor whole_x = numbers(kSize, "x"), whole_w = numbers(kSize, "w");
+  const Tensor whole_x = numbers({kSize, kSize}, "x"),
+               whole_w = numbers({kSize, kSize}, "w");
   const Shards block = summa::matrix_part(grid.place());
   const Tensor x = take_part(whole_x, block), w = take_part(whole_w, block);
   const Tensor right = take_part(matmul(whole_x, whole_w), block);
@@ -94,17 +80,11 @@ inline std::vector<double> distances_of(ProcessGroup& world, Product product,
 }
 
 inline Picture distances_table(const std::vector<std::vector<double>>& all) {
-  Rows rows = {{"rank", "at the start"}};
+  std::vector<std::string> titles = {"rank", "at the start"};
   for (std::size_t step = 1; step < all[0].size(); ++step) {
-    rows[0].push_back("after step " + std::to_string(step - 1));
+    titles.push_back(joined("after step ", step - 1));
   }
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    rows.push_back({std::to_string(rank)});
-    for (const double distance : all[rank]) {
-      rows.back().push_back(fixed(distance, 6));
-    }
-  }
-  return table(rows);
+  return by_rank(titles, all, 6);
 }
 
 // --- Bytes -----------------------------------------------------------------------
@@ -113,9 +93,7 @@ inline Picture distances_table(const std::vector<std::vector<double>>& all) {
 inline double counted_elements(
     const std::vector<std::vector<CommRecord>>& ranks) {
   double elements = 0;
-  for (const std::vector<CommRecord>& records : ranks) {
-    for (const CommRecord& record : records) elements += wire_elements(record);
-  }
+  for (const auto& records : ranks) elements += sent_elements(records);
   return elements / static_cast<double>(ranks.size());
 }
 
@@ -158,18 +136,15 @@ inline double first_element(int i, int j, int q, std::int64_t n) {
 inline const std::string kSmall =
     " --model gpt-nano --data walk --world-size 4 --batch 8 --seq 32 --steps 6";
 
-inline Bar memory_bar(const std::string& name, const Report& report,
-                      MemoryKind kind) {
-  return {name, report.ranks[0].peak[static_cast<std::size_t>(kind)].counted};
-}
-
 /// Parameters and activations of a rank in one dimension and in two.
 inline Picture memories_1d_and_2d(const Report& in_1d, const Report& in_2d) {
+  constexpr auto kParameter = MemoryKind::kParameter;
+  constexpr auto kActivation = MemoryKind::kActivation;
   return bars("2D cuts the activations as well",
-              {memory_bar("1D, parameters", in_1d, MemoryKind::kParameter),
-               memory_bar("2D, parameters", in_2d, MemoryKind::kParameter),
-               memory_bar("1D, activations", in_1d, MemoryKind::kActivation),
-               memory_bar("2D, activations", in_2d, MemoryKind::kActivation)},
+              {{"1D, parameters", peak_of(in_1d, kParameter)},
+               {"2D, parameters", peak_of(in_2d, kParameter)},
+               {"1D, activations", peak_of(in_1d, kActivation)},
+               {"2D, activations", peak_of(in_2d, kActivation)}},
               {"KiB", 1024}, "space");
 }
 
@@ -178,21 +153,17 @@ inline Picture memories_1d_and_2d(const Report& in_1d, const Report& in_2d) {
 inline Picture steps_on_a100s(const std::vector<int>& samples) {
   Rows rows = {{"tokens", "1D sends", "2D sends", "1D takes", "2D takes"}};
   for (const int batch : samples) {
-    const std::string options =
+    const std::string options = joined(
         " --backend sim --cluster dgx-a100 --model gpt-6.7b --data random "
-        "--dtype bf16 --world-size 16 --seq 1024 --steps 3 --batch " +
-        std::to_string(batch);
-    rows.push_back({std::to_string(1024 * batch)});
-    const std::vector<Report> reports = {
-        run("07_tensor_parallel" + options),
-        run("08_tensor_parallel_2d" + options)};
-    for (const Report& report : reports) {
-      rows.back().push_back(fixed(report.ranks[0].bytes.counted / 3e9, 1) +
-                            " GB");
-    }
-    for (const Report& report : reports) {
-      rows.back().push_back(fixed(1e3 * report.time.step_s, 0) + " ms");
-    }
+        "--dtype bf16 --world-size 16 --seq 1024 --steps 3 --batch ",
+        batch);
+    const Report in_1d = run("07_tensor_parallel" + options),
+                 in_2d = run("08_tensor_parallel_2d" + options);
+    const auto sent = [](const Report& report) {
+      return fixed(report.ranks[0].bytes.counted / 3e9, 1) + " GB";
+    };
+    rows.push_back({std::to_string(1024 * batch), sent(in_1d), sent(in_2d),
+                    ms(in_1d.time.step_s, 0), ms(in_2d.time.step_s, 0)});
   }
   return table(rows);
 }
@@ -201,8 +172,7 @@ inline Picture steps_on_a100s(const std::vector<int>& samples) {
 
 /// Error of the norm, in f32, of rows of 8 whose mean is `mean`, cut over ranks.
 inline double norm_error(ProcessGroup& world, double mean) {
-  const Tensor x = Tensor::empty({4, 8}, {DType::kF64, Device()});
-  fill_normal(x, 1, stream_of("x"), mean, 1);
+  const Tensor x = numbers({4, 8}, "x", mean);
   const auto part = [&](const Tensor& whole, std::int64_t dim) {
     return take_part(to_dtype(whole, DType::kF32),
                      {{dim, world.rank(), world.size()}});

@@ -18,7 +18,7 @@
 #include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "core/ops.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 
 namespace notes {
 
@@ -43,10 +43,7 @@ inline Picture holders_on(int q, int d, std::int64_t rows,
 
 /// The rows [4, 4] of a square: normal numbers. Squares may have equal ones.
 inline Tensor rows_of(const std::string& name, int square, bool are_different) {
-  const Tensor x = Tensor::empty({4, 4}, {DType::kF64, Device()});
-  const std::string stream = name + std::to_string(are_different ? square : 0);
-  fill_normal(x, /*seed=*/1, stream_of(stream), /*mean=*/0, /*stddev=*/1);
-  return x;
+  return numbers({4, 4}, joined(name, are_different ? square : 0));
 }
 
 /// This rank's block of its square's rows.
@@ -82,7 +79,7 @@ inline double block_elements(double q, double d, double tokens, double h) {
 
 /// Elements on 64 ranks, a row for each number of tokens in units of h.
 inline Picture depths(const std::vector<double>& tokens_over_h) {
-  std::vector<std::vector<std::string>> rows = {{"bs / h"}};
+  Rows rows = {{"bs / h"}};
   for (const double d : {1, 4, 16, 64}) {
     rows[0].push_back("d = " + fixed(d, 0) +
                       ", q = " + fixed(std::sqrt(64 / d), 0));
@@ -102,44 +99,36 @@ inline const std::string kSmall =
     " --model gpt-nano --data walk --batch 8 --seq 32 --steps 4";
 
 inline Report train(const std::string& options, int q, int d) {
-  return run("09_tensor_parallel_2p5d --depth " + std::to_string(d) +
-             " --world-size " + std::to_string(d * q * q) + options);
+  return run(joined("09_tensor_parallel_2p5d --depth ", d, " --world-size ",
+                    d * q * q, options));
 }
 
 /// What a rank of GPT-2 medium on 16 ranks sends in a step, by the depth.
 inline Picture sent(const std::string& title, std::int64_t tokens) {
-  const std::string options =
+  const std::string options = joined(
       " --backend sim --cluster textbook --model gpt2-medium --data random "
-      "--batch 16 --steps 1 --seq " +
-      std::to_string(tokens / 16);
+      "--batch 16 --steps 1 --seq ",
+      tokens / 16);
   std::vector<Bar> all;
   for (const int d : {1, 4, 16}) {
     const int q = static_cast<int>(std::sqrt(16 / d));
-    const Report report = train(options, q, d);
     all.push_back(
-        {"d = " + std::to_string(d), report.ranks[0].bytes.counted, 0, ""});
+        {joined("d = ", d), train(options, q, d).ranks[0].bytes.counted});
   }
   return bars(title, all, {"GB", 1e9}, "comm");
 }
 
 /// What small trainings send and hold.
 inline Picture compare(const std::vector<std::pair<int, int>>& sizes) {
-  std::vector<std::vector<std::string>> rows = {{"q", "d", "ranks",
-                                                 "sent per rank", "parameters",
-                                                 "activations", "equal"}};
-  const auto kibibytes = [](double bytes) {
-    return fixed(bytes / 1024, 0) + " KiB";
-  };
-  for (const std::pair<int, int>& size : sizes) {
-    const int q = size.first, d = size.second;
+  Rows rows = {{"q", "d", "ranks", "sent per rank", "parameters", "activations",
+                "equal"}};
+  for (const auto& [q, d] : sizes) {
     const Report report = train(kSmall, q, d);
-    const RankReport& rank = report.ranks[0];
-    const auto peak = [&](MemoryKind kind) {
-      return kibibytes(rank.peak[static_cast<std::size_t>(kind)].counted);
-    };
     rows.push_back({std::to_string(q), std::to_string(d),
-                    std::to_string(d * q * q), kibibytes(rank.bytes.counted),
-                    peak(MemoryKind::kParameter), peak(MemoryKind::kActivation),
+                    std::to_string(d * q * q),
+                    kib(report.ranks[0].bytes.counted),
+                    kib(peak_of(report, MemoryKind::kParameter)),
+                    kib(peak_of(report, MemoryKind::kActivation)),
                     report.parity.passed ? "yes" : "NO"});
   }
   return table(rows);

@@ -17,7 +17,7 @@
 #include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "core/ops.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 #include "notebooks/live_ranks.h"
 
 namespace notes {
@@ -50,9 +50,7 @@ inline std::vector<dtensor::Held> three_matrices(int q, std::int64_t n) {
 
 /// n x n numbers that look random, and depend on the name alone.
 inline Tensor numbers(std::int64_t n, const char* name) {
-  const Tensor x = Tensor::empty({n, n}, {DType::kF64, Device()});
-  fill_normal(x, /*seed=*/1, stream_of(name), /*mean=*/0, /*stddev=*/1);
-  return x;
+  return notebook::numbers({n, n}, name);
 }
 
 /// The ranks' rows, one below the other.
@@ -92,8 +90,7 @@ inline cube::Comparison comparison(const std::string& cluster,
 /// Where 3D begins to send less than 1D: by the page's inequality, and counted.
 inline Picture points(const cube::Comparison& all,
                       const std::vector<int>& sides) {
-  std::vector<std::vector<std::string>> lines = {
-      {"ranks", "3 / (q^2 + q - 3)", "counted, bs / h"}};
+  Rows lines = {{"ranks", "3 / (q^2 + q - 3)", "counted, bs / h"}};
   for (const int q : sides) {
     const std::vector<cube::Lead> leads = cube::leads(all, q * q * q);
     const double tokens = leads.size() > 1 ? leads[1].tokens : 0;
@@ -108,13 +105,9 @@ inline const std::string kSmall =
     " --model gpt-nano --data walk --world-size 8 --batch 8 --seq 32 --steps 4";
 
 inline Bar activation_bar(const std::string& name, const Report& report) {
-  const double bytes =
-      report.ranks[0]
-          .peak[static_cast<std::size_t>(MemoryKind::kActivation)]
-          .counted;
+  const double bytes = peak_of(report, MemoryKind::kActivation);
   return {name, bytes, 0,
-          fixed(bytes / 1024, 0) + " KiB, " +
-              fixed(report.ranks[0].bytes.counted / 1024, 0) + " KiB sent"};
+          kib(bytes) + ", " + kib(report.ranks[0].bytes.counted) + " sent"};
 }
 
 /// The number of rank (i, j, k) on a cube of side q.

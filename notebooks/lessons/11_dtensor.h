@@ -16,7 +16,7 @@
 #include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "core/ops.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 #include "notebooks/live_ranks.h"
 
 namespace notes {
@@ -35,23 +35,16 @@ inline Picture layouts(const Shape& shape,
   return holders("The second axis cuts what the first one leaves", pictures);
 }
 
-/// Numbers that look random and depend on the name alone.
-inline Tensor numbers(const Shape& shape, const char* name) {
-  const Tensor x = Tensor::empty(shape, {DType::kF64, Device()});
-  fill_normal(x, /*seed=*/1, stream_of(name), /*mean=*/0, /*stddev=*/1);
-  return x;
-}
-
 /// What this rank has put on the wire since clear_records().
 inline double elements_sent(ProcessGroup& world) {
-  double elements = 0;
-  for (const CommRecord& record : world.records()) {
-    elements += wire_elements(record);
-  }
-  return elements;
+  return sent_elements(world.records());
 }
 
 // --- Changes of layout --------------------------------------------------------
+
+/// Whole, cut by rows, cut by columns.
+inline const dtensor::Placements kThree = {
+    dtensor::replicate(), dtensor::shard(0), dtensor::shard(1)};
 
 inline std::string calls_text(const dtensor::Placement& from,
                               const dtensor::Placement& to) {
@@ -68,17 +61,13 @@ inline std::string calls_text(const dtensor::Placement& from,
 
 /// The collective of each change of an 8 x 8 matrix on four ranks.
 inline Picture changes() {
-  const dtensor::Placements from = {dtensor::replicate(), dtensor::shard(0),
-                                    dtensor::shard(1), dtensor::partial()};
-  const dtensor::Placements to = {dtensor::replicate(), dtensor::shard(0),
-                                  dtensor::shard(1)};
-  std::vector<std::vector<std::string>> rows = {{"from"}};
-  for (const auto& each : to) rows[0].push_back("to " + dtensor::text(each));
-  for (const auto& each : from) {
-    rows.push_back({dtensor::text(each)});
-    for (const auto& target : to) {
-      rows.back().push_back(calls_text(each, target));
-    }
+  Rows rows = {{"from"}};
+  for (const auto& to : kThree) rows[0].push_back("to " + dtensor::text(to));
+  dtensor::Placements all = kThree;
+  all.push_back(dtensor::partial());
+  for (const auto& from : all) {
+    rows.push_back({dtensor::text(from)});
+    for (const auto& to : kThree) rows.back().push_back(calls_text(from, to));
   }
   return table(rows);
 }
@@ -106,15 +95,13 @@ using MakeProduct =
 
 /// Every pair of layouts of X and W on two ranks.
 inline Picture products(const MakeProduct& product) {
-  const dtensor::Placements all = {dtensor::replicate(), dtensor::shard(0),
-                                   dtensor::shard(1)};
-  std::vector<std::vector<std::string>> rows = {{"X"}};
-  for (const auto& w : all) rows[0].push_back("W " + dtensor::text(w));
+  Rows rows = {{"X"}};
+  for (const auto& w : kThree) rows[0].push_back("W " + dtensor::text(w));
   rows[0].push_back("all equal");
-  for (const auto& x : all) {
+  for (const auto& x : kThree) {
     rows.push_back({dtensor::text(x)});
     double largest = 0;
-    for (const auto& w : all) {
+    for (const auto& w : kThree) {
       const Product result = on_ranks(2, product, x, w)[0];
       largest = std::max(largest, result.difference);
       rows.back().push_back(result.layout + ", " + fixed(result.elements, 0));
@@ -179,20 +166,16 @@ inline Plan compare(ProcessGroup& world, const Mlp& mlp,
 
 /// Nine plans on four ranks.
 inline Picture plans(std::int64_t tokens, const TryPlan& try_plan) {
-  const dtensor::Placements all = {dtensor::replicate(), dtensor::shard(0),
-                                   dtensor::shard(1)};
-  std::vector<std::vector<std::string>> rows = {
-      {"W1", "W2", "elements sent", "weights on a rank", "equal"}};
+  Rows rows = {{"W1", "W2", "elements sent", "weights on a rank", "equal"}};
   const auto run = [&](ProcessGroup& world, const dtensor::Placement& w1,
                        const dtensor::Placement& w2) {
     return try_plan(world, one_device(tokens), w1, w2);
   };
-  for (const auto& w1 : all) {
-    for (const auto& w2 : all) {
+  for (const auto& w1 : kThree) {
+    for (const auto& w2 : kThree) {
       const Plan plan = on_ranks(4, run, w1, w2)[0];
       rows.push_back({dtensor::text(w1), dtensor::text(w2),
-                      fixed(plan.elements, 0),
-                      fixed(100 * plan.weight_share, 0) + " %",
+                      fixed(plan.elements, 0), percent(plan.weight_share, 0),
                       plan.difference < 1e-12 ? "yes" : "NO"});
     }
   }
@@ -211,16 +194,12 @@ inline Picture tokens_or_weights(const std::vector<std::int64_t>& tokens) {
   std::vector<Bar> all;
   for (const std::int64_t each : tokens) {
     for (const char* mesh : {"1x8", "8x1"}) {
-      const Report report =
-          run(std::string("11_dtensor --backend sim --cluster textbook "
-                          "--model gpt-1.3b --data random --world-size 8 "
-                          "--batch 8 --no-check --mesh ") +
-              mesh + " --seq " + std::to_string(each / 8));
-      const std::string name = mesh[0] == '1' ? "tp" : "fsdp";
-      Bar bar;
-      bar.name = std::to_string(each) + " tokens, " + name;
-      bar.value = report.time.exposed_comm_s;
-      all.push_back(bar);
+      const Report report = run(
+          joined("11_dtensor --backend sim --cluster textbook --model gpt-1.3b "
+                 "--data random --world-size 8 --batch 8 --no-check --mesh ",
+                 mesh, " --seq ", each / 8));
+      all.push_back({joined(each, " tokens, ", mesh[0] == '1' ? "tp" : "fsdp"),
+                     report.time.exposed_comm_s});
     }
   }
   return bars("Few tokens: move the tokens. Many: move the weights", all,

@@ -19,7 +19,7 @@
 #include "comm/device_mesh.h"
 #include "core/attention_block.h"
 #include "core/ops.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 
 namespace notes {
 
@@ -57,7 +57,7 @@ inline Picture mask(sp::Layout layout, int c, std::int64_t s) {
       }
     }
     const std::string tokens =
-        "rank " + std::to_string(rank) + ": " + tokens_text(layout, rank, c, s);
+        joined("rank ", rank, ": ", tokens_text(layout, rank, c, s));
     figure.text(cell * static_cast<double>(s) + 20, top + 14 + 20 * rank,
                 tokens, pictures::Figure::Anchor::kStart, color);
     picture.text += tokens + "\n";
@@ -79,10 +79,10 @@ inline double pairs_in_step(sp::Layout layout, int rank, int step, int c,
 
 /// Pairs by step and rank, the most of each step, and sums.
 inline Picture pairs_table(sp::Layout layout, int c, std::int64_t s) {
-  std::vector<std::vector<std::string>> rows = {{"step"}};
+  Rows rows = {{"step"}};
   std::vector<double> sums(static_cast<std::size_t>(c) + 1);
   for (int rank = 0; rank < c; ++rank) {
-    rows[0].push_back("rank " + std::to_string(rank));
+    rows[0].push_back(joined("rank ", rank));
   }
   rows[0].push_back("most");
   for (int step = 0; step < c; ++step) {
@@ -104,9 +104,7 @@ inline Picture pairs_table(sp::Layout layout, int c, std::int64_t s) {
 
 /// Normal numbers [1, 32, 8] that depend on the name alone: two heads of four.
 inline Tensor sequence(const std::string& name) {
-  const Tensor x = Tensor::empty({1, 32, 8}, {DType::kF64, Device()});
-  fill_normal(x, /*seed=*/1, stream_of(name), /*mean=*/0, /*stddev=*/1);
-  return x;
+  return numbers({1, 32, 8}, name);
 }
 
 /// This rank's tokens.
@@ -138,17 +136,11 @@ inline AttentionSums attend(const Tensor& q, const Tensors& keys_values) {
 
 /// A row for each rank, a column for each step.
 inline Picture errors_table(const std::vector<std::vector<double>>& ranks) {
-  std::vector<std::vector<std::string>> rows = {{"rank"}};
+  std::vector<std::string> titles = {"rank"};
   for (std::size_t step = 0; step < ranks[0].size(); ++step) {
-    rows[0].push_back("after step " + std::to_string(step));
+    titles.push_back(joined("after step ", step));
   }
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    rows.push_back({std::to_string(rank)});
-    for (const double error : ranks[rank]) {
-      rows.back().push_back(fixed(error, 6));
-    }
-  }
-  return table(rows);
+  return by_rank(titles, ranks, 6);
 }
 
 /// Eight tokens as rows, four heads of two as columns.
@@ -163,8 +155,7 @@ inline Picture before_and_after(int c) {
 /// Elements that a rank sends for a layer, forward and backward, in units of
 /// bsh.
 inline Picture elements_table(const std::vector<int>& sizes) {
-  std::vector<std::vector<std::string>> rows = {
-      {"ranks", "Ulysses", "RSA", "ring"}};
+  Rows rows = {{"ranks", "Ulysses", "RSA", "ring"}};
   for (const int c : sizes) {
     rows.push_back({std::to_string(c)});
     for (const sp::Kind kind :
@@ -186,15 +177,11 @@ inline const std::string kSmall =
 
 inline Picture compare(const std::vector<Report>& reports,
                        const std::vector<std::string>& names) {
-  std::vector<std::vector<std::string>> rows = {
-      {"way", "last loss", "sent per rank", "activations", "equal"}};
+  Rows rows = {{"way", "last loss", "sent per rank", "activations", "equal"}};
   for (std::size_t i = 0; i < reports.size(); ++i) {
-    const RankReport& rank = reports[i].ranks[0];
-    const double kept =
-        rank.peak[static_cast<std::size_t>(MemoryKind::kActivation)].counted;
     rows.push_back({names[i], fixed(reports[i].losses.back(), 4),
-                    fixed(rank.bytes.counted / 1024, 0) + " KiB",
-                    fixed(kept / 1024, 0) + " KiB",
+                    kib(reports[i].ranks[0].bytes.counted),
+                    kib(peak_of(reports[i], MemoryKind::kActivation)),
                     reports[i].parity.passed ? "yes" : "NO"});
   }
   return table(rows);
@@ -203,10 +190,9 @@ inline Picture compare(const std::vector<Report>& reports,
 /// The options of a model on shapes, one sequence, a rank per device.
 inline std::string on_shapes(const std::string& cluster, int ranks,
                              const std::string& sizes, std::int64_t seq) {
-  return " --backend sim --cluster " + cluster + " --world-size " +
-         std::to_string(ranks) + " --model '{" + sizes +
-         R"(, "n_positions": )" + std::to_string(seq) +
-         "}' --data random --steps 2 --batch 1 --seq " + std::to_string(seq);
+  return joined(" --backend sim --cluster ", cluster, " --world-size ", ranks,
+                " --model '{", sizes, R"(, "n_positions": )", seq,
+                "}' --data random --steps 2 --batch 1 --seq ", seq);
 }
 
 /// A step of GPT-2 on 32768 tokens, on four A100.
@@ -231,8 +217,7 @@ inline Picture step_bars() {
 /// Exposed communication of a step on 8 ranks of `textbook`, by the tokens of a
 /// rank.
 inline Picture exposed_table(const std::vector<std::int64_t>& own_tokens) {
-  std::vector<std::vector<std::string>> rows = {
-      {"tokens of a rank", "ring, zigzag", "Ulysses"}};
+  Rows rows = {{"tokens of a rank", "ring, zigzag", "Ulysses"}};
   for (const std::int64_t own : own_tokens) {
     rows.push_back({std::to_string(own)});
     for (const char* kind : {"ring --layout zigzag", "ulysses"}) {
@@ -242,7 +227,7 @@ inline Picture exposed_table(const std::vector<std::int64_t>& own_tokens) {
                         R"("n_embd": 1024, "n_layer": 4,
                                              "n_head": 16, "vocab_size": 256)",
                         8 * own));
-      rows.back().push_back(fixed(1e3 * report.time.exposed_comm_s, 1) + " ms");
+      rows.back().push_back(ms(report.time.exposed_comm_s, 1));
     }
   }
   return table(rows);

@@ -16,7 +16,7 @@
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
 #include "core/ops.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 #include "notebooks/live_ranks.h"
 
 namespace notes {
@@ -31,8 +31,7 @@ using namespace shardbook::notebook;
 inline moe::GateValues random_gates(std::int64_t tokens, std::int64_t experts,
                                     double lean) {
   const Tensor logits =
-      Tensor::empty({tokens, experts}, {DType::kF64, Device()});
-  fill_normal(logits, /*seed=*/3, stream_of("logits"), 0, 1);
+      numbers({tokens, experts}, "logits", /*mean=*/0, /*seed=*/3);
   auto* values = static_cast<double*>(logits.raw());
   for (std::int64_t t = 0; t < tokens; ++t) values[t * experts] += lean;
   return {softmax(logits).to_vector<double>(), logits.to_vector<double>()};
@@ -64,23 +63,21 @@ inline moe::GateOptions gate_options(std::int64_t experts, std::int64_t k,
 inline std::string place_text(const moe::Routing& routing,
                               std::int64_t choice) {
   const auto i = static_cast<std::size_t>(choice);
-  if (routing.slot[i] < 0) {
-    return "expert " + std::to_string(routing.expert[i]) + ": full";
-  }
-  return "expert " + std::to_string(routing.expert[i]) + ", slot " +
-         std::to_string(routing.slot[i]);
+  const std::string expert = joined("expert ", routing.expert[i]);
+  return routing.slot[i] < 0 ? expert + ": full"
+                             : joined(expert, ", slot ", routing.slot[i]);
 }
 
 /// A row per token: the probability of each expert, and the place of each
 /// choice.
 inline Picture places(const moe::GateValues& values,
                       const moe::Routing& routing) {
-  std::vector<std::vector<std::string>> rows = {{"token"}};
+  Rows rows = {{"token"}};
   for (std::int64_t e = 0; e < routing.experts; ++e) {
-    rows[0].push_back("p" + std::to_string(e));
+    rows[0].push_back(joined("p", e));
   }
   for (std::int64_t j = 0; j < routing.k; ++j) {
-    rows[0].push_back("choice " + std::to_string(j + 1));
+    rows[0].push_back(joined("choice ", j + 1));
   }
   for (std::int64_t t = 0; t < routing.tokens; ++t) {
     rows.push_back({std::to_string(t)});
@@ -111,7 +108,7 @@ template <typename Route>
 Picture drops(const std::vector<double>& leans,
               const std::vector<double>& factors, const Route& route) {
   constexpr std::int64_t kTokens = 4096, kExperts = 16;
-  std::vector<std::vector<std::string>> rows = {{"lean", "busiest expert"}};
+  Rows rows = {{"lean", "busiest expert"}};
   for (const double factor : factors) {
     rows[0].push_back("factor " + fixed(factor, 2));
   }
@@ -126,9 +123,7 @@ Picture drops(const std::vector<double>& leans,
                               " x even");
       }
       rows.back().push_back(
-          fixed(100.0 * static_cast<double>(routing.num_dropped()) / kTokens,
-                1) +
-          " %");
+          percent(static_cast<double>(routing.num_dropped()) / kTokens, 1));
     }
   }
   return table(rows);
@@ -155,7 +150,7 @@ inline std::string numbers_text(const std::vector<double>& all,
 
 /// Two ranks with two experts each.
 inline Picture journeys(const std::vector<Journey>& all) {
-  std::vector<std::vector<std::string>> rows = {{"rank", "expert", "slots"}};
+  Rows rows = {{"rank", "expert", "slots"}};
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const std::size_t size = all[rank].arrived.size() / 2;
     for (std::size_t e = 0; e < 2; ++e) {
@@ -174,9 +169,7 @@ inline Picture journeys(const std::vector<Journey>& all) {
 // --- The gradient of an expert -------------------------------------------------
 
 inline Tensor tokens_of(int rank) {
-  const Tensor x = Tensor::empty({4, 1}, {DType::kF64, Device()});
-  fill_normal(x, 5, stream_of("tokens of " + std::to_string(rank)), 0, 1);
-  return x;
+  return numbers({4, 1}, joined("tokens of ", rank), /*mean=*/0, /*seed=*/5);
 }
 
 /// Tokens 0 and 1 of each rank go to expert 0, the others to expert 1.
@@ -205,8 +198,7 @@ inline double right_gradient(int expert) {
 /// Beside one device: the gradient behind backward, divided in several ways.
 inline Picture gradients(const std::vector<double>& after_backward,
                          const std::vector<double>& divisors) {
-  std::vector<std::vector<std::string>> rows = {
-      {"expert", "one device", "after backward"}};
+  Rows rows = {{"expert", "one device", "after backward"}};
   for (const double by : divisors) rows[0].push_back("/ " + fixed(by, 0));
   for (int expert = 0; expert < 2; ++expert) {
     const double own = after_backward[static_cast<std::size_t>(expert)];
@@ -221,17 +213,9 @@ inline Picture gradients(const std::vector<double>& after_backward,
 
 // --- Trainings -----------------------------------------------------------------
 
-/// A small GPT on a random walk; the loss begins at ln 256 = 5.55.
 inline Options small_options(std::int64_t steps) {
-  Options options;
-  options.chapter = "13_moe";
-  options.model = "gpt-nano";
-  options.data = "walk";
+  Options options = nano_options("13_moe", 4, 8, steps);
   options.dtype = DType::kF64;
-  options.world_size = 4;
-  options.batch = 8;
-  options.seq = 32;
-  options.steps = steps;
   return options;
 }
 
@@ -293,20 +277,14 @@ inline NamedTimelines run_of(const std::string& name, int ep, int zero_stage) {
 inline Picture exposed_shares(const std::vector<int>& widths) {
   std::vector<Bar> all;
   for (const int width : widths) {
-    Options options = small_options(2);
-    options.backend = "sim";
-    options.cluster = "textbook";
-    options.data = "random";
-    options.dtype = DType::kF32;
-    options.world_size = 8;
-    options.batch = 128;
-    options.seq = 1024;
+    const std::string model =
+        joined(R"({"n_layer": 4, "n_head": 4, "vocab_size": 256, )"
+               R"("n_positions": 1024, "n_embd": )",
+               width, "}");
+    Options options = textbook_options("13_moe", model, 128, 1024, 2);
     options.check = false;
-    options.model = R"({"n_layer": 4, "n_head": 4, "vocab_size": 256, )"
-                    R"("n_positions": 1024, "n_embd": )" +
-                    std::to_string(width) + "}";
     const Report report = train(options, {}).report;
-    all.push_back({"width " + std::to_string(width),
+    all.push_back({joined("width ", width),
                    report.time.exposed_comm_s / report.time.step_s});
   }
   return bars("Wider experts wait less for their tokens", all, {"%", 0.01},

@@ -16,7 +16,7 @@
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 
 namespace notes {
 
@@ -33,8 +33,7 @@ inline std::string group_text(const std::vector<int>& ranks) {
 
 /// The groups of each axis, and how many of them leave their node.
 inline Picture groups_table(const Topology& mesh, int ranks_per_node) {
-  std::vector<std::vector<std::string>> rows = {
-      {"axis", "groups", "cross nodes"}};
+  Rows rows = {{"axis", "groups", "cross nodes"}};
   for (const std::string& axis : split_axes("tp-dp-pp")) {
     std::string text;
     int crossing = 0, all = 0;
@@ -44,8 +43,7 @@ inline Picture groups_table(const Topology& mesh, int ranks_per_node) {
       crossing +=
           group.front() / ranks_per_node != group.back() / ranks_per_node;
     }
-    rows.push_back(
-        {axis, text, std::to_string(crossing) + " of " + std::to_string(all)});
+    rows.push_back({axis, text, joined(crossing, " of ", all)});
   }
   return table(rows);
 }
@@ -59,17 +57,8 @@ inline double peer_of(const Topology& mesh, int rank) {
   return 0;
 }
 
-/// A small GPT on a random walk; the loss begins at ln 256 = 5.55.
 inline Options small_options() {
-  Options options;
-  options.chapter = "14_hybrid_3d";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.world_size = 8;
-  options.batch = 16;
-  options.seq = 32;
-  options.steps = 6;
-  return options;
+  return nano_options("14_hybrid_3d", 8, 16, 6);
 }
 
 /// dp follows from the world size.
@@ -85,9 +74,8 @@ inline hybrid::HybridOptions degrees(int tp, int pp, int zero_stage,
 
 /// The options of ZeRO-1 on these degrees.
 inline std::string degrees_text(int tp, int pp, int micro_batches) {
-  return "--zero-stage 1 --tp " + std::to_string(tp) + " --pp " +
-         std::to_string(pp) + " --micro-batches " +
-         std::to_string(micro_batches);
+  return joined("--zero-stage 1 --tp ", tp, " --pp ", pp, " --micro-batches ",
+                micro_batches);
 }
 
 /// The run of small_options().
@@ -100,7 +88,7 @@ inline const std::string kSmall =
 /// A column of eight digits for each title, a row for each rank.
 inline Picture digits_table(const std::vector<std::string>& titles,
                             const std::vector<std::vector<double>>& columns) {
-  std::vector<std::vector<std::string>> rows = {{"rank"}};
+  Rows rows = {{"rank"}};
   rows[0].insert(rows[0].end(), titles.begin(), titles.end());
   for (std::size_t rank = 0; rank < columns[0].size(); ++rank) {
     rows.push_back({std::to_string(rank)});
@@ -142,7 +130,7 @@ inline std::vector<BucketLine> buckets_of(ProcessGroup& world,
 }
 
 inline Picture buckets_table(const Buckets& ranks) {
-  std::vector<std::vector<std::string>> rows = {
+  Rows rows = {
       {"rank", "bucket of", "elements", "tp holds", "summed over", "counts"}};
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     for (const BucketLine& line : ranks[rank]) {
@@ -153,13 +141,6 @@ inline Picture buckets_table(const Buckets& ranks) {
     }
   }
   return table(rows);
-}
-
-inline std::int64_t num_parameters(const Options& options) {
-  std::int64_t sum = 0;
-  const LoadedModel loaded = build_model(options);
-  for (const Tensor& each : loaded.model->parameters()) sum += each.numel();
-  return sum;
 }
 
 /// Elements that ranks count, by the right rule and by two wrong ones.
@@ -175,7 +156,8 @@ inline Picture counted(const Buckets& ranks, const Options& options, int tp) {
   }
   return table(
       {{"rule", "elements"},
-       {"the model has", std::to_string(num_parameters(options))},
+       {"the model has",
+        std::to_string(build_model(options).model->num_parameters())},
        {"each once", std::to_string(right)},
        {"what tp holds whole, on every rank of tp", std::to_string(without_tp)},
        {"everything, on every rank", std::to_string(all)}});
@@ -230,15 +212,12 @@ inline Outcome try_degrees(int tp, int pp) {
 }
 
 inline Picture compare(const std::vector<std::pair<int, int>>& choices) {
-  std::vector<std::vector<std::string>> rows = {
-      {"tp", "pp", "dp", "step", "idle", "memory"}};
+  Rows rows = {{"tp", "pp", "dp", "step", "idle", "memory"}};
   for (const auto& [tp, pp] : choices) {
     const Outcome outcome = try_degrees(tp, pp);
     rows.push_back({std::to_string(tp), std::to_string(pp),
-                    std::to_string(64 / (tp * pp)),
-                    fixed(1e3 * outcome.step_s, 0) + " ms",
-                    fixed(100 * outcome.idle_share, 1) + " %",
-                    fixed(outcome.bytes / (1 << 30), 1) + " GiB"});
+                    std::to_string(64 / (tp * pp)), ms(outcome.step_s, 0),
+                    percent(outcome.idle_share, 1), gib(outcome.bytes, 1)});
   }
   return table(rows);
 }
@@ -263,10 +242,11 @@ inline bool are_good(double my_tp, double my_pp) {
 
 /// GPT 6.7B on the shapes of the cluster `textbook`, 65 536 tokens per step.
 inline double step_s(const std::string& chapter, int devices) {
-  return run(chapter +
-             " --backend sim --cluster textbook --model gpt-6.7b --data random "
-             "--batch 256 --seq 256 --steps 2 --world-size " +
-             std::to_string(devices))
+  return run(joined(chapter,
+                    " --backend sim --cluster textbook --model gpt-6.7b "
+                    "--data random --batch 256 --seq 256 --steps 2 "
+                    "--world-size ",
+                    devices))
       .time.step_s;
 }
 
@@ -279,12 +259,10 @@ inline double hybrid_step_s(int devices) {
 }
 
 inline Picture two_ways(const std::vector<int>& devices) {
-  std::vector<std::vector<std::string>> rows = {
-      {"devices", "ZeRO-3", "tp 2 x pp 4 x dp"}};
+  Rows rows = {{"devices", "ZeRO-3", "tp 2 x pp 4 x dp"}};
   for (const int each : devices) {
-    rows.push_back({std::to_string(each),
-                    fixed(1e3 * step_s("03_zero_fsdp", each), 0) + " ms",
-                    fixed(1e3 * hybrid_step_s(each), 0) + " ms"});
+    rows.push_back({std::to_string(each), ms(step_s("03_zero_fsdp", each), 0),
+                    ms(hybrid_step_s(each), 0)});
   }
   return table(rows);
 }

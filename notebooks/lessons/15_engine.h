@@ -16,7 +16,7 @@
 #include "chapters/15_engine/strategies.h"
 #include "chapters/common/run/program.h"
 #include "comm/device_mesh.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 #include "notebooks/live_ranks.h"
 
 namespace notes {
@@ -26,17 +26,8 @@ using namespace shardbook::notebook;
 
 // --- By a config -------------------------------------------------------------
 
-/// A small GPT on a random walk; the loss begins at ln 256 = 5.55.
 inline Options small_options(int world_size) {
-  Options options;
-  options.chapter = "15_engine";
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.world_size = world_size;
-  options.batch = 8;
-  options.seq = 32;
-  options.steps = 4;
-  return options;
+  return nano_options("15_engine", world_size, 8, 4);
 }
 
 /// What the chapter's program does: reads a config, asks the registry for a
@@ -80,9 +71,8 @@ inline std::string sizes_text(const engine::BatchSizes& given,
                               std::int64_t dp) {
   try {
     const engine::BatchSizes all = engine::resolve_batch(given, dp);
-    return std::to_string(all.train) + " = " + std::to_string(all.micro) +
-           " x " + std::to_string(all.accumulation) + " x " +
-           std::to_string(dp) + "\n";
+    return joined(all.train, " = ", all.micro, " x ", all.accumulation, " x ",
+                  dp, "\n");
   } catch (const std::exception& error) {
     return std::string(error.what()) + "\n";
   }
@@ -124,8 +114,7 @@ struct Training {
 /// A row for each m: body(world, m, divides_too) is the norm of the gradient.
 template <typename Body>
 Picture norms(const Body& body, const std::vector<std::int64_t>& all) {
-  std::vector<std::vector<std::string>> rows = {
-      {"m", "norm", "norm, divided twice"}};
+  Rows rows = {{"m", "norm", "norm, divided twice"}};
   for (const std::int64_t m : all) {
     rows.push_back({std::to_string(m),
                     fixed(on_ranks(2, body, m, /*divides_too=*/0)[0], 4),
@@ -138,23 +127,15 @@ Picture norms(const Body& body, const std::vector<std::int64_t>& all) {
 
 /// Stage 3 keeps no units, and stages 1 and 2 have one bucket.
 inline std::string stage_config(int stage, std::int64_t m) {
-  return R"({"gradient_accumulation_steps": )" + std::to_string(m) +
-         R"(, "zero_optimization": {"max_reuse_distance": 0,
-               "reduce_bucket_size": 2e9, "stage": )" +
-         std::to_string(stage) + "}}";
+  return joined(R"({"gradient_accumulation_steps": )", m,
+                R"(, "zero_optimization": {"max_reuse_distance": 0,
+               "reduce_bucket_size": 2e9, "stage": )",
+                stage, "}}");
 }
 
-/// Eight ranks of the cluster `textbook`.
 inline Report on_textbook(const std::string& model, std::int64_t batch,
                           std::int64_t seq, const std::string& json) {
-  Options options = small_options(8);
-  options.backend = "sim";
-  options.cluster = "textbook";
-  options.data = "random";
-  options.model = model;
-  options.batch = batch;
-  options.seq = seq;
-  options.steps = 3;
+  Options options = textbook_options("15_engine", model, batch, seq, 3);
   options.check = false;
   return run(options, json);
 }
@@ -168,8 +149,7 @@ inline Picture times(const std::string& title, int stage,
       const double seconds =
           on_textbook("gpt2-xl", 320, 175, stage_config(each, m)).time.step_s;
       drawn.push_back(
-          {"stage " + std::to_string(each) + ", m = " + std::to_string(m),
-           seconds, 0, fixed(1e3 * seconds, 0) + " ms"});
+          {joined("stage ", each, ", m = ", m), seconds, 0, ms(seconds, 0)});
     }
   }
   return bars(title, drawn, {"ms", 1e-3});

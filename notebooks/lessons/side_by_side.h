@@ -14,7 +14,7 @@
 #include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "comm/ledger.h"
-#include "notebooks/display.h"
+#include "notebooks/lessons.h"
 
 namespace notes {
 
@@ -44,8 +44,8 @@ struct Row {
 
 /// The end of a line.
 inline std::string on(int ranks, const Training& training) {
-  return " " + training.options + " --steps " + std::to_string(training.steps) +
-         " --world-size " + std::to_string(ranks);
+  return joined(" ", training.options, " --steps ", training.steps,
+                " --world-size ", ranks);
 }
 
 /// Trains on live ranks, each of which calls this function, and compares with
@@ -114,10 +114,6 @@ inline const Row& row_of(const std::vector<Row>& all, const std::string& name) {
 
 // --- What they need ----------------------------------------------------------
 
-inline double peak(const RankReport& rank, MemoryKind kind) {
-  return rank.peak[static_cast<std::size_t>(kind)].counted;
-}
-
 /// Bytes per step of the rank that sends the most.
 inline double most_bytes(const Row& row) {
   double most = 0;
@@ -127,24 +123,18 @@ inline double most_bytes(const Row& row) {
   return most / row.steps;
 }
 
-/// The largest peak of one kind on any rank.
-inline double most_of(const Report& report, MemoryKind kind) {
-  double most = 0;
-  for (const RankReport& rank : report.ranks) {
-    most = std::max(most, peak(rank, kind));
-  }
-  return most;
-}
+using Kinds = std::vector<MemoryKind>;
+inline const Kinds kKinds = {MemoryKind::kParameter, MemoryKind::kGradient,
+                             MemoryKind::kOptimizerState,
+                             MemoryKind::kActivation};
 
-/// The sum of the peaks of parameters, gradients, optimizer and activations, on
-/// the fullest rank.
-inline double most_memory(const Report& report) {
+/// The sum of the peaks of some kinds, on the fullest rank.
+inline double most_memory(const Report& report, const Kinds& kinds = kKinds) {
   double most = 0;
   for (const RankReport& rank : report.ranks) {
-    most = std::max(most, peak(rank, MemoryKind::kParameter) +
-                              peak(rank, MemoryKind::kGradient) +
-                              peak(rank, MemoryKind::kOptimizerState) +
-                              peak(rank, MemoryKind::kActivation));
+    double sum = 0;
+    for (const MemoryKind kind : kinds) sum += peak_of(rank, kind);
+    most = std::max(most, sum);
   }
   return most;
 }
@@ -153,8 +143,7 @@ inline double most_memory(const Report& report) {
 
 /// Losses, and whether the weights equal those of one device.
 inline Picture numbers(const std::vector<Row>& all) {
-  std::vector<std::vector<std::string>> rows = {
-      {"strategy", "ranks", "first loss", "last loss", "weights"}};
+  Rows rows = {{"strategy", "ranks", "first loss", "last loss", "weights"}};
   for (const Row& row : all) {
     rows.push_back({row.name, std::to_string(row.ranks),
                     fixed(row.report.losses.front(), 10),
@@ -183,9 +172,9 @@ inline Picture step_bars(const std::string& title,
                          const std::vector<Row>& all) {
   std::vector<Bar> list;
   for (const Row& row : all) {
-    list.push_back({row.ranks == 1 ? row.name
-                                   : row.name + ", " +
-                                         std::to_string(row.ranks) + " ranks",
+    list.push_back({row.ranks == 1
+                        ? row.name
+                        : joined(row.name, ", ", row.ranks, " ranks"),
                     row.report.time.step_s});
   }
   return bars(title, list, {"ms", 1e-3}, "time");
@@ -193,15 +182,13 @@ inline Picture step_bars(const std::string& title,
 
 /// By kind, of the fullest rank of each strategy.
 inline Picture memory_table(const std::vector<Row>& all) {
-  std::vector<std::vector<std::string>> rows = {
+  Rows rows = {
       {"strategy", "parameters", "gradients", "optimizer", "activations"}};
   for (const Row& row : all) {
     rows.push_back({row.name});
-    for (const MemoryKind kind :
-         {MemoryKind::kParameter, MemoryKind::kGradient,
-          MemoryKind::kOptimizerState, MemoryKind::kActivation}) {
-      rows.back().push_back(fixed(most_of(row.report, kind) / (1 << 20), 2) +
-                            " MiB");
+    for (const MemoryKind kind : kKinds) {
+      rows.back().push_back(
+          fixed(most_memory(row.report, {kind}) / (1 << 20), 2) + " MiB");
     }
   }
   return table(rows);
@@ -209,16 +196,14 @@ inline Picture memory_table(const std::vector<Row>& all) {
 
 /// Time, bytes per step and memory of a simulated step.
 inline Picture costs(const std::vector<Row>& all) {
-  std::vector<std::vector<std::string>> rows = {
+  Rows rows = {
       {"strategy", "ranks", "step", "speed-up", "idle", "sent", "memory"}};
   for (const Row& row : all) {
     const VirtualTime& time = row.report.time;
-    rows.push_back({row.name, std::to_string(row.ranks),
-                    fixed(1e3 * time.step_s, 0) + " ms",
+    rows.push_back({row.name, std::to_string(row.ranks), ms(time.step_s, 0),
                     fixed(all[0].report.time.step_s / time.step_s, 2),
-                    fixed(100 * time.idle_share, 0) + " %",
-                    fixed(most_bytes(row) / (1 << 30), 2) + " GiB",
-                    fixed(most_memory(row.report) / (1 << 30), 2) + " GiB"});
+                    percent(time.idle_share, 0), gib(most_bytes(row), 2),
+                    gib(most_memory(row.report), 2)});
   }
   return table(rows);
 }
@@ -240,16 +225,9 @@ inline bool is_fastest(const std::vector<Row>& all, const std::string& name,
   return true;
 }
 
-/// What the ledger books for a call on as many elements.
-inline double booked(CommOp op) {
-  CommRecord record;
-  record.op = op;
-  record.group_size = 4;
-  record.numel = 1000;
-  return wire_bytes(record);
-}
-
+/// Calls on as many elements of four ranks.
 inline double fsdp_over_ddp() {
+  const auto booked = [](CommOp op) { return booked_elements(op, 1000, 4); };
   return (2 * booked(CommOp::kAllGather) + booked(CommOp::kReduceScatter)) /
          booked(CommOp::kAllReduce);
 }
