@@ -17,8 +17,8 @@
 #include "chapters/08_tensor_parallel_2d/products.h"
 #include "chapters/08_tensor_parallel_2d/summa_layers.h"
 #include "chapters/09_tensor_parallel_2p5d/tesseract.h"
+#include "chapters/common/toy.h"
 #include "comm/launch.h"
-#include "core/context.h"
 
 using namespace shardbook;
 
@@ -29,50 +29,12 @@ bool multiply(ProcessGroup& world) {
   // 1. Two squares of ranks, one above the other
   DeviceMesh mesh(world, tesseract::squares(/*q=*/2, /*depth=*/2));
   const summa::Grid grid = summa::grid_of(mesh);
-  // 2. The MLP on one device, and this rank's parts of it
-  ModelConfig config;
-  config.n_embd = 256;
-  config.gelu = GeluForm::kErf;
-  config.dropout = 0.1;
-  InitOptions init;
-  init.dtype = DType::kF64;
-  GptMlp whole("mlp", config, init);
-  GptMlp mlp("mlp", config, init, summa::layers(grid));
-  std::string lines;
-  const auto watch = [&lines](const std::string& name, Module& layer) {
-    lines += fmt::format("Weight of the {} linear layer: {}\n", name,
-                         shape_text(layer.parameters()[0].shape()));
-    layer.add_forward_hook([&lines, name](Module&, Tensors& y) {
-      lines += fmt::format("Output of the {} linear layer: {}\n", name,
-                           shape_text(y[0].shape()));
-    });
-  };
-  watch("first", *mlp.c_fc);
-  watch("second", *mlp.c_proj);
-  // 3. Cut the input: rows among the squares, the rows of a square among the
+  // 2. Cut the input: rows among the squares, the rows of a square among the
   // ranks of a column, then columns among the ranks of a row
-  const Tensor input = Tensor::empty({16, 256}, {DType::kF64, Device()});
-  fill_normal(input, /*seed=*/0, /*stream=*/0, 0, 1);
   const Shards own = {{0, grid.depth->rank(), 2},
                       {0, grid.col->rank(), 2},
                       {1, grid.row->rank(), 2}};
-  const Tensor x = take_part(input, own);
-  lines += "Input: " + shape_text(x.shape()) + "\n";
-  // 4. Forward, on one device as well. Dropout draws for each element by its
-  // place in the whole output, so both draw the same
-  const Tensor expected = take_part(whole(input), own);
-  RankContext::current().random = {};
-  const Tensor y = mlp(x);
-  // 5. Print what rank 0 has, and whether all ranks have what one device has
-  const Tensor worst =
-      Tensor::full({1}, max_abs_difference(y, expected), x.options());
-  world.all_reduce(worst, ReduceOp::kMax).wait();
-  const bool is_equal = worst.item() < 1e-12;
-  if (world.rank() == 0) {
-    fmt::print("{}Blocks of all ranks and one device's: {}\n", lines,
-               is_equal ? "equal" : "DIFFERENT");
-  }
-  return is_equal;
+  return toy::run_mlp(world, summa::layers(grid), own);
 }
 
 /// Numbers from 1 on, row by row.

@@ -15,8 +15,8 @@
 #include <string>
 
 #include "chapters/10_tensor_parallel_3d/cube_layers.h"
+#include "chapters/common/toy.h"
 #include "comm/launch.h"
-#include "core/context.h"
 
 using namespace shardbook;
 
@@ -64,52 +64,16 @@ bool multiply(ProcessGroup& world) {
   // 1. A cube of ranks
   DeviceMesh mesh(world, cube::cube_of(2));
   const cube::Cube cube = cube::cube_on(mesh);
-  // 2. The MLP on one device, and this rank's parts of it
-  ModelConfig config;
-  config.n_embd = 256;
-  config.gelu = GeluForm::kErf;
-  config.dropout = 0.1;
-  InitOptions init;
-  init.dtype = DType::kF64;
-  GptMlp whole("mlp", config, init);
-  GptMlp mlp("mlp", config, init, cube::layers(cube));
-  std::string lines;
-  const auto watch = [&lines](const std::string& name, Module& layer) {
-    lines += fmt::format("Weight of the {} linear layer: {}\n", name,
-                         shape_text(layer.parameters()[0].shape()));
-    layer.add_forward_hook([&lines, name](Module&, Tensors& y) {
-      lines += fmt::format("Output of the {} linear layer: {}\n", name,
-                           shape_text(y[0].shape()));
-    });
-  };
-  watch("first", *mlp.c_fc);
-  watch("second", *mlp.c_proj);
-  // 3. Cut the input: rows among the ranks of a weight group, then of an input
+  // 2. Cut the input: rows among the ranks of a weight group, then of an input
   // group; columns among those of an output group. Two linear layers return to
   // this layout
-  const Tensor input = Tensor::empty({16, 256}, {DType::kF64, Device()});
-  fill_normal(input, /*seed=*/0, /*stream=*/0, 0, 1);
   const cube::Roles& roles = cube.straight;
   const Shards own = {{0, roles.weight->rank(), 2},
                       {0, roles.input->rank(), 2},
                       {1, roles.output->rank(), 2}};
-  const Tensor x = with_layout(take_part(input, own), cube::Layout::kStraight);
-  lines += "Input: " + shape_text(x.shape()) + "\n";
-  // 4. Forward, on one device as well. Dropout draws for each element by its
-  // place in the whole output, so both draw the same
-  const Tensor expected = take_part(whole(input), own);
-  RankContext::current().random = {};
-  const Tensor y = mlp(x);
-  // 5. Print what rank 0 has, and whether all ranks have what one device has
-  const Tensor worst =
-      Tensor::full({1}, max_abs_difference(y, expected), x.options());
-  world.all_reduce(worst, ReduceOp::kMax).wait();
-  const bool is_equal = worst.item() < 1e-12;
-  if (world.rank() == 0) {
-    fmt::print("{}Blocks of all ranks and one device's: {}\n", lines,
-               is_equal ? "equal" : "DIFFERENT");
-  }
-  return is_equal;
+  return toy::run_mlp(world, cube::layers(cube), own, [](const Tensor& part) {
+    return with_layout(part, cube::Layout::kStraight);
+  });
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "core/context.h"
+#include "core/ops.h"
 
 namespace shardbook::toy {
 
@@ -94,6 +96,50 @@ class NetLayers : public LayerList {
 
 std::unique_ptr<LayerList> Net::layers() const {
   return std::make_unique<NetLayers>(*this);
+}
+
+bool run_mlp(ProcessGroup& world, const LayerFactory& layers, const Shards& own,
+             Tensor (*mark)(const Tensor& part)) {
+  // 1. The MLP on one device, and this rank's parts of it
+  ModelConfig config;
+  config.n_embd = 256;
+  config.gelu = GeluForm::kErf;
+  config.dropout = 0.1;
+  InitOptions init;
+  init.dtype = DType::kF64;
+  GptMlp whole("mlp", config, init);
+  GptMlp mlp("mlp", config, init, layers);
+  std::string lines;
+  const auto watch = [&lines](const std::string& name, Module& layer) {
+    lines += fmt::format("Weight of the {} linear layer: {}\n", name,
+                         shape_text(layer.parameters()[0].shape()));
+    layer.add_forward_hook([&lines, name](Module&, Tensors& y) {
+      lines += fmt::format("Output of the {} linear layer: {}\n", name,
+                           shape_text(y[0].shape()));
+    });
+  };
+  watch("first", *mlp.c_fc);
+  watch("second", *mlp.c_proj);
+  // 2. Cut the input
+  const Tensor input = Tensor::empty({16, 256}, {DType::kF64, Device()});
+  fill_normal(input, /*seed=*/0, /*stream=*/0, 0, 1);
+  const Tensor part = take_part(input, own);
+  lines += "Input: " + shape_text(part.shape()) + "\n";
+  // 3. Forward, on one device as well. Dropout draws for each element by its
+  // place in the whole output, so both draw the same
+  const Tensor expected = take_part(whole(input), own);
+  RankContext::current().random = {};
+  const Tensor y = mlp(mark == nullptr ? part : mark(part));
+  // 4. Print what rank 0 has, and whether all ranks have what one device has
+  const Tensor worst =
+      Tensor::full({1}, max_abs_difference(y, expected), y.options());
+  world.all_reduce(worst, ReduceOp::kMax).wait();
+  const bool is_equal = worst.item() < 1e-12;
+  if (world.rank() == 0) {
+    fmt::print("{}Blocks of all ranks and one device's: {}\n", lines,
+               is_equal ? "equal" : "DIFFERENT");
+  }
+  return is_equal;
 }
 
 std::string values_text(const Tensor& x) {

@@ -17,8 +17,11 @@
 #include <utility>
 #include <vector>
 
+#include "chapters/common/models/models.h"
 #include "chapters/common/pipeline/stages.h"
+#include "comm/process_group.h"
 #include "core/layers.h"
+#include "core/shards.h"
 
 namespace shardbook::toy {
 
@@ -57,6 +60,14 @@ class Net : public ModuleOf<Net> {
   friend class NetLayers;
   std::vector<std::pair<std::string, AnyModule>> layers_;
 };
+
+/// Colossal-AI's example of tensor parallelism: an MLP 256 -> 1024 -> 256 with
+/// exact GELU and dropout 0.1, on 16 rows. `layers` cut its weights; each rank
+/// has the part `own` of its input, which `mark` may say more of, and of its
+/// output. Rank 0 prints the shapes; returns whether each rank has the output of
+/// one device.
+bool run_mlp(ProcessGroup& world, const LayerFactory& layers, const Shards& own,
+             Tensor (*mark)(const Tensor& part) = nullptr);
 
 /// "0.250000 -1.500000": the first five elements.
 std::string values_text(const Tensor& x);
