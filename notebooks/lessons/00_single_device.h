@@ -14,7 +14,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 /// A small GPT on a random walk; the loss begins at ln 256 = 5.55.

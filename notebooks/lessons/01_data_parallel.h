@@ -15,7 +15,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 /// 0, 1, 2, ... as rows of two.

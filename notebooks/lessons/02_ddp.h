@@ -19,7 +19,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 /// Replaces the gradients of a model by their means over the ranks.

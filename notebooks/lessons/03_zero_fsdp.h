@@ -18,7 +18,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 /// Elements 0 .. n-1 as a strip: whole on every rank, or cut.

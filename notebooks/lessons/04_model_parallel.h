@@ -22,7 +22,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 using model_parallel::Settings;
 using model_parallel::StepTime;

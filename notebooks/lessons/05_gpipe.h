@@ -20,7 +20,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 /// "the schedule keeps the rules", or the first one that it breaks.

@@ -15,7 +15,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 /// The schedule of this name: p ranks, and m micro-batches or, for PipeDream,

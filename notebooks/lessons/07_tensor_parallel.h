@@ -16,7 +16,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 /// A matrix of which t ranks hold equal parts along `dim`.

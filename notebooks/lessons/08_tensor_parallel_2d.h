@@ -20,7 +20,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 /// An n x n matrix and a vector of n, as the ranks of a square hold them.

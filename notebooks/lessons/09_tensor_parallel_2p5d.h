@@ -22,7 +22,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 /// The blocks of X and W that each rank of d squares holds.

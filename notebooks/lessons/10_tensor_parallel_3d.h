@@ -22,7 +22,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 /// A rank's part of an activation.

@@ -21,7 +21,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 /// Which ranks of a mesh hold which parts of a matrix, for several layouts.

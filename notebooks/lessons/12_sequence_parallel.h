@@ -23,7 +23,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 namespace sp = shardbook::sequence_parallel;
 

@@ -21,7 +21,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 // --- Gates and slots -----------------------------------------------------------

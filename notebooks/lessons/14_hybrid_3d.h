@@ -20,7 +20,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 inline std::string group_text(const std::vector<int>& ranks) {

@@ -18,7 +18,6 @@
 
 namespace notes {
 
-using namespace shardbook;
 using namespace shardbook::notebook;
 
 // --- Runs --------------------------------------------------------------------
