@@ -94,12 +94,10 @@ std::vector<const ProgramRun*> pointers_to(
 
 std::vector<const ProgramRun*> trained_runs(
     const std::vector<ProgramRun>& runs) {
-  std::vector<const ProgramRun*> trained = pointers_to(runs);
-  trained.erase(std::remove_if(trained.begin(), trained.end(),
-                               [](const ProgramRun* run) {
-                                 return run->backend == "sim";
-                               }),
-                trained.end());
+  std::vector<const ProgramRun*> trained;
+  for (const ProgramRun& run : runs) {
+    if (run.backend != "sim") trained.push_back(&run);
+  }
   return trained;
 }
 
