@@ -6,7 +6,8 @@
 Both sides are processes that time a work on request. Each row starts one of
 each, warms them up, and lets them run by turns: A B A B ... A round's ratio is
 ours over PyTorch's, so a machine that slows down slows both. The table has
-medians, and the least and the largest ratio. Nothing is asserted.
+medians, and the least and the largest ratio. Nothing is asserted. The row step-busy
+runs beside two processes that compute all the time, with two threads.
 
 The protocol, for build/bench/pytorch_peer (ours) and pytorch_work.py:
 
@@ -45,6 +46,7 @@ The protocol, for build/bench/pytorch_peer (ours) and pytorch_work.py:
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -70,8 +72,10 @@ MICRO = ["--model", "gpt-micro", "--batch", "8", "--seq", "128"]
 class Row:
     """One line of the table: a work, and how each side is asked for it."""
 
-    def __init__(self, name, title, work, both, backend="", bar=None):
+    def __init__(self, name, title, work, both, backend="", bar=None,
+                 threads=None, beside=0):
         self.name, self.title, self.bar = name, title, bar
+        self.threads, self.beside = threads, beside
         self.ours, self.theirs = [work, *both], [work, *both]
         if backend:
             self.ours += ["--backend", backend]
@@ -84,6 +88,8 @@ def rows():
     table = [
         Row("matmul", "f32 matmul 1024^3", "matmul", ["--size", "1024"]),
         Row("step", "gpt-micro step", "step", MICRO, bar=0.75),
+        Row("step-busy", "the same, a busy machine", "step", MICRO, bar=0.15,
+            threads=2, beside=2),
         Row("resnet50", "ResNet-50 step, 24 of 128^2", "images", images,
             bar=0.85),
     ]
@@ -194,6 +200,20 @@ class Peer:
         return max(1, round(seconds / max(once, 1e-9)))
 
 
+@contextlib.contextmanager
+def busy(count):
+    """So many processes that compute until the context ends."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"],
+                                  preexec_fn=torch_python.die_with_parent)
+                 for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 class Bench:
     """The options, and what one row learns for the next."""
 
@@ -202,9 +222,9 @@ class Bench:
         self.peer = os.path.join(options.build, "bench", "pytorch_peer")
         self.form = None
 
-    def torch_peer(self, arguments):
+    def torch_peer(self, arguments, threads=None):
         command = [sys.executable, os.path.join(HERE, "pytorch_work.py")]
-        return Peer([*command, *arguments], self.options.threads)
+        return Peer([*command, *arguments], threads or self.options.threads)
 
     def find_form(self):
         """The fastest form of the step on one device, tried once."""
@@ -220,16 +240,21 @@ class Bench:
             arguments += ["--form", self.find_form()]
         result = {"name": row.name, "title": row.title, "bar": row.bar}
         result.update(ours_s=[], torch_s=[])
-        with self.torch_peer(arguments) as theirs:
+        threads = row.threads or self.options.threads
+        with self.torch_peer(arguments, threads) as theirs:
             result["torch"] = theirs.ready
             if row.ours[0] == "step":
                 self.form = theirs.ready["variant"]
             if self.options.only_torch:
-                self.rounds(result, [(theirs, "torch_s")])
+                with busy(row.beside):
+                    self.rounds(result, [(theirs, "torch_s")])
                 return result
-            with Peer([self.peer, *row.ours], self.options.threads) as ours:
+            with Peer([self.peer, *row.ours], threads) as ours:
                 result["ours"] = ours.ready
-                self.rounds(result, [(ours, "ours_s"), (theirs, "torch_s")])
+                if row.beside:
+                    result["alone_s"] = [ours.run(1) for _ in range(7)]
+                with busy(row.beside):
+                    self.rounds(result, [(ours, "ours_s"), (theirs, "torch_s")])
         pairs = list(zip(result["ours_s"], result["torch_s"]))
         result["ratios"] = [a / b for a, b in pairs]
         return result

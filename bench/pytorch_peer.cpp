@@ -26,6 +26,7 @@
 #include "core/context.h"
 #include "core/ops.h"
 #include "core/optim.h"
+#include "core/own_program.h"
 
 namespace shardbook::bench {
 namespace {
@@ -249,6 +250,7 @@ int run_peer(int argc, char** argv) {
 }  // namespace shardbook::bench
 
 int main(int argc, char** argv) {
+  shardbook::shorten_waits();
   try {
     return shardbook::bench::run_peer(argc, argv);
   } catch (const std::exception& error) {

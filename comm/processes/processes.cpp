@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <thread>
 #include <utility>
@@ -27,6 +26,7 @@
 #include "comm/processes/supervisor.h"
 #include "comm/signals.h"
 #include "core/check.h"
+#include "core/own_program.h"
 
 namespace shardbook {
 namespace {
@@ -197,15 +197,6 @@ std::vector<std::string> run_processes(
 // --- launch_processes --------------------------------------------------------
 
 namespace {
-
-std::vector<std::string> own_arguments() {
-  std::ifstream in("/proc/self/cmdline", std::ios::binary);
-  std::vector<std::string> arguments;
-  for (std::string argument; std::getline(in, argument, '\0');) {
-    arguments.push_back(argument);
-  }
-  return arguments;
-}
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> result;

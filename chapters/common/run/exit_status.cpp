@@ -12,6 +12,7 @@
 
 #include "comm/processes.h"
 #include "comm/signals.h"
+#include "core/own_program.h"
 #include "core/text_file.h"
 
 namespace shardbook {
@@ -45,6 +46,7 @@ int status_of(const std::exception& error) {
 }  // namespace
 
 int chapter_main(const std::function<int()>& body) {
+  shorten_waits();
   watch_signals();
   // A write beyond the limit on sizes of files fails, as on a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
