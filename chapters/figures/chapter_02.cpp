@@ -72,7 +72,7 @@ std::string buckets() {
   figure.line({{x_of(end), bottom + 3}, {x_of(arrived), bottom + 3}},
               color_of("exposed"), 3);
   figure.middle((x_of(end) + x_of(arrived)) / 2, bottom + 18,
-                fmt::format("exposed: {:.2f} ms", exposed_s(step) / kMs),
+                fmt::format("exposed: {:.2f} ms", waiting_s(step) / kMs),
                 color_of("exposed"));
   lanes.axis({"ms", kMs}, "since backward began");
   return figure.svg(fmt::format(
@@ -105,7 +105,7 @@ std::string overlap() {
   for (const Way& way : ways) {
     const Report report = gpt2_on_textbook(way.buckets);
     const sim::RankTimeline step = first_rank(report);
-    const double length = report.time.step_s, exposed = exposed_s(step);
+    const double length = report.time.step_s, exposed = waiting_s(step);
     computing = busy_s(step, "compute");
     const std::string result =
         fmt::format("{}: {:.1f} ms, of which {:.3g} ms exposed", way.name,

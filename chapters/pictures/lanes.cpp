@@ -71,7 +71,7 @@ double busy_s(const sim::RankTimeline& timeline, const std::string& queue) {
   return sum;
 }
 
-double exposed_s(const sim::RankTimeline& timeline) {
+double waiting_s(const sim::RankTimeline& timeline) {
   double sum = 0;
   for (const sim::TimelineEvent& event : timeline.events) {
     if (event.queue == "compute" && event.category == "exposed") {

@@ -41,6 +41,6 @@ class Lanes {
 
 /// The seconds in which a queue works, and in which it waits for a message.
 double busy_s(const sim::RankTimeline& timeline, const std::string& queue);
-double exposed_s(const sim::RankTimeline& timeline);
+double waiting_s(const sim::RankTimeline& timeline);
 
 }  // namespace shardbook::pictures
