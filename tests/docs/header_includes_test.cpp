@@ -20,6 +20,8 @@
 namespace shardbook::docs {
 namespace {
 
+namespace fs = std::filesystem;
+
 using Words = std::set<std::string>;
 /// The text of a header of the project, by its path from the root.
 using Reader = std::function<std::string(const std::string& header)>;
@@ -246,7 +248,6 @@ std::pair<std::size_t, std::string> room_of(const std::string& path) {
 }
 
 TEST(HeaderIncludes, NoArrowRunsUp) {
-  namespace fs = std::filesystem;
   const fs::path kProject = SHARDBOOK_ROOT;
   const std::string kInclude = "#include \"";
   std::size_t arrows = 0;
