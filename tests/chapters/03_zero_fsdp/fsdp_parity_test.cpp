@@ -2,7 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
+#include <functional>
+#include <optional>
 
 #include "chapters/02_ddp/ddp.h"
 #include "tests/chapters/03_zero_fsdp/fsdp_support.h"
