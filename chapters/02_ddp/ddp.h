@@ -12,6 +12,9 @@
 //     optimizer->step();                           // the same on every rank
 //   });
 //
+// Replicas stay equal because they begin equal and apply equal updates:
+// weights travel once, gradients every step, optimizer state never.
+//
 // The loss is the mean over this rank's samples; DDP divides by the number of
 // ranks. The result is the global batch's mean only if all ranks have equally
 // many samples.

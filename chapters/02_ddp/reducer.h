@@ -2,12 +2,17 @@
 
 // The reducer: gradients leave while backward still runs.
 //
+//   backward:   grad of layer 3 | layer 2 | layer 1 | wait
+//   network:                    | bucket 0 ........ | bucket 1 ....
+//
 // Each parameter has a hook that runs when its gradient is there. The hook
 // copies the gradient, divided by the number of ranks, into its place in a
-// bucket. A full bucket starts its all-reduce at once; the end of backward waits
-// for all of them. All ranks must issue the same calls in the same order, while
-// gradients may arrive in different orders. So bucket j leaves only after
-// buckets 0..j-1, whichever fills first.
+// bucket. A full bucket starts its all-reduce at once and backward goes on; the
+// end of backward waits for all of them.
+//
+// All ranks must issue the same calls in the same order, while gradients may
+// arrive in different orders. So bucket j leaves only after buckets 0..j-1,
+// whichever fills first.
 //
 // Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data
 // Parallel Training", sections 3.2 and 4.2.

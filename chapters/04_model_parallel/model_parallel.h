@@ -12,6 +12,10 @@
 // differentiable copy (boundary.cpp). Each device has a queue (device_queue.h):
 // the forward enqueues work without waiting for it, so the devices overlap.
 //
+//   split_size = batch              split_size = batch / 3
+//   device 0  | seq1 |      |       | 0 | 1 | 2 |   |
+//   device 1  |      | seq2 |       |   | 0 | 1 | 2 |
+//
 // Only the thread that created an object may use it. Each queue computes on
 // `num_threads` cores.
 //

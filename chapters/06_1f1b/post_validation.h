@@ -1,12 +1,24 @@
 #pragma once
 
-// Optimizer steps that do not wait for each other: post-validation.
+// Optimizer steps that do not wait for each other.
 //
-// A rank decides from the gradients of the stages up to its own whether the norm
-// is finite, and whether to clip. The full norm travels back from the last rank
-// while the next batch warms up. If it contradicts the decision, every rank
-// restores its parameters, redoes the step with the full norm, and repeats the
-// forwards since.
+// Clipping needs the norm of the whole gradient, and a step with inf or NaN in
+// any gradient must be skipped on every rank. Both need an all-reduce before
+// the optimizer. The ranks of a pipeline end one after another, so in the
+// all-reduce they all wait for the last, and the bubble is back.
+// Post-validation steps first and checks later:
+//
+//   rank 0    W W |step| F F F F ........ |validate| I
+//   rank 1      W W |step| F F F .... |validate| I
+//   rank 2        W W |step| F F  |validate| I
+//                    \___>    \___>     <____ full norm
+//                  partial norms
+//
+// A rank decides from the gradients of the stages up to its own. If their norm
+// is too large or not finite, it does not step. The full norm travels back from
+// the last rank while the next batch warms up. It usually confirms the step: no
+// clipping, nothing to skip. Otherwise every rank restores its parameters,
+// redoes the step with the full norm, and repeats the forwards since.
 //
 // The result has the same bits as the check before the step. It costs a second
 // copy of parameters and optimizer state. Qi et al. 2024, section 4.

@@ -10,11 +10,20 @@
 //   DTensor y = x.redistribute({replicate(), shard(1)});
 //   y.full_tensor();                               // equals `whole`
 //
-// Gradients flow through core's autograd and have layouts of their own, known
-// when backward runs: of a shard a shard, of a replica a replica or a partial.
-// The sum of two gradients brings the second to the layout of the first. All
-// gradients are those of the whole tensor: no factor depends on the number of
-// ranks.
+// Gradients flow through core's autograd and have layouts of their own. The
+// gradient of a shard is a shard. The gradient of a replica is a replica, or a
+// partial where ranks used it for different parts of the result. `redistribute`
+// sends a gradient back from the layout that it has:
+//
+//   forward     gradient arrives as    backward
+//   S(a) -> R   R                      slice
+//   S(a) -> R   P(sum)                 reduce-scatter
+//   R -> S(a)   S(a)                   all-gather
+//   P -> R      R                      nothing
+//
+// Layouts of gradients are known when backward runs, so the sum of two
+// gradients brings the second to the layout of the first. All gradients are
+// those of the whole tensor: no factor depends on the number of ranks.
 //
 // A DTensor belongs to one rank; every rank of the mesh makes the same calls in
 // the same order.

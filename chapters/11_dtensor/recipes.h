@@ -1,11 +1,20 @@
 #pragma once
 
-// Data parallelism, plain and sharded, in the words of this chapter: a forward
-// borrows each parameter whole, and each rank's gradient is a term of a sum. The
-// chapters on DDP and FSDP add buckets, overlap, prefetch, and parameters that
-// are freed and gathered again.
+// Data parallelism, plain and sharded, in the words of this chapter.
+//
+// A forward borrows each parameter whole, and each rank's gradient is a term of
+// a sum:
+//
+//   layout   forward       backward           the chapter that does it by hand
+//   R        -             all-reduce         DDP
+//   S(0)     all-gather    reduce-scatter     FSDP
+//
+// Those chapters add optimizations: buckets, overlap, prefetch, and parameters
+// that are freed and gathered again.
 
 #include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/11_dtensor/dtensor.h"

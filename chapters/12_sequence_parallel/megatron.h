@@ -7,6 +7,10 @@
 //   residual on s/t tokens   on all tokens, 1/t of the heads  on s/t tokens
 //        --- all_gather --->                --- reduce_scatter --->
 //
+// An all-reduce is a reduce-scatter and an all-gather; tensor parallelism does
+// both at one place and lets every rank normalise all tokens. Here LayerNorm
+// lies between the two, and a rank has 1/t of every activation.
+//
 // Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
 // Transformer Models", sections 4 and 5.
 

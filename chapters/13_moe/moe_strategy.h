@@ -8,6 +8,10 @@
 //   E + Z       ZeRO over DP                  EP, ZeRO over EDP
 //   E + D + M   cut over TP                   EP over ranks of equal TP rank
 //   E + Z + M   both; with offload, the optimizer is on the host
+//
+// Each rank's loss is the mean over its own tokens, so every gradient is divided
+// by the number of data-parallel ranks: the experts' too, although only dp / ep
+// ranks sum them: the all-to-all has already brought the tokens of ep ranks.
 
 #include <memory>
 #include <optional>

@@ -2,6 +2,10 @@
 
 // Which buckets of gradients may leave while backward goes on.
 //
+//   micro-batch 0, 1, 2    gradients are added; nothing may leave
+//   micro-batch 3          h.3 | h.2 | h.1 | h.0
+//   network                    | bucket of h.2 and h.3 | bucket of h.0 and h.1
+//
 // A bucket is full when the last micro-batch has added all its gradients to
 // each of its parameters. That may be more than one: under DualPipe, a stage
 // ends with a B in one direction, and an I and a W in the other, and a rank with

@@ -18,10 +18,14 @@
 //
 // Parameters that share these groups travel in buckets. ZeRO-1 (Megatron's
 // distributed optimizer) scatters a bucket's first sum over dp x cp, and goes on
-// with this rank's shard, to a gather of new parameters. The token embedding has
-// buckets of its own: its shards must have the same limits on both stages. With
-// overlap_grad_reduce, buckets hold parameters of one stage, since the stages of
-// a rank end their backwards at different times (full_buckets.h).
+// with this rank's shard: its sums over tp and pp, its update, and a gather of
+// new parameters. For that the shards of all members must have the same limits:
+// the token embedding has buckets of its own, or the other stage's shard would
+// hold other elements.
+//
+// With overlap_grad_reduce, the first sum of a bucket begins while backward goes
+// on (full_buckets.h), and reduce() waits for it. Its buckets hold parameters of
+// one stage, since the stages of a rank end their backwards at different times.
 
 #include <functional>
 #include <map>

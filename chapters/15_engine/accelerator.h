@@ -18,6 +18,10 @@
 //     opt.zero_grad();
 //   }
 //
+// The loop stays as it is when options.plugin changes: DDP, FSDP, the engine,
+// or the hybrid chapter's tensor and pipeline parallelism. The losses stay the
+// same, too.
+//
 // - backward divides the loss by gradient_accumulation_steps. User code must
 //   not divide as well.
 // - The window of accumulation ends after gradient_accumulation_steps batches,

@@ -5,6 +5,14 @@
 //   Choice choice = choose(options, config);    // or an Error with the reason
 //   DeviceMesh mesh(world, choice.topology);
 //   const auto strategy = choice.make(options, mesh);
+//
+//   zero_optimization.stage 0        02_ddp
+//   .stage 1, 2, 3                   03_zero_fsdp, ZeRO
+//   .stage 3, sharding "fsdp"        03_zero_fsdp, FSDP
+//   experts                          13_moe, with stages 0 to 2 of ZeRO
+//   tensor_parallel 2d, 2.5d, 3d     08, 09, 10
+//   pipelines, tensor or context     14_hybrid_3d, with experts or without
+//   parallelism
 
 #include <functional>
 #include <memory>

@@ -13,11 +13,14 @@
 // one array (core/tensor_storage.h). PyTorch's FSDP v1 has one flat leaf and
 // splits it in a recorded operation, which holds a unit's gradients twice.
 //
-// v1's full array IS the gathered message; v2's message is ordered by rank, and
-// is copied to (and, for gradients, from) the parameters' order. Without
-// sharding (NO_SHARD, d = 1), shard and full are one array.
+// v1 and v2 differ in the layout alone. v1's full array IS the gathered
+// message. v2 cuts each parameter by rows, so a message is ordered by rank, and
+// is copied to (and, for gradients, from) the parameters' order.
+//
+// Without sharding (NO_SHARD, d = 1), shard and full are one array.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 

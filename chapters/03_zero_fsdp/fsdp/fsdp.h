@@ -14,19 +14,25 @@
 //     fsdp.clear_grad();
 //   }
 //
+//   forward    gather u | compute u | free u       (the root stays whole)
+//   backward   gather u, prefetch u - 1 | compute u | free u, reduce-scatter u
+//
 // Gathers per unit and micro-step: FULL_SHARD 2 (the root 1), SHARD_GRAD_OP 1.
-// Gradients are those of DDP: the mean over ranks; bit for bit if d is a power
-// of two and ranks sum in order.
+// One reduce-scatter travels while the next unit computes. Gradients are those
+// of DDP: the mean over ranks; bit for bit if d is a power of two and ranks sum
+// in order.
 //
 // The model's tensors are replaced: create the optimizer afterwards, from
 // parameters(). Between steps the model's own parameters hold nothing; read
 // them under summon_full_params. The optimizer must work element by element
 // (LAMB and LARS would see norms of slices). All ranks construct, call and
-// destroy it, and use the same units, in the same order. Model and group must
-// outlive it, and the model is empty after it: take a full state dict before.
+// destroy it, and use the same units, in the same order; the first iteration
+// checks the units. Model and group must outlive it, and the model is empty
+// after it: take a full state dict before.
 //
-// A unit that no output depends on gets no gradient; in other units, a
-// parameter without a gradient counts as zero.
+// A module that runs twice is gathered for each forward and reduced once. A
+// unit that no output depends on gets no gradient; in other units, a parameter
+// without a gradient counts as zero.
 //
 // A forward may throw: the next one begins anew. When a backward throws, this
 // object drops the gradients of the step, and then throws until clear_grad() is
@@ -36,6 +42,7 @@
 // Parallel", sections 3 and 4; Rajbhandari et al. 2020, section 5.3.
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>

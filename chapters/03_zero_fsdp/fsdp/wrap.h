@@ -15,7 +15,8 @@
 //   }
 //   wrap(plan, *model.ln_f);                   // outside the scope: nothing
 //
-// A parameter that is used outside its module's forward (GPT's tied head) must
+// A unit is gathered for its own forward and backward and freed between. So a
+// parameter that is used outside its module's forward (GPT's tied head) must
 // belong to an outer unit, and tied parameters must lie in one.
 
 #include <cstdint>

@@ -1,8 +1,16 @@
 #pragma once
 
-// ZeRO: data parallelism without redundant copies. Each rank has a shard of the
-// optimizer's state; from stage 2 on also of the gradients, in stage 3 also of
-// the parameters. A step sends 2 Np elements, in stage 3 3 Np.
+// ZeRO: data parallelism without redundant copies.
+//
+// Under DDP all ranks hold the same parameters, the same gradients and the same
+// optimizer state. ZeRO gives each rank a shard of them, and fetches the rest
+// when it is needed:
+//
+//               parameters   gradients   optimizer state   traffic per step
+//   DDP              all         all          all              2 Np
+//   ZeRO stage 1     all         all         shard             2 Np
+//   ZeRO stage 2     all        shard        shard             2 Np
+//   ZeRO stage 3    shard       shard        shard             3 Np
 //
 //   auto zero = zero::make_zero(model, world, options, "adamw", adam_options);
 //   for (each step) {
@@ -11,8 +19,9 @@
 //   }
 //
 // Updates equal DDP's bit for bit if sums add in rank order: the optimizers of
-// this book update element by element. One that needs norms of whole tensors
-// (LAMB, LARS) would use norms of slices, and be wrong.
+// this book update element by element, so shards make no difference. One that
+// needs norms of whole tensors (LAMB, LARS) would use norms of slices, and be
+// wrong.
 //
 // Parameters that the loss does not depend on get zero gradients, unlike under
 // DDP: one flat tensor has one update. All ranks construct, call, step and

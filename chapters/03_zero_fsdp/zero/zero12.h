@@ -2,6 +2,11 @@
 
 // ZeRO-1 and ZeRO-2: parameters everywhere, the rest in shards.
 //
+//   backward   grad d | grad c | grad b | grad a
+//              copied, divided by d, into buckets
+//   network           | bucket 0 ...... | bucket 1 ...... |
+//   step       norm | update of the own shard | all_gather of the parameters
+//
 // Stage 1 keeps all gradients while micro-steps accumulate and reduces in the
 // last one. Stage 2 keeps its own shard only: every micro-step reduces, adds
 // the received shard to an accumulator, and drops the rest.
@@ -16,6 +21,7 @@
 
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/03_zero_fsdp/zero/zero_buckets.h"
+#include "core/stream.h"
 
 namespace shardbook::zero {
 

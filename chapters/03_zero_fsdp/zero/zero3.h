@@ -2,23 +2,35 @@
 
 // ZeRO-3: parameters in shards as well.
 //
+//              fetch 0   fetch 1   fetch 2                 fetch 1   fetch 0
+//   forward   | unit 0  | unit 1  | unit 2  | backward 2  | unit 1  | unit 0
+//                release 0 ...     release 2   reduce 2     reduce 1 ...
+//
 // Every parameter is cut alone: rank r keeps slice r of each. A unit is a set
-// of parameters that are fetched together: before its forward, and again before
-// its backward, one all-gather brings all slices of all its parameters, ordered
-// by rank, then by parameter:
+// of parameters that are fetched together: before a unit's forward, and again
+// before its backward, one all-gather brings all slices of all its parameters.
+// The result is ordered by rank, then by parameter, and is unpacked into the
+// parameters:
 //
 //   gathered   a0 b0 c0 | a1 b1 c1 | a2 b2 c2      ->  a0 a1 a2, b0 b1 b2, ...
 //
 // Gradients go the same way back: each is divided by d and copied into a
 // rank-major bucket as it comes; the last one of a unit sends the bucket into
-// a reduce-scatter, and the unit's parameters are released. Small parameters
-// stay gathered and are refreshed after each step; their gradients and
-// optimizer state are still sharded. fetches.h decides when units are gathered.
+// a reduce-scatter, and the unit's parameters are released.
 //
 // The parameters that a module's forward reads must belong to its unit, or to
 // the unit of a module whose forward is running. Modules of `unit_types` are
 // units, with everything below them. If there are any, all else belongs to the
 // root; if not, each module with parameters of its own is a unit.
+//
+// The order of fetches is recorded in the first micro-step. From then on units
+// are gathered ahead of their use, up to prefetch_bucket_size elements, while
+// the ones before them compute. A micro-step in another order is recorded anew.
+// A unit that is used again soon (max_reuse_distance) stays whole instead of
+// being gathered twice, as far as max_live_parameters allows.
+//
+// Small parameters stay gathered and are refreshed after each step; their
+// gradients and optimizer state are still sharded.
 //
 // DeepSpeed, deepspeed/runtime/zero/{stage3,partition_parameters,
 // partitioned_param_coordinator}.py and comm/coalesced_collectives.py.

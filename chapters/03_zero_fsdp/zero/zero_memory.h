@@ -2,11 +2,15 @@
 
 // Memory under ZeRO, as formulae.
 //
-// DDP holds (b + b + K) Np bytes of parameters, gradients and optimizer state.
-// ZeRO-1 divides K by the ranks d, ZeRO-2 also the second b, ZeRO-3 also the
-// first. b: bytes of an element; K: bytes of optimizer state per parameter, 12
-// for Adam with an f32 master copy (4 + 4 + 4), 8 for Adam in f32. No stage
-// makes activations smaller.
+//   bytes per rank            parameters   gradients   optimizer state
+//   DDP                          b Np        b Np          K Np
+//   ZeRO-1                       b Np        b Np          K Np / d
+//   ZeRO-2                       b Np        b Np / d      K Np / d
+//   ZeRO-3                       b Np / d    b Np / d      K Np / d
+//
+// b: bytes of an element, 2 in mixed precision; K: bytes of optimizer state per
+// parameter, 12 for Adam with an f32 master copy (4 + 4 + 4), 8 for Adam in
+// f32. Activations are left out: no stage makes them smaller.
 //
 // Rajbhandari et al. 2020, section 3 and table 1.
 
@@ -30,7 +34,7 @@ struct StateBytes {
   double gradient = 2;
   double optimizer = 12;
 };
-/// K and b: `dtype` is the parameters', `optimizer` "sgd", "adam"
+/// K and b of the table: `dtype` is the parameters', `optimizer` "sgd", "adam"
 /// or "adamw".
 StateBytes state_bytes(DType dtype, const std::string& optimizer,
                        const OptimizerOptions& optimizer_options);

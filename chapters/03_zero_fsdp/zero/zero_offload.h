@@ -1,8 +1,15 @@
 #pragma once
 
-// The host's share of the work: ZeRO-Offload. Gradient shards go to the host,
-// which has masters and moments and updates; new shards come back. Bytes between
-// host and device are not on the wire between ranks, and are counted apart.
+// The host's share of the work: ZeRO-Offload.
+//
+//   device   parameters (16 bit), forward, backward
+//               | gradient shard                ^ updated shard
+//               v                               |
+//   host     gradient shard, master copy, moments: Adam
+//
+// The optimizer state is most of what a step keeps and is touched once per
+// step, so it moves first. Bytes between host and device are not on the wire
+// between ranks, and are counted apart.
 //
 // Ren et al. 2021, "ZeRO-Offload: Democratizing Billion-Scale Model Training",
 // section 4.

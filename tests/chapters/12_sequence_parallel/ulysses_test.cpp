@@ -14,7 +14,7 @@ RankAttention ulysses(const Setting& s) {
       };
 }
 
-void expect_same_bits(const Tensors& found, const Tensors& expected) {
+void expect_same_values(const Tensors& found, const Tensors& expected) {
   const char* const names[] = {"out", "dq", "dk", "dv"};
   for (std::size_t i = 0; i < 4; ++i) {
     // Values as f64: -0 and 0 are one
@@ -32,7 +32,7 @@ TEST_P(UlyssesParity, HasOneDevicesBits) {
     for (double dropout : {0.0, 0.3}) {
       for (bool causal : {true, false}) {
         s.dtype = dtype, s.dropout = dropout, s.causal = causal;
-        expect_same_bits(on_slices(GetParam(), s, ulysses(s)).whole,
+        expect_same_values(on_slices(GetParam(), s, ulysses(s)).whole,
                          one_device(s));
       }
     }
