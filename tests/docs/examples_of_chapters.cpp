@@ -44,6 +44,7 @@
 #include "chapters/common/run/worlds.h"
 #include "chapters/common/toy.h"
 #include "chapters/pictures/figure.h"
+#include "chapters/pictures/lanes.h"
 #include "chapters/pictures/plot.h"
 #include "chapters/pictures/timeline_picture.h"
 #include "chapters/planner/answer.h"
@@ -250,6 +251,15 @@ void plot(pictures::Figure& figure,
   plot.curve(points, kBlue, "8 ranks");
   plot.mark(1750, kBlue, "inequality: 1750");
   plot.svg("from 80 % to 10 %");
+}
+
+// --- chapters/pictures/lanes.h
+void lanes(pictures::Figure& figure, const sim::RankTimeline& timeline,
+           const Report& report) {
+  using pictures::Lanes;
+  Lanes lanes(figure, 90, figure.width(), /*length_s=*/0.25);
+  lanes.queue("network", timeline, "comm world", report.time.step_s, 16);
+  lanes.axis({"ms", 1e-3});
 }
 
 // --- chapters/programs/sweep.h

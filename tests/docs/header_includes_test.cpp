@@ -29,7 +29,7 @@ using Reader = std::function<std::string(const std::string& header)>;
 // A name, and the headers of which any one is enough: besides the name's own,
 // those whose interface is made of it.
 const char kNames[] = R"(
-algorithm: find_if any_of clamp copy fill find max max_element min min_element sort
+algorithm: find_if any_of clamp copy count fill find max max_element min min_element sort
 array: array
 atomic: atomic memory_order_acquire memory_order_relaxed memory_order_release
 chrono: chrono

@@ -89,6 +89,7 @@ TEST(DTensorPairwiseSequence, SlicesAreOneBatch) {
       const Tensor y = model(x);
       const std::size_t forward = world.records().size();
       sum(square(y)).backward();
+      const std::size_t end = world.records().size();
       SB_CHECK(error_between(y, right.rows_view(first, first + 20)) < 1e-12,
                "local rows");
       SB_CHECK(error_between(x.grad(),
@@ -106,7 +107,7 @@ TEST(DTensorPairwiseSequence, SlicesAreOneBatch) {
       // Backward gathers what was scattered, and the reverse; a row layer's
       // bias was applied to this rank's rows only
       std::vector<std::string> backward;
-      for (std::size_t i = forward; i < world.records().size(); ++i) {
+      for (std::size_t i = forward; i < end; ++i) {
         backward.push_back(comm_op_name(world.records()[i].op) +
                            (" " + std::to_string(world.records()[i].numel)));
       }
