@@ -5,7 +5,6 @@
 // Needed: 03_zero_fsdp, 07_tensor_parallel. Next: 12_sequence_parallel.
 
 #include "chapters/common/lesson.h"
-#include "core/check.h"
 
 namespace shardbook::dtensor {
 

@@ -18,6 +18,7 @@
 #include "chapters/common/sharded/parts.h"
 #include "comm/process_group.h"
 #include "core/autograd.h"
+#include "core/check.h"
 #include "core/inplace.h"
 #include "core/ops.h"
 

@@ -43,7 +43,7 @@ const std::vector<NamedProgram>& programs() {
 }
 
 Report run(const std::string& line) {
-  const std::string name = line.substr(0, line.find(' '));
+  const std::string name = line.substr(0, line.find_first_of(" \n"));
   const auto found =
       std::find_if(programs().begin(), programs().end(),
                    [&](const NamedProgram& each) { return each.name == name; });

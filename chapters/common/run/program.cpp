@@ -175,7 +175,7 @@ std::vector<std::string> words_of(const std::string& line) {
   std::vector<std::string> words;
   bool is_quoted = false, is_in_word = false;
   for (const char each : line) {
-    const bool is_end = each == ' ' && !is_quoted;
+    const bool is_end = (each == ' ' || each == '\n') && !is_quoted;
     if (!is_end && !is_in_word) words.emplace_back();
     is_in_word = !is_end;
     if (each == '\'') {
