@@ -59,7 +59,7 @@ TEST(DataParallelPrograms, ProcessesTrainAsOneDeviceAndAsThreads) {
     const auto report_of = [&, &chapter = chapter,
                             &options = options](const std::string& world) {
       return json_of(run(chapter,
-                         "--format json --data random --steps 3 --batch 12 "
+                         "--format json --data random --steps 4 --batch 12 "
                          "--seq 8 --deterministic " +
                              world + options));
     };
