@@ -110,7 +110,8 @@ std::string slots() {
       const double y = token_y(rank, token);
       const std::string name = fmt::format("t{}", rank * kTokens + token);
       const auto box = [&](double x, double y) {
-        named_box(figure, {x, y, kBox, kRow - 2}, rank_color(rank), name);
+        figure.colored_box({x, y, kBox, kRow - 2}, rank_color(rank));
+        figure.middle(x + kBox / 2, y + 13, name, kWhite);
       };
       box(kTokenX, y);
       const auto expert = static_cast<int>(routing.expert[t]);
