@@ -9,6 +9,7 @@
 #include <string>
 
 #include "chapters/pictures/figure.h"
+#include "chapters/pictures/units.h"
 #include "sim/timeline.h"
 
 namespace shardbook::pictures {
