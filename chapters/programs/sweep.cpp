@@ -40,14 +40,4 @@ std::vector<pictures::Value> sweep(const std::string& line,
       values, column, x_per_value);
 }
 
-std::vector<pictures::Bar> bars_of(
-    const std::vector<std::pair<std::string, std::string>>& lines,
-    const Column& column) {
-  std::vector<pictures::Bar> bars;
-  for (const auto& [name, line] : lines) {
-    bars.push_back({name, column(run(line))});
-  }
-  return bars;
-}
-
 }  // namespace shardbook

@@ -1,17 +1,14 @@
 #pragma once
 
-// Runs of chapters' lines that differ in one thing, as points of a curve or as
-// bars.
+// Runs of a chapter's line that differ in one option, as points of a curve.
 //
 //   plot.curve(sweep("05_gpipe --world-size 4", "--micro-batches", {1, 2, 4},
 //                    step_s), kBlue);
 
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "chapters/pictures/charts.h"
 #include "chapters/pictures/plot.h"
 #include "chapters/programs/programs.h"
 
@@ -42,10 +39,5 @@ std::vector<pictures::Value> sweep(
     const std::function<std::string(double value)>& line,
     const std::vector<double>& values, const Column& column,
     double x_per_value = 1);
-
-/// A bar for each pair of a name and a line.
-std::vector<pictures::Bar> bars_of(
-    const std::vector<std::pair<std::string, std::string>>& lines,
-    const Column& column);
 
 }  // namespace shardbook
