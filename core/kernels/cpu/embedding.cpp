@@ -51,6 +51,7 @@ void gather_rows(KernelContext&, DType dtype, const TableShape& shape,
   const std::size_t bytes = shape.cols * dtype_bytes(dtype);
   for_rows(n, shape.cols, [&](std::int64_t i) {
     const std::int64_t row = rows(i);
+    if (bytes == 0) return;  // arrays without elements may be null
     char* to = static_cast<char*>(out) + i * bytes;
     if (row < 0) {
       std::memset(to, 0, bytes);
