@@ -18,10 +18,9 @@ class TableParity : public ParityTest {
              const std::vector<double>& indices) const {
     const auto n = static_cast<std::int64_t>(indices.size());
     Comparison c(dtype);
-    c.expect_equal(kernel, 0, dtype, shape,
-                   c.array(numbers(shape.rows * shape.cols, 1)), index,
-                   c.array(index, indices), n,
-                   c.array(numbers(n * shape.cols, 2)));
+    c.expect_equal(
+        kernel, 0, dtype, shape, c.array(numbers(shape.rows * shape.cols, 1)),
+        index, c.array(index, indices), n, c.array(numbers(n * shape.cols, 2)));
   }
 };
 

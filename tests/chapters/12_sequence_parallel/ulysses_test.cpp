@@ -33,7 +33,7 @@ TEST_P(UlyssesParity, HasOneDevicesBits) {
       for (bool causal : {true, false}) {
         s.dtype = dtype, s.dropout = dropout, s.causal = causal;
         expect_same_values(on_slices(GetParam(), s, ulysses(s)).whole,
-                         one_device(s));
+                           one_device(s));
       }
     }
   }
