@@ -149,9 +149,11 @@ struct AttentionOptions {
   /// For dropout: which part of one device's [b, heads, sq, sk] this is.
   ShardView shard;
 };
-/// qkv [b, s, 3h], [q | k | v], each by heads -> [b, s, h]. Keeps no [s, s]
-/// matrix: the backward computes the probabilities again. Dropout draws as
-/// `dropout` does, at the global positions of options.shard.
+/// qkv [b, s, (heads + 2 kv_heads) d], [q | k | v], each by heads -> [b, s, heads
+/// d]; without kv_heads that is [b, s, 3h] -> [b, s, h]. Keeps no [s, s] matrix:
+/// the backward computes the probabilities again. Shared keys are not repeated in
+/// memory. Dropout draws as `dropout` does, at the global positions of
+/// options.shard.
 Tensor attention(const Tensor& qkv, const AttentionOptions& options);
 /// The same with q [b, sq, heads d], k and v [b, sk, kv_heads d].
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,

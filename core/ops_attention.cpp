@@ -94,9 +94,12 @@ Tensor attend(const Tensors& inputs, const kernels::AttentionArgs& args) {
   const Tensor lse =
       Tensor::empty({args.batch, args.heads, args.q_rows},
                     {internal::stat_dtype(q.dtype()), q.device()});
-  const auto part = [](const Tensors& x, std::size_t i) {
-    return x.size() == 3 ? x[i].raw()
-                         : internal::address_of(x[0], i * x[0].size(2) / 3);
+  // Packed: behind the heads of q are those of k, then those of v
+  const auto part = [args](const Tensors& x, std::int64_t i) {
+    const std::int64_t before =
+        i == 0 ? 0 : args.heads + (i - 1) * args.kv_heads;
+    return x.size() == 3 ? x[static_cast<std::size_t>(i)].raw()
+                         : internal::address_of(x[0], before * args.head_dim);
   };
   double bytes = bytes_of({&out});
   for (const Tensor& input : inputs) bytes += bytes_of({&input});
@@ -126,14 +129,22 @@ Tensor attend(const Tensors& inputs, const kernels::AttentionArgs& args) {
 }  // namespace
 
 Tensor attention(const Tensor& qkv, const AttentionOptions& options) {
-  SB_CHECK(qkv.ndim() == 3 && qkv.size(2) % 3 == 0, "attention: qkv has shape ",
-           shape_text(qkv.shape()), "; give [batch, sequence, 3 * width]");
-  SB_CHECK(options.kv_heads == 0 || options.kv_heads == options.heads,
-           "attention: packed [q | k | v] has one width; with ",
-           options.kv_heads, " heads of keys, give q, k and v");
-  const std::int64_t b = qkv.size(0), s = qkv.size(1), h = qkv.size(2) / 3;
-  kernels::AttentionArgs args = whole_args({b, s, s, h}, options);
-  args.q = args.k = args.v = heads_in(s, 3 * h, args.head_dim);
+  const std::int64_t heads = options.heads, kv_heads = kv_heads_of(options);
+  const bool grouped = kv_heads != heads;
+  SB_CHECK(qkv.ndim() == 3 && (grouped || qkv.size(2) % 3 == 0),
+           "attention: qkv has shape ", shape_text(qkv.shape()),
+           "; give [batch, sequence, 3 * width]");
+  const std::int64_t b = qkv.size(0), s = qkv.size(1), row = qkv.size(2);
+  SB_CHECK(!grouped || (kv_heads > 0 && heads > 0 && heads % kv_heads == 0 &&
+                        row % (heads + 2 * kv_heads) == 0),
+           "attention: [q | k | v] of ", heads, " heads of queries and ",
+           kv_heads, " of keys in rows of ", row,
+           " columns; give (heads + 2 kv_heads) * head width of them, with "
+           "kv_heads that divide heads");
+  const std::int64_t width =
+      grouped ? row / (heads + 2 * kv_heads) * heads : row / 3;
+  kernels::AttentionArgs args = whole_args({b, s, s, width}, options);
+  args.q = args.k = args.v = heads_in(s, row, args.head_dim);
   return attend({qkv}, args);
 }
 

@@ -1,5 +1,7 @@
 // Fused attention against attention composed of small operations.
 
+#include <array>
+
 #include "tests/core/support.h"
 
 namespace shardbook {
@@ -118,6 +120,70 @@ TEST(Attention, PackedEqualsSeparate) {
   }
 }
 
+// Head widths of small and of published models; rows of heads * d columns, which
+// need not be what the model is wide.
+TEST(Attention, PackedGroupsEqualSharedKeysThatAreRepeated) {
+  const std::pair<DType, double> dtypes[] = {{DType::kF64, 1e-12},
+                                             {DType::kF32, 1e-4},
+                                             {DType::kF16, 3e-2},
+                                             {DType::kBF16, 0.1}};
+  constexpr std::int64_t kBatch = 2, kRows = 37;
+  for (const auto& [dtype, tolerance] : dtypes) {
+    for (const auto& [heads, kv_heads, dim] :
+         {std::array<std::int64_t, 3>{4, 2, 16},
+          {6, 2, 5},
+          {3, 1, 64},
+          {2, 1, 80},
+          {2, 1, 96},
+          {4, 2, 128}}) {
+      SCOPED_TRACE(testing::Message() << dtype_name(dtype) << ", " << heads
+                                      << " heads of " << dim);
+      AttentionOptions options = attention_of(heads);
+      options.kv_heads = kv_heads;
+      const Tensor qkv = noise({kBatch, kRows, (heads + 2 * kv_heads) * dim}, 1,
+                               -1, 1, {dtype, Device()});
+      const Tensor packed = qkv.clone().set_requires_grad();
+      const Tensor out = attention(packed, options);
+      EXPECT_EQ(out.shape(), (Shape{kBatch, kRows, heads * dim}));
+      weighted_sum(out).backward();
+
+      // In f64, with each head of keys as often as heads of queries share it
+      const Tensor wide = to_dtype(qkv, DType::kF64).set_requires_grad();
+      const auto heads_at = [&](std::int64_t first, bool repeat) {
+        Tensors parts;
+        for (std::int64_t h = 0; h < heads; ++h) {
+          const std::int64_t at =
+              first + (repeat ? h / (heads / kv_heads) : h) * dim;
+          parts.push_back(slice(wide, 2, at, at + dim));
+        }
+        return concat(parts, 2);
+      };
+      const Tensor expected =
+          composed(heads_at(0, false), heads_at(heads * dim, true),
+                   heads_at((heads + kv_heads) * dim, true),
+                   {kBatch, kRows, kRows, heads, dim, /*causal=*/true, 0, 0});
+      weighted_sum(expected).backward();
+      expect_close(Tensors{out.detach(), packed.grad()},
+                   {expected.detach(), wide.grad()}, tolerance);
+    }
+  }
+}
+
+TEST(Attention, PackedGroupsEqualSeparateOnesBitForBit) {
+  AttentionOptions options = attention_of(6, true, 0.2);
+  options.kv_heads = 3;
+  const Tensor q = leaf({2, 9, 48}, 1), k = leaf({2, 9, 24}, 2),
+               v = leaf({2, 9, 24}, 3);
+  const Tensor packed = concat({q, k, v}, 2).detach().set_requires_grad();
+  Tensor apart, together;
+  with_same_draws([&] { apart = attention(q, k, v, options); });
+  with_same_draws([&] { together = attention(packed, options); });
+  weighted_sum(apart).backward();
+  weighted_sum(together).backward();
+  expect_same_bits({together.detach(), packed.grad()},
+                   {apart.detach(), concat(gradients_of({q, k, v}), 2)});
+}
+
 TEST(Attention, CausalRowsDoNotSeeTheFuture) {
   const Setting s{1, 6, 6, 2, 4, true, 0, 0};
   const Tensor a = noise({1, 6, 24});
@@ -146,6 +212,17 @@ TEST(Attention, KeepsNoSquareMatrix) {
   EXPECT_EQ(own.device.memory().current_total, 8 * (3 * s * h + s * h + s));
 }
 
+TEST(Attention, RepeatsNoSharedKeysInMemory) {
+  const OwnDevice own;
+  const std::int64_t s = 16, d = 4, heads = 8;
+  const Tensor qkv = leaf({1, s, (heads + 2) * d});
+  AttentionOptions options = attention_of(heads);
+  options.kv_heads = 1;
+  const Tensor out = attention(qkv, options);
+  EXPECT_EQ(own.device.memory().current_total,
+            8 * ((heads + 2) * s * d + heads * s * d + heads * s));
+}
+
 TEST(Attention, SaysWhatDoesNotFit) {
   const AttentionOptions four = attention_of(4);
   const Tensor x = noise({2, 3, 8}), one = noise({1, 3, 8});
@@ -154,6 +231,16 @@ TEST(Attention, SaysWhatDoesNotFit) {
   const Tensor narrow = to_dtype(x, DType::kF32);
   expect_error([&] { attention(odd, four); }, {"4 heads", "width of 6"});
   expect_error([&] { attention(wide, four); }, {"[2, 3, 16]", "3 * width"});
+  AttentionOptions groups = attention_of(4);
+  groups.kv_heads = 2;
+  expect_error([&] { attention(odd, groups); },
+               {"4 heads of queries", "2 of keys", "18 columns"});
+  groups.kv_heads = 3;
+  expect_error(
+      [&] {
+        attention(noise({1, 2, 20}), groups);
+      },
+      {"3 of keys", "divide"});
   expect_error([&] { attention(x, longer, long_v, four); },
                {"[2, 5, 8]", "[2, 4, 8]"});
   expect_error([&] { attention(x, one, one, four); }, {"one batch"});

@@ -48,6 +48,44 @@ class AttentionParity : public ParityTest {
     return {rows * row, dim, row};
   }
 
+  // One array [q | k | v] of rows that are shared: so are its gradients.
+  void check_packed(AttentionArgs args) const {
+    const std::int64_t dim = args.head_dim, rows = args.q_rows;
+    const std::int64_t width = (args.heads + 2 * args.kv_heads) * dim;
+    args.q = args.k = args.v = {rows * width, dim, width};
+    args.out = side_by_side(rows, args.heads, dim, 0);
+    const AttentionGradStrides grads{args.q, args.k, args.v, args.out};
+    const std::int64_t keys = args.heads * dim;
+    const std::int64_t vals = keys + args.kv_heads * dim;
+    const std::int64_t out_size = args.batch * args.out.batch;
+
+    Comparison forward(dtype);
+    const Slot qkv = forward.noise(args.batch * rows * width, 1);
+    const Slot out = forward.empty(out_size);
+    const Slot total = forward.empty(stat, args.batch * args.heads * rows);
+    forward.expect_equal_in(
+        forward_slack(dtype), [&](const Comparison::Side& on) {
+          kernels::attention(on.context, dtype, args, on(qkv),
+                             on.from(qkv, keys), on.from(qkv, vals), on(out),
+                             on(total));
+        });
+    if (HasFatalFailure()) return;
+
+    Comparison backward(dtype);
+    const Slot x = backward.array(forward.cpu_array(qkv));
+    const Slot y = backward.array(forward.cpu_array(out));
+    const Slot sums = backward.array(forward.cpu_array(total));
+    const Slot dy = backward.noise(out_size, 4);
+    const Slot dx = backward.empty(args.batch * rows * width);
+    backward.expect_equal_in(
+        backward_slack(dtype), [&](const Comparison::Side& on) {
+          kernels::attention_backward(
+              on.context, dtype, args, grads, on(x), on.from(x, keys),
+              on.from(x, vals), on(y), on(dy), on(sums), on(dx),
+              on.from(dx, keys), on.from(dx, vals), false);
+        });
+  }
+
   void check(AttentionArgs args, std::int64_t padding = 0) const {
     const std::int64_t dim = args.head_dim;
     const HeadStrides q_like =
@@ -136,6 +174,15 @@ TEST_P(AttentionParity, SeveralTilesOfQueriesAndKeys) {
 TEST_P(AttentionParity, SharesKeyHeadsAmongQueryHeads) {
   check(make({2, 4, 2, 9, 13, 8}, false));
   check_both(make({1, 6, 2, 40, 40, 32}, true));
+}
+
+// Widths of published heads, on tensor cores where they are 32 times something.
+TEST_P(AttentionParity, SharesKeysOfPackedRows) {
+  for (const std::int64_t dim : {16, 64, 80, 96, 128}) {
+    check_packed(make({2, 4, 2, 40, 40, dim}, true));
+    if (HasFatalFailure()) return;
+  }
+  check_packed(make({1, 3, 1, 70, 70, 32}, true));
 }
 
 // Pieces of a sequence: some queries see nothing, some everything.
