@@ -45,6 +45,13 @@ void LayerNorm::members(MemberVisitor& visit) {
   visit.parameter("bias", bias);
 }
 
+RmsNorm::RmsNorm(std::int64_t width, const InitOptions& init, double eps)
+    : weight(make_constant_parameter({width}, 1, init)), eps(eps) {}
+
+void RmsNorm::members(MemberVisitor& visit) {
+  visit.parameter("weight", weight);
+}
+
 Embedding::Embedding(const std::string& name, std::int64_t rows,
                      std::int64_t width, const InitOptions& init, double stddev)
     : weight(make_parameter(name + ".weight", {rows, width}, stddev, init)) {}

@@ -42,6 +42,19 @@ class LayerNorm : public ModuleOf<LayerNorm> {
   double eps = 1e-5;
 };
 
+/// See rms_norm. Starts from ones.
+class RmsNorm : public ModuleOf<RmsNorm> {
+ public:
+  RmsNorm() = default;
+  RmsNorm(std::int64_t width, const InitOptions& init, double eps = 1e-6);
+  Tensor forward(const Tensor& x) override { return rms_norm(x, weight, eps); }
+  void members(MemberVisitor& visit) override;
+  std::string type_name() const override { return "RmsNorm"; }
+
+  Tensor weight;  ///< [width]
+  double eps = 1e-6;
+};
+
 /// Rows of a table by index. Starts from normal(0, stddev).
 class Embedding : public ModuleOf<Embedding> {
  public:

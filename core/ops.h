@@ -134,6 +134,15 @@ Tensor embedding_part(const Tensor& table, const Tensor& indices,
 /// Normalises the last dim n; gamma and beta [n].
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                   double eps = 1e-5);
+/// weight * (x / sqrt(mean of x^2 + eps)) over the last dim n; weight [n], eps
+/// 1e-5 or 1e-6. The quotient is computed in f32 (f64 for f64) and rounded to
+/// x's dtype before weight multiplies it, as in Llama. Keeps x and one number
+/// per row. Zhang and Sennrich 2019.
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
+/// silu(gate) * up of [.., 2f] = [gate | up] -> [.., f]; silu(x) = x sigmoid(x).
+/// Rounds silu(gate) to the dtype before the product, as transformers does.
+/// Keeps its input. Shazeer 2020.
+Tensor swiglu(const Tensor& gate_up);
 Tensor softmax(const Tensor& x);
 Tensor log_softmax(const Tensor& x);
 

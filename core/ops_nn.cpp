@@ -1,4 +1,4 @@
-// Embedding, normalisation of rows, softmax and dropout.
+// Embedding, normalisation of rows, SwiGLU, softmax and dropout.
 
 #include "core/internal/op_scope.h"
 #include "core/internal/random_position.h"
@@ -6,6 +6,7 @@
 #include "core/kernels/norm.h"
 #include "core/kernels/random.h"
 #include "core/kernels/softmax.h"
+#include "core/kernels/swiglu.h"
 #include "core/ops.h"
 
 namespace shardbook {
@@ -112,6 +113,55 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
            return Tensors{dx, gamma.requires_grad() ? dgamma : Tensor(),
                           beta.requires_grad() ? dbeta : Tensor()};
          });
+  return y;
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  internal::check_same_kind("rms_norm", x, weight);
+  const Rows n = rows_of("rms_norm", x);
+  SB_CHECK(weight.shape() == Shape{n.cols}, "rms_norm: weight ",
+           shape_text(weight.shape()), " for input ", shape_text(x.shape()));
+  Tensor y = x.empty_like();
+  Tensor rstd =
+      Tensor::empty({n.rows}, {internal::stat_dtype(x.dtype()), x.device()});
+  OpScope("rms_norm", 5 * count(x), bytes_of({&x, &y}), x)
+      .run(kernels::rms_norm, x.dtype(), n.rows, n.cols, eps, x.raw(),
+           weight.raw(), y.raw(), rstd.raw());
+  record("rms_norm", {x, weight}, {y},
+         [x, weight, rstd, n](const Tensors& grads) {
+           const Tensor& dy = grads[0];
+           Tensor dx, dweight;
+           if (x.requires_grad()) dx = dy.empty_like();
+           if (weight.requires_grad()) {
+             dweight = internal::gradient_like(weight);
+           }
+           OpScope("rms_norm", 11 * count(dy), bytes_of({&x, &dy, &dx}), dy)
+               .run(kernels::rms_norm_backward, dy.dtype(), n.rows, n.cols,
+                    x.raw(), weight.raw(), rstd.raw(), dy.raw(),
+                    raw_or_null(dx), raw_or_null(dweight));
+           return Tensors{dx, dweight};
+         });
+  return y;
+}
+
+Tensor swiglu(const Tensor& gate_up) {
+  const Rows n = rows_of("swiglu", gate_up);
+  SB_CHECK(n.cols % 2 == 0, "swiglu: rows of ", n.cols,
+           " columns have no two halves [gate | up]");
+  Shape shape = gate_up.shape();
+  shape.back() /= 2;
+  Tensor y = Tensor::empty(shape, gate_up.options());
+  OpScope("swiglu", 5 * count(y), bytes_of({&gate_up, &y}), y)
+      .run(kernels::swiglu, y.dtype(), n.rows, shape.back(), gate_up.raw(),
+           y.raw());
+  record("swiglu", {gate_up}, {y}, [gate_up, n](const Tensors& grads) {
+    const Tensor& dy = grads[0];
+    Tensor dgate_up = gate_up.empty_like();
+    OpScope("swiglu", 11 * count(dy), bytes_of({&gate_up, &dy, &dgate_up}), dy)
+        .run(kernels::swiglu_backward, dy.dtype(), n.rows, n.cols / 2,
+             gate_up.raw(), dy.raw(), dgate_up.raw());
+    return Tensors{dgate_up};
+  });
   return y;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// Layer normalisation. "stat" arrays are f64 for f64, otherwise f32.
+// Layer normalisation, and RMSNorm, which has no mean and no beta. "stat" arrays
+// are f64 for f64, otherwise f32.
 
 #include <cstdint>
 
@@ -28,5 +29,27 @@ SHARDBOOK_KERNEL(layer_norm_backward,
                       std::int64_t cols, const void* x, const void* gamma,
                       const void* mean, const void* rstd, const void* dy,
                       void* dx, void* dgamma, void* dbeta));
+
+/// y[r] = weight * (x[r] * rstd[r]), where the product in brackets is rounded to
+/// `dtype` before weight multiplies it (16 bits round twice).
+///
+///   x, y    [rows, cols]; y may be x
+///   weight  [cols]
+///   rstd    [rows] stat, written; rstd = 1 / sqrt(mean of x^2 + eps)
+///
+/// Rows may be as narrow as the head of an attention: on CUDA a warp works on
+/// four of up to 128 elements.
+SHARDBOOK_KERNEL(rms_norm,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, double eps, const void* x,
+                      const void* weight, void* y, void* rstd));
+
+/// Gradients of rms_norm. dx may be dy or null; dweight [cols] may be null. The
+/// gradient passes the rounding unchanged.
+SHARDBOOK_KERNEL(rms_norm_backward,
+                 void(KernelContext& context, DType dtype, std::int64_t rows,
+                      std::int64_t cols, const void* x, const void* weight,
+                      const void* rstd, const void* dy, void* dx,
+                      void* dweight));
 
 }  // namespace shardbook::kernels

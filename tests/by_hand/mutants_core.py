@@ -1,5 +1,5 @@
 """Mutants of kernels that were written for speed (windows of 3x3 by Winograd's
-algorithm, gradients of tall weights), of the cuts of chapter 04, of the one
+algorithm, gradients of tall weights), of Llama's operations, of the cuts of chapter 04, of the one
 device that f16 is compared with, and of Accelerate's loop."""
 
 from mutants import chapter, folder
@@ -49,6 +49,55 @@ kernels("matmul_dnnl.cpp", "!(is_tall(args) && args.resume)", "true", MATMUL)
 kernels("matmul_dnnl.cpp", "(args.resume ? 4 : 0)", "0", MATMUL)
 kernels("matmul_dnnl.cpp", "sgemm(!args.trans_b, false,",
         "sgemm(args.trans_b, false,", MATMUL)
+
+# --- Llama's operations --------------------------------------------------------------
+
+core = folder("core", "core")
+llama = folder("core/kernels/cpu", "core")
+# One rounding instead of two, in forward and in the weight's gradient
+llama("norm.cpp", "rounded<T>(load_up_to(x + i, size) * factor);",
+      "load_up_to(x + i, size) * factor;", "RmsNorm.Rounds*")
+llama("norm.cpp", "xsimd::fma(g, rounded<T>(xhat),", "xsimd::fma(g, xhat,",
+      "RmsNorm.TheWeights*")
+llama("norm.cpp", "dot_row(x, x, cols) / static_cast<S>(cols) + eps)",
+      "(dot_row(x, x, cols) + eps) / static_cast<S>(cols))", "RmsNorm.*")
+llama("norm.cpp", "factor * (g - xhat * slope)", "factor * g", "*/RmsNorm*")
+llama("swiglu.cpp", "rounded<T>(g * sigmoid_vec(g));", "g * sigmoid_vec(g);",
+      "Swiglu.Rounds*")
+llama("swiglu.cpp", "rounded<T>(grad * load_up_to(gate + cols + i, size));",
+      "grad * load_up_to(gate + cols + i, size);", "Swiglu.Rounds*")
+llama("swiglu.cpp", "grad * rounded<T>(g * s), size);", "grad * (g * s), size);",
+      "Swiglu.Rounds*")
+llama("swiglu.cpp", "s * xsimd::fma(g, one - s, one);", "s;", "*/Swiglu*")
+# Half a turn; the table of another token; v lost
+llama("rope.cpp", "store_up_to(y + j, b * c + a * s, size);",
+      "store_up_to(y + j, b * c - a * s, size);", "Rope.Equals*")
+llama("rope.cpp", "r % args.tokens * dim", "r / args.tokens * dim",
+      "Rope.Equals*")
+llama("rope.cpp", "in + args.heads * dim, in + width,",
+      "in + args.heads * dim, in + args.heads * dim,", "Rope.Equals*")
+# A head that is no whole number of vectors
+llama("rope.cpp", "i = std::min(from, half - size), j", "i = from, j",
+      "Rope.Equals*")
+core("ops_rope.cpp", "  args.backward = true;\n", "", "*/Rope*")
+# Positions that begin at 0 and follow one another
+core("ops_rope.cpp", "static_cast<S>(positions[t])", "static_cast<S>(t)",
+     "RopeTable.*")
+core("ops_rope.cpp", "wide_table<double> : wide_table<float>;",
+     "wide_table<double> : wide_table<double>;", "RopeTable.Computes*")
+core("ops_rope.cpp", "  if (turns > high) return frequency;\n", "",
+     "RopeFrequencies.Llama3*")
+core("ops_rope.cpp", "  if (turns < low) return slow;\n", "",
+     "RopeFrequencies.Llama3*")
+core("ops_rope.cpp", "(1 - share) * slow + share * frequency",
+     "share * slow + (1 - share) * frequency", "RopeFrequencies.Llama3*")
+core("ops_rope.cpp", "std::pow(theta, -exponent)", "std::pow(theta, -2 * exponent)",
+     "RopeFrequencies.Are*")
+# Keys behind as many heads as there are of queries
+core("ops_attention.cpp", "i == 0 ? 0 : args.heads + (i - 1) * args.kv_heads;",
+     "i * args.heads;", "Attention.PackedGroups*")
+core("ops_attention.cpp", "row / (heads + 2 * kv_heads) * heads : row / 3;",
+     "row / 3;", "Attention.PackedGroups*")
 
 # --- Where chapter 04 cuts -----------------------------------------------------------
 

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <thread>
 #include <tuple>
+#include <vector>
 
 #include "core/optim.h"
+#include "core/rope.h"
 #include "core/tensor_storage.h"
 #include "tests/core/support.h"
 
@@ -185,6 +187,37 @@ TEST_F(Observed, ElementwiseOperationsReadAndWriteOnce) {
   EXPECT_EQ(seen.only("relu").bytes, 4.0 * (24 + 24));
 }
 
+TEST_F(Observed, OperationsOfLlamaCostTheirFormulas) {
+  const Tensor x = Tensor::zeros({2, 3, 16}).set_requires_grad();
+  const Tensor weight = Tensor::zeros({16}).set_requires_grad();
+  const double n = 2 * 3 * 16;
+  const auto cost_of = [&](const Tensor& y) {
+    const OpEvent forward = seen.begun.back();
+    seen.begun.clear();
+    autograd::backward({y}, {y.detach()});
+    const OpEvent backward = seen.begun.at(0);
+    return std::vector<double>{forward.flops, forward.bytes, backward.flops,
+                               backward.bytes};
+  };
+  using Costs = std::vector<double>;
+  EXPECT_EQ(cost_of(rms_norm(x, weight, 1e-6)),
+            (Costs{5 * n, 4 * 2 * n, 11 * n, 4 * 3 * n}));
+  EXPECT_EQ(cost_of(swiglu(x)),
+            (Costs{5 * n / 2, 4 * 1.5 * n, 11 * n / 2, 4 * 2.5 * n}));
+  // 12 of 16 columns turn
+  const Tensor table = rope_table({0, 1, 2}, 4, 100, {});
+  const double turned = n * 12 / 16, bytes = 4 * (2 * n + 12);
+  EXPECT_EQ(cost_of(rope(x, table, 3, 4)),
+            (Costs{3 * turned, bytes, 3 * turned, bytes}));
+  // Two heads of queries and one of keys, 4 wide: 6 of 9 pairs are seen
+  AttentionOptions options = attention_of(2);
+  options.kv_heads = 1;
+  const double pairs = 2 * 2 * 6, attention_bytes = 4 * (n + n / 2);
+  EXPECT_EQ(cost_of(attention(x, options)),
+            (Costs{2 * 2 * pairs * 4, attention_bytes, 5 * 2 * pairs * 4,
+                   2 * attention_bytes}));
+}
+
 TEST_F(Observed, EveryBeginHasItsEnd) {
   const Tensor x = leaf({6, 4}, 1, 0.1, 1);
   sum(log(softmax(matmul(x, transpose(x, 0, 1))))).backward();
@@ -212,6 +245,12 @@ TEST_F(Observed, MetaCostsWhatCpuCosts) {
     const Tensor g = Tensor::full({4}, 1, f32), b = Tensor::zeros({4}, f32);
     Tensor y = attention(x, attention_of(2));
     y = layer_norm(gelu(y), g, b);
+    // The operations of Llama: two heads of queries share one of keys
+    const Tensor angles = rope_table({0, 3, 1, 2}, 2, 100, {}, f32);
+    AttentionOptions shared = attention_of(2);
+    shared.kv_heads = 1;
+    y = attention(rope(concat({y, y}, 2), angles, 3, 2), shared);
+    y = swiglu(concat({rms_norm(y, g, 1e-6), y}, 2));
     const Tensor targets = Tensor::zeros({8}, {DType::kI64, device});
     cross_entropy(reshape(y, {8, 4}), targets).backward();
     std::vector<std::tuple<std::string, double, double>> events;

@@ -5,6 +5,7 @@
 #include <array>
 #include <ostream>
 
+#include "core/rope.h"
 #include "tests/core/support.h"
 
 namespace shardbook {
@@ -60,6 +61,22 @@ Case attends(const char* name, const std::vector<Shape>& shapes,
             return x.size() == 1 ? attention(x[0], options)
                                  : attention(x[0], x[1], x[2], options);
           }};
+}
+
+/// Heads at positions that do not follow one another.
+Case turns(const char* name, const Shape& shape, std::int64_t heads,
+           std::int64_t head_dim) {
+  return {name, {shape}, [=](In x) {
+            const Tensor table =
+                rope_table({5, 0, 2}, head_dim, 100, {}, x[0].options());
+            return rope(x[0], table, heads, head_dim);
+          }};
+}
+
+AttentionOptions grouped_attention(std::int64_t heads, std::int64_t kv_heads) {
+  AttentionOptions options = attention_of(heads);
+  options.kv_heads = kv_heads;
+  return options;
 }
 
 Case normalized(const char* name, const std::vector<Shape>& shapes, bool relu) {
@@ -176,6 +193,16 @@ std::vector<Case> cases() {
       {"LayerNormManyDims",
        {{2, 2, 5}, {5}, {5}},
        [](In x) { return layer_norm(x[0], x[1], x[2], 1e-3); }},
+      {"RmsNorm",
+       {{140, 21}, {21}},
+       [](In x) { return rms_norm(x[0], x[1], 1e-5); }},
+      {"RmsNormOfHeads",
+       {{2, 3, 4, 16}, {16}},
+       [](In x) { return rms_norm(x[0], x[1], 1e-2); }},
+      {"Swiglu", {{3, 42}}, [](In x) { return swiglu(x[0]); }, -4, 4},
+      {"SwigluManyDims", {{2, 3, 70}}, [](In x) { return swiglu(x[0]); }},
+      turns("Rope", {2, 3, 20}, 2, 10),
+      turns("RopeBeforeOtherColumns", {2, 3, 55}, 3, 16),
       {"Softmax", {{3, 70}}, [](In x) { return softmax(x[0]); }, -3, 3},
       {"LogSoftmax",
        {{2, 1, 35}},
@@ -186,6 +213,9 @@ std::vector<Case> cases() {
       attends("AttentionFull", {{2, 5, 18}}, attention_of(3, false)),
       attends("AttentionOfOneToken", {{3, 1, 6}}, attention_of(1)),
       attends("AttentionDropout", {{2, 5, 12}}, attention_of(2, true, 0.3)),
+      attends("AttentionGrouped", {{2, 5, 24}}, grouped_attention(4, 2)),
+      attends("AttentionGroupedWideHeads", {{1, 5, 80}},
+              grouped_attention(3, 1)),
       attends("CrossAttention", cross, attention_of(2, false)),
       attends("CrossAttentionDropout", cross, attention_of(4, false, 0.2)),
       {"Dropout",

@@ -1,9 +1,14 @@
-// Layer and batch normalisation: values, running statistics, pieces of a batch.
+// Layer, RMS and batch normalisation: values, running statistics, pieces of a batch.
 
+#include <cmath>
 #include <condition_variable>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/layers.h"
 #include "tests/core/support.h"
@@ -36,6 +41,99 @@ TEST(LayerNorm, RefusesOtherShapesAndDtypes) {
   const Tensor narrow = to_dtype(g, DType::kF32);
   expect_error([&] { layer_norm(x, narrow, g); }, {"f64", "f32"});
   expect_error([&] { layer_norm(x, g, narrow); }, {"f64", "f32"});
+}
+
+/// x rounded to a dtype, in f64.
+double rounded(double x, DType dtype) {
+  return to_dtype(Tensor::full({}, x, kOfF64), dtype).item();
+}
+
+/// weight * round(x / sqrt(mean of x^2 + eps)), row by row.
+std::vector<double> rms_normalised(const Tensor& x, const Tensor& weight,
+                                   double eps) {
+  const std::vector<double> in = values(x), w = values(weight);
+  std::vector<double> out(in.size());
+  for (std::size_t row = 0; row < in.size(); row += w.size()) {
+    double squares = 0;
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      squares += in[row + i] * in[row + i];
+    }
+    const double rstd =
+        1 / std::sqrt(squares / static_cast<double>(w.size()) + eps);
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      out[row + i] = w[i] * rounded(in[row + i] * rstd, x.dtype());
+    }
+  }
+  return out;
+}
+
+TEST(RmsNorm, EqualsItsDefinition) {
+  // As narrow as heads, and as wide as models
+  for (const std::int64_t n : {1, 5, 16, 64, 80, 128, 129, 1030}) {
+    const Tensor x = noise({3, 7, n}, 1, -2, 3), weight = noise({n}, 2);
+    expect_close(values(rms_norm(x, weight, 0.1)),
+                 rms_normalised(x, weight, 0.1), 1e-13);
+  }
+}
+
+TEST(RmsNorm, IsAModuleThatStartsFromOnes) {
+  // Mean of squares 5: y = x / sqrt(5 + 4).
+  const Tensor x = Tensor::from_values<double>({1, 3}, {1, 2});
+  RmsNorm norm(2, f64_init(), /*eps=*/4);
+  expect_close(values(norm(x)), {1.0 / 3, 1}, 1e-15);
+  norm.weight.copy_from(Tensor::from_values<double>({3, -1}, {2}));
+  expect_close(values(norm(x)), {1, -1}, 1e-15);
+  EXPECT_EQ(norm.named_parameters().size(), 1u);
+}
+
+TEST(RmsNorm, RoundsTheQuotientBeforeTheWeightMultiplies) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const TensorOptions narrow{dtype, Device()};
+    const Tensor x = noise({4, 96}, 1, -2, 2, narrow);
+    const Tensor weight = noise({96}, 2, 0.5, 2, narrow);
+    const std::vector<double> twice = rms_normalised(x, weight, 1e-5);
+    const std::vector<double> once =
+        rms_normalised(to_dtype(x, DType::kF64), weight, 1e-5);
+    const std::vector<double> y = values(rms_norm(x, weight, 1e-5));
+    int from_twice = 0, from_once = 0;
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      from_twice += y[i] != rounded(twice[i], dtype);
+      from_once += y[i] != rounded(once[i], dtype);
+    }
+    // Where f64 is all but between two numbers, f32 may choose the other one
+    EXPECT_LE(from_twice, 2) << "of " << y.size();
+    EXPECT_GT(from_once, 20) << "of " << y.size();
+  }
+}
+
+// What weight multiplied is what its gradient sums.
+TEST(RmsNorm, TheWeightsGradientSumsRoundedQuotients) {
+  const TensorOptions bf16{DType::kBF16, Device()};
+  const Tensor x = noise({1, 96}, 1, -2, 2, bf16);
+  const Tensor weight = leaf({96}, 2, 0.5, 2, bf16);
+  sum(rms_norm(x, weight, 1e-5)).backward();
+  const Tensor ones = Tensor::full({96}, 1, bf16);
+  EXPECT_EQ(values(weight.grad()), rms_normalised(x, ones, 1e-5));
+}
+
+TEST(RmsNorm, KeepsItsInputAndOneNumberPerRow) {
+  for (const auto& [dtype, stat] :
+       {std::pair{DType::kF64, 8}, {DType::kF32, 4}, {DType::kBF16, 4}}) {
+    const OwnDevice own;
+    const Tensor x = leaf({6, 10}, 1, -1, 1, {dtype, own.device});
+    const Tensor weight = leaf({10}, 2, -1, 1, {dtype, own.device});
+    const std::int64_t before = own.device.memory().current_total;
+    const Tensor y = rms_norm(x, weight, 1e-5);
+    EXPECT_EQ(own.device.memory().current_total - before, y.bytes() + 6 * stat);
+  }
+}
+
+TEST(RmsNorm, RefusesOtherShapesAndDtypes) {
+  const Tensor x = noise({2, 6}), g = noise({6});
+  expect_error([&] { rms_norm(x, noise({5}), 1e-5); }, {"[5]", "[2, 6]"});
+  expect_error([&] { rms_norm(x, noise({1, 6}), 1e-5); }, {"[1, 6]"});
+  expect_error([&] { rms_norm(x, to_dtype(g, DType::kF32), 1e-5); },
+               {"rms_norm", "f64", "f32"});
 }
 
 TEST(BatchNorm, NormalisesByTheBatchAndRemembersUnbiased) {

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "core/layers.h"
+#include "core/rope.h"
 #include "tests/core/support.h"
 
 namespace shardbook {
@@ -34,6 +35,26 @@ TEST(Recompute, GivesTheSameBitsAlsoWithDropout) {
     const Tensor z = dropout(y, 0.5);
     weighted_sum(z).backward();
     return Tensors{z.detach(), w.grad(), b.grad(), x.grad()};
+  };
+  expect_same_bits(gradients(false), gradients(true));
+}
+
+TEST(Recompute, GivesTheSameBitsOfALlamaBlock) {
+  const Tensor w = leaf({16, 16}), weight = leaf({16}), x = leaf({2, 3, 16});
+  // At positions that do not begin at zero
+  const Tensor table = rope_table({7, 5, 6}, 4, 100, {}, kOfF64);
+  AttentionOptions options = attention_of(2, true, 0.2);
+  options.kv_heads = 1;
+  const Body body = [&](const Tensors& in) {
+    const Tensor qkv = linear(rms_norm(in[0], weight, 1e-6), w);
+    const Tensor y = attention(rope(qkv, table, 3, 4), options);
+    return Tensors{swiglu(y)};
+  };
+  auto gradients = [&](bool again) {
+    for (const Tensor& t : {w, weight, x}) t.clear_grad();
+    const Tensor y = run(body, {x}, again)[0];
+    weighted_sum(y).backward();
+    return Tensors{y.detach(), w.grad(), weight.grad(), x.grad()};
   };
   expect_same_bits(gradients(false), gradients(true));
 }

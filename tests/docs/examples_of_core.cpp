@@ -2,6 +2,7 @@
 // docs_test.cpp looks for each line of an example below its header's name.
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "core/module.h"
 #include "core/ops.h"
 #include "core/optim.h"
+#include "core/rope.h"
 #include "core/safetensors.h"
 #include "core/stream.h"
 #include "core/tensor.h"
@@ -105,6 +107,13 @@ void optim(Module& model, const OptimizerOptions& options, Tensor loss) {
   clip_grad_norm(model.parameters(), 1.0);
   optimizer->step();
   model.clear_grad();
+}
+
+// --- core/rope.h
+void rotary_positions(Tensor qkv) {
+  const std::vector<std::int64_t> positions = {0, 1, 2, 3};
+  const Tensor table = rope_table(positions, /*head_dim=*/64, 10000.0, {});
+  qkv = rope(qkv, table, /*heads=*/12, 64);  // q and k of [q | k | v]
 }
 
 // --- core/safetensors.h

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <xsimd/xsimd.hpp>
 
 // GCC 12 mistakes the undefined operands inside its own intrinsics for ours.
@@ -97,6 +98,18 @@ inline Vec<float> load(const F16* x) { return load_16bit(x); }
 inline void store(F16* x, const Vec<float>& v) { store_16bit(x, v); }
 #endif
 #endif
+
+/// The values as an array of T would hold them.
+template <typename T>
+inline VecOf<T> rounded(const VecOf<T>& v) {
+  if constexpr (std::is_same_v<T, Compute<T>>) {
+    return v;
+  } else {
+    alignas(64) T held[kLanes<T>];
+    store(held, v);
+    return load(held);
+  }
+}
 
 // The ends of ranges are functions of their own: inlined into every loop, they
 // are most of what the compiler has to do.

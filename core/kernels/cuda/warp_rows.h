@@ -18,7 +18,8 @@ namespace shardbook::kernels::cuda {
 /// Threads of a block: for one long row, or for 8 short ones.
 constexpr int kRowBlock = 256;
 
-/// kThreads threads share a row. Each holds at most kItems elements of it, in
+/// kThreads threads share a row: a block, a warp, or a part of a warp, which then
+/// has several rows. Each holds at most kItems elements of it, in
 /// vectors of kWidth; with kItems = 0 any number, and none in registers.
 template <int kVectorWidth, int kRowThreads, int kItems>
 struct RowShape {
@@ -27,8 +28,9 @@ struct RowShape {
   static constexpr int kVectors = kItems / kWidth;
   static constexpr bool kInRegisters = kItems > 0;
   static constexpr int kItemsPerRow = kItems * kThreads;
-  static constexpr int kBlockThreads = kThreads == kWarp ? kRowBlock : kThreads;
+  static constexpr int kBlockThreads = kThreads <= kWarp ? kRowBlock : kThreads;
   static constexpr int kRowsPerBlock = kBlockThreads / kThreads;
+  static constexpr int kRowsPerWarp = kThreads < kWarp ? kWarp / kThreads : 1;
 
   static dim3 grid(std::int64_t rows) {
     return dim3(blocks_of(rows, kRowsPerBlock));
@@ -57,11 +59,12 @@ struct RowShape {
     }
   }
 
-  /// Joins one value from each thread of a row; all of them call this.
+  /// Joins one value from each thread of a row; all of them, and all of a warp,
+  /// call this.
   template <typename S, typename Join>
   __device__ static S join(S value, Join how) {
-    if constexpr (kThreads == kWarp) {
-      return join_lanes(value, how);
+    if constexpr (kThreads <= kWarp) {
+      return join_lanes<kThreads>(value, how);
     } else {
       __shared__ SharedArray<S, 32> parts;
       return join_block<kThreads>(value, how, parts);
@@ -74,6 +77,15 @@ struct RowShape {
   template <typename S>
   __device__ static S largest(S value) {
     return join(value, Max());
+  }
+  /// Adds up what the rows of a warp have at the same place.
+  template <typename S>
+  __device__ static S sum_of_rows(S value) {
+#pragma unroll
+    for (int distance = kThreads; distance < kWarp; distance *= 2) {
+      value += __shfl_xor_sync(kFullMask, value, distance);
+    }
+    return value;
   }
 };
 
@@ -107,6 +119,10 @@ class RowPart {
 /// f64, or single elements, would need too many registers.
 template <typename T, int kWidth>
 constexpr int kRowItems = sizeof(T) == 8 || kWidth == 1 ? 8 : 32;
+
+/// Rows of at most 128 elements, of which a warp has four.
+template <int kWidth>
+using NarrowRows = RowShape<kWidth, 8, 16>;
 
 template <typename T, int kWidth, typename Body>
 void with_row_width(std::int64_t cols, Body body) {
