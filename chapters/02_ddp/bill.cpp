@@ -19,24 +19,26 @@ double ready_s(const std::string& parameter, const Options& options,
   const auto times =
       textbook::model_times(options, step.config, step.rows, step.recompute);
   const auto gpt = textbook::gpt_times(options, step.config, step.rows);
-  const auto has = [&](const char* part) {
-    return parameter.find(part) != std::string::npos;
+  const auto has = [&](const std::string& part) {
+    return !part.empty() && parameter.find(part) != std::string::npos;
   };
-  // The head shares the embedding's table, so its gradient comes last
-  if (has("wte") || has("wpe")) return times.backward();
-  if (has("ln_f")) return times.head_backward;
+  const DecoderNames names = decoder_names(step.config);
+  // A head that shares the embedding's table gets its gradient last
+  if (has("wte") || has(names.table) || has(names.positions)) {
+    return times.backward();
+  }
+  if (has(names.norm) || has(names.head)) return times.head_backward;
   const double layer =
       std::stod(parameter.substr(parameter.find_first_of("0123456789")));
-  if (has("fc") && step.config.type == "mlp") {
+  if (step.config.type == "mlp") {
     return (times.layers + 1 - layer) * times.layer_backward;
   }
-  // Products left in the same block's backward, two gradients each
+  // What is left of the same block's backward: the parts in front of this one
   double after = 0;
-  if (!has("c_attn") && !has("ln_1")) {
-    after += 2 * gpt.product(6 * gpt.h * gpt.h) + 2.5 * gpt.attention();
-    if (!has("attn.c_proj")) after += 2 * gpt.product(2 * gpt.h * gpt.h);
+  for (const BlockPart& part : block_table(step.config).parts()) {
+    if (!part.name.empty() && has("." + part.name + ".")) break;
+    after += gpt.product(part.backward_operations(gpt.seq));
   }
-  if (has("mlp.c_proj")) after += 2 * gpt.product(8 * gpt.h * gpt.h);
   return times.head_backward + (times.layers - layer) * times.layer_backward -
          after;
 }

@@ -45,7 +45,7 @@ zero::ZeroOptions zero_options(const Options& options,
   zero.clip = options.clip;
   zero.offload_optimizer = setup.cpu_offload;
   zero.offload_parameters = setup.cpu_offload && zero.stage == 3;
-  if (config.type != "gpt2") zero.unit_types = {"Linear"};
+  if (!config.has_blocks()) zero.unit_types = {"Linear"};
   const std::int64_t h = config.n_embd;
   if (zero.persistence_threshold < 0) zero.persistence_threshold = 10 * h;
   if (zero.prefetch_bucket_size < 0) zero.prefetch_bucket_size = 9 * h * h / 10;
@@ -75,7 +75,7 @@ fsdp::FsdpOptions fsdp_options(const Options& options,
   // The embedding stays with the root: GPT's output uses it again
   if (setup.wrap == "transformer") {
     fsdp.auto_wrap_policy = fsdp::transformer_auto_wrap_policy(
-        {config.type == "gpt2" ? "GptBlock" : "Linear"});
+        {config.has_blocks() ? "GptBlock" : "Linear"});
   } else if (setup.wrap == "size") {
     fsdp.auto_wrap_policy = fsdp::size_based_auto_wrap_policy(
         setup.min_num_params, {"GptAttention"}, {"Embedding"});

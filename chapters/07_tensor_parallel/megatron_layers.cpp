@@ -111,12 +111,16 @@ std::int64_t padded_vocabulary(std::int64_t vocabulary, int t,
 
 // --- A GPT -------------------------------------------------------------------
 
-bool takes_rows(const std::string& linear) {
-  const std::string part = leaf_name(linear);
-  const bool is_known = part == "c_attn" || part == "c_fc" || part == "c_proj";
-  SB_CHECK(is_known, "tensor parallelism: no rule says how to cut ", linear,
-           "; c_attn and c_fc are cut by columns, c_proj by rows");
-  return part == "c_proj";
+bool takes_rows(const std::string& name, const BlockPart& part) {
+  SB_CHECK(part.cut != Cut::kWhole,
+           "tensor parallelism: no rule says how to cut ", name,
+           "; its row of the block's table has neither columns nor rows");
+  return part.cut == Cut::kRows;
+}
+
+LinearShape shape_of(const BlockPart& part) {
+  const std::size_t blocks = std::max<std::size_t>(part.columns.size(), 1);
+  return {part.in, part.out, static_cast<std::int64_t>(blocks), part.stddev};
 }
 
 Shards layout(const std::string& name, int rank, int t) {
@@ -143,16 +147,14 @@ LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
            " heads do not divide over ", t, " ranks; give a divisor of ",
            config.n_head);
   LayerFactory made;
-  made.linear = [&tp](const std::string& name, std::int64_t in,
-                      std::int64_t out, double stddev,
+  made.linear = [&tp](const std::string& name, const BlockPart& part,
                       const InitOptions& init) -> AnyModule {
-    if (takes_rows(name)) {
-      return {std::make_unique<RowParallelLinear>(
-          name, LinearShape{in, out, 1, stddev}, init, tp)};
+    if (takes_rows(name, part)) {
+      return {
+          std::make_unique<RowParallelLinear>(name, shape_of(part), init, tp)};
     }
-    return {std::make_unique<ColumnParallelLinear>(
-        name, LinearShape{in, out, leaf_name(name) == "c_attn" ? 3 : 1, stddev},
-        init, tp)};
+    return {
+        std::make_unique<ColumnParallelLinear>(name, shape_of(part), init, tp)};
   };
   made.embedding = [&tp](const std::string& name, std::int64_t rows,
                          std::int64_t width, double stddev,

@@ -109,9 +109,10 @@ std::int64_t padded_vocabulary(std::int64_t vocabulary, int t,
 /// c_attn and c_fc, rows of c_proj and of the vocabulary. Norms, positions, gates
 /// and c_proj's bias are whole; throws Error for any other.
 Shards layout(const std::string& name, int rank, int t);
-/// Whether a rank has rows of this Linear, "h.0.mlp.c_proj", or else columns.
-/// Throws Error for a part that is neither.
-bool takes_rows(const std::string& linear);
+/// Whether a rank has rows of this Linear, or else columns. Throws Error, which
+/// names it, for a part that is cut in neither way.
+bool takes_rows(const std::string& name, const BlockPart& part);
+LinearShape shape_of(const BlockPart& part);
 
 /// The layers of one rank for a GPT. `num_classes` is the vocabulary without
 /// its padding. Dropout draws one device's masks; with `rng`, which outlives

@@ -61,22 +61,22 @@ LayerFactory factory_of(const PartLayers& parts) {
   };
 
   LayerFactory made;
-  made.linear = [=, f = parts.linear](const std::string& name, std::int64_t in,
-                                      std::int64_t out, double stddev,
+  made.linear = [=, f = parts.linear](const std::string& name,
+                                      const BlockPart& part,
                                       const InitOptions& init) {
     return layer("Linear",
-                 {table(name, {in, out}, stddev, init),
-                  vector(name, "bias", out, 0, init)},
+                 {table(name, {part.in, part.out}, part.stddev, init),
+                  vector(name, "bias", part.out, 0, init)},
                  [=](const Tensor& x, const PartLayer& own) {
                    return f(name, x, own.weight(), own.bias());
                  });
   };
-  made.layer_norm = [=, f = parts.layer_norm](const std::string& name,
-                                              std::int64_t width, double eps,
-                                              const InitOptions& init) {
+  made.norm = [=, f = parts.layer_norm](const std::string& name,
+                                        const BlockPart& part, double eps,
+                                        const InitOptions& init) {
     return layer("LayerNorm",
-                 {vector(name, "weight", width, 1, init),
-                  vector(name, "bias", width, 0, init)},
+                 {vector(name, "weight", part.out, 1, init),
+                  vector(name, "bias", part.out, 0, init)},
                  [=](const Tensor& x, const PartLayer& own) {
                    return f(name, x, own.weight(), own.bias(), eps);
                  });

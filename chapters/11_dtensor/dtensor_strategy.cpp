@@ -163,16 +163,16 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
   const LayerFactory one_device;
   LayerFactory& layers = model.layers;
 
-  layers.linear = [=](const std::string& name, std::int64_t in,
-                      std::int64_t out, double stddev,
+  layers.linear = [=](const std::string& name, const BlockPart& part,
                       const InitOptions& init) -> AnyModule {
     auto made = std::make_unique<Linear>();
-    made->weight = shardbook::make_parameter(
-        name + ".weight", {in, out}, stddev, part_of(name + ".weight", init));
+    made->weight =
+        shardbook::make_parameter(name + ".weight", {part.in, part.out},
+                                  part.stddev, part_of(name + ".weight", init));
     made->bias =
-        make_constant_parameter({out}, 0, part_of(name + ".bias", init));
+        make_constant_parameter({part.out}, 0, part_of(name + ".bias", init));
     lend(name, *made, [&](Module& module) {
-      add_layout_hooks(module, tp, *style_of(name), in, out);
+      add_layout_hooks(module, tp, *style_of(name), part.in, part.out);
     });
     return {std::move(made)};
   };
@@ -196,10 +196,10 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
                                    whole_of("wpe.weight", config));
     return slice(weight, 0, 0, tokens.size(-1));
   };
-  layers.layer_norm = [=](const std::string& name, std::int64_t width,
-                          double eps, const InitOptions& init) {
-    AnyModule made = one_device.layer_norm(name, width, eps,
-                                           part_of(name + ".weight", init));
+  layers.norm = [=](const std::string& name, const BlockPart& part, double eps,
+                    const InitOptions& init) {
+    AnyModule made =
+        one_device.norm(name, part, eps, part_of(name + ".weight", init));
     lend(name, *made);
     return made;
   };

@@ -112,12 +112,10 @@ LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
   LayerFactory made = tensor_parallel::layers(config, tp);
   if (setup.recompute_attention) made = recomputing_attention(made);
   if (tp.size() == 1) return made;
-  made.linear = [&tp](const std::string& name, std::int64_t in,
-                      std::int64_t out, double stddev,
+  made.linear = [&tp](const std::string& name, const BlockPart& part,
                       const InitOptions& init) -> AnyModule {
-    const std::int64_t blocks = name.ends_with("c_attn") ? 3 : 1;
-    const tensor_parallel::LinearShape shape{in, out, blocks, stddev};
-    if (tensor_parallel::takes_rows(name)) {
+    const tensor_parallel::LinearShape shape = tensor_parallel::shape_of(part);
+    if (tensor_parallel::takes_rows(name, part)) {
       return {std::make_unique<ScatteringLinear>(name, shape, init, tp)};
     }
     return {std::make_unique<GatheringLinear>(name, shape, init, tp)};

@@ -19,9 +19,10 @@ class GptLayers : public LayerList {
   }
   int size() const override { return static_cast<int>(config_.n_layer) + 2; }
   std::string name(int layer) const override {
-    if (layer == 0) return "transformer.wte";
-    if (layer == size() - 1) return "transformer.ln_f";
-    return "transformer.h." + std::to_string(layer - 1);
+    const DecoderNames names = decoder_names(config_);
+    if (layer == 0) return names.table;
+    if (layer == size() - 1) return names.norm;
+    return names.block(layer - 1);
   }
   std::unique_ptr<Module> make(int layer,
                                const InitOptions& init) const override {

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <numeric>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/rope.h"
 
 namespace shardbook {
 
@@ -21,16 +24,49 @@ double residual_stddev(const ModelConfig& config) {
 
 // --- GPT ---------------------------------------------------------------------
 
+namespace {
+
+/// The tables of one model's blocks, by length.
+class RopeTables {
+ public:
+  /// Replicas on several devices may ask at the same time.
+  Tensor of(const ModelConfig& config, std::int64_t s,
+            const TensorOptions& options) {
+    check_sequence(config, s);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Tensor& table : tables_) {
+      if (table.size(0) == s && table.dtype() == options.dtype &&
+          table.device() == options.device) {
+        return table;
+      }
+    }
+    std::vector<std::int64_t> positions(static_cast<std::size_t>(s));
+    std::iota(positions.begin(), positions.end(), 0);
+    const MemoryScope kind(MemoryKind::kInput);
+    const LlamaConfig& llama = config.llama;
+    tables_.push_back(shardbook::rope_table(
+        positions, llama.head_dim, llama.rope_theta, llama.rope, options));
+    return tables_.back();
+  }
+
+ private:
+  std::mutex mutex_;
+  Tensors tables_;
+};
+
+}  // namespace
+
 LayerFactory::LayerFactory() {
   mlp = [](const std::string& name, const ModelConfig& config,
            const InitOptions& init, const LayerFactory& layers) -> AnyModule {
     return {std::make_unique<GptMlp>(name, config, init, layers)};
   };
-  linear = [](const std::string& name, std::int64_t in, std::int64_t out,
-              double stddev, const InitOptions& init) -> AnyModule {
+  linear = [](const std::string& name, const BlockPart& part,
+              const InitOptions& init) -> AnyModule {
     auto made = std::make_unique<Linear>();
-    made->weight = make_parameter(name + ".weight", {in, out}, stddev, init);
-    made->bias = make_constant_parameter({out}, 0, init);
+    made->weight = make_parameter(name + ".weight", {part.in, part.out},
+                                  part.stddev, init);
+    if (part.bias) made->bias = make_constant_parameter({part.out}, 0, init);
     return {std::move(made)};
   };
   embedding = [](const std::string& name, std::int64_t rows, std::int64_t width,
@@ -45,9 +81,17 @@ LayerFactory::LayerFactory() {
              " positions");
     return slice(weight, 0, 0, s);
   };
-  layer_norm = [](const std::string&, std::int64_t width, double eps,
-                  const InitOptions& init) -> AnyModule {
-    return {std::make_unique<LayerNorm>(width, init, eps)};
+  rope_table = [tables = std::make_shared<RopeTables>()](
+                   const ModelConfig& config, std::int64_t s,
+                   const TensorOptions& options) {
+    return tables->of(config, s, options);
+  };
+  norm = [](const std::string&, const BlockPart& part, double eps,
+            const InitOptions& init) -> AnyModule {
+    if (part.kind == PartKind::kRmsNorm) {
+      return {std::make_unique<RmsNorm>(part.out, init, eps)};
+    }
+    return {std::make_unique<LayerNorm>(part.out, init, eps)};
   };
   attention = [](const Tensor& qkv, const AttentionOptions& options) {
     return shardbook::attention(qkv, options);
@@ -67,20 +111,58 @@ LayerFactory::LayerFactory() {
 
 GptAttention::GptAttention(const std::string& name, const ModelConfig& config,
                            const InitOptions& init, const LayerFactory& layers)
-    : c_attn(layers.linear(name + ".c_attn", config.n_embd, 3 * config.n_embd,
-                           config.initializer_range, init)),
-      c_proj(layers.linear(name + ".c_proj", config.n_embd, config.n_embd,
-                           residual_stddev(config), init)),
+    : GptAttention(name, block_table(config), config, init, layers) {}
+
+GptAttention::GptAttention(const std::string& name, const BlockTable& block,
+                           const ModelConfig& config, const InitOptions& init,
+                           const LayerFactory& layers)
+    : c_attn(layers.linear(name + "." + block.qkv.leaf(), block.qkv, init)),
+      c_proj(layers.linear(name + "." + block.proj.leaf(), block.proj, init)),
       resid_dropout(layers.dropout(config.dropout)),
       heads(config.n_head),
       all_heads(config.n_head),
       attention_dropout(config.dropout),
-      attention_(layers.attention) {}
+      block_(block),
+      attention_(layers.attention) {
+  if (!config.is_llama()) return;
+  kv_heads = config.llama.kv_heads;
+  for (const BlockPart& norm : block.head_norms) {
+    head_norms.emplace_back(config.llama.head_dim, init,
+                            config.layer_norm_epsilon);
+  }
+  rope_table_ = [config, table = layers.rope_table](
+                    std::int64_t s, const TensorOptions& options) {
+    return table(config, s, options);
+  };
+}
+
+// [q | k | v], with the heads of q and k normalised where the model does so, and
+// turned to their token's position.
+Tensor GptAttention::turned(const Tensor& qkv) {
+  const Tensor table = rope_table_(qkv.size(1), qkv.options());
+  const std::int64_t d = table.size(1);
+  Tensor all = qkv;
+  if (!head_norms.empty()) {
+    const Shape by_head = {qkv.size(0), qkv.size(1), -1, d};
+    Tensors parts;
+    std::int64_t first = 0;
+    for (RmsNorm& norm : head_norms) {
+      const std::int64_t end = first + (parts.empty() ? heads : kv_heads) * d;
+      const Tensor part = slice(qkv, 2, first, end);
+      parts.push_back(reshape(norm(reshape(part, by_head)), part.shape()));
+      first = end;
+    }
+    parts.push_back(slice(qkv, 2, first, qkv.size(2)));
+    all = concat(parts, 2);
+  }
+  return rope(all, table, heads + kv_heads, d);
+}
 
 Tensor GptAttention::forward(const Tensor& x) {
-  const Tensor qkv = c_attn(x);
+  const Tensor qkv = rope_table_ ? turned(c_attn(x)) : c_attn(x);
   AttentionOptions options;
   options.heads = heads;
+  options.kv_heads = kv_heads;
   options.dropout = is_training() ? attention_dropout : 0;
   if (heads != all_heads) {
     // Dropout draws for these heads as one device draws for them
@@ -91,19 +173,26 @@ Tensor GptAttention::forward(const Tensor& x) {
 }
 
 void GptAttention::members(MemberVisitor& visit) {
-  visit.module("c_attn", *c_attn);
-  visit.module("c_proj", *c_proj);
+  visit.module(block_.qkv.leaf(), *c_attn);
+  for (std::size_t i = 0; i < head_norms.size(); ++i) {
+    visit.module(block_.head_norms[i].leaf(), head_norms[i]);
+  }
+  visit.module(block_.proj.leaf(), *c_proj);
   visit.module("resid_dropout", *resid_dropout);
 }
 
 GptMlp::GptMlp(const std::string& name, const ModelConfig& config,
                const InitOptions& init, const LayerFactory& layers)
-    : c_fc(layers.linear(name + ".c_fc", config.n_embd, 4 * config.n_embd,
-                         config.initializer_range, init)),
-      c_proj(layers.linear(name + ".c_proj", 4 * config.n_embd, config.n_embd,
-                           residual_stddev(config), init)),
+    : GptMlp(name, block_table(config), config, init, layers) {}
+
+GptMlp::GptMlp(const std::string& name, const BlockTable& block,
+               const ModelConfig& config, const InitOptions& init,
+               const LayerFactory& layers)
+    : c_fc(layers.linear(name + "." + block.up.leaf(), block.up, init)),
+      c_proj(layers.linear(name + "." + block.down.leaf(), block.down, init)),
       resid_dropout(layers.dropout(config.dropout)),
-      gelu_form(config.gelu) {}
+      gelu_form(config.gelu),
+      block_(block) {}
 
 namespace {
 
@@ -118,6 +207,9 @@ const Linear* plain_linear(const AnyModule& layer) {
 }  // namespace
 
 Tensor GptMlp::forward(const Tensor& x) {
+  if (block_.gate.kind == PartKind::kSwiglu) {
+    return resid_dropout(c_proj(swiglu(c_fc(x))));
+  }
   const Linear *fc = plain_linear(c_fc), *proj = plain_linear(c_proj);
   if (fc == nullptr || proj == nullptr) {
     return resid_dropout(c_proj(gelu(c_fc(x), gelu_form)));
@@ -127,19 +219,25 @@ Tensor GptMlp::forward(const Tensor& x) {
 }
 
 void GptMlp::members(MemberVisitor& visit) {
-  visit.module("c_fc", *c_fc);
-  visit.module("c_proj", *c_proj);
+  visit.module(block_.up.leaf(), *c_fc);
+  visit.module(block_.down.leaf(), *c_proj);
   visit.module("resid_dropout", *resid_dropout);
 }
 
 GptBlock::GptBlock(const std::string& name, const ModelConfig& config,
                    const InitOptions& init, const LayerFactory& layers)
-    : ln_1(layers.layer_norm(name + ".ln_1", config.n_embd,
-                             config.layer_norm_epsilon, init)),
-      ln_2(layers.layer_norm(name + ".ln_2", config.n_embd,
-                             config.layer_norm_epsilon, init)),
-      attn(name + ".attn", config, init, layers),
-      mlp(layers.mlp(name + ".mlp", config, init, layers)) {}
+    : GptBlock(name, block_table(config), config, init, layers) {}
+
+GptBlock::GptBlock(const std::string& name, const BlockTable& block,
+                   const ModelConfig& config, const InitOptions& init,
+                   const LayerFactory& layers)
+    : ln_1(layers.norm(name + "." + block.norm_1.name, block.norm_1,
+                       config.layer_norm_epsilon, init)),
+      ln_2(layers.norm(name + "." + block.norm_2.name, block.norm_2,
+                       config.layer_norm_epsilon, init)),
+      attn(name + "." + block.attention_module, config, init, layers),
+      mlp(layers.mlp(name + "." + block.mlp_module, config, init, layers)),
+      block_(block) {}
 
 Tensor GptBlock::compute(const Tensor& x) {
   const Tensor y = add(x, attn(ln_1(x)));
@@ -154,81 +252,94 @@ Tensor GptBlock::forward(const Tensor& x) {
 }
 
 void GptBlock::members(MemberVisitor& visit) {
-  visit.module("ln_1", *ln_1);
-  visit.module("attn", attn);
-  visit.module("ln_2", *ln_2);
-  visit.module("mlp", *mlp);
+  visit.module(block_.norm_1.name, *ln_1);
+  visit.module(block_.attention_module, attn);
+  visit.module(block_.norm_2.name, *ln_2);
+  visit.module(block_.mlp_module, *mlp);
 }
 
 namespace {
 
-AnyModule token_embedding(const ModelConfig& config, const InitOptions& init,
-                          const LayerFactory& layers) {
-  return layers.embedding("transformer.wte", config.vocab_size, config.n_embd,
+AnyModule table(const std::string& name, const ModelConfig& config,
+                const InitOptions& init, const LayerFactory& layers) {
+  return layers.embedding(name, config.vocab_size, config.n_embd,
                           config.initializer_range, init);
+}
+
+AnyModule last_norm(const ModelConfig& config, const InitOptions& init,
+                    const LayerFactory& layers) {
+  return layers.norm(decoder_names(config).norm, block_table(config).norm_1,
+                     config.layer_norm_epsilon, init);
 }
 
 }  // namespace
 
 GptEmbedding::GptEmbedding(const ModelConfig& config, const InitOptions& init,
                            const LayerFactory& layers)
-    : wte(token_embedding(config, init, layers)),
-      wpe(layers.position_embedding("transformer.wpe", config.n_positions,
-                                    config.n_embd, config.initializer_range,
-                                    init)),
+    : wte(table(decoder_names(config).table, config, init, layers)),
       embd_dropout(layers.dropout(config.dropout)),
-      positions_(layers.positions) {}
+      names_(decoder_names(config)),
+      positions_(layers.positions) {
+  if (names_.positions.empty()) return;
+  wpe =
+      layers.position_embedding(names_.positions, config.n_positions,
+                                config.n_embd, config.initializer_range, init);
+}
 
 Tensor GptEmbedding::forward(const Tensor& tokens) {
   // In two statements: their order decides the order of backward.
   const Tensor token_vectors = wte(tokens);
-  return embd_dropout(add(token_vectors, positions_(wpe, tokens)));
+  return embd_dropout(wpe ? add(token_vectors, positions_(*wpe, tokens))
+                          : token_vectors);
 }
 
 void GptEmbedding::members(MemberVisitor& visit) {
-  visit.module("transformer.wte", *wte);
-  visit.module("transformer.wpe", *wpe);
+  visit.module(names_.table, *wte);
+  if (wpe) visit.module(names_.positions, **wpe);
   visit.module("transformer.embd_dropout", *embd_dropout);
 }
 
 GptHead::GptHead(const ModelConfig& config, const InitOptions& init,
                  const LayerFactory& layers)
-    : ln_f(layers.layer_norm("transformer.ln_f", config.n_embd,
-                             config.layer_norm_epsilon, init)),
-      wte(token_embedding(config, init, layers)),
+    : ln_f(last_norm(config, init, layers)),
+      wte(table(decoder_names(config).output(), config, init, layers)),
+      names_(decoder_names(config)),
       logits_(layers.logits) {}
 
 Tensor GptHead::forward(const Tensor& x) { return logits_(ln_f(x), wte); }
 
 void GptHead::members(MemberVisitor& visit) {
-  visit.module("transformer.ln_f", *ln_f);
-  visit.module("transformer.wte", *wte);
+  visit.module(names_.norm, *ln_f);
+  visit.module(names_.output(), *wte);
 }
 
 Gpt::Gpt(const ModelConfig& config, const InitOptions& init,
          const LayerFactory& layers)
     : config(config),
       embedding(config, init, layers),
-      ln_f(layers.layer_norm("transformer.ln_f", config.n_embd,
-                             config.layer_norm_epsilon, init)),
+      ln_f(last_norm(config, init, layers)),
       logits_(layers.logits) {
+  const DecoderNames names = decoder_names(config);
   for (std::int64_t i = 0; i < config.n_layer; ++i) {
-    h.emplace_back("transformer.h." + std::to_string(i), config, init, layers);
+    h.emplace_back(names.block(i), config, init, layers);
   }
+  if (!names.head.empty()) lm_head = table(names.head, config, init, layers);
 }
 
 Tensor Gpt::forward(const Tensor& tokens) {
   Tensor x = embedding(tokens);
   for (GptBlock& block : h) x = block(x);
-  return logits_(ln_f(x), embedding.wte);
+  return logits_(ln_f(x), lm_head ? *lm_head : embedding.wte);
 }
 
 void Gpt::members(MemberVisitor& visit) {
+  const DecoderNames names = decoder_names(config);
   embedding.members(visit);
   for (std::size_t i = 0; i < h.size(); ++i) {
-    visit.module("transformer.h." + std::to_string(i), h[i]);
+    visit.module(names.block(static_cast<std::int64_t>(i)), h[i]);
   }
-  visit.module("transformer.ln_f", *ln_f);
+  visit.module(names.norm, *ln_f);
+  if (lm_head) visit.module(names.head, **lm_head);
 }
 
 // --- MLP ---------------------------------------------------------------------

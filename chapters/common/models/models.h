@@ -10,9 +10,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "chapters/common/models/block.h"
 #include "core/layers.h"
 
 namespace shardbook {
@@ -85,9 +87,8 @@ struct LayerFactory {
                           const InitOptions& init, const LayerFactory& layers)>
       mlp;
   /// y = x W + b, W [in, out] from normal(0, stddev) in the stream
-  /// "NAME.weight", b zeros.
-  std::function<AnyModule(const std::string& name, std::int64_t in,
-                          std::int64_t out, double stddev,
+  /// "NAME.weight", b zeros or absent.
+  std::function<AnyModule(const std::string& name, const BlockPart& part,
                           const InitOptions& init)>
       linear;
   /// Token ids [n, S] -> [n, S, width]; `rows` is the vocabulary.
@@ -103,10 +104,16 @@ struct LayerFactory {
   /// The position table and the tokens [n, S] -> [S, width], to be added to the
   /// token vectors.
   std::function<Tensor(AnyModule& wpe, const Tensor& tokens)> positions;
-  std::function<AnyModule(const std::string& name, std::int64_t width,
+  /// The angles of the positions of a sample's s tokens, as rope_table makes
+  /// them: [s, head_dim]. Made once for each length.
+  std::function<Tensor(const ModelConfig& config, std::int64_t s,
+                       const TensorOptions& options)>
+      rope_table;
+  /// LayerNorm or RMSNorm.
+  std::function<AnyModule(const std::string& name, const BlockPart& part,
                           double eps, const InitOptions& init)>
-      layer_norm;
-  /// [n, S, 3h] -> [n, S, h], as core's.
+      norm;
+  /// [n, S, (a + 2k) d] -> [n, S, a d], as core's.
   std::function<Tensor(const Tensor& qkv, const AttentionOptions& options)>
       attention;
   /// After the embeddings and after both branches of a block; `attention`
@@ -122,7 +129,9 @@ struct LayerFactory {
   LayerFactory();
 };
 
-/// GPT-2's attention block: c_attn [h, 3h], heads, c_proj [h, h].
+/// One product for queries, keys and values, heads, and a product behind them.
+/// GPT-2: c_attn [h, 3h], c_proj [h, h]. Llama: qkv_proj [h, (a + 2k) d], heads
+/// that turn with their token's position, o_proj [a d, h].
 class GptAttention : public ModuleOf<GptAttention> {
  public:
   GptAttention(const std::string& name, const ModelConfig& config,
@@ -132,16 +141,28 @@ class GptAttention : public ModuleOf<GptAttention> {
   std::string type_name() const override { return "GptAttention"; }
 
   AnyModule c_attn, c_proj, resid_dropout;
+  /// Over each head of queries, and of keys (Qwen3); empty in other models.
+  std::vector<RmsNorm> head_norms;
   std::int64_t heads;
+  std::int64_t kv_heads = 0;  ///< 0: as many as heads
   /// This module may have only some of the model's `all_heads`.
   std::int64_t first_head = 0, all_heads;
   double attention_dropout;
 
  private:
+  GptAttention(const std::string& name, const BlockTable& block,
+               const ModelConfig& config, const InitOptions& init,
+               const LayerFactory& layers);
+  Tensor turned(const Tensor& qkv);
+
+  BlockTable block_;
+  /// [s, head_dim] for s tokens; empty: no rotary positions.
+  std::function<Tensor(std::int64_t s, const TensorOptions&)> rope_table_;
   std::function<Tensor(const Tensor&, const AttentionOptions&)> attention_;
 };
 
-/// c_fc [h, 4h], GELU, c_proj [4h, h].
+/// GPT-2: c_fc [h, 4h], GELU, c_proj [4h, h]. Llama: gate_up_proj [h, 2f],
+/// silu(gate) * up, down_proj [f, h].
 class GptMlp : public ModuleOf<GptMlp> {
  public:
   GptMlp(const std::string& name, const ModelConfig& config,
@@ -152,6 +173,13 @@ class GptMlp : public ModuleOf<GptMlp> {
 
   AnyModule c_fc, c_proj, resid_dropout;
   GeluForm gelu_form;
+
+ private:
+  GptMlp(const std::string& name, const BlockTable& block,
+         const ModelConfig& config, const InitOptions& init,
+         const LayerFactory& layers);
+
+  BlockTable block_;
 };
 
 /// x + attn(ln_1(x)), then x + mlp(ln_2(x)). With `recompute`, only the block's
@@ -170,10 +198,16 @@ class GptBlock : public ModuleOf<GptBlock> {
   bool recompute = false;
 
  private:
+  GptBlock(const std::string& name, const BlockTable& block,
+           const ModelConfig& config, const InitOptions& init,
+           const LayerFactory& layers);
   Tensor compute(const Tensor& x);
+
+  BlockTable block_;
 };
 
-/// The layers before the blocks, alone: token and position embeddings.
+/// The layers before the blocks, alone: token and position embeddings. Llama has
+/// no positions here: its queries and keys turn with them.
 class GptEmbedding : public ModuleOf<GptEmbedding> {
  public:
   GptEmbedding(const ModelConfig& config, const InitOptions& init,
@@ -184,14 +218,17 @@ class GptEmbedding : public ModuleOf<GptEmbedding> {
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptEmbedding"; }
 
-  AnyModule wte, wpe, embd_dropout;
+  AnyModule wte;
+  std::optional<AnyModule> wpe;
+  AnyModule embd_dropout;
 
  private:
+  DecoderNames names_;
   std::function<Tensor(AnyModule&, const Tensor&)> positions_;
 };
 
-/// The layers behind the blocks, alone: the last norm, and the token embedding
-/// once more: logits = ln_f(x) wte^T.
+/// The layers behind the blocks, alone: the last norm, and the output table [V, h]:
+/// the token embedding once more, or one of its own. logits = ln_f(x) table^T.
 class GptHead : public ModuleOf<GptHead> {
  public:
   GptHead(const ModelConfig& config, const InitOptions& init,
@@ -204,11 +241,14 @@ class GptHead : public ModuleOf<GptHead> {
   AnyModule ln_f, wte;
 
  private:
+  DecoderNames names_;
   std::function<Tensor(const Tensor&, AnyModule&)> logits_;
 };
 
-/// GPT-2 as published: pre-norm, learned positions, output tied to wte.
-/// Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+/// A decoder, in two dialects. GPT-2 as published: pre-norm, learned positions,
+/// output tied to wte; Radford et al. 2019, "Language Models are Unsupervised
+/// Multitask Learners". The Llama family: RMSNorm, rotary positions, shared heads
+/// of keys and values, SwiGLU; Touvron et al. 2023, "Llama 2".
 class Gpt : public ModuleOf<Gpt> {
  public:
   Gpt(const ModelConfig& config, const InitOptions& init,
@@ -221,6 +261,7 @@ class Gpt : public ModuleOf<Gpt> {
   GptEmbedding embedding;
   std::vector<GptBlock> h;
   AnyModule ln_f;
+  std::optional<AnyModule> lm_head;  ///< where it is not the token embedding
 
  private:
   std::function<Tensor(const Tensor&, AnyModule&)> logits_;

@@ -17,15 +17,18 @@ namespace {
 double parameters_of(const ModelConfig& c, double t) {
   const auto v = static_cast<double>(c.vocab_size);
   const auto h = static_cast<double>(c.n_embd);
+  const DecoderNames names = decoder_names(c);
   if (c.type == "mlp") {
     return v * h + (h * 4 * h + 4 * h) + (4 * h * h + h) + (h * v + v);
   }
-  // Per block: c_attn, attention's c_proj, c_fc, c_proj, two norms. Weights cut
-  // by rows have whole biases.
-  const double block = (3 * h * h + 3 * h) / t + (h * h / t + h) +
-                       (4 * h * h + 4 * h) / t + (4 * h * h / t + h) + 4 * h;
-  return v * h / t + static_cast<double>(c.n_positions) * h +
-         static_cast<double>(c.n_layer) * block + 2 * h;
+  const BlockTable table = block_table(c);
+  double block = 0;
+  for (const BlockPart& part : table.parts()) block += part.parameters(t);
+  const double tables = names.head.empty() ? 1 : 2;
+  const double positions =
+      names.positions.empty() ? 0 : static_cast<double>(c.n_positions) * h;
+  return tables * v * h / t + positions +
+         static_cast<double>(c.n_layer) * block + table.norm_1.parameters(t);
 }
 
 // fc1, fc2 with a ReLU each: their inputs, and the inputs of the ReLUs. fc3:
@@ -99,7 +102,8 @@ KeptSizes kept_sizes(const ModelOptions& options, std::int64_t rows) {
   return sizes;
 }
 
-// In elements per token, where t ranks share heads and hidden units:
+// The rows of the block's table; of GPT-2, in elements per token, where t ranks
+// share heads and hidden units:
 //
 //   x                h     input of ln_1 (the residual stream)
 //   ln_1             h     input of c_attn
@@ -111,20 +115,25 @@ KeptSizes kept_sizes(const ModelOptions& options, std::int64_t rows) {
 //   GELU            4h/t   input of c_proj
 //              4h + 12h/t  and statistics: 2 + 2 of the norms, one per head
 double kept_by_block(const ModelConfig& config, const KeptSizes& z) {
-  const auto h = static_cast<double>(config.n_embd);
-  const auto heads = static_cast<double>(config.n_head);
+  const BlockTable block = block_table(config);
   const double tokens = z.rows * z.tokens;
-  if (z.recompute) return tokens * h * z.element;
-  return tokens * ((4 + 12 / z.t) * h * z.element + (4 + heads / z.t) * z.stat);
+  if (z.recompute) return tokens * block.norm_1.kept() * z.element;
+  double elements = 0, statistics = 0;
+  for (const BlockPart& part : block.parts()) {
+    elements += part.kept(z.t);
+    statistics += part.statistics(z.t);
+  }
+  return tokens * (elements * z.element + statistics * z.stat);
 }
 
-// Input and output of ln_f and its statistics, the logits, and the logarithms of
+// Input and output of the last norm and its statistics, the logits, and the logarithms of
 // the softmax's sums.
 double kept_by_head(const ModelConfig& config, const KeptSizes& z) {
   const auto h = static_cast<double>(config.n_embd);
   const auto vocabulary = static_cast<double>(config.vocab_size);
+  const double statistics = block_table(config).norm_1.statistics() + 1;
   return z.rows * z.tokens *
-         ((2 * h + vocabulary / z.t) * z.element + 3 * z.stat);
+         ((2 * h + vocabulary / z.t) * z.element + statistics * z.stat);
 }
 
 double kept_by_layer(const ModelConfig& config, int layer, const KeptSizes& z) {
@@ -135,8 +144,8 @@ double kept_by_layer(const ModelConfig& config, int layer, const KeptSizes& z) {
                                  : kept_by_head(config, z);
 }
 
-// A block: inputs h, h/t, h, 4h/t and gradients 3h/t, h, 4h/t, h. The head: h
-// and the logits' gradient.
+// A block of GPT-2: inputs h, h/t, h, 4h/t and gradients 3h/t, h, 4h/t, h. The
+// head: h and the logits' gradient.
 double deferred_by_layer(const ModelConfig& config, int layer,
                          const KeptSizes& z) {
   const auto h = static_cast<double>(config.n_embd);
@@ -146,7 +155,11 @@ double deferred_by_layer(const ModelConfig& config, int layer,
   if (config.type == "mlp" && layer < 3) return tokens * 5 * h * z.element;
   if (config.type == "mlp" || layer > config.n_layer)
     return tokens * (h + vocabulary / z.t) * z.element;
-  return tokens * (4 + 12 / z.t) * h * z.element;
+  double elements = 0;
+  for (const BlockPart& part : block_table(config).parts()) {
+    elements += part.deferred(z.t);
+  }
+  return tokens * elements * z.element;
 }
 
 double kept_by_model(const ModelConfig& config, const KeptSizes& z) {

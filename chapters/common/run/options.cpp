@@ -305,10 +305,24 @@ void warn_of_launcher(const WorldOptions& o) {
                rank->launcher.c_str());
 }
 
+/// Chapters that only wrap modules train any model; the others replace the layers
+/// of a GPT-2, and cut them by its names.
+void check_family(const Options& o) {
+  const ModelConfig config = ModelConfig::read(o.model);
+  if (!config.is_llama()) return;
+  const bool cuts_layers =
+      std::isdigit(o.chapter.c_str()[0]) != 0 && o.chapter >= "04_";
+  SB_CHECK(!cuts_layers, "--model ", o.model, ": ", o.chapter,
+           " trains GPT-2's layers; the Llama family is trained by "
+           "00_single_device, 01_data_parallel, 02_ddp and 03_zero_fsdp");
+  check_sequence(config, o.seq);
+}
+
 }  // namespace
 
 void check_options(const Options& o) {
   check_sizes(o);
+  check_family(o);
   check_device(o);
   warn_of_launcher(o);
   const OptimizerOptions& opt = o.optimizer_options;

@@ -77,7 +77,7 @@ struct ModelTimes {
 /// The cluster and the model have the times below.
 inline bool has_model_times(const Options& options, const ModelConfig& config) {
   const bool has_equal_layers =
-      (config.type == "gpt2" && !config.has_experts) ||
+      (config.has_blocks() && !config.has_experts) ||
       (config.type == "mlp" && config.vocab_size == 4 * config.n_embd);
   return is_chosen(options) && has_equal_layers;
 }
@@ -89,9 +89,13 @@ inline ModelTimes model_times(const Options& options, const ModelConfig& config,
     const double forward = gpt.product(8 * gpt.h * gpt.h);
     return {3, forward, 2 * forward};
   }
-  return {static_cast<double>(config.n_layer), gpt.block_forward(),
-          gpt.block_backward() + (recompute ? gpt.block_forward() : 0),
-          gpt.head(), 2 * gpt.head()};
+  double forward = 0, backward = 0;
+  for (const BlockPart& part : block_table(config).parts()) {
+    forward += gpt.product(part.operations(gpt.seq));
+    backward += gpt.product(part.backward_operations(gpt.seq));
+  }
+  return {static_cast<double>(config.n_layer), forward,
+          backward + (recompute ? forward : 0), gpt.head(), 2 * gpt.head()};
 }
 
 }  // namespace shardbook::textbook

@@ -253,9 +253,11 @@ TEST(TensorParallelLayout, APartWithoutARuleIsNamed) {
   const std::string gate_up = "model.layers.0.mlp.gate_up_proj";
   expect_error([&] { layout(gate_up + ".weight", 0, 2); }, {gate_up});
   expect_error([&] { layout("lm_head.weight", 0, 2); }, {"lm_head"});
-  expect_error([&] { takes_rows(gate_up); }, {gate_up});
-  EXPECT_TRUE(takes_rows("transformer.h.0.attn.c_proj"));
-  EXPECT_FALSE(takes_rows("transformer.h.0.mlp.c_fc"));
+  expect_error([&] { takes_rows(gate_up, {.name = "gate_up_proj"}); },
+               {gate_up});
+  const BlockTable block = block_table(ModelConfig());
+  EXPECT_TRUE(takes_rows("transformer.h.0.attn.c_proj", block.proj));
+  EXPECT_FALSE(takes_rows("transformer.h.0.mlp.c_fc", block.up));
   const LoadedModel gpt = build_model(Options());
   for (const auto& [name, tensor] : gpt.model->named_parameters()) {
     EXPECT_EQ(error_of([&, text = name] { layout(text, 1, 2); }), "") << name;

@@ -38,7 +38,8 @@ TEST(SummaLayers, NormsTakeTheEpsilonOfTheModel) {
   const auto differences = on_grid({2}, [](const Grid& grid, ProcessGroup&) {
     InitOptions init;
     init.dtype = DType::kF64;
-    AnyModule norm = summa::layers(grid).layer_norm("ln_1", kWidth, 0.25, init);
+    AnyModule norm =
+        summa::layers(grid).norm("ln_1", {.out = kWidth}, 0.25, init);
     const Tensor x = drawn({kBatch, kSeq, kWidth}, DType::kF64, 1);
     const Tensor ones = Tensor::full({kWidth}, 1, x.options());
     const Tensor zeros = Tensor::zeros({kWidth}, x.options());

@@ -138,10 +138,12 @@ TEST(CubeLayouts, TravelThroughElementWiseOperations) {
   EXPECT_THROW(cube::layout_of(sum(x, 0)), Error);
 }
 
+const BlockPart kSquare = {.in = 8, .out = 8, .bias = true, .stddev = 1};
+
 TEST(CubeLayouts, ALayerRefusesWhatItsWeightDoesNotLieFor) {
   expect_text(
       error_on_cube([](const Cube& cube) {
-        AnyModule fc1 = cube::layers(cube).linear("fc1", 8, 8, 1, {});
+        AnyModule fc1 = cube::layers(cube).linear("fc1", kSquare, {});
         return fc1(fc1(cube::with_layout(drawn({2, 4}, DType::kF32, 1),
                                          Layout::kStraight)));
       }),
@@ -153,11 +155,11 @@ TEST(CubeLayouts, ALayerRefusesWhatItsWeightDoesNotLieFor) {
 // between the calls changes nothing.
 TEST(CubeLayouts, DoNotDependOnTheOrderOfConstruction) {
   expect_all(on_cube(2, [](const Cube& cube, ProcessGroup&) {
-    AnyModule fc1 = cube::layers(cube).linear("fc1", 8, 8, 1, {});
+    AnyModule fc1 = cube::layers(cube).linear("fc1", kSquare, {});
     const Tensor x =
         cube::with_layout(drawn({2, 4}, DType::kF32, 1), Layout::kStraight);
     const Tensor before = fc1(x);
-    cube::layers(cube).linear("other", 8, 8, 1, {});
+    cube::layers(cube).linear("other", kSquare, {});
     return bitwise_equal(before, fc1(x));
   }));
 }

@@ -148,8 +148,10 @@ TEST(DTensorChapters, TensorParallelismHasTheNumbersAndTheLedgerOfItsChapter) {
       // The same weights, whole, cut by the plan
       const LayerFactory one_device;
       Sequential model;
-      model.add(one_device.linear("fc", h, 4 * h, 0.02, init).as<Linear>());
-      model.add(one_device.linear("proj", 4 * h, h, 0.02, init).as<Linear>());
+      BlockPart fc = {.in = h, .out = 4 * h, .bias = true, .stddev = 0.02};
+      model.add(one_device.linear("fc", fc, init).as<Linear>());
+      std::swap(fc.in, fc.out);
+      model.add(one_device.linear("proj", fc, init).as<Linear>());
       DeviceMesh devices(world, Topology({"tp"}, {t}));
       parallelize_module(model, Mesh(devices), {{"", pairwise()}});
       world.clear_records();

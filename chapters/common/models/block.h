@@ -1,0 +1,101 @@
+#pragma once
+
+// A decoder's block as a table: a row for each part, in the order of the forward.
+// GPT-2 and the Llama family differ in their rows alone. Everything that follows
+// from a block's sizes is read from here: its modules (models.h), its parameters,
+// the activations that it keeps (run/kept.h), and how tensor parallelism cuts it
+// (07_tensor_parallel).
+//
+//   double parameters = 0;
+//   for (const BlockPart& part : block_table(config).parts()) {
+//     parameters += part.parameters();
+//   }
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace shardbook {
+
+struct ModelConfig;
+
+enum class PartKind {
+  kLayerNorm,
+  kRmsNorm,
+  kProduct,
+  kAttention,
+  kGelu,
+  kSwiglu
+};
+
+/// How t ranks of tensor parallelism share a product's weight [in, out]; a layer
+/// that is cut by columns hands its part to one that is cut by rows.
+enum class Cut { kWhole, kColumns, kRows };
+
+/// One part. Widths are elements per token.
+struct BlockPart {
+  /// Behind the block's name: "attn.c_attn"; empty without weights.
+  std::string name;
+  PartKind kind = PartKind::kProduct;
+  std::int64_t in = 0, out = 0;
+  bool bias = false;
+  Cut cut = Cut::kWhole;
+  /// Widths that lie side by side in `out`, each of which is cut alone: queries,
+  /// keys and values, or gate and up. Empty: one.
+  std::vector<std::int64_t> columns = {};
+  /// Of attention; of a norm: it normalises each of so many heads alone.
+  std::int64_t heads = 1;
+  /// Standard deviation of the weight before training.
+  double stddev = 0;
+
+  /// Behind that of its module: "c_attn".
+  std::string leaf() const { return name.substr(name.rfind('.') + 1); }
+  bool is_norm() const {
+    return kind == PartKind::kLayerNorm || kind == PartKind::kRmsNorm;
+  }
+  /// Parameters of each of t ranks. A weight cut by rows has a whole bias: it is
+  /// added behind the sum.
+  double parameters(double t = 1) const;
+  /// Elements per token that the part keeps for its backward: its input.
+  double kept(double t = 1) const;
+  /// Statistics per token that it keeps in f32 (f64 for f64): a norm's mean and
+  /// deviation (RMSNorm: the latter), a logarithm per head of attention.
+  double statistics(double t = 1) const;
+  /// Operations per token of a forward, on samples of `seq` tokens: a product's
+  /// two per weight, and attention's two products over (seq + 1) / 2 tokens.
+  double operations(double seq) const;
+  /// Of a backward: two products for each one, five for the two of attention.
+  double backward_operations(double seq) const;
+  /// Elements per token that a deferred weight gradient needs: a product's input
+  /// and the gradient of its output.
+  double deferred(double t = 1) const;
+};
+
+/// x + proj(attention(qkv(norm_1(x)))), then x + down(gate(up(norm_2(x)))).
+struct BlockTable {
+  std::string attention_module, mlp_module;  ///< "attn", "mlp"
+  BlockPart norm_1, qkv;
+  /// Of queries and of keys, before they turn (Qwen3); empty in other models.
+  std::vector<BlockPart> head_norms;
+  BlockPart attention, proj, norm_2, up, gate, down;
+
+  std::vector<BlockPart> parts() const;
+};
+
+/// Of a GPT-2, or of a dense block of the Llama family.
+BlockTable block_table(const ModelConfig& config);
+
+/// The names of a decoder's other layers.
+struct DecoderNames {
+  std::string table, positions, blocks, norm;
+  std::string head;  ///< empty where the token table is the output layer, too
+  /// The table of the output layer.
+  const std::string& output() const { return head.empty() ? table : head; }
+  /// "transformer.h.3"
+  std::string block(std::int64_t index) const {
+    return blocks + "." + std::to_string(index);
+  }
+};
+DecoderNames decoder_names(const ModelConfig& config);
+
+}  // namespace shardbook
