@@ -232,6 +232,10 @@ std::uint64_t stream_of(const std::string& name);
 /// make their numbers.
 std::uint32_t random_bits(std::uint64_t seed, std::uint64_t stream,
                           std::uint64_t element);
+/// Those of elements 0 to count - 1, four at a time.
+std::vector<std::uint32_t> first_random_bits(std::uint64_t seed,
+                                             std::uint64_t stream,
+                                             std::size_t count);
 /// Draws depend on (seed, stream, global element) alone.
 void fill_normal(const Tensor& x, std::uint64_t seed, std::uint64_t stream,
                  double mean, double stddev, const ShardView& view = {});

@@ -255,6 +255,19 @@ std::uint32_t random_bits(std::uint64_t seed, std::uint64_t stream,
   return kernels::random_bits(kernels::RandomKey{seed, stream}, element);
 }
 
+std::vector<std::uint32_t> first_random_bits(std::uint64_t seed,
+                                             std::uint64_t stream,
+                                             std::size_t count) {
+  std::vector<std::uint32_t> bits;
+  for (std::uint64_t block = 0; bits.size() < count; ++block) {
+    const auto four =
+        kernels::random_block(kernels::RandomKey{seed, stream}, block);
+    bits.insert(bits.end(), four.begin(), four.end());
+  }
+  bits.resize(count);
+  return bits;
+}
+
 namespace {
 
 kernels::GlobalView view_of(const Tensor& x, const ShardView& view) {

@@ -63,6 +63,8 @@ KNOWN = {each: dict(zip(GRID, values)) for each, values in {
     "LLAMA2-7B": (0.90, 0.75, 0.90, 600, 1.6),
 }.items()}
 GROUPED = [round(0.30 + 0.02 * i, 2) for i in range(21)]
+KNOWN_GROUPED = {None: 0.40, "Qwen3_30B": 0.42, "Qwen3_235B": 0.40,
+                 "GPT OSS 120B": 0.36}
 
 
 def predicted(program, table, name, cluster, folder):
@@ -156,11 +158,12 @@ def few_gpus(rows):
     return [row for row in rows if gpus(row) <= MOST_GPUS]
 
 
-def fit_experts(program, constants, without=None, of=few_gpus):
-    return min(({**constants, "grouped_efficiency": value}
-                for value in GROUPED),
-               key=lambda trial: error_by_model(
-                   of(expert_rows(program, trial, without))))
+def fit_experts(program, constants, without=None):
+    """The best grouped_efficiency: of all models with few GPUs, or of all rows
+    but a model's."""
+    of = list if without else few_gpus
+    return min(GROUPED, key=lambda value: error_by_model(of(expert_rows(
+        program, {**constants, "grouped_efficiency": value}, without))))
 
 
 def null_error(rows, fitted):
@@ -189,9 +192,9 @@ def report(name, rows, fitted):
 
 def report_dense(program, fits):
     constants = fits[None]
-    fitted = fitted_rows(program, constants)
-    report(f"fitted: at most {MOST_GPUS} GPUs", fitted, fitted)
     rows = [row for table in FITTED for row in program.rows(table, constants)]
+    fitted = few_gpus(rows)
+    report(f"fitted: at most {MOST_GPUS} GPUs", fitted, fitted)
     many = [row for row in rows if gpus(row) > MOST_GPUS]
     report(f"left out: {min(map(gpus, many))} to {max(map(gpus, many))} GPUs",
            many, fitted)
@@ -204,21 +207,23 @@ def report_dense(program, fits):
                 for row in program.rows(table, fits[each])]
         report(f"left out, and all fitted again: {name}",
                [row for row in rows if model(row) == each],
-               fitted_rows(program, fits[each], without=each))
+               [row for row in fitted if model(row) != each])
     rows = [row for row in program.rows(EXPERTS_TABLE, constants)
             if not row["row"].startswith(tuple(EXPERTS))]
     table = EXPERTS_TABLE.removesuffix(".csv")
     report(f"left out: all of {table} but experts", rows, rows)
 
 
-def report_experts(program, constants):
-    rows = expert_rows(program, fit_experts(program, constants))
+def report_experts(program, constants, fits):
+    trials = {each: {**constants, "grouped_efficiency": value}
+              for each, value in fits.items()}
+    rows = expert_rows(program, trials[None])
     few = few_gpus(rows)
     report(f"fitted: at most {MOST_GPUS} GPUs (Qwen3 30B, GPT OSS)", few, few)
     report("left out: 256 GPUs (Qwen3 235B)",
            [row for row in rows if gpus(row) > MOST_GPUS], few)
     for each, name in EXPERTS.items():
-        trial = fit_experts(program, constants, each, of=list)
+        trial = trials[each]
         report(f"left out, and fitted again "
                f"({trial['grouped_efficiency']:.2f}): {name}",
                [row for row in expert_rows(program, trial)
@@ -227,19 +232,21 @@ def report_experts(program, constants):
 
 def main(folder):
     program = Program(sys.argv[1], folder)
-    fits = KNOWN
+    fits, grouped = KNOWN, KNOWN_GROUPED
     if sys.argv[2:] != ["--known"]:
         fits = {each: fit(program, without=each) for each in [None, *MODELS]}
+        grouped = {each: fit_experts(program, fits[None], each)
+                   for each in [None, *EXPERTS]}
     report_dense(program, fits)
-    report_experts(program, fits[None])
+    report_experts(program, fits[None], grouped)
     device = json.loads(
         (HERE / "../../sim/devices/h100-80gb.json").read_text())
     own = {name: device[name] for name in fits[None]}
     if own != fits[None]:
         sys.exit(f"h100-80gb.json has {own}; the fit is {fits[None]}")
     changed = {each: fits[each] for each in fits if fits[each] != KNOWN[each]}
-    if changed:
-        sys.exit(f"KNOWN is out of date: {changed}")
+    if changed or grouped != KNOWN_GROUPED:
+        sys.exit(f"KNOWN is out of date: {changed}, {grouped}")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ void ThreadWorld::begin_call(int world_rank, const Slot& slot,
                              const SharedGroup& group) {
   Rank& me = rank(world_rank);
   if (me.thread != std::this_thread::get_id()) me.has_several_threads = true;
+  if (!failed()) return;  // the text is made for a failure alone
   throw_if_failed(world_rank, slot_text(slot) + " over '" + group.name + "'");
 }
 

@@ -13,7 +13,7 @@ namespace shardbook {
 namespace {
 
 // More than the default run reads; each rank draws them before it trains.
-constexpr std::int64_t kRandomTokens = 1 << 17;
+constexpr std::size_t kRandomTokens = 1 << 17;
 constexpr std::int64_t kWalkTokens = 32;
 
 std::vector<std::int32_t> tokens_of_bytes(const std::string& bytes) {
@@ -25,11 +25,12 @@ std::vector<std::int32_t> tokens_of_bytes(const std::string& bytes) {
 
 std::vector<std::int32_t> random_tokens(std::int64_t vocab,
                                         std::uint64_t seed) {
-  std::vector<std::int32_t> tokens(kRandomTokens);
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    const std::uint64_t bits = random_bits(seed, /*stream=*/1, i);
-    tokens[i] = static_cast<std::int32_t>(
-        bits * static_cast<std::uint64_t>(vocab) >> 32);
+  std::vector<std::int32_t> tokens;
+  tokens.reserve(kRandomTokens);
+  for (const std::uint64_t bits :
+       first_random_bits(seed, /*stream=*/1, kRandomTokens)) {
+    tokens.push_back(static_cast<std::int32_t>(
+        bits * static_cast<std::uint64_t>(vocab) >> 32));
   }
   return tokens;
 }
@@ -37,12 +38,13 @@ std::vector<std::int32_t> random_tokens(std::int64_t vocab,
 // Up by one, two or three at random, modulo the number of tokens in use.
 std::vector<std::int32_t> walk_tokens(std::int64_t vocab, std::uint64_t seed) {
   const auto size = static_cast<std::uint64_t>(std::min(vocab, kWalkTokens));
-  std::vector<std::int32_t> tokens(kRandomTokens);
+  std::vector<std::int32_t> tokens;
+  tokens.reserve(kRandomTokens);
   std::uint64_t token = 0;
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    const std::uint64_t bits = random_bits(seed, /*stream=*/2, i);
+  for (const std::uint64_t bits :
+       first_random_bits(seed, /*stream=*/2, kRandomTokens)) {
     token = (token + 1 + (bits * 3 >> 32)) % size;
-    tokens[i] = static_cast<std::int32_t>(token);
+    tokens.push_back(static_cast<std::int32_t>(token));
   }
   return tokens;
 }
