@@ -93,6 +93,7 @@ class MlpLayers : public LayerList {
 }  // namespace
 
 std::unique_ptr<LayerList> layers_of(const ModelConfig& config) {
+  SB_CHECK(!config.is_llama(), "a ", config.type, " has no layers here");
   if (config.type == "mlp") return std::make_unique<MlpLayers>(config);
   if (config.is_image()) return resnet_layers(config);
   return std::make_unique<GptLayers>(config, LayerFactory());

@@ -254,6 +254,7 @@ void MlpModel::members(MemberVisitor& visit) {
 
 std::unique_ptr<Module> make_model(const ModelConfig& config,
                                    const InitOptions& init) {
+  SB_CHECK(!config.is_llama(), "a ", config.type, " has no layers here");
   if (config.type == "mlp") return std::make_unique<MlpModel>(config, init);
   if (config.is_image()) return std::make_unique<ResNet>(config, init);
   return std::make_unique<Gpt>(config, init);
