@@ -39,8 +39,8 @@ double scaled(double frequency, const RopeScaling& scaling) {
   if (scaling.kind == RopeScaling::Kind::kNone) return frequency;
   if (scaling.kind == RopeScaling::Kind::kLinear) return slow;
   // How often the angle turns full circle over the original positions
-  const double turns =
-      scaling.original_positions * frequency / (2 * std::numbers::pi);
+  const double turns = static_cast<double>(scaling.original_positions) *
+                       frequency / (2 * std::numbers::pi);
   const double low = scaling.low_freq_factor, high = scaling.high_freq_factor;
   if (turns < low) return slow;
   if (turns > high) return frequency;

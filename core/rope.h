@@ -31,7 +31,7 @@ struct RopeScaling {
   /// `original_positions` is slow, one of more than `high_freq_factor` is fast.
   double low_freq_factor = 1;
   double high_freq_factor = 4;
-  double original_positions = 0;
+  std::int64_t original_positions = 0;
 };
 
 /// Radians per position of pair i < head_dim / 2: theta^(-2i / head_dim), then

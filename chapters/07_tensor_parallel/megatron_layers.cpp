@@ -112,10 +112,10 @@ std::int64_t padded_vocabulary(std::int64_t vocabulary, int t,
 // --- A GPT -------------------------------------------------------------------
 
 bool takes_rows(const std::string& name, const BlockPart& part) {
-  SB_CHECK(part.cut != Cut::kWhole,
+  SB_CHECK(part.cut != shardbook::Cut::kWhole,
            "tensor parallelism: no rule says how to cut ", name,
            "; its row of the block's table has neither columns nor rows");
-  return part.cut == Cut::kRows;
+  return part.cut == shardbook::Cut::kRows;
 }
 
 LinearShape shape_of(const BlockPart& part) {

@@ -23,6 +23,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
     promise(config.num_classes() > 0);
     if (config.is_image()) {
       promise(!config.depths.empty() && config.width > 0);
+    } else if (config.is_llama()) {
+      const shardbook::LlamaConfig& llama = config.llama;
+      promise(config.n_layer > 0 && config.n_head % llama.kv_heads == 0);
+      promise(llama.head_dim > 0 && llama.head_dim % 2 == 0);
+      promise(llama.experts_per_token <= llama.num_experts);
+      promise(shardbook::num_parameters(config) > 0);
     } else {
       promise(config.n_layer > 0 && config.n_embd % config.n_head == 0);
     }
@@ -46,5 +52,24 @@ std::vector<std::string> shardbook::fuzz_seeds() {
           1], "embedding_size": 16, "id2label": {"0": "a"}, "hidden_act":
           "relu", "downsample_in_bottleneck": false})",
           R"({"model_type": "resnet", "depths": [3, 4, 6, 3], "layer_type":
-          "bottleneck", "embedding_size": 64, "num_labels": 1000})"};
+          "bottleneck", "embedding_size": 64, "num_labels": 1000})",
+          R"({"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": null,
+          "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "rope_scaling":
+          {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+          "attention_bias": true, "mlp_bias": true, "hidden_act": "silu"})",
+          R"({"model_type": "mistral", "num_hidden_layers": 2,
+          "rope_parameters": {"type": "linear", "factor": 2, "rope_theta": 7},
+          "sliding_window": null, "tie_word_embeddings": true})",
+          R"({"model_type": "qwen2", "hidden_size": 32, "num_hidden_layers": 2,
+          "use_sliding_window": true, "max_window_layers": 1, "layer_types":
+          ["full_attention", "sliding_attention"], "sliding_window": 16})",
+          R"({"model_type": "qwen3_moe", "num_hidden_layers": 4,
+          "num_experts": 8, "num_local_experts": 16, "norm_topk_prob": true,
+          "num_experts_per_tok": 2, "decoder_sparse_step": 2,
+          "mlp_only_layers": [1], "moe_intermediate_size": 24,
+          "router_aux_loss_coef": 0, "output_router_logits": true})",
+          R"({"model_type": "mixtral", "intermediate_size": 24,
+          "num_experts": 8, "router_jitter_noise": 0.0})"};
 }

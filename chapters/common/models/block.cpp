@@ -135,6 +135,9 @@ std::vector<BlockPart> BlockTable::parts() const {
 }
 
 BlockTable block_table(const ModelConfig& config) {
+  SB_CHECK(config.llama.num_experts == 0, "a ", config.type,
+           ": the experts of the Llama family are read, counted and written, but "
+           "not yet trained");
   return config.is_llama() ? llama(config) : gpt2(config);
 }
 

@@ -1,21 +1,20 @@
 #include "chapters/common/models/checkpoint.h"
 
-#include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <deque>
 #include <fstream>
 #include <iterator>
-#include <map>
 
+#include "chapters/common/models/internal/llama_files.h"
+#include "chapters/common/models/internal/llama_json.h"
 #include "chapters/common/models/internal/weight_names.h"
+#include "chapters/common/models/internal/weight_sources.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/safetensors.h"
 
 namespace shardbook {
 namespace {
-
-constexpr char kPrefix[] = "transformer.";
 
 /// The tensors must be on the host
 std::vector<SafetensorsItem> items_of(const std::vector<NamedTensor>& tensors) {
@@ -47,70 +46,59 @@ std::vector<SafetensorsItem> named_as_in_transformers(
   return renamed;
 }
 
-CheckpointReader open_to_load(const std::string& path) {
-  try {
-    return CheckpointReader::open(path);
-  } catch (const Error& error) {
-    SB_FAIL("--load ", error.what());  // which begins with the path
+/// The weights of the Llama family as files have them; `copies` keeps those that
+/// differ from the ones in memory.
+std::vector<SafetensorsItem> named_as_in_llama(
+    const std::vector<NamedTensor>& tensors, const ModelConfig& config,
+    std::deque<std::vector<std::byte>>& copies) {
+  std::vector<SafetensorsItem> items;
+  for (const NamedTensor& entry : tensors) {
+    const TensorInFiles whole = llama_weight(config, entry.name);
+    SB_CHECK(entry.tensor.shape() == whole.shape, "save: '", entry.name,
+             "' has shape ", shape_text(entry.tensor.shape()), ", not ",
+             shape_text(whole.shape));
+    const DType dtype = entry.tensor.dtype();
+    for (const FilePiece& piece : whole.pieces) {
+      const Shape shape = whole.shape_in_file(piece);
+      const void* data = entry.tensor.raw();
+      if (!whole.is_plain()) {
+        std::size_t bytes = dtype_bytes(dtype);
+        for (const std::int64_t size : shape) {
+          bytes *= static_cast<std::size_t>(size);
+        }
+        copies.emplace_back(bytes);
+        write_piece(whole, piece, entry.tensor, copies.back().data());
+        data = copies.back().data();
+      }
+      items.push_back({piece.name, dtype, shape, data});
+    }
   }
+  return items;
 }
 
-/// Finds a model's tensors in a file by the names that files may have for them.
-class Names {
- public:
-  Names(const CheckpointReader& file, const std::string& path) : path_(path) {
-    for (const std::string& name : file.names()) {
-      const std::string plain = without_wrappers(name);
-      std::string& found = by_plain_name_[plain];
-      // Where the file has both, the one without wrappers counts
-      if (found.empty() || name == plain) found = name;
-    }
+/// Throws Error where the configs of two models compute something else. Another
+/// model_type may be the same model: a mistral without a window is a llama.
+void check_llamas_agree(const std::string& label, const ModelConfig& there,
+                        const ModelConfig& config) {
+  if (there.n_embd != config.n_embd) return;  // load_model reports it
+  const auto keys = [](const ModelConfig& of) {
+    const LlamaConfig& llama = of.llama;
+    return nlohmann::json{{"num_attention_heads", of.n_head},
+                          {"num_key_value_heads", llama.kv_heads},
+                          {"head_dim", llama.head_dim},
+                          {"rms_norm_eps", of.layer_norm_epsilon},
+                          {"rope_theta", llama.rope_theta},
+                          {"rope_scaling", rope_to_json(llama.rope)},
+                          {"sliding_window", llama.sliding_window},
+                          {"num_experts_per_tok", llama.experts_per_token},
+                          {"norm_topk_prob", llama.norm_topk_prob}};
+  };
+  const nlohmann::json of_file = keys(there), here = keys(config);
+  for (const auto& [key, value] : here.items()) {
+    SB_CHECK(of_file[key] == value, label, ": \"", key, "\" is ",
+             of_file[key].dump(), " in its config, and ", value.dump(),
+             " in that of --model");
   }
-
-  /// The file's name of this tensor; empty where it has none.
-  std::string find(const std::string& name) const {
-    const std::string prefix = kPrefix;
-    const bool has_prefix = name.compare(0, prefix.size(), prefix) == 0;
-    for (const std::string& plain :
-         {name, has_prefix ? name.substr(prefix.size()) : "",
-          resnet_name_in_transformers(name)}) {
-      const auto found = by_plain_name_.find(plain);
-      if (!plain.empty() && found != by_plain_name_.end()) return found->second;
-    }
-    return "";
-  }
-
-  std::string at(const std::string& name) const {
-    const std::string found = find(name);
-    if (!found.empty()) return found;
-    std::string some;
-    int listed = 0;
-    for (const auto& [plain, there] : by_plain_name_) {
-      if (++listed > 3) break;
-      some += (some.empty() ? "'" : ", '") + there + "'";
-    }
-    SB_FAIL("--load ", path_, ": no tensor is named '", name, "'; of ",
-            by_plain_name_.size(), " names the first are ", some);
-  }
-
- private:
-  std::string path_;
-  std::map<std::string, std::string> by_plain_name_;
-};
-
-/// The output layer is the token embedding: another one would be ignored.
-void check_is_tied(const CheckpointReader& file, const std::string& path,
-                   const Names& names) {
-  const std::string head = names.find("lm_head.weight"),
-                    wte = names.find("transformer.wte.weight");
-  if (head.empty() || wte.empty()) return;
-  const SafetensorsEntry &a = file.find(head), &b = file.find(wte);
-  SB_CHECK(a.shape == b.shape && a.dtype == b.dtype &&
-               std::memcmp(file.data(head), file.data(wte),
-                           static_cast<std::size_t>(a.end - a.begin)) == 0,
-           "--load ", path, ": '", head, "' differs from '", wte,
-           "', but the output layer has the weights of the token embedding "
-           "here");
 }
 
 }  // namespace
@@ -138,7 +126,10 @@ std::vector<NamedTensor> on_host(std::vector<NamedTensor> tensors) {
 void save_model(const std::string& path, Module& model,
                 const ModelConfig& config, WeightNames names) {
   const std::vector<NamedTensor> state = on_host(state_of(model));
-  std::vector<SafetensorsItem> items = items_of(state);
+  std::deque<std::vector<std::byte>> copies;
+  std::vector<SafetensorsItem> items =
+      config.is_llama() ? named_as_in_llama(state, config, copies)
+                        : items_of(state);
   if (config.is_image() && names == WeightNames::kTransformers) {
     items = named_as_in_transformers(items);
   }
@@ -163,50 +154,42 @@ void save_tensors(const std::string& path,
 }
 
 void load_model(const std::string& path, Module& model, const PartOf& part_of) {
+  load_model(path, model, ModelConfig{}, part_of);
+}
+
+void load_model(const std::string& path, Module& model,
+                const ModelConfig& config, const PartOf& part_of) {
+  const bool is_llama = config.is_llama();
+  if (is_llama) check_is_one_model(path);
   const CheckpointReader file = open_to_load(path);
-  struct Source {
-    Tensor target;
-    std::string name;
-    PartOfFile part;
-  };
+  const FileNames names(file, path, is_llama ? "model." : "transformer.");
+  if (is_llama) check_has_no_more(config, path, names);
+  const std::string tied = is_llama && config.llama.tied
+                               ? "model.embed_tokens.weight"
+                               : "transformer.wte.weight";
   // Everything is checked before anything is changed.
-  const Names names(file, path);
-  std::vector<Source> sources;
+  std::vector<WeightSource> sources;
   for (const NamedTensor& target : state_of(model)) {
-    const std::string name = names.at(target.name);
-    if (target.name == "transformer.wte.weight") {
-      check_is_tied(file, path, names);
-    }
-    const SafetensorsEntry& entry = file.find(name);
+    if (target.name == tied) check_is_tied(file, path, names, tied);
     const PartOfFile part = part_of ? part_of(target.name) : PartOfFile{};
-    Shape needed = whole_shape(part.shards, target.tensor.shape());
-    const bool is_padded = part.rows > 0 && !entry.shape.empty() &&
-                           entry.shape[0] <= part.rows &&
-                           needed[0] == part.rows;
-    if (is_padded) needed[0] = entry.shape[0];
-    SB_CHECK(entry.shape == needed, "--load ", path, ": '", name,
-             "' has shape ", shape_text(entry.shape), ", the model needs ",
-             shape_text(needed));
-    SB_CHECK(entry.supported && is_floating(entry.dtype), "--load ", path,
-             ": '", name, "' is ", entry.type_name,
-             "; weights are F64, F32, BF16 or F16");
-    sources.push_back({target.tensor, name, part});
+    sources.push_back(
+        is_llama
+            ? source_of_llama(config, target, part)
+            : WeightSource{target.tensor,
+                           {target.name,
+                            whole_shape(part.shards, target.tensor.shape()),
+                            {FilePiece{target.name}}},
+                           part});
+    WeightSource& source = sources.back();
+    for (FilePiece& piece : source.whole.pieces) {
+      piece.name = names.at(piece.name);
+      check_piece(file, path, source, piece);
+    }
   }
-  for (const Source& source : sources) {
+  for (const WeightSource& source : sources) {
     const Device& device = source.target.device();
     if (device.is_meta()) continue;
-    const SafetensorsEntry& entry = file.find(source.name);
-    const PartOfFile& part = source.part;
-    const bool is_part = !part.shards.empty() || part.rows > 0;
-    Shape shape = entry.shape;
-    if (part.rows > 0) shape[0] = part.rows;
-    // Read on the host: the values count for no device
-    Tensor staged =
-        Tensor::zeros(shape, {entry.dtype, RankContext::current().host()});
-    std::copy_n(static_cast<const std::byte*>(file.data(source.name)),
-                entry.end - entry.begin, static_cast<std::byte*>(staged.raw()));
-    if (is_part) staged = take_part(staged, part.shards);
-    source.target.copy_from(staged);
+    source.target.copy_from(read_source(file, source));
   }
 }
 
@@ -228,6 +211,9 @@ void check_config_of_file(const std::string& path, const ModelConfig& config) {
     SB_CHECK(of_file == here, label, ": \"", key, "\" is ", of_file,
              " in its config, and ", here, " in that of --model");
   };
+  if (config.is_llama() && there.is_llama()) {
+    return check_llamas_agree(label, there, config);
+  }
   // load_model reports another width; no shape depends on the keys below
   if (there.type != config.type || there.n_embd != config.n_embd) return;
   check("n_head", there.n_head, config.n_head);

@@ -18,7 +18,9 @@ std::vector<NamedTensor> on_host(std::vector<NamedTensor> tensors);
 
 /// Writes all parameters (and buffers) by name, each in its own dtype, with the
 /// config as JSON in the metadata. The old file survives any failure. `names` are
-/// those of a ResNet's weights; a GPT's are transformers' in any case.
+/// those of a ResNet's weights; all others are transformers' in any case. Weights
+/// of the Llama family are written apart and transposed, as files have them
+/// (internal/llama_files.h); until the file is written, they are in memory twice.
 void save_model(const std::string& path, Module& model,
                 const ModelConfig& config,
                 WeightNames names = WeightNames::kTorchvision);
@@ -27,7 +29,8 @@ void save_model(const std::string& path, Module& model,
 /// empty where there is none.
 std::string first_not_finite(Module& model);
 
-/// The part of a file's tensor that a module holds. Padded to `rows` rows with
+/// The part of a tensor that a module holds; `shards` cut it as it is in memory.
+/// Padded to `rows` rows with
 /// zeros where the file has fewer; 0: the file has them all.
 struct PartOfFile {
   Shards shards;
@@ -45,6 +48,16 @@ using PartOf = std::function<PartOfFile(const std::string& name)>;
 /// Throws Error that names the file, the tensor, and what differs.
 void load_model(const std::string& path, Module& model,
                 const PartOf& part_of = {});
+
+/// The same for a model of `config`, which decides how a file has its weights:
+/// those of the Llama family are joined and transposed while they are read, one
+/// tensor at a time, and a rank reads its own part only. Their names may lack
+/// the leading "model.". Of such a model, an lm_head.weight that a tied one does
+/// not need must equal the token embedding, further tensors of its blocks are
+/// refused, and so is a folder with both model.safetensors and
+/// model.safetensors.index.json, which may be two models.
+void load_model(const std::string& path, Module& model,
+                const ModelConfig& config, const PartOf& part_of = {});
 
 /// Throws Error where the config in the file, or the config.json in the folder
 /// `path`, describes another computation than `config`.

@@ -11,6 +11,7 @@
 
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/internal/config_keys.h"
+#include "chapters/common/models/internal/llama_json.h"
 #include "chapters/common/models/models.h"
 #include "core/check.h"
 #include "sim/json_object.h"
@@ -30,8 +31,8 @@ ModelConfig resnet_config(const std::vector<std::int64_t>& depths,
   return config;
 }
 
-const std::map<std::string, ModelConfig>& presets() {
-  static const std::map<std::string, ModelConfig> kPresets = {
+std::map<std::string, ModelConfig> make_presets() {
+  std::map<std::string, ModelConfig> presets = {
       {"mlp", {"mlp", 256, 4096, 64, 3, 1}},
       {"gpt-nano", {"gpt2", 256, 256, 64, 4, 4}},
       {"gpt-micro", {"gpt2", 256, 256, 256, 4, 8}},
@@ -48,6 +49,14 @@ const std::map<std::string, ModelConfig>& presets() {
       {"gpt-175b", {"gpt2", 50257, 2048, 12288, 96, 96}},
       {"resnet18", resnet_config({2, 2, 2, 2}, /*bottleneck=*/false)},
       {"resnet50", resnet_config({3, 4, 6, 3}, /*bottleneck=*/true)}};
+  for (const auto& [name, text] : llama_presets()) {
+    presets[name] = ModelConfig::from_json(text, name);
+  }
+  return presets;
+}
+
+const std::map<std::string, ModelConfig>& presets() {
+  static const auto kPresets = make_presets();
   return kPresets;
 }
 
@@ -255,7 +264,7 @@ ModelConfig ModelConfig::read(const std::string& name_or_file) {
                name_or_file.compare(name_or_file.size() - end.size(),
                                     end.size(), end) == 0,
            "--model ", name_or_file, ": give one of ", names,
-           "or a config FILE.json of GPT-2 or ResNet");
+           "or a config FILE.json of GPT-2, ResNet or the Llama family");
   std::ifstream file(name_or_file, std::ios::binary);
   SB_CHECK(file && !std::filesystem::is_directory(name_or_file), "--model ",
            name_or_file, ": the file cannot be read");
@@ -282,15 +291,21 @@ ModelConfig ModelConfig::from_json(const std::string& text,
   SB_CHECK(object.is_object(), label, ": not a JSON object");
   const auto type = object.find("model_type");
   if (type == object.end()) return gpt_from_json(object, label, "gpt2");
+  const std::vector<std::string>& llamas = llama_types();
+  if (std::find(llamas.begin(), llamas.end(), *type) != llamas.end()) {
+    return llama_from_json(object, label, type->get<std::string>());
+  }
   SB_CHECK(*type == "gpt2" || *type == kTypeWithExperts || *type == "mlp" ||
                *type == "resnet",
            label, ": \"model_type\" is ", json_file::shown(*type),
-           "; give \"gpt2\", \"mlp\" or \"resnet\"");
+           "; give \"gpt2\", \"mlp\", \"resnet\" or one of the Llama family: ",
+           json_file::list(llamas));
   if (*type == "resnet") return resnet_from_json(object, label);
   return gpt_from_json(object, label, type->get<std::string>());
 }
 
 std::string ModelConfig::to_json(WeightNames names) const {
+  if (is_llama()) return llama_to_json(*this).dump();
   if (is_image()) {
     const bool is_theirs = names == WeightNames::kTransformers;
     return json{{"model_type", type},

@@ -126,7 +126,7 @@ GptAttention::GptAttention(const std::string& name, const BlockTable& block,
       attention_(layers.attention) {
   if (!config.is_llama()) return;
   kv_heads = config.llama.kv_heads;
-  for (const BlockPart& norm : block.head_norms) {
+  while (head_norms.size() < block.head_norms.size()) {
     head_norms.emplace_back(config.llama.head_dim, init,
                             config.layer_norm_epsilon);
   }

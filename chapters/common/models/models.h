@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "chapters/common/models/block.h"
+#include "chapters/common/models/llama_config.h"
 #include "core/layers.h"
 
 namespace shardbook {
@@ -22,9 +23,11 @@ namespace shardbook {
 /// The program whose names a file uses for a ResNet's weights.
 enum class WeightNames { kTorchvision, kTransformers };
 
-/// A model's sizes: Hugging Face's GPT-2 keys; ResNet's are below.
+/// A model's sizes: Hugging Face's GPT-2 keys; those of ResNet and of the Llama
+/// family are below.
 struct ModelConfig {
-  /// "gpt2"; "mlp": tokens seen one by one; "resnet"
+  /// "gpt2"; "mlp": tokens seen one by one; "resnet"; and the Llama family:
+  /// "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"
   std::string type = "gpt2";
   std::int64_t vocab_size = 256;
   std::int64_t n_positions = 256;
@@ -44,7 +47,13 @@ struct ModelConfig {
   bool bottleneck = false;
   std::int64_t width = 64;  ///< of the stem; doubles from stage to stage
   std::int64_t num_labels = 1000;
+  /// Of the Llama family (is_llama) alone.
+  LlamaConfig llama = {};
 
+  /// A decoder with RMSNorm, rotary positions and SwiGLU.
+  bool is_llama() const;
+  /// A decoder: a table of tokens, blocks, a head.
+  bool has_blocks() const { return type == "gpt2" || is_llama(); }
   /// Reads images rather than tokens.
   bool is_image() const { return type == "resnet"; }
   /// Number of possible targets: tokens of the vocabulary, or labels.
@@ -54,11 +63,12 @@ struct ModelConfig {
 
   /// "gpt-nano", "gpt-micro", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl",
   /// "gpt-1.3b", "gpt-6.7b", "gpt-13b", "gpt-175b", "mlp", "resnet18",
-  /// "resnet50", the text of a config ({"n_embd": ...}), or a FILE.json with
-  /// the config keys of GPT-2 or ResNet. Throws Error that names the file, the
-  /// key and what is allowed: where the model of Hugging Face with this config
-  /// would compute something else, where a key is misspelt, and where there is
-  /// no size.
+  /// "resnet50", "llama-nano", "llama-micro", "smollm2-135m", "llama-2-7b" and
+  /// further released models of the Llama family, the text of a config
+  /// ({"n_embd": ...}), or a FILE.json with the config keys of GPT-2, ResNet or
+  /// that family. Throws Error that names the file, the key and what is
+  /// allowed: where the model of Hugging Face with this config would compute
+  /// something else, where a key is misspelt, and where there is no size.
   static ModelConfig read(const std::string& name_or_file);
   /// From the text of a config.json; `label` names it in messages.
   static ModelConfig from_json(const std::string& text,

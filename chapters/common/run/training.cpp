@@ -274,7 +274,9 @@ LoadedModel build_model(const Options& options) {
   init.seed = options.seed;
   init.dtype = options.dtype;
   loaded.model = make_model(loaded.config, init);
-  if (!options.load.empty()) load_model(options.load, *loaded.model);
+  if (!options.load.empty()) {
+    load_model(options.load, *loaded.model, loaded.config);
+  }
   return loaded;
 }
 

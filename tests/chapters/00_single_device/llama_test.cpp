@@ -48,7 +48,7 @@ std::vector<double> values_of(const SafetensorsFile& file,
   for (const std::int64_t size : entry.shape) count *= size;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    values.push_back(entry.dtype == "F64"
+    values.push_back(entry.dtype == DType::kF64
                          ? static_cast<const double*>(file.data(entry))[at]
                          : static_cast<const float*>(file.data(entry))[at]);
   }

@@ -70,7 +70,7 @@ TEST(ModelConfig, BadOnesAreRefusedWithASentence) {
   refuse("{\"n_layer\": 99999999999}", {"\"n_layer\""});
   refuse("{\"n_layer\": null}", {"\"n_layer\" is null"});
   refuse("{\"n_embd\": 10, \"n_head\": 4}", {"n_embd 10", "n_head 4"});
-  refuse("{\"model_type\": \"llama\"}", {"llama", "gpt2"});
+  refuse("{\"model_type\": \"gptj\"}", {"gptj", "gpt2", "llama"});
   refuse("{\"model_type\": 3}", {"\"model_type\" is 3"});
   refuse("{\"activation_function\": \"relu\"}", {"relu", "gelu_new", "gelu"});
   refuse("{\"n_inner\": 7}", {"\"n_inner\" is 7"});

@@ -29,6 +29,23 @@ void read_fraction(const json& object, const std::string& label,
   *value = object[key].get<double>();
 }
 
+void read_positive(const json& object, const std::string& label,
+                   const char* key, double* value) {
+  if (!object.contains(key)) return;
+  SB_CHECK(object[key].is_number() && object[key] > 0 && object[key] <= 1e30,
+           label, ": \"", key, "\" is ", json_file::shown(object[key]),
+           "; give a number above 0, at most 1e30");
+  *value = object[key].get<double>();
+}
+
+void read_flag(const json& object, const std::string& label, const char* key,
+               bool* value) {
+  if (!object.contains(key)) return;
+  SB_CHECK(object[key].is_boolean(), label, ": \"", key, "\" is ",
+           json_file::shown(object[key]), "; give true or false");
+  *value = object[key].get<bool>();
+}
+
 void check_fixed(const json& object, const std::string& label,
                  const FixedKey& fixed) {
   const auto found = object.find(fixed.key);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Keys of a config.json, for model_config.cpp: values that are read, values that
+// Keys of a config.json, for its readers: values that are read, values that
 // no model here can follow, and keys that are misspelt.
 
 #include <cstdint>
@@ -19,6 +19,12 @@ void read_size(const nlohmann::json& object, const std::string& label,
 /// Sets `value`, from 0 to below 1, where the key is present.
 void read_fraction(const nlohmann::json& object, const std::string& label,
                    const char* key, double* value);
+/// Sets `value`, above 0 and at most 1e30, where the key is present.
+void read_positive(const nlohmann::json& object, const std::string& label,
+                   const char* key, double* value);
+/// Sets `value`, true or false, where the key is present.
+void read_flag(const nlohmann::json& object, const std::string& label,
+               const char* key, bool* value);
 
 /// A key that may change the results of a Hugging Face model, and the values
 /// with which they equal the results of the models here.
@@ -34,6 +40,8 @@ void check_fixed(const nlohmann::json& object, const std::string& label,
 /// Those of GPT-2, and of other programs that write its format.
 const std::vector<FixedKey>& fixed_of_gpt();
 const std::vector<FixedKey>& fixed_of_resnet();
+/// Those of the Llama family.
+const std::vector<FixedKey>& fixed_of_llama();
 
 // Keys that change neither the function nor its gradients, at any value.
 
@@ -41,6 +49,8 @@ const std::vector<FixedKey>& fixed_of_resnet();
 const std::vector<std::string>& harmless_in_gpt();
 /// Layers that a backbone returns, and keys of language models.
 const std::vector<std::string>& harmless_in_resnet();
+/// Remarks in published configs, and how transformers 4.30 cut products.
+const std::vector<std::string>& harmless_in_llama();
 /// Keys of transformers' PretrainedConfig, 2.0 to 5.24: results that are
 /// returned, names, the memory of a run, the types of weights (here --dtype), and
 /// heads of other tasks.

@@ -87,6 +87,37 @@ const std::vector<std::string>& harmless_in_resnet() {
   return kKeys;
 }
 
+const std::vector<FixedKey>& fixed_of_llama() {
+  static const std::vector<FixedKey> kKeys = {
+      {"hidden_act", {"silu"}, "the MLPs have SiLU here"},
+      {"partial_rotary_factor", {1, nullptr}, "whole heads turn here"},
+      {"rope_interleaved",
+       {false},
+       "the halves of a head turn here, not pairs"},
+      {"use_mrope", {false, nullptr}, "positions have one dimension here"},
+      {"is_llama_config", {true}, "the model here is a Llama"},
+      {"add_cross_attention", {false}, "there is no encoder to attend to"},
+      {"pruned_heads", {json::object(), nullptr}, "all heads are kept here"},
+      {"quantization_config", {nullptr}, "weights are floating here"},
+      {"torchscript",
+       {false},
+       "transformers would give the output layer weights of its own"},
+      {"is_encoder_decoder", {false}, "there is no encoder"},
+      {"per_layer_config", {nullptr, json::object()}, "all layers are alike"},
+      {"loss_type",
+       {"ForCausalLM", nullptr},
+       "the loss is the cross-entropy of the next token here"},
+      {"auto_map", {nullptr}, "a model with code of its own is not run here"}};
+  return kKeys;
+}
+
+const std::vector<std::string>& harmless_in_llama() {
+  static const std::vector<std::string> kKeys = {
+      "pretraining_tp", "max_sequence_length", "transformers.js_config",
+      "unsloth_fixed", "classifier_dropout"};
+  return kKeys;
+}
+
 const std::vector<std::string>& keys_without_effect() {
   static const std::vector<std::string> kKeys = {
       "attn_implementation", "chunk_size_feed_forward",
