@@ -33,7 +33,7 @@ ModelConfig read(const json& object) {
   return ModelConfig::from_json(object.dump(), "c.json");
 }
 
-std::string refusal(const json& object) {
+std::string refusal_of_llama(const json& object) {
   return error_of([&] { read(object); });
 }
 
@@ -95,12 +95,13 @@ TEST(LlamaConfig, ANullIsADefaultOrRefusedAsTransformersDoes) {
     if (values[0] > 0) {
       EXPECT_EQ(read(kv).llama.kv_heads, values[0]);
     } else {
-      expect_text(refusal(kv), {"c.json: \"num_key_value_heads\" is null"});
+      expect_text(refusal_of_llama(kv),
+                  {"c.json: \"num_key_value_heads\" is null"});
     }
     if (values[1] > 0) {
       EXPECT_EQ(read(d).llama.head_dim, values[1]);
     } else {
-      expect_text(refusal(d), {"c.json: \"head_dim\" is null"});
+      expect_text(refusal_of_llama(d), {"c.json: \"head_dim\" is null"});
     }
   }
 }
@@ -234,7 +235,7 @@ TEST(LlamaRope, Llama3WithoutTheOriginalPositionsHasThoseOfTheModel) {
 
 TEST(LlamaRope, IsRefusedByNameWhereItIsNotComputed) {
   const auto text = [](const json& keys) {
-    return refusal(small("llama", keys));
+    return refusal_of_llama(small("llama", keys));
   };
   for (const std::string kind : {"yarn", "dynamic", "longrope", "su"}) {
     expect_text(text({{"rope_scaling", {{"type", kind}, {"factor", 2.0}}}}),
@@ -343,7 +344,7 @@ TEST(LlamaConfig, WindowsSlideWhereTheClassSaysSo) {
   }
   const auto refuse = [](const std::string& type, const json& keys,
                          const std::vector<std::string>& parts) {
-    expect_text(refusal(small(type, keys)), parts);
+    expect_text(refusal_of_llama(small(type, keys)), parts);
   };
   refuse("qwen2", {{"layer_types", last}},
          {"\"layer_types\"", "no sliding_window"});
@@ -386,9 +387,10 @@ TEST(LlamaConfig, SaysWhichBlocksHaveExperts) {
   EXPECT_EQ(blocks({{"decoder_sparse_step", 2}, {"mlp_only_layers", {1}}}),
             (Blocks{false, false, false, true}));
   EXPECT_TRUE(read(small("llama")).llama.has_experts.empty());
-  expect_text(refusal(small("qwen3_moe", {{"mlp_only_layers", "all"}})),
-              {"\"mlp_only_layers\" is \"all\""});
-  expect_text(refusal(small("mixtral", {{"num_experts_per_tok", 9}})),
+  expect_text(
+      refusal_of_llama(small("qwen3_moe", {{"mlp_only_layers", "all"}})),
+      {"\"mlp_only_layers\" is \"all\""});
+  expect_text(refusal_of_llama(small("mixtral", {{"num_experts_per_tok", 9}})),
               {"\"num_experts_per_tok\" is 9", "8 experts"});
   EXPECT_EQ(read(small("mixtral", {{"router_aux_loss_coef", 0}}))
                 .llama.router_aux_loss_coef,
@@ -424,9 +426,10 @@ TEST(LlamaConfig, KeysThatWouldChangeTheFunctionAreRefused) {
       {"mixtral", "router_jitter_noise", "0.1", "0.0"},
       {"mixtral", "norm_topk_prob", "false", "true"}};
   for (const auto& [type, key, bad, good] : keys) {
-    expect_text(refusal(small(type, {{key, json::parse(bad)}})),
+    expect_text(refusal_of_llama(small(type, {{key, json::parse(bad)}})),
                 {"c.json: \"" + key + "\" is "});
-    EXPECT_EQ(refusal(small(type, {{key, json::parse(good)}})), "") << key;
+    EXPECT_EQ(refusal_of_llama(small(type, {{key, json::parse(good)}})), "")
+        << key;
   }
 }
 
@@ -440,55 +443,60 @@ TEST(LlamaConfig, KeysThatNobodyKnowsAreRefusedByNameWithTheirValue) {
            {"shared_expert_intermediate_size", "128"},
            {"num_experts", "8"},
            {"n_embd", "64"}}) {
-    expect_text(refusal(small("llama", {{key, json::parse(value)}})),
+    expect_text(refusal_of_llama(small("llama", {{key, json::parse(value)}})),
                 {"c.json: \"" + key + "\" is " + value, "not followed here",
                  "rotary positions"});
   }
-  expect_text(refusal(small("llama", {{"num_key_value_head", 1}})),
+  expect_text(refusal_of_llama(small("llama", {{"num_key_value_head", 1}})),
               {"did you mean \"num_key_value_heads\"?"});
-  expect_text(refusal({{"model_type", "llama"}}),
+  expect_text(refusal_of_llama({{"model_type", "llama"}}),
               {"no size", "hidden_size, intermediate_size"});
-  expect_text(refusal(small("gemma")),
+  expect_text(refusal_of_llama(small("gemma")),
               {"\"gemma\"", "\"gpt2\"", "llama", "qwen3_moe"});
 }
 
 // As published: keys of other programs' authors.
 TEST(LlamaConfig, RemarksOfPublishedConfigsArePassedOver) {
-  EXPECT_EQ(refusal(small("llama", json::parse(R"({"is_llama_config": true,
+  EXPECT_EQ(
+      refusal_of_llama(small("llama", json::parse(R"({"is_llama_config": true,
                     "rope_interleaved": false, "torch_dtype": "bfloat16",
                     "transformers.js_config": {"kv_cache_dtype": {}},
                     "pretraining_tp": 1, "max_sequence_length": 2048,
                     "eos_token_id": [128001, 128008], "use_cache": true,
                     "attention_dropout": null, "unsloth_fixed": true})"))),
-            "");
-  EXPECT_EQ(refusal(small("qwen2", {{"use_mrope", false},
-                                    {"max_window_layers", 21},
-                                    {"attention_dropout", 0.1}})),
+      "");
+  EXPECT_EQ(refusal_of_llama(small("qwen2", {{"use_mrope", false},
+                                             {"max_window_layers", 21},
+                                             {"attention_dropout", 0.1}})),
             "");
 }
 
 TEST(LlamaConfig, SizesThatDoNotFitTogetherAreRefused) {
-  expect_text(refusal(small("llama", {{"num_key_value_heads", 5}})),
+  expect_text(refusal_of_llama(small("llama", {{"num_key_value_heads", 5}})),
               {"\"num_key_value_heads\" is 5", "32"});
-  expect_text(refusal(small("qwen2", {{"num_attention_heads", 4}})),
+  expect_text(refusal_of_llama(small("qwen2", {{"num_attention_heads", 4}})),
               {"\"num_key_value_heads\" is 32 where it is absent", "4"});
-  expect_text(refusal(small("llama", {{"hidden_size", 80}})),
+  expect_text(refusal_of_llama(small("llama", {{"hidden_size", 80}})),
               {"hidden_size 80", "32"});
-  expect_text(refusal(small("llama", {{"head_dim", 7}})), {"width 7", "even"});
-  expect_text(refusal(small("mistral", {{"hidden_size", 16}})), {"width 0"});
+  expect_text(refusal_of_llama(small("llama", {{"head_dim", 7}})),
+              {"width 7", "even"});
+  expect_text(refusal_of_llama(small("mistral", {{"hidden_size", 16}})),
+              {"width 0"});
   // transformers leaves a remainder where the class does not check
   EXPECT_EQ(read(small("mistral", {{"hidden_size", 80}})).llama.head_dim, 2);
   for (const char* key : {"hidden_size", "vocab_size", "intermediate_size",
                           "num_hidden_layers", "num_attention_heads"}) {
-    expect_text(refusal(small("llama", {{key, nullptr}})),
+    expect_text(refusal_of_llama(small("llama", {{key, nullptr}})),
                 {std::string("\"") + key + "\" is null"});
-    expect_text(refusal(small("llama", {{key, 1LL << 40}})), {key, "at most"});
+    expect_text(refusal_of_llama(small("llama", {{key, 1LL << 40}})),
+                {key, "at most"});
   }
-  expect_text(refusal(small("qwen3_moe", {{"num_hidden_layers", 4096},
-                                          {"hidden_size", 1 << 20},
-                                          {"num_experts", 1 << 14},
-                                          {"head_dim", 64},
-                                          {"moe_intermediate_size", 1 << 20}})),
+  expect_text(refusal_of_llama(
+                  small("qwen3_moe", {{"num_hidden_layers", 4096},
+                                      {"hidden_size", 1 << 20},
+                                      {"num_experts", 1 << 14},
+                                      {"head_dim", 64},
+                                      {"moe_intermediate_size", 1 << 20}})),
               {"parameters"});
 }
 
