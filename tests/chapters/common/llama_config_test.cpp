@@ -550,11 +550,5 @@ TEST(LlamaConfig, PresetsAreTheReleasedModels) {
   expect_error([] { num_parameters(ModelConfig{}); }, {"gpt2"});
 }
 
-// Nothing builds a GPT-2 by mistake.
-TEST(LlamaConfig, HasNoLayersOfAGpt) {
-  expect_error([] { make_model(ModelConfig::read("llama-nano"), {}); },
-               {"llama"});
-}
-
 }  // namespace
 }  // namespace shardbook::common_test
