@@ -15,10 +15,11 @@ The protocol, for build/bench/pytorch_peer (ours) and pytorch_work.py:
 
     matmul     --size N --threads T
                C = A B, f32, N by N, in memory that is reused.
-    step       --model gpt-micro --batch B --seq S --threads T
-               One training step in f32 on one fixed batch of random token ids:
-               zero the gradients, forward, mean cross entropy, backward, AdamW
-               (lr 1e-3, no decay). Nothing is printed or recorded meanwhile.
+    step       --model MODEL --batch B --seq S --threads T --dtype f32|bf16
+               One training step of gpt-micro or llama-micro on one fixed batch
+               of random token ids: zero the gradients, forward, mean cross
+               entropy, backward, AdamW (lr 1e-3, no decay). Nothing is printed
+               or recorded meanwhile.
     allreduce  --bytes N --backend threads|gloo --world-size W --threads T
                The sum of an f32 buffer of N bytes over W ranks, in place. On
                start rank r fills it with r + 1 and checks the sum; after that
@@ -66,7 +67,10 @@ import torch_python
 START_TIMEOUT_S = 300
 RUN_TIMEOUT_S = 120
 ROW_BUDGET_S = 60
-MICRO = ["--model", "gpt-micro", "--batch", "8", "--seq", "128"]
+SIZES = ["--batch", "8", "--seq", "128"]
+MICRO = ["--model", "gpt-micro", *SIZES]
+LLAMA = ["--model", "llama-micro", *SIZES]
+BF16 = ["--dtype", "bf16"]
 
 
 class Row:
@@ -88,7 +92,10 @@ def rows():
     table = [
         Row("matmul", "f32 matmul 1024^3", "matmul", ["--size", "1024"]),
         Row("step", "gpt-micro step", "step", MICRO, bar=0.75),
-        Row("step-busy", "the same, a busy machine", "step", MICRO, bar=0.15,
+        Row("step-bf16", "the same in bf16", "step", [*MICRO, *BF16]),
+        Row("llama", "llama-micro step", "step", LLAMA, bar=0.8),
+        Row("llama-bf16", "the same in bf16", "step", [*LLAMA, *BF16]),
+        Row("step-busy", "gpt-micro, a busy machine", "step", MICRO, bar=0.15,
             threads=2, beside=2),
         Row("resnet50", "ResNet-50 step, 24 of 128^2", "images", images,
             bar=0.85),

@@ -36,6 +36,7 @@ struct PeerOptions {
   std::string work;
   std::string model = "gpt-micro";
   std::string backend = "threads";
+  std::string dtype = "f32";
   std::int64_t size = 1024;
   std::int64_t batch = 8;  ///< of one rank
   std::int64_t seq = 128;
@@ -51,6 +52,7 @@ PeerOptions parse(int argc, char** argv) {
   CommandLine line("pytorch_peer", "Our side of ./shardbook bench pytorch.");
   line.add("--model", &options.model, "of the training steps");
   line.add("--backend", &options.backend, "of the ranks");
+  line.add("--dtype", &options.dtype, "of the training steps", {"f32", "bf16"});
   line.add("--size", &options.size, "of a matrix or an image", 1);
   line.add("--batch", &options.batch, "samples of one rank", 1);
   line.add("--seq", &options.seq, "tokens per sample", 1);
@@ -90,12 +92,14 @@ struct TrainingStep {
   }
 };
 
-/// In f32 on random token ids, which differ from rank to rank.
+/// On random token ids, which differ from rank to rank.
 std::shared_ptr<TrainingStep> language_step(const PeerOptions& options,
                                             int rank) {
   const ModelConfig config = ModelConfig::read(options.model);
   auto step = std::make_shared<TrainingStep>();
-  step->model = make_model(config, InitOptions{});
+  InitOptions init;
+  if (options.dtype == "bf16") init.dtype = DType::kBF16;
+  step->model = make_model(config, init);
   // Random ids: the top bits of a linear congruential sequence
   std::uint64_t state = 0x9e3779b97f4a7c15ULL + static_cast<unsigned>(rank);
   const auto draw = [&] {

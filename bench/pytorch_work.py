@@ -24,10 +24,12 @@ import torch.nn.functional as F
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "tests", "pytorch"))
 import gpt
+import llama
 import resnet
-from gpt import MODELS
 from torch_python import die_with_parent
 
+MODELS = {**gpt.MODELS, **llama.MODELS}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 IMAGE_MODELS = {"resnet18": resnet.resnet18, "resnet50": resnet.resnet50}
 
 
@@ -141,12 +143,15 @@ def matmul(options, ranks):
     return "torch.mm", lambda: torch.mm(a, b, out=c), {}
 
 
-def step_forms():
-    """PyTorch's forms of the step: {name: (sdpa, linear, AdamW keys)}."""
-    attention = {"plain attention": False}
+def step_forms(model):
+    """PyTorch's forms of the step: {name: (sdpa, linear, AdamW keys)}. The Llama
+    has the fused ones alone."""
+    is_llama = model in llama.MODELS
+    attention = {} if is_llama else {"plain attention": False}
     if hasattr(F, "scaled_dot_product_attention"):
         attention["sdpa"] = True
-    layers = {"addmm": False, "linear": True}
+    layers = {} if is_llama else {"addmm": False}
+    layers["linear"] = True
     optimizers = {"loop AdamW": {"foreach": False}}
     optimizers["foreach AdamW"] = {"foreach": True}
     with contextlib.suppress(Exception):
@@ -160,9 +165,11 @@ def step_forms():
 
 
 def make_model(options, form):
-    """The book's GPT in one of PyTorch's forms."""
+    """The book's GPT or Llama in one of PyTorch's forms."""
     sdpa, linear, _ = form
     torch.manual_seed(0)
+    if options.model in llama.MODELS:
+        return llama.Llama(MODELS[options.model])
     gpt.Attention.use_sdpa = sdpa
     gpt.Mlp.activation = staticmethod(lambda x: F.gelu(x, approximate="tanh"))
     conv1d = gpt.Conv1D
@@ -180,7 +187,7 @@ def make_step(options, form, wrap=lambda model: model):
     shape = (options.batch, options.seq)
     ids = torch.randint(vocab_size, shape)
     targets = torch.randint(vocab_size, (shape[0] * shape[1],))
-    model = wrap(make_model(options, form))
+    model = wrap(make_model(options, form).to(DTYPES[options.dtype]))
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-3, weight_decay=0.0, **form[2]
     )
@@ -197,7 +204,7 @@ def training_step(options, ranks):
     """The step of one device, in the fastest of PyTorch's eager forms."""
     bodies = {
         name: lambda form=form: make_step(options, form)
-        for name, form in step_forms().items()
+        for name, form in step_forms(options.model).items()
     }
     return fastest(ranks, bodies)
 
@@ -238,7 +245,7 @@ def images_step(options, ranks):
 
 def ddp_step(options, ranks):
     """The step under DistributedDataParallel, each rank its own batch."""
-    forms = step_forms()
+    forms = step_forms(options.model)
     form = forms[options.form or list(forms)[-1]]
     kinds = {
         "defaults": {},
@@ -290,6 +297,7 @@ def parse():
     parser.add_argument(
         "--model", choices=[*MODELS, *IMAGE_MODELS], default="gpt-micro"
     )
+    parser.add_argument("--dtype", choices=list(DTYPES), default="f32")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seq", type=int, default=128)
     parser.add_argument("--bytes", type=int, default=64 << 20)
