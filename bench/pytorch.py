@@ -7,7 +7,8 @@ Both sides are processes that time a work on request. Each row starts one of
 each, warms them up, and lets them run by turns: A B A B ... A round's ratio is
 ours over PyTorch's, so a machine that slows down slows both. The table has
 medians, and the least and the largest ratio. Nothing is asserted. The row step-busy
-runs beside two processes that compute all the time, with two threads.
+runs beside two processes that compute all the time, with two threads. Rows of
+memory compare the largest resident sets of processes that make ten steps.
 
 The protocol, for build/bench/pytorch_peer (ours) and pytorch_work.py:
 
@@ -28,6 +29,10 @@ The protocol, for build/bench/pytorch_peer (ours) and pytorch_work.py:
                --backend threads|gloo --world-size W --threads T
                The step under DDP; B is the batch of ONE rank, which differs
                from rank to rank. T is threads per rank.
+
+    attention  --seq S --threads T
+               Forward and backward of causal attention in f32: 8 samples of S
+               tokens, 8 heads 32 wide, as in gpt-micro.
 
     images     --model resnet50 --batch B --size N --threads T
                The step in f32 on one fixed batch of random images 3 x N x N
@@ -77,9 +82,10 @@ class Row:
     """One line of the table: a work, and how each side is asked for it."""
 
     def __init__(self, name, title, work, both, backend="", bar=None,
-                 threads=None, beside=0):
+                 threads=None, beside=0, of_memory=False):
         self.name, self.title, self.bar = name, title, bar
         self.threads, self.beside = threads, beside
+        self.of_memory = of_memory
         self.ours, self.theirs = [work, *both], [work, *both]
         if backend:
             self.ours += ["--backend", backend]
@@ -97,6 +103,12 @@ def rows():
         Row("llama-bf16", "the same in bf16", "step", [*LLAMA, *BF16]),
         Row("step-busy", "gpt-micro, a busy machine", "step", MICRO, bar=0.15,
             threads=2, beside=2),
+        Row("memory", "gpt-micro, peak memory", "step", MICRO, bar=0.2,
+            of_memory=True),
+        Row("llama-memory", "llama-micro, peak memory", "step", LLAMA,
+            bar=0.2, of_memory=True),
+        *(Row(f"attention-{seq}", f"attention, {seq} tokens", "attention",
+              ["--seq", str(seq)]) for seq in (128, 1024)),
         Row("resnet50", "ResNet-50 step, 24 of 128^2", "images", images,
             bar=0.85),
     ]
@@ -200,6 +212,12 @@ class Peer:
         except ValueError:
             raise PeerError(f"{self.name} said {line!r}, not seconds") from None
 
+    def peak_bytes(self):
+        """The largest resident set of the process so far."""
+        with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as file:
+            line = next(line for line in file if line.startswith("VmHWM:"))
+        return 1024 * int(line.split()[1])
+
     def count_for(self, seconds):
         """How many iterations take about `seconds`; warms up on the way."""
         self.run(1)
@@ -229,6 +247,17 @@ class Bench:
         self.peer = os.path.join(options.build, "bench", "pytorch_peer")
         self.form = None
 
+    def peaks(self, row):
+        """Of both sides, each in a process of its own that makes ten steps."""
+        with self.torch_peer([*row.theirs, "--one-form"]) as theirs:
+            theirs.run(10)
+            result = {"torch": theirs.ready, "torch_bytes": theirs.peak_bytes()}
+        with Peer([self.peer, *row.ours], self.options.threads) as ours:
+            ours.run(10)
+            result["ours_bytes"] = ours.peak_bytes()
+        result["ratios"] = [result["ours_bytes"] / result["torch_bytes"]]
+        return result
+
     def torch_peer(self, arguments, threads=None):
         command = [sys.executable, os.path.join(HERE, "pytorch_work.py")]
         return Peer([*command, *arguments], threads or self.options.threads)
@@ -247,6 +276,8 @@ class Bench:
             arguments += ["--form", self.find_form()]
         result = {"name": row.name, "title": row.title, "bar": row.bar}
         result.update(ours_s=[], torch_s=[])
+        if row.of_memory:
+            return {**result, **self.peaks(row)}
         threads = row.threads or self.options.threads
         with self.torch_peer(arguments, threads) as theirs:
             result["torch"] = theirs.ready
@@ -277,10 +308,12 @@ class Bench:
                 result[key].append(peer.run(count))
 
 
-def time_text(seconds):
-    """A median with its unit."""
+def value_text(result, side):
+    """A median of seconds, or bytes, with its unit."""
+    seconds = result[side + "_s"]
     if not seconds:
-        return "-"
+        peak = result.get(side + "_bytes")
+        return f"{peak / 2**20:.0f} MiB" if peak else "-"
     median = statistics.median(seconds)
     if median < 1e-3:
         return f"{median * 1e6:.0f} us"
@@ -300,8 +333,8 @@ def line_of(result, row):
     elif row.bar:
         verdict = f"{row.bar:g}"
     line = (
-        f"{row.title:<30}{time_text(result['ours_s']):>10}"
-        f"{time_text(result['torch_s']):>10}{text:>18} {verdict}"
+        f"{row.title:<30}{value_text(result, 'ours'):>10}"
+        f"{value_text(result, 'torch'):>10}{text:>18} {verdict}"
     )
     return line.rstrip()
 

@@ -22,6 +22,7 @@
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/options.h"
 #include "comm/launch.h"
+#include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
@@ -125,6 +126,22 @@ TimedWork matmul_work(const PeerOptions& options, ProcessGroup&) {
   return {"matmul", [a, b] { matmul(a, b); }};
 }
 
+/// Heads as in gpt-micro.
+TimedWork attention_work(const PeerOptions& options, ProcessGroup&) {
+  constexpr std::int64_t kWidth = 256;
+  AttentionOptions setup;
+  setup.heads = 8;
+  Tensor qkv = Tensor::empty({options.batch, options.seq, 3 * kWidth});
+  Tensor gradient = Tensor::empty({options.batch, options.seq, kWidth});
+  fill_normal(qkv, 0, 1, 0, 1);
+  fill_normal(gradient, 0, 2, 0, 1);
+  qkv.set_requires_grad();
+  return {"packed", [=]() mutable {
+            qkv.clear_grad();
+            autograd::backward({attention(qkv, setup)}, {gradient});
+          }};
+}
+
 TimedWork step_work(const PeerOptions& options, ProcessGroup& world) {
   auto step = language_step(options, world.rank());
   return {"one device", [step] {
@@ -182,10 +199,12 @@ TimedWork all_reduce_work(const PeerOptions& options, ProcessGroup& world) {
 TimedWork make_work(const PeerOptions& options, ProcessGroup& world) {
   if (options.work == "matmul") return matmul_work(options, world);
   if (options.work == "step") return step_work(options, world);
+  if (options.work == "attention") return attention_work(options, world);
   if (options.work == "allreduce") return all_reduce_work(options, world);
   if (options.work == "ddp") return ddp_work(options, world);
   if (options.work == "images") return images_work(options, world);
-  SB_FAIL("no work ", options.work, "; matmul, step, allreduce, ddp, images");
+  SB_FAIL("no work ", options.work,
+          "; matmul, step, attention, allreduce, ddp, images");
 }
 
 /// Seconds for `count` calls of body on the slowest rank.

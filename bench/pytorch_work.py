@@ -206,7 +206,25 @@ def training_step(options, ranks):
         name: lambda form=form: make_step(options, form)
         for name, form in step_forms(options.model).items()
     }
+    if options.one_form:  # the others would be in memory, too
+        name = list(bodies)[-1]
+        bodies = {name: bodies[name]}
     return fastest(ranks, bodies)
+
+
+def attention(options, _):
+    """Causal attention of gpt-micro's heads, forward and backward."""
+    q, k, v = (
+        torch.randn(options.batch, 8, options.seq, 32, requires_grad=True)
+        for _ in range(3)
+    )
+    gradient = torch.randn(options.batch, 8, options.seq, 32)
+
+    def body():
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.autograd.grad(y, (q, k, v), gradient)
+
+    return "sdpa", body, {}
 
 
 def images_step(options, ranks):
@@ -283,6 +301,7 @@ def all_reduce(options, ranks):
 WORKS = {
     "matmul": matmul,
     "step": training_step,
+    "attention": attention,
     "allreduce": all_reduce,
     "ddp": ddp_step,
     "images": images_step,
@@ -305,6 +324,7 @@ def parse():
     parser.add_argument("--world-size", type=int, default=1)
     # Of this side only: the form of the step, and what rank 0 tells the rest.
     parser.add_argument("--form")
+    parser.add_argument("--one-form", action="store_true")
     parser.add_argument("--rank", type=int)
     parser.add_argument("--meeting")
     return parser.parse_args()

@@ -2,6 +2,28 @@
 
 from mutants import folder
 
+# --- The decoder -------------------------------------------------------------------
+
+block = folder("chapters/common/models", "single_device")
+
+block("block.cpp", "return static_cast<double>(in) / (is_cut ? t : 1);",
+      "return static_cast<double>(in) / t;", "BlockTable.*")
+block("block.cpp", "(bias ? wide / (cut == Cut::kColumns ? t : 1) : 0)",
+      "(bias ? wide / t : 0)", "BlockTable.*")
+block("block.cpp", "return static_cast<double>(heads) / (heads > 1 ? t : 1);",
+      "return static_cast<double>(heads);", "BlockTable.*")
+block("block.cpp", "? 2 * (seq + 1) * wide : 0;", "? 2 * seq * wide : 0;",
+      "BlockTable.*")
+# Keys turn as queries do
+block("models.cpp", "rope(all, table, heads + kv_heads, d)",
+      "rope(all, table, heads, d)", "Golden/Llama.L*")
+block("models.cpp", "(parts.empty() ? heads : kv_heads)", "heads",
+      "Golden/Llama.L*")
+# An output layer of its own
+block("models.cpp", "lm_head ? *lm_head : embedding.wte", "embedding.wte",
+      "Golden/Llama.L*")
+block("models.cpp", "if (table.size(0) == s && ", "if (", "LlamaAngles.*")
+
 # --- config.json -------------------------------------------------------------------
 
 keys = folder("chapters/common/models/internal", "single_device")

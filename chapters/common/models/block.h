@@ -35,7 +35,7 @@ enum class Cut { kWhole, kColumns, kRows };
 /// One part. Widths are elements per token.
 struct BlockPart {
   /// Behind the block's name: "attn.c_attn"; empty without weights.
-  std::string name;
+  std::string name = {};
   PartKind kind = PartKind::kProduct;
   std::int64_t in = 0, out = 0;
   bool bias = false;

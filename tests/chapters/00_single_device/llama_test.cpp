@@ -117,6 +117,33 @@ TEST_P(Llama, GradientsOfTheFirstStepAreThoseOfTransformers) {
   EXPECT_GT(compared, 10u);
 }
 
+// Angles are kept for each length: a shorter sample has its own.
+TEST(LlamaAngles, FollowTheLengthOfTheSample) {
+  const ModelConfig config = ModelConfig::read("llama-nano");
+  InitOptions init;
+  init.dtype = DType::kF64;
+  const auto model = make_model(config, init);
+  const auto tokens = [](std::int64_t s) {
+    return Tensor::from_values(
+        std::vector<std::int64_t>(static_cast<std::size_t>(s), 7), {1, s});
+  };
+  const Tensor longer = (*model)(tokens(12));
+  const auto shorter = (*model)(tokens(5)).to_vector<double>();
+  const auto start = slice(longer, 1, 0, 5).to_vector<double>();
+  for (std::size_t i = 0; i < start.size(); ++i) {
+    ASSERT_NEAR(start[i], shorter[i], 1e-12);
+  }
+}
+
+TEST(LlamaRefusals, NameWhatIsNotTrained) {
+  expect_error([] { run("05_gpipe --model llama-nano"); },
+               {"--model llama-nano", "05_gpipe", "03_zero_fsdp"});
+  expect_error([] { run("00_single_device --model llama-nano --seq 300"); },
+               {"300", "256"});
+  expect_error([] { run("02_ddp --model llama-nano --dropout 0.1"); },
+               {"--dropout 0.1"});
+}
+
 // Chapters that only wrap modules train the same model.
 TEST_P(Llama, WrappingStrategiesTrainIt) {
   for (const std::string line :
