@@ -1,9 +1,13 @@
 #include "chapters/00_single_device/single_device.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/models/llama_experts.h"
 #include "chapters/common/run/textbook.h"
 #include "core/check.h"
 #include "core/ops.h"
@@ -41,6 +45,10 @@ SingleDevice::SingleDevice(const Options& options,
       scaler_(options.dtype == DType::kF16 ? DynamicLossScaler(setup.loss_scale)
                                            : DynamicLossScaler({.scale = 1})) {
   strided_micro_batches(options.batch, setup.num_micro_batches);  // or an Error
+  SB_CHECK(setup.num_micro_batches == 1 ||
+               !loaded_.config.llama.has_balancing_loss(),
+           "--micro-batches ", setup.num_micro_batches, ": ",
+           kBalancingLossInParts);
   // Recompute activations
   set_recompute(*loaded_.model, setup.recompute);
 
@@ -68,6 +76,9 @@ StepResult SingleDevice::step(std::int64_t step) {
   // Accumulate the gradients of all pieces
   result.loss = accumulate_gradients(options_, *loaded_.model, data_, step,
                                      setup_.num_micro_batches, scaler_.scale());
+  if (const auto balancing = balancing_loss(*loaded_.model)) {
+    balancing_losses_.push_back(*balancing);
+  }
 
   return update(result);
 }
@@ -107,6 +118,22 @@ TrainingState SingleDevice::state() {
 bool SingleDevice::has_predictable_time() const {
   if (options_.dtype != DType::kF16) return true;
   return last_step_updated_ && (num_updates_ > 1 || options_.steps == 1);
+}
+
+std::string SingleDevice::remarks() {
+  if (balancing_losses_.empty()) return "";
+  return fmt::format(
+      "balancing loss {:.4f} in the first step, {:.4f} in the last ({} where "
+      "all "
+      "experts are chosen equally often); {} times it is in the loss\n",
+      balancing_losses_.front(), balancing_losses_.back(),
+      loaded_.config.llama.experts_per_token,
+      loaded_.config.llama.router_aux_loss_coef);
+}
+
+std::vector<std::pair<std::string, std::string>> SingleDevice::more() {
+  if (balancing_losses_.empty()) return {};
+  return {{"balancing_losses", nlohmann::json(balancing_losses_).dump()}};
 }
 
 ReferenceRun train_plain(const Options& options, std::int64_t num_micro_batches,

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/common/run/loss_scaler.h"
@@ -48,6 +49,10 @@ class SingleDevice : public Strategy {
   /// False in f16 when the last step made no update, or made the first one late
   /// (it creates the optimizer's state): on shapes, gradients never overflow.
   bool has_predictable_time() const override;
+  /// The balancing loss of a model's experts, apart from the loss that has it.
+  std::string remarks() override;
+  /// "balancing_losses": of each step, without their weight.
+  std::vector<std::pair<std::string, std::string>> more() override;
 
   LoadedModel& model() { return loaded_; }
   const Dataset& data() const { return data_; }
@@ -70,6 +75,7 @@ class SingleDevice : public Strategy {
   std::unique_ptr<PieceGraphs> graphs_;  // with cuda_graphs
   std::int64_t num_updates_ = 0;         // in f16
   bool last_step_updated_ = true;
+  std::vector<double> balancing_losses_;  // of experts that have one
 };
 
 /// The run to compare with: the same precision, without recomputation.

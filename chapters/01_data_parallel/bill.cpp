@@ -63,11 +63,14 @@ std::vector<MemoryBill> memory_bills(const Options& options,
               sizes.stat);
     };
     MemoryBill& bill = bills[i];
-    bill[MemoryKind::kActivation] =
-        kept_by_model(config, sizes) - logits(sizes.rows) - sizes.stat;
+    double& kept = bill[MemoryKind::kActivation];
+    kept = kept_by_model(config, sizes);
+    const bool is_known = kept != kNoClaim;
+    if (is_known) kept -= logits(sizes.rows) + sizes.stat;
     if (i == 0) {
-      bill[MemoryKind::kActivation] +=
-          logits(static_cast<double>(options.batch)) + sizes.stat;
+      if (is_known) {
+        kept += logits(static_cast<double>(options.batch)) + sizes.stat;
+      }
       continue;
     }
     bill[MemoryKind::kParameter] = bill[MemoryKind::kGradient] =

@@ -47,6 +47,9 @@ struct BlockPart {
   std::int64_t heads = 1;
   /// Standard deviation of the weight before training.
   double stddev = 0;
+  /// Weights of this size that lie on each other, of which a token passes through
+  /// so many. Such weights have no cut.
+  std::int64_t experts = 1, chosen = 1;
 
   /// Behind that of its module: "c_attn".
   std::string leaf() const { return name.substr(name.rfind('.') + 1); }
@@ -56,7 +59,8 @@ struct BlockPart {
   /// Parameters of each of t ranks. A weight cut by rows has a whole bias: it is
   /// added behind the sum.
   double parameters(double t = 1) const;
-  /// Elements per token that the part keeps for its backward: its input.
+  /// Elements per token that the part keeps for its backward: its input. Experts
+  /// have further rows of zeros, which depend on the tokens' choices.
   double kept(double t = 1) const;
   /// Statistics per token that it keeps in f32 (f64 for f64): a norm's mean and
   /// deviation (RMSNorm: the latter), a logarithm per head of attention.
@@ -71,19 +75,29 @@ struct BlockPart {
   double deferred(double t = 1) const;
 };
 
-/// x + proj(attention(qkv(norm_1(x)))), then x + down(gate(up(norm_2(x)))).
+/// x + proj(attention(qkv(norm_1(x)))), then x + down(gate(up(norm_2(x)))). In a
+/// block with experts up, gate and down are each expert's.
 struct BlockTable {
   std::string attention_module, mlp_module;  ///< "attn", "mlp"
   BlockPart norm_1, qkv;
   /// Of queries and of keys, before they turn (Qwen3); empty in other models.
   std::vector<BlockPart> head_norms;
-  BlockPart attention, proj, norm_2, up, gate, down;
+  BlockPart attention, proj, norm_2;
+  /// From a token to a logit for each expert; empty in dense blocks.
+  std::vector<BlockPart> router;
+  BlockPart up, gate, down;
 
   std::vector<BlockPart> parts() const;
 };
 
 /// Of a GPT-2, or of a dense block of the Llama family.
 BlockTable block_table(const ModelConfig& config);
+/// Of this block, which may have experts (Mixtral, Qwen3-MoE). Their weights are
+/// called as in llama_experts.h.
+BlockTable block_table(const ModelConfig& config, std::int64_t block);
+/// The index in a name of a block, or of a module of it: 3 of
+/// "model.layers.3.mlp". Throws Error where the model has no such block.
+std::int64_t block_of(const ModelConfig& config, const std::string& name);
 
 /// The names of a decoder's other layers.
 struct DecoderNames {

@@ -53,6 +53,10 @@ struct LlamaConfig {
   bool has_experts_in(std::int64_t block) const {
     return num_experts > 0 && has_experts[static_cast<std::size_t>(block)];
   }
+  /// Training adds the balancing loss (llama_experts.h).
+  bool has_balancing_loss() const {
+    return num_experts > 0 && output_router_logits && router_aux_loss_coef > 0;
+  }
 };
 
 /// Parameters of a model of the Llama family; tied tables count once. Throws

@@ -9,6 +9,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "chapters/common/models/llama_experts.h"
 #include "chapters/common/models/resnet.h"
 #include "core/autograd.h"
 #include "core/check.h"
@@ -59,6 +60,10 @@ class RopeTables {
 LayerFactory::LayerFactory() {
   mlp = [](const std::string& name, const ModelConfig& config,
            const InitOptions& init, const LayerFactory& layers) -> AnyModule {
+    if (config.llama.num_experts > 0 &&
+        config.llama.has_experts_in(block_of(config, name))) {
+      return {std::make_unique<LlamaExperts>(name, config, init)};
+    }
     return {std::make_unique<GptMlp>(name, config, init, layers)};
   };
   linear = [](const std::string& name, const BlockPart& part,

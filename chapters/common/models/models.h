@@ -92,7 +92,8 @@ using LossFunction =
 /// (core/transformer/spec_utils.py).
 struct LayerFactory {
   /// The part of a block behind its second norm: [n, S, h] -> [n, S, h]. By
-  /// default a GptMlp of these layers; experts (chapter 13) replace it.
+  /// default a GptMlp of these layers, or LlamaExperts where the config has them
+  /// in this block; experts of chapter 13 replace it.
   std::function<AnyModule(const std::string& name, const ModelConfig& config,
                           const InitOptions& init, const LayerFactory& layers)>
       mlp;

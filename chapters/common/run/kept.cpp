@@ -21,14 +21,22 @@ double parameters_of(const ModelConfig& c, double t) {
   if (c.type == "mlp") {
     return v * h + (h * 4 * h + 4 * h) + (4 * h * h + h) + (h * v + v);
   }
+  const auto of_block = [t](const BlockTable& table) {
+    double sum = 0;
+    for (const BlockPart& part : table.parts()) sum += part.parameters(t);
+    return sum;
+  };
+  double dense = 0, blocks = 0;
+  for (std::int64_t i = 0; i < c.n_layer; ++i) {
+    if (c.llama.has_experts_in(i)) blocks += of_block(block_table(c, i));
+    if (!c.llama.has_experts_in(i)) ++dense;
+  }
   const BlockTable table = block_table(c);
-  double block = 0;
-  for (const BlockPart& part : table.parts()) block += part.parameters(t);
+  blocks += dense * of_block(table);
   const double tables = names.head.empty() ? 1 : 2;
   const double positions =
       names.positions.empty() ? 0 : static_cast<double>(c.n_positions) * h;
-  return tables * v * h / t + positions +
-         static_cast<double>(c.n_layer) * block + table.norm_1.parameters(t);
+  return tables * v * h / t + positions + blocks + table.norm_1.parameters(t);
 }
 
 // fc1, fc2 with a ReLU each: their inputs, and the inputs of the ReLUs. fc3:
@@ -163,6 +171,7 @@ double deferred_by_layer(const ModelConfig& config, int layer,
 }
 
 double kept_by_model(const ModelConfig& config, const KeptSizes& z) {
+  if (config.llama.num_experts > 0) return kNoClaim;
   const int layers = layers_of(config)->size();
   double sum = z.stat;  // the loss
   for (int layer = 0; layer < layers; ++layer) {

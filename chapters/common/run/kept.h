@@ -25,7 +25,7 @@ struct KeptSizes {
 /// The sizes for `rows` samples.
 KeptSizes kept_sizes(const ModelOptions& options, std::int64_t rows);
 
-/// Bytes kept by one GPT block.
+/// Bytes kept by one block with a dense MLP.
 double kept_by_block(const ModelConfig& config, const KeptSizes& sizes);
 /// Bytes kept by the head and the norm before it, without the loss itself.
 double kept_by_head(const ModelConfig& config, const KeptSizes& sizes);
@@ -36,7 +36,8 @@ double kept_by_layer(const ModelConfig& config, int layer,
 /// and the gradients of their outputs.
 double deferred_by_layer(const ModelConfig& config, int layer,
                          const KeptSizes& sizes);
-/// Bytes kept by the whole model, and the loss.
+/// Bytes kept by the whole model, and the loss; kNoClaim (report.h) for experts
+/// without capacity, which keep as many rows as the busiest one needs.
 double kept_by_model(const ModelConfig& config, const KeptSizes& sizes);
 
 }  // namespace shardbook

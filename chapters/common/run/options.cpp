@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/models/llama_experts.h"
 #include "chapters/common/models/models.h"
 #include "comm/processes.h"
 #include "comm/signals.h"
@@ -319,6 +320,8 @@ void check_family(const Options& o) {
            " trains GPT-2's layers; the Llama family is trained by "
            "00_single_device, 01_data_parallel, 02_ddp and 03_zero_fsdp");
   check_sequence(config, o.seq);
+  SB_CHECK(!config.llama.has_balancing_loss() || o.chapter.rfind("00_", 0) == 0,
+           "--model ", o.model, ": ", kBalancingLossInParts);
 }
 
 }  // namespace

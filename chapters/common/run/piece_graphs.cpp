@@ -20,6 +20,10 @@ void check_cuda_graphs(const Options& options) {
                       "--cuda-graphs is for language models: convolutions "
                       "choose algorithms, and batch norm counts steps on the "
                       "host");
+  SB_CHECK(ModelConfig::read(options.model).llama.num_experts == 0,
+           "--cuda-graphs: the host chooses the experts of --model ",
+           options.model,
+           " in each step, and a graph would repeat one choice; leave it out");
 }
 
 PieceGraphs::PieceGraphs(const Options& options, Module& model,

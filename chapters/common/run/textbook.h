@@ -77,7 +77,8 @@ struct ModelTimes {
 /// The cluster and the model have the times below.
 inline bool has_model_times(const Options& options, const ModelConfig& config) {
   const bool has_equal_layers =
-      (config.has_blocks() && !config.has_experts) ||
+      (config.has_blocks() && !config.has_experts &&
+       config.llama.num_experts == 0) ||
       (config.type == "mlp" && config.vocab_size == 4 * config.n_embd);
   return is_chosen(options) && has_equal_layers;
 }

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/models/llama_experts.h"
 #include "chapters/common/run/checkpoints.h"
 #include "chapters/common/run/exit_status.h"
 #include "comm/launch.h"
@@ -316,7 +317,9 @@ double accumulate_gradients(const Options& options, Module& model,
       [&](const MicroBatch& piece, double factor) {
         const Batch batch =
             data.batch(step, options.batch, piece.slice, piece.rows);
-        const Tensor loss = loss_of(model(batch.inputs), batch.targets);
+        const Tensor loss = with_balancing_loss(
+            model, loss_of(model(batch.inputs), batch.targets),
+            static_cast<std::int64_t>(pieces.size()));
         note_kept_activations();
         const double value = loss.item();
         autograd::backward({loss}, {Tensor::full({}, factor, loss.options())});

@@ -107,7 +107,8 @@ ReferenceRun train_one_device(const Options& options,
 
 /// Forward and backward of one global batch in pieces, on this device: adds
 /// `loss_scale` times the gradient of the mean loss to the parameters, and
-/// returns the mean loss. `loss_of` is the loss of the model's LayerFactory.
+/// returns the mean loss. `loss_of` is the loss of the model's LayerFactory; a
+/// model's balancing loss is added (llama_experts.h).
 double accumulate_gradients(const Options& options, Module& model,
                             const Dataset& data, std::int64_t step,
                             const std::vector<MicroBatch>& pieces,
