@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "core/internal/op_scope.h"
 #include "core/internal/transfers.h"
-#include "core/kernels/rope.h"
+#include "core/kernels/turn_heads.h"
 #include "core/ops.h"
 #include "core/rope.h"
 

@@ -76,10 +76,11 @@ StepResult SingleDevice::step(std::int64_t step) {
   // Accumulate the gradients of all pieces
   result.loss = accumulate_gradients(options_, *loaded_.model, data_, step,
                                      setup_.num_micro_batches, scaler_.scale());
+
+  // Keep the balancing loss, which is reported apart
   if (const auto balancing = balancing_loss(*loaded_.model)) {
     balancing_losses_.push_back(*balancing);
   }
-
   return update(result);
 }
 

@@ -1,4 +1,4 @@
-#include "core/kernels/rope.h"
+#include "core/kernels/turn_heads.h"
 #include "tests/cuda/parity.h"
 
 namespace shardbook::parity {

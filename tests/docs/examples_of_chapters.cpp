@@ -25,6 +25,7 @@
 #include "chapters/10_tensor_parallel_3d/cube_layers.h"
 #include "chapters/14_hybrid_3d/update.h"
 #include "chapters/common/lesson.h"
+#include "chapters/common/models/block.h"
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/models/resnet.h"
@@ -220,6 +221,15 @@ void on_a_cube(DeviceMesh& mesh, const Tensor& x, const Tensor& weight,
   Cube cube = cube_on(mesh);
   Tensor y = linear(x, weight, bias, cube);
   Gpt model(config, init, layers(cube));
+}
+
+// --- chapters/common/models/block.h
+double block(const ModelConfig& config) {
+  double parameters = 0;
+  for (const BlockPart& part : block_table(config).parts()) {
+    parameters += part.parameters();
+  }
+  return parameters;
 }
 
 // --- chapters/common/models/data.h

@@ -250,6 +250,11 @@ ModelConfig without_experts(const ModelConfig& config,
 
 }  // namespace
 
+bool ModelConfig::is_named(const std::string& name_or_file) {
+  return presets().count(name_or_file) > 0 || name_or_file.rfind('{', 0) == 0 ||
+         std::filesystem::path(name_or_file).extension() == ".json";
+}
+
 ModelConfig ModelConfig::read(const std::string& name_or_file) {
   const auto preset = presets().find(name_or_file);
   if (preset != presets().end()) return preset->second;
@@ -257,14 +262,10 @@ ModelConfig ModelConfig::read(const std::string& name_or_file) {
   if (name_or_file.rfind('{', 0) == 0) {
     return without_experts(from_json(name_or_file, "--model"), "--model");
   }
-  const std::string end = ".json";
   std::string names;
   for (const auto& [name, config] : presets()) names += name + ", ";
-  SB_CHECK(name_or_file.size() > end.size() &&
-               name_or_file.compare(name_or_file.size() - end.size(),
-                                    end.size(), end) == 0,
-           "--model ", name_or_file, ": give one of ", names,
-           "or a config FILE.json of GPT-2, ResNet or the Llama family");
+  SB_CHECK(is_named(name_or_file), "--model ", name_or_file, ": give one of ",
+           names, "or a config FILE.json of GPT-2, ResNet or the Llama family");
   std::ifstream file(name_or_file, std::ios::binary);
   SB_CHECK(file && !std::filesystem::is_directory(name_or_file), "--model ",
            name_or_file, ": the file cannot be read");

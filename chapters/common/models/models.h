@@ -70,6 +70,8 @@ struct ModelConfig {
   /// allowed: where the model of Hugging Face with this config would compute
   /// something else, where a key is misspelt, and where there is no size.
   static ModelConfig read(const std::string& name_or_file);
+  /// Whether `read` knows this kind of name; programs have models of their own.
+  static bool is_named(const std::string& name_or_file);
   /// From the text of a config.json; `label` names it in messages.
   static ModelConfig from_json(const std::string& text,
                                const std::string& label);

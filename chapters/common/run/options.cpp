@@ -312,6 +312,7 @@ void warn_of_launcher(const WorldOptions& o) {
 /// Chapters that only wrap modules train any model; the others replace the layers
 /// of a GPT-2, and cut them by its names.
 void check_family(const Options& o) {
+  if (!ModelConfig::is_named(o.model)) return;  // refused where it is made
   const ModelConfig config = ModelConfig::read(o.model);
   if (!config.is_llama()) return;
   const bool cuts_layers =

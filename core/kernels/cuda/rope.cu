@@ -1,7 +1,7 @@
 // Rotary positions. A thread turns a vector of pairs, or copies a vector of the
 // columns behind the heads.
 
-#include "core/kernels/rope.h"
+#include "core/kernels/turn_heads.h"
 
 #include <cstdint>
 

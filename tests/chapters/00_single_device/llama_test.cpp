@@ -15,6 +15,7 @@
 #include "core/safetensors.h"
 #include "core/xtensor.h"
 #include "tests/chapters/common/claims_support.h"
+#include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook {
