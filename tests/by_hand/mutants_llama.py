@@ -102,9 +102,6 @@ models("llama_experts.cpp", "x.dtype() == DType::kF64 ? DType::kF64 : DType::kF3
 models("llama_experts.cpp", "rows.longest = *std::max_element(counts.begin(), counts.end());",
        "rows.longest = (tokens * k + experts - 1) / experts;",
        "LlamaExperts.AllTokens*")
-models("llama_experts.cpp", "rows.token.assign(place_of(experts * rows.longest), tokens);",
-       "rows.token.assign(place_of(experts * rows.longest), 0);", "", reason=
-       "rows that no choice reads: 0 as well as zeros, at the price of a sum")
 models("models.cpp", "config.llama.has_experts_in(block_of(config, name))) {",
        "true) {", "LlamaExperts.ConfigSays*")
 # A block that is computed again in backward leaves the record as it is
@@ -145,6 +142,3 @@ run("program.cpp", '(routes && given.backend != "sim")', "false",
     "LlamaExperts.Claims*")
 run("textbook.h", "       config.llama.num_experts == 0) ||", "       true) ||",
     "LlamaExperts.Claims*")
-single_device = folder("chapters/00_single_device", "single_device")
-single_device("single_device.cpp", "setup.num_micro_batches == 1 ||", "true ||",
-              "", reason="the first step refuses parts as well, a moment later")
