@@ -338,8 +338,8 @@ step_of["00_single_device"](
     "return whole.forward() + 2 * whole.forward();",
     "TextbookOfOne.*")
 data_parallel(
-    "bill.cpp", "if (i == 0) {\n      bill[MemoryKind::kActivation] +=",
-    "if (i == 1) {\n      bill[MemoryKind::kActivation] +=",
+    "bill.cpp", "if (i == 0) {\n      if (is_known) {",
+    "if (i == 1) {\n      if (is_known) {",
     "*DataParallelParity.MemoryHeld*")
 step_of["01_data_parallel"](
     "bill.cpp", "(n - 1) * messages", "n * messages", "*Textbook.DataParallel*")

@@ -100,3 +100,67 @@ models("checkpoint.cpp", "if (target.name == tied) check_is_tied",
        "if (false) check_is_tied", "LlamaFiles.AnOutput*")
 models("checkpoint.cpp", "{\"rope_theta\", llama.rope_theta},", "",
        "LlamaFiles.TheirConfig*")
+
+# --- Experts -----------------------------------------------------------------------
+
+# Of equal probabilities the first one is the largest
+models("llama_experts.cpp", "of_token[e] > of_token[best]",
+       "of_token[e] >= of_token[best]", "LlamaExperts.OfEqual*")
+# A token that is chosen twice has one expert fewer
+models("llama_experts.cpp", "      is_taken[place_of(best)] = true;\n", "",
+       "*LlamaExpertsLayer.*")
+# Softmax over all experts, then a division by the sum of the chosen ones
+models("llama_experts.cpp", "if (divides_by_sum_) {", "if (true) {",
+       "*LlamaExpertsLayer.*")
+models("llama_experts.cpp", "if (divides_by_sum_) {", "if (k > 1 && divides_by_sum_) {",
+       "*LlamaExpertsLayer.*")
+models("llama_experts.cpp", "of_choice[i] += static_cast<std::int64_t>(i) / k * experts;",
+       "of_choice[i] += static_cast<std::int64_t>(i) % k * experts;",
+       "*LlamaExpertsLayer.*")
+# Probabilities of 16 bits would be equal where logits differ
+models("llama_experts.cpp", "x.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;",
+       "x.dtype();", "LlamaExperts.SoftmaxIs*")
+# Nothing is dropped: the busiest expert has room for all
+models("llama_experts.cpp", "rows.longest = *std::max_element(counts.begin(), counts.end());",
+       "rows.longest = (tokens * k + experts - 1) / experts;",
+       "LlamaExperts.AllTokens*")
+models("models.cpp", "config.llama.has_experts_in(block_of(config, name))) {",
+       "true) {", "LlamaExperts.ConfigSays*")
+# A block that is computed again in backward leaves the record as it is
+models("llama_experts.cpp", "if (RankContext::current().is_recomputing) return;", "",
+       "LlamaExperts.Recomputation*")
+# Shares are of the tokens of all layers together
+models("llama_experts.cpp", "    all.tokens += one.tokens;\n",
+       "    all.tokens = one.tokens;\n", "*LlamaBalancing.LossIs*")
+models("llama_experts.cpp", "values.push_back(factor * static_cast<double>(experts) * chosen / tokens /\n"
+       "                     tokens);",
+       "values.push_back(factor * static_cast<double>(experts) * chosen / tokens);",
+       "*Llama.*mixtral_aux_loss")
+# Its gradient is that of the loss times what backward began with
+models("llama_experts.cpp", "add_scalar(in[0], coefficient * balancing_loss(all))",
+       "add_scalar(in[0], balancing_loss(all))", "*Llama.Losses*mixtral_aux_loss")
+models("llama_experts.cpp", "SB_CHECK(parts == 1, kBalancingLossInParts);", "",
+       "LlamaBalancing.LossThat*")
+models("llama_experts.cpp", "  softmax_gradient_ = Tensor();\n", "",
+       "LlamaBalancing.LossThat*")
+models("llama_config.h", "num_experts > 0 && output_router_logits &&",
+       "num_experts > 0 &&", "*Llama.Losses*mixtral_top2")
+# Experts: all of them are parameters, the chosen ones are computed
+models("block.cpp", "    part->experts = l.num_experts;\n", "",
+       "LlamaExperts.ConfigSays*")
+models("block.cpp", "l.moe_intermediate_size;\n  const double stddev",
+       "l.intermediate_size;\n  const double stddev", "LlamaExperts.ConfigSays*")
+
+run = folder("chapters/common/run", "single_device")
+
+run("kept.cpp", "if (!c.llama.has_experts_in(i)) ++dense;", "++dense;",
+    "LlamaExperts.Claims*")
+run("kept.cpp", "if (config.llama.num_experts > 0) return kNoClaim;", "",
+    "LlamaExperts.Claims*")
+run("options.cpp", 'o.chapter.rfind("00_", 0) == 0,', "true,",
+    "LlamaBalancing.InParts*")
+# The time of a step on shapes is that of experts chosen evenly
+run("program.cpp", '(routes && given.backend != "sim")', "false",
+    "LlamaExperts.Claims*")
+run("textbook.h", "       config.llama.num_experts == 0) ||", "       true) ||",
+    "LlamaExperts.Claims*")

@@ -8,6 +8,7 @@
 
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
+#include "chapters/common/run/training.h"
 
 namespace shardbook {
 

@@ -433,9 +433,10 @@ TEST(LlamaExperts, MixtralRunsOnShapes) {
               2 * 46702792704.0);
     EXPECT_GT(report.time.step_s, 0);
   }
+  const Device shapes = Device::meta(0);
   LlamaExperts layer("model.layers.0.mlp", config_of(tiny_qwen()),
-                     {.device = Device::meta(0)});
-  const Tensor x = Tensor::empty({2, 7, 4}, {DType::kF32, Device::meta(0)});
+                     {.device = shapes});
+  const Tensor x = Tensor::empty({2, 7, 4}, {DType::kF32, shapes});
   EXPECT_EQ(layer(x).shape(), x.shape());
 }
 
