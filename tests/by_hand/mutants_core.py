@@ -97,7 +97,7 @@ core("ops_rope.cpp", "std::pow(theta, -exponent)", "std::pow(theta, -2 * exponen
 core("ops_attention.cpp", "i == 0 ? 0 : args.heads + (i - 1) * args.kv_heads;",
      "i * args.heads;", "Attention.PackedGroups*")
 core("ops_attention.cpp", "row / (heads + 2 * kv_heads) * heads : row / 3;",
-     "row / 3;", "Attention.PackedGroups*")
+     "row / (3 * heads) * heads : row / 3;", "Attention.PackedGroups*")
 
 # --- Where chapter 04 cuts -----------------------------------------------------------
 
