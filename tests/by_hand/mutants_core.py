@@ -97,7 +97,24 @@ core("ops_rope.cpp", "std::pow(theta, -exponent)", "std::pow(theta, -2 * exponen
 core("ops_attention.cpp", "i == 0 ? 0 : args.heads + (i - 1) * args.kv_heads;",
      "i * args.heads;", "Attention.PackedGroups*")
 core("ops_attention.cpp", "row / (heads + 2 * kv_heads) * heads : row / 3;",
-     "row / 3;", "Attention.PackedGroups*")
+     "row / (3 * heads) * heads : row / 3;", "Attention.PackedGroups*")
+
+# --- Attention's blocks --------------------------------------------------------------
+
+attention = folder("core/kernels/cpu", "core")
+ATTENTION = "Attention.EqualsTheComposed*"
+# The second block of keys adds to the first one's gradients
+attention("attention_backward.cpp", "dv_ + from * ld", "dv_", ATTENTION)
+attention("attention_backward.cpp", "dk_ + from * ld", "dk_", ATTENTION)
+# Scores take queries times the scale, gradients of keys take them without
+attention("attention_backward.cpp",
+          "sizes_.dim, scale, scaled_queries_", "sizes_.dim, S(1), scaled_queries_",
+          ATTENTION)
+attention("attention_backward.cpp", "slopes_, queries_, sizes_",
+          "slopes_, scaled_queries_, sizes_", ATTENTION)
+# The last elements of a row
+attention("attention_heads.h", "load_part(from + c, dim - c) * by",
+          "load_part(from + c, dim - c - 1) * by", ATTENTION)
 
 # --- Where chapter 04 cuts -----------------------------------------------------------
 

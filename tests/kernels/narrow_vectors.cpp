@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <limits>
 
+#include "core/kernels/cpu/transpose_block.h"
 #include "core/kernels/cpu/vector_math.h"
 
 namespace {
@@ -35,6 +36,51 @@ void test_exponential() {
   }
 }
 
+// What a softmax takes has the bits of e^x up to 88.
+void test_exponential_of_softmax() {
+  const float nothing = -std::numeric_limits<float>::infinity();
+  for (float x = nothing; x < 88; x = std::isinf(x) ? -100 : x + 0.0371f) {
+    alignas(64) float lanes[2][Vec<float>::size];
+    exp_vec(Vec<float>(x)).store_aligned(lanes[0]);
+    exp_vec_small(Vec<float>(x)).store_aligned(lanes[1]);
+    expect(lanes[0][0] == lanes[1][0], "exp of a softmax", x);
+  }
+}
+
+// Rows and columns left over by blocks of eight, too.
+void test_transpose() {
+  constexpr int kRows = 19, kCols = 21;
+  float x[kRows * kCols], y[kCols * kRows];
+  for (int i = 0; i < kRows * kCols; ++i) x[i] = static_cast<float>(i);
+  transpose_into(x, kCols, kRows, kCols, y, kRows);
+  for (int i = 0; i < kRows * kCols; ++i) {
+    expect(y[i % kCols * kRows + i / kCols] == x[i], "transpose", i);
+  }
+}
+
+// The order of sums over lanes is that of halves, and NaN is the largest.
+void test_lanes() {
+  alignas(64) float x[Vec<float>::size];
+  for (std::size_t i = 0; i < Vec<float>::size; ++i) {
+    x[i] = std::ldexp(1.0f + 0.1f * static_cast<float>(i), static_cast<int>(i));
+  }
+  const Vec<float> v = Vec<float>::load_aligned(x);
+  expect(max_lanes(v) == x[Vec<float>::size - 1], "max of lanes", 0);
+  float sums[Vec<float>::size];
+  for (std::size_t i = 0; i < Vec<float>::size; ++i) sums[i] = x[i];
+  for (std::size_t n = Vec<float>::size / 2; n > 0; n /= 2) {
+    for (std::size_t i = 0; i < n; ++i) sums[i] += sums[i + n];
+  }
+  expect(sum_lanes(v) == sums[0], "sum of lanes", 0);
+  for (std::size_t i = 0; i < Vec<float>::size; ++i) {
+    alignas(64) float y[Vec<float>::size];
+    v.store_aligned(y);
+    y[i] = std::numeric_limits<float>::quiet_NaN();
+    expect(std::isnan(max_lanes(Vec<float>::load_aligned(y))), "max with NaN",
+           static_cast<double>(i));
+  }
+}
+
 template <typename T>
 void test_16_bits(const char* type) {
   for (int bits = 0; bits < 1 << 16; ++bits) {
@@ -53,6 +99,9 @@ void test_16_bits(const char* type) {
 int main() {
   if (!__builtin_cpu_supports("avx2")) return kNoSuchProcessor;
   test_exponential();
+  test_exponential_of_softmax();
+  test_transpose();
+  test_lanes();
   test_16_bits<BF16>("bf16");
   test_16_bits<F16>("f16");
   if (failures == 0) std::printf("vectors of %zu floats\n", Vec<float>::size);

@@ -22,7 +22,7 @@ class Forward {
   static std::int64_t scratch_size(const AttentionArgs& args) {
     const Sizes<S> sizes(args);
     return sizes.padded_keys * sizes.dim + sizes.padded_dim * sizes.keys +
-           kQueryBlock * (sizes.dim + kScoreLd + sizes.padded_dim);
+           kQueryBlock * (kScoreLd + 2 * sizes.padded_dim);
   }
 
   Forward(const AttentionArgs& args, const Dropout& dropout, S* scratch)
@@ -30,7 +30,7 @@ class Forward {
     keys_ = scratch;
     values_ = keys_ + sizes_.padded_keys * sizes_.dim;
     queries_ = values_ + sizes_.padded_dim * sizes_.keys;
-    scores_ = queries_ + kQueryBlock * sizes_.dim;
+    scores_ = queries_ + kQueryBlock * sizes_.padded_dim;
     sums_ = scores_ + kQueryBlock * kScoreLd;
   }
 
@@ -43,8 +43,8 @@ class Forward {
            const HeadRows<T>& out, S* logsumexp) {
     for (std::int64_t i = 0; i < args_.q_rows; i += kQueryBlock) {
       const std::int64_t rows = std::min(kQueryBlock, args_.q_rows - i);
-      pack_left<T>({q[i], q.row}, rows, sizes_.dim, static_cast<S>(args_.scale),
-                   queries_);
+      copy_rows<T>({q[i], q.row}, rows, sizes_.dim, static_cast<S>(args_.scale),
+                   queries_, sizes_.padded_dim);
       run_block(b, h, i, rows);
       write_block(i, rows, out, logsumexp);
     }
@@ -59,7 +59,8 @@ class Forward {
     for (std::int64_t from = 0; from < end; from += kKeyBlock) {
       const Block block{args_, first, rows, from,
                         std::min(kKeyBlock, end - from)};
-      multiply_scores(block, sizes_.dim, queries_, keys_, scores_);
+      multiply_scores(block, sizes_.dim, queries_, sizes_.padded_dim, keys_,
+                      scores_);
       for (std::int64_t i = 0; i < rows; ++i) soften_row(b, h, block, i);
       multiply_weights(block, scores_, values_, sizes_.keys, sizes_.dim, sums_,
                        sizes_.padded_dim);

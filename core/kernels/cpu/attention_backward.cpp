@@ -12,6 +12,11 @@ namespace shardbook::kernels::cpu {
 
 namespace {
 
+// Products over queries keep their sums in registers for a block of queries, so
+// blocks are higher than in the forward, and lower in keys: L1 holds both tiles.
+constexpr std::int64_t kQueryRows = 4 * kTileRows;
+constexpr std::int64_t kKeyRows = kKeyBlock / 2;
+
 // The backward of one thread.
 //
 //   P = exp(scale Q K^T - logsumexp)    dP = dO V^T
@@ -26,7 +31,7 @@ class Backward {
     const Sizes<S> sizes(args);
     return 2 * sizes.padded_keys * sizes.dim + sizes.padded_dim * sizes.keys +
            2 * sizes.padded_keys * sizes.padded_dim +
-           kQueryBlock * (2 * sizes.dim + 3 * sizes.padded_dim + 2 * kScoreLd);
+           kQueryRows * (4 * sizes.padded_dim + 2 * kScoreLd);
   }
 
   Backward(const AttentionArgs& args, const Dropout& dropout, S* scratch)
@@ -41,13 +46,12 @@ class Backward {
     keys_along_ = take(sizes_.padded_dim * sizes_.keys);
     dk_ = take(sizes_.padded_keys * sizes_.padded_dim);
     dv_ = take(sizes_.padded_keys * sizes_.padded_dim);
-    queries_left_ = take(kQueryBlock * sizes_.dim);
-    dout_left_ = take(kQueryBlock * sizes_.dim);
-    queries_along_ = take(kQueryBlock * sizes_.padded_dim);
-    dout_along_ = take(kQueryBlock * sizes_.padded_dim);
-    dq_ = take(kQueryBlock * sizes_.padded_dim);
-    weights_ = take(kQueryBlock * kScoreLd);
-    slopes_ = take(kQueryBlock * kScoreLd);
+    queries_ = take(kQueryRows * sizes_.padded_dim);
+    scaled_queries_ = take(kQueryRows * sizes_.padded_dim);
+    dout_ = take(kQueryRows * sizes_.padded_dim);
+    dq_ = take(kQueryRows * sizes_.padded_dim);
+    weights_ = take(kQueryRows * kScoreLd);
+    slopes_ = take(kQueryRows * kScoreLd);
   }
 
   void load_keys(const HeadRows<const T>& k, const HeadRows<const T>& v) {
@@ -63,12 +67,13 @@ class Backward {
            const HeadRows<const T>& out, const HeadRows<const T>& dout,
            const S* logsumexp, const HeadRows<T>& dq, bool accumulate) {
     const S scale = static_cast<S>(args_.scale);
-    for (std::int64_t i = 0; i < args_.q_rows; i += kQueryBlock) {
-      const std::int64_t rows = std::min(kQueryBlock, args_.q_rows - i);
-      pack_left<T>({q[i], q.row}, rows, sizes_.dim, scale, queries_left_);
-      pack_left<T>({dout[i], dout.row}, rows, sizes_.dim, S(1), dout_left_);
-      pack_along<T>({q[i], q.row}, rows, sizes_.dim, queries_along_);
-      pack_along<T>({dout[i], dout.row}, rows, sizes_.dim, dout_along_);
+    const std::int64_t ld = sizes_.padded_dim;
+    for (std::int64_t i = 0; i < args_.q_rows; i += kQueryRows) {
+      const std::int64_t rows = std::min(kQueryRows, args_.q_rows - i);
+      const HeadRows<const T> these{q[i], q.row}, those{dout[i], dout.row};
+      copy_rows<T>(these, rows, sizes_.dim, S(1), queries_, ld);
+      copy_rows<T>(these, rows, sizes_.dim, scale, scaled_queries_, ld);
+      copy_rows<T>(those, rows, sizes_.dim, S(1), dout_, ld);
       for (std::int64_t r = 0; r < rows; ++r) {
         delta_[r] = dot_row(out[i + r], dout[i + r], sizes_.dim);
         // A row without visible keys has no weights: exp(score - inf) = 0.
@@ -91,19 +96,21 @@ class Backward {
   // False when the queries see no key; then dq_ is not written.
   bool run_block(std::int64_t b, std::int64_t h, std::int64_t first,
                  std::int64_t rows) {
+    const std::int64_t ld = sizes_.padded_dim;
     const std::int64_t end = visible(args_, first + rows - 1, sizes_.keys);
-    for (std::int64_t from = 0; from < end; from += kKeyBlock) {
+    for (std::int64_t from = 0; from < end; from += kKeyRows) {
       const Block block{args_, first, rows, from,
-                        std::min(kKeyBlock, end - from)};
-      multiply_scores(block, sizes_.dim, queries_left_, keys_across_, weights_);
-      multiply_scores(block, sizes_.dim, dout_left_, values_across_, slopes_);
+                        std::min(kKeyRows, end - from)};
+      multiply_scores(block, sizes_.dim, scaled_queries_, ld, keys_across_,
+                      weights_);
+      multiply_scores(block, sizes_.dim, dout_, ld, values_across_, slopes_);
       for (std::int64_t i = 0; i < rows; ++i) differentiate_row(b, h, block, i);
-      multiply_transposed(block, weights_, dout_along_, sizes_.dim,
-                          dv_ + from * sizes_.padded_dim, sizes_.padded_dim);
-      multiply_transposed(block, slopes_, queries_along_, sizes_.dim,
-                          dk_ + from * sizes_.padded_dim, sizes_.padded_dim);
+      multiply_transposed(block, weights_, dout_, sizes_.dim, dv_ + from * ld,
+                          ld);
+      multiply_transposed(block, slopes_, queries_, sizes_.dim, dk_ + from * ld,
+                          ld);
       multiply_weights(block, slopes_, keys_along_, sizes_.keys, sizes_.dim,
-                       dq_, sizes_.padded_dim);
+                       dq_, ld);
     }
     if (end == 0) std::fill(dq_, dq_ + rows * sizes_.padded_dim, S(0));
     return end > 0;
@@ -120,13 +127,13 @@ class Backward {
     if (!dropout_.active()) {
       for_padded(seen, weights, -std::numeric_limits<S>::infinity(),
                  [&](std::int64_t j, const Vec<S>& v) {
-                   const Vec<S> p = exp_vec(v - shift);
+                   const Vec<S> p = exp_vec_small(v - shift);
                    store(weights + j, p);
                    store(slopes + j, p * (load(slopes + j) - delta));
                  });
     } else {
       exp_padded(weights, seen, end, shift_[i]);
-      S mask[kKeyBlock];
+      S mask[kKeyRows];
       dropout_.mask(b, h, block.first + i, block.from, seen, mask);
       for (std::int64_t j = 0; j < seen; ++j) {
         slopes[j] = weights[j] * (mask[j] * slopes[j] - delta_[i]);
@@ -162,9 +169,9 @@ class Backward {
   const Dropout& dropout_;
   Sizes<S> sizes_;
   S *keys_across_, *values_across_, *keys_along_, *dk_, *dv_;
-  S *queries_left_, *dout_left_, *queries_along_, *dout_along_, *dq_;
+  S *queries_, *scaled_queries_, *dout_, *dq_;
   S *weights_, *slopes_;
-  S delta_[kQueryBlock], shift_[kQueryBlock];
+  S delta_[kQueryRows], shift_[kQueryRows];
 };
 
 }  // namespace

@@ -70,19 +70,19 @@ inline std::int64_t visible(const AttentionArgs& args, std::int64_t row,
   return Block{args, row, 1, 0, keys}.seen_by(0);
 }
 
-// Dot products of packed rows with packed columns.
+// Dot products of rows, `ld` apart, with packed columns.
 template <typename S>
 void multiply_scores(const Block& block, std::int64_t dim, const S* left,
-                     const S* panels, S* scores) {
+                     std::int64_t ld, const S* panels, S* scores) {
   constexpr std::int64_t kCols = kTileCols<S>;
   for (std::int64_t j = 0; j < block.count; j += kCols) {
     for (std::int64_t i = 0; i < block.rows; i += kTileRows) {
       const std::int64_t seen = block.seen_by_tile(i) - j;
       if (seen <= 0) continue;
-      multiply_panel<1>(std::min<std::int64_t>(kTileRows, block.rows - i),
+      multiply_panel<0>(std::min<std::int64_t>(kTileRows, block.rows - i),
                         seen > kLanes<S> ? kCols : kLanes<S>, dim,
-                        left + i * dim, kTileRows,
-                        panels + (block.from + j) * dim, kCols,
+                        left + i * ld, ld, panels + (block.from + j) * dim,
+                        kCols,
                         /*resume=*/false, scores + i * kScoreLd + j, kScoreLd);
     }
   }
@@ -107,10 +107,10 @@ void multiply_weights(const Block& block, const S* weights, const S* panels,
   }
 }
 
-// out[count, dim] += weights[rows, count]^T times the rows of the queries,
-// packed along their dims.
+// out[count, dim] += weights[rows, count]^T times the rows of the queries. Rows
+// of both are `ld` apart.
 template <typename S>
-void multiply_transposed(const Block& block, const S* weights, const S* panels,
+void multiply_transposed(const Block& block, const S* weights, const S* queries,
                          std::int64_t dim, S* out, std::int64_t ld) {
   constexpr std::int64_t kCols = kTileCols<S>;
   for (std::int64_t c = 0; c < dim; c += kCols) {
@@ -120,7 +120,7 @@ void multiply_transposed(const Block& block, const S* weights, const S* panels,
       S* const to = out + j * ld + c;
       multiply_panel<1>(std::min<std::int64_t>(kTileRows, block.count - j),
                         kCols, block.rows - row, weights + row * kScoreLd + j,
-                        kScoreLd, panels + c * block.rows + row * kCols, kCols,
+                        kScoreLd, queries + row * ld + c, ld,
                         /*resume=*/true, to, ld);
     }
   }
@@ -164,7 +164,7 @@ S exp_padded(S* x, std::int64_t n, std::int64_t end, S shift) {
   const Vec<S> by(shift);
   for_padded(n, x, -std::numeric_limits<S>::infinity(),
              [&](std::int64_t i, const Vec<S>& v) {
-               const Vec<S> e = exp_vec(v - by);
+               const Vec<S> e = exp_vec_small(v - by);
                store(x + i, e);
                sum = sum + e;
              });

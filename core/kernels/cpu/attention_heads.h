@@ -49,16 +49,23 @@ void pack_along(const HeadRows<const T>& x, std::int64_t rows, std::int64_t dim,
   pack_panels<kTileCols<Compute<T>>>(x.data, 1, x.row, dim, rows, out);
 }
 
-// Rows of x as the left side of a product: [rows / kTileRows][dim][kTileRows].
+// Rows of x times `scale`, `ld` apart, with zeros past their dims.
 template <typename T>
-void pack_left(const HeadRows<const T>& x, std::int64_t rows, std::int64_t dim,
-               Compute<T> scale, Compute<T>* out) {
-  pack_panels<kTileRows>(x.data, x.row, 1, rows, dim, out);
-  if (scale != Compute<T>(1)) {
-    const std::int64_t n = round_up(rows, kTileRows) * dim;
-    map_range(n, out, out, [scale](const Vec<Compute<T>>& v) {
-      return v * Vec<Compute<T>>(scale);
-    });
+void copy_rows(const HeadRows<const T>& x, std::int64_t rows, std::int64_t dim,
+               Compute<T> scale, Compute<T>* out, std::int64_t ld) {
+  using S = Compute<T>;
+  const Vec<S> by(scale);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* const from = x[r];
+    S* const to = out + r * ld;
+    std::int64_t c = 0;
+    for (; c + kLanes<S> <= dim; c += kLanes<S>) {
+      store(to + c, load(from + c) * by);
+    }
+    if (c < dim) store(to + c, load_part(from + c, dim - c) * by);
+    for (c = round_up(dim, kLanes<S>); c < ld; c += kLanes<S>) {
+      store(to + c, Vec<S>(S(0)));
+    }
   }
 }
 

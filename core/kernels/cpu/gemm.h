@@ -44,7 +44,8 @@ inline std::int64_t round_up(std::int64_t n, std::int64_t to) {
 
 /// out[kRows, kVecs vectors] = out (or 0, unless `resume`) + chain over k of
 /// a[i, k] * b[k, j].
-/// a: element (i, p) at i * kRowStep + p * a_step; b: row p at p * b_step.
+/// a: element (i, p) at i * kRowStep + p * a_step, or at i * a_step + p for
+/// kRowStep = 0; b: row p at p * b_step.
 template <typename T, int kRows, int kVecs, std::int64_t kRowStep>
 [[gnu::noinline]] void multiply_tile(std::int64_t k, const T* __restrict a,
                                      std::int64_t a_step, const T* __restrict b,
@@ -68,6 +69,7 @@ template <typename T, int kRows, int kVecs, std::int64_t kRowStep>
       }
     }
   }
+  const std::int64_t row_step = kRowStep == 0 ? a_step : kRowStep;
   for (std::int64_t p = 0; p < k; ++p) {
     V row[kVecs];
 #pragma GCC unroll 4
@@ -75,13 +77,13 @@ template <typename T, int kRows, int kVecs, std::int64_t kRowStep>
     b += b_step;
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
-      const V left(a[i * kRowStep]);
+      const V left(a[i * row_step]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) {
         sums[i][v] = xsimd::fma(left, row[v], sums[i][v]);
       }
     }
-    a += a_step;
+    a += kRowStep == 0 ? 1 : a_step;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
@@ -167,6 +169,28 @@ inline void prefetch_tile(const T* out, std::int64_t rows, std::int64_t ld) {
   }
 }
 
+/// transpose_into for 16-bit elements, which are widened first, some columns at
+/// a time. rows <= kWidth; out[c * kWidth + r].
+template <std::int64_t kWidth, typename T>
+inline void transpose_widened(const T* x, std::int64_t x_ld, std::int64_t rows,
+                              std::int64_t cols, Compute<T>* out) {
+  constexpr std::int64_t kDeep = 64;
+  alignas(64) Compute<T> wide[kWidth * kDeep];
+  for (std::int64_t p = 0; p < cols; p += kDeep) {
+    const std::int64_t deep = std::min(kDeep, cols - p);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const T* const from = x + r * x_ld + p;
+      Compute<T>* const to = wide + r * kDeep;
+      std::int64_t c = 0;
+      for (; c + kLanes<T> <= deep; c += kLanes<T>) {
+        store(to + c, load(from + c));
+      }
+      if (c < deep) store(to + c, load_part(from + c, deep - c));
+    }
+    transpose_into(wide, kDeep, rows, deep, out + p * kWidth, kWidth);
+  }
+}
+
 /// Packs `lines` rows of A (or columns of B) of length k into panels of kWidth
 /// side by side, widened: panel q holds out[p * kWidth + i] = x(q * kWidth + i,
 /// p), zeros for missing lines, and is k * kWidth long.
@@ -187,8 +211,10 @@ inline void pack_panels(const T* x, std::int64_t line, std::int64_t step,
         for (std::int64_t r = p; r < end; ++r) {
           const T* const from = x + r * step + i;
           S* const to = panel + r * kWidth;
-          if (width == kWidth) {
-            for (std::int64_t j = 0; j < kWidth; ++j) to[j] = widen(from[j]);
+          if (width == kWidth && kWidth % kLanes<T> == 0) {
+            for (std::int64_t j = 0; j < kWidth; j += kLanes<T>) {
+              store(to + j, load(from + j));
+            }
           } else {
             for (std::int64_t j = 0; j < kWidth; ++j) {
               to[j] = j < width ? widen(from[j]) : S(0);
@@ -203,14 +229,16 @@ inline void pack_panels(const T* x, std::int64_t line, std::int64_t step,
     const std::int64_t width = std::min(kWidth, lines - i);
     const T* const from = x + i * line;
     S* const panel = out + i * k;
-    if constexpr (std::is_same_v<T, S>) {
-      if (step == 1) {
+    if (step == 1) {
+      if constexpr (std::is_same_v<T, S>) {
         transpose_into(from, line, width, k, panel, kWidth);
-        for (std::int64_t p = 0; width < kWidth && p < k; ++p) {
-          std::fill(panel + p * kWidth + width, panel + (p + 1) * kWidth, S(0));
-        }
-        continue;
+      } else {
+        transpose_widened<kWidth>(from, line, width, k, panel);
       }
+      for (std::int64_t p = 0; width < kWidth && p < k; ++p) {
+        std::fill(panel + p * kWidth + width, panel + (p + 1) * kWidth, S(0));
+      }
+      continue;
     }
     for (std::int64_t p = 0; p < k; ++p) {
       for (std::int64_t j = 0; j < kWidth; ++j) {

@@ -56,6 +56,28 @@ template <int kQuads>
     _mm512_mask_storeu_ps(out + (12 + j) * out_ld, mask, c3);
   }
 }
+#elif defined(__AVX2__)
+/// out[c * out_ld + r] = x[r * x_ld + c] for r, c < 8.
+[[gnu::noinline]] inline void transpose_8(const float* x, std::int64_t x_ld,
+                                          float* out, std::int64_t out_ld) {
+  // Columns 4h .. 4h+3: row r in the lower lane, row r + 4 in the upper one.
+#pragma GCC unroll 2
+  for (int h = 0; h < 8; h += 4) {
+    const auto rows = [&](int r) {
+      const float* const from = x + r * x_ld + h;
+      return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from)),
+                                  _mm_loadu_ps(from + 4 * x_ld), 1);
+    };
+    const __m256 r0 = rows(0), r1 = rows(1), r2 = rows(2), r3 = rows(3);
+    const __m256 a = _mm256_unpacklo_ps(r0, r1), b = _mm256_unpackhi_ps(r0, r1);
+    const __m256 c = _mm256_unpacklo_ps(r2, r3), d = _mm256_unpackhi_ps(r2, r3);
+    float* const to = out + h * out_ld;
+    _mm256_storeu_ps(to, _mm256_shuffle_ps(a, c, 0x44));
+    _mm256_storeu_ps(to + out_ld, _mm256_shuffle_ps(a, c, 0xee));
+    _mm256_storeu_ps(to + 2 * out_ld, _mm256_shuffle_ps(b, d, 0x44));
+    _mm256_storeu_ps(to + 3 * out_ld, _mm256_shuffle_ps(b, d, 0xee));
+  }
+}
 #endif
 
 /// out[c * out_ld + r] = x[r * x_ld + c] for r < rows, c < cols.
@@ -87,6 +109,20 @@ inline void transpose_into(const T* x, std::int64_t x_ld, std::int64_t rows,
         }
       }
       r += 4 * quads;
+    }
+  }
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<T, float>) {
+    const std::int64_t whole = cols / 8 * 8;
+    for (; r + 8 <= rows; r += 8) {
+      for (std::int64_t c = 0; c < whole; c += 8) {
+        transpose_8(x + r * x_ld + c, x_ld, out + c * out_ld + r, out_ld);
+      }
+      for (std::int64_t c = whole; c < cols; ++c) {
+        for (std::int64_t i = r; i < r + 8; ++i) {
+          out[c * out_ld + i] = x[i * x_ld + c];
+        }
+      }
     }
   }
 #endif
