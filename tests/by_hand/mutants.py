@@ -236,8 +236,8 @@ of_replicas("models/data.cpp", "(step * global_batch + slice.first + row * slice
        "*DdpParity.ATiedGpt*/1")
 common("models/data.cpp", "target[at++] = token[i + 1];",
        "target[at++] = token[i];", "DatasetFiles.*")
-common("run/kept.cpp", "tokens * ((4 + 12 / z.t) * h * z.element",
-       "tokens * ((3 + 12 / z.t) * h * z.element", "*SingleDevicePieces.MemoryHeld*")
+common("run/kept.cpp", "elements += part.kept(z.t);",
+       "elements += part.deferred(1) / 2;", "*SingleDevicePieces.MemoryHeld*")
 
 comm = folder("comm", "data_parallel")
 
@@ -344,8 +344,8 @@ data_parallel(
 step_of["01_data_parallel"](
     "bill.cpp", "(n - 1) * messages", "n * messages", "*Textbook.DataParallel*")
 step_of["02_ddp"](
-    "bill.cpp", 'if (has("mlp.c_proj")) after +=', "if (false) after +=",
-    "*Textbook.Ddp*")
+    "bill.cpp", "after += gpt.product(part.backward_operations(gpt.seq));",
+    "after += gpt.product(part.operations(gpt.seq));", "*Textbook.Ddp*")
 step_of["02_ddp"](
     "bill.cpp", "options.steps == 2 && !finds_unused(ddp.options())", "false",
     "TextbookDdp.*")

@@ -6,8 +6,8 @@ from mutants import folder
 
 block = folder("chapters/common/models", "single_device")
 
-block("block.cpp", "return static_cast<double>(in) / (is_cut ? t : 1);",
-      "return static_cast<double>(in) / t;", "BlockTable.*")
+block("block.cpp", "return static_cast<double>(in * chosen) / (is_cut ? t : 1);",
+      "return static_cast<double>(in * chosen) / t;", "BlockTable.*")
 block("block.cpp", "(bias ? wide / (cut == Cut::kColumns ? t : 1) : 0)",
       "(bias ? wide / t : 0)", "BlockTable.*")
 block("block.cpp", "return static_cast<double>(heads) / (heads > 1 ? t : 1);",
