@@ -271,10 +271,7 @@ ModelConfig model_config(const ModelOptions& options) {
 LoadedModel build_model(const Options& options) {
   LoadedModel loaded;
   loaded.config = model_config(options);
-  InitOptions init;
-  init.seed = options.seed;
-  init.dtype = options.dtype;
-  loaded.model = make_model(loaded.config, init);
+  loaded.model = make_model(loaded.config, {options.seed, options.dtype});
   if (!options.load.empty()) {
     load_model(options.load, *loaded.model, loaded.config);
   }
