@@ -265,7 +265,7 @@ ModelConfig ModelConfig::read(const std::string& name_or_file) {
   std::string names;
   for (const auto& [name, config] : presets()) names += name + ", ";
   SB_CHECK(is_named(name_or_file), "--model ", name_or_file, ": give one of ",
-           names, "or a config FILE.json of GPT-2, ResNet or the Llama family");
+           names, "or the config FILE.json of a GPT-2 or ResNet or Llama");
   std::ifstream file(name_or_file, std::ios::binary);
   SB_CHECK(file && !std::filesystem::is_directory(name_or_file), "--model ",
            name_or_file, ": the file cannot be read");

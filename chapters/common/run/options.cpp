@@ -75,7 +75,7 @@ void add_shared_options(CommandLine& line, Options& o,
            "llama-micro, smollm2-135m, llama-3.2-1b, llama-2-7b, llama-3.1-8b, "
            "llama-3.1-70b, llama-3.1-405b, mistral-7b, qwen2.5-0.5b, "
            "qwen3-0.6b, mixtral-8x7b, qwen3-30b-a3b, resnet18, resnet50, or a "
-           "config FILE.json of GPT-2, ResNet or the Llama family")
+           "config FILE.json of a GPT-2 or ResNet or Llama")
       .may_differ("its keys are compared, not its name");
   line.add("--dtype", &o.dtype, "element type of the model",
            {"f32", "f64", "bf16", "f16"});
