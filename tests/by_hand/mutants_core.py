@@ -112,9 +112,6 @@ attention("attention_backward.cpp",
           ATTENTION)
 attention("attention_backward.cpp", "slopes_, queries_, sizes_",
           "slopes_, scaled_queries_, sizes_", ATTENTION)
-# The last elements of a row
-attention("attention_heads.h", "load_part(from + c, dim - c) * by",
-          "load_part(from + c, dim - c - 1) * by", ATTENTION)
 
 # --- Where chapter 04 cuts -----------------------------------------------------------
 
