@@ -106,7 +106,7 @@ TEST(RmsNorm, RoundsTheQuotientBeforeTheWeightMultiplies) {
   }
 }
 
-// What weight multiplied is what its gradient sums.
+// The gradient of weight sums the values that weight multiplied.
 TEST(RmsNorm, TheWeightsGradientSumsRoundedQuotients) {
   constexpr std::int64_t kRows = 8, kCols = 96;
   const TensorOptions bf16{DType::kBF16, Device()};

@@ -36,7 +36,7 @@ const Family& family_of(const std::string& type);
 
 /// Keys with one value that agrees with this class.
 std::vector<config_keys::FixedKey> fixed_keys(const Family& family);
-/// Keys that a reader of this class reads, but for the sizes.
+/// Keys that have an effect in this class, without the sizes.
 std::vector<std::string> keys_read(const Family& family);
 
 }  // namespace shardbook::llama_families
