@@ -106,7 +106,7 @@ def rows():
         Row("memory", "gpt-micro, peak memory", "step", MICRO, bar=0.2,
             of_memory=True),
         Row("llama-memory", "llama-micro, peak memory", "step", LLAMA,
-            bar=0.2, of_memory=True),
+            of_memory=True),
         *(Row(f"attention-{seq}", f"attention, {seq} tokens", "attention",
               ["--seq", str(seq)]) for seq in (128, 1024)),
         Row("resnet50", "ResNet-50 step, 24 of 128^2", "images", images,
