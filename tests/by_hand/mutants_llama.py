@@ -67,8 +67,8 @@ keys("llama_rope.cpp", "!has_factor || (!kind.empty() && kind != \"default\")",
 keys("llama_rope.cpp", "is_first || are_equal(here, rope)", "true",
      "LlamaRope.IsRefused*")
 # Tied tables count once
-models("llama_config.cpp", "(llama.tied ? 1 : 2) * config.vocab_size",
-       "2 * config.vocab_size", "LlamaConfig.Released*")
+models("llama_config.cpp", "config.llama.tied ? 1 : 2;", "2;",
+       "LlamaConfig.Released*")
 models("llama_config.cpp", "window == 0 || seq <= window", "true",
        "LlamaConfig.Sequences*")
 

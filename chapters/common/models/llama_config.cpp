@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "chapters/common/models/block.h"
 #include "chapters/common/models/internal/llama_json.h"
 #include "chapters/common/models/models.h"
 #include "core/check.h"
@@ -16,22 +17,16 @@ bool ModelConfig::is_llama() const {
 std::int64_t num_parameters(const ModelConfig& config) {
   SB_CHECK(config.is_llama(), "num_parameters: a ", config.type,
            " is no model of the Llama family");
-  const LlamaConfig& llama = config.llama;
-  const std::int64_t h = config.n_embd, d = llama.head_dim,
-                     f = llama.intermediate_size, experts = llama.num_experts,
-                     of_expert = 3 * h * llama.moe_intermediate_size;
-  const std::int64_t q = config.n_head * d, qkv = q + 2 * llama.kv_heads * d;
-  std::int64_t attention = h * qkv + q * h;
-  if (llama.qkv_bias) attention += qkv;
-  if (llama.o_bias) attention += h;
-  if (llama.qk_norm) attention += 2 * d;
-  const std::int64_t mlp = 3 * h * f + (llama.mlp_bias ? 2 * f + h : 0);
-  std::int64_t total = (llama.tied ? 1 : 2) * config.vocab_size * h + h;
+  const double tables = config.llama.tied ? 1 : 2;
+  double total = tables * static_cast<double>(config.vocab_size) *
+                     static_cast<double>(config.n_embd) +
+                 block_table(config).norm_1.parameters();
   for (std::int64_t block = 0; block < config.n_layer; ++block) {
-    total += attention + 2 * h;
-    total += llama.has_experts_in(block) ? experts * (h + of_expert) : mlp;
+    for (const BlockPart& part : block_table(config, block).parts()) {
+      total += part.parameters();
+    }
   }
-  return total;
+  return static_cast<std::int64_t>(total);
 }
 
 void check_sequence(const ModelConfig& config, std::int64_t seq) {
