@@ -309,17 +309,29 @@ void warn_of_launcher(const WorldOptions& o) {
                rank->launcher.c_str());
 }
 
-/// Chapters that only wrap modules train any model; the others replace the layers
-/// of a GPT-2, and cut them by its names.
+/// Chapters that replace the layers of a GPT-2 alone, and cut them by its names.
+constexpr const char* kGptAlone[] = {"04_model_parallel",
+                                     "05_gpipe",
+                                     "06_1f1b",
+                                     "07_tensor_parallel",
+                                     "08_tensor_parallel_2d",
+                                     "09_tensor_parallel_2p5d",
+                                     "10_tensor_parallel_3d",
+                                     "11_dtensor",
+                                     "12_sequence_parallel",
+                                     "13_moe",
+                                     "14_hybrid_3d",
+                                     "15_engine"};
+
 void check_family(const Options& o) {
   if (!ModelConfig::is_named(o.model)) return;  // refused where it is made
   const ModelConfig config = ModelConfig::read(o.model);
   if (!config.is_llama()) return;
-  const bool cuts_layers =
-      std::isdigit(o.chapter.c_str()[0]) != 0 && o.chapter >= "04_";
-  SB_CHECK(!cuts_layers, "--model ", o.model, ": ", o.chapter,
-           " trains GPT-2's layers; the Llama family is trained by "
-           "00_single_device, 01_data_parallel, 02_ddp and 03_zero_fsdp");
+  for (const char* chapter : kGptAlone) {
+    SB_CHECK(o.chapter != chapter, "--model ", o.model, ": ", o.chapter,
+             " trains GPT-2's layers; the Llama family is trained by "
+             "00_single_device, 01_data_parallel, 02_ddp and 03_zero_fsdp");
+  }
   check_sequence(config, o.seq);
   SB_CHECK(!config.llama.has_balancing_loss() || o.chapter.rfind("00_", 0) == 0,
            "--model ", o.model, ": ", kBalancingLossInParts);
