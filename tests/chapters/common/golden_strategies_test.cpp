@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -52,11 +53,14 @@ std::vector<Case> cases() {
   return all;
 }
 
+void PrintTo(const Case& each, std::ostream* out) {
+  *out << each.model << ": " << each.line;
+}
+
 class GoldenStrategies : public testing::TestWithParam<Case> {};
 
 TEST_P(GoldenStrategies, HaveTheLossesOfTransformers) {
   const auto& [model, line, refusal] = GetParam();
-  SCOPED_TRACE(model + ": " + line);
   const TempFolder folder;
   const json expected =
       json::parse(std::ifstream(kGolden + model + "/expected.json"));
