@@ -104,6 +104,10 @@ std::vector<MemoryBill> memory_bills(const Options& options,
     const int begin = i == 0 ? 0 : strategy.cut();
     const int end = i + 1 == n ? size : strategy.cut();
     double& kept = bill[MemoryKind::kActivation];
+    if (strategy.config().llama.num_experts > 0) {  // as kept_by_model
+      kept = kNoClaim;
+      continue;
+    }
     for (const auto& [first, last] :
          fixed_splits(options.batch, rows_of_split(options, settings))) {
       const KeptSizes sizes = kept_sizes(options, last - first);

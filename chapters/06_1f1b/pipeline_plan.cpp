@@ -158,11 +158,12 @@ void check_asynchronous(const Options& options, const StrategyOptions& setup,
       setup.schedule,
       " updates each stage by itself, so the norm of the whole gradient is "
       "not known");
-  SB_CHECK(
-      options.save.empty() && options.load.empty() && options.logits.empty(),
-      "--save, --load, --logits: --schedule ", setup.schedule,
-      " trains the head's token embedding apart from the first layer's; "
-      "a file has only one");
+  SB_CHECK(shared_parameters(*plan.layers).empty() ||
+               (options.save.empty() && options.load.empty() &&
+                options.logits.empty()),
+           "--save, --load, --logits: --schedule ", setup.schedule,
+           " trains the head's token embedding apart from the first layer's; "
+           "a file has only one");
   const auto m = static_cast<int>(plan.pieces.size());
   SB_CHECK(
       options.steps == 0 || schedule.total_micro_batches() == m * options.steps,

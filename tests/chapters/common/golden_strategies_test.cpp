@@ -1,5 +1,6 @@
 // Every strategy has the losses and norms that transformers computed on one
-// device: tests/golden/strategies.txt lists models and lines.
+// device, and meets its four claims: tests/golden/strategies.txt lists models and
+// lines.
 
 #include <gtest/gtest.h>
 
@@ -12,6 +13,8 @@
 #include <vector>
 
 #include "chapters/programs/programs.h"
+#include "tests/chapters/common/claims_support.h"
+#include "tests/chapters/common/textbook_support.h"
 #include "tests/cli/programs.h"
 #include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
@@ -71,14 +74,18 @@ TEST_P(GoldenStrategies, HaveTheLossesOfTransformers) {
       "/model.safetensors --data " + kGolden + model + "/tokens.u16 --batch " +
       expected["batch"].dump() + " --seq " + expected["seq"].dump() +
       " --steps 4 --optimizer adamw --lr 0.003 --weight-decay 0.1 --dtype f64 "
-      "--no-check --log " +
+      "--cluster textbook --log " +
       (folder / "log.jsonl") +
       (space == std::string::npos ? "" : line.substr(space));
   if (!refusal.empty()) {
     return expect_error([&] { run(chapter + options); }, {refusal});
   }
   if (options.find("--backend gloo") == std::string::npos) {
-    run(chapter + options);
+    const Report report = run(chapter + options);
+    expect_claims(report);
+    if (report.time.closed_form_s >= 0) {
+      textbook::expect_time(report.time.step_s, report.time.closed_form_s);
+    }
   } else {
     ASSERT_EQ(run(chapter, options).status, 0);
   }
