@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/sharded/loss.h"
 #include "core/check.h"
 
 namespace shardbook::ddp {
@@ -65,7 +66,9 @@ StepResult DdpStrategy::step(std::int64_t step) {
         no_sync.reset();
         if (!is_last) no_sync.emplace(ddp_);
       },
-      [&](const Tensor& inputs) { return ddp_(inputs); });
+      [&](const Tensor& inputs) { return ddp_(inputs); },
+      loss_over_ranks(loaded_.config, *loaded_.model, dp_,
+                      setup_.micro_batches));
 
   StepResult result;
   result.loss = loss.item();
@@ -87,12 +90,13 @@ std::vector<NamedTensor> DdpStrategy::full_state() {
 std::vector<Bill> DdpStrategy::bills() {
   const std::int64_t pieces = dp_.size() * setup_.micro_batches;
   const DType wire = setup_.comm_hook == "bf16" ? DType::kBF16 : options_.dtype;
-  // Each step also all-reduces the loss
+  // Each step also all-reduces the loss, and the shares of a balancing loss
   const double d = dp_.size();
   const double bytes =
       predicted_bytes(bill_sizes(*loaded_.model, setup_.ddp, dp_.size(),
                                  options_.steps, wire)) +
-      static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;
+      static_cast<double>(options_.steps) *
+          (2 * (d - 1) / d * 8 + balancing_bytes(loaded_.config, dp_.size()));
 
   StepTime step{loaded_.config};
   step.ranks = d;

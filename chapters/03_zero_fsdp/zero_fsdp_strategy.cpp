@@ -8,6 +8,7 @@
 #include "chapters/03_zero_fsdp/fsdp/state_dict.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/03_zero_fsdp/zero/zero_time.h"
+#include "chapters/common/sharded/loss.h"
 #include "core/check.h"
 #include "core/context.h"
 
@@ -170,7 +171,9 @@ StepResult ZeroFsdpStrategy::step(std::int64_t step) {
       options_, dp_, data_, step, setup_.micro_batches, begin_piece,
       [&](const Tensor& inputs) {
         return zero_ ? (*zero_)(inputs) : (*fsdp_)(inputs);
-      });
+      },
+      loss_over_ranks(loaded_.config, *loaded_.model, dp_,
+                      setup_.micro_batches));
 
   StepResult result;
   result.loss = loss.item();
@@ -197,7 +200,9 @@ std::vector<NamedTensor> ZeroFsdpStrategy::full_state() {
 
 double ZeroFsdpStrategy::predicted_bytes(const fsdp::StepPlan& plan) const {
   const double d = dp_.size();
-  const double losses = static_cast<double>(plan.steps) * 2 * (d - 1) / d * 8;
+  const double losses =
+      static_cast<double>(plan.steps) *
+      (2 * (d - 1) / d * 8 + balancing_bytes(loaded_.config, dp_.size()));
   if (!zero_) return losses + fsdp::predicted_bytes(*fsdp_, plan);
   const double loading =
       options_.first_step > 0 ? zero_->predicted_load_bytes() : 0;

@@ -10,7 +10,8 @@
 namespace shardbook {
 
 const char* const kBalancingLossInParts =
-    "the balancing loss over several ranks or micro-batches: not yet; set "
+    "the balancing loss is of all tokens of a batch together, and not a mean "
+    "over micro-batches, stages or devices of one process; set "
     "output_router_logits to false";
 
 namespace {
@@ -85,8 +86,9 @@ ExpertRows rows_by_expert(const Indices& chosen, std::int64_t tokens,
 }  // namespace
 
 LlamaExperts::LlamaExperts(const std::string& name, const ModelConfig& config,
-                           const InitOptions& init)
-    : experts_per_token_(config.llama.experts_per_token),
+                           const InitOptions& init, const Shards& part)
+    : num_experts_(config.llama.num_experts),
+      experts_per_token_(config.llama.experts_per_token),
       divides_by_sum_(config.llama.norm_topk_prob),
       coefficient_(config.llama.has_balancing_loss()
                        ? config.llama.router_aux_loss_coef
@@ -97,10 +99,12 @@ LlamaExperts::LlamaExperts(const std::string& name, const ModelConfig& config,
   const double stddev = config.initializer_range;
   gate_weight =
       make_parameter(name + ".gate.weight", {h, experts}, stddev, init);
+  InitOptions held = init;
+  held.shards = part;
   gate_up_proj = make_parameter(name + ".experts.gate_up_proj",
-                                {experts, h, 2 * f}, stddev, init);
+                                {experts, h, 2 * f}, stddev, held);
   down_proj = make_parameter(name + ".experts.down_proj", {experts, f, h},
-                             stddev, init);
+                             stddev, held);
 }
 
 void LlamaExperts::members(MemberVisitor& visit) {
@@ -110,9 +114,8 @@ void LlamaExperts::members(MemberVisitor& visit) {
 }
 
 Tensor LlamaExperts::forward(const Tensor& x) {
-  const std::int64_t h = x.size(-1), experts = gate_weight.size(1),
-                     k = experts_per_token_;
-  const Tensor rows = reshape(x, {-1, h});
+  const std::int64_t experts = num_experts_, k = experts_per_token_;
+  const Tensor rows = reshape(x, {-1, x.size(-1)});
   const std::int64_t tokens = rows.size(0);
 
   // Choose: on the host, from the values
@@ -120,7 +123,6 @@ Tensor LlamaExperts::forward(const Tensor& x) {
   const Tensor probabilities =
       softmax(to_dtype(matmul(rows, gate_weight), wide));
   const Indices chosen = most_probable(probabilities, k);
-  const ExpertRows by_expert = rows_by_expert(chosen, tokens, k, experts);
   if (is_balanced()) remember(probabilities, chosen);
 
   // Weigh: the probabilities of the chosen ones
@@ -136,20 +138,31 @@ Tensor LlamaExperts::forward(const Tensor& x) {
     weights = div(weights, reshape(sum(weights, 1), {tokens, 1}));
   }
 
+  const Tensor y =
+      reshape(through_experts(rows, {chosen, weights, experts}), x.shape());
+  return is_balanced() ? balanced(y, probabilities) : y;
+}
+
+Tensor LlamaExperts::through_experts(const Tensor& rows,
+                                     const Routing& routing) {
+  const std::int64_t tokens = rows.size(0), h = rows.size(1);
+  const std::int64_t k = experts_per_token_, experts = routing.experts;
+
   // Dispatch, experts: zeros stay zeros
+  const ExpertRows by_expert =
+      rows_by_expert(routing.chosen, tokens, k, experts);
   const std::int64_t cells = experts * by_expert.longest;
   const Tensor grouped = reshape(rows_of(rows, by_expert.token, cells),
                                  {experts, by_expert.longest, h});
-  const Tensor outputs =
-      matmul(swiglu(matmul(grouped, gate_up_proj)), down_proj);
+  const Tensor outputs = apply_experts(grouped);
 
   // Combine: each token's own rows, in the order of its choices
   const Tensor back =
       reshape(rows_of(reshape(outputs, {cells, h}), by_expert.cell, tokens * k),
               {tokens, k, h});
-  const Tensor factors = reshape(to_dtype(weights, x.dtype()), {tokens, k, 1});
-  const Tensor y = reshape(sum(mul(back, factors), 1), x.shape());
-  return is_balanced() ? balanced(y, probabilities) : y;
+  const Tensor factors =
+      reshape(to_dtype(routing.weights, rows.dtype()), {tokens, k, 1});
+  return sum(mul(back, factors), 1);
 }
 
 // --- The balancing loss ----------------------------------------------------------
@@ -160,10 +173,10 @@ void LlamaExperts::remember(const Tensor& probabilities,
   softmax_gradient_ = Tensor();
   const auto experts = place_of(probabilities.size(1));
   shares_ = RouterShares();
-  shares_.tokens = probabilities.size(0);
-  if (probabilities.is_meta()) return;
+  shares_.tokens = static_cast<double>(probabilities.size(0));
   shares_.chosen.assign(experts, 0);
   shares_.probability.assign(experts, 0);
+  if (probabilities.is_meta()) return;
   for (const std::int64_t e : chosen) shares_.chosen[place_of(e)] += 1;
   const std::vector<double> values = probabilities.to_vector<double>();
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -197,7 +210,7 @@ std::vector<LlamaExperts*> balanced_layers(Module& model) {
   return layers;
 }
 
-/// Sums over the tokens of all layers. On shapes, without values.
+/// Sums over the tokens of all layers.
 RouterShares all_shares(const std::vector<LlamaExperts*>& layers) {
   RouterShares all;
   for (const LlamaExperts* layer : layers) {
@@ -214,23 +227,23 @@ RouterShares all_shares(const std::vector<LlamaExperts*>& layers) {
 }
 
 double balancing_loss(const RouterShares& all) {
-  const auto tokens = static_cast<double>(all.tokens);
   double sum = 0;
   for (std::size_t e = 0; e < all.chosen.size(); ++e) {
-    sum += all.chosen[e] / tokens * (all.probability[e] / tokens);
+    sum += all.chosen[e] / all.tokens * (all.probability[e] / all.tokens);
   }
   return static_cast<double>(all.chosen.size()) * sum;
 }
 
-/// d(balancing loss) / d(softmax of a token), times `factor`: [E].
-Tensor softmax_gradient(const RouterShares& all, double factor,
-                        std::int64_t experts, const TensorOptions& options) {
-  if (all.chosen.empty()) return Tensor::empty({experts}, options);
-  const auto tokens = static_cast<double>(all.tokens);
+/// d(balancing loss) / d(softmax of a token), times `factor`: [E]. Of ranks that
+/// each have `tokens` and average their gradients, d times that of one device.
+Tensor softmax_gradient(const RouterShares& all, double tokens, double factor,
+                        const TensorOptions& options) {
+  const auto experts = static_cast<std::int64_t>(all.chosen.size());
+  if (options.device.is_meta()) return Tensor::empty({experts}, options);
   std::vector<double> values;
   for (const double chosen : all.chosen) {
-    values.push_back(factor * static_cast<double>(experts) * chosen / tokens /
-                     tokens);
+    values.push_back(factor * static_cast<double>(experts) * chosen /
+                     all.tokens / tokens);
   }
   return to_dtype(Tensor::from_values(values, {experts}, options.device),
                   options.dtype);
@@ -238,22 +251,37 @@ Tensor softmax_gradient(const RouterShares& all, double factor,
 
 }  // namespace
 
+std::int64_t num_balancing_shares(const ModelConfig& config) {
+  return config.llama.has_balancing_loss() ? 1 + 2 * config.llama.num_experts
+                                           : 0;
+}
+
 Tensor with_balancing_loss(Module& model, const Tensor& loss,
-                           std::int64_t parts) {
+                           std::int64_t parts, const SumOfShares& sum) {
   const std::vector<LlamaExperts*> layers = balanced_layers(model);
   if (layers.empty()) return loss;
   SB_CHECK(parts == 1, kBalancingLossInParts);
-  const RouterShares all = all_shares(layers);
+  RouterShares all = all_shares(layers);
+  const double tokens = all.tokens;
+  if (sum) {
+    std::vector<double> numbers = {all.tokens};
+    numbers.insert(numbers.end(), all.chosen.begin(), all.chosen.end());
+    numbers.insert(numbers.end(), all.probability.begin(),
+                   all.probability.end());
+    numbers = sum(numbers);
+    const auto begin = numbers.begin() + 1;
+    const auto half = begin + static_cast<std::ptrdiff_t>(all.chosen.size());
+    all = {numbers[0], {begin, half}, {half, numbers.end()}};
+  }
   const double coefficient = layers[0]->coefficient();
   return autograd::custom_function(
       "balancing_loss", {loss},
       [&](const Tensors& in) {
         return Tensors{add_scalar(in[0], coefficient * balancing_loss(all))};
       },
-      [layers, all, coefficient](const Tensors& grads) {
-        const std::int64_t experts = layers[0]->gate_weight.size(1);
+      [layers, all, tokens, coefficient](const Tensors& grads) {
         const Tensor gradient =
-            mul(softmax_gradient(all, coefficient, experts, grads[0].options()),
+            mul(softmax_gradient(all, tokens, coefficient, grads[0].options()),
                 grads[0]);
         const DType dtype = layers[0]->gate_weight.dtype() == DType::kF64
                                 ? DType::kF64
@@ -267,7 +295,11 @@ Tensor with_balancing_loss(Module& model, const Tensor& loss,
 
 std::optional<double> balancing_loss(Module& model) {
   const RouterShares all = all_shares(balanced_layers(model));
-  if (all.chosen.empty()) return std::nullopt;
+  // On shapes, nothing was
+  const auto was_chosen = [](double tokens) { return tokens > 0; };
+  if (std::none_of(all.chosen.begin(), all.chosen.end(), was_chosen)) {
+    return std::nullopt;
+  }
   return balancing_loss(all);
 }
 

@@ -1,7 +1,8 @@
 #include "chapters/common/sharded/loss.h"
 
-#include "chapters/common/run/training.h"
+#include "chapters/common/models/llama_experts.h"
 #include "core/autograd.h"
+#include "core/check.h"
 
 namespace shardbook {
 
@@ -51,6 +52,39 @@ Tensor mean_loss_over_ranks(const Tensor& logits, const Tensor& targets,
         return cross_entropy(logits, targets, reduction);
       },
       targets, {&group});
+}
+
+namespace {
+
+/// The sums of these numbers over the ranks; on shapes, the numbers.
+std::vector<double> sum_shares(ProcessGroup& group,
+                               const std::vector<double>& numbers) {
+  const MemoryScope kind(MemoryKind::kCommunication);
+  const Tensor sums = Tensor::from_values(
+      numbers, {static_cast<std::int64_t>(numbers.size())}, Device());
+  group.all_reduce(sums, ReduceOp::kSum, "router shares").wait();
+  return sums.is_meta() ? numbers : sums.to_vector<double>();
+}
+
+}  // namespace
+
+LossFunction loss_over_ranks(const ModelConfig& config, Module& model,
+                             ProcessGroup& dp, std::int64_t num_micro_batches,
+                             const LossFunction& loss_of) {
+  if (num_balancing_shares(config) == 0) return loss_of;
+  SB_CHECK(num_micro_batches == 1, "--micro-batches ", num_micro_batches, ": ",
+           kBalancingLossInParts);
+  return [&model, &dp, loss_of](const Tensor& logits, const Tensor& targets) {
+    return with_balancing_loss(model, loss_of(logits, targets), 1,
+                               [&dp](const std::vector<double>& numbers) {
+                                 return sum_shares(dp, numbers);
+                               });
+  };
+}
+
+double balancing_bytes(const ModelConfig& config, int d) {
+  return 2.0 * (d - 1) / d * 8 *
+         static_cast<double>(num_balancing_shares(config));
 }
 
 }  // namespace shardbook

@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "chapters/common/run/training.h"
 #include "comm/process_group.h"
 #include "core/ops.h"
 
@@ -27,5 +28,15 @@ Tensor mean_loss_over_ranks(
 /// The same for the cross-entropy of whole logits [.., V].
 Tensor mean_loss_over_ranks(const Tensor& logits, const Tensor& targets,
                             ProcessGroup& group);
+
+/// The loss of data-parallel ranks: `loss_of`, and the balancing loss of the
+/// model's experts over the tokens of all ranks (llama_experts.h), for which each
+/// loss is a collective. With a balancing loss, throws Error for more than one
+/// micro-batch.
+LossFunction loss_over_ranks(const ModelConfig& config, Module& model,
+                             ProcessGroup& dp, std::int64_t num_micro_batches,
+                             const LossFunction& loss_of = language_loss);
+/// Bytes that a rank of d sends for it in each step.
+double balancing_bytes(const ModelConfig& config, int d);
 
 }  // namespace shardbook

@@ -381,9 +381,9 @@ TEST(LlamaBalancing, InPartsIsRefused) {
   for (const std::string& line :
        {golden_line("--steps 1 --micro-batches 2"),
         golden_line("--steps 1 --world-size 2", "01_data_parallel"),
-        golden_line("--steps 1", "02_ddp"),
-        golden_line("--steps 1 --world-size 2", "03_zero_fsdp")}) {
-    expect_text(refusal_of(line), {"several ranks or micro-batches",
+        golden_line("--steps 1 --world-size 2 --micro-batches 2", "02_ddp"),
+        golden_line("--steps 1 --world-size 2", "06_1f1b")}) {
+    expect_text(refusal_of(line), {"of all tokens of a batch together",
                                    "set output_router_logits to false"});
   }
 }
