@@ -59,4 +59,22 @@ std::vector<std::int64_t> exchange_counts(
     const Tensor& like,
     const std::function<std::vector<std::int64_t>(int source)>& drawn);
 
+// --- Without capacity ------------------------------------------------------------
+
+/// Where a layer's choices go, and what its experts do.
+struct DroplessCall {
+  const Routing& routing;  ///< its slots are not read
+  const Tensor& weights;   ///< [S, k]
+  ProcessGroup* ep = nullptr;
+  /// On shapes: the choices [E] of another EP rank.
+  std::function<std::vector<std::int64_t>(int source)> drawn;
+  /// [El, R, M] -> the same: R rows for each expert, zeros behind its own.
+  std::function<Tensor(const Tensor& rows)> experts;
+};
+/// Rows [S, M] to their experts and back, weighed: [S, M]. Sorted by expert, they
+/// travel in one exchange there and one back; R is what the busiest expert of this
+/// rank needs. Adds to `sent_rows` what left this rank, in forward and backward.
+Tensor dropless(const Tensor& rows, const DroplessCall& call,
+                std::int64_t& sent_rows);
+
 }  // namespace shardbook::moe

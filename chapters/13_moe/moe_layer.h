@@ -114,8 +114,6 @@ class MoeLayer : public ModuleOf<MoeLayer> {
  private:
   /// Rows [S, M] through their experts.
   Tensor with_capacity(const Tensor& rows, const GateResult& gated);
-  Tensor dropless(const Tensor& rows, const GateResult& gated,
-                  std::int64_t per_row);
   /// Choices [E] that a run on shapes draws for another EP rank.
   std::vector<std::int64_t> drawn_counts(int source, std::int64_t tokens,
                                          std::int64_t per_row) const;
