@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "chapters/07_tensor_parallel/partial_gradients.h"
 #include "chapters/common/run/kept.h"
 #include "chapters/common/run/textbook.h"
 
@@ -24,7 +25,11 @@ double bytes_per_step(const Options& options, const ModelConfig& config,
   const double all_reduced = (per_layer * layers + 2) * tokens * h * element;
   // Largest logit, logit of the target, sum of exponentials
   const double loss = 3 * tokens * stat;
-  return 2 * (t - 1) / t * (all_reduced + loss);
+  // Once in a step: gradients that every rank has a term of
+  const PartialSizes partial = partial_sizes(config, sizes.t);
+  const double n = partial.sharers;
+  return 2 * (t - 1) / t * (all_reduced + loss + partial.norms * element) +
+         2 * (n - 1) / n * partial.shared * element;
 }
 
 MemoryBill memory(const Options& options, const ModelConfig& config,
@@ -54,13 +59,16 @@ double micro_batch_s(const Options& options, const ModelConfig& config,
                      const BillSizes& sizes, std::int64_t rows) {
   textbook::GptTimes times =
       textbook::gpt_times(options, config, static_cast<double>(rows));
-  times.t = sizes.t;
-  times.vocabulary = static_cast<double>(sizes.vocabulary);
-  const double h = times.h, k = times.attention();
-  const double c = times.product(6 * h * h), p = times.product(2 * h * h);
-  const double f = times.product(8 * h * h), g = f;
+  times.vocabulary = static_cast<double>(sizes.vocabulary) / sizes.t;
+  const BlockTable block = block_table(config);
+  const auto seconds = [&](const BlockPart& part) {
+    return times.product(part.operations(times.seq, sizes.t));
+  };
+  const double c = seconds(block.qkv), k = seconds(block.attention),
+               p = seconds(block.proj), f = seconds(block.up),
+               g = seconds(block.down);
   const double x =
-      times.tokens * h * static_cast<double>(dtype_bytes(options.dtype));
+      times.tokens * times.h * static_cast<double>(dtype_bytes(options.dtype));
   const double stat = options.dtype == DType::kF64 ? 8 : 4;
   const double a = textbook::all_reduce(sizes.t, x);
 
@@ -82,7 +90,12 @@ double micro_batch_s(const Options& options, const ModelConfig& config,
 double step_s(const Options& options, const ModelConfig& config,
               const BillSizes& sizes) {
   if (!textbook::is_chosen(options)) return kNotPredicted;
+  const auto element = static_cast<double>(dtype_bytes(options.dtype));
   double sum = textbook::all_reduce(sizes.t, 8);  // the norm
+  const PartialSizes partial = partial_sizes(config, sizes.t);
+  if (partial.norms > 0)
+    sum += textbook::all_reduce(sizes.t, partial.norms * element);
+  sum += textbook::all_reduce(partial.sharers, partial.shared * element);
   for (const MicroBatch& piece :
        strided_micro_batches(options.batch, sizes.micro_batches)) {
     sum += micro_batch_s(options, config, sizes, piece.rows);

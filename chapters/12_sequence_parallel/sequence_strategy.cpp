@@ -33,8 +33,8 @@ ShardedModel megatron_model(const Options& options,
   check_sizes(SequenceOptions(), tp.size(), options.seq, config.n_head);
   ShardedModel model;
   model.layers = megatron_layers(config, tp, setup);
-  model.layout = [t = tp.size()](const std::string& name, int rank) {
-    return tensor_parallel::layout(name, rank, t);
+  model.layout = [config, t = tp.size()](const std::string& name, int rank) {
+    return tensor_parallel::layout(config, name, rank, t);
   };
   model.padded_vocabulary = padded_vocabulary(config.vocab_size, tp.size());
   // Parameters that are used on cut tokens have a partial gradient

@@ -313,7 +313,6 @@ void warn_of_launcher(const WorldOptions& o) {
 constexpr const char* kGptAlone[] = {"04_model_parallel",
                                      "05_gpipe",
                                      "06_1f1b",
-                                     "07_tensor_parallel",
                                      "08_tensor_parallel_2d",
                                      "09_tensor_parallel_2p5d",
                                      "10_tensor_parallel_3d",
