@@ -8,6 +8,23 @@
 
 namespace shardbook::tensor_parallel {
 
+double partial_bytes(const Options& options, const ModelConfig& config, int t) {
+  const PartialSizes partial = partial_sizes(config, t);
+  const double n = partial.sharers;
+  return (2 * (t - 1.0) / t * partial.norms +
+          2 * (n - 1) / n * partial.shared) *
+         static_cast<double>(dtype_bytes(options.dtype));
+}
+
+double partial_s(const Options& options, const ModelConfig& config, int t) {
+  const PartialSizes partial = partial_sizes(config, t);
+  const auto element = static_cast<double>(dtype_bytes(options.dtype));
+  const double norms =
+      partial.norms > 0 ? textbook::all_reduce(t, partial.norms * element) : 0;
+  return norms +
+         textbook::all_reduce(partial.sharers, partial.shared * element);
+}
+
 double bytes_per_step(const Options& options, const ModelConfig& config,
                       const BillSizes& sizes) {
   const double t = sizes.t;
@@ -25,11 +42,8 @@ double bytes_per_step(const Options& options, const ModelConfig& config,
   const double all_reduced = (per_layer * layers + 2) * tokens * h * element;
   // Largest logit, logit of the target, sum of exponentials
   const double loss = 3 * tokens * stat;
-  // Once in a step: gradients that every rank has a term of
-  const PartialSizes partial = partial_sizes(config, sizes.t);
-  const double n = partial.sharers;
-  return 2 * (t - 1) / t * (all_reduced + loss + partial.norms * element) +
-         2 * (n - 1) / n * partial.shared * element;
+  return 2 * (t - 1) / t * (all_reduced + loss) +
+         partial_bytes(options, config, sizes.t);
 }
 
 MemoryBill memory(const Options& options, const ModelConfig& config,
@@ -90,12 +104,9 @@ double micro_batch_s(const Options& options, const ModelConfig& config,
 double step_s(const Options& options, const ModelConfig& config,
               const BillSizes& sizes) {
   if (!textbook::is_chosen(options)) return kNotPredicted;
-  const auto element = static_cast<double>(dtype_bytes(options.dtype));
-  double sum = textbook::all_reduce(sizes.t, 8);  // the norm
-  const PartialSizes partial = partial_sizes(config, sizes.t);
-  if (partial.norms > 0)
-    sum += textbook::all_reduce(sizes.t, partial.norms * element);
-  sum += textbook::all_reduce(partial.sharers, partial.shared * element);
+  // The norm
+  double sum =
+      textbook::all_reduce(sizes.t, 8) + partial_s(options, config, sizes.t);
   for (const MicroBatch& piece :
        strided_micro_batches(options.batch, sizes.micro_batches)) {
     sum += micro_batch_s(options, config, sizes, piece.rows);

@@ -136,7 +136,7 @@ Shards layout(const ModelConfig& config, const std::string& name, int rank,
     return {{0, rank, t}};
   }
   for (const BlockPart& part : block_table(config).parts()) {
-    if (part.leaf() != layer || layer.empty()) continue;
+    if (part.leaf() != layer) continue;
     return part_of(part, name.ends_with(".bias"), rank, t);
   }
   // Of experts: their gates, and the weights of a residual branch

@@ -184,12 +184,16 @@ sequence("ulysses.cpp", "{0, cp.rank() * own.heads, 0, 0}, {}};",
          "{0, 0, 0, 0}, {}};", "*Ulysses*:*Gpt*")
 # A bias on every rank's part of a sum
 sequence("megatron.cpp",
-         "add(reduce_scatter_to(linear(x, weight), *tp_, kTokens), bias);",
-         "reduce_scatter_to(linear(x, weight, bias), *tp_, kTokens);",
-         "*Megatron*")
-sequence("megatron.cpp",
-         'name.ends_with("c_proj.bias") || name.ends_with("wpe.weight");',
-         'name.ends_with("c_proj.bias");', "*Megatron*")
+         "reduce_scatter_to(linear(x, weight), *tp_, kTokens);\n"
+         "    return bias.defined() ? add(sum, bias) : sum;",
+         "reduce_scatter_to(linear(x, weight, bias), *tp_, kTokens);\n"
+         "    return sum;", "*Megatron*")
+sequence("megatron.cpp", '"wpe.weight", ', "", "*Megatron*")
+# Of a Llama: norms see a rank's own tokens, norms of heads its own heads
+sequence("megatron.cpp", '"layernorm.weight", ', "",
+         "MegatronStrategy.*ForALlama")
+sequence("sequence_strategy.cpp", "    of_heads->sum(parameters);\n", "",
+         "MegatronStrategy.*ForALlama")
 # Dropout keeps rows of scores before and after it
 sequence("bill.cpp", "const double copies = own.dropout > 0 ? 2 : 1;",
          "const double copies = 1;", "*SequenceTraining*")

@@ -133,7 +133,7 @@ TEST(TensorParallelLlama, PartsAreThoseOfTheBlocksTable) {
   for (const std::string table : {"model.embed_tokens", "lm_head"}) {
     EXPECT_EQ(layout(config, table + ".weight", 1, 4), (Shards{{0, 1, 4}}));
   }
-  for (const std::string whole :
+  for (const std::string& whole :
        {block + "self_attn.o_proj.bias", block + "self_attn.q_norm.weight",
         block + "input_layernorm.weight", std::string("model.norm.weight")}) {
     EXPECT_EQ(layout(config, whole, 1, 4), Shards{}) << whole;
