@@ -1,5 +1,6 @@
 #include "core/module.h"
 
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -189,12 +190,33 @@ Tensor empty_parameter(const Shape& shape, const InitOptions& init) {
   return Tensor::empty(shape_of(init.shards, shape), {init.dtype, init.device});
 }
 
+using Fill = std::function<void(const Tensor& x, const ShardView& view)>;
+
+/// Pieces of one width at equal distances along a dimension.
+struct Pieces {
+  std::int64_t first = 0, width = 1, count = 1, step = 1;
+};
+
+/// The runs as pieces; empty where they are none.
+std::optional<Pieces> as_pieces(const std::vector<IndexRun>& runs,
+                                std::int64_t length) {
+  const auto count = static_cast<std::int64_t>(runs.size());
+  const Pieces pieces{runs[0].begin, runs[0].count, count, length / count};
+  for (std::int64_t i = 0; i < count; ++i) {
+    const IndexRun& run = runs[static_cast<std::size_t>(i)];
+    if (run.begin != pieces.first + i * pieces.step ||
+        run.count != pieces.width) {
+      return {};
+    }
+  }
+  return pieces;
+}
+
 // Fills a part as `fill` fills the whole. Each run of rows is a view
 // [rows, between, pieces, piece] of [all rows, between, steps, step], where
 // `pieces` are the runs of the other dimension that is cut.
-void fill_part(
-    const Tensor& part, const Shape& whole, const Shards& shards,
-    const std::function<void(const Tensor& x, const ShardView& view)>& fill) {
+void fill_part(const Tensor& part, const Shape& whole, const Shards& shards,
+               const Fill& fill) {
   if (shards.empty() || part.numel() == 0) return fill(part, {});
   std::size_t other = 0;
   for (const Shard& shard : shards) {
@@ -206,29 +228,32 @@ void fill_part(
   std::int64_t between = 1, behind = 1;
   for (std::size_t i = 1; i < other; ++i) between *= whole[i];
   for (std::size_t i = other + 1; i < whole.size(); ++i) behind *= whole[i];
-  std::int64_t pieces = 1, piece = 1, step = 1, first = 0;
-  if (other > 0) {
-    const auto runs = runs_of(shards, whole, static_cast<std::int64_t>(other));
-    pieces = static_cast<std::int64_t>(runs.size());
-    step = whole[other] / pieces;
-    piece = runs[0].count;
-    first = runs[0].begin;
-    for (std::int64_t i = 0; i < pieces; ++i) {
-      const IndexRun& run = runs[static_cast<std::size_t>(i)];
-      SB_CHECK(run.begin == first + i * step && run.count == piece,
-               "a parameter of ", shape_text(whole), ": the parts of dim ",
-               other, " do not lie at equal distances");
+  const auto fill_pieces = [&](const Tensor& x, const Pieces& of) {
+    std::int64_t row = 0;
+    for (const IndexRun& rows : runs_of(shards, whole, 0)) {
+      fill(reshape(x.rows_view(row, row + rows.count),
+                   {rows.count, between, of.count, of.width * behind}),
+           {{whole[0], between, of.count, of.step * behind},
+            {rows.begin, 0, 0, of.first * behind},
+            {}});
+      row += rows.count;
     }
+  };
+  if (other == 0) return fill_pieces(part, {});
+  const auto runs = runs_of(shards, whole, static_cast<std::int64_t>(other));
+  if (const auto pieces = as_pieces(runs, whole[other])) {
+    return fill_pieces(part, *pieces);
   }
-  std::int64_t row = 0;
-  for (const IndexRun& rows : runs_of(shards, whole, 0)) {
-    fill(reshape(part.rows_view(row, row + rows.count),
-                 {rows.count, between, pieces, piece * behind}),
-         {{whole[0], between, pieces, step * behind},
-          {rows.begin, 0, 0, first * behind},
-          {}});
-    row += rows.count;
+  // Columns of unequal widths are drawn alone, and put side by side
+  const MemoryScope kind(MemoryKind::kWorkspace);
+  Tensors drawn;
+  for (const IndexRun& run : runs) {
+    Shape shape = part.shape();
+    shape[other] = run.count;
+    drawn.push_back(Tensor::empty(shape, part.options()));
+    fill_pieces(drawn.back(), {run.begin, run.count, 1, whole[other]});
   }
+  part.copy_from(concat(drawn, static_cast<std::int64_t>(other)));
 }
 
 }  // namespace

@@ -160,7 +160,7 @@ struct InitOptions {
 /// A parameter with values from normal(0, stddev) in the stream of `name`
 /// (stddev 0: zeros). Here and below, `shape` is the whole parameter's, and
 /// init.shards selects the part to make: cuts of dim 0, and of one other
-/// dimension in equally spaced blocks.
+/// dimension.
 Tensor make_parameter(const std::string& name, const Shape& shape,
                       double stddev, const InitOptions& init);
 /// A parameter with values from uniform(-bound, bound).

@@ -27,7 +27,28 @@ void append(const Runs& runs, std::int64_t begin, std::int64_t count,
   }
 }
 
+/// Calls visit(first index in the whole, width of the part, whether this rank is
+/// the first of those that hold it) for each of the shard's columns.
+template <typename Visit>
+void for_each_column(const Shard& shard, const Visit& visit) {
+  std::int64_t begin = 0;
+  for (const Columns& columns : shard.columns) {
+    const std::int64_t parts = columns.parts_on(shard.count);
+    const std::int64_t holders = shard.count / parts;
+    const std::int64_t own = columns.width / parts;
+    visit(begin + shard.index / holders * own, own, shard.index % holders == 0);
+    begin += columns.width;
+  }
+}
+
 Runs cut(const Runs& runs, const Shard& shard) {
+  if (!shard.columns.empty()) {
+    Runs result;
+    for_each_column(shard, [&](std::int64_t begin, std::int64_t own, bool) {
+      append(runs, begin, own, result);
+    });
+    return result;
+  }
   std::int64_t length = 0;
   for (const IndexRun& run : runs) length += run.count;
   const std::int64_t block = length / shard.blocks;
@@ -75,7 +96,34 @@ void for_each_piece(
   visit(0, 0);
 }
 
+/// The width of a part, and of the whole.
+std::int64_t width_of_part(const Shard& shard, std::int64_t* whole) {
+  std::int64_t part = 0;
+  *whole = 0;
+  for (const Columns& columns : shard.columns) {
+    const std::int64_t parts = columns.parts_on(shard.count);
+    SB_CHECK(
+        parts > 0 && columns.width % parts == 0 && shard.count % parts == 0,
+        "shard ", shard.index, " of ", shard.count, ": ", columns.width,
+        " columns do not divide into ", parts, " equal parts");
+    part += columns.width / parts;
+    *whole += columns.width;
+  }
+  return part;
+}
+
 }  // namespace
+
+Shard cut_columns(std::int64_t dim, std::int64_t index, std::int64_t count,
+                  const std::vector<Columns>& columns) {
+  const bool are_equal =
+      std::all_of(columns.begin(), columns.end(), [&](const Columns& each) {
+        return each.width == columns[0].width && each.parts_on(count) == count;
+      });
+  if (!are_equal) return {dim, index, count, 1, 0, columns};
+  const auto blocks = static_cast<std::int64_t>(columns.size());
+  return {dim, index, count, std::max<std::int64_t>(blocks, 1)};
+}
 
 Shape shape_of(const Shards& shards, const Shape& whole) {
   Shape part = whole;
@@ -94,6 +142,15 @@ Shape shape_of(const Shards& shards, const Shape& whole) {
           std::clamp<std::int64_t>(shard.length - shard.index * own, 0, own);
       continue;
     }
+    if (!shard.columns.empty()) {
+      std::int64_t all = 0;
+      const std::int64_t own = width_of_part(shard, &all);
+      SB_CHECK(is_valid && part[d] == all, "shard ", shard.index, " of ",
+               shard.count, ": dim ", shard.dim, " of shape ", shape_text(part),
+               " has not ", all, " columns");
+      part[d] = own;
+      continue;
+    }
     SB_CHECK(is_valid && part[d] % (shard.blocks * shard.count) == 0, "shard ",
              shard.index, " of ", shard.count, ": dim ", shard.dim,
              " of shape ", shape_text(part), " does not divide into ",
@@ -106,7 +163,11 @@ Shape shape_of(const Shards& shards, const Shape& whole) {
 Shape whole_shape(const Shards& shards, Shape part) {
   for (auto shard = shards.rbegin(); shard != shards.rend(); ++shard) {
     std::int64_t& size = part[static_cast<std::size_t>(shard->dim)];
-    size = shard->length > 0 ? shard->length : size * shard->count;
+    if (!shard->columns.empty()) {
+      width_of_part(*shard, &size);
+    } else {
+      size = shard->length > 0 ? shard->length : size * shard->count;
+    }
   }
   return part;
 }
@@ -119,6 +180,16 @@ std::vector<IndexRun> runs_of(const Shards& shards, const Shape& whole,
     runs = cut(runs, shard);
   }
   return runs;
+}
+
+std::vector<IndexRun> first_held(const Shard& shard) {
+  Runs held;
+  std::int64_t next = 0;
+  for_each_column(shard, [&](std::int64_t, std::int64_t own, bool is_first) {
+    if (is_first) append({{next, own}}, 0, own, held);
+    next += own;
+  });
+  return held;
 }
 
 Tensor take_part(const Tensor& whole, const Shards& shards) {

@@ -2,10 +2,28 @@
 
 #include <algorithm>
 
+#include "chapters/07_tensor_parallel/partial_gradients.h"
 #include "chapters/common/run/kept.h"
 #include "chapters/common/run/textbook.h"
 
 namespace shardbook::tensor_parallel {
+
+double partial_bytes(const Options& options, const ModelConfig& config, int t) {
+  const PartialSizes partial = partial_sizes(config, t);
+  const double n = partial.sharers;
+  return (2 * (t - 1.0) / t * partial.norms +
+          2 * (n - 1) / n * partial.shared) *
+         static_cast<double>(dtype_bytes(options.dtype));
+}
+
+double partial_s(const Options& options, const ModelConfig& config, int t) {
+  const PartialSizes partial = partial_sizes(config, t);
+  const auto element = static_cast<double>(dtype_bytes(options.dtype));
+  const double norms =
+      partial.norms > 0 ? textbook::all_reduce(t, partial.norms * element) : 0;
+  return norms +
+         textbook::all_reduce(partial.sharers, partial.shared * element);
+}
 
 double bytes_per_step(const Options& options, const ModelConfig& config,
                       const BillSizes& sizes) {
@@ -24,7 +42,8 @@ double bytes_per_step(const Options& options, const ModelConfig& config,
   const double all_reduced = (per_layer * layers + 2) * tokens * h * element;
   // Largest logit, logit of the target, sum of exponentials
   const double loss = 3 * tokens * stat;
-  return 2 * (t - 1) / t * (all_reduced + loss);
+  return 2 * (t - 1) / t * (all_reduced + loss) +
+         partial_bytes(options, config, sizes.t);
 }
 
 MemoryBill memory(const Options& options, const ModelConfig& config,
@@ -54,13 +73,16 @@ double micro_batch_s(const Options& options, const ModelConfig& config,
                      const BillSizes& sizes, std::int64_t rows) {
   textbook::GptTimes times =
       textbook::gpt_times(options, config, static_cast<double>(rows));
-  times.t = sizes.t;
-  times.vocabulary = static_cast<double>(sizes.vocabulary);
-  const double h = times.h, k = times.attention();
-  const double c = times.product(6 * h * h), p = times.product(2 * h * h);
-  const double f = times.product(8 * h * h), g = f;
+  times.vocabulary = static_cast<double>(sizes.vocabulary) / sizes.t;
+  const BlockTable block = block_table(config);
+  const auto seconds = [&](const BlockPart& part) {
+    return times.product(part.operations(times.seq, sizes.t));
+  };
+  const double c = seconds(block.qkv), k = seconds(block.attention),
+               p = seconds(block.proj), f = seconds(block.up),
+               g = seconds(block.down);
   const double x =
-      times.tokens * h * static_cast<double>(dtype_bytes(options.dtype));
+      times.tokens * times.h * static_cast<double>(dtype_bytes(options.dtype));
   const double stat = options.dtype == DType::kF64 ? 8 : 4;
   const double a = textbook::all_reduce(sizes.t, x);
 
@@ -82,7 +104,9 @@ double micro_batch_s(const Options& options, const ModelConfig& config,
 double step_s(const Options& options, const ModelConfig& config,
               const BillSizes& sizes) {
   if (!textbook::is_chosen(options)) return kNotPredicted;
-  double sum = textbook::all_reduce(sizes.t, 8);  // the norm
+  // The norm
+  double sum =
+      textbook::all_reduce(sizes.t, 8) + partial_s(options, config, sizes.t);
   for (const MicroBatch& piece :
        strided_micro_batches(options.batch, sizes.micro_batches)) {
     sum += micro_batch_s(options, config, sizes, piece.rows);

@@ -17,6 +17,10 @@ struct BillSizes {
 /// Bytes that a rank sends in one step, without the norm's.
 double bytes_per_step(const Options& options, const ModelConfig& config,
                       const BillSizes& sizes);
+/// Of these, the gradients of which every rank has a term (partial_gradients.h).
+double partial_bytes(const Options& options, const ModelConfig& config, int t);
+/// Seconds that they take on the cluster `textbook`.
+double partial_s(const Options& options, const ModelConfig& config, int t);
 /// Bytes that a rank holds, by kind.
 MemoryBill memory(const Options& options, const ModelConfig& config,
                   const BillSizes& sizes);

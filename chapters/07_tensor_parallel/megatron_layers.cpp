@@ -1,7 +1,6 @@
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 
 #include <algorithm>
-#include <iterator>
 #include <memory>
 
 #include "chapters/common/run/training.h"
@@ -16,9 +15,14 @@ std::string leaf_name(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
 
-/// Layers, and an expert layer's own parameters, that every rank has whole.
-constexpr const char* kWhole[] = {"ln_1", "ln_2",        "ln_f",       "wpe",
-                                  "gate", "shared_gate", "coefficient"};
+/// Part `rank` of t of a product's weight, or of its bias.
+Shards part_of(const BlockPart& part, bool is_bias, int rank, int t) {
+  if (part.cut == shardbook::Cut::kColumns) {
+    return {cut_columns(is_bias ? 0 : 1, rank, t, part.columns)};
+  }
+  if (part.cut == shardbook::Cut::kRows && !is_bias) return {{0, rank, t}};
+  return {};
+}
 
 }  // namespace
 
@@ -29,11 +33,11 @@ ColumnParallelLinear::ColumnParallelLinear(const std::string& name,
                                            InitOptions init, ProcessGroup& tp,
                                            bool gather_output)
     : tp_(&tp), gather_output_(gather_output) {
-  init.shards = {{1, tp.rank(), tp.size(), shape.blocks}};
+  init.shards = {cut_columns(1, tp.rank(), tp.size(), shape.columns)};
   weight = make_parameter(name + ".weight", {shape.in, shape.out}, shape.stddev,
                           init);
   init.shards[0].dim = 0;
-  bias = make_constant_parameter({shape.out}, 0, init);
+  if (shape.bias) bias = make_constant_parameter({shape.out}, 0, init);
 }
 
 Tensor ColumnParallelLinear::forward(const Tensor& x) {
@@ -44,30 +48,31 @@ Tensor ColumnParallelLinear::forward(const Tensor& x) {
 
 void ColumnParallelLinear::members(MemberVisitor& visit) {
   visit.parameter("weight", weight);
-  visit.parameter("bias", bias);
+  if (bias.defined()) visit.parameter("bias", bias);
 }
 
 RowParallelLinear::RowParallelLinear(const std::string& name,
                                      const LinearShape& shape, InitOptions init,
                                      ProcessGroup& tp, bool input_is_parallel)
     : tp_(&tp), input_is_parallel_(input_is_parallel) {
-  init.shards = {{0, tp.rank(), tp.size(), shape.blocks}};
+  init.shards = {{0, tp.rank(), tp.size()}};
   weight = make_parameter(name + ".weight", {shape.in, shape.out}, shape.stddev,
                           init);
   init.shards.clear();
-  bias = make_constant_parameter({shape.out}, 0, init);
+  if (shape.bias) bias = make_constant_parameter({shape.out}, 0, init);
 }
 
 Tensor RowParallelLinear::forward(const Tensor& x) {
   const Tensor part = input_is_parallel_ ? x : scatter_to(x, *tp_);
   if (tp_->size() == 1) return linear(part, weight, bias);
   // Rows are parts of a sum; the bias is added after it
-  return add(reduce_from(linear(part, weight), *tp_), bias);
+  const Tensor sum = reduce_from(linear(part, weight), *tp_);
+  return bias.defined() ? add(sum, bias) : sum;
 }
 
 void RowParallelLinear::members(MemberVisitor& visit) {
   visit.parameter("weight", weight);
-  visit.parameter("bias", bias);
+  if (bias.defined()) visit.parameter("bias", bias);
 }
 
 // --- Vocabulary --------------------------------------------------------------
@@ -119,34 +124,49 @@ bool takes_rows(const std::string& name, const BlockPart& part) {
 }
 
 LinearShape shape_of(const BlockPart& part) {
-  const std::size_t blocks = std::max<std::size_t>(part.columns.size(), 1);
-  return {part.in, part.out, static_cast<std::int64_t>(blocks), part.stddev};
+  return {part.in, part.out, part.columns, part.stddev, part.bias};
 }
 
-Shards layout(const std::string& name, int rank, int t) {
+Shards layout(const ModelConfig& config, const std::string& name, int rank,
+              int t) {
   if (t == 1) return {};
-  const auto is = [&](const char* end) { return name.ends_with(end); };
-  if (is(".c_attn.weight")) return {{1, rank, t, 3}};
-  if (is(".c_attn.bias")) return {{0, rank, t, 3}};
-  if (is(".c_fc.weight")) return {{1, rank, t}};
-  if (is(".c_fc.bias")) return {{0, rank, t}};
-  if (is(".c_proj.weight")) return {{0, rank, t}};
-  if (is("wte.weight")) return {{0, rank, t}};
-  const std::string owner = leaf_name(name.substr(0, name.rfind('.')));
-  const bool is_whole =
-      is(".c_proj.bias") ||
-      std::count(std::begin(kWhole), std::end(kWhole), owner) > 0;
-  SB_CHECK(is_whole, "tensor parallelism: no rule says how to cut ", name);
+  const std::string layer = leaf_name(name.substr(0, name.rfind('.')));
+  const DecoderNames names = decoder_names(config);
+  if (layer == leaf_name(names.table) || layer == leaf_name(names.output())) {
+    return {{0, rank, t}};
+  }
+  for (const BlockPart& part : block_table(config).parts()) {
+    if (part.leaf() != layer) continue;
+    return part_of(part, name.ends_with(".bias"), rank, t);
+  }
+  // Of experts: their gates, and the weights of a residual branch
+  const std::vector<std::string> whole = {leaf_name(names.norm),
+                                          leaf_name(names.positions), "gate",
+                                          "shared_gate", "coefficient"};
+  SB_CHECK(std::find(whole.begin(), whole.end(), layer) != whole.end(),
+           "tensor parallelism: no rule says how to cut ", name);
   return {};
+}
+
+void check_ranks(const ModelConfig& config, int t, const std::string& what) {
+  SB_CHECK(config.n_head % t == 0, what, ": the ranks share ", config.n_head,
+           " heads; give a divisor of ", config.n_head);
+  if (!config.is_llama()) return;
+  const std::int64_t keys = config.llama.kv_heads;
+  SB_CHECK(keys % t == 0 || t % keys == 0, what, ": the ranks share ", keys,
+           " heads of keys; give a divisor or a multiple of ", keys);
+  const std::int64_t hidden = block_table(config).down.in;
+  SB_CHECK(hidden % t == 0, what, ": the ranks share ", hidden,
+           " hidden units; give a divisor of ", hidden);
 }
 
 LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
                     RngTracker* rng) {
-  const int t = tp.size();
-  SB_CHECK(config.n_head % t == 0, "tensor parallelism: ", config.n_head,
-           " heads do not divide over ", t, " ranks; give a divisor of ",
-           config.n_head);
+  check_ranks(config, tp.size(),
+              "tensor parallelism over " + std::to_string(tp.size()));
   LayerFactory made;
+  made.head_rank = tp.rank();
+  made.head_ranks = tp.size();
   made.linear = [&tp](const std::string& name, const BlockPart& part,
                       const InitOptions& init) -> AnyModule {
     if (takes_rows(name, part)) {
@@ -162,23 +182,16 @@ LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
     return {std::make_unique<VocabParallelEmbedding>(name, rows, width, stddev,
                                                      init, tp)};
   };
-  // Each rank computes its own heads
-  made.attention = [&tp, rng](const Tensor& qkv, AttentionOptions options) {
-    const std::int64_t own = options.heads / tp.size(), s = qkv.size(1);
-    // Heads are cut: draw from the stream that differs between ranks
-    if (rng != nullptr) {
+  // Each rank computes its own heads, with the masks that one device draws for
+  // them
+  if (rng != nullptr) {
+    made.attention = [rng](const Tensor& qkv, AttentionOptions options) {
+      // Heads are cut: draw from the stream that differs between ranks
       const RngTracker::Fork fork(*rng, kTensorStream);
-      options.heads = own;
+      options.shard = {};
       return attention(qkv, options);
-    }
-    // Draw the masks that one device draws for them
-    if (tp.size() > 1) {
-      options.shard = {
-          {qkv.size(0), options.heads, s, s}, {0, tp.rank() * own, 0, 0}, {}};
-    }
-    options.heads = own;
-    return attention(qkv, options);
-  };
+    };
+  }
   made.logits = [&tp](const Tensor& x, AnyModule& wte) {
     const Tensor& table = wte.as<VocabParallelEmbedding>().weight;
     const Tensor rows = reshape(copy_to(x, tp), {-1, table.size(1)});

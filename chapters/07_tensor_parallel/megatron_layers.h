@@ -12,6 +12,7 @@
 // parameters are the same as on one device.
 
 #include <string>
+#include <vector>
 
 #include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/07_tensor_parallel/rng.h"
@@ -19,19 +20,19 @@
 
 namespace shardbook::tensor_parallel {
 
-/// How a matrix is cut: c_attn's columns are three blocks (queries, keys,
-/// values), each of which is cut.
+/// A matrix, and columns of it that are cut one by one: queries, keys and values.
 struct LinearShape {
   std::int64_t in = 0, out = 0;
-  std::int64_t blocks = 1;
+  std::vector<Columns> columns = {};  ///< empty: one
   double stddev = 0.02;
+  bool bias = true;
 };
 
 /// y_r = x W_r + b_r: columns of the result. All ranks have x [.., in]; its
 /// gradient is summed over the ranks while W_r's is computed.
 class ColumnParallelLinear : public ModuleOf<ColumnParallelLinear> {
  public:
-  /// With `gather_output`, every rank gets all columns; it needs blocks = 1.
+  /// With `gather_output`, every rank gets all columns, which must be one.
   ColumnParallelLinear(const std::string& name, const LinearShape& shape,
                        InitOptions init, ProcessGroup& tp,
                        bool gather_output = false);
@@ -41,7 +42,7 @@ class ColumnParallelLinear : public ModuleOf<ColumnParallelLinear> {
   std::string type_name() const override { return "ColumnParallelLinear"; }
 
   Tensor weight;  ///< [in, out / t]
-  Tensor bias;    ///< [out / t]
+  Tensor bias;    ///< [out / t]; undefined: none
 
  protected:
   ProcessGroup* tp_;
@@ -65,7 +66,7 @@ class RowParallelLinear : public ModuleOf<RowParallelLinear> {
   std::string type_name() const override { return "RowParallelLinear"; }
 
   Tensor weight;  ///< [in / t, out]
-  Tensor bias;    ///< [out]
+  Tensor bias;    ///< [out]; undefined: none
 
  protected:
   ProcessGroup* tp_;
@@ -105,14 +106,20 @@ Tensor vocab_parallel_cross_entropy(const Tensor& logits, const Tensor& targets,
 std::int64_t padded_vocabulary(std::int64_t vocabulary, int t,
                                std::int64_t divisible_by = 128);
 
-/// The part of the parameter `name` that rank `rank` of t holds: columns of
-/// c_attn and c_fc, rows of c_proj and of the vocabulary. Norms, positions, gates
-/// and c_proj's bias are whole; throws Error for any other.
-Shards layout(const std::string& name, int rank, int t);
+/// The part of the parameter `name` that rank `rank` of t holds: columns or rows,
+/// as its row of the block's table says, and rows of the vocabulary. Norms,
+/// positions, gates of experts and a bias behind rows are whole; throws Error for
+/// any other.
+Shards layout(const ModelConfig& config, const std::string& name, int rank,
+              int t);
 /// Whether a rank has rows of this Linear, or else columns. Throws Error, which
 /// names it, for a part that is cut in neither way.
 bool takes_rows(const std::string& name, const BlockPart& part);
 LinearShape shape_of(const BlockPart& part);
+
+/// Throws Error, which begins with `what` and names sizes that work, unless t
+/// ranks can share the heads and hidden units.
+void check_ranks(const ModelConfig& config, int t, const std::string& what);
 
 /// The layers of one rank for a GPT. `num_classes` is the vocabulary without
 /// its padding. Dropout draws one device's masks; with `rng`, which outlives

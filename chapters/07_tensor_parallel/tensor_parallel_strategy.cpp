@@ -4,6 +4,7 @@
 
 #include "chapters/07_tensor_parallel/bill.h"
 #include "chapters/07_tensor_parallel/megatron_layers.h"
+#include "chapters/07_tensor_parallel/partial_gradients.h"
 #include "chapters/07_tensor_parallel/recompute.h"
 #include "core/check.h"
 
@@ -37,16 +38,17 @@ ShardedModel sharded(const Options& options, const StrategyOptions& setup,
            "--distribute-saved-activations: inputs of blocks are all that is "
            "kept with --recompute only; give that as well");
   const ModelConfig config = sharded_gpt_config(options);
-  SB_CHECK(config.n_head % tp.size() == 0, "--world-size ", tp.size(),
-           ": the ranks share ", config.n_head, " heads; give a divisor of ",
-           config.n_head);
+  check_ranks(config, tp.size(), "--world-size " + std::to_string(tp.size()));
   return {layers(config, tp, has_streams(setup) ? &rng : nullptr),
-          [t = tp.size()](const std::string& name, int rank) {
-            return layout(name, rank, t);
+          [config, t = tp.size()](const std::string& name, int rank) {
+            return layout(config, name, rank, t);
           },
           padded_vocabulary(config.vocab_size, tp.size(),
                             setup.vocabulary_divisible_by),
-          {}};
+          [partial = std::make_shared<PartialGradients>(config, tp)](
+              const std::vector<NamedTensor>& parameters) {
+            partial->sum(parameters);
+          }};
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "chapters/07_tensor_parallel/bill.h"
 #include "chapters/common/run/kept.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/common/run/training.h"
@@ -187,22 +188,41 @@ Bill sequence_bill(const Options& options, const ModelConfig& config,
 
 namespace {
 
-/// Activations that Megatron's layers keep.
-double megatron_kept(const Options& options, const ModelConfig& padded,
-                     const Sizes& z, std::int64_t rows,
-                     bool recompute_attention) {
+/// Activations that Megatron's layers keep: attention and norms of heads have all
+/// tokens of some heads, everything else has its inputs on own tokens, or t-th
+/// parts of all.
+double megatron_kept(const Options& options, const ModelConfig& padded, int t,
+                     std::int64_t rows, bool recompute_attention) {
   const KeptSizes sizes = kept_sizes(options, rows);
-  ModelConfig config = padded;
+  const BlockTable block = block_table(padded);
+  double cut = 0, cut_statistics = 0, own = 0, own_statistics = 0;
+  const auto has_own_heads = [&](const BlockPart& part) {
+    own += part.kept(t);
+    own_statistics += part.statistics(t);
+  };
+  for (const BlockPart* part :
+       {&block.norm_1, &block.qkv, &block.proj, &block.norm_2, &block.up,
+        &block.gate, &block.down}) {
+    cut += part->kept();
+    cut_statistics += part->statistics();
+  }
+  for (const BlockPart& norm : block.head_norms) has_own_heads(norm);
+  has_own_heads(block.attention);
   // No logarithms of the softmax's sums
-  if (recompute_attention) config.n_head = 0;
-  if (z.c == 1) return kept_by_model(config, sizes);
-  // Everything of a block is cut, by tokens or by heads
-  const double blocks = z.layers * kept_by_block(config, sizes) / z.c;
-  const double tokens = sizes.rows * sizes.tokens;
-  const double x = tokens * z.h * z.element;
-  // ln_f: its own input and statistics, its output gathered; the part of logits
-  return blocks + x / z.c + tokens / z.c * 2 * sizes.stat + x +
-         tokens * (z.vocabulary / z.c * z.element + sizes.stat) + sizes.stat;
+  if (recompute_attention) own_statistics -= block.attention.statistics(t);
+
+  const double tokens = sizes.rows * sizes.tokens, e = sizes.element;
+  const double blocks = static_cast<double>(padded.n_layer) *
+                        (tokens * (own * e + own_statistics * sizes.stat) +
+                         tokens / t * (cut * e + cut_statistics * sizes.stat));
+  // The last norm: its own input and statistics, its output gathered; the part of
+  // logits
+  const double x = tokens * block.norm_1.kept() * e;
+  return blocks + x / t + tokens / t * block.norm_1.statistics() * sizes.stat +
+         x +
+         tokens *
+             (static_cast<double>(padded.vocab_size) / t * e + sizes.stat) +
+         sizes.stat;
 }
 
 /// Seconds of a step on the cluster `textbook`.
@@ -213,23 +233,29 @@ double megatron_step_s(const Options& options, const ModelConfig& padded, int t,
   double sum = 0;
   for (const MicroBatch& piece : pieces) {
     const Sizes z = sizes_of(options, padded, t, piece.rows);
-    textbook::GptTimes times = textbook::gpt_times(options, padded, z.rows);
-    times.t = t;
-    const double h = z.h, x = all_gather(t, z.z() * z.element);
+    const textbook::GptTimes times =
+        textbook::gpt_times(options, padded, z.rows);
+    const BlockTable block = block_table(padded);
+    const double x = all_gather(t, z.z() * z.element);
+    const auto seconds = [&](const BlockPart& part) {
+      return times.product(part.operations(z.s, t));
+    };
     // Backward's gather overlaps the product for dX, its scatter the one for dW
-    const auto column = [&](double weights) {
-      const double g = times.product(2 * weights);
+    const auto column = [&](const BlockPart& part) {
+      const double g = seconds(part);
       return x + g + 2 * std::max(x, g);
     };
-    const auto row = [&](double weights) {
-      return 3 * times.product(2 * weights) + 2 * x;
+    const auto row = [&](const BlockPart& part) {
+      return 3 * seconds(part) + 2 * x;
     };
     const double attention =
-        (recompute_attention ? 4.5 : 3.5) * times.attention();
-    sum += z.layers * (column(3 * h * h) + attention + row(h * h) +
-                       column(4 * h * h) + row(4 * h * h)) +
-           4 * x + 3 * times.head() + 3 * all_reduce(t, times.tokens * z.sum);
+        (recompute_attention ? 4.5 : 3.5) * seconds(block.attention);
+    sum += z.layers * (column(block.qkv) + attention + row(block.proj) +
+                       column(block.up) + row(block.down)) +
+           4 * x + 3 * times.head() / t +
+           3 * all_reduce(t, times.tokens * z.sum);
   }
+  sum += tensor_parallel::partial_s(options, padded, t);
   return sum + all_reduce(t, partial) + all_reduce(t, 8);
 }
 
@@ -239,32 +265,30 @@ Bill megatron_bill(const Options& options, const ModelConfig& padded, int t,
                    std::int64_t micro_batches, bool recompute_attention) {
   const auto pieces = strided_micro_batches(options.batch, micro_batches);
   const Sizes z = sizes_of(options, padded, t, options.batch);
-  const double h = z.h;
   // Per block: two gathers and two scatters forward, the same backward, and two
   // gathers for dW. One of each for the embedding and for the head.
   const double moved = (10 * z.layers + 4) * z.z() * z.element;
-  // LayerNorms, biases after a reduce_scatter, positions
-  const double whole = (6 * z.layers + 2 + z.positions) * h;
+  // Norms, biases after a reduce_scatter, positions
+  const BlockTable block = block_table(padded);
+  double whole = block.norm_1.parameters() + block.norm_2.parameters();
+  for (const BlockPart* rows : {&block.proj, &block.down}) {
+    if (rows->bias) whole += static_cast<double>(rows->out);
+  }
+  whole = z.layers * whole + block.norm_1.parameters();
+  if (!decoder_names(padded).positions.empty()) whole += z.positions * z.h;
   const double partial = whole * z.element;
   const double loss = 3 * z.rows * z.s * z.sum;
   const double norm = 8;
   Bill bill;
-  bill.bytes = static_cast<double>(options.steps) * (t - 1.0) / t *
-               (moved + 2 * (partial + loss + norm));
+  bill.bytes = static_cast<double>(options.steps) *
+               ((t - 1.0) / t * (moved + 2 * (partial + loss + norm)) +
+                tensor_parallel::partial_bytes(options, padded, t));
 
-  // Matrices are cut; LayerNorms, biases of rows and positions are whole
-  MemoryBill& memory = bill.memory;
-  const double cut = z.layers * (12 * h * h + 7 * h) + z.vocabulary * h;
-  const double held = cut / t + whole;
-  memory[MemoryKind::kParameter] = held * z.element;
-  memory[MemoryKind::kGradient] = memory[MemoryKind::kOptimizerState] =
-      memory[MemoryKind::kActivation] = 0;
+  // Matrices are cut; norms, biases of rows and positions are whole
+  bill.memory = single_device_bill(options, padded, pieces, false, t);
   if (options.steps == 0) return bill;
-  memory[MemoryKind::kGradient] = held * z.element;
-  memory[MemoryKind::kOptimizerState] =
-      optimizer_states(options) * held * z.sum;
-  memory[MemoryKind::kActivation] =
-      megatron_kept(options, padded, z, pieces[0].rows, recompute_attention);
+  bill.memory[MemoryKind::kActivation] =
+      megatron_kept(options, padded, t, pieces[0].rows, recompute_attention);
   bill.step_s =
       megatron_step_s(options, padded, t, pieces, partial, recompute_attention);
   return bill;

@@ -38,7 +38,8 @@ class ScatteringLinear
   using ModuleOf::ModuleOf;
   Tensor forward(const Tensor& x) override {
     // The bias is added to own tokens, once
-    return add(reduce_scatter_to(linear(x, weight), *tp_, kTokens), bias);
+    const Tensor sum = reduce_scatter_to(linear(x, weight), *tp_, kTokens);
+    return bias.defined() ? add(sum, bias) : sum;
   }
 };
 
@@ -58,7 +59,7 @@ Tensor gathered_linear(const Tensor& x, const Tensor& weight,
                        const Tensor& bias, ProcessGroup& tp) {
   const auto forward = [&tp](const Tensors& in) {
     const Tensor all = tensor_parallel::all_gather(in[0], tp, kTokens, "X");
-    return Tensors{linear(all, in[1], in[2])};
+    return Tensors{linear(all, in[1], in.size() > 2 ? in[2] : Tensor())};
   };
   const bool of_x = x.requires_grad();
   const auto backward = [&tp, of_x, x = x.detach(), weight,
@@ -95,16 +96,19 @@ Tensor gathered_linear(const Tensor& x, const Tensor& weight,
       const MemoryScope kind(gradient_kind(weight));
       dweight = matmul(all, dy, /*trans_a=*/true);
     }
-    if (bias.requires_grad()) {
+    if (bias.defined() && bias.requires_grad()) {
       const MemoryScope kind(gradient_kind(bias));
       dbias = sum(dy, 0);
     }
     scatter.wait();
+    if (!bias.defined()) return Tensors{dx, dweight};
     return Tensors{dx, dweight, dbias};
   };
   if (tp.size() == 1) return linear(x, weight, bias);
-  return autograd::custom_function("gathered_linear", {x, weight, bias},
-                                   forward, backward)[0];
+  Tensors inputs = {x, weight};
+  if (bias.defined()) inputs.push_back(bias);
+  return autograd::custom_function("gathered_linear", inputs, forward,
+                                   backward)[0];
 }
 
 LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
@@ -146,8 +150,12 @@ LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
 }
 
 bool has_partial_gradient(const std::string& name) {
-  return name.find(".ln_") != std::string::npos ||
-         name.ends_with("c_proj.bias") || name.ends_with("wpe.weight");
+  for (const char* end :
+       {"c_proj.bias", "wpe.weight", "layernorm.weight", "model.norm.weight",
+        "o_proj.bias", "down_proj.bias"}) {
+    if (name.ends_with(end)) return true;
+  }
+  return name.find(".ln_") != std::string::npos;
 }
 
 }  // namespace shardbook::sequence_parallel

@@ -22,7 +22,8 @@
 
 namespace shardbook::sequence_parallel {
 
-/// y_r = all_gather(x) W_r + b_r: columns for all tokens from own tokens.
+/// y_r = all_gather(x) W_r + b_r: columns for all tokens from own tokens; b_r may
+/// be undefined.
 ///
 ///   x        [n, s/t, in]    this rank's tokens
 ///   weight   [in, out/t]
@@ -45,8 +46,10 @@ struct MegatronOptions {
 LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
                              const MegatronOptions& setup = {});
 
-/// True for parameters that are used on cut tokens: LayerNorms, biases after a
-/// reduce_scatter, positions. Their gradients are parts of sums over the group.
+/// True for parameters that are used on cut tokens: norms, biases after a
+/// reduce_scatter, positions. Their gradients are parts of sums over the group, as
+/// those of a Llama's norms of heads, which see all tokens of some heads, are
+/// (tensor_parallel::PartialGradients).
 bool has_partial_gradient(const std::string& name);
 
 }  // namespace shardbook::sequence_parallel

@@ -1,5 +1,9 @@
 #include "chapters/12_sequence_parallel/sequence_strategy.h"
 
+#include <memory>
+#include <string>
+
+#include "chapters/07_tensor_parallel/partial_gradients.h"
 #include "chapters/12_sequence_parallel/bill.h"
 #include "chapters/common/run/training.h"
 #include "core/check.h"
@@ -27,24 +31,26 @@ ShardedModel sharded_model(const Options& options, const StrategyOptions& setup,
 ShardedModel megatron_model(const Options& options,
                             const MegatronOptions& setup, ProcessGroup& tp) {
   const ModelConfig config = sharded_gpt_config(options);
-  SB_CHECK(config.n_head % tp.size() == 0, "--world-size ", tp.size(),
-           ": the ranks share ", config.n_head,
-           " heads; give a number of ranks that divides them");
+  tensor_parallel::check_ranks(config, tp.size(),
+                               "--world-size " + std::to_string(tp.size()));
   check_sizes(SequenceOptions(), tp.size(), options.seq, config.n_head);
   ShardedModel model;
   model.layers = megatron_layers(config, tp, setup);
-  model.layout = [t = tp.size()](const std::string& name, int rank) {
-    return tensor_parallel::layout(name, rank, t);
+  model.layout = [config, t = tp.size()](const std::string& name, int rank) {
+    return tensor_parallel::layout(config, name, rank, t);
   };
   model.padded_vocabulary = padded_vocabulary(config.vocab_size, tp.size());
   // Parameters that are used on cut tokens have a partial gradient
-  model.finish_gradients = [&tp](const std::vector<NamedTensor>& parameters) {
-    Tensors partial;
-    for (const NamedTensor& each : parameters) {
-      if (has_partial_gradient(each.name)) partial.push_back(each.tensor);
-    }
-    sum_gradients(tp, partial, "sequence_parallel");
-  };
+  model.finish_gradients =
+      [&tp, of_heads = std::make_shared<tensor_parallel::PartialGradients>(
+                config, tp)](const std::vector<NamedTensor>& parameters) {
+        Tensors partial;
+        for (const NamedTensor& each : parameters) {
+          if (has_partial_gradient(each.name)) partial.push_back(each.tensor);
+        }
+        sum_gradients(tp, partial, "sequence_parallel");
+        of_heads->sum(parameters);
+      };
   return model;
 }
 

@@ -124,7 +124,9 @@ StepResult MoeStrategy::step(std::int64_t step) {
 Shards MoeStrategy::layout(const std::string& name, int rank) const {
   const Topology& grid = mesh_.topology();
   const int t = grid.size("tp"), tp_rank = grid.coordinate(rank, "tp");
-  if (!is_expert(name)) return tensor_parallel::layout(name, tp_rank, t);
+  if (!is_expert(name)) {
+    return tensor_parallel::layout(config_, name, tp_rank, t);
+  }
   return expert_layout(name, grid.coordinate(rank, "ep"), grid.size("ep"),
                        tp_rank, setup_.moe.expert_tensor_parallel ? t : 1);
 }

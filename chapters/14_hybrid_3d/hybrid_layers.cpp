@@ -59,13 +59,7 @@ LayerFactory on_own_tokens(const LayerFactory& inner, const ModelConfig& config,
   };
   // This rank's heads meet the keys of all tokens
   made.attention =
-      [t = tp.size(),
-       over_cp =
-           sequence_parallel::sequence_layers(sequence, seq, cp).attention](
-          const Tensor& qkv, AttentionOptions options) {
-        options.heads /= t;
-        return over_cp(qkv, options);
-      };
+      sequence_parallel::sequence_layers(sequence, seq, cp).attention;
   made.logits = [inner](const Tensor& x, AnyModule& wte) {
     return inner.logits(x, wte.as<Around>().inner);
   };
@@ -234,15 +228,17 @@ RankLayers rank_layers(const Options& options, const HybridOptions& setup,
   made.layout = [=, grid = parts_topology(setup)](const std::string& name,
                                                   int rank) {
     const int tp_rank = grid.coordinate(rank, "tp");
-    if (!moe::is_expert(name)) return tensor_parallel::layout(name, tp_rank, t);
+    if (!moe::is_expert(name)) {
+      return tensor_parallel::layout(config, name, tp_rank, t);
+    }
     return moe::expert_layout(name, grid.coordinate(rank, "ep"), setup.ep,
                               tp_rank, expert_t);
   };
   made.is_whole = [=](const std::string& name) {
     if (t == 1) return false;
     if (!moe::is_expert(name)) {
-      return tensor_parallel::layout(name, 0, t) ==
-             tensor_parallel::layout(name, 1, t);
+      return tensor_parallel::layout(config, name, 0, t) ==
+             tensor_parallel::layout(config, name, 1, t);
     }
     // Where tp cuts slots, its ranks are replicas with other tokens
     return setup.expert_tp && moe::expert_layout(name, 0, 1, 0, t) ==

@@ -58,7 +58,7 @@ inline lesson::Result train(ProcessGroup& world) {
   }
   lesson::Result result = lesson::count(world, loss);
   const auto layout = [n](const std::string& name, int r) {
-    return tensor_parallel::layout(name, r, n);
+    return tensor_parallel::layout(lesson::config(), name, r, n);
   };
   result.weights = lesson::collect(
       world, gather_parts(stage.named_parameters(), layout, tp, 48));

@@ -28,7 +28,7 @@ inline dtensor::Held cut_of(const std::string& name, const Shape& shape,
 inline dtensor::Held parameter_of(const std::string& name, const Shape& shape,
                                   int t) {
   return dtensor::held_by(name, shape, t, [&](int rank) {
-    return tensor_parallel::layout(name, rank, t);
+    return tensor_parallel::layout(ModelConfig(), name, rank, t);
   });
 }
 

@@ -8,9 +8,10 @@ block = folder("chapters/common/models", "single_device")
 
 block("block.cpp", "return static_cast<double>(in * chosen) / (is_cut ? t : 1);",
       "return static_cast<double>(in * chosen) / t;", "BlockTable.*")
-block("block.cpp", "(bias ? wide / (cut == Cut::kColumns ? t : 1) : 0)",
-      "(bias ? wide / t : 0)", "BlockTable.*")
-block("block.cpp", "return static_cast<double>(heads) / (heads > 1 ? t : 1);",
+block("block.cpp", "(bias ? wide : 0)", "(bias ? wide / t : 0)",
+      "BlockTable.*")
+block("block.cpp", "return static_cast<double>(heads) /\n"
+      "           std::min(t, static_cast<double>(heads));",
       "return static_cast<double>(heads);", "BlockTable.*")
 block("block.cpp", "? 2 * (seq + 1) * wide : 0;", "? 2 * seq * wide : 0;",
       "BlockTable.*")

@@ -1,6 +1,6 @@
 """Mutants of tensor, sequence and expert parallelism: chapters 07 to 13."""
 
-from mutants import chapter
+from mutants import chapter, folder
 
 # --- Losses and gradients that all of them share -----------------------------
 
@@ -28,22 +28,44 @@ flat("mappings.cpp", 'group.all_reduce(sum, ReduceOp::kSum, "f").wait();', "",
 flat("mappings.cpp", "if (around.before > 1) parts = transpose(parts, 0, 1);",
      "", "*Mappings*")
 # The bias counts t times
-flat("megatron_layers.cpp", "return add(reduce_from(linear(part, weight), *tp_), bias);",
-     "return reduce_from(linear(part, weight, bias), *tp_);",
+flat("megatron_layers.cpp", "reduce_from(linear(part, weight), *tp_);\n"
+     "  return bias.defined() ? add(sum, bias) : sum;",
+     "reduce_from(linear(part, weight, bias), *tp_);\n  return sum;",
      "*TensorParallel*")
-flat("megatron_layers.cpp", 'if (is(".c_attn.bias")) return {{0, rank, t, 3}};',
-     'if (is(".c_attn.bias")) return {{0, rank, t}};', "*Training*:*Checkpoints*")
 flat("megatron_layers.cpp",
-     "{qkv.size(0), options.heads, s, s}, {0, tp.rank() * own, 0, 0}, {}};",
-     "{qkv.size(0), options.heads, s, s}, {0, 0, 0, 0}, {}};",
-     "*Training*:TensorParallel*:*Rng*")
+     "{cut_columns(is_bias ? 0 : 1, rank, t, part.columns)};",
+     "{is_bias ? Shard{0, rank, t} : cut_columns(1, rank, t, part.columns)};",
+     "*Training*:*Checkpoints*")
+tables = chapter("common/models", "tensor_parallel")
+tables("models.cpp", "first_head(layers.head_rank * heads),", "first_head(0),",
+       "*Training*:TensorParallel*:*Rng*")
+# A Llama: a contiguous half of [gate | up] is the gate
+tables("block.cpp", "{{f, f}, {f, f}}", "{{2 * f, 2 * f}}", "*TensorParallelLlama*")
+tables("models.cpp", "config.llama.kv_heads / layers.head_ranks, 1);",
+       "config.llama.kv_heads, 1);", "*TensorParallelLlama*")
+tables("block.cpp", "            std::min(static_cast<double>(each.parts), t);",
+       "            t;", "*TensorParallelLlama*")
+# Neighbours add the gradients of the keys that they share
+flat("partial_gradients.cpp",
+     'sharers_->all_reduce(sums, ReduceOp::kSum, "shared keys").wait();', "",
+     "*TensorParallelLlama*")
+flat("partial_gradients.cpp", "if (rank % together == 0) groups.emplace_back();",
+     "if (rank < together) groups.emplace_back();", "*TensorParallelLlama*")
+# A norm of heads sees a rank's own heads
+flat("partial_gradients.cpp", 'sum_gradients(tp_, norms, "norms of heads");', "",
+     "*TensorParallelLlama*")
+# An output layer of its own is cut by rows, too, and padded
+flat("megatron_layers.cpp", " || layer == leaf_name(names.output())", "",
+     "*TensorParallelLlama*")
+chapter("common/sharded", "tensor_parallel")(
+    "parts.cpp", ' || name == "lm_head.weight"', "", "*TensorParallelLlama*")
+# The norm counts shared columns once
+folder("core", "tensor_parallel")(
+    "shards.cpp", "if (is_first) append", "append", "*TensorParallelLlama*")
 flat("rng.cpp", "seeds.tensor = base + 2718 + offset(place.tp);",
      "seeds.tensor = base + 2718;", "*Rng*:*Stream*")
 flat("recompute.cpp", "const Replay replay(*rng, streams);", "",
      "*DistributedInputs*:*Rng*")
-flat("grouped_attention.cpp", "if (rank % together == 0) parts.emplace_back();",
-     "if (rank < together) parts.emplace_back();", "*Grouped*")
-
 flat("bill.cpp", "kept_by_block(padded, kept) / sizes.t +",
      "kept_by_block(padded, kept) +", "*DistributedInputs*")
 flat("bill.cpp", "std::max(c, a);", "c + a;", "TensorParallelBill.*")
@@ -162,12 +184,16 @@ sequence("ulysses.cpp", "{0, cp.rank() * own.heads, 0, 0}, {}};",
          "{0, 0, 0, 0}, {}};", "*Ulysses*:*Gpt*")
 # A bias on every rank's part of a sum
 sequence("megatron.cpp",
-         "add(reduce_scatter_to(linear(x, weight), *tp_, kTokens), bias);",
-         "reduce_scatter_to(linear(x, weight, bias), *tp_, kTokens);",
-         "*Megatron*")
-sequence("megatron.cpp",
-         'name.ends_with("c_proj.bias") || name.ends_with("wpe.weight");',
-         'name.ends_with("c_proj.bias");', "*Megatron*")
+         "reduce_scatter_to(linear(x, weight), *tp_, kTokens);\n"
+         "    return bias.defined() ? add(sum, bias) : sum;",
+         "reduce_scatter_to(linear(x, weight, bias), *tp_, kTokens);\n"
+         "    return sum;", "*Megatron*")
+sequence("megatron.cpp", '"wpe.weight", ', "", "*Megatron*")
+# Of a Llama: norms see a rank's own tokens, norms of heads its own heads
+sequence("megatron.cpp", '"layernorm.weight", ', "",
+         "MegatronStrategy.*ForALlama")
+sequence("sequence_strategy.cpp", "    of_heads->sum(parameters);\n", "",
+         "MegatronStrategy.*ForALlama")
 # Dropout keeps rows of scores before and after it
 sequence("bill.cpp", "const double copies = own.dropout > 0 ? 2 : 1;",
          "const double copies = 1;", "*SequenceTraining*")

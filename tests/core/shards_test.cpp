@@ -82,6 +82,9 @@ TEST(Shards, APartDrawsWhatTheWholeHasThere) {
       {{0, 1, 2}, {1, 0, 2, 3}},
       {{0, 1, 2, 2}, {1, 1, 2, 3}},
       {{0, 0, 2}, {0, 1, 2}, {1, 1, 3}},
+      {cut_columns(1, 1, 2, {{8, 4}, {2, 1}, {2, 1}})},
+      {cut_columns(0, 3, 4, {{4, 4}, {2, 2}, {2, 2}})},
+      {{0, 1, 2}, cut_columns(1, 1, 2, {{8, 4}, {4, 2}})},
   };
   InitOptions init;
   init.seed = 3;
@@ -98,6 +101,38 @@ TEST(Shards, APartDrawsWhatTheWholeHasThere) {
                         take_part(uniform, shards)));
     }
   }
+}
+
+// [q | k | v] of 4 heads of queries and 2 of keys, each of one column: with four
+// ranks, two neighbours hold the same keys
+TEST(Shards, ColumnsWithFewerPartsThanRanksAreShared) {
+  const std::vector<Columns> qkv = {{4, 4}, {2, 2}, {2, 2}};
+  const Tensor whole = counted({8});
+  const std::vector<std::vector<std::int64_t>> expected = {
+      {0, 4, 6}, {1, 4, 6}, {2, 5, 7}, {3, 5, 7}};
+  const Tensor again = Tensor::zeros({8}, whole.options());
+  for (int r = 0; r < 4; ++r) {
+    const Shards shards = {cut_columns(0, r, 4, qkv)};
+    const Tensor part = take_part(whole, shards);
+    EXPECT_EQ(elements(part), expected[static_cast<std::size_t>(r)]);
+    EXPECT_EQ(whole_shape(shards, part.shape()), whole.shape());
+    put_part(again, part, shards);
+    const std::vector<IndexRun> first = first_held(shards[0]);
+    ASSERT_EQ(first.size(), 1u);
+    EXPECT_EQ(first[0].begin, 0);
+    EXPECT_EQ(first[0].count, r % 2 == 0 ? 3 : 1);
+  }
+  EXPECT_EQ(elements(again), elements(whole));
+  // Two ranks: heads 0 1 and key 0
+  EXPECT_EQ(elements(take_part(whole, {cut_columns(0, 0, 2, qkv)})),
+            (std::vector<std::int64_t>{0, 1, 4, 6}));
+}
+
+TEST(Shards, EqualColumnsAreBlocks) {
+  EXPECT_EQ(cut_columns(1, 1, 2, {{6, 6}, {6, 6}}), (Shard{1, 1, 2, 2}));
+  EXPECT_EQ(cut_columns(1, 1, 2, {}), (Shard{1, 1, 2}));
+  EXPECT_THROW(shape_of({cut_columns(0, 0, 3, {{4, 4}, {2, 2}})}, {6}), Error);
+  EXPECT_THROW(shape_of({cut_columns(0, 0, 2, {{4, 4}, {2, 2}})}, {8}), Error);
 }
 
 TEST(Shards, WhatDoesNotDivideIsRefused) {

@@ -187,8 +187,8 @@ void toy_numbers() {
 
 // --- chapters/common/sharded/parts.h
 void parts(Module& model, const ModelConfig& config, ProcessGroup& tp, int t) {
-  ParameterLayout layout = [t](const std::string& name, int rank) {
-    return tensor_parallel::layout(name, rank, t);
+  ParameterLayout layout = [=](const std::string& name, int rank) {
+    return tensor_parallel::layout(config, name, rank, t);
   };
   std::vector<NamedTensor> whole =
       gather_parts(model.named_parameters(), layout, tp, config.vocab_size);

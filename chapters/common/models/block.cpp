@@ -1,7 +1,7 @@
 #include "chapters/common/models/block.h"
 
+#include <algorithm>
 #include <charconv>
-#include <numeric>
 #include <system_error>
 
 #include "chapters/common/models/models.h"
@@ -21,14 +21,14 @@ BlockPart norm(const std::string& name, PartKind kind, std::int64_t width,
   return part;
 }
 
-/// Several widths in `columns` lie side by side.
+/// Several `columns` lie side by side.
 BlockPart product(const std::string& name, std::int64_t in,
-                  const std::vector<std::int64_t>& columns, bool bias, Cut cut,
+                  const std::vector<Columns>& columns, bool bias, Cut cut,
                   double stddev) {
   BlockPart part;
   part.name = name;
   part.in = in;
-  part.out = std::accumulate(columns.begin(), columns.end(), std::int64_t{0});
+  for (const Columns& each : columns) part.out += each.width;
   if (columns.size() > 1) part.columns = columns;
   part.bias = bias;
   part.cut = cut;
@@ -36,14 +36,35 @@ BlockPart product(const std::string& name, std::int64_t in,
   return part;
 }
 
-BlockPart function(PartKind kind, std::int64_t in, std::int64_t out,
-                   std::int64_t heads = 1) {
+BlockPart product(const std::string& name, std::int64_t in, std::int64_t out,
+                  bool bias, Cut cut, double stddev) {
+  return product(name, in, {{out, out}}, bias, cut, stddev);
+}
+
+BlockPart function(PartKind kind, std::int64_t in, std::int64_t out) {
   BlockPart part;
   part.kind = kind;
   part.in = in;
   part.out = out;
-  part.heads = heads;
   return part;
+}
+
+BlockPart attention_of(const BlockPart& qkv, std::int64_t heads) {
+  BlockPart part =
+      function(PartKind::kAttention, qkv.out, qkv.columns[0].width);
+  part.heads = heads;
+  part.columns = qkv.columns;
+  return part;
+}
+
+/// Of all these columns, those that each of t ranks holds.
+double held_on(const std::vector<Columns>& columns, double t) {
+  double held = 0;
+  for (const Columns& each : columns) {
+    held += static_cast<double>(each.width) /
+            std::min(static_cast<double>(each.parts), t);
+  }
+  return held;
 }
 
 BlockTable gpt2(const ModelConfig& c) {
@@ -53,15 +74,16 @@ BlockTable gpt2(const ModelConfig& c) {
   block.attention_module = "attn";
   block.mlp_module = "mlp";
   block.norm_1 = norm("ln_1", PartKind::kLayerNorm, h);
-  block.qkv = product("attn.c_attn", h, {h, h, h}, true, Cut::kColumns,
-                      c.initializer_range);
-  block.attention = function(PartKind::kAttention, 3 * h, h, c.n_head);
-  block.proj = product("attn.c_proj", h, {h}, true, Cut::kRows, last);
+  const Columns heads{h, c.n_head};
+  block.qkv = product("attn.c_attn", h, {heads, heads, heads}, true,
+                      Cut::kColumns, c.initializer_range);
+  block.attention = attention_of(block.qkv, c.n_head);
+  block.proj = product("attn.c_proj", h, h, true, Cut::kRows, last);
   block.norm_2 = norm("ln_2", PartKind::kLayerNorm, h);
   block.up =
-      product("mlp.c_fc", h, {4 * h}, true, Cut::kColumns, c.initializer_range);
+      product("mlp.c_fc", h, 4 * h, true, Cut::kColumns, c.initializer_range);
   block.gate = function(PartKind::kGelu, 4 * h, 4 * h);
-  block.down = product("mlp.c_proj", 4 * h, {h}, true, Cut::kRows, last);
+  block.down = product("mlp.c_proj", 4 * h, h, true, Cut::kRows, last);
   return block;
 }
 
@@ -74,65 +96,71 @@ BlockTable llama(const ModelConfig& c) {
   block.attention_module = "self_attn";
   block.mlp_module = "mlp";
   block.norm_1 = norm("input_layernorm", PartKind::kRmsNorm, h);
-  block.qkv = product("self_attn.qkv_proj", h, {q, kv, kv}, l.qkv_bias,
-                      Cut::kColumns, stddev);
+  const Columns keys{kv, l.kv_heads};
+  block.qkv = product("self_attn.qkv_proj", h, {{q, c.n_head}, keys, keys},
+                      l.qkv_bias, Cut::kColumns, stddev);
   if (l.qk_norm) {
     block.head_norms = {
         norm("self_attn.q_norm", PartKind::kRmsNorm, q, c.n_head),
         norm("self_attn.k_norm", PartKind::kRmsNorm, kv, l.kv_heads)};
   }
-  block.attention = function(PartKind::kAttention, q + 2 * kv, q, c.n_head);
-  block.proj =
-      product("self_attn.o_proj", q, {h}, l.o_bias, Cut::kRows, stddev);
+  block.attention = attention_of(block.qkv, c.n_head);
+  block.proj = product("self_attn.o_proj", q, h, l.o_bias, Cut::kRows, stddev);
   block.norm_2 = norm("post_attention_layernorm", PartKind::kRmsNorm, h);
-  block.up =
-      product("mlp.gate_up_proj", h, {f, f}, l.mlp_bias, Cut::kColumns, stddev);
+  block.up = product("mlp.gate_up_proj", h, {{f, f}, {f, f}}, l.mlp_bias,
+                     Cut::kColumns, stddev);
   block.gate = function(PartKind::kSwiglu, 2 * f, f);
-  block.down = product("mlp.down_proj", f, {h}, l.mlp_bias, Cut::kRows, stddev);
+  block.down = product("mlp.down_proj", f, h, l.mlp_bias, Cut::kRows, stddev);
   return block;
 }
 
 }  // namespace
 
+double BlockPart::out_on(double t) const {
+  if (cut != Cut::kColumns) return static_cast<double>(out);
+  return columns.empty() ? static_cast<double>(out) / t : held_on(columns, t);
+}
+
 double BlockPart::kept(double t) const {
-  const bool is_cut =
-      kind == PartKind::kProduct ? cut == Cut::kRows : !is_norm() || heads > 1;
+  if (kind == PartKind::kAttention) return held_on(columns, t);
+  if (is_norm()) t = std::min(t, static_cast<double>(heads));
+  const bool is_cut = kind != PartKind::kProduct || cut == Cut::kRows;
   return static_cast<double>(in * chosen) / (is_cut ? t : 1);
 }
 
 double BlockPart::parameters(double t) const {
-  const auto rows = static_cast<double>(in), wide = static_cast<double>(out);
+  const double wide = out_on(t);
   if (is_norm()) return wide / static_cast<double>(heads) * (bias ? 2 : 1);
   if (kind != PartKind::kProduct) return 0;
-  return static_cast<double>(experts) * rows * wide /
-             (cut == Cut::kWhole ? 1 : t) +
-         (bias ? wide / (cut == Cut::kColumns ? t : 1) : 0);
+  return static_cast<double>(experts * in) * wide /
+             (cut == Cut::kRows ? t : 1) +
+         (bias ? wide : 0);
 }
 
 double BlockPart::statistics(double t) const {
   if (kind == PartKind::kLayerNorm) return 2;
   if (kind == PartKind::kRmsNorm || kind == PartKind::kAttention) {
-    return static_cast<double>(heads) / (heads > 1 ? t : 1);
+    return static_cast<double>(heads) / std::min(t, static_cast<double>(heads));
   }
   return 0;
 }
 
-double BlockPart::operations(double seq) const {
-  const auto rows = static_cast<double>(in), wide = static_cast<double>(out);
+double BlockPart::operations(double seq, double t) const {
   if (kind == PartKind::kProduct) {
-    return 2 * static_cast<double>(chosen) * rows * wide;
+    return 2 * static_cast<double>(chosen * in) * out_on(t) /
+           (cut == Cut::kRows ? t : 1);
   }
+  const double wide = out_on(1) / t;
   return kind == PartKind::kAttention ? 2 * (seq + 1) * wide : 0;
 }
 
-double BlockPart::backward_operations(double seq) const {
-  return (kind == PartKind::kAttention ? 2.5 : 2) * operations(seq);
+double BlockPart::backward_operations(double seq, double t) const {
+  return (kind == PartKind::kAttention ? 2.5 : 2) * operations(seq, t);
 }
 
 double BlockPart::deferred(double t) const {
   if (kind != PartKind::kProduct) return 0;
-  return kept(t) +
-         static_cast<double>(out * chosen) / (cut == Cut::kColumns ? t : 1);
+  return kept(t) + static_cast<double>(chosen) * out_on(t);
 }
 
 std::vector<BlockPart> BlockTable::parts() const {
@@ -155,12 +183,12 @@ BlockTable block_table(const ModelConfig& config, std::int64_t block) {
   const std::int64_t h = config.n_embd, f = l.moe_intermediate_size;
   const double stddev = config.initializer_range;
   table.router = {
-      product("mlp.gate", h, {l.num_experts}, false, Cut::kWhole, stddev)};
-  table.up = product("mlp.experts.gate_up_proj", h, {f, f}, false, Cut::kWhole,
-                     stddev);
+      product("mlp.gate", h, l.num_experts, false, Cut::kWhole, stddev)};
+  table.up =
+      product("mlp.experts.gate_up_proj", h, 2 * f, false, Cut::kWhole, stddev);
   table.gate = function(PartKind::kSwiglu, 2 * f, f);
   table.down =
-      product("mlp.experts.down_proj", f, {h}, false, Cut::kWhole, stddev);
+      product("mlp.experts.down_proj", f, h, false, Cut::kWhole, stddev);
   for (BlockPart* part : {&table.up, &table.gate, &table.down}) {
     part->experts = l.num_experts;
     part->chosen = l.experts_per_token;

@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "core/shards.h"
+
 namespace shardbook {
 
 struct ModelConfig;
@@ -40,9 +42,10 @@ struct BlockPart {
   std::int64_t in = 0, out = 0;
   bool bias = false;
   Cut cut = Cut::kWhole;
-  /// Widths that lie side by side in `out`, each of which is cut alone: queries,
-  /// keys and values, or gate and up. Empty: one.
-  std::vector<std::int64_t> columns = {};
+  /// What lies side by side, each of which is cut alone: queries, keys and values
+  /// in attention's `in` and in the `out` of the product in front of it, gate and
+  /// up. Ranks that outnumber the heads of keys share them. Empty: one.
+  std::vector<Columns> columns = {};
   /// Of attention; of a norm: it normalises each of so many heads alone.
   std::int64_t heads = 1;
   /// Standard deviation of the weight before training.
@@ -56,6 +59,8 @@ struct BlockPart {
   bool is_norm() const {
     return kind == PartKind::kLayerNorm || kind == PartKind::kRmsNorm;
   }
+  /// Width of `out` on each of t ranks.
+  double out_on(double t) const;
   /// Parameters of each of t ranks. A weight cut by rows has a whole bias: it is
   /// added behind the sum.
   double parameters(double t = 1) const;
@@ -67,9 +72,9 @@ struct BlockPart {
   double statistics(double t = 1) const;
   /// Operations per token of a forward, on samples of `seq` tokens: a product's
   /// two per weight, and attention's two products over (seq + 1) / 2 tokens.
-  double operations(double seq) const;
+  double operations(double seq, double t = 1) const;
   /// Of a backward: two products for each one, five for the two of attention.
-  double backward_operations(double seq) const;
+  double backward_operations(double seq, double t = 1) const;
   /// Elements per token that a deferred weight gradient needs: a product's input
   /// and the gradient of its output.
   double deferred(double t = 1) const;

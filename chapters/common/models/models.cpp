@@ -1,5 +1,6 @@
 #include "chapters/common/models/models.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -124,13 +125,16 @@ GptAttention::GptAttention(const std::string& name, const BlockTable& block,
     : c_attn(layers.linear(name + "." + block.qkv.leaf(), block.qkv, init)),
       c_proj(layers.linear(name + "." + block.proj.leaf(), block.proj, init)),
       resid_dropout(layers.dropout(config.dropout)),
-      heads(config.n_head),
+      heads(config.n_head / layers.head_ranks),
+      first_head(layers.head_rank * heads),
       all_heads(config.n_head),
       attention_dropout(config.dropout),
       block_(block),
       attention_(layers.attention) {
   if (!config.is_llama()) return;
-  kv_heads = config.llama.kv_heads;
+  // Where ranks outnumber the heads of keys, neighbours share one
+  kv_heads =
+      std::max<std::int64_t>(config.llama.kv_heads / layers.head_ranks, 1);
   while (head_norms.size() < block.head_norms.size()) {
     head_norms.emplace_back(config.llama.head_dim, init,
                             config.layer_norm_epsilon);

@@ -126,7 +126,9 @@ struct LayerFactory {
   std::function<AnyModule(const std::string& name, const BlockPart& part,
                           double eps, const InitOptions& init)>
       norm;
-  /// [n, S, (a + 2k) d] -> [n, S, a d], as core's.
+  /// The ranks that share the heads of an attention, and which of them this is.
+  int head_rank = 0, head_ranks = 1;
+  /// [n, S, (a + 2k) d] -> [n, S, a d], as core's; of the rank's own heads.
   std::function<Tensor(const Tensor& qkv, const AttentionOptions& options)>
       attention;
   /// After the embeddings and after both branches of a block; `attention`
@@ -157,7 +159,7 @@ class GptAttention : public ModuleOf<GptAttention> {
   /// Over each head of queries, and of keys (Qwen3); empty in other models.
   std::vector<RmsNorm> head_norms;
   std::int64_t heads;
-  std::int64_t kv_heads = 0;  ///< 0: as many as heads
+  std::int64_t kv_heads = 0;  ///< 0: as many as heads; or ranks share one
   /// This module may have only some of the model's `all_heads`.
   std::int64_t first_head = 0, all_heads;
   double attention_dropout;

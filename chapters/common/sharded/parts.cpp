@@ -9,7 +9,11 @@
 namespace shardbook {
 namespace {
 
-constexpr char kTokenEmbedding[] = "transformer.wte.weight";
+/// A table with a row for each token, which may be padded.
+bool is_vocabulary(const std::string& name) {
+  return name == "transformer.wte.weight" ||
+         name == "model.embed_tokens.weight" || name == "lm_head.weight";
+}
 
 int first_holder(const ParameterLayout& layout, const std::string& name,
                  int rank) {
@@ -26,11 +30,26 @@ bool is_first_holder(const ParameterLayout& layout, const std::string& name,
   return first_holder(layout, name, rank) == rank;
 }
 
+Tensors first_held(const Tensor& values, const Shards& shards) {
+  for (const Shard& shard : shards) {
+    if (shard.columns.empty()) continue;
+    const std::vector<IndexRun> held = first_held(shard);
+    if (held.size() == 1 && held[0].count == values.size(shard.dim)) break;
+    Tensors parts;
+    for (const IndexRun& run : held) {
+      parts.push_back(
+          slice(values, shard.dim, run.begin, run.begin + run.count));
+    }
+    return parts;
+  }
+  return {values};
+}
+
 PartOf part_of(const ParameterLayout& layout, int rank,
                std::int64_t padded_vocabulary) {
   return [=](const std::string& name) {
     return PartOfFile{layout(name, rank),
-                      name == kTokenEmbedding ? padded_vocabulary : 0};
+                      is_vocabulary(name) ? padded_vocabulary : 0};
   };
 }
 
@@ -64,7 +83,7 @@ std::vector<NamedTensor> gather_parts(const std::vector<NamedTensor>& parts,
       put_part(whole, theirs, shards);
     }
     ++tag;
-    if (part.name == kTokenEmbedding) whole = whole.rows_view(0, vocabulary);
+    if (is_vocabulary(part.name)) whole = whole.rows_view(0, vocabulary);
     state.push_back({part.name, whole});
   }
   return state;
@@ -75,7 +94,7 @@ void place_parts(TrainingState& state, const ParameterLayout& layout, int rank,
   for (StatePart& part : state.parts) {
     part.shards = layout(part.name, rank);
     part.whole = whole_shape(part.shards, part.whole);
-    if (part.name != kTokenEmbedding) continue;
+    if (!is_vocabulary(part.name)) continue;
     part.padded_rows = part.whole[0];
     part.whole[0] = vocabulary;
   }

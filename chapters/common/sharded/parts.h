@@ -2,8 +2,8 @@
 
 // Parameters that lie in parts on the ranks of one group.
 //
-//   ParameterLayout layout = [t](const std::string& name, int rank) {
-//     return tensor_parallel::layout(name, rank, t);
+//   ParameterLayout layout = [=](const std::string& name, int rank) {
+//     return tensor_parallel::layout(config, name, rank, t);
 //   };
 //   std::vector<NamedTensor> whole = gather_parts(
 //       model.named_parameters(), layout, tp, config.vocab_size);
@@ -30,10 +30,14 @@ using ParameterLayout =
 bool is_first_holder(const ParameterLayout& layout, const std::string& name,
                      int rank);
 
-/// Which part of a file's tensors rank `rank` holds; the token embedding has
-/// `padded_vocabulary` rows in the model (0: as many as in the file).
+/// Which part of a file's tensors rank `rank` holds; tables of tokens
+/// have `padded_vocabulary` rows in the model (0: as many as in the file).
 PartOf part_of(const ParameterLayout& layout, int rank,
                std::int64_t padded_vocabulary);
+
+/// Of the columns of a parameter that ranks share (Columns), those that count here:
+/// on the lowest rank that holds them. The whole tensor where there are none.
+Tensors first_held(const Tensor& values, const Shards& shards);
 
 /// Collects the parts on the group's rank 0, a parameter at a time, without the
 /// rows behind the vocabulary; empty on other ranks. Collective.

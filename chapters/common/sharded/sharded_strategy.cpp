@@ -19,9 +19,11 @@ ModelConfig padded(ModelConfig config, std::int64_t vocabulary) {
 
 ModelConfig sharded_gpt_config(const ModelOptions& options) {
   ModelConfig config = model_config(options);
-  SB_CHECK(config.type == "gpt2", "--model ", options.model,
+  SB_CHECK(config.has_blocks(), "--model ", options.model,
            ": this chapter shards the layers of a GPT; give gpt-nano, gpt2 or "
            "another one of its family");
+  SB_CHECK(config.llama.num_experts == 0, "--model ", options.model,
+           ": this chapter shards dense blocks; give a model without experts");
   return config;
 }
 
@@ -53,12 +55,12 @@ ShardedStrategy::ShardedStrategy(const Options& options, ShardedModel sharded,
   set_recompute(*model_, passes.recompute);
   if (!options.load.empty()) {
     load_model(
-        options.load, *model_,
+        options.load, *model_, config_,
         part_of(sharded_.layout, group_.rank(), sharded_.padded_vocabulary));
   }
   for (const NamedTensor& each : model_->named_parameters()) {
     if (is_first_holder(sharded_.layout, each.name, group_.rank())) {
-      own_.push_back(each.tensor);
+      own_.push_back(each);
     }
   }
   optimizer_ = make_optimizer(options.optimizer, model_->parameters(),
@@ -76,11 +78,26 @@ StepResult ShardedStrategy::step(std::int64_t step) {
   }
 
   // The norm counts every element of the whole model once
-  const double norm_here = grad_norm(own_);
+  const double norm_here = norm_of_own_gradients();
   result.grad_norm =
       std::sqrt(sum_over_ranks(group_, norm_here * norm_here, "norm"));
   clip_and_update(options_, *optimizer_, result.grad_norm);
   return result;
+}
+
+double ShardedStrategy::norm_of_own_gradients() const {
+  const NoGrad no_grad;
+  const PhaseScope phase(Phase::kOptimizer);
+  double squares = 0;
+  for (const NamedTensor& each : own_) {
+    const Tensor grad = each.tensor.grad();
+    if (!grad.defined()) continue;
+    const Shards shards = sharded_.layout(each.name, group_.rank());
+    for (const Tensor& part : first_held(grad, shards)) {
+      squares += sum_of_squares(part);
+    }
+  }
+  return std::sqrt(squares);
 }
 
 std::vector<NamedTensor> ShardedStrategy::full_state() {

@@ -89,6 +89,9 @@ class ShardedStrategy : public Strategy {
   /// activations and sends so many in a step, without the norm.
   Bill bill_of(double parameters, double kept_bytes, double step_bytes) const;
 
+  /// Of the gradients that this rank adds to the norm.
+  double norm_of_own_gradients() const;
+
   const Options options_;
   ProcessGroup& group_;
   const Passes passes_;
@@ -101,7 +104,7 @@ class ShardedStrategy : public Strategy {
   std::unique_ptr<Optimizer> optimizer_;
   /// Parameters whose gradients this rank adds to the norm: those that no lower
   /// rank holds.
-  Tensors own_;
+  std::vector<NamedTensor> own_;
 };
 
 }  // namespace shardbook

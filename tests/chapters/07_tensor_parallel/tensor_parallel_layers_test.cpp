@@ -32,7 +32,7 @@ TEST_P(TensorParallelLayers, ColumnsAreThoseOfOneDeviceBitForBit) {
     const Shards columns = {{1, tp.rank(), t}}, piece = {{0, tp.rank(), t}};
     for (const bool gathers : {false, true}) {
       Linear whole = whole_linear(24, 48);
-      ColumnParallelLinear part("l", {24, 48, 1, 1}, f64_init(), tp, gathers);
+      ColumnParallelLinear part("l", {24, 48, {}, 1}, f64_init(), tp, gathers);
       EXPECT_TRUE(bitwise_equal(part.weight.detach(),
                                 take_part(whole.weight.detach(), columns)));
       part.bias.copy_from(take_part(whole.bias.detach(), piece));
@@ -67,7 +67,7 @@ TEST_P(TensorParallelLayers, RowsAreSummedAndTheBiasCountsOnce) {
     const Tensor expected = whole(x_whole);
     autograd::backward({expected}, {dy});
     for (const bool is_parallel : {true, false}) {
-      RowParallelLinear part("l", {48, 24, 1, 1}, f64_init(), tp, is_parallel);
+      RowParallelLinear part("l", {48, 24, {}, 1}, f64_init(), tp, is_parallel);
       part.bias.copy_from(whole.bias.detach());
       const Tensor x =
           (is_parallel ? take_part(x_whole.detach(), last) : x_whole.detach())
@@ -87,7 +87,7 @@ TEST_P(TensorParallelLayers, RowsAreSummedAndTheBiasCountsOnce) {
 // The sum of two halves has only one order.
 TEST(TensorParallelLayers, TwoHalvesOfRowsAreTheSumOfTwoHalves) {
   on_ranks(2, [](ProcessGroup& tp) {
-    RowParallelLinear part("l", {48, 24, 1, 1}, f64_init(), tp);
+    RowParallelLinear part("l", {48, 24, {}, 1}, f64_init(), tp);
     const Linear whole = whole_linear(48, 24);
     const Tensor x = noise({2, 4, 48}, 1);
     const auto half = [&](int r) {
@@ -103,8 +103,8 @@ TEST(TensorParallelLayers, TwoHalvesOfRowsAreTheSumOfTwoHalves) {
 TEST(TensorParallelLayers, WhatAllRanksHaveHasTheSameBits) {
   for (const int t : {2, 3, 4, 8}) {
     const auto found = on_ranks(t, [](ProcessGroup& tp) {
-      ColumnParallelLinear fc("a", {24, 48, 1, 1}, f64_init(), tp);
-      RowParallelLinear proj("b", {48, 24, 1, 1}, f64_init(), tp);
+      ColumnParallelLinear fc("a", {24, 48, {}, 1}, f64_init(), tp);
+      RowParallelLinear proj("b", {48, 24, {}, 1}, f64_init(), tp);
       const Tensor x = noise({5, 24}, 1).set_requires_grad();
       const Tensor y = proj(gelu(fc(x)));
       autograd::backward({y}, {noise({5, 24}, 2)});
@@ -123,7 +123,7 @@ TEST_P(TensorParallelLayers, ColumnsInF32HaveTheBitsOfOneDevice) {
   on_ranks(t, [&](ProcessGroup& tp) {
     InitOptions init = f64_init();
     init.dtype = DType::kF32;
-    ColumnParallelLinear part("l", {24, 48, 1, 1}, init, tp);
+    ColumnParallelLinear part("l", {24, 48, {}, 1}, init, tp);
     const Tensor weight = make_parameter("l.weight", {24, 48}, 1, init);
     const Tensor bias = make_constant_parameter({48}, 0, init);
     const Tensor x = to_dtype(noise({2, 4, 24}, 1), DType::kF32);
@@ -136,7 +136,7 @@ TEST_P(TensorParallelLayers, ColumnsInF32HaveTheBitsOfOneDevice) {
 TEST_P(TensorParallelLayers, AFrozenWeightStillSumsTheGradientOfTheInput) {
   const int t = GetParam();
   on_ranks(t, [&](ProcessGroup& tp) {
-    ColumnParallelLinear part("l", {24, 48, 1, 1}, f64_init(), tp);
+    ColumnParallelLinear part("l", {24, 48, {}, 1}, f64_init(), tp);
     part.set_requires_grad(false);
     const Tensor x = noise({4, 24}, 1).set_requires_grad();
     const Tensor y = part(x);
@@ -227,18 +227,18 @@ TEST(TensorParallelLayers, PartsThatWouldNotBeEqualAreRefused) {
     VocabParallelEmbedding part("e", 25, 6, 1, f64_init(), tp);
   });
   expect_refused([](ProcessGroup& tp) {
-    ColumnParallelLinear part("l", {24, 49, 1, 1}, f64_init(), tp);
+    ColumnParallelLinear part("l", {24, 49, {}, 1}, f64_init(), tp);
   });
   expect_refused([](ProcessGroup& tp) {
-    RowParallelLinear part("l", {49, 24, 1, 1}, f64_init(), tp);
+    RowParallelLinear part("l", {49, 24, {}, 1}, f64_init(), tp);
   });
 }
 
 // The documents' pair, [16, 256] through 256 -> 1024 -> 256: 12288 elements.
 TEST(TensorParallelLayers, APairOnFourRanksSends12288Elements) {
   on_ranks(4, [](ProcessGroup& tp) {
-    ColumnParallelLinear fc("a", {256, 1024, 1, 1}, f64_init(), tp);
-    RowParallelLinear proj("b", {1024, 256, 1, 1}, f64_init(), tp);
+    ColumnParallelLinear fc("a", {256, 1024, {}, 1}, f64_init(), tp);
+    RowParallelLinear proj("b", {1024, 256, {}, 1}, f64_init(), tp);
     const Tensor x = noise({16, 256}, 1).set_requires_grad();
     const Tensor y = proj(gelu(fc(x)));
     autograd::backward({y}, {noise({16, 256}, 2)});
@@ -251,16 +251,18 @@ TEST(TensorParallelLayers, APairOnFourRanksSends12288Elements) {
 // A layer of another model must not be cut by a rule that was not made for it.
 TEST(TensorParallelLayout, APartWithoutARuleIsNamed) {
   const std::string gate_up = "model.layers.0.mlp.gate_up_proj";
-  expect_error([&] { layout(gate_up + ".weight", 0, 2); }, {gate_up});
-  expect_error([&] { layout("lm_head.weight", 0, 2); }, {"lm_head"});
+  const ModelConfig gpt2;
+  expect_error([&] { layout(gpt2, gate_up + ".weight", 0, 2); }, {gate_up});
+  expect_error([&] { layout(gpt2, "lm_head.weight", 0, 2); }, {"lm_head"});
   expect_error([&] { takes_rows(gate_up, {.name = "gate_up_proj"}); },
                {gate_up});
-  const BlockTable block = block_table(ModelConfig());
+  const BlockTable block = block_table(gpt2);
   EXPECT_TRUE(takes_rows("transformer.h.0.attn.c_proj", block.proj));
   EXPECT_FALSE(takes_rows("transformer.h.0.mlp.c_fc", block.up));
   const LoadedModel gpt = build_model(Options());
   for (const auto& [name, tensor] : gpt.model->named_parameters()) {
-    EXPECT_EQ(error_of([&, text = name] { layout(text, 1, 2); }), "") << name;
+    EXPECT_EQ(error_of([&, text = name] { layout(gpt2, text, 1, 2); }), "")
+        << name;
   }
 }
 

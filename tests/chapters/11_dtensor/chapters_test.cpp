@@ -137,9 +137,9 @@ TEST(DTensorChapters, TensorParallelismHasTheNumbersAndTheLedgerOfItsChapter) {
       x.set_requires_grad();
       mine.set_requires_grad();
 
-      tensor_parallel::ColumnParallelLinear column("fc", {h, 4 * h, 1, 0.02},
+      tensor_parallel::ColumnParallelLinear column("fc", {h, 4 * h, {}, 0.02},
                                                    init, world);
-      tensor_parallel::RowParallelLinear row("proj", {4 * h, h, 1, 0.02}, init,
+      tensor_parallel::RowParallelLinear row("proj", {4 * h, h, {}, 0.02}, init,
                                              world);
       const Tensor right = row(gelu(column(x)));
       sum(square(right)).backward();

@@ -96,7 +96,8 @@ double worst_gradient(const Result& found, const GptSizes& sizes,
     const Tensor whole = Tensor::from_values<double>(
         expected.gradients.at(each.name), each.tensor.shape());
     const auto part =
-        take_part(whole, tensor_parallel::layout(each.name, rank, t))
+        take_part(whole,
+                  tensor_parallel::layout(config_of(sizes), each.name, rank, t))
             .to_vector<double>();
     largest = larger(largest, largest_gap(found.gradients.at(each.name), part));
   }
@@ -125,7 +126,8 @@ TEST_P(MegatronSequence, EqualsOneDevice) {
 TEST_P(MegatronSequence, ReplicasHaveTheSameBits) {
   const auto found = run_cut(GetParam(), GptSizes());
   for (const auto& [name, gradient] : found[0].gradients) {
-    if (!tensor_parallel::layout(name, 0, GetParam()).empty()) continue;
+    const ModelConfig config = config_of(GptSizes());
+    if (!tensor_parallel::layout(config, name, 0, GetParam()).empty()) continue;
     for (const Result& other : found) {
       EXPECT_EQ(other.gradients.at(name), gradient) << name;
     }

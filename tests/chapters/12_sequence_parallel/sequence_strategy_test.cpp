@@ -164,6 +164,34 @@ TEST(MegatronStrategy, EveryClaimHoldsForOtherShapes) {
   }
 }
 
+// Norms of heads see all tokens, other norms a rank's own; two ranks of four share
+// the keys of a head, or all share the only one.
+TEST(MegatronStrategy, EveryClaimHoldsForALlama) {
+  for (const int t : {1, 2, 3, 4}) {
+    for (const int keys : {1, t == 3 ? 3 : 2}) {
+      for (const std::string family : {"llama", "qwen3"}) {
+        SCOPED_TRACE(testing::Message() << t << family << keys);
+        Options options = small_options(t);
+        options.model =
+            R"({"hidden_size":24,"num_hidden_layers":2,"head_dim":4,)"
+            R"("num_attention_heads":12,"intermediate_size":36,)"
+            R"("max_position_embeddings":60,"vocab_size":31,)"
+            R"("attention_bias":true,"num_key_value_heads":)" +
+            std::to_string(keys) + R"(,"model_type":")" + family + "\"" +
+            (family == "llama" ? R"(,"mlp_bias":true})" : "}");
+        options.dtype = DType::kF64;
+        expect_every_claim(train_megatron(options));
+        expect_every_claim(train_megatron(options, {true}, 2));
+        if (family == "qwen3") continue;
+        // No biases
+        options.model.replace(options.model.find("\"attention_bias\":true,"),
+                              22, "");
+        expect_every_claim(train_megatron(options));
+      }
+    }
+  }
+}
+
 // At the loss, in f32 on each of two ranks, which share 48 tokens: a block
 // keeps 16 * 8 numbers and 4 + 4 statistics per own token, the last norm 8 and
 // 2; all 48 tokens gathered, their 500 logits, as many gradients, the softmax;

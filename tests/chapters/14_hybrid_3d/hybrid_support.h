@@ -127,7 +127,7 @@ inline void expect_equal_copies(const HybridOptions& setup) {
   const auto part = [&](const std::string& name, int rank) {
     const int tp = grid.coordinate(rank, "tp");
     if (!moe::is_expert(name)) {
-      return tensor_parallel::layout(name, tp, setup.tp);
+      return tensor_parallel::layout(ModelConfig(), name, tp, setup.tp);
     }
     const int ep = setup.ep > 1 ? grid.coordinate(rank, "ep") : 0;
     return moe::expert_layout(name, ep, setup.ep, tp,

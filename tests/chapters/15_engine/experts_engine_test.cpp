@@ -166,8 +166,8 @@ TEST(ExpertsUnderEngine, TrainAGptCutOverTensorParallelRanks) {
                          std::make_shared<moe::MoeRecord>());
         Gpt gpt(padded, {.seed = options.seed, .dtype = options.dtype}, layers);
         InitializeArgs args;
-        args.mpu = {&dp, &tp, [](const std::string& name, int rank) {
-                      return tensor_parallel::layout(name, rank, 2);
+        args.mpu = {&dp, &tp, [&model](const std::string& name, int rank) {
+                      return tensor_parallel::layout(model, name, rank, 2);
                     }};
         DeepSpeedConfig config =
             config_with(stage, 1, R"(, "gradient_clipping": 0.1)");

@@ -252,7 +252,7 @@ Cut train_cut(int stage, int d, int t, bool tells_the_layout) {
     args.mpu.model = &tp;
     args.mpu.layout = [=](const std::string& name, int rank) {
       // [TRAP] As if every parameter were cut: replicated ones count t times
-      return tells_the_layout ? tensor_parallel::layout(name, rank, t)
+      return tells_the_layout ? tensor_parallel::layout(config, name, rank, t)
                               : Shards{{0, rank, t}};
     };
     const Initialized all =

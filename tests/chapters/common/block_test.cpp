@@ -20,6 +20,13 @@ double sum(const BlockTable& block, double (BlockPart::*value)(double) const,
   return total;
 }
 
+double sum(const BlockTable& block,
+           double (BlockPart::*value)(double, double) const, double seq) {
+  double total = 0;
+  for (const BlockPart& part : block.parts()) total += (part.*value)(seq, 1);
+  return total;
+}
+
 // Radford et al. 2019: 12 h^2 + 13 h. t ranks share all but the two norms and the
 // biases behind the sums.
 TEST(BlockTable, OfGpt2HasTheSumsOfThePages) {
@@ -54,6 +61,23 @@ TEST(BlockTable, OfALlamaKeepsSharedHeadsOnce) {
       2 * (2 * a * d * h + 2 * k * d * h + 3 * h * f) + 2 * (s + 1) * a * d);
 }
 
+// Four ranks share two heads of keys and values: two ranks hold each.
+TEST(BlockTable, RanksThatOutnumberHeadsOfKeysHoldOne) {
+  const double h = 64, a = 4, d = 16, f = 176, s = 24, t = 4;
+  const BlockTable block = block_table(ModelConfig::read("llama-nano"));
+  EXPECT_EQ(sum(block, &BlockPart::parameters, t),
+            (2 * a * d * h + 3 * h * f) / t + 2 * d * h + 2 * h);
+  EXPECT_EQ(sum(block, &BlockPart::kept, t),
+            4 * h + (2 * a * d + 3 * f) / t + 2 * d);
+  EXPECT_EQ(block.qkv.deferred(t), h + a * d / t + 2 * d);
+  EXPECT_EQ(block.qkv.operations(s, t), 2 * h * (a * d / t + 2 * d));
+  EXPECT_EQ(block.qkv.operations(s, t) + block.attention.operations(s, t) +
+                block.proj.operations(s, t) + block.up.operations(s, t) +
+                block.down.operations(s, t),
+            2 * ((2 * a * d * h + 3 * h * f) / t + 2 * d * h) +
+                2 * (s + 1) * a * d / t);
+}
+
 // Norms of heads have the width of a head, and keep a number for each head.
 TEST(BlockTable, OfQwen3HasNormsOfHeads) {
   const ModelConfig config = ModelConfig::read("qwen3-0.6b");
@@ -62,6 +86,7 @@ TEST(BlockTable, OfQwen3HasNormsOfHeads) {
   EXPECT_EQ(block.head_norms[0].parameters(), 128);
   EXPECT_EQ(block.head_norms[0].kept(), 16 * 128);
   EXPECT_EQ(block.head_norms[1].kept(2), 8 * 128 / 2);
+  EXPECT_EQ(block.head_norms[1].kept(16), 128);
   EXPECT_EQ(block.head_norms[1].statistics(), 8);
 }
 
