@@ -58,11 +58,18 @@ Tensor products_around_ring(ProcessGroup& cp, const Tensor& rows,
   return cp.size() == 1 ? blocks[0] : concat(blocks, 2);
 }
 
-/// This rank's rows of the sum over ranks of weights^T rows: [b heads, s/c, d].
+/// The queries of the heads that share keys, one head behind the other: [b heads,
+/// s/c, w] -> [b kv_heads, heads / kv_heads s/c, w].
+Tensor by_keys(const Tensor& x, std::int64_t keys) {
+  return reshape(x, {keys, x.size(0) / keys * x.size(1), x.size(2)});
+}
+
+/// This rank's rows of the sum over ranks of weights^T rows: [b kv_heads, s/c, d].
 Tensor sum_for_owner(ProcessGroup& cp, const Tensor& weights,
                      const Tensor& rows, bool use_all_reduce,
                      const std::string& label) {
-  const std::int64_t c = cp.size(), heads = rows.size(0), n = rows.size(1);
+  const std::int64_t c = cp.size(), heads = rows.size(0);
+  const std::int64_t n = weights.size(2) / c, d = rows.size(2);
   const Tensor all = matmul(weights, rows, /*trans_a=*/true);  // [.., s, d]
   if (c == 1) return all;
   if (use_all_reduce) {
@@ -73,9 +80,9 @@ Tensor sum_for_owner(ProcessGroup& cp, const Tensor& weights,
   Tensor by_owner;
   {
     const MemoryScope kind(MemoryKind::kCommunication);
-    by_owner = permute(reshape(all, {heads, c, n, rows.size(2)}), {1, 0, 2, 3});
+    by_owner = permute(reshape(all, {heads, c, n, d}), {1, 0, 2, 3});
   }
-  const Tensor mine = rows.empty_like();
+  const Tensor mine = Tensor::empty({heads, n, d}, rows.options());
   cp.reduce_scatter(mine, by_owner, ReduceOp::kSum, label).wait();
   return mine;
 }
@@ -99,13 +106,24 @@ Tensor ring_qk(const Tensor& q, const Tensor& k, ProcessGroup& cp,
   return autograd::custom_function(
       "ring_qk", {q, k},
       [&cp](const Tensors& in) {
-        return Tensors{products_around_ring(cp, in[0], in[1], "K")};
+        const Tensor& own = in[0];
+        const Tensor scores =
+            products_around_ring(cp, by_keys(own, in[1].size(0)), in[1], "K");
+        return Tensors{
+            reshape(scores, {own.size(0), own.size(1), scores.size(2)})};
       },
       [&cp, q = q.detach(), k = k.detach(), of_q, of_k,
        use_all_reduce](const Tensors& grads) {
+        const std::int64_t keys = k.size(0);
+        const Tensor scores = by_keys(grads[0], keys);
         Tensor dq, dk;
-        if (of_q) dq = weigh_around_ring(cp, grads[0], k, "K for dQ");
-        if (of_k) dk = sum_for_owner(cp, grads[0], q, use_all_reduce, "dK");
+        if (of_q) {
+          dq = reshape(weigh_around_ring(cp, scores, k, "K for dQ"), q.shape());
+        }
+        if (of_k) {
+          dk =
+              sum_for_owner(cp, scores, by_keys(q, keys), use_all_reduce, "dK");
+        }
         return Tensors{dq, dk};
       })[0];
 }
@@ -116,16 +134,24 @@ Tensor ring_av(const Tensor& weights, const Tensor& v, ProcessGroup& cp,
   return autograd::custom_function(
       "ring_av", {weights, v},
       [&cp](const Tensors& in) {
-        return Tensors{weigh_around_ring(cp, in[0], in[1], "V")};
+        const Tensor out =
+            weigh_around_ring(cp, by_keys(in[0], in[1].size(0)), in[1], "V");
+        return Tensors{
+            reshape(out, {in[0].size(0), in[0].size(1), out.size(2)})};
       },
       [&cp, weights = weights.detach(), v = v.detach(), of_weights, of_v,
        use_all_reduce](const Tensors& grads) {
+        const std::int64_t keys = v.size(0);
+        const Tensor rows = by_keys(grads[0], keys);
         Tensor dweights, dv;
         if (of_weights) {
-          dweights = products_around_ring(cp, grads[0], v, "V for dP");
+          dweights = reshape(products_around_ring(cp, rows, v, "V for dP"),
+                             weights.shape());
         }
-        if (of_v)
-          dv = sum_for_owner(cp, weights, grads[0], use_all_reduce, "dV");
+        if (of_v) {
+          dv = sum_for_owner(cp, by_keys(weights, keys), rows, use_all_reduce,
+                             "dV");
+        }
         return Tensors{dweights, dv};
       })[0];
 }
@@ -133,17 +159,22 @@ Tensor ring_av(const Tensor& weights, const Tensor& v, ProcessGroup& cp,
 Tensor ring_self_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const RsaOptions& options, ProcessGroup& cp) {
   const AttentionOptions& setup = options.attention;
-  SB_CHECK(q.shape() == k.shape() && q.shape() == v.shape() && q.ndim() == 3 &&
-               q.size(2) % setup.heads == 0,
+  const std::int64_t a = setup.heads;
+  const std::int64_t keys = setup.kv_heads == 0 ? a : setup.kv_heads;
+  SB_CHECK(k.shape() == v.shape() && q.ndim() == 3 && k.ndim() == 3 &&
+               q.size(0) == k.size(0) && q.size(1) == k.size(1) &&
+               a % keys == 0 && q.size(2) % a == 0 &&
+               k.size(2) == q.size(2) / a * keys,
            "ring_self_attention: shapes q ", shape_text(q.shape()), ", k ",
-           shape_text(k.shape()), ", v ", shape_text(v.shape()), " with ",
-           setup.heads, " heads; give three of [b, s/c, heads d]");
+           shape_text(k.shape()), ", v ", shape_text(v.shape()), " with ", a,
+           " heads and ", keys,
+           " of keys; give [b, s/c, heads d] and two of [b, s/c, kv_heads d]");
   if (cp.size() == 1) return attention(q, k, v, setup);
-  const std::int64_t b = q.size(0), n = q.size(1), a = setup.heads;
+  const std::int64_t b = q.size(0), n = q.size(1);
   const std::int64_t d = q.size(2) / a, s = n * cp.size();
   const auto by_head = [&](const Tensor& x) {
-    return reshape(permute(reshape(x, {b, n, a, d}), {0, 2, 1, 3}),
-                   {b * a, n, d});
+    return reshape(permute(reshape(x, {b, n, -1, d}), {0, 2, 1, 3}),
+                   {-1, n, d});
   };
 
   // Fill the rows of scores

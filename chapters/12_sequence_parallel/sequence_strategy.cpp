@@ -27,6 +27,9 @@ ShardedModel sharded_model(const Options& options, const StrategyOptions& setup,
 ShardedModel megatron_model(const Options& options,
                             const MegatronOptions& setup, ProcessGroup& tp) {
   const ModelConfig config = sharded_gpt_config(options);
+  SB_CHECK(!config.is_llama(), "--model ", options.model,
+           ": --kind megatron cuts the matrices of a GPT-2 alone; give --kind "
+           "ring, rsa or ulysses");
   SB_CHECK(config.n_head % tp.size() == 0, "--world-size ", tp.size(),
            ": the ranks share ", config.n_head,
            " heads; give a number of ranks that divides them");

@@ -318,7 +318,6 @@ constexpr const char* kGptAlone[] = {"04_model_parallel",
                                      "09_tensor_parallel_2p5d",
                                      "10_tensor_parallel_3d",
                                      "11_dtensor",
-                                     "12_sequence_parallel",
                                      "13_moe",
                                      "14_hybrid_3d",
                                      "15_engine"};
@@ -330,7 +329,8 @@ void check_family(const Options& o) {
   for (const char* chapter : kGptAlone) {
     SB_CHECK(o.chapter != chapter, "--model ", o.model, ": ", o.chapter,
              " trains GPT-2's layers; the Llama family is trained by "
-             "00_single_device, 01_data_parallel, 02_ddp and 03_zero_fsdp");
+             "00_single_device, 01_data_parallel, 02_ddp, 03_zero_fsdp and "
+             "12_sequence_parallel");
   }
   check_sequence(config, o.seq);
   SB_CHECK(!config.llama.has_balancing_loss() || o.chapter.rfind("00_", 0) == 0,

@@ -19,7 +19,7 @@ ModelConfig padded(ModelConfig config, std::int64_t vocabulary) {
 
 ModelConfig sharded_gpt_config(const ModelOptions& options) {
   ModelConfig config = model_config(options);
-  SB_CHECK(config.type == "gpt2", "--model ", options.model,
+  SB_CHECK(config.has_blocks(), "--model ", options.model,
            ": this chapter shards the layers of a GPT; give gpt-nano, gpt2 or "
            "another one of its family");
   return config;
@@ -53,7 +53,7 @@ ShardedStrategy::ShardedStrategy(const Options& options, ShardedModel sharded,
   set_recompute(*model_, passes.recompute);
   if (!options.load.empty()) {
     load_model(
-        options.load, *model_,
+        options.load, *model_, config,
         part_of(sharded_.layout, group_.rank(), sharded_.padded_vocabulary));
   }
   for (const NamedTensor& each : model_->named_parameters()) {
