@@ -134,7 +134,7 @@ double step_s(const Options& options, const Settings& settings,
               ModelParallelStrategy& strategy) {
   const ModelConfig& config = strategy.config();
   const std::int64_t rows = rows_of_split(options, settings);
-  if (!textbook::is_chosen(options) || config.type == "gpt2" ||
+  if (!textbook::is_chosen(options) || config.has_blocks() ||
       options.batch % rows != 0) {
     return kNotPredicted;
   }

@@ -86,7 +86,7 @@ ModelParallelStrategy::ModelParallelStrategy(const Options& options,
                                                 num_threads);
   }
   for (int i = 0; i < settings.num_devices(); ++i) {
-    if (!options.load.empty()) load_model(options.load, part(i));
+    if (!options.load.empty()) load_model(options.load, part(i), config_);
     optimizers_.push_back(make_optimizer(
         options.optimizer, part(i).parameters(), options.optimizer_options));
   }

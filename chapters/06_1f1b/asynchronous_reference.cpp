@@ -6,6 +6,7 @@
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/run/parity.h"
+#include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "core/inplace.h"
 
@@ -87,7 +88,9 @@ ReferenceRun train_sequentially(const Options& options, const LayerList& layers,
   for (std::size_t s = 0; s < stages.size(); ++s) {
     stages[s].stage =
         std::make_unique<Stage>(layers, rule.cuts[s], rule.cuts[s + 1], init);
-    if (!options.load.empty()) load_model(options.load, *stages[s].stage);
+    if (!options.load.empty()) {
+      load_model(options.load, *stages[s].stage, model_config(options));
+    }
     nudge(options, stages[s].stage->parameters());
     stages[s].optimizer =
         make_optimizer(options.optimizer, stages[s].stage->parameters(),

@@ -102,8 +102,8 @@ std::unique_ptr<LayerList> layers_of(const ModelConfig& config) {
 std::unique_ptr<LayerList> layers_of(const ModelConfig& config,
                                      const LayerFactory& layers,
                                      const LayerFactory& on_shapes) {
-  SB_CHECK(config.type == "gpt2", "layers of a ", config.type,
-           ": a factory makes those of a GPT");
+  SB_CHECK(config.has_blocks(), "layers of a ", config.type,
+           ": a factory makes those of a decoder");
   return std::make_unique<GptLayers>(config, layers, on_shapes);
 }
 

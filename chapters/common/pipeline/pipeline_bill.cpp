@@ -215,6 +215,10 @@ MemoryBill pipeline_bill(const Options& options, PipelineModel& model,
     bill[MemoryKind::kParameter] *= max_versions(schedule)[at(rank)];
   }
   const ModelConfig config = model_config(options);
+  if (config.llama.num_experts > 0) {  // as kept_by_model
+    bill[MemoryKind::kActivation] = kNoClaim;
+    return bill;
+  }
   bill[MemoryKind::kActivation] = engine.predicted_kept(
       [&](int layer, std::int64_t rows) {
         return kept_by_layer(config, layer, kept_sizes(options, rows));
@@ -222,8 +226,8 @@ MemoryBill pipeline_bill(const Options& options, PipelineModel& model,
       [&](int layer, std::int64_t rows) {
         return deferred_by_layer(config, layer, kept_sizes(options, rows));
       },
-      // A block of a GPT begins with a norm; the mlp's products read the input
-      /*keeps_input=*/config.type == "gpt2");
+      // A decoder's block begins with a norm; the mlp's products read the input
+      /*keeps_input=*/config.has_blocks());
   return bill;
 }
 
@@ -266,7 +270,7 @@ double last_whole_step(const Schedule& schedule, const Replay& replay) {
 double step_s(const Options& options, PipelineModel& model, Engine& engine) {
   const ModelConfig config = model_config(options);
   const Schedule& schedule = engine.schedule();
-  if (!textbook::is_chosen(options) || config.type != "gpt2" ||
+  if (!textbook::has_model_times(options, config) || !config.has_blocks() ||
       options.steps == 0 || schedule.routes.size() > 1) {
     return kNotPredicted;
   }
@@ -287,10 +291,12 @@ double step_s(const Options& options, PipelineModel& model, Engine& engine) {
   const double table = static_cast<double>(
       config.vocab_size * config.n_embd *
       static_cast<std::int64_t>(dtype_bytes(options.dtype)));
-  const bool is_tied = schedule.place(0, 0).rank !=
-                       schedule.place(0, schedule.num_stages - 1).rank;
+  // An output layer of its own is summed with nothing
+  const bool is_on_two = decoder_names(config).head.empty() &&
+                         schedule.place(0, 0).rank !=
+                             schedule.place(0, schedule.num_stages - 1).rank;
   const double ends = std::max(end(0), end(schedule.num_stages - 1)) +
-                      (is_tied ? textbook::all_reduce(2, table) : 0);
+                      (is_on_two ? textbook::all_reduce(2, table) : 0);
   return std::max(replay.makespan, ends) + textbook::all_reduce(p, 16);
 }
 

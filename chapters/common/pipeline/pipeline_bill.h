@@ -16,12 +16,12 @@ MemoryBill states_bill(const Options& options, PipelineModel& model);
 MemoryBill pipeline_bill(const Options& options, PipelineModel& model,
                          Engine& engine, int rank);
 
-/// Seconds of a GPT's layer: embedding (0), blocks, head (`last`).
+/// Seconds of a decoder's layer: embedding (0), blocks, head (`last`).
 Costs layer_costs(const textbook::GptTimes& times, int layer, int last);
 
 /// Seconds of a step on the cluster `textbook`: the longest path through the
 /// schedule, then the sums of the tied gradient, the loss and the norm. For
-/// whole layers of a GPT, and one rank per stage.
+/// whole layers of a decoder without experts, and one rank per stage.
 double step_s(const Options& options, PipelineModel& model, Engine& engine);
 
 }  // namespace shardbook::pipeline

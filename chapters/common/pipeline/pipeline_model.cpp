@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "chapters/common/models/checkpoint.h"
+#include "chapters/common/run/training.h"
 #include "chapters/common/sharded/parts.h"
 #include "core/check.h"
 
@@ -49,7 +50,9 @@ PipelineModel::PipelineModel(const Options& options,
       continue;
     }
     auto stage = std::make_unique<Stage>(*layers_, begin, end, init, &mine);
-    if (!options.load.empty()) load_model(options.load, *stage, part_of);
+    if (!options.load.empty()) {
+      load_model(options.load, *stage, model_config(options), part_of);
+    }
     for (const NamedTensor& each : stage->named_parameters()) {
       const auto same = [&](const Tensor& p) { return p.is_same(each.tensor); };
       if (std::any_of(parameters_.begin(), parameters_.end(), same)) continue;

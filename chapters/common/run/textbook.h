@@ -36,18 +36,20 @@ inline double broadcast(double n, double bytes) {
   return n == 1 ? 0 : std::ceil(std::log2(n)) * message(bytes);
 }
 
-/// A GPT's parts for one micro-batch, whose products t ranks share. Backward has
-/// two products for each one, and five for the two of attention.
+/// A decoder's parts for one micro-batch, whose products t ranks share. Backward
+/// has two products for each one, and five for the two of attention.
 struct GptTimes {
   double tokens = 0, seq = 0, h = 0, vocabulary = 0, t = 1;
+  /// Operations per token of a block's products, and of its attention.
+  double of_products = 0, of_attention = 0;
 
   double product(double operations_per_token) const {
     return operations_per_token * tokens / t / kRate;
   }
   /// Causal: a token attends to (seq + 1) / 2 tokens on average.
-  double attention() const { return product(2 * (seq + 1) * h); }
+  double attention() const { return product(of_attention); }
   /// Products of a block, except attention's own.
-  double dense() const { return product(24 * h * h); }
+  double dense() const { return product(of_products); }
   double block_forward() const { return dense() + attention(); }
   double block_backward() const { return 2 * dense() + 2.5 * attention(); }
   /// The product of the head; backward takes twice as long.
@@ -57,8 +59,14 @@ struct GptTimes {
 inline GptTimes gpt_times(const Options& options, const ModelConfig& config,
                           double rows) {
   const auto seq = static_cast<double>(options.seq);
-  return {rows * seq, seq, static_cast<double>(config.n_embd),
-          static_cast<double>(config.vocab_size), 1};
+  GptTimes times{rows * seq, seq, static_cast<double>(config.n_embd),
+                 static_cast<double>(config.vocab_size)};
+  for (const BlockPart& part : block_table(config).parts()) {
+    (part.kind == PartKind::kProduct ? times.of_products
+                                     : times.of_attention) +=
+        part.operations(seq);
+  }
+  return times;
 }
 
 /// A model, for one micro-batch: layers of equal work, and a head behind them. A
@@ -90,13 +98,10 @@ inline ModelTimes model_times(const Options& options, const ModelConfig& config,
     const double forward = gpt.product(8 * gpt.h * gpt.h);
     return {3, forward, 2 * forward};
   }
-  double forward = 0, backward = 0;
-  for (const BlockPart& part : block_table(config).parts()) {
-    forward += gpt.product(part.operations(gpt.seq));
-    backward += gpt.product(part.backward_operations(gpt.seq));
-  }
+  const double forward = gpt.block_forward();
   return {static_cast<double>(config.n_layer), forward,
-          backward + (recompute ? forward : 0), gpt.head(), 2 * gpt.head()};
+          gpt.block_backward() + (recompute ? forward : 0), gpt.head(),
+          2 * gpt.head()};
 }
 
 }  // namespace shardbook::textbook
