@@ -180,10 +180,7 @@ double step_s(const Options& options, const ModelConfig& config,
   if (!textbook::has_model_times(options, config) || sends_masks) {
     return kNotPredicted;
   }
-  double dense = 0, sum = 0;
-  for (const BlockPart& product : block_table(config).parts()) {
-    if (product.kind == PartKind::kProduct) dense += product.operations(1);
-  }
+  double sum = 0;
   for (const MicroBatch& piece : pieces) {
     const Sizes z = sizes_of(options, config, c, piece.rows);
     textbook::GptTimes times = textbook::gpt_times(options, config, z.rows);
@@ -192,7 +189,7 @@ double step_s(const Options& options, const ModelConfig& config,
     const AttentionTimes attention = attention_times(
         setup, c, z.s, 2 * z.queries * z.rows / textbook::kRate,
         part * z.element, part * z.sum, key_share(setup, config, c));
-    sum += 3 * (z.layers * times.product(dense) + times.head()) +
+    sum += 3 * (z.layers * times.dense() + times.head()) +
            z.layers * (attention.forward + attention.backward) +
            all_reduce(c, 2 * z.sum);
   }

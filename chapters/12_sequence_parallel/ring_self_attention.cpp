@@ -31,46 +31,50 @@ Tensor columns_of(const Tensor& rows, int source, std::int64_t n) {
   return slice(rows, 2, source * n, (source + 1) * n);
 }
 
+/// Rows of the heads that share keys, one head below the other: [b heads, s/c, w]
+/// -> [b kv_heads, heads / kv_heads s/c, w].
+Tensor by_keys(const Tensor& x, std::int64_t keys) {
+  return reshape(x, {keys, x.size(0) / keys * x.size(1), x.size(2)});
+}
+
 /// sum over sources of weights[:, columns of source] block.
 Tensor weigh_around_ring(ProcessGroup& cp, const Tensor& weights,
                          const Tensor& own, const std::string& label) {
   const std::int64_t n = own.size(1);
+  const Tensor rows = by_keys(weights, own.size(0));
   Tensor sum;
   around_ring(cp, own, label, [&](int source, const Tensor& block) {
-    const Tensor part = matmul(columns_of(weights, source, n), block);
+    const Tensor part = matmul(columns_of(rows, source, n), block);
     if (!sum.defined()) {
       sum = part;
     } else {
       add_into(sum, part);
     }
   });
-  return sum;
+  return reshape(sum, {weights.size(0), weights.size(1), own.size(2)});
 }
 
 /// Scores of own rows with every rank's block: [b heads, s/c, s].
 Tensor products_around_ring(ProcessGroup& cp, const Tensor& rows,
                             const Tensor& own, const std::string& label) {
+  const Tensor grouped = by_keys(rows, own.size(0));
   Tensors blocks(static_cast<std::size_t>(cp.size()));
   around_ring(cp, own, label, [&](int source, const Tensor& block) {
     blocks[static_cast<std::size_t>(source)] =
-        matmul(rows, block, false, /*trans_b=*/true);
+        matmul(grouped, block, false, /*trans_b=*/true);
   });
-  return cp.size() == 1 ? blocks[0] : concat(blocks, 2);
+  const Tensor all = cp.size() == 1 ? blocks[0] : concat(blocks, 2);
+  return reshape(all, {rows.size(0), rows.size(1), all.size(2)});
 }
 
-/// The queries of the heads that share keys, one head behind the other: [b heads,
-/// s/c, w] -> [b kv_heads, heads / kv_heads s/c, w].
-Tensor by_keys(const Tensor& x, std::int64_t keys) {
-  return reshape(x, {keys, x.size(0) / keys * x.size(1), x.size(2)});
-}
-
-/// This rank's rows of the sum over ranks of weights^T rows: [b kv_heads, s/c, d].
+/// This rank's rows of the sum over ranks of weights^T rows: like `own`.
 Tensor sum_for_owner(ProcessGroup& cp, const Tensor& weights,
-                     const Tensor& rows, bool use_all_reduce,
+                     const Tensor& rows, const Tensor& own, bool use_all_reduce,
                      const std::string& label) {
-  const std::int64_t c = cp.size(), heads = rows.size(0);
-  const std::int64_t n = weights.size(2) / c, d = rows.size(2);
-  const Tensor all = matmul(weights, rows, /*trans_a=*/true);  // [.., s, d]
+  const std::int64_t c = cp.size(), keys = own.size(0), n = own.size(1);
+  // [b kv_heads, s, d]
+  const Tensor all =
+      matmul(by_keys(weights, keys), by_keys(rows, keys), /*trans_a=*/true);
   if (c == 1) return all;
   if (use_all_reduce) {
     cp.all_reduce(all, ReduceOp::kSum, label).wait();
@@ -80,9 +84,9 @@ Tensor sum_for_owner(ProcessGroup& cp, const Tensor& weights,
   Tensor by_owner;
   {
     const MemoryScope kind(MemoryKind::kCommunication);
-    by_owner = permute(reshape(all, {heads, c, n, d}), {1, 0, 2, 3});
+    by_owner = permute(reshape(all, {keys, c, n, own.size(2)}), {1, 0, 2, 3});
   }
-  const Tensor mine = Tensor::empty({heads, n, d}, rows.options());
+  const Tensor mine = own.empty_like();
   cp.reduce_scatter(mine, by_owner, ReduceOp::kSum, label).wait();
   return mine;
 }
@@ -106,24 +110,13 @@ Tensor ring_qk(const Tensor& q, const Tensor& k, ProcessGroup& cp,
   return autograd::custom_function(
       "ring_qk", {q, k},
       [&cp](const Tensors& in) {
-        const Tensor& own = in[0];
-        const Tensor scores =
-            products_around_ring(cp, by_keys(own, in[1].size(0)), in[1], "K");
-        return Tensors{
-            reshape(scores, {own.size(0), own.size(1), scores.size(2)})};
+        return Tensors{products_around_ring(cp, in[0], in[1], "K")};
       },
       [&cp, q = q.detach(), k = k.detach(), of_q, of_k,
        use_all_reduce](const Tensors& grads) {
-        const std::int64_t keys = k.size(0);
-        const Tensor scores = by_keys(grads[0], keys);
         Tensor dq, dk;
-        if (of_q) {
-          dq = reshape(weigh_around_ring(cp, scores, k, "K for dQ"), q.shape());
-        }
-        if (of_k) {
-          dk =
-              sum_for_owner(cp, scores, by_keys(q, keys), use_all_reduce, "dK");
-        }
+        if (of_q) dq = weigh_around_ring(cp, grads[0], k, "K for dQ");
+        if (of_k) dk = sum_for_owner(cp, grads[0], q, k, use_all_reduce, "dK");
         return Tensors{dq, dk};
       })[0];
 }
@@ -134,24 +127,16 @@ Tensor ring_av(const Tensor& weights, const Tensor& v, ProcessGroup& cp,
   return autograd::custom_function(
       "ring_av", {weights, v},
       [&cp](const Tensors& in) {
-        const Tensor out =
-            weigh_around_ring(cp, by_keys(in[0], in[1].size(0)), in[1], "V");
-        return Tensors{
-            reshape(out, {in[0].size(0), in[0].size(1), out.size(2)})};
+        return Tensors{weigh_around_ring(cp, in[0], in[1], "V")};
       },
       [&cp, weights = weights.detach(), v = v.detach(), of_weights, of_v,
        use_all_reduce](const Tensors& grads) {
-        const std::int64_t keys = v.size(0);
-        const Tensor rows = by_keys(grads[0], keys);
         Tensor dweights, dv;
         if (of_weights) {
-          dweights = reshape(products_around_ring(cp, rows, v, "V for dP"),
-                             weights.shape());
+          dweights = products_around_ring(cp, grads[0], v, "V for dP");
         }
-        if (of_v) {
-          dv = sum_for_owner(cp, by_keys(weights, keys), rows, use_all_reduce,
-                             "dV");
-        }
+        if (of_v)
+          dv = sum_for_owner(cp, weights, grads[0], v, use_all_reduce, "dV");
         return Tensors{dweights, dv};
       })[0];
 }
