@@ -38,6 +38,8 @@ ShardedModel sharded(const Options& options, const StrategyOptions& setup,
            "--distribute-saved-activations: inputs of blocks are all that is "
            "kept with --recompute only; give that as well");
   const ModelConfig config = sharded_gpt_config(options);
+  SB_CHECK(config.llama.num_experts == 0, "--model ", options.model,
+           ": this chapter shards dense blocks; give a model without experts");
   check_ranks(config, tp.size(), "--world-size " + std::to_string(tp.size()));
   return {layers(config, tp, has_streams(setup) ? &rng : nullptr),
           [config, t = tp.size()](const std::string& name, int rank) {

@@ -1,6 +1,8 @@
 #include "chapters/12_sequence_parallel/bill.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "chapters/07_tensor_parallel/bill.h"
@@ -13,10 +15,22 @@ namespace {
 
 /// Sizes of a micro-batch of `rows` samples.
 struct Sizes {
-  double c, rows, s, h, heads, layers, vocabulary, positions;
+  double c, rows, s, h, queries, heads, layers, vocabulary, positions;
   double element, sum;  // bytes of an element, and of one of a sum
   double z() const { return rows * s * h; }
+  double all_queries() const { return rows * s * queries; }
 };
+
+/// Of keys, and of values.
+std::int64_t key_heads(const ModelConfig& config) {
+  return config.is_llama() ? config.llama.kv_heads : config.n_head;
+}
+std::int64_t moved_key_heads(const SequenceOptions& setup,
+                             const ModelConfig& config, std::int64_t c) {
+  const std::int64_t heads = key_heads(config);
+  // Ulysses repeats them until the ranks share them
+  return setup.kind == Kind::kUlysses ? std::lcm(heads, c) : heads;
+}
 
 Sizes sizes_of(const Options& options, const ModelConfig& config, int c,
                std::int64_t rows) {
@@ -25,6 +39,7 @@ Sizes sizes_of(const Options& options, const ModelConfig& config, int c,
   sizes.rows = static_cast<double>(rows);
   sizes.s = static_cast<double>(options.seq);
   sizes.h = static_cast<double>(config.n_embd);
+  sizes.queries = static_cast<double>(block_table(config).attention.out);
   sizes.heads = static_cast<double>(config.n_head);
   sizes.layers = static_cast<double>(config.n_layer);
   sizes.vocabulary = static_cast<double>(config.vocab_size);
@@ -41,12 +56,16 @@ double kept_bytes(const Options& own, const ModelConfig& config,
   // Each layer keeps the same as one device with this many tokens
   const KeptSizes sizes = kept_sizes(own, rows);
   const double kept = kept_by_model(config, sizes);
+  if (kept == kNoClaim || setup.kind == Kind::kRing) return kept;
   const double tokens = sizes.rows * sizes.tokens;
   if (setup.kind == Kind::kUlysses) {
-    // And the output of attention by heads, as well as by tokens
-    return kept + z.layers * tokens * z.h * z.element;
+    // And the output of attention by heads, as well as by tokens; repeated keys
+    const auto repeated = static_cast<double>(
+        moved_key_heads(setup, config, static_cast<std::int64_t>(z.c)) -
+        key_heads(config));
+    const double copies = 2 * repeated * (z.queries / z.heads);
+    return kept + z.layers * tokens * (z.queries + copies) * z.element;
   }
-  if (setup.kind != Kind::kRsa) return kept;
   // Rows of scores in place of the logarithms of their sums; with dropout twice,
   // before and after it
   const double copies = own.dropout > 0 ? 2 : 1;
@@ -64,20 +83,27 @@ LayerElements layer_elements(const SequenceOptions& setup, double c, double z,
       // Q and O, K and V: all-to-alls of z / c
       return {(2 + 2 * kv_share) * part / c, (2 + 2 * kv_share) * part / c, 0};
     case Kind::kRsa:
-      return {2 * part, (setup.all_reduce ? 6 : 4) * part, 0};
+      return {2 * part * kv_share, (setup.all_reduce ? 6 : 4) * part * kv_share,
+              0};
     default:
       // K and V make c - 1 hops, dK and dV one more
       return {2 * part * kv_share, 2 * part * kv_share, 2 * z * kv_share};
   }
 }
 
+double key_share(const SequenceOptions& setup, const ModelConfig& config,
+                 int c) {
+  return static_cast<double>(moved_key_heads(setup, config, c)) /
+         static_cast<double>(config.n_head);
+}
+
 namespace {
 
-/// Bytes of one step.
-double step_bytes(const Sizes& z, const SequenceOptions& setup,
+/// Bytes of one step; `keys`: key_share.
+double step_bytes(const Sizes& z, const SequenceOptions& setup, double keys,
                   double parameters, double micro_batches) {
   if (z.c == 1) return 0;
-  const LayerElements layer = layer_elements(setup, z.c, z.z());
+  const LayerElements layer = layer_elements(setup, z.c, z.all_queries(), keys);
   const double attention =
       z.layers * ((layer.forward + layer.backward) * z.element +
                   layer.backward_sums * z.sum);
@@ -109,8 +135,8 @@ using textbook::all_gather;
 using textbook::all_reduce;
 
 AttentionTimes attention_times(const SequenceOptions& setup, double c, double s,
-                               double pair_s, double part,
-                               double part_of_sums) {
+                               double pair_s, double part, double part_of_sums,
+                               double kv_share) {
   const double n = s / c, square = n * n * pair_s;
   const double half = n * (n + 1) / 2 * pair_s;
   if (c == 1) return {2 * half, 5 * half};
@@ -118,14 +144,15 @@ AttentionTimes attention_times(const SequenceOptions& setup, double c, double s,
     // Q, K and V go, the result comes back. An exchange of a part takes as long
     // as gathering it from all ranks
     const double all = s * (s + 1) / 2 * pair_s / c;
-    const double exchanges = 4 * all_gather(c, part);
+    const double exchanges =
+        2 * (all_gather(c, part) + all_gather(c, part * kv_share));
     return {2 * all + exchanges, 5 * all + exchanges};
   }
   if (setup.kind == Kind::kRsa) {
     const double ring =
-        (c - 1) * std::max(square, textbook::message(part)) + square;
-    const double sum =
-        (setup.all_reduce ? 2 : 1) * textbook::reduce_scatter(c, c * part);
+        (c - 1) * std::max(square, textbook::message(part * kv_share)) + square;
+    const double sum = (setup.all_reduce ? 2 : 1) *
+                       textbook::reduce_scatter(c, c * part * kv_share);
     return {2 * ring, 2 * ring + 2 * (c * square + sum)};
   }
   // Ring attention: the pairs of the first step and of each later step. Striped
@@ -133,8 +160,8 @@ AttentionTimes attention_times(const SequenceOptions& setup, double c, double s,
   const double other = setup.layout == Layout::kContiguous ? square
                        : setup.layout == Layout::kZigzag   ? square / 2
                                                            : half;
-  const double hop = 2 * textbook::message(part);
-  const double sums = 2 * textbook::message(part_of_sums);
+  const double hop = 2 * textbook::message(part * kv_share);
+  const double sums = 2 * textbook::message(part_of_sums * kv_share);
   const double forward =
       std::max(2 * half, hop) + (c - 2) * std::max(2 * other, hop) + 2 * other;
   // Gradients of a block leave when it is computed, before the next K and V
@@ -151,17 +178,19 @@ double step_s(const Options& options, const ModelConfig& config,
               const std::vector<MicroBatch>& pieces) {
   // RSA's masks come from the host in the first step
   const bool sends_masks = setup.kind == Kind::kRsa && options.steps == 1;
-  if (!textbook::is_chosen(options) || sends_masks) return kNotPredicted;
+  if (!textbook::has_model_times(options, config) || sends_masks) {
+    return kNotPredicted;
+  }
   double sum = 0;
   for (const MicroBatch& piece : pieces) {
     const Sizes z = sizes_of(options, config, c, piece.rows);
     textbook::GptTimes times = textbook::gpt_times(options, config, z.rows);
     times.t = c;  // a rank has 1/c of the tokens, and of all products
-    const double part = z.z() / c;
-    const AttentionTimes attention =
-        attention_times(setup, c, z.s, 2 * z.h * z.rows / textbook::kRate,
-                        part * z.element, part * z.sum);
-    sum += 3 * (z.layers * times.product(24 * z.h * z.h) + times.head()) +
+    const double part = z.all_queries() / c;
+    const AttentionTimes attention = attention_times(
+        setup, c, z.s, 2 * z.queries * z.rows / textbook::kRate,
+        part * z.element, part * z.sum, key_share(setup, config, c));
+    sum += 3 * (z.layers * times.dense() + times.head()) +
            z.layers * (attention.forward + attention.backward) +
            all_reduce(c, 2 * z.sum);
   }
@@ -177,7 +206,8 @@ Bill sequence_bill(const Options& options, const ModelConfig& config,
   const auto pieces = strided_micro_batches(options.batch, micro_batches);
   const auto parameters = static_cast<double>(num_parameters);
   const double bytes =
-      step_bytes(sizes_of(options, config, c, options.batch), setup, parameters,
+      step_bytes(sizes_of(options, config, c, options.batch), setup,
+                 key_share(setup, config, c), parameters,
                  static_cast<double>(micro_batches));
   return {static_cast<double>(options.steps) * bytes,
           memory(options, config, setup, c, pieces),

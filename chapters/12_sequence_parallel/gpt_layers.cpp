@@ -91,13 +91,14 @@ void check_sizes(const SequenceOptions& setup, int c, std::int64_t s,
            " heads; give a number of ranks that divides them");
 }
 
-Tensors split_qkv(const Tensor& qkv) {
-  const std::int64_t h = qkv.size(2) / 3;
+Tensors split_qkv(const Tensor& qkv, std::int64_t queries_per_key) {
+  const std::int64_t row = qkv.size(2), w = row / (queries_per_key + 2);
   return autograd::custom_function(
       "split_qkv", {qkv},
-      [h](const Tensors& in) {
-        return Tensors{slice(in[0], 2, 0, h), slice(in[0], 2, h, 2 * h),
-                       slice(in[0], 2, 2 * h, 3 * h)};
+      [row, w](const Tensors& in) {
+        return Tensors{slice(in[0], 2, 0, row - 2 * w),
+                       slice(in[0], 2, row - 2 * w, row - w),
+                       slice(in[0], 2, row - w, row)};
       },
       [](const Tensors& grads) { return Tensors{concat(grads, 2)}; });
 }
@@ -139,6 +140,9 @@ LayerFactory sequence_layers(const SequenceOptions& setup, std::int64_t s,
     return cut_sequence(whole(wpe, tokens), 0, place.layout, place.rank,
                         place.c);
   };
+  layers.rope_table = rope_tables([place](std::int64_t own) {
+    return positions(place.layout, place.rank, place.c, own * place.c);
+  });
   layers.dropout = [place](double p) {
     return cut_dropout(p, place.layout, place.rank, place.c);
   };
@@ -156,7 +160,9 @@ LayerFactory sequence_layers(const SequenceOptions& setup, std::int64_t s,
       *mask = causal_rows(cp.rank() * n, n, s, qkv.options());
       set_memory_kind(*mask, MemoryKind::kInput);
     }
-    const Tensors parts = split_qkv(qkv);
+    const std::int64_t kv_heads =
+        options.kv_heads == 0 ? options.heads : options.kv_heads;
+    const Tensors parts = split_qkv(qkv, options.heads / kv_heads);
     const Tensor &q = parts[0], &k = parts[1], &v = parts[2];
     switch (setup.kind) {
       case Kind::kRing:

@@ -6,8 +6,8 @@
 //   token ids [n, s] --cut--> embedding, blocks, head [n, s/c, ..] --> own loss
 //                             |  attention: ring, RSA or Ulysses
 //
-// Ids, positions, targets and dropout are cut alike, by the positions of the
-// rank's tokens. The targets were shifted before: the target of token i is token
+// Ids, positions (rotary angles, too), targets and dropout are cut alike, by the
+// positions of the rank's tokens. The targets were shifted before: the target of token i is token
 // i + 1 of the whole sequence, which may lie on another rank.
 
 #include <cstdint>
@@ -36,8 +36,9 @@ struct SequenceOptions {
 void check_sizes(const SequenceOptions& setup, int c, std::int64_t s,
                  std::int64_t heads);
 
-/// [b, n, 3h] -> q, k, v [b, n, h], each in an array of its own.
-Tensors split_qkv(const Tensor& qkv);
+/// [b, n, (g + 2) w] -> q [b, n, g w], k, v [b, n, w], each in an array of its
+/// own: g = `queries_per_key` heads of queries share one of keys.
+Tensors split_qkv(const Tensor& qkv, std::int64_t queries_per_key = 1);
 
 /// Token ids or targets [n, s] -> the [n, s/c] of a rank.
 Tensor cut_ids(const Tensor& ids, Layout layout, int rank, int c);

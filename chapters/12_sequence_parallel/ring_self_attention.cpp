@@ -31,39 +31,50 @@ Tensor columns_of(const Tensor& rows, int source, std::int64_t n) {
   return slice(rows, 2, source * n, (source + 1) * n);
 }
 
+/// Rows of the heads that share keys, one head below the other: [b heads, s/c, w]
+/// -> [b kv_heads, heads / kv_heads s/c, w].
+Tensor by_keys(const Tensor& x, std::int64_t keys) {
+  return reshape(x, {keys, x.size(0) / keys * x.size(1), x.size(2)});
+}
+
 /// sum over sources of weights[:, columns of source] block.
 Tensor weigh_around_ring(ProcessGroup& cp, const Tensor& weights,
                          const Tensor& own, const std::string& label) {
   const std::int64_t n = own.size(1);
+  const Tensor rows = by_keys(weights, own.size(0));
   Tensor sum;
   around_ring(cp, own, label, [&](int source, const Tensor& block) {
-    const Tensor part = matmul(columns_of(weights, source, n), block);
+    const Tensor part = matmul(columns_of(rows, source, n), block);
     if (!sum.defined()) {
       sum = part;
     } else {
       add_into(sum, part);
     }
   });
-  return sum;
+  return reshape(sum, {weights.size(0), weights.size(1), own.size(2)});
 }
 
 /// Scores of own rows with every rank's block: [b heads, s/c, s].
 Tensor products_around_ring(ProcessGroup& cp, const Tensor& rows,
                             const Tensor& own, const std::string& label) {
+  const Tensor grouped = by_keys(rows, own.size(0));
   Tensors blocks(static_cast<std::size_t>(cp.size()));
   around_ring(cp, own, label, [&](int source, const Tensor& block) {
     blocks[static_cast<std::size_t>(source)] =
-        matmul(rows, block, false, /*trans_b=*/true);
+        matmul(grouped, block, false, /*trans_b=*/true);
   });
-  return cp.size() == 1 ? blocks[0] : concat(blocks, 2);
+  const Tensor all = cp.size() == 1 ? blocks[0] : concat(blocks, 2);
+  return reshape(all, {rows.size(0), rows.size(1), all.size(2)});
 }
 
-/// This rank's rows of the sum over ranks of weights^T rows: [b heads, s/c, d].
+/// This rank's rows of the sum over ranks of weights^T rows: like `own`.
 Tensor sum_for_owner(ProcessGroup& cp, const Tensor& weights,
-                     const Tensor& rows, bool use_all_reduce,
+                     const Tensor& rows, const Tensor& own, bool use_all_reduce,
                      const std::string& label) {
-  const std::int64_t c = cp.size(), heads = rows.size(0), n = rows.size(1);
-  const Tensor all = matmul(weights, rows, /*trans_a=*/true);  // [.., s, d]
+  const std::int64_t c = cp.size(), keys = own.size(0), n = own.size(1);
+  // [b kv_heads, s, d]
+  const Tensor all =
+      matmul(by_keys(weights, keys), by_keys(rows, keys), /*trans_a=*/true);
   if (c == 1) return all;
   if (use_all_reduce) {
     cp.all_reduce(all, ReduceOp::kSum, label).wait();
@@ -73,9 +84,9 @@ Tensor sum_for_owner(ProcessGroup& cp, const Tensor& weights,
   Tensor by_owner;
   {
     const MemoryScope kind(MemoryKind::kCommunication);
-    by_owner = permute(reshape(all, {heads, c, n, rows.size(2)}), {1, 0, 2, 3});
+    by_owner = permute(reshape(all, {keys, c, n, own.size(2)}), {1, 0, 2, 3});
   }
-  const Tensor mine = rows.empty_like();
+  const Tensor mine = own.empty_like();
   cp.reduce_scatter(mine, by_owner, ReduceOp::kSum, label).wait();
   return mine;
 }
@@ -105,7 +116,7 @@ Tensor ring_qk(const Tensor& q, const Tensor& k, ProcessGroup& cp,
        use_all_reduce](const Tensors& grads) {
         Tensor dq, dk;
         if (of_q) dq = weigh_around_ring(cp, grads[0], k, "K for dQ");
-        if (of_k) dk = sum_for_owner(cp, grads[0], q, use_all_reduce, "dK");
+        if (of_k) dk = sum_for_owner(cp, grads[0], q, k, use_all_reduce, "dK");
         return Tensors{dq, dk};
       })[0];
 }
@@ -125,7 +136,7 @@ Tensor ring_av(const Tensor& weights, const Tensor& v, ProcessGroup& cp,
           dweights = products_around_ring(cp, grads[0], v, "V for dP");
         }
         if (of_v)
-          dv = sum_for_owner(cp, weights, grads[0], use_all_reduce, "dV");
+          dv = sum_for_owner(cp, weights, grads[0], v, use_all_reduce, "dV");
         return Tensors{dweights, dv};
       })[0];
 }
@@ -133,17 +144,22 @@ Tensor ring_av(const Tensor& weights, const Tensor& v, ProcessGroup& cp,
 Tensor ring_self_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const RsaOptions& options, ProcessGroup& cp) {
   const AttentionOptions& setup = options.attention;
-  SB_CHECK(q.shape() == k.shape() && q.shape() == v.shape() && q.ndim() == 3 &&
-               q.size(2) % setup.heads == 0,
+  const std::int64_t a = setup.heads;
+  const std::int64_t keys = setup.kv_heads == 0 ? a : setup.kv_heads;
+  SB_CHECK(k.shape() == v.shape() && q.ndim() == 3 && k.ndim() == 3 &&
+               q.size(0) == k.size(0) && q.size(1) == k.size(1) &&
+               a % keys == 0 && q.size(2) % a == 0 &&
+               k.size(2) == q.size(2) / a * keys,
            "ring_self_attention: shapes q ", shape_text(q.shape()), ", k ",
-           shape_text(k.shape()), ", v ", shape_text(v.shape()), " with ",
-           setup.heads, " heads; give three of [b, s/c, heads d]");
+           shape_text(k.shape()), ", v ", shape_text(v.shape()), " with ", a,
+           " heads and ", keys,
+           " of keys; give [b, s/c, heads d] and two of [b, s/c, kv_heads d]");
   if (cp.size() == 1) return attention(q, k, v, setup);
-  const std::int64_t b = q.size(0), n = q.size(1), a = setup.heads;
+  const std::int64_t b = q.size(0), n = q.size(1);
   const std::int64_t d = q.size(2) / a, s = n * cp.size();
   const auto by_head = [&](const Tensor& x) {
-    return reshape(permute(reshape(x, {b, n, a, d}), {0, 2, 1, 3}),
-                   {b * a, n, d});
+    return reshape(permute(reshape(x, {b, n, -1, d}), {0, 2, 1, 3}),
+                   {-1, n, d});
   };
 
   // Fill the rows of scores

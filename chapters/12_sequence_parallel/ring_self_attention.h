@@ -19,7 +19,7 @@
 namespace shardbook::sequence_parallel {
 
 struct RsaOptions {
-  /// heads, causal, scale and dropout.
+  /// heads, kv_heads, causal, scale and dropout.
   AttentionOptions attention;
   /// Sum dK and dV as the original does, with an all-reduce of all s rows of
   /// which each rank keeps its own. A reduce-scatter sends half as much.
@@ -35,22 +35,24 @@ Tensor causal_rows(std::int64_t first, std::int64_t n, std::int64_t s,
 
 /// Scores of this rank's queries with all keys, not scaled.
 ///
-///   q, k     [b heads, s/c, d]   contiguous slices
+///   q        [b heads, s/c, d]   contiguous slices
+///   k        [b kv_heads, s/c, d]; heads / kv_heads neighbours share one
 ///   returns  [b heads, s/c, s]
 ///
-/// Communication, Z = b heads s d: forward (c-1)/c Z; backward as much for dQ,
+/// Communication, Z = b kv_heads s d: forward (c-1)/c Z; backward as much for dQ,
 /// and a reduce-scatter of Z for dK.
 Tensor ring_qk(const Tensor& q, const Tensor& k, ProcessGroup& cp,
                bool use_all_reduce = false);
 /// Sums of all values, weighted. The same costs, with dV for dK.
 ///
 ///   weights  [b heads, s/c, s]
-///   v        [b heads, s/c, d]
+///   v        [b kv_heads, s/c, d]
 ///   returns  [b heads, s/c, d]
 Tensor ring_av(const Tensor& weights, const Tensor& v, ProcessGroup& cp,
                bool use_all_reduce = false);
 
-/// q, k, v [b, s/c, heads d], contiguous slices of the sequence -> the same.
+/// q [b, s/c, heads d], k and v [b, s/c, kv_heads d], contiguous slices of the
+/// sequence -> like q.
 Tensor ring_self_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const RsaOptions& options, ProcessGroup& cp);
 

@@ -31,6 +31,9 @@ ShardedModel sharded_model(const Options& options, const StrategyOptions& setup,
 ShardedModel megatron_model(const Options& options,
                             const MegatronOptions& setup, ProcessGroup& tp) {
   const ModelConfig config = sharded_gpt_config(options);
+  SB_CHECK(config.llama.num_experts == 0, "--model ", options.model,
+           ": --kind megatron cuts dense blocks; give --kind ring, rsa or "
+           "ulysses");
   tensor_parallel::check_ranks(config, tp.size(),
                                "--world-size " + std::to_string(tp.size()));
   check_sizes(SequenceOptions(), tp.size(), options.seq, config.n_head);

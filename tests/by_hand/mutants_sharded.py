@@ -199,6 +199,48 @@ sequence("bill.cpp", "const double copies = own.dropout > 0 ? 2 : 1;",
          "const double copies = 1;", "*SequenceTraining*")
 sequence("bill.cpp", "std::max(5 * other, sums) + sums;",
          "std::max(5 * other, sums);", "TextbookSequence.*")
+# Angles: positions that start at 0 on every rank; another layout's
+sequence("gpt_layers.cpp",
+         "return positions(place.layout, place.rank, place.c, own * place.c);",
+         "return positions(place.layout, 0, 1, own);", "SequenceLlama.*")
+sequence("gpt_layers.cpp",
+         "return positions(place.layout, place.rank, place.c, own * place.c);",
+         "return positions(Layout::kContiguous, place.rank, place.c,\n"
+         "                     own * place.c);", "SequenceLlama.*")
+# Right numbers, but a / k times as many bytes
+sequence("gpt_layers.cpp",
+         "return ring_attention(q, k, v, {options, setup.layout}, cp);",
+         "{\n"
+         "        AttentionOptions repeated = options;\n"
+         "        repeated.kv_heads = 0;\n"
+         "        const auto repeat = [&](const Tensor& x) {\n"
+         "          const std::int64_t times = options.heads / kv_heads;\n"
+         "          const Shape one = {x.size(0), x.size(1), kv_heads, 1,\n"
+         "                             x.size(2) / kv_heads};\n"
+         "          const Tensors copies(static_cast<std::size_t>(times),\n"
+         "                               reshape(x, one));\n"
+         "          return reshape(concat(copies, 3),\n"
+         "                         {x.size(0), x.size(1), times * x.size(2)});\n"
+         "        };\n"
+         "        return ring_attention(q, repeat(k), repeat(v),\n"
+         "                              {repeated, setup.layout}, cp);\n"
+         "      }", "SequenceLlama.*")
+# Keys are shared by neighbours
+sequence("ring_self_attention.cpp",
+         "return reshape(x, {keys, x.size(0) / keys * x.size(1), x.size(2)});",
+         "const std::int64_t times = x.size(0) / keys;\n"
+         "  return reshape(permute(reshape(x, {times, keys, x.size(1), x.size(2)}),\n"
+         "                         {1, 0, 2, 3}),\n"
+         "                 {keys, times * x.size(1), x.size(2)});", "*Rsa*")
+sequence("bill.cpp", "? std::lcm(heads, c) : heads;", "? heads : heads;",
+         "SequenceLlama.*")
+sequence("bill.cpp", "(z.queries + copies) * z.element;",
+         "(z.h + copies) * z.element;", "SequenceLlama.*")
+sequence("bill.cpp", "all_gather(c, part * kv_share));", "all_gather(c, part));",
+         "SequenceLlama.*:TextbookSequence.*")
+sequence("bill.cpp", "const double sums = 2 * textbook::message(part_of_sums * kv_share);",
+         "const double sums = 2 * textbook::message(part_of_sums);",
+         "TextbookSequence.*")
 
 # --- 13 -----------------------------------------------------------------------
 

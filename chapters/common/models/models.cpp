@@ -28,13 +28,16 @@ double residual_stddev(const ModelConfig& config) {
 
 namespace {
 
+using Positions = std::function<std::vector<std::int64_t>(std::int64_t s)>;
+
 /// The tables of one model's blocks, by length.
 class RopeTables {
  public:
+  explicit RopeTables(Positions positions) : positions_(std::move(positions)) {}
+
   /// Replicas on several devices may ask at the same time.
   Tensor of(const ModelConfig& config, std::int64_t s,
             const TensorOptions& options) {
-    check_sequence(config, s);
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const Tensor& table : tables_) {
       if (table.size(0) == s && table.dtype() == options.dtype &&
@@ -42,8 +45,12 @@ class RopeTables {
         return table;
       }
     }
-    std::vector<std::int64_t> positions(static_cast<std::size_t>(s));
-    std::iota(positions.begin(), positions.end(), 0);
+    const std::vector<std::int64_t> positions = positions_(s);
+    SB_CHECK(s > 0 && static_cast<std::int64_t>(positions.size()) == s,
+             "rope_tables: ", positions.size(), " positions for ", s,
+             " tokens");
+    check_sequence(config,
+                   1 + *std::max_element(positions.begin(), positions.end()));
     const MemoryScope kind(MemoryKind::kInput);
     const LlamaConfig& llama = config.llama;
     tables_.push_back(shardbook::rope_table(
@@ -52,11 +59,20 @@ class RopeTables {
   }
 
  private:
+  Positions positions_;
   std::mutex mutex_;
   Tensors tables_;
 };
 
 }  // namespace
+
+decltype(LayerFactory::rope_table) rope_tables(Positions positions) {
+  return [tables = std::make_shared<RopeTables>(std::move(positions))](
+             const ModelConfig& config, std::int64_t s,
+             const TensorOptions& options) {
+    return tables->of(config, s, options);
+  };
+}
 
 LayerFactory::LayerFactory() {
   mlp = [](const std::string& name, const ModelConfig& config,
@@ -87,11 +103,11 @@ LayerFactory::LayerFactory() {
              " positions");
     return slice(weight, 0, 0, s);
   };
-  rope_table = [tables = std::make_shared<RopeTables>()](
-                   const ModelConfig& config, std::int64_t s,
-                   const TensorOptions& options) {
-    return tables->of(config, s, options);
-  };
+  rope_table = rope_tables([](std::int64_t s) {
+    std::vector<std::int64_t> all(static_cast<std::size_t>(s));
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  });
   norm = [](const std::string&, const BlockPart& part, double eps,
             const InitOptions& init) -> AnyModule {
     if (part.kind == PartKind::kRmsNorm) {

@@ -144,6 +144,11 @@ struct LayerFactory {
   LayerFactory();
 };
 
+/// LayerFactory::rope_table for a part of each sample: `positions` returns those of
+/// its tokens, of which there are s. They are 0, 1, ... on one device.
+decltype(LayerFactory::rope_table) rope_tables(
+    std::function<std::vector<std::int64_t>(std::int64_t s)> positions);
+
 /// One product for queries, keys and values, heads, and a product behind them.
 /// GPT-2: c_attn [h, 3h], c_proj [h, h]. Llama: qkv_proj [h, (a + 2k) d], heads
 /// that turn with their token's position, o_proj [a d, h].

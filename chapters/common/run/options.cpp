@@ -310,11 +310,13 @@ void warn_of_launcher(const WorldOptions& o) {
 }
 
 /// Chapters that replace the layers of a GPT-2 alone, and cut them by its names.
-constexpr const char* kGptAlone[] = {
-    "08_tensor_parallel_2d", "09_tensor_parallel_2p5d",
-    "10_tensor_parallel_3d", "11_dtensor",
-    "12_sequence_parallel",  "13_moe",
-    "14_hybrid_3d",          "15_engine"};
+constexpr const char* kGptAlone[] = {"08_tensor_parallel_2d",
+                                     "09_tensor_parallel_2p5d",
+                                     "10_tensor_parallel_3d",
+                                     "11_dtensor",
+                                     "13_moe",
+                                     "14_hybrid_3d",
+                                     "15_engine"};
 
 void check_family(const Options& o) {
   if (!ModelConfig::is_named(o.model)) return;  // refused where it is made
@@ -326,8 +328,8 @@ void check_family(const Options& o) {
              "00_single_device, 03_zero_fsdp and 06_1f1b, for example");
   }
   check_sequence(config, o.seq);
-  for (const char* chapter :
-       {"01_data_parallel", "04_model_parallel", "05_gpipe", "06_1f1b"}) {
+  for (const char* chapter : {"01_data_parallel", "04_model_parallel",
+                              "05_gpipe", "06_1f1b", "12_sequence_parallel"}) {
     SB_CHECK(!config.llama.has_balancing_loss() || o.chapter != chapter,
              "--model ", o.model, ": ", kBalancingLossInParts);
   }

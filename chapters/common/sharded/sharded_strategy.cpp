@@ -18,12 +18,10 @@ ModelConfig padded(ModelConfig config, std::int64_t vocabulary) {
 }  // namespace
 
 ModelConfig sharded_gpt_config(const ModelOptions& options) {
-  ModelConfig config = model_config(options);
+  const ModelConfig config = model_config(options);
   SB_CHECK(config.has_blocks(), "--model ", options.model,
            ": this chapter shards the layers of a GPT; give gpt-nano, gpt2 or "
            "another one of its family");
-  SB_CHECK(config.llama.num_experts == 0, "--model ", options.model,
-           ": this chapter shards dense blocks; give a model without experts");
   return config;
 }
 

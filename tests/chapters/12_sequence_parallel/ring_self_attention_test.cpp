@@ -39,6 +39,16 @@ TEST_P(RsaParity, HoldsInF32AndDropsWhatOneDeviceDrops) {
   expect_rsa_parity(GetParam(), {.dropout = 0.3}, kF64);
 }
 
+TEST_P(RsaParity, GroupedQueriesShareKeys) {
+  for (const std::int64_t kv_heads : {1, 2}) {
+    for (const double dropout : {0.0, 0.3}) {
+      const Setting s{.kv_heads = kv_heads, .dropout = dropout};
+      expect_rsa_parity(GetParam(), s, kF64);
+      expect_rsa_parity(GetParam(), s, kF64, /*all_reduce=*/true);
+    }
+  }
+}
+
 TEST_P(RsaParity, RowsOfScoresHaveOneDevicesBits) {
   const int c = GetParam();
   const Tensor q = noise({4, 24, 5}, 1), k = noise({4, 24, 5}, 2);
@@ -60,10 +70,11 @@ TEST_P(RsaParity, RowsOfScoresHaveOneDevicesBits) {
 INSTANTIATE_TEST_SUITE_P(WorldSizes, RsaParity, testing::Values(1, 2, 3, 4, 8));
 
 TEST(RsaBytes, TwoRingsForwardTwoRingsAndTwoSumsBackward) {
-  for (const auto& [c, sequence] : {std::pair{2, 10}, {3, 21}, {4, 24}}) {
+  for (const auto& [c, sequence, kv_heads] :
+       {std::tuple{2, 10, 4}, {3, 21, 2}, {4, 24, 1}}) {
     Setting s;
-    s.sequence = sequence;
-    const std::int64_t z = s.batch * s.sequence * s.heads * s.head_dim;
+    s.sequence = sequence, s.kv_heads = kv_heads;
+    const std::int64_t z = s.batch * s.sequence * s.kv_heads * s.head_dim;
     for (bool all_reduce : {false, true}) {
       const std::string hop = "send " + std::to_string(z / c);
       const std::string sum =

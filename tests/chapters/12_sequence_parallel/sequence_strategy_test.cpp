@@ -72,6 +72,36 @@ TEST_P(SequenceTraining, EveryClaimHolds) {
 INSTANTIATE_TEST_SUITE_P(WorldSizes, SequenceTraining,
                          testing::Values(1, 2, 3, 4));
 
+// Fewer heads of keys, which divide the ranks or not; heads wider than their part
+// of the hidden size; norms of heads; tied tables; biases. With 16 bits, sums on
+// their way are wider than what they sum.
+TEST(SequenceLlama, EveryClaimHolds) {
+  const std::string more = R"(, "num_hidden_layers": 2, "vocab_size": 31,)"
+                           R"( "max_position_embeddings": 60})";
+  for (const std::string model :
+       {R"({"model_type": "llama", "hidden_size": 24, "intermediate_size": 20,
+            "num_attention_heads": 24, "num_key_value_heads": 6,
+            "head_dim": 2, "attention_bias": true)",
+        R"({"model_type": "qwen3", "hidden_size": 16, "intermediate_size": 40,
+            "num_attention_heads": 8, "num_key_value_heads": 2,
+            "head_dim": 6, "tie_word_embeddings": true)",
+        R"({"model_type": "llama", "hidden_size": 32, "intermediate_size": 24,
+            "num_attention_heads": 8, "num_key_value_heads": 1)"}) {
+    for (const auto& [c, dtype] :
+         {std::pair{1, DType::kF32}, std::pair{2, DType::kBF16},
+          std::pair{4, DType::kF64}, std::pair{8, DType::kF64}}) {
+      Options options = small_options(c);
+      options.model = model + more;
+      options.dtype = dtype;
+      for (StrategyOptions setup : all_kinds()) {
+        setup.micro_batches = c == 4 ? 2 : 1;
+        SCOPED_TRACE(name_of(setup) + " c=" + std::to_string(c) + model);
+        expect_every_claim(train_on(options, setup));
+      }
+    }
+  }
+}
+
 TEST(SequenceBill, HoldsForOtherShapes) {
   // Odd and even; wide vocabularies, long sequences, one layer
   struct Shape3 {
@@ -212,6 +242,10 @@ TEST(MegatronStrategy, NamesTheSizesThatWork) {
   Options options = small_options(8);
   expect_error([&] { train_megatron(options); },
                {"--world-size 8", "12 heads"});
+  options = small_options(2);
+  options.model = "llama-nano";
+  expect_error([&] { train_megatron(options); },
+               {"--model llama-nano: --kind megatron", "--kind ring"});
   options = small_options(4);
   options.seq = 42;
   expect_error([&] { train_megatron(options); }, {"--seq 42", "44"});
@@ -277,6 +311,23 @@ TEST(TextbookSequence, StepsTakeThePagesForms) {
   }
 }
 
+TEST(TextbookSequence, ALlamasStepTakesThePagesForm) {
+  for (Options options : textbook_shapes()) {
+    options.model =
+        R"({"model_type": "llama", "hidden_size": 48, "vocab_size": 32,
+            "num_hidden_layers": 2, "intermediate_size": 80,
+            "num_attention_heads": 8, "num_key_value_heads": 2,
+            "head_dim": 8, "max_position_embeddings": )" +
+        std::to_string(options.seq) + "}";
+    for (const StrategyOptions& setup : all_kinds()) {
+      SCOPED_TRACE(testing::Message()
+                   << name_of(setup) << " c " << options.world_size << " s "
+                   << options.seq << " b " << options.batch);
+      expect_bill(train_on(options, setup));
+    }
+  }
+}
+
 TEST(TextbookSequence, MegatronsStepTakesThePagesForm) {
   for (const Options& options : textbook_shapes()) {
     for (const bool recomputes : {false, true}) {
@@ -299,6 +350,14 @@ TEST(SequenceBill, FormulasOfTheSpecification) {
   EXPECT_EQ(layer_elements(quirk, 4, 256).backward, 1152);
   EXPECT_EQ(layer_elements(ulysses, 4, 256).forward, 192);
   EXPECT_EQ(layer_elements(ulysses, 4, 256).backward, 192);
+  // With one key head for each four of queries
+  EXPECT_EQ(layer_elements(ring, 4, 256, 0.25).backward, 96);
+  EXPECT_EQ(layer_elements(rsa, 4, 256, 0.25).backward, 192);
+  EXPECT_EQ(layer_elements(ulysses, 4, 256, 0.25).backward, 120);
+  const ModelConfig nano = ModelConfig::read("llama-nano");
+  EXPECT_EQ(key_share(ring, nano, 4), 0.5);
+  EXPECT_EQ(key_share(ulysses, nano, 2), 0.5);
+  EXPECT_EQ(key_share(ulysses, nano, 4), 1);
 }
 
 }  // namespace
