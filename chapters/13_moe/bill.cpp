@@ -6,6 +6,7 @@
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/common/run/textbook.h"
+#include "chapters/common/sharded/loss.h"
 #include "chapters/common/sharded/parts.h"
 
 namespace shardbook::moe {
@@ -43,15 +44,28 @@ Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
                            const BillSizes& sizes) {
   const auto h = static_cast<double>(config.n_embd);
   const double t = sizes.t, expert_t = moe.expert_tensor_parallel ? t : 1;
-  const double mlp = (8 * h * h + 4 * h) / t + h;
+  const DecoderNames names = decoder_names(config);
   Parameters here;
-  here.dense = vocabulary_rows(config, sizes) * h +
-               static_cast<double>(config.n_positions) * h + 2 * h;
+  here.dense =
+      vocabulary_rows(config, sizes) * h * (names.head.empty() ? 1 : 2) +
+      block_table(config).norm_1.parameters();
+  if (!names.positions.empty()) {
+    here.dense += static_cast<double>(config.n_positions) * h;
+  }
   for (std::int64_t i = 0; i < config.n_layer; ++i) {
+    const BlockTable block = block_table(config, i);
+    double mlp = 0;
+    for (const BlockPart& part : block.parts()) {
+      if (part.experts > 1) {  // a Mixtral's
+        here.experts += part.parameters() / sizes.ep;
+      } else {
+        const bool is_mlp =
+            part.name == block.up.name || part.name == block.down.name;
+        (is_mlp ? mlp : here.dense) += part.parameters(t);
+      }
+    }
     const auto experts = static_cast<double>(experts_of_layer(moe, i));
-    // Attention and two norms
-    here.dense += (3 * h * h + 3 * h) / t + h * h / t + h + 4 * h;
-    if (experts == 1) {
+    if (config.is_llama() || experts == 1) {
       here.dense += mlp;
       continue;
     }
@@ -59,7 +73,9 @@ Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
     if (has_mlp_beside(moe)) here.dense += mlp;
     if (moe.use_residual) here.dense += 2 * h + 2;
     if (moe.shared_expert && moe.gate_shared_expert) here.dense += h;
-    here.experts += experts / sizes.ep * ((8 * h * h + 4 * h) / expert_t + h);
+    here.experts +=
+        experts / sizes.ep *
+        (block.up.parameters(expert_t) + block.down.parameters(expert_t));
   }
   return here;
 }
@@ -345,9 +361,10 @@ Bill predicted_bill(const Options& options, const ModelConfig& config,
   const double scalars =
       8 * (all_reduce(sizes.dp) + all_reduce(sizes.dp * sizes.t));
   Bill bill;
-  bill.bytes = reduced.once + updates * reduced.update +
-               steps * (micro * layer_bytes(options, config, moe, sizes) +
-                        reduced.step + scalars);
+  bill.bytes =
+      reduced.once + updates * reduced.update +
+      steps * (micro * layer_bytes(options, config, moe, sizes) + reduced.step +
+               scalars + balancing_bytes(config, sizes.dp));
   if (moe.depends_on_routing()) {
     // On shapes, a few micro-batches represent all
     bill.bytes =

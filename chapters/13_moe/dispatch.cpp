@@ -1,5 +1,6 @@
 #include "chapters/13_moe/dispatch.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/autograd.h"
@@ -216,7 +217,8 @@ Tensor rows_at(const Tensor& rows, const Indices& index) {
 Tensor dropless(const Tensor& rows, const DroplessCall& call,
                 std::int64_t& sent_rows) {
   const Routing& routing = call.routing;
-  const std::int64_t k = routing.k, ep = is_alone(call.ep) ? 1 : call.ep->size();
+  const std::int64_t k = routing.k,
+                     ep = is_alone(call.ep) ? 1 : call.ep->size();
   const std::int64_t local = routing.experts / ep, m = rows.size(1);
 
   // Sort the choices by expert, which keeps each rank's together

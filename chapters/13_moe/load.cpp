@@ -11,11 +11,10 @@
 namespace shardbook::moe {
 namespace {
 
-/// "transformer.h.3.mlp" -> "h.3"
+/// "transformer.h.3.mlp" -> "h.3"; "model.layers.3.mlp" -> "layers.3"
 std::string short_name(const std::string& layer) {
-  const std::size_t begin = layer.find("h.");
-  const std::size_t end = layer.rfind('.');
-  return begin < end ? layer.substr(begin, end - begin) : layer;
+  const std::size_t begin = layer.find('.') + 1;
+  return layer.substr(begin, layer.rfind('.') - begin);
 }
 
 /// Loads relative to an even one.

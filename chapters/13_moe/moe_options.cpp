@@ -82,6 +82,47 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
   });
 }
 
+void take_experts(const CommandLine& line, const ModelOptions& options,
+                  MoeOptions& moe) {
+  const ModelConfig config = model_config(options);
+  if (!config.is_llama()) return;
+  const LlamaConfig& llama = config.llama;
+  SB_CHECK(llama.num_experts > 0, "--model ", options.model,
+           ": has no experts; give a Mixtral, a Qwen3-MoE or a GPT, whose MLPs "
+           "experts replace");
+  for (const char* flag : {"--num-experts",
+                           "--top-k",
+                           "--capacity-factor",
+                           "--min-capacity",
+                           "--drop-tokens",
+                           "--no-drop-tokens",
+                           "--use-rts",
+                           "--no-use-rts",
+                           "--noise",
+                           "--second-expert-sampling",
+                           "--no-second-expert-sampling",
+                           "--drop-policy",
+                           "--residual",
+                           "--shared-expert",
+                           "--gate-shared-expert",
+                           "--expert-copies",
+                           "--naive",
+                           "--expert-tp",
+                           "--aux-coefficient",
+                           "--z-coefficient",
+                           "--no-dropless"}) {
+    SB_CHECK(!line.has(flag), flag, ": the config of --model ", options.model,
+             " decides about experts: ", llama.num_experts,
+             ", of which a token visits ", llama.experts_per_token,
+             ", without capacity; leave this option out");
+  }
+  moe.gate.num_experts = llama.num_experts;
+  moe.gate.k = llama.experts_per_token;
+  moe.num_experts = {static_cast<int>(llama.num_experts)};
+  moe.is_dropless = true;
+  moe.aux_coefficient = 0;  // in the model's own loss
+}
+
 void check_strategy_options(const Options& options,
                             const StrategyOptions& setup) {
   SB_CHECK(setup.zero_stage < 3,
@@ -96,6 +137,8 @@ void check_strategy_options(const Options& options,
            "--gate-shared-expert: weighs the shared expert; give "
            "--shared-expert");
   const ModelConfig config = model_config(options);
+  SB_CHECK(!config.is_llama() || setup.tp == 1, "--tp ", setup.tp, ": here ",
+           options.model, " has whole layers; 14_hybrid_3d cuts them");
   const auto counts = static_cast<std::int64_t>(setup.moe.num_experts.size());
   SB_CHECK(config.type != "gpt2" || counts <= config.n_layer,
            "--num-experts: ", counts, " numbers, and ", options.model, " has ",

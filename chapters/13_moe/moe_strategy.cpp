@@ -5,8 +5,10 @@
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/13_moe/bill.h"
 #include "chapters/13_moe/load.h"
+#include "chapters/13_moe/spread_experts.h"
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/replica_sums.h"
+#include "chapters/common/sharded/loss.h"
 #include "core/autograd.h"
 #include "core/check.h"
 
@@ -15,9 +17,9 @@ namespace {
 
 ModelConfig gpt_config(const Options& options) {
   const ModelConfig config = model_config(options);
-  SB_CHECK(config.type == "gpt2", "--model ", options.model,
+  SB_CHECK(config.has_blocks(), "--model ", options.model,
            ": experts stand in the place of a GPT's MLPs; give gpt-nano, gpt2 "
-           "or another one of its family");
+           "or another one of its family, or a Mixtral");
   return config;
 }
 
@@ -55,13 +57,14 @@ MoeStrategy::MoeStrategy(const Options& options, const StrategyOptions& asked,
       .ep = &mesh.group("ep"),
       .tp = &tp,
       .ep_stride = setup_.data_before_expert ? mesh.size("edp") : 1};
-  layers_.mlp = moe_mlp(setup_.moe, groups, record_);
+  layers_.mlp = config_.is_llama() ? spread_experts(groups, record_)
+                                   : moe_mlp(setup_.moe, groups, record_);
   const std::int64_t rows = padded_vocabulary(config_.vocab_size, t);
   ModelConfig padded = config_;
   padded.vocab_size = rows;
   model_ = build_gpt(options, padded, layers_);
   if (!options.load.empty()) {
-    load_model(options.load, *model_,
+    load_model(options.load, *model_, config_,
                part_of(layout_, mesh_.world().rank(), rows));
   }
   make_update();
@@ -103,7 +106,9 @@ StepResult MoeStrategy::step(std::int64_t step) {
   const Tensor loss = data_parallel_gradients(
       options_, dp_, data_, step, setup_.micro_batches,
       [&](bool is_last) { update_->begin_backward(is_last, scale); },
-      [&](const Tensor& inputs) { return (*model_)(inputs); }, layers_.loss,
+      [&](const Tensor& inputs) { return (*model_)(inputs); },
+      loss_over_ranks(config_, *model_, dp_, setup_.micro_batches,
+                      layers_.loss),
       [&](const Tensor& loss) {
         autograd::backward(
             {loss}, {Tensor::full({}, record_->loss_scale, loss.options())});
@@ -159,7 +164,8 @@ TrainingState MoeStrategy::state() {
 
 LoadedModel MoeStrategy::whole_model(const Options& options,
                                      const std::vector<NamedTensor>& state) {
-  return moe::whole_model(options, setup_.moe, state);
+  return config_.is_llama() ? model_with(options, state)
+                            : moe::whole_model(options, setup_.moe, state);
 }
 
 bool MoeStrategy::has_predictable_time() const {

@@ -47,6 +47,11 @@ struct StrategyOptions {
 };
 
 void add_options(CommandLine& line, StrategyOptions& setup);
+/// The config of a Mixtral or a Qwen3-MoE decides about its experts: sets them in
+/// `moe`. Throws Error for a Llama without experts, and for an option of `line`
+/// that contradicts.
+void take_experts(const CommandLine& line, const ModelOptions& options,
+                  MoeOptions& moe);
 /// Throws Error for options that do not go together.
 void check_strategy_options(const Options& options,
                             const StrategyOptions& setup);

@@ -12,6 +12,7 @@
 #include "chapters/13_moe/program.h"
 
 #include "chapters/13_moe/moe_strategy.h"
+#include "chapters/common/run/training.h"
 #include "comm/device_mesh.h"
 
 namespace shardbook::moe {
@@ -26,6 +27,7 @@ Program program(CommandLine& line) {
   line.parse();
   check_options(options);
   refuse_image_models(options, "experts stand in the place of a GPT's MLPs");
+  take_experts(line, options, setup.moe);
   check_strategy_options(options, setup);
   const Topology grid = expert_topology(group_sizes(options, setup));
 
@@ -45,9 +47,11 @@ Program program(CommandLine& line) {
     run.train(options, strategy);
   };
 
-  // 7. Compare parameters with one device that routes the same groups.
+  // 7. Compare parameters with one device that routes the same groups; without
+  // capacity, with one device.
   chapter.reference = [&setup](const Options& options) {
-    return train_reference(options, setup);
+    return model_config(options).is_llama() ? train_one_device(options)
+                                            : train_reference(options, setup);
   };
 
   // 8. The caller reports loss, largest difference, bytes, memory, time.

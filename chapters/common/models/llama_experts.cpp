@@ -86,7 +86,7 @@ ExpertRows rows_by_expert(const Indices& chosen, std::int64_t tokens,
 }  // namespace
 
 LlamaExperts::LlamaExperts(const std::string& name, const ModelConfig& config,
-                           const InitOptions& init, const Shards& part)
+                           const InitOptions& init, const ExpertParts& parts)
     : num_experts_(config.llama.num_experts),
       experts_per_token_(config.llama.experts_per_token),
       divides_by_sum_(config.llama.norm_topk_prob),
@@ -100,9 +100,10 @@ LlamaExperts::LlamaExperts(const std::string& name, const ModelConfig& config,
   gate_weight =
       make_parameter(name + ".gate.weight", {h, experts}, stddev, init);
   InitOptions held = init;
-  held.shards = part;
+  held.shards = parts.gate_up;
   gate_up_proj = make_parameter(name + ".experts.gate_up_proj",
                                 {experts, h, 2 * f}, stddev, held);
+  held.shards = parts.down;
   down_proj = make_parameter(name + ".experts.down_proj", {experts, f, h},
                              stddev, held);
 }
@@ -144,13 +145,13 @@ Tensor LlamaExperts::forward(const Tensor& x) {
 }
 
 Tensor LlamaExperts::through_experts(const Tensor& rows,
-                                     const Routing& routing) {
+                                     const Choices& choices) {
   const std::int64_t tokens = rows.size(0), h = rows.size(1);
-  const std::int64_t k = experts_per_token_, experts = routing.experts;
+  const std::int64_t k = experts_per_token_, experts = choices.experts;
 
   // Dispatch, experts: zeros stay zeros
   const ExpertRows by_expert =
-      rows_by_expert(routing.chosen, tokens, k, experts);
+      rows_by_expert(choices.chosen, tokens, k, experts);
   const std::int64_t cells = experts * by_expert.longest;
   const Tensor grouped = reshape(rows_of(rows, by_expert.token, cells),
                                  {experts, by_expert.longest, h});
@@ -161,7 +162,7 @@ Tensor LlamaExperts::through_experts(const Tensor& rows,
       reshape(rows_of(reshape(outputs, {cells, h}), by_expert.cell, tokens * k),
               {tokens, k, h});
   const Tensor factors =
-      reshape(to_dtype(routing.weights, rows.dtype()), {tokens, k, 1});
+      reshape(to_dtype(choices.weights, rows.dtype()), {tokens, k, 1});
   return sum(mul(back, factors), 1);
 }
 

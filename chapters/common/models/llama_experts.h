@@ -40,14 +40,18 @@ struct RouterShares {
   std::vector<double> probability;  ///< its softmax
 };
 
+/// The parts of the experts' two weights that a module holds; empty: all.
+struct ExpertParts {
+  Shards gate_up, down;
+};
+
 /// The MLP of a block with experts. Names are those of transformers 5 in memory:
 /// gate.weight [h, E], experts.gate_up_proj [E, h, 2f], experts.down_proj
 /// [E, f, h].
 class LlamaExperts : public ModuleOf<LlamaExperts> {
  public:
-  /// `part`: the experts that this module holds; empty: all.
   LlamaExperts(const std::string& name, const ModelConfig& config,
-               const InitOptions& init, const Shards& part = {});
+               const InitOptions& init, const ExpertParts& parts = {});
   /// [n, S, h] -> the same. The gate's product has x's dtype; the softmax and the
   /// weights are computed in f32 (f64 for f64), and rounded to x's dtype before
   /// they multiply. Equal probabilities: the expert of the lower index is chosen.
@@ -72,14 +76,14 @@ class LlamaExperts : public ModuleOf<LlamaExperts> {
 
  protected:
   /// Where the tokens of a forward go.
-  struct Routing {
+  struct Choices {
     /// [S k]: experts, each token's most probable one first; empty on shapes.
     std::vector<std::int64_t> chosen;
     Tensor weights;  ///< [S, k]
     std::int64_t experts = 0;
   };
   /// Rows [S, h] through their experts: the weighed sums [S, h].
-  virtual Tensor through_experts(const Tensor& rows, const Routing& routing);
+  virtual Tensor through_experts(const Tensor& rows, const Choices& choices);
   /// Rows by expert, [experts held, R, h] -> the same.
   Tensor apply_experts(const Tensor& grouped) const {
     return matmul(swiglu(matmul(grouped, gate_up_proj)), down_proj);
