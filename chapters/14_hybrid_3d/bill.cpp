@@ -61,6 +61,14 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& setup,
   return sizes;
 }
 
+double BillSizes::key_share() const {
+  // A rank of tp has its own heads
+  ModelConfig own = layers->padded;
+  own.n_head /= setup->tp;
+  own.llama.kv_heads /= setup->tp;
+  return sequence_parallel::key_share(setup->sequence(), own, setup->cp);
+}
+
 // --- Bytes -------------------------------------------------------------------
 
 namespace {
@@ -104,9 +112,10 @@ double layer_bytes(const BillSizes& z) {
     bytes += all_reduce(z.t(), 3 * z.tokens() * z.sum * passes);
   }
   if (z.c() > 1) {
-    const double whole = z.tokens() * z.c() * z.h() / z.t();
+    const double whole = z.tokens() * z.c() * z.queries() / z.t();
     const sequence_parallel::LayerElements layer =
-        sequence_parallel::layer_elements(z.setup->sequence(), z.c(), whole);
+        sequence_parallel::layer_elements(z.setup->sequence(), z.c(), whole,
+                                          z.key_share());
     bytes +=
         (z.blocks + z.blocks_again + z.attentions_again) * layer.forward *
             z.element +
@@ -168,7 +177,9 @@ bool keeps_known_bytes(const BillSizes& z) {
 double layer_deferred(const BillSizes& z, int layer, std::int64_t rows) {
   const KeptSizes sizes = z.kept_sizes_of(rows);
   const int last = z.layers->list->size() - 1;
-  const double x = sizes.rows * sizes.tokens * z.h() * z.element;
+  const double token = sizes.rows * sizes.tokens * z.element;
+  const double x = token * z.h();
+  const BlockTable block = z.block();
   const bool is_cut = z.setup->sequence_parallel;
   if (layer == 0 || layer == last) {
     return deferred_by_layer(z.layers->padded, layer, sizes);
@@ -180,14 +191,17 @@ double layer_deferred(const BillSizes& z, int layer, std::int64_t rows) {
     return deferred_by_layer(z.layers->padded, layer, sizes) + input;
   }
   if (z.setup->has_experts()) {
-    // Attention's: c_proj, and c_attn where it does not gather
-    return input + x * (is_cut ? 1 + 1 / z.t() : 2 + 4 / z.t()) +
+    // Attention's: the product behind it, and the one before it where that does
+    // not gather
+    const double before = is_cut ? 0 : block.qkv.deferred(z.t());
+    return input + token * (before + block.proj.deferred(z.t())) +
            moe::deferred_by_experts(z.layers->padded, z.setup->moe(),
                                     z.setup->experts, sizes);
   }
-  // Both c_proj: their inputs, h/t and 4h/t, and gradients that were gathered. A
-  // layer that gathers its input computes its weight's gradient at once
-  return input + x * (2 + 5 / z.t());
+  // Inputs of the products that are cut by rows, and gradients that were gathered.
+  // A layer that gathers its input computes its weight's gradient at once
+  return input +
+         token * (block.proj.deferred(z.t()) + block.down.deferred(z.t()));
 }
 
 /// Activations that one layer keeps of `rows` samples; the first of a stage also
@@ -195,7 +209,7 @@ double layer_deferred(const BillSizes& z, int layer, std::int64_t rows) {
 double layer_kept(const BillSizes& z, int layer, std::int64_t rows,
                   bool begins_stage = false) {
   const HybridOptions& setup = *z.setup;
-  ModelConfig config = z.layers->padded;
+  const ModelConfig& config = z.layers->padded;
   KeptSizes sizes = z.kept_sizes_of(rows);
   const int last = z.layers->list->size() - 1;
   const bool is_cut = setup.sequence_parallel && z.t() > 1;
@@ -206,9 +220,10 @@ double layer_kept(const BillSizes& z, int layer, std::int64_t rows,
   }
   const double tokens = sizes.rows * sizes.tokens;
   const double x = tokens * z.h() * z.element;
+  const BlockTable block = z.block();
   if (layer == last) {
     // Norms of own tokens only; the input of the head is gathered
-    const double norm = x + 2 * tokens * z.sum;
+    const double norm = x + block.norm_1.statistics() * tokens * z.sum;
     return kept_by_head(config, sizes) - (is_cut ? norm * (1 - 1 / z.t()) : 0);
   }
   if (setup.recompute == "blocks") return is_cut ? x / z.t() : x;
@@ -216,9 +231,11 @@ double layer_kept(const BillSizes& z, int layer, std::int64_t rows,
   const double heads = static_cast<double>(config.n_head) / z.t();
   // Recomputed attention keeps its inputs only
   const bool again = setup.recompute == "attention";
-  if (again || is_rsa) config.n_head = 0;
   if (is_cut) sizes.t = 1;
   double kept = kept_by_block(config, sizes) / (is_cut ? z.t() : 1);
+  if (again || is_rsa) {
+    kept -= tokens * block.attention.statistics(z.t()) * z.sum;
+  }
   if (setup.has_experts()) {
     const double mlp = 8 * x / z.t();
     kept += moe::kept_by_experts(config, setup.moe(), setup.experts,
@@ -233,7 +250,13 @@ double layer_kept(const BillSizes& z, int layer, std::int64_t rows,
     kept += tokens * heads * static_cast<double>(z.options->seq) * z.element *
             (z.options->dropout > 0 ? 2 : 1);
   } else if (setup.cp_kind == "ulysses") {
-    kept += x / z.t();
+    // Keys and values repeated
+    const double keys =
+        static_cast<double>(config.is_llama() ? config.llama.kv_heads
+                                              : config.n_head) /
+        static_cast<double>(config.n_head);
+    kept += tokens * z.element * z.queries() / z.t() *
+            (1 + 2 * (z.key_share() - keys));
   }
   return kept;
 }

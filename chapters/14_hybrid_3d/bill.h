@@ -40,6 +40,11 @@ struct BillSizes {
   double c() const { return setup->cp; }
   double world() const { return options->world_size; }
   double h() const { return static_cast<double>(layers->padded.n_embd); }
+  BlockTable block() const { return block_table(layers->padded); }
+  /// Elements of a token's queries, on all ranks of tp.
+  double queries() const { return static_cast<double>(block().attention.out); }
+  /// Elements of keys that cp moves, as a part of those of queries.
+  double key_share() const;
   double vocabulary() const {
     return static_cast<double>(layers->padded.vocab_size);
   }

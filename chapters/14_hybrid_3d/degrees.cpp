@@ -117,16 +117,35 @@ void check_image_model(const HybridOptions& setup, const ModelConfig& config) {
            "every difference grow from step to step; leave it out");
 }
 
+/// Buckets and shards sum whole parameters: no two ranks of tp share keys.
+void check_llama(const Options& options, const HybridOptions& setup,
+                 const ModelConfig& config) {
+  const std::int64_t keys = config.llama.kv_heads;
+  SB_CHECK(keys % setup.tp == 0, "--tp ", setup.tp, ": ",
+           how_many(keys, "head"),
+           " of keys do not divide by it, and ranks that share them "
+           "(07_tensor_parallel) are not part of a mesh here; give ",
+           divisor_below(keys, setup.tp));
+  const std::int64_t hidden = block_table(config).down.in;
+  SB_CHECK(hidden % setup.tp == 0, "--tp ", setup.tp, ": ", hidden,
+           " hidden units do not divide by it; give ",
+           divisor_below(hidden, setup.tp));
+  SB_CHECK(config.llama.num_experts == 0, "--model ", options.model,
+           ": has experts; 13_moe spreads them, and this chapter those of a "
+           "GPT");
+}
+
 void check_model(const Options& options, const HybridOptions& setup,
                  const ModelConfig& config) {
   if (config.is_image()) return check_image_model(setup, config);
-  SB_CHECK(config.type == "gpt2", "--model ", options.model,
+  SB_CHECK(config.has_blocks(), "--model ", options.model,
            ": this chapter cuts the layers of a GPT and the stages of a "
            "ResNet; give gpt-nano, gpt2 or resnet18, or another one of their "
            "families");
   SB_CHECK(config.n_head % setup.tp == 0, "--tp ", setup.tp, ": ",
            how_many(config.n_head, "head"), " do not divide by it; give ",
            divisor_below(config.n_head, setup.tp));
+  if (config.is_llama()) check_llama(options, setup, config);
   SB_CHECK(!setup.sequence_parallel || setup.tp > 1,
            "--sequence-parallel: tokens are cut inside the tensor-parallel "
            "group, which has one rank; give --tp 2 or more");

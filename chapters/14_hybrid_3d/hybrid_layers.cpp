@@ -1,5 +1,6 @@
 #include "chapters/14_hybrid_3d/hybrid_layers.h"
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -57,9 +58,11 @@ LayerFactory on_own_tokens(const LayerFactory& inner, const ModelConfig& config,
     if (!setup.sequence_parallel) return own;
     return cut_sequence(own, 0, Layout::kContiguous, tp.rank(), tp.size());
   };
-  // This rank's heads meet the keys of all tokens
-  made.attention =
-      sequence_parallel::sequence_layers(sequence, seq, cp).attention;
+  // This rank's heads meet the keys of all tokens, and turn by their positions
+  const LayerFactory over_cp =
+      sequence_parallel::sequence_layers(sequence, seq, cp);
+  made.attention = over_cp.attention;
+  made.rope_table = over_cp.rope_table;
   made.logits = [inner](const Tensor& x, AnyModule& wte) {
     return inner.logits(x, wte.as<Around>().inner);
   };
@@ -205,7 +208,7 @@ RankLayers rank_layers(const Options& options, const HybridOptions& setup,
       made.list = std::make_shared<RecomputingBlocks>(made.list);
     }
     made.layout = [](const std::string&, int) { return Shards(); };
-    made.is_whole = [](const std::string&) { return false; };
+    made.is_whole = made.is_partial = [](const std::string&) { return false; };
     return made;
   }
   made.factory =
@@ -244,6 +247,17 @@ RankLayers rank_layers(const Options& options, const HybridOptions& setup,
     return setup.expert_tp && moe::expert_layout(name, 0, 1, 0, t) ==
                                   moe::expert_layout(name, 0, 1, 1, t);
   };
+  made.is_partial =
+      [is_whole = made.is_whole, cuts_tokens = setup.sequence_parallel,
+       norms = block_table(config).head_norms](const std::string& name) {
+        // Experts and their gates see all tokens on every rank of tp
+        if (!is_whole(name) || moe::is_expert(name)) return false;
+        const auto is_of = [&](const BlockPart& norm) {
+          return name.ends_with("." + norm.name + ".weight");
+        };
+        return (cuts_tokens && sequence_parallel::has_partial_gradient(name)) ||
+               std::any_of(norms.begin(), norms.end(), is_of);
+      };
   return made;
 }
 

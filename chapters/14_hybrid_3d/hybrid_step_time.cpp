@@ -16,8 +16,8 @@ bool has_step_time(const Options& options, const HybridOptions& setup,
       setup.cp > 1 && (setup.cp_layout == "striped" ||
                        (setup.cp_kind == "rsa" && options.steps == 1));
   return textbook::is_chosen(options) && options.steps > 0 &&
-         model_config(options).type == "gpt2" && !is_unusual &&
-         !setup.expert_tp && schedule.routes.size() == 1 &&
+         !model_config(options).is_image() && !is_unusual && !setup.expert_tp &&
+         schedule.routes.size() == 1 &&
          !(setup.overlap_grad_reduce && setup.has_experts());
 }
 
@@ -39,9 +39,10 @@ struct BlockTimes {
   explicit BlockTimes(const BillSizes& z)
       : z(z), x(z.tokens() * z.h() * z.element) {}
 
-  /// 2 operations for each of a token's weights, shared by the tp group.
-  double product(double weights) const {
-    return 2 * weights * z.tokens() / z.t() / textbook::kRate;
+  /// Shared by the tp group.
+  double product(const BlockPart& part) const {
+    const auto seq = static_cast<double>(z.options->seq);
+    return part.operations(seq) * z.tokens() / z.t() / textbook::kRate;
   }
   bool is_cut() const { return z.setup->sequence_parallel && z.t() > 1; }
   /// An all-reduce of x, or half of it where tokens are cut over tp.
@@ -52,23 +53,24 @@ struct BlockTimes {
 
   // The input gradient's message overlaps the weight gradient's product, unless
   // that product is left for W
-  Costs column(double weights) const {
-    const double q = product(weights), a = message();
+  Costs column(const BlockPart& part) const {
+    const double q = product(part), a = message();
     if (!is_cut()) return {q, q + std::max(q, a), q + a, q};
     // Tokens are gathered, for backward once more; nothing is left for W
     return {a + q, 2 * std::max(q, a), 2 * std::max(q, a), 0};
   }
-  Costs row(double weights) const {
-    const double q = product(weights), a = message();
+  Costs row(const BlockPart& part) const {
+    const double q = product(part), a = message();
     const double gathers = is_cut() ? a : 0;
     return {q + a, gathers + 2 * q, gathers + q, q};
   }
   Costs attention() const {
-    const double part = x / z.t();  // bytes of a rank's K, of V, of Q
+    // Bytes of a rank's queries
+    const double part = z.tokens() * z.queries() * z.element / z.t();
     const auto [forward, backward] = sequence_parallel::attention_times(
         z.setup->sequence(), z.c(), static_cast<double>(z.options->seq),
-        2 * z.h() * z.rows / z.t() / textbook::kRate, part,
-        part / z.element * z.sum);
+        2 * z.queries() * z.rows / z.t() / textbook::kRate, part,
+        part / z.element * z.sum, z.key_share());
     return {forward, backward, backward, 0};
   }
   Costs experts() const {
@@ -106,20 +108,20 @@ struct Part {
 /// In the order of forward.
 std::vector<Part> block_parts(const BillSizes& z) {
   const BlockTimes at(z);
-  const double h = z.h();
+  const BlockTable block = z.block();
   Costs attention = at.attention();
   if (z.setup->recompute == "attention") {
     attention.backward += attention.forward;
     attention.backward_input += attention.forward;
   }
-  std::vector<Part> parts = {{"attn.c_attn", at.column(3 * h * h)},
+  std::vector<Part> parts = {{block.qkv.name, at.column(block.qkv)},
                              {"", attention},
-                             {"attn.c_proj", at.row(h * h)}};
+                             {block.proj.name, at.row(block.proj)}};
   if (z.setup->has_experts()) {
-    parts.push_back({"mlp", at.experts()});
+    parts.push_back({block.mlp_module, at.experts()});
   } else {
-    parts.push_back({"mlp.c_fc", at.column(4 * h * h)});
-    parts.push_back({"mlp.c_proj", at.row(4 * h * h)});
+    parts.push_back({block.up.name, at.column(block.up)});
+    parts.push_back({block.down.name, at.row(block.down)});
   }
   return parts;
 }
@@ -130,7 +132,8 @@ Costs layer_costs(const BillSizes& z, int layer) {
   const double a = at.message(), cut = at.is_cut() ? a : 0;
   if (layer == 0) return {a, cut, cut, 0};
   if (layer == z.layers->list->size() - 1) {
-    const double q = at.product(z.h() * z.vocabulary());
+    const double q =
+        2 * (z.h() * z.vocabulary()) * z.tokens() / z.t() / textbook::kRate;
     const double loss = 3 * textbook::all_reduce(z.t(), z.tokens() * z.sum) +
                         textbook::all_reduce(z.c(), 2 * z.sum);
     return {cut + q + loss, 2 * q + a, q + a, q};
@@ -152,57 +155,90 @@ double seconds_of(const Costs& costs, pipeline::ActionKind kind) {
                                                         : costs.backward_weight;
 }
 
+/// A parameter's place in the model, from its name.
+struct Owner {
+  Owner(const BillSizes& z, const std::string& parameter)
+      : names(decoder_names(z.layers->padded)),
+        module(parameter.substr(0, parameter.rfind('.'))),
+        is_bias(parameter.ends_with(".bias")) {
+    if (module.rfind(names.blocks + ".", 0) != 0) return;
+    block = block_of(z.layers->padded, module);
+    in_block = module.substr(names.block(block).size() + 1);
+  }
+  bool is_table() const {
+    return module == names.table || module == names.output();
+  }
+
+  DecoderNames names;
+  std::string module, in_block;  ///< "mlp.c_fc"; empty outside of blocks
+  bool is_bias = false;
+  std::int64_t block = -1;
+};
+
 /// Seconds between the gradient that B, I or W of a layer adds to a parameter
 /// and the end of the layer's part of that action; negative if it adds none.
 double left_after(const BillSizes& z, const std::string& parameter, int layer,
                   pipeline::ActionKind kind) {
   const BlockTimes at(z);
-  const auto has = [&](const std::string& text) {
-    return parameter.find(text) != std::string::npos;
+  const BlockTable block = z.block();
+  const Owner owner(z, parameter);
+  const auto is_weight_of = [&](const BlockPart& part) {
+    return owner.in_block == part.name && !owner.is_bias;
   };
   const bool is_weight = kind == pipeline::ActionKind::kBackwardWeight;
   // Lookups and products leave their weights' gradients for W, except where
   // tokens are gathered for them
-  const bool is_column = has("c_attn.weight") || has("c_fc.weight");
-  const bool is_put_off =
-      has("wte") || has("c_proj.weight") || (is_column && !at.is_cut());
+  const bool is_column = is_weight_of(block.qkv) || is_weight_of(block.up);
+  const bool is_put_off = owner.is_table() || is_weight_of(block.proj) ||
+                          is_weight_of(block.down) ||
+                          (is_column && !at.is_cut());
   if (kind != pipeline::ActionKind::kBackward && is_put_off != is_weight) {
     return -1;
   }
-  if (layer == 0) return has("wpe") && at.is_cut() ? at.message() : 0;
-  if (has("wte")) return is_weight ? 0 : at.message();
-  // In a block, the parts before the parameter's own in forward are left
+  if (layer == 0) {
+    const bool is_position = owner.module == owner.names.positions;
+    return is_position && at.is_cut() ? at.message() : 0;
+  }
+  if (owner.is_table()) return is_weight ? 0 : at.message();
+  if (owner.block < 0) return 0;  // the last norm
+  // The parts before the parameter's own in forward are left
   double left = 0;
   for (const Part& part : block_parts(z)) {
-    const bool is_own = !part.name.empty() && has(part.name);
-    // A norm comes before the part, and a bias over tp after it
-    if ((has("ln_1") && part.name == "attn.c_attn") ||
-        (has("ln_2") && part.name == "mlp.c_fc")) {
-      return left;
-    }
-    if (is_own && !(has("c_proj.bias") && z.t() > 1)) return left;
+    const bool is_own = !part.name.empty() &&
+                        (owner.in_block + ".").rfind(part.name + ".", 0) == 0;
+    // A norm comes before the part, those of heads before attention; a bias over
+    // tp comes after it
+    const bool is_norm_before =
+        (owner.in_block == block.norm_1.name && part.name == block.qkv.name) ||
+        (owner.in_block == block.norm_2.name && part.name == block.up.name);
+    const bool is_of_heads = std::any_of(
+        block.head_norms.begin(), block.head_norms.end(),
+        [&](const BlockPart& norm) { return owner.in_block == norm.name; });
+    if (is_norm_before || (is_of_heads && part.name.empty())) return left;
+    const bool is_behind =
+        owner.is_bias && z.t() > 1 &&
+        (part.name == block.proj.name || part.name == block.down.name);
+    if (is_own && !is_behind) return left;
     left += seconds_of(part.costs, kind);
     if (is_own) return left;
   }
-  return 0;  // the last norm
+  return 0;
 }
 
 /// Those of the layers [begin, end) that add a gradient to the parameter.
 std::vector<int> layers_with(const BillSizes& z, const std::string& parameter,
                              int begin, int end) {
   const int last = z.layers->list->size() - 1;
+  const Owner owner(z, parameter);
   std::vector<int> layers;
-  const auto has = [&](const char* text) {
-    return parameter.find(text) != std::string::npos;
-  };
-  if (has("wte") || has("wpe")) {
+  if (owner.block >= 0) layers.push_back(1 + static_cast<int>(owner.block));
+  if (owner.module == owner.names.table ||
+      owner.module == owner.names.positions) {
     layers.push_back(0);
-    if (has("wte")) layers.push_back(last);
-  } else if (has("ln_f")) {
+  }
+  if (owner.module == owner.names.output() ||
+      owner.module == owner.names.norm) {
     layers.push_back(last);
-  } else {
-    layers.push_back(
-        1 + std::stoi(parameter.substr(parameter.find_first_of("0123456789"))));
   }
   std::erase_if(layers,
                 [=](int layer) { return layer < begin || layer >= end; });

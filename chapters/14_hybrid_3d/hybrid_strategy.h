@@ -115,8 +115,6 @@ class HybridZeroStrategy : public MeshStrategy {
   std::vector<zero::ZeroOptimizer*> zeros() const;
   /// The factor by which the gradients of `zero` are still too large.
   double scale_of(const zero::ZeroOptimizer& zero) const;
-  /// Whether the tp group adds up parts of the parameter's gradient.
-  bool is_partial(const std::string& name) const;
   /// The norm of the whole gradient, when its sums are complete. Collective.
   double norm();
 

@@ -23,7 +23,7 @@ std::unique_ptr<Gpt> build_on_host(const Options& options,
   const InitOptions init = {.seed = options.seed, .dtype = options.dtype};
   auto model = std::make_unique<Gpt>(layers.padded, init, layers.factory);
   if (!options.load.empty()) {
-    load_model(options.load, *model,
+    load_model(options.load, *model, model_config(options),
                part_of(layers.layout, tp_rank, layers.padded.vocab_size));
   }
   return model;
@@ -81,11 +81,6 @@ double HybridZeroStrategy::scale_of(const zero::ZeroOptimizer& zero) const {
   return scaler_.scale() * groups_.data.size() / zero.group().size();
 }
 
-bool HybridZeroStrategy::is_partial(const std::string& name) const {
-  return setup_.sequence_parallel && !moe::is_expert(name) &&
-         sequence_parallel::has_partial_gradient(name);
-}
-
 double HybridZeroStrategy::norm() {
   const PhaseScope phase(Phase::kOptimizer);
   const NoGrad no_grad;
@@ -95,7 +90,7 @@ double HybridZeroStrategy::norm() {
     // Parts of sums over cut tokens; the group's shards have the same limits
     Tensors partial;
     for (const NamedTensor& each : own) {
-      if (is_partial(each.name)) partial.push_back(each.tensor);
+      if (layers_.is_partial(each.name)) partial.push_back(each.tensor);
     }
     sum_over_ranks(groups_.tp, partial, "sequence_parallel");
     // Parameters that the tp group holds whole count on its first rank
@@ -164,7 +159,7 @@ std::vector<Bill> HybridZeroStrategy::bills() {
     // Parts of sums over cut tokens, in this rank's shard
     double partial = 0;
     for (const StatePart& part : zero->state().parts) {
-      if (is_partial(part.name)) {
+      if (layers_.is_partial(part.name)) {
         partial += static_cast<double>(part.values.bytes());
       }
     }

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "chapters/02_ddp/bucket.h"
-#include "chapters/12_sequence_parallel/megatron.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/copy_runs.h"
@@ -128,10 +127,7 @@ void Update::make_buckets(PipelineModel& model, const RankLayers& layers,
     kind.tied = tied_group(model, each.tensor);
     kind.data = moe::is_expert(each.name) ? &groups_.experts : &groups_.data;
     kind.is_replicated = layers.is_whole(each.name);
-    // Experts and their gates see all tokens on every rank of tp
-    kind.is_partial = kind.is_replicated && setup.sequence_parallel &&
-                      sequence_parallel::has_partial_gradient(each.name) &&
-                      !moe::is_expert(each.name);
+    kind.is_partial = layers.is_partial(each.name);
     const auto found =
         std::find_if(kinds.begin(), kinds.end(), [&](const auto& other) {
           return other.stage == kind.stage && other.tied == kind.tied &&
