@@ -4,6 +4,7 @@
 
 #include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "chapters/15_engine/internal/data_parallel_model.h"
+#include "chapters/common/sharded/loss.h"
 
 namespace shardbook::engine {
 namespace {
@@ -55,7 +56,9 @@ StepResult ModuleStrategy::step(std::int64_t step) {
         is_boundary = is_last;
         engine_->set_gradient_accumulation_boundary(is_last);
       },
-      [&](const Tensor& inputs) { return (*engine_)(inputs); }, language_loss,
+      [&](const Tensor& inputs) { return (*engine_)(inputs); },
+      loss_over_ranks(loaded_.config, *loaded_.model, dp_,
+                      engine_->gradient_accumulation_steps()),
       [&](const Tensor& loss) {
         engine_->backward(loss);
         if (!is_boundary) engine_->step();
@@ -74,8 +77,10 @@ std::vector<Bill> ModuleStrategy::bills() {
                                     engine_->train_micro_batch_size_per_gpu(),
                                     engine_->gradient_accumulation_steps(),
                                     engine_->skipped_steps() - skipped_before_);
-  // The all-reduce of the loss
-  bill.bytes += static_cast<double>(options_.steps) * 2 * (d - 1) / d * 8;
+  // The all-reduce of the loss, and of a balancing loss' shares
+  bill.bytes +=
+      static_cast<double>(options_.steps) *
+      (2 * (d - 1) / d * 8 + balancing_bytes(loaded_.config, dp_.size()));
   return {bill};
 }
 
