@@ -22,13 +22,13 @@ using sharded_test::expect_claims;
 using sharded_test::report_of;
 using sharded_test::small_gpt;
 
-/// 24 heads of queries of width 4 on a hidden size of 32, untied, with an odd
+/// 24 heads of queries of width 4 on a hidden size of 48, untied, with an odd
 /// vocabulary. Qwen3 has norms of heads; Llama may have biases everywhere.
 Options small_llama(int t, int keys, const std::string& family,
                     DType dtype = DType::kF64) {
   Options options = small_gpt(t, dtype);
   options.model = R"({"vocab_size":95,"max_position_embeddings":16,)"
-                  R"("hidden_size":32,"intermediate_size":48,)"
+                  R"("hidden_size":48,"intermediate_size":48,)"
                   R"("num_hidden_layers":2,"num_attention_heads":24,)"
                   R"("head_dim":4,"attention_bias":true,)"
                   R"("num_key_value_heads":)" +
@@ -85,11 +85,12 @@ TEST(TensorParallelLlama, PartialGradientsAreAddedOnceAStep) {
     return log;
   });
   for (const auto& log : logs) {
-    EXPECT_EQ(log, (std::vector<std::string>{"norms of heads 16", "norm 1"}));
+    EXPECT_EQ(log, (std::vector<std::string>{"norms of heads 16",
+                                             "shared keys 784", "norm 1"}));
   }
   const PartialSizes sizes = partial_sizes(model_config(options), 4);
   EXPECT_EQ(sizes.norms, 2 * 2 * 4);
-  EXPECT_EQ(sizes.shared, 2 * 2 * 4 * (32 + 1));
+  EXPECT_EQ(sizes.shared, 2 * 2 * 4 * (48 + 1));
   EXPECT_EQ(sizes.sharers, 2);
   EXPECT_EQ(partial_sizes(model_config(options), 2).shared, 0);
 }
