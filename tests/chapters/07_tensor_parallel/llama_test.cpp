@@ -13,6 +13,7 @@
 #include "tests/chapters/common/sharded_support.h"
 #include "tests/chapters/common/textbook_support.h"
 #include "tests/support/errors.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::tensor_parallel {
 namespace {
@@ -116,6 +117,22 @@ TEST(TensorParallelLlama, RanksThatShareKeysHoldTheSameBits) {
   });
   for (std::size_t r = 0; r < 8; ++r) EXPECT_EQ(keys[r], keys[r / 4 * 4]) << r;
   EXPECT_NE(keys[0], keys[4]);
+}
+
+// A part of unequal columns says in a checkpoint which elements it has.
+TEST(TensorParallelLlama, ACheckpointOfFourRanksContinuesOnTwo) {
+  const TempFolder folder;
+  const auto loss_of = [&](const std::string& more) {
+    return run("07_tensor_parallel --model " SHARDBOOK_ROOT
+               "/tests/golden/qwen3_qk_norm/config.json --data walk --seq 24 "
+               "--batch 8 --dtype f64 --no-check " +
+               more)
+        .losses.back();
+  };
+  const std::string checkpoint = " --checkpoint " + (folder / "c");
+  loss_of("--world-size 4 --steps 2" + checkpoint);
+  EXPECT_NEAR(loss_of("--world-size 2 --steps 4 --resume" + checkpoint),
+              loss_of("--world-size 4 --steps 4"), 1e-12);
 }
 
 TEST(TensorParallelLlama, PartsAreThoseOfTheBlocksTable) {
