@@ -10,9 +10,8 @@ block("block.cpp", "return static_cast<double>(in * chosen) / (is_cut ? t : 1);"
       "return static_cast<double>(in * chosen) / t;", "BlockTable.*")
 block("block.cpp", "(bias ? wide : 0)", "(bias ? wide / t : 0)",
       "BlockTable.*")
-block("block.cpp", "return static_cast<double>(heads) /\n"
-      "           std::min(t, static_cast<double>(heads));",
-      "return static_cast<double>(heads);", "BlockTable.*")
+block("block.cpp", "heads) / std::min(t, static_cast<double>(heads));",
+      "heads);", "BlockTable.*")
 block("block.cpp", "? 2 * (seq + 1) * wide : 0;", "? 2 * seq * wide : 0;",
       "BlockTable.*")
 # Keys turn as queries do

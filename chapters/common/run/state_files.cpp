@@ -30,8 +30,13 @@ Json place_of(const StatePart& part, std::int64_t count) {
   Json shards = Json::array();
   for (const Shard& each : part.shards) {
     if (each.count == 1) continue;
-    shards.push_back(
-        {each.dim, each.index, each.count, each.blocks, each.length});
+    Json shard = {each.dim, each.index, each.count, each.blocks, each.length};
+    Json columns = Json::array();
+    for (const Columns& some : each.columns) {
+      columns.push_back({some.width, some.parts});
+    }
+    if (!columns.empty()) shard.push_back(columns);
+    shards.push_back(shard);
   }
   return {{"whole", part.whole},
           {"padded_rows", part.padded_rows},
@@ -182,11 +187,16 @@ void StateFiles::add(std::size_t file, const SafetensorsEntry& entry) {
     place.at("updates").get_to(piece.updates);
     place.at("sum").get_to(piece.sum);
     for (const Json& each : place.at("shards")) {
-      // A file may omit the length if its parts are equal
+      // A file may omit the length if its parts are equal, and columns
       part.shards.push_back({each.at(0), each.at(1), each.at(2), each.at(3),
                              each.size() > 4 ? each.at(4) : Json(0)});
-      const Shard& shard = part.shards.back();
+      Shard& shard = part.shards.back();
       is_valid = is_valid && shard.count > 0 && shard.blocks > 0;
+      for (const Json& some : each.size() > 5 ? each.at(5) : Json::array()) {
+        shard.columns.push_back({some.at(0), some.at(1)});
+        is_valid = is_valid && shard.columns.back().width > 0 &&
+                   shard.columns.back().parts > 0;
+      }
     }
     is_valid = is_valid &&
                (part.padded_rows == 0 ||

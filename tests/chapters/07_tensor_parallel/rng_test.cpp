@@ -159,7 +159,8 @@ std::vector<std::vector<double>> trained(const Options& options,
           [&](std::int64_t k) { return strategy.step(k); });
     std::vector<double> values;
     for (const NamedTensor& each : strategy.model().named_parameters()) {
-      if (replicas_only && !layout(each.name, 0, tp.size()).empty()) continue;
+      const Shards part = layout(strategy.config(), each.name, 0, tp.size());
+      if (replicas_only && !part.empty()) continue;
       const auto mine = each.tensor.to_vector<double>();
       values.insert(values.end(), mine.begin(), mine.end());
     }
@@ -233,8 +234,9 @@ class GptByHand : public ShardedStrategy {
     ShardedModel model;
     model.layers = layers(model_config(options), tp, &rng);
     if (wrong) wrong(model.layers, rng);
-    model.layout = [t = tp.size()](const std::string& name, int rank) {
-      return layout(name, rank, t);
+    model.layout = [config = model_config(options), t = tp.size()](
+                       const std::string& name, int rank) {
+      return layout(config, name, rank, t);
     };
     return model;
   }

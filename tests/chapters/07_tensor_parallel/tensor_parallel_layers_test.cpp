@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "chapters/common/run/training.h"
 #include "core/autograd.h"
 #include "tests/chapters/07_tensor_parallel/tensor_parallel_support.h"
 #include "tests/support/errors.h"
