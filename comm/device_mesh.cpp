@@ -24,7 +24,7 @@ ProcessGroup& DeviceMesh::group(const std::string& axes) {
   const std::vector<std::string> wanted = split_axes(axes);
   SB_CHECK(!wanted.empty(), "device mesh ", topology_.text(),
            ": name at least one axis");
-  const auto lists = topology_.groups(wanted);
+  for (const std::string& axis : wanted) topology_.size(axis);  // or an Error
   std::string name;
   for (const std::string& axis : topology_.axes()) {
     if (std::count(wanted.begin(), wanted.end(), axis) == 0) continue;
@@ -34,6 +34,7 @@ ProcessGroup& DeviceMesh::group(const std::string& axes) {
   if (made != nullptr) return *made;
 
   // All ranks together are a group already
+  const auto lists = topology_.groups(wanted);
   made = lists.size() == 1
              ? std::shared_ptr<ProcessGroup>(&world_, [](ProcessGroup*) {})
              : world_.partition(lists, name);

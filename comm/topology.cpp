@@ -133,18 +133,24 @@ std::vector<std::vector<int>> Topology::groups(
     const std::vector<std::string>& axes) const {
   // The ranks of a group share their coordinates on the other axes. With 0 on
   // the given axes, these are the coordinates of the group's first rank.
-  std::map<int, std::vector<int>> by_first;
+  std::vector<std::pair<int, int>> strides_and_sizes;
+  for (const std::string& axis : axes) {
+    SB_CHECK(std::count(axes.begin(), axes.end(), axis) == 1, "topology ",
+             text(), ": a group names axis '", axis, "' twice");
+    strides_and_sizes.emplace_back(strides_[position(axis)], size(axis));
+  }
+  std::vector<std::vector<int>> by_first(static_cast<std::size_t>(world_size_));
   for (int rank = 0; rank < world_size_; ++rank) {
     int first = rank;
-    for (const std::string& axis : axes) {
-      SB_CHECK(std::count(axes.begin(), axes.end(), axis) == 1, "topology ",
-               text(), ": a group names axis '", axis, "' twice");
-      first -= coordinate(rank, axis) * strides_[position(axis)];
+    for (const auto& [stride, size] : strides_and_sizes) {
+      first -= rank / stride % size * stride;
     }
-    by_first[first].push_back(rank);
+    by_first[static_cast<std::size_t>(first)].push_back(rank);
   }
   std::vector<std::vector<int>> result;
-  for (auto& [first, ranks] : by_first) result.push_back(std::move(ranks));
+  for (auto& ranks : by_first) {
+    if (!ranks.empty()) result.push_back(std::move(ranks));
+  }
   return result;
 }
 
