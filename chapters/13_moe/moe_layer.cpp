@@ -281,9 +281,6 @@ Shards expert_layout(const std::string& name, int ep_rank, int ep, int tp_rank,
   if (is(".c_fc.weight")) shards.push_back({2, tp_rank, t});
   if (is(".c_fc.bias")) shards.push_back({1, tp_rank, t});
   if (is(".c_proj.weight")) shards.push_back({1, tp_rank, t});
-  // Of a Llama: gate and up are two blocks of columns
-  if (is(".gate_up_proj")) shards.push_back({2, tp_rank, t, 2});
-  if (is(".down_proj")) shards.push_back({1, tp_rank, t});
   return shards;
 }
 

@@ -57,7 +57,7 @@ MoeStrategy::MoeStrategy(const Options& options, const StrategyOptions& asked,
       .ep = &mesh.group("ep"),
       .tp = &tp,
       .ep_stride = setup_.data_before_expert ? mesh.size("edp") : 1};
-  layers_.mlp = config_.is_llama() ? spread_experts(groups, record_)
+  layers_.mlp = config_.is_llama() ? spread_experts(*groups.ep, record_)
                                    : moe_mlp(setup_.moe, groups, record_);
   const std::int64_t rows = padded_vocabulary(config_.vocab_size, t);
   ModelConfig padded = config_;

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/13_moe/dispatch.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -10,26 +9,12 @@
 namespace shardbook::moe {
 namespace {
 
-/// E / ep experts; the columns of gate and up are cut each by itself. Another dim
-/// cuts hidden units for each of the two weights.
-ExpertParts parts_of(const ModelConfig& config, const MoeGroups& groups) {
-  const auto size = [](const ProcessGroup* group) {
-    return group == nullptr ? 1 : group->size();
-  };
-  const auto rank = [](const ProcessGroup* group) {
-    return group == nullptr ? 0 : group->rank();
-  };
-  const LlamaConfig& llama = config.llama;
-  const int ep = size(groups.ep), t = size(groups.tp);
-  SB_CHECK(llama.num_experts % ep == 0, "--ep ", ep, ": ", llama.num_experts,
+/// This rank's E / ep experts.
+Shards part_of(const ModelConfig& config, const ProcessGroup& ep) {
+  const std::int64_t experts = config.llama.num_experts;
+  SB_CHECK(experts % ep.size() == 0, "--ep ", ep.size(), ": ", experts,
            " experts do not divide by it; every rank has equally many");
-  SB_CHECK(llama.moe_intermediate_size % t == 0, "--tp ", t, ": ",
-           llama.moe_intermediate_size,
-           " hidden units of an expert do not divide by it");
-  const auto of = [&](const char* name) {
-    return expert_layout(name, rank(groups.ep), ep, rank(groups.tp), t);
-  };
-  return {of(".experts.gate_up_proj"), of(".experts.down_proj")};
+  return {{0, ep.rank(), ep.size()}};
 }
 
 /// Choices of a run on shapes: all experts equally often.
@@ -43,11 +28,11 @@ std::vector<std::int64_t> even_choices(std::int64_t choices,
 }  // namespace
 
 SpreadExperts::SpreadExperts(const std::string& name, const ModelConfig& config,
-                             const InitOptions& init, const MoeGroups& groups,
+                             const InitOptions& init, ProcessGroup& ep,
                              std::shared_ptr<MoeRecord> record)
-    : ModuleOf(name, config, init, parts_of(config, groups)),
+    : ModuleOf(name, config, init, part_of(config, ep)),
       name_(name),
-      groups_(groups),
+      ep_(&ep),
       record_(std::move(record)) {}
 
 Tensor SpreadExperts::through_experts(const Tensor& rows,
@@ -58,18 +43,10 @@ Tensor SpreadExperts::through_experts(const Tensor& rows,
   routing.expert =
       rows.is_meta() ? even_choices(s * k, choices.experts) : choices.chosen;
 
-  // Other ranks of TP have other hidden units of the same experts: backward sums
-  // the gradients of the rows and of the weights, forward the results
-  ProcessGroup* const tp = groups_.tp;
-  const bool is_cut = tp != nullptr && tp->size() > 1;
-  const auto copied = [&](const Tensor& x) {
-    return is_cut ? tensor_parallel::copy_to(x, *tp) : x;
-  };
   MoeRecord::Load& load = record_->loads[name_];
-  const Tensor weights = copied(choices.weights);
   const Tensor y = dropless(
-      copied(rows),
-      {routing, weights, groups_.ep,
+      rows,
+      {routing, choices.weights, ep_,
        // On shapes all ranks have as many tokens
        [&](int) { return routing.exp_counts(); },
        [this](const Tensor& grouped) { return apply_experts(grouped); }},
@@ -83,19 +60,18 @@ Tensor SpreadExperts::through_experts(const Tensor& rows,
       load.exp_counts[e] += counts[e];
     }
   }
-  return is_cut ? tensor_parallel::reduce_from(y, *tp) : y;
+  return y;
 }
 
-decltype(LayerFactory::mlp) spread_experts(const MoeGroups& groups,
+decltype(LayerFactory::mlp) spread_experts(ProcessGroup& ep,
                                            std::shared_ptr<MoeRecord> record) {
-  return [groups, record](const std::string& name, const ModelConfig& config,
-                          const InitOptions& init,
-                          const LayerFactory& layers) -> AnyModule {
+  return [&ep, record](const std::string& name, const ModelConfig& config,
+                       const InitOptions& init,
+                       const LayerFactory& layers) -> AnyModule {
     if (!config.llama.has_experts_in(block_of(config, name))) {
       return {std::make_unique<GptMlp>(name, config, init, layers)};
     }
-    return {
-        std::make_unique<SpreadExperts>(name, config, init, groups, record)};
+    return {std::make_unique<SpreadExperts>(name, config, init, ep, record)};
   };
 }
 

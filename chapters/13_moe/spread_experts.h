@@ -3,14 +3,12 @@
 // The experts of Mixtral and Qwen3-MoE over the ranks of an EP group.
 //
 //   LayerFactory layers = ...;
-//   layers.mlp = spread_experts({&ep_group, &tp_group}, record);
+//   layers.mlp = spread_experts(ep_group, record);
 //
 // Routing is the model's own (common/models/llama_experts.h): no capacity, nothing
 // is dropped. A rank chooses experts for its own tokens; their rows travel to the
 // ranks that have these experts, and back, as in the dropless layer of this
-// chapter. Tensor parallelism cuts each expert's hidden units: its ranks have the
-// same rows, and their parts of a token's result are summed once, behind the
-// weights.
+// chapter.
 
 #include <memory>
 #include <string>
@@ -21,12 +19,12 @@
 namespace shardbook::moe {
 
 /// gate.weight whole; of experts.gate_up_proj [E, h, 2f] and experts.down_proj
-/// [E, f, h], E / ep experts and 1 / t of f.
+/// [E, f, h] E / ep experts.
 class SpreadExperts : public ModuleOf<SpreadExperts, LlamaExperts> {
  public:
-  /// Throws Error unless ep divides the experts, and t their hidden units.
+  /// Throws Error unless ep divides the experts.
   SpreadExperts(const std::string& name, const ModelConfig& config,
-                const InitOptions& init, const MoeGroups& groups,
+                const InitOptions& init, ProcessGroup& ep,
                 std::shared_ptr<MoeRecord> record);
   std::string type_name() const override { return "SpreadExperts"; }
 
@@ -35,13 +33,13 @@ class SpreadExperts : public ModuleOf<SpreadExperts, LlamaExperts> {
 
  private:
   std::string name_;
-  MoeGroups groups_;
+  ProcessGroup* ep_;
   std::shared_ptr<MoeRecord> record_;
 };
 
 /// `LayerFactory::mlp` of a model whose config has experts; blocks without them
-/// have the MLP of `layers`. Groups outlive the model.
-decltype(LayerFactory::mlp) spread_experts(const MoeGroups& groups,
+/// have the MLP of `layers`. The group outlives the model.
+decltype(LayerFactory::mlp) spread_experts(ProcessGroup& ep,
                                            std::shared_ptr<MoeRecord> record);
 
 }  // namespace shardbook::moe

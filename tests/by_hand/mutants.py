@@ -267,7 +267,7 @@ of_pipelines("pipeline/pipeline_bill.cpp",
 of_pipelines("pipeline/pipeline_bill.cpp", "if (has_forward || !had_one) length",
              "length", "TextbookPipelineBills.Steps*")
 of_pipelines("pipeline/pipeline_bill.cpp",
-             "(is_tied ? textbook::all_reduce(2, table) : 0)", "0",
+             "(is_on_two ? textbook::all_reduce(2, table) : 0)", "0",
              "TextbookPipelineBills.*")
 of_pipelines("pipeline/pipeline_bill.cpp",
              "for (const auto& [name, route] : skips_) {",

@@ -49,7 +49,8 @@ hybrid("update.cpp",
 hybrid("update.cpp", "optimizer_->step_one(i, buckets_[i].grad, factor)",
        "optimizer_->step_one(i, buckets_[i].grad, 1.0)", "HybridBuckets.OfAny*")
 # Experts of all sizes are summed over tp as if their tokens were cut
-hybrid("update.cpp", "!moe::is_expert(each.name)", "true", EXPERTS)
+hybrid("hybrid_layers.cpp", "!is_whole(name) || moe::is_expert(name)",
+       "!is_whole(name)", EXPERTS)
 hybrid("hybrid_layers.cpp", 'cuts_slots ? copies + "-tp" : copies',
        'cuts_slots && !has_ep ? copies + "-tp" : copies', TRAPS)
 # The all-to-all of other ranks
@@ -143,8 +144,9 @@ hybrid("hybrid_step_time.cpp", "if (bucket.is_partial) times",
        "if (false) times", TIME)
 hybrid("hybrid_step_time.cpp", "replay.flushed[at(pp.rank())]",
        "replay.spans[at(pp.rank())].back().end", TIME)
-hybrid("hybrid_step_time.cpp", 'has("c_proj.bias") && z.t() > 1', "false", TIME)
-hybrid("hybrid_step_time.cpp", 'has("wpe") && at.is_cut()', "false", TIME)
+hybrid("hybrid_step_time.cpp", "if (is_own && !is_behind) return left;",
+       "if (is_own) return left;", TIME)
+hybrid("hybrid_step_time.cpp", "is_position && at.is_cut()", "false", TIME)
 hybrid("hybrid_step_time.cpp", "is_weight ? 0 : at.message()", "0", TIME)
 hybrid("hybrid_step_time.cpp", "z.element == 2 ? expert", "false ? expert", TIME)
 hybrid("hybrid_step_time.cpp", "2 * textbook::all_gather(setup.ep,",

@@ -132,8 +132,8 @@ models("llama_experts.cpp", "if (RankContext::current().is_recomputing) return;"
 # Shares are of the tokens of all layers together
 models("llama_experts.cpp", "    all.tokens += one.tokens;\n",
        "    all.tokens = one.tokens;\n", "*LlamaBalancing.LossIs*")
-models("llama_experts.cpp", "values.push_back(factor * static_cast<double>(experts) * chosen / tokens /\n"
-       "                     tokens);",
+models("llama_experts.cpp", "values.push_back(factor * static_cast<double>(experts) * chosen /\n"
+       "                     all.tokens / tokens);",
        "values.push_back(factor * static_cast<double>(experts) * chosen / tokens);",
        "*Llama.*mixtral_aux_loss")
 # Its gradient is that of the loss times what backward began with
@@ -157,10 +157,44 @@ run("kept.cpp", "if (!c.llama.has_experts_in(i)) ++dense;", "++dense;",
     "LlamaExperts.Claims*")
 run("kept.cpp", "if (config.llama.num_experts > 0) return kNoClaim;", "",
     "LlamaExperts.Claims*")
-run("options.cpp", 'o.chapter.rfind("00_", 0) == 0,', "true,",
-    "LlamaBalancing.InParts*")
+run("options.cpp", "!config.llama.has_balancing_loss() || o.chapter != chapter",
+    "true", "LlamaBalancing.InParts*")
 # The time of a step on shapes is that of experts chosen evenly
 run("program.cpp", '(routes && given.backend != "sim")', "false",
     "LlamaExperts.Claims*")
 run("textbook.h", "       config.llama.num_experts == 0) ||", "       true) ||",
     "LlamaExperts.Claims*")
+
+# --- Chapters that cut it --------------------------------------------------------
+
+GOLDEN = "All/GoldenStrategies.*"
+of_ranks = folder("chapters/common", "golden_strategies")
+# The traps: two different tables are tied; a balancing loss per rank, averaged
+of_ranks("models/models.cpp", "decoder_names(config).output()",
+         "decoder_names(config).table", GOLDEN + "05_gpipe*llama_gqa")
+of_ranks("sharded/loss.cpp", "sums.is_meta() ? numbers : sums.to_vector<double>()",
+         "numbers", GOLDEN + "02_ddp*aux_loss")
+of_ranks("models/llama_experts.cpp", "all.tokens / tokens);",
+         "all.tokens / all.tokens);", GOLDEN + "02_ddp*aux_loss")
+of_ranks("pipeline/pipeline_bill.cpp", "decoder_names(config).head.empty() &&",
+         "", GOLDEN + "05_gpipe*world_size_2*llama_gqa")
+moe = folder("chapters/13_moe", "golden_strategies")
+moe("dispatch.cpp", "sent_rows += n - send[here] + total - recv[here];",
+    "sent_rows += n - send[here];", GOLDEN + "13_moe*top2")
+moe("bill.cpp", "part.parameters() / sizes.ep", "part.parameters()",
+    GOLDEN + "13_moe*top2")
+moe("bill.cpp", "names.head.empty() ? 1 : 2", "1", GOLDEN + "13_moe*top2")
+moe("moe_strategy.cpp", "loss_over_ranks(config_, *model_, dp_, setup_.micro_batches,\n                      layers_.loss)",
+    "layers_.loss", GOLDEN + "13_moe*aux_loss")
+# Keys of a rank's own heads, angles of its own tokens, norms of its own heads
+hybrid = folder("chapters/14_hybrid_3d", "golden_strategies")
+hybrid("hybrid_layers.cpp", "  made.rope_table = over_cp.rope_table;\n", "",
+       GOLDEN + "14_hybrid_3d*cp_2*llama_gqa")
+hybrid("hybrid_layers.cpp", "std::any_of(norms.begin(), norms.end(), is_of)",
+       "false", GOLDEN + "14_hybrid_3d*qk_norm")
+hybrid("bill.cpp", "  own.llama.kv_heads /= setup->tp;\n", "",
+       GOLDEN + "14_hybrid_3d*cp_2*llama_gqa")
+hybrid("bill.cpp", "z.queries() / z.t() *\n            (1 + 2 * (z.key_share() - keys))",
+       "z.h() / z.t()", GOLDEN + "14_hybrid_3d*ulysses*qk_norm")
+hybrid("hybrid_step_time.cpp", "is_of_heads && part.name.empty()", "false",
+       GOLDEN + "14_hybrid_3d*overlap*qk_norm")

@@ -86,7 +86,7 @@ ExpertRows rows_by_expert(const Indices& chosen, std::int64_t tokens,
 }  // namespace
 
 LlamaExperts::LlamaExperts(const std::string& name, const ModelConfig& config,
-                           const InitOptions& init, const ExpertParts& parts)
+                           const InitOptions& init, const Shards& part)
     : num_experts_(config.llama.num_experts),
       experts_per_token_(config.llama.experts_per_token),
       divides_by_sum_(config.llama.norm_topk_prob),
@@ -100,10 +100,9 @@ LlamaExperts::LlamaExperts(const std::string& name, const ModelConfig& config,
   gate_weight =
       make_parameter(name + ".gate.weight", {h, experts}, stddev, init);
   InitOptions held = init;
-  held.shards = parts.gate_up;
+  held.shards = part;
   gate_up_proj = make_parameter(name + ".experts.gate_up_proj",
                                 {experts, h, 2 * f}, stddev, held);
-  held.shards = parts.down;
   down_proj = make_parameter(name + ".experts.down_proj", {experts, f, h},
                              stddev, held);
 }

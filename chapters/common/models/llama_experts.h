@@ -40,18 +40,14 @@ struct RouterShares {
   std::vector<double> probability;  ///< its softmax
 };
 
-/// The parts of the experts' two weights that a module holds; empty: all.
-struct ExpertParts {
-  Shards gate_up, down;
-};
-
 /// The MLP of a block with experts. Names are those of transformers 5 in memory:
 /// gate.weight [h, E], experts.gate_up_proj [E, h, 2f], experts.down_proj
 /// [E, f, h].
 class LlamaExperts : public ModuleOf<LlamaExperts> {
  public:
+  /// `part`: the experts that this module holds; empty: all.
   LlamaExperts(const std::string& name, const ModelConfig& config,
-               const InitOptions& init, const ExpertParts& parts = {});
+               const InitOptions& init, const Shards& part = {});
   /// [n, S, h] -> the same. The gate's product has x's dtype; the softmax and the
   /// weights are computed in f32 (f64 for f64), and rounded to x's dtype before
   /// they multiply. Equal probabilities: the expert of the lower index is chosen.
