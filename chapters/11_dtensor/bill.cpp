@@ -18,24 +18,31 @@ struct Matrices {
   double rows, width, count;
 };
 
-std::vector<Matrices> parameters_of(const ShardedSizes& s, double t,
-                                    bool is_mlp) {
-  const double h = s.h, layers = s.layers;
-  if (is_mlp) {
-    return {{s.vocabulary, h, 1},
-            {h, 4 * h / t, 1},  // wte, fc1
-            {4 * h / t, 1, 1},
-            {4 * h / t, h, 1},  // fc2
-            {h, 1, 1},
-            {h, s.vocabulary, 1},  // fc3
-            {s.vocabulary, 1, 1}};
+std::vector<Matrices> parameters_of(const ModelConfig& config,
+                                    const Topology& grid) {
+  std::vector<Matrices> all;
+  for (const ParameterKind& kind : parameter_kinds(config)) {
+    const Shape shape = shape_on_tp(kind.name, grid, config);
+    const auto rows = static_cast<double>(shape[0]);
+    all.push_back(
+        {rows, static_cast<double>(shape_numel(shape)) / rows, kind.count});
   }
-  return {{s.vocabulary, h, 1},   {s.positions, h, 1},
-          {h, 1, 2 + 6 * layers},  // norms, and biases of both c_proj
-          {h, 3 * h / t, layers},  // c_attn
-          {3 * h / t, 1, layers}, {h / t, h, layers},       // its c_proj
-          {h, 4 * h / t, layers},                           // c_fc
-          {4 * h / t, 1, layers}, {4 * h / t, h, layers}};  // its c_proj
+  return all;
+}
+
+// A table that is also the output layer is used twice.
+bool uses_table_twice(const ModelConfig& config) {
+  return config.has_blocks() && decoder_names(config).head.empty();
+}
+
+// Elements of norms over heads, whose gradients tp sums: of each block.
+std::vector<double> norms_of_heads(const ModelConfig& config) {
+  std::vector<double> widths;
+  if (config.type == "mlp") return widths;
+  for (const BlockPart& norm : block_table(config).head_norms) {
+    widths.push_back(norm.parameters());
+  }
+  return widths;
 }
 
 // Elements of all parameters, counting `rows(n)` of n rows.
@@ -54,16 +61,20 @@ double DTensorStrategy::predicted_bytes() const {
   const ShardedSizes s = sizes();
   // tp: two all-reduces per pair of layers
   const double pairs = is_mlp() ? 1 : 2 * s.layers;
-  const double tp = 2 * pairs * 2 * (t_ - 1) / t_ * s.tokens / d_ * s.h;
+  double summed = 2 * pairs * s.tokens / d_ * s.h;
+  for (const double norm : norms_of_heads(config())) summed += s.layers * norm;
+  const double tp = 2 * (t_ - 1) / t_ * summed;
   // dp: every use of a parameter; a GPT uses wte twice. R: an all-reduce; S(0):
   // an all-gather and a reduce-scatter of parts of ceil(n / d) rows.
   const auto travels = [this](double n) {
     return setup_.data_parallel == "fsdp" ? d_ * std::ceil(n / d_) : n;
   };
-  const double second_use = is_mlp() ? 0 : travels(s.vocabulary) * s.h;
+  const double second_use =
+      uses_table_twice(config()) ? travels(s.vocabulary) * s.h : 0;
   const double dp =
       2 * (d_ - 1) / d_ *
-      (elements(parameters_of(s, t_, is_mlp()), travels) + second_use);
+      (elements(parameters_of(config(), devices_.topology()), travels) +
+       second_use);
   // The sum of losses, and the count of targets
   const double loss = 2 * 2 * (d_ - 1) / d_ * s.stat;
   return static_cast<double>(options_.steps) *
@@ -82,7 +93,7 @@ MemoryBill DTensorStrategy::memory() const {
     return std::clamp(n - index * part(n), 0., part(n));
   };
   const auto padded = [=](double n) { return d * part(n); };
-  const auto all = parameters_of(s, t_, is_mlp());
+  const auto all = parameters_of(config(), devices_.topology());
   const double parameters = elements(all, own);
 
   MemoryBill bill;
@@ -110,11 +121,14 @@ MemoryBill DTensorStrategy::memory() const {
   }
   // The loss; over dp also this rank's sum and the count of all
   kept += (d_ > 1 ? 3 : 1) * s.stat;
-  // FSDP keeps gathered parameters for backward: a GPT's wte twice, but not wpe
+  // FSDP keeps gathered parameters for backward: a tied table twice, but no
+  // positions
   if (is_fsdp && d_ > 1) {
-    const double twice =
-        is_mlp() ? 0 : (padded(s.vocabulary) - padded(s.positions)) * s.h;
-    kept += (elements(all, padded) + twice) * s.element;
+    double more = uses_table_twice(config()) ? padded(s.vocabulary) : 0;
+    const bool has_positions =
+        !is_mlp() && !decoder_names(config()).positions.empty();
+    if (has_positions) more -= padded(s.positions);
+    kept += (elements(all, padded) + more * s.h) * s.element;
   }
   return bill;
 }
@@ -127,17 +141,21 @@ double DTensorStrategy::step_s() const {
       textbook::gpt_times(options_, config(), s.tokens / s.seq / d_);
   const double head = 3 * times.head();  // on every rank of tp
   times.t = t_;
-  const double blocks =
+  double blocks =
       times.block_forward() + times.block_backward() +
       4 * textbook::all_reduce(t_, times.tokens * times.h * s.element);
+  for (const double norm : norms_of_heads(config())) {
+    blocks += textbook::all_reduce(t_, norm * s.element);
+  }
   // One use of n rows: an all-reduce, or a gather and a scatter, equally long
   const auto used = [&](double n, double width) {
     const double rows =
         setup_.data_parallel == "fsdp" ? d_ * std::ceil(n / d_) : n;
     return textbook::all_reduce(d_, rows * width * s.element);
   };
-  double uses = used(times.vocabulary, times.h);  // the table's second
-  for (const Matrices& each : parameters_of(s, t_, false)) {
+  double uses =
+      uses_table_twice(config()) ? used(times.vocabulary, times.h) : 0;
+  for (const Matrices& each : parameters_of(config(), devices_.topology())) {
     uses += each.count * used(each.rows, each.width);
   }
   const double loss = 2 * textbook::all_reduce(d_, s.stat);

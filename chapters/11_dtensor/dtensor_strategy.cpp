@@ -14,54 +14,118 @@
 namespace shardbook::dtensor {
 namespace {
 
-// The styles of a GPT's and an MLP's layers, by the last part of their names.
-const Style* style_of(const std::string& name) {
-  static const Style packed = colwise(3), column = colwise(), row = rowwise();
-  if (name.ends_with("c_attn")) return &packed;
-  if (name.ends_with("c_fc") || name == "fc1") return &column;
-  return name.ends_with("c_proj") || name == "fc2" ? &row : nullptr;
+// Whether `module` ends in this name: "h.*.attn.c_attn" in "c_attn".
+bool is_named(const std::string& module, const std::string& name) {
+  return module == name || module.ends_with("." + name);
+}
+
+std::string leaf_of(const std::string& name) {
+  return name.substr(name.rfind('.') + 1);
+}
+
+std::string module_of(const std::string& parameter) {
+  return parameter.substr(0, parameter.rfind('.'));
+}
+
+// The layers of a model that have weights, tables and the last norm left out.
+std::vector<BlockPart> weighted_parts(const ModelConfig& config) {
+  if (config.type != "mlp") return block_table(config).parts();
+  const std::int64_t h = config.n_embd, v = config.vocab_size;
+  std::vector<BlockPart> parts(3);
+  const auto set = [&](std::size_t i, const char* name, std::int64_t in,
+                       std::int64_t out, Cut cut) {
+    parts[i].name = name;
+    parts[i].in = in, parts[i].out = out;
+    parts[i].bias = true;
+    parts[i].cut = cut;
+  };
+  set(0, "fc1", h, 4 * h, Cut::kColumns);
+  set(1, "fc2", 4 * h, h, Cut::kRows);
+  set(2, "fc3", h, v, Cut::kWhole);
+  return parts;
+}
+
+// The layer of this module; a default one for tables and the last norm.
+BlockPart part_named(const std::string& module, const ModelConfig& config) {
+  for (const BlockPart& part : weighted_parts(config)) {
+    if (!part.name.empty() && is_named(module, part.name)) return part;
+  }
+  return {};
+}
+
+Style style_of(const BlockPart& part) {
+  return part.cut == Cut::kRows ? rowwise() : colwise();
 }
 
 // The shape of a parameter on one device.
 Shape whole_of(const std::string& name, const ModelConfig& config) {
   const std::int64_t h = config.n_embd;
-  if (name.ends_with("wte.weight")) return {config.vocab_size, h};
-  if (name.ends_with("wpe.weight")) return {config.n_positions, h};
-  const auto has = [&name](const char* part) {
-    return name.find(part) != std::string::npos;
-  };
-  const std::int64_t out = has("c_attn")               ? 3 * h
-                           : has("c_fc") || has("fc1") ? 4 * h
-                           : has("fc3")                ? config.vocab_size
-                                                       : h;
-  if (name.ends_with("bias") || has("ln_")) return {out};
-  return {has("mlp.c_proj") || has("fc2") ? 4 * h : h, out};
+  const DecoderNames names = decoder_names(config);
+  const std::string module = module_of(name);
+  const bool is_table = is_named(module, leaf_of(names.table)) ||
+                        is_named(module, leaf_of(names.output()));
+  if (is_table) return {config.vocab_size, h};
+  if (is_named(module, leaf_of(names.positions))) {
+    return {config.n_positions, h};
+  }
+  const BlockPart part = part_named(module, config);
+  if (part.name.empty()) return {h};  // the last norm
+  if (part.is_norm()) return {part.out / part.heads};
+  if (name.ends_with(".bias")) return {part.out};
+  return {part.in, part.out};
 }
 
 // How tp cuts a parameter.
-Shards cuts_of_tp(const std::string& name, const Topology& grid, int rank) {
-  const int t = grid.size("tp");
-  const std::size_t dot = name.rfind('.');
-  const Style* style = style_of(name.substr(0, dot));
-  const bool is_bias = name.substr(dot + 1) == "bias";
-  if (t == 1 || style == nullptr) return {};
-  const bool is_column = style->kind == Style::Kind::kColwise;
-  if (!is_column && is_bias) return {};
-  return {{is_column && !is_bias ? 1 : 0, grid.coordinate(rank, "tp"), t,
-           style->blocks}};
+Shards cuts_of_tp(const std::string& name, const Topology& grid, int rank,
+                  const ModelConfig& config) {
+  const int t = grid.size("tp"), index = grid.coordinate(rank, "tp");
+  const BlockPart part = part_named(module_of(name), config);
+  const bool is_bias = name.ends_with(".bias");
+  if (t == 1 || part.cut == Cut::kWhole) return {};
+  if (part.cut == Cut::kRows) return is_bias ? Shards() : Shards{{0, index, t}};
+  const std::int64_t dim = is_bias ? 0 : 1;
+  if (part.columns.empty()) return {{dim, index, t}};
+  return {cut_columns(dim, index, t, part.columns)};
 }
 
-// The part of a parameter on each rank of tp.
+}  // namespace
+
 Shape shape_on_tp(const std::string& name, const Topology& grid,
                   const ModelConfig& config) {
-  return shape_of(cuts_of_tp(name, grid, 0), whole_of(name, config));
+  return shape_of(cuts_of_tp(name, grid, 0, config), whole_of(name, config));
 }
+
+std::vector<ParameterKind> parameter_kinds(const ModelConfig& config) {
+  const DecoderNames names = decoder_names(config);
+  const auto layers = static_cast<double>(config.n_layer);
+  std::vector<ParameterKind> kinds = {{leaf_of(names.table) + ".weight", 1}};
+  const auto add = [&](const std::string& module, bool bias, double count) {
+    kinds.push_back({module + ".weight", count});
+    if (bias) kinds.push_back({module + ".bias", count});
+  };
+  if (config.type == "mlp") {
+    for (const BlockPart& part : weighted_parts(config)) {
+      add(part.name, part.bias, 1);
+    }
+    return kinds;
+  }
+  if (!names.positions.empty()) add(leaf_of(names.positions), false, 1);
+  if (!names.head.empty()) add(names.head, false, 1);
+  add(leaf_of(names.norm), block_table(config).norm_1.bias, 1);
+  for (const BlockPart& part : weighted_parts(config)) {
+    if (part.name.empty()) continue;
+    add(leaf_of(names.blocks) + ".*." + part.name, part.bias, layers);
+  }
+  return kinds;
+}
+
+namespace {
 
 // Where a rank's part of a parameter lies: tp cuts first, and dp cuts the rows of
 // tp's part, which it need not divide.
 Shards shards_of(const std::string& name, const Topology& grid, int rank,
                  const ModelConfig& config, bool is_fsdp) {
-  Shards shards = cuts_of_tp(name, grid, rank);
+  Shards shards = cuts_of_tp(name, grid, rank, config);
   const int d = grid.size("dp");
   if (d > 1 && is_fsdp) {
     shards.push_back({0, grid.coordinate(rank, "dp"), d, 1,
@@ -77,9 +141,15 @@ void check_sizes(const Options& options, const StrategyOptions& setup,
            "--data-parallel ", setup.data_parallel, ": give ddp or fsdp");
   const bool is_mlp = config.type == "mlp";
   const std::int64_t parts = is_mlp ? 4 * config.n_embd : config.n_head;
-  SB_CHECK(parts % t == 0, "--mesh: ", parts,
-           is_mlp ? " hidden units" : " heads", " do not divide over tp=", t,
-           "; give a tp that divides them");
+  const auto divides = [&](std::int64_t parts, const char* what) {
+    SB_CHECK(parts % t == 0, "--mesh: ", parts, what,
+             " do not divide over tp=", t, "; give a tp that divides them");
+  };
+  divides(parts, is_mlp ? " hidden units" : " heads");
+  if (config.is_llama()) {
+    divides(config.llama.kv_heads, " heads of keys");
+    divides(config.llama.intermediate_size, " hidden units");
+  }
   SB_CHECK(options.batch % (d * setup.micro_batches) == 0, "--batch ",
            options.batch, ": dp=", d, " times --micro-batches ",
            setup.micro_batches, " does not divide it");
@@ -91,6 +161,8 @@ ModelConfig config_of(const ModelOptions& options) {
       !config.is_image(), "--model ", options.model,
       ": this chapter shards a GPT or the mlp; give mlp, gpt-nano, gpt2 or "
       "another one of its family");
+  SB_CHECK(config.llama.num_experts == 0, "--model ", options.model,
+           ": this chapter shards dense blocks; give a model without experts");
   return config;
 }
 
@@ -151,10 +223,9 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
         if (layer.name.empty()) continue;
         const std::string name = layer.name;
         lend(name, *layer.module, [&](Module& module) {
-          const Style* style = style_of(name);
-          if (style == nullptr) return;
-          const Shape whole = whole_of(name + ".weight", config);
-          add_layout_hooks(module, tp, *style, whole[0], whole[1]);
+          const BlockPart part = part_named(name, config);
+          if (part.cut == Cut::kWhole) return;
+          add_layout_hooks(module, tp, style_of(part), part.in, part.out);
         });
       }
       return mlp;
@@ -169,10 +240,12 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
     made->weight =
         shardbook::make_parameter(name + ".weight", {part.in, part.out},
                                   part.stddev, part_of(name + ".weight", init));
-    made->bias =
-        make_constant_parameter({part.out}, 0, part_of(name + ".bias", init));
+    if (part.bias) {
+      made->bias =
+          make_constant_parameter({part.out}, 0, part_of(name + ".bias", init));
+    }
     lend(name, *made, [&](Module& module) {
-      add_layout_hooks(module, tp, *style_of(name), part.in, part.out);
+      add_layout_hooks(module, tp, style_of(part), part.in, part.out);
     });
     return {std::move(made)};
   };
@@ -193,7 +266,7 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
   };
   layers.positions = [=](AnyModule& wpe, const Tensor& tokens) {
     const Tensor weight = borrowed(wpe.as<Embedding>().weight, dp, placement,
-                                   whole_of("wpe.weight", config));
+                                   {config.n_positions, config.n_embd});
     return slice(weight, 0, 0, tokens.size(-1));
   };
   layers.norm = [=](const std::string& name, const BlockPart& part, double eps,
@@ -203,17 +276,12 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
     lend(name, *made);
     return made;
   };
-  layers.attention = [tp](const Tensor& qkv, AttentionOptions options) {
-    const std::int64_t t = tp.shape()[0], heads = options.heads;
-    options.heads = heads / t;
-    options.shard = {{qkv.size(0), heads, qkv.size(1), qkv.size(1)},
-                     {0, options.heads * tp.coordinate()[0], 0, 0},
-                     {}};
-    return shardbook::attention(qkv, options);
-  };
+  // This rank's heads
+  layers.head_rank = static_cast<int>(tp.coordinate()[0]);
+  layers.head_ranks = static_cast<int>(tp.shape()[0]);
   layers.logits = [=](const Tensor& x, AnyModule& wte) {
     const Tensor weight = borrowed(wte.as<Embedding>().weight, dp, placement,
-                                   whole_of("wte.weight", config));
+                                   {config.vocab_size, config.n_embd});
     const Tensor rows = shardbook::reshape(x, {-1, weight.size(1)});
     return shardbook::reshape(shardbook::matmul(rows, weight, false, true),
                               {x.size(0), x.size(1), weight.size(0)});
@@ -222,6 +290,33 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
     return cross_entropy(from_local(logits, dp, {shard(0)}),
                          own_rows(targets, dp))
         .full_tensor();
+  };
+  if (config.type == "mlp" || block_table(config).head_norms.empty()) {
+    return model;
+  }
+  // Norms over heads: every rank of tp lends its weight to its own heads, so its
+  // gradient is a term of a sum
+  model.make = [=, layers = model.layers, layout = model.layout](
+                   const ModelConfig& config, const InitOptions& init) {
+    auto gpt = std::make_unique<Gpt>(config, init, layers);
+    const DecoderNames names = decoder_names(config);
+    for (std::size_t i = 0; i < gpt->h.size(); ++i) {
+      const BlockTable block = block_table(config);
+      for (std::size_t n = 0; n < block.head_norms.size(); ++n) {
+        RmsNorm& norm = gpt->h[i].attn.head_norms[n];
+        const std::string name = names.block(static_cast<std::int64_t>(i)) +
+                                 "." + block.head_norms[n].name;
+        const MemoryScope kind(MemoryKind::kParameter);
+        norm.weight =
+            take_part(norm.weight.detach(), layout(name + ".weight", rank))
+                .set_requires_grad();
+        lend(name, norm, [&](Module& module) {
+          lend_parameters(module, tp, replicate(),
+                          {whole_of(name + ".weight", config)});
+        });
+      }
+    }
+    return gpt;
   };
   return model;
 }
@@ -275,26 +370,19 @@ Topology topology_of(const StrategyOptions& setup, int world_size) {
 
 namespace {
 
-// One parameter of each number of rows.
-std::vector<std::string> kinds_of_rows(const ModelConfig& config) {
-  if (config.type == "mlp") {
-    return {"wte.weight", "fc1.weight", "fc1.bias", "fc2.weight"};
-  }
-  return {"wte.weight", "wpe.weight",         "ln_f.weight",      "c_attn.bias",
-          "c_fc.bias",  "attn.c_proj.weight", "mlp.c_proj.weight"};
-}
-
 // One parameter of each layout.
 std::vector<std::string> kinds_of_layouts(const ModelConfig& config) {
   if (config.type == "mlp") {
     return {"wte.weight", "fc1.weight", "fc2.weight", "fc3.weight"};
   }
-  return {"wte.weight",
-          "h.*.ln_1.weight",
-          "h.*.attn.c_attn.weight",
-          "h.*.attn.c_proj.weight",
-          "h.*.mlp.c_fc.weight",
-          "h.*.mlp.c_proj.weight"};
+  const DecoderNames names = decoder_names(config);
+  const BlockTable block = block_table(config);
+  std::vector<std::string> kinds = {leaf_of(names.table) + ".weight"};
+  for (const BlockPart* part :
+       {&block.norm_1, &block.qkv, &block.proj, &block.up, &block.down}) {
+    kinds.push_back(leaf_of(names.blocks) + ".*." + part->name + ".weight");
+  }
+  return kinds;
 }
 
 }  // namespace
@@ -310,8 +398,8 @@ FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
   std::vector<int> class_of;
   for (int r = 0; r < d; ++r) {
     std::vector<std::int64_t> sizes;
-    for (const std::string& name : kinds_of_rows(config)) {
-      const std::int64_t rows = shape_on_tp(name, grid, config)[0];
+    for (const ParameterKind& kind : parameter_kinds(config)) {
+      const std::int64_t rows = shape_on_tp(kind.name, grid, config)[0];
       sizes.push_back(ceil_part(rows, d, r).size);
     }
     const auto next = static_cast<int>(classes.size());

@@ -32,6 +32,16 @@ void add_options(CommandLine& line, StrategyOptions& setup);
 /// Error where they do not give the world size.
 Topology topology_of(const StrategyOptions& setup, int world_size);
 
+/// Parameters of one shape: a name, in which * is each block, and how many.
+struct ParameterKind {
+  std::string name;
+  double count = 1;
+};
+std::vector<ParameterKind> parameter_kinds(const ModelConfig& config);
+/// The part of a parameter on each rank of tp.
+Shape shape_on_tp(const std::string& name, const Topology& grid,
+                  const ModelConfig& config);
+
 /// Ranks with equal work: the `sim` world runs one of each class.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup);
 

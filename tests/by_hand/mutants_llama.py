@@ -170,8 +170,8 @@ run("textbook.h", "       config.llama.num_experts == 0) ||", "       true) ||",
 GOLDEN = "All/GoldenStrategies.*"
 of_ranks = folder("chapters/common", "golden_strategies")
 # The traps: two different tables are tied; a balancing loss per rank, averaged
-of_ranks("models/models.cpp", "decoder_names(config).output()",
-         "decoder_names(config).table", GOLDEN + "05_gpipe*llama_gqa")
+of_ranks("models/models.cpp", "visit.module(names_.output(), *wte);",
+         "visit.module(names_.table, *wte);", GOLDEN + "05_gpipe*llama_gqa")
 of_ranks("sharded/loss.cpp", "sums.is_meta() ? numbers : sums.to_vector<double>()",
          "numbers", GOLDEN + "02_ddp*aux_loss")
 of_ranks("models/llama_experts.cpp", "all.tokens / tokens);",
@@ -198,3 +198,13 @@ hybrid("bill.cpp", "z.queries() / z.t() *\n            (1 + 2 * (z.key_share() -
        "z.h() / z.t()", GOLDEN + "14_hybrid_3d*ulysses*qk_norm")
 hybrid("hybrid_step_time.cpp", "is_of_heads && part.name.empty()", "false",
        GOLDEN + "14_hybrid_3d*overlap*qk_norm")
+dtensor = folder("chapters/11_dtensor", "golden_strategies")
+dtensor("dtensor_strategy.cpp",
+        "return {cut_columns(dim, index, t, part.columns)};",
+        "return {{dim, index, t}};", GOLDEN + "11_dtensor*mesh_2x2*llama_gqa")
+dtensor("dtensor_strategy.cpp",
+        "          lend_parameters(module, tp, replicate(),\n                          {whole_of(name + \".weight\", config)});\n",
+        "", GOLDEN + "11_dtensor*qk_norm")
+dtensor("bill.cpp", "summed += s.layers * norm;", "", GOLDEN + "11_dtensor*qk_norm")
+dtensor("bill.cpp", "uses_table_twice(config()) ? travels(s.vocabulary) * s.h : 0",
+        "travels(s.vocabulary) * s.h", GOLDEN + "11_dtensor*llama_gqa")

@@ -34,7 +34,12 @@ Tensors first_held(const Tensor& values, const Shards& shards) {
   for (const Shard& shard : shards) {
     if (shard.columns.empty()) continue;
     const std::vector<IndexRun> held = first_held(shard);
-    if (held.size() == 1 && held[0].count == values.size(shard.dim)) break;
+    // All of what this cut leaves: another may cut it further
+    std::int64_t all = 0;
+    for (const Columns& each : shard.columns) {
+      all += each.width / each.parts_on(shard.count);
+    }
+    if (held.size() == 1 && held[0].count == all) break;
     Tensors parts;
     for (const IndexRun& run : held) {
       parts.push_back(
