@@ -157,14 +157,15 @@ dtensor("dtensor_ops_reduce.cpp",
         "shardbook::cross_entropy(x[0], x[1]);", "DTensorLoss.*:DTensor*")
 dtensor("layout_hooks.cpp", ".to_local({partial()});\n    });\n  }\n  if",
         ".to_local();\n    });\n  }\n  if", "*Training*:DTensor*")
-dtensor("dtensor_strategy.cpp", "{0, options.heads * tp.coordinate()[0], 0, 0},",
-        "{0, 0, 0, 0},", "*DTensorTraining*")
+dtensor("dtensor_strategy.cpp",
+        "layers.head_rank = static_cast<int>(tp.coordinate()[0]);", "",
+        "*DTensorTraining*")
 
 # FSDP gathers parts of equal lengths; the table's second use
 dtensor("bill.cpp", "elements(all, padded) +", "elements(all, own) +",
         "*DTensorTraining*")
-dtensor("bill.cpp", "double uses = used(times.vocabulary, times.h);",
-        "double uses = 0;", "*DTensorTraining*")
+dtensor("bill.cpp", "? used(times.vocabulary, times.h) : 0", "? 0 : 0",
+        "*DTensorTraining*:*Textbook*")
 
 # --- 12 -----------------------------------------------------------------------
 
