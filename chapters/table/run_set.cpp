@@ -159,7 +159,8 @@ std::vector<std::string> compared_cells(const ProgramRun& run,
 
 std::string speed_up_text(const ProgramRun& run, const ProgramRun* one) {
   if (one == nullptr || !run.virtual_run || step_of(run) <= 0) return "";
-  const std::string ratio = fmt::format("{:.2f}", step_of(*one) / step_of(run));
+  const double times = step_of(*one) / step_of(run);
+  const std::string ratio = fmt::format("{:.{}f}", times, times < 1000 ? 2 : 0);
   return fits(run) && fits(*one) ? ratio : "(" + ratio + ")";
 }
 

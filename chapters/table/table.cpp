@@ -127,12 +127,14 @@ std::string sent_cell(const VirtualRun& run) {
 }
 
 Row buys_row(const ProgramRun& run, const ProgramRun* one, const Marks& marks) {
-  Row row = {fmt::format("{:4}  {}", run.world_size, run_name(run)),
-             "",
-             speed_up_text(run, one),
-             memory_cell(run, marks),
-             "",
-             ""};
+  // Five digits take a place of the gap, so that names begin in one column
+  Row row = {
+      fmt::format("{:<6}", fmt::format("{:4}", run.world_size)) + run_name(run),
+      "",
+      speed_up_text(run, one),
+      memory_cell(run, marks),
+      "",
+      ""};
   if (run.virtual_run) {
     row[1] = sim::seconds_text(run.virtual_run->step_s.counted);
     row[4] = sent_cell(*run.virtual_run);
