@@ -310,9 +310,7 @@ void warn_of_launcher(const WorldOptions& o) {
 }
 
 /// Chapters that replace the layers of a GPT-2 alone, and cut them by its names.
-constexpr const char* kGptAlone[] = {
-    "08_tensor_parallel_2d", "09_tensor_parallel_2p5d", "10_tensor_parallel_3d",
-    "11_dtensor", "15_engine"};
+constexpr const char* kGptAlone[] = {"11_dtensor", "15_engine"};
 
 void check_family(const Options& o) {
   if (!ModelConfig::is_named(o.model)) return;  // refused where it is made
