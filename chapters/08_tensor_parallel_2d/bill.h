@@ -28,7 +28,8 @@ double vector_sizes(const BlockTable& block);
 /// Elements of the norms of heads of all blocks, which each rank has whole.
 double head_norms(const ShardedSizes& sizes);
 
-/// The sum over the four linears of a block of GPT-2, [h, 3h], [h, h], [h, 4h] and [4h, h].
+/// The sum over the four linears of a block of GPT-2: [h, 3h], [h, h], [h, 4h] and
+/// [4h, h].
 template <typename Function>
 double over_linears(double h, const Function& of) {
   return of(h, 3 * h) + of(h, h) + of(h, 4 * h) + of(4 * h, h);

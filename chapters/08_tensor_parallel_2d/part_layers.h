@@ -15,7 +15,7 @@
 
 namespace shardbook::summa {
 
-/// A parameter's place in a decoder, from which its parts follow.
+/// What a parameter of a decoder is; from this follows the part on each rank.
 struct Parameter {
   enum Kind {
     kTable,      ///< of tokens, or of the output layer
