@@ -53,7 +53,7 @@ inline Options odd_llama(const std::string& family) {
                   R"( "attention_bias": true, "model_type": ")" +
                   family + "\"" +
                   (family == "llama" ? R"(, "mlp_bias": true})" : "}");
-  options.batch = 72;
+  options.batch = 24;
   return options;
 }
 

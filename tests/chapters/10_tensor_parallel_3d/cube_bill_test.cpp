@@ -58,6 +58,7 @@ TEST(CubeBill, OfALlamaEqualsARunOnShapes) {
          {Case{1}, Case{2}, Case{3, 0, 0, false},
           Case{2, 0, 0, true, {2, true}}, Case{2, 0, 0, false, {2, true}}}) {
       Options options = odd_llama(family);
+      options.batch = 72;
       options.backend = "sim";
       options.cluster = "textbook";
       const Report report =
