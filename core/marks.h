@@ -4,7 +4,7 @@
 //
 // The same shape may lie over ranks in two ways, and a sum of one of each would
 // be a number without meaning. A chapter gives each layout a mark. Views keep
-// it, element-wise operations and dropout pass it on, and two operands with
+// it, element-wise operations, swiglu and dropout pass it on, and two operands with
 // different marks are an Error. Other operations make tensors without a mark;
 // core knows nothing else about them.
 

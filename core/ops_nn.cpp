@@ -154,6 +154,7 @@ Tensor swiglu(const Tensor& gate_up) {
   OpScope("swiglu", 5 * count(y), bytes_of({&gate_up, &y}), y)
       .run(kernels::swiglu, y.dtype(), n.rows, shape.back(), gate_up.raw(),
            y.raw());
+  internal::pass_mark("swiglu", y, gate_up);
   record("swiglu", {gate_up}, {y}, [gate_up, n](const Tensors& grads) {
     const Tensor& dy = grads[0];
     Tensor dgate_up = gate_up.empty_like();

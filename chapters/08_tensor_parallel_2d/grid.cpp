@@ -35,12 +35,13 @@ int side_of(int num_ranks, int depth, const std::string& option) {
 
 Place place_of(int rank, int q) { return {q, rank / q % q, rank % q}; }
 
-Shards matrix_part(const Place& place, std::int64_t blocks) {
-  return {{0, place.i, place.q}, {1, place.j, place.q, blocks}};
+Shards matrix_part(const Place& place, const std::vector<Columns>& columns) {
+  return {{0, place.i, place.q}, cut_columns(1, place.j, place.q, columns)};
 }
 
-Shards vector_part(const Place& place, std::int64_t dim, std::int64_t blocks) {
-  return {{dim, place.j, place.q, blocks}, {dim, place.i, place.q}};
+Shards vector_part(const Place& place, std::int64_t dim,
+                   const std::vector<Columns>& columns) {
+  return {cut_columns(dim, place.j, place.q, columns), {dim, place.i, place.q}};
 }
 
 namespace {

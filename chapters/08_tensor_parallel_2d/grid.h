@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "comm/device_mesh.h"
 #include "core/ops.h"
@@ -69,12 +70,13 @@ Grid grid_of(DeviceMesh& mesh);
 /// numbers of ranks that form squares.
 int side_of(int num_ranks, int depth, const std::string& option);
 
-/// Block (i, j) of a matrix. With `blocks` > 1, each of that many groups of
-/// columns is cut over j: attention has queries, keys and values.
-Shards matrix_part(const Place& place, std::int64_t blocks = 1);
+/// Block (i, j) of a matrix. With `columns`, each of them is cut over j: attention
+/// has queries, keys and values.
+Shards matrix_part(const Place& place,
+                   const std::vector<Columns>& columns = {});
 /// Piece i of piece j of a vector, or of the columns of a table.
 Shards vector_part(const Place& place, std::int64_t dim = 0,
-                   std::int64_t blocks = 1);
+                   const std::vector<Columns>& columns = {});
 
 /// This rank's rows of dim 0 of a batch, which is whole on every rank: first by
 /// depth, then by COL. A view.

@@ -139,13 +139,22 @@ Tensor gather_columns(const Tensor& own, ProcessGroup& group) {
 
 namespace {
 
-/// Sums of the rows of `a` and of `b` over the ranks: [2, rows].
-Tensor row_sums(const Tensor& a, const Tensor& b, ProcessGroup& group) {
-  const Tensor sums = Tensor::empty({2, a.size(0)}, a.options());
-  sums.rows_view(0, 1).copy_from(reshape(sum(a, 1), {1, a.size(0)}));
-  sums.rows_view(1, 2).copy_from(reshape(sum(b, 1), {1, a.size(0)}));
+/// Sums of the rows of each matrix over the ranks: [matrices, rows].
+Tensor row_sums(const Tensors& matrices, ProcessGroup& group) {
+  const auto n = static_cast<std::int64_t>(matrices.size());
+  const std::int64_t rows = matrices[0].size(0);
+  const Tensor sums = Tensor::empty({n, rows}, matrices[0].options());
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Tensor& each = matrices[static_cast<std::size_t>(i)];
+    sums.rows_view(i, i + 1).copy_from(reshape(sum(each, 1), {1, rows}));
+  }
   group.all_reduce(sums).wait();
   return sums;
+}
+
+Tensor inverse_root(const Tensor& squares, double eps) {
+  return div(Tensor::full(squares.shape(), 1, squares.options()),
+             sqrt(add_scalar(squares, eps)));
 }
 
 /// Statistics of 16-bit rows are computed in f32.
@@ -168,12 +177,12 @@ Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
   {
     const NoGrad no_grad;
     Tensor rows = as_matrix(widened(x));
-    const Tensor means = scale(row_sums(rows, square(rows), group), 1 / width);
+    const Tensor means =
+        scale(row_sums({rows, square(rows)}, group), 1 / width);
     rows = Tensor();
     mean = means.rows_view(0, 1).clone();
     const Tensor variance = sub(means.rows_view(1, 2), square(mean));
-    rstd = div(Tensor::full(mean.shape(), 1, mean.options()),
-               sqrt(add_scalar(variance, eps)));
+    rstd = inverse_root(variance, eps);
     y = add(mul(normalized(x, mean, rstd), widened(gamma)), widened(beta));
     y = reshape(to_dtype(y, x.dtype()), x.shape()).detach();
   }
@@ -186,7 +195,7 @@ Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
         if (x.requires_grad()) {
           const Tensor dz = mul(dy, widened(gamma));
           const Tensor means =
-              scale(row_sums(dz, mul(dz, xhat), group), 1 / width);
+              scale(row_sums({dz, mul(dz, xhat)}, group), 1 / width);
           const Tensor mean_dz = column(means.rows_view(0, 1));
           const Tensor mean_dz_xhat = column(means.rows_view(1, 2));
           const Tensor dx =
@@ -200,17 +209,46 @@ Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
   return y;
 }
 
+Tensor split_rms_norm(const Tensor& x, const Tensor& gamma, ProcessGroup& group,
+                      double eps) {
+  if (group.size() == 1) return rms_norm(x, gamma, eps);
+  const double width = static_cast<double>(x.size(-1)) * group.size();
+  const auto mean_over_ranks = [width, &group](const Tensor& matrix) {
+    return scale(row_sums({matrix}, group), 1 / width);
+  };
+  Tensor y, rstd;
+  {
+    const NoGrad no_grad;
+    const Tensor rows = as_matrix(widened(x));
+    rstd = inverse_root(mean_over_ranks(square(rows)), eps);
+    // Rounded before gamma multiplies it, as on one device
+    const Tensor xhat = to_dtype(mul(rows, column(rstd)), x.dtype());
+    y = reshape(mul(xhat, gamma), x.shape()).detach();
+  }
+  autograd::record(
+      "split_rms_norm", {x, gamma}, {y}, [=](const Tensors& grads) {
+        const Tensor dy = as_matrix(widened(grads[0]));
+        const Tensor xhat = mul(as_matrix(widened(x)), column(rstd));
+        Tensors result(2);
+        if (x.requires_grad()) {
+          const Tensor dz = mul(dy, widened(gamma));
+          const Tensor along = column(mean_over_ranks(mul(dz, xhat)));
+          const Tensor dx = mul(sub(dz, mul(xhat, along)), column(rstd));
+          result[0] = reshape(to_dtype(dx, x.dtype()), x.shape());
+        }
+        result[1] = to_dtype(sum(mul(dy, xhat), 0), gamma.dtype());
+        return result;
+      });
+  return y;
+}
+
 // --- Attention and dropout -----------------------------------------------------
 
 Tensor block_attention(const Tensor& qkv, const AttentionOptions& options,
                        const BlockPlace& at) {
-  SB_CHECK(options.heads % at.columns == 0, "attention: ", options.heads,
-           " heads do not divide over ", at.columns, " ranks; give ",
-           options.heads / at.columns * at.columns + at.columns);
   AttentionOptions own = options;
-  own.heads /= at.columns;
   const std::int64_t b = qkv.size(0), s = qkv.size(1);
-  own.shard = {{b * at.rows, options.heads, s, s},
+  own.shard = {{b * at.rows, own.heads * at.columns, s, s},
                {b * at.row, own.heads * at.column, 0, 0},
                {}};
   return attention(qkv, own);

@@ -49,6 +49,11 @@ Tensor gather_columns(const Tensor& own, ProcessGroup& group);
 Tensor split_layer_norm(const Tensor& x, const Tensor& gamma,
                         const Tensor& beta, ProcessGroup& group, double eps);
 
+/// rms_norm of rows that are cut over `group`: x [.., n/P], gamma [n/P]. The mean of
+/// x^2 needs one all_reduce of a value per row, and so does backward.
+Tensor split_rms_norm(const Tensor& x, const Tensor& gamma, ProcessGroup& group,
+                      double eps);
+
 /// Cross-entropy of rows whose classes are cut over `group`: logits
 /// [.., v] hold classes first .. first + v - 1; classes from `vocabulary` on
 /// are padding (0: no padding). See cross_entropy_part: three all_reduces of
@@ -58,9 +63,9 @@ Tensor split_cross_entropy(const Tensor& logits, const Tensor& targets,
                            std::int64_t vocabulary = 0,
                            Reduction reduction = Reduction::kMean);
 
-/// qkv [b, S, 3h/n], one of n parts of the heads of queries, keys and values ->
-/// [b, S, h/n]. `options` are the single-device ones. Rows are whole sequences,
-/// so nothing is sent.
+/// Attention of one of n parts of the heads, which `options` count: of qkv [b, S,
+/// 3h/n] -> [b, S, h/n]. Rows are whole sequences, so nothing is sent; dropout
+/// draws the block's part of the single-device masks.
 Tensor block_attention(const Tensor& qkv, const AttentionOptions& options,
                        const BlockPlace& at);
 /// Draws the block's part of the single-device mask.

@@ -1,7 +1,6 @@
 #include "chapters/08_tensor_parallel_2d/summa_layers.h"
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
-#include "chapters/08_tensor_parallel_2d/part_layers.h"
 #include "chapters/08_tensor_parallel_2d/products.h"
 #include "chapters/common/sharded/loss.h"
 #include "core/autograd.h"
@@ -70,6 +69,11 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
   return split_layer_norm(x, g, b, *grid.row, eps);
 }
 
+Tensor rms_norm(const Tensor& x, const Tensor& gamma, const Grid& grid,
+                double eps) {
+  return split_rms_norm(x, whole_columns(gamma, grid), *grid.row, eps);
+}
+
 // --- Embedding -------------------------------------------------------------------
 
 Tensor embedding(const Tensor& table, const Tensor& ids, const Grid& grid) {
@@ -128,17 +132,17 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
 
 LayerFactory layers(const Grid& grid, std::int64_t vocabulary) {
   PartLayers parts;
-  parts.layout = [place = grid.place()](const std::string& name) {
-    return layout(name, place);
+  parts.layout = [place = grid.place()](const Parameter& parameter) {
+    return layout(parameter, place);
   };
-  parts.linear = [grid](const std::string&, const Tensor& x,
+  parts.linear = [grid](const std::string&, const BlockPart&, const Tensor& x,
                         const Tensor& weight, const Tensor& bias) {
     return linear(x, weight, bias, grid);
   };
-  parts.layer_norm = [grid](const std::string&, const Tensor& x,
-                            const Tensor& gamma, const Tensor& beta,
-                            double eps) {
-    return layer_norm(x, gamma, beta, grid, eps);
+  parts.norm = [grid](const std::string&, const Tensor& x, const Tensor& gamma,
+                      const Tensor& beta, double eps) {
+    return beta.defined() ? layer_norm(x, gamma, beta, grid, eps)
+                          : rms_norm(x, gamma, grid, eps);
   };
   parts.embedding = [grid](const Tensor& table, const Tensor& ids) {
     return vocabulary_parallel_embedding(table, ids, grid);
@@ -153,6 +157,8 @@ LayerFactory layers(const Grid& grid, std::int64_t vocabulary) {
     return vocabulary_parallel_classifier(x, table, grid);
   };
   LayerFactory made = factory_of(parts);
+  made.head_rank = grid.j();
+  made.head_ranks = grid.q();
   made.attention = [at = grid.block()](const Tensor& qkv,
                                        const AttentionOptions& options) {
     return block_attention(qkv, options, at);
@@ -163,13 +169,21 @@ LayerFactory layers(const Grid& grid, std::int64_t vocabulary) {
   return made;
 }
 
-Shards layout(const std::string& name, const Place& place) {
-  if (name.ends_with("wpe.weight")) return vector_part(place, 1);
-  const bool is_norm = name.find("ln_") != std::string::npos;
-  if (is_norm || name.ends_with(".bias")) {
-    return vector_part(place, 0, blocks_of(name));
+Shards layout(const Parameter& parameter, const Place& place) {
+  switch (parameter.kind) {
+    case Parameter::kTable:
+      return matrix_part(place);
+    case Parameter::kPositions:
+      return vector_part(place, 1);
+    case Parameter::kWeight:
+      return matrix_part(place, parameter.part.columns);
+    case Parameter::kBias:
+      return vector_part(place, 0, parameter.part.columns);
+    case Parameter::kNorm:
+      return vector_part(place);
+    default:
+      return {};
   }
-  return matrix_part(place, blocks_of(name));
 }
 
 }  // namespace shardbook::summa

@@ -19,6 +19,7 @@
 #include <string>
 
 #include "chapters/08_tensor_parallel_2d/grid.h"
+#include "chapters/08_tensor_parallel_2d/part_layers.h"
 #include "chapters/common/models/models.h"
 
 namespace shardbook::summa {
@@ -30,6 +31,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 /// gamma and beta [N/q^2]: gathered over COL; sums over ROW.
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                   const Grid& grid, double eps = 1e-5);
+/// RMSNorm: the same without beta, and one sum in place of two.
+Tensor rms_norm(const Tensor& x, const Tensor& gamma, const Grid& grid,
+                double eps);
 /// Ids [B, S] of the whole batch, table [V, h/q^2] -> [b, S, h/q]: the table is
 /// gathered over COL.
 Tensor embedding(const Tensor& table, const Tensor& ids, const Grid& grid);
@@ -57,10 +61,10 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
                                          const Grid& grid,
                                          std::int64_t vocabulary = 0);
 
-/// The layers of a GPT in blocks. `vocabulary` is the number of tokens; the
+/// The layers of a decoder in blocks. `vocabulary` is the number of tokens; the
 /// table may have more rows.
 LayerFactory layers(const Grid& grid, std::int64_t vocabulary = 0);
-/// The part of a GPT's parameter that rank (i, j) holds, by its name.
-Shards layout(const std::string& name, const Place& place);
+/// The part of a parameter that rank (i, j) holds.
+Shards layout(const Parameter& parameter, const Place& place);
 
 }  // namespace shardbook::summa

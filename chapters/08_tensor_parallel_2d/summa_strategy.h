@@ -32,10 +32,14 @@ class SummaStrategy : public ShardedStrategy {
   Grid grid_;
 };
 
-/// Returns the options if the ranks' parts divide the batch, the heads and the
-/// width; otherwise throws Error that names the option and sizes that divide.
-/// `what` names the parts of the width.
+/// Into how many parts the ranks cut what they share.
+struct PartCounts {
+  int batch_rows = 1, columns = 1;  ///< of activations; heads are columns
+  int weight_rows = 1, vectors = 1;
+};
+/// Returns the options if the ranks' parts divide the batch and the model's sizes;
+/// otherwise throws Error that names the option and sizes that divide.
 Options checked_parts(const Options& options, const Passes& passes,
-                      int row_parts, int columns, const std::string& what);
+                      const PartCounts& parts);
 
 }  // namespace shardbook::summa

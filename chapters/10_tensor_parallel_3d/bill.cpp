@@ -7,6 +7,8 @@
 
 namespace shardbook::cube {
 
+using summa::over_products;
+
 namespace {
 
 /// all_reduce of n elements over p ranks.
@@ -29,27 +31,34 @@ double micro_batch_bytes(const Sizes& s) {
   const auto linear = [&](double k, double n) {
     return linear_elements(l, t, k, n, s.keep_gathered);
   };
+  const BlockPart& norm = s.block.norm_1;
   // A vector of n: its gradient is added up over l^2 ranks
   const auto vector = [&](double n) { return reduced(l * l, n / l); };
   const double norms = 2 * s.layers + 1;
 
-  // Weights and biases
-  double elements = s.layers * summa::over_linears(h, [&](double k, double n) {
-                      return linear(k, n) + vector(n);
-                    });
-  elements += norms * 2 * vector(h);
+  // Weights, biases and norms
+  double elements =
+      s.layers * over_products(s.block, [&](double k, double n, double) {
+        return linear(k, n);
+      });
+  elements +=
+      vector(s.layers * summa::vector_sizes(s.block) + norm.parameters());
   // The table over WEIGHT and its tokens over INPUT, forward and backward
   elements += 2 * (l - 1) / (l * l * l) * (s.vocabulary * h + t * h);
-  elements += vector(s.seq * h);
+  if (s.positions > 0) elements += vector(s.seq * h);
   elements += linear(h, s.vocabulary);
 
   const double rows = t / (l * l);
-  double stats = norms * 2 * reduced(l, 2 * rows);
+  const double sums = reduced(l, norm.statistics() * rows);
+  double stats = norms * 2 * sums;
   stats += 3 * reduced(l, rows) + 2 * reduced(l, 2);
   if (s.recompute) {
     // Recomputed blocks: columns that are read and written, weights
-    elements += s.layers * (l - 1) / (l * l * l) * (16 * t * h + 12 * h * h);
-    stats += s.layers * 2 * reduced(l, 2 * rows);
+    const double blocks = over_products(
+        s.block,
+        [&](double k, double n, double) { return t * (k + n) + k * n; });
+    elements += s.layers * (l - 1) / (l * l * l) * blocks;
+    stats += s.layers * 2 * sums;
   }
   return elements * s.element + stats * s.stat;
 }
@@ -57,14 +66,18 @@ double micro_batch_bytes(const Sizes& s) {
 }  // namespace
 
 double step_bytes(const Sizes& s) {
-  return s.l == 1 ? 0 : s.micro_batches * micro_batch_bytes(s);
+  if (s.l == 1) return 0;
+  return s.micro_batches * micro_batch_bytes(s) +
+         reduced(s.l * s.l * s.l, summa::head_norms(s)) * s.element;
 }
 
 double parameters_per_rank(const Sizes& s) {
-  const double matrices = s.layers * 12 * s.h * s.h + s.vocabulary * s.h;
-  const double vectors =
-      s.layers * (9 * s.h + 4 * s.h) + 2 * s.h + s.positions * s.h;
-  return matrices / (s.l * s.l * s.l) + vectors / s.l;
+  const double weights =
+      over_products(s.block, [](double k, double n, double) { return k * n; });
+  const double matrices = s.layers * weights + s.tables * s.vocabulary * s.h;
+  const double vectors = s.layers * summa::vector_sizes(s.block) +
+                         s.block.norm_1.parameters() + s.positions * s.h;
+  return matrices / (s.l * s.l * s.l) + vectors / s.l + summa::head_norms(s);
 }
 
 double kept_bytes(const Sizes& s) {
@@ -72,16 +85,20 @@ double kept_bytes(const Sizes& s) {
   const double n = s.tokens / (l * l);             // this rank's tokens, ...
   const double w = s.h / l, v = s.vocabulary / l;  // ... in its columns
   const double x = n * w * e;
-  // Gathered: a weight [h, h], the table
-  const double square = l > 1 ? w * w * e : 0, table = l > 1 ? v * w * e : 0;
-  // A block keeps the same as on one device (chapters/common/run/kept.cpp). Its
-  // four products read 7h per token and 12h^2 weights
+  const double table = l > 1 ? v * w * e : 0;  // gathered
+  // A block keeps the same as on one device, and products what they gathered
   const bool keeps = s.keep_gathered && l > 1;
-  const double gathered = 7 * l * x + 12 * square;
-  const double block =
-      16 * x + n * (4 + s.heads / l) * stat + (keeps ? gathered : 0);
-  const double head =
-      (keeps ? l * x + table : 0) + 2 * x + n * (v * e + 3 * stat) + stat;
+  const double gathered =
+      over_products(s.block, [&](double in, double out, double) {
+        return (l * n * (in / l) + (in / l) * (out / l)) * e;
+      });
+  double block = keeps ? gathered : 0;
+  for (const BlockPart& part : s.block.parts()) {
+    block += n * (part.kept() / l * e + part.statistics(l) * stat);
+  }
+  const double statistics = s.block.norm_1.statistics() + 1;
+  const double head = (keeps ? l * x + table : 0) + 2 * x +
+                      n * (v * e + statistics * stat) + stat;
   // The embedding keeps its gathered table; the head gathers it again
   return s.layers * (s.recompute ? x : block) + table + head;
 }
@@ -115,29 +132,39 @@ struct StepTime : Sizes {
     return dx + std::max(g, x) + w;
   }
   /// Sums the gradient of a vector's part of n.
-  double vector(double n) const { return all_reduce(l * l, element * n / l); }
+  double vector(double n) const {
+    return n > 0 ? all_reduce(l * l, element * n / l) : 0;
+  }
   /// A norm's sums, the same forward and backward.
-  double sums() const { return all_reduce(l, 2 * stat * tokens / (l * l)); }
+  double sums() const {
+    return all_reduce(l, block.norm_1.statistics() * stat * tokens / (l * l));
+  }
+  /// Adds the gradients of a norm's vectors: RMSNorm has one.
+  double norm_vectors() const {
+    return block.norm_1.parameters() / h * vector(h);
+  }
   /// The two products of attention.
   double attention() const {
-    return 2 * (seq + 1) * h * tokens / (l * l * l) / textbook::kRate;
+    return block.attention.operations(seq) * tokens / (l * l * l) /
+           textbook::kRate;
   }
   double block_forward() const {
     return 2 * sums() + attention() +
-           summa::over_linears(
-               h, [this](double k, double n) { return linear_forward(k, n); });
+           over_products(block, [this](double k, double n, double) {
+             return linear_forward(k, n);
+           });
   }
   double block_backward() const {
-    const double norms = 2 * (sums() + 2 * vector(h));
+    const double norms = 2 * (sums() + norm_vectors());
     return norms + 2.5 * attention() +
-           summa::over_linears(h, [this](double k, double n) {
-             return linear_backward(k, n) + vector(n);
+           over_products(block, [this](double k, double n, double b) {
+             return linear_backward(k, n) + vector(b);
            });
   }
   double ends() const {
-    const double embedding =
-        2 * moved(vocabulary, h) + 2 * moved(tokens, h) + vector(seq * h);
-    const double norm = 2 * sums() + 2 * vector(h);
+    const double embedding = 2 * moved(vocabulary, h) + 2 * moved(tokens, h) +
+                             vector(positions > 0 ? seq * h : 0);
+    const double norm = 2 * sums() + norm_vectors();
     const double head =
         linear_forward(h, vocabulary) + linear_backward(h, vocabulary);
     const double loss = 3 * all_reduce(l, stat * tokens / (l * l)) +
@@ -150,11 +177,13 @@ struct StepTime : Sizes {
 
 double step_s(const Sizes& s) {
   const StepTime time{s};
+  const double ranks = s.l * s.l * s.l, of_heads = summa::head_norms(s);
   const double forwards = s.recompute ? 2 : 1;
   const double blocks =
       s.layers * (forwards * time.block_forward() + time.block_backward());
   return s.micro_batches * (time.ends() + blocks) +
-         all_reduce(s.l * s.l * s.l, 8);  // the norm
+         (of_heads > 0 ? all_reduce(ranks, of_heads * s.element) : 0) +
+         all_reduce(ranks, 8);  // the norm
 }
 
 }  // namespace shardbook::cube

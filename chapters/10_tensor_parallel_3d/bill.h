@@ -17,11 +17,11 @@ struct Sizes : ShardedSizes {
 /// more where operands are gathered again.
 double linear_elements(double l, double m, double k, double n,
                        bool keep_gathered = true);
-/// Bytes that a rank sends in one step of a GPT, by the page's table; without the
+/// Bytes that a rank sends in one step of a decoder, by the page's table; without the
 /// norm of the gradient.
 double step_bytes(const Sizes& sizes);
-/// Parameters that a rank holds: 1/l^3 of matrices and the table, 1/l of vectors
-/// and positions.
+/// Parameters that a rank holds: 1/l^3 of matrices and tables, 1/l of vectors
+/// and positions, all of the norms of heads.
 double parameters_per_rank(const Sizes& sizes);
 /// Activations that a rank keeps for backward, in bytes.
 double kept_bytes(const Sizes& sizes);

@@ -51,15 +51,16 @@ int side_of(int num_ranks, const std::string& option) {
   return l;
 }
 
-Shards weight_part(const Place& place, Layout layout, std::int64_t blocks) {
+Shards weight_part(const Place& place, Layout layout,
+                   const std::vector<Columns>& columns) {
   return {{0, place.column_part(layout), place.l},
           {0, place.i, place.l},
-          {1, place.column_part(swapped(layout)), place.l, blocks}};
+          cut_columns(1, place.column_part(swapped(layout)), place.l, columns)};
 }
 
 Shards column_part(const Place& place, Layout layout, std::int64_t dim,
-                   std::int64_t blocks) {
-  return {{dim, place.column_part(layout), place.l, blocks}};
+                   const std::vector<Columns>& columns) {
+  return {cut_columns(dim, place.column_part(layout), place.l, columns)};
 }
 
 Shards table_part(const Place& place) {

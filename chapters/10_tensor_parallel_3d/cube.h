@@ -18,6 +18,7 @@
 //   swapped    (i, k)    j         varies k      varies j       varies i
 
 #include <string>
+#include <vector>
 
 #include "chapters/08_tensor_parallel_2d/grid.h"
 #include "comm/device_mesh.h"
@@ -83,12 +84,13 @@ Cube cube_on(DeviceMesh& mesh);
 int side_of(int num_ranks, const std::string& option);
 
 /// The part of a weight [in, out] of a layer that reads activations of
-/// `layout`; if straight: rows block (k, i), columns block j. `blocks`: groups
-/// of columns that are cut alike (queries, keys, values).
-Shards weight_part(const Place& place, Layout layout, std::int64_t blocks = 1);
+/// `layout`; if straight: rows block (k, i), columns block j, of each of `columns`
+/// (queries, keys, values).
+Shards weight_part(const Place& place, Layout layout,
+                   const std::vector<Columns>& columns = {});
 /// The columns of an activation of `layout`, of a vector or a table's dim.
 Shards column_part(const Place& place, Layout layout, std::int64_t dim = 0,
-                   std::int64_t blocks = 1);
+                   const std::vector<Columns>& columns = {});
 /// The part of a table [vocabulary, h]: rows block (j, i), columns block k.
 Shards table_part(const Place& place);
 

@@ -1,7 +1,6 @@
 #include "chapters/10_tensor_parallel_3d/cube_layers.h"
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
-#include "chapters/08_tensor_parallel_2d/part_layers.h"
 #include "chapters/08_tensor_parallel_2d/products.h"
 #include "chapters/common/sharded/loss.h"
 #include "core/autograd.h"
@@ -17,6 +16,7 @@ using summa::replicated;
 using summa::scatter_rows;
 using summa::split_cross_entropy;
 using summa::split_layer_norm;
+using summa::split_rms_norm;
 using summa::sum_over;
 using summa::with_last;
 
@@ -105,6 +105,15 @@ Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                      layout);
 }
 
+Tensor rms_norm(const Tensor& x, const Tensor& gamma, const Cube& cube,
+                double eps) {
+  const Layout layout = layout_of(x);
+  const Roles& roles = cube.roles(layout);
+  return with_layout(split_rms_norm(x, replicated(gamma, roles.input_weight),
+                                    *roles.output, eps),
+                     layout);
+}
+
 // --- Embedding -------------------------------------------------------------------
 
 Tensor embedding(const Tensor& table, const Tensor& ids, const Cube& cube) {
@@ -172,9 +181,9 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
 namespace {
 
 /// The second linear layer of each branch reads what the first one swapped.
-Layout input_layout(const std::string& name) {
-  return name.find(".c_proj") != std::string::npos ? Layout::kSwapped
-                                                   : Layout::kStraight;
+Layout input_layout(const BlockPart& part) {
+  return part.cut == shardbook::Cut::kRows ? Layout::kSwapped
+                                           : Layout::kStraight;
 }
 
 void check_layout(const std::string& name, const Tensor& x, Layout layout) {
@@ -188,19 +197,20 @@ void check_layout(const std::string& name, const Tensor& x, Layout layout) {
 
 LayerFactory layers(const Cube& cube, std::int64_t vocabulary) {
   summa::PartLayers parts;
-  parts.layout = [place = cube.place](const std::string& name) {
-    return layout(name, place);
+  parts.layout = [place = cube.place](const summa::Parameter& parameter) {
+    return layout(parameter, place);
   };
-  parts.linear = [cube](const std::string& name, const Tensor& x,
-                        const Tensor& weight, const Tensor& bias) {
-    check_layout(name, x, input_layout(name));
+  parts.linear = [cube](const std::string& name, const BlockPart& part,
+                        const Tensor& x, const Tensor& weight,
+                        const Tensor& bias) {
+    check_layout(name, x, input_layout(part));
     return linear(x, weight, bias, cube);
   };
-  parts.layer_norm = [cube](const std::string& name, const Tensor& x,
-                            const Tensor& gamma, const Tensor& beta,
-                            double eps) {
+  parts.norm = [cube](const std::string& name, const Tensor& x,
+                      const Tensor& gamma, const Tensor& beta, double eps) {
     check_layout(name, x, Layout::kStraight);
-    return layer_norm(x, gamma, beta, cube, eps);
+    return beta.defined() ? layer_norm(x, gamma, beta, cube, eps)
+                          : rms_norm(x, gamma, cube, eps);
   };
   parts.embedding = [cube](const Tensor& table, const Tensor& ids) {
     return vocabulary_parallel_embedding(table, ids, cube);
@@ -215,6 +225,9 @@ LayerFactory layers(const Cube& cube, std::int64_t vocabulary) {
     return product(x, table, cube, /*trans_weight=*/true);
   };
   LayerFactory made = factory_of(parts);
+  // Heads lie as the first layer of the branch leaves them
+  made.head_rank = cube.place.column_part(Layout::kSwapped);
+  made.head_ranks = cube.l();
   made.attention = [cube](const Tensor& qkv, const AttentionOptions& options) {
     const Layout layout = layout_of(qkv);
     return with_layout(
@@ -226,19 +239,23 @@ LayerFactory layers(const Cube& cube, std::int64_t vocabulary) {
   return made;
 }
 
-Shards layout(const std::string& name, const Place& place) {
-  if (name.ends_with("wte.weight")) return table_part(place);
-  if (name.ends_with("wpe.weight")) {
-    return column_part(place, Layout::kStraight, 1);
+Shards layout(const summa::Parameter& parameter, const Place& place) {
+  using summa::Parameter;
+  const BlockPart& part = parameter.part;
+  switch (parameter.kind) {
+    case Parameter::kTable:
+      return table_part(place);
+    case Parameter::kPositions:
+      return column_part(place, Layout::kStraight, 1);
+    case Parameter::kWeight:
+      return weight_part(place, input_layout(part), part.columns);
+    case Parameter::kBias:
+      return column_part(place, swapped(input_layout(part)), 0, part.columns);
+    case Parameter::kNorm:
+      return column_part(place, Layout::kStraight);
+    default:
+      return {};
   }
-  if (name.find("ln_") != std::string::npos) {
-    return column_part(place, Layout::kStraight);
-  }
-  const Layout input = input_layout(name);
-  if (name.ends_with(".bias")) {
-    return column_part(place, swapped(input), 0, summa::blocks_of(name));
-  }
-  return weight_part(place, input, summa::blocks_of(name));
 }
 
 }  // namespace shardbook::cube

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <string>
 
+#include "chapters/08_tensor_parallel_2d/part_layers.h"
 #include "chapters/10_tensor_parallel_3d/cube.h"
 #include "chapters/common/models/models.h"
 
@@ -33,6 +34,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 /// gamma and beta [h/l]: sums over OUTPUT, gradients over INPUT x WEIGHT.
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta,
                   const Cube& cube, double eps = 1e-5);
+/// RMSNorm: the same without beta, and one sum in place of two.
+Tensor rms_norm(const Tensor& x, const Tensor& gamma, const Cube& cube,
+                double eps);
 /// Ids [B, S] of the whole batch, table [V, h/l] -> [b, S, h/l], straight. The
 /// table's gradient is summed over INPUT x WEIGHT.
 Tensor embedding(const Tensor& table, const Tensor& ids, const Cube& cube);
@@ -56,11 +60,12 @@ Tensor vocabulary_parallel_cross_entropy(const Tensor& logits,
                                          const Cube& cube,
                                          std::int64_t vocabulary = 0);
 
-/// The layers of a GPT: c_attn and c_fc read straight activations, both c_proj
-/// swapped ones; each throws Error for an activation of the other layout.
+/// The layers of a decoder. Products that are cut by rows (both c_proj of GPT-2)
+/// read swapped activations, the others straight ones; each throws Error for an
+/// activation of the other layout.
 /// `vocabulary` is the number of tokens; the table may have more rows.
 LayerFactory layers(const Cube& cube, std::int64_t vocabulary = 0);
-/// The part of a GPT's parameter that a rank holds, by its name.
-Shards layout(const std::string& name, const Place& place);
+/// The part of a parameter that a rank holds.
+Shards layout(const summa::Parameter& parameter, const Place& place);
 
 }  // namespace shardbook::cube

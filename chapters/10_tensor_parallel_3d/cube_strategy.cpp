@@ -8,24 +8,26 @@ namespace shardbook::cube {
 
 namespace {
 
-ShardedModel sharded_model(const Options& options, const Cube& cube) {
-  const std::int64_t vocabulary = model_config(options).vocab_size;
-  return {layers(cube, vocabulary),
-          [l = cube.l()](const std::string& name, int rank) {
-            return layout(name, place_of(rank, l));
+ShardedModel sharded_model(const Options& options, const Cube& cube,
+                           ProcessGroup& world) {
+  const ModelConfig config = sharded_gpt_config(options);
+  return {layers(cube, config.vocab_size),
+          [all = summa::Parameters(config), l = cube.l()](
+              const std::string& name, int rank) {
+            return layout(all.of(name), place_of(rank, l));
           },
-          padded_vocabulary(vocabulary, cube.l() * cube.l()),
-          {}};
+          padded_vocabulary(config.vocab_size, cube.l() * cube.l()),
+          summa::sum_head_norms(config, world)};
 }
 
 }  // namespace
 
 CubeStrategy::CubeStrategy(const Options& options, const Cube& cube,
                            ProcessGroup& group, const Passes& passes)
-    : ShardedStrategy(
-          summa::checked_parts(options, passes, cube.l() * cube.l(), cube.l(),
-                               "rows of weights are cut into"),
-          sharded_model(options, cube), group, passes),
+    : ShardedStrategy(summa::checked_parts(options, passes,
+                                           {cube.l() * cube.l(), cube.l(),
+                                            cube.l() * cube.l(), cube.l()}),
+                      sharded_model(options, cube, group), group, passes),
       cube_(cube) {}
 
 std::vector<Bill> CubeStrategy::bills() {

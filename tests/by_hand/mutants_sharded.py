@@ -84,8 +84,15 @@ square("operators.cpp", "{b * at.row, own.heads * at.column, 0, 0},",
 square("operators.cpp",
        "sub(means.rows_view(1, 2), square(mean));", "means.rows_view(1, 2);",
        "*SummaLayers*")
-square("operators.cpp", "const Tensor dz = mul(dy, widened(gamma));",
-       "const Tensor dz = dy;", "*SummaLayers*")
+square("operators.cpp",
+       "const Tensor dz = mul(dy, widened(gamma));\n          const Tensor means",
+       "const Tensor dz = dy;\n          const Tensor means", "*SummaLayers*")
+# The mean of a rank's own columns
+square("operators.cpp", "return scale(row_sums({matrix}, group), 1 / width);",
+       "return scale(reshape(sum(matrix, 1), {1, matrix.size(0)}),\n"
+       "                 group.size() / width);", "*SummaLayers*")
+square("operators.cpp", "mul(sub(dz, mul(xhat, along)), column(rstd));",
+       "mul(dz, column(rstd));", "*SummaLayers*")
 # A sum that is not complete
 square("products.cpp", "for (Work& work : works_) work.wait();",
        "works_[0].wait();", "*Summa*")
@@ -93,8 +100,32 @@ square("products.cpp", "/*from_zero=*/t == 0,", "/*from_zero=*/true,",
        "*Summa*")
 square("operators.cpp", "view.offset.front() = at.row * x.size(0);",
        "view.offset.front() = at.column * x.size(0);", "*SummaGpt*")
-square("bill.cpp", "const double vector = s.q > 1 ? w * e : 0;",
-       "const double vector = w * e;", "SummaBill.*")
+square("bill.cpp", "const double gathered = s.q > 1 ? e / s.q : 0;",
+       "const double gathered = e / s.q;", "SummaBill.*")
+# A Llama: one cut through [gate | up] and [q | k | v], heads of all ranks
+square("grid.cpp", "cut_columns(1, place.j, place.q, columns)};",
+       "cut_columns(1, place.j, place.q, {})};", "*SummaGpt*")
+square("grid.cpp", "return {cut_columns(dim, place.j, place.q, columns),",
+       "return {cut_columns(dim, place.j, place.q, {}),", "*SummaGpt*")
+square("summa_layers.cpp", "made.head_ranks = grid.q();", "", "*SummaGpt*")
+# Each rank normalises its own heads of its own rows
+square("part_layers.cpp", 'sum_gradients(world, norms, "norms of heads");', "",
+       "*SummaGpt*")
+square("summa_strategy.cpp", "sum_head_norms(config, world)};",
+       "sum_head_norms(config, *grid.row)};", "*SummaGpt*")
+chapter("common/sharded", "tensor_parallel_2d")(
+    "parts.cpp", "if (!are_shared) continue;",
+    "if (shard.columns.empty()) continue;", "*SummaGpt*")
+square("summa_strategy.cpp",
+       "check_divides(model + \"num_key_value_heads\", config.llama.kv_heads,\n"
+       "                  parts.columns, \"heads of keys are cut into\");", "",
+       "SummaBill.Refuses*")
+square("bill.cpp", "double vectors() const { return block.norm_1.parameters() / h; }",
+       "double vectors() const { return 2; }", "SummaBill.*")
+square("bill.cpp", "(of_heads > 0 ? all_reduce(ranks, of_heads * s.element) : 0) +",
+       "", "SummaBill.*")
+square("bill.cpp", "return cut / (s.q * s.q) + whole;",
+       "return (cut + whole) / (s.q * s.q);", "SummaBill.*")
 square("bill.cpp", "return arrives + (q - 1) * std::max(arrives, g) + g;",
        "return q * (arrives + g);", "SummaBill.*")
 
@@ -129,11 +160,23 @@ cube("cube_layers.cpp",
      "add(y, bias);", "*Cube*")
 cube("cube_layers.cpp", "embedding_part(block, own, cube.place.j * block.size(0))",
      "embedding_part(block, own, cube.place.k * block.size(0))", "*Cube*")
+cube("cube_layers.cpp",
+     "split_rms_norm(x, replicated(gamma, roles.input_weight),\n"
+     "                                    *roles.output, eps),",
+     "split_rms_norm(x, replicated(gamma, roles.input_weight),\n"
+     "                                    *roles.input, eps),", "*CubeLayers*")
+cube("cube_layers.cpp", "made.head_ranks = cube.l();", "",
+     "DimensionsTraining.ALlama*")
+cube("cube_strategy.cpp", "summa::sum_head_norms(config, world)};", "{}};",
+     "DimensionsTraining.ALlama*")
+cube("bill.cpp", "s.tables * s.vocabulary * s.h;", "s.vocabulary * s.h;",
+     "CubeBill.*")
 cube("cube.h", "return {i * l + column_part(swapped(layout)), l * l,",
      "return {i * l, l * l,", "*Cube*")
 cube("cube_layers.cpp", "InFlight::scatter(dw, *roles.weight).wait();",
      "InFlight::scatter(dw, *roles.output).wait();", "*Cube*")
-cube("bill.cpp", "(keeps ? gathered : 0);", "gathered;", "CubeBill.*")
+cube("bill.cpp", "double block = keeps ? gathered : 0;",
+     "double block = gathered;", "CubeBill.*")
 cube("bill.cpp", "return dx + std::max(g, x) + w;", "return dx + g + x + w;",
      "CubeBill.*")
 

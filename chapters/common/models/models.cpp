@@ -15,6 +15,7 @@
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/marks.h"
 #include "core/rope.h"
 
 namespace shardbook {
@@ -147,6 +148,9 @@ GptAttention::GptAttention(const std::string& name, const BlockTable& block,
       attention_dropout(config.dropout),
       block_(block),
       attention_(layers.attention) {
+  SB_CHECK(config.n_head % layers.head_ranks == 0, "attention: ", config.n_head,
+           " heads do not divide over ", layers.head_ranks, " ranks; give ",
+           (heads + 1) * layers.head_ranks);
   if (!config.is_llama()) return;
   // Where ranks outnumber the heads of keys, neighbours share one
   kv_heads =
@@ -180,7 +184,7 @@ Tensor GptAttention::turned(const Tensor& qkv) {
     parts.push_back(slice(qkv, 2, first, qkv.size(2)));
     all = concat(parts, 2);
   }
-  return rope(all, table, heads + kv_heads, d);
+  return set_mark(rope(all, table, heads + kv_heads, d), mark_of(qkv));
 }
 
 Tensor GptAttention::forward(const Tensor& x) {

@@ -309,20 +309,12 @@ void warn_of_launcher(const WorldOptions& o) {
                rank->launcher.c_str());
 }
 
-/// Chapters that replace the layers of a GPT-2 alone, and cut them by its names.
-constexpr const char* kGptAlone[] = {"08_tensor_parallel_2d",
-                                     "09_tensor_parallel_2p5d",
-                                     "10_tensor_parallel_3d"};
-
+/// A balancing loss is of all tokens of a batch: some chapters have no place that
+/// sees them together.
 void check_family(const Options& o) {
   if (!ModelConfig::is_named(o.model)) return;  // refused where it is made
   const ModelConfig config = ModelConfig::read(o.model);
   if (!config.is_llama()) return;
-  for (const char* chapter : kGptAlone) {
-    SB_CHECK(o.chapter != chapter, "--model ", o.model, ": ", o.chapter,
-             " trains GPT-2's layers alone; the Llama family is trained by "
-             "00_single_device, 03_zero_fsdp and 06_1f1b, for example");
-  }
   check_sequence(config, o.seq);
   for (const char* chapter : {"01_data_parallel", "04_model_parallel",
                               "05_gpipe", "06_1f1b", "12_sequence_parallel"}) {

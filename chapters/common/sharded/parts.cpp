@@ -1,5 +1,7 @@
 #include "chapters/common/sharded/parts.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 #include "core/context.h"
 #include "core/copy_runs.h"
@@ -32,14 +34,12 @@ bool is_first_holder(const ParameterLayout& layout, const std::string& name,
 
 Tensors first_held(const Tensor& values, const Shards& shards) {
   for (const Shard& shard : shards) {
-    if (shard.columns.empty()) continue;
+    const bool are_shared = std::any_of(
+        shard.columns.begin(), shard.columns.end(), [&](const Columns& each) {
+          return each.parts_on(shard.count) < shard.count;
+        });
+    if (!are_shared) continue;
     const std::vector<IndexRun> held = first_held(shard);
-    // All of what this cut leaves: another may cut it further
-    std::int64_t all = 0;
-    for (const Columns& each : shard.columns) {
-      all += each.width / each.parts_on(shard.count);
-    }
-    if (held.size() == 1 && held[0].count == all) break;
     Tensors parts;
     for (const IndexRun& run : held) {
       parts.push_back(

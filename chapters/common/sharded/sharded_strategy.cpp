@@ -125,7 +125,11 @@ ShardedSizes ShardedStrategy::sizes() const {
   s.h = static_cast<double>(config_.n_embd);
   s.heads = static_cast<double>(config_.n_head);
   s.layers = static_cast<double>(config_.n_layer);
-  s.positions = static_cast<double>(config_.n_positions);
+  s.block = block_table(config_);
+  const DecoderNames names = decoder_names(config_);
+  s.tables = names.head.empty() ? 1 : 2;
+  s.positions =
+      names.positions.empty() ? 0 : static_cast<double>(config_.n_positions);
   s.vocabulary = static_cast<double>(
       padded(config_, sharded_.padded_vocabulary).vocab_size);
   s.element = static_cast<double>(dtype_bytes(options_.dtype));

@@ -56,11 +56,14 @@ void add_passes(CommandLine& line, Passes& passes);
 struct ShardedSizes {
   double tokens = 0;  ///< of all ranks, in one micro-batch
   double seq = 0;     ///< S
-  double h = 0, heads = 0, layers = 0, positions = 0;
+  double h = 0, heads = 0, layers = 0;
+  double positions = 0;          ///< rows of their table
   double vocabulary = 0;         ///< rows of the table, padding included
   double element = 4, stat = 4;  ///< bytes of an element, of a statistic
   double micro_batches = 1;
   bool recompute = false;
+  BlockTable block;
+  double tables = 1;  ///< of tokens, and of an output layer of its own
 };
 
 class ShardedStrategy : public Strategy {

@@ -41,6 +41,22 @@ inline Options odd_gpt(double dropout) {
   return options;
 }
 
+/// A small Llama in f64 whose sizes divide as those of odd_gpt: 12 heads of queries
+/// and 6 of keys, 72 columns on a hidden size of 36, untied, with biases. Qwen3
+/// has norms of heads, and no biases in the MLP.
+inline Options odd_llama(const std::string& family) {
+  Options options = sharded_test::small_gpt(1);
+  options.model = R"({"vocab_size": 50, "max_position_embeddings": 8,)"
+                  R"( "hidden_size": 36, "intermediate_size": 108,)"
+                  R"( "num_hidden_layers": 2, "num_attention_heads": 12,)"
+                  R"( "num_key_value_heads": 6, "head_dim": 6,)"
+                  R"( "attention_bias": true, "model_type": ")" +
+                  family + "\"" +
+                  (family == "llama" ? R"(, "mlp_bias": true})" : "}");
+  options.batch = 24;
+  return options;
+}
+
 /// Trains on d squares of side q, and compares with one device.
 inline Report on_squares(Options options, int q, int d,
                          const Passes& passes = {}) {

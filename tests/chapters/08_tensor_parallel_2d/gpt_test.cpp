@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "chapters/08_tensor_parallel_2d/operators.h"
 #include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 #include "tests/chapters/08_tensor_parallel_2d/bill_support.h"
@@ -21,6 +23,19 @@ TEST_P(SummaGpt, TrainsAsOnOneDevice) {
       if (GetParam() == 1) {
         EXPECT_EQ(report.parity.max_abs, 0);
       }
+    }
+  }
+}
+
+// Unequal columns of queries and keys, [gate | up], vectors of them that are cut
+// twice, an output layer of its own.
+TEST_P(SummaGpt, ALlamaTrainsAsOnOneDevice) {
+  for (const std::string family : {"llama", "qwen3"}) {
+    for (const Passes& passes : {Passes{}, Passes{2, true}}) {
+      Options options = textbook::odd_llama(family);
+      options.clip = 0.05;
+      sharded_test::expect_claims(
+          textbook::on_squares(options, GetParam(), 1, passes), family);
     }
   }
 }

@@ -42,6 +42,15 @@ inline Layer norm_case() {
           }};
 }
 
+inline Layer rms_norm_case() {
+  return {{{{kBatch, kSeq, kWidth}, Lies::kBlock}, {{kWidth}, Lies::kVector}},
+          Lies::kBlock,
+          [](const Tensors& in) { return rms_norm(in[0], in[1], 0.1); },
+          [](const Tensors& in, const Grid& grid) {
+            return summa::rms_norm(in[0], in[1], grid, 0.1);
+          }};
+}
+
 inline Layer classifier_case() {
   return {{{{kBatch, kSeq, kWidth}, Lies::kBlock},
            {{kVocabulary, kWidth}, Lies::kTable},
@@ -87,6 +96,7 @@ inline std::vector<std::pair<std::string, Layer>> layer_cases() {
   std::vector<std::pair<std::string, Layer>> cases = {
       {"linear", linear_case()},
       {"layer norm", norm_case()},
+      {"RMS norm", rms_norm_case()},
       {"classifier", classifier_case()},
       {"vocabulary-parallel loss", vocabulary_loss_case()},
       {"vocabulary-parallel loss of uneven targets",

@@ -49,6 +49,21 @@ TEST(SummaBill, EqualsARunOnShapes) {
   }
 }
 
+TEST(SummaBill, OfALlamaEqualsARunOnShapes) {
+  for (const std::string family : {"llama", "qwen2", "qwen3"}) {
+    for (const Case& c :
+         {Case{1, 1}, Case{2, 1}, Case{3, 1}, Case{2, 2},
+          Case{1, 3, 0, 0, {2, false}}, Case{2, 2, 0, 0, {2, true}}}) {
+      Options options = odd_llama(family);
+      options.backend = "sim";
+      options.cluster = "textbook";
+      const Report report = on_squares(options, c.q, c.d, c.passes);
+      sharded_test::expect_bill(report);
+      expect_closed_form(report);
+    }
+  }
+}
+
 // At the loss, 80 tokens on a rank (2.5D with two squares: 40): blocks of 16 *
 // 72 columns with statistics and gathered vectors of 13 * 72; the last norm;
 // logits, 2048 columns, and their gradient; the loss and its gradient.
@@ -77,6 +92,21 @@ TEST(SummaBill, RefusesSizesAndNamesTheNext) {
   odd.model = R"({"n_embd": 54, "n_head": 6})";
   expect_text(error_of(odd), {"n_embd 54: vectors are cut into 4 parts; give "
                               "56"});
+  const auto llama = [](const std::string& sizes) {
+    Options options = gpt_options(4, 64, 8);
+    options.model = R"({"model_type": "llama", "hidden_size": 32, )" + sizes +
+                    R"("num_hidden_layers": 1, "num_attention_heads": 4})";
+    return error_of(options);
+  };
+  expect_text(
+      llama(R"("num_key_value_heads": 1, )"),
+      {"num_key_value_heads 1: heads of keys are cut into 2 parts; give "
+       "2"});
+  expect_text(llama(R"("intermediate_size": 55, )"),
+              {"rows of mlp.down_proj 55: they are cut into 2 parts; give 56"});
+  expect_text(
+      llama(R"("intermediate_size": 55, "mlp_bias": true, )"),
+      {"bias of mlp.gate_up_proj 110: it is cut into 4 parts; give 112"});
 }
 
 }  // namespace

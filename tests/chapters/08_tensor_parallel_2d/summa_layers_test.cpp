@@ -115,8 +115,11 @@ TEST(SummaLayers, DropoutDrawsTheMaskOfOneDevice) {
                                   grid.block());
     });
     const Tensor heads = masked([&] { return attention(qkv, options); });
+    AttentionOptions own_options = options;
+    own_options.heads /= grid.q();
     const Tensor own_heads = masked([&] {
-      return summa::layers(grid).attention(own_heads_of(qkv, grid), options);
+      return summa::layers(grid).attention(own_heads_of(qkv, grid),
+                                           own_options);
     });
     return bitwise_equal(own, part_of(whole, Lies::kBlock, grid)) &&
            max_abs_difference(own_heads, part_of(heads, Lies::kBlock, grid)) <
@@ -134,6 +137,9 @@ TEST(SummaLedger, OfTheLayersBesideTheProducts) {
         world, summa::layer_norm(x, leaf({h / 4}), leaf({h / 4}), grid),
         {"all_gather col 4", "all_gather col 4", "all_reduce row 12"},
         {"all_reduce row 12", "reduce_scatter col 4", "reduce_scatter col 4"});
+    expect_calls(world, summa::rms_norm(x, leaf({h / 4}), grid, 1e-5),
+                 {"all_gather col 4", "all_reduce row 6"},
+                 {"all_reduce row 6", "reduce_scatter col 4"});
     expect_calls(
         world,
         summa::vocabulary_parallel_embedding(leaf({v / 2, h / 2}), ids(), grid),
@@ -178,14 +184,14 @@ TEST(SummaLayers, RefuseWhatDoesNotDivide) {
         });
       },
       {"a batch of 5 does not divide over 2 parts; give 6"});
-  EXPECT_THROW(on_grid({2},
-                       [](const Grid& grid, ProcessGroup&) {
-                         AttentionOptions options;
-                         options.heads = 3;
-                         return summa::layers(grid).attention(
-                             drawn({2, 2, 12}, DType::kF64, 1), options);
-                       }),
-               Error);
+  expect_error(
+      [&] {
+        on_grid({2}, [](const Grid& grid, ProcessGroup&) {
+          const ModelConfig config{"gpt2", 50, 8, 12, 2, 3};
+          return GptAttention("attn", config, {}, summa::layers(grid)).heads;
+        });
+      },
+      {"attention: 3 heads do not divide over 2 ranks; give 4"});
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <algorithm>
+#include <string>
 
 #include "chapters/08_tensor_parallel_2d/operators.h"
 #include "chapters/common/models/models.h"
@@ -44,6 +45,14 @@ TEST_P(Tesseract, AGptTrainsAsOnOneDevice) {
   const auto [q, d] = GetParam();
   sharded_test::expect_claims(
       textbook::on_squares(textbook::odd_gpt(0.2), q, d), "squares");
+}
+
+TEST_P(Tesseract, ALlamaTrainsAsOnOneDevice) {
+  const auto [q, d] = GetParam();
+  for (const std::string family : {"llama", "qwen3"}) {
+    sharded_test::expect_claims(
+        textbook::on_squares(textbook::odd_llama(family), q, d), family);
+  }
 }
 
 // [BIT] One square with a depth of 1 is the 2D chapter.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "tests/chapters/08_tensor_parallel_2d/bill_support.h"
 #include "tests/chapters/10_tensor_parallel_3d/cube_support.h"
 
@@ -47,6 +49,23 @@ TEST(CubeBill, EqualsARunOnShapes) {
                         Case{2, 1001, 8, false}, Case{2, 64, 8}}) {
     expect_bill_of(c, DType::kF64, 0.1);
     expect_bill_of(c, DType::kBF16, 0.1);
+  }
+}
+
+TEST(CubeBill, OfALlamaEqualsARunOnShapes) {
+  for (const std::string family : {"llama", "qwen2", "qwen3"}) {
+    for (const Case& c :
+         {Case{1}, Case{2}, Case{3, 0, 0, false},
+          Case{2, 0, 0, true, {2, true}}, Case{2, 0, 0, false, {2, true}}}) {
+      Options options = odd_llama(family);
+      options.batch = 72;
+      options.backend = "sim";
+      options.cluster = "textbook";
+      const Report report =
+          cube_test::trained_on_cube(options, c.l, c.keep_gathered, c.passes);
+      sharded_test::expect_bill(report);
+      expect_closed_form(report);
+    }
   }
 }
 

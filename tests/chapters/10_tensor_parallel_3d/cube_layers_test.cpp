@@ -33,8 +33,20 @@ Layer norm_case(Layout layout) {
           }};
 }
 
+Layer rms_norm_case(Layout layout) {
+  return {{{{kBatch, kSeq, kWidth}, Lies::kBlock, layout},
+           {{kWidth}, Lies::kColumns, layout}},
+          {{}, Lies::kBlock, layout},
+          [](const Tensors& in) { return rms_norm(in[0], in[1], 0.1); },
+          [](const Tensors& in, const Cube& cube) {
+            return cube::rms_norm(in[0], in[1], cube, 0.1);
+          }};
+}
+
 std::vector<std::pair<std::string, Layer>> layer_cases() {
   std::vector<std::pair<std::string, Layer>> cases = {
+      {"RMS norm", rms_norm_case(Layout::kStraight)},
+      {"swapped RMS norm", rms_norm_case(Layout::kSwapped)},
       {"norm", norm_case(Layout::kStraight)},
       {"swapped norm", norm_case(Layout::kSwapped)}};
   cases.push_back({"embedding",
@@ -191,14 +203,12 @@ TEST(CubeLayers, RefuseWhatDoesNotDivide) {
                     drawn({3, 8}, DType::kF64, 1), drawn_ids({6, 3}, 8), cube);
               }),
               {"does not divide into 4 equal parts; give 8"});
-  expect_text(error_on_cube([](const Cube& cube) {
-                AttentionOptions options;
-                options.heads = 3;
-                const Tensor qkv = drawn({1, 2, 18}, DType::kF64, 1);
-                return cube::layers(cube).attention(
-                    cube::with_layout(qkv, Layout::kSwapped), options);
-              }),
-              {"attention: 3 heads do not divide over 2 ranks; give 4"});
+  expect_text(
+      error_on_cube([](const Cube& cube) {
+        const ModelConfig config{"gpt2", 50, 8, 12, 2, 3};
+        return GptAttention("attn", config, {}, cube::layers(cube)).heads;
+      }),
+      {"attention: 3 heads do not divide over 2 ranks; give 4"});
 }
 
 }  // namespace

@@ -28,6 +28,18 @@ TEST(DimensionsTraining, EqualsOneDevice) {
   expect_claims(trained_on_cube(f32, 2, /*keep_gathered=*/false), "");
 }
 
+TEST(DimensionsTraining, ALlamaEqualsOneDeviceOnACube) {
+  for (const std::string family : {"llama", "qwen3"}) {
+    for (const bool keep_gathered : {true, false}) {
+      Options options = textbook::odd_llama(family);
+      options.clip = 0.05;
+      expect_claims(trained_on_cube(options, 2, keep_gathered), family);
+      expect_claims(trained_on_cube(options, 2, keep_gathered, {2, true}),
+                    family + " in micro-batches");
+    }
+  }
+}
+
 TEST(DimensionsTraining, TenStepsOfBothOptimizersOnSquares) {
   for (const DType dtype : {DType::kF64, DType::kF32}) {
     for (const int depth : {1, 2}) {
