@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 
+#include "chapters/common/models/models.h"
 #include "chapters/common/sharded/parts.h"
 #include "chapters/planner/on_shapes.h"
 #include "core/check.h"
@@ -76,6 +78,10 @@ void read_model(PlanRequest& request, const sim::Cluster& cluster) {
   base.sizes.heads = config.n_head;
   base.sizes.vocabulary = config.vocab_size;
   base.layers = config.n_layer;
+  base.is_tied = decoder_names(config).head.empty();
+  if (config.is_llama()) {
+    base.sizes.model = std::make_shared<const ModelConfig>(config);
+  }
   base.is_synchronous = false;
   base.scatters_messages = false;
   base.bucket_bytes = static_cast<double>(hybrid::HybridOptions().bucket_bytes);
@@ -186,11 +192,14 @@ std::vector<double> blocks_of_ranks(const HybridJob& job) {
 /// Elements of the rank with most parameters, norms and biases left out.
 double most_weights(const HybridJob& job) {
   const std::vector<double> blocks = blocks_of_ranks(job);
+  const double weights = weight_products(job);
   double most = 0;
   for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
-    const bool has_table = rank == 0 || rank + 1 == blocks.size();
-    most = std::max(most, blocks[rank] * weight_products(job) / job.layout.tp +
-                              (has_table ? job.table() : 0));
+    const bool is_first = rank == 0, is_last = rank + 1 == blocks.size();
+    const bool has_two = is_first && is_last && !job.is_tied;
+    const int tables = has_two ? 2 : is_first || is_last ? 1 : 0;
+    most = std::max(most, blocks[rank] * weights / job.layout.tp +
+                              tables * job.table());
   }
   return most;
 }

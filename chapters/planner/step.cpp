@@ -211,8 +211,9 @@ StepMemory step_memory(const HybridJob& job) {
           job.micro_batches > 1 ? run.passing_gradient_bytes : 0;
     } else {
       // Temporary gradients: the head's gradient of the table, which waits for
-      // the embedding's, and the largest of a block's matrices
-      memory.gradients += element * (table + block / 3);
+      // the embedding's where they share it, and the largest of a block's
+      // matrices
+      memory.gradients += element * (table + largest_matrix(job, block));
     }
     if (stage == 3) {
       // Gathered: the table and a block; the next block counts as a message

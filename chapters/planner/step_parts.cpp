@@ -3,12 +3,19 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chapters/common/models/block.h"
+#include "chapters/planner/on_shapes.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/how_many.h"
 
 namespace shardbook::planner {
 namespace {
+
+/// Multiply-adds of a product for one token.
+double products_of(const BlockPart& part) {
+  return static_cast<double>(part.in * part.out);
+}
 
 /// The share of the update of all parameters that this rank performs.
 double own_share(const HybridJob& job, const StageRun& run) {
@@ -109,7 +116,7 @@ std::vector<StageRun> ranks_of(const HybridJob& job,
     if (i + 1 < runs.size() || job.chunks == 1) most(&StageRun::kept_bytes);
     rank.trust = std::max(rank.trust, run.trust);
   }
-  // Embedding and head are one table
+  // Embedding and head are one table, unless the head has its own
   if (job.pp == 1 && job.is_tied) ranks[0].parameters -= job.table();
   return ranks;
 }
@@ -127,6 +134,16 @@ double sent_activation(const HybridJob& job) {
 
 double block_elements(const HybridJob& job, const StageRun& whole) {
   return (whole.parameters - 2 * job.table()) / static_cast<double>(job.layers);
+}
+
+double largest_matrix(const HybridJob& job, double block) {
+  double all = 0, most = 0;
+  for (const BlockPart& part : block_table(decoder_of(job.sizes, 1)).parts()) {
+    if (part.kind != PartKind::kProduct) continue;
+    all += products_of(part);
+    most = std::max(most, products_of(part));
+  }
+  return block / (all / most);
 }
 
 double in_buckets(const sim::CostModel& costs, CommOp op, double bytes,
@@ -253,6 +270,9 @@ namespace {
 
 /// The width of queries and the width of values, over all heads.
 double attention_width(const DecoderSizes& sizes) {
+  if (sizes.model != nullptr) {
+    return static_cast<double>(block_table(*sizes.model).attention.out);
+  }
   return static_cast<double>(sizes.heads * sizes.head_width());
 }
 
@@ -260,6 +280,13 @@ double attention_width(const DecoderSizes& sizes) {
 
 double weight_products(const HybridJob& job) {
   const DecoderSizes& sizes = job.sizes;
+  if (sizes.model != nullptr) {
+    double products = 0;
+    for (const BlockPart& part : block_table(*sizes.model).parts()) {
+      if (part.kind == PartKind::kProduct) products += products_of(part);
+    }
+    return products;
+  }
   const auto h = static_cast<double>(sizes.hidden);
   const double keys =
       static_cast<double>(sizes.key_heads()) / static_cast<double>(sizes.heads);
