@@ -272,10 +272,9 @@ Tensor LlamaBlock::compute(const Tensor& x) const {
   const Tensor qkv = by_columns(at_, layer_norm(x, gamma_1_, beta_), qkv_);
   const auto heads = [this](const Tensors& in) {
     const Tensors parts = rotated_parts(at_, in[0]);
-    return Tensors{has_window_
-                       ? attend_in_window(at_, parts, at_.sizes.window)
-                       : attend(at_, parts[0], parts[1], parts[2],
-                                own_heads(at_))};
+    return Tensors{has_window_ ? attend_in_window(at_, parts, at_.sizes.window)
+                               : attend(at_, parts[0], parts[1], parts[2],
+                                        own_heads(at_))};
   };
   const Tensor values = at_.layout.recompute == Recompute::kAttention
                             ? autograd::recompute(heads, {qkv})[0]

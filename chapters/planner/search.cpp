@@ -81,7 +81,11 @@ PlanResult search_among(const PlanRequest& request,
       continue;
     }
     result.num_predicted += 1;
-    Prediction prediction = {each.plan, hybrid_step(job), memory};
+    const bool has_limit = setup.prunes && is_full;
+    const double limit_s =
+        has_limit ? result.best.back().step.seconds : kNoLimit;
+    Prediction prediction = {each.plan, hybrid_step(job, limit_s), memory};
+    if (has_limit && prediction.step.seconds >= limit_s) continue;
     const auto place = std::upper_bound(result.best.begin(), result.best.end(),
                                         prediction, is_faster);
     result.best.insert(place, std::move(prediction));

@@ -329,8 +329,8 @@ const StageRun& known_stage(const sim::Cluster& cluster, const DecoderSizes& of,
                             const StageLayout& options,
                             const StageParts& parts) {
   auto key = std::make_tuple(
-      cluster.name, cluster.device.sustained, of.model, of.hidden, of.heads, of.seq,
-      of.vocabulary, of.kv_heads, of.head_dim, of.window, of.experts,
+      cluster.name, cluster.device.sustained, of.model, of.hidden, of.heads,
+      of.seq, of.vocabulary, of.kv_heads, of.head_dim, of.window, of.experts,
       of.experts_per_token, of.mlp, of.is_llama, of.is_gated,
       of.normalizes_heads, options.tp, options.cp, options.ep,
       options.sends_once_per_node, options.cuts_tokens, options.recompute,

@@ -174,11 +174,14 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
   };
   const double forward = run.forward_s, backward = run.backward_s;
   const double reduce = std::max(scatter(block), copy(block));
+  // A table of the head's own travels beside the blocks' computation
+  const double head = job.is_tied ? 0 : table;
   double each = 0;
   if (job.zero_stage == 2) {
     // The last bucket overlaps with nothing
     each = forward +
-           std::max(backward + reduce, blocks * reduce + backward / blocks) +
+           std::max(backward + reduce,
+                    scatter(head) + blocks * reduce + backward / blocks) +
            scatter(table);
   } else {
     const auto gather = [&](double elements) {
@@ -190,9 +193,11 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
     };
     const double fetch = gather(block);
     each = gather(table) +
-           std::max(fetch + forward, blocks * fetch + forward / blocks) +
-           std::max(fetch + backward + reduce,
-                    blocks * (fetch + reduce) + backward / blocks) +
+           std::max(fetch + forward,
+                    blocks * fetch + gather(head) + forward / blocks) +
+           std::max(
+               fetch + backward + reduce,
+               scatter(head) + blocks * (fetch + reduce) + backward / blocks) +
            scatter(table);
   }
   return static_cast<double>(job.micro_batches) * each;
