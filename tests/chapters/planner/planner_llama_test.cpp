@@ -114,8 +114,7 @@ TEST(PlannerLlama, CountsTwoTablesAndFewHeadsOfKeys) {
   EXPECT_EQ(memory.optimizer, 12 * parameters);
   // Norms are left out of the bound, tables are not
   plan.recompute = "blocks";
-  EXPECT_DOUBLE_EQ(least_bytes(request, plan),
-                   16 * (32 * weights + 2 * table));
+  EXPECT_DOUBLE_EQ(least_bytes(request, plan), 16 * (32 * weights + 2 * table));
   expect_text(result_text(request, {}), {"8.03 billion parameters"});
   // Each end of a pipeline has one of them
   plan = plan_of(request, 1, 2, 1, 0);
