@@ -1,5 +1,7 @@
 #include "chapters/planner/answer.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <fstream>
 
 #include "chapters/common/models/models.h"
@@ -27,7 +29,7 @@ void add_options(CommandLine& line, Asked& asked) {
   PlanRequest& of = asked.request;
   Limits& only = of.limits;
   line.add("--model", &of.model,
-           "a GPT: gpt-1.3b, gpt-13b, gpt-70b, FILE.json");
+           "a GPT or Llama: gpt-13b, llama-3.1-8b, FILE.json");
   line.add("--cluster", &asked.cluster, "a preset or FILE.json");
   line.add("--nodes", &asked.nodes, "how many of its nodes", 1);
   line.add("--world-size", &of.world_size, "or how many of its devices", 1);
@@ -62,6 +64,13 @@ void add_options(CommandLine& line, Asked& asked) {
   line.add("--format", &asked.format, "of the answer", {"text", "json"});
 }
 
+/// Tokens of the longest sample that the model trains on.
+std::int64_t most_tokens(const PlanRequest& of) {
+  const ModelConfig config = model_config(options_of(of));
+  const std::int64_t window = config.llama.sliding_window;
+  return window > 0 ? std::min(window, config.n_positions) : config.n_positions;
+}
+
 void read_request(Asked& asked) {
   PlanRequest& of = asked.request;
   const sim::Cluster cluster = read_cluster(asked.cluster);
@@ -80,8 +89,7 @@ void read_request(Asked& asked) {
            " to plan for, or --world-size, its devices");
   SB_CHECK(of.batch > 0, "--batch: give the samples of a step, such as ",
            8 * of.world_size);
-  if (of.seq() == 0)
-    of.base.sizes.seq = model_config(options_of(of)).n_positions;
+  if (of.seq() == 0) of.base.sizes.seq = most_tokens(of);
   read_model(of, cluster);
 }
 

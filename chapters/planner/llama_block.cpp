@@ -117,21 +117,29 @@ Tensor gated(const Tensor& both) {
   return autograd::custom_function("swiglu", {both}, forward, backward)[0];
 }
 
+AttentionOptions own_heads(const Place& at) {
+  AttentionOptions options;
+  options.heads = at.sizes.heads / at.tp.size();
+  options.kv_heads = at.sizes.key_heads() / at.tp.size();
+  options.dropout = at.layout.dropout;
+  return options;
+}
+
 /// Causal attention to the last `window` tokens at most. It has as many pairs
 /// as full causal attention within parts of twice that length.
 Tensor attend_in_window(const Place& at, const Tensors& qkv,
-                        std::int64_t window, double dropout) {
+                        std::int64_t window) {
   const std::int64_t n = qkv[0].size(0), s = qkv[0].size(1);
   const std::int64_t part = 2 * window;
   if (part >= s || s % part != 0) {
-    return attend(at, qkv[0], qkv[1], qkv[2], dropout);
+    return attend(at, qkv[0], qkv[1], qkv[2], own_heads(at));
   }
   const auto parts_of = [&](const Tensor& x) {
     return reshape(x, {n * s / part, part, x.size(2)});
   };
-  return reshape(
-      attend(at, parts_of(qkv[0]), parts_of(qkv[1]), parts_of(qkv[2]), dropout),
-      qkv[0].shape());
+  return reshape(attend(at, parts_of(qkv[0]), parts_of(qkv[1]),
+                        parts_of(qkv[2]), own_heads(at)),
+                 qkv[0].shape());
 }
 
 /// Slots for all choices, when tokens are spread evenly.
@@ -152,11 +160,7 @@ Tensor parameter(Tensors& all, const Shape& shape, const InitOptions& init) {
 }  // namespace
 
 Tensor attend(const Place& at, const Tensor& q, const Tensor& k,
-              const Tensor& v, double dropout) {
-  AttentionOptions options;
-  options.heads = at.sizes.heads / at.tp.size();
-  options.kv_heads = at.sizes.key_heads() / at.tp.size();
-  options.dropout = dropout;
+              const Tensor& v, const AttentionOptions& options) {
   if (at.cp.size() == 1) return attention(q, k, v, options);
   sequence_parallel::RingOptions ring;
   ring.attention = options;
@@ -268,10 +272,9 @@ Tensor LlamaBlock::compute(const Tensor& x) const {
   const Tensor qkv = by_columns(at_, layer_norm(x, gamma_1_, beta_), qkv_);
   const auto heads = [this](const Tensors& in) {
     const Tensors parts = rotated_parts(at_, in[0]);
-    const double dropout = at_.layout.dropout;
-    return Tensors{has_window_
-                       ? attend_in_window(at_, parts, at_.sizes.window, dropout)
-                       : attend(at_, parts[0], parts[1], parts[2], dropout)};
+    return Tensors{has_window_ ? attend_in_window(at_, parts, at_.sizes.window)
+                               : attend(at_, parts[0], parts[1], parts[2],
+                                        own_heads(at_))};
   };
   const Tensor values = at_.layout.recompute == Recompute::kAttention
                             ? autograd::recompute(heads, {qkv})[0]

@@ -28,7 +28,7 @@ struct Place {
 
 /// Attention of this rank's heads, over the tokens of all ranks of cp.
 Tensor attend(const Place& at, const Tensor& q, const Tensor& k,
-              const Tensor& v, double dropout);
+              const Tensor& v, const AttentionOptions& options);
 
 /// Gated experts of the chapter on experts. The router spreads tokens evenly:
 /// every expert has the same number of slots.

@@ -28,6 +28,15 @@ ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers) {
   return config;
 }
 
+ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers) {
+  if (sizes.model == nullptr) return gpt_of(sizes, layers);
+  ModelConfig config = *sizes.model;
+  config.n_layer = layers;
+  config.n_positions = sizes.seq;
+  config.vocab_size = sizes.vocabulary;
+  return config;
+}
+
 Options shape_options() {
   Options options;
   options.backend = "sim";

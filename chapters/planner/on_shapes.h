@@ -21,6 +21,8 @@ void on_shapes(const sim::Cluster& cluster, int ranks,
 
 /// GPT with these sizes, and as many positions as the sequence has tokens.
 ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers);
+/// The same of `sizes.model`, where there is one.
+ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers);
 
 /// Two steps on random data. The cluster, the ranks, the model and the batch
 /// are the caller's.

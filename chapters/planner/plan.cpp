@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 
+#include "chapters/common/models/models.h"
 #include "chapters/common/sharded/parts.h"
 #include "chapters/planner/on_shapes.h"
 #include "core/check.h"
@@ -76,6 +78,10 @@ void read_model(PlanRequest& request, const sim::Cluster& cluster) {
   base.sizes.heads = config.n_head;
   base.sizes.vocabulary = config.vocab_size;
   base.layers = config.n_layer;
+  base.is_tied = decoder_names(config).head.empty();
+  if (config.is_llama()) {
+    base.sizes.model = std::make_shared<const ModelConfig>(config);
+  }
   base.is_synchronous = false;
   base.scatters_messages = false;
   base.bucket_bytes = static_cast<double>(hybrid::HybridOptions().bucket_bytes);
@@ -183,14 +189,38 @@ std::vector<double> blocks_of_ranks(const HybridJob& job) {
   return blocks;
 }
 
+/// Bytes of the activations that the first rank keeps at least: those of its
+/// blocks' tables, without statistics. 0 where a GPT says its sizes.
+double least_activations(const HybridJob& job) {
+  if (job.sizes.model == nullptr) return 0;
+  const double t = job.layout.tp;
+  double width = static_cast<double>(job.sizes.hidden);  // a block's input
+  if (job.layout.recompute == Recompute::kBlocks) {
+    width /= job.layout.cuts_tokens ? t : 1;
+  } else {
+    width = 0;
+    for (const BlockPart& part : block_table(*job.sizes.model).parts()) {
+      width += job.layout.cuts_tokens ? part.kept() / t : part.kept(t);
+    }
+  }
+  const double tokens =
+      static_cast<double>(job.layout.micro_batch * job.sizes.seq) /
+      job.layout.cp;
+  return live_sets(job, 0) * static_cast<double>(job.blocks[0]) * tokens *
+         width * job.element();
+}
+
 /// Elements of the rank with most parameters, norms and biases left out.
 double most_weights(const HybridJob& job) {
   const std::vector<double> blocks = blocks_of_ranks(job);
+  const double weights = weight_products(job);
   double most = 0;
   for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
-    const bool has_table = rank == 0 || rank + 1 == blocks.size();
-    most = std::max(most, blocks[rank] * weight_products(job) / job.layout.tp +
-                              (has_table ? job.table() : 0));
+    const bool is_first = rank == 0, is_last = rank + 1 == blocks.size();
+    const bool has_two = is_first && is_last && !job.is_tied;
+    const int tables = has_two ? 2 : is_first || is_last ? 1 : 0;
+    most = std::max(
+        most, blocks[rank] * weights / job.layout.tp + tables * job.table());
   }
   return most;
 }
@@ -245,8 +275,15 @@ double least_seconds(const PlanRequest& request, const Plan& plan) {
 double least_bytes(const PlanRequest& request, const Plan& plan) {
   const HybridJob job = job_of(request, plan);
   const zero::ModelStates states = job.states(most_weights(job));
-  if (!plan.offloads) return states.total();
-  return job.zero_stage == 3 ? 0 : states.parameters;
+  const double kept = least_activations(job);
+  if (plan.offloads) {
+    return kept + (job.zero_stage == 3 ? 0 : states.parameters);
+  }
+  const double first =
+      blocks_of_ranks(job)[0] * weight_products(job) / job.layout.tp +
+      job.table();
+  return std::max(states.total(),
+                  kept > 0 ? job.states(first).total() + kept : 0);
 }
 
 }  // namespace shardbook::planner

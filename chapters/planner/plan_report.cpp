@@ -17,6 +17,9 @@ using Json = nlohmann::ordered_json;
 using pictures::text_table::wrap;
 
 double parameters_of(const PlanRequest& request) {
+  if (request.base.sizes.model != nullptr) {
+    return static_cast<double>(num_parameters(*request.base.sizes.model));
+  }
   const HybridJob job = job_of(request, Plan());
   return static_cast<double>(job.layers) * weight_products(job) +
          static_cast<double>((job.sizes.vocabulary + job.sizes.seq) *

@@ -81,7 +81,11 @@ PlanResult search_among(const PlanRequest& request,
       continue;
     }
     result.num_predicted += 1;
-    Prediction prediction = {each.plan, hybrid_step(job), memory};
+    const bool has_limit = setup.prunes && is_full;
+    const double limit_s =
+        has_limit ? result.best.back().step.seconds : kNoLimit;
+    Prediction prediction = {each.plan, hybrid_step(job, limit_s), memory};
+    if (has_limit && prediction.step.seconds >= limit_s) continue;
     const auto place = std::upper_bound(result.best.begin(), result.best.end(),
                                         prediction, is_faster);
     result.best.insert(place, std::move(prediction));
@@ -115,9 +119,12 @@ void check_limits(const PlanRequest& request) {
 void check_request(const PlanRequest& request) {
   const Options options = options_of(request);
   const ModelConfig config = model_config(options);
-  SB_CHECK(config.type == "gpt2", "--model ", request.model,
-           ": the planner knows GPTs; give gpt-1.3b, gpt-13b or another one of "
-           "that family");
+  SB_CHECK(config.has_blocks(), "--model ", request.model,
+           ": the planner knows GPTs and Llamas; give gpt-13b, llama-3.1-8b or "
+           "another one of these families");
+  SB_CHECK(config.llama.num_experts == 0, "--model ", request.model,
+           ": has experts, which the planner does not place; give a dense "
+           "model, such as llama-3.1-8b");
   const int devices = request.base.cluster.num_devices();
   SB_CHECK(request.world_size >= 1 && request.world_size <= devices,
            "--world-size ", request.world_size, ": ", request.base.cluster.name,
@@ -130,6 +137,7 @@ void check_request(const PlanRequest& request) {
            request.seq(), ": ", request.model, " has ",
            how_many(config.n_positions, "position"), "; give 1 to ",
            config.n_positions);
+  check_sequence(config, request.seq());
   check_limits(request);
   SB_CHECK(request.base.cluster.device.peak_flops.count(request.dtype()) > 0,
            "--dtype ", dtype_name(request.dtype()), ": the peak of ",

@@ -34,8 +34,13 @@ LayerFactory factory_of(const Place& at, const ModelConfig& config) {
                          const Tensor& qkv, const AttentionOptions& options) {
     const auto run = [at, whole, options](const Tensors& in) {
       if (at.cp.size() == 1) return Tensors{whole(in[0], options)};
-      const Tensors parts = sequence_parallel::split_qkv(in[0]);
-      return Tensors{attend(at, parts[0], parts[1], parts[2], options.dropout)};
+      AttentionOptions own;
+      own.heads = options.heads;
+      own.kv_heads = options.kv_heads > 0 ? options.kv_heads : options.heads;
+      own.dropout = options.dropout;
+      const Tensors parts =
+          sequence_parallel::split_qkv(in[0], own.heads / own.kv_heads);
+      return Tensors{attend(at, parts[0], parts[1], parts[2], own)};
     };
     return at.layout.recompute == Recompute::kAttention
                ? autograd::recompute(run, {qkv})[0]
@@ -54,7 +59,7 @@ class Stage {
  public:
   Stage(const Place& at, const StageParts& parts) : at_(at) {
     ModelConfig config =
-        gpt_of(at.sizes, std::max<std::int64_t>(parts.blocks, 1));
+        decoder_of(at.sizes, std::max<std::int64_t>(parts.blocks, 1));
     config.n_positions = at.tokens();
     config.dropout = at.layout.dropout;
     layers_ = factory_of(at, config);
@@ -77,8 +82,8 @@ class Stage {
           expert_parameters_ += static_cast<double>(each.numel());
         }
       } else {
-        blocks_.push_back(std::make_unique<GptBlock>("h." + std::to_string(i),
-                                                     config, init, layers_));
+        blocks_.push_back(std::make_unique<GptBlock>(
+            decoder_names(config).block(i), config, init, layers_));
         blocks_.back()->recompute = at.layout.recompute == Recompute::kBlocks;
         keep(*blocks_.back());
       }
@@ -324,8 +329,8 @@ const StageRun& known_stage(const sim::Cluster& cluster, const DecoderSizes& of,
                             const StageLayout& options,
                             const StageParts& parts) {
   auto key = std::make_tuple(
-      cluster.name, cluster.device.sustained, of.hidden, of.heads, of.seq,
-      of.vocabulary, of.kv_heads, of.head_dim, of.window, of.experts,
+      cluster.name, cluster.device.sustained, of.model, of.hidden, of.heads,
+      of.seq, of.vocabulary, of.kv_heads, of.head_dim, of.window, of.experts,
       of.experts_per_token, of.mlp, of.is_llama, of.is_gated,
       of.normalizes_heads, options.tp, options.cp, options.ep,
       options.sends_once_per_node, options.cuts_tokens, options.recompute,

@@ -6,16 +6,24 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "core/dtype.h"
 #include "sim/cluster.h"
+
+namespace shardbook {
+struct ModelConfig;
+}
 
 namespace shardbook::planner {
 
 /// Sizes of a block of GPT-2 or Llama.
 struct DecoderSizes {
   std::int64_t hidden = 0, heads = 0, seq = 0, vocabulary = 0;
+  /// A model of the Llama family with the layers that train: its block's table
+  /// has all sizes but these four. Null: what follows says them.
+  std::shared_ptr<const ModelConfig> model = nullptr;
   std::int64_t kv_heads = 0;  ///< 0: as many as heads
   /// Width of the MLP; 0: four times hidden.
   std::int64_t mlp = 0;

@@ -58,8 +58,31 @@ pipeline::Schedule schedule_of(const HybridJob& job, int micro_batches) {
              : schedules::interleaved(job.pp, micro_batches, job.chunks);
 }
 
+/// Seconds that no order of a pipeline's actions can beat: a rank waits for the
+/// first micro-batch, does its work, and the last backward goes back.
+double work_seconds(const HybridJob& job, const std::vector<StageRun>& runs) {
+  // A repeated steady state may be shorter than a replay by this share
+  constexpr double kShare = 0.99;
+  const auto of = [&](const StageRun& run) {
+    return run.forward_s + (job.is_zero_bubble
+                                ? run.backward_input_s + run.backward_weight_s
+                                : run.backward_s);
+  };
+  const auto p = static_cast<std::size_t>(job.pp);
+  std::vector<double> own(p);
+  for (std::size_t i = 0; i < runs.size(); ++i) own[i % p] += of(runs[i]);
+  double slowest = 0, around = 0;
+  for (std::size_t rank = 0; rank < p; ++rank) {
+    slowest = std::max(
+        slowest, static_cast<double>(job.micro_batches) * own[rank] + around);
+    // Zero bubble fills the wait for its last gradients with those of weights
+    around += job.is_zero_bubble ? runs[rank].forward_s : of(runs[rank]);
+  }
+  return kShare * slowest;
+}
+
 double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
-                        const std::vector<StageRun>& runs) {
+                        const std::vector<StageRun>& runs, double limit_s) {
   const auto m = static_cast<int>(job.micro_batches);
   if (job.pp == 1) {
     const StageRun& run = runs[0];
@@ -67,6 +90,8 @@ double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
     const double each = run.forward_s + run.backward_s;
     return job.is_synchronous ? m * each : each + (m - 1) * run.both_s;
   }
+  const double work = work_seconds(job, runs);
+  if (work >= limit_s) return work;
   std::vector<pipeline::Costs> stages;
   const std::vector<double> messages = messages_of_ranks(job, costs);
   for (const StageRun& run : runs) {
@@ -126,7 +151,7 @@ double tied_seconds(const HybridJob& job, const sim::CostModel& costs) {
 
 }  // namespace
 
-HybridStep hybrid_step(const HybridJob& job) {
+HybridStep hybrid_step(const HybridJob& job, double limit_s) {
   SB_CHECK(job.ranks() <= job.cluster.num_devices(), job.cluster.name, " has ",
            how_many(job.cluster.num_devices(), "device"), " for ",
            how_many(job.ranks(), "rank"));
@@ -143,7 +168,6 @@ HybridStep hybrid_step(const HybridJob& job) {
     longest_update = std::max(longest_update, rank.optimizer_s);
     if (rank.parameters > fullest->parameters) fullest = &rank;
   }
-  step.pipeline_s = pipeline_seconds(job, costs, runs);
   // All chunks of a rank reduce and update at the end of the step
   const double experts = fullest->expert_parameters;
   const Ranks groups(job);
@@ -157,6 +181,8 @@ HybridStep hybrid_step(const HybridJob& job) {
                          ? update_on_host_seconds(
                                job, costs, fullest->parameters / job.replicas())
                          : longest_update;
+  step.pipeline_s = pipeline_seconds(
+      job, costs, runs, limit_s - step.gradients_s - step.optimizer_s);
   step.seconds = step.pipeline_s + step.gradients_s + step.optimizer_s;
   busy += job.offloads ? 0 : step.optimizer_s;
   step.idle_share = std::max(0.0, 1 - busy / step.seconds);
@@ -166,10 +192,6 @@ HybridStep hybrid_step(const HybridJob& job) {
 
 // --- Memory ------------------------------------------------------------------
 
-namespace {
-
-/// Sets of activations, each of one chunk, that a rank keeps at the same time,
-/// including the one being computed. The table of the 1F1B chapter.
 int live_sets(const HybridJob& job, int pp_rank) {
   const int p = job.pp, v = job.chunks;
   const auto m = static_cast<int>(job.micro_batches);
@@ -177,8 +199,6 @@ int live_sets(const HybridJob& job, int pp_rank) {
   if (v == 1) return std::min(p - pp_rank, m);
   return std::min(2 * (p - pp_rank - 1) + (v - 1) * p + 1, m * v);
 }
-
-}  // namespace
 
 // Adam, with f32 copies of 16-bit parameters
 zero::ModelStates HybridJob::states(double parameters) const {
@@ -210,14 +230,23 @@ StepMemory step_memory(const HybridJob& job) {
       memory.gradients +=
           job.micro_batches > 1 ? run.passing_gradient_bytes : 0;
     } else {
-      // Temporary gradients: the head's gradient of the table, which waits for
-      // the embedding's, and the largest of a block's matrices
-      memory.gradients += element * (table + block / 3);
+      // Temporary gradients: the largest of a block's matrices, and the head's
+      // gradient of the table. That waits for the embedding's, if they share the
+      // table; else stage 2 sends it at once
+      const bool waits = job.is_tied || stage == 3;
+      memory.gradients +=
+          element * ((waits ? table : 0) + largest_matrix(job, block));
     }
     if (stage == 3) {
       // Gathered: the table and a block; the next block counts as a message
       memory.parameters += element * (table + block);
       memory.messages += 2 * element * block;
+      // Behind a head with a table of its own, the last block's parameters come
+      // while the head's are still there, and those before them for its second
+      // forward
+      if (!job.is_tied && job.layout.recompute == Recompute::kBlocks) {
+        memory.messages += 2 * element * block;
+      }
     } else {
       memory.messages += stage * job.bucket_bytes;
     }

@@ -100,6 +100,8 @@ double recomputed_flops(const HybridJob& job);
 
 // --- Prediction --------------------------------------------------------------
 
+constexpr double kNoLimit = 1e300;  ///< seconds
+
 struct StepTime {
   double seconds = 0;
   sim::Trust trust = sim::Trust::kInterpolated;
@@ -127,7 +129,12 @@ struct StepMemory {
 /// Throws Error where layers do not divide by stages, micro-batches by the
 /// ranks of an interleaved pipeline, or the cluster is smaller than the job.
 /// Cost: a few simulated stages, each once for all jobs.
-HybridStep hybrid_step(const HybridJob& job);
+/// A pipeline is not replayed where its ranks' work alone takes `limit_s`: the
+/// result has that work's time, and is no faster than the limit.
+HybridStep hybrid_step(const HybridJob& job, double limit_s = kNoLimit);
+/// Sets of activations, each of one chunk, that a rank keeps at the same time,
+/// including the one being computed. The table of the 1F1B chapter.
+int live_sets(const HybridJob& job, int pp_rank);
 /// The memory of a step, by closed forms on the bytes of one micro-batch:
 ///
 ///   parameters + gradients + optimizer    the ZeRO chapter's table

@@ -3,12 +3,19 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chapters/common/models/block.h"
+#include "chapters/planner/on_shapes.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/how_many.h"
 
 namespace shardbook::planner {
 namespace {
+
+/// Multiply-adds of a product for one token.
+double products_of(const BlockPart& part) {
+  return static_cast<double>(part.in * part.out);
+}
 
 /// The share of the update of all parameters that this rank performs.
 double own_share(const HybridJob& job, const StageRun& run) {
@@ -109,7 +116,7 @@ std::vector<StageRun> ranks_of(const HybridJob& job,
     if (i + 1 < runs.size() || job.chunks == 1) most(&StageRun::kept_bytes);
     rank.trust = std::max(rank.trust, run.trust);
   }
-  // Embedding and head are one table
+  // Embedding and head are one table, unless the head has its own
   if (job.pp == 1 && job.is_tied) ranks[0].parameters -= job.table();
   return ranks;
 }
@@ -127,6 +134,16 @@ double sent_activation(const HybridJob& job) {
 
 double block_elements(const HybridJob& job, const StageRun& whole) {
   return (whole.parameters - 2 * job.table()) / static_cast<double>(job.layers);
+}
+
+double largest_matrix(const HybridJob& job, double block) {
+  double all = 0, most = 0;
+  for (const BlockPart& part : block_table(decoder_of(job.sizes, 1)).parts()) {
+    if (part.kind != PartKind::kProduct) continue;
+    all += products_of(part);
+    most = std::max(most, products_of(part));
+  }
+  return block / (all / most);
 }
 
 double in_buckets(const sim::CostModel& costs, CommOp op, double bytes,
@@ -157,11 +174,14 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
   };
   const double forward = run.forward_s, backward = run.backward_s;
   const double reduce = std::max(scatter(block), copy(block));
+  // A table of the head's own travels beside the blocks' computation
+  const double head = job.is_tied ? 0 : table;
   double each = 0;
   if (job.zero_stage == 2) {
     // The last bucket overlaps with nothing
     each = forward +
-           std::max(backward + reduce, blocks * reduce + backward / blocks) +
+           std::max(backward + reduce,
+                    scatter(head) + blocks * reduce + backward / blocks) +
            scatter(table);
   } else {
     const auto gather = [&](double elements) {
@@ -173,9 +193,11 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
     };
     const double fetch = gather(block);
     each = gather(table) +
-           std::max(fetch + forward, blocks * fetch + forward / blocks) +
-           std::max(fetch + backward + reduce,
-                    blocks * (fetch + reduce) + backward / blocks) +
+           std::max(fetch + forward,
+                    blocks * fetch + gather(head) + forward / blocks) +
+           std::max(
+               fetch + backward + reduce,
+               scatter(head) + blocks * (fetch + reduce) + backward / blocks) +
            scatter(table);
   }
   return static_cast<double>(job.micro_batches) * each;
@@ -253,6 +275,9 @@ namespace {
 
 /// The width of queries and the width of values, over all heads.
 double attention_width(const DecoderSizes& sizes) {
+  if (sizes.model != nullptr) {
+    return static_cast<double>(block_table(*sizes.model).attention.out);
+  }
   return static_cast<double>(sizes.heads * sizes.head_width());
 }
 
@@ -260,6 +285,13 @@ double attention_width(const DecoderSizes& sizes) {
 
 double weight_products(const HybridJob& job) {
   const DecoderSizes& sizes = job.sizes;
+  if (sizes.model != nullptr) {
+    double products = 0;
+    for (const BlockPart& part : block_table(*sizes.model).parts()) {
+      if (part.kind == PartKind::kProduct) products += products_of(part);
+    }
+    return products;
+  }
   const auto h = static_cast<double>(sizes.hidden);
   const double keys =
       static_cast<double>(sizes.key_heads()) / static_cast<double>(sizes.heads);

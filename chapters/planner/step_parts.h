@@ -54,6 +54,8 @@ double sent_activation(const HybridJob& job);
 
 /// Elements of one block on a rank of tp.
 double block_elements(const HybridJob& job, const StageRun& whole);
+/// Of these elements of a block, those of its largest matrix.
+double largest_matrix(const HybridJob& job, double block);
 
 /// Seconds of a collective over `ranks` in buckets, one after another.
 double in_buckets(const sim::CostModel& costs, CommOp op, double bytes,

@@ -208,3 +208,19 @@ dtensor("dtensor_strategy.cpp",
 dtensor("bill.cpp", "summed += s.layers * norm;", "", GOLDEN + "11_dtensor*qk_norm")
 dtensor("bill.cpp", "uses_table_twice(config()) ? travels(s.vocabulary) * s.h : 0",
         "travels(s.vocabulary) * s.h", GOLDEN + "11_dtensor*llama_gqa")
+# --- The planner -------------------------------------------------------------------
+
+plans = folder("chapters/planner", "planner")
+
+# A table of the head's own counts, in the states and in the bound
+plans("plan.cpp", "base.is_tied = decoder_names(config).head.empty();",
+      "base.is_tied = true;", "PlannerLlama.Counts*")
+plans("plan.cpp", "const int tables = has_two ? 2 :",
+      "const int tables = has_two ? 1 :", "PlannerLlama.Counts*")
+# Queries share heads of keys, over cp too
+plans("stage.cpp",
+      "own.kv_heads = options.kv_heads > 0 ? options.kv_heads : options.heads;",
+      "own.kv_heads = options.heads;", "PlannerLlama.AgreesWithTheHybrid*")
+# No work goes back behind a last gradient of weights
+plans("step.cpp", "job.is_zero_bubble ? runs[rank].forward_s : of(runs[rank]);",
+      "of(runs[rank]);", "PlannerLlama.Bounds*")

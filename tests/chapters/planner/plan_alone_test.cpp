@@ -38,6 +38,7 @@ const char* const kRequests[] = {
     "--model gpt2 --world-size 2 --batch 8 --cp 2",
     "--model gpt2 --world-size 2 --tp 2 --batch 8 --confirm",
     "--model gpt2 --world-size 4 --pp 4 --batch 8 --confirm",
+    "--model llama-3.2-1b --nodes 1 --batch 64 --seq 2048 --top 2",
     "--model resnet50 --world-size 4 --batch 8",
     "--model gpt2 --world-size 4 --batch 8 --tp 3",
     "--model gpt2 --world-size 4 --batch 8 --by-strategy",
