@@ -74,10 +74,11 @@ void refuse_dtypes(const Options& options, const DeepSpeedConfig& config,
            " /shardbook/experts, a sharding, or 2D to 3D layers: their "
            "chapters sum micro-batches in the dtype of training; leave the key "
            "out");
-  SB_CHECK(!sums_wider || stage > 1 || !model_config(options).is_image(),
-           config.label, ": /data_types/grad_accum_dtype \"fp32\" in ",
-           dtype_name(options.dtype), " with --model ", options.model,
-           ": chapter 14, which sums so, does not for images; leave the key out");
+  SB_CHECK(
+      !sums_wider || stage > 1 || !model_config(options).is_image(),
+      config.label, ": /data_types/grad_accum_dtype \"fp32\" in ",
+      dtype_name(options.dtype), " with --model ", options.model,
+      ": chapter 14, which sums so, does not for images; leave the key out");
   const std::string& name = config.seq_parallel_communication_data_type;
   SB_CHECK(book.context_parallel == 1 || name.empty() ||
                dtype_of(name) == options.dtype || options.dtype == DType::kF64,
