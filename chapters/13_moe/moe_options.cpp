@@ -139,6 +139,13 @@ void check_strategy_options(const Options& options,
   const ModelConfig config = model_config(options);
   SB_CHECK(!config.is_llama() || setup.tp == 1, "--tp ", setup.tp, ": here ",
            options.model, " has whole layers; 14_hybrid_3d cuts them");
+  SB_CHECK(
+      !config.is_llama() ||
+          (setup.moe.is_dropless &&
+           config.llama.num_experts == setup.moe.gate.num_experts),
+      "--model ", options.model,
+      ": a GPT gets experts by options, a Llama those of its config, which "
+      "13_moe spreads");
   const auto counts = static_cast<std::int64_t>(setup.moe.num_experts.size());
   SB_CHECK(config.type != "gpt2" || counts <= config.n_layer,
            "--num-experts: ", counts, " numbers, and ", options.model, " has ",

@@ -133,6 +133,8 @@ void check_llama(const Options& options, const HybridOptions& setup,
   SB_CHECK(config.llama.num_experts == 0, "--model ", options.model,
            ": has experts; 13_moe spreads them, and this chapter those of a "
            "GPT");
+  SB_CHECK(!setup.has_experts(), "--num-experts ", setup.experts,
+           ": takes the place of a GPT's MLPs; give 1, or a GPT");
 }
 
 void check_model(const Options& options, const HybridOptions& setup,

@@ -135,6 +135,9 @@ class Draw:
                 "n_layer": blocks,
                 "n_head": heads,
             }
+            if self.sometimes(0.4):
+                kind = self.kind = "llama"
+                config = self.llama(heads, blocks)
         elif kind == "resnet":
             depths = [self.rng.randint(1, 2)
                       for _ in range(self.rng.randint(2, 4))]
@@ -151,6 +154,33 @@ class Draw:
             return True
         self.give("--model", json.dumps(config, separators=(",", ":")))
         return kind != "resnet"
+
+    def llama(self, heads, blocks):
+        """Of the Llama family; where chapter 13 runs, with experts."""
+        kind = self.one_of("llama", "mistral", "qwen2", "qwen3")
+        if self.chapter == "13" or self.sometimes(0.1):
+            kind = self.one_of("mixtral", "qwen3_moe")
+        width = self.one_of(4, 8, 16)
+        config = {
+            "model_type": kind,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 32,
+            "hidden_size": heads * self.one_of(4, 8, 16),
+            "num_hidden_layers": blocks,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.one_of(
+                *[k for k in (1, 2, 4, 8, 12) if heads % k == 0]),
+            "head_dim": width,
+            "intermediate_size": self.one_of(24, 32, 48),
+            "tie_word_embeddings": self.one_of(True, False),
+        }
+        if kind in ("mixtral", "qwen3_moe"):
+            config["num_local_experts"] = self.one_of(4, 8)
+            config["num_experts_per_tok"] = self.one_of(1, 2, 3)
+            config["output_router_logits"] = self.one_of(True, False)
+        if kind == "qwen3_moe":
+            config["moe_intermediate_size"] = self.one_of(8, 24)
+        return config
 
     def trains_images(self):
         """Batch norm sees one rank's images only."""
@@ -190,7 +220,7 @@ class Draw:
             self.give("--seq", self.rng.randint(2, 32))
             data = ["random", "book"] if self.vocab == 256 else ["random"]
             self.give("--data", self.one_of(*data))
-            if self.kind != "mlp" or not self.keeps_rule():
+            if self.kind not in ("mlp", "llama") or not self.keeps_rule():
                 self.maybe(0.15, "--dropout", 0.1, 0.5)
         else:
             self.give("--image-size", self.one_of(16, 17, 32))
