@@ -76,8 +76,8 @@ LayerFactory layers_of(const ModelConfig& config, const Variant& variant,
     made.dropout = [](double) -> AnyModule {
       return {std::make_unique<MaskedDropout>()};
     };
-    made.attention = [&tp](const Tensor& qkv, const AttentionOptions& options) {
-      return attention_with_scores(qkv, options.heads / tp.size());
+    made.attention = [](const Tensor& qkv, const AttentionOptions& options) {
+      return attention_with_scores(qkv, options.heads);
     };
     if (variant.selective) made = recomputing_attention(made);
   } else if (variant.selective && !variant.has_sequence) {
