@@ -13,8 +13,8 @@ namespace {
 
 /// "transformer.h.3.mlp" -> "h.3"; "model.layers.3.mlp" -> "layers.3"
 std::string short_name(const std::string& layer) {
-  const std::size_t begin = layer.find('.') + 1;
-  return layer.substr(begin, layer.rfind('.') - begin);
+  const std::size_t begin = layer.find('.') + 1, end = layer.rfind('.');
+  return layer.ends_with(".mlp") ? layer.substr(begin, end - begin) : layer;
 }
 
 /// Loads relative to an even one.

@@ -2,9 +2,6 @@
 
 // The experts of Mixtral and Qwen3-MoE over the ranks of an EP group.
 //
-//   LayerFactory layers = ...;
-//   layers.mlp = spread_experts(ep_group, record);
-//
 // Routing is the model's own (common/models/llama_experts.h): no capacity, nothing
 // is dropped. A rank chooses experts for its own tokens; their rows travel to the
 // ranks that have these experts, and back, as in the dropless layer of this

@@ -3,7 +3,7 @@
 The sources have the whole names of TEST and TEST_F. TEST_P and typed tests get a
 prefix and a suffix as the program runs. These consist of numbers and of words:
 strings in files that instantiate tests or name their worlds or cases (*_worlds,
-*_cases), names in tables of cases (*_loops.json), names of element types; and,
+*_cases), names in tables of cases (*_loops.json, strategies.txt), names of element types; and,
 where a source looks into folders, names of clusters, tables, chapters and
 figures. A pattern with other words matches nothing. filters_test.py asks all
 programs that are built whether any name of theirs would be refused.
@@ -79,6 +79,8 @@ def tests_of_sources(paths=None):
         if "_loops.json" in text:
             for table in (ROOT / "tests").rglob("*_loops.json"):
                 own.update(re.findall(r'"name": "(\w+)"', text_of(table)))
+        if "strategies.txt" in text:
+            own.update(re.findall(r"\w+", text_of(ROOT / "tests/golden/strategies.txt")))
         if FOLDERS.search(text):
             own |= words_of_folders()
         for prefix, suite in INSTANTIATE.findall(text):

@@ -74,13 +74,18 @@ TEST(Headlines, AreRowsOfTheOverview) {
   const Row &ddp = of["DDP, 2 micro-batches"], &zero = of["ZeRO-3"],
             &gpipe = of["GPipe's order"], &again = of["GPipe, recomputes"],
             &one = of["1F1B"], &alone = of["ZeRO-3, recomputes"],
-            &stages = of["PP 16, recomputes"], &all = of["TP 4 x PP 8 x DP 16"];
+            &stages = of["PP 16, recomputes"], &all = of["TP 4 x PP 8 x DP 16"],
+            &fsdp = of["FSDP, recomputes"], &cut = of["TP 4 x PP 4 x DP 32"];
   struct Shown {
     double value;
     const char* unit;
     double with = 0;  ///< the second of "16.2 and 19.6 s"
   };
-  const std::vector<Shown> expected = {{32, " GB"},  // of a device
+  const std::vector<Shown> expected = {{fsdp.gigabytes, " GB"},
+                                       {fsdp.seconds, " s"},
+                                       {cut.gigabytes, " GB"},
+                                       {cut.seconds, " s"},
+                                       {32, " GB"},  // of a device
                                        {ddp.gigabytes, " GB"},
                                        {ddp.seconds, " s"},
                                        {zero.gigabytes, " GB"},
