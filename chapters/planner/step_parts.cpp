@@ -174,14 +174,15 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
   };
   const double forward = run.forward_s, backward = run.backward_s;
   const double reduce = std::max(scatter(block), copy(block));
-  // A table of the head's own travels beside the blocks' computation
-  const double head = job.is_tied ? 0 : table;
+  // A table of the head's own travels beside the blocks' computation; no message
+  // has no latency
+  const double head_back = job.is_tied ? 0 : scatter(table);
   double each = 0;
   if (job.zero_stage == 2) {
     // The last bucket overlaps with nothing
     each = forward +
            std::max(backward + reduce,
-                    scatter(head) + blocks * reduce + backward / blocks) +
+                    head_back + blocks * reduce + backward / blocks) +
            scatter(table);
   } else {
     const auto gather = [&](double elements) {
@@ -192,12 +193,12 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
                                   .seconds;
     };
     const double fetch = gather(block);
+    const double head_there = job.is_tied ? 0 : gather(table);
     each = gather(table) +
            std::max(fetch + forward,
-                    blocks * fetch + gather(head) + forward / blocks) +
-           std::max(
-               fetch + backward + reduce,
-               scatter(head) + blocks * (fetch + reduce) + backward / blocks) +
+                    blocks * fetch + head_there + forward / blocks) +
+           std::max(fetch + backward + reduce,
+                    head_back + blocks * (fetch + reduce) + backward / blocks) +
            scatter(table);
   }
   return static_cast<double>(job.micro_batches) * each;
