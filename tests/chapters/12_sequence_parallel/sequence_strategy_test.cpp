@@ -242,10 +242,6 @@ TEST(MegatronStrategy, NamesTheSizesThatWork) {
   Options options = small_options(8);
   expect_error([&] { train_megatron(options); },
                {"--world-size 8", "12 heads"});
-  options = small_options(2);
-  options.model = "llama-nano";
-  expect_error([&] { train_megatron(options); },
-               {"--model llama-nano: --kind megatron", "--kind ring"});
   options = small_options(4);
   options.seq = 42;
   expect_error([&] { train_megatron(options); }, {"--seq 42", "44"});
