@@ -127,7 +127,7 @@ std::string sent_cell(const VirtualRun& run) {
 }
 
 Row buys_row(const ProgramRun& run, const ProgramRun* one, const Marks& marks) {
-  // Five digits take a place of the gap, so that names begin in one column
+  // Names begin in one column: the gap gives a place to a fifth digit
   Row row = {
       fmt::format("{:<6}", fmt::format("{:4}", run.world_size)) + run_name(run),
       "",

@@ -14,7 +14,6 @@
 #include "chapters/programs/programs.h"
 #include "core/safetensors.h"
 #include "core/xtensor.h"
-#include "tests/chapters/common/claims_support.h"
 #include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
 
@@ -149,25 +148,6 @@ TEST(LlamaRefusals, NameWhatIsNotTrained) {
                {"--dropout 0.1"});
 }
 
-class LlamaOnRanks : public Llama {};
-
-// Chapters that only wrap modules train the same model.
-TEST_P(LlamaOnRanks, WrappingStrategiesTrainIt) {
-  for (const std::string line :
-       {"01_data_parallel --world-size 2", "02_ddp --world-size 2",
-        "03_zero_fsdp --world-size 2",
-        "03_zero_fsdp --world-size 2 "
-        "--strategy zero2"}) {
-    SCOPED_TRACE(line);
-    const std::size_t space = line.find(' ');
-    std::string whole =
-        line_of(GetParam(), line.substr(space + 1) + " --steps 2 --data walk",
-                line.substr(0, space));
-    whole.replace(whole.find(" --no-check"), 11, "");
-    expect_claims(run(whole));
-  }
-}
-
 std::string name_of(const testing::TestParamInfo<const char*>& info) {
   return info.param;
 }
@@ -176,13 +156,6 @@ INSTANTIATE_TEST_SUITE_P(Golden, Llama,
                                          "llama_biases", "llama_eight_blocks",
                                          "qwen2_bias_tied", "qwen3_qk_norm",
                                          "mixtral_top2", "mixtral_aux_loss"),
-                         name_of);
-// A balancing loss has one rank (llama_experts_test.cpp).
-INSTANTIATE_TEST_SUITE_P(Golden, LlamaOnRanks,
-                         testing::Values("llama_gqa", "llama_tied_llama3_rope",
-                                         "llama_biases", "llama_eight_blocks",
-                                         "qwen2_bias_tied", "qwen3_qk_norm",
-                                         "mixtral_top2"),
                          name_of);
 
 }  // namespace
