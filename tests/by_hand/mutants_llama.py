@@ -205,7 +205,7 @@ dtensor("dtensor_strategy.cpp",
 dtensor("dtensor_strategy.cpp",
         "          lend_parameters(module, tp, replicate(),\n                          {whole_of(name + \".weight\", config)});\n",
         "", GOLDEN + "11_dtensor*qk_norm")
-dtensor("bill.cpp", "summed += s.layers * norm;", "", GOLDEN + "11_dtensor*qk_norm")
+dtensor("bill.cpp", "summed += s.layers * norm;", "summed += 0;", GOLDEN + "11_dtensor*qk_norm")
 dtensor("bill.cpp", "uses_table_twice(config()) ? travels(s.vocabulary) * s.h : 0",
         "travels(s.vocabulary) * s.h", GOLDEN + "11_dtensor*llama_gqa")
 # --- The planner -------------------------------------------------------------------
