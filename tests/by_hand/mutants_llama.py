@@ -204,10 +204,10 @@ dtensor("dtensor_strategy.cpp",
         "return {{dim, index, t}};", GOLDEN + "11_dtensor*mesh_2x2*llama_gqa")
 dtensor("dtensor_strategy.cpp",
         "          lend_parameters(module, tp, replicate(),\n                          {whole_of(name + \".weight\", config)});\n",
-        "", GOLDEN + "11_dtensor*qk_norm")
-dtensor("bill.cpp", "summed += s.layers * norm;", "summed += 0;", GOLDEN + "11_dtensor*qk_norm")
+        "", GOLDEN + "11_dtensor*mesh_2x2*qk_norm")
+dtensor("bill.cpp", "summed += s.layers * norm;", "summed += 0;", GOLDEN + "11_dtensor*mesh_2x2*qk_norm")
 dtensor("bill.cpp", "uses_table_twice(config()) ? travels(s.vocabulary) * s.h : 0",
-        "travels(s.vocabulary) * s.h", GOLDEN + "11_dtensor*llama_gqa")
+        "travels(s.vocabulary) * s.h", GOLDEN + "11_dtensor*mesh_2x2*llama_gqa")
 # --- The planner -------------------------------------------------------------------
 
 plans = folder("chapters/planner", "planner")
