@@ -24,7 +24,12 @@ ProcessGroup& DeviceMesh::group(const std::string& axes) {
   const std::vector<std::string> wanted = split_axes(axes);
   SB_CHECK(!wanted.empty(), "device mesh ", topology_.text(),
            ": name at least one axis");
-  for (const std::string& axis : wanted) topology_.size(axis);  // or an Error
+  for (const std::string& axis : wanted) {
+    topology_.size(axis);  // or an Error
+    SB_CHECK(std::count(wanted.begin(), wanted.end(), axis) == 1,
+             "device mesh ", topology_.text(), ": a group names axis '", axis,
+             "' twice");
+  }
   std::string name;
   for (const std::string& axis : topology_.axes()) {
     if (std::count(wanted.begin(), wanted.end(), axis) == 0) continue;

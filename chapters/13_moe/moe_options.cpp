@@ -137,8 +137,8 @@ void check_strategy_options(const Options& options,
            "--gate-shared-expert: weighs the shared expert; give "
            "--shared-expert");
   const ModelConfig config = model_config(options);
-  SB_CHECK(!config.is_llama() || setup.tp == 1, "--tp ", setup.tp, ": here ",
-           options.model, " has whole layers; 14_hybrid_3d cuts them");
+  SB_CHECK(!config.is_llama() || setup.tp == 1, "--tp ", setup.tp, ": ",
+           options.model, " has whole layers on every rank; give 1");
   SB_CHECK(
       !config.is_llama() ||
           (setup.moe.is_dropless &&

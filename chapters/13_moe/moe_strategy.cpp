@@ -213,7 +213,7 @@ ReferenceRun train_reference(const Options& options, const LayerFactory& layers,
   quiet.log.clear();
   const ModelConfig config = model_config(options);
   const auto model = build_gpt(options, config, layers);
-  if (!options.load.empty()) load_model(options.load, *model);
+  if (!options.load.empty()) load_model(options.load, *model, config);
   const Dataset data = Dataset::open(options, config);
   const auto optimizer = make_optimizer(options.optimizer, model->parameters(),
                                         options.optimizer_options);
