@@ -138,12 +138,14 @@ class ProcessGroup {
 
   // --- Small values (control, not accounted) ---------------------------------
 
+  /// Whether this rank is rank 0, or runs in its place (sim/world.h).
+  virtual bool is_first() const { return rank_ == 0; }
   /// Every rank's text, by rank. Collective; not in the ledger.
   virtual std::vector<std::string> exchange(const std::string& text) = 0;
-  /// The same, for rank 0 only: the others get none.
+  /// The same, for the first rank only: the others get none.
   virtual std::vector<std::string> collect(const std::string& text) {
     std::vector<std::string> texts = exchange(text);
-    if (rank() != 0) texts.clear();
+    if (!is_first()) texts.clear();
     return texts;
   }
 

@@ -19,7 +19,8 @@
 // Folding. Ranks that do the same on data of the same shapes need not all run.
 // A group may have more members than the inner group: `representatives` names
 // the rank that runs in place of each. Costs, ledger and errors use the true
-// size.
+// size. In a ring of folded ranks, each one's message to the next arrives at the
+// representative itself.
 
 #include <deque>
 #include <map>
@@ -50,6 +51,7 @@ class TimedGroup : public ProcessGroup {
   /// Messages share links, and its members are all ranks that run.
   bool has_all_that_run() const;
   bool shares_links() const { return network_ != nullptr; }
+  bool is_first() const override { return inner_.rank() == 0; }
 
   std::vector<std::string> exchange(const std::string& text) override;
   std::vector<std::string> collect(const std::string& text) override;
@@ -102,6 +104,9 @@ class TimedGroup : public ProcessGroup {
   double skipped_s_ = 0;
   /// Times that are on their way to receivers.
   std::deque<std::pair<Work, Tensor>> sent_;
+  /// The same of messages between folded ranks that this one runs in place of:
+  /// what it sends is what it gets. By tag.
+  std::map<int, std::deque<Tensor>> to_itself_;
 };
 
 }  // namespace shardbook::sim

@@ -14,8 +14,8 @@
 namespace shardbook::sim {
 namespace {
 
-// Which ranks run (the first of each class), and which of them runs in place of
-// each rank.
+// Which ranks run (one of each class), and which of them runs in place of each
+// rank.
 struct Folding {
   std::vector<int> running;          // world ranks
   std::vector<int> representatives;  // index into `running`, by world rank
@@ -34,7 +34,7 @@ struct Folding {
 
 Folding fold(int world_size, const WorldOptions& options) {
   Folding result;
-  std::map<int, int> first_of;
+  std::map<int, int> place_of;  // by class
   const Cluster& cluster = options.cost->cluster();
   std::set<int> alone;
   for (const Fault& fault : cluster.faults) alone.insert(fault.rank);
@@ -42,10 +42,12 @@ Folding fold(int world_size, const WorldOptions& options) {
     const int next = static_cast<int>(result.running.size());
     const bool folds =
         options.fold_class && cluster.jitter == 0 && alone.count(r) == 0;
+    const int number = folds ? options.fold_class(r) : r;
     const int place =
-        folds ? first_of.emplace(options.fold_class(r), next).first->second
-              : next;
+        folds ? place_of.emplace(number, next).first->second : next;
+    const auto at = static_cast<std::size_t>(place);
     if (place == next) result.running.push_back(r);
+    if (folds && number == r) result.running[at] = r;
     result.representatives.push_back(place);
   }
   return result;

@@ -24,8 +24,9 @@ struct WorldOptions {
   /// Null: no virtual time (not for `sim`).
   std::shared_ptr<const CostModel> cost;
   /// sim: ranks for which `fold_class` gives the same number do the same, and
-  /// only the first of each class runs. Empty: all ranks run. Ranks with faults
-  /// in the cluster always run.
+  /// only one of each class runs: the rank of that number if it is in the class,
+  /// else the first. Empty: all ranks run. Ranks with faults in the cluster
+  /// always run.
   std::function<int(int rank)> fold_class;
   /// sim: messages under way at one time share links (sim/shared_network.h).
   /// false, and in worlds with data: each is priced alone.

@@ -1,5 +1,6 @@
 #include "chapters/12_sequence_parallel/ring_exchange.h"
 
+#include <cstddef>
 #include <utility>
 
 #include "core/context.h"
@@ -25,6 +26,20 @@ Tensors Hop::wait() {
   works_.clear();
   leaving_.clear();
   return std::exchange(arriving_, {});
+}
+
+bool ranks_are_alike(const sim::Cluster& cluster,
+                     const std::vector<std::vector<int>>& rings,
+                     Layout layout) {
+  if (layout != Layout::kZigzag || !cluster.mesh.empty()) return false;
+  int num_inside = 0, num_hops = 0;
+  for (const std::vector<int>& ring : rings) {
+    for (std::size_t i = 0; i < ring.size(); ++i, ++num_hops) {
+      const int next = ring[(i + 1) % ring.size()];
+      num_inside += cluster.node_of(ring[i]) == cluster.node_of(next);
+    }
+  }
+  return num_inside == 0 || num_inside == num_hops;
 }
 
 }  // namespace shardbook::sequence_parallel

@@ -14,8 +14,10 @@
 #include <string>
 #include <vector>
 
+#include "chapters/12_sequence_parallel/sequence_layout.h"
 #include "comm/process_group.h"
 #include "core/tensor.h"
+#include "sim/cluster.h"
 
 namespace shardbook::sequence_parallel {
 
@@ -39,5 +41,11 @@ class Hop {
   Tensors leaving_, arriving_;
   std::vector<Work> works_;
 };
+
+/// Whether every rank of these rings (world ranks) has as much work as the
+/// others, and hops over a link like theirs: each stays in its node, or each
+/// leaves it. Such ranks keep step on shapes.
+bool ranks_are_alike(const sim::Cluster& cluster,
+                     const std::vector<std::vector<int>>& rings, Layout layout);
 
 }  // namespace shardbook::sequence_parallel

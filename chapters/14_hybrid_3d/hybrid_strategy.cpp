@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "chapters/13_moe/moe_strategy.h"
 #include "chapters/14_hybrid_3d/batch_statistics.h"
 #include "chapters/common/pipeline/partition.h"
@@ -41,7 +42,7 @@ moe::Loads MeshStrategy::loads() {
 
 std::string MeshStrategy::remarks() {
   const moe::Loads all = loads();
-  return mesh_.world().rank() == 0 ? moe::draw_loads(all) : "";
+  return mesh_.world().is_first() ? moe::draw_loads(all) : "";
 }
 
 std::vector<std::pair<std::string, std::string>> MeshStrategy::more() {
@@ -210,14 +211,25 @@ ReferenceRun reference_run(const Options& options, const HybridOptions& setup) {
   return train_one_device(options, pieces, one);
 }
 
-FoldClass fold_class(const HybridOptions& setup) {
+FoldClass fold_class(const Options& options, const HybridOptions& setup) {
   const Topology topology = topology_of(setup);
-  // In a ring, ranks wait for each other in turn
   const bool is_ring = setup.cp > 1 && setup.cp_kind != "ulysses";
   // ZeRO-2 and -3 give each rank other parts of other parameters, and where tp
   // cuts the slots of experts, it also cuts their shards
   const bool is_cut = setup.zero_stage >= 2;
   if (is_cut && setup.has_experts()) return each_rank;
+  if (is_ring && !is_cut && options.backend == "sim" &&
+      sequence_parallel::ranks_are_alike(
+          cost_model(options)->cluster(), topology.groups({"cp"}),
+          sequence_parallel::layout_of(setup.cp_layout))) {
+    // All keep the pace of the last rank, which merges most rows
+    return [=](int rank) {
+      Coord runs = topology.get_coord(0);
+      runs["pp"] = topology.coordinate(rank, "pp");
+      runs["cp"] = setup.cp - 1;
+      return topology.get_rank(runs);
+    };
+  }
   return [=](int rank) {
     const int cp = is_ring || is_cut ? topology.coordinate(rank, "cp") : 0;
     const int dp = is_cut ? replica_of(topology, rank) : 0;

@@ -129,7 +129,8 @@ std::unique_ptr<Strategy> make_strategy(const Options& options,
                                         DeviceMesh& mesh);
 /// One device that sums the gradients of all micro-batches of all replicas.
 ReferenceRun reference_run(const Options& options, const HybridOptions& setup);
-/// Ranks of one stage do the same on the same shapes, except in a ring.
-FoldClass fold_class(const HybridOptions& setup);
+/// Ranks of one stage do the same on the same shapes, except in a ring of
+/// unlike ranks.
+FoldClass fold_class(const Options& options, const HybridOptions& setup);
 
 }  // namespace shardbook::hybrid

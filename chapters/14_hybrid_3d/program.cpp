@@ -44,7 +44,7 @@ Program program(CommandLine& line) {
 
   // 2. Start the ranks: threads of this process, processes, or fibers.
   ChapterRun chapter;
-  chapter.fold_class = fold_class(setup);
+  chapter.fold_class = fold_class(options, setup);
   chapter.rank = [&setup](const Options& options, ProcessGroup& world,
                           Run& run) {
     // 3. Make the groups of Megatron-LM on the axes of the device mesh.

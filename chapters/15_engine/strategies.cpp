@@ -326,7 +326,7 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
   }
   hybrid::check_legal(options, setup);
   choice.topology = hybrid::topology_of(setup);
-  choice.fold_class = hybrid::fold_class(setup);
+  choice.fold_class = hybrid::fold_class(options, setup);
   choice.make = under_engine(
       config, choice.sizes, [=](const Options& options, DeviceMesh& mesh) {
         return hybrid::make_strategy(options, setup, mesh);

@@ -10,7 +10,7 @@ namespace shardbook::planner {
 
 bool can_confirm(const PlanRequest& request, const Plan& plan) {
   if (plan.offloads) return false;
-  // ZeRO-2 and -3, and rings, run every rank
+  // ZeRO-2 and -3, and rings of unlike ranks, run every rank
   constexpr int kMostFibers = 64;
   const int different = plan.setup.zero_stage >= 2
                             ? request.world_size / plan.setup.tp
@@ -23,7 +23,7 @@ void confirm(const PlanRequest& request, Prediction& prediction) {
   hybrid::HybridOptions setup = chapter_options(request, prediction.plan);
   hybrid::check_legal(options, setup);
   const Report report = train_on_shapes(
-      options, hybrid::fold_class(setup),
+      options, hybrid::fold_class(options, setup),
       [&](const Options& options, ProcessGroup& world, Run& run) {
         DeviceMesh mesh(world, hybrid::topology_of(setup));
         run.train(options, *hybrid::make_strategy(options, setup, mesh));

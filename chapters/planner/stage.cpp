@@ -283,21 +283,22 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
            ": tp has to divide ep and to cut the tokens, and cp is 1");
   StageRun run;
   const int replicas = layout.ep > 1 ? layout.ep / layout.tp : 1;
+  const Topology topology =
+      Topology::megatron(layout.tp, layout.cp, replicas, 1);
   // Ranks of a tensor-parallel group do the same; so do ranks that share
-  // experts, since tokens are spread evenly
+  // experts, since tokens are spread evenly. A ring keeps the pace of its last
+  // rank, which merges most rows, and whose hop leaves the node if one does
   on_shapes(
-      with_expert_traffic(cluster, sizes, layout),
-      layout.tp * layout.cp * replicas,
-      [&](int rank) { return layout.ep > 1 ? 0 : rank / layout.tp; },
+      with_expert_traffic(cluster, sizes, layout), topology.world_size(),
+      [&](int) { return (layout.cp - 1) * layout.tp; },
       [&](ProcessGroup& all) {
-        DeviceMesh mesh(all,
-                        Topology::megatron(layout.tp, layout.cp, replicas, 1));
+        DeviceMesh mesh(all, topology);
         // All ranks of the world share the experts: those of tp are among them
         ProcessGroup& ep = layout.ep > 1 ? all : mesh.group("dp");
         const Place at = {mesh.group("tp"), mesh.group("cp"), ep, sizes,
                           layout};
         const StageRun mine = run_rank(at, parts);
-        if (all.rank() == 0) run = mine;
+        if (all.is_first()) run = mine;
       });
   return run;
 }

@@ -203,6 +203,40 @@ TEST(TimedGroup, FoldedRanksTakeTheTimeOfAll) {
   EXPECT_EQ(text_of({{0, all.at(0)}}), text_of(folded));
 }
 
+// Ranks of a ring send to their neighbours, so the one that runs gets what it
+// sends. The class names the last: it computes longest, and the others keep its
+// pace.
+TEST(TimedGroup, AFoldedRingTakesTheTimeOfItsLastRank) {
+  const auto body = [](ProcessGroup& world) {
+    const int r = world.rank(), n = world.size();
+    const Tensor leaving = Tensor::empty({50000}), arriving = leaving;
+    for (int hop = 0; hop < 3; ++hop) {
+      Work sent = world.send(leaving, (r + 1) % n);
+      Work got = world.recv(arriving, (r + n - 1) % n);
+      compute_for(r == n - 1 ? 30 : 20);
+      got.wait();
+      sent.wait();
+    }
+    world.barrier();
+    SB_CHECK(world.is_first() != world.collect("").empty(),
+             "the first collects, or the rank that runs in its place");
+  };
+  sim::WorldOptions options = plain_world("sim", plain_cluster());
+  const auto all =
+      timelines(4, options, [&](ProcessGroup& world) { body(world); });
+  options.fold_class = [](int) { return 3; };
+  const auto folded = timelines(4, options, body);
+  ASSERT_EQ(folded.size(), 1u);
+  EXPECT_EQ(folded.begin()->first, 3);
+  EXPECT_EQ(step_us(folded.at(3)), step_us(all.at(3)));
+  expect_text(error_of([&] {
+                timelines(4, options, [](ProcessGroup& world) {
+                  world.recv(Tensor::empty({1}), 2).wait();
+                });
+              }),
+              {"folded ranks wait for a message that none of them sends"});
+}
+
 TEST(TimedGroup, ARankWithAFaultIsNotFolded) {
   sim::Cluster cluster = plain_cluster();
   cluster.faults.push_back({/*rank=*/5, /*compute_slowdown=*/10, 1});

@@ -80,7 +80,7 @@ class RunOnRank : public Run {
         trace_(options, world) {}
 
   void train(const Options& options, Strategy& strategy) override {
-    const bool is_main = world_.rank() == 0;
+    const bool is_main = world_.is_first();
     const TrainingLog log =
         train_to_the_end(options, strategy, is_main, &world_);
     finish_rank(options, world_, log, strategy.bills().at(0), report_);

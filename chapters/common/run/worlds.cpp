@@ -303,7 +303,7 @@ void finish_rank(const Options& options, ProcessGroup& world,
   const std::vector<RankReport> ranks = gather_reports(world, mine);
   std::string not_finite;
   if (options.backend != "sim") not_finite = first_not_finite(world, log);
-  if (world.rank() != 0) return;
+  if (!world.is_first()) return;
   report.not_finite = not_finite;
   // Weights that are not finite are not saved, and then no report is printed
   if (!not_finite.empty() && !options.save.empty()) {

@@ -68,7 +68,7 @@ inline Report train_on(const Options& options, HybridOptions setup,
     const auto strategy = make_strategy(options, setup, mesh);
     run.train(options, *strategy);
   };
-  chapter.fold_class = fold_class(setup);
+  chapter.fold_class = fold_class(options, setup);
   chapter.reference = [&](const Options& options) {
     if (known == nullptr) return reference_run(options, setup);
     if (known->losses.empty()) *known = reference_run(options, setup);
@@ -178,15 +178,15 @@ inline std::int64_t counted_in_norm(const HybridOptions& setup) {
 
 /// On shapes, one rank per stage runs, with the same time and bytes as its
 /// peers. Returns the report of all ranks.
-inline Report expect_folded_as_all(Options options,
-                                   const HybridOptions& setup) {
+inline Report expect_folded_as_all(Options options, const HybridOptions& setup,
+                                   double tolerance = 1e-9) {
   SCOPED_TRACE(name_of(setup));
   options.backend = "sim";
   options.cluster = "dgx-a100";
   const Report folded = train_on(options, setup);
   options.fold = false;
   const Report all = train_on(options, setup);
-  EXPECT_NEAR(folded.time.step_s / all.time.step_s, 1, 1e-9);
+  EXPECT_NEAR(folded.time.step_s / all.time.step_s, 1, tolerance);
   EXPECT_EQ(folded.ranks.size(), all.ranks.size());
   for (std::size_t r = 0; r < all.ranks.size(); ++r) {
     EXPECT_EQ(folded.ranks.at(r).bytes.counted, all.ranks[r].bytes.counted);

@@ -142,5 +142,26 @@ TEST(HybridFolding, TakesTheTimeOfAllRanks) {
   }
 }
 
+TEST(HybridFolding, AnEvenRingKeepsThePaceOfItsLastRank) {
+  HybridOptions setup = cube(1, true);
+  setup.cp = 4, setup.cp_layout = "zigzag";
+  Options options = nano_options(ranks_of(setup));
+  options.model = "gpt2";
+  options.seq = 1024;
+  options.backend = "sim";
+  options.cluster = "dgx-a100";
+  expect_folded_as_all(options, setup, 1e-3);
+  const FoldClass even = fold_class(options, setup);
+  EXPECT_EQ(even(0), even(setup.tp));
+  // Contiguous tokens give unequal work, and the hops of a ring over two nodes
+  // go over unlike links
+  for (const int cp : {4, 8}) {
+    setup.cp = cp;
+    setup.cp_layout = cp == 4 ? "contiguous" : "zigzag";
+    const FoldClass uneven = fold_class(options, setup);
+    EXPECT_NE(uneven(0), uneven(setup.tp)) << cp;
+  }
+}
+
 }  // namespace
 }  // namespace shardbook::hybrid
