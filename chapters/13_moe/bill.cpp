@@ -83,17 +83,11 @@ Parameters parameters_here(const ModelConfig& config, const MoeOptions& moe,
 /// Routing-dependent bytes of all steps, from the layers' records.
 double routed_bytes(const KeptSizes& z, double h, const MoeOptions& moe,
                     const BillSizes& sizes, const MoeRecord& record) {
+  if (moe.is_dropless) return dropless_bytes(record, h, z.element, sizes.ep);
   double bytes = 0;
   for (const auto& [name, load] : record.loads) {
     const auto experts = static_cast<std::int64_t>(load.exp_counts.size());
     const auto forwards = static_cast<double>(load.forwards);
-    if (moe.is_dropless) {
-      // Rows there and back, and their gradients; the counts
-      bytes += 2 * static_cast<double>(load.sent_rows) * h * z.element;
-      bytes +=
-          forwards * all_gather(sizes.ep) * 8 * static_cast<double>(experts);
-      continue;
-    }
     bytes +=
         z.element *
         layer_elements(moe, experts, static_cast<double>(load.slots), h, sizes);
@@ -347,6 +341,21 @@ MemoryBill states_bill(const Options& options, const MoeOptions& moe,
                     : states * ((has_state ? moments : 0) +
                                 (stage > 0 || sizes.has_masters ? masters : 0));
   return bill;
+}
+
+double dropless_bytes(const MoeRecord& record, double width, double element,
+                      int ep) {
+  double bytes = 0;
+  for (const auto& [name, load] : record.loads) {
+    // A backward sends as many rows as its forward
+    const auto rows =
+        static_cast<double>(2 * load.sent_rows + load.sent_rows_again);
+    const auto counts =
+        static_cast<double>((load.forwards + load.forwards_again) *
+                            static_cast<std::int64_t>(load.exp_counts.size()));
+    bytes += rows * width * element + all_gather(ep) * 8 * counts;
+  }
+  return bytes;
 }
 
 Bill predicted_bill(const Options& options, const ModelConfig& config,

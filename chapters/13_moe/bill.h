@@ -22,6 +22,10 @@ struct BillSizes {
   int edp() const { return dp / ep; }
 };
 
+/// Bytes that this rank's dropless layers have sent over ep ranks: rows of `width`
+/// elements there and back, their gradients, and the counts.
+double dropless_bytes(const MoeRecord& record, double width, double element,
+                      int ep);
 /// Elements that one layer's dispatch and combine send, forward and backward, of
 /// `slots` slots of each expert: 4 (ep-1)/ep E C M / t, and TP's gathers.
 double layer_elements(const MoeOptions& moe, std::int64_t experts, double slots,

@@ -73,7 +73,8 @@ struct DroplessCall {
 };
 /// Rows [S, M] to their experts and back, weighed: [S, M]. Sorted by expert, they
 /// travel in one exchange there and one back; R is what the busiest expert of this
-/// rank needs. Adds to `sent_rows` what left this rank, in forward and backward.
+/// rank needs. Adds to `sent_rows` what left this rank, there and back; its
+/// backward sends as many.
 Tensor dropless(const Tensor& rows, const DroplessCall& call,
                 std::int64_t& sent_rows);
 

@@ -71,9 +71,10 @@ struct MoeRecord {
     std::vector<std::int64_t> exp_counts;  ///< choices, before dropping
     std::int64_t dropped = 0;
     double l_aux = 0;  ///< of the last forward
-    /// Dropless: rows that this rank sent to other ranks.
-    std::int64_t sent_rows = 0;
-    std::int64_t forwards = 0;
+    /// Dropless: rows that this rank sent to other ranks in forwards, and in
+    /// those that recomputation ran again.
+    std::int64_t sent_rows = 0, sent_rows_again = 0;
+    std::int64_t forwards = 0, forwards_again = 0;
     /// Sum over forwards of the slots of one expert.
     std::int64_t slots = 0;
     std::int64_t most_slots = 0;  ///< of an expert in one forward

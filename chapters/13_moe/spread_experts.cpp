@@ -44,16 +44,17 @@ Tensor SpreadExperts::through_experts(const Tensor& rows,
       rows.is_meta() ? even_choices(s * k, choices.experts) : choices.chosen;
 
   MoeRecord::Load& load = record_->loads[name_];
+  const bool is_again = RankContext::current().is_recomputing;
   const Tensor y = dropless(
       rows,
       {routing, choices.weights, ep_,
        // On shapes all ranks have as many tokens
        [&](int) { return routing.exp_counts(); },
        [this](const Tensor& grouped) { return apply_experts(grouped); }},
-      load.sent_rows);
+      is_again ? load.sent_rows_again : load.sent_rows);
 
-  if (!RankContext::current().is_recomputing) {
-    load.forwards += 1;
+  (is_again ? load.forwards_again : load.forwards) += 1;
+  if (!is_again) {
     const std::vector<std::int64_t> counts = routing.exp_counts();
     load.exp_counts.resize(counts.size());
     for (std::size_t e = 0; e < counts.size() && !rows.is_meta(); ++e) {

@@ -53,10 +53,19 @@ BillSizes bill_sizes(const Options& options, const HybridOptions& setup,
                                          : sizes.blocks_again;
         runs += 1;
         if (again) reruns += 1;
+        if (layer == 0 || layer == last || !setup.has_own_experts ||
+            !layers.padded.llama.has_experts_in(layer - 1)) {
+          continue;
+        }
+        sizes.expert_blocks += 1;
+        if (again) sizes.expert_blocks_again += 1;
       }
     }
   }
-  if (setup.recompute == "blocks") sizes.blocks_again = sizes.blocks;
+  if (setup.recompute == "blocks") {
+    sizes.blocks_again = sizes.blocks;
+    sizes.expert_blocks_again = sizes.expert_blocks;
+  }
   if (setup.recompute == "attention") sizes.attentions_again = sizes.blocks;
   return sizes;
 }
@@ -95,11 +104,11 @@ double layer_bytes(const BillSizes& z) {
     if (z.setup->sequence_parallel) {
       // Gathers and scatters, half an all-reduce each: four forward and six
       // backward per block; one of each for embedding and head. Experts have
-      // one of each in the place of an MLP's two and three
-      const double halves = (has_experts ? 7 : 10) * z.blocks +
-                            (has_experts ? 3 : 4) * z.blocks_again +
-                            2 * (z.embeddings + z.heads) + z.embeddings_again +
-                            z.heads_again;
+      // one of each in the place of an MLP's two and three, a Mixtral's none
+      const double halves =
+          (has_experts ? 7 : 10) * z.blocks - 5 * z.expert_blocks +
+          (has_experts ? 3 : 4) * z.blocks_again - 2 * z.expert_blocks_again +
+          2 * (z.embeddings + z.heads) + z.embeddings_again + z.heads_again;
       bytes += all_reduce(z.t(), halves / 2 * x);
     } else {
       // f and g of attention and MLP; g after the embedding, f before the head
@@ -170,6 +179,7 @@ double step_bytes(const BillSizes& z) {
 namespace {
 
 bool keeps_known_bytes(const BillSizes& z) {
+  if (z.setup->has_own_experts) return false;
   return !z.setup->has_experts() || moe::keeps_known_bytes(z.setup->moe());
 }
 
@@ -296,7 +306,8 @@ MemoryBill memory(const BillSizes& z, PipelineModel& model,
       !splits || !(z.layers->padded.is_image() ||
                    (z.setup->has_experts() && z.setup->recompute == "blocks"));
   if (!is_known || !keeps_known_bytes(z)) {
-    bill[MemoryKind::kActivation] = kNotPredicted;
+    bill[MemoryKind::kActivation] =
+        z.setup->has_own_experts ? kNoClaim : kNotPredicted;
     return bill;
   }
   const auto& layout = model.layout();

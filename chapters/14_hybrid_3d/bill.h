@@ -29,6 +29,8 @@ struct BillSizes {
   /// Forwards (and backwards) of blocks, embedding, head; and recomputed ones.
   double blocks = 0, embeddings = 0, heads = 0;
   double blocks_again = 0, embeddings_again = 0, heads_again = 0;
+  /// Of the blocks: those with a Mixtral's experts.
+  double expert_blocks = 0, expert_blocks_again = 0;
   double attentions_again = 0;  ///< alone
   /// First layer of each stage, and the end.
   std::vector<int> cuts = {};

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <map>
-#include <sstream>
 
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/13_moe/moe_strategy.h"
+#include "chapters/common/models/llama_experts.h"
 #include "chapters/common/pipeline/partition.h"
 #include "chapters/common/pipeline/stages.h"
 #include "core/check.h"
@@ -130,11 +130,17 @@ void check_llama(const Options& options, const HybridOptions& setup,
   SB_CHECK(hidden % setup.tp == 0, "--tp ", setup.tp, ": ", hidden,
            " hidden units do not divide by it; give ",
            divisor_below(hidden, setup.tp));
-  SB_CHECK(config.llama.num_experts == 0, "--model ", options.model,
-           ": has experts; 13_moe spreads them, and this chapter those of a "
-           "GPT");
   SB_CHECK(!setup.has_experts(), "--num-experts ", setup.experts,
            ": takes the place of a GPT's MLPs; give 1, or a GPT");
+  if (!setup.has_own_experts) return;
+  SB_CHECK(!config.llama.has_balancing_loss(), "--model ", options.model, ": ",
+           kBalancingLossInParts);
+  SB_CHECK(setup.tp == 1 || setup.sequence_parallel, "--tp ", setup.tp,
+           ": each rank of tp routes tokens of its own to the experts of ",
+           options.model, "; give --sequence-parallel as well");
+  SB_CHECK(setup.zero_stage <= 1, "--zero-stage ", setup.zero_stage,
+           ": stages 2 and 3 train dense blocks and a GPT's experts here; give "
+           "0 or 1, or 13_moe");
 }
 
 void check_model(const Options& options, const HybridOptions& setup,
@@ -177,8 +183,20 @@ void check_model(const Options& options, const HybridOptions& setup,
            setup.cp, "; give 0");
 }
 
-void check_experts(const Options& options, const HybridOptions& setup) {
-  if (!setup.has_experts()) {
+void check_experts(const Options& options, const HybridOptions& setup,
+                   const ModelConfig& config) {
+  const std::int64_t experts =
+      setup.has_own_experts ? config.llama.num_experts : setup.experts;
+  if (setup.has_own_experts) {
+    const HybridOptions none;
+    SB_CHECK(setup.top_k == none.top_k && setup.noise == none.noise &&
+                 setup.capacity_factor == none.capacity_factor &&
+                 setup.aux_coefficient == none.aux_coefficient &&
+                 !setup.expert_tp,
+             "--model ", options.model,
+             ": its config says how tokens choose experts; of their options, "
+             "give --ep alone");
+  } else if (!setup.has_experts()) {
     SB_CHECK(setup.experts == 1, "--num-experts ", setup.experts,
              ": give the experts of each layer, or 1 for an ordinary MLP");
     SB_CHECK(setup.ep == 1 && setup.top_k == 1 && !setup.expert_tp &&
@@ -186,15 +204,15 @@ void check_experts(const Options& options, const HybridOptions& setup) {
              "--ep ", setup.ep, ", --top-k ", setup.top_k, ", --noise ",
              setup.noise, setup.expert_tp ? ", --expert-tp" : "",
              ": there are no experts; give --num-experts 2 or more");
-    return;
   }
   SB_CHECK(setup.dp % setup.ep == 0, "--ep ", setup.ep, ": ",
            how_many(setup.dp, "replica"),
            " cannot form groups of so many, which share experts; give ",
            divisor_below(setup.dp, setup.ep));
-  SB_CHECK(setup.experts % setup.ep == 0, "--ep ", setup.ep, ": ",
-           how_many(setup.experts, "expert"), " cannot be divided by it; give ",
-           divisor_below(setup.experts, setup.ep));
+  SB_CHECK(experts % setup.ep == 0, "--ep ", setup.ep, ": ",
+           how_many(experts, "expert"), " cannot be divided by it; give ",
+           divisor_below(experts, setup.ep));
+  if (!setup.has_experts()) return;
   SB_CHECK(!setup.expert_tp || setup.tp > 1,
            "--expert-tp: cuts experts over tensor-parallel ranks; give --tp 2 "
            "or more");
@@ -332,14 +350,16 @@ void check_legal(const Options& options, HybridOptions& setup) {
   check_zero(setup);
   check_overlap(setup);
   check_schedule(setup);
-  check_model(options, setup, model_config(options));
+  const ModelConfig config = model_config(options);
+  setup.has_own_experts = config.llama.num_experts > 0;
+  check_model(options, setup, config);
   check_batch(options, setup);
-  check_statistics(options, setup, model_config(options));
-  check_experts(options, setup);
+  check_statistics(options, setup, config);
+  check_experts(options, setup, config);
   check_precision(options, setup);
   topology_of(setup);
   const pipeline::Schedule schedule = schedule_of(setup);
-  const int layers = layers_of(model_config(options))->size();
+  const int layers = layers_of(config)->size();
   SB_CHECK(schedule.num_stages <= layers, "--pp ", setup.pp, ", --schedule ",
            setup.schedule, ": ", how_many(schedule.num_stages, "stage"), "; ",
            options.model, " has ", layers_text(options, layers),
@@ -372,69 +392,6 @@ std::vector<MicroBatch> pieces_of(const Options& options,
     pieces.push_back({BatchSlice{first, 1}, rows});
   }
   return pieces;
-}
-
-namespace {
-
-/// The options of one column of the table.
-struct Column {
-  int ep;
-  std::int64_t experts;
-  const char* model;
-};
-constexpr Column kColumns[] = {
-    {1, 1, "gpt-nano"}, {2, 8, "gpt-nano"}, {1, 1, "resnet18"}};
-
-}  // namespace
-
-std::string combinations_text() {
-  std::ostringstream text;
-  std::vector<std::string> reasons;
-  text << std::string(18, ' ')
-       << "without experts   experts over ep   image models\n"
-       << "axes above 1 ZeRO   0   1   2   3     0   1   2   3     0   1   2   "
-          "3\n";
-  for (int set = 0; set < 16; ++set) {
-    HybridOptions setup;
-    std::string axes;
-    const auto degree = [&](int bit, const char* name) {
-      if ((set >> bit & 1) == 0) return 1;
-      axes += (axes.empty() ? "" : " x ") + std::string(name);
-      return 2;
-    };
-    const int dp = degree(0, "dp");
-    setup.tp = degree(1, "tp");
-    setup.cp = degree(2, "cp");
-    setup.pp = degree(3, "pp");
-    if (axes.empty()) axes = "none";
-    axes.resize(17, ' ');
-    text << axes;
-    for (const Column& column : kColumns) {
-      setup.ep = column.ep;
-      setup.experts = column.experts;
-      setup.dp = dp * setup.ep;
-      if (&column != kColumns) text << "  ";
-      for (setup.zero_stage = 0; setup.zero_stage < 4; ++setup.zero_stage) {
-        Options options;
-        options.model = column.model;
-        options.world_size = setup.dp * setup.tp * setup.cp * setup.pp;
-        options.batch = 4 * setup.dp * setup.micro_batches;
-        const std::string reason = refusal(options, setup);
-        std::string cell = "yes";
-        if (!reason.empty()) {
-          const auto found = std::find(reasons.begin(), reasons.end(), reason);
-          cell = "[" + std::to_string(found - reasons.begin() + 1) + "]";
-          if (found == reasons.end()) reasons.push_back(reason);
-        }
-        text << std::string(4 - cell.size(), ' ') << cell;
-      }
-    }
-    text << "\n";
-  }
-  for (std::size_t i = 0; i < reasons.size(); ++i) {
-    text << "[" << i + 1 << "] " << reasons[i] << "\n";
-  }
-  return text.str();
 }
 
 }  // namespace shardbook::hybrid

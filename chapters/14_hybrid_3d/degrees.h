@@ -51,7 +51,10 @@ struct HybridOptions {
   bool overlap_grad_reduce = false;
   /// Sum the 16-bit gradients of micro-batches in f32.
   bool accumulate_f32 = false;
-  /// Experts of each layer in place of its MLP; 1: an ordinary MLP.
+  /// The model's config has experts (Mixtral), which are dropless; check_legal
+  /// sets it.
+  bool has_own_experts = false;
+  /// Experts of each layer in place of a GPT's MLP; 1: an ordinary MLP.
   std::int64_t experts = 1;
   int ep = 1;              ///< replicas that share a set of experts
   std::int64_t top_k = 1;  ///< experts that a token visits

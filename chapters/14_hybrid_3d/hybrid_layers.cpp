@@ -7,6 +7,7 @@
 #include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/12_sequence_parallel/megatron.h"
+#include "chapters/13_moe/spread_experts.h"
 #include "chapters/common/sharded/loss.h"
 #include "core/autograd.h"
 
@@ -122,6 +123,10 @@ LayerFactory factory_of(const Options& options, const ModelConfig& config,
                         ProcessGroup& cp, ProcessGroup* ep,
                         std::shared_ptr<moe::MoeRecord> record) {
   LayerFactory made = dense_layers(options, config, setup, tp, cp);
+  // A Mixtral's take the tokens of this rank alone; without ep it has all
+  if (setup.has_own_experts && ep != nullptr) {
+    made.mlp = moe::spread_experts(*ep, std::move(record));
+  }
   if (!setup.has_experts()) return made;
   if (cp.size() > 1) {
     record->part = part_of_samples(options.seq, setup.sequence().layout,
@@ -173,9 +178,27 @@ class RecomputingBlocks : public LayerList {
 
 }  // namespace
 
+namespace {
+
+/// Whole parts of which each rank of tp has a gradient of its own: norms over
+/// its heads, and the routers of a Mixtral, whose tokens are cut.
+std::vector<BlockPart> parts_of_own_tokens(const ModelConfig& config) {
+  std::vector<BlockPart> parts = block_table(config).head_norms;
+  for (std::int64_t i = 0; i < config.n_layer; ++i) {
+    if (!config.llama.has_experts_in(i)) continue;
+    const BlockTable block = block_table(config, i);
+    parts.insert(parts.end(), block.router.begin(), block.router.end());
+    break;
+  }
+  return parts;
+}
+
+}  // namespace
+
 Groups groups_of(DeviceMesh& mesh, const HybridOptions& setup) {
   const bool cuts_slots =
-      setup.has_experts() && !setup.expert_tp && setup.tp > 1;
+      setup.tp > 1 &&
+      (setup.has_own_experts || (setup.has_experts() && !setup.expert_tp));
   const bool has_ep = setup.ep > 1;
   const std::string copies = has_ep ? "edp-cp" : "dp-cp";
   return {mesh.group(has_ep ? "edp-ep-cp" : "dp-cp"),
@@ -249,14 +272,14 @@ RankLayers rank_layers(const Options& options, const HybridOptions& setup,
   };
   made.is_partial =
       [is_whole = made.is_whole, cuts_tokens = setup.sequence_parallel,
-       norms = block_table(config).head_norms](const std::string& name) {
-        // Experts and their gates see all tokens on every rank of tp
+       own = parts_of_own_tokens(config)](const std::string& name) {
+        // A GPT's experts and their gates see all tokens on every rank of tp
         if (!is_whole(name) || moe::is_expert(name)) return false;
-        const auto is_of = [&](const BlockPart& norm) {
-          return name.ends_with("." + norm.name + ".weight");
+        const auto is_of = [&](const BlockPart& part) {
+          return name.ends_with("." + part.name + ".weight");
         };
         return (cuts_tokens && sequence_parallel::has_partial_gradient(name)) ||
-               std::any_of(norms.begin(), norms.end(), is_of);
+               std::any_of(own.begin(), own.end(), is_of);
       };
   return made;
 }

@@ -41,8 +41,8 @@ struct RankLayers {
   /// Whether each rank of tp holds the parameter whole, with a gradient that is
   /// the same on all of them, or a part of a sum over them.
   std::function<bool(const std::string& name)> is_whole;
-  /// Whether it is a part: of norms and biases on cut tokens, and of norms over
-  /// heads, of which each rank has its own.
+  /// Whether it is a part: of norms, biases and routers on cut tokens, and of
+  /// norms over heads, of which each rank has its own.
   std::function<bool(const std::string& name)> is_partial;
   /// Layers of experts report here, and read the scale of their losses.
   std::shared_ptr<moe::MoeRecord> record;

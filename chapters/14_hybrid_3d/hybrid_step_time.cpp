@@ -17,7 +17,7 @@ bool has_step_time(const Options& options, const HybridOptions& setup,
                        (setup.cp_kind == "rsa" && options.steps == 1));
   return textbook::is_chosen(options) && options.steps > 0 &&
          !model_config(options).is_image() && !is_unusual && !setup.expert_tp &&
-         schedule.routes.size() == 1 &&
+         !setup.has_own_experts && schedule.routes.size() == 1 &&
          !(setup.overlap_grad_reduce && setup.has_experts());
 }
 

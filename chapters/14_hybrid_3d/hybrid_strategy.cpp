@@ -36,8 +36,9 @@ LoadedModel MeshStrategy::whole_model(const Options& options,
 }
 
 moe::Loads MeshStrategy::loads() {
-  if (!setup_.has_experts()) return {};
-  return moe::sum_loads(*layers_.record, mesh_.world(), groups_.tp.rank() == 0);
+  if (!setup_.has_experts() && !setup_.has_own_experts) return {};
+  return moe::sum_loads(*layers_.record, mesh_.world(),
+                        setup_.has_own_experts || groups_.tp.rank() == 0);
 }
 
 std::string MeshStrategy::remarks() {
@@ -131,6 +132,14 @@ std::vector<Bill> HybridStrategy::bills() {
   }
   // Parameters that a checkpoint loaded into shards
   if (options_.first_step > 0) bill.bytes += gather_bytes(sizes);
+  if (setup_.has_own_experts && setup_.ep > 1) {
+    // On shapes, a few micro-batches stand for all
+    bill.bytes =
+        options_.backend == "sim"
+            ? kNotPredicted
+            : bill.bytes + moe::dropless_bytes(*layers_.record, sizes.h(),
+                                               sizes.element, setup_.ep);
+  }
   bill.memory = memory(sizes, *model_, *engine_);
   if (has_step_time(options_, setup_, schedule_)) {
     bill.step_s = step_s(sizes, *engine_, groups_.pp);
@@ -211,6 +220,19 @@ ReferenceRun reference_run(const Options& options, const HybridOptions& setup) {
   return train_one_device(options, pieces, one);
 }
 
+namespace {
+
+/// Whether each expert of a Mixtral gets equally many choices of a rank's tokens
+/// on shapes, so that all ranks of ep send as many rows.
+bool chooses_evenly(const Options& options, const HybridOptions& setup) {
+  const LlamaConfig& llama = model_config(options).llama;
+  const std::int64_t tokens = options.batch / setup.dp / setup.micro_batches *
+                              options.seq / setup.cp / setup.tp;
+  return tokens * llama.experts_per_token % llama.num_experts == 0;
+}
+
+}  // namespace
+
 FoldClass fold_class(const Options& options, const HybridOptions& setup) {
   const Topology topology = topology_of(setup);
   const bool is_ring = setup.cp > 1 && setup.cp_kind != "ulysses";
@@ -218,6 +240,15 @@ FoldClass fold_class(const Options& options, const HybridOptions& setup) {
   // cuts the slots of experts, it also cuts their shards
   const bool is_cut = setup.zero_stage >= 2;
   if (is_cut && setup.has_experts()) return each_rank;
+  if (setup.has_own_experts && !chooses_evenly(options, setup)) {
+    return [=](int rank) {
+      Coord own = topology.get_coord(rank);
+      own["tp"] = 0;
+      own[setup.ep > 1 ? "edp" : "dp"] = 0;
+      if (!is_ring) own["cp"] = 0;
+      return topology.get_rank(own);
+    };
+  }
   if (is_ring && !is_cut && options.backend == "sim" &&
       sequence_parallel::ranks_are_alike(
           cost_model(options)->cluster(), topology.groups({"cp"}),

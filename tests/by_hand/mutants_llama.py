@@ -190,8 +190,20 @@ moe("moe_strategy.cpp", "loss_over_ranks(config_, *model_, dp_, setup_.micro_bat
 hybrid = folder("chapters/14_hybrid_3d", "golden_strategies")
 hybrid("hybrid_layers.cpp", "  made.rope_table = over_cp.rope_table;\n", "",
        GOLDEN + "14_hybrid_3d*cp_2*llama_gqa")
-hybrid("hybrid_layers.cpp", "std::any_of(norms.begin(), norms.end(), is_of)",
+hybrid("hybrid_layers.cpp", "std::any_of(own.begin(), own.end(), is_of)",
        "false", GOLDEN + "14_hybrid_3d*qk_norm")
+# A Mixtral's router and experts see other tokens on each rank of tp
+hybrid("hybrid_layers.cpp",
+       "    parts.insert(parts.end(), block.router.begin(), block.router.end());\n",
+       "", GOLDEN + "14_hybrid_3d*tp_2*ep_2*top2")
+hybrid("hybrid_layers.cpp", "(setup.has_own_experts || ", "(",
+       GOLDEN + "14_hybrid_3d*tp_2*ep_2*top2")
+hybrid("bill.cpp", " - 5 * z.expert_blocks", "",
+       GOLDEN + "14_hybrid_3d*tp_2*ep_2*top2")
+hybrid("bill.cpp", " - 2 * z.expert_blocks_again", "",
+       GOLDEN + "14_hybrid_3d*tp_2*ep_2*always*top2")
+moe("bill.cpp", "2 * load.sent_rows + load.sent_rows_again",
+    "2 * load.sent_rows", GOLDEN + "14_hybrid_3d*blocks*top2")
 hybrid("bill.cpp", "  own.llama.kv_heads /= setup->tp;\n", "",
        GOLDEN + "14_hybrid_3d*cp_2*llama_gqa")
 hybrid("bill.cpp", "z.queries() / z.t() *\n            (1 + 2 * (z.key_share() - keys))",
