@@ -158,7 +158,8 @@ class Draw:
     def llama(self, heads, blocks):
         """Of the Llama family; where chapter 13 runs, with experts."""
         kind = self.one_of("llama", "mistral", "qwen2", "qwen3")
-        if self.chapter == "13" or self.sometimes(0.1):
+        often = {"13": 1, "14": 0.4}.get(self.chapter, 0.1)
+        if self.sometimes(often):
             kind = self.one_of("mixtral", "qwen3_moe")
         width = self.one_of(4, 8, 16)
         config = {
@@ -177,7 +178,9 @@ class Draw:
         if kind in ("mixtral", "qwen3_moe"):
             config["num_local_experts"] = self.one_of(4, 8)
             config["num_experts_per_tok"] = self.one_of(1, 2, 3)
-            config["output_router_logits"] = self.one_of(True, False)
+            config["output_router_logits"] = (
+                self.one_of(True, False)
+                if self.chapter != "14" or not self.keeps_rule() else False)
         if kind == "qwen3_moe":
             config["moe_intermediate_size"] = self.one_of(8, 24)
         return config

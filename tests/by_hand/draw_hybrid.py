@@ -15,6 +15,8 @@ class Hybrid:
         self.draw = draw
         self.dp = draw.world_size
         self.experts = 1
+        # A Mixtral's own
+        self.own_experts = "num_local_experts" in str(draw.words)
         self.pp = self.degree("--pp", lambda n: n <= draw.layers)
         self.tp = self.degree("--tp", lambda n: draw.heads % n == 0)
         self.cp = self.degree("--cp", lambda n: draw.is_text)
@@ -25,7 +27,9 @@ class Hybrid:
         if draw.is_text or not draw.keeps_rule():
             self.draw_sequence()
         self.draw_stages()
-        if draw.sometimes(0.35) and (draw.is_text or not draw.keeps_rule()):
+        if self.own_experts and draw.keeps_rule():
+            draw.maybe(0.7, "--ep", *[n for n in (1, 2, 4) if self.dp % n == 0])
+        elif draw.sometimes(0.35) and (draw.is_text or not draw.keeps_rule()):
             self.draw_experts()
         self.draw_zero()
         draw.maybe(0.3, "--order", "megatron", "colossal-ai", "pp-cp-tp-dp")
@@ -59,7 +63,8 @@ class Hybrid:
             draw.maybe(0.5, "--cp-layout", layout)
             if draw.value_of("--cp-layout") == "zigzag":
                 parts *= 2
-        if (self.tp > 1 and draw.sometimes(0.4)) or not draw.keeps_rule():
+        is_cut = self.own_experts or draw.sometimes(0.4)
+        if (self.tp > 1 and is_cut) or not draw.keeps_rule():
             draw.words.append("--sequence-parallel")
             parts *= self.tp
         draw.cut_sequence(parts)
@@ -115,7 +120,8 @@ class Hybrid:
         draw = self.draw
         stages = [0, 1, 1]
         if (self.pp == 1 and draw.is_text) or not draw.keeps_rule():
-            stages += [2] if self.experts > 1 else [2, 3]
+            stages += ([] if self.own_experts and draw.keeps_rule() else
+                       [2] if self.experts > 1 else [2, 3])
         stage = draw.one_of(*stages)
         if stage or draw.sometimes(0.3):
             draw.give("--zero-stage", stage)
