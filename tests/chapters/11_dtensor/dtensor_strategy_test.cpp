@@ -53,6 +53,7 @@ struct TrainingCase {
   std::int64_t micro_batches = 1;
   int vocabulary = 256;
   bool is_mlp = false;
+  bool sequence_parallel = false;
 };
 
 const TrainingCase kCases[] = {
@@ -77,7 +78,13 @@ const TrainingCase kCases[] = {
     {"3", 3, "fsdp", 6, 8, 0, DType::kF64, 2, 256, true},
     {"2x2", 4, "ddp", 12, 16, 0, DType::kF64, 1, 256, true},
     {"2x2", 4, "fsdp", 12, 13, 0, DType::kF32, 2, 257, true},
-    {"3x1", 3, "fsdp", 3, 8, 0, DType::kF64, 1, 257, true}};
+    {"3x1", 3, "fsdp", 3, 8, 0, DType::kF64, 1, 257, true},
+    // Tokens cut over tp, and a vocabulary that it does not divide
+    {"1", 1, "fsdp", 4, 7, 0, DType::kF64, 1, 256, false, true},
+    {"3", 3, "fsdp", 4, 6, 0.2, DType::kF64, 2, 257, false, true},
+    {"2x2", 4, "ddp", 12, 62, 0.2, DType::kF64, 1, 256, false, true},
+    {"2x3", 6, "fsdp", 8, 9, 0, DType::kF32, 2, 257, false, true},
+    {"2x2", 4, "fsdp", 12, 16, 0, DType::kBF16, 1, 257, false, true}};
 
 class DTensorTraining : public testing::TestWithParam<TrainingCase> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, DTensorTraining, testing::ValuesIn(kCases));
@@ -98,6 +105,7 @@ TEST_P(DTensorTraining, EqualsOneDeviceAndItsBill) {
   setup.mesh = c.mesh;
   setup.data_parallel = c.data_parallel;
   setup.micro_batches = c.micro_batches;
+  setup.sequence_parallel = c.sequence_parallel;
   const Report report = run(options, setup);
   EXPECT_TRUE(report.parity.passed) << report.parity.max_rel;
   EXPECT_LT(report.losses.back(), report.losses.front());
@@ -144,6 +152,36 @@ TEST(DTensorTrainingOptions, NameWhatDoesNotDivide) {
   Options images = small_options(2, 4, 1);
   images.model = "resnet18";
   expect_error([&] { run(images, {}); }, {"--model resnet18"});
+}
+
+TEST(DTensorTrainingOptions, SequenceParallelCutsWholeTokensOfDecoders) {
+  StrategyOptions setup;
+  setup.sequence_parallel = true;
+  Options odd = small_options(2, 4, 7);
+  expect_error([&] { run(odd, setup); },
+               {"--seq 7: --sequence-parallel cuts it over tp=2; give a "
+                "multiple of 2"});
+  odd.model = "mlp";
+  expect_error([&] { run(odd, setup); }, {"--sequence-parallel: the mlp"});
+}
+
+// Three numbers per token travel for the loss, where the logits would be 256
+TEST(DTensorTraining, NoRankHasAllLogits) {
+  const auto activations_of = [](bool sequence_parallel) {
+    StrategyOptions setup;
+    setup.sequence_parallel = sequence_parallel;
+    return run(small_options(2, 3, 16), setup).ranks[0];
+  };
+  const RankReport plain = activations_of(false), cut = activations_of(true);
+  // Two norms of two blocks and the last one, with half of the tokens; and a half
+  // of the logits
+  const auto kept = static_cast<std::size_t>(MemoryKind::kActivation);
+  EXPECT_EQ(plain.held[kept].counted - cut.held[kept].counted,
+            8 * 48 * (5 * (24 + 2) + 256) / 2);
+  // Table and head: a gather and a scatter of [48, 24] each way; two vectors of
+  // 24 for each norm, two biases per block, the gradient of 16 positions
+  EXPECT_EQ(cut.bytes.counted - plain.bytes.counted,
+            3 * 8 * (2 * 48 * 24 + 3 * 48 + 5 * 2 * 24 + 4 * 24 + 16 * 24 / 2));
 }
 
 TEST(DTensorPicture, ShowsTheRanksOfEveryBlock) {
