@@ -303,6 +303,7 @@ std::vector<std::string> kinds_of_layouts(const ModelConfig& config) {
   const DecoderNames names = decoder_names(config);
   const BlockTable block = block_table(config);
   std::vector<std::string> kinds = {leaf_of(names.table) + ".weight"};
+  if (!names.head.empty()) kinds.push_back(names.head + ".weight");
   for (const BlockPart* part :
        {&block.norm_1, &block.qkv, &block.proj, &block.up, &block.down}) {
     kinds.push_back(leaf_of(names.blocks) + ".*." + part->name + ".weight");

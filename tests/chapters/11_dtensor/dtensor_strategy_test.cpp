@@ -5,6 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <map>
+#include <string>
+
 #include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/common/run/program.h"
 #include "tests/chapters/11_dtensor/dtensor_support.h"
@@ -30,11 +34,15 @@ Options small_options(int ranks, std::int64_t batch, std::int64_t seq) {
   return options;
 }
 
-Report run(const Options& options, const StrategyOptions& setup) {
+/// With `prepare`, changes each rank's model first.
+Report run(
+    const Options& options, const StrategyOptions& setup,
+    const std::function<void(DTensorStrategy&, int rank)>& prepare = {}) {
   ChapterRun chapter;
   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
     DeviceMesh mesh(world, topology_of(setup, world.size()));
     DTensorStrategy strategy(options, setup, mesh);
+    if (prepare) prepare(strategy, world.rank());
     run.train(options, strategy);
   };
   chapter.reference = [](const Options& options) {
@@ -182,6 +190,46 @@ TEST(DTensorTraining, NoRankHasAllLogits) {
   // 24 for each norm, two biases per block, the gradient of 16 positions
   EXPECT_EQ(cut.bytes.counted - plain.bytes.counted,
             3 * 8 * (2 * 48 * 24 + 3 * 48 + 5 * 2 * 24 + 4 * 24 + 16 * 24 / 2));
+}
+
+// As PyTorch's plan has it (tests/pytorch/compare_dtensor.py): [3, 16] tokens on
+// two ranks, which hold S(1) between attention and MLP, and S(2) inside. The hook
+// of the cut table looks up the tokens, and leaves one to the layer.
+TEST(DTensorTraining, TensorsBetweenModulesLieAsInPyTorchsPlan) {
+  const std::map<std::string, std::string> expected = {
+      {"model.embed_tokens", "[1] [3, 8, 24]"},
+      {"input_layernorm", "[3, 8, 24] [3, 8, 24]"},
+      {"self_attn.qkv_proj", "[3, 16, 24] [3, 16, 24]"},
+      {"self_attn.o_proj", "[3, 16, 12] [3, 8, 24]"},
+      {"post_attention_layernorm", "[3, 8, 24] [3, 8, 24]"},
+      {"mlp.gate_up_proj", "[3, 16, 24] [3, 16, 20]"},
+      {"mlp.down_proj", "[3, 16, 10] [3, 8, 24]"},
+      {"model.norm", "[3, 8, 24] [3, 8, 24]"},
+      {"", "[3, 16] [3, 16, 128]"}};  // tokens to logits
+  Options options = small_options(2, 3, 16);
+  options.steps = 1;
+  options.model =
+      R"({"model_type": "llama", "vocab_size": 256, "hidden_size": 24,)"
+      R"( "intermediate_size": 20, "num_hidden_layers": 1,)"
+      R"( "num_attention_heads": 4, "num_key_value_heads": 2})";
+  StrategyOptions setup;
+  setup.sequence_parallel = true;
+  std::map<std::string, std::string> seen;
+  run(options, setup, [&](DTensorStrategy& strategy, int rank) {
+    for (const NamedModule& each : strategy.model().named_modules()) {
+      const std::string block = "model.layers.0.";
+      const std::string name =
+          each.name.substr(each.name.starts_with(block) ? block.size() : 0);
+      if (rank != 1 || expected.count(name) == 0) continue;
+      each.module->add_forward_pre_hook([&seen, name](Module&, Tensors& x) {
+        seen[name] = shape_text(x[0].shape());
+      });
+      each.module->add_forward_hook([&seen, name](Module&, Tensors& y) {
+        seen[name] += " " + shape_text(y[0].shape());
+      });
+    }
+  });
+  EXPECT_EQ(seen, expected);
 }
 
 TEST(DTensorPicture, ShowsTheRanksOfEveryBlock) {
