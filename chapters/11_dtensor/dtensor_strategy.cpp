@@ -313,25 +313,58 @@ std::vector<std::string> kinds_of_layouts(const ModelConfig& config) {
 
 }  // namespace
 
-// Rows that ranks do not divide give the last ones smaller parts.
+namespace {
+
+// Equal numbers for coordinates of one axis whose ranks have parameters of equal
+// `sizes`.
+std::vector<int> classes_of(
+    int count, const std::function<std::vector<Shape>(int index)>& sizes) {
+  std::map<std::vector<Shape>, int> known;
+  std::vector<int> classes;
+  for (int index = 0; index < count; ++index) {
+    const auto next = static_cast<int>(known.size());
+    classes.push_back(known.emplace(sizes(index), next).first->second);
+  }
+  return classes;
+}
+
+}  // namespace
+
+// Rows that ranks do not divide give the last ones smaller parts. Each axis has
+// classes of its own: a rank that stands for others must find theirs around it.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
   const Topology grid = topology_of(setup, options.world_size);
   const ModelConfig config = config_of(options);
   check_sizes(options, setup, grid, config);
   const DTensorLayout layout = layout_of(setup, grid, config);
-  std::map<std::vector<std::int64_t>, int> classes;
-  std::vector<int> class_of;
-  for (int rank = 0; rank < options.world_size; ++rank) {
-    std::vector<std::int64_t> rows;
-    for (const ParameterKind& kind : parameter_kinds(config)) {
-      rows.push_back(
-          shape_of(layout.part(kind.name, rank), layout.whole(kind.name))[0]);
+  const std::vector<ParameterKind> kinds = parameter_kinds(config);
+  const int d = grid.size("dp"), t = grid.size("tp");
+  const auto over_tp = classes_of(t, [&](int tp) {
+    std::vector<Shape> parts;
+    for (const ParameterKind& kind : kinds) {
+      parts.push_back(
+          layout.on_tp(kind.name, grid.get_rank({{"dp", 0}, {"tp", tp}})));
     }
-    const auto next = static_cast<int>(classes.size());
-    class_of.push_back(classes.emplace(rows, next).first->second);
-  }
-  return
-      [class_of](int rank) { return class_of[static_cast<std::size_t>(rank)]; };
+    return parts;
+  });
+  // Of tp's parts, the last may be shorter
+  const auto over_dp = classes_of(d, [&](int dp) {
+    std::vector<Shape> parts;
+    for (const ParameterKind& kind : kinds) {
+      for (const int tp : {0, t - 1}) {
+        parts.push_back(shape_of(
+            layout.part(kind.name, grid.get_rank({{"dp", dp}, {"tp", tp}})),
+            layout.whole(kind.name)));
+      }
+    }
+    return parts;
+  });
+  return [=](int rank) {
+    const auto at = [&](const char* axis) {
+      return static_cast<std::size_t>(grid.coordinate(rank, axis));
+    };
+    return over_dp[at("dp")] * t + over_tp[at("tp")];
+  };
 }
 
 DTensorStrategy::DTensorStrategy(const Options& options,

@@ -208,6 +208,10 @@ dtensor("dtensor_strategy.cpp",
         "*DTensorTraining*")
 dtensor("dtensor_layout.cpp", "return {{0, index, t, 1, config.vocab_size}};",
         "return {{0, index, t}};", "*DTensorTraining*")
+dtensor("dtensor_strategy.cpp",
+        "over_dp[at(\"dp\")] * t + over_tp[at(\"tp\")];",
+        "over_dp[at(\"dp\")] + over_tp[at(\"tp\")];",
+        "*DTensorTraining*")
 dtensor("bill.cpp", "s.positions > 0) summed += s.seq", "false) summed += s.seq",
         "*DTensorTraining*")
 dtensor("bill.cpp", "if (part.bias) all.push_back({h, layers});", "",

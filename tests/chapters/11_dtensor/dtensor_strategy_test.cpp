@@ -39,6 +39,7 @@ Report run(
     const Options& options, const StrategyOptions& setup,
     const std::function<void(DTensorStrategy&, int rank)>& prepare = {}) {
   ChapterRun chapter;
+  chapter.fold_class = fold_class(options, setup);
   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
     DeviceMesh mesh(world, topology_of(setup, world.size()));
     DTensorStrategy strategy(options, setup, mesh);
@@ -92,7 +93,9 @@ const TrainingCase kCases[] = {
     {"3", 3, "fsdp", 4, 6, 0.2, DType::kF64, 2, 257, false, true},
     {"2x2", 4, "ddp", 12, 62, 0.2, DType::kF64, 1, 256, false, true},
     {"2x3", 6, "fsdp", 8, 9, 0, DType::kF32, 2, 257, false, true},
-    {"2x2", 4, "fsdp", 12, 16, 0, DType::kBF16, 1, 257, false, true}};
+    {"2x2", 4, "fsdp", 12, 16, 0, DType::kBF16, 1, 257, false, true},
+    // 87, 87, 86 rows, and halves of 44 and 43, 43 and 43: other ranks' halves
+    {"2x3", 6, "fsdp", 4, 6, 0, DType::kF64, 1, 260, false, true}};
 
 class DTensorTraining : public testing::TestWithParam<TrainingCase> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, DTensorTraining, testing::ValuesIn(kCases));
