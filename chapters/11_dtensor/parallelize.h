@@ -19,6 +19,10 @@
 //   sequence      R (norms, dropout)       S(dim)     S(dim)   - / all_reduce of
 //                                                              parameters
 //
+// The recipe of a decoder's block on own tokens [b, s/t, h] is sequence() for
+// norms, and pairwise() with input and output shard(1) for attention and MLP:
+// queries, keys and values are one matrix, so no PrepareModuleInput is needed.
+//
 // Between modules, tensors are plain: this rank's block. Embeddings: colwise
 // S(1), rowwise S(0) with the input R. Mesh axes: one.
 // torch.distributed.tensor.parallel; `pairwise` of torch 2.0,
