@@ -52,13 +52,15 @@ DTensor mean(const DTensor& x);
 DTensor max(const DTensor& x, std::int64_t dim);
 DTensor min(const DTensor& x, std::int64_t dim);
 
-// --- Along the last dim: it must be whole ------------------------------------------
+// --- Along the last dim: softmax and norms need it whole ---------------------------
 
 DTensor softmax(const DTensor& x);
 DTensor layer_norm(const DTensor& x, const DTensor& gamma, const DTensor& beta,
                    double eps = 1e-5);
 /// The mean over all targets except -100: logits [.., v], targets i64 [..]. Cut
-/// rows give terms of it, over a count that is added up first.
+/// rows give terms of it, over a count that is added up first. Cut classes stay
+/// where they are: three all-reduces of a number per row (cross_entropy_part),
+/// none in backward. PyTorch's loss_parallel.
 DTensor cross_entropy(const DTensor& logits, const DTensor& targets);
 
 // --- Lookup --------------------------------------------------------------------------

@@ -143,32 +143,61 @@ DTensor min(const DTensor& x, std::int64_t dim) {
 }
 
 DTensor cross_entropy(const DTensor& logits, const DTensor& targets) {
-  std::vector<Rule> rules = {{{replicate(), replicate()}, replicate()}};
-  for (std::int64_t dim = 0; dim + 1 < logits.ndim(); ++dim) {
+  const std::int64_t last = logits.ndim() - 1;
+  const Placement r = replicate();
+  std::vector<Rule> rules = {{{r, r}, r}, {{shard(last), r}, r}};
+  for (std::int64_t dim = 0; dim < last; ++dim) {
     rules.push_back({{shard(dim), shard(dim)}, partial()});
   }
-  const Choice choice = propagate("cross_entropy", {logits, targets}, rules);
-  bool is_cut = false;
+  const Mesh& mesh = logits.mesh();
+  const std::int64_t classes = logits.shape().back();
+  // One axis may cut the classes, if each of its ranks gets some
+  const auto is_valid = [&](const Choice& choice) {
+    const Placements& x = choice.operands[0];
+    const std::int64_t cuts = num_cuts(x, mesh.shape(), last);
+    const auto axes = std::count(x.begin(), x.end(), shard(last));
+    return axes == 0 ||
+           (axes == 1 && ceil_part(classes, cuts, cuts - 1).size > 0);
+  };
+  const Choice choice =
+      propagate("cross_entropy", {logits, targets}, rules, is_valid);
+  const bool cuts_classes =
+      num_cuts(choice.operands[0], mesh.shape(), last) > 1;
+  bool cuts_rows = false;
   for (std::size_t axis = 0; axis < choice.result.size(); ++axis) {
-    is_cut = is_cut || (choice.result[axis].is_partial() &&
-                        logits.mesh().shape()[axis] > 1);
+    cuts_rows = cuts_rows ||
+                (choice.result[axis].is_partial() && mesh.shape()[axis] > 1);
   }
-  if (!is_cut) {
-    return compute(
-        "cross_entropy", {logits, targets}, choice, {},
-        [](const Tensors& x) { return shardbook::cross_entropy(x[0], x[1]); });
+  // The ranks of a row exchange numbers per row, and no logits
+  const auto first = local_part(logits.shape(), choice.operands[0],
+                                mesh.shape(), mesh.coordinate())
+                         .offset.back();
+  const auto over_classes = [&mesh, &choice, last](const Tensor& x,
+                                                   bool is_max) {
+    const ReduceOp op = is_max ? ReduceOp::kMax : ReduceOp::kSum;
+    for (std::size_t axis = 0; axis < mesh.ndim(); ++axis) {
+      if (choice.operands[0][axis] != shard(last)) continue;
+      mesh.group(axis).all_reduce(x, op, "loss").wait();
+    }
+  };
+  const auto loss = [&](const Tensors& x, Reduction reduction) {
+    return cuts_classes ? cross_entropy_part(x[0], x[1], first, classes,
+                                             over_classes, reduction)
+                        : shardbook::cross_entropy(x[0], x[1], reduction);
+  };
+  if (!cuts_rows) {
+    return compute("cross_entropy", {logits, targets}, choice, {},
+                   [&](const Tensors& x) { return loss(x, Reduction::kMean); });
   }
   // Ranks may have different numbers of targets: divide by the total
   const DTensor rows = targets.redistribute(choice.operands[1]);
   const DType stat = logits.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
-  const Tensor count = from_local(count_targets(rows.local(), stat),
-                                  targets.mesh(), choice.result)
-                           .full_tensor();
+  const Tensor count =
+      from_local(count_targets(rows.local(), stat), mesh, choice.result)
+          .full_tensor();
   return compute("cross_entropy", {logits, rows}, choice, {},
-                 [count](const Tensors& x) {
-                   const Tensor sum =
-                       shardbook::cross_entropy(x[0], x[1], Reduction::kSum);
-                   return shardbook::div(sum, count);
+                 [&](const Tensors& x) {
+                   return shardbook::div(loss(x, Reduction::kSum), count);
                  });
 }
 

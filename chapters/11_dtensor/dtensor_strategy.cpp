@@ -14,126 +14,6 @@
 namespace shardbook::dtensor {
 namespace {
 
-// Whether `module` ends in this name: "h.*.attn.c_attn" in "c_attn".
-bool is_named(const std::string& module, const std::string& name) {
-  return module == name || module.ends_with("." + name);
-}
-
-std::string leaf_of(const std::string& name) {
-  return name.substr(name.rfind('.') + 1);
-}
-
-std::string module_of(const std::string& parameter) {
-  return parameter.substr(0, parameter.rfind('.'));
-}
-
-// The layers of a model that have weights, tables and the last norm left out.
-std::vector<BlockPart> weighted_parts(const ModelConfig& config) {
-  if (config.type != "mlp") return block_table(config).parts();
-  const std::int64_t h = config.n_embd, v = config.vocab_size;
-  std::vector<BlockPart> parts(3);
-  const auto set = [&](std::size_t i, const char* name, std::int64_t in,
-                       std::int64_t out, Cut cut) {
-    parts[i].name = name;
-    parts[i].in = in, parts[i].out = out;
-    parts[i].bias = true;
-    parts[i].cut = cut;
-  };
-  set(0, "fc1", h, 4 * h, Cut::kColumns);
-  set(1, "fc2", 4 * h, h, Cut::kRows);
-  set(2, "fc3", h, v, Cut::kWhole);
-  return parts;
-}
-
-// The layer of this module; a default one for tables and the last norm.
-BlockPart part_named(const std::string& module, const ModelConfig& config) {
-  for (const BlockPart& part : weighted_parts(config)) {
-    if (!part.name.empty() && is_named(module, part.name)) return part;
-  }
-  return {};
-}
-
-Style style_of(const BlockPart& part) {
-  return part.cut == Cut::kRows ? rowwise() : colwise();
-}
-
-// The shape of a parameter on one device.
-Shape whole_of(const std::string& name, const ModelConfig& config) {
-  const std::int64_t h = config.n_embd;
-  const DecoderNames names = decoder_names(config);
-  const std::string module = module_of(name);
-  const bool is_table = is_named(module, leaf_of(names.table)) ||
-                        is_named(module, leaf_of(names.output()));
-  if (is_table) return {config.vocab_size, h};
-  if (is_named(module, leaf_of(names.positions))) {
-    return {config.n_positions, h};
-  }
-  const BlockPart part = part_named(module, config);
-  if (part.name.empty()) return {h};  // the last norm
-  if (part.is_norm()) return {part.out / part.heads};
-  if (name.ends_with(".bias")) return {part.out};
-  return {part.in, part.out};
-}
-
-// How tp cuts a parameter.
-Shards cuts_of_tp(const std::string& name, const Topology& grid, int rank,
-                  const ModelConfig& config) {
-  const int t = grid.size("tp"), index = grid.coordinate(rank, "tp");
-  const BlockPart part = part_named(module_of(name), config);
-  const bool is_bias = name.ends_with(".bias");
-  if (t == 1 || part.cut == Cut::kWhole) return {};
-  if (part.cut == Cut::kRows) return is_bias ? Shards() : Shards{{0, index, t}};
-  const std::int64_t dim = is_bias ? 0 : 1;
-  if (part.columns.empty()) return {{dim, index, t}};
-  return {cut_columns(dim, index, t, part.columns)};
-}
-
-}  // namespace
-
-Shape shape_on_tp(const std::string& name, const Topology& grid,
-                  const ModelConfig& config) {
-  return shape_of(cuts_of_tp(name, grid, 0, config), whole_of(name, config));
-}
-
-std::vector<ParameterKind> parameter_kinds(const ModelConfig& config) {
-  const DecoderNames names = decoder_names(config);
-  const auto layers = static_cast<double>(config.n_layer);
-  std::vector<ParameterKind> kinds = {{leaf_of(names.table) + ".weight", 1}};
-  const auto add = [&](const std::string& module, bool bias, double count) {
-    kinds.push_back({module + ".weight", count});
-    if (bias) kinds.push_back({module + ".bias", count});
-  };
-  if (config.type == "mlp") {
-    for (const BlockPart& part : weighted_parts(config)) {
-      add(part.name, part.bias, 1);
-    }
-    return kinds;
-  }
-  if (!names.positions.empty()) add(leaf_of(names.positions), false, 1);
-  if (!names.head.empty()) add(names.head, false, 1);
-  add(leaf_of(names.norm), block_table(config).norm_1.bias, 1);
-  for (const BlockPart& part : weighted_parts(config)) {
-    if (part.name.empty()) continue;
-    add(leaf_of(names.blocks) + ".*." + part.name, part.bias, layers);
-  }
-  return kinds;
-}
-
-namespace {
-
-// Where a rank's part of a parameter lies: tp cuts first, and dp cuts the rows of
-// tp's part, which it need not divide.
-Shards shards_of(const std::string& name, const Topology& grid, int rank,
-                 const ModelConfig& config, bool is_fsdp) {
-  Shards shards = cuts_of_tp(name, grid, rank, config);
-  const int d = grid.size("dp");
-  if (d > 1 && is_fsdp) {
-    shards.push_back({0, grid.coordinate(rank, "dp"), d, 1,
-                      shape_on_tp(name, grid, config)[0]});
-  }
-  return shards;
-}
-
 void check_sizes(const Options& options, const StrategyOptions& setup,
                  const Topology& grid, const ModelConfig& config) {
   const std::int64_t t = grid.size("tp"), d = grid.size("dp");
@@ -153,6 +33,13 @@ void check_sizes(const Options& options, const StrategyOptions& setup,
   SB_CHECK(options.batch % (d * setup.micro_batches) == 0, "--batch ",
            options.batch, ": dp=", d, " times --micro-batches ",
            setup.micro_batches, " does not divide it");
+  if (!setup.sequence_parallel) return;
+  SB_CHECK(!is_mlp,
+           "--sequence-parallel: the mlp sees its tokens one by one; "
+           "give gpt-nano, llama-nano or another decoder");
+  SB_CHECK(options.seq % t == 0, "--seq ", options.seq,
+           ": --sequence-parallel cuts it over tp=", t, "; give a multiple of ",
+           t);
 }
 
 ModelConfig config_of(const ModelOptions& options) {
@@ -170,6 +57,15 @@ Placement placement_of(const StrategyOptions& setup) {
   return setup.data_parallel == "fsdp" ? shard(0) : replicate();
 }
 
+DTensorLayout layout_of(const StrategyOptions& setup, const Topology& grid,
+                        const ModelConfig& config) {
+  return {config, grid, setup.data_parallel == "fsdp", setup.sequence_parallel};
+}
+
+Style style_of(const BlockPart& part) {
+  return part.cut == Cut::kRows ? rowwise() : colwise();
+}
+
 // dp's rows of a batch that every rank has whole.
 DTensor own_rows(const Tensor& whole, const Mesh& dp) {
   return cut_tensor(whole, dp, {shard(0)});
@@ -177,18 +73,21 @@ DTensor own_rows(const Tensor& whole, const Mesh& dp) {
 
 ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
                            const ModelConfig& config) {
-  const Mesh dp(devices, {"dp"}), tp(devices, {"tp"});
-  const Topology grid = devices.topology();
-  const bool is_fsdp = setup.data_parallel == "fsdp";
+  const Mesh mesh(devices), dp(devices, {"dp"}), tp(devices, {"tp"});
+  const DTensorLayout layout = layout_of(setup, devices.topology(), config);
+  // Placements over tp: of tokens [n, S, ..] between attention and MLP, and of
+  // logits [n, S, V]
+  const bool is_cut = setup.sequence_parallel;
+  const Placement stream = is_cut ? shard(1) : replicate();
+  const Placement classes = is_cut ? shard(2) : replicate();
   const Placement placement = placement_of(setup);
   const int rank = devices.world().rank();
   ShardedModel model;
   model.layout = [=](const std::string& name, int rank) {
-    return shards_of(name, grid, rank, config, is_fsdp);
+    return layout.part(name, rank);
   };
-  const auto part_of = [layout = model.layout, rank](const std::string& name,
-                                                     InitOptions init) {
-    init.shards = layout(name, rank);
+  const auto part_of = [=](const std::string& name, InitOptions init) {
+    init.shards = layout.part(name, rank);
     return init;
   };
   const auto lend =
@@ -197,7 +96,7 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
           const std::function<void(Module&)>& inside = [](Module&) {}) {
         std::vector<Shape> whole;
         for (const NamedTensor& each : module.named_parameters()) {
-          whole.push_back(shape_on_tp(name + "." + each.name, grid, config));
+          whole.push_back(layout.on_tp(name + "." + each.name, rank));
         }
         lend_parameters(module, dp, placement, whole, inside);
       };
@@ -210,12 +109,11 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
                    ceil_part(rows, dp.shape()[0], dp.coordinate()[0]).offset;
   };
   if (config.type == "mlp") {
-    model.make = [=, layout = model.layout](const ModelConfig& config,
-                                            const InitOptions& init) {
+    model.make = [=](const ModelConfig& config, const InitOptions& init) {
       auto mlp = std::make_unique<MlpModel>(config, init);
       mlp->replace_tensors([&](const std::string& name, const Tensor& whole) {
         const MemoryScope kind(MemoryKind::kParameter);
-        return take_part(whole.detach(), layout(name, rank))
+        return take_part(whole.detach(), layout.part(name, rank))
             .set_requires_grad();
       });
       mlp->wte.add_forward_pre_hook(read_own_rows);
@@ -233,6 +131,9 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
   }
   const LayerFactory one_device;
   LayerFactory& layers = model.layers;
+  const auto on_own_tokens = [=](Module& module) {
+    if (is_cut) add_layout_hooks(module, tp, sequence(), 0, 0);
+  };
 
   layers.linear = [=](const std::string& name, const BlockPart& part,
                       const InitOptions& init) -> AnyModule {
@@ -245,7 +146,9 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
           make_constant_parameter({part.out}, 0, part_of(name + ".bias", init));
     }
     lend(name, *made, [&](Module& module) {
-      add_layout_hooks(module, tp, style_of(part), part.in, part.out);
+      Style style = style_of(part);
+      (part.cut == Cut::kRows ? style.output : style.input) = stream;
+      add_layout_hooks(module, tp, style, part.in, part.out);
     });
     return {std::move(made)};
   };
@@ -255,7 +158,12 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
     AnyModule made = one_device.embedding(name, rows, width, stddev,
                                           part_of(name + ".weight", init));
     (*made).add_forward_pre_hook(read_own_rows);
-    lend(name, *made);
+    lend(name, *made, [&](Module& module) {
+      if (!is_cut) return;
+      Style style = rowwise();
+      style.output = stream;
+      add_layout_hooks(module, tp, style, rows, width);
+    });
     return made;
   };
   layers.position_embedding = [=](const std::string& name, std::int64_t rows,
@@ -267,28 +175,43 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
   layers.positions = [=](AnyModule& wpe, const Tensor& tokens) {
     const Tensor weight = borrowed(wpe.as<Embedding>().weight, dp, placement,
                                    {config.n_positions, config.n_embd});
-    return slice(weight, 0, 0, tokens.size(-1));
+    const Tensor all = slice(weight, 0, 0, tokens.size(-1));
+    return is_cut ? cut_tensor(all, tp, {shard(0)}).to_local() : all;
   };
   layers.norm = [=](const std::string& name, const BlockPart& part, double eps,
                     const InitOptions& init) {
     AnyModule made =
         one_device.norm(name, part, eps, part_of(name + ".weight", init));
-    lend(name, *made);
+    lend(name, *made, on_own_tokens);
+    return made;
+  };
+  layers.dropout = [=](double p) {
+    AnyModule made = one_device.dropout(p);
+    on_own_tokens(*made);
     return made;
   };
   // This rank's heads
   layers.head_rank = static_cast<int>(tp.coordinate()[0]);
   layers.head_ranks = static_cast<int>(tp.shape()[0]);
   layers.logits = [=](const Tensor& x, AnyModule& wte) {
+    const std::string name = decoder_names(config).output() + ".weight";
     const Tensor weight = borrowed(wte.as<Embedding>().weight, dp, placement,
-                                   {config.vocab_size, config.n_embd});
-    const Tensor rows = shardbook::reshape(x, {-1, weight.size(1)});
+                                   layout.on_tp(name, rank));
+    Tensor all = x;
+    if (is_cut) {
+      all = from_local(x, tp, {stream})
+                .redistribute({replicate()})
+                .to_local({partial()});
+    }
+    const Tensor rows = shardbook::reshape(all, {-1, weight.size(1)});
     return shardbook::reshape(shardbook::matmul(rows, weight, false, true),
-                              {x.size(0), x.size(1), weight.size(0)});
+                              {all.size(0), all.size(1), weight.size(0)});
   };
-  layers.loss = [dp](const Tensor& logits, const Tensor& targets) {
-    return cross_entropy(from_local(logits, dp, {shard(0)}),
-                         own_rows(targets, dp))
+  layers.loss = [=](const Tensor& logits, const Tensor& targets) {
+    const Shape whole = {targets.size(0), targets.size(1),
+                         config.num_classes()};
+    return cross_entropy(from_local(logits, mesh, {shard(0), classes}, whole),
+                         cut_tensor(targets, mesh, {shard(0), replicate()}))
         .full_tensor();
   };
   if (config.type == "mlp" || block_table(config).head_norms.empty()) {
@@ -296,8 +219,8 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
   }
   // Norms over heads: every rank of tp lends its weight to its own heads, so its
   // gradient is a term of a sum
-  model.make = [=, layers = model.layers, layout = model.layout](
-                   const ModelConfig& config, const InitOptions& init) {
+  model.make = [=, layers = model.layers](const ModelConfig& config,
+                                          const InitOptions& init) {
     auto gpt = std::make_unique<Gpt>(config, init, layers);
     const DecoderNames names = decoder_names(config);
     for (std::size_t i = 0; i < gpt->h.size(); ++i) {
@@ -308,12 +231,10 @@ ShardedModel sharded_model(const StrategyOptions& setup, DeviceMesh& devices,
                                  "." + block.head_norms[n].name;
         const MemoryScope kind(MemoryKind::kParameter);
         norm.weight =
-            take_part(norm.weight.detach(), layout(name + ".weight", rank))
+            take_part(norm.weight.detach(), layout.part(name + ".weight", rank))
                 .set_requires_grad();
-        lend(name, norm, [&](Module& module) {
-          lend_parameters(module, tp, replicate(),
-                          {whole_of(name + ".weight", config)});
-        });
+        lend(name, norm,
+             [&](Module& module) { lend_parameters(module, tp, replicate()); });
       }
     }
     return gpt;
@@ -341,6 +262,10 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
            "what dp does with parameters: shards or replicas", {"fsdp", "ddp"})
       .may_differ(may_differ::kPlace);
   line.add("--micro-batches", &setup.micro_batches, "micro-batches per step", 1)
+      .may_differ(may_differ::kSums);
+  line.add("--sequence-parallel", &setup.sequence_parallel,
+           "tp cuts tokens at norms and dropout, and the vocabulary of tables, "
+           "logits and loss")
       .may_differ(may_differ::kSums);
   line.add("--picture", &setup.picture,
            "a file for the picture of who holds which block, as SVG")
@@ -378,6 +303,7 @@ std::vector<std::string> kinds_of_layouts(const ModelConfig& config) {
   const DecoderNames names = decoder_names(config);
   const BlockTable block = block_table(config);
   std::vector<std::string> kinds = {leaf_of(names.table) + ".weight"};
+  if (!names.head.empty()) kinds.push_back(names.head + ".weight");
   for (const BlockPart* part :
        {&block.norm_1, &block.qkv, &block.proj, &block.up, &block.down}) {
     kinds.push_back(leaf_of(names.blocks) + ".*." + part->name + ".weight");
@@ -387,26 +313,57 @@ std::vector<std::string> kinds_of_layouts(const ModelConfig& config) {
 
 }  // namespace
 
-// Rows that dp does not divide give the last ranks smaller parts.
+namespace {
+
+// Equal numbers for coordinates of one axis whose ranks have parameters of equal
+// `sizes`.
+std::vector<int> classes_of(
+    int count, const std::function<std::vector<Shape>(int index)>& sizes) {
+  std::map<std::vector<Shape>, int> known;
+  std::vector<int> classes;
+  for (int index = 0; index < count; ++index) {
+    const auto next = static_cast<int>(known.size());
+    classes.push_back(known.emplace(sizes(index), next).first->second);
+  }
+  return classes;
+}
+
+}  // namespace
+
+// Rows that ranks do not divide give the last ones smaller parts. Each axis has
+// classes of its own: a rank that stands for others must find theirs around it.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
-  if (setup.data_parallel != "fsdp") return one_class;
   const Topology grid = topology_of(setup, options.world_size);
   const ModelConfig config = config_of(options);
   check_sizes(options, setup, grid, config);
-  const int d = grid.size("dp");
-  std::map<std::vector<std::int64_t>, int> classes;
-  std::vector<int> class_of;
-  for (int r = 0; r < d; ++r) {
-    std::vector<std::int64_t> sizes;
-    for (const ParameterKind& kind : parameter_kinds(config)) {
-      const std::int64_t rows = shape_on_tp(kind.name, grid, config)[0];
-      sizes.push_back(ceil_part(rows, d, r).size);
+  const DTensorLayout layout = layout_of(setup, grid, config);
+  const std::vector<ParameterKind> kinds = parameter_kinds(config);
+  const int d = grid.size("dp"), t = grid.size("tp");
+  const auto over_tp = classes_of(t, [&](int tp) {
+    std::vector<Shape> parts;
+    for (const ParameterKind& kind : kinds) {
+      parts.push_back(
+          layout.on_tp(kind.name, grid.get_rank({{"dp", 0}, {"tp", tp}})));
     }
-    const auto next = static_cast<int>(classes.size());
-    class_of.push_back(classes.emplace(sizes, next).first->second);
-  }
-  return [class_of, grid](int rank) {
-    return class_of[static_cast<std::size_t>(grid.coordinate(rank, "dp"))];
+    return parts;
+  });
+  // Of tp's parts, the last may be shorter
+  const auto over_dp = classes_of(d, [&](int dp) {
+    std::vector<Shape> parts;
+    for (const ParameterKind& kind : kinds) {
+      for (const int tp : {0, t - 1}) {
+        parts.push_back(shape_of(
+            layout.part(kind.name, grid.get_rank({{"dp", dp}, {"tp", tp}})),
+            layout.whole(kind.name)));
+      }
+    }
+    return parts;
+  });
+  return [=](int rank) {
+    const auto at = [&](const char* axis) {
+      return static_cast<std::size_t>(grid.coordinate(rank, axis));
+    };
+    return over_dp[at("dp")] * t + over_tp[at("tp")];
   };
 }
 
@@ -418,6 +375,7 @@ DTensorStrategy::DTensorStrategy(const Options& options,
                       devices.world(), {setup.micro_batches}),
       setup_(setup),
       devices_(devices),
+      layout_(layout_of(setup, devices.topology(), config())),
       d_(devices.size("dp")),
       t_(devices.size("tp")) {}
 
@@ -426,11 +384,8 @@ std::string DTensorStrategy::remarks() {
   const Topology& grid = devices_.topology();
   std::vector<Held> rows;
   for (const std::string& name : kinds_of_layouts(config())) {
-    rows.push_back(held_by(name, whole_of(name, config()), grid.world_size(),
-                           [&](int rank) {
-                             return shards_of(name, grid, rank, config(),
-                                              setup_.data_parallel == "fsdp");
-                           }));
+    rows.push_back(held_by(name, layout_.whole(name), grid.world_size(),
+                           [&](int rank) { return layout_.part(name, rank); }));
   }
   const std::string title = "Ranks that hold each block, on " + grid.text();
   if (!setup_.picture.empty()) {

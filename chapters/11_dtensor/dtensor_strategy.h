@@ -6,11 +6,15 @@
 // Axis tp follows the plan of parallelize.h: attention and MLP are pairs of a
 // column-cut and a row-cut layer; of --model mlp, fc1 and fc2 are one. Axis dp
 // cuts the batch. Its parameters are replicas or shards, and a forward borrows
-// them whole (recipes.h): with R that is DDP, with S(0) FSDP.
+// them whole (recipes.h): with R that is DDP, with S(0) FSDP. With
+// --sequence-parallel, tp follows the recipe of PyTorch's tutorial on tensor
+// parallelism: between attention and MLP, a rank has S(1), its part of the
+// tokens, and no rank has all logits.
 
 #include <string>
 #include <vector>
 
+#include "chapters/11_dtensor/dtensor_layout.h"
 #include "chapters/11_dtensor/parallelize.h"
 #include "chapters/common/run/worlds.h"
 #include "chapters/common/sharded/sharded_strategy.h"
@@ -23,6 +27,9 @@ struct StrategyOptions {
   std::string mesh;
   std::string data_parallel = "fsdp";  ///< or "ddp"
   std::int64_t micro_batches = 1;
+  /// Norms, dropout and residual sums on tp's part of the tokens; the table, the
+  /// logits and the loss on its part of the vocabulary.
+  bool sequence_parallel = false;
   std::string picture;  ///< a file for the picture as SVG
 };
 
@@ -31,16 +38,6 @@ void add_options(CommandLine& line, StrategyOptions& setup);
 /// The sizes of axes dp and tp for `--mesh`; empty: all ranks on tp. Throws
 /// Error where they do not give the world size.
 Topology topology_of(const StrategyOptions& setup, int world_size);
-
-/// Parameters of one shape: a name, in which * is each block, and how many.
-struct ParameterKind {
-  std::string name;
-  double count = 1;
-};
-std::vector<ParameterKind> parameter_kinds(const ModelConfig& config);
-/// The part of a parameter on each rank of tp.
-Shape shape_on_tp(const std::string& name, const Topology& grid,
-                  const ModelConfig& config);
 
 /// Ranks with equal work: the `sim` world runs one of each class.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup);
@@ -69,9 +66,12 @@ class DTensorStrategy : public ShardedStrategy {
   MemoryBill memory() const;
   /// Seconds of a step on the cluster `textbook`.
   double step_s() const;
+  /// Rows of the table on this rank of tp.
+  double vocabulary_here() const;
 
   StrategyOptions setup_;
   DeviceMesh& devices_;
+  DTensorLayout layout_;
   double d_, t_;
 };
 

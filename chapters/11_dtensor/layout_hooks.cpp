@@ -119,9 +119,7 @@ void add_sequence(Module& module, const Mesh& mesh, const Style& style) {
   const Placement cut = shard(style.sequence_dim);
   const Placement input = style.input.value_or(cut);
   const Placement output = style.output.value_or(cut);
-  std::vector<Shape> whole;
-  for (const Tensor& each : module.parameters()) whole.push_back(each.shape());
-  lend_parameters(module, mesh, replicate(), whole, [=](Module& module) {
+  lend_parameters(module, mesh, replicate(), {}, [=](Module& module) {
     const auto p = std::make_shared<double>(0);
     module.add_forward_pre_hook([=](Module& module, Tensors& x) {
       if (input != cut) {

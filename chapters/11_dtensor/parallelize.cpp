@@ -12,8 +12,8 @@
 namespace shardbook::dtensor {
 using Kind = Style::Kind;
 
-Style colwise(std::int64_t blocks) {
-  return {.kind = Kind::kColwise, .blocks = blocks};
+Style colwise(std::vector<Columns> columns) {
+  return {.kind = Kind::kColwise, .columns = std::move(columns)};
 }
 Style rowwise() { return {.kind = Kind::kRowwise}; }
 Style pairwise() { return {.kind = Kind::kPairwise}; }
@@ -68,8 +68,10 @@ Plan pairs_of(const std::string& name, Module& module, const Style& style) {
            "' (", module.type_name(), ") has ", plan.size(),
            " Linear layers; pairwise styles need an even number, or name the "
            "layers one by one");
-  if (dynamic_cast<GptAttention*>(&module) != nullptr) {
-    plan.front().second.blocks = 3;
+  if (const auto* attention = dynamic_cast<GptAttention*>(&module)) {
+    plan.front().second.columns = attention->block().qkv.columns;
+  } else if (const auto* mlp = dynamic_cast<GptMlp*>(&module)) {
+    plan.front().second.columns = mlp->block().up.columns;
   }
   if (style.kind == Kind::kPairwiseSequence) {
     plan.front().second.input = shard(0);
@@ -77,6 +79,11 @@ Plan pairs_of(const std::string& name, Module& module, const Style& style) {
   }
   if (style.input) plan.front().second.input = style.input;
   if (style.output) plan.back().second.output = style.output;
+  if (const auto* attention = dynamic_cast<GptAttention*>(&module)) {
+    for (const BlockPart& norm : attention->block().head_norms) {
+      plan.emplace_back(join(name, norm.leaf()), sequence());
+    }
+  }
   return plan;
 }
 
@@ -103,9 +110,9 @@ class Members : public MemberVisitor {
 Shards part_of(const CutParameter& cut, const Mesh& mesh) {
   if (cut.placement.is_replicate()) return {};
   const std::int64_t dim = cut.placement.dim;
-  const std::int64_t length =
-      cut.blocks == 1 ? cut.shape[static_cast<std::size_t>(dim)] : 0;
-  return {{dim, mesh.coordinate()[0], mesh.shape()[0], cut.blocks, length}};
+  const std::int64_t rank = mesh.coordinate()[0], ranks = mesh.shape()[0];
+  if (!cut.columns.empty()) return {cut_columns(dim, rank, ranks, cut.columns)};
+  return {{dim, rank, ranks, 1, cut.shape[static_cast<std::size_t>(dim)]}};
 }
 
 /// Puts this rank's block in the place of `whole`, wherever the tree holds it.
@@ -165,31 +172,34 @@ std::vector<CutParameter> cuts_of(const std::string& name, Module& module,
   const bool is_column = style.kind == Kind::kColwise;
   if (auto* linear = dynamic_cast<Linear*>(&module);
       linear != nullptr && style.kind != Kind::kSequence) {
-    std::vector<CutParameter> cuts = {
-        {prefix + "weight", is_column ? shard(1) : shard(0),
-         is_column ? style.blocks : 1, linear->weight.shape()}};
+    std::vector<CutParameter> cuts = {{prefix + "weight",
+                                       is_column ? shard(1) : shard(0),
+                                       style.columns, linear->weight.shape()}};
     if (linear->bias.defined()) {
       cuts.push_back({prefix + "bias", is_column ? shard(0) : replicate(),
-                      is_column ? style.blocks : 1, linear->bias.shape()});
+                      style.columns, linear->bias.shape()});
     }
     return cuts;
   }
   if (auto* table = dynamic_cast<Embedding*>(&module);
       table != nullptr && style.kind != Kind::kSequence) {
-    return {{prefix + "weight", is_column ? shard(1) : shard(0), 1,
+    return {{prefix + "weight",
+             is_column ? shard(1) : shard(0),
+             {},
              table->weight.shape()}};
   }
-  if (auto* norm = dynamic_cast<LayerNorm*>(&module);
-      norm != nullptr && style.kind == Kind::kSequence) {
-    return {{prefix + "weight", replicate(), 1, norm->weight.shape()},
-            {prefix + "bias", replicate(), 1, norm->bias.shape()}};
-  }
-  SB_CHECK(style.kind == Kind::kSequence &&
-               dynamic_cast<Dropout*>(&module) != nullptr,
+  const bool is_on_tokens = dynamic_cast<LayerNorm*>(&module) != nullptr ||
+                            dynamic_cast<RmsNorm*>(&module) != nullptr ||
+                            dynamic_cast<Dropout*>(&module) != nullptr;
+  SB_CHECK(style.kind == Kind::kSequence && is_on_tokens,
            "parallelize_module: '", name, "' is a ", module.type_name(),
            "; colwise and rowwise are for Linear and Embedding, sequence for "
-           "LayerNorm and Dropout");
-  return {};
+           "LayerNorm, RmsNorm and Dropout");
+  std::vector<CutParameter> cuts;
+  for (const NamedTensor& each : module.named_parameters()) {
+    cuts.push_back({prefix + each.name, replicate(), {}, each.tensor.shape()});
+  }
+  return cuts;
 }
 
 }  // namespace
@@ -208,10 +218,14 @@ std::vector<CutParameter> parallelize_module(Module& root, const Mesh& mesh,
             return is_pairwise(entry.second) && matches(entry.first, each.name);
           });
       if (!is_cut) continue;
-      SB_CHECK(attention->heads % ranks == 0, "parallelize_module: '",
-               each.name, "' has ", attention->heads, " heads for ",
-               mesh.text(), "; give a number of ranks that divides them");
-      attention->heads /= ranks;
+      const auto share = [&](std::int64_t& heads, const char* what) {
+        SB_CHECK(heads % ranks == 0, "parallelize_module: '", each.name,
+                 "' has ", heads, what, " for ", mesh.text(),
+                 "; give a number of ranks that divides them");
+        heads /= ranks;
+      };
+      share(attention->heads, " heads");
+      share(attention->kv_heads, " heads of keys");
       attention->first_head = attention->heads * mesh.coordinate()[0];
     }
   }
@@ -248,7 +262,9 @@ std::vector<CutParameter> distribute_module(Module& root, const Mesh& mesh,
            ": name one axis of the mesh");
   std::vector<CutParameter> all;
   for (const NamedTensor& each : root.named_parameters()) {
-    all.push_back({each.name, partition ? partition(each.name) : replicate(), 1,
+    all.push_back({each.name,
+                   partition ? partition(each.name) : replicate(),
+                   {},
                    each.tensor.shape()});
   }
   const Members members(root);

@@ -19,6 +19,10 @@
 //   sequence      R (norms, dropout)       S(dim)     S(dim)   - / all_reduce of
 //                                                              parameters
 //
+// The recipe of a decoder's block on own tokens [b, s/t, h] is sequence() for
+// norms, and pairwise() with input and output shard(1) for attention and MLP:
+// queries, keys and values are one matrix, so no PrepareModuleInput is needed.
+//
 // Between modules, tensors are plain: this rank's block. Embeddings: colwise
 // S(1), rowwise S(0) with the input R. Mesh axes: one.
 // torch.distributed.tensor.parallel; `pairwise` of torch 2.0,
@@ -33,6 +37,7 @@
 
 #include "chapters/11_dtensor/dtensor.h"
 #include "core/module.h"
+#include "core/shards.h"
 
 namespace shardbook::dtensor {
 
@@ -47,15 +52,15 @@ struct Style {
   Kind kind = Kind::kColwise;
   /// Layouts of the input and of the output; the table's by default.
   std::optional<Placement> input = {}, output = {};
-  /// colwise: number of equal blocks of columns, each cut by itself (attention
-  /// has three: queries, keys and values).
-  std::int64_t blocks = 1;
+  /// colwise: columns that lie side by side, each cut by itself (queries, keys
+  /// and values; gate and up). Empty: one.
+  std::vector<Columns> columns = {};
   std::int64_t sequence_dim = 1;  ///< of `sequence`
 };
-Style colwise(std::int64_t blocks = 1);
+Style colwise(std::vector<Columns> columns = {});
 Style rowwise();
-/// An even number of Linears below the module, in order; of GPT's attention
-/// block c_attn (by heads) and c_proj.
+/// An even number of Linears below the module, in order; of a decoder's attention
+/// the first by heads. Norms of heads see a rank's own: their gradients are terms.
 Style pairwise();
 Style pairwise_sequence();
 Style sequence(std::int64_t dim = 1);
@@ -67,8 +72,8 @@ using Plan = std::vector<std::pair<std::string, Style>>;
 struct CutParameter {
   std::string name;
   Placement placement;
-  std::int64_t blocks = 1;
-  Shape shape;  ///< of the whole
+  std::vector<Columns> columns = {};
+  Shape shape = {};  ///< of the whole
 };
 
 /// Cuts the parameters and adds the hooks. Parameters that no style names stay

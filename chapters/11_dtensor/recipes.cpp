@@ -45,7 +45,8 @@ void lend_parameters(Module& module, const Mesh& dp, const Placement& placement,
     own->clear();
     module.replace_tensors([&](const std::string&, const Tensor& tensor) {
       own->push_back(tensor);
-      return borrowed(tensor, dp, placement, whole[own->size() - 1]);
+      return borrowed(tensor, dp, placement,
+                      whole.empty() ? tensor.shape() : whole[own->size() - 1]);
     });
   };
   const auto take_back = [own](Module& module, Tensors&) {
@@ -63,7 +64,7 @@ void replicate_parameters(Module& model, const Mesh& dp) {
   for (const NamedModule& each : model.named_modules()) {
     const bool is_layer = each.module->named_modules().size() == 1;
     if (is_layer && !each.module->parameters().empty()) {
-      lend_parameters(*each.module, dp, replicate(), shapes_of(*each.module));
+      lend_parameters(*each.module, dp, replicate());
     }
   }
 }

@@ -28,11 +28,11 @@ namespace shardbook::dtensor {
 Tensor borrowed(const Tensor& parameter, const Mesh& dp,
                 const Placement& placement, const Shape& whole);
 
-/// Lends the module's parameters, of shapes `whole`, to each of its forwards.
-/// Hooks that `inside` adds run while they are lent.
+/// Lends the module's parameters to each of its forwards; of shards, `whole` are
+/// the shapes. Hooks that `inside` adds run while they are lent.
 void lend_parameters(
     Module& module, const Mesh& dp, const Placement& placement,
-    const std::vector<Shape>& whole,
+    const std::vector<Shape>& whole = {},
     const std::function<void(Module&)>& inside = [](Module&) {});
 
 /// DDP: lends every layer its parameters as replicas. Gradients are sums over

@@ -214,6 +214,9 @@ def draw_11(draw):
     draw.give("--mesh", f"{replicas}x{ranks // replicas}")
     share_passes(draw, replicas)
     draw.maybe(0.5, "--data-parallel", "fsdp", "ddp")
+    if draw.is_text and draw.sometimes(0.4):
+        draw.words.append("--sequence-parallel")
+        draw.cut_sequence(ranks // replicas)
 
 
 def draw_12(draw):

@@ -211,15 +211,40 @@ hybrid("bill.cpp", "z.queries() / z.t() *\n            (1 + 2 * (z.key_share() -
 hybrid("hybrid_step_time.cpp", "is_of_heads && part.name.empty()", "false",
        GOLDEN + "14_hybrid_3d*overlap*qk_norm")
 dtensor = folder("chapters/11_dtensor", "golden_strategies")
-dtensor("dtensor_strategy.cpp",
+dtensor("dtensor_layout.cpp",
         "return {cut_columns(dim, index, t, part.columns)};",
         "return {{dim, index, t}};", GOLDEN + "11_dtensor*mesh_2x2*llama_gqa")
 dtensor("dtensor_strategy.cpp",
-        "          lend_parameters(module, tp, replicate(),\n                          {whole_of(name + \".weight\", config)});\n",
-        "", GOLDEN + "11_dtensor*mesh_2x2*qk_norm")
-dtensor("bill.cpp", "summed += s.layers * norm;", "summed += 0;", GOLDEN + "11_dtensor*mesh_2x2*qk_norm")
-dtensor("bill.cpp", "uses_table_twice(config()) ? travels(s.vocabulary) * s.h : 0",
-        "travels(s.vocabulary) * s.h", GOLDEN + "11_dtensor*mesh_2x2*llama_gqa")
+        "lend_parameters(module, tp, replicate());", "",
+        GOLDEN + "11_dtensor*mesh_2x2_qwen3_qk_norm")
+dtensor("bill.cpp", "all.push_back({norm.parameters(), layers});", "",
+        GOLDEN + "11_dtensor*mesh_2x2_qwen3_qk_norm")
+dtensor("bill.cpp",
+        "uses_table_twice(config()) ? travels(vocabulary_here()) * s.h : 0",
+        "travels(vocabulary_here()) * s.h",
+        GOLDEN + "11_dtensor*mesh_2x2*llama_gqa")
+# --sequence-parallel: gradients of norms are terms of a sum, as that of the head's
+# input is; norms' tokens and the loss on cut logits in the bill
+SEQUENCE = GOLDEN + "11_dtensor*sequence_parallel*llama_gqa"
+dtensor("dtensor_strategy.cpp",
+        "if (is_cut) add_layout_hooks(module, tp, sequence(), 0, 0);", "",
+        SEQUENCE)
+dtensor("dtensor_strategy.cpp",
+        ".to_local({partial()});\n    }\n    const Tensor rows",
+        ".to_local();\n    }\n    const Tensor rows", SEQUENCE)
+dtensor("dtensor_strategy.cpp", "is_cut ? shard(2) : replicate();",
+        "replicate();", SEQUENCE)
+dtensor("bill.cpp", "summed += 3 * tokens * s.stat;", "", SEQUENCE)
+dtensor("bill.cpp", "kept -= (tokens - tokens / t_) *", "kept -= 0 *", SEQUENCE)
+plan = folder("chapters/11_dtensor", "dtensor")
+# One cut of [gate | up]; heads of keys; the gradient of a norm over heads
+plan("parallelize.cpp",
+     "plan.front().second.columns = mlp->block().up.columns;", "",
+     "DTensorBlock.*")
+plan("parallelize.cpp", "share(attention->kv_heads, \" heads of keys\");", "",
+     "DTensorBlock.*")
+plan("parallelize.cpp", "plan.emplace_back(join(name, norm.leaf()), sequence());",
+     "", "DTensorBlock.*")
 # --- The planner -------------------------------------------------------------------
 
 plans = folder("chapters/planner", "planner")

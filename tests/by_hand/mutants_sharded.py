@@ -195,9 +195,27 @@ dtensor("redistribute.cpp",
         "move(axis, to[axis]);", GRAPHS + ":*Redistribute*")
 dtensor("redistribute.cpp", "return cut(mine, dim, 0, part.size);\n  }\n\n  //",
         "return mine;\n  }\n\n  //", GRAPHS + ":*Redistribute*")
-dtensor("dtensor_ops_reduce.cpp",
-        "shardbook::cross_entropy(x[0], x[1], Reduction::kSum);",
-        "shardbook::cross_entropy(x[0], x[1]);", "DTensorLoss.*:DTensor*")
+dtensor("dtensor_ops_reduce.cpp", "loss(x, Reduction::kSum)",
+        "loss(x, Reduction::kMean)", "DTensorLoss.*:DTensor*")
+dtensor("dtensor_ops_reduce.cpp", "cross_entropy_part(x[0], x[1], first,",
+        "cross_entropy_part(x[0], x[1], 0,", "DTensorLoss.*")
+dtensor("dtensor_ops_reduce.cpp", "(axes == 1 && ceil_part(",
+        "(axes == 1 || ceil_part(", "*DTensorEmptyShards*:*DTensorProperty*")
+# Positions that start at 0 on every rank; a table that is cut unevenly
+dtensor("dtensor_strategy.cpp",
+        "is_cut ? cut_tensor(all, tp, {shard(0)}).to_local() : all;",
+        "slice(all, 0, 0, all.size(0) / (is_cut ? tp.shape()[0] : 1));",
+        "*DTensorTraining*")
+dtensor("dtensor_layout.cpp", "return {{0, index, t, 1, config.vocab_size}};",
+        "return {{0, index, t}};", "*DTensorTraining*")
+dtensor("dtensor_strategy.cpp",
+        "over_dp[at(\"dp\")] * t + over_tp[at(\"tp\")];",
+        "over_dp[at(\"dp\")] + over_tp[at(\"tp\")];",
+        "*DTensorTraining*")
+dtensor("bill.cpp", "s.positions > 0) summed += s.seq", "false) summed += s.seq",
+        "*DTensorTraining*")
+dtensor("bill.cpp", "if (part.bias) all.push_back({h, layers});", "",
+        "*DTensorTraining*")
 dtensor("layout_hooks.cpp", ".to_local({partial()});\n    });\n  }\n  if",
         ".to_local();\n    });\n  }\n  if", "*Training*:DTensor*")
 dtensor("dtensor_strategy.cpp",

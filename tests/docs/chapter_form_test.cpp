@@ -304,6 +304,11 @@ TEST(ChapterForm, WhichOneHasThreeWorkedCases) {
     EXPECT_GE(count(section.text, "\\$ ./shardbook plan "), 1) << section.title;
   }
   EXPECT_EQ(cases, 3);
+  for (const char* model : {"8b", "70b", "405b"}) {
+    EXPECT_NE(page.find(std::string("plan --model llama-3.1-") + model),
+              std::string::npos)
+        << model;
+  }
   EXPECT_GE(count_runs(read_file(kChapters / "details.md")), 12);
 }
 

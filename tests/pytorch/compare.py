@@ -109,7 +109,7 @@ class Program:
         self.command = command
 
     def run(self, options):
-        """Runs to the end; raises Failed with the program's last words."""
+        """Returns the output; raises Failed with the program's last words."""
         try:
             done = subprocess.run(
                 [*self.command, *options],
@@ -126,6 +126,7 @@ class Program:
         if done.returncode != 0:
             words = (done.stderr.strip() or done.stdout.strip()).split("\n")
             raise Failed(f"exit status {done.returncode}: {words[-1]}")
+        return done.stdout
 
 
 class Work:

@@ -159,6 +159,7 @@ class GptAttention : public ModuleOf<GptAttention> {
   Tensor forward(const Tensor& x) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptAttention"; }
+  const BlockTable& block() const { return block_; }
 
   AnyModule c_attn, c_proj, resid_dropout;
   /// Over each head of queries, and of keys (Qwen3); empty in other models.
@@ -190,6 +191,7 @@ class GptMlp : public ModuleOf<GptMlp> {
   Tensor forward(const Tensor& x) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptMlp"; }
+  const BlockTable& block() const { return block_; }
 
   AnyModule c_fc, c_proj, resid_dropout;
   GeluForm gelu_form;

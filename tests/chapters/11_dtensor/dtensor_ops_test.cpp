@@ -223,6 +223,46 @@ TEST(DTensorLoss, CountsEveryTargetOnce) {
   }
 }
 
+// Loss parallel: logits stay where they are, in parts of 3, 2 or 1 classes.
+TEST(DTensorLoss, ExchangesThreeNumbersPerRowWhereClassesAreCut) {
+  const Tensor logits = noise({4, 5}, 1);
+  const Tensor targets =
+      Tensor::from_values(std::vector<std::int64_t>{4, -100, 0, 3}, {4});
+  const Tensor whole = logits.clone();
+  whole.set_requires_grad();
+  const Tensor right = shardbook::cross_entropy(whole, targets);
+  right.backward();
+  const std::vector<Placements> layouts = {{shard(1)}, {shard(0), shard(1)}};
+  for (const Placements& layout : layouts) {
+    const std::vector<int> ranks = {3, 2};
+    on_mesh(
+        {ranks.end() - layout.size(), ranks.end()},
+        [&](const Mesh& mesh, ProcessGroup& world) {
+          Placements of_targets;
+          for (const Placement& each : layout) {
+            of_targets.push_back(each == shard(0) ? each : replicate());
+          }
+          const Tensor mine = cut_tensor(logits, mesh, layout).local().clone();
+          mine.set_requires_grad();
+          const Tensor loss =
+              cross_entropy(from_local(mine, mesh, layout, logits.shape()),
+                            cut_tensor(targets, mesh, of_targets))
+                  .full_tensor();
+          const std::size_t forward = world.records().size();
+          loss.backward();
+          SB_CHECK(error_between(loss, right) < 1e-12, "loss");
+          SB_CHECK(error_between(
+                       mine.grad(),
+                       cut_tensor(whole.grad(), mesh, layout).local()) < 1e-12,
+                   "gradient");
+          SB_CHECK(world.records().size() == forward, "backward sends");
+          for (const CommRecord& record : world.records()) {
+            SB_CHECK(record.numel <= 4, record_text(record));
+          }
+        });
+  }
+}
+
 TEST(DTensorDropout, DrawsTheMaskOfOneDeviceInEveryLayout) {
   const Tensor a = noise({6, 4}, 1);
   const Tensor expected = shardbook::dropout(a, 0.5);

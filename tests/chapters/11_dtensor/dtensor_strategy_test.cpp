@@ -5,6 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <map>
+#include <string>
+
 #include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/common/run/program.h"
 #include "tests/chapters/11_dtensor/dtensor_support.h"
@@ -30,11 +34,16 @@ Options small_options(int ranks, std::int64_t batch, std::int64_t seq) {
   return options;
 }
 
-Report run(const Options& options, const StrategyOptions& setup) {
+/// With `prepare`, changes each rank's model first.
+Report run(
+    const Options& options, const StrategyOptions& setup,
+    const std::function<void(DTensorStrategy&, int rank)>& prepare = {}) {
   ChapterRun chapter;
+  chapter.fold_class = fold_class(options, setup);
   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
     DeviceMesh mesh(world, topology_of(setup, world.size()));
     DTensorStrategy strategy(options, setup, mesh);
+    if (prepare) prepare(strategy, world.rank());
     run.train(options, strategy);
   };
   chapter.reference = [](const Options& options) {
@@ -53,6 +62,7 @@ struct TrainingCase {
   std::int64_t micro_batches = 1;
   int vocabulary = 256;
   bool is_mlp = false;
+  bool sequence_parallel = false;
 };
 
 const TrainingCase kCases[] = {
@@ -77,7 +87,15 @@ const TrainingCase kCases[] = {
     {"3", 3, "fsdp", 6, 8, 0, DType::kF64, 2, 256, true},
     {"2x2", 4, "ddp", 12, 16, 0, DType::kF64, 1, 256, true},
     {"2x2", 4, "fsdp", 12, 13, 0, DType::kF32, 2, 257, true},
-    {"3x1", 3, "fsdp", 3, 8, 0, DType::kF64, 1, 257, true}};
+    {"3x1", 3, "fsdp", 3, 8, 0, DType::kF64, 1, 257, true},
+    // Tokens cut over tp, and a vocabulary that it does not divide
+    {"1", 1, "fsdp", 4, 7, 0, DType::kF64, 1, 256, false, true},
+    {"3", 3, "fsdp", 4, 6, 0.2, DType::kF64, 2, 257, false, true},
+    {"2x2", 4, "ddp", 12, 62, 0.2, DType::kF64, 1, 256, false, true},
+    {"2x3", 6, "fsdp", 8, 9, 0, DType::kF32, 2, 257, false, true},
+    {"2x2", 4, "fsdp", 12, 16, 0, DType::kBF16, 1, 257, false, true},
+    // 87, 87, 86 rows, and halves of 44 and 43, 43 and 43: other ranks' halves
+    {"2x3", 6, "fsdp", 4, 6, 0, DType::kF64, 1, 260, false, true}};
 
 class DTensorTraining : public testing::TestWithParam<TrainingCase> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, DTensorTraining, testing::ValuesIn(kCases));
@@ -98,6 +116,7 @@ TEST_P(DTensorTraining, EqualsOneDeviceAndItsBill) {
   setup.mesh = c.mesh;
   setup.data_parallel = c.data_parallel;
   setup.micro_batches = c.micro_batches;
+  setup.sequence_parallel = c.sequence_parallel;
   const Report report = run(options, setup);
   EXPECT_TRUE(report.parity.passed) << report.parity.max_rel;
   EXPECT_LT(report.losses.back(), report.losses.front());
@@ -144,6 +163,76 @@ TEST(DTensorTrainingOptions, NameWhatDoesNotDivide) {
   Options images = small_options(2, 4, 1);
   images.model = "resnet18";
   expect_error([&] { run(images, {}); }, {"--model resnet18"});
+}
+
+TEST(DTensorTrainingOptions, SequenceParallelCutsWholeTokensOfDecoders) {
+  StrategyOptions setup;
+  setup.sequence_parallel = true;
+  Options odd = small_options(2, 4, 7);
+  expect_error([&] { run(odd, setup); },
+               {"--seq 7: --sequence-parallel cuts it over tp=2; give a "
+                "multiple of 2"});
+  odd.model = "mlp";
+  expect_error([&] { run(odd, setup); }, {"--sequence-parallel: the mlp"});
+}
+
+// Three numbers per token travel for the loss, where the logits would be 256
+TEST(DTensorTraining, NoRankHasAllLogits) {
+  const auto activations_of = [](bool sequence_parallel) {
+    StrategyOptions setup;
+    setup.sequence_parallel = sequence_parallel;
+    return run(small_options(2, 3, 16), setup).ranks[0];
+  };
+  const RankReport plain = activations_of(false), cut = activations_of(true);
+  // Two norms of two blocks and the last one, with half of the tokens; and a half
+  // of the logits
+  const auto kept = static_cast<std::size_t>(MemoryKind::kActivation);
+  EXPECT_EQ(plain.held[kept].counted - cut.held[kept].counted,
+            8 * 48 * (5 * (24 + 2) + 256) / 2);
+  // Table and head: a gather and a scatter of [48, 24] each way; two vectors of
+  // 24 for each norm, two biases per block, the gradient of 16 positions
+  EXPECT_EQ(cut.bytes.counted - plain.bytes.counted,
+            3 * 8 * (2 * 48 * 24 + 3 * 48 + 5 * 2 * 24 + 4 * 24 + 16 * 24 / 2));
+}
+
+// As PyTorch's plan has it (tests/pytorch/compare_dtensor.py): [3, 16] tokens on
+// two ranks, which hold S(1) between attention and MLP, and S(2) inside. The hook
+// of the cut table looks up the tokens, and leaves one to the layer.
+TEST(DTensorTraining, TensorsBetweenModulesLieAsInPyTorchsPlan) {
+  const std::map<std::string, std::string> expected = {
+      {"model.embed_tokens", "[1] [3, 8, 24]"},
+      {"input_layernorm", "[3, 8, 24] [3, 8, 24]"},
+      {"self_attn.qkv_proj", "[3, 16, 24] [3, 16, 24]"},
+      {"self_attn.o_proj", "[3, 16, 12] [3, 8, 24]"},
+      {"post_attention_layernorm", "[3, 8, 24] [3, 8, 24]"},
+      {"mlp.gate_up_proj", "[3, 16, 24] [3, 16, 20]"},
+      {"mlp.down_proj", "[3, 16, 10] [3, 8, 24]"},
+      {"model.norm", "[3, 8, 24] [3, 8, 24]"},
+      {"", "[3, 16] [3, 16, 128]"}};  // tokens to logits
+  Options options = small_options(2, 3, 16);
+  options.steps = 1;
+  options.model =
+      R"({"model_type": "llama", "vocab_size": 256, "hidden_size": 24,)"
+      R"( "intermediate_size": 20, "num_hidden_layers": 1,)"
+      R"( "num_attention_heads": 4, "num_key_value_heads": 2})";
+  StrategyOptions setup;
+  setup.sequence_parallel = true;
+  std::map<std::string, std::string> seen;
+  run(options, setup, [&](DTensorStrategy& strategy, int rank) {
+    for (const NamedModule& each : strategy.model().named_modules()) {
+      const std::string block = "model.layers.0.";
+      const std::string name =
+          each.name.substr(each.name.starts_with(block) ? block.size() : 0);
+      if (rank != 1 || expected.count(name) == 0) continue;
+      each.module->add_forward_pre_hook([&seen, name](Module&, Tensors& x) {
+        seen[name] = shape_text(x[0].shape());
+      });
+      each.module->add_forward_hook([&seen, name](Module&, Tensors& y) {
+        seen[name] += " " + shape_text(y[0].shape());
+      });
+    }
+  });
+  EXPECT_EQ(seen, expected);
 }
 
 TEST(DTensorPicture, ShowsTheRanksOfEveryBlock) {

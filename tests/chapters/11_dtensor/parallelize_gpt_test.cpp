@@ -84,6 +84,65 @@ TEST(DTensorGpt, DropsWhatOneDeviceDrops) {
   }
 }
 
+ModelConfig small_llama(const std::string& type) {
+  return ModelConfig::from_json(
+      R"({"model_type": ")" + type +
+          R"(", "vocab_size": 11, "hidden_size": 24,)"
+          R"( "intermediate_size": 18, "num_hidden_layers": 1,)"
+          R"( "num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 4})",
+      "small");
+}
+
+/// PyTorch's recipe of a block: norms on a rank's own tokens, and a gather and a
+/// scatter around attention and MLP.
+Plan block_plan(const ModelConfig& config) {
+  const BlockTable block = block_table(config);
+  Style inside = pairwise();
+  inside.input = inside.output = shard(1);
+  return {{block.norm_1.name, sequence()},
+          {block.attention_module, inside},
+          {block.norm_2.name, sequence()},
+          {block.mlp_module, inside}};
+}
+
+// Heads of keys, gate and up, and a norm over heads are cut as the table says;
+// gradients of norms and of biases behind rows are sums over all tokens.
+TEST(DTensorBlock, OfBothDialectsEqualsOneDeviceOnOwnTokens) {
+  const std::int64_t n = 2, s = 6, h = 24;
+  for (const ModelConfig& config :
+       {small_gpt(), small_llama("llama"), small_llama("qwen3")}) {
+    for (const int t : {1, 2, 3}) {
+      on_tp(t, [&](const Mesh& tp, ProcessGroup& world) {
+        GptBlock plain("h", config, f64_init()), model("h", config, f64_init());
+        const Tensor x = noise({n, s, h}, 1), weights = noise({n, s, h}, 2);
+        x.set_requires_grad();
+        const Tensor right = plain(x);
+        sum(mul(right, weights)).backward();
+
+        const auto cuts = parallelize_module(model, tp, block_plan(config));
+        const auto own = [&](const Tensor& all) {
+          const std::int64_t first = s / t * world.rank();
+          return slice(all, 1, first, first + s / t);
+        };
+        const Tensor mine = own(x.detach()).clone();
+        mine.set_requires_grad();
+        const Tensor y = model(mine);
+        const std::string forward = log_since(world, 0);
+        sum(mul(y, own(weights))).backward();
+        SB_CHECK(error_between(y, own(right)) < 1e-12, config.type);
+        SB_CHECK(error_between(mine.grad(), own(x.grad())) < 1e-11,
+                 config.type);
+        SB_CHECK(worst_error(whole_gradients(model, tp, cuts), plain) < 1e-11,
+                 config.type);
+        const std::string all = std::to_string(n * s * h);
+        const std::string pair =
+            "all_gather world " + all + ", reduce_scatter world " + all;
+        SB_CHECK(forward == (t == 1 ? "" : pair + ", " + pair), forward);
+      });
+    }
+  }
+}
+
 // Replicated parameters stay equal on all ranks, bit for bit, and the model
 // trains as on one device.
 TEST(DTensorGpt, TrainsAsOneDevice) {
