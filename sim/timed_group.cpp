@@ -32,7 +32,7 @@ double digest(const CommCall& call) {
 // A collective whose end this rank does not know yet.
 struct TimedGroup::Pending {
   CommCall call;
-  double bytes = 0;
+  std::int64_t numel_to_peers = 0;  ///< of all_to_all_v
   /// [ready, bytes, digest, -digest], of which the maximum is taken.
   Tensor times;
   Work exchange;
@@ -121,10 +121,12 @@ bool TimedGroup::has_all_that_run() const {
              static_cast<std::size_t>(network_->num_fibers());
 }
 
-Work TimedGroup::timed(const CommCall& call, Work data) {
+Work TimedGroup::timed(const CommCall& call, std::int64_t numel_to_peers,
+                       Work data) {
   follow_clock();
   auto pending = std::make_shared<Pending>();
   pending->call = call;
+  pending->numel_to_peers = numel_to_peers;
   const double bytes = static_cast<double>(call.numel) *
                        static_cast<double>(dtype_bytes(call.dtype));
   const double check = digest(call);
@@ -173,6 +175,7 @@ void TimedGroup::resolve(Pending& last) {
     record.group_rank = rank();
     record.dtype = next->call.dtype;
     record.numel = next->call.numel;
+    record.numel_to_peers = next->numel_to_peers;
     record.root_or_peer = next->call.root_or_peer;
     const CostModel& model = clock_.model();
     Cost cost;
@@ -197,7 +200,13 @@ Work TimedGroup::do_collective(const CommCall& call,
                                const CommBuffers& buffers) {
   const Tensor& any = buffers.output.defined() ? buffers.output : buffers.input;
   const bool has_data = any.defined() && moves(any);
-  return timed(call, has_data ? inner_.issue(call, buffers) : Work());
+  const bool has_counts = call.op == CommOp::kAllToAllV;
+  return timed(
+      call,
+      has_counts
+          ? call.numel - buffers.send_counts[static_cast<std::size_t>(rank())]
+          : 0,
+      has_data ? inner_.issue(call, buffers) : Work());
 }
 
 // --- Messages ----------------------------------------------------------------

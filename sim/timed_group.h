@@ -76,7 +76,7 @@ class TimedGroup : public ProcessGroup {
                        : member;
   }
   static bool moves(const Tensor& tensor) { return !tensor.is_meta(); }
-  Work timed(const CommCall& call, Work data);
+  Work timed(const CommCall& call, std::int64_t numel_to_peers, Work data);
   void resolve(Pending& pending);
   std::vector<std::string> unfolded(std::vector<std::string> texts) const;
   TimelineEvent event_of(const CommCall& call) const;

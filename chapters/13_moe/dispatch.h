@@ -66,7 +66,8 @@ struct DroplessCall {
   const Routing& routing;  ///< its slots are not read
   const Tensor& weights;   ///< [S, k]
   ProcessGroup* ep = nullptr;
-  /// On shapes: the choices [E] of another EP rank.
+  /// On shapes: the choices [E] of an EP rank; of this one, where `routing` has
+  /// none.
   std::function<std::vector<std::int64_t>(int source)> drawn;
   /// [El, R, M] -> the same: R rows for each expert, zeros behind its own.
   std::function<Tensor(const Tensor& rows)> experts;

@@ -17,12 +17,14 @@ Shards part_of(const ModelConfig& config, const ProcessGroup& ep) {
   return {{0, ep.rank(), ep.size()}};
 }
 
-/// Choices of a run on shapes: all experts equally often.
-std::vector<std::int64_t> even_choices(std::int64_t choices,
-                                       std::int64_t experts) {
-  std::vector<std::int64_t> chosen;
-  for (std::int64_t i = 0; i < choices; ++i) chosen.push_back(i % experts);
-  return chosen;
+/// Choices of each expert in a run on shapes: as even as possible.
+std::vector<std::int64_t> even_counts(std::int64_t choices,
+                                      std::int64_t experts) {
+  std::vector<std::int64_t> counts;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    counts.push_back((choices + experts - 1 - e) / experts);
+  }
+  return counts;
 }
 
 }  // namespace
@@ -40,8 +42,7 @@ Tensor SpreadExperts::through_experts(const Tensor& rows,
   const std::int64_t s = rows.size(0), k = choices.weights.size(1);
   Routing routing;
   routing.tokens = s, routing.k = k, routing.experts = choices.experts;
-  routing.expert =
-      rows.is_meta() ? even_choices(s * k, choices.experts) : choices.chosen;
+  routing.expert = choices.chosen;
 
   MoeRecord::Load& load = record_->loads[name_];
   const bool is_again = RankContext::current().is_recomputing;
@@ -49,7 +50,7 @@ Tensor SpreadExperts::through_experts(const Tensor& rows,
       rows,
       {routing, choices.weights, ep_,
        // On shapes all ranks have as many tokens
-       [&](int) { return routing.exp_counts(); },
+       [&](int) { return even_counts(s * k, choices.experts); },
        [this](const Tensor& grouped) { return apply_experts(grouped); }},
       is_again ? load.sent_rows_again : load.sent_rows);
 

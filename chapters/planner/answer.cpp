@@ -45,6 +45,8 @@ void add_options(CommandLine& line, Asked& asked) {
   line.add("--tp", &only.tp, "only this degree", 1);
   line.add("--pp", &only.pp, "only this degree", 1);
   line.add("--cp", &only.cp, "only this degree", 1);
+  line.add("--ep", &only.ep, "only this degree: replicas that share experts",
+           1);
   line.add("--zero-stage", &only.zero_stage, "only this stage", 0, 3);
   line.add("--micro-batch", &only.micro_batch, "only this size, in samples", 1);
   line.add("--schedule", &only.schedule, "only this one",

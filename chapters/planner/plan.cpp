@@ -40,6 +40,7 @@ std::string Plan::layout_text() const {
   add("pp", setup.pp);
   add("dp", setup.dp);
   if (text.empty()) text = "one device";
+  if (setup.ep > 1) text += fmt::format(", EP {}", setup.ep);
   if (setup.sequence_parallel) text += ", SP";
   if (setup.zero_stage > 0) text += fmt::format(", ZeRO-{}", setup.zero_stage);
   if (offloads) text += ", offload";
@@ -110,6 +111,7 @@ HybridJob job_of(const PlanRequest& request, const Plan& plan) {
   job.sizes.vocabulary = padded_vocabulary(job.sizes.vocabulary, plan.setup.tp);
   job.layout.tp = plan.setup.tp;
   job.layout.cp = plan.setup.cp;
+  job.layout.ep = plan.setup.ep;
   job.layout.cuts_tokens = plan.setup.sequence_parallel;
   job.layout.recompute = recompute_of(plan.recompute);
   job.layout.micro_batch = plan.micro_batch;
@@ -199,7 +201,7 @@ double least_activations(const HybridJob& job) {
     width /= job.layout.cuts_tokens ? t : 1;
   } else {
     width = 0;
-    for (const BlockPart& part : block_table(*job.sizes.model).parts()) {
+    for (const BlockPart& part : block_table(*job.sizes.model, 0).parts()) {
       width += job.layout.cuts_tokens ? part.kept() / t : part.kept(t);
     }
   }
@@ -210,17 +212,42 @@ double least_activations(const HybridJob& job) {
          width * job.element();
 }
 
-/// Elements of the rank with most parameters, norms and biases left out.
-double most_weights(const HybridJob& job) {
+/// Elements of a rank's weights, norms and biases left out; of experts, those that
+/// this rank of ep has.
+struct Weights {
+  double dense = 0, experts = 0;
+  double all() const { return dense + experts; }
+};
+Weights block_weights(const HybridJob& job) {
+  if (!job.sizes.has_own_experts()) {
+    return {weight_products(job) / job.layout.tp};
+  }
+  Weights weights;
+  for (const BlockPart& part : block_table(*job.sizes.model, 0).parts()) {
+    if (part.kind != PartKind::kProduct) continue;
+    const auto each = static_cast<double>(part.in * part.out);
+    if (part.experts > 1) {
+      weights.experts +=
+          each * static_cast<double>(part.experts) / job.layout.ep;
+    } else {
+      weights.dense += each / job.layout.tp;
+    }
+  }
+  return weights;
+}
+
+/// The same of the rank with most parameters.
+Weights most_weights(const HybridJob& job) {
   const std::vector<double> blocks = blocks_of_ranks(job);
-  const double weights = weight_products(job);
-  double most = 0;
+  const Weights block = block_weights(job);
+  Weights most;
   for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
     const bool is_first = rank == 0, is_last = rank + 1 == blocks.size();
     const bool has_two = is_first && is_last && !job.is_tied;
     const int tables = has_two ? 2 : is_first || is_last ? 1 : 0;
-    most = std::max(
-        most, blocks[rank] * weights / job.layout.tp + tables * job.table());
+    const Weights own = {blocks[rank] * block.dense + tables * job.table(),
+                         blocks[rank] * block.experts};
+    if (own.all() > most.all()) most = own;
   }
   return most;
 }
@@ -243,12 +270,12 @@ double least_seconds(const PlanRequest& request, const Plan& plan) {
   const double flops = 2 * tokens / job.layout.tp;
   double block = flops * (3 * (weights + attention) + again) / rate;
   const double head = 2 * tokens * 3 * job.table() / rate;
-  // Sums over tp in forward wait for their messages
+  // Sums over tp in forward wait for their messages; those of experts go over ep
   const double t = job.layout.tp;
   const double link = fastest_link(request.base.cluster);
   if (!job.overlaps_tensor)
-    block += 2 * (t - 1) / t * tokens * static_cast<double>(job.sizes.hidden) *
-             job.element() / link;
+    block += (job.sizes.has_own_experts() ? 1 : 2) * (t - 1) / t * tokens *
+             static_cast<double>(job.sizes.hidden) * job.element() / link;
 
   // The last rank waits until the first micro-batch arrives, and the first rank
   // until the last one comes back. Zero bubble fills the second wait with
@@ -267,23 +294,27 @@ double least_seconds(const PlanRequest& request, const Plan& plan) {
   double sums = 0;
   const double d = job.replicas();
   if (d > 1 && job.zero_stage <= 1 && !job.overlaps_gradients) {
-    sums = (d - 1) / d * most_weights(job) * job.element() / link;
+    sums = (d - 1) / d * most_weights(job).dense * job.element() / link;
   }
   return slowest + sums;
 }
 
 double least_bytes(const PlanRequest& request, const Plan& plan) {
   const HybridJob job = job_of(request, plan);
-  const zero::ModelStates states = job.states(most_weights(job));
+  const auto states_of = [&](const Weights& own) {
+    return job.states(own.all(), own.experts);
+  };
+  const zero::ModelStates states = states_of(most_weights(job));
   const double kept = least_activations(job);
   if (plan.offloads) {
     return kept + (job.zero_stage == 3 ? 0 : states.parameters);
   }
-  const double first =
-      blocks_of_ranks(job)[0] * weight_products(job) / job.layout.tp +
-      job.table();
-  return std::max(states.total(),
-                  kept > 0 ? job.states(first).total() + kept : 0);
+  if (kept == 0) return states.total();
+  const Weights block = block_weights(job);
+  const double blocks = blocks_of_ranks(job)[0];
+  const Weights first = {blocks * block.dense + job.table(),
+                         blocks * block.experts};
+  return std::max(states.total(), states_of(first).total() + kept);
 }
 
 }  // namespace shardbook::planner

@@ -27,7 +27,7 @@ namespace shardbook::planner {
 
 /// Choices that are fixed, or that a system lacks. 0 and empty: free.
 struct Limits {
-  int tp = 0, pp = 0, cp = 0;
+  int tp = 0, pp = 0, cp = 0, ep = 0;
   int zero_stage = -1;  ///< -1: free
   std::int64_t micro_batch = 0;
   std::string schedule;        ///< "1f1b", "interleaved" or "zb-h1"

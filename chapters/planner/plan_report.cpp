@@ -281,6 +281,7 @@ std::string command_of(const PlanRequest& request, const Plan& plan,
     if (setup.pp > 1) {
       add(fmt::format("--pp {} --partition {}", setup.pp, setup.partition));
     }
+    if (setup.ep > 1) add(fmt::format("--ep {}", setup.ep));
     if (setup.sequence_parallel) add("--sequence-parallel");
     if (setup.zero_stage > 0)
       add(fmt::format("--zero-stage {}", setup.zero_stage));

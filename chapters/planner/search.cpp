@@ -122,9 +122,12 @@ void check_request(const PlanRequest& request) {
   SB_CHECK(config.has_blocks(), "--model ", request.model,
            ": the planner knows GPTs and Llamas; give gpt-13b, llama-3.1-8b or "
            "another one of these families");
-  SB_CHECK(config.llama.num_experts == 0, "--model ", request.model,
-           ": has experts, which the planner does not place; give a dense "
-           "model, such as llama-3.1-8b");
+  for (std::int64_t i = 0; i < config.n_layer; ++i) {
+    SB_CHECK(config.llama.has_experts_in(i) == config.llama.has_experts_in(0),
+             "--model ", request.model,
+             ": has blocks with experts and blocks without; the planner knows "
+             "models whose blocks are alike");
+  }
   const int devices = request.base.cluster.num_devices();
   SB_CHECK(request.world_size >= 1 && request.world_size <= devices,
            "--world-size ", request.world_size, ": ", request.base.cluster.name,
@@ -173,7 +176,7 @@ std::vector<Strategy> search_by_strategy(const PlanRequest& request,
                              : request.world_size == 1 ? "one device"
                                                        : "DDP";
     add(name, [=](const Plan& plan) {
-      return is_data_parallel(plan) && !plan.offloads &&
+      return is_data_parallel(plan) && !plan.offloads && plan.setup.ep == 1 &&
              plan.setup.zero_stage == stage;
     });
   }
@@ -181,13 +184,15 @@ std::vector<Strategy> search_by_strategy(const PlanRequest& request,
   const auto with = [&](const std::string& name, bool tp, bool pp) {
     add(name, [=](const Plan& plan) {
       return (plan.setup.tp > 1) == tp && (plan.setup.pp > 1) == pp &&
-             plan.setup.cp == 1;
+             plan.setup.cp == 1 && plan.setup.ep == 1;
     });
   };
   with("TP", true, false);
   with("PP", false, true);
   with("TP x PP", true, true);
-  add("CP", [](const Plan& plan) { return plan.setup.cp > 1; });
+  add("CP",
+      [](const Plan& plan) { return plan.setup.cp > 1 && plan.setup.ep == 1; });
+  add("EP", [](const Plan& plan) { return plan.setup.ep > 1; });
   return found;
 }
 

@@ -59,6 +59,23 @@ class Space {
     plan.setup.cp = cp;
     plan.setup.dp = request_.world_size / (tp * pp * cp);
     if (cp > 1) plan.setup.cp_layout = "zigzag";
+    const bool has_experts = request_.base.sizes.has_own_experts();
+    for (const int ep :
+         has_experts ? divisors(plan.setup.dp) : std::vector<int>{1}) {
+      if (only.ep > 0 ? ep != only.ep : !shares_experts(ep)) continue;
+      plan.setup.ep = ep;
+      stages(plan);
+    }
+  }
+
+  /// More ranks than experts cannot share them.
+  bool shares_experts(int ep) const {
+    return ep == 1 || request_.base.sizes.model->llama.num_experts % ep == 0;
+  }
+
+  void stages(Plan plan) {
+    const Limits& only = request_.limits;
+    const int tp = plan.setup.tp, pp = plan.setup.pp, cp = plan.setup.cp;
     for (int stage = 0; stage <= 3; ++stage) {
       if (only.zero_stage >= 0 && stage != only.zero_stage) continue;
       // Nothing to share, except with a host

@@ -12,6 +12,7 @@
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 #include "chapters/12_sequence_parallel/megatron.h"
+#include "chapters/13_moe/spread_experts.h"
 #include "chapters/common/models/models.h"
 #include "chapters/planner/llama_block.h"
 #include "chapters/planner/on_shapes.h"
@@ -30,6 +31,9 @@ LayerFactory factory_of(const Place& at, const ModelConfig& config) {
   LayerFactory layers = at.layout.cuts_tokens
                             ? sequence_parallel::megatron_layers(config, at.tp)
                             : tensor_parallel::layers(config, at.tp);
+  if (at.sizes.has_own_experts() && at.ep.size() > 1) {
+    layers.mlp = moe::spread_experts(at.ep, std::make_shared<moe::MoeRecord>());
+  }
   layers.attention = [at, whole = layers.attention](
                          const Tensor& qkv, const AttentionOptions& options) {
     const auto run = [at, whole, options](const Tensors& in) {
@@ -67,6 +71,9 @@ class Stage {
     const auto keep = [this](Module& module) {
       for (const NamedTensor& each : module.named_parameters()) {
         parameters_.push_back(each.tensor);
+        if (moe::is_expert(each.name)) {
+          expert_parameters_ += static_cast<double>(each.tensor.numel());
+        }
       }
     };
     if (parts.has_embedding) {
@@ -261,6 +268,10 @@ sim::Cluster with_expert_traffic(sim::Cluster cluster,
 
 }  // namespace
 
+bool DecoderSizes::has_own_experts() const {
+  return model != nullptr && model->llama.num_experts > 0;
+}
+
 StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                    const StageLayout& layout, const StageParts& parts) {
   const int parts_of_sequence =
@@ -275,14 +286,19 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                (sizes.is_llama && sizes.is_gated && sizes.experts == 0),
            "every second product is computed again in Llama's gated block "
            "only");
-  SB_CHECK(layout.ep == 1 || sizes.experts % layout.ep == 0, sizes.experts,
+  const bool is_own = sizes.has_own_experts();
+  const std::int64_t experts =
+      is_own ? sizes.model->llama.num_experts : sizes.experts;
+  SB_CHECK(layout.ep == 1 || experts % layout.ep == 0, experts,
            " experts do not divide by ep ", layout.ep);
-  SB_CHECK(layout.ep == 1 || (layout.cp == 1 && layout.ep % layout.tp == 0 &&
-                              (layout.tp == 1 || layout.cuts_tokens)),
+  SB_CHECK(layout.ep == 1 || is_own ||
+               (layout.cp == 1 && layout.ep % layout.tp == 0 &&
+                (layout.tp == 1 || layout.cuts_tokens)),
            "ep ", layout.ep, " with tp ", layout.tp, " and cp ", layout.cp,
            ": tp has to divide ep and to cut the tokens, and cp is 1");
   StageRun run;
-  const int replicas = layout.ep > 1 ? layout.ep / layout.tp : 1;
+  const int replicas =
+      layout.ep == 1 || is_own ? layout.ep : layout.ep / layout.tp;
   const Topology topology =
       Topology::megatron(layout.tp, layout.cp, replicas, 1);
   // Ranks of a tensor-parallel group do the same; so do ranks that share
@@ -293,8 +309,8 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
       [&](int) { return (layout.cp - 1) * layout.tp; },
       [&](ProcessGroup& all) {
         DeviceMesh mesh(all, topology);
-        // All ranks of the world share the experts: those of tp are among them
-        ProcessGroup& ep = layout.ep > 1 ? all : mesh.group("dp");
+        // Where tp is among those that share the experts, all ranks do
+        ProcessGroup& ep = layout.ep > 1 && !is_own ? all : mesh.group("dp");
         const Place at = {mesh.group("tp"), mesh.group("cp"), ep, sizes,
                           layout};
         const StageRun mine = run_rank(at, parts);

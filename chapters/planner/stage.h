@@ -43,6 +43,8 @@ struct DecoderSizes {
   std::int64_t head_width() const {
     return head_dim > 0 ? head_dim : hidden / heads;
   }
+  /// The model's config has experts.
+  bool has_own_experts() const;
   std::int64_t mlp_width() const { return mlp > 0 ? mlp : 4 * hidden; }
 };
 
@@ -59,7 +61,9 @@ enum class Recompute {
 /// How the ranks share the work, and the types that they compute in.
 struct StageLayout {
   int tp = 1, cp = 1;
-  /// Ranks that share the experts, those of tp among them; 1: each has all.
+  /// Ranks that share the experts, 1: each has all. Those of a model that trains
+  /// are replicas, and ranks of tp have the same experts; else tp's ranks are
+  /// among them.
   int ep = 1;
   /// A token travels once to each node that has some of its experts, and is
   /// copied there (DeepEP); false: once for each expert.

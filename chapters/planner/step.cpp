@@ -174,8 +174,7 @@ HybridStep hybrid_step(const HybridJob& job, double limit_s) {
   step.gradients_s =
       gradient_seconds(job, costs, fullest->parameters - experts,
                        groups.of_replicas(), *fullest) +
-      gradient_seconds(job, costs, experts, groups.of_experts(job.layout.ep),
-                       *fullest) +
+      gradient_seconds(job, costs, experts, groups.of_experts(), *fullest) +
       tied_seconds(job, costs);
   step.optimizer_s = job.offloads
                          ? update_on_host_seconds(
@@ -201,9 +200,18 @@ int live_sets(const HybridJob& job, int pp_rank) {
 }
 
 // Adam, with f32 copies of 16-bit parameters
-zero::ModelStates HybridJob::states(double parameters) const {
-  return zero::model_states(zero_stage, parameters, replicas(),
-                            zero::state_bytes(layout.dtype, "adamw", {}));
+zero::ModelStates HybridJob::states(double parameters, double experts) const {
+  const zero::StateBytes bytes = zero::state_bytes(layout.dtype, "adamw", {});
+  zero::ModelStates all =
+      zero::model_states(zero_stage, parameters - experts, replicas(), bytes);
+  if (experts == 0) return all;
+  const auto copies = static_cast<int>(Ranks(*this).of_experts().size());
+  const zero::ModelStates more =
+      zero::model_states(zero_stage, experts, copies, bytes);
+  all.parameters += more.parameters;
+  all.gradients += more.gradients;
+  all.optimizer += more.optimizer;
+  return all;
 }
 
 StepMemory step_memory(const HybridJob& job) {
@@ -216,7 +224,8 @@ StepMemory step_memory(const HybridJob& job) {
   StepMemory most;
   for (int rank = 0; rank < job.pp; ++rank) {
     const StageRun& run = ranks[static_cast<std::size_t>(rank)];
-    const zero::ModelStates states = job.states(run.parameters);
+    const zero::ModelStates states =
+        job.states(run.parameters, run.expert_parameters);
     StepMemory memory;
     memory.parameters = states.parameters;
     memory.gradients = states.gradients;

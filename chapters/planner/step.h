@@ -83,8 +83,9 @@ struct HybridJob {
     return static_cast<double>(micro_batches * layout.micro_batch * sizes.seq) *
            dp;
   }
-  /// The ZeRO chapter's table, with Adam, for a rank with so many parameters.
-  zero::ModelStates states(double parameters) const;
+  /// The ZeRO chapter's table, with Adam, for a rank with so many parameters,
+  /// `experts` of them in experts.
+  zero::ModelStates states(double parameters, double experts = 0) const;
 };
 
 // --- Work --------------------------------------------------------------------

@@ -14,7 +14,7 @@ namespace {
 
 /// Multiply-adds of a product for one token.
 double products_of(const BlockPart& part) {
-  return static_cast<double>(part.in * part.out);
+  return static_cast<double>(part.in * part.out * part.chosen);
 }
 
 /// The share of the update of all parameters that this rank performs.
@@ -23,7 +23,7 @@ double own_share(const HybridJob& job, const StageRun& run) {
   const double experts = run.expert_parameters / run.parameters;
   double share = (1 - experts) / job.replicas();
   if (experts > 0) {
-    const auto sharing = Ranks(job).of_experts(job.layout.ep).size();
+    const auto sharing = Ranks(job).of_experts().size();
     share += experts / static_cast<double>(sharing);
   }
   return share;
@@ -225,7 +225,6 @@ std::map<std::string, double> sent_bytes(const HybridJob& job,
   const Ranks ranks(job);
   const auto m = static_cast<double>(job.micro_batches);
   const double d = job.replicas();
-  const double half = (d - 1) / d;
   std::map<std::string, double> most;
   double largest = -1;
   for (int rank = 0; rank < job.pp; ++rank) {
@@ -247,10 +246,16 @@ std::map<std::string, double> sent_bytes(const HybridJob& job,
     // and backward
     const double gradients = (job.zero_stage >= 2 ? m : 1) * job.gradient();
     const double fetches = (job.zero_stage == 3 ? 2 * m : 1) * job.element();
-    if (d > 1) {
-      bytes[costs.link(ranks.of_replicas()).name] +=
-          half * run.parameters *
+    const auto sum = [&](const std::vector<int>& group, double parameters) {
+      const auto n = static_cast<double>(group.size());
+      if (n == 1) return;
+      bytes[costs.link(group).name] +=
+          (n - 1) / n * parameters *
           (job.zero_stage >= 1 ? gradients + fetches : 2 * gradients);
+    };
+    sum(ranks.of_replicas(), run.parameters - run.expert_parameters);
+    if (run.expert_parameters > 0) {
+      sum(ranks.of_experts(), run.expert_parameters);
     }
     // Gradients go to the host, parameters come back
     if (job.offloads) {
@@ -288,7 +293,7 @@ double weight_products(const HybridJob& job) {
   const DecoderSizes& sizes = job.sizes;
   if (sizes.model != nullptr) {
     double products = 0;
-    for (const BlockPart& part : block_table(*sizes.model).parts()) {
+    for (const BlockPart& part : block_table(*sizes.model, 0).parts()) {
       if (part.kind == PartKind::kProduct) products += products_of(part);
     }
     return products;

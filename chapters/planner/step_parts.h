@@ -17,14 +17,26 @@ namespace shardbook::planner {
 class Ranks {
  public:
   explicit Ranks(const HybridJob& job)
-      : tp_(job.layout.tp), replicas_(job.replicas()) {}
+      : tp_(job.layout.tp),
+        cp_(job.layout.cp),
+        ep_(job.layout.ep),
+        replicas_(job.replicas()),
+        is_own_(job.sizes.has_own_experts()) {}
   std::vector<int> of_tp() const { return every(1, tp_); }
   /// The ranks with the same parameters.
   std::vector<int> of_replicas() const { return every(tp_, replicas_); }
-  /// Those of them with the same experts.
-  std::vector<int> of_experts(int ep) const {
-    const int stride = std::max(ep, tp_);
-    return every(stride, std::max(1, tp_ * replicas_ / stride));
+  /// Those with the same experts.
+  std::vector<int> of_experts() const {
+    if (!is_own_) {
+      const int stride = std::max(ep_, tp_);
+      return every(stride, std::max(1, tp_ * replicas_ / stride));
+    }
+    // All of tp and cp, and every ep-th replica
+    std::vector<int> ranks;
+    for (const int first : every(tp_ * cp_ * ep_, replicas_ / cp_ / ep_)) {
+      for (int i = 0; i < tp_ * cp_; ++i) ranks.push_back(first + i);
+    }
+    return ranks;
   }
   /// The rank of a stage in the first pipeline.
   int at_stage(int stage) const { return stage * tp_ * replicas_; }
@@ -36,7 +48,8 @@ class Ranks {
     return ranks;
   }
 
-  int tp_, replicas_;
+  int tp_, cp_, ep_, replicas_;
+  bool is_own_;
 };
 
 /// All stages in order, including those of all chunks.

@@ -20,11 +20,13 @@ struct LlamaCase {
   int tp, pp, cp, zero_stage;
   bool sequence_parallel = false;
   std::string schedule = "1f1b", recompute = "never";
+  int ep = 1;
 };
 
 Plan llama_plan(const PlanRequest& request, const LlamaCase& each) {
   Plan plan = plan_of(request, each.tp, each.pp, each.cp, each.zero_stage, 2);
   plan.setup.sequence_parallel = each.sequence_parallel;
+  plan.setup.ep = each.ep;
   plan.setup.schedule = each.schedule;
   plan.recompute = each.recompute;
   return plan;
@@ -37,19 +39,25 @@ TEST(PlannerLlama, AgreesWithTheHybridChapter) {
       {"llama-nano", 1, 1, 1, 0},
       {"llama-3.1-8b", 2, 4, 1, 1, true, "1f1b", "blocks"}};
   if (!kSanitized) {
-    cases.insert(cases.end(),
-                 {{"llama-3.1-8b", 1, 1, 1, 0},
-                  {"llama-3.1-8b", 8, 1, 1, 2, true},
-                  {"llama-3.1-8b", 2, 2, 1, 1, false, "interleaved"},
-                  {"llama-3.1-8b", 2, 4, 1, 1, false, "zb-h1"},
-                  {"llama-3.1-8b", 1, 8, 1, 1},
-                  {"llama-3.1-8b", 2, 2, 2, 1, true, "1f1b", "attention"},
-                  {"llama-3.1-70b", 8, 1, 1, 0},
-                  {"llama-3.1-70b", 8, 2, 1, 1, true, "1f1b", "blocks"},
-                  {"llama-3.1-70b", 2, 2, 2, 1},
-                  {"llama-3.2-1b", 8, 1, 1, 0},
-                  {"llama-3.2-1b", 2, 4, 1, 1, false, "zb-h1"},
-                  {"qwen3-0.6b", 2, 2, 2, 1}});
+    cases.insert(
+        cases.end(),
+        {{"llama-3.1-8b", 1, 1, 1, 0},
+         {"llama-3.1-8b", 8, 1, 1, 2, true},
+         {"llama-3.1-8b", 2, 2, 1, 1, false, "interleaved"},
+         {"llama-3.1-8b", 2, 4, 1, 1, false, "zb-h1"},
+         {"llama-3.1-8b", 1, 8, 1, 1},
+         {"llama-3.1-8b", 2, 2, 2, 1, true, "1f1b", "attention"},
+         {"llama-3.1-70b", 8, 1, 1, 0},
+         {"llama-3.1-70b", 8, 2, 1, 1, true, "1f1b", "blocks"},
+         {"llama-3.1-70b", 2, 2, 2, 1},
+         {"llama-3.2-1b", 8, 1, 1, 0},
+         {"llama-3.2-1b", 2, 4, 1, 1, false, "zb-h1"},
+         {"qwen3-0.6b", 2, 2, 2, 1},
+         {"mixtral-8x7b", 1, 1, 1, 1, false, "1f1b", "never", 8},
+         {"mixtral-8x7b", 1, 4, 1, 0, false, "interleaved", "attention", 4},
+         {"mixtral-8x7b", 2, 4, 1, 1, true, "1f1b", "blocks", 2},
+         {"qwen3-30b-a3b", 1, 2, 1, 1, false, "1f1b", "never", 8},
+         {"qwen3-30b-a3b", 2, 2, 1, 1, true, "1f1b", "never", 4}});
   }
   constexpr double kTime = 0.06, kMemory = 0.02;
   for (const LlamaCase& each : cases) {
@@ -126,9 +134,33 @@ TEST(PlannerLlama, CountsTwoTablesAndFewHeadsOfKeys) {
   expect_text(result_text(tied, {}), {"1.24 billion parameters"});
 }
 
-TEST(PlannerLlama, BoundsAreBelowEveryPrediction) {
+// Mixtral 8x7B: h 4096, 8 heads of keys among 32, 8 experts of f 14336, of which a
+// token visits 2.
+TEST(PlannerLlama, CountsExpertsOnTheRanksThatHaveThem) {
   const PlanRequest request =
-      request_of("llama-3.2-1b", "dgx-a100", 4, 16, 2048);
+      request_of("mixtral-8x7b", "dgx-a100", 16, 64, 2048);
+  const double h = 4096, f = 14336, table = 32000 * h;
+  const double attention = h * (h + 2 * h / 4 + h), router = 8 * h;
+  Plan plan = plan_of(request, 2, 2, 1, 1);
+  plan.setup.sequence_parallel = true;
+  plan.setup.ep = 4;
+  EXPECT_EQ(plan.layout_text(), "tp 2 x pp 2 x dp 4, EP 4, SP, ZeRO-1");
+  const HybridJob job = job_of(request, plan);
+  EXPECT_EQ(weight_products(job), attention + router + 2 * 3 * h * f);
+  // tp cuts attention and tables, ep the experts
+  const double dense = 16 * (attention / 2 + router + 2 * h) + table / 2;
+  const double experts = 16 * 2 * 3 * h * f;
+  const StepMemory memory = step_memory(job);
+  EXPECT_EQ(memory.parameters, 2 * (dense + experts));
+  // Four replicas share the dense state, two ranks of tp have the same experts
+  EXPECT_DOUBLE_EQ(memory.optimizer, 12 * (dense / 4 + experts / 2));
+  expect_text(result_text(request, {}), {"46.70 billion parameters"});
+}
+
+class PlannerBounds : public testing::TestWithParam<const char*> {};
+
+TEST_P(PlannerBounds, AreBelowEveryPrediction) {
+  const PlanRequest request = request_of(GetParam(), "dgx-a100", 4, 16, 2048);
   SearchOptions every;
   every.prunes = false;
   const PlanResult fast = search(request), slow = search(request, every);
@@ -147,6 +179,15 @@ TEST(PlannerLlama, BoundsAreBelowEveryPrediction) {
   }
 }
 
+INSTANTIATE_TEST_SUITE_P(
+    All, PlannerBounds,
+    testing::Values(
+        "llama-3.2-1b",
+        R"({"model_type":"mixtral","vocab_size":32000,"hidden_size":1024,)"
+        R"("intermediate_size":3584,"num_hidden_layers":4,)"
+        R"("num_attention_heads":16,"num_key_value_heads":4,)"
+        R"("num_local_experts":4,"num_experts_per_tok":2})"));
+
 TEST(PlannerLlama, RefusesWhatTheHybridChapterRefuses) {
   PlanRequest request = request_of("llama-3.1-8b", "dgx-a100", 16, 32, 2048);
   request.limits.tp = 16;
@@ -154,10 +195,10 @@ TEST(PlannerLlama, RefusesWhatTheHybridChapterRefuses) {
   EXPECT_TRUE(result.best.empty());
   expect_text(result.illegal["--tp"].example,
               {"--tp 16: 8 heads of keys do not divide by it", "give 8"});
-  request.model = "mixtral-8x7b";
+  request.model =
+      R"({"model_type":"qwen3_moe","hidden_size":64,"mlp_only_layers":[0]})";
   expect_error([&] { search(request); },
-               {"--model mixtral-8x7b: has experts, which the planner does not "
-                "place; give a dense model, such as llama-3.1-8b"});
+               {"has blocks with experts and blocks without"});
   // Attention would see more tokens than its window has
   request.model = "mistral-7b";
   request.base.sizes.seq = 8192;
