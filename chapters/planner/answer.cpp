@@ -122,6 +122,7 @@ Answer of_count(const Asked& asked) {
   CountRequest request;
   request.name = asked.request.model;
   request.model = CountedModel::read(request.name);
+  if (request.name[0] == '{') request.name = "this config";
   request.dtype = asked.request.dtype();
   const std::int64_t most = request.model.positions;
   const std::int64_t seq = asked.request.seq();

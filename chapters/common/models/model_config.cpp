@@ -264,9 +264,11 @@ ConfigText ModelConfig::text_of(const std::string& name_or_file) {
   SB_CHECK(is_named(name_or_file), "--model ", name_or_file, ": give one of ",
            names, "or the config FILE.json of a GPT-2 or ResNet or Llama");
   const std::string label = "--model " + name_or_file;
-  std::ifstream file(name_or_file, std::ios::binary);
-  SB_CHECK(file && !std::filesystem::is_directory(name_or_file), label,
+  // Opening a pipe would wait for its writer
+  SB_CHECK(std::filesystem::is_regular_file(name_or_file), label,
            ": the file cannot be read");
+  std::ifstream file(name_or_file, std::ios::binary);
+  SB_CHECK(file, label, ": the file cannot be read");
   std::string text(config_keys::kMostBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(file.gcount()));

@@ -84,9 +84,12 @@ class Reading {
         object_(flattened(object, known_)),
         label_(std::move(label)) {
     check_keys();
-    // A bad value is an error even where no layer needs it
+    // A bad value is an error even where no layer needs it; but with a list of
+    // its layers, EXAONE has "LLLG" as a pattern
+    const bool has_types = !list("types").is_null();
     for (const auto& [name, number] : family_.numbers) {
-      if (!is_list(name) && find(name) != nullptr) (*this)[name];
+      if (is_list(name) || (has_types && name == "pattern")) continue;
+      if (find(name) != nullptr) (*this)[name];
     }
   }
 
@@ -517,6 +520,15 @@ CountedModel counted_from_json(const json& object, const std::string& label,
   model.rows = rows.take();
   model.remarks.push_back("the book does not train a " + type +
                           ": it is counted, not planned");
+  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"}) {
+    const auto further = object.find(key);
+    if (further == object.end() || *further == 0) continue;
+    model.remarks.push_back(
+        std::string("layers that predict further tokens (\"") + key +
+        "\") are not counted, as transformers does "
+        "not build them");
+    break;
+  }
   return model;
 }
 
