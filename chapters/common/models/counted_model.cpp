@@ -52,6 +52,27 @@ json without_training(json object) {
   return object;
 }
 
+/// Of a model that the book does not train.
+CountedModel counted_from_json(const json& object, const std::string& label,
+                               const std::string& type) {
+  const CountedSizes sizes = counted_sizes(object, label, type);
+  CountedModel model;
+  model.type = type;
+  model.positions = sizes["positions"];
+  model.rows = counted_rows(sizes);
+  model.remarks = {"the book does not train a " + type +
+                   ": it is counted, not planned"};
+  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"}) {
+    const auto further = object.find(key);
+    if (further == object.end() || *further == 0) continue;
+    model.remarks.push_back(
+        std::string("layers that predict further tokens (\"") + key +
+        "\") are not counted, as transformers does not build them");
+    break;
+  }
+  return model;
+}
+
 bool is_trained(const std::string& type) {
   const std::vector<std::string>& llamas = llama_types();
   return type == "gpt2" ||

@@ -1,5 +1,6 @@
 #include "chapters/common/models/internal/counted_families.h"
 
+#include <algorithm>
 #include <iterator>
 #include <sstream>
 
@@ -268,6 +269,49 @@ void add_number(const std::string& token, CountedClass& family) {
   if (has(':')) number.absent = after(':', "");
 }
 
+class Expression {
+ public:
+  using Lookup = std::function<std::int64_t(const std::string&)>;
+  Expression(const std::string& text, const Lookup& number)
+      : text_(text), number_(number) {}
+
+  /// From left to right, up to a comma or a bracket.
+  std::int64_t sum() {
+    std::int64_t value = term();
+    while (at_ < text_.size() && text_[at_] != ',' && text_[at_] != ')') {
+      const char sign = text_[at_++];
+      const std::int64_t next = term();
+      if (sign == '+') value += next;
+      if (sign == '-') value -= next;
+      if (sign == '*') value *= next;
+      if (sign == '/') value /= next;
+    }
+    return value;
+  }
+
+ private:
+  std::int64_t term() {
+    const std::size_t end =
+        std::min(text_.find_first_of("+-*/(,)", at_), text_.size());
+    const std::string word = text_.substr(at_, end - at_);
+    at_ = end;
+    if (word[0] >= '0' && word[0] <= '9') return std::stoll(word);
+    if (word == "yes" || word == "no") return word == "yes" ? 1 : 0;
+    if (at_ == text_.size() || text_[at_] != '(') return number_(word);
+    // name(if on, if off)
+    ++at_;
+    const std::int64_t on = sum();
+    ++at_;
+    const std::int64_t off = sum();
+    ++at_;
+    return number_(word) != 0 ? on : off;
+  }
+
+  const std::string& text_;
+  const Lookup& number_;
+  std::size_t at_ = 0;
+};
+
 const std::map<std::string, CountedClass>& families() {
   static const std::map<std::string, CountedClass> kFamilies = [] {
     std::map<std::string, CountedClass> all;
@@ -300,6 +344,12 @@ const std::vector<std::string>& types() {
     return names;
   }();
   return kTypes;
+}
+
+std::int64_t evaluate(
+    const std::string& text,
+    const std::function<std::int64_t(const std::string& name)>& number) {
+  return Expression(text, number).sum();
 }
 
 bool is_known(const std::string& type) { return families().count(type) > 0; }

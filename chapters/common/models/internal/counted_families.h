@@ -5,6 +5,8 @@
 // a line of `name=key?null:absent` for each number in which it differs from the
 // row that it is based on (counted_families.cpp).
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -31,6 +33,11 @@ struct CountedClass {
   /// Keys of the class that have no effect on the count, and have one in others.
   std::vector<std::string> idle;
 };
+
+/// An expression's value, where `number` returns those of names.
+std::int64_t evaluate(
+    const std::string& text,
+    const std::function<std::int64_t(const std::string& name)>& number);
 
 /// All model_types of the table.
 const std::vector<std::string>& types();

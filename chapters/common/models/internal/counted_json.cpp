@@ -84,13 +84,8 @@ class Reading {
         object_(flattened(object, known_)),
         label_(std::move(label)) {
     check_keys();
-    // A bad value is an error even where no layer needs it; but with a list of
-    // its layers, EXAONE has "LLLG" as a pattern
-    const bool has_types = !list("types").is_null();
-    for (const auto& [name, number] : family_.numbers) {
-      if (is_list(name) || (has_types && name == "pattern")) continue;
-      if (find(name) != nullptr) (*this)[name];
-    }
+    // With a list of its layers, EXAONE has "LLLG" as a pattern
+    if (!list("types").is_null()) values_["pattern"] = 0;
   }
 
   /// By the file, or else by the class.
@@ -105,6 +100,13 @@ class Reading {
     return value;
   }
 
+  /// All that are no lists.
+  std::map<std::string, std::int64_t> numbers() {
+    for (const auto& [name, number] : family_.numbers) {
+      if (!is_list(name)) (*this)[name];
+    }
+    return values_;
+  }
   /// The list under a name's key; null where there is none.
   json list(const std::string& name) const {
     const auto number = family_.numbers.find(name);
@@ -224,39 +226,9 @@ class Reading {
     return found->get<std::int64_t>();
   }
 
-  // --- Expressions of the table
   std::int64_t evaluate(const std::string& text) {
-    std::size_t at = 0;
-    return sum(text, at);
-  }
-
-  std::int64_t sum(const std::string& text, std::size_t& at) {
-    std::int64_t value = term(text, at);
-    while (at < text.size() && text[at] != ',' && text[at] != ')') {
-      const char sign = text[at++];
-      const std::int64_t next = term(text, at);
-      if (sign == '+') value += next;
-      if (sign == '-') value -= next;
-      if (sign == '*') value *= next;
-      if (sign == '/') value /= next;
-    }
-    return value;
-  }
-
-  std::int64_t term(const std::string& text, std::size_t& at) {
-    const std::size_t end =
-        std::min(text.find_first_of("+-*/(,)", at), text.size());
-    const std::string word = text.substr(at, end - at);
-    at = end;
-    if (std::isdigit(static_cast<unsigned char>(word[0])) != 0) {
-      return std::stoll(word);
-    }
-    if (word == "yes" || word == "no") return word == "yes" ? 1 : 0;
-    if (at == text.size() || text[at] != '(') return (*this)[word];
-    const bool is_on = (*this)[word] != 0;
-    const std::int64_t on = sum(text, ++at), off = sum(text, ++at);
-    ++at;
-    return is_on ? on : off;
+    return counted_families::evaluate(
+        text, [this](const std::string& name) { return (*this)[name]; });
   }
 
   const CountedClass& family_;
@@ -267,16 +239,6 @@ class Reading {
 };
 
 // --- What the layers are
-
-/// In a layer.
-struct CountedLayer {
-  std::int64_t window = 0;
-  bool has_experts = false;
-
-  bool operator==(const CountedLayer& other) const {
-    return window == other.window && has_experts == other.has_experts;
-  }
-};
 
 /// GPT-Neo's [[["global", "local"], 12]]: both, twelve times.
 std::vector<std::string> expanded(const json& list, std::size_t layers,
@@ -353,125 +315,6 @@ std::vector<CountedLayer> layers_of(Reading& file) {
   return layers;
 }
 
-/// The rows of a model.
-class Rows {
- public:
-  explicit Rows(Reading& file) : file_(file) {}
-
-  std::vector<CountedPart> take() { return std::move(rows_); }
-
-  /// How many of the parts that follow there are.
-  double times = 1;
-
-  /// `bias` is the number that says whether there is one; empty: there is none.
-  CountedPart& product(const std::string& group, std::int64_t in,
-                       std::int64_t out, const std::string& bias = "") {
-    BlockPart part;
-    part.in = in;
-    part.out = out;
-    part.bias = !bias.empty() && file_[bias] != 0;
-    rows_.push_back({group, part, times});
-    return rows_.back();
-  }
-  void table(std::int64_t rows, std::int64_t width) {
-    BlockPart part;
-    part.kind = PartKind::kTable;
-    part.in = rows;
-    part.out = width;
-    rows_.push_back({"embedding", part, times});
-  }
-  void norm(const std::string& group, std::int64_t width, bool has_bias) {
-    BlockPart part;
-    part.kind = has_bias ? PartKind::kLayerNorm : PartKind::kRmsNorm;
-    part.in = part.out = width;
-    part.bias = has_bias;
-    rows_.push_back({group, part, times});
-  }
-  /// Of a block, or behind them.
-  void norms(std::int64_t number) {
-    if (file_["norm"] == 0) return;
-    for (; number > 0; --number) {
-      norm("norm", file_["hidden"], file_["norm_bias"] != 0);
-    }
-  }
-  void mlp(const std::string& group, std::int64_t width,
-           const std::string& bias, std::int64_t experts = 1,
-           std::int64_t chosen = 1) {
-    const std::int64_t h = file_["hidden"];
-    const std::int64_t wide = file_["gated"] != 0 ? 2 * width : width;
-    product(group, h, wide, bias);
-    product(group, width, h, bias);
-    for (auto row = rows_.end() - 2; row != rows_.end(); ++row) {
-      row->part.experts = experts;
-      row->part.chosen = chosen;
-    }
-  }
-  void attention(std::int64_t window) {
-    const std::int64_t h = file_["hidden"], a = file_["heads"];
-    const std::int64_t d = file_["head"], rank = file_["kv_rank"];
-    const std::int64_t value = rank > 0 ? file_["value"] : d;
-    const std::int64_t kv = file_["kv"];
-    if (rank > 0) {
-      latent();
-    } else {
-      product("attention", h, (a + 2 * kv) * d, "q_bias");
-    }
-    if (file_["qk_norm"] != 0) {
-      const bool whole = file_["qk_whole"] != 0, bias = file_["qk_norm_bias"];
-      norm("norm", whole ? a * d : d, bias);
-      norm("norm", whole ? kv * d : d, bias);
-    }
-    BlockPart part;
-    part.kind = PartKind::kAttention;
-    part.heads = a;
-    part.out = a * value;
-    part.columns = {{a * d, a}, {kv * d, kv}, {kv * value, kv}};
-    part.in = a * d + kv * (d + value);
-    part.window = window;
-    part.in_chunks = file_["chunked"] != 0;
-    part.has_sinks = file_["sinks"] != 0;
-    rows_.push_back(
-        {"attention", part, times, false, rank > 0 ? rank + file_["rope"] : 0});
-    product("attention", a * value, h, "o_bias");
-  }
-
- private:
-  /// Queries, keys and values of latent attention.
-  void latent() {
-    const std::int64_t h = file_["hidden"], a = file_["heads"];
-    const std::int64_t rank = file_["kv_rank"], q_rank = file_["q_rank"];
-    const std::int64_t q = a * file_["head"];
-    if (q_rank > 0) {
-      product("attention", h, q_rank, "bias");
-      norm("norm", q_rank, false);
-    }
-    product("attention", q_rank > 0 ? q_rank : h, q);
-    product("attention", h, rank + file_["rope"], "bias");
-    norm("norm", rank, false);
-    product("attention", rank, a * (file_["nope"] + file_["value"]));
-  }
-
-  Reading& file_;
-  std::vector<CountedPart> rows_;
-};
-
-void add_block(Rows& rows, Reading& file, const CountedLayer& layer) {
-  rows.norms(file["norms"]);
-  rows.attention(layer.window);
-  if (!layer.has_experts) {
-    rows.mlp("mlp", file["mlp"], "mlp_bias");
-    return;
-  }
-  rows.product("router", file["hidden"], file["experts"], "router_bias");
-  rows.mlp("experts", file["expert"], "expert_bias", file["experts"],
-           file["chosen"]);
-  if (file["shared"] == 0) return;
-  rows.mlp("shared_experts", file["shared"], "mlp_bias");
-  if (file["shared_gate"] != 0) {
-    rows.product("shared_experts", file["hidden"], 1);
-  }
-}
-
 void check_sizes(Reading& file) {
   SB_CHECK(file["heads"] % file["kv"] == 0, file.label(), ": ", file["kv"],
            " heads of keys do not divide ", file["heads"], " of queries");
@@ -490,46 +333,11 @@ void check_sizes(Reading& file) {
 
 }  // namespace
 
-CountedModel counted_from_json(const json& object, const std::string& label,
-                               const std::string& type) {
+CountedSizes counted_sizes(const json& object, const std::string& label,
+                           const std::string& type) {
   Reading file(object, label, counted_families::family_of(type));
   check_sizes(file);
-  CountedModel model;
-  model.type = type;
-  model.positions = file["positions"];
-  Rows rows(file);
-  const std::int64_t h = file["hidden"], width = file["table_width"];
-  rows.table(file["vocab"], width);
-  if (file["table_rows"] > 0) rows.table(file["table_rows"], h);
-  if (file["embedding_norm"] != 0) rows.norm("embedding", h, true);
-  if (width != h) rows.product("embedding", width, h);
-  // Equal layers are one row each
-  std::vector<CountedLayer> layers = layers_of(file);
-  while (!layers.empty()) {
-    const CountedLayer first = layers.front();
-    const auto others = std::remove(layers.begin(), layers.end(), first);
-    rows.times = static_cast<double>(layers.end() - others);
-    layers.erase(others, layers.end());
-    add_block(rows, file, first);
-  }
-  rows.times = 1;
-  if (file["final_norm"] != 0) rows.norms(1);
-  if (width != h) rows.product("head", h, width);
-  rows.product("head", width, file["vocab"], "head_bias").is_tied =
-      file["tied"] != 0;
-  model.rows = rows.take();
-  model.remarks.push_back("the book does not train a " + type +
-                          ": it is counted, not planned");
-  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"}) {
-    const auto further = object.find(key);
-    if (further == object.end() || *further == 0) continue;
-    model.remarks.push_back(
-        std::string("layers that predict further tokens (\"") + key +
-        "\") are not counted, as transformers does "
-        "not build them");
-    break;
-  }
-  return model;
+  return {file.numbers(), layers_of(file)};
 }
 
 }  // namespace shardbook
