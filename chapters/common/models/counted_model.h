@@ -4,9 +4,9 @@
 // families of counted_families.cpp, of which the book trains seven.
 //
 //   const CountedModel model = CountedModel::read("config.json");
-//   model.parameters();            // tied tables once
+//   model.parameters();  // tied tables once
 //   model.parts()["attention"];
-//   model.operations(2048, Mask::kCounted);   // of a token's forward
+//   return model.operations(2048, Mask::kCounted);  // of a token's forward
 //
 // The parts are those of transformers 5.24's classes, and so are the meanings of
 // absent keys.
