@@ -44,12 +44,27 @@ double attention_over(double tokens, const CountedPart& row) {
          static_cast<double>(part.columns[0].width + part.out);
 }
 
-/// Keys that training refuses and the count does not need.
+/// Keys that training may refuse and the count does not need.
 json without_training(json object) {
-  for (const std::string& key : counted_families::keys_of_training()) {
-    object.erase(key);
+  using namespace counted_families;
+  for (const auto* keys : {&keys_of_training(), &keys_passed_over()}) {
+    for (const std::string& key : *keys) object.erase(key);
   }
   return object;
+}
+
+/// A classifier has no output layer over the vocabulary.
+void note_architecture(const json& object, std::vector<std::string>& remarks) {
+  const auto names = object.find("architectures");
+  if (names == object.end() || !names->is_array() || names->empty()) return;
+  const json& name = names->front();
+  if (!name.is_string()) return;
+  for (const char* of_text :
+       {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration"}) {
+    if (name.get<std::string>().find(of_text) != std::string::npos) return;
+  }
+  remarks.push_back("a " + json_file::printable(name.get<std::string>()) +
+                    " is counted as a language model, with an output layer");
 }
 
 /// Of a model that the book does not train.
@@ -173,6 +188,7 @@ CountedModel CountedModel::from_json(const std::string& text,
   const json whole = config_keys::parse_config(text, label);
   std::vector<std::string> remarks;
   const json object = text_of(whole, label, remarks);
+  note_architecture(whole, remarks);
   const json type = object.value("model_type", json("gpt2"));
   SB_CHECK(type.is_string() &&
                (is_trained(type) || counted_families::is_known(type)),

@@ -227,6 +227,37 @@ TEST(CountedModel, WhatTrainingRefusesIsARemarkWhereTheCountDoesNotNeedIt) {
   EXPECT_EQ(gpt.parts().at("mlp"), 12 * (2 * 768 * 1000 + 1000 + 768));
 }
 
+// By hand: InternLM2-7B and Baichuan2-7B, whose code is in their repositories
+TEST(CountedModel, RowsWithoutAClassInTransformersAreCounted) {
+  const auto seven_billion = [](const char* type, json more) {
+    more.update({{"model_type", type},
+                 {"hidden_size", 4096},
+                 {"num_hidden_layers", 32},
+                 {"num_attention_heads", 32}});
+    return counted(more).parameters();
+  };
+  EXPECT_EQ(seven_billion("internlm2", {{"vocab_size", 92544},
+                                        {"num_key_value_heads", 8},
+                                        {"intermediate_size", 14336},
+                                        {"bias", false}}),
+            2 * 92544.0 * 4096 + 4096 +
+                32 * (4096.0 * (6144 + 4096 + 3 * 14336) + 2 * 4096));
+  EXPECT_EQ(seven_billion("baichuan", {{"vocab_size", 125696},
+                                       {"intermediate_size", 11008}}),
+            2 * 125696.0 * 4096 + 4096 +
+                32 * (4096.0 * (4 * 4096 + 3 * 11008) + 2 * 4096));
+}
+
+TEST(CountedModel, AClassifierIsCountedAsALanguageModelAndSaysSo) {
+  json config = released("llama-3.1-8b");
+  config["architectures"] = {"LlamaForSequenceClassification"};
+  const CountedModel model = counted(config);
+  EXPECT_EQ(model.parameters(), 8030261248);
+  ASSERT_EQ(model.remarks.size(), 2u);
+  expect_text(model.remarks[0],
+              {"LlamaForSequenceClassification", "as a language model"});
+}
+
 TEST(CountedModel, RefusalsNameTheKeyTheValueAndWhatIsAllowed) {
   struct Row {
     json config;
