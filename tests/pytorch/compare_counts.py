@@ -55,6 +55,13 @@ NEEDED = {
     **{kind: {"pad_token_id": None} for kind in ("phi3", "glm", "glm4", "smollm3")},
     "nemotron": {"num_key_value_heads": 8},
 }
+# The text models of images and text, which have no class of their own with a head
+TEXT_MODELS = {
+    "qwen2_vl_text": "Qwen2VLTextModel",
+    "qwen2_5_vl_text": "Qwen2_5_VLTextModel",
+    "qwen3_vl_text": "Qwen3VLTextModel",
+    "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
+}
 # Small sizes: of several names, the first that the class has
 SMALL = [
     (["vocab_size"], 96),
@@ -93,7 +100,7 @@ SMALL_OF = {
     **{kind: {"num_key_value_heads": 4} for kind in ("deepseek_v2", "deepseek_v3")},
     **{
         kind: {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}
-        for kind in ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text")
+        for kind in TEXT_MODELS
     },
     "mistral": {"sliding_window": None},
 }
@@ -143,11 +150,11 @@ CHANGES = [
     {"attention_chunk_size": 4},
     {"use_qk_norm": True, "attention_bias": True},
 ]
-NULLS = """hidden_size num_key_value_heads head_dim intermediate_size n_inner ffn_hidden_size
-    num_kv_heads word_embed_proj_dim sliding_window q_lora_rank first_k_dense_replace
+NULLS = """hidden_size num_key_value_heads head_dim intermediate_size n_inner
+    ffn_hidden_size num_kv_heads word_embed_proj_dim sliding_window q_lora_rank first_k_dense_replace
     n_shared_experts moe_num_shared_experts use_bias tie_word_embeddings mlp_only_layers
-    layer_types num_ln_in_parallel_attn multi_query bias attention_types attention_chunk_size
-    max_position_embeddings attention_bias shared_intermediate_size v_head_dim""".split()
+    layer_types num_ln_in_parallel_attn multi_query bias attention_types
+    attention_chunk_size max_position_embeddings attention_bias shared_intermediate_size v_head_dim""".split()
 
 
 def part_of(name):
@@ -182,16 +189,9 @@ def model_of(kind, config):
     import transformers
 
     options = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
-    if not kind.endswith("_vl_text") and not kind.endswith("_vl_moe_text"):
+    if kind not in TEXT_MODELS:
         return AutoModelForCausalLM.from_config(config, **options)
-    # The text model of images has no class of its own with a head
-    names = {
-        "qwen2_vl_text": "Qwen2VLTextModel",
-        "qwen2_5_vl_text": "Qwen2_5_VLTextModel",
-        "qwen3_vl_text": "Qwen3VLTextModel",
-        "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
-    }
-    return getattr(transformers, names[kind])._from_config(config, **options)
+    return getattr(transformers, TEXT_MODELS[kind])._from_config(config, **options)
 
 
 def parts_of(model):
@@ -199,6 +199,21 @@ def parts_of(model):
     for name, parameter in model.named_parameters():
         parts[part_of(name)] += parameter.numel()
     return dict(parts)
+
+
+def kept_of(config):
+    """Of SEQ tokens, how many keys a layer keeps, on average over the layers."""
+    config = config.get_text_config()
+    names = ("sliding_window", "attention_chunk_size", "window_size")
+    window = next(filter(None, (getattr(config, name, None) for name in names)), SEQ)
+    layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None)
+    kinds = kinds or getattr(config, "attention_layers", None)
+    if config.model_type == "qwen3_vl_moe_text":  # has the key, and no window
+        kinds = ["full_attention"] * layers
+    kinds = kinds or ["sliding_attention"] * layers
+    whole = sum(kind in ("full_attention", "global") for kind in kinds)
+    return (whole * SEQ + (layers - whole) * min(window, SEQ)) / layers
 
 
 def operations_of(model):
@@ -254,6 +269,7 @@ class Comparison:
         print(f"FAILED: {json.dumps(keys)}: {why}")
 
     def compare(self, kind, base, change, counts_operations):
+        """One config, in all that the two count."""
         keys = {"model_type": kind, **base, **change}
         case = {"change": change}
         self.golden.setdefault(kind, {}).setdefault(json.dumps(base), []).append(case)
@@ -263,6 +279,7 @@ class Comparison:
             model, why = None, str(error).split("\n")[0]
         else:
             case["parts"] = parts_of(model)
+            case["kept"] = kept_of(model.config)
         ours, refusal = self.counted(keys)
         if model is None or ours is None:
             if model is not None or ours is not None:
@@ -270,11 +287,16 @@ class Comparison:
             self.refused += 1
             return
         mine = ours["parts"]
-        if "_vl" in kind:
+        if kind in TEXT_MODELS:
             mine.pop("head", None)
         if mine != case["parts"]:
             self.fail(keys, f"here {mine}, there {case['parts']}")
             return
+        bytes_kept = ours["kv_bytes"]
+        if ours["seq"] == SEQ:
+            kept = bytes_kept["per_sequence"] / bytes_kept["per_token"]
+            if abs(kept - case["kept"]) > 1e-9:
+                self.fail(keys, f"keys of {kept} tokens, {case['kept']} there")
         self.passed += 1
         if not counts_operations:
             return
@@ -309,7 +331,8 @@ def small_of(kind):
 def write(file, golden, version):
     """One line for each case."""
     with open(file, "w") as out:
-        out.write(f'{{"source": "transformers {version}, tests/pytorch/compare_counts.py",\n')
+        source = f"transformers {version}, tests/pytorch/compare_counts.py"
+        out.write(f'{{"source": "{source}",\n')
         out.write(f' "seq": {SEQ},\n "families": {{\n')
         groups = [
             f'  {json.dumps(kind)}: [\n'

@@ -89,6 +89,21 @@ TEST(CountedModel, OperationsAreThoseOfTheFlopCounter) {
   EXPECT_GT(compared, 250);
 }
 
+// Windows: which layers have one, and how long it is
+TEST(CountedModel, LayersKeepTheTokensOfTheirWindows) {
+  int shortened = 0;
+  for_each_case([&](const std::string&, const json& config,
+                    const json& expected) {
+    if (!expected.contains("kept")) return;
+    const CountedModel model = counted(config);
+    EXPECT_DOUBLE_EQ(model.kv_bytes(16, 2, false) / model.kv_bytes(1, 2, false),
+                     expected.at("kept"))
+        << config;
+    shortened += expected.at("kept") < 16 ? 1 : 0;
+  });
+  EXPECT_GT(shortened, 25);
+}
+
 // --- What follows from the rows ---------------------------------------------
 
 TEST(CountedModel, ATokenVisitsItsExpertsAlone) {
@@ -132,6 +147,14 @@ TEST(CountedModel, AWindowBoundsKeysValuesAndOperations) {
   // Of a trained family, too: mistral's window is in every layer
   const CountedModel mistral = counted(released("mistral-7b-v0.1"));
   EXPECT_EQ(mistral.kv_bytes(8192, 2, false), mistral.kv_bytes(4096, 2, false));
+}
+
+// Scores of 192 elements, sums of 128; half of the pairs are hidden
+TEST(CountedModel, LatentAttentionHasQueriesWiderThanValues) {
+  const CountedModel model = counted({{"model_type", "deepseek_v3"}});
+  EXPECT_EQ(model.operations(1001, Mask::kIgnored) -
+                model.operations(1001, Mask::kCounted),
+            61 * 128 * 2.0 * (192 + 128) * (1001 - 501));
 }
 
 // Llama 4: pieces of 4 tokens, in which a token sees 1, 2, 3, 4; of 10 tokens the
