@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
@@ -73,16 +74,18 @@ std::string with_commas(double count) {
 
 /// "8.03 billion"
 std::string count_of(double count) {
-  if (count >= 1e12) return fmt::format("{:.2f} trillion", count / 1e12);
-  if (count >= 1e9) return fmt::format("{:.2f} billion", count / 1e9);
-  return fmt::format("{:.2f} million", count / 1e6);
+  const auto [size, name] = count >= 1e12  ? std::pair(1e12, "trillion")
+                            : count >= 1e9 ? std::pair(1e9, "billion")
+                                           : std::pair(1e6, "million");
+  return fmt::format("{:.2f} {}", count / size, name);
 }
 
 std::string operations_text(double operations) {
   if (operations == 0) return "-";
-  return operations >= 1e12  ? fmt::format("{:.3f} TFLOP", operations / 1e12)
-         : operations >= 1e9 ? fmt::format("{:.3f} GFLOP", operations / 1e9)
-                             : fmt::format("{:.3f} MFLOP", operations / 1e6);
+  const auto [size, unit] = operations >= 1e12  ? std::pair(1e12, "TFLOP")
+                            : operations >= 1e9 ? std::pair(1e9, "GFLOP")
+                                                : std::pair(1e6, "MFLOP");
+  return fmt::format("{:.3f} {}", operations / size, unit);
 }
 
 /// Bytes of little things, too.

@@ -100,6 +100,7 @@ CountedModel trained_from_json(const json& object, const std::string& label) {
     return CountedModel::of(ModelConfig::from_json(object.dump(), label));
   } catch (const Error& error) {
     refusal = error.what();
+    if (refusal.rfind(label + ": ", 0) == 0) refusal.erase(0, label.size() + 2);
   }
   const std::string type = object.value("model_type", "gpt2");
   CountedModel model;

@@ -60,7 +60,24 @@ std::set<std::string> keys_of(const CountedClass& family) {
     keys.insert(number.keys.begin(), number.keys.end());
   }
   for (const auto& [key, value] : family.fixed) keys.insert(key);
+  keys.insert(family.idle.begin(), family.idle.end());
   return keys;
+}
+
+/// Keys that change no count, in any class.
+const std::set<std::string>& keys_without_count() {
+  static const std::set<std::string> kKeys = [] {
+    std::set<std::string> all = {"model_type"};
+    for (const auto& keys :
+         {counted_families::keys_passed_over(),
+          counted_families::keys_of_training(),
+          config_keys::keys_without_effect(), config_keys::keys_of_generation(),
+          config_keys::harmless_in_gpt(), config_keys::harmless_in_llama()}) {
+      all.insert(keys.begin(), keys.end());
+    }
+    return all;
+  }();
+  return kKeys;
 }
 
 /// Keys with which other classes say what their layers are.
@@ -158,18 +175,9 @@ class Reading {
   }
 
   void check_keys() const {
-    const auto is_in = [](const auto& keys, const std::string& key) {
-      return std::find(keys.begin(), keys.end(), key) != keys.end();
-    };
     for (const auto& [key, value] : object_.items()) {
-      if (known_.count(key) > 0 || key.rfind('_', 0) == 0 ||
-          key == "model_type" || is_in(family_.idle, key) ||
-          is_in(counted_families::keys_passed_over(), key) ||
-          is_in(counted_families::keys_of_training(), key) ||
-          is_in(config_keys::keys_without_effect(), key) ||
-          is_in(config_keys::keys_of_generation(), key) ||
-          is_in(config_keys::harmless_in_gpt(), key) ||
-          is_in(config_keys::harmless_in_llama(), key)) {
+      if (known_.count(key) > 0 || keys_without_count().count(key) > 0 ||
+          key.rfind('_', 0) == 0) {
         continue;
       }
       const bool is_off = value.is_null() || value == false || value == 0 ||
@@ -204,7 +212,8 @@ class Reading {
     const json* const found = find(name);
     if (found == nullptr) {
       SB_CHECK(!number.absent.empty(), label_, ": a ", family_.type,
-               " needs \"", number.keys[0], "\"");
+               " needs \"", number.keys[0],
+               "\", for which its class has no default");
       return evaluate(number.absent);
     }
     for (const std::string& key : number.keys) {
@@ -278,8 +287,9 @@ void read_types(Reading& file, std::vector<CountedLayer>& layers) {
     SB_CHECK(slides || names[i] == "full_attention" || names[i] == "global",
              problem);
     layers[i].window = slides ? file["window"] : 0;
-    SB_CHECK(!slides || file["window"] > 0, problem,
-             ": this file has no window");
+    SB_CHECK(!slides || file["window"] > 0, file.label(), ": ",
+             file.shown("types"),
+             ", and the file has no window; give one, or \"full_attention\"");
   }
 }
 
