@@ -73,6 +73,20 @@ std::int64_t most_tokens(const PlanRequest& of) {
   return window > 0 ? std::min(window, config.n_positions) : config.n_positions;
 }
 
+/// A model that the book does not train is refused with what can be done.
+void check_is_trained(const std::string& model) {
+  try {
+    ModelConfig::read(model);
+  } catch (const Error&) {
+    const CountedModel counted = CountedModel::read(model);
+    SB_CHECK(counted.trained.has_value(), "--model: the book does not train a ",
+             counted.type,
+             ", so there is no plan; give --model alone, without "
+             "--nodes, --world-size and --batch, to count it");
+    throw;
+  }
+}
+
 void read_request(Asked& asked) {
   PlanRequest& of = asked.request;
   const sim::Cluster cluster = read_cluster(asked.cluster);
@@ -91,6 +105,7 @@ void read_request(Asked& asked) {
            " to plan for, or --world-size, its devices");
   SB_CHECK(of.batch > 0, "--batch: give the samples of a step, such as ",
            8 * of.world_size);
+  check_is_trained(of.model);
   if (of.seq() == 0) of.base.sizes.seq = most_tokens(of);
   read_model(of, cluster);
 }
