@@ -36,7 +36,8 @@ decoder - vocab=vocab_size hidden=hidden_size layers=num_hidden_layers
   head_bias:0 table_rows:0 table_width:hidden window:0 chunked:0 pattern:0
   from:0 until:layers experts:0 chosen:0 expert:0 shared:0 shared_gate:0
   router_bias:0 expert_bias:0 first:0 last:0-1 step:1 square:0 kv_rank:0
-  q_rank:0 nope:0 rope:0 value:0
+  q_rank:0 nope:0 rope:0 value:0 !is_encoder_decoder=false
+  !add_cross_attention=false
 classic decoder kv=:heads head=:hidden/heads bias:1 norm_bias:1 gated:0
   mlp_bias:1 mlp=:4*hidden
 gpt_neox classic vocab:50432 hidden:6144 layers:44 heads:64 positions:2048
@@ -48,7 +49,7 @@ gptj classic vocab:50400 hidden=n_embd|hidden_size:4096
 codegen gptj positions=n_positions|max_position_embeddings:2048
 gpt_bigcode gptj vocab:50257 hidden:768 layers:12 heads:12 positions:1024
   bias:1 norms:2 head_bias:0 table_rows:positions tied:yes one=multi_query:yes
-  kv:one(1,heads) !add_cross_attention=false ~num_key_value_heads
+  kv:one(1,heads) ~num_key_value_heads
 gpt2 gpt_bigcode one= kv=:heads
 gpt_neo classic vocab:50257 hidden:2048 layers=num_layers|num_hidden_layers:24
   heads=num_heads|num_attention_heads:16 positions:2048
@@ -109,7 +110,7 @@ cohere decoder vocab:256000 hidden:8192 layers:40 heads:64 positions:8192
   mlp:22528 norms:1 tied:yes bias=attention_bias:no qk_norm=use_qk_norm:no
   qk_whole:1
 cohere2 cohere qk_norm=:0 window=sliding_window?0:4096
-  pattern=sliding_window_pattern:4 types=layer_types
+  pattern=sliding_window_pattern|layer_switch:4 types=layer_types
 granite decoder vocab:32000 hidden:4096 layers:32 heads:32 positions:2048
   mlp:11008 bias=attention_bias:no mlp_bias=mlp_bias:no
 granitemoe granite head=:hidden/heads mlp_bias=:0
@@ -362,34 +363,35 @@ const std::vector<std::string>& keys_passed_over() {
   static const std::vector<std::string> kKeys = words_of(R"(
 activation activation_dropout activation_function alibi
 apply_residual_connection_post_layernorm attention_dropout attention_layers
-attention_multiplier attention_softmax_in_fp32 attn_config.alibi
-attn_config.alibi_bias_max attn_config.attn_impl attn_config.attn_pdrop
-attn_config.attn_uses_sequence_id attn_config.clip_qkv attn_config.model_type
-attn_config.prefix_lm attn_config.rope_theta attn_config.softmax_scale
-attn_logit_softcapping attn_pdrop attn_scale attn_temperature_tuning
-aux_loss_alpha bias_dropout_fusion clip_qkv dropout emb_init_std
-emb_init_uniform_lim emb_pdrop embd_pdrop embed_dropout embedding_dropout
-embedding_fraction embedding_multiplier eod_token_id ep_size experts_per_token
-fan_mode ffn_config.ffn_act_fn ffn_config.hidden_size ffn_config.model_type
-ffn_config.moe_jitter_eps ffn_config.moe_loss_weight
+attention_multiplier attention_probs_dropout_prob attention_softmax_in_fp32
+attn_config.alibi attn_config.alibi_bias_max attn_config.attn_impl
+attn_config.attn_pdrop attn_config.attn_uses_sequence_id attn_config.clip_qkv
+attn_config.model_type attn_config.prefix_lm attn_config.rope_theta
+attn_config.softmax_scale attn_logit_softcapping attn_pdrop attn_scale
+attn_temperature_tuning aux_loss_alpha bias_dropout_fusion clip_qkv dropout
+emb_init_std emb_init_uniform_lim emb_pdrop embd_pdrop embed_dropout
+embedding_dropout embedding_fraction embedding_multiplier eod_token_id ep_size
+experts_per_token fan_mode ffn_config.ffn_act_fn ffn_config.hidden_size
+ffn_config.model_type ffn_config.moe_jitter_eps ffn_config.moe_loss_weight
 ffn_config.moe_normalize_expert_weights ffn_config.uniform_expert_assignment
 final_logit_softcapping floor_scale for_llm_compressor hidden_activation
-hidden_dropout image_token_id init_device init_gain init_nonlinearity init_std
-initial_context_length initializer_range input_jitter_noise layer_norm_eps
-layer_norm_epsilon layerdrop learned_pos_emb logit_scale logits_scaling
-low_precision_layernorm masked_softmax_fusion moe_norm_min n_ctx n_group
-norm_eps norm_epsilon norm_topk_prob norm_type
-num_mtp_layers num_nextn_predict_layers offset_alibi
-order_of_interleaved_layers output_router_logits param_init_fn
-position_embedding_type pretraining_tp qk_head_dim query_pre_attn_scalar
-resid_dropout resid_pdrop residual_dropout residual_multiplier rms_norm_eps
-routed_scaling_factor router_aux_loss_coef router_jitter_noise
-router_z_loss_coef scale_attention_softmax_in_fp32 scoring_func seq_aux
+hidden_dropout hidden_dropout_prob image_token_id inference_runner init_config
+init_device init_gain init_nonlinearity init_std initial_context_length
+initializer_range input_jitter_noise layer_norm_eps layer_norm_epsilon
+layerdrop learned_pos_emb logit_scale logits_scaling low_precision_layernorm
+masked_softmax_fusion max_batch_size moe_norm_min n_ctx n_group norm_eps
+norm_epsilon norm_topk_prob norm_type num_mtp_layers num_nextn_predict_layers
+offset_alibi order_of_interleaved_layers output_router_logits pad_key_length
+param_init_fn position_embedding_type pre_allocate_kv_cache pretraining_tp
+qk_head_dim query_pre_attn_scalar resid_dropout resid_pdrop residual_dropout
+residual_multiplier rms_norm_eps routed_scaling_factor router_aux_loss_coef
+router_jitter_noise router_z_loss_coef scale_attention_softmax_in_fp32
+scale_attn_by_inverse_layer_idx scale_attn_weights scoring_func seq_aux
 skip_bias_add skip_bias_add_qkv slow_but_exact swiglu_alpha swiglu_limit
 tokenizer_name topk_group topk_method use_embedding_sharing
 use_gated_activation use_pad_tok_in_ffn use_parallel_block
-use_parallel_embedding verbose video_token_id vision_end_token_id
-vision_start_token_id vision_token_id z_loss)");
+use_parallel_embedding validate_runner_input verbose video_token_id
+vision_end_token_id vision_start_token_id vision_token_id z_loss)");
   return kKeys;
 }
 
