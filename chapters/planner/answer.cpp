@@ -8,6 +8,7 @@
 #include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/worlds.h"
 #include "chapters/planner/confirm.h"
+#include "chapters/planner/count_report.h"
 #include "chapters/planner/plan_report.h"
 #include "core/check.h"
 #include "core/how_many.h"
@@ -29,7 +30,8 @@ void add_options(CommandLine& line, Asked& asked) {
   PlanRequest& of = asked.request;
   Limits& only = of.limits;
   line.add("--model", &of.model,
-           "a GPT or Llama: gpt-13b, llama-3.1-8b, FILE.json");
+           "a GPT or Llama: gpt-13b, llama-3.1-8b, FILE.json; alone, any "
+           "decoder's config.json, to be counted");
   line.add("--cluster", &asked.cluster, "a preset or FILE.json");
   line.add("--nodes", &asked.nodes, "how many of its nodes", 1);
   line.add("--world-size", &of.world_size, "or how many of its devices", 1);
@@ -73,6 +75,20 @@ std::int64_t most_tokens(const PlanRequest& of) {
   return window > 0 ? std::min(window, config.n_positions) : config.n_positions;
 }
 
+/// A model that the book does not train is refused with what can be done.
+void check_is_trained(const std::string& model) {
+  try {
+    ModelConfig::read(model);
+  } catch (const Error&) {
+    const CountedModel counted = CountedModel::read(model);
+    SB_CHECK(counted.trained.has_value(), "--model: the book does not train a ",
+             counted.type,
+             ", so there is no plan; give --model alone, without "
+             "--nodes, --world-size and --batch, to count it");
+    throw;
+  }
+}
+
 void read_request(Asked& asked) {
   PlanRequest& of = asked.request;
   const sim::Cluster cluster = read_cluster(asked.cluster);
@@ -91,6 +107,7 @@ void read_request(Asked& asked) {
            " to plan for, or --world-size, its devices");
   SB_CHECK(of.batch > 0, "--batch: give the samples of a step, such as ",
            8 * of.world_size);
+  check_is_trained(of.model);
   if (of.seq() == 0) of.base.sizes.seq = most_tokens(of);
   read_model(of, cluster);
 }
@@ -103,6 +120,34 @@ void check_alone(const Asked& asked) {
                                                     : nullptr;
   SB_CHECK(other == nullptr, "--by-strategy: not with ", other,
            ", which is about one list of plans; leave one of them out");
+}
+
+/// Without devices, the model is counted; other options are about plans.
+bool is_count(const CommandLine& line) {
+  if (!line.has("--model") || line.has("--nodes") || line.has("--world-size")) {
+    return false;
+  }
+  const auto& given = line.given();
+  return std::all_of(given.begin(), given.end(), [](const auto& option) {
+    const std::string& name = option.first;
+    return name == "--model" || name == "--seq" || name == "--dtype" ||
+           name == "--format";
+  });
+}
+
+Answer of_count(const Asked& asked) {
+  CountRequest request;
+  request.name = asked.request.model;
+  request.model = CountedModel::read(request.name);
+  if (request.name[0] == '{') request.name = "this config";
+  request.dtype = asked.request.dtype();
+  const std::int64_t most = request.model.positions;
+  const std::int64_t seq = asked.request.seq();
+  SB_CHECK(seq <= most, "--seq ", seq, ": ", request.name, " has ", most,
+           " positions; give 1 to ", most);
+  request.seq = seq > 0 ? seq : most;
+  return {asked.format == "json" ? count_json(request) : count_text(request),
+          0};
 }
 
 Answer of_strategies(const Asked& asked) {
@@ -143,10 +188,12 @@ Answer of_plans(const Asked& asked) {
 Answer answer(CommandLine& line) {
   Asked asked;
   line.describe("shardbook_plan",
-                "Which way of splitting a model fits, and is the fastest.",
+                "Which way of splitting a model fits, and is the fastest. With "
+                "--model alone: its parameters, operations and memory.",
                 "0, a plan fits; 1, none does");
   add_options(line, asked);
   line.parse();
+  if (is_count(line)) return of_count(asked);
   read_request(asked);
   check_request(asked.request);
   return asked.is_by_strategy ? of_strategies(asked) : of_plans(asked);

@@ -26,6 +26,7 @@
 #include "chapters/14_hybrid_3d/update.h"
 #include "chapters/common/lesson.h"
 #include "chapters/common/models/block.h"
+#include "chapters/common/models/counted_model.h"
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/models/resnet.h"
@@ -230,6 +231,14 @@ double block(const ModelConfig& config) {
     parameters += part.parameters();
   }
   return parameters;
+}
+
+// --- chapters/common/models/counted_model.h
+double counted() {
+  const CountedModel model = CountedModel::read("config.json");
+  model.parameters();  // tied tables once
+  model.parts()["attention"];
+  return model.operations(2048, Mask::kCounted);  // of a token's forward
 }
 
 // --- chapters/common/models/data.h

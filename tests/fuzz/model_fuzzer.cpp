@@ -1,13 +1,16 @@
 // Whatever the text of a model's config is, reading it ends in a model that is
 // written and read again alike, or in an Error that names the file and can be
-// read.
+// read; and so does counting it, in a count of which no part is negative.
 
+#include "chapters/common/models/counted_model.h"
 #include "chapters/common/models/models.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace {
 
+using shardbook::CountedModel;
 using shardbook::kFuzzedInput;
+using shardbook::Mask;
 using shardbook::ModelConfig;
 using shardbook::promise;
 
@@ -33,12 +36,23 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
       promise(config.n_layer > 0 && config.n_embd % config.n_head == 0);
     }
   });
+  shardbook::read_or_refuse([&] {
+    const CountedModel model = CountedModel::from_json(text, kFuzzedInput);
+    promise(model.positions > 0 && model.parameters() > 0);
+    for (const auto& [group, count] : model.parts()) promise(count > 0);
+    promise(model.active() > 0 && model.active() <= model.parameters());
+    promise(model.active_in_blocks() >= 0);
+    const auto seq = static_cast<double>(model.positions);
+    const double full = model.operations(seq, Mask::kIgnored);
+    promise(full > 0 && model.operations(seq, Mask::kCounted) <= full);
+    promise(model.kv_bytes(seq, 2, true) <= model.kv_bytes(seq, 2, false) ||
+            model.has_latent());
+  });
   return 0;
 }
 
 std::vector<std::string> shardbook::fuzz_seeds() {
-  return {"",
-          "{}",
+  return {"", "{}",
           R"({"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024,
           "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": 3072,
           "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
@@ -71,5 +85,26 @@ std::vector<std::string> shardbook::fuzz_seeds() {
           "mlp_only_layers": [1], "moe_intermediate_size": 24,
           "router_aux_loss_coef": 0, "output_router_logits": true})",
           R"({"model_type": "mixtral", "intermediate_size": 24,
-          "num_experts": 8, "router_jitter_noise": 0.0})"};
+          "num_experts": 8, "router_jitter_noise": 0.0})",
+          // Counted alone
+          R"({"model_type": "deepseek_v3", "num_hidden_layers": 4,
+          "q_lora_rank": null, "kv_lora_rank": 16, "n_shared_experts": 2,
+          "first_k_dense_replace": 1, "n_routed_experts": 8,
+          "num_nextn_predict_layers": 1, "rope_scaling": {"type": "yarn"}})",
+          R"({"model_type": "gemma3", "text_config": {"model_type":
+          "gemma3_text", "num_hidden_layers": 2, "layer_types":
+          ["sliding_attention", "full_attention"], "sliding_window": 16},
+          "vision_config": {}, "tie_word_embeddings": true})",
+          R"({"model_type": "gpt_neo", "num_layers": 4, "window_size": 8,
+          "attention_types": [[["global", "local"], 2]]})",
+          R"({"model_type": "falcon", "new_decoder_architecture": true,
+          "num_kv_heads": 8, "num_attention_heads": 64, "hidden_size": 512,
+          "num_ln_in_parallel_attn": null, "alibi": false, "bias": true})",
+          R"({"model_type": "dbrx", "n_layers": 2, "attn_config":
+          {"kv_n_heads": 8, "clip_qkv": 8}, "ffn_config": {"moe_top_k": 2}})",
+          R"({"model_type": "llama4_text", "num_hidden_layers": 4,
+          "no_rope_layers": [1, 1, 1, 0], "moe_layers": [1, 3],
+          "attention_chunk_size": 64, "intermediate_size_mlp": 128})",
+          R"({"model_type": "gpt_oss", "num_hidden_layers": 2,
+          "num_experts_per_tok": 4, "sliding_window": null})"};
 }

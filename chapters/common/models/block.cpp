@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <system_error>
 
 #include "chapters/common/models/models.h"
@@ -131,10 +132,13 @@ double BlockPart::kept(double t) const {
 double BlockPart::parameters(double t) const {
   const double wide = out_on(t);
   if (is_norm()) return wide / static_cast<double>(heads) * (bias ? 2 : 1);
-  if (kind != PartKind::kProduct) return 0;
+  if (kind == PartKind::kAttention && has_sinks) {
+    return static_cast<double>(heads) / t;
+  }
+  if (kind != PartKind::kProduct && kind != PartKind::kTable) return 0;
   return static_cast<double>(experts * in) * wide /
              (cut == Cut::kRows ? t : 1) +
-         (bias ? wide : 0);
+         (bias ? static_cast<double>(experts) * wide : 0);
 }
 
 double BlockPart::statistics(double t) const {
@@ -145,13 +149,24 @@ double BlockPart::statistics(double t) const {
   return 0;
 }
 
+double BlockPart::seen(double seq) const {
+  const double all = (seq + 1) / 2;
+  const auto most = static_cast<double>(window);
+  if (window == 0 || most >= seq) return all;
+  // The first `most` tokens see those before them, the others `most` each
+  if (!in_chunks) return (most * (most + 1) / 2 + (seq - most) * most) / seq;
+  const double rest = std::fmod(seq, most);
+  return ((seq - rest) * (most + 1) + rest * (rest + 1)) / 2 / seq;
+}
+
 double BlockPart::operations(double seq, double t) const {
   if (kind == PartKind::kProduct) {
     return 2 * static_cast<double>(chosen * in) * out_on(t) /
            (cut == Cut::kRows ? t : 1);
   }
-  const double wide = out_on(1) / t;
-  return kind == PartKind::kAttention ? 2 * (seq + 1) * wide : 0;
+  if (kind != PartKind::kAttention) return 0;
+  // Scores are as wide as a query, and sums as wide as values
+  return 2 * seen(seq) * static_cast<double>(columns[0].width + out) / t;
 }
 
 double BlockPart::backward_operations(double seq, double t) const {

@@ -27,7 +27,8 @@ enum class PartKind {
   kProduct,
   kAttention,
   kGelu,
-  kSwiglu
+  kSwiglu,
+  kTable  ///< rows of `out` elements, `in` of them: tokens, positions
 };
 
 /// How t ranks of tensor parallelism share a product's weight [in, out]; a layer
@@ -53,6 +54,13 @@ struct BlockPart {
   /// Weights of this size that lie on each other, of which a token passes through
   /// so many. Such weights have no cut.
   std::int64_t experts = 1, chosen = 1;
+  /// Of attention: a token sees at most this many, with itself; 0: all before it.
+  std::int64_t window = 0;
+  /// The window does not slide: tokens see no further than their own piece of
+  /// `window` tokens.
+  bool in_chunks = false;
+  /// Each head of attention has a logit of its own that no token has.
+  bool has_sinks = false;
 
   /// Behind that of its module: "c_attn".
   std::string leaf() const { return name.substr(name.rfind('.') + 1); }
@@ -70,8 +78,11 @@ struct BlockPart {
   /// Statistics per token that it keeps in f32 (f64 for f64): a norm's mean and
   /// deviation (RMSNorm: the latter), a logarithm per head of attention.
   double statistics(double t = 1) const;
+  /// Tokens that a token of a sample of `seq` sees, on average: (seq + 1) / 2
+  /// without a window.
+  double seen(double seq) const;
   /// Operations per token of a forward, on samples of `seq` tokens: a product's
-  /// two per weight, and attention's two products over (seq + 1) / 2 tokens.
+  /// two per weight, and attention's two products over the tokens seen.
   double operations(double seq, double t = 1) const;
   /// Of a backward: two products for each one, five for the two of attention.
   double backward_operations(double seq, double t = 1) const;

@@ -255,41 +255,37 @@ bool ModelConfig::is_named(const std::string& name_or_file) {
          std::filesystem::path(name_or_file).extension() == ".json";
 }
 
-ModelConfig ModelConfig::read(const std::string& name_or_file) {
-  const auto preset = presets().find(name_or_file);
-  if (preset != presets().end()) return preset->second;
+ConfigText ModelConfig::text_of(const std::string& name_or_file) {
+  if (presets().count(name_or_file) > 0) return {};
   // The text of a config itself, from programs that make models
-  if (name_or_file.rfind('{', 0) == 0) {
-    return without_experts(from_json(name_or_file, "--model"), "--model");
-  }
+  if (name_or_file.rfind('{', 0) == 0) return {name_or_file, "--model"};
   std::string names;
   for (const auto& [name, config] : presets()) names += name + ", ";
   SB_CHECK(is_named(name_or_file), "--model ", name_or_file, ": give one of ",
            names, "or the config FILE.json of a GPT-2 or ResNet or Llama");
-  std::ifstream file(name_or_file, std::ios::binary);
-  SB_CHECK(file && !std::filesystem::is_directory(name_or_file), "--model ",
-           name_or_file, ": the file cannot be read");
-  const std::string text((std::istreambuf_iterator<char>(file)),
-                         std::istreambuf_iterator<char>());
   const std::string label = "--model " + name_or_file;
-  return without_experts(from_json(text, label), label);
+  // Opening a pipe would wait for its writer
+  SB_CHECK(std::filesystem::is_regular_file(name_or_file), label,
+           ": the file cannot be read");
+  std::ifstream file(name_or_file, std::ios::binary);
+  SB_CHECK(file, label, ": the file cannot be read");
+  std::string text(config_keys::kMostBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  SB_CHECK(!text.empty(), label, ": the file is empty");
+  return {text, label};
+}
+
+ModelConfig ModelConfig::read(const std::string& name_or_file) {
+  const auto preset = presets().find(name_or_file);
+  if (preset != presets().end()) return preset->second;
+  const ConfigText config = text_of(name_or_file);
+  return without_experts(from_json(config.text, config.label), config.label);
 }
 
 ModelConfig ModelConfig::from_json(const std::string& text,
                                    const std::string& label) {
-  const std::string problem = utf8_problem(text);
-  SB_CHECK(problem.empty(), label, ": ", problem);
-  SB_CHECK(text.size() < (1 << 20), label, ": longer than 1 MiB");
-  json_file::check_depth(text, label);
-  json object;
-  try {
-    object = json::parse(text);
-  } catch (const json::parse_error& error) {
-    SB_FAIL(label, ": not JSON (byte ", error.byte, ")");
-  } catch (const json::out_of_range&) {
-    SB_FAIL(label, ": a number is too large; give numbers below 1.8e308");
-  }
-  SB_CHECK(object.is_object(), label, ": not a JSON object");
+  const json object = parse_config(text, label);
   const auto type = object.find("model_type");
   if (type == object.end()) return gpt_from_json(object, label, "gpt2");
   const std::vector<std::string>& llamas = llama_types();

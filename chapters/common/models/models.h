@@ -23,6 +23,11 @@ namespace shardbook {
 /// The program whose names a file uses for a ResNet's weights.
 enum class WeightNames { kTorchvision, kTransformers };
 
+/// A config.json, and its name in messages.
+struct ConfigText {
+  std::string text, label;
+};
+
 /// A model's sizes: Hugging Face's GPT-2 keys; those of ResNet and of the Llama
 /// family are below.
 struct ModelConfig {
@@ -70,6 +75,8 @@ struct ModelConfig {
   /// allowed: where the model of Hugging Face with this config would compute
   /// something else, where a key is misspelt, and where there is no size.
   static ModelConfig read(const std::string& name_or_file);
+  /// The text that `read` reads; empty for a preset.
+  static ConfigText text_of(const std::string& name_or_file);
   /// Whether `read` knows this kind of name; programs have models of their own.
   static bool is_named(const std::string& name_or_file);
   /// From the text of a config.json; `label` names it in messages.

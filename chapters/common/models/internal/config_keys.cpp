@@ -3,12 +3,30 @@
 #include <algorithm>
 #include <map>
 
+#include "chapters/common/models/data.h"
 #include "core/check.h"
 #include "sim/json_object.h"
 
 namespace shardbook::config_keys {
 
 using nlohmann::json;
+
+json parse_config(const std::string& text, const std::string& label) {
+  SB_CHECK(text.size() <= kMostBytes, label, ": longer than 1 MiB");
+  const std::string problem = utf8_problem(text);
+  SB_CHECK(problem.empty(), label, ": ", problem);
+  json_file::check_depth(text, label);
+  json object;
+  try {
+    object = json::parse(text);
+  } catch (const json::parse_error& error) {
+    SB_FAIL(label, ": not JSON (byte ", error.byte, ")");
+  } catch (const json::out_of_range&) {
+    SB_FAIL(label, ": a number is too large; give numbers below 1.8e308");
+  }
+  SB_CHECK(object.is_object(), label, ": not a JSON object");
+  return object;
+}
 
 void read_size(const json& object, const std::string& label, const char* key,
                std::int64_t* value, std::int64_t most) {

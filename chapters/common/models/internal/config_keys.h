@@ -12,6 +12,12 @@ namespace shardbook::config_keys {
 
 constexpr std::int64_t kMostOfASize = (std::int64_t{1} << 31) - 1;
 
+constexpr std::size_t kMostBytes = (1 << 20) - 1;
+
+/// The object that a config.json is. Throws Error that begins with `label` where
+/// it is longer than 1 MiB, nested too deep, or no object.
+nlohmann::json parse_config(const std::string& text, const std::string& label);
+
 /// Sets `value`, from 1 to `most`, where the key is present.
 void read_size(const nlohmann::json& object, const std::string& label,
                const char* key, std::int64_t* value,
