@@ -28,10 +28,15 @@ double parameters_of(const PlanRequest& request) {
 
 constexpr const char* kLegend =
     "tp: ranks that share matrices; pp: stages; cp: ranks that share a "
-    "sequence; "
-    "dp: replicas. SP: tp shares norms, too. 16 x 2: micro-batches x samples "
-    "of "
-    "a replica. MFU: share of the devices' peak rate that the model uses.";
+    "sequence; dp: replicas. SP: tp shares norms, too. 16 x 2: micro-batches x "
+    "samples of a replica. MFU: share of the devices' peak rate that the model "
+    "uses.";
+
+std::string legend(const PlanRequest& request) {
+  const bool has_experts = request.base.sizes.has_own_experts();
+  return std::string(kLegend) +
+         (has_experts ? " EP: replicas that share a set of experts." : "");
+}
 
 std::string request_text(const PlanRequest& request) {
   return wrap(fmt::format("{}, {:.2f} billion parameters, on {} of {}'s {}, {} "
@@ -185,7 +190,7 @@ std::string result_text(const PlanRequest& request, const PlanResult& result,
       text += plan_lines(request, each, ++number);
     }
   }
-  text += "\n" + wrap(kLegend) + "\nWhy the others lost:\n" +
+  text += "\n" + wrap(legend(request)) + "\nWhy the others lost:\n" +
           rejection_lines(result);
   if (result.best.empty()) return text;
   const Plan& best = result.best.front().plan;
@@ -208,7 +213,8 @@ std::string strategies_text(const PlanRequest& request,
                    [&](const Strategy& a, const Strategy& b) {
                      return seconds(a) < seconds(b);
                    });
-  std::string text = request_text(request) + "\n\n" + wrap(kLegend) + "\n";
+  std::string text =
+      request_text(request) + "\n\n" + wrap(legend(request)) + "\n";
   constexpr const char* kLine = "{:<12}{:<37}{:>9}{:>9}{:>10}\n";
   text += fmt::format(kLine, "strategy", "best plan", "step", "MFU", "memory") +
           "            micro-batches x samples; sent by a rank\n";
