@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "chapters/12_sequence_parallel/ring_exchange.h"
+#include "chapters/13_moe/bill.h"
 #include "chapters/13_moe/moe_strategy.h"
 #include "chapters/14_hybrid_3d/batch_statistics.h"
 #include "chapters/common/pipeline/partition.h"

@@ -260,4 +260,29 @@ plans("stage.cpp",
       "own.kv_heads = options.heads;", "PlannerLlama.AgreesWithTheHybrid*")
 # No work goes back behind a last gradient of weights
 plans("step.cpp", "job.is_zero_bubble ? runs[rank].forward_s : of(runs[rank]);",
-      "of(runs[rank]);", "PlannerLlama.Bounds*")
+      "of(runs[rank]);", "All/PlannerBounds*")
+
+# Experts: those of a rank of ep, with the ranks that have the same ones
+plans("step.cpp", "zero::model_states(zero_stage, experts, copies, bytes)",
+      "zero::model_states(zero_stage, experts, replicas(), bytes)",
+      "PlannerLlama.CountsExperts*")
+plans("step_parts.cpp", "part.in * part.out * part.chosen",
+      "part.in * part.out", "PlannerLlama.CountsExperts*")
+plans("stage.cpp", "at.sizes.has_own_experts() && at.ep.size() > 1", "false",
+      "PlannerLlama.AgreesWithTheHybridChapter")
+plans("plan.cpp", "static_cast<double>(part.experts) / job.layout.ep",
+      "static_cast<double>(part.experts)", "All/PlannerBounds*")
+
+# --- Rings that fold ---------------------------------------------------------------
+
+of_hybrid = folder("chapters/14_hybrid_3d", "hybrid")
+of_hybrid("hybrid_strategy.cpp", 'runs["cp"] = setup.cp - 1;', 'runs["cp"] = 0;',
+          "HybridFolding.*")
+of_rings = folder("chapters/12_sequence_parallel", "hybrid")
+of_rings("ring_exchange.cpp", "return num_inside == 0 || num_inside == num_hops;",
+         "return true;", "HybridFolding.*")
+of_sim = folder("sim", "sim")
+of_sim("timed_group.cpp", "to_itself_[call.tag].push_back(times);", "",
+       "TimedGroup.*")
+of_sim("world.cpp", "if (folds && number == r) result.running[at] = r;", "",
+       "TimedGroup.*")
