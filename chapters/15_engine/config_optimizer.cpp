@@ -64,14 +64,14 @@ void read_betas(JsonObject& object, OptimizerOptions& to) {
                "[0.9, 0.999]");
   if (!is_pair) return;
   const double below_1 = std::nextafter(1.0, 0.0);
-  const std::string names[] = {"0", "1"};
-  double* const values[] = {&to.beta1, &to.beta2};
-  for (std::size_t i = 0; i < 2; ++i) {
-    const Json pair = {{names[i], (*betas)[i]}};
-    JsonObject(pair, object.file(), where.substr(object.file().size() + 2),
-               object.problems())
-        .number(names[i], 0, below_1, *values[i]);
-  }
+  const auto read = [&](const std::string& number, const Json& json,
+                        double& value) {
+    object.attempt([&] {
+      value = json_file::number_at(json, where + number, 0, below_1);
+    });
+  };
+  read("/0", (*betas)[0], to.beta1);
+  read("/1", (*betas)[1], to.beta2);
 }
 
 void read_adam(JsonObject& object, OptimizerConfig& optimizer,
@@ -122,7 +122,7 @@ Class optimizer_class(const DeepSpeedConfig& config) {
     more = {"amsgrad", "maximize",   "foreach",
             "fused",   "capturable", "differentiable"};
     if (!is_adamw) more.emplace_back("decoupled_weight_decay");
-  } else if (config.zero.offload_optimizer.device == "cpu") {
+  } else if (config.zero.offload_optimizer) {
     created.name = "DeepSpeedCPUAdam";
     more = {"bias_correction", "amsgrad"};
   } else {
@@ -146,16 +146,61 @@ Class scheduler_class(const DeepSpeedConfig& config) {
   return created;
 }
 
+using Ordered = nlohmann::ordered_json;
+
+Ordered optimizer_json(const OptimizerConfig& optimizer) {
+  const OptimizerOptions& from = optimizer.params;
+  Ordered params = {{"lr", from.lr}, {"weight_decay", from.weight_decay}};
+  if (optimizer.type == "SGD") {
+    params["momentum"] = from.momentum;
+    params["dampening"] = from.dampening;
+    params["nesterov"] = from.nesterov;
+  } else {
+    params["betas"] = {from.beta1, from.beta2};
+    params["eps"] = from.eps;
+  }
+  if (optimizer.type == "Adam") params["adam_w_mode"] = optimizer.adam_w_mode;
+  if (optimizer.torch_adam) params["torch_adam"] = true;
+  return {{"type", optimizer.type}, {"params", params}};
+}
+
+Ordered scheduler_json(const SchedulerConfig& scheduler) {
+  Ordered params = {{"warmup_min_lr", scheduler.warmup_min_lr}};
+  if (scheduler.warmup_max_lr) {
+    params["warmup_max_lr"] = *scheduler.warmup_max_lr;
+  } else if (scheduler.type == "WarmupDecayLR") {
+    params["warmup_max_lr"] = nullptr;
+  }
+  params["warmup_num_steps"] = scheduler.warmup_num_steps;
+  params["warmup_type"] = scheduler.warmup_type;
+  if (scheduler.total_num_steps > 0) {
+    params["total_num_steps"] = scheduler.total_num_steps;
+  }
+  return {{"type", scheduler.type}, {"params", params}};
+}
+
 }  // namespace
+
+void write_optimizer(const DeepSpeedConfig& config, Ordered& json) {
+  if (!config.optimizer.type.empty()) {
+    json["optimizer"] = optimizer_json(config.optimizer);
+  }
+  if (config.allows_untested_optimizer) {
+    json["zero_allow_untested_optimizer"] = true;
+  }
+  if (!config.scheduler.type.empty()) {
+    json["scheduler"] = scheduler_json(config.scheduler);
+  }
+}
 
 void read_optimizer(JsonObject& root, DeepSpeedConfig& config) {
   root.flag("zero_allow_untested_optimizer", config.allows_untested_optimizer);
-  Section section(root, "optimizer");
-  if (!section.is_object()) return;
+  JsonObject parent = section(root, "optimizer");
+  if (!has_object(root, "optimizer")) return;
   OptimizerConfig& optimizer = config.optimizer;
   constexpr const char* kDeepSpeeds =
       "is DeepSpeed's, but not offered: its updates are other ones";
-  read_type(section.object, {"Adam", "AdamW", "SGD"},
+  read_type(parent, {"Adam", "AdamW", "SGD"},
             {{"lamb adagrad lion muadam muadamw musgd muon", kDeepSpeeds},
              {"adadelta adafactor adamax asgd lbfgs nadam radam rmsprop rprop "
               "sparseadam",
@@ -163,9 +208,8 @@ void read_optimizer(JsonObject& root, DeepSpeedConfig& config) {
              {"onebitadam onebitlamb zerooneadam",
               "is not DeepSpeed's any more (0.19.8)"}},
             optimizer.type);
-  Section params(section.object, "params");
+  JsonObject object = section(parent, "params");
   if (optimizer.type.empty()) return;
-  JsonObject& object = params.object;
   OptimizerOptions& to = optimizer.params;
   object.number("lr", 0, kMostRate, to.lr);
   object.number("weight_decay", 0, kMostRate, to.weight_decay);
@@ -182,12 +226,12 @@ void read_optimizer(JsonObject& root, DeepSpeedConfig& config) {
 }
 
 void read_scheduler(JsonObject& root, DeepSpeedConfig& config) {
-  Section section(root, "scheduler");
-  if (!section.is_object()) return;
+  JsonObject parent = section(root, "scheduler");
+  if (!has_object(root, "scheduler")) return;
   SchedulerConfig& scheduler = config.scheduler;
   constexpr const char* kPyTorchs =
       "is PyTorch's, but not offered: its rates are other ones";
-  read_type(section.object, {"WarmupLR", "WarmupDecayLR"},
+  read_type(parent, {"WarmupLR", "WarmupDecayLR"},
             {{"lrrangetest onecycle warmupcosinelr",
               "is DeepSpeed's, but not offered: its rates are other ones"},
              {"steplr multisteplr constantlr linearlr exponentiallr "
@@ -195,13 +239,12 @@ void read_scheduler(JsonObject& root, DeepSpeedConfig& config) {
               "cycliclr onecyclelr reducelronplateau",
               kPyTorchs}},
             scheduler.type);
-  Section params(section.object, "params");
+  JsonObject object = section(parent, "params");
   if (scheduler.type.empty()) return;
-  JsonObject& object = params.object;
-  section.object.check(params.json != nullptr, section.object.where("params"),
-                       ": missing; DeepSpeed's ", scheduler.type,
-                       " needs it; give {} for the defaults");
-  if (!params.is_object()) return;
+  parent.check(parent.find("params") != nullptr, parent.where("params"),
+               ": missing; DeepSpeed's ", scheduler.type,
+               " needs it; give {} for the defaults");
+  if (!has_object(parent, "params")) return;
   const bool decays = scheduler.type == "WarmupDecayLR";
   object.number("warmup_min_lr", 0, kMostRate, scheduler.warmup_min_lr);
   const Json* most = object.find("warmup_max_lr");

@@ -37,7 +37,7 @@ std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
         "seq_parallel_communication_data_type says otherwise");
   }
   if (config.book.use_data_before_expert_parallelism &&
-      config.book.num_experts.empty()) {
+      !config.book.has_experts()) {
     say("/use_data_before_expert_parallelism: has no effect here: there are no "
         "experts");
   }
@@ -59,7 +59,7 @@ std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
     say("fp16 without ZeRO: each overflow halves the loss scale, whatever "
         "hysteresis says, as in DeepSpeed");
   }
-  const ZeroConfig& zero = config.zero;
+  const zero::ZeroOptions& zero = config.zero;
   const bool is_1_or_2 = zero.stage == 1 || zero.stage == 2;
   if (config.prescale_gradients && config.gradient_predivide_factor != 1) {
     say("/gradient_predivide_factor: has no effect here: /prescale_gradients "
@@ -87,10 +87,10 @@ std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
     say("sub_group_size 0: a shard is updated as a whole; DeepSpeed updates "
         "one parameter after another");
   }
-  if (config.zero.overlaps() && config.pipeline.stages > 1) {
+  if (config.overlaps() && config.pipeline.stages > 1) {
     say("overlap_comm: off, since stages reduce at the end of a batch");
   }
-  if (!config.zero.contiguous_gradients && config.zero.stage > 0) {
+  if (!config.contiguous_gradients && config.zero.stage > 0) {
     say("contiguous_gradients false: gradients go into buckets all the same");
   }
   return remarks;

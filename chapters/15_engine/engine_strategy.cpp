@@ -63,12 +63,9 @@ StepResult ModuleStrategy::step(std::int64_t step) {
         engine_->backward(loss);
         if (!is_boundary) engine_->step();
       });
-  StepResult result;
-  result.loss = loss.item();
+  const double mean = loss.item();
   engine_->step();
-  result.grad_norm = engine_->get_global_grad_norm();
-  result.was_skipped = !engine_->was_step_applied();
-  return result;
+  return engine_->step_result(mean);
 }
 
 std::vector<Bill> ModuleStrategy::bills() {
@@ -110,17 +107,14 @@ ConfiguredStrategy::ConfiguredStrategy(const Options& options,
                                        ProcessGroup& world,
                                        std::unique_ptr<Strategy> inner)
     : inner_(*inner),
-      engine_(config_of(options, config), sizes, world, std::move(inner),
-              nullptr) {
+      engine_(config_of(options, config), sizes, world, nullptr,
+              std::move(inner), nullptr) {
   engine_.begin_at(options.first_step);
 }
 
 StepResult ConfiguredStrategy::step(std::int64_t) {
-  StepResult result;
-  result.loss = engine_.train_batch();
-  result.grad_norm = engine_.get_global_grad_norm();
-  result.was_skipped = !engine_.was_step_applied();
-  return result;
+  const double loss = engine_.train_batch();
+  return engine_.step_result(loss);
 }
 
 }  // namespace shardbook::engine

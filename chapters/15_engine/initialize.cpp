@@ -17,7 +17,7 @@ void refuse_cut_models(const DeepSpeedConfig& config) {
       config.pipeline.stages > 1      ? "/pipeline/stages"
       : book.tensor_parallel > 1      ? "/shardbook/tensor_parallel"
       : book.context_parallel > 1     ? "/shardbook/context_parallel"
-      : !book.num_experts.empty()     ? "/shardbook/experts"
+      : book.has_experts()            ? "/shardbook/experts"
       : book.sharding != "zero"       ? "/shardbook/sharding"
       : book.recompute == "attention" ? "/shardbook/recompute \"attention\""
                                       : "";
@@ -119,7 +119,7 @@ Initialized initialize(Module& model, const DeepSpeedConfig& given,
                                      : make_scheduler(config, config.optimizer);
   Initialized all;
   all.engine = std::make_unique<Engine>(config, sizes, world,
-                                        std::move(wrapped), scheduler);
+                                        std::move(wrapped), nullptr, scheduler);
   all.optimizer = &all.engine->optimizer();
   all.lr_scheduler = scheduler.get();
   if (args.training_data) {

@@ -2,6 +2,7 @@
 
 // The file of a config, its sections, and which of its values go together.
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -26,22 +27,9 @@ AutoValues auto_values(const OptimizerOptions& optimizer, std::int64_t h);
 std::string noise_name(const BookConfig& book);
 
 /// A section of the file; an empty one where the file has none.
-struct Section {
-  Section(json_file::JsonObject& parent, const std::string& name)
-      : json(parent.find(name)),
-        object(json != nullptr ? *json : empty(), parent.file(),
-               parent.where(name).substr(parent.file().size() + 2),
-               parent.problems()) {}
-  static const json_file::Json& empty() {
-    static const json_file::Json object = json_file::Json::object();
-    return object;
-  }
-
-  bool is_object() const { return json != nullptr && json->is_object(); }
-
-  const json_file::Json* json;
-  json_file::JsonObject object;
-};
+json_file::JsonObject section(json_file::JsonObject& parent,
+                              const std::string& name);
+bool has_object(json_file::JsonObject& parent, const std::string& name);
 
 std::string lower_case(std::string text);
 
@@ -57,6 +45,13 @@ void check_parameters(json_file::JsonObject& root,
 void read_keys(json_file::JsonObject& root,
                const std::vector<std::string>& parameters,
                DeepSpeedConfig& config);
+/// Every key with its value, in the file's order.
+void write_keys(DeepSpeedConfig config, nlohmann::ordered_json& json);
+/// Its optimizer and scheduler.
+void write_optimizer(const DeepSpeedConfig& config,
+                     nlohmann::ordered_json& json);
+/// The values of all keys, by path, as the command line writes them.
+std::map<std::string, std::string> leaf_values(const DeepSpeedConfig& config);
 /// Illegal combinations: a message each, with all keys involved.
 std::vector<std::string> broken_rules(const DeepSpeedConfig& config);
 /// The remark on a file without gradient_clipping.

@@ -352,7 +352,7 @@ TEST(EngineDefaults, AutoThatNobodyFills) {
       parse(R"({"zero_optimization": {"stage": 3, "overlap_comm": "auto",
                 "reduce_bucket_size": "auto", "max_live_parameters": "auto"},
                 "fp16": {"enabled": "auto"}, "pipeline": {"stages": "auto"}})");
-  EXPECT_TRUE(config.zero.overlaps());
+  EXPECT_TRUE(config.overlaps());
   EXPECT_TRUE(remarks(config,
                       "/zero_optimization/reduce_bucket_size \"auto\": "
                       "500000000, DeepSpeed's default"));

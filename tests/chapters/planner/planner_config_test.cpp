@@ -51,8 +51,8 @@ void expect_same(const PlanRequest& request, const Plan& plan) {
         << axis;
   }
   EXPECT_EQ(config.zero.stage, plan.setup.zero_stage);
-  EXPECT_EQ(config.zero.offload_optimizer.device == "cpu", plan.offloads);
-  EXPECT_EQ(config.zero.offload_param.device == "cpu",
+  EXPECT_EQ(config.zero.offload_optimizer, plan.offloads);
+  EXPECT_EQ(config.zero.offload_parameters,
             plan.offloads && plan.setup.zero_stage == 3);
   EXPECT_EQ(config.book.recompute, plan.recompute);
   EXPECT_EQ(config.book.schedule, plan.setup.schedule);
