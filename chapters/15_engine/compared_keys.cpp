@@ -38,7 +38,7 @@ std::vector<ComparedOption> as_options(const DeepSpeedConfig& config,
     add("--top-k", gate.k, usual.k);
     add("--capacity-factor", gate.capacity_factor, usual.capacity_factor);
     add("--min-capacity", gate.min_capacity, usual.min_capacity);
-    add("--noise", internal::noise_name(book), "none");
+    add("--noise", internal::lower_case(book.noisy_gate_policy), "none");
     add("--drop-tokens", gate.drop_tokens, usual.drop_tokens);
     add("--use-rts", gate.use_rts, usual.use_rts);
     add("--aux-coefficient", moe.aux_coefficient, none.aux_coefficient);

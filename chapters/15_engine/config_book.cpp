@@ -8,12 +8,11 @@ namespace shardbook::engine {
 namespace {
 
 using internal::has_object;
+using internal::kMostNumber;
 using internal::section;
 using internal::Writer;
 using json_file::Json;
 using json_file::JsonObject;
-
-constexpr double kMost = 1e30;
 
 void num_experts(JsonObject& object, std::vector<int>& to) {
   const Json* counts = object.find("num_experts");
@@ -46,13 +45,13 @@ void expert_keys(Fields object, BookConfig& book) {
   num_experts(object, moe.num_experts);
   object.integer("ep_size", 0, 1 << 16, book.ep_size);
   object.whole("top_k", 1, 1 << 16, gate.k);
-  object.number("capacity_factor", 0.01, kMost, gate.capacity_factor);
+  object.number("capacity_factor", 0.01, kMostNumber, gate.capacity_factor);
   object.whole("min_capacity", 0, 1 << 30, gate.min_capacity);
   object.choice("noisy_gate_policy", {"None", "Jitter", "RSample"},
                 book.noisy_gate_policy);
   object.flag("drop_tokens", gate.drop_tokens);
   object.flag("use_rts", gate.use_rts);
-  object.number("aux_coefficient", 0, kMost, moe.aux_coefficient);
+  object.number("aux_coefficient", 0, kMostNumber, moe.aux_coefficient);
   object.flag("use_residual", moe.use_residual);
   object.flag("use_data_before_expert_parallelism",
               book.use_data_before_expert_parallelism);

@@ -121,13 +121,6 @@ std::string DeepSpeedConfig::recompute() const {
              : book.recompute;
 }
 
-std::string internal::noise_name(const BookConfig& book) {
-  const std::string& policy = book.noisy_gate_policy;
-  return policy == "Jitter"    ? "jitter"
-         : policy == "RSample" ? "rsample"
-                               : "none";
-}
-
 bool sums_in_f32(const DeepSpeedConfig& config, DType dtype, std::int64_t g) {
   const std::string& name = config.grad_accum_dtype;
   if (name.empty() || dtype_of(name) == dtype) return false;

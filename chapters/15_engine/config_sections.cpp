@@ -10,15 +10,15 @@ namespace shardbook::engine {
 namespace {
 
 using internal::has_object;
+using internal::kMostCount;
+using internal::kMostNumber;
 using internal::omits;
 using internal::section;
 using internal::Writer;
 using json_file::Json;
 using json_file::JsonObject;
 
-constexpr std::int64_t kMostSamples = std::int64_t{1} << 40;
 constexpr std::int64_t kMostElements = std::int64_t{1} << 50;
-constexpr double kMost = 1e30;
 
 /// Names of dtypes as DeepSpeed accepts them: in /data_types "bf16", "float32" or
 /// "torch.float16", elsewhere "bf16" and "FP32".
@@ -56,14 +56,13 @@ void bf16_and_fp16(Fields& root, DeepSpeedConfig& config) {
   Fp16Config& fp16 = config.fp16;
   object.flag("enabled", fp16.enabled);
   object.flag("auto_cast", fp16.auto_cast);
-  object.number("loss_scale", 0, kMost, fp16.loss_scale);
+  object.number("loss_scale", 0, kMostNumber, fp16.loss_scale);
   object.integer("initial_scale_power", -1000, 1000, fp16.initial_scale_power);
-  object.whole("loss_scale_window", -kMostSamples, kMostSamples,
+  object.whole("loss_scale_window", -kMostCount, kMostCount,
                fp16.loss_scale_window);
   object.integer("hysteresis", -(1 << 20), 1 << 20, fp16.hysteresis);
   object.flag("consecutive_hysteresis", fp16.consecutive_hysteresis);
-  object.whole("min_loss_scale", -kMostSamples, kMostSamples,
-               fp16.min_loss_scale);
+  object.whole("min_loss_scale", -kMostCount, kMostCount, fp16.min_loss_scale);
   object.flag("fp16_master_weights_and_grads",
               fp16.fp16_master_weights_and_grads);
 }
@@ -194,7 +193,7 @@ template <typename Fields>
 void pipeline_keys(Fields object, PipelineConfig& pipeline) {
   object.integer("stages", 1, 1 << 16, pipeline.stages);
   object.text("partition", pipeline.partition);
-  object.whole("activation_checkpoint_interval", 0, kMostSamples,
+  object.whole("activation_checkpoint_interval", 0, kMostCount,
                pipeline.activation_checkpoint_interval);
 }
 
@@ -213,7 +212,7 @@ void read_activations(JsonObject& root, DeepSpeedConfig& config) {
   const Json* number = object.find("number_checkpoints");
   std::int64_t checkpoints = 0;
   if (number != nullptr && !number->is_null()) {
-    object.whole("number_checkpoints", 0, kMostSamples, checkpoints);
+    object.whole("number_checkpoints", 0, kMostCount, checkpoints);
   }
   asks = asks || checkpoints > 0;
   if (asks) return;
@@ -238,9 +237,8 @@ void size(Fields& object, const std::string& key, std::int64_t most,
 
 template <typename Fields>
 void sizes(Fields& root, DeepSpeedConfig& config) {
-  size(root, "train_batch_size", kMostSamples, config.batch.train);
-  size(root, "train_micro_batch_size_per_gpu", kMostSamples,
-       config.batch.micro);
+  size(root, "train_batch_size", kMostCount, config.batch.train);
+  size(root, "train_micro_batch_size_per_gpu", kMostCount, config.batch.micro);
   size(root, "gradient_accumulation_steps", std::int64_t{1} << 20,
        config.batch.accumulation);
   size(root, "steps_per_print", INT64_MAX, config.steps_per_print);
@@ -248,9 +246,10 @@ void sizes(Fields& root, DeepSpeedConfig& config) {
 
 template <typename Fields>
 void division(Fields& root, DeepSpeedConfig& config) {
-  root.number("gradient_clipping", -kMost, kMost, config.gradient_clipping);
+  root.number("gradient_clipping", -kMostNumber, kMostNumber,
+              config.gradient_clipping);
   root.flag("prescale_gradients", config.prescale_gradients);
-  root.number("gradient_predivide_factor", 1e-30, kMost,
+  root.number("gradient_predivide_factor", 1e-30, kMostNumber,
               config.gradient_predivide_factor);
 }
 

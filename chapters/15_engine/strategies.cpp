@@ -205,7 +205,8 @@ void choose_experts(const Options& options, const DeepSpeedConfig& config,
   if (config.fp16.enabled) setup.loss_scale = config.loss_scale();
   setup.moe = book.moe;
   setup.moe.gate.num_experts = book.moe.num_experts.back();
-  setup.moe.gate.noise = moe::noise_of(internal::noise_name(book));
+  setup.moe.gate.noise =
+      moe::noise_of(internal::lower_case(book.noisy_gate_policy));
   refuse_image_models(options, "experts take the place of a GPT's MLPs");
   moe::check_strategy_options(options, setup);
   choice.topology = moe::expert_topology(moe::group_sizes(options, setup));
@@ -313,7 +314,7 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
     setup.ep = std::max(book.ep_size, 1);
     setup.top_k = moe.gate.k;
     setup.capacity_factor = moe.gate.capacity_factor;
-    setup.noise = internal::noise_name(book);
+    setup.noise = internal::lower_case(book.noisy_gate_policy);
     setup.aux_coefficient = moe.aux_coefficient;
     setup.expert_tp = moe.expert_tensor_parallel;
   }

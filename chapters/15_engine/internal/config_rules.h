@@ -23,8 +23,6 @@ ConfigText config_text(const std::string& file, const std::string& option,
 /// Values for "auto" from an optimizer and the width `h` of a GPT (0: another
 /// model). Sources are options of the program.
 AutoValues auto_values(const OptimizerOptions& optimizer, std::int64_t h);
-/// The book's name of DeepSpeed's noise in the gate.
-std::string noise_name(const BookConfig& book);
 
 /// A section of the file; an empty one where the file has none.
 json_file::JsonObject section(json_file::JsonObject& parent,
@@ -32,6 +30,10 @@ json_file::JsonObject section(json_file::JsonObject& parent,
 bool has_object(json_file::JsonObject& parent, const std::string& name);
 
 std::string lower_case(std::string text);
+
+/// The largest counts and numbers of a file.
+inline constexpr std::int64_t kMostCount = std::int64_t{1} << 40;
+inline constexpr double kMostNumber = 1e30;
 
 void read_optimizer(json_file::JsonObject& root, DeepSpeedConfig& config);
 void read_scheduler(json_file::JsonObject& root, DeepSpeedConfig& config);
