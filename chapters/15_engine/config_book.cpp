@@ -59,57 +59,56 @@ void expert_keys(Fields object, BookConfig& book) {
 }
 
 /// Choices that have names of their own in DeepSpeed.
-void read_parallel_names(JsonObject& root, BookConfig& to,
-                         std::vector<std::string>& remarks) {
+void read_parallel_names(JsonObject& root, DeepSpeedConfig& config) {
+  hybrid::HybridOptions& to = config.degrees;
   JsonObject autotp = section(root, "tensor_parallel");
-  autotp.integer("autotp_size", 0, 1 << 16, to.tensor_parallel);
-  to.tensor_parallel = std::max(to.tensor_parallel, 1);
+  autotp.integer("autotp_size", 0, 1 << 16, to.tp);
+  to.tp = std::max(to.tp, 1);
   for (const char* name : {"tp", "tensor_parallel"}) {
     JsonObject group = section(autotp, name);
     int size = 1;
     group.integer("tp_size", 0, 1 << 16, size);
     if (group.find("tp_size") == nullptr) continue;
-    const bool agrees =
-        size == 1 || to.tensor_parallel == 1 || size == to.tensor_parallel;
+    const bool agrees = size == 1 || to.tp == 1 || size == to.tp;
     group.check(agrees, group.where("tp_size"), ": ", size,
-                " is not /tensor_parallel/autotp_size ", to.tensor_parallel,
+                " is not /tensor_parallel/autotp_size ", to.tp,
                 "; leave it out");
-    remarks.push_back("/tensor_parallel/" + std::string(name) +
-                      "/tp_size: has no effect here: "
-                      "/tensor_parallel/autotp_size says it");
+    config.remarks.push_back("/tensor_parallel/" + std::string(name) +
+                             "/tp_size: has no effect here: "
+                             "/tensor_parallel/autotp_size says it");
   }
-  root.integer("sequence_parallel_size", 1, 1 << 16, to.context_parallel);
+  root.integer("sequence_parallel_size", 1, 1 << 16, to.cp);
   if (root.find("sequence_parallel_size") != nullptr) {
-    to.context_parallel_kind = "ulysses";
+    to.cp_kind = "ulysses";
   }
   root.flag("use_data_before_expert_parallelism",
-            to.use_data_before_expert_parallelism);
+            config.book.use_data_before_expert_parallelism);
 }
 
 template <typename Fields>
-void book_keys(Fields& object, BookConfig& book) {
+void book_keys(Fields& object, DeepSpeedConfig& config) {
+  BookConfig& book = config.book;
+  hybrid::HybridOptions& degrees = config.degrees;
   auto tensor = section(object, "tensor_parallel");
-  tensor.integer("size", 1, 1 << 16, book.tensor_parallel);
+  tensor.integer("size", 1, 1 << 16, degrees.tp);
   tensor.choice("mode", {"1d", "2d", "2.5d", "3d"}, book.tensor_parallel_mode);
   tensor.integer("depth", 1, 1 << 16, book.tensor_parallel_depth);
-  tensor.flag("sequence_parallel", book.sequence_parallel);
+  tensor.flag("sequence_parallel", degrees.sequence_parallel);
   auto context = section(object, "context_parallel");
-  context.integer("size", 1, 1 << 16, book.context_parallel);
-  context.choice("kind", {"ring", "rsa", "ulysses"},
-                 book.context_parallel_kind);
+  context.integer("size", 1, 1 << 16, degrees.cp);
+  context.choice("kind", {"ring", "rsa", "ulysses"}, degrees.cp_kind);
   context.choice("layout", {"contiguous", "zigzag", "striped"},
-                 book.context_parallel_layout);
-  object.text("schedule", book.schedule);
-  object.integer("chunks", 2, 1 << 16, book.chunks);
+                 degrees.cp_layout);
+  object.text("schedule", degrees.schedule);
+  object.integer("chunks", 2, 1 << 16, degrees.chunks);
   object.choice("recompute", {"never", "attention", "blocks"}, book.recompute);
   object.choice("sharding", {"zero", "fsdp", "fsdp2"}, book.sharding);
 }
 
 }  // namespace
 
-void internal::read_book(JsonObject& root, BookConfig& to,
-                         std::vector<std::string>& remarks) {
-  read_parallel_names(root, to, remarks);
+void internal::read_book(JsonObject& root, DeepSpeedConfig& config) {
+  read_parallel_names(root, config);
   JsonObject object = section(root, "shardbook");
   const auto keep_one = [&](const char* own, const std::string& other) {
     const Json* json = root.find(other.substr(1, other.find('/', 1) - 1));
@@ -119,15 +118,17 @@ void internal::read_book(JsonObject& root, BookConfig& to,
   };
   keep_one("tensor_parallel", "/tensor_parallel/autotp_size");
   keep_one("context_parallel", "/sequence_parallel_size");
-  book_keys(object, to);
+  book_keys(object, config);
   JsonObject experts = section(object, "experts");
-  if (has_object(object, "experts")) expert_keys(experts, to);
+  if (has_object(object, "experts")) expert_keys(experts, config.book);
 }
 
-void internal::write_book(Writer& root, BookConfig book) {
+void internal::write_book(Writer& root, DeepSpeedConfig& config) {
   Writer object = section(root, "shardbook");
-  book_keys(object, book);
-  if (book.has_experts()) expert_keys(section(object, "experts"), book);
+  book_keys(object, config);
+  if (config.book.has_experts()) {
+    expert_keys(section(object, "experts"), config.book);
+  }
 }
 
 }  // namespace shardbook::engine

@@ -27,7 +27,7 @@ std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
       "/activation_checkpointing: has no effect here: pipelines have "
       "activation_checkpoint_interval, experts and 2D to 3D layers keep all "
       "activations");
-  const bool shares_samples = config.book.context_parallel > 1;
+  const bool shares_samples = config.degrees.cp > 1;
   say(!config.seq_parallel_communication_data_type.empty() && !shares_samples,
       "/seq_parallel_communication_data_type: has no effect here: no ranks "
       "share a sample");
@@ -78,7 +78,7 @@ std::vector<std::string> remarks_of(const DeepSpeedConfig& config,
   say(zero.sub_group_size == 0,
       "sub_group_size 0: a shard is updated as a whole; DeepSpeed updates one "
       "parameter after another");
-  say(config.overlaps() && config.pipeline.stages > 1,
+  say(config.overlaps() && config.degrees.pp > 1,
       "overlap_comm: off, since stages reduce at the end of a batch");
   say(!config.contiguous_gradients && zero.stage > 0,
       "contiguous_gradients false: gradients go into buckets all the same");

@@ -113,9 +113,9 @@ std::optional<DType> DeepSpeedConfig::wire() const {
 std::string DeepSpeedConfig::recompute() const {
   // DeepSpeed's pipelines have a key of their own; experts and 2D to 3D layers
   // keep all activations
-  const bool may = pipeline.stages == 1 && !book.has_experts() &&
+  const bool may = degrees.pp == 1 && !book.has_experts() &&
                    book.tensor_parallel_mode == "1d" &&
-                   pipeline.activation_checkpoint_interval == 0;
+                   activation_checkpoint_interval == 0;
   return activation_checkpointing && may && book.recompute == "never"
              ? "blocks"
              : book.recompute;
@@ -258,8 +258,8 @@ void check_reduction(const DeepSpeedConfig& config, Rules& rules) {
 void check_pipeline(const DeepSpeedConfig& config, Rules& rules) {
   const int stage = config.zero.stage;
   rules.check(
-      stage <= 1 || config.pipeline.stages == 1, "/zero_optimization/stage ",
-      stage, " with /pipeline/stages ", config.pipeline.stages,
+      stage <= 1 || config.degrees.pp == 1, "/zero_optimization/stage ", stage,
+      " with /pipeline/stages ", config.degrees.pp,
       stage == 2
           ? ": a stage sums gradients over all micro-batches, so shards "
             "of them would be reduced after each one, m times the traffic"
@@ -278,12 +278,12 @@ void check_book(const DeepSpeedConfig& config, Rules& rules) {
       book.tensor_parallel_mode == "2.5d" || book.tensor_parallel_depth == 1,
       "/shardbook/tensor_parallel/depth ", book.tensor_parallel_depth,
       " with mode \"", book.tensor_parallel_mode, "\": only 2.5d has a depth");
-  rules.check(book.recompute == "never" ||
-                  config.pipeline.activation_checkpoint_interval == 0,
-              "/shardbook/recompute \"", book.recompute,
-              "\" with /pipeline/activation_checkpoint_interval ",
-              config.pipeline.activation_checkpoint_interval,
-              ", which runs whole stages again; keep one of them");
+  rules.check(
+      book.recompute == "never" || config.activation_checkpoint_interval == 0,
+      "/shardbook/recompute \"", book.recompute,
+      "\" with /pipeline/activation_checkpoint_interval ",
+      config.activation_checkpoint_interval,
+      ", which runs whole stages again; keep one of them");
   rules.check(config.zero.stage < 3 || !book.has_experts(),
               "/shardbook/experts with /zero_optimization/stage 3: experts are "
               "not whole on any rank, and stage 3 would gather them for every "

@@ -190,11 +190,11 @@ void read_zero(JsonObject& root, DeepSpeedConfig& config) {
 }
 
 template <typename Fields>
-void pipeline_keys(Fields object, PipelineConfig& pipeline) {
-  object.integer("stages", 1, 1 << 16, pipeline.stages);
-  object.text("partition", pipeline.partition);
+void pipeline_keys(Fields object, DeepSpeedConfig& config) {
+  object.integer("stages", 1, 1 << 16, config.degrees.pp);
+  object.text("partition", config.degrees.partition);
   object.whole("activation_checkpoint_interval", 0, kMostCount,
-               pipeline.activation_checkpoint_interval);
+               config.activation_checkpoint_interval);
 }
 
 /// In DeepSpeed the section configures models that recompute; here, keys for
@@ -282,9 +282,9 @@ void internal::read_keys(JsonObject& root,
   read_data_types(root, config);
   read_zero(root, config);
   check_parameters(root, parameters, config);
-  pipeline_keys(section(root, "pipeline"), config.pipeline);
+  pipeline_keys(section(root, "pipeline"), config);
   read_activations(root, config);
-  read_book(root, config.book, config.remarks);
+  read_book(root, config);
   root.flag("wall_clock_breakdown", config.wall_clock_breakdown);
 }
 
@@ -308,12 +308,12 @@ void internal::write_keys(DeepSpeedConfig config,
   bf16_and_fp16(root, config);
   Writer zero = section(root, "zero_optimization");
   zero_keys(zero, config);
-  pipeline_keys(section(root, "pipeline"), config.pipeline);
+  pipeline_keys(section(root, "pipeline"), config);
   if (config.activation_checkpointing) {
     section(root, "activation_checkpointing")
         .flag("partition_activations", true);
   }
-  write_book(root, config.book);
+  write_book(root, config);
   root.flag("wall_clock_breakdown", config.wall_clock_breakdown);
 }
 

@@ -31,6 +31,7 @@
 
 #include "chapters/03_zero_fsdp/zero/zero_options.h"
 #include "chapters/13_moe/moe_layer.h"
+#include "chapters/14_hybrid_3d/degrees.h"
 #include "chapters/common/run/loss_scaler.h"
 #include "core/optim.h"
 
@@ -98,23 +99,10 @@ inline zero::ZeroOptions default_zero() {
   return options;
 }
 
-struct PipelineConfig {
-  int stages = 1;
-  std::string partition = "uniform";  ///< as --partition of the hybrid chapter
-  std::int64_t activation_checkpoint_interval = 0;  ///< above 0: recompute
-};
-
 /// Section "shardbook": choices that DeepSpeed makes in code, or lacks.
 struct BookConfig {
-  int tensor_parallel = 1;
   std::string tensor_parallel_mode = "1d";  ///< "2d", "2.5d", "3d"
   int tensor_parallel_depth = 1;            ///< of 2.5d
-  bool sequence_parallel = false;           ///< Megatron's
-  int context_parallel = 1;
-  std::string context_parallel_kind = "ring";
-  std::string context_parallel_layout = "contiguous";
-  std::string schedule = "1f1b";
-  int chunks = 2;
   /// Recomputed in each block: "never", "attention", "blocks". Whole stages are
   /// the pipeline's activation_checkpoint_interval.
   std::string recompute = "never";
@@ -153,7 +141,11 @@ struct DeepSpeedConfig {
   std::optional<bool> overlap_comm;  ///< not given: stage 3 only
   bool contiguous_gradients = true;
   bool computes_grad_norm = true;
-  PipelineConfig pipeline;
+  /// Degrees of parallelism, and the kinds and schedules that go with them, as
+  /// options of chapter 14. The other options are not the config's.
+  hybrid::HybridOptions degrees;
+  /// Of a pipeline; above 0: recompute whole stages.
+  std::int64_t activation_checkpoint_interval = 0;
   /// The section asks for recomputation: of blocks, where layers have them.
   bool activation_checkpointing = false;
   BookConfig book;

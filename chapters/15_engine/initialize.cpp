@@ -14,9 +14,9 @@ namespace {
 void refuse_cut_models(const DeepSpeedConfig& config) {
   const BookConfig& book = config.book;
   const std::string key =
-      config.pipeline.stages > 1      ? "/pipeline/stages"
-      : book.tensor_parallel > 1      ? "/shardbook/tensor_parallel"
-      : book.context_parallel > 1     ? "/shardbook/context_parallel"
+      config.degrees.pp > 1           ? "/pipeline/stages"
+      : config.degrees.tp > 1         ? "/shardbook/tensor_parallel"
+      : config.degrees.cp > 1         ? "/shardbook/context_parallel"
       : book.has_experts()            ? "/shardbook/experts"
       : book.sharding != "zero"       ? "/shardbook/sharding"
       : book.recompute == "attention" ? "/shardbook/recompute \"attention\""

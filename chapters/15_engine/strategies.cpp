@@ -80,7 +80,7 @@ void refuse_dtypes(const Options& options, const DeepSpeedConfig& config,
       dtype_name(options.dtype), " with --model ", options.model,
       ": chapter 14, which sums so, does not for images; leave the key out");
   const std::string& name = config.seq_parallel_communication_data_type;
-  SB_CHECK(book.context_parallel == 1 || name.empty() ||
+  SB_CHECK(config.degrees.cp == 1 || name.empty() ||
                dtype_of(name) == options.dtype || options.dtype == DType::kF64,
            config.label, ": /seq_parallel_communication_data_type \"", name,
            "\" in ", dtype_name(options.dtype),
@@ -197,7 +197,7 @@ void choose_experts(const Options& options, const DeepSpeedConfig& config,
            book.tensor_parallel_mode, "\": experts go with 1d");
   moe::StrategyOptions setup;
   setup.ep = book.ep_size;
-  setup.tp = book.tensor_parallel;
+  setup.tp = config.degrees.tp;
   setup.data_before_expert = book.use_data_before_expert_parallelism;
   setup.zero_stage = config.zero.stage;
   setup.cpu_offload = config.zero.offload_optimizer;
@@ -230,8 +230,8 @@ void choose_grid(const Options& options, const DeepSpeedConfig& config,
   refuse_fp16(config, choice.name);
   refuse_recompute(config, choice.name);
   const bool is_alone = config.zero.stage == 0 && choice.dp == 1 &&
-                        config.pipeline.stages == 1 &&
-                        book.context_parallel == 1 && !book.sequence_parallel;
+                        config.degrees.pp == 1 && config.degrees.cp == 1 &&
+                        !config.degrees.sequence_parallel;
   SB_CHECK(
       is_alone, config.label, ": /shardbook/tensor_parallel mode \"", mode,
       "\" with other kinds of parallelism, or a stage of ZeRO: its squares "
@@ -274,23 +274,13 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
   refuse_reduction_keys(config, book.recompute == "attention"
                                     ? "/shardbook/recompute \"attention\""
                                     : "/pipeline/stages or parallel layers");
-  hybrid::HybridOptions setup;
+  hybrid::HybridOptions setup = config.degrees;
   setup.dp = choice.dp;
-  setup.tp = book.tensor_parallel;
-  setup.pp = config.pipeline.stages;
-  setup.cp = book.context_parallel;
   setup.order = "deepspeed";
   setup.zero_stage = config.zero.stage;
-  setup.sequence_parallel = book.sequence_parallel;
-  setup.cp_kind = book.context_parallel_kind;
-  setup.cp_layout = book.context_parallel_layout;
-  setup.schedule = book.schedule;
-  setup.chunks = book.chunks;
   setup.micro_batches = choice.sizes.accumulation;
-  setup.partition = config.pipeline.partition;
-  setup.recompute = config.pipeline.activation_checkpoint_interval > 0
-                        ? "always"
-                        : config.recompute();
+  setup.recompute =
+      config.activation_checkpoint_interval > 0 ? "always" : config.recompute();
   setup.accumulate_f32 =
       sums_in_f32(config, options.dtype, choice.sizes.accumulation);
   const auto element = static_cast<std::int64_t>(dtype_bytes(options.dtype));
@@ -333,13 +323,12 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
 }  // namespace
 
 int data_parallel_ranks(const Options& options, const DeepSpeedConfig& config) {
-  const BookConfig& book = config.book;
-  const std::int64_t shared = std::int64_t{book.tensor_parallel} *
-                              book.context_parallel * config.pipeline.stages;
+  const int tp = config.degrees.tp, pp = config.degrees.pp,
+            cp = config.degrees.cp;
+  const std::int64_t shared = std::int64_t{tp} * cp * pp;
   SB_CHECK(options.world_size % shared == 0, "--world-size ",
            options.world_size, ": ", config.label, " has tensor parallelism ",
-           book.tensor_parallel, " x context parallelism ",
-           book.context_parallel, " x pipeline stages ", config.pipeline.stages,
+           tp, " x context parallelism ", cp, " x pipeline stages ", pp,
            "; give a multiple of ", shared);
   return static_cast<int>(options.world_size / shared);
 }
@@ -354,9 +343,9 @@ Choice choose(const Options& options, const DeepSpeedConfig& config) {
   choice.sizes = resolve_batch(given, choice.dp,
                                is_option ? "--batch" : "train_batch_size");
   const BookConfig& book = config.book;
-  const bool has_stages = config.pipeline.stages > 1 ||
-                          book.context_parallel > 1 || book.sequence_parallel;
-  const bool is_cut = has_stages || book.tensor_parallel > 1;
+  const bool has_stages = config.degrees.pp > 1 || config.degrees.cp > 1 ||
+                          config.degrees.sequence_parallel;
+  const bool is_cut = has_stages || config.degrees.tp > 1;
   // The chapters on data parallelism recompute whole blocks, and sum whole
   // gradients in the dtype of training
   const bool sums_wider =

@@ -42,8 +42,7 @@ inline Writer section(Writer& parent, const std::string& name) {
 inline bool omits(const json_file::JsonObject&, bool) { return false; }
 inline bool omits(const Writer&, bool is_usual) { return is_usual; }
 
-void read_book(json_file::JsonObject& root, BookConfig& to,
-               std::vector<std::string>& remarks);
-void write_book(Writer& root, BookConfig book);
+void read_book(json_file::JsonObject& root, DeepSpeedConfig& config);
+void write_book(Writer& root, DeepSpeedConfig& config);
 
 }  // namespace shardbook::engine::internal
