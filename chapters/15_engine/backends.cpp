@@ -170,13 +170,7 @@ void Updating::measure() {
 
 TrainingState Updating::state() {
   TrainingState state = parts();
-  if (!scaler_) return state;
-  state.numbers = scaler_->state();
-  state.loaded = [this, of_parts = state.loaded](
-                     const std::map<std::string, double>& numbers) {
-    scaler_->load_state(numbers);
-    if (of_parts) of_parts(numbers);
-  };
+  if (scaler_) add_loss_scale(state, *scaler_);
   return state;
 }
 
