@@ -5,9 +5,15 @@
 #include <iterator>
 #include <sstream>
 
-#include "chapters/15_engine/internal/config_rules.h"
+#include "chapters/15_engine/internal/config_writer.h"
 
 namespace shardbook::engine::internal {
+
+bool has_word(const std::string& text, const std::string& word) {
+  return word.find(' ') == std::string::npos &&
+         (" " + text + " ").find(" " + word + " ") != std::string::npos;
+}
+
 namespace {
 
 using json_file::Json;
@@ -22,10 +28,6 @@ std::string with_usual_case(const std::string& type) {
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream in(text);
   return {std::istream_iterator<std::string>(in), {}};
-}
-
-bool has_word(const std::string& text, const std::string& word) {
-  return (" " + text + " ").find(" " + word + " ") != std::string::npos;
 }
 
 /// Types that the book does not have, in lower case.
@@ -58,12 +60,12 @@ void read_type(JsonObject& section, const std::vector<std::string>& offered,
                 json_file::printable(given), "\" ", why, "; give ", names);
 }
 
-void read_betas(JsonObject& object, OptimizerOptions& to) {
-  const Json* betas = object.find("betas");
-  if (betas == nullptr) return;
+void betas(JsonObject& object, OptimizerOptions& to) {
+  const Json* pair = object.find("betas");
+  if (pair == nullptr) return;
   const std::string where = object.where("betas");
-  const bool is_pair = betas->is_array() && betas->size() == 2;
-  object.check(is_pair, where, ": ", json_file::printable(*betas),
+  const bool is_pair = pair->is_array() && pair->size() == 2;
+  object.check(is_pair, where, ": ", json_file::printable(*pair),
                " is not allowed; give two numbers below 1, such as "
                "[0.9, 0.999]");
   if (!is_pair) return;
@@ -74,15 +76,31 @@ void read_betas(JsonObject& object, OptimizerOptions& to) {
       value = json_file::number_at(json, where + number, 0, below_1);
     });
   };
-  read("/0", (*betas)[0], to.beta1);
-  read("/1", (*betas)[1], to.beta2);
+  read("/0", (*pair)[0], to.beta1);
+  read("/1", (*pair)[1], to.beta2);
+}
+
+void betas(Writer& object, const OptimizerOptions& to) {
+  object.list("betas", std::vector<double>{to.beta1, to.beta2});
+}
+
+template <typename Fields>
+void optimizer_params(Fields& object, OptimizerConfig& optimizer) {
+  OptimizerOptions& to = optimizer.params;
+  object.number("lr", 0, kMostNumber, to.lr);
+  object.number("weight_decay", 0, kMostNumber, to.weight_decay);
+  if (optimizer.type == "SGD") {
+    object.number("momentum", 0, kMostNumber, to.momentum);
+    object.number("dampening", -kMostNumber, kMostNumber, to.dampening);
+    object.flag("nesterov", to.nesterov);
+  } else {
+    betas(object, to);
+    object.number("eps", 0, kMostNumber, to.eps);
+  }
 }
 
 void read_adam(JsonObject& object, OptimizerConfig& optimizer,
                std::vector<std::string>& remarks) {
-  OptimizerOptions& to = optimizer.params;
-  object.number("eps", 0, kMostNumber, to.eps);
-  read_betas(object, to);
   bool adam_w_mode = true;
   object.flag("adam_w_mode", adam_w_mode);
   if (optimizer.type == "Adam") {
@@ -96,7 +114,7 @@ void read_adam(JsonObject& object, OptimizerConfig& optimizer,
   if (object.find("torch_adam") == nullptr) return;
   const bool decays = optimizer.torch_adam && optimizer.name() == "adamw" &&
                       object.find("weight_decay") == nullptr;
-  if (decays) to.weight_decay = kTorchWeightDecay;
+  if (decays) optimizer.params.weight_decay = kTorchWeightDecay;
   remarks.emplace_back(
       decays
           ? "torch_adam without weight_decay: 0.01, the default of PyTorch's "
@@ -139,50 +157,55 @@ Class scheduler_class(const DeepSpeedConfig& config) {
   return {type, type == "WarmupDecayLR" ? warmup + " total_num_steps" : warmup};
 }
 
-using Ordered = nlohmann::ordered_json;
-
-Ordered optimizer_json(const OptimizerConfig& optimizer) {
-  const OptimizerOptions& from = optimizer.params;
-  Ordered params = {{"lr", from.lr}, {"weight_decay", from.weight_decay}};
-  if (optimizer.type == "SGD") {
-    params["momentum"] = from.momentum;
-    params["dampening"] = from.dampening;
-    params["nesterov"] = from.nesterov;
-  } else {
-    params["betas"] = {from.beta1, from.beta2};
-    params["eps"] = from.eps;
+void max_lr(JsonObject& object, SchedulerConfig& scheduler) {
+  const Json* most = object.find("warmup_max_lr");
+  const bool is_optimizers =
+      most != nullptr ? most->is_null() : scheduler.type == "WarmupLR";
+  if (is_optimizers) return;
+  object.number("warmup_max_lr", 0, kMostNumber,
+                scheduler.warmup_max_lr.emplace(1e-3));
+}
+void max_lr(Writer& object, const SchedulerConfig& scheduler) {
+  if (scheduler.warmup_max_lr) {
+    object.number("warmup_max_lr", 0, 0, *scheduler.warmup_max_lr);
+  } else if (scheduler.type == "WarmupDecayLR") {
+    object.null("warmup_max_lr");
   }
-  if (optimizer.type == "Adam") params["adam_w_mode"] = optimizer.adam_w_mode;
-  if (optimizer.torch_adam) params["torch_adam"] = true;
-  return {{"type", optimizer.type}, {"params", params}};
 }
 
-Ordered scheduler_json(const SchedulerConfig& scheduler) {
-  Ordered params = {{"warmup_min_lr", scheduler.warmup_min_lr}};
-  if (scheduler.warmup_max_lr) {
-    params["warmup_max_lr"] = *scheduler.warmup_max_lr;
-  } else if (scheduler.type == "WarmupDecayLR") {
-    params["warmup_max_lr"] = nullptr;
-  }
-  params["warmup_num_steps"] = scheduler.warmup_num_steps;
-  params["warmup_type"] = scheduler.warmup_type;
-  if (scheduler.total_num_steps > 0) {
-    params["total_num_steps"] = scheduler.total_num_steps;
-  }
-  return {{"type", scheduler.type}, {"params", params}};
+template <typename Fields>
+void scheduler_params(Fields& object, SchedulerConfig& scheduler) {
+  object.number("warmup_min_lr", 0, kMostNumber, scheduler.warmup_min_lr);
+  max_lr(object, scheduler);
+  object.whole("warmup_num_steps", 1, kMostCount, scheduler.warmup_num_steps);
+  object.choice("warmup_type", {"log", "linear"}, scheduler.warmup_type);
+  if (scheduler.type != "WarmupDecayLR") return;
+  object.whole("total_num_steps", -kMostCount, kMostCount,
+               scheduler.total_num_steps);
 }
 
 }  // namespace
 
-void write_optimizer(const DeepSpeedConfig& config, Ordered& json) {
-  if (!config.optimizer.type.empty()) {
-    json["optimizer"] = optimizer_json(config.optimizer);
+void write_optimizer(Writer& root, DeepSpeedConfig& config) {
+  OptimizerConfig& optimizer = config.optimizer;
+  if (!optimizer.type.empty()) {
+    Writer object = section(root, "optimizer");
+    object.text("type", optimizer.type);
+    Writer params = section(object, "params");
+    optimizer_params(params, optimizer);
+    if (optimizer.type == "Adam") {
+      params.flag("adam_w_mode", optimizer.adam_w_mode);
+    }
+    if (optimizer.torch_adam) params.flag("torch_adam", true);
   }
   if (config.allows_untested_optimizer) {
-    json["zero_allow_untested_optimizer"] = true;
+    root.flag("zero_allow_untested_optimizer", true);
   }
   if (!config.scheduler.type.empty()) {
-    json["scheduler"] = scheduler_json(config.scheduler);
+    Writer object = section(root, "scheduler");
+    object.text("type", config.scheduler.type);
+    Writer params = section(object, "params");
+    scheduler_params(params, config.scheduler);
   }
 }
 
@@ -203,16 +226,12 @@ void read_optimizer(JsonObject& root, DeepSpeedConfig& config) {
             optimizer.type);
   JsonObject object = section(parent, "params");
   if (optimizer.type.empty()) return;
-  OptimizerOptions& to = optimizer.params;
-  object.number("lr", 0, kMostNumber, to.lr);
-  object.number("weight_decay", 0, kMostNumber, to.weight_decay);
+  optimizer_params(object, optimizer);
   if (optimizer.type != "SGD") {
     read_adam(object, optimizer, config.remarks);
     return;
   }
-  object.number("momentum", 0, kMostNumber, to.momentum);
-  object.number("dampening", -kMostNumber, kMostNumber, to.dampening);
-  object.flag("nesterov", to.nesterov);
+  const OptimizerOptions& to = optimizer.params;
   object.check(!to.nesterov || (to.momentum > 0 && to.dampening == 0),
                object.where("nesterov"),
                ": true needs a momentum above 0 and a dampening of 0");
@@ -238,30 +257,18 @@ void read_scheduler(JsonObject& root, DeepSpeedConfig& config) {
                ": missing; DeepSpeed's ", scheduler.type,
                " needs it; give {} for the defaults");
   if (!has_object(parent, "params")) return;
-  const bool decays = scheduler.type == "WarmupDecayLR";
-  object.number("warmup_min_lr", 0, kMostNumber, scheduler.warmup_min_lr);
-  const Json* most = object.find("warmup_max_lr");
-  const bool is_optimizers = most != nullptr ? most->is_null() : !decays;
-  if (!is_optimizers) {
-    double rate = 1e-3;
-    object.number("warmup_max_lr", 0, kMostNumber, rate);
-    scheduler.warmup_max_lr = rate;
-  }
-  object.whole("warmup_num_steps", 1, kMostCount, scheduler.warmup_num_steps);
+  scheduler_params(object, scheduler);
   const Json* steps = object.find("warmup_num_steps");
   object.check(steps == nullptr || !steps->is_number_float(),
                object.where("warmup_num_steps"), ": ",
                steps != nullptr ? json_file::printable(*steps) : "",
                " is not allowed; DeepSpeed wants a whole number without a "
                "point or an exponent here");
-  object.choice("warmup_type", {"log", "linear"}, scheduler.warmup_type);
-  if (!decays) return;
+  if (scheduler.type != "WarmupDecayLR") return;
   object.check(object.find("total_num_steps") != nullptr,
                object.where("total_num_steps"),
                ": missing; WarmupDecayLR needs the step at which the rate has "
                "come down");
-  object.whole("total_num_steps", -kMostCount, kMostCount,
-               scheduler.total_num_steps);
   // An end before the first step is as one at it: the warm-up comes first
   scheduler.total_num_steps =
       std::max<std::int64_t>(1, scheduler.total_num_steps);

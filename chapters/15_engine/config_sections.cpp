@@ -2,7 +2,7 @@
 // `Fields` say each key once: a JsonObject reads it, a Writer writes it.
 
 #include <algorithm>
-#include <map>
+#include <utility>
 
 #include "chapters/15_engine/internal/config_writer.h"
 
@@ -22,30 +22,29 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 50;
 
 /// Names of dtypes as DeepSpeed accepts them: in /data_types "bf16", "float32" or
 /// "torch.float16", elsewhere "bf16" and "FP32".
-void read_dtype(JsonObject& object, const std::string& key, bool is_data_type,
-                std::string& value) {
+void dtype(JsonObject& object, const std::string& key, bool is_data_type,
+           std::string& value) {
   std::string name;
   object.text(key, name);
   const Json* json = object.find(key);
   if (json == nullptr || !json->is_string()) return;
-  std::map<std::string, std::string> usual = {
-      {"fp32", "fp32"}, {"fp16", "fp16"}, {"bf16", "bf16"}};
-  if (is_data_type) {
-    usual.insert({{"float32", "fp32"},
-                  {"torch.float32", "fp32"},
-                  {"float", "fp32"},
-                  {"float16", "fp16"},
-                  {"torch.float16", "fp16"},
-                  {"half", "fp16"},
-                  {"bfloat16", "bf16"},
-                  {"torch.bfloat16", "bf16"}});
+  const std::string given = is_data_type ? name : internal::lower_case(name);
+  std::string usual;
+  for (const auto& [own, others] :
+       {std::pair{"fp32", "float32 torch.float32 float"},
+        std::pair{"fp16", "float16 torch.float16 half"},
+        std::pair{"bf16", "bfloat16 torch.bfloat16"}}) {
+    const bool is_other = is_data_type && internal::has_word(others, given);
+    if (given == own || is_other) usual = own;
   }
-  const auto found =
-      usual.find(is_data_type ? name : internal::lower_case(name));
-  object.check(found != usual.end(), object.where(key), ": \"",
+  object.check(!usual.empty(), object.where(key), ": \"",
                json_file::printable(name),
                "\" is unknown; give fp32, fp16 or bf16");
-  if (found != usual.end()) value = found->second;
+  if (!usual.empty()) value = usual;
+}
+void dtype(Writer& object, const std::string& key, bool,
+           const std::string& value) {
+  if (!value.empty()) object.text(key, value);
 }
 
 template <typename Fields>
@@ -69,9 +68,9 @@ void bf16_and_fp16(Fields& root, DeepSpeedConfig& config) {
 
 void read_data_types(JsonObject& root, DeepSpeedConfig& config) {
   JsonObject types = section(root, "data_types");
-  read_dtype(types, "grad_accum_dtype", true, config.grad_accum_dtype);
+  dtype(types, "grad_accum_dtype", true, config.grad_accum_dtype);
   std::string parameters;
-  read_dtype(types, "param_dtype", true, parameters);
+  dtype(types, "param_dtype", true, parameters);
   if (parameters.empty()) return;
   const bool agrees = dtype_of(parameters) == config.dtype(DType::kF32);
   types.check(agrees, types.where("param_dtype"), ": ", parameters,
@@ -221,13 +220,6 @@ void read_activations(JsonObject& root, DeepSpeedConfig& config) {
       "recomputation");
 }
 
-void read_dtypes_on_wires(JsonObject& root, DeepSpeedConfig& config) {
-  read_dtype(root, "communication_data_type", false,
-             config.communication_data_type);
-  read_dtype(root, "seq_parallel_communication_data_type", false,
-             config.seq_parallel_communication_data_type);
-}
-
 /// Sizes without a value are 0.
 template <typename Fields>
 void size(Fields& object, const std::string& key, std::int64_t most,
@@ -245,12 +237,15 @@ void sizes(Fields& root, DeepSpeedConfig& config) {
 }
 
 template <typename Fields>
-void division(Fields& root, DeepSpeedConfig& config) {
+void reduction(Fields& root, DeepSpeedConfig& config) {
   root.number("gradient_clipping", -kMostNumber, kMostNumber,
               config.gradient_clipping);
   root.flag("prescale_gradients", config.prescale_gradients);
   root.number("gradient_predivide_factor", 1e-30, kMostNumber,
               config.gradient_predivide_factor);
+  dtype(root, "communication_data_type", false, config.communication_data_type);
+  dtype(root, "seq_parallel_communication_data_type", false,
+        config.seq_parallel_communication_data_type);
 }
 
 }  // namespace
@@ -274,10 +269,9 @@ void internal::read_keys(JsonObject& root,
   sizes(root, config);
   read_optimizer(root, config);
   read_scheduler(root, config);
-  division(root, config);
+  reduction(root, config);
   // Below 0 it is off, as at 0
   config.gradient_clipping = std::max(0.0, config.gradient_clipping);
-  read_dtypes_on_wires(root, config);
   bf16_and_fp16(root, config);
   read_data_types(root, config);
   read_zero(root, config);
@@ -292,15 +286,8 @@ void internal::write_keys(DeepSpeedConfig config,
                           nlohmann::ordered_json& json) {
   Writer root(json);
   sizes(root, config);
-  write_optimizer(config, json);
-  division(root, config);
-  const auto dtype = [](Writer object, const std::string& key,
-                        const std::string& name) {
-    if (!name.empty()) object.text(key, name);
-  };
-  dtype(root, "communication_data_type", config.communication_data_type);
-  dtype(root, "seq_parallel_communication_data_type",
-        config.seq_parallel_communication_data_type);
+  write_optimizer(root, config);
+  reduction(root, config);
   if (!config.grad_accum_dtype.empty()) {
     section(root, "data_types")
         .text("grad_accum_dtype", config.grad_accum_dtype);

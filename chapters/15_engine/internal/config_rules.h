@@ -30,6 +30,8 @@ json_file::JsonObject section(json_file::JsonObject& parent,
 bool has_object(json_file::JsonObject& parent, const std::string& name);
 
 std::string lower_case(std::string text);
+/// Whether `text` has this word, between spaces.
+bool has_word(const std::string& text, const std::string& word);
 
 /// The largest counts and numbers of a file.
 inline constexpr std::int64_t kMostCount = std::int64_t{1} << 40;
@@ -49,9 +51,6 @@ void read_keys(json_file::JsonObject& root,
                DeepSpeedConfig& config);
 /// Every key with its value, in the file's order.
 void write_keys(DeepSpeedConfig config, nlohmann::ordered_json& json);
-/// Its optimizer and scheduler.
-void write_optimizer(const DeepSpeedConfig& config,
-                     nlohmann::ordered_json& json);
 /// The values of all keys, by path, as the command line writes them.
 std::map<std::string, std::string> leaf_values(const DeepSpeedConfig& config);
 /// Illegal combinations: a message each, with all keys involved.

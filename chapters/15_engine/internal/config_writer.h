@@ -26,7 +26,8 @@ class Writer {
   void number(Key key, double, double, double value) { json_[key] = value; }
   void integer(Key key, int, int, int value) { json_[key] = value; }
   void whole(Key key, auto, auto, std::int64_t value) { json_[key] = value; }
-  void list(Key key, const std::vector<int>& value) { json_[key] = value; }
+  void list(Key key, const auto& values) { json_[key] = values; }
+  void null(Key key) { json_[key] = nullptr; }
   void also(Key, Key) {}
   Writer section(Key key) { return Writer(json_[key] = Ordered::object()); }
 
@@ -42,6 +43,7 @@ inline Writer section(Writer& parent, const std::string& name) {
 inline bool omits(const json_file::JsonObject&, bool) { return false; }
 inline bool omits(const Writer&, bool is_usual) { return is_usual; }
 
+void write_optimizer(Writer& root, DeepSpeedConfig& config);
 void read_book(json_file::JsonObject& root, DeepSpeedConfig& config);
 void write_book(Writer& root, DeepSpeedConfig& config);
 
