@@ -174,9 +174,8 @@ class Engine {
   std::vector<NamedTensor> full_state();
   /// This rank's parts of all that training changes.
   TrainingState state();
-  /// The whole state of the f16 loss scale, and back; empty without one.
-  std::map<std::string, double> scaler_numbers() const;
-  void set_scaler_numbers(const std::map<std::string, double>& numbers);
+  /// A module's f16 loss scale; null without one.
+  DynamicLossScaler* scaler() { return scaler_.get(); }
   /// Steps, rate, scheduler and loss scale, by name; and back.
   std::map<std::string, double> numbers() const;
   void set_numbers(const std::map<std::string, double>& numbers);

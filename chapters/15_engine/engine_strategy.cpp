@@ -88,16 +88,15 @@ TrainingState ModuleStrategy::state() {
       strided_micro_batches(options_.batch,
                             engine_->gradient_accumulation_steps())[0]);
   if (options_.dtype != DType::kF16) return state;
-  state.numbers = engine_->scaler_numbers();
   state.numbers["skipped steps"] =
       static_cast<double>(engine_->skipped_steps());
   state.loaded = [this, of_model = state.loaded](
                      const std::map<std::string, double>& numbers) {
     if (of_model) of_model(numbers);
-    engine_->set_scaler_numbers(numbers);
     skipped_before_ = static_cast<std::int64_t>(numbers.at("skipped steps"));
     engine_->begin_at(options_.first_step, skipped_before_);
   };
+  if (auto* scaler = engine_->scaler()) add_loss_scale(state, *scaler);
   return state;
 }
 
