@@ -78,6 +78,16 @@ class JsonObject {
   /// A second name of a key. A file has one of them.
   void also(const std::string& key, const std::string& other);
 
+  /// Collects the Error that `read` throws, if errors are collected.
+  template <typename Read>
+  void attempt(Read read) const {
+    try {
+      read();
+    } catch (const Error& error) {
+      if (problems_ == nullptr) throw;
+      problems_->emplace_back(error.what());
+    }
+  }
   /// Throws Error with the parts, or collects it, unless `holds`.
   template <typename... Parts>
   void check(bool holds, const Parts&... parts) const {
@@ -103,16 +113,6 @@ class JsonObject {
   void finish() const;
 
  private:
-  template <typename Read>
-  void attempt(Read read) const {
-    try {
-      read();
-    } catch (const Error& error) {
-      if (problems_ == nullptr) throw;
-      problems_->emplace_back(error.what());
-    }
-  }
-
   template <typename T>
   void read(const std::string& key, bool (Json::*is_type)() const,
             const char* hint, T& value);

@@ -107,12 +107,11 @@ TrainingState SingleDevice::state() {
       state, options_,
       strided_micro_batches(options_.batch, setup_.num_micro_batches)[0]);
   if (options_.dtype != DType::kF16) return state;
-  state.numbers = scaler_.state();
   state.numbers["updates"] = static_cast<double>(num_updates_);
   state.loaded = [this](const std::map<std::string, double>& numbers) {
-    scaler_.load_state(numbers);
     num_updates_ = static_cast<std::int64_t>(numbers.at("updates"));
   };
+  add_loss_scale(state, scaler_);
   return state;
 }
 

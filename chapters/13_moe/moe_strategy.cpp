@@ -144,16 +144,7 @@ std::vector<NamedTensor> MoeStrategy::full_state() {
 TrainingState MoeStrategy::state() {
   TrainingState state = update_->state();
   place_parts(state, layout_, mesh_.world().rank(), config_.vocab_size);
-  if (scaler_) {
-    for (const auto& [name, number] : scaler_->state()) {
-      state.numbers[name] = number;
-    }
-    state.loaded = [this, of_parts = state.loaded](
-                       const std::map<std::string, double>& numbers) {
-      scaler_->load_state(numbers);
-      if (of_parts) of_parts(numbers);
-    };
-  }
+  if (scaler_) add_loss_scale(state, *scaler_);
   // Drops and the gates' losses depend on the tokens that are routed together
   if (!setup_.moe.depends_on_routing() || setup_.moe.aux_coefficient != 0) {
     state.agreed["groups of tokens"] =

@@ -166,11 +166,8 @@ TrainingState HybridStrategy::state() {
   agree_on_images(state, options_, pieces_of(options_, setup_, 0)[0]);
   place_parts(state, layers_.layout, groups_.parts.rank(),
               model_config(options_).vocab_size);
-  if (options_.dtype == DType::kF16) state.numbers = scaler_.state();
-  state.loaded = [this](const std::map<std::string, double>& numbers) {
-    if (options_.dtype == DType::kF16) scaler_.load_state(numbers);
-    update_->gather();
-  };
+  state.loaded = [this](const auto&) { update_->gather(); };
+  if (options_.dtype == DType::kF16) add_loss_scale(state, scaler_);
   return state;
 }
 

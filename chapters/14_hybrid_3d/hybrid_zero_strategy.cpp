@@ -189,13 +189,7 @@ TrainingState HybridZeroStrategy::state() {
   state.agreed = setup_.agreed();
   place_parts(state, layers_.layout, groups_.parts.rank(),
               model_config(options_).vocab_size);
-  if (options_.dtype != DType::kF16) return state;
-  for (const auto& [name, value] : scaler_.state()) state.numbers[name] = value;
-  state.loaded = [this, zeros_loaded = state.loaded](
-                     const std::map<std::string, double>& numbers) {
-    scaler_.load_state(numbers);
-    zeros_loaded(numbers);
-  };
+  if (options_.dtype == DType::kF16) add_loss_scale(state, scaler_);
   return state;
 }
 

@@ -20,69 +20,61 @@ namespace shardbook::accelerate {
 
 namespace {
 
-/// The options of one plugin only, which `flags` lists.
-auto fields_of(CommandLine& line, const char* plugin,
-               std::vector<std::string>& flags) {
-  line.group(plugin);
-  return [&](const char* flag, auto* value, const char* why_differ,
-             const char* help, auto... limits) {
-    line.add(flag, value, help, limits...).may_differ(why_differ);
-    flags.emplace_back(flag);
-  };
-}
-
 void add_plugin_fields(CommandLine& line, ScriptOptions& script) {
   using namespace may_differ;
-  const auto fsdp_field =
-      fields_of(line, "FullyShardedDataParallelPlugin", script.fields["fsdp"]);
+  std::vector<std::string>* flags = nullptr;
+  const auto begin = [&](const char* plugin, const char* name) {
+    line.group(name);
+    flags = &script.fields[plugin];
+  };
+  const auto field = [&](const char* flag, auto* value, const char* why_differ,
+                         const char* help, auto... limits) {
+    line.add(flag, value, help, limits...).may_differ(why_differ);
+    flags->emplace_back(flag);
+  };
+  begin("fsdp", "FullyShardedDataParallelPlugin");
   FullyShardedDataParallelPlugin& fsdp = script.fsdp;
-  fsdp_field("--fsdp-version", &fsdp.fsdp_version, kPlace, "1 or 2");
-  fsdp_field("--sharding-strategy", &fsdp.sharding_strategy, kRanks,
-             "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD");
-  fsdp_field("--shard-size", &fsdp.shard_size, kRanks,
-             "of HYBRID_SHARD: ranks of a node");
-  fsdp_field("--auto-wrap-policy", &fsdp.auto_wrap_policy, kPlace,
-             "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP");
-  fsdp_field("--min-num-params", &fsdp.min_num_params, kPlace,
-             "of SIZE_BASED_WRAP");
-  fsdp_field("--fsdp-cpu-offload", &fsdp.cpu_offload, kPlace,
-             "shards lie on the host");
-  fsdp_field("--fsdp-backward-prefetch", &fsdp.backward_prefetch, kPlace,
-             "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH");
-  fsdp_field("--use-orig-params", &fsdp.use_orig_params, kPlace,
-             "the optimizer sees the module's own parameters");
-  fsdp_field("--activation-checkpointing", &fsdp.activation_checkpointing,
-             kPlace, "blocks run forward again in backward");
-  const auto deepspeed_field =
-      fields_of(line, "DeepSpeedPlugin", script.fields["deepspeed"]);
+  field("--fsdp-version", &fsdp.fsdp_version, kPlace, "1 or 2");
+  field("--sharding-strategy", &fsdp.sharding_strategy, kRanks,
+        "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD");
+  field("--shard-size", &fsdp.shard_size, kRanks,
+        "of HYBRID_SHARD: ranks of a node");
+  field("--auto-wrap-policy", &fsdp.auto_wrap_policy, kPlace,
+        "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP");
+  field("--min-num-params", &fsdp.min_num_params, kPlace, "of SIZE_BASED_WRAP");
+  field("--fsdp-cpu-offload", &fsdp.cpu_offload, kPlace,
+        "shards lie on the host");
+  field("--fsdp-backward-prefetch", &fsdp.backward_prefetch, kPlace,
+        "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH");
+  field("--use-orig-params", &fsdp.use_orig_params, kPlace,
+        "the optimizer sees the module's own parameters");
+  field("--activation-checkpointing", &fsdp.activation_checkpointing, kPlace,
+        "blocks run forward again in backward");
+  begin("deepspeed", "DeepSpeedPlugin");
   DeepSpeedPlugin& deepspeed = script.deepspeed;
-  deepspeed_field("--zero-stage", &deepspeed.zero_stage.emplace(2), kPlace,
-                  "stage of ZeRO", 0, 3);
-  deepspeed_field("--offload-optimizer-device",
-                  &deepspeed.offload_optimizer_device.emplace("none"), kPlace,
-                  "none or cpu");
-  deepspeed_field("--offload-param-device",
-                  &deepspeed.offload_param_device.emplace("none"), kPlace,
-                  "none or cpu");
-  deepspeed_field("--hf-ds-config", &deepspeed.hf_ds_config,
-                  "its keys are compared one by one",
-                  "FILE.json with DeepSpeed's keys, or the text itself, {...}");
-  const auto megatron_field =
-      fields_of(line, "MegatronLMPlugin", script.fields["megatron"]);
+  field("--zero-stage", &deepspeed.zero_stage.emplace(2), kPlace,
+        "stage of ZeRO", 0, 3);
+  field("--offload-optimizer-device",
+        &deepspeed.offload_optimizer_device.emplace("none"), kPlace,
+        "none or cpu");
+  field("--offload-param-device",
+        &deepspeed.offload_param_device.emplace("none"), kPlace, "none or cpu");
+  field("--hf-ds-config", &deepspeed.hf_ds_config,
+        "its keys are compared one by one",
+        "FILE.json with DeepSpeed's keys, or the text itself, {...}");
+  begin("megatron", "MegatronLMPlugin");
   MegatronLMPlugin& megatron = script.megatron;
-  megatron_field("--tp-degree", &megatron.tp_degree, kRanks,
-                 "ranks that share layers", 1);
-  megatron_field("--pp-degree", &megatron.pp_degree, kRanks,
-                 "stages of a pipeline", 1);
-  megatron_field("--num-micro-batches", &megatron.num_micro_batches, kSums,
-                 "of each batch of a replica", 1);
-  megatron_field("--sequence-parallelism", &megatron.sequence_parallelism,
-                 kSums, "norms and dropout are split over the tokens");
-  megatron_field("--recompute-activations", &megatron.recompute_activations,
-                 kPlace, "stages run forward again in backward");
-  megatron_field("--use-distributed-optimizer",
-                 &megatron.use_distributed_optimizer, kPlace,
-                 "ZeRO-1 over the replicas");
+  field("--tp-degree", &megatron.tp_degree, kRanks, "ranks that share layers",
+        1);
+  field("--pp-degree", &megatron.pp_degree, kRanks, "stages of a pipeline", 1);
+  field("--num-micro-batches", &megatron.num_micro_batches, kSums,
+        "of each batch of a replica", 1);
+  field("--sequence-parallelism", &megatron.sequence_parallelism, kSums,
+        "norms and dropout are split over the tokens");
+  field("--recompute-activations", &megatron.recompute_activations, kPlace,
+        "stages run forward again in backward");
+  field("--use-distributed-optimizer", &megatron.use_distributed_optimizer,
+        kPlace, "ZeRO-1 over the replicas");
 }
 
 }  // namespace

@@ -27,70 +27,33 @@ LossScaleOptions grad_scaler() {
   return options;
 }
 
-class Local : public Backend {
+/// DDP and FSDP.
+class Local : public Updating {
  public:
-  explicit Local(const Plan& plan) : plan_(plan) {
-    if (plan.mixed_precision == "fp16") scaler_.emplace(grad_scaler());
-  }
+  explicit Local(const Plan& plan)
+      : Updating(plan,
+                 plan.mixed_precision == "fp16"
+                     ? std::optional(DynamicLossScaler(grad_scaler()))
+                     : std::nullopt,
+                 /*always_measures=*/false) {}
 
   void backward(const Tensor& loss) override {
     const double factor = scale() / static_cast<double>(plan_.accumulation);
     autograd::backward({loss},
                        {Tensor::full(loss.shape(), factor, loss.options())});
   }
-
-  // The optimizer applies the factor. Gradients keep the loss scale: without
-  // it, f16 gradients might vanish.
-  double clip(double max_norm) override {
-    norm_ = norm() / scale();
-    if (std::isfinite(*norm_)) factor_ = clip_factor(*norm_, max_norm);
-    return *norm_;
-  }
-
-  void step() override {
-    const PhaseScope phase(Phase::kOptimizer);
-    if (scaler_ && !norm_) norm_ = norm() / scale();
-    was_skipped_ = scaler_ && !std::isfinite(*norm_);
-    if (!was_skipped_) optimizer_->step(factor_ / scale());
-    if (scaler_) scaler_->update(was_skipped_);
-    norm_.reset();
-    factor_ = 1;
-  }
-
-  bool was_skipped() const override { return was_skipped_; }
   Optimizer& optimizer() override { return *optimizer_; }
   Module& module() override { return plan_.module; }
   ProcessGroup& data_group() override { return plan_.world; }
-
-  TrainingState state() override {
-    TrainingState state = parts();
-    if (scaler_) {
-      state.numbers = scaler_->state();
-      state.loaded = [this](const std::map<std::string, double>& numbers) {
-        scaler_->load_state(numbers);
-      };
-    }
-    return state;
-  }
 
  protected:
   void make_optimizer_of(const Tensors& parameters) {
     optimizer_ = make_optimizer(plan_.optimizer.name(), parameters,
                                 plan_.optimizer.params);
   }
-  /// The norm of the global gradient, with the loss scale. Collective.
-  virtual double norm() = 0;
-  virtual TrainingState parts() = 0;
-  double scale() const { return scaler_ ? scaler_->scale() : 1; }
+  void apply(double factor) override { optimizer_->step(factor); }
 
-  const Plan plan_;
   std::unique_ptr<Optimizer> optimizer_;
-
- private:
-  std::optional<DynamicLossScaler> scaler_;
-  std::optional<double> norm_;
-  double factor_ = 1;
-  bool was_skipped_ = false;
 };
 
 Module& in_dtype(const Plan& plan) {
@@ -177,6 +140,38 @@ class Fsdp : public Local {
 
 Tensor Backend::loss(const Batch& batch) {
   return language_loss(forward(batch.inputs), batch.targets);
+}
+
+// The optimizer applies the factor. Gradients keep the loss scale: without it,
+// f16 gradients might vanish.
+double Updating::clip(double max_norm) {
+  measure();
+  if (std::isfinite(*norm_)) factor_ = clip_factor(*norm_, max_norm);
+  return *norm_;
+}
+
+void Updating::step() {
+  const PhaseScope phase(Phase::kOptimizer);
+  if (measures_) measure();
+  was_skipped_ = measures_ && !std::isfinite(*norm_);
+  if (was_skipped_) {
+    forget();
+  } else {
+    apply(factor_ / scale());
+  }
+  if (scaler_) scaler_->update(was_skipped_);
+  norm_.reset();
+  factor_ = 1;
+}
+
+void Updating::measure() {
+  if (!norm_) norm_ = norm() / scale();
+}
+
+TrainingState Updating::state() {
+  TrainingState state = parts();
+  if (scaler_) add_loss_scale(state, *scaler_);
+  return state;
 }
 
 std::unique_ptr<Backend> make_ddp(const Plan& plan,

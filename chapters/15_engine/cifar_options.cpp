@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "chapters/15_engine/cifar_strategy.h"
+#include "chapters/15_engine/internal/config_rules.h"
 #include "chapters/common/run/option_values.h"
 #include "core/check.h"
 
@@ -54,10 +55,7 @@ constexpr const char* kConfig = R"({{
 }})";
 
 DType dtype_of(const CifarOptions& cifar) {
-  return cifar.dtype == "fp16"   ? DType::kF16
-         : cifar.dtype == "bf16" ? DType::kBF16
-         : cifar.dtype == "fp64" ? DType::kF64
-                                 : DType::kF32;
+  return cifar.dtype == "fp64" ? DType::kF64 : engine::dtype_of(cifar.dtype);
 }
 
 /// Options of the layers of experts, which the net has only with --moe.
@@ -160,9 +158,7 @@ void add_cifar_options(CommandLine& line, Options& options,
                       "give numbers of experts such as 2,4");
     }
     moe.use_residual = names->mlp_type == "residual";
-    moe.gate.noise = names->policy == "RSample"  ? Noise::kRSample
-                     : names->policy == "Jitter" ? Noise::kJitter
-                                                 : Noise::kNone;
+    moe.gate.noise = noise_of(engine::internal::lower_case(names->policy));
     check(options, cifar);
     const auto config = cifar_config(cifar);
     options.batch = config.batch.train;

@@ -65,11 +65,8 @@ StepResult CifarStrategy::step(std::int64_t step) {
               [&](const Tensor& images) { return (*engine_)(images); });
   engine_->backward(loss);
   engine_->step();
-  StepResult result;
-  result.loss = sum_over_ranks(world_, loss.item() / world_.size(), "loss");
-  result.grad_norm = engine_->get_global_grad_norm();
-  result.was_skipped = !engine_->was_step_applied();
-  return result;
+  return engine_->step_result(
+      sum_over_ranks(world_, loss.item() / world_.size(), "loss"));
 }
 
 double CifarStrategy::accuracy(const CifarImages& images) {

@@ -30,18 +30,19 @@ std::vector<ComparedOption> as_options(const DeepSpeedConfig& config,
     all.push_back({option, as_text(value), as_text(otherwise)});
   };
   const BookConfig& book = config.book;
-  if (!book.num_experts.empty()) {
-    const BookConfig none;
-    add("--num-experts", fmt::format("{}", fmt::join(book.num_experts, ",")),
+  if (book.has_experts()) {
+    const moe::MoeOptions &moe = book.moe, none;
+    const moe::GateOptions &gate = moe.gate, usual;
+    add("--num-experts", fmt::format("{}", fmt::join(moe.num_experts, ",")),
         "1");
-    add("--top-k", book.top_k, none.top_k);
-    add("--capacity-factor", book.capacity_factor, none.capacity_factor);
-    add("--min-capacity", book.min_capacity, none.min_capacity);
-    add("--noise", internal::noise_name(book), internal::noise_name(none));
-    add("--drop-tokens", book.drop_tokens, none.drop_tokens);
-    add("--use-rts", book.use_rts, none.use_rts);
-    add("--aux-coefficient", book.aux_coefficient, none.aux_coefficient);
-    add("--residual", book.use_residual, none.use_residual);
+    add("--top-k", gate.k, usual.k);
+    add("--capacity-factor", gate.capacity_factor, usual.capacity_factor);
+    add("--min-capacity", gate.min_capacity, usual.min_capacity);
+    add("--noise", internal::lower_case(book.noisy_gate_policy), "none");
+    add("--drop-tokens", gate.drop_tokens, usual.drop_tokens);
+    add("--use-rts", gate.use_rts, usual.use_rts);
+    add("--aux-coefficient", moe.aux_coefficient, none.aux_coefficient);
+    add("--residual", moe.use_residual, none.use_residual);
   }
   if (config.fp16.enabled) {
     const LossScaleOptions scale = config.loss_scale(), none;
@@ -72,19 +73,20 @@ void collect_leaves(const Json& json, const std::string& path,
   }
 }
 
-std::map<std::string, std::string> leaf_values(const DeepSpeedConfig& config) {
+}  // namespace
+
+std::map<std::string, std::string> internal::leaf_values(
+    const DeepSpeedConfig& config) {
   std::map<std::string, std::string> values;
   collect_leaves(Json::parse(config.to_json()), "", values);
   return values;
 }
 
-}  // namespace
-
 std::vector<ComparedOption> compared_keys(const DeepSpeedConfig& config,
                                           DType dtype) {
   std::vector<ComparedOption> all = as_options(config, dtype);
-  const auto usual = leaf_values(DeepSpeedConfig());
-  for (const auto& [path, value] : leaf_values(config)) {
+  const auto usual = internal::leaf_values(DeepSpeedConfig());
+  for (const auto& [path, value] : internal::leaf_values(config)) {
     const std::size_t slash = path.rfind('/');
     const internal::KnownKeys* row =
         internal::row_of(path.substr(0, slash), path.substr(slash + 1));

@@ -113,19 +113,12 @@ std::optional<DType> DeepSpeedConfig::wire() const {
 std::string DeepSpeedConfig::recompute() const {
   // DeepSpeed's pipelines have a key of their own; experts and 2D to 3D layers
   // keep all activations
-  const bool may = pipeline.stages == 1 && book.num_experts.empty() &&
+  const bool may = degrees.pp == 1 && !book.has_experts() &&
                    book.tensor_parallel_mode == "1d" &&
-                   pipeline.activation_checkpoint_interval == 0;
+                   activation_checkpoint_interval == 0;
   return activation_checkpointing && may && book.recompute == "never"
              ? "blocks"
              : book.recompute;
-}
-
-std::string internal::noise_name(const BookConfig& book) {
-  const std::string& policy = book.noisy_gate_policy;
-  return policy == "Jitter"    ? "jitter"
-         : policy == "RSample" ? "rsample"
-                               : "none";
 }
 
 bool sums_in_f32(const DeepSpeedConfig& config, DType dtype, std::int64_t g) {
@@ -169,23 +162,22 @@ struct Rules {
 };
 
 void check_offload(const DeepSpeedConfig& config, Rules& rules) {
-  const ZeroConfig& zero = config.zero;
+  const zero::ZeroOptions& zero = config.zero;
   const std::string stage =
       "/zero_optimization/stage " + std::to_string(zero.stage);
-  const bool optimizer = zero.offload_optimizer.device != "none";
-  const bool parameters = zero.offload_param.device != "none";
   rules.check(
-      !optimizer || zero.stage >= 2,
+      !zero.offload_optimizer || zero.stage >= 2,
       "/zero_optimization/offload_optimizer with ", stage,
       zero.stage == 0
           ? ": no optimizer is sharded"
           : ": whole gradients stay on the device, so nothing streams to "
             "the host",
       "; give stage 2 or 3");
-  rules.check(!parameters || zero.stage == 3,
+  rules.check(!zero.offload_parameters || zero.stage == 3,
               "/zero_optimization/offload_param with ", stage,
               ": only stage 3 shards parameters; give stage 3");
-  const bool has_cpu_adam = optimizer && config.optimizer.type != "SGD" &&
+  const bool has_cpu_adam = zero.offload_optimizer &&
+                            config.optimizer.type != "SGD" &&
                             !config.optimizer.torch_adam;
   rules.check(
       !config.fp16.fp16_master_weights_and_grads ||
@@ -199,7 +191,7 @@ void check_offload(const DeepSpeedConfig& config, Rules& rules) {
 
 /// What DeepSpeed's ZeRO refuses.
 void check_zero(const DeepSpeedConfig& config, Rules& rules) {
-  const ZeroConfig& zero = config.zero;
+  const zero::ZeroOptions& zero = config.zero;
   const std::string stage =
       "/zero_optimization/stage " + std::to_string(zero.stage);
   const bool is_1_or_2 = zero.stage == 1 || zero.stage == 2;
@@ -213,11 +205,10 @@ void check_zero(const DeepSpeedConfig& config, Rules& rules) {
               ": DeepSpeed has not tested its ZeRO with SGD, and refuses it "
               "unless asked; give /zero_allow_untested_optimizer true");
   const bool may_leave_norm_out =
-      is_1_or_2 && config.gradient_clipping == 0 &&
-      zero.offload_optimizer.device == "none" &&
+      is_1_or_2 && config.gradient_clipping == 0 && !zero.offload_optimizer &&
       !(zero.stage == 1 && config.bf16 && config.grad_accum_dtype == "fp32");
   rules.check(
-      zero.computes_grad_norm || may_leave_norm_out,
+      config.computes_grad_norm || may_leave_norm_out,
       "/zero_optimization/compute_grad_norm false with ", stage,
       " and /gradient_clipping ", config.gradient_clipping,
       ": DeepSpeed offers it with stages 1 and 2, /gradient_clipping 0, "
@@ -248,7 +239,7 @@ void check_loss_scale(const Fp16Config& fp16, Rules& rules) {
 
 /// How gradients are divided, and what is sent.
 void check_reduction(const DeepSpeedConfig& config, Rules& rules) {
-  const ZeroConfig& zero = config.zero;
+  const zero::ZeroOptions& zero = config.zero;
   const bool is_default =
       !config.prescale_gradients && config.gradient_predivide_factor == 1;
   const char* const key = config.prescale_gradients
@@ -267,8 +258,8 @@ void check_reduction(const DeepSpeedConfig& config, Rules& rules) {
 void check_pipeline(const DeepSpeedConfig& config, Rules& rules) {
   const int stage = config.zero.stage;
   rules.check(
-      stage <= 1 || config.pipeline.stages == 1, "/zero_optimization/stage ",
-      stage, " with /pipeline/stages ", config.pipeline.stages,
+      stage <= 1 || config.degrees.pp == 1, "/zero_optimization/stage ", stage,
+      " with /pipeline/stages ", config.degrees.pp,
       stage == 2
           ? ": a stage sums gradients over all micro-batches, so shards "
             "of them would be reduced after each one, m times the traffic"
@@ -287,20 +278,20 @@ void check_book(const DeepSpeedConfig& config, Rules& rules) {
       book.tensor_parallel_mode == "2.5d" || book.tensor_parallel_depth == 1,
       "/shardbook/tensor_parallel/depth ", book.tensor_parallel_depth,
       " with mode \"", book.tensor_parallel_mode, "\": only 2.5d has a depth");
-  rules.check(book.recompute == "never" ||
-                  config.pipeline.activation_checkpoint_interval == 0,
-              "/shardbook/recompute \"", book.recompute,
-              "\" with /pipeline/activation_checkpoint_interval ",
-              config.pipeline.activation_checkpoint_interval,
-              ", which runs whole stages again; keep one of them");
-  rules.check(config.zero.stage < 3 || book.num_experts.empty(),
+  rules.check(
+      book.recompute == "never" || config.activation_checkpoint_interval == 0,
+      "/shardbook/recompute \"", book.recompute,
+      "\" with /pipeline/activation_checkpoint_interval ",
+      config.activation_checkpoint_interval,
+      ", which runs whole stages again; keep one of them");
+  rules.check(config.zero.stage < 3 || !book.has_experts(),
               "/shardbook/experts with /zero_optimization/stage 3: experts are "
               "not whole on any rank, and stage 3 would gather them for every "
               "micro-batch; give stage 1 or 2");
-  rules.check(book.noisy_gate_policy != "RSample" || book.top_k == 1,
+  rules.check(book.noisy_gate_policy != "RSample" || book.moe.gate.k == 1,
               "/shardbook/experts/noisy_gate_policy \"RSample\" with "
               "/shardbook/experts/top_k ",
-              book.top_k,
+              book.moe.gate.k,
               ": it samples the one choice of a top-1 gate; give top_k 1, or "
               "\"Jitter\"");
 }

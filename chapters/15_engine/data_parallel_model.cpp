@@ -48,23 +48,17 @@ class Replicated : public DataParallelModel {
  public:
   Replicated(Module& module, const DeepSpeedConfig& config, const Mpu& mpu,
              ProcessGroup& world)
-      : module_(module),
-        mpu_(mpu),
-        world_(world),
-        clip_(config.gradient_clipping),
-        wire_(config.wire()),
+      : DataParallelModel(module, config, mpu, world),
         is_f16_(has_f16(module)),
-        recomputes_(config.book.recompute == "blocks"),
-        num_ranks_((mpu.data != nullptr ? *mpu.data : world).size()),
-        ddp_(module, mpu.data != nullptr ? *mpu.data : world),
+        ddp_(module, dp_),
         optimizer_(make_optimizer(config.optimizer.name(),
                                   trained_parameters(module),
                                   config.optimizer.params)) {
     optimizer_->keep_master_copies();
     const double before = config.prescale_gradients
-                              ? num_ranks_
+                              ? dp_.size()
                               : config.gradient_predivide_factor;
-    ddp_.register_comm_hook(ddp::predivide_hook(before, wire_));
+    ddp_.register_comm_hook(ddp::predivide_hook(before, config.wire()));
   }
 
   Tensor forward(const Tensor& inputs, bool reduces) override {
@@ -79,7 +73,8 @@ class Replicated : public DataParallelModel {
     const double norm = this->norm() / loss_scale;
     if (!is_f16_ || std::isfinite(norm)) {
       double factor = 1 / loss_scale;
-      if (clip_ > 0) factor *= clip_factor(norm, clip_);
+      const double most = config_.gradient_clipping;
+      if (most > 0) factor *= clip_factor(norm, most);
       optimizer_->step(factor);
     }
     for (const Tensor& each : optimizer_->parameters()) each.clear_grad();
@@ -87,10 +82,8 @@ class Replicated : public DataParallelModel {
   }
 
   Optimizer& optimizer() override { return *optimizer_; }
-  Module& module() override { return module_; }
-  ProcessGroup& group() override { return ddp_.group(); }
   std::vector<NamedTensor> full_state() override {
-    if (group().rank() != 0) return {};
+    if (dp_.rank() != 0) return {};
     return state_of(module_);
   }
   TrainingState state() override {
@@ -102,11 +95,14 @@ class Replicated : public DataParallelModel {
   Bill bill(const Options& options, const ModelConfig& config,
             std::int64_t rows, std::int64_t micro_steps,
             std::int64_t skipped) const override {
+    const int num_ranks = dp_.size();
+    const auto wire = config_.wire();
+    const bool recomputes = config_.book.recompute == "blocks";
     const ddp::BillSizes sizes = ddp::bill_sizes(
-        module_, ddp_.options(), num_ranks_, options.steps, wire_);
+        module_, ddp_.options(), num_ranks, options.steps, wire);
     Bill bill;
     bill.bytes = ddp::predicted_bytes(sizes);
-    bill.memory = single_device_bill(options, config, rows, recomputes_);
+    bill.memory = single_device_bill(options, config, rows, recomputes);
     // The first update creates the optimizer's state; masters exist before it
     if (skipped == options.steps) {
       bill.memory[MemoryKind::kGradient] = 0;
@@ -116,12 +112,12 @@ class Replicated : public DataParallelModel {
       bill.memory[MemoryKind::kOptimizerState] += 4 * sizes.elements;
     }
     ddp::StepTime step{config};
-    step.ranks = num_ranks_;
+    step.ranks = num_ranks;
     step.micro_batches = static_cast<double>(micro_steps);
     step.rows = static_cast<double>(rows);
     step.wire_bytes =
-        static_cast<double>(dtype_bytes(wire_.value_or(options.dtype)));
-    step.recompute = recomputes_;
+        static_cast<double>(dtype_bytes(wire.value_or(options.dtype)));
+    step.recompute = recomputes;
     bill.step_s = ddp::step_s(options, step, module_, ddp_);
     return bill;
   }
@@ -137,13 +133,7 @@ class Replicated : public DataParallelModel {
     return norm_over_ranks(gradients, mpu_, mpu_.data->rank() == 0, world_);
   }
 
-  Module& module_;
-  const Mpu mpu_;
-  ProcessGroup& world_;
-  const double clip_;
-  const std::optional<DType> wire_;
-  const bool is_f16_, recomputes_;
-  const int num_ranks_;
+  const bool is_f16_;
   ddp::DistributedDataParallel ddp_;
   std::unique_ptr<Optimizer> optimizer_;
 };
@@ -153,42 +143,33 @@ class Replicated : public DataParallelModel {
 }  // namespace
 
 zero::ZeroOptions zero_options(const DeepSpeedConfig& config, Module& module) {
-  const ZeroConfig& from = config.zero;
-  zero::ZeroOptions to;
-  to.stage = from.stage;
+  zero::ZeroOptions options = config.zero;
   // 0 means one gradient at a time, and the default limit for gathers
-  to.reduce_bucket_size = std::max<std::int64_t>(1, from.reduce_bucket_size);
-  to.allgather_bucket_size = from.allgather_bucket_size > 0
-                                 ? from.allgather_bucket_size
-                                 : ZeroConfig().allgather_bucket_size;
-  to.allgather_partitions = from.allgather_partitions;
-  to.overlap_comm = from.overlaps();
-  to.reduce_scatter = from.reduce_scatter;
+  options.reduce_bucket_size =
+      std::max<std::int64_t>(1, options.reduce_bucket_size);
+  const auto default_of = [&](std::int64_t zero::ZeroOptions::*size) {
+    if (options.*size == 0) options.*size = default_zero().*size;
+  };
+  default_of(&zero::ZeroOptions::allgather_bucket_size);
+  default_of(&zero::ZeroOptions::sub_group_size);
+  options.overlap_comm = config.overlaps();
   // Keys choose where an all-reduce divides; a reduce-scatter divides first
-  const bool sums_all = from.stage <= 2 && !from.reduce_scatter;
+  const bool sums_all = options.stage <= 2 && !options.reduce_scatter;
   if (sums_all && !config.prescale_gradients) {
-    to.divide_before = config.gradient_predivide_factor;
+    options.divide_before = config.gradient_predivide_factor;
   }
-  to.wire = config.wire();
-  to.accumulate_f32 = from.stage >= 2 && config.grad_accum_dtype == "fp32";
-  to.round_robin_gradients = from.round_robin_gradients;
-  to.clip = config.gradient_clipping;
-  to.offload_optimizer = from.offload_optimizer.device == "cpu";
-  to.offload_parameters = from.offload_param.device == "cpu";
-  to.master_copies = !config.fp16.fp16_master_weights_and_grads;
-  to.persistence_threshold = from.stage3_param_persistence_threshold;
-  to.prefetch_bucket_size = from.stage3_prefetch_bucket_size;
-  to.sub_group_size = from.sub_group_size > 0 ? from.sub_group_size
-                                              : ZeroConfig().sub_group_size;
-  to.max_live_parameters = from.stage3_max_live_parameters;
-  to.max_reuse_distance = from.stage3_max_reuse_distance;
+  options.wire = config.wire();
+  options.accumulate_f32 =
+      options.stage >= 2 && config.grad_accum_dtype == "fp32";
+  options.clip = config.gradient_clipping;
+  options.master_copies = !config.fp16.fp16_master_weights_and_grads;
   // Blocks are fetched as a whole, where there are any
   bool has_blocks = false;
   for (const NamedModule& each : module.named_modules()) {
     has_blocks = has_blocks || each.module->type_name() == "GptBlock";
   }
-  if (!has_blocks) to.unit_types = {"Linear"};
-  return to;
+  if (!has_blocks) options.unit_types = {"Linear"};
+  return options;
 }
 
 namespace {
@@ -197,11 +178,8 @@ class Sharded : public DataParallelModel {
  public:
   Sharded(Module& module, const DeepSpeedConfig& config, const Mpu& mpu,
           ProcessGroup& world)
-      : mpu_(mpu),
-        world_(world),
-        recomputes_(config.book.recompute == "blocks"),
-        zero_(zero::make_zero(module, mpu.data != nullptr ? *mpu.data : world,
-                              zero_options(config, module),
+      : DataParallelModel(module, config, mpu, world),
+        zero_(zero::make_zero(module, dp_, zero_options(config, module),
                               config.optimizer.name(),
                               config.optimizer.params)) {}
 
@@ -222,8 +200,6 @@ class Sharded : public DataParallelModel {
   }
 
   Optimizer& optimizer() override { return zero_->optimizer(); }
-  Module& module() override { return zero_->module(); }
-  ProcessGroup& group() override { return zero_->group(); }
   std::vector<NamedTensor> full_state() override {
     return zero_->full_parameters(/*rank0_only=*/true);
   }
@@ -233,23 +209,21 @@ class Sharded : public DataParallelModel {
             std::int64_t rows, std::int64_t micro_steps,
             std::int64_t skipped) const override {
     Bill bill;
+    const bool recomputes = config_.book.recompute == "blocks";
     // A skipped step publishes nothing, a loaded checkpoint once
     const std::int64_t published = (options.first_step > 0 ? 1 : 0) - skipped;
     bill.bytes = zero_->predicted_bytes(options.steps, micro_steps) +
                  static_cast<double>(published) * zero_->predicted_load_bytes();
-    bill.memory = zero::zero_bill(*zero_, options, config, rows, recomputes_);
+    bill.memory = zero::zero_bill(*zero_, options, config, rows, recomputes);
     if (textbook::has_model_times(options, config)) {
       const auto model = textbook::model_times(
-          options, config, static_cast<double>(rows), recomputes_);
+          options, config, static_cast<double>(rows), recomputes);
       bill.step_s = zero::step_s(*zero_, model, options.steps, micro_steps);
     }
     return bill;
   }
 
  private:
-  const Mpu mpu_;
-  ProcessGroup& world_;
-  const bool recomputes_;
   std::unique_ptr<zero::ZeroOptimizer> zero_;
 };
 

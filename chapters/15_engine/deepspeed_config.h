@@ -29,6 +29,9 @@
 #include <string>
 #include <vector>
 
+#include "chapters/03_zero_fsdp/zero/zero_options.h"
+#include "chapters/13_moe/moe_layer.h"
+#include "chapters/14_hybrid_3d/degrees.h"
 #include "chapters/common/run/loss_scaler.h"
 #include "core/optim.h"
 
@@ -88,64 +91,29 @@ struct Fp16Config {
   bool is_dynamic() const { return loss_scale == 0; }
 };
 
-struct OffloadConfig {
-  std::string device = "none";  ///< or "cpu"
-};
-
-struct ZeroConfig {
-  int stage = 0;
-  bool allgather_partitions = true;
-  std::int64_t allgather_bucket_size = 500'000'000;
-  bool reduce_scatter = true;
-  std::int64_t reduce_bucket_size = 500'000'000;
-  std::optional<bool> overlap_comm;  ///< not given: stage 3 only
-  bool contiguous_gradients = true;
-  OffloadConfig offload_optimizer, offload_param;
-  std::int64_t stage3_prefetch_bucket_size = 50'000'000;
-  std::int64_t stage3_param_persistence_threshold = 100'000;
-  std::int64_t stage3_max_live_parameters = 1'000'000'000;
-  std::int64_t stage3_max_reuse_distance = 1'000'000'000;
-  std::int64_t sub_group_size = 1'000'000'000;
-  bool round_robin_gradients = false;
-  bool computes_grad_norm = true;
-
-  bool overlaps() const { return overlap_comm.value_or(stage == 3); }
-};
-
-struct PipelineConfig {
-  int stages = 1;
-  std::string partition = "uniform";  ///< as --partition of the hybrid chapter
-  std::int64_t activation_checkpoint_interval = 0;  ///< above 0: recompute
-};
+/// DeepSpeed's defaults of section "zero_optimization".
+inline zero::ZeroOptions default_zero() {
+  zero::ZeroOptions options;
+  options.stage = 0;
+  options.max_reuse_distance = 1'000'000'000;
+  return options;
+}
 
 /// Section "shardbook": choices that DeepSpeed makes in code, or lacks.
 struct BookConfig {
-  int tensor_parallel = 1;
   std::string tensor_parallel_mode = "1d";  ///< "2d", "2.5d", "3d"
   int tensor_parallel_depth = 1;            ///< of 2.5d
-  bool sequence_parallel = false;           ///< Megatron's
-  int context_parallel = 1;
-  std::string context_parallel_kind = "ring";
-  std::string context_parallel_layout = "contiguous";
-  std::string schedule = "1f1b";
-  int chunks = 2;
   /// Recomputed in each block: "never", "attention", "blocks". Whole stages are
   /// the pipeline's activation_checkpoint_interval.
   std::string recompute = "never";
   std::string sharding = "zero";  ///< stage 3: "zero", "fsdp" or "fsdp2"
-  // Experts; none where there are no numbers
-  std::vector<int> num_experts;
-  int ep_size = 0;  ///< 0: as many as possible
-  int top_k = 1;
-  double capacity_factor = 1;
-  int min_capacity = 4;
+  /// Its experts, except for noise in the gate; none without num_experts.
+  moe::MoeOptions moe;
   std::string noisy_gate_policy = "None";  ///< or "Jitter", "RSample"
-  bool drop_tokens = true;
-  bool use_rts = true;
-  double aux_coefficient = 1e-2;  ///< of the gates' losses
-  bool use_residual = false;
+  int ep_size = 0;                         ///< 0: as many as possible
   bool use_data_before_expert_parallelism = false;
-  bool enable_expert_tensor_parallelism = false;
+
+  bool has_experts() const { return !moe.num_experts.empty(); }
 };
 
 struct DeepSpeedConfig {
@@ -167,8 +135,17 @@ struct DeepSpeedConfig {
   std::string grad_accum_dtype;
   bool bf16 = false;
   Fp16Config fp16;
-  ZeroConfig zero;
-  PipelineConfig pipeline;
+  /// Section zero_optimization, as options of chapter 03. Other keys' part in
+  /// them is not included.
+  zero::ZeroOptions zero = default_zero();
+  std::optional<bool> overlap_comm;  ///< not given: stage 3 only
+  bool contiguous_gradients = true;
+  bool computes_grad_norm = true;
+  /// Degrees of parallelism, and the kinds and schedules that go with them, as
+  /// options of chapter 14. The other options are not the config's.
+  hybrid::HybridOptions degrees;
+  /// Of a pipeline; above 0: recompute whole stages.
+  std::int64_t activation_checkpoint_interval = 0;
   /// The section asks for recomputation: of blocks, where layers have them.
   bool activation_checkpointing = false;
   BookConfig book;
@@ -206,6 +183,8 @@ struct DeepSpeedConfig {
   std::optional<DType> wire() const;
   /// Whether gradients are divided by all ranks before they are summed.
   bool divides_first() const;
+  /// Whether gradients travel during backward.
+  bool overlaps() const { return overlap_comm.value_or(zero.stage == 3); }
 };
 
 /// The dtype of DeepSpeed's name: fp32, fp16, bf16.

@@ -101,26 +101,18 @@ NoSync::~NoSync() { engine_.no_sync_depth_ -= 1; }
 Engine::Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
                ProcessGroup& world,
                std::unique_ptr<internal::DataParallelModel> model,
+               std::unique_ptr<Strategy> strategy,
                std::shared_ptr<LrScheduler> scheduler)
     : config_(config),
       sizes_(sizes),
       world_(world),
       model_(std::move(model)),
-      log_(std::make_unique<internal::StepLog>(config, world.rank() == 0)) {
-  if (config.fp16.enabled) {
-    scaler_ = std::make_unique<DynamicLossScaler>(config.loss_scale());
-  }
-  set_lr_scheduler(std::move(scheduler));
-}
-
-Engine::Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
-               ProcessGroup& world, std::unique_ptr<Strategy> strategy,
-               std::shared_ptr<LrScheduler> scheduler)
-    : config_(config),
-      sizes_(sizes),
-      world_(world),
       strategy_(std::move(strategy)),
       log_(std::make_unique<internal::StepLog>(config, world.rank() == 0)) {
+  // A strategy scales its loss itself
+  if (model_ && config.fp16.enabled) {
+    scaler_ = std::make_unique<DynamicLossScaler>(config.loss_scale());
+  }
   set_lr_scheduler(std::move(scheduler));
 }
 
@@ -273,6 +265,14 @@ void Engine::begin_at(std::int64_t global_steps, std::int64_t skipped_steps) {
 
 Optimizer& Engine::optimizer() {
   return model_ ? model_->optimizer() : strategy_->optimizer();
+}
+
+StepResult Engine::step_result(double loss) const {
+  StepResult result;
+  result.loss = loss;
+  result.grad_norm = grad_norm_;
+  result.was_skipped = !was_applied_;
+  return result;
 }
 
 double Engine::get_lr() const {

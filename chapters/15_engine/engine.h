@@ -95,14 +95,12 @@ class [[nodiscard]] NoSync {
 
 class Engine {
  public:
-  /// Around a module. Use `initialize`.
+  /// Around a module (use `initialize`), or else around a chapter's strategy,
+  /// which has only train_batch.
   Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
          ProcessGroup& world,
          std::unique_ptr<internal::DataParallelModel> model,
-         std::shared_ptr<LrScheduler> scheduler);
-  /// Around a chapter's strategy, which has only train_batch.
-  Engine(const DeepSpeedConfig& config, const BatchSizes& sizes,
-         ProcessGroup& world, std::unique_ptr<Strategy> strategy,
+         std::unique_ptr<Strategy> strategy,
          std::shared_ptr<LrScheduler> scheduler);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -155,6 +153,8 @@ class Engine {
   /// A module's loss scale; 1 without f16.
   double loss_scale() const;
   bool was_step_applied() const { return was_applied_; }
+  /// The last step as that of a Strategy, with its loss.
+  StepResult step_result(double loss) const;
   std::int64_t gradient_accumulation_steps() const {
     return sizes_.accumulation;
   }
@@ -174,9 +174,8 @@ class Engine {
   std::vector<NamedTensor> full_state();
   /// This rank's parts of all that training changes.
   TrainingState state();
-  /// The whole state of the f16 loss scale, and back; empty without one.
-  std::map<std::string, double> scaler_numbers() const;
-  void set_scaler_numbers(const std::map<std::string, double>& numbers);
+  /// A module's f16 loss scale; null without one.
+  DynamicLossScaler* scaler() { return scaler_.get(); }
   /// Steps, rate, scheduler and loss scale, by name; and back.
   std::map<std::string, double> numbers() const;
   void set_numbers(const std::map<std::string, double>& numbers);

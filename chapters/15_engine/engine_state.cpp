@@ -33,18 +33,11 @@ std::map<std::string, double> Engine::numbers() const {
   if (scheduler_) {
     all["scheduler"] = static_cast<double>(scheduler_->steps_done());
   }
-  for (const auto& [name, value] : scaler_numbers()) {
+  if (!scaler_) return all;
+  for (const auto& [name, value] : scaler_->state()) {
     all["scaler." + name] = value;
   }
   return all;
-}
-
-std::map<std::string, double> Engine::scaler_numbers() const {
-  return scaler_ ? scaler_->state() : std::map<std::string, double>();
-}
-
-void Engine::set_scaler_numbers(const std::map<std::string, double>& numbers) {
-  if (scaler_) scaler_->load_state(numbers);
 }
 
 void Engine::set_numbers(const std::map<std::string, double>& all) {
@@ -65,7 +58,7 @@ void Engine::set_numbers(const std::map<std::string, double>& all) {
     if (name.rfind("scaler.", 0) == 0) scaler[name.substr(7)] = value;
   }
   // A training in another dtype has kept none
-  if (!scaler.empty()) set_scaler_numbers(scaler);
+  if (scaler_ && !scaler.empty()) scaler_->load_state(scaler);
 }
 
 TrainingState Engine::state() {

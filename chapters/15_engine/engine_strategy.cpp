@@ -63,12 +63,9 @@ StepResult ModuleStrategy::step(std::int64_t step) {
         engine_->backward(loss);
         if (!is_boundary) engine_->step();
       });
-  StepResult result;
-  result.loss = loss.item();
+  const double mean = loss.item();
   engine_->step();
-  result.grad_norm = engine_->get_global_grad_norm();
-  result.was_skipped = !engine_->was_step_applied();
-  return result;
+  return engine_->step_result(mean);
 }
 
 std::vector<Bill> ModuleStrategy::bills() {
@@ -91,16 +88,15 @@ TrainingState ModuleStrategy::state() {
       strided_micro_batches(options_.batch,
                             engine_->gradient_accumulation_steps())[0]);
   if (options_.dtype != DType::kF16) return state;
-  state.numbers = engine_->scaler_numbers();
   state.numbers["skipped steps"] =
       static_cast<double>(engine_->skipped_steps());
   state.loaded = [this, of_model = state.loaded](
                      const std::map<std::string, double>& numbers) {
     if (of_model) of_model(numbers);
-    engine_->set_scaler_numbers(numbers);
     skipped_before_ = static_cast<std::int64_t>(numbers.at("skipped steps"));
     engine_->begin_at(options_.first_step, skipped_before_);
   };
+  if (auto* scaler = engine_->scaler()) add_loss_scale(state, *scaler);
   return state;
 }
 
@@ -110,17 +106,14 @@ ConfiguredStrategy::ConfiguredStrategy(const Options& options,
                                        ProcessGroup& world,
                                        std::unique_ptr<Strategy> inner)
     : inner_(*inner),
-      engine_(config_of(options, config), sizes, world, std::move(inner),
-              nullptr) {
+      engine_(config_of(options, config), sizes, world, nullptr,
+              std::move(inner), nullptr) {
   engine_.begin_at(options.first_step);
 }
 
 StepResult ConfiguredStrategy::step(std::int64_t) {
-  StepResult result;
-  result.loss = engine_.train_batch();
-  result.grad_norm = engine_.get_global_grad_norm();
-  result.was_skipped = !engine_.was_step_applied();
-  return result;
+  const double loss = engine_.train_batch();
+  return engine_.step_result(loss);
 }
 
 }  // namespace shardbook::engine

@@ -85,10 +85,7 @@ class WithExperts : public DataParallelModel {
  public:
   WithExperts(Module& module, const DeepSpeedConfig& config, const Mpu& mpu,
               ProcessGroup& world)
-      : module_(module),
-        mpu_(mpu),
-        world_(world),
-        dp_(mpu.data != nullptr ? *mpu.data : world),
+      : DataParallelModel(module, config, mpu, world),
         layers_(layers_of(module)) {
     check(config, mpu, layers_.front());
     ddp::check_same_model("engine", module, dp_);
@@ -147,8 +144,6 @@ class WithExperts : public DataParallelModel {
   }
 
   Optimizer& optimizer() override { return update_->optimizer(); }
-  Module& module() override { return module_; }
-  ProcessGroup& group() override { return dp_; }
 
   std::vector<NamedTensor> full_state() override {
     std::vector<NamedTensor> all =
@@ -240,9 +235,6 @@ class WithExperts : public DataParallelModel {
     return 0;
   }
 
-  Module& module_;
-  const Mpu mpu_;
-  ProcessGroup &world_, &dp_;
   std::vector<Layer> layers_;
   std::vector<int> model_ranks_;  ///< of each rank of the world
   /// Ranks with the same experts, by Layer::key.

@@ -14,10 +14,10 @@ namespace {
 void refuse_cut_models(const DeepSpeedConfig& config) {
   const BookConfig& book = config.book;
   const std::string key =
-      config.pipeline.stages > 1      ? "/pipeline/stages"
-      : book.tensor_parallel > 1      ? "/shardbook/tensor_parallel"
-      : book.context_parallel > 1     ? "/shardbook/context_parallel"
-      : !book.num_experts.empty()     ? "/shardbook/experts"
+      config.degrees.pp > 1           ? "/pipeline/stages"
+      : config.degrees.tp > 1         ? "/shardbook/tensor_parallel"
+      : config.degrees.cp > 1         ? "/shardbook/context_parallel"
+      : book.has_experts()            ? "/shardbook/experts"
       : book.sharding != "zero"       ? "/shardbook/sharding"
       : book.recompute == "attention" ? "/shardbook/recompute \"attention\""
                                       : "";
@@ -119,7 +119,7 @@ Initialized initialize(Module& model, const DeepSpeedConfig& given,
                                      : make_scheduler(config, config.optimizer);
   Initialized all;
   all.engine = std::make_unique<Engine>(config, sizes, world,
-                                        std::move(wrapped), scheduler);
+                                        std::move(wrapped), nullptr, scheduler);
   all.optimizer = &all.engine->optimizer();
   all.lr_scheduler = scheduler.get();
   if (args.training_data) {

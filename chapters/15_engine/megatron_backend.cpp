@@ -85,6 +85,12 @@ const Gpt& gpt_of(Module& module) {
   return *gpt;
 }
 
+DType dtype_of(const Plan& plan) {
+  gpt_of(plan.module);
+  return plan.mixed_precision == "no" ? plan.module.parameters().at(0).dtype()
+                                      : engine::dtype_of(plan.mixed_precision);
+}
+
 /// Options that the hybrid chapter reads on its command line.
 Options options_of(const Plan& plan, const Batch& example, int dp) {
   const Gpt& gpt = gpt_of(plan.module);
@@ -92,9 +98,7 @@ Options options_of(const Plan& plan, const Batch& example, int dp) {
   options.world_size = plan.world.size();
   options.model = gpt.config.to_json();
   options.dropout = gpt.config.dropout;
-  options.dtype = plan.mixed_precision == "no"
-                      ? plan.module.parameters().at(0).dtype()
-                      : engine::dtype_of(plan.mixed_precision);
+  options.dtype = dtype_of(plan);
   options.batch = example.inputs.size(0) * dp;
   options.seq = example.inputs.size(1);
   options.seed = RankContext::current().random.seed;
@@ -116,11 +120,16 @@ hybrid::HybridOptions legal(const Options& options,
   return setup;
 }
 
-class Megatron : public Backend {
+class Megatron : public Updating {
  public:
   Megatron(const Plan& plan, const MegatronLMPlugin& plugin,
            const Batch& example)
-      : plan_(plan),
+      : Updating(plan,
+                 dtype_of(plan) == DType::kF16
+                     ? std::optional(
+                           hybrid::HybridOptions().loss_scaler(DType::kF16))
+                     : std::nullopt,
+                 /*always_measures=*/true),
         options_(options_of(plan, example,
                             hybrid_options(plugin, plan.world.size()).dp)),
         setup_(legal(options_, plugin)),
@@ -130,8 +139,7 @@ class Megatron : public Backend {
         schedule_(hybrid::schedule_of(setup_)),
         batches_per_step_(static_cast<double>(plan.accumulation * setup_.dp)),
         feed_(setup_.micro_batches, 1 / batches_per_step_, options_.dtype,
-              layers_.factory.loss),
-        scaler_(setup_.loss_scaler(options_.dtype)) {
+              layers_.factory.loss) {
     feed_.set(example, 1);
     const std::vector<int> cuts =
         cuts_of(options_, setup_.partition, *layers_.list, schedule_.num_stages,
@@ -155,7 +163,7 @@ class Megatron : public Backend {
   }
 
   Tensor loss(const Batch& batch) override {
-    feed_.set(batch, scaler_.scale());
+    feed_.set(batch, scale());
     const bool trains = RankContext::current().grad_enabled;
     const double part =
         (trains ? engine_->run() : engine_->evaluate()) * batches_per_step_;
@@ -167,26 +175,8 @@ class Megatron : public Backend {
   }
   void backward(const Tensor&) override {}
 
-  double clip(double max_norm) override {
-    reduce();
-    if (std::isfinite(*norm_)) factor_ = clip_factor(*norm_, max_norm);
-    return *norm_;
-  }
-  void step() override {
-    reduce();
-    was_skipped_ = !std::isfinite(*norm_);
-    if (was_skipped_) {
-      update_->forget();
-    } else {
-      update_->apply(factor_ / scaler_.scale());
-    }
-    if (options_.dtype == DType::kF16) scaler_.update(was_skipped_);
-    norm_.reset();
-    factor_ = 1;
-  }
   // The update has forgotten the gradients
   void zero_grad() override {}
-  bool was_skipped() const override { return was_skipped_; }
 
   Optimizer& optimizer() override { return update_->optimizer(); }
   Tensors parameters() override { return model_->parameters(); }
@@ -203,17 +193,21 @@ class Megatron : public Backend {
     if (groups_.pp.rank() != 0) return {};
     return gather_parts(parts, layers_.layout, groups_.parts, vocabulary());
   }
-  TrainingState state() override {
+
+ protected:
+  /// Sums the gradients of the step, once, and the squares of each element.
+  double norm() override {
+    update_->reduce();
+    return std::sqrt(
+        sum_over_ranks(plan_.world, update_->sum_of_squares(), "norm"));
+  }
+  void apply(double factor) override { update_->apply(factor); }
+  void forget() override { update_->forget(); }
+  TrainingState parts() override {
     TrainingState state;
     update_->add_to(state);
     place_parts(state, layers_.layout, groups_.parts.rank(), vocabulary());
-    const bool is_f16 = options_.dtype == DType::kF16;
-    if (is_f16) state.numbers = scaler_.state();
-    state.loaded = [this,
-                    is_f16](const std::map<std::string, double>& numbers) {
-      if (is_f16) scaler_.load_state(numbers);
-      update_->gather();
-    };
+    state.loaded = [this](const auto&) { update_->gather(); };
     return state;
   }
 
@@ -241,16 +235,6 @@ class Megatron : public Backend {
     }
   }
 
-  /// Sums the gradients of the step, once, and the squares of each element.
-  void reduce() {
-    if (norm_) return;
-    update_->reduce();
-    const double squares =
-        sum_over_ranks(plan_.world, update_->sum_of_squares(), "norm");
-    norm_ = std::sqrt(squares) / scaler_.scale();
-  }
-
-  const Plan plan_;
   const Options options_;
   const hybrid::HybridOptions setup_;
   DeviceMesh mesh_;
@@ -262,10 +246,6 @@ class Megatron : public Backend {
   std::unique_ptr<PipelineModel> model_;
   std::optional<hybrid::Update> update_;
   std::optional<pipeline::Engine> engine_;
-  DynamicLossScaler scaler_;
-  std::optional<double> norm_;
-  double factor_ = 1;
-  bool was_skipped_ = false;
 };
 
 }  // namespace

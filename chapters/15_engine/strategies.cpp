@@ -22,13 +22,13 @@ namespace {
 /// Keys that only stages 0 to 3 of plain models follow.
 void refuse_reduction_keys(const DeepSpeedConfig& config,
                            const std::string& name, bool has_offload = false) {
-  const ZeroConfig& zero = config.zero;
+  const zero::ZeroOptions& zero = config.zero;
   const std::string key =
       config.prescale_gradients                 ? "/prescale_gradients"
       : config.gradient_predivide_factor != 1   ? "/gradient_predivide_factor"
       : !config.communication_data_type.empty() ? "/communication_data_type"
       : !zero.reduce_scatter ? "/zero_optimization/reduce_scatter"
-      : !has_offload && zero.offload_optimizer.device != "none"
+      : !has_offload && zero.offload_optimizer
           ? "/zero_optimization/offload_optimizer"
           : "";
   SB_CHECK(key.empty(), config.label, ": ", key, " with ", name,
@@ -80,7 +80,7 @@ void refuse_dtypes(const Options& options, const DeepSpeedConfig& config,
       dtype_name(options.dtype), " with --model ", options.model,
       ": chapter 14, which sums so, does not for images; leave the key out");
   const std::string& name = config.seq_parallel_communication_data_type;
-  SB_CHECK(book.context_parallel == 1 || name.empty() ||
+  SB_CHECK(config.degrees.cp == 1 || name.empty() ||
                dtype_of(name) == options.dtype || options.dtype == DType::kF64,
            config.label, ": /seq_parallel_communication_data_type \"", name,
            "\" in ", dtype_name(options.dtype),
@@ -125,7 +125,7 @@ void choose_data_parallel(const Options& options, DeepSpeedConfig config,
   config.batch = choice.sizes;
   // The config's clip, or --clip
   config.gradient_clipping = options.clip;
-  if (stage == 2 && config.zero.offload_optimizer.device == "cpu") {
+  if (stage == 2 && config.zero.offload_optimizer) {
     choice.fold_class = each_rank;
   }
   choice.make = [config](const Options& options, DeviceMesh& mesh) {
@@ -159,9 +159,8 @@ void choose_fsdp(const Options& options, const DeepSpeedConfig& config,
   refuse_reduction_keys(config, choice.name, /*has_offload=*/true);
   refuse_fp16(config, choice.name);
   refuse_image_models(options, kBatchNormDiffers);
-  const bool is_offloaded = config.zero.offload_param.device == "cpu";
-  SB_CHECK(is_offloaded || config.zero.offload_optimizer.device == "none",
-           config.label,
+  const bool is_offloaded = config.zero.offload_parameters;
+  SB_CHECK(is_offloaded || !config.zero.offload_optimizer, config.label,
            ": /zero_optimization/offload_optimizer with FSDP: shards and "
            "optimizer move together; give "
            "/zero_optimization/offload_param as well");
@@ -198,23 +197,16 @@ void choose_experts(const Options& options, const DeepSpeedConfig& config,
            book.tensor_parallel_mode, "\": experts go with 1d");
   moe::StrategyOptions setup;
   setup.ep = book.ep_size;
-  setup.tp = book.tensor_parallel;
+  setup.tp = config.degrees.tp;
   setup.data_before_expert = book.use_data_before_expert_parallelism;
   setup.zero_stage = config.zero.stage;
-  setup.cpu_offload = config.zero.offload_optimizer.device == "cpu";
+  setup.cpu_offload = config.zero.offload_optimizer;
   setup.micro_batches = choice.sizes.accumulation;
   if (config.fp16.enabled) setup.loss_scale = config.loss_scale();
-  setup.moe.num_experts = book.num_experts;
-  setup.moe.gate.num_experts = book.num_experts.back();
-  setup.moe.gate.k = book.top_k;
-  setup.moe.gate.capacity_factor = book.capacity_factor;
-  setup.moe.gate.min_capacity = book.min_capacity;
-  setup.moe.gate.noise = moe::noise_of(internal::noise_name(book));
-  setup.moe.gate.drop_tokens = book.drop_tokens;
-  setup.moe.gate.use_rts = book.use_rts;
-  setup.moe.aux_coefficient = book.aux_coefficient;
-  setup.moe.use_residual = book.use_residual;
-  setup.moe.expert_tensor_parallel = book.enable_expert_tensor_parallelism;
+  setup.moe = book.moe;
+  setup.moe.gate.num_experts = book.moe.num_experts.back();
+  setup.moe.gate.noise =
+      moe::noise_of(internal::lower_case(book.noisy_gate_policy));
   refuse_image_models(options, "experts take the place of a GPT's MLPs");
   moe::check_strategy_options(options, setup);
   choice.topology = moe::expert_topology(moe::group_sizes(options, setup));
@@ -238,8 +230,8 @@ void choose_grid(const Options& options, const DeepSpeedConfig& config,
   refuse_fp16(config, choice.name);
   refuse_recompute(config, choice.name);
   const bool is_alone = config.zero.stage == 0 && choice.dp == 1 &&
-                        config.pipeline.stages == 1 &&
-                        book.context_parallel == 1 && !book.sequence_parallel;
+                        config.degrees.pp == 1 && config.degrees.cp == 1 &&
+                        !config.degrees.sequence_parallel;
   SB_CHECK(
       is_alone, config.label, ": /shardbook/tensor_parallel mode \"", mode,
       "\" with other kinds of parallelism, or a stage of ZeRO: its squares "
@@ -282,23 +274,13 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
   refuse_reduction_keys(config, book.recompute == "attention"
                                     ? "/shardbook/recompute \"attention\""
                                     : "/pipeline/stages or parallel layers");
-  hybrid::HybridOptions setup;
+  hybrid::HybridOptions setup = config.degrees;
   setup.dp = choice.dp;
-  setup.tp = book.tensor_parallel;
-  setup.pp = config.pipeline.stages;
-  setup.cp = book.context_parallel;
   setup.order = "deepspeed";
   setup.zero_stage = config.zero.stage;
-  setup.sequence_parallel = book.sequence_parallel;
-  setup.cp_kind = book.context_parallel_kind;
-  setup.cp_layout = book.context_parallel_layout;
-  setup.schedule = book.schedule;
-  setup.chunks = book.chunks;
   setup.micro_batches = choice.sizes.accumulation;
-  setup.partition = config.pipeline.partition;
-  setup.recompute = config.pipeline.activation_checkpoint_interval > 0
-                        ? "always"
-                        : config.recompute();
+  setup.recompute =
+      config.activation_checkpoint_interval > 0 ? "always" : config.recompute();
   setup.accumulate_f32 =
       sums_in_f32(config, options.dtype, choice.sizes.accumulation);
   const auto element = static_cast<std::int64_t>(dtype_bytes(options.dtype));
@@ -306,23 +288,25 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
       std::max<std::int64_t>(1, config.zero.reduce_bucket_size) * element;
   setup.loss_scale = config.loss_scale();
   setup.scaler = "";
-  if (!book.num_experts.empty()) {
+  if (book.has_experts()) {
+    const moe::MoeOptions& moe = book.moe;
     SB_CHECK(
-        book.num_experts.size() == 1 && !book.use_residual &&
-            !book.use_data_before_expert_parallelism && book.drop_tokens &&
-            book.use_rts && book.min_capacity == BookConfig().min_capacity,
+        moe.num_experts.size() == 1 && !moe.use_residual &&
+            !book.use_data_before_expert_parallelism && moe.gate.drop_tokens &&
+            moe.gate.use_rts &&
+            moe.gate.min_capacity == moe::GateOptions().min_capacity,
         config.label,
         ": /shardbook/experts with stages or cut tokens: a list of "
         "num_experts, use_residual, min_capacity, drop_tokens, use_rts and "
         "use_data_before_expert_parallelism are chapter 13's alone; leave "
         "them out");
-    setup.experts = book.num_experts[0];
+    setup.experts = moe.num_experts[0];
     setup.ep = std::max(book.ep_size, 1);
-    setup.top_k = book.top_k;
-    setup.capacity_factor = book.capacity_factor;
-    setup.noise = internal::noise_name(book);
-    setup.aux_coefficient = book.aux_coefficient;
-    setup.expert_tp = book.enable_expert_tensor_parallelism;
+    setup.top_k = moe.gate.k;
+    setup.capacity_factor = moe.gate.capacity_factor;
+    setup.noise = internal::lower_case(book.noisy_gate_policy);
+    setup.aux_coefficient = moe.aux_coefficient;
+    setup.expert_tp = moe.expert_tensor_parallel;
   }
   hybrid::check_legal(options, setup);
   choice.topology = hybrid::topology_of(setup);
@@ -339,13 +323,12 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
 }  // namespace
 
 int data_parallel_ranks(const Options& options, const DeepSpeedConfig& config) {
-  const BookConfig& book = config.book;
-  const std::int64_t shared = std::int64_t{book.tensor_parallel} *
-                              book.context_parallel * config.pipeline.stages;
+  const int tp = config.degrees.tp, pp = config.degrees.pp,
+            cp = config.degrees.cp;
+  const std::int64_t shared = std::int64_t{tp} * cp * pp;
   SB_CHECK(options.world_size % shared == 0, "--world-size ",
            options.world_size, ": ", config.label, " has tensor parallelism ",
-           book.tensor_parallel, " x context parallelism ",
-           book.context_parallel, " x pipeline stages ", config.pipeline.stages,
+           tp, " x context parallelism ", cp, " x pipeline stages ", pp,
            "; give a multiple of ", shared);
   return static_cast<int>(options.world_size / shared);
 }
@@ -360,9 +343,9 @@ Choice choose(const Options& options, const DeepSpeedConfig& config) {
   choice.sizes = resolve_batch(given, choice.dp,
                                is_option ? "--batch" : "train_batch_size");
   const BookConfig& book = config.book;
-  const bool has_stages = config.pipeline.stages > 1 ||
-                          book.context_parallel > 1 || book.sequence_parallel;
-  const bool is_cut = has_stages || book.tensor_parallel > 1;
+  const bool has_stages = config.degrees.pp > 1 || config.degrees.cp > 1 ||
+                          config.degrees.sequence_parallel;
+  const bool is_cut = has_stages || config.degrees.tp > 1;
   // The chapters on data parallelism recompute whole blocks, and sum whole
   // gradients in the dtype of training
   const bool sums_wider =
@@ -370,7 +353,7 @@ Choice choose(const Options& options, const DeepSpeedConfig& config) {
   const bool needs_hybrid =
       is_cut || (sums_wider && config.zero.stage <= 1) ||
       (book.recompute == "attention" && book.sharding == "zero");
-  const bool has_experts = !book.num_experts.empty() && !has_stages;
+  const bool has_experts = book.has_experts() && !has_stages;
   refuse_dtypes(options, config, sums_wider, needs_hybrid, has_experts);
   if (has_experts) {
     choose_experts(options, config, choice);
@@ -393,29 +376,26 @@ Choice choose(const Options& options, const DeepSpeedConfig& config) {
 namespace {
 
 /// Keys of ZeRO that were given and that the chosen library does not have.
-std::string keys_without_effect(const Choice& choice, const ZeroConfig& zero) {
-  const ZeroConfig usual = {};
-  std::string keys;
-  const auto add = [&](const char* key, bool is_given) {
-    if (is_given) keys += (keys.empty() ? "" : ", ") + std::string(key);
-  };
+std::string keys_without_effect(const Choice& choice,
+                                const DeepSpeedConfig& config) {
+  std::vector<std::string> others;
   if (choice.name != "ZeRO-3") {
-    add("stage3_prefetch_bucket_size",
-        zero.stage3_prefetch_bucket_size != usual.stage3_prefetch_bucket_size);
-    add("stage3_param_persistence_threshold",
-        zero.stage3_param_persistence_threshold !=
-            usual.stage3_param_persistence_threshold);
-    add("stage3_max_live_parameters",
-        zero.stage3_max_live_parameters != usual.stage3_max_live_parameters);
-    add("stage3_max_reuse_distance",
-        zero.stage3_max_reuse_distance != usual.stage3_max_reuse_distance);
+    others = {"stage3_prefetch_bucket_size",
+              "stage3_param_persistence_threshold",
+              "stage3_max_live_parameters", "stage3_max_reuse_distance"};
   }
   if (choice.name.rfind("ZeRO-", 0) != 0) {
-    add("sub_group_size", zero.sub_group_size != usual.sub_group_size);
-    add("allgather_partitions", !zero.allgather_partitions);
-    add("round_robin_gradients", zero.round_robin_gradients);
+    others.insert(others.end(), {"sub_group_size", "allgather_partitions",
+                                 "round_robin_gradients"});
   }
-  return keys;
+  const auto given = internal::leaf_values(config);
+  const auto usual = internal::leaf_values(DeepSpeedConfig());
+  std::vector<std::string> keys;
+  for (const std::string& key : others) {
+    const std::string path = "/zero_optimization/" + key;
+    if (given.at(path) != usual.at(path)) keys.push_back(key);
+  }
+  return fmt::format("{}", fmt::join(keys, ", "));
 }
 
 }  // namespace
@@ -436,7 +416,7 @@ std::string describe(const Choice& choice, const DeepSpeedConfig& config) {
   if (is_overruled) {
     text += fmt::format("  gradient_clipping: {}, from --clip\n", choice.clip);
   }
-  const std::string idle_keys = keys_without_effect(choice, config.zero);
+  const std::string idle_keys = keys_without_effect(choice, config);
   if (!idle_keys.empty()) {
     text += "  " + idle_keys + ": without effect in " + choice.name + "\n";
   }

@@ -4,11 +4,14 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/15_engine/plugins.h"
 #include "chapters/common/models/data.h"
+#include "chapters/common/run/loss_scaler.h"
 #include "chapters/common/run/training_state.h"
 #include "comm/process_group.h"
 #include "core/module.h"
@@ -56,6 +59,43 @@ struct Plan {
   engine::OptimizerConfig optimizer;
   std::string mixed_precision;
   std::int64_t accumulation = 1;
+};
+
+/// Clips and updates as its caller says; with a scaler, leaves out updates whose
+/// gradient has overflowed.
+class Updating : public Backend {
+ public:
+  /// `always_measures`: leaves out every update whose norm is not finite.
+  Updating(const Plan& plan, std::optional<DynamicLossScaler> scaler,
+           bool always_measures)
+      : plan_(plan),
+        scaler_(std::move(scaler)),
+        measures_(always_measures || scaler_) {}
+
+  double clip(double max_norm) override;
+  void step() override;
+  bool was_skipped() const override { return was_skipped_; }
+  TrainingState state() override;
+
+ protected:
+  /// The norm of the global gradient, with the loss scale. Collective.
+  virtual double norm() = 0;
+  /// Updates with the gradient times `factor`.
+  virtual void apply(double factor) = 0;
+  virtual void forget() {}
+  virtual TrainingState parts() = 0;
+  double scale() const { return scaler_ ? scaler_->scale() : 1; }
+
+  const Plan plan_;
+
+ private:
+  void measure();
+
+  std::optional<DynamicLossScaler> scaler_;
+  const bool measures_;
+  std::optional<double> norm_;
+  double factor_ = 1;
+  bool was_skipped_ = false;
 };
 
 std::unique_ptr<Backend> make_ddp(const Plan& plan,

@@ -2,6 +2,7 @@
 
 // The file of a config, its sections, and which of its values go together.
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -22,28 +23,19 @@ ConfigText config_text(const std::string& file, const std::string& option,
 /// Values for "auto" from an optimizer and the width `h` of a GPT (0: another
 /// model). Sources are options of the program.
 AutoValues auto_values(const OptimizerOptions& optimizer, std::int64_t h);
-/// The book's name of DeepSpeed's noise in the gate.
-std::string noise_name(const BookConfig& book);
 
 /// A section of the file; an empty one where the file has none.
-struct Section {
-  Section(json_file::JsonObject& parent, const std::string& name)
-      : json(parent.find(name)),
-        object(json != nullptr ? *json : empty(), parent.file(),
-               parent.where(name).substr(parent.file().size() + 2),
-               parent.problems()) {}
-  static const json_file::Json& empty() {
-    static const json_file::Json object = json_file::Json::object();
-    return object;
-  }
-
-  bool is_object() const { return json != nullptr && json->is_object(); }
-
-  const json_file::Json* json;
-  json_file::JsonObject object;
-};
+json_file::JsonObject section(json_file::JsonObject& parent,
+                              const std::string& name);
+bool has_object(json_file::JsonObject& parent, const std::string& name);
 
 std::string lower_case(std::string text);
+/// Whether `text` has this word, between spaces.
+bool has_word(const std::string& text, const std::string& word);
+
+/// The largest counts and numbers of a file.
+inline constexpr std::int64_t kMostCount = std::int64_t{1} << 40;
+inline constexpr double kMostNumber = 1e30;
 
 void read_optimizer(json_file::JsonObject& root, DeepSpeedConfig& config);
 void read_scheduler(json_file::JsonObject& root, DeepSpeedConfig& config);
@@ -57,6 +49,10 @@ void check_parameters(json_file::JsonObject& root,
 void read_keys(json_file::JsonObject& root,
                const std::vector<std::string>& parameters,
                DeepSpeedConfig& config);
+/// Every key with its value, in the file's order.
+void write_keys(DeepSpeedConfig config, nlohmann::ordered_json& json);
+/// The values of all keys, by path, as the command line writes them.
+std::map<std::string, std::string> leaf_values(const DeepSpeedConfig& config);
 /// Illegal combinations: a message each, with all keys involved.
 std::vector<std::string> broken_rules(const DeepSpeedConfig& config);
 /// The remark on a file without gradient_clipping.

@@ -13,6 +13,13 @@ namespace shardbook::engine::internal {
 
 class DataParallelModel {
  public:
+  DataParallelModel(Module& module, const DeepSpeedConfig& config,
+                    const Mpu& mpu, ProcessGroup& world)
+      : module_(module),
+        config_(config),
+        mpu_(mpu),
+        world_(world),
+        dp_(mpu.data != nullptr ? *mpu.data : world) {}
   virtual ~DataParallelModel() = default;
 
   /// `reduces`: the backward of this forward ends a step.
@@ -27,8 +34,9 @@ class DataParallelModel {
   virtual double update(double loss_scale) = 0;
 
   virtual Optimizer& optimizer() = 0;
-  virtual Module& module() = 0;
-  virtual ProcessGroup& group() = 0;
+  Module& module() { return module_; }
+  /// The data-parallel ranks.
+  ProcessGroup& group() { return dp_; }
   virtual std::vector<NamedTensor> full_state() = 0;
   virtual TrainingState state() = 0;
   /// The bill of all steps of the options, each with `micro_steps` of `rows`
@@ -36,6 +44,12 @@ class DataParallelModel {
   virtual Bill bill(const Options& options, const ModelConfig& config,
                     std::int64_t rows, std::int64_t micro_steps,
                     std::int64_t skipped) const = 0;
+
+ protected:
+  Module& module_;
+  const DeepSpeedConfig config_;
+  const Mpu mpu_;
+  ProcessGroup &world_, &dp_;
 };
 
 /// The choice by zero_optimization.stage, and by what the module has. Collective.

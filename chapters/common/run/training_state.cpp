@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "chapters/common/run/loss_scaler.h"
 #include "chapters/common/run/training.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -27,6 +28,15 @@ void add_whole(TrainingState& state, const std::vector<NamedTensor>& tensors,
     }
     state.parts.push_back(std::move(part));
   }
+}
+
+void add_loss_scale(TrainingState& state, DynamicLossScaler& scaler) {
+  for (const auto& [name, value] : scaler.state()) state.numbers[name] = value;
+  state.loaded = [&scaler, then = state.loaded](
+                     const std::map<std::string, double>& numbers) {
+    scaler.load_state(numbers);
+    if (then) then(numbers);
+  };
 }
 
 void agree_on_images(TrainingState& state, const Options& options,

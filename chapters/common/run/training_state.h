@@ -27,6 +27,7 @@
 namespace shardbook {
 
 struct Options;
+class DynamicLossScaler;
 
 /// Elements [begin, begin + values.numel()) of a part of a parameter or buffer,
 /// flattened. Ranks that name the same elements hold the same bits.
@@ -61,6 +62,10 @@ struct TrainingState {
 /// those among its parameters.
 void add_whole(TrainingState& state, const std::vector<NamedTensor>& tensors,
                Optimizer& optimizer);
+
+/// Adds the numbers of a loss scale, and loads them before all else. The scaler
+/// outlives the state.
+void add_loss_scale(TrainingState& state, DynamicLossScaler& scaler);
 
 /// Batch norm normalises by the images of one piece of the batch: where batches
 /// are cut into other pieces, a run is another training and may not continue

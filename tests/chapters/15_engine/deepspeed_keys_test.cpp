@@ -337,9 +337,9 @@ TEST(EngineDefaults, ActivationCheckpointingAsksForRecomputation) {
 }
 
 TEST(EngineDefaults, UlyssesByDeepSpeedsName) {
-  const BookConfig book = parse(R"({"sequence_parallel_size": 2})").book;
-  EXPECT_EQ(book.context_parallel, 2);
-  EXPECT_EQ(book.context_parallel_kind, "ulysses");
+  const auto degrees = parse(R"({"sequence_parallel_size": 2})").degrees;
+  EXPECT_EQ(degrees.cp, 2);
+  EXPECT_EQ(degrees.cp_kind, "ulysses");
   expect_error(R"({"sequence_parallel_size": 2, "shardbook":
                    {"context_parallel": {"size": 2}}})",
                "/shardbook/context_parallel: /sequence_parallel_size is in the "
@@ -352,7 +352,7 @@ TEST(EngineDefaults, AutoThatNobodyFills) {
       parse(R"({"zero_optimization": {"stage": 3, "overlap_comm": "auto",
                 "reduce_bucket_size": "auto", "max_live_parameters": "auto"},
                 "fp16": {"enabled": "auto"}, "pipeline": {"stages": "auto"}})");
-  EXPECT_TRUE(config.zero.overlaps());
+  EXPECT_TRUE(config.overlaps());
   EXPECT_TRUE(remarks(config,
                       "/zero_optimization/reduce_bucket_size \"auto\": "
                       "500000000, DeepSpeed's default"));

@@ -312,8 +312,8 @@ TEST(EngineZero, LiveParametersAreLimited) {
   const auto sent = [](std::int64_t most) {
     return on_ranks(2, [&](ProcessGroup& world) {
       DeepSpeedConfig config = config_of(3, 1);
-      config.zero.stage3_param_persistence_threshold = 0;
-      config.zero.stage3_max_live_parameters = most;
+      config.zero.persistence_threshold = 0;
+      config.zero.max_live_parameters = most;
       Trained t(small_options(), config, world);
       three_steps(t);
       return world.sent_bytes();

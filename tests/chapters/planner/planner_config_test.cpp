@@ -51,14 +51,14 @@ void expect_same(const PlanRequest& request, const Plan& plan) {
         << axis;
   }
   EXPECT_EQ(config.zero.stage, plan.setup.zero_stage);
-  EXPECT_EQ(config.zero.offload_optimizer.device == "cpu", plan.offloads);
-  EXPECT_EQ(config.zero.offload_param.device == "cpu",
+  EXPECT_EQ(config.zero.offload_optimizer, plan.offloads);
+  EXPECT_EQ(config.zero.offload_parameters,
             plan.offloads && plan.setup.zero_stage == 3);
   EXPECT_EQ(config.book.recompute, plan.recompute);
-  EXPECT_EQ(config.book.schedule, plan.setup.schedule);
-  EXPECT_EQ(config.book.sequence_parallel, plan.setup.sequence_parallel);
+  EXPECT_EQ(config.degrees.schedule, plan.setup.schedule);
+  EXPECT_EQ(config.degrees.sequence_parallel, plan.setup.sequence_parallel);
   if (plan.setup.schedule == "interleaved") {
-    EXPECT_EQ(config.book.chunks, plan.setup.chunks);
+    EXPECT_EQ(config.degrees.chunks, plan.setup.chunks);
   }
 }
 
