@@ -122,6 +122,7 @@ class Device::State {
     stats_.peak_by_kind = stats_.current_by_kind;
     stats_.at_peak_by_kind = stats_.current_by_kind;
     stats_.peak_total = stats_.current_total;
+    stats_.peak_of_tensors = tensor_bytes();
   }
 
   void release_cached() {
@@ -163,12 +164,17 @@ class Device::State {
     stats_.cached -= static_cast<std::int64_t>(memory_->release_kept());
   }
 
+  std::int64_t tensor_bytes() const {
+    return stats_.current_total - stats_.current(MemoryKind::kWorkspace);
+  }
+
   void book(MemoryKind kind, std::int64_t bytes) {
     const auto k = static_cast<std::size_t>(kind);
     stats_.current_by_kind[k] += bytes;
     stats_.current_total += bytes;
     stats_.peak_by_kind[k] =
         std::max(stats_.peak_by_kind[k], stats_.current_by_kind[k]);
+    stats_.peak_of_tensors = std::max(stats_.peak_of_tensors, tensor_bytes());
     if (stats_.current_total > stats_.peak_total) {
       stats_.peak_total = stats_.current_total;
       stats_.at_peak_by_kind = stats_.current_by_kind;

@@ -69,6 +69,9 @@ struct MemoryStats {
   std::array<std::int64_t, kNumMemoryKinds> at_peak_by_kind{};
   std::int64_t current_total = 0;
   std::int64_t peak_total = 0;
+  /// The largest sum of all kinds but workspace, whose size depends on the
+  /// processor.
+  std::int64_t peak_of_tensors = 0;
   /// Bytes taken from the system and kept for the next request, or for the
   /// graphs that use it (core/device_graph.h).
   std::int64_t cached = 0;

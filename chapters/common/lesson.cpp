@@ -203,7 +203,8 @@ void sum_whole(const Parts& parts, ProcessGroup& world,
 
 Result count(ProcessGroup& world, double loss) {
   const MemoryStats memory = RankContext::current().device.memory();
-  return {loss, world.sent_bytes(), static_cast<double>(memory.peak_total)};
+  return {loss, world.sent_bytes(),
+          static_cast<double>(memory.peak_of_tensors)};
 }
 
 std::vector<NamedTensor> collect(ProcessGroup& world,

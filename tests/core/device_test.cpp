@@ -82,6 +82,18 @@ TEST(Allocator, PeaksByKindByHand) {
   EXPECT_EQ(stats.peak_total, 350);
 }
 
+TEST(Allocator, ThePeakOfTensorsLeavesWorkspaceOut) {
+  const Device device = Device::cpu();
+  const Storage a(device, 100, kAct);
+  auto b = std::make_unique<Storage>(device, 1000, MemoryKind::kWorkspace);
+  const Storage c(device, 30, kGrad);
+  b.reset();
+  EXPECT_EQ(device.memory().peak_total, 1130);
+  EXPECT_EQ(device.memory().peak_of_tensors, 130);
+  Device(device).reset_peak_memory();
+  EXPECT_EQ(device.memory().peak_of_tensors, 130);
+}
+
 TEST(Allocator, ChangingTheKindMakesNoPeakOfTheTotal) {
   const Device device = Device::cpu();
   Storage a(device, 100, kAct);
