@@ -30,8 +30,8 @@ void add_options(CommandLine& line, Asked& asked) {
   PlanRequest& of = asked.request;
   Limits& only = of.limits;
   line.add("--model", &of.model,
-           "a GPT or Llama: gpt-13b, llama-3.1-8b, FILE.json; alone, any "
-           "decoder's config.json, to be counted");
+           "gpt-13b, llama-3.1-8b, or any decoder's config.json; alone, it is "
+           "counted");
   line.add("--cluster", &asked.cluster, "a preset or FILE.json");
   line.add("--nodes", &asked.nodes, "how many of its nodes", 1);
   line.add("--world-size", &of.world_size, "or how many of its devices", 1);
@@ -69,24 +69,12 @@ void add_options(CommandLine& line, Asked& asked) {
 }
 
 /// Tokens of the longest sample that the model trains on.
-std::int64_t most_tokens(const PlanRequest& of) {
-  const ModelConfig config = model_config(options_of(of));
+std::int64_t most_tokens(const std::string& model) {
+  const StandIn stand_in = stand_in_of(model, 0);
+  const ModelConfig config =
+      ModelConfig::read(stand_in.config.empty() ? model : stand_in.config);
   const std::int64_t window = config.llama.sliding_window;
   return window > 0 ? std::min(window, config.n_positions) : config.n_positions;
-}
-
-/// A model that the book does not train is refused with what can be done.
-void check_is_trained(const std::string& model) {
-  try {
-    ModelConfig::read(model);
-  } catch (const Error&) {
-    const CountedModel counted = CountedModel::read(model);
-    SB_CHECK(counted.trained.has_value(), "--model: the book does not train a ",
-             counted.type,
-             ", so there is no plan; give --model alone, without "
-             "--nodes, --world-size and --batch, to count it");
-    throw;
-  }
 }
 
 void read_request(Asked& asked) {
@@ -107,8 +95,7 @@ void read_request(Asked& asked) {
            " to plan for, or --world-size, its devices");
   SB_CHECK(of.batch > 0, "--batch: give the samples of a step, such as ",
            8 * of.world_size);
-  check_is_trained(of.model);
-  if (of.seq() == 0) of.base.sizes.seq = most_tokens(of);
+  if (of.seq() == 0) of.base.sizes.seq = most_tokens(of.model);
   read_model(of, cluster);
 }
 

@@ -46,6 +46,15 @@ std::string request_text(const PlanRequest& request) {
                      dtype_name(request.dtype()));
 }
 
+/// What a plan of a stand-in leaves out.
+std::string remarks_text(const PlanRequest& request) {
+  std::string text;
+  for (const std::string& remark : request.stand_in.remarks) {
+    text += wrap("Note: " + remark + ".", 6);
+  }
+  return text;
+}
+
 /// Bytes that a plan keeps on the host, if any.
 std::string host_text(const Prediction& each) {
   if (each.memory.host <= 0) return "";
@@ -138,8 +147,10 @@ Json plan_json(const PlanRequest& request, const Prediction& each) {
         {"total", memory.total()},
         {"host", memory.host}}},
       {"sent_bytes", links},
-      {"trust", sim::trust_name(each.step.trust)},
-      {"command", command_of(request, each.plan, false)}};
+      {"trust", sim::trust_name(each.step.trust)}};
+  if (request.trains()) {
+    json["command"] = command_of(request, each.plan, false);
+  }
   if (each.confirmed_s > 0) {
     json["confirmed"] = {{"step_s", each.confirmed_s},
                          {"memory_bytes", each.confirmed_bytes}};
@@ -174,9 +185,10 @@ std::string links_text(const HybridStep& step) {
 std::string result_text(const PlanRequest& request, const PlanResult& result,
                         const std::string& config_file) {
   std::string text =
-      request_text(request) + fmt::format("\n{}, {} of them predicted\n\n",
-                                          how_many(result.num_plans, "plan"),
-                                          result.num_predicted);
+      request_text(request) +
+      fmt::format("\n{}, {} of them predicted\n",
+                  how_many(result.num_plans, "plan"), result.num_predicted) +
+      remarks_text(request) + "\n";
   if (result.best.empty()) {
     text += "No plan fits.\n";
   } else {
@@ -187,7 +199,7 @@ std::string result_text(const PlanRequest& request, const PlanResult& result,
   }
   text += "\n" + wrap(kLegend) + "\nWhy the others lost:\n" +
           rejection_lines(result);
-  if (result.best.empty()) return text;
+  if (result.best.empty() || !request.trains()) return text;
   const Plan& best = result.best.front().plan;
   text += "\nThe best one trains with\n  " + command_of(request, best, false) +
           "\n";
@@ -208,7 +220,8 @@ std::string strategies_text(const PlanRequest& request,
                    [&](const Strategy& a, const Strategy& b) {
                      return seconds(a) < seconds(b);
                    });
-  std::string text = request_text(request) + "\n\n" + wrap(kLegend) + "\n";
+  std::string text = request_text(request) + "\n" + remarks_text(request) +
+                     "\n" + wrap(kLegend) + "\n";
   constexpr const char* kLine = "{:<12}{:<37}{:>9}{:>9}{:>10}\n";
   text += fmt::format(kLine, "strategy", "best plan", "step", "MFU", "memory") +
           "            micro-batches x samples; sent by a rank\n";
@@ -242,8 +255,12 @@ std::string result_json(const PlanRequest& request, const PlanResult& result) {
                {"dtype", dtype_name(request.dtype())},
                {"memory_bytes", request.capacity()},
                {"usable_memory_bytes", kUsableMemory * request.capacity()},
+               {"remarks", request.stand_in.remarks},
                {"plans", result.num_plans},
                {"predicted", result.num_predicted}};
+  if (!request.trains()) {
+    json["planned_as"] = Json::parse(request.stand_in.config);
+  }
   json["best"] = Json::array();
   for (const Prediction& each : result.best) {
     json["best"].push_back(plan_json(request, each));

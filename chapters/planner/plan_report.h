@@ -10,6 +10,7 @@ namespace shardbook::planner {
 
 /// The best plans with their figures, and why the others were rejected. With
 /// `config_file`, which holds config_of's result, also the engine's command.
+/// Without commands where no chapter trains the model.
 std::string result_text(const PlanRequest& request, const PlanResult& result,
                         const std::string& config_file = "");
 /// The best plan of each strategy, by the time of its step; then those that do
