@@ -9,6 +9,7 @@
 #include "chapters/common/run/worlds.h"
 #include "chapters/planner/confirm.h"
 #include "chapters/planner/count_report.h"
+#include "chapters/planner/explain.h"
 #include "chapters/planner/plan_report.h"
 #include "core/check.h"
 #include "core/how_many.h"
@@ -23,7 +24,7 @@ struct Asked {
   std::string cluster = "dgx-a100", format = "text", config;
   int nodes = 0;
   std::int64_t memory_bytes = 0;
-  bool confirms = false, is_by_strategy = false;
+  bool confirms = false, is_by_strategy = false, explains = false;
 };
 
 void add_options(CommandLine& line, Asked& asked) {
@@ -63,6 +64,9 @@ void add_options(CommandLine& line, Asked& asked) {
            "bounds first; no-: predict every plan");
   line.add("--confirm", &asked.confirms,
            "run the best plan in the hybrid chapter, on shapes");
+  line.add("--explain", &asked.explains,
+           "the best plan's memory and time, part by part, and why the next "
+           "lost");
   line.add("--write-config", &asked.config,
            "write the best plan here, for the engine: DeepSpeed's keys");
   line.add("--format", &asked.format, "of the answer", {"text", "json"});
@@ -104,6 +108,7 @@ void check_alone(const Asked& asked) {
   const char* const other = asked.format != "text"  ? "--format"
                             : !asked.config.empty() ? "--write-config"
                             : asked.confirms        ? "--confirm"
+                            : asked.explains        ? "--explain"
                                                     : nullptr;
   SB_CHECK(other == nullptr, "--by-strategy: not with ", other,
            ", which is about one list of plans; leave one of them out");
@@ -151,15 +156,21 @@ Answer of_plans(const Asked& asked) {
     SB_CHECK(config.is_open(), "--write-config ", asked.config,
              ": cannot be written");
   }
-  PlanResult result = search(asked.request, asked.search);
+  // --explain compares two
+  SearchOptions setup = asked.search;
+  if (asked.explains) setup.top = std::max(setup.top, 2);
+  PlanResult result = search(asked.request, setup);
   if (asked.confirms && !result.best.empty() &&
       can_confirm(asked.request, result.best[0].plan)) {
     confirm(asked.request, result.best[0]);
   }
   Answer answer;
   answer.text = asked.format == "json"
-                    ? result_json(asked.request, result)
+                    ? result_json(asked.request, result, asked.explains)
                     : result_text(asked.request, result, asked.config);
+  if (asked.explains && asked.format == "text") {
+    answer.text += explain_text(asked.request, result);
+  }
   if (result.best.empty()) {
     answer.status = kExitClaimFailed;
   } else if (!asked.config.empty()) {

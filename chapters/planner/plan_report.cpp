@@ -8,6 +8,7 @@
 
 #include "chapters/common/models/models.h"
 #include "chapters/pictures/text_table.h"
+#include "chapters/planner/explain.h"
 #include "core/how_many.h"
 
 namespace shardbook::planner {
@@ -167,6 +168,12 @@ std::string bytes_text(double bytes) {
   return fmt::format("{:.1f} MB", bytes / kMega);
 }
 
+std::string with_commas(double count) {
+  std::string text = fmt::format("{:.0f}", count);
+  for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, ",");
+  return text;
+}
+
 std::string time_text(double seconds) {
   if (seconds >= 1) return fmt::format("{:.2f} s", seconds);
   return fmt::format("{:.1f} ms", 1e3 * seconds);
@@ -246,7 +253,8 @@ std::string strategies_text(const PlanRequest& request,
   return text;
 }
 
-std::string result_json(const PlanRequest& request, const PlanResult& result) {
+std::string result_json(const PlanRequest& request, const PlanResult& result,
+                        bool explains) {
   Json json = {{"model", request.model},
                {"cluster", request.base.cluster.name},
                {"world_size", request.world_size},
@@ -265,6 +273,7 @@ std::string result_json(const PlanRequest& request, const PlanResult& result) {
   for (const Prediction& each : result.best) {
     json["best"].push_back(plan_json(request, each));
   }
+  if (explains) json["explain"] = explain_json(request, result);
   json["lost"] = {{"does_not_fit", result.does_not_fit.count},
                   {"least_excess_bytes", result.least_excess},
                   {"slower_bound", result.slower_bound.count},

@@ -17,8 +17,9 @@ std::string result_text(const PlanRequest& request, const PlanResult& result,
 /// not fit.
 std::string strategies_text(const PlanRequest& request,
                             std::vector<Strategy> strategies);
-/// The same as one JSON object.
-std::string result_json(const PlanRequest& request, const PlanResult& result);
+/// The plans as one JSON object; with explain_json's under "explain".
+std::string result_json(const PlanRequest& request, const PlanResult& result,
+                        bool explains = false);
 
 /// The command that trains with a plan in its chapter, on GPUs; on shapes with
 /// `simulates`.
@@ -33,6 +34,8 @@ std::string engine_command_of(const PlanRequest& request,
 
 /// "1.23 TB", "45.6 GB", "7.8 MB".
 std::string bytes_text(double bytes);
+/// "1,234".
+std::string with_commas(double count);
 /// "1.23 s", "45.6 ms".
 std::string time_text(double seconds);
 /// "nvlink 12.3 GB, network 4.5 GB".

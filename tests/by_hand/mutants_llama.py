@@ -270,6 +270,14 @@ plans("stand_in.cpp", "if (window == 0 || seq <= window)", "if (true)",
       "PlannerStandIn.Windows*")
 plans("plan_report.cpp", "if (result.best.empty() || !request.trains())",
       "if (result.best.empty())", "PlannerStandIn.NoCommand*")
+# Parts of a plan that is explained
+plans("step.cpp", "live - 1.0", "live + 0.0", "PlannerExplain.*:PlannerLlama.A*")
+plans("step.cpp", "waits ? m * *busiest : step.pipeline_s", "m * *busiest",
+      "PlannerExplain.Parts*")
+plans("step.cpp", "parameters * bytes / sum", "parameters * bytes",
+      "PlannerExplain.*")
+plans("explain.cpp", "return a.more() < b.more();", "return a.here < b.here;",
+      "PlannerExplain.TheNext*")
 # No work goes back behind a last gradient of weights
 plans("step.cpp", "job.is_zero_bubble ? runs[rank].forward_s : of(runs[rank]);",
       "of(runs[rank]);", "PlannerLlama.Bounds*")
