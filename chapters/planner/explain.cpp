@@ -203,9 +203,9 @@ std::string explain_text(const PlanRequest& request, const PlanResult& result) {
   return text + pictures::text_table::align(rows);
 }
 
-Json explain_json(const PlanRequest& request, const PlanResult& result) {
+std::string explain_json(const PlanRequest& request, const PlanResult& result) {
   Json json = Json::object();
-  if (result.best.empty()) return json;
+  if (result.best.empty()) return json.dump();
   const Prediction& best = result.best[0];
   const Explanation parts = explain(request, best);
   const auto list = [](const std::vector<ExplainedPart>& all,
@@ -222,7 +222,7 @@ Json explain_json(const PlanRequest& request, const PlanResult& result) {
   json["memory"] = list(parts.memory, "bytes");
   json["time"] = list(parts.time, "seconds");
   const Prediction* next = next_of(result);
-  if (next == nullptr) return json;
+  if (next == nullptr) return json.dump();
   const std::vector<Difference> all = differences(best.step, next->step);
   Json more = Json::object();
   for (const Difference& each : all) more[each.name] = each.more();
@@ -230,7 +230,7 @@ Json explain_json(const PlanRequest& request, const PlanResult& result) {
                   {"work", next->plan.work_text()},
                   {"more_s", more},
                   {"most", largest_of(all).name}};
-  return json;
+  return json.dump();
 }
 
 }  // namespace shardbook::planner

@@ -3,7 +3,6 @@
 // Where a plan's memory and time come from: each part with its formula in digits,
 // and the page that derives it. The parts of one kind add up to its total.
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -26,8 +25,7 @@ Explanation explain(const PlanRequest& request, const Prediction& prediction);
 /// The best plan of the result, and why the next one lost: the first with other
 /// degrees, or else the second. Empty where none fits.
 std::string explain_text(const PlanRequest& request, const PlanResult& result);
-/// The same as an object {memory, time, next}.
-nlohmann::ordered_json explain_json(const PlanRequest& request,
-                                    const PlanResult& result);
+/// The same as a JSON object {memory, time, next}.
+std::string explain_json(const PlanRequest& request, const PlanResult& result);
 
 }  // namespace shardbook::planner

@@ -273,7 +273,9 @@ std::string result_json(const PlanRequest& request, const PlanResult& result,
   for (const Prediction& each : result.best) {
     json["best"].push_back(plan_json(request, each));
   }
-  if (explains) json["explain"] = explain_json(request, result);
+  if (explains) {
+    json["explain"] = Json::parse(explain_json(request, result));
+  }
   json["lost"] = {{"does_not_fit", result.does_not_fit.count},
                   {"least_excess_bytes", result.least_excess},
                   {"slower_bound", result.slower_bound.count},

@@ -279,5 +279,6 @@ plans("step.cpp", "parameters * bytes / sum", "parameters * bytes",
 plans("explain.cpp", "return a.more() < b.more();", "return a.here < b.here;",
       "PlannerExplain.TheNext*")
 # No work goes back behind a last gradient of weights
-plans("step.cpp", "job.is_zero_bubble ? runs[rank].forward_s : of(runs[rank]);",
-      "of(runs[rank]);", "PlannerLlama.Bounds*")
+plans("step.cpp", "around += job.is_zero_bubble ? runs[rank].forward_s\n"
+      "                                 : work_seconds(job, runs[rank]);",
+      "around += work_seconds(job, runs[rank]);", "*PlannerBounds.*")
