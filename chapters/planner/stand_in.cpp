@@ -6,7 +6,6 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "chapters/common/models/counted_model.h"
 #include "chapters/common/models/models.h"
@@ -70,7 +69,8 @@ ModelConfig like(const CountedModel& model) {
   }
   const auto h = static_cast<double>(hidden);
   nlohmann::json config = {
-      {"model_type", "llama"},
+      // A Llama's heads divide the hidden size, also where they have a width
+      {"model_type", hidden % attention.heads == 0 ? "llama" : "mistral"},
       {"vocab_size", table.in},
       {"hidden_size", hidden},
       {"num_hidden_layers", static_cast<std::int64_t>(blocks)},
@@ -96,26 +96,36 @@ std::string percent(double share) {
   return fmt::format("{:+.2f} %", std::round(1e4 * share) / 1e2 + 0.0);
 }
 
-/// "shared_experts: 0.45 billion parameters here, 0.00 there"
+/// By group, the parameters that act on a token.
+std::map<std::string, double> active_parts(const CountedModel& model) {
+  std::map<std::string, double> sums;
+  for (const CountedPart& row : model.rows) {
+    if (row.is_tied) continue;
+    sums[row.group] += row.times * row.part.parameters() *
+                       static_cast<double>(row.part.chosen) /
+                       static_cast<double>(row.part.experts);
+  }
+  return sums;
+}
+
+/// "shared experts: 0.45 billion active parameters here, 0.00 there"
 std::string largest_difference(const CountedModel& here,
                                const CountedModel& there) {
-  std::map<std::string, double> own = here.parts(), other = there.parts();
-  std::string most;
-  double largest = -1;
-  std::set<std::string> groups;
-  for (const auto& parts : {own, other}) {
-    for (const auto& [group, count] : parts) groups.insert(group);
-  }
-  for (const std::string& group : groups) {
-    const double difference = std::abs(own[group] - other[group]);
-    if (difference <= largest) continue;
-    largest = difference;
-    most =
-        fmt::format("{}{}: {:.2f} billion parameters here, {:.2f} there",
-                    here.has_latent() && group == "attention" ? "latent " : "",
-                    group, own[group] / 1e9, other[group] / 1e9);
-  }
-  return most;
+  std::map<std::string, double> own = active_parts(here);
+  std::map<std::string, double> other = active_parts(there);
+  for (const auto& [group, count] : other) own[group];  // of both
+  const auto difference = [&](const auto& part) {
+    return std::abs(part.second - other[part.first]);
+  };
+  const auto most = std::max_element(own.begin(), own.end(),
+                                     [&](const auto& a, const auto& b) {
+                                       return difference(a) < difference(b);
+                                     });
+  std::string name = most->first;
+  std::replace(name.begin(), name.end(), '_', ' ');
+  if (here.has_latent() && name == "attention") name = "latent attention";
+  return fmt::format("{}: {:.2f} billion active parameters here, {:.2f} there",
+                     name, most->second / 1e9, other[most->first] / 1e9);
 }
 
 }  // namespace
