@@ -9,6 +9,7 @@
 #include "chapters/common/run/worlds.h"
 #include "chapters/planner/confirm.h"
 #include "chapters/planner/count_report.h"
+#include "chapters/planner/explain.h"
 #include "chapters/planner/plan_report.h"
 #include "core/check.h"
 #include "core/how_many.h"
@@ -23,15 +24,15 @@ struct Asked {
   std::string cluster = "dgx-a100", format = "text", config;
   int nodes = 0;
   std::int64_t memory_bytes = 0;
-  bool confirms = false, is_by_strategy = false;
+  bool confirms = false, is_by_strategy = false, explains = false;
 };
 
 void add_options(CommandLine& line, Asked& asked) {
   PlanRequest& of = asked.request;
   Limits& only = of.limits;
   line.add("--model", &of.model,
-           "a GPT or Llama: gpt-13b, llama-3.1-8b, FILE.json; alone, any "
-           "decoder's config.json, to be counted");
+           "gpt-13b, llama-3.1-8b, or any decoder's config.json; alone, it is "
+           "counted");
   line.add("--cluster", &asked.cluster, "a preset or FILE.json");
   line.add("--nodes", &asked.nodes, "how many of its nodes", 1);
   line.add("--world-size", &of.world_size, "or how many of its devices", 1);
@@ -63,30 +64,21 @@ void add_options(CommandLine& line, Asked& asked) {
            "bounds first; no-: predict every plan");
   line.add("--confirm", &asked.confirms,
            "run the best plan in the hybrid chapter, on shapes");
+  line.add("--explain", &asked.explains,
+           "the best plan's memory and time, part by part, and why the next "
+           "lost");
   line.add("--write-config", &asked.config,
            "write the best plan here, for the engine: DeepSpeed's keys");
   line.add("--format", &asked.format, "of the answer", {"text", "json"});
 }
 
 /// Tokens of the longest sample that the model trains on.
-std::int64_t most_tokens(const PlanRequest& of) {
-  const ModelConfig config = model_config(options_of(of));
+std::int64_t most_tokens(const std::string& model) {
+  const StandIn stand_in = stand_in_of(model, 0);
+  const ModelConfig config =
+      ModelConfig::read(stand_in.config.empty() ? model : stand_in.config);
   const std::int64_t window = config.llama.sliding_window;
   return window > 0 ? std::min(window, config.n_positions) : config.n_positions;
-}
-
-/// A model that the book does not train is refused with what can be done.
-void check_is_trained(const std::string& model) {
-  try {
-    ModelConfig::read(model);
-  } catch (const Error&) {
-    const CountedModel counted = CountedModel::read(model);
-    SB_CHECK(counted.trained.has_value(), "--model: the book does not train a ",
-             counted.type,
-             ", so there is no plan; give --model alone, without "
-             "--nodes, --world-size and --batch, to count it");
-    throw;
-  }
 }
 
 void read_request(Asked& asked) {
@@ -107,8 +99,7 @@ void read_request(Asked& asked) {
            " to plan for, or --world-size, its devices");
   SB_CHECK(of.batch > 0, "--batch: give the samples of a step, such as ",
            8 * of.world_size);
-  check_is_trained(of.model);
-  if (of.seq() == 0) of.base.sizes.seq = most_tokens(of);
+  if (of.seq() == 0) of.base.sizes.seq = most_tokens(of.model);
   read_model(of, cluster);
 }
 
@@ -117,6 +108,7 @@ void check_alone(const Asked& asked) {
   const char* const other = asked.format != "text"  ? "--format"
                             : !asked.config.empty() ? "--write-config"
                             : asked.confirms        ? "--confirm"
+                            : asked.explains        ? "--explain"
                                                     : nullptr;
   SB_CHECK(other == nullptr, "--by-strategy: not with ", other,
            ", which is about one list of plans; leave one of them out");
@@ -164,15 +156,21 @@ Answer of_plans(const Asked& asked) {
     SB_CHECK(config.is_open(), "--write-config ", asked.config,
              ": cannot be written");
   }
-  PlanResult result = search(asked.request, asked.search);
+  // --explain compares two
+  SearchOptions setup = asked.search;
+  if (asked.explains) setup.top = std::max(setup.top, 2);
+  PlanResult result = search(asked.request, setup);
   if (asked.confirms && !result.best.empty() &&
       can_confirm(asked.request, result.best[0].plan)) {
     confirm(asked.request, result.best[0]);
   }
   Answer answer;
   answer.text = asked.format == "json"
-                    ? result_json(asked.request, result)
+                    ? result_json(asked.request, result, asked.explains)
                     : result_text(asked.request, result, asked.config);
+  if (asked.explains && asked.format == "text") {
+    answer.text += explain_text(asked.request, result);
+  }
   if (result.best.empty()) {
     answer.status = kExitClaimFailed;
   } else if (!asked.config.empty()) {

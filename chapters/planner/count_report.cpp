@@ -65,13 +65,6 @@ Memory memory_of(const CountRequest& request) {
   return memory;
 }
 
-/// "1,234"
-std::string with_commas(double count) {
-  std::string text = fmt::format("{:.0f}", count);
-  for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, ",");
-  return text;
-}
-
 /// "8.03 billion"
 std::string count_of(double count) {
   const auto [size, name] = count >= 1e12  ? std::pair(1e12, "trillion")

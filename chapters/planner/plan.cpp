@@ -62,7 +62,7 @@ Options options_of(const PlanRequest& request) {
   Options options = shape_options();
   options.chapter = "14_hybrid_3d";
   options.world_size = request.world_size;
-  options.model = request.model;
+  options.model = request.trains() ? request.model : request.stand_in.config;
   options.dtype = request.dtype();
   options.batch = request.batch;
   options.seq = request.seq();
@@ -72,6 +72,10 @@ Options options_of(const PlanRequest& request) {
 }
 
 void read_model(PlanRequest& request, const sim::Cluster& cluster) {
+  request.stand_in = stand_in_of(request.model, request.seq());
+  SB_CHECK(request.trains() || request.base.layout.dropout == 0, "--dropout ",
+           request.base.layout.dropout, ": ", request.model,
+           " is planned as a model without dropout; give 0");
   const ModelConfig config = model_config(options_of(request));
   HybridJob& base = request.base;
   base.cluster = cluster;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "chapters/14_hybrid_3d/degrees.h"
+#include "chapters/planner/stand_in.h"
 #include "chapters/planner/step.h"
 #include "sim/cluster.h"
 
@@ -39,7 +40,8 @@ struct Limits {
 };
 
 struct PlanRequest {
-  std::string model = "gpt-13b";  ///< of the GPT family
+  std::string model = "gpt-13b";
+  StandIn stand_in;  ///< planned in its place; set by read_model
   /// The caller sets the sequence, the dtype and dropout; read_model the
   /// cluster, the model's other sizes, and the behaviour of the system that
   /// trains it. Degrees and micro-batches are the plan's.
@@ -50,13 +52,17 @@ struct PlanRequest {
   double memory_bytes = 0;
   Limits limits;
 
+  /// False for a model that the book only plans: no command trains it.
+  bool trains() const { return stand_in.config.empty(); }
+
   PlanRequest() { base.layout.dtype = DType::kBF16; }
   std::int64_t seq() const { return base.sizes.seq; }
   DType dtype() const { return base.layout.dtype; }
   double capacity() const;
 };
 
-/// Sets `base`: the sizes of `model`, trained by this book's chapters.
+/// Sets `base`: the sizes of `model`, or of its stand-in, trained by this book's
+/// chapters.
 void read_model(PlanRequest& request, const sim::Cluster& cluster);
 
 /// The part of a device's memory that a plan may fill. The rest is left to the

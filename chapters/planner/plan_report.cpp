@@ -8,6 +8,7 @@
 
 #include "chapters/common/models/models.h"
 #include "chapters/pictures/text_table.h"
+#include "chapters/planner/explain.h"
 #include "core/how_many.h"
 
 namespace shardbook::planner {
@@ -49,6 +50,15 @@ std::string request_text(const PlanRequest& request) {
                      how_many(request.batch, "sample"),
                      how_many(request.seq(), "token"),
                      dtype_name(request.dtype()));
+}
+
+/// What a plan of a stand-in leaves out.
+std::string remarks_text(const PlanRequest& request) {
+  std::string text;
+  for (const std::string& remark : request.stand_in.remarks) {
+    text += wrap("Note: " + remark + ".", 6);
+  }
+  return text;
 }
 
 /// Bytes that a plan keeps on the host, if any.
@@ -143,8 +153,10 @@ Json plan_json(const PlanRequest& request, const Prediction& each) {
         {"total", memory.total()},
         {"host", memory.host}}},
       {"sent_bytes", links},
-      {"trust", sim::trust_name(each.step.trust)},
-      {"command", command_of(request, each.plan, false)}};
+      {"trust", sim::trust_name(each.step.trust)}};
+  if (request.trains()) {
+    json["command"] = command_of(request, each.plan, false);
+  }
   if (each.confirmed_s > 0) {
     json["confirmed"] = {{"step_s", each.confirmed_s},
                          {"memory_bytes", each.confirmed_bytes}};
@@ -159,6 +171,12 @@ std::string bytes_text(double bytes) {
   if (bytes >= kTera) return fmt::format("{:.2f} TB", bytes / kTera);
   if (bytes >= kGiga) return fmt::format("{:.1f} GB", bytes / kGiga);
   return fmt::format("{:.1f} MB", bytes / kMega);
+}
+
+std::string with_commas(double count) {
+  std::string text = fmt::format("{:.0f}", count);
+  for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, ",");
+  return text;
 }
 
 std::string time_text(double seconds) {
@@ -179,9 +197,10 @@ std::string links_text(const HybridStep& step) {
 std::string result_text(const PlanRequest& request, const PlanResult& result,
                         const std::string& config_file) {
   std::string text =
-      request_text(request) + fmt::format("\n{}, {} of them predicted\n\n",
-                                          how_many(result.num_plans, "plan"),
-                                          result.num_predicted);
+      request_text(request) +
+      fmt::format("\n{}, {} of them predicted\n",
+                  how_many(result.num_plans, "plan"), result.num_predicted) +
+      remarks_text(request) + "\n";
   if (result.best.empty()) {
     text += "No plan fits.\n";
   } else {
@@ -192,7 +211,7 @@ std::string result_text(const PlanRequest& request, const PlanResult& result,
   }
   text += "\n" + wrap(legend(request)) + "\nWhy the others lost:\n" +
           rejection_lines(result);
-  if (result.best.empty()) return text;
+  if (result.best.empty() || !request.trains()) return text;
   const Plan& best = result.best.front().plan;
   text += "\nThe best one trains with\n  " + command_of(request, best, false) +
           "\n";
@@ -213,8 +232,8 @@ std::string strategies_text(const PlanRequest& request,
                    [&](const Strategy& a, const Strategy& b) {
                      return seconds(a) < seconds(b);
                    });
-  std::string text =
-      request_text(request) + "\n\n" + wrap(legend(request)) + "\n";
+  std::string text = request_text(request) + "\n" + remarks_text(request) +
+                     "\n" + wrap(legend(request)) + "\n";
   constexpr const char* kLine = "{:<12}{:<37}{:>9}{:>9}{:>10}\n";
   text += fmt::format(kLine, "strategy", "best plan", "step", "MFU", "memory") +
           "            micro-batches x samples; sent by a rank\n";
@@ -239,7 +258,8 @@ std::string strategies_text(const PlanRequest& request,
   return text;
 }
 
-std::string result_json(const PlanRequest& request, const PlanResult& result) {
+std::string result_json(const PlanRequest& request, const PlanResult& result,
+                        bool explains) {
   Json json = {{"model", request.model},
                {"cluster", request.base.cluster.name},
                {"world_size", request.world_size},
@@ -248,11 +268,18 @@ std::string result_json(const PlanRequest& request, const PlanResult& result) {
                {"dtype", dtype_name(request.dtype())},
                {"memory_bytes", request.capacity()},
                {"usable_memory_bytes", kUsableMemory * request.capacity()},
+               {"remarks", request.stand_in.remarks},
                {"plans", result.num_plans},
                {"predicted", result.num_predicted}};
+  if (!request.trains()) {
+    json["planned_as"] = Json::parse(request.stand_in.config);
+  }
   json["best"] = Json::array();
   for (const Prediction& each : result.best) {
     json["best"].push_back(plan_json(request, each));
+  }
+  if (explains) {
+    json["explain"] = Json::parse(explain_json(request, result));
   }
   json["lost"] = {{"does_not_fit", result.does_not_fit.count},
                   {"least_excess_bytes", result.least_excess},

@@ -10,14 +10,16 @@ namespace shardbook::planner {
 
 /// The best plans with their figures, and why the others were rejected. With
 /// `config_file`, which holds config_of's result, also the engine's command.
+/// Without commands where no chapter trains the model.
 std::string result_text(const PlanRequest& request, const PlanResult& result,
                         const std::string& config_file = "");
 /// The best plan of each strategy, by the time of its step; then those that do
 /// not fit.
 std::string strategies_text(const PlanRequest& request,
                             std::vector<Strategy> strategies);
-/// The same as one JSON object.
-std::string result_json(const PlanRequest& request, const PlanResult& result);
+/// The plans as one JSON object; with explain_json's under "explain".
+std::string result_json(const PlanRequest& request, const PlanResult& result,
+                        bool explains = false);
 
 /// The command that trains with a plan in its chapter, on GPUs; on shapes with
 /// `simulates`.
@@ -32,6 +34,8 @@ std::string engine_command_of(const PlanRequest& request,
 
 /// "1.23 TB", "45.6 GB", "7.8 MB".
 std::string bytes_text(double bytes);
+/// "1,234".
+std::string with_commas(double count);
 /// "1.23 s", "45.6 ms".
 std::string time_text(double seconds);
 /// "nvlink 12.3 GB, network 4.5 GB".

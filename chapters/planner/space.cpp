@@ -149,9 +149,13 @@ class Space {
   }
 
   bool is_legal(const Plan& plan) {
-    const std::string reason =
+    std::string reason =
         hybrid::refusal(options_, chapter_options(request_, plan));
     if (reason.empty()) return true;
+    const std::size_t config = reason.find(options_.model);
+    if (config != std::string::npos) {
+      reason.replace(config, options_.model.size(), request_.model);
+    }
     if (illegal_ != nullptr) {
       Rejection& rejection = (*illegal_)[option_of(reason)];
       if (rejection.count++ == 0) rejection.example = reason;

@@ -1,6 +1,7 @@
 #include "chapters/planner/step.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "chapters/06_1f1b/schedules.h"
@@ -58,25 +59,38 @@ pipeline::Schedule schedule_of(const HybridJob& job, int micro_batches) {
              : schedules::interleaved(job.pp, micro_batches, job.chunks);
 }
 
-/// Seconds that no order of a pipeline's actions can beat: a rank waits for the
-/// first micro-batch, does its work, and the last backward goes back.
-double work_seconds(const HybridJob& job, const std::vector<StageRun>& runs) {
-  // A repeated steady state may be shorter than a replay by this share
-  constexpr double kShare = 0.99;
-  const auto of = [&](const StageRun& run) {
-    return run.forward_s + (job.is_zero_bubble
-                                ? run.backward_input_s + run.backward_weight_s
-                                : run.backward_s);
-  };
+/// Seconds of a micro-batch on a stage.
+double work_seconds(const HybridJob& job, const StageRun& run) {
+  return run.forward_s + (job.is_zero_bubble
+                              ? run.backward_input_s + run.backward_weight_s
+                              : run.backward_s);
+}
+
+/// The same of all stages of each rank.
+std::vector<double> work_of_ranks(const HybridJob& job,
+                                  const std::vector<StageRun>& runs) {
   const auto p = static_cast<std::size_t>(job.pp);
   std::vector<double> own(p);
-  for (std::size_t i = 0; i < runs.size(); ++i) own[i % p] += of(runs[i]);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    own[i % p] += work_seconds(job, runs[i]);
+  }
+  return own;
+}
+
+/// Seconds that no order of a pipeline's actions can beat: a rank waits for the
+/// first micro-batch, does its work, and the last backward goes back.
+double least_pipeline_seconds(const HybridJob& job,
+                              const std::vector<StageRun>& runs) {
+  // A repeated steady state may be shorter than a replay by this share
+  constexpr double kShare = 0.99;
+  const std::vector<double> own = work_of_ranks(job, runs);
   double slowest = 0, around = 0;
-  for (std::size_t rank = 0; rank < p; ++rank) {
+  for (std::size_t rank = 0; rank < own.size(); ++rank) {
     slowest = std::max(
         slowest, static_cast<double>(job.micro_batches) * own[rank] + around);
     // Zero bubble fills the wait for its last gradients with those of weights
-    around += job.is_zero_bubble ? runs[rank].forward_s : of(runs[rank]);
+    around += job.is_zero_bubble ? runs[rank].forward_s
+                                 : work_seconds(job, runs[rank]);
   }
   return kShare * slowest;
 }
@@ -90,7 +104,7 @@ double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
     const double each = run.forward_s + run.backward_s;
     return job.is_synchronous ? m * each : each + (m - 1) * run.both_s;
   }
-  const double work = work_seconds(job, runs);
+  const double work = least_pipeline_seconds(job, runs);
   if (work >= limit_s) return work;
   std::vector<pipeline::Costs> stages;
   const std::vector<double> messages = messages_of_ranks(job, costs);
@@ -149,6 +163,20 @@ double tied_seconds(const HybridJob& job, const sim::CostModel& costs) {
       .seconds;
 }
 
+/// What the rank with most work does during pipeline_s.
+void share_out(const HybridJob& job, const std::vector<StageRun>& runs,
+               const std::vector<StageRun>& ranks, HybridStep& step) {
+  const std::vector<double> own = work_of_ranks(job, runs);
+  const auto busiest = std::max_element(own.begin(), own.end());
+  const auto m = static_cast<double>(job.micro_batches);
+  const bool waits = job.pp > 1 || job.zero_stage >= 2;
+  const double work = waits ? m * *busiest : step.pipeline_s;
+  const auto rank = static_cast<std::size_t>(busiest - own.begin());
+  step.compute_s = m * ranks[rank].busy_s;
+  step.layers_s = work - step.compute_s;
+  step.waits_s = step.pipeline_s - work;
+}
+
 }  // namespace
 
 HybridStep hybrid_step(const HybridJob& job, double limit_s) {
@@ -168,6 +196,7 @@ HybridStep hybrid_step(const HybridJob& job, double limit_s) {
     longest_update = std::max(longest_update, rank.optimizer_s);
     if (rank.parameters > fullest->parameters) fullest = &rank;
   }
+  step.largest_parameters = fullest->parameters;
   // All chunks of a rank reduce and update at the end of the step
   const double experts = fullest->expert_parameters;
   const Ranks groups(job);
@@ -183,6 +212,7 @@ HybridStep hybrid_step(const HybridJob& job, double limit_s) {
   step.pipeline_s = pipeline_seconds(
       job, costs, runs, limit_s - step.gradients_s - step.optimizer_s);
   step.seconds = step.pipeline_s + step.gradients_s + step.optimizer_s;
+  share_out(job, runs, ranks, step);
   busy += job.offloads ? 0 : step.optimizer_s;
   step.idle_share = std::max(0.0, 1 - busy / step.seconds);
   step.sent_bytes = sent_bytes(job, costs, ranks);
@@ -214,59 +244,119 @@ zero::ModelStates HybridJob::states(double parameters, double experts) const {
   return all;
 }
 
-StepMemory step_memory(const HybridJob& job) {
+namespace {
+
+constexpr char kOfStates[] = "03_zero_fsdp/README.md#the-problem";
+constexpr char kOfShards[] = "03_zero_fsdp/details.md#memory";
+
+/// Adds up the memory of one rank.
+class RankMemory {
+ public:
+  explicit RankMemory(const HybridJob& job) : job_(job) {}
+
+  void add(double StepMemory::*kind, const MemoryTerm& term) {
+    if (term.bytes() == 0) return;
+    sum.*kind += term.bytes();
+    terms.push_back(term);
+    terms.back().kind = kind;
+  }
+  /// The ZeRO chapter's table of `parameters`, of which `experts` are in experts;
+  /// a host has what an offload leaves there.
+  void add_states(const char* what, double parameters, double experts) {
+    const zero::ModelStates own = job_.states(parameters, experts);
+    const zero::StateBytes each =
+        zero::state_bytes(job_.layout.dtype, "adamw", {});
+    const auto add_state = [&](double StepMemory::*kind, double bytes,
+                               double sum, bool is_on_host) {
+      if (sum == 0) return;
+      add(is_on_host ? &StepMemory::host : kind,
+          {what, kOfStates, parameters, bytes,
+           std::round(parameters * bytes / sum)});
+    };
+    const bool offloads = job_.offloads;
+    add_state(&StepMemory::parameters, each.parameter, own.parameters,
+              offloads && job_.zero_stage == 3);
+    add_state(&StepMemory::gradients, each.gradient, own.gradients, offloads);
+    add_state(&StepMemory::optimizer, each.optimizer, own.optimizer, offloads);
+  }
+
+  StepMemory sum;
+  std::vector<MemoryTerm> terms;
+
+ private:
+  const HybridJob& job_;
+};
+
+RankMemory memory_of_rank(const HybridJob& job, const StageRun& run, int live,
+                          double block) {
+  const double element = job.element(), table = job.table();
+  const int stage = job.zero_stage;
+  RankMemory memory(job);
+  memory.add_states("parameters", run.parameters - run.expert_parameters, 0);
+  memory.add_states("parameters of experts", run.expert_parameters,
+                    run.expert_parameters);
+  memory.add(&StepMemory::activations,
+             {"sets that wait for their backward", "06_1f1b/README.md#the-idea",
+              live - 1.0, run.kept_bytes});
+  memory.add(&StepMemory::activations,
+             {"the peak of the set in work",
+              "00_single_device/details.md#the-bill-line-by-line", 1,
+              std::max(run.forward_peak_bytes, run.backward_peak_bytes)});
+  memory.add(&StepMemory::messages,
+             {"inside the layers", page_of_layers(job), 1, run.message_bytes});
+  if (stage <= 2) {
+    memory.add(&StepMemory::messages,
+               {"buckets", "03_zero_fsdp/details.md#reduce",
+                static_cast<double>(stage), job.bucket_bytes});
+  }
+  if (stage <= 1) {
+    if (job.micro_batches == 1) return memory;
+    memory.add(&StepMemory::gradients,
+               {"new ones before they are added",
+                "00_single_device/details.md#micro-batches", 1,
+                run.passing_gradient_bytes});
+    return memory;
+  }
+  // Temporary gradients: the largest of a block's matrices, and the head's
+  // gradient of the table. That waits for the embedding's, if they share the
+  // table; else stage 2 sends it at once
+  const bool waits = job.is_tied || stage == 3;
+  memory.add(
+      &StepMemory::gradients,
+      {waits ? "elements of the table and of a block's largest matrix"
+             : "elements of a block's largest matrix",
+       kOfShards, (waits ? table : 0) + largest_matrix(job, block), element});
+  if (stage == 2) return memory;
+  // Gathered: the table and a block; the next block counts as a message. Behind a
+  // head with a table of its own, the last block's parameters come while the
+  // head's are still there, and those before them for its second forward
+  memory.add(&StepMemory::parameters,
+             {"elements of the table and of a block, gathered", kOfShards,
+              table + block, element});
+  const bool has_more =
+      !job.is_tied && job.layout.recompute == Recompute::kBlocks;
+  memory.add(&StepMemory::messages,
+             {"elements of blocks that are gathered ahead", kOfShards,
+              (has_more ? 4 : 2) * block, element});
+  return memory;
+}
+
+}  // namespace
+
+StepMemory step_memory(const HybridJob& job, std::vector<MemoryTerm>* terms) {
   SB_CHECK(job.layout.recompute != Recompute::kEverySecondProduct,
            "the memory of blocks that compute every second product again is "
            "not predicted");
   const std::vector<StageRun> runs = runs_of(job), ranks = ranks_of(job, runs);
-  const double element = job.element(), table = job.table();
-  const int stage = job.zero_stage;
+  const double block = job.zero_stage >= 2 ? block_elements(job, runs[0]) : 0;
   StepMemory most;
   for (int rank = 0; rank < job.pp; ++rank) {
-    const StageRun& run = ranks[static_cast<std::size_t>(rank)];
-    const zero::ModelStates states =
-        job.states(run.parameters, run.expert_parameters);
-    StepMemory memory;
-    memory.parameters = states.parameters;
-    memory.gradients = states.gradients;
-    memory.optimizer = states.optimizer;
-    memory.messages = run.message_bytes;
-    memory.activations =
-        (live_sets(job, rank) - 1) * run.kept_bytes +
-        std::max(run.forward_peak_bytes, run.backward_peak_bytes);
-    const double block = stage >= 2 ? block_elements(job, runs[0]) : 0;
-    if (stage <= 1) {
-      memory.gradients +=
-          job.micro_batches > 1 ? run.passing_gradient_bytes : 0;
-    } else {
-      // Temporary gradients: the largest of a block's matrices, and the head's
-      // gradient of the table. That waits for the embedding's, if they share the
-      // table; else stage 2 sends it at once
-      const bool waits = job.is_tied || stage == 3;
-      memory.gradients +=
-          element * ((waits ? table : 0) + largest_matrix(job, block));
-    }
-    if (stage == 3) {
-      // Gathered: the table and a block; the next block counts as a message
-      memory.parameters += element * (table + block);
-      memory.messages += 2 * element * block;
-      // Behind a head with a table of its own, the last block's parameters come
-      // while the head's are still there, and those before them for its second
-      // forward
-      if (!job.is_tied && job.layout.recompute == Recompute::kBlocks) {
-        memory.messages += 2 * element * block;
-      }
-    } else {
-      memory.messages += stage * job.bucket_bytes;
-    }
-    if (job.offloads) {
-      const double shards = stage == 3 ? states.parameters : 0;
-      memory.host = states.optimizer + states.gradients + shards;
-      memory.optimizer = 0;
-      memory.gradients -= states.gradients;
-      memory.parameters -= shards;
-    }
-    if (memory.total() > most.total()) most = memory;
+    const RankMemory memory =
+        memory_of_rank(job, ranks[static_cast<std::size_t>(rank)],
+                       live_sets(job, rank), block);
+    if (memory.sum.total() <= most.total()) continue;
+    most = memory.sum;
+    if (terms != nullptr) *terms = memory.terms;
   }
   return most;
 }

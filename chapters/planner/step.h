@@ -111,6 +111,12 @@ struct StepTime {
 struct HybridStep : StepTime {
   // Parts of it, on the critical path
   double pipeline_s = 0, gradients_s = 0, optimizer_s = 0;
+  // Parts of pipeline_s, of the rank with most work: its device computes; its
+  // layers wait for messages; it waits for other stages, or with ZeRO-2 and -3 for
+  // gathers and sums
+  double compute_s = 0, layers_s = 0, waits_s = 0;
+  /// Of the rank that sums and updates most.
+  double largest_parameters = 0;
   /// The part of the step in which a device does not compute; mean over ranks.
   double idle_share = 0;
   /// Bytes sent by the rank that sends most, by kind of link.
@@ -127,6 +133,15 @@ struct StepMemory {
   }
 };
 
+/// A part of one kind: so many of so many bytes, over so many ranks.
+struct MemoryTerm {
+  const char* what;
+  const char* page;  ///< that derives it, under chapters/
+  double count = 0, each = 0, ranks = 1;
+  double StepMemory::*kind = nullptr;
+  double bytes() const { return count * each / ranks; }
+};
+
 /// Throws Error where layers do not divide by stages, micro-batches by the
 /// ranks of an interleaved pipeline, or the cluster is smaller than the job.
 /// Cost: a few simulated stages, each once for all jobs.
@@ -141,8 +156,9 @@ int live_sets(const HybridJob& job, int pp_rank);
 ///   parameters + gradients + optimizer    the ZeRO chapter's table
 ///   + (live - 1) kept + peak              live: as many as the schedule keeps
 ///
-/// Throws as hybrid_step does.
-StepMemory step_memory(const HybridJob& job);
+/// Throws as hybrid_step does. `terms`: what it is the sum of.
+StepMemory step_memory(const HybridJob& job,
+                       std::vector<MemoryTerm>* terms = nullptr);
 /// Blocks of each stage: equally many. Where layers + 2 divides, the embedding
 /// and the head count as a block each, and the first and the last stage have
 /// one less (Llama 3; Megatron-LM's account_for_embedding_in_pipeline_split).

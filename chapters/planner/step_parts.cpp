@@ -146,6 +146,13 @@ double largest_matrix(const HybridJob& job, double block) {
   return block / (all / most);
 }
 
+const char* page_of_layers(const HybridJob& job) {
+  return job.layout.tp > 1   ? "07_tensor_parallel/README.md#the-bill"
+         : job.layout.cp > 1 ? "12_sequence_parallel/README.md#the-bill"
+         : job.layout.ep > 1 ? "13_moe/README.md#the-bill"
+                             : "00_single_device/details.md#virtual-time";
+}
+
 double in_buckets(const sim::CostModel& costs, CommOp op, double bytes,
                   double bucket_bytes, const std::vector<int>& ranks) {
   if (bucket_bytes <= 0 || bytes <= bucket_bytes) {

@@ -70,6 +70,9 @@ double block_elements(const HybridJob& job, const StageRun& whole);
 /// Of these elements of a block, those of its largest matrix.
 double largest_matrix(const HybridJob& job, double block);
 
+/// The page on the messages inside the layers, or on their gaps.
+const char* page_of_layers(const HybridJob& job);
+
 /// Seconds of a collective over `ranks` in buckets, one after another.
 double in_buckets(const sim::CostModel& costs, CommOp op, double bytes,
                   double bucket_bytes, const std::vector<int>& ranks);

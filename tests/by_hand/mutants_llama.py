@@ -258,9 +258,30 @@ plans("plan.cpp", "const int tables = has_two ? 2 :",
 plans("stage.cpp",
       "own.kv_heads = options.kv_heads > 0 ? options.kv_heads : options.heads;",
       "own.kv_heads = options.heads;", "PlannerLlama.AgreesWithTheHybrid*")
+# Models that are only planned: the same weights, or a refusal
+plans("stand_in.cpp", "blocks * experts);", "blocks);", "PlannerStandIn.HasThe*")
+plans("stand_in.cpp", "kPiece * std::round(width / kPiece)", "width",
+      "PlannerStandIn.HasThe*")
+plans("stand_in.cpp", "std::max(std::abs(parameters), std::abs(operations))",
+      "std::abs(parameters)", "PlannerStandIn.IsRefused*")
+plans("stand_in.cpp", "row.part.window < seq", "row.part.window > seq",
+      "PlannerStandIn.Windows*")
+plans("stand_in.cpp", "if (window == 0 || seq <= window)", "if (true)",
+      "PlannerStandIn.Windows*")
+plans("plan_report.cpp", "if (result.best.empty() || !request.trains())",
+      "if (result.best.empty())", "PlannerStandIn.NoCommand*")
+# Parts of a plan that is explained
+plans("step.cpp", "live - 1.0", "live + 0.0", "PlannerExplain.*:PlannerLlama.A*")
+plans("step.cpp", "waits ? m * *busiest : step.pipeline_s", "m * *busiest",
+      "PlannerExplain.Parts*")
+plans("step.cpp", "parameters * bytes / sum", "parameters * bytes",
+      "PlannerExplain.*")
+plans("explain.cpp", "return a.more() < b.more();", "return a.here < b.here;",
+      "PlannerExplain.TheNext*")
 # No work goes back behind a last gradient of weights
-plans("step.cpp", "job.is_zero_bubble ? runs[rank].forward_s : of(runs[rank]);",
-      "of(runs[rank]);", "All/PlannerBounds*")
+plans("step.cpp", "around += job.is_zero_bubble ? runs[rank].forward_s\n"
+      "                                 : work_seconds(job, runs[rank]);",
+      "around += work_seconds(job, runs[rank]);", "*PlannerBounds.*")
 
 # Experts: those of a rank of ep, with the ranks that have the same ones
 plans("step.cpp", "zero::model_states(zero_stage, experts, copies, bytes)",

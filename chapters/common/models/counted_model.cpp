@@ -75,8 +75,7 @@ CountedModel counted_from_json(const json& object, const std::string& label,
   model.type = type;
   model.positions = sizes["positions"];
   model.rows = counted_rows(sizes);
-  model.remarks = {"the book does not train a " + type +
-                   ": it is counted, not planned"};
+  model.remarks = {"the book does not train a " + type};
   for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"}) {
     const auto further = object.find(key);
     if (further == object.end() || *further == 0) continue;

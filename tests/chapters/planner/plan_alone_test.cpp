@@ -39,6 +39,8 @@ const char* const kRequests[] = {
     "--model gpt2 --world-size 2 --tp 2 --batch 8 --confirm",
     "--model gpt2 --world-size 4 --pp 4 --batch 8 --confirm",
     "--model llama-3.2-1b --nodes 1 --batch 64 --seq 2048 --top 2",
+    "--model '{\"model_type\": \"gemma2\"}' --nodes 1 --batch 16 --seq 4096 "
+    "--tp 1 --explain",
     "--model resnet50 --world-size 4 --batch 8",
     "--model gpt2 --world-size 4 --batch 8 --tp 3",
     "--model gpt2 --world-size 4 --batch 8 --by-strategy",

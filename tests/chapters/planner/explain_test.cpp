@@ -1,0 +1,169 @@
+// The parts of a plan's memory and time: they add up to what the plan prints.
+
+#include "chapters/planner/explain.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "chapters/planner/answer.h"
+#include "tests/chapters/planner/planner_support.h"
+#include "tests/support/errors.h"
+#include "tests/support/sanitized.h"
+
+namespace shardbook::planner {
+namespace {
+
+using nlohmann::json;
+
+double sum_of(const std::vector<ExplainedPart>& parts,
+              const std::string& kind = "") {
+  double sum = 0;
+  for (const ExplainedPart& each : parts) {
+    if (kind.empty() || each.kind == kind) sum += each.value;
+  }
+  return sum;
+}
+
+std::string text_of(const std::vector<ExplainedPart>& parts) {
+  std::string text;
+  for (const ExplainedPart& each : parts) {
+    text += each.kind + ": " + each.formula + " (" + each.page + ")\n";
+  }
+  return text;
+}
+
+TEST(PlannerExplain, PartsAddUpToTheTotals) {
+  struct Row {
+    const char* model;
+    int tp, pp, cp, zero_stage, ep;
+    const char *schedule, *recompute;
+    bool offloads;
+  };
+  std::vector<Row> rows = {{"gpt2", 1, 1, 1, 0, 1, "1f1b", "never", false},
+                           {"gpt2", 2, 2, 1, 1, 1, "1f1b", "blocks", false}};
+  if (!kSanitized) {
+    const std::vector<Row> more = {
+        {"gpt2", 1, 1, 1, 2, 1, "1f1b", "never", true},
+        {"llama-3.2-1b", 1, 1, 1, 2, 1, "1f1b", "never", false},
+        {"llama-3.1-8b", 1, 1, 1, 3, 1, "1f1b", "blocks", false},
+        {"llama-3.1-8b", 1, 1, 1, 3, 1, "1f1b", "never", true},
+        {"llama-3.1-8b", 2, 2, 1, 1, 1, "interleaved", "never", false},
+        {"llama-3.1-8b", 1, 4, 2, 1, 1, "zb-h1", "never", false},
+        {"mixtral-8x7b", 2, 2, 1, 1, 4, "1f1b", "attention", false}};
+    rows.insert(rows.end(), more.begin(), more.end());
+  }
+  for (const Row& row : rows) {
+    const PlanRequest request = request_of(row.model, "dgx-a100", 16, 64, 1024);
+    Plan plan = plan_of(request, row.tp, row.pp, row.cp, row.zero_stage);
+    plan.setup.ep = row.ep;
+    plan.setup.schedule = row.schedule;
+    plan.recompute = row.recompute;
+    plan.offloads = row.offloads;
+    SCOPED_TRACE(std::string(row.model) + ": " + plan.layout_text());
+    const Prediction prediction = predict_plan(request, plan);
+    const StepMemory& memory = prediction.memory;
+    const Explanation explained = explain(request, prediction);
+    const std::vector<ExplainedPart>& bytes = explained.memory;
+    EXPECT_DOUBLE_EQ(sum_of(bytes, "parameters"), memory.parameters);
+    EXPECT_DOUBLE_EQ(sum_of(bytes, "gradients"), memory.gradients);
+    EXPECT_DOUBLE_EQ(sum_of(bytes, "optimizer"), memory.optimizer);
+    EXPECT_DOUBLE_EQ(sum_of(bytes, "activations"), memory.activations);
+    EXPECT_DOUBLE_EQ(sum_of(bytes, "messages"), memory.messages);
+    EXPECT_DOUBLE_EQ(sum_of(bytes, "host"), memory.host);
+    EXPECT_NEAR(sum_of(explained.time) / prediction.step.seconds, 1, 1e-9);
+    for (const auto* parts : {&explained.memory, &explained.time}) {
+      for (const ExplainedPart& each : *parts) {
+        EXPECT_GT(each.value, 0) << each.kind;
+        expect_text(each.page, {"chapters/", ".md#"});
+      }
+    }
+  }
+}
+
+// Llama 3.1 8B on 16 ranks, of which each has a sixteenth
+TEST(PlannerExplain, FormulasHaveTheDigitsOfTheirValues) {
+  const PlanRequest request =
+      request_of("llama-3.1-8b", "dgx-a100", 16, 64, 1024);
+  const Explanation explained =
+      explain(request, predict_plan(request, plan_of(request, 1, 1, 1, 3)));
+  EXPECT_DOUBLE_EQ(sum_of(explained.memory, "optimizer"),
+                   8030261248.0 * 12 / 16);
+  expect_text(text_of(explained.memory),
+              {"optimizer: 8,030,261,248 parameters x 12 bytes / 16 ranks "
+               "(chapters/03_zero_fsdp/README.md#the-problem)",
+               "parameters: 743,448,704 elements of the table and of a block, "
+               "gathered x 2 bytes"});
+  expect_text(text_of(explained.time),
+              {"compute: 4 x ", "exposed: gathers and sums",
+               "Adam on 8,030,261,248 parameters / 16 ranks"});
+}
+
+// Equal stages, for the output layer is small: a bubble of p - 1 micro-batches
+TEST(PlannerExplain, TheBubbleIsThatOfThePage) {
+  const PlanRequest request = request_of(
+      R"({"n_layer": 16, "n_embd": 4096, "n_head": 32, "n_positions": 1024,)"
+      R"( "vocab_size": 64})",
+      "dgx-a100", 8, 16, 1024);
+  const Plan plan = plan_of(request, 1, 8, 1, 0);
+  const Prediction prediction = predict_plan(request, plan);
+  const HybridStep& step = prediction.step;
+  const double each = (step.compute_s + step.layers_s) / 16;
+  EXPECT_NEAR(step.waits_s / (7 * each), 1, 0.02);
+  EXPECT_GT(step.compute_s, 50 * step.layers_s);
+  const Explanation explained = explain(request, prediction);
+  expect_text(text_of(explained.time),
+              {"bubble: fill, drain and messages; of equal stages 7 x ",
+               "(chapters/06_1f1b/README.md#the-bill)"});
+  expect_text(text_of(explained.memory),
+              {"activations: 7 sets that wait for their backward x "});
+}
+
+json planned(std::vector<std::string> words) {
+  words.insert(words.begin(),
+               {"plan", "--model", "gpt-1.3b", "--nodes", "2", "--batch", "64",
+                "--pp", "1", "--explain", "--format", "json"});
+  CommandLine line(words);
+  return json::parse(answer(line).text);
+}
+
+TEST(PlannerExplain, TheNextPlanLostByATerm) {
+  const json result = planned({});
+  const json& next = result.at("explain").at("next");
+  EXPECT_NE(next.at("layout"), result.at("best").at(0).at("layout"));
+  double sum = 0, most = 0;
+  for (const auto& [name, more] : next.at("more_s").items()) {
+    if (name == "step") continue;
+    sum += more.get<double>();
+    most = std::max(most, more.get<double>());
+  }
+  EXPECT_NEAR(sum, next.at("more_s").at("step").get<double>(), 1e-9);
+  EXPECT_EQ(next.at("more_s").at(next.at("most").get<std::string>()), most);
+  EXPECT_GT(most, 0);
+  // One plan alone has no next
+  const json alone = planned({"--tp", "1", "--zero-stage", "1", "--micro-batch",
+                              "1", "--recompute", "never"});
+  EXPECT_FALSE(alone.at("explain").contains("next"));
+  EXPECT_EQ(alone.at("best").size(), 1u);
+}
+
+TEST(PlannerExplain, TheTextComesBehindTheAnswer) {
+  CommandLine line({"plan", "--model", "gpt-1.3b", "--nodes", "1", "--batch",
+                    "64", "--tp", "1", "--pp", "1", "--top", "1", "--explain"});
+  const std::string text = answer(line).text;
+  expect_text(text, {"\n 2 ", "and is simulated with", "loses most by"});
+  EXPECT_LT(text.find("and is simulated with"), text.find("fullest rank"));
+  expect_error(
+      [] {
+        CommandLine line({"plan", "--nodes", "1", "--batch", "64",
+                          "--by-strategy", "--explain"});
+        answer(line);
+      },
+      {"--by-strategy: not with --explain"});
+}
+
+}  // namespace
+}  // namespace shardbook::planner
