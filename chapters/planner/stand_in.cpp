@@ -178,8 +178,8 @@ StandIn stand_in_of(const std::string& name_or_file, std::int64_t seq) {
     const double masked = more(planned.operations(tokens, Mask::kCounted),
                                model.operations(tokens, Mask::kCounted));
     result.remarks.push_back(fmt::format(
-        "windows below {} are not used: attention is planned as full, with {} "
-        "operations per token",
+        "windows below {} are not used: attention is planned as full, which "
+        "changes operations per token by {}",
         how_many(seq, "token"), percent(masked)));
   }
   return result;

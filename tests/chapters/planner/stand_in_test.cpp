@@ -139,7 +139,7 @@ TEST(PlannerStandIn, WindowsBelowTheSequenceAreNotUsed) {
   // average and 3072.25 within windows, of 2 x 7.11 billion operations without
   expect_text(remarks_of(mistral),
               {"refuses samples of 8192 tokens", "parameters +0.00 %",
-               "+3.39 % operations"});
+               "operations per token by +3.39 %"});
 }
 
 TEST(PlannerStandIn, NoCommandTrainsIt) {
