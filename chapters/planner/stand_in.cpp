@@ -171,9 +171,8 @@ StandIn stand_in_of(const std::string& name_or_file, std::int64_t seq) {
       ", nor can it be planned as a ", config.type,
       ", which differs: ", differences, "; most in ",
       largest_difference(model, planned), kCountIt);
-  result.remarks.push_back("the book plans it and does not train it: as a " +
-                           config.type + " with the same matrices (" +
-                           differences + ")");
+  result.remarks.push_back("it is planned as a " + config.type +
+                           " with the same matrices (" + differences + ")");
   if (has_window(model, seq)) {
     const double masked = more(planned.operations(tokens, Mask::kCounted),
                                model.operations(tokens, Mask::kCounted));

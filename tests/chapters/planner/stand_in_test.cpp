@@ -80,8 +80,7 @@ TEST(PlannerStandIn, HasTheModelsMatrices) {
                                 .get<double>();
     EXPECT_NEAR(static_cast<double>(num_parameters(config)) / parameters, 1,
                 0.003);
-    expect_text(remarks_of(stand_in),
-                {"plans it and does not train it", row.type});
+    expect_text(remarks_of(stand_in), {"it is planned as a ", row.type});
   }
   const StandIn experts = stand_in_of(released("gpt-oss-20b"), 2048);
   const LlamaConfig llama = ModelConfig::read(experts.config).llama;
