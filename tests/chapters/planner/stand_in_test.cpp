@@ -146,7 +146,7 @@ TEST(PlannerStandIn, NoCommandTrainsIt) {
       "--world-size", "8", "--batch", "64", "--seq", "2048",
       "--top",        "1", "--tp",    "1",  "--pp",  "1"};
   const std::string text = planned(released("gemma-2-2b"), words);
-  expect_text(text, {"2.61 billion parameters", "Note: the book plans it"});
+  expect_text(text, {"2.61 billion parameters", "Note: it is planned as a"});
   EXPECT_FALSE(has_text(text, "shardbook run"));
   expect_text(planned("llama-3.2-1b", words), {"./shardbook run hybrid --"});
 
