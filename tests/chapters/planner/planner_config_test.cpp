@@ -6,6 +6,7 @@
 #include <string>
 
 #include "chapters/15_engine/strategies.h"
+#include "chapters/planner/answer.h"
 #include "chapters/planner/confirm.h"
 #include "chapters/planner/plan_report.h"
 #include "tests/chapters/15_engine/choice_support.h"
@@ -114,6 +115,14 @@ TEST(PlannerConfig, TheAnswerNamesTheEnginesCommand) {
   EXPECT_FALSE(has_text(result_text(request, result), "run engine"));
   request.base.layout.dtype = DType::kF32;
   expect_text(engine_command_of(request, "ds.json"), {"--dtype f32"});
+  // Its config has no place for the ranks that share a Mixtral's experts
+  expect_error(
+      [] {
+        CommandLine line({"plan", "--model", "mixtral-8x7b", "--nodes", "2",
+                          "--batch", "64", "--write-config", "ds.json"});
+        answer(line);
+      },
+      {"--write-config ds.json", "give --ep 1 as well"});
 }
 
 }  // namespace
