@@ -207,25 +207,6 @@ TEST(Pages, EveryLocalLinkLeadsSomewhere) {
   EXPECT_GT(checked, 0) << "the pages link to nothing";
 }
 
-// The planner's reasons end with the page that derives them
-TEST(Pages, ThePlannerNamesSectionsThatExist) {
-  const std::regex quoted("\"([0-9a-zA-Z_/]+\\.md)#([a-z0-9-]+)\"");
-  int checked = 0;
-  for (const char* file : {"explain.cpp", "step.cpp", "step_parts.cpp"}) {
-    const std::string text = read_file(kRoot / "chapters/planner" / file);
-    for (std::sregex_iterator at(text.begin(), text.end(), quoted), end;
-         at != end; ++at) {
-      const fs::path page = kRoot / "chapters" / (*at)[1].str();
-      ASSERT_TRUE(fs::exists(page)) << file << ": " << page;
-      const auto anchors = find_anchors(read_file(page));
-      EXPECT_TRUE(std::count(anchors.begin(), anchors.end(), (*at)[2].str()))
-          << file << ": " << at->str();
-      ++checked;
-    }
-  }
-  EXPECT_GT(checked, 10);
-}
-
 /// What stands between lines of three backticks.
 Lines fenced_lines(const fs::path& page) {
   Lines inside;
