@@ -110,7 +110,8 @@ struct BookConfig {
   /// Its experts, except for noise in the gate; none without num_experts.
   moe::MoeOptions moe;
   std::string noisy_gate_policy = "None";  ///< or "Jitter", "RSample"
-  int ep_size = 0;                         ///< 0: as many as possible
+  /// 0: as many as possible; 1 for a model that has its own experts.
+  int ep_size = 0;
   bool use_data_before_expert_parallelism = false;
 
   bool has_experts() const { return !moe.num_experts.empty(); }

@@ -307,6 +307,12 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
     setup.noise = internal::lower_case(book.noisy_gate_policy);
     setup.aux_coefficient = moe.aux_coefficient;
     setup.expert_tp = moe.expert_tensor_parallel;
+  } else {
+    setup.ep = std::max(book.ep_size, 1);
+    SB_CHECK(setup.ep == 1 || model_config(options).llama.num_experts > 0,
+             config.label, ": /shardbook/experts/ep_size ", setup.ep, ": ",
+             options.model,
+             " has no experts of its own; give num_experts as well");
   }
   hybrid::check_legal(options, setup);
   choice.topology = hybrid::topology_of(setup);
@@ -352,6 +358,7 @@ Choice choose(const Options& options, const DeepSpeedConfig& config) {
       sums_in_f32(config, options.dtype, choice.sizes.accumulation);
   const bool needs_hybrid =
       is_cut || (sums_wider && config.zero.stage <= 1) ||
+      (!book.has_experts() && book.ep_size > 1) ||
       (book.recompute == "attention" && book.sharding == "zero");
   const bool has_experts = book.has_experts() && !has_stages;
   refuse_dtypes(options, config, sums_wider, needs_hybrid, has_experts);

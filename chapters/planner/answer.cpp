@@ -101,11 +101,6 @@ void read_request(Asked& asked) {
            8 * of.world_size);
   if (of.seq() == 0) of.base.sizes.seq = most_tokens(of.model);
   read_model(of, cluster);
-  SB_CHECK(asked.config.empty() || !of.base.sizes.has_own_experts() ||
-               of.limits.ep == 1,
-           "--write-config ", asked.config,
-           ": the engine keeps all experts of ", of.model,
-           " on each rank; give --ep 1 as well");
 }
 
 /// The table of strategies is text only, and names no single plan.

@@ -371,6 +371,7 @@ std::string config_of(const PlanRequest& request, const Plan& plan) {
                                 {"layout", setup.cp_layout}};
   }
   if (setup.schedule == "interleaved") book["chunks"] = setup.chunks;
+  if (setup.ep > 1) book["experts"] = {{"ep_size", setup.ep}};
   json["shardbook"] = book;
   return json.dump(2) + "\n";
 }

@@ -200,6 +200,11 @@ TEST(EngineConfig, WrongValuesAreNamed) {
                "give none or cpu");
   expect_error(R"({"shardbook": {"experts": {}}})",
                "/shardbook/experts/num_experts: missing");
+  // ep_size alone is for models with experts of their own
+  expect_error(R"({"shardbook": {"experts": {"ep_size": 2, "top_k": 2}}})",
+               "/shardbook/experts/num_experts: missing");
+  const std::string alone = R"({"shardbook": {"experts": {"ep_size": 2}}})";
+  EXPECT_EQ(DeepSpeedConfig::parse(alone, "ds.json").book.ep_size, 2);
 }
 
 TEST(EngineConfig, KeysThatExcludeEachOtherAreAllNamed) {
