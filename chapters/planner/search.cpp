@@ -102,11 +102,21 @@ void check_limits(const PlanRequest& request) {
   const auto degree = [](int given) {
     return static_cast<std::int64_t>(std::max(given, 1));
   };
-  SB_CHECK(request.world_size %
-                   (degree(only.tp) * degree(only.pp) * degree(only.cp)) ==
+  const bool has_experts = request.base.sizes.has_own_experts();
+  SB_CHECK(only.ep <= 1 || has_experts, "--ep ", only.ep, ": ", request.model,
+           " has no experts; leave it out");
+  SB_CHECK(only.ep <= 1 ||
+               request.base.sizes.model->llama.num_experts % only.ep == 0,
+           "--ep ", only.ep, ": does not divide the ",
+           how_many(request.base.sizes.model->llama.num_experts, "expert"),
+           "; give one of its divisors");
+  SB_CHECK(request.world_size % (degree(only.tp) * degree(only.pp) *
+                                 degree(only.cp) * degree(only.ep)) ==
                0,
            "--tp ", degree(only.tp), ", --pp ", degree(only.pp), ", --cp ",
-           degree(only.cp), ": their product does not divide the ",
+           degree(only.cp),
+           only.ep > 1 ? fmt::format(", --ep {}", only.ep) : "",
+           ": their product does not divide the ",
            how_many(request.world_size, "device"),
            "; give degrees whose product does");
   SB_CHECK(only.micro_batch == 0 || request.batch % only.micro_batch == 0,

@@ -199,6 +199,19 @@ TEST(PlannerLlama, RefusesWhatTheHybridChapterRefuses) {
       R"({"model_type":"qwen3_moe","hidden_size":64,"mlp_only_layers":[0]})";
   expect_error([&] { search(request); },
                {"has blocks with experts and blocks without"});
+  request.model = "mixtral-8x7b";
+  read_model(request, sim::Cluster::read("dgx-a100"));
+  request.limits.tp = 1;
+  request.limits.ep = 3;
+  expect_error([&] { search(request); }, {"--ep 3: does not divide the 8"});
+  request.limits.ep = 8, request.limits.pp = 4;
+  expect_error([&] { search(request); }, {"--ep 8: their product"});
+  request.limits.ep = 2, request.limits.pp = 0;
+  request.model = "llama-3.1-8b";
+  read_model(request, sim::Cluster::read("dgx-a100"));
+  expect_error([&] { search(request); },
+               {"--ep 2: llama-3.1-8b has no experts"});
+  request.limits = {};
   // Attention would see more tokens than its window has
   request.model = "mistral-7b";
   request.base.sizes.seq = 8192;
