@@ -1,7 +1,6 @@
 // Section "shardbook", and DeepSpeed's own names of what it has.
 
 #include <algorithm>
-#include <iterator>
 
 #include "chapters/15_engine/internal/config_writer.h"
 
@@ -15,33 +14,13 @@ using internal::Writer;
 using json_file::Json;
 using json_file::JsonObject;
 
-constexpr const char* kRoutingKeys[] = {"top_k",
-                                        "capacity_factor",
-                                        "min_capacity",
-                                        "noisy_gate_policy",
-                                        "drop_tokens",
-                                        "use_rts",
-                                        "aux_coefficient",
-                                        "use_residual",
-                                        "use_data_before_expert_parallelism",
-                                        "enable_expert_tensor_parallelism"};
-
 void num_experts(JsonObject& object, std::vector<int>& to) {
   const Json* counts = object.find("num_experts");
   const std::string where = object.where("num_experts");
-  if (counts == nullptr) {
-    const auto is_given = [&](const char* key) {
-      return object.find(key) != nullptr;
-    };
-    // Of a model that has its own, ep_size is all that a config can say
-    const bool is_alone =
-        is_given("ep_size") && std::none_of(std::begin(kRoutingKeys),
-                                            std::end(kRoutingKeys), is_given);
-    object.check(is_alone, where,
-                 ": missing; give a number of experts, or a list with one for "
-                 "each layer; or ep_size alone, for a model that has its own");
-    return;
-  }
+  object.check(counts != nullptr, where,
+               ": missing; give a number of experts, or a list with one for "
+               "each layer; or ep_size alone, for a model that has its own");
+  if (counts == nullptr) return;
   const Json list = counts->is_array() ? *counts : Json::array({*counts});
   const bool fits = !list.empty() && list.size() <= 4096;
   object.check(fits, where, ": give a number, or a list of 1 to 4096 numbers");
@@ -141,7 +120,14 @@ void internal::read_book(JsonObject& root, DeepSpeedConfig& config) {
   keep_one("context_parallel", "/sequence_parallel_size");
   book_keys(object, config);
   JsonObject experts = section(object, "experts");
-  if (has_object(object, "experts")) expert_keys(experts, config.book);
+  if (!has_object(object, "experts")) return;
+  // Of a model that has its own, ep_size is all that a config can say
+  const Json& given = *object.find("experts");
+  if (given.size() == 1 && given.contains("ep_size")) {
+    experts.integer("ep_size", 0, 1 << 16, config.book.ep_size);
+  } else {
+    expert_keys(experts, config.book);
+  }
 }
 
 void internal::write_book(Writer& root, DeepSpeedConfig& config) {
