@@ -358,12 +358,16 @@ void check_legal(const Options& options, HybridOptions& setup) {
   check_experts(options, setup, config);
   check_precision(options, setup);
   topology_of(setup);
-  const pipeline::Schedule schedule = schedule_of(setup);
   const int layers = layers_of(config)->size();
-  SB_CHECK(schedule.num_stages <= layers, "--pp ", setup.pp, ", --schedule ",
-           setup.schedule, ": ", how_many(schedule.num_stages, "stage"), "; ",
-           options.model, " has ", layers_text(options, layers),
-           "; give at most one stage per layer");
+  const auto check_stages = [&](int stages) {
+    SB_CHECK(stages <= layers, "--pp ", setup.pp, ", --schedule ",
+             setup.schedule, ": ", how_many(stages, "stage"), "; ",
+             options.model, " has ", layers_text(options, layers),
+             "; give at most one stage per layer");
+  };
+  // A rank has a stage or more: too many ranks need no list of their actions
+  if (!setup.schedule.ends_with(".json")) check_stages(setup.pp);
+  check_stages(schedule_of(setup).num_stages);
 }
 
 std::string refusal(const Options& options, HybridOptions setup) {
