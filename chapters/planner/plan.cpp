@@ -196,16 +196,16 @@ std::vector<double> blocks_of_ranks(const HybridJob& job) {
 }
 
 /// Bytes of the activations that the first rank keeps at least: those of its
-/// blocks' tables, without statistics. 0 where a GPT says its sizes.
+/// blocks' tables, without statistics.
 double least_activations(const HybridJob& job) {
-  if (job.sizes.model == nullptr) return 0;
   const double t = job.layout.tp;
   double width = static_cast<double>(job.sizes.hidden);  // a block's input
   if (job.layout.recompute == Recompute::kBlocks) {
     width /= job.layout.cuts_tokens ? t : 1;
   } else {
     width = 0;
-    for (const BlockPart& part : block_table(*job.sizes.model, 0).parts()) {
+    for (const BlockPart& part :
+         block_table(decoder_of(job.sizes, 1)).parts()) {
       width += job.layout.cuts_tokens ? part.kept() / t : part.kept(t);
     }
   }
@@ -313,7 +313,6 @@ double least_bytes(const PlanRequest& request, const Plan& plan) {
   if (plan.offloads) {
     return kept + (job.zero_stage == 3 ? 0 : states.parameters);
   }
-  if (kept == 0) return states.total();
   const Weights block = block_weights(job);
   const double blocks = blocks_of_ranks(job)[0];
   const Weights first = {blocks * block.dense + job.table(),

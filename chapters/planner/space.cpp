@@ -1,6 +1,10 @@
 // The plans among which the planner chooses.
 
 #include <algorithm>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "chapters/planner/search.h"
 #include "core/check.h"
@@ -123,7 +127,9 @@ class Space {
       }
       plan.setup.schedule = name;
       plan.setup.chunks = chunks;
-      if (!has_pipeline || is_legal(plan)) with_offload(plan, is_alone);
+      if (!has_pipeline || has_legal_schedule(plan)) {
+        with_offload(plan, is_alone);
+      }
     };
     if (plan.setup.pp > layers_) return;
     offer("1f1b", 2);
@@ -148,14 +154,31 @@ class Space {
     plans_.push_back(plan);
   }
 
-  bool is_legal(const Plan& plan) {
+  std::string refusal(const Plan& plan) const {
     std::string reason =
         hybrid::refusal(options_, chapter_options(request_, plan));
-    if (reason.empty()) return true;
     const std::size_t config = reason.find(options_.model);
     if (config != std::string::npos) {
       reason.replace(config, options_.model.size(), request_.model);
     }
+    return reason;
+  }
+
+  bool is_legal(const Plan& plan) { return is_no_refusal(refusal(plan)); }
+
+  /// The rest of the plan is legal; plans that differ in it have the same
+  /// schedules.
+  bool has_legal_schedule(const Plan& plan) {
+    const auto& setup = plan.setup;
+    const auto [found, is_new] = refusals_.try_emplace(
+        {setup.schedule, setup.pp, setup.chunks, setup.micro_batches});
+    if (is_new) found->second = refusal(plan);
+    return is_no_refusal(found->second);
+  }
+
+  /// Counts a refusal.
+  bool is_no_refusal(const std::string& reason) {
+    if (reason.empty()) return true;
     if (illegal_ != nullptr) {
       Rejection& rejection = (*illegal_)[option_of(reason)];
       if (rejection.count++ == 0) rejection.example = reason;
@@ -167,6 +190,8 @@ class Space {
   const Options options_;
   const std::int64_t layers_;
   std::map<std::string, Rejection>* illegal_;
+  std::map<std::tuple<std::string, int, int, std::int64_t>, std::string>
+      refusals_;
   std::vector<Plan> plans_;
 };
 
