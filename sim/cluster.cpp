@@ -76,13 +76,25 @@ void check_cluster(const Cluster& cluster, const std::string& label) {
   }
 }
 
-Cluster read_source(const Source& source, bool files_allowed) {
+/// `software`: in place of the cluster's own; empty: that.
+Cluster read_source(const Source& source, bool files_allowed,
+                    const std::string& software = "") {
   Cluster cluster;
   cluster.network.name = "network";
   cluster.host_link.name = "pcie";
   internal::Chain chain(files_allowed);
   internal::read_cluster(source, chain, cluster);
   if (cluster.name.empty()) cluster.name = source.label;
+  if (!software.empty()) {
+    cluster.software = Software();
+    internal::read_software(
+        internal::find_source("software", software, "", "software "), chain,
+        cluster.software);
+    cluster.name += "+" + software;
+  }
+  const Software& own = cluster.software;
+  if (own.launch_s > 0) cluster.device.launch_s = own.launch_s;
+  if (own.sustained > 0) cluster.device.sustained = own.sustained;
   check_cluster(cluster, source.label);
   return cluster;
 }
@@ -96,19 +108,24 @@ const char* trust_name(Trust trust) {
 }
 
 Cluster Cluster::read(const std::string& name_or_file) {
-  if (name_or_file == kThisMachine) {
-    const std::string file = this_machine_file();
-    std::error_code error;
-    SB_CHECK(std::filesystem::exists(file, error),
-             "cluster this-machine: ", file,
-             " does not exist; `./shardbook bench this-machine` measures this "
-             "machine and writes it");
-    return read_source({internal::read_file(file), file,
-                        std::filesystem::path(file).parent_path().string()},
-                       true);
+  std::string name = name_or_file, software;
+  std::error_code error;
+  const std::size_t plus = name.rfind('+');
+  if (plus != std::string::npos && !std::filesystem::exists(name, error)) {
+    software = name.substr(plus + 1);
+    name.resize(plus);
   }
-  return read_source(
-      internal::find_source("clusters", name_or_file, "", "cluster "), true);
+  if (name != kThisMachine) {
+    return read_source(internal::find_source("clusters", name, "", "cluster "),
+                       true, software);
+  }
+  const std::string file = this_machine_file();
+  SB_CHECK(std::filesystem::exists(file, error), "cluster this-machine: ", file,
+           " does not exist; `./shardbook bench this-machine` measures this "
+           "machine and writes it");
+  return read_source({internal::read_file(file), file,
+                      std::filesystem::path(file).parent_path().string()},
+                     true, software);
 }
 
 Cluster Cluster::from_json(const std::string& text, const std::string& label) {

@@ -7,16 +7,16 @@
 //
 // Units are in the names of the JSON keys (GB is 1e9 bytes, Gb is 1e9 bits),
 // and the fields below are SI: seconds, bytes per second, FLOP per second.
-// `sim/clusters/*.json` are the presets, `sim/devices/*.json` the devices; they
-// are the reference for the format. A key that begins with an underscore is a
+// `sim/clusters/*.json` are the presets, `sim/devices/*.json` the devices,
+// `sim/software/*.json` what trains on them; they are the reference for the format. A key that begins with an underscore is a
 // remark, and remarks there give the source of the constants.
 //
 //   {"extends": "dgx-a100", "name": "two nodes, one NIC each", "nodes": 2,
 //    "network": {"nics_per_node": 1, "bandwidth_Gb_per_s": 100}}
 //
 // A file may extend a preset or another file (relative to itself), and its
-// "device" and "host" may be names or objects, which may extend devices: keys
-// that a file leaves out keep their values.
+// "device", "host" and "software" may be names or objects, which may extend others:
+// keys that a file leaves out keep their values.
 
 #include <cstdint>
 #include <map>
@@ -125,6 +125,30 @@ struct MeshLink {
   int count = 1;  ///< parallel links, each as fast as the LinkSpec
 };
 
+/// What trains on a cluster: the operations that it fuses, what its host costs, and
+/// how a step goes on where neither a job nor a plan says it.
+struct Software {
+  std::string name;  ///< "megatron-lm-2022"; empty: as the chapters do it
+  /// True: attention in one kernel; false: scores in memory (older software).
+  bool fused_attention = true;
+  /// Cross-entropy in one pass each way, or element by element in f32.
+  bool fused_loss = true;
+  /// The same for the sums of ring attention.
+  bool fused_merge = true;
+  /// Host time for each member of an all-gather or reduce-scatter, where the
+  /// software keeps one tensor per member and copies them one by one; 0 where
+  /// it hands over one tensor.
+  double member_s = 0;
+  /// Host time to issue one operation, and DeviceSpec::sustained; 0: the device's.
+  double launch_s = 0, sustained = 0;
+  /// Of a step over a mesh: see the fields of the same names in HybridJob and
+  /// StageLayout (chapters/planner).
+  bool is_synchronous = false, overlaps_gradients = false;
+  bool overlaps_tensor = false, scatters_messages = false;
+  bool sends_once_per_node = false, scales_by_maximum = false;
+  bool sums_in_f32 = false;  ///< gradients of 16-bit parameters
+};
+
 /// Ranks that differ from the others.
 struct Fault {
   int rank = 0;
@@ -134,8 +158,10 @@ struct Fault {
 
 class Cluster {
  public:
-  /// A preset's name or a FILE.json. Throws Error that names the file, the
-  /// path in it ("/network/GB_per_s"), the value and what is allowed.
+  /// A preset's name or a FILE.json, and what trains there in place of the
+  /// cluster's own software: "selene+megatron-lm-2022". Throws Error that names
+  /// the file, the path in it ("/network/GB_per_s"), the value and what is
+  /// allowed.
   static Cluster read(const std::string& name_or_file);
   /// Messages call the file `label`; `extends` may name presets only.
   static Cluster from_json(const std::string& text, const std::string& label);
@@ -164,16 +190,7 @@ class Cluster {
   /// Between a device and its host.
   LinkSpec host_link;
   DeviceSpec host;  ///< the CPU of one node, shared by its devices
-  /// True: attention in one kernel; false: scores in memory (older software).
-  bool fused_attention = true;
-  /// Cross-entropy in one pass each way, or element by element in f32.
-  bool fused_loss = true;
-  /// The same for the sums of ring attention.
-  bool fused_merge = true;
-  /// Host time for each member of an all-gather or reduce-scatter, where the
-  /// software keeps one tensor per member and copies them one by one; 0 where
-  /// it hands over one tensor.
-  double member_s = 0;
+  Software software;
   std::vector<Fault> faults;
   /// Each operation's time is multiplied by 1 + jitter * u, u in [0, 1) drawn
   /// from (seed, rank, number of the operation).

@@ -147,14 +147,16 @@ double traffic(const Cluster& cluster, const OpEvent& event) {
   // (4), difference (8), exponential (8), sum (4), quotient (8); backward: copy
   // (8), product (8), conversion (6). An event counts 5 operations per logit
   // forward and 3 backward.
-  if (!cluster.fused_loss && std::strcmp(event.name, "cross_entropy") == 0) {
+  if (!cluster.software.fused_loss &&
+      std::strcmp(event.name, "cross_entropy") == 0) {
     return event.flops *
            (event.phase == Phase::kBackward ? 22.0 / 3 : 38.0 / 5);
   }
   // out -= sigmoid(..) (out - block), of zhuzilin/ring-flash-attention. Bytes of
   // each element: conversion of the block (2 + 4), difference (12), product (8),
   // difference (12). An event counts 3 operations per element.
-  if (!cluster.fused_merge && std::strcmp(event.name, "merge_attention") == 0) {
+  if (!cluster.software.fused_merge &&
+      std::strcmp(event.name, "merge_attention") == 0) {
     return event.flops * 38.0 / 3;
   }
   return event.bytes;
@@ -201,7 +203,7 @@ Cost CostModel::operation(const OpEvent& event, bool on_host) const {
     double compute;
     if (std::strcmp(event.name, "attention") != 0) {
       compute = product_seconds(device, event.dtype, shape);
-    } else if (cluster_.fused_attention) {
+    } else if (cluster_.software.fused_attention) {
       compute = event.flops / (peak.flops_per_s * device.sustained *
                                device.max_attention_efficiency);
     } else {

@@ -173,9 +173,9 @@ Cost CostModel::collective(CommOp op, double bytes,
     case CommOp::kAllGather:
       cost = timer.ring(others, other_nodes, bytes,
                         others + cluster_.intra_node.last_step / 2);
-      if (cluster_.member_s > 0) {
+      if (cluster_.software.member_s > 0) {
         // Slice by slice into (or out of) one tensor: read once, written once.
-        cost.seconds += group.size * cluster_.member_s +
+        cost.seconds += group.size * cluster_.software.member_s +
                         2 * bytes /
                             (cluster_.device.memory_bytes_per_s *
                              cluster_.device.memory_efficiency);

@@ -133,7 +133,7 @@ const std::vector<Kind>& kinds() {
        "forward_ms backward_ms hardware",
        kTime, within(8), korthikanti_layer,
        "one constant was fitted to this table: the speed of the software of "
-       "2022 (selene-2022)"},
+       "2022 (megatron-lm-2022)"},
       {"ring_flash_attention",
        "api gpu phase world tokens_per_gpu shape variant iter_per_s", kRate,
        order(1, "variants"), ring_flash_attention},

@@ -44,7 +44,7 @@ std::vector<Outcome> korthikanti_layer(const Row& row) {
   require(row.text("unit") == "one transformer layer",
           "unit " + row.text("unit") + " is not one layer");
   HybridJob job;
-  job.cluster = cluster_named("selene-2022");
+  job.cluster = cluster_named("selene+megatron-lm-2022");
   job.sizes.hidden = row.count("hidden", 1 << 17);
   job.sizes.heads = row.count("heads", 1 << 12);
   job.sizes.seq = row.count("seq_len", kMaxSize);
@@ -109,7 +109,7 @@ std::vector<Outcome> january_2021(const Row& row) {
 // Korthikanti et al. 2022, table 5.
 std::vector<Outcome> korthikanti_step(const Row& row) {
   expect_selene(row);
-  HybridJob job = megatron_job(row, "selene-2022");
+  HybridJob job = megatron_job(row, "selene+megatron-lm-2022");
   set_mesh(row, job, "interleave_v");
   set_micro_batches(row, job);
   const std::string& mode = row.text("mode");

@@ -55,7 +55,7 @@ std::vector<Outcome> azure_zero3(const Row& row) {
 std::vector<Outcome> sc21_table2(const Row& row) {
   const std::string model = row.text("params_B") + "B";
   if (row.begins("scheme", "ZeRO-3")) {
-    return zero3(row, model, "selene-zero3", true, 0);
+    return zero3(row, model, "selene+deepspeed-2021", true, 0);
   }
   require(row.text("scheme") == "PTD-P",
           "scheme " + row.text("scheme") + " has no chapter");

@@ -6,6 +6,7 @@
 
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/exit_status.h"
+#include "chapters/common/run/options.h"
 #include "chapters/common/run/worlds.h"
 #include "chapters/planner/confirm.h"
 #include "chapters/planner/count_report.h"
@@ -34,6 +35,7 @@ void add_options(CommandLine& line, Asked& asked) {
            "gpt-13b, llama-3.1-8b, or any decoder's config.json; alone, it is "
            "counted");
   line.add("--cluster", &asked.cluster, "a preset or FILE.json");
+  add_software(line, asked.cluster);
   line.add("--nodes", &asked.nodes, "how many of its nodes", 1);
   line.add("--world-size", &of.world_size, "or how many of its devices", 1);
   line.add("--batch", &of.batch, "samples per step, over all ranks", 1);

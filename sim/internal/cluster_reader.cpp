@@ -105,22 +105,27 @@ void read_device(const Json& json, const Source& source,
   object.finish();
 }
 
-/// `key` holds the name of a device or an object.
-void read_device_at(const std::string& key, JsonObject& object,
-                    const Source& source, Chain& chain, DeviceSpec& device) {
+template <typename Part>
+using ReadPart = void (*)(const Json& json, const Source& source,
+                          const std::string& path, Chain& chain, Part& part);
+
+/// `key` holds an object, or the name of a preset of `folder`.
+template <typename Part>
+void read_at(const std::string& key, const std::string& folder,
+             JsonObject& object, const Source& source, Chain& chain,
+             ReadPart<Part> read, Part& part) {
   const Json* json = object.find(key);
   if (json == nullptr) return;
   if (json->is_object()) {
-    read_device(*json, source, "/" + key, chain, device);
+    read(*json, source, "/" + key, chain, part);
     return;
   }
   std::string name;
   object.text(key, name);
-  device = DeviceSpec();
-  chain.follow("devices", name, source, object.where(key) + ": ",
+  part = Part();
+  chain.follow(folder, name, source, object.where(key) + ": ",
                [&](const Source& base) {
-                 read_device(parse_json(base.text, base.label), base, "", chain,
-                             device);
+                 read(parse_json(base.text, base.label), base, "", chain, part);
                });
 }
 
@@ -223,11 +228,27 @@ void read_faults(JsonObject& object, Cluster& cluster) {
   }
 }
 
-void read_software(JsonObject& object, Cluster& cluster) {
-  object.flag("fused_attention", cluster.fused_attention);
-  object.flag("fused_loss", cluster.fused_loss);
-  object.flag("fused_merge", cluster.fused_merge);
-  object.quantity("member", seconds(), kMaxSeconds, true, cluster.member_s);
+void read_software(const Json& json, const Source& source,
+                   const std::string& path, Chain& chain, Software& software) {
+  JsonObject object(json, source.label, path);
+  chain.extend("software", object, source, [&](const Source& base) {
+    read_software(parse_json(base.text, base.label), base, "", chain, software);
+  });
+  object.text("name", software.name);
+  object.flag("fused_attention", software.fused_attention);
+  object.flag("fused_loss", software.fused_loss);
+  object.flag("fused_merge", software.fused_merge);
+  object.quantity("member", seconds(), kMaxSeconds, true, software.member_s);
+  object.quantity("launch", seconds(), kMaxSeconds, true, software.launch_s);
+  object.number("sustained", 0.001, 1, software.sustained);
+  object.flag("is_synchronous", software.is_synchronous);
+  object.flag("overlaps_gradients", software.overlaps_gradients);
+  object.flag("overlaps_tensor", software.overlaps_tensor);
+  object.flag("scatters_messages", software.scatters_messages);
+  object.flag("sends_once_per_node", software.sends_once_per_node);
+  object.flag("scales_by_maximum", software.scales_by_maximum);
+  object.flag("sums_in_f32", software.sums_in_f32);
+  object.finish();
 }
 
 void read_jitter(JsonObject& object, Cluster& cluster) {
@@ -239,6 +260,11 @@ void read_jitter(JsonObject& object, Cluster& cluster) {
 
 }  // namespace
 
+void read_software(const Source& source, Chain& chain, Software& software) {
+  read_software(parse_json(source.text, source.label), source, "", chain,
+                software);
+}
+
 void read_cluster(const Source& source, Chain& chain, Cluster& cluster) {
   const Json json = parse_json(source.text, source.label);
   JsonObject object(json, source.label, "");
@@ -248,13 +274,15 @@ void read_cluster(const Source& source, Chain& chain, Cluster& cluster) {
   object.integer("nodes", 1, kMaxNodes, cluster.num_nodes);
   object.integer("devices_per_node", 1, kMaxDevicesPerNode,
                  cluster.devices_per_node);
-  read_device_at("device", object, source, chain, cluster.device);
-  read_device_at("host", object, source, chain, cluster.host);
+  read_at("device", "devices", object, source, chain, read_device,
+          cluster.device);
+  read_at("host", "devices", object, source, chain, read_device, cluster.host);
+  read_at("software", "software", object, source, chain, read_software,
+          cluster.software);
   using Part = void (*)(JsonObject&, Cluster&);
   const std::vector<std::pair<std::string, Part>> parts = {
       {"intra_node", read_intra_node},
       {"network", read_network},
-      {"software", read_software},
       {"jitter", read_jitter},
       {"host_link", read_host_link}};
   for (const auto& [key, read_part] : parts) {

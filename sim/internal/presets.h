@@ -1,6 +1,6 @@
 #pragma once
 
-// The files of sim/clusters and sim/devices, built into the library.
+// The files of sim/clusters, devices and software, built into the library.
 
 #include <string>
 #include <vector>
@@ -8,7 +8,7 @@
 namespace shardbook::sim::internal {
 
 struct Preset {
-  std::string folder;  ///< "clusters", "devices"
+  std::string folder;  ///< "clusters", "devices", "software"
   std::string name;    ///< "dgx-a100"
   const char* text;
 };

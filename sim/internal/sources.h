@@ -25,7 +25,7 @@ struct Source {
 bool is_file_name(const std::string& name);
 /// Throws Error that names the file.
 std::string read_file(const std::string& file);
-/// The presets of "clusters" or "devices".
+/// The presets of "clusters", "devices" or "software".
 std::vector<std::string> names_in(const std::string& folder);
 /// Finds the source that a file calls `name`; messages begin with `where`.
 Source find_source(const std::string& folder, const std::string& name,
@@ -72,5 +72,6 @@ constexpr int kMaxDevices = 1 << 20;
 /// that names the file, the path in it, the value and what is allowed. Does not
 /// check whether the parts fit together.
 void read_cluster(const Source& source, Chain& chain, Cluster& cluster);
+void read_software(const Source& source, Chain& chain, Software& software);
 
 }  // namespace shardbook::sim::internal

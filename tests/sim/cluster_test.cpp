@@ -93,8 +93,28 @@ TEST(ClusterPresets, SeleneIsAsPublished) {
   EXPECT_EQ(selene.device.memory_bytes, 80'000'000'000);
   EXPECT_DOUBLE_EQ(selene.network.bytes_per_s, 25e9);
   EXPECT_EQ(selene.nics_per_node, 8);
-  EXPECT_FALSE(selene.fused_attention);
+  EXPECT_FALSE(selene.software.fused_attention);
   EXPECT_EQ(selene.node_of(17), 2);
+}
+
+// The cluster's own, or another one in its place; a device keeps what the software
+// does not say.
+TEST(ClusterPresets, AnotherSoftwareTrains) {
+  const Cluster own = Cluster::read("selene");
+  EXPECT_EQ(own.software.name, "megatron-lm-2021");
+  EXPECT_DOUBLE_EQ(own.device.sustained, 0.80);
+  const Cluster later = Cluster::read("selene+megatron-lm-2022");
+  EXPECT_EQ(later.name, "selene+megatron-lm-2022");
+  EXPECT_FALSE(later.software.fused_attention);
+  EXPECT_DOUBLE_EQ(later.device.sustained, 0.90);
+  // Nothing of the cluster's own stays
+  const Cluster meta = Cluster::read("grand-teton-h100+nemo");
+  EXPECT_DOUBLE_EQ(meta.device.sustained,
+                   Cluster::read("dgx-h100").device.sustained);
+  EXPECT_FALSE(meta.software.sums_in_f32);
+  EXPECT_DOUBLE_EQ(Cluster::read("vtrain-a100").device.launch_s, 56e-6);
+  EXPECT_THAT(error_of([] { Cluster::read("selene+nem"); }),
+              HasSubstr("software \"nem\" is unknown; did you mean \"nemo\"?"));
 }
 
 TEST(ClusterPresets, EachV100HasSixLinks) {

@@ -140,7 +140,7 @@ TEST(CostModel, UnfusedAttentionPaysForItsScores) {
       op_event("attention", 2 * 2048.0 * 2048 * 64 * 64, 4.0 * 2048 * 4096 * 2,
                DType::kBF16, {2048, 2048, 64, 64});
   const double fused = CostModel(cluster).operation(attention).seconds;
-  cluster.fused_attention = false;
+  cluster.software.fused_attention = false;
   const double unfused = CostModel(cluster).operation(attention).seconds;
   const double scores = 2048.0 * 2048 * 64 * 2;
   EXPECT_GT(unfused, 3 * fused);
@@ -164,7 +164,7 @@ TEST(CostModel, UnfusedLossPaysForEachOperation) {
   const double speed = device.memory_bytes_per_s * device.memory_efficiency;
   const double starts = 2 * device.half_memory_bytes;
   EXPECT_NEAR(seconds(), (6 * logits + starts) / speed, 1e-9);
-  cluster.fused_loss = false;
+  cluster.software.fused_loss = false;
   EXPECT_NEAR(seconds(), (60 * logits + starts) / speed, 1e-9);
 }
 

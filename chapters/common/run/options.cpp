@@ -148,6 +148,7 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--cluster", &o.cluster,
            "where virtual time passes: a preset, FILE.json, or none")
       .may_differ(may_differ::kPlace);
+  add_software(line, o.cluster).may_differ(may_differ::kPlace);
   line.add("--timeline", &o.timeline,
            "virtual time: text (the last step), or FILE.json for Perfetto "
            "(Chrome trace; of a long run the first and the last steps)")
@@ -181,6 +182,18 @@ void add_shared_options(CommandLine& line, Options& o,
     if (o.backend == "sim" && !line.has("--steps")) o.steps = 3;
   });
   line.at_end([&line, &o] { o.effective = line.values(); });
+}
+
+CommandLine::Added add_software(CommandLine& line, std::string& cluster) {
+  std::string& given = line.own<std::string>();
+  line.after_parse([&given, &cluster] {
+    if (given.empty()) return;
+    SB_CHECK(cluster != "none", "--software ", given,
+             ": --cluster none has no virtual time; give another --cluster");
+    cluster += "+" + given;
+  });
+  return line.add("--software", &given,
+                  "what trains on --cluster: a preset or FILE.json; its own");
 }
 
 void accept_local_rank(CommandLine& line) {
