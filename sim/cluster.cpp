@@ -92,9 +92,7 @@ Cluster read_source(const Source& source, bool files_allowed,
         cluster.software);
     cluster.name += "+" + software;
   }
-  const Software& own = cluster.software;
-  if (own.launch_s > 0) cluster.device.launch_s = own.launch_s;
-  if (own.sustained > 0) cluster.device.sustained = own.sustained;
+  internal::apply_software(cluster);
   check_cluster(cluster, source.label);
   return cluster;
 }

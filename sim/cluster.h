@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
@@ -139,14 +140,22 @@ struct Software {
   /// software keeps one tensor per member and copies them one by one; 0 where
   /// it hands over one tensor.
   double member_s = 0;
-  /// Host time to issue one operation, and DeviceSpec::sustained; 0: the device's.
-  double launch_s = 0, sustained = 0;
+  /// Norms, rotary positions and gates in one pass each way, or operation by
+  /// operation in f32 (PyTorch without torch.compile).
+  bool fused_elementwise = true;
+  /// What it reaches on a type of device: the device's name and, as JSON, keys of a
+  /// device. In the order in which they apply.
+  std::vector<std::pair<std::string, std::string>> on_device;
   /// Of a step over a mesh: see the fields of the same names in HybridJob and
   /// StageLayout (chapters/planner).
   bool is_synchronous = false, overlaps_gradients = false;
   bool overlaps_tensor = false, scatters_messages = false;
   bool sends_once_per_node = false, scales_by_maximum = false;
+  bool waits_for_messages = false;
   bool sums_in_f32 = false;  ///< gradients of 16-bit parameters
+  /// ZeRO-3 fetches each module's parameters when it needs them, beside nothing
+  /// else.
+  bool fetches_modules = false;
 };
 
 /// Ranks that differ from the others.

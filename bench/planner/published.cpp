@@ -76,7 +76,7 @@ planner::Prediction best_of(PlanRequest request, const std::string& model,
 std::vector<PublishedRow> megatron_rows() {
   std::vector<PublishedRow> rows;
   for (const Row& each : table("megatron_sc21_table1.csv")) {
-    rows.push_back(row_of(each.text("model"), validate::sc21_table1_job(each)));
+    rows.push_back(row_of(each.text("row"), validate::read_job(each)));
     // Megatron-LM of 2021 recomputes all blocks and has neither sequence nor
     // context parallelism, nor a distributed optimizer
     planner::Limits& limits = rows.back().request.limits;
@@ -93,7 +93,7 @@ std::vector<PublishedRow> megatron_rows() {
 std::vector<PublishedRow> llama3_rows() {
   std::vector<PublishedRow> rows;
   for (const Row& each : table("llama3_table4.csv")) {
-    const HybridJob job = validate::llama3_job(each);
+    const HybridJob job = validate::read_job(each);
     rows.push_back(row_of(fmt::format("405B, {} tokens", job.sizes.seq), job));
     planner::Limits& limits = rows.back().request.limits;
     limits.recompute = "never";
@@ -105,15 +105,8 @@ std::vector<PublishedRow> llama3_rows() {
 std::vector<PublishedRow> mpt_rows() {
   std::vector<PublishedRow> rows;
   for (const Row& each : table("mpt_fsdp_a100_h100.csv")) {
-    if (each.text("gpu") != "a100_80gb" ||
-        each.text("sharding") != "FULL_SHARD" ||
-        each.flag("activation_cpu_offload")) {
-      continue;
-    }
-    HybridJob job = validate::mpt_job(each, "a100-cloud");
-    job.zero_stage = 3;  // FSDP also shards its 16 bytes per parameter
-    job.is_synchronous = false;
-    rows.push_back(row_of(each.text("model"), job));
+    if (each.text("cluster") != "a100-cloud") continue;
+    rows.push_back(row_of(each.text("row"), validate::read_job(each)));
     planner::Limits& limits = rows.back().request.limits;
     limits.tp = limits.pp = limits.cp = 1;
     limits.max_micro_batch = rows.back().open.limits.max_micro_batch = 512;

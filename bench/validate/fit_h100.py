@@ -20,7 +20,7 @@ A sixth one, grouped_efficiency, concerns models with experts alone. It is fitte
 to those of nemo_megatron_bridge_perf.csv with at most 64 GPUs in the same way,
 after the others, and judged by leaving out models.
 
-Llama 3's cluster has a constant of its own (fit_llama3.py).
+Software that is not NVIDIA's has a constant of its own (sim/software/pytorch.json).
 
 The null model is one share of the peak for BF16 and one for FP8, the medians of
 the rows that were fitted.
@@ -88,12 +88,14 @@ class Program:
         for table in FITTED:
             with open(HERE / table) as file:
                 rows = list(csv.DictReader(file))
-            column = "gpus" if "gpus" in rows[0] else "gpus_printed"
+            for row in rows:  # a file is beside its table
+                beside = HERE / row["model"]
+                row["model"] = beside if beside.exists() else row["model"]
             with open(self.folder / table, "w") as file:
                 out = csv.DictWriter(file, rows[0].keys())
                 out.writeheader()
                 out.writerows(row for row in rows
-                              if int(row[column]) <= MOST_GPUS)
+                              if int(row["devices"]) <= MOST_GPUS)
 
     def rows(self, table, constants, is_whole=True):
         """The rows of a table (or those with few GPUs), predicted with these

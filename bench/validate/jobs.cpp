@@ -5,7 +5,6 @@
 #include <map>
 
 #include "chapters/00_single_device/single_device.h"
-#include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "chapters/05_gpipe/gpipe_strategy.h"
 #include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
@@ -24,9 +23,11 @@ std::map<std::string, std::string>& replaced() {
   return files;
 }
 
+/// The file that replaces a preset, with the same software.
 std::string cluster_file(const std::string& name) {
-  const auto found = replaced().find(name);
-  return found == replaced().end() ? name : found->second;
+  const std::size_t plus = std::min(name.rfind('+'), name.size());
+  const auto found = replaced().find(name.substr(0, plus));
+  return found == replaced().end() ? name : found->second + name.substr(plus);
 }
 
 bool recomputes(const HybridJob& job) {
@@ -98,18 +99,6 @@ StepTime on_one_device(const HybridJob& job) {
                  });
 }
 
-StepTime with_ddp(const HybridJob& job) {
-  ddp::StrategyOptions setup;
-  setup.micro_batches = job.micro_batches;
-  return step_of(options_of(job),
-                 [&](const Options& options, ProcessGroup& world, Run& run) {
-                   ddp::DdpStrategy strategy(options, setup, world);
-                   set_recompute(*strategy.model().model, recomputes(job));
-                   keep_masters(options, strategy);
-                   run.train(options, strategy);
-                 });
-}
-
 StepTime with_zero3(const HybridJob& job, bool is_of_2021) {
   zero_fsdp::StrategyOptions setup;
   setup.strategy = "zero3";
@@ -123,17 +112,6 @@ StepTime with_zero3(const HybridJob& job, bool is_of_2021) {
   }
   return step_of<zero_fsdp::ZeroFsdpStrategy>(options_of(job), false, one_class,
                                               setup);
-}
-
-StepTime with_fsdp(const HybridJob& job) {
-  zero_fsdp::StrategyOptions setup;
-  setup.strategy = "fsdp";
-  setup.micro_batches = job.micro_batches;
-  setup.recompute = recomputes(job);
-  setup.param_dtype = setup.reduce_dtype = dtype_name(job.layout.dtype);
-  Options options = options_of(job);
-  options.dtype = DType::kF32;  // the shards' dtype
-  return step_of<zero_fsdp::ZeroFsdpStrategy>(options, false, one_class, setup);
 }
 
 StepTime with_gpipe(const HybridJob& job, const Options& options,

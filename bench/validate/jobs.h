@@ -28,14 +28,12 @@ Options options_of(const HybridJob& job);
 
 // Each returns the virtual time of one optimizer step. They throw Error when
 // the cluster has fewer devices than the job has ranks. 16-bit parameters have
-// f32 copies, which the optimizer updates; FSDP's shards are f32.
+// f32 copies, which the optimizer updates.
 StepTime on_one_device(const HybridJob& job);
-StepTime with_ddp(const HybridJob& job);
 /// ZeRO-3 as it was in 2021: each module's parameters are fetched when it needs
 /// them, and neither fetches nor reductions overlap with computation. Since
 /// 2022 a block's parameters are fetched together, on a separate stream.
 StepTime with_zero3(const HybridJob& job, bool is_of_2021 = false);
-StepTime with_fsdp(const HybridJob& job);
 /// `checkpoint`: which micro-batches are recomputed. The model may read images.
 StepTime with_gpipe(const HybridJob& job, const Options& options,
                     const std::string& checkpoint = "always");

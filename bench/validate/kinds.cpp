@@ -32,6 +32,18 @@ std::vector<std::string> missing(const Kind& kind,
   return result;
 }
 
+/// A column that is not read would change nothing.
+void check_columns(const std::string& label, const Kind& kind,
+                   const std::vector<std::string>& columns) {
+  if (kind.more.empty()) return;
+  const std::vector<std::string> known = words(kind.columns + " " + kind.more);
+  for (const std::string& column : columns) {
+    SB_CHECK(std::find(known.begin(), known.end(), column) != known.end(),
+             label, ": column ", column, " is unknown in a table of ",
+             kind.name, "; known are ", joined(known));
+  }
+}
+
 }  // namespace
 
 const std::vector<Kind>& kinds() {
@@ -50,6 +62,11 @@ const std::vector<Kind>& kinds() {
       "a rank's bubble is the part of the time from its first action to its "
       "last in which it idles; the largest of all ranks";
   static const std::vector<Kind> all = {
+      {"jobs", "devices cluster batch seq dtype measured unit", kRate,
+       within(10), job, "",
+       "row model layers hidden heads vocab software tp pp vpp cp ep dp zero "
+       "sp "
+       "micro_batch dropout recompute schedule overlap contest apart source"},
       {"zero_table1_memory",
        "model params optimizer zero_stage dp per_device_GB_reported", kTime,
        digits, model_states},
@@ -83,21 +100,6 @@ const std::vector<Kind>& kinds() {
        "memory_limit_per_stage T_F_ms T_B_ms T_W_ms T_comm_ms "
        "bubble_rate",
        kTime, digits, automatic_bubble_rate, bubble},
-      {"deepspeed_azure_zero3",
-       "model layers hidden heads seq_len zero_stage gpus micro_batch "
-       "global_batch tflops_per_gpu hardware",
-       kRate, within(15), azure_zero3},
-      {"megatron_sc21_table2_zero3",
-       "scheme params_B layers hidden heads seq_len vocab tp pp gpus "
-       "micro_batch global_batch tflops_per_gpu",
-       kRate, within(15), sc21_table2},
-      {"mpt_fsdp",
-       "model layers hidden heads vocab seq_len gpus gpu precision "
-       "sharding activation_ckpt activation_cpu_offload micro_batch "
-       "grad_accum global_batch num_params tokens_per_s_per_gpu",
-       kRate,
-       {AimKind::kMean, 0.09, "MAPE of A100 within 9 %"},
-       mpt_fsdp},
       {"gpipe_table1_memory",
        "model config partitions rematerialization params "
        "bytes_per_param param_memory_GB peak_activation_GB",
@@ -124,10 +126,6 @@ const std::vector<Kind>& kinds() {
        order(1, "rows"), tutorial,
        "the tutorial names no device: the cluster is k80-pcie, whose speed "
        "is fitted to the first row"},
-      {"megatron_2020_tp_weak_scaling",
-       "case hidden heads layers tp dp gpus global_batch seq_len "
-       "vocab hardware iter_time_ms activation_recompute",
-       kTime, within(10), megatron_2020},
       {"korthikanti_table4_layer",
        "model hidden heads seq_len micro_batch tp unit experiment "
        "forward_ms backward_ms hardware",
@@ -143,45 +141,6 @@ const std::vector<Kind>& kinds() {
        "the charts print neither sizes nor batch: GPT-3's 6.7B, OPT's 30B with "
        "64 heads, and a million tokens per step, over all GPUs; weights are "
        "whole (Ulysses) or cut (Megatron-LM), where the authors used ZeRO-3"},
-      {"megatron_sc21_table1",
-       "model heads hidden layers vocab seq_len tp pp dp gpus "
-       "global_batch micro_batch virtual_stages_v hardware "
-       "tflops_per_gpu",
-       kRate, within(5), sc21_table1},
-      {"megatron_jan2021",
-       "model heads hidden layers model_parallel_size gpus "
-       "global_batch vocab seq_len hardware tflops_per_gpu",
-       kRate, within(5), january_2021,
-       "the picture prints no micro-batches: those of SC'21's table 1"},
-      {"korthikanti_table5_e2e",
-       "model heads hidden layers seq_len vocab tp pp dp gpus "
-       "global_batch micro_batch interleave_v mode iter_time_s "
-       "hardware",
-       kTime, within(3.6), korthikanti_step},
-      {"vtrain_a100",
-       "row_id gpus global_batch_seqs micro_batch_seqs hidden heads "
-       "layers seq_len_tokens tp dp pp iter_time_ms "
-       "num_microbatches_per_replica schedule activation_recompute "
-       "gpu",
-       kTime, within(8), vtrain},
-      {"dgxc_h100",
-       "model precision gpu gpus seq_len layers tp pp cp vp "
-       "micro_batch global_batch step_time_s",
-       kTime, within(15), dgxc},
-      {"nemo_megatron_bridge",
-       "release task model system gpus precision global_batch "
-       "micro_batch seq_len tp pp cp vp ep tokens_per_s_per_gpu",
-       kRate, within(15), nemo},
-      {"nemo_long_sequence",
-       "model seq_len_K global_batch tp pp dp cp cp_tflops_per_gpu", kRate,
-       within(20), nemo_long},
-      {"torchtitan_llama",
-       "model gpus fsdp tp pp cp seq_len local_batch ac technique "
-       "hardware tokens_per_s_per_gpu",
-       kRate, within(15), torchtitan},
-      {"llama3_table4",
-       "model gpus tp cp pp dp seq_len batch_per_dp tflops_per_gpu", kRate,
-       within(10), llama3},
       {"megatron_ci_memory",
        "test env hardware tp pp cp ep dp_derived layers hidden heads "
        "seq mbs fp16 fp8 sp dist_opt recompute impl attn_backend "
@@ -208,12 +167,24 @@ const Kind& recognise(const std::string& label,
       nearest = &kind;
     }
   }
-  if (best != nullptr) return *best;
+  if (best != nullptr) {
+    check_columns(label, *best, columns);
+    return *best;
+  }
   std::vector<std::string> known;
   for (const Kind& kind : kinds()) known.push_back(kind.name);
   SB_FAIL(label, ": no known kind of table has the columns ", joined(columns),
           "; known are ", joined(known), ". The nearest is ", nearest->name,
           ", which also needs ", joined(missing(*nearest, columns)));
+}
+
+void check_jobs(const Table& table) {
+  const Kind& jobs = kinds().front();
+  const std::vector<std::string> lacks = missing(jobs, table.columns);
+  SB_CHECK(lacks.empty(), "--jobs ", table.file, ": has no column ",
+           joined(lacks), "; a table of jobs has ", joined(words(jobs.columns)),
+           " and what else describes a step (bench/own_rows.md)");
+  check_columns(table.file, jobs, table.columns);
 }
 
 double last_digit(const std::string& printed) {

@@ -39,6 +39,8 @@ struct Outcome {
   double last_digit = 0;
   /// Whether this row counts towards the aim of its kind.
   bool is_aimed_at = true;
+  /// Of rows whose units differ: it is a time.
+  bool lower_is_better = false;
 };
 
 enum class AimKind {
@@ -64,6 +66,8 @@ struct Kind {
   Predictor* predict = nullptr;
   /// Quantities that are predicted for no row of this kind, and why.
   std::string note = {};
+  /// Other columns that it reads; empty: whatever they are.
+  std::string more = {};
 };
 
 const std::vector<Kind>& kinds();
@@ -72,6 +76,9 @@ const std::vector<Kind>& kinds();
 const Kind& recognise(const std::string& label,
                       const std::vector<std::string>& columns);
 
+/// Throws Error that names what a table of jobs lacks.
+void check_jobs(const Table& table);
+
 /// One unit of the last digit: 0.1 for "16.6".
 double last_digit(const std::string& printed);
 /// Whether `value` prints as `printed`, rounded or cut off.
@@ -79,14 +86,12 @@ bool is_printed_as(double value, double printed, double last_digit);
 
 // Predictors, by file: predictors_gpipe.cpp and so on.
 Predictor gpipe_memory, gpipe_throughput, torchgpipe;
-Predictor dgxc, nemo, nemo_long, torchtitan, llama3;  // h100
-Predictor sc21_table1, january_2021, korthikanti_step, vtrain, megatron_2020,
-    korthikanti_layer;  // megatron
-Predictor megatron_ci;  // megatron_memory.cpp
+Predictor job;                // jobs
+Predictor korthikanti_layer;  // layer
+Predictor megatron_ci;        // megatron_memory.cpp
 Predictor model_states, largest_models, deepspeed_estimates;  // memory
 Predictor collective_time, bus_bandwidth;                     // nccl
 Predictor bubble_rate, automatic_bubble_rate, tutorial;       // pipeline
 Predictor ring_flash_attention, ulysses_charts;               // sequence
-Predictor azure_zero3, sc21_table2, mpt_fsdp;                 // training
 
 }  // namespace shardbook::validate

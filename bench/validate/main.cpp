@@ -35,9 +35,11 @@ std::vector<std::string> own_tables() {
 
 int main(int argc, char** argv) {
   return chapter_main([&] {
-    std::string file, cluster, format = "text";
+    std::string file, jobs, cluster, format = "text";
     CommandLine line("validate", "Published results against predictions.");
     line.add("--table", &file, "FILE.csv with the columns of a known kind");
+    line.add("--jobs", &jobs,
+             "FILE.csv with training steps of your own: bench/own_rows.md");
     line.add("--cluster", &cluster,
              "PRESET=FILE.json: predict with this file in place of a preset");
     line.add("--format", &format, "text, or one JSON object per table",
@@ -50,6 +52,11 @@ int main(int argc, char** argv) {
                ": give PRESET=FILE.json");
       validate::replace_cluster(cluster.substr(0, equals),
                                 cluster.substr(equals + 1));
+    }
+    SB_CHECK(file.empty() || jobs.empty(), "--table, --jobs: give one of them");
+    if (!jobs.empty()) {
+      file = jobs;
+      validate::check_jobs(validate::open_table(file));
     }
     const bool is_text = format == "text";
     for (const std::string& each :

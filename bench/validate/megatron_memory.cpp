@@ -101,10 +101,6 @@ MegatronMemory megatron_memory(const HybridJob& job,
 
 namespace {
 
-bool is_set(const Row& row, const char* column) {
-  return row.has(column) && row.flag(column);
-}
-
 /// Rejects tests whose names state facts that no column states.
 void expect_plain(const Row& row) {
   const struct {
@@ -148,7 +144,7 @@ HybridJob tested_job(const Row& row) {
   const int tp = row.count("tp", 1024);
   // The default is GPT-2's, as Megatron-LM pads it
   const auto padded = static_cast<int>(padded_vocabulary(50257, 128 * tp));
-  HybridJob job = job_of(row, row.has("vocab") ? 0 : padded, "seq");
+  HybridJob job = gpt_job(row, row.has("vocab") ? 0 : padded, "seq");
   job.layout.tp = tp;
   job.pp = row.count("pp", 1024);
   job.layout.micro_batch = row.count("mbs", kMaxSize);

@@ -46,7 +46,7 @@ void read_heads(const Row& row, AttentionJob& job) {
 // are known under these numbers of parameters, with heads for all GPUs to
 // share: GPT-3 6.7B; OPT-30B with 64 heads in place of 56.
 void set_sizes(const std::string& name, HybridJob& job) {
-  job.sizes.vocabulary = kMegatronVocabulary;
+  job.sizes.vocabulary = 51200;
   if (name == "GPT 7B") {
     job.layers = 32, job.sizes.hidden = 4096, job.sizes.heads = 32;
   } else if (name == "GPT 30B") {
@@ -118,10 +118,11 @@ std::vector<Outcome> ulysses_charts(const Row& row) {
           ? with_megatron(job)
           : with_sequence(job, is_ulysses ? Kind::kUlysses : Kind::kRsa);
   // Nothing is recomputed: three quarters of the work
-  Outcome outcome = rate_outcome(
-      describe_on_gpus(system + ", " + row.text("model"), job), job, time,
-      "TFLOP/s per GPU", 0.75 * recomputed_flops(job) / 1e12,
-      row.positive("tflops_per_gpu"));
+  const double work = 0.75 * recomputed_flops(job) / 1e12 / job.ranks();
+  Outcome outcome = {describe_on_gpus(system + ", " + row.text("model"), job),
+                     "TFLOP/s per GPU",
+                     {work / time.seconds, row.positive("tflops_per_gpu")},
+                     sim::trust_name(time.trust)};
   outcome.pair.contest =
       fmt::format("{}, {} GPUs, sequence {}", row.text("model"),
                   row.text("gpus"), row.text("seq_len"));

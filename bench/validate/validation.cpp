@@ -74,7 +74,10 @@ void judge(Validation& result) {
   result.null_mape = null_mape(all);
   result.aimed_mape = mape(aimed);
   result.aimed_worst = worst_error(aimed);
-  result.contests = judge_contests(all, result.kind->lower_is_better);
+  const bool lower_is_better =
+      result.kind->lower_is_better ||
+      (!result.outcomes.empty() && result.outcomes[0].lower_is_better);
+  result.contests = judge_contests(all, lower_is_better);
   const Aim& aim = result.kind->aim;
   switch (aim.kind) {
     case AimKind::kDigits:

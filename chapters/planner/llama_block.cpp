@@ -1,6 +1,8 @@
 #include "chapters/planner/llama_block.h"
 
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/12_sequence_parallel/megatron.h"
@@ -8,12 +10,13 @@
 #include "chapters/13_moe/dispatch.h"
 #include "core/autograd.h"
 #include "core/context.h"
+#include "core/rope.h"
 
 namespace shardbook::planner {
 namespace {
 
 constexpr tensor_parallel::Cut kTokens{1};
-constexpr double kInitStddev = 0.02;
+constexpr double kInitStddev = 0.02, kEps = 1e-5, kTheta = 10'000;
 
 /// Reads 16 bits and writes 8 bits twice, once transposed: a copy's traffic.
 void convert(const Place& at, const Tensor& x) {
@@ -70,51 +73,32 @@ Tensor piece(const Tensor& flat, std::int64_t begin, const Shape& shape) {
 }
 
 /// Queries, keys and values from their projection. Only shapes count here, so
-/// each part is a run of the array's elements; queries and keys are read and
-/// written once, as rotary positions do. Where heads are normalised, the norm's
-/// backward reads two arrays and writes one.
-Tensors rotated_parts(const Place& at, const Tensor& qkv) {
-  const std::int64_t n = qkv.size(0), s = qkv.size(1);
-  const std::int64_t d = at.sizes.head_width() / at.tp.size();
+/// each part is a run of the array's elements, and their gradients lie side by
+/// side. Where heads are normalised, the norm's backward reads two arrays and
+/// writes one.
+Tensors rotated_parts(const Place& at, const Tensor& qkv, const Tensor& table) {
+  const std::int64_t n = qkv.size(0), s = qkv.size(1), d = table.size(1);
   const Shape of_q = {n, s, at.sizes.heads * d},
               of_k = {n, s, at.sizes.key_heads() * d};
   const std::int64_t keys = n * s * of_q[2], values = keys + n * s * of_k[2];
+  const bool normalizes = at.sizes.normalizes_heads;
   const auto forward = [=](const Tensors& in) {
     const Tensor flat = reshape(in[0], {-1});
-    Tensor turned = scale(slice(flat, 0, 0, values), 1);
-    if (at.sizes.normalizes_heads) turned = scale(turned, 1);
-    return Tensors{piece(turned, 0, of_q), piece(turned, keys, of_k),
+    if (normalizes) scale(slice(flat, 0, 0, values), 1);
+    return Tensors{piece(flat, 0, of_q), piece(flat, keys, of_k),
                    piece(flat, values, of_k)};
   };
-  const bool normalizes = at.sizes.normalizes_heads;
-  const auto backward = [=, shape = qkv.shape()](const Tensors& grads) {
-    const Tensor all = concat({reshape(grads[0], {-1}), reshape(grads[1], {-1}),
-                               reshape(grads[2], {-1})},
-                              0);
+  const auto backward = [=, like = qkv.detach()](const Tensors&) {
+    const Tensor all = like.empty_like();
     if (normalizes) {
-      const Tensor turned = slice(all, 0, 0, values);
+      const Tensor turned = slice(reshape(all, {-1}), 0, 0, values);
       add(turned, turned);
     }
-    return Tensors{reshape(all, shape)};
+    return Tensors{all};
   };
-  return autograd::custom_function("rotary", {qkv}, forward, backward);
-}
-
-/// silu(gate) * up in one pass, from both side by side.
-Tensor gated(const Tensor& both) {
-  const Shape shape = {both.size(0), both.size(1), both.size(2) / 2};
-  const std::int64_t half = both.numel() / 2;
-  const auto forward = [=](const Tensors& in) {
-    const Tensor flat = reshape(in[0], {-1});
-    return Tensors{mul(piece(flat, 0, shape), piece(flat, half, shape))};
-  };
-  const auto backward = [=, both = both.detach()](const Tensors& grads) {
-    const Tensor flat = reshape(both, {-1});
-    mul(grads[0], piece(flat, 0, shape));
-    mul(grads[0], piece(flat, half, shape));
-    return Tensors{Tensor::empty(both.shape(), both.options())};
-  };
-  return autograd::custom_function("swiglu", {both}, forward, backward)[0];
+  const Tensor turned =
+      rope(qkv, table, at.sizes.heads + at.sizes.key_heads(), d);
+  return autograd::custom_function("heads", {turned}, forward, backward);
 }
 
 AttentionOptions own_heads(const Place& at) {
@@ -190,7 +174,7 @@ Tensor ExpertMlp::operator()(const Tensor& x) const {
   const Tensor up =
       converting_gradient(at_, matmul(converted(at_, there), up_));
   const Tensor y =
-      converting_gradient(at_, matmul(converted(at_, gated(up)), down_));
+      converting_gradient(at_, matmul(converted(at_, swiglu(up)), down_));
   const Tensor back = moe::from_experts(y, &at_.ep, at_.sizes.experts);
   return reshape(moe::combine(back, gated_by.routing, gated_by.weights),
                  x.shape());
@@ -223,8 +207,12 @@ LlamaBlock::LlamaBlock(const Place& at, std::int64_t index,
     *each = make_constant_parameter({h}, 1, init);
     parameters_.push_back(*each);
   }
-  // The norms have no shift; core's has one, which takes no time
-  beta_ = make_constant_parameter({h}, 0, init);
+  const MemoryScope kind(MemoryKind::kInput);
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(at.tokens()));
+  std::iota(positions.begin(), positions.end(), 0);
+  // A head of each rank has d / t columns: as many in all as heads / t of d
+  table_ =
+      rope_table(positions, d / t, kTheta, {}, {at.layout.dtype, Device()});
 }
 
 Tensor LlamaBlock::operator()(const Tensor& x) const {
@@ -256,22 +244,23 @@ void LlamaBlock::replay(const Tensor& x) const {
     return linear(converted(at_, in),
                   Tensor::empty({width, columns}, x.options()));
   };
-  layer_norm(x, gamma_1_, beta_);
+  rms_norm(x, gamma_1_, kEps);
   const Tensor keys = product(h, at_.sizes.key_heads() * d / t);
-  scale(Tensor::empty({x.size(0), at_.tokens(), at_.sizes.heads * d / t},
-                      x.options()),
-        1);
-  scale(keys, 1);
+  rope(Tensor::empty({x.size(0), at_.tokens(), at_.sizes.heads * d / t},
+                     x.options()),
+       table_, at_.sizes.heads, d / t);
+  rope(keys, table_, at_.sizes.key_heads(), d / t);
   if (!is_cut) product(at_.sizes.heads * d / t, h);
-  layer_norm(add(x, x), gamma_2_, beta_);
-  const Tensor up = product(h, at_.sizes.mlp_width() / t);
-  mul(up, up);
+  rms_norm(add(x, x), gamma_2_, kEps);
+  product(h, at_.sizes.mlp_width() / t);
+  swiglu(Tensor::empty({x.size(0), at_.tokens(), 2 * at_.sizes.mlp_width() / t},
+                       x.options()));
 }
 
 Tensor LlamaBlock::compute(const Tensor& x) const {
-  const Tensor qkv = by_columns(at_, layer_norm(x, gamma_1_, beta_), qkv_);
+  const Tensor qkv = by_columns(at_, rms_norm(x, gamma_1_, kEps), qkv_);
   const auto heads = [this](const Tensors& in) {
-    const Tensors parts = rotated_parts(at_, in[0]);
+    const Tensors parts = rotated_parts(at_, in[0], table_);
     return Tensors{has_window_ ? attend_in_window(at_, parts, at_.sizes.window)
                                : attend(at_, parts[0], parts[1], parts[2],
                                         own_heads(at_))};
@@ -280,14 +269,14 @@ Tensor LlamaBlock::compute(const Tensor& x) const {
                             ? autograd::recompute(heads, {qkv})[0]
                             : heads({qkv})[0];
   const Tensor y = add(x, by_rows(at_, values, out_));
-  return add(y, mlp(layer_norm(y, gamma_2_, beta_)));
+  return add(y, mlp(rms_norm(y, gamma_2_, kEps)));
 }
 
 Tensor LlamaBlock::mlp(const Tensor& x) const {
   if (experts_) return (*experts_)(x);
   const Tensor up = by_columns(at_, x, up_);
   // Any function of single elements takes as long as GELU
-  return by_rows(at_, at_.sizes.is_gated ? gated(up) : gelu(up), down_);
+  return by_rows(at_, at_.sizes.is_gated ? swiglu(up) : gelu(up), down_);
 }
 
 }  // namespace shardbook::planner

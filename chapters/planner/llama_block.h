@@ -66,7 +66,7 @@ class LlamaBlock {
   Place at_;
   bool has_window_ = false;
   Tensors parameters_;
-  Tensor qkv_, out_, up_, down_, gamma_1_, gamma_2_, beta_;
+  Tensor qkv_, out_, up_, down_, gamma_1_, gamma_2_, table_;
   std::optional<ExpertMlp> experts_;
 };
 

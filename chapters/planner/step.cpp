@@ -51,8 +51,16 @@ std::vector<double> messages_of_ranks(const HybridJob& job,
   return mean;
 }
 
-pipeline::Schedule schedule_of(const HybridJob& job, int micro_batches) {
+/// `stage`: the times of one in the middle.
+pipeline::Schedule schedule_of(const HybridJob& job, int micro_batches,
+                               const pipeline::Costs& stage) {
   namespace schedules = pipeline::schedules;
+  if (job.zero_bubble_sets > 0) {
+    return schedules::zb_auto(
+        job.pp, micro_batches,
+        {.memory_limit = static_cast<double>(job.zero_bubble_sets),
+         .costs = stage});
+  }
   if (job.is_zero_bubble) return schedules::zb_h1(job.pp, micro_batches);
   return job.chunks == 1
              ? schedules::one_f_one_b(job.pp, micro_batches)
@@ -109,18 +117,21 @@ double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
   std::vector<pipeline::Costs> stages;
   const std::vector<double> messages = messages_of_ranks(job, costs);
   for (const StageRun& run : runs) {
-    stages.push_back(
-        {.forward = run.forward_s,
-         .backward = run.backward_s,
-         .backward_input = run.backward_input_s,
-         .backward_weight = run.backward_weight_s,
-         .communication = messages[stages.size() % messages.size()]});
+    const double message = messages[stages.size() % messages.size()];
+    const double wait = job.waits_for_messages ? message : 0;
+    stages.push_back({.forward = run.forward_s + wait,
+                      .backward = run.backward_s + wait,
+                      .backward_input = run.backward_input_s + wait,
+                      .backward_weight = run.backward_weight_s,
+                      .communication = message - wait});
   }
   const auto seconds = [&](int micro_batches) {
     const auto of_stage = [&](int stage, int) {
       return stages[static_cast<std::size_t>(stage)];
     };
-    return pipeline::replay(schedule_of(job, micro_batches), of_stage).makespan;
+    const pipeline::Schedule schedule =
+        schedule_of(job, micro_batches, stages[stages.size() / 2]);
+    return pipeline::replay(schedule, of_stage).makespan;
   };
   // In its steady state a pipeline takes equally long for every p micro-batches
   const int least = 3 * job.pp + m % job.pp;

@@ -48,6 +48,9 @@ struct HybridJob {
   /// Blocks of each stage; empty: equally many.
   std::vector<std::int64_t> blocks;
   bool is_zero_bubble = false;  ///< ZB-H1 in place of 1F1B
+  /// In its place the searched schedule that keeps so many sets of activations
+  /// (ZB-1p: pp, ZB-2p: 2 pp); a step's time, not its memory.
+  int zero_bubble_sets = 0;
   /// 1: each rank of dp and cp updates its part of the parameters
   /// (Megatron-LM's distributed optimizer). 2 and 3 need pp = 1: the gradients
   /// of every micro-batch are scattered, and with 3 the parameters of a block
@@ -62,6 +65,9 @@ struct HybridJob {
   /// A rank of tp sends its part of an activation to the next stage, where tp
   /// gathers them; false: each sends the whole.
   bool scatters_messages = true;
+  /// A rank computes nothing while it sends an activation to the next stage
+  /// (DeepSpeed's pipeline); false: beside its work.
+  bool waits_for_messages = false;
   /// Stages come from composed_stage; false: each is run as it is.
   bool composes_stages = false;
 

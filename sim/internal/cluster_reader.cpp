@@ -239,15 +239,28 @@ void read_software(const Json& json, const Source& source,
   object.flag("fused_loss", software.fused_loss);
   object.flag("fused_merge", software.fused_merge);
   object.quantity("member", seconds(), kMaxSeconds, true, software.member_s);
-  object.quantity("launch", seconds(), kMaxSeconds, true, software.launch_s);
-  object.number("sustained", 0.001, 1, software.sustained);
+  object.flag("fused_elementwise", software.fused_elementwise);
+  if (const Json* devices = object.find("on")) {
+    const std::string where = object.where("on");
+    SB_CHECK(devices->is_object(), where, ": ", printable(*devices),
+             " is not allowed; give {\"h100-80gb\": {...}}, keys of devices");
+    for (const auto& [name, keys] : devices->items()) {
+      const Source of = {keys.dump(), source.label + " on " + name, ""};
+      DeviceSpec device;
+      Chain own(false);
+      read_device(keys, of, "", own, device);  // its keys are known
+      software.on_device.emplace_back(name, of.text);
+    }
+  }
   object.flag("is_synchronous", software.is_synchronous);
   object.flag("overlaps_gradients", software.overlaps_gradients);
   object.flag("overlaps_tensor", software.overlaps_tensor);
   object.flag("scatters_messages", software.scatters_messages);
   object.flag("sends_once_per_node", software.sends_once_per_node);
   object.flag("scales_by_maximum", software.scales_by_maximum);
+  object.flag("waits_for_messages", software.waits_for_messages);
   object.flag("sums_in_f32", software.sums_in_f32);
+  object.flag("fetches_modules", software.fetches_modules);
   object.finish();
 }
 
@@ -259,6 +272,16 @@ void read_jitter(JsonObject& object, Cluster& cluster) {
 }
 
 }  // namespace
+
+void apply_software(Cluster& cluster) {
+  Chain chain(false);
+  for (const auto& [name, text] : cluster.software.on_device) {
+    if (name != cluster.device.name) continue;
+    const Source source = {text, cluster.software.name + " on " + name, ""};
+    read_device(parse_json(text, source.label), source, "", chain,
+                cluster.device);
+  }
+}
 
 void read_software(const Source& source, Chain& chain, Software& software) {
   read_software(parse_json(source.text, source.label), source, "", chain,

@@ -73,5 +73,7 @@ constexpr int kMaxDevices = 1 << 20;
 /// check whether the parts fit together.
 void read_cluster(const Source& source, Chain& chain, Cluster& cluster);
 void read_software(const Source& source, Chain& chain, Software& software);
+/// Changes the device to what the cluster's software reaches on it.
+void apply_software(Cluster& cluster);
 
 }  // namespace shardbook::sim::internal

@@ -58,21 +58,25 @@ const Published kTables[] = {
     {"pytorch_mp_tutorial.csv", "pytorch_mp_tutorial", 4},
     {"nccl_allreduce_lut_a100_v100.csv", "nccl_collectives", 120},
     {"nccl_allreduce_h100_8gpu.csv", "nccl_collectives", 32},
-    {"llama3_table4.csv", "llama3_table4", 3},
-    {"torchtitan_llama.csv", "torchtitan_llama", 12, 8},
+    {"llama3_table4.csv", "jobs", 3},
+    {"torchtitan_llama.csv", "jobs", 17, 3},
     {"nccl_busbw_reference.csv", "nccl_busbw_reference", 12},
-    {"deepspeed_azure_zero3.csv", "deepspeed_azure_zero3", 17},
-    {"megatron_sc21_table2_zero3.csv", "megatron_sc21_table2_zero3", 12},
-    {"megatron_sc21_table1.csv", "megatron_sc21_table1", 10},
-    {"megatron_jan2021_table.csv", "megatron_jan2021", 10},
-    {"vtrain_a100_single_node.csv", "vtrain_a100", 720},
-    {"mpt_fsdp_a100_h100.csv", "mpt_fsdp", 130},
-    {"dgxc_h100_gb200_scaling.csv", "dgxc_h100", 30, 3},
-    {"nemo_megatron_bridge_perf.csv", "nemo_megatron_bridge", 31, 7},
+    {"bloom_prequel_a100.csv", "jobs", 27},
+    {"megascale_table2.csv", "jobs", 2},
+    {"nemo_long_sequence.csv", "jobs", 9},
+    {"zero_bubble_table4.csv", "jobs", 12},
+    {"deepspeed_azure_zero3.csv", "jobs", 17},
+    {"megatron_sc21_table2_zero3.csv", "jobs", 12},
+    {"megatron_sc21_table1.csv", "jobs", 10},
+    {"megatron_jan2021_table.csv", "jobs", 10},
+    {"vtrain_a100_single_node.csv", "jobs", 720},
+    {"mpt_fsdp_a100_h100.csv", "jobs", 152},
+    {"dgxc_h100_gb200_scaling.csv", "jobs", 30},
+    {"nemo_megatron_bridge_perf.csv", "jobs", 31},
     {"megatron_ci_memory_time.csv", "megatron_ci_memory", 161, 102},
     {"korthikanti_table4_layer.csv", "korthikanti_table4_layer", 8, 1},
-    {"korthikanti_table5_e2e.csv", "korthikanti_table5_e2e", 8},
-    {"megatron_2020_tp_weak_scaling.csv", "megatron_2020_tp_weak_scaling", 8},
+    {"korthikanti_table5_e2e.csv", "jobs", 8},
+    {"megatron_2020_tp_weak_scaling.csv", "jobs", 8},
 };
 
 INSTANTIATE_TEST_SUITE_P(All, PublishedTable, testing::ValuesIn(kTables),
@@ -120,18 +124,17 @@ TEST(PublishedTable, KorthikantisStepsAreInOrder) {
   EXPECT_EQ(of("korthikanti_table5_e2e.csv").contests.spearman, 1);
 }
 
-// Within 20 % on average, and better than the best constant, if only by half a
-// percent: two rows of the smallest model have half of the speed of others with
-// equal settings. Without these two it is 5 against 9 %.
-TEST(PublishedTable, ExpertsAreWithinTwentyPercent) {
+// Two rows of the smallest model have half of the speed of others with equal
+// settings. They stand apart.
+TEST(PublishedTable, ExpertsAreWithinTenPercent) {
   std::vector<Pair> pairs;
   for (const Outcome& each : of("nemo_megatron_bridge_perf.csv").outcomes) {
-    if (each.row.rfind("LLAMA", 0) != 0) pairs.push_back(each.pair);
+    if (each.is_aimed_at && each.row.rfind("LLAMA", 0) != 0) {
+      pairs.push_back(each.pair);
+    }
   }
-  EXPECT_EQ(pairs.size(), 18u);
-  std::printf("with experts: MAPE %.1f %%, one constant %.1f %%\n",
-              100 * mape(pairs), 100 * null_mape(pairs));
-  EXPECT_LT(mape(pairs), 0.20);
+  EXPECT_EQ(pairs.size(), 16u);
+  EXPECT_LT(mape(pairs), 0.10);
   EXPECT_LT(mape(pairs), null_mape(pairs));
 }
 
@@ -158,8 +161,8 @@ TEST(PublishedTable, RingAttentionBeatsOneConstant) {
   EXPECT_GT(result.null_mape, 0.2);
 }
 
-// The cluster's speed is fitted to the first row. The others have twice as many
-// devices, and sequences that are 16 times as long.
+// What PyTorch reaches on an H100 is fitted to the first row. The others have twice
+// as many devices, and sequences that are 16 times as long.
 TEST(PublishedTable, Llama3sOtherRowsFollowFromTheFirst) {
   const Validation& result = of("llama3_table4.csv");
   ASSERT_EQ(result.outcomes.size(), 3u);
@@ -172,23 +175,36 @@ TEST(PublishedTable, Llama3sOtherRowsFollowFromTheFirst) {
   EXPECT_GT(first / result.outcomes[2].pair.published, 1.13);
 }
 
-// The speed of its devices is fitted to the first row. The next three have FP8
-// and 128 devices.
-TEST(PublishedTable, TorchtitansFsdpFollowsFromItsFirstRow) {
-  const Validation& result = of("torchtitan_llama.csv");
-  ASSERT_GE(result.outcomes.size(), 4u);
-  EXPECT_LT(std::abs(relative_error(result.outcomes[0].pair)), 0.01);
-  for (std::size_t i = 1; i < 4; ++i) {
-    EXPECT_LT(std::abs(relative_error(result.outcomes[i].pair)), 0.09)
-        << result.outcomes[i].row;
-  }
+// To which nothing is fitted: the speed of software `pytorch` on an H100 follows
+// from Llama 3's first row, at 500 W by the cube root of the power.
+TEST(PublishedTable, OtherH100sFollowFromLlama3) {
+  const auto error_of = [](const char* file, const auto& is_meant) {
+    const Table table = open_table(test::own_table(file));
+    std::vector<Pair> pairs;
+    for (const Row& row : table.rows) {
+      if (!is_meant(row)) continue;
+      const std::vector<Outcome> one =
+          recognise(file, table.columns).predict(row);
+      pairs.push_back(one[0].pair);
+    }
+    std::printf("%s, %zu rows: MAPE %.1f %%, one constant %.1f %%\n", file,
+                pairs.size(), 100 * mape(pairs), 100 * null_mape(pairs));
+    return mape(pairs);
+  };
+  EXPECT_LT(error_of("mpt_fsdp_a100_h100.csv",
+                     [](const Row& row) {
+                       return row.text("cluster") == "dgx-h100";
+                     }),
+            0.08);
+  const auto is_fsdp = [](const Row& row) {
+    return !row.has("tp") && !row.has("cp") && row.has("cluster") &&
+           !row.begins("recompute", "every second block");
+  };
+  EXPECT_LT(error_of("torchtitan_llama.csv", is_fsdp), 0.05);
 }
 
 // Their rates are far off where we assume sizes.
 TEST(PublishedTable, LongSequencesAreInOrder) {
-  const std::string nemo = test::own_table("nemo_long_sequence.csv");
-  EXPECT_EQ(recognise(nemo, open_table(nemo).columns).name,
-            "nemo_long_sequence");
   for (const auto& [table, contests] :
        {std::pair{Published{"ring_flash_attention.csv", "ring_flash_attention",
                             16, 16},

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/cli/command.h"
+#include "tests/support/files.h"
 #include "tests/validate/validate_support.h"
 
 namespace shardbook {
@@ -63,6 +64,27 @@ TEST(ValidateProgram, PrintsOneJsonObjectPerTable) {
   EXPECT_EQ(object["aim"]["rows"], 11);
   EXPECT_EQ(object["aim"]["met"], true);
   EXPECT_TRUE(object["contests"].is_null());
+}
+
+// The page's own, and one that no chapter can run.
+TEST(ValidateProgram, PredictsRowsOfOnesOwn) {
+  const std::string page =
+      read_bytes(std::string(SHARDBOOK_ROOT) + "/bench/own_rows.md");
+  const std::size_t begin = page.find("```csv\n") + 7;
+  std::string rows = page.substr(begin, page.find("```", begin) - begin);
+  const std::string last = rows.substr(rows.find("FP8,"));
+  std::string other = last;
+  other.replace(other.find("fp8"), 3, "int4");
+  const std::string table = test::written(rows + other);
+  expect_done(run_program("--jobs '" + table + "'"),
+              {"first try, tp 2 pp 1 dp 8, 8 x 1 [s]",
+               "FP8, tp 2 pp 2 dp 16, 16 x 1 [tokens/s per device]",
+               "1 rows not expressed", "dtype is \"int4\""});
+  const Outcome wrong = run_program(
+      "--jobs '" + test::own_table("nccl_busbw_reference.csv") + "'");
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_THAT(wrong.text,
+              HasSubstr("has no column devices, batch, seq, dtype"));
 }
 
 TEST(ValidateProgram, EndsWithStatus2AndASentenceForBadInput) {
