@@ -18,19 +18,23 @@ using counted_families::CountedClass;
 using counted_families::Number;
 using nlohmann::json;
 
+constexpr std::size_t kMostLayers = 1 << 14;
+
 /// Larger than any that fits; they keep products of sizes below 2^63.
 std::int64_t most_of(const std::string& name) {
+  if (name == "lns") return 2;
   for (const char* few :
        {"layers", "heads", "kv", "groups", "experts", "shared_number"}) {
-    if (name == few) return 1 << 14;
+    if (name == few) return kMostLayers;
   }
   return config_keys::kMostOfASize;
 }
 
 std::int64_t least_of(const std::string& name) {
   if (name == "last") return -1;
-  for (const char* zero : {"shared", "shared_number", "window", "most", "first",
-                           "from", "until", "q_rank", "pattern"}) {
+  for (const char* zero :
+       {"shared", "shared_number", "window", "most", "first", "from", "until",
+        "q_rank", "pattern", "shared_kv", "per_layer", "index_offset"}) {
     if (name == zero) return 0;
   }
   return 1;
@@ -133,7 +137,9 @@ class Reading {
       const std::string& absent = number->second.absent;
       return absent.empty() ? json() : json::parse(absent);
     }
-    SB_CHECK(found->is_array(), label_, ": ", shown(name), "; give a list");
+    SB_CHECK(found->is_array() && found->size() <= kMostLayers, label_, ": ",
+             shown(name), "; give a list, with at most ", kMostLayers,
+             " layers");
     return *found;
   }
   /// The same, of numbers of layers.
@@ -199,12 +205,20 @@ class Reading {
     for (const auto& [key, text] : family_.fixed) {
       const auto found = object_.find(key);
       if (found == object_.end()) continue;
-      const std::size_t end = text.find('|');
-      const bool is_good = *found == json::parse(text.substr(0, end)) ||
-                           (end < text.size() && found->is_null());
+      const bool is_list = text.rfind("each:", 0) == 0;
+      const std::size_t end = std::min(text.find('|'), text.size());
+      const std::size_t begin = is_list ? 5 : 0;
+      const std::string good = text.substr(begin, end - begin);
+      const json value = json::parse(good);
+      bool is_good = end < text.size() && found->is_null();
+      if (!is_list) is_good = is_good || *found == value;
+      if (is_list && found->is_array()) {
+        is_good = std::all_of(found->begin(), found->end(),
+                              [&](const json& each) { return each == value; });
+      }
       SB_CHECK(is_good, label_, ": \"", key, "\" is ", json_file::shown(*found),
                ", and a ", family_.type, " is counted with ",
-               text.substr(0, end), " alone");
+               is_list ? "a list of " : "", good, " alone");
     }
   }
 
@@ -293,6 +307,52 @@ void read_types(Reading& file, std::vector<CountedLayer>& layers) {
   }
 }
 
+/// True for each element of a list that is `yes`, false for `no`.
+std::vector<bool> choices(Reading& file, const std::string& list,
+                          std::size_t layers, const char* yes, const char* no) {
+  std::vector<bool> chosen;
+  const json names = file.list(list);
+  for (const json& name : names) {
+    SB_CHECK((name == yes || name == no) && names.size() == layers,
+             file.label(), ": ", file.shown(list), "; give \"", yes, "\" or \"",
+             no, "\" for each of ", layers, " layers");
+    chosen.push_back(name == yes);
+  }
+  return chosen;
+}
+
+void read_indexers(Reading& file, std::vector<CountedLayer>& layers) {
+  if (file["index_heads"] == 0) return;
+  const auto listed =
+      choices(file, "index_list", layers.size(), "full", "shared");
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const auto after = static_cast<std::int64_t>(i) - file["index_offset"] + 1;
+    layers[i].has_indexer = listed.empty()
+                                ? after <= 0 || after % file["index_step"] == 0
+                                : listed[i];
+  }
+  SB_CHECK(layers[0].has_indexer, file.label(), ": ",
+           file.shown(listed.empty() ? "index_offset" : "index_list"),
+           "; the first layer needs an indexer, as there is no earlier one");
+}
+
+void share_keys(Reading& file, std::vector<CountedLayer>& layers) {
+  const std::int64_t shared = file["shared_kv"];
+  const auto own = static_cast<std::ptrdiff_t>(layers.size()) - shared;
+  SB_CHECK(own > 0, file.label(), ": ", file.shown("shared_kv"),
+           ", and there are ", layers.size(), " layers; give fewer");
+  for (auto layer = layers.begin() + own; layer != layers.end(); ++layer) {
+    layer->shares_keys = true;
+    SB_CHECK(std::any_of(layers.begin(), layers.begin() + own,
+                         [&](const CountedLayer& each) {
+                           return each.window == layer->window;
+                         }),
+             file.label(), ": ", file.shown("shared_kv"),
+             ", and no earlier layer has attention of the kind of layer ",
+             layer - layers.begin());
+  }
+}
+
 std::vector<CountedLayer> layers_of(Reading& file) {
   const std::int64_t count = file["layers"];
   std::vector<CountedLayer> layers(static_cast<std::size_t>(count));
@@ -305,12 +365,15 @@ std::vector<CountedLayer> layers_of(Reading& file) {
            file.label(), ": \"no_rope_layers\" has ", slide_list.size(),
            " layers, and there are ", count);
   const bool has_types = !file.list("types").is_null();
+  const auto sparse =
+      choices(file, "sparse_list", layers.size(), "sparse", "dense");
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     layers[i].has_experts = has_list
                                 ? with_experts.count(index) > 0
                                 : index >= file["first"] && index <= last &&
                                       (index + 1) % file["step"] == 0;
+    if (!sparse.empty()) layers[i].has_experts = sparse[i];
     layers[i].has_experts =
         layers[i].has_experts && file["experts"] > 0 && dense.count(index) == 0;
     if (has_types) continue;
@@ -322,6 +385,9 @@ std::vector<CountedLayer> layers_of(Reading& file) {
     layers[i].window = slides ? file["window"] : 0;
   }
   if (has_types) read_types(file, layers);
+  if (file["last_full"] != 0) layers.back().window = 0;
+  read_indexers(file, layers);
+  share_keys(file, layers);
   return layers;
 }
 
@@ -336,6 +402,14 @@ void check_sizes(Reading& file) {
       file.label(), ": ", file["heads"], " heads of width ", file["head"],
       " are not as wide as the hidden size, ", file["hidden"],
       ", as in this class they have to be");
+  SB_CHECK(file["full_kv"] > 0 && file["heads"] % file["full_kv"] == 0,
+           file.label(), ": ", file["full_kv"], " heads of keys do not divide ",
+           file["heads"], " of queries in layers without a window");
+  SB_CHECK(file["beside"] == 0 || (file["experts"] > 0 && file["chosen"] > 0 &&
+                                   file["expert"] > 0),
+           file.label(), ": ", file.shown("beside"),
+           ", and num_experts, top_k_experts or moe_intermediate_size is not "
+           "given");
   SB_CHECK(file["chosen"] <= file["experts"], file.label(), ": ",
            file["chosen"], " experts per token, and there are ",
            file["experts"]);
