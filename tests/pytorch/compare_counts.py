@@ -40,12 +40,14 @@ FAMILIES = """
     deepseek_v3 deepseek_v2 qwen2_moe gpt_oss smollm3 ernie4_5 ernie4_5_moe exaone4
     ministral ministral3 minimax_m2 llama4_text qwen2_vl_text qwen2_5_vl_text
     qwen3_vl_text qwen3_vl_moe_text deepseek_v32 glm_moe_dsa gemma4_text
+    mimo_v2_flash
 """.split()
 TRAINED = "gpt2 llama mistral qwen2 qwen3 mixtral qwen3_moe".split()
-# Widths that fail in the forward; windows in the layers without rotary positions; and a
+# Widths and heads that fail in the forward; windows in the layers without rotary positions; and a
 # file that transformers reads with layer_types alone
 REFUSED_HERE = {
     ("helium", "head_dim"),
+    ("mimo_v2_flash", "num_key_value_heads"),
     ("smollm3", "use_sliding_window"),
     ("exaone4", "sliding_window"),
 }
@@ -260,6 +262,8 @@ def kept_of(config):
         widths = [layer.num_key_value_heads * layer.head_dim for layer in each]
         shared = config.num_kv_shared_layers
         widths = [w * (i < layers - shared) for i, w in enumerate(widths)]
+    if config.model_type == "mimo_v2_flash":
+        widths = [1 if full else 2 for full in whole]
     kept = [w * (SEQ if full else min(window, SEQ)) for w, full in zip(widths, whole)]
     return sum(kept) / sum(widths)
 

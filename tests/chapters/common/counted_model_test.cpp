@@ -240,6 +240,11 @@ TEST(CountedModel, WholeFilesAreCounted) {
   EXPECT_EQ(static_cast<int>(r1.active() / 1e8), 375);
   ASSERT_EQ(r1.remarks.size(), 2u);
   expect_text(r1.remarks[1], {"num_nextn_predict_layers", "not counted"});
+  // With keys that say what happens anyway, of which training knows that, too
+  const CountedModel coder =
+      counted(models.at("qwen3-coder-480b-a35b-instruct").at("config"));
+  EXPECT_TRUE(coder.trained.has_value());
+  EXPECT_TRUE(coder.remarks.empty());
   // A pattern of letters, beside the list that says the same
   const json types = {"sliding_attention", "full_attention"};
   const json exaone = {{"model_type", "exaone4"},
@@ -292,6 +297,10 @@ TEST(CountedModel, KeysThatSayWhatHappensAnywayAreAccepted) {
             counted({{"model_type", "minimax_m2"}}).parameters());
   ASSERT_EQ(model.remarks.size(), 2u);
   expect_text(model.remarks[1], {"num_mtp_modules", "not counted"});
+  for (const json& none : {json(0), json()}) {
+    minimax["num_mtp_modules"] = none;
+    EXPECT_EQ(counted(minimax).remarks.size(), 1u) << none;
+  }
   minimax["attn_type_list"][61] = 0;
   expect_text(refusal_of(minimax),
               {"\"attn_type_list\" is [1,", "a list of 1 alone"});
@@ -384,6 +393,11 @@ TEST(CountedModel, RefusalsNameTheKeyTheValueAndWhatIsAllowed) {
        {"\"index_skip_topk_offset\" is 0", "the first layer"}},
       {{{"model_type", "glm_moe_dsa"}, {"mlp_layer_types", {"dense"}}},
        {"\"mlp_layer_types\" is [\"dense\"]", "each of 78 layers"}},
+      {{{"model_type", "mimo_v2_flash"}, {"swa_head_dim", 64}},
+       {"\"swa_head_dim\" is 64", "with 192 alone"}},
+      {{{"model_type", "mimo_v2_flash"},
+        {"hybrid_layer_pattern", std::vector<int>(48, 1)}},
+       {"\"hybrid_layer_pattern\" is [1,", "transformers passes over"}},
       {{{"model_type", "qwen2_moe"},
         {"mlp_only_layers", std::vector<int>(20000)}},
        {"at most 16384 layers"}},

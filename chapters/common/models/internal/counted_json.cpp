@@ -33,8 +33,9 @@ std::int64_t most_of(const std::string& name) {
 std::int64_t least_of(const std::string& name) {
   if (name == "last") return -1;
   for (const char* zero :
-       {"shared", "shared_number", "window", "most", "first", "from", "until",
-        "q_rank", "pattern", "shared_kv", "per_layer", "index_offset"}) {
+       {"shared", "shared_number", "window", "most", "before", "first", "from",
+        "until", "q_rank", "pattern", "shared_kv", "per_layer",
+        "index_offset"}) {
     if (name == zero) return 0;
   }
   return 1;
@@ -180,7 +181,7 @@ class Reading {
     return key.empty() ? nullptr : &object_.at(key);
   }
 
-  void check_keys() const {
+  void check_keys() {
     for (const auto& [key, value] : object_.items()) {
       if (known_.count(key) > 0 || keys_without_count().count(key) > 0 ||
           key.rfind('_', 0) == 0) {
@@ -208,7 +209,9 @@ class Reading {
       const bool is_list = text.rfind("each:", 0) == 0;
       const std::size_t end = std::min(text.find('|'), text.size());
       const std::size_t begin = is_list ? 5 : 0;
-      const std::string good = text.substr(begin, end - begin);
+      const std::string good = text[0] == '='
+                                   ? std::to_string(evaluate(text.substr(1)))
+                                   : text.substr(begin, end - begin);
       const json value = json::parse(good);
       bool is_good = end < text.size() && found->is_null();
       if (!is_list) is_good = is_good || *found == value;
@@ -353,6 +356,25 @@ void share_keys(Reading& file, std::vector<CountedLayer>& layers) {
   }
 }
 
+/// Lists that the class passes over have to say what its layers are.
+void check_stated(const Reading& file,
+                  const std::vector<CountedLayer>& layers) {
+  const auto check = [&](const std::string& name, const auto& is_in) {
+    const json list = file.list(name);
+    if (list.is_null()) return;
+    bool agrees = list.size() == layers.size();
+    for (std::size_t i = 0; agrees && i < layers.size(); ++i) {
+      agrees = list[i] == (is_in(layers[i]) ? 1 : 0);
+    }
+    SB_CHECK(agrees, file.label(), ": ", file.shown(name),
+             ", which transformers passes over, and its layers are others");
+  };
+  check("stated_slide_list",
+        [](const CountedLayer& layer) { return layer.window > 0; });
+  check("stated_expert_list",
+        [](const CountedLayer& layer) { return layer.has_experts; });
+}
+
 std::vector<CountedLayer> layers_of(Reading& file) {
   const std::int64_t count = file["layers"];
   std::vector<CountedLayer> layers(static_cast<std::size_t>(count));
@@ -388,6 +410,7 @@ std::vector<CountedLayer> layers_of(Reading& file) {
   if (file["last_full"] != 0) layers.back().window = 0;
   read_indexers(file, layers);
   share_keys(file, layers);
+  check_stated(file, layers);
   return layers;
 }
 

@@ -67,14 +67,15 @@ class Rows {
     const std::int64_t h = file_["hidden"], a = file_["heads"];
     const std::int64_t d = file_[is_full ? "full_head" : "head"];
     const std::int64_t rank = file_["kv_rank"];
-    const std::int64_t value = rank > 0 ? file_["value"] : d;
+    const std::int64_t value = file_["value"] > 0 ? file_["value"] : d;
     const std::int64_t kv = file_[is_full ? "full_kv" : "kv"];
     const std::int64_t own = layer.shares_keys ? 0 : kv;
     if (rank > 0) {
       latent();
     } else {
       const bool one_for_both = is_full && file_["k_is_v"] != 0;
-      product("attention", h, (a + (one_for_both ? 1 : 2) * own) * d, "q_bias");
+      product("attention", h, (a + own) * d + (one_for_both ? 0 : own * value),
+              "q_bias");
     }
     if (file_["qk_norm"] != 0) {
       const bool whole = file_["qk_whole"] != 0, bias = file_["qk_norm_bias"];
@@ -91,7 +92,7 @@ class Rows {
     const std::int64_t selected = file_["selected"];
     part.window = selected > 0 ? selected : layer.window;
     part.in_chunks = file_["chunked"] != 0;
-    part.has_sinks = file_["sinks"] != 0;
+    part.has_sinks = file_[is_full ? "sinks" : "window_sinks"] != 0;
     CountedPart& row = add("attention", part);
     row.latent = rank > 0 ? rank + file_["rope"] : 0;
     row.keeps_all = selected > 0;
