@@ -24,7 +24,8 @@ constexpr std::size_t kMostLayers = 1 << 14;
 std::int64_t most_of(const std::string& name) {
   if (name == "lns") return 2;
   for (const char* few :
-       {"layers", "heads", "kv", "groups", "experts", "shared_number"}) {
+       {"layers", "heads", "kv", "groups", "experts", "shared_number",
+        "full_kv", "global_kv", "index_heads", "most_experts"}) {
     if (name == few) return kMostLayers;
   }
   return config_keys::kMostOfASize;
@@ -207,18 +208,16 @@ class Reading {
       const auto found = object_.find(key);
       if (found == object_.end()) continue;
       const bool is_list = text.rfind("each:", 0) == 0;
-      const std::size_t end = std::min(text.find('|'), text.size());
-      const std::size_t begin = is_list ? 5 : 0;
-      const std::string good = text[0] == '='
-                                   ? std::to_string(evaluate(text.substr(1)))
-                                   : text.substr(begin, end - begin);
+      const std::size_t end = text.find('|');
+      std::string good = text.substr(0, end).substr(is_list ? 5 : 0);
+      if (good[0] == '=') good = std::to_string(evaluate(good.substr(1)));
       const json value = json::parse(good);
-      bool is_good = end < text.size() && found->is_null();
-      if (!is_list) is_good = is_good || *found == value;
-      if (is_list && found->is_array()) {
-        is_good = std::all_of(found->begin(), found->end(),
-                              [&](const json& each) { return each == value; });
-      }
+      const auto is_value = [&](const json& each) { return each == value; };
+      const bool is_good =
+          (end != std::string::npos && found->is_null()) ||
+          (is_list ? found->is_array() &&
+                         std::all_of(found->begin(), found->end(), is_value)
+                   : is_value(*found));
       SB_CHECK(is_good, label_, ": \"", key, "\" is ", json_file::shown(*found),
                ", and a ", family_.type, " is counted with ",
                is_list ? "a list of " : "", good, " alone");
@@ -315,12 +314,13 @@ std::vector<bool> choices(Reading& file, const std::string& list,
                           std::size_t layers, const char* yes, const char* no) {
   std::vector<bool> chosen;
   const json names = file.list(list);
+  bool is_good = names.is_null() || names.size() == layers;
   for (const json& name : names) {
-    SB_CHECK((name == yes || name == no) && names.size() == layers,
-             file.label(), ": ", file.shown(list), "; give \"", yes, "\" or \"",
-             no, "\" for each of ", layers, " layers");
     chosen.push_back(name == yes);
+    is_good = is_good && (name == yes || name == no);
   }
+  SB_CHECK(is_good, file.label(), ": ", file.shown(list), "; give \"", yes,
+           "\" or \"", no, "\" for each of ", layers, " layers");
   return chosen;
 }
 
@@ -428,11 +428,11 @@ void check_sizes(Reading& file) {
   SB_CHECK(file["full_kv"] > 0 && file["heads"] % file["full_kv"] == 0,
            file.label(), ": ", file["full_kv"], " heads of keys do not divide ",
            file["heads"], " of queries in layers without a window");
-  SB_CHECK(file["beside"] == 0 || (file["experts"] > 0 && file["chosen"] > 0 &&
-                                   file["expert"] > 0),
-           file.label(), ": ", file.shown("beside"),
-           ", and num_experts, top_k_experts or moe_intermediate_size is not "
-           "given");
+  SB_CHECK(
+      file["beside"] == 0 ||
+          (file["experts"] > 0 && file["chosen"] > 0 && file["expert"] > 0),
+      file.label(), ": ", file.shown("beside"),
+      ", and num_experts, top_k_experts or the experts' width is not given");
   SB_CHECK(file["chosen"] <= file["experts"], file.label(), ": ",
            file["chosen"], " experts per token, and there are ",
            file["experts"]);
