@@ -303,7 +303,7 @@ TEST(CountedModel, KeysThatSayWhatHappensAnywayAreAccepted) {
   }
   minimax["attn_type_list"][61] = 0;
   expect_text(refusal_of(minimax),
-              {"\"attn_type_list\" is [1,", "a list of 1 alone"});
+              {"\"attn_type_list\" is [1,", "elements of [1] alone"});
   const CountedModel implied =
       counted({{"model_type", "gemma3"}, {"text_config", json::object()}});
   EXPECT_EQ(implied.type, "gemma3_text");
@@ -378,6 +378,7 @@ TEST(CountedModel, RefusalsNameTheKeyTheValueAndWhatIsAllowed) {
        {"\"enable_moe_block\" is true", "is not given"}},
       {{{"model_type", "glm_moe_dsa"},
         {"num_hidden_layers", 2},
+        {"layer_types", {"deepseek_sparse_attention", "indexed_attention"}},
         {"indexer_types", {"shared", "full"}}},
        {"\"indexer_types\" is", "the first layer"}},
       {{{"model_type", "glm_moe_dsa"},
@@ -395,7 +396,7 @@ TEST(CountedModel, RefusalsNameTheKeyTheValueAndWhatIsAllowed) {
        {"\"hybrid_layer_pattern\" is [1,", "transformers passes over"}},
       {{{"model_type", "qwen2_moe"},
         {"mlp_only_layers", std::vector<int>(20000)}},
-       {"at most 16384 layers"}},
+       {"a list of at most 16384"}},
       {{{"model_type", 7}}, {"\"model_type\" is 7"}},
       {{{"model_type", "decoder"}}, {"\"decoder\""}},
       {{{"model_type", "phi"}, {"hidden_size", "x"}},

@@ -181,10 +181,11 @@ deepseek_v3 decoder vocab:129280 hidden:7168 layers:61 heads:128 kv=:heads
   ~num_key_value_heads
 kimi_k2 deepseek_v3 vocab:129280
 deepseek_v32 deepseek_v3 positions:163840 ~mlp_bias
+  experts=num_experts|n_routed_experts:256
   given_kv=num_key_value_heads:heads given_head=head_dim:64 q_rank=q_lora_rank:1536
   index_heads=index_n_heads:64 index_head=index_head_dim:128
   selected=index_topk:2048 sparse_list=mlp_layer_types
-  !layer_types=each:"indexed_attention"|null
+  !layer_types=each:["indexed_attention","deepseek_sparse_attention"]|null
 glm_moe_dsa deepseek_v32 vocab:154880 hidden:6144 layers:78 heads:64
   positions:202752 mlp:12288 q_rank:2048 nope:192 value:256 index_heads:32
   index_list=indexer_types index_step=index_topk_freq:1
@@ -226,7 +227,7 @@ ministral decoder vocab:32000 hidden:4096 layers:32 heads:32
   window=sliding_window?0:4096 types=layer_types
 ministral3 ministral vocab:131072 layers:34 head:128 positions:262144
   window=sliding_window?0:0 types=
-minimax_m2 decoder !attn_type_list=each:1 !use_qk_norm=true
+minimax_m2 decoder !attn_type_list=each:[1] !use_qk_norm=true
   !qk_norm_type="per_layer" !shared_intermediate_size=0|null vocab:200064 hidden:3072 layers:62 heads:48
   kv=num_key_value_heads:8 head=head_dim:128 positions:196608 qk_norm:1
   qk_whole:1 expert=intermediate_size:1536 mlp=:expert

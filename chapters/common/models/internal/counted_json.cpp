@@ -140,8 +140,7 @@ class Reading {
       return absent.empty() ? json() : json::parse(absent);
     }
     SB_CHECK(found->is_array() && found->size() <= kMostLayers, label_, ": ",
-             shown(name), "; give a list, with at most ", kMostLayers,
-             " layers");
+             shown(name), "; give a list of at most ", kMostLayers);
     return *found;
   }
   /// The same, of numbers of layers.
@@ -212,15 +211,17 @@ class Reading {
       std::string good = text.substr(0, end).substr(is_list ? 5 : 0);
       if (good[0] == '=') good = std::to_string(evaluate(good.substr(1)));
       const json value = json::parse(good);
-      const auto is_value = [&](const json& each) { return each == value; };
+      const auto is_in = [&](const json& each) {
+        return std::find(value.begin(), value.end(), each) != value.end();
+      };
       const bool is_good =
           (end != std::string::npos && found->is_null()) ||
           (is_list ? found->is_array() &&
-                         std::all_of(found->begin(), found->end(), is_value)
-                   : is_value(*found));
+                         std::all_of(found->begin(), found->end(), is_in)
+                   : *found == value);
       SB_CHECK(is_good, label_, ": \"", key, "\" is ", json_file::shown(*found),
                ", and a ", family_.type, " is counted with ",
-               is_list ? "a list of " : "", good, " alone");
+               is_list ? "elements of " : "", good, " alone");
     }
   }
 
@@ -363,9 +364,8 @@ void check_stated(const Reading& file,
     const json list = file.list(name);
     if (list.is_null()) return;
     bool agrees = list.size() == layers.size();
-    for (std::size_t i = 0; agrees && i < layers.size(); ++i) {
+    for (std::size_t i = 0; agrees && i < layers.size(); ++i)
       agrees = list[i] == (is_in(layers[i]) ? 1 : 0);
-    }
     SB_CHECK(agrees, file.label(), ": ", file.shown(name),
              ", which transformers passes over, and its layers are others");
   };
