@@ -35,11 +35,13 @@ struct Operations {
 std::vector<Operations> operations_of(const CountRequest& request) {
   const CountedModel& model = request.model;
   const auto seq = static_cast<double>(request.seq);
-  const double masked = model.operations(seq, Mask::kCounted);
-  const double full = model.operations(seq, Mask::kIgnored);
+  const auto counted = [&](const char* key, const char* who, Mask mask) {
+    return Operations{key, who, model.operations(seq, mask),
+                      model.backward_operations(seq, mask)};
+  };
   return {
-      {"masked", "without pairs that the mask hides", masked, 2 * masked},
-      {"pytorch", "PyTorch's FlopCounterMode", full, 2 * full},
+      counted("masked", "without pairs that the mask hides", Mask::kCounted),
+      counted("pytorch", "PyTorch's FlopCounterMode", Mask::kIgnored),
       {"palm", "PaLM, appendix B: 6N + 12LHQT", 0, model.palm_operations(seq)},
       {"torchtitan", "torchtitan", 0, model.torchtitan_operations(seq)}};
 }

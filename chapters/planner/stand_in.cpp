@@ -31,7 +31,9 @@ const BlockPart& first_of(const CountedModel& model, const std::string& group,
                           PartKind kind) {
   const auto row = std::find_if(
       model.rows.begin(), model.rows.end(), [&](const CountedPart& each) {
-        return each.group == group && each.part.kind == kind;
+        // An indexer is not the attention of its block
+        return each.group == group && each.part.kind == kind &&
+               !each.is_detached;
       });
   SB_CHECK(row != model.rows.end(), "a ", model.type, " has no ", group);
   return row->part;
@@ -63,7 +65,9 @@ ModelConfig like(const CountedModel& model) {
   const BlockPart* experts = nullptr;
   bool is_tied = false;
   for (const CountedPart& row : model.rows) {
-    if (row.part.kind == PartKind::kAttention) blocks += row.times;
+    if (row.part.kind == PartKind::kAttention && !row.is_detached) {
+      blocks += row.times;
+    }
     if (row.group == "experts") experts = &row.part;
     is_tied = is_tied || row.is_tied;
   }

@@ -45,6 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
     const auto seq = static_cast<double>(model.positions);
     const double full = model.operations(seq, Mask::kIgnored);
     promise(full > 0 && model.operations(seq, Mask::kCounted) <= full);
+    promise(model.backward_operations(seq, Mask::kIgnored) <= 2 * full);
     promise(model.kv_bytes(seq, 2, true) <= model.kv_bytes(seq, 2, false) ||
             model.has_latent());
   });
@@ -105,6 +106,17 @@ std::vector<std::string> shardbook::fuzz_seeds() {
           R"({"model_type": "llama4_text", "num_hidden_layers": 4,
           "no_rope_layers": [1, 1, 1, 0], "moe_layers": [1, 3],
           "attention_chunk_size": 64, "intermediate_size_mlp": 128})",
+          R"({"model_type": "glm_moe_dsa", "num_hidden_layers": 2,
+          "indexer_types": ["full", "shared"], "mlp_layer_types": ["dense",
+          "sparse"], "index_topk": 64, "initializer_range": Infinity})",
+          R"({"model_type": "gemma4_text", "num_hidden_layers": 4,
+          "num_kv_shared_layers": 1, "use_double_wide_mlp": true,
+          "layer_types": ["full_attention", "sliding_attention",
+          "sliding_attention", "full_attention"], "enable_moe_block": true,
+          "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8})",
+          R"({"model_type": "mimo_v2_flash", "num_hidden_layers": 2,
+          "sliding_window_size": 16, "hybrid_layer_pattern": [0, 1],
+          "swa_num_key_value_heads": 8})",
           R"({"model_type": "gpt_oss", "num_hidden_layers": 2,
           "num_experts_per_tok": 4, "sliding_window": null})"};
 }

@@ -44,6 +44,12 @@ double attention_over(double tokens, const CountedPart& row) {
          static_cast<double>(part.columns[0].width + part.out);
 }
 
+double operations_of(const CountedPart& row, double seq, Mask mask) {
+  return mask == Mask::kIgnored && row.part.kind == PartKind::kAttention
+             ? attention_over(seq, row)
+             : row.times * row.part.operations(seq);
+}
+
 /// Keys that training may refuse and the count does not need.
 json without_training(json object) {
   using namespace counted_families;
@@ -76,9 +82,11 @@ CountedModel counted_from_json(const json& object, const std::string& label,
   model.positions = sizes["positions"];
   model.rows = counted_rows(sizes);
   model.remarks = {"the book does not train a " + type};
-  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"}) {
+  for (const char* key :
+       {"num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"}) {
     const auto further = object.find(key);
-    if (further == object.end() || *further == 0) continue;
+    if (further == object.end() || further->is_null() || *further == 0)
+      continue;
     model.remarks.push_back(
         std::string("layers that predict further tokens (\"") + key +
         "\") are not counted, as transformers does not build them");
@@ -93,29 +101,53 @@ bool is_trained(const std::string& type) {
          std::find(llamas.begin(), llamas.end(), type) != llamas.end();
 }
 
+/// Throws Error for a type that is not counted.
+void check_type(const json& object, const std::string& label) {
+  const json type = object.value("model_type", json("gpt2"));
+  if (type.is_string() &&
+      (is_trained(type) || counted_families::is_known(type))) {
+    return;
+  }
+  const std::string begin =
+      label + ": \"model_type\" is " + json_file::shown(type);
+  for (const auto& [key, value] : object.items()) {
+    for (const char* name : {"linear_", "mamba_", "ssm_", "lru_", "conv_"}) {
+      SB_CHECK(key.rfind(name, 0) != 0 || value.is_null(), begin,
+               ", with layers of linear attention or state spaces (\"",
+               json_file::printable(key),
+               "\"); only decoders with attention in all layers are counted");
+    }
+  }
+  std::vector<std::string> others = counted_families::types();
+  others.erase(std::remove(others.begin(), others.end(), "gpt2"), others.end());
+  SB_FAIL(begin, "; the book trains gpt2, ", json_file::list(llama_types()),
+          ", and these are counted, too: ", json_file::list(others));
+}
+
 CountedModel trained_from_json(const json& object, const std::string& label) {
+  const std::string type = object.value("model_type", "gpt2");
+  const auto read = [&](const json& keys) {
+    return CountedModel::of(type == "gpt2"
+                                ? ModelConfig::from_json(keys.dump(), label)
+                                : llama_from_json(keys, label, type));
+  };
   std::string refusal;
   try {
-    return CountedModel::of(ModelConfig::from_json(object.dump(), label));
+    return read(object);
   } catch (const Error& error) {
     refusal = error.what();
     if (refusal.rfind(label + ": ", 0) == 0) refusal.erase(0, label.size() + 2);
   }
-  const std::string type = object.value("model_type", "gpt2");
-  CountedModel model;
-  if (counted_families::is_known(type)) {
-    model = counted_from_json(object, label, type);
-  } else {
-    model = CountedModel::of(
-        ModelConfig::from_json(without_training(object).dump(), label));
-  }
+  CountedModel model = counted_families::is_known(type)
+                           ? counted_from_json(object, label, type)
+                           : read(without_training(object));
   model.remarks.push_back("training refuses this file: " + refusal);
   return model;
 }
 
 /// The language model of a config with images or sound: "text_config", or its own
 /// keys in releases before that.
-json text_of(const json& object, const std::string& label,
+json text_of(json object, const std::string& label,
              std::vector<std::string>& remarks) {
   const auto found = object.find("text_config");
   const auto type = object.find("model_type");
@@ -125,17 +157,21 @@ json text_of(const json& object, const std::string& label,
   if (found == object.end() || found->is_null()) {
     // Files of transformers 4 have the sizes beside "vision_config"
     if (name != "qwen2_vl" && name != "qwen2_5_vl") return object;
-    json text = object;
-    text["model_type"] = name + "_text";
+    object["model_type"] = name + "_text";
     remarks.push_back("the text model alone is counted, without images");
-    for (const char* key : {"vision_config", "audio_config"}) text.erase(key);
-    return text;
+    for (const char* key : {"vision_config", "audio_config"}) object.erase(key);
+    return object;
   }
   SB_CHECK(found->is_object(), label, ": \"text_config\" is ",
            json_file::shown(*found), "; give an object");
-  json text = *found;
-  SB_CHECK(text.contains("model_type"), label,
-           ": \"text_config\" has no model_type; give one of ",
+  json text = std::move(*found);
+  // transformers' classes know the type of their text model
+  if (!text.contains("model_type") &&
+      counted_families::is_known(name + "_text")) {
+    text["model_type"] = name + "_text";
+  }
+  SB_CHECK(text.contains("model_type"), label, ": \"text_config\" of this ",
+           json_file::printable(name), " has no model_type; give one of ",
            json_file::list(counted_families::types()));
   if (object.contains("tie_word_embeddings")) {
     text["tie_word_embeddings"] = object["tie_word_embeddings"];
@@ -185,16 +221,13 @@ CountedModel CountedModel::of(const ModelConfig& config) {
 
 CountedModel CountedModel::from_json(const std::string& text,
                                      const std::string& label) {
-  const json whole = config_keys::parse_config(text, label);
-  std::vector<std::string> remarks;
-  const json object = text_of(whole, label, remarks);
-  note_architecture(whole, remarks);
-  const json type = object.value("model_type", json("gpt2"));
-  SB_CHECK(type.is_string() &&
-               (is_trained(type) || counted_families::is_known(type)),
-           label, ": \"model_type\" is ", json_file::shown(type),
-           "; these are counted: gpt2, ", json_file::list(llama_types()), "; ",
-           json_file::list(counted_families::types()));
+  json whole = config_keys::parse_config(text, label);
+  std::vector<std::string> remarks, further;
+  note_architecture(whole, further);
+  const json object = text_of(std::move(whole), label, remarks);
+  remarks.insert(remarks.end(), further.begin(), further.end());
+  check_type(object, label);
+  const std::string type = object.value("model_type", "gpt2");
   CountedModel model = is_trained(type)
                            ? trained_from_json(object, label)
                            : counted_from_json(object, label, type);
@@ -249,10 +282,14 @@ double CountedModel::active_in_blocks() const {
 
 double CountedModel::operations(double seq, Mask mask) const {
   double sum = 0;
+  for (const CountedPart& row : rows) sum += operations_of(row, seq, mask);
+  return sum;
+}
+
+double CountedModel::backward_operations(double seq, Mask mask) const {
+  double sum = 0;
   for (const CountedPart& row : rows) {
-    sum += mask == Mask::kIgnored && row.part.kind == PartKind::kAttention
-               ? attention_over(seq, row)
-               : row.times * row.part.operations(seq);
+    if (!row.is_detached) sum += 2 * operations_of(row, seq, mask);
   }
   return sum;
 }
@@ -260,9 +297,10 @@ double CountedModel::operations(double seq, Mask mask) const {
 double CountedModel::kv_bytes(double seq, double element, bool latent) const {
   double sum = 0;
   for (const CountedPart& row : rows) {
-    if (row.part.kind != PartKind::kAttention) continue;
+    if (row.part.kind != PartKind::kAttention || row.keeps_nothing) continue;
     const auto window = static_cast<double>(row.part.window);
-    const double tokens = window > 0 ? std::min(seq, window) : seq;
+    const double tokens =
+        window > 0 && !row.keeps_all ? std::min(seq, window) : seq;
     const std::int64_t width =
         latent && row.latent > 0
             ? row.latent
@@ -279,7 +317,9 @@ bool CountedModel::has_latent() const {
 
 double CountedModel::palm_operations(double seq) const {
   double sum = 6 * active();
-  for (const CountedPart& row : rows) sum += 3 * attention_over(seq, row);
+  for (const CountedPart& row : rows) {
+    if (!row.is_detached) sum += 3 * attention_over(seq, row);
+  }
   return sum;
 }
 
@@ -290,7 +330,9 @@ double CountedModel::torchtitan_operations(double seq) const {
                   [](const CountedPart& row) { return row.is_tied; });
   for (const CountedPart& row : rows) {
     const auto window = static_cast<double>(row.part.window);
-    sum += 3 * attention_over(window > 0 ? std::min(seq, window) : seq, row);
+    if (!row.is_detached) {
+      sum += 3 * attention_over(window > 0 ? std::min(seq, window) : seq, row);
+    }
     // The token table comes first
     const bool multiplies = is_tied && &row == rows.data();
     if (row.part.kind == PartKind::kTable && !multiplies) {

@@ -36,6 +36,12 @@ struct CountedPart {
   bool is_tied = false;
   /// Of latent attention: elements per token that keys and values come from.
   std::int64_t latent = 0;
+  /// Of attention: keeps all keys and values, as an indexer selects those that a
+  /// token sees, as many as the window; or none, as it has those of an earlier
+  /// layer.
+  bool keeps_all = false, keeps_nothing = false;
+  /// No gradient passes.
+  bool is_detached = false;
 };
 
 struct CountedModel {
@@ -66,6 +72,8 @@ struct CountedModel {
   /// Operations per token of a forward on samples of `seq` tokens. With the mask
   /// ignored, a token sees all tokens, whatever the window.
   double operations(double seq, Mask mask) const;
+  /// Of its backward: twice as many, without those that no gradient passes.
+  double backward_operations(double seq, Mask mask) const;
   /// Bytes of the keys and values of the first `seq` tokens, where windows drop
   /// what no later token sees. `latent`: latent attention keeps what its keys
   /// and values come from.

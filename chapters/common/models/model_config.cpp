@@ -269,7 +269,9 @@ ConfigText ModelConfig::text_of(const std::string& name_or_file) {
            ": the file cannot be read");
   std::ifstream file(name_or_file, std::ios::binary);
   SB_CHECK(file, label, ": the file cannot be read");
-  std::string text(config_keys::kMostBytes + 1, '\0');
+  const auto bytes = std::min<std::uintmax_t>(
+      std::filesystem::file_size(name_or_file), config_keys::kMostBytes + 1);
+  std::string text(static_cast<std::size_t>(bytes), '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(file.gcount()));
   SB_CHECK(!text.empty(), label, ": the file is empty");

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -81,9 +82,13 @@ TEST(CountedModel, OperationsAreThoseOfTheFlopCounter) {
   for_each_case(
       [&](const std::string&, const json& config, const json& expected) {
         if (!expected.contains("operations")) return;
-        const double forward = counted(config).operations(16, Mask::kIgnored);
-        EXPECT_EQ(forward, expected.at("operations")[0]) << config;
-        EXPECT_EQ(2 * forward, expected.at("operations")[1]) << config;
+        const CountedModel model = counted(config);
+        EXPECT_EQ(model.operations(16, Mask::kIgnored),
+                  expected.at("operations")[0])
+            << config;
+        EXPECT_EQ(model.backward_operations(16, Mask::kIgnored),
+                  expected.at("operations")[1])
+            << config;
         ++compared;
       });
   EXPECT_GT(compared, 250);
@@ -157,6 +162,41 @@ TEST(CountedModel, LatentAttentionHasQueriesWiderThanValues) {
             61 * 128 * 2.0 * (192 + 128) * (1001 - 501));
 }
 
+// An indexer of 64 heads reads all tokens, a token sees 2,048 of them, and all are
+// kept; by hand, as the golden operations have no mask
+TEST(CountedModel, AnIndexerSelectsWhatATokenSees) {
+  const CountedModel sparse = counted({{"model_type", "deepseek_v32"}});
+  const CountedModel dense = counted(
+      {{"model_type", "deepseek_v3"}, {"max_position_embeddings", 8192}});
+  const double indexer = 61 * 8193 * (64 * 128 + 64.0);
+  const double weights = 61 * 2.0 * (1536 * 8192 + 7168 * (128 + 64));
+  const double seen = (2048.0 * 2049 / 2 + 6144 * 2048.0) / 8192;
+  EXPECT_DOUBLE_EQ(
+      sparse.operations(8192, Mask::kCounted) -
+          dense.operations(8192, Mask::kCounted),
+      indexer + weights + 61 * 2 * 128 * (192 + 128.0) * (seen - 8193.0 / 2));
+  EXPECT_DOUBLE_EQ(sparse.operations(8192, Mask::kIgnored) -
+                       sparse.backward_operations(8192, Mask::kIgnored) / 2,
+                   weights + 61 * 2 * 8192 * (64 * 128 + 64.0));
+  EXPECT_EQ(sparse.kv_bytes(8192, 2, /*latent=*/true),
+            8192 * 61 * (512 + 64 + 128) * 2.0);
+  EXPECT_EQ(sparse.palm_operations(8192) - 6 * sparse.active(),
+            dense.palm_operations(8192) - 6 * dense.active());
+}
+
+// The last 20 layers have the keys of earlier ones, and one layer of five is full
+TEST(CountedModel, LayersThatShareKeysKeepNone) {
+  const auto kept = [](int shared) {
+    const CountedModel model = counted(
+        {{"model_type", "gemma4_text"}, {"num_kv_shared_layers", shared}});
+    return model.kv_bytes(4096, 2, false);
+  };
+  constexpr double kFull = 4096 * 2.0 * 4 * 512 * 2,
+                   kWindow = 512 * 2.0 * 4 * 256 * 2;
+  EXPECT_EQ(kept(0), 5 * kFull + 25 * kWindow);
+  EXPECT_EQ(kept(20), 1 * kFull + 9 * kWindow);
+}
+
 // Llama 4: pieces of 4 tokens, in which a token sees 1, 2, 3, 4; of 10 tokens the
 // last piece has two
 TEST(CountedModel, AChunkEndsWhatATokenSees) {
@@ -187,16 +227,24 @@ TEST(CountedModel, OthersCountOperationsFromParameters) {
 
 TEST(CountedModel, WholeFilesAreCounted) {
   const json models = golden_json("whole_configs.json").at("models");
-  EXPECT_EQ(models.size(), 7u);
+  EXPECT_GE(models.size(), 20u);
+  std::set<std::string> families;
   for (const auto& [name, each] : models.items()) {
     const CountedModel model = counted(each.at("config"));
     EXPECT_EQ(model.parts(), parts_of(each.at("parts"))) << name;
+    families.insert(model.type);
   }
+  EXPECT_GE(families.size(), 12u);
   // 37 billion of 671 act on a token, by its authors
   const CountedModel r1 = counted(models.at("deepseek-r1").at("config"));
   EXPECT_EQ(static_cast<int>(r1.active() / 1e8), 375);
   ASSERT_EQ(r1.remarks.size(), 2u);
   expect_text(r1.remarks[1], {"num_nextn_predict_layers", "not counted"});
+  // With keys that say what happens anyway, of which training knows that, too
+  const CountedModel coder =
+      counted(models.at("qwen3-coder-480b-a35b-instruct").at("config"));
+  EXPECT_TRUE(coder.trained.has_value());
+  EXPECT_TRUE(coder.remarks.empty());
   // A pattern of letters, beside the list that says the same
   const json types = {"sliding_attention", "full_attention"};
   const json exaone = {{"model_type", "exaone4"},
@@ -232,6 +280,33 @@ TEST(CountedModel, TheTextOfAMultimodalFileIsCounted) {
                                      {"tie_word_embeddings", true},
                                      {"vision_config", json::object()}});
   EXPECT_EQ(qwen.parameters(), 1543714304);  // Qwen2-1.5B
+}
+
+// By hand from the sizes in its file: heads that predict further tokens stay out
+TEST(CountedModel, KeysThatSayWhatHappensAnywayAreAccepted) {
+  json minimax = {{"model_type", "minimax_m2"},
+                  {"attn_type_list", std::vector<int>(62, 1)},
+                  {"use_qk_norm", true},
+                  {"qk_norm_type", "per_layer"},
+                  {"shared_intermediate_size", 0},
+                  {"use_mtp", true},
+                  {"mtp_transformer_layers", 1},
+                  {"num_mtp_modules", 3}};
+  const CountedModel model = counted(minimax);
+  EXPECT_EQ(model.parameters(),
+            counted({{"model_type", "minimax_m2"}}).parameters());
+  ASSERT_EQ(model.remarks.size(), 2u);
+  expect_text(model.remarks[1], {"num_mtp_modules", "not counted"});
+  for (const json& none : {json(0), json()}) {
+    minimax["num_mtp_modules"] = none;
+    EXPECT_EQ(counted(minimax).remarks.size(), 1u) << none;
+  }
+  minimax["attn_type_list"][61] = 0;
+  expect_text(refusal_of(minimax),
+              {"\"attn_type_list\" is [1,", "elements of [1] alone"});
+  const CountedModel implied =
+      counted({{"model_type", "gemma3"}, {"text_config", json::object()}});
+  EXPECT_EQ(implied.type, "gemma3_text");
 }
 
 TEST(CountedModel, WhatTrainingRefusesIsARemarkWhereTheCountDoesNotNeedIt) {
@@ -289,6 +364,39 @@ TEST(CountedModel, RefusalsNameTheKeyTheValueAndWhatIsAllowed) {
   const std::vector<Row> rows = {
       {{{"model_type", "mamba"}}, {"\"mamba\"", "are counted", "gemma2"}},
       {{{"model_type", "t5"}}, {"\"t5\"", "are counted"}},
+      {{{"model_type", "x"}, {"linear_key_head_dim", 128}},
+       {"\"x\", with layers of linear", "linear_key_head_dim"}},
+      {{{"model_type", "gemma4_text"}, {"num_kv_shared_layers", 30}},
+       {"\"num_kv_shared_layers\" is 30", "30 layers"}},
+      {{{"model_type", "gemma4_text"},
+        {"num_hidden_layers", 2},
+        {"num_kv_shared_layers", 1}},
+       {"no earlier layer", "of layer 1"}},
+      {{{"model_type", "gemma4_text"},
+        {"enable_moe_block", true},
+        {"num_experts", 8}},
+       {"\"enable_moe_block\" is true", "is not given"}},
+      {{{"model_type", "glm_moe_dsa"},
+        {"num_hidden_layers", 2},
+        {"layer_types", {"deepseek_sparse_attention", "indexed_attention"}},
+        {"indexer_types", {"shared", "full"}}},
+       {"\"indexer_types\" is", "the first layer"}},
+      {{{"model_type", "glm_moe_dsa"},
+        {"index_topk_freq", 2},
+        {"index_skip_topk_offset", 0}},
+       {"\"index_skip_topk_offset\" is 0", "the first layer"}},
+      {{{"model_type", "glm_moe_dsa"}, {"indexer_types", json::array()}},
+       {"\"indexer_types\" is []", "each of 78 layers"}},
+      {{{"model_type", "glm_moe_dsa"}, {"mlp_layer_types", {"dense"}}},
+       {"\"mlp_layer_types\" is [\"dense\"]", "each of 78 layers"}},
+      {{{"model_type", "mimo_v2_flash"}, {"swa_head_dim", 64}},
+       {"\"swa_head_dim\" is 64", "with 192 alone"}},
+      {{{"model_type", "mimo_v2_flash"},
+        {"hybrid_layer_pattern", std::vector<int>(48, 1)}},
+       {"\"hybrid_layer_pattern\" is [1,", "transformers passes over"}},
+      {{{"model_type", "qwen2_moe"},
+        {"mlp_only_layers", std::vector<int>(20000)}},
+       {"a list of at most 16384"}},
       {{{"model_type", 7}}, {"\"model_type\" is 7"}},
       {{{"model_type", "decoder"}}, {"\"decoder\""}},
       {{{"model_type", "phi"}, {"hidden_size", "x"}},
@@ -318,6 +426,8 @@ TEST(CountedModel, RefusalsNameTheKeyTheValueAndWhatIsAllowed) {
        {"for each of 26 layers"}},
       {{{"model_type", "gptj"}, {"n_embd", 64}, {"hidden_size", 128}},
        {"\"n_embd\" is 64, but \"hidden_size\"", "128"}},
+      {{{"model_type", "falcon"}, {"num_ln_in_parallel_attn", 1 << 30}},
+       {"\"num_ln_in_parallel_attn\" is 1073741824", "from 1 to 2"}},
       {{{"model_type", "dots1"}}, {"needs \"num_experts_per_tok\""}},
       {{{"model_type", "gpt_neox"},
         {"num_hidden_layers", 16384},

@@ -425,7 +425,13 @@ TEST(LlamaConfig, KeysThatWouldChangeTheFunctionAreRefused) {
       {"qwen2", "attention_bias", "false", "true"},
       {"qwen3", "mlp_bias", "true", "false"},
       {"mixtral", "router_jitter_noise", "0.1", "0.0"},
-      {"mixtral", "norm_topk_prob", "false", "true"}};
+      {"mixtral", "norm_topk_prob", "false", "true"},
+      // Which transformers passes over
+      {"qwen3_moe", "shared_expert_intermediate_size", "128", "0"},
+      {"qwen3_moe", "use_qk_norm", "false", "true"},
+      {"qwen3_moe", "qkv_bias", "true", "false"},
+      {"qwen2", "qkv_bias", "false", "true"},
+      {"llama", "use_qk_norm", "true", "false"}};
   for (const auto& [type, key, bad, good] : keys) {
     expect_text(refusal_of_llama(small(type, {{key, json::parse(bad)}})),
                 {"c.json: \"" + key + "\" is "});
@@ -435,15 +441,14 @@ TEST(LlamaConfig, KeysThatWouldChangeTheFunctionAreRefused) {
 }
 
 TEST(LlamaConfig, KeysThatNobodyKnowsAreRefusedByNameWithTheirValue) {
-  for (const auto& [key, value] : std::map<std::string, std::string>{
-           {"attention_multiplier", "0.5"},
-           {"residual_multiplier", "0.2"},
-           {"logits_scaling", "8.0"},
-           {"final_logit_softcapping", "30.0"},
-           {"no_rope_layers", "[1,1,0]"},
-           {"shared_expert_intermediate_size", "128"},
-           {"num_experts", "8"},
-           {"n_embd", "64"}}) {
+  for (const auto& [key, value] :
+       std::map<std::string, std::string>{{"attention_multiplier", "0.5"},
+                                          {"residual_multiplier", "0.2"},
+                                          {"logits_scaling", "8.0"},
+                                          {"final_logit_softcapping", "30.0"},
+                                          {"no_rope_layers", "[1,1,0]"},
+                                          {"num_experts", "8"},
+                                          {"n_embd", "64"}}) {
     expect_text(refusal_of_llama(small("llama", {{key, json::parse(value)}})),
                 {"c.json: \"" + key + "\" is " + value, "not followed here",
                  "rotary positions"});

@@ -91,6 +91,36 @@ std::string refusal(const std::string& json) {
   return error_of([&] { ModelConfig::from_json(json, "c.json"); });
 }
 
+// A list of what is not quantized made a released one 3 MB long.
+TEST(ModelConfig, AsLongAsReleasedOnesTheyAreReadAndLongerRefused) {
+  const std::string begin = R"({"n_embd": 48, "n_head": 4, "problem_type": ")";
+  const std::string three_mb = begin + std::string(3 << 20, 'x') + "\"}";
+  EXPECT_EQ(ModelConfig::from_json(three_mb, "c.json").n_embd, 48);
+  expect_text(refusal(begin + std::string(8 << 20, 'x') + "\"}"),
+              {"c.json: longer than 8 MiB"});
+  std::string keys = "{\"n_embd\": 4";
+  for (int i = 0; i < 1000; ++i) keys += ", \"" + std::to_string(i) + "\": 1";
+  expect_text(refusal(keys + "}"), {"has 1001 keys", "at most 1000"});
+}
+
+// Released configs have them, and Python writes and reads them.
+TEST(ModelConfig, PythonsInfinityAndNaNAreValuesThatNoSizeHas) {
+  const std::string passed_over =
+      R"({"n_embd": 4, "n_head": 2, "problem_type": [0.0, Infinity,-Infinity ,
+      NaN, "Infinity \" NaN"], "prefix": NaN})";
+  EXPECT_EQ(refusal(passed_over), "");
+  expect_text(refusal(R"({"n_embd": Infinity})"),
+              {"\"n_embd\" is \"Infinity\"", "positive integer"});
+  for (const char* bad :
+       {R"({Infinity: 1, "n_embd": 4})", R"({"n_embd": Infinit})",
+        R"({"n_embd": 4Infinity})", R"({"n_embd": NaN NaN})"}) {
+    expect_text(refusal(bad), {"not JSON"});
+  }
+  // Bytes are those of the file
+  expect_text(refusal(R"({"prefix": NaN, "a": -Infinity, "b": ?})"),
+              {"not JSON (byte 38)"});
+}
+
 // Each key's first value would change the model and is refused. Its second
 // value is what the model computes here, so it is accepted. This catches a row
 // that is lost from the table.

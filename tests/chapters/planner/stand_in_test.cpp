@@ -112,6 +112,10 @@ TEST(PlannerStandIn, IsRefusedByThePartThatDiffersMost) {
                 "shared experts: 0.45"});
   expect_error([] { stand_in_of(R"({"model_type": "deepseek_v3"})", 2048); },
                {"latent attention: 11.41 billion active parameters here"});
+  // Its indexers are no blocks of their own
+  expect_error(
+      [] { stand_in_of(R"({"model_type": "deepseek_v32"})", 2048); },
+      {"latent attention: 12.26 billion active parameters here, 42.98"});
   // Dense layers among experts
   expect_error(
       [] {

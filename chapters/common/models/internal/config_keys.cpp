@@ -11,16 +11,57 @@ namespace shardbook::config_keys {
 
 using nlohmann::json;
 
+namespace {
+
+/// A text with quotes around the values that Python's json writes and JSON lacks.
+struct QuotedValues {
+  explicit QuotedValues(const std::string& given) {
+    std::size_t copied = 0;
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      if (given[i] == '"') {
+        for (++i; i < given.size() && given[i] != '"'; ++i) {
+          if (given[i] == '\\') ++i;
+        }
+        continue;
+      }
+      for (const std::string word : {"Infinity", "-Infinity", "NaN"}) {
+        if (given.compare(i, word.size(), word) != 0) continue;
+        const std::size_t end = i + word.size();
+        const std::size_t next = given.find_first_not_of(" \t\r\n", end);
+        // A name has to have quotes of its own
+        if (next != std::string::npos && given[next] == ':') continue;
+        text.append(given, copied, i - copied).append('"' + word + '"');
+        ends.push_back(text.size());
+        copied = end;
+        i = end - 1;
+        break;
+      }
+    }
+    text.append(given, copied);
+  }
+  /// Of the given text.
+  std::size_t byte(std::size_t of_text) const {
+    const auto before = std::lower_bound(ends.begin(), ends.end(), of_text);
+    return of_text - 2 * static_cast<std::size_t>(before - ends.begin());
+  }
+
+  std::string text;
+  std::vector<std::size_t> ends;
+};
+
+}  // namespace
+
 json parse_config(const std::string& text, const std::string& label) {
-  SB_CHECK(text.size() <= kMostBytes, label, ": longer than 1 MiB");
+  SB_CHECK(text.size() <= kMostBytes, label, ": longer than 8 MiB");
   const std::string problem = utf8_problem(text);
   SB_CHECK(problem.empty(), label, ": ", problem);
   json_file::check_depth(text, label);
+  const QuotedValues quoted(text);
   json object;
   try {
-    object = json::parse(text);
+    object = json::parse(quoted.text);
   } catch (const json::parse_error& error) {
-    SB_FAIL(label, ": not JSON (byte ", error.byte, ")");
+    SB_FAIL(label, ": not JSON (byte ", quoted.byte(error.byte), ")");
   } catch (const json::out_of_range&) {
     SB_FAIL(label, ": a number is too large; give numbers below 1.8e308");
   }
@@ -116,6 +157,10 @@ void check_keys(const json& object, const std::string& label,
                 const std::vector<FixedKey>& fixed,
                 const std::vector<std::string>& sizes,
                 const std::vector<std::string>& harmless, const char* model) {
+  // Each unknown one is compared with all that are known
+  constexpr std::size_t kMostKeys = 1000;
+  SB_CHECK(object.size() <= kMostKeys, label, ": has ", object.size(),
+           " keys; give at most ", kMostKeys);
   for (const FixedKey& each : fixed) read.push_back(each.key);
   read.insert(read.end(), sizes.begin(), sizes.end());
   std::string list;

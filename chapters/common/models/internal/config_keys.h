@@ -12,10 +12,12 @@ namespace shardbook::config_keys {
 
 constexpr std::int64_t kMostOfASize = (std::int64_t{1} << 31) - 1;
 
-constexpr std::size_t kMostBytes = (1 << 20) - 1;
+/// A list of the layers that are not quantized may have three million bytes.
+constexpr std::size_t kMostBytes = std::size_t{8} << 20;
 
-/// The object that a config.json is. Throws Error that begins with `label` where
-/// it is longer than 1 MiB, nested too deep, or no object.
+/// The object that a config.json is, as Python reads it: Infinity, -Infinity and
+/// NaN are values, here texts. Throws Error that begins with `label` where it is
+/// longer than 8 MiB, nested too deep, or no object.
 nlohmann::json parse_config(const std::string& text, const std::string& label);
 
 /// Sets `value`, from 1 to `most`, where the key is present.

@@ -1,7 +1,6 @@
 #include "chapters/common/models/internal/counted_families.h"
 
 #include <algorithm>
-#include <iterator>
 #include <sstream>
 
 namespace shardbook::counted_families {
@@ -26,6 +25,17 @@ namespace {
 //                     of expert_list; in none of dense_list
 //   shared            width of the shared experts
 //   kv_rank q_rank nope rope value   of multi-head latent attention
+//   window_sinks      sinks, in layers with a window alone
+//   full_head full_kv, k_is_v   of layers without a window: their heads, and
+//                     whether keys are the values, too
+//   shared_kv, wide   layers at the end that have the keys of earlier ones, and
+//                     whether their MLPs are twice as wide
+//   beside            blocks with experts have a dense MLP as well, with norms of
+//                     its own, and their router scales
+//   per_layer         width of a second embedding, which each layer adds
+//   index_heads index_head selected   of an indexer, and how many tokens it leaves
+//                     to attention; in the layers of index_list, or every
+//                     index_step-th from index_offset - 1
 constexpr char kRows[] = R"(
 decoder - vocab=vocab_size hidden=hidden_size layers=num_hidden_layers
   heads=num_attention_heads kv=num_key_value_heads?heads:heads
@@ -36,7 +46,9 @@ decoder - vocab=vocab_size hidden=hidden_size layers=num_hidden_layers
   head_bias:0 table_rows:0 table_width:hidden window:0 chunked:0 pattern:0
   from:0 until:layers experts:0 chosen:0 expert:0 shared:0 shared_gate:0
   router_bias:0 expert_bias:0 first:0 last:0-1 step:1 square:0 kv_rank:0
-  q_rank:0 nope:0 rope:0 value:0 !is_encoder_decoder=false
+  q_rank:0 nope:0 rope:0 value:0 full_head:head full_kv:kv k_is_v:0
+  last_full:0 shared_kv:0 wide:0 beside:0 per_layer:0 per_layer_rows:0
+  window_sinks:0 index_heads:0 index_head:0 selected:0 index_step:1 index_offset:2 !is_encoder_decoder=false
   !add_cross_attention=false
 classic decoder kv=:heads head=:hidden/heads bias:1 norm_bias:1 gated:0
   mlp_bias:1 mlp=:4*hidden
@@ -99,6 +111,17 @@ gemma2 gemma hidden:2304 layers:26 heads:8 kv:4 mlp:9216 norms:4
   window=sliding_window?0:4096 pattern:2 types=layer_types
 gemma3_text gemma2 vocab:262208 positions:131072 qk_norm:1
   pattern=sliding_window_pattern|_sliding_window_pattern:6
+gemma4_text gemma vocab:262144 hidden:2304 layers:30 heads:8 kv=num_key_value_heads:4
+  positions:131072 mlp:9216 norms:4 qk_norm:1 window=sliding_window:512
+  pattern:6 types=layer_types last_full:1 full_head=global_head_dim:512
+  k_is_v=attention_k_eq_v:no global_kv=num_global_key_value_heads?kv:kv
+  full_kv:k_is_v(global_kv,kv) shared_kv=num_kv_shared_layers:0
+  wide=use_double_wide_mlp:no per_layer=hidden_size_per_layer_input:256
+  per_layer_rows=vocab_size_per_layer_input:262144 beside=enable_moe_block:no
+  most_experts=num_experts?0:0 experts:beside(most_experts,0)
+  most_chosen=top_k_experts?0:0 chosen:beside(most_chosen,0)
+  most_expert=moe_intermediate_size?0:0 expert:beside(most_expert,0)
+  !use_bidirectional_attention="vision"|null !expert_intermediate_size=null
 olmo decoder vocab:50304 hidden:4096 layers:32 heads:32 positions:2048
   mlp:11008 norm:0 bias=attention_bias:no
 olmo2 olmo norm:1 qk_norm:1 qk_whole:1
@@ -157,6 +180,16 @@ deepseek_v3 decoder vocab:129280 hidden:7168 layers:61 heads:128 kv=:heads
   first=first_k_dense_replace:3 !moe_layer_freq=1 ~head_dim
   ~num_key_value_heads
 kimi_k2 deepseek_v3 vocab:129280
+deepseek_v32 deepseek_v3 positions:163840 ~mlp_bias
+  experts=num_experts|n_routed_experts:256
+  given_kv=num_key_value_heads:heads given_head=head_dim:64 q_rank=q_lora_rank:1536
+  index_heads=index_n_heads:64 index_head=index_head_dim:128
+  selected=index_topk:2048 sparse_list=mlp_layer_types
+  !layer_types=each:["indexed_attention","deepseek_sparse_attention"]|null
+glm_moe_dsa deepseek_v32 vocab:154880 hidden:6144 layers:78 heads:64
+  positions:202752 mlp:12288 q_rank:2048 nope:192 value:256 index_heads:32
+  index_list=indexer_types index_step=index_topk_freq:1
+  index_offset=index_skip_topk_offset:2 !index_topk_pattern=null
 deepseek_v2 deepseek_v3 vocab:102400 hidden:4096 layers:32 heads:32
   positions:2048 mlp:11008 mlp_bias=mlp_bias:no experts:64
   chosen=num_experts_per_tok: expert:1407 shared_number:2 first:0
@@ -169,7 +202,7 @@ qwen2_moe decoder vocab:151936 hidden:2048 layers:24 heads:16
   pattern:2 until=max_window_layers:28 types=layer_types
 gpt_oss decoder vocab:201088 hidden:2880 layers:36 heads:64
   kv=num_key_value_heads:8 head=head_dim:64 positions:131072
-  bias=attention_bias:yes sinks:1 window=sliding_window?0:128 pattern:2
+  bias=attention_bias:yes sinks:1 window_sinks:1 window=sliding_window?0:128 pattern:2
   types=layer_types expert=intermediate_size:2880 mlp=:expert
   experts=num_local_experts:128 chosen=num_experts_per_tok:4 router_bias:1
   expert_bias:1
@@ -194,7 +227,8 @@ ministral decoder vocab:32000 hidden:4096 layers:32 heads:32
   window=sliding_window?0:4096 types=layer_types
 ministral3 ministral vocab:131072 layers:34 head:128 positions:262144
   window=sliding_window?0:0 types=
-minimax_m2 decoder vocab:200064 hidden:3072 layers:62 heads:48
+minimax_m2 decoder !attn_type_list=each:[1] !use_qk_norm=true
+  !qk_norm_type="per_layer" !shared_intermediate_size=0|null vocab:200064 hidden:3072 layers:62 heads:48
   kv=num_key_value_heads:8 head=head_dim:128 positions:196608 qk_norm:1
   qk_whole:1 expert=intermediate_size:1536 mlp=:expert
   experts=num_local_experts:256 chosen=num_experts_per_tok:8
@@ -219,16 +253,27 @@ qwen3_vl_moe_text qwen3_vl_text hidden:2048 layers:24 heads:16
   ~sliding_window head=head_dim?hidden/heads:hidden/heads
   chosen=num_experts_per_tok:4 expert=moe_intermediate_size:1408
   step=decoder_sparse_step:1 dense_list=mlp_only_layers
+mimo decoder vocab:151680 hidden: layers: heads:
+  kv=num_key_value_heads?heads:heads head=head_dim:hidden/heads
+  positions:32768 mlp: q_bias:1 !attention_bias=true !use_sliding_window=false
+  ~sliding_window ~max_window_layers
+mimo_v2_flash decoder vocab:152576 hidden:4096 layers:48 heads:64
+  full_kv=num_key_value_heads:4 kv=:full_kv*2 head=head_dim:192
+  value=v_head_dim:128 positions:131072 mlp:16384 bias=attention_bias:no o_bias:0
+  experts=n_routed_experts:256 chosen=num_experts_per_tok:8
+  expert=moe_intermediate_size:2048 first:1 sparse_list=mlp_layer_types
+  before=sliding_window_size?0:0 plain=sliding_window:129
+  window:before(before+1,plain) window_sinks:1 from:1 pattern:6
+  types=layer_types stated_slide_list=hybrid_layer_pattern
+  stated_expert_list=moe_layer_freq !swa_num_attention_heads==heads
+  !swa_num_key_value_heads==kv !swa_head_dim==head !swa_v_head_dim==value
+  !add_swa_attention_sink_bias=true !add_full_attention_sink_bias=false
+  ~attention_chunk_size
 internlm2 decoder vocab:103168 hidden:4096 layers:32 heads:32
   head=:hidden/heads positions:2048 mlp:11008 bias=bias:yes
 baichuan decoder vocab: hidden: layers: heads: kv=:heads head=:hidden/heads
   positions=max_position_embeddings|model_max_length:4096 mlp:
 )";
-
-std::vector<std::string> words_of(const std::string& text) {
-  std::istringstream stream(text);
-  return {std::istream_iterator<std::string>(stream), {}};
-}
 
 /// "k|l": k and l.
 std::vector<std::string> split(const std::string& text, char between) {
@@ -357,52 +402,6 @@ bool is_known(const std::string& type) { return families().count(type) > 0; }
 
 const CountedClass& family_of(const std::string& type) {
   return families().at(type);
-}
-
-const std::vector<std::string>& keys_passed_over() {
-  static const std::vector<std::string> kKeys = words_of(R"(
-activation activation_dropout activation_function alibi
-apply_residual_connection_post_layernorm attention_dropout attention_layers
-attention_multiplier attention_probs_dropout_prob attention_softmax_in_fp32
-attn_config.alibi attn_config.alibi_bias_max attn_config.attn_impl
-attn_config.attn_pdrop attn_config.attn_uses_sequence_id attn_config.clip_qkv
-attn_config.model_type attn_config.prefix_lm attn_config.rope_theta
-attn_config.softmax_scale attn_logit_softcapping attn_pdrop attn_scale
-attn_temperature_tuning aux_loss_alpha bias_dropout_fusion clip_qkv dropout
-emb_init_std emb_init_uniform_lim emb_pdrop embd_pdrop embed_dropout
-embedding_dropout embedding_fraction embedding_multiplier eod_token_id ep_size
-experts_per_token fan_mode ffn_config.ffn_act_fn ffn_config.hidden_size
-ffn_config.model_type ffn_config.moe_jitter_eps ffn_config.moe_loss_weight
-ffn_config.moe_normalize_expert_weights ffn_config.uniform_expert_assignment
-final_logit_softcapping floor_scale for_llm_compressor hidden_activation
-hidden_dropout hidden_dropout_prob image_token_id inference_runner init_config
-init_device init_gain init_nonlinearity init_std initial_context_length
-initializer_range input_jitter_noise layer_norm_eps layer_norm_epsilon
-layerdrop learned_pos_emb logit_scale logits_scaling low_precision_layernorm
-masked_softmax_fusion max_batch_size moe_norm_min n_ctx n_group norm_eps
-norm_epsilon norm_topk_prob norm_type num_mtp_layers num_nextn_predict_layers
-offset_alibi order_of_interleaved_layers output_router_logits pad_key_length
-param_init_fn position_embedding_type pre_allocate_kv_cache pretraining_tp
-qk_head_dim query_pre_attn_scalar resid_dropout resid_pdrop residual_dropout
-residual_multiplier rms_norm_eps routed_scaling_factor router_aux_loss_coef
-router_jitter_noise router_z_loss_coef scale_attention_softmax_in_fp32
-scale_attn_by_inverse_layer_idx scale_attn_weights scoring_func seq_aux
-skip_bias_add skip_bias_add_qkv slow_but_exact swiglu_alpha swiglu_limit
-tokenizer_name topk_group topk_method use_embedding_sharing
-use_gated_activation use_pad_tok_in_ffn use_parallel_block
-use_parallel_embedding validate_runner_input verbose video_token_id
-vision_end_token_id vision_start_token_id vision_token_id z_loss)");
-  return kKeys;
-}
-
-const std::vector<std::string>& keys_of_training() {
-  static const std::vector<std::string> kKeys = words_of(R"(
-architectures auto_map hidden_act loss_type mrope_section
-original_max_position_embeddings partial_rotary_factor pruned_heads
-quantization_config rope_interleave rope_interleaved rope_local_base_freq
-rope_parameters rope_pct rope_scaling rope_theta rotary rotary_dim
-rotary_emb_base rotary_pct torchscript use_mrope)");
-  return kKeys;
 }
 
 }  // namespace shardbook::counted_families

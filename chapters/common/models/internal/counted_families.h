@@ -29,6 +29,7 @@ struct CountedClass {
   std::string type;
   std::map<std::string, Number> numbers;
   /// Keys with the only values, as JSON, that the layers here agree with: "1|null".
+  /// After "each:", a list of those of all elements; after "=", an expression.
   std::map<std::string, std::string> fixed;
   /// Keys of the class that have no effect on the count, and have one in others.
   std::vector<std::string> idle;

@@ -18,19 +18,25 @@ using counted_families::CountedClass;
 using counted_families::Number;
 using nlohmann::json;
 
+constexpr std::size_t kMostLayers = 1 << 14;
+
 /// Larger than any that fits; they keep products of sizes below 2^63.
 std::int64_t most_of(const std::string& name) {
+  if (name == "lns") return 2;
   for (const char* few :
-       {"layers", "heads", "kv", "groups", "experts", "shared_number"}) {
-    if (name == few) return 1 << 14;
+       {"layers", "heads", "kv", "groups", "experts", "shared_number",
+        "full_kv", "global_kv", "index_heads", "most_experts"}) {
+    if (name == few) return kMostLayers;
   }
   return config_keys::kMostOfASize;
 }
 
 std::int64_t least_of(const std::string& name) {
   if (name == "last") return -1;
-  for (const char* zero : {"shared", "shared_number", "window", "most", "first",
-                           "from", "until", "q_rank", "pattern"}) {
+  for (const char* zero :
+       {"shared", "shared_number", "window", "most", "before", "first", "from",
+        "until", "q_rank", "pattern", "shared_kv", "per_layer",
+        "index_offset"}) {
     if (name == zero) return 0;
   }
   return 1;
@@ -133,7 +139,8 @@ class Reading {
       const std::string& absent = number->second.absent;
       return absent.empty() ? json() : json::parse(absent);
     }
-    SB_CHECK(found->is_array(), label_, ": ", shown(name), "; give a list");
+    SB_CHECK(found->is_array() && found->size() <= kMostLayers, label_, ": ",
+             shown(name), "; give a list of at most ", kMostLayers);
     return *found;
   }
   /// The same, of numbers of layers.
@@ -174,7 +181,7 @@ class Reading {
     return key.empty() ? nullptr : &object_.at(key);
   }
 
-  void check_keys() const {
+  void check_keys() {
     for (const auto& [key, value] : object_.items()) {
       if (known_.count(key) > 0 || keys_without_count().count(key) > 0 ||
           key.rfind('_', 0) == 0) {
@@ -199,12 +206,22 @@ class Reading {
     for (const auto& [key, text] : family_.fixed) {
       const auto found = object_.find(key);
       if (found == object_.end()) continue;
+      const bool is_list = text.rfind("each:", 0) == 0;
       const std::size_t end = text.find('|');
-      const bool is_good = *found == json::parse(text.substr(0, end)) ||
-                           (end < text.size() && found->is_null());
+      std::string good = text.substr(0, end).substr(is_list ? 5 : 0);
+      if (good[0] == '=') good = std::to_string(evaluate(good.substr(1)));
+      const json value = json::parse(good);
+      const auto is_in = [&](const json& each) {
+        return std::find(value.begin(), value.end(), each) != value.end();
+      };
+      const bool is_good =
+          (end != std::string::npos && found->is_null()) ||
+          (is_list ? found->is_array() &&
+                         std::all_of(found->begin(), found->end(), is_in)
+                   : *found == value);
       SB_CHECK(is_good, label_, ": \"", key, "\" is ", json_file::shown(*found),
                ", and a ", family_.type, " is counted with ",
-               text.substr(0, end), " alone");
+               is_list ? "elements of " : "", good, " alone");
     }
   }
 
@@ -293,6 +310,71 @@ void read_types(Reading& file, std::vector<CountedLayer>& layers) {
   }
 }
 
+/// True for each element of a list that is `yes`, false for `no`.
+std::vector<bool> choices(Reading& file, const std::string& list,
+                          std::size_t layers, const char* yes, const char* no) {
+  std::vector<bool> chosen;
+  const json names = file.list(list);
+  bool is_good = names.is_null() || names.size() == layers;
+  for (const json& name : names) {
+    chosen.push_back(name == yes);
+    is_good = is_good && (name == yes || name == no);
+  }
+  SB_CHECK(is_good, file.label(), ": ", file.shown(list), "; give \"", yes,
+           "\" or \"", no, "\" for each of ", layers, " layers");
+  return chosen;
+}
+
+void read_indexers(Reading& file, std::vector<CountedLayer>& layers) {
+  if (file["index_heads"] == 0) return;
+  const auto listed =
+      choices(file, "index_list", layers.size(), "full", "shared");
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const auto after = static_cast<std::int64_t>(i) - file["index_offset"] + 1;
+    layers[i].has_indexer = listed.empty()
+                                ? after <= 0 || after % file["index_step"] == 0
+                                : listed[i];
+  }
+  SB_CHECK(layers[0].has_indexer, file.label(), ": ",
+           file.shown(listed.empty() ? "index_offset" : "index_list"),
+           "; the first layer needs an indexer, as there is no earlier one");
+}
+
+void share_keys(Reading& file, std::vector<CountedLayer>& layers) {
+  const std::int64_t shared = file["shared_kv"];
+  const auto own = static_cast<std::ptrdiff_t>(layers.size()) - shared;
+  SB_CHECK(own > 0, file.label(), ": ", file.shown("shared_kv"),
+           ", and there are ", layers.size(), " layers; give fewer");
+  for (auto layer = layers.begin() + own; layer != layers.end(); ++layer) {
+    layer->shares_keys = true;
+    SB_CHECK(std::any_of(layers.begin(), layers.begin() + own,
+                         [&](const CountedLayer& each) {
+                           return each.window == layer->window;
+                         }),
+             file.label(), ": ", file.shown("shared_kv"),
+             ", and no earlier layer has attention of the kind of layer ",
+             layer - layers.begin());
+  }
+}
+
+/// Lists that the class passes over have to say what its layers are.
+void check_stated(const Reading& file,
+                  const std::vector<CountedLayer>& layers) {
+  const auto check = [&](const std::string& name, const auto& is_in) {
+    const json list = file.list(name);
+    if (list.is_null()) return;
+    bool agrees = list.size() == layers.size();
+    for (std::size_t i = 0; agrees && i < layers.size(); ++i)
+      agrees = list[i] == (is_in(layers[i]) ? 1 : 0);
+    SB_CHECK(agrees, file.label(), ": ", file.shown(name),
+             ", which transformers passes over, and its layers are others");
+  };
+  check("stated_slide_list",
+        [](const CountedLayer& layer) { return layer.window > 0; });
+  check("stated_expert_list",
+        [](const CountedLayer& layer) { return layer.has_experts; });
+}
+
 std::vector<CountedLayer> layers_of(Reading& file) {
   const std::int64_t count = file["layers"];
   std::vector<CountedLayer> layers(static_cast<std::size_t>(count));
@@ -305,12 +387,15 @@ std::vector<CountedLayer> layers_of(Reading& file) {
            file.label(), ": \"no_rope_layers\" has ", slide_list.size(),
            " layers, and there are ", count);
   const bool has_types = !file.list("types").is_null();
+  const auto sparse =
+      choices(file, "sparse_list", layers.size(), "sparse", "dense");
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     layers[i].has_experts = has_list
                                 ? with_experts.count(index) > 0
                                 : index >= file["first"] && index <= last &&
                                       (index + 1) % file["step"] == 0;
+    if (!sparse.empty()) layers[i].has_experts = sparse[i];
     layers[i].has_experts =
         layers[i].has_experts && file["experts"] > 0 && dense.count(index) == 0;
     if (has_types) continue;
@@ -322,6 +407,10 @@ std::vector<CountedLayer> layers_of(Reading& file) {
     layers[i].window = slides ? file["window"] : 0;
   }
   if (has_types) read_types(file, layers);
+  if (file["last_full"] != 0) layers.back().window = 0;
+  read_indexers(file, layers);
+  share_keys(file, layers);
+  check_stated(file, layers);
   return layers;
 }
 
@@ -336,6 +425,14 @@ void check_sizes(Reading& file) {
       file.label(), ": ", file["heads"], " heads of width ", file["head"],
       " are not as wide as the hidden size, ", file["hidden"],
       ", as in this class they have to be");
+  SB_CHECK(file["full_kv"] > 0 && file["heads"] % file["full_kv"] == 0,
+           file.label(), ": ", file["full_kv"], " heads of keys do not divide ",
+           file["heads"], " of queries in layers without a window");
+  SB_CHECK(
+      file["beside"] == 0 ||
+          (file["experts"] > 0 && file["chosen"] > 0 && file["expert"] > 0),
+      file.label(), ": ", file.shown("beside"),
+      ", and num_experts, top_k_experts or the experts' width is not given");
   SB_CHECK(file["chosen"] <= file["experts"], file.label(), ": ",
            file["chosen"], " experts per token, and there are ",
            file["experts"]);

@@ -16,10 +16,10 @@ namespace shardbook {
 struct CountedLayer {
   std::int64_t window = 0;
   bool has_experts = false;
+  bool has_indexer = false;
+  bool shares_keys = false;  ///< with an earlier layer
 
-  bool operator==(const CountedLayer& other) const {
-    return window == other.window && has_experts == other.has_experts;
-  }
+  bool operator==(const CountedLayer& other) const = default;
 };
 
 struct CountedSizes {

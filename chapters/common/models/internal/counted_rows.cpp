@@ -16,6 +16,10 @@ class Rows {
   /// How many of the parts that follow there are.
   double times = 1;
 
+  CountedPart& add(const std::string& group, const BlockPart& part) {
+    rows_.push_back({group, part, times});
+    return rows_.back();
+  }
   /// `bias` is the number that says whether there is one; empty: there is none.
   CountedPart& product(const std::string& group, std::int64_t in,
                        std::int64_t out, const std::string& bias = "") {
@@ -23,22 +27,21 @@ class Rows {
     part.in = in;
     part.out = out;
     part.bias = !bias.empty() && file_[bias] != 0;
-    rows_.push_back({group, part, times});
-    return rows_.back();
+    return add(group, part);
   }
   void table(std::int64_t rows, std::int64_t width) {
     BlockPart part;
     part.kind = PartKind::kTable;
     part.in = rows;
     part.out = width;
-    rows_.push_back({"embedding", part, times});
+    add("embedding", part);
   }
   void norm(const std::string& group, std::int64_t width, bool has_bias) {
     BlockPart part;
     part.kind = has_bias ? PartKind::kLayerNorm : PartKind::kRmsNorm;
     part.in = part.out = width;
     part.bias = has_bias;
-    rows_.push_back({group, part, times});
+    add(group, part);
   }
   /// Of a block, or behind them.
   void norms(std::int64_t number) {
@@ -59,33 +62,49 @@ class Rows {
       row->part.chosen = chosen;
     }
   }
-  void attention(std::int64_t window) {
+  void attention(const CountedLayer& layer) {
+    const bool is_full = layer.window == 0;
     const std::int64_t h = file_["hidden"], a = file_["heads"];
-    const std::int64_t d = file_["head"], rank = file_["kv_rank"];
-    const std::int64_t value = rank > 0 ? file_["value"] : d;
-    const std::int64_t kv = file_["kv"];
+    const std::int64_t d = file_[is_full ? "full_head" : "head"];
+    const std::int64_t rank = file_["kv_rank"];
+    const std::int64_t value = file_["value"] > 0 ? file_["value"] : d;
+    const std::int64_t kv = file_[is_full ? "full_kv" : "kv"];
+    const std::int64_t own = layer.shares_keys ? 0 : kv;
     if (rank > 0) {
       latent();
     } else {
-      product("attention", h, (a + 2 * kv) * d, "q_bias");
+      const bool one_for_both = is_full && file_["k_is_v"] != 0;
+      product("attention", h, (a + own) * d + (one_for_both ? 0 : own * value),
+              "q_bias");
     }
     if (file_["qk_norm"] != 0) {
       const bool whole = file_["qk_whole"] != 0, bias = file_["qk_norm_bias"];
       norm("norm", whole ? a * d : d, bias);
-      norm("norm", whole ? kv * d : d, bias);
+      if (own > 0) norm("norm", whole ? kv * d : d, bias);
     }
+    if (layer.has_indexer) indexer();
     BlockPart part;
     part.kind = PartKind::kAttention;
     part.heads = a;
     part.out = a * value;
     part.columns = {{a * d, a}, {kv * d, kv}, {kv * value, kv}};
     part.in = a * d + kv * (d + value);
-    part.window = window;
+    const std::int64_t selected = file_["selected"];
+    part.window = selected > 0 ? selected : layer.window;
     part.in_chunks = file_["chunked"] != 0;
-    part.has_sinks = file_["sinks"] != 0;
-    rows_.push_back(
-        {"attention", part, times, false, rank > 0 ? rank + file_["rope"] : 0});
+    part.has_sinks = file_[is_full ? "sinks" : "window_sinks"] != 0;
+    CountedPart& row = add("attention", part);
+    row.latent = rank > 0 ? rank + file_["rope"] : 0;
+    row.keeps_all = selected > 0;
+    row.keeps_nothing = layer.shares_keys;
     product("attention", a * value, h, "o_bias");
+  }
+  /// What a layer adds of a second embedding.
+  void per_layer(std::int64_t width) {
+    const std::int64_t h = file_["hidden"];
+    product("mlp", h, width);
+    product("mlp", width, h);
+    norm("norm", h, false);
   }
 
  private:
@@ -103,6 +122,27 @@ class Rows {
     norm("norm", rank, false);
     product("attention", rank, a * (file_["nope"] + file_["value"]));
   }
+  /// Scores all tokens, by one key for all heads of queries, whose scores a
+  /// product of the token weights. No gradient passes.
+  void indexer() {
+    const std::int64_t h = file_["hidden"], n = file_["index_heads"];
+    const std::int64_t d = file_["index_head"];
+    const std::size_t first = rows_.size();
+    product("attention", file_["q_rank"], n * d);
+    product("attention", h, d);
+    norm("norm", d, true);
+    product("attention", h, n);
+    BlockPart part;
+    part.kind = PartKind::kAttention;
+    part.heads = n;
+    part.out = n;
+    part.columns = {{n * d, n}, {d, 1}, {0, 1}};
+    part.in = n * d + d;
+    add("attention", part).latent = d;
+    for (std::size_t i = first; i < rows_.size(); ++i) {
+      rows_[i].is_detached = true;
+    }
+  }
 
   const CountedSizes& file_;
   std::vector<CountedPart> rows_;
@@ -110,19 +150,28 @@ class Rows {
 
 void add_block(Rows& rows, const CountedSizes& file,
                const CountedLayer& layer) {
-  rows.norms(file["norms"]);
-  rows.attention(layer.window);
-  if (!layer.has_experts) {
-    rows.mlp("mlp", file["mlp"], "mlp_bias");
-    return;
+  const std::int64_t h = file["hidden"];
+  const bool is_beside = file["beside"] != 0;
+  rows.norms(file["norms"] + (is_beside ? 3 : 0));
+  rows.attention(layer);
+  if (file["per_layer"] > 0) rows.per_layer(file["per_layer"]);
+  if (!layer.has_experts || is_beside) {
+    const bool is_wide = layer.shares_keys && file["wide"] != 0;
+    rows.mlp("mlp", (is_wide ? 2 : 1) * file["mlp"], "mlp_bias");
   }
-  rows.product("router", file["hidden"], file["experts"], "router_bias");
+  if (!layer.has_experts) return;
+  if (is_beside) {
+    // Of the token and of the experts' shares
+    rows.norm("router", h, false);
+    rows.norm("router", file["experts"], false);
+  }
+  rows.product("router", h, file["experts"], "router_bias");
   rows.mlp("experts", file["expert"], "expert_bias", file["experts"],
            file["chosen"]);
   if (file["shared"] == 0) return;
   rows.mlp("shared_experts", file["shared"], "mlp_bias");
   if (file["shared_gate"] != 0) {
-    rows.product("shared_experts", file["hidden"], 1);
+    rows.product("shared_experts", h, 1);
   }
 }
 
@@ -135,6 +184,12 @@ std::vector<CountedPart> counted_rows(const CountedSizes& sizes) {
   if (sizes["table_rows"] > 0) rows.table(sizes["table_rows"], h);
   if (sizes["embedding_norm"] != 0) rows.norm("embedding", h, true);
   if (width != h) rows.product("embedding", width, h);
+  if (const std::int64_t d = sizes["per_layer"]; d > 0) {
+    const auto all = d * static_cast<std::int64_t>(sizes.layers.size());
+    rows.table(sizes["per_layer_rows"], all);
+    rows.product("mlp", h, all);
+    rows.norm("norm", d, false);
+  }
   std::vector<CountedLayer> layers = sizes.layers;
   while (!layers.empty()) {
     const CountedLayer first = layers.front();

@@ -1,6 +1,10 @@
 // The keys of a config.json whose effect is known.
 
+#include <iterator>
+#include <sstream>
+
 #include "chapters/common/models/internal/config_keys.h"
+#include "chapters/common/models/internal/counted_families.h"
 
 namespace shardbook::config_keys {
 
@@ -184,3 +188,63 @@ const std::vector<std::string>& keys_of_generation() {
 }
 
 }  // namespace shardbook::config_keys
+
+namespace shardbook::counted_families {
+namespace {
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+}  // namespace
+
+const std::vector<std::string>& keys_passed_over() {
+  static const std::vector<std::string> kKeys = words_of(R"(
+activation activation_dropout activation_function alibi
+apply_residual_connection_post_layernorm attention_dropout attention_layers
+attention_multiplier attention_probs_dropout_prob attention_softmax_in_fp32
+attn_config.alibi attn_config.alibi_bias_max attn_config.attn_impl
+attn_config.attn_pdrop attn_config.attn_uses_sequence_id attn_config.clip_qkv
+attn_config.model_type attn_config.prefix_lm attn_config.rope_theta
+attn_config.softmax_scale attn_logit_softcapping attn_pdrop attn_scale
+attn_temperature_tuning attention_value_scale aux_loss_alpha bias_dropout_fusion clip_qkv dropout
+emb_init_std emb_init_uniform_lim emb_pdrop embd_pdrop embed_dropout
+embedding_dropout embedding_fraction embedding_multiplier eod_token_id ep_size
+experts_per_token fan_mode ffn_config.ffn_act_fn ffn_config.hidden_size
+ffn_config.model_type ffn_config.moe_jitter_eps ffn_config.moe_loss_weight
+ffn_config.moe_normalize_expert_weights ffn_config.uniform_expert_assignment
+final_logit_softcapping floor_scale for_llm_compressor hidden_activation
+hidden_dropout hidden_dropout_prob image_token_id index_share_for_mtp_iteration indexer_rope_interleave
+inference_runner init_config
+init_device init_gain init_nonlinearity init_std initial_context_length
+initializer_range input_jitter_noise layer_norm_eps layer_norm_epsilon
+layerdrop layernorm_epsilon learned_pos_emb logit_scale logits_scaling low_precision_layernorm
+masked_softmax_fusion max_batch_size moe_norm_min moe_router_dtype mtp_transformer_layers n_ctx n_group norm_eps
+norm_epsilon norm_topk_prob norm_type num_mtp_layers num_mtp_modules
+num_nextn_predict_layers
+offset_alibi order_of_interleaved_layers output_router_logits pad_key_length
+param_init_fn position_embedding_type pre_allocate_kv_cache pretraining_tp
+qk_head_dim query_pre_attn_scalar resid_dropout resid_pdrop residual_dropout
+residual_multiplier rms_norm_eps routed_scaling_factor router_aux_loss_coef
+router_jitter_noise router_z_loss_coef scale_attention_softmax_in_fp32
+scale_attn_by_inverse_layer_idx scale_attn_weights scoring_func seq_aux
+skip_bias_add skip_bias_add_qkv slow_but_exact swa_rope_theta swiglu_alpha swiglu_limit
+tokenizer_name topk_group topk_method use_embedding_sharing
+use_gated_activation use_mtp use_pad_tok_in_ffn use_parallel_block
+use_parallel_embedding use_routing_bias validate_runner_input verbose video_token_id
+vision_end_token_id vision_start_token_id vision_token_id z_loss)");
+  return kKeys;
+}
+
+const std::vector<std::string>& keys_of_training() {
+  static const std::vector<std::string> kKeys = words_of(R"(
+architectures auto_map hidden_act loss_type mrope_section
+original_max_position_embeddings partial_rotary_factor pruned_heads
+quantization_config rope_interleave rope_interleaved rope_local_base_freq
+rope_parameters rope_pct rope_scaling rope_theta rotary rotary_dim
+rotary_emb_base rotary_pct torchscript use_mrope)");
+  return kKeys;
+}
+
+}  // namespace shardbook::counted_families

@@ -52,6 +52,9 @@ std::vector<config_keys::FixedKey> fixed_keys(const Family& family) {
   if (!family.has_mlp_bias) {
     keys.push_back({"mlp_bias", {false}, "its MLP has no biases"});
   }
+  keys.push_back({"shared_expert_intermediate_size",
+                  {0, nullptr},
+                  "there are no shared experts here"});
   if (type == "mixtral") {
     keys.push_back({"router_jitter_noise", {0}, "routers have no noise here"});
     keys.push_back({"norm_topk_prob", {true}, "a mixtral divides by the sum"});
@@ -76,6 +79,8 @@ std::vector<std::string> keys_read(const Family& family) {
                                    "layer_types",
                                    "sliding_window",
                                    "use_sliding_window",
+                                   "qkv_bias",
+                                   "use_qk_norm",
                                    "max_window_layers"};
   const auto add = [&](bool holds, const std::vector<std::string>& more) {
     if (holds) keys.insert(keys.end(), more.begin(), more.end());

@@ -104,6 +104,16 @@ void read_biases(const json& object, const std::string& label,
   llama.qkv_bias = on_attention || is_qwen2;
   llama.o_bias = on_attention;
   llama.qk_norm = config.type == "qwen3" || config.type == "qwen3_moe";
+  // Keys that the classes pass over may say what they do
+  for (const auto& [key, value] : {std::pair("qkv_bias", llama.qkv_bias),
+                                   std::pair("use_qk_norm", llama.qk_norm)}) {
+    bool stated = value;
+    read_flag(object, label, key, &stated);
+    SB_CHECK(stated == value, label, ": \"", key, "\" is ",
+             stated ? "true" : "false",
+             ", which transformers passes over in a ", config.type,
+             ": here it is ", value ? "true" : "false");
+  }
 }
 
 /// Which blocks slide by "layer_types"; all or none of them where the key is
@@ -234,13 +244,13 @@ void read_experts(const json& object, const std::string& label,
   std::int64_t step = 1;
   read_size(object, label, "decoder_sparse_step", &step);
   const json dense = object.value("mlp_only_layers", json::array());
-  SB_CHECK(dense.is_null() ||
-               (dense.is_array() && std::all_of(dense.begin(), dense.end(),
-                                                [](const json& i) {
-                                                  return i.is_number_integer();
-                                                })),
-           label, ": \"mlp_only_layers\" is ", json_file::shown(dense),
-           "; give a list of numbers of layers");
+  SB_CHECK(
+      dense.is_null() ||
+          (dense.is_array() && dense.size() <= kMostBlocks &&
+           std::all_of(dense.begin(), dense.end(),
+                       [](const json& i) { return i.is_number_integer(); })),
+      label, ": \"mlp_only_layers\" is ", json_file::shown(dense),
+      "; give a list of numbers of layers");
   for (std::int64_t i = 0; i < config.n_layer; ++i) {
     llama.has_experts[static_cast<std::size_t>(i)] =
         (i + 1) % step == 0 &&
