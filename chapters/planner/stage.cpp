@@ -13,6 +13,7 @@
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/13_moe/spread_experts.h"
+#include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/common/models/models.h"
 #include "chapters/planner/llama_block.h"
 #include "chapters/planner/on_shapes.h"
@@ -68,17 +69,27 @@ class Stage {
     config.dropout = at.layout.dropout;
     layers_ = factory_of(at, config);
     const InitOptions init = init_of(at);
-    const auto keep = [this](Module& module) {
+    hybrid::HybridOptions setup;
+    setup.tp = at.layout.tp;
+    setup.sequence_parallel = at.layout.cuts_tokens;
+    const hybrid::OverTp kinds = hybrid::over_tp(config, setup);
+    const std::string table = decoder_names(config).table + ".weight";
+    const auto keep = [&](Module& module, std::vector<ParameterSize>& sizes) {
+      sizes.clear();
       for (const NamedTensor& each : module.named_parameters()) {
         parameters_.push_back(each.tensor);
-        if (moe::is_expert(each.name)) {
-          expert_parameters_ += static_cast<double>(each.tensor.numel());
-        }
+        const auto elements = static_cast<double>(each.tensor.numel());
+        const bool is_expert = moe::is_expert(each.name);
+        if (is_expert) expert_parameters_ += elements;
+        sizes.push_back({elements, is_expert, each.name == table,
+                         kinds.is_whole(each.name),
+                         kinds.is_partial(each.name)});
       }
     };
+    sizes_.blocks = parts.blocks;
     if (parts.has_embedding) {
       embedding_ = std::make_unique<GptEmbedding>(config, init, layers_);
-      keep(*embedding_);
+      keep(*embedding_, sizes_.embedding);
     }
     for (std::int64_t i = 0; i < parts.blocks; ++i) {
       if (at.sizes.is_llama) {
@@ -92,12 +103,12 @@ class Stage {
         blocks_.push_back(std::make_unique<GptBlock>(
             decoder_names(config).block(i), config, init, layers_));
         blocks_.back()->recompute = at.layout.recompute == Recompute::kBlocks;
-        keep(*blocks_.back());
+        keep(*blocks_.back(), sizes_.block);
       }
     }
     if (parts.has_head) {
       head_ = std::make_unique<GptHead>(config, init, layers_);
-      keep(*head_);
+      keep(*head_, sizes_.head);
     }
     const MemoryScope kind(MemoryKind::kInput);
     tokens_ = Tensor::zeros({at.layout.micro_batch, at.tokens()},
@@ -105,6 +116,7 @@ class Stage {
   }
 
   const Tensors& parameters() const { return parameters_; }
+  const ParameterSizes& sizes() const { return sizes_; }
   /// The number of elements in experts.
   double expert_parameters() const { return expert_parameters_; }
 
@@ -143,6 +155,7 @@ class Stage {
   LayerFactory layers_;
   Tensors parameters_;
   double expert_parameters_ = 0;
+  ParameterSizes sizes_;
   std::unique_ptr<GptEmbedding> embedding_;
   std::vector<std::unique_ptr<GptBlock>> blocks_;
   std::vector<LlamaBlock> llama_;
@@ -186,6 +199,7 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
     run.parameters += static_cast<double>(each.numel());
   }
   run.expert_parameters = stage.expert_parameters();
+  run.sizes = stage.sizes();
   sim::VirtualClock& clock = *sim::VirtualClock::current();
   // The first micro-batch creates the gradients, the next adds to them
   {
@@ -220,6 +234,7 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   sim::DeviceClock::StepSums before;
   for (int i = 0; i < 2; ++i) {
     const Tensor y = stage.forward(stage.input());
+    if (parts.has_head) y.item();  // as chapters read each loss
     stage.backward(y);
     if (i == 1) break;
     first = clock.now_s();
@@ -378,6 +393,7 @@ StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
   for (const auto& [link, bytes] : two.sent_bytes) {
     run.sent_bytes[link] += further * (bytes - run.sent_bytes[link]);
   }
+  run.sizes.blocks = parts.blocks;
   run.passing_gradient_bytes =
       std::max(run.passing_gradient_bytes, two.passing_gradient_bytes);
   run.message_bytes = std::max(run.message_bytes, two.message_bytes);

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
 #include "sim/cluster.h"
@@ -93,6 +94,21 @@ struct StageParts {
   }
 };
 
+/// A parameter of one rank.
+struct ParameterSize {
+  double elements = 0;
+  bool is_expert = false, is_table = false;  ///< that of tokens
+  /// See hybrid::OverTp.
+  bool is_whole = false, is_partial = false;
+};
+
+/// Parameters of a stage in the order of its layers; none of a Llama without
+/// DecoderSizes::model.
+struct ParameterSizes {
+  std::vector<ParameterSize> embedding, block, head;
+  std::int64_t blocks = 0;
+};
+
 /// Numbers of one rank and one micro-batch.
 struct StageRun {
   /// Each measured alone: the device is idle before and after.
@@ -110,6 +126,7 @@ struct StageRun {
   double optimizer_s = 0;
   double parameters = 0;
   double expert_parameters = 0;  ///< a part of them
+  ParameterSizes sizes;
   /// A backward in two parts (zero bubble), where the layout asks for it: the
   /// gradient of the input, and of the weights.
   double backward_input_s = 0, backward_weight_s = 0;

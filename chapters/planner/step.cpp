@@ -6,6 +6,7 @@
 
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/replay.h"
+#include "chapters/planner/rank_update.h"
 #include "chapters/planner/step_parts.h"
 #include "core/check.h"
 #include "core/how_many.h"
@@ -95,17 +96,24 @@ double least_pipeline_seconds(const HybridJob& job,
   return kShare * slowest;
 }
 
-double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
-                        const std::vector<StageRun>& runs, double limit_s) {
+/// Of a pipeline: its seconds, and by how much each rank ends before.
+struct PipelineTime {
+  double seconds = 0;
+  std::vector<double> early = {0};
+};
+
+PipelineTime pipeline_time(const HybridJob& job, const sim::CostModel& costs,
+                           const std::vector<StageRun>& runs, double limit_s) {
   const auto m = static_cast<int>(job.micro_batches);
   if (job.pp == 1) {
     const StageRun& run = runs[0];
-    if (job.zero_stage >= 2) return zero_seconds(job, costs, run);
+    if (job.zero_stage >= 2) return {zero_seconds(job, costs, run)};
     const double each = run.forward_s + run.backward_s;
-    return job.is_synchronous ? m * each : each + (m - 1) * run.both_s;
+    return {job.is_synchronous ? m * each : each + (m - 1) * run.both_s};
   }
   const double work = least_pipeline_seconds(job, runs);
-  if (work >= limit_s) return work;
+  const auto p = static_cast<std::size_t>(job.pp);
+  if (work >= limit_s) return {work, std::vector<double>(p)};
   std::vector<pipeline::Costs> stages;
   const std::vector<double> messages = messages_of_ranks(job, costs);
   for (const StageRun& run : runs) {
@@ -116,17 +124,25 @@ double pipeline_seconds(const HybridJob& job, const sim::CostModel& costs,
          .backward_weight = run.backward_weight_s,
          .communication = messages[stages.size() % messages.size()]});
   }
-  const auto seconds = [&](int micro_batches) {
+  const auto replayed = [&](int micro_batches) {
     const auto of_stage = [&](int stage, int) {
       return stages[static_cast<std::size_t>(stage)];
     };
-    return pipeline::replay(schedule_of(job, micro_batches), of_stage).makespan;
+    const pipeline::Replay all =
+        pipeline::replay(schedule_of(job, micro_batches), of_stage);
+    PipelineTime time = {all.makespan, {}};
+    for (const auto& spans : all.spans) {
+      time.early.push_back(all.makespan - spans.back().end);
+    }
+    return time;
   };
   // In its steady state a pipeline takes equally long for every p micro-batches
   const int least = 3 * job.pp + m % job.pp;
-  if (!job.composes_stages || m <= least + job.pp) return seconds(m);
-  const double first = seconds(least), second = seconds(least + job.pp);
-  return second + (second - first) * ((m - least) / job.pp - 1);
+  if (!job.composes_stages || m <= least + job.pp) return replayed(m);
+  const double first = replayed(least).seconds;
+  PipelineTime time = replayed(least + job.pp);
+  time.seconds += (time.seconds - first) * ((m - least) / job.pp - 1);
+  return time;
 }
 
 /// Seconds of sums (or gathers) over the ranks with the same parameters.
@@ -161,6 +177,46 @@ double tied_seconds(const HybridJob& job, const sim::CostModel& costs) {
       .collective(CommOp::kAllReduce, job.table() * job.gradient(),
                   {0, Ranks(job).at_stage(job.pp - 1)})
       .seconds;
+}
+
+/// Whether the hybrid chapter's Update ends the step.
+bool is_of_chapter(const HybridJob& job) {
+  return job.zero_stage <= 1 && job.bucket_bytes > 0;
+}
+
+/// A pipeline and what its ranks do behind it. All wait for the norm.
+void time_with_updates(const HybridJob& job, const sim::CostModel& costs,
+                       const std::vector<StageRun>& runs, double limit_s,
+                       HybridStep& step) {
+  std::vector<RankUpdate> updates;
+  double least = kNoLimit, tied = 0;
+  const RankUpdate* longest = nullptr;
+  for (int rank = 0; rank < job.pp; ++rank) {
+    updates.push_back(rank_update(job, costs, buckets_of(job, runs, rank)));
+  }
+  for (const RankUpdate& each : updates) {
+    least = std::min(least, each.sums + each.squares);
+    tied = std::max(tied, each.tied);
+    if (longest == nullptr ||
+        each.update + each.gathers > longest->update + longest->gathers) {
+      longest = &each;
+    }
+  }
+  const double behind = tied + longest->update + longest->gathers;
+  const PipelineTime time =
+      pipeline_time(job, costs, runs, limit_s - least - behind);
+  double last = -kNoLimit;
+  for (std::size_t rank = 0; rank < updates.size(); ++rank) {
+    const RankUpdate& each = updates[rank];
+    const double end = each.sums + each.squares - time.early[rank];
+    if (end <= last) continue;
+    last = end;
+    step.gradients_s = each.sums - time.early[rank];
+    step.optimizer_s = each.squares;
+  }
+  step.pipeline_s = time.seconds;
+  step.gradients_s += tied + longest->gathers;
+  step.optimizer_s += longest->update;
 }
 
 /// What the rank with most work does during pipeline_s.
@@ -209,8 +265,14 @@ HybridStep hybrid_step(const HybridJob& job, double limit_s) {
                          ? update_on_host_seconds(
                                job, costs, fullest->parameters / job.replicas())
                          : longest_update;
-  step.pipeline_s = pipeline_seconds(
-      job, costs, runs, limit_s - step.gradients_s - step.optimizer_s);
+  if (is_of_chapter(job)) {
+    time_with_updates(job, costs, runs, limit_s, step);
+  } else {
+    step.pipeline_s =
+        pipeline_time(job, costs, runs,
+                      limit_s - step.gradients_s - step.optimizer_s)
+            .seconds;
+  }
   step.seconds = step.pipeline_s + step.gradients_s + step.optimizer_s;
   share_out(job, runs, ranks, step);
   busy += job.offloads ? 0 : step.optimizer_s;
