@@ -18,10 +18,7 @@ class BucketMaker {
   explicit BucketMaker(const HybridJob& job) : job_(job) {}
 
   void add(const ParameterSize& each) {
-    const bool is_tied = each.is_table && job_.is_tied;
-    // One rank has the tied table once
-    if (is_tied && job_.pp == 1 && std::exchange(has_table_, true)) return;
-    Kind& kind = kind_of(each, is_tied && job_.pp > 1);
+    Kind& kind = kind_of(each, each.is_table && job_.is_tied && job_.pp > 1);
     if (kind.is_full) kind.buckets.push_back(kind.empty);
     kind.buckets.back().elements += each.elements;
     kind.buckets.back().parameters.push_back(each.elements);
@@ -57,7 +54,6 @@ class BucketMaker {
   }
 
   const HybridJob& job_;
-  bool has_table_ = false;
   std::vector<Kind> kinds_;
 };
 

@@ -65,6 +65,9 @@ struct HybridJob {
   /// Stages come from composed_stage; false: each is run as it is.
   bool composes_stages = false;
 
+  /// Whether a chapter trains, as plans do: its host runs ahead until it reads
+  /// a loss, and its update goes bucket by bucket.
+  bool is_of_chapter() const { return bucket_bytes > 0; }
   int replicas() const { return layout.cp * dp; }
   int ranks() const { return layout.tp * pp * replicas(); }
   /// Bytes of an element, and of a gradient's element on the wire.
