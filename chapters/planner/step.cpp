@@ -8,6 +8,7 @@
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/planner/rank_update.h"
 #include "chapters/planner/step_parts.h"
+#include "chapters/planner/zero_run.h"
 #include "core/check.h"
 #include "core/how_many.h"
 #include "sim/cost_model.h"
@@ -133,6 +134,9 @@ HybridStep hybrid_step(const HybridJob& job, double limit_s) {
                          : longest_update;
   if (job.is_of_chapter() && job.zero_stage <= 1) {
     time_with_updates(job, costs, runs, limit_s, step);
+  } else if (job.runs_zero()) {
+    step.pipeline_s =
+        zero_run(job).step_s - step.gradients_s - step.optimizer_s;
   } else {
     step.pipeline_s =
         pipeline_time(job, costs, runs,

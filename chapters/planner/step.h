@@ -68,6 +68,10 @@ struct HybridJob {
   /// Whether a chapter trains, as plans do: its host runs ahead until it reads
   /// a loss, and its update goes bucket by bucket.
   bool is_of_chapter() const { return bucket_bytes > 0; }
+  /// Whether it is run on shapes (zero_run.h).
+  bool runs_zero() const {
+    return is_of_chapter() && zero_stage >= 2 && !offloads;
+  }
   int replicas() const { return layout.cp * dp; }
   int ranks() const { return layout.tp * pp * replicas(); }
   /// Bytes of an element, and of a gradient's element on the wire.

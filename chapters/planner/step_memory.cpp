@@ -9,6 +9,7 @@
 #include "chapters/planner/rank_update.h"
 #include "chapters/planner/step.h"
 #include "chapters/planner/step_parts.h"
+#include "chapters/planner/zero_run.h"
 #include "core/check.h"
 
 namespace shardbook::planner {
@@ -54,8 +55,8 @@ class RankMemory {
     terms.back().kind = kind;
   }
   /// The ZeRO chapter's table of `parameters`, of which `experts` are in experts;
-  /// a host has what an offload leaves there. Stages 0 and 1 have whole gradients,
-  /// which come and go.
+  /// a host has what an offload leaves there. Gradients that come and go are not
+  /// among it.
   void add_states(const char* what, double parameters, double experts) {
     const zero::ModelStates own = job_.states(parameters, experts);
     const zero::StateBytes each =
@@ -70,7 +71,7 @@ class RankMemory {
     const bool offloads = job_.offloads;
     add_state(&StepMemory::parameters, each.parameter, own.parameters,
               offloads && job_.zero_stage == 3);
-    if (job_.zero_stage >= 2) {
+    if (job_.zero_stage >= 2 && !job_.runs_zero()) {
       add_state(&StepMemory::gradients, each.gradient, own.gradients, offloads);
     }
     add_state(&StepMemory::optimizer, each.optimizer, own.optimizer, offloads);
@@ -249,7 +250,31 @@ RankMemory memory_of_rank(const HybridJob& job,
   return memory;
 }
 
-/// Stages 2 and 3, which have no pipeline.
+/// Stages 2 and 3: the fullest moment of the chapter's own run.
+RankMemory memory_of_run(const HybridJob& job, double parameters) {
+  RankMemory memory(job);
+  memory.add_states("parameters", parameters, 0);
+  const BytesByKind peak = zero_run(job).peak;
+  const auto at_peak = [&](MemoryKind kind) {
+    return peak[static_cast<std::size_t>(kind)];
+  };
+  const double element = job.element();
+  const auto add = [&](double StepMemory::*kind, const char* what,
+                       double bytes) {
+    memory.add(kind, {what, kOfShards, bytes / element, element});
+  };
+  const double gathered =
+      at_peak(MemoryKind::kParameter) - memory.sum.parameters;
+  add(&StepMemory::parameters, "elements gathered", std::max(0.0, gathered));
+  add(&StepMemory::gradients, "elements", at_peak(MemoryKind::kGradient));
+  memory.add(&StepMemory::activations, {"the peak of the set in work", kOfSet,
+                                        1, at_peak(MemoryKind::kActivation)});
+  add(&StepMemory::messages, "elements under way",
+      at_peak(MemoryKind::kCommunication));
+  return memory;
+}
+
+/// Stages 2 and 3 with offload, which have no pipeline.
 RankMemory memory_of_zero(const HybridJob& job, const StageRun& run,
                           double parameters) {
   const double block = block_elements(job, run);
@@ -305,9 +330,10 @@ StepMemory step_memory(const HybridJob& job, std::vector<MemoryTerm>* terms) {
   StepMemory most;
   for (int rank = 0; rank < job.pp; ++rank) {
     const StageRun& own = ranks[static_cast<std::size_t>(rank)];
-    const RankMemory memory = job.zero_stage >= 2
-                                  ? memory_of_zero(job, runs[0], own.parameters)
-                                  : memory_of_rank(job, runs, own, rank);
+    const RankMemory memory =
+        job.runs_zero()       ? memory_of_run(job, own.parameters)
+        : job.zero_stage >= 2 ? memory_of_zero(job, runs[0], own.parameters)
+                              : memory_of_rank(job, runs, own, rank);
     if (memory.sum.total() <= most.total()) continue;
     most = memory.sum;
     if (terms != nullptr) *terms = memory.terms;

@@ -1,0 +1,187 @@
+#include "chapters/planner/zero_run.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <tuple>
+#include <vector>
+
+#include "chapters/14_hybrid_3d/hybrid_strategy.h"
+#include "chapters/planner/on_shapes.h"
+#include "comm/device_mesh.h"
+#include "core/context.h"
+#include "sim/virtual_clock.h"
+
+namespace shardbook::planner {
+namespace {
+
+/// Of each micro-batch the forward and the two halves of the backward, by
+/// operations; then the update. In each the fullest moment comes at the same place
+/// however many blocks there are.
+constexpr int kMicroBatches = 2, kPartsOfEach = 3;
+constexpr int kUpdate = kMicroBatches * kPartsOfEach;
+using Peaks = std::array<BytesByKind, kUpdate + 1>;
+
+double total(const BytesByKind& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), 0.0);
+}
+
+/// Watches two steps: counts the operations of the first, and takes the peaks of
+/// the parts of the second. The host reads a loss between a forward and its
+/// backward, and at the end of the step the sum of losses.
+class WatchParts : public Observer {
+ public:
+  void on_op_begin(const OpEvent&) override {
+    ++now_;
+    const int part = part_now();
+    if (part != part_) end_part();
+    part_ = part;
+  }
+  void on_host_read(const Device&) override {
+    reads_.push_back({now_, sim::VirtualClock::current()->now_s()});
+  }
+
+  void begin_second() {
+    forward_ = reads_[0].operation;
+    each_ = reads_[1].operation - forward_;
+    reads_.clear();
+    now_ = 0;
+    reset();
+  }
+  const Peaks& peaks() {
+    end_part();
+    return peaks_;
+  }
+  /// Seconds of a micro-batch.
+  double each_s() const { return reads_[1].s - reads_[0].s; }
+
+ private:
+  struct Read {
+    int operation = 0;
+    double s = 0;
+  };
+
+  int part_now() const {
+    if (each_ == 0) return kUpdate;
+    const int micro_batch = (now_ - 1) / each_, place = (now_ - 1) % each_;
+    if (micro_batch >= kMicroBatches) return kUpdate;
+    const int half = forward_ + (each_ - forward_) / 2;
+    return micro_batch * kPartsOfEach + (place < forward_ ? 0
+                                         : place < half   ? 1
+                                                          : 2);
+  }
+  void end_part() {
+    const MemoryStats memory = RankContext::current().device.memory();
+    BytesByKind most;
+    std::copy(memory.at_peak_by_kind.begin(), memory.at_peak_by_kind.end(),
+              most.begin());
+    BytesByKind& so_far = peaks_[static_cast<std::size_t>(part_)];
+    if (total(most) > total(so_far)) so_far = most;
+    reset();
+  }
+  static void reset() { RankContext::current().device.reset_peak_memory(); }
+
+  int now_ = 0, forward_ = 0, each_ = 0, part_ = kUpdate;
+  std::vector<Read> reads_;
+  Peaks peaks_{};
+};
+
+/// A step of two micro-batches.
+struct ShortRun {
+  double seconds = 0, each_s = 0;
+  Peaks peaks{};
+};
+
+ShortRun run_short(const HybridJob& job, std::int64_t blocks) {
+  const StageLayout& layout = job.layout;
+  hybrid::HybridOptions setup;
+  setup.dp = job.dp;
+  setup.tp = layout.tp;
+  setup.cp = layout.cp;
+  setup.zero_stage = job.zero_stage;
+  setup.micro_batches = kMicroBatches;
+  setup.sequence_parallel = layout.cuts_tokens;
+  if (layout.cp > 1) setup.cp_layout = "zigzag";
+  setup.recompute = layout.recompute == Recompute::kAttention ? "attention"
+                    : layout.recompute == Recompute::kBlocks  ? "blocks"
+                                                              : "never";
+  setup.bucket_bytes = static_cast<std::int64_t>(job.bucket_bytes);
+  Options options = shape_options();
+  options.chapter = "14_hybrid_3d";
+  options.world_size = job.ranks();
+  ModelConfig config = decoder_of(job.sizes, blocks);
+  config.n_positions = std::max(job.sizes.positions, job.sizes.seq);
+  options.model = config.to_json();
+  options.dtype = layout.dtype;
+  options.batch = job.dp * kMicroBatches * layout.micro_batch;
+  options.seq = job.sizes.seq;
+  options.dropout = layout.dropout;
+  options.cluster = job.cluster.name;
+  hybrid::check_legal(options, setup);
+  ShortRun run;
+  // Each rank has another part of the same parameters: they take as long
+  on_shapes(
+      job.cluster, job.ranks(),
+      [&](int) { return (layout.cp - 1) * layout.tp; },
+      [&](ProcessGroup& world) {
+        DeviceMesh mesh(world, hybrid::topology_of(setup));
+        const auto strategy = hybrid::make_strategy(options, setup, mesh);
+        const auto watch = std::make_shared<WatchParts>();
+        RankContext::current().add_observer(watch);
+        strategy->step(0);  // records the order of its gathers
+        watch->begin_second();
+        sim::VirtualClock& clock = *sim::VirtualClock::current();
+        clock.begin_steps();
+        strategy->step(1);
+        const double seconds = clock.now_s();
+        RankContext::current().remove_observer(watch);
+        if (world.is_first()) run = {seconds, watch->each_s(), watch->peaks()};
+      });
+  return run;
+}
+
+const ShortRun& known_short(const HybridJob& job, std::int64_t blocks) {
+  const DecoderSizes& of = job.sizes;
+  const StageLayout& layout = job.layout;
+  auto key = std::make_tuple(job.cluster.name, of.model, of.hidden, of.heads,
+                             of.seq, of.vocabulary, of.positions, layout.tp,
+                             layout.cp, layout.cuts_tokens, layout.recompute,
+                             layout.micro_batch, layout.dtype, layout.dropout,
+                             job.dp, job.zero_stage, job.bucket_bytes, blocks);
+  static std::map<decltype(key), ShortRun> known;
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  return known[key] = run_short(job, blocks);
+}
+
+}  // namespace
+
+ZeroRun zero_run(const HybridJob& job) {
+  // Stage 3 gathers ahead: the ends of a model of three blocks would meet
+  const std::int64_t few =
+      std::min<std::int64_t>(job.zero_stage == 3 ? 4 : 3, job.layers);
+  const ShortRun& fewer = known_short(job, few);
+  const ShortRun& more = job.layers == few ? fewer : known_short(job, few + 1);
+  const auto at_layers = [&](double of_few, double of_more) {
+    return of_few + static_cast<double>(job.layers - few) * (of_more - of_few);
+  };
+  ZeroRun run;
+  run.step_s = at_layers(fewer.seconds, more.seconds) +
+               static_cast<double>(job.micro_batches - kMicroBatches) *
+                   at_layers(fewer.each_s, more.each_s);
+  for (std::size_t part = 0; part < fewer.peaks.size(); ++part) {
+    // A single micro-batch is the first
+    if (job.micro_batches == 1 && part >= kPartsOfEach && part < kUpdate) {
+      continue;
+    }
+    BytesByKind peak;
+    for (std::size_t kind = 0; kind < peak.size(); ++kind) {
+      peak[kind] = at_layers(fewer.peaks[part][kind], more.peaks[part][kind]);
+    }
+    if (total(peak) > total(run.peak)) run.peak = peak;
+  }
+  return run;
+}
+
+}  // namespace shardbook::planner
