@@ -14,19 +14,13 @@ namespace {
 
 /// To which each further block adds as much as the second.
 std::vector<double*> numbers_of(StageRun& run) {
-  std::vector<double*> all = {&run.forward_s,
-                              &run.backward_s,
-                              &run.first_backward_s,
-                              &run.both_s,
-                              &run.busy_s,
-                              &run.optimizer_s,
-                              &run.parameters,
-                              &run.expert_parameters,
-                              &run.backward_input_s,
-                              &run.backward_weight_s,
-                              &run.first_backward_weight_s,
-                              &run.kept_bytes,
-                              &run.kept_for_weights_bytes};
+  std::vector<double*> all = {
+      &run.forward_s,         &run.backward_s,
+      &run.first_backward_s,  &run.busy_s,
+      &run.optimizer_s,       &run.parameters,
+      &run.expert_parameters, &run.backward_input_s,
+      &run.backward_weight_s, &run.first_backward_weight_s,
+      &run.kept_bytes,        &run.kept_for_weights_bytes};
   for (Ahead* each : {&run.forward_ahead, &run.backward_ahead,
                       &run.backward_input_ahead, &run.backward_weight_ahead}) {
     all.insert(all.end(), {&each->device_s, &each->host_s});

@@ -256,7 +256,13 @@ PipelineTime pipeline_time(const HybridJob& job, const sim::CostModel& costs,
     if (job.zero_stage >= 2) return {zero_seconds(job, costs, run)};
     const double each = run.forward_s + run.backward_s;
     if (job.is_synchronous) return {m * each};
-    if (!job.is_of_chapter()) return {each + (m - 1) * run.both_s};
+    if (!job.is_of_chapter()) {
+      // The host runs ahead
+      const double next =
+          std::max(run.forward_ahead.device_s + run.backward_ahead.device_s,
+                   run.forward_ahead.host_s + run.backward_ahead.host_s);
+      return {each + (m - 1) * next};
+    }
   }
   std::vector<StageTimes> stages;
   for (const StageRun& run : runs) stages.push_back(times_of(job, run));

@@ -4,6 +4,8 @@
 #include <array>
 #include <map>
 #include <numeric>
+#include <string>
+#include <tuple>
 #include <utility>
 
 #include "chapters/planner/step_parts.h"
@@ -57,15 +59,6 @@ class BucketMaker {
   std::vector<Kind> kinds_;
 };
 
-double kernel_seconds(const sim::CostModel& costs, const char* name,
-                      double bytes) {
-  OpEvent event{};
-  event.name = name;
-  event.bytes = bytes;
-  event.phase = Phase::kOptimizer;
-  return costs.operation(event).seconds;
-}
-
 }  // namespace
 
 std::vector<SentBucket> buckets_of(const HybridJob& job,
@@ -84,73 +77,134 @@ std::vector<SentBucket> buckets_of(const HybridJob& job,
   return maker.all();
 }
 
-RankUpdate rank_update(const HybridJob& job, const sim::CostModel& costs,
-                       const std::vector<SentBucket>& buckets) {
-  const Ranks groups(job);
-  const std::vector<int> replicas = groups.of_replicas(), tp = groups.of_tp(),
-                         experts = groups.of_experts(),
-                         ends = {0, groups.at_stage(job.pp - 1)};
-  const bool is_sharded = job.zero_stage == 1;
-  const double element = job.element(), gradient = job.gradient();
-  // Equal buckets take equally long
-  std::map<std::pair<int, double>, double> known;
-  const auto message = [&](int kind, CommOp op, double bytes,
-                           const std::vector<int>& ranks) {
-    if (ranks.size() == 1) return 0.0;
-    const auto [found, is_new] = known.try_emplace({kind, bytes});
-    if (is_new) found->second = costs.collective(op, bytes, ranks).seconds;
-    return found->second;
-  };
-  // Zeros, a copy to the message
-  const auto pack = [&](double bytes) {
-    return kernel_seconds(costs, "fill", bytes) +
-           kernel_seconds(costs, "copy", 2 * bytes);
-  };
-  // and back
-  const auto sum = [&](int kind, double bytes, const std::vector<int>& ranks) {
-    if (ranks.size() == 1) return 0.0;
-    return pack(bytes) + message(kind, CommOp::kAllReduce, bytes, ranks) +
-           kernel_seconds(costs, "copy", 2 * bytes);
-  };
-  RankUpdate times;
-  double updates = 0;
-  for (const SentBucket& bucket : buckets) {
-    const std::vector<int>& same = bucket.is_expert ? experts : replicas;
-    const int kind = bucket.is_expert ? 1 : 0;
-    const double bytes = bucket.elements * gradient;
-    const double own = is_sharded
-                           ? bucket.elements / static_cast<double>(same.size())
-                           : bucket.elements;
-    if (is_sharded) {
-      times.sums +=
-          pack(bytes) + message(kind, CommOp::kReduceScatter, bytes, same);
-      times.gathers += message(kind + 2, CommOp::kAllGather,
-                               bucket.elements * element, same);
-    } else {
-      times.sums += sum(kind, bytes, same);
-    }
-    if (bucket.is_partial) times.sums += sum(4, own * gradient, tp);
-    if (bucket.is_tied) times.tied += sum(5, own * gradient, ends);
+namespace {
+
+class Updates {
+ public:
+  Updates(const HybridJob& job, const sim::CostModel& costs)
+      : job_(job), costs_(costs) {
+    const Ranks groups(job);
+    groups_ = {groups.of_replicas(),
+               groups.of_experts(),
+               groups.of_tp(),
+               {0, groups.at_stage(job.pp - 1)}};
+    std::vector<int> world(static_cast<std::size_t>(job.ranks()));
+    std::iota(world.begin(), world.end(), 0);
+    norm_s_ = costs.collective(CommOp::kAllReduce, 16, world).seconds;
+  }
+
+  RankUpdate of(const std::vector<SentBucket>& buckets) {
+    const bool is_sharded = job_.zero_stage == 1;
+    const double element = job_.element(), gradient = job_.gradient();
+    RankUpdate times;
+    double updates = 0;
     const auto update = [&](double elements) {
-      times.squares +=
-          kernel_seconds(costs, "sum_of_squares", elements * gradient);
-      times.update += kernel_seconds(costs, "adamw",
-                                     elements * (2 * element + gradient + 16));
+      times.squares += kernel("sum_of_squares", elements * gradient);
+      times.update += kernel("adamw", elements * (2 * element + gradient + 16));
       updates += 1;
     };
-    if (is_sharded) {
-      update(own);
-    } else {
-      for (const double each : bucket.parameters) update(each);
+    for (const SentBucket& bucket : buckets) {
+      const Group same = bucket.is_expert ? kExperts : kReplicas;
+      const auto ranks = static_cast<double>(groups_[same].size());
+      const double bytes = bucket.elements * gradient;
+      double own = bucket.elements;
+      if (is_sharded) {
+        own /= ranks;
+        times.sums +=
+            pack(bytes) + message(same, CommOp::kReduceScatter, bytes);
+        times.gathers +=
+            message(same, CommOp::kAllGather, bucket.elements * element);
+        update(own);
+      } else {
+        times.sums += sum(same, bytes);
+        for (const double each : bucket.parameters) update(each);
+      }
+      if (bucket.is_partial) times.sums += sum(kTensor, own * gradient);
+      if (bucket.is_tied) times.tied += sum(kEnds, own * gradient);
+    }
+    // The host has waited for the norm
+    times.update =
+        std::max(times.update, updates * costs_.cluster().device.launch_s);
+    times.squares += norm_s_;
+    return times;
+  }
+
+ private:
+  enum Group { kReplicas, kExperts, kTensor, kEnds, kNumGroups };
+
+  double kernel(const char* name, double bytes) const {
+    OpEvent event{};
+    event.name = name;
+    event.bytes = bytes;
+    event.phase = Phase::kOptimizer;
+    return costs_.operation(event).seconds;
+  }
+  /// Equal messages take equally long.
+  double message(Group group, CommOp op, double bytes) {
+    if (groups_[group].size() == 1) return 0;
+    const auto [found, is_new] = known_.try_emplace({group, op, bytes});
+    if (is_new) {
+      found->second = costs_.collective(op, bytes, groups_[group]).seconds;
+    }
+    return found->second;
+  }
+  /// Zeros, and a copy to the message.
+  double pack(double bytes) const {
+    return kernel("fill", bytes) + kernel("copy", 2 * bytes);
+  }
+  double sum(Group group, double bytes) {
+    if (groups_[group].size() == 1) return 0;
+    return pack(bytes) + message(group, CommOp::kAllReduce, bytes) +
+           kernel("copy", 2 * bytes);
+  }
+
+  const HybridJob& job_;
+  const sim::CostModel& costs_;
+  std::array<std::vector<int>, kNumGroups> groups_;
+  double norm_s_ = 0;
+  std::map<std::tuple<Group, CommOp, double>, double> known_;
+};
+
+}  // namespace
+
+bool has_stages_of(const HybridJob& job, const std::vector<StageRun>& runs,
+                   int rank, int other) {
+  const auto p = static_cast<std::size_t>(job.pp);
+  const auto is_like = [](const StageRun& a, const StageRun& b) {
+    return a.sizes.blocks == b.sizes.blocks &&
+           a.sizes.embedding.empty() == b.sizes.embedding.empty() &&
+           a.sizes.head.empty() == b.sizes.head.empty();
+  };
+  for (std::size_t i = 0; i < runs.size(); i += p) {
+    if (!is_like(runs[i + static_cast<std::size_t>(rank)],
+                 runs[i + static_cast<std::size_t>(other)])) {
+      return false;
     }
   }
-  // The host has waited for the norm
-  times.update =
-      std::max(times.update, updates * costs.cluster().device.launch_s);
-  std::vector<int> world(static_cast<std::size_t>(job.ranks()));
-  std::iota(world.begin(), world.end(), 0);
-  times.squares += message(6, CommOp::kAllReduce, 16, world);
-  return times;
+  return true;
+}
+
+const std::vector<RankUpdate>& rank_updates(const HybridJob& job,
+                                            const sim::CostModel& costs,
+                                            const std::vector<StageRun>& runs) {
+  const DecoderSizes& of = job.sizes;
+  auto key = std::make_tuple(
+      job.cluster.name, job.cluster.device.sustained, of.model, of.hidden,
+      of.heads, of.vocabulary, of.positions, job.layout.tp, job.layout.cp,
+      job.layout.ep, job.layout.cuts_tokens, job.layout.dtype,
+      job.gradient_dtype, job.pp, job.dp, job.chunks, job.blocks,
+      job.zero_stage, job.bucket_bytes, job.is_tied);
+  static std::map<decltype(key), std::vector<RankUpdate>> known;
+  const auto [found, is_new] = known.try_emplace(key);
+  std::vector<RankUpdate>& all = found->second;
+  if (!is_new) return all;
+  Updates updates(job, costs);
+  for (int rank = 0; rank < job.pp; ++rank) {
+    const bool is_like = rank > 0 && has_stages_of(job, runs, rank, rank - 1);
+    all.push_back(is_like ? all.back()
+                          : updates.of(buckets_of(job, runs, rank)));
+  }
+  return all;
 }
 
 }  // namespace shardbook::planner

@@ -32,8 +32,14 @@ struct RankUpdate {
   double gathers = 0;
 };
 
+/// Of all ranks of the pipeline, computed once for jobs with the same parameters.
 /// Stages 0 and 1.
-RankUpdate rank_update(const HybridJob& job, const sim::CostModel& costs,
-                       const std::vector<SentBucket>& buckets);
+const std::vector<RankUpdate>& rank_updates(const HybridJob& job,
+                                            const sim::CostModel& costs,
+                                            const std::vector<StageRun>& runs);
+
+/// Whether two ranks have stages of the same parts.
+bool has_stages_of(const HybridJob& job, const std::vector<StageRun>& runs,
+                   int rank, int other);
 
 }  // namespace shardbook::planner

@@ -356,17 +356,6 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
       ahead(run.backward_s, [&] { stage.backward(std::move(set)); });
   sums = clock.main().state().sums;
   add_sums();
-  if (parts.has_embedding && parts.has_head) {
-    clock.begin_steps();
-    double before = 0;
-    for (int i = 0; i < 2; ++i) {
-      before = clock.now_s();
-      shardbook::StageRun both = stage.forward(stage.input());
-      both.outputs[0].item();  // as chapters read each loss
-      stage.backward(std::move(both));
-    }
-    run.both_s = clock.now_s() - before;
-  }
 
   // One kernel for all parameters, like a fused optimizer's
   const Tensor all = make_constant_parameter(

@@ -136,9 +136,6 @@ struct StageRun {
   /// The first micro-batch's backward, right after its forward: it creates the
   /// gradients, and adds to none.
   double first_backward_s = 0;
-  /// A forward and a backward among many, where the host runs ahead; of whole
-  /// models.
-  double both_s = 0;
   /// The part of a forward and a backward in which the device computes.
   double busy_s = 0;
   Ahead forward_ahead, backward_ahead;

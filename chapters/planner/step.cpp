@@ -54,12 +54,9 @@ double tied_seconds(const HybridJob& job, const sim::CostModel& costs) {
 void time_with_updates(const HybridJob& job, const sim::CostModel& costs,
                        const std::vector<StageRun>& runs, double limit_s,
                        HybridStep& step) {
-  std::vector<RankUpdate> updates;
+  const std::vector<RankUpdate>& updates = rank_updates(job, costs, runs);
   double least = kNoLimit, tied = 0;
   const RankUpdate* longest = nullptr;
-  for (int rank = 0; rank < job.pp; ++rank) {
-    updates.push_back(rank_update(job, costs, buckets_of(job, runs, rank)));
-  }
   for (const RankUpdate& each : updates) {
     least = std::min(least, each.sums + each.squares);
     tied = std::max(tied, each.tied);
@@ -149,6 +146,14 @@ HybridStep hybrid_step(const HybridJob& job, double limit_s) {
   step.idle_share = std::max(0.0, 1 - busy / step.seconds);
   step.sent_bytes = sent_bytes(job, costs, ranks);
   return step;
+}
+
+double least_stage_seconds(const HybridJob& job) {
+  const StageRun run = runs_of(job)[0];
+  // A gradient need not be added to another
+  const double added = run.backward_s - run.first_backward_s;
+  return static_cast<double>(job.micro_batches) *
+         (run.forward_ahead.device_s + run.backward_ahead.device_s - added);
 }
 
 }  // namespace shardbook::planner

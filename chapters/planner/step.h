@@ -155,6 +155,8 @@ struct MemoryTerm {
 /// A pipeline is not replayed where its ranks' work alone takes `limit_s`: the
 /// result has that work's time, and is no faster than the limit.
 HybridStep hybrid_step(const HybridJob& job, double limit_s = kNoLimit);
+/// Seconds in which the device of a single stage computes: no step is faster.
+double least_stage_seconds(const HybridJob& job);
 /// Sets of activations, each of one chunk, that a rank keeps at the same time,
 /// including the one being computed. The table of the 1F1B chapter.
 int live_sets(const HybridJob& job, int pp_rank);

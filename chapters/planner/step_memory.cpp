@@ -330,6 +330,8 @@ StepMemory step_memory(const HybridJob& job, std::vector<MemoryTerm>* terms) {
   StepMemory most;
   for (int rank = 0; rank < job.pp; ++rank) {
     const StageRun& own = ranks[static_cast<std::size_t>(rank)];
+    // It keeps no more sets than the rank before
+    if (rank > 1 && has_stages_of(job, runs, rank, rank - 1)) continue;
     const RankMemory memory =
         job.runs_zero()       ? memory_of_run(job, own.parameters)
         : job.zero_stage >= 2 ? memory_of_zero(job, runs[0], own.parameters)

@@ -93,7 +93,8 @@ struct ShortRun {
   Peaks peaks{};
 };
 
-ShortRun run_short(const HybridJob& job, std::int64_t blocks) {
+/// The hybrid chapter's options for two micro-batches.
+hybrid::HybridOptions setup_of(const HybridJob& job) {
   const StageLayout& layout = job.layout;
   hybrid::HybridOptions setup;
   setup.dp = job.dp;
@@ -107,52 +108,74 @@ ShortRun run_short(const HybridJob& job, std::int64_t blocks) {
                     : layout.recompute == Recompute::kBlocks  ? "blocks"
                                                               : "never";
   setup.bucket_bytes = static_cast<std::int64_t>(job.bucket_bytes);
+  return setup;
+}
+
+Options options_of(const HybridJob& job, std::int64_t blocks) {
   Options options = shape_options();
   options.chapter = "14_hybrid_3d";
   options.world_size = job.ranks();
   ModelConfig config = decoder_of(job.sizes, blocks);
   config.n_positions = std::max(job.sizes.positions, job.sizes.seq);
   options.model = config.to_json();
-  options.dtype = layout.dtype;
-  options.batch = job.dp * kMicroBatches * layout.micro_batch;
+  options.dtype = job.layout.dtype;
+  options.batch = job.dp * kMicroBatches * job.layout.micro_batch;
   options.seq = job.sizes.seq;
-  options.dropout = layout.dropout;
+  options.dropout = job.layout.dropout;
   options.cluster = job.cluster.name;
-  hybrid::check_legal(options, setup);
-  ShortRun run;
+  return options;
+}
+
+ShortRun run_rank(const Options& options, const hybrid::HybridOptions& setup,
+                  DeviceMesh& mesh) {
+  const auto strategy = hybrid::make_strategy(options, setup, mesh);
+  const auto watch = std::make_shared<WatchParts>();
+  RankContext::current().add_observer(watch);
+  strategy->step(0);  // records the order of its gathers
+  watch->begin_second();
+  sim::VirtualClock& clock = *sim::VirtualClock::current();
+  clock.begin_steps();
+  strategy->step(1);
+  const double seconds = clock.now_s();
+  RankContext::current().remove_observer(watch);
+  return {seconds, watch->each_s(), watch->peaks()};
+}
+
+/// Of a few blocks, and of one more where the model has more.
+using ShortRuns = std::vector<ShortRun>;
+
+ShortRuns run_short(const HybridJob& job, std::int64_t few) {
+  hybrid::HybridOptions setup = setup_of(job);
+  std::vector<Options> models = {options_of(job, few)};
+  if (job.layers > few) models.push_back(options_of(job, few + 1));
+  for (const Options& each : models) hybrid::check_legal(each, setup);
+  ShortRuns runs;
   // Each rank has another part of the same parameters: they take as long
   on_shapes(
       job.cluster, job.ranks(),
-      [&](int) { return (layout.cp - 1) * layout.tp; },
+      [&](int) { return (job.layout.cp - 1) * job.layout.tp; },
       [&](ProcessGroup& world) {
         DeviceMesh mesh(world, hybrid::topology_of(setup));
-        const auto strategy = hybrid::make_strategy(options, setup, mesh);
-        const auto watch = std::make_shared<WatchParts>();
-        RankContext::current().add_observer(watch);
-        strategy->step(0);  // records the order of its gathers
-        watch->begin_second();
-        sim::VirtualClock& clock = *sim::VirtualClock::current();
-        clock.begin_steps();
-        strategy->step(1);
-        const double seconds = clock.now_s();
-        RankContext::current().remove_observer(watch);
-        if (world.is_first()) run = {seconds, watch->each_s(), watch->peaks()};
+        for (const Options& each : models) {
+          const ShortRun mine = run_rank(each, setup, mesh);
+          if (world.is_first()) runs.push_back(mine);
+        }
       });
-  return run;
+  return runs;
 }
 
-const ShortRun& known_short(const HybridJob& job, std::int64_t blocks) {
+const ShortRuns& known_short(const HybridJob& job, std::int64_t few) {
   const DecoderSizes& of = job.sizes;
   const StageLayout& layout = job.layout;
-  auto key = std::make_tuple(job.cluster.name, of.model, of.hidden, of.heads,
-                             of.seq, of.vocabulary, of.positions, layout.tp,
-                             layout.cp, layout.cuts_tokens, layout.recompute,
-                             layout.micro_batch, layout.dtype, layout.dropout,
-                             job.dp, job.zero_stage, job.bucket_bytes, blocks);
-  static std::map<decltype(key), ShortRun> known;
+  auto key = std::make_tuple(
+      job.cluster.name, of.model, of.hidden, of.heads, of.seq, of.vocabulary,
+      of.positions, layout.tp, layout.cp, layout.cuts_tokens, layout.recompute,
+      layout.micro_batch, layout.dtype, layout.dropout, job.dp, job.zero_stage,
+      job.bucket_bytes, few, job.layers > few);
+  static std::map<decltype(key), ShortRuns> known;
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
-  return known[key] = run_short(job, blocks);
+  return known[key] = run_short(job, few);
 }
 
 }  // namespace
@@ -161,8 +184,8 @@ ZeroRun zero_run(const HybridJob& job) {
   // Stage 3 gathers ahead: the ends of a model of three blocks would meet
   const std::int64_t few =
       std::min<std::int64_t>(job.zero_stage == 3 ? 4 : 3, job.layers);
-  const ShortRun& fewer = known_short(job, few);
-  const ShortRun& more = job.layers == few ? fewer : known_short(job, few + 1);
+  const ShortRuns& runs = known_short(job, few);
+  const ShortRun &fewer = runs.front(), &more = runs.back();
   const auto at_layers = [&](double of_few, double of_more) {
     return of_few + static_cast<double>(job.layers - few) * (of_more - of_few);
   };
