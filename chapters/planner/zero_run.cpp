@@ -1,6 +1,7 @@
 #include "chapters/planner/zero_run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -9,6 +10,7 @@
 
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/planner/on_shapes.h"
+#include "chapters/planner/step_parts.h"
 #include "comm/device_mesh.h"
 #include "core/context.h"
 #include "sim/virtual_clock.h"
@@ -141,13 +143,13 @@ ShortRun run_rank(const Options& options, const hybrid::HybridOptions& setup,
   return {seconds, watch->each_s(), watch->peaks()};
 }
 
-/// Of a few blocks, and of one more where the model has more.
+/// Of a model of `few` blocks, and of one of `more`.
 using ShortRuns = std::vector<ShortRun>;
 
-ShortRuns run_short(const HybridJob& job, std::int64_t few) {
+ShortRuns run_short(const HybridJob& job, std::int64_t few, std::int64_t more) {
   hybrid::HybridOptions setup = setup_of(job);
   std::vector<Options> models = {options_of(job, few)};
-  if (job.layers > few) models.push_back(options_of(job, few + 1));
+  if (more > few) models.push_back(options_of(job, more));
   for (const Options& each : models) hybrid::check_legal(each, setup);
   ShortRuns runs;
   // Each rank has another part of the same parameters: they take as long
@@ -164,35 +166,46 @@ ShortRuns run_short(const HybridJob& job, std::int64_t few) {
   return runs;
 }
 
-const ShortRuns& known_short(const HybridJob& job, std::int64_t few) {
+const ShortRuns& known_short(const HybridJob& job, std::int64_t few,
+                             std::int64_t more) {
   const DecoderSizes& of = job.sizes;
   const StageLayout& layout = job.layout;
   auto key = std::make_tuple(
       job.cluster.name, of.model, of.hidden, of.heads, of.seq, of.vocabulary,
       of.positions, layout.tp, layout.cp, layout.cuts_tokens, layout.recompute,
       layout.micro_batch, layout.dtype, layout.dropout, job.dp, job.zero_stage,
-      job.bucket_bytes, few, job.layers > few);
+      job.bucket_bytes, few, more);
   static std::map<decltype(key), ShortRuns> known;
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
-  return known[key] = run_short(job, few);
+  return known[key] = run_short(job, few, more);
 }
 
 }  // namespace
 
 ZeroRun zero_run(const HybridJob& job) {
-  // Stage 3 gathers ahead: the ends of a model of three blocks would meet
+  // Stage 3 gathers ahead: the ends of a model of three blocks would meet. Stage 2
+  // has whole buckets: further blocks fill one
   const std::int64_t few =
       std::min<std::int64_t>(job.zero_stage == 3 ? 4 : 3, job.layers);
-  const ShortRuns& runs = known_short(job, few);
-  const ShortRun &fewer = runs.front(), &more = runs.back();
-  const auto at_layers = [&](double of_few, double of_more) {
-    return of_few + static_cast<double>(job.layers - few) * (of_more - of_few);
+  std::int64_t further = 1;
+  if (job.zero_stage == 2) {
+    const double block = block_elements(job, runs_of(job)[0]) * job.element();
+    further = std::max<std::int64_t>(1, std::llround(job.bucket_bytes / block));
+  }
+  const std::int64_t more = std::min(few + further, job.layers);
+  const ShortRuns& runs = known_short(job, few, more);
+  const double times = more > few ? static_cast<double>(job.layers - few) /
+                                        static_cast<double>(more - few)
+                                  : 0;
+  const ShortRun &fewer = runs.front(), &longer = runs.back();
+  const auto at_layers = [=](double of_few, double of_more) {
+    return of_few + times * (of_more - of_few);
   };
   ZeroRun run;
-  run.step_s = at_layers(fewer.seconds, more.seconds) +
+  run.step_s = at_layers(fewer.seconds, longer.seconds) +
                static_cast<double>(job.micro_batches - kMicroBatches) *
-                   at_layers(fewer.each_s, more.each_s);
+                   at_layers(fewer.each_s, longer.each_s);
   for (std::size_t part = 0; part < fewer.peaks.size(); ++part) {
     // A single micro-batch is the first
     if (job.micro_batches == 1 && part >= kPartsOfEach && part < kUpdate) {
@@ -200,7 +213,7 @@ ZeroRun zero_run(const HybridJob& job) {
     }
     BytesByKind peak;
     for (std::size_t kind = 0; kind < peak.size(); ++kind) {
-      peak[kind] = at_layers(fewer.peaks[part][kind], more.peaks[part][kind]);
+      peak[kind] = at_layers(fewer.peaks[part][kind], longer.peaks[part][kind]);
     }
     if (total(peak) > total(run.peak)) run.peak = peak;
   }
