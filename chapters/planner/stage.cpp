@@ -13,6 +13,7 @@
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 #include "chapters/12_sequence_parallel/megatron.h"
+#include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "chapters/13_moe/spread_experts.h"
 #include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/common/models/models.h"
@@ -423,10 +424,19 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
       Topology::megatron(layout.tp, layout.cp, replicas, 1);
   // Ranks of a tensor-parallel group do the same; so do ranks that share
   // experts, since tokens are spread evenly. A ring keeps the pace of its last
-  // rank, which merges most rows, and whose hop leaves the node if one does
+  // rank, which merges most rows, and whose hop leaves the node if one does; where
+  // its hops differ in other ways, that of its slowest
+  const bool is_alike =
+      layout.cp == 1 ||
+      sequence_parallel::ranks_are_alike(cluster, topology.groups({"cp"}),
+                                         sequence_parallel::Layout::kZigzag);
   on_shapes(
       with_expert_traffic(cluster, sizes, layout), topology.world_size(),
-      [&](int) { return (layout.cp - 1) * layout.tp; },
+      [&](int rank) {
+        const int place =
+            is_alike ? layout.cp - 1 : rank / layout.tp % layout.cp;
+        return place * layout.tp;
+      },
       [&](ProcessGroup& all) {
         DeviceMesh mesh(all, topology);
         // Where tp is among those that share the experts, all ranks do
@@ -434,7 +444,10 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
         const Place at = {mesh.group("tp"), mesh.group("cp"), ep, sizes,
                           layout};
         const StageRun mine = run_rank(at, parts);
-        if (all.is_first()) run = mine;
+        const auto seconds = [](const StageRun& each) {
+          return each.forward_s + each.backward_s;
+        };
+        if (seconds(mine) > seconds(run)) run = mine;
       });
   return run;
 }
