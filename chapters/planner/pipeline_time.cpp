@@ -101,12 +101,13 @@ class Replay {
         }
       }
     }
-    PipelineTime time = {0, {}};
+    PipelineTime time = {0, {}, {}};
     for (const Rank& each : ranks_) {
       time.seconds = std::max(time.seconds, each.device_s);
     }
     for (const Rank& each : ranks_) {
       time.early.push_back(time.seconds - each.device_s);
+      time.ahead.push_back(each.device_s - each.host_s);
     }
     return time;
   }
@@ -170,7 +171,8 @@ class Replay {
     rank.device_s = std::max(begin + each.ahead.device_s,
                              std::max(rank.host_s, 0.0) + each.alone_s) -
                     less_s;
-    rank.host_s += each.ahead.host_s;
+    // It has issued all when the last one runs
+    rank.host_s = std::min(rank.host_s + each.ahead.host_s, rank.device_s);
   }
 
   const HybridJob& job_;
@@ -190,7 +192,8 @@ std::vector<Ahead> work_of_ranks(const HybridJob& job,
     Ahead& rank = own[i % own.size()];
     const auto add = [&](const StageTimes::Seconds& each) {
       rank.device_s += each.ahead.device_s;
-      rank.host_s += each.ahead.host_s;
+      // It has issued all when the last one runs
+    rank.host_s = std::min(rank.host_s + each.ahead.host_s, rank.device_s);
     };
     add(stages[i].forward);
     if (job.is_zero_bubble) {
@@ -268,7 +271,9 @@ PipelineTime pipeline_time(const HybridJob& job, const sim::CostModel& costs,
   for (const StageRun& run : runs) stages.push_back(times_of(job, run));
   const double work = least_pipeline_seconds(job, stages);
   const auto p = static_cast<std::size_t>(job.pp);
-  if (work >= limit_s) return {work, std::vector<double>(p)};
+  if (work >= limit_s) {
+    return {work, std::vector<double>(p), std::vector<double>(p, kNoLimit)};
+  }
   const std::vector<double> messages = messages_of_ranks(job, costs);
   const auto replayed = [&](int micro_batches) {
     return Replay(job, stages, messages, micro_batches).run();

@@ -97,11 +97,12 @@ class Updates {
     const bool is_sharded = job_.zero_stage == 1;
     const double element = job_.element(), gradient = job_.gradient();
     RankUpdate times;
-    double updates = 0;
+    double updates = 0, issues = 0;
     const auto update = [&](double elements) {
       times.squares += kernel("sum_of_squares", elements * gradient);
       times.update += kernel("adamw", elements * (2 * element + gradient + 16));
       updates += 1;
+      issues += 1;
     };
     for (const SentBucket& bucket : buckets) {
       const Group same = bucket.is_expert ? kExperts : kReplicas;
@@ -110,6 +111,7 @@ class Updates {
       double own = bucket.elements;
       if (is_sharded) {
         own /= ranks;
+        issues += 3;
         times.sums +=
             pack(bytes) + message(same, CommOp::kReduceScatter, bytes);
         times.gathers +=
@@ -117,11 +119,13 @@ class Updates {
         update(own);
       } else {
         times.sums += sum(same, bytes);
+        if (ranks > 1) issues += 4;
         for (const double each : bucket.parameters) update(each);
       }
       if (bucket.is_partial) times.sums += sum(kTensor, own * gradient);
       if (bucket.is_tied) times.tied += sum(kEnds, own * gradient);
     }
+    times.issues = issues * costs_.cluster().device.launch_s;
     // The host has waited for the norm
     times.update =
         std::max(times.update, updates * costs_.cluster().device.launch_s);

@@ -28,6 +28,7 @@ struct RankUpdate {
   double sums = 0;     ///< over dp and cp, then over tp
   double tied = 0;     ///< over the first and the last stage
   double squares = 0;  ///< for the norm, with its sum over all ranks
+  double issues = 0;   ///< of the host, for sums and squares
   double update = 0;
   double gathers = 0;
 };

@@ -71,11 +71,14 @@ void time_with_updates(const HybridJob& job, const sim::CostModel& costs,
   double last = -kNoLimit;
   for (std::size_t rank = 0; rank < updates.size(); ++rank) {
     const RankUpdate& each = updates[rank];
-    const double end = each.sums + each.squares - time.early[rank];
+    // The device may wait for the host
+    const double squares =
+        std::max(each.squares, each.issues - time.ahead[rank] - each.sums);
+    const double end = each.sums + squares - time.early[rank];
     if (end <= last) continue;
     last = end;
     step.gradients_s = each.sums - time.early[rank];
-    step.optimizer_s = each.squares;
+    step.optimizer_s = squares;
   }
   step.pipeline_s = time.seconds;
   step.gradients_s += tied + longest->gathers;

@@ -64,10 +64,11 @@ std::vector<StageRun> ranks_of(const HybridJob& job,
 /// The order of each rank's forwards and backwards.
 pipeline::Schedule schedule_of(const HybridJob& job, int micro_batches);
 
-/// Of a pipeline: its seconds, and by how much each rank ends before.
+/// Of a pipeline: its seconds; by how much each rank ends before, and by how much
+/// its host has gone on to issue by then.
 struct PipelineTime {
   double seconds = 0;
-  std::vector<double> early = {0};
+  std::vector<double> early = {0}, ahead = {0};
 };
 /// Not replayed where the ranks' work alone takes `limit_s`: that work.
 PipelineTime pipeline_time(const HybridJob& job, const sim::CostModel& costs,

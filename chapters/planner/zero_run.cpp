@@ -21,8 +21,8 @@ namespace {
 /// Of each micro-batch the forward and the two halves of the backward, by
 /// operations; then the update. In each the fullest moment comes at the same place
 /// however many blocks there are.
-constexpr int kMicroBatches = 2, kPartsOfEach = 3;
-constexpr int kUpdate = kMicroBatches * kPartsOfEach;
+constexpr int kMostMicroBatches = 2, kPartsOfEach = 3;
+constexpr int kUpdate = kMostMicroBatches * kPartsOfEach;
 using Peaks = std::array<BytesByKind, kUpdate + 1>;
 
 double total(const BytesByKind& bytes) {
@@ -34,6 +34,7 @@ double total(const BytesByKind& bytes) {
 /// backward, and at the end of the step the sum of losses.
 class WatchParts : public Observer {
  public:
+  explicit WatchParts(int micro_batches) : micro_batches_(micro_batches) {}
   void on_op_begin(const OpEvent&) override {
     ++now_;
     const int part = part_now();
@@ -46,7 +47,8 @@ class WatchParts : public Observer {
 
   void begin_second() {
     forward_ = reads_[0].operation;
-    each_ = reads_[1].operation - forward_;
+    // From one loss to the next; of a single micro-batch, to the sum of losses
+    each_ = reads_[1].operation - (micro_batches_ > 1 ? forward_ : 0);
     reads_.clear();
     now_ = 0;
     reset();
@@ -67,7 +69,7 @@ class WatchParts : public Observer {
   int part_now() const {
     if (each_ == 0) return kUpdate;
     const int micro_batch = (now_ - 1) / each_, place = (now_ - 1) % each_;
-    if (micro_batch >= kMicroBatches) return kUpdate;
+    if (micro_batch >= micro_batches_) return kUpdate;
     const int half = forward_ + (each_ - forward_) / 2;
     return micro_batch * kPartsOfEach + (place < forward_ ? 0
                                          : place < half   ? 1
@@ -84,18 +86,22 @@ class WatchParts : public Observer {
   }
   static void reset() { RankContext::current().device.reset_peak_memory(); }
 
-  int now_ = 0, forward_ = 0, each_ = 0, part_ = kUpdate;
+  int micro_batches_, now_ = 0, forward_ = 0, each_ = 0, part_ = kUpdate;
   std::vector<Read> reads_;
   Peaks peaks_{};
 };
 
-/// A step of two micro-batches.
+/// A step of one or two micro-batches.
 struct ShortRun {
   double seconds = 0, each_s = 0;
   Peaks peaks{};
 };
 
-/// The hybrid chapter's options for two micro-batches.
+std::int64_t few_micro_batches(const HybridJob& job) {
+  return std::min<std::int64_t>(kMostMicroBatches, job.micro_batches);
+}
+
+/// The hybrid chapter's options for few micro-batches.
 hybrid::HybridOptions setup_of(const HybridJob& job) {
   const StageLayout& layout = job.layout;
   hybrid::HybridOptions setup;
@@ -103,7 +109,7 @@ hybrid::HybridOptions setup_of(const HybridJob& job) {
   setup.tp = layout.tp;
   setup.cp = layout.cp;
   setup.zero_stage = job.zero_stage;
-  setup.micro_batches = kMicroBatches;
+  setup.micro_batches = few_micro_batches(job);
   setup.sequence_parallel = layout.cuts_tokens;
   if (layout.cp > 1) setup.cp_layout = "zigzag";
   setup.recompute = layout.recompute == Recompute::kAttention ? "attention"
@@ -121,7 +127,7 @@ Options options_of(const HybridJob& job, std::int64_t blocks) {
   config.n_positions = std::max(job.sizes.positions, job.sizes.seq);
   options.model = config.to_json();
   options.dtype = job.layout.dtype;
-  options.batch = job.dp * kMicroBatches * job.layout.micro_batch;
+  options.batch = job.dp * few_micro_batches(job) * job.layout.micro_batch;
   options.seq = job.sizes.seq;
   options.dropout = job.layout.dropout;
   options.cluster = job.cluster.name;
@@ -131,7 +137,8 @@ Options options_of(const HybridJob& job, std::int64_t blocks) {
 ShortRun run_rank(const Options& options, const hybrid::HybridOptions& setup,
                   DeviceMesh& mesh) {
   const auto strategy = hybrid::make_strategy(options, setup, mesh);
-  const auto watch = std::make_shared<WatchParts>();
+  const auto watch =
+      std::make_shared<WatchParts>(static_cast<int>(setup.micro_batches));
   RankContext::current().add_observer(watch);
   strategy->step(0);  // records the order of its gathers
   watch->begin_second();
@@ -174,7 +181,7 @@ const ShortRuns& known_short(const HybridJob& job, std::int64_t few,
       job.cluster.name, of.model, of.hidden, of.heads, of.seq, of.vocabulary,
       of.positions, layout.tp, layout.cp, layout.cuts_tokens, layout.recompute,
       layout.micro_batch, layout.dtype, layout.dropout, job.dp, job.zero_stage,
-      job.bucket_bytes, few, more);
+      job.bucket_bytes, few_micro_batches(job), few, more);
   static std::map<decltype(key), ShortRuns> known;
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
@@ -185,13 +192,13 @@ const ShortRuns& known_short(const HybridJob& job, std::int64_t few,
 
 ZeroRun zero_run(const HybridJob& job) {
   // Stage 3 gathers ahead: the ends of a model of three blocks would meet. Stage 2
-  // has whole buckets: further blocks fill one
+  // has whole buckets, which further blocks fill, and hides a part of them
   const std::int64_t few =
       std::min<std::int64_t>(job.zero_stage == 3 ? 4 : 3, job.layers);
   std::int64_t further = 1;
   if (job.zero_stage == 2) {
     const double block = block_elements(job, runs_of(job)[0]) * job.element();
-    further = std::max<std::int64_t>(1, std::llround(job.bucket_bytes / block));
+    further = std::max<std::int64_t>(4, std::llround(job.bucket_bytes / block));
   }
   const std::int64_t more = std::min(few + further, job.layers);
   const ShortRuns& runs = known_short(job, few, more);
@@ -204,13 +211,9 @@ ZeroRun zero_run(const HybridJob& job) {
   };
   ZeroRun run;
   run.step_s = at_layers(fewer.seconds, longer.seconds) +
-               static_cast<double>(job.micro_batches - kMicroBatches) *
+               static_cast<double>(job.micro_batches - few_micro_batches(job)) *
                    at_layers(fewer.each_s, longer.each_s);
   for (std::size_t part = 0; part < fewer.peaks.size(); ++part) {
-    // A single micro-batch is the first
-    if (job.micro_batches == 1 && part >= kPartsOfEach && part < kUpdate) {
-      continue;
-    }
     BytesByKind peak;
     for (std::size_t kind = 0; kind < peak.size(); ++kind) {
       peak[kind] = at_layers(fewer.peaks[part][kind], longer.peaks[part][kind]);
