@@ -171,8 +171,8 @@ class Replay {
     rank.device_s = std::max(begin + each.ahead.device_s,
                              std::max(rank.host_s, 0.0) + each.alone_s) -
                     less_s;
-    // It has issued all when the last one runs
-    rank.host_s = std::min(rank.host_s + each.ahead.host_s, rank.device_s);
+    rank.host_s += each.ahead.host_s;
+    if (less_s > 0) rank.host_s = std::min(rank.host_s, rank.device_s);
   }
 
   const HybridJob& job_;
@@ -193,7 +193,7 @@ std::vector<Ahead> work_of_ranks(const HybridJob& job,
     const auto add = [&](const StageTimes::Seconds& each) {
       rank.device_s += each.ahead.device_s;
       // It has issued all when the last one runs
-    rank.host_s = std::min(rank.host_s + each.ahead.host_s, rank.device_s);
+      rank.host_s = std::min(rank.host_s + each.ahead.host_s, rank.device_s);
     };
     add(stages[i].forward);
     if (job.is_zero_bubble) {

@@ -81,7 +81,7 @@ class Stage {
     const auto keep = [&](Module& module, std::vector<ParameterSize>& sizes) {
       sizes.clear();
       for (const NamedTensor& each : module.named_parameters()) {
-        if (parts.is_tied && has(each.tensor)) continue;
+        if (parts.is_tied && head_ != nullptr && each.name == table) continue;
         parameters_.push_back(each.tensor);
         const auto elements = static_cast<double>(each.tensor.numel());
         const bool is_expert = moe::is_expert(each.name);
@@ -167,11 +167,6 @@ class Stage {
   }
 
  private:
-  bool has(const Tensor& parameter) const {
-    return std::any_of(
-        parameters_.begin(), parameters_.end(),
-        [&](const Tensor& each) { return each.is_same(parameter); });
-  }
   /// What one stage sends to another.
   Tensor received() const {
     const bool is_cut = at_.layout.cuts_tokens;
@@ -340,13 +335,12 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   run.backward_peaks = next.backward;
   if (at.layout.splits_backward) split_backward(stage, run);
 
-  sim::VirtualClock& clock = the_clock();
   shardbook::StageRun set;
   run.forward_ahead =
       ahead(run.forward_s, [&] { set = stage.forward(stage.input()); });
   set.outputs.clear();
-  sim::DeviceClock::StepSums sums = clock.main().state().sums;
   const auto add_sums = [&] {
+    const sim::DeviceClock::StepSums sums = the_clock().main().state().sums;
     run.busy_s += sums.busy_s - kLong;
     for (const sim::LinkBytes& each : sums.links) {
       run.sent_bytes[each.link] += each.bytes;
@@ -355,7 +349,6 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   add_sums();
   run.backward_ahead =
       ahead(run.backward_s, [&] { stage.backward(std::move(set)); });
-  sums = clock.main().state().sums;
   add_sums();
 
   // One kernel for all parameters, like a fused optimizer's
@@ -369,7 +362,7 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
     grad_norm({all});
     optimizer->step();
   });
-  run.trust = clock.trust();
+  run.trust = the_clock().trust();
   return run;
 }
 
