@@ -247,6 +247,7 @@ HybridJob read_job(const Row& row) {
       {{"never", Recompute::kNothing},
        {"attention", Recompute::kAttention},
        {"blocks", Recompute::kBlocks},
+       {"every second block", Recompute::kEverySecondBlock},
        {"every second product", Recompute::kEverySecondProduct}},
       Recompute::kNothing);
   job.zero_stage =

@@ -211,6 +211,33 @@ Groups groups_of(DeviceMesh& mesh, const HybridOptions& setup) {
           mesh.group(has_ep ? "ep-tp" : "tp")};
 }
 
+OverTp over_tp(const ModelConfig& config, const HybridOptions& setup) {
+  OverTp kinds;
+  const int t = setup.tp;
+  kinds.is_whole = [=](const std::string& name) {
+    if (t == 1) return false;
+    if (!moe::is_expert(name)) {
+      return tensor_parallel::layout(config, name, 0, t) ==
+             tensor_parallel::layout(config, name, 1, t);
+    }
+    // Where tp cuts slots, its ranks are replicas with other tokens
+    return setup.expert_tp && moe::expert_layout(name, 0, 1, 0, t) ==
+                                  moe::expert_layout(name, 0, 1, 1, t);
+  };
+  kinds.is_partial =
+      [is_whole = kinds.is_whole, cuts_tokens = setup.sequence_parallel,
+       own = parts_of_own_tokens(config)](const std::string& name) {
+        // A GPT's experts and their gates see all tokens on every rank of tp
+        if (!is_whole(name) || moe::is_expert(name)) return false;
+        const auto is_of = [&](const BlockPart& part) {
+          return name.ends_with("." + part.name + ".weight");
+        };
+        return (cuts_tokens && sequence_parallel::has_partial_gradient(name)) ||
+               std::any_of(own.begin(), own.end(), is_of);
+      };
+  return kinds;
+}
+
 RankLayers rank_layers(const Options& options, const HybridOptions& setup,
                        const Groups& groups) {
   RankLayers made;
@@ -260,27 +287,7 @@ RankLayers rank_layers(const Options& options, const HybridOptions& setup,
     return moe::expert_layout(name, grid.coordinate(rank, "ep"), setup.ep,
                               tp_rank, expert_t);
   };
-  made.is_whole = [=](const std::string& name) {
-    if (t == 1) return false;
-    if (!moe::is_expert(name)) {
-      return tensor_parallel::layout(config, name, 0, t) ==
-             tensor_parallel::layout(config, name, 1, t);
-    }
-    // Where tp cuts slots, its ranks are replicas with other tokens
-    return setup.expert_tp && moe::expert_layout(name, 0, 1, 0, t) ==
-                                  moe::expert_layout(name, 0, 1, 1, t);
-  };
-  made.is_partial =
-      [is_whole = made.is_whole, cuts_tokens = setup.sequence_parallel,
-       own = parts_of_own_tokens(config)](const std::string& name) {
-        // A GPT's experts and their gates see all tokens on every rank of tp
-        if (!is_whole(name) || moe::is_expert(name)) return false;
-        const auto is_of = [&](const BlockPart& part) {
-          return name.ends_with("." + part.name + ".weight");
-        };
-        return (cuts_tokens && sequence_parallel::has_partial_gradient(name)) ||
-               std::any_of(own.begin(), own.end(), is_of);
-      };
+  static_cast<OverTp&>(made) = over_tp(config, setup);
   return made;
 }
 

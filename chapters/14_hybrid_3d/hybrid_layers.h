@@ -31,19 +31,24 @@ struct Groups {
 /// Collective over the mesh's world.
 Groups groups_of(DeviceMesh& mesh, const HybridOptions& setup);
 
-struct RankLayers {
-  LayerFactory factory;
-  std::shared_ptr<const LayerList> list;
-  /// The model's sizes; the vocabulary with its padding.
-  ModelConfig padded;
-  /// By the rank in `Groups::parts`.
-  ParameterLayout layout;
+/// How the ranks of tp have a parameter.
+struct OverTp {
   /// Whether each rank of tp holds the parameter whole, with a gradient that is
   /// the same on all of them, or a part of a sum over them.
   std::function<bool(const std::string& name)> is_whole;
   /// Whether it is a part: of norms, biases and routers on cut tokens, and of
   /// norms over heads, of which each rank has its own.
   std::function<bool(const std::string& name)> is_partial;
+};
+OverTp over_tp(const ModelConfig& config, const HybridOptions& setup);
+
+struct RankLayers : OverTp {
+  LayerFactory factory;
+  std::shared_ptr<const LayerList> list;
+  /// The model's sizes; the vocabulary with its padding.
+  ModelConfig padded;
+  /// By the rank in `Groups::parts`.
+  ParameterLayout layout;
   /// Layers of experts report here, and read the scale of their losses.
   std::shared_ptr<moe::MoeRecord> record;
   std::shared_ptr<ShapeGroup> tp_shapes, cp_shapes, ep_shapes;

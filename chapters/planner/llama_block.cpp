@@ -184,7 +184,11 @@ Tensor ExpertMlp::operator()(const Tensor& x) const {
 
 LlamaBlock::LlamaBlock(const Place& at, std::int64_t index,
                        const InitOptions& init)
-    : at_(at), has_window_(at.sizes.window > 0 && index % 2 == 0) {
+    : at_(at),
+      has_window_(at.sizes.window > 0 && index % 2 == 0),
+      recomputes_(at.layout.recompute == Recompute::kBlocks ||
+                  (at.layout.recompute == Recompute::kEverySecondBlock &&
+                   index % 2 == 0)) {
   const std::int64_t h = at.sizes.hidden, t = at.tp.size(),
                      d = at.sizes.head_width();
   qkv_ =
@@ -216,7 +220,7 @@ LlamaBlock::LlamaBlock(const Place& at, std::int64_t index,
 }
 
 Tensor LlamaBlock::operator()(const Tensor& x) const {
-  if (at_.layout.recompute == Recompute::kBlocks) {
+  if (recomputes_) {
     return autograd::recompute(
         [this](const Tensors& in) { return Tensors{compute(in[0])}; }, {x})[0];
   }

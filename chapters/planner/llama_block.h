@@ -64,7 +64,7 @@ class LlamaBlock {
   Tensor mlp(const Tensor& x) const;
 
   Place at_;
-  bool has_window_ = false;
+  bool has_window_ = false, recomputes_ = false;
   Tensors parameters_;
   Tensor qkv_, out_, up_, down_, gamma_1_, gamma_2_, table_;
   std::optional<ExpertMlp> experts_;

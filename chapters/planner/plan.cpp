@@ -82,6 +82,7 @@ void read_model(PlanRequest& request, const sim::Cluster& cluster) {
   base.sizes.hidden = config.n_embd;
   base.sizes.heads = config.n_head;
   base.sizes.vocabulary = config.vocab_size;
+  base.sizes.positions = config.n_positions;
   base.layers = config.n_layer;
   base.is_tied = decoder_names(config).head.empty();
   if (config.is_llama()) {
@@ -175,6 +176,18 @@ double best_rate(const PlanRequest& request) {
   return rate;
 }
 
+/// The same for attention in one kernel.
+double best_attention_rate(const PlanRequest& request) {
+  const sim::Cluster& cluster = request.base.cluster;
+  const auto peak = cluster.device.peak_flops.find(request.dtype());
+  if (!cluster.software.fused_attention || !cluster.device.operations.empty() ||
+      peak == cluster.device.peak_flops.end()) {
+    return best_rate(request);
+  }
+  return peak->second * cluster.device.sustained *
+         cluster.device.max_attention_efficiency;
+}
+
 /// Bytes per second that no line of a rank exceeds.
 double fastest_link(const sim::Cluster& cluster) {
   const double in_node = std::max(cluster.intra_node.bytes_per_s,
@@ -195,6 +208,16 @@ std::vector<double> blocks_of_ranks(const HybridJob& job) {
   return blocks;
 }
 
+/// Blocks of the smallest stage of the first rank.
+double fewest_blocks(const HybridJob& job) {
+  std::int64_t fewest = job.blocks[0];
+  for (std::size_t i = 0; i < job.blocks.size();
+       i += static_cast<std::size_t>(job.pp)) {
+    fewest = std::min(fewest, job.blocks[i]);
+  }
+  return static_cast<double>(fewest);
+}
+
 /// Bytes of the activations that the first rank keeps at least: those of its
 /// blocks' tables, without statistics.
 double least_activations(const HybridJob& job) {
@@ -212,8 +235,8 @@ double least_activations(const HybridJob& job) {
   const double tokens =
       static_cast<double>(job.layout.micro_batch * job.sizes.seq) /
       job.layout.cp;
-  return live_sets(job, 0) * static_cast<double>(job.blocks[0]) * tokens *
-         width * job.element();
+  return live_sets(job, 0) * fewest_blocks(job) * tokens * width *
+         job.element();
 }
 
 /// Elements of a rank's weights, norms and biases left out; of experts, those that
@@ -265,14 +288,14 @@ double least_seconds(const PlanRequest& request, const Plan& plan) {
   const double tokens =
       static_cast<double>(job.layout.micro_batch * job.sizes.seq) /
       job.layout.cp;
-  // Masked attention needs half of its products
+  // Masked attention needs half of its two products, and backward five of them
   const double attention = attention_products(job) / 2;
   const double weights = weight_products(job);
-  const double again = plan.recompute == "blocks"      ? weights + attention
-                       : plan.recompute == "attention" ? attention
-                                                       : 0;
   const double flops = 2 * tokens / job.layout.tp;
-  double block = flops * (3 * (weights + attention) + again) / rate;
+  double block =
+      flops * (weights * (plan.recompute == "blocks" ? 4 : 3) / rate +
+               attention * (plan.recompute == "never" ? 3.5 : 4.5) /
+                   best_attention_rate(request));
   const double head = 2 * tokens * 3 * job.table() / rate;
   // Sums over tp in forward wait for their messages; those of experts go over ep
   const double t = job.layout.tp;
@@ -317,7 +340,12 @@ double least_bytes(const PlanRequest& request, const Plan& plan) {
   const double blocks = blocks_of_ranks(job)[0];
   const Weights first = {blocks * block.dense + job.table(),
                          blocks * block.experts};
-  return std::max(states.total(), states_of(first).total() + kept);
+  zero::ModelStates of_first = states_of(first);
+  // A rank has no gradients yet where all its forwards come first
+  if (job.micro_batches <= job.pp * (job.chunks > 1 ? 2 : 1)) {
+    of_first.gradients = 0;
+  }
+  return std::max(states.total(), of_first.total() + kept);
 }
 
 }  // namespace shardbook::planner

@@ -9,6 +9,7 @@
 #include "chapters/common/models/models.h"
 #include "chapters/pictures/text_table.h"
 #include "chapters/planner/explain.h"
+#include "chapters/planner/measured.h"
 #include "core/how_many.h"
 
 namespace shardbook::planner {
@@ -157,6 +158,11 @@ Json plan_json(const PlanRequest& request, const Prediction& each) {
   if (request.trains()) {
     json["command"] = command_of(request, each.plan, false);
   }
+  if (const Measured* of = measured(job_of(request, each.plan))) {
+    json["measured"] = {{"steps", of->steps},
+                        {"mean_error_percent", of->mean},
+                        {"largest_error_percent", of->most}};
+  }
   if (each.confirmed_s > 0) {
     json["confirmed"] = {{"step_s", each.confirmed_s},
                          {"memory_bytes", each.confirmed_bytes}};
@@ -208,6 +214,7 @@ std::string result_text(const PlanRequest& request, const PlanResult& result,
     for (const Prediction& each : result.best) {
       text += plan_lines(request, each, ++number);
     }
+    text += "\n" + wrap(measured_text(job_of(request, result.best[0].plan)));
   }
   text += "\n" + wrap(legend(request)) + "\nWhy the others lost:\n" +
           rejection_lines(result);

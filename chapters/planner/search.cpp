@@ -71,8 +71,15 @@ PlanResult search_among(const PlanRequest& request,
       break;
     }
 
-    // Memory first: it needs no replay
     const HybridJob job = job_of(request, each.plan);
+    const bool has_limit = setup.prunes && is_full;
+    const double limit_s =
+        has_limit ? result.best.back().step.seconds : kNoLimit;
+    if (has_limit && least_stage_seconds(job) >= limit_s) {
+      result.slower_bound.count += 1;
+      continue;
+    }
+    // Memory first: it needs no replay
     const StepMemory memory = step_memory(job);
     double excess = memory.total() - capacity;
     if (excess <= 0) excess = host_excess(request, memory);
@@ -81,9 +88,6 @@ PlanResult search_among(const PlanRequest& request,
       continue;
     }
     result.num_predicted += 1;
-    const bool has_limit = setup.prunes && is_full;
-    const double limit_s =
-        has_limit ? result.best.back().step.seconds : kNoLimit;
     Prediction prediction = {each.plan, hybrid_step(job, limit_s), memory};
     if (has_limit && prediction.step.seconds >= limit_s) continue;
     const auto place = std::upper_bound(result.best.begin(), result.best.end(),

@@ -1,6 +1,7 @@
 #include "chapters/planner/stage.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -12,8 +13,11 @@
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 #include "chapters/12_sequence_parallel/megatron.h"
+#include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "chapters/13_moe/spread_experts.h"
+#include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/common/models/models.h"
+#include "chapters/common/pipeline/stages.h"
 #include "chapters/planner/llama_block.h"
 #include "chapters/planner/on_shapes.h"
 #include "comm/device_mesh.h"
@@ -64,21 +68,33 @@ class Stage {
   Stage(const Place& at, const StageParts& parts) : at_(at) {
     ModelConfig config =
         decoder_of(at.sizes, std::max<std::int64_t>(parts.blocks, 1));
-    config.n_positions = at.tokens();
+    config.n_positions =
+        at.sizes.positions > 0 ? at.sizes.positions : at.tokens();
     config.dropout = at.layout.dropout;
     layers_ = factory_of(at, config);
     const InitOptions init = init_of(at);
-    const auto keep = [this](Module& module) {
+    hybrid::HybridOptions setup;
+    setup.tp = at.layout.tp;
+    setup.sequence_parallel = at.layout.cuts_tokens;
+    const hybrid::OverTp kinds = hybrid::over_tp(config, setup);
+    const std::string table = decoder_names(config).table + ".weight";
+    const auto keep = [&](Module& module, std::vector<ParameterSize>& sizes) {
+      sizes.clear();
       for (const NamedTensor& each : module.named_parameters()) {
+        if (parts.is_tied && head_ != nullptr && each.name == table) continue;
         parameters_.push_back(each.tensor);
-        if (moe::is_expert(each.name)) {
-          expert_parameters_ += static_cast<double>(each.tensor.numel());
-        }
+        const auto elements = static_cast<double>(each.tensor.numel());
+        const bool is_expert = moe::is_expert(each.name);
+        if (is_expert) expert_parameters_ += elements;
+        sizes.push_back({elements, is_expert, each.name == table,
+                         kinds.is_whole(each.name),
+                         kinds.is_partial(each.name)});
       }
     };
+    sizes_.blocks = parts.blocks;
     if (parts.has_embedding) {
       embedding_ = std::make_unique<GptEmbedding>(config, init, layers_);
-      keep(*embedding_);
+      keep(*embedding_, sizes_.embedding);
     }
     for (std::int64_t i = 0; i < parts.blocks; ++i) {
       if (at.sizes.is_llama) {
@@ -92,12 +108,18 @@ class Stage {
         blocks_.push_back(std::make_unique<GptBlock>(
             decoder_names(config).block(i), config, init, layers_));
         blocks_.back()->recompute = at.layout.recompute == Recompute::kBlocks;
-        keep(*blocks_.back());
+        keep(*blocks_.back(), sizes_.block);
       }
     }
     if (parts.has_head) {
       head_ = std::make_unique<GptHead>(config, init, layers_);
-      keep(*head_);
+      if (parts.is_tied) {
+        const Tensor shared = embedding_->named_parameters()[0].tensor;
+        head_->replace_tensors([&](const std::string& name, const Tensor& own) {
+          return name == table ? shared : own;
+        });
+      }
+      keep(*head_, sizes_.head);
     }
     const MemoryScope kind(MemoryKind::kInput);
     tokens_ = Tensor::zeros({at.layout.micro_batch, at.tokens()},
@@ -105,78 +127,193 @@ class Stage {
   }
 
   const Tensors& parameters() const { return parameters_; }
+  const ParameterSizes& sizes() const { return sizes_; }
+  bool has_head() const { return head_ != nullptr; }
   /// The number of elements in experts.
   double expert_parameters() const { return expert_parameters_; }
 
   /// A stage without an embedding gets its input from the stage before.
-  Tensor input() const {
-    if (embedding_ != nullptr) return tokens_;
-    const Tensor x = Tensor::zeros(shape(), {at_.layout.dtype, Device()});
-    x.set_requires_grad();
-    return x;
+  Tensor input() const { return embedding_ != nullptr ? tokens_ : received(); }
+  /// `before` is called in backward before the blocks' and before the embedding's,
+  /// where there is a head and an embedding.
+  shardbook::StageRun forward(const Tensor& input,
+                              const std::function<void()>& before = {}) {
+    const auto call_before = [&](const Tensor& x, bool calls) {
+      if (!calls || !before) return;
+      x.add_grad_hook([before](const Tensor& dx) {
+        before();
+        return dx;
+      });
+    };
+    const auto layers = [&](const Tensors& in) {
+      Tensor x = embedding_ != nullptr ? (*embedding_)(in[0]) : in[0];
+      call_before(x, embedding_ != nullptr);
+      for (const auto& block : blocks_) x = (*block)(x);
+      for (const LlamaBlock& block : llama_) x = block(x);
+      if (head_ == nullptr) return Tensors{x};
+      call_before(x, !blocks_.empty());
+      const Tensor loss = layers_.loss((*head_)(x), tokens_);
+      loss_options_ = loss.options();
+      return Tensors{loss};
+    };
+    return run_forward(layers, {input}, {});
   }
-  Tensor forward(const Tensor& input) {
-    Tensor x = embedding_ != nullptr ? (*embedding_)(input) : input;
-    for (const auto& block : blocks_) x = (*block)(x);
-    for (const LlamaBlock& block : llama_) x = block(x);
-    return head_ != nullptr ? layers_.loss((*head_)(x), tokens_) : x;
-  }
-  /// For a stage without a head, `dy` comes from the next stage.
-  void backward(const Tensor& y, Tensor dy = Tensor()) const {
+  /// For a stage without a head, the gradient comes from the next stage.
+  void backward(shardbook::StageRun run) const {
     const PhaseScope phase(Phase::kBackward);
-    if (!dy.defined() && head_ == nullptr) dy = gradient();
-    autograd::backward({y}, head_ == nullptr ? Tensors{dy} : Tensors{});
-  }
-  Tensor gradient() const {
-    const MemoryScope kind(MemoryKind::kInput);
-    return Tensor::zeros(shape(), {at_.layout.dtype, Device()});
+    run_backward(
+        std::move(run),
+        {head_ == nullptr ? received() : Tensor::full({}, 1, loss_options_)});
   }
 
  private:
-  Shape shape() const {
+  /// What one stage sends to another.
+  Tensor received() const {
     const bool is_cut = at_.layout.cuts_tokens;
-    return {at_.layout.micro_batch, at_.tokens() / (is_cut ? at_.tp.size() : 1),
-            at_.sizes.hidden};
+    return Tensor::empty(
+        {at_.layout.micro_batch, at_.tokens() / (is_cut ? at_.tp.size() : 1),
+         at_.sizes.hidden},
+        {at_.layout.dtype, Device()});
   }
 
   Place at_;
   LayerFactory layers_;
   Tensors parameters_;
   double expert_parameters_ = 0;
+  ParameterSizes sizes_;
   std::unique_ptr<GptEmbedding> embedding_;
   std::vector<std::unique_ptr<GptBlock>> blocks_;
   std::vector<LlamaBlock> llama_;
   std::unique_ptr<GptHead> head_;
   Tensor tokens_;
+  TensorOptions loss_options_;
 };
 
-double in_use(MemoryKind kind) {
-  return static_cast<double>(
-      RankContext::current().device.memory().current(kind));
+Held held_of(const std::array<std::int64_t, kNumMemoryKinds>& bytes) {
+  const auto of = [&](MemoryKind kind) {
+    return static_cast<double>(bytes[static_cast<std::size_t>(kind)]);
+  };
+  return {of(MemoryKind::kActivation), of(MemoryKind::kGradient),
+          of(MemoryKind::kCommunication)};
 }
 
-double peak(MemoryKind kind) {
-  return static_cast<double>(RankContext::current().device.memory().peak(kind));
+/// Watches one rank's memory from now on.
+class Watch {
+ public:
+  Watch() { restart(); }
+  /// The moment with most bytes since the last call, beside those at the begin.
+  Held peak() {
+    const Held most = held_of(memory().at_peak_by_kind);
+    restart();
+    return {most.activations - before_.activations,
+            most.gradients - before_.gradients,
+            most.messages - before_.messages};
+  }
+  double kept() const {
+    return held_of(memory().current_by_kind).activations - before_.activations;
+  }
+
+ private:
+  static MemoryStats memory() { return RankContext::current().device.memory(); }
+  static void restart() { RankContext::current().device.reset_peak_memory(); }
+
+  Held before_ = held_of(memory().current_by_kind);
+};
+
+sim::VirtualClock& the_clock() { return *sim::VirtualClock::current(); }
+
+/// Seconds of `work` on an idle device.
+double alone(const std::function<void()>& work) {
+  the_clock().begin_steps();
+  work();
+  return the_clock().now_s();
 }
-void reset_peaks() { RankContext::current().device.reset_peak_memory(); }
+
+constexpr double kLong = 1000;  // seconds
+
+/// The same behind work that the device does for a long time. A host that waits
+/// for the device inside cannot run ahead.
+Ahead ahead(double alone_s, const std::function<void()>& work) {
+  the_clock().begin_steps();
+  the_clock().main().run(OpEvent{}, kLong);
+  work();
+  const double device_s = the_clock().now_s() - kLong,
+               host_s = the_clock().main().host();
+  if (host_s > kLong) return {alone_s, alone_s};
+  return {device_s, host_s};
+}
+
+/// A micro-batch's forward and backward.
+struct Pass {
+  double forward_s = 0, backward_s = 0, kept_bytes = 0;
+  Held forward_peak;
+  BackwardPeaks backward;
+};
+
+Pass run_pass(Stage& stage) {
+  Pass pass;
+  Watch watch;
+  std::vector<Held> peaks;
+  shardbook::StageRun run;
+  pass.forward_s = alone([&] {
+    run = stage.forward(stage.input(), [&] { peaks.push_back(watch.peak()); });
+  });
+  pass.forward_peak = watch.peak();
+  run.outputs.clear();  // sent
+  pass.kept_bytes = watch.kept();
+  pass.backward_s = alone([&] { stage.backward(std::move(run)); });
+  peaks.push_back(watch.peak());
+  // Head, blocks, embedding, of those that the stage has
+  std::size_t next = 0;
+  if (stage.has_head() && peaks.size() > 1) pass.backward.head = peaks[next++];
+  if (next < peaks.size()) pass.backward.blocks = peaks[next++];
+  if (next < peaks.size()) pass.backward.embedding = peaks[next++];
+  return pass;
+}
 
 /// A backward with later gradients of weights, as zero bubble runs it.
-void split_backward(Stage& stage, StageRun& run) {
-  const double before = in_use(MemoryKind::kActivation);
-  sim::VirtualClock& clock = *sim::VirtualClock::current();
-  WeightGradients later;
-  {
-    const Tensor y = stage.forward(stage.input());
-    clock.begin_steps();
-    const DeferWeightGradients scope(later);
-    stage.backward(y);
-    later.flush();
+class SplitBackward {
+ public:
+  explicit SplitBackward(Stage& stage)
+      : stage_(stage), run_(stage.forward(stage.input())) {
+    run_.outputs.clear();
   }
-  run.backward_input_s = clock.now_s();
-  run.kept_for_weights_bytes = in_use(MemoryKind::kActivation) - before;
-  clock.begin_steps();
-  later.pop();
-  run.backward_weight_s = clock.now_s();
+  void input() {
+    const DeferWeightGradients scope(later_);
+    stage_.backward(std::move(run_));
+    later_.flush();
+  }
+  void weights() { later_.pop(); }
+
+ private:
+  Stage& stage_;
+  shardbook::StageRun run_;
+  WeightGradients later_;
+};
+
+void split_backward(Stage& stage, StageRun& run) {
+  {
+    Watch watch;
+    SplitBackward split(stage);
+    watch.peak();
+    run.backward_input_s = alone([&] { split.input(); });
+    run.backward_input_peak = watch.peak();
+    run.kept_for_weights_bytes = watch.kept();
+    run.backward_weight_s = alone([&] { split.weights(); });
+    run.backward_weight_peak = watch.peak();
+  }
+  {
+    SplitBackward split(stage);
+    run.backward_input_ahead =
+        ahead(run.backward_input_s, [&] { split.input(); });
+    run.backward_weight_ahead =
+        ahead(run.backward_weight_s, [&] { split.weights(); });
+  }
+  // The first one creates the gradients
+  for (const Tensor& each : stage.parameters()) each.clear_grad();
+  SplitBackward split(stage);
+  split.input();
+  run.first_backward_weight_s = alone([&] { split.weights(); });
 }
 
 StageRun run_rank(const Place& at, const StageParts& parts) {
@@ -186,54 +323,33 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
     run.parameters += static_cast<double>(each.numel());
   }
   run.expert_parameters = stage.expert_parameters();
-  sim::VirtualClock& clock = *sim::VirtualClock::current();
+  run.sizes = stage.sizes();
   // The first micro-batch creates the gradients, the next adds to them
-  {
-    const Tensor x = stage.input(), dy = stage.gradient();
-    clock.begin_steps();
-    const Tensor y = stage.forward(x);
-    const double forward_s = clock.now_s();
-    stage.backward(y, dy);
-    run.first_backward_s = clock.now_s() - forward_s;
-  }
-  {
-    const double before = in_use(MemoryKind::kActivation);
-    const double gradients = in_use(MemoryKind::kGradient);
-    const double messages = in_use(MemoryKind::kCommunication);
-    reset_peaks();
-    const Tensor x = stage.input();
-    clock.begin_steps();
-    const Tensor y = stage.forward(x);
-    run.forward_s = clock.now_s();
-    run.kept_bytes = in_use(MemoryKind::kActivation) - before;
-    run.forward_peak_bytes = peak(MemoryKind::kActivation) - before;
-    clock.begin_steps();
-    stage.backward(y);
-    run.backward_s = clock.now_s();
-    run.backward_peak_bytes = peak(MemoryKind::kActivation) - before;
-    run.passing_gradient_bytes = peak(MemoryKind::kGradient) - gradients;
-    run.message_bytes = peak(MemoryKind::kCommunication) - messages;
-  }
+  const Pass first = run_pass(stage), next = run_pass(stage);
+  run.first_backward_s = first.backward_s;
+  run.first_backward_peaks = first.backward;
+  run.forward_s = next.forward_s;
+  run.backward_s = next.backward_s;
+  run.kept_bytes = next.kept_bytes;
+  run.forward_peak = next.forward_peak;
+  run.backward_peaks = next.backward;
   if (at.layout.splits_backward) split_backward(stage, run);
-  clock.begin_steps();
-  double first = 0;
-  sim::DeviceClock::StepSums before;
-  for (int i = 0; i < 2; ++i) {
-    const Tensor y = stage.forward(stage.input());
-    stage.backward(y);
-    if (i == 1) break;
-    first = clock.now_s();
-    before = clock.main().state().sums;
-  }
-  run.both_s = clock.now_s() - first;
-  const sim::DeviceClock::StepSums after = clock.main().state().sums;
-  run.busy_s = after.busy_s - before.busy_s;
-  for (const sim::LinkBytes& each : after.links) {
-    run.sent_bytes[each.link] += each.bytes;
-  }
-  for (const sim::LinkBytes& each : before.links) {
-    run.sent_bytes[each.link] -= each.bytes;
-  }
+
+  shardbook::StageRun set;
+  run.forward_ahead =
+      ahead(run.forward_s, [&] { set = stage.forward(stage.input()); });
+  set.outputs.clear();
+  const auto add_sums = [&] {
+    const sim::DeviceClock::StepSums sums = the_clock().main().state().sums;
+    run.busy_s += sums.busy_s - kLong;
+    for (const sim::LinkBytes& each : sums.links) {
+      run.sent_bytes[each.link] += each.bytes;
+    }
+  };
+  add_sums();
+  run.backward_ahead =
+      ahead(run.backward_s, [&] { stage.backward(std::move(set)); });
+  add_sums();
 
   // One kernel for all parameters, like a fused optimizer's
   const Tensor all = make_constant_parameter(
@@ -241,14 +357,12 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   all.set_grad(all.empty_like());
   const auto optimizer = make_optimizer("adamw", {all}, OptimizerOptions());
   optimizer->keep_master_copies();
-  clock.begin_steps();
-  {
+  run.optimizer_s = alone([&] {
     const PhaseScope phase(Phase::kOptimizer);
     grad_norm({all});
     optimizer->step();
-  }
-  run.optimizer_s = clock.now_s();
-  run.trust = clock.trust();
+  });
+  run.trust = the_clock().trust();
   return run;
 }
 
@@ -286,6 +400,8 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                (sizes.is_llama && sizes.is_gated && sizes.experts == 0),
            "every second product is computed again in Llama's gated block "
            "only");
+  SB_CHECK(layout.recompute != Recompute::kEverySecondBlock || sizes.is_llama,
+           "every second block is computed again in Llama's block only");
   const bool is_own = sizes.has_own_experts();
   const std::int64_t experts =
       is_own ? sizes.model->llama.num_experts : sizes.experts;
@@ -303,10 +419,19 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
       Topology::megatron(layout.tp, layout.cp, replicas, 1);
   // Ranks of a tensor-parallel group do the same; so do ranks that share
   // experts, since tokens are spread evenly. A ring keeps the pace of its last
-  // rank, which merges most rows, and whose hop leaves the node if one does
+  // rank, which merges most rows, and whose hop leaves the node if one does; where
+  // its hops differ in other ways, that of its slowest
+  const bool is_alike =
+      layout.cp == 1 ||
+      sequence_parallel::ranks_are_alike(cluster, topology.groups({"cp"}),
+                                         sequence_parallel::Layout::kZigzag);
   on_shapes(
       with_expert_traffic(cluster, sizes, layout), topology.world_size(),
-      [&](int) { return (layout.cp - 1) * layout.tp; },
+      [&](int rank) {
+        const int place =
+            is_alike ? layout.cp - 1 : rank / layout.tp % layout.cp;
+        return place * layout.tp;
+      },
       [&](ProcessGroup& all) {
         DeviceMesh mesh(all, topology);
         // Where tp is among those that share the experts, all ranks do
@@ -314,74 +439,11 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
         const Place at = {mesh.group("tp"), mesh.group("cp"), ep, sizes,
                           layout};
         const StageRun mine = run_rank(at, parts);
-        if (all.is_first()) run = mine;
+        const auto seconds = [](const StageRun& each) {
+          return each.forward_s + each.backward_s;
+        };
+        if (seconds(mine) > seconds(run)) run = mine;
       });
-  return run;
-}
-
-// --- Stages from runs of one and of two blocks -------------------------------
-
-namespace {
-
-using Field = double StageRun::*;
-
-constexpr Field kFields[] = {&StageRun::forward_s,
-                             &StageRun::backward_s,
-                             &StageRun::first_backward_s,
-                             &StageRun::both_s,
-                             &StageRun::busy_s,
-                             &StageRun::optimizer_s,
-                             &StageRun::parameters,
-                             &StageRun::expert_parameters,
-                             &StageRun::backward_input_s,
-                             &StageRun::backward_weight_s,
-                             &StageRun::kept_bytes,
-                             &StageRun::forward_peak_bytes,
-                             &StageRun::backward_peak_bytes,
-                             &StageRun::kept_for_weights_bytes};
-
-}  // namespace
-
-const StageRun& known_stage(const sim::Cluster& cluster, const DecoderSizes& of,
-                            const StageLayout& options,
-                            const StageParts& parts) {
-  auto key = std::make_tuple(
-      cluster.name, cluster.device.sustained, of.model, of.hidden, of.heads,
-      of.seq, of.vocabulary, of.kv_heads, of.head_dim, of.window, of.experts,
-      of.experts_per_token, of.mlp, of.is_llama, of.is_gated,
-      of.normalizes_heads, options.tp, options.cp, options.ep,
-      options.sends_once_per_node, options.cuts_tokens, options.recompute,
-      options.micro_batch, options.converts_to_fp8, options.scales_by_maximum,
-      options.splits_backward, options.dtype, options.dropout, parts.blocks,
-      parts.has_embedding, parts.has_head);
-  static std::map<decltype(key), StageRun> known;
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  return known[key] = run_stage(cluster, of, options, parts);
-}
-
-StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
-                        const StageLayout& layout, const StageParts& parts) {
-  SB_CHECK(sizes.window == 0,
-           "blocks with and without a window alternate: run the whole stage");
-  if (parts.blocks < 1) return known_stage(cluster, sizes, layout, parts);
-  StageParts fewer = parts;
-  fewer.blocks = 1;
-  StageRun run = known_stage(cluster, sizes, layout, fewer);
-  if (parts.blocks == 1) return run;
-  fewer.blocks = 2;
-  const StageRun& two = known_stage(cluster, sizes, layout, fewer);
-  const auto further = static_cast<double>(parts.blocks - 1);
-  for (const Field field : kFields) {
-    run.*field += further * (two.*field - run.*field);
-  }
-  for (const auto& [link, bytes] : two.sent_bytes) {
-    run.sent_bytes[link] += further * (bytes - run.sent_bytes[link]);
-  }
-  run.passing_gradient_bytes =
-      std::max(run.passing_gradient_bytes, two.passing_gradient_bytes);
-  run.message_bytes = std::max(run.message_bytes, two.message_bytes);
-  run.trust = std::max(run.trust, two.trust);
   return run;
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
 #include "sim/cluster.h"
@@ -21,6 +22,8 @@ namespace shardbook::planner {
 /// Sizes of a block of GPT-2 or Llama.
 struct DecoderSizes {
   std::int64_t hidden = 0, heads = 0, seq = 0, vocabulary = 0;
+  /// Rows of GPT-2's table of positions; 0: as many as a rank has tokens.
+  std::int64_t positions = 0;
   /// A model of the Llama family with the layers that train: its block's table
   /// has all sizes but these four. Null: what follows says them.
   std::shared_ptr<const ModelConfig> model = nullptr;
@@ -55,7 +58,9 @@ enum class Recompute {
   /// torchtitan's "selective op": backward keeps the results of attention, of
   /// every other product and of reduce-scatters, and recomputes the rest.
   /// Llama's block only; a step's time, not its memory.
-  kEverySecondProduct
+  kEverySecondProduct,
+  /// The blocks 0, 2, ... of a stage in full; the same.
+  kEverySecondBlock
 };
 
 /// How the ranks share the work, and the types that they compute in.
@@ -86,11 +91,44 @@ struct StageLayout {
 struct StageParts {
   std::int64_t blocks = 0;
   bool has_embedding = false, has_head = false;
+  bool is_tied = false;  ///< both have the same table
 
   bool operator==(const StageParts& other) const {
     return blocks == other.blocks && has_embedding == other.has_embedding &&
-           has_head == other.has_head;
+           has_head == other.has_head && is_tied == other.is_tied;
   }
+};
+
+/// A parameter of one rank.
+struct ParameterSize {
+  double elements = 0;
+  bool is_expert = false, is_table = false;  ///< that of tokens
+  /// See hybrid::OverTp.
+  bool is_whole = false, is_partial = false;
+};
+
+/// Parameters of a stage in the order of its layers; none of a Llama without
+/// DecoderSizes::model.
+struct ParameterSizes {
+  std::vector<ParameterSize> embedding, block, head;
+  std::int64_t blocks = 0;
+};
+
+/// Bytes at one moment, beside what a rank holds between its actions.
+struct Held {
+  double activations = 0, gradients = 0, messages = 0;
+  double total() const { return activations + gradients + messages; }
+};
+
+/// The fullest moments of a backward in each part of a stage.
+struct BackwardPeaks {
+  Held head, blocks, embedding;
+};
+
+/// Seconds of a stage's action for which the host has issued all before it long
+/// ago: of the device, and of the host, which goes on to the next.
+struct Ahead {
+  double device_s = 0, host_s = 0;
 };
 
 /// Numbers of one rank and one micro-batch.
@@ -100,28 +138,30 @@ struct StageRun {
   /// The first micro-batch's backward, right after its forward: it creates the
   /// gradients, and adds to none.
   double first_backward_s = 0;
-  /// A forward and a backward among many, where the host runs ahead.
-  double both_s = 0;
-  /// The part of both_s in which the device computes.
+  /// The part of a forward and a backward in which the device computes.
   double busy_s = 0;
+  Ahead forward_ahead, backward_ahead;
   /// Bytes that the rank sends over each kind of link: over tp, and over cp.
   std::map<std::string, double> sent_bytes;
   /// Seconds for the norm of all gradients and the update of all parameters.
   double optimizer_s = 0;
   double parameters = 0;
   double expert_parameters = 0;  ///< a part of them
+  ParameterSizes sizes;
   /// A backward in two parts (zero bubble), where the layout asks for it: the
   /// gradient of the input, and of the weights.
   double backward_input_s = 0, backward_weight_s = 0;
-  /// Activations that wait for backward, the stage's input included.
-  double kept_bytes = 0;
-  /// Peaks of this micro-batch's activations in forward and in backward; and
-  /// the bytes kept between the two parts of a backward.
-  double forward_peak_bytes = 0, backward_peak_bytes = 0;
-  double kept_for_weights_bytes = 0;
-  /// The most bytes at one time of new weight gradients before they are added
-  /// to the accumulated ones, and of message buffers.
-  double passing_gradient_bytes = 0, message_bytes = 0;
+  double first_backward_weight_s = 0;
+  Ahead backward_input_ahead, backward_weight_ahead;
+  /// Activations that wait for backward, the stage's input included; between the
+  /// two parts of a backward.
+  double kept_bytes = 0, kept_for_weights_bytes = 0;
+  /// The fullest moments of this micro-batch.
+  Held forward_peak;
+  BackwardPeaks backward_peaks;
+  Held backward_input_peak, backward_weight_peak;
+  /// Of a first micro-batch, which creates gradients: with these.
+  BackwardPeaks first_backward_peaks;
   sim::Trust trust = sim::Trust::kInterpolated;
 };
 

@@ -65,12 +65,19 @@ struct HybridJob {
   /// A rank of tp sends its part of an activation to the next stage, where tp
   /// gathers them; false: each sends the whole.
   bool scatters_messages = true;
-  /// A rank computes nothing while it sends an activation to the next stage
-  /// (DeepSpeed's pipeline); false: beside its work.
+  /// A rank computes nothing while it sends or receives an activation (DeepSpeed's
+  /// pipeline); false: beside its work.
   bool waits_for_messages = false;
   /// Stages come from composed_stage; false: each is run as it is.
   bool composes_stages = false;
 
+  /// Whether a chapter trains, as plans do: its host runs ahead until it reads
+  /// a loss, and its update goes bucket by bucket.
+  bool is_of_chapter() const { return bucket_bytes > 0; }
+  /// Whether it is run on shapes (zero_run.h).
+  bool runs_zero() const {
+    return is_of_chapter() && zero_stage >= 2 && !offloads;
+  }
   int replicas() const { return layout.cp * dp; }
   int ranks() const { return layout.tp * pp * replicas(); }
   /// Bytes of an element, and of a gradient's element on the wire.
@@ -154,6 +161,9 @@ struct MemoryTerm {
 /// A pipeline is not replayed where its ranks' work alone takes `limit_s`: the
 /// result has that work's time, and is no faster than the limit.
 HybridStep hybrid_step(const HybridJob& job, double limit_s = kNoLimit);
+/// Seconds in which a device computes its blocks, which is less to find out: no
+/// step is faster.
+double least_stage_seconds(const HybridJob& job);
 /// Sets of activations, each of one chunk, that a rank keeps at the same time,
 /// including the one being computed. The table of the 1F1B chapter.
 int live_sets(const HybridJob& job, int pp_rank);

@@ -46,6 +46,7 @@ std::vector<StageParts> stages_of(const HybridJob& job) {
   for (const std::int64_t each : blocks) parts.push_back({each});
   parts.front().has_embedding = true;
   parts.back().has_head = true;
+  parts.front().is_tied = job.pp == 1 && job.is_tied;
   return parts;
 }
 
@@ -105,19 +106,8 @@ std::vector<StageRun> ranks_of(const HybridJob& job,
     for (const auto& [link, bytes] : run.sent_bytes) {
       rank.sent_bytes[link] += bytes;
     }
-    const auto most = [&](double StageRun::*field) {
-      rank.*field = std::max(rank.*field, run.*field);
-    };
-    most(&StageRun::forward_peak_bytes);
-    most(&StageRun::backward_peak_bytes);
-    most(&StageRun::passing_gradient_bytes);
-    most(&StageRun::message_bytes);
-    // The head's set is freed at once: its backward follows its forward
-    if (i + 1 < runs.size() || job.chunks == 1) most(&StageRun::kept_bytes);
     rank.trust = std::max(rank.trust, run.trust);
   }
-  // Embedding and head are one table, unless the head has its own
-  if (job.pp == 1 && job.is_tied) ranks[0].parameters -= job.table();
   return ranks;
 }
 
@@ -133,7 +123,8 @@ double sent_activation(const HybridJob& job) {
 }
 
 double block_elements(const HybridJob& job, const StageRun& whole) {
-  return (whole.parameters - 2 * job.table()) / static_cast<double>(job.layers);
+  return (whole.parameters - (job.is_tied ? 1 : 2) * job.table()) /
+         static_cast<double>(job.layers);
 }
 
 double largest_matrix(const HybridJob& job, double block) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "chapters/common/pipeline/schedule.h"
 #include "chapters/planner/step.h"
 #include "sim/cost_model.h"
 
@@ -56,9 +57,25 @@ class Ranks {
 std::vector<StageRun> runs_of(const HybridJob& job);
 /// Totals of each pipeline rank over its chunks: times, bytes sent and
 /// parameters are sums, a tied table counts once, and the update is of the
-/// rank's own part; memory that is held temporarily counts by its maximum.
+/// rank's own part.
 std::vector<StageRun> ranks_of(const HybridJob& job,
                                const std::vector<StageRun>& runs);
+
+/// The order of each rank's forwards and backwards.
+pipeline::Schedule schedule_of(const HybridJob& job, int micro_batches);
+
+/// Of a pipeline: its seconds; by how much each rank ends before, and by how much
+/// its host has gone on to issue by then.
+struct PipelineTime {
+  double seconds = 0;
+  std::vector<double> early = {0}, ahead = {0};
+};
+/// Not replayed where the ranks' work alone takes `limit_s`: that work.
+PipelineTime pipeline_time(const HybridJob& job, const sim::CostModel& costs,
+                           const std::vector<StageRun>& runs, double limit_s);
+/// Seconds of a micro-batch's work on each rank of the pipeline.
+std::vector<double> work_of_ranks(const HybridJob& job,
+                                  const std::vector<StageRun>& runs);
 
 /// Activation bytes of one micro-batch on one rank of cp.
 double activation_bytes(const HybridJob& job);

@@ -294,6 +294,37 @@ plans("stage.cpp", "at.sizes.has_own_experts() && at.ep.size() > 1", "false",
 plans("plan.cpp", "static_cast<double>(part.experts) / job.layout.ep",
       "static_cast<double>(part.experts)", "All/PlannerBounds*")
 
+# Activations bound memory; a schedule is judged once, a long one not made
+plans("plan.cpp", "states_of(first).total() + kept", "states_of(first).total() + 2 * kept",
+      "All/PlannerBounds*:PlannerSearch*")
+plans("space.cpp", "{setup.schedule, setup.pp, setup.chunks, setup.micro_batches}",
+      "{setup.schedule, setup.pp, 0, 0}", "Planner*")
+
+# --- Jobs of tables, and what trains ------------------------------------------------
+
+jobs = folder("bench/validate", "validate")
+software = folder("sim", "sim")
+plans("step.cpp", "job.waits_for_messages ? message : 0", "0",
+      "HybridStep.MayWait*")
+plans("llama_block.cpp", "index % 2 == 0)) {", "index % 2 == 2)) {", "LlamaBlock*")
+software("cluster.cpp", "cluster.software = Software();", "", "ClusterPresets*")
+software("cluster.cpp", "internal::apply_software(cluster);", "", "ClusterPresets*")
+software("internal/cluster_reader.cpp", "if (name != cluster.device.name) continue;",
+         "", "ClusterPresets*")
+software("cost_model.cpp", "return is_backward ? 68.0 / 6 : 34.0 / 4;", "return 1;",
+         "CostModel.*")
+jobs("predictors_jobs.cpp", "job.layout.dtype = choice", "job.gradient_dtype = choice",
+     "Tables*:*PublishedTable*")
+jobs("predictors_jobs.cpp", "sizes.is_gated = products == 3;", "sizes.is_gated = true;",
+     "*PublishedTable*")
+jobs("predictors_jobs.cpp", "job.zero_bubble_sets = std::max(sets, 0);", "",
+     "*PublishedTable*")
+jobs("predictors_jobs.cpp", "with_zero3(job, software.fetches_modules)",
+     "with_zero3(job, false)", "*PublishedTable*")
+jobs("predictors_jobs.cpp", "job.blocks = planner::balanced_blocks",
+     "const auto blocks = planner::balanced_blocks", "*PublishedTable*")
+jobs("kinds.cpp", "check_columns(label, *best, columns);", "", "Tables*")
+
 # --- Rings that fold ---------------------------------------------------------------
 
 of_hybrid = folder("chapters/14_hybrid_3d", "hybrid")

@@ -168,6 +168,24 @@ TEST(CostModel, UnfusedLossPaysForEachOperation) {
   EXPECT_NEAR(seconds(), (60 * logits + starts) / speed, 1e-9);
 }
 
+// As many passes as PyTorch makes without torch.compile.
+TEST(CostModel, ElementwiseOperationsMayBeManyPasses) {
+  Cluster cluster = Cluster::read("dgx-h100");
+  const auto ratio = [&](const char* name, Phase phase) {
+    OpEvent event = op_event(name, 1e9, 1e12, DType::kBF16);
+    event.phase = phase;
+    cluster.software.fused_elementwise = true;
+    const double fused = CostModel(cluster).operation(event).seconds;
+    cluster.software.fused_elementwise = false;
+    return CostModel(cluster).operation(event).seconds / fused;
+  };
+  EXPECT_NEAR(ratio("rms_norm", Phase::kForward), 34.0 / 4, 1e-3);
+  EXPECT_NEAR(ratio("rms_norm", Phase::kBackward), 68.0 / 6, 1e-3);
+  EXPECT_NEAR(ratio("rope", Phase::kForward), 5, 1e-3);
+  EXPECT_NEAR(ratio("swiglu", Phase::kBackward), 1.6, 1e-3);
+  EXPECT_EQ(ratio("layer_norm", Phase::kForward), 1);  // one kernel there
+}
+
 // --- The textbook's cluster --------------------------------------------------
 
 TEST(Textbook, ProductsTakeTheirFlopsAndNothingElseTakesTime) {

@@ -95,8 +95,8 @@ TEST(PlannerExplain, FormulasHaveTheDigitsOfTheirValues) {
   expect_text(text_of(explained.memory),
               {"optimizer: 8,030,261,248 parameters x 12 bytes / 16 ranks "
                "(chapters/03_zero_fsdp/README.md#the-problem)",
-               "parameters: 743,448,704 elements of the table and of a block, "
-               "gathered x 2 bytes"});
+               " elements gathered x 2 bytes "
+               "(chapters/03_zero_fsdp/details.md#memory)"});
   expect_text(text_of(explained.time),
               {"compute: 4 x ", "exposed: gathers and sums",
                "Adam on 8,030,261,248 parameters / 16 ranks"});

@@ -140,12 +140,12 @@ TEST(Headlines, ShardsLeaveRoomForMoreSamplesAtOnce) {
   request.limits = only(1, 1, 3);
   const Row sharded = best_of(request);
   expect_near(rows()["ZeRO-3"], sharded);
-  // Two samples at once fit only if each block is computed twice
+  // DDP has all gradients at all times. The hybrid chapter's replicas, which have
+  // none in forward, hold two samples as well, in about twice the memory
   request.limits = only(1, 1, 0);
-  EXPECT_GT(best_of(request).seconds, sharded.seconds);
-  request.limits.micro_batch = 2;
-  request.limits.recompute = "never";
-  EXPECT_EQ(best_of(request).gigabytes, 0);
+  const Row whole = best_of(request);
+  EXPECT_GT(whole.seconds, sharded.seconds);
+  EXPECT_GT(whole.gigabytes, 1.9 * sharded.gigabytes);
 }
 
 TEST(Headlines, OneAxisAloneComputesEveryBlockTwice) {

@@ -55,6 +55,16 @@ TEST(LlamaBlock, ComputesEverySecondProductAgain) {
   }
 }
 
+// Of three blocks, the first and the last.
+TEST(LlamaBlock, ComputesEverySecondBlockAgain) {
+  HybridJob job = llama_job("textbook");
+  const double plain = run_blocks(job, 3).backward_s;
+  job.layout.recompute = Recompute::kBlocks;
+  const double all = run_blocks(job, 3).backward_s;
+  job.layout.recompute = Recompute::kEverySecondBlock;
+  expect_time(run_blocks(job, 3).backward_s, plain + 2 * (all - plain) / 3);
+}
+
 TEST(LlamaBlock, HasNoMemoryForEverySecondProduct) {
   HybridJob job = llama_job("textbook");
   job.layout.recompute = Recompute::kEverySecondProduct;

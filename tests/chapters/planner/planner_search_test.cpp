@@ -105,6 +105,23 @@ TEST(PlannerSearch, KeepsToWhatIsFixed) {
   EXPECT_FALSE(plans_of(request).empty());
 }
 
+// Of the best plan's kind, where such a step was measured.
+TEST(PlannerSearch, SaysHowFarSuchPredictionsWereOff) {
+  PlanRequest request = request_of("gpt-1.3b", "dgx-a100", 8, 64, 1024);
+  request.limits.tp = 2;
+  request.limits.pp = 4;
+  const PlanResult result = search(request);
+  expect_text(result_text(request, result),
+              {"Steps with pipelines on a100: predictions were 7.2 % off",
+               "of 425"});
+  const auto json = nlohmann::json::parse(result_json(request, result, false));
+  EXPECT_EQ(json["best"][0]["measured"]["steps"], 425);
+  PlanRequest other = request_of("gpt2", "kaggle-t4x2", 2, 8, 128);
+  other.base.layout.dtype = DType::kF16;
+  expect_text(result_text(other, search(other)),
+              {"on t4: none was compared with a measured one."});
+}
+
 TEST(PlannerSearch, LeavesOutWhatDoesNotFit) {
   // 13 billion parameters on one device: 16 bytes each are 208 GB
   PlanRequest request = request_of("gpt-13b", "dgx-a100", 1, 8, 2048);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "core/check.h"
+#include "sim/cost_model.h"
 #include "tests/chapters/common/textbook_support.h"
 
 namespace shardbook::planner {
@@ -42,6 +43,20 @@ TEST(Stage, HoldsTheParametersOfItsLayers) {
     EXPECT_EQ(run_stage(job.cluster, job.sizes, layout, parts).parameters,
               blocks + 4096.0 * 1024 / t + 512 * 1024);
   }
+}
+
+// Every micro-batch is sent forward and back, by a rank that waits meanwhile.
+TEST(HybridStep, MayWaitForItsMessages) {
+  HybridJob job = small_job("textbook");
+  job.pp = 2;
+  job.micro_batches = 8;
+  const double beside = hybrid_step(job).pipeline_s;
+  job.waits_for_messages = true;
+  const double bytes = 2.0 * 512 * 1024 * job.element();
+  const double message =
+      sim::CostModel(job.cluster).message(bytes, 0, 1).seconds;
+  EXPECT_GT(message, 0);
+  EXPECT_GE(hybrid_step(job).pipeline_s, beside + 12 * message);
 }
 
 // One micro-batch more costs the slowest stage's forward and backward.

@@ -1,0 +1,315 @@
+#include <algorithm>
+#include <limits>
+
+#include "chapters/06_1f1b/schedules.h"
+#include "chapters/planner/step_parts.h"
+
+namespace shardbook::planner {
+namespace {
+
+/// Seconds from one rank of the pipeline to the next. Every rank of tp sends
+/// its part; if all need the whole, they gather it afterwards (Narayanan et al.
+/// 2021, section 4.1).
+double message_seconds(const HybridJob& job, const sim::CostModel& costs,
+                       int pp_rank) {
+  const Ranks ranks(job);
+  double seconds = costs
+                       .message(sent_activation(job), ranks.at_stage(pp_rank),
+                                ranks.at_stage((pp_rank + 1) % job.pp))
+                       .seconds;
+  if (!job.layout.cuts_tokens && job.layout.tp > 1 && job.scatters_messages) {
+    seconds += costs
+                   .collective(CommOp::kAllGather, activation_bytes(job),
+                               ranks.of_tp())
+                   .seconds;
+  }
+  return seconds;
+}
+
+/// By rank: the mean of its messages to the next and to the previous rank.
+std::vector<double> messages_of_ranks(const HybridJob& job,
+                                      const sim::CostModel& costs) {
+  if (job.pp == 1) return {0};
+  std::vector<double> next;
+  for (int rank = 0; rank < job.pp; ++rank) {
+    // Only with chunks, the last rank sends to the first
+    const bool is_last = rank + 1 == job.pp && job.chunks == 1;
+    next.push_back(is_last ? next.back() : message_seconds(job, costs, rank));
+  }
+  std::vector<double> mean = next;
+  for (std::size_t rank = 0; rank < mean.size(); ++rank) {
+    const bool is_first = rank == 0 && job.chunks == 1;
+    const std::size_t before = (rank + mean.size() - 1) % mean.size();
+    mean[rank] = (next[rank] + next[is_first ? rank : before]) / 2;
+  }
+  return mean;
+}
+
+/// Of the actions of a stage.
+struct StageTimes {
+  struct Seconds {
+    double alone_s = 0;
+    Ahead ahead;
+  };
+  Seconds forward, backward, input, weight;
+  double first_backward_less_s = 0, first_weight_less_s = 0;
+};
+
+/// Where the host waits for the device, or is not known to run ahead, nothing is
+/// shorter than on an idle device.
+StageTimes times_of(const HybridJob& job, const StageRun& run) {
+  const auto of = [&](double alone_s, const Ahead& ahead) {
+    return StageTimes::Seconds{
+        alone_s, job.is_of_chapter() ? ahead : Ahead{alone_s, alone_s}};
+  };
+  StageTimes times = {of(run.forward_s, run.forward_ahead),
+                      of(run.backward_s, run.backward_ahead),
+                      of(run.backward_input_s, run.backward_input_ahead),
+                      of(run.backward_weight_s, run.backward_weight_ahead)};
+  if (job.is_of_chapter()) {
+    times.first_backward_less_s = run.backward_s - run.first_backward_s;
+    times.first_weight_less_s =
+        run.backward_weight_s - run.first_backward_weight_s;
+  }
+  return times;
+}
+
+/// The schedule of a job, which may depend on a stage's times.
+pipeline::Schedule searched_or(const HybridJob& job,
+                               const std::vector<StageTimes>& stages,
+                               int micro_batches) {
+  if (job.zero_bubble_sets == 0) return schedule_of(job, micro_batches);
+  const StageTimes& middle = stages[stages.size() / 2];
+  return pipeline::schedules::zb_auto(
+      job.pp, micro_batches,
+      {.memory_limit = static_cast<double>(job.zero_bubble_sets),
+       .costs = {.forward = middle.forward.alone_s,
+                 .backward_input = middle.input.alone_s,
+                 .backward_weight = middle.weight.alone_s}});
+}
+
+/// A pipeline of ranks, each a device and the host that issues its actions.
+class Replay {
+ public:
+  Replay(const HybridJob& job, const std::vector<StageTimes>& stages,
+         const std::vector<double>& messages, int micro_batches)
+      : job_(job),
+        stages_(stages),
+        messages_(messages),
+        schedule_(searched_or(job, stages, micro_batches)),
+        micro_batches_(static_cast<std::size_t>(micro_batches)),
+        ranks_(static_cast<std::size_t>(job.pp)) {
+    forwards_.assign(stages.size() * micro_batches_, kUnknown);
+    backwards_ = forwards_;
+  }
+
+  PipelineTime run() {
+    for (bool goes_on = true; goes_on;) {
+      goes_on = false;
+      for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+        const auto& list = schedule_.actions[rank];
+        while (ranks_[rank].next < list.size() &&
+               perform(rank, list[ranks_[rank].next])) {
+          ++ranks_[rank].next;
+          goes_on = true;
+        }
+      }
+    }
+    PipelineTime time = {0, {}, {}};
+    for (const Rank& each : ranks_) {
+      time.seconds = std::max(time.seconds, each.device_s);
+    }
+    for (const Rank& each : ranks_) {
+      time.early.push_back(time.seconds - each.device_s);
+      time.ahead.push_back(each.device_s - each.host_s);
+    }
+    return time;
+  }
+
+ private:
+  static constexpr double kUnknown = -1;
+  struct Rank {
+    double host_s = 0, device_s = 0;
+    std::size_t next = 0;
+  };
+
+  /// When a stage has what it reads of a micro-batch; kUnknown: not yet.
+  double& arrival(std::vector<double>& all, std::size_t stage, std::size_t b) {
+    return all[stage * micro_batches_ + b];
+  }
+
+  /// False where its input has not been sent.
+  bool perform(std::size_t rank, const pipeline::Action& action) {
+    const auto b = static_cast<std::size_t>(action.micro_batch);
+    const std::size_t stage =
+        rank + static_cast<std::size_t>(action.chunk) * ranks_.size();
+    const StageTimes& times = stages_[stage];
+    const bool is_last = stage + 1 == stages_.size();
+    switch (action.kind) {
+      case pipeline::ActionKind::kForward: {
+        const double from = stage == 0 ? 0 : arrival(forwards_, stage, b);
+        if (from == kUnknown) return false;
+        pass(ranks_[rank], stage == 0 ? 0 : received(rank, from), times.forward,
+             0);
+        if (is_last && job_.is_of_chapter()) {
+          ranks_[rank].host_s = ranks_[rank].device_s;  // it reads the loss
+        }
+        if (!is_last) {
+          send(rank, arrival(forwards_, stage + 1, b));
+        }
+        return true;
+      }
+      case pipeline::ActionKind::kBackward:
+      case pipeline::ActionKind::kBackwardInput: {
+        const double from = is_last ? 0 : arrival(backwards_, stage, b);
+        if (from == kUnknown) return false;
+        const bool is_whole = action.kind == pipeline::ActionKind::kBackward;
+        pass(ranks_[rank], is_last ? 0 : received(rank, from),
+             is_whole ? times.backward : times.input,
+             is_whole && b == 0 ? times.first_backward_less_s : 0);
+        if (stage > 0) {
+          send(rank, arrival(backwards_, stage - 1, b));
+        }
+        return true;
+      }
+      default:
+        pass(ranks_[rank], 0, times.weight,
+             b == 0 ? times.first_weight_less_s : 0);
+        return true;
+    }
+  }
+
+  void send(std::size_t rank, double& arrives_at) {
+    double& device_s = ranks_[rank].device_s;
+    arrives_at = device_s + (job_.waits_for_messages ? 0 : messages_[rank]);
+    if (job_.waits_for_messages) device_s += messages_[rank];
+  }
+  /// When an input that was sent at `from` is here.
+  double received(std::size_t rank, double from) const {
+    if (!job_.waits_for_messages) return from;
+    return std::max(from, ranks_[rank].device_s) + messages_[rank];
+  }
+
+  static void pass(Rank& rank, double from, const StageTimes::Seconds& each,
+                   double less_s) {
+    const double begin = std::max(from, rank.device_s);
+    rank.device_s = std::max(begin + each.ahead.device_s,
+                             std::max(rank.host_s, 0.0) + each.alone_s) -
+                    less_s;
+    rank.host_s += each.ahead.host_s;
+    if (less_s > 0) rank.host_s = std::min(rank.host_s, rank.device_s);
+  }
+
+  const HybridJob& job_;
+  const std::vector<StageTimes>& stages_;
+  const std::vector<double>& messages_;
+  const pipeline::Schedule schedule_;
+  std::size_t micro_batches_;
+  std::vector<Rank> ranks_;
+  std::vector<double> forwards_, backwards_;
+};
+
+/// Device and host of a micro-batch on all stages of each rank.
+std::vector<Ahead> work_of_ranks(const HybridJob& job,
+                                 const std::vector<StageTimes>& stages) {
+  std::vector<Ahead> own(static_cast<std::size_t>(job.pp));
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    Ahead& rank = own[i % own.size()];
+    const auto add = [&](const StageTimes::Seconds& each) {
+      rank.device_s += each.ahead.device_s;
+      // It has issued all when the last one runs
+      rank.host_s = std::min(rank.host_s + each.ahead.host_s, rank.device_s);
+    };
+    add(stages[i].forward);
+    if (job.is_zero_bubble) {
+      add(stages[i].input);
+      add(stages[i].weight);
+    } else {
+      add(stages[i].backward);
+    }
+  }
+  return own;
+}
+
+/// Seconds that no order of a pipeline's actions can beat: a rank waits for the
+/// first micro-batch, does its work, and the last backward goes back.
+double least_pipeline_seconds(const HybridJob& job,
+                              const std::vector<StageTimes>& stages) {
+  // A repeated steady state may be shorter than a replay by this share
+  constexpr double kShare = 0.99;
+  const std::vector<Ahead> own = work_of_ranks(job, stages);
+  const auto m = static_cast<double>(job.micro_batches);
+  double slowest = 0, around = 0, less = 0;
+  for (const StageTimes& each : stages) {
+    less = std::max(less, job.chunks * std::max(each.first_backward_less_s,
+                                                each.first_weight_less_s));
+  }
+  for (std::size_t rank = 0; rank < own.size(); ++rank) {
+    slowest = std::max(
+        {slowest, m * own[rank].device_s + around, m * own[rank].host_s});
+    // Zero bubble fills the wait for its last gradients with those of weights
+    const StageTimes& first = stages[rank];
+    around += first.forward.ahead.device_s +
+              (job.is_zero_bubble ? 0 : first.backward.ahead.device_s);
+  }
+  return kShare * (slowest - less);
+}
+
+}  // namespace
+
+pipeline::Schedule schedule_of(const HybridJob& job, int micro_batches) {
+  namespace schedules = pipeline::schedules;
+  if (job.is_zero_bubble) return schedules::zb_h1(job.pp, micro_batches);
+  return job.chunks == 1
+             ? schedules::one_f_one_b(job.pp, micro_batches)
+             : schedules::interleaved(job.pp, micro_batches, job.chunks);
+}
+
+std::vector<double> work_of_ranks(const HybridJob& job,
+                                  const std::vector<StageRun>& runs) {
+  std::vector<StageTimes> stages;
+  for (const StageRun& run : runs) stages.push_back(times_of(job, run));
+  std::vector<double> seconds;
+  for (const Ahead& each : work_of_ranks(job, stages)) {
+    seconds.push_back(std::max(each.device_s, each.host_s));
+  }
+  return seconds;
+}
+
+PipelineTime pipeline_time(const HybridJob& job, const sim::CostModel& costs,
+                           const std::vector<StageRun>& runs, double limit_s) {
+  const auto m = static_cast<int>(job.micro_batches);
+  if (job.pp == 1) {
+    const StageRun& run = runs[0];
+    if (job.zero_stage >= 2) return {zero_seconds(job, costs, run)};
+    const double each = run.forward_s + run.backward_s;
+    if (job.is_synchronous) return {m * each};
+    if (!job.is_of_chapter()) {
+      // The host runs ahead
+      const double next =
+          std::max(run.forward_ahead.device_s + run.backward_ahead.device_s,
+                   run.forward_ahead.host_s + run.backward_ahead.host_s);
+      return {each + (m - 1) * next};
+    }
+  }
+  std::vector<StageTimes> stages;
+  for (const StageRun& run : runs) stages.push_back(times_of(job, run));
+  const double work = least_pipeline_seconds(job, stages);
+  const auto p = static_cast<std::size_t>(job.pp);
+  if (work >= limit_s) {
+    return {work, std::vector<double>(p), std::vector<double>(p, kNoLimit)};
+  }
+  const std::vector<double> messages = messages_of_ranks(job, costs);
+  const auto replayed = [&](int micro_batches) {
+    return Replay(job, stages, messages, micro_batches).run();
+  };
+  // In its steady state a pipeline takes equally long for every p micro-batches
+  const int least = 3 * job.pp + m % job.pp;
+  if (!job.composes_stages || m <= least + job.pp) return replayed(m);
+  const double first = replayed(least).seconds;
+  PipelineTime time = replayed(least + job.pp);
+  time.seconds += (time.seconds - first) * ((m - least) / job.pp - 1);
+  return time;
+}
+
+}  // namespace shardbook::planner

@@ -1,0 +1,226 @@
+#include "chapters/planner/zero_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <tuple>
+#include <vector>
+
+#include "chapters/14_hybrid_3d/hybrid_strategy.h"
+#include "chapters/planner/on_shapes.h"
+#include "chapters/planner/step_parts.h"
+#include "comm/device_mesh.h"
+#include "core/context.h"
+#include "sim/virtual_clock.h"
+
+namespace shardbook::planner {
+namespace {
+
+/// Of each micro-batch the forward and the two halves of the backward, by
+/// operations; then the update. In each the fullest moment comes at the same place
+/// however many blocks there are.
+constexpr int kMostMicroBatches = 2, kPartsOfEach = 3;
+constexpr int kUpdate = kMostMicroBatches * kPartsOfEach;
+using Peaks = std::array<BytesByKind, kUpdate + 1>;
+
+double total(const BytesByKind& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), 0.0);
+}
+
+/// Watches two steps: counts the operations of the first, and takes the peaks of
+/// the parts of the second. The host reads a loss between a forward and its
+/// backward, and at the end of the step the sum of losses.
+class WatchParts : public Observer {
+ public:
+  explicit WatchParts(int micro_batches) : micro_batches_(micro_batches) {}
+  void on_op_begin(const OpEvent&) override {
+    ++now_;
+    const int part = part_now();
+    if (part != part_) end_part();
+    part_ = part;
+  }
+  void on_host_read(const Device&) override {
+    reads_.push_back({now_, sim::VirtualClock::current()->now_s()});
+  }
+
+  void begin_second() {
+    forward_ = reads_[0].operation;
+    // From one loss to the next; of a single micro-batch, to the sum of losses
+    each_ = reads_[1].operation - (micro_batches_ > 1 ? forward_ : 0);
+    reads_.clear();
+    now_ = 0;
+    reset();
+  }
+  const Peaks& peaks() {
+    end_part();
+    return peaks_;
+  }
+  /// Seconds of a micro-batch.
+  double each_s() const { return reads_[1].s - reads_[0].s; }
+
+ private:
+  struct Read {
+    int operation = 0;
+    double s = 0;
+  };
+
+  int part_now() const {
+    if (each_ == 0) return kUpdate;
+    const int micro_batch = (now_ - 1) / each_, place = (now_ - 1) % each_;
+    if (micro_batch >= micro_batches_) return kUpdate;
+    const int half = forward_ + (each_ - forward_) / 2;
+    return micro_batch * kPartsOfEach + (place < forward_ ? 0
+                                         : place < half   ? 1
+                                                          : 2);
+  }
+  void end_part() {
+    const MemoryStats memory = RankContext::current().device.memory();
+    BytesByKind most;
+    std::copy(memory.at_peak_by_kind.begin(), memory.at_peak_by_kind.end(),
+              most.begin());
+    BytesByKind& so_far = peaks_[static_cast<std::size_t>(part_)];
+    if (total(most) > total(so_far)) so_far = most;
+    reset();
+  }
+  static void reset() { RankContext::current().device.reset_peak_memory(); }
+
+  int micro_batches_, now_ = 0, forward_ = 0, each_ = 0, part_ = kUpdate;
+  std::vector<Read> reads_;
+  Peaks peaks_{};
+};
+
+/// A step of one or two micro-batches.
+struct ShortRun {
+  double seconds = 0, each_s = 0;
+  Peaks peaks{};
+};
+
+std::int64_t few_micro_batches(const HybridJob& job) {
+  return std::min<std::int64_t>(kMostMicroBatches, job.micro_batches);
+}
+
+/// The hybrid chapter's options for few micro-batches.
+hybrid::HybridOptions setup_of(const HybridJob& job) {
+  const StageLayout& layout = job.layout;
+  hybrid::HybridOptions setup;
+  setup.dp = job.dp;
+  setup.tp = layout.tp;
+  setup.cp = layout.cp;
+  setup.zero_stage = job.zero_stage;
+  setup.micro_batches = few_micro_batches(job);
+  setup.sequence_parallel = layout.cuts_tokens;
+  if (layout.cp > 1) setup.cp_layout = "zigzag";
+  setup.recompute = layout.recompute == Recompute::kAttention ? "attention"
+                    : layout.recompute == Recompute::kBlocks  ? "blocks"
+                                                              : "never";
+  setup.bucket_bytes = static_cast<std::int64_t>(job.bucket_bytes);
+  return setup;
+}
+
+Options options_of(const HybridJob& job, std::int64_t blocks) {
+  Options options = shape_options();
+  options.chapter = "14_hybrid_3d";
+  options.world_size = job.ranks();
+  ModelConfig config = decoder_of(job.sizes, blocks);
+  config.n_positions = std::max(job.sizes.positions, job.sizes.seq);
+  options.model = config.to_json();
+  options.dtype = job.layout.dtype;
+  options.batch = job.dp * few_micro_batches(job) * job.layout.micro_batch;
+  options.seq = job.sizes.seq;
+  options.dropout = job.layout.dropout;
+  options.cluster = job.cluster.name;
+  return options;
+}
+
+ShortRun run_rank(const Options& options, const hybrid::HybridOptions& setup,
+                  DeviceMesh& mesh) {
+  const auto strategy = hybrid::make_strategy(options, setup, mesh);
+  const auto watch =
+      std::make_shared<WatchParts>(static_cast<int>(setup.micro_batches));
+  RankContext::current().add_observer(watch);
+  strategy->step(0);  // records the order of its gathers
+  watch->begin_second();
+  sim::VirtualClock& clock = *sim::VirtualClock::current();
+  clock.begin_steps();
+  strategy->step(1);
+  const double seconds = clock.now_s();
+  RankContext::current().remove_observer(watch);
+  return {seconds, watch->each_s(), watch->peaks()};
+}
+
+/// Of a model of `few` blocks, and of one of `more`.
+using ShortRuns = std::vector<ShortRun>;
+
+ShortRuns run_short(const HybridJob& job, std::int64_t few, std::int64_t more) {
+  hybrid::HybridOptions setup = setup_of(job);
+  std::vector<Options> models = {options_of(job, few)};
+  if (more > few) models.push_back(options_of(job, more));
+  for (const Options& each : models) hybrid::check_legal(each, setup);
+  ShortRuns runs;
+  // Each rank has another part of the same parameters: they take as long
+  on_shapes(
+      job.cluster, job.ranks(),
+      [&](int) { return (job.layout.cp - 1) * job.layout.tp; },
+      [&](ProcessGroup& world) {
+        DeviceMesh mesh(world, hybrid::topology_of(setup));
+        for (const Options& each : models) {
+          const ShortRun mine = run_rank(each, setup, mesh);
+          if (world.is_first()) runs.push_back(mine);
+        }
+      });
+  return runs;
+}
+
+const ShortRuns& known_short(const HybridJob& job, std::int64_t few,
+                             std::int64_t more) {
+  const DecoderSizes& of = job.sizes;
+  const StageLayout& layout = job.layout;
+  auto key = std::make_tuple(
+      job.cluster.name, of.model, of.hidden, of.heads, of.seq, of.vocabulary,
+      of.positions, layout.tp, layout.cp, layout.cuts_tokens, layout.recompute,
+      layout.micro_batch, layout.dtype, layout.dropout, job.dp, job.zero_stage,
+      job.bucket_bytes, few_micro_batches(job), few, more);
+  static std::map<decltype(key), ShortRuns> known;
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  return known[key] = run_short(job, few, more);
+}
+
+}  // namespace
+
+ZeroRun zero_run(const HybridJob& job) {
+  // Stage 3 gathers ahead: the ends of a model of three blocks would meet. Stage 2
+  // has whole buckets, which further blocks fill, and hides a part of them
+  const std::int64_t few =
+      std::min<std::int64_t>(job.zero_stage == 3 ? 4 : 3, job.layers);
+  std::int64_t further = 1;
+  if (job.zero_stage == 2) {
+    const double block = block_elements(job, runs_of(job)[0]) * job.element();
+    further = std::max<std::int64_t>(4, std::llround(job.bucket_bytes / block));
+  }
+  const std::int64_t more = std::min(few + further, job.layers);
+  const ShortRuns& runs = known_short(job, few, more);
+  const double times = more > few ? static_cast<double>(job.layers - few) /
+                                        static_cast<double>(more - few)
+                                  : 0;
+  const ShortRun &fewer = runs.front(), &longer = runs.back();
+  const auto at_layers = [=](double of_few, double of_more) {
+    return of_few + times * (of_more - of_few);
+  };
+  ZeroRun run;
+  run.step_s = at_layers(fewer.seconds, longer.seconds) +
+               static_cast<double>(job.micro_batches - few_micro_batches(job)) *
+                   at_layers(fewer.each_s, longer.each_s);
+  for (std::size_t part = 0; part < fewer.peaks.size(); ++part) {
+    BytesByKind peak;
+    for (std::size_t kind = 0; kind < peak.size(); ++kind) {
+      peak[kind] = at_layers(fewer.peaks[part][kind], longer.peaks[part][kind]);
+    }
+    if (total(peak) > total(run.peak)) run.peak = peak;
+  }
+  return run;
+}
+
+}  // namespace shardbook::planner
