@@ -257,7 +257,7 @@ plans("plan.cpp", "const int tables = has_two ? 2 :",
 # Queries share heads of keys, over cp too
 plans("stage.cpp",
       "own.kv_heads = options.kv_heads > 0 ? options.kv_heads : options.heads;",
-      "own.kv_heads = options.heads;", "PlannerLlama.AgreesWithTheHybrid*")
+      "own.kv_heads = options.heads;", "RandomPlans.*")
 # Models that are only planned: the same weights, or a refusal
 plans("stand_in.cpp", "blocks * experts);", "blocks);", "PlannerStandIn.HasThe*")
 plans("stand_in.cpp", "kPiece * std::round(width / kPiece)", "width",
@@ -271,41 +271,53 @@ plans("stand_in.cpp", "if (window == 0 || seq <= window)", "if (true)",
 plans("plan_report.cpp", "if (result.best.empty() || !request.trains())",
       "if (result.best.empty())", "PlannerStandIn.NoCommand*")
 # Parts of a plan that is explained
-plans("step.cpp", "live - 1.0", "live + 0.0", "PlannerExplain.*:PlannerLlama.A*")
-plans("step.cpp", "waits ? m * *busiest : step.pipeline_s", "m * *busiest",
+plans("step_memory.cpp", "keep(-1, -run.kept_bytes);\n        if (has_gradients",
+      "if (has_gradients", "RandomPlans.*:PlannerExplain.*")
+plans("step.cpp", "waits ? std::min(m * *busiest, step.pipeline_s) : step.pipeline_s",
+      "m * *busiest",
       "PlannerExplain.Parts*")
-plans("step.cpp", "parameters * bytes / sum", "parameters * bytes",
+plans("step_memory.cpp", "parameters * bytes / sum", "parameters * bytes",
       "PlannerExplain.*")
 plans("explain.cpp", "return a.more() < b.more();", "return a.here < b.here;",
       "PlannerExplain.TheNext*")
 # No work goes back behind a last gradient of weights
-plans("step.cpp", "around += job.is_zero_bubble ? runs[rank].forward_s\n"
-      "                                 : work_seconds(job, runs[rank]);",
-      "around += work_seconds(job, runs[rank]);", "*PlannerBounds.*")
+plans("pipeline_time.cpp", "(job.is_zero_bubble ? 0 : first.backward.ahead.device_s)",
+      "first.backward.ahead.device_s", "*PlannerBounds.*")
 
 # Experts: those of a rank of ep, with the ranks that have the same ones
-plans("step.cpp", "zero::model_states(zero_stage, experts, copies, bytes)",
+plans("step_memory.cpp", "zero::model_states(zero_stage, experts, copies, bytes)",
       "zero::model_states(zero_stage, experts, replicas(), bytes)",
       "PlannerLlama.CountsExperts*")
 plans("step_parts.cpp", "part.in * part.out * part.chosen",
       "part.in * part.out", "PlannerLlama.CountsExperts*")
 plans("stage.cpp", "at.sizes.has_own_experts() && at.ep.size() > 1", "false",
-      "PlannerLlama.AgreesWithTheHybridChapter")
+      "RandomPlans.*")
 plans("plan.cpp", "static_cast<double>(part.experts) / job.layout.ep",
       "static_cast<double>(part.experts)", "All/PlannerBounds*")
 
 # Activations bound memory; a schedule is judged once, a long one not made
-plans("plan.cpp", "states_of(first).total() + kept", "states_of(first).total() + 2 * kept",
+plans("plan.cpp", "of_first.total() + kept", "of_first.total() + 2 * kept",
       "All/PlannerBounds*:PlannerSearch*")
 plans("space.cpp", "{setup.schedule, setup.pp, setup.chunks, setup.micro_batches}",
       "{setup.schedule, setup.pp, 0, 0}", "Planner*")
 
-# --- Jobs of tables, and what trains ------------------------------------------------
+# --- What trains --------------------------------------------------------------------
 
-jobs = folder("bench/validate", "validate")
 software = folder("sim", "sim")
-plans("step.cpp", "job.waits_for_messages ? message : 0", "0",
-      "HybridStep.MayWait*")
+plans("pipeline_time.cpp", "if (job_.waits_for_messages) device_s += messages_[rank];",
+      "", "HybridStep.MayWait*")
+plans("pipeline_time.cpp", "rank.host_s += each.ahead.host_s;", "", "RandomPlans.*")
+plans("pipeline_time.cpp",
+      "ranks_[rank].host_s = ranks_[rank].device_s;  // it reads the loss", "",
+      "RandomPlans.*")
+plans("zero_run.cpp", "times * (of_more - of_few)", "(of_more - of_few)",
+      "RandomPlans.*")
+plans("step_memory.cpp", "each.is_expert ? sharing : job_.replicas()",
+      "job_.replicas()", "RandomPlans.*:PlannerLlama*")
+plans("composed_stage.cpp", "further * (*both[i] - *sums[i])",
+      "(*both[i] - *sums[i])", "RandomPlans.*")
+plans("step.cpp", "job.offloads && job.is_of_chapter()", "false",
+      "PlannerSearch.AnOffload*")
 plans("llama_block.cpp", "index % 2 == 0)) {", "index % 2 == 2)) {", "LlamaBlock*")
 software("cluster.cpp", "cluster.software = Software();", "", "ClusterPresets*")
 software("cluster.cpp", "internal::apply_software(cluster);", "", "ClusterPresets*")
@@ -313,18 +325,6 @@ software("internal/cluster_reader.cpp", "if (name != cluster.device.name) contin
          "", "ClusterPresets*")
 software("cost_model.cpp", "return is_backward ? 68.0 / 6 : 34.0 / 4;", "return 1;",
          "CostModel.*")
-jobs("predictors_jobs.cpp", "job.layout.dtype = choice", "job.gradient_dtype = choice",
-     "Tables*:*PublishedTable*")
-jobs("predictors_jobs.cpp", "sizes.is_gated = products == 3;", "sizes.is_gated = true;",
-     "*PublishedTable*")
-jobs("predictors_jobs.cpp", "job.zero_bubble_sets = std::max(sets, 0);", "",
-     "*PublishedTable*")
-jobs("predictors_jobs.cpp", "with_zero3(job, software.fetches_modules)",
-     "with_zero3(job, false)", "*PublishedTable*")
-jobs("predictors_jobs.cpp", "job.blocks = planner::balanced_blocks",
-     "const auto blocks = planner::balanced_blocks", "*PublishedTable*")
-jobs("kinds.cpp", "check_columns(label, *best, columns);", "", "Tables*")
-
 # --- Rings that fold ---------------------------------------------------------------
 
 of_hybrid = folder("chapters/14_hybrid_3d", "hybrid")

@@ -113,6 +113,11 @@ TEST(ClusterPresets, AnotherSoftwareTrains) {
                    Cluster::read("dgx-h100").device.sustained);
   EXPECT_FALSE(meta.software.sums_in_f32);
   EXPECT_DOUBLE_EQ(Cluster::read("vtrain-a100").device.launch_s, 56e-6);
+  // What is said of H100s changes no other device
+  const DeviceSpec h100 = Cluster::read("dgx-h100+llm-foundry").device;
+  EXPECT_DOUBLE_EQ(h100.sustained, 0.71);
+  const DeviceSpec a100 = Cluster::read("dgx-a100+llm-foundry").device;
+  EXPECT_DOUBLE_EQ(a100.sustained, 0.80);
   EXPECT_THAT(error_of([] { Cluster::read("selene+nem"); }),
               HasSubstr("software \"nem\" is unknown; did you mean \"nemo\"?"));
 }

@@ -122,6 +122,17 @@ TEST(PlannerSearch, SaysHowFarSuchPredictionsWereOff) {
               {"on t4: none was compared with a measured one."});
 }
 
+// Its states travel to the host beside the same messages.
+TEST(PlannerSearch, AnOffloadIsNotFaster) {
+  PlanRequest request = request_of("gpt-1.3b", "dgx-a100", 512, 512, 2048);
+  Plan plan;
+  plan.setup.dp = 512;
+  plan.setup.zero_stage = 3;
+  const double on_devices = predict_plan(request, plan).step.seconds;
+  plan.offloads = true;
+  EXPECT_GE(predict_plan(request, plan).step.seconds, on_devices * (1 - 1e-12));
+}
+
 TEST(PlannerSearch, LeavesOutWhatDoesNotFit) {
   // 13 billion parameters on one device: 16 bytes each are 208 GB
   PlanRequest request = request_of("gpt-13b", "dgx-a100", 1, 8, 2048);
