@@ -273,9 +273,6 @@ plans("plan_report.cpp", "if (result.best.empty() || !request.trains())",
 # Parts of a plan that is explained
 plans("step_memory.cpp", "keep(-1, -run.kept_bytes);\n        if (has_gradients",
       "if (has_gradients", "RandomPlans.*:PlannerExplain.*")
-plans("step.cpp", "waits ? std::min(m * *busiest, step.pipeline_s) : step.pipeline_s",
-      "m * *busiest",
-      "PlannerExplain.Parts*")
 plans("step_memory.cpp", "parameters * bytes / sum", "parameters * bytes",
       "PlannerExplain.*")
 plans("explain.cpp", "return a.more() < b.more();", "return a.here < b.here;",
@@ -312,8 +309,6 @@ plans("pipeline_time.cpp",
       "RandomPlans.*")
 plans("zero_run.cpp", "times * (of_more - of_few)", "(of_more - of_few)",
       "RandomPlans.*")
-plans("step_memory.cpp", "each.is_expert ? sharing : job_.replicas()",
-      "job_.replicas()", "RandomPlans.*:PlannerLlama*")
 plans("composed_stage.cpp", "further * (*both[i] - *sums[i])",
       "(*both[i] - *sums[i])", "RandomPlans.*")
 plans("step.cpp", "job.offloads && job.is_of_chapter()", "false",
