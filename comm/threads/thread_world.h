@@ -138,7 +138,7 @@ class ThreadWorld {
   void check_all_progress();
   bool find_cycle(int from, int target, std::vector<bool>& seen,
                   std::vector<int>& path);
-  std::string cycle_text(const std::vector<int>& path);
+  std::string cycle_text(std::vector<int> path);
   std::string timeout_text(const Operation& operation, int world_rank,
                            std::chrono::milliseconds timeout);
   void poison(int world_rank, const std::string& reason,

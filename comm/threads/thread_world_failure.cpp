@@ -72,7 +72,10 @@ bool ThreadWorld::find_cycle(int from, int target, std::vector<bool>& seen,
   return false;
 }
 
-std::string ThreadWorld::cycle_text(const std::vector<int>& path) {
+std::string ThreadWorld::cycle_text(std::vector<int> path) {
+  // The text must not depend on who blocks last
+  std::rotate(path.begin(), std::min_element(path.begin(), path.end()),
+              path.end());
   std::vector<std::string> waits;
   for (std::size_t i = 0; i < path.size(); ++i) {
     const int next = path[(i + 1) % path.size()];
