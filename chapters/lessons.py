@@ -301,9 +301,13 @@ def run_toy(chapter):
     return programs.run([os.path.join(BUILD, f"chapters/toy_{chapter}")])
 
 
+def exercise_path(chapter):
+    return os.path.join(OUT, "exercises", title_of(chapter) + ".cpp")
+
+
 def run_exercise(chapter, wish=None):
     title, lesson = title_of(chapter), lesson_of(chapter)
-    path = os.path.join(OUT, "exercises", title + ".cpp")
+    path = exercise_path(chapter)
     name = path.replace(ROOT + os.sep, "")
     command = f"./shardbook exercise {title}"
     is_new = not os.path.exists(path)
@@ -372,11 +376,13 @@ def read_words(command, words):
 
 def print_targets(command, *words):
     chapter, *more = read_words(command, words)
-    # The libraries, and what Ninja runs for a lesson
-    kind = "toy" if command == "toy" else "lesson"
-    needs = command in ("lesson", "toy") or (
-        command == "exercise" and not more) or (command == "mistake" and more)
-    print(f"chapters/{kind}_{chapter}" if needs else "build.ninja")
+    # To show a text takes what Ninja runs, and to judge one the libraries
+    judges = more if command == "mistake" else (
+        not more and os.path.exists(exercise_path(chapter)))
+    if command in ("lesson", "toy"):
+        print(f"chapters/{command}_{chapter}")
+    else:
+        print(f"lesson_libs_{chapter}" if judges else "build.ninja")
 
 
 def run(command, *words):

@@ -38,11 +38,11 @@ class Commands(unittest.TestCase):
         self.path = pathlib.Path(self.out, "exercises", "ddp.cpp")
         self.path.unlink(missing_ok=True)
 
-    def run_command(self, *words):
+    def run_command(self, *words, action="run"):
         """The exit status, and what it prints."""
         ended = subprocess.run(
             [sys.executable, "-B", "-c", DRIVER, ROOT / "chapters" / "table",
-             ROOT / "chapters", BUILD, self.out, "run", *words],
+             ROOT / "chapters", BUILD, self.out, action, *words],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             check=False, timeout=120)
         return ended.returncode, ended.stdout
@@ -70,6 +70,19 @@ class Commands(unittest.TestCase):
         self.assertEqual(status, 1, said)
         self.assertRegex(said, "ends +FAILS.*average_gradients is empty: ")
         self.assertRegex(said, r"bytes +later +the bill is 3646200 each")
+
+    def test_nothing_is_built_that_is_not_needed(self):
+        for target, *words in (
+                ("build.ninja", "exercise", "ddp"),
+                ("build.ninja", "exercise", "ddp", "--solution"),
+                ("build.ninja", "mistake", "ddp"),
+                ("lesson_libs_02_ddp", "mistake", "ddp", "forgot-to-divide"),
+                ("chapters/lesson_02_ddp", "lesson", "ddp")):
+            said = self.run_command(*words, action="targets")
+            self.assertEqual(said, (0, target + "\n"))
+        self.run_command("exercise", "ddp")
+        self.assertEqual(self.run_command("exercise", "ddp", action="targets"),
+                         (0, "lesson_libs_02_ddp\n"))
 
     def test_the_solution_passes(self):
         status, said = self.judge(AVERAGE)
