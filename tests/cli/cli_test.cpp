@@ -69,7 +69,7 @@ TEST(CommandLine, OptionsThatAreUnknownOrImpossible) {
            {"06_1f1b", "--rendezvous-sends --backend gloo",
             "--rendezvous-sends: --backend gloo decides"},
            {"06_1f1b", "--rendezvous-sends --backend sim",
-            "--rendezvous-sends: --backend sim has no"},
+            "--rendezvous-sends: --backend sim moves no"},
            {"06_1f1b", "--schedule 2f2b", "--schedule 2f2b: give one of"},
            {"06_1f1b", "--schedule no.json", "no.json"},
            {"06_1f1b", "--world-size 3 --schedule dualpipe", "--schedule dual"},

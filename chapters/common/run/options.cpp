@@ -305,8 +305,8 @@ void check_device(const Options& o) {
     SB_CHECK(o.device == "cpu", "--device ", o.device,
              ": --backend sim has shapes and no device; leave out --device");
     SB_CHECK(!o.rendezvous_sends,
-             "--rendezvous-sends: --backend sim has no "
-             "messages to wait for; give --backend threads");
+             "--rendezvous-sends: --backend sim moves no data, so its sends "
+             "never wait; give --backend threads");
   } else {
     check_launch(o.world_size, launch_options(o));
   }
