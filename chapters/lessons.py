@@ -275,8 +275,9 @@ def hint(chapter, failed):
         return
 
     def same_part(claim, text):
-        # Which of the ranks is named first may depend on time
-        return re.sub(r"rank \d+", "rank", re.match(SAME[claim][1], text)[0])
+        # Which rank is named first may depend on time
+        text = re.sub(r"rank \d+", "rank", re.match(SAME[claim][1], text)[0])
+        return sorted(re.findall(r"[^\s,;]+", text))
 
     alike = {name: [claim for claim in failed if claim in theirs and
                     same_part(claim, failed[claim]) ==
