@@ -147,7 +147,7 @@ TEST(Judge, TrainsOnSizesAndSeedsThatAreNotShown) {
   }
   EXPECT_EQ(tasks, (decltype(tasks){{4, 12, 12, 24, 12, 48, 0},
                                     {4, 24, 8, 16, 4, 32, 1},
-                                    {2, 24, 6, 36, 6, 24, 2}}));
+                                    {2, 24, 6, 18, 6, 24, 2}}));
   EXPECT_EQ(lesson::batch_size(), 12);
 }
 
