@@ -116,27 +116,42 @@ def difference(old, new, names):
     return "\n".join(lines)
 
 
-def variants(chapter, path):
-    """The lesson, its exercise and mistakes, in namespaces of their own."""
+def in_one_source(chapter, names_and_texts):
+    """The lesson and changed ones, in namespaces of their own: their source, and
+    the call that returns each one's Lesson."""
     lesson = lesson_of(chapter)
     outer = re.search(r"^namespace (shardbook::\w+) \{", lesson, re.M)[1]
-    texts = {"": ("", lesson), "exercise": ("ends", exercise_of(lesson))}
-    for mistake in mistakes_of(chapter).values():
-        texts[mistake.name] = (mistake.claims, planted(lesson, mistake))
-    parts = ['#include "tests/lessons/variants.h"\n',
-             f"#define main main_{chapter}\n"]
-    calls = []
-    for name, (claims, text) in texts.items():
+    parts, calls = [], []
+    for name, text in [("", lesson), *names_and_texts]:
         space = outer + "::" + (name.replace("-", "_") or "itself")
         begin = text.index(f"namespace {outer} {{") if name else 0
-        end = text.index(f"}}  // namespace {outer}") if name else len(text)
+        end = text.index(f"}}  // namespace {outer}")
         parts += [f'#line {text[:begin].count(chr(10)) + 1} '
                   f'"chapters/{chapter}/lesson.cpp: {name}"\n',
-                  text[begin:end].replace(outer, space), "}\n" if name else ""]
-        calls.append("static shardbook::lessons_test::Variant "
-                     f'add_{len(calls)}("{chapter}", "{name}", "{claims}", '
-                     f"[] {{ return {space}::this_lesson(); }});\n")
-    write(os.path.abspath(path), "".join([*parts, *calls]))
+                  text[begin:end].replace(outer, space), "}\n"]
+        calls.append(f"{space}::this_lesson()")
+    return "".join(parts), calls
+
+
+def planted_in(chapter):
+    """All mistakes, as names and lessons that have them."""
+    return [(each.name, planted(lesson_of(chapter), each))
+            for each in mistakes_of(chapter).values()]
+
+
+def variants(chapter, path):
+    """The lesson, its exercise and its mistakes, as the tests read them."""
+    source, calls = in_one_source(chapter, [
+        ("exercise", exercise_of(lesson_of(chapter))), *planted_in(chapter)])
+    claims = {"": "", "exercise": "ends",
+              **{each.name: each.claims
+                 for each in mistakes_of(chapter).values()}}
+    source = '#include "tests/lessons/variants.h"\n' + source
+    for number, (name, call) in enumerate(zip(claims, calls)):
+        source += (f"static shardbook::lessons_test::Variant add_{number}("
+                   f'"{chapter}", "{name}", "{claims[name]}", '
+                   f"[] {{ return {call}; }});\n")
+    write(os.path.abspath(path), source)
 
 
 # ---- One file, compiled and run as its lesson is.
@@ -166,7 +181,7 @@ def replaced(words, values):
     return words
 
 
-def compile_lesson(chapter, source, program):
+def compile_lesson(chapter, source, program, flags=()):
     """Compiles `source` in place of the lesson; says why where it cannot."""
     target = f"chapters/lesson_{chapter}"
     link = command_of(target)
@@ -176,8 +191,8 @@ def compile_lesson(chapter, source, program):
                         {"-o": own_object, "-MF": own_object + ".d"})
     compiler[-1] = source
     name = source.replace(ROOT + os.sep, "")
-    status, output = run_logged([*compiler, "-fdiagnostics-color=never"], log,
-                                COMPILE_SECONDS)
+    status, output = run_logged(
+        [*compiler, "-fdiagnostics-color=never", *flags], log, COMPILE_SECONDS)
     if status:
         output = output.replace(os.path.relpath(source, BUILD), name)
         first = re.search(rf"^{re.escape(name)}:\d+.*error.*", output, re.M)
@@ -197,7 +212,8 @@ def compile_lesson(chapter, source, program):
 
 
 def judge(chapter, source, kind):
-    """Compiles and runs a file; the claims that fail, or None if it cannot."""
+    """Compiles and runs a file; the claims that fail, each with what the judge
+    says of it, or None if there are no claims."""
     program = f"chapters/{kind}_{chapter}"
     if not compile_lesson(chapter, source, program):
         return None
@@ -214,7 +230,64 @@ def judge(chapter, source, kind):
             "values, or an index beyond the end" if status > 128 else
             f"the program ended with status {status}")
         return None
-    return re.findall(r"^(\w+) +FAILS", output, re.M)
+    return failing(output)
+
+
+def failing(output):
+    return dict(re.findall(r"^(\w+) +FAILS +(.*)", output, re.M))
+
+
+# ---- Hints: a mistake with the numbers of the reader's program.
+
+def judged_mistakes(chapter):
+    """The claims that fail, by mistake. They are computed when first asked for,
+    and again when the lesson, a mistake or the book's libraries change."""
+    library = os.path.join(BUILD, "chapters/common/libshardbook_chapters.so")
+    mistakes = planted_in(chapter)
+    source, calls = in_one_source(chapter, mistakes)
+    source += "#include <cstdio>\nint main() {\n" + "".join(
+        f'  std::printf("== {name}\\n%s", judge({call}).text.c_str());\n'
+        for (name, _), call in zip(mistakes, calls[1:])) + "}\n"
+    path = os.path.join(OUT, "mistakes", title_of(chapter), "all.cpp")
+    log = path[:-4] + ".txt"
+    if not (os.path.exists(log) and read(path) == source
+            and os.path.getmtime(log) > os.path.getmtime(library)):
+        program = f"chapters/mistakes_{chapter}"
+        write(path, source)
+        if not compile_lesson(chapter, path, program, ["-O0"]):
+            return {}
+        run_logged([os.path.join(BUILD, program)], log, 4 * RUN_SECONDS)
+    parts = re.split(r"^== (.*)\n", read(log), flags=re.M)
+    return dict(zip(parts[1::2], map(failing, parts[2::2])))
+
+
+# What two programs have in common, and the part of the judge's words that says so
+SAME = {"ends": ("your ranks end as those", r".*"),
+        "numbers": ("your loss is that", r"[^,]*"),
+        "bytes": ("your bytes are those", r"[^;]*"),
+        "memory": ("your peak is that", r"[^;]*"),
+        "sizes": ("on other sizes, your program does the same as that", r".*")}
+
+
+def hint(chapter, failed):
+    """Names the mistakes that fail most like the reader's program, if any do."""
+    if not failed or "is empty: write it" in failed.get("ends", ""):
+        return
+
+    def same_part(claim, text):
+        # Which rank is named first may depend on time
+        text = re.sub(r"rank \d+", "rank", re.match(SAME[claim][1], text)[0])
+        return sorted(re.findall(r"[^\s,;]+", text))
+
+    alike = {name: [claim for claim in failed if claim in theirs and
+                    same_part(claim, failed[claim]) ==
+                    same_part(claim, theirs[claim])]
+             for name, theirs in judged_mistakes(chapter).items()}
+    claims = max(alike.values(), key=len, default=[])
+    names = [name for name in alike if claims and alike[name] == claims]
+    if names:
+        say(f"{SAME[claims[0]][0]} of {' or '.join(names)}: see ./shardbook "
+            f"mistake {title_of(chapter)} {names[0]}")
 
 
 # ---- The commands.
@@ -229,9 +302,13 @@ def run_toy(chapter):
     return programs.run([os.path.join(BUILD, f"chapters/toy_{chapter}")])
 
 
+def exercise_path(chapter):
+    return os.path.join(OUT, "exercises", title_of(chapter) + ".cpp")
+
+
 def run_exercise(chapter, wish=None):
     title, lesson = title_of(chapter), lesson_of(chapter)
-    path = os.path.join(OUT, "exercises", title + ".cpp")
+    path = exercise_path(chapter)
     name = path.replace(ROOT + os.sep, "")
     command = f"./shardbook exercise {title}"
     is_new = not os.path.exists(path)
@@ -247,11 +324,12 @@ def run_exercise(chapter, wish=None):
               f"  {command + ' --solution':40}  shows what the lesson writes")
         return 0
     failed = judge(chapter, path, "exercise")
-    if failed == []:
+    if failed == {}:
         print("All claims hold: this is the strategy.")
         return 0
-    if "ends" in (failed or []):
+    if "ends" in (failed or {}):
         say(f"{name} threw: the claims are judged when all ranks end")
+    hint(chapter, failed or {})
     return 1
 
 
@@ -299,11 +377,13 @@ def read_words(command, words):
 
 def print_targets(command, *words):
     chapter, *more = read_words(command, words)
-    # The libraries, and what Ninja runs for a lesson
-    kind = "toy" if command == "toy" else "lesson"
-    needs = command in ("lesson", "toy") or (
-        command == "exercise" and not more) or (command == "mistake" and more)
-    print(f"chapters/{kind}_{chapter}" if needs else "build.ninja")
+    # To show a text takes what Ninja runs, and to judge one the libraries
+    judges = more if command == "mistake" else (
+        not more and os.path.exists(exercise_path(chapter)))
+    if command in ("lesson", "toy"):
+        print(f"chapters/{command}_{chapter}")
+    else:
+        print(f"lesson_libs_{chapter}" if judges else "build.ninja")
 
 
 def run(command, *words):

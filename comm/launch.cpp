@@ -25,6 +25,9 @@ void check_launch(int world_size, const LaunchOptions& options) {
   SB_CHECK(options.timeout.count() > 0, "timeout ", options.timeout.count(),
            " ms: give more than 0");
   const Backend& backend = backend_of(options);
+  SB_CHECK(!options.rendezvous_sends || options.backend == "threads",
+           "--rendezvous-sends: --backend ", options.backend,
+           " decides itself which messages it buffers; give --backend threads");
   const std::string& device = options.device;
   SB_CHECK(device.empty() || device == "cpu" || device == "cuda", "--device ",
            device, ": give cpu or cuda");

@@ -41,6 +41,9 @@ struct LaunchOptions {
   /// Capacity of each rank's device; 0: no limit.
   std::int64_t device_memory_bytes = 0;
   bool deterministic = false;
+  /// threads: a send, however small, is complete when its receiver has the
+  /// message. Finds programs that work only while small messages are buffered.
+  bool rendezvous_sends = false;
   /// gloo, nccl: where the ranks meet: "tcp:HOST:PORT" (served by rank 0),
   /// "file:FOLDER" (shared by all hosts) or "redis:HOST:PORT[/JOB]". Until all
   /// have come, rank 0 listens on all addresses of its host. Empty: the

@@ -50,7 +50,7 @@ inline lesson::Result train(ProcessGroup& world) {
 /// One device sends nothing.
 inline double bill(int /*rank*/, int /*ranks*/) { return 0; }
 
-inline lesson::Lesson this_lesson() { return {/*ranks=*/1, train, bill}; }
+inline lesson::Lesson this_lesson() { return {/*ranks=*/{1}, train, bill}; }
 
 }  // namespace shardbook::single_device
 

@@ -80,7 +80,7 @@ inline lesson::Result train(int num_devices) {
 /// Ten steps send the weights and their gradients to and from every other
 /// device, its samples' tokens, and their logits and gradients.
 inline double bill(int devices) {
-  const double tokens = lesson::kBatch * lesson::kSequence / devices;
+  const double tokens = lesson::num_tokens() / devices;
   const double logits =
       tokens * static_cast<double>(lesson::config().vocab_size);
   return lesson::kSteps * (devices - 1) *
@@ -88,7 +88,7 @@ inline double bill(int devices) {
 }
 
 inline lesson::Lesson this_lesson(int devices = 4) {
-  return {/*ranks=*/1, [=](ProcessGroup&) { return train(devices); },
+  return {/*ranks=*/{1}, [=](ProcessGroup&) { return train(devices); },
           [=](int /*rank*/, int /*ranks*/) { return bill(devices); }};
 }
 

@@ -49,7 +49,7 @@ inline lesson::Result train(int splits) {
   const Device device0 = RankContext::current().device,
                device1 = Device::cpu(1);
   DeviceQueue queue0(device0), queue1(device1);
-  const auto layers = layers_of(lesson::config(lesson::kMlp));
+  const auto layers = layers_of(lesson::config(lesson::mlp()));
   const int cut = layers->size() / 2;
   InitOptions init0 = lesson::init(), init1 = lesson::init();
   init0.device = device0, init1.device = device1;
@@ -86,13 +86,13 @@ inline lesson::Result train(int splits) {
 /// Ten steps send the activations between the halves and their gradients, and
 /// the labels, whatever the number of splits.
 inline double bill(int /*rank*/, int /*ranks*/) {
-  const double tokens = lesson::kBatch * lesson::kSequence;
-  const double width = 4.0 * lesson::config(lesson::kMlp).n_embd;
+  const double tokens = lesson::num_tokens();
+  const double width = 4.0 * lesson::config(lesson::mlp()).n_embd;
   return lesson::kSteps * tokens * (2 * width + 1) * 8;
 }
 
 inline lesson::Lesson this_lesson(int splits = 3) {
-  return {/*ranks=*/1, [=](ProcessGroup&) { return train(splits); }, bill,
+  return {/*ranks=*/{1}, [=](ProcessGroup&) { return train(splits); }, bill,
           lesson::mlp_on_one_device};
 }
 

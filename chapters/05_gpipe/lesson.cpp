@@ -10,7 +10,7 @@
 
 namespace shardbook::gpipe {
 
-constexpr int kMicroBatches = 6, kRows = lesson::kBatch / kMicroBatches;
+constexpr int kMicroBatches = 6;
 
 // tick   stage 0   stage 1   stage 2      (F b: micro-batch b goes forward)
 //  0      F 0
@@ -26,10 +26,11 @@ constexpr int kMicroBatches = 6, kRows = lesson::kBatch / kMicroBatches;
 // Returns the mean loss over the batch on the last rank, zero on the others.
 inline Tensor run_stages(Module& stage, const Batch& batch, ProcessGroup& pp) {
   const int s = pp.rank(), last = pp.size() - 1;
-  const Shape between = {kRows, lesson::kSequence, lesson::config().n_embd};
+  const std::int64_t n = batch.inputs.size(0) / kMicroBatches;
+  const Shape between = {n, lesson::sequence(), lesson::config().n_embd};
   Tensors inputs;
-  const auto rows = [](const Tensor& all, int b) {
-    return slice(all, 0, b * kRows, (b + 1) * kRows);
+  const auto rows = [n](const Tensor& all, int b) {
+    return slice(all, 0, b * n, b * n + n);
   };
   const auto receive = [&](int from) {
     const Tensor x = Tensor::empty(between, {DType::kF64, {}});
@@ -97,8 +98,8 @@ inline lesson::Result train(ProcessGroup& pp) {
 /// the tied gradient between two ranks, and an all-reduce of the loss.
 inline double bill(int rank, int p) {
   const ModelConfig config = lesson::config();
-  const double message = kRows * lesson::kSequence * config.n_embd;
-  const double sent = kMicroBatches * ((rank > 0) + (rank + 1 < p)) * message;
+  const double all = lesson::num_tokens() * config.n_embd;
+  const double sent = ((rank > 0) + (rank + 1 < p)) * all;
   const bool is_end = p > 1 && (rank == 0 || rank + 1 == p);
   const double tied = is_end * config.vocab_size * config.n_embd;
   const double elements = sent + tied + 2.0 * (p - 1) / p;
@@ -106,7 +107,7 @@ inline double bill(int rank, int p) {
 }
 
 inline lesson::Lesson this_lesson() {
-  return {/*ranks=*/3, train, bill, nullptr, /*peak_bytes=*/451784};
+  return {/*ranks=*/{3, 2}, train, bill, nullptr, /*peak_bytes=*/451784};
 }
 
 }  // namespace shardbook::gpipe

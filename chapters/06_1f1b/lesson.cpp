@@ -27,7 +27,7 @@ inline Tensor run_stages(Module& stage, const Batch& batch, ProcessGroup& pp,
                          const LossFunction& loss_of = language_loss) {
   const int s = pp.rank(), last = pp.size() - 1;
   const std::int64_t n = batch.inputs.size(0) / kMicroBatches;
-  const Shape between = {n, lesson::kSequence, lesson::config().n_embd};
+  const Shape between = {n, lesson::sequence(), lesson::config().n_embd};
   std::vector<std::pair<Tensor, Tensor>> alive;  // input and output, with graph
   std::size_t done = 0;
   std::vector<std::pair<Work, Tensor>> sent;
@@ -102,14 +102,15 @@ inline lesson::Result train(ProcessGroup& pp) {
 
 /// Sends the messages of GPipe in another order.
 inline double bill(int rank, int p) {
-  const double h = 24, batch = lesson::kBatch * lesson::kSequence * h;
-  const double sent = ((rank > 0) + (rank + 1 < p)) * batch;
-  const double tied = p > 1 && (rank == 0 || rank + 1 == p) ? 48 * h : 0;
+  const double h = lesson::config().n_embd, v = lesson::config().vocab_size;
+  const double sent = ((rank > 0) + (rank + 1 < p)) * lesson::num_tokens() * h;
+  const bool is_end = p > 1 && (rank == 0 || rank + 1 == p);
+  const double tied = is_end * v * h;
   return lesson::kSteps * (sent + tied + 2.0 * (p - 1) / p) * 8;
 }
 
 inline lesson::Lesson this_lesson() {
-  return {/*ranks=*/3, train, bill, nullptr, /*peak_bytes=*/628424};
+  return {/*ranks=*/{3, 2}, train, bill, nullptr, /*peak_bytes=*/628424};
 }
 
 }  // namespace shardbook::pipeline

@@ -82,12 +82,12 @@ inline lesson::Result train(ProcessGroup& tp) {
 /// f.
 inline double bill(int /*rank*/, int t) {
   const double elements =
-      lesson::kBatch * lesson::kSequence * lesson::config(lesson::kMlp).n_embd;
+      lesson::num_tokens() * lesson::config(lesson::mlp()).n_embd;
   return lesson::kSteps * 2 * (2.0 * (t - 1) / t) * elements * 8;
 }
 
 inline lesson::Lesson this_lesson() {
-  return {/*ranks=*/4, train, bill, lesson::mlp_on_one_device};
+  return {/*ranks=*/{4, 2}, train, bill, lesson::mlp_on_one_device};
 }
 
 }  // namespace shardbook::tensor_parallel

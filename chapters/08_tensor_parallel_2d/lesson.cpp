@@ -95,9 +95,10 @@ inline lesson::Result train(ProcessGroup& world) {
 /// gradients; then the logits, what every rank has whole, and the loss.
 inline double bill(int /*rank*/, int ranks) {
   const int q = lesson::root_of(ranks, 2);
-  const double h = 48, tokens = lesson::kBatch * lesson::kSequence / q;
+  const double h = lesson::mlp_layers()[0].first,
+               tokens = lesson::num_tokens() / q;
   double elements = 0;
-  for (const auto& [in, out] : lesson::kMlpLayers) {
+  for (const auto& [in, out] : lesson::mlp_layers()) {
     elements += 3 * (q - 1) * (tokens * in / q + in / q * out / q);
   }
   elements += (q - 1.0) / q * (tokens * h + 2);
@@ -106,7 +107,7 @@ inline double bill(int /*rank*/, int ranks) {
 }
 
 inline lesson::Lesson this_lesson() {
-  return {/*ranks=*/4, train, bill, lesson::mlp_on_one_device};
+  return {/*ranks=*/{4}, train, bill, lesson::mlp_on_one_device};
 }
 
 }  // namespace shardbook::summa

@@ -99,9 +99,9 @@ inline lesson::Result train(ProcessGroup& world) {
 /// the logits; what every rank has whole; the loss.
 inline double bill(int /*rank*/, int ranks) {
   const int l = lesson::root_of(ranks, 3);
-  const double h = 48, tokens = lesson::kBatch * lesson::kSequence;
+  const double h = lesson::mlp_layers()[0].first, tokens = lesson::num_tokens();
   double elements = 0;
-  for (const auto& [in, out] : lesson::kMlpLayers) {
+  for (const auto& [in, out] : lesson::mlp_layers()) {
     elements += 2 * (tokens * in + in * out + tokens * out) / (l * l);
   }
   const double logits = tokens * h / (l * l), whole = h * h + 6 * h;
@@ -110,7 +110,7 @@ inline double bill(int /*rank*/, int ranks) {
 }
 
 inline lesson::Lesson this_lesson() {
-  return {/*ranks=*/8, train, bill, lesson::mlp_on_one_device};
+  return {/*ranks=*/{8}, train, bill, lesson::mlp_on_one_device};
 }
 
 }  // namespace shardbook::cube

@@ -76,7 +76,8 @@ inline lesson::Result train(ProcessGroup& cp) {
   for (int step = 0; step < lesson::kSteps; ++step) {
     // 2. All samples, and a piece of each
     const Batch batch = lesson::batch(step);
-    const std::int64_t s = lesson::kSequence / cp.size(), first = cp.rank() * s;
+    const std::int64_t s = lesson::sequence() / cp.size(),
+                       first = cp.rank() * s;
     const Tensor inputs = slice(batch.inputs, 1, first, first + s);
     const Tensor targets = slice(batch.targets, 1, first, first + s);
     // 3. The ring turns in every block, forward and backward
@@ -100,15 +101,14 @@ inline lesson::Result train(ProcessGroup& cp) {
 /// an all-reduce of the gradients, and of the loss.
 inline double bill(int /*rank*/, int c) {
   const ModelConfig config = lesson::config();
-  const double block =
-      2.0 * lesson::kBatch * lesson::kSequence / c * config.n_embd;
+  const double block = 2.0 * lesson::num_tokens() / c * config.n_embd;
   const double elements = 2 * config.n_layer * (c - 1) * block +
                           2.0 * (c - 1) / c * (lesson::num_parameters() + 1);
   return lesson::kSteps * elements * 8;
 }
 
 inline lesson::Lesson this_lesson() {
-  return {/*ranks=*/4, train, bill, nullptr, /*peak_bytes=*/1296008};
+  return {/*ranks=*/{4, 2}, train, bill, nullptr, /*peak_bytes=*/1296008};
 }
 
 }  // namespace shardbook::sequence_parallel

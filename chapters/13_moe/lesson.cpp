@@ -72,11 +72,11 @@ inline lesson::Result train(ProcessGroup& dp) {
   // 1. A GPT with experts in the place of its MLPs; this rank has 1/d of them
   LayerFactory layers;
   layers.mlp = [&dp](auto& name, auto& config, auto& init, auto&) {
-    const double last = residual_stddev(config);
+    const ExpertsShape e = {kExperts, config.n_embd, 4 * config.n_embd, 0.02,
+                            residual_stddev(config)};
     return AnyModule(std::make_unique<ExpertLayer>(
-        make_parameter(name + ".gate.weight", {24, kExperts}, 0.02, init),
-        Experts(name + ".experts", {kExperts, 24, 96, 0.02, last}, init,
-                dp.rank(), dp.size(), nullptr),
+        make_parameter(name + ".gate.weight", {e.width, kExperts}, 0.02, init),
+        Experts(name + ".experts", e, init, dp.rank(), dp.size(), nullptr),
         dp));
   };
   Gpt model(lesson::config(), lesson::init(), layers);
@@ -96,21 +96,21 @@ inline lesson::Result train(ProcessGroup& dp) {
   const auto layout = [&](const std::string& name, int r) {
     return expert_layout(name, r, dp.size(), 0, 1);
   };
-  result.weights = gather_parts(model.named_parameters(), layout, dp, 48);
+  result.weights = lesson::join(model.named_parameters(), layout, dp);
   return result;
 }
 
-/// Ten steps send four all-to-alls per block, and the sums of DDP.
+/// Ten steps send four all-to-alls per block, of n slots, and the sums of DDP.
 inline double bill(int /*rank*/, int d) {
-  const double h = 24, slots = kExperts * 144 / d;  // twelve for each token
+  const double h = lesson::config().n_embd, n = kExperts * lesson::num_tokens();
   const double gates_for_mlps = 4 * (kExperts * h - 8 * h * h - 5 * h);
   const double whole = lesson::num_parameters() + gates_for_mlps + 1;  // loss
-  return lesson::kSteps * (16 * slots * h + 2 * whole) * (d - 1) / d * 8;
+  return lesson::kSteps * (16 * n / d * h + 2 * whole) * (d - 1) / d * 8;
 }
 
 inline lesson::Lesson this_lesson() {
   const auto alone = [] { return train_dropless(lesson::options(), kExperts); };
-  return {/*ranks=*/4, train, bill, alone};
+  return {/*ranks=*/{4, 2}, train, bill, alone};
 }
 
 }  // namespace shardbook::moe

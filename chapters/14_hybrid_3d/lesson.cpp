@@ -61,7 +61,7 @@ inline lesson::Result train(ProcessGroup& world) {
     return tensor_parallel::layout(lesson::config(), name, r, n);
   };
   result.weights = lesson::collect(
-      world, gather_parts(stage.named_parameters(), layout, tp, 48));
+      world, lesson::join(stage.named_parameters(), layout, tp));
   return result;
 }
 
@@ -71,8 +71,8 @@ inline double bill(int rank, int ranks) {
   if (ranks == 1) return 0;
   const ModelConfig c = lesson::config();
   const bool is_last = rank >= 4;
-  const double h = c.n_embd, v = c.vocab_size, s = lesson::kSequence;
-  const double tokens = lesson::kBatch / 2 * s, x = tokens * h;
+  const double h = c.n_embd, v = c.vocab_size, s = lesson::sequence();
+  const double tokens = lesson::batch_size() / 2 * s, x = tokens * h;
   // tp: four sums per block; the embedding's, or the head's and the loss's
   const double tp = 2 * 4 * x + x + (is_last ? 3 * tokens : 0);
   // pp: an activation or a gradient per micro-batch, and the tied table
@@ -83,7 +83,7 @@ inline double bill(int rank, int ranks) {
   return lesson::kSteps * (tp + pp + dp + 1.5) * 8;
 }
 
-inline lesson::Lesson this_lesson() { return {/*ranks=*/8, train, bill}; }
+inline lesson::Lesson this_lesson() { return {/*ranks=*/{8}, train, bill}; }
 
 }  // namespace shardbook::hybrid
 

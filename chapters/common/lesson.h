@@ -5,7 +5,7 @@
 //
 //   lesson::Result train(ProcessGroup& dp);    // trains one rank
 //   double bill(int rank, int ranks);          // the bytes that it sends
-//   int main() { return lesson::compare({/*ranks=*/4, train, bill}); }
+//   int main() { return lesson::compare({/*ranks=*/{4, 2}, train, bill}); }
 
 #include <functional>
 #include <map>
@@ -24,17 +24,22 @@
 
 namespace shardbook::lesson {
 
-constexpr int kSteps = 10, kBatch = 12, kSequence = 12;
+constexpr int kSteps = 10;
+/// Samples per step, and tokens per sample: 12 and 12. The judge trains with other
+/// sizes and seeds as well, so no lesson types these numbers.
+int batch_size();
+int sequence();
+int num_tokens();
 /// Four blocks of width 24, twelve heads, 48 tokens.
-extern const char* const kGpt;
+std::string gpt();
 /// An embedding and three linear layers: 48 -> 48 -> 192 -> 48 -> 48.
-extern const char* const kMlp;
+std::string mlp();
 /// Their inputs and outputs.
-const std::pair<double, double> kMlpLayers[] = {{48, 192}, {192, 48}, {48, 48}};
+std::vector<std::pair<double, double>> mlp_layers();
 
 /// Chapter 00's options for ten steps of SGD on `model`.
-Options options(const std::string& model = kGpt);
-ModelConfig config(const std::string& model = kGpt);
+Options options(const std::string& model = gpt());
+ModelConfig config(const std::string& model = gpt());
 /// SGD, because Adam would hide a gradient of the wrong scale.
 std::unique_ptr<Optimizer> sgd(const Tensors& parameters);
 /// Draws the same weights on every rank.
@@ -44,7 +49,7 @@ InitOptions no_values();
 /// Returns samples `rank`, rank + ranks, rank + 2 ranks, ... of a step's batch.
 Batch batch(int step, int rank = 0, int ranks = 1);
 /// Counts a tied parameter once.
-double num_parameters(const std::string& model = kGpt);
+double num_parameters(const std::string& model = gpt());
 /// Add up or average the ranks' losses. Their message counts.
 double sum_over(const Tensor& loss, ProcessGroup& group);
 double mean_over(const Tensor& loss, ProcessGroup& group);
@@ -86,6 +91,10 @@ Result count(ProcessGroup& world, double loss);
 /// Brings the named tensors of all ranks to rank 0, each once.
 std::vector<NamedTensor> collect(ProcessGroup& world,
                                  const std::vector<NamedTensor>& own);
+/// Joins the parts of each tensor on rank 0.
+std::vector<NamedTensor> join(const std::vector<NamedTensor>& parts,
+                              const ParameterLayout& layout,
+                              ProcessGroup& group);
 /// Calls `count`, then joins the parts.
 Result finish(ProcessGroup& world, double loss, const Parts& parts,
               const ParameterLayout& layout);
@@ -93,10 +102,11 @@ Result finish(ProcessGroup& world, double loss, const Parts& parts,
 // --- The judge ---------------------------------------------------------------
 
 struct Lesson {
-  int ranks = 1;
+  /// The number of ranks, and another one that is judged.
+  std::vector<int> ranks = {1};
   std::function<Result(ProcessGroup&)> train;
   std::function<double(int rank, int ranks)> bill;
-  /// The run that the lesson must equal: by default chapter 00's of kGpt.
+  /// The run that the lesson must equal: by default chapter 00's of gpt().
   std::function<ReferenceRun()> one_device = nullptr;
   /// The largest peak of a rank; 0 where memory is not judged.
   double peak_bytes = 0;
@@ -106,12 +116,14 @@ ReferenceRun mlp_on_one_device();
 
 /// Whether the claims hold: it "ends", its "numbers" equal one device's to
 /// 1e-12, its "bytes" are the bill's, its "memory" is at most 1.05 of the peak.
+/// If so, whether the first three hold for other "sizes" and seeds. Sends wait
+/// for their receivers.
 struct Verdict {
   double loss = 0, one_device_loss = 0;
   std::string text;    ///< a line for each claim
   std::string failed;  ///< the claims that fail: "numbers bytes"
 };
-/// `ranks` 0: those of the lesson. Memory is judged on these only.
+/// On `ranks` ranks without memory and other sizes; 0: all claims.
 Verdict judge(const Lesson& lesson, int ranks = 0);
 /// Prints the verdict and returns the program's exit status.
 int compare(const Lesson& lesson);

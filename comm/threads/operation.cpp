@@ -116,6 +116,11 @@ std::string Operation::text_of(int world_rank) const {
          " over '" + group_name + "'";
 }
 
+bool Operation::is_send_of(int world_rank) const {
+  return ranks.front() == world_rank &&
+         slots.front().call.op == CommOp::kSend && !slots.front().is_exchange;
+}
+
 // --- Planning ----------------------------------------------------------------
 
 void Operation::plan() {

@@ -64,6 +64,8 @@ class Operation {
   std::vector<int> missing() const;
   /// The call of that rank: "all_reduce f32[10] over 'world'".
   std::string text_of(int world_rank) const;
+  /// Whether that rank sends a message in this call.
+  bool is_send_of(int world_rank) const;
 
   /// Cuts the call into tasks, when all have arrived.
   void plan();

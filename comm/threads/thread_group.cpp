@@ -181,7 +181,8 @@ void run_thread_ranks(int world_size,
                       const std::function<void(ProcessGroup&)>& body,
                       const LaunchOptions& options) {
   const int cores = available_cores();
-  const auto world = std::make_shared<ThreadWorld>(world_size, cores);
+  const auto world = std::make_shared<ThreadWorld>(world_size, cores, nullptr,
+                                                   options.rendezvous_sends);
   std::atomic<bool> any_threw{false};
 
   const auto run_rank = [&](int r) {

@@ -18,8 +18,9 @@ namespace shardbook::internal {
 /// thread_world.h for what happens to them there.
 ///
 /// Sums add in rank order, the same bits on every rank. A send completes at
-/// once when the message has at most 64 KiB, otherwise when the receiver has
-/// it. Messages are independent of the group's collectives.
+/// once when the message has at most 64 KiB, otherwise (and with
+/// LaunchOptions::rendezvous_sends always) when the receiver has it. Messages
+/// are independent of the group's collectives.
 class ThreadGroup : public ProcessGroup {
  public:
   ThreadGroup(std::shared_ptr<ThreadWorld> world, SharedGroup& shared, int rank,

@@ -34,8 +34,10 @@ class ThreadSleeper : public Sleeper {
 }  // namespace
 
 ThreadWorld::ThreadWorld(int world_size, int num_cores,
-                         std::unique_ptr<Sleeper> sleeper)
+                         std::unique_ptr<Sleeper> sleeper,
+                         bool rendezvous_sends)
     : num_cores_(num_cores),
+      rendezvous_sends_(rendezvous_sends),
       sleeper_(sleeper ? std::move(sleeper)
                        : std::make_unique<ThreadSleeper>(world_size)),
       root_(std::make_unique<SharedGroup>()) {
@@ -145,7 +147,7 @@ std::shared_ptr<Operation> ThreadWorld::exchange_message(SharedGroup& group,
       group.name);
   const std::int64_t bytes =
       slot.call.numel * static_cast<std::int64_t>(dtype_bytes(slot.call.dtype));
-  const bool is_eager = is_send && bytes <= kEagerBytes;
+  const bool is_eager = is_send && bytes <= kEagerBytes && !rendezvous_sends_;
   // A message from a GPU brings its copy.
   if (is_eager && bytes > 0 && slot.eager.empty()) {
     const char* data = static_cast<const char*>(slot.input);

@@ -69,8 +69,10 @@ class ThreadWorld {
  public:
   /// `num_cores`: how many threads may help with one operation; 0: all ranks
   /// take turns on one thread, which runs every operation at once.
+  /// `rendezvous_sends`: small messages wait for their receiver, too.
   ThreadWorld(int world_size, int num_cores,
-              std::unique_ptr<Sleeper> sleeper = nullptr);
+              std::unique_ptr<Sleeper> sleeper = nullptr,
+              bool rendezvous_sends = false);
   ~ThreadWorld();
 
   SharedGroup& root_group() { return *root_; }
@@ -136,7 +138,7 @@ class ThreadWorld {
   void check_all_progress();
   bool find_cycle(int from, int target, std::vector<bool>& seen,
                   std::vector<int>& path);
-  std::string cycle_text(const std::vector<int>& path);
+  std::string cycle_text(std::vector<int> path);
   std::string timeout_text(const Operation& operation, int world_rank,
                            std::chrono::milliseconds timeout);
   void poison(int world_rank, const std::string& reason,
@@ -153,6 +155,7 @@ class ThreadWorld {
   void work();
 
   const int num_cores_;
+  const bool rendezvous_sends_;
   std::unique_ptr<Sleeper> sleeper_;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Rank>> ranks_;

@@ -72,12 +72,19 @@ bool ThreadWorld::find_cycle(int from, int target, std::vector<bool>& seen,
   return false;
 }
 
-std::string ThreadWorld::cycle_text(const std::vector<int>& path) {
+std::string ThreadWorld::cycle_text(std::vector<int> path) {
+  // The text must not depend on who blocks last
+  std::rotate(path.begin(), std::min_element(path.begin(), path.end()),
+              path.end());
   std::vector<std::string> waits;
   for (std::size_t i = 0; i < path.size(); ++i) {
+    const int next = path[(i + 1) % path.size()];
+    const Operation& wait = *rank(path[i]).blocked_in;
     waits.push_back(fmt::format("rank {} waits for rank {} in {}", path[i],
-                                path[(i + 1) % path.size()],
-                                rank(path[i]).blocked_in->text_of(path[i])));
+                                next, wait.text_of(path[i])));
+    if (wait.is_send_of(path[i])) {
+      waits.back() += fmt::format(", which rank {} does not receive yet", next);
+    }
   }
   return fmt::format("deadlock: {}", fmt::join(waits, "; "));
 }

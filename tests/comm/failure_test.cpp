@@ -271,6 +271,44 @@ INSTANTIATE_TEST_SUITE_P(
                   "waits for rank 2 in all_reduce f32[8]"}}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// Small messages are buffered unless the launch says otherwise. Then a send
+// ends when it is received, whichever side comes first, and not before.
+TEST(ThreadDeadlock, SmallSendsThatWaitForTheirReceivers) {
+  const Body waits_at_once = [](ProcessGroup& world) {
+    const Tensor x = zeros(4), y = zeros(4);
+    Work sent = world.send(x, 1 - world.rank(), /*tag=*/0, "mine");
+    sent.wait();
+    world.recv(y, 1 - world.rank()).wait();
+  };
+  EXPECT_EQ(run(2, waits_at_once).first_cause, "");
+  LaunchOptions options;
+  options.rendezvous_sends = true;
+  const std::string cause = run(2, waits_at_once, options).first_cause;
+  expect_text(cause,
+              {"deadlock: ",
+               "rank 0 waits for rank 1 in send f32[4] to rank 1 'mine' over "
+               "'world', which rank 1 does not receive yet",
+               "rank 1 waits for rank 0 in send f32[4] to rank 0 'mine' over "
+               "'world', which rank 0 does not receive yet"});
+  const Body waits_later = [](ProcessGroup& world) {
+    for (const std::int64_t size : {4, 0}) {
+      const Tensor x = zeros(size), y = zeros(size);
+      Work sent = world.send(x, 1 - world.rank());
+      if (world.rank() == 0) world.barrier();
+      SB_CHECK(world.rank() != 0 || !sent.done(), "nobody has received it");
+      if (world.rank() == 1) world.barrier();
+      world.barrier();
+      world.recv(y, 1 - world.rank()).wait();
+      sent.wait();
+    }
+  };
+  EXPECT_EQ(run(2, waits_later, options).first_cause, "");
+  options.backend = "gloo";
+  EXPECT_EQ(run(2, waits_later, options).first_cause,
+            "--rendezvous-sends: --backend gloo decides itself which messages "
+            "it buffers; give --backend threads");
+}
+
 TEST(ThreadDeadlock, ManyAsynchronousCallsAreNoCycle) {
   run_ranks(2, [](ProcessGroup& world) {
     const auto a = world.subgroup({0, 1}, "a");

@@ -21,6 +21,8 @@ struct World {
   /// Why this machine cannot run this many ranks; null if it always can.
   std::function<std::string(int world_size)> why_not = nullptr;
   std::vector<int> sizes = {1, 2, 3, 4, 8};
+  /// A small message leaves its buffer at once, received or not.
+  bool buffers_small_messages = true;
 };
 
 /// The worlds of this program (each test program defines its own).

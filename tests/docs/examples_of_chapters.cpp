@@ -176,7 +176,7 @@ void shape_group(const ModelConfig& config) {
 namespace example_of_lesson {
 lesson::Result train(ProcessGroup& dp);
 double bill(int rank, int ranks);
-int main() { return lesson::compare({/*ranks=*/4, train, bill}); }
+int main() { return lesson::compare({/*ranks=*/{4, 2}, train, bill}); }
 }  // namespace example_of_lesson
 
 // --- chapters/common/toy.h

@@ -28,31 +28,36 @@ programs.main(lessons.print_targets, lessons.run)
 
 
 class Commands(unittest.TestCase):
-    def setUp(self):
+    @classmethod
+    def setUpClass(cls):
         folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.out = folder.name
+        cls.addClassCleanup(folder.cleanup)
+        cls.out = folder.name
 
-    def run_command(self, *words):
+    def setUp(self):
+        self.path = pathlib.Path(self.out, "exercises", "ddp.cpp")
+        self.path.unlink(missing_ok=True)
+
+    def run_command(self, *words, action="run"):
         """The exit status, and what it prints."""
         ended = subprocess.run(
             [sys.executable, "-B", "-c", DRIVER, ROOT / "chapters" / "table",
-             ROOT / "chapters", BUILD, self.out, "run", *words],
+             ROOT / "chapters", BUILD, self.out, action, *words],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             check=False, timeout=120)
         return ended.returncode, ended.stdout
 
     def judge(self, average, before="", include=""):
         """The answer to an exercise that averages gradients in this way."""
+        self.path.unlink(missing_ok=True)
         self.run_command("exercise", "ddp")
-        path = pathlib.Path(self.out, "exercises", "ddp.cpp")
         body = r"( *// Divide.*\n)?  lesson::write_this.*\n"
         text = re.sub(body, lambda _: f"""
   for (const Tensor& parameter : model.parameters()) {{
     const Tensor gradient = parameter.grad();
 {before}{average}  }}
-""", path.read_text("utf-8"))
-        path.write_text(include + text, "utf-8")
+""", self.path.read_text("utf-8"))
+        self.path.write_text(include + text, "utf-8")
         return self.run_command("exercise", "ddp")
 
     def test_an_exercise_begins_with_a_file_and_says_what_is_missing(self):
@@ -66,6 +71,19 @@ class Commands(unittest.TestCase):
         self.assertRegex(said, "ends +FAILS.*average_gradients is empty: ")
         self.assertRegex(said, r"bytes +later +the bill is 3646200 each")
 
+    def test_nothing_is_built_that_is_not_needed(self):
+        for target, *words in (
+                ("build.ninja", "exercise", "ddp"),
+                ("build.ninja", "exercise", "ddp", "--solution"),
+                ("build.ninja", "mistake", "ddp"),
+                ("lesson_libs_02_ddp", "mistake", "ddp", "forgot-to-divide"),
+                ("chapters/lesson_02_ddp", "lesson", "ddp")):
+            said = self.run_command(*words, action="targets")
+            self.assertEqual(said, (0, target + "\n"))
+        self.run_command("exercise", "ddp")
+        self.assertEqual(self.run_command("exercise", "ddp", action="targets"),
+                         (0, "lesson_libs_02_ddp\n"))
+
     def test_the_solution_passes(self):
         status, said = self.judge(AVERAGE)
         self.assertEqual(status, 0, said)
@@ -77,6 +95,31 @@ class Commands(unittest.TestCase):
         self.assertEqual(status, 1, said)
         self.assertRegex(said, "numbers +FAILS.*weights differ by .*, most in ")
         self.assertRegex(said, r"bytes +FAILS  sent 120 each; the bill is 364")
+
+    def test_a_known_mistake_is_named(self):
+        status, said = self.judge(AVERAGE.split("\n", 1)[1])
+        self.assertEqual(status, 1, said)
+        self.assertRegex(said, r"\nyour loss is that of forgot-to-divide: see "
+                               r"\./shardbook mistake ddp forgot-to-divide\n")
+        kept = pathlib.Path(self.out, "mistakes", "ddp", "all.txt")
+        text = kept.read_text("utf-8")
+        self.addCleanup(kept.write_text, text, "utf-8")
+        # Numbers are kept: those of another mistake, and of none
+        kept.write_text(text.replace("== divided-twice", "== kept").replace(
+            "== forgot-to-divide", "== divided-twice"), "utf-8")
+        _, said = self.run_command("exercise", "ddp")
+        self.assertIn("\nyour loss is that of divided-twice: ", said)
+        status, said = self.judge(AVERAGE.replace("1.0", "1.1"))
+        self.assertEqual(status, 1, said)
+        self.assertNotIn("./shardbook mistake", said)
+
+    def test_a_rank_that_has_typed_its_size_is_caught(self):
+        status, said = self.judge(AVERAGE.replace("1.0 / dp.size()", "0.25"))
+        self.assertEqual(status, 1, said)
+        self.assertRegex(said, "numbers +holds")
+        self.assertRegex(said, "sizes +FAILS  on 2 ranks, .*on one device")
+        self.assertIn("your program does the same as that of typed-the-ranks",
+                      said)
 
     def test_a_syntax_error_is_shown_with_its_line(self):
         status, said = self.judge(AVERAGE.replace("grad", "gard", 1))

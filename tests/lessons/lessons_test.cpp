@@ -87,8 +87,8 @@ double last_loss_of(const std::string& chapter, const std::string& options) {
       " --data walk --dtype f64 --optimizer sgd --lr 0.1 --steps 10 --batch 12"
       " --seq 12 --no-check --cluster none --format json --model '" +
       (chapter == "04_model_parallel" || chapter == "11_dtensor"
-           ? lesson::kMlp
-           : lesson::kGpt) +
+           ? lesson::mlp()
+           : lesson::gpt()) +
       "' " + options;
   std::FILE* program = popen(command.c_str(), "r");
   std::string text;
@@ -123,6 +123,45 @@ TEST(Lessons, TrainAsTheProgramsOfTheirChapters) {
                 judge(each.lesson()).loss, 1e-12)
         << each.chapter;
   }
+}
+
+// --- The judge ---------------------------------------------------------------
+
+TEST(Judge, TrainsOnSizesAndSeedsThatAreNotShown) {
+  std::set<std::vector<std::int64_t>> tasks;
+  for (const Variant& each : lessons()) {
+    if (each.chapter != "02_ddp") continue;
+    lesson::Lesson lesson = each.lesson();
+    lesson.train = [&, train = lesson.train](ProcessGroup& world) {
+      const ModelConfig config = lesson::config();
+      if (world.rank() == 0) {
+        tasks.insert({world.size(), lesson::batch_size(), lesson::sequence(),
+                      config.n_embd, config.n_head, config.vocab_size,
+                      static_cast<std::int64_t>(lesson::init().seed)});
+      }
+      return train(world);
+    };
+    const lesson::Verdict verdict = judge(lesson);
+    EXPECT_EQ(verdict.failed, "") << verdict.text;
+    EXPECT_NE(verdict.text.find("\nsizes    holds"), std::string::npos);
+  }
+  EXPECT_EQ(tasks, (decltype(tasks){{4, 12, 12, 24, 12, 48, 0},
+                                    {4, 24, 8, 16, 4, 32, 1},
+                                    {2, 24, 6, 18, 6, 24, 2}}));
+  EXPECT_EQ(lesson::batch_size(), 12);
+}
+
+TEST(Judge, SaysThatASendWaitsForItsReceiver) {
+  for (const Variant& each : variants()) {
+    if (each.name != "waited-for-each-send") continue;
+    EXPECT_NE(judge(each.lesson())
+                  .text.find("rank 1 waits for rank 2 in send f64[576] to rank "
+                             "2 over 'world', which rank 2 does not receive "
+                             "yet; rank 2 waits for rank 1 in send"),
+              std::string::npos);
+    return;
+  }
+  FAIL() << "no such mistake";
 }
 
 // --- Exercises and mistakes -----------------------------------------------------

@@ -56,6 +56,10 @@ void add_shared_options(CommandLine& line, Options& o,
   line.add("--deterministic", &o.deterministic,
            "sum in one fixed order, whatever the shape")
       .may_differ(may_differ::kSums);
+  line.add("--rendezvous-sends", &o.rendezvous_sends,
+           "threads: a send is done when its receiver has the message, however "
+           "small; by default up to 64 KiB are buffered")
+      .may_differ(may_differ::kPlace);
   line.add("--timeout", &o.timeout_s,
            "seconds a call waits for its peers before it names who is missing",
            0.001)
@@ -300,6 +304,9 @@ void check_device(const Options& o) {
   if (o.backend == "sim") {
     SB_CHECK(o.device == "cpu", "--device ", o.device,
              ": --backend sim has shapes and no device; leave out --device");
+    SB_CHECK(!o.rendezvous_sends,
+             "--rendezvous-sends: --backend sim moves no data, so its sends "
+             "never wait; give --backend threads");
   } else {
     check_launch(o.world_size, launch_options(o));
   }
@@ -383,6 +390,7 @@ LaunchOptions launch_options(const Options& o) {
       std::chrono::milliseconds(static_cast<std::int64_t>(o.timeout_s * 1e3));
   launch.device_memory_bytes = o.device_memory_bytes;
   launch.deterministic = o.deterministic;
+  launch.rendezvous_sends = o.rendezvous_sends;
   launch.rendezvous = o.rendezvous;
   launch.network_interface = o.network_interface;
   // Hosts may name the place where the ranks meet differently.

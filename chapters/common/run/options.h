@@ -39,6 +39,8 @@ struct WorldOptions {
   /// CUDA: products of f32 may round their operands to TF32, 10 bits.
   bool tf32 = false;
   bool deterministic = false;
+  /// threads: sends wait for their receiver, however small (comm/launch.h).
+  bool rendezvous_sends = false;
   double timeout_s = 300;
   std::string rendezvous;
   std::string network_interface;

@@ -118,6 +118,7 @@ Options on_shapes(const Options& options) {
   Options shapes = options;
   shapes.backend = "sim";
   shapes.device = "cpu";
+  shapes.rendezvous_sends = false;
   shapes.steps = std::min(options.steps, kPredictedSteps);
   shapes.is_prediction = true;
   shapes.save.clear();

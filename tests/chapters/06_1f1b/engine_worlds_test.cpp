@@ -11,6 +11,7 @@
 
 #include "chapters/06_1f1b/pipeline_strategy.h"
 #include "chapters/06_1f1b/schedule_json.h"
+#include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/partition.h"
 #include "chapters/common/run/worlds.h"
 #include "core/check.h"
@@ -148,6 +149,32 @@ TEST(EngineWorlds, WrittenSchedulesRun) {
       ::testing::HasSubstr("no/mine.json: this file cannot be written"));
   EXPECT_THAT(error(folder / "mine.json", 1000),
               ::testing::HasSubstr("repeat themselves; give at most --steps"));
+}
+
+// No schedule counts on buffers: a send may wait for its receiver.
+TEST(EngineWorlds, SchedulesNeedNoBuffers) {
+  for (const int p : sized<int>({2, 3, 4, 8}, {3})) {
+    for (const std::string& name : pipeline::schedules::schedule_names()) {
+      if (p % 2 == 1 && name == "dualpipe") continue;  // of pairs of ranks
+      SCOPED_TRACE(name + " on " + std::to_string(p));
+      Variant each = variant(name, p);
+      each.setup.micro_batches = 2 * p;
+      each.setup.post_validation = name == "1f1b" || name == "zb-h1";
+      Options options = worlds_options(p);
+      options.model = R"({"n_layer": 14, "n_embd": 8, "n_head": 2,
+                          "n_positions": 4, "vocab_size": 16})";
+      options.seq = 4;
+      options.batch = 2 * p;
+      options.steps = 2;
+      // Clocks travel in messages of their own
+      options.cluster = p == 3 ? "dgx-a100" : "none";
+      const WorldRun buffered = run_strategy(options, each.setup);
+      options.rendezvous_sends = true;
+      const WorldRun waiting = run_strategy(options, each.setup);
+      EXPECT_EQ(waiting.report.losses, buffered.report.losses);
+      EXPECT_EQ(waiting.report.losses.size(), 2u);
+    }
+  }
 }
 
 // The lists, and the predictions on shapes, do not grow with the steps.

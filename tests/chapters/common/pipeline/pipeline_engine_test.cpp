@@ -239,20 +239,20 @@ TEST(EngineTest, ChunksOfARankAreNotNeighbours) {
   EXPECT_THAT(error, ::testing::HasSubstr("deadlock"));
 }
 
-/// 1F1B on two ranks, without buffered messages. `blocks`: every send waits
-/// until its message has been received.
-void exchange_along_1f1b(bool blocks) {
+/// 1F1B on two ranks. `blocks`: every send is waited for at once; `buffers`:
+/// small messages do not wait for their receivers.
+void exchange_along_1f1b(bool blocks, bool buffers) {
   const Schedule schedule = schedules::one_f_one_b(2, 3);
   LayerInput spec;
-  spec.values = {{{64, 1024}, DType::kF32, /*needs_grad=*/true}};
+  spec.values = {{{8}, DType::kF32, /*needs_grad=*/true}};
   LaunchOptions launch;
-  launch.timeout = std::chrono::seconds(blocks ? 1 : 60);
+  launch.rendezvous_sends = !buffers;
   run_ranks(
       2,
       [&](ProcessGroup& world) {
         Mailbox mailbox(world, 2);
         const bool is_first = world.rank() == 0;
-        const Tensors values = {Tensor::full({64, 1024}, 1)};
+        const Tensors values = {Tensor::full({8}, 1)};
         for (const pipeline::Action& each :
              schedule.actions[static_cast<std::size_t>(world.rank())]) {
           const int b = each.micro_batch;
@@ -271,10 +271,23 @@ void exchange_along_1f1b(bool blocks) {
 }
 
 // A trap: rank 0 sends F1 while rank 1 sends the gradient of F0, and neither
-// receives. Megatron-LM fuses the two calls; here a send never waits.
+// receives. Megatron-LM fuses the two calls; here a send never waits. Buffers
+// hide the mistake, as long as messages are small.
 TEST(EngineTest, SendsThatBlockWaitForEachOtherForEver) {
-  EXPECT_NO_THROW(exchange_along_1f1b(/*blocks=*/false));
-  EXPECT_THROW(exchange_along_1f1b(/*blocks=*/true), Error);
+  for (const bool buffers : {false, true}) {
+    EXPECT_NO_THROW(exchange_along_1f1b(/*blocks=*/false, buffers));
+  }
+  EXPECT_NO_THROW(exchange_along_1f1b(/*blocks=*/true, /*buffers=*/true));
+  const std::string error =
+      error_of([] { exchange_along_1f1b(/*blocks=*/true, /*buffers=*/false); });
+  for (const char* words :
+       {"deadlock: ",
+        "rank 0 waits for rank 1 in send f32[8] to rank 1 (tag 6) "
+        "'activations micro-batch 1 stage 1' over 'world', which rank 1 does "
+        "not receive yet",
+        "rank 1 waits for rank 0 in send f32[8] to rank 0 "}) {
+    EXPECT_THAT(error, ::testing::HasSubstr(words));
+  }
 }
 
 // A whole backward between an I and its W: the weights' gradients are summed in
