@@ -1,5 +1,6 @@
 #include "chapters/planner/on_shapes.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "sim/cost_model.h"
@@ -44,6 +45,36 @@ Options shape_options() {
   options.steps = 2;
   options.check = false;
   return options;
+}
+
+Options layer_options(const DecoderSizes& sizes, const StageLayout& layout,
+                      std::int64_t blocks) {
+  Options options = shape_options();
+  options.chapter = "14_hybrid_3d";
+  ModelConfig config = decoder_of(sizes, blocks);
+  config.n_positions = std::max(sizes.positions, sizes.seq);
+  // Blocks alone may come without a vocabulary
+  config.vocab_size = std::max<std::int64_t>(config.vocab_size, 1);
+  options.model = config.to_json();
+  options.dtype = layout.dtype;
+  options.seq = sizes.seq;
+  options.dropout = layout.dropout;
+  return options;
+}
+
+hybrid::HybridOptions layer_setup(const DecoderSizes& sizes,
+                                  const StageLayout& layout) {
+  hybrid::HybridOptions setup;
+  setup.tp = layout.tp;
+  setup.cp = layout.cp;
+  setup.sequence_parallel = layout.cuts_tokens;
+  setup.has_own_experts = sizes.has_own_experts();
+  if (setup.has_own_experts) setup.ep = layout.ep;
+  if (layout.cp > 1) setup.cp_layout = "zigzag";
+  setup.recompute = layout.recompute == Recompute::kAttention ? "attention"
+                    : layout.recompute == Recompute::kBlocks  ? "blocks"
+                                                              : "never";
+  return setup;
 }
 
 Report train_on_shapes(

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "chapters/14_hybrid_3d/degrees.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/program.h"
 #include "chapters/planner/stage.h"
@@ -27,6 +28,12 @@ ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers);
 /// Two steps on random data. The cluster, the ranks, the model and the batch
 /// are the caller's.
 Options shape_options();
+/// The hybrid chapter's options for so many blocks. The cluster, the ranks, the
+/// batch, dp, the micro-batches and ZeRO are the caller's.
+Options layer_options(const DecoderSizes& sizes, const StageLayout& layout,
+                      std::int64_t blocks);
+hybrid::HybridOptions layer_setup(const DecoderSizes& sizes,
+                                  const StageLayout& layout);
 /// Trains a chapter with these options.
 Report train_on_shapes(
     const Options& options, const FoldClass& fold_class,

@@ -7,21 +7,15 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
-#include "chapters/07_tensor_parallel/megatron_layers.h"
-#include "chapters/12_sequence_parallel/gpt_layers.h"
-#include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/12_sequence_parallel/ring_exchange.h"
-#include "chapters/13_moe/spread_experts.h"
 #include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/pipeline/stages.h"
 #include "chapters/planner/llama_block.h"
 #include "chapters/planner/on_shapes.h"
 #include "comm/device_mesh.h"
-#include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/optim.h"
@@ -31,32 +25,6 @@
 namespace shardbook::planner {
 namespace {
 
-LayerFactory factory_of(const Place& at, const ModelConfig& config) {
-  LayerFactory layers = at.layout.cuts_tokens
-                            ? sequence_parallel::megatron_layers(config, at.tp)
-                            : tensor_parallel::layers(config, at.tp);
-  if (at.sizes.has_own_experts() && at.ep.size() > 1) {
-    layers.mlp = moe::spread_experts(at.ep, std::make_shared<moe::MoeRecord>());
-  }
-  layers.attention = [at, whole = layers.attention](
-                         const Tensor& qkv, const AttentionOptions& options) {
-    const auto run = [at, whole, options](const Tensors& in) {
-      if (at.cp.size() == 1) return Tensors{whole(in[0], options)};
-      AttentionOptions own;
-      own.heads = options.heads;
-      own.kv_heads = options.kv_heads > 0 ? options.kv_heads : options.heads;
-      own.dropout = options.dropout;
-      const Tensors parts =
-          sequence_parallel::split_qkv(in[0], own.heads / own.kv_heads);
-      return Tensors{attend(at, parts[0], parts[1], parts[2], own)};
-    };
-    return at.layout.recompute == Recompute::kAttention
-               ? autograd::recompute(run, {qkv})[0]
-               : run({qkv})[0];
-  };
-  return layers;
-}
-
 InitOptions init_of(const Place& at) {
   InitOptions init;
   init.dtype = at.layout.dtype;
@@ -65,18 +33,10 @@ InitOptions init_of(const Place& at) {
 
 class Stage {
  public:
-  Stage(const Place& at, const StageParts& parts) : at_(at) {
-    ModelConfig config =
-        decoder_of(at.sizes, std::max<std::int64_t>(parts.blocks, 1));
-    config.n_positions =
-        at.sizes.positions > 0 ? at.sizes.positions : at.tokens();
-    config.dropout = at.layout.dropout;
-    layers_ = factory_of(at, config);
+  Stage(const Place& at, const hybrid::RankLayers& kinds,
+        const ModelConfig& config, const StageParts& parts)
+      : at_(at), layers_(kinds.factory) {
     const InitOptions init = init_of(at);
-    hybrid::HybridOptions setup;
-    setup.tp = at.layout.tp;
-    setup.sequence_parallel = at.layout.cuts_tokens;
-    const hybrid::OverTp kinds = hybrid::over_tp(config, setup);
     const std::string table = decoder_names(config).table + ".weight";
     const auto keep = [&](Module& module, std::vector<ParameterSize>& sizes) {
       sizes.clear();
@@ -122,7 +82,8 @@ class Stage {
       keep(*head_, sizes_.head);
     }
     const MemoryScope kind(MemoryKind::kInput);
-    tokens_ = Tensor::zeros({at.layout.micro_batch, at.tokens()},
+    // The layers cut them
+    tokens_ = Tensor::zeros({at.layout.micro_batch, at.sizes.seq},
                             {DType::kI64, Device()});
   }
 
@@ -316,8 +277,9 @@ void split_backward(Stage& stage, StageRun& run) {
   run.first_backward_weight_s = alone([&] { split.weights(); });
 }
 
-StageRun run_rank(const Place& at, const StageParts& parts) {
-  Stage stage(at, parts);
+StageRun run_rank(const Place& at, const hybrid::RankLayers& layers,
+                  const ModelConfig& config, const StageParts& parts) {
+  Stage stage(at, layers, config, parts);
   StageRun run;
   for (const Tensor& each : stage.parameters()) {
     run.parameters += static_cast<double>(each.numel());
@@ -413,10 +375,11 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
            "ep ", layout.ep, " with tp ", layout.tp, " and cp ", layout.cp,
            ": tp has to divide ep and to cut the tokens, and cp is 1");
   StageRun run;
-  const int replicas =
-      layout.ep == 1 || is_own ? layout.ep : layout.ep / layout.tp;
-  const Topology topology =
-      Topology::megatron(layout.tp, layout.cp, replicas, 1);
+  hybrid::HybridOptions setup = layer_setup(sizes, layout);
+  setup.dp = layout.ep == 1 || is_own ? layout.ep : layout.ep / layout.tp;
+  const Options options =
+      layer_options(sizes, layout, std::max<std::int64_t>(parts.blocks, 1));
+  const Topology topology = hybrid::topology_of(setup);
   // Ranks of a tensor-parallel group do the same; so do ranks that share
   // experts, since tokens are spread evenly. A ring keeps the pace of its last
   // rank, which merges most rows, and whose hop leaves the node if one does; where
@@ -434,11 +397,13 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
       },
       [&](ProcessGroup& all) {
         DeviceMesh mesh(all, topology);
-        // Where tp is among those that share the experts, all ranks do
-        ProcessGroup& ep = layout.ep > 1 && !is_own ? all : mesh.group("dp");
-        const Place at = {mesh.group("tp"), mesh.group("cp"), ep, sizes,
-                          layout};
-        const StageRun mine = run_rank(at, parts);
+        const hybrid::Groups groups = hybrid::groups_of(mesh, setup);
+        // All ranks share the experts of a model that does not train
+        ProcessGroup& ep = layout.ep > 1 ? all : mesh.group("dp");
+        const Place at = {groups.tp, groups.cp, ep, sizes, layout};
+        const StageRun mine =
+            run_rank(at, hybrid::rank_layers(options, setup, groups),
+                     model_config(options), parts);
         const auto seconds = [](const StageRun& each) {
           return each.forward_s + each.backward_s;
         };

@@ -103,33 +103,18 @@ std::int64_t few_micro_batches(const HybridJob& job) {
 
 /// The hybrid chapter's options for few micro-batches.
 hybrid::HybridOptions setup_of(const HybridJob& job) {
-  const StageLayout& layout = job.layout;
-  hybrid::HybridOptions setup;
+  hybrid::HybridOptions setup = layer_setup(job.sizes, job.layout);
   setup.dp = job.dp;
-  setup.tp = layout.tp;
-  setup.cp = layout.cp;
   setup.zero_stage = job.zero_stage;
   setup.micro_batches = few_micro_batches(job);
-  setup.sequence_parallel = layout.cuts_tokens;
-  if (layout.cp > 1) setup.cp_layout = "zigzag";
-  setup.recompute = layout.recompute == Recompute::kAttention ? "attention"
-                    : layout.recompute == Recompute::kBlocks  ? "blocks"
-                                                              : "never";
   setup.bucket_bytes = static_cast<std::int64_t>(job.bucket_bytes);
   return setup;
 }
 
 Options options_of(const HybridJob& job, std::int64_t blocks) {
-  Options options = shape_options();
-  options.chapter = "14_hybrid_3d";
+  Options options = layer_options(job.sizes, job.layout, blocks);
   options.world_size = job.ranks();
-  ModelConfig config = decoder_of(job.sizes, blocks);
-  config.n_positions = std::max(job.sizes.positions, job.sizes.seq);
-  options.model = config.to_json();
-  options.dtype = job.layout.dtype;
   options.batch = job.dp * few_micro_batches(job) * job.layout.micro_batch;
-  options.seq = job.sizes.seq;
-  options.dropout = job.layout.dropout;
   options.cluster = job.cluster.name;
   return options;
 }

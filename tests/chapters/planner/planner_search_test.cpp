@@ -111,9 +111,9 @@ TEST(PlannerSearch, SaysHowFarSuchPredictionsWereOff) {
   request.limits.tp = 2;
   request.limits.pp = 4;
   const PlanResult result = search(request);
-  expect_text(result_text(request, result),
-              {"Steps with pipelines on a100: predictions were 7.2 % off",
-               "of 425"});
+  expect_text(
+      result_text(request, result),
+      {"Steps with pipelines on a100: predictions were 7.2 % off", "of 425"});
   const auto json = nlohmann::json::parse(result_json(request, result, false));
   EXPECT_EQ(json["best"][0]["measured"]["steps"], 425);
   PlanRequest other = request_of("gpt2", "kaggle-t4x2", 2, 8, 128);
