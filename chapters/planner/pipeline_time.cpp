@@ -51,8 +51,7 @@ struct StageTimes {
     double alone_s = 0;
     Ahead ahead;
   };
-  Seconds forward, backward, input, weight;
-  double first_backward_less_s = 0, first_weight_less_s = 0;
+  Seconds forward, backward, first_backward, input, weight, first_weight;
 };
 
 /// Where the host waits for the device, or is not known to run ahead, nothing is
@@ -62,14 +61,16 @@ StageTimes times_of(const HybridJob& job, const StageRun& run) {
     return StageTimes::Seconds{
         alone_s, job.is_of_chapter() ? ahead : Ahead{alone_s, alone_s}};
   };
-  StageTimes times = {of(run.forward_s, run.forward_ahead),
-                      of(run.backward_s, run.backward_ahead),
-                      of(run.backward_input_s, run.backward_input_ahead),
-                      of(run.backward_weight_s, run.backward_weight_ahead)};
-  if (job.is_of_chapter()) {
-    times.first_backward_less_s = run.backward_s - run.first_backward_s;
-    times.first_weight_less_s =
-        run.backward_weight_s - run.first_backward_weight_s;
+  StageTimes times = {
+      of(run.forward_s, run.forward_ahead),
+      of(run.backward_s, run.backward_ahead),
+      of(run.first_backward_s, run.first_backward_ahead),
+      of(run.backward_input_s, run.backward_input_ahead),
+      of(run.backward_weight_s, run.backward_weight_ahead),
+      of(run.first_backward_weight_s, run.first_backward_weight_ahead)};
+  if (!job.is_of_chapter()) {
+    times.first_backward = times.backward;
+    times.first_weight = times.weight;
   }
   return times;
 }
@@ -149,8 +150,8 @@ class Replay {
       case pipeline::ActionKind::kForward: {
         const double from = stage == 0 ? 0 : arrival(forwards_, stage, b);
         if (from == kUnknown) return false;
-        pass(ranks_[rank], stage == 0 ? 0 : received(rank, from), times.forward,
-             0);
+        pass(ranks_[rank], stage == 0 ? 0 : received(rank, from),
+             times.forward);
         if (is_last && job_.is_of_chapter()) {
           ranks_[rank].host_s = ranks_[rank].device_s;  // it reads the loss
         }
@@ -165,16 +166,16 @@ class Replay {
         if (from == kUnknown) return false;
         const bool is_whole = action.kind == pipeline::ActionKind::kBackward;
         pass(ranks_[rank], is_last ? 0 : received(rank, from),
-             is_whole ? times.backward : times.input,
-             is_whole && b == 0 ? times.first_backward_less_s : 0);
+             !is_whole ? times.input
+             : b == 0  ? times.first_backward
+                       : times.backward);
         if (stage > 0) {
           send(rank, arrival(backwards_, stage - 1, b));
         }
         return true;
       }
       default:
-        pass(ranks_[rank], 0, times.weight,
-             b == 0 ? times.first_weight_less_s : 0);
+        pass(ranks_[rank], 0, b == 0 ? times.first_weight : times.weight);
         return true;
     }
   }
@@ -190,14 +191,11 @@ class Replay {
     return std::max(from, ranks_[rank].device_s) + messages_[rank];
   }
 
-  static void pass(Rank& rank, double from, const StageTimes::Seconds& each,
-                   double less_s) {
+  static void pass(Rank& rank, double from, const StageTimes::Seconds& each) {
     const double begin = std::max(from, rank.device_s);
     rank.device_s = std::max(begin + each.ahead.device_s,
-                             std::max(rank.host_s, 0.0) + each.alone_s) -
-                    less_s;
+                             std::max(rank.host_s, 0.0) + each.alone_s);
     rank.host_s += each.ahead.host_s;
-    if (less_s > 0) rank.host_s = std::min(rank.host_s, rank.device_s);
   }
 
   const HybridJob& job_;
@@ -241,8 +239,14 @@ double least_pipeline_seconds(const HybridJob& job,
   const auto m = static_cast<double>(job.micro_batches);
   double slowest = 0, around = 0, less = 0;
   for (const StageTimes& each : stages) {
-    less = std::max(less, job.chunks * std::max(each.first_backward_less_s,
-                                                each.first_weight_less_s));
+    const auto less_s = [](const StageTimes::Seconds& next,
+                           const StageTimes::Seconds& first) {
+      return std::max(next.ahead.device_s - first.ahead.device_s,
+                      next.ahead.host_s - first.ahead.host_s);
+    };
+    less =
+        std::max({less, job.chunks * less_s(each.backward, each.first_backward),
+                  job.chunks * less_s(each.weight, each.first_weight)});
   }
   for (std::size_t rank = 0; rank < own.size(); ++rank) {
     slowest = std::max(

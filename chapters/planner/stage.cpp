@@ -183,11 +183,16 @@ class Watch {
 
 sim::VirtualClock& the_clock() { return *sim::VirtualClock::current(); }
 
-/// Seconds of `work` on an idle device.
-double alone(const std::function<void()>& work) {
+/// Seconds of work on an idle device, in all, of the device and of the host.
+struct Alone {
+  double s = 0, busy_s = 0, host_s = 0;
+};
+
+Alone alone(const std::function<void()>& work) {
   the_clock().begin_steps();
   work();
-  return the_clock().now_s();
+  sim::DeviceClock& clock = the_clock().main();
+  return {the_clock().now_s(), clock.state().sums.busy_s, clock.host()};
 }
 
 constexpr double kLong = 1000;  // seconds
@@ -204,11 +209,17 @@ Ahead ahead(double alone_s, const std::function<void()>& work) {
   return {device_s, host_s};
 }
 
+/// The first micro-batch's: the device does less than that of the next.
+Ahead first_ahead(const Ahead& ahead, const Alone& next, const Alone& first) {
+  return {ahead.device_s - (next.busy_s - first.busy_s), first.host_s};
+}
+
 /// A micro-batch's forward and backward.
 struct Pass {
-  double forward_s = 0, backward_s = 0, kept_bytes = 0;
+  double forward_s = 0, kept_bytes = 0;
+  Alone backward;
   Held forward_peak;
-  BackwardPeaks backward;
+  BackwardPeaks peaks;
 };
 
 Pass run_pass(Stage& stage) {
@@ -217,18 +228,19 @@ Pass run_pass(Stage& stage) {
   std::vector<Held> peaks;
   shardbook::StageRun run;
   pass.forward_s = alone([&] {
-    run = stage.forward(stage.input(), [&] { peaks.push_back(watch.peak()); });
-  });
+                     run = stage.forward(
+                         stage.input(), [&] { peaks.push_back(watch.peak()); });
+                   }).s;
   pass.forward_peak = watch.peak();
   run.outputs.clear();  // sent
   pass.kept_bytes = watch.kept();
-  pass.backward_s = alone([&] { stage.backward(std::move(run)); });
+  pass.backward = alone([&] { stage.backward(std::move(run)); });
   peaks.push_back(watch.peak());
   // Head, blocks, embedding, of those that the stage has
   std::size_t next = 0;
-  if (stage.has_head() && peaks.size() > 1) pass.backward.head = peaks[next++];
-  if (next < peaks.size()) pass.backward.blocks = peaks[next++];
-  if (next < peaks.size()) pass.backward.embedding = peaks[next++];
+  if (stage.has_head() && peaks.size() > 1) pass.peaks.head = peaks[next++];
+  if (next < peaks.size()) pass.peaks.blocks = peaks[next++];
+  if (next < peaks.size()) pass.peaks.embedding = peaks[next++];
   return pass;
 }
 
@@ -253,14 +265,16 @@ class SplitBackward {
 };
 
 void split_backward(Stage& stage, StageRun& run) {
+  Alone weights;
   {
     Watch watch;
     SplitBackward split(stage);
     watch.peak();
-    run.backward_input_s = alone([&] { split.input(); });
+    run.backward_input_s = alone([&] { split.input(); }).s;
     run.backward_input_peak = watch.peak();
     run.kept_for_weights_bytes = watch.kept();
-    run.backward_weight_s = alone([&] { split.weights(); });
+    weights = alone([&] { split.weights(); });
+    run.backward_weight_s = weights.s;
     run.backward_weight_peak = watch.peak();
   }
   {
@@ -274,7 +288,10 @@ void split_backward(Stage& stage, StageRun& run) {
   for (const Tensor& each : stage.parameters()) each.clear_grad();
   SplitBackward split(stage);
   split.input();
-  run.first_backward_weight_s = alone([&] { split.weights(); });
+  const Alone first = alone([&] { split.weights(); });
+  run.first_backward_weight_s = first.s;
+  run.first_backward_weight_ahead =
+      first_ahead(run.backward_weight_ahead, weights, first);
 }
 
 StageRun run_rank(const Place& at, const hybrid::RankLayers& layers,
@@ -288,13 +305,13 @@ StageRun run_rank(const Place& at, const hybrid::RankLayers& layers,
   run.sizes = stage.sizes();
   // The first micro-batch creates the gradients, the next adds to them
   const Pass first = run_pass(stage), next = run_pass(stage);
-  run.first_backward_s = first.backward_s;
-  run.first_backward_peaks = first.backward;
+  run.first_backward_s = first.backward.s;
+  run.first_backward_peaks = first.peaks;
   run.forward_s = next.forward_s;
-  run.backward_s = next.backward_s;
+  run.backward_s = next.backward.s;
   run.kept_bytes = next.kept_bytes;
   run.forward_peak = next.forward_peak;
-  run.backward_peaks = next.backward;
+  run.backward_peaks = next.peaks;
   if (at.layout.splits_backward) split_backward(stage, run);
 
   shardbook::StageRun set;
@@ -312,6 +329,8 @@ StageRun run_rank(const Place& at, const hybrid::RankLayers& layers,
   run.backward_ahead =
       ahead(run.backward_s, [&] { stage.backward(std::move(set)); });
   add_sums();
+  run.first_backward_ahead =
+      first_ahead(run.backward_ahead, next.backward, first.backward);
 
   // One kernel for all parameters, like a fused optimizer's
   const Tensor all = make_constant_parameter(
@@ -320,10 +339,10 @@ StageRun run_rank(const Place& at, const hybrid::RankLayers& layers,
   const auto optimizer = make_optimizer("adamw", {all}, OptimizerOptions());
   optimizer->keep_master_copies();
   run.optimizer_s = alone([&] {
-    const PhaseScope phase(Phase::kOptimizer);
-    grad_norm({all});
-    optimizer->step();
-  });
+                      const PhaseScope phase(Phase::kOptimizer);
+                      grad_norm({all});
+                      optimizer->step();
+                    }).s;
   run.trust = the_clock().trust();
   return run;
 }
