@@ -23,7 +23,7 @@ ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers) {
   ModelConfig config;
   config.n_embd = sizes.hidden;
   config.n_head = sizes.heads;
-  config.n_positions = sizes.seq;
+  config.n_positions = std::max(sizes.positions, sizes.seq);
   config.n_layer = layers;
   config.vocab_size = sizes.vocabulary;
   return config;
@@ -33,7 +33,7 @@ ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers) {
   if (sizes.model == nullptr) return gpt_of(sizes, layers);
   ModelConfig config = *sizes.model;
   config.n_layer = layers;
-  config.n_positions = sizes.seq;
+  config.n_positions = std::max(sizes.positions, sizes.seq);
   config.vocab_size = sizes.vocabulary;
   return config;
 }
@@ -44,21 +44,6 @@ Options shape_options() {
   options.data = "random";
   options.steps = 2;
   options.check = false;
-  return options;
-}
-
-Options layer_options(const DecoderSizes& sizes, const StageLayout& layout,
-                      std::int64_t blocks) {
-  Options options = shape_options();
-  options.chapter = "14_hybrid_3d";
-  ModelConfig config = decoder_of(sizes, blocks);
-  config.n_positions = std::max(sizes.positions, sizes.seq);
-  // Blocks alone may come without a vocabulary
-  config.vocab_size = std::max<std::int64_t>(config.vocab_size, 1);
-  options.model = config.to_json();
-  options.dtype = layout.dtype;
-  options.seq = sizes.seq;
-  options.dropout = layout.dropout;
   return options;
 }
 

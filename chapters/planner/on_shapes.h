@@ -20,7 +20,7 @@ void on_shapes(const sim::Cluster& cluster, int ranks,
                const FoldClass& fold_class,
                const std::function<void(ProcessGroup& world)>& body);
 
-/// GPT with these sizes, and as many positions as the sequence has tokens.
+/// GPT with these sizes, and at least as many positions as the sequence has tokens.
 ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers);
 /// The same of `sizes.model`, where there is one.
 ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers);
@@ -28,10 +28,7 @@ ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers);
 /// Two steps on random data. The cluster, the ranks, the model and the batch
 /// are the caller's.
 Options shape_options();
-/// The hybrid chapter's options for so many blocks. The cluster, the ranks, the
-/// batch, dp, the micro-batches and ZeRO are the caller's.
-Options layer_options(const DecoderSizes& sizes, const StageLayout& layout,
-                      std::int64_t blocks);
+/// The hybrid chapter's options for a stage's layers.
 hybrid::HybridOptions layer_setup(const DecoderSizes& sizes,
                                   const StageLayout& layout);
 /// Trains a chapter with these options.

@@ -396,8 +396,9 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
   StageRun run;
   hybrid::HybridOptions setup = layer_setup(sizes, layout);
   setup.dp = layout.ep == 1 || is_own ? layout.ep : layout.ep / layout.tp;
-  const Options options =
-      layer_options(sizes, layout, std::max<std::int64_t>(parts.blocks, 1));
+  ModelConfig config =
+      decoder_of(sizes, std::max<std::int64_t>(parts.blocks, 1));
+  config.dropout = layout.dropout;
   const Topology topology = hybrid::topology_of(setup);
   // Ranks of a tensor-parallel group do the same; so do ranks that share
   // experts, since tokens are spread evenly. A ring keeps the pace of its last
@@ -421,8 +422,8 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
         ProcessGroup& ep = layout.ep > 1 ? all : mesh.group("dp");
         const Place at = {groups.tp, groups.cp, ep, sizes, layout};
         const StageRun mine =
-            run_rank(at, hybrid::rank_layers(options, setup, groups),
-                     model_config(options), parts);
+            run_rank(at, hybrid::rank_layers(config, sizes.seq, setup, groups),
+                     config, parts);
         const auto seconds = [](const StageRun& each) {
           return each.forward_s + each.backward_s;
         };

@@ -112,7 +112,12 @@ hybrid::HybridOptions setup_of(const HybridJob& job) {
 }
 
 Options options_of(const HybridJob& job, std::int64_t blocks) {
-  Options options = layer_options(job.sizes, job.layout, blocks);
+  Options options = shape_options();
+  options.chapter = "14_hybrid_3d";
+  options.model = decoder_of(job.sizes, blocks).to_json();
+  options.dtype = job.layout.dtype;
+  options.seq = job.sizes.seq;
+  options.dropout = job.layout.dropout;
   options.world_size = job.ranks();
   options.batch = job.dp * few_micro_batches(job) * job.layout.micro_batch;
   options.cluster = job.cluster.name;
