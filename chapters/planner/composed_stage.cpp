@@ -21,7 +21,8 @@ std::vector<double*> numbers_of(StageRun& run) {
       &run.optimizer_s,       &run.parameters,
       &run.expert_parameters, &run.backward_input_s,
       &run.backward_weight_s, &run.first_backward_weight_s,
-      &run.kept_bytes,        &run.kept_for_weights_bytes};
+      &run.kept_bytes,        &run.kept_for_weights_bytes,
+      &run.input_gradients};
   for (Ahead* each :
        {&run.forward_ahead, &run.backward_ahead, &run.first_backward_ahead,
         &run.backward_input_ahead, &run.backward_weight_ahead,

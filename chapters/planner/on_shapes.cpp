@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "sim/cost_model.h"
 #include "sim/world.h"
 
@@ -17,6 +18,14 @@ void on_shapes(const sim::Cluster& cluster, int ranks,
   world.fold_class = fold_class;
   world.num_recorded_ranks = 0;
   sim::run_world(ranks, body, world);
+}
+
+FoldClass first_ring(const sim::Cluster& cluster, const Topology& topology) {
+  const int tp = topology.size("tp"), cp = topology.size("cp");
+  const bool is_alike = cp == 1 || sequence_parallel::ranks_are_alike(
+                                       cluster, topology.groups({"cp"}),
+                                       sequence_parallel::Layout::kZigzag);
+  return [=](int rank) { return (is_alike ? cp - 1 : rank / tp % cp) * tp; };
 }
 
 ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers) {

@@ -20,6 +20,12 @@ void on_shapes(const sim::Cluster& cluster, int ranks,
                const FoldClass& fold_class,
                const std::function<void(ProcessGroup& world)>& body);
 
+/// The ranks that run in place of all with these layers. Ranks of tp do the same; so
+/// do replicas, also those that share experts, since tokens are spread evenly. A
+/// ring keeps the pace of its last rank, which merges most rows, and whose hop leaves
+/// the node if one does; where its hops differ in other ways, all of it runs.
+FoldClass first_ring(const sim::Cluster& cluster, const Topology& topology);
+
 /// GPT with these sizes, and at least as many positions as the sequence has tokens.
 ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers);
 /// The same of `sizes.model`, where there is one.

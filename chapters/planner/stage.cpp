@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/pipeline/stages.h"
@@ -122,9 +121,11 @@ class Stage {
   /// For a stage without a head, the gradient comes from the next stage.
   void backward(shardbook::StageRun run) const {
     const PhaseScope phase(Phase::kBackward);
-    run_backward(
-        std::move(run),
-        {head_ == nullptr ? received() : Tensor::full({}, 1, loss_options_)});
+    // Not in a list, which would keep it to the end
+    Tensors gradient;
+    gradient.push_back(head_ == nullptr ? received()
+                                        : Tensor::full({}, 1, loss_options_));
+    run_backward(std::move(run), std::move(gradient));
   }
 
  private:
@@ -166,15 +167,16 @@ class Watch {
   Held peak() {
     const Held most = held_of(memory().at_peak_by_kind);
     restart();
-    return {most.activations - before_.activations,
-            most.gradients - before_.gradients,
-            most.messages - before_.messages};
+    return beside(most);
   }
-  double kept() const {
-    return held_of(memory().current_by_kind).activations - before_.activations;
-  }
+  Held kept() const { return beside(held_of(memory().current_by_kind)); }
 
  private:
+  Held beside(const Held& held) const {
+    return {held.activations - before_.activations,
+            held.gradients - before_.gradients,
+            held.messages - before_.messages};
+  }
   static MemoryStats memory() { return RankContext::current().device.memory(); }
   static void restart() { RankContext::current().device.reset_peak_memory(); }
 
@@ -233,7 +235,7 @@ Pass run_pass(Stage& stage) {
                    }).s;
   pass.forward_peak = watch.peak();
   run.outputs.clear();  // sent
-  pass.kept_bytes = watch.kept();
+  pass.kept_bytes = watch.kept().activations;
   pass.backward = alone([&] { stage.backward(std::move(run)); });
   peaks.push_back(watch.peak());
   // Head, blocks, embedding, of those that the stage has
@@ -272,7 +274,7 @@ void split_backward(Stage& stage, StageRun& run) {
     watch.peak();
     run.backward_input_s = alone([&] { split.input(); }).s;
     run.backward_input_peak = watch.peak();
-    run.kept_for_weights_bytes = watch.kept();
+    run.kept_for_weights_bytes = watch.kept().activations;
     weights = alone([&] { split.weights(); });
     run.backward_weight_s = weights.s;
     run.backward_weight_peak = watch.peak();
@@ -287,7 +289,9 @@ void split_backward(Stage& stage, StageRun& run) {
   // The first one creates the gradients
   for (const Tensor& each : stage.parameters()) each.clear_grad();
   SplitBackward split(stage);
+  const Watch watch;
   split.input();
+  run.input_gradients = watch.kept().gradients;
   const Alone first = alone([&] { split.weights(); });
   run.first_backward_weight_s = first.s;
   run.first_backward_weight_ahead =
@@ -400,35 +404,21 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
       decoder_of(sizes, std::max<std::int64_t>(parts.blocks, 1));
   config.dropout = layout.dropout;
   const Topology topology = hybrid::topology_of(setup);
-  // Ranks of a tensor-parallel group do the same; so do ranks that share
-  // experts, since tokens are spread evenly. A ring keeps the pace of its last
-  // rank, which merges most rows, and whose hop leaves the node if one does; where
-  // its hops differ in other ways, that of its slowest
-  const bool is_alike =
-      layout.cp == 1 ||
-      sequence_parallel::ranks_are_alike(cluster, topology.groups({"cp"}),
-                                         sequence_parallel::Layout::kZigzag);
-  on_shapes(
-      with_expert_traffic(cluster, sizes, layout), topology.world_size(),
-      [&](int rank) {
-        const int place =
-            is_alike ? layout.cp - 1 : rank / layout.tp % layout.cp;
-        return place * layout.tp;
-      },
-      [&](ProcessGroup& all) {
-        DeviceMesh mesh(all, topology);
-        const hybrid::Groups groups = hybrid::groups_of(mesh, setup);
-        // All ranks share the experts of a model that does not train
-        ProcessGroup& ep = layout.ep > 1 ? all : mesh.group("dp");
-        const Place at = {groups.tp, groups.cp, ep, sizes, layout};
-        const StageRun mine =
-            run_rank(at, hybrid::rank_layers(config, sizes.seq, setup, groups),
-                     config, parts);
-        const auto seconds = [](const StageRun& each) {
-          return each.forward_s + each.backward_s;
-        };
-        if (seconds(mine) > seconds(run)) run = mine;
-      });
+  on_shapes(with_expert_traffic(cluster, sizes, layout), topology.world_size(),
+            first_ring(cluster, topology), [&](ProcessGroup& all) {
+              DeviceMesh mesh(all, topology);
+              const hybrid::Groups groups = hybrid::groups_of(mesh, setup);
+              // All ranks share the experts of a model that does not train
+              ProcessGroup& ep = layout.ep > 1 ? all : mesh.group("dp");
+              const Place at = {groups.tp, groups.cp, ep, sizes, layout};
+              const StageRun mine = run_rank(
+                  at, hybrid::rank_layers(config, sizes.seq, setup, groups),
+                  config, parts);
+              const auto seconds = [](const StageRun& each) {
+                return each.forward_s + each.backward_s;
+              };
+              if (seconds(mine) > seconds(run)) run = mine;
+            });
   return run;
 }
 

@@ -157,6 +157,8 @@ struct StageRun {
   /// Activations that wait for backward, the stage's input included; between the
   /// two parts of a backward.
   double kept_bytes = 0, kept_for_weights_bytes = 0;
+  /// Gradients of parameters that the first part of a first backward creates.
+  double input_gradients = 0;
   /// The fullest moments of this micro-batch.
   Held forward_peak;
   BackwardPeaks backward_peaks;
