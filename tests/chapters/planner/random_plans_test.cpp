@@ -10,6 +10,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <iterator>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -125,12 +127,29 @@ void print_worst(const char* what, std::vector<Misfit> all, double limit) {
   }
 }
 
+/// Further plans that always run. Outside are, without
+///   221       a received gradient that is freed when used
+///   313, 483  gradients and sets between the two halves of a backward
+///   432, 606  a host that falls behind only after several blocks
+///   621       unlike hops of a ring, with ZeRO-2
+///   746       a full bucket in the shorter run
+///   787       dropout and losses that are cut over cp
+///   899       the host's part in messages between stages
+constexpr int kTelling[] = {221, 313, 432, 483, 606, 621, 746, 787, 899};
+
 TEST(RandomPlans, AreAsTheHybridChapterRuns) {
   constexpr double kTime = 0.06, kMemory = 0.02;
-  std::vector<Misfit> times, memories;
   const int first = number_from("SHARDBOOK_PLAN_FIRST", 0);
-  const int draws = number_from("SHARDBOOK_PLAN_DRAWS", kSanitized ? 2 : 100);
-  for (int i = first; i < first + draws; ++i) {
+  std::vector<int> plans(static_cast<std::size_t>(
+      number_from("SHARDBOOK_PLAN_DRAWS", kSanitized ? 2 : 100)));
+  std::iota(plans.begin(), plans.end(), first);
+  if (first == 0 && !kSanitized) {
+    std::copy_if(
+        std::begin(kTelling), std::end(kTelling), std::back_inserter(plans),
+        [n = plans.size()](int i) { return static_cast<std::size_t>(i) >= n; });
+  }
+  std::vector<Misfit> times, memories;
+  for (const int i : plans) {
     const Draw draw(static_cast<unsigned>(i));
     const std::string text = fmt::format("plan {}: {}", i, draw.text);
     SCOPED_TRACE(text);
