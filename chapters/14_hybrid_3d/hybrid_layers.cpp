@@ -80,18 +80,17 @@ LayerFactory on_own_tokens(const LayerFactory& inner, const ModelConfig& config,
   return made;
 }
 
-LayerFactory dense_layers(const Options& options, const ModelConfig& config,
+LayerFactory dense_layers(const ModelConfig& config, std::int64_t seq,
                           const HybridOptions& setup, ProcessGroup& tp,
                           ProcessGroup& cp) {
   if (tp.size() == 1) {
-    return sequence_parallel::sequence_layers(setup.sequence(), options.seq,
-                                              cp);
+    return sequence_parallel::sequence_layers(setup.sequence(), seq, cp);
   }
   const LayerFactory over_tp =
       setup.sequence_parallel ? sequence_parallel::megatron_layers(config, tp)
                               : tensor_parallel::layers(config, tp);
   if (cp.size() == 1) return over_tp;
-  return on_own_tokens(over_tp, config, setup, options.seq, tp, cp);
+  return on_own_tokens(over_tp, config, setup, seq, tp, cp);
 }
 
 // --- Experts -----------------------------------------------------------------
@@ -118,19 +117,19 @@ decltype(LayerFactory::mlp) wrapped(decltype(LayerFactory::mlp) experts,
   };
 }
 
-LayerFactory factory_of(const Options& options, const ModelConfig& config,
+LayerFactory factory_of(const ModelConfig& config, std::int64_t seq,
                         const HybridOptions& setup, ProcessGroup& tp,
                         ProcessGroup& cp, ProcessGroup* ep,
                         std::shared_ptr<moe::MoeRecord> record) {
-  LayerFactory made = dense_layers(options, config, setup, tp, cp);
+  LayerFactory made = dense_layers(config, seq, setup, tp, cp);
   // A Mixtral's take the tokens of this rank alone; without ep it has all
   if (setup.has_own_experts && ep != nullptr) {
     made.mlp = moe::spread_experts(*ep, std::move(record));
   }
   if (!setup.has_experts()) return made;
   if (cp.size() > 1) {
-    record->part = part_of_samples(options.seq, setup.sequence().layout,
-                                   cp.rank(), cp.size());
+    record->part =
+        part_of_samples(seq, setup.sequence().layout, cp.rank(), cp.size());
   }
   made.mlp = moe::moe_mlp(setup.moe(), {ep, &tp}, std::move(record));
   if (setup.sequence_parallel) {
@@ -238,10 +237,9 @@ OverTp over_tp(const ModelConfig& config, const HybridOptions& setup) {
   return kinds;
 }
 
-RankLayers rank_layers(const Options& options, const HybridOptions& setup,
-                       const Groups& groups) {
+RankLayers rank_layers(const ModelConfig& config, std::int64_t seq,
+                       const HybridOptions& setup, const Groups& groups) {
   RankLayers made;
-  const ModelConfig config = model_config(options);
   ProcessGroup &tp = groups.tp, &cp = groups.cp;
   made.tp_shapes = std::make_shared<ShapeGroup>(tp.rank(), tp.size(), "tp");
   made.cp_shapes = std::make_shared<ShapeGroup>(cp.rank(), cp.size(), "cp");
@@ -261,11 +259,10 @@ RankLayers rank_layers(const Options& options, const HybridOptions& setup,
     made.is_whole = made.is_partial = [](const std::string&) { return false; };
     return made;
   }
-  made.factory =
-      factory_of(options, config, setup, tp, cp, groups.ep, made.record);
+  made.factory = factory_of(config, seq, setup, tp, cp, groups.ep, made.record);
   // For runs on shapes: nobody receives their messages
   LayerFactory on_shapes =
-      factory_of(options, config, setup, *made.tp_shapes, *made.cp_shapes,
+      factory_of(config, seq, setup, *made.tp_shapes, *made.cp_shapes,
                  made.ep_shapes.get(), std::make_shared<moe::MoeRecord>());
   if (setup.recompute == "attention") {
     made.factory = sequence_parallel::recomputing_attention(made.factory);

@@ -54,9 +54,10 @@ struct RankLayers : OverTp {
   std::shared_ptr<ShapeGroup> tp_shapes, cp_shapes, ep_shapes;
 };
 
-/// `groups` outlive the layers. Collective over tp, cp and ep.
-RankLayers rank_layers(const Options& options, const HybridOptions& setup,
-                       const Groups& groups);
+/// Of samples of `seq` tokens. `groups` outlive the layers. Collective over tp, cp
+/// and ep.
+RankLayers rank_layers(const ModelConfig& config, std::int64_t seq,
+                       const HybridOptions& setup, const Groups& groups);
 
 /// Layers of one device that routes the tokens of each context-parallel rank by
 /// themselves.

@@ -18,7 +18,7 @@ MeshStrategy::MeshStrategy(const Options& options, const HybridOptions& setup,
       setup_(setup),
       mesh_(mesh),
       groups_(groups_of(mesh, setup)),
-      layers_(rank_layers(options, setup, groups_)),
+      layers_(rank_layers(model_config(options), options.seq, setup, groups_)),
       data_(Dataset::open(options, model_config(options))),
       scaler_(setup.loss_scaler(options.dtype)) {}
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "chapters/common/models/models.h"
@@ -20,9 +21,12 @@ std::vector<double*> numbers_of(StageRun& run) {
       &run.optimizer_s,       &run.parameters,
       &run.expert_parameters, &run.backward_input_s,
       &run.backward_weight_s, &run.first_backward_weight_s,
-      &run.kept_bytes,        &run.kept_for_weights_bytes};
-  for (Ahead* each : {&run.forward_ahead, &run.backward_ahead,
-                      &run.backward_input_ahead, &run.backward_weight_ahead}) {
+      &run.kept_bytes,        &run.kept_for_weights_bytes,
+      &run.input_gradients};
+  for (Ahead* each :
+       {&run.forward_ahead, &run.backward_ahead, &run.first_backward_ahead,
+        &run.backward_input_ahead, &run.backward_weight_ahead,
+        &run.first_backward_weight_ahead}) {
     all.insert(all.end(), {&each->device_s, &each->host_s});
   }
   for (Held* each :
@@ -77,6 +81,17 @@ StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
   const std::vector<double*> sums = numbers_of(run), both = numbers_of(two);
   for (std::size_t i = 0; i < sums.size(); ++i) {
     *sums[i] += further * (*both[i] - *sums[i]);
+  }
+  // Work that hides the host of few blocks may not hide that of more
+  const std::pair<double*, Ahead> hosts[] = {
+      {&run.forward_s, run.forward_ahead},
+      {&run.backward_s, run.backward_ahead},
+      {&run.first_backward_s, run.first_backward_ahead},
+      {&run.backward_input_s, run.backward_input_ahead},
+      {&run.backward_weight_s, run.backward_weight_ahead},
+      {&run.first_backward_weight_s, run.first_backward_weight_ahead}};
+  for (const auto& [alone_s, ahead] : hosts) {
+    *alone_s = std::max(*alone_s, ahead.host_s);
   }
   // While a first backward goes on, activations become gradients; in the first
   // part of a backward, what waits for the second

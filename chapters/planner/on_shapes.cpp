@@ -1,7 +1,9 @@
 #include "chapters/planner/on_shapes.h"
 
+#include <algorithm>
 #include <memory>
 
+#include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "sim/cost_model.h"
 #include "sim/world.h"
 
@@ -18,11 +20,19 @@ void on_shapes(const sim::Cluster& cluster, int ranks,
   sim::run_world(ranks, body, world);
 }
 
+FoldClass first_ring(const sim::Cluster& cluster, const Topology& topology) {
+  const int tp = topology.size("tp"), cp = topology.size("cp");
+  const bool is_alike = cp == 1 || sequence_parallel::ranks_are_alike(
+                                       cluster, topology.groups({"cp"}),
+                                       sequence_parallel::Layout::kZigzag);
+  return [=](int rank) { return (is_alike ? cp - 1 : rank / tp % cp) * tp; };
+}
+
 ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers) {
   ModelConfig config;
   config.n_embd = sizes.hidden;
   config.n_head = sizes.heads;
-  config.n_positions = sizes.seq;
+  config.n_positions = std::max(sizes.positions, sizes.seq);
   config.n_layer = layers;
   config.vocab_size = sizes.vocabulary;
   return config;
@@ -32,7 +42,7 @@ ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers) {
   if (sizes.model == nullptr) return gpt_of(sizes, layers);
   ModelConfig config = *sizes.model;
   config.n_layer = layers;
-  config.n_positions = sizes.seq;
+  config.n_positions = std::max(sizes.positions, sizes.seq);
   config.vocab_size = sizes.vocabulary;
   return config;
 }
@@ -44,6 +54,21 @@ Options shape_options() {
   options.steps = 2;
   options.check = false;
   return options;
+}
+
+hybrid::HybridOptions layer_setup(const DecoderSizes& sizes,
+                                  const StageLayout& layout) {
+  hybrid::HybridOptions setup;
+  setup.tp = layout.tp;
+  setup.cp = layout.cp;
+  setup.sequence_parallel = layout.cuts_tokens;
+  setup.has_own_experts = sizes.has_own_experts();
+  if (setup.has_own_experts) setup.ep = layout.ep;
+  if (layout.cp > 1) setup.cp_layout = "zigzag";
+  setup.recompute = layout.recompute == Recompute::kAttention ? "attention"
+                    : layout.recompute == Recompute::kBlocks  ? "blocks"
+                                                              : "never";
+  return setup;
 }
 
 Report train_on_shapes(

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "chapters/14_hybrid_3d/degrees.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/program.h"
 #include "chapters/planner/stage.h"
@@ -19,7 +20,13 @@ void on_shapes(const sim::Cluster& cluster, int ranks,
                const FoldClass& fold_class,
                const std::function<void(ProcessGroup& world)>& body);
 
-/// GPT with these sizes, and as many positions as the sequence has tokens.
+/// The ranks that run in place of all with these layers. Ranks of tp do the same; so
+/// do replicas, also those that share experts, since tokens are spread evenly. A
+/// ring keeps the pace of its last rank, which merges most rows, and whose hop leaves
+/// the node if one does; where its hops differ in other ways, all of it runs.
+FoldClass first_ring(const sim::Cluster& cluster, const Topology& topology);
+
+/// GPT with these sizes, and at least as many positions as the sequence has tokens.
 ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers);
 /// The same of `sizes.model`, where there is one.
 ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers);
@@ -27,6 +34,9 @@ ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers);
 /// Two steps on random data. The cluster, the ranks, the model and the batch
 /// are the caller's.
 Options shape_options();
+/// The hybrid chapter's options for a stage's layers.
+hybrid::HybridOptions layer_setup(const DecoderSizes& sizes,
+                                  const StageLayout& layout);
 /// Trains a chapter with these options.
 Report train_on_shapes(
     const Options& options, const FoldClass& fold_class,

@@ -51,8 +51,7 @@ struct StageTimes {
     double alone_s = 0;
     Ahead ahead;
   };
-  Seconds forward, backward, input, weight;
-  double first_backward_less_s = 0, first_weight_less_s = 0;
+  Seconds forward, backward, first_backward, input, weight, first_weight;
 };
 
 /// Where the host waits for the device, or is not known to run ahead, nothing is
@@ -62,14 +61,16 @@ StageTimes times_of(const HybridJob& job, const StageRun& run) {
     return StageTimes::Seconds{
         alone_s, job.is_of_chapter() ? ahead : Ahead{alone_s, alone_s}};
   };
-  StageTimes times = {of(run.forward_s, run.forward_ahead),
-                      of(run.backward_s, run.backward_ahead),
-                      of(run.backward_input_s, run.backward_input_ahead),
-                      of(run.backward_weight_s, run.backward_weight_ahead)};
-  if (job.is_of_chapter()) {
-    times.first_backward_less_s = run.backward_s - run.first_backward_s;
-    times.first_weight_less_s =
-        run.backward_weight_s - run.first_backward_weight_s;
+  StageTimes times = {
+      of(run.forward_s, run.forward_ahead),
+      of(run.backward_s, run.backward_ahead),
+      of(run.first_backward_s, run.first_backward_ahead),
+      of(run.backward_input_s, run.backward_input_ahead),
+      of(run.backward_weight_s, run.backward_weight_ahead),
+      of(run.first_backward_weight_s, run.first_backward_weight_ahead)};
+  if (!job.is_of_chapter()) {
+    times.first_backward = times.backward;
+    times.first_weight = times.weight;
   }
   return times;
 }
@@ -92,10 +93,12 @@ pipeline::Schedule searched_or(const HybridJob& job,
 class Replay {
  public:
   Replay(const HybridJob& job, const std::vector<StageTimes>& stages,
-         const std::vector<double>& messages, int micro_batches)
+         const std::vector<double>& messages, double launch_s,
+         int micro_batches)
       : job_(job),
         stages_(stages),
         messages_(messages),
+        launch_s_(launch_s),
         schedule_(searched_or(job, stages, micro_batches)),
         micro_batches_(static_cast<std::size_t>(micro_batches)),
         ranks_(static_cast<std::size_t>(job.pp)) {
@@ -149,8 +152,8 @@ class Replay {
       case pipeline::ActionKind::kForward: {
         const double from = stage == 0 ? 0 : arrival(forwards_, stage, b);
         if (from == kUnknown) return false;
-        pass(ranks_[rank], stage == 0 ? 0 : received(rank, from), times.forward,
-             0);
+        if (stage > 0) receive(rank, from);
+        pass(ranks_[rank], times.forward);
         if (is_last && job_.is_of_chapter()) {
           ranks_[rank].host_s = ranks_[rank].device_s;  // it reads the loss
         }
@@ -164,45 +167,45 @@ class Replay {
         const double from = is_last ? 0 : arrival(backwards_, stage, b);
         if (from == kUnknown) return false;
         const bool is_whole = action.kind == pipeline::ActionKind::kBackward;
-        pass(ranks_[rank], is_last ? 0 : received(rank, from),
-             is_whole ? times.backward : times.input,
-             is_whole && b == 0 ? times.first_backward_less_s : 0);
+        if (!is_last) receive(rank, from);
+        pass(ranks_[rank], !is_whole ? times.input
+                           : b == 0  ? times.first_backward
+                                     : times.backward);
         if (stage > 0) {
           send(rank, arrival(backwards_, stage - 1, b));
         }
         return true;
       }
       default:
-        pass(ranks_[rank], 0, times.weight,
-             b == 0 ? times.first_weight_less_s : 0);
+        pass(ranks_[rank], b == 0 ? times.first_weight : times.weight);
         return true;
     }
   }
 
   void send(std::size_t rank, double& arrives_at) {
-    double& device_s = ranks_[rank].device_s;
-    arrives_at = device_s + (job_.waits_for_messages ? 0 : messages_[rank]);
-    if (job_.waits_for_messages) device_s += messages_[rank];
+    Rank& from = ranks_[rank];
+    from.host_s += launch_s_;
+    arrives_at = std::max(from.device_s, from.host_s);
+    (job_.waits_for_messages ? from.device_s : arrives_at) += messages_[rank];
   }
-  /// When an input that was sent at `from` is here.
-  double received(std::size_t rank, double from) const {
-    if (!job_.waits_for_messages) return from;
-    return std::max(from, ranks_[rank].device_s) + messages_[rank];
+  /// The device waits for an input that was sent, or arrives, at `from`.
+  void receive(std::size_t rank, double from) {
+    Rank& to = ranks_[rank];
+    to.host_s += launch_s_;
+    to.device_s = std::max(to.device_s, from);
+    if (job_.waits_for_messages) to.device_s += messages_[rank];
   }
 
-  static void pass(Rank& rank, double from, const StageTimes::Seconds& each,
-                   double less_s) {
-    const double begin = std::max(from, rank.device_s);
-    rank.device_s = std::max(begin + each.ahead.device_s,
-                             std::max(rank.host_s, 0.0) + each.alone_s) -
-                    less_s;
+  static void pass(Rank& rank, const StageTimes::Seconds& each) {
+    rank.device_s = std::max(rank.device_s + each.ahead.device_s,
+                             std::max(rank.host_s, 0.0) + each.alone_s);
     rank.host_s += each.ahead.host_s;
-    if (less_s > 0) rank.host_s = std::min(rank.host_s, rank.device_s);
   }
 
   const HybridJob& job_;
   const std::vector<StageTimes>& stages_;
   const std::vector<double>& messages_;
+  const double launch_s_;  ///< of a message, by the host
   const pipeline::Schedule schedule_;
   std::size_t micro_batches_;
   std::vector<Rank> ranks_;
@@ -241,8 +244,14 @@ double least_pipeline_seconds(const HybridJob& job,
   const auto m = static_cast<double>(job.micro_batches);
   double slowest = 0, around = 0, less = 0;
   for (const StageTimes& each : stages) {
-    less = std::max(less, job.chunks * std::max(each.first_backward_less_s,
-                                                each.first_weight_less_s));
+    const auto less_s = [](const StageTimes::Seconds& next,
+                           const StageTimes::Seconds& first) {
+      return std::max(next.ahead.device_s - first.ahead.device_s,
+                      next.ahead.host_s - first.ahead.host_s);
+    };
+    less =
+        std::max({less, job.chunks * less_s(each.backward, each.first_backward),
+                  job.chunks * less_s(each.weight, each.first_weight)});
   }
   for (std::size_t rank = 0; rank < own.size(); ++rank) {
     slowest = std::max(
@@ -300,8 +309,10 @@ PipelineTime pipeline_time(const HybridJob& job, const sim::CostModel& costs,
     return {work, std::vector<double>(p), std::vector<double>(p, kNoLimit)};
   }
   const std::vector<double> messages = messages_of_ranks(job, costs);
+  const double launch_s =
+      job.is_of_chapter() ? costs.cluster().device.launch_s : 0;
   const auto replayed = [&](int micro_batches) {
-    return Replay(job, stages, messages, micro_batches).run();
+    return Replay(job, stages, messages, launch_s, micro_batches).run();
   };
   // In its steady state a pipeline takes equally long for every p micro-batches
   const int least = 3 * job.pp + m % job.pp;

@@ -7,21 +7,14 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
-#include "chapters/07_tensor_parallel/megatron_layers.h"
-#include "chapters/12_sequence_parallel/gpt_layers.h"
-#include "chapters/12_sequence_parallel/megatron.h"
-#include "chapters/12_sequence_parallel/ring_exchange.h"
-#include "chapters/13_moe/spread_experts.h"
 #include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/pipeline/stages.h"
 #include "chapters/planner/llama_block.h"
 #include "chapters/planner/on_shapes.h"
 #include "comm/device_mesh.h"
-#include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/optim.h"
@@ -31,32 +24,6 @@
 namespace shardbook::planner {
 namespace {
 
-LayerFactory factory_of(const Place& at, const ModelConfig& config) {
-  LayerFactory layers = at.layout.cuts_tokens
-                            ? sequence_parallel::megatron_layers(config, at.tp)
-                            : tensor_parallel::layers(config, at.tp);
-  if (at.sizes.has_own_experts() && at.ep.size() > 1) {
-    layers.mlp = moe::spread_experts(at.ep, std::make_shared<moe::MoeRecord>());
-  }
-  layers.attention = [at, whole = layers.attention](
-                         const Tensor& qkv, const AttentionOptions& options) {
-    const auto run = [at, whole, options](const Tensors& in) {
-      if (at.cp.size() == 1) return Tensors{whole(in[0], options)};
-      AttentionOptions own;
-      own.heads = options.heads;
-      own.kv_heads = options.kv_heads > 0 ? options.kv_heads : options.heads;
-      own.dropout = options.dropout;
-      const Tensors parts =
-          sequence_parallel::split_qkv(in[0], own.heads / own.kv_heads);
-      return Tensors{attend(at, parts[0], parts[1], parts[2], own)};
-    };
-    return at.layout.recompute == Recompute::kAttention
-               ? autograd::recompute(run, {qkv})[0]
-               : run({qkv})[0];
-  };
-  return layers;
-}
-
 InitOptions init_of(const Place& at) {
   InitOptions init;
   init.dtype = at.layout.dtype;
@@ -65,18 +32,10 @@ InitOptions init_of(const Place& at) {
 
 class Stage {
  public:
-  Stage(const Place& at, const StageParts& parts) : at_(at) {
-    ModelConfig config =
-        decoder_of(at.sizes, std::max<std::int64_t>(parts.blocks, 1));
-    config.n_positions =
-        at.sizes.positions > 0 ? at.sizes.positions : at.tokens();
-    config.dropout = at.layout.dropout;
-    layers_ = factory_of(at, config);
+  Stage(const Place& at, const hybrid::RankLayers& kinds,
+        const ModelConfig& config, const StageParts& parts)
+      : at_(at), layers_(kinds.factory) {
     const InitOptions init = init_of(at);
-    hybrid::HybridOptions setup;
-    setup.tp = at.layout.tp;
-    setup.sequence_parallel = at.layout.cuts_tokens;
-    const hybrid::OverTp kinds = hybrid::over_tp(config, setup);
     const std::string table = decoder_names(config).table + ".weight";
     const auto keep = [&](Module& module, std::vector<ParameterSize>& sizes) {
       sizes.clear();
@@ -122,7 +81,8 @@ class Stage {
       keep(*head_, sizes_.head);
     }
     const MemoryScope kind(MemoryKind::kInput);
-    tokens_ = Tensor::zeros({at.layout.micro_batch, at.tokens()},
+    // The layers cut them
+    tokens_ = Tensor::zeros({at.layout.micro_batch, at.sizes.seq},
                             {DType::kI64, Device()});
   }
 
@@ -161,9 +121,11 @@ class Stage {
   /// For a stage without a head, the gradient comes from the next stage.
   void backward(shardbook::StageRun run) const {
     const PhaseScope phase(Phase::kBackward);
-    run_backward(
-        std::move(run),
-        {head_ == nullptr ? received() : Tensor::full({}, 1, loss_options_)});
+    // Not in a list, which would keep it to the end
+    Tensors gradient;
+    gradient.push_back(head_ == nullptr ? received()
+                                        : Tensor::full({}, 1, loss_options_));
+    run_backward(std::move(run), std::move(gradient));
   }
 
  private:
@@ -205,15 +167,16 @@ class Watch {
   Held peak() {
     const Held most = held_of(memory().at_peak_by_kind);
     restart();
-    return {most.activations - before_.activations,
-            most.gradients - before_.gradients,
-            most.messages - before_.messages};
+    return beside(most);
   }
-  double kept() const {
-    return held_of(memory().current_by_kind).activations - before_.activations;
-  }
+  Held kept() const { return beside(held_of(memory().current_by_kind)); }
 
  private:
+  Held beside(const Held& held) const {
+    return {held.activations - before_.activations,
+            held.gradients - before_.gradients,
+            held.messages - before_.messages};
+  }
   static MemoryStats memory() { return RankContext::current().device.memory(); }
   static void restart() { RankContext::current().device.reset_peak_memory(); }
 
@@ -222,11 +185,16 @@ class Watch {
 
 sim::VirtualClock& the_clock() { return *sim::VirtualClock::current(); }
 
-/// Seconds of `work` on an idle device.
-double alone(const std::function<void()>& work) {
+/// Seconds of work on an idle device, in all, of the device and of the host.
+struct Alone {
+  double s = 0, busy_s = 0, host_s = 0;
+};
+
+Alone alone(const std::function<void()>& work) {
   the_clock().begin_steps();
   work();
-  return the_clock().now_s();
+  sim::DeviceClock& clock = the_clock().main();
+  return {the_clock().now_s(), clock.state().sums.busy_s, clock.host()};
 }
 
 constexpr double kLong = 1000;  // seconds
@@ -243,11 +211,17 @@ Ahead ahead(double alone_s, const std::function<void()>& work) {
   return {device_s, host_s};
 }
 
+/// The first micro-batch's: the device does less than that of the next.
+Ahead first_ahead(const Ahead& ahead, const Alone& next, const Alone& first) {
+  return {ahead.device_s - (next.busy_s - first.busy_s), first.host_s};
+}
+
 /// A micro-batch's forward and backward.
 struct Pass {
-  double forward_s = 0, backward_s = 0, kept_bytes = 0;
+  double forward_s = 0, kept_bytes = 0;
+  Alone backward;
   Held forward_peak;
-  BackwardPeaks backward;
+  BackwardPeaks peaks;
 };
 
 Pass run_pass(Stage& stage) {
@@ -256,18 +230,19 @@ Pass run_pass(Stage& stage) {
   std::vector<Held> peaks;
   shardbook::StageRun run;
   pass.forward_s = alone([&] {
-    run = stage.forward(stage.input(), [&] { peaks.push_back(watch.peak()); });
-  });
+                     run = stage.forward(
+                         stage.input(), [&] { peaks.push_back(watch.peak()); });
+                   }).s;
   pass.forward_peak = watch.peak();
   run.outputs.clear();  // sent
-  pass.kept_bytes = watch.kept();
-  pass.backward_s = alone([&] { stage.backward(std::move(run)); });
+  pass.kept_bytes = watch.kept().activations;
+  pass.backward = alone([&] { stage.backward(std::move(run)); });
   peaks.push_back(watch.peak());
   // Head, blocks, embedding, of those that the stage has
   std::size_t next = 0;
-  if (stage.has_head() && peaks.size() > 1) pass.backward.head = peaks[next++];
-  if (next < peaks.size()) pass.backward.blocks = peaks[next++];
-  if (next < peaks.size()) pass.backward.embedding = peaks[next++];
+  if (stage.has_head() && peaks.size() > 1) pass.peaks.head = peaks[next++];
+  if (next < peaks.size()) pass.peaks.blocks = peaks[next++];
+  if (next < peaks.size()) pass.peaks.embedding = peaks[next++];
   return pass;
 }
 
@@ -292,14 +267,16 @@ class SplitBackward {
 };
 
 void split_backward(Stage& stage, StageRun& run) {
+  Alone weights;
   {
     Watch watch;
     SplitBackward split(stage);
     watch.peak();
-    run.backward_input_s = alone([&] { split.input(); });
+    run.backward_input_s = alone([&] { split.input(); }).s;
     run.backward_input_peak = watch.peak();
-    run.kept_for_weights_bytes = watch.kept();
-    run.backward_weight_s = alone([&] { split.weights(); });
+    run.kept_for_weights_bytes = watch.kept().activations;
+    weights = alone([&] { split.weights(); });
+    run.backward_weight_s = weights.s;
     run.backward_weight_peak = watch.peak();
   }
   {
@@ -312,12 +289,18 @@ void split_backward(Stage& stage, StageRun& run) {
   // The first one creates the gradients
   for (const Tensor& each : stage.parameters()) each.clear_grad();
   SplitBackward split(stage);
+  const Watch watch;
   split.input();
-  run.first_backward_weight_s = alone([&] { split.weights(); });
+  run.input_gradients = watch.kept().gradients;
+  const Alone first = alone([&] { split.weights(); });
+  run.first_backward_weight_s = first.s;
+  run.first_backward_weight_ahead =
+      first_ahead(run.backward_weight_ahead, weights, first);
 }
 
-StageRun run_rank(const Place& at, const StageParts& parts) {
-  Stage stage(at, parts);
+StageRun run_rank(const Place& at, const hybrid::RankLayers& layers,
+                  const ModelConfig& config, const StageParts& parts) {
+  Stage stage(at, layers, config, parts);
   StageRun run;
   for (const Tensor& each : stage.parameters()) {
     run.parameters += static_cast<double>(each.numel());
@@ -326,13 +309,13 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   run.sizes = stage.sizes();
   // The first micro-batch creates the gradients, the next adds to them
   const Pass first = run_pass(stage), next = run_pass(stage);
-  run.first_backward_s = first.backward_s;
-  run.first_backward_peaks = first.backward;
+  run.first_backward_s = first.backward.s;
+  run.first_backward_peaks = first.peaks;
   run.forward_s = next.forward_s;
-  run.backward_s = next.backward_s;
+  run.backward_s = next.backward.s;
   run.kept_bytes = next.kept_bytes;
   run.forward_peak = next.forward_peak;
-  run.backward_peaks = next.backward;
+  run.backward_peaks = next.peaks;
   if (at.layout.splits_backward) split_backward(stage, run);
 
   shardbook::StageRun set;
@@ -350,6 +333,8 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   run.backward_ahead =
       ahead(run.backward_s, [&] { stage.backward(std::move(set)); });
   add_sums();
+  run.first_backward_ahead =
+      first_ahead(run.backward_ahead, next.backward, first.backward);
 
   // One kernel for all parameters, like a fused optimizer's
   const Tensor all = make_constant_parameter(
@@ -358,10 +343,10 @@ StageRun run_rank(const Place& at, const StageParts& parts) {
   const auto optimizer = make_optimizer("adamw", {all}, OptimizerOptions());
   optimizer->keep_master_copies();
   run.optimizer_s = alone([&] {
-    const PhaseScope phase(Phase::kOptimizer);
-    grad_norm({all});
-    optimizer->step();
-  });
+                      const PhaseScope phase(Phase::kOptimizer);
+                      grad_norm({all});
+                      optimizer->step();
+                    }).s;
   run.trust = the_clock().trust();
   return run;
 }
@@ -413,37 +398,27 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
            "ep ", layout.ep, " with tp ", layout.tp, " and cp ", layout.cp,
            ": tp has to divide ep and to cut the tokens, and cp is 1");
   StageRun run;
-  const int replicas =
-      layout.ep == 1 || is_own ? layout.ep : layout.ep / layout.tp;
-  const Topology topology =
-      Topology::megatron(layout.tp, layout.cp, replicas, 1);
-  // Ranks of a tensor-parallel group do the same; so do ranks that share
-  // experts, since tokens are spread evenly. A ring keeps the pace of its last
-  // rank, which merges most rows, and whose hop leaves the node if one does; where
-  // its hops differ in other ways, that of its slowest
-  const bool is_alike =
-      layout.cp == 1 ||
-      sequence_parallel::ranks_are_alike(cluster, topology.groups({"cp"}),
-                                         sequence_parallel::Layout::kZigzag);
-  on_shapes(
-      with_expert_traffic(cluster, sizes, layout), topology.world_size(),
-      [&](int rank) {
-        const int place =
-            is_alike ? layout.cp - 1 : rank / layout.tp % layout.cp;
-        return place * layout.tp;
-      },
-      [&](ProcessGroup& all) {
-        DeviceMesh mesh(all, topology);
-        // Where tp is among those that share the experts, all ranks do
-        ProcessGroup& ep = layout.ep > 1 && !is_own ? all : mesh.group("dp");
-        const Place at = {mesh.group("tp"), mesh.group("cp"), ep, sizes,
-                          layout};
-        const StageRun mine = run_rank(at, parts);
-        const auto seconds = [](const StageRun& each) {
-          return each.forward_s + each.backward_s;
-        };
-        if (seconds(mine) > seconds(run)) run = mine;
-      });
+  hybrid::HybridOptions setup = layer_setup(sizes, layout);
+  setup.dp = layout.ep == 1 || is_own ? layout.ep : layout.ep / layout.tp;
+  ModelConfig config =
+      decoder_of(sizes, std::max<std::int64_t>(parts.blocks, 1));
+  config.dropout = layout.dropout;
+  const Topology topology = hybrid::topology_of(setup);
+  on_shapes(with_expert_traffic(cluster, sizes, layout), topology.world_size(),
+            first_ring(cluster, topology), [&](ProcessGroup& all) {
+              DeviceMesh mesh(all, topology);
+              const hybrid::Groups groups = hybrid::groups_of(mesh, setup);
+              // All ranks share the experts of a model that does not train
+              ProcessGroup& ep = layout.ep > 1 ? all : mesh.group("dp");
+              const Place at = {groups.tp, groups.cp, ep, sizes, layout};
+              const StageRun mine = run_rank(
+                  at, hybrid::rank_layers(config, sizes.seq, setup, groups),
+                  config, parts);
+              const auto seconds = [](const StageRun& each) {
+                return each.forward_s + each.backward_s;
+              };
+              if (seconds(mine) > seconds(run)) run = mine;
+            });
   return run;
 }
 

@@ -140,7 +140,7 @@ struct StageRun {
   double first_backward_s = 0;
   /// The part of a forward and a backward in which the device computes.
   double busy_s = 0;
-  Ahead forward_ahead, backward_ahead;
+  Ahead forward_ahead, backward_ahead, first_backward_ahead;
   /// Bytes that the rank sends over each kind of link: over tp, and over cp.
   std::map<std::string, double> sent_bytes;
   /// Seconds for the norm of all gradients and the update of all parameters.
@@ -152,10 +152,13 @@ struct StageRun {
   /// gradient of the input, and of the weights.
   double backward_input_s = 0, backward_weight_s = 0;
   double first_backward_weight_s = 0;
-  Ahead backward_input_ahead, backward_weight_ahead;
+  Ahead backward_input_ahead, backward_weight_ahead,
+      first_backward_weight_ahead;
   /// Activations that wait for backward, the stage's input included; between the
   /// two parts of a backward.
   double kept_bytes = 0, kept_for_weights_bytes = 0;
+  /// Gradients of parameters that the first part of a first backward creates.
+  double input_gradients = 0;
   /// The fullest moments of this micro-batch.
   Held forward_peak;
   BackwardPeaks backward_peaks;

@@ -175,9 +175,10 @@ double least_stage_seconds(const HybridJob& job) {
                                         run.backward_weight_ahead.device_s
                                   : run.backward_ahead.device_s);
       // A first gradient is added to no other
-      added += job.is_zero_bubble
-                   ? run.backward_weight_s - run.first_backward_weight_s
-                   : run.backward_s - run.first_backward_s;
+      added += job.is_zero_bubble ? run.backward_weight_ahead.device_s -
+                                        run.first_backward_weight_ahead.device_s
+                                  : run.backward_ahead.device_s -
+                                        run.first_backward_ahead.device_s;
     }
     most =
         std::max(most, static_cast<double>(job.micro_batches) * each - added);

@@ -102,7 +102,6 @@ class FullestMoment {
       : job_(job), runs_(runs), rank_(static_cast<std::size_t>(rank)) {}
 
   Moment find(const pipeline::Schedule& schedule) {
-    has_gradients_.assign(static_cast<std::size_t>(job_.chunks), false);
     for (const pipeline::Action& each : schedule.actions[rank_]) perform(each);
     update();
     return most_;
@@ -116,6 +115,8 @@ class FullestMoment {
   void perform(const pipeline::Action& action) {
     const auto chunk = static_cast<std::size_t>(action.chunk);
     const StageRun& run = run_of(chunk);
+    const bool is_initial = action.micro_batch == 0;  // it creates gradients
+    const double of_input = run.input_gradients / job_.element();
     switch (action.kind) {
       case pipeline::ActionKind::kForward:
         consider(run.forward_peak);
@@ -124,24 +125,21 @@ class FullestMoment {
         break;
       case pipeline::ActionKind::kBackward:
         keep(-1, -run.kept_bytes);
-        if (has_gradients_[chunk]) {
-          consider(run.backward_peaks);
-        } else {
-          consider(run.first_backward_peaks);
-          create_gradients(chunk);
-        }
+        consider(is_initial ? run.first_backward_peaks : run.backward_peaks);
+        if (is_initial) now_.gradients += run.parameters;
         if (!is_first(chunk)) send(to_previous_);
         break;
       case pipeline::ActionKind::kBackwardInput:
         keep(-1, -run.kept_bytes);
         consider(run.backward_input_peak);
         keep(1, run.kept_for_weights_bytes);
+        if (is_initial) now_.gradients += of_input;
         if (!is_first(chunk)) send(to_previous_);
         break;
       default:
         keep(-1, -run.kept_for_weights_bytes);
         consider(run.backward_weight_peak);
-        if (!has_gradients_[chunk]) create_gradients(chunk);
+        if (is_initial) now_.gradients += run.parameters - of_input;
         break;
     }
   }
@@ -158,10 +156,6 @@ class FullestMoment {
   void keep(double sets, double bytes) {
     now_.sets += sets;
     now_.set_bytes += bytes;
-  }
-  void create_gradients(std::size_t chunk) {
-    has_gradients_[chunk] = true;
-    now_.gradients += run_of(chunk).parameters;
   }
 
   /// Buckets leave one after the other; with ZeRO-1 a gradient goes as its shard
@@ -198,7 +192,6 @@ class FullestMoment {
   const HybridJob& job_;
   const std::vector<StageRun>& runs_;
   std::size_t rank_;
-  std::vector<bool> has_gradients_;
   bool to_next_ = false, to_previous_ = false;
   Moment now_, most_;
 };
@@ -331,8 +324,15 @@ StepMemory step_memory(const HybridJob& job, std::vector<MemoryTerm>* terms) {
   StepMemory most;
   for (int rank = 0; rank < job.pp; ++rank) {
     const StageRun& own = ranks[static_cast<std::size_t>(rank)];
-    // It keeps no more sets than the rank before
-    if (rank > 1 && has_stages_of(job, runs, rank, rank - 1)) continue;
+    // Of ranks with the same stages the first keeps most sets; with zero bubble the
+    // last keeps most for weights
+    const auto is_like = [&](int other) {
+      return other < job.pp && has_stages_of(job, runs, rank, other);
+    };
+    if (rank > 1 && is_like(rank - 1) &&
+        (!job.is_zero_bubble || is_like(rank + 1))) {
+      continue;
+    }
     const RankMemory memory =
         job.runs_zero()       ? memory_of_run(job, own.parameters)
         : job.zero_stage >= 2 ? memory_of_zero(job, runs[0], own.parameters)

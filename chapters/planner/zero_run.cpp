@@ -37,12 +37,17 @@ class WatchParts : public Observer {
   explicit WatchParts(int micro_batches) : micro_batches_(micro_batches) {}
   void on_op_begin(const OpEvent&) override {
     ++now_;
+    const double host_s = sim::VirtualClock::current()->main().host();
+    if (!has_read_) host_s_ += host_s - last_host_s_;
+    last_host_s_ = host_s;
+    has_read_ = false;
     const int part = part_now();
     if (part != part_) end_part();
     part_ = part;
   }
   void on_host_read(const Device&) override {
     reads_.push_back({now_, sim::VirtualClock::current()->now_s()});
+    has_read_ = true;
   }
 
   void begin_second() {
@@ -51,6 +56,7 @@ class WatchParts : public Observer {
     each_ = reads_[1].operation - (micro_batches_ > 1 ? forward_ : 0);
     reads_.clear();
     now_ = 0;
+    host_s_ = last_host_s_ = 0;
     reset();
   }
   const Peaks& peaks() {
@@ -59,6 +65,8 @@ class WatchParts : public Observer {
   }
   /// Seconds of a micro-batch.
   double each_s() const { return reads_[1].s - reads_[0].s; }
+  /// Seconds in which the host issues work, and does not wait to read.
+  double host_s() const { return host_s_; }
 
  private:
   struct Read {
@@ -87,13 +95,15 @@ class WatchParts : public Observer {
   static void reset() { RankContext::current().device.reset_peak_memory(); }
 
   int micro_batches_, now_ = 0, forward_ = 0, each_ = 0, part_ = kUpdate;
+  double host_s_ = 0, last_host_s_ = 0;
+  bool has_read_ = false;
   std::vector<Read> reads_;
   Peaks peaks_{};
 };
 
 /// A step of one or two micro-batches.
 struct ShortRun {
-  double seconds = 0, each_s = 0;
+  double seconds = 0, each_s = 0, host_s = 0;
   Peaks peaks{};
 };
 
@@ -103,18 +113,10 @@ std::int64_t few_micro_batches(const HybridJob& job) {
 
 /// The hybrid chapter's options for few micro-batches.
 hybrid::HybridOptions setup_of(const HybridJob& job) {
-  const StageLayout& layout = job.layout;
-  hybrid::HybridOptions setup;
+  hybrid::HybridOptions setup = layer_setup(job.sizes, job.layout);
   setup.dp = job.dp;
-  setup.tp = layout.tp;
-  setup.cp = layout.cp;
   setup.zero_stage = job.zero_stage;
   setup.micro_batches = few_micro_batches(job);
-  setup.sequence_parallel = layout.cuts_tokens;
-  if (layout.cp > 1) setup.cp_layout = "zigzag";
-  setup.recompute = layout.recompute == Recompute::kAttention ? "attention"
-                    : layout.recompute == Recompute::kBlocks  ? "blocks"
-                                                              : "never";
   setup.bucket_bytes = static_cast<std::int64_t>(job.bucket_bytes);
   return setup;
 }
@@ -122,14 +124,12 @@ hybrid::HybridOptions setup_of(const HybridJob& job) {
 Options options_of(const HybridJob& job, std::int64_t blocks) {
   Options options = shape_options();
   options.chapter = "14_hybrid_3d";
-  options.world_size = job.ranks();
-  ModelConfig config = decoder_of(job.sizes, blocks);
-  config.n_positions = std::max(job.sizes.positions, job.sizes.seq);
-  options.model = config.to_json();
+  options.model = decoder_of(job.sizes, blocks).to_json();
   options.dtype = job.layout.dtype;
-  options.batch = job.dp * few_micro_batches(job) * job.layout.micro_batch;
   options.seq = job.sizes.seq;
   options.dropout = job.layout.dropout;
+  options.world_size = job.ranks();
+  options.batch = job.dp * few_micro_batches(job) * job.layout.micro_batch;
   options.cluster = job.cluster.name;
   return options;
 }
@@ -147,7 +147,7 @@ ShortRun run_rank(const Options& options, const hybrid::HybridOptions& setup,
   strategy->step(1);
   const double seconds = clock.now_s();
   RankContext::current().remove_observer(watch);
-  return {seconds, watch->each_s(), watch->peaks()};
+  return {seconds, watch->each_s(), watch->host_s(), watch->peaks()};
 }
 
 /// Of a model of `few` blocks, and of one of `more`.
@@ -159,12 +159,16 @@ ShortRuns run_short(const HybridJob& job, std::int64_t few, std::int64_t more) {
   if (more > few) models.push_back(options_of(job, more));
   for (const Options& each : models) hybrid::check_legal(each, setup);
   ShortRuns runs;
-  // Each rank has another part of the same parameters: they take as long
+  // Each rank has another part of the same parameters: they take as long. Of a ring
+  // the last is slowest, except in a mesh of links
+  const Topology topology = hybrid::topology_of(setup);
+  const int last = (job.layout.cp - 1) * job.layout.tp;
+  const FoldClass runs_last = [=](int) { return last; };
   on_shapes(
       job.cluster, job.ranks(),
-      [&](int) { return (job.layout.cp - 1) * job.layout.tp; },
+      job.cluster.mesh.empty() ? runs_last : first_ring(job.cluster, topology),
       [&](ProcessGroup& world) {
-        DeviceMesh mesh(world, hybrid::topology_of(setup));
+        DeviceMesh mesh(world, topology);
         for (const Options& each : models) {
           const ShortRun mine = run_rank(each, setup, mesh);
           if (world.is_first()) runs.push_back(mine);
@@ -192,20 +196,29 @@ const ShortRuns& known_short(const HybridJob& job, std::int64_t few,
 
 ZeroRun zero_run(const HybridJob& job) {
   // Stage 3 gathers ahead: the ends of a model of three blocks would meet. Stage 2
-  // has whole buckets, which further blocks fill, and hides a part of them
-  const std::int64_t few =
-      std::min<std::int64_t>(job.zero_stage == 3 ? 4 : 3, job.layers);
-  std::int64_t further = 1;
+  // has whole buckets, which further blocks fill, and hides a part of them: few
+  // blocks fill one
+  std::int64_t few = job.zero_stage == 3 ? 4 : 3, further = 1;
   if (job.zero_stage == 2) {
     const double block = block_elements(job, runs_of(job)[0]) * job.element();
-    further = std::max<std::int64_t>(4, std::llround(job.bucket_bytes / block));
+    further = std::llround(job.bucket_bytes / block);
+    few += further;
+    further = std::max<std::int64_t>(4, further);
   }
+  few = std::min(few, job.layers);
   const std::int64_t more = std::min(few + further, job.layers);
-  const ShortRuns& runs = known_short(job, few, more);
-  const double times = more > few ? static_cast<double>(job.layers - few) /
-                                        static_cast<double>(more - few)
-                                  : 0;
-  const ShortRun &fewer = runs.front(), &longer = runs.back();
+  const ShortRuns* runs = &known_short(job, few, more);
+  // Where the host takes longer over a block than the step does, work of few
+  // blocks has hidden it, and would not hide that of all
+  if (runs->back().host_s - runs->front().host_s >
+      runs->back().seconds - runs->front().seconds) {
+    runs = &known_short(job, job.layers, job.layers);
+  }
+  const double times = runs->size() > 1
+                           ? static_cast<double>(job.layers - few) /
+                                 static_cast<double>(more - few)
+                           : 0;
+  const ShortRun &fewer = runs->front(), &longer = runs->back();
   const auto at_layers = [=](double of_few, double of_more) {
     return of_few + times * (of_more - of_few);
   };

@@ -73,6 +73,7 @@ TEST(PlannerPrediction, ComposedStagesEqualWholeOnes) {
           }
         }
         EXPECT_EQ(made.kept_for_weights_bytes, whole.kept_for_weights_bytes);
+        EXPECT_EQ(made.input_gradients, whole.input_gradients);
         EXPECT_EQ(made.sent_bytes, whole.sent_bytes);
         // Operations that wait for the host shift by less than one launch
         for (const auto field :
@@ -83,6 +84,19 @@ TEST(PlannerPrediction, ComposedStagesEqualWholeOnes) {
       }
     }
   }
+}
+
+// The head's products hide the host from few blocks, and not from many.
+TEST(PlannerPrediction, ManyBlocksShowTheirHost) {
+  const sim::Cluster cluster = sim::Cluster::read("dgx-h100");
+  const DecoderSizes sizes = {
+      .hidden = 768, .heads = 12, .seq = 1024, .vocabulary = 50304};
+  const StageLayout layout = {.micro_batch = 2, .dtype = DType::kBF16};
+  const StageParts parts = {14, true, true, true};
+  const StageRun whole = run_stage(cluster, sizes, layout, parts);
+  const StageRun made = composed_stage(cluster, sizes, layout, parts);
+  EXPECT_NEAR(made.backward_s / whole.backward_s, 1, 0.02);
+  EXPECT_NEAR(made.first_backward_s / whole.first_backward_s, 1, 0.02);
 }
 
 // A replay of few micro-batches extrapolates to many.
