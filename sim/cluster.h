@@ -126,8 +126,8 @@ struct MeshLink {
   int count = 1;  ///< parallel links, each as fast as the LinkSpec
 };
 
-/// What trains on a cluster: the operations that it fuses, what its host costs, and
-/// how a step goes on where neither a job nor a plan says it.
+/// The software that trains on a cluster: which operations it fuses, what its host
+/// costs, and how it runs a step where neither a job nor a plan says so.
 struct Software {
   std::string name;  ///< "megatron-lm-2022"; empty: as the chapters do it
   /// True: attention in one kernel; false: scores in memory (older software).

@@ -53,8 +53,8 @@ auto of_column(const std::string& column, const Read& read) {
   }
 }
 
-/// The sizes of any decoder whose blocks are alike, but for a window in every
-/// second one.
+/// The sizes of a decoder whose blocks are alike. Every second one may have a
+/// window.
 void set_counted(const CountedModel& model, HybridJob& job) {
   const auto refuse = [&](const std::string& what) {
     throw NotExpressed("model " + model.type + ": " + what);

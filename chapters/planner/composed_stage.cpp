@@ -45,15 +45,9 @@ std::vector<double*> numbers_of(StageRun& run) {
 const StageRun& known_stage(const sim::Cluster& cluster, const DecoderSizes& of,
                             const StageLayout& options,
                             const StageParts& parts) {
-  auto key = std::make_tuple(
-      cluster.name, cluster.device.sustained, of.model, of.hidden, of.heads,
-      of.seq, of.vocabulary, of.positions, of.kv_heads, of.head_dim, of.window,
-      of.experts, of.experts_per_token, of.mlp, of.is_llama, of.is_gated,
-      of.normalizes_heads, options.tp, options.cp, options.ep,
-      options.sends_once_per_node, options.cuts_tokens, options.recompute,
-      options.micro_batch, options.converts_to_fp8, options.scales_by_maximum,
-      options.splits_backward, options.dtype, options.dropout, parts.blocks,
-      parts.has_embedding, parts.has_head, parts.is_tied);
+  auto key = std::make_tuple(cluster.name, cluster.device.sustained, of.key(),
+                             options.key(), parts.blocks, parts.has_embedding,
+                             parts.has_head, parts.is_tied);
   static std::map<decltype(key), StageRun> known;
   const auto found = known.find(key);
   if (found != known.end()) return found->second;

@@ -191,13 +191,12 @@ bool has_stages_of(const HybridJob& job, const std::vector<StageRun>& runs,
 const std::vector<RankUpdate>& rank_updates(const HybridJob& job,
                                             const sim::CostModel& costs,
                                             const std::vector<StageRun>& runs) {
-  const DecoderSizes& of = job.sizes;
+  // Not by what memory and time of a micro-batch depend on: many plans share these
   auto key = std::make_tuple(
-      job.cluster.name, job.cluster.device.sustained, of.model, of.hidden,
-      of.heads, of.vocabulary, of.positions, job.layout.tp, job.layout.cp,
-      job.layout.ep, job.layout.cuts_tokens, job.layout.dtype,
-      job.gradient_dtype, job.pp, job.dp, job.chunks, job.blocks,
-      job.zero_stage, job.bucket_bytes, job.is_tied);
+      job.cluster.name, job.cluster.device.sustained, job.sizes.key(),
+      job.layout.tp, job.layout.cp, job.layout.ep, job.layout.cuts_tokens,
+      job.layout.dtype, job.gradient_dtype, job.pp, job.dp, job.chunks,
+      job.blocks, job.zero_stage, job.bucket_bytes, job.is_tied);
   static std::map<decltype(key), std::vector<RankUpdate>> known;
   const auto [found, is_new] = known.try_emplace(key);
   std::vector<RankUpdate>& all = found->second;

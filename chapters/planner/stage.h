@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/dtype.h"
@@ -42,6 +43,13 @@ struct DecoderSizes {
   /// Queries and keys are normalised, head by head (Qwen3).
   bool normalizes_heads = false;
 
+  /// All fields, by which runs are remembered.
+  auto key() const {
+    return std::make_tuple(hidden, heads, seq, vocabulary, positions, model,
+                           kv_heads, mlp, head_dim, window, experts,
+                           experts_per_token, is_llama, is_gated,
+                           normalizes_heads);
+  }
   std::int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
   std::int64_t head_width() const {
     return head_dim > 0 ? head_dim : hidden / heads;
@@ -86,6 +94,13 @@ struct StageLayout {
   /// The scale of a conversion is the maximum of its input, which is read once
   /// more (current scaling); false: the maximum of earlier steps.
   bool scales_by_maximum = false;
+
+  /// All fields.
+  auto key() const {
+    return std::make_tuple(tp, cp, ep, sends_once_per_node, cuts_tokens,
+                           recompute, micro_batch, dtype, dropout,
+                           splits_backward, converts_to_fp8, scales_by_maximum);
+  }
 };
 
 struct StageParts {

@@ -179,13 +179,10 @@ ShortRuns run_short(const HybridJob& job, std::int64_t few, std::int64_t more) {
 
 const ShortRuns& known_short(const HybridJob& job, std::int64_t few,
                              std::int64_t more) {
-  const DecoderSizes& of = job.sizes;
-  const StageLayout& layout = job.layout;
-  auto key = std::make_tuple(
-      job.cluster.name, of.model, of.hidden, of.heads, of.seq, of.vocabulary,
-      of.positions, layout.tp, layout.cp, layout.cuts_tokens, layout.recompute,
-      layout.micro_batch, layout.dtype, layout.dropout, job.dp, job.zero_stage,
-      job.bucket_bytes, few_micro_batches(job), few, more);
+  auto key =
+      std::make_tuple(job.cluster.name, job.cluster.device.sustained,
+                      job.sizes.key(), job.layout.key(), job.dp, job.zero_stage,
+                      job.bucket_bytes, few_micro_batches(job), few, more);
   static std::map<decltype(key), ShortRuns> known;
   const auto found = known.find(key);
   if (found != known.end()) return found->second;

@@ -62,7 +62,7 @@ fstream: ifstream
 string: getline stod string to_string
 string_view: string_view
 thread: this_thread thread
-tuple: apply tie tuple tuple_element_t
+tuple: apply make_tuple tie tuple tuple_element_t
 type_traits: conditional_t decay_t enable_if_t integral_constant
 type_traits: is_arithmetic_v is_floating_point_v is_integral_v is_same_v
 type_traits: is_trivially_copyable_v is_void_v remove_pointer_t

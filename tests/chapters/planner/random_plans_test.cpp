@@ -75,8 +75,8 @@ class Draw {
                        request.seq(), request.base.layout.dropout);
   }
 
-  /// Degrees first, so that there are not more plans of one kind because it has
-  /// more micro-batches. False where none fits and runs in time.
+  /// Draws the degrees before the plan: a layout with more micro-batches is not
+  /// drawn more often. False where none fits and runs in time.
   bool draw_plan() {
     const auto degree = [&] { return one_of<int>({1, 1, 2, 2, 4, 8}); };
     Limits& only = request.limits;

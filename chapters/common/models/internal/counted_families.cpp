@@ -48,7 +48,8 @@ decoder - vocab=vocab_size hidden=hidden_size layers=num_hidden_layers
   router_bias:0 expert_bias:0 first:0 last:0-1 step:1 square:0 kv_rank:0
   q_rank:0 nope:0 rope:0 value:0 full_head:head full_kv:kv k_is_v:0
   last_full:0 shared_kv:0 wide:0 beside:0 per_layer:0 per_layer_rows:0
-  window_sinks:0 index_heads:0 index_head:0 selected:0 index_step:1 index_offset:2 !is_encoder_decoder=false
+  window_sinks:0 index_heads:0 index_head:0 selected:0 index_step:1
+  index_offset:2 !is_encoder_decoder=false
   !add_cross_attention=false
 classic decoder kv=:heads head=:hidden/heads bias:1 norm_bias:1 gated:0
   mlp_bias:1 mlp=:4*hidden
@@ -111,8 +112,9 @@ gemma2 gemma hidden:2304 layers:26 heads:8 kv:4 mlp:9216 norms:4
   window=sliding_window?0:4096 pattern:2 types=layer_types
 gemma3_text gemma2 vocab:262208 positions:131072 qk_norm:1
   pattern=sliding_window_pattern|_sliding_window_pattern:6
-gemma4_text gemma vocab:262144 hidden:2304 layers:30 heads:8 kv=num_key_value_heads:4
-  positions:131072 mlp:9216 norms:4 qk_norm:1 window=sliding_window:512
+gemma4_text gemma vocab:262144 hidden:2304 layers:30 heads:8
+  kv=num_key_value_heads:4 positions:131072 mlp:9216 norms:4 qk_norm:1
+  window=sliding_window:512
   pattern:6 types=layer_types last_full:1 full_head=global_head_dim:512
   k_is_v=attention_k_eq_v:no global_kv=num_global_key_value_heads?kv:kv
   full_kv:k_is_v(global_kv,kv) shared_kv=num_kv_shared_layers:0
@@ -182,7 +184,8 @@ deepseek_v3 decoder vocab:129280 hidden:7168 layers:61 heads:128 kv=:heads
 kimi_k2 deepseek_v3 vocab:129280
 deepseek_v32 deepseek_v3 positions:163840 ~mlp_bias
   experts=num_experts|n_routed_experts:256
-  given_kv=num_key_value_heads:heads given_head=head_dim:64 q_rank=q_lora_rank:1536
+  given_kv=num_key_value_heads:heads given_head=head_dim:64
+  q_rank=q_lora_rank:1536
   index_heads=index_n_heads:64 index_head=index_head_dim:128
   selected=index_topk:2048 sparse_list=mlp_layer_types
   !layer_types=each:["indexed_attention","deepseek_sparse_attention"]|null
@@ -202,7 +205,8 @@ qwen2_moe decoder vocab:151936 hidden:2048 layers:24 heads:16
   pattern:2 until=max_window_layers:28 types=layer_types
 gpt_oss decoder vocab:201088 hidden:2880 layers:36 heads:64
   kv=num_key_value_heads:8 head=head_dim:64 positions:131072
-  bias=attention_bias:yes sinks:1 window_sinks:1 window=sliding_window?0:128 pattern:2
+  bias=attention_bias:yes sinks:1 window_sinks:1
+  window=sliding_window?0:128 pattern:2
   types=layer_types expert=intermediate_size:2880 mlp=:expert
   experts=num_local_experts:128 chosen=num_experts_per_tok:4 router_bias:1
   expert_bias:1
@@ -227,11 +231,12 @@ ministral decoder vocab:32000 hidden:4096 layers:32 heads:32
   window=sliding_window?0:4096 types=layer_types
 ministral3 ministral vocab:131072 layers:34 head:128 positions:262144
   window=sliding_window?0:0 types=
-minimax_m2 decoder !attn_type_list=each:[1] !use_qk_norm=true
-  !qk_norm_type="per_layer" !shared_intermediate_size=0|null vocab:200064 hidden:3072 layers:62 heads:48
+minimax_m2 decoder vocab:200064 hidden:3072 layers:62 heads:48
   kv=num_key_value_heads:8 head=head_dim:128 positions:196608 qk_norm:1
   qk_whole:1 expert=intermediate_size:1536 mlp=:expert
   experts=num_local_experts:256 chosen=num_experts_per_tok:8
+  !attn_type_list=each:[1] !use_qk_norm=true !qk_norm_type="per_layer"
+  !shared_intermediate_size=0|null
 llama4_text decoder vocab:202048 hidden:5120 layers:48 heads:40
   kv=num_key_value_heads:8 head=head_dim:128 positions:131072
   bias=attention_bias:no expert=intermediate_size:8192
@@ -259,7 +264,8 @@ mimo decoder vocab:151680 hidden: layers: heads:
   ~sliding_window ~max_window_layers
 mimo_v2_flash decoder vocab:152576 hidden:4096 layers:48 heads:64
   full_kv=num_key_value_heads:4 kv=:full_kv*2 head=head_dim:192
-  value=v_head_dim:128 positions:131072 mlp:16384 bias=attention_bias:no o_bias:0
+  value=v_head_dim:128 positions:131072 mlp:16384
+  bias=attention_bias:no o_bias:0
   experts=n_routed_experts:256 chosen=num_experts_per_tok:8
   expert=moe_intermediate_size:2048 first:1 sparse_list=mlp_layer_types
   before=sliding_window_size?0:0 plain=sliding_window:129
