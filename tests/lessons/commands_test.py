@@ -21,8 +21,9 @@ import sys
 sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]
 import programs
 programs.BUILD = sys.argv.pop(1)
+import texts
+texts.OUT = sys.argv.pop(1)
 import lessons
-lessons.OUT = sys.argv.pop(1)
 programs.main(lessons.print_targets, lessons.run)
 """
 
@@ -42,7 +43,7 @@ class Commands(unittest.TestCase):
         """The exit status, and what it prints."""
         ended = subprocess.run(
             [sys.executable, "-B", "-c", DRIVER, ROOT / "chapters" / "table",
-             ROOT / "chapters", BUILD, self.out, action, *words],
+             ROOT / "chapters" / "course", BUILD, self.out, action, *words],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             check=False, timeout=120)
         return ended.returncode, ended.stdout

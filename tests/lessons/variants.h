@@ -1,7 +1,7 @@
 #pragma once
 
 // A lesson, its exercise or one of its mistakes, in sources that
-// chapters/lessons.py writes. Each adds itself to the list of all.
+// chapters/course/texts.py writes. Each adds itself to the list of all.
 
 #include <functional>
 #include <string>
