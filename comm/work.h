@@ -10,8 +10,9 @@ namespace shardbook {
 
 /// Handle to one call. A default-constructed Work is already complete.
 /// Destroying the handle does not cancel the call, and buffers must stay alive
-/// and untouched until it is complete.
-class Work {
+/// and untouched until it is complete. A call whose handle nobody keeps cannot be
+/// waited for.
+class [[nodiscard]] Work {
  public:
   /// How a backend waits; `wait` throws the cause of a failure.
   class State {

@@ -48,7 +48,9 @@ using AccumulateHook = std::function<void(Tensor& parameter)>;
 /// Called with the gradient of a tensor before it flows on; may replace it.
 using GradHook = std::function<Tensor(const Tensor& grad)>;
 
-class Tensor {
+/// Operations return new tensors, so a result that nobody keeps is a mistake: to
+/// change x, write scale_into(x, x, 2) (core/inplace.h) instead of scale(x, 2).
+class [[nodiscard]] Tensor {
  public:
   /// An undefined tensor: no shape, no data.
   Tensor() = default;

@@ -125,7 +125,8 @@ Tensor embedding(const Tensor& table, const Tensor& ids, const Cube& cube) {
 
 Tensor vocabulary_parallel_embedding(const Tensor& table, const Tensor& ids,
                                      const Cube& cube) {
-  own_rows(ids, cube, Layout::kStraight);  // The batch divides
+  (void)own_rows(ids, cube,
+                 Layout::kStraight);  // Checks that the batch divides
   const std::int64_t rows = ids.size(0) / cube.l();
   const Tensor own =
       ids.rows_view(cube.place.i * rows, (cube.place.i + 1) * rows);

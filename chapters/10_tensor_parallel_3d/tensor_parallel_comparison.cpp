@@ -95,7 +95,8 @@ Cost cost_on_rank(const ComparedLayer& layer, const Way& way,
                      layer.h / cut.column_parts},
                     {dtype, Device()});
   x.set_requires_grad();
-  if (way.kind == Kind::k3D) with_layout(x, Layout::kStraight);
+  if (way.kind == Kind::k3D)
+    (void)with_layout(x, Layout::kStraight);  // marks x
 
   Cost cost;
   const Device device = RankContext::current().device;

@@ -18,10 +18,13 @@ namespace {
 constexpr tensor_parallel::Cut kTokens{1};
 constexpr double kInitStddev = 0.02, kEps = 1e-5, kTheta = 10'000;
 
+/// The operation counts, and nobody needs its result.
+void counted(const Tensor&) {}
+
 /// Reads 16 bits and writes 8 bits twice, once transposed: a copy's traffic.
 void convert(const Place& at, const Tensor& x) {
-  if (at.layout.scales_by_maximum) sum(x);  // a maximum reads as much
-  scale(x, 1);
+  if (at.layout.scales_by_maximum) counted(sum(x));  // a maximum reads as much
+  counted(scale(x, 1));
 }
 
 /// x in FP8.
@@ -84,7 +87,7 @@ Tensors rotated_parts(const Place& at, const Tensor& qkv, const Tensor& table) {
   const bool normalizes = at.sizes.normalizes_heads;
   const auto forward = [=](const Tensors& in) {
     const Tensor flat = reshape(in[0], {-1});
-    if (normalizes) scale(slice(flat, 0, 0, values), 1);
+    if (normalizes) counted(scale(slice(flat, 0, 0, values), 1));
     return Tensors{piece(flat, 0, of_q), piece(flat, keys, of_k),
                    piece(flat, values, of_k)};
   };
@@ -92,7 +95,7 @@ Tensors rotated_parts(const Place& at, const Tensor& qkv, const Tensor& table) {
     const Tensor all = like.empty_like();
     if (normalizes) {
       const Tensor turned = slice(reshape(all, {-1}), 0, 0, values);
-      add(turned, turned);
+      counted(add(turned, turned));
     }
     return Tensors{all};
   };
@@ -248,17 +251,17 @@ void LlamaBlock::replay(const Tensor& x) const {
     return linear(converted(at_, in),
                   Tensor::empty({width, columns}, x.options()));
   };
-  rms_norm(x, gamma_1_, kEps);
+  counted(rms_norm(x, gamma_1_, kEps));
   const Tensor keys = product(h, at_.sizes.key_heads() * d / t);
-  rope(Tensor::empty({x.size(0), at_.tokens(), at_.sizes.heads * d / t},
-                     x.options()),
-       table_, at_.sizes.heads, d / t);
-  rope(keys, table_, at_.sizes.key_heads(), d / t);
-  if (!is_cut) product(at_.sizes.heads * d / t, h);
-  rms_norm(add(x, x), gamma_2_, kEps);
-  product(h, at_.sizes.mlp_width() / t);
-  swiglu(Tensor::empty({x.size(0), at_.tokens(), 2 * at_.sizes.mlp_width() / t},
-                       x.options()));
+  counted(rope(Tensor::empty({x.size(0), at_.tokens(), at_.sizes.heads * d / t},
+                             x.options()),
+               table_, at_.sizes.heads, d / t));
+  counted(rope(keys, table_, at_.sizes.key_heads(), d / t));
+  if (!is_cut) counted(product(at_.sizes.heads * d / t, h));
+  counted(rms_norm(add(x, x), gamma_2_, kEps));
+  counted(product(h, at_.sizes.mlp_width() / t));
+  counted(swiglu(Tensor::empty(
+      {x.size(0), at_.tokens(), 2 * at_.sizes.mlp_width() / t}, x.options())));
 }
 
 Tensor LlamaBlock::compute(const Tensor& x) const {

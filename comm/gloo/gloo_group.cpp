@@ -129,7 +129,8 @@ Work GlooGroup::do_send(const Tensor& tensor, const CommCall& call) {
   const auto* begin = static_cast<const char*>(tensor.raw());
   auto copy =
       std::make_shared<std::vector<char>>(begin, begin + tensor.bytes());
-  CallQueue::add_message(queue_, open_message(call, copy->data()), copy);
+  // The queue owns the copy, so the caller need not wait
+  (void)CallQueue::add_message(queue_, open_message(call, copy->data()), copy);
   return Work();
 }
 

@@ -128,7 +128,7 @@ void accumulate_gradient(const Tensor& leaf, Tensor grad) {
       wide.copy_from(grad);
       grad = wide;
     }
-    sum_of(meta.grad, grad, /*in_place=*/true);
+    meta.grad = sum_of(meta.grad, grad, /*in_place=*/true);
   } else if (meta.grad_buffer.defined()) {
     meta.grad_buffer.copy_from(grad);
     meta.grad = meta.grad_buffer;
