@@ -8,7 +8,6 @@
 
 namespace shardbook::tensor_parallel {
 
-// --- the strategy
 /// Copies `x`, and adds up the copies of all ranks.
 inline Tensor summed(const Tensor& x, ProcessGroup& tp) {
   const Tensor sum = x.detach().clone();
@@ -16,6 +15,7 @@ inline Tensor summed(const Tensor& x, ProcessGroup& tp) {
   return sum;
 }
 
+// --- the strategy
 /// f does nothing forward. Backward, it adds the ranks' terms of the gradient.
 inline Tensor f(const Tensor& x, ProcessGroup& tp) {
   return autograd::custom_function(

@@ -12,7 +12,6 @@ namespace shardbook::summa {
 //             B01 B11                      rank (i, j) has A_ij, B_ij and C_ij
 //   A00 A01 | C00 C01      C00 = A00 B00 + A01 B10
 //
-// --- the strategy
 /// Sends the block of the group's rank `root` to the whole group.
 inline Tensor broadcast(const Tensor& block, int root, ProcessGroup& group) {
   const Tensor copy = block.detach().clone();
@@ -27,6 +26,7 @@ inline void reduce(const Tensor& term, int root, ProcessGroup& group,
   if (group.rank() == root) sum = term;
 }
 
+// --- the strategy
 /// C = A B, with a block of each matrix per rank (i, j): in step l, A's block
 /// (i, l) goes along the rows of ranks and B's block (l, j) along the columns.
 inline Tensor summa(const Tensor& a, const Tensor& b, DeviceMesh& mesh) {

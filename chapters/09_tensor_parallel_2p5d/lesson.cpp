@@ -13,7 +13,6 @@ namespace shardbook::tesseract {
 // rows of A of its own, so dB is summed over the depth.
 inline int side(int ranks) { return ranks >= 4 ? 2 : 1; }
 
-// --- the strategy
 /// Sends the block of the group's rank `root` to the whole group.
 inline Tensor broadcast(const Tensor& block, int root, ProcessGroup& group) {
   const Tensor copy = block.detach().clone();
@@ -27,6 +26,7 @@ inline void reduce(Tensor term, int root, ProcessGroup& group, Tensor& sum) {
   if (group.rank() == root) sum = term;
 }
 
+// --- the strategy
 /// C = A B, with a block of each matrix per rank (i, j): in step l, A's block
 /// (i, l) goes along the rows of ranks and B's block (l, j) along the columns.
 inline Tensor summa(const Tensor& a, const Tensor& b, DeviceMesh& mesh) {

@@ -11,6 +11,7 @@ from texts import in_one_source, planted_in, read, write  # first: finds table/
 
 import programs
 from chapter_names import title_of
+from meant import meant
 from programs import BUILD, ROOT, say
 
 RUN_SECONDS, COMPILE_SECONDS = 5, 60
@@ -55,12 +56,15 @@ def compile_lesson(chapter, source, program, flags=()):
     compiler[-1] = source
     name = source.replace(ROOT + os.sep, "")
     status, output = run_logged(
-        [*compiler, "-fdiagnostics-color=never", *flags], log, COMPILE_SECONDS)
+        [*compiler, "-fdiagnostics-color=never", "-Werror=unused-result", *flags],
+        log, COMPILE_SECONDS)
     if status:
         output = output.replace(os.path.relpath(source, BUILD), name)
         first = re.search(rf"^{re.escape(name)}:\d+.*error.*", output, re.M)
         output = output[first.start():] if first else output
         say(f"{name} does not compile:\n" + "\n".join(output.splitlines()[:12]))
+        for sentence in meant(output)[:3]:
+            say(sentence)
         return False
     status, output = run_logged(
         replaced([own_object if word == lesson_object else word

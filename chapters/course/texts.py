@@ -22,6 +22,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
                                 "..", "table"))
 
 from programs import BUILD, ROOT, die  # noqa: E402
+from vocabulary import comment_on_calls  # noqa: E402
 
 BEGIN, END = "// --- the strategy\n", "// --- end\n"
 OUT = BUILD  # exercises and mistakes are written below it
@@ -49,8 +50,16 @@ def has_toy(chapter):
     return os.path.isfile(os.path.join(ROOT, "chapters", chapter, "toy.cpp"))
 
 
+def with_included(text):
+    """A lesson, its header and the chapters' files that they include."""
+    includes = re.findall(
+        r'^#include "(chapters/(?:\d\d_|common/lesson).*)"', text, re.M)
+    return text + "".join(with_included(read(each)) for each in includes)
+
+
 def exercise_of(lesson):
-    """The lesson whose strategy keeps types, signatures and comments alone."""
+    """The lesson whose strategy keeps types, signatures and comments alone; above
+    it, the calls that are needed."""
     before, rest = lesson.split(BEGIN)
     strategy, after = rest.split(END)
     lines, function, in_body = [], None, False
@@ -65,7 +74,9 @@ def exercise_of(lesson):
         elif line.lstrip().startswith("//"):
             lines.append("  " + line.lstrip())
         in_body = in_body or (function is not None and line.endswith("{\n"))
-    return before + BEGIN + "".join(lines) + END + after
+    calls = comment_on_calls(strategy, read("chapters", "from_pytorch.md"),
+                             with_included(before))
+    return before + calls + BEGIN + "".join(lines) + END + after
 
 
 Mistake = collections.namedtuple("Mistake", "name claims symptom changes")

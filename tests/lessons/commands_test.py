@@ -126,8 +126,15 @@ class Commands(unittest.TestCase):
         status, said = self.judge(AVERAGE.replace("grad", "gard", 1))
         self.assertEqual(status, 1, said)
         self.assertRegex(said, r"exercises/ddp\.cpp does not compile:\n"
-                               r".*exercises/ddp\.cpp:18:16: error: .*gardient")
+                               r".*exercises/ddp\.cpp:24:16: error: .*gardient")
         self.assertLess(said.count("\n"), 15)
+
+    def test_a_line_of_pytorch_hears_what_to_write(self):
+        status, said = self.judge("    scale(gradient, 1.0 / dp.size());\n"
+                                  "    gradient.div_(dp.size());\n")
+        self.assertEqual(status, 1, said)
+        self.assertIn("scale_into(x, x, factor) changes x\n", said)
+        self.assertIn("to divide by n, the factor is 1.0 / n\n", said)
 
     def test_a_call_of_the_chapter_s_library_is_named(self):
         status, said = self.judge(
