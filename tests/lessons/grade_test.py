@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,8 +18,11 @@ BUILD = pathlib.Path(sys.argv.pop())
 COURSE = ROOT / "chapters" / "course"
 sys.path.insert(0, os.fspath(COURSE))
 import limits  # noqa: E402
+from grade import most_points  # noqa: E402
+from texts import mistakes_of  # noqa: E402
+from chapter_names import find_chapters  # noqa: E402
 
-IMPORTS = """import ctypes, os, resource, signal
+IMPORTS = """import ctypes, fcntl, os, resource, signal, termios
 from _socket import socket
 libc = ctypes.CDLL(None, use_errno=True)
 TGKILL = 234 if os.uname().machine == "x86_64" else 131
@@ -84,6 +88,8 @@ class Limits(unittest.TestCase):
                          "open(kept, 'a')", "open(kept, 'r+')",
                          "os.open(kept + '2', os.O_CREAT)",
                          "libc.syscall(TGKILL, os.getppid(), os.getppid(), 0)",
+                         "fcntl.ioctl(0, termios.TIOCSTI, b'x')",
+                         "libc.shmget(0, 4096, 0o1600)",
                          "resource.prlimit(os.getppid(), 0, (9, 9))"):
                 with self.subTest(code):
                     self.assertEqual(
@@ -111,6 +117,28 @@ class Limits(unittest.TestCase):
         self.assertEqual((status, len(printed)), (153, 1 << 20))
         self.assertIn("printed more than 1 MiB", limits.reason(153))
         self.assertIn("MemoryError", self.status("bytearray(2 << 30)")[1])
+
+
+class Page(unittest.TestCase):
+    def test_weeks_have_the_points_and_mistakes_that_there_are(self):
+        page = (ROOT / "chapters" / "teaching.md").read_text("utf-8")
+        weeks = re.findall(r"\| `./shardbook mistake (\w+) ([a-z-]+)` "
+                           r"\| `(\w+)` \| (\d) \|", page)
+        self.assertEqual(len(weeks), 11)
+        for ran, mistake, title, points in weeks:
+            chapter, = find_chapters([title])
+            self.assertEqual(ran, title)
+            self.assertIn(mistake, mistakes_of(chapter))
+            self.assertEqual(int(points), most_points(chapter), title)
+        for limit in (f"{limits.RUN_SECONDS} s of computing and "
+                      f"{limits.WAIT_SECONDS} s in all",
+                      f"{limits.RUN_BYTES >> 30} GiB of memory, "
+                      f"{limits.OPEN_FILES} open files, "
+                      f"{limits.OUTPUT_BYTES >> 20} MiB of output",
+                      f"{limits.COMPILE_SECONDS} s, "
+                      f"{limits.COMPILE_BYTES >> 30} GiB and files of at most "
+                      f"{limits.OBJECT_BYTES >> 20} MiB"):
+            self.assertIn(limit, page)
 
 
 @unittest.skipUnless(BUILD.resolve() == (ROOT / "build").resolve(),
