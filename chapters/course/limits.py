@@ -23,6 +23,8 @@ RUN_BYTES, COMPILE_BYTES = 2 << 30, 4 << 30
 OUTPUT_BYTES, OBJECT_BYTES = 1 << 20, 256 << 20
 RUN_SECONDS, WAIT_SECONDS, COMPILE_SECONDS = 5, 15, 60
 OPEN_FILES = 64
+# The caller's other variables may be secrets
+KEPT = ["PATH", "LD_LIBRARY_PATH", "OMP_WAIT_POLICY", "SHARDBOOK_JUDGE"]
 
 # By machine: the number of its kind in <linux/audit.h>, and of calls
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -174,15 +176,18 @@ def main(*words):
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, RUN_BYTES if is_alone else COMPILE_BYTES)
     limit(resource.RLIMIT_FSIZE, OUTPUT_BYTES if is_alone else OBJECT_BYTES)
+    environment = dict(os.environ)
     if is_alone:
+        environment = {name: os.environ[name] for name in KEPT
+                       if name in os.environ}
         # Threads reserve address space, which counts, for arenas of their own
-        os.environ["MALLOC_ARENA_MAX"] = "2"
+        environment["MALLOC_ARENA_MAX"] = "2"
         os.closerange(3, 1024)
         limit(resource.RLIMIT_NOFILE, OPEN_FILES)
         limit(resource.RLIMIT_CPU, RUN_SECONDS, more=1)
         if can_filter():
             forbid()
-    os.execvp(program[0], program)
+    os.execvpe(program[0], program, environment)
 
 
 if __name__ == "__main__":

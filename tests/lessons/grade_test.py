@@ -63,13 +63,14 @@ def run(program, *words, action="run"):
 
 
 class Limits(unittest.TestCase):
-    def status(self, code):
+    def status(self, code, is_alone=True):
         """How a Python program ends within the limits, and what it prints."""
         with tempfile.TemporaryDirectory() as folder:
             log = os.path.join(folder, "log")
             status = subprocess.run(limits.command(
                 log, [sys.executable, "-S", "-B", "-c", IMPORTS + code],
-                is_alone=True), check=False).returncode
+                is_alone), check=False,
+                env={**os.environ, "SECRET": "1"}).returncode
             return (128 - status if status < 0 else status,
                     pathlib.Path(log).read_text("utf-8"))
 
@@ -105,9 +106,10 @@ class Limits(unittest.TestCase):
             "thread = threading.Thread(target=print, args=('thread',))\n"
             "thread.start(); thread.join()\n"
             "print(len(open('/etc/passwd').read()) > 0)\n"
-            "print(libc.syscall(500), ctypes.get_errno())\n"
-            "print(resource.getrlimit(resource.RLIMIT_CORE))"),
-            (0, "thread\nTrue\n-1 38\n(0, 0)\n"))
+            "print(libc.syscall(463, -1, 0, 0, 0, 0, 0), ctypes.get_errno())\n"
+            "print(resource.getrlimit(resource.RLIMIT_CORE))\n"
+            "print('PATH' in os.environ, 'SECRET' in os.environ)"),
+            (0, "thread\nTrue\n-1 38\n(0, 0)\nTrue False\n"))
         self.assertEqual(self.status("os.abort()")[0], 134)
 
     def test_output_and_memory_end(self):
@@ -117,6 +119,14 @@ class Limits(unittest.TestCase):
         self.assertEqual((status, len(printed)), (153, 1 << 20))
         self.assertIn("printed more than 1 MiB", limits.reason(153))
         self.assertIn("MemoryError", self.status("bytearray(2 << 30)")[1])
+
+    def test_a_compiler_has_more(self):
+        self.assertEqual(self.status(
+            "size = len(bytearray(2 << 30)); pid = os.fork()\n"
+            "if pid: os.waitpid(pid, 0); print(size >> 30, os.environ['SECRET'])",
+            is_alone=False), (0, "2 1\n"))
+        self.assertIn("MemoryError", self.status("bytearray(4 << 30)",
+                                                 is_alone=False)[1])
 
 
 class Page(unittest.TestCase):
