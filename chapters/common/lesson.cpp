@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <sstream>
 
@@ -27,6 +28,17 @@ constexpr Task kTasks[] = {
     {12, 12, 48, 24, 12, 0}, {24, 8, 32, 16, 4, 1}, {24, 6, 24, 18, 6, 2}};
 // Set while no rank runs
 const Task* task = kTasks;
+
+/// The line by which ./shardbook exercise knows the verdict, or "". It is taken
+/// before any of the reader's code runs.
+std::string take_word() {
+  const char* word = std::getenv("SHARDBOOK_JUDGE");
+  const std::string line =
+      word == nullptr || *word == 0 ? "" : word + std::string("\n");
+  ::unsetenv("SHARDBOOK_JUDGE");
+  return line;
+}
+const std::string word_of_judge = take_word();
 
 /// The largest |a - b| of all weights, relative to the largest weight, and the
 /// weight that has it.
@@ -402,7 +414,7 @@ Verdict judge(const Lesson& lesson, int ranks) {
 
 int compare(const Lesson& lesson) {
   const Verdict verdict = judge(lesson);
-  fmt::print("{}", verdict.text);
+  fmt::print("{}{}", word_of_judge, verdict.text);
   return verdict.failed.empty() ? 0 : 1;
 }
 

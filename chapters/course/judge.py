@@ -1,20 +1,24 @@
 """The judge of the course: compiles one file in place of its lesson, runs it, and
 reads which claims fail; a mistake with the same numbers is named as a hint."""
 
+import collections
+import fcntl
 import os
 import re
+import secrets
 import shlex
 import subprocess
 
+import limits
 import texts
-from texts import in_one_source, planted_in, read, write  # first: finds table/
+from texts import (END, in_one_source, planted_in, read,  # first: finds table/
+                   with_end_of_lesson, write)
 
 import programs
 from chapter_names import title_of
 from meant import meant
 from programs import BUILD, ROOT, say
 
-RUN_SECONDS, COMPILE_SECONDS = 5, 60
 # What a lesson may use beside core, comm and chapters/common (meson.build)
 ALSO_LINKED = {"13_moe": ", 03, 07 and 13", "14_hybrid_3d": " and 07",
                "15_engine": " and all chapters"}
@@ -27,12 +31,12 @@ def command_of(target):
     return shlex.split(text.stdout.strip().splitlines()[-1])
 
 
-def run_logged(command, log, seconds):
-    """Runs a command in the build folder; returns its status and its output."""
+def run_logged(command, log, is_alone=False, word=""):
+    """Runs a command in the build folder, within limits; returns its status and
+    its output."""
     status = programs.run(
-        ["timeout", "--kill-after=1", str(seconds), "sh", "-c",
-         'cd "$0" && exec "$@" >"$LOG" 2>&1', BUILD, *command],
-        environment={"LOG": log, "OMP_WAIT_POLICY": "passive"})
+        ["env", "-C", BUILD, *limits.command(log, command, is_alone)],
+        environment={"OMP_WAIT_POLICY": "passive", "SHARDBOOK_JUDGE": word})
     with open(log, encoding="utf-8", errors="replace") as file:
         return status, file.read().replace(ROOT + os.sep, "")
 
@@ -46,7 +50,7 @@ def replaced(words, values):
 
 
 def compile_lesson(chapter, source, program, flags=()):
-    """Compiles `source` in place of the lesson; says why where it cannot."""
+    """Compiles `source` in place of the lesson; says why where it cannot, or ""."""
     target = f"chapters/lesson_{chapter}"
     link = command_of(target)
     lesson_object = next(word for word in link if word.endswith("lesson.cpp.o"))
@@ -54,50 +58,90 @@ def compile_lesson(chapter, source, program, flags=()):
     compiler = replaced(command_of(lesson_object),
                         {"-o": own_object, "-MF": own_object + ".d"})
     compiler[-1] = source
-    name = source.replace(ROOT + os.sep, "")
+    # What the compiler calls it, after #line
+    name = (re.match('#line 1 "(.*)"', read(source)) or ["", source])[1]
+    name = name.replace(ROOT + os.sep, "")
     status, output = run_logged(
         [*compiler, "-fdiagnostics-color=never", "-Werror=unused-result", *flags],
-        log, COMPILE_SECONDS)
+        log)
     if status:
         output = output.replace(os.path.relpath(source, BUILD), name)
         first = re.search(rf"^{re.escape(name)}:\d+.*error.*", output, re.M)
         output = output[first.start():] if first else output
-        say(f"{name} does not compile:\n" + "\n".join(output.splitlines()[:12]))
-        for sentence in meant(output)[:3]:
-            say(sentence)
-        return False
+        return (f"{name} does not compile:\n"
+                + ("\n".join([*output.splitlines()[:12], *meant(output)[:3]])
+                   or f"the compiler ended with status {status}; it may need "
+                      f"{limits.COMPILE_SECONDS} s and "
+                      f"{limits.COMPILE_BYTES >> 30} GiB"))
     status, output = run_logged(
         replaced([own_object if word == lesson_object else word
-                  for word in link], {"-o": program}), log, COMPILE_SECONDS)
+                  for word in link], {"-o": program}), log)
     if status:
         missing = re.findall(r"undefined reference to [`'](.*)'", output)
-        say(f"{name} links only core, comm and chapters/common"
-            f"{ALSO_LINKED.get(chapter, '')}; it has no "
-            + ("\n".join(dict.fromkeys(missing[:3])) or output))
-        return False
-    return True
+        return (f"{name} links only core, comm and chapters/common"
+                f"{ALSO_LINKED.get(chapter, '')}; it has no "
+                + ("\n".join(dict.fromkeys(missing[:3])) or output))
+    return ""
+
+
+# What the judge says of a file: the claims of the verdict, name, state ("holds",
+# "FAILS", "later") and text; all that the program printed; and a sentence where
+# there is no verdict.
+Judgement = collections.namedtuple("Judgement", "claims output error")
+
+
+def judged(chapter, source, kind):
+    """Compiles and runs a file."""
+    # Several may be judged at once
+    program = f"chapters/{kind}_{chapter}_{os.getpid()}"
+    try:
+        if kind == "exercise":
+            text = with_end_of_lesson(chapter, source)
+            if not text:
+                return Judgement([], "", f"{source} has no line " + END.strip())
+            source = write(os.path.join(BUILD, program + ".cpp"), text)
+        error = compile_lesson(chapter, source, program)
+        return Judgement([], "", error) if error else run_judged(program)
+    finally:
+        for suffix in ("", ".cpp", ".o", ".o.d", ".log"):
+            path = os.path.join(BUILD, program + suffix)
+            if os.path.exists(path):
+                os.remove(path)
+
+
+def run_judged(program):
+    # By this word compare() begins; a program that ends before, or prints a
+    # verdict of its own, does not know it
+    word = secrets.token_hex(16)
+    status, output = run_logged([os.path.join(BUILD, program)],
+                                os.path.join(BUILD, program + ".log"),
+                                is_alone=True, word=word)
+    printed, _, verdict = output.partition(word + "\n")
+    lines = re.match(r"(?:\w+ +(?:holds|FAILS|later)  .*\n)*", verdict)[0]
+    claims = re.findall(r"(\w+) +(\w+)  (.*)\n", lines)
+    error = limits.reason(status)
+    if not error and "bad_alloc" in output:
+        error = f"asked for more than {limits.RUN_BYTES >> 30} GiB of memory"
+    elif not error and status > 128:
+        error = (f"the program ended by signal {status - 128}: a tensor that has "
+                 "no values, or an index beyond the end")
+    elif not error and not (claims and status in (0, 1)):
+        error = f"the program ended with status {status} before it was judged"
+    return Judgement([] if error else claims, printed + verdict, error)
 
 
 def judge(chapter, source, kind):
-    """Compiles and runs a file; the claims that fail, each with what the judge
-    says of it, or None if there are no claims."""
-    program = f"chapters/{kind}_{chapter}"
-    if not compile_lesson(chapter, source, program):
-        return None
-    status, output = run_logged([os.path.join(BUILD, program)],
-                                os.path.join(BUILD, program + ".log"),
-                                RUN_SECONDS)
+    """Prints what becomes of a file; the claims that fail, each with what the
+    judge says of it, or None if there are no claims."""
+    claims, output, error = judged(chapter, source, kind)
     print(output, end="", flush=True)
-    if status in (124, 137):
-        say(f"stopped after {RUN_SECONDS} s: a loop that never ends, or a rank "
-            "that the others wait for")
-        return None
-    if status > 1:
-        say(f"the program ended by signal {status - 128}: a tensor that has no "
-            "values, or an index beyond the end" if status > 128 else
-            f"the program ended with status {status}")
-        return None
-    return failing(output)
+    if error:
+        say(error)
+    return None if error else failed_of(claims)
+
+
+def failed_of(claims):
+    return {name: text for name, state, text in claims if state == "FAILS"}
 
 
 def failing(output):
@@ -121,9 +165,9 @@ def judged_mistakes(chapter):
             and os.path.getmtime(log) > os.path.getmtime(library)):
         program = f"chapters/mistakes_{chapter}"
         write(path, source)
-        if not compile_lesson(chapter, path, program, ["-O0"]):
+        if compile_lesson(chapter, path, program, ["-O0"]):
             return {}
-        run_logged([os.path.join(BUILD, program)], log, 4 * RUN_SECONDS)
+        run_logged([os.path.join(BUILD, program)], log)
     parts = re.split(r"^== (.*)\n", read(log), flags=re.M)
     return dict(zip(parts[1::2], map(failing, parts[2::2])))
 
@@ -137,21 +181,25 @@ SAME = {"ends": ("your ranks end as those", r".*"),
 
 
 def hint(chapter, failed):
-    """Names the mistakes that fail most like the reader's program, if any do."""
+    """Names the mistakes that fail most like the reader's program, or ""."""
     if not failed or "is empty: write it" in failed.get("ends", ""):
-        return
+        return ""
 
     def same_part(claim, text):
         # Which rank is named first may depend on time
         text = re.sub(r"rank \d+", "rank", re.match(SAME[claim][1], text)[0])
         return sorted(re.findall(r"[^\s,;]+", text))
 
+    # Of several judges at once, one computes what the mistakes do
+    lock = os.path.join(BUILD, f"chapters/mistakes_{chapter}.lock")
+    with open(lock, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        mistakes = judged_mistakes(chapter)
     alike = {name: [claim for claim in failed if claim in theirs and
                     same_part(claim, failed[claim]) ==
                     same_part(claim, theirs[claim])]
-             for name, theirs in judged_mistakes(chapter).items()}
+             for name, theirs in mistakes.items()}
     claims = max(alike.values(), key=len, default=[])
     names = [name for name in alike if claims and alike[name] == claims]
-    if names:
-        say(f"{SAME[claims[0]][0]} of {' or '.join(names)}: see ./shardbook "
-            f"mistake {title_of(chapter)} {names[0]}")
+    return (f"{SAME[claims[0]][0]} of {' or '.join(names)}: see ./shardbook "
+            f"mistake {title_of(chapter)} {names[0]}") if names else ""

@@ -4,16 +4,19 @@
   lessons.py run COMMAND WORDS...       runs it
 """
 
+import json
 import os
 import sys
 import textwrap
 
 import texts
-from texts import (difference, exercise_of, has_toy, lesson_of, mistakes_of,
-                   planted, read, write)
+from texts import (END, difference, exercise_of, has_toy, lesson_of,
+                   mistakes_of, planted, read, write)
 
+import grade
 import programs
 from chapter_names import find_chapters, title_of
+from grade import value_of
 from judge import hint, judge
 from programs import BUILD, ROOT, die, say
 from spelling import near
@@ -33,9 +36,20 @@ def exercise_path(chapter):
     return os.path.join(texts.OUT, "exercises", title_of(chapter) + ".cpp")
 
 
-def run_exercise(chapter, wish=None):
+def run_exercise(chapter, *wishes):
+    file = value_of("--file", wishes)
+    path = os.path.abspath(file) if file else exercise_path(chapter)
+    if value_of("--format", wishes):
+        answer = grade.as_object(chapter, path, more_tries=not file)
+        print(json.dumps(answer, ensure_ascii=False, indent=2))
+        return int(answer["points"] < answer["of"])
+    if file:
+        return judge_exercise(chapter, path)
+    return write_or_judge(chapter, path, "".join(wishes))
+
+
+def write_or_judge(chapter, path, wish):
     title, lesson = title_of(chapter), lesson_of(chapter)
-    path = exercise_path(chapter)
     name = path.replace(ROOT + os.sep, "")
     command = f"./shardbook exercise {title}"
     is_new = not os.path.exists(path)
@@ -50,13 +64,23 @@ def run_exercise(chapter, wish=None):
               f"  {command:40}  compiles and judges it\n"
               f"  {command + ' --solution':40}  shows what the lesson writes")
         return 0
+    grade.tries_of(path, more=1)
+    return judge_exercise(chapter, path)
+
+
+def judge_exercise(chapter, path):
+    if read(path).partition(END)[2] != lesson_of(chapter).partition(END)[2]:
+        say(f"behind the line {END.strip()} the judge has the lesson's own text")
     failed = judge(chapter, path, "exercise")
     if failed == {}:
         print("All claims hold: this is the strategy.")
         return 0
     if "ends" in (failed or {}):
-        say(f"{name} threw: the claims are judged when all ranks end")
-    hint(chapter, failed or {})
+        say(f"{path.replace(ROOT + os.sep, '')} threw: the claims are judged when "
+            "all ranks end")
+    name_of_mistake = hint(chapter, failed)
+    if name_of_mistake:
+        say(name_of_mistake)
     return 1
 
 
@@ -83,9 +107,29 @@ COMMANDS = {"lesson": run_lesson, "toy": run_toy, "exercise": run_exercise,
             "mistake": run_mistake}
 
 
+def check_wishes(word, chapter, wishes):
+    """What may follow an exercise: --solution, or a file and a format."""
+    names = [wish.partition("=")[0] for wish in wishes]
+    if wishes != ["--solution"] and (
+            {*names} - {"--file", "--format"} or len({*names}) < len(names)):
+        die(f"exercise {word} {' '.join(wishes)}: only --solution, or --file FILE "
+            "and --format json, may follow")
+    grade.check_format(f"exercise {word}", wishes)
+    file = value_of("--file", wishes)
+    if file is not None:
+        problem = grade.problem_of(file)
+        if problem:
+            die(f"exercise {word} --file {file}: {problem}")
+    elif names == ["--format"] and not os.path.exists(exercise_path(chapter)):
+        die(f"exercise {word} --format json: there is no answer yet; ./shardbook "
+            f"exercise {word} begins one, and --file FILE gives another")
+
+
 def read_words(command, words):
     """The chapter, and the word behind it."""
-    if not 1 <= len(words) <= (1 if command in ("lesson", "toy") else 2):
+    words = sorted(words, key=lambda word: word.startswith("--"))
+    most = {"mistake": 2, "exercise": 3}.get(command, 1)
+    if not 1 <= len(words) <= most:
         usage = {"exercise": " [--solution]", "mistake": " [NAME]"}
         die(f"{command}: give a chapter, as in ./shardbook {command} "
             f"ddp{usage.get(command, '')}")
@@ -93,8 +137,8 @@ def read_words(command, words):
     if command == "toy" and not has_toy(chapter):
         die(f"toy {words[0]}: its documents have no example; there are "
             + ", ".join(map(title_of, filter(has_toy, find_chapters([])))))
-    if command == "exercise" and more not in ([], ["--solution"]):
-        die(f"exercise {words[0]} {more[0]}: only --solution may follow")
+    if command == "exercise":
+        check_wishes(words[0], chapter, more)
     if command == "mistake" and more and more[0] not in mistakes_of(chapter):
         mistakes = list(mistakes_of(chapter))
         die(f"mistake {words[0]} {more[0]}: no such mistake"
@@ -106,7 +150,8 @@ def print_targets(command, *words):
     chapter, *more = read_words(command, words)
     # To show a text takes what Ninja runs, and to judge one the libraries
     judges = more if command == "mistake" else (
-        not more and os.path.exists(exercise_path(chapter)))
+        more != ["--solution"] and
+        (more or os.path.exists(exercise_path(chapter))))
     if command in ("lesson", "toy"):
         print(f"chapters/{command}_{chapter}")
     else:

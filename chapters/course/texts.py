@@ -79,6 +79,17 @@ def exercise_of(lesson):
     return before + calls + BEGIN + "".join(lines) + END + after
 
 
+def with_end_of_lesson(chapter, path):
+    """The file up to its second mark, and what the lesson has behind it: so no
+    file says itself how it is judged. "" if it has no such mark."""
+    text, mark, _ = read(path).partition(END)
+    begin, _, end = lesson_of(chapter).partition(END)
+    line = begin.count("\n") + 2
+    return mark and (f'#line 1 "{path}"\n{text}{END}'
+                     f'#line {line} "{ROOT}/chapters/{chapter}/lesson.cpp"\n'
+                     + end)
+
+
 Mistake = collections.namedtuple("Mistake", "name claims symptom changes")
 
 

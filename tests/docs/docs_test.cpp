@@ -49,10 +49,10 @@ std::vector<fs::path> all_pages() {
   for (const char* name :
        {"README.md", "README.zh-CN.md", "chapters/running.md",
         "chapters/worlds.md", "chapters/what_goes_wrong.md",
-        "chapters/symbols.md", "chapters/from_pytorch.md", "bench/README.md",
-        "bench/details.md", "bench/validation.md",
-        "chapters/your_own/README.md", "comm/algorithms/README.md",
-        "notebooks/README.md"}) {
+        "chapters/symbols.md", "chapters/from_pytorch.md",
+        "chapters/teaching.md", "bench/README.md", "bench/details.md",
+        "bench/validation.md", "chapters/your_own/README.md",
+        "comm/algorithms/README.md", "notebooks/README.md"}) {
     if (fs::exists(kRoot / name)) pages.push_back(kRoot / name);
   }
   return pages;

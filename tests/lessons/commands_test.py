@@ -3,6 +3,7 @@
   commands_test.py BUILD
 """
 
+import json
 import pathlib
 import re
 import subprocess
@@ -71,6 +72,14 @@ class Commands(unittest.TestCase):
         self.assertEqual(status, 1, said)
         self.assertRegex(said, "ends +FAILS.*average_gradients is empty: ")
         self.assertRegex(said, r"bytes +later +the bill is 3646200 each")
+        status, said = self.run_command("exercise", "ddp", "--format=json")
+        self.assertEqual(status, 1, said)
+        answer = json.loads(said)
+        self.assertEqual((answer["points"], answer["of"]), (0, 3))
+        self.assertEqual([claim["name"] for claim in answer["claims"]],
+                         ["ends", "numbers", "bytes"])
+        _, said = self.run_command("exercise", "ddp", "--format=json")
+        self.assertEqual(json.loads(said)["tries"], answer["tries"] + 1)
 
     def test_nothing_is_built_that_is_not_needed(self):
         for target, *words in (

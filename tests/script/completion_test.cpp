@@ -79,6 +79,8 @@ TEST_F(Completion, OffersWhatMayFollow) {
       "lesson zero_f: zero_fsdp\n"
       "toy pipe: pipeline pipedream\n"
       "exercise ddp --s: --solution\n"
+      "exercise ddp --f: --file --format\n"
+      "grade class --: --csv --format --no-install --jobs\n"
       "mistake ddp : forgot-to-divide divided-twice\n"
       "report : small\n"
       "notebook --execute : ddp\n"
