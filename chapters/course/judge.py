@@ -44,8 +44,9 @@ def replaced(words, values):
     return words
 
 
-def compile_lesson(chapter, source, program, flags=()):
-    """Compiles `source` in place of the lesson; says why where it cannot."""
+def why_not_compiled(chapter, source, program, name=None):
+    """Compiles `source` in place of the lesson; returns None, or why it cannot.
+    `name` is the reader's file, as the compiler names it."""
     target = f"chapters/lesson_{chapter}"
     link = command_of(target)
     lesson_object = next(word for word in link if word.endswith("lesson.cpp.o"))
@@ -53,47 +54,57 @@ def compile_lesson(chapter, source, program, flags=()):
     compiler = replaced(command_of(lesson_object),
                         {"-o": own_object, "-MF": own_object + ".d"})
     compiler[-1] = source
-    name = source.replace(ROOT + os.sep, "")
+    name = name or source.replace(ROOT + os.sep, "")
     status, output = run_logged(
-        [*compiler, "-fdiagnostics-color=never", *flags], log, COMPILE_SECONDS)
+        [*compiler, "-fdiagnostics-color=never"], log, COMPILE_SECONDS)
     if status:
         output = output.replace(os.path.relpath(source, BUILD), name)
         first = re.search(rf"^{re.escape(name)}:\d+.*error.*", output, re.M)
         output = output[first.start():] if first else output
-        say(f"{name} does not compile:\n" + "\n".join(output.splitlines()[:12]))
-        return False
+        return (f"{name} does not compile:\n"
+                + "\n".join(output.splitlines()[:12]))
     status, output = run_logged(
         replaced([own_object if word == lesson_object else word
                   for word in link], {"-o": program}), log, COMPILE_SECONDS)
     if status:
         missing = re.findall(r"undefined reference to [`'](.*)'", output)
-        say(f"{name} links only core, comm and chapters/common"
-            f"{ALSO_LINKED.get(chapter, '')}; it has no "
-            + ("\n".join(dict.fromkeys(missing[:3])) or output))
-        return False
-    return True
+        return (f"{name} links only core, comm and chapters/common"
+                f"{ALSO_LINKED.get(chapter, '')}; it has no "
+                + ("\n".join(dict.fromkeys(missing[:3])) or output))
+    return None
+
+
+def judged_claims(program, *words):
+    """Runs a program: the claims that fail, each with what the judge says of it,
+    or None if there are no claims; what it prints; why there are none."""
+    status, output = run_logged([os.path.join(BUILD, program), *words],
+                                os.path.join(BUILD, program + ".log"),
+                                RUN_SECONDS)
+    if status in (124, 137):
+        why = (f"stopped after {RUN_SECONDS} s: a loop that never ends, or a "
+               "rank that the others wait for")
+    elif status > 1:
+        why = (f"the program ended by signal {status - 128}: a tensor that has "
+               "no values, or an index beyond the end" if status > 128 else
+               f"the program ended with status {status}")
+    else:
+        return failing(output), output, ""
+    return None, output, why
 
 
 def judge(chapter, source, kind):
-    """Compiles and runs a file; the claims that fail, each with what the judge
-    says of it, or None if there are no claims."""
+    """Compiles and runs a file, and says what comes out; the claims that fail,
+    or None if there are none, and whether it compiles."""
     program = f"chapters/{kind}_{chapter}"
-    if not compile_lesson(chapter, source, program):
-        return None
-    status, output = run_logged([os.path.join(BUILD, program)],
-                                os.path.join(BUILD, program + ".log"),
-                                RUN_SECONDS)
+    why = why_not_compiled(chapter, source, program)
+    if why:
+        say(why)
+        return None, False
+    failed, output, why = judged_claims(program)
     print(output, end="", flush=True)
-    if status in (124, 137):
-        say(f"stopped after {RUN_SECONDS} s: a loop that never ends, or a rank "
-            "that the others wait for")
-        return None
-    if status > 1:
-        say(f"the program ended by signal {status - 128}: a tensor that has no "
-            "values, or an index beyond the end" if status > 128 else
-            f"the program ended with status {status}")
-        return None
-    return failing(output)
+    if why:
+        say(why)
+    return failed, True
 
 
 def failing(output):
@@ -117,7 +128,7 @@ def judged_mistakes(chapter):
             and os.path.getmtime(log) > os.path.getmtime(library)):
         program = f"chapters/mistakes_{chapter}"
         write(path, source)
-        if not compile_lesson(chapter, path, program, ["-O0"]):
+        if why_not_compiled(chapter, path, program):
             return {}
         run_logged([os.path.join(BUILD, program)], log, 4 * RUN_SECONDS)
     parts = re.split(r"^== (.*)\n", read(log), flags=re.M)
@@ -140,7 +151,7 @@ def hint(chapter, failed):
     def same_part(claim, text):
         # Which rank is named first may depend on time
         text = re.sub(r"rank \d+", "rank", re.match(SAME[claim][1], text)[0])
-        return sorted(re.findall(r"[^\s,;]+", text))
+        return sorted(word.strip(",;") for word in text.split())
 
     alike = {name: [claim for claim in failed if claim in theirs and
                     same_part(claim, failed[claim]) ==

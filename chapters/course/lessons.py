@@ -7,16 +7,19 @@
 import os
 import sys
 import textwrap
+import time
 
 import texts
-from texts import (difference, exercise_of, has_toy, lesson_of, mistakes_of,
-                   planted, read, write)
+from texts import (difference, exercise_of, functions_of, has_toy, lesson_of,
+                   mistakes_of, planted, read, write)
 
 import programs
 from chapter_names import find_chapters, title_of
+from hints import next_hint
 from judge import hint, judge
 from programs import BUILD, ROOT, die, say
 from spelling import near
+from steps import function_text, judge_steps, show, steps_of
 
 
 def run_lesson(chapter):
@@ -30,34 +33,120 @@ def run_toy(chapter):
 
 
 def exercise_path(chapter):
-    return os.path.join(texts.OUT, "exercises", title_of(chapter) + ".cpp")
+    return os.path.join(texts.WORK, title_of(chapter) + ".cpp")
 
 
-def run_exercise(chapter, wish=None):
-    title, lesson = title_of(chapter), lesson_of(chapter)
+def run_exercise(chapter, wishes):
     path = exercise_path(chapter)
     name = path.replace(ROOT + os.sep, "")
-    command = f"./shardbook exercise {title}"
     is_new = not os.path.exists(path)
-    text = exercise_of(lesson) if is_new else read(path)
-    if wish == "--solution":
-        print(difference(text, lesson, (name, "the lesson"))
-              or f"{name} is the lesson.")
+    if "--solution" in wishes:
+        show_solution(chapter, name, exercise_of(lesson_of(chapter)) if is_new
+                      else read(path), wishes.get("--step"))
         return 0
     if is_new:
-        write(path, text)
+        write(path, exercise_of(lesson_of(chapter)))
+        command = f"./shardbook exercise {title_of(chapter)}"
         print(f"{name}: write what is missing between the two marks, then\n"
-              f"  {command:40}  compiles and judges it\n"
-              f"  {command + ' --solution':40}  shows what the lesson writes")
+              f"  {command:46}  compiles and judges it\n"
+              f"  {command + ' --hint':46}  helps with the next step\n"
+              f"  {command + ' --solution':46}  shows what the lesson writes",
+              flush=True)
+    if "--watch" in wishes:
+        return watch(path, name, lambda: answer(chapter, path, name, wishes))
+    if is_new and "--hint" not in wishes:
         return 0
-    failed = judge(chapter, path, "exercise")
-    if failed == {}:
-        print("All claims hold: this is the strategy.")
-        return 0
-    if "ends" in (failed or {}):
-        say(f"{name} threw: the claims are judged when all ranks end")
+    return answer(chapter, path, name, wishes)
+
+
+def show_solution(chapter, name, text, step):
+    """What the lesson writes in the place of the reader's text."""
+    lesson = lesson_of(chapter)
+    if step:
+        function = functions_of(lesson)[step - 1]
+        text, lesson = (function_text(each, function)
+                        for each in (text, lesson))
+        name = f"{name}, {function}"
+    print(difference(text, lesson, (name, "the lesson"))
+          or f"{name} is the lesson's.")
+
+
+def answer(chapter, path, name, wishes):
+    """Judges the reader's file, or one of its steps: 0 if all claims hold."""
+    number, steps = wishes.get("--step"), steps_of(chapter, read(path))
+    if number or "--hint" in wishes:
+        return answer_by_steps(chapter, path, name, steps, number,
+                               "--hint" in wishes)
+    written = [step for step in steps if step.why != "empty"]
+    failed, judged = {}, {}
+    if len(written) in (0, len(steps)):
+        failed, compiles = judge(chapter, path, "exercise")
+        if failed == {}:
+            print("All claims hold: this is the strategy.")
+            return 0
+        if not compiles:
+            return 1
+        if "ends" in (failed or {}):
+            say(f"{name} threw: the claims are judged when all ranks end")
+    if len(steps) > 1:
+        judged = judge_steps(chapter, path,
+                             [step for step in steps if not step.why])
+        first = show(steps, judged)
+        if first is None:
+            say("each step holds among the lesson's others: what is outside of "
+                "the two marks differs, or two steps do not fit together")
+        failed = judged.get(first, (failed,))[0]
     hint(chapter, failed or {})
     return 1
+
+
+def answer_by_steps(chapter, path, name, steps, number, wants_hint):
+    """Judges one step, or shows the next hint of the first that does not hold."""
+    if not steps:
+        die(f"{name}: its steps cannot be told apart; it needs both marks, and "
+            "each function's braces. Without this option all of it is judged")
+    before = [step for step in steps if step.number == number] if number else (
+        steps[:next((k + 1 for k, step in enumerate(steps) if step.why),
+                    len(steps))])
+    judged = judge_steps(chapter, path, [step for step in before if not step.why])
+    first = show(before, judged, len(steps))
+    if first is None:
+        print("All steps hold: no hint is needed." if wants_hint else
+              f"Step {number} holds.")
+        return 0
+    if wants_hint:
+        print(next_hint(chapter, first))
+    else:
+        hint(chapter, (judged.get(first) or [None])[0] or {})
+    return 1
+
+
+def watch(path, name, judge_it):
+    """Judges a file at once and at every save, until all claims hold."""
+    judged = None
+    while True:
+        saved = stamp(path)
+        if saved in (None, judged):  # an editor may replace it just now
+            programs.pause(0.1)
+            continue
+        print(f"--- {time.strftime('%H:%M:%S')}  {name}, judged at every save; "
+              "Ctrl-C ends", flush=True)
+        try:
+            status = judge_it()
+        except FileNotFoundError:
+            continue
+        if status == 0 and stamp(path) == saved:
+            return 0
+        judged = saved
+
+
+def stamp(path):
+    """Another one after every save; None while there is no file."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def run_mistake(chapter, which=None):
@@ -75,7 +164,7 @@ def run_mistake(chapter, which=None):
     path = write(f"mistakes/{title}/{which}.cpp", text)
     print(textwrap.fill(" ".join(mistake.symptom), 76))
     print(difference(lesson, text, ("the lesson", which)), flush=True)
-    failed = judge(chapter, path, "mistake")
+    failed, _ = judge(chapter, path, "mistake")
     return 0 if failed and " ".join(failed) == mistake.claims else 1
 
 
@@ -85,16 +174,17 @@ COMMANDS = {"lesson": run_lesson, "toy": run_toy, "exercise": run_exercise,
 
 def read_words(command, words):
     """The chapter, and the word behind it."""
-    if not 1 <= len(words) <= (1 if command in ("lesson", "toy") else 2):
-        usage = {"exercise": " [--solution]", "mistake": " [NAME]"}
+    most = {"lesson": 1, "toy": 1, "mistake": 2}.get(command, len(words))
+    if not 1 <= len(words) <= most:
+        usage = {"exercise": " [--watch]", "mistake": " [NAME]"}
         die(f"{command}: give a chapter, as in ./shardbook {command} "
             f"ddp{usage.get(command, '')}")
     chapter, *more = *find_chapters(words[:1]), *words[1:]
     if command == "toy" and not has_toy(chapter):
         die(f"toy {words[0]}: its documents have no example; there are "
             + ", ".join(map(title_of, filter(has_toy, find_chapters([])))))
-    if command == "exercise" and more not in ([], ["--solution"]):
-        die(f"exercise {words[0]} {more[0]}: only --solution may follow")
+    if command == "exercise":
+        return [chapter, read_wishes(chapter, " ".join(words[:1]), more)]
     if command == "mistake" and more and more[0] not in mistakes_of(chapter):
         mistakes = list(mistakes_of(chapter))
         die(f"mistake {words[0]} {more[0]}: no such mistake"
@@ -102,11 +192,34 @@ def read_words(command, words):
     return [chapter, *more]
 
 
+def read_wishes(chapter, title, words):
+    """The options of an exercise, with their values."""
+    wishes = {}
+    for word in words:
+        option, _, value = word.partition("=")
+        if option not in ("--step", "--hint", "--watch", "--solution"):
+            die(f"exercise {title} {word}: only --step N, --hint, --watch or "
+                "--solution may follow")
+        wishes[option] = value
+    several = [option for option in wishes if option != "--step"]
+    if len(several) > 1:
+        die(f"exercise {title} {' '.join(several)}: give one of them")
+    if "--step" in wishes:
+        names = functions_of(lesson_of(chapter))
+        numbers = [str(number) for number in range(1, len(names) + 1)]
+        if wishes["--step"] not in numbers:
+            die(f"exercise {title} --step {wishes['--step']}: give a step: "
+                + ", ".join(map(" ".join, zip(numbers, names))))
+        wishes["--step"] = int(wishes["--step"])
+    return wishes
+
+
 def print_targets(command, *words):
     chapter, *more = read_words(command, words)
     # To show a text takes what Ninja runs, and to judge one the libraries
     judges = more if command == "mistake" else (
-        not more and os.path.exists(exercise_path(chapter)))
+        command == "exercise" and "--solution" not in more[0] and
+        ("--watch" in more[0] or os.path.exists(exercise_path(chapter))))
     if command in ("lesson", "toy"):
         print(f"chapters/{command}_{chapter}")
     else:

@@ -24,7 +24,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
 from programs import BUILD, ROOT, die  # noqa: E402
 
 BEGIN, END = "// --- the strategy\n", "// --- end\n"
-OUT = BUILD  # exercises and mistakes are written below it
+OUT = BUILD  # what is compiled is written below it
+WORK = os.path.join(ROOT, "exercises")  # what readers write; it stays
 
 
 def read(*path):
@@ -47,6 +48,12 @@ def lesson_of(chapter):
 
 def has_toy(chapter):
     return os.path.isfile(os.path.join(ROOT, "chapters", chapter, "toy.cpp"))
+
+
+def functions_of(lesson):
+    """The names of the strategy's functions: the steps of its exercise."""
+    strategy = lesson[lesson.index(BEGIN):lesson.index(END)]
+    return re.findall(r"^inline [^(]*?(\w+)\(", strategy, re.M)
 
 
 def exercise_of(lesson):

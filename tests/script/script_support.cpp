@@ -61,7 +61,7 @@ void Script::SetUp() {
        {"SHARDBOOK_MESON_OPTIONS", "CXX", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"}) {
     unsetenv(name);
   }
-  copy_python("/chapters");
+  copy_python("/chapters/course");
   copy_python("/chapters/table");
   copy_python("/bench");
   copy_python("/tests/gpu");

@@ -208,7 +208,10 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"toy single_device", "toy single_device: its documents have no "},
         {"lesson ddp --solution", "--solution goes with exercise only"},
         {"exercise ddp gpipe",
-         "exercise ddp gpipe: only --solution may follow"},
+         "exercise ddp gpipe: only --step N, --hint, --watch or --solution may "
+         "follow"},
+        {"exercise ddp --step", "--step needs a value"},
+        {"mistake ddp --step 1", "--step goes with exercise only"},
         {"mistake walk",
          "walk: no such chapter; ./shardbook run --list lists them"},
         {"run dpp", "dpp: no such chapter (did you mean ddp?)"},
