@@ -348,6 +348,14 @@ class Steps(unittest.TestCase):
                     self.assertIn("mine_", text.splitlines()[line - 1])
                 line = int(found[1]) if found else line + 1
 
+    def test_every_exercise_has_its_steps(self):
+        for chapter in find_chapters([]):
+            lesson = texts.lesson_of(chapter)
+            for text, why in (lesson, ""), (texts.exercise_of(lesson), "empty"):
+                found = steps.steps_of(chapter, text)
+                self.assertTrue(found, chapter)
+                self.assertEqual({step.why for step in found}, {why}, chapter)
+
     def test_every_function_has_hints(self):
         for chapter in find_chapters([]):
             lesson = texts.lesson_of(chapter)
