@@ -3,6 +3,7 @@
 // Counts in the text of messages and reports.
 
 #include <cmath>
+#include <cstddef>
 #include <string>
 #include <type_traits>
 
