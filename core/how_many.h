@@ -2,6 +2,8 @@
 
 // Counts in the text of messages and reports.
 
+#include <cmath>
+#include <cstddef>
 #include <string>
 #include <type_traits>
 
@@ -19,6 +21,14 @@ std::string how_many(Count count, const std::string& noun) {
       last == 's' || last == 'x' ||
       (noun.size() > 1 && noun.compare(noun.size() - 2, 2, "ch") == 0);
   return text + (hisses ? "es" : "s");
+}
+
+/// "1,234": a count from 0 up.
+inline std::string with_commas(double count) {
+  std::string text = std::to_string(std::nearbyint(count));
+  text.resize(text.find('.'));
+  for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, ",");
+  return text;
 }
 
 }  // namespace shardbook

@@ -70,9 +70,13 @@ std::pair<double, std::string> difference(
 std::string by_rank(const std::vector<double>& values) {
   if (std::adjacent_find(values.begin(), values.end(), std::not_equal_to<>()) ==
       values.end()) {
-    return fmt::format("{:.0f}{}", values[0], values.size() > 1 ? " each" : "");
+    return with_commas(values[0]) + (values.size() > 1 ? " each" : "");
   }
-  return fmt::format("{:.0f}", fmt::join(values, ", "));
+  std::string text;
+  for (const double value : values) {
+    text += (text.empty() ? "" : ", ") + with_commas(value);
+  }
+  return text;
 }
 
 void add_claim(Verdict& verdict, const std::string& name, bool holds,
@@ -377,11 +381,13 @@ Verdict judge_task(const Lesson& lesson, int ranks, bool judges_memory) {
   if (lesson.peak_bytes == 0 || !judges_memory) return verdict;
   add_claim(verdict, "memory", peak <= kMorePeak * lesson.peak_bytes,
             peak <= lesson.peak_bytes
-                ? fmt::format("{:.0f} bytes at the peak of a rank, or less",
-                              lesson.peak_bytes)
-                : fmt::format("{:.0f} bytes at the peak of a rank; the lesson "
-                              "needs {:.0f}",
-                              peak, lesson.peak_bytes));
+                ? with_commas(lesson.peak_bytes) +
+                      " bytes at the peak of a rank, or less"
+                : fmt::format("{} bytes at the peak of a rank; at most {}: {} "
+                              "times the lesson's {}",
+                              with_commas(peak),
+                              with_commas(kMorePeak * lesson.peak_bytes),
+                              kMorePeak, with_commas(lesson.peak_bytes)));
   return verdict;
 }
 

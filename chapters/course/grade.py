@@ -76,7 +76,7 @@ def most_points(chapter):
 def as_object(chapter, path, more_tries=0):
     """What the judge says of a file. That all ranks end brings no point."""
     tries = tries_of(path, more_tries)
-    claims, _, error = judged(chapter, path, "exercise")
+    claims, _, error, _ = judged(chapter, path, "exercise")
     return {"chapter": title_of(chapter), "file": path,
             "claims": [{"name": name, "holds": state == "holds", "text": text}
                        for name, state, text in claims],

@@ -2,6 +2,7 @@
 reads which claims fail; a mistake with the same numbers is named as a hint."""
 
 import collections
+import contextlib
 import fcntl
 import os
 import re
@@ -49,7 +50,7 @@ def replaced(words, values):
     return words
 
 
-def compile_lesson(chapter, source, program, flags=()):
+def compile_lesson(chapter, source, program):
     """Compiles `source` in place of the lesson; says why where it cannot, or ""."""
     target = f"chapters/lesson_{chapter}"
     link = command_of(target)
@@ -59,11 +60,10 @@ def compile_lesson(chapter, source, program, flags=()):
                         {"-o": own_object, "-MF": own_object + ".d"})
     compiler[-1] = source
     # What the compiler calls it, after #line
-    name = (re.match('#line 1 "(.*)"', read(source)) or ["", source])[1]
+    name = (re.match('\n?#line 1 "(.*)"', read(source)) or ["", source])[1]
     name = name.replace(ROOT + os.sep, "")
     status, output = run_logged(
-        [*compiler, "-fdiagnostics-color=never", "-Werror=unused-result", *flags],
-        log)
+        [*compiler, "-fdiagnostics-color=never", "-Werror=unused-result"], log)
     if status:
         output = output.replace(os.path.relpath(source, BUILD), name)
         first = re.search(rf"^{re.escape(name)}:\d+.*error.*", output, re.M)
@@ -85,23 +85,18 @@ def compile_lesson(chapter, source, program, flags=()):
 
 
 # What the judge says of a file: the claims of the verdict, name, state ("holds",
-# "FAILS", "later") and text; all that the program printed; and a sentence where
-# there is no verdict.
-Judgement = collections.namedtuple("Judgement", "claims output error")
+# "FAILS", "later") and text; all that the program printed; a sentence where there
+# is no verdict; and whether it compiled.
+Judgement = collections.namedtuple("Judgement", "claims output error compiled")
 
 
-def judged(chapter, source, kind):
-    """Compiles and runs a file."""
-    # Several may be judged at once
+@contextlib.contextmanager
+def program_of(kind, chapter):
+    """The name of a program, of which several may be made at once; it is removed
+    in the end."""
     program = f"chapters/{kind}_{chapter}_{os.getpid()}"
     try:
-        if kind == "exercise":
-            text = with_end_of_lesson(chapter, source)
-            if not text:
-                return Judgement([], "", f"{source} has no line " + END.strip())
-            source = write(os.path.join(BUILD, program + ".cpp"), text)
-        error = compile_lesson(chapter, source, program)
-        return Judgement([], "", error) if error else run_judged(program)
+        yield program
     finally:
         for suffix in ("", ".cpp", ".o", ".o.d", ".log"):
             path = os.path.join(BUILD, program + suffix)
@@ -109,11 +104,26 @@ def judged(chapter, source, kind):
                 os.remove(path)
 
 
-def run_judged(program):
+def judged(chapter, source, kind):
+    """Compiles and runs a file."""
+    with program_of(kind, chapter) as program:
+        if kind == "exercise":
+            text = with_end_of_lesson(chapter, source)
+            if not text:
+                return Judgement([], "", f"{source} has no line " + END.strip(),
+                                 False)
+            source = write(os.path.join(BUILD, program + ".cpp"), text)
+        error = compile_lesson(chapter, source, program)
+        return (Judgement([], "", error, False) if error else
+                run_judged(program))
+
+
+def run_judged(program, *words):
+    """Runs a program that begins with compare()."""
     # By this word compare() begins; a program that ends before, or prints a
     # verdict of its own, does not know it
     word = secrets.token_hex(16)
-    status, output = run_logged([os.path.join(BUILD, program)],
+    status, output = run_logged([os.path.join(BUILD, program), *words],
                                 os.path.join(BUILD, program + ".log"),
                                 is_alone=True, word=word)
     printed, _, verdict = output.partition(word + "\n")
@@ -127,17 +137,17 @@ def run_judged(program):
                  "no values, or an index beyond the end")
     elif not error and not (claims and status in (0, 1)):
         error = f"the program ended with status {status} before it was judged"
-    return Judgement([] if error else claims, printed + verdict, error)
+    return Judgement([] if error else claims, printed + verdict, error, True)
 
 
 def judge(chapter, source, kind):
     """Prints what becomes of a file; the claims that fail, each with what the
-    judge says of it, or None if there are no claims."""
-    claims, output, error = judged(chapter, source, kind)
-    print(output, end="", flush=True)
-    if error:
-        say(error)
-    return None if error else failed_of(claims)
+    judge says of it, or None if there are no claims; and whether it compiled."""
+    result = judged(chapter, source, kind)
+    print(result.output, end="", flush=True)
+    if result.error:
+        say(result.error)
+    return None if result.error else failed_of(result.claims), result.compiled
 
 
 def failed_of(claims):
@@ -165,7 +175,7 @@ def judged_mistakes(chapter):
             and os.path.getmtime(log) > os.path.getmtime(library)):
         program = f"chapters/mistakes_{chapter}"
         write(path, source)
-        if compile_lesson(chapter, path, program, ["-O0"]):
+        if compile_lesson(chapter, path, program):
             return {}
         run_logged([os.path.join(BUILD, program)], log)
     parts = re.split(r"^== (.*)\n", read(log), flags=re.M)

@@ -8,18 +8,20 @@ import json
 import os
 import sys
 import textwrap
+import time
 
 import texts
-from texts import (END, difference, exercise_of, has_toy, lesson_of,
-                   mistakes_of, planted, read, write)
+from texts import (END, difference, exercise_of, functions_of, has_toy,
+                   lesson_of, mistakes_of, planted, read, write)
 
 import grade
 import programs
 from chapter_names import find_chapters, title_of
-from grade import value_of
+from hints import next_hint
 from judge import hint, judge
 from programs import BUILD, ROOT, die, say
 from spelling import near
+from steps import function_text, judge_steps, show, steps_of
 
 
 def run_lesson(chapter):
@@ -33,55 +35,135 @@ def run_toy(chapter):
 
 
 def exercise_path(chapter):
-    return os.path.join(texts.OUT, "exercises", title_of(chapter) + ".cpp")
+    return os.path.join(texts.WORK, title_of(chapter) + ".cpp")
 
 
-def run_exercise(chapter, *wishes):
-    file = value_of("--file", wishes)
+def run_exercise(chapter, wishes):
+    file = wishes.get("--file")
     path = os.path.abspath(file) if file else exercise_path(chapter)
-    if value_of("--format", wishes):
-        answer = grade.as_object(chapter, path, more_tries=not file)
-        print(json.dumps(answer, ensure_ascii=False, indent=2))
-        return int(answer["points"] < answer["of"])
-    if file:
-        return judge_exercise(chapter, path)
-    return write_or_judge(chapter, path, "".join(wishes))
-
-
-def write_or_judge(chapter, path, wish):
-    title, lesson = title_of(chapter), lesson_of(chapter)
     name = path.replace(ROOT + os.sep, "")
-    command = f"./shardbook exercise {title}"
+    if "--format" in wishes:
+        said = grade.as_object(chapter, path, more_tries=not file)
+        print(json.dumps(said, ensure_ascii=False, indent=2))
+        return int(said["points"] < said["of"])
     is_new = not os.path.exists(path)
-    text = exercise_of(lesson) if is_new else read(path)
-    if wish == "--solution":
-        print(difference(text, lesson, (name, "the lesson"))
-              or f"{name} is the lesson.")
+    if "--solution" in wishes:
+        show_solution(chapter, name, exercise_of(lesson_of(chapter)) if is_new
+                      else read(path), wishes.get("--step"))
         return 0
     if is_new:
-        write(path, text)
+        write(path, exercise_of(lesson_of(chapter)))
+        command = f"./shardbook exercise {title_of(chapter)}"
         print(f"{name}: write what is missing between the two marks, then\n"
-              f"  {command:40}  compiles and judges it\n"
-              f"  {command + ' --solution':40}  shows what the lesson writes")
+              f"  {command:46}  compiles and judges it\n"
+              f"  {command + ' --hint':46}  helps with the next step\n"
+              f"  {command + ' --solution':46}  shows what the lesson writes",
+              flush=True)
+    if "--watch" in wishes:
+        return watch(path, name, lambda: answer(chapter, path, name, wishes))
+    if is_new and "--hint" not in wishes:
         return 0
-    grade.tries_of(path, more=1)
-    return judge_exercise(chapter, path)
+    return answer(chapter, path, name, wishes)
 
 
-def judge_exercise(chapter, path):
+def show_solution(chapter, name, text, step):
+    """What the lesson writes in the place of the reader's text."""
+    lesson = lesson_of(chapter)
+    if step:
+        function = functions_of(lesson)[step - 1]
+        text, lesson = (function_text(each, function)
+                        for each in (text, lesson))
+        name = f"{name}, {function}"
+    print(difference(text, lesson, (name, "the lesson"))
+          or f"{name} is the lesson's.")
+
+
+def answer(chapter, path, name, wishes):
+    """Judges the reader's file, or one of its steps: 0 if all claims hold."""
+    number, steps = wishes.get("--step"), steps_of(chapter, read(path))
+    if number or "--hint" in wishes:
+        return answer_by_steps(chapter, path, name, steps, number,
+                               "--hint" in wishes)
+    written = [step for step in steps if step.why != "empty"]
+    failed, judged = {}, {}
+    if path == exercise_path(chapter):
+        grade.tries_of(path, more=1)
     if read(path).partition(END)[2] != lesson_of(chapter).partition(END)[2]:
         say(f"behind the line {END.strip()} the judge has the lesson's own text")
-    failed = judge(chapter, path, "exercise")
-    if failed == {}:
-        print("All claims hold: this is the strategy.")
-        return 0
-    if "ends" in (failed or {}):
-        say(f"{path.replace(ROOT + os.sep, '')} threw: the claims are judged when "
-            "all ranks end")
-    name_of_mistake = hint(chapter, failed)
-    if name_of_mistake:
-        say(name_of_mistake)
+    if len(written) in (0, len(steps)):
+        failed, compiles = judge(chapter, path, "exercise")
+        if failed == {}:
+            print("All claims hold: this is the strategy.")
+            return 0
+        if not compiles:
+            return 1
+        if "ends" in (failed or {}):
+            say(f"{name} threw: the claims are judged when all ranks end")
+    if len(steps) > 1:
+        judged = judge_steps(chapter, path,
+                             [step for step in steps if not step.why])
+        first = show(steps, judged)
+        if first is None:
+            say("each step holds among the lesson's others: what is outside of "
+                "the two marks differs, or two steps do not fit together")
+        failed = judged.get(first, (failed,))[0]
+    say_hint(chapter, failed)
     return 1
+
+
+def say_hint(chapter, failed):
+    sentence = hint(chapter, failed)
+    if sentence:
+        say(sentence)
+
+
+def answer_by_steps(chapter, path, name, steps, number, wants_hint):
+    """Judges one step, or shows the next hint of the first that does not hold."""
+    if not steps:
+        die(f"{name}: its steps cannot be told apart; it needs both marks, and "
+            "each function's braces. Without this option all of it is judged")
+    before = [step for step in steps if step.number == number] if number else (
+        steps[:next((k + 1 for k, step in enumerate(steps) if step.why),
+                    len(steps))])
+    judged = judge_steps(chapter, path, [step for step in before if not step.why])
+    first = show(before, judged, len(steps))
+    if first is None:
+        print("All steps hold: no hint is needed." if wants_hint else
+              f"Step {number} holds.")
+        return 0
+    if wants_hint:
+        print(next_hint(chapter, first))
+    else:
+        say_hint(chapter, (judged.get(first) or [None])[0])
+    return 1
+
+
+def watch(path, name, judge_it):
+    """Judges a file at once and at every save, until all claims hold."""
+    judged = None
+    while True:
+        saved = stamp(path)
+        if saved in (None, judged):  # an editor may replace it just now
+            programs.pause(0.1)
+            continue
+        print(f"--- {time.strftime('%H:%M:%S')}  {name}, judged at every save; "
+              "Ctrl-C ends", flush=True)
+        try:
+            status = judge_it()
+        except FileNotFoundError:
+            continue
+        if status == 0 and stamp(path) == saved:
+            return 0
+        judged = saved
+
+
+def stamp(path):
+    """Another one after every save; None while there is no file."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def run_mistake(chapter, which=None):
@@ -99,7 +181,7 @@ def run_mistake(chapter, which=None):
     path = write(f"mistakes/{title}/{which}.cpp", text)
     print(textwrap.fill(" ".join(mistake.symptom), 76))
     print(difference(lesson, text, ("the lesson", which)), flush=True)
-    failed = judge(chapter, path, "mistake")
+    failed, _ = judge(chapter, path, "mistake")
     return 0 if failed and " ".join(failed) == mistake.claims else 1
 
 
@@ -107,30 +189,12 @@ COMMANDS = {"lesson": run_lesson, "toy": run_toy, "exercise": run_exercise,
             "mistake": run_mistake}
 
 
-def check_wishes(word, chapter, wishes):
-    """What may follow an exercise: --solution, or a file and a format."""
-    names = [wish.partition("=")[0] for wish in wishes]
-    if wishes != ["--solution"] and (
-            {*names} - {"--file", "--format"} or len({*names}) < len(names)):
-        die(f"exercise {word} {' '.join(wishes)}: only --solution, or --file FILE "
-            "and --format json, may follow")
-    grade.check_format(f"exercise {word}", wishes)
-    file = value_of("--file", wishes)
-    if file is not None:
-        problem = grade.problem_of(file)
-        if problem:
-            die(f"exercise {word} --file {file}: {problem}")
-    elif names == ["--format"] and not os.path.exists(exercise_path(chapter)):
-        die(f"exercise {word} --format json: there is no answer yet; ./shardbook "
-            f"exercise {word} begins one, and --file FILE gives another")
-
-
 def read_words(command, words):
     """The chapter, and the word behind it."""
     words = sorted(words, key=lambda word: word.startswith("--"))
-    most = {"mistake": 2, "exercise": 3}.get(command, 1)
+    most = {"lesson": 1, "toy": 1, "mistake": 2}.get(command, len(words))
     if not 1 <= len(words) <= most:
-        usage = {"exercise": " [--solution]", "mistake": " [NAME]"}
+        usage = {"exercise": " [--watch]", "mistake": " [NAME]"}
         die(f"{command}: give a chapter, as in ./shardbook {command} "
             f"ddp{usage.get(command, '')}")
     chapter, *more = *find_chapters(words[:1]), *words[1:]
@@ -138,7 +202,7 @@ def read_words(command, words):
         die(f"toy {words[0]}: its documents have no example; there are "
             + ", ".join(map(title_of, filter(has_toy, find_chapters([])))))
     if command == "exercise":
-        check_wishes(words[0], chapter, more)
+        return [chapter, read_wishes(chapter, " ".join(words[:1]), more)]
     if command == "mistake" and more and more[0] not in mistakes_of(chapter):
         mistakes = list(mistakes_of(chapter))
         die(f"mistake {words[0]} {more[0]}: no such mistake"
@@ -146,12 +210,44 @@ def read_words(command, words):
     return [chapter, *more]
 
 
+def read_wishes(chapter, title, words):
+    """The options of an exercise, with their values."""
+    wishes = {}
+    for word in words:
+        option, _, value = word.partition("=")
+        if option in wishes or option not in (
+                "--step", "--hint", "--watch", "--solution", "--file", "--format"):
+            die(f"exercise {title} {word}: only --step N, --hint, --watch, "
+                "--solution, or --file FILE and --format json, may follow")
+        wishes[option] = value
+    given = [option for option in wishes if option not in ("--step", "--file")]
+    if len(given) > 1 or ("--step" in wishes and "--format" in wishes):
+        die(f"exercise {title} {' '.join(wishes)}: give one of them")
+    if "--step" in wishes:
+        names = functions_of(lesson_of(chapter))
+        numbers = [str(number) for number in range(1, len(names) + 1)]
+        if wishes["--step"] not in numbers:
+            die(f"exercise {title} --step {wishes['--step']}: give a step: "
+                + ", ".join(map(" ".join, zip(numbers, names))))
+        wishes["--step"] = int(wishes["--step"])
+    grade.check_format(f"exercise {title}", words)
+    if "--file" in wishes:
+        problem = grade.problem_of(wishes["--file"])
+        if problem:
+            die(f"exercise {title} --file {wishes['--file']}: {problem}")
+    elif "--format" in wishes and not os.path.exists(exercise_path(chapter)):
+        die(f"exercise {title} --format json: there is no answer yet; ./shardbook "
+            f"exercise {title} begins one, and --file FILE gives another")
+    return wishes
+
+
 def print_targets(command, *words):
     chapter, *more = read_words(command, words)
     # To show a text takes what Ninja runs, and to judge one the libraries
     judges = more if command == "mistake" else (
-        more != ["--solution"] and
-        (more or os.path.exists(exercise_path(chapter))))
+        command == "exercise" and "--solution" not in more[0] and
+        ({"--watch", "--file"} & {*more[0]} or
+         os.path.exists(exercise_path(chapter))))
     if command in ("lesson", "toy"):
         print(f"chapters/{command}_{chapter}")
     else:

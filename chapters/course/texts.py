@@ -25,7 +25,8 @@ from programs import BUILD, ROOT, die  # noqa: E402
 from vocabulary import comment_on_calls  # noqa: E402
 
 BEGIN, END = "// --- the strategy\n", "// --- end\n"
-OUT = BUILD  # exercises and mistakes are written below it
+OUT = BUILD  # what is compiled is written below it
+WORK = os.path.join(ROOT, "exercises")  # what readers write; it stays
 
 
 def read(*path):
@@ -55,6 +56,12 @@ def with_included(text):
     includes = re.findall(
         r'^#include "(chapters/(?:\d\d_|common/lesson).*)"', text, re.M)
     return text + "".join(with_included(read(each)) for each in includes)
+
+
+def functions_of(lesson):
+    """The names of the strategy's functions: the steps of its exercise."""
+    strategy = lesson[lesson.index(BEGIN):lesson.index(END)]
+    return re.findall(r"^inline [^(]*?(\w+)\(", strategy, re.M)
 
 
 def exercise_of(lesson):

@@ -179,12 +179,6 @@ std::string bytes_text(double bytes) {
   return fmt::format("{:.1f} MB", bytes / kMega);
 }
 
-std::string with_commas(double count) {
-  std::string text = fmt::format("{:.0f}", count);
-  for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, ",");
-  return text;
-}
-
 std::string time_text(double seconds) {
   if (seconds >= 1) return fmt::format("{:.2f} s", seconds);
   return fmt::format("{:.1f} ms", 1e3 * seconds);

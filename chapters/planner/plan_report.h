@@ -34,8 +34,6 @@ std::string engine_command_of(const PlanRequest& request,
 
 /// "1.23 TB", "45.6 GB", "7.8 MB".
 std::string bytes_text(double bytes);
-/// "1,234".
-std::string with_commas(double count);
 /// "1.23 s", "45.6 ms".
 std::string time_text(double seconds);
 /// "nvlink 12.3 GB, network 4.5 GB".

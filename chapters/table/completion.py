@@ -94,6 +94,11 @@ def values_of(command, words):
     if command == "mistake" and words:
         text = read("chapters", find_programs(words[:1])[0], "mistakes.txt")
         return re.findall(r"^== ([^:]+):", text, re.M)
+    if command == "exercise" and words[1:] and words[-1] == "--step":
+        text = read("chapters", find_programs(words[:1])[0], "lesson.cpp")
+        strategy = re.search(r"// --- the strategy(.*)// --- end", text, re.S)
+        functions = re.findall("^inline ", strategy[1] if strategy else "", re.M)
+        return [str(number + 1) for number in range(len(functions))]
     if command in ("lesson", "toy", "exercise", "mistake"):
         return [] if words else names()
     if command == "report":

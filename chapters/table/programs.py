@@ -148,10 +148,15 @@ def _reap(program):
         pass
 
 
-def _check_signals():
-    waiting = signal.sigtimedwait(_stopping, 0)
+def pause(seconds):
+    """Waits; throws Stopped when a signal comes."""
+    waiting = signal.sigtimedwait(_stopping, seconds)
     if waiting:
         raise Stopped(waiting.si_signo)
+
+
+def _check_signals():
+    pause(0)
 
 
 def _end_by(number):

@@ -261,6 +261,7 @@ def print_targets(name, _, *words):
     # Libraries that programs load, and are not linked with
     if uses_gpu(options or []):
         needed.append("gpu_libraries")
+    needed.append("lesson_needs")  # after a run, a lesson answers soon
     print(TABLE, *needed, sep="\n")
 
 

@@ -14,5 +14,13 @@ TEST(HowMany, TheNounFollowsTheNumber) {
   EXPECT_EQ(how_many(4, "process"), "4 processes");
 }
 
+TEST(HowMany, CommasPartThousands) {
+  EXPECT_EQ(with_commas(0), "0");
+  EXPECT_EQ(with_commas(999), "999");
+  EXPECT_EQ(with_commas(999.7), "1,000");
+  EXPECT_EQ(with_commas(12345678), "12,345,678");
+  EXPECT_EQ(with_commas(4e15), "4,000,000,000,000,000");
+}
+
 }  // namespace
 }  // namespace shardbook

@@ -33,7 +33,7 @@ algorithm: find_if any_of clamp copy count fill find max max_element min min_ele
 array: array
 atomic: atomic memory_order_acquire memory_order_relaxed memory_order_release
 chrono: chrono
-cmath: fmod abs ceil exp fabs floor fma log log2 pow round sqrt
+cmath: fmod abs ceil exp fabs floor fma log log2 nearbyint pow round sqrt
 condition_variable: condition_variable
 cstddef string vector deque array map set: size_t
 cstddef: byte max_align_t nullptr_t ptrdiff_t

@@ -50,6 +50,9 @@ class Completion : public Script {
     write("/chapters/02_ddp/mistakes.txt",
           "== forgot-to-divide: numbers\nSymptom: none.\n- a\n+ b\n"
           "== divided-twice: numbers\n- a\n+ c\n");
+    write("/chapters/02_ddp/lesson.cpp",
+          "inline int a();\n// --- the strategy\ninline int b();\n"
+          "inline int c();\n// --- end\ninline int d();\n");
     write("/notebooks/02_ddp.ipynb", "{}");
     write("/bench/kernels_bench.cpp", "");
     write("/build/runs/small/rows.tsv", "");
@@ -78,7 +81,8 @@ TEST_F(Completion, OffersWhatMayFollow) {
       "compare gpipe zero_f: zero_fsdp\n"
       "lesson zero_f: zero_fsdp\n"
       "toy pipe: pipeline pipedream\n"
-      "exercise ddp --s: --solution\n"
+      "exercise ddp --s: --step --solution\n"
+      "exercise ddp --step : 1 2\n"
       "exercise ddp --f: --file --format\n"
       "grade class --: --csv --format --no-install --jobs\n"
       "mistake ddp : forgot-to-divide divided-twice\n"

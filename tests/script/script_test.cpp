@@ -208,7 +208,10 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"toy single_device", "toy single_device: its documents have no "},
         {"lesson ddp --solution", "--solution goes with exercise only"},
         {"exercise ddp gpipe",
-         "exercise ddp gpipe: only --solution, or --file FILE and"},
+         "exercise ddp gpipe: only --step N, --hint, --watch, --solution, or "
+         "--file FILE and --format json, may follow"},
+        {"exercise ddp --step", "--step needs a value"},
+        {"mistake ddp --step 1", "--step goes with exercise only"},
         {"grade", "grade: give one folder, with FOLDER/STUDENT/CHAPTER.cpp"},
         {"grade . --format xml", "grade --format xml: only json"},
         {"run ddp --format json", "--format=json: options of a program go"},
