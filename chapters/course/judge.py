@@ -75,8 +75,8 @@ def why_not_compiled(chapter, source, program, name=None):
 
 
 def judged_claims(program, *words):
-    """Runs a program: the claims that fail, each with what the judge says of it,
-    or None if there are no claims; what it prints; why there are none."""
+    """Runs a program. Returns the claims that fail, with what the judge says of
+    each, or None if there are no claims; what it prints; why there are none."""
     status, output = run_logged([os.path.join(BUILD, program), *words],
                                 os.path.join(BUILD, program + ".log"),
                                 RUN_SECONDS)

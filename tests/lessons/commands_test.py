@@ -296,6 +296,14 @@ namespace shardbook::ddp { void check_same_everywhere(ProcessGroup& dp); }
         _, said = self.run_command("exercise", "zero", "--solution", "--step=2")
         self.assertRegex(said, "scatter_gradients is the lesson's")
 
+    def test_without_a_brace_all_is_compiled(self):
+        self.write_zero(lambda text: text.replace("  return layer;\n}", "", 1))
+        status, said = self.run_command("exercise", "zero", "--step=1")
+        self.assertEqual(status, 1, said)
+        self.assertRegex(said, "its steps cannot be told apart, for want of a "
+                               "mark or a brace; all of it is judged\n"
+                               r".*does not compile:\n.*zero_fsdp\.cpp:\d+")
+
     def test_a_wrong_wish_is_refused(self):
         for words, answer in (
                 (["--step=4"], "--step 4: give a step: 1 gather, 2 scatter"),
