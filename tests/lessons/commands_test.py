@@ -116,6 +116,12 @@ class Commands(unittest.TestCase):
         self.assertEqual(self.run_command("exercise", "ddp", action="targets"),
                          (0, "lesson_libs_02_ddp\n"))
 
+    def test_a_run_builds_what_lessons_need(self):
+        said = subprocess.run(
+            [sys.executable, "-B", ROOT / "chapters/table/run_chapters.py",
+             "targets", "", "", "ddp"], capture_output=True, text=True, check=True)
+        self.assertIn("lesson_needs", said.stdout.split())
+
     def test_the_solution_passes(self):
         status, said = self.judge(AVERAGE)
         self.assertEqual(status, 0, said)
