@@ -1,5 +1,5 @@
-"""Hints, in chapters/NN_name/hints.txt: for each function of the strategy two or
-three, from the idea to the call.
+"""Hints, in chapters/NN_name/hints.txt: for each function of the strategy two to
+four, from the idea to the call.
 
   == FUNCTION
   A hint of one or two sentences. A blank line ends it.

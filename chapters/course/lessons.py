@@ -82,8 +82,11 @@ def answer(chapter, path, name, wishes):
     """Judges the reader's file, or one of its steps: 0 if all claims hold."""
     number, steps = wishes.get("--step"), steps_of(chapter, read(path))
     if number or "--hint" in wishes:
-        return answer_by_steps(chapter, path, name, steps, number,
-                               "--hint" in wishes)
+        if steps:
+            return answer_by_steps(chapter, path, steps, number,
+                                   "--hint" in wishes)
+        say(f"{name}: its steps cannot be told apart, for want of a mark or a "
+            "brace; all of it is judged")
     written = [step for step in steps if step.why != "empty"]
     failed, judged = {}, {}
     if path == exercise_path(chapter):
@@ -117,15 +120,13 @@ def say_hint(chapter, failed):
         say(sentence)
 
 
-def answer_by_steps(chapter, path, name, steps, number, wants_hint):
-    """Judges one step, or shows the next hint of the first that does not hold."""
-    if not steps:
-        die(f"{name}: its steps cannot be told apart; it needs both marks, and "
-            "each function's braces. Without this option all of it is judged")
+def answer_by_steps(chapter, path, steps, number, wants_hint):
+    """Judges one step, or shows the next hint of the first that fails."""
     before = [step for step in steps if step.number == number] if number else (
         steps[:next((k + 1 for k, step in enumerate(steps) if step.why),
                     len(steps))])
-    judged = judge_steps(chapter, path, [step for step in before if not step.why])
+    judged = judge_steps(chapter, path,
+                         [step for step in before if not step.why])
     first = show(before, judged, len(steps))
     if first is None:
         print("All steps hold: no hint is needed." if wants_hint else

@@ -16,7 +16,7 @@ TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\])*"'
 
 
 def definition(text, name):
-    """Where a function's header, its body and what follows it begin, or None."""
+    """Where a function, its body and what follows it begin, or None."""
     for match in re.finditer(rf"^[A-Za-z][^;{{}}()#/]*?\b{name}\(", text, re.M):
         parentheses, braces, body = 1, 0, None
         for token in TOKEN.finditer(text, match.end()):
@@ -72,8 +72,7 @@ def steps_of(chapter, text):
     names = functions_of(lesson)
     if any(mark not in text for mark in (space_of(lesson)[1], BEGIN, END)):
         return []
-    spans = [span for span in (definition(text, name) for name in names) if span]
-    spans.sort()
+    spans = sorted(filter(None, (definition(text, name) for name in names)))
     if any(one[2] > other[0] for one, other in zip(spans, spans[1:])):
         return []
     return [Step(number, name, why_not(lesson, text, name))
