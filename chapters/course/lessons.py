@@ -13,6 +13,7 @@ from texts import (difference, exercise_of, has_toy, lesson_of, mistakes_of,
                    planted, read, write)
 
 import programs
+import pytorch
 from chapter_names import find_chapters, title_of
 from judge import hint, judge
 from programs import BUILD, ROOT, die, say
@@ -29,8 +30,12 @@ def run_toy(chapter):
     return programs.run([os.path.join(BUILD, f"chapters/toy_{chapter}")])
 
 
-def exercise_path(chapter):
-    return os.path.join(texts.OUT, "exercises", title_of(chapter) + ".cpp")
+def exercise_path(chapter, suffix=".cpp"):
+    return os.path.join(texts.OUT, "exercises", title_of(chapter) + suffix)
+
+
+def twin_path(chapter):
+    return exercise_path(chapter, ".py")
 
 
 def run_exercise(chapter, wish=None):
@@ -103,6 +108,8 @@ def read_words(command, words):
 
 
 def print_targets(command, *words):
+    if "--pytorch" in words:
+        return pytorch.print_targets(command, words, twin_path)
     chapter, *more = read_words(command, words)
     # To show a text takes what Ninja runs, and to judge one the libraries
     judges = more if command == "mistake" else (
@@ -114,6 +121,8 @@ def print_targets(command, *words):
 
 
 def run(command, *words):
+    if "--pytorch" in words:
+        return pytorch.run(command, words, twin_path)
     return COMMANDS[command](*read_words(command, words))
 
 

@@ -79,6 +79,7 @@ TEST_F(Completion, OffersWhatMayFollow) {
       "lesson zero_f: zero_fsdp\n"
       "toy pipe: pipeline pipedream\n"
       "exercise ddp --s: --solution\n"
+      "lesson ddp --p: --pytorch\n"
       "mistake ddp : forgot-to-divide divided-twice\n"
       "report : small\n"
       "notebook --execute : ddp\n"

@@ -62,6 +62,7 @@ void Script::SetUp() {
     unsetenv(name);
   }
   copy_python("/chapters");
+  copy_python("/chapters/course");
   copy_python("/chapters/table");
   copy_python("/bench");
   copy_python("/tests/gpu");
