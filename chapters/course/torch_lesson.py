@@ -6,16 +6,16 @@ chapters/common/lesson.h for C++. A lesson is a program of forked ranks over Glo
   lesson.compare(train, bill, ranks=(4, 2))
 
 The judge compares weights with those of chapter 00, which also draws the first
-weights and the batches, and counts what is passed to torch.distributed. There,
-a transfer never arrives without wait(), and a send waits for its receiver.
+weights and the batches, and counts what is passed to torch.distributed
+(torch_counted.py). There, a send waits for its receiver, and what a transfer
+brings arrives in wait().
 """
 
-import contextlib
 import datetime
-import inspect
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +28,8 @@ from torch import nn
 
 import gpt
 import safetensors_file
+import torch_counted
+from torch_counted import LostPeer, open_works
 from torch_python import die_with_parent
 
 # Ranks are forks: threads of this process would be missing in them
@@ -37,8 +39,8 @@ os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 torch.optim.SGD([torch.zeros(1)])
 
 STEPS, RATE, TOLERANCE = 10, 0.1, 1e-12
-# A rank that waits as long has been forgotten; the others then end in a moment
-WAIT_SECONDS, MORE_SECONDS = 10, 2
+# After the first error: others that wait for the same end in a moment
+MORE_SECONDS = 2
 # The one that the lessons in C++ show, and one that only the judge knows
 TASKS = [
     {"batch": 12, "seq": 12, "vocabulary": 48, "width": 24, "heads": 12, "seed": 0},
@@ -158,145 +160,28 @@ def write_this(function):
         f"{function} is empty: write it; the comments in it say what it does")
 
 
-# ---- torch.distributed, counted. comm/ledger.h has the same bytes of a call.
-
-sent_bytes = 0.0
-open_works = []
-# By collective: how often a ring passes on (n - 1)/n of an argument. What
-# arrives is in the first argument
-RINGS = {"all_reduce": (2, "tensor"), "broadcast": (1, "tensor"),
-         "reduce": (1, "tensor"), "all_gather": (1, "tensor_list"),
-         "all_gather_into_tensor": (1, "output_tensor"),
-         "reduce_scatter": (1, "input_list"),
-         "reduce_scatter_tensor": (1, "input"),
-         "all_to_all_single": (1, "input")}
-# A message by which a receiver tells the sender that it is there
-READY_TAG = 1 << 20
-
-
-class LostPeer(RuntimeError):
-    """The other rank has ended; why, that rank says."""
-
-
-@contextlib.contextmanager
-def gloo_of(name):
-    """Says in a sentence what Gloo throws."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "Timed out" in str(error):
-            raise RuntimeError(f"{name} waited {WAIT_SECONDS} s") from error
-        if "Connection" in str(error):
-            raise LostPeer(f"{name}: the other rank has ended") from error
-        raise
-
-
-class Work:
-    """A transfer that has begun. What it brings arrives in wait(), not before."""
-
-    def __init__(self, name, begin, pairs=()):
-        self.name, self.pairs = name, pairs
-        with gloo_of(name):
-            self.works = begin()
-        open_works.append(self)
-
-    def wait(self, timeout=None):
-        with gloo_of(self.name):
-            for work in self.works:
-                work.wait()
-        for target, arrived in self.pairs:
-            target.copy_(arrived)
-        if self in open_works:
-            open_works.remove(self)
-        self.works, self.pairs = [], []
-        return True
-
-
-def tensors_of(value):
-    return [value] if isinstance(value, torch.Tensor) else list(value)
-
-
-def counted(name, original):
-    """The collective, which counts its bytes."""
-    signature = inspect.signature(original)
-    times, argument = RINGS[name]
-
-    def call(*values, async_op=False, **named):
-        global sent_bytes
-        bound = signature.bind(*values, **named, async_op=True)
-        given = bound.arguments
-        ranks = dist.get_world_size(given.get("group"))
-        size = sum(t.nbytes for t in tensors_of(given[argument]))
-        sent_bytes += times * (ranks - 1) / ranks * size
-        first = next(iter(given))
-        targets = tensors_of(given[first])
-        copies = [target.detach().clone() for target in targets]
-        given[first] = copies if isinstance(given[first], list) else copies[0]
-        work = Work(name, lambda: [original(*bound.args, **bound.kwargs)],
-                    list(zip([target.detach() for target in targets], copies)))
-        return work if async_op else work.wait() and None
-    return call
-
-
-def peer_of(rank, group_rank, group):
-    return (dist.get_global_rank(group or dist.group.WORLD, group_rank)
-            if rank is None else rank)
-
-
-def counted_messages(begin_send, begin_recv):
-    """isend, irecv, send and recv, of which the first counts."""
-    def isend(tensor, dst=None, group=None, tag=0, group_dst=None):
-        global sent_bytes
-        dst = peer_of(dst, group_dst, group)
-        sent_bytes += tensor.nbytes
-        return Work(f"send to rank {dst}", lambda: [
-            begin_send(tensor, dst, group, tag),
-            begin_recv(torch.empty(1), dst, group, tag + READY_TAG)])
-
-    def irecv(tensor, src=None, group=None, tag=0, group_src=None):
-        src = peer_of(src, group_src, group)
-        arrived = torch.empty_like(tensor)
-        return Work(f"recv from rank {src}", lambda: [
-            begin_recv(arrived, src, group, tag),
-            begin_send(torch.ones(1), src, group, tag + READY_TAG)],
-            [(tensor.detach(), arrived)])
-
-    def send(*values, **named):
-        isend(*values, **named).wait()
-
-    def recv(tensor, src=None, **named):
-        irecv(tensor, src, **named).wait()
-        return src
-    return {"isend": isend, "irecv": irecv, "send": send, "recv": recv}
-
-
-for function, replacement in {
-        **{name: counted(name, getattr(dist, name)) for name in RINGS},
-        **counted_messages(dist.isend, dist.irecv)}.items():
-    for module in (dist, dist.distributed_c10d):
-        setattr(module, function, replacement)
-
-
 # ---- The judge.
 
 def run_rank(rank, ranks, task, train, folder):
     die_with_parent()
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank,
-        world_size=ranks, timeout=datetime.timedelta(seconds=WAIT_SECONDS))
+        world_size=ranks, timeout=datetime.timedelta(
+            seconds=torch_counted.WAIT_SECONDS))
     try:
         loss, weights = train(task)
         if open_works:
             raise RuntimeError(f"{open_works[0].name} was begun, and nobody "
                                "calls wait() of what it returned")
-        result = {"loss": loss, "bytes": sent_bytes,
+        result = {"loss": loss, "bytes": torch_counted.sent_bytes,
                   "weights": {name: weight.detach()
                               for name, weight in weights.items()}}
     except Exception as error:
         own = [frame for frame in traceback.extract_tb(error.__traceback__)
                if frame.filename == sys.argv[0]]
         place = f", line {own[-1].lineno}" if own else ""
-        kind = "" if isinstance(error, RuntimeError) else type(error).__name__ + ": "
+        kind = ("" if isinstance(error, RuntimeError) else
+                type(error).__name__ + ": ")
         text = (str(error).splitlines() or [""])[0]
         result = {"error": f"rank {rank}{place}: {kind}{text}",
                   "order": (isinstance(error, LostPeer), time.monotonic())}
@@ -333,12 +218,17 @@ def run_ranks(ranks, task, train):
                 for process in processes:
                     process.kill()
         read_results(folder)
-    errors = [(each["order"], each["error"]) for each in results.values()
-              if "error" in each]
-    missing = set(range(ranks)) - set(results)
-    if errors or missing:
-        raise RuntimeError(min(errors)[1] if errors else
-                           f"rank {min(missing)} ended without a result")
+    silent = {rank: process.exitcode for rank, process in enumerate(processes)
+              if rank not in results}
+    for rank, status in silent.items():
+        if status != -signal.SIGKILL:  # which it got above
+            raise RuntimeError(f"rank {rank} ended with status {status}")
+    errors = sorted((each["order"], each["error"])
+                    for each in results.values() if "error" in each)
+    if errors:
+        busy = " and ".join(map(str, silent))
+        raise RuntimeError(errors[0][1] +
+                           (f", while rank {busy} went on" if busy else ""))
     return [results[rank] for rank in range(ranks)]
 
 

@@ -21,6 +21,7 @@ sys.path[:0] = [str(ROOT / "tests" / "lessons"),
                 str(ROOT / "chapters" / "course")]
 import commands_test  # takes BUILD
 import pytorch  # finds table/
+import torch_counted
 import torch_lesson
 
 import programs
@@ -52,6 +53,11 @@ MISTAKES = {
 """)], "ends", "rank 0, line 31: ValueError: no luck"),
     ],
     "gpipe": [
+        ("a crash", [("    kept = []\n", "    kept = []\n    if s == 0: exit(0)"
+                      "\n")], "ends", "^rank 0 ended with status 0$"),
+        ("an endless loop", [("    kept = []\n", "    kept = []\n"
+                              "    while s == 0: pass\n")], "ends",
+         "rank 1, line 23: recv from rank 0 waited 1 s, while rank 0 went on"),
         ("forgot to divide", [("targets[b]) / MICRO_BATCHES", "targets[b])")],
          "numbers", "most in "),
         ("tied gradient forgotten",
@@ -153,7 +159,7 @@ class Lessons(unittest.TestCase):
         for title, mistakes in MISTAKES.items():
             for name, changes, claim, said in mistakes:
                 with self.subTest(f"{title}: {name}"), mock.patch.object(
-                        torch_lesson, "WAIT_SECONDS", 1):
+                        torch_counted, "WAIT_SECONDS", 1):
                     claims = self.judge(title, 1, changes, ranks=2)
                     self.assertIs(claims[claim][0], False, claims)
                     self.assertRegex(claims[claim][1], said)
@@ -174,31 +180,33 @@ class Commands(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.out = folder.name
-        exercise = ["exercise", "ddp", "--pytorch"]
+        exercise = ["exercise", "tensor_parallel", "--pytorch"]
         self.assertEqual(self.run_command(*exercise, action="targets"),
                          (0, "build.ninja\n"))
         status, said = self.run_command(*exercise)
         self.assertEqual(status, 0, said)
-        self.assertIn("exercises/ddp.py: write what is missing", said)
+        self.assertIn("exercises/tensor_parallel.py: write what is missing",
+                      said)
         self.assertEqual(self.run_command(*exercise, action="targets"),
                          (0, pytorch.YARDSTICK + "\n"))
         status, said = self.run_command(*exercise)
         self.assertEqual(status, 1, said)
-        self.assertRegex(said, r"ends +FAILS  rank \d, line \d+: Distributed"
-                         r"DataParallel.__init__ is empty: write it")
-        self.assertRegex(said, r"bytes +later +the bill is 3646200 each")
+        self.assertRegex(said, r"ends +FAILS  rank \d, line \d+: column_linear is "
+                               "empty: write it")
+        self.assertRegex(said, r"bytes +later +the bill is 1658880 each")
         status, said = self.run_command(*exercise, "--solution")
         self.assertEqual(status, 0, said)
-        self.assertIn("+" + DIVIDE, said)
-        path = pathlib.Path(self.out, "exercises", "ddp.py")
-        lesson = pathlib.Path(pytorch.lesson_path("02_ddp")).read_text("utf-8")
+        self.assertIn("+    return CopyTo.apply(x) @ weight + bias\n", said)
+        path = pathlib.Path(self.out, "exercises", "tensor_parallel.py")
+        lesson = pytorch.read(pytorch.lesson_path("07_tensor_parallel"))
         path.write_text(lesson, "utf-8")
         status, said = self.run_command(*exercise)
         self.assertEqual(status, 0, said)
         self.assertIn("All claims hold", said)
         # Four ranks hide this mistake, two show it
-        path.write_text(lesson.replace("dist.get_world_size())\n", "4)\n"),
-                        "utf-8")
+        path.write_text(lesson.replace(
+            "return gradient\n",
+            "return gradient * 4 / dist.get_world_size()\n"), "utf-8")
         status, said = self.run_command(*exercise)
         self.assertEqual(status, 1, said)
         self.assertRegex(said, "numbers +holds")
