@@ -91,8 +91,8 @@ def run_exercise(chapter, path, wish=None):
     if is_new:
         write(path, text)
         print(f"{name}: write what is missing between the two marks, then\n"
-              f"  {command:42}  runs and judges it\n"
-              f"  {command + ' --solution':42}  shows what the lesson writes")
+              f"  {command}{' ' * 11}  runs and judges it\n"
+              f"  {command} --solution  shows what the lesson writes")
         return 0
     status = judge(path)
     if status == 0:
