@@ -16,6 +16,7 @@ from texts import (END, difference, exercise_of, functions_of, has_toy,
 
 import grade
 import programs
+import pytorch
 from chapter_names import find_chapters, title_of
 from hints import next_hint
 from judge import hint, judge
@@ -34,8 +35,12 @@ def run_toy(chapter):
     return programs.run([os.path.join(BUILD, f"chapters/toy_{chapter}")])
 
 
-def exercise_path(chapter):
-    return os.path.join(texts.WORK, title_of(chapter) + ".cpp")
+def exercise_path(chapter, suffix=".cpp"):
+    return os.path.join(texts.WORK, title_of(chapter) + suffix)
+
+
+def twin_path(chapter):
+    return exercise_path(chapter, ".py")
 
 
 def run_exercise(chapter, wishes):
@@ -243,6 +248,8 @@ def read_wishes(chapter, title, words):
 
 
 def print_targets(command, *words):
+    if "--pytorch" in words:
+        return pytorch.print_targets(command, words, twin_path)
     chapter, *more = read_words(command, words)
     # To show a text takes what Ninja runs, and to judge one the libraries
     judges = more if command == "mistake" else (
@@ -256,6 +263,8 @@ def print_targets(command, *words):
 
 
 def run(command, *words):
+    if "--pytorch" in words:
+        return pytorch.run(command, words, twin_path)
     return COMMANDS[command](*read_words(command, words))
 
 

@@ -18,8 +18,8 @@ import os
 import re
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
-                                "..", "table"))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "table"))
 
 from programs import BUILD, ROOT, die  # noqa: E402
 from vocabulary import comment_on_calls  # noqa: E402

@@ -20,10 +20,10 @@ import sys
 _MARK = "SHARDBOOK_PYTHON_CHOSEN"
 
 
-def _imports_torch(python):
+def _runs(python, line):
     try:
         probe = subprocess.run(
-            [python, "-c", "import torch"],
+            [python, "-c", line],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -42,6 +42,19 @@ def candidates():
     return list(dict.fromkeys(path for path in found if path))
 
 
+def find():
+    """The first interpreter that has torch, which is not imported, or None."""
+    look = "import importlib.util as u; assert u.find_spec('torch')"
+    return next((each for each in candidates() if _runs(each, look)), None)
+
+
+def none_found():
+    return (
+        "no Python with torch; tried " + ", ".join(candidates()) + "; install "
+        "python3-torch, or name another interpreter in SHARDBOOK_PYTHON"
+    )
+
+
 def ensure_torch():
     """Returns when torch can be imported, maybe in another interpreter.
 
@@ -49,18 +62,14 @@ def ensure_torch():
     """
     if os.environ.pop(_MARK, None) or "torch" in sys.modules:
         return None
-    tried = candidates()
-    for python in tried:
-        if _imports_torch(python):
+    for python in candidates():
+        if _runs(python, "import torch"):
             if os.path.abspath(python) != os.path.abspath(sys.executable):
                 os.environ[_MARK] = python
                 sys.stdout.flush()
                 os.execv(python, [python, *sys.argv])
             return None
-    return (
-        "no Python with torch; tried " + ", ".join(tried) + "; install "
-        "python3-torch, or name another interpreter in SHARDBOOK_PYTHON"
-    )
+    return none_found()
 
 
 def die_with_parent():

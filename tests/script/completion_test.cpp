@@ -84,6 +84,7 @@ TEST_F(Completion, OffersWhatMayFollow) {
       "exercise ddp --s: --step --solution\n"
       "exercise ddp --step : 1 2\n"
       "exercise ddp --f: --file --format\n"
+      "lesson ddp --p: --pytorch\n"
       "grade class --: --csv --format --no-install --jobs\n"
       "mistake ddp : forgot-to-divide divided-twice\n"
       "report : small\n"

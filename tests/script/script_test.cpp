@@ -207,6 +207,8 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"toy", "toy: give a chapter, as in ./shardbook toy ddp"},
         {"toy single_device", "toy single_device: its documents have no "},
         {"lesson ddp --solution", "--solution goes with exercise only"},
+        {"mistake ddp --pytorch", "--pytorch goes with lesson and exercise"},
+        {"lesson 1f1b --pytorch", "this lesson is in C++ alone"},
         {"exercise ddp gpipe",
          "exercise ddp gpipe: only --step N, --hint, --watch, --solution, or "
          "--file FILE and --format json, may follow"},
