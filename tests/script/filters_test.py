@@ -84,6 +84,8 @@ class Filters(unittest.TestCase):
 
     def test_ci_leaves_out_what_exists(self):
         rooms = built_names()
+        if not (rooms["core"] and rooms["planner"] and rooms["hybrid"]):
+            self.skipTest("not all rooms are built")
         text = CI.read_text().replace("\\\n", " ")
         for line in re.findall(r"^run test (.+)", text, re.M):
             for filter in shlex.split(line):
