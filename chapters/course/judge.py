@@ -129,6 +129,7 @@ SAME = {"ends": ("your ranks end as those", r".*"),
         "numbers": ("your loss is that", r"[^,]*"),
         "bytes": ("your bytes are those", r"[^;]*"),
         "memory": ("your peak is that", r"[^;]*"),
+        "waits": ("your waits are those", r"[^;]*"),
         "sizes": ("on other sizes, your program does the same as that", r".*")}
 
 
