@@ -8,6 +8,8 @@
 //   PROGRAM sizes N           what fails on the twenty tasks
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <functional>
@@ -65,9 +67,11 @@ inline std::string results_of(const lesson::Lesson& lesson, int ranks) {
     return std::string("ends ") + error.what() + "\n";
   }
   std::string weights, sent, in_order;
+  double sum = 0;  // people see the size of a difference
   for (const NamedTensor& each : results[0].weights) {
     const std::vector<double> values = each.tensor.to_vector<double>();
     weights += each.name + hash(values.data(), values.size() * sizeof(double));
+    for (const double value : values) sum += std::abs(value);
   }
   for (std::size_t r = 0; r < calls.size(); ++r) {
     for (const std::string& call : calls[r]) in_order += call;
@@ -75,10 +79,11 @@ inline std::string results_of(const lesson::Lesson& lesson, int ranks) {
     for (const std::string& call : calls[r]) sent += call;
     sent += std::to_string(results[r].bytes);
   }
-  char loss[32];
-  std::snprintf(loss, sizeof loss, "%.17g", results[0].loss);
-  return "weights " + hash(weights) + "\nloss " + loss + "\nsends " +
-         hash(sent) + "\norder " + hash(in_order) + "\n";
+  char numbers[96];
+  std::snprintf(numbers, sizeof numbers, " sum %.17g\nloss %.17g", sum,
+                results[0].loss);
+  return "weights " + hash(weights) + numbers + "\nsends " + hash(sent) +
+         "\norder " + hash(in_order) + "\n";
 }
 
 inline void compute(const lesson::Lesson& lesson, const std::string& expected) {
