@@ -139,8 +139,9 @@ def hint(chapter, failed):
         return
 
     def same_part(claim, text):
-        # Which rank is named first may depend on time
-        text = re.sub(r"rank \d+", "rank", re.match(SAME[claim][1], text)[0])
+        # Which rank throws first, and at which row, may depend on time
+        number = r"\d+" if claim == "ends" else r"(?<=rank )\d+"
+        text = re.sub(number, "", re.match(SAME[claim][1], text)[0])
         return sorted(re.findall(r"[^\s,;]+", text))
 
     alike = {name: [claim for claim in failed if claim in theirs and
