@@ -42,8 +42,8 @@ PER_SOURCE, ENOUGH = 40, 0.98
 
 # ---- The changes
 
-OTHERS = {"<": ["<=", ">"], "<=": ["<", ">="], ">": [">=", "<"], ">=": [">", "<="],
-          "==": ["!="], "!=": ["=="], "+": ["-", "*"], "-": ["+"],
+OTHERS = {"<": ["<=", ">"], "<=": ["<", ">="], ">": [">=", "<"],
+          ">=": [">", "<="], "==": ["!="], "!=": ["=="], "+": ["-", "*"], "-": ["+"],
           "*": ["+", "/"], "/": ["*"], "%": ["/"], "+=": ["-=", "="],
           "-=": ["+="], "&&": ["||"], "||": ["&&"]}
 WORDS = {"kSum": ["kMax", "kMin"], "true": ["false"], "false": ["true"],
@@ -151,9 +151,9 @@ def compile_all(chapter, named, program):
 def run(program, *words):
     """Its output and status; a program that never ends is stopped."""
     ended = subprocess.run(
-        ["sh", "-c", f'ulimit -v {MEMORY_KIB} -t {CPU_SECONDS}; '
-         f'exec nice timeout -s KILL {SECONDS} "$@"', "sh", os.path.join(texts.BUILD, program),
-         *map(str, words)],
+        ["sh", "-c", f"ulimit -v {MEMORY_KIB}; ulimit -t {CPU_SECONDS}; exec "
+         f'nice timeout -s KILL {SECONDS} "$@"', "sh",
+         os.path.join(texts.BUILD, program), *map(str, words)],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, errors="replace",
         cwd=texts.BUILD, check=False,
         env={**os.environ, "OMP_WAIT_POLICY": "passive"})
