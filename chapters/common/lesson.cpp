@@ -4,109 +4,53 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <functional>
 #include <sstream>
 
-#include "comm/launch.h"
 #include "core/check.h"
 #include "core/context.h"
-#include "core/how_many.h"
 
 namespace shardbook::lesson {
 namespace {
 
-constexpr double kTolerance = 1e-12, kMorePeak = 1.05;
-
-/// What a lesson trains on. The mlp is as wide as its vocabulary.
-struct Task {
-  int batch, sequence, vocabulary, width, heads;
-  std::uint64_t seed;
+struct Current {
+  explicit Current(const Task& task)
+      : task(task),
+        data(Dataset::open("walk", task.sequence, task.vocabulary, task.seed)) {
+  }
+  Task task;
+  Dataset data;
 };
-/// The one that the lessons show, and those that only the judge knows.
-constexpr Task kTasks[] = {
-    {12, 12, 48, 24, 12, 0}, {24, 8, 32, 16, 4, 1}, {24, 6, 24, 18, 6, 2}};
-// Set while no rank runs
-const Task* task = kTasks;
-
-/// The line by which ./shardbook exercise knows the verdict, or "". It is taken
-/// before any of the reader's code runs.
-std::string take_word() {
-  const char* word = std::getenv("SHARDBOOK_JUDGE");
-  const std::string line =
-      word == nullptr || *word == 0 ? "" : word + std::string("\n");
-  ::unsetenv("SHARDBOOK_JUDGE");
-  return line;
-}
-const std::string word_of_judge = take_word();
-
-/// The largest |a - b| of all weights, relative to the largest weight, and the
-/// weight that has it.
-std::pair<double, std::string> difference(
-    const std::vector<NamedTensor>& weights,
-    const std::vector<NamedTensor>& expected) {
-  std::map<std::string, Tensor> by_name;
-  for (const NamedTensor& each : weights) by_name[each.name] = each.tensor;
-  double scale = 0;
-  std::pair<double, std::string> largest = {0, ""};
-  for (const auto& [name, tensor] : expected) {
-    SB_CHECK(by_name.count(name) != 0, "the lesson returns no weight \"", name,
-             "\": give all weights of the model, by name, on rank 0");
-    const Tensor& ours = by_name[name];
-    SB_CHECK(ours.shape() == tensor.shape(), "weight \"", name, "\" is ",
-             shape_text(ours.shape()), ", one device has ",
-             shape_text(tensor.shape()));
-    for (const double value : tensor.to_vector<double>()) {
-      scale = std::max(scale, std::abs(value));
-    }
-    const double apart = max_abs_difference(ours, tensor);
-    if (std::isnan(apart)) return {apart, name};
-    if (apart > largest.first) largest = {apart, name};
-  }
-  return {largest.first / scale, largest.second};
-}
-
-/// "12 each", or every rank's.
-std::string by_rank(const std::vector<double>& values) {
-  if (std::adjacent_find(values.begin(), values.end(), std::not_equal_to<>()) ==
-      values.end()) {
-    return with_commas(values[0]) + (values.size() > 1 ? " each" : "");
-  }
-  std::string text;
-  for (const double value : values) {
-    text += (text.empty() ? "" : ", ") + with_commas(value);
-  }
-  return text;
-}
-
-void add_claim(Verdict& verdict, const std::string& name, bool holds,
-               const std::string& text) {
-  verdict.text +=
-      fmt::format("{:8} {:5}  {}\n", name, holds ? "holds" : "FAILS", text);
-  if (!holds) verdict.failed += (verdict.failed.empty() ? "" : " ") + name;
+// Changes only while no rank runs
+Current& current() {
+  static Current current{Task()};
+  return current;
 }
 
 }  // namespace
 
-int batch_size() { return task->batch; }
-int sequence() { return task->sequence; }
-int num_tokens() { return task->batch * task->sequence; }
+const Task& task() { return current().task; }
+
+void set_task(const Task& task) { current() = Current(task); }
+
+int batch_size() { return task().batch; }
+int sequence() { return task().sequence; }
+int num_tokens() { return task().batch * task().sequence; }
 
 std::string gpt() {
   return fmt::format(
       R"({{"n_layer": 4, "n_embd": {}, "n_head": {}, "n_positions": {},
            "vocab_size": {}}})",
-      task->width, task->heads, task->sequence, task->vocabulary);
+      task().width, task().heads, task().sequence, task().vocabulary);
 }
 
 std::string mlp() {
   return fmt::format(
       R"({{"model_type": "mlp", "n_embd": {0}, "vocab_size": {0}}})",
-      task->vocabulary);
+      task().vocabulary);
 }
 
 std::vector<std::pair<double, double>> mlp_layers() {
-  const double h = task->vocabulary;
+  const double h = task().vocabulary;
   return {{h, 4 * h}, {4 * h, h}, {h, h}};
 }
 
@@ -118,9 +62,9 @@ Options options(const std::string& model) {
   options.optimizer = "sgd";
   options.optimizer_options.lr = 0.1;
   options.steps = kSteps;
-  options.batch = task->batch;
-  options.seq = task->sequence;
-  options.seed = task->seed;
+  options.batch = task().batch;
+  options.seq = task().sequence;
+  options.seed = task().seed;
   return options;
 }
 
@@ -135,7 +79,7 @@ std::unique_ptr<Optimizer> sgd(const Tensors& parameters) {
 InitOptions init() {
   InitOptions init;
   init.dtype = DType::kF64;
-  init.seed = task->seed;
+  init.seed = task().seed;
   return init;
 }
 
@@ -146,16 +90,8 @@ InitOptions no_values() {
 }
 
 Batch batch(int step, int rank, int ranks) {
-  static const std::vector<Dataset> data = [] {
-    std::vector<Dataset> all;
-    for (const Task& each : kTasks) {
-      all.push_back(
-          Dataset::open("walk", each.sequence, each.vocabulary, each.seed));
-    }
-    return all;
-  }();
-  return data[static_cast<std::size_t>(task - kTasks)].batch(
-      step, task->batch, {rank, ranks}, task->batch / ranks);
+  return current().data.batch(step, task().batch, {rank, ranks},
+                              task().batch / ranks);
 }
 
 double num_parameters(const std::string& model) {
@@ -300,7 +236,7 @@ std::vector<NamedTensor> collect(ProcessGroup& world,
 std::vector<NamedTensor> join(const std::vector<NamedTensor>& parts,
                               const ParameterLayout& layout,
                               ProcessGroup& group) {
-  return gather_parts(parts, layout, group, task->vocabulary);
+  return gather_parts(parts, layout, group, task().vocabulary);
 }
 
 Result finish(ProcessGroup& world, double loss, const Parts& parts,
@@ -312,117 +248,7 @@ Result finish(ProcessGroup& world, double loss, const Parts& parts,
   return result;
 }
 
-// --- The judge ---------------------------------------------------------------
-
 ReferenceRun mlp_on_one_device() { return train_one_device(options(mlp())); }
-
-namespace {
-
-/// All claims but the one about other sizes.
-Verdict judge_task(const Lesson& lesson, int ranks, bool judges_memory) {
-  Verdict verdict;
-  std::vector<double> bill;
-  for (int r = 0; r < ranks; ++r) bill.push_back(lesson.bill(r, ranks));
-  // 1. Every rank ends, although no send is buffered
-  std::vector<Result> results(static_cast<std::size_t>(ranks));
-  LaunchOptions launch;
-  launch.rendezvous_sends = true;
-  try {
-    run_ranks(
-        ranks,
-        [&](ProcessGroup& world) {
-          RankContext::current().device.reset_peak_memory();
-          results[static_cast<std::size_t>(world.rank())] = lesson.train(world);
-        },
-        launch);
-  } catch (const std::exception& error) {
-    std::string why = error.what();
-    if (why.find("does not receive yet") != std::string::npos) {
-      why +=
-          "; here, as with large messages, no send ends before it is received";
-    }
-    add_claim(verdict, "ends", false, why);
-    verdict.text += fmt::format(
-        "numbers  later  all weights must equal those of one device to 1e-12\n"
-        "bytes    later  the bill is {}\n",
-        by_rank(bill));
-    return verdict;
-  }
-  // 2. The weights are those of one device
-  RankContext context(Device::cpu(0), /*rank=*/0, /*num_threads=*/1);
-  const RankContext::Scope scope(context);
-  const ReferenceRun one_device =
-      lesson.one_device ? lesson.one_device() : train_one_device(options());
-  verdict.loss = results[0].loss;
-  verdict.one_device_loss = one_device.losses.back();
-  const auto [apart, name] =
-      difference(results[0].weights, one_device.parameters);
-  const bool is_equal = apart <= kTolerance;
-  add_claim(
-      verdict, "numbers", is_equal,
-      fmt::format("loss {:.10f}, {:.10f} on one device; weights differ by "
-                  "{:.0e}{}",
-                  verdict.loss, verdict.one_device_loss, apart,
-                  is_equal ? "" : ", most in " + name));
-  // 3. Every rank sends what the bill says
-  std::vector<double> bytes, peaks;
-  bool is_as_billed = true;
-  for (std::size_t r = 0; r < results.size(); ++r) {
-    bytes.push_back(results[r].bytes);
-    peaks.push_back(results[r].peak_bytes);
-    is_as_billed &= std::abs(bytes[r] - bill[r]) < 0.5;
-  }
-  add_claim(
-      verdict, "bytes", is_as_billed,
-      "sent " + by_rank(bytes) +
-          (is_as_billed ? ", as billed" : "; the bill is " + by_rank(bill)));
-  // 4. No rank keeps more than the lesson does
-  const double peak = *std::max_element(peaks.begin(), peaks.end());
-  if (lesson.peak_bytes == 0 || !judges_memory) return verdict;
-  add_claim(verdict, "memory", peak <= kMorePeak * lesson.peak_bytes,
-            peak <= lesson.peak_bytes
-                ? with_commas(lesson.peak_bytes) +
-                      " bytes at the peak of a rank, or less"
-                : fmt::format("{} bytes at the peak of a rank; at most {}: {} "
-                              "times the lesson's {}",
-                              with_commas(peak),
-                              with_commas(kMorePeak * lesson.peak_bytes),
-                              kMorePeak, with_commas(lesson.peak_bytes)));
-  return verdict;
-}
-
-}  // namespace
-
-Verdict judge(const Lesson& lesson, int ranks) {
-  if (ranks != 0) return judge_task(lesson, ranks, /*judges_memory=*/false);
-  Verdict verdict = judge_task(lesson, lesson.ranks.front(), true);
-  const struct ShowAgain {
-    ~ShowAgain() { task = kTasks; }
-  } at_end;
-  while (verdict.failed.empty() && ++task != std::end(kTasks)) {
-    ranks = task == kTasks + 1 ? lesson.ranks.front() : lesson.ranks.back();
-    const Verdict other = judge_task(lesson, ranks, false);
-    if (other.failed.empty()) continue;
-    const auto why = other.text.find("FAILS  ") + 7;
-    add_claim(verdict, "sizes", false,
-              fmt::format(
-                  "on {}, {} samples of {} tokens, seed {}: {}",
-                  how_many(ranks, "rank"), batch_size(), sequence(), task->seed,
-                  other.text.substr(why, other.text.find('\n', why) - why)));
-  }
-  if (verdict.failed.empty()) {
-    add_claim(verdict, "sizes", true,
-              "the same with other models, batches, seeds" +
-                  std::string(lesson.ranks.size() > 1 ? " and ranks" : ""));
-  }
-  return verdict;
-}
-
-int compare(const Lesson& lesson) {
-  const Verdict verdict = judge(lesson);
-  fmt::print("{}{}", word_of_judge, verdict.text);
-  return verdict.failed.empty() ? 0 : 1;
-}
 
 void write_this(const std::string& function) {
   SB_FAIL(function, " is empty: write it; the comments in it say what it does");

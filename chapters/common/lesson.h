@@ -7,6 +7,7 @@
 //   double bill(int rank, int ranks);          // the bytes that it sends
 //   int main() { return lesson::compare({/*ranks=*/{4, 2}, train, bill}); }
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,8 +26,17 @@
 namespace shardbook::lesson {
 
 constexpr int kSteps = 10;
-/// Samples per step, and tokens per sample: 12 and 12. The judge trains with other
-/// sizes and seeds as well, so no lesson types these numbers.
+/// What the lessons train on. The judge chooses other sizes and seeds as well, so
+/// no lesson types these numbers. The mlp is as wide as its vocabulary.
+struct Task {
+  int batch = 12, sequence = 12;  ///< samples per step, tokens per sample
+  int vocabulary = 48, width = 24, heads = 12;
+  std::uint64_t seed = 0;
+};
+/// Trains on another task from now on; {} is the one that lessons show. No rank
+/// may be running.
+void set_task(const Task& task);
+const Task& task();
 int batch_size();
 int sequence();
 int num_tokens();
@@ -110,14 +120,17 @@ struct Lesson {
   std::function<ReferenceRun()> one_device = nullptr;
   /// The largest peak of a rank; 0 where memory is not judged.
   double peak_bytes = 0;
+  /// The longest chain of sends and receives of which each waits for the one
+  /// before; 0 where it is not judged.
+  int chain = 0;
 };
 /// Trains the mlp on one device.
 ReferenceRun mlp_on_one_device();
 
-/// Whether the claims hold: it "ends", its "numbers" equal one device's to
-/// 1e-12, its "bytes" are the bill's, its "memory" is at most 1.05 of the peak.
-/// If so, whether the first three hold for other "sizes" and seeds. Sends wait
-/// for their receivers.
+/// Whether the claims hold: it "ends", its "numbers" (weights and loss) equal one
+/// device's to 1e-12, its "bytes" are the bill's, its "memory" is at most 1.05 of
+/// the peak, its "waits" at most 1.1 of the chain. If so, whether the first three
+/// hold for other "sizes" and seeds. Sends wait for their receivers.
 struct Verdict {
   double loss = 0, one_device_loss = 0;
   std::string text;    ///< a line for each claim

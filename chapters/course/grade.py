@@ -69,8 +69,10 @@ def tries_of(path, more=0):
 
 
 def most_points(chapter):
-    """A point each for numbers, bytes, sizes and, where it is judged, memory."""
-    return 3 + ("peak_bytes" in lesson_of(chapter).split("this_lesson()")[1])
+    """A point each for numbers, bytes, sizes and, where they are judged, memory
+    and waits."""
+    lesson = lesson_of(chapter).split("this_lesson()")[1]
+    return 3 + ("peak_bytes" in lesson) + ("/*chain=*/" in lesson)
 
 
 def as_object(chapter, path, more_tries=0):

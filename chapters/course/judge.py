@@ -187,6 +187,7 @@ SAME = {"ends": ("your ranks end as those", r".*"),
         "numbers": ("your loss is that", r"[^,]*"),
         "bytes": ("your bytes are those", r"[^;]*"),
         "memory": ("your peak is that", r"[^;]*"),
+        "waits": ("your waits are those", r"[^;]*"),
         "sizes": ("on other sizes, your program does the same as that", r".*")}
 
 
@@ -196,8 +197,9 @@ def hint(chapter, failed):
         return ""
 
     def same_part(claim, text):
-        # Which rank is named first may depend on time
-        text = re.sub(r"rank \d+", "rank", re.match(SAME[claim][1], text)[0])
+        # Which rank throws first, and at which row, may depend on time
+        number = r"\d+" if claim == "ends" else r"(?<=rank )\d+"
+        text = re.sub(number, "", re.match(SAME[claim][1], text)[0])
         return sorted(re.findall(r"[^\s,;]+", text))
 
     # Of several judges at once, one computes what the mistakes do

@@ -151,6 +151,22 @@ TEST(Judge, TrainsOnSizesAndSeedsThatAreNotShown) {
   EXPECT_EQ(lesson::batch_size(), 12);
 }
 
+TEST(Judge, ComparesTheLossAsWellAsTheWeights) {
+  for (const Variant& each : lessons()) {
+    lesson::Lesson lesson = each.lesson();
+    lesson.train = [train = lesson.train](ProcessGroup& world) {
+      lesson::Result result = train(world);
+      result.loss *= 1 + 1e-11;
+      return result;
+    };
+    const lesson::Verdict verdict = judge(lesson);
+    EXPECT_EQ(verdict.failed, "numbers") << each.chapter;
+    EXPECT_NE(verdict.text.find("but the loss that is returned is wrong"),
+              std::string::npos)
+        << verdict.text;
+  }
+}
+
 TEST(Judge, SaysThatASendWaitsForItsReceiver) {
   for (const Variant& each : variants()) {
     if (each.name != "waited-for-each-send") continue;
