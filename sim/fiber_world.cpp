@@ -14,11 +14,19 @@
 namespace shardbook::sim {
 namespace {
 
-// Hands the thread from rank to rank.
+// Hands the thread from rank to rank. One rank alone needs no stack of its own:
+// it stays on the caller's, and where it waits, the network goes on at once.
 class Scheduler : public FiberControl {
  public:
   explicit Scheduler(std::function<bool()> when_all_wait)
       : when_all_wait_(std::move(when_all_wait)) {}
+
+  // Runs rank 0; call `wake_all` where it would wait forever.
+  void run_alone(const std::function<void()>& body,
+                 std::function<void()> wake_all) {
+    wake_all_ = std::move(wake_all);
+    body();
+  }
 
   // Call for rank 0, 1, ...
   void start(std::function<void()> body) {
@@ -43,9 +51,21 @@ class Scheduler : public FiberControl {
                        [](const Rank& rank) { return rank.fiber.has_ended(); });
   }
 
-  void suspend(int rank) override { at(rank).fiber.suspend(); }
+  void suspend(int rank) override {
+    if (!wake_all_) return at(rank).fiber.suspend();
+    while (!alone_is_ready_) {
+      if (when_all_wait_ && when_all_wait_()) continue;
+      wake_all_();
+      SB_CHECK(alone_is_ready_, "sim: rank 0 waits, and nothing wakes it");
+    }
+    alone_is_ready_ = false;
+  }
 
   void make_ready(int rank) override {
+    if (wake_all_) {
+      alone_is_ready_ = true;
+      return;
+    }
     Rank& me = at(rank);
     if (me.is_ready || me.fiber.has_ended()) return;
     me.is_ready = true;
@@ -63,6 +83,8 @@ class Scheduler : public FiberControl {
   std::vector<Rank> ranks_;
   std::deque<int> ready_;
   std::function<bool()> when_all_wait_;
+  std::function<void()> wake_all_;  // where one rank runs alone
+  bool alone_is_ready_ = false;
 };
 
 class FiberSleeper : public shardbook::internal::Sleeper {
@@ -115,12 +137,16 @@ void run_fibers(int num_ranks, const std::function<void(ProcessGroup&)>& body,
     }
     world->rank_ended(r);
   };
-  for (int r = 0; r < num_ranks; ++r) {
-    scheduler.start([&run_rank, r] { run_rank(r); });
-  }
-  if (!scheduler.run()) {
-    world->all_sleep();
-    scheduler.run();  // they wake, and throw
+  if (num_ranks == 1) {
+    scheduler.run_alone([&] { run_rank(0); }, [&] { world->all_sleep(); });
+  } else {
+    for (int r = 0; r < num_ranks; ++r) {
+      scheduler.start([&run_rank, r] { run_rank(r); });
+    }
+    if (!scheduler.run()) {
+      world->all_sleep();
+      scheduler.run();  // they wake, and throw
+    }
   }
   if (any_threw) std::rethrow_exception(world->first_cause());
 }

@@ -16,9 +16,9 @@ constexpr int kClockTag = 1 << 24;
 
 // A number that differs for calls that do not match, exact in f64.
 double digest(const CommCall& call) {
-  std::size_t hash = static_cast<std::size_t>(call.op);
+  std::uint64_t hash = static_cast<std::uint64_t>(call.op);
   const auto mix = [&hash](std::int64_t value) {
-    hash = hash * 1000003 + static_cast<std::size_t>(value);
+    hash = hash * 1000003 + static_cast<std::uint64_t>(value);
   };
   mix(static_cast<int>(call.dtype));
   mix(call.op == CommOp::kAllToAllV ? 0 : call.numel);
