@@ -226,8 +226,9 @@ def read_wishes(chapter, title, words):
             die(f"exercise {title} {word}: only --step N, --hint, --watch, "
                 "--solution, or --file FILE and --format json, may follow")
         wishes[option] = value
-    given = [option for option in wishes if option not in ("--step", "--file")]
-    if len(given) > 1 or ("--step" in wishes and "--format" in wishes):
+    given = {*wishes} - {"--step", "--file"}
+    if len(given) > 1 or any({*pair} <= {*wishes} for pair in (
+            ("--step", "--format"), ("--solution", "--file"))):
         die(f"exercise {title} {' '.join(wishes)}: give one of them")
     if "--step" in wishes:
         names = functions_of(lesson_of(chapter))

@@ -330,7 +330,7 @@ namespace shardbook::ddp { void check_same_everywhere(ProcessGroup& dp); }
         for words, answer in (
                 (["--step=4"], "--step 4: give a step: 1 gather, 2 scatter"),
                 (["--hint", "--watch"], "--hint --watch: give one of them"),
-                (["--hints"], "--hints: only --step N, --hint, --watch or ")):
+                (["--hints"], "--hints: only --step N, --hint, --watch, ")):
             status, said = self.run_command("exercise", "zero", *words)
             self.assertEqual(status, 2)
             self.assertIn(f"shardbook: exercise zero {answer}", said)

@@ -256,7 +256,7 @@ class Grade(unittest.TestCase):
                 (("lessons.py", "exercise", "ddp", f"--file={path}",
                   "--format=xml"), "exercise ddp --format xml: only json"),
                 (("lessons.py", "exercise", "ddp", "--solution",
-                  f"--file={path}"), "only --solution, or --file FILE and "),
+                  f"--file={path}"), "--solution --file: give one of them"),
                 (("grade.py",), "grade: give one folder"),
                 (("grade.py", os.fspath(path)), "ddp.cpp: no such folder"),
                 (("grade.py", os.fspath(path.parent)), "no folder of a student"),
