@@ -1,6 +1,7 @@
 #include "sim/timed_group.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <iterator>
 #include <set>
@@ -24,7 +25,7 @@ double digest(const CommCall& call) {
   mix(call.op == CommOp::kAllToAllV ? 0 : call.numel);
   mix(call.root_or_peer);
   mix(static_cast<int>(call.reduce_op));
-  return static_cast<double>(hash & ((std::size_t{1} << 50) - 1));
+  return static_cast<double>(hash & ((std::uint64_t{1} << 50) - 1));
 }
 
 }  // namespace
