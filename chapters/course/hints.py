@@ -1,6 +1,9 @@
 """Hints, in chapters/NN_name/hints.txt: for each function of the strategy two to
 four, from the idea to the call.
 
+  == the exercise
+  What is said when it begins.
+
   == FUNCTION
   A hint of one or two sentences. A blank line ends it.
 """
@@ -21,6 +24,7 @@ def hints_of(chapter):
                          flags=re.M)[1:]:
         name, text = part.split("\n", 1)
         hints[name] = text.strip().split("\n\n")
+    hints.pop("the exercise", None)
     return hints
 
 

@@ -17,6 +17,7 @@ import difflib
 import os
 import re
 import sys
+import textwrap
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "table"))
@@ -64,9 +65,30 @@ def functions_of(lesson):
     return re.findall(r"^inline [^(]*?(\w+)\(", strategy, re.M)
 
 
-def exercise_of(lesson):
+def notes_of(chapter):
+    """What an exercise says beforehand: the first section of its hints.txt."""
+    found = re.match(r"== the exercise\n(.*?)\n(?=== |\n== )",
+                     read("chapters", chapter, "hints.txt"), re.S)
+    return found[1] if found else ""
+
+
+def judged_of(lesson):
+    judged = ["weights and loss", "bytes"]
+    judged += ["the largest peak of a rank"] * ("/*peak_bytes=*/" in lesson)
+    judged += ["the longest chain of sends and receives"] * (
+        "/*chain=*/" in lesson)
+    return f"Judged: {', '.join(judged)}, and other sizes. "
+
+
+def comment(text):
+    return textwrap.fill(text, 80, initial_indent="// ",
+                         subsequent_indent="// ") + "\n"
+
+
+def exercise_of(chapter):
     """The lesson whose strategy keeps types, signatures and comments alone; above
-    it, the calls that are needed."""
+    it, what is judged, notes, and the calls that are needed."""
+    lesson = lesson_of(chapter)
     before, rest = lesson.split(BEGIN)
     strategy, after = rest.split(END)
     lines, function, in_body = [], None, False
@@ -83,7 +105,8 @@ def exercise_of(lesson):
         in_body = in_body or (function is not None and line.endswith("{\n"))
     calls = comment_on_calls(strategy, read("chapters", "from_pytorch.md"),
                              with_included(before))
-    return before + calls + BEGIN + "".join(lines) + END + after
+    notes = comment(judged_of(lesson) + notes_of(chapter))
+    return before + notes + calls + BEGIN + "".join(lines) + END + after
 
 
 def with_end_of_lesson(chapter, path):
@@ -157,7 +180,7 @@ def planted_in(chapter):
 def variants(chapter, path):
     """The lesson, its exercise and its mistakes, as the tests read them."""
     source, calls = in_one_source(chapter, [
-        ("exercise", exercise_of(lesson_of(chapter))), *planted_in(chapter)])
+        ("exercise", exercise_of(chapter)), *planted_in(chapter)])
     claims = {"": "", "exercise": "ends",
               **{each.name: each.claims
                  for each in mistakes_of(chapter).values()}}

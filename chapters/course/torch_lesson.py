@@ -157,7 +157,7 @@ def mean_over(loss):
 def write_this(function):
     """Takes the place of a function in an exercise."""
     raise NotImplementedError(
-        f"{function} is empty: write it; the comments in it say what it does")
+        f"{function} is empty: write it; comments above and in it say what it does")
 
 
 # ---- The judge.

@@ -8,17 +8,19 @@ import collections
 import re
 import textwrap
 
-Row = collections.namedtuple("Row", "line theirs ours")
+Row = collections.namedtuple("Row", "line theirs ours note")
 FUNCTION = re.compile(r"^\w[\w:<>&* ]*[ &*](\w+)(\([^{};]*\)) ?[{;]", re.M)
 
 
 def rows_of(page):
-    """Each row's line of the page, PyTorch's first code, and the book's."""
+    """Each row's line of the page, PyTorch's first code, the book's, and what
+    the third column warns of."""
     rows = []
     for line, text in enumerate(page.splitlines(), 1):
-        if cells := re.match(r"\| (.*?) \| `([^`]*)` \|", text):
+        if cells := re.match(r"\| (.*?) \| `([^`]*)` \| ?(.*?) ?\|", text):
             theirs = re.search("`(.*?)`", cells[1])
-            rows.append(Row(line, theirs[1] if theirs else "", cells[2]))
+            rows.append(Row(line, theirs[1] if theirs else "", cells[2],
+                            cells[3].replace("`", "")))
     return rows
 
 
@@ -74,6 +76,8 @@ def comment_on_calls(strategy, page, declarations):
     for row in rows_for(strategy, rows_of(page)):
         both = f"//   {row.ours:40}  {row.theirs}".rstrip()
         lines.append(both if len(both) <= 80 else f"//   {row.ours}")
+        lines += textwrap.wrap(row.note, 80, initial_indent="//       ",
+                               subsequent_indent="//       ")
     for function in functions_for(strategy, declarations):
         lines += textwrap.wrap(function, 80, initial_indent="//   ",
                                subsequent_indent="//       ")

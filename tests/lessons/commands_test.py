@@ -99,6 +99,11 @@ class Commands(unittest.TestCase):
         self.assertRegex(said, r"exercises/ddp\.cpp: write what is missing")
         status, said = self.run_command("exercise", "ddp", "--solution")
         self.assertIn("+" + AVERAGE.splitlines()[0], said)
+        # A file that nobody has touched is no try
+        status, said = self.run_command("exercise", "ddp")
+        self.assertEqual(status, 0, said)
+        self.assertIn("write what is missing", said)
+        self.path.write_text(self.path.read_text("utf-8") + "// Mine\n", "utf-8")
         status, said = self.run_command("exercise", "ddp")
         self.assertEqual(status, 1, said)
         self.assertRegex(said, "ends +FAILS.*average_gradients is empty: ")
@@ -172,7 +177,7 @@ class Commands(unittest.TestCase):
         status, said = self.judge(AVERAGE.replace("grad", "gard", 1))
         self.assertEqual(status, 1, said)
         self.assertRegex(said, r"exercises/ddp\.cpp does not compile:\n"
-                               r".*exercises/ddp\.cpp:24:16: error: .*gardient")
+                               r".*exercises/ddp\.cpp:27:16: error: .*gardient")
         self.assertLess(said.count("\n"), 15)
 
     def test_a_line_of_pytorch_hears_what_to_write(self):
@@ -266,7 +271,7 @@ namespace shardbook::ddp { void check_same_everywhere(ProcessGroup& dp); }
     def write_zero(self, change=lambda text: text, empty=()):
         """ZeRO's lesson with a change, some of whose functions are empty."""
         lesson = texts.lesson_of("03_zero_fsdp")
-        exercise = texts.exercise_of(lesson)
+        exercise = texts.exercise_of("03_zero_fsdp")
         text = change(lesson)
         for name in empty:
             text = text.replace(steps.function_text(text, name),
@@ -391,7 +396,7 @@ class Steps(unittest.TestCase):
     def test_every_exercise_has_its_steps(self):
         for chapter in find_chapters([]):
             lesson = texts.lesson_of(chapter)
-            for text, why in (lesson, ""), (texts.exercise_of(lesson), "empty"):
+            for text, why in (lesson, ""), (texts.exercise_of(chapter), "empty"):
                 found = steps.steps_of(chapter, text)
                 self.assertTrue(found, chapter)
                 self.assertEqual({step.why for step in found}, {why}, chapter)

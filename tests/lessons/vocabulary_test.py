@@ -104,7 +104,7 @@ class Stubs(unittest.TestCase):
             r"(\w+)\(", "".join(map(pathlib.Path.read_text, headers))))
         for chapter in find_chapters([]):
             lesson = texts.lesson_of(chapter)
-            comment = texts.exercise_of(lesson).split(texts.BEGIN)[0][
+            comment = texts.exercise_of(chapter).split(texts.BEGIN)[0][
                 lesson.index(texts.BEGIN):]
             strategy = re.sub(r"//.*|\bstd::\w+", "", lesson.split(
                 texts.BEGIN)[1].split(texts.END)[0])
