@@ -5,8 +5,8 @@
 # say and die.
 # shellcheck shell=bash disable=SC2154
 
-# A package `for` test, bench or notebook is installed when that command is first
-# asked for; `compare` ones never are.
+# A package `for` test, bench, notebook or explore is installed when that command
+# is first asked for; `compare` ones never are.
 package_table() {
   # Debian 12 has an older xeus, which needs no more.
   local not_here='/^$/d'
@@ -42,6 +42,7 @@ libclang-cpp19-dev  required  notebook the same, as one library
 libclang-common-19-dev required notebook the compiler's own headers
 python3-nbclient    required  notebook executes notebooks from a script
 jupyter-notebook    optional  notebook opens notebooks in a browser
+emscripten          required explore  compiles the planner for browsers, 0.8 to 1.6 GB
 python3-torch       optional  compare  ./shardbook bench pytorch
 END
 }

@@ -2,13 +2,21 @@
 
 // A function that can stop in its middle and hand the thread back. The build
 // chooses its body: fiber_boost.cpp (Boost.Context, which saves registers
-// alone) or fiber_ucontext.cpp (the C library's contexts, which also save the
-// signal mask, by a system call each).
+// alone), fiber_ucontext.cpp (the C library's contexts, which also save the
+// signal mask, by a system call each), fiber_emscripten.cpp or fiber_none.cpp.
 
 #include <functional>
 #include <memory>
 
+#include "core/check.h"
+
 namespace shardbook::sim {
+
+/// Thrown by a build without fibers (fiber_none.cpp) where several ranks run.
+class NoFibers : public Error {
+ public:
+  using Error::Error;
+};
 
 class Fiber {
  public:

@@ -1,7 +1,6 @@
 // For places whose functions cannot stop in their middle: one rank runs there,
 // on the caller's stack (fiber_world.cpp), and no fiber is made.
 
-#include "core/check.h"
 #include "sim/internal/fiber.h"
 
 namespace shardbook::sim {
@@ -9,7 +8,7 @@ namespace shardbook::sim {
 struct Fiber::Impl {};
 
 Fiber::Fiber(std::function<void()>) {
-  SB_FAIL("sim: this build has no fibers, and runs one rank only");
+  throw NoFibers("sim: this build has no fibers, and runs one rank only");
 }
 Fiber::Fiber(Fiber&&) noexcept = default;
 Fiber::~Fiber() = default;

@@ -231,6 +231,7 @@ const Lines kRooms = {"core",
                       "chapters/1",
                       "chapters/programs",
                       "chapters/planner",
+                      "chapters/explorer",
                       "chapters/figures",
                       "chapters/table",
                       "chapters/your_own"};

@@ -1,0 +1,136 @@
+"""Builds the explorer: the planner as modules of WebAssembly, and the page.
+
+  build_explorer.py EM++ BUILD FOLDER
+
+compiles into FOLDER what plan_alone is linked from, with Ninja, so that only what
+has changed is compiled again; index.html there has all in one file. There are
+two modules. plan runs one rank at a time; it answers status 3 where ranks wait
+for each other, and plan-fibers, larger and slower, is asked.
+"""
+
+import base64
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+# What takes the place of files that plan_alone has for itself (its meson.build)
+OWN = ["chapters/explorer/plan_module.cpp",
+       "chapters/common/models/no_book.cpp",
+       "comm/processes/no_processes.cpp", "core/kernels/cpu/no_cpu.cpp"]
+# Headers alone; /usr/include itself has another C library
+HEADERS = ["CLI", "fmt", "nlohmann", "xtensor", "xtl"]
+COMPILE = ["-O2", "-fno-math-errno", "-ffp-contract=off", "-DFMT_HEADER_ONLY"]
+# An undefined symbol is an error
+LINK = ["-O2", "-sMODULARIZE", "-sALLOW_MEMORY_GROWTH", "-sTOTAL_STACK=4MB",
+        "-sFORCE_FILESYSTEM", "-sEXPORTED_FUNCTIONS=_shardbook_plan,_shardbook_answer",
+        "-sEXPORTED_RUNTIME_METHODS=ccall,FS", "-sENVIRONMENT=worker,node"]
+# Of each module: its fibers, and options. Asyncify rewrites the code that stops,
+# which cannot hold WebAssembly's own exceptions.
+MODULES = {
+    "plan": ("sim/internal/fiber_none.cpp", ["-fwasm-exceptions"], []),
+    "plan-fibers": ("sim/internal/fiber_emscripten.cpp", ["-fexceptions"],
+                    ["-sASYNCIFY", "-sASYNCIFY_STACK_SIZE=65536"])}
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def write(path, text):
+    """Leaves a file alone that has this text: nothing is built again."""
+    if not os.path.exists(path) or read(path) != text:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def sources_of(build):
+    """The sources that plan_alone's libraries give it, with their options."""
+    link = subprocess.run(
+        ["ninja", "-C", build, "-t", "commands", "-s",
+         "chapters/planner/plan_alone"],
+        stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
+    commands = {each["output"]: each for each in
+                json.loads(read(os.path.join(build, "compile_commands.json")))}
+    for word in shlex.split(link):
+        if word.endswith(".o") and "/plan_alone.p/" not in word:
+            options = [option if option.startswith("-std=") else
+                       "-I" + os.path.join(build, option[2:])
+                       for option in shlex.split(commands[word]["command"])
+                       if re.match("-std=|-I(?!/usr|.*precompiled)", option)]
+            yield os.path.join(build, commands[word]["file"]), options
+
+
+def write_ninja(compiler, build, folder):
+    headers = os.path.join(folder, "headers")
+    os.makedirs(headers, exist_ok=True)
+    for name in HEADERS:
+        if not os.path.lexists(os.path.join(headers, name)):
+            os.symlink(os.path.join("/usr/include", name),
+                       os.path.join(headers, name))
+    sources = [*sources_of(build)]
+    lines = ["rule compile", "  command = $line", "  depfile = $out.d",
+             "  deps = gcc", "rule link", "  command = $line"]
+
+    def add(rule, output, inputs, command):
+        lines.extend([f"build {output}: {rule} {' '.join(inputs)}",
+                      "  line = " + " ".join(map(shlex.quote, command))])
+
+    for module, (fibers, options, link) in MODULES.items():
+        objects = []
+        own = [(os.path.join(ROOT, name), ["-std=c++20", "-I" + ROOT])
+               for name in [*OWN, fibers]]
+        for source, includes in [*sources, *own]:
+            name = os.path.relpath(source, os.path.dirname(build))
+            objects.append(os.path.join(module, name.replace(os.sep, "_") + ".o"))
+            add("compile", objects[-1], [source],
+                [compiler, *COMPILE, *options, *includes, "-isystem", headers,
+                 "-MD", "-MF", objects[-1] + ".d", "-c", source,
+                 "-o", objects[-1]])
+        add("link", f"{module}.js | {module}.wasm", objects,
+            [compiler, *LINK, *options, *link, "-sEXPORT_NAME="
+             + module.replace("-", "_"), *objects, "-o", module + ".js"])
+    write(os.path.join(folder, "build.ninja"), "\n".join(lines) + "\n")
+
+
+def base64_of(path):
+    with open(path, "rb") as file:
+        return base64.b64encode(file.read()).decode("ascii")
+
+
+def page(folder):
+    """The page, with all that it needs inside."""
+    table = os.path.join(ROOT, "chapters", "table")
+    words = read(os.path.join(HERE, "words.json"))
+    scripts = [read(os.path.join(folder, module + ".js")) for module in MODULES]
+    parts = {
+        **json.loads(words), "words": words,
+        **{module + "-wasm": base64_of(os.path.join(folder, module + ".wasm"))
+           for module in MODULES},
+        "style": read(os.path.join(table, "report.css"))
+                 + read(os.path.join(HERE, "explorer.css")),
+        "worker": "".join([*scripts, read(os.path.join(HERE, "worker.js"))]),
+        "script": read(os.path.join(HERE, "explorer.js"))
+                  + read(os.path.join(table, "page.js")),
+    }
+    return re.sub(r"\{\{([\w-]+)\}\}", lambda found: parts[found[1]],
+                  read(os.path.join(HERE, "explorer.html")))
+
+
+def main(compiler, build, folder):
+    os.makedirs(folder, exist_ok=True)
+    write_ninja(compiler, build, folder)
+    # Debian's emscripten calls node, which may be another one than Debian's
+    modules = {"NODE_PATH": "/usr/share/nodejs"}
+    subprocess.run(["ninja", "-C", folder, "--quiet"], check=True,
+                   env={**os.environ, **modules})
+    write(os.path.join(folder, "index.html"), page(folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(os.path.abspath, sys.argv[2:]))

@@ -1,0 +1,47 @@
+// The planner as a module of WebAssembly.
+//
+//   shardbook_plan('["--model", "gpt-13b", "--nodes", "8", "--batch", "512"]')
+//   shardbook_answer()
+//
+// The answer is that of ./shardbook plan with these words: {"status": 0, "text":
+// ...} or {"status": 2, "error": ...}; {"status": 3} where several ranks must run
+// at once, which the module with fibers can. It is no result of the question, as a
+// function that fibers stop returns before it ends.
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "chapters/common/run/exit_status.h"
+#include "chapters/planner/answer.h"
+#include "sim/internal/fiber.h"
+
+namespace shardbook::planner {
+namespace {
+
+nlohmann::json answer_to(const std::vector<std::string>& words) {
+  try {
+    CommandLine line(words);
+    const Answer given = answer(line);
+    return {{"status", given.status}, {"text", given.text}};
+  } catch (const sim::NoFibers&) {
+    return {{"status", kExitRunFailed}};
+  } catch (const std::exception& error) {
+    return {{"status", kExitBadInput}, {"error", error.what()}};
+  }
+}
+
+}  // namespace
+}  // namespace shardbook::planner
+
+namespace {
+std::string text;
+}
+
+extern "C" void shardbook_plan(const char* words) {
+  std::vector<std::string> line = {"shardbook_plan"};
+  for (const auto& word : nlohmann::json::parse(words)) line.push_back(word);
+  text = shardbook::planner::answer_to(line).dump();
+}
+
+extern "C" const char* shardbook_answer() { return text.c_str(); }
