@@ -251,7 +251,8 @@ Result finish(ProcessGroup& world, double loss, const Parts& parts,
 ReferenceRun mlp_on_one_device() { return train_one_device(options(mlp())); }
 
 void write_this(const std::string& function) {
-  SB_FAIL(function, " is empty: write it; comments above and in it say what it does");
+  SB_FAIL(function,
+          " is empty: write it; comments above and in it say what it does");
 }
 
 }  // namespace shardbook::lesson
