@@ -100,7 +100,7 @@ async function read_file() {
 
 function words_of(given) {
   return Object.entries(given).flatMap(([name, value]) => [
-    `--${name}`, name === "model" && dropped ? "/config.json" : value]);
+    `--${name}`, name === "model" && dropped ? "config.json" : value]);
 }
 
 // ---- Numbers and elements.
@@ -173,7 +173,7 @@ function source(caption, text) {
   return element("div", "", element("h3", caption), element("pre", "", code));
 }
 
-function show_plan(given, answer) {
+function show_plan(answer) {
   const result = JSON.parse(answer.text);
   const [best] = result.best, lost = result.lost;
   const shown = [];
@@ -233,11 +233,11 @@ async function show() {
   const answer = await planner.ask(
       [...words, "--format", "json", "--explain", "--top", "8",
        "--write-config", "/plan.json"],
-      dropped ? { "/config.json": dropped } : {});
+      dropped ? { "config.json": dropped } : {});
   if (!answer) return;
   section.setAttribute("aria-busy", "false");
   state.textContent = answer.error ?? "";
-  const shown = answer.error ? [] : show_plan(given, answer);
+  const shown = answer.error ? [] : show_plan(answer);
   if (!answer.error) {
     const typed = words.map((text) => /^[\w.,/-]+$/.test(text) ? text
                                                                : `'${text}'`);

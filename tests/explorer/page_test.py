@@ -8,6 +8,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 import unittest
 import urllib.parse
 
@@ -30,11 +31,12 @@ IS_READY = ("document.getElementById('answer').getAttribute('aria-busy') "
             "=== 'false'")
 
 
-def answer_of_program(job):
+def answer_of_program(job, folder=None):
     words = [f"--{name}={value}" for name, value in job.items()]
     return subprocess.run(
         [BUILD / "chapters/planner/shardbook_plan", *words, "--format=json",
-         "--explain", "--top=8"], check=False, capture_output=True, text=True)
+         "--explain", "--top=8"], check=False, capture_output=True, text=True,
+        cwd=folder)
 
 
 class Page(unittest.IsolatedAsyncioTestCase):
@@ -85,6 +87,26 @@ class Page(unittest.IsolatedAsyncioTestCase):
             "location.hash.includes('nodes=2') && "
             f"document.body.innerText.includes("
             f"{json.dumps(expected['best'][0]['command'])})", "two nodes")
+
+    async def test_a_config_is_read(self):
+        await self.show(JOBS[0])
+        config = (ROOT / "tests/golden/llama_gqa/config.json").read_text("utf-8")
+        await self.page.value("""((text) => {
+          const dropped = new DataTransfer();
+          dropped.items.add(new File([text], "config.json"));
+          const field = document.forms.job.elements.file;
+          field.files = dropped.files;
+          field.dispatchEvent(new Event("input", { bubbles: true }));
+        })(%s)""" % json.dumps(config))
+        # The command line's sentence about this file
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "config.json").write_text(config, "utf-8")
+            error = answer_of_program({**JOBS[0], "model": "config.json"},
+                                      folder).stderr
+        self.assertIn("config.json", error)
+        await self.page.until(
+            "document.body.innerText.includes("
+            f"{json.dumps(error.removeprefix('error: ').strip())})", "config.json")
 
     async def test_nothing_leaves_the_page(self):
         await self.show(JOBS[0])
