@@ -80,6 +80,13 @@ class Touch(unittest.IsolatedAsyncioTestCase):
                                   "figure.querySelectorAll('.F, .B, .I, .W').length")
             self.assertEqual(drawn, sum(len(rank["actions"])
                                         for rank in answer["ranks"]))
+        # Both actions of a pair are seen: each has half of the lane
+        halves = await self.of("schedule", "figure.querySelectorAll("
+                               "'rect:is(.F, .B, .I)[height=\"11\"]').length")
+        spans = [action[3:] for rank in answer["ranks"] for action in rank["actions"]]
+        pairs = sum(one == two for one, two in zip(spans, spans[1:]))
+        self.assertGreater(pairs, 0)
+        self.assertEqual(halves, 2 * pairs)
         # After a third of the events, the sets that are alive then
         times = sorted({time for rank in answer["ranks"]
                         for action in rank["actions"] for time in action[3:]})

@@ -19,19 +19,25 @@ THINGS.schedule = (parts, answerTo) => {
     const height = row * answer.ranks.length + 4;
     const svg = picture(width, height, about());
     answer.ranks.forEach((rank, r) => {
-      const top = row * r;
+      const top = row * r, labels = [];
       draw(svg, "text", { x: 0, y: top + 15 }, filled("rank", { rank: r }));
       box(svg, "empty", left, top, width - left - right, lane);
-      for (const action of rank.actions) {
+      rank.actions.forEach((action, i) => {
         const [kind, micro_batch, , begin, end] = action, wide = x(end) - x(begin);
         const isLater = begin > time ? " later" : "";
-        const made = box(svg, kind + isLater, x(begin), top, Math.max(wide - 1, 1),
-                         lane);
+        // A pair that overlaps shares the lane, the forward above
+        const [before, after] = [rank.actions[i - 1], rank.actions[i + 1]].map(
+            (other) => other?.[3] === begin && other[4] === end ? other : null);
+        const label = before ? "" : after ? `${micro_batch}&${after[1]}` : micro_batch;
+        const made = box(svg, kind + isLater, x(begin), before ? top + lane / 2 : top,
+                         Math.max(wide - 1, 1), before || after ? lane / 2 : lane);
         draw(made, "title", {}, `${name(action)}: ${filled(kind)}, ${begin} - ${end}`);
-        if (wide > 4 + 7 * String(micro_batch).length) {
-          draw(svg, "text", { class: isLater ? "middle" : "on-block middle",
-                              x: x(begin) + wide / 2, y: top + 15 }, micro_batch);
-        }
+        labels.push([isLater, x(begin) + wide / 2, wide, String(label)]);
+      });
+      for (const [isLater, middle, wide, label] of labels) {
+        if (wide < 5 + 7 * label.length) continue;
+        draw(svg, "text", { class: isLater ? "middle" : "on-block middle", x: middle,
+                            y: top + 15 }, label);
       }
       rank.alive.forEach(([from, sets], i) => {
         const end = rank.alive[i + 1]?.[0] ?? answer.makespan;
