@@ -135,7 +135,8 @@ def words_of(blocks):
 def numbers_of(prose):
     """Numbers, those with units, and names with digits such as GPT-2."""
     prose = re.sub(r"\b[\d.]+D\b|[\d.]+ ?维", "", prose).replace("**", "")
-    names = {name.rstrip(".-+") for name in NAME.findall(prose)}
+    names = {re.sub(r"(?<=\d)s$", "", name.rstrip(".-+"))  # T4s
+             for name in NAME.findall(prose)}
     numbers, units = Counter(), set()
     for number, scale, unit in NUMBER.findall(NAME.sub("", prose)):
         number = number.replace(",", "")
