@@ -134,10 +134,6 @@ def words_of(blocks):
 
 def numbers_of(prose):
     """Numbers, those with units, and names with digits such as GPT-2."""
-    # 1.3, 13 and 70 billion
-    prose = re.sub(r"((?:\d[\d.]*, )*\d[\d.]*) (and|or|to) ([\d.]+ ([mb]illion))",
-                   lambda list_: re.sub(r"\d[\d.]*", rf"\g<0> {list_[4]}", list_[1])
-                   + f" {list_[2]} {list_[3]}", prose)
     prose = re.sub(r"\b[\d.]+D\b|[\d.]+ ?维", "", prose).replace("**", "")
     names = {re.sub(r"(?<=\d)s$", "", name.rstrip(".-+"))  # T4s
              for name in NAME.findall(prose)}

@@ -22,7 +22,7 @@ from collections import Counter
 
 sys.dont_write_bytecode = True
 
-from languages import (CODE, FORMULA, HAN, LINK, SWITCH, anchors_of, blocks_of,  # noqa: E402
+from languages import (CODE, FORMULA, HAN, LINK, SCALES, SWITCH, anchors_of, blocks_of,  # noqa: E402
                        chinese_words, english_words, numbers_of, words_of)
 
 PAGES = ["README.md", *(f"chapters/{name}.md" for name in (
@@ -31,7 +31,7 @@ PAGES = ["README.md", *(f"chapters/{name}.md" for name in (
 CHAPTERS = "chapters/[0-9][0-9]_*/README.md"
 GLOSSARY = "\n## 术语\n"  # ends the Chinese root page
 MISSING = {  # not translated yet
-    "chapters/comparing.md", "chapters/from_pytorch.md", "chapters/running.md",
+    "chapters/from_pytorch.md", "chapters/running.md",
     "chapters/what_goes_wrong.md", "chapters/00_single_device/README.md",
     "chapters/01_data_parallel/README.md", "chapters/02_ddp/README.md",
     "chapters/03_zero_fsdp/README.md", "chapters/04_model_parallel/README.md",
@@ -88,7 +88,13 @@ def number_faults(here, there):
         numbers_of(here.prose), numbers_of(there.prose))
     lost = numbers - theirs - chinese_words(there.prose)
     new = theirs - numbers - english_words(here.prose)
-    for word, counter in (("lacks", lost), ("has other or more", new)):
+    for scale in "thousand", "million", "billion":  # 1.3, 13 and 70 billion
+        for number in lost if scale in here.prose else ():
+            scaled = f"{float(number) * SCALES[scale]:.10g}"
+            both = min(lost[number], new[scaled])
+            lost[number] -= both
+            new[scaled] -= both
+    for word, counter in (("lacks", +lost), ("has other or more", +new)):
         if counter:
             yield f"{word} numbers: " + ", ".join(sorted(counter.elements()))
     if units - their_units:
