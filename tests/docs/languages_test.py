@@ -22,8 +22,9 @@ from collections import Counter
 
 sys.dont_write_bytecode = True
 
-from languages import (CODE, FORMULA, HAN, LINK, SCALES, SWITCH, anchors_of, blocks_of,  # noqa: E402
-                       chinese_words, english_words, numbers_of, words_of)
+from languages import (  # noqa: E402
+    CODE, FORMULA, HAN, LINK, SCALES, SWITCH, anchors_of, blocks_of, chinese_words,
+    english_words, numbers_of, words_of)
 
 PAGES = ["README.md", *(f"chapters/{name}.md" for name in (
     "README", "before", "comparing", "from_pytorch", "running", "symbols",
@@ -358,6 +359,18 @@ class Languages(unittest.TestCase):
                 faults = list(compare(chinese(page), [text, good.replace(old, new)],
                                       set()))
                 self.assertEqual(bool(faults), bool(old), faults)
+
+    def test_wrong_links_are_named(self):
+        page = ROOT / "chapters" / "README.md"
+        texts = [path.read_text("utf-8") for path in (page, chinese(page))]
+        for old, new in (("before.zh-CN.md", "before.md"), ("（英文）", ""),
+                         ("#gpt-的一个块", "#one-block-of-a-gpt"), ("#规则", "#总图"),
+                         ("../sim/cluster.h", "../sim/clusters.h"),
+                         ("#virtual-time", "#a-llama")):
+            with self.subTest(new=new):
+                self.assertIn(old, texts[1])
+                wrong = [texts[0], texts[1].replace(old, new, 1)]
+                self.assertTrue(list(compare(chinese(page), wrong, set(pages_of(ROOT)))))
 
 
 def main(arguments):
