@@ -3,6 +3,7 @@
 For languages_test.py.
 """
 
+import functools
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -76,10 +77,11 @@ def blocks_of(text):
     return blocks
 
 
-def anchors_of(text):
-    """The anchors that GitHub gives to the headings, in order."""
+@functools.cache
+def anchors_of(page):
+    """The anchors that GitHub gives to the headings of a page, in order."""
     anchors, seen = [], Counter()
-    for block in blocks_of(text):
+    for block in blocks_of(page.read_text("utf-8")):
         if block.kind.startswith("#"):
             title = LINK.sub(r"\1", block.text.lstrip("#").strip()).lower()
             anchor = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")

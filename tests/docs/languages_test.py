@@ -129,7 +129,7 @@ def link_key(page, target, translated):
     if original in translated and not chinese(original).exists():
         anchor = ""  # of headings that are still to come
     if anchor and path.exists():
-        anchors = anchors_of(path.read_text("utf-8"))
+        anchors = anchors_of(path)
         anchor = anchors.index(anchor) if anchor in anchors else anchor
     return str(original), anchor
 
@@ -157,12 +157,10 @@ def link_faults(page, here, there, translated):
             if english(path) not in translated:
                 yield f"{target} is not there"
         elif anchor and path.suffix == ".md":
-            text = path.read_text("utf-8")
-            if anchor not in anchors_of(text):
-                original = english(path).read_text("utf-8")
+            if anchor not in anchors_of(path):
                 yield (f"{target}: no such anchor" + (
                     ", but the English page has it: --mend"
-                    if anchor in anchors_of(original) else ""))
+                    if anchor in anchors_of(english(path)) else ""))
 
 
 # ---- Two pages
@@ -289,7 +287,7 @@ def mend(page):
         path, anchor = split_target(page, target)
         if not (anchor and is_local(target) and path.exists() and path != english(path)):
             return link[0]
-        names = [anchors_of(p.read_text("utf-8")) for p in (english(path), path)]
+        names = [anchors_of(english(path)), anchors_of(path)]
         if anchor in names[1] or anchor not in names[0]:
             return link[0]
         at = names[0].index(anchor)
