@@ -29,6 +29,7 @@ from languages import (  # noqa: E402
 PAGES = ["README.md", *(f"chapters/{name}.md" for name in (
     "README", "before", "comparing", "from_pytorch", "running", "symbols",
     "what_goes_wrong", "06_1f1b/pipedream", "15_engine/accelerate"))]
+IN_CHINESE_ALONE = ["chapters/tutorials.zh-CN.md"]
 CHAPTERS = "chapters/[0-9][0-9]_*/README.md"
 GLOSSARY = "\n## 术语\n"  # ends the Chinese root page
 MISSING = {  # not translated yet
@@ -142,6 +143,10 @@ def link_faults(page, here, there, translated):
         for (path, anchor), _ in sorted(counter.items(), key=str):
             place = f", heading {anchor}" if isinstance(anchor, int) else f"#{anchor}"
             yield f"{word} a link to {path}{place if anchor not in ('', None) else ''}"
+    yield from target_faults(page, there, translated)
+
+
+def target_faults(page, there, translated):
     is_first = True
     for text, target, rest in there.links:
         if not is_local(target):
@@ -257,6 +262,23 @@ def compare(page, texts, translated):
     yield from term_faults(both[1], here, there)
 
 
+def faults_alone(page):
+    """What is wrong with a page that has no English counterpart."""
+    blocks = blocks_of(page.read_text("utf-8"))
+    words = words_of(blocks)
+    translated = {path.resolve() for path in pages_of(root_of(page))}
+    yield from target_faults(page, words, translated)
+    yield from term_faults(blocks, words_of([]), words)
+    # English pages have them, where tests run them
+    known = " ".join(re.sub(r"\s*\\\n\s*", " ", path.read_text("utf-8"))
+                     for path in root_of(page).glob("chapters/**/*.md")
+                     if english(path) == path)
+    for code in words.code:
+        if (code.startswith("./shardbook ")
+                and not re.search(re.escape(code) + r"(?![\w-])", known)):
+            yield f"no English page shows {code}"
+
+
 def faults_of(page):
     original, page = english(page), chinese(page)
     root = root_of(page)
@@ -312,7 +334,8 @@ class Languages(unittest.TestCase):
         self.assertEqual(here, MISSING)
         others = {english(page) for page in ROOT.rglob("*.zh-CN.md")
                   if "build" not in page.relative_to(ROOT).parts[0]}
-        self.assertLessEqual(others, set(pages_of(ROOT)))
+        alone = {english(ROOT / page) for page in IN_CHINESE_ALONE}
+        self.assertEqual(others - set(pages_of(ROOT)), alone)
 
     def test_each_page_has_the_switch(self):
         for page in pages_of(ROOT):
@@ -324,6 +347,10 @@ class Languages(unittest.TestCase):
             if chinese(page).exists():
                 with self.subTest(page=str(chinese(page).relative_to(ROOT))):
                     self.assertEqual(list(faults_of(page)), [])
+
+    def test_pages_in_chinese_alone(self):
+        for page in IN_CHINESE_ALONE:
+            self.assertEqual(list(faults_alone(ROOT / page)), [])
 
     def test_terms_of_the_glossary_are_used(self):
         here, there = ("\n".join(page.read_text("utf-8").split(GLOSSARY)[0]
