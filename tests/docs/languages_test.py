@@ -136,8 +136,10 @@ def link_key(page, target, translated):
 
 
 def link_faults(page, here, there, translated):
-    keys = [Counter(link_key(path, target, translated)
-                    for _, target, _ in words.links)
+    alone = {english(root_of(page) / path) for path in IN_CHINESE_ALONE}
+    keys = [Counter(key for _, target, _ in words.links
+                    for key in [link_key(path, target, translated)]
+                    if pathlib.Path(key[0]) not in alone)
             for path, words in ((english(page), here), (page, there))]
     for word, counter in (("lacks", keys[0] - keys[1]), ("has", keys[1] - keys[0])):
         for (path, anchor), _ in sorted(counter.items(), key=str):
