@@ -222,9 +222,7 @@ ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
     table.columns.insert(table.columns.end() - 1, idle);
   }
   // Runs on shapes train nothing
-  if (!trained_runs(runs).empty()) {
-    table.columns.push_back(claims(runs, marks));
-  }
+  if (!trained_runs(runs).empty()) table.columns.push_back(claims(runs, marks));
   const auto is_empty = [](const ComparedColumn& column) {
     return std::all_of(
         column.cells.begin(), column.cells.end(),
