@@ -36,6 +36,11 @@ MODULES = {
     "plan-fibers": ("sim/internal/fiber_emscripten.cpp", ["-fexceptions"],
                     ["-sASYNCIFY", "-sASYNCIFY_STACK_SIZE=65536"])}
 
+# Of the page: scripts of report.html, and its own
+SHARED = ["page.js", "scatter.js", "timeline_data.js", "timeline.js", "zoom.js"]
+OWN_SCRIPTS = ["elements.js", "planner.js", "parts.js", "lanes.js", "plans.js",
+               "megatron.js", "explorer.js"]
+
 
 def read(path):
     with open(path, encoding="utf-8") as file:
@@ -103,20 +108,39 @@ def base64_of(path):
         return base64.b64encode(file.read()).decode("ascii")
 
 
+def models():
+    """Sizes of the models that have names, as a config.json has them."""
+    folder = os.path.join(ROOT, "chapters", "common", "models")
+    llamas = re.findall(r'\{"([\w.-]+)", R"\((.*?)\)"\}',
+                        read(os.path.join(folder, "llama_config.cpp")), re.S)
+    gpts = re.findall(r'\{"([\w.-]+)", \{"gpt2", ([\d, ]+)\}\}',
+                      read(os.path.join(folder, "model_config.cpp")))
+    keys = ["vocab_size", "n_positions", "n_embd", "n_layer", "n_head"]
+    return {**{name: json.loads(text) for name, text in llamas},
+            **{name: {"model_type": "gpt2",
+                      **dict(zip(keys, map(int, sizes.split(","))))}
+               for name, sizes in gpts}}
+
+
 def page(folder):
     """The page, with all that it needs inside."""
     table = os.path.join(ROOT, "chapters", "table")
     words = read(os.path.join(HERE, "words.json"))
     scripts = [read(os.path.join(folder, module + ".js")) for module in MODULES]
+
+    def joined(folder, names):
+        return "".join(read(os.path.join(folder, name)) for name in names)
     parts = {
         **json.loads(words), "words": words,
         **{module + "-wasm": base64_of(os.path.join(folder, module + ".wasm"))
            for module in MODULES},
+        "models": json.dumps(models()),
         "style": read(os.path.join(table, "report.css"))
                  + read(os.path.join(HERE, "explorer.css")),
         "worker": "".join([*scripts, read(os.path.join(HERE, "worker.js"))]),
-        "script": read(os.path.join(HERE, "explorer.js"))
-                  + read(os.path.join(table, "page.js")),
+        # The report's names, such as `seconds`, are not those of this page
+        "script": joined(table, SHARED) + "{\n" + joined(HERE, OWN_SCRIPTS)
+                  + "}\n",
     }
     return re.sub(r"\{\{([\w-]+)\}\}", lambda found: parts[found[1]],
                   read(os.path.join(HERE, "explorer.html")))

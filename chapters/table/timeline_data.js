@@ -38,7 +38,7 @@ const isWait = (span) =>
 
 function queueSpans(data, queue) {
   let end = 0;
-  return queue.op.map((op, i) => {
+  return Array.from(queue.op, (op, i) => {
     const [name, label, category] = data.ops[op];
     const begin = end + queue.gap[i];
     end = begin + queue.length[i];

@@ -56,7 +56,8 @@ async function equip(container) {
     pointer = element(svg, "rect", {
       class: "pointer", x: x(span.begin), height,
       width: Math.max(x(span.end) - x(span.begin), 1) });
-    tip.textContent = isLane ? sayEvent(span) : sayMemory(drawing.data, span);
+    tip.textContent = drawing.data.say?.(span, isLane) ??
+        (isLane ? sayEvent(span) : sayMemory(drawing.data, span));
 
     // Below the drawing, or above where there is no room; never outside.
     const box = svg.getBoundingClientRect();
@@ -166,7 +167,7 @@ async function equip(container) {
   }
   view.drawings.forEach(listen);
 
-  let width = 0;
+  let width = container.clientWidth;  // drawn below
   new ResizeObserver(() => {
     if (container.clientWidth === width) return;
     width = container.clientWidth;
