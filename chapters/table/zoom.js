@@ -8,10 +8,11 @@ async function equip(container) {
   const svgs = [...container.querySelectorAll("svg[data-run]")];
   const data = await Promise.all(svgs.map((svg) => dataOf(svg.dataset.run)));
   const length = Math.max(...data.map((each) => each.length));
-  const view = {
-    element: container, begin: 0, end: length,
-    drawings: svgs.map((svg, i) => drawingOf(svg, data[i])),
-  };
+  const view = { element: container, begin: 0, end: length, drawings: [] };
+  for (const [i, svg] of svgs.entries()) {
+    view.drawings.push(drawingOf(svg, data[i]));
+    await new Promise((done) => setTimeout(done));  // the page does not wait
+  }
 
   function show(from, to) {
     const span = Math.min(Math.max(to - from, length * 1e-5), length);
