@@ -39,7 +39,7 @@ MODULES = {
 # Of the page: scripts of report.html, and its own
 SHARED = ["page.js", "scatter.js", "timeline_data.js", "timeline.js", "zoom.js"]
 OWN_SCRIPTS = ["elements.js", "planner.js", "parts.js", "lanes.js", "plans.js",
-               "megatron.js", "explorer.js"]
+               "megatron.js", "answer.js", "explorer.js"]
 
 
 def read(path):

@@ -30,7 +30,6 @@ const file_field = form.elements.file;
 
 let config = null;    // its text
 let compared = null;  // the plan's name
-let shown = null;     // the answer to the form, and { given, other }
 
 function values() {
   return Object.fromEntries(
@@ -74,12 +73,7 @@ function read_address() {
 
 async function read_file(file) {
   // Of a longer file, what is enough for the planner to see that
-  const text = await file.slice(0, MOST_CONFIG + 1).text();
-  try {
-    config = JSON.stringify(JSON.parse(text));
-  } catch {
-    config = text;
-  }
+  config = await file.slice(0, MOST_CONFIG + 1).text();
   fill(form.elements.model, CONFIG);
 }
 
@@ -91,18 +85,27 @@ const files_of = (given) =>
 // ---- The state of the search.
 
 function busy(text) {
+  ++turns;  // ends what is being shown
   by_id("answer").setAttribute("aria-busy", "true");
   by_id("said").textContent = text;
+  by_id("said").className = "";
   by_id("stop").hidden = false;
   by_id("progress").hidden = false;
   by_id("progress").removeAttribute("value");
 }
 
-function idle(text) {
+function idle(text, is_error) {
   by_id("answer").setAttribute("aria-busy", "false");
   by_id("said").textContent = text;
+  by_id("said").className = is_error ? "over" : "";
   by_id("stop").hidden = true;
   by_id("progress").hidden = true;
+}
+
+function found({ error }) {
+  const is_long = files_of(shown?.given ?? {})[CONFIG]?.length >
+                  MOST_IN_ADDRESS;
+  idle(error ?? say(is_long ? "found_long" : "found"), error);
 }
 
 function progress([done, all]) {
@@ -111,120 +114,25 @@ function progress([done, all]) {
   by_id("progress").textContent = percent(done / all);
 }
 
-// ---- The answer. Each part of the page is a task of its own, so that the page
-// ---- never stands still; later answers end those before.
-
-let turns = 0;
-async function in_turn(...steps) {
-  const mine = ++turns;
-  for (const step of steps) {
-    await new Promise((done) => setTimeout(done));
-    if (mine !== turns) return false;
-    step();
-  }
-  return true;
-}
-
-function put(id, ...nodes) { by_id(id).replaceChildren(...nodes); }
-
-function plan_of({ result, lanes }) {
-  const [best] = result.best;
-  return { name: name_of(best), best, explain: result.explain, lanes };
-}
-
-function show_head(plans, result) {
-  const [{ best }, other] = plans;
-  const figures = (plan) => ({
-    layout: plan.layout, work: plan.work, step: seconds(plan.step_s),
-    memory: bytes(plan.memory_bytes.total),
-    capacity: bytes(result.memory_bytes) });
-  put("head", make("h2", { text: filled("headline", figures(best)) }),
-      paragraph(filled("headline_more", {
-        work: best.work, tokens: digits(best.tokens_per_s),
-        mfu: percent(best.mfu), idle: percent(best.idle_share) })),
-      measured(plans[0]),
-      ...result.remarks.map((remark) => paragraph(`${remark}.`)));
-  if (!other) return;
-  by_id("head").append(
-      make("p", {}, `${filled("compared_with", {
-        ...figures(other.best), plan: other.name,
-        more: signed(other.best.step_s - best.step_s, seconds) })} `,
-           make("button", { type: "button", text: say("compare_no_more"),
-                            onclick: () => compare(null) })));
-  if (other.name !== compared) {
-    by_id("head").append(paragraph(filled("compared_other",
-                                          { plan: compared })));
-  }
-  if (other.best.memory_bytes.total > result.usable_memory_bytes) {
-    by_id("head").append(paragraph(say("compared_does_not_fit")));
-  }
-}
-
-// The parts that show two plans; the others are about the search.
-function steps_of_plans() {
-  const { result, points } = shown;
-  const plans = [shown, shown.other].filter((each) => each).map(plan_of);
-  return [
-    () => show_head(plans, result),
-    () => put("time", ...time_of(plans)),
-    () => put("memory", ...memory_of(plans, result.memory_bytes)),
-    () => put("timeline", ...timeline_of(plans)),
-    () => by_id("timeline").querySelectorAll(".view").forEach(equip),
-    () => {
-      if (!points) return put("points");
-      const { figure, draw } = points_of(points, plans, result.memory_bytes);
-      put("points", figure);
-      draw();
-    },
-    () => put("more", ...more_of(plans, result))];
-}
-
-function show_answer(given, answer) {
-  const { result } = answer;
-  for (const part of by_id("result").children) part.replaceChildren();
-  if (!result) return in_turn();
-  shown = { ...answer, given, other: null };
-  const [best] = result.best;
-  const question = words_of(given).map(
-      (text) => /^[\w.,/-]+$/.test(text) ? text : `'${text}'`);
-  const run = [
-    make("h2", { text: say("run") }),
-    source(say("question"),
-           `./shardbook plan ${question.join(" ")} --explain`)];
-  if (!best) {
-    return in_turn(() => {
-      put("head", make("h2", { text: say("none_fits") }));
-      put("lost", ...lost_of(result));
-      put("run", ...run);
-    });
-  }
-  return in_turn(
-      ...steps_of_plans(),
-      () => put("fastest", ...next_of(result), fastest_of(result)),
-      () => put("lost", ...lost_of(result)),
-      () => put("run", ...run, source(say("command"), best.command),
-                source(say("config"), answer.config),
-                ...megatron_of(best, result, files_of(given)[CONFIG] &&
-                                             JSON.parse(config))));
-}
+// ---- Questions.
 
 // The searches of a form that has changed again have no answer.
 async function search() {
   const given = values();
   write_address();
   busy(say("waiting"));
-  by_id("result").className = "old";
+  by_id("result").inert = true;  // of another job
   function hear(heard) {
     if (heard.progress) return progress(heard.progress);
-    by_id("result").className = "";
+    by_id("result").inert = false;
     by_id("said").textContent = say("first_answer");
     show_answer(given, heard);
   }
   const answer = await planner.ask(words_of(given), files_of(given), hear);
   if (!answer) return;
-  by_id("result").className = "";
+  by_id("result").inert = false;
   if (!await show_answer(given, answer)) return;
-  idle(answer.error ?? say("found"));
+  found(answer);
   if (compared && answer.result?.best.length) await compare(compared);
 }
 
@@ -232,6 +140,11 @@ async function search() {
 async function compare(plan) {
   compared = plan;
   write_address();
+  // The search compares when it ends
+  if (shown.isFirst) {
+    by_id("said").textContent = say("compare_later");
+    return;
+  }
   if (!plan) {
     shown.other = null;
     in_turn(...steps_of_plans());
@@ -248,7 +161,7 @@ async function compare(plan) {
   }
   if (!other) return;
   shown.other = other.result?.best.length ? other : null;
-  if (await in_turn(...steps_of_plans())) idle(other.error ?? say("found"));
+  if (await in_turn(...steps_of_plans())) found(other);
 }
 
 // ---- What the reader does.
@@ -267,7 +180,8 @@ form.addEventListener("input", async ({ target }) => {
 form.addEventListener("submit", (event) => event.preventDefault());
 by_id("stop").addEventListener("click", () => {
   planner.stop();
-  by_id("result").className = "";
+  by_id("result").inert = false;
+  if (shown) shown.isFirst = false;
   idle(say("stopped"));
 });
 addEventListener("dragover", (event) => event.preventDefault());

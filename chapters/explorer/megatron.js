@@ -113,6 +113,7 @@ function megatron(plan, result, model) {
     [plan.zero_stage >= 2, "megatron_fsdp"],
     [plan.offload, "megatron_offload"],
     [model.experts > 0 && plan.tp > 1, "megatron_experts"],
+    [result.planned_as, "megatron_stand_in"],
     [true, "megatron_yours"]];
   return { text: words.join(" \\\n"),
            missing: missing.filter(([holds]) => holds).map(([, key]) => key) };
