@@ -50,17 +50,17 @@ function lane(plan, run, g, full) {
     make("span", { class: "number", text: of.bytes })];
 }
 
-function timeline_of(plans) {
+function timeline_of(plans, capacity) {
   const drawn = plans.filter((plan) => plan.lanes);
   if (drawn.length === 0) return [];
-  const groups = drawn.flatMap((plan) => plan.lanes.groups);
-  const full = Math.max(...groups.map(({ capacity, most }) =>
-      Math.max(capacity ?? 0, most)));
+  const full = Math.max(capacity, ...drawn.flatMap(
+      (plan) => plan.lanes.groups.map(({ most }) => most)));
   const axis = make("div", { class: "axis", "aria-hidden": "true" });
   const tracks = drawn.map((plan, i) => {
     const run = `plan-${i}`, all = plan.lanes.groups.map((_, g) => g);
     plan.lanes.say = describe;
     decoded.set(run, Promise.resolve(plan.lanes));
+    const { micro_batches } = plan.lanes;
     const shown = all.length <= MOST_LANES ? all
         : [...all.slice(0, MOST_LANES / 2), ...all.slice(-MOST_LANES / 2)];
     return make("div", { class: "track" },
@@ -69,7 +69,10 @@ function timeline_of(plans) {
         make("div", { class: "lanes" },
              ...shown.flatMap((g) => lane(plan, run, g, full))),
         ...(shown.length < all.length ? [paragraph(filled(
-            "hidden_stages", { count: all.length - shown.length }))] : []));
+            "hidden_stages", { count: all.length - shown.length }))] : []),
+        ...(micro_batches < plan.best.micro_batches ? [paragraph(filled(
+            "fewer_micro_batches", { shown: micro_batches,
+                                     all: plan.best.micro_batches }))] : []));
   });
   const used = new Set(drawn.flatMap((plan) => plan.lanes.ops.map(
       ([, label, category]) => classOf({ label, category }))));

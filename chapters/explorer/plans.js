@@ -1,7 +1,7 @@
 // ---- All plans: step time against memory, those that are the fastest, and the
 // ---- reason why the next one lost.
 
-const OUTCOMES = ["does not fit", "bound", "slower", "shown"];
+const OUTCOMES = ["does not fit", "bound", "predicted"];
 
 const name_of = ({ layout, work }) => `${layout}; ${work}`;
 

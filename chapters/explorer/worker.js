@@ -66,7 +66,7 @@ function columns_of({ columns, rows }) {
 
 // As report.html has them (sim/timeline_json.h): of each stage a queue of
 // operations, and differences of times in whole nanoseconds.
-function drawn_lanes({ seconds, lanes, after }) {
+function drawn_lanes({ seconds, micro_batches, lanes, after }) {
   const ns = (time) => Math.round(1e9 * time);
   const ops = [], known = new Map();
   const number_of = (op) => {
@@ -79,7 +79,7 @@ function drawn_lanes({ seconds, lanes, after }) {
         micro_batch}`, kind === "F" ? "forward" : "backward"]);
   const later = after.map(([kind, begin, end]) => [
     number_of(["", kind, kind === "optimizer" ? kind : "comm"]), begin, end]);
-  const groups = lanes.map(({ stage, actions, kept, capacity_bytes }) => {
+  const groups = lanes.map(({ stage, actions, kept }) => {
     const events = [...actions.map(([kind, micro_batch, chunk, begin, end]) => [
       op_of(kind, micro_batch, chunk), begin, end]), ...later];
     const queue = { name: "compute", op: [], gap: [], length: [] };
@@ -98,10 +98,10 @@ function drawn_lanes({ seconds, lanes, after }) {
       memory[1].push(sum - bytes);
       [time, bytes, most] = [ns(at), sum, Math.max(most, sum)];
     }
-    return { stage, queues: [queue], memory, most, busy: busy / seconds,
-             capacity: capacity_bytes };
+    return { stage, queues: [queue], memory, most, busy: busy / seconds };
   });
-  return { length: ns(seconds), ops, kinds: ["activation"], groups };
+  return { length: ns(seconds), micro_batches, ops, kinds: ["activation"],
+           groups };
 }
 
 async function answer(words, files) {
