@@ -151,7 +151,7 @@ function next_of({ explain, best }) {
   return [
     make("p", {}, `${filled("next", {
       plan: name, most: say(most), more: signed(more_s[most], seconds),
-      step: signed(more_s.step, seconds) })} `,
+      step: seconds(more_s.step) })} `,
          ...(name === name_of(best[0]) ? []
              : [compare_link(name, { text: say("compare") })])),
     table("", ["part", "more"], Object.entries(more_s)
