@@ -65,7 +65,7 @@ function steps_of_plans() {
     () => show_head(plans, result),
     () => put("time", ...time_of(plans)),
     () => put("memory", ...memory_of(plans, result.memory_bytes)),
-    () => put("timeline", ...timeline_of(plans, result.memory_bytes)),
+    () => put("timeline", ...timeline_of(plans)),
     () => by_id("timeline").querySelectorAll(".view").forEach(equip),
     () => {
       if (!points) return put("points");

@@ -50,10 +50,10 @@ function lane(plan, run, g, full) {
     make("span", { class: "number", text: of.bytes })];
 }
 
-function timeline_of(plans, capacity) {
+function timeline_of(plans) {
   const drawn = plans.filter((plan) => plan.lanes);
   if (drawn.length === 0) return [];
-  const full = Math.max(capacity, ...drawn.flatMap(
+  const full = Math.max(...drawn.flatMap(
       (plan) => plan.lanes.groups.map(({ most }) => most)));
   const axis = make("div", { class: "axis", "aria-hidden": "true" });
   const tracks = drawn.map((plan, i) => {

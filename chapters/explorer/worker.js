@@ -34,7 +34,7 @@ async function answer_of(name, words, files) {
     planner.FS.writeFile(path, text);
   }
   const all = [...words, "--format", "json", "--explain", "--top", "8",
-               "--write-config", "/plan.json"];
+               "--points", "--write-config", "/plan.json"];
   planner.ccall("shardbook_plan", null, ["string"], [JSON.stringify(all)]);
   const answer =
       JSON.parse(planner.ccall("shardbook_answer", "string", [], []));

@@ -75,7 +75,7 @@ def random_job(rng):
     return job
 
 
-def answer_of_program(job):
+def answer_of_program(job, *more):
     with tempfile.TemporaryDirectory() as folder:
         config = job.get("config")
         if config:
@@ -84,7 +84,7 @@ def answer_of_program(job):
                  if name != "config"]
         return subprocess.run(
             [BUILD / "chapters/planner/shardbook_plan", *words, "--format=json",
-             "--explain", "--top=8"], check=False, capture_output=True,
+             "--explain", "--top=8", *more], check=False, capture_output=True,
             text=True, cwd=folder)
 
 
@@ -236,6 +236,91 @@ class Page(unittest.IsolatedAsyncioTestCase):
         self.assertIn("Compared with dp 8; 8 x 1", text)
         self.assertIn("needs more memory than a device has", text)
 
+    async def press(self, *keys):
+        for key in keys:
+            for kind in ("rawKeyDown", "keyUp"):
+                await self.page.call(
+                    "Input.dispatchKeyEvent", type=kind, key=key, code=key,
+                    windowsVirtualKeyCode={
+                        "Tab": 9, "Enter": 13, "PageUp": 33, "End": 35, "Home": 36,
+                        "ArrowRight": 39}[key])
+
+    async def test_all_plans_are_points_that_keys_reach(self):
+        answer = json.loads(answer_of_program(JOBS[0], "--points").stdout)
+        rows = sorted(answer["points"]["rows"], key=lambda row: row[2])
+        names = [f"{layout}; {work}" for layout, work, *_ in rows]
+        await self.load(JOBS[0])
+
+        def cloud(value):
+            return self.page.value(
+                f"document.querySelector('.cloud').{value}")
+        await cloud("focus()")
+        self.assertEqual(await cloud("ariaValueMax"), str(answer["plans"]))
+        self.assertEqual(len(rows), answer["plans"])
+        for keys, at in ((["Home"], 0), (["ArrowRight"], 1), (["End"], -1)):
+            await self.press(*keys)
+            self.assertEqual((await cloud("ariaValueText")).split("\n")[0],
+                             names[at])
+            self.assertEqual(await self.page.value("tip.textContent"),
+                             await cloud("ariaValueText"))
+        # Places are those of numbers: the best one's own point is the cloud's
+        best = names.index("dp 8, ZeRO-3; 8 x 1")
+        await self.press("Home", *["PageUp"] * (best // 50),
+                         *["ArrowRight"] * (best % 50))
+        gaps = await self.page.value("""(() => {
+          const middle = (query) => {
+            const box = document.querySelector(query).getBoundingClientRect();
+            return [box.left + box.width / 2, box.top + box.height / 2];
+          };
+          const [x, y] = middle(".cloud i"), [a, b] = middle(".point");
+          return [Math.abs(x - a), Math.abs(y - b)];
+        })()""")
+        self.assertLess(max(gaps), 1)
+        await self.press("ArrowRight", "Enter")
+        await self.page.until(IS_READY, "the comparison")
+        self.assertIn("Compared with", await self.text())
+
+    async def test_the_timeline_is_the_planners(self):
+        job = {**JOBS[1], "tp": "2", "pp": "4", "schedule": "1f1b"}
+        answer = json.loads(answer_of_program(job).stdout)
+        timeline = answer["explain"]["timeline"]
+        await self.load(job)
+        await self.page.until("!!document.querySelector('.view[data-drawn]')",
+                              "a drawing")
+        lanes = await self.page.value(
+            "[...document.querySelectorAll('svg.lane')].map((svg) => "
+            "svg.ariaLabel.match(/busy ([\\d.]+)/)[1])")
+        self.assertEqual(len(lanes), 4)
+        optimizer = dict((name, end - begin)
+                         for name, begin, end in timeline["after"])["optimizer"]
+        for shown, lane in zip(lanes, timeline["lanes"]):
+            busy = optimizer + sum(end - begin
+                                   for *_, begin, end in lane["actions"])
+            self.assertAlmostEqual(
+                float(shown), 100 * busy / timeline["seconds"], 0)
+        kept = await self.page.value(
+            "[...document.querySelectorAll('svg.memory')].map((svg) => "
+            "svg.ariaLabel.match(/at most ([\\d.]+)/)[1])")
+        for shown, lane in zip(kept, timeline["lanes"]):
+            self.assertAlmostEqual(
+                float(shown), max(each for _, each in lane["kept"]) / 1e9, 1)
+        # Keys lead through the actions, one after the other
+        said = await self.page.value("""(() => {
+          const lane = document.querySelector("svg.lane"), said = [];
+          const count = %d;
+          for (let i = 0; i < count; ++i) {
+            lane.dispatchEvent(new KeyboardEvent("keydown",
+                                                 { key: "ArrowRight" }));
+            said.push(tip.textContent.split("\\n")[0]);
+          }
+          return said;
+        })()""" % len(timeline["lanes"][0]["actions"]))
+        names = {"F": "forward", "B": "backward", "W": "backward of weights"}
+        self.assertEqual(
+            [each.split(",")[0] for each in said],
+            [f"{names[kind]} of micro-batch {micro_batch}"
+             for kind, micro_batch, *_ in timeline["lanes"][0]["actions"]])
+
     async def test_a_stopped_search_leaves_the_page_at_once(self):
         await self.load(JOBS[0])
         long = {**JOBS[0], "model": "llama-3.1-70b", "nodes": "8",
@@ -342,11 +427,7 @@ class Page(unittest.IsolatedAsyncioTestCase):
           document.body.focus(), 0""")
         count = await self.page.value("order.length")
         self.assertGreater(count, 30)
-        for _ in range(count):
-            for kind in ("rawKeyDown", "keyUp"):
-                await self.page.call(
-                    "Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab",
-                    windowsVirtualKeyCode=9)
+        await self.press(*["Tab"] * count)
         self.assertEqual(await self.page.value("reached"),
                          [[i, True] for i in range(count)])
 
