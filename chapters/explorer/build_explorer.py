@@ -26,9 +26,10 @@ OWN = ["chapters/explorer/plan_module.cpp",
 HEADERS = ["CLI", "fmt", "nlohmann", "xtensor", "xtl"]
 COMPILE = ["-O2", "-fno-math-errno", "-ffp-contract=off", "-DFMT_HEADER_ONLY"]
 # An undefined symbol is an error
-LINK = ["-O2", "-sMODULARIZE", "-sALLOW_MEMORY_GROWTH", "-sTOTAL_STACK=4MB",
-        "-sFORCE_FILESYSTEM", "-sEXPORTED_FUNCTIONS=_shardbook_plan,_shardbook_answer",
-        "-sEXPORTED_RUNTIME_METHODS=ccall,FS", "-sENVIRONMENT=worker,node"]
+LINK = ["-O2", "-sMODULARIZE", "-sALLOW_MEMORY_GROWTH", "-sTOTAL_STACK=4MB"]
+PLANNER = ["-sFORCE_FILESYSTEM", "-sENVIRONMENT=worker,node",
+           "-sEXPORTED_FUNCTIONS=_shardbook_plan,_shardbook_answer",
+           "-sEXPORTED_RUNTIME_METHODS=ccall,FS"]
 # Of each module: its fibers, and options. Asyncify rewrites the code that stops,
 # which cannot hold WebAssembly's own exceptions.
 MODULES = {
@@ -71,14 +72,27 @@ def sources_of(build):
             yield os.path.join(build, commands[word]["file"]), options
 
 
-def write_ninja(compiler, build, folder):
+def own_sources(names):
+    return [(os.path.join(ROOT, name), ["-std=c++20", "-I" + ROOT])
+            for name in names]
+
+
+def planners(build):
+    """Of each module: sources with their options, more options, those of its link."""
+    sources = [*sources_of(build)]
+    return {module: ([*sources, *own_sources([*OWN, fibers])], options,
+                     [*PLANNER, *link])
+            for module, (fibers, options, link) in MODULES.items()}
+
+
+def build_modules(compiler, build, folder, modules):
+    """Compiles the modules into the folder, with Ninja."""
     headers = os.path.join(folder, "headers")
     os.makedirs(headers, exist_ok=True)
     for name in HEADERS:
         if not os.path.lexists(os.path.join(headers, name)):
             os.symlink(os.path.join("/usr/include", name),
                        os.path.join(headers, name))
-    sources = [*sources_of(build)]
     lines = ["rule compile", "  command = $line", "  depfile = $out.d",
              "  deps = gcc", "rule link", "  command = $line"]
 
@@ -86,11 +100,9 @@ def write_ninja(compiler, build, folder):
         lines.extend([f"build {output}: {rule} {' '.join(inputs)}",
                       "  line = " + " ".join(map(shlex.quote, command))])
 
-    for module, (fibers, options, link) in MODULES.items():
+    for module, (sources, options, link) in modules.items():
         objects = []
-        own = [(os.path.join(ROOT, name), ["-std=c++20", "-I" + ROOT])
-               for name in [*OWN, fibers]]
-        for source, includes in [*sources, *own]:
+        for source, includes in sources:
             name = os.path.relpath(source, os.path.dirname(build))
             objects.append(os.path.join(module, name.replace(os.sep, "_") + ".o"))
             add("compile", objects[-1], [source],
@@ -101,6 +113,9 @@ def write_ninja(compiler, build, folder):
             [compiler, *LINK, *options, *link, "-sEXPORT_NAME="
              + module.replace("-", "_"), *objects, "-o", module + ".js"])
     write(os.path.join(folder, "build.ninja"), "\n".join(lines) + "\n")
+    # Debian's emscripten calls node, which may be another one than Debian's
+    subprocess.run(["ninja", "-C", folder, "--quiet"], check=True,
+                   env={**os.environ, "NODE_PATH": "/usr/share/nodejs"})
 
 
 def base64_of(path):
@@ -147,12 +162,7 @@ def page(folder):
 
 
 def main(compiler, build, folder):
-    os.makedirs(folder, exist_ok=True)
-    write_ninja(compiler, build, folder)
-    # Debian's emscripten calls node, which may be another one than Debian's
-    modules = {"NODE_PATH": "/usr/share/nodejs"}
-    subprocess.run(["ninja", "-C", folder, "--quiet"], check=True,
-                   env={**os.environ, **modules})
+    build_modules(compiler, build, folder, planners(build))
     write(os.path.join(folder, "index.html"), page(folder))
 
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <mutex>
 
 #include "chapters/pictures/shapes.h"
 #include "comm/launch.h"
@@ -29,12 +28,13 @@ Content content_of(double number) {
   return {};
 }
 
-// Notes the messages of this rank, and its tensor before each of them.
+// Notes what this rank sends and waits for, round by round: the messages that it
+// starts before it waits for one of them.
 class RecordingGroup : public ProcessGroup {
  public:
-  struct Step {
+  struct Round {
     Pieces before;
-    Message message;
+    std::vector<Message> messages;  // sent and received
   };
 
   RecordingGroup(ProcessGroup& inner, const Tensor& tensor)
@@ -42,7 +42,7 @@ class RecordingGroup : public ProcessGroup {
         inner_(inner),
         tensor_(tensor) {}
 
-  const std::vector<Step>& steps() const { return steps_; }
+  const std::vector<Round>& rounds() const { return rounds_; }
 
   std::vector<std::string> exchange(const std::string& text) override {
     return inner_.exchange(text);
@@ -53,21 +53,28 @@ class RecordingGroup : public ProcessGroup {
   void abort(const std::string& reason) override { inner_.abort(reason); }
 
  protected:
+  // An all-to-all sends piece j to rank j
   Work do_collective(const CommCall& call,
                      const CommBuffers& buffers) override {
-    return inner_.issue(call, buffers);
+    for (int peer = 0; peer < size() && call.op == CommOp::kAllToAll; ++peer) {
+      if (peer == rank()) continue;
+      round().messages.push_back({rank(), peer, peer, 1});
+      round().messages.push_back({peer, rank(), rank(), 1});
+    }
+    return closing(inner_.issue(call, buffers));
   }
-  // A swap begins with its recv
   Work do_recv(const Tensor& tensor, const CommCall& call) override {
-    before_ = pieces_of(tensor_);
-    return inner_.recv(tensor, call.root_or_peer);
+    round().messages.push_back({call.root_or_peer, rank()});
+    return closing(inner_.recv(tensor, call.root_or_peer));
   }
+  // What is sent may lie in another tensor: a sum on its way
   Work do_send(const Tensor& tensor, const CommCall& call) override {
-    const auto offset = static_cast<const double*>(tensor.raw()) -
-                        static_cast<const double*>(tensor_.raw());
-    steps_.push_back(
-        {before_, {rank(), call.root_or_peer, offset, tensor.numel()}});
-    return inner_.send(tensor, call.root_or_peer);
+    const Pieces sent = pieces_of(tensor);
+    const int first = content_of(sent[0]).piece;
+    std::copy(sent.begin(), sent.end(), round().before.begin() + first);
+    round().messages.push_back(
+        {rank(), call.root_or_peer, first, tensor.numel()});
+    return closing(inner_.send(tensor, call.root_or_peer));
   }
   std::shared_ptr<ProcessGroup> do_subgroup(const std::vector<int>& members,
                                             const std::string& name) override {
@@ -75,10 +82,67 @@ class RecordingGroup : public ProcessGroup {
   }
 
  private:
+  Round& round() {
+    if (!is_open_) rounds_.push_back({pieces_of(tensor_), {}});
+    is_open_ = true;
+    return rounds_.back();
+  }
+  Work closing(Work inner) {
+    const auto wait = [this, inner]() mutable {
+      inner.wait();
+      is_open_ = false;
+    };
+    return Work(wait, [inner] { return inner.done(); });
+  }
+
   ProcessGroup& inner_;
   Tensor tensor_;
-  Pieces before_;
-  std::vector<Step> steps_;
+  bool is_open_ = false;
+  std::vector<Round> rounds_;
+};
+
+// The rounds of all ranks in the order in which their messages meet.
+class Rounds {
+ public:
+  std::vector<RecordingGroup::Round> of[kPieceRanks];
+
+  // The ranks whose next rounds send each other messages; none at the end.
+  std::vector<int> meeting() const {
+    std::vector<int> ranks = {0, 1, 2, 3};
+    for (bool is_stable = false; !is_stable;) {
+      const auto alone =
+          std::remove_if(ranks.begin(), ranks.end(), [&](int rank) {
+            const auto* mine = next(rank);
+            return mine == nullptr ||
+                   !std::all_of(mine->messages.begin(), mine->messages.end(),
+                                [&](const Message& each) {
+                                  return is_expected(each, rank, ranks);
+                                });
+          });
+      is_stable = alone == ranks.end();
+      ranks.erase(alone, ranks.end());
+    }
+    return ranks;
+  }
+  const RecordingGroup::Round* next(int rank) const {
+    const auto& all = of[rank];
+    return next_[rank] < all.size() ? &all[next_[rank]] : nullptr;
+  }
+  void pass(int rank) { ++next_[rank]; }
+
+ private:
+  bool is_expected(const Message& message, int rank,
+                   const std::vector<int>& ranks) const {
+    const int peer = message.from == rank ? message.to : message.from;
+    if (std::find(ranks.begin(), ranks.end(), peer) == ranks.end())
+      return false;
+    const auto& theirs = next(peer)->messages;
+    return std::any_of(theirs.begin(), theirs.end(), [&](const Message& each) {
+      return each.from == message.from && each.to == message.to;
+    });
+  }
+
+  std::size_t next_[kPieceRanks] = {};
 };
 
 }  // namespace
@@ -122,28 +186,35 @@ void draw_pieces(Figure& figure, const Pieces& pieces, double x, double y) {
 
 std::vector<Frame> frames_of(
     const std::function<void(ProcessGroup& group, const Tensor& tensor)>&
-        all_reduce) {
-  std::vector<Frame> frames;
-  std::mutex mutex;
+        collective) {
+  Rounds rounds;
+  std::vector<Pieces> results(kPieceRanks);
   run_ranks(kPieceRanks, [&](ProcessGroup& world) {
     const Tensor tensor = all_pieces(world.rank());
     RecordingGroup group(world, tensor);
-    all_reduce(group, tensor);
-    const std::lock_guard lock(mutex);
+    collective(group, tensor);
     const auto rank = static_cast<std::size_t>(world.rank());
-    frames.resize(group.steps().size() + 1);
-    for (Frame& frame : frames) {
-      frame.ranks.resize(kPieceRanks);
-      frame.messages.resize(kPieceRanks);
-    }
-    for (std::size_t i = 0; i < group.steps().size(); ++i) {
-      frames[i].ranks[rank] = group.steps()[i].before;
-      frames[i].messages[rank] = group.steps()[i].message;
-    }
-    frames.back().ranks[rank] = pieces_of(tensor);
+    rounds.of[rank] = group.rounds();
+    results[rank] = pieces_of(tensor);
   });
-  frames.back().messages.clear();
-  return frames;
+  std::vector<Frame> frames;
+  while (true) {
+    Frame& frame = frames.emplace_back();
+    for (int rank = 0; rank < kPieceRanks; ++rank) {
+      const auto* next = rounds.next(rank);
+      frame.ranks.push_back(next != nullptr
+                                ? next->before
+                                : results[static_cast<std::size_t>(rank)]);
+    }
+    const std::vector<int> meeting = rounds.meeting();
+    if (meeting.empty()) return frames;
+    for (const int rank : meeting) {
+      for (const Message& each : rounds.next(rank)->messages) {
+        if (each.from == rank) frame.messages.push_back(each);
+      }
+    }
+    for (const int rank : meeting) rounds.pass(rank);
+  }
 }
 
 void draw_frames(Figure& figure, const std::vector<Frame>& frames,

@@ -33,19 +33,21 @@ void draw_pieces(pictures::Figure& figure, const Pieces& pieces, double x,
 /// The side of a place of draw_pieces.
 constexpr double kPiece = 18;
 
-/// Ranks swap messages at the same time.
+/// Messages of one frame are on their way at the same time.
 struct Message {
   int from = 0, to = 0;
   std::int64_t first = 0, count = 0;  ///< pieces
 };
 struct Frame {
-  std::vector<Pieces> ranks;  ///< before the messages
+  /// Before the messages. A sum on its way is at its piece's place.
+  std::vector<Pieces> ranks;
   std::vector<Message> messages;
 };
-/// What the algorithm sends, step by step, and the result as a last frame.
+/// What the collective sends, step by step, and the result as a last frame. It
+/// works on the four pieces of each rank, and leaves its result in their places.
 std::vector<Frame> frames_of(
     const std::function<void(ProcessGroup& group, const Tensor& tensor)>&
-        all_reduce);
+        collective);
 /// The frames in rows of three: a piece has a stripe in the colour of each rank
 /// that it sums. Pieces that are sent have a border, and an arrow leads from
 /// each to the rank that receives it, behind the ranks between them. Below a

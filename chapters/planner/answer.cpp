@@ -69,6 +69,9 @@ void add_options(CommandLine& line, Asked& asked) {
   line.add("--explain", &asked.explains,
            "the best plan's memory and time, part by part, and why the next "
            "lost");
+  line.add(
+      "--points", &asked.search.keeps_points,
+      "with --format json: every legal plan, and what was found out of it");
   line.add("--write-config", &asked.config,
            "write the best plan here, for the engine: DeepSpeed's keys");
   line.add("--format", &asked.format, "of the answer", {"text", "json"});
@@ -107,11 +110,12 @@ void read_request(Asked& asked) {
 
 /// The table of strategies is text only, and names no single plan.
 void check_alone(const Asked& asked) {
-  const char* const other = asked.format != "text"  ? "--format"
-                            : !asked.config.empty() ? "--write-config"
-                            : asked.confirms        ? "--confirm"
-                            : asked.explains        ? "--explain"
-                                                    : nullptr;
+  const char* const other = asked.format != "text"      ? "--format"
+                            : !asked.config.empty()     ? "--write-config"
+                            : asked.confirms            ? "--confirm"
+                            : asked.explains            ? "--explain"
+                            : asked.search.keeps_points ? "--points"
+                                                        : nullptr;
   SB_CHECK(other == nullptr, "--by-strategy: not with ", other,
            ", which is about one list of plans; leave one of them out");
 }
@@ -152,6 +156,8 @@ Answer of_strategies(const Asked& asked) {
 }
 
 Answer of_plans(const Asked& asked) {
+  SB_CHECK(!asked.search.keeps_points || asked.format == "json",
+           "--points: lists all plans in JSON; give --format json as well");
   std::ofstream config;
   if (!asked.config.empty()) {
     config.open(asked.config);
@@ -185,8 +191,9 @@ Answer of_plans(const Asked& asked) {
 
 }  // namespace
 
-Answer answer(CommandLine& line) {
+Answer answer(CommandLine& line, const Progress& progress) {
   Asked asked;
+  asked.search.progress = progress;
   line.describe("shardbook_plan",
                 "Which way of splitting a model fits, and is the fastest. With "
                 "--model alone: its parameters, operations and memory.",

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "chapters/common/run/command_line.h"
+#include "chapters/planner/search.h"
 
 namespace shardbook::planner {
 
@@ -19,6 +20,6 @@ struct Answer {
 /// Adds the planner's options to the line, reads them, and searches. Throws
 /// Error, a sentence, for a request that makes no sense. Writes a file under
 /// --write-config alone.
-Answer answer(CommandLine& line);
+Answer answer(CommandLine& line, const Progress& progress = {});
 
 }  // namespace shardbook::planner

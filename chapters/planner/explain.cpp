@@ -203,6 +203,54 @@ std::string explain_text(const PlanRequest& request, const PlanResult& result) {
   return text + pictures::text_table::align(rows);
 }
 
+namespace {
+
+/// A step of the plan, action by action, and what each stage keeps.
+Json timeline_json(const HybridJob& job, const Prediction& best) {
+  if (job.offloads) return nullptr;
+  const std::vector<StageRun> runs = runs_of(job);
+  const auto ranks = timed_actions(job, runs, best.step);
+  std::size_t micro_batches = 0;
+  double end_s = 0;
+  Json lanes = Json::array();
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    Json actions = Json::array(), kept = Json::array({Json::array({0, 0})});
+    double bytes = 0;
+    std::size_t forwards = 0;
+    for (const TimedAction& each : ranks[rank]) {
+      const pipeline::Action& of = each.action;
+      const pipeline::ActionKind kind = of.kind;
+      const StageRun& run = runs[rank + pipeline::at(of.chunk) * ranks.size()];
+      using Kind = pipeline::ActionKind;
+      forwards += kind == Kind::kForward && of.chunk == 0;
+      bytes += kind == Kind::kForward    ? run.kept_bytes
+               : kind == Kind::kBackward ? -run.kept_bytes
+               : kind == Kind::kBackwardInput
+                   ? run.kept_for_weights_bytes - run.kept_bytes
+                   : -run.kept_for_weights_bytes;
+      const char* const letter = kind == Kind::kForward          ? "F"
+                                 : kind == Kind::kBackwardWeight ? "W"
+                                                                 : "B";
+      actions.push_back(Json::array(
+          {letter, of.micro_batch, of.chunk, each.begin_s, each.end_s}));
+      kept.push_back(Json::array({each.end_s, bytes}));
+      end_s = std::max(end_s, each.end_s);
+    }
+    micro_batches = forwards;
+    lanes.push_back({{"stage", rank}, {"actions", actions}, {"kept", kept}});
+  }
+  const double summed_s = end_s + best.step.gradients_s;
+  return {{"micro_batches", micro_batches},
+          {"seconds", summed_s + best.step.optimizer_s},
+          {"lanes", lanes},
+          {"after",
+           Json::array({Json::array({"gradients", end_s, summed_s}),
+                        Json::array({"optimizer", summed_s,
+                                     summed_s + best.step.optimizer_s})})}};
+}
+
+}  // namespace
+
 std::string explain_json(const PlanRequest& request, const PlanResult& result) {
   Json json = Json::object();
   if (result.best.empty()) return json.dump();
@@ -221,6 +269,7 @@ std::string explain_json(const PlanRequest& request, const PlanResult& result) {
   };
   json["memory"] = list(parts.memory, "bytes");
   json["time"] = list(parts.time, "seconds");
+  json["timeline"] = timeline_json(job_of(request, best.plan), best);
   const Prediction* next = next_of(result);
   if (next == nullptr) return json.dump();
   const std::vector<Difference> all = differences(best.step, next->step);

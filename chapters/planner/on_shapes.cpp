@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 
-#include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "sim/cost_model.h"
 #include "sim/world.h"
 
@@ -20,12 +19,19 @@ void on_shapes(const sim::Cluster& cluster, int ranks,
   sim::run_world(ranks, body, world);
 }
 
-FoldClass first_ring(const sim::Cluster& cluster, const Topology& topology) {
+std::vector<FoldClass> ranks_that_run(const sim::Cluster& cluster,
+                                      const Topology& topology) {
   const int tp = topology.size("tp"), cp = topology.size("cp");
-  const bool is_alike = cp == 1 || sequence_parallel::ranks_are_alike(
-                                       cluster, topology.groups({"cp"}),
-                                       sequence_parallel::Layout::kZigzag);
-  return [=](int rank) { return (is_alike ? cp - 1 : rank / tp % cp) * tp; };
+  if (!cluster.mesh.empty() && cp > 1) {
+    return {[=](int rank) { return rank / tp % cp * tp; }};
+  }
+  const auto runs = [](int rank) { return [=](int) { return rank; }; };
+  const int last = (cp - 1) * tp;
+  const auto hops_inside = [&](int rank) {
+    return cluster.node_of(rank) == cluster.node_of((rank + tp) % (cp * tp));
+  };
+  if (hops_inside(0) == hops_inside(last)) return {runs(last)};
+  return {runs(last), runs(0)};
 }
 
 ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers) {

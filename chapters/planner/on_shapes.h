@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "chapters/14_hybrid_3d/degrees.h"
 #include "chapters/common/models/models.h"
@@ -20,11 +21,14 @@ void on_shapes(const sim::Cluster& cluster, int ranks,
                const FoldClass& fold_class,
                const std::function<void(ProcessGroup& world)>& body);
 
-/// The ranks that run in place of all with these layers. Ranks of tp do the same; so
-/// do replicas, also those that share experts, since tokens are spread evenly. A
-/// ring keeps the pace of its last rank, which merges most rows, and whose hop leaves
-/// the node if one does; where its hops differ in other ways, all of it runs.
-FoldClass first_ring(const sim::Cluster& cluster, const Topology& topology);
+/// Which ranks run in place of all with these layers: one world for each entry, of
+/// which the slower counts. Ranks of tp do the same; so do replicas, also those that
+/// share experts, since tokens are spread evenly. A ring keeps the pace of its
+/// slowest rank: the last, which merges most rows, and whose hop leaves the node if
+/// one does, or else the first, whose hop may stay in the node. In a mesh of links,
+/// where hops differ more, all of it runs at once.
+std::vector<FoldClass> ranks_that_run(const sim::Cluster& cluster,
+                                      const Topology& topology);
 
 /// GPT with these sizes, and at least as many positions as the sequence has tokens.
 ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers);

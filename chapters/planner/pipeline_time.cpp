@@ -3,6 +3,7 @@
 
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/planner/step_parts.h"
+#include "chapters/planner/zero_run.h"
 
 namespace shardbook::planner {
 namespace {
@@ -75,6 +76,24 @@ StageTimes times_of(const HybridJob& job, const StageRun& run) {
   return times;
 }
 
+std::vector<StageTimes> times_of(const HybridJob& job,
+                                 const std::vector<StageRun>& runs) {
+  std::vector<StageTimes> stages;
+  for (const StageRun& run : runs) stages.push_back(times_of(job, run));
+  return stages;
+}
+
+/// Of a message, by the host.
+double launch_seconds(const HybridJob& job) {
+  return job.is_of_chapter() ? job.cluster.device.launch_s : 0;
+}
+
+/// Micro-batches with which a pipeline has a warm-up, a steady state and a
+/// cool-down; as many are left over by p as of all.
+int least_micro_batches(const HybridJob& job) {
+  return 3 * job.pp + static_cast<int>(job.micro_batches % job.pp);
+}
+
 /// The schedule of a job, which may depend on a stage's times.
 pipeline::Schedule searched_or(const HybridJob& job,
                                const std::vector<StageTimes>& stages,
@@ -106,13 +125,19 @@ class Replay {
     backwards_ = forwards_;
   }
 
-  PipelineTime run() {
+  /// `actions`: of each rank, added here.
+  PipelineTime run(std::vector<std::vector<TimedAction>>* actions = nullptr) {
     for (bool goes_on = true; goes_on;) {
       goes_on = false;
       for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
         const auto& list = schedule_.actions[rank];
         while (ranks_[rank].next < list.size() &&
                perform(rank, list[ranks_[rank].next])) {
+          if (actions != nullptr) {
+            actions->at(rank).push_back({list[ranks_[rank].next],
+                                         ranks_[rank].begin_s,
+                                         ranks_[rank].device_s});
+          }
           ++ranks_[rank].next;
           goes_on = true;
         }
@@ -133,6 +158,7 @@ class Replay {
   static constexpr double kUnknown = -1;
   struct Rank {
     double host_s = 0, device_s = 0;
+    double begin_s = 0;  ///< of its last action
     std::size_t next = 0;
   };
 
@@ -197,8 +223,10 @@ class Replay {
   }
 
   static void pass(Rank& rank, const StageTimes::Seconds& each) {
+    rank.begin_s = rank.device_s;
     rank.device_s = std::max(rank.device_s + each.ahead.device_s,
                              std::max(rank.host_s, 0.0) + each.alone_s);
+    rank.begin_s = std::max(rank.begin_s, rank.device_s - each.alone_s);
     rank.host_s += each.ahead.host_s;
   }
 
@@ -276,10 +304,8 @@ pipeline::Schedule schedule_of(const HybridJob& job, int micro_batches) {
 
 std::vector<double> work_of_ranks(const HybridJob& job,
                                   const std::vector<StageRun>& runs) {
-  std::vector<StageTimes> stages;
-  for (const StageRun& run : runs) stages.push_back(times_of(job, run));
   std::vector<double> seconds;
-  for (const Ahead& each : work_of_ranks(job, stages)) {
+  for (const Ahead& each : work_of_ranks(job, times_of(job, runs))) {
     seconds.push_back(std::max(each.device_s, each.host_s));
   }
   return seconds;
@@ -301,26 +327,53 @@ PipelineTime pipeline_time(const HybridJob& job, const sim::CostModel& costs,
       return {each + (m - 1) * next};
     }
   }
-  std::vector<StageTimes> stages;
-  for (const StageRun& run : runs) stages.push_back(times_of(job, run));
+  const std::vector<StageTimes> stages = times_of(job, runs);
   const double work = least_pipeline_seconds(job, stages);
   const auto p = static_cast<std::size_t>(job.pp);
   if (work >= limit_s) {
     return {work, std::vector<double>(p), std::vector<double>(p, kNoLimit)};
   }
   const std::vector<double> messages = messages_of_ranks(job, costs);
-  const double launch_s =
-      job.is_of_chapter() ? costs.cluster().device.launch_s : 0;
   const auto replayed = [&](int micro_batches) {
-    return Replay(job, stages, messages, launch_s, micro_batches).run();
+    return Replay(job, stages, messages, launch_seconds(job), micro_batches)
+        .run();
   };
   // In its steady state a pipeline takes equally long for every p micro-batches
-  const int least = 3 * job.pp + m % job.pp;
+  const int least = least_micro_batches(job);
   if (!job.composes_stages || m <= least + job.pp) return replayed(m);
   const double first = replayed(least).seconds;
   PipelineTime time = replayed(least + job.pp);
   time.seconds += (time.seconds - first) * ((m - least) / job.pp - 1);
   return time;
+}
+
+std::vector<std::vector<TimedAction>> timed_actions(
+    const HybridJob& job, const std::vector<StageRun>& runs,
+    const HybridStep& step) {
+  const int shown = std::min(static_cast<int>(job.micro_batches),
+                             least_micro_batches(job) + job.pp);
+  std::vector<std::vector<TimedAction>> actions(
+      static_cast<std::size_t>(job.pp));
+  if (job.runs_zero()) {
+    const ZeroRun run = zero_run(job);
+    for (int b = 0; b < shown; ++b) {
+      const double begin_s = b * run.each_s, loss_s = begin_s + run.forward_s;
+      const double end_s = begin_s + run.each_s;
+      using Kind = pipeline::ActionKind;
+      actions[0].push_back({{Kind::kForward, b}, begin_s, loss_s});
+      actions[0].push_back({{Kind::kBackward, b}, loss_s, end_s});
+    }
+    // The last one waits for its sums
+    actions[0].back().end_s =
+        step.pipeline_s -
+        static_cast<double>(job.micro_batches - shown) * run.each_s;
+    return actions;
+  }
+  const sim::CostModel costs(job.cluster);
+  const std::vector<StageTimes> stages = times_of(job, runs);
+  const std::vector<double> messages = messages_of_ranks(job, costs);
+  Replay(job, stages, messages, launch_seconds(job), shown).run(&actions);
+  return actions;
 }
 
 }  // namespace shardbook::planner

@@ -53,6 +53,18 @@ std::string request_text(const PlanRequest& request) {
                      dtype_name(request.dtype()));
 }
 
+Json points_json(const PlanResult& result) {
+  constexpr const char* kOutcomes[] = {"predicted", "bound", "does not fit"};
+  Json rows = Json::array();
+  for (const Point& each : result.points) {
+    rows.push_back(
+        Json::array({each.plan.layout_text(), each.plan.work_text(),
+                     each.seconds, each.bytes, kOutcomes[each.outcome]}));
+  }
+  return {{"columns", {"layout", "work", "step_s", "memory_bytes", "outcome"}},
+          {"rows", std::move(rows)}};
+}
+
 /// What a plan of a stand-in leaves out.
 std::string remarks_text(const PlanRequest& request) {
   std::string text;
@@ -282,6 +294,7 @@ std::string result_json(const PlanRequest& request, const PlanResult& result,
   if (explains) {
     json["explain"] = Json::parse(explain_json(request, result));
   }
+  if (!result.points.empty()) json["points"] = points_json(result);
   json["lost"] = {{"does_not_fit", result.does_not_fit.count},
                   {"least_excess_bytes", result.least_excess},
                   {"slower_bound", result.slower_bound.count},
@@ -291,7 +304,8 @@ std::string result_json(const PlanRequest& request, const PlanResult& result,
     json["illegal"][option] = {{"count", rejection.count},
                                {"example", rejection.example}};
   }
-  return json.dump(2) + "\n";
+  // Thousands of points are for programs
+  return json.dump(result.points.empty() ? 2 : -1) + "\n";
 }
 
 std::string command_of(const PlanRequest& request, const Plan& plan,

@@ -15,7 +15,7 @@ namespace {
 
 struct Candidate {
   Plan plan;
-  double least_s = 0;
+  double least_s = 0, least_bytes = 0;
 };
 
 bool is_faster(const Prediction& a, const Prediction& b) {
@@ -40,65 +40,102 @@ void count_unfit(const Plan& plan, double excess, PlanResult& result) {
   }
 }
 
-PlanResult search_among(const PlanRequest& request,
-                        const std::vector<Plan>& plans,
-                        const SearchOptions& setup) {
-  PlanResult result;
-  const double capacity = kUsableMemory * request.capacity();
-  std::vector<Candidate> candidates;
-  for (const Plan& plan : plans) {
-    result.num_plans += 1;
-    const double excess = least_bytes(request, plan) - capacity;
-    if (setup.prunes && excess > 0) {
-      count_unfit(plan, excess, result);
-    } else {
-      candidates.push_back({plan, least_seconds(request, plan)});
+/// Goes through plans from the lowest bound to the highest.
+class Search {
+ public:
+  Search(const PlanRequest& request, const SearchOptions& setup)
+      : request_(request),
+        setup_(setup),
+        capacity_(kUsableMemory * request.capacity()) {}
+
+  PlanResult among(const std::vector<Plan>& plans) {
+    result_.num_plans = static_cast<std::int64_t>(plans.size());
+    std::vector<Candidate> candidates;
+    for (const Plan& plan : plans) {
+      Candidate each = {plan, 0, least_bytes(request_, plan)};
+      const bool fits = !setup_.prunes || each.least_bytes <= capacity_;
+      if (fits || setup_.keeps_points) {
+        each.least_s = least_seconds(request_, plan);
+      }
+      if (fits) {
+        candidates.push_back(each);
+      } else {
+        reject(each, each.least_bytes, each.least_bytes - capacity_);
+      }
+    }
+    std::stable_sort(
+        candidates.begin(), candidates.end(),
+        [](const auto& a, const auto& b) { return a.least_s < b.least_s; });
+    for (const Candidate& each : candidates) {
+      consider(each);
+      if (setup_.progress) setup_.progress(num_settled_, result_.num_plans);
+    }
+    result_.slower.count =
+        result_.num_predicted - static_cast<std::int64_t>(result_.best.size());
+    return std::move(result_);
+  }
+
+ private:
+  /// What a plan has to be faster than.
+  double limit_s() const {
+    const bool is_full =
+        result_.best.size() >= static_cast<std::size_t>(setup_.top);
+    return setup_.prunes && is_full ? result_.best.back().step.seconds
+                                    : kNoLimit;
+  }
+
+  void settle(const Candidate& each, double seconds, double bytes,
+              Point::Outcome outcome) {
+    num_settled_ += 1;
+    if (setup_.keeps_points) {
+      result_.points.push_back({each.plan, seconds, bytes, outcome});
     }
   }
-  std::stable_sort(
-      candidates.begin(), candidates.end(),
-      [](const auto& a, const auto& b) { return a.least_s < b.least_s; });
+  void reject(const Candidate& each, double bytes, double excess) {
+    count_unfit(each.plan, excess, result_);
+    settle(each, each.least_s, bytes, Point::kDoesNotFit);
+  }
 
-  const auto top = static_cast<std::size_t>(setup.top);
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const Candidate& each = candidates[i];
-    // Stop at a bound: behind it, all are slower than the best so far
-    const bool is_full = result.best.size() >= top;
-    if (setup.prunes && is_full &&
-        each.least_s >= result.best.back().step.seconds) {
-      result.slower_bound.count +=
-          static_cast<std::int64_t>(candidates.size() - i);
-      break;
-    }
+  void pass_over(const Candidate& each, double least_s) {
+    result_.slower_bound.count += 1;
+    settle(each, least_s, each.least_bytes, Point::kBound);
+  }
 
-    const HybridJob job = job_of(request, each.plan);
-    const bool has_limit = setup.prunes && is_full;
-    const double limit_s =
-        has_limit ? result.best.back().step.seconds : kNoLimit;
-    if (has_limit && least_stage_seconds(job) >= limit_s) {
-      result.slower_bound.count += 1;
-      continue;
-    }
+  void consider(const Candidate& each) {
+    // Behind the first bound that is as slow, all are
+    const double limit = limit_s();
+    if (each.least_s >= limit) return pass_over(each, each.least_s);
+    const HybridJob job = job_of(request_, each.plan);
+    const bool is_full = limit < kNoLimit;
+    const double least_s = is_full ? least_stage_seconds(job) : 0;
+    if (least_s >= limit) return pass_over(each, least_s);
     // Memory first: it needs no replay
     const StepMemory memory = step_memory(job);
-    double excess = memory.total() - capacity;
-    if (excess <= 0) excess = host_excess(request, memory);
+    double excess = memory.total() - capacity_;
+    if (excess <= 0) excess = host_excess(request_, memory);
     if (excess > 0) {
-      count_unfit(each.plan, excess, result);
-      continue;
+      reject(each, memory.total(), excess);
+      return;
     }
-    result.num_predicted += 1;
-    Prediction prediction = {each.plan, hybrid_step(job, limit_s), memory};
-    if (has_limit && prediction.step.seconds >= limit_s) continue;
-    const auto place = std::upper_bound(result.best.begin(), result.best.end(),
-                                        prediction, is_faster);
-    result.best.insert(place, std::move(prediction));
-    if (result.best.size() > top) result.best.pop_back();
+    result_.num_predicted += 1;
+    Prediction prediction = {each.plan, hybrid_step(job, limit), memory};
+    const bool is_late = is_full && prediction.step.seconds >= limit;
+    settle(each, prediction.step.seconds, memory.total(),
+           is_late ? Point::kBound : Point::kPredicted);
+    if (is_late) return;
+    auto& best = result_.best;
+    const auto place =
+        std::upper_bound(best.begin(), best.end(), prediction, is_faster);
+    best.insert(place, std::move(prediction));
+    if (best.size() > static_cast<std::size_t>(setup_.top)) best.pop_back();
   }
-  result.slower.count =
-      result.num_predicted - static_cast<std::int64_t>(result.best.size());
-  return result;
-}
+
+  const PlanRequest& request_;
+  const SearchOptions& setup_;
+  const double capacity_;
+  std::int64_t num_settled_ = 0;
+  PlanResult result_;
+};
 
 /// Degrees and sizes that no plan can have.
 void check_limits(const PlanRequest& request) {
@@ -165,7 +202,7 @@ PlanResult search(const PlanRequest& request, const SearchOptions& setup) {
   check_request(request);
   std::map<std::string, Rejection> illegal;
   const std::vector<Plan> plans = plans_of(request, &illegal);
-  PlanResult result = search_among(request, plans, setup);
+  PlanResult result = Search(request, setup).among(plans);
   result.illegal = std::move(illegal);
   return result;
 }
@@ -180,7 +217,7 @@ std::vector<Strategy> search_by_strategy(const PlanRequest& request,
     std::vector<Plan> own;
     std::copy_if(plans.begin(), plans.end(), std::back_inserter(own), keeps);
     if (own.empty()) return;
-    found.push_back({name, search_among(request, own, setup)});
+    found.push_back({name, Search(request, setup).among(own)});
   };
   const auto is_data_parallel = [](const Plan& plan) {
     return plan.setup.tp * plan.setup.pp * plan.setup.cp == 1;

@@ -12,6 +12,7 @@
 // The bounds are below every prediction, so the result is the same as by
 // predicting every plan (prunes = false).
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -20,9 +21,24 @@
 
 namespace shardbook::planner {
 
+/// Called now and then with how many legal plans are settled, and of how many.
+using Progress = std::function<void(std::int64_t done, std::int64_t all)>;
+
 struct SearchOptions {
-  int top = 5;         ///< how many plans are kept
-  bool prunes = true;  ///< false: every legal plan is predicted
+  int top = 5;                ///< how many plans are kept
+  bool prunes = true;         ///< false: every legal plan is predicted
+  bool keeps_points = false;  ///< every legal plan with what was known of it
+  Progress progress;
+};
+
+/// How far a legal plan came.
+struct Point {
+  enum Outcome { kPredicted, kBound, kDoesNotFit };
+  Plan plan;
+  /// Seconds of a step: at least so many, unless it was predicted. Bytes of a
+  /// device: at least so many, until its memory was counted.
+  double seconds = 0, bytes = 0;
+  Outcome outcome = kPredicted;
 };
 
 /// Plans that were rejected for one reason, with an example.
@@ -41,6 +57,7 @@ struct PlanResult {
   double least_excess = 0;  ///< bytes, of that one
   Rejection slower_bound;   ///< could not be faster than the plans shown
   Rejection slower;         ///< predicted, and slower
+  std::vector<Point> points;
 };
 
 /// All legal plans; `illegal` counts the others.

@@ -404,21 +404,32 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
       decoder_of(sizes, std::max<std::int64_t>(parts.blocks, 1));
   config.dropout = layout.dropout;
   const Topology topology = hybrid::topology_of(setup);
-  on_shapes(with_expert_traffic(cluster, sizes, layout), topology.world_size(),
-            first_ring(cluster, topology), [&](ProcessGroup& all) {
-              DeviceMesh mesh(all, topology);
-              const hybrid::Groups groups = hybrid::groups_of(mesh, setup);
-              // All ranks share the experts of a model that does not train
-              ProcessGroup& ep = layout.ep > 1 ? all : mesh.group("dp");
-              const Place at = {groups.tp, groups.cp, ep, sizes, layout};
-              const StageRun mine = run_rank(
-                  at, hybrid::rank_layers(config, sizes.seq, setup, groups),
-                  config, parts);
-              const auto seconds = [](const StageRun& each) {
-                return each.forward_s + each.backward_s;
-              };
-              if (seconds(mine) > seconds(run)) run = mine;
-            });
+  const auto seconds = [](const StageRun& each) {
+    return each.forward_s + each.backward_s;
+  };
+  const auto slowest_of = [&](const FoldClass& ranks) {
+    StageRun slowest;
+    on_shapes(with_expert_traffic(cluster, sizes, layout),
+              topology.world_size(), ranks, [&](ProcessGroup& all) {
+                DeviceMesh mesh(all, topology);
+                const hybrid::Groups groups = hybrid::groups_of(mesh, setup);
+                // All ranks share the experts of a model that does not train
+                ProcessGroup& ep = layout.ep > 1 ? all : mesh.group("dp");
+                const Place at = {groups.tp, groups.cp, ep, sizes, layout};
+                const StageRun mine = run_rank(
+                    at, hybrid::rank_layers(config, sizes.seq, setup, groups),
+                    config, parts);
+                if (seconds(mine) > seconds(slowest)) slowest = mine;
+              });
+    return slowest;
+  };
+  for (const FoldClass& ranks : ranks_that_run(cluster, topology)) {
+    StageRun own = slowest_of(ranks);
+    if (seconds(own) <= seconds(run)) continue;
+    // Those before send more over the network
+    if (!run.sent_bytes.empty()) own.sent_bytes = run.sent_bytes;
+    run = own;
+  }
   return run;
 }
 

@@ -73,6 +73,17 @@ struct PipelineTime {
 /// Not replayed where the ranks' work alone takes `limit_s`: that work.
 PipelineTime pipeline_time(const HybridJob& job, const sim::CostModel& costs,
                            const std::vector<StageRun>& runs, double limit_s);
+/// An action of a rank of the pipeline, in seconds of the step.
+struct TimedAction {
+  pipeline::Action action;
+  double begin_s = 0, end_s = 0;
+};
+/// Those of each rank; of a long step, with fewer micro-batches, which show how it
+/// begins, goes on and ends. With ZeRO-2 and -3 they contain what is not hidden of
+/// gathers and sums. `step`: the job's. Not with offload.
+std::vector<std::vector<TimedAction>> timed_actions(
+    const HybridJob& job, const std::vector<StageRun>& runs,
+    const HybridStep& step);
 /// Seconds of a micro-batch's work on each rank of the pipeline.
 std::vector<double> work_of_ranks(const HybridJob& job,
                                   const std::vector<StageRun>& runs);

@@ -63,7 +63,8 @@ class WatchParts : public Observer {
     end_part();
     return peaks_;
   }
-  /// Seconds of a micro-batch.
+  /// Seconds of the first forward, and of a micro-batch.
+  double forward_s() const { return reads_[0].s; }
   double each_s() const { return reads_[1].s - reads_[0].s; }
   /// Seconds in which the host issues work, and does not wait to read.
   double host_s() const { return host_s_; }
@@ -103,7 +104,7 @@ class WatchParts : public Observer {
 
 /// A step of one or two micro-batches.
 struct ShortRun {
-  double seconds = 0, each_s = 0, host_s = 0;
+  double seconds = 0, forward_s = 0, each_s = 0, host_s = 0;
   Peaks peaks{};
 };
 
@@ -147,7 +148,8 @@ ShortRun run_rank(const Options& options, const hybrid::HybridOptions& setup,
   strategy->step(1);
   const double seconds = clock.now_s();
   RankContext::current().remove_observer(watch);
-  return {seconds, watch->each_s(), watch->host_s(), watch->peaks()};
+  return {seconds, watch->forward_s(), watch->each_s(), watch->host_s(),
+          watch->peaks()};
 }
 
 /// Of a model of `few` blocks, and of one of `more`.
@@ -158,22 +160,20 @@ ShortRuns run_short(const HybridJob& job, std::int64_t few, std::int64_t more) {
   std::vector<Options> models = {options_of(job, few)};
   if (more > few) models.push_back(options_of(job, more));
   for (const Options& each : models) hybrid::check_legal(each, setup);
-  ShortRuns runs;
-  // Each rank has another part of the same parameters: they take as long. Of a ring
-  // the last is slowest, except in a mesh of links
+  // Each rank has another part of the same parameters: they take as long
   const Topology topology = hybrid::topology_of(setup);
-  const int last = (job.layout.cp - 1) * job.layout.tp;
-  const FoldClass runs_last = [=](int) { return last; };
-  on_shapes(
-      job.cluster, job.ranks(),
-      job.cluster.mesh.empty() ? runs_last : first_ring(job.cluster, topology),
-      [&](ProcessGroup& world) {
-        DeviceMesh mesh(world, topology);
-        for (const Options& each : models) {
-          const ShortRun mine = run_rank(each, setup, mesh);
-          if (world.is_first()) runs.push_back(mine);
-        }
-      });
+  ShortRuns runs;
+  for (const FoldClass& ranks : ranks_that_run(job.cluster, topology)) {
+    ShortRuns own;
+    on_shapes(job.cluster, job.ranks(), ranks, [&](ProcessGroup& world) {
+      DeviceMesh mesh(world, topology);
+      for (const Options& each : models) {
+        const ShortRun mine = run_rank(each, setup, mesh);
+        if (world.is_first()) own.push_back(mine);
+      }
+    });
+    if (runs.empty() || own.back().seconds > runs.back().seconds) runs = own;
+  }
   return runs;
 }
 
@@ -220,9 +220,11 @@ ZeroRun zero_run(const HybridJob& job) {
     return of_few + times * (of_more - of_few);
   };
   ZeroRun run;
+  run.forward_s = at_layers(fewer.forward_s, longer.forward_s);
+  run.each_s = at_layers(fewer.each_s, longer.each_s);
   run.step_s = at_layers(fewer.seconds, longer.seconds) +
                static_cast<double>(job.micro_batches - few_micro_batches(job)) *
-                   at_layers(fewer.each_s, longer.each_s);
+                   run.each_s;
   for (std::size_t part = 0; part < fewer.peaks.size(); ++part) {
     BytesByKind peak;
     for (std::size_t kind = 0; kind < peak.size(); ++kind) {

@@ -16,6 +16,8 @@ using BytesByKind = std::array<double, kNumMemoryKinds>;
 
 struct ZeroRun {
   double step_s = 0;
+  /// Of a micro-batch its forward, and all of it.
+  double forward_s = 0, each_s = 0;
   BytesByKind peak{};  ///< at the fullest moment
 };
 

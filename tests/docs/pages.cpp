@@ -165,6 +165,10 @@ std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+bool is_translation(const std::filesystem::path& page) {
+  return page.string().ends_with(".zh-CN.md");
+}
+
 std::vector<std::string> chapter_names() {
   static const std::regex kName("[0-9][0-9]_.*");
   std::vector<std::string> names;

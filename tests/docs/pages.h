@@ -28,6 +28,10 @@ Lines split_lines(const std::string& text);
 /// there is none.
 std::string read_file(const std::filesystem::path& path);
 
+/// README.zh-CN.md and the like. languages_test.py compares them with the English
+/// pages, whose code and runs they have byte for byte.
+bool is_translation(const std::filesystem::path& page);
+
 /// "00_single_device" and so on, in reading order.
 std::vector<std::string> chapter_names();
 

@@ -10,10 +10,12 @@ A quotation is a fence that begins with a command:
     ...
     ```
 
-Without pages, all chapters. Look at the difference before you keep it: a claim
+Without pages, all chapters. A page's translation has the same fences: its are
+written, too, and each command runs once for both. Look at the difference before you keep it: a claim
 that has failed is written down as well.
 """
 
+import functools
 import os
 import pathlib
 import re
@@ -53,13 +55,18 @@ def keep_wall_times(quoted, printed):
                    else line for line in lines)
 
 
+@functools.cache
+def output_of(build, command):
+    line = "{ " + program(build, command) + "; } 2>&1 </dev/null"
+    return subprocess.run(line, shell=True, text=True,
+                          stdout=subprocess.PIPE, check=False,
+                          env={**os.environ, "LC_ALL": "C.UTF-8"}).stdout
+
+
 def update(build, page):
     def run(fence):
-        line = "{ " + program(build, fence["command"]) + "; } 2>&1 </dev/null"
-        done = subprocess.run(line, shell=True, text=True,
-                              stdout=subprocess.PIPE, check=False,
-                              env={**os.environ, "LC_ALL": "C.UTF-8"})
-        printed = keep_wall_times(fence["output"], done.stdout)
+        printed = keep_wall_times(fence["output"],
+                                  output_of(build, fence["command"]))
         return f"```console\n$ {fence['command']}\n{printed}```"
 
     text = page.read_text(encoding="utf-8")
@@ -76,7 +83,9 @@ def main():
     for page in pages or [chapters / "README.md", chapters / "details.md",
                           chapters / "before.md", chapters / "comparing.md",
                           *sorted(chapters.glob("[0-9]*/*.md"))]:
-        update(build, page)
+        for path in {page, page.with_suffix(".zh-CN.md")}:
+            if path.exists():
+                update(build, path)
 
 
 if __name__ == "__main__":

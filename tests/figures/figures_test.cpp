@@ -179,7 +179,7 @@ TEST(Frames, OfARingSendItsBytes) {
 TEST(PageImages, HaveTextsOfTheirOwn) {
   std::set<std::string> texts;
   for (const Image& image : images_of_pages()) {
-    if (image.page == "README.zh-CN.md") continue;  // words without spaces
+    if (image.page.ends_with(".zh-CN.md")) continue;  // words without spaces
     std::istringstream words(image.alt);
     const auto num_words =
         std::distance(std::istream_iterator<std::string>(words), {});

@@ -117,6 +117,18 @@ std::vector<int> max_live_activations(const Schedule& schedule, Until until);
 std::vector<double> max_live_shares(const Schedule& schedule,
                                     double weight_share);
 
+/// The sets that a rank keeps from this time on.
+struct LiveSets {
+  double from = 0;
+  int sets = 0;
+};
+/// By rank, in the order of time, from 0 on. Where one set ends at the time at
+/// which another begins, only their difference is seen. Schedules whose
+/// `repeats` is 0.
+std::vector<std::vector<LiveSets>> live_activations(const Schedule& schedule,
+                                                    const Replay& replay,
+                                                    Until until);
+
 // Versions of weights: version n has had n updates.
 
 struct VersionRecord {

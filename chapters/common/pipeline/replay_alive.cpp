@@ -10,23 +10,26 @@
 namespace shardbook::pipeline {
 namespace {
 
-/// The largest number of sets in one rank's list, which is in the order of time.
-double most_sets(const std::vector<Action>& list, double weight_share) {
-  double live = 0, most = 0;
+/// Calls `seen(live, index, is_end)` with the sets of one rank after each action
+/// (or pair) has begun and after it has ended, in the order of the list.
+template <typename Seen>
+void count_sets(const std::vector<Action>& list, double weight_share,
+                const Seen& seen) {
+  double live = 0;
   for (std::size_t i = 0; i < list.size(); ++i) {
     const std::size_t last = i + (list[i].overlaps_next ? 1 : 0);
     for (std::size_t j = i; j <= last; ++j) {
       if (list[j].kind == ActionKind::kForward) live += 1;
     }
-    most = std::max(most, live);
+    seen(live, i, false);
     for (; i <= last; ++i) {
       if (list[i].kind == ActionKind::kBackward) live -= 1;
       if (list[i].kind == ActionKind::kBackwardInput) live -= 1 - weight_share;
       if (list[i].kind == ActionKind::kBackwardWeight) live -= weight_share;
     }
     i = last;
+    seen(live, i, true);
   }
-  return most;
 }
 
 /// Updates of a chunk before each action of the rank's list.
@@ -77,7 +80,30 @@ std::vector<double> max_live_shares(const Schedule& schedule,
                                     double weight_share) {
   std::vector<double> result;
   for (const auto& list : schedule.actions) {
-    result.push_back(most_sets(list, weight_share));
+    double& most = result.emplace_back(0);
+    count_sets(list, weight_share, [&most](double live, std::size_t, bool) {
+      most = std::max(most, live);
+    });
+  }
+  return result;
+}
+
+std::vector<std::vector<LiveSets>> live_activations(const Schedule& schedule,
+                                                    const Replay& replay,
+                                                    Until until) {
+  std::vector<std::vector<LiveSets>> result;
+  for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
+    auto& row = result.emplace_back(1);  // none at time 0
+    const auto seen = [&](double live, std::size_t index, bool is_end) {
+      const Span& span = replay.spans[rank][index];
+      const double time = is_end ? span.end : span.begin;
+      const int sets = static_cast<int>(live);
+      // What ends and what begins at this time are one change, or none
+      if (row.size() > 1 && row.back().from == time) row.pop_back();
+      if (time == 0) row.back().sets = sets;
+      if (row.back().sets != sets) row.push_back({time, sets});
+    };
+    count_sets(schedule.actions[rank], until == Until::kWeight ? 1 : 0, seen);
   }
   return result;
 }

@@ -84,6 +84,57 @@ TEST(PlannerExplain, PartsAddUpToTheTotals) {
   }
 }
 
+// What the explorer draws ends with the step, and keeps what the schedule keeps.
+TEST(PlannerExplain, TheTimelineIsThatOfTheStep) {
+  struct Row {
+    int pp, zero_stage;
+    const char* schedule;
+    std::int64_t batch;
+  };
+  for (const auto& [pp, zero_stage, schedule, batch] :
+       {Row{1, 0, "1f1b", 32}, Row{1, 3, "1f1b", 32}, Row{4, 1, "1f1b", 32},
+        Row{4, 1, "zb-h1", 32}, Row{4, 1, "interleaved", 32},
+        Row{2, 1, "1f1b", 512}}) {
+    const PlanRequest request = request_of("gpt2", "dgx-a100", 8, batch);
+    Plan plan = plan_of(request, 1, pp, 1, zero_stage);
+    plan.setup.schedule = schedule;
+    PlanResult result;
+    result.best.push_back(predict_plan(request, plan));
+    const Prediction& best = result.best[0];
+    SCOPED_TRACE(plan.layout_text() + ", " + plan.work_text());
+    const json timeline =
+        json::parse(explain_json(request, result))["timeline"];
+    const std::int64_t shown = timeline["micro_batches"];
+    if (shown == plan.setup.micro_batches) {
+      EXPECT_NEAR(timeline["seconds"].get<double>() / best.step.seconds, 1,
+                  1e-9);
+    } else {
+      EXPECT_LT(timeline["seconds"], best.step.seconds);
+    }
+    const int chunks = plan.setup.schedule == "interleaved" ? 2 : 1;
+    ASSERT_EQ(timeline["lanes"].size(), pp);
+    for (const json& lane : timeline["lanes"]) {
+      double before = 0, most = 0;
+      std::int64_t forwards = 0;
+      for (const json& action : lane["actions"]) {
+        forwards += action[0] == "F";
+        EXPECT_GE(action[3].get<double>(), before * (1 - 1e-12));
+        EXPECT_GT(action[4], action[3]);
+        before = action[4];
+      }
+      EXPECT_EQ(forwards, chunks * shown);
+      for (const json& moment : lane["kept"]) {
+        most = std::max(most, moment[1].get<double>());
+      }
+      EXPECT_GT(most, 0);
+      if (zero_stage < 2) {
+        EXPECT_LE(most, best.memory.activations);
+      }
+      EXPECT_NEAR(lane["kept"].back()[1].get<double>(), 0, 1);
+    }
+  }
+}
+
 // Llama 3.1 8B on 16 ranks, of which each has a sixteenth
 TEST(PlannerExplain, FormulasHaveTheDigitsOfTheirValues) {
   const PlanRequest request =

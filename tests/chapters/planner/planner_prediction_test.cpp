@@ -4,7 +4,10 @@
 
 #include <map>
 #include <string>
+#include <utility>
 
+#include "chapters/common/models/models.h"
+#include "chapters/planner/confirm.h"
 #include "tests/chapters/planner/planner_support.h"
 
 namespace shardbook::planner {
@@ -100,6 +103,22 @@ TEST(PlannerPrediction, ManyBlocksShowTheirHost) {
 }
 
 // A replay of few micro-batches extrapolates to many.
+// Rings of which only some hops leave the node: the planner runs one rank, whose
+// hop does, and the chapter all.
+TEST(PlannerPrediction, RingsKeepThePaceOfTheHopThatLeavesTheNode) {
+  ModelConfig config = ModelConfig::read("llama-3.2-1b");
+  config.n_layer = 4;
+  const PlanRequest request =
+      request_of(config.to_json(), "dgx-h100", 16, 8, 8192);
+  for (const auto& [tp, pp] : {std::pair{2, 1}, {1, 2}, {1, 1}}) {
+    const Plan plan = plan_of(request, tp, pp, 16 / tp / pp, 1);
+    Prediction each = predict_plan(request, plan);
+    confirm(request, each);
+    EXPECT_NEAR(each.step.seconds / each.confirmed_s, 1, 0.01)
+        << plan.layout_text();
+  }
+}
+
 TEST(PlannerPrediction, LongPipelinesRepeat) {
   PlanRequest request = gpt_1_3b(16);
   for (const std::string schedule : {"1f1b", "interleaved", "zb-h1"}) {

@@ -3,10 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "chapters/planner/plan_report.h"
 #include "tests/chapters/planner/planner_support.h"
@@ -48,6 +51,43 @@ TEST(PlannerSearch, EqualsThePredictionOfEveryPlan) {
                     result.slower.count + result.slower_bound.count +
                     result.does_not_fit.count);
     }
+  }
+}
+
+TEST(PlannerSearch, SettlesEveryPlanAsAPoint) {
+  for (const PlanRequest& request : small_requests()) {
+    std::vector<std::int64_t> calls;
+    SearchOptions setup;
+    setup.keeps_points = true;
+    setup.progress = [&](std::int64_t done, std::int64_t all) {
+      calls.push_back(all - done);
+    };
+    const PlanResult result = search(request, setup);
+    EXPECT_EQ(calls.back(), 0);
+    EXPECT_TRUE(std::is_sorted(calls.rbegin(), calls.rend()));
+    std::map<Point::Outcome, std::int64_t> count;
+    for (const Point& each : result.points) {
+      ++count[each.outcome];
+      const Prediction exact = predict_plan(request, each.plan);
+      const double seconds = exact.step.seconds, bytes = exact.memory.total();
+      const std::string text = each.plan.layout_text();
+      if (each.outcome == Point::kPredicted) {
+        EXPECT_EQ(each.seconds, seconds) << text;
+        EXPECT_EQ(each.bytes, bytes) << text;
+      } else {
+        EXPECT_LE(each.seconds, seconds) << text;
+        EXPECT_LE(each.bytes, bytes) << text;
+      }
+      if (each.outcome == Point::kBound) {
+        EXPECT_GE(each.seconds, result.best.back().step.seconds) << text;
+      }
+    }
+    EXPECT_EQ(static_cast<std::int64_t>(result.points.size()),
+              result.num_plans);
+    EXPECT_EQ(count[Point::kDoesNotFit], result.does_not_fit.count);
+    EXPECT_LE(count[Point::kPredicted], result.num_predicted);
+    EXPECT_GE(count[Point::kPredicted],
+              static_cast<std::int64_t>(result.best.size()));
   }
 }
 

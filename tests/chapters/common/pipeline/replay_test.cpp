@@ -160,6 +160,49 @@ TEST(Replays, InterleavingCostsMemory) {
   }
 }
 
+std::string text_of(const std::vector<LiveSets>& row) {
+  std::string text;
+  for (const auto& [from, sets] : row) {
+    text += (text.empty() ? "" : ", ") +
+            std::to_string(static_cast<int>(from)) + ": " +
+            std::to_string(sets);
+  }
+  return text;
+}
+
+TEST(Replays, SetsLiveFromTheForwardToTheLastAction) {
+  // tick     0  1  2  3  4  5  6  7  8  9
+  // rank 0   F0 F1 .  I0 W0 F2 I1 W1 I2 W2
+  // rank 1   .  F0 I0 F1 I1 W0 F2 I2 W1 W2
+  const Schedule s = schedules::zb_h1(2, 3);
+  const Replay r = replay(s, kUnit);
+  const auto weights = live_activations(s, r, Until::kWeight);
+  const auto inputs = live_activations(s, r, Until::kInput);
+  EXPECT_EQ(text_of(weights[0]), "0: 1, 1: 2, 8: 1, 10: 0");
+  EXPECT_EQ(text_of(inputs[0]), "0: 1, 1: 2, 4: 1, 5: 2, 7: 1, 9: 0");
+  EXPECT_EQ(text_of(weights[1]), "0: 0, 1: 1, 3: 2, 9: 1, 10: 0");
+  EXPECT_EQ(text_of(inputs[1]), "0: 0, 1: 1, 5: 0, 6: 1, 8: 0");
+}
+
+TEST(Replays, TheMostSetsOverTimeAreTheMostOfTheList) {
+  for (const std::string& name : schedules::schedule_names()) {
+    const Schedule s = schedules::make_schedule(name, {4, 8});
+    const Replay r = replay(s, {.forward = 1, .communication = 0.5});
+    for (const Until until : {Until::kInput, Until::kWeight}) {
+      const auto most = max_live_activations(s, until);
+      const auto over_time = live_activations(s, r, until);
+      for (std::size_t rank = 0; rank < most.size(); ++rank) {
+        int seen = 0;
+        for (const LiveSets& each : over_time[rank]) {
+          seen = std::max(seen, each.sets);
+        }
+        EXPECT_EQ(seen, most[rank]) << name << ", rank " << rank;
+        EXPECT_EQ(over_time[rank].back().sets, 0) << name;
+      }
+    }
+  }
+}
+
 TEST(Replays, StagesMayDiffer) {
   const Costs costs[] = {{.forward = 1, .backward = 2, .communication = 10},
                          {.forward = 3, .backward = 5, .communication = 20}};
