@@ -1,11 +1,5 @@
-// The page around the planner: reads the form, asks the worker, shows the answer.
-// All words are in words.json; all numbers and sentences about plans come from
-// the planner.
-
-const WORDS = JSON.parse(document.getElementById("words").textContent);
-const word = (key) => WORDS[key] ?? key;
-const filled = (key, values) =>
-    word(key).replace(/\{(\w+)\}/g, (_, name) => values[name]);
+// ---- The page around the planner: reads the form, asks, shows the answer. All
+// ---- numbers and sentences about plans come from the planner.
 
 const CHOICES = {
   model: ["llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "llama-3.2-1b",
@@ -20,241 +14,182 @@ const CHOICES = {
 };
 const FIRST = { model: "llama-3.1-70b", cluster: "dgx-h100", nodes: "8",
                 batch: "512", seq: "8192", dtype: "bf16" };
+// The planner refuses longer files; an address has room for less
+const MOST_CONFIG = 8 << 20, MOST_IN_ADDRESS = 8 << 10;
+// More than any device has: for a plan that does not fit
+const ALL_MEMORY = "1000TB";
+const CONFIG = "config.json";
 
-const form = document.getElementById("job");
+const by_id = (id) => document.getElementById(id);
+const form = by_id("job");
 const fields = [...form.elements].filter((field) => field.name);
-const byName = Object.fromEntries(fields.map((field) => [field.name, field]));
+const file_field = form.elements.file;
 
-// ---- The planner, in a worker: a new question ends the one before.
+// ---- What is asked: the form's fields, a config.json, a plan to compare with
+// ---- the best one. All of it is in the address.
 
-const planner = (() => {
-  function compiled(id) {
-    const text = document.getElementById(id).textContent;
-    return WebAssembly.compile(
-        Uint8Array.from(atob(text.trim()), (c) => c.charCodeAt(0)));
-  }
-  const modules = compiled("plan-wasm").then(async (plan) => (
-      { plan, "plan-fibers": await compiled("plan-fibers-wasm") }));
-  const source = document.getElementById("worker").textContent;
-  const url = URL.createObjectURL(
-      new Blob([source], { type: "text/javascript" }));
-  let worker = null, isBusy = false, last = 0;
-
-  async function ask(words, files) {
-    const number = ++last;
-    const all = await modules;
-    if (number !== last) return null;
-    if (isBusy) {
-      worker.terminate();
-      worker = null;
-    }
-    if (!worker) {
-      worker = new Worker(url);
-      worker.postMessage({ modules: all });
-    }
-    isBusy = true;
-    const asked = worker;
-    return new Promise((answer) => {
-      asked.onmessage = ({ data }) => {
-        isBusy = false;
-        answer(data);
-      };
-      asked.onerror = (event) => {
-        asked.terminate();
-        if (asked === worker) worker = null, isBusy = false;
-        answer({ status: 3, error: event.message });
-      };
-      asked.postMessage({ words, files });
-    });
-  }
-  return { ask };
-})();
-
-// ---- The form is the address, and the address is the form.
-
-let dropped = null;  // the text of a config.json
-
-function fill() {
-  for (const [name, values] of Object.entries(CHOICES)) {
-    for (const value of values) {
-      byName[name].add(new Option(value || word("any"), value));
-    }
-  }
-  const given = new URLSearchParams(location.hash.slice(1));
-  for (const field of fields) {
-    const value = given.get(field.name) ?? FIRST[field.name];
-    if (value !== undefined && field.type !== "file") field.value = value;
-  }
-}
+let config = null;    // its text
+let compared = null;  // the plan's name
 
 function values() {
-  const pairs = fields.filter((field) => field.type !== "file" && field.value)
-                    .map((field) => [field.name, field.value]);
-  return Object.fromEntries(pairs);
+  return Object.fromEntries(
+      fields.filter((field) => field !== file_field &&
+                               (field.value || field.name in FIRST))
+          .map((field) => [field.name, field.value]));
 }
 
-async function read_file() {
-  const file = byName.file.files[0];
-  dropped = file ? await file.text() : null;
-}
-
-function words_of(given) {
-  return Object.entries(given).flatMap(([name, value]) => [
-    `--${name}`, name === "model" && dropped ? "config.json" : value]);
-}
-
-// ---- Numbers and elements.
-
-function digits(value, count = 3) {
-  return Number(value.toPrecision(count)).toLocaleString("en", {
-    maximumFractionDigits: 6 });
-}
-const bytes = (value) =>
-    value >= 1e12 ? `${digits(value / 1e12)} TB`
-    : value >= 1e9 ? `${digits(value / 1e9)} GB`
-                   : `${digits(value / 1e6)} MB`;
-const seconds = (value) =>
-    value >= 1 ? `${digits(value)} s` : `${digits(value * 1e3)} ms`;
-const percent = (value) => `${digits(100 * value)} %`;
-
-function element(tag, text, ...children) {
-  const made = document.createElement(tag);
-  if (text) made.textContent = text;
-  made.append(...children);
-  return made;
-}
-
-function table(caption, heads, rows) {
-  const made = element("table");
-  if (caption) made.append(element("caption", caption));
-  made.append(element("thead", "", element("tr", "",
-      ...heads.map((head) => element("th", word(head))))));
-  made.append(element("tbody", "", ...rows.map((cells) =>
-      element("tr", "", ...cells.map((cell) =>
-          typeof cell === "string" ? element("td", cell)
-                                   : element("td", "", cell))))));
-  return element("div", "", made);
-}
-
-// ---- The answer.
-
-// A bar of parts, each as wide as its number, and the table of them.
-function parts(caption, list, size_of, show, whole) {
-  const bar = element("div");
-  bar.className = "bar";
-  bar.setAttribute("role", "img");
-  bar.setAttribute("aria-label", `${caption}: ` + list.map((part) =>
-      `${word(part.kind)} ${show(size_of(part))}`).join(", "));
-  for (const part of list) {
-    const block = element("span", word(part.kind));
-    block.className = part.kind.replace(/ /g, "-");
-    block.style.flexGrow = size_of(part) / whole;
-    block.title = `${word(part.kind)}: ${show(size_of(part))}`;
-    bar.append(block);
+function address_of(plan) {
+  const given = new URLSearchParams(values());
+  if (config !== null && config.length <= MOST_IN_ADDRESS) {
+    given.set("config", config);
   }
-  const made = element("figure", "", element("h2", caption), bar);
-  made.append(table("", ["part", "size", "formula", "page"],
-      list.filter((part) => part.formula).map((part) => [
-        word(part.kind), show(size_of(part)), part.formula,
-        page_link(part.page)])));
-  return made;
+  if (plan) given.set("with", plan);
+  return `#${given}`;
 }
 
-function page_link(page) {
-  const [file, place] = page.split("#");
-  const link = element("a", `${file.split("/")[1]}, ${
-      place.replace(/-/g, " ")}`);
-  link.href = `../../${page}`;
-  return link;
+function write_address() {
+  history.replaceState(null, "", address_of(compared));
 }
 
-function source(caption, text) {
-  const code = element("code", text);
-  return element("div", "", element("h3", caption), element("pre", "", code));
-}
-
-function show_plan(answer) {
-  const result = JSON.parse(answer.text);
-  const [best] = result.best, lost = result.lost;
-  const shown = [];
-  if (!best) {
-    shown.push(element("p", word("none_fits")));
-  } else {
-    const total = best.memory_bytes.total;
-    shown.push(element("h2", filled("headline", {
-      layout: best.layout, step: seconds(best.step_s), memory: bytes(total),
-      capacity: bytes(result.memory_bytes) })));
-    shown.push(element("p", filled("headline_more", {
-      tokens: digits(best.tokens_per_s), mfu: percent(best.mfu),
-      idle: percent(best.idle_share) })));
-    shown.push(element("p", best.measured
-        ? filled("measured", { steps: best.measured.steps,
-                               mean: best.measured.mean_error_percent,
-                               most: best.measured.largest_error_percent })
-        : word("no_measured")));
-    shown.push(parts(word("time"), result.explain.time,
-                     (part) => part.seconds, seconds, best.step_s));
-    const free = { kind: "free", bytes: Math.max(0,
-        result.usable_memory_bytes - total) };
-    shown.push(parts(word("memory"), [...result.explain.memory, free],
-                     (part) => part.bytes, bytes, result.memory_bytes));
-    shown.push(table(word("links"), ["part", "size"],
-        Object.entries(best.sent_bytes).map(([link, sent]) => [
-          word(link), bytes(sent)])));
-    shown.push(table(word("plans"), ["plan", "step", "slower", "memory"],
-        result.best.map((plan) => [
-          `${plan.layout}, ${plan.work}`, seconds(plan.step_s),
-          percent(plan.step_s / best.step_s - 1),
-          bytes(plan.memory_bytes.total)])));
+function fill(field, value) {
+  // An unknown name is for the planner to refuse
+  if (field.options && value &&
+      ![...field.options].some((option) => option.value === value)) {
+    field.add(new Option(value, value));
   }
-  shown.push(element("h2", word("lost")));
-  shown.push(element("p", filled("lost_text", {
-    plans: digits(result.plans, 9), fit: digits(lost.does_not_fit, 9),
-    slow: digits(lost.slower_bound + lost.slower, 9) })));
-  for (const reason of Object.values(result.illegal)) {
-    shown.push(element("p", filled("illegal", {
-      count: digits(reason.count, 9), example: reason.example })));
-  }
-  if (best) {
-    shown.push(element("h2", word("run")));
-    shown.push(source(word("command"), best.command));
-    shown.push(source(word("config"), answer.config));
-  }
-  return shown;
+  field.value = value;
 }
 
-async function show() {
-  const given = values(), state = document.getElementById("state");
-  const section = document.getElementById("answer");
-  history.replaceState(null, "", `#${new URLSearchParams(given)}`);
-  section.setAttribute("aria-busy", "true");
-  state.textContent = word("waiting");
-  const words = words_of(given);
-  const answer = await planner.ask(
-      [...words, "--format", "json", "--explain", "--top", "8",
-       "--write-config", "/plan.json"],
-      dropped ? { "config.json": dropped } : {});
+function read_address() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  config = given.get("config");
+  compared = given.get("with");
+  for (const field of fields) {
+    if (field === file_field) continue;
+    fill(field, given.get(field.name) ?? FIRST[field.name] ?? "");
+    if (field.value && field.closest("details")) by_id("limits").open = true;
+  }
+}
+
+async function read_file(file) {
+  // Of a longer file, what is enough for the planner to see that
+  config = await file.slice(0, MOST_CONFIG + 1).text();
+  fill(form.elements.model, CONFIG);
+}
+
+const words_of = (given) => Object.entries(given).flatMap(
+    ([name, value]) => value ? [`--${name}`, value] : []);
+const files_of = (given) =>
+    given.model === CONFIG && config !== null ? { [CONFIG]: config } : {};
+
+// ---- The state of the search.
+
+function busy(text) {
+  ++turns;  // ends what is being shown
+  by_id("answer").setAttribute("aria-busy", "true");
+  by_id("said").textContent = text;
+  by_id("said").className = "";
+  by_id("stop").hidden = false;
+  by_id("progress").hidden = false;
+  by_id("progress").removeAttribute("value");
+}
+
+function idle(text, is_error) {
+  by_id("answer").setAttribute("aria-busy", "false");
+  by_id("said").textContent = text;
+  by_id("said").className = is_error ? "over" : "";
+  by_id("stop").hidden = true;
+  by_id("progress").hidden = true;
+}
+
+function found({ error, has_no_rings }) {
+  const is_long = files_of(shown?.given ?? {})[CONFIG]?.length >
+                  MOST_IN_ADDRESS;
+  idle(error ?? say(has_no_rings ? "no_rings"
+                    : is_long ? "found_long" : "found"), error);
+}
+
+function progress([done, all]) {
+  by_id("progress").max = all;
+  by_id("progress").value = done;
+  by_id("progress").textContent = percent(done / all);
+}
+
+// ---- Questions.
+
+// The searches of a form that has changed again have no answer.
+async function search() {
+  const given = values();
+  write_address();
+  busy(say("waiting"));
+  by_id("result").inert = true;  // of another job
+  const answer =
+      await planner.ask(words_of(given), files_of(given), progress);
   if (!answer) return;
-  section.setAttribute("aria-busy", "false");
-  state.textContent = answer.error ?? "";
-  const shown = answer.error ? [] : show_plan(answer);
-  if (!answer.error) {
-    const typed = words.map((text) => /^[\w.,/-]+$/.test(text) ? text
-                                                               : `'${text}'`);
-    shown.push(source(word("question"),
-                      `./shardbook plan ${typed.join(" ")} --explain`));
-  }
-  document.getElementById("result").replaceChildren(...shown);
+  by_id("result").inert = false;
+  if (!await show_answer(given, answer)) return;
+  found(answer);
+  if (compared && answer.result?.best.length) await compare(compared);
 }
+
+// Asks for one more plan, and shows it beside the best one; null shows none.
+async function compare(plan) {
+  compared = plan;
+  write_address();
+  if (!plan) {
+    shown.other = null;
+    in_turn(...steps_of_plans());
+    return;
+  }
+  const { given } = shown;
+  const ask = (more) => planner.ask(
+      words_of({ ...given, ...limits_of(plan), ...more }), files_of(given),
+      progress);
+  busy(say("comparing"));
+  let other = await ask({});
+  if (other?.result && other.result.best.length === 0) {
+    other = await ask({ "device-memory": ALL_MEMORY });
+  }
+  if (!other) return;
+  shown.other = other.result?.best.length ? other : null;
+  if (await in_turn(...steps_of_plans())) found(other);
+}
+
+// ---- What the reader does.
 
 let waits;
-form.addEventListener("input", () => {
+form.addEventListener("input", async ({ target }) => {
+  if (target === file_field) {
+    if (!file_field.files[0]) return;
+    await read_file(file_field.files[0]);
+  }
+  if (target === form.elements.model) file_field.value = "";
+  compared = null;
   clearTimeout(waits);
-  waits = setTimeout(async () => {
-    await read_file();
-    show();
-  }, 150);
+  waits = setTimeout(search, 50);
 });
-addEventListener("hashchange", () => location.reload());
-fill();
-show();
+form.addEventListener("submit", (event) => event.preventDefault());
+by_id("stop").addEventListener("click", () => {
+  planner.stop();
+  by_id("result").inert = false;
+  idle(say("stopped"));
+});
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("drop", async (event) => {
+  event.preventDefault();
+  const [file] = event.dataTransfer.files;
+  if (!file) return;
+  await read_file(file);
+  search();
+});
+addEventListener("hashchange", () => {
+  read_address();
+  search();
+});
+for (const [name, choices] of Object.entries(CHOICES)) {
+  for (const value of choices) {
+    form.elements[name].add(new Option(value || say("any"), value));
+  }
+}
+read_address();
+search();

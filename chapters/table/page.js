@@ -1,5 +1,11 @@
 "use strict";
 
+// ---- The page's words: a table from English, where the page has one.
+
+const translated =
+    JSON.parse(document.getElementById("page-words")?.textContent ?? "{}");
+const say = (text) => translated[text] ?? text;
+
 // ---- Light and dark: as the system is, until the reader chooses.
 
 (() => {
@@ -8,7 +14,9 @@
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => root.dataset.theme
       ? root.dataset.theme === "dark" : system.matches;
-  const name = () => { button.textContent = isDark() ? "Light" : "Dark"; };
+  const name = () => {
+    button.textContent = say(isDark() ? "Light" : "Dark");
+  };
   // A page from a file may have no storage.
   const stored = (call) => { try { return call(localStorage); } catch { } };
   const chosen = stored((s) => s.getItem("shardbook-theme"));
@@ -26,21 +34,22 @@
 // ---- A button beside each command copies it, or selects it where a page may
 // ---- not write to the clipboard.
 
-for (const code of document.querySelectorAll(".source code")) {
+function addCopy(code, place = code) {
   const button = document.createElement("button");
   button.type = "button";
-  button.textContent = "Copy";
+  button.textContent = say("Copy");
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(code.textContent);
-      button.textContent = "Copied";
+      button.textContent = say("Copied");
     } catch {
       getSelection().selectAllChildren(code);
-      button.textContent = "Selected: press Ctrl+C";
+      button.textContent = say("Selected: press Ctrl+C");
     }
   });
-  code.after(" ", button);
+  place.after(" ", button);
 }
+document.querySelectorAll(".source code").forEach((code) => addCopy(code));
 
 // ---- Paper shows the table of proofs, and the runs that are open.
 

@@ -37,8 +37,7 @@ function clear(svg, width, height) {
   svg.replaceChildren();
 }
 
-function drawLane({ svg, data, spans, boxes }, view) {
-  const { width, height, x } = scale(svg, view);
+function drawLane({ svg, data, spans, boxes }, view, { width, height, x }) {
   clear(svg, width, height);
   const rows = new Map();
   for (const span of spans) {
@@ -85,8 +84,7 @@ function drawLane({ svg, data, spans, boxes }, view) {
   }
 }
 
-function drawMemory({ svg, data, spans }, view) {
-  const { width, height, x } = scale(svg, view);
+function drawMemory({ svg, data, spans }, view, { width, height, x }) {
   const most = Number(svg.dataset.most);
   const y = (sum) => (height * (1 - sum / most)).toFixed(1);
   clear(svg, width, height);
@@ -192,9 +190,10 @@ function drawArrows(view) {
 }
 
 function draw(view) {
-  for (const drawing of view.drawings) {
-    if (drawing.isLane) drawLane(drawing, view); else drawMemory(drawing, view);
-  }
+  // All sizes first: after each drawing, the browser would lay out anew.
+  const scales = view.drawings.map(({ svg }) => scale(svg, view));
+  view.drawings.forEach((drawing, i) => (
+      drawing.isLane ? drawLane : drawMemory)(drawing, view, scales[i]));
   for (const axis of view.element.querySelectorAll(".axis")) {
     drawAxis(axis, view);
   }

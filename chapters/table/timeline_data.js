@@ -38,7 +38,7 @@ const isWait = (span) =>
 
 function queueSpans(data, queue) {
   let end = 0;
-  return queue.op.map((op, i) => {
+  return Array.from(queue.op, (op, i) => {
     const [name, label, category] = data.ops[op];
     const begin = end + queue.gap[i];
     end = begin + queue.length[i];
@@ -83,17 +83,23 @@ function sayMemory(data, span) {
       .join("\n");
 }
 
-// "3" of "weights of micro-batch 3, stage 5".
-const numberOf = (label) => /micro-batch (\d+)/.exec(label)?.[1];
+// "3" of "weights of micro-batch 3, stage 5"; there are few labels for many spans.
+const numbers = new Map();
+function numberOf(label) {
+  if (!numbers.has(label)) {
+    numbers.set(label, /micro-batch (\d+)/.exec(label)?.[1]);
+  }
+  return numbers.get(label);
+}
 
+const classes = ["forward", "backward", "optimizer", "comm", "copy", "bubble",
+                 "exposed"];
 function classOf(span) {
   if (span.queue === "host") return "host";
   if (span.category === "backward" && span.label.startsWith("weights")) {
     return "weights";
   }
-  const known = ["forward", "backward", "optimizer", "comm", "copy", "bubble",
-                 "exposed"];
-  return known.includes(span.category) ? span.category : "other";
+  return classes.includes(span.category) ? span.category : "other";
 }
 
 // The forward or the backward of one micro-batch is one box.

@@ -8,10 +8,11 @@ async function equip(container) {
   const svgs = [...container.querySelectorAll("svg[data-run]")];
   const data = await Promise.all(svgs.map((svg) => dataOf(svg.dataset.run)));
   const length = Math.max(...data.map((each) => each.length));
-  const view = {
-    element: container, begin: 0, end: length,
-    drawings: svgs.map((svg, i) => drawingOf(svg, data[i])),
-  };
+  const view = { element: container, begin: 0, end: length, drawings: [] };
+  for (const [i, svg] of svgs.entries()) {
+    view.drawings.push(drawingOf(svg, data[i]));
+    await new Promise((done) => setTimeout(done));  // the page does not wait
+  }
 
   function show(from, to) {
     const span = Math.min(Math.max(to - from, length * 1e-5), length);
@@ -56,7 +57,8 @@ async function equip(container) {
     pointer = element(svg, "rect", {
       class: "pointer", x: x(span.begin), height,
       width: Math.max(x(span.end) - x(span.begin), 1) });
-    tip.textContent = isLane ? sayEvent(span) : sayMemory(drawing.data, span);
+    tip.textContent = drawing.data.say?.(span, isLane) ??
+        (isLane ? sayEvent(span) : sayMemory(drawing.data, span));
 
     // Below the drawing, or above where there is no room; never outside.
     const box = svg.getBoundingClientRect();
@@ -166,7 +168,7 @@ async function equip(container) {
   }
   view.drawings.forEach(listen);
 
-  let width = 0;
+  let width = container.clientWidth;  // drawn below
   new ResizeObserver(() => {
     if (container.clientWidth === width) return;
     width = container.clientWidth;

@@ -81,8 +81,11 @@ std::string html() {
 
 std::string with_audit(std::string page) {
   page.insert(page.find("<meta charset"), kWatch);
-  std::ifstream file(SHARDBOOK_ROOT "/tests/report/audit.js");
-  const std::string audit{std::istreambuf_iterator<char>(file), {}};
+  std::string audit;
+  for (const char* name : {"accessible.js", "audit.js"}) {
+    std::ifstream file(SHARDBOOK_ROOT "/tests/report/" + std::string(name));
+    audit.append(std::istreambuf_iterator<char>(file), {});
+  }
   page.insert(page.rfind("</body>"), "<script>\n" + audit + "</script>\n");
   return page;
 }
