@@ -3,6 +3,7 @@ what the search knows. An extension of Sphinx."""
 
 import glob
 import html
+import itertools
 import json
 import os
 import re
@@ -69,7 +70,7 @@ def resolve(page, uri):
         to = path
     else:
         sources.folders.add(os.path.dirname(path))
-        sources.linked.add(path)
+        sources.anchors[path].update(re.findall(r"^L\d+$", url.fragment))
         to = path + ".html"
     if not os.path.exists(full):
         LOG.warning("no such file: %s", uri, location=page)
@@ -145,7 +146,10 @@ def adapt_raw(page, text):
 
 def explorer_address(command, fields):
     """The explorer's address of a planner's job; None if its form lacks a part."""
-    words = shlex.split(command.partition("|")[0])[2:]
+    # Up to a pipe or a comment, which quotes may hold
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words = list(itertools.takewhile(lambda word: word != "|", lexer))[2:]
     given = {}
     while words:
         name, _, value = words.pop(0).partition("=")
@@ -186,7 +190,7 @@ def link_commands(app, doctree):
     for block in doctree.findall(nodes.literal_block):
         text = block.astext().replace("\\\n", " ")
         for line in re.findall(r"(?m)^(?:\$ )?(\./shardbook plan .*)", text):
-            address = explorer_address(line.partition(" #")[0], app.explorer)
+            address = explorer_address(line, app.explorer)
             if address and app.has_explorer:
                 to = os.path.relpath(address, os.path.dirname(page) or ".")
                 block.parent.insert(block.parent.index(block) + 1, raw(
@@ -327,7 +331,7 @@ def write_search(app, exception):
     if exception is None:
         for each in app.entries:
             app.search.setdefault(each.header, [
-                each.header + ".html", "en", [["L1", each.header, ""]]])[2].append(
+                each.header + ".html", "en", [["", each.header, ""]]])[2].append(
                     [f"L{each.line}", each.name, each.brief])
         path = os.path.join(app.outdir, "_static", "sections.js")
         with open(path, "w", encoding="utf-8") as file:

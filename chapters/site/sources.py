@@ -1,5 +1,6 @@
 """Pages of source files, with numbered lines, and the lists of their folders."""
 
+import collections
 import html
 import os
 import shutil
@@ -14,7 +15,7 @@ from layout import ROOT, docname_of, files
 
 # Links in pages add to these
 folders = set()
-linked = set()
+anchors = collections.defaultdict(set)  # of each file, such as L12
 pictures = set()
 KINDS = [(Comment.Preproc, "cp"), (Comment, "c"), (Keyword, "k"), (String, "s")]
 SEARCH = '<p id="count" role="status"></p><ol id="found"></ol>'
@@ -23,7 +24,7 @@ MAX_BYTES = 100_000  # of a file that no page names
 
 def lines(path, text, names):
     """Numbered lines, in few colours: those of all tokens would triple them. In
-    headers, names are links."""
+    headers, names are links. Only lines that are named have an anchor."""
     try:
         lexer = get_lexer_for_filename(path, stripnl=False)
     except ClassNotFound:
@@ -40,8 +41,13 @@ def lines(path, text, names):
         code.append(part if name is None else "\n".join(
             f'<i class="{name}">{line}</i>' if line else ""
             for line in part.split("\n")))
-    return "\n".join(f'<span id="L{number}">{line}</span>' for number, line in
-                     enumerate("".join(code).rstrip("\n").split("\n"), 1))
+    code = "".join(code).rstrip("\n").split("\n")
+    for anchor in anchors[path]:
+        number = int(anchor[1:])
+        code[number - 1] = f'<span id="{anchor}">{code[number - 1]}</span>'
+    numbers = "\n".join(map(str, range(1, len(code) + 1)))
+    return ('<div class="lines"><pre aria-hidden="true">' + numbers
+            + "</pre><pre>" + "\n".join(code) + "</pre></div>")
 
 
 def address(path):
@@ -66,7 +72,7 @@ def listing(folder, names, here=None):
 def has_page(path):
     with open(os.path.join(ROOT, path), "rb") as file:
         return b"\0" not in file.read(4096) and (
-            path in linked or os.path.getsize(file.name) < MAX_BYTES)
+            path in anchors or os.path.getsize(file.name) < MAX_BYTES)
 
 
 def collect(app):
@@ -77,6 +83,7 @@ def collect(app):
         yield "api", {"title": "API", "body": api.page(app.entries)}, "page.html"
     for each in app.entries:
         folders.add(os.path.dirname(each.header))
+        anchors[each.header].add(f"L{each.line}")
     by_folder = {}
     for path in files():
         folder, name = os.path.split(path)
@@ -96,8 +103,8 @@ def collect(app):
             yield path, {
                 "title": path, "neighbours": listing(folder, names, name),
                 "folder": folder,
-                "body": f"<h1>{path}</h1><pre class=\"lines\">"
-                        f"{lines(path, text, app.names)}</pre>"}, "page.html"
+                "body": f"<h1>{path}</h1>{lines(path, text, app.names)}",
+            }, "page.html"
     for path in sorted(pictures):
         to = os.path.join(app.outdir, path)
         os.makedirs(os.path.dirname(to), exist_ok=True)

@@ -4,6 +4,7 @@
 """
 
 import html
+import json
 import os
 import pathlib
 import re
@@ -18,30 +19,52 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "notebooks"))
 PYTHON = sys.argv.pop()
 # What build_site.py reads beside the pages
-PARTS = ["chapters/site", "chapters/table", "chapters/explorer", "sim/clusters"]
+PARTS = ["chapters/site", "chapters/table", "chapters/explorer", "sim/clusters",
+         "meson.build"]
+HEADER = """#pragma once
+namespace shardbook {
+/// One thing of its kind.
+struct OneThing {};
+/// Makes a thing.
+OneThing make_thing(int parts);
+}
+"""
+NOTEBOOK = {"cells": [
+    {"cell_type": "markdown", "source": ["# Steps\n", "\n", "See [it](#it).\n", "\n",
+                                         "## It\n"]},
+    {"cell_type": "code", "source": ["make_thing(2);"], "outputs": [
+        {"data": {"text/html": ["<table>\n\n", "<tr><td>7</td></tr></table>"],
+                  "text/plain": ["seven"]}},
+        {"name": "stdout", "text": ["eight\n"]}]}]}
 
 
-def build(root, output):
+def build(root, output, *options):
     return subprocess.run(
         [PYTHON, "-B", root / "chapters/site/build_site.py", root / "build",
-         "--no-api", "--output", output], check=False, capture_output=True,
-        text=True)
+         *options, "--output", output], check=False,
+        capture_output=True, text=True)
 
 
 class SmallSite(unittest.TestCase):
     """A book of a page or two, each with something of its own."""
 
+    options = ["--no-api"]
+
     def site(self, **pages):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        root = pathlib.Path(folder.name)
+        root = self.root = pathlib.Path(folder.name)
         for part in PARTS:
-            shutil.copytree(ROOT / part, root / part)
+            (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(
+                ROOT / part, root / part)
         (root / "build/explorer").mkdir(parents=True)
         (root / "build/explorer/index.html").write_text("")
         for name, text in pages.items():
             (root / (name + ".md")).write_text("# Title\n\n" + text + "\n")
-        self.built = build(root, root / "book")
+        (root / "core").mkdir()
+        (root / "core/thing.h").write_text(HEADER)
+        (root / "steps.ipynb").write_text(json.dumps(NOTEBOOK))
+        self.built = build(root, root / "book", *self.options)
         return root / "book"
 
     def page(self, text):
@@ -73,6 +96,7 @@ class SmallSite(unittest.TestCase):
                                 "[all](chapters/table)")
         page = (site / "chapters/table/spelling.py.html").read_text()
         self.assertIn('<span id="L3">', page)
+        self.assertIn(">1\n2\n3\n", page)
         self.assertIn('href="page.js.html"', page)
         self.assertIn('href="spelling.py.html"',
                       (site / "chapters/table/files.html").read_text())
@@ -99,6 +123,23 @@ class SmallSite(unittest.TestCase):
                     html.unescape(found[1]), keep_blank_values=True))
                 self.assertEqual(given, {**given, **fields})
 
+    def test_notebooks_show_what_they_printed(self):
+        site = self.site(README="[Steps](steps.ipynb)")
+        page = (site / "steps.html").read_text()
+        for part in ("make_thing", "<td>7</td>", "eight", 'id="it"', 'href="#it"'):
+            self.assertIn(part, page)
+        self.assertNotIn("seven", page)
+
+    @unittest.skipUnless(shutil.which("doxygen"), "no Doxygen here")
+    def test_names_of_the_api_are_links(self):
+        self.options = []
+        page = self.page("Call `make_thing(2)`, `make_thing` or `parts`.")
+        self.assertEqual(page.count('href="core/thing.h.html#L6"'), 1)
+        book = pathlib.Path(self.root, "book")
+        self.assertIn("Makes a thing.", (book / "api.html").read_text())
+        header = (book / "core/thing.h.html").read_text()
+        self.assertIn('<a href="thing.h.html#L4">OneThing</a> <a', header)
+
     def test_the_other_language_is_a_click_away(self):
         site = self.site(**{
             "README": "English | [简体中文](README.zh-CN.md)\n\nText",
@@ -119,7 +160,7 @@ class Book(unittest.IsolatedAsyncioTestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.site = pathlib.Path(folder.name) / "book"
-        cls.built = build(ROOT, cls.site)
+        cls.built = build(ROOT, cls.site, "--no-api")
         cls.pages = {path: path.read_text("utf-8")
                      for path in sorted(cls.site.rglob("*.html"))}
 
@@ -127,7 +168,7 @@ class Book(unittest.IsolatedAsyncioTestCase):
         self.assertEqual((self.built.returncode, self.built.stderr), (0, ""))
         self.assertGreater(len(self.pages), 500)
         self.assertLess(sum(path.stat().st_size for path in self.site.rglob("*")
-                            if "explorer" not in path.parts), 35e6)
+                            if "explorer" not in path.parts), 36e6)
 
     def own_pages(self):
         """Not those that were built as one file, with tests of their own."""
@@ -218,6 +259,18 @@ class Book(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(await page.value(
             "[...document.querySelectorAll('figure img')].filter((img) => "
             "img.offsetWidth < 10 / 12 * img.naturalWidth - 1).map((img) => img.src)"), [])
+
+    async def test_pictures_follow_the_switch(self):
+        page = await self.browser()
+        await page.call("Emulation.setEmulatedMedia", features=[
+            {"name": "prefers-color-scheme", "value": "light"}])
+        await self.show(page, self.site / "index.html")
+        shown = ("(() => { const img = document.querySelector('picture img');"
+                 "img.loading = 'eager'; return getComputedStyle(img).colorScheme"
+                 " + ' ' + img.currentSrc.split('/').pop(); })()")
+        await page.until(shown + " === 'light report.png'", "a light picture")
+        await page.click("#theme")
+        await page.until(shown + " === 'dark report_dark.png'", "a dark picture")
 
     async def test_the_search_finds_without_a_network(self):
         page = await self.browser()

@@ -63,6 +63,14 @@ for (const block of document.querySelectorAll(
   }
 })();
 
+// ---- Paper shows what is folded.
+
+addEventListener("beforeprint", () => {
+  for (const folded of document.querySelectorAll("main details")) {
+    folded.open = true;
+  }
+});
+
 // ---- Contents are folded where they would stand before the text.
 
 if (innerWidth < 960) document.querySelector("nav details").open = false;
