@@ -8,7 +8,8 @@
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => root.dataset.theme
       ? root.dataset.theme === "dark" : system.matches;
-  const name = () => { button.textContent = isDark() ? "Light" : "Dark"; };
+  const { light = "Light", dark = "Dark" } = button.dataset;
+  const name = () => { button.textContent = isDark() ? light : dark; };
   // A page from a file may have no storage.
   const stored = (call) => { try { return call(localStorage); } catch { } };
   const chosen = stored((s) => s.getItem("shardbook-theme"));

@@ -33,7 +33,7 @@ NOTEBOOK = {"cells": [
     {"cell_type": "markdown", "source": ["# Steps\n", "\n", "See [it](#it).\n", "\n",
                                          "## It\n"]},
     {"cell_type": "code", "source": ["make_thing(2);"], "outputs": [
-        {"data": {"text/html": ["<table>\n\n", "<tr><td>7</td></tr></table>"],
+        {"data": {"text/html": ["<p>7\n\n", "# high</p>"],
                   "text/plain": ["seven"]}},
         {"name": "stdout", "text": ["eight\n"]}]}]}
 
@@ -91,6 +91,11 @@ class SmallSite(unittest.TestCase):
         self.assertNotIn("a.example/", page.replace("far.example/", ""))
         self.assertIn('href="https://far.example/"', page)
 
+    def test_headings_have_the_anchors_of_github(self):
+        page = self.page("[1](#again-1)\n\n## A `b_c`: d, e-f\n\n## Again\n\n## Again")
+        for anchor in ("a-b_c-d-e-f", "again", "again-1"):
+            self.assertIn(f'id="{anchor}"', page)
+
     def test_sources_have_pages_with_lines_and_neighbours(self):
         site = self.site(README="[words](chapters/table/spelling.py#L3), "
                                 "[all](chapters/table)")
@@ -126,7 +131,7 @@ class SmallSite(unittest.TestCase):
     def test_notebooks_show_what_they_printed(self):
         site = self.site(README="[Steps](steps.ipynb)")
         page = (site / "steps.html").read_text()
-        for part in ("make_thing", "<td>7</td>", "eight", 'id="it"', 'href="#it"'):
+        for part in ("make_thing", "# high</p>", "eight", 'id="it"', 'href="#it"'):
             self.assertIn(part, page)
         self.assertNotIn("seven", page)
 
@@ -150,6 +155,7 @@ class SmallSite(unittest.TestCase):
         self.assertIn('<html lang="zh-CN">', chinese)
         self.assertIn('href="index.html" lang="en">English', chinese)
         self.assertNotIn("| 简体中文", chinese)
+        self.assertIn('data-dark="深色"', chinese)
 
 
 class Book(unittest.IsolatedAsyncioTestCase):
