@@ -56,7 +56,8 @@ def entries():
                        check=True, stdout=subprocess.DEVNULL)
         found = set()
         for name in os.listdir(os.path.join(folder, "xml")):
-            compound = ET.parse(os.path.join(folder, "xml", name)).find("compounddef")
+            path = os.path.join(folder, "xml", name)
+            compound = ET.parse(path).find("compounddef")
             if compound is None:
                 continue
             kind = compound.get("kind")

@@ -49,8 +49,8 @@ def notebook(path):
             data = output.get("data", {"text/plain": output.get("text", "")})
             page = "".join(data.get("text/html", ""))
             if page:  # without empty lines, which would end it in Markdown
-                parts.append("<div class=\"output\">\n"
-                             + re.sub(r"\n\s*\n", "\n", page).strip() + "\n</div>")
+                page = re.sub(r"\n\s*\n", "\n", page).strip()
+                parts.append(f'<div class="output">\n{page}\n</div>')
             else:
                 fence("text", "".join(data["text/plain"]).rstrip())
     return "\n\n".join(parts) + "\n"

@@ -101,7 +101,8 @@ def size_of(path):
     width, height = map(float, re.search(
         r'viewBox="\S+ \S+ ([\d.]+) ([\d.]+)"', text).groups())
     return width, height, min(
-        map(float, re.findall(r'font-size(?:="|: ?)([\d.]+)', text)), default=None)
+        map(float, re.findall(r'font-size(?:="|: ?)([\d.]+)', text)),
+        default=None)
 
 
 def picture(page, attributes):
@@ -161,16 +162,16 @@ def explorer_address(command, fields):
                       if name not in PRINTED}}
     if "world-size" in job:
         try:
-            devices = json.loads(read("sim", "clusters", job["cluster"] + ".json"))[
-                "devices_per_node"]
+            devices = json.loads(read("sim", "clusters", job["cluster"]
+                                      + ".json"))["devices_per_node"]
         except (OSError, KeyError):
             return None
         nodes_, rest = divmod(int(job.pop("world-size")), devices)
         if rest:
             return None
         job["nodes"] = str(nodes_)
-    if (not {"nodes", "batch"} <= set(job) or not set(job) <= set(fields)
-            or any(job[name] not in fields[name] for name in ("model", "cluster"))):
+    if not {"nodes", "batch"} <= set(job) <= set(fields) or any(
+            job[name] not in fields[name] for name in ("model", "cluster")):
         return None
     return "explorer/index.html#" + urllib.parse.urlencode(job)
 
@@ -208,7 +209,8 @@ def link_names(app, doctree):
         if is_name and name in app.names and isinstance(
                 node.parent, (nodes.paragraph, nodes.list_item)):
             to = os.path.relpath(app.names[name], folder)
-            node.replace_self(nodes.reference("", "", node.deepcopy(), refuri=to))
+            node.replace_self(
+                nodes.reference("", "", node.deepcopy(), refuri=to))
 
 
 def raw(text):
@@ -292,9 +294,10 @@ def add_context(app, pagename, templatename, context, doctree):
         return doc + CHINESE if language != "en" and doc + CHINESE in docs else doc
 
     def entry(doc):
-        number = re.match(r"chapters/(\d\d)_\w+/index$", doc)
+        chapter = re.match(r"chapters/(\d\d)_\w+/index$", doc)
+        number = chapter[1] + " " if chapter else ""
         doc = here(doc)
-        return doc, (number[1] + " " if number else "") + app.env.titles[doc].astext()
+        return doc, number + app.env.titles[doc].astext()
 
     place = pages.index(base) if base in pages else None
     other = base if language != "en" else base + CHINESE
@@ -310,8 +313,9 @@ def add_context(app, pagename, templatename, context, doctree):
         has_api=bool(app.entries), has_explorer=app.has_explorer,
         has_report=app.has_report, has_touch=app.has_touch)
     if "body" in context:
-        context["body"] = re.sub(r"<table\b.*?</table>", r'<div class="scroll">\g<0></div>',
-                                 context["body"], flags=re.S)
+        context["body"] = re.sub(
+            r"<table\b.*?</table>", r'<div class="scroll">\g<0></div>',
+            context["body"], flags=re.S)
     return "page.html"
 
 

@@ -30,8 +30,8 @@ OneThing make_thing(int parts);
 }
 """
 NOTEBOOK = {"cells": [
-    {"cell_type": "markdown", "source": ["# Steps\n", "\n", "See [it](#it).\n", "\n",
-                                         "## It\n"]},
+    {"cell_type": "markdown",
+     "source": ["# Steps\n", "\n", "See [it](#it).\n", "\n", "## It\n"]},
     {"cell_type": "code", "source": ["make_thing(2);"], "outputs": [
         {"data": {"text/html": ["<p>7\n\n", "# high</p>"],
                   "text/plain": ["seven"]}},
@@ -92,7 +92,8 @@ class SmallSite(unittest.TestCase):
         self.assertIn('href="https://far.example/"', page)
 
     def test_headings_have_the_anchors_of_github(self):
-        page = self.page("[1](#again-1)\n\n## A `b_c`: d, e-f\n\n## Again\n\n## Again")
+        page = self.page("[1](#again-1)\n\n## A `b_c`: d, e-f\n\n"
+                         "## Again\n\n## Again")
         for anchor in ("a-b_c-d-e-f", "again", "again-1"):
             self.assertIn(f'id="{anchor}"', page)
 
@@ -264,7 +265,8 @@ class Book(unittest.IsolatedAsyncioTestCase):
                          "figures")
         self.assertEqual(await page.value(
             "[...document.querySelectorAll('figure img')].filter((img) => "
-            "img.offsetWidth < 10 / 12 * img.naturalWidth - 1).map((img) => img.src)"), [])
+            "img.offsetWidth < 10 / 12 * img.naturalWidth - 1)"
+            ".map((img) => img.src)"), [])
 
     async def test_pictures_follow_the_switch(self):
         page = await self.browser()
@@ -280,7 +282,8 @@ class Book(unittest.IsolatedAsyncioTestCase):
 
     async def test_the_search_finds_without_a_network(self):
         page = await self.browser()
-        for words, expected in (("weight stashing", "PipeDream"), ("数据并行", "")):
+        for words, expected in (("weight stashing", "PipeDream"),
+                                ("数据并行", "")):
             await page.call("Page.navigate", url=(
                 self.site / "search.html").as_uri()
                 + "?" + urllib.parse.urlencode({"q": words}))
