@@ -138,6 +138,20 @@ TEST_F(Script, NotebooksAreBuiltAndExecuted) {
 }
 
 // The version is meson.build's; in a checkout, the commit follows.
+// It needs no compiler, and installs none.
+TEST_F(Script, TheSiteIsBuiltByAPythonThatHasSphinx) {
+  write("/bin/dpkg-query", read("/bin/dpkg-query") + "| grep -v ' g[+][+] '\n");
+  write("/bin/with-sphinx", "#!/bin/sh\n[ \"$1\" = -c ] || echo \"$@\"\n");
+  const std::string book = "SHARDBOOK_PYTHON=bin/with-sphinx ./shardbook book";
+  EXPECT_EQ(run(book + " --no-api --serve --no-install").text,
+            "-B " + root_ + "/chapters/site/build_site.py " + root_ +
+                "/build --no-api --serve\n");
+  write("/bin/dpkg-query", "#!/bin/sh\nexit 0\n");
+  expect_end(run(book + " --no-install"), 2,
+             {"katex               required  renders their formulas",
+              "a required package is missing"});
+}
+
 TEST_F(Script, TheVersionNeedsNoBuild) {
   write("/meson.build", "project(\"s\",\n  version: '1.2.3',\n)\n");
   EXPECT_EQ(run("./shardbook --version").text, "shardbook 1.2.3\n");
@@ -195,6 +209,8 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"test gpu --pack", "--pack needs a value"},
         {"run --jobs many", "--jobs many: give a number from 1 up"},
         {"run --jobs", "--jobs needs a value"},
+        {"run --serve", "--serve goes with book only"},
+        {"book ddp", "book ddp: it takes no words, only --serve and --no-api"},
         {"run --execute", "--execute and --update go with notebook only"},
         {"notebook ddp", "names and --update go with --execute"},
         {"notebook --update", "names and --update go with --execute"},
