@@ -6,8 +6,12 @@
 // The answer is that of ./shardbook plan with these words: {"status": 0, "text":
 // ...} or {"status": 2, "error": ...}; {"status": 3} where several ranks must run
 // at once, which the module with fibers can. It is no result of the question, as a
-// function that fibers stop returns before it ends.
+// function that fibers stop returns before it ends. Meanwhile a worker posts
+// {progress: [done, all]}, the plans that are settled.
 
+#include <emscripten.h>
+
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -16,13 +20,26 @@
 #include "chapters/planner/answer.h"
 #include "sim/internal/fiber.h"
 
+// In node, nobody listens
+EM_JS(void, tell, (double done, double all), {
+  if (typeof postMessage == "function") postMessage({progress : [ done, all ]});
+});
+
 namespace shardbook::planner {
 namespace {
+
+constexpr std::int64_t kMostMessages = 100;
+
+void tell_progress(std::int64_t done, std::int64_t all) {
+  if (done % (all / kMostMessages + 1) == 0) {
+    tell(static_cast<double>(done), static_cast<double>(all));
+  }
+}
 
 nlohmann::json answer_to(const std::vector<std::string>& words) {
   try {
     CommandLine line(words);
-    const Answer given = answer(line);
+    const Answer given = answer(line, tell_progress);
     return {{"status", given.status}, {"text", given.text}};
   } catch (const sim::NoFibers&) {
     return {{"status", kExitRunFailed}};
