@@ -5,12 +5,12 @@
 //
 // The answer is that of ./shardbook plan with these words: {"status": 0, "text":
 // ...} or {"status": 2, "error": ...}; {"status": 3, "error": ...} where several
-// ranks must run at once: --confirm, and rings in a mesh of links. During a search
-// a worker hears {"progress": [done, all]}, every twentieth of a second.
+// ranks must run at once: --confirm, and rings in a mesh of links. Meanwhile a
+// worker posts {progress: [done, all]}, the plans that are settled.
 
-#include <emscripten/emscripten.h>
-#include <emscripten/em_js.h>
+#include <emscripten.h>
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -19,32 +19,33 @@
 #include "chapters/planner/answer.h"
 #include "sim/internal/fiber.h"
 
-EM_JS(void, tell_progress, (double done, double all), {
-  if (typeof postMessage === "function") postMessage({progress : [ done, all ]});
+// In node, nobody listens
+EM_JS(void, tell, (double done, double all), {
+  if (typeof postMessage == "function") postMessage({progress : [ done, all ]});
 });
 
 namespace shardbook::planner {
 namespace {
 
-/// A worker's messages cost more than the plans between them.
-void tell_sometimes(std::int64_t done, std::int64_t all) {
-  static double next_ms = 0;
-  const double now_ms = emscripten_get_now();
-  if (now_ms < next_ms) return;
-  next_ms = now_ms + 50;
-  tell_progress(static_cast<double>(done), static_cast<double>(all));
+constexpr std::int64_t kMostMessages = 100;
+
+void tell_progress(std::int64_t done, std::int64_t all) {
+  if (done % (all / kMostMessages + 1) == 0) {
+    tell(static_cast<double>(done), static_cast<double>(all));
+  }
 }
 
 nlohmann::json answer_to(const std::vector<std::string>& words) {
   try {
     CommandLine line(words);
-    const Answer given = answer(line, tell_sometimes);
+    const Answer given = answer(line, tell_progress);
     return {{"status", given.status}, {"text", given.text}};
   } catch (const sim::NoFibers&) {
-    return {{"status", kExitRunFailed},
-            {"error",
-             "several ranks would run at once: --confirm does so, and rings of cp "
-             "in a cluster's mesh of links; the command line answers"}};
+    return {
+        {"status", kExitRunFailed},
+        {"error",
+         "several ranks would run at once: --confirm does so, and rings of cp "
+         "in a cluster's mesh of links; the command line answers"}};
   } catch (const std::exception& error) {
     return {{"status", kExitBadInput}, {"error", error.what()}};
   }

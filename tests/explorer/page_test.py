@@ -43,6 +43,13 @@ IN_A_MESH = {"model": "llama-3.2-1b", "cluster": "dgx-v100", "nodes": "1",
 CONFIG = (ROOT / "tests/golden/llama_gqa/config.json").read_text("utf-8")
 IS_READY = ("document.getElementById('answer')?.getAttribute('aria-busy') "
             "=== 'false'")
+# Keeps how far the page's bar was
+LISTEN = """
+  const bar = document.getElementById("progress");
+  window.steps = [];
+  new MutationObserver(() => steps.push(bar.position))
+      .observe(bar, { attributes: true });
+"""
 
 
 def random_job(rng):
@@ -114,16 +121,21 @@ class Page(unittest.IsolatedAsyncioTestCase):
         await self.page.until(IS_READY, f"an answer to {job}")
         return await self.text()
 
-    async def give(self, text, times=1):
-        """Chooses a file with this text, so many times over."""
+    async def give(self, text, times=1, drops=False):
+        """Chooses or drops a file with this text, so many times over."""
         await self.page.value("""((text) => {
           const dropped = new DataTransfer();
           dropped.items.add(new File([text], "config.json"));
           const field = document.forms.job.elements.file;
-          field.files = dropped.files;
           document.getElementById("answer").removeAttribute("aria-busy");
-          field.dispatchEvent(new Event("input", { bubbles: true }));
-        })(%s.repeat(%d))""" % (json.dumps(text), times))
+          if (%d) {
+            document.body.dispatchEvent(new DragEvent("drop", {
+              dataTransfer: dropped, bubbles: true, cancelable: true }));
+          } else {
+            field.files = dropped.files;
+            field.dispatchEvent(new Event("input", { bubbles: true }));
+          }
+        })(%s.repeat(%d))""" % (drops, json.dumps(text), times))
         await self.page.until(IS_READY, "an answer to the file")
         return await self.text()
 
@@ -174,8 +186,9 @@ class Page(unittest.IsolatedAsyncioTestCase):
         program = answer_of_program({**job, "config": CONFIG})
         self.assertEqual(program.returncode, 0)
         await self.load({**JOBS[0], "seq": "64"})
-        text = await self.give(CONFIG)
-        self.assert_shows(text, program)
+        self.assert_shows(await self.give(CONFIG), program)
+        await self.turn_to({**JOBS[0], "seq": "64"})
+        self.assert_shows(await self.give(CONFIG, drops=True), program)
         url = await self.page.value("location.href")
         await self.page.call("Page.navigate", url="about:blank")
         await self.page.call("Page.navigate", url=url)
@@ -237,8 +250,8 @@ class Page(unittest.IsolatedAsyncioTestCase):
                 await self.page.call(
                     "Input.dispatchKeyEvent", type=kind, key=key, code=key,
                     windowsVirtualKeyCode={
-                        "Tab": 9, "Enter": 13, "PageUp": 33, "End": 35, "Home": 36,
-                        "ArrowRight": 39}[key])
+                        "Tab": 9, "Enter": 13, "PageUp": 33, "End": 35,
+                        "Home": 36, "ArrowRight": 39}[key])
 
     async def test_all_plans_are_points_that_keys_reach(self):
         answer = json.loads(answer_of_program(JOBS[0], "--points").stdout)
@@ -332,8 +345,11 @@ class Page(unittest.IsolatedAsyncioTestCase):
 
     async def test_rings_that_run_at_once_are_left_out(self):
         await self.load(JOBS[0])
+        await self.page.value(LISTEN)
         self.assert_shows(await self.turn_to(WITH_CP),
                           answer_of_program(WITH_CP))
+        self.assertTrue([step for step in await self.page.value("steps")
+                         if 0 < step < 1])
         text = await self.turn_to(IN_A_MESH)
         self.assert_shows(text, answer_of_program({**IN_A_MESH, "cp": "1"}))
         self.assertIn("without plans that cut sequences", text)
