@@ -5,8 +5,9 @@
 # say and die.
 # shellcheck shell=bash disable=SC2154
 
-# A package `for` test, bench, notebook or explore is installed when that command
-# is first asked for; `compare` ones never are.
+# A package `for` test, bench, notebook, explore or book is installed when that
+# command is first asked for; `compare` ones never are. The site compiles nothing:
+# `book` alone needs none of those `for` all.
 package_table() {
   # Debian 12 has an older xeus, which needs no more.
   local not_here='/^$/d'
@@ -43,6 +44,10 @@ libclang-common-19-dev required notebook the compiler's own headers
 python3-nbclient    required  notebook executes notebooks from a script
 jupyter-notebook    optional  notebook opens notebooks in a browser
 emscripten          required explore  compiles the planner for browsers, 0.8 to 1.6 GB
+python3-sphinx      required book     turns pages into the site: 210 MB with the next two
+python3-myst-parser required book     reads their Markdown
+katex               required book     renders their formulas
+doxygen             optional book     finds the names of the API, up to 250 MB
 python3-torch       optional  compare  ./shardbook bench pytorch
 END
 }
@@ -88,7 +93,7 @@ missing_packages() {
   local command=$1 package need scope reason
   while read -r package need scope reason; do
     # shellcheck disable=SC2053  # a pattern
-    [[ $scope == all || $scope == $command ]] || continue
+    [[ $scope == $command || ($scope == all && $command != book) ]] || continue
     [[ $'\n'$installed == *$'\n'"$package "* ]] && continue
     printf '%s %s %s\n' "$package" "$need" "$reason"
   done < <(package_table)

@@ -11,9 +11,7 @@ namespace shardbook {
 std::vector<std::string> split_axes(const std::string& text) {
   std::vector<std::string> axes;
   std::istringstream stream(text);
-  for (std::string axis; std::getline(stream, axis, '-');) {
-    axes.push_back(axis);
-  }
+  for (std::string axis; std::getline(stream, axis, '-');) axes.push_back(axis);
   return axes;
 }
 

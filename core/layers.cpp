@@ -182,9 +182,7 @@ Tensors pending_statistics(Module& module) {
 }
 
 Sequential::Sequential(const Sequential& other) : Module(other) {
-  for (const auto& module : other.modules_) {
-    modules_.push_back(module->clone());
-  }
+  for (const auto& module : other.modules_) modules_.push_back(module->clone());
 }
 
 Sequential& Sequential::operator=(const Sequential& other) {

@@ -165,9 +165,7 @@ void Module::set_requires_grad(bool on) {
 }
 
 void Module::train(bool on) {
-  for (const NamedModule& entry : named_modules()) {
-    entry.module->training_ = on;
-  }
+  for (const NamedModule& entry : named_modules()) entry.module->training_ = on;
 }
 
 void Module::add_forward_pre_hook(ForwardHook hook) {

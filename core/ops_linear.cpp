@@ -87,8 +87,7 @@ kernels::MatmulArgs linear_args(const Tensor& x, const Tensor& weight,
   SB_CHECK(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(0),
            "linear: input ", shape_text(x.shape()), " and weight ",
            shape_text(weight.shape()),
-           "; the last dim of the input is the "
-           "first of the weight");
+           "; the last dim of the input is the first of the weight");
   SB_CHECK(!bias.defined() || bias.shape() == Shape{weight.size(1)},
            "linear: bias ", shape_text(bias.shape()), " for weight ",
            shape_text(weight.shape()));

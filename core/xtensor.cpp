@@ -46,10 +46,9 @@ Tensor read_any(std::string_view bytes, const Device& device) {
   if (type == "<u2") return read_values<std::uint16_t>(header, bytes, device);
   if (type == "|u1") return read_values<std::uint8_t>(header, bytes, device);
   if (type == "|b1") return read_values<std::uint8_t>(header, bytes, device);
-  SB_FAIL(
-      "its type is ", type,
-      "; give float64, float32, bool, or a little-endian integer other than "
-      "uint64");
+  SB_FAIL("its type is ", type,
+          "; give float64, float32, bool, or a little-endian integer other "
+          "than uint64");
 }
 
 }  // namespace

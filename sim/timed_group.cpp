@@ -288,9 +288,7 @@ Work TimedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
   if (!is_mine) {
     times = Tensor::empty({3}, {DType::kF64, clock_memory_});
     arrival = inner_.recv(times, peer, call.tag + kClockTag);
-    if (moves(tensor)) {
-      data = inner_.recv(tensor, peer, call.tag, call.label);
-    }
+    if (moves(tensor)) data = inner_.recv(tensor, peer, call.tag, call.label);
     inner_.clear_records();
   }
   const auto arrive = [this, times, call, from, is_mine,

@@ -81,9 +81,8 @@ int main(int argc, char** argv) {
   return chapter_main([&] {
     std::string published;
     bool asks_open = true;
-    CommandLine line("planner",
-                     "The planner's speed, and its plans beside published "
-                     "ones.");
+    CommandLine line(
+        "planner", "The planner's speed, and its plans beside published ones.");
     line.add_mode("--published", &published, "compare with published plans",
                   {"all", "megatron", "llama3", "mpt"});
     line.add("--free", &asks_open,

@@ -65,8 +65,8 @@ const std::vector<Kind>& kinds() {
       {"jobs", "devices cluster batch seq dtype measured unit", kRate,
        within(10), job, "",
        "row model layers hidden heads vocab software tp pp vpp cp ep dp zero "
-       "sp "
-       "micro_batch dropout recompute schedule overlap contest apart source"},
+       "sp micro_batch dropout recompute schedule overlap contest apart "
+       "source"},
       {"zero_table1_memory",
        "model params optimizer zero_stage dp per_device_GB_reported", kTime,
        digits, model_states},
@@ -92,43 +92,41 @@ const std::vector<Kind>& kinds() {
        {AimKind::kWorst, 0.10, "every row within 10 %"},
        bus_bandwidth},
       {"zero_bubble_table5",
-       "model pp num_microbatches schedule T_F_ms T_B_ms T_W_ms "
-       "T_comm_ms bubble_rate",
+       "model pp num_microbatches schedule T_F_ms T_B_ms T_W_ms T_comm_ms "
+       "bubble_rate",
        kTime, digits, bubble_rate, bubble},
       {"zero_bubble_automatic",
-       "model hidden heads seq_len pp num_microbatches "
-       "memory_limit_per_stage T_F_ms T_B_ms T_W_ms T_comm_ms "
-       "bubble_rate",
+       "model hidden heads seq_len pp num_microbatches memory_limit_per_stage "
+       "T_F_ms T_B_ms T_W_ms T_comm_ms bubble_rate",
        kTime, digits, automatic_bubble_rate, bubble},
       {"gpipe_table1_memory",
-       "model config partitions rematerialization params "
-       "bytes_per_param param_memory_GB peak_activation_GB",
+       "model config partitions rematerialization params bytes_per_param "
+       "param_memory_GB peak_activation_GB",
        kTime, within(10), gpipe_memory,
-       "micro-batches are taken as single sequences (32 of them); "
-       "rows of AmoebaNet agree better in decimal GB; its "
-       "activations, and those of rows without re-materialisation, "
-       "whose batch did not fit, are not predicted"},
+       "micro-batches are taken as single sequences (32 of them); rows of "
+       "AmoebaNet agree better in decimal GB; its activations, and those of "
+       "rows without re-materialisation, whose batch did not fit, are not "
+       "predicted"},
       {"gpipe_throughput",
-       "table model partitions_K micro_batches_M "
-       "normalized_throughput",
-       kRate, order(0.9, "rows"), gpipe_throughput,
-       "batches are taken as 32 sequences; the paper lets them grow "
-       "with the memory of more devices, which lifts its rows with "
-       "few micro-batches above the bound of the bubble"},
+       "table model partitions_K micro_batches_M normalized_throughput", kRate,
+       order(0.9, "rows"), gpipe_throughput,
+       "batches are taken as 32 sequences; the paper lets them grow with the "
+       "memory of more devices, which lifts its rows with few micro-batches "
+       "above the bound of the bubble"},
       {"torchgpipe",
        "benchmark experiment speedup partitions micro_batches params "
        "memory_GiB",
        kRate, order(0.9, "rows"), torchgpipe,
-       "AmoebaNet and U-Net are taken as equal stages, whose speed "
-       "is bounded by the bubble alone"},
+       "AmoebaNet and U-Net are taken as equal stages, whose speed is bounded "
+       "by the bubble alone"},
       {"pytorch_mp_tutorial",
        "model batch image num_batches gpus variant split_size time_s", kTime,
        order(1, "rows"), tutorial,
-       "the tutorial names no device: the cluster is k80-pcie, whose speed "
-       "is fitted to the first row"},
+       "the tutorial names no device: the cluster is k80-pcie, whose speed is "
+       "fitted to the first row"},
       {"korthikanti_table4_layer",
-       "model hidden heads seq_len micro_batch tp unit experiment "
-       "forward_ms backward_ms hardware",
+       "model hidden heads seq_len micro_batch tp unit experiment forward_ms "
+       "backward_ms hardware",
        kTime, within(8), korthikanti_layer,
        "one constant was fitted to this table: the speed of the software of "
        "2022 (megatron-lm-2022)"},
@@ -142,12 +140,11 @@ const std::vector<Kind>& kinds() {
        "64 heads, and a million tokens per step, over all GPUs; weights are "
        "whole (Ulysses) or cut (Megatron-LM), where the authors used ZeRO-3"},
       {"megatron_ci_memory",
-       "test env hardware tp pp cp ep dp_derived layers hidden heads "
-       "seq mbs fp16 fp8 sp dist_opt recompute impl attn_backend "
+       "test env hardware tp pp cp ep dp_derived layers hidden heads seq mbs "
+       "fp16 fp8 sp dist_opt recompute impl attn_backend "
        "mem_max_allocated_bytes",
        kTime, within(10), megatron_ci,
-       "times of these small models are the host's, and are not "
-       "predicted"},
+       "times of these small models are the host's, and are not predicted"},
   };
   return all;
 }

@@ -124,8 +124,7 @@ std::string SingleDevice::remarks() {
   if (balancing_losses_.empty()) return "";
   return fmt::format(
       "balancing loss {:.4f} in the first step, {:.4f} in the last ({} where "
-      "all "
-      "experts are chosen equally often); {} times it is in the loss\n",
+      "all experts are chosen equally often); {} times it is in the loss\n",
       balancing_losses_.front(), balancing_losses_.back(),
       loaded_.config.llama.experts_per_token,
       loaded_.config.llama.router_aux_loss_coef);

@@ -119,9 +119,7 @@ Tensors reduce_add(std::vector<Tensors> grads, const Tensors& like,
   std::vector<std::size_t> used_index;
   for (std::size_t i = 0; i < like.size(); ++i) {
     bool any = false;
-    for (const Tensors& of_device : grads) {
-      any = any || of_device[i].defined();
-    }
+    for (const Tensors& of_device : grads) any = any || of_device[i].defined();
     if (!any) continue;
     used.push_back(like[i]);
     used_index.push_back(i);

@@ -19,8 +19,7 @@ Program program(CommandLine& line) {
   auto& options = line.own<Options>();
   auto& setup = line.own<StrategyOptions>();
   line.describe("ch02_ddp",
-                "DistributedDataParallel: Reducer, buckets, "
-                "overlap.");
+                "DistributedDataParallel: Reducer, buckets, overlap.");
   add_shared_options(line, options);
   add_options(line, setup);
   line.parse();

@@ -49,11 +49,10 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
            "on their way; -1: one unit",
            -1)
       .may_differ(may_differ::kPlace);
-  line.add(
-          "--max-live-parameters", &setup.zero.max_live_parameters,
-          "zero3: while so many elements are whole, nothing is gathered ahead; "
-          "-1: no limit",
-          -1)
+  line.add("--max-live-parameters", &setup.zero.max_live_parameters,
+           "zero3: while so many elements are whole, nothing is gathered "
+           "ahead; -1: no limit",
+           -1)
       .may_differ(may_differ::kPlace);
   line.add("--max-reuse-distance", &setup.zero.max_reuse_distance,
            "zero3: a block stays whole when fewer elements are fetched before "

@@ -26,9 +26,8 @@ Options checked(const Options& options, const StrategyOptions& setup,
   SB_CHECK(setup.sharding_strategy != "hybrid_shard" ||
                (shard_size >= 1 && ranks % shard_size == 0),
            "--shard-size ", shard_size,
-           ": hybrid_shard needs a divisor of "
-           "--world-size ",
-           ranks, ", such as the devices of a node");
+           ": hybrid_shard needs a divisor of --world-size ", ranks,
+           ", such as the devices of a node");
   SB_CHECK(!setup.zero.accumulate_f32 || dtype_bytes(options.dtype) == 2,
            "--accumulate-f32: gradients of ", dtype_name(options.dtype),
            " are summed as they are; give --dtype bf16 or f16");
@@ -93,9 +92,7 @@ fsdp::FsdpOptions fsdp_options(const Options& options,
 // the ranks. ZeRO-2 with offload sends gradients to their owners on the host
 // one by one. All other work is cut into equal parts.
 FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
-  if (setup.strategy == "zero2" && setup.cpu_offload) {
-    return each_rank;
-  }
+  if (setup.strategy == "zero2" && setup.cpu_offload) return each_rank;
   if (setup.strategy != "fsdp2" || setup.sharding_strategy == "no_shard") {
     return one_class;
   }

@@ -48,10 +48,9 @@ ModelParallel::ModelParallel(const LayerList& layers, int cut,
   SB_CHECK(cut >= 1 && cut < layers.size(), "model parallel: a cut after ", cut,
            " of ", layers.size(), " layers; each device has at least one");
   for (const auto& [name, where] : shared_parameters(layers)) {
-    SB_CHECK(where.front() >= cut || where.back() < cut, "model parallel: '",
-             name,
-             "' is used on both sides of the cut; "
-             "a parameter lies on one device");
+    SB_CHECK(
+        where.front() >= cut || where.back() < cut, "model parallel: '", name,
+        "' is used on both sides of the cut; a parameter lies on one device");
   }
   for (int i = 0; i < 2; ++i) {
     InitOptions here = init;

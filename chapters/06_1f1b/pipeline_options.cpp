@@ -38,10 +38,9 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
   line.add("--vertical-sync", &setup.vertical_sync,
            "pipedream: a mini-batch reads the same version at every stage")
       .may_differ("pipedream has no checkpoints");
-  line.add(
-          "--post-validation", &setup.post_validation,
-          "1f1b, zb-h1, zb-h2: step before the norm of all gradients is known, "
-          "and redo the step if it was wrong")
+  line.add("--post-validation", &setup.post_validation,
+           "1f1b, zb-h1, zb-h2: step before the norm of all gradients is "
+           "known, and redo the step if it was wrong")
       .may_differ(may_differ::kPlace);
   line.refuse("--balance", "this option is called --partition");
   line.refuse("--group",

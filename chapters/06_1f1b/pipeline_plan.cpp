@@ -153,11 +153,10 @@ std::vector<MicroBatch> pieces_of(const Options& options,
 void check_asynchronous(const Options& options, const StrategyOptions& setup,
                         const Plan& plan) {
   const Schedule& schedule = plan.schedule;
-  SB_CHECK(
-      options.clip == 0, "--clip ", options.clip, ": --schedule ",
-      setup.schedule,
-      " updates each stage by itself, so the norm of the whole gradient is "
-      "not known");
+  SB_CHECK(options.clip == 0, "--clip ", options.clip, ": --schedule ",
+           setup.schedule,
+           " updates each stage by itself, so the norm of the whole gradient "
+           "is not known");
   SB_CHECK(shared_parameters(*plan.layers).empty() ||
                (options.save.empty() && options.load.empty() &&
                 options.logits.empty()),

@@ -115,9 +115,8 @@ class Reader {
       if (!key.empty() && key[0] == '_') continue;
       if (std::find(known.begin(), known.end(), key) == known.end()) {
         fail("unknown key ", shown(json(key)),
-             "; known are name, "
-             "micro_batches, ranks, routes, route_of, versions, "
-             "micro_batches_per_step");
+             "; known are name, micro_batches, ranks, routes, route_of, "
+             "versions, micro_batches_per_step");
       }
     }
   }

@@ -82,8 +82,7 @@ std::shared_ptr<const LayerList> untied(
   const auto shared = shared_parameters(*result);
   SB_CHECK(shared.empty(), "untied: layers still share '",
            shared.begin()->first,
-           "'; only a head's token embedding can be "
-           "untied");
+           "'; only a head's token embedding can be untied");
   return result;
 }
 

@@ -16,9 +16,7 @@ namespace shardbook::pipeline {
 
 WeightStash::WeightStash(Tensors parameters)
     : parameters_(std::move(parameters)), versions_(1) {
-  for (const Tensor& each : parameters_) {
-    versions_[0].push_back(each.detach());
-  }
+  for (const Tensor& each : parameters_) versions_[0].push_back(each.detach());
 }
 
 void WeightStash::load(int version) {

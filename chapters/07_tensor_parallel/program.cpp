@@ -27,9 +27,7 @@ Program program(CommandLine& line) {
   check_options(options);
   check_micro_batches(options.batch, setup.micro_batches);
   // Skip the comparison: one device draws other masks
-  if (!draws_as_one_device(options, setup)) {
-    options.check = false;
-  }
+  if (!draws_as_one_device(options, setup)) options.check = false;
 
   // 2. Start the ranks: threads of this process, processes, or fibers.
   ChapterRun chapter;

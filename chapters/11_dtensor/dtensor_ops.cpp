@@ -127,9 +127,7 @@ DTensor matmul(const DTensor& a, const DTensor& b, bool trans_b) {
     const std::int64_t k = rows.back();
     rows.back() = x[1].size(trans_b ? 0 : 1);
     std::int64_t m = 1;
-    for (std::size_t i = 0; i + 1 < rows.size(); ++i) {
-      m *= rows[i];
-    }
+    for (std::size_t i = 0; i + 1 < rows.size(); ++i) m *= rows[i];
     return shardbook::reshape(
         shardbook::matmul(shardbook::reshape(x[0], {m, k}), x[1], false,
                           trans_b),

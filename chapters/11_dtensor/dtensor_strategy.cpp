@@ -44,10 +44,9 @@ void check_sizes(const Options& options, const StrategyOptions& setup,
 
 ModelConfig config_of(const ModelOptions& options) {
   const ModelConfig config = model_config(options);
-  SB_CHECK(
-      !config.is_image(), "--model ", options.model,
-      ": this chapter shards a GPT or the mlp; give mlp, gpt-nano, gpt2 or "
-      "another one of its family");
+  SB_CHECK(!config.is_image(), "--model ", options.model,
+           ": this chapter shards a GPT or the mlp; give mlp, gpt-nano, gpt2 "
+           "or another one of its family");
   SB_CHECK(config.llama.num_experts == 0, "--model ", options.model,
            ": this chapter shards dense blocks; give a model without experts");
   return config;

@@ -20,8 +20,7 @@ Program program(CommandLine& line) {
   auto& options = line.own<Options>();
   auto& setup = line.own<StrategyOptions>();
   line.describe("ch11_dtensor",
-                "DeviceMesh, placements, redistribute, "
-                "parallelize_module.");
+                "DeviceMesh, placements, redistribute, parallelize_module.");
   add_shared_options(line, options);
   add_options(line, setup);
   line.parse();

@@ -66,9 +66,7 @@ struct Axis {
       MemoryScope kind(MemoryKind::kCommunication);
       group.all_gather(all, pad_to(x, dim, part.full), "redistribute").wait();
     }
-    if (is_outermost(whole, dim)) {
-      return all.flat_view(0, whole);
-    }
+    if (is_outermost(whole, dim)) return all.flat_view(0, whole);
     Tensors pieces;
     for (std::int64_t i = 0; i < parts; ++i) {
       const Part of = ceil_part(n, parts, i);

@@ -119,9 +119,7 @@ Tensor weights_of(const Routing& routing, const Tensor& gates,
 
 Tensor index_tensor(const std::vector<std::int64_t>& values, const Shape& shape,
                     const Tensor& like) {
-  if (like.is_meta()) {
-    return Tensor::empty(shape, {DType::kI64, like.device()});
-  }
+  if (like.is_meta()) return Tensor::empty(shape, {DType::kI64, like.device()});
   return Tensor::from_values(values, shape, like.device());
 }
 

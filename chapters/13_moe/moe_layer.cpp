@@ -78,9 +78,7 @@ void MoeLayer::members(MemberVisitor& visit) {
     visit.parameter("coefficient.weight", coefficient_weight);
     visit.parameter("coefficient.bias", coefficient_bias);
   }
-  if (shared_gate.defined()) {
-    visit.parameter("shared_gate.weight", shared_gate);
-  }
+  if (shared_gate.defined()) visit.parameter("shared_gate.weight", shared_gate);
 }
 
 Tensor MoeLayer::forward(const Tensor& x) {
@@ -217,10 +215,9 @@ void MoeLayer::remember(const GateResult& gated) {
 // --- A GPT -------------------------------------------------------------------
 
 void check_slots(std::int64_t slots, int tp) {
-  SB_CHECK(
-      slots % tp == 0, "--tp ", tp, ": does not divide the ", slots,
-      " slots of an expert; choose --capacity-factor or --batch so that it "
-      "does");
+  SB_CHECK(slots % tp == 0, "--tp ", tp, ": does not divide the ", slots,
+           " slots of an expert; choose --capacity-factor or --batch so that "
+           "it does");
 }
 
 std::int64_t experts_of_layer(const MoeOptions& options, std::int64_t layer) {

@@ -139,13 +139,12 @@ void check_strategy_options(const Options& options,
   const ModelConfig config = model_config(options);
   SB_CHECK(!config.is_llama() || setup.tp == 1, "--tp ", setup.tp, ": ",
            options.model, " has whole layers on every rank; give 1");
-  SB_CHECK(
-      !config.is_llama() ||
-          (setup.moe.is_dropless &&
-           config.llama.num_experts == setup.moe.gate.num_experts),
-      "--model ", options.model,
-      ": a GPT gets experts by options, a Llama those of its config, which "
-      "13_moe spreads");
+  SB_CHECK(!config.is_llama() ||
+               (setup.moe.is_dropless &&
+                config.llama.num_experts == setup.moe.gate.num_experts),
+           "--model ", options.model,
+           ": a GPT gets experts by options, a Llama those of its config, "
+           "which 13_moe spreads");
   const auto counts = static_cast<std::int64_t>(setup.moe.num_experts.size());
   SB_CHECK(config.type != "gpt2" || counts <= config.n_layer,
            "--num-experts: ", counts, " numbers, and ", options.model, " has ",

@@ -108,8 +108,7 @@ void check_image_model(const HybridOptions& setup, const ModelConfig& config) {
            ": experts take the place of a GPT's MLPs, and a ", config.type,
            " has none; give 1");
   SB_CHECK(setup.zero_stage <= 1, "--zero-stage ", setup.zero_stage,
-           ": stages 2 and 3 train a GPT only here; give "
-           "0 or 1");
+           ": stages 2 and 3 train a GPT only here; give 0 or 1");
   SB_CHECK(setup.recompute != "attention", "--recompute attention: a ",
            config.type, " has none; give blocks");
   SB_CHECK(!setup.accumulate_f32,
@@ -235,9 +234,8 @@ void check_precision(const Options& options, const HybridOptions& setup) {
            "--accumulate-f32: gradients of ", dtype_name(options.dtype),
            " are summed as they are; give --dtype bf16 or f16");
   SB_CHECK(!setup.accumulate_f32 || setup.zero_stage <= 1,
-           "--accumulate-f32: not "
-           "with --zero-stage ",
-           setup.zero_stage, "; give 0 or 1");
+           "--accumulate-f32: not with --zero-stage ", setup.zero_stage,
+           "; give 0 or 1");
 }
 
 void check_batch(const Options& options, const HybridOptions& setup) {
@@ -260,9 +258,8 @@ void check_statistics(const Options& options, const HybridOptions& setup,
   SB_CHECK(options.batch / parts * side * side > 1, "--batch ", options.batch,
            ": ", how_many(setup.dp, "replica"), " with ",
            how_many(setup.micro_batches, "micro-batch"),
-           " each: a micro-batch would be one image, and the last "
-           "batch norms one value of each channel, which is its own mean; give "
-           "--batch ",
+           " each: a micro-batch would be one image, and the last batch norms "
+           "one value of each channel, which is its own mean; give --batch ",
            2 * parts, ", fewer micro-batches or larger images");
 }
 

@@ -68,10 +68,9 @@ void check(const Options& options, const CifarOptions& cifar) {
   SB_CHECK(cifar.stage < 3,
            "--stage 3: it gathers every parameter for each micro-batch, and no "
            "rank has experts whole, so DeepSpeed refuses it; give 0, 1 or 2");
-  SB_CHECK(
-      !cifar.cpu_offload || cifar.stage == 2,
-      "--cpu-offload: gradients stream to the host as shards; give --stage "
-      "2 as well");
+  SB_CHECK(!cifar.cpu_offload || cifar.stage == 2,
+           "--cpu-offload: gradients stream to the host as shards; give "
+           "--stage 2 as well");
   SB_CHECK(kBatch % options.world_size == 0, "--world-size ",
            options.world_size, ": does not divide the batch of ", kBatch,
            " images; give 1, 2, 4, 8 or 16");

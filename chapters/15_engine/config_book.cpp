@@ -78,9 +78,7 @@ void read_parallel_names(JsonObject& root, DeepSpeedConfig& config) {
                              "/tensor_parallel/autotp_size says it");
   }
   root.integer("sequence_parallel_size", 1, 1 << 16, to.cp);
-  if (root.find("sequence_parallel_size") != nullptr) {
-    to.cp_kind = "ulysses";
-  }
+  if (root.find("sequence_parallel_size") != nullptr) to.cp_kind = "ulysses";
   root.flag("use_data_before_expert_parallelism",
             config.book.use_data_before_expert_parallelism);
 }

@@ -116,11 +116,10 @@ void read_adam(JsonObject& object, OptimizerConfig& optimizer,
                       object.find("weight_decay") == nullptr;
   if (decays) optimizer.params.weight_decay = kTorchWeightDecay;
   remarks.emplace_back(
-      decays
-          ? "torch_adam without weight_decay: 0.01, the default of PyTorch's "
-            "AdamW; that of DeepSpeed's own is 0"
-          : "/optimizer/params/torch_adam: has no effect here: it chooses "
-            "among programs for the same update");
+      decays ? "torch_adam without weight_decay: 0.01, the default of "
+               "PyTorch's AdamW; that of DeepSpeed's own is 0"
+             : "/optimizer/params/torch_adam: has no effect here: it chooses "
+               "among programs for the same update");
 }
 
 /// DeepSpeed's class for this config, and the parameters that it has.

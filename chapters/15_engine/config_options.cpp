@@ -67,9 +67,7 @@ void apply_config(const DeepSpeedConfig& config, int dp, const Given& given,
   if (!config.scheduler.type.empty()) {
     const std::string key = "/scheduler/type " + config.scheduler.type;
     refuse("--lr-schedule", key);
-    if (config.filled_from.count("--warmup") == 0) {
-      refuse("--warmup", key);
-    }
+    if (config.filled_from.count("--warmup") == 0) refuse("--warmup", key);
     OptimizerConfig as_given;
     as_given.params = options.optimizer_options;
     options.rate = schedule_of(config, as_given);
@@ -80,11 +78,10 @@ void apply_config(const DeepSpeedConfig& config, int dp, const Given& given,
     refuse("--dtype", key);
     options.dtype = dtype;
   }
-  SB_CHECK(
-      options.dtype != DType::kF16 || config.fp16.enabled,
-      "--dtype f16: ", config.label,
-      " has no /fp16/enabled, which scales the loss; give that in place of "
-      "the option");
+  SB_CHECK(options.dtype != DType::kF16 || config.fp16.enabled,
+           "--dtype f16: ", config.label,
+           " has no /fp16/enabled, which scales the loss; give that in place "
+           "of the option");
   if (const auto wire = config.wire()) narrow(options, *wire);
   options.compared = compared_keys(config, options.dtype);
 }

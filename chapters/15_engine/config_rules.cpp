@@ -126,11 +126,10 @@ bool sums_in_f32(const DeepSpeedConfig& config, DType dtype, std::int64_t g) {
   if (name.empty() || dtype_of(name) == dtype) return false;
   const bool is_f64 = dtype == DType::kF64;  // the book's own
   if (is_f64 && g == 1) return false;
-  SB_CHECK(dtype_of(name) == DType::kF32 && !is_f64, config.label,
-           ": /data_types/grad_accum_dtype \"", name, "\" in ",
-           dtype_name(dtype),
-           ": sums would have fewer digits than what is summed; leave the key "
-           "out");
+  SB_CHECK(
+      dtype_of(name) == DType::kF32 && !is_f64, config.label,
+      ": /data_types/grad_accum_dtype \"", name, "\" in ", dtype_name(dtype),
+      ": sums would have fewer digits than what is summed; leave the key out");
   SB_CHECK(config.zero.stage > 0, config.label,
            ": /data_types/grad_accum_dtype \"", name, "\" in ",
            dtype_name(dtype),
@@ -165,14 +164,12 @@ void check_offload(const DeepSpeedConfig& config, Rules& rules) {
   const zero::ZeroOptions& zero = config.zero;
   const std::string stage =
       "/zero_optimization/stage " + std::to_string(zero.stage);
-  rules.check(
-      !zero.offload_optimizer || zero.stage >= 2,
-      "/zero_optimization/offload_optimizer with ", stage,
-      zero.stage == 0
-          ? ": no optimizer is sharded"
-          : ": whole gradients stay on the device, so nothing streams to "
-            "the host",
-      "; give stage 2 or 3");
+  rules.check(!zero.offload_optimizer || zero.stage >= 2,
+              "/zero_optimization/offload_optimizer with ", stage,
+              zero.stage == 0 ? ": no optimizer is sharded"
+                              : ": whole gradients stay on the device, so "
+                                "nothing streams to the host",
+              "; give stage 2 or 3");
   rules.check(!zero.offload_parameters || zero.stage == 3,
               "/zero_optimization/offload_param with ", stage,
               ": only stage 3 shards parameters; give stage 3");
@@ -184,9 +181,8 @@ void check_offload(const DeepSpeedConfig& config, Rules& rules) {
           (config.fp16.enabled && zero.stage == 2 && has_cpu_adam),
       "/fp16/fp16_master_weights_and_grads with ", stage,
       ": only ZeRO-2 whose Adam is on the host keeps f16 masters; give "
-      "/fp16/enabled true, stage 2, "
-      "/zero_optimization/offload_optimizer {\"device\": \"cpu\"}, and no "
-      "/optimizer/params/torch_adam");
+      "/fp16/enabled true, stage 2, /zero_optimization/offload_optimizer "
+      "{\"device\": \"cpu\"}, and no /optimizer/params/torch_adam");
 }
 
 /// What DeepSpeed's ZeRO refuses.
@@ -207,12 +203,11 @@ void check_zero(const DeepSpeedConfig& config, Rules& rules) {
   const bool may_leave_norm_out =
       is_1_or_2 && config.gradient_clipping == 0 && !zero.offload_optimizer &&
       !(zero.stage == 1 && config.bf16 && config.grad_accum_dtype == "fp32");
-  rules.check(
-      config.computes_grad_norm || may_leave_norm_out,
-      "/zero_optimization/compute_grad_norm false with ", stage,
-      " and /gradient_clipping ", config.gradient_clipping,
-      ": DeepSpeed offers it with stages 1 and 2, /gradient_clipping 0, "
-      "no offload, and no sums in fp32 of stage 1; leave it out");
+  rules.check(config.computes_grad_norm || may_leave_norm_out,
+              "/zero_optimization/compute_grad_norm false with ", stage,
+              " and /gradient_clipping ", config.gradient_clipping,
+              ": DeepSpeed offers it with stages 1 and 2, /gradient_clipping "
+              "0, no offload, and no sums in fp32 of stage 1; leave it out");
 }
 
 /// Sums of gradients in another dtype than that of training.

@@ -233,9 +233,7 @@ std::unique_ptr<DataParallelModel> make_model(Module& module,
                                               const DeepSpeedConfig& config,
                                               const Mpu& mpu,
                                               ProcessGroup& world) {
-  if (has_experts(module)) {
-    return make_expert_model(module, config, mpu, world);
-  }
+  if (has_experts(module)) return make_expert_model(module, config, mpu, world);
   if (config.zero.stage == 0) {
     return std::make_unique<Replicated>(module, config, mpu, world);
   }

@@ -121,10 +121,9 @@ Engine::~Engine() = default;
 // --- Forward, backward, step -----------------------------------------------------
 
 void Engine::check_module(const char* call) const {
-  SB_CHECK(
-      model_ != nullptr, "engine: ", call,
-      " of a model that its strategy trains as a whole: stages run forward "
-      "and backward in an order of their own; call train_batch");
+  SB_CHECK(model_ != nullptr, "engine: ", call,
+           " of a model that its strategy trains as a whole: stages run "
+           "forward and backward in an order of their own; call train_batch");
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {

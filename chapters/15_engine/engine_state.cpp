@@ -67,10 +67,9 @@ TrainingState Engine::state() {
 
 void Engine::save_checkpoint(const std::string& folder,
                              const std::string& tag) {
-  SB_CHECK(
-      micro_steps_ % sizes_.accumulation == 0 || boundary_,
-      "save_checkpoint: between the micro-steps of a step, whose gradients "
-      "would be lost; call it after step has acted");
+  SB_CHECK(micro_steps_ % sizes_.accumulation == 0 || boundary_,
+           "save_checkpoint: between the micro-steps of a step, whose "
+           "gradients would be lost; call it after step has acted");
   on_all_ranks(&world_, [&] { check_tag(tag); });
   Manifest manifest;
   manifest.progress = numbers();

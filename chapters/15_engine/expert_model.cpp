@@ -74,11 +74,10 @@ void check(const DeepSpeedConfig& config, const Mpu& mpu, const Layer& first) {
       config.gradient_predivide_factor != 1     ? "/gradient_predivide_factor"
       : !config.communication_data_type.empty() ? "/communication_data_type"
                                                 : "";
-  SB_CHECK(
-      stage > 0 || key.empty(), config.label, ": ", key, " with ", path,
-      ", a layer of experts, at stage 0: gradients are divided before they "
-      "are summed, in their own dtype; leave the key out, or give "
-      "/zero_optimization/stage 1 or 2");
+  SB_CHECK(stage > 0 || key.empty(), config.label, ": ", key, " with ", path,
+           ", a layer of experts, at stage 0: gradients are divided before "
+           "they are summed, in their own dtype; leave the key out, or give "
+           "/zero_optimization/stage 1 or 2");
 }
 
 class WithExperts : public DataParallelModel {

@@ -79,12 +79,11 @@ fsdp::FsdpOptions fsdp_options(const FullyShardedDataParallelPlugin& plugin,
       {{"BACKWARD_PRE", BackwardPrefetch::kPre},
        {"BACKWARD_POST", BackwardPrefetch::kPost},
        {"NO_PREFETCH", BackwardPrefetch::kNone}});
-  SB_CHECK(
-      plugin.state_dict_type == "SHARDED_STATE_DICT", name, "state_dict_type ",
-      plugin.state_dict_type,
-      ": save_state writes every rank's own part, which any number of "
-      "ranks can load; give SHARDED_STATE_DICT, and get_state_dict for the "
-      "whole model");
+  SB_CHECK(plugin.state_dict_type == "SHARDED_STATE_DICT", name,
+           "state_dict_type ", plugin.state_dict_type,
+           ": save_state writes every rank's own part, which any number of "
+           "ranks can load; give SHARDED_STATE_DICT, and get_state_dict for "
+           "the whole model");
   setup.use_orig_params = plugin.use_orig_params;
   setup.sync_module_states = plugin.sync_module_states;
   if (mixed_precision != "no") {

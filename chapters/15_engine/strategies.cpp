@@ -232,11 +232,10 @@ void choose_grid(const Options& options, const DeepSpeedConfig& config,
   const bool is_alone = config.zero.stage == 0 && choice.dp == 1 &&
                         config.degrees.pp == 1 && config.degrees.cp == 1 &&
                         !config.degrees.sequence_parallel;
-  SB_CHECK(
-      is_alone, config.label, ": /shardbook/tensor_parallel mode \"", mode,
-      "\" with other kinds of parallelism, or a stage of ZeRO: its squares "
-      "or cubes are all ranks; give it size ",
-      options.world_size, " and nothing else");
+  SB_CHECK(is_alone, config.label, ": /shardbook/tensor_parallel mode \"", mode,
+           "\" with other kinds of parallelism, or a stage of ZeRO: its "
+           "squares or cubes are all ranks; give it size ",
+           options.world_size, " and nothing else");
   Passes passes;
   passes.micro_batches = choice.sizes.accumulation;
   choice.reference = [=](const Options& options) {
@@ -290,16 +289,15 @@ void choose_hybrid(const Options& options, const DeepSpeedConfig& config,
   setup.scaler = "";
   if (book.has_experts()) {
     const moe::MoeOptions& moe = book.moe;
-    SB_CHECK(
-        moe.num_experts.size() == 1 && !moe.use_residual &&
-            !book.use_data_before_expert_parallelism && moe.gate.drop_tokens &&
-            moe.gate.use_rts &&
-            moe.gate.min_capacity == moe::GateOptions().min_capacity,
-        config.label,
-        ": /shardbook/experts with stages or cut tokens: a list of "
-        "num_experts, use_residual, min_capacity, drop_tokens, use_rts and "
-        "use_data_before_expert_parallelism are chapter 13's alone; leave "
-        "them out");
+    SB_CHECK(moe.num_experts.size() == 1 && !moe.use_residual &&
+                 !book.use_data_before_expert_parallelism &&
+                 moe.gate.drop_tokens && moe.gate.use_rts &&
+                 moe.gate.min_capacity == moe::GateOptions().min_capacity,
+             config.label,
+             ": /shardbook/experts with stages or cut tokens: a list of "
+             "num_experts, use_residual, min_capacity, drop_tokens, use_rts "
+             "and use_data_before_expert_parallelism are chapter 13's alone; "
+             "leave them out");
     setup.experts = moe.num_experts[0];
     setup.ep = std::max(book.ep_size, 1);
     setup.top_k = moe.gate.k;

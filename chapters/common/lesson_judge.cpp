@@ -174,28 +174,26 @@ Verdict judge_task(const Lesson& lesson, int ranks, bool judges_peaks) {
   // 4. No rank keeps more than the lesson's, or waits in a longer chain
   const double peak = *std::max_element(peaks.begin(), peaks.end());
   if (lesson.peak_bytes != 0 && judges_peaks) {
-    add_claim(
-        verdict, "memory", peak <= kMorePeak * lesson.peak_bytes,
-        peak <= lesson.peak_bytes
-            ? with_commas(lesson.peak_bytes) +
-                  " bytes at the peak of a rank, or less"
-            : fmt::format("{} bytes at the peak of a rank; at most {}: {} "
-                          "times the lesson's {}",
-                          with_commas(peak),
-                          with_commas(kMorePeak * lesson.peak_bytes), kMorePeak,
-                          with_commas(lesson.peak_bytes)));
+    add_claim(verdict, "memory", peak <= kMorePeak * lesson.peak_bytes,
+              peak <= lesson.peak_bytes
+                  ? with_commas(lesson.peak_bytes) +
+                        " bytes at the peak of a rank, or less"
+                  : fmt::format("{} bytes at the peak of a rank; at most {}: "
+                                "{} times the lesson's {}",
+                                with_commas(peak),
+                                with_commas(kMorePeak * lesson.peak_bytes),
+                                kMorePeak, with_commas(lesson.peak_bytes)));
   }
   const int chain = longest_chain(calls);
   if (lesson.chain != 0 && judges_peaks) {
-    add_claim(
-        verdict, "waits", chain <= kMoreWaits * lesson.chain,
-        chain <= lesson.chain
-            ? fmt::format("for at most {} sends and receives in a row",
-                          lesson.chain)
-            : fmt::format("for {} sends and receives in a row; at most {:.0f}: "
-                          "{} times the lesson's {}",
-                          chain, std::floor(kMoreWaits * lesson.chain),
-                          kMoreWaits, lesson.chain));
+    add_claim(verdict, "waits", chain <= kMoreWaits * lesson.chain,
+              chain <= lesson.chain
+                  ? fmt::format("for at most {} sends and receives in a row",
+                                lesson.chain)
+                  : fmt::format("for {} sends and receives in a row; at most "
+                                "{:.0f}: {} times the lesson's {}",
+                                chain, std::floor(kMoreWaits * lesson.chain),
+                                kMoreWaits, lesson.chain));
   }
   return verdict;
 }

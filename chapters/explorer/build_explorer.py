@@ -1,11 +1,10 @@
-"""Builds the explorer: the planner as modules of WebAssembly, and the page.
+"""Builds the explorer: the planner as a module of WebAssembly, and the page.
 
   build_explorer.py EM++ BUILD FOLDER
 
 compiles into FOLDER what plan_alone is linked from, with Ninja, so that only what
-has changed is compiled again; index.html there has all in one file. There are
-two modules. plan runs one rank at a time; it answers status 3 where ranks wait
-for each other, and plan-fibers, larger and slower, is asked.
+has changed is compiled again; index.html there has all in one file. The module
+runs one rank at a time, which is all that plans on switched links need.
 """
 
 import base64
@@ -21,7 +20,8 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 # What takes the place of files that plan_alone has for itself (its meson.build)
 OWN = ["chapters/explorer/plan_module.cpp",
        "chapters/common/models/no_book.cpp",
-       "comm/processes/no_processes.cpp", "core/kernels/cpu/no_cpu.cpp"]
+       "comm/processes/no_processes.cpp", "core/kernels/cpu/no_cpu.cpp",
+       "sim/internal/fiber_none.cpp"]
 # Headers alone; /usr/include itself has another C library
 HEADERS = ["CLI", "fmt", "nlohmann", "xtensor", "xtl"]
 COMPILE = ["-O2", "-fno-math-errno", "-ffp-contract=off", "-DFMT_HEADER_ONLY"]
@@ -30,13 +30,6 @@ LINK = ["-O2", "-sMODULARIZE", "-sALLOW_MEMORY_GROWTH", "-sTOTAL_STACK=4MB"]
 PLANNER = ["-sFORCE_FILESYSTEM", "-sENVIRONMENT=worker,node",
            "-sEXPORTED_FUNCTIONS=_shardbook_plan,_shardbook_answer",
            "-sEXPORTED_RUNTIME_METHODS=ccall,FS"]
-# Of each module: its fibers, and options. Asyncify rewrites the code that stops,
-# which cannot hold WebAssembly's own exceptions.
-MODULES = {
-    "plan": ("sim/internal/fiber_none.cpp", ["-fwasm-exceptions"], []),
-    "plan-fibers": ("sim/internal/fiber_emscripten.cpp", ["-fexceptions"],
-                    ["-sASYNCIFY", "-sASYNCIFY_STACK_SIZE=65536"])}
-
 # Of the page: scripts of report.html, and its own
 SHARED = ["page.js", "scatter.js", "timeline_data.js", "timeline.js", "zoom.js"]
 OWN_SCRIPTS = ["elements.js", "planner.js", "parts.js", "lanes.js", "plans.js",
@@ -77,12 +70,10 @@ def own_sources(names):
             for name in names]
 
 
-def planners(build):
-    """Of each module: sources with their options, more options, those of its link."""
-    sources = [*sources_of(build)]
-    return {module: ([*sources, *own_sources([*OWN, fibers])], options,
-                     [*PLANNER, *link])
-            for module, (fibers, options, link) in MODULES.items()}
+def planner(build):
+    """Of the module: sources with their options, more options, those of its link."""
+    return ([*sources_of(build), *own_sources(OWN)], ["-fwasm-exceptions"],
+            PLANNER)
 
 
 def build_modules(compiler, build, folder, modules):
@@ -141,18 +132,17 @@ def page(folder):
     """The page, with all that it needs inside."""
     table = os.path.join(ROOT, "chapters", "table")
     words = read(os.path.join(HERE, "words.json"))
-    scripts = [read(os.path.join(folder, module + ".js")) for module in MODULES]
 
     def joined(folder, names):
         return "".join(read(os.path.join(folder, name)) for name in names)
     parts = {
         **json.loads(words), "words": words,
-        **{module + "-wasm": base64_of(os.path.join(folder, module + ".wasm"))
-           for module in MODULES},
+        "plan-wasm": base64_of(os.path.join(folder, "plan.wasm")),
         "models": json.dumps(models()),
         "style": read(os.path.join(table, "report.css"))
                  + read(os.path.join(HERE, "explorer.css")),
-        "worker": "".join([*scripts, read(os.path.join(HERE, "worker.js"))]),
+        "worker": read(os.path.join(folder, "plan.js"))
+                  + read(os.path.join(HERE, "worker.js")),
         # The report's names, such as `seconds`, are not those of this page
         "script": joined(table, SHARED) + "{\n" + joined(HERE, OWN_SCRIPTS)
                   + "}\n",
@@ -162,7 +152,7 @@ def page(folder):
 
 
 def main(compiler, build, folder):
-    build_modules(compiler, build, folder, planners(build))
+    build_modules(compiler, build, folder, {"plan": planner(build)})
     write(os.path.join(folder, "index.html"), page(folder))
 
 

@@ -102,10 +102,11 @@ function idle(text, is_error) {
   by_id("progress").hidden = true;
 }
 
-function found({ error }) {
+function found({ error, has_no_rings }) {
   const is_long = files_of(shown?.given ?? {})[CONFIG]?.length >
                   MOST_IN_ADDRESS;
-  idle(error ?? say(is_long ? "found_long" : "found"), error);
+  idle(error ?? say(has_no_rings ? "no_rings"
+                    : is_long ? "found_long" : "found"), error);
 }
 
 function progress([done, all]) {
@@ -122,13 +123,8 @@ async function search() {
   write_address();
   busy(say("waiting"));
   by_id("result").inert = true;  // of another job
-  function hear(heard) {
-    if (heard.progress) return progress(heard.progress);
-    by_id("result").inert = false;
-    by_id("said").textContent = say("first_answer");
-    show_answer(given, heard);
-  }
-  const answer = await planner.ask(words_of(given), files_of(given), hear);
+  const answer =
+      await planner.ask(words_of(given), files_of(given), progress);
   if (!answer) return;
   by_id("result").inert = false;
   if (!await show_answer(given, answer)) return;
@@ -140,11 +136,6 @@ async function search() {
 async function compare(plan) {
   compared = plan;
   write_address();
-  // The search compares when it ends
-  if (shown.isFirst) {
-    by_id("said").textContent = say("compare_later");
-    return;
-  }
   if (!plan) {
     shown.other = null;
     in_turn(...steps_of_plans());
@@ -153,7 +144,7 @@ async function compare(plan) {
   const { given } = shown;
   const ask = (more) => planner.ask(
       words_of({ ...given, ...limits_of(plan), ...more }), files_of(given),
-      (heard) => heard.progress && progress(heard.progress));
+      progress);
   busy(say("comparing"));
   let other = await ask({});
   if (other?.result && other.result.best.length === 0) {
@@ -181,7 +172,6 @@ form.addEventListener("submit", (event) => event.preventDefault());
 by_id("stop").addEventListener("click", () => {
   planner.stop();
   by_id("result").inert = false;
-  if (shown) shown.isFirst = false;
   idle(say("stopped"));
 });
 addEventListener("dragover", (event) => event.preventDefault());

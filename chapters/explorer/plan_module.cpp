@@ -4,10 +4,9 @@
 //   shardbook_answer()
 //
 // The answer is that of ./shardbook plan with these words: {"status": 0, "text":
-// ...} or {"status": 2, "error": ...}; {"status": 3} where several ranks must run
-// at once, which the module with fibers can. It is no result of the question, as a
-// function that fibers stop returns before it ends. Meanwhile a worker posts
-// {progress: [done, all]}, the plans that are settled.
+// ...} or {"status": 2, "error": ...}; {"status": 3, "error": ...} where several
+// ranks must run at once: --confirm, and rings in a mesh of links. Meanwhile a
+// worker posts {progress: [done, all]}, the plans that are settled.
 
 #include <emscripten.h>
 
@@ -42,7 +41,11 @@ nlohmann::json answer_to(const std::vector<std::string>& words) {
     const Answer given = answer(line, tell_progress);
     return {{"status", given.status}, {"text", given.text}};
   } catch (const sim::NoFibers&) {
-    return {{"status", kExitRunFailed}};
+    return {
+        {"status", kExitRunFailed},
+        {"error",
+         "several ranks would run at once: --confirm does so, and rings of cp "
+         "in a cluster's mesh of links; the command line answers"}};
   } catch (const std::exception& error) {
     return {{"status", kExitBadInput}, {"error", error.what()}};
   }

@@ -1,7 +1,8 @@
 // ---- The planner, in a worker. A new question ends the one before.
 
 const planner = (() => {
-  const compiled = {};  // modules, by a worker
+  // The module: base64, then as a worker has compiled it
+  let code = document.getElementById("plan-wasm").textContent;
   const url = URL.createObjectURL(
       new Blob([document.getElementById("worker").textContent],
                { type: "text/javascript" }));
@@ -11,26 +12,19 @@ const planner = (() => {
     asked?.end(answer);
     asked = null;
   }
-  function send(name) {
-    const code = compiled[name] ??
-        document.getElementById(`${name}-wasm`).textContent;
-    worker.postMessage({ name, code });
-  }
   function start() {
     worker = new Worker(url);
     worker.onmessage = ({ data }) => {
       if (data.module) {
-        compiled[data.name] = data.module;
-        // Sooner, the larger one would keep it waiting
-        if (data.name === "plan") send("plan-fibers");
-      } else if (data.progress || data.isFirst) {
-        asked?.hear(data);
+        code = data.module;
+      } else if (data.progress) {
+        asked?.hear(data.progress);
       } else {
         end(data);
       }
     };
     worker.onerror = (event) => stop({ status: 3, error: event.message });
-    send("plan");
+    worker.postMessage({ code });
   }
   // The question under way has the answer null, unless another is given.
   function stop(answer = null) {

@@ -1,25 +1,22 @@
-// Below emscripten's own scripts: keeps an instance of each module of the
-// planner, and answers questions: the words of a command line, and files to
-// read. It tells the page
+// Below emscripten's own script: keeps an instance of the planner's module, and
+// answers questions: the words of a command line, and files to read. It tells the
+// page
 //
-//   { name, module }           compiled, so that the next worker need not
+//   { module }                 compiled, so that the next worker need not
 //   { progress: [done, all] }  the planner's own, during a search
-//   { isFirst: true, ... }     an answer before the whole one
 //   { status, ... }            the answer: error, or result, points, lanes
 
-const arrive = {};
-const instances = Object.fromEntries(["plan", "plan-fibers"].map((name) => [
-  name, new Promise((done) => { arrive[name] = done; })]));
+let arrive;
+const instance = new Promise((done) => { arrive = done; });
 
 // `code` is base64 the first time.
-async function instance_of(name, code) {
+async function instance_of(code) {
   const module = typeof code === "string"
       ? await WebAssembly.compile(await (await fetch(
             `data:application/wasm;base64,${code}`)).arrayBuffer())
       : code;
-  postMessage({ name, module });
-  const make = { "plan": plan, "plan-fibers": plan_fibers }[name];
-  return make({
+  postMessage({ module });
+  return plan({
     instantiateWasm(imports, done) {
       WebAssembly.instantiate(module, imports).then(done);
       return {};
@@ -28,8 +25,8 @@ async function instance_of(name, code) {
 }
 
 // What the command line would print and write; the page shows it.
-async function answer_of(name, words, files) {
-  const planner = await instances[name];
+async function answer_of(words, files) {
+  const planner = await instance;
   for (const [path, text] of Object.entries(files)) {
     planner.FS.writeFile(path, text);
   }
@@ -105,19 +102,15 @@ function drawn_lanes({ seconds, micro_batches, lanes, after }) {
 }
 
 async function answer(words, files) {
-  const first = await answer_of("plan", words, files);
-  // 3: ranks would have to wait for each other
-  if (first.status !== 3) return first;
-  if (!words.includes("--cp")) {
-    const without = await answer_of("plan", [...words, "--cp", "1"], files);
-    if (without.status === 0) postMessage({ ...without, isFirst: true });
-  }
-  return answer_of("plan-fibers", words, files);
+  const whole = await answer_of(words, files);
+  if (whole.status !== 3 || words.includes("--cp")) return whole;
+  const without = await answer_of([...words, "--cp", "1"], files);
+  return { ...without, has_no_rings: true };
 }
 
-onmessage = async ({ data: { name, code, words, files } }) => {
-  if (name) {
-    arrive[name](instance_of(name, code));
+onmessage = async ({ data: { code, words, files } }) => {
+  if (code) {
+    arrive(instance_of(code));
     return;
   }
   try {

@@ -69,7 +69,7 @@ void draw_tree(Figure& figure, const std::vector<TreeNode>& tree, double left,
 }
 
 std::string trees() {
-  Figure figure("A leaf of one tree is an inner rank of the other", 640);
+  Figure figure("A leaf of one tree is an inner rank of the other");
   const double y = figure.add_row(26 + 4 * 48) + 14;
   const std::array<std::vector<TreeNode>, 2> both = {
       algorithms::first_tree(8), algorithms::second_tree(8)};
@@ -108,8 +108,7 @@ std::string times() {
   constexpr double kLeft = 52, kPanel = 158, kGap = 12;
   Figure figure(
       "On 64 ranks a ring needs 1.3 ms for any message below 1 MB\n"
-      "Time of an all-reduce; latency 10 µs, 10 GB/s",
-      640);
+      "Time of an all-reduce; latency 10 µs, 10 GB/s");
   const double y = Plot::row(figure, 240);
   constexpr std::array<int, 3> kRanks = {6, 8, 64};
   for (std::size_t i = 0; i < kRanks.size(); ++i) {

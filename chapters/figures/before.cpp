@@ -106,9 +106,7 @@ std::string collectives() {
     for (int rank = 0; rank < kPieceRanks; ++rank) {
       const double y = top + 26 + kRow * rank;
       const auto& [before, after] = ranks[static_cast<std::size_t>(rank)];
-      if (i % 2 == 0) {
-        rank_name(figure, 0, y + 13, rank);
-      }
+      if (i % 2 == 0) rank_name(figure, 0, y + 13, rank);
       draw_pieces(figure, before, left, y);
       draw_pieces(figure, after, left + 4 * kPiece + kArrow, y);
     }

@@ -46,9 +46,7 @@ void draw_block(Figure& figure, const std::string& title,
     const std::string width =
         value.h == 1 ? "h" : fmt::format("{:g}h", value.h);
     const bool has_room = value.h >= 1;
-    if (has_room) {
-      figure.text(left + 3, y + 13, width, kWhite);
-    }
+    if (has_room) figure.text(left + 3, y + 13, width, kWhite);
     figure.text(left + kWidth * value.h + 5, y + 13,
                 has_room ? value.name : width + " " + value.name);
     y += kRow;
@@ -103,8 +101,8 @@ std::string block() {
            "block.svg: a block keeps other values than those in the figure");
   Figure figure(
       "Kept per token and block: GPT-2 16h, Llama 3.1 8B 17h\n"
-      "A bar is a vector that backward needs; h is 768 numbers in "
-      "GPT-2, 4096 in Llama.",
+      "A bar is a vector that backward needs; h is 768 numbers in GPT-2, 4096 "
+      "in Llama.",
       440);
   const double top = figure.add_row(24 + 23 * 10 + 16);
   draw_block(figure, "GPT-2", gpt, 0, top);
@@ -157,14 +155,11 @@ std::string gpt() {
   SB_CHECK(kept == 16 && all == 124439808,
            "gpt.svg: not the GPT-2 that the program trains");
 
-  Figure figure(
-      fmt::format(
-          "{:.0f} of GPT-2's {:.0f} million parameters are in twelve "
-          "equal blocks\n"
-          "b samples of s tokens from top to bottom; a token is a vector "
-          "of h = {:.0f} numbers",
-          blocks * in_block / 1e6, all / 1e6, h),
-      640);
+  Figure figure(fmt::format(
+      "{:.0f} of GPT-2's {:.0f} million parameters are in twelve equal blocks\n"
+      "b samples of s tokens from top to bottom; a token is a vector of h = "
+      "{:.0f} numbers",
+      blocks * in_block / 1e6, all / 1e6, h));
   figure.legend({{"kind-parameter", "has parameters: K thousand, M million"},
                  {"copy", "has none"},
                  {"kind-activation", "kept for backward"},
@@ -289,8 +284,7 @@ std::string threshold() {
   Figure figure(
       "Up to 3h/4 tokens, a step's activations are free; beyond, they cost "
       "memory\n"
-      "Peak memory of a step of GPT-2 XL, h = 1600",
-      640);
+      "Peak memory of a step of GPT-2 XL, h = 1600");
   Plot plot(figure, PlotSize{50, 400, 260},
             marked("tokens per step", {0, 1024, 2048, 4096, 6144, 8192}),
             {"peak of a step", 0, 60 * kGiB, {"GiB", kGiB}});
@@ -326,8 +320,7 @@ std::string trade() {
       "From 3 GiB on, micro-batches alone are fastest; below, recomputation "
       "helps\n"
       "GPT-2 in bf16, 16 samples of 1024 tokens on an A100, in 1 to 16 "
-      "micro-batches",
-      640);
+      "micro-batches");
   Plot plot(figure, PlotSize{60, 560, 240},
             {"peak memory", 0, 10 * kGiB, {"GiB", kGiB}},
             {"time of a step", 0, 0.35, {"ms", 1e-3}});

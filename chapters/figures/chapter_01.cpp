@@ -81,8 +81,7 @@ std::string nine_steps() {
   Figure figure(
       "Every copy begins or ends on device 0\n"
       "One step of a linear layer from 5 to 2, 30 rows on 3 devices; numbers "
-      "at arrows are elements",
-      640);
+      "at arrows are elements");
   const double top = figure.add_row(20);
   for (const int device : {1, 0, 2}) {
     const double left = kLefts[device == 1 ? 0 : device == 0 ? 1 : 2];
@@ -142,8 +141,7 @@ std::string step() {
   const sim::StepView view = sim::last_step(report.timelines);
   Figure figure(
       "Device 0 is always busy, and the others wait for it\n"
-      "One step of GPT-2 on 4 V100",
-      640);
+      "One step of GPT-2 on 4 V100");
   figure.legend({{"forward", "forward"},
                  {"backward", "backward"},
                  {"optimizer", "update"},
@@ -182,19 +180,18 @@ std::string hot_spot() {
   Figure figure(
       "Device 0 sends more with every device, a rank of a ring hardly more\n"
       "Bytes that leave a device in one step of GPT-2, 24 samples of 512 "
-      "tokens",
-      640);
+      "tokens");
   Plot plot(figure, PlotSize{50, 400, 220},
             marked("devices d", {2, 3, 4, 5, 6, 7, 8}),
             {"sent per step", 0, 6 * kGB, {"GB", kGB}});
   plot.curve(main, kOrange, "device 0");
   plot.curve(ring, kGreen, "a rank of a ring (DDP)");
   plot.curve(other, kBlue, "another device");
-  return plot.svg(fmt::format(
-      "Device 0 sends {:.1f} GB with 2 devices and {:.1f} GB with 8, a rank of "
-      "a ring {:.1f} and {:.1f} GB.",
-      main.front().y / kGB, main.back().y / kGB, ring.front().y / kGB,
-      ring.back().y / kGB));
+  return plot.svg(
+      fmt::format("Device 0 sends {:.1f} GB with 2 devices and {:.1f} GB with "
+                  "8, a rank of a ring {:.1f} and {:.1f} GB.",
+                  main.front().y / kGB, main.back().y / kGB,
+                  ring.front().y / kGB, ring.back().y / kGB));
 }
 
 // --- When it pays -----------------------------------------------------------
@@ -211,8 +208,7 @@ std::string threshold() {
   Figure figure(
       "Above about 2500 tokens per device, DataParallel is faster than one "
       "device\n"
-      "GPT-2 in f32 on the cluster textbook",
-      640);
+      "GPT-2 in f32 on the cluster textbook");
   Plot plot(
       figure, PlotSize{50, 480, 240},
       logarithmic("tokens per device and step", 1024, 16384),
@@ -229,10 +225,9 @@ std::string threshold() {
           {1024.0 * samples, seconds(1, batch) / seconds(devices, batch)});
     }
     plot.curve(speedups, stroke, fmt::format("{} devices", devices));
-    details += fmt::format(
-        "{} devices: {:.2f} at 1024 tokens, {:.2f} at "
-        "16384. ",
-        devices, speedups.front().y, speedups.back().y);
+    details +=
+        fmt::format("{} devices: {:.2f} at 1024 tokens, {:.2f} at 16384. ",
+                    devices, speedups.front().y, speedups.back().y);
   }
   plot.mark(tokens, kPurple, fmt::format("inequality: {:.0f}", tokens));
   return plot.svg(details);
@@ -246,8 +241,7 @@ std::string devices() {
       fmt::format("With 24 samples, three devices are fastest; from {:.0f} on, "
                   "one device is faster\n"
                   "GPT-2 in f32 on the cluster textbook",
-                  ratio),
-      640);
+                  ratio));
   const std::vector<double> counts = {1, 2, 3, 4, 6, 8, 12, 24};
   Plot plot(figure, PlotSize{50, 460, 240},
             logarithmic("devices d", 1, 24, counts),
@@ -264,11 +258,11 @@ std::string devices() {
   plot.dotted_curve(data_parallel, kOrange, "DataParallel");
   plot.curve(ddp, kGreen, "DDP");
   const Value fastest = least_of(data_parallel);
-  return plot.svg(fmt::format(
-      "One device takes {:.0f} ms, {:.0f} devices {:.0f} ms, {:.0f} devices "
-      "{:.0f} ms.",
-      one / kMs, fastest.x, fastest.y / kMs, data_parallel.back().x,
-      data_parallel.back().y / kMs));
+  return plot.svg(
+      fmt::format("One device takes {:.0f} ms, {:.0f} devices {:.0f} ms, "
+                  "{:.0f} devices {:.0f} ms.",
+                  one / kMs, fastest.x, fastest.y / kMs, data_parallel.back().x,
+                  data_parallel.back().y / kMs));
 }
 
 // --- Memory -----------------------------------------------------------------
@@ -298,8 +292,7 @@ std::string memory() {
       fmt::format("Device 0 needs {:.1f} times the memory of another\n"
                   "The fullest moment of a step: GPT-2, 16 samples of 1024 "
                   "tokens on 4 devices",
-                  peaks.front() / peaks.back()),
-      640);
+                  peaks.front() / peaks.back()));
   std::vector<std::pair<std::string, std::string>> legend;
   for (const auto& [kind, name] : kinds) {
     legend.emplace_back(class_of(kind), name);

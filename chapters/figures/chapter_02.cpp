@@ -40,8 +40,7 @@ std::string buckets() {
   constexpr double kBegin = 150, kLength = 15 * kMs, kRow = 17;
   Figure figure(
       "Each block's bucket travels while the next block is computed\n"
-      "The 13 buckets of GPT-2's gradients, in the order in which they leave",
-      640);
+      "The 13 buckets of GPT-2's gradients, in the order in which they leave");
   Lanes lanes(figure, kBegin, figure.width() - 10, kLength);
   const auto x_of = [&](double time) { return lanes.x(time - begin); };
   figure.legend(
@@ -91,8 +90,7 @@ std::string overlap() {
       {"buckets of 25 MiB", ""}};
   Figure figure(
       "Buckets hide most of the all-reduce; one message and 148 messages do "
-      "not\nOne step of GPT-2 on 8 ranks",
-      640);
+      "not\nOne step of GPT-2 on 8 ranks");
   Lanes lanes(figure, 70, figure.width() - 10, 28 * kMs);
   figure.legend({{"forward", "forward"},
                  {"backward", "backward"},
@@ -161,8 +159,8 @@ std::string threshold() {
       exposed_shares("dgx-a100", 64, "gpt-1.3b", 256, {1, 2, 3, 4, 5, 6, 7, 8},
                      buckets_of(1, 25) + " --dtype bf16");
 
-  Figure figure("Above the marked tokens per device, gradients travel for free",
-                640);
+  Figure figure(
+      "Above the marked tokens per device, gradients travel for free");
   Plot plot(figure, PlotSize{50, 575, 240},
             logarithmic("tokens per device and step", 250, 4000),
             {"exposed communication, share of the step", 0, 1, {"%", 0.01}});
@@ -189,9 +187,8 @@ std::string threshold() {
 // and takes a quarter of the time of four ranks on two cores.
 std::vector<Value> losses(std::int64_t batch, std::int64_t steps, double rate) {
   const Report report = run(fmt::format(
-      "00_single_device --model gpt-nano --data walk --dtype f64 "
-      "--cluster none --seq 64 --optimizer sgd --no-check --batch {} "
-      "--steps {} --lr {}",
+      "00_single_device --model gpt-nano --data walk --dtype f64 --cluster "
+      "none --seq 64 --optimizer sgd --no-check --batch {} --steps {} --lr {}",
       batch, steps, rate));
   std::vector<Value> all;
   for (const double loss : report.losses) {
@@ -203,7 +200,7 @@ std::vector<Value> losses(std::int64_t batch, std::int64_t steps, double rate) {
 
 std::string rates() {
   Figure figure(
-      "Four times the samples per step want four times the learning rate", 640);
+      "Four times the samples per step want four times the learning rate");
   Plot plot(figure, PlotSize{50, 380, 240}, {"samples seen", 0, 640},
             {"loss", 4, 5.6});
   std::string details;

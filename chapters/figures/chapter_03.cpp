@@ -17,8 +17,7 @@ std::string states() {
   constexpr double kParameters = 7.5e9, kRanks = 64, kBegin = 90, kMost = 120e9;
   Figure figure(
       "Each stage divides one more kind by the ranks\n"
-      "7.5 billion parameters with Adam in mixed precision, on 64 ranks",
-      640);
+      "7.5 billion parameters with Adam in mixed precision, on 64 ranks");
   figure.legend({{"kind-parameter", "parameters"},
                  {"kind-gradient", "gradients"},
                  {"kind-optimizer_state", "optimizer state"}});
@@ -54,8 +53,7 @@ std::string gathers() {
       {"gather a unit when it is needed", fsdp("none")}};
   Figure figure(
       "Gathers hide behind computation, if they begin one unit early\n"
-      "FSDP, one step of GPT-2 on 8 ranks of the cluster textbook",
-      640);
+      "FSDP, one step of GPT-2 on 8 ranks of the cluster textbook");
   figure.legend({{"forward", "forward"},
                  {"backward", "backward"},
                  {"comm", "gather, reduce-scatter"},
@@ -164,8 +162,7 @@ std::string units() {
   const std::vector<UnitLife> units = lives_of(first_rank(fsdp("pre")), 12);
   Figure figure(
       "A block is whole twice: for its forward and for its backward\n"
-      "FSDP, one step of GPT-2 on 8 ranks of the cluster textbook",
-      640);
+      "FSDP, one step of GPT-2 on 8 ranks of the cluster textbook");
   figure.legend({{"comm", "gather, or reduce-scatter behind backward"},
                  {"empty", "whole, waits"},
                  {"forward", "forward"},
@@ -193,8 +190,7 @@ std::string units() {
   lanes.axis({"ms", 1e-3});
   return figure.svg(fmt::format(
       "Block 0 is gathered at {:.1f} ms, freed at {:.1f} ms, and gathered "
-      "again "
-      "at {:.1f} ms.",
+      "again at {:.1f} ms.",
       1e3 * units[1].gathers[0].begin, 1e3 * units[1].computations[0].end,
       1e3 * units[1].gathers[1].begin));
 }
@@ -229,9 +225,7 @@ std::string saw() {
   Figure figure(
       "FSDP holds its shard, the root and at most three blocks\n"
       "Parameters of a rank in one step of GPT-2 on 8 ranks; a block counts "
-      "from "
-      "its gather to the end of its computation",
-      640);
+      "from its gather to the end of its computation");
   Plot plot(figure, PlotSize{60, 565, 220},
             {"time", 0, late.time.step_s, {"ms", 1e-3}},
             {"parameters", 0, 500 * kMiB, {"MiB", kMiB}});
@@ -261,9 +255,7 @@ std::string times() {
   const double length = report.time.step_s;
   Figure figure(
       "A step of FSDP is the sum of four parts\nFSDP on 8 ranks of textbook, "
-      "gpt-nano with 65,536 tokens per "
-      "rank; r root, 0 to 3 blocks, h head",
-      640);
+      "gpt-nano with 65,536 tokens per rank; r root, 0 to 3 blocks, h head");
   figure.legend(
       {{"comm", "message"}, {"forward", "forward"}, {"backward", "backward"}});
   Lanes lanes(figure, 104, figure.width() - 10, length);
@@ -352,8 +344,7 @@ std::string threshold() {
   const auto replicated = times("02_ddp --bucket-mb 100", step_s);
   Figure figure(
       "Above the marked tokens per device, FSDP's messages hide\n"
-      "GPT-2 XL in f32 on 8 ranks of textbook",
-      640);
+      "GPT-2 XL in f32 on 8 ranks of textbook");
   Plot plot(figure, PlotSize{60, 565, 240},
             {"tokens per device and micro-batch", 0, 4000},
             {"time of a step", 0, 400e-3, {"ms", 1e-3}});

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "bench/validate/published_table.h"
 #include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/figures/pages.h"
 #include "chapters/figures/runs.h"
-#include "chapters/figures/tables.h"
 #include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_04 {
@@ -29,8 +29,7 @@ Options on_t4s() {
 std::string turns() {
   Figure figure(
       "In splits, both devices work at the same time\n"
-      "One step of ResNet-50 with 120 images on two T4",
-      640);
+      "One step of ResNet-50 with 120 images on two T4");
   figure.legend({{"forward", "forward"},
                  {"backward", "backward"},
                  {"optimizer", "update"},
@@ -72,24 +71,20 @@ struct Experiment {
   std::map<int, Time> splits;  // by their sizes
 };
 
-double number(const TableRow& row, const std::string& column) {
-  return std::stod(row.at(column));
-}
-
 // One of three variants per row: "single ...", "pipeline...", or another in turn.
 Experiment read_experiment(const std::vector<std::string>& name, double images,
                            const char* file, const char* seconds) {
   Experiment experiment;
   experiment.name = name;
   experiment.images = images;
-  for (const TableRow& row : read_table(file)) {
-    const Time time = {number(row, seconds),
-                       row.count("sd_s") > 0 ? number(row, "sd_s") : 0};
-    const std::string& variant = row.at("variant");
-    if (variant.rfind("single", 0) == 0) {
+  const std::string root = SHARDBOOK_ROOT "/";
+  for (const validate::Row& row : validate::open_table(root + file).rows) {
+    const Time time = {row.number(seconds),
+                       row.has("sd_s") ? row.number("sd_s") : 0};
+    if (row.begins("variant", "single")) {
       experiment.one = time;
-    } else if (variant.rfind("pipeline", 0) == 0) {
-      experiment.splits[static_cast<int>(number(row, "split_size"))] = time;
+    } else if (row.begins("variant", "pipeline")) {
+      experiment.splits[row.integer("split_size")] = time;
     } else {
       experiment.naive = time;
     }
@@ -133,8 +128,7 @@ std::string two_devices() {
   Figure figure(
       "Two devices in turn are no faster than one; in splits they are\n"
       "Share of one device's time, and seconds of three training steps of "
-      "ResNet-50",
-      640);
+      "ResNet-50");
   const double top = figure.add_row(16);
   std::string details;
   const auto group = [&](const Experiment& experiment,
@@ -198,8 +192,7 @@ std::string sizes() {
   const Experiment t4s = simulated(), xeon = measured(), tutorial = published();
   Figure figure(
       "Small splits pay for every kernel again, large ones leave a device "
-      "idle\nA step of ResNet-50 on two devices, over the size of a split",
-      640);
+      "idle\nA step of ResNet-50 on two devices, over the size of a split");
   Plot plot(figure, PlotSize{50, 465, 240},
             logarithmic("images of a split", 1, 120,
                         {1, 2, 3, 5, 8, 12, 20, 40, 60, 120}),
@@ -255,12 +248,10 @@ std::string threshold() {
   fill.push_back({corner, one / 2 * (1 + 1 / corner)});
   starts.insert(starts.begin(), fill.back());
 
-  Figure figure(
-      fmt::format("Up to {:.0f} splits pay: with more, starting kernels takes "
-                  "longer than one device's step",
-                  std::floor(most)) +
-          "\nA step of ResNet-50 with 120 images on two T4, simulated",
-      640);
+  Figure figure(fmt::format("Up to {:.0f} splits pay: with more, starting "
+                            "kernels takes longer than one device's step",
+                            std::floor(most)) +
+                "\nA step of ResNet-50 with 120 images on two T4, simulated");
   Plot plot(figure, PlotSize{50, 480, 250},
             logarithmic("splits m", 1, 40, {1, 2, 3, 4, 6, 8, 12, 24, 40}),
             {"time of a step", 0, 1, {"ms", 1e-3}});

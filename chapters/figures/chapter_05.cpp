@@ -66,8 +66,7 @@ std::string bubble() {
   Figure figure(
       "With twice as many micro-batches, the bubble falls from 43 % to 27 %\n"
       "One batch through four stages; a backward takes twice as long as a "
-      "forward",
-      640);
+      "forward");
   figure.legend({{"forward", "forward"},
                  {"backward", "backward"},
                  {"empty", "striped: idle, the bubble"}});
@@ -113,8 +112,7 @@ std::string pieces() {
   }
   Figure figure(
       "The step is shortest where the bubble is small and the host keeps up\n"
-      "GPT-2 medium on 4 A100; a step has 49,152 tokens",
-      640);
+      "GPT-2 medium on 4 A100; a step has 49,152 tokens");
   Plot plot(figure, PlotSize{60, 420, 240},
             logarithmic("micro-batches m", 1, 48, counts),
             {"a step", 0, 0.8, {"ms", 1e-3}});
@@ -133,8 +131,7 @@ std::string threshold() {
   constexpr double kShare = 0.2;
   Figure figure(
       "Above (p - 1)(1 - x)/x micro-batches, the bubble is below the share x\n"
-      "GPT-2 medium in p stages on textbook; marked: the formula for x = 20 %",
-      640);
+      "GPT-2 medium in p stages on textbook; marked: the formula for x = 20 %");
   Plot plot(figure, PlotSize{50, 520, 250},
             logarithmic("micro-batches m, of 8 samples each", 1, 32),
             {"idle share of a step", 0, 0.9, {"%", 0.01}});
@@ -156,10 +153,9 @@ std::string threshold() {
     plot.dots({{bound, kShare}}, stroke);
     plot.text(bound, kShare, fmt::format("m = {:g}", bound), stroke,
               Figure::Anchor::kStart, {6, -8});
-    details += fmt::format(
-        "{} stages idle for {:.0f} % with one, {:.1f} % "
-        "with 32. ",
-        stages, 100 * shares.front().y, 100 * shares.back().y);
+    details +=
+        fmt::format("{} stages idle for {:.0f} % with one, {:.1f} % with 32. ",
+                    stages, 100 * shares.front().y, 100 * shares.back().y);
   }
   return plot.svg(details);
 }

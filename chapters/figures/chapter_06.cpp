@@ -42,10 +42,9 @@ double most_sets(const pipeline::Schedule& schedule) {
 std::string orders() {
   const auto lanes = [](const char* name, const std::string& title) {
     pictures::NamedSchedule one = timed(name, "", 4, 8);
-    one.name = fmt::format(
-        "{}: {:g} units of time, at most {:g} sets of "
-        "activations",
-        title, one.replay.makespan, most_sets(one.schedule));
+    one.name =
+        fmt::format("{}: {:g} units of time, at most {:g} sets of activations",
+                    title, one.replay.makespan, most_sets(one.schedule));
     return one;
   };
   return pictures::schedules(
@@ -73,8 +72,7 @@ std::string trade() {
   Figure figure(
       "No schedule has both the fewest sets and the least idle time\n"
       "A point per schedule: 8 ranks, 16 micro-batches, equal times for F, I "
-      "and W",
-      640);
+      "and W");
   Plot plot(
       figure, PlotSize{50, 575, 240},
       {"sets of activations on the fullest rank, each of one stage", 0, 18},
@@ -103,16 +101,16 @@ std::vector<Value> idle_shares(const char* schedule, int width,
                                const std::vector<double>& samples) {
   constexpr int kMicroBatches = 256, kTokens = 25;
   const std::string model = fmt::format(
-      "{{\"n_layer\": 8, \"n_embd\": {}, \"n_head\": 4, "
-      "\"n_positions\": 64, \"vocab_size\": 64}}",
+      "{{\"n_layer\": 8, \"n_embd\": {}, \"n_head\": 4, \"n_positions\": 64, "
+      "\"vocab_size\": 64}}",
       width);
   return sweep(
       [&](double each) {
         return "06_1f1b" +
                on_shapes("textbook", 8, model, kMicroBatches * each, kTokens) +
                fmt::format(
-                   " --steps 1 --schedule {} --micro-batches {} "
-                   "--partition type:block",
+                   " --steps 1 --schedule {} --micro-batches {} --partition "
+                   "type:block",
                    schedule, kMicroBatches);
       },
       samples, idle_share, kTokens);
@@ -125,8 +123,7 @@ std::string hidden() {
                             kBytes * kWidth / textbook::kBandwidth);
   Figure figure(
       "ZB-H1 hides its messages from 125 tokens on, 1F1B never all of them\n"
-      "8 ranks of textbook, one block per stage, 256 micro-batches",
-      640);
+      "8 ranks of textbook, one block per stage, 256 micro-batches");
   Plot plot(figure, PlotSize{50, 450, 240},
             logarithmic("tokens of a micro-batch", 25, 400),
             {"idle share of a step", 0, 0.9, {"%", 0.01}});
@@ -164,8 +161,7 @@ std::string versions() {
   Figure figure(
       "Forward and backward of a mini-batch read the same version of the "
       "weights\nThe first 8 mini-batches. In the boxes: the mini-batch. Below "
-      "them: "
-      "the version that is read. Every backward ends with an update.",
+      "them: the version that is read. Every backward ends with an update.",
       kBegin + kUnit * replay.makespan + 10);
   for (int rank = 0; rank < kRanks; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
@@ -193,8 +189,8 @@ std::string versions() {
   figure.legend(
       {{"forward", "forward"}, {"backward", "backward"}, {"empty", "idle"}});
   return figure.svg(
-      "Mini-batch j reads version max(0, j - 3) on rank 0 and "
-      "version j on rank 3.");
+      "Mini-batch j reads version max(0, j - 3) on rank 0 and version j on "
+      "rank 3.");
 }
 
 }  // namespace

@@ -45,8 +45,7 @@ std::string mlp() {
   Figure figure(
       "Columns, then rows: one all-reduce behind the pair\n"
       "An MLP on t = 2 ranks. A rank's part has its colour; both ranks have x "
-      "and y.",
-      640);
+      "and y.");
   const double top = figure.add_row(kRanks * kRow + 46);
 
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -135,8 +134,7 @@ std::string conjugate() {
   Figure figure(
       "f copies forward and adds backward; g adds forward and copies backward\n"
       "y = x W1 W2 with one number x = 3, W1 = [2 1] by columns, W2 = [4 5] by "
-      "rows",
-      640);
+      "rows");
   constexpr double kX = 60, kF = 150, kIn = 205, kHidden = 315, kTerm = 425,
                    kG = 490, kY = 580, kHalf = 22;
   const auto number = [](double value) { return fmt::format("{:.0f}", value); };
@@ -253,8 +251,7 @@ std::string threshold() {
   Figure figure(
       "Above (t − 1)eγ/9β, products outweigh the all-reduces\n"
       "Dashed from top to bottom: this width. Curves: 8192 tokens in a step; "
-      "dots: 32768",
-      640);
+      "dots: 32768");
   Plot plot(figure, PlotSize{50, 410, 250}, logarithmic("width h", 768, 12288),
             {"exposed communication, share of the step", 0, 0.8, {"%", 0.01}});
   std::string details;
@@ -285,12 +282,10 @@ std::string speed() {
   const auto times = by_ranks(step_s), exposed = by_ranks(exposed_share);
   std::vector<Value> ideal;
   for (const auto& [t, seconds] : times) ideal.push_back({t, times[0].y / t});
-  Figure figure(
-      fmt::format(
-          "Eight A100 of a node are {:.1f} times as fast as one, 32 only "
-          "{:.1f} times",
-          times[0].y / times[3].y, times[0].y / times[5].y),
-      640);
+  Figure figure(fmt::format(
+      "Eight A100 of a node are {:.1f} times as fast as one, 32 only "
+      "{:.1f} times",
+      times[0].y / times[3].y, times[0].y / times[5].y));
   Plot plot(figure, PlotSize{60, 460, 230}, logarithmic("ranks t", 1, 32),
             {"a step of GPT 6.7B, bf16, 8 samples; in percent: exposed",
              0.032,

@@ -54,9 +54,7 @@ std::string moves() {
     const Point beside{-6 * u, 6 * x};
     arrow(figure, {from.x + 42 * x + beside.x, from.y + 26 * u + beside.y},
           {to.x - 42 * x + beside.x, to.y - 26 * u + beside.y}, color);
-    if (label_x > 0) {
-      figure.middle(label_x, label_y, cost, color);
-    }
+    if (label_x > 0) figure.middle(label_x, label_y, cost, color);
   };
   move(at_p, at_s0, p, s0, 86, y + 52);
   move(at_p, at_s1, p, s1, 86, y + 172);

@@ -34,14 +34,8 @@ std::vector<std::pair<std::string, std::string>> dark_colors() {
 
 std::vector<PageFigure> all_figures() {
   std::vector<PageFigure> all;
-  for (const auto& page :
-       {page_overview::all, page_before::all, page_algorithms::all,
-        page_00::all,       page_01::all,     page_02::all,
-        page_03::all,       page_04::all,     page_05::all,
-        page_06::all,       page_07::all,     page_08::all,
-        page_09::all,       page_10::all,     page_11::all,
-        page_12::all,       page_13::all,     page_14::all,
-        page_15::all,       page_which::all}) {
+#define SB_ALL(page) page_##page::all,
+  for (const auto& page : {SB_PAGES(SB_ALL)}) {
     for (const PageFigure& figure : page()) all.push_back(figure);
   }
   return all;

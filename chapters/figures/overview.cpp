@@ -35,8 +35,7 @@ std::string overview() {
   Figure figure(
       "One step of the same training, by one device and by four\n"
       "GPT-2 medium, 32 samples of 1024 tokens, on simulated A100; a lane per "
-      "device",
-      640);
+      "device");
   figure.legend({{"forward", "forward"},
                  {"backward", "backward"},
                  {"weights", "gradients of weights"},

@@ -12,66 +12,15 @@ namespace shardbook::figures {
 
 using namespace pictures;
 
-// One namespace for each page
-namespace page_overview {
-std::vector<PageFigure> all();
-}
-namespace page_before {
-std::vector<PageFigure> all();
-}
-namespace page_00 {
-std::vector<PageFigure> all();
-}
-namespace page_01 {
-std::vector<PageFigure> all();
-}
-namespace page_algorithms {
-std::vector<PageFigure> all();
-}
-namespace page_02 {
-std::vector<PageFigure> all();
-}
-namespace page_03 {
-std::vector<PageFigure> all();
-}
-namespace page_04 {
-std::vector<PageFigure> all();
-}
-namespace page_05 {
-std::vector<PageFigure> all();
-}
-namespace page_06 {
-std::vector<PageFigure> all();
-}
-namespace page_07 {
-std::vector<PageFigure> all();
-}
-namespace page_08 {
-std::vector<PageFigure> all();
-}
-namespace page_09 {
-std::vector<PageFigure> all();
-}
-namespace page_10 {
-std::vector<PageFigure> all();
-}
-namespace page_11 {
-std::vector<PageFigure> all();
-}
-namespace page_12 {
-std::vector<PageFigure> all();
-}
-namespace page_13 {
-std::vector<PageFigure> all();
-}
-namespace page_14 {
-std::vector<PageFigure> all();
-}
-namespace page_15 {
-std::vector<PageFigure> all();
-}
-namespace page_which {
-std::vector<PageFigure> all();
-}
+// The pages in reading order. Each has a namespace, with its figures.
+// clang-format off
+#define SB_PAGES(DO) \
+  DO(overview) DO(before) DO(algorithms) DO(00) DO(01) DO(02) DO(03) DO(04) \
+  DO(05) DO(06) DO(07) DO(08) DO(09) DO(10) DO(11) DO(12) DO(13) DO(14) \
+  DO(15) DO(which)
+#define SB_DECLARE(page) \
+  namespace page_##page { std::vector<PageFigure> all(); }
+// clang-format on
+SB_PAGES(SB_DECLARE)
 
 }  // namespace shardbook::figures

@@ -256,9 +256,7 @@ void draw_frames(Figure& figure, const std::vector<Frame>& frames,
     }
     for (int rank = 0; rank < kPieceRanks; ++rank) {
       const double y = y_of(rank);
-      if (f % 3 == 0) {
-        rank_name(figure, 0, y + 13, rank);
-      }
+      if (f % 3 == 0) rank_name(figure, 0, y + 13, rank);
       for (int p = 0; p < 4; ++p) {
         const unsigned ranks =
             content_of(frame.ranks[static_cast<std::size_t>(rank)]

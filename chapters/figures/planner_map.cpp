@@ -32,8 +32,7 @@ std::string map() {
   Figure figure(
       "ZeRO-3 nearly everywhere: offload on few devices, TP on many\n"
       "The fastest plan that fits on A100 of 80 GB, and the share of their "
-      "peak that it reaches (bar)",
-      640);
+      "peak that it reaches (bar)");
   const double names = figure.add_row(22) + 14;
   const std::vector<int> all_devices = {1, 8, 64, 512};
   for (std::size_t c = 0; c < all_devices.size(); ++c) {

@@ -83,7 +83,7 @@ Picture curves(const std::string& title, const std::vector<Series>& series,
   low -= margin;
   high += margin;
 
-  Figure figure(title);
+  Figure figure(title, kNotebookWidth);
   figure.text(0, figure.add_row(16) + 10, what, kMuted);
   const Box at{kBegin, figure.add_row(kHeight + 4),
                figure.width() - kBegin - widest(names) - 10, kHeight};
@@ -117,7 +117,7 @@ Picture bars(const std::string& title, const std::vector<Bar>& bars,
     names.push_back(bar.name);
     texts.push_back(bar.text);
   }
-  Figure figure(title);
+  Figure figure(title, kNotebookWidth);
   const double begin = widest(names) + 12;
   const double length = figure.width() - begin - widest(texts) - 12;
   for (const Bar& bar : all) {
@@ -145,7 +145,7 @@ Picture curve(const std::string& title, const std::vector<Bar>& values,
   const std::vector<Bar> points = with_texts(values, unit);
   const std::vector<Bar> across = with_texts({solid, dashed}, unit);
   const double high = 1.05 * std::max(most_of(points), most_of(across));
-  Figure figure(title);
+  Figure figure(title, kNotebookWidth);
   const Box at{kBegin, figure.add_row(kHeight + 4),
                figure.width() - kBegin - widest({solid.name, dashed.name}) - 10,
                kHeight};
@@ -196,7 +196,7 @@ Picture columns(const std::string& title, const std::vector<Series>& rows,
     names.push_back(row.name);
     longest = std::max(longest, row.values.size());
   }
-  Figure figure(title);
+  Figure figure(title, kNotebookWidth);
   const double begin = widest(names) + 50;
   const double width = kColumn * static_cast<double>(longest);
   std::string details;

@@ -172,8 +172,7 @@ void Figure::box(const Box& at, const std::string& css_class) {
 void Figure::colored_box(const Box& at, const std::string& color,
                          const std::string& stroke) {
   body_ += fmt::format(
-      "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" "
-      "fill=\"{}\"{}/>\n",
+      "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\"{}/>\n",
       px(at.x), px(at.y), px(at.width), px(at.height), color,
       stroke.empty() ? "" : fmt::format(" stroke=\"{}\"", stroke));
 }

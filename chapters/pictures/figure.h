@@ -32,6 +32,9 @@ constexpr const char* kInk = "#1c1e21";
 /// Of axes.
 constexpr const char* kMuted = "#555c64";
 
+/// The width of a picture in a notebook; others are as wide as a page.
+constexpr double kNotebookWidth = 760;
+
 /// Of texts on boxes.
 constexpr const char* kWhite = "#ffffff";
 /// Of lines behind curves.
@@ -49,7 +52,7 @@ class Figure {
   enum class Anchor { kStart, kMiddle, kEnd };
 
   /// The first line of the title states what the picture shows; further lines are smaller.
-  explicit Figure(const std::string& title, double width = 760);
+  explicit Figure(const std::string& title, double width = 640);
 
   double width() const { return width_; }
   /// Appends room of this height at the bottom; returns where it begins.

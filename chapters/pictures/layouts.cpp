@@ -168,8 +168,7 @@ Picture schedules(const std::string& title,
     draw_lanes(figure, one, unit, kinds);
     text += pipeline::draw(one.schedule, one.replay);
     details += fmt::format(
-        "{}{} ranks take {:g} units of time and idle for "
-        "{:.0f} %. ",
+        "{}{} ranks take {:g} units of time and idle for {:.0f} %. ",
         one.name.empty() ? "" : one.name + ": ", one.schedule.actions.size(),
         one.replay.makespan, 100 * pipeline::idle_share(one.replay));
   }

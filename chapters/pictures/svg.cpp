@@ -54,8 +54,7 @@ std::string stacked_bar(
     const double length = std::clamp(share, 0.0, 1 - begin);
     if (kWidth * length < 1) continue;
     rects += fmt::format(
-        "<rect class=\"{}\" x=\"{:.1f}\" width=\"{:.1f}\" "
-        "height=\"10\"/>",
+        "<rect class=\"{}\" x=\"{:.1f}\" width=\"{:.1f}\" height=\"10\"/>",
         css_class, kWidth * begin, kWidth * length);
     begin += length;
   }

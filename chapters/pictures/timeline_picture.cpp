@@ -313,7 +313,7 @@ std::string timelines_svg(const std::string& title,
                           const std::vector<Shown>& views, int max_groups) {
   const StepView all = all_of(views);
   const double pixels = kLaneWidth / all.step_s;
-  Figure figure(title);
+  Figure figure(title, kNotebookWidth);
   auto legend = classes_of(all);
   legend.emplace_back("empty", "idle");
   figure.legend(legend);
@@ -343,7 +343,7 @@ std::string memories_svg(const std::string& title,
                          const std::vector<Shown>& views, int max_groups) {
   const StepView all = all_of(views);
   const double most = memory_peak(all);
-  Figure figure(title);
+  Figure figure(title, kNotebookWidth);
   figure.legend(memory_classes_of(all));
   return runs_svg(figure, views, most > 0 ? max_groups : 0,
                   [&](const RankGroup& group, double step_s) {

@@ -3,19 +3,9 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <vector>
 
 namespace shardbook::pictures {
 namespace {
-
-// The last of these units that is at most the value.
-Unit largest_below(double value, const std::vector<Unit>& units) {
-  Unit chosen = units.front();
-  for (const Unit& unit : units) {
-    if (unit.size <= value) chosen = unit;
-  }
-  return chosen;
-}
 
 std::string with_name(const std::string& number, const Unit& unit) {
   return unit.name.empty() || number == "0" ? number : number + " " + unit.name;
@@ -33,6 +23,14 @@ std::string text(double value, const Unit& unit) {
 
 std::string round_text(double value, const Unit& unit) {
   return with_name(fmt::format("{:.6g}", value / unit.size), unit);
+}
+
+Unit largest_below(double value, const std::vector<Unit>& units) {
+  Unit chosen = units.front();
+  for (const Unit& unit : units) {
+    if (unit.size <= value) chosen = unit;
+  }
+  return chosen;
 }
 
 Unit seconds_unit(double largest_s) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace shardbook::pictures {
 
@@ -15,6 +16,10 @@ struct Unit {
 std::string text(double value, const Unit& unit);
 /// The same without zeros at the end: "10 ms", for round numbers.
 std::string round_text(double value, const Unit& unit);
+
+/// The last of these units, from small to large, that is at most the value; the
+/// first if none is.
+Unit largest_below(double value, const std::vector<Unit>& units);
 
 /// The units in which the largest number of an axis reads best.
 Unit seconds_unit(double largest_s);

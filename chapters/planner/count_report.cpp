@@ -149,12 +149,11 @@ std::string memory_text(const CountRequest& request) {
            (request.model.trained ? "predicts none of experts without capacity"
                                   : "does not train this model");
   }
-  return head + fmt::format(
-                    ", activations {} (one sample of {}, nothing "
-                    "recomputed): {}",
-                    bytes_text(*memory.activations),
-                    how_many(request.seq, "token"),
-                    bytes_text(states.total() + *memory.activations));
+  return head +
+         fmt::format(
+             ", activations {} (one sample of {}, nothing recomputed): {}",
+             bytes_text(*memory.activations), how_many(request.seq, "token"),
+             bytes_text(states.total() + *memory.activations));
 }
 
 }  // namespace

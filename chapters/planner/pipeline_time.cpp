@@ -183,9 +183,7 @@ class Replay {
         if (is_last && job_.is_of_chapter()) {
           ranks_[rank].host_s = ranks_[rank].device_s;  // it reads the loss
         }
-        if (!is_last) {
-          send(rank, arrival(forwards_, stage + 1, b));
-        }
+        if (!is_last) send(rank, arrival(forwards_, stage + 1, b));
         return true;
       }
       case pipeline::ActionKind::kBackward:
@@ -197,9 +195,7 @@ class Replay {
         pass(ranks_[rank], !is_whole ? times.input
                            : b == 0  ? times.first_backward
                                      : times.backward);
-        if (stage > 0) {
-          send(rank, arrival(backwards_, stage - 1, b));
-        }
+        if (stage > 0) send(rank, arrival(backwards_, stage - 1, b));
         return true;
       }
       default:

@@ -169,9 +169,7 @@ double best_rate(const PlanRequest& request) {
         std::max(device.max_matmul_efficiency, device.max_attention_efficiency);
   }
   for (const auto& [name, measured] : device.operations) {
-    if (measured.s_per_flop > 0) {
-      rate = std::max(rate, 1 / measured.s_per_flop);
-    }
+    if (measured.s_per_flop > 0) rate = std::max(rate, 1 / measured.s_per_flop);
   }
   return rate;
 }

@@ -41,12 +41,11 @@ std::string legend(const PlanRequest& request) {
 }
 
 std::string request_text(const PlanRequest& request) {
-  return wrap(fmt::format("{}, {:.2f} billion parameters, on {} of {}'s {}, {} "
-                          "each",
-                          request.model, parameters_of(request) / 1e9,
-                          request.world_size, request.base.cluster.name,
-                          request.base.cluster.device.name,
-                          bytes_text(request.capacity()))) +
+  return wrap(fmt::format(
+             "{}, {:.2f} billion parameters, on {} of {}'s {}, {} each",
+             request.model, parameters_of(request) / 1e9, request.world_size,
+             request.base.cluster.name, request.base.cluster.device.name,
+             bytes_text(request.capacity()))) +
          fmt::format("{} of {} per step, weights and gradients in {}",
                      how_many(request.batch, "sample"),
                      how_many(request.seq(), "token"),
@@ -167,9 +166,7 @@ Json plan_json(const PlanRequest& request, const Prediction& each) {
         {"host", memory.host}}},
       {"sent_bytes", links},
       {"trust", sim::trust_name(each.step.trust)}};
-  if (request.trains()) {
-    json["command"] = command_of(request, each.plan, false);
-  }
+  if (request.trains()) json["command"] = command_of(request, each.plan, false);
   if (const Measured* of = measured(job_of(request, each.plan))) {
     json["measured"] = {{"steps", of->steps},
                         {"mean_error_percent", of->mean},
@@ -291,9 +288,7 @@ std::string result_json(const PlanRequest& request, const PlanResult& result,
   for (const Prediction& each : result.best) {
     json["best"].push_back(plan_json(request, each));
   }
-  if (explains) {
-    json["explain"] = Json::parse(explain_json(request, result));
-  }
+  if (explains) json["explain"] = Json::parse(explain_json(request, result));
   if (!result.points.empty()) json["points"] = points_json(result);
   json["lost"] = {{"does_not_fit", result.does_not_fit.count},
                   {"least_excess_bytes", result.least_excess},

@@ -316,10 +316,9 @@ RankMemory memory_of_zero(const HybridJob& job, const StageRun& run,
 }  // namespace
 
 StepMemory step_memory(const HybridJob& job, std::vector<MemoryTerm>* terms) {
-  SB_CHECK(
-      job.layout.recompute < Recompute::kEverySecondProduct,
-      "the memory of blocks that compute every second product, or of which "
-      "every second computes, again is not predicted");
+  SB_CHECK(job.layout.recompute < Recompute::kEverySecondProduct,
+           "the memory of blocks that compute every second product, or of "
+           "which every second computes, again is not predicted");
   const std::vector<StageRun> runs = runs_of(job), ranks = ranks_of(job, runs);
   StepMemory most;
   for (int rank = 0; rank < job.pp; ++rank) {

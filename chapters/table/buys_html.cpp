@@ -210,17 +210,11 @@ std::string buys_html(const Runs& runs, const std::string& scatter_group) {
   std::string text =
       "<section id=\"buys\"><h2>What it buys</h2><p class=\"about\">Models on "
       "clusters, simulated. The run on one device is the yardstick of a "
-      "group's speed-ups. A full bar of memory is the device's.</p>"
-      "<ul class=\"legend\"><li>idle:</li>";
-  for (const auto& [name, title] : {std::pair{"bubble", "bubble"},
-                                    {"exposed", "exposed communication"},
-                                    {"rest", "rest"}}) {
-    text += fmt::format(
-        "<li><svg class=\"swatch\" viewBox=\"0 0 10 10\" aria-hidden=\"true\">"
-        "<rect class=\"{}\" width=\"10\" height=\"10\"/></svg>{}</li>",
-        name, title);
-  }
-  text += "</ul>\n";
+      "group's speed-ups. A full bar of memory is the device's.</p>" +
+      legend_html({{"bubble", "bubble"},
+                   {"exposed", "exposed communication"},
+                   {"rest", "rest"}},
+                  "<li>idle:</li>");
   for (const RunGroup& group : groups) {
     text += group_html(group, runs, scatter_group);
   }

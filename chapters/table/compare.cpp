@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "chapters/pictures/text_table.h"
+#include "chapters/pictures/units.h"
 #include "chapters/table/internal/text.h"
 #include "chapters/table/run_set.h"
 
@@ -17,21 +18,10 @@ using pictures::text_table::wrap;
 
 constexpr const char* kNotMeasured = "-";
 
-struct Unit {
-  double size;
-  const char* name;
-};
-const std::vector<Unit> kSeconds = {{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}};
+using pictures::Unit;
+const std::vector<Unit> kSeconds = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
 const std::vector<Unit> kBytes = {
-    {1e12, "TB"}, {1e9, "GB"}, {1e6, "MB"}, {1e3, "KB"}, {1, "B"}};
-
-/// The largest unit in which no value but 0 is below a half.
-Unit unit_for(double smallest, const std::vector<Unit>& units) {
-  const auto found = std::find_if(
-      units.begin(), units.end(),
-      [&](const Unit& unit) { return smallest >= 0.5 * unit.size; });
-  return found == units.end() ? units.back() : *found;
-}
+    {"B", 1}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}};
 
 /// Values from 0 up, in one unit, with three digits of the smallest unless the
 /// largest is long; a negative value was not measured.
@@ -44,7 +34,8 @@ ComparedColumn column_of(const std::string& name,
     if (value > 0 && (smallest == 0 || value < smallest)) smallest = value;
     largest = std::max(largest, value);
   }
-  const Unit unit = unit_for(smallest, units);
+  // The largest unit in which no value but 0 is below a half
+  const Unit unit = pictures::largest_below(2 * smallest, units);
   const double shown = smallest / unit.size;
   const bool is_long = largest / unit.size >= 1e5;
   const int decimals = is_long || shown >= 99.95 ? 0 : shown >= 9.995 ? 1 : 2;
@@ -222,9 +213,7 @@ ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
     table.columns.insert(table.columns.end() - 1, idle);
   }
   // Runs on shapes train nothing
-  if (!trained_runs(runs).empty()) {
-    table.columns.push_back(claims(runs, marks));
-  }
+  if (!trained_runs(runs).empty()) table.columns.push_back(claims(runs, marks));
   const auto is_empty = [](const ComparedColumn& column) {
     return std::all_of(
         column.cells.begin(), column.cells.end(),

@@ -103,11 +103,7 @@ Unit largest(const std::vector<double>& values,
   for (const double value : values) {
     if (value > 0 && (least == 0 || value < least)) least = value;
   }
-  Unit best = units.front();
-  for (const Unit& unit : units) {
-    if (least >= unit.size) best = unit;
-  }
-  return best;
+  return pictures::largest_below(least, units);
 }
 
 }  // namespace
@@ -123,7 +119,7 @@ Unit bytes_unit(const std::vector<double>& values) {
                           {"GiB", 1024.0 * 1024 * 1024}});
 }
 
-std::string number_text(double value, Unit unit) {
+std::string number_text(double value, const Unit& unit) {
   if (value < 0) return "\u2013";
   const double count = value / unit.size;
   const int decimals = count >= 99.95 || count == 0 ? 0
@@ -146,6 +142,19 @@ std::string open_table(const std::string& name,
                             : " <span class=\"unit\">" + head.unit + "</span>");
   }
   return text + "</tr></thead><tbody>\n";
+}
+
+std::string legend_html(
+    const std::vector<std::pair<std::string, std::string>>& classes,
+    const std::string& word) {
+  std::string text = "<ul class=\"legend\">" + word;
+  for (const auto& [css_class, title] : classes) {
+    text += fmt::format(
+        "<li><svg class=\"swatch\" viewBox=\"0 0 10 10\" aria-hidden=\"true\">"
+        "<rect class=\"{}\" width=\"10\" height=\"10\"/></svg>{}</li>",
+        css_class, title);
+  }
+  return text + "</ul>\n";
 }
 
 std::string glossary_html() {

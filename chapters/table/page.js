@@ -14,9 +14,8 @@ const say = (text) => translated[text] ?? text;
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => root.dataset.theme
       ? root.dataset.theme === "dark" : system.matches;
-  const name = () => {
-    button.textContent = say(isDark() ? "Light" : "Dark");
-  };
+  const { light = say("Light"), dark = say("Dark") } = button.dataset;
+  const name = () => { button.textContent = isDark() ? light : dark; };
   // A page from a file may have no storage.
   const stored = (call) => { try { return call(localStorage); } catch { } };
   const chosen = stored((s) => s.getItem("shardbook-theme"));

@@ -26,17 +26,6 @@ using sim::StepView;
 
 using Classes = std::vector<std::pair<std::string, std::string>>;
 
-std::string legend(const Classes& classes) {
-  std::string text = "<ul class=\"legend\">";
-  for (const auto& [css_class, title] : classes) {
-    text += fmt::format(
-        "<li><svg class=\"swatch\" viewBox=\"0 0 10 10\" aria-hidden=\"true\">"
-        "<rect class=\"{}\" width=\"10\" height=\"10\"/></svg>{}</li>",
-        css_class, title);
-  }
-  return text + "</ul>\n";
-}
-
 // Shares in percent, to one decimal, that add up to 100.0.
 std::string shares_text(const sim::QueueShares& shares) {
   const auto tenths = [](double share) {
@@ -171,7 +160,7 @@ std::string timeline_legend(const std::vector<const ProgramRun*>& drawn) {
     if (used.count({name, title}) > 0) classes.emplace_back(name, title);
   }
   classes.emplace_back("idle", "idle");
-  return legend(classes);
+  return legend_html(classes);
 }
 
 std::string timeline_html(std::size_t run_number, const ProgramRun& run) {
@@ -204,7 +193,8 @@ std::string memory_html(std::size_t run_number, const StepView& view) {
   std::string text =
       "<figure class=\"memories\"><figcaption><b>Memory</b> in use during the "
       "same time, by kind</figcaption>\n" +
-      legend(pictures::memory_classes_of(view)) + "<div class=\"plots\">\n";
+      legend_html(pictures::memory_classes_of(view)) +
+      "<div class=\"plots\">\n";
   for (std::size_t g = 0; g < view.groups.size(); ++g) {
     const RankGroup& group = view.groups[g];
     const std::string who = sim::rank_list(group.ranks);

@@ -264,9 +264,7 @@ std::vector<LayerLoad> read_expert_loads(const JsonReader& reader,
 Claim check_time(const ProgramRun& run) {
   Claim claim;
   if (!run.virtual_run) {
-    if (run.wall_step_s >= 0) {
-      claim.value = sim::seconds_text(run.wall_step_s);
-    }
+    if (run.wall_step_s >= 0) claim.value = sim::seconds_text(run.wall_step_s);
     return claim;
   }
   const Figure& step_s = run.virtual_run->step_s;

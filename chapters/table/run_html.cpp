@@ -143,9 +143,7 @@ std::string expert_loads_html(const std::vector<LayerLoad>& loads) {
 
 std::string source_html(const ProgramRun& run) {
   std::string text = "<p class=\"source\">";
-  if (!run.command.empty()) {
-    text += "<code>" + escape(run.command) + "</code> ";
-  }
+  if (!run.command.empty()) text += "<code>" + escape(run.command) + "</code> ";
   // A program from elsewhere has no page. The report lies in build/.
   if (const char first = run.chapter[0]; first >= '0' && first <= '9') {
     text +=

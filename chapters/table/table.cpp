@@ -160,9 +160,7 @@ std::string align_below(const std::vector<std::string>& titles,
 
 std::string heading_of(const RunGroup& group, bool is_overview) {
   const ProgramRun& run = *group.runs.front();
-  if (is_overview) {
-    return wrap(group.title + ": " + short_setting_of(run));
-  }
+  if (is_overview) return wrap(group.title + ": " + short_setting_of(run));
   return "\n" + (group.title.empty() ? "" : group.title + "\n") +
          wrap(setting_of(run));
 }

@@ -77,9 +77,7 @@ void ring_all_gather(ProcessGroup& group, const Tensor& output,
   const Ring ring(group);
   check_pieces("ring_all_gather", output, input, ring.size);
   const Tensor own = ring.piece(output, ring.rank);
-  if (own.raw() != input.raw()) {
-    own.copy_from(range(input, 0, input.numel()));
-  }
+  if (own.raw() != input.raw()) own.copy_from(range(input, 0, input.numel()));
   pass_pieces(group, ring, output);
 }
 

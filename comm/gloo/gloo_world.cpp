@@ -149,9 +149,7 @@ void GlooWorld::release_queue(const std::shared_ptr<CallQueue>& queue) {
 void GlooWorld::abort_waits() {
   const std::lock_guard lock(mutex_);
   failed_ = true;
-  for (::gloo::transport::UnboundBuffer* buffer : waiting_) {
-    abort_wait(*buffer);
-  }
+  for (::gloo::transport::UnboundBuffer* buffer : waiting_) abort_wait(*buffer);
 }
 
 void GlooWorld::throw_failure(const CallInfo& info, int peer,

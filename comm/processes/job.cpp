@@ -67,9 +67,7 @@ std::string launcher_process(const std::vector<std::string>& variables) {
 
 std::uint32_t job_number(const std::string& job) {
   std::uint32_t number = 0;
-  for (const char c : job) {
-    number = number * 31 + static_cast<unsigned char>(c);
-  }
+  for (const char c : job) number = number * 31 + static_cast<unsigned char>(c);
   return number;
 }
 

@@ -180,9 +180,8 @@ Descriptor listen_on(const HostPort& address,
         "rendezvous: cannot listen on ",
         is_all ? fmt::format("port {}", address.port) : host_port_text(address),
         ": ", std::strerror(cause),
-        "; rank 0 must run on the host that the address names, and the "
-        "port must be free: give every job on a host a --rendezvous of "
-        "its own");
+        "; rank 0 must run on the host that the address names, and the port "
+        "must be free: give every job on a host a --rendezvous of its own");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }

@@ -42,11 +42,10 @@ void* CudaDevice::stream(int number) {
   SB_CHECK(number >= 0 && number < kMaxStreams, "stream ", number,
            ": a CUDA device has streams 0 to ", kMaxStreams - 1);
   const GraphBlocks* graph = recording_.load(std::memory_order_relaxed);
-  SB_CHECK(graph == nullptr || number == graph->stream(), "work for stream ",
-           number,
-           " while a graph is recorded: a graph has "
-           "the work of one stream, here ",
-           graph->stream());
+  SB_CHECK(
+      graph == nullptr || number == graph->stream(), "work for stream ", number,
+      " while a graph is recorded: a graph has the work of one stream, here ",
+      graph->stream());
   runtime_.use(index_);
   auto& stream = streams_[static_cast<std::size_t>(number)];
   if (void* made = stream.load(std::memory_order_acquire)) return made;

@@ -43,10 +43,9 @@ Loaded load() {
       return {nullptr, "cuda: SHARDBOOK_CUDA_LIBRARY names " + path.string() +
                            ", which does not exist"};
     }
-    return {
-        nullptr,
-        "cuda: this build has no CUDA kernels (no nvcc was found when it was "
-        "configured, or Ninja has not built gpu_libraries)"};
+    return {nullptr,
+            "cuda: this build has no CUDA kernels (no nvcc was found when it "
+            "was configured, or Ninja has not built gpu_libraries)"};
   }
   // Never unloaded: kernels/kernel.h keeps the addresses of its kernels.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

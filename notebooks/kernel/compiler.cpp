@@ -98,9 +98,7 @@ std::unique_ptr<clang::Interpreter> make_clang(
   clang::IncrementalCompilerBuilder builder;
   builder.SetCompilerArgs(words);
   auto instance = builder.CreateCpp();
-  if (!instance) {
-    throw std::runtime_error(llvm::toString(instance.takeError()));
-  }
+  if (!instance) throw std::runtime_error(llvm::toString(instance.takeError()));
   (*instance)->LoadRequestedPlugins();
   auto made = clang::Interpreter::create(std::move(*instance));
   if (!made) throw std::runtime_error(llvm::toString(made.takeError()));

@@ -20,9 +20,7 @@ std::atomic<int> interrupted{0};
 /// Called by the loops of cells when the flag is set. Must not throw in a
 /// destructor that loops while an exception passes.
 extern "C" void shardbook_kernel_interrupt() {
-  if (std::uncaught_exceptions() == 0) {
-    throw shardbook::notebook::Interrupted{};
-  }
+  if (std::uncaught_exceptions() == 0) throw shardbook::notebook::Interrupted{};
 }
 
 namespace shardbook::notebook {

@@ -80,9 +80,7 @@ inline double pairs_in_step(sp::Layout layout, int rank, int step, int c,
 inline Picture pairs_table(sp::Layout layout, int c, std::int64_t s) {
   Rows rows = {{"step"}};
   std::vector<double> sums(static_cast<std::size_t>(c) + 1);
-  for (int rank = 0; rank < c; ++rank) {
-    rows[0].push_back(joined("rank ", rank));
-  }
+  for (int rank = 0; rank < c; ++rank) rows[0].push_back(joined("rank ", rank));
   rows[0].push_back("most");
   for (int step = 0; step < c; ++step) {
     rows.push_back({std::to_string(step)});

@@ -203,9 +203,7 @@ inline Picture gradients(const std::vector<double>& after_backward,
     const double own = after_backward[static_cast<std::size_t>(expert)];
     rows.push_back({std::to_string(expert), fixed(right_gradient(expert), 4),
                     fixed(own, 4)});
-    for (const double by : divisors) {
-      rows.back().push_back(fixed(own / by, 4));
-    }
+    for (const double by : divisors) rows.back().push_back(fixed(own / by, 4));
   }
   return table(rows);
 }

@@ -242,9 +242,8 @@ inline bool are_good(double my_tp, double my_pp) {
 /// GPT 6.7B on the shapes of the cluster `textbook`, 65 536 tokens per step.
 inline double step_s(const std::string& chapter, int devices) {
   return run(joined(chapter,
-                    " --backend sim --cluster textbook --model gpt-6.7b "
-                    "--data random --batch 256 --seq 256 --steps 2 "
-                    "--world-size ",
+                    " --backend sim --cluster textbook --model gpt-6.7b --data "
+                    "random --batch 256 --seq 256 --steps 2 --world-size ",
                     devices))
       .time.step_s;
 }

@@ -3,7 +3,7 @@
 // A function that can stop in its middle and hand the thread back. The build
 // chooses its body: fiber_boost.cpp (Boost.Context, which saves registers
 // alone), fiber_ucontext.cpp (the C library's contexts, which also save the
-// signal mask, by a system call each), fiber_emscripten.cpp or fiber_none.cpp.
+// signal mask, by a system call each) or fiber_none.cpp.
 
 #include <functional>
 #include <memory>

@@ -203,7 +203,9 @@ std::vector<Link> find_local_links(const std::string& page) {
   static const std::regex kReference(R"(^ {0,3}\[[^\]]+\]:\s+<?([^\s>]+))");
   static const std::regex kHtml(R"re((?:src|href)="([^"]+)")re");
   static const std::regex kCode("`[^`]*`");
-  static const std::regex kElsewhere(R"(^([a-zA-Z][a-zA-Z0-9+.-]*:|//))");
+  // ../../actions/ are GitHub's own pages, beside those of the tree
+  static const std::regex kElsewhere(
+      R"(^([a-zA-Z][a-zA-Z0-9+.-]*:|//|\.\./\.\./actions/))");
   std::vector<Link> links;
   walk(page, [&](int number, const std::string& line) {
     const std::string prose = std::regex_replace(line, kCode, "`");

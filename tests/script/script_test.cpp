@@ -53,9 +53,8 @@ TEST_F(Script, ALauncherIsToldToStartTheProgramInItsPlace) {
 TEST_F(Script, AnotherShellThanBashIsToldSo) {
   const Outcome outcome = run("dash shardbook doctor");
   if (has_text(outcome.text, "dash: ")) GTEST_SKIP() << "there is no dash";
-  expect_text(outcome.text,
-              {"shardbook: this is a script for bash; run ./shardbook, or bash "
-               "shardbook\n"});
+  expect_text(outcome.text, {"shardbook: this is a script for bash; run "
+                             "./shardbook, or bash shardbook\n"});
 }
 
 TEST_F(Script, AnotherProgramOfAChapterRunsByItsName) {
@@ -127,11 +126,10 @@ TEST_F(Script, NotebooksAreBuiltAndExecuted) {
   write("/bin/ninja", "#!/bin/sh\necho ninja $* >>'" + root_ + "/ninja.log'\n");
   write("/notebooks/02_ddp.ipynb", "{}");
   write("/bin/jupyter_python", "#!/bin/sh\n[ \"$1\" = -c ] || echo \"$*\"\n");
-  expect_done(
-      run("SHARDBOOK_PYTHON=jupyter_python ./shardbook notebook --execute "
-          "--jobs 3 ddp --update"),
-      {"-B " + root_ + "/notebooks/run_notebooks.py execute " + root_ +
-       "/build --jobs 3 --update ddp\n"});
+  expect_done(run("SHARDBOOK_PYTHON=jupyter_python ./shardbook notebook "
+                  "--execute --jobs 3 ddp --update"),
+              {"-B " + root_ + "/notebooks/run_notebooks.py execute " + root_ +
+               "/build --jobs 3 --update ddp\n"});
   expect_text(read("/ninja.log"), {"notebook_parts"});
   const Outcome opened = run(
       "SHARDBOOK_PYTHON=jupyter_python ./shardbook notebook -- --no-browser");
@@ -140,13 +138,26 @@ TEST_F(Script, NotebooksAreBuiltAndExecuted) {
 }
 
 // The version is meson.build's; in a checkout, the commit follows.
+// It needs no compiler, and installs none.
+TEST_F(Script, TheSiteIsBuiltByAPythonThatHasSphinx) {
+  write("/bin/dpkg-query", read("/bin/dpkg-query") + "| grep -v ' g[+][+] '\n");
+  write("/bin/with-sphinx", "#!/bin/sh\n[ \"$1\" = -c ] || echo \"$@\"\n");
+  const std::string book = "SHARDBOOK_PYTHON=bin/with-sphinx ./shardbook book";
+  EXPECT_EQ(run(book + " --no-api --serve --no-install").text,
+            "-B " + root_ + "/chapters/site/build_site.py " + root_ +
+                "/build --no-api --serve\n");
+  write("/bin/dpkg-query", "#!/bin/sh\nexit 0\n");
+  expect_end(run(book + " --no-install"), 2,
+             {"katex               required  renders their formulas",
+              "a required package is missing"});
+}
+
 TEST_F(Script, TheVersionNeedsNoBuild) {
   write("/meson.build", "project(\"s\",\n  version: '1.2.3',\n)\n");
   EXPECT_EQ(run("./shardbook --version").text, "shardbook 1.2.3\n");
   if (run("git --version").status != 0) GTEST_SKIP() << "there is no git";
-  run("git init -q . && git add meson.build && "
-      "git -c user.name=a -c user.email=a commit -q -m a && "
-      "echo >>meson.build");
+  run("git init -q . && git add meson.build && git -c user.name=a -c "
+      "user.email=a commit -q -m a && echo >>meson.build");
   const std::string text = run("./shardbook --version").text;
   EXPECT_EQ(text.rfind("shardbook 1.2.3 (", 0), 0u) << text;
   expect_text(text, {"-dirty)\n"});
@@ -198,6 +209,8 @@ TEST_F(Script, MistakesInTheCommandAreNamed) {
         {"test gpu --pack", "--pack needs a value"},
         {"run --jobs many", "--jobs many: give a number from 1 up"},
         {"run --jobs", "--jobs needs a value"},
+        {"run --serve", "--serve goes with book only"},
+        {"book ddp", "book ddp: it takes no words, only --serve and --no-api"},
         {"run --execute", "--execute and --update go with notebook only"},
         {"notebook ddp", "names and --update go with --execute"},
         {"notebook --update", "names and --update go with --execute"},

@@ -138,9 +138,7 @@ void FlatParameter::start_gather() {
   if (compute_dtype_ != dtype_ || options_.offload_params || ranks() == 1) {
     input = own_part(message, layout_.shard_numel);
     input.copy_from(shard_);
-    if (options_.offload_params) {
-      host_traffic_.to_device += shard_.bytes();
-    }
+    if (options_.offload_params) host_traffic_.to_device += shard_.bytes();
   }
   if (groups_.shards != nullptr) {
     gather_work_ =

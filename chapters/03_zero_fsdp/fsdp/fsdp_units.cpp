@@ -32,9 +32,8 @@ class UnitWalk : public MemberVisitor {
     SB_CHECK(first.unit == unit_, "fsdp: '", first.parameter.name,
              "' of unit '", units_.at(first.unit), "' and '", prefix_ + name,
              "' of unit '", units_.at(unit_),
-             "' are one tensor; tied "
-             "parameters must lie in one unit: leave both to the unit around "
-             "them");
+             "' are one tensor; tied parameters must lie in one unit: leave "
+             "both to the unit around them");
   }
   void buffer(const std::string&, Tensor&) override {}
   void module(const std::string& name, Module& child) override {
@@ -157,11 +156,9 @@ void FullyShardedDataParallel::make_units(const WrapPlan& plan) {
     unit->keeps_dtype = is_mixed && entry.module->type_name() == "BatchNorm";
   }
   SB_CHECK(units_.size() == options.size(),
-           "fsdp: a module that was wrapped "
-           "is no part of the ",
+           "fsdp: a module that was wrapped is no part of the ",
            module_.type_name(),
-           " given; wrap members of "
-           "the model where they finally stand");
+           " given; wrap members of the model where they finally stand");
 
   // Shard one after another; the model releases its own tensors
   UnitWalk walk(names);

@@ -44,9 +44,7 @@ ZeroStage3::~ZeroStage3() {
   *self_ = nullptr;
   for (auto& unit : units_) {
     for (Slot& slot : unit->slots) {
-      if (slot.is_trained) {
-        slot.parameter.remove_accumulate_hook(slot.hook_key);
-      }
+      if (slot.is_trained) slot.parameter.remove_accumulate_hook(slot.hook_key);
     }
   }
 }

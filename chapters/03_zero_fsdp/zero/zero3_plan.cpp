@@ -55,9 +55,7 @@ std::vector<UnitPlan> plan_units(Module& module,
     } else if (!is_root) {
       own = entry.module->parameters();
     }
-    for (const Tensor& tensor : own) {
-      users[tensor.id()].push_back(units.size());
-    }
+    for (const Tensor& tensor : own) users[tensor.id()].push_back(units.size());
     units.push_back({entry.name, entry.module, {}});
   }
 

@@ -38,9 +38,7 @@ double max_parameters(int stage, double capacity_bytes, int ranks,
 
 DeepSpeedEstimate deepspeed_estimate(int stage, const DeepSpeedSetup& setup) {
   SB_CHECK(stage == 2 || stage == 3,
-           "zero: DeepSpeed estimates stages 2 and "
-           "3, not ",
-           stage);
+           "zero: DeepSpeed estimates stages 2 and 3, not ", stage);
   constexpr double kSlack = 1.5;  // "additional_buffer_factor"
   const double n = setup.parameters;
   const double on_node = setup.devices_per_node;

@@ -67,10 +67,9 @@ TokenLayout llmc_layout(const TokenFile& file) {
   constexpr std::size_t kHeader = 1024;
   const std::string label = label_of(file.path);
   const std::uint64_t magic = llmc_magic(file.start);
-  SB_CHECK(
-      magic != kLlmcQuestions, label,
-      ": holds questions with answers, of llm.c's evaluations; give a file "
-      "of tokens");
+  SB_CHECK(magic != kLlmcQuestions, label,
+           ": holds questions with answers, of llm.c's evaluations; give a "
+           "file of tokens");
   SB_CHECK(file.bytes >= kHeader && file.start.size() >= kHeader, label,
            ": ends in llm.c's header, which has ", kHeader, " bytes; it has ",
            file.bytes);

@@ -52,10 +52,9 @@ Engine::Engine(Schedule schedule, PipelineModel& model, ProcessGroup& world,
   SB_CHECK(schedule_.num_stages == model.layout().num_stages(), "schedule '",
            schedule_.name, "': has ", how_many(schedule_.num_stages, "stage"),
            "; the model is cut into ", model.layout().num_stages());
-  SB_CHECK(schedule_.flushes || versions_ != nullptr, "schedule '",
-           schedule_.name,
-           "': updates the weights before its end; give the engine "
-           "WeightVersions");
+  SB_CHECK(
+      schedule_.flushes || versions_ != nullptr, "schedule '", schedule_.name,
+      "': updates the weights before its end; give the engine WeightVersions");
   stages_ = schedule_.stages(world.rank());
   later_.resize(stages_.size());
   check_skips();

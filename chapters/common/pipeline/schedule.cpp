@@ -149,9 +149,7 @@ Actions warm_up_pairs_drain(const Actions& forwards, const Actions& backwards,
   const auto total = static_cast<int>(forwards.size());
   Actions list(forwards.begin(), forwards.begin() + std::min(warm_up, total));
   for (int k = 0; k < total; ++k) {
-    if (k + warm_up < total) {
-      list.push_back(forwards[at(k + warm_up)]);
-    }
+    if (k + warm_up < total) list.push_back(forwards[at(k + warm_up)]);
     list.push_back(backwards[at(k)]);
   }
   return list;

@@ -72,8 +72,7 @@ void check_routes(const Schedule& s) {
   const int per_step = s.micro_batches_per_step;
   SB_CHECK(!s.flushes || per_step == s.num_micro_batches, who,
            how_many(per_step, "micro-batch"),
-           " per step; a schedule without updates is one step; "
-           "give ",
+           " per step; a schedule without updates is one step; give ",
            s.num_micro_batches);
   SB_CHECK(per_step >= 1 && s.num_micro_batches % per_step == 0, who,
            how_many(per_step, "micro-batch"), " per step; give a divisor of ",
@@ -192,9 +191,7 @@ std::string RankState::apply_backward(const Action& a, Chunk* chunk) {
     }
     chunk->waiting.pop_front();
   }
-  if (b <= chunk->updated) {
-    return self + " after an update that claims it";
-  }
+  if (b <= chunk->updated) return self + " after an update that claims it";
   chunk->last_gradient = std::max(chunk->last_gradient, b);
   return "";
 }

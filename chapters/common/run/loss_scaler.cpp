@@ -28,8 +28,7 @@ void DynamicLossScaler::update(bool overflow) {
     const bool is_unsharded = options_.kind == ScalerKind::kDeepSpeedStage0;
     if (hysteresis_ == 1 || is_unsharded) {
       SB_CHECK(scale_ != options_.min_scale || is_unsharded,
-               "loss scale: gradients overflow at the "
-               "smallest scale ",
+               "loss scale: gradients overflow at the smallest scale ",
                options_.min_scale, "; the model diverges");
       scale_ = std::max(scale_ / 2, options_.min_scale);
     } else {

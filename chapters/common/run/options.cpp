@@ -100,11 +100,10 @@ void add_shared_options(CommandLine& line, Options& o,
            "--save also weights that are infinite or not a number")
       .may_differ(may_differ::kOutput);
   line.group("Data");
-  line.add(
-      "--data", &o.data,
-      "book, random, walk (a random walk), FILE (text, as bytes) or a file "
-      "of token ids: .npy, .u16, .u32, llm.c's .bin, Megatron-LM's .bin; "
-      "images are random");
+  line.add("--data", &o.data,
+           "book, random, walk (a random walk), FILE (text, as bytes) or a "
+           "file of token ids: .npy, .u16, .u32, llm.c's .bin, Megatron-LM's "
+           ".bin; images are random");
   line.add("--data-format", &o.data_format,
            "how FILE is read: auto, by its header and name; token ids without "
            "a header, as nanoGPT's .bin (u16); or any bytes",
@@ -251,9 +250,7 @@ void check_writable(const std::string& option, const std::string& path,
 // The one-device run of the comparison loads the file of --load after the run
 // has written --save, so the two must differ.
 void check_load_and_save(const Options& o) {
-  if (!o.load.empty()) {
-    check_config_of_file(o.load, ModelConfig::read(o.model));
-  }
+  if (!o.load.empty()) check_config_of_file(o.load, ModelConfig::read(o.model));
   if (!o.check || o.load.empty() || o.save.empty()) return;
   std::error_code missing;
   SB_CHECK(!std::filesystem::equivalent(o.load, o.save, missing), "--save ",

@@ -142,9 +142,7 @@ Report run_on_devices(const Options& options, const ChapterRun& chapter,
   const int cores = std::max(1, num_threads() / sharing);
   return with_prediction(options, [&](const Options& options, Report& report) {
     std::vector<Device> devices;
-    for (int i = 0; i < n; ++i) {
-      devices.push_back(make_device(options, i));
-    }
+    for (int i = 0; i < n; ++i) devices.push_back(make_device(options, i));
     RankContext context(devices[0], /*rank=*/0, cores);
     context.deterministic = options.deterministic;
     context.allow_tf32 = options.tf32;

@@ -30,8 +30,7 @@ void add_passes(CommandLine& line, Passes& passes) {
            1)
       .may_differ(may_differ::kSums);
   line.add("--recompute", &passes.recompute,
-           "keep the inputs of blocks only, and compute them again in "
-           "backward")
+           "keep the inputs of blocks only, and compute them again in backward")
       .may_differ(may_differ::kPlace);
 }
 

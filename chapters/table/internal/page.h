@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "chapters/pictures/svg.h"
+#include "chapters/pictures/units.h"
 #include "chapters/table/run.h"
 #include "chapters/table/run_set.h"
 
 namespace shardbook::table::internal {
 
 using Runs = std::vector<ProgramRun>;
+using pictures::Unit;
 
 /// The page, with marks where style, script and text go.
 std::string page_template();
@@ -44,16 +46,11 @@ std::string other_trainings_html(const Shown& runs) {
 
 // ---- Tables
 
-/// A unit for all numbers of a column.
-struct Unit {
-  const char* name = "";
-  double size = 1;
-};
-/// The largest unit in which the smallest positive value is at least 1.
+/// A unit for all numbers of a column: the largest unit in which the smallest positive value is at least 1.
 Unit seconds_unit(const std::vector<double>& values);
 Unit bytes_unit(const std::vector<double>& values);
 /// Three digits, or all before the point; a dash for negative values.
-std::string number_text(double value, Unit unit);
+std::string number_text(double value, const Unit& unit);
 
 /// The head of a column: a word of the glossary, which defines it, and a unit.
 struct Head {
@@ -63,6 +60,11 @@ struct Head {
 /// A table that scrolls where it is too wide, open for its rows.
 std::string open_table(const std::string& name, const std::vector<Head>& heads);
 constexpr const char* kCloseTable = "</tbody></table></div>\n";
+
+/// Swatches with titles, behind a word.
+std::string legend_html(
+    const std::vector<std::pair<std::string, std::string>>& classes,
+    const std::string& word = "");
 
 /// The glossary of the page.
 std::string glossary_html();

@@ -56,9 +56,7 @@ template <typename T, int kRows, int kVecs, std::int64_t kRowStep>
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) {
-      sums[i][v] = V(T(0));
-    }
+    for (int v = 0; v < kVecs; ++v) sums[i][v] = V(T(0));
   }
   if (resume) {
 #pragma GCC unroll 16
@@ -126,9 +124,7 @@ inline void multiply_panel(std::int64_t rows, std::int64_t cols, std::int64_t k,
                                     to_ld);
     }
   };
-  if (cols % kLanes<T> == 0 && bias == nullptr) {
-    return multiply(out, ld);
-  }
+  if (cols % kLanes<T> == 0 && bias == nullptr) return multiply(out, ld);
   // Through a tile of our own, of which only the true columns are copied.
   alignas(64) T tile[kTileRows * kTileCols<T>];
   if (resume) {

@@ -77,9 +77,7 @@ void copy_loops(const Loops& loops, const T* src, T* dst) {
   const std::size_t last = loops.sizes.size() - 1;
   if (loops.b[last] == 1 && loops.a[last] != 1) {
     for (std::size_t along = 0; along < last; ++along) {
-      if (loops.a[along] == 1) {
-        return copy_transposed(loops, along, src, dst);
-      }
+      if (loops.a[along] == 1) return copy_transposed(loops, along, src, dst);
     }
   }
   for_outer(loops, [&](std::int64_t, std::int64_t s, std::int64_t t) {

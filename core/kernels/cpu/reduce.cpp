@@ -66,9 +66,7 @@ void sum_rows_typed(KernelContext& context, std::int64_t rows,
       sum_columns(std::min(kRowBlock, rows - r), cols, from, to, x + r * cols,
                   sums);
     }
-    for (std::int64_t c = from; c < to; ++c) {
-      out[c] = narrow<Out>(sums[c]);
-    }
+    for (std::int64_t c = from; c < to; ++c) out[c] = narrow<Out>(sums[c]);
   });
 }
 

@@ -209,9 +209,7 @@ std::int64_t patches_at_once(std::int64_t channels, std::int64_t count) {
 /// Prefetches `count` floats: windows come from memory, in the order of the
 /// loops below, and the processor does not look far enough ahead.
 inline void prefetch(const float* from, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; i += kWidth) {
-    __builtin_prefetch(from + i);
-  }
+  for (std::int64_t i = 0; i < count; i += kWidth) __builtin_prefetch(from + i);
 }
 
 /// m[point][patch][cols] = v[point] times u[point], for `count` patches.

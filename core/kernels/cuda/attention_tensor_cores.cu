@@ -132,9 +132,7 @@ __global__ void __launch_bounds__(kMmaThreads)
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[i][d][e] *= fade[e / 2];
       }
-      if (mask.active) {
-        drop_keys<kKeys>(mask, b, h, row, n * kKeys, scores[i]);
-      }
+      if (mask.active) drop_keys<kKeys>(mask, b, h, row, n * kKeys, scores[i]);
     }
     multiply_along<T, kDim, kKeys>(scores, values, at, sums);
   }

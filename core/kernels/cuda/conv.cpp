@@ -210,8 +210,7 @@ Plan& plan_for(KernelContext& context, Convolutions& all, Pass pass,
   const std::string what = text(pass, dtype, s);
   refuse_capture(
       context,
-      "cuDNN chooses an algorithm for a new shape; run the work once "
-      "before");
+      "cuDNN chooses an algorithm for a new shape; run the work once before");
   for (const std::int64_t size : {s.n, s.h, s.w, s.in, s.out, s.kh, s.kw}) {
     SB_CHECK(size <= std::numeric_limits<int>::max(), "cuDNN: a size of ", size,
              " is more than an int holds; ", what);
@@ -390,9 +389,7 @@ void conv2d_backward_data(KernelContext& context, DType dtype,
                           const ConvShape& s, const void* dy,
                           const void* weight, void* dx, OrderedCopies*) {
   data_type(dtype);
-  if (is_empty(s)) {
-    return set_zero(context, dtype, s.n * s.h * s.w * s.in, dx);
-  }
+  if (is_empty(s)) return set_zero(context, dtype, s.n * s.h * s.w * s.in, dx);
   Convolutions& all = convolutions(context);
   Plan& plan = plan_for(context, all, Pass::kData, dtype, s);
   Arrays arrays(context, dtype, s, nullptr, weight, dy);
@@ -415,9 +412,7 @@ void conv2d_backward_weight(KernelContext& context, DType dtype,
                             const ConvShape& s, const void* x, const void* dy,
                             void* dweight, SharedKernelOrder*) {
   data_type(dtype);
-  if (is_empty(s)) {
-    return set_zero(context, dtype, s.out * s.depth(), dweight);
-  }
+  if (is_empty(s)) return set_zero(context, dtype, s.out * s.depth(), dweight);
   Convolutions& all = convolutions(context);
   Plan& plan = plan_for(context, all, Pass::kWeight, dtype, s);
   Arrays arrays(context, dtype, s, x, nullptr, dy);

@@ -149,9 +149,7 @@ __global__ void sum_row_kernel(std::int64_t items, std::int64_t chunks,
       for (int j = 0; j < N; ++j) sum += widen(v[j]);
     }
     sum = join_block<kThreads>(sum, Sum(), parts);
-    if (thread == 0) {
-      out[item] = narrow<Out>(sum);
-    }
+    if (thread == 0) out[item] = narrow<Out>(sum);
   }
 }
 
@@ -178,9 +176,7 @@ void sum_along_rows(KernelContext& context, std::int64_t rows,
       rows == 0 || rows >= kEnoughBlocks / 2
           ? 1
           : std::min(ceil_div(cols, kLeast), kEnoughBlocks / rows);
-  if (wanted <= 1) {
-    return launch_rows(context, rows, 1, cols, cols, x, out);
-  }
+  if (wanted <= 1) return launch_rows(context, rows, 1, cols, cols, x, out);
   const std::int64_t chunk_cols =
       ceil_div(ceil_div(cols, wanted), kLeast) * kLeast;
   const std::int64_t chunks = ceil_div(cols, chunk_cols);

@@ -103,9 +103,7 @@ __global__ void total_loss(std::int64_t rows, const S* losses,
   }
   sum = join_block<kThreads>(sum, Sum(), parts);
   if (mean) sum /= num_counted<kThreads>(rows, targets, parts);
-  if (threadIdx.x == 0) {
-    *loss = narrow<S>(static_cast<Compute<S>>(sum));
-  }
+  if (threadIdx.x == 0) *loss = narrow<S>(static_cast<Compute<S>>(sum));
 }
 
 /// One block: the factor of the gradient of a row's loss.

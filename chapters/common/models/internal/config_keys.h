@@ -45,6 +45,9 @@ struct FixedKey {
 void check_fixed(const nlohmann::json& object, const std::string& label,
                  const FixedKey& fixed);
 
+/// The words of a text.
+std::vector<std::string> words_of(const std::string& text);
+
 /// Those of GPT-2, and of other programs that write its format.
 const std::vector<FixedKey>& fixed_of_gpt();
 const std::vector<FixedKey>& fixed_of_resnet();

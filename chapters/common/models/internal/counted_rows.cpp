@@ -170,9 +170,7 @@ void add_block(Rows& rows, const CountedSizes& file,
            file["chosen"]);
   if (file["shared"] == 0) return;
   rows.mlp("shared_experts", file["shared"], "mlp_bias");
-  if (file["shared_gate"] != 0) {
-    rows.product("shared_experts", h, 1);
-  }
+  if (file["shared_gate"] != 0) rows.product("shared_experts", h, 1);
 }
 
 }  // namespace

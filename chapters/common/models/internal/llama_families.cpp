@@ -63,25 +63,11 @@ std::vector<config_keys::FixedKey> fixed_keys(const Family& family) {
 }
 
 std::vector<std::string> keys_read(const Family& family) {
-  std::vector<std::string> keys = {"model_type",
-                                   "architectures",
-                                   "vocab_size",
-                                   "num_key_value_heads",
-                                   "head_dim",
-                                   "rms_norm_eps",
-                                   "initializer_range",
-                                   "tie_word_embeddings",
-                                   "attention_dropout",
-                                   "rope_theta",
-                                   "rope_scaling",
-                                   "rope_parameters",
-                                   "original_max_position_embeddings",
-                                   "layer_types",
-                                   "sliding_window",
-                                   "use_sliding_window",
-                                   "qkv_bias",
-                                   "use_qk_norm",
-                                   "max_window_layers"};
+  std::vector<std::string> keys = config_keys::words_of(R"(
+model_type architectures vocab_size num_key_value_heads head_dim rms_norm_eps
+initializer_range tie_word_embeddings attention_dropout rope_theta rope_scaling
+rope_parameters original_max_position_embeddings layer_types sliding_window
+use_sliding_window qkv_bias use_qk_norm max_window_layers)");
   const auto add = [&](bool holds, const std::vector<std::string>& more) {
     if (holds) keys.insert(keys.end(), more.begin(), more.end());
   };
