@@ -293,8 +293,6 @@ class Page(unittest.IsolatedAsyncioTestCase):
         answer = json.loads(answer_of_program(job).stdout)
         timeline = answer["explain"]["timeline"]
         await self.load(job)
-        await self.page.until("!!document.querySelector('.view[data-drawn]')",
-                              "a drawing")
         lanes = await self.page.value(
             "[...document.querySelectorAll('svg.lane')].map((svg) => "
             "svg.ariaLabel.match(/busy ([\\d.]+)/)[1])")
