@@ -56,13 +56,13 @@ const ms = (time) => `${Math.round(time)} ms`;
 
 (async () => {
   line("module", "bytes", "brotli");
-  for (const name of ["plan", "schedules"]) {
+  for (const name of ["plan", "schedules/schedules"]) {
     const files = ["js", "wasm"].map((end) =>
         readFileSync(`${folder}/${name}.${end}`));
     const sizes = [(file) => file.length, (file) => brotliCompressSync(file, {
       params: { [constants.BROTLI_PARAM_LGWIN]: 24 } }).length].map((size) =>
         files.reduce((sum, file) => sum + size(file), 0) / 1e6);
-    line(name, ...sizes.map((size) => `${size.toFixed(2)} MB`));
+    line(name.split("/").pop(), ...sizes.map((size) => `${size.toFixed(2)} MB`));
   }
 
   const begin = performance.now();
