@@ -81,8 +81,8 @@ function show_answer(given, answer) {
   const { result } = answer;
   const clear = () => [...by_id("result").children].forEach(
       (part) => part.replaceChildren());
+  shown = result ? { other: null, ...answer, given } : null;
   if (!result) return in_turn(clear);
-  shown = { ...answer, given, other: null };
   const [best] = result.best;
   const question = words_of(given).map(
       (text) => /^[\w.,/-]+$/.test(text) ? text : `'${text}'`);
