@@ -253,7 +253,8 @@ class Adapt(SphinxTransform):
             if "refuri" in node:
                 node["refuri"] = resolve(page, node["refuri"])
         for node in list(self.document.findall(nodes.math)):
-            hold_together(node)
+            if not isinstance(node.parent, nodes.title):  # contents read those
+                hold_together(node)
         # The site has its own switch between the languages
         for node in list(self.document.findall(nodes.paragraph))[:1]:
             if re.fullmatch(r"(English( \| )?)?(简体中文)?", node.astext()):
