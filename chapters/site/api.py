@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import xml.etree.ElementTree as ET
 
-from layout import ROOT
+from layout import ROOT, breakable
 
 OPTIONS = """
 GENERATE_XML = YES
@@ -89,17 +89,25 @@ def addresses(all_entries):
 
 
 def page(all_entries):
-    """A table of names per header."""
+    """A table of names per header, below a list of the headers' folders."""
     by_header = collections.defaultdict(list)
     for each in all_entries:
         by_header[each.header].append(each)
-    body = ["<h1>API</h1>"]
+    folders = {}
+    for header in sorted(by_header):
+        folders.setdefault(os.path.dirname(header), header)
+    body = ["<h1>API</h1><p>What each header declares, with its first sentence; a "
+            "name leads to its line, where shapes, units and errors are.</p>",
+            '<ul class="files">' + "".join(
+                f'<li><a href="#{header}">{breakable(folder)}</a></li>'
+                for folder, header in folders.items()) + "</ul>"]
     for header, list_ in sorted(by_header.items()):
         rows = "".join(
             f'<tr><td><a href="{header}.html#L{each.line}"><code>'
             f"{html.escape(each.name)}</code></a></td>"
             f"<td>{html.escape(each.brief)}</td></tr>"
             for each in sorted(list_, key=lambda each: each.line))
-        body.append(f'<h2 id="{header}"><a href="{header}.html">{header}</a></h2>'
+        body.append(f'<h2 id="{header}"><a href="{header}.html">'
+                    f"{breakable(header)}</a></h2>"
                     f"<table>{rows}</table>")
     return "\n".join(body)

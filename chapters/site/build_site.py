@@ -1,7 +1,8 @@
 """Builds the site: the pages, the notebooks as they are stored, the sources that
 pages link to, the API, and what else has been built for a browser.
 
-  build_site.py BUILD [--no-api] [--serve] [--output FOLDER]
+  build_site.py BUILD [--no-api] [--output FOLDER]
+  build_site.py BUILD --serve       shows what has been built
 
 needs Sphinx, MyST and KaTeX; for the API, Doxygen.
 """
@@ -89,7 +90,11 @@ def serve(output):
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(http.server.ThreadingHTTPServer):
+        def handle_error(self, *_):  # a browser that has gone
+            pass
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         print(f"http://127.0.0.1:{server.server_port}/ until Ctrl+C", flush=True)
         try:
             server.serve_forever()
@@ -106,18 +111,25 @@ def main():
     given = parser.parse_args()
     build = os.path.abspath(given.build)
     output = os.path.abspath(given.output or os.path.join(build, "book"))
-    with_api = not given.no_api and bool(shutil.which("doxygen"))
-    shutil.rmtree(output, ignore_errors=True)
-    os.makedirs(output)
-    copy_beside(build, output)
-    copy_parts(build, output)
-    with tempfile.TemporaryDirectory() as pages:
-        status = build_pages(pages, output, with_api)
-    if status:
-        return 1
-    print(os.path.join(output, "index.html") + ": open it in a browser")
     if given.serve:
         serve(output)
+        return 0
+    with_api = not given.no_api and bool(shutil.which("doxygen"))
+    # The site that is there stays until this one is whole
+    fresh = output + ".new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    os.makedirs(fresh)
+    copy_beside(build, fresh)
+    copy_parts(build, fresh)
+    with tempfile.TemporaryDirectory() as pages:
+        status = build_pages(pages, fresh, with_api)
+    if status:
+        return 1
+    for name in (".buildinfo", "objects.inv"):  # for Sphinx alone
+        os.remove(os.path.join(fresh, name))
+    shutil.rmtree(output, ignore_errors=True)
+    os.rename(fresh, output)
+    print(os.path.join(output, "index.html") + ": open it in a browser")
     return 0
 
 

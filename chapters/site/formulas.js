@@ -9,7 +9,9 @@ require("readline").createInterface({ input: process.stdin }).on("line", (line) 
   let answer;
   try {
     const strict = (kind) => kind === "unknownSymbol" ? "ignore" : "error";
-    answer = { html: katex.renderToString(tex, { displayMode, strict }) };
+    // Without the source, which nothing shows
+    answer = { html: katex.renderToString(tex, { displayMode, strict }).replace(
+        /<annotation.*?<\/annotation>/s, "") };
   } catch (error) {
     answer = { error: error.message };
   }

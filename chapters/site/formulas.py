@@ -1,5 +1,6 @@
 """Formulas of the site, rendered by KaTeX in one process of node."""
 
+import html
 import json
 import os
 import subprocess
@@ -49,7 +50,13 @@ def setup(app):
     formulas = Formulas()
 
     def visit(translator, node, display):
-        translator.body.append(formulas.render(node.astext(), display, node))
+        formula = formulas.render(node.astext(), display, node)
+        if not display:  # what stands next to it stays there (pages.py)
+            formula = (f'<span class="formula">{html.escape(node.get("head", ""))}'
+                       + formula.replace('</span><span class="base">',
+                                         '</span><wbr><span class="base">')
+                       + f'{html.escape(node.get("tail", ""))}</span>')
+        translator.body.append(formula)
         raise nodes.SkipNode
 
     app.add_html_math_renderer(

@@ -1,5 +1,6 @@
 """Where the pages of the site come from: files of the tree, and their names."""
 
+import html
 import json
 import os
 import re
@@ -28,6 +29,11 @@ def docname_of(path):
         return None
     folder, base = os.path.split(name)
     return os.path.join(folder, re.sub(r"^README\b", "index", base))
+
+
+def breakable(path):
+    """A path as HTML that a narrow page breaks between its parts."""
+    return re.sub("[/_]", r"\g<0><wbr>", html.escape(path))
 
 
 def notebook(path):

@@ -1,6 +1,7 @@
 """The site's pages: links and pictures as GitHub shows them, the contents, and
 what the search knows. An extension of Sphinx."""
 
+import base64
 import glob
 import html
 import itertools
@@ -97,7 +98,8 @@ def size_of(path):
         with open(os.path.join(ROOT, path), "rb") as file:
             head = file.read(24)
         return *(int.from_bytes(head[i:i + 4], "big") for i in (16, 20)), None
-    text = read(path)
+    text = (base64.b64decode(path.partition(",")[2]).decode()
+            if path.startswith("data:") else read(path))
     width, height = map(float, re.search(
         r'viewBox="\S+ \S+ ([\d.]+) ([\d.]+)"', text).groups())
     return width, height, min(
@@ -108,25 +110,29 @@ def size_of(path):
 def picture(page, attributes):
     """An <img> with its size, so that nothing moves when it comes. No text in it
     becomes smaller than 10 px: a narrow screen scrolls instead."""
-    source = attributes["src"]
-    if source.startswith("data:"):
-        return "<img " + " ".join(f'{name}="{html.escape(value)}"' for name, value
-                                  in attributes.items()) + ">"
-    path = os.path.normpath(os.path.join(os.path.dirname(page), source))
+    source = path = attributes["src"]
+    if not source.startswith("data:"):
+        path = os.path.normpath(os.path.join(os.path.dirname(page), source))
+        source = resolve(page, source)
     width, height, text = size_of(path)
     shown = float(attributes.get("width", width))
     least = (f' style="min-width: {10 * width / text:.0f}px"'
-             if text and "width" not in attributes else "")
-    return (f'<img src="{resolve(page, source)}" width="{shown:.0f}" '
+             if text and shown >= width else "")
+    return (f'<img src="{source}" width="{shown:.0f}" '
             f'height="{shown * height / width:.0f}" loading="lazy"{least} '
             f'alt="{html.escape(attributes.get("alt", ""))}">')
 
 
 def figure(page, node):
+    """A thing to touch keeps its picture, which the text names and paper shows."""
     kind = TOUCH.get(os.path.normpath(
         os.path.join(os.path.dirname(page), node["uri"])))
-    touch = f' class="touch" data-touch="{kind}"' if kind else ""
-    return f"<figure{touch}>{picture(page, attributes_of(node))}</figure>"
+    still = f"<figure>{picture(page, attributes_of(node))}</figure>"
+    if not kind:
+        return still
+    return (still.replace("<figure", f'<figure class="touch" data-touch="{kind}"')
+            + '<details class="still"><summary>'
+            + f"{WORDS[language_of(page)]['still']}</summary>{still}</details>")
 
 
 def attributes_of(node):
@@ -217,6 +223,18 @@ def raw(text):
     return nodes.raw("", text, format="html")
 
 
+def hold_together(node):
+    """No line begins with the comma behind a formula, or ends with the bracket
+    before it. The space that GitHub needs behind a wide sign goes."""
+    parent, at = node.parent, node.parent.index(node)
+    for key, place, pattern in (("head", at - 1, r"([(（“]?)((?<=[，。：；、？！）（“])\s)?$"),
+                                ("tail", at + 1, r"^([^\w\s(（“]*)()")):
+        text = parent[place] if 0 <= place < len(parent) else None
+        if isinstance(text, nodes.Text):
+            node[key] = re.search(pattern, text)[1]
+            parent[place] = nodes.Text(re.sub(pattern, "", text, count=1))
+
+
 # ---- A page as its source has it becomes one of the site
 
 class Adapt(SphinxTransform):
@@ -234,6 +252,9 @@ class Adapt(SphinxTransform):
         for node in self.document.findall(nodes.reference):
             if "refuri" in node:
                 node["refuri"] = resolve(page, node["refuri"])
+        for node in list(self.document.findall(nodes.math)):
+            if not isinstance(node.parent, nodes.title):  # contents read those
+                hold_together(node)
         # The site has its own switch between the languages
         for node in list(self.document.findall(nodes.paragraph))[:1]:
             if re.fullmatch(r"(English( \| )?)?(简体中文)?", node.astext()):
@@ -256,8 +277,8 @@ class Adapt(SphinxTransform):
 # ---- Contents
 
 def reading_order(docs):
-    """(heading, [(page, depth)...]) of the English pages; each page once."""
-    left = {doc for doc in docs if not doc.endswith(CHINESE)}
+    """(heading, [(page, depth)...]) by the pages' English names; each once."""
+    left = {doc.removesuffix(CHINESE) for doc in docs}
 
     def take(*patterns):
         for pattern in patterns:
@@ -266,10 +287,13 @@ def reading_order(docs):
                 left.discard(doc)
                 yield doc
 
-    groups = [("chapters", [(doc, 0) for doc in take("index", "chapters/before")])]
-    for chapter in list(take(r"chapters/\d\d_\w+/index")):
-        folder = os.path.dirname(chapter)
+    groups = [("chapters", [])]
+    for chapter in list(take("index", "chapters/00_.*/index", "chapters/before",
+                             r"chapters/\d\d_\w+/index")):
         groups[0][1].append((chapter, 0))
+        folder = os.path.dirname(chapter)
+        if not re.search(r"/\d\d_", folder):
+            continue
         groups[0][1].extend((doc, 1) for doc in take(
             rf"{folder}/(?!details).*", rf"{folder}/details",
             f"notebooks/{os.path.basename(folder)}"))
@@ -288,7 +312,6 @@ def add_context(app, pagename, templatename, context, doctree):
     language = language_of(pagename)
     base = pagename[:-len(CHINESE)] if language != "en" else pagename
     groups = app.order = getattr(app, "order", None) or reading_order(docs)
-    pages = [doc for _, list_ in groups for doc, _ in list_]
 
     def here(doc):  # the page in the reader's language, where there is one
         return doc + CHINESE if language != "en" and doc + CHINESE in docs else doc
@@ -299,6 +322,11 @@ def add_context(app, pagename, templatename, context, doctree):
         doc = here(doc)
         return doc, number + app.env.titles[doc].astext()
 
+    groups = [(heading, [(doc, depth) for doc, depth in list_ if here(doc) in docs])
+              for heading, list_ in groups]
+    depths = {doc: depth for _, list_ in groups for doc, depth in list_}
+    # From chapter to chapter; from a page inside of one to its next page
+    pages = [doc for doc, depth in depths.items() if not depth or depths.get(base)]
     place = pages.index(base) if base in pages else None
     other = base if language != "en" else base + CHINESE
     context.update(
@@ -312,41 +340,54 @@ def add_context(app, pagename, templatename, context, doctree):
         other=other if other in docs else None,
         has_api=bool(app.entries), has_explorer=app.has_explorer,
         has_report=app.has_report, has_touch=app.has_touch)
-    if "body" in context:
+    if "body" in context:  # headings need no spaces to be wide here
         context["body"] = re.sub(
             r"<table\b.*?</table>", r'<div class="scroll">\g<0></div>',
-            context["body"], flags=re.S)
+            re.sub("(&nbsp;|\xa0){4,}", "", context["body"]), flags=re.S)
     return "page.html"
 
 
 # ---- Search: all text of all sections, in one script
 
+def text_of(node):
+    if isinstance(node, nodes.raw):
+        return ""
+    if not node.children or not list(node.findall(nodes.raw)):
+        return node.astext()
+    return " ".join(map(text_of, node.children))
+
+
 def add_to_search(app, doctree, docname):
     sections = []
     for section in doctree.findall(nodes.section):
-        text = " ".join(child.astext() for child in section[1:]
-                        if not isinstance(child, (nodes.section, nodes.raw)))
+        text = " ".join(text_of(child) for child in section[1:]
+                        if not isinstance(child, nodes.section))
         sections.append([section["ids"][0], section[0].astext(),
                          " ".join(text.split())])
     app.search[docname] = [docname + ".html", language_of(docname), sections]
 
 
 def write_search(app, exception):
+    docs = app.env.found_docs
     if exception is None:
         for each in app.entries:
             app.search.setdefault(each.header, [
                 each.header + ".html", "en", [["", each.header, ""]]])[2].append(
                     [f"L{each.line}", each.name, each.brief])
         path = os.path.join(app.outdir, "_static", "sections.js")
+        order = [doc for _, list_ in app.order for doc, _ in list_]
+        pages = sorted(app.search.items(), key=lambda item: order.index(
+            item[0].removesuffix(CHINESE)) if item[0] in docs else len(order))
         with open(path, "w", encoding="utf-8") as file:
             file.write("const PAGES = " + json.dumps(
-                list(app.search.values()), ensure_ascii=False,
+                [page for _, page in pages], ensure_ascii=False,
                 separators=(",", ":")) + ";\n")
 
 
 def begin(app):
     app.builder.search = False  # Sphinx's own
     app.search = {}
+    app.search_pages = {"": WORDS["en"]["search"], CHINESE: WORDS["zh-CN"]["search"]}
     app.entries = api.entries() if app.config.with_api else []
     app.names = api.addresses(app.entries)
     app.explorer = explorer_fields()

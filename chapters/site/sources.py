@@ -11,14 +11,14 @@ from pygments.token import Comment, Keyword, Name, String
 from pygments.util import ClassNotFound
 
 import api
-from layout import ROOT, docname_of, files
+from layout import ROOT, breakable, docname_of, files
 
 # Links in pages add to these
 folders = set()
 anchors = collections.defaultdict(set)  # of each file, such as L12
 pictures = set()
 KINDS = [(Comment.Preproc, "cp"), (Comment, "c"), (Keyword, "k"), (String, "s")]
-SEARCH = '<p id="count" role="status"></p><ol id="found"></ol>'
+SEARCH = '<h1>{}</h1><p id="count" role="status"></p><ol id="found"></ol>'
 MAX_BYTES = 100_000  # of a file that no page names
 
 
@@ -78,7 +78,9 @@ def has_page(path):
 def collect(app):
     """(name, context, template) of each page: all files of each folder that a
     page's link names, or has a file of."""
-    yield "search", {"title": "Search", "body": SEARCH}, "page.html"
+    for ending, title in app.search_pages.items():
+        yield "search" + ending, {
+            "title": title, "body": SEARCH.format(title)}, "page.html"
     if app.entries:
         yield "api", {"title": "API", "body": api.page(app.entries)}, "page.html"
     for each in app.entries:
@@ -92,7 +94,8 @@ def collect(app):
     for folder, names in by_folder.items():
         title = folder or "Shardbook"
         yield os.path.join(folder, "files"), {
-            "title": title, "body": f"<h1>{title}</h1>" + listing(folder, names),
+            "title": title,
+            "body": f"<h1>{breakable(title)}</h1>" + listing(folder, names),
         }, "page.html"
         for name in names:
             path = os.path.join(folder, name)
@@ -103,7 +106,7 @@ def collect(app):
             yield path, {
                 "title": path, "neighbours": listing(folder, names, name),
                 "folder": folder,
-                "body": f"<h1>{path}</h1>{lines(path, text, app.names)}",
+                "body": f"<h1>{breakable(path)}</h1>{lines(path, text, app.names)}",
             }, "page.html"
     for path in sorted(pictures):
         to = os.path.join(app.outdir, path)

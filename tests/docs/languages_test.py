@@ -29,7 +29,8 @@ from languages import (  # noqa: E402
 
 PAGES = ["README.md", *(f"chapters/{name}.md" for name in (
     "README", "before", "comparing", "from_pytorch", "running", "symbols",
-    "what_goes_wrong", "06_1f1b/pipedream", "15_engine/accelerate"))]
+    "what_goes_wrong", "on_your_system", "06_1f1b/pipedream",
+    "15_engine/accelerate"))]
 IN_CHINESE_ALONE = ["chapters/tutorials.zh-CN.md"]
 CHAPTERS = "chapters/[0-9][0-9]_*/README.md"
 GLOSSARY = "\n## 术语\n"  # ends the Chinese root page
@@ -106,7 +107,7 @@ def split_target(page, target):
 
 
 def is_local(target):
-    return not re.match(r"[a-z][a-z+.-]*:|//", target)
+    return not re.match(r"[a-z][a-z+.-]*:|//|\.\./\.\./actions/", target)
 
 
 def link_key(page, target, translated):

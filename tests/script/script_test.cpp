@@ -143,9 +143,13 @@ TEST_F(Script, TheSiteIsBuiltByAPythonThatHasSphinx) {
   write("/bin/dpkg-query", read("/bin/dpkg-query") + "| grep -v ' g[+][+] '\n");
   write("/bin/with-sphinx", "#!/bin/sh\n[ \"$1\" = -c ] || echo \"$@\"\n");
   const std::string book = "SHARDBOOK_PYTHON=bin/with-sphinx ./shardbook book";
+  const std::string built =
+      "-B " + root_ + "/chapters/site/build_site.py " + root_ + "/build";
   EXPECT_EQ(run(book + " --no-api --serve --no-install").text,
-            "-B " + root_ + "/chapters/site/build_site.py " + root_ +
-                "/build --no-api --serve\n");
+            built + " --no-api\n" + built + " --serve\n");
+  // What was not built is not shown
+  write("/bin/with-sphinx", "#!/bin/sh\n[ \"$1\" = -c ] || exit 1\n");
+  EXPECT_EQ(run(book + " --serve --no-install").status, 1);
   write("/bin/dpkg-query", "#!/bin/sh\nexit 0\n");
   expect_end(run(book + " --no-install"), 2,
              {"katex               required  renders their formulas",

@@ -77,6 +77,24 @@ class SmallSite(unittest.TestCase):
         self.assertEqual(self.built.returncode, 1)
         self.assertRegex(self.built.stderr, r"README\.md.*\\fraction")
 
+    def test_a_formula_keeps_its_comma_and_loses_the_space_github_needs(self):
+        page = self.page("Both ($x = 1$), $y$: 量（ $z$ 个）， $t$。")
+        text = re.sub("<math.*?</math>|<[^>]*>", "", re.search(
+            "<p>Both.*?</p>", page, re.S)[0])
+        self.assertRegex(text, r"Both \(x=1\), y: 量（z 个），t。")
+        for end in ("),</span> ", ":</span> ", "。</span></p>"):
+            self.assertIn("</span></span>" + end, page)
+
+    def test_the_old_site_stays_until_another_is_whole(self):
+        site = self.site(README="[There](there.md)", there="Text")
+        (self.root / "there.md").unlink()
+        self.assertEqual(build(self.root, site, "--no-api").returncode, 1)
+        self.assertTrue((site / "there.html").is_file())
+        (self.root / "README.md").write_text("# Title\n\nOther\n")
+        self.assertEqual(build(self.root, site, "--no-api").returncode, 0)
+        self.assertFalse((site / "there.html").exists())
+        self.assertEqual([*self.root.glob("book?*")], [])
+
     def test_a_missing_file_fails_with_its_page(self):
         self.site(README="[There](not/here.h)")
         self.assertEqual(self.built.returncode, 1)
@@ -143,6 +161,7 @@ class SmallSite(unittest.TestCase):
         self.assertEqual(page.count('href="core/thing.h.html#L6"'), 1)
         book = pathlib.Path(self.root, "book")
         self.assertIn("Makes a thing.", (book / "api.html").read_text())
+        self.assertIn('href="#core/thing.h"', (book / "api.html").read_text())
         header = (book / "core/thing.h.html").read_text()
         self.assertIn('<a href="thing.h.html#L4">OneThing</a> <a', header)
 
@@ -232,6 +251,20 @@ class Book(unittest.IsolatedAsyncioTestCase):
         for style in self.site.rglob("*.css"):
             self.assertNotRegex(style.read_text("utf-8"), r"url\(.?(https?:|//)")
 
+    def test_pages_follow_each_other_as_they_say(self):
+        for name, after in (("chapters/00_single_device/index", "../before.html"),
+                            ("chapters/before", "01_data_parallel/index.html"),
+                            ("chapters/06_1f1b/index.zh-CN",
+                             "../07_tensor_parallel/index.zh-CN.html"),
+                            ("chapters/06_1f1b/details",
+                             "../../notebooks/06_1f1b.html")):
+            page = self.pages[self.site / (name + ".html")]
+            self.assertIn(f'rel="next" href="{after}"', page, name)
+        # Contents have the pages that one language has
+        alone = "chapters/tutorials.zh-CN.html"
+        self.assertIn(alone, self.pages[self.site / "index.zh-CN.html"])
+        self.assertNotIn(alone, self.pages[self.site / "index.html"])
+
     async def test_a_browser_shows_all_pages_without_an_error(self):
         page = await self.browser()
         await page.call("Page.enable")
@@ -296,14 +329,32 @@ class Book(unittest.IsolatedAsyncioTestCase):
 
     async def test_the_search_finds_without_a_network(self):
         page = await self.browser()
-        for words, expected in (("weight stashing", "PipeDream"),
-                                ("数据并行", "")):
+        for name, words, expected in (
+                ("search", "weight stashing", "PipeDream"),
+                ("search", "two devices", "Shardbook: Two devices against one"),
+                ("search.zh-CN", "数据并行", "目录")):
             await page.call("Page.navigate", url=(
-                self.site / "search.html").as_uri()
+                self.site / (name + ".html")).as_uri()
                 + "?" + urllib.parse.urlencode({"q": words}))
             await page.until(
                 "document.querySelectorAll('#found a').length > 0", words)
-            self.assertIn(expected, await page.value("document.body.innerText"))
+            text = await page.value("document.body.innerText")
+            self.assertIn(expected, text)
+            self.assertNotRegex(text, r"<img|\\frac")
+
+    async def test_paper_has_the_picture_of_a_thing_to_touch(self):
+        page = await self.browser()
+        await self.show(page, self.site / "chapters/06_1f1b/index.html")
+        await page.call("Emulation.setEmulatedMedia", media="print")
+        shown = "[...document.querySelectorAll('img[src$=\"orders.svg\"]')]" \
+                ".filter((img) => img.offsetWidth > 0).length"
+        await page.value("dispatchEvent(new Event('beforeprint'))")
+        self.assertEqual(await page.value(shown), 1)
+        await page.value("document.querySelector('.touch').replaceChildren('')")
+        self.assertEqual(await page.value(shown), 1)
+        # What is long begins where it stands
+        self.assertEqual(await page.value("getComputedStyle(document."
+                         "querySelector('.scroll')).breakInside"), "auto")
 
     async def show(self, page, path):
         await page.call("Page.navigate", url=path.as_uri())

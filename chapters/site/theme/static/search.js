@@ -1,12 +1,12 @@
 "use strict";
 
 // All sections that have every word of the question, those first that have it in
-// their heading. Chinese has no spaces: a word is any part of the text.
+// their heading, in the order of the contents. Chinese has no spaces: a word is
+// any part of the text.
 
 (() => {
-  const asked = new URLSearchParams(location.search);
-  const question = asked.get("q") ?? "";
-  const lang = asked.get("lang") ?? "en";
+  const question = new URLSearchParams(location.search).get("q") ?? "";
+  const { lang } = document.documentElement;
   document.querySelector("input[type=search]").value = question;
   const words = question.toLowerCase().split(/\s+/).filter(Boolean);
   const found = [];
@@ -16,7 +16,8 @@
       if (!words.every((word) => all.includes(word))) continue;
       const rank = words.filter((word) => heading.includes(word)).length
                    + (language === lang ? 0.5 : 0);
-      found.push({ address, anchor, title, text, rank, page: sections[0][1] });
+      found.push({ address, language, anchor, title, text, rank,
+                   page: sections[0][1] });
     }
   }
   found.sort((a, b) => b.rank - a.rank);
@@ -24,14 +25,19 @@
   document.getElementById("count").textContent = !words.length ? ""
       : found.length ? SITE_WORDS.found.replace("{n}", found.length)
                      : SITE_WORDS.none;
-  for (const { address, anchor, title, text, page } of found.slice(0, 50)) {
+  for (const { address, language, anchor, title, text, page } of
+       found.slice(0, 50)) {
     const link = document.createElement("a");
     link.href = `${address}#${anchor}`;
     link.textContent = title === page ? page : `${page}: ${title}`;
     const at = Math.max(0, text.toLowerCase().indexOf(words[0]) - 60);
     const excerpt = document.createElement("p");
-    excerpt.textContent = (at ? "… " : "") + text.slice(at, at + 200) + " …";
+    // Without the commands of formulas
+    excerpt.textContent = (at ? "… " : "")
+        + text.slice(at, at + 200).replace(/\\[a-zA-Z]+ ?|[{}]/g, "")
+        + (at + 200 < text.length ? " …" : "");
     const item = document.createElement("li");
+    item.lang = language;
     item.append(link, excerpt);
     list.append(item);
   }

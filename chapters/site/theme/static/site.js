@@ -11,7 +11,7 @@ const SITE_WORDS = JSON.parse(document.getElementById("words").textContent);
   const follow = () => {
     for (const [source, media] of sources) {
       source.media = root.dataset.theme
-          ? (root.dataset.theme === "dark" ? "all" : "not all") : media;
+          ? (root.dataset.theme === "dark" ? "screen" : "not all") : media;
     }
   };
   new MutationObserver(follow).observe(root, { attributeFilter: ["data-theme"] });
