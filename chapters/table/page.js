@@ -26,9 +26,9 @@ const stored = (call) => { try { return call(localStorage); } catch { } };
   button.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
     stored((s) => s.setItem("shardbook-theme", root.dataset.theme));
+    name();
   });
-  new MutationObserver(name).observe(
-      root, { attributeFilter: ["data-theme", "lang"] });
+  new MutationObserver(name).observe(root, { attributeFilter: ["lang"] });
   system.addEventListener("change", name);
   name();
   button.hidden = false;
