@@ -21,6 +21,7 @@ from spelling import near  # noqa: E402
 
 VALIDATE = "bench/validate/validate"
 PLANNER = "bench/planner/planner"
+PLAN = "chapters/planner/shardbook_plan"
 GPU = "bench/gpu/gpu_bench"
 THIS_MACHINE = "bench/this_machine"
 MODEL_PARALLEL = "bench/model_parallel"
@@ -102,6 +103,21 @@ def run_gpu(options):
     return programs.run([built(GPU), "--pytorch", script, *options])
 
 
+def run_explorer(options):
+    """The explorer's modules, beside the program that they are built from."""
+    return programs.run(["node", os.path.join(ROOT, "bench", "explorer.js"),
+                         BUILD, *options])
+
+
+def explorer_targets():
+    """Both modules, and the program."""
+    targets = ["explorer", "touch"]
+    if (targets[0], "phony") not in known_targets():
+        die("bench explorer: this build has no emscripten; ./shardbook explore "
+            "installs it")
+    return [*targets, PLAN]
+
+
 # The targets of each, and the function that runs it.
 ALONE = {
     "pytorch": (lambda: with_chapters("bench/pytorch_peer"), run_pytorch),
@@ -109,6 +125,7 @@ ALONE = {
     "planner": (lambda: [PLANNER], run_planner),
     "this-machine": (lambda: with_chapters(THIS_MACHINE), run_this_machine),
     "model-parallel": (lambda: [MODEL_PARALLEL], run_model_parallel),
+    "explorer": (explorer_targets, run_explorer),
     "gpu": (lambda: [GPU, "gpu_libraries"], run_gpu),
 }
 

@@ -8,9 +8,9 @@ async function in_turn(...steps) {
   for (const step of steps) {
     await new Promise((done) => setTimeout(done));
     if (mine !== turns) return false;
-    step();
+    await step();
   }
-  return true;
+  return mine === turns;
 }
 
 // A config.json may have Infinity, which the planner reads.
@@ -66,7 +66,8 @@ function steps_of_plans() {
     () => put("time", ...time_of(plans)),
     () => put("memory", ...memory_of(plans, result.memory_bytes)),
     () => put("timeline", ...timeline_of(plans)),
-    () => by_id("timeline").querySelectorAll(".view").forEach(equip),
+    () => Promise.all(
+        [...by_id("timeline").querySelectorAll(".view")].map(equip)),
     () => {
       if (!points) return put("points");
       const { figure, draw } = points_of(points, plans, result.memory_bytes);
@@ -80,8 +81,8 @@ function show_answer(given, answer) {
   const { result } = answer;
   const clear = () => [...by_id("result").children].forEach(
       (part) => part.replaceChildren());
+  shown = result ? { other: null, ...answer, given } : null;
   if (!result) return in_turn(clear);
-  shown = { ...answer, given, other: null };
   const [best] = result.best;
   const question = words_of(given).map(
       (text) => /^[\w.,/-]+$/.test(text) ? text : `'${text}'`);

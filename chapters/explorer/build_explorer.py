@@ -128,15 +128,25 @@ def models():
                for name, sizes in gpts}}
 
 
+def words_of(folder):
+    """The words of each language."""
+    return {language: json.loads(read(os.path.join(folder, name)))
+            for language, name in (("en", "words.json"),
+                                   ("zh-CN", "words.zh-CN.json"))}
+
+
 def page(folder):
-    """The page, with all that it needs inside."""
+    """The page, with all that it needs inside. It begins in English."""
     table = os.path.join(ROOT, "chapters", "table")
-    words = read(os.path.join(HERE, "words.json"))
+    words = words_of(HERE)
 
     def joined(folder, names):
         return "".join(read(os.path.join(folder, name)) for name in names)
     parts = {
-        **json.loads(words), "words": words,
+        **{key: f'<span data-say="{key}">{text}</span>'
+           for key, text in words["en"].items()},
+        "title": words["en"]["title"],
+        "words": json.dumps(words, ensure_ascii=False),
         "plan-wasm": base64_of(os.path.join(folder, "plan.wasm")),
         "models": json.dumps(models()),
         "style": read(os.path.join(table, "report.css"))

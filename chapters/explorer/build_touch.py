@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from build_explorer import (HERE, ROOT, base64_of, build_modules, own_sources, read,
-                            write)
+                            words_of, write)
 
 TOUCH = os.path.join(HERE, "touch")
 NAMES = ["schedule", "zero", "mask", "collectives", "mesh"]
@@ -48,7 +48,7 @@ def style():
 def script(folder, frames):
     """All in one file: pages on a disk cannot read another."""
     data = {"wasm": base64_of(os.path.join(folder, "schedules.wasm")),
-            "words": json.loads(read(os.path.join(TOUCH, "words.json"))),
+            "words": words_of(TOUCH),
             "style": style(),
             "frames": json.loads(frames)}
     return "\n".join([
@@ -93,7 +93,7 @@ def main(compiler, build, folder, frames):
     write(os.path.join(folder, "touch.js"),
           script(os.path.join(folder, "schedules"), printed))
     write(os.path.join(folder, "touch.html"),
-          page(json.loads(read(os.path.join(TOUCH, "words.json")))))
+          page(words_of(TOUCH)["en"]))
 
 
 if __name__ == "__main__":

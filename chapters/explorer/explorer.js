@@ -20,10 +20,32 @@ const MOST_CONFIG = 8 << 20, MOST_IN_ADDRESS = 8 << 10;
 const ALL_MEMORY = "1000TB";
 const CONFIG = "config.json";
 
+const root = document.documentElement;
 const by_id = (id) => document.getElementById(id);
 const form = by_id("job");
 const fields = [...form.elements].filter((field) => field.name);
 const file_field = form.elements.file;
+
+// ---- The page's language: the address's, or the one that was chosen last. What
+// ---- the planner says is English.
+
+function speak(language) {
+  root.lang = Object.hasOwn(translated, language) ? language : "en";
+  for (const each of document.querySelectorAll("[data-say]")) {
+    each.textContent = say(each.dataset.say);
+  }
+  by_id("progress").ariaLabel = say("progress");
+  by_id("language").lang = root.lang === "en" ? "zh-CN" : "en";
+}
+
+by_id("language").addEventListener("click", () => {
+  const { lang } = by_id("language");
+  stored((s) => s.setItem("shardbook-language", lang));
+  speak(lang);
+  write_address();
+  if (is_busy()) search();
+  else if (shown) show_answer(shown.given, shown);
+});
 
 // ---- What is asked: the form's fields, a config.json, a plan to compare with
 // ---- the best one. All of it is in the address.
@@ -39,7 +61,7 @@ function values() {
 }
 
 function address_of(plan) {
-  const given = new URLSearchParams(values());
+  const given = new URLSearchParams({ lang: root.lang, ...values() });
   if (config !== null && config.length <= MOST_IN_ADDRESS) {
     given.set("config", config);
   }
@@ -62,6 +84,7 @@ function fill(field, value) {
 
 function read_address() {
   const given = new URLSearchParams(location.hash.slice(1));
+  speak(given.get("lang") ?? stored((s) => s.getItem("shardbook-language")));
   config = given.get("config");
   compared = given.get("with");
   for (const field of fields) {
@@ -84,11 +107,19 @@ const files_of = (given) =>
 
 // ---- The state of the search.
 
+const is_busy = () => by_id("answer").getAttribute("aria-busy") === "true";
+
+// A word of the page's, or a sentence of the planner's
+function tell(text, is_error) {
+  by_id("said").dataset.say = text;
+  by_id("said").textContent = say(text);
+  by_id("said").className = is_error ? "over" : "";
+}
+
 function busy(text) {
   ++turns;  // ends what is being shown
   by_id("answer").setAttribute("aria-busy", "true");
-  by_id("said").textContent = text;
-  by_id("said").className = "";
+  tell(text);
   by_id("stop").hidden = false;
   by_id("progress").hidden = false;
   by_id("progress").removeAttribute("value");
@@ -96,8 +127,7 @@ function busy(text) {
 
 function idle(text, is_error) {
   by_id("answer").setAttribute("aria-busy", "false");
-  by_id("said").textContent = text;
-  by_id("said").className = is_error ? "over" : "";
+  tell(text, is_error);
   by_id("stop").hidden = true;
   by_id("progress").hidden = true;
 }
@@ -105,8 +135,8 @@ function idle(text, is_error) {
 function found({ error, has_no_rings }) {
   const is_long = files_of(shown?.given ?? {})[CONFIG]?.length >
                   MOST_IN_ADDRESS;
-  idle(error ?? say(has_no_rings ? "no_rings"
-                    : is_long ? "found_long" : "found"), error);
+  idle(error ?? (has_no_rings ? "no_rings" : is_long ? "found_long" : "found"),
+       error);
 }
 
 function progress([done, all]) {
@@ -121,7 +151,7 @@ function progress([done, all]) {
 async function search() {
   const given = values();
   write_address();
-  busy(say("waiting"));
+  busy("waiting");
   by_id("result").inert = true;  // of another job
   const answer =
       await planner.ask(words_of(given), files_of(given), progress);
@@ -145,7 +175,7 @@ async function compare(plan) {
   const ask = (more) => planner.ask(
       words_of({ ...given, ...limits_of(plan), ...more }), files_of(given),
       progress);
-  busy(say("comparing"));
+  busy("comparing");
   let other = await ask({});
   if (other?.result && other.result.best.length === 0) {
     other = await ask({ "device-memory": ALL_MEMORY });
@@ -172,7 +202,7 @@ form.addEventListener("submit", (event) => event.preventDefault());
 by_id("stop").addEventListener("click", () => {
   planner.stop();
   by_id("result").inert = false;
-  idle(say("stopped"));
+  idle("stopped");
 });
 addEventListener("dragover", (event) => event.preventDefault());
 addEventListener("drop", async (event) => {
@@ -188,7 +218,9 @@ addEventListener("hashchange", () => {
 });
 for (const [name, choices] of Object.entries(CHOICES)) {
   for (const value of choices) {
-    form.elements[name].add(new Option(value || say("any"), value));
+    const option = new Option(value, value);
+    if (!value) option.dataset.say = "any";
+    form.elements[name].add(option);
   }
 }
 read_address();

@@ -102,9 +102,10 @@ class Search {
   }
 
   void consider(const Candidate& each) {
-    // Behind the first bound that is as slow, all are
+    // Stop at a bound: behind the first that is as slow, all are
     const double limit = limit_s();
     if (each.least_s >= limit) return pass_over(each, each.least_s);
+
     const HybridJob job = job_of(request_, each.plan);
     const bool is_full = limit < kNoLimit;
     const double least_s = is_full ? least_stage_seconds(job) : 0;

@@ -151,7 +151,7 @@ def adapt_raw(page, text):
 
 # ---- Commands of the planner
 
-def explorer_address(command, fields):
+def explorer_address(command, fields, language):
     """The explorer's address of a planner's job; None if its form lacks a part."""
     # Up to a pipe or a comment, which quotes may hold
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
@@ -179,7 +179,7 @@ def explorer_address(command, fields):
     if not {"nodes", "batch"} <= set(job) <= set(fields) or any(
             job[name] not in fields[name] for name in ("model", "cluster")):
         return None
-    return "explorer/index.html#" + urllib.parse.urlencode(job)
+    return "explorer/index.html#" + urllib.parse.urlencode({"lang": language, **job})
 
 
 def explorer_fields():
@@ -197,7 +197,7 @@ def link_commands(app, doctree):
     for block in doctree.findall(nodes.literal_block):
         text = block.astext().replace("\\\n", " ")
         for line in re.findall(r"(?m)^(?:\$ )?(\./shardbook plan .*)", text):
-            address = explorer_address(line, app.explorer)
+            address = explorer_address(line, app.explorer, language_of(page))
             if address and app.has_explorer:
                 to = os.path.relpath(address, os.path.dirname(page) or ".")
                 block.parent.insert(block.parent.index(block) + 1, raw(

@@ -1,10 +1,13 @@
 "use strict";
 
-// ---- The page's words: a table from English, where the page has one.
+// ---- The page's words: a table for each language, where the page has them.
 
 const translated =
     JSON.parse(document.getElementById("page-words")?.textContent ?? "{}");
-const say = (text) => translated[text] ?? text;
+const say = (text) => translated[document.documentElement.lang]?.[text] ?? text;
+
+// What the reader has chosen. A page from a file may have no storage.
+const stored = (call) => { try { return call(localStorage); } catch { } };
 
 // ---- Light and dark: as the system is, until the reader chooses.
 
@@ -14,17 +17,18 @@ const say = (text) => translated[text] ?? text;
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => root.dataset.theme
       ? root.dataset.theme === "dark" : system.matches;
-  const { light = say("Light"), dark = say("Dark") } = button.dataset;
-  const name = () => { button.textContent = isDark() ? light : dark; };
-  // A page from a file may have no storage.
-  const stored = (call) => { try { return call(localStorage); } catch { } };
+  const name = () => {
+    const { light = say("Light"), dark = say("Dark") } = button.dataset;
+    button.textContent = isDark() ? light : dark;
+  };
   const chosen = stored((s) => s.getItem("shardbook-theme"));
   if (chosen === "dark" || chosen === "light") root.dataset.theme = chosen;
   button.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
     stored((s) => s.setItem("shardbook-theme", root.dataset.theme));
-    name();
   });
+  new MutationObserver(name).observe(
+      root, { attributeFilter: ["data-theme", "lang"] });
   system.addEventListener("change", name);
   name();
   button.hidden = false;

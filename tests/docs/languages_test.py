@@ -14,6 +14,7 @@ and the same links, numbers and units. A number may be a digit here and a word
 there. What only a reader can judge, the test leaves to readers.
 """
 
+import json
 import pathlib
 import re
 import sys
@@ -356,6 +357,23 @@ class Languages(unittest.TestCase):
             self.assertTrue(term.lower() in here, term)
             for word in re.split("（|）$", translated):
                 self.assertTrue(word.lower() in there, word)
+
+    def test_tables_of_words_have_the_same_keys_and_places(self):
+        tables = [path for path in (ROOT / "chapters").rglob("words.zh-CN.json")]
+        self.assertEqual(len(tables), 2)
+        for path in tables:
+            here, there = (json.loads(each.read_text("utf-8")) for each in (
+                path.with_name("words.json"), path))
+            self.assertEqual([*here], [*there])
+            for key, text in there.items():
+                with self.subTest(path=path, key=key):
+                    names = [re.findall(r"\{\w+\}", each)
+                             for each in (here[key], text)]
+                    self.assertEqual(*map(sorted, names))
+                    if len(re.sub(r"\{\w+\}", "", here[key]).split()) > 2:
+                        self.assertRegex(text, f"[{HAN}]")
+                    for pattern, say in TERMS + SIGNS:
+                        self.assertNotRegex(text, pattern, say)
 
     def test_faults_are_named(self):
         page = ROOT / "README.md"

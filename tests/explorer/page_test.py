@@ -293,8 +293,6 @@ class Page(unittest.IsolatedAsyncioTestCase):
         answer = json.loads(answer_of_program(job).stdout)
         timeline = answer["explain"]["timeline"]
         await self.load(job)
-        await self.page.until("!!document.querySelector('.view[data-drawn]')",
-                              "a drawing")
         lanes = await self.page.value(
             "[...document.querySelectorAll('svg.lane')].map((svg) => "
             "svg.ariaLabel.match(/busy ([\\d.]+)/)[1])")
@@ -395,6 +393,40 @@ class Page(unittest.IsolatedAsyncioTestCase):
         self.assertNotIn("virtual", text)
         self.assertIn("no ZB-H1", await self.text())
 
+    async def test_the_language_changes_and_all_else_stays(self):
+        words = json.loads((ROOT / "chapters/explorer/words.json").read_text("utf-8"))
+        for more in ({"with": "dp 8; 8 x 1", "zero-stage": "0"}, {"tp": "3"}):
+            job = {**JOBS[0], **more}
+            english = await self.load(job, lang="en")
+            await self.load(JOBS[0])
+            chinese = await self.turn_to({**job, "lang": "zh-CN"})
+            for text in words.values():
+                if text.count(" ") > 3 and "{" not in text:
+                    self.assertNotIn(text, chinese)
+            # All that is shown, without another search
+            for lang, expected in (("en", english), ("zh-CN", chinese)):
+                await self.page.click("#language")
+                self.assertTrue(await self.page.value(IS_READY))
+                await self.page.until(
+                    f"document.body.innerText === {json.dumps(expected)}", lang)
+                given = urllib.parse.parse_qsl(
+                    (await self.page.value("location.hash"))[1:])
+                self.assertEqual(dict(given), {**job, "lang": lang})
+                self.assertEqual(
+                    await self.page.value("document.documentElement.lang"), lang)
+            # Chosen last; an address has its own
+            self.assertEqual(await self.load(job), chinese)
+            self.assertEqual(await self.load(job, lang="en"), english)
+            self.assertEqual(await self.load(job, lang="toString"), english)
+        # While an answer is being shown
+        await self.load(JOBS[0], lang="zh-CN")
+        await self.page.value("""new MutationObserver((_, observer) => {
+          observer.disconnect();
+          document.getElementById("language").click();
+        }).observe(document.getElementById("head"), { childList: true })""")
+        text = await self.turn_to({**JOBS[0], "lang": "zh-CN"})
+        self.assertEqual(text, await self.load(JOBS[0], lang="en"))
+
     async def test_nothing_leaves_the_page(self):
         await self.load(JOBS[0])
         asked = await self.page.value(
@@ -411,8 +443,9 @@ class Page(unittest.IsolatedAsyncioTestCase):
                 await self.page.call(
                     "Emulation.setDeviceMetricsOverride", width=width,
                     height=900, deviceScaleFactor=1, mobile=False)
-                await self.load(JOBS[0], **{"with": "dp 8, ZeRO-2; 8 x 1",
-                                            "ep": "1"})
+                await self.load(JOBS[0], **{
+                    "with": "dp 8, ZeRO-2; 8 x 1", "ep": "1",
+                    "lang": "zh-CN" if width == 390 else "en"})
                 await self.page.value(checks + "; window.checked = true")
                 for check in ('brokenRules(["h1", "main", "header"])',
                               "paleParts()"):

@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -222,6 +223,26 @@ class Touch(unittest.IsolatedAsyncioTestCase):
         await self.of("collectives", "figure.querySelectorAll('button')[1].click()")
         await self.page.until("document.querySelector('[data-touch=collectives]')"
                               ".innerText.includes('Step 6 of 6')", "the end")
+
+    async def test_words_are_in_the_language_of_the_page(self):
+        page = (BUILD / "explorer/touch.html").read_text("utf-8")
+        script = (BUILD / "explorer/touch.js").as_uri()
+        with tempfile.TemporaryDirectory() as folder:
+            other = pathlib.Path(folder, "touch.html")
+            other.write_text(page.replace('lang="en"', 'lang="zh-CN"').replace(
+                'src="touch.js"', f'src="{script}"'))
+            await self.page.call("Page.navigate", url=other.as_uri())
+            await self.page.until(
+                "document.querySelectorAll('figure form').length === 5", "five")
+        text = await self.page.value("[...document.querySelectorAll('figure')].map("
+                                     "(figure) => figure.innerHTML).join()")
+        words = ROOT / "chapters/explorer/touch"
+        here, there = (json.loads((words / name).read_text("utf-8"))
+                       for name in ("words.json", "words.zh-CN.json"))
+        for key, other in there.items():
+            if key.startswith("field_"):
+                self.assertIn(f">{other}<", text)
+                self.assertNotIn(f">{here[key]}<", text)
 
     async def test_nothing_is_asked_of_another_file(self):
         asked = await self.page.value(

@@ -179,7 +179,9 @@ TEST(Frames, OfARingSendItsBytes) {
 TEST(PageImages, HaveTextsOfTheirOwn) {
   std::set<std::string> texts;
   for (const Image& image : images_of_pages()) {
-    if (image.page.ends_with(".zh-CN.md")) continue;  // words without spaces
+    // Words without spaces, and the state of CI
+    if (image.page.ends_with(".zh-CN.md")) continue;
+    if (image.file.ends_with("/badge.svg")) continue;
     std::istringstream words(image.alt);
     const auto num_words =
         std::distance(std::istream_iterator<std::string>(words), {});

@@ -167,8 +167,10 @@ class SmallSite(unittest.TestCase):
 
     def test_the_other_language_is_a_click_away(self):
         site = self.site(**{
+            "chapters/README": "Text",
             "README": "English | [简体中文](README.zh-CN.md)\n\nText",
-            "README.zh-CN": "[English](README.md) | 简体中文\n\n正文"})
+            "README.zh-CN": "[English](README.md) | 简体中文\n\n"
+                            "```console\n$ ./shardbook plan --nodes 8 --batch 64\n```"})
         page = (site / "index.html").read_text()
         chinese = (site / "index.zh-CN.html").read_text()
         self.assertIn('href="index.zh-CN.html"', page)
@@ -176,6 +178,9 @@ class SmallSite(unittest.TestCase):
         self.assertIn('href="index.html" lang="en">English', chinese)
         self.assertNotIn("| 简体中文", chinese)
         self.assertIn('data-dark="深色"', chinese)
+        self.assertIn('href="explorer/index.html#lang=en"', page)
+        self.assertIn('href="explorer/index.html#lang=zh-CN"', chinese)
+        self.assertIn('href="explorer/index.html#lang=zh-CN&amp;model=', chinese)
 
 
 class Book(unittest.IsolatedAsyncioTestCase):
@@ -227,6 +232,15 @@ class Book(unittest.IsolatedAsyncioTestCase):
                 wrong.append(f"{path.relative_to(self.site)}: {name}")
         self.assertEqual(wrong, [])
         self.assertGreater(count, 20000)
+
+    def test_both_languages_have_the_same_things_to_touch(self):
+        things = {path.relative_to(self.site).as_posix():
+                  re.findall(r'data-touch="(\w+)"', text)
+                  for path, text in self.pages.items()}
+        self.assertEqual(sum(map(len, things.values())), 10)
+        for name, found in things.items():
+            other = things.get(name.replace(".zh-CN.html", ".html"), [])
+            self.assertEqual(other, found, name)
 
     def test_no_page_asks_another_host(self):
         for path, text in self.own_pages().items():
@@ -285,6 +299,7 @@ class Book(unittest.IsolatedAsyncioTestCase):
         await page.call("Emulation.setDeviceMetricsOverride", width=390,
                         height=800, deviceScaleFactor=1, mobile=True)
         for name in ("index", "chapters/06_1f1b/index", "chapters/running",
+                     "chapters/07_tensor_parallel/index",
                      "notebooks/06_1f1b", "chapters/06_1f1b/schedules.h"):
             await self.show(page, self.site / (name + ".html"))
             self.assertLessEqual(

@@ -14,10 +14,10 @@ THINGS.collectives = (parts) => {
         (frame) => frame.messages).filter(([from]) => from === rank)
         .reduce((sum, [, , , count]) => sum + count, 0));
     const values = {
-      now: messages.map(([from, to, first, count]) => filled("message", {
-        from, to, pieces: letters(first, count) })).join("; ") || filled("nothing"),
-      sent: sent.map((count, rank) => filled("rank", { rank }) + " " +
-          filled(count < 2 ? `sent_${count}` : "sent", { sent: count })).join(", ") };
+      now: listed(messages.map(([from, to, first, count]) => filled("message", {
+        from, to, pieces: letters(first, count) })), "semicolon") || filled("nothing"),
+      sent: listed(sent.map((count, rank) => filled("rank", { rank }) + " " +
+          filled(count < 2 ? `sent_${count}` : "sent", { sent: count }))) };
     const svg = picture(left + 4 * place, 4 * row, filled("collectives_now", values));
     ranks.forEach((pieces, rank) => {
       const y = row * rank + 16;

@@ -40,7 +40,7 @@ THINGS.mask = (parts, answerTo) => {
     parts.picture.replaceChildren(svg, table(step));
     const hops = answer.ranks.map((rank) => rank.hops[step]);
     parts.now.textContent = filled(answer.isUlysses ? "every_rank" : "mask_now", {
-      sources: hops.map((hop) => hop.source).join(", "),
+      sources: listed(hops.map((hop) => hop.source)),
       slowest: digits(Math.max(...hops.map((hop) => hop.work))) });
     parts.about.textContent = about();
   }

@@ -55,13 +55,13 @@ THINGS.schedule = (parts, answerTo) => {
         ([, , , begin, end]) => begin <= time && time < end).map(name).join("&"))
         .map((each) => each || filled("nothing"));
     parts.now.textContent = filled("schedule_now", {
-      time: digits(time), running: running.join(", "),
-      sets: answer.ranks.map((rank) => aliveAt(rank, time)).join(", ") });
+      time: digits(time), running: listed(running),
+      sets: listed(answer.ranks.map((rank) => aliveAt(rank, time))) });
     parts.about.textContent = about();
   }
   const about = () => filled("schedule_about", {
     makespan: digits(answer.makespan), idle: digits(100 * answer.idle_share),
-    most: answer.ranks.map((rank) => rank.most).join(", ") });
+    most: listed(answer.ranks.map((rank) => rank.most)) });
 
   const text = ({ text, micro_batches }) => text.trim().startsWith("{") ? text
       : JSON.stringify({ micro_batches, ranks: text.trim().split("\n") });

@@ -2,8 +2,12 @@
 // thing is a function of its figure's content; its numbers are the module's.
 
 const THINGS = {};
-const filled = (key, values = {}) => (DATA.words[key] ?? key).replace(
-    /\{(\w+)\}/g, (_, name) => values[name]);
+// In the language of the page around them; English where they lack it
+const filled = (key, values = {}) => {
+  const words = DATA.words[document.documentElement.lang] ?? DATA.words.en;
+  return (words[key] ?? key).replace(/\{(\w+)\}/g, (_, name) => values[name]);
+};
+const listed = (texts, between = "comma") => texts.join(filled(between));
 const digits = (value) => Number(value.toPrecision(4)).toLocaleString("en", {
   maximumFractionDigits: 6 });
 let ask;  // an object to the module, and its answer
