@@ -299,6 +299,7 @@ class Book(unittest.IsolatedAsyncioTestCase):
         await page.call("Emulation.setDeviceMetricsOverride", width=390,
                         height=800, deviceScaleFactor=1, mobile=True)
         for name in ("index", "chapters/06_1f1b/index", "chapters/running",
+                     "chapters/07_tensor_parallel/index",
                      "notebooks/06_1f1b", "chapters/06_1f1b/schedules.h"):
             await self.show(page, self.site / (name + ".html"))
             self.assertLessEqual(
