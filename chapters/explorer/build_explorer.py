@@ -8,6 +8,7 @@ runs one rank at a time, which is all that plans on switched links need.
 """
 
 import base64
+import gzip
 import json
 import os
 import re
@@ -109,9 +110,10 @@ def build_modules(compiler, build, folder, modules):
                    env={**os.environ, "NODE_PATH": "/usr/share/nodejs"})
 
 
-def base64_of(path):
+def packed(path):
+    """A file by gzip and base64, which a page unpacks."""
     with open(path, "rb") as file:
-        return base64.b64encode(file.read()).decode("ascii")
+        return base64.b64encode(gzip.compress(file.read(), mtime=0)).decode("ascii")
 
 
 def models():
@@ -147,7 +149,7 @@ def page(folder):
            for key, text in words["en"].items()},
         "title": words["en"]["title"],
         "words": json.dumps(words, ensure_ascii=False),
-        "plan-wasm": base64_of(os.path.join(folder, "plan.wasm")),
+        "plan-wasm": packed(os.path.join(folder, "plan.wasm")),
         "models": json.dumps(models()),
         "style": read(os.path.join(table, "report.css"))
                  + read(os.path.join(HERE, "explorer.css")),

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 
-from build_explorer import (HERE, ROOT, base64_of, build_modules, own_sources, read,
+from build_explorer import (HERE, ROOT, build_modules, own_sources, packed, read,
                             words_of, write)
 
 TOUCH = os.path.join(HERE, "touch")
@@ -47,7 +47,7 @@ def style():
 
 def script(folder, frames):
     """All in one file: pages on a disk cannot read another."""
-    data = {"wasm": base64_of(os.path.join(folder, "schedules.wasm")),
+    data = {"wasm": packed(os.path.join(folder, "schedules.wasm")),
             "words": words_of(TOUCH),
             "style": style(),
             "frames": json.loads(frames)}

@@ -1,7 +1,7 @@
 // ---- The planner, in a worker. A new question ends the one before.
 
 const planner = (() => {
-  // The module: base64, then as a worker has compiled it
+  // The module: packed, then as a worker has compiled it
   let code = document.getElementById("plan-wasm").textContent;
   const url = URL.createObjectURL(
       new Blob([document.getElementById("worker").textContent],

@@ -9,12 +9,15 @@
 let arrive;
 const instance = new Promise((done) => { arrive = done; });
 
-// `code` is base64 the first time.
+async function compiled(packed) {
+  const data = await fetch(`data:application/gzip;base64,${packed}`);
+  const code = data.body.pipeThrough(new DecompressionStream("gzip"));
+  return WebAssembly.compile(await new Response(code).arrayBuffer());
+}
+
+// `code` is packed the first time.
 async function instance_of(code) {
-  const module = typeof code === "string"
-      ? await WebAssembly.compile(await (await fetch(
-            `data:application/wasm;base64,${code}`)).arrayBuffer())
-      : code;
+  const module = typeof code === "string" ? await compiled(code) : code;
   postMessage({ module });
   return plan({
     instantiateWasm(imports, done) {

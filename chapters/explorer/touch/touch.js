@@ -105,8 +105,10 @@ function steps(place, label, show) {
 async function start() {
   const figures = [...document.querySelectorAll("figure[data-touch]")];
   if (!figures.length || !globalThis.WebAssembly) return;
-  const bytes = Uint8Array.from(atob(DATA.wasm), (c) => c.charCodeAt(0));
-  const module = await schedules({ wasmBinary: bytes });
+  const data = await fetch(`data:application/gzip;base64,${DATA.wasm}`);
+  const code = data.body.pipeThrough(new DecompressionStream("gzip"));
+  const module = await schedules({
+    wasmBinary: await new Response(code).arrayBuffer() });
   ask = (question) => JSON.parse(module.ccall(
       "shardbook_schedules", "string", ["string"], [JSON.stringify(question)]));
   document.head.append(html("style", { textContent: DATA.style }));
