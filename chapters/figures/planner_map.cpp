@@ -50,8 +50,7 @@ std::string map() {
       figure.box({x, y, kCell - 4, kRow - 4}, "empty");
       const planner::PlanRequest request =
           request_for(model.name, all_devices[c], model.batch);
-      const planner::PlanResult result =
-          planner::search(request, {/*top=*/1, /*prunes=*/true});
+      const planner::PlanResult result = planner::search(request, {.top = 1});
       if (result.best.empty()) {
         figure.text(x + 8, y + 18, "nothing fits", kMuted);
         continue;

@@ -28,7 +28,7 @@ struct SearchOptions {
   int top = 5;                ///< how many plans are kept
   bool prunes = true;         ///< false: every legal plan is predicted
   bool keeps_points = false;  ///< every legal plan with what was known of it
-  Progress progress;
+  Progress progress = nullptr;
 };
 
 /// How far a legal plan came.
