@@ -46,9 +46,10 @@ TEST(CifarMoe, WithoutExpertsTheConfigTrainsAsWell) {
 
 // More ranks than experts: as many ranks as possible share a set.
 TEST(CifarMoe, RanksAndExpertsNeedNotBeEquallyMany) {
-  const Outcome outcome = run(
-      "cifar_moe",
-      "--world-size 4 --moe --num-experts 2,4 --mlp-type residual --steps 2");
+  const Outcome outcome =
+      run("cifar_moe",
+          "--world-size 4 --moe --num-experts 2,4 --mlp-type residual "
+          "--steps 2");
   EXPECT_EQ(outcome.status, 0) << outcome.text;
   expect_text(outcome.text, {"   3  2-3        2 3              1 3",
                              "accuracy ", "16 images", "equal"});
@@ -91,7 +92,8 @@ TEST(CifarMoe, MistakesAreSentences) {
            {"--moe --num-experts 2 --top-k 3", "--top-k 3: a token chooses"},
            {"--moe --num-experts 2,x", "--num-experts 2,x: give numbers"},
            {"--num-experts 2,4",
-            "--num-experts: the net has no experts; give --moe"},
+            "--num-experts: the net has no experts; give "
+            "--moe"},
            {"--world-size 3", "give 1, 2, 4, 8 or 16"},
            {"--world-size 4 --moe --num-experts 2,4 --ep-world-size 3",
             "--ep-world-size 3: the 4 ranks do not divide by it"},

@@ -254,7 +254,8 @@ TEST(CommandLine, DeepFilesAreASentence) {
        {"chapters/00_single_device/ch00_single_device --model ",
         "chapters/06_1f1b/ch06_1f1b --schedule ",
         "chapters/15_engine/ch15_engine --config ",
-        "chapters/planner/shardbook_plan --nodes 1 --batch 8 --model "}) {
+        "chapters/planner/shardbook_plan --nodes 1 --batch 8 "
+        "--model "}) {
     const std::string command = start;
     const std::size_t space = command.find(' ');
     expect_end(
@@ -314,7 +315,9 @@ TEST(CommandLine, NumbersThatAreNotFiniteAreNamedWhereTheyBegin) {
   expect_end(run("02_ddp",
                  "--world-size 2 --model gpt-nano --seq 8 --batch 8 "
                  "--steps 1 --optimizer sgd --dtype f16 --lr 1e30"),
-             1, {"is not finite after the last step: nothing to compare"});
+             1,
+             {"is not finite after the last step: nothing to "
+              "compare"});
 }
 
 TEST(CommandLine, WeightsThatAreNotFiniteReplaceNoFileUnasked) {

@@ -17,7 +17,8 @@ TEST(FullDisk, LeavesTheOldCheckpoint) {
   std::ofstream(path) << "old";
   // The shell's limit on file sizes stands for the full disk.
   const std::string limited =
-      "sh -c 'ulimit -f 8; exec \"$0\" \"$@\"' '" SHARDBOOK_BUILD
+      "sh -c 'ulimit -f 8; exec \"$0\" \"$@\"' "
+      "'" SHARDBOOK_BUILD
       "/chapters/00_single_device/ch00_single_device' "
       "--steps 0 --no-check --save " +
       path + " 2>&1";

@@ -89,7 +89,8 @@ TEST(Launchers, CopiesThatTrainAloneAreWarnedOfOnce) {
                           "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3");
   EXPECT_EQ(sim.status, 0);
   EXPECT_TRUE(has_text(sim.text,
-                       "(OMPI_COMM_WORLD_SIZE=3), and with --backend sim each"))
+                       "(OMPI_COMM_WORLD_SIZE=3), and with --backend "
+                       "sim each"))
       << sim.text;
 }
 
@@ -99,9 +100,10 @@ TEST(Launchers, TheLocalRankMayAlsoBeAnOption) {
     const Outcome alone = ddp("--world-size 2 " + option, "");
     EXPECT_EQ(alone.status, 0) << alone.text;
   }
-  expect_sentence(ddp("--local_rank=1", ""),
-                  "error: --local_rank 1: no launcher has started this "
-                  "process, so it is 0; leave the option to the launcher");
+  expect_sentence(
+      ddp("--local_rank=1", ""),
+      "error: --local_rank 1: no launcher has started this process, "
+      "so it is 0; leave the option to the launcher");
   expect_sentence(ddp("--local_rank=1", "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0"),
                   "error: --local_rank 1: the variables of torchrun give 0; ");
   expect_sentence(ddp("--local_rank=x", ""),

@@ -121,8 +121,9 @@ TEST(ThreadFailure, ARankThatLeavesEarlyIsNamed) {
   });
   const std::string start = "rank 1 failed: it ended without joining";
   expect_text(outcome.by_rank[0], {start});
-  expect_text(outcome.by_rank[2], {"(while rank 2 was in broadcast f32[3] "
-                                   "(root 0) 'weights' over 'world')"});
+  expect_text(outcome.by_rank[2],
+              {"(while rank 2 was in broadcast f32[3] (root 0) 'weights' over "
+               "'world')"});
   expect_text(outcome.first_cause, {start});
 }
 
@@ -339,8 +340,9 @@ TEST(ThreadTimeout, NamesWhoIsMissing) {
         world.all_reduce(x).wait();
       },
       options);
-  expect_text(outcome.first_cause, {"timeout after 200 ms: rank 1 did not join "
-                                    "all_reduce f32[6] over 'world'"});
+  expect_text(outcome.first_cause,
+              {"timeout after 200 ms: rank 1 did not join all_reduce f32[6] "
+               "over 'world'"});
 }
 
 TEST(ThreadFailure, BuffersOfDroppedWorkStayAlive) {

@@ -91,7 +91,9 @@ TEST(Ledger, ALongLogIsKeptInPart) {
     EXPECT_EQ(log.num_calls(), count);
     EXPECT_EQ(log.bytes(), 4.0 * count * (count - 1) / 2);
     EXPECT_LE(size, 3 * kKept);
-    if (count <= 3 * kKept) EXPECT_EQ(size, count);
+    if (count <= 3 * kKept) {
+      EXPECT_EQ(size, count);
+    }
     for (std::int64_t i = 0; i < kKept; ++i) {
       const auto at = static_cast<std::size_t>(i);
       ASSERT_EQ(log.records()[at].numel, i);

@@ -103,8 +103,9 @@ TEST_F(NcclProcesses, ARankThatDiesBeforeTheMeetingIsNamed) {
 TEST_F(NcclProcesses, ARankThatNeverComesIsNamedByTheOthers) {
   const auto alone = start(0, 0, 2, 2, "all", {"SHARDBOOK_TIMEOUT_MS=500"});
   EXPECT_EQ(alone->finish(), 1);
-  EXPECT_THAT(alone->output(), HasSubstr("rank 1 did not join the rendezvous "
-                                         "of 2 ranks, in which rank 0 waits"));
+  EXPECT_THAT(alone->output(),
+              HasSubstr("rank 1 did not join the rendezvous of 2 ranks, in "
+                        "which rank 0 waits"));
 }
 
 TEST_F(NcclProcesses, ARankThatDiesEndsWhatTheOthersWaitForOnTheDevice) {

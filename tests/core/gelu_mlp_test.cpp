@@ -53,7 +53,9 @@ double mlp_tolerance(DType dtype) {
 
 /// Equal bits on the CPU, where the kernels are the same.
 void expect_same(const Tensor& found, const Tensor& expected) {
-  if (!is_on_cuda()) EXPECT_TRUE(bitwise_equal(found, expected));
+  if (!is_on_cuda()) {
+    EXPECT_TRUE(bitwise_equal(found, expected));
+  }
   expect_close(found, expected, mlp_tolerance(expected.dtype()));
 }
 
@@ -242,7 +244,9 @@ TEST(GeluMlpCosts, AreThoseOfItsLayers) {
         EXPECT_EQ(one.after_step, three.after_step);
         EXPECT_EQ(one.peak, three.peak);
         EXPECT_EQ(one.order, three.order);
-        if (!is_on_cuda()) EXPECT_EQ(one.events, three.events);
+        if (!is_on_cuda()) {
+          EXPECT_EQ(one.events, three.events);
+        }
       }
     }
   }

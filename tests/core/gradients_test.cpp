@@ -321,7 +321,9 @@ TEST_P(Operation, AGradientDoesNotDependOnWhoElseNeedsOne) {
     weighted_sum(GetParam().op(one)).backward();
     EXPECT_TRUE(bitwise_equal(one[i].grad(), all[i].grad())) << "operand " << i;
     for (std::size_t j = 0; j < one.size(); ++j) {
-      if (j != i) EXPECT_FALSE(one[j].grad().defined()) << "operand " << j;
+      if (j != i) {
+        EXPECT_FALSE(one[j].grad().defined()) << "operand " << j;
+      }
     }
   }
 }
@@ -386,7 +388,9 @@ TEST_P(Operation, OtherDtypesComeNearF64) {
                                                      : 8e-3;
     const Tensors near = run(dtype);
     for (std::size_t i = 0; i < exact.size(); ++i) {
-      if (i > 0) EXPECT_EQ(near[i].dtype(), dtype);
+      if (i > 0) {
+        EXPECT_EQ(near[i].dtype(), dtype);
+      }
       SCOPED_TRACE(std::string(dtype_name(dtype)) + ", " +
                    (i == 0 ? "result" : "gradient " + std::to_string(i - 1)));
       expect_close(near[i], exact[i], tolerance);

@@ -71,7 +71,9 @@ TEST_P(Kernels, TranspositionThroughSharedMemory) {
             "");
   const std::vector<int> found = y.values();
   for (int r = 0; r < 20; ++r) {
-    for (int c = 0; c < 37; ++c) ASSERT_EQ(found[c * 20 + r], r * 37 + c + 1);
+    for (int c = 0; c < 37; ++c) {
+      ASSERT_EQ(found[c * 20 + r], r * 37 + c + 1);
+    }
   }
 }
 

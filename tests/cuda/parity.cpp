@@ -106,7 +106,9 @@ void DeviceArray::write(CudaContext& context, const void* from) {
 }
 
 void DeviceArray::read(CudaContext& context, void* to) const {
-  if (bytes_ > 0) runtime().copy(to, data_, bytes_, context.kernels().stream);
+  if (bytes_ > 0) {
+    runtime().copy(to, data_, bytes_, context.kernels().stream);
+  }
   context.synchronize();
 }
 
@@ -149,13 +151,17 @@ bool Comparison::begin(int order) {
   if (order == num_orders()) return false;
   choose_order(order);
   order_ = order;
-  for (const auto& each : both_) each->cuda->write(cuda_, each->before.data());
+  for (const auto& each : both_) {
+    each->cuda->write(cuda_, each->before.data());
+  }
   return true;
 }
 
 std::string Comparison::place() const {
   std::string text = "order " + std::to_string(order_) + ", arrays of";
-  for (const auto& each : both_) text += " " + std::to_string(each->cpu.size());
+  for (const auto& each : both_) {
+    text += " " + std::to_string(each->cpu.size());
+  }
   return text + " elements, ";
 }
 

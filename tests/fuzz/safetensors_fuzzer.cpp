@@ -35,7 +35,9 @@ void read_file(const std::string& bytes) {
       promise(volume * static_cast<std::int64_t>(dtype_bytes(entry.dtype)) ==
               entry.end - entry.begin);
       const auto* data = static_cast<const unsigned char*>(file.data(entry));
-      for (std::int64_t i = 0; i < entry.end - entry.begin; ++i) sum += data[i];
+      for (std::int64_t i = 0; i < entry.end - entry.begin; ++i) {
+        sum += data[i];
+      }
     }
     // Keeps the compiler from dropping the loop above.
     static volatile unsigned sink;

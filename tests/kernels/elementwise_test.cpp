@@ -121,7 +121,9 @@ TEST(ElementwiseF32, FunctionsAreAccurateRelatively) {
         // Far out the slope of gelu's exponent magnifies the rounding of x.
         const bool is_gelu =
             op == UnaryOp::kGeluTanh || op == UnaryOp::kGeluErf;
-        if (!is_gelu || v < 3.0) x.push_back(static_cast<float>(-v));
+        if (!is_gelu || v < 3.0) {
+          x.push_back(static_cast<float>(-v));
+        }
       }
     }
     y.resize(x.size());

@@ -123,7 +123,9 @@ class Report : public testing::Test {
  protected:
   void SetUp() override {
     browser_ = find_browser();
-    if (browser_.empty()) GTEST_SKIP() << "no browser here (package chromium)";
+    if (browser_.empty()) {
+      GTEST_SKIP() << "no browser here (package chromium)";
+    }
     file_ = folder_ / "report.html";
   }
 

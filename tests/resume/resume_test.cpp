@@ -209,9 +209,10 @@ TEST_F(ResumeTest, LoadingIsNoPartOfTheFirstStep) {
 }
 
 TEST_F(ResumeTest, NumbersThatAreNotFinitePushOutNoCheckpoint) {
-  const Outcome outcome = train(
-      "00_single_device",
-      "--steps 12 --checkpoint-every 1 --optimizer sgd --lr 1e9 --no-check");
+  const Outcome outcome =
+      train("00_single_device",
+            "--steps 12 --checkpoint-every 1 --optimizer sgd --lr 1e9 "
+            "--no-check");
   expect_text(outcome.text, {"losses are not finite"});
   const Outcome rest = train("00_single_device",
                              "--steps 12 --optimizer sgd --lr 1e9 --no-check "

@@ -69,10 +69,12 @@ TEST_F(CompareScript, EachRunHasItsOwnOptionsAndThoseOfAll) {
       "--backend gloo '--model=a b' --no-fold --backend threads\n"
       "02.json\tCompared\tddp\t./shardbook run ddp -- --world-size 4 "
       "--backend gloo '--model=a b' --no-fold\n"
-      "03.json\tCompared\tzero --strategy fsdp\t./shardbook run zero_fsdp -- "
-      "--world-size 4 --backend gloo '--model=a b' --no-fold --strategy fsdp\n"
+      "03.json\tCompared\tzero --strategy fsdp\t./shardbook run zero_fsdp "
+      "-- --world-size 4 --backend gloo '--model=a b' --no-fold "
+      "--strategy fsdp\n"
       "04.json\tCompared\t06 --world-size 2\t./shardbook run 1f1b -- "
-      "--world-size 4 --backend gloo '--model=a b' --no-fold --world-size 2\n");
+      "--world-size 4 --backend gloo '--model=a b' --no-fold "
+      "--world-size 2\n");
   // The stand-in of the table prints the rows.
   expect_text(outcome.text, {rows, "build/runs/compare/report.html\n"});
   expect_text(read("/build/runs/compare/03.json"),
@@ -110,13 +112,15 @@ TEST_F(CompareScript, RefusesWhatCannotBeCompared) {
   expect_refused("ddp ddp", "compare: ddp: this run is given twice");
   expect_refused("\"ddp --report=a\"", "compare: ddp --report=a: " + leave_out);
   expect_refused("ddp -- --report a", "compare: " + leave_out);
-  expect_refused("ddp -- --save a",
-                 "compare: --save a: all runs would write this file; give it "
-                 "to one run, inside its quotes");
-  expect_refused("zero --strategy fsdp",
-                 "--strategy: an option of one run goes inside its quotes, "
-                 "those of all after --: " +
-                     std::string(kExample));
+  expect_refused(
+      "ddp -- --save a",
+      "compare: --save a: all runs would write this file; give it to "
+      "one run, inside its quotes");
+  expect_refused(
+      "zero --strategy fsdp",
+      "--strategy: an option of one run goes inside its quotes, those "
+      "of all after --: " +
+          std::string(kExample));
   expect_text(run("./shardbook compare dpd").text, {"dpd: no such chapter"});
   EXPECT_EQ(run("./shardbook compare ddp --name a/b").status, 2);
 }

@@ -83,10 +83,11 @@ TEST_F(Script, WhatLeavesNoReportLeavesNoTable) {
 TEST_F(Script, ALookAtSomeChaptersLeavesTheTableOfAll) {
   const Outcome all = run("./shardbook run");
   expect_done(all);
-  EXPECT_EQ(all.text.rfind("This installs what is missing, builds, and runs "
-                           "all chapters: five to ten minutes on two cores.\n",
-                           0),
-            0u)
+  EXPECT_EQ(
+      all.text.rfind("This installs what is missing, builds, and runs all "
+                     "chapters: five to ten minutes on two cores.\n",
+                     0),
+      0u)
       << all.text;
   const std::string table = read("/build/runs/last/rows.tsv");
   expect_text(table, {"gpipe"});
@@ -124,9 +125,11 @@ TEST_F(Script, AGroupOfAChapterBringsItsYardstick) {
 
 TEST_F(Script, TwoRunsAtOnceKeepApart) {
   const Outcome outcome =
-      run("./shardbook run ddp --name a -- --slow --steps 1 & ./shardbook run "
-          "ddp --name b -- --slow --steps 2 & ./shardbook run gpipe --name c "
-          "-- --slow & ./shardbook run zero --name c -- --slow & wait");
+      run("./shardbook run ddp --name a -- --slow --steps 1 & "
+          "./shardbook run ddp --name b -- --slow --steps 2 & "
+          "./shardbook run gpipe --name c -- --slow & "
+          "./shardbook run zero --name c -- --slow & "
+          "wait");
   expect_text(read("/build/runs/a/01.json"), {"--steps 1"});
   expect_text(read("/build/runs/b/01.json"), {"--steps 2"});
   // Whoever came last is whole.
@@ -166,7 +169,9 @@ TEST_F(Script, SimulatedRowsRunSideBySideAndMeasuredOnesAlone) {
   const auto at = [&](const char* words) { return log.find(words); };
   EXPECT_LT(at("end ch00_single_device"), at("begin ch03_zero_fsdp"));
   EXPECT_LT(at("end ch03_zero_fsdp"), at("begin ch05_gpipe"));
-  if (have_several) EXPECT_LT(at("begin ch02_ddp"), at("end ch05_gpipe"));
+  if (have_several) {
+    EXPECT_LT(at("begin ch02_ddp"), at("end ch05_gpipe"));
+  }
   // In the order of the file, whatever ended first.
   const std::string table = read("/build/runs/last/rows.tsv");
   EXPECT_LT(table.find("03.json\tSplit\tGPipe"),
@@ -182,8 +187,9 @@ TEST_F(Script, AStoppedRunEndsAllThatItStarted) {
   const Outcome outcome =
       run_until("(($(grep -c begin log) >= " + std::to_string(begun) + "))",
                 "./shardbook run",
-                "while read -r word name id; do  ! kill -0 $id 2>/dev/null || "
-                "echo $name is alive; done <log");
+                "while read -r word name id; do"
+                "  ! kill -0 $id 2>/dev/null || echo $name is alive; "
+                "done <log");
   EXPECT_EQ(outcome.text, "status 143\n") << read("/text");
   EXPECT_TRUE(fs::is_empty(root_ + "/build/runs"));
 }

@@ -53,8 +53,9 @@ TEST_F(Script, ALauncherIsToldToStartTheProgramInItsPlace) {
 TEST_F(Script, AnotherShellThanBashIsToldSo) {
   const Outcome outcome = run("dash shardbook doctor");
   if (has_text(outcome.text, "dash: ")) GTEST_SKIP() << "there is no dash";
-  expect_text(outcome.text, {"shardbook: this is a script for bash; run "
-                             "./shardbook, or bash shardbook\n"});
+  expect_text(outcome.text,
+              {"shardbook: this is a script for bash; run ./shardbook, or bash "
+               "shardbook\n"});
 }
 
 TEST_F(Script, AnotherProgramOfAChapterRunsByItsName) {
@@ -126,10 +127,11 @@ TEST_F(Script, NotebooksAreBuiltAndExecuted) {
   write("/bin/ninja", "#!/bin/sh\necho ninja $* >>'" + root_ + "/ninja.log'\n");
   write("/notebooks/02_ddp.ipynb", "{}");
   write("/bin/jupyter_python", "#!/bin/sh\n[ \"$1\" = -c ] || echo \"$*\"\n");
-  expect_done(run("SHARDBOOK_PYTHON=jupyter_python ./shardbook notebook "
-                  "--execute --jobs 3 ddp --update"),
-              {"-B " + root_ + "/notebooks/run_notebooks.py execute " + root_ +
-               "/build --jobs 3 --update ddp\n"});
+  expect_done(
+      run("SHARDBOOK_PYTHON=jupyter_python ./shardbook notebook --execute "
+          "--jobs 3 ddp --update"),
+      {"-B " + root_ + "/notebooks/run_notebooks.py execute " + root_ +
+       "/build --jobs 3 --update ddp\n"});
   expect_text(read("/ninja.log"), {"notebook_parts"});
   const Outcome opened = run(
       "SHARDBOOK_PYTHON=jupyter_python ./shardbook notebook -- --no-browser");
@@ -160,8 +162,9 @@ TEST_F(Script, TheVersionNeedsNoBuild) {
   write("/meson.build", "project(\"s\",\n  version: '1.2.3',\n)\n");
   EXPECT_EQ(run("./shardbook --version").text, "shardbook 1.2.3\n");
   if (run("git --version").status != 0) GTEST_SKIP() << "there is no git";
-  run("git init -q . && git add meson.build && git -c user.name=a -c "
-      "user.email=a commit -q -m a && echo >>meson.build");
+  run("git init -q . && git add meson.build && "
+      "git -c user.name=a -c user.email=a commit -q -m a && "
+      "echo >>meson.build");
   const std::string text = run("./shardbook --version").text;
   EXPECT_EQ(text.rfind("shardbook 1.2.3 (", 0), 0u) << text;
   expect_text(text, {"-dirty)\n"});

@@ -261,7 +261,8 @@ const std::vector<BadFile>& bad_files() {
       {"KeyTwice", R"({"nodes": 1, "nodes": 2})", "\"nodes\"", "twice"},
       {"WrongUnit", changed(R"("network": {"latency_min": 5})"),
        "/network/latency_min",
-       "\"min\" is unknown; after \"latency_\" give s, ms, us or ns"},
+       "\"min\" is unknown; after \"latency_\" give s, "
+       "ms, us or ns"},
       {"WrongUnitOfBandwidth",
        changed(R"("network": {"bandwidth_GB_per_h": 5})"),
        "/network/bandwidth_GB_per_h", "give MB_per_s"},

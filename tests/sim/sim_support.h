@@ -25,7 +25,9 @@ inline sim::Cluster plain_cluster(double launch_s = 0) {
   cluster.num_nodes = 2;
   cluster.devices_per_node = 4;
   cluster.device.name = "plain";
-  for (const DType dtype : kAllDTypes) cluster.device.peak_flops[dtype] = 1e12;
+  for (const DType dtype : kAllDTypes) {
+    cluster.device.peak_flops[dtype] = 1e12;
+  }
   cluster.device.memory_bytes_per_s = 1e9;
   cluster.device.launch_s = launch_s;
   cluster.device.kernel_s = 1e-6;

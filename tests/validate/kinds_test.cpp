@@ -145,7 +145,8 @@ TEST(Tables, RowsThatNoChapterCanRunNameTheirColumn) {
 TEST(Tables, ModelsHaveNamesFilesOrSizes) {
   const std::string columns =
       "model,devices,cluster,software,tp,sp,micro_batch,batch,seq,dtype,"
-      "overlap,measured,unit\n";
+      "overlap,"
+      "measured,unit\n";
   const std::string rest = ",8,dgx-h100,nemo,2,1,1,8,512,bf16,none,1,s\n";
   const auto seconds = [&](const std::string& model) {
     const Validation result =

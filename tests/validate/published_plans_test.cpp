@@ -35,7 +35,9 @@ TEST(PublishedPlans, OfMegatronAreSlowerForAStatedReasonOnly) {
 
 TEST(PublishedPlans, OfLlama3AndMptAreNotSlower) {
   expect_close(llama3_rows().at(0), "Llama 3");
-  for (const PublishedRow& row : mpt_rows()) expect_close(row, row.model);
+  for (const PublishedRow& row : mpt_rows()) {
+    expect_close(row, row.model);
+  }
 }
 
 }  // namespace

@@ -405,9 +405,10 @@ TEST(LlamaExperts, ClaimsHoldWithDenseBlocksAmongThem) {
        {"00_single_device", "00_single_device --recompute --micro-batches 2",
         "02_ddp --world-size 2"}) {
     SCOPED_TRACE(chapter);
-    const Report report = run(chapter + " --model '" + tiny_qwen().dump() +
-                              "' --data random --batch 4 --seq 6 --steps 2 "
-                              "--dtype f64 --cluster textbook");
+    const Report report =
+        run(chapter + " --model '" + tiny_qwen().dump() +
+            "' --data random --batch 4 --seq 6 --steps 2 --dtype f64 --cluster "
+            "textbook");
     expect_claims(report);
     const auto& held = report.ranks[0].held;
     EXPECT_EQ(held[static_cast<std::size_t>(MemoryKind::kActivation)].predicted,
@@ -422,9 +423,10 @@ TEST(LlamaExperts, MixtralRunsOnShapes) {
   for (const std::string chapter :
        {"00_single_device", "02_ddp --world-size 2"}) {
     SCOPED_TRACE(chapter);
-    const Report report = run(
-        chapter +
-        " --backend sim --model mixtral-8x7b --dtype bf16 --batch 2 --steps 1");
+    const Report report =
+        run(chapter +
+            " --backend sim --model mixtral-8x7b --dtype bf16 --batch 2 "
+            "--steps 1");
     EXPECT_EQ(report.ranks[0]
                   .held[static_cast<std::size_t>(MemoryKind::kParameter)]
                   .counted,

@@ -71,7 +71,9 @@ TEST(DdpJoin, AJoinWithoutBatchesMayFollowAnUnevenOne) {
   const auto parameters = on_ranks(2, [](ProcessGroup& world) {
     Replica<Mlp> r(world);
     r.ddp.join([&] {
-      for (int step = 0; step <= world.rank(); ++step) r.backward();
+      for (int step = 0; step <= world.rank(); ++step) {
+        r.backward();
+      }
     });
     r.ddp.join([] {});
     return values_of(r.model.parameters());

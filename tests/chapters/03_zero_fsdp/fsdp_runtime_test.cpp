@@ -120,7 +120,8 @@ TEST(FsdpFrozen, AUnitIsTrainedOrFrozenAsAWhole) {
       EXPECT_EQ(model.a.weight.to_vector<double>(), frozen);
     });
   };
-  expect_text(run(false, false), {"unit 'a' mixes the frozen and the trained"});
+  expect_text(run(false, false), {"unit 'a' mixes the frozen and the "
+                                  "trained"});
   EXPECT_EQ(run(true, false), "");
   EXPECT_EQ(run(false, true), "");
 }

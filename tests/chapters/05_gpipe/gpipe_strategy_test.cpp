@@ -76,7 +76,9 @@ TEST_P(GpipeTraining, NumbersBytesAndMemoryAreThosePredicted) {
           const Report report = train_ranks(p, options, setup);
           sharded_test::expect_claims(report, what);
           // Tied embeddings on two ranks are summed in another order
-          if (p == 1) EXPECT_EQ(report.parity.max_abs, 0) << what;
+          if (p == 1) {
+            EXPECT_EQ(report.parity.max_abs, 0) << what;
+          }
         }
       }
     }

@@ -243,7 +243,9 @@ TEST(EngineWorlds, ReplicasLogEveryStep) {
     EXPECT_DOUBLE_EQ(lines[k]["tokens_per_s"].get<double>() *
                          lines[k]["wall_s"].get<double>(),
                      static_cast<double>(options.batch * options.seq));
-    if (k >= 2) EXPECT_NE(lines[k]["grad_norm"], lines[k - 2]["grad_norm"]);
+    if (k >= 2) {
+      EXPECT_NE(lines[k]["grad_norm"], lines[k - 2]["grad_norm"]);
+    }
   }
 }
 

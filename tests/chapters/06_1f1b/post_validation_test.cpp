@@ -152,7 +152,9 @@ TEST_P(PostValidationRanks, HasTheBitsOfTheCheckBefore) {
       clipped += clip > 0 && clip < norm + 1e-6 ? 1 : 0;
     }
     EXPECT_EQ(later.amended, clipped);
-    if (clip == 0.01) EXPECT_EQ(clipped, kSteps);
+    if (clip == 0.01) {
+      EXPECT_EQ(clipped, kSteps);
+    }
   }
 }
 

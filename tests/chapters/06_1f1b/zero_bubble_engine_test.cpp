@@ -43,7 +43,9 @@ TEST_P(ZeroBubbleRanks, HasTheBitsOfOneFOneB) {
       const Outcome all = together(ranks);
       EXPECT_EQ(all.losses, one.losses);
       EXPECT_EQ(all.grads, one.grads);
-      for (const Outcome& each : ranks) EXPECT_EQ(each.predicted, each.counted);
+      for (const Outcome& each : ranks) {
+        EXPECT_EQ(each.predicted, each.counted);
+      }
     }
   }
 }

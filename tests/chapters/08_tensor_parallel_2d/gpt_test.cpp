@@ -20,7 +20,9 @@ TEST_P(SummaGpt, TrainsAsOnOneDevice) {
       const Report report = textbook::on_squares(textbook::odd_gpt(dropout),
                                                  GetParam(), 1, passes);
       sharded_test::expect_claims(report, "SUMMA");
-      if (GetParam() == 1) EXPECT_EQ(report.parity.max_abs, 0);
+      if (GetParam() == 1) {
+        EXPECT_EQ(report.parity.max_abs, 0);
+      }
     }
   }
 }

@@ -100,7 +100,8 @@ TEST(SummaBill, RefusesSizesAndNamesTheNext) {
   };
   expect_text(
       llama(R"("num_key_value_heads": 1, )"),
-      {"num_key_value_heads 1: heads of keys are cut into 2 parts; give 2"});
+      {"num_key_value_heads 1: heads of keys are cut into 2 parts; give "
+       "2"});
   expect_text(llama(R"("intermediate_size": 55, )"),
               {"rows of mlp.down_proj 55: they are cut into 2 parts; give 56"});
   expect_text(

@@ -131,7 +131,9 @@ TEST_P(CubeGpt, TrainsAsOnOneDevice) {
     const Report report =
         trained_on_cube(textbook::odd_gpt(0.2), l, keep, passes);
     sharded_test::expect_claims(report, "cube");
-    if (l == 1) EXPECT_EQ(report.parity.max_abs, 0);
+    if (l == 1) {
+      EXPECT_EQ(report.parity.max_abs, 0);
+    }
   }
 }
 

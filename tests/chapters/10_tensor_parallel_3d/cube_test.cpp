@@ -141,13 +141,14 @@ TEST(CubeLayouts, TravelThroughElementWiseOperations) {
 const BlockPart kSquare = {.in = 8, .out = 8, .bias = true, .stddev = 1};
 
 TEST(CubeLayouts, ALayerRefusesWhatItsWeightDoesNotLieFor) {
-  expect_text(error_on_cube([](const Cube& cube) {
-                AnyModule fc1 = cube::layers(cube).linear("fc1", kSquare, {});
-                return fc1(fc1(cube::with_layout(drawn({2, 4}, DType::kF32, 1),
-                                                 Layout::kStraight)));
-              }),
-              {"fc1: its weight lies for straight activations; this one is "
-               "swapped: an odd number of linear layers lies before it"});
+  expect_text(
+      error_on_cube([](const Cube& cube) {
+        AnyModule fc1 = cube::layers(cube).linear("fc1", kSquare, {});
+        return fc1(fc1(cube::with_layout(drawn({2, 4}, DType::kF32, 1),
+                                         Layout::kStraight)));
+      }),
+      {"fc1: its weight lies for straight activations; this one is swapped: an "
+       "odd number of linear layers lies before it"});
 }
 
 // The layout does not come from the last layer built: building more layers

@@ -121,7 +121,9 @@ TEST(DTensorChapters, FsdpHasTheNumbersAndTheLedgerOfItsChapter) {
       EXPECT_EQ(calls[0], "186 186 62");
       EXPECT_EQ(calls[2], "186 186 60");
     }
-    if (d == 8) EXPECT_EQ(calls[0], "184 184 23");
+    if (d == 8) {
+      EXPECT_EQ(calls[0], "184 184 23");
+    }
   }
 }
 

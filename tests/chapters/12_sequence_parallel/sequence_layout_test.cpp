@@ -104,7 +104,9 @@ TEST(VisibleBlocks, ComputeEveryPairOnce) {
                     causal ? s * (s + 1) / 2 : s * s);
           for (const auto& [pair, times] : pairs) {
             EXPECT_EQ(times, 1);
-            if (causal) EXPECT_GE(pair.first, pair.second);
+            if (causal) {
+              EXPECT_GE(pair.first, pair.second);
+            }
           }
         }
       }

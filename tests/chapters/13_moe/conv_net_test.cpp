@@ -15,7 +15,9 @@ namespace {
 std::int64_t layer_parameters(ConvNet& net) {
   std::int64_t numel = 0;
   for (const NamedTensor& each : net.named_parameters()) {
-    if (each.name.rfind("moe_layer_list", 0) == 0) numel += each.tensor.numel();
+    if (each.name.rfind("moe_layer_list", 0) == 0) {
+      numel += each.tensor.numel();
+    }
   }
   return numel;
 }

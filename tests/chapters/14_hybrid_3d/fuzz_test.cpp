@@ -91,7 +91,9 @@ void run_draws(unsigned seed, int count, int most_ranks,
   }
   EXPECT_GT(refused, 0);
   // Sanitizers run few draws, which may miss them
-  if (num_draws() >= 10) EXPECT_GT(over_ep, 0);
+  if (num_draws() >= 10) {
+    EXPECT_GT(over_ep, 0);
+  }
 }
 
 TEST(HybridFuzz, RandomMeshesTrainAsOneDevice) {

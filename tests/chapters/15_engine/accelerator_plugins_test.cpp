@@ -87,7 +87,9 @@ TEST_P(AcceleratorPlugins, SameScriptHasTheLossesOfOneDevice) {
   }
   EXPECT_LT(apart(ranks[0].weights, weights_of(one.parameters)), kTolerance);
   // Data-parallel ranks read different samples
-  if (dp > 1) EXPECT_NE(ranks[0].batches, ranks.back().batches);
+  if (dp > 1) {
+    EXPECT_NE(ranks[0].batches, ranks.back().batches);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AcceleratorPlugins, testing::ValuesIn(cases()),

@@ -239,7 +239,8 @@ TEST(EngineConfig, KeysThatExcludeEachOtherAreAllNamed) {
       R"({"optimizer": {"type": "Adam", "params":
                    {"max_grad_norm": 1}}})",
       "/optimizer/params/max_grad_norm: 1 is not offered: gradients are "
-      "clipped by the engine, not by the optimizer; give /gradient_clipping");
+      "clipped by the "
+      "engine, not by the optimizer; give /gradient_clipping");
   expect_error(R"({"fp16": {"fp16_master_weights_and_grads": true},
                    "zero_optimization": {"stage": 2}})",
                "/fp16/fp16_master_weights_and_grads with");

@@ -240,7 +240,8 @@ TEST(EngineKeys, ALetterThatIsMissingIsFound) {
 
 TEST(EngineKeys, AMisplacedKeyIsSentToItsSection) {
   expect_error(R"({"stage": 2})",
-               "/stage: unknown key; it belongs to /zero_optimization/stage");
+               "/stage: unknown key; it belongs to "
+               "/zero_optimization/stage");
   expect_error(R"({"zero_optimization": {"lr": 1}})",
                "it belongs to /optimizer/params/lr");
   expect_error(R"({"pipeline": {"stage": 2}})", "did you mean \"stages\"?");

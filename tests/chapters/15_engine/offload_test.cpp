@@ -40,10 +40,11 @@ TEST(EngineOffload, TakesTheTimeMemoryAndBytesOfItsChapter) {
                       R"(--config '{"gradient_accumulation_steps": 2,
              "zero_optimization": {"overlap_comm": true, )" +
                           std::string(keys) + "}}'"));
-      const Report chapter = run(
-          line_of("03_zero_fsdp", backend,
-                  std::string("--micro-batches 2 --cpu-offload --strategy ") +
-                      strategy));
+      const Report chapter =
+          run(line_of("03_zero_fsdp", backend,
+                      std::string("--micro-batches 2 --cpu-offload "
+                                  "--strategy ") +
+                          strategy));
       EXPECT_DOUBLE_EQ(engine.time.step_s, chapter.time.step_s);
       EXPECT_GT(engine.time.step_s, 0);
       ASSERT_EQ(engine.ranks.size(), chapter.ranks.size());

@@ -97,9 +97,10 @@ TEST_P(Textbook, DataParallelSendsEverythingThroughOneDevice) {
   const int n = GetParam();
   expect_closed_form(
       format("01_data_parallel --world-size {} --batch 80000", n));
-  expect_closed_form(format(
-      "01_data_parallel --world-size {} --batch 24 --model {} --dtype bf16", n,
-      kGpt));
+  expect_closed_form(
+      format("01_data_parallel --world-size {} --batch 24 --model {} "
+             "--dtype bf16",
+             n, kGpt));
 }
 
 TEST(TextbookOfTwo, DataParallelNeedsEqualPartsAndOneMessage) {

@@ -20,7 +20,9 @@ using Ids = std::vector<std::int32_t>;
 
 std::string little_endian(std::uint64_t value, int bytes) {
   std::string text;
-  for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> (8 * i));
+  for (int i = 0; i < bytes; ++i) {
+    text += static_cast<char>(value >> (8 * i));
+  }
   return text;
 }
 

@@ -127,10 +127,11 @@ TEST(Trace, OfAPipelineHasEveryMessage) {
 
 // The virtual timelines of a run on shapes, as --timeline writes them.
 TEST(Timeline, LosesNothing) {
-  for (const std::string line : {"02_ddp --world-size 4 --bucket-mb 0.01",
-                                 "06_1f1b --world-size 4 --micro-batches 4",
-                                 "14_hybrid_3d --world-size 4 --pp 2 "
-                                 "--overlap-grad-reduce --bucket-bytes 4096"}) {
+  for (const std::string line :
+       {"02_ddp --world-size 4 --bucket-mb 0.01",
+        "06_1f1b --world-size 4 --micro-batches 4",
+        "14_hybrid_3d --world-size 4 --pp 2 --overlap-grad-reduce "
+        "--bucket-bytes 4096"}) {
     SCOPED_TRACE(line);
     const Report report =
         run(small(line) + " --steps 1 --backend sim --no-fold");

@@ -277,9 +277,10 @@ TEST(WorldsTest, LongRunsKeepAsMuchAsShorterOnes) {
 }
 
 TEST(WorldsTest, ALargeModelOnAThousandDevices) {
-  const Report report = run(small("02_ddp", 1024,
-                                  "--model gpt-175b --backend sim --dtype bf16 "
-                                  "--batch 1024 --seq 2048 --cluster selene"));
+  const Report report =
+      run(small("02_ddp", 1024,
+                "--model gpt-175b --backend sim --dtype bf16 --batch 1024 "
+                "--seq 2048 --cluster selene"));
   ASSERT_EQ(report.ranks.size(), 1024u);
   EXPECT_EQ(report.ranks[1023].bytes.counted,
             report.ranks[1023].bytes.predicted);

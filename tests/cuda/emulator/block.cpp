@@ -183,7 +183,9 @@ void run_block(Block& b) {
   b.at_barrier = b.ended = 0;
   b.ready.clear();
   b.next = 0;
-  for (int t = 0; t < b.num_threads; ++t) b.threads[t].state = State::kNew;
+  for (int t = 0; t < b.num_threads; ++t) {
+    b.threads[t].state = State::kNew;
+  }
   make_ready(b, 0, b.num_threads);
   while (b.next < b.ready.size()) {
     if (seed() > 1) {

@@ -46,7 +46,9 @@ void reduce(const std::vector<Operation*>& ranks) {
   const bool is_scatter = first.kind == Kind::kReduceScatter;
   const std::size_t total = first.count * (is_scatter ? ranks.size() : 1);
   std::vector<T> sums(total);
-  for (std::size_t i = 0; i < total; ++i) sums[i] = reduced<T>(ranks, i, total);
+  for (std::size_t i = 0; i < total; ++i) {
+    sums[i] = reduced<T>(ranks, i, total);
+  }
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     if (first.kind == Kind::kReduce && static_cast<int>(r) != first.peer) {
       continue;
@@ -63,7 +65,9 @@ void copy(const std::vector<Operation*>& ranks) {
     const Operation& root = *ranks[static_cast<std::size_t>(first.peer)];
     const std::vector<char> data(static_cast<const char*>(root.input),
                                  static_cast<const char*>(root.input) + bytes);
-    for (Operation* rank : ranks) std::memcpy(rank->output, data.data(), bytes);
+    for (Operation* rank : ranks) {
+      std::memcpy(rank->output, data.data(), bytes);
+    }
     return;
   }
   std::vector<char> data(bytes * ranks.size());  // all_gather
