@@ -28,7 +28,7 @@ function drawScatter(figure, cloud = { memory: [], time: [], draw() {} }) {
     };
   }
 
-  // Round values along an axis; few, so that they have room.
+  // A few round values along an axis, whose labels have room
   function marks({ least, most }) {
     const inside = (values) =>
         values.filter((value) => value >= least && value <= most);

@@ -98,7 +98,7 @@ std::vector<std::vector<LiveSets>> live_activations(const Schedule& schedule,
       const Span& span = replay.spans[rank][index];
       const double time = is_end ? span.end : span.begin;
       const int sets = static_cast<int>(live);
-      // What ends and what begins at this time are one change, or none
+      // Changes at the same time are one change, or none if they cancel
       if (row.size() > 1 && row.back().from == time) row.pop_back();
       if (time == 0) row.back().sets = sets;
       if (row.back().sets != sets) row.push_back({time, sets});
