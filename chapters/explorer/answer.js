@@ -29,6 +29,9 @@ function plan_of({ result, lanes }) {
   return { name: name_of(best), best, explain: result.explain, lanes };
 }
 
+const fits = ({ best, usable_memory_bytes }) =>
+    best[0].memory_bytes.total <= usable_memory_bytes;
+
 function show_head(plans, result) {
   const [{ best }, other] = plans;
   const figures = (plan) => ({
@@ -52,12 +55,13 @@ function show_head(plans, result) {
     by_id("head").append(paragraph(filled("compared_other",
                                           { plan: compared })));
   }
-  if (other.best.memory_bytes.total > result.usable_memory_bytes) {
+  if (!fits(shown.other.result)) {
     by_id("head").append(paragraph(say("compared_does_not_fit")));
   }
 }
 
-// The parts that show two plans; the others are about the search.
+// The parts that show one plan or two; the others are about the search, and stay
+// as they are if there was none (no points).
 function steps_of_plans() {
   const { result, points } = shown;
   const plans = [shown, shown.other].filter((each) => each).map(plan_of);
@@ -69,7 +73,7 @@ function steps_of_plans() {
     () => Promise.all(
         [...by_id("timeline").querySelectorAll(".view")].map(equip)),
     () => {
-      if (!points) return put("points");
+      if (!points) return;
       const { figure, draw } = points_of(points, plans, result.memory_bytes);
       put("points", figure);
       draw();
@@ -84,6 +88,7 @@ function show_answer(given, answer) {
   shown = result ? { other: null, ...answer, given } : null;
   if (!result) return in_turn(clear);
   const [best] = result.best;
+  if (best && !answer.points) return in_turn(...steps_of_plans());
   const question = words_of(given).map(
       (text) => /^[\w.,/-]+$/.test(text) ? text : `'${text}'`);
   const run = [

@@ -14,6 +14,7 @@ const CHOICES = {
 };
 const FIRST = { model: "llama-3.1-70b", cluster: "dgx-h100", nodes: "8",
                 batch: "512", seq: "8192", dtype: "bf16" };
+const FIRST_PLAN = "tp 4 x dp 16, SP, ZeRO-3; 32 x 1";  // the best of FIRST
 // The planner refuses longer files; an address has room for less
 const MOST_CONFIG = 8 << 20, MOST_IN_ADDRESS = 8 << 10;
 // More than any device has: for a plan that does not fit
@@ -145,21 +146,51 @@ function progress([done, all]) {
   by_id("progress").textContent = percent(done / all);
 }
 
-// ---- Questions.
+// ---- Questions. Those of a form that has changed again have no answer.
 
-// The searches of a form that has changed again have no answer.
+let last = location.hash ? null : FIRST_PLAN;  // the best plan of a search
+
+// What a plan with these limits needs, even if no device has so much memory.
+async function predicted(given, limits) {
+  const ask = (more) => planner.ask(
+      words_of({ ...given, ...limits, ...more }), files_of(given), progress);
+  const answer = await ask({});
+  if (answer?.result?.best.length !== 0) return answer;
+  const larger = await ask({ "device-memory": ALL_MEMORY });
+  const { memory_bytes, usable_memory_bytes } = answer.result;
+  return larger && { ...larger, result: {
+    ...larger.result, memory_bytes, usable_memory_bytes } };
+}
+
+// The last plan on this job is shown at once, and then what the search finds.
 async function search() {
   const given = values();
   write_address();
   busy("waiting");
-  by_id("result").inert = true;  // of another job
+  const result = by_id("result");
+  result.inert = true;  // of another job
+  result.className = "";
+  if (last) {
+    const limits = Object.entries(limits_of(last))
+        .filter(([name]) => !given[name]);
+    const same = await predicted(given, Object.fromEntries(limits));
+    if (!same) return;
+    if (same.result?.best.length) {
+      result.className = "same";
+      show_answer(given, { ...same, points: null });
+      tell(fits(same.result) ? "same" : "same_does_not_fit");
+    }
+  }
   const answer =
       await planner.ask(words_of(given), files_of(given), progress);
   if (!answer) return;
-  by_id("result").inert = false;
+  result.inert = false;
+  result.className = "";
   if (!await show_answer(given, answer)) return;
   found(answer);
-  if (compared && answer.result?.best.length) await compare(compared);
+  if (!answer.result?.best.length) return;
+  last = name_of(answer.result.best[0]);
+  if (compared) await compare(compared);
 }
 
 // Asks for one more plan, and shows it beside the best one; null shows none.
@@ -171,15 +202,8 @@ async function compare(plan) {
     in_turn(...steps_of_plans());
     return;
   }
-  const { given } = shown;
-  const ask = (more) => planner.ask(
-      words_of({ ...given, ...limits_of(plan), ...more }), files_of(given),
-      progress);
   busy("comparing");
-  let other = await ask({});
-  if (other?.result && other.result.best.length === 0) {
-    other = await ask({ "device-memory": ALL_MEMORY });
-  }
+  const other = await predicted(shown.given, limits_of(plan));
   if (!other) return;
   shown.other = other.result?.best.length ? other : null;
   if (await in_turn(...steps_of_plans())) found(other);

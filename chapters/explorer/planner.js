@@ -1,4 +1,5 @@
-// ---- The planner, in a worker. A new question ends the one before.
+// ---- The planner, in a worker. A new question ends the one before; another
+// ---- worker stands ready for it.
 
 const planner = (() => {
   // The module: packed, then as a worker has compiled it
@@ -6,15 +7,11 @@ const planner = (() => {
   const url = URL.createObjectURL(
       new Blob([document.getElementById("worker").textContent],
                { type: "text/javascript" }));
-  let worker, asked = null;
+  let worker = null, ready = null, asked = null;
 
-  function end(answer) {
-    asked?.end(answer);
-    asked = null;
-  }
-  function start() {
-    worker = new Worker(url);
-    worker.onmessage = ({ data }) => {
+  function started() {
+    const made = new Worker(url);
+    made.onmessage = ({ data }) => {
       if (data.module) {
         code = data.module;
       } else if (data.progress) {
@@ -23,14 +20,23 @@ const planner = (() => {
         end(data);
       }
     };
-    worker.onerror = (event) => stop({ status: 3, error: event.message });
-    worker.postMessage({ code });
+    made.onerror = (event) => {
+      if (made === worker) stop({ status: 3, error: event.message });
+    };
+    made.postMessage({ code });
+    return made;
+  }
+  function end(answer) {
+    asked?.end(answer);
+    asked = null;
+    ready ??= started();
   }
   // The question under way has the answer null, unless another is given.
   function stop(answer = null) {
     if (!asked) return;
     worker.terminate();
-    start();
+    worker = ready ?? started();
+    ready = null;
     end(answer);
   }
   function ask(words, files, hear) {
@@ -40,6 +46,6 @@ const planner = (() => {
       worker.postMessage({ words, files });
     });
   }
-  start();
+  worker = started();
   return { ask, stop };
 })();

@@ -15,7 +15,9 @@ function limits_of(name) {
     "zero-stage": found(/ZeRO-(\d)/, "0"),
     "micro-batch": found(/; \d+ x (\d+)/), "schedule":
         found(/, (1f1b|interleaved|zb-h1)/),
+    "chunks": found(/interleaved (\d+)/, "1"),
     "recompute": found(/recompute (\w+)/, "never"),
+    "sequence-parallel": /\bSP\b/.test(name) ? "1" : "0",
   };
   return Object.fromEntries(
       Object.entries(limits).filter(([, value]) => value));

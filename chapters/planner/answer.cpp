@@ -52,10 +52,14 @@ void add_options(CommandLine& line, Asked& asked) {
   line.add("--cp", &only.cp, "only this degree", 1);
   line.add("--ep", &only.ep, "only this degree: replicas that share experts",
            1);
+  line.add("--sequence-parallel", &only.sequence_parallel,
+           "only with it, 1, or without, 0", 0, 1);
   line.add("--zero-stage", &only.zero_stage, "only this stage", 0, 3);
   line.add("--micro-batch", &only.micro_batch, "only this size, in samples", 1);
   line.add("--schedule", &only.schedule, "only this one",
            {"1f1b", "interleaved", "zb-h1"});
+  line.add("--chunks", &only.chunks,
+           "only so many of each rank; above 1: interleaved", 1);
   line.add("--recompute", &only.recompute, "only this",
            {"never", "attention", "blocks"});
   line.add("--offload", &only.offloads,

@@ -31,6 +31,7 @@ struct Limits {
   int tp = 0, pp = 0, cp = 0, ep = 0;
   int zero_stage = -1;  ///< -1: free
   std::int64_t micro_batch = 0;
+  int chunks = 0;              ///< of a rank; above 1 with "interleaved" only
   std::string schedule;        ///< "1f1b", "interleaved" or "zb-h1"
   std::string recompute;       ///< "never", "attention" or "blocks"
   int sequence_parallel = -1;  ///< 0 never, 1 wherever tp is above 1; -1: free

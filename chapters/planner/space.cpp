@@ -125,6 +125,10 @@ class Space {
       if (has_pipeline && !only.schedule.empty() && name != only.schedule) {
         return;
       }
+      const int chunks_of_rank = name == "interleaved" ? chunks : 1;
+      if (has_pipeline && only.chunks > 0 && chunks_of_rank != only.chunks) {
+        return;
+      }
       plan.setup.schedule = name;
       plan.setup.chunks = chunks;
       if (!has_pipeline || has_legal_schedule(plan)) {

@@ -43,6 +43,15 @@ IN_A_MESH = {"model": "llama-3.2-1b", "cluster": "dgx-v100", "nodes": "1",
 CONFIG = (ROOT / "tests/golden/llama_gqa/config.json").read_text("utf-8")
 IS_READY = ("document.getElementById('answer')?.getAttribute('aria-busy') "
             "=== 'false'")
+SCRIPT = (ROOT / "chapters/explorer/explorer.js").read_text("utf-8")
+# Keeps what the page says of plans
+HEADS = """
+  window.heads = [];
+  new MutationObserver(() => heads.push(
+      document.getElementById("said").innerText + "\\n" +
+      document.getElementById("head").innerText))
+      .observe(document.getElementById("head"), { childList: true });
+"""
 # Keeps how far the page's bar was
 LISTEN = """
   const bar = document.getElementById("progress");
@@ -181,6 +190,44 @@ class Page(unittest.IsolatedAsyncioTestCase):
             f"document.body.innerText.includes("
             f"{json.dumps(expected['best'][0]['command'])})", "two nodes")
 
+    async def test_the_last_plan_is_shown_until_the_search_ends(self):
+        def best_of(job):
+            best = json.loads(answer_of_program(job).stdout)["best"]
+            return best[0] if best else None
+        first = dict(re.findall(r'"?([\w-]+)"?: "(.*?)"', re.search(
+            r"FIRST = {(.*?)}", SCRIPT, re.S)[1]))
+        last = best_of(first)
+        self.assertEqual(re.search(r'FIRST_PLAN = "(.*?)"', SCRIPT)[1],
+                         f"{last['layout']}; {last['work']}")
+        await self.page.call("Page.navigate", url=PAGE)
+        await self.page.until("!!document.querySelector('#head h2')", "a plan")
+        await self.page.value(HEADS)
+        await self.page.until(IS_READY, "an answer")
+        for change, said, memory in (
+                ({"nodes": "16"}, "Searching for a faster one", {}),
+                ({"device-memory": "24GB"}, "which does not fit",
+                 {"device-memory": "1000TB"}),
+                ({"nodes": "1", "tp": "8"}, "", {})):
+            with self.subTest(change):
+                job = {**first, **change}
+                await self.page.value("heads.length = 0")
+                text = await self.turn_to(job)
+                self.assert_shows(text, answer_of_program(job))
+                heads = await self.page.value("heads")
+                if not said:  # cp 2 and tp 8 need more devices
+                    self.assertNotIn("The last plan", "".join(heads))
+                    continue
+                same = best_of({
+                    "tp": last["tp"], "pp": last["pp"], "cp": last["cp"],
+                    "zero-stage": last["zero_stage"], "recompute": "never",
+                    "micro-batch": last["micro_batch"], **job, **memory})
+                self.assertIn(said, heads[0])
+                self.assertIn(f"{same['layout']}: ", heads[0])
+                self.assertIn(f" of {change.get('device-memory', '80GB')[:2]} GB",
+                              heads[0])
+                self.assertNotIn(said, text)
+                last = best_of(job) or last
+
     async def test_a_config_is_read_and_is_in_the_address(self):
         job = {**JOBS[0], "seq": "64", "model": "config.json"}
         program = answer_of_program({**job, "config": CONFIG})
@@ -243,6 +290,11 @@ class Page(unittest.IsolatedAsyncioTestCase):
         text = await self.load(JOBS[0], **{"with": "dp 8; 8 x 1"})
         self.assertIn("Compared with dp 8; 8 x 1", text)
         self.assertIn("needs more memory than a device has", text)
+        plan = ("tp 2 x pp 2 x dp 2, SP, ZeRO-1; 8 x 4, interleaved 4, "
+                "recompute blocks")
+        text = await self.load(JOBS[0], **{"with": plan})
+        self.assertIn(f"Compared with {plan}:", text)
+        self.assertNotIn("was asked for", text)
 
     async def press(self, *keys):
         for key in keys:

@@ -143,6 +143,20 @@ TEST(PlannerSearch, KeepsToWhatIsFixed) {
     EXPECT_EQ(plan.recompute, "blocks");
   }
   EXPECT_FALSE(plans_of(request).empty());
+
+  request.limits.pp = 2;
+  for (const int chunks : {1, 3}) {
+    for (const int sp : {0, 1}) {
+      request.limits.chunks = chunks;
+      request.limits.sequence_parallel = sp;
+      for (const Plan& plan : plans_of(request)) {
+        EXPECT_EQ(plan.setup.schedule == "interleaved" ? plan.setup.chunks : 1,
+                  chunks);
+        EXPECT_EQ(plan.setup.sequence_parallel, sp == 1);
+      }
+      EXPECT_FALSE(plans_of(request).empty());
+    }
+  }
 }
 
 // Of the best plan's kind, where such a step was measured.
