@@ -113,9 +113,9 @@ function more_of(plans, result) {
        the_map],
       [say("idle"), percent(best.idle_share), idle_formula(best, explain),
        searched],
-      ...Object.entries(best.sent_bytes).map(([link, sent]) => [
-        filled("sent", { link: say(link) }), bytes(sent), say("sent_formula"),
-        searched])];
+      ...explain.sent.map((part) => [
+        filled("sent", { link: say(part.kind) }), bytes(part.bytes),
+        part.formula, part.page])];
     return plans.length > 1 ? [[name, "", "", ""], ...all] : all;
   });
   return [make("h2", { text: say("more_numbers") }),

@@ -10,6 +10,7 @@
 #include "chapters/planner/plan_report.h"
 #include "chapters/planner/step_parts.h"
 #include "core/how_many.h"
+#include "sim/cost_model.h"
 
 namespace shardbook::planner {
 namespace {
@@ -113,6 +114,29 @@ std::vector<ExplainedPart> time_parts(const PlanRequest& request,
   return parts;
 }
 
+/// "32 x 63 / 64 x 8,030,261,248 gradients x 2 bytes", "512 x 16.8 MB: messages
+/// inside the layers"
+std::string formula_of(const SentTerm& term) {
+  std::string text;
+  if (term.times != 1) text += with_commas(term.times) + " x ";
+  if (term.ranks > 0) {
+    text += fmt::format("{} / {} x ", term.ranks - 1, term.ranks);
+  }
+  if (term.elements == 1)
+    return text + bytes_text(term.each) + ": " + term.what;
+  return text + fmt::format("{} {} x {} bytes", with_commas(term.elements),
+                            term.what, term.each);
+}
+
+std::vector<ExplainedPart> sent_parts(const HybridJob& job) {
+  std::vector<ExplainedPart> parts;
+  for (const SentTerm& each : sent_terms(job, sim::CostModel(job.cluster),
+                                         ranks_of(job, runs_of(job)))) {
+    parts.push_back({each.link, each.bytes(), formula_of(each), each.page});
+  }
+  return parts;
+}
+
 /// The first with other degrees; else the second; null where there is one.
 const Prediction* next_of(const PlanResult& result) {
   if (result.best.size() < 2) return nullptr;
@@ -166,9 +190,11 @@ std::string lines_of(const std::vector<ExplainedPart>& parts,
 }  // namespace
 
 Explanation explain(const PlanRequest& request, const Prediction& prediction) {
-  Explanation explanation = {memory_parts(job_of(request, prediction.plan)),
-                             time_parts(request, prediction)};
-  for (auto* parts : {&explanation.memory, &explanation.time}) {
+  const HybridJob job = job_of(request, prediction.plan);
+  Explanation explanation = {memory_parts(job), time_parts(request, prediction),
+                             sent_parts(job)};
+  for (auto* parts :
+       {&explanation.memory, &explanation.time, &explanation.sent}) {
     for (ExplainedPart& each : *parts) each.page = "chapters/" + each.page;
   }
   return explanation;
@@ -185,6 +211,10 @@ std::string explain_text(const PlanRequest& request, const PlanResult& result) {
       lines_of(parts.memory, bytes_text) +
       fmt::format("time of a step, {}:\n", time_text(best.step.seconds)) +
       lines_of(parts.time, time_text);
+  if (!parts.sent.empty()) {
+    text += "sent by the rank that sends most:\n" +
+            lines_of(parts.sent, bytes_text);
+  }
   const Prediction* next = next_of(result);
   if (next == nullptr) return text;
   const std::vector<Difference> all = differences(best.step, next->step);
@@ -269,6 +299,7 @@ std::string explain_json(const PlanRequest& request, const PlanResult& result) {
   };
   json["memory"] = list(parts.memory, "bytes");
   json["time"] = list(parts.time, "seconds");
+  json["sent"] = list(parts.sent, "bytes");
   json["timeline"] = timeline_json(job_of(request, best.plan), best);
   const Prediction* next = next_of(result);
   if (next == nullptr) return json.dump();

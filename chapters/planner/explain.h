@@ -19,13 +19,14 @@ struct ExplainedPart {
 
 struct Explanation {
   std::vector<ExplainedPart> memory, time;
+  std::vector<ExplainedPart> sent;  ///< kind: of the link
 };
 Explanation explain(const PlanRequest& request, const Prediction& prediction);
 
 /// The best plan of the result, and why the next one lost: the first with other
 /// degrees, or else the second. Empty where none fits.
 std::string explain_text(const PlanRequest& request, const PlanResult& result);
-/// The same as a JSON object {memory, time, timeline, next}. timeline: null, or of
+/// The same as a JSON object {memory, time, sent, timeline, next}. timeline: null, or of
 /// each stage the actions [kind, micro-batch, chunk, begin, end] and the bytes of
 /// activations kept from a moment on; a long step's with fewer micro-batches.
 std::string explain_json(const PlanRequest& request, const PlanResult& result);

@@ -155,7 +155,9 @@ HybridStep hybrid_step(const HybridJob& job, double limit_s) {
   share_out(job, runs, ranks, step);
   busy += job.offloads ? 0 : step.optimizer_s;
   step.idle_share = std::max(0.0, 1 - busy / step.seconds);
-  step.sent_bytes = sent_bytes(job, costs, ranks);
+  for (const SentTerm& each : sent_terms(job, costs, ranks)) {
+    step.sent_bytes[each.link] += each.bytes();
+  }
   return step;
 }
 

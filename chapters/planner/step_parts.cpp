@@ -217,57 +217,73 @@ double update_on_host_seconds(const HybridJob& job, const sim::CostModel& costs,
   return down + costs.operation(adam, /*on_host=*/true).seconds + down;
 }
 
-std::map<std::string, double> sent_bytes(const HybridJob& job,
-                                         const sim::CostModel& costs,
-                                         const std::vector<StageRun>& runs) {
+namespace {
+
+std::vector<SentTerm> sent_by(const HybridJob& job, const sim::CostModel& costs,
+                              int rank, const StageRun& run) {
   const Ranks ranks(job);
   const auto m = static_cast<double>(job.micro_batches);
-  const double d = job.replicas();
-  std::map<std::string, double> most;
+  std::vector<SentTerm> terms;
+  for (const auto& [link, each] : run.sent_bytes) {
+    terms.push_back(
+        {"messages inside the layers", page_of_layers(job), link, m, 1, each});
+  }
+  // Every chunk sends to its two neighbours; the model's ends have only one
+  const auto send = [&](const char* what, int to, bool is_end) {
+    const int chunks = job.chunks - (is_end ? 1 : 0);
+    if (job.pp == 1 || chunks == 0) return;
+    const int peer = ranks.at_stage((to + job.pp) % job.pp);
+    terms.push_back({what, "05_gpipe/README.md#the-bill",
+                     costs.link({ranks.at_stage(rank), peer}).name, chunks * m,
+                     1, sent_activation(job)});
+  };
+  send("activations to the next stage", rank + 1, rank == job.pp - 1);
+  send("gradients to the stage before", rank - 1, rank == 0);
+
+  // Over dp and cp; with ZeRO-3, parameters before every forward and backward
+  const double scatters = job.zero_stage >= 2 ? m : 1;
+  const double gathers = job.zero_stage == 3 ? 2 * m : 1;
+  const auto share = [&](const std::string& link, double elements, int n) {
+    const bool is_all_reduce = n > 0 && job.zero_stage == 0;
+    const char* const page = is_all_reduce ? "02_ddp/README.md#the-bill"
+                                           : "03_zero_fsdp/README.md#the-bill";
+    terms.push_back({"gradients", page, link, is_all_reduce ? 2 : scatters,
+                     elements, job.gradient(), n});
+    if (is_all_reduce) return;
+    terms.push_back(
+        {"parameters", page, link, gathers, elements, job.element(), n});
+  };
+  const auto over = [&](const std::vector<int>& group, double elements) {
+    if (group.size() == 1 || elements <= 0) return;
+    share(costs.link(group).name, elements, static_cast<int>(group.size()));
+  };
+  over(ranks.of_replicas(), run.parameters - run.expert_parameters);
+  over(ranks.of_experts(), run.expert_parameters);
+  if (job.offloads) {
+    share(job.cluster.host_link.name, run.parameters / job.replicas(), 0);
+  }
+  if (job.is_tied && job.pp > 1 && (rank == 0 || rank == job.pp - 1)) {
+    terms.push_back({"gradients of the table",
+                     "05_gpipe/details.md#the-bill-line-by-line",
+                     costs.link({0, ranks.at_stage(job.pp - 1)}).name, 1,
+                     job.table(), job.gradient()});
+  }
+  return terms;
+}
+
+}  // namespace
+
+std::vector<SentTerm> sent_terms(const HybridJob& job,
+                                 const sim::CostModel& costs,
+                                 const std::vector<StageRun>& runs) {
+  std::vector<SentTerm> most;
   double largest = -1;
   for (int rank = 0; rank < job.pp; ++rank) {
-    const StageRun& run = runs[static_cast<std::size_t>(rank)];
-    // Inside the layers
-    std::map<std::string, double> bytes = run.sent_bytes;
-    for (auto& [link, each] : bytes) each *= m;
-    // Every chunk sends to its two neighbours; the model's ends have only one
-    if (job.pp > 1) {
-      const auto send = [&](int to, int chunks) {
-        const int peer = ranks.at_stage((to + job.pp) % job.pp);
-        bytes[costs.link({ranks.at_stage(rank), peer}).name] +=
-            chunks * m * sent_activation(job);
-      };
-      send(rank + 1, job.chunks - (rank == job.pp - 1 ? 1 : 0));
-      send(rank - 1, job.chunks - (rank == 0 ? 1 : 0));
-    }
-    // Gradients and parameters, over dp and cp; with ZeRO-3 before every forward
-    // and backward
-    const double gradients = (job.zero_stage >= 2 ? m : 1) * job.gradient();
-    const double fetches = (job.zero_stage == 3 ? 2 * m : 1) * job.element();
-    const auto sum = [&](const std::vector<int>& group, double parameters) {
-      const auto n = static_cast<double>(group.size());
-      if (n == 1) return;
-      bytes[costs.link(group).name] +=
-          (n - 1) / n * parameters *
-          (job.zero_stage >= 1 ? gradients + fetches : 2 * gradients);
-    };
-    sum(ranks.of_replicas(), run.parameters - run.expert_parameters);
-    if (run.expert_parameters > 0) {
-      sum(ranks.of_experts(), run.expert_parameters);
-    }
-    // Gradients go to the host, parameters come back
-    if (job.offloads) {
-      bytes[job.cluster.host_link.name] +=
-          run.parameters / d * (gradients + fetches);
-    }
-    const bool is_end = rank == 0 || rank == job.pp - 1;
-    if (job.is_tied && job.pp > 1 && is_end) {
-      bytes[costs.link({0, ranks.at_stage(job.pp - 1)}).name] +=
-          job.table() * job.gradient();
-    }
+    std::vector<SentTerm> terms =
+        sent_by(job, costs, rank, runs[static_cast<std::size_t>(rank)]);
     double total = 0;
-    for (const auto& [link, each] : bytes) total += each;
-    if (total > largest) most = bytes;
+    for (const SentTerm& each : terms) total += each.bytes();
+    if (total > largest) most = std::move(terms);
     largest = std::max(largest, total);
   }
   return most;

@@ -111,9 +111,21 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
 /// Seconds of gradients to the host, Adam on `elements`, and parameters back.
 double update_on_host_seconds(const HybridJob& job, const sim::CostModel& costs,
                               double elements);
-/// Bytes sent in a step by the rank that sends most, by kind of link.
-std::map<std::string, double> sent_bytes(const HybridJob& job,
-                                         const sim::CostModel& costs,
-                                         const std::vector<StageRun>& ranks);
+/// What a rank sends in a step over one kind of link, for one purpose.
+struct SentTerm {
+  const char* what;
+  const char* page;  ///< that derives it, under chapters/
+  std::string link;
+  double times = 1, elements = 1, each = 0;  ///< bytes
+  int ranks = 0;  ///< of a ring, to which a rank sends all but its own part
+  double bytes() const {
+    const double all = times * elements * each;
+    return ranks > 0 ? all * (ranks - 1) / ranks : all;
+  }
+};
+/// Of the rank that sends most.
+std::vector<SentTerm> sent_terms(const HybridJob& job,
+                                 const sim::CostModel& costs,
+                                 const std::vector<StageRun>& ranks);
 
 }  // namespace shardbook::planner

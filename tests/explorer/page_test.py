@@ -160,7 +160,7 @@ class Page(unittest.IsolatedAsyncioTestCase):
             return "none"
         best = answer["best"][0]
         for part in (best["layout"], best["command"],
-                     *(part["formula"] for kind in ("memory", "time")
+                     *(part["formula"] for kind in ("memory", "time", "sent")
                        for part in answer["explain"][kind])):
             self.assertIn(part, text)
         return "plan"

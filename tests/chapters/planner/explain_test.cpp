@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -199,6 +201,42 @@ TEST(PlannerExplain, TheNextPlanLostByATerm) {
                               "1", "--recompute", "never"});
   EXPECT_FALSE(alone.at("explain").contains("next"));
   EXPECT_EQ(alone.at("best").size(), 1u);
+}
+
+TEST(PlannerExplain, WhatARankSendsAddsUpByLink) {
+  const auto with = [](std::vector<std::string> words) {
+    words.insert(words.end(), {"--tp", "1", "--micro-batch", "2", "--recompute",
+                               "never", "--no-offload"});
+    const json result = planned(words);
+    std::map<std::string, double> sums;
+    std::set<std::string> formulas;
+    for (const json& part : result.at("explain").at("sent")) {
+      sums[part.at("kind")] += part.at("bytes").get<double>();
+      formulas.insert(part.at("formula"));
+    }
+    const json& sent = result.at("best").at(0).at("sent_bytes");
+    EXPECT_EQ(sums.size(), sent.size());
+    for (const auto& [link, bytes] : sent.items()) {
+      EXPECT_NEAR(sums[link] / bytes.get<double>(), 1, 1e-12) << link;
+    }
+    return formulas;
+  };
+  const std::string all = "15 / 16 x 1,315,723,264 ";
+  using Formulas = std::set<std::string>;
+  EXPECT_EQ(with({"--zero-stage", "0"}),
+            (Formulas{"2 x " + all + "gradients x 2 bytes"}));
+  EXPECT_EQ(
+      with({"--zero-stage", "1"}),
+      (Formulas{all + "gradients x 2 bytes", all + "parameters x 2 bytes"}));
+  EXPECT_EQ(with({"--zero-stage", "3"}),
+            (Formulas{"2 x " + all + "gradients x 2 bytes",
+                      "4 x " + all + "parameters x 2 bytes"}));
+  // The first rank, of three chunks: the model's begin sends no gradient on
+  const Formulas stages =
+      with({"--pp", "4", "--chunks", "3", "--zero-stage", "0"});
+  EXPECT_EQ(stages.count("24 x 16.8 MB: activations to the next stage"), 1u);
+  EXPECT_EQ(stages.count("16 x 16.8 MB: gradients to the stage before"), 1u);
+  EXPECT_EQ(stages.count("102,926,336 gradients of the table x 2 bytes"), 1u);
 }
 
 TEST(PlannerExplain, TheTextComesBehindTheAnswer) {
