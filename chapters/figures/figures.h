@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "chapters/figures/words.h"
+
 namespace shardbook::figures {
 
 struct PageFigure {
@@ -19,8 +21,13 @@ struct PageFigure {
 /// In reading order.
 std::vector<PageFigure> all_figures();
 
-/// The picture as it is in the file. Its colours follow the reader's choice of
-/// light or dark; its coordinates are those of light.
-std::string svg_file(const PageFigure& figure);
+/// The picture as it is in the file, in English or in the language of `words`.
+/// Its colours follow the reader's choice of light or dark; its coordinates are
+/// those of light. Throws shardbook::Error, with the texts, when words lack some.
+std::string svg_file(const PageFigure& figure, Words* words = nullptr);
+/// "chapters/overview.svg", "chapters/overview.zh-CN.svg".
+std::string file_name(const PageFigure& figure, const Words* words = nullptr);
+/// The words of this book's figures.
+Words chinese(const std::string& root);
 
 }  // namespace shardbook::figures

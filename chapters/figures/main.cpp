@@ -1,4 +1,4 @@
-// Writes the figures of the pages again.
+// Writes the figures of the pages again, in English and in Chinese.
 //
 //   ./shardbook figures               all
 //   ./shardbook figures 02_ddp        those whose file's name contains a word
@@ -37,11 +37,18 @@ int main(int argc, char** argv) {
     SB_CHECK(!chosen.empty(), "figures ", words.empty() ? "" : words.front(),
              ": no figure's file has such a name; ./shardbook figures writes "
              "all, and lists them");
+    const auto write = [&](const figures::PageFigure& figure,
+                           figures::Words* words = nullptr) {
+      const std::string file = figures::file_name(figure, words);
+      const std::string path = root / file;
+      write_text_file(path, figures::svg_file(figure, words),
+                      path + ": this file");
+      fmt::print("{}\n", file);
+    };
+    figures::Words chinese = figures::chinese(root);
     for (const figures::PageFigure& figure : chosen) {
-      const std::filesystem::path path = root / figure.file;
-      write_text_file(path, figures::svg_file(figure),
-                      path.string() + ": this file");
-      fmt::print("{}\n", figure.file);
+      write(figure);
+      write(figure, &chinese);
     }
     return 0;
   });

@@ -16,6 +16,7 @@
 
 #include "chapters/figures/pieces.h"
 #include "comm/algorithms/ring.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::figures {
 namespace {
@@ -29,9 +30,14 @@ std::string read(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// In English, and in Chinese.
 std::vector<std::string> files_of_program() {
+  const Words words = chinese(kRoot);
   std::vector<std::string> files;
-  for (const PageFigure& figure : all_figures()) files.push_back(figure.file);
+  for (const PageFigure& figure : all_figures()) {
+    files.push_back(figure.file);
+    files.push_back(file_name(figure, &words));
+  }
   return files;
 }
 
@@ -88,6 +94,71 @@ INSTANTIATE_TEST_SUITE_P(All, FigureFile, testing::ValuesIn(all_figures()),
                            return name;
                          });
 
+// Throws when the table lacks a text.
+TEST(FigureFiles, AreWhatTheProgramDrawsInChinese) {
+  Words words = chinese(kRoot);
+  for (const PageFigure& figure : all_figures()) {
+    EXPECT_NO_THROW(EXPECT_EQ(read(kRoot / file_name(figure, &words)),
+                              svg_file(figure, &words))
+                    << figure.file);
+  }
+  EXPECT_EQ(words.unused(), std::vector<std::string>());
+}
+
+// A text that the table has not, nor its parts, is named. Others need no line.
+TEST(Words, NamesTextsThatItLacks) {
+  Words words = chinese(kRoot);
+  EXPECT_EQ(words.language(), "zh-CN");
+  for (const char* same :
+       {"", "GPT-2, bf16: 1.5 ms", "\"quoted words\": 2", "c_attn 1.77 M",
+        "Y = X W", "rank 3", "all-reduce, 6/4 n"}) {
+    EXPECT_EQ(words.of(same), same);
+  }
+  EXPECT_EQ(words.missing(), std::set<std::string>());
+  EXPECT_EQ(words.of("forward; 2 units. 8 devices."),
+            "前向；2 个单位。8 个设备。");
+  EXPECT_EQ(words.of("with 3 samples, forward; 5 sheep."),
+            "with 3 samples, forward；5 sheep。");
+  EXPECT_EQ(words.missing(),
+            (std::set<std::string>{"with {} samples, forward", "{} sheep"}));
+  EXPECT_EQ(words.missing(), std::set<std::string>());
+  EXPECT_EQ(error_of([] { Words("words.xx.json"); }),
+            "words.xx.json: cannot be opened");
+}
+
+// A number is a place, with its unit; in a name it is a part of the name.
+TEST(Words, PutNumbersInTheirPlaces) {
+  Words words = chinese(kRoot);
+  EXPECT_EQ(words.of("2.5 GiB of 12,288 tokens 1F1B, sheep"),
+            "2.5 GiB of 12,288 tokens 1F1B, sheep");
+  EXPECT_EQ(words.missing(),
+            std::set<std::string>{"{} of {} tokens 1F1B, sheep"});
+  EXPECT_EQ(words.of("16 tokens on 4 ranks"), "4 个 rank 上的 16 个 token");
+}
+
+TEST(FigureFiles, InChineseSayTheirLanguage) {
+  for (const std::string& file : files_of_program()) {
+    const std::string svg = read(kRoot / file);
+    const bool is_chinese = file.ends_with(".zh-CN.svg");
+    EXPECT_EQ(svg.find("xml:lang=\"zh-CN\"") != std::string::npos, is_chinese)
+        << file;
+  }
+}
+
+TEST(Texts, OfChineseAreAsWideAsTheirLetters) {
+  EXPECT_EQ(pictures::text_width("ab"), 2 * 6.6);
+  EXPECT_EQ(pictures::text_width("µ−"), 2 * 6.6);
+  EXPECT_EQ(pictures::text_width("前向，"), 6 * 6.6);
+  const pictures::Language language(
+      "zh-CN", [](const std::string&) { return "一二三，四 ab"; });
+  EXPECT_EQ(pictures::text_width("a"), 13 * 6.6);
+  // No line begins with a sign
+  const std::string svg = pictures::Figure("a", 50).svg("");
+  for (const char* line : {">一二<", ">三，四<", ">ab<"}) {
+    EXPECT_NE(svg.find(line), std::string::npos) << svg;
+  }
+}
+
 TEST(FigureFiles, AreThoseOfTheProgram) {
   std::vector<std::string> drawn = files_of_program();
   std::vector<std::string> there = files_of_book(".svg");
@@ -99,8 +170,8 @@ TEST(FigureFiles, AreThoseOfTheProgram) {
 TEST(FigureFiles, EachIsOnAPage) {
   std::set<std::string> shown;
   for (const Image& image : images_of_pages()) shown.insert(image.file);
-  for (const std::string& file : files_of_program()) {
-    EXPECT_TRUE(shown.count(file)) << file << " is on no page";
+  for (const PageFigure& figure : all_figures()) {
+    EXPECT_TRUE(shown.count(figure.file)) << figure.file << " is on no page";
   }
 }
 
