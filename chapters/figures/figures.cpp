@@ -3,11 +3,10 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <set>
 #include <utility>
 
 #include "chapters/figures/pages.h"
-#include "core/check.h"
+#include "chapters/pictures/words.h"
 
 namespace shardbook::figures {
 namespace {
@@ -33,18 +32,6 @@ std::vector<std::pair<std::string, std::string>> dark_colors() {
           {color_of("over"), "#ff8f85"}};
 }
 
-std::string said(const PageFigure& figure, Words& words) {
-  const Language language(words.language(), [&](const std::string& english) {
-    return words.of(english);
-  });
-  const std::string svg = figure.draw();
-  const std::set<std::string> missing = words.missing();
-  SB_CHECK(missing.empty(), figure.file, ": words.", words.language(),
-           ".json lacks the texts\n",
-           fmt::format("{}", fmt::join(missing, "\n")));
-  return svg;
-}
-
 }  // namespace
 
 std::vector<PageFigure> all_figures() {
@@ -56,19 +43,14 @@ std::vector<PageFigure> all_figures() {
   return all;
 }
 
-std::string file_name(const PageFigure& figure, const Words* words) {
-  std::filesystem::path file = figure.file;
-  if (words != nullptr) file.replace_extension(words->language() + ".svg");
-  return file.string();
+std::string file_name(const PageFigure& figure) {
+  const std::filesystem::path file = figure.file;
+  return (file.parent_path() / file.stem()).string() +
+         (language().empty() ? "" : "." + language()) + ".svg";
 }
 
-Words chinese(const std::string& root) {
-  return Words(root + "/chapters/figures/words.zh-CN.json");
-}
-
-std::string svg_file(const PageFigure& figure, Words* words) {
-  const std::string svg =
-      words == nullptr ? figure.draw() : said(figure, *words);
+std::string svg_file(const PageFigure& figure) {
+  const std::string svg = figure.draw();
   std::string rules;
   for (const auto& [light, dark] : dark_colors()) {
     for (const char* attribute : {"fill", "stroke"}) {

@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "chapters/figures/words.h"
-
 namespace shardbook::figures {
 
 struct PageFigure {
@@ -21,13 +19,14 @@ struct PageFigure {
 /// In reading order.
 std::vector<PageFigure> all_figures();
 
-/// The picture as it is in the file, in English or in the language of `words`.
-/// Its colours follow the reader's choice of light or dark; its coordinates are
-/// those of light. Throws shardbook::Error, with the texts, when words lack some.
-std::string svg_file(const PageFigure& figure, Words* words = nullptr);
+/// The table of the Chinese figures, from the root of the book.
+constexpr const char* kChinese = "chapters/figures/words.zh-CN.json";
+/// Where a figure is in the language that figures speak now (pictures/words.h):
 /// "chapters/overview.svg", "chapters/overview.zh-CN.svg".
-std::string file_name(const PageFigure& figure, const Words* words = nullptr);
-/// The words of this book's figures.
-Words chinese(const std::string& root);
+std::string file_name(const PageFigure& figure);
+
+/// The picture as it is in the file. Its colours follow the reader's choice of
+/// light or dark; its coordinates are those of light.
+std::string svg_file(const PageFigure& figure);
 
 }  // namespace shardbook::figures

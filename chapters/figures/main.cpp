@@ -13,6 +13,7 @@
 #include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "chapters/figures/figures.h"
+#include "chapters/pictures/words.h"
 #include "core/check.h"
 #include "core/text_file.h"
 
@@ -37,19 +38,18 @@ int main(int argc, char** argv) {
     SB_CHECK(!chosen.empty(), "figures ", words.empty() ? "" : words.front(),
              ": no figure's file has such a name; ./shardbook figures writes "
              "all, and lists them");
-    const auto write = [&](const figures::PageFigure& figure,
-                           figures::Words* words = nullptr) {
-      const std::string file = figures::file_name(figure, words);
-      const std::string path = root / file;
-      write_text_file(path, figures::svg_file(figure, words),
-                      path + ": this file");
-      fmt::print("{}\n", file);
+    const auto write = [&] {
+      for (const figures::PageFigure& figure : chosen) {
+        const std::string file = figures::file_name(figure);
+        const std::filesystem::path path = root / file;
+        write_text_file(path, figures::svg_file(figure),
+                        path.string() + ": this file");
+        fmt::print("{}\n", file);
+      }
     };
-    figures::Words chinese = figures::chinese(root);
-    for (const figures::PageFigure& figure : chosen) {
-      write(figure);
-      write(figure, &chinese);
-    }
+    write();
+    const pictures::Words chinese(root / figures::kChinese);
+    write();
     return 0;
   });
 }

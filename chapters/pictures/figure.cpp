@@ -10,6 +10,7 @@
 #include "chapters/pictures/palette.h"
 #include "chapters/pictures/svg.h"
 #include "chapters/pictures/text_table.h"
+#include "chapters/pictures/words.h"
 #include "sim/timeline_step.h"
 
 namespace shardbook::pictures {
@@ -45,20 +46,6 @@ constexpr std::array<Paint, 22> kFills = {{
     {"over", "#b3261e"},
 }};
 
-struct Spoken {
-  std::string name;
-  Language::Words words;
-};
-thread_local Spoken spoken;
-
-std::string in_language(const std::string& english) {
-  return spoken.words ? spoken.words(english) : english;
-}
-
-double width_of(const std::string& text) {
-  return 6.6 * static_cast<double>(text_table::width(text));
-}
-
 constexpr double kSwatch = 10, kLegendRow = 18;
 
 // Round numbers from low to high, at most `most` of them and one.
@@ -76,31 +63,29 @@ std::vector<double> marks(double low, double high, const Unit& unit,
   return all;
 }
 
+double width_of(const std::string& text) {
+  return 6.6 * static_cast<double>(text_table::width(text));
+}
+
 // A text in lines of at most `width` pixels, for letters of `size`. A line begins
 // behind a space, or with a Chinese character.
 std::vector<std::string> wrapped(const std::string& text, double width,
                                  double size) {
   const auto may_begin = [&](std::size_t i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    return text[i - 1] == ' ' || (byte >= 0xE4 && byte <= 0xE9);
-  };
-  const auto end_of = [](const std::string& line) {
-    return line.find_last_not_of(' ') + 1;
+    const bool is_chinese = text[i] >= '\xE4' && text[i] <= '\xE9';
+    return text[i] == ' ' || (is_chinese && text[i - 1] != ' ');
   };
   std::vector<std::string> lines;
   for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end) {
     do ++end;
     while (end < text.size() && !may_begin(end));
     const std::string piece = text.substr(begin, end - begin);
-    const std::string longer = lines.empty() ? "" : lines.back() + piece;
-    if (!longer.empty() &&
-        width_of(longer.substr(0, end_of(longer))) * size / 12 <= width) {
-      lines.back() = longer;
+    if (!lines.empty() && width_of(lines.back() + piece) * size / 12 <= width) {
+      lines.back() += piece;
     } else {
-      lines.push_back(piece);
+      lines.push_back(piece.substr(piece[0] == ' ' ? 1 : 0));
     }
   }
-  for (std::string& line : lines) line.erase(end_of(line));
   return lines;
 }
 
@@ -113,15 +98,7 @@ std::string color_of(const std::string& css_class) {
   return "";
 }
 
-Language::Language(const std::string& name, const Words& words) {
-  spoken = {name, words};
-}
-
-Language::~Language() { spoken = {}; }
-
-double text_width(const std::string& text) {
-  return width_of(in_language(text));
-}
+double text_width(const std::string& text) { return width_of(said(text)); }
 
 std::string px(double value) {
   return fmt::format("{:g}", std::round(10 * value) / 10 + 0.0);
@@ -139,12 +116,12 @@ std::string path_of(const std::vector<Point>& points) {
 Figure::Figure(const std::string& title, double width) : width_(width) {
   std::istringstream lines(title);
   std::getline(lines, title_);
-  for (const std::string& line : wrapped(in_language(title_), width, 14.5)) {
+  for (const std::string& line : wrapped(said(title_), width, 14.5)) {
     add_text(0, add_row(20) + 14, line, Anchor::kStart, kInk,
              " font-size=\"14\" font-weight=\"bold\"");
   }
   for (std::string rest; std::getline(lines, rest);) {
-    for (const std::string& line : wrapped(in_language(rest), width, 12)) {
+    for (const std::string& line : wrapped(said(rest), width, 12)) {
       add_text(0, add_row(18) + 13, line, Anchor::kStart, kInk, "");
     }
   }
@@ -171,28 +148,28 @@ void Figure::add_text(double x, double y, const std::string& text,
 }
 
 void Figure::heading(const std::string& text) {
-  add_text(0, add_row(24) + 17, in_language(text), Anchor::kStart, kInk,
+  add_text(0, add_row(24) + 17, said(text), Anchor::kStart, kInk,
            " font-weight=\"bold\"");
 }
 
 void Figure::text(double x, double y, const std::string& text, Anchor anchor,
                   const std::string& color) {
-  add_text(x, y, in_language(text), anchor, color, "");
+  add_text(x, y, said(text), anchor, color, "");
 }
 
 void Figure::text(double x, double y, const std::string& text,
                   const std::string& color) {
-  this->text(x, y, text, Anchor::kStart, color);
+  add_text(x, y, said(text), Anchor::kStart, color, "");
 }
 
 void Figure::middle(double x, double y, const std::string& text,
                     const std::string& color) {
-  this->text(x, y, text, Anchor::kMiddle, color);
+  add_text(x, y, said(text), Anchor::kMiddle, color, "");
 }
 
 void Figure::end(double x, double y, const std::string& text,
                  const std::string& color) {
-  this->text(x, y, text, Anchor::kEnd, color);
+  add_text(x, y, said(text), Anchor::kEnd, color, "");
 }
 
 void Figure::box(const Box& at, const std::string& css_class) {
@@ -300,14 +277,14 @@ std::string Figure::svg(const std::string& details) const {
   constexpr double kMargin = 10;
   std::string label = title_ + ". " + details;
   label.erase(label.find_last_not_of(' ') + 1);
-  // A reader's own font with the signs of the language
-  const std::string family =
-      spoken.name.empty()
+  // Fonts of readers' systems, where sans-serif has no Chinese
+  const std::string font =
+      language().empty()
           ? "font-family=\"sans-serif\""
           : fmt::format(
-                "xml:lang=\"{}\" font-family=\"sans-serif, PingFang SC, "
-                "Microsoft YaHei, Noto Sans CJK SC\"",
-                spoken.name);
+                "xml:lang=\"{}\" font-family=\"sans-serif, PingFang "
+                "SC, Microsoft YaHei, Noto Sans CJK SC\"",
+                language());
   return fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"{0} {0} {1:.0f} "
       "{2:.0f}\" width=\"{1:.0f}\" height=\"{2:.0f}\" "
@@ -317,8 +294,7 @@ std::string Figure::svg(const std::string& details) const {
       "<rect x=\"{0}\" y=\"{0}\" width=\"{1:.0f}\" height=\"{2:.0f}\" "
       "fill=\"#ffffff\"/>\n{6}</svg>\n",
       -kMargin, width_ + 2 * kMargin, height_ + 2 * kMargin,
-      svg::escape(in_language(title_)), svg::escape(in_language(label)), kInk,
-      body_, family);
+      svg::escape(said(title_)), svg::escape(said(label)), kInk, body_, font);
 }
 
 }  // namespace shardbook::pictures

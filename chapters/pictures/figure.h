@@ -16,7 +16,6 @@
 // Elements have attributes alone: some viewers of notebooks drop styles,
 // classes and references to other elements.
 
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,18 +39,6 @@ constexpr double kNotebookWidth = 760;
 constexpr const char* kWhite = "#ffffff";
 /// Of lines behind curves.
 constexpr const char* kPale = "#d8dbdf";
-
-/// While it lives, figures of this thread say their texts in another language
-/// than English. `words` gives a title, a label or a description in it.
-class Language {
- public:
-  using Words = std::function<std::string(const std::string& english)>;
-  /// `name`: "zh-CN".
-  Language(const std::string& name, const Words& words);
-  ~Language();
-  Language(const Language&) = delete;
-  Language& operator=(const Language&) = delete;
-};
 
 struct Box {
   double x = 0, y = 0, width = 0, height = 0;

@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "chapters/figures/pieces.h"
+#include "chapters/pictures/figure.h"
+#include "chapters/pictures/words.h"
 #include "comm/algorithms/ring.h"
 #include "tests/support/errors.h"
 
@@ -23,6 +25,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using pictures::Words, pictures::said;
+
 const fs::path kRoot = SHARDBOOK_ROOT;
 
 std::string read(const fs::path& path) {
@@ -30,13 +34,14 @@ std::string read(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// In English, and in Chinese.
 std::vector<std::string> files_of_program() {
-  const Words words = chinese(kRoot);
   std::vector<std::string> files;
   for (const PageFigure& figure : all_figures()) {
     files.push_back(figure.file);
-    files.push_back(file_name(figure, &words));
+  }
+  const Words chinese(kRoot / kChinese);
+  for (const PageFigure& figure : all_figures()) {
+    files.push_back(file_name(figure));
   }
   return files;
 }
@@ -96,44 +101,38 @@ INSTANTIATE_TEST_SUITE_P(All, FigureFile, testing::ValuesIn(all_figures()),
 
 // Throws when the table lacks a text.
 TEST(FigureFiles, AreWhatTheProgramDrawsInChinese) {
-  Words words = chinese(kRoot);
+  const Words words(kRoot / kChinese);
   for (const PageFigure& figure : all_figures()) {
-    EXPECT_NO_THROW(EXPECT_EQ(read(kRoot / file_name(figure, &words)),
-                              svg_file(figure, &words))
-                    << figure.file);
+    EXPECT_NO_THROW(
+        EXPECT_EQ(read(kRoot / file_name(figure)), svg_file(figure)))
+        << figure.file;
   }
   EXPECT_EQ(words.unused(), std::vector<std::string>());
 }
 
-// A text that the table has not, nor its parts, is named. Others need no line.
-TEST(Words, NamesTextsThatItLacks) {
-  Words words = chinese(kRoot);
-  EXPECT_EQ(words.language(), "zh-CN");
-  for (const char* same :
-       {"", "GPT-2, bf16: 1.5 ms", "\"quoted words\": 2", "c_attn 1.77 M",
-        "Y = X W", "rank 3", "all-reduce, 6/4 n"}) {
-    EXPECT_EQ(words.of(same), same);
+TEST(Words, SayTextsByTheirTable) {
+  EXPECT_EQ(said("forward"), "forward");
+  const Words words(kRoot / kChinese);
+  for (const auto& [english, chinese] : std::map<std::string, std::string>{
+           {"", ""},
+           {"GPT-2, bf16: 1.5 ms", "GPT-2, bf16: 1.5 ms"},
+           {"\"quoted words\": 2", "\"quoted words\": 2"},
+           {"c_attn 1.77 M", "c_attn 1.77 M"},
+           {"all-reduce, 6/4 n", "all-reduce, 6/4 n"},
+           {"16 tokens on 4 ranks", "4 个 rank 上的 16 个 token"},
+           {"exposed: 3.26 ms", "暴露：3.26 ms"},
+           {"forward; 2 units. 8 devices.", "前向；2 个单位。8 个设备。"}}) {
+    EXPECT_EQ(said(english), chinese);
   }
-  EXPECT_EQ(words.missing(), std::set<std::string>());
-  EXPECT_EQ(words.of("forward; 2 units. 8 devices."),
-            "前向；2 个单位。8 个设备。");
-  EXPECT_EQ(words.of("with 3 samples, forward; 5 sheep."),
-            "with 3 samples, forward；5 sheep。");
-  EXPECT_EQ(words.missing(),
-            (std::set<std::string>{"with {} samples, forward", "{} sheep"}));
-  EXPECT_EQ(words.missing(), std::set<std::string>());
-  EXPECT_EQ(error_of([] { Words("words.xx.json"); }),
-            "words.xx.json: cannot be opened");
 }
 
-// A number is a place, with its unit; in a name it is a part of the name.
-TEST(Words, PutNumbersInTheirPlaces) {
-  Words words = chinese(kRoot);
-  EXPECT_EQ(words.of("2.5 GiB of 12,288 tokens 1F1B, sheep"),
-            "2.5 GiB of 12,288 tokens 1F1B, sheep");
-  EXPECT_EQ(words.missing(),
-            std::set<std::string>{"{} of {} tokens 1F1B, sheep"});
-  EXPECT_EQ(words.of("16 tokens on 4 ranks"), "4 个 rank 上的 16 个 token");
+// Its numbers are places, with their units; in a name they are a part of it.
+TEST(Words, NameTheTextThatTheyLack) {
+  EXPECT_EQ(error_of([] { Words("words.xx.json"); }),
+            "words.xx.json: cannot be opened");
+  const Words words(kRoot / kChinese);
+  expect_error([] { said("forward. 2.5 GiB of 12,288 sheep in 1F1B; busy"); },
+               {"words.zh-CN.json has no line \"{} of {} sheep in 1F1B\""});
 }
 
 TEST(FigureFiles, InChineseSayTheirLanguage) {
@@ -149,14 +148,12 @@ TEST(Texts, OfChineseAreAsWideAsTheirLetters) {
   EXPECT_EQ(pictures::text_width("ab"), 2 * 6.6);
   EXPECT_EQ(pictures::text_width("µ−"), 2 * 6.6);
   EXPECT_EQ(pictures::text_width("前向，"), 6 * 6.6);
-  const pictures::Language language(
-      "zh-CN", [](const std::string&) { return "一二三，四 ab"; });
-  EXPECT_EQ(pictures::text_width("a"), 13 * 6.6);
+  const Words words(kRoot / kChinese);
+  EXPECT_EQ(pictures::text_width("forward"), 4 * 6.6);
   // No line begins with a sign
-  const std::string svg = pictures::Figure("a", 50).svg("");
-  for (const char* line : {">一二<", ">三，四<", ">ab<"}) {
-    EXPECT_NE(svg.find(line), std::string::npos) << svg;
-  }
+  const std::string svg = pictures::Figure("ranks; busy", 70).svg("");
+  EXPECT_NE(svg.find(">rank；忙<"), std::string::npos) << svg;
+  EXPECT_NE(svg.find(">碌<"), std::string::npos) << svg;
 }
 
 TEST(FigureFiles, AreThoseOfTheProgram) {
