@@ -150,10 +150,11 @@ TEST(Texts, OfChineseAreAsWideAsTheirLetters) {
   EXPECT_EQ(pictures::text_width("前向，"), 6 * 6.6);
   const Words words(kRoot / kChinese);
   EXPECT_EQ(pictures::text_width("forward"), 4 * 6.6);
-  // No line begins with a sign
-  const std::string svg = pictures::Figure("ranks; busy", 70).svg("");
-  EXPECT_NE(svg.find(">rank；忙<"), std::string::npos) << svg;
-  EXPECT_NE(svg.find(">碌<"), std::string::npos) << svg;
+  // Two Chinese characters fit, and no line begins with a sign
+  const std::string svg = pictures::Figure("forward; busy", 35).svg("");
+  for (const char* line : {">前<", ">向；<", ">忙碌<"}) {
+    EXPECT_NE(svg.find(line), std::string::npos) << svg;
+  }
 }
 
 TEST(FigureFiles, AreThoseOfTheProgram) {
