@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <utility>
 
 #include "chapters/figures/pages.h"
+#include "chapters/pictures/words.h"
 
 namespace shardbook::figures {
 namespace {
@@ -39,6 +41,12 @@ std::vector<PageFigure> all_figures() {
     for (const PageFigure& figure : page()) all.push_back(figure);
   }
   return all;
+}
+
+std::string file_name(const PageFigure& figure) {
+  const std::filesystem::path file = figure.file;
+  return (file.parent_path() / file.stem()).string() +
+         (language().empty() ? "" : "." + language()) + ".svg";
 }
 
 std::string svg_file(const PageFigure& figure) {

@@ -19,6 +19,12 @@ struct PageFigure {
 /// In reading order.
 std::vector<PageFigure> all_figures();
 
+/// The table of the Chinese figures, from the root of the book.
+constexpr const char* kChinese = "chapters/figures/words.zh-CN.json";
+/// Where a figure is in the language that figures speak now (pictures/words.h):
+/// "chapters/overview.svg", "chapters/overview.zh-CN.svg".
+std::string file_name(const PageFigure& figure);
+
 /// The picture as it is in the file. Its colours follow the reader's choice of
 /// light or dark; its coordinates are those of light.
 std::string svg_file(const PageFigure& figure);

@@ -1,4 +1,4 @@
-// Writes the figures of the pages again.
+// Writes the figures of the pages again, in English and in Chinese.
 //
 //   ./shardbook figures               all
 //   ./shardbook figures 02_ddp        those whose file's name contains a word
@@ -13,6 +13,7 @@
 #include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "chapters/figures/figures.h"
+#include "chapters/pictures/words.h"
 #include "core/check.h"
 #include "core/text_file.h"
 
@@ -37,12 +38,18 @@ int main(int argc, char** argv) {
     SB_CHECK(!chosen.empty(), "figures ", words.empty() ? "" : words.front(),
              ": no figure's file has such a name; ./shardbook figures writes "
              "all, and lists them");
-    for (const figures::PageFigure& figure : chosen) {
-      const std::filesystem::path path = root / figure.file;
-      write_text_file(path, figures::svg_file(figure),
-                      path.string() + ": this file");
-      fmt::print("{}\n", figure.file);
-    }
+    const auto write = [&] {
+      for (const figures::PageFigure& figure : chosen) {
+        const std::string file = figures::file_name(figure);
+        const std::filesystem::path path = root / file;
+        write_text_file(path, figures::svg_file(figure),
+                        path.string() + ": this file");
+        fmt::print("{}\n", file);
+      }
+    };
+    write();
+    const pictures::Words chinese(root / figures::kChinese);
+    write();
     return 0;
   });
 }

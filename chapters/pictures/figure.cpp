@@ -10,6 +10,7 @@
 #include "chapters/pictures/palette.h"
 #include "chapters/pictures/svg.h"
 #include "chapters/pictures/text_table.h"
+#include "chapters/pictures/words.h"
 #include "sim/timeline_step.h"
 
 namespace shardbook::pictures {
@@ -62,19 +63,27 @@ std::vector<double> marks(double low, double high, const Unit& unit,
   return all;
 }
 
-// Words in lines of at most `width` pixels, for letters of `size`.
+double width_of(const std::string& text) {
+  return 6.6 * static_cast<double>(text_table::width(text));
+}
+
+// A text in lines of at most `width` pixels, for letters of `size`. A line begins
+// behind a space, or with a Chinese character.
 std::vector<std::string> wrapped(const std::string& text, double width,
                                  double size) {
+  const auto may_begin = [&](std::size_t i) {
+    const bool is_chinese = text[i] >= '\xE4' && text[i] <= '\xE9';
+    return text[i] == ' ' || (is_chinese && text[i - 1] != ' ');
+  };
   std::vector<std::string> lines;
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
-    const bool has_room =
-        !lines.empty() &&
-        text_width(lines.back() + " " + word) * size / 12 <= width;
-    if (has_room) {
-      lines.back() += " " + word;
+  for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end) {
+    do ++end;
+    while (end < text.size() && !may_begin(end));
+    const std::string piece = text.substr(begin, end - begin);
+    if (!lines.empty() && width_of(lines.back() + piece) * size / 12 <= width) {
+      lines.back() += piece;
     } else {
-      lines.push_back(word);
+      lines.push_back(piece.substr(piece[0] == ' ' ? 1 : 0));
     }
   }
   return lines;
@@ -89,9 +98,7 @@ std::string color_of(const std::string& css_class) {
   return "";
 }
 
-double text_width(const std::string& text) {
-  return 6.6 * static_cast<double>(text_table::width(text));
-}
+double text_width(const std::string& text) { return width_of(said(text)); }
 
 std::string px(double value) {
   return fmt::format("{:g}", std::round(10 * value) / 10 + 0.0);
@@ -109,13 +116,13 @@ std::string path_of(const std::vector<Point>& points) {
 Figure::Figure(const std::string& title, double width) : width_(width) {
   std::istringstream lines(title);
   std::getline(lines, title_);
-  for (const std::string& line : wrapped(title_, width, 14.5)) {
+  for (const std::string& line : wrapped(said(title_), width, 14.5)) {
     add_text(0, add_row(20) + 14, line, Anchor::kStart, kInk,
              " font-size=\"14\" font-weight=\"bold\"");
   }
   for (std::string rest; std::getline(lines, rest);) {
-    for (const std::string& line : wrapped(rest, width, 12)) {
-      text(0, add_row(18) + 13, line);
+    for (const std::string& line : wrapped(said(rest), width, 12)) {
+      add_text(0, add_row(18) + 13, line, Anchor::kStart, kInk, "");
     }
   }
   add_row(6);
@@ -141,28 +148,28 @@ void Figure::add_text(double x, double y, const std::string& text,
 }
 
 void Figure::heading(const std::string& text) {
-  add_text(0, add_row(24) + 17, text, Anchor::kStart, kInk,
+  add_text(0, add_row(24) + 17, said(text), Anchor::kStart, kInk,
            " font-weight=\"bold\"");
 }
 
 void Figure::text(double x, double y, const std::string& text, Anchor anchor,
                   const std::string& color) {
-  add_text(x, y, text, anchor, color, "");
+  add_text(x, y, said(text), anchor, color, "");
 }
 
 void Figure::text(double x, double y, const std::string& text,
                   const std::string& color) {
-  add_text(x, y, text, Anchor::kStart, color, "");
+  add_text(x, y, said(text), Anchor::kStart, color, "");
 }
 
 void Figure::middle(double x, double y, const std::string& text,
                     const std::string& color) {
-  add_text(x, y, text, Anchor::kMiddle, color, "");
+  add_text(x, y, said(text), Anchor::kMiddle, color, "");
 }
 
 void Figure::end(double x, double y, const std::string& text,
                  const std::string& color) {
-  add_text(x, y, text, Anchor::kEnd, color, "");
+  add_text(x, y, said(text), Anchor::kEnd, color, "");
 }
 
 void Figure::box(const Box& at, const std::string& css_class) {
@@ -270,16 +277,24 @@ std::string Figure::svg(const std::string& details) const {
   constexpr double kMargin = 10;
   std::string label = title_ + ". " + details;
   label.erase(label.find_last_not_of(' ') + 1);
+  // Fonts of readers' systems, where sans-serif has no Chinese
+  const std::string font =
+      language().empty()
+          ? "font-family=\"sans-serif\""
+          : fmt::format(
+                "xml:lang=\"{}\" font-family=\"sans-serif, PingFang "
+                "SC, Microsoft YaHei, Noto Sans CJK SC\"",
+                language());
   return fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"{0} {0} {1:.0f} "
       "{2:.0f}\" width=\"{1:.0f}\" height=\"{2:.0f}\" "
-      "font-family=\"sans-serif\" font-size=\"12\" fill=\"{5}\" role=\"img\" "
+      "{7} font-size=\"12\" fill=\"{5}\" role=\"img\" "
       "aria-label=\"{4}\">\n"
       "<title>{3}</title>\n"
       "<rect x=\"{0}\" y=\"{0}\" width=\"{1:.0f}\" height=\"{2:.0f}\" "
       "fill=\"#ffffff\"/>\n{6}</svg>\n",
       -kMargin, width_ + 2 * kMargin, height_ + 2 * kMargin,
-      svg::escape(title_), svg::escape(label), kInk, body_);
+      svg::escape(said(title_)), svg::escape(said(label)), kInk, body_, font);
 }
 
 }  // namespace shardbook::pictures

@@ -115,7 +115,7 @@ class Figure {
 
 /// "M1 2L3 4", from point to point.
 std::string path_of(const std::vector<Point>& points);
-/// The pixels of a text, about.
+/// The pixels of a text as figures say it, about.
 double text_width(const std::string& text);
 /// "57.3", "110": a coordinate.
 std::string px(double value);

@@ -26,7 +26,9 @@ std::size_t width(const std::string& text) {
   bool in_colour = false;  // from an escape to its m
   for (const char c : text) {
     in_colour = in_colour || c == '\033';
-    if (!in_colour && !is_continuation(c)) ++columns;
+    // From U+3000 on
+    const bool is_wide = static_cast<unsigned char>(c) >= 0xE3;
+    if (!in_colour && !is_continuation(c)) columns += is_wide ? 2 : 1;
     in_colour = in_colour && c != 'm';
   }
   return columns;

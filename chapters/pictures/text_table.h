@@ -12,7 +12,8 @@ using Row = std::vector<std::string>;
 /// Columns of a terminal that lines should fit.
 constexpr std::size_t kColumns = 80;
 
-/// The width of a text in columns of the screen; colours take none.
+/// The width of a text in columns of the screen: two of a Chinese character;
+/// colours take none.
 std::size_t width(const std::string& text);
 
 /// Rows of equal length as lines, with two spaces between the columns. If lines

@@ -125,8 +125,8 @@ def picture(page, attributes):
 
 def figure(page, node):
     """A thing to touch keeps its picture, which the text names and paper shows."""
-    kind = TOUCH.get(os.path.normpath(
-        os.path.join(os.path.dirname(page), node["uri"])))
+    kind = TOUCH.get(os.path.normpath(os.path.join(
+        os.path.dirname(page), node["uri"].replace(CHINESE + ".svg", ".svg"))))
     still = f"<figure>{picture(page, attributes_of(node))}</figure>"
     if not kind:
         return still

@@ -4,14 +4,16 @@
     python3 tests/docs/languages_test.py            all pages, and the test itself
     python3 tests/docs/languages_test.py PAGE...    these, named in either language
     python3 tests/docs/languages_test.py --mend PAGE...
-        writes Chinese anchors for English ones, and spaces before formulas
+        writes Chinese anchors and figures for English ones, and spaces before
+        formulas
     python3 tests/docs/languages_test.py --switch [PAGE...]
         writes the line under each title that leads to the other language
 
 Both pages have the same blocks in the same order (headings, paragraphs, items,
 tables and their columns, images, folded parts), code and formulas byte for byte,
-and the same links, numbers and units. A number may be a digit here and a word
-there. What only a reader can judge, the test leaves to readers.
+and the same links, numbers and units; figures are those with Chinese words. A
+number may be a digit here and a word there. What only a reader can judge, the
+test leaves to readers.
 """
 
 import json
@@ -24,7 +26,7 @@ from collections import Counter
 sys.dont_write_bytecode = True
 
 from languages import (  # noqa: E402
-    CODE, FORMULA, HAN, LINK, SCALES, SWITCH, anchors_of, blocks_of, chinese_words,
+    CODE, FORMULA, HAN, IMAGE, LINK, SCALES, SWITCH, anchors_of, blocks_of, chinese_words,
     english_words, numbers_of, words_of)
 
 PAGES = ["README.md", *(f"chapters/{name}.md" for name in (
@@ -174,11 +176,19 @@ def structure_faults(here, there):
         yield f"one page ends before the other's line {longer.line}: {longer.text[:60]}"
 
 
+def chinese_figure(image):
+    """Of a figure; other images have no words, or are the same."""
+    is_figure = is_local(image) and not image.endswith(".zh-CN.svg")
+    return re.sub(r"\.svg$", ".zh-CN.svg", image) if is_figure else image
+
+
 def word_faults(here, there):
-    for name in ("displays", "images"):
-        if getattr(here, name) != getattr(there, name):
-            both = zip(getattr(here, name), getattr(there, name))
-            first = next((f"{b} for {a}" for a, b in both if a != b), "their number")
+    for name, mine, theirs in (
+            ("displays", here.displays, there.displays),
+            ("images", [*map(chinese_figure, here.images)], there.images)):
+        if mine != theirs:
+            first = next((f"{b} for {a}" for a, b in zip(mine, theirs) if a != b),
+                         "their number")
             yield f"other {name}: {first}"
     for name, longest in (("code", 0), ("formulas", 12)):
         # Chinese may repeat a name or a letter where English has a pronoun
@@ -294,7 +304,11 @@ def add_switch(page):
 
 
 def mend(page):
-    """English anchors of Chinese pages become Chinese ones."""
+    """English anchors and figures of Chinese pages become Chinese ones."""
+    def drawn(image):
+        file = image[2] or image[3]
+        return image[0].replace(file, chinese_figure(file))
+
     def anchored(link):
         target = link[2]
         path, anchor = split_target(page, target)
@@ -306,7 +320,8 @@ def mend(page):
         at = names[0].index(anchor)
         return link[0].replace("#" + anchor, "#" + names[1][at])
 
-    blocks = [LINK.sub(anchored, NO_FORMULA.sub(r"\1 ", part)) if k % 2 == 0 else part
+    blocks = [IMAGE.sub(drawn, LINK.sub(anchored, NO_FORMULA.sub(r"\1 ", part)))
+              if k % 2 == 0 else part
               for k, part in enumerate(re.split(r"(^```.*?^```$)",
                                                 page.read_text("utf-8"),
                                                 flags=re.MULTILINE | re.DOTALL))]
@@ -360,20 +375,28 @@ class Languages(unittest.TestCase):
 
     def test_tables_of_words_have_the_same_keys_and_places(self):
         tables = [path for path in (ROOT / "chapters").rglob("words.zh-CN.json")]
-        self.assertEqual(len(tables), 2)
+        self.assertEqual(len(tables), 3)
         for path in tables:
-            here, there = (json.loads(each.read_text("utf-8")) for each in (
-                path.with_name("words.json"), path))
+            there = json.loads(path.read_text("utf-8"))
+            if "texts" in there:  # from the English text itself
+                there = there["texts"]
+                here = {key: key for key in there}
+            else:
+                here = json.loads(path.with_name("words.json").read_text("utf-8"))
             self.assertEqual([*here], [*there])
             for key, text in there.items():
                 with self.subTest(path=path, key=key):
-                    names = [re.findall(r"\{\w+\}", each)
+                    # {name}; or numbers, {} in order or {1} by place, each once
+                    names = [re.findall(r"\{\d*(\w*)\}", each)
                              for each in (here[key], text)]
                     self.assertEqual(*map(sorted, names))
-                    if len(re.sub(r"\{\w+\}", "", here[key]).split()) > 2:
+                    places = re.findall(r"\{\d+\}", text)
+                    self.assertEqual(len(set(places)), len(places))
+                    if len(re.sub(r"\{\w*\}", "", here[key]).split()) > 2:
                         self.assertRegex(text, f"[{HAN}]")
+                    filled = re.sub(r"\{\d*\}", "1", text)
                     for pattern, say in TERMS + SIGNS:
-                        self.assertNotRegex(text, pattern, say)
+                        self.assertNotRegex(filled, pattern, say)
 
     def test_faults_are_named(self):
         page = ROOT / "README.md"
@@ -381,10 +404,10 @@ class Languages(unittest.TestCase):
                 "| a | b |\n|---|---|\n| $P$ | [c](LICENSE) |\n\n```\ncode\n```\n\n"
                 "![What one sees](a.svg)\n")
         good = ("# 甲\n\n八个 rank 之中，2 个向 `x` 发送 150 万次 4 GB。\n\n| 甲 | 乙 |\n|---|---|\n"
-                "| $P$ | [丙](LICENSE) |\n\n```\ncode\n```\n\n![看到什么](a.svg)\n")
+                "| $P$ | [丙](LICENSE) |\n\n```\ncode\n```\n\n![看到什么](a.zh-CN.svg)\n")
         for old, new in (("", ""), ("# 甲", "## 甲"), ("150 万", "15 万"), ("4 GB", "4 MB"),
                          ("2 个", "3 个"), ("| 乙 |", "|"), ("`x`", "`y`"), ("$P$", "$Q$"),
-                         ("code", "Code"), ("LICENSE", "README.md"), ("a.svg", "b.svg"),
+                         ("code", "Code"), ("LICENSE", "README.md"), ("a.zh", "b.zh"), (".zh-CN", ""),
                          ("看到什么", "seen"), ("rank 之中", "rank之中"), ("发送", "内存"),
                          ("八个 rank 之中", "**八个。**甲 rank 之中"), ("八个 ", ""),
                          ("| $P$", "|，$P$"), ("\n\n![", "\n\n更多。\n\n!["), ("，", ",")):

@@ -15,12 +15,17 @@
 #include <vector>
 
 #include "chapters/figures/pieces.h"
+#include "chapters/pictures/figure.h"
+#include "chapters/pictures/words.h"
 #include "comm/algorithms/ring.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::figures {
 namespace {
 
 namespace fs = std::filesystem;
+
+using pictures::Words, pictures::said;
 
 const fs::path kRoot = SHARDBOOK_ROOT;
 
@@ -31,7 +36,13 @@ std::string read(const fs::path& path) {
 
 std::vector<std::string> files_of_program() {
   std::vector<std::string> files;
-  for (const PageFigure& figure : all_figures()) files.push_back(figure.file);
+  for (const PageFigure& figure : all_figures()) {
+    files.push_back(figure.file);
+  }
+  const Words chinese(kRoot / kChinese);
+  for (const PageFigure& figure : all_figures()) {
+    files.push_back(file_name(figure));
+  }
   return files;
 }
 
@@ -88,6 +99,64 @@ INSTANTIATE_TEST_SUITE_P(All, FigureFile, testing::ValuesIn(all_figures()),
                            return name;
                          });
 
+// Throws when the table lacks a text.
+TEST(FigureFiles, AreWhatTheProgramDrawsInChinese) {
+  const Words words(kRoot / kChinese);
+  for (const PageFigure& figure : all_figures()) {
+    EXPECT_NO_THROW(
+        EXPECT_EQ(read(kRoot / file_name(figure)), svg_file(figure)))
+        << figure.file;
+  }
+  EXPECT_EQ(words.unused(), std::vector<std::string>());
+}
+
+TEST(Words, SayTextsByTheirTable) {
+  EXPECT_EQ(said("forward"), "forward");
+  const Words words(kRoot / kChinese);
+  for (const auto& [english, chinese] : std::map<std::string, std::string>{
+           {"", ""},
+           {"GPT-2, bf16: 1.5 ms", "GPT-2, bf16: 1.5 ms"},
+           {"\"quoted words\": 2", "\"quoted words\": 2"},
+           {"c_attn 1.77 M", "c_attn 1.77 M"},
+           {"all-reduce, 6/4 n", "all-reduce, 6/4 n"},
+           {"16 tokens on 4 ranks", "4 个 rank 上的 16 个 token"},
+           {"exposed: 3.26 ms", "暴露：3.26 ms"},
+           {"forward; 2 units. 8 devices.", "前向；2 个单位。8 个设备。"}}) {
+    EXPECT_EQ(said(english), chinese);
+  }
+}
+
+// Its numbers are places, with their units; in a name they are a part of it.
+TEST(Words, NameTheTextThatTheyLack) {
+  EXPECT_EQ(error_of([] { Words("words.xx.json"); }),
+            "words.xx.json: cannot be opened");
+  const Words words(kRoot / kChinese);
+  expect_error([] { said("forward. 2.5 GiB of 12,288 sheep in 1F1B; busy"); },
+               {"words.zh-CN.json has no line \"{} of {} sheep in 1F1B\""});
+}
+
+TEST(FigureFiles, InChineseSayTheirLanguage) {
+  for (const std::string& file : files_of_program()) {
+    const std::string svg = read(kRoot / file);
+    const bool is_chinese = file.ends_with(".zh-CN.svg");
+    EXPECT_EQ(svg.find("xml:lang=\"zh-CN\"") != std::string::npos, is_chinese)
+        << file;
+  }
+}
+
+TEST(Texts, OfChineseAreAsWideAsTheirLetters) {
+  EXPECT_EQ(pictures::text_width("ab"), 2 * 6.6);
+  EXPECT_EQ(pictures::text_width("µ−"), 2 * 6.6);
+  EXPECT_EQ(pictures::text_width("前向，"), 6 * 6.6);
+  const Words words(kRoot / kChinese);
+  EXPECT_EQ(pictures::text_width("forward"), 4 * 6.6);
+  // Two Chinese characters fit, and no line begins with a sign
+  const std::string svg = pictures::Figure("forward; busy", 35).svg("");
+  for (const char* line : {">前<", ">向；<", ">忙碌<"}) {
+    EXPECT_NE(svg.find(line), std::string::npos) << svg;
+  }
+}
+
 TEST(FigureFiles, AreThoseOfTheProgram) {
   std::vector<std::string> drawn = files_of_program();
   std::vector<std::string> there = files_of_book(".svg");
@@ -99,8 +168,8 @@ TEST(FigureFiles, AreThoseOfTheProgram) {
 TEST(FigureFiles, EachIsOnAPage) {
   std::set<std::string> shown;
   for (const Image& image : images_of_pages()) shown.insert(image.file);
-  for (const std::string& file : files_of_program()) {
-    EXPECT_TRUE(shown.count(file)) << file << " is on no page";
+  for (const PageFigure& figure : all_figures()) {
+    EXPECT_TRUE(shown.count(figure.file)) << figure.file << " is on no page";
   }
 }
 
