@@ -35,7 +35,8 @@ std::string summary_html(const Runs& runs, const std::string& remarks) {
       "{}{}; {} {}.{}</p>\n",
       how_many(runs.size(), "run"), parts, sign_html(mark),
       verdict_text({failed, measured}),
-      remarks.empty() ? "" : " " + escape(remarks));
+      remarks.empty() ? ""
+                      : " <span lang=\"en\">" + escape(remarks) + "</span>");
 }
 
 // One element per run: a closed run's timeline is not decoded.
@@ -115,6 +116,7 @@ std::string report_html(const Runs& runs, const std::string& remarks) {
   std::string page = internal::page_template();
   fill(page, "/*STYLE*/", internal::page_style());
   fill(page, "/*SCRIPT*/", internal::page_script());
+  fill(page, "<!--WORDS-->", internal::page_words());
   fill(page, "<!--CONTENTS-->", contents_html(runs));
   fill(page, "<!--SUMMARY-->", summary_html(runs, remarks));
   // The data first, so that no mark is searched for in the text of runs.

@@ -39,10 +39,11 @@ std::string claim_html(const char* name, const Claim& claim,
                        const std::string& explanation) {
   const bool failed = claim.verdict == Verdict::kFailed;
   return fmt::format(
-      "<li class=\"claim {}\">{}<b>{}</b><p class=\"value\">{}</p><p>{}</p>"
+      "<li class=\"claim {}\">{}<b>{}</b><p class=\"value\">{}</p><p{}>{}</p>"
       "</li>\n",
       mark_of(claim.verdict).css_class, sign_html(claim.verdict), name,
       claim.value.empty() ? "not measured" : escape(claim.value),
+      failed ? " lang=\"en\"" : "",
       escape(failed ? claim.failure : explanation));
 }
 

@@ -20,6 +20,7 @@ using pictures::Unit;
 /// The page, with marks where style, script and text go.
 std::string page_template();
 std::string page_style();
+std::string page_words();
 std::string page_script();
 
 /// A sign, and a word for screen readers, by default the verdict's.
