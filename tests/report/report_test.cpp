@@ -78,7 +78,7 @@ std::string html() {
   runs[0].command = kCommand;
   runs[3].label = "recomputes";
   runs[4].label = "keeps";
-  return table::report_html(runs);
+  return table::report_html(runs, "", {"..", "explorer"});
 }
 
 std::string with_audit(std::string page) {

@@ -330,11 +330,30 @@ TEST(ReportFirst, ARunAloneIsOpenAndHasNoTables) {
 TEST(ReportHtml, ARunShowsItsCommandAndItsPage) {
   ProgramRun run = one_run();
   run.command = "./shardbook run ddp -- --trace 'a<b'";
-  const std::string page = report_html({run});
+  const ReportLinks links = {"..", ""};
+  const std::string page = report_html({run}, "", links);
   expect_text(page, {"<code>./shardbook run ddp -- --trace 'a&lt;b'</code>",
                      "href=\"../chapters/02_ddp/README.md\""});
-  run.chapter = "local_sgd";
+  // Nothing is linked that may not be there
   EXPECT_EQ(report_html({run}).find("README.md"), std::string::npos);
+  run.chapter = "local_sgd";
+  EXPECT_EQ(report_html({run}, "", links).find("README.md"), std::string::npos);
+}
+
+TEST(ReportHtml, LinksToTheExplorerOrSaysHowToGetIt) {
+  const auto page = [](const ReportLinks& links) {
+    return report_html({one_run()}, "", links);
+  };
+  const std::string link =
+      "<a href=\"../explorer/index.html\">the explorer</a>";
+  const std::string command = "<code>./shardbook explore</code>";
+  const std::string with = page({"..", "../explorer"}),
+                    without = page({"..", ""});
+  EXPECT_EQ(count(with, link), 1);
+  EXPECT_EQ(count(with, command), 0);
+  EXPECT_EQ(count(without, "explorer/index.html"), 0);
+  EXPECT_EQ(count(without, command), 1);
+  EXPECT_EQ(count(page({}), command), 0);
 }
 
 // ---- A sweep over split sizes.
