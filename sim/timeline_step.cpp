@@ -271,8 +271,8 @@ std::string hidden_text(const StepView& view, std::size_t num_shown) {
     hidden -= view.groups[g].ranks.size();
   }
   if (hidden == 0) return "";
-  return fmt::format("{} more rank{} not shown", hidden,
-                     hidden == 1 ? " is" : "s are");
+  return hidden == 1 ? "1 more rank is not shown"
+                     : fmt::format("{} more ranks are not shown", hidden);
 }
 
 std::string class_of(const TimelineEvent& event) {

@@ -27,22 +27,14 @@ const form = by_id("job");
 const fields = [...form.elements].filter((field) => field.name);
 const file_field = form.elements.file;
 
-// ---- The page's language: the address's, or the one that was chosen last. What
-// ---- the planner says is English.
+// ---- The page's language. What the planner says is English.
 
-function speak(language) {
-  root.lang = Object.hasOwn(translated, language) ? language : "en";
-  for (const each of document.querySelectorAll("[data-say]")) {
-    each.textContent = say(each.dataset.say);
-  }
+function follow_language() {
   by_id("progress").ariaLabel = say("progress");
-  by_id("language").lang = root.lang === "en" ? "zh-CN" : "en";
 }
 
 by_id("language").addEventListener("click", () => {
-  const { lang } = by_id("language");
-  stored((s) => s.setItem("shardbook-language", lang));
-  speak(lang);
+  follow_language();
   write_address();
   if (is_busy()) search();
   else if (shown) show_answer(shown.given, shown);
@@ -85,7 +77,8 @@ function fill(field, value) {
 
 function read_address() {
   const given = new URLSearchParams(location.hash.slice(1));
-  speak(given.get("lang") ?? stored((s) => s.getItem("shardbook-language")));
+  speak(languageAsked());
+  follow_language();
   config = given.get("config");
   compared = given.get("with");
   for (const field of fields) {
@@ -112,8 +105,7 @@ const is_busy = () => by_id("answer").getAttribute("aria-busy") === "true";
 
 // A word of the page's, or a sentence of the planner's
 function tell(text, is_error) {
-  by_id("said").dataset.say = text;
-  by_id("said").textContent = say(text);
+  write(by_id("said"), text);
   by_id("said").className = is_error ? "over" : "";
 }
 

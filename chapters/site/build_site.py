@@ -45,6 +45,19 @@ def copy_beside(build, output):
         if os.path.exists(path):
             os.makedirs(os.path.dirname(target), exist_ok=True)
             shutil.copyfile(path, target)
+    report = os.path.join(output, "report.html")
+    if os.path.exists(report):
+        write(report, adapt_report(read(report), os.path.exists(
+            os.path.join(output, "explorer", "index.html"))))
+
+
+def adapt_report(page, has_explorer):
+    """Its links into the book, and to the explorer, are those of the site."""
+    page = re.sub(r'href="[./]+/chapters/(\w+)/README\.md"',
+                  r'href="chapters/\1/index.html"', page)
+    explorer = ('<a href="explorer/index.html">the explorer</a>' if has_explorer
+                else "<code>./shardbook explore</code>")
+    return re.sub("(planned in a browser: ).*?(?=</p>)", rf"\1{explorer}", page, 1)
 
 
 def copy_parts(build, output):

@@ -3,6 +3,7 @@
 import collections
 import html
 import os
+import re
 import shutil
 
 from pygments.lexers import get_lexer_for_filename
@@ -41,7 +42,11 @@ def lines(path, text, names):
         code.append(part if name is None else "\n".join(
             f'<i class="{name}">{line}</i>' if line else ""
             for line in part.split("\n")))
-    code = "".join(code).rstrip("\n").split("\n")
+    # Neighbours of one colour on a line are one element
+    code = re.sub(r'<i class="(\w+)">[^<\n]*</i>(?: *<i class="\1">[^<\n]*</i>)+',
+                  lambda run: f'<i class="{run[1]}">'
+                  + re.sub("</?i[^>]*>", "", run[0]) + "</i>", "".join(code))
+    code = code.rstrip("\n").split("\n")
     for anchor in anchors[path]:
         number = int(anchor[1:])
         code[number - 1] = f'<span id="{anchor}">{code[number - 1]}</span>'

@@ -195,13 +195,15 @@ std::string scatter_html(const RunGroup& group, const Runs& runs,
                     format_gigabytes(smallest->peak_bytes));
   }
   return fmt::format(
-      "<figure class=\"scatter\"><figcaption><b>{}</b>{} Upwards: time of a "
-      "step. To the right: peak memory{}.{}</figcaption>"
+      "<figure class=\"scatter\"><figcaption><b>{}</b>{} <span>Upwards: time "
+      "of "
+      "a step. To the right: peak memory{}.</span>{}</figcaption>"
       "<button type=\"button\" hidden></button>"
       "<div class=\"plane\">{}{}</div></figure>\n",
       escape(title), workload.empty() ? "" : " " + escape(workload) + ".",
       capacity.empty() ? "" : "; dashed: what a device has",
-      note.empty() ? "" : " " + escape(note), capacity, points);
+      note.empty() ? "" : " <span>" + escape(note) + "</span>", capacity,
+      points);
 }
 
 std::string buys_html(const Runs& runs, const std::string& scatter_group) {

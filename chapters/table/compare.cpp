@@ -225,12 +225,11 @@ ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
   return table;
 }
 
-std::string legend_of(const ComparedTable& table) {
-  std::string legend;
+std::vector<std::string> legend_of(const ComparedTable& table) {
+  std::vector<std::string> legend;
   for (const ComparedColumn& column : table.columns) {
     if (column.meaning.empty()) continue;
-    legend +=
-        (legend.empty() ? "" : " ") + column.name + ": " + column.meaning + ".";
+    legend.push_back(column.name + ": " + column.meaning + ".");
   }
   return legend;
 }
@@ -241,8 +240,9 @@ std::string format_compared(const std::vector<ProgramRun>& runs,
   std::string text = table.setting.empty() ? "" : wrap(table.setting) + "\n";
   text += rows_text(runs, table.columns) + "\n";
   for (const std::string& remark : table.remarks) text += wrap(remark);
-  return text + wrap(legend_of(table)) + internal::other_trainings_lines(runs) +
-         "\n" + format_claims(runs, charset, has_colours);
+  return text + wrap(fmt::format("{}", fmt::join(legend_of(table), " "))) +
+         internal::other_trainings_lines(runs) + "\n" +
+         format_claims(runs, charset, has_colours);
 }
 
 }  // namespace shardbook::table

@@ -39,8 +39,8 @@ struct ComparedTable {
 ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
                            bool has_colours = false);
 
-/// What the columns mean: "step: virtual time on dgx-a100. speed-up: ..."
-std::string legend_of(const ComparedTable& table);
+/// What the columns mean: "step: virtual time on dgx-a100.", "speed-up: ..."
+std::vector<std::string> legend_of(const ComparedTable& table);
 
 /// The table with its legend, at most 80 columns wide, and the claims. With
 /// colours, marks are green or red.

@@ -27,10 +27,13 @@ std::string compared_html(const Runs& runs) {
   }
   text += kCloseTable;
   for (const std::string& remark : table.remarks) {
-    text += "<p class=\"note\">" + escape(remark) + "</p>\n";
+    text += "<p class=\"note\" lang=\"en\">" + escape(remark) + "</p>\n";
   }
-  return text + "<p class=\"note\">" + escape(legend_of(table)) + "</p>" +
-         other_trainings_html(runs) + "</section>\n";
+  text += "<p class=\"note\">";
+  for (const std::string& sentence : legend_of(table)) {
+    text += "<span>" + escape(sentence) + "</span> ";
+  }
+  return text + "</p>" + other_trainings_html(runs) + "</section>\n";
 }
 
 }  // namespace shardbook::table::internal

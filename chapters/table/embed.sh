@@ -1,9 +1,9 @@
 #!/bin/sh
 # Writes the pieces of report.html as strings: embed.sh OUTPUT TEMPLATE STYLE
-# SCRIPT...
+# WORDS SCRIPT...
 set -eu
-output=$1 template=$2 style=$3
-shift 3
+output=$1 template=$2 style=$3 words=$4
+shift 4
 piece() {
   echo "std::string $1() { return R\"html("
   shift
@@ -15,6 +15,7 @@ piece() {
   echo 'namespace shardbook::table::internal {'
   piece page_template "$template"
   piece page_style "$style"
+  piece page_words "$words"
   piece page_script "$@"
   echo '}'
 } >"$output"

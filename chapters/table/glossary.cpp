@@ -164,8 +164,8 @@ std::string glossary_html() {
       "a device is busy, in a bubble, in exposed communication or at rest. "
       "These shares add up to the step.</p><dl>\n";
   for (const Word& word : kWords) {
-    text += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", word.name,
-                        word.meaning);
+    text += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n",
+                        capitalized(std::string(word.name)), word.meaning);
   }
   return text + "</dl></section>\n";
 }

@@ -35,7 +35,18 @@ std::string summary_html(const Runs& runs, const std::string& remarks) {
       "{}{}; {} {}.{}</p>\n",
       how_many(runs.size(), "run"), parts, sign_html(mark),
       verdict_text({failed, measured}),
-      remarks.empty() ? "" : " " + escape(remarks));
+      remarks.empty() ? ""
+                      : " <span lang=\"en\">" + escape(remarks) + "</span>");
+}
+
+// The site has its own explorer (build_site.py): it knows this sentence.
+std::string explorer_html(const ReportLinks& links) {
+  if (links.book.empty()) return "";
+  return "<p class=\"note\">A model of your own, planned in a browser: " +
+         (links.explorer.empty() ? "<code>./shardbook explore</code>"
+                                 : "<a href=\"" + escape(links.explorer) +
+                                       "/index.html\">the explorer</a>") +
+         "</p>\n";
 }
 
 // One element per run: a closed run's timeline is not decoded.
@@ -51,7 +62,7 @@ std::string data_html(const Runs& runs) {
 }
 
 // The runs of a group under its title: first what they buy, then the proofs.
-std::string runs_html(const Runs& runs) {
+std::string runs_html(const Runs& runs, const ReportLinks& links) {
   std::vector<RunGroup> groups = simulated_groups(runs);
   const std::vector<const ProgramRun*> trained = trained_runs(runs);
   if (!trained.empty()) groups.push_back({"Proof", trained});
@@ -59,22 +70,24 @@ std::string runs_html(const Runs& runs) {
   for (const RunGroup& group : groups) {
     text += "<h3>" + escape(internal::title_of(group)) + "</h3>\n";
     for (const ProgramRun* run : group.runs) {
-      text += internal::run_html(*run, runs, runs.size() == 1);
+      text += internal::run_html(*run, runs, runs.size() == 1, links.book);
     }
   }
   return text + "</section>\n";
 }
 
 // The sections of the page, in their order. A run alone needs no tables.
-std::string body_html(const Runs& runs) {
-  if (runs.size() == 1) return runs_html(runs) + internal::glossary_html();
+std::string body_html(const Runs& runs, const ReportLinks& links) {
+  const std::string sections =
+      runs_html(runs, links) + internal::glossary_html();
+  if (runs.size() == 1) return sections;
   const internal::FirstLook look = internal::first_look(runs);
   const std::string tables =
       are_compared(runs) ? internal::compared_html(runs)
                          : internal::comparison_html(runs) +
                                internal::buys_html(runs, look.scatter_group) +
                                internal::proof_html(runs);
-  return look.html + tables + runs_html(runs) + internal::glossary_html();
+  return look.html + tables + sections;
 }
 
 std::string contents_html(const Runs& runs) {
@@ -111,15 +124,18 @@ void fill(std::string& page, const std::string& mark, const std::string& text) {
 
 }  // namespace
 
-std::string report_html(const Runs& runs, const std::string& remarks) {
+std::string report_html(const Runs& runs, const std::string& remarks,
+                        const ReportLinks& links) {
   std::string page = internal::page_template();
   fill(page, "/*STYLE*/", internal::page_style());
   fill(page, "/*SCRIPT*/", internal::page_script());
+  fill(page, "<!--WORDS-->", internal::page_words());
   fill(page, "<!--CONTENTS-->", contents_html(runs));
-  fill(page, "<!--SUMMARY-->", summary_html(runs, remarks));
+  fill(page, "<!--SUMMARY-->",
+       summary_html(runs, remarks) + explorer_html(links));
   // The data first, so that no mark is searched for in the text of runs.
   fill(page, "<!--DATA-->", data_html(runs));
-  fill(page, "<!--BODY-->", body_html(runs));
+  fill(page, "<!--BODY-->", body_html(runs, links));
   return page;
 }
 

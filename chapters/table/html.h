@@ -18,9 +18,16 @@
 
 namespace shardbook::table {
 
+/// Folders, as links of the page name them.
+struct ReportLinks {
+  std::string book = "";      ///< a clone of the book; empty: no links into it
+  std::string explorer = "";  ///< the explorer's; empty: it has not been built
+};
+
 /// The whole page, with remarks on the runs at its top. The same runs give the
 /// same bytes.
 std::string report_html(const std::vector<ProgramRun>& runs,
-                        const std::string& remarks = "");
+                        const std::string& remarks = "",
+                        const ReportLinks& links = {});
 
 }  // namespace shardbook::table

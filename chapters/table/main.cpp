@@ -1,11 +1,12 @@
 // The tables of program runs, and their report.
 //
 //   shardbook_table build/runs/last
-//   shardbook_table --html build/report.html build/runs/last
-//   shardbook_table --html build/report.html build/runs/a build/runs/b
+//   shardbook_table --html build/report.html --book .. build/runs/last
+//   shardbook_table --html report.html build/runs/a build/runs/b
 //
 // Several folders are compared. A JSON file is a run of its own. With --overview,
-// the tables fit one screen; with --quiet, only failed claims are printed.
+// the tables fit one screen; with --quiet, only failed claims are printed. --book
+// is the book's folder and --explorer the explorer's, as the page links to them.
 //
 // Exit status: 0 all claims hold, 1 a claim failed, 2 a file cannot be read or
 // written.
@@ -33,6 +34,7 @@ using shardbook::table::ProgramRun;
 
 struct Arguments {
   std::string html_file;  // empty: no report
+  shardbook::table::ReportLinks links;
   bool overview = false, quiet = false;
   std::vector<std::string> paths;
 };
@@ -44,6 +46,10 @@ Arguments read_arguments(int argc, char** argv) {
     if (word == "--html") {
       SB_CHECK(i + 1 < argc, "--html needs the name of a file to write");
       arguments.html_file = argv[++i];
+    } else if (word == "--book" || word == "--explorer") {
+      SB_CHECK(i + 1 < argc, word, " needs the name of a folder");
+      (word == "--book" ? arguments.links.book : arguments.links.explorer) =
+          argv[++i];
     } else if (word == "--overview") {
       arguments.overview = true;
     } else if (word == "--quiet") {
@@ -51,7 +57,8 @@ Arguments read_arguments(int argc, char** argv) {
     } else {
       SB_CHECK(
           word.compare(0, 2, "--") != 0, word,
-          ": unknown option; there are --html FILE, --overview and --quiet");
+          ": unknown option; there are --html FILE, --book FOLDER, --explorer "
+          "FOLDER, --overview and --quiet");
       arguments.paths.push_back(word);
     }
   }
@@ -121,7 +128,7 @@ int main(int argc, char** argv) {
     }
     if (!arguments.html_file.empty()) {
       shardbook::write_text_file(arguments.html_file,
-                                 report_html(runs, remarks),
+                                 report_html(runs, remarks, arguments.links),
                                  arguments.html_file + ": this file");
     }
     return failed ? 1 : 0;

@@ -1,13 +1,58 @@
 "use strict";
 
-// ---- The page's words: a table for each language, where the page has them.
+// ---- The page's words: a table for each language, where the page has them. {}
+// ---- in a text stands for anything, which is said in turn where {0}, {1} are.
 
 const translated =
     JSON.parse(document.getElementById("page-words")?.textContent ?? "{}");
-const say = (text) => translated[document.documentElement.lang]?.[text] ?? text;
+const patterns = Object.fromEntries(Object.entries(translated).map(
+    ([language, words]) => [language, Object.entries(words)
+        .filter(([text]) => text.includes("{}"))
+        .map(([text, said]) => [new RegExp("^" + text
+            .replace(/[.*+?^$()|[\]\\]/g, "\\$&")
+            .replaceAll("{}", "(.*?)") + "$"), said])]));
+function say(text) {
+  const language = document.documentElement.lang;
+  const exact = translated[language]?.[text];
+  if (exact !== undefined) return exact;
+  for (const [pattern, said] of patterns[language] ?? []) {
+    const found = pattern.exec(text);
+    if (!found) continue;
+    return said.replace(/\{(\d)\}/g, (_, i) => say(found[Number(i) + 1]));
+  }
+  return text;
+}
+
+// A text of an element, which follows the language.
+function write(element, text) {
+  element.dataset.say = text;
+  element.textContent = say(text);
+}
 
 // What the reader has chosen. A page from a file may have no storage.
 const stored = (call) => { try { return call(localStorage); } catch { } };
+
+// ---- The language: the address's, or the one that was chosen last.
+
+const languageAsked = () =>
+    new URLSearchParams(location.hash.slice(1)).get("lang") ??
+    stored((s) => s.getItem("shardbook-language"));
+
+function speak(language) {
+  const root = document.documentElement;
+  root.lang = Object.hasOwn(translated, language) ? language : "en";
+  for (const each of document.querySelectorAll("[data-say]")) {
+    write(each, each.dataset.say);
+  }
+  document.getElementById("language").lang =
+      root.lang === "en" ? "zh-CN" : "en";
+}
+
+document.getElementById("language")?.addEventListener("click", (event) => {
+  const { lang } = event.currentTarget;
+  stored((s) => s.setItem("shardbook-language", lang));
+  speak(lang);
+});
 
 // ---- Light and dark: as the system is, until the reader chooses.
 
@@ -18,8 +63,8 @@ const stored = (call) => { try { return call(localStorage); } catch { } };
   const isDark = () => root.dataset.theme
       ? root.dataset.theme === "dark" : system.matches;
   const name = () => {
-    const { light = say("Light"), dark = say("Dark") } = button.dataset;
-    button.textContent = isDark() ? light : dark;
+    const { light = "Light", dark = "Dark" } = button.dataset;
+    write(button, isDark() ? light : dark);
   };
   const chosen = stored((s) => s.getItem("shardbook-theme"));
   if (chosen === "dark" || chosen === "light") root.dataset.theme = chosen;
@@ -28,7 +73,6 @@ const stored = (call) => { try { return call(localStorage); } catch { } };
     stored((s) => s.setItem("shardbook-theme", root.dataset.theme));
     name();
   });
-  new MutationObserver(name).observe(root, { attributeFilter: ["lang"] });
   system.addEventListener("change", name);
   name();
   button.hidden = false;
@@ -40,14 +84,14 @@ const stored = (call) => { try { return call(localStorage); } catch { } };
 function addCopy(code, place = code) {
   const button = document.createElement("button");
   button.type = "button";
-  button.textContent = say("Copy");
+  write(button, "Copy");
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(code.textContent);
-      button.textContent = say("Copied");
+      write(button, "Copied");
     } catch {
       getSelection().selectAllChildren(code);
-      button.textContent = say("Selected: press Ctrl+C");
+      write(button, "Selected: press Ctrl+C");
     }
   });
   place.after(" ", button);

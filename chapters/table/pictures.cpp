@@ -246,7 +246,7 @@ std::string timelines_html(const std::string& title,
       [&](const ProgramRun* run) { return setting_of(*run) == setting; });
   std::string text = fmt::format(
       "<div class=\"view\"><figure class=\"timeline\"><figcaption><b>{}</b> "
-      "{}One step of each, on one axis of time</figcaption>\n{}{}"
+      "{}<span>One step of each, on one axis of time</span></figcaption>\n{}{}"
       "<div class=\"tracks\">\n",
       escape(title), is_same ? escape(setting) + ". " : "",
       timeline_legend(drawn), tools_html(false));

@@ -21,6 +21,16 @@ def page_of(name):
     return os.path.join(folder, "report.html")
 
 
+def links_from(page):
+    """Options: where the page finds the book, and the explorer if it is built."""
+    def folder_as_seen(folder):
+        return os.path.relpath(folder, os.path.dirname(page))
+    explorer = os.path.join(BUILD, "explorer")
+    has_explorer = os.path.exists(os.path.join(explorer, "index.html"))
+    return ["--book", folder_as_seen(ROOT),
+            *(["--explorer", folder_as_seen(explorer)] if has_explorer else [])]
+
+
 def write_report(folders, target, how=()):
     """Writes a page, whole or not at all, and prints the tables.
 
@@ -29,7 +39,7 @@ def write_report(folders, target, how=()):
     page = os.path.join(BUILD, ".report-" + os.urandom(6).hex())
     try:
         status = programs.run([os.path.join(BUILD, TABLE), "--html", page,
-                               *how, *folders])
+                               *links_from(target), *how, *folders])
         if status < 2:
             os.chmod(page, 0o644)
             os.replace(page, target)

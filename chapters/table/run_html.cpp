@@ -39,10 +39,11 @@ std::string claim_html(const char* name, const Claim& claim,
                        const std::string& explanation) {
   const bool failed = claim.verdict == Verdict::kFailed;
   return fmt::format(
-      "<li class=\"claim {}\">{}<b>{}</b><p class=\"value\">{}</p><p>{}</p>"
+      "<li class=\"claim {}\">{}<b>{}</b><p class=\"value\">{}</p><p{}>{}</p>"
       "</li>\n",
       mark_of(claim.verdict).css_class, sign_html(claim.verdict), name,
       claim.value.empty() ? "not measured" : escape(claim.value),
+      failed ? " lang=\"en\"" : "",
       escape(failed ? claim.failure : explanation));
 }
 
@@ -141,14 +142,15 @@ std::string expert_loads_html(const std::vector<LayerLoad>& loads) {
   return text + "</div></figure>\n";
 }
 
-std::string source_html(const ProgramRun& run) {
+std::string source_html(const ProgramRun& run, const std::string& book) {
   std::string text = "<p class=\"source\">";
   if (!run.command.empty()) text += "<code>" + escape(run.command) + "</code> ";
-  // A program from elsewhere has no page. The report lies in build/.
-  if (const char first = run.chapter[0]; first >= '0' && first <= '9') {
-    text +=
-        fmt::format("<a href=\"../chapters/{0}/README.md\">the page of {0}</a>",
-                    escape(run.chapter));
+  // A program from elsewhere has no page
+  const char first = run.chapter[0];
+  if (!book.empty() && first >= '0' && first <= '9') {
+    text += fmt::format(
+        "<a href=\"{0}/chapters/{1}/README.md\">the page of {1}</a>",
+        escape(book), escape(run.chapter));
   }
   return text + "</p>\n";
 }
@@ -187,7 +189,8 @@ std::string short_link_to(const ProgramRun& run, const Runs& runs) {
                      escape(run_name(run)));
 }
 
-std::string run_html(const ProgramRun& run, const Runs& runs, bool is_open) {
+std::string run_html(const ProgramRun& run, const Runs& runs, bool is_open,
+                     const std::string& book) {
   std::string about = run.title.empty() ? "" : run.title + " \u00b7 ";
   about += run.chapter;
   if (!setting_of(run).empty()) about += " \u00b7 " + setting_of(run);
@@ -204,7 +207,7 @@ std::string run_html(const ProgramRun& run, const Runs& runs, bool is_open) {
              count_claims(run).failed > 0 ? sign_html(Verdict::kFailed) : "",
              run.time.value.empty() ? "" : escape(run.time.value) + " per step",
              escape(about)) +
-         source_html(run) + claims_html(run) + pictures_html(run, runs) +
+         source_html(run, book) + claims_html(run) + pictures_html(run, runs) +
          (run.sweep ? sweep_html(*run.sweep) : "") +
          expert_loads_html(run.expert_loads) + bills_html(run, runs) +
          "</details>\n";

@@ -113,7 +113,7 @@ function drawScatter(figure, cloud = { memory: [], time: [], draw() {} }) {
       point.style.bottom = `${100 * up.at(time[i])}%`;
     });
     if (limit) limit.style.left = `${100 * across.at(capacity)}%`;
-    button.textContent = say(isLog ? "Linear axes" : "Logarithmic axes");
+    write(button, isLog ? "Linear axes" : "Logarithmic axes");
     cloud.draw(across, up);
     placeNames();
   }

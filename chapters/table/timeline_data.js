@@ -55,11 +55,12 @@ function sayEvent(span) {
                  exposed: "waits for a message on the wire",
                  wait: "waits for another queue" }[category];
   return [
-    what ?? name + (label ? `, ${label}` : "") + ` (${category})`,
-    `${seconds(begin)} to ${seconds(end)}: ${seconds(end - begin)}`,
-    sent ? `${bytes(sent)} ${category === "comm" ? "sent" : "moved"}` : "",
+    what ? say(what)
+         : name + (label ? `, ${label}` : "") + ` (${say(category)})`,
+    say(`from ${seconds(begin)} to ${seconds(end)}: ${seconds(end - begin)}`),
+    sent ? say(`${bytes(sent)} ${category === "comm" ? "sent" : "moved"}`) : "",
     flops ? `${flop(flops)}, ${flop(rate)}/s` : "",
-    peer >= 0 ? `${name === "recv" ? "from" : "to"} rank ${peer}` : "",
+    peer >= 0 ? say(`${name === "recv" ? "from" : "to"} rank ${peer}`) : "",
   ].filter((line) => line).join("\n");
 }
 
@@ -78,8 +79,8 @@ function memorySpans(data, group) {
 function sayMemory(data, span) {
   const lines = span.kinds.map((count, k) => [data.kinds[k], count])
       .filter(([, count]) => count > 0)
-      .map(([kind, count]) => `${kind.replace("_", " ")} ${bytes(count)}`);
-  return [`from ${seconds(span.begin)}: ${bytes(span.sum)}`, ...lines]
+      .map(([kind, count]) => `${say(kind.replace("_", " "))} ${bytes(count)}`);
+  return [say(`from ${seconds(span.begin)}: ${bytes(span.sum)}`), ...lines]
       .join("\n");
 }
 

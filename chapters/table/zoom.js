@@ -194,10 +194,10 @@ async function equip(container) {
       } catch (error) {
         const note = document.createElement("p");
         note.className = "note";
-        note.textContent = typeof DecompressionStream === "undefined"
+        write(note, typeof DecompressionStream === "undefined"
             ? "This browser cannot draw timelines: it has no " +
               "DecompressionStream, which browsers have had since 2023."
-            : `The data of this timeline cannot be read: ${error.message}`;
+            : `The data of this timeline cannot be read: ${error.message}`);
         container.prepend(note);
       }
     }

@@ -157,10 +157,49 @@ addEventListener("load", async () => {
   themes.push([button.textContent, page()]);
   button.click();
 
+  // The other language, and back. What has words and is still English there is
+  // a name, or was forgotten.
+  const names = "code, h4, script, style, noscript, p[lang], a[href^='#run-']";
+  const texts = () => {
+    const walker = document.createTreeWalker(
+        document.documentElement, NodeFilter.SHOW_ALL,
+        (node) => node.matches?.(names) ? NodeFilter.FILTER_REJECT
+                                        : NodeFilter.FILTER_ACCEPT);
+    const found = [];
+    while (walker.nextNode()) {
+      const { data, title, ariaLabel } = walker.currentNode;
+      found.push(...[data, title, ariaLabel].filter((text) => text?.trim?.()));
+    }
+    return found;
+  };
+  const english = texts();
+  const language = document.getElementById("language");
+  const begin = document.documentElement.lang;
+  language.click();
+  await new Promise((resolve) => setTimeout(resolve, 0));
+  const chinese = texts();
+  const languages = {
+    begin, lang: document.documentElement.lang, button: language.textContent,
+    kept: localStorage.getItem("shardbook-language"),
+    same: [...new Set(chinese.filter((text, i) => /[a-z]{3}/i.test(text) &&
+        (text === english[i] || /[a-z]{2} [a-z]+ [a-z]{2}/.test(text)))
+        .map((text) => text.trim().replace(/[\d.]+/g, "#")))].sort(),
+    headings: all("h2").map((h) => h.textContent),
+    links: all(".source a").map((link) => link.getAttribute("href")),
+  };
+  for (const svg of [lane, view?.querySelector("svg.memory")]) {
+    svg?.dispatchEvent(new KeyboardEvent("keydown", { key: "End" }));
+    languages.tips = [...languages.tips ?? [], tip.textContent];
+  }
+  lane?.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+  language.click();
+  await new Promise((resolve) => setTimeout(resolve, 0));
+  languages.back = JSON.stringify(texts()) === JSON.stringify(english);
+
   const audit = document.createElement("pre");
   audit.id = "audit";
   audit.textContent = JSON.stringify({
-    errors, pale, said, themes,
+    errors, pale, said, themes, languages,
     undrawn, shares, uses, scales, fills, touching, overlaps, arrows, rules,
     copying, paper, notes: all(".view > .note").map((note) => note.textContent),
     numbers: all("svg.lane text").map((text) => text.textContent),

@@ -3,12 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 #include <string>
 
@@ -76,7 +78,7 @@ std::string html() {
   runs[0].command = kCommand;
   runs[3].label = "recomputes";
   runs[4].label = "keeps";
-  return table::report_html(runs);
+  return table::report_html(runs, "", {"..", "explorer"});
 }
 
 std::string with_audit(std::string page) {
@@ -316,6 +318,36 @@ TEST_F(Report, TheButtonSwitchesBetweenLightAndDark) {
   EXPECT_EQ(audit({.dark = true})["themes"], json::array({dark, light}));
 }
 
+TEST_F(Report, TheOtherLanguageIsAClickAway) {
+  const json found = audit({})["languages"];
+  EXPECT_EQ(found["begin"], "en");
+  EXPECT_EQ(found["lang"], "zh-CN");
+  EXPECT_EQ(found["kept"], "zh-CN");
+  EXPECT_EQ(found["button"], "English");
+  EXPECT_EQ(found["headings"],
+            json({"能换来什么", "验证：4 次运行中有 3 次成立", "各次运行",
+                  "词汇的含义"}));
+  EXPECT_EQ(found["links"][0], "../chapters/05_gpipe/README.zh-CN.md");
+  EXPECT_EQ(found["back"], true);
+}
+
+TEST_F(Report, OnlyNamesStayEnglish) {
+  EXPECT_EQ(audit({})["languages"]["same"],
+            json({"# GiB", "# MiB", "# rank", "MiB", "nvlink", "rank #",
+                  "ranks #-#", "reduce", "threads \u00d7#"}));
+  for (const std::string tip : audit({})["languages"]["tips"]) {
+    EXPECT_NE(tip.find("从 "), std::string::npos) << tip;
+  }
+}
+
+TEST_F(Report, TheAddressMayNameTheLanguage) {
+  std::ofstream(file_, std::ios::binary) << with_audit(html());
+  const json found =
+      audit_of(visit(browser_, {.file = file_ + "#lang=zh-CN"}))["languages"];
+  EXPECT_EQ(found["begin"], "zh-CN");
+  EXPECT_EQ(found["lang"], "en");
+}
+
 TEST_F(Report, FitsWindowsFromAPhoneToAScreen) {
   for (const int width : {390, 800, 1400}) {
     SCOPED_TRACE(width);
@@ -329,6 +361,67 @@ TEST_F(Report, TheWatchSeesAScriptThatFails) {
   std::ofstream(file_, std::ios::binary) << page;
   const json found = audit_of(visit(browser_, {.file = file_}));
   EXPECT_EQ(found["errors"].size(), 1u) << found.dump();
+}
+
+const json& words() {
+  static const json kWords = json::parse(
+      std::ifstream(SHARDBOOK_ROOT "/chapters/table/report_words.json"));
+  return kWords["zh-CN"];
+}
+
+TEST(ReportWords, ATranslationHasEachValueOnce) {
+  for (const auto& [english, chinese] : words().items()) {
+    std::string rest = chinese;
+    int count = 0;
+    for (std::size_t at = 0; (at = english.find("{}", at)) != std::string::npos;
+         ++at) {
+      const std::string hole = "{" + std::to_string(count++) + "}";
+      const std::size_t place = rest.find(hole);
+      ASSERT_NE(place, std::string::npos) << english << ": " << hole;
+      rest.erase(place, hole.size());
+    }
+    EXPECT_EQ(rest.find('{'), std::string::npos) << english << ": " << rest;
+    EXPECT_FALSE(rest.empty()) << english;
+  }
+}
+
+// All that writes words into the page, without the seams of long texts.
+std::string sources() {
+  std::string text;
+  for (const char* folder : {"chapters/table", "sim", "core"}) {
+    for (const auto& entry :
+         fs::directory_iterator(SHARDBOOK_ROOT "/" + std::string(folder))) {
+      const std::string kind = entry.path().extension();
+      if (kind != ".cpp" && kind != ".h" && kind != ".js" && kind != ".html") {
+        continue;
+      }
+      std::ifstream file(entry.path());
+      text.append(std::istreambuf_iterator<char>(file), {});
+    }
+  }
+  std::ifstream rows(SHARDBOOK_ROOT "/chapters/rows.txt");
+  text.append(std::istreambuf_iterator<char>(rows), {});
+  return std::regex_replace(text, std::regex("\"( \\+)?\\s*\n\\s*\""), "");
+}
+
+TEST(ReportWords, NoneIsUnused) {
+  const auto lower = [](std::string text) {
+    for (char& letter : text) {
+      letter = static_cast<char>(std::tolower(letter));
+    }
+    return text;
+  };
+  const std::string all = lower(sources());
+  const std::regex phrase("[A-Za-z][^{}.,:;0-9]*");
+  for (const auto& [english, chinese] : words().items()) {
+    for (std::sregex_iterator at(english.begin(), english.end(), phrase), end;
+         at != end; ++at) {
+      std::string part = lower(at->str());
+      part.erase(part.find_last_not_of(' ') + 1);
+      EXPECT_NE(all.find(part), std::string::npos)
+          << english << ": nothing writes \"" << part << "\"";
+    }
+  }
 }
 
 TEST(ReportFile, SameRunsGiveTheSameBytes) { EXPECT_EQ(html(), html()); }

@@ -24,7 +24,17 @@ TEST_F(Script, WithOptionsTheProgramsOwnWordsAreShown) {
             "Read it:  ./shardbook lesson gpipe, then exercise and mistake\n");
   EXPECT_EQ(read("/build/runs/gpipe/rows.tsv"),
             "01.json\t\t\t./shardbook run gpipe -- --timeline text\n");
-  EXPECT_EQ(read("/build/runs/gpipe/report.html"), "page\n");
+  EXPECT_EQ(read("/build/runs/gpipe/report.html"), "page\n--book ../../..\n");
+}
+
+TEST_F(Script, AReportFindsTheBookAndTheExplorerThatIsBuilt) {
+  write("/build/explorer/index.html", "");
+  run("./shardbook run gpipe -- --steps 1");
+  EXPECT_EQ(read("/build/runs/gpipe/report.html"),
+            "page\n--book ../../..\n--explorer ../../explorer\n");
+  run("./shardbook report gpipe");
+  EXPECT_EQ(read("/build/report.html"),
+            "page\n--book ..\n--explorer explorer\n");
 }
 
 TEST_F(Script, ARunOfAllEndsWithAnOverviewAndWhatIsNext) {

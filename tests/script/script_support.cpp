@@ -44,9 +44,13 @@ for word; do
   case $word in
     --quiet) quiet=1 ;;
     --overview) echo overview ;;
-    --html) next=1 ;;
+    --html | --book | --explorer) next=$word ;;
     *)
-      if [[ ${next-} ]]; then echo page >"$word"; next=; continue; fi
+      case ${next-} in
+        --html) page=$word; echo page >"$page" ;;
+        --*) echo "$next $word" >>"$page" ;;
+      esac
+      if [[ ${next-} ]]; then next=; continue; fi
       [[ ${quiet-} ]] || cat -- "$word/rows.tsv"
       ;;
   esac

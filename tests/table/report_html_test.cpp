@@ -51,7 +51,7 @@ TEST(ReportHtml, NamesAreText) {
 
 TEST(ReportHtml, ARemarkFollowsTheSummary) {
   const std::string page = report_html({one_run()}, "Interrupted <early>.\n");
-  expect_text(page, {"no claim was measured. Interrupted &lt;early&gt;."});
+  expect_text(page, {">Interrupted &lt;early&gt;."});
 }
 
 // A run of two ranks with a step of three seconds.
@@ -197,7 +197,7 @@ TEST(ReportBuys, EveryColumnHasADefinitionAndAUnit) {
                            "Idle <span class=\"unit\">%</span>"}) {
     EXPECT_EQ(count(page, std::string(">") + head + "</th>"), 1) << head;
   }
-  expect_text(page, {"<td>12</td>", "<dt>sent over</dt><dd>"});
+  expect_text(page, {"<td>12</td>", "<dt>Sent over</dt><dd>"});
   EXPECT_EQ(page.find("Sent over network"), std::string::npos);
 }
 
@@ -266,12 +266,13 @@ TEST(ReportFirst, BeginsWhereTheStrategyDecidesWhatFitsAndNamesTheWorkload) {
     if (i >= 2) runs[i].setting = i < 4 ? "gpt2-xl" : "gpt2-large";
     runs[i].samples = "16 x 1024 tokens";
   }
-  expect_text(first_screen(runs),
-              {"<b>ZeRO-3 is the fastest that fits: 2.20 s</b> Shard: gpt2-xl, "
-               "16 x 1024 tokens on dgx-v100 (32 GB per device). Upwards: ",
-               "<b>ZB-H1 spends 10 % of its step in bubbles, GPipe 20 %</b> "
-               "gpt2-large, 16 x 1024 tokens on dgx-v100 (32 GB per device). "
-               "One step of each"});
+  expect_text(
+      first_screen(runs),
+      {"<b>ZeRO-3 is the fastest that fits: 2.20 s</b> Shard: gpt2-xl, "
+       "16 x 1024 tokens on dgx-v100 (32 GB per device). <span>Upwards: ",
+       "<b>ZB-H1 spends 10 % of its step in bubbles, GPipe 20 %</b> "
+       "gpt2-large, 16 x 1024 tokens on dgx-v100 (32 GB per device). "
+       "<span>One step of each"});
   // Without such a group, the first one is drawn
   runs[2].peak_bytes = 31e9;
   expect_text(first_screen(runs), {"</b> Split the batch: gpt2, 16 x"});
@@ -329,11 +330,30 @@ TEST(ReportFirst, ARunAloneIsOpenAndHasNoTables) {
 TEST(ReportHtml, ARunShowsItsCommandAndItsPage) {
   ProgramRun run = one_run();
   run.command = "./shardbook run ddp -- --trace 'a<b'";
-  const std::string page = report_html({run});
+  const ReportLinks links = {"..", ""};
+  const std::string page = report_html({run}, "", links);
   expect_text(page, {"<code>./shardbook run ddp -- --trace 'a&lt;b'</code>",
                      "href=\"../chapters/02_ddp/README.md\""});
-  run.chapter = "local_sgd";
+  // Nothing is linked that may not be there
   EXPECT_EQ(report_html({run}).find("README.md"), std::string::npos);
+  run.chapter = "local_sgd";
+  EXPECT_EQ(report_html({run}, "", links).find("README.md"), std::string::npos);
+}
+
+TEST(ReportHtml, LinksToTheExplorerOrSaysHowToGetIt) {
+  const auto page = [](const ReportLinks& links) {
+    return report_html({one_run()}, "", links);
+  };
+  const std::string link =
+      "<a href=\"../explorer/index.html\">the explorer</a>";
+  const std::string command = "<code>./shardbook explore</code>";
+  const std::string with = page({"..", "../explorer"}),
+                    without = page({"..", ""});
+  EXPECT_EQ(count(with, link), 1);
+  EXPECT_EQ(count(with, command), 0);
+  EXPECT_EQ(count(without, "explorer/index.html"), 0);
+  EXPECT_EQ(count(without, command), 1);
+  EXPECT_EQ(count(page({}), command), 0);
 }
 
 // ---- A sweep over split sizes.

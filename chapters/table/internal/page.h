@@ -20,6 +20,7 @@ using pictures::Unit;
 /// The page, with marks where style, script and text go.
 std::string page_template();
 std::string page_style();
+std::string page_words();
 std::string page_script();
 
 /// A sign, and a word for screen readers, by default the verdict's.
@@ -102,8 +103,10 @@ std::string compared_html(const Runs& runs);
 /// Several sets of runs, line by line.
 std::string comparison_html(const Runs& runs);
 
-/// The section of one run; closed, it shows only its first line.
-std::string run_html(const ProgramRun& run, const Runs& runs, bool is_open);
+/// The section of one run; closed, it shows only its first line. It links to its
+/// chapter in the folder `book`.
+std::string run_html(const ProgramRun& run, const Runs& runs, bool is_open,
+                     const std::string& book);
 
 // ---- Pictures of a run
 
