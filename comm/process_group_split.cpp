@@ -81,7 +81,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(
 
 std::shared_ptr<ProcessGroup> ProcessGroup::partition(
     const std::vector<std::vector<int>>& parts, const std::string& name) {
-  std::set<int> seen;
+  std::vector<bool> is_seen(static_cast<std::size_t>(size()));
   std::string mine = "'" + name + "'";
   const std::vector<int>* my_part = nullptr;
   for (const std::vector<int>& part : parts) {
@@ -90,8 +90,10 @@ std::shared_ptr<ProcessGroup> ProcessGroup::partition(
       SB_CHECK(member >= 0 && member < size(), "partition '", name, "' ",
                where(), ": ", list_text(part), " names a rank outside of 0 to ",
                size() - 1);
-      SB_CHECK(seen.insert(member).second, "partition '", name, "' ", where(),
-               ": rank ", member, " is named twice");
+      const auto at = static_cast<std::size_t>(member);
+      SB_CHECK(!is_seen[at], "partition '", name, "' ", where(), ": rank ",
+               member, " is named twice");
+      is_seen[at] = true;
       if (member == rank_) my_part = &part;
     }
   }
@@ -104,7 +106,9 @@ std::shared_ptr<ProcessGroup> ProcessGroup::partition(
              "same order");
   }
   if (my_part == nullptr) return nullptr;
-  return subgroup_of(*my_part, name, static_cast<int>(seen.size()) == size());
+  const bool all_call =
+      std::find(is_seen.begin(), is_seen.end(), false) == is_seen.end();
+  return subgroup_of(*my_part, name, all_call);
 }
 
 }  // namespace shardbook

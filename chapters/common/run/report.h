@@ -33,6 +33,10 @@ constexpr double kNoClaim = -2;
 struct Claim {
   double predicted = 0;
   double counted = 0;
+
+  bool operator==(const Claim& other) const {
+    return predicted == other.predicted && counted == other.counted;
+  }
 };
 
 /// "failed" where one of the claims does not hold; else "not predicted" where
@@ -48,6 +52,10 @@ constexpr int kNumHeldKinds = 4;
 struct Peak {
   double simulated = kNotPredicted;  ///< the peak of the run on shapes
   double counted = 0;                ///< by this run
+
+  bool operator==(const Peak& other) const {
+    return simulated == other.simulated && counted == other.counted;
+  }
 };
 
 /// "parameters", "gradients", "optimizer state", "activations kept".
