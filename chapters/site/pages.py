@@ -340,10 +340,15 @@ def add_context(app, pagename, templatename, context, doctree):
         other=other if other in docs else None,
         has_api=bool(app.entries), has_explorer=app.has_explorer,
         has_report=app.has_report, has_touch=app.has_touch)
-    if "body" in context:  # headings need no spaces to be wide here
-        context["body"] = re.sub(
-            r"<table\b.*?</table>", r'<div class="scroll">\g<0></div>',
-            re.sub("(&nbsp;|\xa0){4,}", "", context["body"]), flags=re.S)
+    if "body" in context:
+        body = context["body"]
+        for pattern, better in (
+                ("(&nbsp;|\xa0){4,}", ""),  # headings need none to be wide here
+                (r"<th\b([^>]*)>(\s|<p>|</p>)*</th>", r"<td\1></td>"),
+                (r"<th\b(?![^>]*scope)", r'\g<0> scope="col"'),
+                (r"(?s)<table\b.*?</table>", r'<div class="scroll">\g<0></div>')):
+            body = re.sub(pattern, better, body)
+        context["body"] = body
     return "page.html"
 
 

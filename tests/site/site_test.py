@@ -318,6 +318,31 @@ class Book(unittest.IsolatedAsyncioTestCase):
             "img.offsetWidth < 10 / 12 * img.naturalWidth - 1)"
             ".map((img) => img.src)"), [])
 
+    async def test_everybody_can_read_and_use_the_pages(self):
+        page = await self.browser()
+        checks = (ROOT / "tests/report/accessible.js").read_text("utf-8")
+        for name in ("index", "index.zh-CN", "chapters/06_1f1b/index",
+                     "chapters/12_sequence_parallel/index", "chapters/running",
+                     "notebooks/06_1f1b"):
+            # Layouts by width, colours by scheme
+            for width, scheme in ((390, "light"), (768, "dark"), (1400, "light"),
+                                  (1400, "dark")):
+                await page.call("Emulation.setEmulatedMedia", features=[
+                    {"name": "prefers-color-scheme", "value": scheme}])
+                await page.call("Emulation.setDeviceMetricsOverride", width=width,
+                                height=900, deviceScaleFactor=1, mobile=False)
+                await self.show(page, self.site / (name + ".html"))
+                await page.value(checks)
+                for check in ('brokenRules(["h1", "main", "header", '
+                              '"nav[aria-label]"])', "paleParts()"):
+                    self.assertEqual(await page.value(check), [],
+                                     f"{check}, {name}, {scheme}, {width}")
+            count = await page.value("watchFocus()")
+            self.assertGreater(count, 30)
+            await page.press(*["Tab"] * count)
+            self.assertEqual(await page.value("reached"),
+                             [[i, True] for i in range(count)], name)
+
     async def test_pictures_follow_the_switch(self):
         page = await self.browser()
         await page.call("Emulation.setEmulatedMedia", features=[
