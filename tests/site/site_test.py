@@ -3,6 +3,7 @@
   site_test.py PYTHON    one that can import Sphinx and MyST
 """
 
+import base64
 import html
 import json
 import os
@@ -35,7 +36,10 @@ NOTEBOOK = {"cells": [
     {"cell_type": "code", "source": ["make_thing(2);"], "outputs": [
         {"data": {"text/html": ["<p>7\n\n", "# high</p>"],
                   "text/plain": ["seven"]}},
+        {"data": {"text/html": ['<img src="%s" alt="A bar">']}},
         {"name": "stdout", "text": ["eight\n"]}]}]}
+PICTURE = ('<svg viewBox="0 0 9 9" fill="#1c1e21">\n<rect fill="#ffffff"/>\n'
+           '<rect fill="#9a7108" stroke="%s"/>\n</svg>\n')
 
 
 def build(root, output, *options):
@@ -49,6 +53,7 @@ class SmallSite(unittest.TestCase):
     """A book of a page or two, each with something of its own."""
 
     options = ["--no-api"]
+    stroke = "#1c1e21"  # of a bar in a notebook's picture
 
     def site(self, **pages):
         folder = tempfile.TemporaryDirectory()
@@ -63,7 +68,9 @@ class SmallSite(unittest.TestCase):
             (root / (name + ".md")).write_text("# Title\n\n" + text + "\n")
         (root / "core").mkdir()
         (root / "core/thing.h").write_text(HEADER)
-        (root / "steps.ipynb").write_text(json.dumps(NOTEBOOK))
+        picture = "data:image/svg+xml;base64," + base64.b64encode(
+            (PICTURE % self.stroke).encode()).decode()
+        (root / "steps.ipynb").write_text(json.dumps(NOTEBOOK) % picture)
         self.built = build(root, root / "book", *self.options)
         return root / "book"
 
@@ -154,6 +161,19 @@ class SmallSite(unittest.TestCase):
             self.assertIn(part, page)
         self.assertNotIn("seven", page)
 
+    def test_pictures_of_notebooks_are_dark_on_dark_pages(self):
+        page = (self.site(README="Text") / "steps.html").read_text()
+        text = base64.b64decode(re.search("base64,([^\"]*)", page)[1]).decode()
+        dark = re.search(r"<style>@media\(prefers-color-scheme:dark\){(.*)}</style>",
+                         text)[1]
+        self.assertEqual({*re.findall(r'\[([^]]*)\]{([^}]*)}', dark)}, {
+            ('fill="#1c1e21"', "fill:#e6e8ea"), ('fill="#ffffff"', "fill:#14161a"),
+            ('fill="#9a7108"', "fill:#d9b24c"),
+            ('stroke="#1c1e21"', "stroke:#e6e8ea")})
+        self.stroke = "#123456"
+        self.site(README="Text")
+        self.assertRegex(self.built.stderr, "steps.*#123456 has no colour for dark")
+
     @unittest.skipUnless(shutil.which("doxygen"), "no Doxygen here")
     def test_names_of_the_api_are_links(self):
         self.options = []
@@ -199,13 +219,15 @@ class Book(unittest.IsolatedAsyncioTestCase):
         self.assertEqual((self.built.returncode, self.built.stderr), (0, ""))
         self.assertGreater(len(self.pages), 500)
         self.assertLess(sum(path.stat().st_size for path in self.site.rglob("*")
-                            if "explorer" not in path.parts), 36e6)
+                            if path not in self.built_apart()), 33e6)
+
+    def built_apart(self):
+        """As one file each, with tests of their own."""
+        return [self.site / "explorer/index.html", self.site / "report.html"]
 
     def own_pages(self):
-        """Not those that were built as one file, with tests of their own."""
         return {path: text for path, text in self.pages.items()
-                if path not in (self.site / "explorer/index.html",
-                                self.site / "report.html")}
+                if path not in self.built_apart()}
 
     def test_all_that_is_named_is_there(self):
         ids = {path: set(re.findall(r'\bid="([^"]*)"', text))
