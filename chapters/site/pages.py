@@ -112,20 +112,20 @@ def with_dark_colours(page, source):
     kind, text = source.split(",", 1)
     if kind != "data:image/svg+xml;base64":
         return source
-    head, body = base64.b64decode(text).decode().split("\n", 1)
+    body, end, _ = base64.b64decode(text).decode().rpartition("</svg>")
     light, dark = (dict(re.findall(r"(--[\w-]+): (#\w+)", part)) for part in
                    read("chapters", "table", "report.css").split("@media")[:2])
     # White, the paper here, is last the text on blocks, as dark as the page. The
     # pale blue is behind ranks on a mesh, and has ink on it.
     pairs = {**{light[name]: dark[name] for name in light}, "#d5e3f2": "#28425f"}
     rules = ""
-    for name, old in sorted({*re.findall(r'(fill|stroke)="(#\w+)"', head + body)}):
+    for name, old in sorted({*re.findall(r'(fill|stroke)="(#\w+)"', body)}):
         if old not in pairs:
             LOG.warning("picture: %s has no colour for dark pages", old,
                         location=page)
         rules += f'[{name}="{old}"]{{{name}:{pairs.get(old)}}}'
     style = f"<style>@media(prefers-color-scheme:dark){{{rules}}}</style>"
-    text = base64.b64encode(f"{head}\n{style}\n{body}".encode()).decode()
+    text = base64.b64encode(f"{body}{style}{end}".encode()).decode()
     return f"{kind},{text}"
 
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import unittest
 import urllib.parse
+import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "notebooks"))
@@ -38,7 +39,8 @@ NOTEBOOK = {"cells": [
                   "text/plain": ["seven"]}},
         {"data": {"text/html": ['<img src="%s" alt="A bar">']}},
         {"name": "stdout", "text": ["eight\n"]}]}]}
-PICTURE = ('<svg viewBox="0 0 9 9" fill="#1c1e21">\n<rect fill="#ffffff"/>\n'
+PICTURE = ('<svg viewBox="0 0 9 9" aria-label="A\n>\nbar" fill="#1c1e21">\n'
+           '<rect fill="#ffffff"/>\n'
            '<rect fill="#9a7108" stroke="%s"/>\n</svg>\n')
 
 
@@ -166,6 +168,7 @@ class SmallSite(unittest.TestCase):
         text = base64.b64decode(re.search("base64,([^\"]*)", page)[1]).decode()
         dark = re.search(r"<style>@media\(prefers-color-scheme:dark\){(.*)}</style>",
                          text)[1]
+        xml.etree.ElementTree.fromstring(text)
         self.assertEqual({*re.findall(r'\[([^]]*)\]{([^}]*)}', dark)}, {
             ('fill="#1c1e21"', "fill:#e6e8ea"), ('fill="#ffffff"', "fill:#14161a"),
             ('fill="#9a7108"', "fill:#d9b24c"),
@@ -405,6 +408,16 @@ class Book(unittest.IsolatedAsyncioTestCase):
         # What is long begins where it stands
         self.assertEqual(await page.value("getComputedStyle(document."
                          "querySelector('.scroll')).breakInside"), "auto")
+
+    async def test_pages_do_not_move_as_they_come(self):
+        await self.browser()  # or skips this
+        import first_paint
+        for name in ("index", *first_paint.PAGES[:2]):
+            for width in (390, 1280):
+                paint, moved = await first_paint.visit(
+                    (self.site / (name + ".html")).as_uri(), width)
+                self.assertGreater(paint, 0)
+                self.assertEqual(moved, 0, f"{name}, {width}")
 
     async def show(self, page, path):
         await page.call("Page.navigate", url=path.as_uri())

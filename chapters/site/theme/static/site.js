@@ -85,7 +85,6 @@ addEventListener("beforeprint", () => {
   }
 });
 
-// ---- Contents are folded where they would stand before the text.
+// ---- Contents show where the page is.
 
-if (innerWidth < 960) document.querySelector("nav details").open = false;
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest" });
