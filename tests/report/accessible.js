@@ -1,6 +1,7 @@
 // What a page of this book must not have; for the report, the explorer and the site.
 
-const FOCUSABLE =
+// `var`: a page may get these lines again.
+var FOCUSABLE =
     "a[href], button, input, select, textarea, summary, [tabindex]";
 
 // What axe-core calls serious: landmarks, the order of headings, names, roles.
@@ -99,7 +100,7 @@ function paleParts() {
 
 // Watches where Tab leads: `reached` gets the place in the page's order of what has
 // the focus, and whether it shows. Returns how many places there are.
-let reached = [];
+var reached = [];
 function watchFocus() {
   const order = [...document.querySelectorAll(FOCUSABLE)].filter(
       (each) => each.checkVisibility() && each.tabIndex >= 0);
