@@ -27,7 +27,7 @@ bool has_window(const CountedModel& model, std::int64_t seq) {
                      });
 }
 
-const BlockPart& first_of(const CountedModel& model, const std::string& group,
+const BlockPart& first_of(const CountedModel& model, const char* group,
                           PartKind kind) {
   const auto row = std::find_if(
       model.rows.begin(), model.rows.end(), [&](const CountedPart& each) {

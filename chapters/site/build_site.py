@@ -8,10 +8,12 @@ needs Sphinx, MyST and KaTeX; for the API, Doxygen.
 """
 
 import argparse
+import base64
 import contextlib
 import glob
 import http.server
 import io
+import json
 import os
 import re
 import shutil
@@ -60,6 +62,25 @@ def adapt_report(page, has_explorer):
     return re.sub("(planned in a browser: ).*?(?=</p>)", rf"\1{explorer}", page, 1)
 
 
+def usual_fonts(style):
+    """A script that has the fonts of most formulas: a page that waits for files
+    would move when they arrive."""
+    fonts = []
+    for rule in re.findall("@font-face *{([^}]*)}", style):
+        path = re.search(r"url\(([^)]*)", rule)[1]
+        if re.search(r"_(Main-Regular|Main-Bold|Math-Italic|Size.*)\.", path):
+            family, weight, slant = (re.search(name + r": *(\w+)", rule)[1] for name in
+                                     ("family", "weight", "style"))
+            with open(os.path.join(KATEX, path), "rb") as file:
+                fonts.append([family, base64.b64encode(file.read()).decode(),
+                              {"weight": weight, "style": slant}])
+    return f"""for (const [family, data, kind] of {json.dumps(fonts)}) {{
+  document.fonts.add(new FontFace(
+      family, Uint8Array.from(atob(data), (c) => c.charCodeAt(0)), kind));
+}}
+"""
+
+
 def copy_parts(build, output):
     """Styles and scripts that the pages share with the report, and KaTeX's."""
     static = os.path.join(output, "_static")
@@ -69,11 +90,12 @@ def copy_parts(build, output):
     write(os.path.join(static, "colours.css"), colours + "\n")
     shutil.copy(os.path.join(TABLE, "page.js"), static)
     # Every browser of today reads woff2
-    write(os.path.join(static, "katex.css"),
-          re.sub(r",url\([^)]*\.(woff|ttf)\) format\([^)]*\)", "",
-                 read(KATEX, "katex.min.css")))
+    style = re.sub(r",url\([^)]*\.(woff|ttf)\) format\([^)]*\)", "",
+                   read(KATEX, "katex.min.css"))
+    write(os.path.join(static, "katex.css"), style)
     for font in glob.glob(os.path.join(KATEX, "fonts", "*.woff2")):
         shutil.copy(font, os.path.join(static, "fonts"))
+    write(os.path.join(static, "fonts.js"), usual_fonts(style))
     touch = os.path.join(build, "explorer", "touch.js")
     if os.path.exists(touch):
         shutil.copy(touch, static)

@@ -107,11 +107,35 @@ def size_of(path):
         default=None)
 
 
+def with_dark_colours(page, source):
+    """A notebook's picture, which has the light colours of the report's style."""
+    kind, text = source.split(",", 1)
+    if kind != "data:image/svg+xml;base64":
+        return source
+    body, end, _ = base64.b64decode(text).decode().rpartition("</svg>")
+    light, dark = (dict(re.findall(r"(--[\w-]+): (#\w+)", part)) for part in
+                   read("chapters", "table", "report.css").split("@media")[:2])
+    # White, the paper here, is last the text on blocks, as dark as the page. The
+    # pale blue is behind ranks on a mesh, and has ink on it.
+    pairs = {**{light[name]: dark[name] for name in light}, "#d5e3f2": "#28425f"}
+    rules = ""
+    for name, old in sorted({*re.findall(r'(fill|stroke)="(#\w+)"', body)}):
+        if old not in pairs:
+            LOG.warning("picture: %s has no colour for dark pages", old,
+                        location=page)
+        rules += f'[{name}="{old}"]{{{name}:{pairs.get(old)}}}'
+    style = f"<style>@media(prefers-color-scheme:dark){{{rules}}}</style>"
+    text = base64.b64encode(f"{body}{style}{end}".encode()).decode()
+    return f"{kind},{text}"
+
+
 def picture(page, attributes):
     """An <img> with its size, so that nothing moves when it comes. No text in it
     becomes smaller than 10 px: a narrow screen scrolls instead."""
     source = path = attributes["src"]
-    if not source.startswith("data:"):
+    if source.startswith("data:"):
+        source = with_dark_colours(page, source)
+    else:
         path = os.path.normpath(os.path.join(os.path.dirname(page), source))
         source = resolve(page, source)
     width, height, text = size_of(path)
@@ -340,10 +364,15 @@ def add_context(app, pagename, templatename, context, doctree):
         other=other if other in docs else None,
         has_api=bool(app.entries), has_explorer=app.has_explorer,
         has_report=app.has_report, has_touch=app.has_touch)
-    if "body" in context:  # headings need no spaces to be wide here
-        context["body"] = re.sub(
-            r"<table\b.*?</table>", r'<div class="scroll">\g<0></div>',
-            re.sub("(&nbsp;|\xa0){4,}", "", context["body"]), flags=re.S)
+    if "body" in context:
+        body = context["body"]
+        for pattern, better in (
+                ("(&nbsp;|\xa0){4,}", ""),  # headings need none to be wide here
+                (r"<th\b([^>]*)>(\s|<p>|</p>)*</th>", r"<td\1></td>"),
+                (r"<th\b(?![^>]*scope)", r'\g<0> scope="col"'),
+                (r"(?s)<table\b.*?</table>", r'<div class="scroll">\g<0></div>')):
+            body = re.sub(pattern, better, body)
+        context["body"] = body
     return "page.html"
 
 

@@ -296,15 +296,6 @@ class Page(unittest.IsolatedAsyncioTestCase):
         self.assertIn(f"Compared with {plan}:", text)
         self.assertNotIn("was asked for", text)
 
-    async def press(self, *keys):
-        for key in keys:
-            for kind in ("rawKeyDown", "keyUp"):
-                await self.page.call(
-                    "Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                    windowsVirtualKeyCode={
-                        "Tab": 9, "Enter": 13, "PageUp": 33, "End": 35,
-                        "Home": 36, "ArrowRight": 39}[key])
-
     async def test_all_plans_are_points_that_keys_reach(self):
         answer = json.loads(answer_of_program(JOBS[0], "--points").stdout)
         rows = sorted(answer["points"]["rows"], key=lambda row: row[2])
@@ -318,14 +309,14 @@ class Page(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(await cloud("ariaValueMax"), str(answer["plans"]))
         self.assertEqual(len(rows), answer["plans"])
         for keys, at in ((["Home"], 0), (["ArrowRight"], 1), (["End"], -1)):
-            await self.press(*keys)
+            await self.page.press(*keys)
             self.assertEqual((await cloud("ariaValueText")).split("\n")[0],
                              names[at])
             self.assertEqual(await self.page.value("tip.textContent"),
                              await cloud("ariaValueText"))
         # Places are those of numbers: the best one's own point is the cloud's
         best = names.index("dp 8, ZeRO-3; 8 x 1")
-        await self.press("Home", *["PageUp"] * (best // 50),
+        await self.page.press("Home", *["PageUp"] * (best // 50),
                          *["ArrowRight"] * (best % 50))
         gaps = await self.page.value("""(() => {
           const middle = (query) => {
@@ -336,7 +327,7 @@ class Page(unittest.IsolatedAsyncioTestCase):
           return [Math.abs(x - a), Math.abs(y - b)];
         })()""")
         self.assertLess(max(gaps), 1)
-        await self.press("ArrowRight", "Enter")
+        await self.page.press("ArrowRight", "Enter")
         await self.page.until(IS_READY, "the comparison")
         self.assertIn("Compared with", await self.text())
 
@@ -505,24 +496,10 @@ class Page(unittest.IsolatedAsyncioTestCase):
                                      f"{check}, {scheme}, {width}")
                 self.assertLessEqual(await self.page.value(
                     "document.documentElement.scrollWidth - innerWidth"), 0)
-        await self.assert_order_of_focus()
-
-    async def assert_order_of_focus(self):
-        """Tab leads through all that can be used, as it stands in the page."""
-        await self.page.value("""
-          window.order = [...document.querySelectorAll(
-              "a[href], button, input, select, summary, [tabindex]")]
-              .filter((each) => each.checkVisibility());
-          window.reached = [];
-          document.addEventListener("focusin", ({ target }) => {
-            const { outlineStyle, outlineWidth } = getComputedStyle(target);
-            reached.push([order.indexOf(target), outlineStyle !== "none" &&
-                                                 outlineWidth !== "0px"]);
-          });
-          document.body.focus(), 0""")
-        count = await self.page.value("order.length")
+        # Tab leads through all that can be used, as it stands in the page
+        count = await self.page.value("watchFocus()")
         self.assertGreater(count, 30)
-        await self.press(*["Tab"] * count)
+        await self.page.press(*["Tab"] * count)
         self.assertEqual(await self.page.value("reached"),
                          [[i, True] for i in range(count)])
 

@@ -27,6 +27,18 @@ def digits(value):
     return f"{float(f'{value:.4g}'):,.6f}".rstrip("0").rstrip(".")
 
 
+def works_of(answer):
+    """The events, and what each rank runs and keeps from each on."""
+    times = sorted({time for rank in answer["ranks"]
+                    for action in rank["actions"] for time in action[3:]})
+    return times, [(
+        ["&".join(f"{kind}{micro_batch}" + (f".{chunk}" if chunk else "")
+                  for kind, micro_batch, chunk, begin, end in rank["actions"]
+                  if begin <= time < end) or "nothing" for rank in answer["ranks"]],
+        [[sets for begin, sets in rank["alive"] if begin <= time][-1]
+         for rank in answer["ranks"]]) for time in times]
+
+
 class Touch(unittest.IsolatedAsyncioTestCase):
     async def asyncSetUp(self):
         import devtools
@@ -88,20 +100,19 @@ class Touch(unittest.IsolatedAsyncioTestCase):
         pairs = sum(one == two for one, two in zip(spans, spans[1:]))
         self.assertGreater(pairs, 0)
         self.assertEqual(halves, 2 * pairs)
-        # After a third of the events, the sets that are alive then
-        times = sorted({time for rank in answer["ranks"]
-                        for action in rank["actions"] for time in action[3:]})
-        step = len(times) // 3
-        alive = [[sets for begin, sets in rank["alive"] if begin <= times[step]][-1]
-                 for rank in answer["ranks"]]
-        running = ["&".join(
-            f"{kind}{micro_batch}" + (f".{chunk}" if chunk else "")
-            for kind, micro_batch, chunk, begin, end in rank["actions"]
-            if begin <= times[step] < end) or "nothing" for rank in answer["ranks"]]
-        text = await self.go("schedule", step)
-        self.assertIn(f"Time {digits(times[step])}. Running: {', '.join(running)}.",
-                      text)
-        self.assertIn(f"Sets: {', '.join(map(str, alive))}.", text)
+        # Opens where it is fullest
+        times, works = works_of(answer)
+        fullness = [(sum(each != "nothing" for each in running), sum(alive))
+                    for running, alive in works]
+        fullest = [at for at, each in enumerate(fullness) if each == max(fullness)]
+        step = fullest[len(fullest) // 2]
+        self.assertNotIn("nothing", works[step][0])
+        for at in (step, len(times) // 3):
+            running, alive = works[at]
+            self.assertIn(f"Time {digits(times[at])}. Running: {', '.join(running)}.",
+                          text)
+            self.assertIn(f"Sets: {', '.join(map(str, alive))}.", text)
+            text = await self.go("schedule", len(times) // 3)
 
     async def test_a_schedule_of_the_readers_own(self):
         await self.give("schedule", name="1f1b", ranks=2, micro_batches=2)

@@ -100,6 +100,15 @@ class Page:
         if not clicked:
             raise AssertionError(f"the page has no {selector}")
 
+    async def press(self, *keys):
+        for key in keys:
+            for kind in ("rawKeyDown", "keyUp"):
+                await self.call(
+                    "Input.dispatchKeyEvent", type=kind, key=key, code=key,
+                    windowsVirtualKeyCode={
+                        "Tab": 9, "Enter": 13, "PageUp": 33, "End": 35,
+                        "Home": 36, "ArrowRight": 39}[key])
+
     def close(self):
         if hasattr(self, "socket"):
             self.socket.close()

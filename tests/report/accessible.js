@@ -1,4 +1,8 @@
-// What a page of this book must not have; for the report and the explorer.
+// What a page of this book must not have; for the report, the explorer and the site.
+
+// `var`: a page may get these lines again.
+var FOCUSABLE =
+    "a[href], button, input, select, textarea, summary, [tabindex]";
 
 // What axe-core calls serious: landmarks, the order of headings, names, roles.
 function brokenRules(landmarks) {
@@ -16,11 +20,12 @@ function brokenRules(landmarks) {
   for (const control of all(
       "button, a, input, select, summary, progress, [tabindex], [role=img]")) {
     if (!(control.textContent.trim() && control.tagName !== "SELECT" ||
-          control.ariaLabel || control.closest("label"))) {
+          control.ariaLabel || control.closest("label") ||
+          control.querySelector("img[alt]:not([alt=''])"))) {
       rules.push(`no name: ${start(control)}`);
     }
   }
-  const roles = ["img", "status", "region", "slider"];
+  const roles = ["img", "status", "region", "slider", "search", "group", "alert"];
   for (const element of all("[role]")) {
     if (!roles.includes(element.role)) rules.push(`role: ${start(element)}`);
   }
@@ -38,6 +43,17 @@ function brokenRules(landmarks) {
     if (element.tabIndex > 0) rules.push(`tabindex: ${start(element)}`);
   }
   for (const cell of all("th:not([scope])")) rules.push(cell.outerHTML);
+  for (const cell of all("th")) {
+    if (!cell.textContent.trim()) rules.push(`empty: ${cell.outerHTML}`);
+  }
+  // Keys scroll what has the focus
+  for (const wide of all("body *")) {
+    if (wide.scrollWidth > wide.clientWidth + 1 && wide.checkVisibility() &&
+        /auto|scroll/.test(getComputedStyle(wide).overflowX) &&
+        !wide.matches(FOCUSABLE) && !wide.querySelector(FOCUSABLE)) {
+      rules.push(`no keys scroll ${start(wide)}`);
+    }
+  }
   const ids = all("[id]").map((each) => each.id);
   if (new Set(ids).size < ids.length) rules.push("an id appears twice");
   if (!document.documentElement.lang) rules.push("no language");
@@ -80,4 +96,20 @@ function paleParts() {
     if (ratio < 3) pale.push(`${dots.getAttribute("class")}: ${ratio}`);
   }
   return pale;
+}
+
+// Watches where Tab leads: `reached` gets the place in the page's order of what has
+// the focus, and whether it shows. Returns how many places there are.
+var reached = [];
+function watchFocus() {
+  const order = [...document.querySelectorAll(FOCUSABLE)].filter(
+      (each) => each.checkVisibility() && each.tabIndex >= 0);
+  reached = [];
+  document.addEventListener("focusin", ({ target }) => {
+    const { outlineStyle, outlineWidth } = getComputedStyle(target);
+    reached.push([order.indexOf(target), outlineStyle !== "none" &&
+                                         outlineWidth !== "0px"]);
+  });
+  document.body.focus();
+  return order.length;
 }

@@ -3,6 +3,7 @@
   site_test.py PYTHON    one that can import Sphinx and MyST
 """
 
+import base64
 import html
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import unittest
 import urllib.parse
+import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "notebooks"))
@@ -35,7 +37,11 @@ NOTEBOOK = {"cells": [
     {"cell_type": "code", "source": ["make_thing(2);"], "outputs": [
         {"data": {"text/html": ["<p>7\n\n", "# high</p>"],
                   "text/plain": ["seven"]}},
+        {"data": {"text/html": ['<img src="%s" alt="A bar">']}},
         {"name": "stdout", "text": ["eight\n"]}]}]}
+PICTURE = ('<svg viewBox="0 0 9 9" aria-label="A\n>\nbar" fill="#1c1e21">\n'
+           '<rect fill="#ffffff"/>\n'
+           '<rect fill="#9a7108" stroke="%s"/>\n</svg>\n')
 
 
 def build(root, output, *options):
@@ -49,6 +55,7 @@ class SmallSite(unittest.TestCase):
     """A book of a page or two, each with something of its own."""
 
     options = ["--no-api"]
+    stroke = "#1c1e21"  # of a bar in a notebook's picture
 
     def site(self, **pages):
         folder = tempfile.TemporaryDirectory()
@@ -63,7 +70,9 @@ class SmallSite(unittest.TestCase):
             (root / (name + ".md")).write_text("# Title\n\n" + text + "\n")
         (root / "core").mkdir()
         (root / "core/thing.h").write_text(HEADER)
-        (root / "steps.ipynb").write_text(json.dumps(NOTEBOOK))
+        picture = "data:image/svg+xml;base64," + base64.b64encode(
+            (PICTURE % self.stroke).encode()).decode()
+        (root / "steps.ipynb").write_text(json.dumps(NOTEBOOK) % picture)
         self.built = build(root, root / "book", *self.options)
         return root / "book"
 
@@ -154,6 +163,20 @@ class SmallSite(unittest.TestCase):
             self.assertIn(part, page)
         self.assertNotIn("seven", page)
 
+    def test_pictures_of_notebooks_are_dark_on_dark_pages(self):
+        page = (self.site(README="Text") / "steps.html").read_text()
+        text = base64.b64decode(re.search("base64,([^\"]*)", page)[1]).decode()
+        dark = re.search(r"<style>@media\(prefers-color-scheme:dark\){(.*)}</style>",
+                         text)[1]
+        xml.etree.ElementTree.fromstring(text)
+        self.assertEqual({*re.findall(r'\[([^]]*)\]{([^}]*)}', dark)}, {
+            ('fill="#1c1e21"', "fill:#e6e8ea"), ('fill="#ffffff"', "fill:#14161a"),
+            ('fill="#9a7108"', "fill:#d9b24c"),
+            ('stroke="#1c1e21"', "stroke:#e6e8ea")})
+        self.stroke = "#123456"
+        self.site(README="Text")
+        self.assertRegex(self.built.stderr, "steps.*#123456 has no colour for dark")
+
     @unittest.skipUnless(shutil.which("doxygen"), "no Doxygen here")
     def test_names_of_the_api_are_links(self):
         self.options = []
@@ -220,13 +243,15 @@ class Book(unittest.IsolatedAsyncioTestCase):
         self.assertGreater(len(self.pages), 500)
         # With the API, the explorer and the report of a whole run, 40 MB
         self.assertLess(sum(path.stat().st_size for path in self.site.rglob("*")
-                            if path.name != "report.html"
-                            and "explorer" not in path.parts), 34e6)
+                            if path not in self.built_apart()), 34e6)
+
+    def built_apart(self):
+        """As one file each, with tests of their own."""
+        return [self.site / "explorer/index.html", self.site / "report.html"]
 
     def own_pages(self):
-        """Not the explorer, whose scripts write its links."""
         return {path: text for path, text in self.pages.items()
-                if path != self.site / "explorer/index.html"}
+                if path not in self.built_apart()}
 
     def test_all_that_is_named_is_there(self):
         ids = {path: set(re.findall(r'\bid="([^"]*)"', text))
@@ -339,6 +364,31 @@ class Book(unittest.IsolatedAsyncioTestCase):
             "img.offsetWidth < 10 / 12 * img.naturalWidth - 1)"
             ".map((img) => img.src)"), [])
 
+    async def test_everybody_can_read_and_use_the_pages(self):
+        page = await self.browser()
+        checks = (ROOT / "tests/report/accessible.js").read_text("utf-8")
+        for name in ("index", "index.zh-CN", "chapters/06_1f1b/index",
+                     "chapters/12_sequence_parallel/index", "chapters/running",
+                     "notebooks/06_1f1b"):
+            # Layouts by width, colours by scheme
+            for width, scheme in ((390, "light"), (768, "dark"), (1400, "light"),
+                                  (1400, "dark")):
+                await page.call("Emulation.setEmulatedMedia", features=[
+                    {"name": "prefers-color-scheme", "value": scheme}])
+                await page.call("Emulation.setDeviceMetricsOverride", width=width,
+                                height=900, deviceScaleFactor=1, mobile=False)
+                await self.show(page, self.site / (name + ".html"))
+                await page.value(checks)
+                for check in ('brokenRules(["h1", "main", "header", '
+                              '"nav[aria-label]"])', "paleParts()"):
+                    self.assertEqual(await page.value(check), [],
+                                     f"{check}, {name}, {scheme}, {width}")
+            count = await page.value("watchFocus()")
+            self.assertGreater(count, 30)
+            await page.press(*["Tab"] * count)
+            self.assertEqual(await page.value("reached"),
+                             [[i, True] for i in range(count)], name)
+
     async def test_pictures_follow_the_switch(self):
         page = await self.browser()
         await page.call("Emulation.setEmulatedMedia", features=[
@@ -379,6 +429,16 @@ class Book(unittest.IsolatedAsyncioTestCase):
         # What is long begins where it stands
         self.assertEqual(await page.value("getComputedStyle(document."
                          "querySelector('.scroll')).breakInside"), "auto")
+
+    async def test_pages_do_not_move_as_they_come(self):
+        await self.browser()  # or skips this
+        import first_paint
+        for name in ("index", *first_paint.PAGES[:2]):
+            for width in (390, 1280):
+                paint, moved = await first_paint.visit(
+                    (self.site / (name + ".html")).as_uri(), width)
+                self.assertGreater(paint, 0)
+                self.assertEqual(moved, 0, f"{name}, {width}")
 
     async def show(self, page, path):
         await page.call("Page.navigate", url=path.as_uri())

@@ -291,7 +291,8 @@ ModelConfig ModelConfig::from_json(const std::string& text,
   const auto type = object.find("model_type");
   if (type == object.end()) return gpt_from_json(object, label, "gpt2");
   const std::vector<std::string>& llamas = llama_types();
-  if (std::find(llamas.begin(), llamas.end(), *type) != llamas.end()) {
+  if (std::any_of(llamas.begin(), llamas.end(),
+                  [&](const std::string& name) { return *type == name; })) {
     return llama_from_json(object, label, type->get<std::string>());
   }
   SB_CHECK(*type == "gpt2" || *type == kTypeWithExperts || *type == "mlp" ||

@@ -3,6 +3,19 @@
 THINGS.schedule = (parts, answerTo) => {
   let answer = null, times = [0], now = 0;
   const aliveAt = (rank, time) => rank.alive.findLast(([from]) => from <= time)[1];
+  const runningAt = (rank, time) => rank.actions.filter(
+      ([, , , begin, end]) => begin <= time && time < end);
+  // The middle one of the events with the most ranks at work and, of those, with
+  // the most sets
+  function fullest() {
+    const sum = (of) => answer.ranks.reduce((all, rank) => all + of(rank), 0);
+    const fullness = times.map((time) => 1e6 * sum(
+        (rank) => runningAt(rank, time).length > 0) + sum(
+        (rank) => aliveAt(rank, time)));
+    const most = Math.max(...fullness);
+    const all = [...times.keys()].filter((event) => fullness[event] === most);
+    return all[Math.floor(all.length / 2)];
+  }
   const name = ([kind, micro_batch, chunk]) =>
       `${kind}${micro_batch}${chunk ? "." + chunk : ""}`;
 
@@ -51,9 +64,8 @@ THINGS.schedule = (parts, answerTo) => {
     });
     draw(svg, "path", { class: "line", d: `M${x(time)} 0V${height}` });
     parts.picture.replaceChildren(svg);
-    const running = answer.ranks.map((rank) => rank.actions.filter(
-        ([, , , begin, end]) => begin <= time && time < end).map(name).join("&"))
-        .map((each) => each || filled("nothing"));
+    const running = answer.ranks.map((rank) =>
+        runningAt(rank, time).map(name).join("&") || filled("nothing"));
     parts.now.textContent = filled("schedule_now", {
       time: digits(time), running: listed(running),
       sets: listed(answer.ranks.map((rank) => aliveAt(rank, time))) });
@@ -92,7 +104,7 @@ THINGS.schedule = (parts, answerTo) => {
     answer = given;
     times = [...new Set(answer.ranks.flatMap((rank) => rank.actions.flatMap(
         ([, , , begin, end]) => [begin, end])))].sort((a, b) => a - b);
-    restart(times.length, times.length - 1);  // all of it
+    restart(times.length, fullest());
   });
   const restart = steps(parts.controls, filled("schedule_label"), show);
   read();

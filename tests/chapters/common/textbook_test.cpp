@@ -11,8 +11,6 @@
 namespace shardbook::textbook {
 namespace {
 
-using fmt::format;
-
 constexpr const char* kGpt =
     R"('{"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64}')";
 
@@ -23,8 +21,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Textbook, ::testing::Values(1, 2, 4, 8));
 
 // 6 flops for each weight and token, however the batch is cut.
 TEST_P(Textbook, OneDeviceTakesSixFlopsPerWeightAndToken) {
-  const Report report = on_textbook(
-      format("00_single_device --batch 800 --micro-batches {}", GetParam()));
+  const Report report = on_textbook(fmt::format(
+      "00_single_device --batch 800 --micro-batches {}", GetParam()));
   expect_time(report.time.step_s, 6 * kLayers * kWeights * 800 * 64 / kRate);
   expect_closed_form(report);
 }
@@ -33,8 +31,9 @@ TEST(TextbookOfOne, AttentionAndRecomputationCount) {
   for (const char* recompute : {"", "--recompute"}) {
     for (const char* more :
          {"", "--dropout 0.1 --dtype bf16 --micro-batches 5"}) {
-      expect_closed_form(format("00_single_device --model {} --batch 24 {} {}",
-                                kGpt, recompute, more));
+      expect_closed_form(
+          fmt::format("00_single_device --model {} --batch 24 {} {}", kGpt,
+                      recompute, more));
     }
   }
 }
@@ -50,9 +49,9 @@ TEST(TextbookOfOne, OtherClustersAndImagesHaveNoForm) {
 TEST_P(Textbook, DdpWithOneBucketHidesNothing) {
   const int n = GetParam();
   const Report report =
-      on_textbook(format("02_ddp --world-size {} --batch 80000 "
-                         "--first-bucket-mb 1000 --bucket-mb 1000",
-                         n));
+      on_textbook(fmt::format("02_ddp --world-size {} --batch 80000 "
+                              "--first-bucket-mb 1000 --bucket-mb 1000",
+                              n));
   const double f = layer_forward_s(80000.0 * 64 / n);
   expect_time(report.time.step_s,
               3 * kLayers * f + all_reduce(n, 4 * kParameters));
@@ -66,9 +65,9 @@ TEST_P(Textbook, DdpHidesWhatBackwardLeavesTimeFor) {
     for (const std::int64_t batch : {800, 8000, 80000}) {
       for (const char* model : {"mlp", kGpt}) {
         expect_closed_form(
-            format("02_ddp --world-size {0} --batch {1} --model {2} "
-                   "--first-bucket-mb {3} --bucket-mb {3}",
-                   GetParam(), batch, model, bucket_mb));
+            fmt::format("02_ddp --world-size {0} --batch {1} --model {2} "
+                        "--first-bucket-mb {3} --bucket-mb {3}",
+                        GetParam(), batch, model, bucket_mb));
       }
     }
   }
@@ -81,7 +80,7 @@ TEST(TextbookDdp, EveryOptionOfTheReducerHasItsForm) {
       for (const char* is_static : {"", "--static-graph"}) {
         // Sends at the end of backward
         if (steps == 1 && is_static[0] != '\0') continue;
-        expect_closed_form(format(
+        expect_closed_form(fmt::format(
             "02_ddp --world-size 3 --batch 1800 --model {0} --steps {1} "
             "--micro-batches {1} --first-bucket-mb 0.05 --bucket-mb 0.05 "
             "{2} {3}",
@@ -96,11 +95,11 @@ TEST(TextbookDdp, EveryOptionOfTheReducerHasItsForm) {
 TEST_P(Textbook, DataParallelSendsEverythingThroughOneDevice) {
   const int n = GetParam();
   expect_closed_form(
-      format("01_data_parallel --world-size {} --batch 80000", n));
+      fmt::format("01_data_parallel --world-size {} --batch 80000", n));
   expect_closed_form(
-      format("01_data_parallel --world-size {} --batch 24 --model {} "
-             "--dtype bf16",
-             n, kGpt));
+      fmt::format("01_data_parallel --world-size {} --batch 24 --model {} "
+                  "--dtype bf16",
+                  n, kGpt));
 }
 
 TEST(TextbookOfTwo, DataParallelNeedsEqualPartsAndOneMessage) {
@@ -116,11 +115,11 @@ TEST(TextbookOfTwo, DataParallelNeedsEqualPartsAndOneMessage) {
 TEST(TextbookOfTwo, ModelParallelismComputesOneHalfAfterTheOther) {
   for (const int splits : {1, 4, 8}) {
     for (const char* partition : {"half", "1,3", "3,1"}) {
-      expect_closed_form(
-          format("04_model_parallel --batch 80000 --variant {} --split-size {} "
-                 "--partition {}",
-                 splits == 1 ? "model_parallel" : "pipeline", 80000 / splits,
-                 partition));
+      expect_closed_form(fmt::format(
+          "04_model_parallel --batch 80000 --variant {} --split-size {} "
+          "--partition {}",
+          splits == 1 ? "model_parallel" : "pipeline", 80000 / splits,
+          partition));
     }
   }
 }
@@ -130,7 +129,7 @@ TEST(TextbookOfTwo, ConvolutionsCountForEveryPixelTheyMake) {
   for (const char* model : {"resnet18", "resnet50"}) {
     for (const std::int64_t side : {64, 75}) {
       const auto line = [&](const char* variant) {
-        return format(
+        return fmt::format(
             "04_model_parallel --batch 24 --model {} --image-size {} --seq 1 "
             "--variant {}",
             model, side, variant);

@@ -23,12 +23,10 @@
 namespace shardbook {
 namespace {
 
-using fmt::format;
-
 /// A chapter's line: three steps of a small GPT.
 std::string small(const std::string& chapter, int ranks,
                   const std::string& options = "") {
-  return format(
+  return fmt::format(
       "{} --world-size {} --model gpt-nano --data random --steps 3 --batch 24 "
       "--seq 16 --no-check {}",
       chapter, ranks, options);
@@ -41,8 +39,8 @@ std::vector<std::string> messages_of(const Report& report) {
   for (const sim::TimelineEvent& event : rank.events) {
     if (event.category != "comm" || event.begin_s >= rank.steps.back())
       continue;
-    messages.push_back(format("{} {} {} on {}", event.name, event.label,
-                              event.bytes, event.queue));
+    messages.push_back(fmt::format("{} {} {} on {}", event.name, event.label,
+                                   event.bytes, event.queue));
   }
   return messages;
 }
@@ -96,7 +94,8 @@ TEST_P(Worlds, DdpCountsOnThreadsWhatSimCharges) {
        {std::string(), std::string("--gradient-as-bucket-view"),
         std::string("--find-unused-parameters"),
         std::string("--comm-hook bf16"),
-        format("--bucket-mb 0.2 --micro-batches {}", std::max(1, 12 / n))}) {
+        fmt::format("--bucket-mb 0.2 --micro-batches {}",
+                    std::max(1, 12 / n))}) {
     expect_same_everywhere(
         small("02_ddp", n, "--clip 0.5 --cluster dgx-v100 " + options));
   }
@@ -115,8 +114,8 @@ TEST_P(Worlds, ZeroAndFsdpCountOnThreadsWhatSimCharges) {
         std::string("zero2 --reduce-bucket-size 7000 "
                     "--allgather-bucket-size 1000"),
         std::string("zero2 --cpu-offload"),
-        format("fsdp2 --sharding-strategy hybrid_shard --shard-size {}",
-               n % 2 == 0 ? 2 : 1)}) {
+        fmt::format("fsdp2 --sharding-strategy hybrid_shard --shard-size {}",
+                    n % 2 == 0 ? 2 : 1)}) {
     expect_same_everywhere(
         small("03_zero_fsdp", n, "--clip 0.5 --strategy " + strategy));
   }
@@ -147,8 +146,8 @@ TEST_P(Worlds, AllClaimsHoldOnOneDeviceInBothWorlds) {
   const int micro_batches = GetParam();
   const std::string line =
       small("00_single_device", 1,
-            format("--micro-batches {}{}", micro_batches,
-                   micro_batches % 2 == 0 ? " --recompute" : ""));
+            fmt::format("--micro-batches {}{}", micro_batches,
+                        micro_batches % 2 == 0 ? " --recompute" : ""));
   const Report threads = run(line), shapes = run(line + " --backend sim");
   EXPECT_NEAR(threads.time.step_s, shapes.time.step_s,
               1e-9 * shapes.time.step_s);
@@ -235,9 +234,9 @@ TEST(WorldsTest, ImagesInSixteenBitsTakeThePredictedTime) {
 TEST(WorldsTest, ThousandsOfMicroBatchesCostTheTimeOfAll) {
   const auto with = [](int micro_batches, const char* backend) {
     return run(small("02_ddp", 2,
-                     format("--model mlp --batch {} --micro-batches {} "
-                            "--backend {}",
-                            2 * micro_batches, micro_batches, backend)));
+                     fmt::format("--model mlp --batch {} --micro-batches {} "
+                                 "--backend {}",
+                                 2 * micro_batches, micro_batches, backend)));
   };
   const Report all = with(40, "threads"), few = with(40, "sim");
   EXPECT_EQ(messages_of(all), messages_of(few));

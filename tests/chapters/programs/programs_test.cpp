@@ -35,7 +35,7 @@ void expect_equal(const std::string& chapter, const std::string& options) {
   const Report here = run(chapter + " " + options);
   const auto there = json_of(run(chapter, options + " --format json"));
   ASSERT_TRUE(there.is_object());
-  EXPECT_EQ(here.chapter, there["chapter"]);
+  EXPECT_EQ(there["chapter"], here.chapter);
   EXPECT_EQ(here.time.step_s, there["virtual"]["step_s"]["counted"]);
   ASSERT_EQ(here.ranks.size(), there["bytes"].size());
   for (std::size_t i = 0; i < here.ranks.size(); ++i) {

@@ -63,6 +63,20 @@ for (const block of document.querySelectorAll(
   }
 })();
 
+// ---- What is wider than its place can be scrolled by keys.
+
+(() => {
+  const reach = () => {
+    const wide = [...document.querySelectorAll(
+        "main :is(pre, figure, .scroll, .output, .katex-display)")].filter(
+        (each) => each.scrollWidth > each.clientWidth && !each.querySelector("a"));
+    for (const each of wide) each.tabIndex = 0;
+  };
+  addEventListener("load", reach);
+  addEventListener("resize", reach);
+  addEventListener("toggle", reach, true);
+})();
+
 // ---- Paper shows what is folded.
 
 addEventListener("beforeprint", () => {
@@ -71,7 +85,6 @@ addEventListener("beforeprint", () => {
   }
 });
 
-// ---- Contents are folded where they would stand before the text.
+// ---- Contents show where the page is.
 
-if (innerWidth < 960) document.querySelector("nav details").open = false;
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest" });
