@@ -355,7 +355,7 @@ step_of["03_zero_fsdp"](
 step_of["03_zero_fsdp"](
     "zero/zero_time.cpp", "(options.stage == 1 ? 1 : micro_steps) * reduce",
     "reduce", "*TextbookSharded.*")
-sharded("zero/zero_memory.cpp", ": stage == 1   ? whole * bytes.gradient",
+sharded("zero/zero_bill.cpp", ": stage == 1   ? whole * bytes.gradient",
         ": stage <= 2   ? whole * bytes.gradient", "ZeroFsdpBill.Few*")
 step_of["04_model_parallel"](
     "bill.cpp", "std::max(first.backward, second.backward + copy)",

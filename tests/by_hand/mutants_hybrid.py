@@ -60,8 +60,7 @@ hybrid("hybrid_layers.cpp",
        "                                  moe::expert_layout(name, 0, 1, 1, t)",
        "false", "HybridExpertNorm.*")
 hybrid("hybrid_layers.cpp",
-       "part_of_samples(options.seq, setup.sequence().layout,\n"
-       "                                   cp.rank(), cp.size())",
+       "part_of_samples(seq, setup.sequence().layout, cp.rank(), cp.size())",
        "moe::SamplePart()", NOISE)
 
 # --- 14: the norm, each element once ---------------------------------------------

@@ -8,12 +8,11 @@ block = folder("chapters/common/models", "single_device")
 
 block("block.cpp", "return static_cast<double>(in * chosen) / (is_cut ? t : 1);",
       "return static_cast<double>(in * chosen) / t;", "BlockTable.*")
-block("block.cpp", "(bias ? wide : 0)", "(bias ? wide / t : 0)",
-      "BlockTable.*")
+block("block.cpp", "(bias ? static_cast<double>(experts) * wide : 0)",
+      "(bias ? static_cast<double>(experts) * wide / t : 0)", "BlockTable.*")
 block("block.cpp", "heads) / std::min(t, static_cast<double>(heads));",
       "heads);", "BlockTable.*")
-block("block.cpp", "? 2 * (seq + 1) * wide : 0;", "? 2 * seq * wide : 0;",
-      "BlockTable.*")
+block("block.cpp", "all = (seq + 1) / 2;", "all = seq / 2;", "BlockTable.*")
 # Keys turn as queries do
 block("models.cpp", "rope(all, table, heads + kv_heads, d)",
       "rope(all, table, heads, d)", "Golden/Llama.L*")
@@ -255,9 +254,8 @@ plans("plan.cpp", "base.is_tied = decoder_names(config).head.empty();",
 plans("plan.cpp", "const int tables = has_two ? 2 :",
       "const int tables = has_two ? 1 :", "PlannerLlama.Counts*")
 # Queries share heads of keys, over cp too
-plans("stage.cpp",
-      "own.kv_heads = options.kv_heads > 0 ? options.kv_heads : options.heads;",
-      "own.kv_heads = options.heads;", "RandomPlans.*")
+plans("llama_block.cpp", "options.kv_heads = at.sizes.key_heads() / at.tp.size();",
+      "", "LlamaBlock.*:RandomPlans.*")
 # Models that are only planned: the same weights, or a refusal
 plans("stand_in.cpp", "blocks * experts);", "blocks);", "PlannerStandIn.HasThe*")
 plans("stand_in.cpp", "kPiece * std::round(width / kPiece)", "width",
@@ -271,8 +269,8 @@ plans("stand_in.cpp", "if (window == 0 || seq <= window)", "if (true)",
 plans("plan_report.cpp", "if (result.best.empty() || !request.trains())",
       "if (result.best.empty())", "PlannerStandIn.NoCommand*")
 # Parts of a plan that is explained
-plans("step_memory.cpp", "keep(-1, -run.kept_bytes);\n        if (has_gradients",
-      "if (has_gradients", "RandomPlans.*:PlannerExplain.*")
+plans("step_memory.cpp", "keep(-1, -run.kept_bytes);\n        consider(is_initial",
+      "consider(is_initial", "RandomPlans.*:PlannerExplain.*")
 plans("step_memory.cpp", "parameters * bytes / sum", "parameters * bytes",
       "PlannerExplain.*")
 plans("explain.cpp", "return a.more() < b.more();", "return a.here < b.here;",
@@ -287,7 +285,7 @@ plans("step_memory.cpp", "zero::model_states(zero_stage, experts, copies, bytes)
       "PlannerLlama.CountsExperts*")
 plans("step_parts.cpp", "part.in * part.out * part.chosen",
       "part.in * part.out", "PlannerLlama.CountsExperts*")
-plans("stage.cpp", "at.sizes.has_own_experts() && at.ep.size() > 1", "false",
+plans("on_shapes.cpp", "if (setup.has_own_experts) setup.ep = layout.ep;", "",
       "RandomPlans.*")
 plans("plan.cpp", "static_cast<double>(part.experts) / job.layout.ep",
       "static_cast<double>(part.experts)", "All/PlannerBounds*")
@@ -301,7 +299,7 @@ plans("space.cpp", "{setup.schedule, setup.pp, setup.chunks, setup.micro_batches
 # --- What trains --------------------------------------------------------------------
 
 software = folder("sim", "sim")
-plans("pipeline_time.cpp", "if (job_.waits_for_messages) device_s += messages_[rank];",
+plans("pipeline_time.cpp", "if (job_.waits_for_messages) to.device_s += messages_[rank];",
       "", "HybridStep.MayWait*")
 plans("pipeline_time.cpp", "rank.host_s += each.ahead.host_s;", "", "RandomPlans.*")
 plans("pipeline_time.cpp",

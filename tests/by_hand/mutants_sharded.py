@@ -190,7 +190,7 @@ dtensor("propagation.cpp", "placements[axis] = partial();", "", GRAPHS)
 dtensor("redistribute.cpp",
         "return from.op == PartialOp::kAvg ? scale(reduced, 1 / ranks) : reduced;",
         "return reduced;", GRAPHS + ":*Redistribute*")
-dtensor("redistribute.cpp",
+dtensor("moves.cpp",
         "move(axis, must_open ? replicate() : to[axis]);",
         "move(axis, to[axis]);", GRAPHS + ":*Redistribute*")
 dtensor("redistribute.cpp", "return cut(mine, dim, 0, part.size);\n  }\n\n  //",

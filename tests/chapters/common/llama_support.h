@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "chapters/common/models/models.h"
+#include "tests/support/errors.h"
 
 namespace shardbook::common_test {
 
@@ -29,6 +30,26 @@ inline nlohmann::json golden_json(const std::string& file) {
 
 inline ModelConfig golden_config(const std::string& name) {
   return ModelConfig::read((kGolden / name / "config.json").string());
+}
+
+/// A small config of a type, with further keys.
+inline nlohmann::json small_config(
+    const std::string& type,
+    const nlohmann::json& more = nlohmann::json::object()) {
+  nlohmann::json object = {{"model_type", type},
+                           {"hidden_size", 64},
+                           {"num_hidden_layers", 4},
+                           {"num_attention_heads", 32}};
+  if (!more.is_null()) object.update(more);
+  return object;
+}
+
+inline ModelConfig read_config(const nlohmann::json& object) {
+  return ModelConfig::from_json(object.dump(), "c.json");
+}
+
+inline std::string refusal_of_llama(const nlohmann::json& object) {
+  return error_of([&] { read_config(object); });
 }
 
 }  // namespace shardbook::common_test
