@@ -141,20 +141,38 @@ function progress([done, all]) {
 // ---- Questions. Those of a form that has changed again have no answer.
 
 let last = location.hash ? null : FIRST_PLAN;  // the best plan of a search
+// For a job that the last plan does not suit
+const USUAL = { "tp": "8", "cp": "1", "zero-stage": "1", "micro-batch": "1" };
+
+const ask = (given, limits) => planner.ask(
+    words_of({ ...given, ...limits }), files_of(given), progress);
 
 // What a plan with these limits needs, even if no device has so much memory.
 async function predicted(given, limits) {
-  const ask = (more) => planner.ask(
-      words_of({ ...given, ...limits, ...more }), files_of(given), progress);
-  const answer = await ask({});
+  const answer = await ask(given, limits);
   if (answer?.result?.best.length !== 0) return answer;
-  const larger = await ask({ "device-memory": ALL_MEMORY });
+  const larger =
+      await ask(given, { ...limits, "device-memory": ALL_MEMORY });
   const { memory_bytes, usable_memory_bytes } = answer.result;
   return larger && { ...larger, result: {
     ...larger.result, memory_bytes, usable_memory_bytes } };
 }
 
-// The last plan on this job is shown at once, and then what the search finds.
+// A plan that needs no search, and what the page says of it.
+async function plan_at_once(given) {
+  const beside = (limits) => Object.fromEntries(
+      Object.entries(limits).filter(([name]) => !given[name]));
+  if (last) {
+    const same = await predicted(given, beside(limits_of(last)));
+    if (!same) return [null];
+    if (same.result?.best.length) {
+      return [same, fits(same.result) ? "same" : "same_does_not_fit"];
+    }
+  }
+  return [await ask(given, beside(USUAL)), "usual"];
+}
+
+// Searches; until that ends, the page shows a plan that is known at once.
 async function search() {
   const given = values();
   write_address();
@@ -162,19 +180,14 @@ async function search() {
   const result = by_id("result");
   result.inert = true;  // of another job
   result.className = "";
-  if (last) {
-    const limits = Object.entries(limits_of(last))
-        .filter(([name]) => !given[name]);
-    const same = await predicted(given, Object.fromEntries(limits));
-    if (!same) return;
-    if (same.result?.best.length) {
-      result.className = "same";
-      show_answer(given, { ...same, points: null });
-      tell(fits(same.result) ? "same" : "same_does_not_fit");
-    }
+  const [early, text] = await plan_at_once(given);
+  if (!early) return;
+  if (early.result?.best.length) {
+    result.className = "early";
+    show_answer(given, { ...early, points: null });
+    tell(text);
   }
-  const answer =
-      await planner.ask(words_of(given), files_of(given), progress);
+  const answer = await ask(given, {});
   if (!answer) return;
   result.inert = false;
   result.className = "";
