@@ -63,7 +63,13 @@ std::vector<std::string> Words::unused() const {
   return lines;
 }
 
-std::string Words::of(const std::string& english) {
+const std::string& Words::of(const std::string& english) {
+  const auto found = known_.find(english);
+  if (found != known_.end()) return found->second;
+  return known_[english] = looked_up(english);
+}
+
+std::string Words::looked_up(const std::string& english) {
   Numbers numbers;
   const std::string pattern = pattern_of(english, numbers);
   for (const std::string& line : {english, pattern}) {

@@ -29,10 +29,12 @@ class Words {
  private:
   friend std::string said(const std::string& english);
   friend std::string language();
-  std::string of(const std::string& english);
+  /// Keeps what it has looked up: the same texts come again and again.
+  const std::string& of(const std::string& english);
+  std::string looked_up(const std::string& english);
 
   std::string file_;
-  std::map<std::string, std::string> texts_;
+  std::map<std::string, std::string> texts_, known_;
   std::set<std::string> unchanged_, used_;
 };
 
