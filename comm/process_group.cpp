@@ -61,7 +61,7 @@ std::string ProcessGroup::where() const {
 }
 
 Arguments ProcessGroup::arguments_of(CommOp op) const {
-  return Arguments(op, where(), size());
+  return Arguments(op, *this);
 }
 
 namespace {

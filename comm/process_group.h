@@ -220,6 +220,8 @@ class ProcessGroup {
   }
 
  private:
+  friend class internal::Arguments;  // whose messages say where()
+
   Work start(CommCall call, const CommBuffers& buffers);
   Work dispatch(const CommCall& call, const CommBuffers& buffers);
   std::string where() const;

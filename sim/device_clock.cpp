@@ -1,6 +1,7 @@
 #include "sim/device_clock.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "core/stream.h"
 
@@ -92,13 +93,14 @@ void DeviceClock::run(const OpEvent& event, double seconds, double earliest_s) {
 void DeviceClock::hold(int stream, double begin_s, double end_s,
                        const char* category) {
   if (end_s <= begin_s) return;
-  const std::string kind = category;
+  const std::string_view kind = category;
   if (stream == kComputeStream) {
     StepSums& sums = steps_.back();
     if (kind == "exposed") sums.exposed_s += end_s - begin_s;
     if (kind == "bubble") sums.bubble_s += end_s - begin_s;
   }
-  add({"wait", "", kind, queue_name(stream), begin_s, end_s});
+  if (!records_events_) return;
+  add({"wait", "", category, queue_name(stream), begin_s, end_s});
 }
 
 void DeviceClock::wait_message(int stream, double sent_s, double until_s) {

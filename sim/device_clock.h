@@ -80,6 +80,7 @@ class DeviceClock {
   void set_place(int world_size, std::vector<int> alike);
   /// Keep events and memory samples (the default), or times only.
   void set_records_events(bool on) { records_events_ = on; }
+  bool records_events() const { return records_events_; }
 
  private:
   /// A message, as the queues that wait for it see it: missing until `sent_s`,

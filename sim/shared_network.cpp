@@ -1,6 +1,7 @@
 #include "sim/shared_network.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 namespace shardbook::sim {
@@ -114,14 +115,18 @@ std::uint64_t SharedNetwork::send(Channel& channel, double bytes, int from,
                                   TimelineEvent event) {
   const Cost& price = message_cost(channel, bytes, from, to);
   const std::uint64_t number = num_sent_++;
-  const auto notify = [this, fiber,
-                       entry = std::move(event)](const FlowRef& flow) mutable {
-    VirtualClock* clock = clocks_[static_cast<std::size_t>(fiber)];
-    if (clock == nullptr) return;
-    entry.begin_s = flow->begin_s;
-    entry.end_s = flow->end_s;
-    clock->add_event(std::move(entry));
+  const auto clock_of = [this, fiber] {
+    return clocks_[static_cast<std::size_t>(fiber)];
   };
+  std::function<void(const FlowRef&)> notify;
+  if (clock_of() != nullptr && clock_of()->records_events()) {
+    notify = [clock_of, entry = std::move(event)](const FlowRef& flow) mutable {
+      if (clock_of() == nullptr) return;
+      entry.begin_s = flow->begin_s;
+      entry.end_s = flow->end_s;
+      clock_of()->add_event(std::move(entry));
+    };
+  }
   sent_[number] = begin(channel.messages.at({from, to}), price, {from, to},
                         ready_s, epoch, notify);
   return number;

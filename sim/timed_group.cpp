@@ -150,12 +150,14 @@ Work TimedGroup::timed(const CommCall& call, std::int64_t numel_to_peers,
       [pending, data] { return data.done() && pending->exchange.done(); });
 }
 
-TimelineEvent TimedGroup::event_of(const CommCall& call) const {
+TimelineEvent TimedGroup::event_of(const CommCall& call,
+                                   const char* queue) const {
   TimelineEvent event;
+  if (!clock_.records_events()) return event;
   event.name = comm_op_name(call.op);
   event.label = call.label;
   event.category = "comm";
-  event.queue = "comm " + name();
+  event.queue = queue + name();
   return event;
 }
 
@@ -180,7 +182,7 @@ void TimedGroup::resolve(Pending& last) {
     record.root_or_peer = next->call.root_or_peer;
     const CostModel& model = clock_.model();
     Cost cost;
-    TimelineEvent event = event_of(next->call);
+    TimelineEvent event = event_of(next->call, "comm ");
     if (network_ != nullptr) {
       std::tie(event.begin_s, event.end_s) = wait_shared(next->shared->flow);
       cost = next->shared->cost;
@@ -215,9 +217,9 @@ Work TimedGroup::do_collective(const CommCall& call,
 namespace {
 
 // A message has left when the line is free of it and arrives a latency later.
-Work message_work(Work data, const std::function<void()>& arrive) {
+Work message_work(Work data, std::function<void()> arrive) {
   return Work(
-      [data, arrive]() mutable {
+      [data, arrive = std::move(arrive)]() mutable {
         data.wait();
         arrive();
       },
@@ -234,15 +236,14 @@ Work TimedGroup::do_send(const Tensor& tensor, const CommCall& call) {
   const std::string& link = model.link(ends).name;
   const auto bytes = static_cast<double>(tensor.bytes());
   const double ready = clock_.issue_message();
-  TimelineEvent event = event_of(call);
-  event.queue = "send " + name();
+  TimelineEvent event = event_of(call, "send ");
   event.peer = ends[1];
   event.message = num_sent_[to]++;
   event.bytes = bytes;
 
   // The receiver learns which message it is and when it arrives; where the end
   // is not known yet, it gets a number by which it asks the network.
-  std::vector<double> facts = {0, 0, static_cast<double>(event.message)};
+  Facts facts = {0, 0, static_cast<double>(event.message)};
   std::function<void()> arrive;
   if (network_ != nullptr) {
     const Cost& cost =
@@ -265,18 +266,19 @@ Work TimedGroup::do_send(const Tensor& tensor, const CommCall& call) {
     clock_.add_message(std::move(event), link, cost.trust);
     arrive = [this, begin, end] { clock_.wait_message(begin, end); };
   }
-  const Tensor times = Tensor::from_values<double>(facts, {3}, clock_memory_);
   const int peer = running(to);
   if (peer == inner_.rank()) {
-    to_itself_[call.tag].push_back(times);
-    return message_work(Work(), arrive);
+    to_itself_[call.tag].push_back(facts);
+    return message_work(Work(), std::move(arrive));
   }
+  const Tensor times = Tensor::from_values<double>({facts.begin(), facts.end()},
+                                                   {3}, clock_memory_);
   while (!sent_.empty() && sent_.front().first.done()) sent_.pop_front();
   sent_.emplace_back(inner_.send(times, peer, call.tag + kClockTag), times);
   Work data =
       moves(tensor) ? inner_.send(tensor, peer, call.tag, call.label) : Work();
   inner_.clear_records();
-  return message_work(std::move(data), arrive);
+  return message_work(std::move(data), std::move(arrive));
 }
 
 Work TimedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
@@ -291,21 +293,21 @@ Work TimedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
     if (moves(tensor)) data = inner_.recv(tensor, peer, call.tag, call.label);
     inner_.clear_records();
   }
-  const auto arrive = [this, times, call, from, is_mine,
-                       arrival = std::make_shared<Work>(arrival)]() mutable {
+  auto arrive = [this, times, call, from, is_mine,
+                 arrival = std::make_shared<Work>(arrival)]() mutable {
+    Facts values;
     if (is_mine) {
-      std::deque<Tensor>& sent = to_itself_[call.tag];
+      std::deque<Facts>& sent = to_itself_[call.tag];
       SB_CHECK(!sent.empty(), call_text(call), " over '", name(), "' (rank ",
                rank(), " of ", size(),
                "): folded ranks wait for a message that none of them sends");
-      times = sent.front();
+      values = sent.front();
       sent.pop_front();
     } else {
       arrival->wait();
+      std::copy_n(times.data<double>(), values.size(), values.begin());
     }
-    const double* values = times.data<double>();
-    TimelineEvent event = event_of(call);
-    event.queue = "recv " + name();
+    TimelineEvent event = event_of(call, "recv ");
     event.peer = world_rank(from);
     event.message = static_cast<std::int64_t>(values[2]);
     // The time on the wire; waiting for the receiver is not communication
@@ -323,7 +325,7 @@ Work TimedGroup::do_recv(const Tensor& tensor, const CommCall& call) {
         Trust::kCalibrated);
     clock_.wait_message(begin, end);
   };
-  return message_work(std::move(data), arrive);
+  return message_work(std::move(data), std::move(arrive));
 }
 
 // --- Subgroups ---------------------------------------------------------------

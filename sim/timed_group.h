@@ -22,6 +22,7 @@
 // size. In a ring of folded ranks, each one's message to the next arrives at the
 // representative itself.
 
+#include <array>
 #include <deque>
 #include <map>
 #include <memory>
@@ -79,7 +80,7 @@ class TimedGroup : public ProcessGroup {
   Work timed(const CommCall& call, std::int64_t numel_to_peers, Work data);
   void resolve(Pending& pending);
   std::vector<std::string> unfolded(std::vector<std::string> texts) const;
-  TimelineEvent event_of(const CommCall& call) const;
+  TimelineEvent event_of(const CommCall& call, const char* queue) const;
   void follow_clock();
   std::pair<double, double> wait_shared(const FlowRef& flow);
   int fiber() const { return inner_.world_rank(inner_.rank()); }
@@ -102,11 +103,14 @@ class TimedGroup : public ProcessGroup {
   std::map<int, std::int64_t> num_sent_;
   int epoch_ = 0;
   double skipped_s_ = 0;
+  /// Of a message: when it leaves, or the network's number; when it arrives; how
+  /// many went before it.
+  using Facts = std::array<double, 3>;
   /// Times that are on their way to receivers.
   std::deque<std::pair<Work, Tensor>> sent_;
   /// The same of messages between folded ranks that this one runs in place of:
   /// what it sends is what it gets. By tag.
-  std::map<int, std::deque<Tensor>> to_itself_;
+  std::map<int, std::deque<Facts>> to_itself_;
 };
 
 }  // namespace shardbook::sim

@@ -64,6 +64,8 @@ class VirtualClock : public Observer {
   /// The two parts, for a message whose end is not known when it is sent.
   void count_message(const std::string& link, double bytes, Trust trust);
   void add_event(TimelineEvent event);
+  /// Without a timeline, events need no names.
+  bool records_events() const { return devices_.front()->records_events(); }
 
   /// The first training step begins, on all ranks at time 0: earlier work does
   /// not count.
