@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 
 #include "chapters/common/models/models.h"
@@ -19,6 +20,14 @@ Recompute recompute_of(const std::string& name) {
   SB_CHECK(name == "never", "--recompute ", name,
            ": the planner knows never, attention and blocks");
   return Recompute::kNothing;
+}
+
+/// Equal models are one object, which runs on shapes are remembered by.
+std::shared_ptr<const ModelConfig> known_model(const ModelConfig& config) {
+  static std::map<std::string, std::shared_ptr<const ModelConfig>> known;
+  auto& model = known[config.to_json()];
+  if (model == nullptr) model = std::make_shared<const ModelConfig>(config);
+  return model;
 }
 
 }  // namespace
@@ -86,7 +95,7 @@ void read_model(PlanRequest& request, const sim::Cluster& cluster) {
   base.layers = config.n_layer;
   base.is_tied = decoder_names(config).head.empty();
   if (config.is_llama()) {
-    base.sizes.model = std::make_shared<const ModelConfig>(config);
+    base.sizes.model = known_model(config);
   }
   base.is_synchronous = false;
   base.scatters_messages = false;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <tuple>
 #include <utility>
 
 #include "chapters/common/models/models.h"
@@ -16,7 +17,14 @@ namespace {
 struct Candidate {
   Plan plan;
   double least_s = 0, least_bytes = 0;
+  std::size_t index = 0;  ///< among the legal plans
+  /// What least_s counts.
+  enum Bound { kOperations, kBlocks, kLayers } bound = kOperations;
 };
+
+bool is_later(const Candidate& a, const Candidate& b) {
+  return std::tie(a.least_s, a.index) > std::tie(b.least_s, b.index);
+}
 
 bool is_faster(const Prediction& a, const Prediction& b) {
   return a.step.seconds < b.step.seconds;
@@ -40,7 +48,8 @@ void count_unfit(const Plan& plan, double excess, PlanResult& result) {
   }
 }
 
-/// Goes through plans from the lowest bound to the highest.
+/// Goes through plans from the lowest bound to the highest. A plan whose turn has
+/// come first gets closer bounds, which take longer to find, and waits again.
 class Search {
  public:
   Search(const PlanRequest& request, const SearchOptions& setup)
@@ -50,9 +59,10 @@ class Search {
 
   PlanResult among(const std::vector<Plan>& plans) {
     result_.num_plans = static_cast<std::int64_t>(plans.size());
-    std::vector<Candidate> candidates;
+    std::vector<Candidate> candidates;  // a heap
     for (const Plan& plan : plans) {
-      Candidate each = {plan, 0, least_bytes(request_, plan)};
+      Candidate each = {plan, 0, least_bytes(request_, plan),
+                        candidates.size()};
       const bool fits = !setup_.prunes || each.least_bytes <= capacity_;
       if (fits || setup_.keeps_points) {
         each.least_s = least_seconds(request_, plan);
@@ -63,11 +73,15 @@ class Search {
         reject(each, each.least_bytes, each.least_bytes - capacity_);
       }
     }
-    std::stable_sort(
-        candidates.begin(), candidates.end(),
-        [](const auto& a, const auto& b) { return a.least_s < b.least_s; });
-    for (const Candidate& each : candidates) {
-      consider(each);
+    std::make_heap(candidates.begin(), candidates.end(), is_later);
+    while (!candidates.empty()) {
+      std::pop_heap(candidates.begin(), candidates.end(), is_later);
+      Candidate& next = candidates.back();
+      if (consider(next)) {
+        candidates.pop_back();
+      } else {
+        std::push_heap(candidates.begin(), candidates.end(), is_later);
+      }
       if (setup_.progress) setup_.progress(num_settled_, result_.num_plans);
     }
     result_.slower.count =
@@ -96,20 +110,26 @@ class Search {
     settle(each, each.least_s, bytes, Point::kDoesNotFit);
   }
 
-  void pass_over(const Candidate& each, double least_s) {
-    result_.slower_bound.count += 1;
-    settle(each, least_s, each.least_bytes, Point::kBound);
+  /// Settles the plan, or finds a closer bound for it and returns false.
+  bool consider(Candidate& each) {
+    const double limit = limit_s();
+    if (each.least_s >= limit) {
+      result_.slower_bound.count += 1;
+      settle(each, each.least_s, each.least_bytes, Point::kBound);
+      return true;
+    }
+    const HybridJob job = job_of(request_, each.plan);
+    if (setup_.prunes && each.bound != Candidate::kLayers) {
+      const bool is_first = each.bound == Candidate::kOperations;
+      each.least_s = std::max(each.least_s, least_stage_seconds(job, is_first));
+      each.bound = is_first ? Candidate::kBlocks : Candidate::kLayers;
+      return false;
+    }
+    predict(each, job, limit);
+    return true;
   }
 
-  void consider(const Candidate& each) {
-    // Stop at a bound: behind the first that is as slow, all are
-    const double limit = limit_s();
-    if (each.least_s >= limit) return pass_over(each, each.least_s);
-
-    const HybridJob job = job_of(request_, each.plan);
-    const bool is_full = limit < kNoLimit;
-    const double least_s = is_full ? least_stage_seconds(job) : 0;
-    if (least_s >= limit) return pass_over(each, least_s);
+  void predict(const Candidate& each, const HybridJob& job, double limit) {
     // Memory first: it needs no replay
     const StepMemory memory = step_memory(job);
     double excess = memory.total() - capacity_;
@@ -120,7 +140,7 @@ class Search {
     }
     result_.num_predicted += 1;
     Prediction prediction = {each.plan, hybrid_step(job, limit), memory};
-    const bool is_late = is_full && prediction.step.seconds >= limit;
+    const bool is_late = limit < kNoLimit && prediction.step.seconds >= limit;
     settle(each, prediction.step.seconds, memory.total(),
            is_late ? Point::kBound : Point::kPredicted);
     if (is_late) return;

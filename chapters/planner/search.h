@@ -5,9 +5,10 @@
 //
 // 1. Enumerate degrees, ZeRO stages, micro-batches, schedules, recomputation;
 // the hybrid chapter rejects those that it cannot run.
-// 2. Order the plans by their bounds on the time.
-// 3. Predict one after the other; stop at the first whose bound is slower than
-// the best few so far. So are all after it.
+// 2. Bounds on the time of each: of its operations; then, for a plan whose bound is
+// the lowest, of its blocks on shapes, and of all its layers.
+// 3. Predict the plan with the lowest bound where that is the last; stop at the
+// first bound that is slower than the best few so far. So are all others.
 //
 // The bounds are below every prediction, so the result is the same as by
 // predicting every plan (prunes = false).

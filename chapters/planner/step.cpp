@@ -161,17 +161,24 @@ HybridStep hybrid_step(const HybridJob& job, double limit_s) {
   return step;
 }
 
-double least_stage_seconds(const HybridJob& job) {
+double least_stage_seconds(const HybridJob& job, bool blocks_alone) {
   StageLayout layout = job.layout;
   layout.splits_backward = job.is_zero_bubble;
+  const auto pp = static_cast<std::size_t>(job.pp);
   double most = 0;
-  for (std::size_t rank = 0; rank < static_cast<std::size_t>(job.pp); ++rank) {
+  for (std::size_t rank = 0; rank < pp; ++rank) {
     double each = 0, added = 0;
-    for (std::size_t i = rank; i < job.blocks.size();
-         i += static_cast<std::size_t>(job.pp)) {
-      if (job.blocks[i] == 0) continue;
+    for (std::size_t i = rank; i < job.blocks.size(); i += pp) {
+      StageParts parts = {job.blocks[i]};
+      if (!blocks_alone) {
+        parts.has_embedding = i == 0;
+        parts.has_head = i + 1 == job.blocks.size();
+        parts.is_tied = job.is_tied && job.pp == 1;
+      } else if (parts.blocks == 0) {
+        continue;
+      }
       const StageRun run =
-          composed_stage(job.cluster, job.sizes, layout, {job.blocks[i]});
+          composed_stage(job.cluster, job.sizes, layout, parts);
       each += run.forward_ahead.device_s +
               (job.is_zero_bubble ? run.backward_input_ahead.device_s +
                                         run.backward_weight_ahead.device_s
@@ -184,8 +191,10 @@ double least_stage_seconds(const HybridJob& job) {
     }
     most =
         std::max(most, static_cast<double>(job.micro_batches) * each - added);
-    // Others are as long, or have a block less
-    if (rank > 0 && job.blocks[rank] == job.blocks[rank - 1]) break;
+    // Others are as long, or have a block less, up to the last
+    if (rank > 0 && rank + 2 < pp && job.blocks[rank] == job.blocks[rank - 1]) {
+      rank = pp - 2;
+    }
   }
   return 0.99 * most;  // a repeated steady state may be shorter by this
 }

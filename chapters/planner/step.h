@@ -161,9 +161,9 @@ struct MemoryTerm {
 /// A pipeline is not replayed where its ranks' work alone takes `limit_s`: the
 /// result has that work's time, and is no faster than the limit.
 HybridStep hybrid_step(const HybridJob& job, double limit_s = kNoLimit);
-/// Seconds in which a device computes its blocks, which is less to find out: no
-/// step is faster.
-double least_stage_seconds(const HybridJob& job);
+/// Seconds in which a device computes its layers: no step is faster.
+/// `blocks_alone`: without embedding and head, which is less to find out.
+double least_stage_seconds(const HybridJob& job, bool blocks_alone);
 /// Sets of activations, each of one chunk, that a rank keeps at the same time,
 /// including the one being computed. The table of the 1F1B chapter.
 int live_sets(const HybridJob& job, int pp_rank);
