@@ -8,7 +8,6 @@
 #include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "chapters/common/run/worlds.h"
-#include "chapters/planner/confirm.h"
 #include "chapters/planner/count_report.h"
 #include "chapters/planner/explain.h"
 #include "chapters/planner/plan_report.h"
@@ -159,7 +158,7 @@ Answer of_strategies(const Asked& asked) {
           0};
 }
 
-Answer of_plans(const Asked& asked) {
+Answer of_plans(const Asked& asked, const Confirm& confirm) {
   SB_CHECK(!asked.search.keeps_points || asked.format == "json",
            "--points: lists all plans in JSON; give --format json as well");
   std::ofstream config;
@@ -172,8 +171,7 @@ Answer of_plans(const Asked& asked) {
   SearchOptions setup = asked.search;
   if (asked.explains) setup.top = std::max(setup.top, 2);
   PlanResult result = search(asked.request, setup);
-  if (asked.confirms && !result.best.empty() &&
-      can_confirm(asked.request, result.best[0].plan)) {
+  if (asked.confirms && !result.best.empty()) {
     confirm(asked.request, result.best[0]);
   }
   Answer answer;
@@ -195,7 +193,8 @@ Answer of_plans(const Asked& asked) {
 
 }  // namespace
 
-Answer answer(CommandLine& line, const Progress& progress) {
+Answer answer(CommandLine& line, const Confirm& confirm,
+              const Progress& progress) {
   Asked asked;
   asked.search.progress = progress;
   line.describe("shardbook_plan",
@@ -207,7 +206,7 @@ Answer answer(CommandLine& line, const Progress& progress) {
   if (is_count(line)) return of_count(asked);
   read_request(asked);
   check_request(asked.request);
-  return asked.is_by_strategy ? of_strategies(asked) : of_plans(asked);
+  return asked.is_by_strategy ? of_strategies(asked) : of_plans(asked, confirm);
 }
 
 }  // namespace shardbook::planner

@@ -19,6 +19,7 @@ bool can_confirm(const PlanRequest& request, const Plan& plan) {
 }
 
 void confirm(const PlanRequest& request, Prediction& prediction) {
+  if (!can_confirm(request, prediction.plan)) return;
   const Options options = options_of(request);
   hybrid::HybridOptions setup = chapter_options(request, prediction.plan);
   hybrid::check_legal(options, setup);

@@ -10,11 +10,13 @@
 
 #include "chapters/common/run/exit_status.h"
 #include "chapters/planner/answer.h"
+#include "chapters/planner/confirm.h"
 
 int main(int argc, char** argv) {
   return shardbook::chapter_main([&] {
     shardbook::CommandLine line({argv, argv + argc});
-    const auto answer = shardbook::planner::answer(line);
+    const auto answer =
+        shardbook::planner::answer(line, shardbook::planner::confirm);
     std::fputs(answer.text.c_str(), stdout);
     return answer.status;
   });

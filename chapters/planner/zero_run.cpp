@@ -137,15 +137,15 @@ Options options_of(const HybridJob& job, std::int64_t blocks) {
 
 ShortRun run_rank(const Options& options, const hybrid::HybridOptions& setup,
                   DeviceMesh& mesh) {
-  const auto strategy = hybrid::make_strategy(options, setup, mesh);
+  hybrid::HybridZeroStrategy strategy(options, setup, mesh);
   const auto watch =
       std::make_shared<WatchParts>(static_cast<int>(setup.micro_batches));
   RankContext::current().add_observer(watch);
-  strategy->step(0);  // records the order of its gathers
+  strategy.step(0);  // records the order of its gathers
   watch->begin_second();
   sim::VirtualClock& clock = *sim::VirtualClock::current();
   clock.begin_steps();
-  strategy->step(1);
+  strategy.step(1);
   const double seconds = clock.now_s();
   RankContext::current().remove_observer(watch);
   return {seconds, watch->forward_s(), watch->each_s(), watch->host_s(),

@@ -10,6 +10,7 @@
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/kept.h"
 #include "chapters/planner/answer.h"
+#include "chapters/planner/confirm.h"
 #include "tests/support/errors.h"
 
 namespace shardbook::planner {
@@ -21,7 +22,7 @@ using nlohmann::json;
 std::string printed(std::vector<std::string> words) {
   words.insert(words.begin(), "plan");
   CommandLine line(words);
-  std::string text = answer(line).text;
+  std::string text = answer(line, confirm).text;
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "chapters/planner/answer.h"
+#include "chapters/planner/confirm.h"
 #include "tests/chapters/planner/planner_support.h"
 #include "tests/support/errors.h"
 #include "tests/support/sanitized.h"
@@ -180,7 +181,7 @@ json planned(std::vector<std::string> words) {
                {"plan", "--model", "gpt-1.3b", "--nodes", "2", "--batch", "64",
                 "--pp", "1", "--explain", "--format", "json"});
   CommandLine line(words);
-  return json::parse(answer(line).text);
+  return json::parse(answer(line, confirm).text);
 }
 
 TEST(PlannerExplain, TheNextPlanLostByATerm) {
@@ -242,14 +243,14 @@ TEST(PlannerExplain, WhatARankSendsAddsUpByLink) {
 TEST(PlannerExplain, TheTextComesBehindTheAnswer) {
   CommandLine line({"plan", "--model", "gpt-1.3b", "--nodes", "1", "--batch",
                     "64", "--tp", "1", "--pp", "1", "--top", "1", "--explain"});
-  const std::string text = answer(line).text;
+  const std::string text = answer(line, confirm).text;
   expect_text(text, {"\n 2 ", "and is simulated with", "loses most by"});
   EXPECT_LT(text.find("and is simulated with"), text.find("fullest rank"));
   expect_error(
       [] {
         CommandLine line({"plan", "--nodes", "1", "--batch", "64",
                           "--by-strategy", "--explain"});
-        answer(line);
+        answer(line, confirm);
       },
       {"--by-strategy: not with --explain"});
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "chapters/planner/answer.h"
+#include "chapters/planner/confirm.h"
 #include "tests/chapters/common/llama_support.h"
 #include "tests/support/errors.h"
 
@@ -33,7 +34,7 @@ std::string released(const std::string& name) {
 std::string planned(const std::string& model, std::vector<std::string> words) {
   words.insert(words.begin(), {"plan", "--model", model});
   CommandLine line(words);
-  std::string text = answer(line).text;
+  std::string text = answer(line, confirm).text;
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
