@@ -52,7 +52,8 @@ struct StageTimes {
     double alone_s = 0;
     Ahead ahead;
   };
-  Seconds forward, backward, first_backward, input, weight, first_weight;
+  Seconds forward, backward, first_backward;
+  Seconds input, weight, first_input, first_weight;
 };
 
 /// Where the host waits for the device, or is not known to run ahead, nothing is
@@ -68,9 +69,11 @@ StageTimes times_of(const HybridJob& job, const StageRun& run) {
       of(run.first_backward_s, run.first_backward_ahead),
       of(run.backward_input_s, run.backward_input_ahead),
       of(run.backward_weight_s, run.backward_weight_ahead),
+      of(run.first_backward_input_s, run.first_backward_input_ahead),
       of(run.first_backward_weight_s, run.first_backward_weight_ahead)};
   if (!job.is_of_chapter()) {
     times.first_backward = times.backward;
+    times.first_input = times.input;
     times.first_weight = times.weight;
   }
   return times;
@@ -192,9 +195,10 @@ class Replay {
         if (from == kUnknown) return false;
         const bool is_whole = action.kind == pipeline::ActionKind::kBackward;
         if (!is_last) receive(rank, from);
-        pass(ranks_[rank], !is_whole ? times.input
-                           : b == 0  ? times.first_backward
-                                     : times.backward);
+        pass(ranks_[rank], is_whole
+                               ? b == 0 ? times.first_backward : times.backward
+                           : b == 0 ? times.first_input
+                                    : times.input);
         if (stage > 0) send(rank, arrival(backwards_, stage - 1, b));
         return true;
       }
@@ -275,7 +279,8 @@ double least_pipeline_seconds(const HybridJob& job,
     };
     less =
         std::max({less, job.chunks * less_s(each.backward, each.first_backward),
-                  job.chunks * less_s(each.weight, each.first_weight)});
+                  less_s(each.input, each.first_input) +
+                      less_s(each.weight, each.first_weight)});
   }
   for (std::size_t rank = 0; rank < own.size(); ++rank) {
     slowest = std::max(
