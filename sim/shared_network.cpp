@@ -60,12 +60,17 @@ FlowRef SharedNetwork::begin(Line& line, const Cost& cost,
     flow.transfer_s = cost.transfer_s * slowdown;
     flow.max_rate = cost.rate / slowdown;
     flow.uses = line.uses;
-    if (cost.max_rate > cost.rate) {
-      // Alone, it may also use the share that the price leaves to others
+    // Alone, it may also use the share that the price leaves to others
+    double alone = cost.max_rate;
+    for (const LinkUse& use : *flow.uses) {
+      alone = std::min(
+          alone, capacities_[static_cast<std::size_t>(use.link)] / use.streams);
+    }
+    if (alone > cost.rate) {
       const double latency_s = flow.seconds - flow.transfer_s;
-      flow.transfer_s *= cost.rate / cost.max_rate;
+      flow.transfer_s *= cost.rate / alone;
       flow.seconds = latency_s + flow.transfer_s;
-      flow.max_rate = cost.max_rate / slowdown;
+      flow.max_rate = alone / slowdown;
     }
   }
   if (line.epoch != number) line.last = nullptr;

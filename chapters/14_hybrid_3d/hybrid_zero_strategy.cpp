@@ -94,13 +94,8 @@ double HybridZeroStrategy::norm() {
     }
     sum_over_ranks(groups_.tp, partial, "sequence_parallel");
     // Parameters that the tp group holds whole count on its first rank
-    double squares = 0;
-    for (const NamedTensor& each : own) {
-      const double here = sum_of_squares(each.tensor);
-      if (groups_.tp.rank() == 0 || !layers_.is_whole(each.name)) {
-        squares += here;
-      }
-    }
+    const auto [cut, whole] = zero->sums_of_squares(layers_.is_whole);
+    const double squares = cut + (groups_.tp.rank() == 0 ? whole : 0);
     total += squares / (scale_of(*zero) * scale_of(*zero));
   }
   return std::sqrt(sum_over_ranks(mesh_.world(), total, "norm"));

@@ -15,18 +15,24 @@ namespace {
 
 /// To which each further block adds as much as the second.
 std::vector<double*> numbers_of(StageRun& run) {
-  std::vector<double*> all = {
-      &run.forward_s,         &run.backward_s,
-      &run.first_backward_s,  &run.busy_s,
-      &run.optimizer_s,       &run.parameters,
-      &run.expert_parameters, &run.backward_input_s,
-      &run.backward_weight_s, &run.first_backward_weight_s,
-      &run.kept_bytes,        &run.kept_for_weights_bytes,
-      &run.input_gradients};
+  std::vector<double*> all = {&run.forward_s,
+                              &run.backward_s,
+                              &run.first_backward_s,
+                              &run.busy_s,
+                              &run.optimizer_s,
+                              &run.parameters,
+                              &run.expert_parameters,
+                              &run.backward_input_s,
+                              &run.backward_weight_s,
+                              &run.first_backward_input_s,
+                              &run.first_backward_weight_s,
+                              &run.kept_bytes,
+                              &run.kept_for_weights_bytes,
+                              &run.input_gradients};
   for (Ahead* each :
        {&run.forward_ahead, &run.backward_ahead, &run.first_backward_ahead,
         &run.backward_input_ahead, &run.backward_weight_ahead,
-        &run.first_backward_weight_ahead}) {
+        &run.first_backward_input_ahead, &run.first_backward_weight_ahead}) {
     all.insert(all.end(), {&each->device_s, &each->host_s});
   }
   for (Held* each :
@@ -83,6 +89,7 @@ StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
       {&run.first_backward_s, run.first_backward_ahead},
       {&run.backward_input_s, run.backward_input_ahead},
       {&run.backward_weight_s, run.backward_weight_ahead},
+      {&run.first_backward_input_s, run.first_backward_input_ahead},
       {&run.first_backward_weight_s, run.first_backward_weight_ahead}};
   for (const auto& [alone_s, ahead] : hosts) {
     *alone_s = std::max(*alone_s, ahead.host_s);

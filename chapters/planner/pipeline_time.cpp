@@ -52,7 +52,8 @@ struct StageTimes {
     double alone_s = 0;
     Ahead ahead;
   };
-  Seconds forward, backward, first_backward, input, weight, first_weight;
+  Seconds forward, backward, first_backward;
+  Seconds input, weight, first_input, first_weight;
 };
 
 /// Where the host waits for the device, or is not known to run ahead, nothing is
@@ -68,9 +69,11 @@ StageTimes times_of(const HybridJob& job, const StageRun& run) {
       of(run.first_backward_s, run.first_backward_ahead),
       of(run.backward_input_s, run.backward_input_ahead),
       of(run.backward_weight_s, run.backward_weight_ahead),
+      of(run.first_backward_input_s, run.first_backward_input_ahead),
       of(run.first_backward_weight_s, run.first_backward_weight_ahead)};
   if (!job.is_of_chapter()) {
     times.first_backward = times.backward;
+    times.first_input = times.input;
     times.first_weight = times.weight;
   }
   return times;
@@ -81,6 +84,29 @@ std::vector<StageTimes> times_of(const HybridJob& job,
   std::vector<StageTimes> stages;
   for (const StageRun& run : runs) stages.push_back(times_of(job, run));
   return stages;
+}
+
+/// By rank: the part of its time in which rings of its layers use the network, which
+/// messages to other stages then share.
+std::vector<double> ring_shares(const HybridJob& job,
+                                const std::vector<StageRun>& runs) {
+  std::vector<double> shares(static_cast<std::size_t>(job.pp));
+  const sim::Cluster& cluster = job.cluster;
+  if (!job.is_of_chapter() || job.layout.cp == 1) return shares;
+  const double speed =
+      cluster.network.speed() *
+      std::min(1.0, static_cast<double>(cluster.nics_per_node) /
+                        cluster.devices_per_node);
+  for (std::size_t rank = 0; rank < shares.size(); ++rank) {
+    double rings = 0, all = 0;
+    for (std::size_t i = rank; i < runs.size(); i += shares.size()) {
+      const auto sent = runs[i].sent_bytes.find(cluster.network.name);
+      if (sent != runs[i].sent_bytes.end()) rings += sent->second / speed;
+      all += runs[i].forward_s + runs[i].backward_s;
+    }
+    shares[rank] = rings / all;
+  }
+  return shares;
 }
 
 /// Of a message, by the host.
@@ -112,11 +138,12 @@ pipeline::Schedule searched_or(const HybridJob& job,
 class Replay {
  public:
   Replay(const HybridJob& job, const std::vector<StageTimes>& stages,
-         const std::vector<double>& messages, double launch_s,
-         int micro_batches)
+         const std::vector<double>& messages, const std::vector<double>& shares,
+         double launch_s, int micro_batches)
       : job_(job),
         stages_(stages),
         messages_(messages),
+        shares_(shares),
         launch_s_(launch_s),
         schedule_(searched_or(job, stages, micro_batches)),
         micro_batches_(static_cast<std::size_t>(micro_batches)),
@@ -159,6 +186,7 @@ class Replay {
   struct Rank {
     double host_s = 0, device_s = 0;
     double begin_s = 0;  ///< of its last action
+    double sends_until_s = 0;
     std::size_t next = 0;
   };
 
@@ -179,7 +207,7 @@ class Replay {
         const double from = stage == 0 ? 0 : arrival(forwards_, stage, b);
         if (from == kUnknown) return false;
         if (stage > 0) receive(rank, from);
-        pass(ranks_[rank], times.forward);
+        pass(rank, times.forward);
         if (is_last && job_.is_of_chapter()) {
           ranks_[rank].host_s = ranks_[rank].device_s;  // it reads the loss
         }
@@ -192,43 +220,53 @@ class Replay {
         if (from == kUnknown) return false;
         const bool is_whole = action.kind == pipeline::ActionKind::kBackward;
         if (!is_last) receive(rank, from);
-        pass(ranks_[rank], !is_whole ? times.input
-                           : b == 0  ? times.first_backward
-                                     : times.backward);
+        pass(rank, is_whole ? b == 0 ? times.first_backward : times.backward
+                   : b == 0 ? times.first_input
+                            : times.input);
         if (stage > 0) send(rank, arrival(backwards_, stage - 1, b));
         return true;
       }
       default:
-        pass(ranks_[rank], b == 0 ? times.first_weight : times.weight);
+        pass(rank, b == 0 ? times.first_weight : times.weight);
         return true;
     }
   }
 
+  /// Where layers and a message share the network, each delays the other.
   void send(std::size_t rank, double& arrives_at) {
     Rank& from = ranks_[rank];
     from.host_s += launch_s_;
     arrives_at = std::max(from.device_s, from.host_s);
-    (job_.waits_for_messages ? from.device_s : arrives_at) += messages_[rank];
+    from.sends_until_s = arrives_at + messages_[rank];
+    (job_.waits_for_messages ? from.device_s : arrives_at) +=
+        messages_[rank] * (1 + shares_[rank]);
   }
   /// The device waits for an input that was sent, or arrives, at `from`.
   void receive(std::size_t rank, double from) {
     Rank& to = ranks_[rank];
     to.host_s += launch_s_;
-    to.device_s = std::max(to.device_s, from);
+    const double busy_s = std::clamp(to.device_s - (from - messages_[rank]),
+                                     0.0, messages_[rank]);
+    to.device_s += shares_[rank] * busy_s;
+    to.device_s = std::max(to.device_s, from + shares_[rank] * busy_s);
     if (job_.waits_for_messages) to.device_s += messages_[rank];
   }
 
-  static void pass(Rank& rank, const StageTimes::Seconds& each) {
+  void pass(std::size_t index, const StageTimes::Seconds& each) {
+    Rank& rank = ranks_[index];
     rank.begin_s = rank.device_s;
     rank.device_s = std::max(rank.device_s + each.ahead.device_s,
                              std::max(rank.host_s, 0.0) + each.alone_s);
     rank.begin_s = std::max(rank.begin_s, rank.device_s - each.alone_s);
+    rank.device_s += shares_[index] *
+                     std::max(0.0, std::min(rank.sends_until_s, rank.device_s) -
+                                       rank.begin_s);
     rank.host_s += each.ahead.host_s;
   }
 
   const HybridJob& job_;
   const std::vector<StageTimes>& stages_;
-  const std::vector<double>& messages_;
+  const std::vector<double>&messages_, &shares_;
   const double launch_s_;  ///< of a message, by the host
   const pipeline::Schedule schedule_;
   std::size_t micro_batches_;
@@ -275,7 +313,8 @@ double least_pipeline_seconds(const HybridJob& job,
     };
     less =
         std::max({less, job.chunks * less_s(each.backward, each.first_backward),
-                  job.chunks * less_s(each.weight, each.first_weight)});
+                  less_s(each.input, each.first_input) +
+                      less_s(each.weight, each.first_weight)});
   }
   for (std::size_t rank = 0; rank < own.size(); ++rank) {
     slowest = std::max(
@@ -330,8 +369,10 @@ PipelineTime pipeline_time(const HybridJob& job, const sim::CostModel& costs,
     return {work, std::vector<double>(p), std::vector<double>(p, kNoLimit)};
   }
   const std::vector<double> messages = messages_of_ranks(job, costs);
+  const std::vector<double> shares = ring_shares(job, runs);
   const auto replayed = [&](int micro_batches) {
-    return Replay(job, stages, messages, launch_seconds(job), micro_batches)
+    return Replay(job, stages, messages, shares, launch_seconds(job),
+                  micro_batches)
         .run();
   };
   // In its steady state a pipeline takes equally long for every p micro-batches
@@ -368,7 +409,9 @@ std::vector<std::vector<TimedAction>> timed_actions(
   const sim::CostModel costs(job.cluster);
   const std::vector<StageTimes> stages = times_of(job, runs);
   const std::vector<double> messages = messages_of_ranks(job, costs);
-  Replay(job, stages, messages, launch_seconds(job), shown).run(&actions);
+  const std::vector<double> shares = ring_shares(job, runs);
+  Replay(job, stages, messages, shares, launch_seconds(job), shown)
+      .run(&actions);
   return actions;
 }
 

@@ -17,7 +17,8 @@ namespace {
 /// Fills buckets of one kind after the other, as ddp::assign_buckets does.
 class BucketMaker {
  public:
-  explicit BucketMaker(const HybridJob& job) : job_(job) {}
+  explicit BucketMaker(const HybridJob& job)
+      : job_(job), sums_apart_(job.layout.ep > 1 || job.layout.tp > 1) {}
 
   void add(const ParameterSize& each) {
     Kind& kind = kind_of(each, each.is_table && job_.is_tied && job_.pp > 1);
@@ -45,17 +46,18 @@ class BucketMaker {
   };
 
   Kind& kind_of(const ParameterSize& each, bool is_tied) {
-    const std::array<bool, 4> is = {each.is_expert, each.is_whole,
-                                    each.is_partial, is_tied};
+    const bool is_expert = each.is_expert && sums_apart_;
+    const std::array<bool, 4> is = {is_expert, each.is_whole, each.is_partial,
+                                    is_tied};
     for (Kind& kind : kinds_) {
       if (kind.is == is) return kind;
     }
-    kinds_.push_back(
-        {is, {0, {}, each.is_expert, each.is_partial, is_tied}, {}});
+    kinds_.push_back({is, {0, {}, is_expert, each.is_partial, is_tied}, {}});
     return kinds_.back();
   }
 
   const HybridJob& job_;
+  const bool sums_apart_;  ///< experts over other ranks
   std::vector<Kind> kinds_;
 };
 
@@ -83,15 +85,24 @@ class Updates {
  public:
   Updates(const HybridJob& job, const sim::CostModel& costs)
       : job_(job), costs_(costs) {
-    const Ranks groups(job);
-    groups_ = {groups.of_replicas(),
-               groups.of_experts(),
-               groups.of_tp(),
-               {0, groups.at_stage(job.pp - 1)}};
     std::vector<int> world(static_cast<std::size_t>(job.ranks()));
     std::iota(world.begin(), world.end(), 0);
     norm_s_ = costs.collective(CommOp::kAllReduce, 16, world).seconds;
   }
+
+  /// The next updates are of this rank of the pipeline.
+  void go_to(int pp_rank) {
+    const int count = job_.layout.tp * job_.replicas();
+    const int place = place_of(job_, pp_rank, count);
+    if (place == std::exchange(place_, place)) return;
+    const Ranks groups(job_, pp_rank);
+    groups_ = {groups.of_replicas(),
+               groups.of_experts(),
+               groups.of_tp(),
+               {0, groups.at_stage(job_.pp - 1)}};
+    known_.clear();
+  }
+  int place() const { return place_; }
 
   RankUpdate of(const std::vector<SentBucket>& buckets) {
     const bool is_sharded = job_.zero_stage == 1;
@@ -112,8 +123,10 @@ class Updates {
       if (is_sharded) {
         own /= ranks;
         issues += 3;
-        times.sums +=
-            pack(bytes) + message(same, CommOp::kReduceScatter, bytes);
+        // A rank alone copies
+        times.sums += pack(bytes) +
+                      (ranks > 1 ? message(same, CommOp::kReduceScatter, bytes)
+                                 : kernel("copy", 2 * bytes));
         times.gathers +=
             message(same, CommOp::kAllGather, bucket.elements * element);
         update(own);
@@ -166,6 +179,7 @@ class Updates {
   const sim::CostModel& costs_;
   std::array<std::vector<int>, kNumGroups> groups_;
   double norm_s_ = 0;
+  int place_ = -1;  ///< of groups_
   std::map<std::tuple<Group, CommOp, double>, double> known_;
 };
 
@@ -203,7 +217,10 @@ const std::vector<RankUpdate>& rank_updates(const HybridJob& job,
   if (!is_new) return all;
   Updates updates(job, costs);
   for (int rank = 0; rank < job.pp; ++rank) {
-    const bool is_like = rank > 0 && has_stages_of(job, runs, rank, rank - 1);
+    const int place = updates.place();
+    updates.go_to(rank);
+    const bool is_like = updates.place() == place && rank > 0 &&
+                         has_stages_of(job, runs, rank, rank - 1);
     all.push_back(is_like ? all.back()
                           : updates.of(buckets_of(job, runs, rank)));
   }

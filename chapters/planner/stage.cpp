@@ -267,12 +267,13 @@ class SplitBackward {
 };
 
 void split_backward(Stage& stage, StageRun& run) {
-  Alone weights;
+  Alone input, weights;
   {
     Watch watch;
     SplitBackward split(stage);
     watch.peak();
-    run.backward_input_s = alone([&] { split.input(); }).s;
+    input = alone([&] { split.input(); });
+    run.backward_input_s = input.s;
     run.backward_input_peak = watch.peak();
     run.kept_for_weights_bytes = watch.kept().activations;
     weights = alone([&] { split.weights(); });
@@ -290,12 +291,15 @@ void split_backward(Stage& stage, StageRun& run) {
   for (const Tensor& each : stage.parameters()) each.clear_grad();
   SplitBackward split(stage);
   const Watch watch;
-  split.input();
+  const Alone first_input = alone([&] { split.input(); });
+  run.first_backward_input_s = first_input.s;
+  run.first_backward_input_ahead =
+      first_ahead(run.backward_input_ahead, input, first_input);
   run.input_gradients = watch.kept().gradients;
-  const Alone first = alone([&] { split.weights(); });
-  run.first_backward_weight_s = first.s;
+  const Alone first_weights = alone([&] { split.weights(); });
+  run.first_backward_weight_s = first_weights.s;
   run.first_backward_weight_ahead =
-      first_ahead(run.backward_weight_ahead, weights, first);
+      first_ahead(run.backward_weight_ahead, weights, first_weights);
 }
 
 StageRun run_rank(const Place& at, const hybrid::RankLayers& layers,

@@ -166,8 +166,8 @@ struct StageRun {
   /// A backward in two parts (zero bubble), where the layout asks for it: the
   /// gradient of the input, and of the weights.
   double backward_input_s = 0, backward_weight_s = 0;
-  double first_backward_weight_s = 0;
-  Ahead backward_input_ahead, backward_weight_ahead,
+  double first_backward_input_s = 0, first_backward_weight_s = 0;
+  Ahead backward_input_ahead, backward_weight_ahead, first_backward_input_ahead,
       first_backward_weight_ahead;
   /// Activations that wait for backward, the stage's input included; between the
   /// two parts of a backward.

@@ -168,6 +168,8 @@ double least_stage_seconds(const HybridJob& job, bool blocks_alone) {
   double most = 0;
   for (std::size_t rank = 0; rank < pp; ++rank) {
     double each = 0, added = 0;
+    const sim::Cluster& cluster =
+        cluster_from(job.cluster, job, static_cast<int>(rank));
     for (std::size_t i = rank; i < job.blocks.size(); i += pp) {
       StageParts parts = {job.blocks[i]};
       if (!blocks_alone) {
@@ -177,17 +179,19 @@ double least_stage_seconds(const HybridJob& job, bool blocks_alone) {
       } else if (parts.blocks == 0) {
         continue;
       }
-      const StageRun run =
-          composed_stage(job.cluster, job.sizes, layout, parts);
+      const StageRun run = composed_stage(cluster, job.sizes, layout, parts);
       each += run.forward_ahead.device_s +
               (job.is_zero_bubble ? run.backward_input_ahead.device_s +
                                         run.backward_weight_ahead.device_s
                                   : run.backward_ahead.device_s);
       // A first gradient is added to no other
-      added += job.is_zero_bubble ? run.backward_weight_ahead.device_s -
-                                        run.first_backward_weight_ahead.device_s
-                                  : run.backward_ahead.device_s -
-                                        run.first_backward_ahead.device_s;
+      added +=
+          job.is_zero_bubble
+              ? run.backward_input_ahead.device_s -
+                    run.first_backward_input_ahead.device_s +
+                    run.backward_weight_ahead.device_s -
+                    run.first_backward_weight_ahead.device_s
+              : run.backward_ahead.device_s - run.first_backward_ahead.device_s;
     }
     most =
         std::max(most, static_cast<double>(job.micro_batches) * each - added);

@@ -1,7 +1,11 @@
 #include "chapters/planner/step_parts.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
+#include <string>
+#include <tuple>
 
 #include "chapters/common/models/block.h"
 #include "chapters/planner/on_shapes.h"
@@ -67,6 +71,48 @@ std::vector<std::int64_t> balanced_blocks(std::int64_t layers, int stages) {
   return blocks;
 }
 
+int place_of(const HybridJob& job, int pp_rank, int count) {
+  const sim::Cluster& cluster = job.cluster;
+  const int devices = cluster.devices_per_node;
+  const int own = Ranks(job).at_stage(pp_rank) % devices;
+  if (own == 0 || devices % count != 0) return own;
+  const auto links_from = [&](int place) {
+    std::vector<std::array<int, 3>> links;
+    for (const sim::MeshLink& each : cluster.mesh) {
+      const int a = std::min(each.a, each.b) - place;
+      const int b = std::max(each.a, each.b) - place;
+      if (a >= 0 && b < count) links.push_back({a, b, each.count});
+    }
+    std::sort(links.begin(), links.end());
+    return links;
+  };
+  const auto links = links_from(own);
+  for (int place = 0; place < own; place += count) {
+    if (links_from(place) == links) return place;
+  }
+  return own;
+}
+
+const sim::Cluster& cluster_from(const sim::Cluster& cluster,
+                                 const HybridJob& job, int pp_rank) {
+  if (cluster.mesh.empty()) return cluster;
+  const StageLayout& layout = job.layout;
+  const int place = place_of(job, pp_rank, layout.tp * layout.cp * layout.ep);
+  if (place == 0) return cluster;
+  static std::map<std::tuple<std::string, double, int>, sim::Cluster> known;
+  const auto [found, is_new] = known.try_emplace(
+      {cluster.name, cluster.device.sustained, place}, cluster);
+  sim::Cluster& moved = found->second;
+  if (!is_new) return moved;
+  moved.name += " from device " + std::to_string(place);
+  const int devices = cluster.devices_per_node;
+  for (sim::MeshLink& each : moved.mesh) {
+    each.a = (each.a - place + devices) % devices;
+    each.b = (each.b - place + devices) % devices;
+  }
+  return moved;
+}
+
 std::vector<StageRun> runs_of(const HybridJob& job) {
   sim::Cluster cluster = job.cluster;
   StageLayout layout = job.layout;
@@ -76,17 +122,22 @@ std::vector<StageRun> runs_of(const HybridJob& job) {
     cluster.intra_node.bytes_per_s *= layout.tp;
     cluster.intra_node.reduction_bytes_per_s *= layout.tp;
   }
-  const auto run_of = [&](const StageParts& parts) -> StageRun {
+  const auto run_of = [&](const sim::Cluster& from,
+                          const StageParts& parts) -> StageRun {
     if (!job.composes_stages) {
-      return known_stage(cluster, job.sizes, layout, parts);
+      return known_stage(from, job.sizes, layout, parts);
     }
-    return composed_stage(cluster, job.sizes, layout, parts);
+    return composed_stage(from, job.sizes, layout, parts);
   };
   const std::vector<StageParts> stages = stages_of(job);
   std::vector<StageRun> runs;
+  const sim::Cluster* before = nullptr;
   for (std::size_t i = 0; i < stages.size(); ++i) {
-    const bool is_known = i > 0 && stages[i] == stages[i - 1];
-    runs.push_back(is_known ? runs.back() : run_of(stages[i]));
+    const sim::Cluster* const from =
+        &cluster_from(cluster, job, static_cast<int>(i) % job.pp);
+    const bool is_known = from == before && stages[i] == stages[i - 1];
+    runs.push_back(is_known ? runs.back() : run_of(*from, stages[i]));
+    before = from;
   }
   return runs;
 }

@@ -17,11 +17,13 @@ namespace shardbook::planner {
 /// Ranks in Megatron-LM's order: tensor, context, data, pipeline.
 class Ranks {
  public:
-  explicit Ranks(const HybridJob& job)
+  /// Groups are those of the first rank of this rank of the pipeline.
+  explicit Ranks(const HybridJob& job, int pp_rank = 0)
       : tp_(job.layout.tp),
         cp_(job.layout.cp),
         ep_(job.layout.ep),
         replicas_(job.replicas()),
+        first_(at_stage(pp_rank)),
         is_own_(job.sizes.has_own_experts()) {}
   std::vector<int> of_tp() const { return every(1, tp_); }
   /// The ranks with the same parameters.
@@ -43,15 +45,23 @@ class Ranks {
   int at_stage(int stage) const { return stage * tp_ * replicas_; }
 
  private:
-  static std::vector<int> every(int stride, int count) {
+  std::vector<int> every(int stride, int count) const {
     std::vector<int> ranks;
-    for (int i = 0; i < count; ++i) ranks.push_back(i * stride);
+    for (int i = 0; i < count; ++i) ranks.push_back(first_ + i * stride);
     return ranks;
   }
 
-  int tp_, cp_, ep_, replicas_;
+  int tp_, cp_, ep_, replicas_, first_;
   bool is_own_;
 };
+
+/// The place in a node from which `count` devices have the same links, and leave the
+/// node at the same ones, as from a rank of the pipeline on; the first such place.
+int place_of(const HybridJob& job, int pp_rank, int count);
+/// The cluster as layers at a rank of the pipeline see it: a mesh of links is numbered
+/// from the rank's first device.
+const sim::Cluster& cluster_from(const sim::Cluster& cluster,
+                                 const HybridJob& job, int pp_rank);
 
 /// All stages in order, including those of all chunks.
 std::vector<StageRun> runs_of(const HybridJob& job);

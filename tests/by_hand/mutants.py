@@ -126,6 +126,8 @@ sharded("zero/zero.cpp", "group.shard.dtype() == DType::kF16;",
 sharded("zero/zero.cpp",
         "sum_over_ranks(group_, sum_of_squares(), \"norm\")) /\n         loss_scale_;",
         "sum_over_ranks(group_, sum_of_squares(), \"norm\"));", "ZeroOptions.*")
+sharded("zero/zero.cpp", "part.shard_begin != end", "part.shard_begin < end",
+        "ZeroOptions.Neighbours*")
 sharded("zero/zero12.cpp", "options_.round_robin_gradients);", "false);",
         "ZeroOptions.*")
 sharded("zero/zero12.cpp", "flat_layout(group.numels, group_.size(), options_.alignment,",

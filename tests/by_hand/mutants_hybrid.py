@@ -72,7 +72,7 @@ hybrid("update.cpp", "(!kind.is_replicated || groups_.tp.rank() == 0)", "true",
 hybrid("update.cpp", "(kind.tied == nullptr || kind.tied->rank() == 0)", "true",
        NORM)
 hybrid("hybrid_zero_strategy.cpp",
-       "groups_.tp.rank() == 0 || !layers_.is_whole(each.name)", "true",
+       "groups_.tp.rank() == 0 ? whole : 0", "whole",
        "HybridExperts.*Zero2")
 
 # --- 14: factors -------------------------------------------------------------------

@@ -305,6 +305,14 @@ plans("pipeline_time.cpp", "rank.host_s += each.ahead.host_s;", "", "RandomPlans
 plans("pipeline_time.cpp",
       "ranks_[rank].host_s = ranks_[rank].device_s;  // it reads the loss", "",
       "RandomPlans.*")
+plans("pipeline_time.cpp", "b == 0 ? times.first_input", "b < 0 ? times.first_input",
+      "RandomPlans.*")
+plans("pipeline_time.cpp", "rings / all", "0 * rings / all", "RandomPlans.*")
+plans("rank_update.cpp", "sums_apart_(job.layout.ep > 1 || job.layout.tp > 1)",
+      "sums_apart_(true)", "RandomPlans.*")
+plans("rank_update.cpp", ": kernel(\"copy\", 2 * bytes)", ": 0.0", "RandomPlans.*")
+plans("step_parts.cpp", "if (place == 0) return cluster;", "return cluster;",
+      "RandomPlans.*")
 plans("zero_run.cpp", "times * (of_more - of_few)", "(of_more - of_few)",
       "RandomPlans.*")
 plans("composed_stage.cpp", "further * (*both[i] - *sums[i])",

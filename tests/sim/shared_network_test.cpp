@@ -190,6 +190,24 @@ TEST(SharedNetwork, FoldedRanksTakeTheTimeOfAll) {
 
 // --- Worlds ------------------------------------------------------------------
 
+// Rank 0 sends when the network has moved on to the end of another message.
+TEST(SharedNetwork, ALateMessageHasSharedItsNicWithItsClass) {
+  auto options = plain_world("sim", two_per_nic(3));
+  options.fold_class = [](int rank) { return rank / 4 * 4; };
+  const auto ranks = timelines(12, options, [](ProcessGroup& world) {
+    const Tensor x = Tensor::empty({250000}), large = Tensor::empty({2500000});
+    if (world.rank() == 8) world.send(large, 4).wait();
+    if (world.rank() == 4) world.recv(large, 8).wait();
+    world.exchange("");
+    if (world.rank() == 0) world.send(x, 8).wait();
+    if (world.rank() == 8) world.recv(x, 0).wait();
+  });
+  const TimelineEvent& late = find_event(ranks.at(0), "send");
+  ASSERT_LT(late.end_s, find_event(ranks.at(8), "send").end_s);
+  const double price = options.cost->message(1e6, 0, 8).seconds;
+  EXPECT_NEAR(duration_s(late), price, 1e-9 * price);
+}
+
 TEST(SharedNetwork, RepeatedWorkTakesAsLongAsAllOfIt) {
   const auto options = plain_world("sim", two_per_nic(4));
   const auto step_s = [&](bool repeats) {

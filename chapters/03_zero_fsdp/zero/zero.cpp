@@ -175,6 +175,35 @@ double ZeroOptimizer::sum_of_squares() const {
   return total;
 }
 
+std::array<double, 2> ZeroOptimizer::sums_of_squares(
+    const std::function<bool(const std::string& name)>& is_second) const {
+  std::array<double, 2> sums = {0, 0};
+  for (const ShardGroup& group : groups_) {
+    if (!group.is_trained) continue;
+    std::int64_t begin = 0, end = 0;
+    std::size_t which = 0;
+    const auto add = [&] {
+      if (begin == end) return;
+      sums[which] +=
+          shardbook::sum_of_squares(group.grad.flat_view(begin, {end - begin}));
+    };
+    for (const OwnedPart& part : group.parts) {
+      if (part.owner != group_.rank() || part.numel == 0) continue;
+      const NamedTensor& parameter =
+          group.parameters[static_cast<std::size_t>(part.parameter)];
+      const std::size_t own = is_second(parameter.name) ? 1 : 0;
+      if (own != which || part.shard_begin != end) {
+        add();
+        begin = part.shard_begin;
+        which = own;
+      }
+      end = part.shard_begin + part.numel;
+    }
+    add();
+  }
+  return sums;
+}
+
 void ZeroOptimizer::check_usable(const char* what) const {
   SB_CHECK(!has_failed_backward_, "zero: ", what,
            " after a backward that failed: gradients hold a part of it; call "

@@ -38,6 +38,7 @@
 // Trillion Parameter Models"; Ren et al. 2021, "ZeRO-Offload". The names of
 // options are DeepSpeed's.
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -82,6 +83,10 @@ class ZeroOptimizer {
   std::vector<NamedTensor> own_gradients();
   /// The sum of their squares, in one operation per dtype.
   double sum_of_squares() const;
+  /// Two sums: of the parameters for which `is_second` is false, and true. Next to
+  /// each other in the shard, those of one sum need one operation.
+  std::array<double, 2> sums_of_squares(
+      const std::function<bool(const std::string& name)>& is_second) const;
   /// The same as step(), given the norm, already divided by the loss scale.
   double step(double norm);
   /// Drops the gradients of the step, or of a failed backward.

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include "tests/chapters/03_zero_fsdp/zero_support.h"
 
@@ -153,6 +155,46 @@ Values gradient_of(const ZeroOptions& options, const std::vector<int>& micros) {
     }
     return all;
   })[0];
+}
+
+struct CountOps : Observer {
+  void on_op_begin(const OpEvent&) override { ++count; }
+  int count = 0;
+};
+
+// Of one kind; of two kinds, which alternate; and of those that are not next to each
+// other in memory.
+TEST(ZeroOptions, NeighboursInAShardAreSquaredInOneOperation) {
+  const auto is_bias = [](const std::string& name) {
+    return name.ends_with(".bias");
+  };
+  for (const bool round_robin : {false, true}) {
+    ZeroOptions options = stage(2);
+    options.round_robin_gradients = round_robin;
+    on_ranks(2, [&](ProcessGroup& world) {
+      const Training run;
+      Sequential model = make_mlp(run.dtype);
+      const auto zero = make_zero(model, world, options, "sgd", {});
+      const Samples mine = samples_of(run, 0, 0, world);
+      backward_of((*zero)(mine.x), mine, 1);
+      std::array<double, 2> expected = {0, 0};
+      for (const NamedTensor& each : zero->own_gradients()) {
+        expected[is_bias(each.name) ? 1 : 0] += sum_of_squares(each.tensor);
+      }
+      const auto sums = zero->sums_of_squares(is_bias);
+      EXPECT_NEAR(sums[0], expected[0], 1e-12 * expected[0]);
+      EXPECT_NEAR(sums[1], expected[1], 1e-12 * expected[1]);
+      EXPECT_GT(expected[0], 0);
+      const auto ops = std::make_shared<CountOps>();
+      RankContext::current().add_observer(ops);
+      const double all =
+          zero->sums_of_squares([](const std::string&) { return false; })[0];
+      RankContext::current().remove_observer(ops);
+      EXPECT_NEAR(all, expected[0] + expected[1], 1e-12 * all);
+      EXPECT_TRUE(round_robin || ops->count == 1) << ops->count;
+      return 0;
+    });
+  }
 }
 
 // Each micro-step's sum over ranks is rounded to 16 bits, as it travels so; the

@@ -128,17 +128,25 @@ void print_worst(const char* what, std::vector<Misfit> all, double limit) {
 }
 
 /// Further plans that always run. Outside are, without
-///   221       a received gradient that is freed when used
-///   313, 483  gradients and sets between the two halves of a backward
-///   432, 606  a host that falls behind only after several blocks
-///   621       unlike hops of a ring, with ZeRO-2
-///   746       a full bucket in the shorter run
-///   787       dropout and losses that are cut over cp
-///   899       the host's part in messages between stages
-constexpr int kTelling[] = {221, 313, 432, 483, 606, 621, 746, 787, 899};
+///   221         a received gradient that is freed when used
+///   313, 483    gradients and sets between the two halves of a backward
+///   339, 3114   messages and rings that share the network
+///   368         a first backward of zero bubble that adds to no gradients
+///   432, 606    a host that falls behind only after several blocks
+///   621         unlike hops of a ring, with ZeRO-2
+///   746         a full bucket in the shorter run
+///   787         dropout and losses that are cut over cp
+///   899         the host's part in messages between stages
+///   2040        a rank alone that copies its shard
+///   2189        a norm that takes equally long on all ranks of ZeRO-2
+///   2635        experts in the buckets of other parameters
+///   2676        late messages that share a NIC
+///   3044        other links of a mesh on other ranks of the pipeline
+constexpr int kTelling[] = {221, 313, 339,  368,  432,  483,  606,  621, 746,
+                            787, 899, 2040, 2189, 2635, 2676, 3044, 3114};
 
 TEST(RandomPlans, AreAsTheHybridChapterRuns) {
-  constexpr double kTime = 0.06, kMemory = 0.02;
+  constexpr double kTime = 0.04, kMemory = 0.01;
   const int first = number_from("SHARDBOOK_PLAN_FIRST", 0);
   std::vector<int> plans(static_cast<std::size_t>(
       number_from("SHARDBOOK_PLAN_DRAWS", kSanitized ? 2 : 100)));
