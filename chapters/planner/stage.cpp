@@ -362,7 +362,9 @@ sim::Cluster with_expert_traffic(sim::Cluster cluster,
                                  const StageLayout& layout) {
   const int nodes = layout.ep / cluster.devices_per_node;
   if (!layout.sends_once_per_node || nodes <= 1) return cluster;
-  const auto k = static_cast<double>(sizes.experts_per_token);
+  const auto k = static_cast<double>(sizes.has_own_experts()
+                                         ? sizes.model->llama.experts_per_token
+                                         : sizes.experts_per_token);
   const double other = 1.0 / nodes;  // chance of an expert on a given node
   const double copies = k * other, once = 1 - std::pow(1 - other, k);
   cluster.network.bytes_per_s *= copies / once;

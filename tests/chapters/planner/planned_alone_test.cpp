@@ -150,6 +150,23 @@ TEST(PlannedAlone, BlocksKeepWhatTheirRowsSay) {
   }
 }
 
+// Of a token's 8 experts, 4 are on each of two nodes; none is on the other one with
+// a chance of 1 in 256
+TEST(PlannedAlone, ATokenMayTravelOncePerNode) {
+  const PlanRequest request =
+      request_of(R"({"model_type": "deepseek_v3"})", "dgx-h100", 16, 64, 4096);
+  Plan plan = plan_of(request, 1, 1, 1, 1);
+  plan.setup.ep = 16;
+  HybridJob job = job_of(request, plan);
+  const auto messages = [&] {
+    const StageRun run = run_blocks(job, 1);
+    return run.forward_s + run.backward_s - run.busy_s;
+  };
+  const double for_each = messages();
+  job.layout.sends_once_per_node = true;
+  EXPECT_NEAR(messages() / for_each, 255.0 / 256 / 4, 0.02);
+}
+
 TEST(PlannedAlone, StagesOfBothKindsAreComposed) {
   const PlanRequest request = request_of(kSmall, "dgx-h100", 8, 64, 2048);
   for (const char* recompute : {"never", "blocks"}) {
