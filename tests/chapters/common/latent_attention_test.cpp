@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -131,6 +132,60 @@ TEST(LatentAttention, KeepsWhatItsRowsSay) {
                                 y.bytes()) +
                 static_cast<double>(x.bytes()),
             8 * static_cast<double>(rows) * kept);
+}
+
+// z = norm_2(y): y + mlp(z) + (silu(z gate) * (z up)) down
+TEST(SharedExpert, IsAddedToTheChosenOnes) {
+  const ModelConfig config = small_deepseek();
+  GptBlock block("model.layers.1", config, f64_init());
+  const Tensor x = noise({kBatch, kTokens, config.n_embd}, 1, -1, 1, kOfF64);
+  std::map<std::string, Tensor> weight;
+  for (const NamedTensor& each : block.named_parameters()) {
+    weight[each.name] = each.tensor;
+  }
+  const Tensor y = add(x, block.attn(block.ln_1(x)));
+  const Tensor z = block.ln_2(y);
+  const std::string name = "mlp.shared_experts.";
+  const Tensor up = linear(z, weight.at(name + "gate_up_proj.weight"));
+  EXPECT_EQ(up.size(2), 2 * 32);
+  const Tensor gate = columns(up, 0, 32);
+  const Tensor shared =
+      linear(mul(mul(gate, sigmoid(gate)), columns(up, 32, 32)),
+             weight.at(name + "down_proj.weight"));
+  expect_close(block(x), add(add(y, block.mlp(z)), shared), 1e-12);
+  // The first block has none
+  EXPECT_FALSE(
+      GptBlock("model.layers.0", config, f64_init()).shared_expert.has_value());
+}
+
+// On shapes, where experts are chosen evenly
+TEST(LatentAttention, BlocksComputeWhatTheirRowsSay) {
+  const ModelConfig config = small_deepseek();
+  RankContext context(Device::meta());
+  const RankContext::Scope scope(context);
+  constexpr std::int64_t kSeq = 8;
+  for (const std::int64_t index : {0, 1}) {
+    GptBlock block("model.layers." + std::to_string(index), config, f64_init());
+    const Tensor x =
+        Tensor::empty({kBatch, kSeq, config.n_embd}, {DType::kF64, Device()})
+            .set_requires_grad();
+    const auto seen = std::make_shared<SeenOps>();
+    context.add_observer(seen);
+    const Tensor y = block(x);
+    const auto products = [&] {
+      return seen->flops_of("linear") + seen->flops_of("matmul") +
+             seen->flops_of("attention");
+    };
+    double forward = 0, backward = 0;
+    for (const BlockPart& part : block_table(config, index).parts()) {
+      forward += kBatch * kSeq * part.operations(kSeq);
+      backward += kBatch * kSeq * part.backward_operations(kSeq);
+    }
+    EXPECT_EQ(products(), forward);
+    sum(y).backward();
+    EXPECT_EQ(products(), forward + backward);
+    context.remove_observer(seen);
+  }
 }
 
 }  // namespace
