@@ -115,12 +115,14 @@ StageRun both_kinds(BlockKind& dense, std::int64_t in_front, BlockKind& others,
   const StageRun front = dense.stage(in_front);
   const auto blocks = static_cast<double>(in_front),
              ended = static_cast<double>(behind);
+  Held later = run.backward_input_peak;
   dense.add_to(run, blocks);
   run.first_backward_peaks.blocks.activations += blocks * dense.kept();
   Held first = front.first_backward_peaks.blocks;
   first.gradients += ended * others.gradients();
   set_fuller(run.first_backward_peaks.blocks, first);
-  run.backward_input_peak.activations += blocks * dense.kept();
+  later.activations += blocks * dense.kept();
+  run.backward_input_peak = later;
   first = front.backward_input_peak;
   first.activations += ended * others.kept_for_weights();
   set_fuller(run.backward_input_peak, first);
